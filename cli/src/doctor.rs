@@ -1,0 +1,224 @@
+//! `vprof doctor`: what this machine can do, and what `run` will therefore use.
+
+use std::io::Write;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use vmm::KvmError;
+use vmm::probe::RingSpeeds;
+
+use crate::args::{DoctorArgs, HostChoice};
+use crate::errors::{Error, ExitCode};
+use crate::portable::bundle::HOW_TO_BUILD;
+use crate::render::Style;
+use crate::report::stdout_error;
+use crate::run::host::{Host, Kvm, Portable, choose};
+
+/// One finding.
+struct Line {
+    what: &'static str,
+    state: State,
+    found: String,
+    /// What it means or what to do.
+    note: Option<String>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    Yes,
+    No,
+    Unknown,
+}
+
+impl State {
+    fn of(yes: bool) -> Self {
+        if yes { Self::Yes } else { Self::No }
+    }
+
+    fn mark(self) -> &'static str {
+        match self {
+            Self::Yes => "yes",
+            Self::No => "no",
+            Self::Unknown => "-",
+        }
+    }
+}
+
+/// Runs the command. Exit code 4 where no host can be used.
+pub fn command(args: &DoctorArgs) -> Result<ExitCode, Error> {
+    let kvm = Kvm::look();
+    let portable = Portable::look(args.portable_host.as_deref());
+    let chosen = choose(HostChoice::Auto, args.portable_host.as_deref(), Duration::ZERO);
+    let mut out = std::io::stdout().lock();
+    if args.json {
+        let value = to_json(&kvm, &portable, &chosen);
+        writeln!(out, "{value:#}").map_err(stdout_error)?;
+    } else {
+        let style = Style::for_stream(std::io::IsTerminal::is_terminal(&out));
+        for line in kvm_lines(&kvm).into_iter().chain(portable_lines(&portable)) {
+            write_line(&mut out, style, &line).map_err(stdout_error)?;
+        }
+        let verdict = match &chosen {
+            Ok(chosen) => format!("`vprof run` uses the host `{}`: {}.", chosen.name(), chosen.why),
+            Err(error) => format!("`vprof run` can't run guests here: {error}."),
+        };
+        writeln!(out, "\n{}", style.bold(&verdict)).map_err(stdout_error)?;
+        if matches!(&chosen, Ok(c) if matches!(c.host, Host::Portable(_))) {
+            writeln!(
+                out,
+                "Times measured in the portable host are those of an emulated machine; shares between \
+                           processes still tell."
+            )
+            .map_err(stdout_error)?;
+        }
+    }
+    Ok(if chosen.is_ok() { ExitCode::Done } else { ExitCode::NoHypervisor })
+}
+
+fn write_line(out: &mut impl Write, style: Style, line: &Line) -> std::io::Result<()> {
+    let mark = format!("{:>4}", line.state.mark());
+    let mark = if line.state == State::No { style.bold(&mark) } else { mark };
+    let text = format!("{:<28}{}", line.what, line.found);
+    writeln!(out, "{mark}  {}", text.trim_end())?;
+    match &line.note {
+        Some(note) => writeln!(out, "      {note}"),
+        None => Ok(()),
+    }
+}
+
+fn kvm_lines(kvm: &Kvm) -> Vec<Line> {
+    let mut lines = Vec::new();
+    let mut add = |what, state, found: String, note| lines.push(Line { what, state, found, note });
+    let (present, permitted) = presence(kvm);
+    add("/dev/kvm present", State::of(present), String::new(), None);
+    add(
+        "/dev/kvm permitted",
+        if present { State::of(permitted) } else { State::Unknown },
+        String::new(),
+        kvm.state.as_ref().err().map(ToString::to_string),
+    );
+    let Ok(capabilities) = &kvm.state else { return lines };
+    let explained = match kvm.kind {
+        "vmx" => "vmx (Intel VT-x)",
+        "svm" => "svm (AMD-V)",
+        "pvm" => "pvm (no processor support; kernel code is emulated)",
+        other => other,
+    };
+    add("kind", State::Yes, explained.to_owned(), None);
+    let (state, found, note) = match &kvm.native {
+        Some(Ok(speeds)) if speeds.native() => (State::Yes, speed(speeds), None),
+        Some(Ok(speeds)) => (
+            State::No,
+            speed(speeds),
+            Some("kernel code is emulated here, far too slowly to boot a guest".to_owned()),
+        ),
+        Some(Err(reason)) => (State::No, String::new(), Some(reason.clone())),
+        None => (State::Unknown, String::new(), None),
+    };
+    add("64-bit kernel code native", state, found, note);
+    add(
+        "registers in run page",
+        State::of(capabilities.registers_in_run_page()),
+        format!("KVM_CAP_SYNC_REGS = {:#x}", capabilities.sync_regs),
+        (!capabilities.registers_in_run_page())
+            .then(|| "samples cost more: registers are read by system calls".to_owned()),
+    );
+    add(
+        "statistics descriptor",
+        State::of(capabilities.stats_fd),
+        "KVM_CAP_BINARY_STATS_FD".to_owned(),
+        None,
+    );
+    add("vCPUs", State::Yes, format!("up to {} of one guest", capabilities.max_vcpus), None);
+    lines
+}
+
+/// The self-test's result: how fast kernel code runs, against user code.
+fn speed(speeds: &RingSpeeds) -> String {
+    let factor = speeds.ring3_per_s / speeds.ring0_per_s;
+    if factor > 1.5 {
+        format!("{factor:.0} times slower than user code")
+    } else {
+        "as fast as user code".to_owned()
+    }
+}
+
+fn presence(kvm: &Kvm) -> (bool, bool) {
+    match &kvm.state {
+        Ok(_) => (true, true),
+        Err(KvmError::Missing) => (false, false),
+        Err(KvmError::Denied) => (true, false),
+        Err(_) => (true, true),
+    }
+}
+
+fn portable_lines(portable: &Portable) -> Vec<Line> {
+    let qemu = match &portable.qemu {
+        Some(qemu) => Line {
+            what: "QEMU",
+            state: State::Yes,
+            found: format!("{} {}", qemu.version, crate::errors::Shown(&qemu.path)),
+            note: None,
+        },
+        None => Line {
+            what: "QEMU",
+            state: State::No,
+            found: String::new(),
+            note: Some("for the portable host: `sudo apt install qemu-system-x86`".to_owned()),
+        },
+    };
+    let bundle = match &portable.bundle {
+        Ok(bundle) => Line {
+            what: "portable host",
+            state: State::Yes,
+            found: crate::errors::Shown(&bundle.directory).to_string(),
+            note: None,
+        },
+        Err(not_found) => Line {
+            what: "portable host",
+            state: State::No,
+            found: String::new(),
+            note: Some(format!("looked in {}; build it with `{HOW_TO_BUILD}`", not_found.places())),
+        },
+    };
+    vec![qemu, bundle]
+}
+
+fn to_json(
+    kvm: &Kvm,
+    portable: &Portable,
+    chosen: &Result<crate::run::host::Chosen, crate::run::host::HostError>,
+) -> Value {
+    let (present, permitted) = presence(kvm);
+    let capabilities = kvm.state.as_ref().ok();
+    let speeds = kvm.native.as_ref().and_then(|s| s.as_ref().ok());
+    json!({
+        "kvm": {
+            "present": present,
+            "permitted": permitted,
+            "kind": present.then_some(kvm.kind),
+            "ring0_native": speeds.map(|s| s.native()),
+            "ring0_per_s": speeds.map(|s| s.ring0_per_s),
+            "ring3_per_s": speeds.map(|s| s.ring3_per_s),
+            "sync_regs": capabilities.map(|c| c.sync_regs),
+            "stats_fd": capabilities.map(|c| c.stats_fd),
+            "max_vcpus": capabilities.map(|c| c.max_vcpus),
+            "usable": kvm.usable().is_ok(),
+            "reason": match kvm.usable() { Ok(why) | Err(why) => why },
+        },
+        "portable": {
+            "qemu": portable.qemu.as_ref().map(|q| q.version.clone()),
+            "qemu_path": portable.qemu.as_ref().map(|q| q.path.to_string_lossy().into_owned()),
+            "bundle": portable.bundle.as_ref().ok().map(|b| b.directory.to_string_lossy().into_owned()),
+            "looked_in": match &portable.bundle {
+                Ok(_) => Vec::new(),
+                Err(not_found) => not_found.looked.iter().map(|p| p.to_string_lossy().into_owned()).collect(),
+            },
+            "usable": portable.usable().is_ok(),
+            "reason": portable.usable().err(),
+        },
+        "host": chosen.as_ref().ok().map(crate::run::host::Chosen::name),
+        "reason": match chosen { Ok(chosen) => chosen.why.clone(), Err(error) => error.to_string() },
+    })
+}

@@ -1,0 +1,166 @@
+//! What can go wrong, as a person reads it, and the exit code that goes with it.
+//!
+//! Each part of the program has an error enum of its own whose messages are whole sentences: what was wrong, where,
+//! and what to do. [`Error`] joins them and maps them to exit codes.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use sampler::profile::{CreateError, ProfileError, QueryError};
+use sampler::report::ReportError;
+
+use crate::image::ImageError;
+use crate::portable::PortableError;
+use crate::run::host::HostError;
+
+/// How `vprof` ends, as documented in its help.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ExitCode {
+    /// Done.
+    Done,
+    /// Failed.
+    Failed,
+    /// The command line was wrong.
+    Usage,
+    /// No hypervisor can be used here.
+    NoHypervisor,
+    /// The guest's command ended with this code.
+    Guest(u8),
+}
+
+impl ExitCode {
+    /// The number for `exit(2)`.
+    pub fn number(self) -> u8 {
+        match self {
+            Self::Done => 0,
+            Self::Failed => 1,
+            Self::Usage => 2,
+            Self::NoHypervisor => 4,
+            Self::Guest(code) => code,
+        }
+    }
+}
+
+/// Any failure of a command.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The command line was wrong in a way that only its use shows.
+    #[error("{0}")]
+    Usage(String),
+    /// An image, kernel or initrd can't be used.
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    /// No host for the guest.
+    #[error(transparent)]
+    Host(#[from] HostError),
+    /// The portable host failed.
+    #[error(transparent)]
+    Portable(#[from] PortableError),
+    /// The profile can't be read.
+    #[error(transparent)]
+    Profile(#[from] ProfileError),
+    /// The profile has no such part.
+    #[error(transparent)]
+    Report(#[from] ReportError),
+    /// The profile can't be created.
+    #[error(transparent)]
+    Create(#[from] CreateError),
+    /// A query has no answer.
+    #[error(transparent)]
+    Query(#[from] QueryError),
+    /// The run was ended before there was anything to profile.
+    #[error("stopped before the guest ran: there is no profile")]
+    Stopped,
+    /// The run was given up at the user's second request.
+    #[error("given up; the profile has what was recorded so far")]
+    Interrupted,
+    /// The output stands in the way.
+    #[error(
+        "{} exists already: give another name with -o, or --force to replace it",
+        Shown(.0)
+    )]
+    OutputExists(PathBuf),
+    /// An existing output is not a profile and is left alone.
+    #[error("{} exists and is not a profile: --force replaces profiles only", Shown(.0))]
+    OutputForeign(PathBuf),
+    /// The machine could not start.
+    #[error("the machine could not start: {0}")]
+    Start(#[from] vmm::StartError),
+    /// A thread of the machine hangs.
+    #[error("the machine did not end: {0}")]
+    Hang(#[from] vmm::WaitError),
+    /// The guest or its processor failed.
+    #[error("the guest failed: {0}")]
+    Guest(String),
+    /// The profile could not be written to its end.
+    #[error("{0}; what was written before can be read")]
+    Sink(String),
+    /// An operation on a file failed.
+    #[error("can't {action} {}: {}", Shown(.path), Reason(.source))]
+    File {
+        /// Like "read" or "create".
+        action: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// An operation on the system failed.
+    #[error("can't {action}: {}", Reason(.source))]
+    System {
+        /// Like "wait for signals".
+        action: &'static str,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+impl Error {
+    /// A failed operation on a file.
+    pub fn file(action: &'static str, path: &Path, source: io::Error) -> Self {
+        Self::File { action, path: path.to_owned(), source }
+    }
+
+    /// The exit code that goes with the error.
+    pub fn exit_code(&self) -> ExitCode {
+        match self {
+            Self::Usage(_) => ExitCode::Usage,
+            Self::Host(error) => error.exit_code(),
+            Self::Portable(error) => error.exit_code(),
+            Self::Start(vmm::StartError::Kvm(_)) => ExitCode::NoHypervisor,
+            _ => ExitCode::Failed,
+        }
+    }
+
+    /// True when standard output was closed by whoever read it, like `head`: no failure worth a message.
+    pub fn is_broken_pipe(&self) -> bool {
+        matches!(self, Self::System { source, .. } if source.kind() == io::ErrorKind::BrokenPipe)
+    }
+}
+
+/// A path in a sentence: control characters are shown as escapes.
+#[derive(Debug)]
+pub struct Shown<'a>(pub &'a Path);
+
+impl fmt::Display for Shown<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&crate::render::escape(&self.0.to_string_lossy()))
+    }
+}
+
+/// The reason of an I/O error in a sentence, without the "(os error 2)" that says nothing to a person.
+#[derive(Debug)]
+pub struct Reason<'a>(pub &'a io::Error);
+
+impl fmt::Display for Reason<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = self.0.to_string();
+        let text = text.split(" (os error").next().unwrap_or(&text);
+        let mut chars = text.chars();
+        match chars.next() {
+            Some(first) => write!(f, "{}{}", first.to_lowercase(), chars.as_str()),
+            None => f.write_str("unknown reason"),
+        }
+    }
+}

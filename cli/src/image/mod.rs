@@ -1,0 +1,320 @@
+//! What `vprof run` is asked to boot: told by content, never by name.
+//!
+//! A disk image brings its own kernel and initrd in `/boot`, which are read straight from its file system; nothing is
+//! mounted. A kernel comes with an initrd from a file. Everything is checked as far as it can be before a machine is
+//! built, so that a wrong file is named instead of ending in a guest that hangs.
+
+pub mod command;
+pub mod cpio;
+mod disk;
+pub mod initrd;
+mod kernel;
+mod sniff;
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use crate::errors::{Reason, Shown};
+use sniff::Content;
+
+/// Files beyond this size are no kernel and no initrd, bytes: they have to fit below 4 GiB beside each other.
+const MAX_FILE: u64 = 2 << 30;
+
+/// Why an image, a kernel or an initrd can't be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ImageError {
+    /// It can't be opened or read.
+    #[error("can't read {what} {}: {}", Shown(.path), Reason(.source))]
+    Read {
+        /// Like "the image".
+        what: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// It is a directory, a socket or the like.
+    #[error("{} is a {found}, not a file: give {wanted}", Shown(.path))]
+    NotAFile {
+        /// The path.
+        path: PathBuf,
+        /// Like "directory".
+        found: &'static str,
+        /// What belongs there.
+        wanted: &'static str,
+    },
+    /// It has no bytes.
+    #[error("{} is empty: give {wanted}", Shown(.path))]
+    Empty {
+        /// The file.
+        path: PathBuf,
+        /// What belongs there.
+        wanted: &'static str,
+    },
+    /// It is cut off.
+    #[error("{} is cut off: {detail}; copy or download it again", Shown(.path))]
+    Truncated {
+        /// The file.
+        path: PathBuf,
+        /// What is missing.
+        detail: String,
+    },
+    /// It is no kernel that can be booted.
+    #[error("{}: {reason}", Shown(.path))]
+    Kernel {
+        /// The file.
+        path: PathBuf,
+        /// Why, and what to do.
+        reason: String,
+    },
+    /// It is something else.
+    #[error("{} is {found}: {advice}", Shown(.path))]
+    Foreign {
+        /// The file.
+        path: PathBuf,
+        /// What it is, like "a qcow2 image".
+        found: String,
+        /// What to do.
+        advice: String,
+    },
+    /// The image's file system can't be read.
+    #[error("can't read the ext4 file system in {}: {reason}; `e2fsck -fn` tells more", Shown(.path))]
+    FileSystem {
+        /// The image.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+    /// The image has no kernel.
+    #[error("no kernel in {}: looked for {looked}; give one with --kernel FILE", Shown(.path))]
+    NoKernel {
+        /// The image.
+        path: PathBuf,
+        /// Where was looked.
+        looked: String,
+    },
+    /// The disk can't be written and would have to be.
+    #[error("{} can't be written ({}): add --snapshot to discard the guest's writes", Shown(.path), Reason(.source))]
+    ReadOnly {
+        /// The image.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// Another vprof uses the disk.
+    #[error("{} is in use by another vprof{}", Shown(.path), if *.snapshot { ": wait for its end" } else { ": wait for its end, or use --snapshot in both" })]
+    InUse {
+        /// The image.
+        path: PathBuf,
+        /// This run only wants to read it.
+        snapshot: bool,
+    },
+    /// A file inside of the image is at fault.
+    #[error("in {}: {source}", Shown(.image))]
+    Inside {
+        /// The image.
+        image: PathBuf,
+        /// What is wrong in it.
+        source: Box<ImageError>,
+    },
+    /// A command can't be run in what was given.
+    #[error("{0}")]
+    Command(String),
+}
+
+/// What the guest boots, as bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Payload {
+    /// bzImage or ELF vmlinux.
+    pub kernel: Vec<u8>,
+    /// Initial file system, compressed or not.
+    pub initrd: Option<Vec<u8>>,
+}
+
+/// What was asked for on the command line.
+#[derive(Debug, Clone, Copy)]
+pub struct Request<'a> {
+    /// Disk image or kernel.
+    pub image: &'a Path,
+    /// `--kernel`.
+    pub kernel: Option<&'a Path>,
+    /// `--initrd`.
+    pub initrd: Option<&'a Path>,
+}
+
+/// What there is to boot.
+#[derive(Debug)]
+pub struct Loaded {
+    /// Kernel and initrd.
+    pub payload: Payload,
+    /// IMAGE is a disk and not a kernel.
+    pub is_disk: bool,
+    /// One line on where the kernel came from, for the profile.
+    pub origin: String,
+}
+
+const WANTED_IMAGE: &str = "a raw disk image or a kernel (bzImage or vmlinux)";
+const WANTED_KERNEL: &str = "a kernel for x86-64 (bzImage or vmlinux)";
+const WANTED_INITRD: &str = "an initrd (a cpio archive, compressed or not)";
+/// What a disk has to be.
+pub const WANTED_DISK: &str = "a raw disk image";
+
+/// Reads and checks everything that the request names.
+pub fn load(request: Request<'_>) -> Result<Loaded, ImageError> {
+    let mut file = open("the image", request.image, WANTED_IMAGE)?;
+    let content = sniff::content(&mut file, request.image)?;
+    let given_initrd = request.initrd.map(read_initrd).transpose()?;
+    match content {
+        Content::BzImage | Content::Elf => {
+            if let Some(kernel) = request.kernel {
+                return Err(ImageError::Foreign {
+                    path: request.image.to_owned(),
+                    found: "a kernel".to_owned(),
+                    advice: format!("with --kernel {} IMAGE has to be a disk image", Shown(kernel)),
+                });
+            }
+            let kernel = read_all("the kernel", file, request.image)?;
+            kernel::check(&kernel, request.image)?;
+            Ok(Loaded {
+                payload: Payload { kernel, initrd: given_initrd },
+                is_disk: false,
+                origin: request.image.display().to_string(),
+            })
+        }
+        Content::Ext4 => {
+            let inside = disk::check(&file, request.image)?;
+            let (kernel, initrd, origin) = match request.kernel {
+                Some(path) => (read_kernel(path)?, given_initrd, path.display().to_string()),
+                None => {
+                    let found = inside.find(request.image)?;
+                    (found.kernel, given_initrd.or(found.initrd), found.origin)
+                }
+            };
+            Ok(Loaded { payload: Payload { kernel, initrd }, is_disk: true, origin })
+        }
+        Content::Foreign { found, advice } => {
+            Err(ImageError::Foreign { path: request.image.to_owned(), found, advice })
+        }
+        Content::Unknown if request.kernel.is_some() => {
+            // Any disk will do where the kernel does not come from it.
+            let path = request.kernel.unwrap_or(request.image);
+            Ok(Loaded {
+                payload: Payload { kernel: read_kernel(path)?, initrd: given_initrd },
+                is_disk: true,
+                origin: path.display().to_string(),
+            })
+        }
+        Content::Unknown => {
+            // A kernel for another machine is told as such.
+            match vmm::check_kernel(&beginning(&file)) {
+                Err(reason @ vmm::KernelError::Architecture(_)) => {
+                    Err(ImageError::Kernel { path: request.image.to_owned(), reason: reason.to_string() })
+                }
+                _ => Err(ImageError::Foreign {
+                    path: request.image.to_owned(),
+                    found: "neither a disk image with an ext4 file system nor a kernel".to_owned(),
+                    advice: "give another image, or the guest's kernel with --kernel".to_owned(),
+                }),
+            }
+        }
+    }
+}
+
+/// The first megabyte of a file, more than any header; nothing where it can't be read.
+fn beginning(file: &File) -> Vec<u8> {
+    use std::os::unix::fs::FileExt;
+    let mut bytes = vec![0; 1 << 20];
+    let count = file.read_at(&mut bytes, 0).unwrap_or(0);
+    bytes.truncate(count);
+    bytes
+}
+
+fn read_kernel(path: &Path) -> Result<Vec<u8>, ImageError> {
+    let kernel = read_all("the kernel", open("the kernel", path, WANTED_KERNEL)?, path)?;
+    kernel::check(&kernel, path)?;
+    Ok(kernel)
+}
+
+fn read_initrd(path: &Path) -> Result<Vec<u8>, ImageError> {
+    let bytes = read_all("the initrd", open("the initrd", path, WANTED_INITRD)?, path)?;
+    initrd::check(&bytes, path)?;
+    Ok(bytes)
+}
+
+/// Opens a file that has to be a regular file or a block device with something in it.
+pub fn open(what: &'static str, path: &Path, wanted: &'static str) -> Result<File, ImageError> {
+    use std::os::unix::fs::FileTypeExt;
+    let fail = |source| ImageError::Read { what, path: path.to_owned(), source };
+    // Asked before opening: opening a fifo would wait for its writer.
+    let metadata = std::fs::metadata(path).map_err(fail)?;
+    let kind = metadata.file_type();
+    let found = match () {
+        () if kind.is_file() || kind.is_block_device() => None,
+        () if kind.is_dir() => Some("directory"),
+        () if kind.is_char_device() => Some("character device"),
+        () if kind.is_fifo() => Some("pipe"),
+        () => Some("socket"),
+    };
+    if let Some(found) = found {
+        return Err(ImageError::NotAFile { path: path.to_owned(), found, wanted });
+    }
+    if kind.is_file() && metadata.len() == 0 {
+        return Err(ImageError::Empty { path: path.to_owned(), wanted });
+    }
+    File::open(path).map_err(fail)
+}
+
+fn read_all(what: &'static str, mut file: File, path: &Path) -> Result<Vec<u8>, ImageError> {
+    use std::io::Seek;
+    let fail = |source| ImageError::Read { what, path: path.to_owned(), source };
+    file.rewind().map_err(fail)?;
+    let size = file.metadata().map_err(fail)?.len();
+    if size > MAX_FILE {
+        return Err(ImageError::Foreign {
+            path: path.to_owned(),
+            found: format!("{} large", crate::render::units::bytes(size)),
+            advice: format!("{what} has to be smaller than 2 GiB"),
+        });
+    }
+    let mut bytes = Vec::with_capacity(usize::try_from(size).unwrap_or(0));
+    file.take(MAX_FILE + 1).read_to_end(&mut bytes).map_err(fail)?;
+    Ok(bytes)
+}
+
+#[cfg(test)]
+pub mod test_files {
+    //! Files that tests need, made by code.
+
+    /// A bzImage's set-up header with `payload` bytes of protected-mode code (Documentation/arch/x86/boot.rst).
+    pub fn bzimage(payload: usize) -> Vec<u8> {
+        let setup_sectors = 1_u8;
+        let mut image = vec![0; 512 * (usize::from(setup_sectors) + 1) + payload];
+        image[0x1f1] = setup_sectors;
+        let paragraphs = u32::try_from(payload.div_ceil(16)).unwrap();
+        image[0x1f4..0x1f8].copy_from_slice(&paragraphs.to_le_bytes());
+        image[0x1fe..0x200].copy_from_slice(&[0x55, 0xaa]);
+        image[0x202..0x206].copy_from_slice(b"HdrS");
+        image[0x206..0x208].copy_from_slice(&0x020f_u16.to_le_bytes());
+        image[0x211] = 1;
+        image[0x236] = 1;
+        image
+    }
+
+    /// A fixed ELF executable for x86-64 with one segment at this virtual address (System V ABI, chapters 4 and 5).
+    pub fn elf(address: u64) -> Vec<u8> {
+        let mut file = b"\x7fELF\x02\x01\x01".to_vec();
+        file.resize(16, 0);
+        // e_type, e_machine, e_version, e_entry, e_phoff, e_shoff, e_flags
+        file.extend([2_u16, 62].map(u16::to_le_bytes).concat());
+        file.extend(1_u32.to_le_bytes());
+        file.extend([address, 64, 0].map(u64::to_le_bytes).concat());
+        file.extend(0_u32.to_le_bytes());
+        // e_ehsize, e_phentsize, e_phnum, e_shentsize, e_shnum, e_shstrndx
+        file.extend([64_u16, 56, 1, 64, 0, 0].map(u16::to_le_bytes).concat());
+        // p_type PT_LOAD, p_flags, p_offset, p_vaddr, p_paddr, p_filesz, p_memsz, p_align
+        file.extend([1_u32, 5].map(u32::to_le_bytes).concat());
+        file.extend([0, address, 0x10_0000, 120, 120, 0x1000].map(u64::to_le_bytes).concat());
+        file
+    }
+}

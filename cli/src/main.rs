@@ -1,0 +1,51 @@
+//! `vprof`: see inside any Linux virtual machine from the host.
+//!
+//! This crate is the only one that prints. Commands: [`run`], [`report`], [`query`], [`doctor`]. Started as the init of
+//! a portable host, the same program is that host's inner half ([`portable::inner`]).
+
+mod args;
+mod doctor;
+mod errors;
+mod image;
+mod portable;
+mod query;
+mod render;
+mod report;
+mod run;
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser};
+
+use args::{Cli, Command};
+
+fn main() -> ExitCode {
+    if portable::inner::is_inner() {
+        portable::inner::main();
+    }
+    // A limit on file sizes shall be an error of write(2), which is reported, and not a signal, which kills.
+    // SAFETY: no other thread runs yet, and ignoring a signal installs no handler.
+    unsafe {
+        libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
+    }
+    let result = match Cli::parse().command {
+        Command::Run(args) => run::command(&args),
+        Command::Report(args) => report::command(&args),
+        Command::Query(args) => query::command(&args),
+        Command::Doctor(args) => doctor::command(&args),
+        Command::Completions { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "vprof", &mut script);
+            let written = std::io::Write::write_all(&mut std::io::stdout(), &script);
+            written.map(|()| errors::ExitCode::Done).map_err(report::stdout_error)
+        }
+    };
+    match result {
+        Ok(code) => ExitCode::from(code.number()),
+        Err(error) if error.is_broken_pipe() => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("vprof: {error}");
+            ExitCode::from(error.exit_code().number())
+        }
+    }
+}

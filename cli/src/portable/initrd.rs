@@ -1,0 +1,99 @@
+//! The initial file system of the portable host: its modules, this very program as init, and the job.
+
+use std::io::Write;
+use std::os::fd::OwnedFd;
+
+use super::bundle::Bundle;
+use super::message::{INITRD_FILE, JOB_FILE, Job, KERNEL_FILE};
+use super::{PortableError, exe, start_error};
+use crate::errors::Error;
+use crate::image::{Payload, cpio};
+use crate::run::spec::{DiskSpec, RunSpec};
+
+/// An archive in anonymous memory: nothing is left behind however this process ends.
+#[derive(Debug)]
+pub struct Initrd {
+    /// The memory, as QEMU can open it.
+    pub fd: OwnedFd,
+    /// Its size, bytes.
+    pub bytes: u64,
+}
+
+/// Makes the bundle's initial file system with this program and its job in it.
+pub fn make(bundle: &Bundle, spec: &RunSpec, payload: &Payload) -> Result<Initrd, Error> {
+    let modules = std::fs::read(&bundle.initrd).map_err(|e| Error::file("read", &bundle.initrd, e))?;
+    let program = exe::own()?;
+    let devices: Vec<_> = (0..spec.disks.len()).map(device_name).collect();
+    let job = Job {
+        run: RunSpec {
+            // Snapshots are QEMU's: its temporary file, not the inner host's memory, takes the writes.
+            disks: devices.iter().map(|path| DiskSpec { path: path.into(), snapshot: false }).collect(),
+            ..spec.clone()
+        },
+        has_initrd: payload.initrd.is_some(),
+        devices: devices.iter().map(Into::into).collect(),
+    };
+    let job = serde_json::to_vec(&job).map_err(|e| PortableError::Program(e.to_string()))?;
+    let mut archive = cpio::Writer::append_to(modules);
+    for directory in ["dev", "proc", "sys", "tmp", "vprof"] {
+        archive.directory(directory);
+    }
+    archive.file("init", 0o755, &program.bytes);
+    let mut made = std::collections::BTreeSet::new();
+    for (path, content) in &program.libraries {
+        let name = path.to_string_lossy();
+        let name = name.trim_start_matches('/');
+        for (at, _) in name.match_indices('/') {
+            if made.insert(name[..at].to_owned()) {
+                archive.directory(&name[..at]);
+            }
+        }
+        archive.file(name, 0o755, content);
+    }
+    archive.file(JOB_FILE.trim_start_matches('/'), 0o644, &job);
+    archive.file(KERNEL_FILE.trim_start_matches('/'), 0o644, &payload.kernel);
+    if let Some(initrd) = &payload.initrd {
+        archive.file(INITRD_FILE.trim_start_matches('/'), 0o644, initrd);
+    }
+    let fd = nix::sys::memfd::memfd_create(c"vprof-initrd", nix::sys::memfd::MFdFlags::MFD_CLOEXEC)
+        .map_err(|e| start_error("make its initial file system")(e.into()))?;
+    let mut file = std::fs::File::from(fd);
+    let archive = archive.finish();
+    file.write_all(&archive).map_err(start_error("make its initial file system"))?;
+    Ok(Initrd { fd: file.into(), bytes: archive.len() as u64 })
+}
+
+/// The name that virtio-blk gives the disk at this place: vda ... vdz, vdaa ...
+fn device_name(index: usize) -> String {
+    let mut letters = Vec::new();
+    let mut rest = index + 1;
+    while rest > 0 {
+        rest -= 1;
+        letters.push(char::from(b"abcdefghijklmnopqrstuvwxyz"[rest % 26]));
+        rest /= 26;
+    }
+    format!("/dev/vd{}", letters.iter().rev().collect::<String>())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn disks_are_named_as_linux_names_them() {
+        let names: Vec<_> = [0, 25, 26, 27, 51, 52, 701, 702].into_iter().map(device_name).collect();
+        assert_eq!(
+            names,
+            [
+                "/dev/vda",
+                "/dev/vdz",
+                "/dev/vdaa",
+                "/dev/vdab",
+                "/dev/vdaz",
+                "/dev/vdba",
+                "/dev/vdzz",
+                "/dev/vdaaa"
+            ]
+        );
+    }
+}

@@ -1,0 +1,301 @@
+//! The inner half: `vprof` as the init of the portable host.
+//!
+//! It mounts the usual file systems, loads KVM's modules, opens the port, runs the guest as `--host kvm` does, and
+//! turns the machine off. Whatever goes wrong is told through the port, or on the host's console, which the outer
+//! half keeps for its error message.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use nix::kmod::{ModuleInitFlags, finit_module};
+use nix::mount::{MsFlags, mount};
+use nix::sys::reboot::{RebootMode, reboot};
+use sampler::{Batch, Sink, SinkError};
+
+use super::message::{
+    Decoder, FromHost, INITRD_FILE, JOB_FILE, Job, KERNEL_FILE, MODULE_ORDER, PORT, ToHost, encode,
+};
+use crate::errors::Error;
+use crate::image::Payload;
+use crate::run::guest;
+use crate::run::link::{Phase, Watcher, link};
+use crate::run::spec::Outcome;
+
+/// How long a device may take to appear after its module was loaded.
+const DEVICE_LIMIT: Duration = Duration::from_secs(10);
+/// How often the outer half hears of work that takes long.
+const ALIVE_EVERY: Duration = Duration::from_millis(500);
+/// How long the last console output may take to be sent.
+const FLUSH_LIMIT: Duration = Duration::from_secs(5);
+
+/// True in the init process of a portable host.
+pub fn is_inner() -> bool {
+    std::process::id() == 1 && Path::new(JOB_FILE).exists()
+}
+
+/// Runs the job and turns the machine off; never returns.
+pub fn main() -> ! {
+    if let Err(sentence) = serve() {
+        // To the host's console.
+        eprintln!("vprof: {sentence}");
+    }
+    nix::unistd::sync();
+    let _ = reboot(RebootMode::RB_POWER_OFF);
+    // The machine is off by now, or the outer half will see that nothing happens.
+    loop {
+        std::thread::park();
+    }
+}
+
+/// A sentence for whoever reads it outside.
+type Sentence = String;
+
+fn serve() -> Result<(), Sentence> {
+    prepare_system()?;
+    let mut modules = modules()?;
+    // The port first: from then on the outer half hears of everything.
+    let port = Port::open(&mut modules)?;
+    let result = job(&port, modules);
+    let message = match result {
+        Ok(outcome) => FromHost::End(outcome),
+        Err(sentence) => FromHost::Error(sentence),
+    };
+    port.send(&message).map_err(|e| e.to_string())
+}
+
+fn job(port: &Port, modules: Vec<PathBuf>) -> Result<Outcome, Sentence> {
+    port.send(&FromHost::Hello { kernel: kernel_release(), version: env!("CARGO_PKG_VERSION").to_owned() })
+        .map_err(|e| e.to_string())?;
+    for module in modules {
+        load(&module)?;
+    }
+    let job: Job = serde_json::from_slice(&take(JOB_FILE)?).map_err(|e| format!("{JOB_FILE}: {e}"))?;
+    let kernel = take(KERNEL_FILE)?;
+    let initrd = if job.has_initrd { Some(take(INITRD_FILE)?) } else { None };
+    for device in &job.devices {
+        wait_for(device)?;
+    }
+    wait_for(Path::new("/dev/kvm"))?;
+    let disks =
+        job.run.disks.iter().map(|d| d.open()).collect::<Result<Vec<_>, _>>().map_err(|e| e.to_string())?;
+    // Their data has to be on the disk before the outer half ends the machine.
+    let written =
+        disks.iter().map(File::try_clone).collect::<Result<Vec<_>, _>>().map_err(|e| e.to_string())?;
+    port.send(&FromHost::Preparing("starting the guest".to_owned())).map_err(|e| e.to_string())?;
+
+    let (guest_side, watcher) = link();
+    let Watcher { stop, input, console, mut phase } = watcher;
+    let console_port = port.clone();
+    let pump = console
+        .pump(move |bytes| {
+            // A port that fails ends the run through the sink.
+            let _ = console_port.send(&FromHost::Console(bytes.to_vec()));
+        })
+        .map_err(|e| e.to_string())?;
+    let reader = port.reader().map_err(|e| e.to_string())?;
+    std::thread::Builder::new()
+        .name("vprof-port".to_owned())
+        .spawn(move || obey(reader, &stop, &input))
+        .map_err(|e| e.to_string())?;
+
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|e| format!("can't start the runtime: {e}"))?;
+    let payload = Payload { kernel, initrd };
+    let outcome = runtime.block_on(async {
+        let run = guest::run(&job.run, disks, payload, Box::new(PortSink(port.clone())), guest_side);
+        tokio::pin!(run);
+        loop {
+            tokio::select! {
+                outcome = &mut run => return outcome,
+                Ok(()) = phase.changed() => {
+                    let status = match &*phase.borrow_and_update() {
+                        Phase::Running(status) => FromHost::Status(status.clone()),
+                        Phase::Preparing(what) => FromHost::Preparing(what.clone()),
+                    };
+                    // A port that fails ends the run through the sink.
+                    let _ = port.send(&status);
+                }
+            }
+        }
+    });
+    pump.finish(FLUSH_LIMIT);
+    write_back(port, &written)?;
+    outcome.map_err(|error: Error| error.to_string())
+}
+
+/// Waits until all that the guest has written is on its disks, and keeps saying so: this can take longer than a
+/// host may be silent.
+fn write_back(port: &Port, disks: &[File]) -> Result<(), Sentence> {
+    let (done, wait) = std::sync::mpsc::channel::<()>();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            while wait.recv_timeout(ALIVE_EVERY) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+                // A port that fails is found out by the last message.
+                let _ = port.send(&FromHost::Preparing("writing the disks".to_owned()));
+            }
+        });
+        let result = disks.iter().try_for_each(File::sync_all);
+        drop(done);
+        result.map_err(|e| format!("can't finish writing a disk: {e}"))
+    })
+}
+
+/// Carries out what the outer half asks for.
+fn obey(
+    mut reader: File,
+    stop: &tokio::sync::watch::Sender<bool>,
+    input: &tokio::sync::mpsc::Sender<Vec<u8>>,
+) {
+    let mut decoder = Decoder::default();
+    let mut buffer = [0; 4096];
+    loop {
+        let count = match reader.read(&mut buffer) {
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+            // The outer half is gone.
+            Ok(0) | Err(_) => break,
+            Ok(count) => count,
+        };
+        decoder.push(&buffer[..count]);
+        loop {
+            match decoder.next::<ToHost>() {
+                Ok(Some(ToHost::ConsoleInput(bytes))) => {
+                    // Fails once the guest has ended.
+                    let _ = input.blocking_send(bytes);
+                }
+                Ok(Some(ToHost::Stop)) => {
+                    stop.send_replace(true);
+                }
+                Ok(None) => break,
+                Err(_) => {
+                    stop.send_replace(true);
+                    return;
+                }
+            }
+        }
+    }
+    stop.send_replace(true);
+}
+
+/// The port's writing end; clones share it.
+#[derive(Debug, Clone)]
+struct Port(Arc<Mutex<File>>);
+
+impl Port {
+    /// Loads modules until the port is there, and opens it.
+    fn open(modules: &mut Vec<PathBuf>) -> Result<Self, Sentence> {
+        while find_port().is_none() && !modules.is_empty() {
+            load(&modules.remove(0))?;
+        }
+        let deadline = Instant::now() + DEVICE_LIMIT;
+        let device = loop {
+            match find_port() {
+                Some(device) if device.exists() => break device,
+                _ if Instant::now() > deadline => {
+                    return Err(format!("no virtio-serial port named {PORT}"));
+                }
+                _ => std::thread::sleep(Duration::from_millis(5)),
+            }
+        };
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(&device)
+            .map_err(|e| format!("{}: {e}", device.display()))?;
+        Ok(Self(Arc::new(Mutex::new(file))))
+    }
+
+    fn reader(&self) -> io::Result<File> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).try_clone()
+    }
+
+    fn send(&self, message: &FromHost) -> io::Result<()> {
+        let frame = encode(message).map_err(io::Error::other)?;
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).write_all(&frame)
+    }
+}
+
+struct PortSink(Port);
+
+impl Sink for PortSink {
+    fn write(&mut self, batch: &Batch) -> Result<(), SinkError> {
+        self.0
+            .send(&FromHost::Batch(batch.clone()))
+            .map_err(|e| SinkError(format!("can't send to the outer vprof: {e}")))
+    }
+}
+
+fn find_port() -> Option<PathBuf> {
+    let ports = std::fs::read_dir("/sys/class/virtio-ports").ok()?;
+    ports.flatten().find_map(|port| {
+        let name = std::fs::read_to_string(port.path().join("name")).ok()?;
+        (name.trim() == PORT).then(|| Path::new("/dev").join(port.file_name()))
+    })
+}
+
+fn prepare_system() -> Result<(), Sentence> {
+    let systems = [("proc", "/proc"), ("sysfs", "/sys"), ("devtmpfs", "/dev"), ("tmpfs", "/tmp")];
+    for (kind, place) in systems {
+        // The bundle has the directories; one made here is only a second chance.
+        let _ = std::fs::create_dir(place);
+        mount(Some(kind), place, Some(kind), MsFlags::empty(), None::<&str>)
+            .map_err(|e| format!("can't mount {place}: {e}"))?;
+    }
+    // Where the kernel found no console to open for init, messages would go nowhere.
+    if let Ok(console) = OpenOptions::new().read(true).write(true).open("/dev/console") {
+        let _ = nix::unistd::dup2_stdin(console.as_fd());
+        let _ = nix::unistd::dup2_stdout(console.as_fd());
+        let _ = nix::unistd::dup2_stderr(console.as_fd());
+    }
+    // Both only help: a guest's memory is mapped as a whole and touched bit by bit, and large pages spare the
+    // emulated processor nested page walks.
+    let _ = std::fs::write("/proc/sys/vm/overcommit_memory", "1");
+    let _ = std::fs::write("/sys/kernel/mm/transparent_hugepage/enabled", "always");
+    Ok(())
+}
+
+fn modules() -> Result<Vec<PathBuf>, Sentence> {
+    let order = std::fs::read_to_string(MODULE_ORDER).map_err(|e| format!("{MODULE_ORDER}: {e}"))?;
+    let directory = Path::new(MODULE_ORDER).parent().unwrap_or(Path::new("/"));
+    Ok(order.lines().map(str::trim).filter(|l| !l.is_empty()).map(|line| directory.join(line)).collect())
+}
+
+fn load(module: &Path) -> Result<(), Sentence> {
+    let file = File::open(module).map_err(|e| format!("{}: {e}", module.display()))?;
+    match finit_module(&file, c"", ModuleInitFlags::empty()) {
+        Ok(()) | Err(nix::errno::Errno::EEXIST) => Ok(()),
+        // Said of symbols that no loaded module has.
+        Err(nix::errno::Errno::ENOENT) => {
+            Err(format!("can't load {}: a module that it needs is not loaded", module.display()))
+        }
+        Err(e) => Err(format!("can't load {}: {}", module.display(), e.desc())),
+    }
+}
+
+fn wait_for(device: &Path) -> Result<(), Sentence> {
+    let deadline = Instant::now() + DEVICE_LIMIT;
+    while !device.exists() {
+        if Instant::now() > deadline {
+            return Err(format!("{} did not appear in the portable host", device.display()));
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
+}
+
+/// Reads a file and removes it: here files are memory.
+fn take(path: &str) -> Result<Vec<u8>, Sentence> {
+    let bytes = std::fs::read(path).map_err(|e| format!("{path}: {e}"))?;
+    std::fs::remove_file(path).map_err(|e| format!("{path}: {e}"))?;
+    Ok(bytes)
+}
+
+fn kernel_release() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/osrelease")
+        .map_or_else(|_| "unknown".to_owned(), |r| r.trim().to_owned())
+}

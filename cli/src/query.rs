@@ -1,0 +1,156 @@
+//! `vprof query`: SQL over a profile.
+
+use std::io::{self, BufWriter, IsTerminal, Write};
+use std::ops::ControlFlow;
+
+use sampler::Profile;
+use sampler::profile::Value;
+
+use crate::args::QueryArgs;
+use crate::errors::{Error, ExitCode};
+use crate::render::table::{Align, Table};
+use crate::render::{Style, escape};
+use crate::report::stdout_error;
+
+/// Runs the command.
+pub fn command(args: &QueryArgs) -> Result<ExitCode, Error> {
+    let profile = Profile::open(&args.profile)?;
+    let stdout = io::stdout();
+    let style = Style::for_stream(stdout.is_terminal());
+    let mut out = BufWriter::new(stdout.lock());
+    match (args.csv, args.json) {
+        (true, _) => csv(&profile, &args.sql, &mut out)?,
+        (_, true) => json(&profile, &args.sql, &mut out)?,
+        _ => table(&profile, &args.sql, &mut out, style)?,
+    }
+    out.flush().map_err(stdout_error)?;
+    Ok(ExitCode::Done)
+}
+
+/// Rows as they come; a reader that goes away ends the query.
+fn each_row(
+    profile: &Profile,
+    sql: &str,
+    mut write: impl FnMut(&[String], &[Value]) -> io::Result<()>,
+) -> Result<Vec<String>, Error> {
+    let mut failed = None;
+    let columns = profile.query_each(sql, |columns, row| match write(columns, &row) {
+        Ok(()) => ControlFlow::Continue(()),
+        Err(error) => {
+            failed = Some(error);
+            ControlFlow::Break(())
+        }
+    })?;
+    match failed {
+        Some(error) => Err(stdout_error(error)),
+        None => Ok(columns),
+    }
+}
+
+/// RFC 4180: lines end with CR LF, quotes are doubled.
+fn csv(profile: &Profile, sql: &str, out: &mut impl Write) -> Result<(), Error> {
+    let mut headed = false;
+    let heading = |out: &mut dyn Write, columns: &[String]| {
+        let names: Vec<String> = columns.iter().map(|name| csv_field(name)).collect();
+        write!(out, "{}\r\n", names.join(","))
+    };
+    let columns = each_row(profile, sql, |columns, row| {
+        if !std::mem::replace(&mut headed, true) {
+            heading(out, columns)?;
+        }
+        let fields: Vec<String> = row.iter().map(|value| csv_field(&text(value))).collect();
+        write!(out, "{}\r\n", fields.join(","))
+    })?;
+    if !headed {
+        heading(out, &columns).map_err(stdout_error)?;
+    }
+    Ok(())
+}
+
+fn csv_field(text: &str) -> String {
+    if text.contains([',', '"', '\r', '\n']) {
+        format!("\"{}\"", text.replace('"', "\"\""))
+    } else {
+        text.to_owned()
+    }
+}
+
+/// One object per row, members in the order of the columns.
+fn json(profile: &Profile, sql: &str, out: &mut impl Write) -> Result<(), Error> {
+    let mut rows = 0_u64;
+    each_row(profile, sql, |columns, row| {
+        out.write_all(if rows == 0 { b"[\n  {" } else { b",\n  {" })?;
+        rows += 1;
+        for (i, (column, value)) in columns.iter().zip(row).enumerate() {
+            if i > 0 {
+                out.write_all(b", ")?;
+            }
+            serde_json::to_writer(&mut *out, column)?;
+            out.write_all(b": ")?;
+            match value {
+                // JSON has no infinity; SQLite has.
+                Value::Real(number) if !number.is_finite() => out.write_all(b"null")?,
+                other => serde_json::to_writer(&mut *out, other)?,
+            }
+        }
+        out.write_all(b"}")
+    })?;
+    out.write_all(if rows == 0 { b"[]\n" } else { b"\n]\n" }).map_err(stdout_error)
+}
+
+fn table(profile: &Profile, sql: &str, out: &mut impl Write, style: Style) -> Result<(), Error> {
+    let answer = profile.query(sql)?;
+    let numeric = |column: usize| {
+        answer
+            .rows
+            .iter()
+            .all(|row| matches!(row.get(column), Some(Value::Integer(_) | Value::Real(_) | Value::Null)))
+    };
+    let names: Vec<String> = answer.columns.iter().map(|name| escape(name).into_owned()).collect();
+    let columns: Vec<(&str, Align)> = names
+        .iter()
+        .enumerate()
+        .map(|(i, name)| (name.as_str(), if numeric(i) { Align::Right } else { Align::Left }))
+        .collect();
+    let mut table = Table::new(&columns);
+    for row in &answer.rows {
+        table.row(row.iter().map(|value| escape(&text(value)).into_owned()).collect());
+    }
+    let text = table.render(usize::MAX);
+    let (heading, rows) = text.split_once('\n').unwrap_or((&text, ""));
+    writeln!(out, "{}", style.bold(heading)).and_then(|()| write!(out, "{rows}")).map_err(stdout_error)
+}
+
+fn text(value: &Value) -> String {
+    match value {
+        Value::Null => String::new(),
+        Value::Integer(number) => number.to_string(),
+        Value::Real(number) => number.to_string(),
+        Value::Text(text) => text.clone(),
+        Value::Blob(bytes) => bytes.iter().fold(String::new(), |mut text, byte| {
+            use std::fmt::Write as _;
+            // Writing to a String can't fail.
+            let _ = write!(text, "{byte:02x}");
+            text
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn csv_fields_are_quoted_where_they_have_to_be() {
+        assert_eq!(csv_field("plain"), "plain");
+        assert_eq!(csv_field("a,b"), "\"a,b\"");
+        assert_eq!(csv_field("say \"x\"\n"), "\"say \"\"x\"\"\n\"");
+    }
+
+    #[test]
+    fn values_are_text() {
+        assert_eq!(text(&Value::Blob(vec![0, 255])), "00ff");
+        assert_eq!(text(&Value::Null), "");
+        assert_eq!(text(&Value::Real(0.5)), "0.5");
+    }
+}

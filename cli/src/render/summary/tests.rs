@@ -1,0 +1,204 @@
+use std::collections::BTreeMap;
+
+use sampler::Filter;
+use sampler::report::{Lateness, Overhead};
+
+use super::*;
+
+fn process(comm: &str, pid: i32, instance: u32, kind: ProcessKind, samples: u64) -> Process {
+    let share = samples as f64 / 1000.0;
+    Process {
+        comm: comm.to_owned(),
+        pid,
+        instance,
+        kind,
+        samples,
+        share,
+        share_low: (share - 0.02).max(0.0),
+        share_high: share + 0.02,
+        user_share: share * 0.75,
+        kernel_share: share * 0.25,
+    }
+}
+
+fn function(symbol: &str, module: Option<&str>, mode: &str, samples: u64) -> Function {
+    let share = samples as f64 / 1000.0;
+    Function {
+        symbol: symbol.to_owned(),
+        module: module.map(str::to_owned),
+        mode: mode.to_owned(),
+        samples,
+        share,
+        share_low: (share - 0.01).max(0.0),
+        share_high: share + 0.01,
+    }
+}
+
+/// A report with everything that can look odd: hostile names, long names, many rows, reasons.
+fn report() -> Report {
+    let vcpu = |id, idle| Vcpu {
+        id,
+        samples: 10_000,
+        lost: u64::from(id),
+        user: 0.5,
+        kernel: 0.1,
+        hardirq: 0.0004,
+        softirq: 0.0096,
+        idle,
+        guest_s: 9.5,
+        wall_s: 10.0,
+        exits: 20_000,
+    };
+    Report {
+        version: "0.1.0".to_owned(),
+        host: "portable".to_owned(),
+        kernel: Some("6.1.0-56-cloud-amd64".to_owned()),
+        complete: true,
+        started_unix_s: 1.7e9,
+        duration_s: 20.034,
+        rate_hz: 1000.0,
+        measured_rate_hz: 998.2,
+        clock: "uniform".to_owned(),
+        seed: 42,
+        samples: 20_000,
+        busy_samples: 1000,
+        lost: 1,
+        filter: Filter::default(),
+        overhead: Overhead { sampler_s: 0.08, guest_s: 19.0, wall_s: 20.0, share: 0.004 },
+        lateness: Lateness { median_ns: 21_400, p99_ns: 80_000, max_ns: 1_200_000, over_1ms: 3 },
+        vcpus: vec![vcpu(0, 0.39), vcpu(1, 0.39)],
+        processes: vec![
+            process("gzip", 312, 0, ProcessKind::Process, 480),
+            process("evil\x1b[2Jname\n", 1313, 17, ProcessKind::Process, 300),
+            process("kworker/0:1-events_long", 9, 0, ProcessKind::KernelThread, 120),
+            process("[interrupts]", 0, 0, ProcessKind::Interrupt, 60),
+            process("sh", 300, 2, ProcessKind::Process, 40),
+        ],
+        functions: vec![
+            function("[user]", Some("gzip"), "user", 700),
+            function("ext4_readdir", Some("ext4"), "kernel", 150),
+            function(&"very_long_function_name_".repeat(4), None, "softirq", 100),
+            function("native_safe_halt", None, "hardirq", 50),
+        ],
+        user_addresses: vec![
+            UserAddress {
+                comm: "gzip".to_owned(),
+                pid: 312,
+                instance: 0,
+                address: "0x7f32a1b2c3d4".to_owned(),
+                samples: 90,
+                share: 0.09,
+            },
+            UserAddress {
+                comm: "gzip".to_owned(),
+                pid: 312,
+                instance: 0,
+                address: "0x401000".to_owned(),
+                samples: 30,
+                share: 0.03,
+            },
+        ],
+        user_addresses_left_out: 0,
+        missing: vec![
+            "no BTF in this kernel: no process names, so samples count by address alone and not by \
+                       the program that they belong to"
+                .to_owned(),
+        ],
+        events: Vec::new(),
+        meta: BTreeMap::new(),
+    }
+}
+
+const EXPECTED: &str = "\
+20.03 s of Linux 6.1.0-56-cloud-amd64 on 2 vCPUs, host: portable
+  The host was emulated: times are not those of a real machine, shares still
+    tell.
+  20,000 samples (1,000 not idle), 1 lost, 998 Hz of 1000 Hz asked for, uniform
+    clock, seed 42
+  0.4 % of vCPU time in the sampler, ticks served 21 us late (median), 80 us (99
+    of 100)
+
+vCPUs: where their samples hit
+  vCPU  samples  lost    user  kernel  hard irq  soft irq    idle
+     0   10,000     0  50.0 %  10.0 %    <0.1 %     1.0 %  39.0 %
+     1   10,000     1  50.0 %  10.0 %    <0.1 %     1.0 %  39.0 %
+
+Processes: shares of the 1,000 samples that were not idle
+   share  95 % interval    user  kernel  samples   pid  name#instance
+  48.0 %  46.0 - 50.0 %  36.0 %  12.0 %      480   312  gzip#0
+  30.0 %  28.0 - 32.0 %  22.5 %   7.5 %      300  1313  evil\\x1b[2Jname\\x0a#17
+  12.0 %  10.0 - 14.0 %   9.0 %   3.0 %      120     9  [kworker/0:1-events_lon…
+   6.0 %    4.0 - 8.0 %   4.5 %   1.5 %       60        [interrupts]
+   4.0 %  in 1 more; -n 0 shows all
+
+Kernel functions
+   share  95 % interval  samples  mode     function
+  15.0 %  14.0 - 16.0 %      150  kernel   ext4_readdir [ext4]
+  10.0 %   9.0 - 11.0 %      100  softirq  very_long_function_name_very_long_fu…
+   5.0 %    4.0 - 6.0 %       50  hardirq  native_safe_halt
+
+User code by process and address
+  share  samples         address  pid  name#instance
+  9.0 %       90  0x7f32a1b2c3d4  312  gzip#0
+  3.0 %       30        0x401000  312  gzip#0
+
+Missing
+  no BTF in this kernel: no process names, so samples count by address alone and
+    not by the program that they belong to
+";
+
+#[test]
+fn the_summary_looks_like_this() {
+    assert_eq!(render(&report(), 4, Style::Plain), EXPECTED);
+}
+
+#[test]
+fn lines_fit_and_carry_no_control_characters() {
+    use unicode_width::UnicodeWidthStr;
+    for rows in [0, 1, 100] {
+        let text = render(&report(), rows, Style::Plain);
+        for line in text.lines() {
+            assert!(line.width() <= WIDTH, "{} columns: {line}", line.width());
+            assert!(!line.contains(char::is_control), "{line:?}");
+        }
+    }
+}
+
+#[test]
+fn the_terminal_style_differs_by_bold_headings_only() {
+    let styled = render(&report(), 4, Style::Terminal);
+    assert!(styled.starts_with("\x1b[1m20.03 s of"));
+    assert_eq!(styled.replace("\x1b[1m", "").replace("\x1b[0m", ""), EXPECTED);
+}
+
+#[test]
+fn parts_and_cut_runs_are_said() {
+    let mut report = report();
+    report.complete = false;
+    report.host = "kvm".to_owned();
+    report.kernel = None;
+    report.filter =
+        Filter { process: Some("gzip".to_owned()), vcpu: Some(1), from_ns: Some(2_000_000_000), to_ns: None };
+    let text = render(&report, 4, Style::Plain);
+    assert!(text.starts_with("20.03 s of an unknown kernel on 2 vCPUs, host: kvm\n"), "{text}");
+    assert!(text.contains("The run was cut short"));
+    assert!(text.contains("  Only process gzip, vCPU 1, from 2.00 s.\n"));
+    assert!(!text.contains("emulated"));
+    assert!(!text.contains("started anew"));
+    report.meta.insert("host_restarts".to_owned(), "2".to_owned());
+    assert!(
+        render(&report, 4, Style::Plain).contains("  The host froze early and was started anew, 2 times.\n")
+    );
+}
+
+#[test]
+fn an_idle_guest_has_no_empty_tables() {
+    let mut report = report();
+    report.busy_samples = 0;
+    report.processes.clear();
+    report.functions.clear();
+    report.user_addresses.clear();
+    let text = render(&report, 10, Style::Plain);
+    assert!(text.contains("No sample hit anything but idle vCPUs."));
+    assert!(!text.contains("Processes"));
+}

@@ -1,0 +1,158 @@
+//! Runs one guest on this machine's KVM and profiles it: the one code path of `vprof run`, here and in the portable
+//! host alike.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{self, Write};
+use std::time::Duration;
+
+use sampler::{Session, SessionConfig, Sink};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
+use vmm::{Console, Disk, Machine, VmConfig};
+
+use super::link::{Link, Phase};
+use super::spec::{Outcome, RunSpec};
+use crate::errors::Error;
+use crate::image::Payload;
+
+/// How often the run is looked at.
+const TICK: Duration = Duration::from_millis(250);
+/// How often the guest's full input FIFO is tried again.
+const INPUT_RETRY: Duration = Duration::from_millis(5);
+/// Console input that waits for the guest, bytes; more is left to the sender.
+const INPUT_BUFFER: usize = 4 << 10;
+/// How long the vCPUs get to stop.
+const STOP_LIMIT: Duration = Duration::from_secs(5);
+
+/// Boots the guest, samples it into `sink`, and returns when it has ended. `disks` are the open files of the
+/// spec's disks.
+pub async fn run(
+    spec: &RunSpec,
+    disks: Vec<File>,
+    payload: Payload,
+    sink: Box<dyn Sink>,
+    link: Link,
+) -> Result<Outcome, Error> {
+    let Link { mut stop, mut input, console, phase } = link;
+    let (mut session, observers) = Session::new(
+        SessionConfig {
+            vcpus: spec.vcpus,
+            rate_hz: spec.rate_hz,
+            clock: spec.clock,
+            seed: spec.seed,
+            meta: spec.meta.clone(),
+        },
+        sink,
+    );
+    let config = VmConfig {
+        vcpus: spec.vcpus,
+        memory_bytes: spec.memory_bytes,
+        payload: vmm::Payload::Linux {
+            kernel: payload.kernel,
+            initrd: payload.initrd,
+            cmdline: spec.cmdline.clone(),
+        },
+        disks: spec.disks.iter().zip(disks).map(|(disk, file)| Disk { file, mode: disk.mode() }).collect(),
+        console: Console(Box::new(Tee(session.console(), Box::new(console)))),
+    };
+    let mut observers = observers.into_iter();
+    let machine =
+        Machine::start(config, |_| observers.next().expect("the session has one observer per vCPU"))?;
+    if let Err(error) = session.start(machine.memory()) {
+        machine.stop();
+        machine.wait(Some(STOP_LIMIT))?;
+        return Err(Error::Sink(error.to_string()));
+    }
+    watch(&machine, &session, spec.duration, &mut stop, &mut input, &phase).await?;
+    let mut meta = Vec::new();
+    // A number for the curious: a host without /proc/self/smaps has a profile without it.
+    if let Ok(bytes) = machine.resident_beyond_guest() {
+        meta.push(("memory_beyond_guest_bytes".to_owned(), bytes.to_string()));
+    }
+    let ended = machine.wait(Some(STOP_LIMIT))?;
+    // The observers hold the writing ends of the rings that the collector empties.
+    drop(ended.observers);
+    let end = ended.end.into();
+    session.event("end", &super::spec::GuestEnd::sentence(&end));
+    let totals = session.finish(meta);
+    Ok(Outcome { end, totals, host_restarts: 0 })
+}
+
+/// Serves the run until the machine has ended.
+async fn watch<O: vmm::Observer>(
+    machine: &Machine<O>,
+    session: &Session,
+    duration: Option<Duration>,
+    stop: &mut tokio::sync::watch::Receiver<bool>,
+    input: &mut tokio::sync::mpsc::Receiver<Vec<u8>>,
+    phase: &tokio::sync::watch::Sender<Phase>,
+) -> Result<(), Error> {
+    let wait = |source| Error::System { action: "wait for the machine's end", source };
+    // SAFETY: the descriptor belongs to the machine, which outlives this borrow of it, and its number stays the same.
+    let ended = unsafe { AsyncFd::register_with_interest(machine.ended_fd(), Interest::READABLE) };
+    let ended = ended.map_err(|e| wait(e.into()))?;
+    let mut tick = interval(TICK);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Skip);
+    let far = Duration::from_secs(366 * 86_400);
+    let deadline = sleep_until(Instant::now() + duration.unwrap_or(far));
+    tokio::pin!(deadline);
+    let mut waiting = VecDeque::new();
+    let (mut stopping, mut stop_open, mut input_open) = (false, true, true);
+    while !machine.has_ended() {
+        tokio::select! {
+            ready = ended.readable() => ready.map_err(wait)?.clear_ready(),
+            changed = stop.changed(), if stop_open && !stopping => match changed {
+                Ok(()) if *stop.borrow_and_update() => {
+                    stopping = true;
+                    machine.stop();
+                }
+                Ok(()) => {}
+                Err(_) => stop_open = false,
+            },
+            bytes = input.recv(), if input_open && waiting.len() < INPUT_BUFFER => match bytes {
+                Some(bytes) => {
+                    waiting.extend(bytes);
+                    feed(machine, &mut waiting);
+                }
+                None => input_open = false,
+            },
+            () = tokio::time::sleep(INPUT_RETRY), if !waiting.is_empty() => feed(machine, &mut waiting),
+            _ = tick.tick() => {
+                phase.send_replace(Phase::Running(session.status()));
+                if session.failed() && !stopping {
+                    stopping = true;
+                    machine.stop();
+                }
+            }
+            () = &mut deadline, if !stopping => {
+                stopping = true;
+                machine.stop();
+            }
+        }
+    }
+    phase.send_replace(Phase::Running(session.status()));
+    Ok(())
+}
+
+fn feed<O: vmm::Observer>(machine: &Machine<O>, waiting: &mut VecDeque<u8>) {
+    let taken = machine.console_input(waiting.make_contiguous());
+    waiting.drain(..taken.min(waiting.len()));
+}
+
+/// Writes to both: the profile and whoever watches. Neither waits.
+struct Tee(Box<dyn Write + Send>, Box<dyn Write + Send>);
+
+impl Write for Tee {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        // A part that fails must not keep the bytes from the other.
+        let _ = self.0.write_all(bytes);
+        let _ = self.1.write_all(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,441 @@
+//! `vprof run`: boots a guest, profiles it, and says what it saw.
+
+pub mod guest;
+pub mod host;
+pub mod link;
+pub mod output;
+mod screen;
+pub mod spec;
+mod terminal;
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, IsTerminal};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use sampler::{ProfileWriter, Sink};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use crate::args::RunArgs;
+use crate::errors::{Error, ExitCode, Reason};
+use crate::image::{self, ImageError, Payload};
+use crate::portable::{PortableError, outer};
+use crate::report;
+use host::{Chosen, Host};
+use link::{ConsolePump, Link, Watcher, link};
+use screen::{ConsoleTarget, Progress, Screen};
+use spec::{DiskSpec, GuestEnd, Outcome, RunSpec};
+use terminal::{ESCAPE, Keys, RawMode};
+
+/// How long the console's last output may take to be written.
+const CONSOLE_LIMIT: Duration = Duration::from_secs(2);
+/// How many lines of the console an error shows.
+const LAST_LINES: usize = 10;
+
+/// Runs the command.
+pub fn command(args: &RunArgs) -> Result<ExitCode, Error> {
+    output::check(&args.output, args.force)?;
+    let (console, keys) = console_target(args)?;
+    let plan = Plan::make(args)?;
+    let chosen = host::choose(args.host, args.portable_host.as_deref(), args.host_timeout)?;
+    if !args.quiet {
+        eprintln!("vprof: {}", chosen.sentence());
+    }
+    if matches!(chosen.host, Host::Portable(_)) {
+        enough_memory(args.memory)?;
+    }
+    let console_on_stdout = matches!(console, ConsoleTarget::Stdout);
+    let progress = match () {
+        () if args.quiet => Progress::Off,
+        // The terminal is the guest's as soon as it runs.
+        () if keys == KeySource::Terminal => Progress::UntilGuest,
+        () if io::stderr().is_terminal() => Progress::Live,
+        () if args.verbose => Progress::Lines,
+        () => Progress::Off,
+    };
+    let screen = Arc::new(Screen::new(console, progress));
+    let outcome = run_to_end(args, plan, &chosen, &screen, keys);
+    let (outcome, last_lines) = match outcome {
+        Ok(ended) => ended,
+        Err(error) => {
+            screen.close();
+            if is_before_guest(&error) {
+                output::remove(&args.output);
+            }
+            return Err(error);
+        }
+    };
+    if let Some(error) = screen.close() {
+        eprintln!("vprof: the console's output is incomplete: {}", Reason(&error));
+    }
+    if outcome.host_restarts > 0 {
+        eprintln!(
+            "vprof: the portable host froze early and was started anew, {}",
+            crate::render::units::counted(outcome.host_restarts.into(), "time")
+        );
+    }
+    let summary = summarize(args, console_on_stdout);
+    let code = judge(args, &outcome, &last_lines, console_on_stdout)?;
+    match summary {
+        Err(error) if !error.is_broken_pipe() => Err(error),
+        _ => Ok(code),
+    }
+}
+
+/// Everything that is known before a host is chosen.
+struct Plan {
+    spec: RunSpec,
+    payload: Payload,
+    /// Held open, and with it locked, for the whole run.
+    disks: Vec<File>,
+}
+
+impl Plan {
+    fn make(args: &RunArgs) -> Result<Self, Error> {
+        let request = image::Request {
+            image: &args.image,
+            kernel: args.kernel.as_deref(),
+            initrd: args.initrd.as_deref(),
+        };
+        let mut loaded = image::load(request)?;
+        if !args.command.is_empty() {
+            image::command::add(&mut loaded.payload, &args.command)?;
+        }
+        let image_disk = loaded.is_disk.then_some(&args.image);
+        let disks: Vec<DiskSpec> = image_disk
+            .into_iter()
+            .chain(&args.disk)
+            .map(|path| DiskSpec {
+                // The portable host's QEMU runs with the same working directory, but names like `nbd:x` mean
+                // something to it that absolute ones do not.
+                path: std::path::absolute(path).unwrap_or_else(|_| path.clone()),
+                snapshot: args.snapshot,
+            })
+            .collect();
+        let files = disks.iter().map(DiskSpec::open_locked).collect::<Result<Vec<_>, ImageError>>()?;
+        let cmdline = spec::cmdline(loaded.is_disk, args.append.as_deref());
+        let seed = args.seed.unwrap_or_else(random_seed);
+        let spec = RunSpec {
+            vcpus: args.cpus,
+            memory_bytes: args.memory,
+            meta: meta(args, &loaded.origin, &cmdline),
+            cmdline,
+            disks,
+            rate_hz: args.rate,
+            clock: args.clock.into(),
+            seed,
+            duration: args.duration,
+        };
+        Ok(Self { spec, payload: loaded.payload, disks: files })
+    }
+}
+
+fn meta(args: &RunArgs, kernel_file: &str, cmdline: &str) -> Vec<(String, String)> {
+    let words = |words: &[OsString]| words.iter().map(|w| w.to_string_lossy()).collect::<Vec<_>>().join(" ");
+    let mut rows = vec![
+        ("version", env!("CARGO_PKG_VERSION").to_owned()),
+        ("image", spec::shown(&args.image)),
+        ("kernel_file", kernel_file.to_owned()),
+        ("cmdline", cmdline.to_owned()),
+        ("memory_bytes", args.memory.to_string()),
+        ("snapshot", args.snapshot.to_string()),
+    ];
+    if !args.command.is_empty() {
+        rows.push(("command", words(&args.command)));
+    }
+    rows.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
+}
+
+/// A seed that a person can type: 32 bits.
+fn random_seed() -> u64 {
+    use std::hash::{BuildHasher, Hasher};
+    // std seeds its hash maps from the kernel's random numbers.
+    std::collections::hash_map::RandomState::new().build_hasher().finish() & 0xffff_ffff
+}
+
+/// Where the guest's input comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum KeySource {
+    None,
+    /// A person types: raw mode, and a key that ends the run.
+    Terminal,
+    /// A file or a pipe.
+    Stream,
+}
+
+/// Where the console goes, and where its input comes from. By default it is shown where somebody looks: on a terminal,
+/// and for a command whose output is wanted.
+fn console_target(args: &RunArgs) -> Result<(ConsoleTarget, KeySource), Error> {
+    let interactive = terminal::is_interactive();
+    let wanted = match args.console.as_deref() {
+        None if args.json => None,
+        None if interactive || !args.command.is_empty() => Some(Path::new("-")),
+        None => None,
+        Some(place) => Some(place),
+    };
+    match wanted {
+        Some(place) if place == "-" || place == "stdout" => {
+            if args.json {
+                return Err(Error::Usage(
+                    "--json and --console - both want standard output: give --console a file".to_owned(),
+                ));
+            }
+            let keys = match () {
+                () if interactive => KeySource::Terminal,
+                // A pipe's bytes are read only when the console was asked for by name: a script's own input, say a
+                // list that a loop reads, is not the guest's.
+                () if args.console.is_some() && !io::stdin().is_terminal() => KeySource::Stream,
+                () => KeySource::None,
+            };
+            Ok((ConsoleTarget::Stdout, keys))
+        }
+        Some(place) if place != "none" => {
+            let file = File::create(place).map_err(|e| Error::file("create", place, e))?;
+            Ok((ConsoleTarget::File(file), KeySource::None))
+        }
+        _ => Ok((ConsoleTarget::None, KeySource::None)),
+    }
+}
+
+/// The portable host finds out about too little memory only by being killed, so it is asked before.
+fn enough_memory(asked: u64) -> Result<(), PortableError> {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    match host_memory(&text) {
+        Some(have) if asked > have => Err(PortableError::Memory { asked, have }),
+        _ => Ok(()),
+    }
+}
+
+/// RAM and swap by `/proc/meminfo`, bytes.
+fn host_memory(meminfo: &str) -> Option<u64> {
+    let kib = |name: &str| {
+        let line = meminfo.lines().find(|l| l.starts_with(name))?;
+        line.split_ascii_whitespace().nth(1)?.parse::<u64>().ok()
+    };
+    kib("MemTotal:")?.checked_add(kib("SwapTotal:").unwrap_or(0))?.checked_mul(1024)
+}
+
+/// True where nothing was recorded: the profile would only stand in the way of the next run.
+fn is_before_guest(error: &Error) -> bool {
+    match error {
+        Error::Start(_) | Error::Stopped | Error::Image(_) | Error::Host(_) | Error::File { .. } => true,
+        Error::Portable(
+            PortableError::Frozen { before_guest, .. } | PortableError::Died { before_guest, .. },
+        ) => *before_guest,
+        Error::Portable(
+            PortableError::Start { .. } | PortableError::Program(_) | PortableError::Inside(_),
+        ) => true,
+        _ => false,
+    }
+}
+
+/// Runs the guest and everything around it; returns with the console's last lines.
+fn run_to_end(
+    args: &RunArgs,
+    plan: Plan,
+    chosen: &Chosen,
+    screen: &Arc<Screen>,
+    keys: KeySource,
+) -> Result<(Outcome, Vec<String>), Error> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|source| Error::System { action: "start the runtime", source })?;
+    let (guest_side, Watcher { stop, input, console, phase }) = link();
+    let shown = Arc::clone(screen);
+    let pump = console
+        .pump(move |bytes| shown.console(bytes))
+        .map_err(|source| Error::System { action: "start a thread", source })?;
+    // Before raw mode: a signal without a handler would end this process and leave the terminal raw.
+    let signals = {
+        let _runtime = runtime.enter();
+        Signals::new()?
+    };
+    let terminal_error = |source| Error::System { action: "use the terminal as console", source };
+    let raw = match keys {
+        KeySource::Terminal => {
+            if !args.quiet {
+                eprintln!("vprof: the console takes all keys; Ctrl-] ends the run");
+            }
+            Some(RawMode::enter().map_err(terminal_error)?)
+        }
+        _ => None,
+    };
+    let escape = raw.is_some().then_some(ESCAPE);
+    let reader = match keys {
+        KeySource::None => None,
+        _ => Some(Keys::start(input, stop.clone(), escape).map_err(terminal_error)?),
+    };
+    let outcome = runtime.block_on(async {
+        let run = start(args, plan, chosen, guest_side);
+        watch(run, signals, &stop, phase, screen, args.quiet).await
+    });
+    drop(reader);
+    drop(raw);
+    let last_lines = pump.last_lines(LAST_LINES);
+    finish_console(pump, screen);
+    outcome.map(|outcome| (outcome, last_lines))
+}
+
+fn finish_console(pump: ConsolePump, screen: &Screen) {
+    let dropped = pump.finish(CONSOLE_LIMIT);
+    if dropped > 0 {
+        screen.note(&format!(
+            "{} of console output were not shown: their reader was too slow",
+            crate::render::units::bytes(dropped)
+        ));
+    }
+}
+
+/// Runs the guest on the chosen host.
+async fn start(args: &RunArgs, plan: Plan, chosen: &Chosen, link: Link) -> Result<Outcome, Error> {
+    let Plan { mut spec, payload, disks } = plan;
+    spec.meta.push(("host".to_owned(), chosen.name().to_owned()));
+    spec.meta.push(("host_reason".to_owned(), chosen.why.clone()));
+    let create =
+        |force| -> Result<Box<dyn Sink>, Error> { Ok(Box::new(ProfileWriter::create(&args.output, force)?)) };
+    match &chosen.host {
+        Host::Kvm => guest::run(&spec, disks, payload, create(args.force)?, link).await,
+        Host::Portable(setup) => {
+            let outcome =
+                outer::run(setup, &spec, payload, link, |restarts| create(args.force || restarts > 0)).await;
+            // Only now may another vprof have the disks.
+            drop(disks);
+            outcome
+        }
+    }
+}
+
+/// Waits for the run's end, shows its progress, and ends it on a signal.
+async fn watch(
+    run: impl Future<Output = Result<Outcome, Error>>,
+    mut signals: Signals,
+    stop: &tokio::sync::watch::Sender<bool>,
+    mut phase: tokio::sync::watch::Receiver<link::Phase>,
+    screen: &Screen,
+    quiet: bool,
+) -> Result<Outcome, Error> {
+    tokio::pin!(run);
+    let mut stops = 0;
+    let mut phase_open = true;
+    loop {
+        tokio::select! {
+            outcome = &mut run => return outcome,
+            () = signals.next() => {
+                stops += 1;
+                if stops > 1 {
+                    // Dropping the run ends the machine at once.
+                    return Err(Error::Interrupted);
+                }
+                if !quiet {
+                    screen.note("ending the run; once more to give it up");
+                }
+                stop.send_replace(true);
+            }
+            changed = phase.changed(), if phase_open => match changed {
+                Ok(()) => screen.progress(&phase.borrow_and_update().clone()),
+                Err(_) => phase_open = false,
+            },
+        }
+    }
+}
+
+/// The signals that end a run.
+struct Signals([Signal; 4]);
+
+impl Signals {
+    fn new() -> Result<Self, Error> {
+        let listen =
+            |kind| signal(kind).map_err(|source| Error::System { action: "wait for signals", source });
+        Ok(Self([
+            listen(SignalKind::interrupt())?,
+            listen(SignalKind::terminate())?,
+            listen(SignalKind::hangup())?,
+            listen(SignalKind::quit())?,
+        ]))
+    }
+
+    async fn next(&mut self) {
+        let [interrupt, terminate, hangup, quit] = &mut self.0;
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+            _ = hangup.recv() => {}
+            _ = quit.recv() => {}
+        }
+    }
+}
+
+/// Prints the summary. Where standard output carries the console, it goes to standard error.
+fn summarize(args: &RunArgs, console_on_stdout: bool) -> Result<(), Error> {
+    if args.json {
+        return report::print_json(&args.output);
+    }
+    if args.quiet {
+        return Ok(());
+    }
+    report::print_summary(&args.output, console_on_stdout)?;
+    eprintln!(
+        "vprof: the profile is in {0}; `vprof report {0}` shows this again",
+        crate::errors::Shown(&args.output)
+    );
+    Ok(())
+}
+
+/// Turns the end into an exit code.
+fn judge(
+    args: &RunArgs,
+    outcome: &Outcome,
+    last_lines: &[String],
+    console_shown: bool,
+) -> Result<ExitCode, Error> {
+    let last = || {
+        if console_shown || last_lines.is_empty() {
+            String::new()
+        } else {
+            format!("\nits console's last lines:\n  {}", last_lines.join("\n  "))
+        }
+    };
+    if let Some(error) = &outcome.totals.sink_error {
+        return Err(Error::Sink(error.clone()));
+    }
+    let panicked = last_lines.iter().find(|line| line.contains("Kernel panic - not syncing"));
+    match &outcome.end {
+        GuestEnd::Failed(reason) => Err(Error::Guest(format!("{reason}{}", last()))),
+        GuestEnd::Reset if panicked.is_some() => {
+            let line = panicked.map_or("", String::as_str);
+            Err(Error::Guest(format!("{line}{}", last())))
+        }
+        GuestEnd::Exited(code) => match u8::try_from(*code) {
+            Ok(0) => Ok(ExitCode::Done),
+            Ok(code) => Ok(ExitCode::Guest(code)),
+            Err(_) => Err(Error::Guest(format!("it reported the exit status {code}, which is none"))),
+        },
+        GuestEnd::PowerOff | GuestEnd::Reset if !args.command.is_empty() => Err(Error::Guest(format!(
+            "it ended before its command did; only images of `cargo xtask image` run commands{}",
+            last()
+        ))),
+        GuestEnd::PowerOff | GuestEnd::Reset | GuestEnd::Stopped => Ok(ExitCode::Done),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_hosts_memory_is_ram_and_swap() {
+        let text = "MemTotal:       1000 kB\nMemFree: 10 kB\nSwapTotal:  24 kB\n";
+        assert_eq!(host_memory(text), Some(1_048_576));
+        assert_eq!(host_memory("nonsense"), None);
+        assert!(host_memory(&std::fs::read_to_string("/proc/meminfo").unwrap()).unwrap() > 1 << 20);
+    }
+
+    #[test]
+    fn seeds_differ_and_can_be_typed() {
+        assert!(random_seed() <= u64::from(u32::MAX));
+        assert_ne!((random_seed(), random_seed()), (random_seed(), random_seed()));
+    }
+}

@@ -1,0 +1,219 @@
+//! The two streams of a run at the terminal: the guest's console and the live line, kept apart.
+
+use std::fs::File;
+use std::io::{self, IsTerminal, Write};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use sampler::Status;
+
+use super::link::Phase;
+use crate::render::{escape, table, units};
+
+/// Where the guest's console goes.
+#[derive(Debug)]
+pub enum ConsoleTarget {
+    /// Nowhere but into the profile.
+    None,
+    /// To standard output.
+    Stdout,
+    /// To a file.
+    File(File),
+}
+
+/// How the live line is shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Progress {
+    /// Not at all.
+    Off,
+    /// A line that is drawn over itself.
+    Live,
+    /// The same, until the guest runs.
+    UntilGuest,
+    /// A line for each step before the guest runs, then one every ten seconds.
+    Lines,
+}
+
+/// How often [`Progress::Lines`] prints.
+const LINES_EVERY: Duration = Duration::from_secs(10);
+/// Goes to the line's start and erases it (ECMA-48: EL).
+const ERASE: &str = "\r\x1b[K";
+
+/// Both streams behind one lock.
+#[derive(Debug)]
+pub struct Screen(Mutex<State>);
+
+#[derive(Debug)]
+struct State {
+    console: ConsoleTarget,
+    progress: Progress,
+    /// Console and live line are on the same terminal.
+    shared: bool,
+    live_shown: bool,
+    console_at_line_start: bool,
+    started: Instant,
+    last_line: Option<Instant>,
+    /// The first failure to write the console.
+    failed: Option<io::Error>,
+}
+
+impl Screen {
+    /// A screen; the console and the live line share a terminal where both streams are one.
+    pub fn new(console: ConsoleTarget, progress: Progress) -> Self {
+        let shared = matches!(console, ConsoleTarget::Stdout) && io::stdout().is_terminal();
+        Self(Mutex::new(State {
+            console,
+            progress,
+            shared,
+            live_shown: false,
+            console_at_line_start: true,
+            started: Instant::now(),
+            last_line: None,
+            failed: None,
+        }))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Writes output of the guest.
+    pub fn console(&self, bytes: &[u8]) {
+        let mut state = self.lock();
+        if state.shared {
+            state.erase();
+        }
+        let written = match &mut state.console {
+            ConsoleTarget::None => Ok(()),
+            ConsoleTarget::Stdout => {
+                let mut stdout = io::stdout().lock();
+                stdout.write_all(bytes).and_then(|()| stdout.flush())
+            }
+            ConsoleTarget::File(file) => file.write_all(bytes),
+        };
+        if let Err(error) = written {
+            // A full disk or a closed pipe: the guest goes on without a console, and the end tells.
+            state.console = ConsoleTarget::None;
+            state.failed = Some(error);
+        }
+        state.console_at_line_start = bytes.last().is_none_or(|b| *b == b'\n');
+    }
+
+    /// Shows where the run stands.
+    pub fn progress(&self, phase: &Phase) {
+        // While the console's terminal stands still the lock is held; the line can wait for the next time.
+        let Ok(mut state) = self.0.try_lock() else { return };
+        match state.progress {
+            Progress::Off => {}
+            Progress::UntilGuest if matches!(phase, Phase::Running(_)) => {
+                state.erase();
+                state.progress = Progress::Off;
+            }
+            Progress::Live | Progress::UntilGuest if state.shared && !state.console_at_line_start => {}
+            Progress::Live | Progress::UntilGuest => {
+                let width = columns().saturating_sub(1);
+                let line = table::cut(&line(phase), width);
+                state.live_shown = true;
+                // There is nobody to tell that standard error can't be written.
+                let _ = write!(io::stderr().lock(), "{ERASE}{line}");
+            }
+            Progress::Lines => {
+                let since_start = units::duration(state.started.elapsed());
+                let due = match phase {
+                    Phase::Preparing(_) => true,
+                    Phase::Running(_) => state.last_line.is_none_or(|last| last.elapsed() >= LINES_EVERY),
+                };
+                if due {
+                    if matches!(phase, Phase::Running(_)) {
+                        state.last_line = Some(Instant::now());
+                    }
+                    let _ = writeln!(io::stderr().lock(), "vprof: {since_start:>7}: {}", line(phase));
+                }
+            }
+        }
+    }
+
+    /// Prints a line on standard error, above the live line.
+    pub fn note(&self, text: &str) {
+        let mut state = self.lock();
+        state.erase();
+        let start = if state.shared && !state.console_at_line_start { "\n" } else { "" };
+        state.console_at_line_start = true;
+        let _ = writeln!(io::stderr().lock(), "{start}vprof: {text}");
+    }
+
+    /// Takes the live line away for good; returns what went wrong with the console.
+    pub fn close(&self) -> Option<io::Error> {
+        let mut state = self.lock();
+        state.erase();
+        state.progress = Progress::Off;
+        if state.shared && !state.console_at_line_start {
+            let _ = writeln!(io::stdout().lock());
+            state.console_at_line_start = true;
+        }
+        state.failed.take()
+    }
+}
+
+impl State {
+    fn erase(&mut self) {
+        if std::mem::take(&mut self.live_shown) {
+            let _ = write!(io::stderr().lock(), "{ERASE}");
+        }
+    }
+}
+
+/// Width of the terminal behind standard error.
+pub fn columns() -> usize {
+    let mut size = libc::winsize { ws_row: 0, ws_col: 0, ws_xpixel: 0, ws_ypixel: 0 };
+    // SAFETY: TIOCGWINSZ writes one winsize through the pointer, which is valid and exclusive for the call.
+    let got = unsafe { libc::ioctl(libc::STDERR_FILENO, libc::TIOCGWINSZ, &raw mut size) };
+    if got == 0 && size.ws_col > 0 { usize::from(size.ws_col) } else { 80 }
+}
+
+fn line(phase: &Phase) -> String {
+    match phase {
+        Phase::Preparing(what) => format!("{what} ..."),
+        Phase::Running(status) => running(status),
+    }
+}
+
+fn running(status: &Status) -> String {
+    let mut line = format!(
+        "{}  {}  {}  {} lost",
+        units::clock(status.elapsed),
+        units::counted(status.samples, "sample"),
+        units::rate(status.rate_hz),
+        units::count(status.lost),
+    );
+    match (&status.top, &status.kernel) {
+        (Some((comm, share)), _) => {
+            line.push_str(&format!("  top: {} {}", escape(comm), units::percent(*share)));
+        }
+        (None, Some(release)) => line.push_str(&format!("  Linux {}", escape(release))),
+        (None, None) => line.push_str("  guest is booting"),
+    }
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_line_tells_time_rate_samples_lost_and_top() {
+        let mut status = Status {
+            elapsed: Duration::from_secs(75),
+            samples: 74_123,
+            lost: 2,
+            rate_hz: 998.7,
+            top: Some(("gzip\x1b[2J".to_owned(), 0.934)),
+            kernel: Some("6.1.0".to_owned()),
+        };
+        assert_eq!(running(&status), "1:15  74,123 samples  999 Hz  2 lost  top: gzip\\x1b[2J 93.4 %");
+        status.top = None;
+        assert!(running(&status).ends_with("Linux 6.1.0"));
+        status.kernel = None;
+        assert!(running(&status).ends_with("guest is booting"));
+    }
+}

@@ -1,0 +1,174 @@
+//! A run as plain data: the same whether the guest runs on this machine or in the portable host.
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use sampler::{ClockKind, Totals};
+use serde::{Deserialize, Serialize};
+use vmm::{DiskMode, End};
+
+use crate::image::{self, ImageError};
+
+/// Everything about a run besides the bytes to boot.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RunSpec {
+    /// Number of vCPUs.
+    pub vcpus: u8,
+    /// Guest memory, bytes.
+    pub memory_bytes: u64,
+    /// Kernel command line.
+    pub cmdline: String,
+    /// Disks in the order in which the guest sees them.
+    pub disks: Vec<DiskSpec>,
+    /// Mean ticks per second and vCPU.
+    pub rate_hz: f64,
+    /// How intervals are drawn.
+    pub clock: ClockKind,
+    /// Seed of the intervals.
+    pub seed: u64,
+    /// The run ends after this time.
+    pub duration: Option<Duration>,
+    /// Rows of the profile's table `meta`.
+    pub meta: Vec<(String, String)>,
+}
+
+/// One disk.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiskSpec {
+    /// Raw image or block device.
+    pub path: PathBuf,
+    /// Writes are discarded at the end.
+    pub snapshot: bool,
+}
+
+/// What a run came to.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Outcome {
+    /// How the guest ended.
+    pub end: GuestEnd,
+    /// What was recorded.
+    pub totals: Totals,
+    /// How often the portable host had to be started anew.
+    pub host_restarts: u32,
+}
+
+/// How a guest ended; [`vmm::End`] in a form that can travel.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum GuestEnd {
+    /// ACPI power-off.
+    PowerOff,
+    /// Reset.
+    Reset,
+    /// The guest's init reported this exit status.
+    Exited(u32),
+    /// vprof ended it.
+    Stopped,
+    /// The guest or KVM failed.
+    Failed(String),
+}
+
+impl From<End> for GuestEnd {
+    fn from(end: End) -> Self {
+        match end {
+            End::PowerOff => Self::PowerOff,
+            End::Reset => Self::Reset,
+            End::Exited(code) => Self::Exited(code),
+            End::Stopped => Self::Stopped,
+            End::Failed(reason) => Self::Failed(reason),
+        }
+    }
+}
+
+impl GuestEnd {
+    /// One sentence for the profile.
+    pub fn sentence(&self) -> String {
+        match self {
+            Self::PowerOff => "the guest powered off".to_owned(),
+            Self::Reset => "the guest reset itself".to_owned(),
+            Self::Exited(code) => format!("the guest's command ended with status {code}"),
+            Self::Stopped => "vprof stopped the guest".to_owned(),
+            Self::Failed(reason) => format!("the guest failed: {reason}"),
+        }
+    }
+}
+
+impl DiskSpec {
+    /// What the machine does with writes.
+    pub fn mode(&self) -> DiskMode {
+        if self.snapshot { DiskMode::Snapshot } else { DiskMode::ReadWrite }
+    }
+
+    /// Opens the disk as its mode needs it.
+    pub fn open(&self) -> Result<File, ImageError> {
+        image::open("the disk", &self.path, image::WANTED_DISK)?;
+        OpenOptions::new().read(true).write(!self.snapshot).open(&self.path).map_err(|source| {
+            if self.snapshot {
+                ImageError::Read { what: "the disk", path: self.path.clone(), source }
+            } else {
+                ImageError::ReadOnly { path: self.path.clone(), source }
+            }
+        })
+    }
+
+    /// Opens the disk and locks it against other runs of vprof for as long as the file is open: two machines that
+    /// write one file system destroy it.
+    pub fn open_locked(&self) -> Result<File, ImageError> {
+        let file = self.open()?;
+        let locked = if self.snapshot { file.try_lock_shared() } else { file.try_lock() };
+        match locked {
+            Err(TryLockError::WouldBlock) => {
+                Err(ImageError::InUse { path: self.path.clone(), snapshot: self.snapshot })
+            }
+            // Some network file systems have no locks; then there is nothing to find out.
+            Ok(()) | Err(TryLockError::Error(_)) => Ok(file),
+        }
+    }
+}
+
+/// The kernel command line: defaults, then the user's words, which win where both name a thing.
+pub fn cmdline(is_disk: bool, append: Option<&str>) -> String {
+    // panic=-1 resets a panicked guest at once; otherwise it would spin until someone looks.
+    let mut words = String::from("console=ttyS0 quiet panic=-1");
+    if is_disk {
+        words.push_str(" root=/dev/vda rw");
+    }
+    if let Some(append) = append.map(str::trim).filter(|a| !a.is_empty()) {
+        words.push(' ');
+        words.push_str(append);
+    }
+    words
+}
+
+/// A path for a row of `meta`.
+pub fn shown(path: &Path) -> String {
+    path.to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_users_words_come_last() {
+        assert_eq!(cmdline(false, None), "console=ttyS0 quiet panic=-1");
+        assert_eq!(
+            cmdline(true, Some(" root=/dev/vdb ")),
+            "console=ttyS0 quiet panic=-1 root=/dev/vda rw root=/dev/vdb"
+        );
+    }
+
+    #[test]
+    fn a_written_disk_is_locked_and_a_read_one_is_shared() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), b"disk").unwrap();
+        let disk = |snapshot| DiskSpec { path: file.path().to_owned(), snapshot };
+        let reader = disk(true).open_locked().unwrap();
+        disk(true).open_locked().unwrap();
+        let refused = disk(false).open_locked().unwrap_err().to_string();
+        assert!(refused.contains("in use by another vprof"), "{refused}");
+        drop(reader);
+        let _writer = disk(false).open_locked().unwrap();
+        assert!(disk(true).open_locked().is_err());
+    }
+}

@@ -1,0 +1,278 @@
+//! Whatever is wrong with what a person gives: one clear sentence and the documented exit code, and no guest.
+
+mod support;
+
+use std::fs;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+
+use support::{bzimage, ext4, fake_host, initrd, refused, run, stderr, vprof};
+
+/// A directory with good and bad files.
+struct Files(tempfile::TempDir);
+
+impl Files {
+    fn new() -> Self {
+        let files = Self(tempfile::tempdir().unwrap());
+        files.write("kernel", &bzimage(10_000));
+        files.write("initrd", &initrd());
+        files
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn write(&self, name: &str, content: &[u8]) -> PathBuf {
+        let path = self.path(name);
+        fs::write(&path, content).unwrap();
+        path
+    }
+
+    /// `vprof run` with these arguments, writing its profile here; no guest is meant to start.
+    fn run(&self, arguments: &[&Path]) -> std::process::Output {
+        let mut command = vprof(["run", "-o"]);
+        let output = command.arg(self.path("out.vprof")).args(arguments).output().unwrap();
+        assert!(!self.path("out.vprof").exists(), "a profile was left behind: {}", stderr(&output));
+        output
+    }
+
+    fn image(&self, name: &str) -> std::process::Output {
+        self.run(&[&self.path(name)])
+    }
+
+    fn kernel(&self, name: &str) -> std::process::Output {
+        let disk = self.write("disk", &[0; 4096]);
+        self.run(&[&disk, Path::new("--kernel"), &self.path(name)])
+    }
+
+    fn initrd(&self, name: &str) -> std::process::Output {
+        self.run(&[&self.path("kernel"), Path::new("--initrd"), &self.path(name)])
+    }
+}
+
+#[test]
+fn images_that_are_none() {
+    let files = Files::new();
+    refused(&files.image("gone"), 1, &["can't read the image", "gone", "no such file or directory"]);
+    files.write("empty", b"");
+    refused(&files.image("empty"), 1, &["empty is empty", "a raw disk image or a kernel"]);
+    fs::create_dir(files.path("folder")).unwrap();
+    refused(&files.image("folder"), 1, &["folder is a directory"]);
+    nix_fifo(&files.path("fifo"));
+    refused(&files.image("fifo"), 1, &["fifo is a pipe"]);
+    files.write("text", b"hello, world\n");
+    refused(&files.image("text"), 1, &["neither a disk image with an ext4 file system nor a kernel"]);
+    files.write("qcow2", b"QFI\xfb\0\0\0\x03");
+    refused(&files.image("qcow2"), 1, &["a qcow2 image", "qemu-img convert -O raw"]);
+    let mut gpt = vec![0; 4096];
+    gpt[512..520].copy_from_slice(b"EFI PART");
+    files.write("gpt", &gpt);
+    refused(&files.image("gpt"), 1, &["a disk with a partition table (GPT)", "--kernel"]);
+}
+
+#[test]
+fn images_whose_file_system_is_cut_off_or_has_no_kernel() {
+    let files = Files::new();
+    fs::create_dir_all(files.path("root/boot")).unwrap();
+    ext4(&files.path("root"), &files.path("nokernel.img"));
+    refused(&files.image("nokernel.img"), 1, &["no kernel in", "/boot/vmlinuz", "--kernel FILE"]);
+
+    let whole = fs::read(files.path("nokernel.img")).unwrap();
+    files.write("cut.img", &whole[..1 << 20]);
+    refused(&files.image("cut.img"), 1, &["cut.img is cut off", "4 MiB", "1 MiB"]);
+    files.write("torn.img", &whole[..1500]);
+    refused(&files.image("torn.img"), 1, &["torn.img is cut off"]);
+
+    fs::write(files.path("root/boot/vmlinuz-6.1"), b"not a kernel").unwrap();
+    ext4(&files.path("root"), &files.path("badkernel.img"));
+    refused(&files.image("badkernel.img"), 1, &["badkernel.img", "/boot/vmlinuz-6.1", "not a Linux kernel"]);
+
+    fs::write(files.path("root/boot/vmlinuz-6.1"), &bzimage(10_000)[..5000]).unwrap();
+    ext4(&files.path("root"), &files.path("cutkernel.img"));
+    refused(&files.image("cutkernel.img"), 1, &["cutkernel.img", "/boot/vmlinuz-6.1", "cut off"]);
+}
+
+#[test]
+fn kernels_that_are_none() {
+    let files = Files::new();
+    refused(&files.kernel("gone"), 1, &["can't read the kernel", "gone"]);
+    files.write("empty", b"");
+    refused(&files.kernel("empty"), 1, &["empty is empty", "a kernel for x86-64"]);
+    fs::create_dir(files.path("folder")).unwrap();
+    refused(&files.kernel("folder"), 1, &["folder is a directory"]);
+    files.write("cut", &bzimage(10_000)[..5_000]);
+    refused(&files.kernel("cut"), 1, &["cut: the kernel file is cut off"]);
+    files.write("text", b"hello");
+    refused(&files.kernel("text"), 1, &["text: this is", "not a Linux kernel"]);
+    let mut arm = vec![0; 4096];
+    arm[0x38..0x3c].copy_from_slice(b"ARM\x64");
+    files.write("arm64", &arm);
+    refused(&files.kernel("arm64"), 1, &["arm64: this kernel is for 64-bit ARM", "x86"]);
+    refused(&files.image("arm64"), 1, &["arm64: this kernel is for 64-bit ARM", "x86"]);
+    let mut elf = b"\x7fELF\x02\x01\x01".to_vec();
+    elf.resize(64, 0);
+    elf[18] = 243;
+    files.write("riscv", &elf);
+    refused(&files.kernel("riscv"), 1, &["riscv: this kernel is for RISC-V"]);
+    refused(&files.image("riscv"), 1, &["riscv: this kernel is for RISC-V"]);
+    let program = Path::new(env!("CARGO_BIN_EXE_vprof"));
+    refused(&files.run(&[program]), 1, &["not a Linux kernel"]);
+}
+
+#[test]
+fn initrds_that_are_none() {
+    let files = Files::new();
+    refused(&files.initrd("gone"), 1, &["can't read the initrd", "gone"]);
+    files.write("empty", b"");
+    refused(&files.initrd("empty"), 1, &["empty is empty", "an initrd"]);
+    fs::create_dir(files.path("folder")).unwrap();
+    refused(&files.initrd("folder"), 1, &["folder is a directory"]);
+    files.write("text", b"hello");
+    refused(&files.initrd("text"), 1, &["text is no initrd"]);
+    let whole = initrd();
+    files.write("cut", &whole[..whole.len() - 130]);
+    refused(&files.initrd("cut"), 1, &["cut is cut off", "cpio"]);
+}
+
+#[test]
+fn disks_that_are_none() {
+    let files = Files::new();
+    let kernel = files.path("kernel");
+    let disk = |name: &str| files.run(&[&kernel, Path::new("--disk"), &files.path(name)]);
+    refused(&disk("gone"), 1, &["can't read the disk", "gone"]);
+    fs::create_dir(files.path("folder")).unwrap();
+    refused(&disk("folder"), 1, &["folder is a directory"]);
+}
+
+#[test]
+fn a_command_needs_somebody_who_runs_it() {
+    let files = Files::new();
+    let output = files.run(&[&files.path("kernel"), Path::new("--"), Path::new("true")]);
+    refused(&output, 1, &["a command needs an initrd"]);
+    let arguments = [
+        &files.path("kernel"),
+        Path::new("--initrd"),
+        &files.path("initrd"),
+        Path::new("--"),
+        Path::new("true"),
+    ];
+    refused(&files.run(&arguments), 1, &["can't run the command after --", "cargo xtask image"]);
+}
+
+#[test]
+fn an_output_in_the_way_is_never_touched() {
+    let files = Files::new();
+    let output = files.write("mine.txt", b"my thesis");
+    let kernel = files.path("kernel");
+    let run_with =
+        |more: &[&str]| vprof(["run", "-o"]).arg(&output).arg(&kernel).args(more).output().unwrap();
+    refused(&run_with(&[]), 1, &["mine.txt exists already", "-o", "--force"]);
+    refused(&run_with(&["--force"]), 1, &["mine.txt exists and is not a profile"]);
+    assert_eq!(fs::read(&output).unwrap(), b"my thesis");
+    let output = run(["run".as_ref(), kernel.as_os_str(), "-o".as_ref(), "/nowhere/p.vprof".as_ref()]);
+    refused(&output, 1, &["can't create the profile in /nowhere", "no such file or directory"]);
+}
+
+#[test]
+fn wrong_command_lines_end_with_2() {
+    for (arguments, word) in [
+        (&["run", "x", "--memory", "300G"][..], "the most is 256 GiB"),
+        (&["run", "x", "--memory", "512"], "it has no unit"),
+        (&["run", "x", "--cpus", "65"], "65 is not in 1..=64"),
+        (&["run", "x", "--cpus", "0"], "0 is not in 1..=64"),
+        (&["run", "x", "-F", "0"], "from 0.1 to 50000"),
+        (&["run", "x", "-d", "0s"], "more than 0"),
+        (&["run", "x", "--clock", "sundial"], "uniform"),
+        (&["run"], "IMAGE"),
+        (&["report", "x", "--time", "5..2"], "not after its beginning"),
+        (&["report", "x", "--sort", "colour"], "samples"),
+        (&["fly"], "unrecognized subcommand"),
+    ] {
+        let output = run(arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        assert!(stderr(&output).contains(word), "{arguments:?}: {}", stderr(&output));
+    }
+    let files = Files::new();
+    let kernel = files.path("kernel");
+    refused(
+        &files.run(&[&kernel, Path::new("--json"), Path::new("--console"), Path::new("-")]),
+        2,
+        &["--console a file"],
+    );
+}
+
+#[test]
+fn more_memory_than_there_is() {
+    let files = Files::new();
+    let (bundle, bin) = fake_host(files.0.path(), "exit 1");
+    let output = vprof(["run", "-q", "--memory", "256G", "--host", "portable", "--portable-host"])
+        .env("PATH", format!("{}:{}", bin.display(), std::env::var("PATH").unwrap()))
+        .arg(bundle)
+        .arg(files.path("kernel"))
+        .arg("-o")
+        .arg(files.path("out.vprof"))
+        .output()
+        .unwrap();
+    refused(&output, 1, &["a guest of 256 GiB does not fit", "--memory"]);
+    assert!(!files.path("out.vprof").exists());
+}
+
+#[test]
+fn no_hypervisor_ends_with_4_and_what_to_type() {
+    let files = Files::new();
+    let empty = files.path("empty");
+    fs::create_dir(&empty).unwrap();
+    let output = vprof(["run", "--host", "portable"])
+        .env("PATH", &empty)
+        .args([&files.path("kernel"), Path::new("-o"), &files.path("out.vprof")])
+        .args([Path::new("--portable-host"), &empty])
+        .output()
+        .unwrap();
+    refused(&output, 4, &["apt install qemu-system-x86", "cargo xtask image portable-host", "/empty"]);
+    assert!(!files.path("out.vprof").exists());
+}
+
+#[test]
+fn more_memory_than_there_is_on_kvm() {
+    let host = fs::read_to_string("/proc/meminfo").unwrap();
+    let total: u64 = host.lines().next().unwrap().split_whitespace().nth(1).unwrap().parse().unwrap();
+    let open = fs::OpenOptions::new().read(true).write(true).open("/dev/kvm");
+    if open.is_err() || total > 200 << 20 {
+        eprintln!("SKIPPED: needs /dev/kvm, and a machine of less than 200 GiB");
+        return;
+    }
+    let files = Files::new();
+    let arguments = ["-q", "--host", "kvm", "--memory", "256G"].map(Path::new);
+    let kernel = files.path("kernel");
+    let all: Vec<&Path> = arguments.into_iter().chain([kernel.as_path()]).collect();
+    refused(&files.run(&all), 1, &["262144 MiB of guest memory", "ask for less"]);
+}
+
+#[test]
+fn no_permission_on_dev_kvm() {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+    // Only root can become somebody who may not.
+    let closed = fs::metadata("/dev/kvm").is_ok_and(|m| m.mode() & 0o006 == 0);
+    let is_root = fs::metadata("/proc/self").is_ok_and(|m| m.uid() == 0);
+    if !closed || !is_root {
+        eprintln!("SKIPPED: needs root, and a /dev/kvm that is closed to others");
+        return;
+    }
+    let files = Files::new();
+    fs::set_permissions(files.0.path(), fs::Permissions::from_mode(0o777)).unwrap();
+    let mut command = vprof(["run", "--host", "kvm"]);
+    command.args([&files.path("kernel"), Path::new("-o"), &files.path("out.vprof")]);
+    command.uid(65_534).gid(65_534);
+    refused(&command.output().unwrap(), 4, &["no permission to open /dev/kvm", "sudo usermod -aG kvm $USER"]);
+    let mut command = vprof(["doctor"]);
+    let output = command.uid(65_534).gid(65_534).output().unwrap();
+    let text = support::stdout(&output);
+    assert!(text.contains("no  /dev/kvm permitted"), "{text}");
+    assert!(text.contains("sudo usermod -aG kvm $USER"), "{text}");
+}
+
+fn nix_fifo(path: &Path) {
+    let made = std::process::Command::new("mkfifo").arg(path).status().unwrap();
+    assert!(made.success());
+}

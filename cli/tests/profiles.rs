@@ -1,0 +1,184 @@
+//! `report` and `query` on a profile made here, and on files that are none.
+
+mod support;
+
+use std::fs;
+
+use serde_json::Value;
+use support::{refused, run, stderr, stdout, write_profile};
+
+struct Profile(tempfile::TempDir);
+
+impl Profile {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        write_profile(&directory.path().join("p.vprof"));
+        Self(directory)
+    }
+
+    fn path(&self) -> String {
+        self.0.path().join("p.vprof").to_str().unwrap().to_owned()
+    }
+
+    fn report(&self, more: &[&str]) -> std::process::Output {
+        let path = self.path();
+        run(["report", &path].iter().chain(more))
+    }
+
+    fn query(&self, sql: &str, more: &[&str]) -> std::process::Output {
+        let path = self.path();
+        run(["query", &path, sql].iter().chain(more))
+    }
+}
+
+#[test]
+fn the_text_report_names_processes_and_functions() {
+    let profile = Profile::new();
+    let output = profile.report(&[]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let text = stdout(&output);
+    assert!(text.starts_with("800.0 ms of Linux 6.1.0-test on 2 vCPUs, host: kvm\n"), "{text}");
+    assert!(text.contains("800 samples (400 not idle), 4 lost"), "{text}");
+    assert!(text.contains("75.0 %") && text.contains("evil"), "{text}");
+    assert!(text.contains("do_work"), "{text}");
+    assert!(text.contains("0x401000"), "{text}");
+    assert!(!text.chars().any(|c| c.is_control() && c != '\n'), "{text:?}");
+}
+
+#[test]
+fn the_json_report_is_one_object() {
+    let profile = Profile::new();
+    let report: Value = serde_json::from_slice(&profile.report(&["--json"]).stdout).unwrap();
+    assert_eq!(report["host"], "kvm");
+    assert_eq!(report["samples"], 800);
+    assert_eq!(report["vcpus"].as_array().unwrap().len(), 2);
+    let shares: f64 =
+        report["processes"].as_array().unwrap().iter().map(|p| p["share"].as_f64().unwrap()).sum();
+    assert!((shares - 1.0).abs() < 1e-9, "{shares}");
+    let calm: Value =
+        serde_json::from_slice(&profile.report(&["--json", "--process", "calm"]).stdout).unwrap();
+    assert_eq!(calm["processes"].as_array().unwrap().len(), 1);
+    assert_eq!(calm["processes"][0]["share"], 0.25);
+    let early: Value =
+        serde_json::from_slice(&profile.report(&["--json", "--time", "..400ms", "--vcpu", "1"]).stdout)
+            .unwrap();
+    assert_eq!(early["samples"], 200);
+}
+
+#[test]
+fn rows_are_sorted_and_limited_as_asked() {
+    let profile = Profile::new();
+    let text = stdout(&profile.report(&["--sort", "pid", "-n", "1"]));
+    assert!(text.contains("evil") && !text.contains("calm#"), "{text}");
+    assert!(text.contains("in 1 more; -n 0 shows all"), "{text}");
+    let text = stdout(&profile.report(&["--sort", "kernel"]));
+    assert!(text.find("calm#").unwrap() < text.find("evil").unwrap(), "{text}");
+}
+
+#[test]
+fn queries_answer_as_table_csv_and_json() {
+    let profile = Profile::new();
+    let sql = "SELECT comm, pid, NULL AS void, 0.5 AS half, x'00ff' AS blob FROM instance ORDER BY pid";
+    assert_eq!(
+        stdout(&profile.query(sql, &["--csv"])),
+        "comm,pid,void,half,blob\r\n\"evil\u{1b}[2J,\"\"x\"\"\",100,,0.5,00ff\r\ncalm,101,,0.5,00ff\r\n"
+    );
+    let rows: Value = serde_json::from_slice(&profile.query(sql, &["--json"]).stdout).unwrap();
+    assert_eq!(rows[1]["comm"], "calm");
+    assert_eq!(rows[1]["pid"], 101);
+    assert_eq!(rows[1]["void"], Value::Null);
+    assert_eq!(
+        rows[0].as_object().unwrap().keys().collect::<Vec<_>>(),
+        ["comm", "pid", "void", "half", "blob"]
+    );
+    let table = stdout(&profile.query(sql, &[]));
+    assert!(table.starts_with("comm"), "{table}");
+    assert!(table.contains("evil\\x1b[2J,\"x\"  100"), "{table}");
+    assert_eq!(stdout(&profile.query("SELECT 1 AS one WHERE 0", &["--csv"])), "one\r\n");
+    assert_eq!(stdout(&profile.query("SELECT 1 AS one WHERE 0", &["--json"])), "[]\n");
+}
+
+#[test]
+fn wrong_questions_get_one_sentence() {
+    let profile = Profile::new();
+    refused(&profile.query("SELEC 1", &[]), 1, &["syntax error"]);
+    refused(&profile.query("SELECT * FROM void", &[]), 1, &["no such table: void"]);
+    refused(&profile.query("DELETE FROM sample", &[]), 1, &["would change"]);
+    refused(&profile.query("SELECT 1; SELECT 2", &[]), 1, &["exactly one"]);
+    refused(&profile.query("", &[]), 1, &["exactly one"]);
+    refused(&profile.report(&["--process", "nobody"]), 1, &["no process nobody"]);
+    refused(&profile.report(&["--vcpu", "9"]), 1, &["no vCPU 9"]);
+    refused(&profile.report(&["--time", "5s.."]), 1, &["after the end"]);
+}
+
+#[test]
+fn files_that_are_no_profile() {
+    let profile = Profile::new();
+    let directory = profile.0.path();
+    let report = |name: &str| run(["report".as_ref(), directory.join(name).as_os_str()]);
+    let whole = fs::read(profile.path()).unwrap();
+    refused(&report("gone"), 1, &["gone does not exist"]);
+    fs::write(directory.join("empty"), b"").unwrap();
+    refused(&report("empty"), 1, &["is empty"]);
+    fs::write(directory.join("text"), b"hello").unwrap();
+    refused(&report("text"), 1, &["text is not a vprof profile"]);
+    refused(&run(["report".as_ref(), directory.as_os_str()]), 1, &["is not a vprof profile"]);
+    fs::write(directory.join("cut"), &whole[..whole.len() / 2]).unwrap();
+    refused(&report("cut"), 1, &["cut is cut off"]);
+    // PRAGMA user_version: 4 bytes, big endian, at 60 of the header.
+    let mut newer = whole;
+    newer[60..64].copy_from_slice(&9_u32.to_be_bytes());
+    fs::write(directory.join("newer"), newer).unwrap();
+    refused(&report("newer"), 1, &["version 9", "use a newer vprof"]);
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_failure() {
+    use std::io::Read;
+    let profile = Profile::new();
+    let sql = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i FROM n";
+    let mut child = support::vprof(["query", &profile.path(), sql, "--csv"])
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut some = [0; 10];
+    child.stdout.take().unwrap().read_exact(&mut some).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert_eq!(stderr(&output), "");
+}
+
+#[test]
+fn help_opens_with_examples_and_version_tells_it() {
+    for command in [&["--help"][..], &["run", "--help"], &["report", "--help"], &["query", "--help"]] {
+        let text = stdout(&run(command));
+        let (examples, usage) = (text.find("Examples:").unwrap(), text.find("Usage:").unwrap());
+        assert!(examples < usage, "{text}");
+    }
+    assert!(stdout(&run(["--help"])).contains("4  no usable hypervisor"));
+    assert_eq!(stdout(&run(["--version"])), format!("vprof {}\n", env!("CARGO_PKG_VERSION")));
+    assert!(stdout(&run(["completions", "bash"])).contains("_vprof"));
+}
+
+#[test]
+fn the_queries_in_the_help_work() {
+    let profile = Profile::new();
+    let help = stdout(&run(["--help"])) + &stdout(&run(["query", "--help"]));
+    let queries: Vec<&str> = help.split('"').filter(|part| part.starts_with("SELECT")).collect();
+    assert_eq!(queries.len(), 3, "{help}");
+    for sql in queries {
+        let output = profile.query(sql, &[]);
+        assert!(output.status.success(), "{sql}: {}", stderr(&output));
+    }
+}
+
+#[test]
+fn doctor_speaks_json() {
+    let output = run(["doctor", "--json"]);
+    let found: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(found["kvm"]["present"].is_boolean());
+    assert!(found["portable"]["usable"].is_boolean());
+    let expected = if found["host"].is_null() { 4 } else { 0 };
+    assert_eq!(output.status.code(), Some(expected));
+}

@@ -1,0 +1,191 @@
+//! Runs the `vprof` that was just built, and makes the files that it is given.
+
+// Each test file uses its own part of this.
+#![allow(dead_code)]
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use sampler::batch::{Batch, EventRow, FrameRow, InstanceRow, Mode, SampleRow, Sink, VcpuRow};
+use sampler::profile::ProfileWriter;
+
+/// The program under test, without anything of the environment that changes what it does.
+pub fn vprof<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_vprof"));
+    command.args(arguments).stdin(Stdio::null());
+    command.env_remove("VPROF_PORTABLE_HOST").env_remove("NO_COLOR");
+    command
+}
+
+/// Runs `vprof` to its end.
+pub fn run<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Output {
+    vprof(arguments).output().expect("vprof starts")
+}
+
+/// Standard output as text.
+pub fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).expect("UTF-8")
+}
+
+/// Standard error as text.
+pub fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).expect("UTF-8")
+}
+
+/// Asserts that a command failed as documented: this exit code, nothing on standard output, and one sentence with
+/// these words that no programmer's dump got into.
+pub fn refused(output: &Output, code: i32, words: &[&str]) {
+    let error = stderr(output);
+    assert_eq!(output.status.code(), Some(code), "{error}");
+    assert_eq!(stdout(output), "", "{error}");
+    assert!(error.starts_with("vprof: "), "{error}");
+    assert_eq!(error.trim_end().lines().count(), 1, "{error}");
+    for word in words {
+        assert!(error.contains(word), "no {word:?} in: {error}");
+    }
+    for dump in ["panicked", "os error", "Error {", "Error(", "Some(", "None", "RUST_BACKTRACE"] {
+        assert!(!error.contains(dump), "{dump:?} in: {error}");
+    }
+}
+
+/// A bzImage's set-up header with this much code after it: enough to pass for a kernel until it is booted.
+pub fn bzimage(payload: usize) -> Vec<u8> {
+    let mut image = vec![0; 1024 + payload];
+    image[0x1f1] = 1;
+    let paragraphs = u32::try_from(payload.div_ceil(16)).expect("small");
+    image[0x1f4..0x1f8].copy_from_slice(&paragraphs.to_le_bytes());
+    image[0x1fe..0x200].copy_from_slice(&[0x55, 0xaa]);
+    image[0x202..0x206].copy_from_slice(b"HdrS");
+    image[0x206..0x208].copy_from_slice(&0x020f_u16.to_le_bytes());
+    image[0x211] = 1;
+    image[0x236] = 1;
+    image
+}
+
+/// A cpio archive with one file.
+pub fn initrd() -> Vec<u8> {
+    let mut archive = Vec::new();
+    for (name, content) in [("init", &b"#!/bin/sh\n"[..]), ("TRAILER!!!", b"")] {
+        let fields = [1, 0o100_755, 0, 0, 1, 0, content.len(), 0, 0, 0, 0, name.len() + 1, 0];
+        archive.extend_from_slice(b"070701");
+        archive.extend(fields.iter().flat_map(|field| format!("{field:08x}").into_bytes()));
+        archive.extend_from_slice(name.as_bytes());
+        archive.push(0);
+        archive.resize(archive.len().next_multiple_of(4), 0);
+        archive.extend_from_slice(content);
+        archive.resize(archive.len().next_multiple_of(4), 0);
+    }
+    archive
+}
+
+/// An ext4 image of 4 MiB that holds what lies in this directory.
+pub fn ext4(directory: &Path, image: &Path) {
+    let made = Command::new("mke2fs")
+        .env("PATH", format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default()))
+        .args(["-q", "-F", "-t", "ext4", "-d"])
+        .args([directory, image])
+        .arg("4M")
+        .stdout(Stdio::null())
+        .status()
+        .expect("mke2fs (Debian package e2fsprogs) is installed");
+    assert!(made.success());
+}
+
+/// A directory that passes for the portable host's, and one with a `qemu-system-x86_64` that is this script. The
+/// script finds its process id in `$$`.
+pub fn fake_host(directory: &Path, script: &str) -> (PathBuf, PathBuf) {
+    use std::os::unix::fs::PermissionsExt;
+    let (bundle, bin) = (directory.join("bundle"), directory.join("bin"));
+    std::fs::create_dir(&bundle).unwrap();
+    std::fs::create_dir(&bin).unwrap();
+    std::fs::write(bundle.join("vmlinuz"), bzimage(100)).unwrap();
+    std::fs::write(bundle.join("initrd.img"), initrd()).unwrap();
+    let qemu = bin.join("qemu-system-x86_64");
+    let text = format!(
+        "#!/bin/bash\nif [ \"$1\" = --version ]; then echo 'QEMU emulator version 9.9.9 (fake)'; exit; fi\n{script}\n"
+    );
+    std::fs::write(&qemu, text).unwrap();
+    std::fs::set_permissions(&qemu, std::fs::Permissions::from_mode(0o755)).unwrap();
+    (bundle, bin)
+}
+
+/// Writes a small profile: two vCPUs, a process with a hostile name that takes three of four busy samples, and one
+/// kernel function.
+pub fn write_profile(path: &Path) {
+    let mut writer = ProfileWriter::create(path, false).unwrap();
+    let instance = |id, pid, comm: &str| InstanceRow {
+        id,
+        pid,
+        start_ns: u64::from(id) * 1000,
+        comm: comm.to_owned(),
+        number: 0,
+        kernel_thread: false,
+    };
+    let frame = |id, address, symbol: Option<&str>| FrameRow {
+        id,
+        address,
+        kernel: symbol.is_some(),
+        instance: symbol.is_none().then_some(1),
+        symbol: symbol.map(str::to_owned),
+        module: None,
+        offset: 0x10,
+    };
+    let sample = |index: u64, mode, frame, instance| SampleRow {
+        vcpu: u8::try_from(index % 2).unwrap(),
+        time_ns: index * 1_000_000,
+        late_ns: 20_000,
+        mode,
+        halted: mode == Mode::Idle,
+        frame,
+        rsp: 0xffff_8000_0000_0000,
+        cpl: if mode == Mode::User { 3 } else { 0 },
+        cr3: 0x1000,
+        interrupts_on: true,
+        preempt_count: Some(0),
+        instance: Some(instance),
+        tid: Some(100),
+    };
+    let vcpu = |id| VcpuRow {
+        id,
+        samples: 400,
+        lost: 2,
+        sampler_ns: 4_000_000,
+        guest_ns: 700_000_000,
+        exits: 1000,
+        wall_ns: 800_000_000,
+    };
+    let samples = (0..800)
+        .map(|index| match index % 8 {
+            0..3 => sample(index, Mode::User, 1, 1),
+            3 => sample(index, Mode::Kernel, 2, 2),
+            _ => sample(index, Mode::Idle, 2, 2),
+        })
+        .collect();
+    let meta = [
+        ("host", "kvm"),
+        ("version", "0.1.0"),
+        ("kernel", "6.1.0-test"),
+        ("rate_hz", "1000"),
+        ("clock", "uniform"),
+        ("seed", "7"),
+        ("duration_ns", "800000000"),
+        ("started_unix_ns", "1700000000000000000"),
+        ("complete", "1"),
+    ];
+    let batch = Batch {
+        meta: meta.map(|(key, value)| (key.to_owned(), value.to_owned())).to_vec(),
+        vcpus: vec![vcpu(0), vcpu(1)],
+        instances: vec![instance(1, 100, "evil\x1b[2J,\"x\""), instance(2, 101, "calm")],
+        frames: vec![frame(1, 0x40_1000, None), frame(2, 0xffff_ffff_8100_0000, Some("do_work"))],
+        samples,
+        console: Vec::new(),
+        events: vec![EventRow {
+            time_ns: 5,
+            kind: "end".to_owned(),
+            text: "the guest powered off".to_owned(),
+        }],
+    };
+    writer.write(&batch).unwrap();
+    writer.finish().unwrap();
+}

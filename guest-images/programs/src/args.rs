@@ -1,0 +1,146 @@
+//! Command lines of the workloads: `--option value` and nothing else, so that the programs stay small.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+use std::process::ExitCode;
+use std::str::FromStr;
+
+/// Why a workload ended early.
+#[derive(Debug)]
+pub enum Error {
+    /// The command line was not understood.
+    Usage(String),
+    /// The kernel refused something.
+    System {
+        /// What was tried.
+        what: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+impl Error {
+    /// For `map_err`: what was tried, then what the kernel said about it.
+    pub fn system<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> Self {
+        move |source| Self::System { what, source: source.into() }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Usage(text) => f.write_str(text),
+            Self::System { what, source } => write!(f, "cannot {what}: {source}"),
+        }
+    }
+}
+
+impl std::error::Error for Error {}
+
+/// The options of one call, each known to the program.
+#[derive(Debug, Default)]
+pub struct Args {
+    values: BTreeMap<String, String>,
+}
+
+impl Args {
+    /// Reads `--option value` and `--option=value` pairs and, for names that end in `!`, bare `--option` flags.
+    ///
+    /// # Errors
+    /// An unknown option, a missing value or a word that is no option.
+    pub fn parse(known: &[&str], words: impl IntoIterator<Item = String>) -> Result<Self, Error> {
+        let mut values = BTreeMap::new();
+        let mut words = words.into_iter();
+        while let Some(word) = words.next() {
+            let Some(option) = word.strip_prefix("--") else {
+                return Err(Error::Usage(format!("{word} is no option")));
+            };
+            let (name, attached) = match option.split_once('=') {
+                Some((name, value)) => (name, Some(value.to_owned())),
+                None => (option, None),
+            };
+            let value = if known.iter().any(|k| k.strip_suffix('!') == Some(name)) {
+                String::from("yes")
+            } else if known.contains(&name) {
+                attached
+                    .or_else(|| words.next())
+                    .ok_or_else(|| Error::Usage(format!("--{name} needs a value")))?
+            } else {
+                return Err(Error::Usage(format!("--{name} is not known")));
+            };
+            values.insert(name.to_owned(), value);
+        }
+        Ok(Self { values })
+    }
+
+    /// Was the flag given?
+    pub fn flag(&self, name: &str) -> bool {
+        self.values.contains_key(name)
+    }
+
+    /// The text given for an option.
+    pub fn text(&self, name: &str) -> Option<&str> {
+        self.values.get(name).map(String::as_str)
+    }
+
+    /// The number given for an option.
+    ///
+    /// # Errors
+    /// What was given is no such number.
+    pub fn number<T: FromStr>(&self, name: &str) -> Result<Option<T>, Error> {
+        let Some(text) = self.values.get(name) else {
+            return Ok(None);
+        };
+        match text.parse() {
+            Ok(number) => Ok(Some(number)),
+            Err(_) => Err(Error::Usage(format!("--{name} {text} is not a number that fits"))),
+        }
+    }
+}
+
+/// Runs a workload and says on stderr what went wrong: exit code 2 for its use, 1 for anything else.
+pub fn main_with(usage: &str, known: &[&str], run: impl FnOnce(&Args) -> Result<(), Error>) -> ExitCode {
+    match Args::parse(known, std::env::args().skip(1)).and_then(|args| run(&args)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error @ Error::Usage(_)) => {
+            eprintln!("{error}\nusage: {usage}");
+            ExitCode::from(2)
+        }
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(words: &[&str]) -> Result<Args, Error> {
+        Args::parse(&["name", "seconds", "exec!"], words.iter().map(ToString::to_string))
+    }
+
+    #[test]
+    fn options_and_flags() {
+        let args = parse(&["--name", "a b", "--seconds=1.5", "--exec"]).unwrap();
+        assert_eq!(args.text("name"), Some("a b"));
+        assert_eq!(args.number::<f64>("seconds").unwrap(), Some(1.5));
+        assert!(args.flag("exec"));
+        assert_eq!(parse(&[]).unwrap().number::<u32>("seconds").unwrap(), None);
+    }
+
+    #[test]
+    fn mistakes_are_told() {
+        for (words, told) in [
+            (&["--nam", "x"][..], "--nam is not known"),
+            (&["--name"], "--name needs a value"),
+            (&["10"], "10 is no option"),
+        ] {
+            assert_eq!(parse(words).unwrap_err().to_string(), told);
+        }
+        let error = parse(&["--seconds", "ten"]).unwrap().number::<f64>("seconds").unwrap_err();
+        assert_eq!(error.to_string(), "--seconds ten is not a number that fits");
+    }
+}

@@ -1,0 +1,108 @@
+//! Runs the guest's command on the console.
+
+use std::ffi::OsString;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind};
+use std::os::fd::AsRawFd;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+
+use nix::errno::Errno;
+use nix::sys::signal::{SigHandler, SigSet, Signal, signal};
+use nix::sys::wait::{WaitStatus, wait};
+use nix::unistd::{Pid, getpid, setsid, tcsetpgrp};
+
+use crate::STATUS_SETUP;
+
+/// What every command finds in its environment.
+const ENVIRONMENT: &[(&str, &str)] = &[
+    ("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"),
+    ("HOME", "/root"),
+    ("USER", "root"),
+    ("SHELL", "/bin/sh"),
+    ("TERM", "vt220"),
+    ("LANG", "C.UTF-8"),
+];
+
+/// Runs the command to its end and reaps every process that dies meanwhile. Returns the exit status.
+pub fn run(argv: Vec<OsString>) -> u8 {
+    let mut words = argv.into_iter();
+    let Some(program) = words.next() else {
+        return STATUS_SETUP;
+    };
+    let mut command = Command::new(&program);
+    command.args(words).env_clear().envs(ENVIRONMENT.iter().copied());
+    command.current_dir(if Path::new("/root").is_dir() { "/root" } else { "/" });
+    if let Err(error) = on_terminal(&mut command) {
+        // The command still has the console that init itself has, only without job control.
+        eprintln!("guest-init: no terminal for the command: {error}");
+    }
+    match command.spawn() {
+        Ok(child) => reap_until_end_of(child.id()),
+        Err(error) => {
+            eprintln!("guest-init: {}: {error}", program.display());
+            if error.kind() == ErrorKind::NotFound { 127 } else { 126 }
+        }
+    }
+}
+
+/// Gives the command the console's terminal and makes it its foreground process group, so that a shell has job control
+/// and Ctrl-C reaches the command.
+///
+/// Init itself leads the terminal's session. Were it the command, its end would hang up the terminal, and the kernel
+/// would throw away what was printed but not sent yet.
+fn on_terminal(command: &mut Command) -> io::Result<()> {
+    let terminal = console_terminal()?;
+    // A terminal that cannot control a session still serves, only an interactive shell says that it has none.
+    let controls = setsid().is_ok() && {
+        // SAFETY: the descriptor is open, and the request takes a number, no pointer.
+        unsafe { libc::ioctl(terminal.as_raw_fd(), libc::TIOCSCTTY, 0) == 0 }
+    };
+    command.stdin(terminal.try_clone()?).stdout(terminal.try_clone()?).stderr(terminal);
+    if controls {
+        command.process_group(0);
+        // SAFETY: init has one thread, and the closure makes a few system calls and allocates nothing.
+        unsafe { command.pre_exec(|| Ok(come_to_foreground()?)) };
+        // From now on init is in the background, where it would be stopped for using the terminal.
+        // SAFETY: no handler is set, the signal is only ignored.
+        unsafe { signal(Signal::SIGTTOU, SigHandler::SigIgn) }?;
+    }
+    Ok(())
+}
+
+/// Makes the calling process' group the one in the foreground of the terminal on descriptor 0.
+fn come_to_foreground() -> nix::Result<()> {
+    // Init ignores it, programs expect the default.
+    // SAFETY: no handler is set.
+    unsafe { signal(Signal::SIGTTOU, SigHandler::SigDfl) }?;
+    // A process in the background may take the foreground only if that signal is blocked or ignored.
+    let stop = SigSet::from(Signal::SIGTTOU);
+    stop.thread_block()?;
+    tcsetpgrp(io::stdin(), getpid())?;
+    stop.thread_unblock()
+}
+
+/// The device behind `/dev/console`, which itself cannot control a session.
+fn console_terminal() -> io::Result<File> {
+    let active = fs::read_to_string("/sys/class/tty/console/active")?;
+    let name = active.split_whitespace().next_back().unwrap_or("console");
+    OpenOptions::new().read(true).write(true).open(Path::new("/dev").join(name))
+}
+
+fn reap_until_end_of(child: u32) -> u8 {
+    let ended = |pid: Pid| u32::try_from(pid.as_raw()) == Ok(child);
+    loop {
+        match wait() {
+            Ok(WaitStatus::Exited(pid, code)) if ended(pid) => {
+                return u8::try_from(code).unwrap_or(1);
+            }
+            Ok(WaitStatus::Signaled(pid, signal, _)) if ended(pid) => {
+                return u8::try_from(128 + signal as i32).unwrap_or(255);
+            }
+            Ok(_) | Err(Errno::EINTR) => {}
+            // Not possible while the child lives.
+            Err(_) => return STATUS_SETUP,
+        }
+    }
+}

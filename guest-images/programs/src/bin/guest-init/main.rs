@@ -1,0 +1,63 @@
+//! `guest-init`: PID 1 of the guests that this project builds.
+//!
+//! ```text
+//! initramfs: /init                      this program
+//!            /lib/modules/load-order    the kernel modules to load, in order
+//!            /vprof/command             optional: the command, its arguments each ended by a NUL
+//!
+//! mount /proc /sys /dev -> load modules -> first virtio disk? -> mount it, make it the root
+//!   -> run the command (or /usr/bin/demo-load) on the console, reap orphans -> end everything, unmount
+//!   -> with a command: its exit status to I/O port 0xf4; without: power off
+//! ```
+//!
+//! Kernel command line: `ro` keeps the root read-only, `root=/dev/NAME` chooses another disk.
+//!
+//! Exit statuses follow the shell: 0 to 255 from the command itself, 128 + signal when one ended it, 127 when there
+//! is no such command, 126 when it cannot be run, 125 when init could not set up the guest.
+
+mod command;
+mod end;
+mod modules;
+mod root;
+
+use std::fs;
+use std::process::{self, ExitCode};
+
+use guest_programs::{COMMAND_FILE, DEMO_LOAD, decode_command};
+
+/// What went wrong while the guest was set up: the sentence for the console.
+type Setup<T> = Result<T, String>;
+
+/// Exit status when init could not set up the guest.
+const STATUS_SETUP: u8 = 125;
+
+fn main() -> ExitCode {
+    if process::id() != 1 {
+        eprintln!("guest-init: works only as the first process of a guest");
+        return ExitCode::from(2);
+    }
+    // Read first: after the change of the root it cannot be reached any more.
+    let given = fs::read(COMMAND_FILE).map(|bytes| decode_command(&bytes)).unwrap_or_default();
+    let has_command = !given.is_empty();
+    let status = match set_up() {
+        Ok(()) => command::run(if has_command { given } else { vec![DEMO_LOAD.into()] }),
+        Err(why) => {
+            eprintln!("guest-init: {why}");
+            STATUS_SETUP
+        }
+    };
+    end::end(has_command.then_some(status))
+}
+
+/// Brings up what a program may expect of a Linux system.
+fn set_up() -> Setup<()> {
+    root::mount_kernel_file_systems()?;
+    for problem in modules::load_all() {
+        eprintln!("guest-init: {problem}");
+    }
+    root::enter_disk()?;
+    root::mount_memory_file_systems()?;
+    // Neither matters to any command; a name makes prompts and logs readable.
+    let _ = fs::write("/proc/sys/kernel/hostname", "vprof-guest");
+    Ok(())
+}

@@ -1,0 +1,96 @@
+//! `split`: two processes that share one CPU in an exact, known ratio.
+//!
+//! They take turns by passing a token through pipes, so only one of them can run at any moment. In its n-th turn a
+//! process works until it has used n times its slice of CPU time in all its life, by the scheduler's own clock: what
+//! one turn takes too much the next one takes less, and everything that a process does is counted, from its first
+//! instruction on. The ratio holds after every full round, whatever else the guest does.
+
+use std::io::{self, PipeReader, PipeWriter, Read, Write, pipe};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use guest_programs::{Args, Error, burn_until_cpu, fork_child, main_with, pin, process_cpu};
+use guest_programs::{seconds, set_name, since_boot, wait_for};
+
+const USAGE: &str = "split [--seconds N] [--ratio A:B] [--names NAME,NAME] [--slice-millis N] [--cpu N]
+two processes (alpha,beta) use CPU N (0) for N seconds (10) in the ratio A:B (3:1), taking turns of A and B times
+N ms (4); prints what each of them used";
+
+/// One of the two processes.
+struct Share {
+    name: String,
+    /// CPU time of one turn.
+    slice: Duration,
+    /// The token arrives here; the end of the file is the end of the game.
+    turn: PipeReader,
+    /// The token goes out here.
+    pass: PipeWriter,
+}
+
+impl Share {
+    /// Takes turns until the other process stops, or until `deadline` when this process decides.
+    fn play(mut self, deadline: Option<Duration>) -> Result<(), Error> {
+        set_name(&self.name)?;
+        let mut target = Duration::ZERO;
+        let mut token = [0];
+        loop {
+            match self.turn.read(&mut token) {
+                Ok(0) => break,
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => return Err(Error::system("take the token")(error)),
+            }
+            if deadline.is_some_and(|deadline| since_boot() >= deadline) {
+                break;
+            }
+            target += self.slice;
+            burn_until_cpu(target);
+            match self.pass.write_all(&token) {
+                Ok(()) => {}
+                Err(error) if error.kind() == io::ErrorKind::BrokenPipe => break,
+                Err(error) => return Err(Error::system("pass the token")(error)),
+            }
+        }
+        println!("{} used {:.6} s", self.name, process_cpu().as_secs_f64());
+        Ok(())
+    }
+}
+
+fn pair<'a>(text: &'a str, separator: char, option: &str) -> Result<(&'a str, &'a str), Error> {
+    text.split_once(separator)
+        .ok_or_else(|| Error::Usage(format!("--{option} {text} are not two with a {separator} between")))
+}
+
+fn run(args: &Args) -> Result<(), Error> {
+    let (first, second) = pair(args.text("names").unwrap_or("alpha,beta"), ',', "names")?;
+    let ratio = args.text("ratio").unwrap_or("3:1");
+    let (a, b) = pair(ratio, ':', "ratio")?;
+    let part = |text: &str| match text.parse::<u32>() {
+        Ok(part) if (1..=1000).contains(&part) => Ok(part),
+        _ => Err(Error::Usage(format!("--ratio {ratio}: each part is 1 to 1000"))),
+    };
+    let unit = Duration::from_millis(args.number::<u16>("slice-millis")?.unwrap_or(4).max(1).into());
+    let (a, b) = (unit * part(a)?, unit * part(b)?);
+    pin(args.number("cpu")?.unwrap_or(0))?;
+    let deadline = since_boot() + seconds(args, 10.0)?;
+
+    let (turn_a, mut pass_to_a) = pipe().map_err(Error::system("make a pipe"))?;
+    let (turn_b, pass_to_b) = pipe().map_err(Error::system("make a pipe"))?;
+    pass_to_a.write_all(b"t").map_err(Error::system("start the token"))?;
+    let leader = Share { name: first.into(), slice: a, turn: turn_a, pass: pass_to_b };
+    let mut follower = Some(Share { name: second.into(), slice: b, turn: turn_b, pass: pass_to_a });
+    // Each process must hold its own ends only, or the end of one would not reach the other.
+    let leading = fork_child(|| {
+        drop(follower.take());
+        leader.play(Some(deadline))
+    })?;
+    let following = follower.map(|share| fork_child(move || share.play(None))).transpose()?;
+    for child in [Some(leading), following].into_iter().flatten() {
+        wait_for(child)?;
+    }
+    Ok(())
+}
+
+fn main() -> ExitCode {
+    main_with(USAGE, &["seconds", "ratio", "names", "slice-millis", "cpu"], run)
+}

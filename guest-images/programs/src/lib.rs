@@ -1,0 +1,87 @@
+//! What the programs inside guest images share with each other, with the recipes that put them there, and with the
+//! launcher that starts such an image.
+//!
+//! | between | what |
+//! |---|---|
+//! | launcher and init | [`COMMAND_FILE`], written by [`encode_command`], read by [`decode_command`] |
+//! | init and launcher | [`EXIT_PORT`], on which the command's exit status arrives |
+//! | recipes and any init | [`LOAD_ORDER`], the kernel modules to load, one path a line |
+//! | recipes and users | [`WORKLOADS`], programs whose use of the CPU is known by construction |
+
+mod args;
+mod clock;
+mod process;
+mod work;
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+
+pub use args::{Args, Error, main_with};
+pub use clock::{process_cpu, seconds, since_boot};
+pub use process::{fork_child, pin, set_name, wait_for};
+pub use work::{burn, burn_until_cpu, burn_until_deadline};
+
+/// Where init finds the command to run inside the initramfs: the arguments, each ended by a NUL.
+pub const COMMAND_FILE: &str = "/vprof/command";
+/// List of kernel modules inside an initramfs: absolute paths, one a line, each after all that it needs.
+pub const LOAD_ORDER: &str = "/lib/modules/load-order";
+/// I/O port that takes the exit status of the guest's command as one 32-bit write; the machine ends with it.
+///
+/// The same port that QEMU's `isa-debug-exit` is usually given, so images end under plain QEMU too.
+pub const EXIT_PORT: u16 = 0xf4;
+/// What init runs from the root disk when no command was given.
+pub const DEMO_LOAD: &str = "/usr/bin/demo-load";
+/// File name of PID 1 among this crate's binaries.
+pub const INIT: &str = "guest-init";
+/// File names of the workloads among this crate's binaries; images hold them in `/usr/bin`.
+pub const WORKLOADS: &[&str] = &["hog", "shortlived", "sleeper", "spin", "split", "syscalls"];
+
+/// Bytes of [`COMMAND_FILE`] for a command and its arguments.
+///
+/// A NUL cannot be part of an argument of a Linux program; one that is there anyway splits the argument.
+pub fn encode_command<S: AsRef<OsStr>>(argv: impl IntoIterator<Item = S>) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for argument in argv {
+        bytes.extend_from_slice(argument.as_ref().as_bytes());
+        bytes.push(0);
+    }
+    bytes
+}
+
+/// The command and its arguments in the bytes of a [`COMMAND_FILE`]; empty when there is none.
+pub fn decode_command(bytes: &[u8]) -> Vec<OsString> {
+    let bytes = bytes.strip_suffix(&[0]).unwrap_or(bytes);
+    if bytes.is_empty() {
+        return Vec::new();
+    }
+    bytes.split(|byte| *byte == 0).map(|argument| OsString::from_vec(argument.to_vec())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_survive_the_file() {
+        for argv in [
+            vec!["sh", "-c", "echo \"a b\"; exit 3"],
+            vec!["true"],
+            vec!["printf", "", "last is empty", ""],
+            vec!["printf", "new\nline"],
+        ] {
+            let decoded = decode_command(&encode_command(&argv));
+            assert_eq!(decoded, argv.iter().map(OsString::from).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn an_empty_file_is_no_command() {
+        assert!(decode_command(b"").is_empty());
+        assert!(decode_command(b"\0").is_empty());
+    }
+
+    #[test]
+    fn a_missing_last_nul_is_forgiven() {
+        assert_eq!(decode_command(b"echo\0hello"), ["echo", "hello"]);
+    }
+}

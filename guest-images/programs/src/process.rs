@@ -1,0 +1,74 @@
+//! Names, CPUs and children.
+
+use std::ffi::CString;
+use std::process;
+
+use nix::sched::{CpuSet, sched_setaffinity};
+use nix::sys::prctl;
+use nix::sys::wait::{WaitStatus, waitpid};
+use nix::unistd::{ForkResult, Pid, fork};
+
+use crate::Error;
+
+/// Gives the calling thread the name (`comm`) that profiles show.
+///
+/// # Errors
+/// More than the 15 bytes that the kernel keeps (`TASK_COMM_LEN`), or a NUL in them.
+pub fn set_name(name: &str) -> Result<(), Error> {
+    if name.is_empty() || name.len() > 15 {
+        return Err(Error::Usage(format!("the name \"{name}\" does not have 1 to 15 bytes")));
+    }
+    let name = CString::new(name).map_err(|_| Error::Usage("a name cannot hold a NUL".into()))?;
+    prctl::set_name(&name).map_err(Error::system("set the process name"))
+}
+
+/// Keeps the calling process on one CPU.
+///
+/// # Errors
+/// There is no such CPU.
+pub fn pin(cpu: usize) -> Result<(), Error> {
+    let mut set = CpuSet::new();
+    set.set(cpu).map_err(|_| Error::Usage(format!("there is no CPU {cpu}")))?;
+    sched_setaffinity(Pid::from_raw(0), &set).map_err(Error::system("stay on the CPU asked for"))
+}
+
+/// Runs `body` in a child process, which ends with exit code 0, or 1 after an error that it prints.
+///
+/// # Errors
+/// No process could be made.
+pub fn fork_child(body: impl FnOnce() -> Result<(), Error>) -> Result<Pid, Error> {
+    // SAFETY: workloads have a single thread, so the child's copy of every lock is free and it may run any code.
+    match unsafe { fork() }.map_err(Error::system("fork"))? {
+        ForkResult::Parent { child } => Ok(child),
+        ForkResult::Child => {
+            let code = match body() {
+                Ok(()) => 0,
+                Err(error) => {
+                    eprintln!("{error}");
+                    1
+                }
+            };
+            process::exit(code)
+        }
+    }
+}
+
+/// Waits for a child.
+///
+/// # Errors
+/// The child failed, or was killed.
+pub fn wait_for(child: Pid) -> Result<(), Error> {
+    loop {
+        match waitpid(child, None) {
+            Ok(WaitStatus::Exited(_, 0)) => return Ok(()),
+            Ok(WaitStatus::Exited(..) | WaitStatus::Signaled(..)) => {
+                return Err(Error::System {
+                    what: "bring a child to its end",
+                    source: std::io::Error::other("it failed or was killed"),
+                });
+            }
+            Ok(_) | Err(nix::errno::Errno::EINTR) => {}
+            Err(errno) => return Err(Error::system("wait for a child")(errno)),
+        }
+    }
+}

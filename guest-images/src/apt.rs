@@ -1,0 +1,219 @@
+//! apt with a state of its own: nothing of the machine's package database is read or changed, and no root is needed.
+//!
+//! What makes it private is one configuration file, named by `APT_CONFIG`, which apt reads before anything else
+//! (apt.conf(5)): lists, cache and an empty dpkg status below one directory, sources chosen by [`Mirrors`], and of
+//! the machine's own configuration only how to reach the network. Hooks of the machine's configuration, some of which
+//! expect root, are thereby left out.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use crate::place::make_directory;
+use crate::sources::{MIRROR_VARIABLE, Mirrors};
+use crate::tools::{output_of, run, tool};
+
+/// Parts of the machine's apt configuration that say how to reach the network.
+const KEPT: &[&str] =
+    &["Acquire::http::", "Acquire::https::", "Acquire::ForceIPv", "Acquire::Check-", "Acquire::Retries"];
+
+/// A private apt.
+#[derive(Debug)]
+pub(crate) struct Apt {
+    directory: PathBuf,
+    mirrors: Mirrors,
+}
+
+/// A package file as the signed package lists describe it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Listed {
+    /// Name of the file that apt makes of it: `name_version_architecture.deb`.
+    pub(crate) file: String,
+    /// Length in bytes.
+    pub(crate) size: u64,
+    /// SHA-256 in hexadecimal digits.
+    pub(crate) sha256: String,
+}
+
+impl Apt {
+    /// Lays out the state below `directory`.
+    pub(crate) fn new(directory: &Path) -> Result<Self> {
+        let apt = Self {
+            directory: directory.to_owned(),
+            mirrors: Mirrors::of_machine(Path::new("/etc/apt"), std::env::var(MIRROR_VARIABLE).ok())?,
+        };
+        for part in ["lists/partial", "empty", "sources", "none/partial", "log"] {
+            make_directory(&directory.join(part))?;
+        }
+        let write = |name: &str, text: &str| {
+            let path = directory.join(name);
+            fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
+        };
+        write("status", "")?;
+        write("sources/debian.sources", &apt.mirrors.to_deb822())?;
+        let network = output_of(tool("apt-config", "apt")?.arg("dump"))?;
+        write("apt.conf", &configuration(directory, &network))?;
+        Ok(apt)
+    }
+
+    fn command(&self, name: &str) -> Result<Command> {
+        let mut command = tool(name, "apt")?;
+        command.env("APT_CONFIG", self.directory.join("apt.conf")).env("DEBIAN_FRONTEND", "noninteractive");
+        Ok(command)
+    }
+
+    /// Fetches the package lists.
+    pub(crate) fn update(&self) -> Result<()> {
+        run(self.command("apt-get")?.args(["-q", "update"])).map(drop).with_context(|| {
+            format!(
+                "cannot read Debian's package lists from {}: check the network, and apt's proxy if there is one",
+                self.mirrors.main.uri
+            )
+        })
+    }
+
+    /// The package that a meta package like linux-image-cloud-amd64 stands for now.
+    pub(crate) fn behind_meta(&self, meta: &str) -> Result<String> {
+        let text = output_of(self.command("apt-cache")?.args(["depends", "--important", meta]))?;
+        let mut names = text.lines().filter_map(|line| line.trim().strip_prefix("Depends: "));
+        names
+            .next()
+            .map(str::to_owned)
+            .with_context(|| format!("Debian's package {meta} names no package that it depends on"))
+    }
+
+    /// The files of `packages` and, recursively, of all that they depend on, as for an empty system.
+    pub(crate) fn list_closure(&self, packages: &[&str]) -> Result<Vec<Listed>> {
+        let mut command = self.command("apt-get")?;
+        // An empty archive directory, because apt lists only what is not in there yet.
+        command.args(["-qq", "--print-uris", "-o"]).arg(self.archives("none")).arg("install").args(packages);
+        parse_uris(&output_of(&mut command)?)
+    }
+
+    /// The file of `package` alone.
+    pub(crate) fn list_one(&self, package: &str) -> Result<Vec<Listed>> {
+        parse_uris(&output_of(self.command("apt-get")?.args(["-qq", "--print-uris", "download", package]))?)
+    }
+
+    /// Downloads `packages` and all that they depend on into `to`.
+    pub(crate) fn download_closure(&self, packages: &[&str], to: &Path) -> Result<()> {
+        make_directory(&to.join("partial"))?;
+        let mut command = self.command("apt-get")?;
+        command.args(["-qq", "-y", "--download-only", "-o"]);
+        command.arg(format!("Dir::Cache::archives={}/", to.display())).arg("install").args(packages);
+        run(&mut command).map(drop)
+    }
+
+    /// Downloads `package` alone into `to`.
+    pub(crate) fn download_one(&self, package: &str, to: &Path) -> Result<()> {
+        make_directory(to)?;
+        run(self.command("apt-get")?.args(["-qq", "download", package]).current_dir(to)).map(drop)
+    }
+
+    fn archives(&self, name: &str) -> String {
+        format!("Dir::Cache::archives={}/", self.directory.join(name).display())
+    }
+}
+
+/// The private configuration; `machine` is what `apt-config dump` says on this machine.
+fn configuration(directory: &Path, machine: &str) -> String {
+    let at = |name: &str| directory.join(name).display().to_string();
+    let mut text = String::new();
+    for line in machine.lines().filter(|line| KEPT.iter().any(|kept| line.starts_with(kept))) {
+        text.push_str(line);
+        text.push('\n');
+    }
+    for (name, value) in [
+        ("Dir::State", at("")),
+        ("Dir::State::lists", at("lists")),
+        ("Dir::State::status", at("status")),
+        ("Dir::State::extended_states", at("extended_states")),
+        ("Dir::Cache", at("")),
+        ("Dir::Log", at("log")),
+        ("Dir::Etc::sourcelist", "/dev/null".into()),
+        ("Dir::Etc::sourceparts", at("sources")),
+        ("Dir::Etc::main", "/dev/null".into()),
+        ("Dir::Etc::parts", at("empty")),
+        ("Dir::Etc::preferences", "/dev/null".into()),
+        ("Dir::Etc::preferencesparts", at("empty")),
+        ("APT::Architecture", "amd64".into()),
+        ("APT::Architectures::", "amd64".into()),
+        ("APT::Install-Recommends", "false".into()),
+        ("APT::Update::Error-Mode", "any".into()),
+        ("APT::Keep-Downloaded-Packages", "true".into()),
+        // As root apt would download as another user, who cannot write below the workspace.
+        ("APT::Sandbox::User", "root".into()),
+        ("Acquire::Languages", "none".into()),
+        ("Acquire::GzipIndexes", "true".into()),
+        // Which of the lists' hashes --print-uris shows.
+        ("Acquire::ForceHash", "SHA256".into()),
+    ] {
+        text.push_str(&format!("{name} \"{value}\";\n"));
+    }
+    text
+}
+
+/// Reads lines of `'URI' FILE SIZE SHA256:DIGITS`, which `apt-get --print-uris` writes.
+fn parse_uris(text: &str) -> Result<Vec<Listed>> {
+    let mut listed = Vec::new();
+    for line in text.lines().filter(|line| line.starts_with('\'')) {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let [_, file, size, hash] = words[..] else {
+            bail!("apt-get described a package in a way that is not understood: {line}");
+        };
+        let digits = hash.strip_prefix("SHA256:").filter(|digits| digits.len() == 64);
+        let (Some(digits), Ok(size)) = (digits, size.parse()) else {
+            bail!("apt-get gave no length or no SHA-256 for a package: {line}");
+        };
+        if file.contains('/') || !file.ends_with(".deb") {
+            bail!("apt-get named a file that is no package: {line}");
+        }
+        listed.push(Listed { file: file.to_owned(), size, sha256: digits.to_owned() });
+    }
+    if listed.is_empty() {
+        bail!("apt-get listed no package");
+    }
+    Ok(listed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn uris_are_read() {
+        let digits = "ab".repeat(32);
+        let text = format!("'http://m/pool/a_1%3a2-3_amd64.deb' a_1%3a2-3_amd64.deb 1234 SHA256:{digits}\n");
+        let listed = parse_uris(&text).unwrap();
+        assert_eq!(listed, [Listed { file: "a_1%3a2-3_amd64.deb".into(), size: 1234, sha256: digits }]);
+    }
+
+    #[test]
+    fn strange_uris_are_refused() {
+        let digits = "0".repeat(64);
+        for text in [
+            String::new(),
+            "E: Unable to locate package".into(),
+            "'http://m/a.deb' a.deb 1 MD5Sum:00".into(),
+            "'http://m/a.deb' a.deb".into(),
+            format!("'http://m/a.deb' ../a.deb 1 SHA256:{digits}"),
+            format!("'http://m/a' a 1 SHA256:{digits}"),
+            format!("'http://m/a.deb' a.deb many SHA256:{digits}"),
+        ] {
+            assert!(parse_uris(&text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn only_the_network_part_of_the_machine_is_kept() {
+        let machine = "Acquire::http::Proxy \"http://proxy:3128\";\n\
+                       DPkg::Post-Invoke:: \"rm -f x\";\nAcquire::Languages \"de\";\n";
+        let text = configuration(Path::new("/x/apt"), machine);
+        assert!(text.contains("Proxy \"http://proxy:3128\""));
+        assert!(!text.contains("Post-Invoke"));
+        assert!(!text.contains("\"de\""));
+        assert!(text.contains("Dir::State::status \"/x/apt/status\";"));
+    }
+}

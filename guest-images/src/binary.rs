@@ -1,0 +1,121 @@
+//! Builds programs of this workspace so that they need no other file at run time.
+
+use std::env;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+
+use anyhow::{Context, Result, bail, ensure};
+use guest_programs::{INIT, WORKLOADS};
+
+use crate::place::workspace;
+use crate::tools::{find_program, output_of};
+
+const MUSL: &str = "x86_64-unknown-linux-musl";
+const GLIBC: &str = "x86_64-unknown-linux-gnu";
+
+/// Builds a program of this workspace statically and returns its path. Takes a moment when it is built already.
+///
+/// The target is musl where Rust has it and Debian's musl-tools are installed (C dependencies need `musl-gcc`), else glibc.
+/// The build has the directory `target/static` of the workspace to itself, because flags differ from other builds'.
+///
+/// # Errors
+/// There is no such program, or it does not compile: the compiler's last lines are in the error.
+pub fn static_binary(name: &str) -> Result<PathBuf> {
+    if name == INIT || WORKLOADS.contains(&name) {
+        programs()?;
+    } else {
+        build(&["--package", name, "--bin", name])?;
+    }
+    let path = output_directory().join(name);
+    ensure!(path.is_file(), "cargo built no program {}", path.display());
+    Ok(path)
+}
+
+/// Builds init and all workloads and returns the directory that they lie in.
+pub(crate) fn programs() -> Result<PathBuf> {
+    // They are unpacked into memory or copied into images at every start, so size counts.
+    let small =
+        ["profile.release.lto=true", "profile.release.codegen-units=1", "profile.release.panic='abort'"];
+    let mut arguments = vec!["--package", "guest-programs", "--bins"];
+    for setting in small {
+        arguments.extend(["--config", setting]);
+    }
+    build(&arguments)?;
+    Ok(output_directory())
+}
+
+fn output_directory() -> PathBuf {
+    workspace().join("target/static").join(target()).join("release")
+}
+
+fn build(arguments: &[&str]) -> Result<()> {
+    let mut command = cargo();
+    command.args([
+        "build",
+        "--quiet",
+        "--release",
+        "--config",
+        "profile.release.strip='debuginfo'",
+        "--target",
+        target(),
+    ]);
+    command.arg("--target-dir").arg(workspace().join("target/static")).args(arguments);
+    if target() == GLIBC {
+        // With --target given the flags do not reach build scripts and procedural macros, which cannot be static.
+        let mut flags = env::var_os("RUSTFLAGS").unwrap_or_default();
+        flags.push(" -C target-feature=+crt-static");
+        command.env("RUSTFLAGS", flags).env_remove("CARGO_ENCODED_RUSTFLAGS");
+    }
+    let output = command.stdin(Stdio::null()).output().context("cannot start cargo")?;
+    if !output.status.success() {
+        // What the compiler says has its own lines, and all of them matter.
+        bail!(
+            "cannot build a static program with cargo {}:\n{}",
+            arguments.join(" "),
+            String::from_utf8_lossy(&output.stderr).trim_end()
+        );
+    }
+    Ok(())
+}
+
+fn cargo() -> Command {
+    let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo")));
+    command.current_dir(workspace());
+    command
+}
+
+/// The target that static programs are built for.
+fn target() -> &'static str {
+    static TARGET: OnceLock<&str> = OnceLock::new();
+    TARGET.get_or_init(|| {
+        let rustc = env::var_os("RUSTC").unwrap_or_else(|| OsString::from("rustc"));
+        let sysroot = output_of(Command::new(rustc).args(["--print", "sysroot"]).current_dir(workspace()));
+        let has_musl = sysroot
+            .is_ok_and(|path| Path::new(path.trim()).join("lib/rustlib").join(MUSL).join("lib").is_dir());
+        if has_musl && find_program("musl-gcc").is_some() { MUSL } else { GLIBC }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn static_programs_need_no_loader() {
+        let path = static_binary("spin").unwrap();
+        // A dynamic program names its interpreter; a static one does not (System V ABI, PT_INTERP).
+        let contents = std::fs::read(&path).unwrap();
+        let loader = b"/lib64/ld-linux-x86-64.so.2\0";
+        assert!(!contents.windows(loader.len()).any(|window| window == loader));
+        let ran = Command::new(&path).args(["--seconds", "0"]).status().unwrap();
+        assert!(ran.success());
+    }
+
+    #[test]
+    fn an_unknown_program_is_an_error() {
+        let error = format!("{:#}", static_binary("no-such-program").unwrap_err());
+        assert!(error.contains("no-such-program"), "{error}");
+    }
+}

@@ -1,0 +1,210 @@
+//! The store of Debian packages: what was resolved once stays what it is until the store is deleted.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde::{Deserialize, Serialize};
+
+use crate::Progress;
+use crate::apt::{Apt, Listed};
+use crate::manifest::{Input, sha256_of};
+use crate::place::{make_directory, write_whole};
+use crate::tools::{pipe, tool};
+
+/// What is wanted from Debian.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Wanted<'a> {
+    /// Packages with everything that they depend on.
+    Closure(&'a [&'a str]),
+    /// The kernel that a meta package stands for, alone: what it depends on serves only its installation.
+    Kernel(&'a str),
+}
+
+impl Wanted<'_> {
+    /// Under which name the answer is kept; another list of packages is another question.
+    fn key(&self) -> String {
+        match self {
+            Self::Closure(packages) => packages.join(" "),
+            Self::Kernel(meta) => format!("kernel {meta}"),
+        }
+    }
+}
+
+/// The packages of each answered question, in `resolved.json`.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Resolved {
+    answers: BTreeMap<String, Vec<Input>>,
+}
+
+/// The directory of package files with the answers that led to them.
+#[derive(Debug)]
+pub(crate) struct Store {
+    directory: PathBuf,
+    apt_directory: PathBuf,
+    resolved: Resolved,
+    apt: Option<Apt>,
+}
+
+impl Store {
+    /// Opens the store below the guest directory. Whoever uses it holds the lock of that directory.
+    pub(crate) fn open(guest_directory: &Path) -> Result<Self> {
+        let directory = guest_directory.join("debs");
+        make_directory(&directory)?;
+        // A file that cannot be read is as good as none: everything is asked again.
+        let resolved = fs::read(directory.join("resolved.json"))
+            .ok()
+            .and_then(|text| serde_json::from_slice(&text).ok())
+            .unwrap_or_default();
+        Ok(Self { directory, apt_directory: guest_directory.join("apt"), resolved, apt: None })
+    }
+
+    /// The path of a package file.
+    pub(crate) fn path(&self, input: &Input) -> PathBuf {
+        self.directory.join(&input.file)
+    }
+
+    /// The packages wanted, all of them in the store. Uses the network only for what was never resolved or is gone.
+    pub(crate) fn fetch(&mut self, wanted: Wanted<'_>, progress: &dyn Progress) -> Result<Vec<Input>> {
+        let key = wanted.key();
+        if let Some(known) = self.resolved.answers.get(&key)
+            && known.iter().all(|input| self.holds(input))
+        {
+            return Ok(known.clone());
+        }
+        let inputs = self.resolve(wanted, progress)?;
+        self.resolved.answers.insert(key, inputs.clone());
+        let text = serde_json::to_vec_pretty(&self.resolved).context("cannot write resolved.json")?;
+        write_whole(&self.directory.join("resolved.json"), &text)?;
+        Ok(inputs)
+    }
+
+    fn holds(&self, input: &Input) -> bool {
+        fs::metadata(self.path(input)).is_ok_and(|meta| meta.len() == input.size)
+    }
+
+    fn resolve(&mut self, wanted: Wanted<'_>, progress: &dyn Progress) -> Result<Vec<Input>> {
+        let apt = match self.apt.take() {
+            Some(apt) => apt,
+            None => self.fresh_apt(progress)?,
+        };
+        // A meta package is replaced by what it stands for; from here on the question does not change any more.
+        let kernel = match wanted {
+            Wanted::Kernel(meta) => Some(apt.behind_meta(meta)?),
+            Wanted::Closure(_) => None,
+        };
+        let exact = match (&kernel, wanted) {
+            (Some(package), _) => Wanted::Kernel(package),
+            (None, other) => other,
+        };
+        let listed = match exact {
+            Wanted::Closure(packages) => apt.list_closure(packages)?,
+            Wanted::Kernel(package) => apt.list_one(package)?,
+        };
+        let bytes: u64 = listed.iter().map(|listed| listed.size).sum();
+        let megabytes = bytes.div_ceil(1_000_000);
+        progress.begin(&format!("fetching Debian packages: {} files, {megabytes} MB", listed.len()));
+        self.remove_damaged(&listed)?;
+        match exact {
+            Wanted::Closure(packages) => apt.download_closure(packages, &self.directory)?,
+            Wanted::Kernel(package) => apt.download_one(package, &self.directory)?,
+        }
+        let inputs = listed.iter().map(|listed| self.check(listed)).collect::<Result<Vec<_>>>()?;
+        progress.end();
+        self.apt = Some(apt);
+        Ok(inputs)
+    }
+
+    fn fresh_apt(&self, progress: &dyn Progress) -> Result<Apt> {
+        progress.begin("reading Debian's package lists");
+        let apt = Apt::new(&self.apt_directory)?;
+        apt.update()?;
+        progress.end();
+        Ok(apt)
+    }
+
+    /// Removes what is there with the wrong contents: apt goes by name and length and would keep it.
+    fn remove_damaged(&self, listed: &[Listed]) -> Result<()> {
+        for listed in listed {
+            let path = self.directory.join(&listed.file);
+            if path.exists() && sha256_of(&path)? != listed.sha256 {
+                fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Compares a downloaded file with what the signed lists say of it.
+    fn check(&self, listed: &Listed) -> Result<Input> {
+        let path = self.directory.join(&listed.file);
+        let sha256 = sha256_of(&path)?;
+        ensure!(
+            sha256 == listed.sha256,
+            "{} has the SHA-256 {sha256}, Debian's lists say {}: remove it and try again",
+            path.display(),
+            listed.sha256
+        );
+        let (name, version) = name_and_version(&listed.file)?;
+        Ok(Input { name, version, file: listed.file.clone(), size: listed.size, sha256 })
+    }
+}
+
+/// Takes `name_version_architecture.deb` apart. apt writes the colon of an epoch as `%3a`.
+fn name_and_version(file: &str) -> Result<(String, String)> {
+    let mut parts = file.split('_');
+    match (parts.next(), parts.next(), parts.next(), parts.next()) {
+        (Some(name), Some(version), Some(_), None) => Ok((name.to_owned(), version.replace("%3a", ":"))),
+        _ => bail!("{file} is not named like a Debian package"),
+    }
+}
+
+/// Unpacks a package into `root`; symbolic links to directories that are there (`/lib` to `/usr/lib`) stay.
+///
+/// `tar_options` choose what is unpacked.
+pub(crate) fn unpack(deb: &Path, root: &Path, tar_options: &[&str]) -> Result<()> {
+    let mut contents = tool("dpkg-deb", "dpkg")?;
+    contents.arg("--fsys-tarfile").arg(deb);
+    let mut tar = tool("tar", "tar")?;
+    // Owners are set in the image; modes must be right whatever the umask.
+    tar.args(["-x", "--keep-directory-symlink", "--no-same-owner", "--preserve-permissions", "-C"]);
+    tar.arg(root).args(tar_options);
+    pipe(&mut contents, &mut tar).with_context(|| format!("cannot unpack {}", deb.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn file_names_hold_name_and_version() {
+        let (name, version) = name_and_version("zlib1g_1%3a1.2.13.dfsg-1_amd64.deb").unwrap();
+        assert_eq!((name.as_str(), version.as_str()), ("zlib1g", "1:1.2.13.dfsg-1"));
+        assert!(name_and_version("zlib1g.deb").is_err());
+    }
+
+    #[test]
+    fn what_was_resolved_needs_no_network() {
+        let directory = tempfile::tempdir().unwrap();
+        let debs = directory.path().join("debs");
+        fs::create_dir(&debs).unwrap();
+        fs::write(debs.join("a_1_amd64.deb"), b"abc").unwrap();
+        let input = Input {
+            name: "a".into(),
+            version: "1".into(),
+            file: "a_1_amd64.deb".into(),
+            size: 3,
+            sha256: "00".into(),
+        };
+        let resolved = Resolved { answers: [("a b".to_owned(), vec![input.clone()])].into() };
+        fs::write(debs.join("resolved.json"), serde_json::to_vec(&resolved).unwrap()).unwrap();
+        let mut store = Store::open(directory.path()).unwrap();
+        assert_eq!(
+            store.fetch(Wanted::Closure(&["a", "b"]), &crate::Silent).unwrap(),
+            std::slice::from_ref(&input)
+        );
+        assert!(!directory.path().join("apt").exists());
+        fs::write(debs.join("a_1_amd64.deb"), b"ab").unwrap();
+        assert!(!store.holds(&input));
+    }
+}

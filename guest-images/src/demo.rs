@@ -1,0 +1,223 @@
+//! The demo image: a small Debian on one disk, with programs whose use of the CPU is known.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use guest_programs::{DEMO_LOAD, INIT, WORKLOADS};
+
+use crate::binary::programs;
+use crate::debs::{Store, Wanted, unpack};
+use crate::kernel::{Flavour, Kernel, Series, meta_package};
+use crate::manifest::{Input, Manifest, Program, fingerprint, product, sha256_of};
+use crate::place::{Lock, guest_directory, make_directory};
+use crate::{Progress, disk, initrd};
+
+/// Debian packages of the root file system; apt adds what they depend on.
+const PACKAGES: &[&str] =
+    &["bash", "coreutils", "dash", "grep", "gzip", "kmod", "openssl", "python3-minimal", "sed"];
+
+/// Parts of Debian packages that no guest reads.
+const LEFT_OUT: &[&str] = &[
+    "--exclude=./usr/share/doc",
+    "--exclude=./usr/share/info",
+    "--exclude=./usr/share/lintian",
+    "--exclude=./usr/share/locale",
+    "--exclude=./usr/share/man",
+    "--exclude=./usr/share/bug",
+];
+
+/// Modules without which the guest cannot reach its disk.
+const NEEDED_MODULES: &[&str] = &["virtio_pci", "virtio_blk", "ext4"];
+/// Modules that some kernels have built in. ext4 finds its checksum by an alias, so it names no dependency on it.
+/// No others: in the portable host the guest takes a tenth of a second to check the signature of each.
+const USEFUL_MODULES: &[&str] = &["crc32c_generic", "virtio_rng"];
+
+/// The workload in `/usr/bin/demo-load`.
+const LOAD_SCRIPT: &str = include_str!("demo-load.sh");
+
+/// Everything in this crate that decides what an image holds: when it changes, images are made anew.
+const RECIPE: &[&str] = &[
+    LOAD_SCRIPT,
+    include_str!("demo.rs"),
+    include_str!("archive.rs"),
+    include_str!("debs.rs"),
+    include_str!("disk.rs"),
+    include_str!("initrd.rs"),
+    include_str!("kernel.rs"),
+    include_str!("modules.rs"),
+];
+
+/// Which demo image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct DemoOptions {
+    /// The kernel's series.
+    pub series: Series,
+    /// The kernel's configuration.
+    pub flavour: Flavour,
+}
+
+impl DemoOptions {
+    /// The image's name without `.img`: `demo` for the defaults, else with what differs, like `demo-6.12-generic`.
+    pub fn name(&self) -> String {
+        let mut name = String::from("demo");
+        if self.series != Series::default() {
+            name.push_str(&format!("-{}", self.series));
+        }
+        if self.flavour != Flavour::default() {
+            name.push_str(&format!("-{}", self.flavour));
+        }
+        name
+    }
+}
+
+/// Makes a demo image and returns its path, `target/guest/NAME.img`; `NAME.manifest.json` beside it says what is in it.
+///
+/// # Errors
+/// A tool is missing, Debian's archive cannot be reached, a program does not compile, the disk is full.
+pub fn demo(options: &DemoOptions, progress: &dyn Progress) -> Result<PathBuf> {
+    let lock = Lock::take()?;
+    let directory = guest_directory();
+    let image = directory.join(options.name()).with_added_extension("img");
+    let manifest_path = directory.join(options.name()).with_added_extension("manifest.json");
+
+    progress.begin("building the guest's programs");
+    let binaries = programs()?;
+    progress.end();
+    let programs = WORKLOADS
+        .iter()
+        .chain([&INIT])
+        .map(|name| Ok(Program { name: (*name).to_owned(), sha256: sha256_of(&binaries.join(name))? }))
+        .collect::<Result<Vec<_>>>()?;
+
+    let mut store = Store::open(&directory)?;
+    let kernel_inputs =
+        store.fetch(Wanted::Kernel(meta_package(options.series, options.flavour)), progress)?;
+    let root_inputs = store.fetch(Wanted::Closure(PACKAGES), progress)?;
+    let packages: Vec<Input> = root_inputs.iter().chain(&kernel_inputs).cloned().collect();
+    let fingerprint = fingerprint(RECIPE, &packages, &programs);
+    if Manifest::is_current(&manifest_path, &fingerprint) {
+        return Ok(image);
+    }
+
+    progress.begin(&format!("making {}", image.display()));
+    let stage = lock.stage()?;
+    let root = stage.path().join("root");
+    let kernel = fill(&root, &store, &root_inputs, &kernel_inputs, &binaries)?;
+    let fresh = stage.path().join("image");
+    disk::make(&root, &fresh)?;
+    let made = product(&fresh, &format!("{}.img", options.name()))?;
+    fs::rename(&fresh, &image).with_context(|| format!("cannot write {}", image.display()))?;
+    Manifest { fingerprint, kernel_release: kernel.release, products: vec![made], packages, programs }
+        .write(&manifest_path)?;
+    progress.end();
+    Ok(image)
+}
+
+/// Lays out the root file system.
+fn fill(
+    root: &Path,
+    store: &Store,
+    root_inputs: &[Input],
+    kernel_inputs: &[Input],
+    binaries: &Path,
+) -> Result<Kernel> {
+    // Packages of Debian 12 still hold /bin and /lib; a merged /usr must be there before them.
+    for directory in ["bin", "sbin", "lib", "lib64"] {
+        put_directory(&root.join("usr").join(directory), 0o755)?;
+        let link = root.join(directory);
+        symlink(format!("usr/{directory}"), &link)
+            .with_context(|| format!("cannot make the link {}", link.display()))?;
+    }
+    for input in root_inputs {
+        unpack(&store.path(input), root, LEFT_OUT)?;
+    }
+    let kernel_deb = kernel_inputs.first().context("no kernel package was fetched")?;
+    let kernel = Kernel::unpack(&store.path(kernel_deb), root)?;
+    let boot = root.join("boot");
+    fs::rename(&kernel.image, boot.join("vmlinuz")).context("cannot name the kernel /boot/vmlinuz")?;
+    put(&boot.join("initrd.img"), 0o644, &initrd_of(&kernel, binaries)?)?;
+    for name in WORKLOADS {
+        put(&root.join("usr/bin").join(name), 0o755, &read(&binaries.join(name))?)?;
+    }
+    put(&root.join(DEMO_LOAD.trim_start_matches('/')), 0o755, LOAD_SCRIPT.as_bytes())?;
+    settle(root)?;
+    Ok(kernel)
+}
+
+/// The initrd: init, modules, and one workload for guests that have no disk.
+fn initrd_of(kernel: &Kernel, binaries: &Path) -> Result<Vec<u8>> {
+    let modules = kernel.modules.load_order(NEEDED_MODULES, USEFUL_MODULES)?;
+    let init = read(&binaries.join(INIT))?;
+    let spin = read(&binaries.join("spin"))?;
+    let make = || {
+        let mut archive = initrd::base(&modules)?;
+        archive.file("init", 0o755, &init)?;
+        archive.file("usr/bin/spin", 0o755, &spin)?;
+        archive.directory("root", 0o700)?;
+        initrd::compress(&archive.finish()?)
+    };
+    make().context("cannot make the initrd")
+}
+
+/// What the installation scripts of packages, which did not run, would have left, as far as programs look at it.
+fn settle(root: &Path) -> Result<()> {
+    for directory in ["dev", "proc", "sys", "run", "etc", "mnt", "usr/local", "usr/local/bin"] {
+        put_directory(&root.join(directory), 0o755)?;
+    }
+    for (directory, mode) in [("root", 0o700), ("tmp", 0o1777), ("var/tmp", 0o1777)] {
+        put_directory(&root.join(directory), mode)?;
+    }
+    for (file, text) in [
+        (
+            "etc/passwd",
+            "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
+        ),
+        ("etc/group", "root:x:0:\ntty:x:5:\nnogroup:x:65534:\n"),
+        ("etc/hostname", "vprof-guest\n"),
+        ("etc/hosts", "127.0.0.1 localhost vprof-guest\n"),
+        ("etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files\n"),
+    ] {
+        put(&root.join(file), 0o644, text.as_bytes())?;
+    }
+    let sh = root.join("usr/bin/sh");
+    if sh.symlink_metadata().is_err() {
+        symlink("dash", &sh).context("cannot make the link /bin/sh")?;
+    }
+    Ok(())
+}
+
+fn read(path: &Path) -> Result<Vec<u8>> {
+    fs::read(path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+fn put(path: &Path, mode: u32, contents: &[u8]) -> Result<()> {
+    fs::write(path, contents).with_context(|| format!("cannot write {}", path.display()))?;
+    set_mode(path, mode)
+}
+
+/// Makes a directory with this mode whatever the umask.
+fn put_directory(path: &Path, mode: u32) -> Result<()> {
+    make_directory(path)?;
+    set_mode(path, mode)
+}
+
+fn set_mode(path: &Path, mode: u32) -> Result<()> {
+    fs::set_permissions(path, fs::Permissions::from_mode(mode))
+        .with_context(|| format!("cannot set the mode of {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn images_are_named_by_what_differs() {
+        let name = |series, flavour| DemoOptions { series, flavour }.name();
+        assert_eq!(name(Series::V6_1, Flavour::Cloud), "demo");
+        assert_eq!(name(Series::V6_12, Flavour::Cloud), "demo-6.12");
+        assert_eq!(name(Series::V6_1, Flavour::Generic), "demo-generic");
+        assert_eq!(name(Series::V6_12, Flavour::Generic), "demo-6.12-generic");
+    }
+}

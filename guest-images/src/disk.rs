@@ -1,0 +1,119 @@
+//! Turns a directory into a disk.
+
+use std::fs::{self, File, Metadata};
+use std::io::Write;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use anyhow::{Context, Result, bail};
+
+use crate::tools::{run, tool};
+
+/// Room for what a guest writes, bytes.
+const FREE: u64 = 128 << 20;
+/// Image sizes are multiples of this, bytes.
+const STEP: u64 = 16 << 20;
+/// Identifies the file system; fixed so that equal inputs make equal disks as far as mke2fs can.
+const UUID: &str = "6f1d2c3e-5a4b-4c8d-9e7f-767072660001";
+
+/// Makes a sparse raw disk that is one ext4 file system with the contents of `root`, all of it owned by root.
+pub(crate) fn make(root: &Path, image: &Path) -> Result<()> {
+    let contents = walk(root)?;
+    // Every file ends in the middle of a block, and inodes take room as well.
+    let used: u64 = contents.iter().map(|(_, meta)| meta.len().next_multiple_of(4096) + 1024).sum();
+    let size = (used + used / 8 + FREE).next_multiple_of(STEP);
+    let file = File::create(image).with_context(|| format!("cannot write {}", image.display()))?;
+    file.set_len(size).with_context(|| format!("cannot make {} {size} bytes long", image.display()))?;
+    drop(file);
+    let mut mke2fs = tool("mke2fs", "e2fsprogs")?;
+    // Left to itself mke2fs gives a small disk blocks of 1 KiB, which no real installation has.
+    mke2fs.args(["-q", "-F", "-t", "ext4", "-b", "4096", "-m", "0", "-L", "vprof", "-U", UUID]);
+    mke2fs.args(["-E", &format!("root_owner=0:0,hash_seed={UUID}"), "-d"]).arg(root).arg(image);
+    run(&mut mke2fs).with_context(|| format!("cannot make a file system in {}", image.display()))?;
+    give_to_root(root, &contents, image)
+}
+
+/// Everything below a directory, without itself.
+fn walk(root: &Path) -> Result<Vec<(PathBuf, Metadata)>> {
+    let mut found = Vec::new();
+    let mut open = vec![root.to_owned()];
+    while let Some(directory) = open.pop() {
+        let fail = || format!("cannot list {}", directory.display());
+        for entry in fs::read_dir(&directory).with_context(fail)? {
+            let path = entry.with_context(fail)?.path();
+            let meta =
+                fs::symlink_metadata(&path).with_context(|| format!("cannot read {}", path.display()))?;
+            if meta.is_dir() {
+                open.push(path.clone());
+            }
+            found.push((path, meta));
+        }
+    }
+    found.sort_by(|(a, _), (b, _)| a.cmp(b));
+    Ok(found)
+}
+
+/// mke2fs copies owners, and whoever builds without being root owns everything: debugfs sets that right.
+fn give_to_root(root: &Path, contents: &[(PathBuf, Metadata)], image: &Path) -> Result<()> {
+    let mut script = String::new();
+    for (path, meta) in contents {
+        let inside = path.strip_prefix(root).unwrap_or(path);
+        let Some(name) = inside.to_str().filter(|name| !name.contains(['"', '\n'])) else {
+            bail!("{} has a name that debugfs cannot be told", path.display());
+        };
+        for (field, id) in [("uid", meta.uid()), ("gid", meta.gid())] {
+            if id != 0 {
+                script.push_str(&format!("set_inode_field \"/{name}\" {field} 0\n"));
+            }
+        }
+    }
+    if script.is_empty() {
+        return Ok(());
+    }
+    let mut list = tempfile::tempfile().context("cannot make a temporary file")?;
+    list.write_all(script.as_bytes()).context("cannot write a temporary file")?;
+    std::io::Seek::rewind(&mut list).context("cannot rewind a temporary file")?;
+    let mut debugfs = tool("debugfs", "e2fsprogs")?;
+    debugfs.arg("-w").arg(image).stdin(Stdio::from(list));
+    // debugfs repeats every command on stdout, and says on stderr what it could not do while it exits with 0.
+    let output = run(&mut debugfs)?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    match said.lines().find(|line| !line.starts_with("debugfs ") && !line.trim().is_empty()) {
+        Some(problem) => bail!("debugfs cannot change owners in {}: {problem}", image.display()),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tools::output_of;
+
+    #[test]
+    fn a_directory_becomes_a_disk_of_root() {
+        let directory = tempfile::tempdir().unwrap();
+        let root = directory.path().join("root");
+        fs::create_dir_all(root.join("etc/with space")).unwrap();
+        fs::write(root.join("etc/with space/file"), b"hello\n").unwrap();
+        std::os::unix::fs::symlink("etc", root.join("link")).unwrap();
+        // As if another user had built it; only root can make it so, everyone else has it anyway.
+        if fs::metadata(&root).unwrap().uid() == 0 {
+            std::os::unix::fs::chown(root.join("etc/with space/file"), Some(1234), Some(1234)).unwrap();
+            std::os::unix::fs::lchown(root.join("link"), Some(1234), Some(1234)).unwrap();
+        }
+        let image = directory.path().join("x.img");
+        make(&root, &image).unwrap();
+        let debugfs = |request: &str| {
+            output_of(tool("debugfs", "e2fsprogs").unwrap().args(["-R", request]).arg(&image)).unwrap()
+        };
+        assert_eq!(debugfs("cat \"/etc/with space/file\""), "hello\n");
+        for path in ["/etc/with space/file", "/link", "/etc"] {
+            let stat = debugfs(&format!("stat \"{path}\""));
+            let line = stat.lines().find(|line| line.starts_with("User:")).unwrap();
+            let words: Vec<_> = line.split_whitespace().collect();
+            assert_eq!((words[1], words[3]), ("0", "0"), "{path}: {line}");
+        }
+        run(tool("e2fsck", "e2fsprogs").unwrap().args(["-f", "-n"]).arg(&image)).unwrap();
+    }
+}

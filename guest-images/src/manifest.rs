@@ -1,0 +1,186 @@
+//! What an image was made of, down to the hash of every input.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use crate::place::write_whole;
+
+/// A Debian package that went into an image.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Input {
+    /// Name of the package.
+    pub name: String,
+    /// Its version, epoch included.
+    pub version: String,
+    /// File below `target/guest/debs`.
+    pub file: String,
+    /// Length of the file in bytes.
+    pub size: u64,
+    /// SHA-256 of the file, hexadecimal, as in Debian's signed package lists.
+    pub sha256: String,
+}
+
+/// A program of this workspace that went into an image.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Program {
+    /// Its file name.
+    pub name: String,
+    /// SHA-256 of the file, hexadecimal.
+    pub sha256: String,
+}
+
+/// A file that was made.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Product {
+    /// Its name, relative to the manifest.
+    pub file: String,
+    /// Length in bytes.
+    pub size: u64,
+    /// SHA-256, hexadecimal, at the time it was made: a guest that ran on an image without `--snapshot` changed it.
+    pub sha256: String,
+}
+
+/// What stands in the `.manifest.json` beside an image.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// Changes whenever anything that the image is made of changes, the recipe included.
+    pub fingerprint: String,
+    /// Release of the guest's kernel, as `uname -r` prints it.
+    pub kernel_release: String,
+    /// The files made.
+    pub products: Vec<Product>,
+    /// Debian packages, in the order in which they were unpacked.
+    pub packages: Vec<Input>,
+    /// Programs of this workspace.
+    pub programs: Vec<Program>,
+}
+
+impl Manifest {
+    /// Reads a manifest.
+    ///
+    /// # Errors
+    /// There is none, or it is from another version of this crate.
+    pub fn read(path: &Path) -> Result<Self> {
+        let text = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+        serde_json::from_slice(&text)
+            .with_context(|| format!("{} is not a manifest of this version", path.display()))
+    }
+
+    pub(crate) fn write(&self, path: &Path) -> Result<()> {
+        let mut text = serde_json::to_vec_pretty(self).context("cannot write a manifest")?;
+        text.push(b'\n');
+        write_whole(path, &text)
+    }
+
+    /// Is what this manifest at `path` speaks of made of `fingerprint`, and still there?
+    pub(crate) fn is_current(path: &Path, fingerprint: &str) -> bool {
+        let directory = path.parent().unwrap_or(Path::new("."));
+        Self::read(path).is_ok_and(|manifest| {
+            manifest.fingerprint == fingerprint
+                && manifest.products.iter().all(|product| {
+                    fs::metadata(directory.join(&product.file)).is_ok_and(|meta| meta.len() == product.size)
+                })
+        })
+    }
+}
+
+/// One hash over everything that an image is made of.
+pub(crate) fn fingerprint(recipe: &[&str], packages: &[Input], programs: &[Program]) -> String {
+    let mut hash = Sha256::new();
+    // Lengths keep neighbouring parts from running into each other.
+    let mut part = |text: &str| {
+        hash.update(text.len().to_le_bytes());
+        hash.update(text);
+    };
+    recipe.iter().copied().for_each(&mut part);
+    for package in packages {
+        part(&package.file);
+        part(&package.sha256);
+    }
+    for program in programs {
+        part(&program.name);
+        part(&program.sha256);
+    }
+    hex(&hash.finalize())
+}
+
+/// SHA-256 of a file in hexadecimal digits.
+pub(crate) fn sha256_of(path: &Path) -> Result<String> {
+    let mut hash = Sha256::new();
+    File::open(path)
+        .and_then(|mut file| io::copy(&mut file, &mut hash))
+        .with_context(|| format!("cannot read {}", path.display()))?;
+    Ok(hex(&hash.finalize()))
+}
+
+/// What a manifest says of a file that was just made; its name is the one that it is going to have.
+pub(crate) fn product(path: &Path, name: &str) -> Result<Product> {
+    let size = fs::metadata(path).with_context(|| format!("cannot read {}", path.display()))?.len();
+    Ok(Product { file: name.to_owned(), size, sha256: sha256_of(path)? })
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn input(file: &str) -> Input {
+        Input { name: "a".into(), version: "1".into(), file: file.into(), size: 3, sha256: "00".into() }
+    }
+
+    fn program(name: &str) -> Program {
+        Program { name: name.into(), sha256: "11".into() }
+    }
+
+    #[test]
+    fn every_input_changes_the_fingerprint() {
+        let all = [
+            fingerprint(&["r"], &[input("f")], &[program("p")]),
+            fingerprint(&["s"], &[input("f")], &[program("p")]),
+            fingerprint(&["r"], &[input("g")], &[program("p")]),
+            fingerprint(&["r"], &[input("f")], &[program("q")]),
+            fingerprint(&["r"], &[input("f"), input("f")], &[program("p")]),
+            fingerprint(&["r"], &[], &[program("p")]),
+            fingerprint(&["r", "r"], &[], &[]),
+            fingerprint(&["rr"], &[], &[]),
+        ];
+        let different: std::collections::BTreeSet<_> = all.iter().collect();
+        assert_eq!(different.len(), all.len());
+        assert_eq!(all[0], fingerprint(&["r"], &[input("f")], &[program("p")]));
+    }
+
+    #[test]
+    fn a_missing_or_cut_product_is_not_current() {
+        let directory = tempfile::tempdir().unwrap();
+        let image = directory.path().join("x.img");
+        let path = directory.path().join("x.manifest.json");
+        fs::write(&image, b"abc").unwrap();
+        let product = product(&image, "x.img").unwrap();
+        // FIPS 180-2, appendix B.1.
+        assert_eq!(product.sha256, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+        let manifest = Manifest {
+            fingerprint: "f".into(),
+            kernel_release: "6.1".into(),
+            products: vec![product],
+            packages: vec![input("f")],
+            programs: vec![program("p")],
+        };
+        assert!(!Manifest::is_current(&path, "f"));
+        manifest.write(&path).unwrap();
+        assert_eq!(Manifest::read(&path).unwrap(), manifest);
+        assert!(Manifest::is_current(&path, "f"));
+        assert!(!Manifest::is_current(&path, "g"));
+        fs::write(&image, b"ab").unwrap();
+        assert!(!Manifest::is_current(&path, "f"));
+        fs::remove_file(&image).unwrap();
+        assert!(!Manifest::is_current(&path, "f"));
+    }
+}

@@ -1,0 +1,68 @@
+//! Where things lie, and who may write there at the moment.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use tempfile::TempDir;
+
+/// The root of the workspace that this crate was built from.
+pub(crate) fn workspace() -> PathBuf {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.parent().unwrap_or(here).to_path_buf()
+}
+
+/// `target/guest` of the workspace, where every image lies. It may not exist yet.
+pub fn guest_directory() -> PathBuf {
+    workspace().join("target/guest")
+}
+
+/// The right to change what lies in the guest directory; given back when dropped, or when the process dies.
+#[derive(Debug)]
+pub(crate) struct Lock(#[expect(dead_code, reason = "held, not read: closing the file unlocks it")] File);
+
+impl Lock {
+    /// Creates the guest directory where it is missing and waits until nobody else changes it.
+    pub(crate) fn take() -> Result<Self> {
+        let directory = guest_directory();
+        make_directory(&directory)?;
+        let path = directory.join(".lock");
+        let file =
+            File::options().create(true).truncate(false).write(true).open(&path).with_context(|| {
+                format!(
+                    "cannot write {}: it belongs to another user; remove {} or build as that user",
+                    path.display(),
+                    directory.display()
+                )
+            })?;
+        file.lock().with_context(|| format!("cannot lock {}", path.display()))?;
+        Ok(Self(file))
+    }
+
+    /// An empty directory in the guest directory to make something in; it is gone when dropped.
+    pub(crate) fn stage(&self) -> Result<TempDir> {
+        const PREFIX: &str = ".stage-";
+        let directory = guest_directory();
+        let fail = || format!("cannot make a directory in {}", directory.display());
+        // Whoever made one of these was killed: the lock is held here.
+        for entry in fs::read_dir(&directory).with_context(fail)?.flatten() {
+            if entry.file_name().as_encoded_bytes().starts_with(PREFIX.as_bytes()) {
+                fs::remove_dir_all(entry.path())
+                    .with_context(|| format!("cannot remove {}", entry.path().display()))?;
+            }
+        }
+        tempfile::Builder::new().prefix(PREFIX).tempdir_in(&directory).with_context(fail)
+    }
+}
+
+/// Creates a directory and its parents.
+pub(crate) fn make_directory(path: &Path) -> Result<()> {
+    fs::create_dir_all(path).with_context(|| format!("cannot create the directory {}", path.display()))
+}
+
+/// Writes a file so that nobody ever sees half of it.
+pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
+    let fresh = path.with_added_extension("new");
+    fs::write(&fresh, bytes).with_context(|| format!("cannot write {}", fresh.display()))?;
+    fs::rename(&fresh, path).with_context(|| format!("cannot write {}", path.display()))
+}

@@ -1,0 +1,70 @@
+//! What the emulated host boots: a Debian kernel and an initramfs with KVM's modules, but without an init.
+//!
+//! The launcher appends the archive with `/init`, the static `vprof` itself, so that this bundle stays the same
+//! whatever becomes of the program. The archive is not compressed: the emulated CPU would unpack it slowly.
+
+use std::fs;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+
+use crate::debs::{Store, Wanted};
+use crate::kernel::{Flavour, Kernel, Series, meta_package};
+use crate::manifest::{Manifest, fingerprint, product};
+use crate::place::{Lock, guest_directory, make_directory, write_whole};
+use crate::{Progress, initrd};
+
+/// What makes `/dev/kvm` on the emulated AMD machine, and what reaches its disks and ports.
+const NEEDED_MODULES: &[&str] = &["kvm_amd", "virtio_pci", "virtio_blk", "virtio_console"];
+/// Entropy for programs that ask for it early.
+const USEFUL_MODULES: &[&str] = &["virtio_rng"];
+
+/// Everything in this crate that decides what the bundle holds.
+const RECIPE: &[&str] = &[
+    include_str!("portable.rs"),
+    include_str!("archive.rs"),
+    include_str!("initrd.rs"),
+    include_str!("kernel.rs"),
+    include_str!("modules.rs"),
+];
+
+/// Makes the portable host's bundle and returns its directory, `target/guest/portable-host`: `vmlinuz`, `initrd.img` and
+/// `manifest.json`.
+///
+/// `initrd.img` is an uncompressed cpio archive, a multiple of four bytes long, with [`guest_programs::LOAD_ORDER`] and
+/// the modules that it lists, mount points and `/dev/console`. A launcher appends an archive with `/init`.
+///
+/// # Errors
+/// A tool is missing, Debian's archive cannot be reached, the disk is full.
+pub fn portable_host(progress: &dyn Progress) -> Result<PathBuf> {
+    let lock = Lock::take()?;
+    let guest = guest_directory();
+    let bundle = guest.join("portable-host");
+    let manifest_path = bundle.join("manifest.json");
+    let mut store = Store::open(&guest)?;
+    let meta = meta_package(Series::V6_1, Flavour::Cloud);
+    let packages = store.fetch(Wanted::Kernel(meta), progress)?;
+    let fingerprint = fingerprint(RECIPE, &packages, &[]);
+    if Manifest::is_current(&manifest_path, &fingerprint) {
+        return Ok(bundle);
+    }
+
+    progress.begin("making the portable host");
+    make_directory(&bundle)?;
+    let stage = lock.stage()?;
+    let deb = packages.first().context("no kernel package was fetched")?;
+    let kernel = Kernel::unpack(&store.path(deb), stage.path())?;
+    let modules = kernel.modules.load_order(NEEDED_MODULES, USEFUL_MODULES)?;
+    let initrd = initrd::base(&modules).and_then(|archive| archive.finish());
+    let image = fs::read(&kernel.image).context("cannot read the unpacked kernel")?;
+    write_whole(&bundle.join("vmlinuz"), &image)?;
+    write_whole(&bundle.join("initrd.img"), &initrd.context("cannot make the initrd")?)?;
+    let products = ["vmlinuz", "initrd.img"]
+        .into_iter()
+        .map(|name| product(&bundle.join(name), name))
+        .collect::<Result<Vec<_>>>()?;
+    Manifest { fingerprint, kernel_release: kernel.release, products, packages, programs: Vec::new() }
+        .write(&manifest_path)?;
+    progress.end();
+    Ok(bundle)
+}

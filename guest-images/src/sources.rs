@@ -1,0 +1,283 @@
+//! Which Debian archive to take packages from.
+//!
+//! The suite is always [`SUITE`], so that every machine gets the same kernels, Ubuntu included. Only the mirror and
+//! its key come from the machine's own apt sources: a company's mirror is often the only one that can be reached.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+
+/// The Debian release that guests are made of.
+pub(crate) const SUITE: &str = "bookworm";
+
+/// Suites that mark an entry as one of Debian's own archive.
+const DEBIAN_SUITES: &[&str] = &[
+    "bullseye",
+    "bookworm",
+    "trixie",
+    "forky",
+    "sid",
+    "oldoldstable",
+    "oldstable",
+    "stable",
+    "testing",
+    "unstable",
+];
+
+/// Debian's key ring, of the package debian-archive-keyring.
+pub(crate) const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+
+/// One mirror of an archive.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Mirror {
+    /// Its address.
+    pub(crate) uri: String,
+    /// Path of the key ring, or the key itself.
+    pub(crate) signed_by: String,
+}
+
+/// The two archives that guests are made from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Mirrors {
+    /// Debian proper.
+    pub(crate) main: Mirror,
+    /// Its security updates, where the machine knows of them.
+    pub(crate) security: Option<Mirror>,
+}
+
+/// Names a mirror, like `http://HOST/debian`, for machines whose apt sources have none of Debian's.
+pub(crate) const MIRROR_VARIABLE: &str = "VPROF_DEBIAN_MIRROR";
+
+impl Mirrors {
+    /// `named` ([`MIRROR_VARIABLE`]), else the mirrors that the sources below `directory` (`/etc/apt`) name.
+    ///
+    /// # Errors
+    /// There is neither, as on Ubuntu.
+    pub(crate) fn of_machine(directory: &Path, named: Option<String>) -> Result<Self> {
+        let with_key = |uri: String| Mirror { uri, signed_by: KEYRING.into() };
+        if let Some(named) = named.filter(|named| !named.is_empty()) {
+            let base = named.trim_end_matches('/');
+            let security = Some(with_key(format!("{base}-security")));
+            return Ok(Self { main: with_key(base.to_owned()), security });
+        }
+        let mut files = vec![directory.join("sources.list")];
+        if let Ok(entries) = fs::read_dir(directory.join("sources.list.d")) {
+            files.extend(entries.flatten().map(|entry| entry.path()));
+        }
+        files.sort();
+        let mut entries = Vec::new();
+        for file in files {
+            let Ok(text) = fs::read_to_string(&file) else {
+                continue;
+            };
+            match file.extension().and_then(|extension| extension.to_str()) {
+                Some("list") => entries.extend(text.lines().filter_map(one_line_entry)),
+                Some("sources") => entries.extend(deb822_entries(&text)),
+                _ => {}
+            }
+        }
+        Self::choose(&entries).with_context(|| {
+            format!(
+                "no Debian mirror among the apt sources in {}: set {MIRROR_VARIABLE} to one, like http://HOST/debian",
+                directory.display()
+            )
+        })
+    }
+
+    fn choose(entries: &[Entry]) -> Option<Self> {
+        let find = |is: fn(&str) -> bool| {
+            entries.iter().find(|entry| entry.is_debian() && entry.suites.iter().any(|suite| is(suite)))
+        };
+        let main = find(|suite| DEBIAN_SUITES.contains(&suite));
+        let security = find(|suite| {
+            suite
+                .strip_suffix("-security")
+                .or_else(|| suite.strip_suffix("/updates"))
+                .is_some_and(|base| DEBIAN_SUITES.contains(&base))
+        });
+        let mirror = |entry: &Entry| Mirror {
+            uri: entry.uri.clone(),
+            signed_by: entry.signed_by.clone().unwrap_or_else(|| KEYRING.into()),
+        };
+        Some(Self { main: mirror(main?), security: security.map(mirror) })
+    }
+
+    /// The sources in apt's deb822 format.
+    pub(crate) fn to_deb822(&self) -> String {
+        let stanza = |mirror: &Mirror, suites: &str| {
+            let Mirror { uri, signed_by } = mirror;
+            format!("Types: deb\nURIs: {uri}\nSuites: {suites}\nComponents: main\nSigned-By: {signed_by}\n")
+        };
+        let mut text = stanza(&self.main, &format!("{SUITE} {SUITE}-updates"));
+        if let Some(security) = &self.security {
+            text.push('\n');
+            text.push_str(&stanza(security, &format!("{SUITE}-security")));
+        }
+        text
+    }
+}
+
+/// One enabled source of binary packages.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Entry {
+    uri: String,
+    suites: Vec<String>,
+    components: Vec<String>,
+    signed_by: Option<String>,
+}
+
+impl Entry {
+    /// Third parties use Debian's suite names too: the path, or the key, must be Debian's as well.
+    fn is_debian(&self) -> bool {
+        let path = self.uri.split('/').skip(3).any(|part| part == "debian" || part == "debian-security");
+        let key = self.signed_by.as_ref().is_some_and(|key| key.contains("debian-archive"));
+        (path || key) && self.components.iter().any(|component| component == "main")
+    }
+}
+
+/// Reads `deb [option=value ...] URI SUITE COMPONENT...`.
+fn one_line_entry(line: &str) -> Option<Entry> {
+    let line = line.split('#').next()?.trim();
+    let mut rest = line.strip_prefix("deb")?.strip_prefix([' ', '\t'])?.trim_start();
+    let mut entry = Entry::default();
+    if let Some(options) = rest.strip_prefix('[') {
+        let (options, after) = options.split_once(']')?;
+        entry.signed_by = options
+            .split_whitespace()
+            .find_map(|option| option.strip_prefix("signed-by="))
+            .map(str::to_owned);
+        rest = after;
+    }
+    let mut words = rest.split_whitespace().map(str::to_owned);
+    entry.uri = words.next()?;
+    entry.suites = vec![words.next()?];
+    entry.components = words.collect();
+    Some(entry)
+}
+
+/// Reads stanzas of `Field: value`, with continuation lines.
+fn deb822_entries(text: &str) -> Vec<Entry> {
+    let mut entries = Vec::new();
+    let mut fields: Vec<(String, String)> = Vec::new();
+    for line in text.lines().chain([""]) {
+        if line.starts_with('#') {
+            continue;
+        }
+        if line.trim().is_empty() {
+            entries.extend(deb822_entry(&fields));
+            fields.clear();
+        } else if line.starts_with([' ', '\t']) {
+            if let Some((_, value)) = fields.last_mut() {
+                value.push('\n');
+                value.push_str(line);
+            }
+        } else if let Some((name, value)) = line.split_once(':') {
+            fields.push((name.trim().to_ascii_lowercase(), value.trim().to_owned()));
+        }
+    }
+    entries
+}
+
+fn deb822_entry(fields: &[(String, String)]) -> Option<Entry> {
+    let field = |name| fields.iter().find(|(field, _)| field == name).map(|(_, value)| value.as_str());
+    let words = |name| field(name).map(|v| v.split_whitespace().map(str::to_owned).collect::<Vec<_>>());
+    if field("enabled").is_some_and(|value| matches!(value, "no" | "false" | "0"))
+        || !words("types")?.iter().any(|kind| kind == "deb")
+    {
+        return None;
+    }
+    Some(Entry {
+        uri: words("uris")?.into_iter().next()?,
+        suites: words("suites")?,
+        components: words("components").unwrap_or_default(),
+        signed_by: field("signed-by").map(str::to_owned),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn machine(files: &[(&str, &str)]) -> Result<Mirrors> {
+        let directory = tempfile::tempdir().unwrap();
+        fs::create_dir(directory.path().join("sources.list.d")).unwrap();
+        for (name, text) in files {
+            fs::write(directory.path().join(name), text).unwrap();
+        }
+        Mirrors::of_machine(directory.path(), None)
+    }
+
+    #[test]
+    fn a_mirror_in_the_new_format_is_taken_over() {
+        let mirrors = machine(&[(
+            "sources.list.d/debian.sources",
+            "Types: deb deb-src\n# a comment\nURIs: http://mirror.example/debian\nSuites: trixie trixie-updates\n\
+             Components: main\nSigned-By: /keys/a.gpg\n\n\
+             Types: deb\nURIs: http://mirror.example/debian-security/\nSuites: trixie-security\nComponents: main\n",
+        )])
+        .unwrap();
+        let security = mirrors.security.unwrap();
+        assert_eq!(mirrors.main.uri, "http://mirror.example/debian");
+        assert_eq!(mirrors.main.signed_by, "/keys/a.gpg");
+        assert_eq!(security.uri, "http://mirror.example/debian-security/");
+        assert_eq!(security.signed_by, KEYRING);
+    }
+
+    #[test]
+    fn a_mirror_in_the_old_format_is_taken_over() {
+        let mirrors = machine(&[(
+            "sources.list",
+            "# deb http://off.example/debian bookworm main\n\
+             deb-src http://src.example/debian bookworm main\n\
+             deb [arch=amd64 signed-by=/keys/b.gpg] http://snap.example/archive/debian/20250101T000000Z stable main\n\
+             deb http://snap.example/debian-security stable/updates main # security\n",
+        )])
+        .unwrap();
+        let security = mirrors.security.unwrap();
+        assert_eq!(mirrors.main.uri, "http://snap.example/archive/debian/20250101T000000Z");
+        assert_eq!(mirrors.main.signed_by, "/keys/b.gpg");
+        assert_eq!(security.uri, "http://snap.example/debian-security");
+    }
+
+    #[test]
+    fn other_archives_are_left_alone() {
+        let mirrors = machine(&[
+            (
+                "sources.list.d/ubuntu.sources",
+                "Types: deb\nURIs: http://archive.example/ubuntu\nSuites: noble\nComponents: main\n",
+            ),
+            ("sources.list.d/third.list", "deb http://apt.example/releases bookworm main\n"),
+            (
+                "sources.list.d/off.sources",
+                "Enabled: no\nTypes: deb\nURIs: http://off.example/debian\nSuites: bookworm\nComponents: main\n",
+            ),
+            (
+                "sources.list.d/debian.sources.disabled",
+                "Types: deb\nURIs: http://bak.example/debian\nSuites: sid\nComponents: main\n",
+            ),
+        ]);
+        let error = mirrors.unwrap_err().to_string();
+        assert!(error.contains(MIRROR_VARIABLE), "{error}");
+    }
+
+    #[test]
+    fn a_named_mirror_comes_first() {
+        let directory = tempfile::tempdir().unwrap();
+        let named = Some("http://named.example/debian/".to_owned());
+        let mirrors = Mirrors::of_machine(directory.path(), named).unwrap();
+        assert_eq!(mirrors.main.uri, "http://named.example/debian");
+        assert_eq!(mirrors.security.unwrap().uri, "http://named.example/debian-security");
+    }
+
+    #[test]
+    fn the_suite_is_always_the_same() {
+        let named = Some("http://named.example/debian".to_owned());
+        let text = Mirrors::of_machine(Path::new("/nowhere"), named).unwrap().to_deb822();
+        let entries = deb822_entries(&text);
+        assert_eq!(entries.len(), 2);
+        assert_eq!(entries[0].suites, ["bookworm", "bookworm-updates"]);
+        assert_eq!(entries[1].suites, ["bookworm-security"]);
+        assert!(entries.iter().all(|entry| entry.signed_by.as_deref() == Some(KEYRING)));
+    }
+}

@@ -1,0 +1,263 @@
+//! Boots the images in QEMU's plain emulation, without vprof: what init and the workloads promise holds under any machine.
+
+use std::fs;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use guest_images::{DemoOptions, Flavour, Series, Silent, command_archive, demo, find_program};
+use guest_programs::EXIT_PORT;
+
+/// Seconds after which an emulated guest is taken to hang.
+const LIMIT: &str = "180";
+
+struct Guest {
+    /// The image that kernel and initrd are taken from.
+    image: PathBuf,
+    /// The disk to attach, and whether changes to it stay.
+    disk: Option<(PathBuf, bool)>,
+    command: Vec<String>,
+    append: &'static str,
+}
+
+struct Ended {
+    /// The low seven bits, which is what QEMU tells, of what the guest wrote to the exit port; `None` when it powered
+    /// off without.
+    status: Option<u8>,
+    console: String,
+}
+
+impl Guest {
+    fn of(series: Series, flavour: Flavour) -> Self {
+        let image = demo(&DemoOptions { series, flavour }, &Silent).unwrap();
+        Self { disk: Some((image.clone(), false)), image, command: Vec::new(), append: "" }
+    }
+
+    fn script(self, script: &str) -> Self {
+        // The firmware's last bytes may stand in front of the first line.
+        self.command(&["sh", "-c", &format!("echo\n{script}")])
+    }
+
+    fn command(mut self, words: &[&str]) -> Self {
+        self.command = words.iter().map(ToString::to_string).collect();
+        self
+    }
+
+    fn boot(&self) -> Ended {
+        let directory = tempfile::tempdir().unwrap();
+        let (kernel, initrd) = (directory.path().join("vmlinuz"), directory.path().join("initrd"));
+        dump(&self.image, "/boot/vmlinuz", &kernel);
+        dump(&self.image, "/boot/initrd.img", &initrd);
+        if !self.command.is_empty() {
+            let mut bytes = fs::read(&initrd).unwrap();
+            bytes.resize(bytes.len().next_multiple_of(4), 0);
+            bytes.extend(command_archive(&self.command).unwrap());
+            fs::write(&initrd, bytes).unwrap();
+        }
+        let qemu = find_program("qemu-system-x86_64").expect("QEMU: run cargo xtask deps");
+        // `timeout` ends QEMU even when this test is ended from outside.
+        let mut command = Command::new("timeout");
+        command.arg(LIMIT).arg(qemu).stdin(Stdio::null());
+        command.args(
+            "-accel tcg,thread=multi -smp 2 -cpu max -m 1024 -nographic -no-reboot -nic none".split(' '),
+        );
+        command.args(["-device", &format!("isa-debug-exit,iobase={EXIT_PORT},iosize=4")]);
+        command.args(["-device", "virtio-rng-pci"]);
+        command.arg("-kernel").arg(&kernel).arg("-initrd").arg(&initrd);
+        command.args(["-append", &format!("console=ttyS0 quiet panic=-1 {}", self.append)]);
+        if let Some((disk, changes_stay)) = &self.disk {
+            let snapshot = if *changes_stay { "off" } else { "on" };
+            let drive = format!("file={},if=virtio,format=raw,snapshot={snapshot}", disk.display());
+            command.args(["-drive", &drive]);
+        }
+        let output = command.output().unwrap();
+        let console = String::from_utf8_lossy(&output.stdout);
+        // The firmware and the kernel's decompressor clear the screen.
+        let console = console.rsplit("\x1b[2J").next().unwrap_or_default().to_owned();
+        assert_eq!(output.status.signal(), None, "{console}");
+        // isa-debug-exit ends QEMU with 2 * value + 1, of which eight bits arrive; power-off ends it with 0.
+        let status = match output.status.code().unwrap() {
+            0 => None,
+            124 => panic!("the guest did not end within {LIMIT} s:\n{console}"),
+            code => Some(u8::try_from((code - 1) / 2).unwrap()),
+        };
+        Ended { status, console }
+    }
+}
+
+fn dump(image: &Path, file: &str, to: &Path) {
+    let debugfs = find_program("debugfs").unwrap();
+    let request = format!("dump {file} {}", to.display());
+    assert!(Command::new(debugfs).args(["-R", &request]).arg(image).output().unwrap().status.success());
+    assert!(fs::metadata(to).is_ok_and(|meta| meta.len() > 0), "{file} is in {}", image.display());
+}
+
+fn lines(console: &str) -> Vec<&str> {
+    console.lines().map(str::trim).collect()
+}
+
+/// What a command may rely on, in each kernel that images are made with.
+fn a_command_runs(series: Series, flavour: Flavour) {
+    let guest = Guest::of(series, flavour).script(
+        "echo \"kernel $(uname -r)\"
+         echo \"terminal $(tty)\"; echo control >/dev/tty
+         sh -i -c 'echo interactive'
+         set -m; sleep 100 & kill %1 && echo jobs
+         echo \"home $HOME $(pwd) $(id -u)\"
+         echo \"python $(python3 -c 'print(6 * 7)')\"
+         echo hello | gzip | gzip -d
+         openssl version | cut -d' ' -f1
+         echo \"sum $(printf abc | sha256sum | cut -c1-8)\"
+         echo \"random $(cat /sys/class/misc/hw_random/rng_current)\"
+         touch /usr/x /tmp/x /run/x /dev/shm/x && echo writable
+         grep -q ' / ext4 rw' /proc/mounts && echo root
+         seq -s, 2000
+         exit 77",
+    );
+    let ended = guest.boot();
+    let lines = lines(&ended.console);
+    for expected in [
+        "terminal /dev/ttyS0",
+        "control",
+        "interactive",
+        "jobs",
+        "home /root /root 0",
+        "python 42",
+        "hello",
+        "random virtio_rng.0",
+        "OpenSSL",
+        "sum ba7816bf",
+        "writable",
+        "root",
+    ] {
+        assert!(
+            lines.contains(&expected),
+            "no line {expected:?} ({:?}) in:\n{}",
+            ended.status,
+            ended.console
+        );
+    }
+    assert!(lines.iter().any(|line| line.starts_with(&format!("kernel {series}."))), "{}", ended.console);
+    for complaint in ["guest-init:", "job control"] {
+        assert!(!ended.console.contains(complaint), "{}", ended.console);
+    }
+    assert_eq!(ended.status, Some(77), "{}", ended.console);
+    // All of a long last line arrives, though the guest ends right after it.
+    assert!(lines.iter().any(|line| line.ends_with(",1999,2000")), "{}", ended.console);
+}
+
+#[test]
+fn a_command_runs_on_6_1_cloud() {
+    a_command_runs(Series::V6_1, Flavour::Cloud);
+}
+
+#[test]
+fn a_command_runs_on_6_12_cloud() {
+    a_command_runs(Series::V6_12, Flavour::Cloud);
+}
+
+#[test]
+fn a_command_runs_on_6_1_generic() {
+    a_command_runs(Series::V6_1, Flavour::Generic);
+}
+
+#[test]
+fn a_command_runs_on_6_12_generic() {
+    a_command_runs(Series::V6_12, Flavour::Generic);
+}
+
+#[test]
+fn exit_statuses_follow_the_shell() {
+    for (command, status) in [
+        (vec!["sh", "-c", "kill -9 $$"], (128 + 9) & 0x7f),
+        (vec!["no-such-program"], 127),
+        (vec!["/etc/passwd"], 126),
+    ] {
+        let ended = Guest::of(Series::V6_1, Flavour::Cloud).command(&command).boot();
+        assert_eq!(ended.status, Some(status), "{command:?}:\n{}", ended.console);
+    }
+}
+
+#[test]
+fn a_guest_without_a_disk_runs_from_its_initrd() {
+    let mut guest = Guest::of(Series::V6_1, Flavour::Cloud).command(&["spin", "--seconds", "0.1"]);
+    guest.disk = None;
+    let ended = guest.boot();
+    assert_eq!(ended.status, Some(0), "{}", ended.console);
+    // Without a command there is nothing that could have a status, so the power goes off.
+    guest.command.clear();
+    let ended = guest.boot();
+    assert_eq!(ended.status, None, "{}", ended.console);
+    assert!(ended.console.contains("guest-init: /usr/bin/demo-load:"), "{}", ended.console);
+}
+
+#[test]
+fn a_disk_that_is_no_file_system_is_told() {
+    let directory = tempfile::tempdir().unwrap();
+    let disk = directory.path().join("empty.img");
+    fs::File::create(&disk).unwrap().set_len(1 << 20).unwrap();
+    let mut guest = Guest::of(Series::V6_1, Flavour::Cloud).script("true");
+    guest.disk = Some((disk, false));
+    let ended = guest.boot();
+    assert_eq!(ended.status, Some(125), "{}", ended.console);
+    assert!(ended.console.contains("guest-init: cannot mount /dev/vda as ext4"), "{}", ended.console);
+}
+
+#[test]
+fn a_disk_is_clean_after_the_guest() {
+    let directory = tempfile::tempdir().unwrap();
+    let disk = directory.path().join("demo.img");
+    let mut guest = Guest::of(Series::V6_1, Flavour::Cloud).script(
+        "sleep 1000 > /var/held & echo kept > /etc/written; dd if=/dev/zero of=/var/big bs=1M count=8",
+    );
+    fs::copy(&guest.image, &disk).unwrap();
+    guest.disk = Some((disk.clone(), true));
+    assert_eq!(guest.boot().status, Some(0));
+    let written = directory.path().join("written");
+    dump(&disk, "/etc/written", &written);
+    assert_eq!(fs::read(&written).unwrap(), b"kept\n");
+    let e2fsck =
+        Command::new(find_program("e2fsck").unwrap()).args(["-f", "-n"]).arg(&disk).output().unwrap();
+    assert!(e2fsck.status.success(), "{}", String::from_utf8_lossy(&e2fsck.stdout));
+
+    guest = Guest { append: "ro", ..guest }.script("echo x > /etc/written || exit 9");
+    assert_eq!(guest.boot().status, Some(9));
+}
+
+/// The number in front of ` s` at the end of the line that starts with `start`.
+fn seconds_of(console: &str, start: &str) -> f64 {
+    let line = lines(console).into_iter().find(|line| line.starts_with(start));
+    let line = line.unwrap_or_else(|| panic!("no line {start:?} in:\n{console}"));
+    line[start.len()..].split_whitespace().next().unwrap().parse().unwrap()
+}
+
+#[test]
+fn workloads_do_what_they_say() {
+    let ended = Guest::of(Series::V6_1, Flavour::Cloud)
+        .script(
+            "split --seconds 4 --ratio 3:1 &&
+             shortlived --count 20 --exec --name few && shortlived --count 5 &&
+             syscalls --seconds 0.2 && syscalls --seconds 0.2 --call read && sleeper --seconds 0.1 &&
+             spin --name cut --cpu-millis 50 && hog --seconds 2 && demo-load 3 &&
+             { spin --secnds 1; test $? = 2; }",
+        )
+        .boot();
+    assert_eq!(ended.status, Some(0), "{}", ended.console);
+    let ratio = seconds_of(&ended.console, "alpha used ") / seconds_of(&ended.console, "beta used ");
+    // A busy host may stop the emulated CPU in the middle of the last turn, which no later turn makes up for.
+    assert!((2.5..3.5).contains(&ratio), "{ratio}\n{}", ended.console);
+    assert!(seconds_of(&ended.console, "hog used ") > 0.5, "{}", ended.console);
+    let lines = lines(&ended.console);
+    for expected in [
+        "20 processes named few used 5 ms each",
+        "5 processes named worker used 5 ms each",
+        "demo-load: done",
+    ] {
+        assert!(
+            lines.contains(&expected),
+            "no line {expected:?} ({:?}) in:\n{}",
+            ended.status,
+            ended.console
+        );
+    }
+}

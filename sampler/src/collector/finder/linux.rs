@@ -1,0 +1,100 @@
+//! The guest that is looked at in earnest: a Linux in a machine's memory.
+
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use symbols::{CurrentReader, Kernel, Missing, Modules, TaskSnapshot, VirtAddr};
+use vmm::GuestMemoryMmap;
+
+use super::{Found, Guest};
+use crate::collector::frames::{Name, Names};
+
+/// A kernel that uses fewer CPUs than there are vCPUs is believed after this long.
+const PARTIAL_PATIENCE: Duration = Duration::from_secs(1);
+
+/// A Linux guest in a machine's memory.
+#[derive(Debug)]
+pub(crate) struct LinuxGuest {
+    memory: GuestMemoryMmap,
+    kernel: Option<Arc<Kernel>>,
+    modules: Vec<(String, VirtAddr, u64)>,
+    reader: Arc<OnceLock<CurrentReader>>,
+    vcpus: u8,
+    partial_since: Option<Instant>,
+}
+
+impl LinuxGuest {
+    pub(crate) fn new(memory: GuestMemoryMmap, reader: Arc<OnceLock<CurrentReader>>, vcpus: u8) -> Self {
+        Self { memory, kernel: None, modules: Vec::new(), reader, vcpus, partial_since: None }
+    }
+
+    fn kernel(&self) -> Result<&Arc<Kernel>, Missing> {
+        self.kernel.as_ref().ok_or(Missing::NoKernelImage)
+    }
+}
+
+impl Guest for LinuxGuest {
+    fn find(&mut self, cr3: u64, five_level: bool) -> Result<Found, Missing> {
+        let kernel = Arc::new(Kernel::find(&self.memory, cr3, five_level)?);
+        self.kernel = Some(Arc::clone(&kernel));
+        Ok(Found {
+            release: kernel.release().map(crate::text::printable),
+            symbols: kernel.symbol_count(),
+            missing: kernel.missing().to_vec(),
+            names: Arc::new(LinuxNames { kernel, modules: Modules::default() }),
+        })
+    }
+
+    fn publish_reader(&mut self) -> Result<(), Missing> {
+        let reader = self.kernel()?.current_reader(&self.memory)?;
+        // The reader is final, so one that knows but some vCPUs waits: the kernel may be setting up the others at this
+        // very moment. Or it was told to leave them alone.
+        let all = (0..self.vcpus).all(|vcpu| reader.read(&self.memory, usize::from(vcpu)).is_some());
+        if !all && self.partial_since.get_or_insert_with(Instant::now).elapsed() < PARTIAL_PATIENCE {
+            return Err(Missing::PerCpuNotReady);
+        }
+        // Set once: a second reader of the same kernel would be the same.
+        drop(self.reader.set(reader));
+        Ok(())
+    }
+
+    fn names(&mut self) -> Result<Option<Arc<dyn Names>>, Missing> {
+        let kernel = Arc::clone(self.kernel()?);
+        let modules = kernel.modules(&self.memory)?;
+        let list: Vec<_> =
+            modules.iter().map(|(name, start, bytes)| (name.to_owned(), start, bytes)).collect();
+        if list == self.modules {
+            return Ok(None);
+        }
+        self.modules = list;
+        Ok(Some(Arc::new(LinuxNames { kernel, modules })))
+    }
+
+    fn tasks(&mut self) -> Result<Vec<TaskSnapshot>, Missing> {
+        self.kernel()?.tasks(&self.memory)
+    }
+}
+
+#[derive(Debug)]
+struct LinuxNames {
+    kernel: Arc<Kernel>,
+    modules: Modules,
+}
+
+impl Names for LinuxNames {
+    fn name(&self, address: u64) -> Option<Name> {
+        let at = VirtAddr(address);
+        let found =
+            if self.in_image(address) { self.kernel.symbol_at(at) } else { self.modules.symbol_at(at) }?;
+        Some(Name {
+            symbol: Some(found.name).filter(|name| !name.is_empty()).map(str::to_owned),
+            module: found.module.map(str::to_owned),
+            offset: found.offset,
+        })
+    }
+
+    fn in_image(&self, address: u64) -> bool {
+        let (start, end) = self.kernel.image();
+        (start.0..end.0).contains(&address)
+    }
+}

@@ -1,0 +1,290 @@
+//! Finds and follows the guest's kernel, on a thread of its own: reading a kernel's symbols can take a second on a slow
+//! host, and the rings must be drained meanwhile.
+//!
+//! ```text
+//!   searching ──find──> no reader ──publish──> following: modules every 3 s or on request, tasks every second
+//! ```
+//!
+//! Everything is retried with growing pauses, since the guest is only just booting. What keeps failing is told once.
+
+mod linux;
+
+use std::collections::HashSet;
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use symbols::{Missing, TaskSnapshot};
+
+use super::frames::Names;
+pub(crate) use linux::LinuxGuest;
+
+/// Pauses between attempts grow from the first to the second, while what is missing may still come.
+const FIRST_PAUSE: Duration = Duration::from_millis(5);
+const LAST_PAUSE: Duration = Duration::from_millis(200);
+/// What may still come but fails for this long is told to the user. What will not come is told at once, and tried
+/// again at this period only.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// Modules are read again at this period, and on request at most this often.
+const MODULES_PERIOD: Duration = Duration::from_secs(3);
+const MODULES_AT_MOST: Duration = Duration::from_millis(250);
+/// Tasks that no sample hits are still listed, at this period.
+const TASKS_PERIOD: Duration = Duration::from_secs(1);
+
+/// What the finder tells the collector.
+#[derive(Debug)]
+pub(crate) enum News {
+    /// The kernel was found.
+    Kernel(Found),
+    /// Other modules are loaded than before.
+    Names(Arc<dyn Names>),
+    /// The tasks that exist.
+    Tasks(Vec<TaskSnapshot>),
+    /// Something cannot be read.
+    Missing(String),
+}
+
+/// A kernel that was found.
+#[derive(Debug)]
+pub(crate) struct Found {
+    pub release: Option<String>,
+    pub symbols: usize,
+    pub missing: Vec<Missing>,
+    pub names: Arc<dyn Names>,
+}
+
+/// A guest whose kernel can be looked for.
+pub(crate) trait Guest: Send + 'static {
+    /// Looks for the kernel through these page tables.
+    fn find(&mut self, cr3: u64, five_level: bool) -> Result<Found, Missing>;
+    /// Hands the reader of current tasks to the vCPUs.
+    fn publish_reader(&mut self) -> Result<(), Missing>;
+    /// Names with the modules that are loaded now; `None` when they are the same as before.
+    fn names(&mut self) -> Result<Option<Arc<dyn Names>>, Missing>;
+    /// All tasks.
+    fn tasks(&mut self) -> Result<Vec<TaskSnapshot>, Missing>;
+}
+
+#[derive(Debug, Default)]
+struct Wishes {
+    candidate: Option<(u64, bool)>,
+    modules: bool,
+    stop: bool,
+}
+
+/// What the collector wants of the finder.
+#[derive(Debug, Default)]
+pub(crate) struct Wanted {
+    wishes: Mutex<Wishes>,
+    bell: Condvar,
+}
+
+impl Wanted {
+    fn lock(&self) -> MutexGuard<'_, Wishes> {
+        self.wishes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A CR3 (and CR4.LA57) under which kernel code ran.
+    pub(crate) fn candidate(&self, cr3: u64, five_level: bool) {
+        if self.lock().candidate.replace((cr3, five_level)).is_none() {
+            self.bell.notify_one();
+        }
+    }
+
+    /// An address outside of the kernel image and of all known modules was hit.
+    pub(crate) fn modules(&self) {
+        self.lock().modules = true;
+    }
+
+    /// The run is over.
+    pub(crate) fn stop(&self) {
+        self.lock().stop = true;
+        self.bell.notify_one();
+    }
+
+    /// Waits until the run is over, a candidate is there (if one is `needed`), or `until`; at most `LAST_PAUSE`.
+    fn wait(&self, needed: bool, until: Instant) {
+        let limit = until.saturating_duration_since(Instant::now()).min(LAST_PAUSE);
+        let pending = |wishes: &mut Wishes| !(wishes.stop || needed && wishes.candidate.is_some());
+        drop(self.bell.wait_timeout_while(self.lock(), limit, pending));
+    }
+}
+
+/// One thing that is done again and again.
+#[derive(Debug)]
+struct Job {
+    next: Instant,
+    pause: Duration,
+    failing: Option<(Instant, Missing)>,
+}
+
+impl Job {
+    fn new() -> Self {
+        Self { next: Instant::now(), pause: FIRST_PAUSE, failing: None }
+    }
+
+    fn due(&self) -> bool {
+        Instant::now() >= self.next
+    }
+
+    /// Notes the result of an attempt; after a success the next one follows in `period`.
+    fn note<T>(&mut self, result: Result<T, Missing>, period: Duration) -> Option<T> {
+        let now = Instant::now();
+        match result {
+            Ok(value) => {
+                *self = Self { next: now + period, pause: FIRST_PAUSE, failing: None };
+                Some(value)
+            }
+            Err(reason) => {
+                self.next = now + if reason.may_come() { self.pause } else { PATIENCE };
+                self.pause = (self.pause * 2).min(LAST_PAUSE);
+                let since = self.failing.take().map_or(now, |(since, _)| since);
+                self.failing = Some((since, reason));
+                None
+            }
+        }
+    }
+}
+
+/// The finder's thread.
+#[derive(Debug)]
+pub(crate) struct Finder<G> {
+    guest: G,
+    wanted: Arc<Wanted>,
+    news: Sender<News>,
+    told: HashSet<String>,
+    found: bool,
+    published: bool,
+    find: Job,
+    reader: Job,
+    modules: Job,
+    modules_read: Instant,
+    tasks: Job,
+}
+
+impl<G: Guest> Finder<G> {
+    pub(crate) fn new(guest: G, wanted: Arc<Wanted>, news: Sender<News>) -> Self {
+        Self {
+            guest,
+            wanted,
+            news,
+            told: HashSet::new(),
+            found: false,
+            published: false,
+            find: Job::new(),
+            reader: Job::new(),
+            modules: Job::new(),
+            modules_read: Instant::now(),
+            tasks: Job::new(),
+        }
+    }
+
+    /// Runs until [`Wanted::stop`]; then reads once more what the end of the run may have brought.
+    pub(crate) fn run(mut self) {
+        loop {
+            let stop = self.wanted.lock().stop;
+            if self.found {
+                self.follow(stop);
+            } else {
+                self.search(stop);
+            }
+            self.complain(stop);
+            if stop {
+                return;
+            }
+            let (needed, until) = self.next();
+            self.wanted.wait(needed, until);
+        }
+    }
+
+    /// Whether only a candidate is waited for, and the moment at which something is due anyway.
+    fn next(&self) -> (bool, Instant) {
+        if !self.found {
+            return (self.find.due(), self.find.next.max(Instant::now() + FIRST_PAUSE));
+        }
+        let next = self.modules.next.min(self.tasks.next);
+        (false, if self.published { next } else { next.min(self.reader.next) })
+    }
+
+    fn search(&mut self, stop: bool) {
+        if !stop && !self.find.due() {
+            return;
+        }
+        let Some((cr3, five_level)) = self.wanted.lock().candidate.take() else {
+            return;
+        };
+        let result = self.guest.find(cr3, five_level);
+        if let Some(mut found) = self.find.note(result, Duration::ZERO) {
+            self.found = true;
+            let missing = std::mem::take(&mut found.missing);
+            self.tell(News::Kernel(found));
+            for reason in missing {
+                self.tell_missing(&reason);
+            }
+            self.follow(stop);
+        }
+    }
+
+    fn follow(&mut self, stop: bool) {
+        if !self.published && !stop && self.reader.due() {
+            let result = self.guest.publish_reader();
+            self.published = self.reader.note(result, Duration::ZERO).is_some();
+        }
+        let asked = self.wanted.lock().modules && self.modules_read.elapsed() >= MODULES_AT_MOST;
+        if stop || self.modules.due() || asked {
+            self.wanted.lock().modules = false;
+            self.modules_read = Instant::now();
+            let result = self.guest.names();
+            if let Some(Some(names)) = self.modules.note(result, MODULES_PERIOD) {
+                self.tell(News::Names(names));
+            }
+        }
+        if stop || self.tasks.due() {
+            let result = self.guest.tasks();
+            if let Some(tasks) = self.tasks.note(result, TASKS_PERIOD) {
+                self.tell(News::Tasks(tasks));
+            }
+        }
+    }
+
+    /// Tells what has failed for long, or until the end of the run.
+    fn complain(&mut self, stop: bool) {
+        let mut reasons = Vec::new();
+        for job in [&self.reader, &self.modules, &self.tasks] {
+            if let Some((since, reason)) = &job.failing
+                && (stop || !reason.may_come() || since.elapsed() >= PATIENCE)
+            {
+                reasons.push(reason.clone());
+            }
+        }
+        if stop && !self.found {
+            match self.find.failing.take() {
+                Some((_, reason)) => reasons.push(reason),
+                None => {
+                    self.tell_text("no kernel was found: no code of a 64-bit kernel was sampled".to_owned())
+                }
+            }
+        }
+        for reason in reasons {
+            self.tell_missing(&reason);
+        }
+    }
+
+    fn tell_missing(&mut self, reason: &Missing) {
+        self.tell_text(reason.to_string());
+    }
+
+    fn tell_text(&mut self, text: String) {
+        if self.told.insert(text.clone()) {
+            self.tell(News::Missing(text));
+        }
+    }
+
+    fn tell(&self, news: News) {
+        // The collector is gone only when the session was dropped; then nobody is left to be told.
+        drop(self.news.send(news));
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,130 @@
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread::JoinHandle;
+
+use super::*;
+use crate::collector::frames::tests::Fake;
+
+/// Fails `find` and `publish_reader` the given number of times.
+#[derive(Debug, Default)]
+struct Scripted {
+    find_fails: usize,
+    reader_fails: usize,
+    finds: Arc<AtomicUsize>,
+    reads: Arc<AtomicUsize>,
+    module_reads: Arc<AtomicUsize>,
+}
+
+impl Guest for Scripted {
+    fn find(&mut self, cr3: u64, five_level: bool) -> Result<Found, Missing> {
+        assert!((0x1000..0x2000).contains(&cr3) && five_level);
+        if self.finds.fetch_add(1, Ordering::SeqCst) < self.find_fails {
+            return Err(Missing::NoKernelImage);
+        }
+        let release = Some("6.1.0".to_owned());
+        Ok(Found { release, symbols: 3, missing: Vec::new(), names: Arc::new(Fake::default()) })
+    }
+    fn publish_reader(&mut self) -> Result<(), Missing> {
+        let failed = self.reads.fetch_add(1, Ordering::SeqCst) < self.reader_fails;
+        if failed { Err(Missing::NoKernelImage) } else { Ok(()) }
+    }
+    fn names(&mut self) -> Result<Option<Arc<dyn Names>>, Missing> {
+        let first = self.module_reads.fetch_add(1, Ordering::SeqCst) == 0;
+        Ok(first.then(|| Arc::new(Fake { module: Some("ext4") }) as Arc<dyn Names>))
+    }
+    fn tasks(&mut self) -> Result<Vec<TaskSnapshot>, Missing> {
+        Ok(vec![TaskSnapshot::default()])
+    }
+}
+
+fn start(guest: Scripted) -> (Arc<Wanted>, Receiver<News>, JoinHandle<()>) {
+    let wanted = Arc::new(Wanted::default());
+    let (sender, news) = channel();
+    let finder = Finder::new(guest, Arc::clone(&wanted), sender);
+    (wanted, news, std::thread::spawn(move || finder.run()))
+}
+
+fn rest(wanted: &Wanted, news: &Receiver<News>, thread: JoinHandle<()>) -> Vec<String> {
+    wanted.stop();
+    let kinds = news.iter().map(|news| match news {
+        News::Kernel(found) => format!("kernel {}", found.release.unwrap_or_default()),
+        News::Names(_) => "names".to_owned(),
+        News::Tasks(tasks) => format!("{} tasks", tasks.len()),
+        News::Missing(text) => text,
+    });
+    let kinds = kinds.collect();
+    thread.join().expect("the finder ends by itself");
+    kinds
+}
+
+#[test]
+fn finds_after_failures_then_follows() {
+    let guest = Scripted { find_fails: 3, reader_fails: 2, ..Default::default() };
+    let (finds, reads) = (Arc::clone(&guest.finds), Arc::clone(&guest.reads));
+    let (wanted, news, thread) = start(guest);
+    let begin = Instant::now();
+    let found = loop {
+        wanted.candidate(0x1000, true);
+        match news.recv_timeout(Duration::from_millis(2)) {
+            Ok(News::Kernel(found)) => break found,
+            _ => assert!(begin.elapsed() < Duration::from_secs(10)),
+        }
+    };
+    assert_eq!((found.release.as_deref(), finds.load(Ordering::SeqCst)), (Some("6.1.0"), 4));
+    // Pauses of 5, 10 and 20 ms lie between the attempts.
+    assert!(begin.elapsed() >= Duration::from_millis(35));
+    while reads.load(Ordering::SeqCst) < 3 {
+        assert!(begin.elapsed() < Duration::from_secs(10));
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let kinds = rest(&wanted, &news, thread);
+    assert_eq!(kinds.first().map(String::as_str), Some("names"));
+    assert!(kinds[1..].iter().all(|kind| kind == "1 tasks"), "{kinds:?}");
+}
+
+#[test]
+fn the_last_candidate_is_tried_at_the_end() {
+    let (wanted, news, thread) = start(Scripted::default());
+    wanted.candidate(0x1fff, true);
+    assert_eq!(rest(&wanted, &news, thread)[0], "kernel 6.1.0");
+}
+
+#[test]
+fn what_was_never_found_is_told_once() {
+    let (wanted, news, thread) = start(Scripted { find_fails: usize::MAX, ..Default::default() });
+    wanted.candidate(0x1000, true);
+    std::thread::sleep(Duration::from_millis(30));
+    wanted.candidate(0x1000, true);
+    assert_eq!(rest(&wanted, &news, thread), [Missing::NoKernelImage.to_string()]);
+
+    let (wanted, news, thread) = start(Scripted::default());
+    let kinds = rest(&wanted, &news, thread);
+    assert_eq!(kinds, ["no kernel was found: no code of a 64-bit kernel was sampled"]);
+}
+
+#[test]
+fn a_reader_that_never_comes_is_told_at_the_end() {
+    let (wanted, news, thread) = start(Scripted { reader_fails: usize::MAX, ..Default::default() });
+    wanted.candidate(0x1000, true);
+    std::thread::sleep(Duration::from_millis(50));
+    let kinds = rest(&wanted, &news, thread);
+    assert_eq!(kinds.iter().filter(|kind| **kind == Missing::NoKernelImage.to_string()).count(), 1);
+}
+
+#[test]
+fn modules_are_read_on_request_but_not_too_often() {
+    let guest = Scripted::default();
+    let reads = Arc::clone(&guest.module_reads);
+    let (wanted, news, thread) = start(guest);
+    wanted.candidate(0x1000, true);
+    let begin = Instant::now();
+    while reads.load(Ordering::SeqCst) < 3 {
+        assert!(begin.elapsed() < Duration::from_secs(10));
+        wanted.modules();
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(begin.elapsed() >= 2 * MODULES_AT_MOST, "{:?}", begin.elapsed());
+    // Far sooner than by itself.
+    assert!(begin.elapsed() < MODULES_PERIOD, "{:?}", begin.elapsed());
+    rest(&wanted, &news, thread);
+}

@@ -1,0 +1,196 @@
+//! Which life of which process a task belongs to.
+//!
+//! An instance is identified by pid and start time of the thread group's leader: a reused pid has another start time,
+//! a forked child another pid, and threads share their leader's. An exec keeps both and changes the name; the instance
+//! then gets the new name with a new number. Numbers count per name and are never given twice.
+
+use std::collections::HashMap;
+
+use symbols::TaskSnapshot;
+
+use crate::batch::InstanceRow;
+use crate::text;
+
+/// How many instances are remembered at once. Beyond that the longest unseen half is forgotten; one of those that
+/// shows up again then counts as a new instance. A guest that forks endlessly must not exhaust the host's memory.
+const REMEMBERED: usize = 65_536;
+/// How many program names have counters of their own. Names beyond share one counter, whose numbers are unique too.
+const NAMES: usize = 65_536;
+
+#[derive(Debug)]
+struct Known {
+    id: u32,
+    comm: [u8; 16],
+    kernel_thread: bool,
+    number: u32,
+    /// When the name was last seen, CLOCK_MONOTONIC ns.
+    named_ns: u64,
+    seen: u64,
+}
+
+/// All instances seen so far.
+#[derive(Debug, Default)]
+pub(crate) struct Identities {
+    known: HashMap<(i32, u64), Known>,
+    next_number: HashMap<[u8; 16], u32>,
+    given: u32,
+    shared_number: u32,
+    clock: u64,
+}
+
+impl Identities {
+    /// The instance of `task`, which was read at `read_ns`. A row goes to `rows` when it is new or has got another name.
+    ///
+    /// Sights come in order per vCPU, but not across vCPUs: an older one must not bring back the name before an exec.
+    pub(crate) fn resolve(&mut self, task: &TaskSnapshot, read_ns: u64, rows: &mut Vec<InstanceRow>) -> u32 {
+        self.clock += 1;
+        let key = (task.pid, task.start_ns);
+        if let Some(known) = self.known.get_mut(&key) {
+            known.seen = self.clock;
+            if read_ns < known.named_ns {
+                return known.id;
+            }
+            known.named_ns = read_ns;
+            if known.comm == task.process_comm && known.kernel_thread == task.kernel_thread {
+                return known.id;
+            }
+            known.kernel_thread = task.kernel_thread;
+            if known.comm != task.process_comm {
+                known.comm = task.process_comm;
+                known.number = next_number(&mut self.next_number, &mut self.shared_number, task.process_comm);
+            }
+            rows.push(row(task, known));
+            return known.id;
+        }
+        if self.known.len() >= REMEMBERED {
+            self.forget_half();
+        }
+        self.given = self.given.saturating_add(1);
+        let known = Known {
+            id: self.given,
+            comm: task.process_comm,
+            kernel_thread: task.kernel_thread,
+            number: next_number(&mut self.next_number, &mut self.shared_number, task.process_comm),
+            named_ns: read_ns,
+            seen: self.clock,
+        };
+        rows.push(row(task, &known));
+        self.known.insert(key, known);
+        self.given
+    }
+
+    fn forget_half(&mut self) {
+        let mut seen: Vec<u64> = self.known.values().map(|known| known.seen).collect();
+        let middle = seen.len() / 2;
+        let (_, &mut median, _) = seen.select_nth_unstable(middle);
+        self.known.retain(|_, known| known.seen >= median);
+    }
+}
+
+fn next_number(own: &mut HashMap<[u8; 16], u32>, shared: &mut u32, comm: [u8; 16]) -> u32 {
+    let counter =
+        if own.len() < NAMES || own.contains_key(&comm) { own.entry(comm).or_insert(0) } else { shared };
+    let number = *counter;
+    *counter = counter.saturating_add(1);
+    number
+}
+
+fn row(task: &TaskSnapshot, known: &Known) -> InstanceRow {
+    InstanceRow {
+        id: known.id,
+        pid: task.pid,
+        start_ns: task.start_ns,
+        comm: text::comm(&known.comm),
+        number: known.number,
+        kernel_thread: known.kernel_thread,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn task(pid: i32, tid: i32, start_ns: u64, name: &str) -> TaskSnapshot {
+        let mut process_comm = [0; 16];
+        process_comm[..name.len()].copy_from_slice(name.as_bytes());
+        TaskSnapshot { pid, tid, start_ns, process_comm, comm: process_comm, ..Default::default() }
+    }
+
+    fn names(rows: &[InstanceRow]) -> Vec<(u32, String)> {
+        rows.iter().map(|r| (r.id, format!("{}#{}", r.comm, r.number))).collect()
+    }
+
+    #[test]
+    fn threads_share_and_reused_pids_do_not() {
+        let (mut identities, mut rows) = (Identities::default(), Vec::new());
+        let first = identities.resolve(&task(10, 10, 500, "gzip"), 0, &mut rows);
+        assert_eq!(identities.resolve(&task(10, 11, 500, "gzip"), 0, &mut rows), first);
+        let reused = identities.resolve(&task(10, 10, 900, "gzip"), 0, &mut rows);
+        assert_ne!(first, reused);
+        assert_eq!(names(&rows), [(1, "gzip#0".into()), (2, "gzip#1".into())]);
+    }
+
+    #[test]
+    fn exec_renames_and_fork_makes_another() {
+        let (mut identities, mut rows) = (Identities::default(), Vec::new());
+        identities.resolve(&task(1, 1, 5, "sh"), 0, &mut rows);
+        let child = identities.resolve(&task(2, 2, 9, "sh"), 0, &mut rows);
+        assert_eq!(identities.resolve(&task(2, 2, 9, "gzip"), 0, &mut rows), child);
+        identities.resolve(&task(3, 3, 12, "sh"), 0, &mut rows);
+        let told = [(1, "sh#0".into()), (2, "sh#1".into()), (2, "gzip#0".into()), (3, "sh#2".into())];
+        assert_eq!(names(&rows), told);
+    }
+
+    #[test]
+    fn an_older_sight_from_another_vcpu_brings_no_name_back() {
+        let (mut identities, mut rows) = (Identities::default(), Vec::new());
+        identities.resolve(&task(2, 2, 9, "gzip"), 200, &mut rows);
+        identities.resolve(&task(2, 2, 9, "sh"), 150, &mut rows);
+        identities.resolve(&task(2, 2, 9, "gzip"), 250, &mut rows);
+        assert_eq!(names(&rows), [(1, "gzip#0".into())]);
+    }
+
+    #[test]
+    fn many_lives_of_one_name_are_many_instances() {
+        let (mut identities, mut rows) = (Identities::default(), Vec::new());
+        for n in 0..200 {
+            identities.resolve(
+                &task(100 + n % 7, 100, u64::try_from(n).expect("positive"), "true"),
+                0,
+                &mut rows,
+            );
+        }
+        let mut numbers: Vec<u32> = rows.iter().map(|r| r.number).collect();
+        numbers.sort_unstable();
+        assert_eq!(numbers, (0..200).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_kernel_thread_becomes_a_program() {
+        let (mut identities, mut rows) = (Identities::default(), Vec::new());
+        let mut init = task(1, 1, 0, "init");
+        init.kernel_thread = true;
+        identities.resolve(&init, 0, &mut rows);
+        init.kernel_thread = false;
+        identities.resolve(&init, 0, &mut rows);
+        let told: Vec<_> = rows.iter().map(|r| (r.id, r.number, r.kernel_thread)).collect();
+        assert_eq!(told, [(1, 0, true), (1, 0, false)]);
+    }
+
+    #[test]
+    fn a_fork_bomb_is_bounded_and_numbers_stay_unique() {
+        let (mut identities, mut rows) = (Identities::default(), Vec::new());
+        let mut given = std::collections::HashSet::new();
+        for n in 0..200_000_i32 {
+            // A new name every time, so the names' counters fill up as well; the last names come twice.
+            let name = format!("b{}", if n >= 150_000 { n / 2 * 2 } else { n });
+            identities.resolve(&task(n, n, 1, &name), 0, &mut rows);
+            let last = rows.last().expect("a row");
+            assert!(given.insert((last.comm.clone(), last.number)), "{last:?}");
+        }
+        assert!(identities.known.len() <= REMEMBERED && identities.next_number.len() <= NAMES);
+        rows.clear();
+        identities.resolve(&task(199_999, 1, 1, "b199998"), 0, &mut rows);
+        assert!(rows.is_empty(), "a recently seen instance is still known");
+    }
+}

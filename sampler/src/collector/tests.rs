@@ -1,0 +1,292 @@
+use std::sync::Mutex;
+use std::sync::atomic::AtomicUsize;
+
+use kvm_bindings::{kvm_regs, kvm_sregs};
+use symbols::{Current, TaskSnapshot};
+use vm_memory::GuestAddress;
+use vmm::{GuestMemoryMmap, Observer};
+
+use super::frames::tests::Fake;
+use super::*;
+use crate::batch::{Mode, SinkError};
+use crate::clock::ClockKind;
+use crate::record::Moment;
+use crate::session::{Session, SessionConfig, VcpuSampler};
+
+fn task(pid: i32, name: &str) -> TaskSnapshot {
+    let mut comm = [0; 16];
+    comm[..name.len()].copy_from_slice(name.as_bytes());
+    TaskSnapshot { pid, tid: pid, start_ns: 7, process_comm: comm, comm, ..Default::default() }
+}
+
+fn hit(cpl: u8, rip: u64, preempt_count: u32, task: Option<TaskSnapshot>) -> Record {
+    let current = task.map(|task| Current { preempt_count, task: Some(task) });
+    Record {
+        time_ns: 1_500,
+        late_ns: 9,
+        rip,
+        cpl,
+        long_mode: true,
+        cr3: 0x1000,
+        current,
+        ..Default::default()
+    }
+}
+
+#[test]
+fn a_run_is_resolved() {
+    let mut resolver = Resolver::new(1_000);
+    let mut batch = Batch::default();
+    let gzip = task(5, "gzip");
+    resolver.sample(0, &hit(0, 0x1234, 0, None), &mut batch);
+    resolver.sample(0, &hit(0, 0x77, 0, None), &mut batch);
+    resolver.kernel_found(Arc::new(Fake::default()), &mut batch);
+    resolver.sample(1, &hit(3, 0x40_0000, 0, Some(gzip)), &mut batch);
+    resolver.sample(1, &hit(0, 0x1240, 0x1_0000, Some(gzip)), &mut batch);
+    resolver.sample(0, &hit(0, 0x1240, 0, Some(task(0, "swapper/0"))), &mut batch);
+    let modes: Vec<_> = batch.samples.iter().map(|s| (s.vcpu, s.mode, s.frame, s.instance)).collect();
+    assert_eq!(
+        modes,
+        [
+            (0, Mode::Boot, 1, None),
+            (0, Mode::Boot, 2, None),
+            (1, Mode::User, 3, Some(1)),
+            (1, Mode::HardIrq, 4, Some(1)),
+            (0, Mode::Idle, 4, Some(2)),
+        ]
+    );
+    assert!(batch.samples.iter().all(|s| (s.time_ns, s.late_ns) == (500, 9)));
+    let frames: Vec<_> = batch.frames.iter().map(|f| (f.id, f.symbol.as_deref(), f.instance)).collect();
+    assert_eq!(
+        frames,
+        [
+            (1, None, None),
+            (2, None, None),
+            (1, Some("symbol_12"), None),
+            (3, None, Some(1)),
+            (4, Some("symbol_12"), None)
+        ]
+    );
+    let window = resolver.take_window();
+    assert_eq!((window.samples(), window.top()), (5, Some(("gzip".to_owned(), 0.25))));
+}
+
+#[test]
+fn kernel_code_gives_candidates_and_unknown_modules_a_request() {
+    let mut resolver = Resolver::new(0);
+    let mut batch = Batch::default();
+    let high = 0xff11_0000_8100_0000;
+    resolver.sample(0, &hit(3, high, 0, None), &mut batch);
+    resolver.sample(0, &hit(0, 0x1000, 0, None), &mut batch);
+    resolver.sample(0, &Record { long_mode: false, ..hit(0, high, 0, None) }, &mut batch);
+    assert_eq!(resolver.candidate, None);
+    resolver.sample(0, &Record { five_level: true, ..hit(0, high + 1, 0, None) }, &mut batch);
+    assert_eq!(resolver.candidate.take(), Some((0x1000, true)));
+    assert!(!resolver.unknown_module, "without a kernel every address is unknown");
+    resolver.kernel_found(Arc::new(Fake::default()), &mut batch);
+    resolver.sample(0, &hit(0, high + 2, 0, None), &mut batch);
+    assert!(std::mem::take(&mut resolver.unknown_module));
+    resolver.sample(0, &hit(0, high + 2, 0, None), &mut batch);
+    assert!(!resolver.unknown_module, "an address asks once");
+}
+
+#[test]
+fn a_census_lists_tasks_without_samples() {
+    let mut resolver = Resolver::new(0);
+    let mut batch = Batch::default();
+    resolver.census(&[task(0, "swapper/0"), task(1, "init"), task(7, "half gone")], &mut batch);
+    assert!(batch.instances.is_empty(), "what was seen once may be half gone");
+    resolver.census(&[task(0, "swapper/0"), task(1, "init"), task(1, "init")], &mut batch);
+    let names: Vec<_> = batch.instances.iter().map(|i| i.comm.as_str()).collect();
+    assert_eq!(names, ["swapper/0", "init"]);
+    resolver.sample(0, &hit(0, 0x1000, 0, Some(task(0, "swapper/0"))), &mut batch);
+    assert_eq!(batch.samples[0].mode, Mode::Idle, "tasks exist, so the boot is over");
+}
+
+/// Keeps all batches; fails from the given write on.
+#[derive(Clone)]
+struct Memory {
+    batches: Arc<Mutex<Vec<Batch>>>,
+    fails_at: usize,
+    writes: Arc<AtomicUsize>,
+    finished: Arc<AtomicUsize>,
+}
+
+impl Memory {
+    fn new(fails_at: usize) -> Self {
+        Self { batches: Arc::default(), fails_at, writes: Arc::default(), finished: Arc::default() }
+    }
+    fn all(&self) -> Batch {
+        let mut sum = Batch::default();
+        for batch in self.batches.lock().expect("no panic").iter().cloned() {
+            sum.meta.extend(batch.meta);
+            sum.vcpus = batch.vcpus;
+            sum.samples.extend(batch.samples);
+            sum.console.extend(batch.console);
+            sum.events.extend(batch.events);
+        }
+        sum
+    }
+}
+
+impl Sink for Memory {
+    fn write(&mut self, batch: &Batch) -> Result<(), SinkError> {
+        if self.writes.fetch_add(1, Ordering::SeqCst) >= self.fails_at {
+            return Err(SinkError("no room for rows".to_owned()));
+        }
+        self.batches.lock().expect("no panic").push(batch.clone());
+        Ok(())
+    }
+    fn finish(&mut self) -> Result<(), SinkError> {
+        self.finished.fetch_add(1, Ordering::SeqCst);
+        Ok(())
+    }
+}
+
+fn session(sink: &Memory, vcpus: u8) -> (Session, Vec<VcpuSampler>) {
+    let meta = vec![("host".to_owned(), "kvm".to_owned())];
+    let config = SessionConfig { vcpus, rate_hz: 1_000.0, clock: ClockKind::Uniform, seed: 4, meta };
+    Session::new(config, Box::new(sink.clone()))
+}
+
+fn guest() -> GuestMemoryMmap {
+    GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 0x1000)]).expect("memory")
+}
+
+fn ticks(sampler: &mut VcpuSampler, count: u64) {
+    let memory = guest();
+    let mut sregs = kvm_sregs::default();
+    sregs.ss.dpl = 3;
+    for n in 0..count {
+        let now_ns = monotonic_ns();
+        let regs = kvm_regs { rip: n, ..Default::default() };
+        sampler
+            .serve(&Moment { due_ns: now_ns, now_ns, regs: &regs, sregs: &sregs, memory: &memory }, || None);
+    }
+}
+
+fn value<'a>(batch: &'a Batch, key: &str) -> Option<&'a str> {
+    batch.meta.iter().rev().find(|(k, _)| k == key).map(|(_, value)| value.as_str())
+}
+
+#[test]
+fn a_session_writes_everything() {
+    let sink = Memory::new(usize::MAX);
+    let (mut session, mut samplers) = session(&sink, 2);
+    session.start(guest()).expect("starts");
+    assert!(session.start(guest()).is_err(), "only once");
+    use std::io::Write;
+    session.console().write_all(b"hello\n").expect("never fails");
+    session.event("note", "the guest says hello");
+    let begin = Instant::now();
+    for sampler in &mut samplers {
+        sampler.started();
+        ticks(sampler, 1_000);
+        sampler.stopped();
+    }
+    while session.status().rate_hz == 0.0 {
+        assert!(begin.elapsed() < Duration::from_secs(10), "the window rolls every second");
+        thread::sleep(Duration::from_millis(10));
+    }
+    let status = session.status();
+    assert_eq!((status.samples, status.lost, status.top), (2_000, 0, None));
+    assert!(!session.failed());
+    ticks(&mut samplers[1], 5);
+    let totals = session.finish(vec![("guest_exit".to_owned(), "0".to_owned())]);
+    assert_eq!((totals.samples, totals.lost, totals.sink_error), (2_005, 0, None));
+    let all = sink.all();
+    assert_eq!(all.samples.len(), 2_005);
+    assert_eq!(all.vcpus.iter().map(|v| (v.id, v.samples)).collect::<Vec<_>>(), [(0, 1_000), (1, 1_005)]);
+    for (key, expected) in
+        [("host", "kvm"), ("clock", "uniform"), ("seed", "4"), ("rate_hz", "1000"), ("vcpus", "2")]
+    {
+        assert_eq!(value(&all, key), Some(expected));
+    }
+    assert_eq!((value(&all, "complete"), value(&all, "guest_exit")), (Some("1"), Some("0")));
+    assert!(value(&all, "started_unix_ns").is_some() && value(&all, "version").is_some());
+    let duration: u64 = value(&all, "duration_ns").expect("written").parse().expect("a number");
+    assert!(duration > 1_000_000_000);
+    assert_eq!(all.console[0].bytes, b"hello\n");
+    let kinds: Vec<_> = all.events.iter().map(|event| event.kind.as_str()).collect();
+    assert_eq!(kinds, ["note", "missing"], "the guest has no kernel, and that is told once");
+    assert_eq!(sink.finished.load(Ordering::SeqCst), 1);
+    // Written while the run went on, not at its end only.
+    assert!(sink.writes.load(Ordering::SeqCst) >= 4);
+}
+
+#[test]
+fn a_failing_sink_ends_writing_but_not_draining() {
+    let sink = Memory::new(1);
+    let (mut session, mut samplers) = session(&sink, 1);
+    session.start(guest()).expect("the first write succeeds");
+    samplers[0].started();
+    let begin = Instant::now();
+    while !session.failed() {
+        ticks(&mut samplers[0], 10);
+        thread::sleep(Duration::from_millis(1));
+        assert!(begin.elapsed() < Duration::from_secs(10));
+    }
+    // Far more than the ring of 4,000 records holds.
+    for _ in 0..100 {
+        ticks(&mut samplers[0], 100);
+        thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(session.status().lost, 0);
+    let totals = session.finish(Vec::new());
+    assert_eq!((totals.samples, totals.sink_error.as_deref()), (0, Some("no room for rows")));
+    assert_eq!((sink.writes.load(Ordering::SeqCst), sink.finished.load(Ordering::SeqCst)), (2, 0));
+}
+
+#[test]
+fn a_sink_that_fails_at_once_stops_the_start() {
+    let sink = Memory::new(0);
+    let (mut session, _samplers) = session(&sink, 1);
+    assert_eq!(session.start(guest()).expect_err("no room").0, "no room for rows");
+    assert!(session.failed());
+}
+
+#[test]
+fn lost_samples_are_told() {
+    let sink = Memory::new(usize::MAX);
+    let (session, mut samplers) = session(&sink, 1);
+    ticks(&mut samplers[0], 5_000);
+    let totals = session.finish(Vec::new());
+    assert_eq!(totals.samples + totals.lost, 5_000);
+    assert!(totals.lost > 0);
+    let events = sink.all().events;
+    assert_eq!(events.iter().filter(|event| event.kind == "lost").count(), 2, "{events:?}");
+}
+
+#[test]
+fn a_dropped_session_ends_incomplete() {
+    let sink = Memory::new(usize::MAX);
+    let (mut session, mut samplers) = session(&sink, 1);
+    session.start(guest()).expect("starts");
+    ticks(&mut samplers[0], 10);
+    drop(session);
+    let all = sink.all();
+    assert_eq!((all.samples.len(), value(&all, "complete")), (10, None));
+}
+
+#[test]
+fn a_finder_that_panics_is_told_and_sampling_goes_on() {
+    let sink = Memory::new(usize::MAX);
+    let (session, mut samplers) = session(&sink, 1);
+    let mut collector = session.into_parts();
+    let (sender, news) = std::sync::mpsc::channel();
+    let wanted = Arc::new(Wanted::default());
+    let thread = thread::spawn(move || {
+        let _sender: std::sync::mpsc::Sender<News> = sender;
+        panic!("a bug in reading the guest (this panic belongs to the test)");
+    });
+    collector.attach(FinderHandle { wanted, news, thread: Some(thread) });
+    ticks(&mut samplers[0], 3);
+    while collector.finder.is_some() {
+        collector.collect();
+    }
+    ticks(&mut samplers[0], 3);
+    assert_eq!(collector.close().samples, 6);
+    assert!(
+        sink.all().events.iter().any(|event| event.kind == "missing" && event.text.contains("unexpectedly"))
+    );
+}

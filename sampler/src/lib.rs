@@ -1,0 +1,19 @@
+//! Samples vCPUs: the randomized clock, the per-vCPU record path, the collector, the profile file and the estimates.
+
+pub mod batch;
+pub mod bench;
+pub mod clock;
+mod collector;
+pub mod estimate;
+pub mod profile;
+pub mod record;
+pub mod report;
+pub mod session;
+mod text;
+mod vcpu;
+
+pub use batch::{Batch, Sink, SinkError};
+pub use clock::ClockKind;
+pub use profile::{Profile, ProfileError, ProfileWriter};
+pub use report::{Filter, Report, Sort};
+pub use session::{Session, SessionConfig, Status, Totals, VcpuSampler};

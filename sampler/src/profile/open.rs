@@ -1,0 +1,184 @@
+//! Opens a profile for reading.
+
+use std::fmt::Write as _;
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Read};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rusqlite::{Connection, ErrorCode, OpenFlags, ffi};
+use tempfile::TempDir;
+
+use super::writer::companion;
+use super::{APPLICATION_ID, ProfileError, SCHEMA_VERSION};
+
+/// How long a read waits for a writer that recovers or folds its log.
+const BUSY: Duration = Duration::from_secs(5);
+
+/// A profile that is read, finished or still being written. It is never changed by that.
+#[derive(Debug)]
+pub struct Profile {
+    pub(super) connection: Connection,
+    path: PathBuf,
+    /// A copy that is read in place of a profile whose directory cannot be written to.
+    _copy: Option<TempDir>,
+}
+
+impl Profile {
+    /// Opens a profile. Finds everything that was committed, also when the run that writes it goes on, or was killed
+    /// and its write-ahead log lies beside the file.
+    ///
+    /// # Errors
+    /// See [`ProfileError`].
+    pub fn open(path: &Path) -> Result<Self, ProfileError> {
+        check_header(path)?;
+        let (connection, copy) = connect(path).map_err(|error| explain(path, &error))?;
+        Ok(Self { connection, path: path.to_owned(), _copy: copy })
+    }
+
+    /// Where the profile lies.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(crate) fn connection(&self) -> &Connection {
+        &self.connection
+    }
+
+    pub(crate) fn error(&self, error: &rusqlite::Error) -> ProfileError {
+        explain(&self.path, error)
+    }
+}
+
+/// Reads what the first 100 bytes of an SQLite file say (sqlite.org/fileformat2.html, 1.3).
+fn check_header(path: &Path) -> Result<(), ProfileError> {
+    let io = |error: io::Error| match error.kind() {
+        ErrorKind::NotFound => ProfileError::NotFound(path.to_owned()),
+        _ => ProfileError::Io { path: path.to_owned(), error },
+    };
+    let foreign = || ProfileError::NotAProfile(path.to_owned());
+    // Asked before opening: opening a FIFO would wait for its other end.
+    let meta = fs::metadata(path).map_err(io)?;
+    if !meta.is_file() {
+        return Err(foreign());
+    }
+    if meta.len() == 0 {
+        return Err(ProfileError::Empty(path.to_owned()));
+    }
+    let mut header = [0; 100];
+    File::open(path).and_then(|mut file| file.read_exact(&mut header)).map_err(|error| {
+        match error.kind() {
+            ErrorKind::UnexpectedEof => foreign(),
+            _ => io(error),
+        }
+    })?;
+    let number = |at: usize| u32::from_be_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
+    if !header.starts_with(b"SQLite format 3\0") || number(68) != APPLICATION_ID {
+        return Err(foreign());
+    }
+    let found = number(60);
+    if found > SCHEMA_VERSION {
+        return Err(ProfileError::Newer { path: path.to_owned(), found });
+    }
+    // The page count holds when it was written together with the change counter. Pages that are not in the file may
+    // be in the log; SQLite then compares the two itself.
+    let page_bytes = match u16::from_be_bytes([header[16], header[17]]) {
+        1 => 65_536,
+        bytes => u64::from(bytes),
+    };
+    let expected = u64::from(number(28)) * page_bytes;
+    let log = fs::metadata(companion(path, "-wal")).is_ok_and(|log| log.len() > 0);
+    if !log && number(24) == number(92) && meta.len() < expected {
+        return Err(ProfileError::CutOff { path: path.to_owned(), bytes: meta.len(), expected });
+    }
+    Ok(())
+}
+
+fn connect(path: &Path) -> rusqlite::Result<(Connection, Option<TempDir>)> {
+    let error = match read_only(path, "") {
+        Ok(connection) => return Ok((connection, None)),
+        Err(error) => error,
+    };
+    match error.sqlite_error() {
+        // A run that was killed in the moment of its end: the rollback journal has to be played back first.
+        Some(e) if e.extended_code == ffi::SQLITE_READONLY_ROLLBACK => {
+            let connection = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
+            probe(&connection)?;
+            drop(connection);
+            Ok((read_only(path, "")?, None))
+        }
+        // The index of the log can not be made in a directory that is not ours to write.
+        Some(e) if matches!(e.code, ErrorCode::CannotOpen | ErrorCode::ReadOnly) => {
+            without_index(path, error)
+        }
+        _ => Err(error),
+    }
+}
+
+/// Opens a profile where SQLite cannot make its index of the log. Without a log the file alone is complete; else file
+/// and log are copied to where an index can be made.
+fn without_index(path: &Path, error: rusqlite::Error) -> rusqlite::Result<(Connection, Option<TempDir>)> {
+    let log = companion(path, "-wal");
+    if fs::metadata(&log).map_or(0, |meta| meta.len()) == 0 {
+        return Ok((read_only(path, "immutable=1")?, None));
+    }
+    let copied = || -> io::Result<(PathBuf, TempDir)> {
+        let directory = tempfile::tempdir()?;
+        let copy = directory.path().join("copy.vprof");
+        fs::copy(path, &copy)?;
+        fs::copy(&log, companion(&copy, "-wal"))?;
+        Ok((copy, directory))
+    };
+    match copied() {
+        Ok((copy, directory)) => Ok((read_only(&copy, "")?, Some(directory))),
+        Err(_) => Err(error),
+    }
+}
+
+fn read_only(path: &Path, parameters: &str) -> rusqlite::Result<Connection> {
+    let flags =
+        OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_URI;
+    let connection = Connection::open_with_flags(uri(path, parameters), flags)?;
+    connection.busy_timeout(BUSY)?;
+    probe(&connection)?;
+    Ok(connection)
+}
+
+/// The first read: recovers the log, compares the file's size with its page count, and parses the schema.
+fn probe(connection: &Connection) -> rusqlite::Result<()> {
+    connection.query_row("SELECT count(*) FROM sqlite_schema", [], |_| Ok(()))
+}
+
+/// `file:` URI of a path (sqlite.org/uri.html); every byte that might mean something is escaped.
+fn uri(path: &Path, parameters: &str) -> String {
+    let mut uri = String::from("file:");
+    for &byte in path.as_os_str().as_bytes() {
+        if byte.is_ascii_alphanumeric() || b"/._-".contains(&byte) {
+            uri.push(char::from(byte));
+        } else {
+            // Writing to a string cannot fail.
+            let _ = write!(uri, "%{byte:02X}");
+        }
+    }
+    if !parameters.is_empty() {
+        uri.push('?');
+        uri.push_str(parameters);
+    }
+    uri
+}
+
+fn explain(path: &Path, error: &rusqlite::Error) -> ProfileError {
+    let path = path.to_owned();
+    match error.sqlite_error_code() {
+        Some(ErrorCode::NotADatabase) => ProfileError::NotAProfile(path),
+        Some(ErrorCode::DatabaseCorrupt) => {
+            ProfileError::Damaged { path, reason: "its content contradicts itself".to_owned() }
+        }
+        // The header is a profile's: a table or column that is not there was destroyed.
+        Some(ErrorCode::Unknown) => ProfileError::Damaged { path, reason: error.to_string() },
+        Some(_) => ProfileError::Database { path, reason: error.to_string() },
+        // A value of another type than the schema says.
+        None => ProfileError::Damaged { path, reason: error.to_string() },
+    }
+}

@@ -1,0 +1,162 @@
+-- Schema 1 of a vprof profile. Described for users in docs/profile.md.
+--
+-- Addresses, CR3 and the stack pointer are unsigned 64-bit numbers in SQLite's signed integers: an address of the
+-- kernel's half is negative; printf('%x', address) shows it as is. Times are nanoseconds.
+
+CREATE TABLE meta (
+    key   TEXT PRIMARY KEY,     -- what docs/profile.md lists; anything else is the command line's
+    value TEXT NOT NULL
+) WITHOUT ROWID;
+
+CREATE TABLE vcpu (
+    id         INTEGER PRIMARY KEY,  -- 0 and up
+    samples    INTEGER NOT NULL,     -- recorded
+    lost       INTEGER NOT NULL,     -- not recorded: the ring was full
+    sampler_ns INTEGER NOT NULL,     -- in the sampler between two KVM_RUNs
+    guest_ns   INTEGER NOT NULL,     -- in KVM_RUN
+    exits      INTEGER NOT NULL,     -- returns of KVM_RUN
+    wall_ns    INTEGER NOT NULL      -- since the vCPU's start
+);
+
+CREATE TABLE instance (
+    id            INTEGER PRIMARY KEY,  -- 1 and up
+    pid           INTEGER NOT NULL,     -- thread group id, initial pid namespace
+    start_ns      INTEGER NOT NULL,     -- start since guest boot
+    comm          TEXT NOT NULL,        -- program name (the last one, where an exec changed it)
+    number        INTEGER NOT NULL,     -- 0, 1, 2 ... per comm, never reused
+    kernel_thread INTEGER NOT NULL      -- 1: kernel thread or idle task
+);
+
+CREATE TABLE frame (
+    id       INTEGER PRIMARY KEY,  -- 1 and up; one address may have several rows
+    address  INTEGER NOT NULL,     -- instruction
+    kernel   INTEGER NOT NULL,     -- 1: kernel address
+    instance INTEGER,              -- whose address space, for user addresses
+    symbol   TEXT,                 -- NULL: not known
+    module   TEXT,                 -- NULL: kernel image or user address
+    offset   INTEGER NOT NULL      -- bytes from the symbol's start
+);
+
+CREATE TABLE mode (
+    id   INTEGER PRIMARY KEY,
+    name TEXT NOT NULL
+);
+
+CREATE TABLE sample (
+    id            INTEGER PRIMARY KEY,  -- in the order of writing
+    vcpu          INTEGER NOT NULL,     -- vcpu.id
+    mode          INTEGER NOT NULL,     -- mode.id
+    instance      INTEGER,              -- instance.id; NULL: the task could not be read
+    frame         INTEGER NOT NULL,     -- frame.id
+    late_ns       INTEGER NOT NULL,     -- how late the tick was served
+    time_ns       INTEGER NOT NULL,     -- since the run's start, when the tick was served
+    halted        INTEGER NOT NULL,     -- 1: HLT executed, or not yet started
+    cpl           INTEGER NOT NULL,     -- 0 to 3
+    interrupts_on INTEGER NOT NULL,     -- RFLAGS.IF
+    tid           INTEGER,              -- thread id, initial pid namespace
+    preempt_count INTEGER,              -- raw; NULL: could not be read
+    rsp           INTEGER NOT NULL,
+    cr3           INTEGER NOT NULL
+);
+
+CREATE TABLE console (
+    id      INTEGER PRIMARY KEY,
+    time_ns INTEGER NOT NULL,  -- of the first byte
+    bytes   BLOB NOT NULL      -- one line, or a part of one
+);
+
+CREATE TABLE event (
+    id      INTEGER PRIMARY KEY,
+    time_ns INTEGER NOT NULL,
+    kind    TEXT NOT NULL,
+    text    TEXT NOT NULL      -- one sentence
+);
+
+-- Samples as a person reads them.
+CREATE VIEW v_samples AS
+SELECT s.id,
+       s.time_ns / 1e9 AS time_s,
+       s.vcpu,
+       m.name AS mode,
+       i.comm,
+       i.pid,
+       i.number AS instance,
+       s.tid,
+       f.symbol,
+       f.module,
+       printf('0x%x', f.address) AS address,
+       s.late_ns / 1e3 AS late_us,
+       s.halted,
+       s.cpl,
+       s.interrupts_on
+FROM sample s
+JOIN mode m ON m.id = s.mode
+LEFT JOIN frame f ON f.id = s.frame
+LEFT JOIN instance i ON i.id = s.instance;
+
+-- Who is charged for each sample that is not idle: interrupts are not charged to the process they hit.
+CREATE VIEW v_charged AS
+SELECT s.id,
+       s.vcpu,
+       m.name AS mode,
+       CASE WHEN m.name IN ('hardirq', 'nmi') THEN '[hard interrupts]'
+            WHEN m.name = 'softirq' THEN '[soft interrupts]'
+            WHEN m.name = 'boot' THEN '[early boot]'
+            WHEN m.name = 'unknown' OR i.id IS NULL THEN '[unknown]'
+            ELSE i.comm END AS comm,
+       CASE WHEN m.name IN ('user', 'kernel') AND i.id IS NOT NULL THEN i.pid ELSE 0 END AS pid,
+       CASE WHEN m.name IN ('user', 'kernel') AND i.id IS NOT NULL THEN i.number ELSE 0 END AS instance
+FROM sample s
+JOIN mode m ON m.id = s.mode
+LEFT JOIN instance i ON i.id = s.instance
+WHERE m.name <> 'idle';
+
+CREATE VIEW v_processes AS
+SELECT comm,
+       pid,
+       instance,
+       count(*) AS samples,
+       count(*) * 1.0 / sum(count(*)) OVER () AS share,
+       sum(mode = 'user') * 1.0 / sum(count(*)) OVER () AS user_share,
+       sum(mode <> 'user') * 1.0 / sum(count(*)) OVER () AS kernel_share
+FROM v_charged
+GROUP BY comm, pid, instance
+ORDER BY samples DESC;
+
+-- Kernel functions, and one row per process for its user code.
+CREATE VIEW v_functions AS
+SELECT CASE WHEN m.name = 'user' THEN '[user]'
+            ELSE coalesce(f.symbol,
+                          '[' || f.module || ']',
+                          CASE WHEN m.name = 'boot' THEN '[early boot]' ELSE printf('0x%x', f.address) END)
+       END AS symbol,
+       CASE WHEN m.name = 'user' THEN coalesce(i.comm, '[unknown]') ELSE f.module END AS module,
+       m.name AS mode,
+       count(*) AS samples,
+       count(*) * 1.0 / sum(count(*)) OVER () AS share
+FROM sample s
+JOIN mode m ON m.id = s.mode
+JOIN frame f ON f.id = s.frame
+LEFT JOIN instance i ON i.id = s.instance
+WHERE m.name <> 'idle'
+GROUP BY 1, 2, 3
+ORDER BY samples DESC;
+
+-- Shares of each vCPU's samples; they add up to 1.
+CREATE VIEW v_vcpus AS
+SELECT v.id,
+       count(s.id) AS samples,
+       v.lost,
+       avg(m.name = 'user') AS user,
+       avg(m.name IN ('kernel', 'boot', 'unknown')) AS kernel,
+       avg(m.name IN ('hardirq', 'nmi')) AS hardirq,
+       avg(m.name = 'softirq') AS softirq,
+       avg(m.name = 'idle') AS idle,
+       v.guest_ns / 1e9 AS guest_s,
+       v.sampler_ns / 1e9 AS sampler_s,
+       v.wall_ns / 1e9 AS wall_s,
+       v.exits
+FROM vcpu v
+LEFT JOIN sample s ON s.vcpu = v.id
+LEFT JOIN mode m ON m.id = s.mode
+GROUP BY v.id;

@@ -1,0 +1,203 @@
+//! Writes a profile.
+
+use std::fs::{self, OpenOptions};
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rusqlite::{Connection, ErrorCode, OpenFlags, Statement, Transaction, params};
+
+use super::{APPLICATION_ID, CreateError, MODES, SCHEMA, SCHEMA_VERSION, mode_id};
+use crate::batch::{Batch, Sink, SinkError};
+
+/// How long a write waits for another process that holds the file, which only a checkpoint of a reader does.
+const BUSY: Duration = Duration::from_secs(5);
+
+/// Writes batches into a profile file.
+#[derive(Debug)]
+pub struct ProfileWriter {
+    connection: Connection,
+    path: PathBuf,
+}
+
+/// Files that SQLite keeps beside a database.
+const COMPANIONS: [&str; 3] = ["-wal", "-shm", "-journal"];
+
+pub(super) fn companion(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(suffix);
+    name.into()
+}
+
+impl ProfileWriter {
+    /// Creates the profile. With `force` a regular file of that name is replaced; without, it is an error.
+    ///
+    /// # Errors
+    /// See [`CreateError`].
+    pub fn create(path: &Path, force: bool) -> Result<Self, CreateError> {
+        let io = |error| CreateError::Io { path: path.to_owned(), error };
+        match fs::symlink_metadata(path) {
+            Ok(meta) if !meta.is_file() && !meta.is_symlink() => {
+                return Err(CreateError::NotAFile(path.to_owned()));
+            }
+            Ok(_) if !force => return Err(CreateError::Exists(path.to_owned())),
+            Ok(_) => fs::remove_file(path).map_err(io)?,
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => return Err(io(error)),
+        }
+        // What a killed run has left must not be taken for the new profile's log.
+        for suffix in COMPANIONS {
+            match fs::remove_file(companion(path, suffix)) {
+                Err(error) if error.kind() != ErrorKind::NotFound => return Err(io(error)),
+                _ => {}
+            }
+        }
+        // Claims the name: of two runs that start at the same time only one gets it.
+        OpenOptions::new().write(true).create_new(true).open(path).map_err(|error| match error.kind() {
+            ErrorKind::AlreadyExists => CreateError::Exists(path.to_owned()),
+            _ => io(error),
+        })?;
+        let connection = prepare(path).map_err(|error| {
+            let reason = explain(path, &error);
+            CreateError::Database { path: path.to_owned(), reason }
+        });
+        // A profile that could not even begin is nobody's profile.
+        let connection = connection.inspect_err(|_| drop(fs::remove_file(path)))?;
+        Ok(Self { connection, path: path.to_owned() })
+    }
+
+    fn error(&self, error: &rusqlite::Error) -> SinkError {
+        SinkError(format!("cannot write {}: {}", self.path.display(), explain(&self.path, error)))
+    }
+}
+
+fn prepare(path: &Path) -> rusqlite::Result<Connection> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let mut connection = Connection::open_with_flags(path, flags)?;
+    connection.busy_timeout(BUSY)?;
+    let transaction = connection.transaction()?;
+    transaction.pragma_update(None, "application_id", APPLICATION_ID)?;
+    transaction.pragma_update(None, "user_version", SCHEMA_VERSION)?;
+    transaction.execute_batch(SCHEMA)?;
+    for (mode, name) in MODES {
+        transaction.execute("INSERT INTO mode VALUES (?, ?)", params![mode_id(mode), name])?;
+    }
+    transaction.commit()?;
+    connection.pragma_update(None, "journal_mode", "WAL")?;
+    // In WAL mode a kill loses nothing that was committed; NORMAL risks the last commits only when power fails.
+    connection.pragma_update(None, "synchronous", "NORMAL")?;
+    connection.set_prepared_statement_cache_capacity(16);
+    Ok(connection)
+}
+
+/// The reason in plain words, above all for a disk that is full. SQLite reports only some of those cases as such.
+fn explain(path: &Path, error: &rusqlite::Error) -> String {
+    match error.sqlite_error_code() {
+        Some(ErrorCode::DiskFull) => "the disk is full".to_owned(),
+        Some(ErrorCode::SystemIoFailure) if no_room(path) => "the disk is full".to_owned(),
+        Some(ErrorCode::SystemIoFailure) => format!("the disk refuses to take more ({error})"),
+        _ => error.to_string(),
+    }
+}
+
+/// Whether the file system under `path` has less than a batch's room left.
+fn no_room(path: &Path) -> bool {
+    use std::os::unix::ffi::OsStrExt;
+    let Ok(name) = std::ffi::CString::new(path.as_os_str().as_bytes()) else { return false };
+    let mut stat = std::mem::MaybeUninit::<libc::statvfs>::uninit();
+    // SAFETY: `name` is NUL-terminated and `stat` has room for the structure; both outlive the call.
+    if unsafe { libc::statvfs(name.as_ptr(), stat.as_mut_ptr()) } != 0 {
+        return false;
+    }
+    // SAFETY: statvfs has succeeded and so filled the structure.
+    let stat = unsafe { stat.assume_init() };
+    stat.f_bavail.saturating_mul(stat.f_frsize) < 1 << 20
+}
+
+/// A time or count; SQLite's integers end at 2^63 - 1.
+fn count(value: u64) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
+}
+
+impl Sink for ProfileWriter {
+    fn write(&mut self, batch: &Batch) -> Result<(), SinkError> {
+        let transaction = self.connection.transaction();
+        let written = transaction.and_then(|transaction| {
+            write_small(&transaction, batch)?;
+            write_samples(&transaction, batch)?;
+            transaction.commit()
+        });
+        written.map_err(|error| self.error(&error))
+    }
+
+    /// Folds the write-ahead log into the file. While somebody reads the file the log stays beside it.
+    fn finish(&mut self) -> Result<(), SinkError> {
+        let folded = self
+            .connection
+            .busy_timeout(Duration::from_secs(1))
+            .and_then(|()| self.connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())))
+            .and_then(|()| self.connection.query_row("PRAGMA journal_mode = DELETE", [], |_| Ok(())));
+        match folded {
+            Err(error) if error.sqlite_error_code() == Some(ErrorCode::DatabaseBusy) => Ok(()),
+            other => other.map_err(|error| self.error(&error)),
+        }
+    }
+}
+
+fn each<T>(
+    transaction: &Transaction<'_>,
+    sql: &str,
+    rows: &[T],
+    bind: impl Fn(&mut Statement<'_>, &T) -> rusqlite::Result<usize>,
+) -> rusqlite::Result<()> {
+    if rows.is_empty() {
+        return Ok(());
+    }
+    let mut statement = transaction.prepare_cached(sql)?;
+    rows.iter().try_for_each(|row| bind(&mut statement, row).map(drop))
+}
+
+fn write_small(to: &Transaction<'_>, batch: &Batch) -> rusqlite::Result<()> {
+    each(to, "INSERT OR REPLACE INTO meta VALUES (?, ?)", &batch.meta, |sql, (key, value)| {
+        sql.execute(params![key, value])
+    })?;
+    each(to, "INSERT OR REPLACE INTO vcpu VALUES (?, ?, ?, ?, ?, ?, ?)", &batch.vcpus, |sql, v| {
+        let times = [v.sampler_ns, v.guest_ns, v.exits, v.wall_ns].map(count);
+        sql.execute(params![v.id, count(v.samples), count(v.lost), times[0], times[1], times[2], times[3]])
+    })?;
+    each(to, "INSERT OR REPLACE INTO instance VALUES (?, ?, ?, ?, ?, ?)", &batch.instances, |sql, i| {
+        sql.execute(params![i.id, i.pid, count(i.start_ns), i.comm, i.number, i.kernel_thread])
+    })?;
+    each(to, "INSERT OR REPLACE INTO frame VALUES (?, ?, ?, ?, ?, ?, ?)", &batch.frames, |sql, f| {
+        let address = f.address.cast_signed();
+        sql.execute(params![f.id, address, f.kernel, f.instance, f.symbol, f.module, f.offset.cast_signed()])
+    })?;
+    each(to, "INSERT INTO console (time_ns, bytes) VALUES (?, ?)", &batch.console, |sql, row| {
+        sql.execute(params![count(row.time_ns), row.bytes])
+    })?;
+    each(to, "INSERT INTO event (time_ns, kind, text) VALUES (?, ?, ?)", &batch.events, |sql, row| {
+        sql.execute(params![count(row.time_ns), row.kind, row.text])
+    })
+}
+
+fn write_samples(to: &Transaction<'_>, batch: &Batch) -> rusqlite::Result<()> {
+    let sql = "INSERT INTO sample (vcpu, mode, instance, frame, late_ns, time_ns, halted, cpl, interrupts_on, tid, \
+               preempt_count, rsp, cr3) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
+    each(to, sql, &batch.samples, |sql, s| {
+        sql.execute(params![
+            s.vcpu,
+            mode_id(s.mode),
+            s.instance,
+            s.frame,
+            count(s.late_ns),
+            count(s.time_ns),
+            s.halted,
+            s.cpl,
+            s.interrupts_on,
+            s.tid,
+            s.preempt_count,
+            s.rsp.cast_signed(),
+            s.cr3.cast_signed(),
+        ])
+    })
+}

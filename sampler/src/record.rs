@@ -1,0 +1,278 @@
+//! What is read at one tick, on the vCPU's own thread while the guest CPU stands still.
+//!
+//! Everything here runs between two KVM_RUNs: no lock, no allocation, and no system call but the question for KVM's
+//! run state where the guest has most likely executed HLT.
+
+use kvm_bindings::{kvm_regs, kvm_sregs};
+use symbols::{AddressSpace, Current, PhysAddr, PhysicalMemory, VirtAddr};
+use vmm::Activity;
+
+/// CR0.PE, protected mode (Intel SDM vol. 3, 2.5).
+const CR0_PE: u64 = 1;
+/// CR0.PG, paging (Intel SDM vol. 3, 2.5).
+const CR0_PG: u64 = 1 << 31;
+/// CR4.LA57, 5-level paging (Intel SDM vol. 3, 2.5).
+const CR4_LA57: u64 = 1 << 12;
+/// EFER.LMA, long mode active (Intel SDM vol. 3, 2.2.1).
+const EFER_LMA: u64 = 1 << 10;
+/// RFLAGS.IF, interrupts on (Intel SDM vol. 3, 2.3).
+const RFLAGS_IF: u64 = 1 << 9;
+/// Instruction pointer after reset and INIT (Intel SDM vol. 3, 10.1.4).
+const RESET_RIP: u64 = 0xfff0;
+/// Opcode of HLT (Intel SDM vol. 2).
+const OPCODE_HLT: u8 = 0xf4;
+
+/// One tick's moment: what the vCPU loop hands over.
+#[derive(Debug, Clone, Copy)]
+pub struct Moment<'a, M> {
+    /// When the timer was to expire, CLOCK_MONOTONIC ns.
+    pub due_ns: u64,
+    /// When the tick was served, CLOCK_MONOTONIC ns.
+    pub now_ns: u64,
+    /// General registers.
+    pub regs: &'a kvm_regs,
+    /// Segment and control registers.
+    pub sregs: &'a kvm_sregs,
+    /// The guest's physical memory.
+    pub memory: &'a M,
+}
+
+/// One sample as it travels through the ring: fixed size, nothing resolved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Record {
+    /// When the tick was served, CLOCK_MONOTONIC ns.
+    pub time_ns: u64,
+    /// How late the tick was served, ns.
+    pub late_ns: u64,
+    /// Linear address of the next instruction.
+    pub rip: u64,
+    /// Stack pointer.
+    pub rsp: u64,
+    /// CR3.
+    pub cr3: u64,
+    /// Privilege level, 0 to 3.
+    pub cpl: u8,
+    /// RFLAGS.IF.
+    pub interrupts_on: bool,
+    /// In long mode with paging: CR3 may lead to a 64-bit kernel.
+    pub long_mode: bool,
+    /// CR4.LA57: five levels of page tables.
+    pub five_level: bool,
+    /// Executed HLT, or was not started yet.
+    pub halted: bool,
+    /// Current task and preempt count; `None` when they could not be read.
+    pub current: Option<Current>,
+}
+
+/// Reads one sample. `current` reads the running task where that is possible yet; `activity` asks KVM for the run
+/// state, which costs a system call and is therefore called only where the guest most likely idles.
+pub fn take<M: PhysicalMemory>(
+    moment: &Moment<'_, M>,
+    current: impl FnOnce(&M) -> Option<Current>,
+    activity: impl FnOnce() -> Option<Activity>,
+) -> Record {
+    let (regs, sregs) = (moment.regs, moment.sregs);
+    // The DPL of SS is the privilege level (Intel SDM vol. 3, 5.5).
+    let cpl = sregs.ss.dpl & 3;
+    let long_mode = sregs.efer & EFER_LMA != 0 && sregs.cr0 & CR0_PG != 0;
+    let halted = cpl == 0
+        && may_be_halted(regs, sregs, moment.memory)
+        && matches!(activity(), Some(Activity::Halted | Activity::NotStarted));
+    Record {
+        time_ns: moment.now_ns,
+        late_ns: moment.now_ns.saturating_sub(moment.due_ns),
+        rip: linear(sregs, regs.rip),
+        rsp: regs.rsp,
+        cr3: sregs.cr3,
+        cpl,
+        interrupts_on: regs.rflags & RFLAGS_IF != 0,
+        long_mode,
+        five_level: sregs.cr4 & CR4_LA57 != 0,
+        halted,
+        current: current(moment.memory),
+    }
+}
+
+/// The linear address of `ip`: 64-bit code has no segment base, anything older has one and 32 bits.
+fn linear(sregs: &kvm_sregs, ip: u64) -> u64 {
+    if sregs.efer & EFER_LMA != 0 && sregs.cs.l != 0 {
+        ip
+    } else {
+        sregs.cs.base.wrapping_add(ip) & 0xffff_ffff
+    }
+}
+
+/// Whether KVM is worth asking: KVM leaves RIP behind the HLT that it has executed, a vCPU that waits for INIT or SIPI
+/// stands at the reset vector, and a byte that cannot be read says nothing either way.
+fn may_be_halted(regs: &kvm_regs, sregs: &kvm_sregs, memory: &impl PhysicalMemory) -> bool {
+    if sregs.cr0 & CR0_PE == 0 && regs.rip == RESET_RIP {
+        return true;
+    }
+    let last = linear(sregs, regs.rip.wrapping_sub(1));
+    let mut byte = [0];
+    match translate(sregs, memory, last).and_then(|at| memory.read(at, &mut byte)) {
+        Some(()) => byte[0] == OPCODE_HLT,
+        None => true,
+    }
+}
+
+/// Where the linear address lies in physical memory, as the page tables of this vCPU say.
+fn translate(sregs: &kvm_sregs, memory: &impl PhysicalMemory, linear: u64) -> Option<PhysAddr> {
+    if sregs.cr0 & CR0_PG == 0 {
+        return Some(PhysAddr(linear));
+    }
+    if sregs.efer & EFER_LMA == 0 {
+        return None;
+    }
+    let space = AddressSpace::new(sregs.cr3, sregs.cr4 & CR4_LA57 != 0);
+    space.translate(memory, VirtAddr(linear)).map(|found| found.phys)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+
+    use super::*;
+
+    const PRESENT: u64 = 1;
+    const CODE: u64 = 0xffff_ffff_8100_0000;
+
+    /// 1 MiB of memory whose 4-level tables at 0x1000 map `CODE` to the page at 0x8000.
+    fn memory() -> GuestMemoryMmap {
+        let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 1 << 20)]).expect("memory");
+        let mut table = 0x1000;
+        for shift in [39, 30, 21, 12] {
+            let next = if shift == 12 { 0x8000 } else { table + 0x1000 };
+            let at = table + ((CODE >> shift) & 0x1ff) * 8;
+            memory.write_obj(next | PRESENT, GuestAddress(at)).expect("inside");
+            table = next;
+        }
+        memory
+    }
+
+    fn long_mode(cpl: u8, rip: u64) -> (kvm_regs, kvm_sregs) {
+        let mut sregs = kvm_sregs { cr0: CR0_PE | CR0_PG, cr3: 0x1000, efer: EFER_LMA, ..Default::default() };
+        sregs.cs.l = 1;
+        sregs.ss.dpl = cpl;
+        (kvm_regs { rip, rsp: 0x7000, rflags: RFLAGS_IF, ..Default::default() }, sregs)
+    }
+
+    fn sample(
+        memory: &GuestMemoryMmap,
+        state: &(kvm_regs, kvm_sregs),
+        activity: Option<Activity>,
+    ) -> (Record, u32) {
+        let asked = Cell::new(0);
+        let moment = Moment { due_ns: 100, now_ns: 130, regs: &state.0, sregs: &state.1, memory };
+        let record = take(
+            &moment,
+            |_| None,
+            || {
+                asked.set(asked.get() + 1);
+                activity
+            },
+        );
+        (record, asked.get())
+    }
+
+    #[test]
+    fn registers_arrive_in_the_record() {
+        let memory = memory();
+        let mut state = long_mode(3, 0x40_1000);
+        state.1.cr4 = CR4_LA57;
+        state.0.rflags = 0;
+        let (record, asked) = sample(&memory, &state, Some(Activity::Halted));
+        assert_eq!(asked, 0, "code at CPL 3 cannot halt");
+        assert_eq!((record.time_ns, record.late_ns), (130, 30));
+        assert_eq!((record.rip, record.rsp, record.cr3, record.cpl), (0x40_1000, 0x7000, 0x1000, 3));
+        assert!(!record.interrupts_on && record.five_level && record.long_mode && !record.halted);
+    }
+
+    #[test]
+    fn asks_kvm_only_behind_a_hlt() {
+        let memory = memory();
+        memory.write_obj(OPCODE_HLT, GuestAddress(0x8010)).expect("inside");
+        let behind = long_mode(0, CODE + 0x11);
+        assert_eq!(
+            sample(&memory, &behind, Some(Activity::Halted)),
+            (Record { halted: true, ..at(CODE + 0x11) }, 1)
+        );
+        assert_eq!(sample(&memory, &behind, Some(Activity::Running)), (at(CODE + 0x11), 1));
+        assert_eq!(sample(&memory, &behind, None), (at(CODE + 0x11), 1));
+        let elsewhere = long_mode(0, CODE + 0x10);
+        assert_eq!(sample(&memory, &elsewhere, Some(Activity::Halted)), (at(CODE + 0x10), 0));
+    }
+
+    fn at(rip: u64) -> Record {
+        Record {
+            time_ns: 130,
+            late_ns: 30,
+            rip,
+            rsp: 0x7000,
+            cr3: 0x1000,
+            interrupts_on: true,
+            long_mode: true,
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn asks_kvm_when_the_code_cannot_be_read() {
+        let memory = memory();
+        let unmapped = long_mode(0, 0xffff_ffff_8200_0001);
+        assert!(sample(&memory, &unmapped, Some(Activity::Halted)).0.halted);
+        let mut outside = long_mode(0, CODE + 1);
+        outside.1.cr3 = 0x7fff_ffff_f000;
+        assert!(sample(&memory, &outside, Some(Activity::Halted)).0.halted);
+    }
+
+    #[test]
+    fn a_vcpu_at_the_reset_vector_is_asked_for() {
+        let memory = memory();
+        let mut sregs = kvm_sregs::default();
+        sregs.cs.base = 0xffff_0000;
+        let regs = kvm_regs { rip: RESET_RIP, ..Default::default() };
+        let (record, asked) = sample(&memory, &(regs, sregs), Some(Activity::NotStarted));
+        assert_eq!((record.halted, record.rip, asked), (true, 0xffff_fff0, 1));
+        assert!(!record.long_mode);
+    }
+
+    #[test]
+    fn addresses_are_translated_as_the_processor_would() {
+        let memory = memory();
+        let (_, mut sregs) = long_mode(0, 0);
+        assert_eq!(translate(&sregs, &memory, CODE + 5), Some(PhysAddr(0x8005)));
+        // A fifth level above: its entry leads to the old top.
+        sregs.cr4 = CR4_LA57;
+        sregs.cr3 = 0x9000;
+        assert_eq!(translate(&sregs, &memory, CODE), None);
+        memory
+            .write_obj(0x1000 | PRESENT, GuestAddress(0x9000 + ((CODE >> 48) & 0x1ff) * 8))
+            .expect("inside");
+        assert_eq!(translate(&sregs, &memory, CODE + 1), Some(PhysAddr(0x8001)));
+        // Without long mode there are no such tables, and without paging there is nothing to translate.
+        sregs.efer = 0;
+        assert_eq!(translate(&sregs, &memory, CODE), None);
+        sregs.cr0 = CR0_PE;
+        assert_eq!(translate(&sregs, &memory, 0x1234), Some(PhysAddr(0x1234)));
+    }
+
+    #[test]
+    fn hostile_tables_end_the_walk() {
+        let memory = memory();
+        let (_, sregs) = long_mode(0, 0);
+        for value in [u64::MAX, 0x000f_ffff_ffff_f001, PRESENT] {
+            for table in [0x1000_u64, 0x2000, 0x3000, 0x4000] {
+                for index in 0..512 {
+                    memory.write_obj(value, GuestAddress(table + index * 8)).expect("inside");
+                }
+            }
+            for linear in [0, 1, CODE, u64::MAX, 1 << 47] {
+                let _ = sample(&memory, &long_mode(0, linear), None);
+                let _ = translate(&sregs, &memory, linear);
+            }
+        }
+    }
+}

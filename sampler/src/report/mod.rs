@@ -1,0 +1,272 @@
+//! What a profile says: the numbers behind the summary and `vprof report --json`.
+//!
+//! [`Report`] serializes to exactly the object that docs/json.md describes; a test compares the two.
+
+mod filter;
+mod read;
+mod sums;
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+pub use filter::{Filter, Sort};
+
+use crate::profile::ProfileError;
+
+/// Samples served later than this are told apart: the host had most likely descheduled the vCPU's thread, so they say
+/// more about the host than about the guest. 1 ms in ns.
+pub const LATE_NS: u64 = 1_000_000;
+/// At most this many rows of [`Report::user_addresses`] are kept.
+pub const USER_ADDRESSES: usize = 1_000;
+
+/// Why a report could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum ReportError {
+    /// The profile could not be read.
+    #[error(transparent)]
+    Profile(#[from] ProfileError),
+    /// No process of this name, pid or name#number.
+    #[error("the profile has no process {0}")]
+    NoSuchProcess(String),
+    /// No such vCPU.
+    #[error("the profile has no vCPU {vcpu}: it has {count}, counted from 0")]
+    NoSuchVcpu {
+        /// What was asked for.
+        vcpu: u8,
+        /// How many there are.
+        count: usize,
+    },
+    /// The time range lies outside of the run.
+    #[error("the time range begins after the end of the run, which lasted {0:.3} s")]
+    AfterEnd(f64),
+    /// The time range ends before it begins.
+    #[error("the time range ends before it begins")]
+    EmptyRange,
+}
+
+/// A report over one profile, or a part of it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// vprof's version that wrote the profile.
+    pub version: String,
+    /// `kvm`, `portable`, or `unknown`.
+    pub host: String,
+    /// The guest's kernel release.
+    pub kernel: Option<String>,
+    /// False when the run was cut short (killed, or still going on).
+    pub complete: bool,
+    /// Start of the run, seconds since 1970.
+    pub started_unix_s: f64,
+    /// Length of the run, s.
+    pub duration_s: f64,
+    /// Mean rate that was asked for, per vCPU.
+    pub rate_hz: f64,
+    /// Ticks served per second and vCPU.
+    pub measured_rate_hz: f64,
+    /// `uniform`, `exponential` or `fixed`.
+    pub clock: String,
+    /// Seed of the clock.
+    pub seed: u64,
+    /// Samples of the chosen vCPUs and time.
+    pub samples: u64,
+    /// Those that are not idle: what all shares refer to.
+    pub busy_samples: u64,
+    /// Samples lost in the whole run.
+    pub lost: u64,
+    /// What part of the profile this is.
+    pub filter: Filter,
+    /// What sampling cost.
+    pub overhead: Overhead,
+    /// How late ticks were served.
+    pub lateness: Lateness,
+    /// One row per vCPU.
+    pub vcpus: Vec<Vcpu>,
+    /// Processes and what is not charged to any; shares add up to 1 without a process filter.
+    pub processes: Vec<Process>,
+    /// Kernel functions, and the user code of each program; shares add up to 1 without a process filter.
+    pub functions: Vec<Function>,
+    /// The most sampled user addresses.
+    pub user_addresses: Vec<UserAddress>,
+    /// Samples at user addresses beyond the first 1,000.
+    pub user_addresses_left_out: u64,
+    /// What could not be read of the guest.
+    pub missing: Vec<String>,
+    /// What happened in the run.
+    pub events: Vec<Event>,
+    /// All other keys of table `meta`.
+    pub meta: BTreeMap<String, String>,
+}
+
+/// What sampling cost, over the whole run and all vCPUs.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Overhead {
+    /// Time in the sampler between two KVM_RUNs, s.
+    pub sampler_s: f64,
+    /// Time in KVM_RUN, s.
+    pub guest_s: f64,
+    /// Wall time of all vCPUs, s.
+    pub wall_s: f64,
+    /// `sampler_s / wall_s`.
+    pub share: f64,
+}
+
+/// How late ticks were served.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lateness {
+    /// Median, ns, to three digits.
+    pub median_ns: u64,
+    /// 99th percentile, ns, to three digits.
+    pub p99_ns: u64,
+    /// Largest, ns, to three digits.
+    pub max_ns: u64,
+    /// Samples served more than 1 ms late.
+    pub over_1ms: u64,
+}
+
+/// One vCPU. The five fractions are of its samples and add up to 1.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Vcpu {
+    /// 0 and up.
+    pub id: u8,
+    /// Samples in the chosen time.
+    pub samples: u64,
+    /// Samples lost in the whole run.
+    pub lost: u64,
+    /// At CPL 3.
+    pub user: f64,
+    /// In the kernel outside of interrupts; also early boot, and what could not be told.
+    pub kernel: f64,
+    /// In hard interrupts and NMIs.
+    pub hardirq: f64,
+    /// In soft interrupts.
+    pub softirq: f64,
+    /// Halted, in the idle task, or not started.
+    pub idle: f64,
+    /// Time in KVM_RUN, s.
+    pub guest_s: f64,
+    /// Wall time, s.
+    pub wall_s: f64,
+    /// Returns of KVM_RUN.
+    pub exits: u64,
+}
+
+/// What a row of [`Report::processes`] is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ProcessKind {
+    /// A process.
+    Process,
+    /// A kernel thread.
+    KernelThread,
+    /// Hard or soft interrupts, whichever process they hit.
+    Interrupt,
+    /// The kernel before it has tasks.
+    Boot,
+    /// The process could not be read.
+    Unknown,
+}
+
+/// One life of one process, or a pseudo-row for what is charged to none.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Process {
+    /// Program name, or a name in brackets for a pseudo-row.
+    pub comm: String,
+    /// Process id; 0 for a pseudo-row.
+    pub pid: i32,
+    /// Instance number; 0 for a pseudo-row.
+    pub instance: u32,
+    /// What the row is.
+    pub kind: ProcessKind,
+    /// Samples charged to it.
+    pub samples: u64,
+    /// Part of all non-idle samples.
+    pub share: f64,
+    /// Lower end of the share's 95 % interval.
+    pub share_low: f64,
+    /// Upper end of the share's 95 % interval.
+    pub share_high: f64,
+    /// Part of all non-idle samples: its user code.
+    pub user_share: f64,
+    /// Part of all non-idle samples: the rest of `share`.
+    pub kernel_share: f64,
+}
+
+/// A kernel function, or all user code of a program (`[user]`, with the program's name as module).
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Function {
+    /// Symbol; `[module]` or an address where no symbol covers it.
+    pub symbol: String,
+    /// Kernel module, or the program's name.
+    pub module: Option<String>,
+    /// `user`, `kernel`, `hardirq`, `softirq`, `nmi`, `boot` or `unknown`.
+    pub mode: String,
+    /// Samples.
+    pub samples: u64,
+    /// Part of all non-idle samples.
+    pub share: f64,
+    /// Lower end of the share's 95 % interval.
+    pub share_low: f64,
+    /// Upper end of the share's 95 % interval.
+    pub share_high: f64,
+}
+
+/// A user instruction of one process.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct UserAddress {
+    /// Program name.
+    pub comm: String,
+    /// Process id.
+    pub pid: i32,
+    /// Instance number.
+    pub instance: u32,
+    /// Address as `0x...`.
+    pub address: String,
+    /// Samples.
+    pub samples: u64,
+    /// Part of all non-idle samples.
+    pub share: f64,
+}
+
+/// Something that happened.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Event {
+    /// Seconds since the run's start.
+    pub time_s: f64,
+    /// Kind, like `kernel` or `lost`.
+    pub kind: String,
+    /// One sentence.
+    pub text: String,
+}
+
+impl Report {
+    /// Orders processes and functions. Rows that tie stay in the order of samples, then of names.
+    pub fn sort(&mut self, by: Sort) {
+        let shares = |a: f64, b: f64| b.total_cmp(&a);
+        self.processes.sort_by(|a, b| {
+            let main = match by {
+                Sort::Samples => b.samples.cmp(&a.samples),
+                Sort::Name => a.comm.cmp(&b.comm),
+                Sort::Pid => a.pid.cmp(&b.pid),
+                Sort::User => shares(a.user_share, b.user_share),
+                Sort::Kernel => shares(a.kernel_share, b.kernel_share),
+            };
+            let rest = |p: &Process| (p.pid, p.instance);
+            main.then(b.samples.cmp(&a.samples)).then_with(|| a.comm.cmp(&b.comm)).then(rest(a).cmp(&rest(b)))
+        });
+        self.functions.sort_by(|a, b| {
+            let user = |f: &Function| f.mode == "user";
+            let main = match by {
+                Sort::Samples | Sort::Pid => b.samples.cmp(&a.samples),
+                Sort::Name => a.symbol.cmp(&b.symbol),
+                Sort::User => user(b).cmp(&user(a)),
+                Sort::Kernel => user(a).cmp(&user(b)),
+            };
+            main.then(b.samples.cmp(&a.samples))
+                .then_with(|| (&a.symbol, &a.module, &a.mode).cmp(&(&b.symbol, &b.module, &b.mode)))
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests;

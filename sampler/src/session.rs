@@ -1,0 +1,325 @@
+//! One run's sampling: hands out vCPU observers, collects what they record, writes it to a sink.
+//!
+//! ```text
+//!  vCPU thread ──ring──┐
+//!  vCPU thread ──ring──┤                       ┌── candidates, requests ──▶ thread "finder"
+//!  console ────queue───┼──▶ thread "collector" ┤                               │ reads guest memory
+//!  events ─────queue───┘         │             └◀── kernel, modules, tasks ────┘
+//!                                └──▶ Sink
+//! ```
+//!
+//! The reader of current tasks goes from the finder to the vCPU threads through a cell that is set once.
+
+use std::fmt;
+use std::io::Write;
+use std::mem::size_of;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
+use std::thread::JoinHandle;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+use symbols::CurrentReader;
+use vmm::GuestMemoryMmap;
+
+use crate::batch::{EventRow, Sink, SinkError, VcpuRow};
+use crate::clock::{ClockKind, Intervals};
+use crate::collector::console::ConsoleQueue;
+use crate::collector::finder::{Finder, LinuxGuest, Wanted};
+use crate::collector::{Collector, FinderHandle};
+use crate::record::Record;
+use crate::vcpu::Counters;
+use vmm::monotonic_ns;
+
+pub use crate::vcpu::VcpuSampler;
+
+/// A ring holds at least this many seconds of samples, as far as memory allows: longer than a disk stalls.
+const RING_SECONDS: f64 = 4.0;
+/// All rings together take at most this many bytes.
+const RINGS_BYTES: usize = 32 << 20;
+/// The smallest ring, records.
+const RING_LEAST: usize = 256;
+/// Events that wait for the collector; more are dropped.
+const EVENTS_WAITING: usize = 10_000;
+
+/// How to sample.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct SessionConfig {
+    /// Number of vCPUs.
+    pub vcpus: u8,
+    /// Mean ticks per second and vCPU.
+    pub rate_hz: f64,
+    /// Distribution of intervals.
+    pub clock: ClockKind,
+    /// Seed of the intervals: the same seed gives the same intervals.
+    pub seed: u64,
+    /// More rows of `meta` (host, image, command line, vprof's version).
+    pub meta: Vec<(String, String)>,
+}
+
+/// A look at a running session; cheap.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Status {
+    /// Time since start.
+    pub elapsed: Duration,
+    /// Samples so far.
+    pub samples: u64,
+    /// Lost so far.
+    pub lost: u64,
+    /// Samples per second of all vCPUs, over the last second or so.
+    pub rate_hz: f64,
+    /// Process with the most non-idle samples over the last second or so, and its share.
+    pub top: Option<(String, f64)>,
+    /// The guest's kernel release once it was found.
+    pub kernel: Option<String>,
+}
+
+/// What a session came to.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct Totals {
+    /// Samples written.
+    pub samples: u64,
+    /// Samples lost.
+    pub lost: u64,
+    /// The first failure of the sink; what was written before stays readable.
+    pub sink_error: Option<String>,
+}
+
+/// How a session is to end.
+#[derive(Debug, Default)]
+pub(crate) struct Ending {
+    pub meta: Vec<(String, String)>,
+    /// Ended by [`Session::finish`], not by being dropped.
+    pub complete: bool,
+}
+
+/// What the session and its collector share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub zero_ns: u64,
+    pub console: ConsoleQueue,
+    pub stop: AtomicBool,
+    pub failed: AtomicBool,
+    counters: Vec<Arc<Counters>>,
+    events: Mutex<Vec<EventRow>>,
+    status: Mutex<Status>,
+    ending: Mutex<Ending>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shared {
+    pub(crate) fn vcpu_rows(&self) -> Vec<VcpuRow> {
+        self.counters.iter().zip(0..).map(|(counters, id)| counters.row(id)).collect()
+    }
+
+    /// Takes the events that wait.
+    pub(crate) fn events(&self) -> Vec<EventRow> {
+        std::mem::take(&mut lock(&self.events))
+    }
+
+    pub(crate) fn status(&self) -> MutexGuard<'_, Status> {
+        lock(&self.status)
+    }
+
+    /// Takes how the session is to end.
+    pub(crate) fn ending(&self) -> Ending {
+        std::mem::take(&mut lock(&self.ending))
+    }
+}
+
+/// Sets `failed` when the collector's thread ends by a panic: the run should end then.
+struct FailOnPanic(Arc<Shared>);
+
+impl Drop for FailOnPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.failed.store(true, Ordering::Release);
+        }
+    }
+}
+
+/// Sampling of one machine. Dropping it ends the collector; the profile then counts as incomplete.
+pub struct Session {
+    shared: Arc<Shared>,
+    reader: Arc<OnceLock<CurrentReader>>,
+    idle: Option<Collector>,
+    running: Option<JoinHandle<Totals>>,
+}
+
+impl fmt::Debug for Session {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Session").field("running", &self.running.is_some()).finish_non_exhaustive()
+    }
+}
+
+/// Records that fit in each vCPU's ring.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "float to integer casts saturate"
+)]
+fn ring_slots(rate_hz: f64, vcpus: u8) -> usize {
+    let most = RINGS_BYTES / size_of::<Record>() / usize::from(vcpus.max(1));
+    ((rate_hz * RING_SECONDS) as usize).clamp(RING_LEAST, most)
+}
+
+impl Session {
+    /// Prepares a session and one observer per vCPU, in order. A rate that is not a positive number means no ticks.
+    pub fn new(config: SessionConfig, sink: Box<dyn Sink>) -> (Session, Vec<VcpuSampler>) {
+        let zero_ns = monotonic_ns();
+        let reader = Arc::new(OnceLock::new());
+        let slots = ring_slots(config.rate_hz, config.vcpus);
+        let mut samplers = Vec::new();
+        let mut rings = Vec::new();
+        let mut counters = Vec::new();
+        for vcpu in 0..config.vcpus {
+            let intervals = Intervals::new(config.clock, config.rate_hz, config.seed, vcpu);
+            let (sampler, ring, published) = VcpuSampler::new(vcpu, intervals, slots, Arc::clone(&reader));
+            samplers.push(sampler);
+            rings.push(ring);
+            counters.push(published);
+        }
+        let shared = Arc::new(Shared {
+            zero_ns,
+            console: ConsoleQueue::new(zero_ns),
+            stop: AtomicBool::new(false),
+            failed: AtomicBool::new(false),
+            counters,
+            events: Mutex::default(),
+            status: Mutex::default(),
+            ending: Mutex::default(),
+        });
+        let collector = Collector::new(Arc::clone(&shared), rings, sink, first_meta(&config));
+        (Session { shared, reader, idle: Some(collector), running: None }, samplers)
+    }
+
+    /// Starts the collector thread on the guest's memory. Time zero of the profile is the call to [`Session::new`].
+    ///
+    /// # Errors
+    /// The first rows could not be written, a thread could not be started, or the session was started before.
+    pub fn start(&mut self, memory: GuestMemoryMmap) -> Result<(), SinkError> {
+        let Some(mut collector) = self.idle.take() else {
+            return Err(SinkError("the session was started before".to_owned()));
+        };
+        if let Err(error) = collector.begin() {
+            self.idle = Some(collector);
+            return Err(error);
+        }
+        let vcpus = u8::try_from(self.shared.counters.len()).unwrap_or(u8::MAX);
+        let wanted = Arc::new(Wanted::default());
+        let (sender, news) = mpsc::channel();
+        let guest = LinuxGuest::new(memory, Arc::clone(&self.reader), vcpus);
+        let finder = Finder::new(guest, Arc::clone(&wanted), sender);
+        let thread = spawn("finder", move || finder.run())?;
+        collector.attach(FinderHandle { wanted, news, thread: Some(thread) });
+        let guard = FailOnPanic(Arc::clone(&self.shared));
+        self.running = Some(spawn("collector", move || {
+            let _guard = guard;
+            collector.run()
+        })?);
+        Ok(())
+    }
+
+    /// A handle that console output is copied into (table `console`); never blocks. When more than 1 MiB waits for
+    /// the collector, the oldest bytes are dropped, and counted in `meta` as `console_dropped_bytes`.
+    pub fn console(&self) -> Box<dyn Write + Send> {
+        Box::new(self.shared.console.clone())
+    }
+
+    /// Adds a row to table `event`.
+    pub fn event(&self, kind: &str, text: &str) {
+        let time_ns = monotonic_ns().saturating_sub(self.shared.zero_ns);
+        let mut events = lock(&self.shared.events);
+        if events.len() < EVENTS_WAITING {
+            events.push(EventRow { time_ns, kind: kind.to_owned(), text: text.to_owned() });
+        }
+    }
+
+    /// True once the sink has failed: the run should end.
+    pub fn failed(&self) -> bool {
+        self.shared.failed.load(Ordering::Acquire)
+    }
+
+    /// Where sampling stands.
+    pub fn status(&self) -> Status {
+        let mut status = self.shared.status().clone();
+        status.elapsed = Duration::from_nanos(monotonic_ns().saturating_sub(self.shared.zero_ns));
+        for row in self.shared.vcpu_rows() {
+            status.samples += row.samples;
+            status.lost += row.lost;
+        }
+        status
+    }
+
+    /// Ends the collector after all records and the given rows of `meta` are written. Call it after the machine has ended.
+    pub fn finish(mut self, meta: Vec<(String, String)>) -> Totals {
+        *lock(&self.shared.ending) = Ending { meta, complete: true };
+        self.end()
+    }
+
+    /// The collector of a session that was not started, to be run step by step.
+    #[cfg(test)]
+    pub(crate) fn into_parts(mut self) -> Collector {
+        self.idle.take().expect("a session that was not started")
+    }
+
+    fn end(&mut self) -> Totals {
+        if let Some(collector) = self.idle.take() {
+            return collector.close();
+        }
+        let Some(thread) = self.running.take() else { return Totals::default() };
+        self.shared.stop.store(true, Ordering::Release);
+        thread.thread().unpark();
+        thread.join().unwrap_or_else(|_| Totals {
+            sink_error: Some("the collector failed unexpectedly; the profile ends early".to_owned()),
+            ..Totals::default()
+        })
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+fn spawn<T: Send + 'static>(
+    name: &str,
+    run: impl FnOnce() -> T + Send + 'static,
+) -> Result<JoinHandle<T>, SinkError> {
+    let builder = std::thread::Builder::new().name(name.to_owned());
+    builder.spawn(run).map_err(|error| SinkError(format!("cannot start the thread {name}: {error}")))
+}
+
+fn first_meta(config: &SessionConfig) -> Vec<(String, String)> {
+    let unix_ns = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos());
+    let own = [
+        ("version", env!("CARGO_PKG_VERSION").to_owned()),
+        ("started_unix_ns", unix_ns.to_string()),
+        ("rate_hz", config.rate_hz.to_string()),
+        ("clock", config.clock.name().to_owned()),
+        ("seed", config.seed.to_string()),
+        ("vcpus", config.vcpus.to_string()),
+    ];
+    own.into_iter().map(|(key, value)| (key.to_owned(), value)).chain(config.meta.iter().cloned()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rings_hold_seconds_and_stay_within_memory() {
+        assert_eq!(ring_slots(1_000.0, 2), 4_000);
+        for rate in [f64::NAN, -1.0, 0.0, 1.0] {
+            assert_eq!(ring_slots(rate, 1), RING_LEAST);
+        }
+        for vcpus in [0, 1, 64, 255] {
+            let slots = ring_slots(f64::INFINITY, vcpus);
+            assert!(slots >= RING_LEAST && slots * size_of::<Record>() * usize::from(vcpus) <= RINGS_BYTES);
+        }
+    }
+}

@@ -1,0 +1,233 @@
+//! The current task of a CPU: what is read at every sample.
+//!
+//! ```text
+//! __per_cpu_offset[cpu] + current_task  -> task_struct   (until 6.1, since 6.15)
+//!                       + __preempt_count
+//!                       + pcpu_hot.{current_task,preempt_count}        (6.2 to 6.14)
+//! ```
+//!
+//! Everything that stays the same is resolved beforehand, so that a sample costs a handful of small
+//! reads of physical memory. GS is not used: in entry code its base is still the user's.
+
+use crate::address::{PhysAddr, VirtAddr};
+use crate::image::Image;
+use crate::kallsyms::table::SymbolTable;
+use crate::layout::{Layouts, TaskLayout};
+use crate::memory::PhysicalMemory;
+use crate::missing::Missing;
+use crate::task::{TaskMemory, TaskSnapshot};
+use crate::view::View;
+
+/// CPUs and APIC ids that are looked at, at most (x86's own limit, NR_CPUS in arch/x86/Kconfig).
+const MAX_CPUS: u32 = 8192;
+
+/// What the current CPU is doing, read at a tick.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Current {
+    /// Raw `__preempt_count` (bit 31 inverted need-resched; 0x00f00000 NMI, 0x000f0000 hardirq, 0x0000ff00 softirq/bh).
+    pub preempt_count: u32,
+    /// The current task; `None` when it could not be read.
+    pub task: Option<TaskSnapshot>,
+}
+
+/// Reads the current task of each CPU without allocating: addresses are resolved beforehand.
+#[derive(Debug, Clone)]
+pub struct CurrentReader {
+    /// By APIC id, which is what a VMM numbers its vCPUs by.
+    cpus: Vec<Option<PerCpu>>,
+    tasks: Tasks,
+}
+
+/// Physical addresses of one CPU's variables.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct PerCpu {
+    task: PhysAddr,
+    preempt_count: PhysAddr,
+}
+
+/// Where task_structs are.
+#[derive(Debug, Clone, Copy)]
+struct Tasks {
+    layout: TaskLayout,
+    /// Virtual address of physical address 0: almost all tasks lie in the direct map.
+    direct_map: u64,
+    /// `init_task`, the one that lies in the image.
+    init_task: u64,
+    init_task_phys: PhysAddr,
+}
+
+/// [`Tasks`] with the memory to read from.
+struct TasksIn<'a, M>(&'a Tasks, &'a M);
+
+impl<M: PhysicalMemory> TaskMemory for TasksIn<'_, M> {
+    fn read(&self, task: u64, offset: usize, into: &mut [u8]) -> Option<()> {
+        let phys = self.0.translate(task)?.checked_add(offset as u64)?;
+        self.1.read(phys, into)
+    }
+}
+
+impl Tasks {
+    /// The physical address of a task; `None` for what cannot be one.
+    #[inline]
+    fn translate(&self, task: u64) -> Option<PhysAddr> {
+        if task == self.init_task {
+            return Some(self.init_task_phys);
+        }
+        if task & 7 != 0 {
+            return None;
+        }
+        // What is no RAM is refused by the memory.
+        task.checked_sub(self.direct_map).map(PhysAddr)
+    }
+}
+
+impl CurrentReader {
+    /// What vCPU `cpu` (its APIC id) is doing. No allocation, no lock, bounded reads; `None` if the
+    /// kernel has no such CPU.
+    #[inline]
+    pub fn read(&self, memory: &impl PhysicalMemory, cpu: usize) -> Option<Current> {
+        let per_cpu = (*self.cpus.get(cpu)?)?;
+        let preempt_count = memory.read_u32(per_cpu.preempt_count)?;
+        let task = memory.read_u64(per_cpu.task)?;
+        Some(Current { preempt_count, task: self.tasks.layout.snapshot(&TasksIn(&self.tasks, memory), task) })
+    }
+
+    /// The vCPUs (APIC ids) that the kernel has a per-CPU area for, ascending.
+    pub fn cpus(&self) -> impl Iterator<Item = usize> {
+        (0..).zip(&self.cpus).filter_map(|(id, cpu)| cpu.map(|_| id))
+    }
+
+    /// Resolves the addresses; [`Missing::PerCpuNotReady`] and [`Missing::NoDirectMap`] while the
+    /// kernel is still booting.
+    pub(crate) fn new<M: PhysicalMemory>(
+        view: &View<'_, M>,
+        symbols: &SymbolTable,
+        layouts: &Layouts,
+    ) -> Result<Self, Missing> {
+        let layout = layouts.task.clone()?;
+        let symbol = |name: &str| symbols.address_of(name).ok_or_else(|| Missing::NoSymbol(name.into()));
+        let (task, preempt_count) = match (symbols.address_of("pcpu_hot"), &layouts.hot) {
+            (Some(hot), Some(layout)) => {
+                (hot.wrapping_add(layout.current_task as u64), hot.wrapping_add(layout.preempt_count as u64))
+            }
+            _ => (symbol("current_task")?, symbol("__preempt_count")?),
+        };
+        let init_task = symbol("init_task")?;
+        let areas = Areas::new(view, symbols, symbol("__per_cpu_offset")?, task)?;
+        let apic_ids = symbols.address_of("x86_cpu_to_apicid").zip(layouts.apic_id_size);
+        let direct_map = direct_map(view, symbols, areas.first(task)?)?;
+        let resolved: Vec<(u32, Option<u32>, PerCpu)> = (0u32..)
+            .zip(&areas.offsets)
+            .filter_map(|(cpu, &base)| {
+                let base = base?;
+                let at = |variable: u64| view.translate(base.wrapping_add(variable));
+                let id = apic_ids.and_then(|(map, size)| apic_id(view, base.wrapping_add(map), size));
+                Some((cpu, id, PerCpu { task: at(task)?, preempt_count: at(preempt_count)? }))
+            })
+            .collect();
+        let cpus = by_apic_id(&resolved);
+        Ok(Self {
+            cpus,
+            tasks: Tasks {
+                layout,
+                direct_map,
+                init_task,
+                init_task_phys: view
+                    .translate(init_task)
+                    .ok_or_else(|| Missing::NoSymbol("init_task".into()))?,
+            },
+        })
+    }
+}
+
+/// `__per_cpu_offset[]`: what to add to a per-CPU symbol to get a CPU's own copy.
+struct Areas {
+    offsets: Vec<Option<u64>>,
+}
+
+impl Areas {
+    /// Reads the array. Until `setup_per_cpu_areas` (arch/x86/kernel/setup_percpu.c) has filled it, each
+    /// CPU's offset leads to the initial copy, which lies in the image; it fills it in ascending order, so
+    /// the last possible CPU tells that all are done.
+    fn new<M: PhysicalMemory>(
+        view: &View<'_, M>,
+        symbols: &SymbolTable,
+        array: u64,
+        variable: u64,
+    ) -> Result<Self, Missing> {
+        let count =
+            symbols.address_of("nr_cpu_ids").and_then(|at| view.u32(at, 0)).unwrap_or(1).clamp(1, MAX_CPUS);
+        let ready = |offset: &u64| !Self::is_initial(view.image, offset.wrapping_add(variable));
+        let offsets: Vec<Option<u64>> =
+            (0..count as usize).map(|cpu| view.u64(array, cpu * 8).filter(ready)).collect();
+        match offsets.last() {
+            Some(Some(_)) => Ok(Self { offsets }),
+            _ => Err(Missing::PerCpuNotReady),
+        }
+    }
+
+    fn is_initial(image: &Image, address: u64) -> bool {
+        image.contains(address)
+    }
+
+    /// The address of the first CPU's copy.
+    fn first(&self, variable: u64) -> Result<u64, Missing> {
+        let offset = self.offsets.iter().flatten().next();
+        offset.map(|offset| offset.wrapping_add(variable)).ok_or(Missing::PerCpuNotReady)
+    }
+}
+
+/// Orders CPUs by APIC id. One without is not there (it may be plugged in later); but if none has any,
+/// the kernel does not tell, and its own numbers must do.
+fn by_apic_id(resolved: &[(u32, Option<u32>, PerCpu)]) -> Vec<Option<PerCpu>> {
+    let known = resolved.iter().any(|(_, id, _)| id.is_some());
+    let mut cpus = Vec::new();
+    for &(cpu, id, per_cpu) in resolved {
+        let Some(id) = (if known { id } else { Some(cpu) }) else {
+            continue;
+        };
+        let id = id as usize;
+        if cpus.len() <= id {
+            cpus.resize(id + 1, None);
+        }
+        cpus[id] = Some(per_cpu);
+    }
+    cpus
+}
+
+/// A CPU's APIC id, if it has a valid one: all ones mark one that is not there.
+fn apic_id<M: PhysicalMemory>(view: &View<'_, M>, at: u64, size: usize) -> Option<u32> {
+    let raw = view.u32(at, 0)?;
+    let id = match size {
+        2 => raw & 0xffff,
+        4 => raw,
+        _ => return None,
+    };
+    (id < MAX_CPUS).then_some(id)
+}
+
+/// The virtual address of physical address 0. `page_offset_base` (arch/x86/kernel/head64.c) tells it,
+/// where the kernel has one; the page tables have the last word, by `sample`, a kernel address.
+fn direct_map<M: PhysicalMemory>(
+    view: &View<'_, M>,
+    symbols: &SymbolTable,
+    sample: u64,
+) -> Result<u64, Missing> {
+    let maps = |base: &u64| {
+        // The image is RAM, so the direct map has it too.
+        let (image, _) = view.image.range();
+        let phys = view.image.translate(image)?;
+        let again = VirtAddr(base.checked_add(phys.0)?);
+        let found = view.space.translate(view.memory, again)?;
+        (found.phys == phys).then_some(*base)
+    };
+    symbols
+        .address_of("page_offset_base")
+        .and_then(|at| view.u64(at, 0))
+        .and_then(|base| maps(&base))
+        .or_else(|| {
+            let phys = view.space.translate(view.memory, VirtAddr(sample))?.phys;
+            maps(&sample.checked_sub(phys.0)?)
+        })
+        .ok_or(Missing::NoDirectMap)
+}

@@ -1,0 +1,69 @@
+//! The symbol table of a kernel image.
+
+use crate::image::Image;
+use crate::kallsyms::decode::{Names, decode};
+use crate::kallsyms::functions::{Functions, Symbol};
+use crate::kallsyms::locate::locate;
+use crate::memory::PhysicalMemory;
+
+/// All symbols of the image, with an index by address (functions) and one by name.
+#[derive(Debug)]
+pub(crate) struct SymbolTable {
+    names: Names,
+    addresses: Vec<u64>,
+    functions: Functions,
+    /// Hash of the name in the upper half, its number in the lower, sorted.
+    by_name: Vec<u64>,
+}
+
+impl SymbolTable {
+    /// Finds and decodes the symbols of `image`; `None` when it has none.
+    pub(crate) fn read(memory: &impl PhysicalMemory, image: &Image) -> Option<Self> {
+        let arrays = locate(memory, image)?;
+        let (names, types) = decode(&arrays);
+        let mut addresses = arrays.addresses;
+        addresses.truncate(names.len());
+        let functions = Functions::new(image.range(), names.len(), |i| Symbol {
+            address: addresses.get(i as usize).copied().unwrap_or(0),
+            kind: types.get(i as usize).copied().unwrap_or(0),
+            name: names.get(i),
+        });
+        let mut by_name: Vec<u64> =
+            (0u32..).take(names.len()).map(|i| u64::from(hash(names.get(i))) << 32 | u64::from(i)).collect();
+        by_name.sort_unstable();
+        Some(Self { names, addresses, functions, by_name })
+    }
+
+    /// Number of symbols.
+    pub(crate) fn len(&self) -> usize {
+        self.addresses.len()
+    }
+
+    /// The address of the first symbol with this name.
+    pub(crate) fn address_of(&self, name: &str) -> Option<u64> {
+        let hash = hash(name);
+        let first = self.by_name.partition_point(|&entry| entry >> 32 < u64::from(hash));
+        self.by_name[first..]
+            .iter()
+            .take_while(|&&entry| entry >> 32 == u64::from(hash))
+            .filter_map(|&entry| u32::try_from(entry & u64::from(u32::MAX)).ok())
+            .find(|&i| self.names.get(i) == name)
+            .and_then(|i| self.addresses.get(i as usize).copied())
+    }
+
+    /// The function that covers `at`, and the distance from its start.
+    pub(crate) fn function_at(&self, at: u64) -> Option<(&str, u64)> {
+        let (name, offset) = self.functions.find(at)?;
+        Some((self.names.get(name), offset))
+    }
+
+    /// Every symbol's name and address, in the order of kallsyms.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, u64)> {
+        (0..).zip(&self.addresses).map(|(i, &address)| (self.names.get(i), address))
+    }
+}
+
+/// FNV-1a, 32 bits (RFC 9923): spreads names; equal hashes are compared by name.
+fn hash(name: &str) -> u32 {
+    name.bytes().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
+}

@@ -1,0 +1,180 @@
+//! Offsets of the members that are read from the guest's structures.
+//!
+//! Found by name in the kernel's BTF, so no kernel version is assumed; where a member's name or
+//! place differs between kernels, each variant is tried in turn.
+
+use crate::btf::Btf;
+use crate::gather::Gather;
+use crate::missing::Missing;
+
+/// `TASK_COMM_LEN` (include/linux/sched.h).
+pub(crate) const COMM: usize = 16;
+
+/// What the structures of one kernel look like.
+#[derive(Debug, Clone)]
+pub(crate) struct Layouts {
+    pub(crate) task: Result<TaskLayout, Missing>,
+    pub(crate) threads: Result<ThreadLayout, Missing>,
+    pub(crate) module: Result<ModuleLayout, Missing>,
+    /// Members of `struct pcpu_hot` (6.2 to 6.14), where there is one.
+    pub(crate) hot: Option<HotLayout>,
+    /// Size of an element of the per-CPU `x86_cpu_to_apicid`: u16 until 6.6, u32 since.
+    pub(crate) apic_id_size: Option<usize>,
+}
+
+/// `struct task_struct` (include/linux/sched.h): what a snapshot needs, and how to read it in few reads.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct TaskLayout {
+    /// What is read of every task.
+    pub(crate) gather: Gather<FIELDS>,
+    pub(crate) comm: usize,
+    /// `start_boottime` (since 5.5), `real_start_time` before.
+    pub(crate) start: usize,
+}
+
+/// Members that are read of every task, in the order of [`Field`].
+const FIELDS: usize = 5;
+
+/// Which of the gathered members.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Field {
+    Flags,
+    Pid,
+    Tgid,
+    GroupLeader,
+    Comm,
+}
+
+/// The lists of processes and of their threads.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ThreadLayout {
+    /// `task_struct.tasks`: links the leaders of all processes.
+    pub(crate) tasks: usize,
+    /// `task_struct.signal`.
+    pub(crate) signal: usize,
+    /// `task_struct.thread_node`: links the threads of a process.
+    pub(crate) thread_node: usize,
+    /// `signal_struct.thread_head`: the head of that list.
+    pub(crate) thread_head: usize,
+}
+
+/// `struct module` (include/linux/module.h) and what it points to.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ModuleLayout {
+    pub(crate) list: usize,
+    pub(crate) state: usize,
+    pub(crate) name: usize,
+    pub(crate) name_len: usize,
+    /// `core_layout.base` until 6.3, `mem[MOD_TEXT].base` since.
+    pub(crate) text_base: usize,
+    /// `core_layout.text_size`, `mem[MOD_TEXT].size`.
+    pub(crate) text_size: usize,
+    /// Where the symbols are described; `None` in a kernel without them.
+    pub(crate) kallsyms: Option<ModuleKallsymsLayout>,
+}
+
+/// `struct mod_kallsyms` (include/linux/module.h), behind `module.kallsyms`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ModuleKallsymsLayout {
+    pub(crate) pointer: usize,
+    pub(crate) symtab: usize,
+    pub(crate) num_symtab: usize,
+    pub(crate) strtab: usize,
+    pub(crate) typetab: usize,
+}
+
+/// `struct pcpu_hot` (arch/x86/include/asm/current.h, 6.2 to 6.14).
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct HotLayout {
+    pub(crate) current_task: usize,
+    pub(crate) preempt_count: usize,
+}
+
+fn offset(btf: &Btf, structure: &str, path: &str) -> Result<usize, Missing> {
+    btf.member(structure, path)
+        .map(|m| m.offset)
+        .ok_or_else(|| Missing::NoField(format!("{structure}.{path}")))
+}
+
+impl Layouts {
+    /// Looks up everything.
+    pub(crate) fn new(btf: &Btf) -> Self {
+        Self {
+            task: TaskLayout::new(btf),
+            threads: ThreadLayout::new(btf),
+            module: ModuleLayout::new(btf),
+            hot: HotLayout::new(btf),
+            apic_id_size: btf.variable_size("x86_cpu_to_apicid"),
+        }
+    }
+}
+
+impl TaskLayout {
+    fn new(btf: &Btf) -> Result<Self, Missing> {
+        let task = |member| offset(btf, "task_struct", member);
+        let comm = task("comm")?;
+        let gather = Gather::new([
+            (task("flags")?, 4),
+            (task("pid")?, 4),
+            (task("tgid")?, 4),
+            (task("group_leader")?, 8),
+            (comm, COMM),
+        ]);
+        let start = task("start_boottime").or_else(|missing| task("real_start_time").map_err(|_| missing))?;
+        Ok(Self { gather, comm, start })
+    }
+}
+
+impl ThreadLayout {
+    fn new(btf: &Btf) -> Result<Self, Missing> {
+        Ok(Self {
+            tasks: offset(btf, "task_struct", "tasks")?,
+            signal: offset(btf, "task_struct", "signal")?,
+            thread_node: offset(btf, "task_struct", "thread_node")?,
+            thread_head: offset(btf, "signal_struct", "thread_head")?,
+        })
+    }
+}
+
+impl ModuleLayout {
+    fn new(btf: &Btf) -> Result<Self, Missing> {
+        let module = |member| offset(btf, "module", member);
+        let name = btf.member("module", "name").ok_or_else(|| Missing::NoField("module.name".into()))?;
+        let (text_base, text_size) = match module("core_layout.base") {
+            Ok(base) => (base, module("core_layout.text_size")?),
+            // MOD_TEXT is element 0 of the array.
+            Err(_) => (module("mem.base")?, module("mem.size")?),
+        };
+        Ok(Self {
+            list: module("list")?,
+            state: module("state")?,
+            name: name.offset,
+            name_len: btf.elements(name).unwrap_or(0).min(64),
+            text_base,
+            text_size,
+            kallsyms: ModuleKallsymsLayout::new(btf).ok(),
+        })
+    }
+}
+
+impl ModuleKallsymsLayout {
+    fn new(btf: &Btf) -> Result<Self, Missing> {
+        let kallsyms = |member| offset(btf, "mod_kallsyms", member);
+        Ok(Self {
+            pointer: offset(btf, "module", "kallsyms")?,
+            symtab: kallsyms("symtab")?,
+            num_symtab: kallsyms("num_symtab")?,
+            strtab: kallsyms("strtab")?,
+            typetab: kallsyms("typetab")?,
+        })
+    }
+}
+
+impl HotLayout {
+    fn new(btf: &Btf) -> Option<Self> {
+        Some(Self {
+            current_task: btf.member("pcpu_hot", "current_task")?.offset,
+            preempt_count: btf.member("pcpu_hot", "preempt_count")?.offset,
+        })
+    }
+}

@@ -1,0 +1,46 @@
+//! Reads a Linux guest from outside: from its physical memory and registers alone.
+//!
+//! Knows no KVM, so all of it is testable on a RAM dump, on an array, or on a fuzzer's bytes.
+//! Whatever is read here belongs to the guest and may be hostile: every list, table and length is
+//! bounded, nothing panics, and what cannot be read is a reason ([`Missing`]), not an abort.
+//!
+//! ```text
+//! CR3 -> page tables -> kernel image -> kallsyms -> BTF -> offsets of members
+//!        (paging)       (image)         (kallsyms)  (btf)  (layout)
+//!                                          |                  |
+//!                        functions by address        current task, tasks, modules
+//! ```
+//!
+//! [`Kernel::find`] does the upper line once; the questions below it are asked of the [`Kernel`] while
+//! the guest runs on. Only [`CurrentReader::read`] is made for the moment of a sample.
+
+pub mod address;
+mod btf;
+mod bytes;
+mod current;
+#[cfg(any(test, feature = "fixture"))]
+pub mod fixture;
+mod gather;
+mod image;
+mod kallsyms;
+mod kernel;
+mod layout;
+pub mod memory;
+mod missing;
+mod module;
+pub mod paging;
+mod symbol;
+mod task;
+#[cfg(test)]
+mod tests;
+mod view;
+
+pub use address::{PhysAddr, VirtAddr};
+pub use current::{Current, CurrentReader};
+pub use kernel::{FindStep, Kernel};
+pub use memory::{FlatMemory, PhysicalMemory};
+pub use missing::Missing;
+pub use module::Modules;
+pub use paging::{AddressSpace, Translation};
+pub use symbol::SymbolAt;
+pub use task::TaskSnapshot;

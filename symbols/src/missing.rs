@@ -1,0 +1,69 @@
+//! Why something could not be read.
+
+/// Why something could not be read from the guest; its `Display` is what a report shows.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, serde::Serialize, serde::Deserialize)]
+pub enum Missing {
+    /// The page tables at this CR3 hold no kernel image.
+    #[error("no kernel image is mapped yet")]
+    NoKernelImage,
+    /// The image holds no kallsyms tables of a known layout (CONFIG_KALLSYMS off, or overwritten).
+    #[error("no kallsyms in this kernel: no function and no process names")]
+    NoKallsyms,
+    /// Kallsyms lacks `__start_BTF` (CONFIG_DEBUG_INFO_BTF or CONFIG_KALLSYMS_ALL off).
+    #[error("no BTF in this kernel: no process names")]
+    NoBtf,
+    /// The bytes between `__start_BTF` and `__stop_BTF` are no BTF.
+    #[error("the BTF of this kernel cannot be read: no process names")]
+    BadBtf,
+    /// A symbol that is needed is not in kallsyms.
+    #[error("this kernel has no symbol {0}")]
+    NoSymbol(String),
+    /// A structure or a member that is needed is not in BTF.
+    #[error("the BTF of this kernel has no {0}")]
+    NoField(String),
+    /// The kernel has not set up its per-CPU areas yet: ask again later.
+    #[error("the kernel has not set up its per-CPU areas yet")]
+    PerCpuNotReady,
+    /// No mapping of physical memory was found in the kernel's page tables.
+    #[error("the kernel's direct map was not found")]
+    NoDirectMap,
+    /// The head of the task list could not be read.
+    #[error("the task list could not be read")]
+    TaskList,
+    /// The head of the module list could not be read.
+    #[error("the module list could not be read")]
+    ModuleList,
+}
+
+impl Missing {
+    /// True when asking again a moment later may succeed, because the guest is still booting.
+    pub fn may_come(&self) -> bool {
+        matches!(
+            self,
+            Missing::NoKernelImage
+                | Missing::PerCpuNotReady
+                | Missing::NoDirectMap
+                | Missing::TaskList
+                | Missing::ModuleList
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Missing;
+
+    #[test]
+    fn reasons_are_one_line_and_survive_a_file() {
+        for missing in [
+            Missing::NoKernelImage,
+            Missing::NoSymbol("init_task".into()),
+            Missing::NoField("task_struct.comm".into()),
+        ] {
+            let text = missing.to_string();
+            assert!(!text.contains('\n') && text.len() < 80, "{text}");
+            let stored = serde_json::to_string(&missing).unwrap();
+            assert_eq!(serde_json::from_str::<Missing>(&stored).unwrap(), missing);
+        }
+    }
+}

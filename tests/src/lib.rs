@@ -1,0 +1,145 @@
+//! Boots a guest under the real `vprof` binary and looks at what came out.
+//!
+//! A test is a few lines: build a [`Guest`], run it, ask its [`Run`].
+//!
+//! ```no_run
+//! use vprof_tests::Guest;
+//! let run = Guest::demo().command(["spin", "--seconds", "2"]).run().succeeded();
+//! assert!(run.report().process("spin").share > 0.5);
+//! ```
+//!
+//! Guests run one at a time: two would share the host's CPUs and blur each other's time.
+
+mod report;
+mod run;
+
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+pub use report::{Function, Process, Report, Vcpu};
+pub use run::{Run, Running};
+
+/// What one guest of a test is like, and how `vprof run` is called on it.
+#[derive(Debug, Clone)]
+pub struct Guest {
+    image: PathBuf,
+    options: Vec<OsString>,
+    command: Vec<OsString>,
+    limit: Duration,
+    write_through: bool,
+}
+
+/// A guest takes far less; this only keeps a broken one from holding up everything else.
+const RUN_LIMIT: Duration = Duration::from_secs(240);
+
+impl Guest {
+    /// The demo image with Debian's default cloud kernel.
+    pub fn demo() -> Self {
+        Self::image(images().join("demo.img"))
+    }
+
+    /// The demo image with the kernel of this series, like `6.12`.
+    pub fn demo_with_kernel(series: &str) -> Self {
+        Self::image(images().join(format!("demo-{series}.img")))
+    }
+
+    /// Any image or kernel.
+    pub fn image(image: impl Into<PathBuf>) -> Self {
+        Self {
+            image: image.into(),
+            options: Vec::new(),
+            command: Vec::new(),
+            limit: RUN_LIMIT,
+            write_through: false,
+        }
+    }
+
+    /// Adds options of `vprof run`.
+    pub fn options<S: AsRef<OsStr>>(mut self, options: impl IntoIterator<Item = S>) -> Self {
+        self.options.extend(options.into_iter().map(|o| o.as_ref().to_owned()));
+        self
+    }
+
+    /// The command that the guest runs, after which the run ends.
+    pub fn command<S: AsRef<OsStr>>(mut self, argv: impl IntoIterator<Item = S>) -> Self {
+        self.command = argv.into_iter().map(|a| a.as_ref().to_owned()).collect();
+        self
+    }
+
+    /// A shell script that the guest runs.
+    pub fn script(self, script: &str) -> Self {
+        self.command(["sh", "-c", script])
+    }
+
+    /// Lets the guest write to its disks; the image itself is then a private copy.
+    pub fn write_through(mut self) -> Self {
+        self.write_through = true;
+        self
+    }
+
+    /// Runs the guest to its end; once more, and saying so, where the portable host's own emulation failed (docs/limits.md).
+    pub fn run(self) -> Run {
+        let run = self.clone().start().finish();
+        if !run.portable_host_failed() {
+            return run;
+        }
+        eprintln!("REPEATED, the portable host failed: {}", run.stderr);
+        self.start().finish()
+    }
+
+    /// Starts the guest.
+    pub fn start(self) -> Running {
+        let turn = one_at_a_time();
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let profile = directory.path().join("out.vprof");
+        let mut command = Command::new(vprof());
+        command.arg("run");
+        // Guests of tests never change the image that all of them share.
+        if self.write_through {
+            let copy = directory.path().join("image");
+            std::fs::copy(&self.image, &copy).expect("room for a copy of the image");
+            command.arg(copy);
+        } else {
+            command.arg(&self.image).arg("--snapshot");
+        }
+        command.arg("-o").arg(&profile).args(&self.options);
+        if !self.command.is_empty() {
+            command.arg("--").args(&self.command);
+        }
+        command.env("VPROF_PORTABLE_HOST", images().join("portable-host")).stdin(Stdio::null());
+        Running::spawn(command, directory, profile, self.limit, turn)
+    }
+}
+
+/// The `vprof` binary under test: `VPROF_BIN`, else built now.
+pub fn vprof() -> &'static Path {
+    static BINARY: OnceLock<PathBuf> = OnceLock::new();
+    BINARY.get_or_init(|| match std::env::var_os("VPROF_BIN") {
+        Some(path) => path.into(),
+        None => guest_images::static_binary("vprof").expect("the static vprof"),
+    })
+}
+
+/// The directory of the guest images; `cargo xtask test` builds them.
+pub fn images() -> &'static Path {
+    static DIRECTORY: OnceLock<PathBuf> = OnceLock::new();
+    DIRECTORY.get_or_init(|| {
+        let directory = std::env::var_os("VPROF_GUEST_DIR")
+            .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/guest"), PathBuf::from);
+        assert!(
+            directory.join("demo.img").exists(),
+            "no guest images in {}: run `cargo xtask test`, which builds them",
+            directory.display()
+        );
+        directory
+    })
+}
+
+fn one_at_a_time() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    // A failed test leaves nothing half done behind: its guest is killed.
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,129 @@
+//! `vprof report --json` as tests read it: by the names that docs/json.md promises.
+
+use serde_json::Value;
+
+/// A report.
+#[derive(Debug)]
+pub struct Report(Value);
+
+/// A row of `processes`.
+#[derive(Debug, Clone)]
+#[allow(missing_docs)]
+pub struct Process {
+    pub comm: String,
+    pub pid: i64,
+    pub instance: i64,
+    pub samples: i64,
+    pub share: f64,
+    pub share_low: f64,
+    pub share_high: f64,
+    pub user_share: f64,
+    pub kernel_share: f64,
+}
+
+/// A row of `functions`.
+#[derive(Debug, Clone)]
+#[allow(missing_docs)]
+pub struct Function {
+    pub symbol: String,
+    pub module: Option<String>,
+    pub mode: String,
+    pub samples: i64,
+    pub share: f64,
+}
+
+/// A row of `vcpus`.
+#[derive(Debug, Clone)]
+#[allow(missing_docs)]
+pub struct Vcpu {
+    pub id: i64,
+    pub samples: i64,
+    pub user: f64,
+    pub kernel: f64,
+    pub hardirq: f64,
+    pub softirq: f64,
+    pub idle: f64,
+}
+
+impl Report {
+    pub(crate) fn new(value: Value) -> Self {
+        Self(value)
+    }
+
+    /// A top-level member.
+    pub fn get(&self, name: &str) -> &Value {
+        self.0.get(name).unwrap_or_else(|| panic!("the report has no {name:?}: {}", self.0))
+    }
+
+    /// A top-level number.
+    pub fn number(&self, name: &str) -> f64 {
+        number(&self.0, name)
+    }
+
+    /// All of `processes`.
+    pub fn processes(&self) -> Vec<Process> {
+        rows(self.get("processes"), |p| Process {
+            comm: text(p, "comm"),
+            pid: integer(p, "pid"),
+            instance: integer(p, "instance"),
+            samples: integer(p, "samples"),
+            share: number(p, "share"),
+            share_low: number(p, "share_low"),
+            share_high: number(p, "share_high"),
+            user_share: number(p, "user_share"),
+            kernel_share: number(p, "kernel_share"),
+        })
+    }
+
+    /// The processes of this name.
+    pub fn processes_named(&self, comm: &str) -> Vec<Process> {
+        self.processes().into_iter().filter(|p| p.comm == comm).collect()
+    }
+
+    /// The only process of this name.
+    pub fn process(&self, comm: &str) -> Process {
+        let mut found = self.processes_named(comm);
+        assert_eq!(found.len(), 1, "processes named {comm:?} in {:#?}", self.processes());
+        found.remove(0)
+    }
+
+    /// All of `functions`.
+    pub fn functions(&self) -> Vec<Function> {
+        rows(self.get("functions"), |f| Function {
+            symbol: text(f, "symbol"),
+            module: f["module"].as_str().map(str::to_owned),
+            mode: text(f, "mode"),
+            samples: integer(f, "samples"),
+            share: number(f, "share"),
+        })
+    }
+
+    /// All of `vcpus`.
+    pub fn vcpus(&self) -> Vec<Vcpu> {
+        rows(self.get("vcpus"), |v| Vcpu {
+            id: integer(v, "id"),
+            samples: integer(v, "samples"),
+            user: number(v, "user"),
+            kernel: number(v, "kernel"),
+            hardirq: number(v, "hardirq"),
+            softirq: number(v, "softirq"),
+            idle: number(v, "idle"),
+        })
+    }
+}
+
+fn rows<T>(value: &Value, row: impl Fn(&Value) -> T) -> Vec<T> {
+    value.as_array().expect("an array").iter().map(row).collect()
+}
+
+fn number(value: &Value, name: &str) -> f64 {
+    value[name].as_f64().unwrap_or_else(|| panic!("no number {name:?} in {value}"))
+}
+
+fn integer(value: &Value, name: &str) -> i64 {
+    value[name].as_i64().unwrap_or_else(|| panic!("no integer {name:?} in {value}"))
+}
+
+fn text(value: &Value, name: &str) -> String {
+    value[name].as_str().unwrap_or_else(|| panic!("no text {name:?} in {value}")).to_owned()
+}

@@ -1,0 +1,222 @@
+//! A guest that runs, and what it left.
+
+use std::io::{Read, Seek};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus};
+use std::sync::MutexGuard;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+
+use crate::report::Report;
+
+/// A `vprof run` under way; killed when dropped.
+#[derive(Debug)]
+pub struct Running {
+    child: Child,
+    stdout: std::fs::File,
+    stderr: std::fs::File,
+    directory: Option<tempfile::TempDir>,
+    profile: PathBuf,
+    deadline: Instant,
+    _turn: MutexGuard<'static, ()>,
+}
+
+/// A `vprof run` that has ended.
+#[derive(Debug)]
+pub struct Run {
+    /// How the process ended.
+    pub status: ExitStatus,
+    /// All of its standard output.
+    pub stdout: String,
+    /// All of its standard error.
+    pub stderr: String,
+    profile: PathBuf,
+    _directory: tempfile::TempDir,
+}
+
+impl Running {
+    pub(crate) fn spawn(
+        mut command: Command,
+        directory: tempfile::TempDir,
+        profile: PathBuf,
+        limit: Duration,
+        turn: MutexGuard<'static, ()>,
+    ) -> Self {
+        let open = || tempfile::tempfile().expect("a temporary file");
+        let (stdout, stderr) = (open(), open());
+        command.stdout(stdout.try_clone().expect("a descriptor"));
+        command.stderr(stderr.try_clone().expect("a descriptor"));
+        // As from a shell that says `trap "" XFSZ`: what fails is the write.
+        // SAFETY: signal is async-signal-safe, and nothing else happens between fork and exec.
+        unsafe {
+            command.pre_exec(|| match libc::signal(libc::SIGXFSZ, libc::SIG_IGN) {
+                libc::SIG_ERR => Err(std::io::Error::last_os_error()),
+                _ => Ok(()),
+            });
+        }
+        Self {
+            child: command.spawn().expect("vprof starts"),
+            stdout,
+            stderr,
+            directory: Some(directory),
+            profile,
+            deadline: Instant::now() + limit,
+            _turn: turn,
+        }
+    }
+
+    /// The profile being written.
+    pub fn profile(&self) -> &Path {
+        &self.profile
+    }
+
+    /// Sends a signal to `vprof`.
+    pub fn signal(&self, signal: Signal) {
+        let pid = Pid::from_raw(i32::try_from(self.child.id()).expect("a pid"));
+        kill(pid, signal).expect("vprof still runs");
+    }
+
+    /// From now on no file that `vprof` writes may grow beyond this many bytes: a full disk.
+    pub fn limit_file_size(&self, bytes: u64) {
+        let limit = libc::rlimit { rlim_cur: bytes, rlim_max: bytes };
+        let pid = i32::try_from(self.child.id()).expect("a pid");
+        // SAFETY: `limit` is valid for the call, and no old limit is asked for.
+        let done = unsafe { libc::prlimit(pid, libc::RLIMIT_FSIZE, &raw const limit, std::ptr::null_mut()) };
+        assert_eq!(done, 0, "{}", std::io::Error::last_os_error());
+    }
+
+    /// Waits until the profile holds at least this many samples.
+    pub fn wait_for_samples(&mut self, count: i64) {
+        self.wait_until("samples in the profile", |run| {
+            run.profile.exists()
+                && query(&run.profile, "SELECT count(*) FROM sample")
+                    .and_then(|rows| rows.first()?.first()?.as_i64())
+                    .is_some_and(|n| n >= count)
+        });
+    }
+
+    fn wait_until(&mut self, what: &str, mut met: impl FnMut(&mut Self) -> bool) {
+        while !met(self) {
+            let ended = self.child.try_wait().expect("vprof is our child");
+            assert!(
+                ended.is_none() && Instant::now() < self.deadline,
+                "no {what} (status {ended:?}); stderr: {}",
+                read_all(&mut self.stderr)
+            );
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+
+    /// Waits for the end, within the limit of the guest.
+    pub fn finish(mut self) -> Run {
+        let status = loop {
+            if let Some(status) = self.child.try_wait().expect("vprof is our child") {
+                break status;
+            }
+            assert!(
+                Instant::now() < self.deadline,
+                "vprof did not end in time; stderr: {}",
+                read_all(&mut self.stderr)
+            );
+            std::thread::sleep(Duration::from_millis(20));
+        };
+        Run {
+            status,
+            stdout: read_all(&mut self.stdout),
+            stderr: read_all(&mut self.stderr),
+            profile: self.profile.clone(),
+            _directory: self.directory.take().expect("taken only here"),
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if matches!(self.child.try_wait(), Ok(None)) {
+            // Both fail only if the process is gone already, which is what is wanted.
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
+
+impl Run {
+    /// Whether it ended by what QEMU's emulation of SVM is known to do now and then: freeze, reset, or make the guest
+    /// triple-fault.
+    pub(crate) fn portable_host_failed(&self) -> bool {
+        let failures =
+            ["the portable host froze", "the portable host ended", "the guest caused a triple fault"];
+        self.stderr.contains("host: portable") && failures.iter().any(|failure| self.stderr.contains(failure))
+    }
+
+    /// Asserts exit code 0.
+    pub fn succeeded(self) -> Self {
+        self.exited(0)
+    }
+
+    /// Asserts an exit code.
+    pub fn exited(self, code: i32) -> Self {
+        assert_eq!(
+            self.status.code(),
+            Some(code),
+            "{}\nstdout: {}\nstderr: {}",
+            self.status,
+            self.stdout,
+            self.stderr
+        );
+        self
+    }
+
+    /// The profile file.
+    pub fn profile(&self) -> &Path {
+        &self.profile
+    }
+
+    /// What `vprof report --json` says.
+    pub fn report(&self) -> Report {
+        self.report_with(&[])
+    }
+
+    /// What `vprof report --json` says with more options.
+    pub fn report_with(&self, options: &[&str]) -> Report {
+        let output = Command::new(crate::vprof())
+            .args(["report", "--json"])
+            .args(options)
+            .arg(&self.profile)
+            .output()
+            .expect("vprof starts");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        Report::new(serde_json::from_slice(&output.stdout).expect("JSON"))
+    }
+
+    /// The rows of `vprof query --json`, each a list of values.
+    pub fn query(&self, sql: &str) -> Vec<Vec<Value>> {
+        query(&self.profile, sql).expect("the query works")
+    }
+
+    /// The only value of a query, a number.
+    pub fn number(&self, sql: &str) -> f64 {
+        self.query(sql)[0][0].as_f64().expect("a number")
+    }
+}
+
+fn query(profile: &Path, sql: &str) -> Option<Vec<Vec<Value>>> {
+    let output =
+        Command::new(crate::vprof()).args(["query", "--json"]).arg(profile).arg(sql).output().ok()?;
+    if !output.status.success() {
+        return None;
+    }
+    // One object per row, columns in the order of the query.
+    let rows: Vec<serde_json::Map<String, Value>> = serde_json::from_slice(&output.stdout).ok()?;
+    Some(rows.into_iter().map(|row| row.into_iter().map(|(_, v)| v).collect()).collect())
+}
+
+fn read_all(file: &mut std::fs::File) -> String {
+    let mut bytes = Vec::new();
+    file.rewind().and_then(|()| file.read_to_end(&mut bytes)).expect("a temporary file can be read");
+    String::from_utf8_lossy(&bytes).into_owned()
+}

@@ -1,0 +1,127 @@
+//! What the profile says of guests whose truth is known.
+
+use std::collections::BTreeSet;
+use std::sync::OnceLock;
+
+use vprof_tests::{Guest, Run};
+
+/// Two processes that share CPU 0 three to one, one that sleeps, and a disk read on CPU 1.
+const MIXTURE: &str = "sleeper --seconds 6 & split --seconds 6 --ratio 3:1 --cpu 0 & \
+     dd if=/dev/vda of=/dev/null bs=64k count=4000 iflag=direct 2>/dev/null; wait";
+
+fn mixture(kernel: &'static str) -> &'static Run {
+    static DEFAULT: OnceLock<Run> = OnceLock::new();
+    static NEWER: OnceLock<Run> = OnceLock::new();
+    let (run, guest) = match kernel {
+        "6.12" => (&NEWER, Guest::demo_with_kernel("6.12")),
+        _ => (&DEFAULT, Guest::demo()),
+    };
+    run.get_or_init(|| guest.options(["--cpus", "2", "--rate", "1000"]).script(MIXTURE).run().succeeded())
+}
+
+/// CPU seconds that `split` printed for one of its processes.
+fn used(run: &Run, name: &str) -> f64 {
+    let line = run.stdout.lines().find(|l| l.starts_with(&format!("{name} used ")));
+    let line = line.unwrap_or_else(|| panic!("no line of {name} in {:?}", run.stdout));
+    line.split(' ').nth(2).and_then(|s| s.parse().ok()).expect("a number of seconds")
+}
+
+fn known_split_is_found(kernel: &'static str) {
+    let run = mixture(kernel);
+    let report = run.report();
+    let (alpha, beta) = (report.process("alpha"), report.process("beta"));
+    let truth = used(run, "alpha") / (used(run, "alpha") + used(run, "beta"));
+    let n = (alpha.samples + beta.samples) as f64;
+    let found = alpha.samples as f64 / n;
+    // 3.3 standard errors: one run in a thousand may lie outside by chance.
+    let bound = 3.3 * (truth * (1.0 - truth) / n).sqrt();
+    assert!((truth - 0.75).abs() < 0.05, "split itself: {truth}");
+    assert!((found - truth).abs() <= bound, "{found} is not {truth} +- {bound}");
+    assert!((alpha.user_share + alpha.kernel_share - alpha.share).abs() < 1e-9, "{alpha:?}");
+    assert!(alpha.user_share > 0.2 * alpha.share, "alpha works in user space: {alpha:?}");
+    assert!(alpha.share_low < alpha.share && alpha.share < alpha.share_high, "{alpha:?}");
+}
+
+#[test]
+fn shares_of_a_known_split_come_out_6_1() {
+    known_split_is_found("6.1");
+}
+
+#[test]
+fn shares_of_a_known_split_come_out_6_12() {
+    known_split_is_found("6.12");
+}
+
+#[test]
+fn a_sleeping_process_gets_no_time() {
+    let report = mixture("6.1").report();
+    let share: f64 = report.processes_named("sleeper").iter().map(|p| p.share).sum();
+    // Starting and ending costs it a little; a share of its six seconds would be half.
+    assert!(share < 0.02, "sleeper has {share}");
+}
+
+fn modules_are_named(kernel: &'static str) {
+    let rows = mixture(kernel).query(
+        "SELECT DISTINCT module FROM frame WHERE module IS NOT NULL AND symbol IS NOT NULL AND kernel",
+    );
+    let modules: BTreeSet<&str> = rows.iter().filter_map(|r| r[0].as_str()).collect();
+    assert!(modules.iter().any(|m| m.starts_with("virtio")), "modules: {modules:?}");
+}
+
+#[test]
+fn a_functions_module_is_named_6_1() {
+    modules_are_named("6.1");
+}
+
+#[test]
+fn a_functions_module_is_named_6_12() {
+    modules_are_named("6.12");
+}
+
+#[test]
+fn samples_with_interrupts_off_exist() {
+    let run = mixture("6.1");
+    assert!(run.number("SELECT count(*) FROM sample WHERE cpl = 0 AND NOT interrupts_on") > 0.0);
+}
+
+#[test]
+fn shares_add_up_to_one() {
+    let report = mixture("6.1").report();
+    let close = |sum: f64, what: &str| assert!((sum - 1.0).abs() < 1e-9, "{what}: {sum}");
+    close(report.processes().iter().map(|p| p.share).sum(), "processes");
+    close(report.functions().iter().map(|f| f.share).sum(), "functions");
+    for v in report.vcpus() {
+        close(v.user + v.kernel + v.hardirq + v.softirq + v.idle, "a vCPU");
+        assert!(v.samples > 0, "{v:?}");
+    }
+}
+
+#[test]
+fn kernel_functions_have_names() {
+    let run = mixture("6.1");
+    let named = |condition: &str| {
+        run.number(&format!(
+            "SELECT count(*) FROM sample JOIN frame ON frame.id = sample.frame \
+             WHERE kernel AND NOT halted AND mode <> 6 AND {condition}"
+        ))
+    };
+    let (with, without) = (named("symbol IS NOT NULL"), named("symbol IS NULL"));
+    assert!(with > 100.0 && without < 0.01 * with, "{with} with, {without} without a name");
+}
+
+#[test]
+fn every_life_of_a_program_is_an_instance_of_its_own() {
+    let run = Guest::demo()
+        .options(["--rate", "1000"])
+        .script("shortlived --count 200 --cpu-millis 50 --name brief")
+        .run()
+        .succeeded();
+    let rows = run.query(
+        "SELECT DISTINCT number FROM instance JOIN sample ON sample.instance = instance.id \
+         WHERE comm = 'brief' ORDER BY number",
+    );
+    let numbers: Vec<i64> = rows.iter().filter_map(|r| r[0].as_i64()).collect();
+    assert_eq!(numbers, (0..200).collect::<Vec<_>>());
+    let brief = run.report().processes_named("brief");
+    assert_eq!(brief.len(), 200);
+}

@@ -1,0 +1,25 @@
+//! Things that go wrong while a guest runs.
+
+use vprof_tests::Guest;
+
+#[test]
+fn a_full_disk_ends_the_run_and_what_was_written_stays_readable() {
+    let mut running = Guest::demo().script("spin --seconds 1000").start();
+    running.wait_for_samples(1000);
+    let size = std::fs::metadata(running.profile()).expect("a profile").len();
+    running.limit_file_size(size.max(256 << 10));
+    let run = running.finish().exited(1);
+    let sentences: Vec<&str> = run.stderr.lines().filter(|l| l.starts_with("vprof: ")).collect();
+    assert!(sentences.iter().any(|s| s.contains("out.vprof")), "stderr: {}", run.stderr);
+    assert!(run.report().number("samples") >= 1000.0);
+}
+
+#[test]
+fn a_guest_that_resets_after_a_panic_ends_the_run() {
+    let run = Guest::demo().options(["--append", "panic=-1 rdinit=/nowhere init=/nowhere"]).run();
+    assert_eq!(run.query("SELECT value FROM meta WHERE key = 'complete'")[0][0], "1");
+    let ends = run.query("SELECT text FROM event WHERE kind = 'end'");
+    assert!(ends[0][0].as_str().is_some_and(|text| text.contains("reset")), "{ends:?}");
+    let panics = run.number("SELECT count(*) FROM console WHERE instr(CAST(bytes AS TEXT), 'anic') > 0");
+    assert!(panics > 0.0, "the console's lines are in the profile");
+}

@@ -1,0 +1,57 @@
+//! Processors, memory and disks as the guest sees them.
+
+use std::io::{Read, Seek, SeekFrom, Write};
+
+use vprof_tests::Guest;
+
+#[test]
+fn every_vcpu_comes_up_and_is_sampled() {
+    let run = Guest::demo().options(["--cpus", "2"]).script("nproc; spin --seconds 2").run().succeeded();
+    assert!(run.stdout.lines().any(|l| l.trim() == "2"), "stdout: {}", run.stdout);
+    let vcpus = run.report().vcpus();
+    assert_eq!(vcpus.len(), 2);
+    assert!(vcpus.iter().all(|v| v.samples > 0), "{vcpus:?}");
+}
+
+#[test]
+fn memory_above_four_gigabytes_is_there() {
+    let run =
+        Guest::demo().options(["--memory", "5G"]).script("grep MemTotal /proc/meminfo").run().succeeded();
+    let line = run.stdout.lines().find(|l| l.contains("MemTotal")).expect("a line of meminfo");
+    let kib: u64 = line.split_whitespace().nth(1).and_then(|n| n.parse().ok()).expect("a number");
+    assert!(kib > 4_500_000, "{line}");
+}
+
+#[test]
+fn random_numbers_come_from_the_host() {
+    let run = Guest::demo()
+        .script("cat /sys/class/misc/hw_random/rng_current; head -c 16 /dev/hwrng | wc -c")
+        .run()
+        .succeeded();
+    assert!(run.stdout.contains("virtio_rng"), "stdout: {}", run.stdout);
+}
+
+#[test]
+fn a_second_disk_is_written_through_and_a_snapshot_is_not() {
+    for (snapshot, expected) in [(false, *b"written!"), (true, [0; 8])] {
+        let mut disk = tempfile::NamedTempFile::new().expect("a temporary file");
+        disk.as_file().set_len(1 << 20).expect("a sparse file");
+        let mut options = vec!["--disk".into(), disk.path().to_owned()];
+        if snapshot {
+            options.push("--snapshot".into());
+        }
+        let run = Guest::demo()
+            .write_through()
+            .options(options)
+            .script(
+                "printf 'written!' | dd of=/dev/vdb bs=512 conv=sync,fsync 2>&1; dd if=/dev/vdb bs=8 count=1",
+            )
+            .run()
+            .succeeded();
+        assert!(run.stdout.contains("written!"), "stdout: {}", run.stdout);
+        let mut start = [0; 8];
+        disk.flush().and_then(|()| disk.seek(SeekFrom::Start(0))).expect("seekable");
+        disk.read_exact(&mut start).expect("eight bytes");
+        assert_eq!(start, expected, "snapshot: {snapshot}");
+    }
+}

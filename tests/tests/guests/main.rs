@@ -1,0 +1,7 @@
+//! Unmodified Debian guests, end to end: `vprof run` on whatever KVM there is, the portable host's where the
+//! machine's own cannot run a kernel.
+
+mod attribution;
+mod bad_moments;
+mod devices;
+mod lifecycle;

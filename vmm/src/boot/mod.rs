@@ -1,0 +1,37 @@
+//! From a payload to a vCPU that is ready to run it.
+//!
+//! [`image`] tells what a kernel file is, [`linux`] puts it into memory by the boot protocol of
+//! `Documentation/arch/x86/boot.rst`, [`flat`] does the same for a few bytes of machine code, and
+//! [`cpu`] holds what both need: page tables, segments and the first vCPU's registers.
+
+pub(crate) mod cpu;
+mod flat;
+mod image;
+mod linux;
+
+use vm_memory::GuestMemoryMmap;
+
+use crate::config::Payload;
+use crate::error::{KernelError, StartError};
+
+pub(crate) use cpu::Entry;
+
+/// Checks that a file is a kernel which [`Machine::start`](crate::Machine::start) can boot. Needs no
+/// `/dev/kvm`.
+///
+/// # Errors
+///
+/// What the file is instead, or what is wrong with it.
+pub fn check_kernel(file: &[u8]) -> Result<(), KernelError> {
+    image::recognize(file).map(drop)
+}
+
+/// Puts the payload and all that it needs into memory.
+pub(crate) fn load(payload: &Payload, memory: &GuestMemoryMmap, vcpus: u8) -> Result<Entry, StartError> {
+    match payload {
+        Payload::Linux { kernel, initrd, cmdline } => {
+            linux::load(memory, kernel, initrd.as_deref(), cmdline, vcpus)
+        }
+        Payload::Flat { code, cpl } => flat::load(memory, code, *cpl),
+    }
+}

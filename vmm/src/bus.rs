@@ -1,0 +1,165 @@
+//! Who answers which I/O port and which memory address outside of RAM.
+//!
+//! ```text
+//! 0x064        i8042 command     write 0xfe: reset
+//! 0x0f4        EXIT_PORT         write: the machine ends with that value
+//! 0x3f8-0x3ff  COM1
+//! 0x600-0x601  ACPI sleep control and status
+//! 0xcf8-0xcff  PCI configuration mechanism 1; a byte at 0xcf9 is the reset control register
+//! 0xc000_0000  PCI window, to 0xfec0_0000
+//! ```
+//!
+//! What nobody answers reads as ones and takes writes without effect, as on a PC.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::End;
+use crate::acpi::{self, RESET_CONTROL, SLEEP_CONTROL, SLEEP_STATUS};
+use crate::machine::EXIT_PORT;
+use crate::pci::{CONFIG_ADDRESS, CONFIG_DATA, PciBus};
+use crate::serial::{COM1, COM1_PORTS, SerialPort};
+
+/// Command and status port of the keyboard controller.
+const I8042: u16 = 0x64;
+/// Its command that pulses the processor's reset line.
+const I8042_RESET: u8 = 0xfe;
+/// Reset control register: the bit that does it.
+const RESET_CPU: u8 = 1 << 2;
+/// The last ports of two devices.
+const COM1_LAST: u16 = COM1 + COM1_PORTS as u16 - 1;
+const CONFIG_LAST: u16 = CONFIG_DATA + 3;
+
+/// All devices, as vCPUs see them.
+#[derive(Debug)]
+pub(crate) struct Bus {
+    serial: SerialPort,
+    pci: Mutex<PciBus>,
+}
+
+impl Bus {
+    /// A bus with these devices.
+    pub(crate) fn new(serial: SerialPort, pci: PciBus) -> Self {
+        Self { serial, pci: Mutex::new(pci) }
+    }
+
+    /// Bytes typed for the guest; returns how many were taken.
+    pub(crate) fn console_input(&self, bytes: &[u8]) -> usize {
+        self.serial.input(bytes)
+    }
+
+    fn pci(&self) -> MutexGuard<'_, PciBus> {
+        self.pci.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The guest reads a port. The length of `data` is the width of the access, or for a string
+    /// instruction the width times the count: of those, only COM1's are used by anyone.
+    pub(crate) fn read_port(&self, port: u16, data: &mut [u8]) {
+        match port {
+            COM1..=COM1_LAST => self.serial.read(offset(port, COM1), data),
+            CONFIG_ADDRESS..=CONFIG_LAST => self.pci().read_port(port, data),
+            // Status 0: the input buffer is empty, so a reset through it need not wait.
+            I8042 | SLEEP_CONTROL | SLEEP_STATUS => data.fill(0),
+            _ => data.fill(0xff),
+        }
+    }
+
+    /// The guest writes a port. Returns how the machine ends, if it does.
+    pub(crate) fn write_port(&self, port: u16, data: &[u8]) -> Option<End> {
+        match (port, data) {
+            (EXIT_PORT, [_] | [_, _] | [_, _, _, _]) => Some(End::Exited(number(data))),
+            (SLEEP_CONTROL, [value]) if acpi::is_power_off(*value) => Some(End::PowerOff),
+            (RESET_CONTROL, [value]) => (value & RESET_CPU != 0).then_some(End::Reset),
+            (I8042, [I8042_RESET]) => Some(End::Reset),
+            (COM1..=COM1_LAST, _) => {
+                self.serial.write(offset(port, COM1), data);
+                None
+            }
+            (CONFIG_ADDRESS..=CONFIG_LAST, _) => {
+                self.pci().write_port(port, data);
+                None
+            }
+            _ => None,
+        }
+    }
+
+    /// The guest reads an address that is not RAM.
+    pub(crate) fn read_memory(&self, address: u64, data: &mut [u8]) {
+        self.pci().read_memory(address, data);
+    }
+
+    /// The guest writes an address that is not RAM.
+    pub(crate) fn write_memory(&self, address: u64, data: &[u8]) {
+        self.pci().write_memory(address, data);
+    }
+}
+
+/// A port counted from a device's first, of which there are at most eight.
+fn offset(port: u16, first: u16) -> u8 {
+    let [low, _] = port.wrapping_sub(first).to_le_bytes();
+    low
+}
+
+/// Up to four bytes as a number.
+fn number(data: &[u8]) -> u32 {
+    data.iter().rev().fold(0, |number, byte| (number << 8) | u32::from(*byte))
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::config::Console;
+    use vmm_sys_util::eventfd::EventFd;
+
+    pub(crate) fn bus() -> Bus {
+        let interrupt = EventFd::new(libc::EFD_NONBLOCK).unwrap();
+        let console = Console(Box::new(std::io::sink()));
+        Bus::new(SerialPort::new(interrupt, console), PciBus::new())
+    }
+
+    #[test]
+    fn the_exit_port_takes_every_width() {
+        let bus = bus();
+        assert_eq!(bus.write_port(EXIT_PORT, &[7]), Some(End::Exited(7)));
+        assert_eq!(bus.write_port(EXIT_PORT, &[1, 2]), Some(End::Exited(0x201)));
+        let all = bus.write_port(EXIT_PORT, &0xdead_beef_u32.to_le_bytes());
+        assert_eq!(all, Some(End::Exited(0xdead_beef)));
+        assert_eq!(bus.write_port(EXIT_PORT, &[0; 3]), None);
+    }
+
+    #[test]
+    fn power_off_and_all_three_resets_end_the_machine() {
+        let bus = bus();
+        assert_eq!(bus.write_port(SLEEP_CONTROL, &[0x34]), Some(End::PowerOff));
+        assert_eq!(bus.write_port(SLEEP_CONTROL, &[0x30]), None);
+        assert_eq!(bus.write_port(RESET_CONTROL, &[acpi::RESET_VALUE]), Some(End::Reset));
+        assert_eq!(bus.write_port(RESET_CONTROL, &[0x02]), None, "arms only");
+        assert_eq!(bus.write_port(I8042, &[0xfe]), Some(End::Reset));
+        assert_eq!(bus.write_port(I8042, &[0xd1]), None);
+    }
+
+    #[test]
+    fn the_reset_register_does_not_hide_the_config_address() {
+        let bus = bus();
+        assert_eq!(bus.write_port(CONFIG_ADDRESS, &0x8000_0000_u32.to_le_bytes()), None);
+        let mut address = [0; 4];
+        bus.read_port(CONFIG_ADDRESS, &mut address);
+        assert_eq!(u32::from_le_bytes(address), 0x8000_0000);
+    }
+
+    #[test]
+    fn nobody_reads_as_ones() {
+        let bus = bus();
+        let mut data = [0; 4];
+        for port in [0, 0x80, 0x3f7, 0x400, 0xcf7, 0xd00, 0xffff] {
+            bus.read_port(port, &mut data);
+            assert_eq!(data, [0xff; 4], "{port:#x}");
+            assert_eq!(bus.write_port(port, &data), None);
+        }
+        for address in [0xc000_0000, 0xfec0_0000, 0x10_0000_0000, u64::MAX] {
+            data.fill(0);
+            bus.read_memory(address, &mut data);
+            assert_eq!(data, [0xff; 4], "{address:#x}");
+            bus.write_memory(address, &data);
+        }
+    }
+}

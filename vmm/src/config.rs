@@ -1,0 +1,80 @@
+//! What a virtual machine is made of.
+
+use std::fmt;
+use std::fs::File;
+use std::io::Write;
+
+/// Everything that [`crate::Machine::start`] needs to know.
+#[derive(Debug)]
+pub struct VmConfig {
+    /// Number of vCPUs, 1 to [`MAX_VCPUS`].
+    pub vcpus: u8,
+    /// Guest memory in bytes, a multiple of 4 KiB, at most [`MAX_MEMORY`].
+    pub memory_bytes: u64,
+    /// What runs first.
+    pub payload: Payload,
+    /// virtio-blk disks in the order in which the guest sees them (vda, vdb, ...).
+    pub disks: Vec<Disk>,
+    /// Gets every byte the guest writes to its first serial port (COM1).
+    pub console: Console,
+}
+
+/// The most vCPUs a machine may have.
+pub const MAX_VCPUS: u8 = 64;
+/// The most memory a machine may have, bytes (256 GiB).
+pub const MAX_MEMORY: u64 = 256 << 30;
+
+/// What the machine runs.
+#[derive(Debug, Clone)]
+pub enum Payload {
+    /// A Linux kernel: bzImage or ELF vmlinux, as bytes.
+    Linux {
+        /// The file's bytes.
+        kernel: Vec<u8>,
+        /// The initramfs' bytes, unpacked by the kernel.
+        initrd: Option<Vec<u8>>,
+        /// Kernel command line without a trailing NUL.
+        cmdline: String,
+    },
+    /// A few bytes of 64-bit machine code, for self-tests and measurements. Runs on vCPU 0 with the first
+    /// 4 GiB identity-mapped (2 MiB pages, user and kernel access), interrupts off, no IDT, and a stack that
+    /// grows down from [`FLAT_ENTRY`]. The other vCPUs wait for an INIT that nobody sends.
+    Flat {
+        /// The code, loaded at and entered at [`FLAT_ENTRY`].
+        code: Vec<u8>,
+        /// Privilege level to run at: 0 or 3.
+        cpl: u8,
+    },
+}
+
+/// Guest physical and virtual address at which [`Payload::Flat`] starts.
+pub const FLAT_ENTRY: u64 = 0x20_0000;
+
+/// One virtio-blk disk.
+#[derive(Debug)]
+pub struct Disk {
+    /// Raw image file or block device. Opened read-write unless `mode` forbids writing.
+    pub file: File,
+    /// What happens to writes.
+    pub mode: DiskMode,
+}
+
+/// What happens to a guest's writes to a disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DiskMode {
+    /// They reach the file.
+    ReadWrite,
+    /// The guest sees a read-only disk.
+    ReadOnly,
+    /// They last until the machine ends and never reach the file.
+    Snapshot,
+}
+
+/// Where the serial console's output goes. Written from vCPU threads: must be quick.
+pub struct Console(pub Box<dyn Write + Send>);
+
+impl fmt::Debug for Console {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Console")
+    }
+}

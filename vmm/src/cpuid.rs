@@ -1,0 +1,224 @@
+//! What the guest's CPUID instruction answers.
+//!
+//! `KVM_GET_SUPPORTED_CPUID` describes the host. What is a fact of this machine is replaced:
+//! that there is a hypervisor, that the APIC timer has a TSC deadline mode, and the topology,
+//! which is one package of single-threaded cores, core id = APIC id = vCPU id.
+
+use kvm_bindings::{CpuId, KVM_CPUID_FLAG_SIGNIFCANT_INDEX, KVM_MAX_CPUID_ENTRIES, kvm_cpuid_entry2};
+use kvm_ioctls::Kvm;
+
+use crate::error::StartError;
+
+/// Leaf 1 ECX: the local APIC timer supports TSC deadline mode (Intel SDM vol. 2, CPUID).
+const TSC_DEADLINE: u32 = 1 << 24;
+/// Leaf 1 ECX: running under a hypervisor; Linux looks for kvm-clock only with it.
+const HYPERVISOR: u32 = 1 << 31;
+/// Leaf 1 EDX: more than one logical processor in the package.
+const HTT: u32 = 1 << 28;
+/// Leaf 0xb/0x1f ECX: level type of a subleaf.
+const LEVEL_SMT: u32 = 1 << 8;
+/// See [`LEVEL_SMT`].
+const LEVEL_CORE: u32 = 2 << 8;
+
+/// The shape of the machine as CPUID tells it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Topology {
+    /// Number of vCPUs, at least 1.
+    pub vcpus: u8,
+}
+
+impl Topology {
+    /// Bits of the APIC id that tell the cores of the package apart.
+    fn id_bits(self) -> u32 {
+        u32::from(self.vcpus).next_power_of_two().trailing_zeros()
+    }
+
+    /// The largest number of cores that those bits can tell apart, minus one.
+    fn last_addressable(self) -> u32 {
+        (1 << self.id_bits()) - 1
+    }
+}
+
+/// What KVM supports, from which [`for_vcpu`] starts.
+pub(crate) fn supported(kvm: &Kvm) -> Result<CpuId, StartError> {
+    kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).map_err(StartError::kvm("tell which CPUID it supports"))
+}
+
+/// True if the processor is Intel's, by the vendor string in leaf 0.
+pub(crate) fn is_intel(cpuid: &CpuId) -> bool {
+    cpuid.as_slice().iter().any(|leaf| {
+        leaf.function == 0 && (leaf.ebx, leaf.edx, leaf.ecx) == (0x756e_6547, 0x4965_6e69, 0x6c65_746e)
+    })
+}
+
+/// The answers for one vCPU.
+pub(crate) fn for_vcpu(
+    supported: &CpuId,
+    topology: Topology,
+    id: u8,
+    tsc_deadline: bool,
+) -> Result<CpuId, StartError> {
+    let mut leaves: Vec<kvm_cpuid_entry2> = supported.as_slice().to_vec();
+    let highest = |from: u32| {
+        let found = supported.as_slice().iter().find(|leaf| leaf.function == from);
+        found.map_or(0, |leaf| leaf.eax)
+    };
+    for function in [0xb, 0x1f] {
+        let present = leaves.iter().any(|leaf| leaf.function == function);
+        leaves.retain(|leaf| leaf.function != function);
+        // Leaf 0xb exists wherever leaf 0 says so; 0x1f is its newer copy.
+        if highest(0) >= function && (present || function == 0xb) {
+            leaves.extend(extended_topology(function, topology, id));
+        }
+    }
+    for leaf in &mut leaves {
+        adjust(leaf, topology, id, tsc_deadline);
+    }
+    CpuId::from_entries(&leaves).map_err(|_| StartError::KvmStep {
+        what: "take that many CPUID leaves",
+        source: vmm_sys_util::errno::Error::new(libc::E2BIG),
+    })
+}
+
+/// Makes one leaf true for this machine.
+fn adjust(leaf: &mut kvm_cpuid_entry2, topology: Topology, id: u8, tsc_deadline: bool) {
+    let count = u32::from(topology.vcpus);
+    let apic_id = u32::from(id);
+    match leaf.function {
+        1 => {
+            leaf.ebx = (leaf.ebx & 0x0000_ffff) | (count << 16) | (apic_id << 24);
+            leaf.ecx |= HYPERVISOR;
+            if tsc_deadline {
+                leaf.ecx |= TSC_DEADLINE;
+            }
+            set(&mut leaf.edx, HTT, count > 1);
+        }
+        // Caches (Intel 4, AMD 0x8000001d), EAX: type in 4:0, level in 7:5, addressable sharers
+        // minus one in 25:14; Intel has the package's cores minus one in 31:26.
+        4 | 0x8000_001d if leaf.eax & 0x1f != 0 => {
+            let level = (leaf.eax >> 5) & 7;
+            let sharers = if level >= 3 { topology.last_addressable() } else { 0 };
+            leaf.eax = (leaf.eax & !(0xfff << 14)) | (sharers << 14);
+            if leaf.function == 4 {
+                leaf.eax = (leaf.eax & !(0x3f << 26)) | (topology.last_addressable().min(0x3f) << 26);
+            }
+        }
+        // AMD: cores minus one in ECX 7:0, APIC id bits in 15:12 (APM vol. 3, E.4.7).
+        0x8000_0008 => {
+            leaf.ecx = (leaf.ecx & !0xf0ff) | (count - 1) | (topology.id_bits() << 12);
+        }
+        // AMD: extended APIC id; core id with one thread per core; one node (APM vol. 3, E.4.18).
+        0x8000_001e => {
+            leaf.eax = apic_id;
+            leaf.ebx = apic_id;
+            leaf.ecx = 0;
+        }
+        _ => {}
+    }
+}
+
+/// The subleaves of leaf 0xb or 0x1f: threads of a core, cores of the package, end.
+fn extended_topology(function: u32, topology: Topology, id: u8) -> [kvm_cpuid_entry2; 3] {
+    let level = |index: u32, shift: u32, count: u32, kind: u32| kvm_cpuid_entry2 {
+        function,
+        index,
+        flags: KVM_CPUID_FLAG_SIGNIFCANT_INDEX,
+        eax: shift,
+        ebx: count,
+        ecx: index | kind,
+        edx: u32::from(id),
+        ..Default::default()
+    };
+    [
+        level(0, 0, 1, LEVEL_SMT),
+        level(1, topology.id_bits(), u32::from(topology.vcpus), LEVEL_CORE),
+        level(2, 0, 0, 0),
+    ]
+}
+
+/// Sets or clears a bit.
+fn set(register: &mut u32, bit: u32, on: bool) {
+    if on {
+        *register |= bit;
+    } else {
+        *register &= !bit;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn leaf(function: u32, index: u32, registers: [u32; 4]) -> kvm_cpuid_entry2 {
+        let [eax, ebx, ecx, edx] = registers;
+        kvm_cpuid_entry2 { function, index, eax, ebx, ecx, edx, ..Default::default() }
+    }
+
+    fn host() -> CpuId {
+        CpuId::from_entries(&[
+            leaf(0, 0, [0xd, 0x756e_6547, 0x6c65_746e, 0x4965_6e69]),
+            leaf(1, 0, [0x306f2, 0x0904_0800, 0, HTT]),
+            leaf(4, 0, [0xfc01_c121, 0, 0, 0]),
+            leaf(4, 3, [0xfc01_c163, 0, 0, 0]),
+            leaf(0xb, 0, [1, 2, 0x100, 9]),
+            leaf(0xb, 1, [4, 16, 0x201, 9]),
+            leaf(0x8000_0000, 0, [0x8000_001e, 0, 0, 0]),
+            leaf(0x8000_0008, 0, [0x3030, 0, 0x500f, 0]),
+            leaf(0x8000_001e, 0, [9, 0x0104, 0x0300, 0]),
+        ])
+        .unwrap()
+    }
+
+    fn find(cpuid: &CpuId, function: u32, index: u32) -> kvm_cpuid_entry2 {
+        let all = cpuid.as_slice();
+        *all.iter().find(|leaf| (leaf.function, leaf.index) == (function, index)).unwrap()
+    }
+
+    #[test]
+    fn leaf_1_tells_hypervisor_deadline_timer_and_apic_id() {
+        let cpuid = for_vcpu(&host(), Topology { vcpus: 4 }, 3, true).unwrap();
+        let one = find(&cpuid, 1, 0);
+        assert_eq!(one.ebx, 0x0304_0800);
+        assert_eq!(one.ecx & (HYPERVISOR | TSC_DEADLINE), HYPERVISOR | TSC_DEADLINE);
+        assert_eq!(one.edx & HTT, HTT);
+    }
+
+    #[test]
+    fn a_single_vcpu_has_no_siblings() {
+        let cpuid = for_vcpu(&host(), Topology { vcpus: 1 }, 0, false).unwrap();
+        let one = find(&cpuid, 1, 0);
+        assert_eq!(one.edx & HTT, 0);
+        assert_eq!(one.ecx & TSC_DEADLINE, 0);
+        assert_eq!(find(&cpuid, 0x8000_0008, 0).ecx, 0);
+        assert_eq!((find(&cpuid, 4, 3).eax >> 14) & 0xfff, 0);
+    }
+
+    #[test]
+    fn the_hosts_topology_does_not_show() {
+        let cpuid = for_vcpu(&host(), Topology { vcpus: 5 }, 4, true).unwrap();
+        assert_eq!((find(&cpuid, 0xb, 0).eax, find(&cpuid, 0xb, 0).ebx), (0, 1));
+        let cores = find(&cpuid, 0xb, 1);
+        assert_eq!((cores.eax, cores.ebx, cores.ecx, cores.edx), (3, 5, 0x201, 4));
+        assert_eq!(find(&cpuid, 0xb, 2).ebx, 0);
+        assert_eq!(find(&cpuid, 0x8000_0008, 0).ecx, 0x3004);
+        let extended = find(&cpuid, 0x8000_001e, 0);
+        assert_eq!((extended.eax, extended.ebx, extended.ecx), (4, 4, 0));
+        // Leaf 0x1f is absent: leaf 0 ends at 0xd.
+        assert!(cpuid.as_slice().iter().all(|leaf| leaf.function != 0x1f));
+    }
+
+    #[test]
+    fn only_the_last_level_cache_is_shared() {
+        let cpuid = for_vcpu(&host(), Topology { vcpus: 4 }, 0, true).unwrap();
+        assert_eq!((find(&cpuid, 4, 0).eax >> 14) & 0xfff, 0);
+        assert_eq!((find(&cpuid, 4, 3).eax >> 14) & 0xfff, 3);
+        assert_eq!(find(&cpuid, 4, 3).eax >> 26, 3);
+    }
+
+    #[test]
+    fn vendors_are_told_apart() {
+        assert!(is_intel(&host()));
+        let amd = CpuId::from_entries(&[leaf(0, 0, [0xd, 0x6874_7541, 0x444d_4163, 0x6974_6e65])]);
+        assert!(!is_intel(&amd.unwrap()));
+    }
+}

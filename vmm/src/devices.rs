@@ -1,0 +1,146 @@
+//! The devices on the PCI bus and their threads: disks first, so that they get the lowest slots,
+//! then the random number generator.
+
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::Instant;
+
+use kvm_bindings::kvm_msi;
+use kvm_ioctls::{IoEventAddress, NoDatamatch, VmFd};
+use vm_memory::GuestMemoryMmap;
+use vmm_sys_util::eventfd::EventFd;
+
+use crate::config::Disk;
+use crate::error::{StartError, WaitError};
+use crate::machine;
+use crate::memory::PCI_WINDOW_START;
+use crate::pci::PciBus;
+use crate::pci::msix::{MessageSink, Msix};
+use crate::vcpu::kick;
+use crate::virtio::block::Block;
+use crate::virtio::link::{Command, Link};
+use crate::virtio::rng::Rng;
+use crate::virtio::transport::{BAR_SIZE, Doorbells, VirtioPci};
+use crate::virtio::worker::Worker;
+use crate::virtio::{Interrupts, VirtioDevice};
+
+/// Most disks: every slot but those of the host bridge and the random number generator.
+pub(crate) const MOST_DISKS: usize = PciBus::ROOM - 1;
+
+/// KVM as what carries interrupts and doorbells.
+#[derive(Debug)]
+struct KvmWires(Arc<VmFd>);
+
+impl MessageSink for KvmWires {
+    fn send(&self, address: u64, data: u32) {
+        let [a, b, c, d, e, f, g, h] = address.to_le_bytes();
+        let message = kvm_msi {
+            address_lo: u32::from_le_bytes([a, b, c, d]),
+            address_hi: u32::from_le_bytes([e, f, g, h]),
+            data,
+            ..Default::default()
+        };
+        // An address or vector that the guest made up goes nowhere, as on real hardware.
+        let _undelivered = self.0.signal_msi(message);
+    }
+}
+
+impl Doorbells for KvmWires {
+    fn attach(&self, address: u64, event: &EventFd) -> bool {
+        self.0.register_ioevent(event, &IoEventAddress::Mmio(address), NoDatamatch).is_ok()
+    }
+
+    fn detach(&self, address: u64, event: &EventFd) {
+        let _gone = self.0.unregister_ioevent(event, &IoEventAddress::Mmio(address), NoDatamatch);
+    }
+}
+
+/// The devices' threads. Dropping stops them.
+#[derive(Debug)]
+pub(crate) struct Devices {
+    threads: Vec<(Arc<Link>, JoinHandle<()>)>,
+}
+
+impl Devices {
+    /// Makes all devices, puts them on a bus and starts their threads.
+    pub(crate) fn start(
+        disks: Vec<Disk>,
+        vm: &Arc<VmFd>,
+        memory: &GuestMemoryMmap,
+    ) -> Result<(Self, PciBus), StartError> {
+        if disks.len() > MOST_DISKS {
+            return Err(StartError::Disks { asked: disks.len(), most: MOST_DISKS });
+        }
+        let mut list: Vec<(String, Box<dyn VirtioDevice>)> = Vec::new();
+        for (index, disk) in disks.into_iter().enumerate() {
+            let block = Block::new(index, disk).map_err(|reason| StartError::Disk { index, reason })?;
+            list.push((format!("disk {index}"), Box::new(block)));
+        }
+        list.push(("rng".to_owned(), Box::new(Rng)));
+
+        let wires = Arc::new(KvmWires(Arc::clone(vm)));
+        let mut bus = PciBus::new();
+        let mut devices = Self { threads: Vec::new() };
+        let mut window = u32::try_from(PCI_WINDOW_START).unwrap_or(u32::MAX);
+        for (name, device) in list {
+            devices.add(&mut bus, name, device, window, &wires, memory)?;
+            window = window.saturating_add(BAR_SIZE);
+        }
+        Ok((devices, bus))
+    }
+
+    fn add(
+        &mut self,
+        bus: &mut PciBus,
+        name: String,
+        device: Box<dyn VirtioDevice>,
+        window: u32,
+        wires: &Arc<KvmWires>,
+        memory: &GuestMemoryMmap,
+    ) -> Result<(), StartError> {
+        let identity = device.identity();
+        let queues = identity.queues.len();
+        let link = Arc::new(Link::new(queues).map_err(StartError::host("an event descriptor"))?);
+        // One vector per queue and one for configuration changes.
+        let messages: Arc<dyn MessageSink> = Arc::<KvmWires>::clone(wires);
+        let doorbells: Arc<dyn Doorbells> = Arc::<KvmWires>::clone(wires);
+        let interrupts = Interrupts::new(Msix::new(queues + 1, messages), queues);
+        let worker = Worker {
+            device,
+            link: Arc::clone(&link),
+            interrupts: Arc::clone(&interrupts),
+            memory: memory.clone(),
+        };
+        let thread = thread::Builder::new()
+            .name(name)
+            .spawn(move || {
+                kick::mask_signals();
+                worker.run();
+            })
+            .map_err(StartError::host("a device thread"))?;
+        self.threads.push((Arc::clone(&link), thread));
+        bus.add(Box::new(VirtioPci::new(&identity, window, link, interrupts, memory.clone(), doorbells)));
+        Ok(())
+    }
+
+    /// Stops all threads and joins them.
+    pub(crate) fn stop(&mut self) -> Result<(), WaitError> {
+        for (link, _) in &self.threads {
+            link.post(Command::Stop);
+        }
+        let deadline = Instant::now() + machine::THREAD_LIMIT;
+        let threads = std::mem::take(&mut self.threads).into_iter();
+        let results: Vec<_> = threads.map(|(_, thread)| machine::join(thread, deadline)).collect();
+        for result in results {
+            // A device that panicked told so on standard error; it holds nothing to give back.
+            let _panic = result?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Devices {
+    fn drop(&mut self) {
+        let _hung = self.stop();
+    }
+}

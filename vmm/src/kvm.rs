@@ -1,0 +1,80 @@
+//! Opening `/dev/kvm` and asking what it can do.
+
+use std::io;
+
+use kvm_bindings::{KVM_API_VERSION, KVM_SYNC_X86_REGS, KVM_SYNC_X86_SREGS};
+use kvm_ioctls::{Cap, Kvm};
+
+use crate::error::KvmError;
+
+/// `KVM_CAP_BINARY_STATS_FD` of `linux/kvm.h` (Linux 5.14), which kvm-ioctls does not name.
+const KVM_CAP_BINARY_STATS_FD: libc::c_ulong = 203;
+
+/// What this host's KVM offers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Capabilities {
+    /// `KVM_GET_API_VERSION`; 12 on every Linux since 2.6.22.
+    pub api_version: i32,
+    /// The fields of `KVM_CAP_SYNC_REGS` as a mask of `KVM_SYNC_X86_*`; 0 without it.
+    pub sync_regs: u32,
+    /// `KVM_CAP_BINARY_STATS_FD`: statistics through a file descriptor (Linux 5.14).
+    pub stats_fd: bool,
+    /// The most vCPUs of one machine (`KVM_CAP_MAX_VCPUS`).
+    pub max_vcpus: usize,
+    /// The number of vCPUs that KVM recommends (`KVM_CAP_NR_VCPUS`), usually the host's CPUs.
+    pub recommended_vcpus: usize,
+    /// `KVM_CAP_TSC_DEADLINE_TIMER`: the guest's APIC timer needs no calibration.
+    pub tsc_deadline: bool,
+}
+
+impl Capabilities {
+    /// True if general and control registers come through the shared run page.
+    pub fn registers_in_run_page(&self) -> bool {
+        let both = KVM_SYNC_X86_REGS | KVM_SYNC_X86_SREGS;
+        self.sync_regs & both == both
+    }
+}
+
+/// Opens `/dev/kvm`.
+pub fn open() -> Result<Kvm, KvmError> {
+    let kvm = Kvm::new().map_err(|error| match error.errno() {
+        libc::ENOENT | libc::ENODEV | libc::ENXIO => KvmError::Missing,
+        libc::EACCES | libc::EPERM => KvmError::Denied,
+        other => KvmError::Open(io::Error::from_raw_os_error(other)),
+    })?;
+    let version = kvm.get_api_version();
+    if u32::try_from(version) != Ok(KVM_API_VERSION) {
+        return Err(KvmError::Api(version));
+    }
+    Ok(kvm)
+}
+
+/// Asks an open KVM what it can do.
+pub fn capabilities(kvm: &Kvm) -> Capabilities {
+    Capabilities {
+        api_version: kvm.get_api_version(),
+        sync_regs: u32::try_from(kvm.check_extension_int(Cap::SyncRegs)).unwrap_or(0),
+        stats_fd: kvm.check_extension_raw(KVM_CAP_BINARY_STATS_FD) > 0,
+        max_vcpus: kvm.get_max_vcpus(),
+        recommended_vcpus: kvm.get_nr_vcpus(),
+        tsc_deadline: kvm.check_extension(Cap::TscDeadlineTimer),
+    }
+}
+
+/// Fails with the name of the first capability that a machine cannot do without.
+pub(crate) fn require(kvm: &Kvm) -> Result<(), KvmError> {
+    const NEEDED: [(Cap, &str); 8] = [
+        (Cap::UserMemory, "KVM_CAP_USER_MEMORY"),
+        (Cap::Irqchip, "KVM_CAP_IRQCHIP"),
+        (Cap::ExtCpuid, "KVM_CAP_EXT_CPUID"),
+        (Cap::SetTssAddr, "KVM_CAP_SET_TSS_ADDR"),
+        (Cap::Irqfd, "KVM_CAP_IRQFD"),
+        (Cap::Ioeventfd, "KVM_CAP_IOEVENTFD"),
+        (Cap::SignalMsi, "KVM_CAP_SIGNAL_MSI"),
+        (Cap::ImmediateExit, "KVM_CAP_IMMEDIATE_EXIT"),
+    ];
+    match NEEDED.iter().find(|(cap, _)| !kvm.check_extension(*cap)) {
+        Some((_, name)) => Err(KvmError::Capability(name)),
+        None => Ok(()),
+    }
+}

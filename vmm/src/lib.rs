@@ -1,0 +1,42 @@
+//! Boots an unmodified Linux on KVM and lets an [`Observer`] watch its vCPUs.
+//!
+//! Knows nothing of Linux internals, of profiling or of image formats. [`Machine::start`] takes a
+//! [`VmConfig`] and makes
+//!
+//! - memory with a hole below 4 GiB, page tables, the kernel, its initrd and command line,
+//! - ACPI tables for a hardware-reduced platform,
+//! - COM1, and virtio disks and a random number generator on a PCI bus,
+//! - vCPUs, each on a thread of its own with a timer that ticks its observer.
+//!
+//! # Signals
+//!
+//! The process' `SIGRTMIN + 4` and `SIGRTMIN + 5` belong to this crate: the first is the vCPU
+//! timers', the second gets vCPUs out of KVM_RUN when the machine ends.
+
+mod acpi;
+mod boot;
+mod bus;
+mod clock;
+pub mod config;
+mod control;
+mod cpuid;
+mod devices;
+mod error;
+mod kvm;
+mod machine;
+mod memory;
+pub mod observer;
+mod pci;
+pub mod probe;
+mod resident;
+mod serial;
+mod vcpu;
+mod virtio;
+
+pub use boot::check_kernel;
+pub use clock::monotonic_ns;
+pub use config::{Console, Disk, DiskMode, Payload, VmConfig};
+pub use error::{DiskError, KernelError, KvmError, StartError, WaitError};
+pub use machine::{EXIT_PORT, End, Ended, Machine};
+pub use observer::{Activity, Exit, Observer, Tick, Unobserved};
+pub use vm_memory::GuestMemoryMmap;

@@ -1,0 +1,109 @@
+//! What a profiler sees of a vCPU: the seam between the machine and whoever watches it.
+//!
+//! One observer belongs to one vCPU and lives on that vCPU's thread. It is called by static
+//! dispatch, between two KVM_RUNs, so the guest CPU stands still during every call. An
+//! observer must not block, allocate or make system calls it can do without.
+
+use std::time::Duration;
+
+use kvm_bindings::{kvm_regs, kvm_sregs};
+use vm_memory::GuestMemoryMmap;
+
+/// What a vCPU does as KVM's run state (`KVM_GET_MP_STATE`) tells it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Activity {
+    /// Executes guest code when it is entered.
+    Running,
+    /// Executed HLT and waits for an interrupt.
+    Halted,
+    /// An application processor that no INIT/SIPI has started yet.
+    NotStarted,
+}
+
+/// Why KVM_RUN returned, in the words of `linux/kvm.h`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Exit {
+    /// A signal (tick or stop request) ended it.
+    Interrupted,
+    /// KVM_EXIT_IO; the port.
+    Io(u16),
+    /// KVM_EXIT_MMIO; the guest physical address.
+    Mmio(u64),
+    /// KVM_EXIT_HLT (only without the in-kernel irqchip).
+    Halt,
+    /// KVM_EXIT_SHUTDOWN: triple fault.
+    Shutdown,
+    /// Any other exit reason, by number.
+    Other(u32),
+}
+
+/// One expiry of the vCPU's timer, at a point where no I/O of the guest is pending.
+#[derive(Debug)]
+pub struct Tick<'a> {
+    /// When the timer was to expire, CLOCK_MONOTONIC nanoseconds.
+    pub due_ns: u64,
+    /// When the observer was called, CLOCK_MONOTONIC nanoseconds, read once by the vCPU loop.
+    pub now_ns: u64,
+    /// General registers, from the shared run page.
+    pub regs: &'a kvm_regs,
+    /// Segment and control registers, from the shared run page.
+    pub sregs: &'a kvm_sregs,
+    /// The guest's physical memory.
+    pub memory: &'a GuestMemoryMmap,
+    /// The vCPU, for [`Tick::activity`].
+    pub(crate) vcpu: &'a kvm_ioctls::VcpuFd,
+}
+
+impl Tick<'_> {
+    /// Current privilege level, 0 to 3: the DPL of SS, as the processor keeps it (Intel SDM vol. 3, 5.5).
+    pub fn cpl(&self) -> u8 {
+        self.sregs.ss.dpl
+    }
+
+    /// What the vCPU is doing. Costs one ioctl, so ask only where the guest is likely to be halted.
+    pub fn activity(&self) -> Option<Activity> {
+        use kvm_bindings::{
+            KVM_MP_STATE_HALTED, KVM_MP_STATE_INIT_RECEIVED, KVM_MP_STATE_RUNNABLE,
+            KVM_MP_STATE_SIPI_RECEIVED, KVM_MP_STATE_UNINITIALIZED,
+        };
+        match self.vcpu.get_mp_state().ok()?.mp_state {
+            KVM_MP_STATE_RUNNABLE | KVM_MP_STATE_SIPI_RECEIVED => Some(Activity::Running),
+            KVM_MP_STATE_HALTED => Some(Activity::Halted),
+            KVM_MP_STATE_UNINITIALIZED | KVM_MP_STATE_INIT_RECEIVED => Some(Activity::NotStarted),
+            _ => None,
+        }
+    }
+}
+
+/// Watches one vCPU. Every method is called on the vCPU's own thread.
+pub trait Observer: Send + 'static {
+    /// Called once before the first KVM_RUN. Returns the time to the first tick, `None` for no ticks.
+    fn started(&mut self) -> Option<Duration>;
+
+    /// KVM_RUN is about to be called.
+    fn entering(&mut self) {}
+
+    /// KVM_RUN returned; devices have not been served yet.
+    fn exited(&mut self, exit: Exit) {
+        let _ = exit;
+    }
+
+    /// The timer expired. Returns the time from [`Tick::now_ns`] to the next tick, `None` to stop ticking.
+    fn ticked(&mut self, tick: &Tick<'_>) -> Option<Duration>;
+
+    /// Called once after the last KVM_RUN.
+    fn stopped(&mut self) {}
+}
+
+/// An observer that sees nothing: the machine without a profiler.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Unobserved;
+
+impl Observer for Unobserved {
+    fn started(&mut self) -> Option<Duration> {
+        None
+    }
+    fn ticked(&mut self, _: &Tick<'_>) -> Option<Duration> {
+        None
+    }
+}

@@ -1,0 +1,196 @@
+//! A vCPU's thread.
+//!
+//! ```text
+//!            ┌──────── Resume ────────┐
+//!            v                        │
+//!  started ─> enter ── KVM_RUN ─> exit served
+//!            ^                        │ EINTR
+//!            └─── tick served <── kicked ──── stop ──> stopped
+//! ```
+//!
+//! A tick is served only after KVM_RUN returned EINTR. By then KVM has completed the I/O of the
+//! exit before (a KVM_RUN with `immediate_exit` set does just that, `kvm_arch_vcpu_ioctl_run` in
+//! `arch/x86/kvm/x86.c`, Linux 6.1), so that the registers are those between two instructions.
+//!
+//! Serving a tick takes no lock, allocates nothing and makes one system call, which re-arms the
+//! timer: the registers are in the run page and the time comes from the vDSO.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use kvm_bindings::{kvm_regs, kvm_run, kvm_sregs};
+use kvm_ioctls::VcpuFd;
+use vm_memory::GuestMemoryMmap;
+
+use super::dump;
+use super::exit::{self, Action};
+use super::kick::{Kick, Timer};
+use crate::End;
+use crate::bus::Bus;
+use crate::clock::monotonic_ns;
+use crate::control::Control;
+use crate::observer::{Observer, Tick};
+
+/// Everything a vCPU's thread owns.
+#[derive(Debug)]
+pub(crate) struct Vcpu<O> {
+    /// Its number, which is its APIC id.
+    pub id: u8,
+    /// Its descriptor.
+    pub fd: VcpuFd,
+    /// Who watches it.
+    pub observer: O,
+    /// The devices.
+    pub bus: Arc<Bus>,
+    /// How the machine ends.
+    pub control: Arc<Control>,
+    /// The guest's memory.
+    pub memory: GuestMemoryMmap,
+    /// True if KVM puts the registers into the run page at every exit.
+    pub registers_in_page: bool,
+}
+
+/// What a vCPU does next.
+enum State {
+    Enter,
+    Kicked,
+    Ended(End),
+}
+
+impl<O: Observer> Vcpu<O> {
+    /// Runs until the machine ends; gives the observer back. `timer` was made on this thread.
+    pub(crate) fn run(self, timer: Timer) -> O {
+        let Self { id, mut fd, mut observer, bus, control, memory, registers_in_page } = self;
+        let page = NonNull::from(fd.get_kvm_run());
+        // SAFETY: the page is unmapped when `fd` is dropped, which is below the scope of `kick`.
+        let kick = unsafe { Kick::connect(page.as_ptr()) };
+        let mut running = Running {
+            id,
+            fd: &mut fd,
+            observer: &mut observer,
+            bus: &bus,
+            control: &control,
+            memory: &memory,
+            page,
+            registers_in_page,
+            kick,
+            timer,
+        };
+        let end = running.until_end();
+        // Timer and kick go before the run page does.
+        drop(running);
+        // First of all the other vCPUs are told.
+        control.finish(end);
+        observer.stopped();
+        drop(fd);
+        observer
+    }
+}
+
+/// A vCPU between `started` and `stopped`.
+struct Running<'a, O> {
+    id: u8,
+    fd: &'a mut VcpuFd,
+    observer: &'a mut O,
+    bus: &'a Bus,
+    control: &'a Control,
+    memory: &'a GuestMemoryMmap,
+    page: NonNull<kvm_run>,
+    registers_in_page: bool,
+    kick: Kick,
+    timer: Timer,
+}
+
+impl<O: Observer> Running<'_, O> {
+    fn until_end(&mut self) -> End {
+        if let Some(first) = self.observer.started() {
+            self.arm(monotonic_ns(), first);
+        }
+        let mut state = State::Enter;
+        loop {
+            state = match state {
+                State::Enter => self.enter(),
+                State::Kicked => self.kicked(),
+                State::Ended(end) => return end,
+            };
+        }
+    }
+
+    /// Runs the guest until it exits, and serves the exit.
+    fn enter(&mut self) -> State {
+        self.observer.entering();
+        self.kick.prepare(&self.control.stopping);
+        let result = self.fd.run();
+        self.observer.exited(exit::classify(&result));
+        match exit::handle(self.bus, result) {
+            Action::Resume => State::Enter,
+            Action::Kicked => State::Kicked,
+            Action::End(end) => State::Ended(end),
+            Action::Fail(reason) => State::Ended(self.failure(&reason)),
+        }
+    }
+
+    /// Serves what the vCPU was kicked for. No I/O is pending.
+    fn kicked(&mut self) -> State {
+        if self.control.stopping.load(Ordering::Acquire) {
+            return State::Ended(End::Stopped);
+        }
+        if self.kick.take_tick()
+            && let Err(end) = self.tick()
+        {
+            return State::Ended(end);
+        }
+        State::Enter
+    }
+
+    fn tick(&mut self) -> Result<(), End> {
+        let now = monotonic_ns();
+        let next = if self.registers_in_page {
+            // SAFETY: the page is mapped as long as `fd`. KVM filled the registers when it
+            // returned, and writes them next in KVM_RUN, which needs `fd` exclusively.
+            let registers = unsafe { &self.page.as_ref().s.regs };
+            show(self.observer, self.fd, &self.timer, self.memory, now, (&registers.regs, &registers.sregs))
+        } else {
+            let unreadable =
+                |error| End::Failed(format!("vCPU {}: cannot read its registers: {error}", self.id));
+            let regs = self.fd.get_regs().map_err(unreadable)?;
+            let sregs = self.fd.get_sregs().map_err(unreadable)?;
+            show(self.observer, self.fd, &self.timer, self.memory, now, (&regs, &sregs))
+        };
+        if let Some(next) = next {
+            self.arm(now, next);
+        }
+        Ok(())
+    }
+
+    /// Lets the timer expire `after` a point in time.
+    fn arm(&mut self, from_ns: u64, after: Duration) {
+        let after = u64::try_from(after.as_nanos()).unwrap_or(u64::MAX);
+        self.timer.arm(from_ns.saturating_add(after));
+    }
+
+    /// A sentence, and the registers in lines.
+    fn failure(&mut self, reason: &str) -> End {
+        // SAFETY: the page is mapped as long as `fd`, and KVM_RUN is over.
+        let detail = dump::internal_error(unsafe { self.page.as_ref() });
+        let registers = match (self.fd.get_regs(), self.fd.get_sregs()) {
+            (Ok(regs), Ok(sregs)) => dump::registers(&regs, &sregs),
+            (Err(error), _) | (_, Err(error)) => format!("\n  registers unreadable: {error}"),
+        };
+        End::Failed(format!("vCPU {}: {reason}{detail}{registers}", self.id))
+    }
+}
+
+/// Shows a tick to the observer.
+fn show<O: Observer>(
+    observer: &mut O,
+    vcpu: &VcpuFd,
+    timer: &Timer,
+    memory: &GuestMemoryMmap,
+    now_ns: u64,
+    (regs, sregs): (&kvm_regs, &kvm_sregs),
+) -> Option<Duration> {
+    observer.ticked(&Tick { due_ns: timer.due_ns(), now_ns, regs, sregs, memory, vcpu })
+}

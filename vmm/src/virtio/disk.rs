@@ -1,0 +1,252 @@
+//! Where a disk's bytes are: in its file, and for a snapshot in a temporary file above it.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, Seek, SeekFrom};
+use std::os::unix::fs::{FileExt, FileTypeExt};
+
+use crate::config::{Disk, DiskMode};
+use crate::error::DiskError;
+
+/// Bytes of a sector, the unit of virtio-blk whatever the disk's own unit is.
+pub(crate) const SECTOR: u64 = 512;
+/// Bytes of a block of a snapshot: a page, in which guests mostly write.
+const BLOCK: u64 = 4096;
+/// Blocks whose bits are kept together.
+const GROUP: u64 = 4096;
+
+/// A disk's contents.
+#[derive(Debug)]
+pub(crate) struct Store {
+    base: File,
+    sectors: u64,
+    writes: Writes,
+}
+
+#[derive(Debug)]
+enum Writes {
+    ToBase,
+    Forbidden,
+    Above(Overlay),
+}
+
+/// What a snapshot's guest wrote, at the same offsets as in the base.
+#[derive(Debug)]
+struct Overlay {
+    file: File,
+    /// One bit per written block; groups without a written block are absent.
+    written: HashMap<u64, Box<[u64; 64]>>,
+}
+
+impl Overlay {
+    /// Group, word and bit of a block.
+    fn place(block: u64) -> (u64, usize, u64) {
+        let index = block % GROUP;
+        // Below 64, so it fits.
+        let word = usize::try_from(index / 64).unwrap_or(0);
+        (block / GROUP, word, 1 << (index % 64))
+    }
+
+    fn has(&self, block: u64) -> bool {
+        let (group, word, bit) = Self::place(block);
+        self.written.get(&group).is_some_and(|words| words[word] & bit != 0)
+    }
+
+    fn mark(&mut self, block: u64) {
+        let (group, word, bit) = Self::place(block);
+        self.written.entry(group).or_insert_with(|| Box::new([0; 64]))[word] |= bit;
+    }
+}
+
+impl Store {
+    /// Checks the file and, for a snapshot, makes the temporary file. That file has no name, so
+    /// it goes with the process however the process ends.
+    pub(crate) fn open(disk: Disk) -> Result<Self, DiskError> {
+        let mut base = disk.file;
+        let kind = base.metadata()?.file_type();
+        if !kind.is_file() && !kind.is_block_device() {
+            return Err(DiskError::Kind);
+        }
+        let bytes = base.seek(SeekFrom::End(0))?;
+        if bytes < SECTOR {
+            return Err(DiskError::TooSmall(bytes));
+        }
+        let writes = match disk.mode {
+            DiskMode::ReadWrite => Writes::ToBase,
+            DiskMode::ReadOnly => Writes::Forbidden,
+            DiskMode::Snapshot => {
+                let file = tempfile::tempfile().map_err(|source| DiskError::Snapshot {
+                    directory: std::env::temp_dir().display().to_string(),
+                    source,
+                })?;
+                Writes::Above(Overlay { file, written: HashMap::new() })
+            }
+        };
+        Ok(Self { base, sectors: bytes / SECTOR, writes })
+    }
+
+    /// Size of the disk in sectors; an incomplete last sector does not count.
+    pub(crate) fn sectors(&self) -> u64 {
+        self.sectors
+    }
+
+    /// True if the guest must not write.
+    pub(crate) fn read_only(&self) -> bool {
+        matches!(self.writes, Writes::Forbidden)
+    }
+
+    /// Reads from a byte offset inside the disk.
+    pub(crate) fn read(&self, offset: u64, data: &mut [u8]) -> io::Result<()> {
+        let Writes::Above(overlay) = &self.writes else {
+            return self.base.read_exact_at(data, offset);
+        };
+        // Runs of blocks that come from the same file are read at once.
+        let mut done = 0;
+        while done < data.len() {
+            let at = offset + done as u64;
+            let above = overlay.has(at / BLOCK);
+            let mut end = done;
+            while end < data.len() && overlay.has((offset + end as u64) / BLOCK) == above {
+                end += (data.len() - end).min(to_block_end(offset + end as u64));
+            }
+            let file = if above { &overlay.file } else { &self.base };
+            file.read_exact_at(&mut data[done..end], at)?;
+            done = end;
+        }
+        Ok(())
+    }
+
+    /// Writes at a byte offset inside the disk.
+    pub(crate) fn write(&mut self, offset: u64, data: &[u8]) -> io::Result<()> {
+        match &mut self.writes {
+            Writes::ToBase => self.base.write_all_at(data, offset),
+            Writes::Forbidden => Err(io::ErrorKind::PermissionDenied.into()),
+            Writes::Above(overlay) => write_above(&self.base, overlay, offset, data),
+        }
+    }
+
+    /// Makes what was written last. A snapshot's writes need not.
+    pub(crate) fn flush(&self) -> io::Result<()> {
+        match self.writes {
+            Writes::ToBase => self.base.sync_data(),
+            Writes::Forbidden | Writes::Above(_) => Ok(()),
+        }
+    }
+}
+
+/// Bytes from an offset to the end of its block.
+fn to_block_end(offset: u64) -> usize {
+    usize::try_from(BLOCK - offset % BLOCK).unwrap_or(1)
+}
+
+fn write_above(base: &File, overlay: &mut Overlay, offset: u64, data: &[u8]) -> io::Result<()> {
+    let mut rest = data;
+    let mut at = offset;
+    while !rest.is_empty() {
+        let (part, later) = rest.split_at(rest.len().min(to_block_end(at)));
+        let block = at / BLOCK;
+        if !overlay.has(block) && part.len() as u64 != BLOCK {
+            // The first write to a block covers part of it: the remainder comes from the base.
+            let mut whole = vec![0; usize::try_from(BLOCK).unwrap_or(0)];
+            read_up_to_end(base, block * BLOCK, &mut whole)?;
+            overlay.file.write_all_at(&whole, block * BLOCK)?;
+        }
+        overlay.file.write_all_at(part, at)?;
+        overlay.mark(block);
+        at += part.len() as u64;
+        rest = later;
+    }
+    Ok(())
+}
+
+/// Reads what the file has; the last block may be incomplete.
+fn read_up_to_end(file: &File, offset: u64, data: &mut [u8]) -> io::Result<()> {
+    let mut done = 0;
+    while done < data.len() {
+        match file.read_at(&mut data[done..], offset + done as u64) {
+            Ok(0) => break,
+            Ok(count) => done += count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    fn base(bytes: usize) -> File {
+        let mut file = tempfile::tempfile().unwrap();
+        let content: Vec<u8> = (0..bytes).map(|index| u8::try_from(index / 512).unwrap()).collect();
+        file.write_all(&content).unwrap();
+        file
+    }
+
+    fn store(file: &File, mode: DiskMode) -> Store {
+        Store::open(Disk { file: file.try_clone().unwrap(), mode }).unwrap()
+    }
+
+    #[test]
+    fn a_snapshot_reads_its_own_writes_and_leaves_the_file_alone() {
+        let file = base(5 * 4096 + 512);
+        let mut store = store(&file, DiskMode::Snapshot);
+        store.write(4096 - 512, &[0xaa; 1024]).unwrap();
+        store.write(2 * 4096, &[0xbb; 4096]).unwrap();
+        store.write(5 * 4096, &[0xcc; 512]).unwrap();
+        let mut all = vec![0; 5 * 4096 + 512];
+        store.read(0, &mut all).unwrap();
+        let sector = |index: usize| {
+            let bytes = &all[index * 512..][..512];
+            assert!(bytes.iter().all(|byte| *byte == bytes[0]));
+            bytes[0]
+        };
+        let expected: Vec<u8> = (0..41u8)
+            .map(|index| match index {
+                7 | 8 => 0xaa,
+                16..24 => 0xbb,
+                40 => 0xcc,
+                other => other,
+            })
+            .collect();
+        assert_eq!((0..41).map(sector).collect::<Vec<u8>>(), expected);
+        let mut untouched = [0; 512];
+        file.read_exact_at(&mut untouched, 4096).unwrap();
+        assert_eq!(untouched, [8; 512]);
+    }
+
+    #[test]
+    fn writes_reach_the_file_or_are_refused() {
+        let file = base(4096);
+        store(&file, DiskMode::ReadWrite).write(512, &[9; 512]).unwrap();
+        let mut data = [0; 512];
+        file.read_exact_at(&mut data, 512).unwrap();
+        assert_eq!(data, [9; 512]);
+        let mut store = store(&file, DiskMode::ReadOnly);
+        assert!(store.read_only());
+        assert!(store.write(0, &[0; 512]).is_err());
+    }
+
+    #[test]
+    fn files_that_are_no_disks_are_refused() {
+        let open = |file| Store::open(Disk { file, mode: DiskMode::ReadOnly });
+        assert!(matches!(open(File::open("/").unwrap()), Err(DiskError::Kind)));
+        assert!(matches!(open(File::open("/dev/null").unwrap()), Err(DiskError::Kind)));
+        assert!(matches!(open(base(511)), Err(DiskError::TooSmall(511))));
+        assert_eq!(open(base(1023)).unwrap().sectors(), 1);
+    }
+
+    #[test]
+    fn a_huge_sparse_disk_costs_no_memory() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(1 << 43).unwrap();
+        let mut store = store(&file, DiskMode::Snapshot);
+        let last = (1 << 43) - 512;
+        store.write(last, &[1; 512]).unwrap();
+        let mut data = [0; 512];
+        store.read(last, &mut data).unwrap();
+        assert_eq!(data, [1; 512]);
+    }
+}

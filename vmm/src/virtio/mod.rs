@@ -1,0 +1,159 @@
+//! Virtio devices (specification: Virtual I/O Device, version 1.2).
+//!
+//! A device is a small file behind [`VirtioDevice`]. [`transport`] makes it a PCI function that
+//! vCPUs program; [`worker`] serves its queues on a thread of its own, so that no vCPU waits for
+//! a disk. The two share a [`link::Link`] and the [`Interrupts`], nothing else:
+//!
+//! ```text
+//! vCPU threads ── registers ──> transport ── Link: start, reset ──> worker ── requests ──> device
+//!      └────────── kick: ioeventfd, no exit to user space ────────────┘ │
+//!      ^───────────────── MSI-X through KVM_SIGNAL_MSI ─────────────────┘
+//! ```
+
+pub(crate) mod block;
+mod disk;
+pub(crate) mod link;
+mod registers;
+pub(crate) mod rng;
+pub(crate) mod transport;
+pub(crate) mod worker;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU16, Ordering};
+
+use virtio_queue::DescriptorChain;
+use vm_memory::GuestMemoryMmap;
+
+use crate::pci::msix::Msix;
+
+/// A request of the driver.
+pub(crate) type Chain<'a> = DescriptorChain<&'a GuestMemoryMmap>;
+
+/// The driver broke the protocol in a way that leaves no place for an answer. The device asks
+/// for a reset and does nothing until it comes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Broken;
+
+/// What a device is to the outside.
+#[derive(Debug, Clone)]
+pub(crate) struct Identity {
+    /// Device id (specification, chapter 5).
+    pub id: u16,
+    /// PCI programming interface, subclass and class.
+    pub class: [u8; 3],
+    /// Feature bits besides those of the transport.
+    pub features: u64,
+    /// Device configuration, which never changes.
+    pub config: Vec<u8>,
+    /// Largest size of each queue, powers of two.
+    pub queues: &'static [u16],
+}
+
+/// One virtio device. Lives on its own thread.
+pub(crate) trait VirtioDevice: Send {
+    /// What it is.
+    fn identity(&self) -> Identity;
+
+    /// Serves one request and returns how many bytes it wrote into the guest's buffers. A long
+    /// request ends early once `interrupted` says so; its answer is then dropped.
+    fn serve(
+        &mut self,
+        memory: &GuestMemoryMmap,
+        chain: Chain<'_>,
+        interrupted: &dyn Fn() -> bool,
+    ) -> Result<u32, Broken>;
+}
+
+/// A device that has nothing to say to an interrupt: `VIRTIO_MSI_NO_VECTOR`.
+pub(crate) const NO_VECTOR: u16 = 0xffff;
+/// ISR status: a queue was used.
+const ISR_QUEUE: u8 = 1;
+/// ISR status: the configuration or the status changed.
+const ISR_CONFIG: u8 = 2;
+
+/// A device's ways to interrupt the guest.
+#[derive(Debug)]
+pub(crate) struct Interrupts {
+    /// The function's MSI-X table.
+    pub msix: Msix,
+    isr: AtomicU8,
+    config: AtomicU16,
+    queues: Vec<AtomicU16>,
+}
+
+impl Interrupts {
+    /// No vectors are assigned yet.
+    pub(crate) fn new(msix: Msix, queues: usize) -> Arc<Self> {
+        let none = || AtomicU16::new(NO_VECTOR);
+        Arc::new(Self {
+            msix,
+            isr: AtomicU8::new(0),
+            config: none(),
+            queues: (0..queues).map(|_| none()).collect(),
+        })
+    }
+
+    /// Tells the guest that a queue's requests are done.
+    pub(crate) fn queue_used(&self, queue: usize) {
+        self.raise(self.queues.get(queue), ISR_QUEUE);
+    }
+
+    /// Tells the guest that the device's status changed.
+    fn config_changed(&self) {
+        self.raise(Some(&self.config), ISR_CONFIG);
+    }
+
+    fn raise(&self, vector: Option<&AtomicU16>, isr: u8) {
+        if !self.msix.enabled() {
+            self.isr.fetch_or(isr, Ordering::AcqRel);
+        } else if let Some(vector) = vector {
+            // NO_VECTOR is beyond every table.
+            self.msix.signal(usize::from(vector.load(Ordering::Acquire)));
+        }
+    }
+
+    /// The guest reads the ISR status, which clears it.
+    fn take_isr(&self) -> u8 {
+        self.isr.swap(0, Ordering::AcqRel)
+    }
+
+    /// The register of the configuration vector or of a queue's.
+    fn vector(&self, queue: Option<u16>) -> Option<&AtomicU16> {
+        match queue {
+            None => Some(&self.config),
+            Some(queue) => self.queues.get(usize::from(queue)),
+        }
+    }
+
+    /// The guest assigns a vector; one that does not exist reads back as none.
+    fn assign(&self, queue: Option<u16>, vector: u16) {
+        let known = usize::from(vector) < self.msix.vectors();
+        if let Some(register) = self.vector(queue) {
+            register.store(if known { vector } else { NO_VECTOR }, Ordering::Release);
+        }
+    }
+
+    /// What [`Self::assign`] kept.
+    fn assigned(&self, queue: Option<u16>) -> u16 {
+        self.vector(queue).map_or(NO_VECTOR, |register| register.load(Ordering::Acquire))
+    }
+
+    /// Device reset: no vectors, nothing to tell.
+    fn reset(&self) {
+        self.isr.store(0, Ordering::Release);
+        self.config.store(NO_VECTOR, Ordering::Release);
+        for queue in &self.queues {
+            queue.store(NO_VECTOR, Ordering::Release);
+        }
+    }
+}
+
+/// A device id of the bindings, which have them as 32-bit numbers.
+const fn device_id(id: u32) -> u16 {
+    assert!(id < 0x40);
+    let [low, high, ..] = id.to_le_bytes();
+    u16::from_le_bytes([low, high])
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,27 @@
+//! `cargo xtask bench`: vprof against its budgets, on this machine.
+
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use guest_images::{DemoOptions, Progress};
+
+use crate::demo::{Tools, exit_code};
+use crate::deps;
+use crate::progress::Line;
+
+/// Builds what is measured and measures it.
+pub fn run() -> Result<ExitCode> {
+    let line = Line::new();
+    if !deps::ensure(&line)? {
+        return Ok(ExitCode::FAILURE);
+    }
+    guest_images::demo(&DemoOptions::default(), &line)?;
+    let tools = Tools::build(&line)?;
+    line.end();
+    let status = tools
+        .cargo()
+        .args(["run", "--quiet", "--release", "--package", "vprof-tests", "--bin", "bench"])
+        .status()
+        .context("cannot start cargo run")?;
+    Ok(exit_code(status))
+}

@@ -1,0 +1,113 @@
+//! `cargo xtask demo`: from a fresh clone to a profile of a guest.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context, Result};
+use clap::Args;
+use guest_images::{DemoOptions, Flavour, Progress, Series, guest_directory, portable_host, static_binary};
+
+use crate::deps;
+use crate::progress::Line;
+
+/// What the demo may be told.
+#[derive(Debug, Args)]
+pub struct Options {
+    /// Series of the guest's kernel: 6.1 or 6.12
+    #[arg(long, default_value_t)]
+    kernel: Series,
+    /// Configuration of the guest's kernel: cloud or generic
+    #[arg(long, default_value_t)]
+    flavour: Flavour,
+    /// Seconds of the guest's time to profile
+    #[arg(long, default_value_t = 20)]
+    seconds: u32,
+}
+
+/// What demo and tests run with.
+#[derive(Debug)]
+pub struct Tools {
+    /// The static `vprof`.
+    pub vprof: PathBuf,
+    /// The portable host's bundle.
+    pub portable_host: PathBuf,
+}
+
+impl Tools {
+    /// Builds what has changed.
+    pub fn build(line: &Line) -> Result<Self> {
+        let vprof = line.during("building the static vprof", || static_binary("vprof"))?;
+        let portable_host = portable_host(line)?;
+        Ok(Self { vprof, portable_host })
+    }
+
+    /// A call of cargo that finds these tools and the guest images in its environment, as the crate `tests` looks for
+    /// them.
+    pub fn cargo(&self) -> Command {
+        let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        cargo
+            .env("VPROF_BIN", &self.vprof)
+            .env("VPROF_GUEST_DIR", guest_directory())
+            .env("VPROF_PORTABLE_HOST", &self.portable_host);
+        cargo
+    }
+}
+
+/// Runs the demo.
+pub fn run(options: &Options) -> Result<ExitCode> {
+    let line = Line::new();
+    if !deps::ensure(&line)? {
+        return Ok(ExitCode::FAILURE);
+    }
+    let image = guest_images::demo(&DemoOptions { series: options.kernel, flavour: options.flavour }, &line)?;
+    let Tools { vprof, portable_host } = Tools::build(&line)?;
+    line.end();
+    let profile = image.with_extension("vprof");
+
+    let (vprof, image, profile) = (short(&vprof), short(&image), short(&profile));
+    let seconds = format!("{}s", options.seconds);
+    // With --snapshot the image stays what its manifest says.
+    let arguments = ["run", &image, "--snapshot", "-d", &seconds, "-o", &profile, "--force"];
+    eprintln!("$ {vprof} {}", arguments.join(" "));
+    let status = Command::new(&vprof)
+        .args(arguments)
+        .env("VPROF_PORTABLE_HOST", portable_host)
+        .status()
+        .with_context(|| format!("cannot start {vprof}"))?;
+    if !status.success() {
+        // vprof has said why.
+        return Ok(exit_code(status));
+    }
+    println!();
+    println!("The profile is {profile}. What to type next:");
+    for (command, purpose) in [
+        (format!("{vprof} report {profile}"), "the same summary again"),
+        (format!("{vprof} report --process python3 {profile}"), "one process of it"),
+        (format!("{vprof} report --json {profile}"), "the same for programs"),
+        (format!("{vprof} query {profile} \"SELECT name FROM sqlite_schema\""), "its tables, for plain SQL"),
+        (
+            format!(
+                "{vprof} run {image} --snapshot -o my.vprof -- sh -c 'gzip </dev/zero | dd of=/dev/null'"
+            ),
+            "a command of yours",
+        ),
+        (format!("{vprof} doctor"), "what this machine can do"),
+    ] {
+        println!("  {command}\n      {purpose}");
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The path as a person in this directory would type it.
+fn short(path: &Path) -> String {
+    let here = std::env::current_dir().unwrap_or_default();
+    path.strip_prefix(&here).unwrap_or(path).display().to_string()
+}
+
+/// A child's exit code as this process' own; one that a signal ended counts as failed.
+pub fn exit_code(status: std::process::ExitStatus) -> ExitCode {
+    match status.code().map(u8::try_from) {
+        Some(Ok(code)) => ExitCode::from(code),
+        _ => ExitCode::FAILURE,
+    }
+}

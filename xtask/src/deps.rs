@@ -1,0 +1,145 @@
+//! Debian packages that the commands need on this machine.
+
+use std::path::Path;
+use std::process::{Command, ExitCode, Stdio};
+
+use anyhow::{Context, Result, bail};
+use guest_images::find_program;
+
+use crate::progress::Line;
+
+/// How to see that a package is there. What counts is that the thing works, not who installed it.
+#[derive(Debug)]
+enum Sign {
+    Program(&'static str),
+    File(&'static str),
+}
+
+/// A package and what it is needed for.
+#[derive(Debug)]
+struct Need {
+    package: &'static str,
+    sign: Sign,
+    purpose: &'static str,
+}
+
+const NEEDS: &[Need] = &[
+    Need { package: "apt", sign: Sign::Program("apt-get"), purpose: "fetches Debian packages" },
+    Need { package: "dpkg", sign: Sign::Program("dpkg-deb"), purpose: "unpacks Debian packages" },
+    Need { package: "tar", sign: Sign::Program("tar"), purpose: "unpacks Debian packages" },
+    Need {
+        package: "debian-archive-keyring",
+        sign: Sign::File("/usr/share/keyrings/debian-archive-keyring.gpg"),
+        purpose: "checks Debian packages",
+    },
+    Need { package: "xz-utils", sign: Sign::Program("xz"), purpose: "unpacks kernel modules" },
+    Need { package: "e2fsprogs", sign: Sign::Program("mke2fs"), purpose: "makes disk images" },
+    Need { package: "gcc", sign: Sign::Program("gcc"), purpose: "links programs" },
+    Need {
+        package: "libc6-dev",
+        sign: Sign::File("/usr/lib/x86_64-linux-gnu/libc.a"),
+        purpose: "makes programs static",
+    },
+    Need {
+        package: "qemu-system-x86",
+        sign: Sign::Program("qemu-system-x86_64"),
+        purpose: "is the portable host where KVM cannot run a kernel",
+    },
+];
+
+impl Need {
+    fn is_met(&self) -> bool {
+        match self.sign {
+            Sign::Program(name) => find_program(name).is_some(),
+            Sign::File(path) => Path::new(path).exists(),
+        }
+    }
+}
+
+/// `cargo xtask deps`.
+pub fn run() -> Result<ExitCode> {
+    let line = Line::new();
+    if !ensure(&line)? {
+        return Ok(ExitCode::FAILURE);
+    }
+    println!("every package needed is installed");
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Sees to it that all packages are there. As root it installs what is missing; otherwise it says what to type and
+/// returns `false`.
+pub fn ensure(line: &Line) -> Result<bool> {
+    let missing: Vec<&Need> = NEEDS.iter().filter(|need| !need.is_met()).collect();
+    if missing.is_empty() {
+        return Ok(true);
+    }
+    eprintln!("missing Debian packages:");
+    for need in &missing {
+        eprintln!("  {:<24}{}", need.package, need.purpose);
+    }
+    let packages: Vec<&str> = missing.iter().map(|need| need.package).collect();
+    if find_program("apt-get").is_none() {
+        bail!("this machine has no apt-get: vprof's images are built on Debian and Ubuntu");
+    }
+    if !is_root()? {
+        eprintln!(
+            "to install them, type:\n  sudo apt-get install -y --no-install-recommends {}",
+            packages.join(" ")
+        );
+        return Ok(false);
+    }
+    let step = format!("installing {}", packages.join(" "));
+    line.during(&step, || install(&packages))?;
+    let still: Vec<&str> = NEEDS.iter().filter(|need| !need.is_met()).map(|need| need.package).collect();
+    if !still.is_empty() {
+        bail!("apt-get installed the packages, but {} is not there: try to reinstall it", still.join(" "));
+    }
+    Ok(true)
+}
+
+fn install(packages: &[&str]) -> Result<()> {
+    // Package lists may be missing, as in a fresh container, or too old: then they are fetched and it is tried again.
+    let mut arguments = vec!["install", "-y", "--no-install-recommends"];
+    arguments.extend(packages);
+    if apt_get(&arguments).is_ok() {
+        return Ok(());
+    }
+    apt_get(&["update"]).context("cannot fetch the lists of packages: check the network")?;
+    apt_get(&arguments)
+}
+
+fn apt_get(arguments: &[&str]) -> Result<()> {
+    let output = Command::new("apt-get")
+        .arg("-q")
+        .args(arguments)
+        .env("DEBIAN_FRONTEND", "noninteractive")
+        .stdin(Stdio::null())
+        .output()
+        .context("cannot start apt-get")?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    let errors: Vec<&str> = said.lines().filter(|line| line.starts_with("E:")).collect();
+    bail!("apt-get {} failed ({}): {}", arguments.join(" "), output.status, errors.join("; "))
+}
+
+/// Asked from `id`, which needs no unsafe call.
+fn is_root() -> Result<bool> {
+    let output = Command::new("id").arg("-u").output().context("cannot start id")?;
+    Ok(output.stdout.trim_ascii() == b"0")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_there_and_what_is_not() {
+        let need = |sign| Need { package: "x", sign, purpose: "x" };
+        assert!(need(Sign::Program("sh")).is_met());
+        assert!(need(Sign::File("/proc/self/exe")).is_met());
+        assert!(!need(Sign::Program("no-such-program-here")).is_met());
+        assert!(!need(Sign::File("/no/such/file")).is_met());
+    }
+}

@@ -1,0 +1,46 @@
+//! `cargo xtask image`.
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Args, Subcommand};
+use guest_images::{DemoOptions, Flavour, Series, demo, portable_host};
+
+use crate::deps;
+use crate::progress::Line;
+
+/// Which image.
+#[derive(Debug, Subcommand)]
+pub enum Image {
+    /// A disk with a kernel, a small Debian and programs whose use of the CPU is known
+    Demo(Demo),
+    /// Kernel and modules of the emulated host that offers a real /dev/kvm
+    PortableHost,
+}
+
+/// Which demo image.
+#[derive(Debug, Args)]
+pub struct Demo {
+    /// Series of the guest's kernel: 6.1 or 6.12
+    #[arg(long, default_value_t)]
+    kernel: Series,
+    /// Configuration of the guest's kernel: cloud or generic
+    #[arg(long, default_value_t)]
+    flavour: Flavour,
+}
+
+/// Makes the image, if something in it changed, and prints its path.
+pub fn run(image: &Image) -> Result<ExitCode> {
+    let line = Line::new();
+    if !deps::ensure(&line)? {
+        return Ok(ExitCode::FAILURE);
+    }
+    let path = match image {
+        Image::Demo(Demo { kernel, flavour }) => {
+            demo(&DemoOptions { series: *kernel, flavour: *flavour }, &line)?
+        }
+        Image::PortableHost => portable_host(&line)?,
+    };
+    println!("{}", path.display());
+    Ok(ExitCode::SUCCESS)
+}

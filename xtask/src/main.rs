@@ -1,0 +1,64 @@
+//! The developer's commands: `cargo xtask demo`, `test`, `bench`, `image`, `deps`.
+
+mod bench;
+mod demo;
+mod deps;
+mod image;
+mod progress;
+mod test;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// The developer's commands of vprof.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Profile a demo guest: fetches and builds everything that takes
+    Demo(demo::Options),
+    /// Run all tests: units, KVM, and guests end to end
+    Test(test::Options),
+    /// Measure vprof against its budgets
+    Bench,
+    /// Make an image
+    #[command(subcommand)]
+    Image(image::Image),
+    /// Install the Debian packages that the other commands need
+    Deps,
+}
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Command::Demo(options) => demo::run(&options),
+        Command::Test(options) => test::run(&options),
+        Command::Bench => bench::run(),
+        Command::Image(image) => image::run(&image),
+        Command::Deps => deps::run(),
+    };
+    match result {
+        Ok(code) => code,
+        Err(error) => {
+            // One line: what was tried, then why it failed, down to the cause.
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        use clap::CommandFactory;
+        Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,98 @@
+//! One line on stderr for the step that is under way.
+
+use std::io::{self, IsTerminal, Write};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use guest_images::Progress;
+
+/// Time between two pictures of the spinner.
+const FRAME: Duration = Duration::from_millis(200);
+/// A step that took less is not worth a line of a log.
+const WORTH_A_LINE: Duration = Duration::from_secs(2);
+
+/// A spinner with the seconds gone on a terminal, a line at the start and the end of a long step elsewhere.
+#[derive(Debug)]
+pub struct Line {
+    terminal: bool,
+    step: Mutex<Option<Step>>,
+}
+
+#[derive(Debug)]
+struct Step {
+    text: String,
+    start: Instant,
+    /// Draws until the other end is dropped.
+    spinner: Option<(Sender<()>, JoinHandle<()>)>,
+}
+
+impl Line {
+    /// For stderr as it is now.
+    pub fn new() -> Self {
+        Self { terminal: io::stderr().is_terminal(), step: Mutex::new(None) }
+    }
+
+    /// Does something under a step's name; the line is gone afterwards, whatever came of it.
+    pub fn during<T>(&self, step: &str, work: impl FnOnce() -> T) -> T {
+        self.begin(step);
+        let result = work();
+        self.end();
+        result
+    }
+
+    fn finish(&self, step: Step) {
+        let took = step.start.elapsed();
+        if let Some((stop, thread)) = step.spinner {
+            drop(stop);
+            // It only draws: if it died, nothing but the picture is lost.
+            let _ = thread.join();
+            eprint!("\r\x1b[K");
+        }
+        if took >= WORTH_A_LINE {
+            eprintln!("{}: {:.1} s", step.text, took.as_secs_f64());
+        }
+    }
+}
+
+impl Progress for Line {
+    fn begin(&self, text: &str) {
+        self.end();
+        let start = Instant::now();
+        let spinner = self.terminal.then(|| spin(text.to_owned(), start));
+        if spinner.is_none() {
+            eprintln!("{text} ...");
+        }
+        let step = Step { text: text.to_owned(), start, spinner };
+        *self.step.lock().unwrap_or_else(PoisonError::into_inner) = Some(step);
+    }
+
+    fn end(&self) {
+        let step = self.step.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(step) = step {
+            self.finish(step);
+        }
+    }
+}
+
+impl Drop for Line {
+    // An error may leave a step open; its message must not land behind the spinner.
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+fn spin(text: String, start: Instant) -> (Sender<()>, JoinHandle<()>) {
+    let (stop, stopped) = channel();
+    let thread = thread::spawn(move || {
+        for picture in ['|', '/', '-', '\\'].into_iter().cycle() {
+            eprint!("\r\x1b[K{picture} {text} {} s", start.elapsed().as_secs());
+            let _ = io::stderr().flush();
+            if stopped.recv_timeout(FRAME) != Err(RecvTimeoutError::Timeout) {
+                return;
+            }
+        }
+    });
+    (stop, thread)
+}

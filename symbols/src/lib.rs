@@ -29,6 +29,7 @@ pub mod memory;
 mod missing;
 mod module;
 pub mod paging;
+mod registers;
 mod symbol;
 mod task;
 #[cfg(test)]
@@ -42,5 +43,6 @@ pub use memory::{FlatMemory, PhysicalMemory};
 pub use missing::Missing;
 pub use module::Modules;
 pub use paging::{AddressSpace, Translation};
+pub use registers::{Registers, StackMemory};
 pub use symbol::SymbolAt;
 pub use task::TaskSnapshot;

@@ -6,7 +6,7 @@
 use serde::{Deserialize, Serialize};
 
 /// Where a sample hit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
     /// CPL 3.
@@ -24,11 +24,12 @@ pub enum Mode {
     /// Before the kernel has set up its tasks (decompressor, early boot).
     Boot,
     /// In the kernel's address range, but neither task nor interrupt depth could be read.
+    #[default]
     Unknown,
 }
 
 /// A row of table `instance`: one life of one process.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InstanceRow {
     /// Row id; 1 and up. A row with a known id replaces the earlier (exec renamed the process).
     pub id: u32,
@@ -42,29 +43,167 @@ pub struct InstanceRow {
     pub number: u32,
     /// A kernel thread.
     pub kernel_thread: bool,
+    /// Process id of the parent, once read.
+    pub parent_pid: Option<i32>,
+    /// Command line as the process sees it, arguments separated by blanks, once read.
+    pub command: Option<String>,
+    /// File row id of the program, once read.
+    pub exe: Option<u32>,
+    /// Control group row id, once read.
+    pub cgroup: Option<u32>,
 }
 
-/// A row of table `frame`: one interned code address.
+/// A row of table `thread`. A row with a known instance and tid replaces the earlier (the thread was renamed).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ThreadRow {
+    /// Instance row id.
+    pub instance: u32,
+    /// Thread id.
+    pub tid: i32,
+    /// The thread's own name.
+    pub comm: String,
+}
+
+/// A row of table `cgroup`: a control group that processes belong to.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CgroupRow {
+    /// Row id; 1 and up.
+    pub id: u32,
+    /// Path from the root of the hierarchy, `/` for the root.
+    pub path: String,
+    /// The systemd unit that the path names.
+    pub unit: Option<String>,
+    /// The container that the path names: its id, or its name.
+    pub container: Option<String>,
+}
+
+/// A row of table `file`: a file of the guest that code was mapped from.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileRow {
+    /// Row id; 1 and up. A row with a known id replaces the earlier (it was read).
+    pub id: u32,
+    /// Path in the guest; `[vdso]` for the kernel's own.
+    pub path: String,
+    /// Device number, as `major << 20 | minor` (include/linux/kdev_t.h).
+    pub device: u32,
+    /// Inode number.
+    pub inode: u64,
+    /// Type of the file system, like `ext4`.
+    pub filesystem: String,
+    /// No name leads to it any more.
+    pub deleted: bool,
+    /// GNU build-id, hexadecimal.
+    pub build_id: Option<String>,
+    /// Where its bytes were read from, like `image` or `page cache`; or why they could not be read.
+    pub read_from: Option<String>,
+    /// What names its functions, like `.symtab` or a debug file's path.
+    pub named_by: Option<String>,
+}
+
+/// A row of table `mapping`: executable memory of a process.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MappingRow {
+    /// Instance row id.
+    pub instance: u32,
+    /// First address.
+    pub start: u64,
+    /// Address behind the last.
+    pub end: u64,
+    /// File row id; `None` for memory without a file.
+    pub file: Option<u32>,
+    /// Bytes from the file's start to the mapping's.
+    pub file_offset: u64,
+}
+
+/// What a frame is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+pub enum FrameKind {
+    /// Code of the kernel.
+    #[default]
+    Kernel,
+    /// Code of a process.
+    User,
+    /// No code: the symbol says why the frames beyond are not known.
+    Reason,
+}
+
+impl FrameKind {
+    /// As in table `frame`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Kernel => "kernel",
+            Self::User => "user",
+            Self::Reason => "reason",
+        }
+    }
+}
+
+/// A row of table `frame`: one interned code address, or a reason in place of frames.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FrameRow {
     /// Row id; 1 and up. A row with a known id replaces the earlier (it got its name).
     pub id: u32,
-    /// Instruction address.
+    /// Instruction address: virtual for the kernel and for memory without a file, else the ELF file's own.
     pub address: u64,
-    /// Kernel (true) or user address.
-    pub kernel: bool,
-    /// Instance whose address space it is in, for user addresses.
+    /// A return address: the call lies right before it.
+    pub call: bool,
+    /// What it is.
+    pub kind: FrameKind,
+    /// Instance whose address space it is in, for user code without a file.
     pub instance: Option<u32>,
+    /// File row id, for user code of a file.
+    pub file: Option<u32>,
     /// Symbol's name, once known.
     pub symbol: Option<String>,
-    /// Kernel module; `None` for the image and for user addresses.
+    /// Kernel module; file name or `[anonymous]` for user code; `None` for the kernel image.
     pub module: Option<String>,
     /// Bytes from the symbol's start.
     pub offset: u64,
+    /// Source file, where the binary tells it.
+    pub source: Option<String>,
+    /// Line in the source file, from 1.
+    pub line: Option<u32>,
+}
+
+/// A row of table `inlined`: a function that the compiler has copied into a frame's function.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InlinedRow {
+    /// Frame row id.
+    pub frame: u32,
+    /// 0 for the innermost.
+    pub depth: u32,
+    /// Function.
+    pub symbol: String,
+    /// Source file of the instruction (innermost) or of the inlined call.
+    pub source: Option<String>,
+    /// Line in the source file, from 1.
+    pub line: Option<u32>,
+}
+
+/// A row of table `stack`: a frame with the stack of its callers, so that equal beginnings are stored once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StackRow {
+    /// Row id; 1 and up.
+    pub id: u32,
+    /// The caller's row; `None` for the outermost frame.
+    pub parent: Option<u32>,
+    /// Frame row id.
+    pub frame: u32,
+}
+
+/// A row of table `interrupt`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InterruptRow {
+    /// Row id; 1 and up.
+    pub id: u32,
+    /// `hard`, `soft` or `nmi`.
+    pub kind: String,
+    /// Name, like `virtio0-req.0`, `sysvec_apic_timer_interrupt` or `NET_RX`.
+    pub name: String,
 }
 
 /// A row of table `sample`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SampleRow {
     /// vCPU.
     pub vcpu: u8,
@@ -92,6 +231,12 @@ pub struct SampleRow {
     pub instance: Option<u32>,
     /// Thread id, when the task could be read.
     pub tid: Option<i32>,
+    /// Stack row id of the innermost frame; `None` when no stack was taken.
+    pub stack: Option<u32>,
+    /// Number of the system call that the task was in.
+    pub syscall: Option<u32>,
+    /// Interrupt row id of the interrupt that was served.
+    pub interrupt: Option<u32>,
 }
 
 /// A row of table `vcpu`; replaces the earlier of the same id.
@@ -142,8 +287,24 @@ pub struct Batch {
     pub vcpus: Vec<VcpuRow>,
     /// Table `instance`.
     pub instances: Vec<InstanceRow>,
+    /// Table `thread`.
+    pub threads: Vec<ThreadRow>,
+    /// Table `cgroup`.
+    pub cgroups: Vec<CgroupRow>,
+    /// Table `file`.
+    pub files: Vec<FileRow>,
+    /// Table `mapping`.
+    pub mappings: Vec<MappingRow>,
     /// Table `frame`.
     pub frames: Vec<FrameRow>,
+    /// Table `inlined`.
+    pub inlined: Vec<InlinedRow>,
+    /// Table `stack`.
+    pub stacks: Vec<StackRow>,
+    /// Table `interrupt`.
+    pub interrupts: Vec<InterruptRow>,
+    /// Table `syscall`: number and name.
+    pub syscalls: Vec<(u32, String)>,
     /// Table `sample`.
     pub samples: Vec<SampleRow>,
     /// Table `console`.

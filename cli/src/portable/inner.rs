@@ -225,7 +225,7 @@ struct PortSink(Port);
 impl Sink for PortSink {
     fn write(&mut self, batch: &Batch) -> Result<(), SinkError> {
         self.0
-            .send(&FromHost::Batch(batch.clone()))
+            .send(&FromHost::Batch(Box::new(batch.clone())))
             .map_err(|e| SinkError(format!("can't send to the outer vprof: {e}")))
     }
 }

@@ -53,7 +53,7 @@ pub enum FromHost {
     /// What is being done before the guest runs.
     Preparing(String),
     /// Rows of the profile.
-    Batch(Batch),
+    Batch(Box<Batch>),
     /// Output of the guest's console.
     Console(Vec<u8>),
     /// Where sampling stands; sent about four times a second.

@@ -7,7 +7,7 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use sampler::batch::{Batch, EventRow, FrameRow, InstanceRow, Mode, SampleRow, Sink, VcpuRow};
+use sampler::batch::{Batch, EventRow, FrameKind, FrameRow, InstanceRow, Mode, SampleRow, Sink, VcpuRow};
 use sampler::profile::ProfileWriter;
 
 /// The program under test, without anything of the environment that changes what it does.
@@ -119,17 +119,16 @@ pub fn write_profile(path: &Path) {
         pid,
         start_ns: u64::from(id) * 1000,
         comm: comm.to_owned(),
-        number: 0,
-        kernel_thread: false,
+        ..Default::default()
     };
     let frame = |id, address, symbol: Option<&str>| FrameRow {
         id,
         address,
-        kernel: symbol.is_some(),
+        kind: if symbol.is_some() { FrameKind::Kernel } else { FrameKind::User },
         instance: symbol.is_none().then_some(1),
         symbol: symbol.map(str::to_owned),
-        module: None,
         offset: 0x10,
+        ..Default::default()
     };
     let sample = |index: u64, mode, frame, instance| SampleRow {
         vcpu: u8::try_from(index % 2).unwrap(),
@@ -145,6 +144,7 @@ pub fn write_profile(path: &Path) {
         preempt_count: Some(0),
         instance: Some(instance),
         tid: Some(100),
+        ..Default::default()
     };
     let vcpu = |id| VcpuRow {
         id,
@@ -179,12 +179,12 @@ pub fn write_profile(path: &Path) {
         instances: vec![instance(1, 100, "evil\x1b[2J,\"x\""), instance(2, 101, "calm")],
         frames: vec![frame(1, 0x40_1000, None), frame(2, 0xffff_ffff_8100_0000, Some("do_work"))],
         samples,
-        console: Vec::new(),
         events: vec![EventRow {
             time_ns: 5,
             kind: "end".to_owned(),
             text: "the guest powered off".to_owned(),
         }],
+        ..Default::default()
     };
     writer.write(&batch).unwrap();
     writer.finish().unwrap();

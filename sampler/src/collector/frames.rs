@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fmt;
 
-use crate::batch::FrameRow;
+use crate::batch::{FrameKind, FrameRow};
 use crate::text;
 
 /// How many addresses are remembered at once. Beyond that all are forgotten and get new rows, so a guest that jumps
@@ -66,7 +66,7 @@ impl Frames {
             return id;
         }
         let id = self.next_id();
-        rows.push(FrameRow { id, address, kernel: false, instance, symbol: None, module: None, offset: 0 });
+        rows.push(FrameRow { id, address, kind: FrameKind::User, instance, ..FrameRow::default() });
         self.user.insert(key, id);
         id
     }
@@ -104,15 +104,7 @@ impl Frames {
 fn kernel_row(id: u32, address: u64, name: Option<Name>) -> FrameRow {
     let (symbol, module, offset) = name.map_or((None, None, 0), |n| (n.symbol, n.module, n.offset));
     let clean = |name: Option<String>| name.map(|name| text::printable(&name));
-    FrameRow {
-        id,
-        address,
-        kernel: true,
-        instance: None,
-        symbol: clean(symbol),
-        module: clean(module),
-        offset,
-    }
+    FrameRow { id, address, symbol: clean(symbol), module: clean(module), offset, ..FrameRow::default() }
 }
 
 #[cfg(test)]
@@ -151,7 +143,7 @@ pub(crate) mod tests {
         let k = frames.kernel(0x1000, None, &mut rows);
         assert_eq!(frames.kernel(0x1000, None, &mut rows), k);
         assert_eq!(
-            rows.iter().map(|r| (r.id, r.kernel)).collect::<Vec<_>>(),
+            rows.iter().map(|r| (r.id, r.kind == FrameKind::Kernel)).collect::<Vec<_>>(),
             [(1, false), (2, false), (3, false), (4, true)]
         );
     }

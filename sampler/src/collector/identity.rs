@@ -103,6 +103,7 @@ fn row(task: &TaskSnapshot, known: &Known) -> InstanceRow {
         comm: text::comm(&known.comm),
         number: known.number,
         kernel_thread: known.kernel_thread,
+        ..InstanceRow::default()
     }
 }
 

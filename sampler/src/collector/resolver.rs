@@ -88,6 +88,7 @@ impl Resolver {
             preempt_count: record.current.map(|current| current.preempt_count),
             instance,
             tid: task.map(|task| task.tid),
+            ..SampleRow::default()
         });
     }
 

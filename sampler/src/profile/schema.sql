@@ -24,17 +24,89 @@ CREATE TABLE instance (
     start_ns      INTEGER NOT NULL,     -- start since guest boot
     comm          TEXT NOT NULL,        -- program name (the last one, where an exec changed it)
     number        INTEGER NOT NULL,     -- 0, 1, 2 ... per comm, never reused
-    kernel_thread INTEGER NOT NULL      -- 1: kernel thread or idle task
+    kernel_thread INTEGER NOT NULL,     -- 1: kernel thread or idle task
+    parent_pid    INTEGER,              -- the parent's process id; NULL: not read
+    command       TEXT,                 -- command line, arguments separated by blanks; NULL: not read
+    exe           INTEGER,              -- file.id of the program
+    cgroup        INTEGER               -- cgroup.id
 );
+
+CREATE TABLE thread (
+    instance INTEGER NOT NULL,  -- instance.id
+    tid      INTEGER NOT NULL,  -- initial pid namespace
+    comm     TEXT NOT NULL,     -- the thread's own name (the last one)
+    PRIMARY KEY (instance, tid)
+) WITHOUT ROWID;
+
+CREATE TABLE cgroup (
+    id        INTEGER PRIMARY KEY,  -- 1 and up
+    path      TEXT NOT NULL,        -- from the root of the hierarchy
+    unit      TEXT,                 -- systemd unit in the path
+    container TEXT                  -- container in the path: id or name
+);
+
+CREATE TABLE file (
+    id         INTEGER PRIMARY KEY,  -- 1 and up
+    path       TEXT NOT NULL,        -- in the guest
+    device     INTEGER NOT NULL,     -- major << 20 | minor
+    inode      INTEGER NOT NULL,
+    filesystem TEXT NOT NULL,        -- like ext4
+    deleted    INTEGER NOT NULL,     -- 1: no name leads to it any more
+    build_id   TEXT,                 -- hexadecimal
+    read_from  TEXT,                 -- where its bytes were found, or why not
+    named_by   TEXT                  -- what names its functions
+);
+
+-- Executable memory of processes.
+CREATE TABLE mapping (
+    instance    INTEGER NOT NULL,  -- instance.id
+    start       INTEGER NOT NULL,
+    end         INTEGER NOT NULL,  -- behind the last byte
+    file        INTEGER,           -- file.id; NULL: no file
+    file_offset INTEGER NOT NULL,
+    PRIMARY KEY (instance, start, end, file_offset)
+) WITHOUT ROWID;
 
 CREATE TABLE frame (
     id       INTEGER PRIMARY KEY,  -- 1 and up; one address may have several rows
-    address  INTEGER NOT NULL,     -- instruction
-    kernel   INTEGER NOT NULL,     -- 1: kernel address
-    instance INTEGER,              -- whose address space, for user addresses
+    address  INTEGER NOT NULL,     -- instruction: virtual, or the ELF file's own where file is set
+    call     INTEGER NOT NULL,     -- 1: a return address, the call lies right before it
+    kind     TEXT NOT NULL,        -- kernel, user, or reason: no code, symbol says why frames are missing
+    instance INTEGER,              -- whose address space, for user code without a file
+    file     INTEGER,              -- file.id, for user code of a file
     symbol   TEXT,                 -- NULL: not known
-    module   TEXT,                 -- NULL: kernel image or user address
-    offset   INTEGER NOT NULL      -- bytes from the symbol's start
+    module   TEXT,                 -- kernel module; file name of user code; NULL: kernel image
+    offset   INTEGER NOT NULL,     -- bytes from the symbol's start
+    source   TEXT,                 -- source file
+    line     INTEGER               -- in the source file, from 1
+);
+
+-- Functions that the compiler has copied into a frame's function.
+CREATE TABLE inlined (
+    frame  INTEGER NOT NULL,  -- frame.id
+    depth  INTEGER NOT NULL,  -- 0: the innermost
+    symbol TEXT NOT NULL,
+    source TEXT,              -- of the instruction (depth 0), else of the inlined call
+    line   INTEGER,
+    PRIMARY KEY (frame, depth)
+) WITHOUT ROWID;
+
+-- A tree: equal beginnings of stacks are stored once.
+CREATE TABLE stack (
+    id     INTEGER PRIMARY KEY,  -- 1 and up, a parent before its children
+    parent INTEGER,              -- the caller; NULL: the outermost frame
+    frame  INTEGER NOT NULL      -- frame.id
+);
+
+CREATE TABLE interrupt (
+    id   INTEGER PRIMARY KEY,  -- 1 and up
+    kind TEXT NOT NULL,        -- hard, soft or nmi
+    name TEXT NOT NULL
+);
+
+CREATE TABLE syscall (
+    number INTEGER PRIMARY KEY,
+    name   TEXT NOT NULL
 );
 
 CREATE TABLE mode (
@@ -56,7 +128,10 @@ CREATE TABLE sample (
     tid           INTEGER,              -- thread id, initial pid namespace
     preempt_count INTEGER,              -- raw; NULL: could not be read
     rsp           INTEGER NOT NULL,
-    cr3           INTEGER NOT NULL
+    cr3           INTEGER NOT NULL,
+    stack         INTEGER,              -- stack.id of the innermost frame; NULL: no stack was taken
+    syscall       INTEGER,              -- syscall.number that the task was in
+    interrupt     INTEGER               -- interrupt.id that was served
 );
 
 CREATE TABLE console (
@@ -71,6 +146,18 @@ CREATE TABLE event (
     kind    TEXT NOT NULL,
     text    TEXT NOT NULL      -- one sentence
 );
+
+-- Stacks as text: innermost function first, separated by semicolons.
+CREATE VIEW v_stacks AS
+WITH RECURSIVE chain (id, next, depth, text) AS (
+    SELECT s.id, s.parent, 1, coalesce(f.symbol, f.module, printf('0x%x', f.address))
+    FROM stack s JOIN frame f ON f.id = s.frame
+    WHERE s.id IN (SELECT stack FROM sample)
+    UNION ALL
+    SELECT c.id, s.parent, c.depth + 1, c.text || ';' || coalesce(f.symbol, f.module, printf('0x%x', f.address))
+    FROM chain c JOIN stack s ON s.id = c.next JOIN frame f ON f.id = s.frame
+)
+SELECT id, depth, text FROM chain WHERE next IS NULL;
 
 -- Samples as a person reads them.
 CREATE VIEW v_samples AS
@@ -123,14 +210,15 @@ FROM v_charged
 GROUP BY comm, pid, instance
 ORDER BY samples DESC;
 
--- Kernel functions, and one row per process for its user code.
+-- Functions of kernel and user code. Code without a name counts by its module; user code without a module by its
+-- program, other code by its address.
 CREATE VIEW v_functions AS
-SELECT CASE WHEN m.name = 'user' THEN '[user]'
-            ELSE coalesce(f.symbol,
-                          '[' || f.module || ']',
-                          CASE WHEN m.name = 'boot' THEN '[early boot]' ELSE printf('0x%x', f.address) END)
-       END AS symbol,
-       CASE WHEN m.name = 'user' THEN coalesce(i.comm, '[unknown]') ELSE f.module END AS module,
+SELECT coalesce(f.symbol,
+                '[' || f.module || ']',
+                CASE WHEN f.kind = 'user' THEN '[user]'
+                     WHEN m.name = 'boot' THEN '[early boot]'
+                     ELSE printf('0x%x', f.address) END) AS symbol,
+       coalesce(f.module, CASE WHEN f.kind = 'user' THEN coalesce(i.comm, '[unknown]') END) AS module,
        m.name AS mode,
        count(*) AS samples,
        count(*) * 1.0 / sum(count(*)) OVER () AS share

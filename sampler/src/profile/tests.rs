@@ -23,6 +23,7 @@ pub(crate) fn sample(n: u64) -> SampleRow {
         preempt_count: Some(0x8000_0000),
         instance: Some(1),
         tid: Some(12),
+        ..Default::default()
     }
 }
 
@@ -45,20 +46,19 @@ fn batch(samples: u64) -> Batch {
             start_ns: 99,
             comm: text("gzip"),
             number: 3,
-            kernel_thread: false,
+            ..Default::default()
         }],
         frames: vec![FrameRow {
             id: 1,
             address: 0xffff_ffff_8100_0010,
-            kernel: true,
-            instance: None,
             symbol: Some(text("schedule")),
-            module: None,
             offset: 16,
+            ..Default::default()
         }],
         samples: (0..samples).map(sample).collect(),
         console: vec![ConsoleRow { time_ns: 1, bytes: vec![0, 0xff, b'\n'] }],
         events: vec![EventRow { time_ns: 2, kind: text("kernel"), text: text("found") }],
+        ..Default::default()
     }
 }
 

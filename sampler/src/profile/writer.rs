@@ -124,6 +124,8 @@ impl Sink for ProfileWriter {
         let transaction = self.connection.transaction();
         let written = transaction.and_then(|transaction| {
             write_small(&transaction, batch)?;
+            write_who(&transaction, batch)?;
+            write_code(&transaction, batch)?;
             write_samples(&transaction, batch)?;
             transaction.commit()
         });
@@ -165,13 +167,6 @@ fn write_small(to: &Transaction<'_>, batch: &Batch) -> rusqlite::Result<()> {
         let times = [v.sampler_ns, v.guest_ns, v.exits, v.wall_ns].map(count);
         sql.execute(params![v.id, count(v.samples), count(v.lost), times[0], times[1], times[2], times[3]])
     })?;
-    each(to, "INSERT OR REPLACE INTO instance VALUES (?, ?, ?, ?, ?, ?)", &batch.instances, |sql, i| {
-        sql.execute(params![i.id, i.pid, count(i.start_ns), i.comm, i.number, i.kernel_thread])
-    })?;
-    each(to, "INSERT OR REPLACE INTO frame VALUES (?, ?, ?, ?, ?, ?, ?)", &batch.frames, |sql, f| {
-        let address = f.address.cast_signed();
-        sql.execute(params![f.id, address, f.kernel, f.instance, f.symbol, f.module, f.offset.cast_signed()])
-    })?;
     each(to, "INSERT INTO console (time_ns, bytes) VALUES (?, ?)", &batch.console, |sql, row| {
         sql.execute(params![count(row.time_ns), row.bytes])
     })?;
@@ -180,9 +175,87 @@ fn write_small(to: &Transaction<'_>, batch: &Batch) -> rusqlite::Result<()> {
     })
 }
 
+fn write_who(to: &Transaction<'_>, batch: &Batch) -> rusqlite::Result<()> {
+    each(
+        to,
+        "INSERT OR REPLACE INTO instance VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        &batch.instances,
+        |sql, i| {
+            sql.execute(params![
+                i.id,
+                i.pid,
+                count(i.start_ns),
+                i.comm,
+                i.number,
+                i.kernel_thread,
+                i.parent_pid,
+                i.command,
+                i.exe,
+                i.cgroup
+            ])
+        },
+    )?;
+    each(to, "INSERT OR REPLACE INTO thread VALUES (?, ?, ?)", &batch.threads, |sql, t| {
+        sql.execute(params![t.instance, t.tid, t.comm])
+    })?;
+    each(to, "INSERT OR REPLACE INTO cgroup VALUES (?, ?, ?, ?)", &batch.cgroups, |sql, c| {
+        sql.execute(params![c.id, c.path, c.unit, c.container])
+    })?;
+    each(to, "INSERT OR REPLACE INTO interrupt VALUES (?, ?, ?)", &batch.interrupts, |sql, i| {
+        sql.execute(params![i.id, i.kind, i.name])
+    })?;
+    each(to, "INSERT OR REPLACE INTO syscall VALUES (?, ?)", &batch.syscalls, |sql, (number, name)| {
+        sql.execute(params![number, name])
+    })
+}
+
+fn write_code(to: &Transaction<'_>, batch: &Batch) -> rusqlite::Result<()> {
+    each(to, "INSERT OR REPLACE INTO file VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", &batch.files, |sql, f| {
+        let inode = f.inode.cast_signed();
+        sql.execute(params![
+            f.id,
+            f.path,
+            f.device,
+            inode,
+            f.filesystem,
+            f.deleted,
+            f.build_id,
+            f.read_from,
+            f.named_by
+        ])
+    })?;
+    each(to, "INSERT OR REPLACE INTO mapping VALUES (?, ?, ?, ?, ?)", &batch.mappings, |sql, m| {
+        let addresses = [m.start, m.end, m.file_offset].map(u64::cast_signed);
+        sql.execute(params![m.instance, addresses[0], addresses[1], m.file, addresses[2]])
+    })?;
+    let sql = "INSERT OR REPLACE INTO frame VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
+    each(to, sql, &batch.frames, |sql, f| {
+        sql.execute(params![
+            f.id,
+            f.address.cast_signed(),
+            f.call,
+            f.kind.name(),
+            f.instance,
+            f.file,
+            f.symbol,
+            f.module,
+            f.offset.cast_signed(),
+            f.source,
+            f.line
+        ])
+    })?;
+    each(to, "INSERT OR REPLACE INTO inlined VALUES (?, ?, ?, ?, ?)", &batch.inlined, |sql, i| {
+        sql.execute(params![i.frame, i.depth, i.symbol, i.source, i.line])
+    })?;
+    each(to, "INSERT INTO stack VALUES (?, ?, ?)", &batch.stacks, |sql, s| {
+        sql.execute(params![s.id, s.parent, s.frame])
+    })
+}
+
 fn write_samples(to: &Transaction<'_>, batch: &Batch) -> rusqlite::Result<()> {
     let sql = "INSERT INTO sample (vcpu, mode, instance, frame, late_ns, time_ns, halted, cpl, interrupts_on, tid, \
-               preempt_count, rsp, cr3) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
+               preempt_count, rsp, cr3, stack, syscall, interrupt) \
+               VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
     each(to, sql, &batch.samples, |sql, s| {
         sql.execute(params![
             s.vcpu,
@@ -198,6 +271,9 @@ fn write_samples(to: &Transaction<'_>, batch: &Batch) -> rusqlite::Result<()> {
             s.preempt_count,
             s.rsp.cast_signed(),
             s.cr3.cast_signed(),
+            s.stack,
+            s.syscall,
+            s.interrupt,
         ])
     })
 }

@@ -271,7 +271,7 @@ fn process(
 /// Samples by user address and instance (0 where it is not known).
 type Addresses = HashMap<(u32, u64), u64>;
 
-/// Adds up frames: kernel frames by name, user frames by program and by address. Several rows may have one address.
+/// Adds up frames by name, and user frames by address, too. Several rows may have one address.
 fn read_frames(
     connection: &Connection,
     sums: &Sums,
@@ -279,34 +279,30 @@ fn read_frames(
 ) -> rusqlite::Result<(Vec<Function>, Addresses)> {
     let mut functions: HashMap<(String, Option<String>, Mode), u64> = HashMap::new();
     let mut addresses = Addresses::new();
-    let mut programs: HashMap<u32, u64> = HashMap::new();
     let mut found = 0;
     let mut statement =
-        connection.prepare("SELECT id, address, kernel, instance, symbol, module FROM frame")?;
+        connection.prepare("SELECT id, address, kind = 'user', instance, symbol, module FROM frame")?;
     let mut rows = statement.query([])?;
     while let Some(row) = rows.next()? {
         let id = row.get(0)?;
         let address = row.get::<_, i64>(1)?.cast_unsigned();
-        if !row.get::<_, bool>(2)? {
-            let Some(&count) = sums.frames.get(&(id, Mode::User)) else { continue };
-            found += count;
-            let instance = row.get::<_, Option<u32>>(3)?.unwrap_or(0);
-            *addresses.entry((instance, address)).or_default() += count;
-            *programs.entry(instance).or_default() += count;
-            continue;
-        }
+        let user = row.get(2)?;
         for (mode, _) in MODES {
             let Some(&count) = sums.frames.get(&(id, mode)) else { continue };
             found += count;
-            let (symbol, module): (Option<String>, Option<String>) = (row.get(4)?, row.get(5)?);
-            let name = symbol.or_else(|| module.as_ref().map(|module| format!("[{module}]")));
+            let (symbol, mut module): (Option<String>, Option<String>) = (row.get(4)?, row.get(5)?);
+            let mut name = symbol.or_else(|| module.as_ref().map(|module| format!("[{module}]")));
+            if user {
+                let instance = row.get::<_, Option<u32>>(3)?.unwrap_or(0);
+                *addresses.entry((instance, address)).or_default() += count;
+                name.get_or_insert_with(|| "[user]".to_owned());
+                module.get_or_insert_with(|| {
+                    instances.get(&instance).map_or(UNKNOWN, |instance| instance.comm.as_str()).to_owned()
+                });
+            }
             let name = name.unwrap_or_else(|| unnamed(mode, address));
             *functions.entry((name, module, mode)).or_default() += count;
         }
-    }
-    for (instance, count) in programs {
-        let comm = instances.get(&instance).map_or(UNKNOWN, |instance| instance.comm.as_str());
-        *functions.entry(("[user]".to_owned(), Some(comm.to_owned()), Mode::User)).or_default() += count;
     }
     let without_row = sums.frames.values().sum::<u64>() - found;
     if without_row > 0 {

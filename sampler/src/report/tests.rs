@@ -3,7 +3,7 @@ use std::path::{Path, PathBuf};
 use tempfile::{TempDir, tempdir};
 
 use super::*;
-use crate::batch::{Batch, EventRow, FrameRow, InstanceRow, Mode, SampleRow, Sink, VcpuRow};
+use crate::batch::{Batch, EventRow, FrameKind, FrameRow, InstanceRow, Mode, SampleRow, Sink, VcpuRow};
 use crate::profile::{Profile, ProfileWriter, Value};
 
 const MS: u64 = 1_000_000;
@@ -54,6 +54,7 @@ impl Run {
                 comm: comm.to_owned(),
                 number,
                 kernel_thread,
+                ..Default::default()
             });
         }
         for (id, address, symbol, module) in [
@@ -63,27 +64,11 @@ impl Run {
             (4, 0xffff_ffff_c100_0000, None, None),
         ] {
             let (symbol, module) = (symbol.map(str::to_owned), module.map(str::to_owned));
-            batch.frames.push(FrameRow {
-                id,
-                address,
-                kernel: true,
-                instance: None,
-                symbol,
-                module,
-                offset: 0,
-            });
+            batch.frames.push(FrameRow { id, address, symbol, module, ..Default::default() });
         }
         for (id, instance) in [(5, Some(1)), (6, Some(2)), (7, None)] {
-            let (symbol, module) = (None, None);
-            batch.frames.push(FrameRow {
-                id,
-                address: 0x40_1000,
-                kernel: false,
-                instance,
-                symbol,
-                module,
-                offset: 0,
-            });
+            let kind = FrameKind::User;
+            batch.frames.push(FrameRow { id, address: 0x40_1000, kind, instance, ..Default::default() });
         }
         batch.frames.push(FrameRow { id: 8, module: Some("zfs".to_owned()), ..batch.frames[3].clone() });
         batch.events.push(EventRow {
@@ -110,7 +95,7 @@ impl Run {
                 interrupts_on: true,
                 preempt_count: None,
                 instance,
-                tid: None,
+                ..Default::default()
             });
         }
     }
@@ -360,7 +345,7 @@ fn two_hundred_lives_of_one_name() {
             start_ns: id.into(),
             comm: "true".to_owned(),
             number: id - 1,
-            kernel_thread: false,
+            ..Default::default()
         });
         run.add(1, 0, Mode::Kernel, Some(id), 1);
     }
@@ -405,15 +390,8 @@ fn only_the_most_sampled_addresses_are_kept() {
     for n in 0..1_500_u32 {
         let id = 100 + n;
         let (address, instance) = (0x40_0000 + u64::from(n), Some(1));
-        run.batch.frames.push(FrameRow {
-            id,
-            address,
-            kernel: false,
-            instance,
-            symbol: None,
-            module: None,
-            offset: 0,
-        });
+        let kind = FrameKind::User;
+        run.batch.frames.push(FrameRow { id, address, kind, instance, ..Default::default() });
         run.add(if n == 1_400 { 5 } else { 1 }, 0, Mode::User, instance, id);
     }
     // The same address under another row: they count as one.

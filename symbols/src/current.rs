@@ -45,10 +45,16 @@ struct PerCpu {
     preempt_count: PhysAddr,
 }
 
-/// Where task_structs are.
+/// What is read of task_structs.
 #[derive(Debug, Clone, Copy)]
 struct Tasks {
     layout: TaskLayout,
+    places: TaskPlaces,
+}
+
+/// Where task_structs are.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct TaskPlaces {
     /// Virtual address of physical address 0: almost all tasks lie in the direct map.
     direct_map: u64,
     /// `init_task`, the one that lies in the image.
@@ -61,15 +67,30 @@ struct TasksIn<'a, M>(&'a Tasks, &'a M);
 
 impl<M: PhysicalMemory> TaskMemory for TasksIn<'_, M> {
     fn read(&self, task: u64, offset: usize, into: &mut [u8]) -> Option<()> {
-        let phys = self.0.translate(task)?.checked_add(offset as u64)?;
+        let phys = self.0.places.translate(task)?.checked_add(offset as u64)?;
         self.1.read(phys, into)
     }
 }
 
-impl Tasks {
+impl TaskPlaces {
+    /// Finds them; `sample` is any address in the direct map.
+    pub(crate) fn new<M: PhysicalMemory>(
+        view: &View<'_, M>,
+        symbols: &SymbolTable,
+        sample: u64,
+    ) -> Result<Self, Missing> {
+        let none = || Missing::NoSymbol("init_task".into());
+        let init_task = symbols.address_of("init_task").ok_or_else(none)?;
+        Ok(Self {
+            direct_map: direct_map(view, symbols, sample)?,
+            init_task,
+            init_task_phys: view.translate(init_task).ok_or_else(none)?,
+        })
+    }
+
     /// The physical address of a task; `None` for what cannot be one.
     #[inline]
-    fn translate(&self, task: u64) -> Option<PhysAddr> {
+    pub(crate) fn translate(&self, task: u64) -> Option<PhysAddr> {
         if task == self.init_task {
             return Some(self.init_task_phys);
         }
@@ -112,36 +133,18 @@ impl CurrentReader {
             }
             _ => (symbol("current_task")?, symbol("__preempt_count")?),
         };
-        let init_task = symbol("init_task")?;
         let areas = Areas::new(view, symbols, symbol("__per_cpu_offset")?, task)?;
-        let apic_ids = symbols.address_of("x86_cpu_to_apicid").zip(layouts.apic_id_size);
-        let direct_map = direct_map(view, symbols, areas.first(task)?)?;
-        let resolved: Vec<(u32, Option<u32>, PerCpu)> = (0u32..)
-            .zip(&areas.offsets)
-            .filter_map(|(cpu, &base)| {
-                let base = base?;
-                let at = |variable: u64| view.translate(base.wrapping_add(variable));
-                let id = apic_ids.and_then(|(map, size)| apic_id(view, base.wrapping_add(map), size));
-                Some((cpu, id, PerCpu { task: at(task)?, preempt_count: at(preempt_count)? }))
-            })
-            .collect();
-        let cpus = by_apic_id(&resolved);
-        Ok(Self {
-            cpus,
-            tasks: Tasks {
-                layout,
-                direct_map,
-                init_task,
-                init_task_phys: view
-                    .translate(init_task)
-                    .ok_or_else(|| Missing::NoSymbol("init_task".into()))?,
-            },
-        })
+        let places = TaskPlaces::new(view, symbols, areas.first(task)?)?;
+        let cpus = areas.by_apic_id(view, symbols, layouts, |base| {
+            let at = |variable: u64| view.translate(base.wrapping_add(variable));
+            Some(PerCpu { task: at(task)?, preempt_count: at(preempt_count)? })
+        });
+        Ok(Self { cpus, tasks: Tasks { layout, places } })
     }
 }
 
 /// `__per_cpu_offset[]`: what to add to a per-CPU symbol to get a CPU's own copy.
-struct Areas {
+pub(crate) struct Areas {
     offsets: Vec<Option<u64>>,
 }
 
@@ -149,7 +152,7 @@ impl Areas {
     /// Reads the array. Until `setup_per_cpu_areas` (arch/x86/kernel/setup_percpu.c) has filled it, each
     /// CPU's offset leads to the initial copy, which lies in the image; it fills it in ascending order, so
     /// the last possible CPU tells that all are done.
-    fn new<M: PhysicalMemory>(
+    pub(crate) fn new<M: PhysicalMemory>(
         view: &View<'_, M>,
         symbols: &SymbolTable,
         array: u64,
@@ -171,18 +174,38 @@ impl Areas {
     }
 
     /// The address of the first CPU's copy.
-    fn first(&self, variable: u64) -> Result<u64, Missing> {
+    pub(crate) fn first(&self, variable: u64) -> Result<u64, Missing> {
         let offset = self.offsets.iter().flatten().next();
         offset.map(|offset| offset.wrapping_add(variable)).ok_or(Missing::PerCpuNotReady)
+    }
+
+    /// What `resolve` makes of each CPU's offset, by APIC id.
+    pub(crate) fn by_apic_id<M: PhysicalMemory, T: Clone>(
+        &self,
+        view: &View<'_, M>,
+        symbols: &SymbolTable,
+        layouts: &Layouts,
+        resolve: impl Fn(u64) -> Option<T>,
+    ) -> Vec<Option<T>> {
+        let apic_ids = symbols.address_of("x86_cpu_to_apicid").zip(layouts.apic_id_size);
+        let resolved: Vec<(u32, Option<u32>, T)> = (0u32..)
+            .zip(&self.offsets)
+            .filter_map(|(cpu, &base)| {
+                let base = base?;
+                let id = apic_ids.and_then(|(map, size)| apic_id(view, base.wrapping_add(map), size));
+                Some((cpu, id, resolve(base)?))
+            })
+            .collect();
+        by_apic_id(resolved)
     }
 }
 
 /// Orders CPUs by APIC id. One without is not there (it may be plugged in later); but if none has any,
 /// the kernel does not tell, and its own numbers must do.
-fn by_apic_id(resolved: &[(u32, Option<u32>, PerCpu)]) -> Vec<Option<PerCpu>> {
+fn by_apic_id<T: Clone>(resolved: Vec<(u32, Option<u32>, T)>) -> Vec<Option<T>> {
     let known = resolved.iter().any(|(_, id, _)| id.is_some());
     let mut cpus = Vec::new();
-    for &(cpu, id, per_cpu) in resolved {
+    for (cpu, id, per_cpu) in resolved {
         let Some(id) = (if known { id } else { Some(cpu) }) else {
             continue;
         };

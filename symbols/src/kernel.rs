@@ -11,8 +11,10 @@ use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
 use crate::module::Modules;
 use crate::paging::AddressSpace;
+use crate::stack::StackReader;
 use crate::symbol::SymbolAt;
 use crate::task::{self, TaskSnapshot};
+use crate::unwind::KernelUnwinder;
 use crate::view::View;
 
 /// With page-table isolation (PTI) a process's own tables lie one page above the kernel's
@@ -178,6 +180,25 @@ impl Kernel {
         let layouts = self.layouts.as_ref().map_err(Clone::clone)?;
         let symbols = self.symbols.as_ref().ok_or(Missing::NoKallsyms)?;
         CurrentReader::new(&self.view(memory), symbols, layouts)
+    }
+
+    /// A copier of stacks, once the per-CPU areas are set up.
+    ///
+    /// # Errors
+    /// What is missing; [`Missing::may_come`] tells if asking again makes sense.
+    pub fn stack_reader(&self, memory: &impl PhysicalMemory) -> Result<StackReader, Missing> {
+        let layouts = self.layouts.as_ref().map_err(Clone::clone)?;
+        let symbols = self.symbols.as_ref().ok_or(Missing::NoKallsyms)?;
+        StackReader::new(&self.view(memory), symbols, layouts)
+    }
+
+    /// An unwinder of kernel stacks, for the image and for these modules, whose tables are read now.
+    pub fn unwinder(&self, memory: &impl PhysicalMemory, modules: &Modules) -> KernelUnwinder {
+        let layout = match &self.layouts {
+            Ok(layouts) => layouts.orc.clone(),
+            Err(missing) => Err(missing.clone()),
+        };
+        KernelUnwinder::new(&self.view(memory), self.symbols.as_ref(), layout, modules)
     }
 
     fn view<'a, M: PhysicalMemory>(&'a self, memory: &'a M) -> View<'a, M> {

@@ -20,6 +20,9 @@ pub(crate) struct Layouts {
     pub(crate) hot: Option<HotLayout>,
     /// Size of an element of the per-CPU `x86_cpu_to_apicid`: u16 until 6.6, u32 since.
     pub(crate) apic_id_size: Option<usize>,
+    pub(crate) stack: Result<StackLayout, Missing>,
+    /// How an entry of the ORC tables is laid out; an error in a kernel without them.
+    pub(crate) orc: Result<OrcLayout, Missing>,
 }
 
 /// `struct task_struct` (include/linux/sched.h): what a snapshot needs, and how to read it in few reads.
@@ -71,6 +74,19 @@ pub(crate) struct ModuleLayout {
     pub(crate) text_size: usize,
     /// Where the symbols are described; `None` in a kernel without them.
     pub(crate) kallsyms: Option<ModuleKallsymsLayout>,
+    /// Where the ORC tables are described; `None` in a kernel without them.
+    pub(crate) orc: Option<ModuleOrcLayout>,
+}
+
+/// `struct mod_arch_specific` (arch/x86/include/asm/module.h), in `module.arch`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ModuleOrcLayout {
+    /// `orc_unwind_ip`: pointer to the addresses.
+    pub(crate) addresses: usize,
+    /// `orc_unwind`: pointer to the entries.
+    pub(crate) entries: usize,
+    /// `num_orcs`.
+    pub(crate) count: usize,
 }
 
 /// `struct mod_kallsyms` (include/linux/module.h), behind `module.kallsyms`.
@@ -88,6 +104,44 @@ pub(crate) struct ModuleKallsymsLayout {
 pub(crate) struct HotLayout {
     pub(crate) current_task: usize,
     pub(crate) preempt_count: usize,
+    /// `hardirq_stack_ptr`.
+    pub(crate) irq_stack: Option<usize>,
+}
+
+/// Kernel stacks.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct StackLayout {
+    /// `task_struct.stack`: the lowest address of a task's stack.
+    pub(crate) stack: usize,
+    /// `task_struct.thread.sp`: the stack pointer of a task that does not run.
+    pub(crate) saved_sp: usize,
+    /// Bytes of a task's stack (`THREAD_SIZE`).
+    pub(crate) size: u64,
+    /// Bytes of a CPU's interrupt stack (`IRQ_STACK_SIZE`).
+    pub(crate) irq_size: u64,
+    /// `inactive_task_frame.bp` (arch/x86/include/asm/switch_to.h): from the saved stack pointer.
+    pub(crate) saved_bp: usize,
+    /// `inactive_task_frame.ret_addr`.
+    pub(crate) return_address: usize,
+}
+
+/// A field of an ORC entry: first bit and number of bits.
+pub(crate) type Bits = (u32, u32);
+
+/// `struct orc_entry` (arch/x86/include/asm/orc_types.h).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct OrcLayout {
+    /// Bytes of an entry, at most 8.
+    pub(crate) size: usize,
+    pub(crate) sp_offset: Bits,
+    pub(crate) bp_offset: Bits,
+    pub(crate) sp_reg: Bits,
+    pub(crate) bp_reg: Bits,
+    pub(crate) kind: Bits,
+    /// Since 6.3.
+    pub(crate) signal: Option<Bits>,
+    /// Until 6.3.
+    pub(crate) end: Option<Bits>,
 }
 
 fn offset(btf: &Btf, structure: &str, path: &str) -> Result<usize, Missing> {
@@ -105,6 +159,8 @@ impl Layouts {
             module: ModuleLayout::new(btf),
             hot: HotLayout::new(btf),
             apic_id_size: btf.variable_size("x86_cpu_to_apicid"),
+            stack: StackLayout::new(btf),
+            orc: OrcLayout::new(btf),
         }
     }
 }
@@ -153,6 +209,7 @@ impl ModuleLayout {
             text_base,
             text_size,
             kallsyms: ModuleKallsymsLayout::new(btf).ok(),
+            orc: ModuleOrcLayout::new(btf).ok(),
         })
     }
 }
@@ -175,6 +232,61 @@ impl HotLayout {
         Some(Self {
             current_task: btf.member("pcpu_hot", "current_task")?.offset,
             preempt_count: btf.member("pcpu_hot", "preempt_count")?.offset,
+            irq_stack: btf.member("pcpu_hot", "hardirq_stack_ptr").map(|m| m.offset),
+        })
+    }
+}
+
+impl ModuleOrcLayout {
+    fn new(btf: &Btf) -> Result<Self, Missing> {
+        let module = |member| offset(btf, "module", member);
+        Ok(Self {
+            addresses: module("arch.orc_unwind_ip")?,
+            entries: module("arch.orc_unwind")?,
+            count: module("arch.num_orcs")?,
+        })
+    }
+}
+
+impl StackLayout {
+    fn new(btf: &Btf) -> Result<Self, Missing> {
+        let task = |member| offset(btf, "task_struct", member);
+        // 16 KiB, twice that with KASAN (arch/x86/include/asm/page_64_types.h).
+        let size = |name: &str| {
+            let size =
+                btf.size_of(name).filter(|size| size.is_power_of_two() && (8192..=65_536).contains(size));
+            size.unwrap_or(16_384) as u64
+        };
+        let frame = |member, else_at| btf.member("inactive_task_frame", member).map_or(else_at, |m| m.offset);
+        Ok(Self {
+            stack: task("stack")?,
+            saved_sp: task("thread.sp")?,
+            size: size("thread_union"),
+            irq_size: size("irq_stack"),
+            saved_bp: frame("bp", 40),
+            return_address: frame("ret_addr", 48),
+        })
+    }
+}
+
+impl OrcLayout {
+    fn new(btf: &Btf) -> Result<Self, Missing> {
+        let missing = |member: &str| Missing::NoField(format!("orc_entry.{member}"));
+        let size =
+            btf.size_of("orc_entry").filter(|size| (1..=8).contains(size)).ok_or_else(|| missing("size"))?;
+        let inside =
+            |&(first, bits): &Bits| (1..=16).contains(&bits) && first as usize + bits as usize <= size * 8;
+        let maybe = |member| btf.bits("orc_entry", member).filter(inside);
+        let field = |member| maybe(member).ok_or_else(|| missing(member));
+        Ok(Self {
+            size,
+            sp_offset: field("sp_offset")?,
+            bp_offset: field("bp_offset")?,
+            sp_reg: field("sp_reg")?,
+            bp_reg: field("bp_reg")?,
+            kind: field("type")?,
+            signal: maybe("signal"),
+            end: maybe("end"),
         })
     }
 }

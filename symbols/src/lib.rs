@@ -29,11 +29,14 @@ pub mod memory;
 mod missing;
 mod module;
 pub mod paging;
+mod pt_regs;
 mod registers;
+mod stack;
 mod symbol;
 mod task;
 #[cfg(test)]
 mod tests;
+mod unwind;
 mod view;
 
 pub use address::{PhysAddr, VirtAddr};
@@ -44,5 +47,7 @@ pub use missing::Missing;
 pub use module::Modules;
 pub use paging::{AddressSpace, Translation};
 pub use registers::{Registers, StackMemory};
+pub use stack::{StackCopy, StackGaps, StackReader, StackSample};
 pub use symbol::SymbolAt;
 pub use task::TaskSnapshot;
+pub use unwind::{Broken, FrameKind, KernelFrame, KernelUnwinder, UserRegisters, WalkEnd};

@@ -47,6 +47,18 @@ struct Module {
     size: u64,
     names: Names,
     functions: Functions,
+    orc: Option<ModuleOrc>,
+}
+
+/// Where a module's ORC tables lie; nothing of it is checked yet.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ModuleOrc {
+    /// Virtual address of the array of addresses.
+    pub(crate) addresses: u64,
+    /// Virtual address of the array of entries.
+    pub(crate) entries: u64,
+    /// Elements of both.
+    pub(crate) count: u32,
 }
 
 impl Modules {
@@ -68,6 +80,12 @@ impl Modules {
     /// Names with address range of the text: start and size in bytes.
     pub fn iter(&self) -> impl Iterator<Item = (&str, VirtAddr, u64)> {
         self.sorted.iter().map(|m| (m.name.as_str(), VirtAddr(m.start), m.size))
+    }
+
+    /// Start and end of the text of each module that has ORC tables, and where those are; ascending.
+    pub(crate) fn orc_tables(&self) -> impl Iterator<Item = ((u64, u64), ModuleOrc)> {
+        // The end was checked when the module was read.
+        self.sorted.iter().filter_map(|m| Some(((m.start, m.start + m.size), m.orc?)))
     }
 
     /// Reads all modules on the list at `head`.
@@ -117,7 +135,14 @@ impl Module {
             .kallsyms
             .and_then(|layout| symbols(view, &layout, at, (start, end), budget))
             .unwrap_or_default();
-        Some(Self { name: printable(until_nul(&name)), start, size, names, functions })
+        let orc = layout.orc.and_then(|layout| {
+            Some(ModuleOrc {
+                addresses: view.u64(at, layout.addresses)?,
+                entries: view.u64(at, layout.entries)?,
+                count: view.u32(at, layout.count)?,
+            })
+        });
+        Some(Self { name: printable(until_nul(&name)), start, size, names, functions, orc })
     }
 }
 

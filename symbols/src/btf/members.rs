@@ -79,6 +79,35 @@ impl Btf<'_> {
         None
     }
 
+    /// Where the member `member` of the structure `name` lies, in bits: offset and size; for bit-fields and for plain
+    /// numbers.
+    pub(crate) fn bits(&self, name: &str, member: &str) -> Option<(u32, u32)> {
+        let outer = self
+            .structures
+            .iter()
+            .filter_map(|&number| self.get(number))
+            .find(|found| self.is_named(found.name, name))?;
+        (0..outer.vlen).map(|i| outer.body + i * 12).find_map(|at| {
+            if !self.is_named(u32_at(self.types, at)?, member) {
+                return None;
+            }
+            let number = self.strip(u32_at(self.types, at + 4)?)?;
+            let place = u32_at(self.types, at + 8)?;
+            if outer.kind_flag && place >> 24 != 0 {
+                return Some((place & 0x00ff_ffff, place >> 24));
+            }
+            // Without the flag, the integer's own description holds a bit-field's place within it.
+            let int = (number.kind == kind::INT).then(|| u32_at(self.types, number.body))??;
+            Some(((place & 0x00ff_ffff).checked_add(int >> 16 & 0xff)?, int & 0xff))
+        })
+    }
+
+    /// Size in bytes of the structure or union `name`.
+    pub(crate) fn size_of(&self, name: &str) -> Option<usize> {
+        let mut named = self.structures.iter().filter_map(|&number| self.get(number));
+        named.find(|found| self.is_named(found.name, name)).map(|found| found.size_or_type as usize)
+    }
+
     /// The type behind typedefs and qualifiers.
     fn strip(&self, number: u32) -> Option<Type> {
         let mut found = self.get(number)?;

@@ -1,0 +1,329 @@
+//! Copies stacks at a sample.
+
+use super::StackCopy;
+use crate::address::{PhysAddr, VirtAddr};
+use crate::bytes::{index, u64_at};
+use crate::current::{Areas, TaskPlaces};
+use crate::kallsyms::table::SymbolTable;
+use crate::layout::{Layouts, StackLayout};
+use crate::memory::PhysicalMemory;
+use crate::missing::Missing;
+use crate::paging::AddressSpace;
+use crate::pt_regs;
+use crate::registers::{Registers, StackMemory};
+use crate::unwind::FrameKind;
+use crate::view::View;
+
+/// Bytes below RSP that a function may use (System V ABI, AMD64 supplement 1.0, 3.2.2).
+const RED_ZONE: u64 = 128;
+/// Kernel stacks that interrupt each other and are copied, at most.
+const MAX_STACKS: usize = 4;
+/// Bytes of a stack whose size is not known, at most; exception stacks have 4 to 16 KiB.
+const MAX_OTHER: u64 = 16 << 10;
+/// Bytes of the stack on which the processor enters the kernel (`struct entry_stack`).
+const ENTRY_STACK: u64 = 4096;
+/// Bytes of a 64-bit TSS (Intel SDM volume 3, figure 8-11).
+const TSS: usize = 104;
+/// Offset of RSP0 in it: the top of the entry stack.
+const TSS_SP0: usize = 4;
+/// Offsets of IST1 to IST7 in it: the tops of the exception stacks.
+const TSS_IST: [usize; 7] = [36, 44, 52, 60, 68, 76, 84];
+/// `TOP_OF_KERNEL_STACK_PADDING` with CONFIG_X86_FRED (arch/x86/include/asm/thread_info.h, 6.9); else there is none.
+const FRED_PADDING: u64 = 16;
+
+/// What is known of a sample when its stacks are to be copied.
+#[derive(Debug, Clone, Copy)]
+pub struct StackSample<'a> {
+    /// The registers.
+    pub registers: &'a Registers,
+    /// Current privilege level: 0 in the kernel, 3 in a program.
+    pub cpl: u8,
+    /// CR3.
+    pub cr3: u64,
+    /// CR4.LA57: 5-level paging.
+    pub five_level: bool,
+    /// Address of the current task_struct, if it is known.
+    pub task: Option<u64>,
+    /// True if that is a kernel thread or an idle task, which has no user stack.
+    pub kernel_thread: bool,
+    /// Bytes of user stack to copy, at most; [`StackReader::USER_BYTES`] is enough for almost all.
+    pub user_bytes: usize,
+}
+
+/// Copies the stacks of a sample without allocating: addresses are resolved beforehand.
+#[derive(Debug, Clone)]
+pub struct StackReader {
+    /// By APIC id, which is what a VMM numbers its vCPUs by.
+    cpus: Vec<Option<PerCpu>>,
+    layout: StackLayout,
+    tasks: TaskPlaces,
+    kernel: AddressSpace,
+    /// Bytes above a task's `pt_regs`.
+    padding: u64,
+}
+
+/// Physical addresses of one CPU's variables.
+#[derive(Debug, Clone, Copy)]
+struct PerCpu {
+    /// `hardirq_stack_ptr`.
+    irq_stack: Option<PhysAddr>,
+    /// `cpu_tss_rw`.
+    tss: Option<PhysAddr>,
+}
+
+/// The stack that an address is on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// The task's own; its top.
+    Task(u64),
+    /// The CPU's interrupt stack: its top, and the address of the word that holds the RSP that was left.
+    Interrupt { top: u64, link: u64 },
+    /// A stack that the processor switched to: its top, where the iret frame ends.
+    Exception(u64),
+    /// Not known.
+    Other,
+}
+
+/// Where the way through the kernel stacks ended.
+enum Left {
+    /// In user mode, with this RSP.
+    User(u64),
+    /// Elsewhere.
+    Kernel,
+}
+
+impl StackReader {
+    /// Bytes of user stack to copy, unless there is a reason for another number.
+    pub const USER_BYTES: usize = 16 << 10;
+
+    /// Copies the stacks of `vcpu` (its APIC id) into `into`, which it clears first. No allocation, no lock, bounded
+    /// reads; what cannot be read is left out.
+    pub fn copy(
+        &self,
+        memory: &impl PhysicalMemory,
+        vcpu: usize,
+        sample: &StackSample<'_>,
+        into: &mut StackCopy,
+    ) {
+        into.clear();
+        into.registers = *sample.registers;
+        into.user_mode = sample.cpl == 3;
+        let rsp = sample.registers.rsp();
+        let user = if sample.cpl == 3 {
+            Some(rsp)
+        } else {
+            let stack = sample.task.and_then(|task| self.task_stack(memory, task));
+            let left = self.copy_kernel(memory, vcpu, (stack, rsp), into);
+            if sample.kernel_thread { None } else { self.user_rsp(memory, stack, left, into) }
+        };
+        if let Some(rsp) = user.filter(|rsp| !is_kernel(*rsp)) {
+            let space = AddressSpace::new(sample.cr3, sample.five_level);
+            let start = rsp.saturating_sub(RED_ZONE);
+            let end = start.saturating_add(sample.user_bytes as u64);
+            into.gaps.user_not_present = !copy_pages(&space, memory, (start, end), into);
+        }
+    }
+
+    /// Copies the kernel stack of a task that does not run, and sets the registers to where it will go on: what it
+    /// sleeps in. `None` if it cannot be read.
+    pub fn copy_sleeping(
+        &self,
+        memory: &impl PhysicalMemory,
+        (task, kernel_thread): (u64, bool),
+        into: &mut StackCopy,
+    ) -> Option<()> {
+        into.clear();
+        let (start, top) = self.task_stack(memory, task)?;
+        let sp = self.task_word(memory, task, self.layout.saved_sp)?;
+        if !(start..top).contains(&sp) {
+            return None;
+        }
+        into.gaps.kernel_not_present = !copy_pages(&self.kernel, memory, (sp, top), into);
+        let word = |offset: usize| into.read_u64(sp.checked_add(offset as u64)?);
+        let mut registers = Registers { rip: word(self.layout.return_address)?, ..Registers::default() };
+        registers.gpr[Registers::RBP] = word(self.layout.saved_bp)?;
+        registers.gpr[Registers::RSP] = sp.checked_add(self.layout.return_address as u64 + 8)?;
+        into.registers = registers;
+        into.first = FrameKind::Return;
+        into.pt_regs = if kernel_thread { None } else { self.pt_regs(top) };
+        Some(())
+    }
+
+    /// The user's RSP: where the way through the kernel stacks left to, or in the task's `pt_regs`, which are copied.
+    fn user_rsp(
+        &self,
+        memory: &impl PhysicalMemory,
+        stack: Option<(u64, u64)>,
+        left: Left,
+        into: &mut StackCopy,
+    ) -> Option<u64> {
+        into.pt_regs = stack.and_then(|(_, top)| self.pt_regs(top));
+        let place = into.pt_regs;
+        let saved = place.and_then(|at| {
+            let sp = at.checked_add(pt_regs::SP)?;
+            if into.read_u64(sp).is_none() {
+                copy_pages(&self.kernel, memory, (at, at.checked_add(pt_regs::SIZE)?), into);
+            }
+            into.read_u64(sp)
+        });
+        match left {
+            Left::User(rsp) => Some(rsp),
+            Left::Kernel => saved,
+        }
+    }
+
+    /// Address of the user's registers on a task's stack.
+    fn pt_regs(&self, top: u64) -> Option<u64> {
+        top.checked_sub(self.padding + pt_regs::SIZE)
+    }
+
+    /// Copies the stack that `rsp` is on, and those that it interrupted.
+    fn copy_kernel(
+        &self,
+        memory: &impl PhysicalMemory,
+        vcpu: usize,
+        (task, rsp): (Option<(u64, u64)>, u64),
+        into: &mut StackCopy,
+    ) -> Left {
+        let per_cpu = self.cpus.get(vcpu).copied().flatten();
+        let mut at = rsp;
+        for _ in 0..MAX_STACKS {
+            if !is_kernel(at) {
+                return Left::User(at);
+            }
+            let place = self.place(memory, per_cpu, task, at);
+            let top = match place {
+                Place::Task(top) | Place::Interrupt { top, .. } | Place::Exception(top) => top,
+                Place::Other => at.saturating_add(MAX_OTHER),
+            };
+            if !copy_pages(&self.kernel, memory, (at, top), into) {
+                into.gaps.kernel_not_present |= place != Place::Other;
+                return Left::Kernel;
+            }
+            let next = match place {
+                Place::Task(_) | Place::Other => None,
+                Place::Interrupt { link, .. } => into.read_u64(link),
+                Place::Exception(top) => interrupted_rsp(into, top),
+            };
+            match next {
+                Some(next) => at = next,
+                None => return Left::Kernel,
+            }
+        }
+        Left::Kernel
+    }
+
+    fn place(
+        &self,
+        memory: &impl PhysicalMemory,
+        per_cpu: Option<PerCpu>,
+        task: Option<(u64, u64)>,
+        at: u64,
+    ) -> Place {
+        if let Some((start, top)) = task
+            && (start..top).contains(&at)
+        {
+            return Place::Task(top);
+        }
+        let Some(per_cpu) = per_cpu else {
+            return Place::Other;
+        };
+        // Points behind the topmost word until 5.11, to it since: the word lies in the same page.
+        let irq = per_cpu.irq_stack.and_then(|pointer| memory.read_u64(pointer)?.checked_add(8));
+        if let Some(top) = irq.map(|above| above & !0xfff)
+            && (top.saturating_sub(self.layout.irq_size)..top).contains(&at)
+        {
+            return Place::Interrupt { top, link: top - 8 };
+        }
+        let mut tss = [0; TSS];
+        if per_cpu.tss.and_then(|tss_at| memory.read(tss_at, &mut tss)).is_none() {
+            return Place::Other;
+        }
+        let entry = (TSS_SP0, ENTRY_STACK);
+        let exceptions = TSS_IST.map(|offset| (offset, MAX_OTHER));
+        let tops = std::iter::once(entry).chain(exceptions).filter_map(|(offset, size)| {
+            let top = u64_at(&tss, offset)?;
+            (top.saturating_sub(size)..top).contains(&at).then_some(top)
+        });
+        tops.min().map_or(Place::Other, Place::Exception)
+    }
+
+    /// Lowest address and top of a task's stack.
+    fn task_stack(&self, memory: &impl PhysicalMemory, task: u64) -> Option<(u64, u64)> {
+        let start = self.task_word(memory, task, self.layout.stack)?;
+        let top = start.checked_add(self.layout.size)?;
+        is_kernel(start).then_some((start, top))
+    }
+
+    fn task_word(&self, memory: &impl PhysicalMemory, task: u64, offset: usize) -> Option<u64> {
+        memory.read_u64(self.tasks.translate(task)?.checked_add(offset as u64)?)
+    }
+
+    /// Resolves the addresses; [`Missing::PerCpuNotReady`] and [`Missing::NoDirectMap`] while the kernel is booting.
+    pub(crate) fn new<M: PhysicalMemory>(
+        view: &View<'_, M>,
+        symbols: &SymbolTable,
+        layouts: &Layouts,
+    ) -> Result<Self, Missing> {
+        let layout = layouts.stack.clone()?;
+        let symbol = |name: &str| symbols.address_of(name).ok_or_else(|| Missing::NoSymbol(name.into()));
+        let tss = symbol("cpu_tss_rw")?;
+        let irq_stack = symbols.address_of("hardirq_stack_ptr").or_else(|| {
+            let offset = layouts.hot.as_ref()?.irq_stack?;
+            Some(symbols.address_of("pcpu_hot")?.wrapping_add(offset as u64))
+        });
+        let areas = Areas::new(view, symbols, symbol("__per_cpu_offset")?, tss)?;
+        let cpus = areas.by_apic_id(view, symbols, layouts, |base| {
+            let at = |variable: u64| view.translate(base.wrapping_add(variable));
+            Some(PerCpu { irq_stack: irq_stack.and_then(at), tss: at(tss) })
+        });
+        let fred = symbols.address_of("asm_fred_entrypoint_user").is_some();
+        Ok(Self {
+            cpus,
+            layout,
+            tasks: TaskPlaces::new(view, symbols, areas.first(tss)?)?,
+            kernel: view.space,
+            padding: if fred { FRED_PADDING } else { 0 },
+        })
+    }
+}
+
+/// True for the upper half of the address space.
+fn is_kernel(address: u64) -> bool {
+    address >> 63 == 1
+}
+
+/// RSP in the iret frame that ends at `top`, if what lies there is one: instruction pointer and code segment must be of
+/// the same side.
+fn interrupted_rsp(copy: &StackCopy, top: u64) -> Option<u64> {
+    let frame = |offset: u64| copy.read_u64(top.checked_sub(pt_regs::SIZE - offset)?);
+    let (ip, cs) = (frame(pt_regs::IRET)?, frame(pt_regs::CS)? & 0xffff);
+    let user = pt_regs::is_user(cs);
+    (cs != 0 && cs & 3 != 1 && user != is_kernel(ip)).then(|| frame(pt_regs::SP))?
+}
+
+/// Copies `start..end` page by page; false at the first page that is not present, or when `into` is full.
+fn copy_pages(
+    space: &AddressSpace,
+    memory: &impl PhysicalMemory,
+    (start, end): (u64, u64),
+    into: &mut StackCopy,
+) -> bool {
+    let mut at = start;
+    while at < end {
+        let Some(page) = space.translate(memory, VirtAddr(at)) else {
+            return false;
+        };
+        let left = page.page_size - (at & (page.page_size - 1));
+        let Some(room) = into.room(at, index(left.min(end - at))) else {
+            return false;
+        };
+        let len = room.len();
+        if memory.read(page.phys, room).is_none() {
+            return false;
+        }
+        into.keep(at, len);
+        at = at.saturating_add(len as u64);
+    }
+    true
+}

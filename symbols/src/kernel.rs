@@ -29,7 +29,7 @@ pub struct Kernel {
     image: Image,
     space: AddressSpace,
     symbols: Option<SymbolTable>,
-    layouts: Result<Layouts, Missing>,
+    pub(crate) layouts: Result<Layouts, Missing>,
     release: Option<String>,
     missing: Vec<Missing>,
 }
@@ -180,11 +180,11 @@ impl Kernel {
         CurrentReader::new(&self.view(memory), symbols, layouts)
     }
 
-    fn view<'a, M: PhysicalMemory>(&'a self, memory: &'a M) -> View<'a, M> {
+    pub(crate) fn view<'a, M: PhysicalMemory>(&'a self, memory: &'a M) -> View<'a, M> {
         View { memory, image: &self.image, space: self.space }
     }
 
-    fn symbol(&self, name: &str) -> Result<u64, Missing> {
+    pub(crate) fn symbol(&self, name: &str) -> Result<u64, Missing> {
         let symbols = self.symbols.as_ref().ok_or(Missing::NoKallsyms)?;
         symbols.address_of(name).ok_or_else(|| Missing::NoSymbol(name.into()))
     }

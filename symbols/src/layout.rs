@@ -5,7 +5,10 @@
 
 use crate::btf::Btf;
 use crate::gather::Gather;
+use crate::interrupt::InterruptLayouts;
 use crate::missing::Missing;
+use crate::pagecache::PageCacheLayout;
+use crate::process::ProcessLayouts;
 
 /// `TASK_COMM_LEN` (include/linux/sched.h).
 pub(crate) const COMM: usize = 16;
@@ -20,6 +23,9 @@ pub(crate) struct Layouts {
     pub(crate) hot: Option<HotLayout>,
     /// Size of an element of the per-CPU `x86_cpu_to_apicid`: u16 until 6.6, u32 since.
     pub(crate) apic_id_size: Option<usize>,
+    pub(crate) process: ProcessLayouts,
+    pub(crate) page_cache: Result<PageCacheLayout, Missing>,
+    pub(crate) interrupts: InterruptLayouts,
 }
 
 /// `struct task_struct` (include/linux/sched.h): what a snapshot needs, and how to read it in few reads.
@@ -90,10 +96,18 @@ pub(crate) struct HotLayout {
     pub(crate) preempt_count: usize,
 }
 
-fn offset(btf: &Btf, structure: &str, path: &str) -> Result<usize, Missing> {
+pub(crate) fn offset(btf: &Btf, structure: &str, path: &str) -> Result<usize, Missing> {
     btf.member(structure, path)
         .map(|m| m.offset)
         .ok_or_else(|| Missing::NoField(format!("{structure}.{path}")))
+}
+
+/// The offset of the first of several names of one member; the reason names the first.
+pub(crate) fn first_offset(btf: &Btf, structure: &str, paths: &[&str]) -> Result<usize, Missing> {
+    let found = paths.iter().find_map(|path| btf.member(structure, path));
+    found
+        .map(|m| m.offset)
+        .ok_or_else(|| Missing::NoField(format!("{structure}.{}", paths.first().unwrap_or(&""))))
 }
 
 impl Layouts {
@@ -105,6 +119,9 @@ impl Layouts {
             module: ModuleLayout::new(btf),
             hot: HotLayout::new(btf),
             apic_id_size: btf.variable_size("x86_cpu_to_apicid"),
+            process: ProcessLayouts::new(btf),
+            page_cache: PageCacheLayout::new(btf),
+            interrupts: InterruptLayouts::new(btf),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Reads processes out of a dump of a guest's RAM: mappings, files, arguments, control groups, interrupts.
 //!
 //! ```text
-//! cargo run --release -p symbols --example read_processes -- RAM CR3 [la57] [truth=FILE] [file=PATH:OUT]...
+//! cargo run --release -p symbols --example read_processes -- RAM CR3 [la57] [truth=FILE [root=DIR]...] [file=PATH:OUT]...
 //! ```
 //!
 //! RAM and CR3 as for `read_dump`. `truth` compares with what the guest said of itself right before, in lines
@@ -9,7 +9,8 @@
 //! with the `PPid:` and `Uid:` lines of `/proc/PID/status`, `CMD` with `/proc/PID/cmdline` in hexadecimal, `EXE`
 //! with the target of `/proc/PID/exe` in hexadecimal and "MAJOR:MINOR INODE SIZE SECONDS.NANOSECONDS" of it,
 //! `IRQ 0` with a line of `/proc/interrupts`. Differences are printed; the exit code is 1 if there are any.
-//! `file` writes the pages of a mapped file that the page cache holds to OUT, and zeros for the others.
+//! `root` names a directory that processes have as their root: their paths start there, those that the guest
+//! said do not. `file` writes the pages of a mapped file that the page cache holds to OUT, and zeros for the others.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -36,7 +37,7 @@ struct Read {
 fn main() -> Result<ExitCode, Box<dyn Error>> {
     let mut args = std::env::args().skip(1);
     let (Some(ram), Some(cr3)) = (args.next(), args.next()) else {
-        eprintln!("usage: read_processes RAM CR3 [la57] [truth=FILE] [file=PATH:OUT]...");
+        eprintln!("usage: read_processes RAM CR3 [la57] [truth=FILE [root=DIR]...] [file=PATH:OUT]...");
         return Ok(ExitCode::from(2));
     };
     let rest: Vec<String> = args.collect();
@@ -66,7 +67,8 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
         match arg.split_once('=') {
             Some(("truth", file)) => {
                 let truth = String::from_utf8_lossy(&std::fs::read(file)?).replace('\r', "");
-                differences += compare(&found, &interrupts, &truth);
+                let roots = rest.iter().filter_map(|arg| arg.strip_prefix("root=")).collect();
+                differences += compare(&found, &interrupts, &truth, roots);
             }
             Some(("file", what)) => {
                 let (path, out) = what.split_once(':').ok_or("file=PATH:OUT")?;
@@ -205,7 +207,7 @@ fn opened_line(mapping: &Mapping) -> String {
 }
 
 /// Compares with what the guest said; returns the number of differences.
-fn compare(found: &[Read], interrupts: &Interrupts, truth: &str) -> usize {
+fn compare(found: &[Read], interrupts: &Interrupts, truth: &str, roots: Vec<&str>) -> usize {
     let mut said: BTreeMap<(i32, &str), Vec<&str>> = BTreeMap::new();
     for line in truth.lines() {
         let mut words = line.splitn(3, ' ');
@@ -215,7 +217,7 @@ fn compare(found: &[Read], interrupts: &Interrupts, truth: &str) -> usize {
             said.entry((pid, kind)).or_default().push(text);
         }
     }
-    let mut compared = Compared { said, same: BTreeMap::new(), different: 0 };
+    let mut compared = Compared { said, same: BTreeMap::new(), different: 0, roots };
     for read in found {
         compared.process(read);
     }
@@ -228,6 +230,8 @@ struct Compared<'a> {
     said: BTreeMap<(i32, &'a str), Vec<&'a str>>,
     same: BTreeMap<&'static str, usize>,
     different: usize,
+    /// Directories that processes have as their root.
+    roots: Vec<&'a str>,
 }
 
 impl Compared<'_> {
@@ -256,7 +260,9 @@ impl Compared<'_> {
             let name = words.pop().unwrap_or_default().trim_start();
             let said = format!("{} {}", words.join(" "), escape(name));
             let read = [line(mapping), opened_line(mapping)];
-            let best = read.iter().find(|line| **line == said).unwrap_or(&read[0]);
+            // What another root holds is told from that root.
+            let said = self.roots.iter().fold(said, |said, root| said.replace(&format!(" {root}/"), " /"));
+            let best = read.iter().find(|line| **line == said).unwrap_or(&read[1]);
             self.check("mapping", pid, (&said, best));
         }
         for said in self.lines(pid, "STATUS") {
@@ -299,11 +305,19 @@ impl Compared<'_> {
         if exe.deleted {
             raw.extend(b" (deleted)");
         }
-        self.check("exe path", pid, (&printable(&path), &printable(&raw)));
-        let (device, inode) = exe.stacked.as_ref().map_or((exe.device, exe.inode), |s| (s.device, s.inode));
+        let path = printable(&path);
+        let path = self.roots.iter().find_map(|root| path.strip_prefix(*root)).unwrap_or(&path);
+        self.check("exe path", pid, (path, &printable(&raw)));
         let (seconds, nanoseconds) = exe.modified.unwrap_or_default();
-        let read = format!("{}:{} {inode} {} {seconds}.{nanoseconds}", device.0, device.1, exe.size);
-        self.check("exe file", pid, (&words.get(1..).unwrap_or(&[]).join(" "), &read));
+        let (device, inode) = exe.stacked.as_ref().map_or((exe.device, exe.inode), |s| (s.device, s.inode));
+        let mut said = words.get(1..).unwrap_or(&[]).to_vec();
+        let device = format!("{}:{}", device.0, device.1);
+        let rest = format!("{inode} {} {seconds}.{nanoseconds}", exe.size);
+        // overlayfs shows another device for each of its layers (Documentation/filesystems/overlayfs.rst).
+        if exe.stacked.is_some() && !said.is_empty() {
+            said[0] = &device;
+        }
+        self.check("exe file", pid, (&said.join(" "), &format!("{device} {rest}")));
     }
 
     /// The names at the ends of the lines that start with a number.

@@ -6,8 +6,11 @@ use crate::bytes::printable;
 use crate::memory::PhysicalMemory;
 use crate::view::View;
 
-/// `FMODE_BACKING` (include/linux/fs.h since 6.5): the file stands behind one of a stacked file system.
-const FMODE_BACKING: u32 = 1 << 25;
+/// `FMODE_BACKING` (include/linux/fs.h): the file stands behind one of a stacked file system. Bit 25 since 6.5,
+/// bit 24 in later kernels, 6.12.117 among them; the other bit has another meaning there.
+const FMODE_BACKING: u32 = 1 << 25 | 1 << 24;
+/// `FMODE_NOACCOUNT` (include/linux/fs.h): a file that the kernel has opened for itself, as those are.
+const FMODE_NOACCOUNT: u32 = 1 << 29;
 /// A device number has its minor number in the lower 20 bits (`MINORBITS`, include/linux/kdev_t.h).
 const MINOR_BITS: u32 = 20;
 /// Bytes of a file system's name, at most.
@@ -75,12 +78,14 @@ impl<M: PhysicalMemory> Files<'_, M> {
 
     /// The path that the process opened the file at `file` by.
     pub(super) fn opened(&self, file: u64) -> Option<Path> {
-        let backing = self
-            .layout
-            .user_path
-            .filter(|(mode, _)| self.view.u32(file, *mode).is_some_and(|mode| mode & FMODE_BACKING != 0));
-        let path = backing.map_or(self.layout.path, |(_, path)| path);
-        self.paths().path(file.checked_add(path as u64)?)
+        let path = |offset: usize| self.paths().path(file.checked_add(offset as u64)?);
+        let backing = self.layout.user_path.filter(|(mode, _)| {
+            let mode = self.view.u32(file, *mode).unwrap_or(0);
+            mode & FMODE_NOACCOUNT != 0 && mode & FMODE_BACKING != 0
+        });
+        // Should the bits deceive, then what lies behind the file is no path.
+        let user = backing.and_then(|(_, offset)| path(offset)).filter(|user| self.paths().exists(*user));
+        user.or_else(|| path(self.layout.path))
     }
 
     /// The `struct file` at `file`.

@@ -41,6 +41,14 @@ impl<M: PhysicalMemory> Paths<'_, M> {
         })
     }
 
+    /// True if this is a name of a file in a mount.
+    pub(super) fn exists(&self, path: Path) -> bool {
+        let root = self.view.u64(path.mount, self.layout.mount_root);
+        root.is_some_and(|root| self.component(root).is_some())
+            && self.component(path.dentry).is_some()
+            && self.inode(path.dentry).is_some_and(|inode| inode != 0)
+    }
+
     /// The inode that a name stands for.
     pub(super) fn inode(&self, dentry: u64) -> Option<u64> {
         self.view.u64(dentry, self.layout.inode)

@@ -31,7 +31,7 @@ pub struct Kernel {
     image: Image,
     space: AddressSpace,
     symbols: Option<SymbolTable>,
-    layouts: Result<Layouts, Missing>,
+    pub(crate) layouts: Result<Layouts, Missing>,
     release: Option<String>,
     missing: Vec<Missing>,
 }
@@ -201,11 +201,11 @@ impl Kernel {
         KernelUnwinder::new(&self.view(memory), self.symbols.as_ref(), layout, modules)
     }
 
-    fn view<'a, M: PhysicalMemory>(&'a self, memory: &'a M) -> View<'a, M> {
+    pub(crate) fn view<'a, M: PhysicalMemory>(&'a self, memory: &'a M) -> View<'a, M> {
         View { memory, image: &self.image, space: self.space }
     }
 
-    fn symbol(&self, name: &str) -> Result<u64, Missing> {
+    pub(crate) fn symbol(&self, name: &str) -> Result<u64, Missing> {
         let symbols = self.symbols.as_ref().ok_or(Missing::NoKallsyms)?;
         symbols.address_of(name).ok_or_else(|| Missing::NoSymbol(name.into()))
     }

@@ -5,7 +5,10 @@
 
 use crate::btf::Btf;
 use crate::gather::Gather;
+use crate::interrupt::InterruptLayouts;
 use crate::missing::Missing;
+use crate::pagecache::PageCacheLayout;
+use crate::process::ProcessLayouts;
 
 /// `TASK_COMM_LEN` (include/linux/sched.h).
 pub(crate) const COMM: usize = 16;
@@ -23,6 +26,9 @@ pub(crate) struct Layouts {
     pub(crate) stack: Result<StackLayout, Missing>,
     /// How an entry of the ORC tables is laid out; an error in a kernel without them.
     pub(crate) orc: Result<OrcLayout, Missing>,
+    pub(crate) process: ProcessLayouts,
+    pub(crate) page_cache: Result<PageCacheLayout, Missing>,
+    pub(crate) interrupts: InterruptLayouts,
 }
 
 /// `struct task_struct` (include/linux/sched.h): what a snapshot needs, and how to read it in few reads.
@@ -144,10 +150,18 @@ pub(crate) struct OrcLayout {
     pub(crate) end: Option<Bits>,
 }
 
-fn offset(btf: &Btf, structure: &str, path: &str) -> Result<usize, Missing> {
+pub(crate) fn offset(btf: &Btf, structure: &str, path: &str) -> Result<usize, Missing> {
     btf.member(structure, path)
         .map(|m| m.offset)
         .ok_or_else(|| Missing::NoField(format!("{structure}.{path}")))
+}
+
+/// The offset of the first of several names of one member; the reason names the first.
+pub(crate) fn first_offset(btf: &Btf, structure: &str, paths: &[&str]) -> Result<usize, Missing> {
+    let found = paths.iter().find_map(|path| btf.member(structure, path));
+    found
+        .map(|m| m.offset)
+        .ok_or_else(|| Missing::NoField(format!("{structure}.{}", paths.first().unwrap_or(&""))))
 }
 
 impl Layouts {
@@ -161,6 +175,9 @@ impl Layouts {
             apic_id_size: btf.variable_size("x86_cpu_to_apicid"),
             stack: StackLayout::new(btf),
             orc: OrcLayout::new(btf),
+            process: ProcessLayouts::new(btf),
+            page_cache: PageCacheLayout::new(btf),
+            interrupts: InterruptLayouts::new(btf),
         }
     }
 }

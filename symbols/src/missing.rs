@@ -33,6 +33,12 @@ pub enum Missing {
     /// The head of the module list could not be read.
     #[error("the module list could not be read")]
     ModuleList,
+    /// A kernel thread, or a process that is ending: it has no memory of its own.
+    #[error("the task has no memory of its own")]
+    NoUserMemory,
+    /// A structure of the guest could not be read: it is changing, or it is not what it should be.
+    #[error("{0} could not be read")]
+    Unreadable(String),
 }
 
 impl Missing {
@@ -45,6 +51,7 @@ impl Missing {
                 | Missing::NoDirectMap
                 | Missing::TaskList
                 | Missing::ModuleList
+                | Missing::Unreadable(_)
         )
     }
 }
@@ -59,6 +66,7 @@ mod tests {
             Missing::NoKernelImage,
             Missing::NoSymbol("init_task".into()),
             Missing::NoField("task_struct.comm".into()),
+            Missing::Unreadable("the cgroup".into()),
         ] {
             let text = missing.to_string();
             assert!(!text.contains('\n') && text.len() < 80, "{text}");

@@ -1,9 +1,13 @@
 //! Reads the kernel's virtual memory.
 
 use crate::address::{PhysAddr, VirtAddr};
+use crate::bytes::{index, printable, until_nul};
 use crate::image::Image;
 use crate::memory::PhysicalMemory;
 use crate::paging::AddressSpace;
+
+/// Bytes of the smallest page.
+const PAGE: u64 = 4096;
 
 /// The kernel's virtual memory: the image where it was found, the rest by the kernel's page tables.
 ///
@@ -42,5 +46,17 @@ impl<M: PhysicalMemory> View<'_, M> {
         let mut b = [0; 4];
         self.read(virt.checked_add(offset as u64)?, &mut b)?;
         Some(u32::from_le_bytes(b))
+    }
+    /// The text at `at` up to its NUL, of at most `N` bytes, in printable ASCII; `None` for an empty one.
+    pub(crate) fn text<const N: usize>(&self, at: u64) -> Option<String> {
+        let mut bytes = [0; N];
+        // What follows the text may lie in a page that is not there.
+        let (first, rest) = bytes.split_at_mut(index(PAGE - (at & (PAGE - 1))).min(N));
+        self.read(at, first)?;
+        if !first.contains(&0) {
+            self.read(at.checked_add(first.len() as u64)?, rest)?;
+        }
+        let text = until_nul(&bytes);
+        (!text.is_empty()).then(|| printable(text))
     }
 }

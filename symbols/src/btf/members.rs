@@ -133,6 +133,29 @@ impl Btf<'_> {
         (target.kind == kind::INT).then_some(target.size_or_type as usize)
     }
 
+    /// Size in bytes of the structure or union `name`.
+    pub(crate) fn size(&self, name: &str) -> Option<usize> {
+        self.structures
+            .iter()
+            .filter_map(|&number| self.get(number))
+            .find(|found| self.is_named(found.name, name))
+            .map(|found| found.size_or_type as usize)
+    }
+
+    /// Value of `name` in the enumeration `of`.
+    pub(crate) fn enumerator(&self, of: &str, name: &str) -> Option<u32> {
+        let found = self
+            .starts
+            .iter()
+            .filter_map(|&start| Type::at(self.types, start as usize))
+            .find(|found| found.kind == kind::ENUM && self.is_named(found.name, of))?;
+        // struct btf_enum: name, value.
+        (0..found.vlen)
+            .map(|i| found.body + i * 8)
+            .find(|&at| u32_at(self.types, at).is_some_and(|offset| self.is_named(offset, name)))
+            .and_then(|at| u32_at(self.types, at + 4))
+    }
+
     /// Number of elements of a member that is an array.
     pub(crate) fn elements(&self, member: Member) -> Option<usize> {
         let array = self.strip(member.type_number)?;

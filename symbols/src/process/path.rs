@@ -1,0 +1,129 @@
+//! Paths of files: through the names up to a root, across mount points.
+//!
+//! ```text
+//! path { mnt, dentry }    dentry -> d_parent -> ... -> mnt_root of its mount
+//!                         mount  -> mnt_mountpoint (a dentry) in mnt_parent -> ... -> the root
+//! ```
+//!
+//! Source: `prepend_path` and `simple_dname` in fs/d_path.c of Linux 6.1 and 6.12.
+
+use super::layout::DentryLayout;
+use crate::memory::PhysicalMemory;
+use crate::view::View;
+
+/// Components of a path, at most, mount points included.
+const MAX_COMPONENTS: usize = 256;
+/// Bytes of a path, at most (`PATH_MAX`, include/uapi/linux/limits.h).
+const MAX_PATH: usize = 4096;
+/// Bytes of a component, at most (`NAME_MAX`).
+const MAX_NAME: u32 = 255;
+
+/// A `struct path`: a name in a mount.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Path {
+    /// A `struct vfsmount`.
+    pub(super) mount: u64,
+    pub(super) dentry: u64,
+}
+
+/// Reads paths.
+pub(super) struct Paths<'a, M> {
+    pub(super) view: &'a View<'a, M>,
+    pub(super) layout: &'a DentryLayout,
+}
+
+impl<M: PhysicalMemory> Paths<'_, M> {
+    /// The `struct path` at `at`.
+    pub(super) fn path(&self, at: u64) -> Option<Path> {
+        Some(Path {
+            mount: self.view.u64(at, self.layout.path_mount)?,
+            dentry: self.view.u64(at, self.layout.path_dentry)?,
+        })
+    }
+
+    /// True if this is a name of a file in a mount.
+    pub(super) fn exists(&self, path: Path) -> bool {
+        let root = self.view.u64(path.mount, self.layout.mount_root);
+        root.is_some_and(|root| self.component(root).is_some())
+            && self.component(path.dentry).is_some()
+            && self.inode(path.dentry).is_some_and(|inode| inode != 0)
+    }
+
+    /// The inode that a name stands for.
+    pub(super) fn inode(&self, dentry: u64) -> Option<u64> {
+        self.view.u64(dentry, self.layout.inode)
+    }
+
+    /// True for a name that has been removed: it is no longer found by its parent's table of names.
+    pub(super) fn unlinked(&self, dentry: u64) -> Option<bool> {
+        let is_root = self.view.u64(dentry, self.layout.parent)? == dentry;
+        Some(!is_root && self.view.u64(dentry, self.layout.hashed)? == 0)
+    }
+
+    /// The path of `file` as seen from `root`; from the top of its mounts, where `root` is none or does not
+    /// hold it. `None` when it cannot be read, is longer than 4 KiB or has more than 256 components.
+    pub(super) fn name(&self, file: Path, root: Option<Path>) -> Option<Vec<u8>> {
+        let mut path = Reversed::default();
+        let mut at = file;
+        let mut mount_root = self.view.u64(at.mount, self.layout.mount_root)?;
+        for _ in 0..MAX_COMPONENTS {
+            if Some(at) == root {
+                return Some(path.finish());
+            }
+            if at.dentry == mount_root {
+                let mount = at.mount.checked_sub(self.layout.mount as u64)?;
+                let parent = self.view.u64(mount, self.layout.mount_parent)?;
+                if parent == mount {
+                    return Some(path.finish());
+                }
+                at = Path {
+                    mount: parent.checked_add(self.layout.mount as u64)?,
+                    dentry: self.view.u64(mount, self.layout.mountpoint)?,
+                };
+                mount_root = self.view.u64(at.mount, self.layout.mount_root)?;
+                continue;
+            }
+            path.prepend(&self.component(at.dentry)?)?;
+            let parent = self.view.u64(at.dentry, self.layout.parent)?;
+            if parent == at.dentry {
+                // A file without a directory: shared memory and the like.
+                return Some(path.finish());
+            }
+            at.dentry = parent;
+        }
+        None
+    }
+
+    fn component(&self, dentry: u64) -> Option<Vec<u8>> {
+        let len = self.view.u32(dentry, self.layout.name_len)?;
+        if len == 0 || len > MAX_NAME {
+            return None;
+        }
+        let mut name = vec![0; len as usize];
+        self.view.read(self.view.u64(dentry, self.layout.name)?, &mut name)?;
+        Some(name)
+    }
+}
+
+/// A path that grows at its front.
+#[derive(Default)]
+struct Reversed(Vec<u8>);
+
+impl Reversed {
+    fn prepend(&mut self, component: &[u8]) -> Option<()> {
+        if self.0.len() + component.len() >= MAX_PATH {
+            return None;
+        }
+        self.0.extend(component.iter().rev());
+        self.0.push(b'/');
+        Some(())
+    }
+
+    fn finish(mut self) -> Vec<u8> {
+        if self.0.is_empty() {
+            self.0.push(b'/');
+        }
+        self.0.reverse();
+        self.0
+    }
+}

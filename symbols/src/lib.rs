@@ -18,6 +18,7 @@ pub mod address;
 mod btf;
 mod bytes;
 mod current;
+pub mod elf;
 #[cfg(any(test, feature = "fixture"))]
 pub mod fixture;
 mod gather;

@@ -29,6 +29,7 @@ mod layout;
 pub mod memory;
 mod missing;
 mod module;
+pub mod names;
 pub mod paging;
 mod registers;
 mod symbol;

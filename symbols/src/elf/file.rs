@@ -104,7 +104,9 @@ impl ElfFile {
 
     /// True when the file can execute what is at `address`.
     pub fn is_executable(&self, address: u64) -> bool {
-        self.segments.iter().any(|segment| segment.executable && segment.contains(address))
+        let after = self.segments.partition_point(|segment| segment.address <= address);
+        let segment = after.checked_sub(1).and_then(|at| self.segments.get(at));
+        segment.is_some_and(|segment| segment.executable && segment.contains(address))
     }
 
     /// The address of the file's byte at `offset`, as it is mapped: whole pages, executable ones first.

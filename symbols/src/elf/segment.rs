@@ -35,7 +35,7 @@ impl Segment {
     /// Where the byte at `address` lies in the file.
     pub(super) fn offset_of(&self, address: u64) -> Option<u64> {
         let within = address.checked_sub(self.address)?;
-        (within < self.file_size).then_some(self.offset + within)
+        (within < self.file_size).then(|| self.offset + within)
     }
 
     /// The address of the file's byte at `offset`, exact or inside the pages that the kernel maps.

@@ -18,6 +18,7 @@ pub mod address;
 mod btf;
 mod bytes;
 mod current;
+pub mod elf;
 #[cfg(any(test, feature = "fixture"))]
 pub mod fixture;
 mod gather;
@@ -29,6 +30,7 @@ mod layout;
 pub mod memory;
 mod missing;
 mod module;
+pub mod names;
 mod pagecache;
 pub mod paging;
 mod process;

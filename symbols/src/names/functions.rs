@@ -1,0 +1,249 @@
+//! The functions of a file by address.
+
+use super::demangle::readable;
+use super::mini::debug_data;
+use super::plt::{Target, stubs};
+use super::symbols::{RawSymbol, SymbolTable};
+use crate::elf::ElfFile;
+
+/// How many functions before an address may enclose it: those between start inside and end before it.
+const MAX_NESTED: usize = 16;
+
+/// Bytes of a name that decide between several.
+const MAX_RANKED: usize = 64;
+
+/// Where functions start by other means than symbols: by call frame information.
+pub trait FunctionStarts {
+    /// The start of the function that covers `address`, `None` where that is not known.
+    fn function_start(&self, address: u64) -> Option<u64>;
+}
+
+impl<F: Fn(u64) -> Option<u64>> FunctionStarts for F {
+    fn function_start(&self, address: u64) -> Option<u64> {
+        self(address)
+    }
+}
+
+/// What kind of code a name stands for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum FunctionKind {
+    /// A function (STT_FUNC).
+    Function,
+    /// The resolver that chooses an implementation of the function (STT_GNU_IFUNC).
+    Resolver,
+    /// A stub of the PLT, named `function@plt`.
+    Plt,
+    /// A label without a type, as hand-written assembler has.
+    Label,
+}
+
+/// A function that covers an address.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Function {
+    /// Its name, demangled.
+    pub name: String,
+    /// Its first address, as the file counts.
+    pub start: u64,
+    /// Its size in bytes; `None` when no symbol tells and it was taken to reach to the next one.
+    pub size: Option<u64>,
+    /// What kind of code it is.
+    pub kind: FunctionKind,
+}
+
+/// The name of code that no symbol covers, by the start of its function: `libz.so.1[0x24a0]`.
+pub fn unnamed(module: &str, start: Option<u64>) -> String {
+    match start {
+        Some(start) => format!("{module}[{start:#x}]"),
+        None => format!("{module}[?]"),
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Entry {
+    start: u64,
+    /// First address after it.
+    end: u64,
+    name: Name,
+    kind: FunctionKind,
+    is_sized: bool,
+}
+
+/// Names stay where they are and are demangled when they are asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Name {
+    /// Table, offset.
+    Symbol(u8, u32),
+    /// What a PLT entry jumps to.
+    Stub(Target),
+}
+
+/// The functions of one file, sorted.
+#[derive(Debug, Default)]
+pub struct FunctionTable {
+    entries: Vec<Entry>,
+    tables: Vec<SymbolTable>,
+    /// `.dynsym`, which relocations count.
+    dynamic: Option<SymbolTable>,
+}
+
+impl FunctionTable {
+    /// Reads the symbols of `elf` and of its separate debug file: `.symtab` of both, `.dynsym`, and
+    /// `.gnu_debugdata` where neither has a `.symtab`; PLT entries. A table that cannot be read counts as
+    /// missing.
+    pub fn read(elf: &ElfFile, debug: Option<&ElfFile>) -> Self {
+        let mut tables = Vec::new();
+        for file in debug.into_iter().chain([elf]) {
+            tables.extend(SymbolTable::read(file, ".symtab", ".strtab").ok());
+        }
+        if tables.is_empty() {
+            let small = debug_data(elf).and_then(|small| SymbolTable::read(&small, ".symtab", ".strtab"));
+            tables.extend(small.ok());
+        }
+        let dynamic = SymbolTable::read(elf, ".dynsym", ".dynstr").ok();
+        tables.extend(dynamic.clone());
+        let mut table = Self { entries: Vec::new(), tables, dynamic };
+        table.add_symbols(elf);
+        table.add_stubs(elf);
+        table.close_gaps(elf);
+        table
+    }
+
+    /// Functions that it knows.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// True when it knows none.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// The function that covers `address`, an address of the file. A symbol without a size does not cover
+    /// what `starts` tells to be another function.
+    pub fn find(&self, address: u64, starts: &dyn FunctionStarts) -> Option<Function> {
+        let entry = self.covering(address)?;
+        if !entry.is_sized && starts.function_start(address).is_some_and(|start| start > entry.start) {
+            return None;
+        }
+        Some(Function {
+            name: self.name(entry.name),
+            start: entry.start,
+            size: entry.is_sized.then(|| entry.end - entry.start),
+            kind: entry.kind,
+        })
+    }
+
+    /// All functions by start address.
+    pub fn iter(&self) -> impl Iterator<Item = Function> {
+        self.entries.iter().map(|entry| Function {
+            name: self.name(entry.name),
+            start: entry.start,
+            size: entry.is_sized.then(|| entry.end - entry.start),
+            kind: entry.kind,
+        })
+    }
+
+    /// The name for `address` in `module`: of the symbol that covers it, else [`unnamed`].
+    pub fn name_at(&self, module: &str, address: u64, starts: &dyn FunctionStarts) -> String {
+        match self.find(address, starts) {
+            Some(function) => function.name,
+            None => unnamed(module, starts.function_start(address)),
+        }
+    }
+
+    fn name(&self, name: Name) -> String {
+        match name {
+            Name::Symbol(table, offset) => {
+                self.tables.get(usize::from(table)).map_or_else(String::new, |t| readable(t.name(offset)))
+            }
+            Name::Stub(target) => format!("{}@plt", self.target_name(target)),
+        }
+    }
+
+    fn target_name(&self, target: Target) -> String {
+        match target {
+            Target::Symbol(number) => {
+                let name = self.dynamic.as_ref().and_then(|dynamic| dynamic.name_of(number));
+                name.map_or_else(|| "?".into(), readable)
+            }
+            Target::Resolver(address) => match self.covering(address).map(|resolver| resolver.name) {
+                Some(name @ Name::Symbol(..)) => self.name(name),
+                _ => format!("*{address:#x}"),
+            },
+            Target::Linker => "_dl_runtime_resolve".into(),
+        }
+    }
+
+    fn covering(&self, address: u64) -> Option<&Entry> {
+        let after = self.entries.partition_point(|entry| entry.start <= address);
+        self.entries.get(..after)?.iter().rev().take(MAX_NESTED).find(|entry| address < entry.end)
+    }
+
+    /// One entry for each start address: of several names the one with a type, a size and the widest
+    /// binding, then with the fewest leading underscores, then the shortest, then the first by its letters.
+    fn add_symbols(&mut self, elf: &ElfFile) {
+        let mut found = Vec::new();
+        for (number, table) in (0u8..).zip(&self.tables) {
+            found.extend(table.functions().filter(|s| elf.is_executable(s.start)).map(|s| (number, s)));
+        }
+        let rank = |&(number, symbol): &(u8, RawSymbol)| {
+            let name = self.tables.get(usize::from(number)).map_or(&[][..], |table| table.name(symbol.name));
+            let name = name.get(..MAX_RANKED).unwrap_or(name);
+            let underscores = name.iter().take_while(|&&b| b == b'_').count();
+            (symbol.kind, symbol.size == 0, symbol.binding, underscores, name.len(), name)
+        };
+        found.sort_by(|a, b| a.1.start.cmp(&b.1.start).then_with(|| rank(a).cmp(&rank(b))));
+        found.dedup_by_key(|(_, symbol)| symbol.start);
+        let mut covered = 0;
+        let mut entries = Vec::with_capacity(found.len());
+        for (number, symbol) in found {
+            // A label inside a function is a place in it.
+            if symbol.kind == FunctionKind::Label && symbol.start < covered {
+                continue;
+            }
+            let end = symbol.start.saturating_add(symbol.size);
+            if symbol.kind != FunctionKind::Label {
+                covered = covered.max(end);
+            }
+            let name = Name::Symbol(number, symbol.name);
+            let is_sized = symbol.size > 0;
+            entries.push(Entry { start: symbol.start, end, name, kind: symbol.kind, is_sized });
+        }
+        self.entries = entries;
+    }
+
+    fn add_stubs(&mut self, elf: &ElfFile) {
+        self.entries.extend(stubs(elf).into_iter().map(|stub| Entry {
+            start: stub.start,
+            end: stub.start.saturating_add(stub.size),
+            name: Name::Stub(stub.target),
+            kind: FunctionKind::Plt,
+            is_sized: true,
+        }));
+        self.entries.sort_by_key(|entry| (entry.start, entry.kind));
+        self.entries.dedup_by_key(|entry| entry.start);
+    }
+
+    /// A symbol without a size reaches to the next one, and not out of its section or segment.
+    fn close_gaps(&mut self, elf: &ElfFile) {
+        let mut bounds: Vec<(u64, u64)> = elf
+            .sections()
+            .filter(|section| section.address != 0 && elf.is_executable(section.address))
+            .map(|section| (section.address, section.address.saturating_add(section.size)))
+            .collect();
+        bounds.sort_unstable();
+        if bounds.is_empty() {
+            let executable = elf.segments().iter().filter(|segment| segment.executable);
+            bounds.extend(executable.map(|s| (s.address, s.address + s.memory_size)));
+        }
+        let mut next = u64::MAX;
+        for entry in self.entries.iter_mut().rev() {
+            if !entry.is_sized {
+                let after = bounds.partition_point(|(start, _)| *start <= entry.start);
+                let bound = after.checked_sub(1).and_then(|at| bounds.get(at)).map_or(entry.start, |b| b.1);
+                entry.end = next.min(bound).max(entry.start);
+            }
+            next = entry.start;
+        }
+    }
+}

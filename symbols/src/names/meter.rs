@@ -1,0 +1,175 @@
+//! A reader of DWARF that ends work without bounds.
+//!
+//! addr2line and gimli follow whatever the sections say: each is safe, but inlined functions may nest as deep
+//! as the file is long (addr2line parses them by recursion), and units may share what is parsed for each
+//! anew. So each byte that is read is paid for, and a read deep in the stack fails: either ends the parsing
+//! with an error, as the end of a section would.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+
+use gimli::{Error, LittleEndian, Reader, ReaderOffsetId, Result};
+
+/// Bytes of stack that one look-up may take: some hundred levels of inlined functions. Threads have 2 MiB.
+const MAX_STACK: usize = 512 << 10;
+
+/// What may still be read, and from where on the stack.
+#[derive(Debug, Default)]
+pub(super) struct Meter {
+    left: AtomicU64,
+    base: AtomicUsize,
+}
+
+impl Meter {
+    /// Starts a look-up: from this place on the stack, with `more` bytes to read in addition.
+    pub fn start(&self, more: u64) {
+        self.base.store(stack_address(), Relaxed);
+        self.left.store(self.left().saturating_add(more), Relaxed);
+    }
+
+    /// Bytes that may still be read.
+    pub fn left(&self) -> u64 {
+        self.left.load(Relaxed)
+    }
+
+    fn spend(&self, bytes: usize, price: u64) -> bool {
+        let Some(left) = self.left().checked_sub((bytes as u64).saturating_mul(price)) else {
+            self.left.store(0, Relaxed);
+            return false;
+        };
+        self.left.store(left, Relaxed);
+        self.base.load(Relaxed).abs_diff(stack_address()) < MAX_STACK
+    }
+}
+
+/// About where the stack ends now. An estimate is enough: the bound is far from the end.
+#[inline(always)]
+fn stack_address() -> usize {
+    let local = 0u8;
+    std::ptr::from_ref(std::hint::black_box(&local)).addr()
+}
+
+/// A section that is paid for by the byte.
+pub(super) struct Source {
+    pub bytes: Arc<[u8]>,
+    /// Price of a byte: more where a byte makes many in memory.
+    pub price: u64,
+    pub meter: Arc<Meter>,
+}
+
+/// A part of a [`Source`].
+#[derive(Clone)]
+pub(super) struct Metered {
+    source: Arc<Source>,
+    start: usize,
+    /// Never before `start`, never after the source's end.
+    end: usize,
+}
+
+impl Metered {
+    /// All of `source`.
+    pub fn new(source: Source) -> Self {
+        Self { start: 0, end: source.bytes.len(), source: Arc::new(source) }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        self.source.bytes.get(self.start..self.end).unwrap_or_default()
+    }
+
+    fn eof(&self) -> Error {
+        Error::UnexpectedEof(self.offset_id())
+    }
+
+    fn pay(&self, bytes: usize) -> Result<()> {
+        if self.source.meter.spend(bytes, self.source.price) { Ok(()) } else { Err(self.eof()) }
+    }
+
+    /// Where `self` would start after `size` more bytes.
+    fn after(&self, size: usize) -> Result<usize> {
+        if size > self.end - self.start { Err(self.eof()) } else { Ok(self.start + size) }
+    }
+}
+
+impl fmt::Debug for Metered {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Metered({}..{})", self.start, self.end)
+    }
+}
+
+impl Reader for Metered {
+    type Endian = LittleEndian;
+    type Offset = usize;
+
+    fn endian(&self) -> LittleEndian {
+        LittleEndian
+    }
+
+    fn len(&self) -> usize {
+        self.end - self.start
+    }
+
+    fn empty(&mut self) {
+        self.end = self.start;
+    }
+
+    fn truncate(&mut self, len: usize) -> Result<()> {
+        self.end = self.after(len)?;
+        Ok(())
+    }
+
+    fn offset_from(&self, base: &Self) -> usize {
+        self.start.saturating_sub(base.start)
+    }
+
+    fn offset_id(&self) -> ReaderOffsetId {
+        ReaderOffsetId((self.source.bytes.as_ptr().addr() + self.start) as u64)
+    }
+
+    fn lookup_offset_id(&self, id: ReaderOffsetId) -> Option<usize> {
+        let offset = id.0.checked_sub(self.offset_id().0)?;
+        usize::try_from(offset).ok().filter(|offset| *offset <= self.len())
+    }
+
+    fn find(&self, byte: u8) -> Result<usize> {
+        let found = self.bytes().iter().position(|b| *b == byte);
+        self.pay(found.unwrap_or(self.len()) / FIND_SPEED)?;
+        found.ok_or_else(|| self.eof())
+    }
+
+    fn skip(&mut self, len: usize) -> Result<()> {
+        self.start = self.after(len)?;
+        Ok(())
+    }
+
+    fn split(&mut self, len: usize) -> Result<Self> {
+        let end = self.after(len)?;
+        let part = Self { source: Arc::clone(&self.source), start: self.start, end };
+        self.start = end;
+        Ok(part)
+    }
+
+    fn to_slice(&self) -> Result<Cow<'_, [u8]>> {
+        Ok(self.bytes().into())
+    }
+
+    fn to_string(&self) -> Result<Cow<'_, str>> {
+        std::str::from_utf8(self.bytes()).map(Cow::Borrowed).map_err(|_| Error::BadUtf8)
+    }
+
+    fn to_string_lossy(&self) -> Result<Cow<'_, str>> {
+        Ok(String::from_utf8_lossy(self.bytes()))
+    }
+
+    fn read_slice(&mut self, into: &mut [u8]) -> Result<()> {
+        let end = self.after(into.len())?;
+        self.pay(into.len())?;
+        into.copy_from_slice(self.source.bytes.get(self.start..end).ok_or_else(|| self.eof())?);
+        self.start = end;
+        Ok(())
+    }
+}
+
+/// Bytes that a search passes in the time that reading one takes.
+const FIND_SPEED: usize = 8;

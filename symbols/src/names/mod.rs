@@ -1,0 +1,26 @@
+//! Names of user code: functions, source lines and inlined frames of one ELF file, and the separate debug
+//! files that know more of them.
+//!
+//! ```text
+//! address of the file -> FunctionTable (.symtab, .dynsym, .gnu_debugdata, PLT) -> name, start
+//!                     -> SourceLines   (DWARF)                                 -> frames with file and line
+//! build-id, link      -> DebugFiles    (guest, host directories, DebugSource)  -> the file to read both of
+//! ```
+//!
+//! Everything here is the guest's and may be hostile: sizes, counts and work are bounded where they are read.
+
+mod debug_files;
+mod demangle;
+mod functions;
+mod lines;
+mod meter;
+mod mini;
+mod plt;
+mod symbols;
+#[cfg(test)]
+mod tests;
+
+pub use debug_files::{DebugFile, DebugFiles, DebugQuery, DebugSource, GuestFiles, Origin};
+pub use demangle::readable;
+pub use functions::{Function, FunctionKind, FunctionStarts, FunctionTable, unnamed};
+pub use lines::{SourceFrame, SourceLines};

@@ -1,0 +1,89 @@
+//! Symbol tables: which of their entries are functions.
+
+use std::sync::Arc;
+
+use goblin::elf::section_header::{SHN_ABS, SHN_UNDEF};
+use goblin::elf::sym::{STB_LOCAL, STB_WEAK, STT_FUNC, STT_GNU_IFUNC, STT_NOTYPE};
+
+use super::functions::FunctionKind;
+use crate::bytes::{index, u16_at, u32_at, u64_at, until_nul};
+use crate::elf::{ElfError, ElfFile};
+
+/// Bytes of an `Elf64_Sym`: name (u32), info (u8), other (u8), section (u16), value (u64), size (u64).
+const ENTRY: usize = 24;
+/// Symbols of one table that are looked at, at most; browsers have one or two million.
+const MAX_SYMBOLS: usize = 4 << 20;
+/// Bytes of one name, at most: a longer one is cut there.
+const MAX_NAME: usize = 16 << 10;
+
+/// A symbol table with its names.
+#[derive(Debug, Clone)]
+pub(super) struct SymbolTable {
+    entries: Arc<[u8]>,
+    names: Arc<[u8]>,
+}
+
+/// One function of a symbol table.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RawSymbol {
+    pub start: u64,
+    /// In bytes, 0 when the table does not tell.
+    pub size: u64,
+    /// Offset of its name.
+    pub name: u32,
+    pub kind: FunctionKind,
+    /// 0 global, 1 weak, 2 local.
+    pub binding: u8,
+}
+
+impl SymbolTable {
+    /// `.symtab` with `.strtab`, or `.dynsym` with `.dynstr`.
+    pub fn read(elf: &ElfFile, table: &str, names: &str) -> Result<Self, ElfError> {
+        let entries = elf.section(table)?.bytes;
+        if entries.len() / ENTRY > MAX_SYMBOLS {
+            return Err(ElfError::TooMany {
+                what: format!("symbols in {table}"),
+                count: (entries.len() / ENTRY) as u64,
+            });
+        }
+        Ok(Self { entries, names: elf.section(names)?.bytes })
+    }
+
+    /// The functions, and the untyped labels that hand-written assembler leaves, in file order.
+    pub fn functions(&self) -> impl Iterator<Item = RawSymbol> {
+        self.entries.chunks_exact(ENTRY).filter_map(|entry| {
+            let section = u32::from(u16_at(entry, 6)?);
+            if section == SHN_UNDEF || section == SHN_ABS {
+                return None;
+            }
+            let info = *entry.get(4)?;
+            let kind = match info & 0xf {
+                STT_FUNC => FunctionKind::Function,
+                STT_GNU_IFUNC => FunctionKind::Resolver,
+                STT_NOTYPE => FunctionKind::Label,
+                _ => return None,
+            };
+            let binding = match info >> 4 {
+                STB_WEAK => 1,
+                STB_LOCAL => 2,
+                _ => 0,
+            };
+            let name = u32_at(entry, 0)?;
+            let symbol =
+                RawSymbol { start: u64_at(entry, 8)?, size: u64_at(entry, 16)?, name, kind, binding };
+            self.names.get(index(name.into())).is_some_and(|first| *first != 0).then_some(symbol)
+        })
+    }
+
+    /// The name at `offset`, empty where there is none.
+    pub fn name(&self, offset: u32) -> &[u8] {
+        let rest = self.names.get(index(offset.into())..).unwrap_or_default();
+        until_nul(rest.get(..MAX_NAME).unwrap_or(rest))
+    }
+
+    /// The name of the symbol with this number, as relocations count them.
+    pub fn name_of(&self, number: u32) -> Option<&[u8]> {
+        let entry = self.entries.chunks_exact(ENTRY).nth(index(number.into()))?;
+        Some(self.name(u32_at(entry, 0)?)).filter(|name| !name.is_empty())
+    }
+}

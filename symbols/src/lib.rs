@@ -17,6 +17,7 @@
 pub mod address;
 mod btf;
 mod bytes;
+pub mod cfi;
 mod current;
 #[cfg(any(test, feature = "fixture"))]
 pub mod fixture;

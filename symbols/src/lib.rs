@@ -17,6 +17,7 @@
 pub mod address;
 mod btf;
 mod bytes;
+pub mod cfi;
 mod current;
 pub mod elf;
 #[cfg(any(test, feature = "fixture"))]

@@ -16,6 +16,7 @@ use std::collections::BTreeMap;
 use std::error::Error;
 use std::fs::File;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Instant;
 
 use symbols::{
@@ -367,7 +368,7 @@ fn save(
         .iter()
         .flat_map(|read| read.mappings.iter().flatten())
         .find_map(|mapping| match &mapping.kind {
-            MappingKind::File(file) if file.path == path => Some(file.clone()),
+            MappingKind::File(file) if file.path == path => Some(Arc::clone(file)),
             _ => None,
         })
         .ok_or_else(|| format!("nothing has mapped {path}"))?;

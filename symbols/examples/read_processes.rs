@@ -123,8 +123,11 @@ fn print(kernel: &Kernel, memory: &GuestMemoryMmap, read: &Read) {
 fn print_interrupts(kernel: &Kernel, memory: &GuestMemoryMmap, interrupts: &Interrupts) {
     let name = |at: VirtAddr| kernel.symbol_at(at).map_or("?".into(), |s| s.name.to_owned());
     for line in interrupts.lines.iter().flatten().filter(|line| !line.actions.is_empty()) {
-        let actions: Vec<_> =
-            line.actions.iter().map(|a| format!("{} {}", a.name, name(a.handler))).collect();
+        let actions: Vec<_> = line
+            .actions
+            .iter()
+            .map(|a| format!("{} {} {:?}", a.name, name(a.handler), a.thread.map(name)))
+            .collect();
         println!("irq {:<4} {actions:?}", line.irq);
     }
     let softirqs: Vec<_> = interrupts

@@ -2,7 +2,7 @@
 
 use super::{STYLES, find, styled};
 use crate::fixture::{Config, Guest, Style, cached_byte};
-use crate::{Kernel, Mapping, MappingKind, Missing, PageCache, PhysAddr, Vector, VirtAddr};
+use crate::{InterruptAction, Kernel, Mapping, MappingKind, Missing, PageCache, PhysAddr, Vector, VirtAddr};
 use proptest::prelude::*;
 
 fn both_trees(check: impl Fn(Style, Guest, Kernel)) {
@@ -150,15 +150,12 @@ fn interrupts_and_system_calls_have_names() {
     for style in STYLES {
         let (guest, kernel) = styled(style, |_| ());
         let interrupts = kernel.interrupts(&guest.memory);
-        let lines: Vec<_> = interrupts
-            .lines
-            .unwrap()
-            .into_iter()
-            .map(|line| (line.irq, line.actions.into_iter().map(|a| (a.name, a.handler)).collect::<Vec<_>>()))
-            .collect();
+        let lines: Vec<_> =
+            interrupts.lines.unwrap().into_iter().map(|line| (line.irq, line.actions)).collect();
         let handler = guest.text(0x3000);
-        let action = |name: &str| (name.to_owned(), handler);
-        assert_eq!(lines, [(4, vec![action("ttyS0")]), (9, vec![action("acpi"), action("virtio0")])]);
+        let action = |name: &str, thread| InterruptAction { name: name.into(), handler, thread };
+        let shared = vec![action("acpi", handler.checked_add(16)), action("virtio0", None)];
+        assert_eq!(lines, [(4, vec![action("ttyS0", None)]), (9, shared)]);
         let softirqs = interrupts.softirqs.unwrap();
         assert_eq!((softirqs.len(), softirqs[3].name.as_str(), softirqs[5].handler), (10, "NET_RX", None));
         assert_eq!(interrupts.vectors, Ok(vec![Vector { cpu: 0, vector: 34, irq: 4 }]));

@@ -8,7 +8,8 @@
 //! CR3 -> page tables -> kernel image -> kallsyms -> BTF -> offsets of members
 //!        (paging)       (image)         (kallsyms)  (btf)  (layout)
 //!                                          |                  |
-//!                        functions by address        current task, tasks, modules
+//!                        functions by address        current task, tasks, modules,
+//!                                                    mappings, files, page cache, interrupts
 //! ```
 //!
 //! [`Kernel::find`] does the upper line once; the questions below it are asked of the [`Kernel`] while

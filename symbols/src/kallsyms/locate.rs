@@ -108,7 +108,21 @@ fn token_table(memory: &impl PhysicalMemory, image: &Image, digits: u64) -> Opti
     for _ in ZERO..256 {
         end += window.get(end..)?.iter().position(|&b| b == 0)? + 1;
     }
-    let index_at = align8(digits.checked_add(end as u64)?)?;
+    let end = digits.checked_add(end as u64)?;
+    // Arrays are aligned to 8 bytes, in 7.2 to 4.
+    [8, 4].into_iter().find_map(|alignment| {
+        let index_at = end.checked_next_multiple_of(alignment)?;
+        tokens_with_index(memory, image, (digits, end), index_at)
+    })
+}
+
+/// The token table that ends at `end`, if the index at `index_at` is its.
+fn tokens_with_index(
+    memory: &impl PhysicalMemory,
+    image: &Image,
+    (digits, end): (u64, u64),
+    index_at: u64,
+) -> Option<Tokens> {
     let mut raw = [0; 512];
     image.read(memory, index_at, &mut raw)?;
     let mut starts = [0; 256];
@@ -116,7 +130,7 @@ fn token_table(memory: &impl PhysicalMemory, image: &Image, digits: u64) -> Opti
         *start = u16_at(&raw, i * 2)?;
     }
     let virt = digits.checked_sub(u64::from(starts[ZERO]))?;
-    let table = image.bytes(memory, (virt, digits.checked_add(end as u64)?))?;
+    let table = image.bytes(memory, (virt, end))?;
     let mut at = 0;
     for &start in &starts {
         if usize::from(start) != at {
@@ -148,13 +162,13 @@ fn mapped_prefix(memory: &impl PhysicalMemory, image: &Image, start: u64, end: u
 fn names(memory: &impl PhysicalMemory, image: &Image, token_table: u64, walk: &mut usize) -> Option<Names> {
     // Between the markers and the token table: nothing, or 3 bytes a symbol (6.2 to 6.4).
     let back = (MAX_SYMBOLS * 3 + MAX_SYMBOLS / PER_MARKER * 4) as u64;
-    let start = token_table.checked_sub(back)?.max(image.range().0) & !7;
+    let start = token_table.checked_sub(back)?.max(image.range().0) & !3;
     let window = mapped_suffix(memory, image, start, token_table);
     let window_virt = token_table - window.len() as u64;
-    let aligned = index(window_virt.wrapping_neg() & 7);
+    let aligned = index(window_virt.wrapping_neg() & 3);
     let mut candidates = 0;
-    let mut at = aligned + window.len().saturating_sub(aligned) / 8 * 8;
-    while let Some(next) = at.checked_sub(8).filter(|&a| a >= aligned) {
+    let mut at = aligned + window.len().saturating_sub(aligned) / 4 * 4;
+    while let Some(next) = at.checked_sub(4).filter(|&a| a >= aligned) {
         at = next;
         let markers = ascending(&window[at..]);
         if markers.len() < 2 {
@@ -218,22 +232,24 @@ fn names_before(
         return None;
     }
     let block = u64::from(*MARKER_STEP.end());
-    let highest = markers_virt.checked_sub(last)? & !7;
+    let highest = markers_virt.checked_sub(last)? & !3;
     let lowest = highest.saturating_sub(block).max(image.range().0 + 8);
     let bytes = mapped_suffix(memory, image, lowest - 8, markers_virt);
     let bytes_virt = markers_virt - bytes.len() as u64;
     let mut start = highest;
     while start >= lowest && start >= bytes_virt + 8 {
         let at = index(start - bytes_virt);
-        // num_syms is a u32, padded to 8.
-        let count = u32_at(&bytes, at - 8)? as usize;
-        if count <= MAX_SYMBOLS
-            && count.div_ceil(PER_MARKER) == markers.len()
-            && names_fit(&bytes[at..], count, markers, walk)
-        {
-            return Some(Names { bytes: bytes[at..].to_vec(), count, virt: start });
+        // num_syms is a u32, padded to 8, in 7.2 to 4.
+        for padded in [8, 4] {
+            let count = u32_at(&bytes, at - padded)? as usize;
+            if count <= MAX_SYMBOLS
+                && count.div_ceil(PER_MARKER) == markers.len()
+                && names_fit(&bytes[at..], count, markers, walk)
+            {
+                return Some(Names { bytes: bytes[at..].to_vec(), count, virt: start });
+            }
         }
-        start -= 8;
+        start -= 4;
     }
     None
 }

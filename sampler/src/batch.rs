@@ -313,6 +313,44 @@ pub struct Batch {
     pub events: Vec<EventRow>,
 }
 
+impl Batch {
+    /// Forgets all rows, and keeps their room for the next ones.
+    pub fn clear(&mut self) {
+        let Self {
+            meta,
+            vcpus,
+            instances,
+            threads,
+            cgroups,
+            files,
+            mappings,
+            frames,
+            inlined,
+            stacks,
+            interrupts,
+            syscalls,
+            samples,
+            console,
+            events,
+        } = self;
+        meta.clear();
+        vcpus.clear();
+        instances.clear();
+        threads.clear();
+        cgroups.clear();
+        files.clear();
+        mappings.clear();
+        frames.clear();
+        inlined.clear();
+        stacks.clear();
+        interrupts.clear();
+        syscalls.clear();
+        samples.clear();
+        console.clear();
+        events.clear();
+    }
+}
+
 /// Why a batch could not be written.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("{0}")]

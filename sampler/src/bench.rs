@@ -122,7 +122,7 @@ fn write_samples(writer: &mut ProfileWriter, samples: u64) -> Result<(), SinkErr
     let mut resolver = Resolver::new(0);
     let mut batch = Batch::default();
     for n in 0..samples {
-        resolver.sample(u8::from(n % 4 > 1), &record(n), &mut batch);
+        resolver.sample(u8::from(n % 4 > 1), &record(n), None, &mut batch);
         if n % BATCH == BATCH - 1 {
             writer.write(&batch)?;
             batch = Batch::default();
@@ -167,7 +167,7 @@ pub fn read_report(path: &Path, written: u64) -> Result<(Cost, Report), BenchErr
 /// current task.
 pub fn serve_ticks(ticks: u32) -> Cost {
     let intervals = Intervals::new(ClockKind::Uniform, 1_000.0, 1, 0);
-    let (mut sampler, mut ring, _) = VcpuSampler::new(0, intervals, 1_024, Arc::default());
+    let (mut sampler, mut ends, _) = VcpuSampler::new(0, intervals, (1_024, 1), Arc::default());
     let Ok(memory) = GuestMemoryMmap::<()>::from_ranges(&[(vm_memory::GuestAddress(0), 0x1000)]) else {
         return Cost::default();
     };
@@ -177,7 +177,7 @@ pub fn serve_ticks(ticks: u32) -> Cost {
             let now_ns = monotonic_ns();
             let moment = Moment { due_ns: now_ns, now_ns, regs: &regs, sregs: &sregs, memory: &memory };
             std::hint::black_box(sampler.serve(&moment, || None));
-            std::hint::black_box(ring.pop().is_ok());
+            std::hint::black_box(ends.samples.pop().is_ok());
         }
     };
     measured(serve).0

@@ -108,8 +108,10 @@ mod tests {
     use super::*;
 
     fn names() -> InterruptNames {
-        let action = |name: &str, handler| InterruptAction { name: name.to_owned(), handler: VirtAddr(handler) };
-        let softirq = |name: &str, handler| Softirq { name: name.to_owned(), handler: Some(VirtAddr(handler)) };
+        let action =
+            |name: &str, handler| InterruptAction { name: name.to_owned(), handler: VirtAddr(handler) };
+        let softirq =
+            |name: &str, handler| Softirq { name: name.to_owned(), handler: Some(VirtAddr(handler)) };
         let mut names = InterruptNames::default();
         names.update(&Interrupts {
             lines: Ok(vec![

@@ -9,7 +9,8 @@ use std::sync::mpsc::{Receiver, Sender};
 
 use symbols::elf::ElfFile;
 use symbols::names::{
-    DebugFile, DebugFiles, DebugQuery, FunctionStarts, FunctionTable, GuestFiles, Origin, SourceLines, unnamed,
+    DebugFile, DebugFiles, DebugQuery, FunctionStarts, FunctionTable, GuestFiles, Origin, SourceLines,
+    unnamed,
 };
 
 use super::walker::{FileEntry, Source};
@@ -75,7 +76,11 @@ impl Namer {
         }
     }
 
-    fn name(&mut self, Nameless { mut row, file }: Nameless, named: &Sender<Named>) -> (FrameRow, Vec<InlinedRow>) {
+    fn name(
+        &mut self,
+        Nameless { mut row, file }: Nameless,
+        named: &Sender<Named>,
+    ) -> (FrameRow, Vec<InlinedRow>) {
         let at = if row.call { row.address.wrapping_sub(1) } else { row.address };
         let start = file.function_start(at);
         let id = row.id;
@@ -113,7 +118,8 @@ impl Namer {
         self.clock += 1;
         if !self.held.contains_key(&file.id()) {
             if self.held.len() >= HELD {
-                let oldest = self.held.iter().min_by_key(|(_, held)| held.as_ref().map_or(0, |held| held.used));
+                let oldest =
+                    self.held.iter().min_by_key(|(_, held)| held.as_ref().map_or(0, |held| held.used));
                 let oldest = oldest.map(|(&id, _)| id);
                 oldest.and_then(|id| self.held.remove(&id));
             }

@@ -14,7 +14,7 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use symbols::{Missing, TaskSnapshot};
+use symbols::{Interrupts, Kernel, KernelUnwinder, Missing, TaskSnapshot};
 
 use super::frames::Names;
 pub(crate) use linux::LinuxGuest;
@@ -37,11 +37,22 @@ pub(crate) enum News {
     /// The kernel was found.
     Kernel(Found),
     /// Other modules are loaded than before.
-    Names(Arc<dyn Names>),
+    Code(Code),
+    /// Names of system calls by number.
+    SystemCalls(Vec<Option<String>>),
     /// The tasks that exist.
     Tasks(Vec<TaskSnapshot>),
     /// Something cannot be read.
     Missing(String),
+}
+
+/// The code of the kernel with its modules.
+#[derive(Debug)]
+pub(crate) struct Code {
+    pub names: Arc<dyn Names>,
+    pub kernel: Option<Arc<Kernel>>,
+    pub unwinder: Option<Arc<KernelUnwinder>>,
+    pub interrupts: Option<Interrupts>,
 }
 
 /// A kernel that was found.
@@ -50,7 +61,7 @@ pub(crate) struct Found {
     pub release: Option<String>,
     pub symbols: usize,
     pub missing: Vec<Missing>,
-    pub names: Arc<dyn Names>,
+    pub code: Code,
 }
 
 /// A guest whose kernel can be looked for.
@@ -59,8 +70,10 @@ pub(crate) trait Guest: Send + 'static {
     fn find(&mut self, cr3: u64, five_level: bool) -> Result<Found, Missing>;
     /// Hands the reader of current tasks to the vCPUs.
     fn publish_reader(&mut self) -> Result<(), Missing>;
-    /// Names with the modules that are loaded now; `None` when they are the same as before.
-    fn names(&mut self) -> Result<Option<Arc<dyn Names>>, Missing>;
+    /// The code with the modules that are loaded now; `None` when they are the same as before.
+    fn code(&mut self) -> Result<Option<Code>, Missing>;
+    /// Names of system calls by number.
+    fn system_calls(&mut self) -> Result<Vec<Option<String>>, Missing>;
     /// All tasks.
     fn tasks(&mut self) -> Result<Vec<TaskSnapshot>, Missing>;
 }
@@ -218,6 +231,10 @@ impl<G: Guest> Finder<G> {
             self.found = true;
             let missing = std::mem::take(&mut found.missing);
             self.tell(News::Kernel(found));
+            match self.guest.system_calls() {
+                Ok(names) => self.tell(News::SystemCalls(names)),
+                Err(reason) => self.tell_missing(&reason),
+            }
             for reason in missing {
                 self.tell_missing(&reason);
             }
@@ -234,9 +251,9 @@ impl<G: Guest> Finder<G> {
         if stop || self.modules.due() || asked {
             self.wanted.lock().modules = false;
             self.modules_read = Instant::now();
-            let result = self.guest.names();
-            if let Some(Some(names)) = self.modules.note(result, MODULES_PERIOD) {
-                self.tell(News::Names(names));
+            let result = self.guest.code();
+            if let Some(Some(code)) = self.modules.note(result, MODULES_PERIOD) {
+                self.tell(News::Code(code));
             }
         }
         if stop || self.tasks.due() {

@@ -157,7 +157,6 @@ impl FileEntry {
     }
 }
 
-
 /// Room that is left for unwind tables, bytes.
 #[derive(Debug)]
 pub(super) struct Room(Mutex<usize>);
@@ -196,8 +195,7 @@ impl Default for Files {
 impl Files {
     /// The entry of `file`; a row goes to `rows` when it is new.
     pub(crate) fn entry(&mut self, file: &FileRef, rows: &mut Vec<FileRow>) -> Arc<FileEntry> {
-        let key =
-            Key { device: file.device, inode: file.inode, size: file.size, modified: file.modified };
+        let key = Key { device: file.device, inode: file.inode, size: file.size, modified: file.modified };
         if let Some(entry) = self.known.get(&key) {
             return Arc::clone(entry);
         }

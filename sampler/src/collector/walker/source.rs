@@ -54,11 +54,8 @@ impl Source {
 
     /// The bytes of `file` and where they are, or why they cannot be had.
     pub(crate) fn open(&self, file: &FileRef) -> Result<(Box<dyn ReadAt>, &'static str), &'static str> {
-        let cached = Cached {
-            kernel: Arc::clone(&self.kernel),
-            memory: self.memory.clone(),
-            file: file.clone(),
-        };
+        let cached =
+            Cached { kernel: Arc::clone(&self.kernel), memory: self.memory.clone(), file: file.clone() };
         let head = file.size.min(HEAD as u64);
         let head_of = |reader: &dyn ReadAt| {
             let mut bytes = vec![0; usize::try_from(head).unwrap_or(HEAD)];

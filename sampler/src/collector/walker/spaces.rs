@@ -107,9 +107,9 @@ impl Space {
             let range = (mapping.start, mapping.end);
             let file = match &mapping.kind {
                 MappingKind::File(file) => Some(files.entry(file, &mut news.files)),
-                MappingKind::Vdso => source
-                    .vdso(owner.task.task, range)
-                    .map(|bytes| files.vdso(bytes, &mut news.files)),
+                MappingKind::Vdso => {
+                    source.vdso(owner.task.task, range).map(|bytes| files.vdso(bytes, &mut news.files))
+                }
                 _ => None,
             };
             news.mappings.push(MappingRow {
@@ -197,7 +197,8 @@ impl Images for SpaceImages<'_> {
     }
 
     fn code(&self, address: u64, into: &mut [u8]) -> Option<()> {
-        let space = symbols::AddressSpace::new(self.space.root, self.source.kernel.address_space().five_level());
+        let space =
+            symbols::AddressSpace::new(self.space.root, self.source.kernel.address_space().five_level());
         space.read(&self.source.memory, VirtAddr(address), into)
     }
 }

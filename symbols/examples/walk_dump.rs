@@ -233,6 +233,13 @@ fn running(guest: &Guest, cpus: &[Cpu], print: bool, sums: &mut Sums) -> Result<
     Ok(())
 }
 
+/// The tasks that run, whose saved stack pointers are old.
+fn on_cpu(guest: &Guest) -> Result<Vec<u64>, Box<dyn Error>> {
+    let current = guest.kernel.current_reader(&guest.memory)?;
+    let tasks = current.cpus().filter_map(|cpu| Some(current.read(&guest.memory, cpu)?.task?.task));
+    Ok(tasks.collect())
+}
+
 fn sleeping(guest: &Guest, print: bool, sums: &mut Sums) -> Result<(), Box<dyn Error>> {
     let current = guest.kernel.current_reader(&guest.memory)?;
     let on_cpu: Vec<u64> =
@@ -258,7 +265,12 @@ fn look_at(guest: &Guest, copy: &StackCopy, kind: &'static str, print: bool, sum
         && kind == "kernel mode"
     {
         sums.users += 1;
-        sums.user_stacks += usize::from(copy.read_u64(user.registers.rsp()).is_some());
+        let copied = copy.read_u64(user.registers.rsp()).is_some();
+        sums.user_stacks += usize::from(copied);
+        if !copied {
+            let frames: Vec<String> = frames.iter().map(|&frame| guest.name(frame)).collect();
+            println!("no user stack at {:#x}: {frames:?}", user.registers.rsp());
+        }
     }
     let broken = matches!(end, WalkEnd::Broken(_));
     if print || broken && sums.broken < MAX_BROKEN {
@@ -323,7 +335,11 @@ fn compare(guest: &Guest, truth: &str) -> Result<(), Box<dyn Error>> {
     }
     let (mut equal, mut other) = (0, 0);
     let mut copy = StackCopy::new();
+    let on_cpu = on_cpu(guest)?;
     for task in guest.kernel.tasks(&guest.memory)? {
+        if on_cpu.contains(&task.task) {
+            continue;
+        }
         let Some(said) = said.get(&task.tid).filter(|said| !said.is_empty()) else { continue };
         let place = (task.task, task.kernel_thread);
         if guest.stacks.copy_sleeping(&guest.memory, place, &mut copy).is_none() {

@@ -34,6 +34,9 @@ const ROUNDS: u32 = 200;
 /// Stacks that break and are printed, at most.
 const MAX_BROKEN: usize = 20;
 
+/// Words of a stack that are printed.
+const WORDS: u64 = 12;
+
 /// The command line.
 struct Options {
     ram: String,
@@ -281,6 +284,8 @@ fn look_at(guest: &Guest, copy: &StackCopy, kind: &'static str, print: bool, sum
         for &frame in &frames {
             println!("  {}", guest.name(frame));
         }
+        let words = (0..WORDS).map_while(|i| copy.read_u64(copy.registers().rsp().wrapping_add(i * 8)));
+        println!("  words {:x?}", words.collect::<Vec<_>>());
     }
     sums.broken += usize::from(broken);
     if !frames.is_empty() {

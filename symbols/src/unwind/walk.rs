@@ -11,7 +11,10 @@ const MAX_SWITCHES: u32 = 8;
 /// Bytes of `__switch_to_asm`, at most (arch/x86/entry/entry_64.S).
 const SWITCH_BYTES: u64 = 512;
 /// Return addresses that fill the return stack buffer (`RSB_CLEAR_LOOPS`).
-const MAX_STUFFED: usize = 32;
+const MAX_STUFFED: u64 = 32;
+/// RBP and the return address in `struct inactive_task_frame` (arch/x86/include/asm/switch_to.h), in words.
+const SAVED_BP: u64 = 5;
+const SAVED_IP: u64 = 6;
 /// Bytes of a retpoline thunk (`RETPOLINE_THUNK_SIZE`, arch/x86/include/asm/nospec-branch.h).
 const THUNK: u64 = 32;
 /// Number of them: one for each general register.
@@ -64,7 +67,6 @@ impl KernelUnwinder {
             known: kind == FrameKind::Exact,
             switches: 0,
         };
-        self.skip_stuffing(&mut state, stack);
         for _ in 0..limit {
             push(KernelFrame { address: VirtAddr(state.ip), kind: state.kind });
             match self.step(&mut state, stack) {
@@ -77,18 +79,21 @@ impl KernelUnwinder {
     }
 
     /// While it switches stacks, the kernel fills the processor's return stack buffer with calls (FILL_RETURN_BUFFER,
-    /// arch/x86/include/asm/nospec-branch.h), which the rules do not know of: takes their return addresses off.
-    fn skip_stuffing(&self, state: &mut State, stack: &impl StackMemory) {
+    /// arch/x86/include/asm/nospec-branch.h), which the rules do not know of. Below their return addresses lies what is
+    /// saved of a task that does not run. False where there are none.
+    fn leave_stuffing(&self, state: &mut State, stack: &impl StackMemory) -> Result<bool, Broken> {
         let inside = |at: u64| at.checked_sub(self.switch).is_some_and(|offset| offset < SWITCH_BYTES);
         if state.kind != FrameKind::Exact || !inside(state.ip) {
-            return;
+            return Ok(false);
         }
-        for _ in 0..MAX_STUFFED {
-            match stack.read_u64(state.sp) {
-                Some(at) if inside(at) => state.sp = state.sp.wrapping_add(8),
-                _ => return,
-            }
+        let at = |slot: u64| state.sp.wrapping_add(slot * 8);
+        let stuffed =
+            (0..MAX_STUFFED).take_while(|&i| stack.read_u64(at(i)).is_some_and(inside)).count() as u64;
+        if stuffed > 0 {
+            let (bp, ip) = (word(stack, at(stuffed + SAVED_BP))?, word(stack, at(stuffed + SAVED_IP))?);
+            state.enter_caller(ip, at(stuffed + SAVED_IP + 1), bp);
         }
+        Ok(stuffed > 0)
     }
 
     fn step(&self, state: &mut State, stack: &impl StackMemory) -> Step {
@@ -97,6 +102,9 @@ impl KernelUnwinder {
         }
         if self.orc.is_err() {
             return self.step_by_frame_pointer(state, stack);
+        }
+        if self.leave_stuffing(state, stack)? {
+            return Ok(None);
         }
         let at = match state.kind {
             FrameKind::Exact => state.ip,

@@ -201,7 +201,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let cpus = monitor.cpus()?;
         running(&guest, &cpus, round < options.print, &mut sums)?;
         if round % 20 == 0 {
-            sleeping(&guest, round < options.print, &mut sums)?;
+            sleeping(&guest, &cpus, round < options.print, &mut sums)?;
         }
         monitor.ask("cont")?;
         std::thread::sleep(Duration::from_millis(7 + (round as u64 * 13) % 17));
@@ -243,7 +243,7 @@ fn on_cpu(guest: &Guest) -> Result<Vec<u64>, Box<dyn Error>> {
     Ok(tasks.collect())
 }
 
-fn sleeping(guest: &Guest, print: bool, sums: &mut Sums) -> Result<(), Box<dyn Error>> {
+fn sleeping(guest: &Guest, cpus: &[Cpu], print: bool, sums: &mut Sums) -> Result<(), Box<dyn Error>> {
     let current = guest.kernel.current_reader(&guest.memory)?;
     let on_cpu: Vec<u64> =
         current.cpus().filter_map(|cpu| Some(current.read(&guest.memory, cpu)?.task?.task)).collect();
@@ -253,6 +253,8 @@ fn sleeping(guest: &Guest, print: bool, sums: &mut Sums) -> Result<(), Box<dyn E
             continue;
         }
         match guest.stacks.copy_sleeping(&guest.memory, (task.task, task.kernel_thread), &mut copy) {
+            // A CPU is switching to it, or from it.
+            Some(()) if cpus.iter().any(|cpu| cpu.registers.rsp() >> 14 == copy.registers().rsp() >> 14) => {}
             Some(()) => look_at(guest, &copy, "sleeping", print, sums),
             None => *sums.ends.entry(("sleeping", "no stack".into())).or_default() += 1,
         }

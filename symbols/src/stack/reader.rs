@@ -57,23 +57,23 @@ pub struct StackSample<'a> {
 #[derive(Debug, Clone)]
 pub struct StackReader {
     /// By APIC id, which is what a VMM numbers its vCPUs by.
-    cpus: Vec<Option<PerCpu>>,
-    layout: StackLayout,
-    tasks: TaskPlaces,
-    kernel: AddressSpace,
+    pub(super) cpus: Vec<Option<PerCpu>>,
+    pub(super) layout: StackLayout,
+    pub(super) tasks: TaskPlaces,
+    pub(super) kernel: AddressSpace,
     /// Bytes above a task's `pt_regs`.
-    padding: u64,
+    pub(super) padding: u64,
     /// Where a task that has never run goes on.
-    fork: [u64; FORK.len()],
+    pub(super) fork: [u64; FORK.len()],
 }
 
 /// Physical addresses of one CPU's variables.
 #[derive(Debug, Clone, Copy)]
-struct PerCpu {
+pub(super) struct PerCpu {
     /// `hardirq_stack_ptr`.
-    irq_stack: Option<PhysAddr>,
+    pub(super) irq_stack: Option<PhysAddr>,
     /// `cpu_tss_rw`.
-    tss: Option<PhysAddr>,
+    pub(super) tss: Option<PhysAddr>,
 }
 
 /// The stack that an address is on.

@@ -19,6 +19,8 @@ const SAVED_IP: u64 = 6;
 const THUNK: u64 = 32;
 /// Number of them: one for each general register.
 const THUNKS: u64 = 16;
+/// Bytes of a call instruction.
+const CALL: u64 = 5;
 /// RDX, RDI, R10 and R13 in [`Registers::gpr`].
 const DX: usize = 1;
 const DI: usize = 5;
@@ -119,11 +121,11 @@ impl KernelUnwinder {
         }
     }
 
-    /// The thunks that indirect calls go through have rules for none of their ways (arch/x86/lib/retpoline.S). Each has
-    /// 32 bytes; the one way that pushes calls its last instructions, 12 bytes in, and replaces the return address.
+    /// The thunks that indirect calls go through have rules for none of their ways (arch/x86/lib/retpoline.S). The one
+    /// way that pushes starts with a call, whose return address it replaces by where to go.
     fn thunk_rule(&self, state: &State) -> Option<Rule> {
         let offset = state.ip.checked_sub(self.thunks).filter(|offset| *offset < THUNKS * THUNK)?;
-        let sp_offset = if offset % THUNK < 12 { 8 } else { 16 };
+        let sp_offset = if offset % THUNK < CALL { 8 } else { 16 };
         (state.kind == FrameKind::Exact).then_some(Rule { sp_offset, ..Rule::NULL_CALL })
     }
 

@@ -92,6 +92,12 @@ impl Guest {
         self.put(table + ((virt >> 12) & 511) * 8, phys | 7);
     }
 
+    /// Copies with RSP `depth` bytes below the top of the task's stack.
+    pub(crate) fn copy_at(&self, rip: u64, cpl: u8, depth: u64, into: &mut StackCopy) {
+        self.copy(cpl, TOP - depth, false, into);
+        into.registers.rip = rip;
+    }
+
     pub(crate) fn copy(&self, cpl: u8, rsp: u64, kernel_thread: bool, into: &mut StackCopy) {
         let mut registers = Registers { rip: 0x1234, ..Registers::default() };
         registers.gpr[Registers::RSP] = rsp;
@@ -114,7 +120,7 @@ impl Guest {
     }
 
     /// Puts the user's registers on top of the task's stack.
-    fn enter_kernel(&mut self) {
+    pub(crate) fn enter_kernel(&mut self) {
         let at = TOP - pt_regs::SIZE;
         self.put_stack(at + pt_regs::IRET, 0x40_1000);
         self.put_stack(at + pt_regs::CS, 0x33);

@@ -440,13 +440,31 @@ proptest! {
 }
 
 #[test]
-fn tables_beyond_the_budget_are_left_out() {
-    let [layout, ..] = layouts();
-    let one = bytes(&layout, &rule(0, Kind::Call, (SP, 8)));
-    let rules: Vec<u8> = one.repeat(3);
-    let new = |budget: usize| {
-        let mut budget = Budget::new(budget);
-        Table::new(&layout, (TEXT, END), (TEXT, &[0; 12]), &rules, &mut budget).map(|table| table.len())
-    };
-    assert_eq!((new(3), new(2)), (Some(3), None));
+fn a_budget_ends() {
+    let mut budget = Budget::new(3);
+    assert_eq!([2, 2, 1, 1].map(|rules| budget.take(rules).is_some()), [true, false, true, false]);
+}
+
+/// A system call whose registers were just popped, and one whose stack ends in the code after a fork: both are known by
+/// their place on the task's stack.
+#[test]
+fn a_copy_tells_the_users_registers_where_rules_do_not() {
+    let [_, _, layout] = layouts();
+    let rules = [rule(0x200, Kind::Bottom, (0, 0)), rule(0x8_0000, Kind::Undefined, (0, 0))];
+    let unwinder = unwinder(&layout, &rules);
+    let mut guest = crate::stack::tests::Guest::new();
+    guest.enter_kernel();
+    for (rip, depth) in [(ENTRY + 1, 48), (ENTRY + 1, 0x200), (TEXT + 0x200, 0x200)] {
+        let mut copy = crate::StackCopy::new();
+        guest.copy_at(rip, 0, depth, &mut copy);
+        let WalkEnd::User(user) = unwinder.walk_copy(&copy, 10, |_| ()) else { panic!("{rip:#x}") };
+        assert_eq!(user.registers.rip, 0x40_1000);
+    }
+    let mut copy = crate::StackCopy::new();
+    guest.copy_at(TEXT, 0, 0x200, &mut copy);
+    assert_eq!(reason(unwinder.walk_copy(&copy, 10, |_| ())), Some(Broken::NoRule));
+    // In user mode there is nothing to walk.
+    guest.copy_at(0x1234, 3, 0x200, &mut copy);
+    let end = unwinder.walk_copy(&copy, 10, |frame| panic!("{frame:?}"));
+    assert!(matches!(end, WalkEnd::User(user) if user.registers.rip == 0x1234));
 }

@@ -154,6 +154,8 @@ impl Guest {
 #[derive(Default)]
 struct Sums {
     ends: BTreeMap<(&'static str, String), usize>,
+    /// By the function of the outermost frame: a wrong end would stand out.
+    outermost: BTreeMap<String, usize>,
     broken: usize,
     copies: Vec<Duration>,
     bytes: usize,
@@ -277,6 +279,11 @@ fn look_at(guest: &Guest, copy: &StackCopy, kind: &'static str, print: bool, sum
             println!("no user stack at {:#x}: {frames:?}", user.registers.rsp());
         }
     }
+    if let Some(&last) = frames.last() {
+        let name = guest.name(last);
+        let function = name.split('+').next().unwrap_or_default();
+        *sums.outermost.entry(format!("{} {function}", describe(&end))).or_default() += 1;
+    }
     let broken = matches!(end, WalkEnd::Broken(_));
     if print || broken && sums.broken < MAX_BROKEN {
         println!("{kind}, rsp {:#x}: {}, {:?}", copy.registers().rsp(), describe(&end), copy.gaps());
@@ -305,6 +312,9 @@ fn look_at(guest: &Guest, copy: &StackCopy, kind: &'static str, print: bool, sum
 fn report(sums: &mut Sums) {
     for ((kind, end), count) in &sums.ends {
         println!("{count:7} {kind:<12} {end}");
+    }
+    for (outermost, count) in &sums.outermost {
+        println!("{count:7} outermost {outermost}");
     }
     println!("{} of {} user stacks behind kernel stacks were copied", sums.user_stacks, sums.users);
     sums.copies.sort();

@@ -305,12 +305,15 @@ fn a_call_to_nothing_leads_to_its_caller() {
 #[test]
 fn thunks_and_stuffed_return_addresses_are_left() {
     let [_, _, layout] = layouts();
-    let unwinder = unwinder(&layout, &[rule(0x200, Kind::Bottom, (0, 0))]);
+    // The rule of the switch is wrong by a word.
+    let rules = [rule(0x200, Kind::Bottom, (0, 0)), rule(0x9_0000, Kind::Call, (SP, 64))];
+    let unwinder = unwinder(&layout, &rules);
     let (thunks, switch) = (unwinder.thunks, unwinder.switch);
     let caller = TEXT + 0x201;
     for (rip, stack) in [
         (thunks + 32, vec![caller]),
         (thunks + 32 + 16, vec![TEXT + 0x900, caller]),
+        (switch + 60, vec![0, 0, 0, 0, 0, 0, caller, 0]),
         (switch + 60, vec![switch + 50, switch + 56, 0, 0, 0, 0, 0, 0, caller]),
     ] {
         let (frames, end) = walk(&unwinder, at(rip, STACK, 0), stack);

@@ -28,7 +28,7 @@ const R10: usize = 10;
 const R13: usize = 13;
 
 /// A frame while a walk is at it.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct State {
     pub(super) ip: u64,
     pub(super) kind: FrameKind,
@@ -81,8 +81,8 @@ impl KernelUnwinder {
     }
 
     /// While it switches stacks, the kernel fills the processor's return stack buffer with calls (FILL_RETURN_BUFFER,
-    /// arch/x86/include/asm/nospec-branch.h), which the rules do not know of. Below their return addresses lies what is
-    /// saved of a task that does not run. False where there are none.
+    /// arch/x86/include/asm/nospec-branch.h), which the rules get wrong. Above their return addresses lies what is saved
+    /// of a task that does not run. False where the rule leads to code.
     fn leave_stuffing(&self, state: &mut State, stack: &impl StackMemory) -> Result<bool, Broken> {
         let inside = |at: u64| at.checked_sub(self.switch).is_some_and(|offset| offset < SWITCH_BYTES);
         if state.kind != FrameKind::Exact || !inside(state.ip) {
@@ -91,11 +91,17 @@ impl KernelUnwinder {
         let at = |slot: u64| state.sp.wrapping_add(slot * 8);
         let stuffed =
             (0..MAX_STUFFED).take_while(|&i| stack.read_u64(at(i)).is_some_and(inside)).count() as u64;
-        if stuffed > 0 {
-            let (bp, ip) = (word(stack, at(stuffed + SAVED_BP))?, word(stack, at(stuffed + SAVED_IP))?);
-            state.enter_caller(ip, at(stuffed + SAVED_IP + 1), bp);
+        if stuffed == 0 {
+            let mut by_rule = state.clone();
+            let known =
+                self.rule_at(state.ip).is_some_and(|rule| self.apply(&rule, &mut by_rule, stack).is_ok());
+            if known && self.is_code(by_rule.ip) {
+                return Ok(false);
+            }
         }
-        Ok(stuffed > 0)
+        let (bp, ip) = (word(stack, at(stuffed + SAVED_BP))?, word(stack, at(stuffed + SAVED_IP))?);
+        state.enter_caller(ip, at(stuffed + SAVED_IP + 1), bp);
+        Ok(true)
     }
 
     fn step(&self, state: &mut State, stack: &impl StackMemory) -> Step {

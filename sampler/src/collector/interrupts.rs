@@ -37,7 +37,10 @@ impl InterruptNames {
     pub(crate) fn update(&mut self, interrupts: &Interrupts) {
         let mut devices: HashMap<u64, Vec<&str>> = HashMap::new();
         for action in interrupts.lines.iter().flatten().flat_map(|line| &line.actions) {
-            devices.entry(action.handler.0).or_default().push(&action.name);
+            let functions = [Some(action.handler), action.thread];
+            for function in functions.into_iter().flatten() {
+                devices.entry(function.0).or_default().push(&action.name);
+            }
         }
         self.handlers.clear();
         for (handler, names) in devices {
@@ -108,8 +111,11 @@ mod tests {
     use super::*;
 
     fn names() -> InterruptNames {
-        let action =
-            |name: &str, handler| InterruptAction { name: name.to_owned(), handler: VirtAddr(handler) };
+        let action = |name: &str, handler| InterruptAction {
+            name: name.to_owned(),
+            handler: VirtAddr(handler),
+            thread: None,
+        };
         let softirq =
             |name: &str, handler| Softirq { name: name.to_owned(), handler: Some(VirtAddr(handler)) };
         let mut names = InterruptNames::default();

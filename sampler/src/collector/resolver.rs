@@ -142,6 +142,7 @@ impl Resolver {
         steps.clear();
         let mut news = News::default();
         let walked = walker.walk(stack, owner, &mut steps, &mut news);
+        self.unknown_module |= walked.unknown_code;
         batch.files.append(&mut news.files);
         batch.mappings.append(&mut news.mappings);
         let ids: Vec<u32> = steps.iter().map(|step| self.step(step, owner, batch)).collect();

@@ -16,7 +16,7 @@ mod spaces;
 use std::sync::Arc;
 
 use symbols::cfi::{Place as At, UserEnd, UserUnwinder};
-use symbols::{FrameKind, Kernel, KernelUnwinder, StackCopy, TaskSnapshot, UserRegisters, WalkEnd};
+use symbols::{Broken, FrameKind, Kernel, KernelUnwinder, StackCopy, TaskSnapshot, UserRegisters, WalkEnd};
 use vmm::GuestMemoryMmap;
 
 use crate::batch::{FileRow, MappingRow};
@@ -49,6 +49,8 @@ pub(crate) struct Owner {
 pub(crate) struct Walked {
     /// The system call that the task was in.
     pub syscall: Option<u32>,
+    /// The kernel's stack leads through code that is not known: a module that was loaded since.
+    pub unknown_code: bool,
 }
 
 /// Rows that walks have made.
@@ -122,12 +124,13 @@ impl Walker {
                 copy.task_pt_regs()
             }
         };
-        let Some(user) = user else { return Walked::default() };
+        let unknown_code = end == WalkEnd::Broken(Broken::UnknownCode);
+        let Some(user) = user else { return Walked { syscall: None, unknown_code } };
         let left = self.depth.saturating_sub(steps.len());
         if let Some(owner) = owner.filter(|owner| !owner.task.kernel_thread) {
             self.walk_user(&user, copy, owner, left, steps, news);
         }
-        Walked { syscall: user.system_call().filter(|_| !copy.is_user_mode()) }
+        Walked { syscall: user.system_call().filter(|_| !copy.is_user_mode()), unknown_code }
     }
 
     fn walk_user(

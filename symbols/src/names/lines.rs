@@ -70,6 +70,10 @@ impl SourceLines {
     /// The frames at `address`, an address of the file, innermost first; none where DWARF knows nothing or
     /// is damaged.
     pub fn frames_at(&self, address: u64) -> Vec<SourceFrame> {
+        // addr2line computes the address after it.
+        if address == u64::MAX {
+            return Vec::new();
+        }
         self.meter.start(EACH_LOOKUP);
         let mut lookup = self.context.find_frames(address);
         let mut frames = loop {

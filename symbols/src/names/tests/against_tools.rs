@@ -177,7 +177,9 @@ fn alike(name: &str) -> String {
     }
 }
 
-type Frames = Vec<(String, Option<String>, u32)>;
+/// Function, file, line.
+type Frame = (String, Option<String>, u32);
+type Frames = Vec<Frame>;
 
 fn llvm_frames(path: &str, addresses: &[u64]) -> Option<Vec<Frames>> {
     let input: Vec<String> = addresses.iter().map(|address| format!("{address:#x}")).collect();
@@ -210,9 +212,7 @@ fn equals_llvm(path: &str, addresses: &[u64]) -> usize {
             .into_iter()
             .map(|f| (f.function.unwrap_or_default(), f.file, f.line.unwrap_or(0)))
             .collect();
-        let same = |(a, b): (&(String, Option<String>, u32), &(String, Option<String>, u32))| {
-            alike(&a.0) == alike(&b.0) && a.2 == b.2 && a.1 == b.1
-        };
+        let same = |(a, b): (&Frame, &Frame)| alike(&a.0) == alike(&b.0) && a.2 == b.2 && a.1 == b.1;
         if found.len() != expected.len() || !found.iter().zip(expected).all(same) {
             different += 1;
             if different <= 3 {

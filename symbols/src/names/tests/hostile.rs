@@ -8,8 +8,11 @@ use proptest::prelude::*;
 use super::*;
 use crate::names::{FunctionTable, SourceLines};
 
+/// Name, offset, size.
+type Place = (String, usize, usize);
+
 /// A program with DWARF, and where each of its sections lies in it: `None` without a compiler.
-static PROGRAM: LazyLock<Option<(Vec<u8>, Vec<(String, u64, u64)>)>> = LazyLock::new(|| {
+static PROGRAM: LazyLock<Option<(Vec<u8>, Vec<Place>)>> = LazyLock::new(|| {
     let directory = tempfile::tempdir().unwrap();
     let path = compiled(directory.path(), &[])?;
     let text = tool("readelf", &["-SW", path.to_str()?], None)?;
@@ -17,7 +20,7 @@ static PROGRAM: LazyLock<Option<(Vec<u8>, Vec<(String, u64, u64)>)>> = LazyLock:
     for line in text.lines().filter_map(|line| line.split_once("] ")) {
         let words: Vec<&str> = line.1.split_whitespace().collect();
         let [name, kind, _, offset, size, ..] = words[..] else { continue };
-        let hex = |text| u64::from_str_radix(text, 16).unwrap_or(0);
+        let hex = |text| usize::from_str_radix(text, 16).unwrap_or(0);
         if kind != "NOBITS" && hex(size) > 0 {
             sections.push((name.to_owned(), hex(offset), hex(size)));
         }
@@ -64,7 +67,7 @@ proptest! {
         let Some((_, offset, size)) = sections.iter().find(|(n, ..)| n == name) else { return Ok(()) };
         let mut bytes = program.clone();
         for (at, value) in damage {
-            bytes[*offset as usize + at.index(*size as usize)] = value;
+            bytes[*offset + at.index(*size)] = value;
         }
         let start = Instant::now();
         name_everything(bytes);
@@ -84,15 +87,15 @@ fn elf_of(sections: &[(&str, &[u8])]) -> Vec<u8> {
     let mut names = vec![0u8];
     let mut body: Vec<u8> = Vec::new();
     let mut table = vec![0u8; 64];
-    let mut header = |name: u64, kind: u32, offset: u64, size: u64| {
-        table.extend((name as u32).to_le_bytes());
+    let mut header = |name: usize, kind: u32, offset: u64, size: u64| {
+        table.extend(u32::try_from(name).unwrap().to_le_bytes());
         table.extend(kind.to_le_bytes());
         for word in [0, 0, offset, size, 0, 1, 0] {
             table.extend(u64::to_le_bytes(word));
         }
     };
     for (name, bytes) in sections {
-        header(names.len() as u64, 1, 64 + body.len() as u64, bytes.len() as u64);
+        header(names.len(), 1, 64 + body.len() as u64, bytes.len() as u64);
         names.extend(name.bytes().chain([0]));
         body.extend(*bytes);
     }
@@ -102,8 +105,9 @@ fn elf_of(sections: &[(&str, &[u8])]) -> Vec<u8> {
     file.extend([0; 16]);
     file.extend((64 + body.len() as u64).to_le_bytes());
     file.extend([0, 0, 0, 0, 64, 0, 56, 0, 0, 0, 64, 0]);
-    file.extend((sections.len() as u16 + 2).to_le_bytes());
-    file.extend((sections.len() as u16 + 1).to_le_bytes());
+    let count = u16::try_from(sections.len()).unwrap();
+    file.extend((count + 2).to_le_bytes());
+    file.extend((count + 1).to_le_bytes());
     file.extend(body);
     file.extend(table);
     file
@@ -124,7 +128,7 @@ fn unit(inside: &[u8]) -> Vec<u8> {
         unit.extend(0x1000u64.to_le_bytes());
     }
     unit.extend(inside);
-    let mut sized = (unit.len() as u32).to_le_bytes().to_vec();
+    let mut sized = u32::try_from(unit.len()).unwrap().to_le_bytes().to_vec();
     sized.extend(unit);
     sized
 }

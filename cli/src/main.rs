@@ -4,6 +4,8 @@
 //! a portable host, the same program is that host's inner half ([`portable::inner`]).
 
 mod args;
+#[cfg_attr(not(test), expect(dead_code, reason = "reports do not name user code yet"))]
+mod debuginfod;
 mod doctor;
 mod errors;
 mod image;

@@ -9,7 +9,7 @@ use guest_programs::{DEMO_LOAD, INIT, WORKLOADS};
 
 use crate::binary::programs;
 use crate::debs::{Store, Wanted, unpack};
-use crate::kernel::{Flavour, Kernel, Series, meta_package};
+use crate::kernel::{Flavour, Kernel, Series, wanted};
 use crate::manifest::{Input, Manifest, Program, fingerprint, product, sha256_of};
 use crate::place::{Lock, guest_directory, make_directory};
 use crate::{Progress, disk, initrd};
@@ -92,8 +92,7 @@ pub fn demo(options: &DemoOptions, progress: &dyn Progress) -> Result<PathBuf> {
         .collect::<Result<Vec<_>>>()?;
 
     let mut store = Store::open(&directory)?;
-    let kernel_inputs =
-        store.fetch(Wanted::Kernel(meta_package(options.series, options.flavour)), progress)?;
+    let kernel_inputs = store.fetch(wanted(options.series, options.flavour), progress)?;
     let root_inputs = store.fetch(Wanted::Closure(PACKAGES), progress)?;
     let packages: Vec<Input> = root_inputs.iter().chain(&kernel_inputs).cloned().collect();
     let fingerprint = fingerprint(RECIPE, &packages, &programs);
@@ -133,9 +132,9 @@ fn fill(
     for input in root_inputs {
         unpack(&store.path(input), root, LEFT_OUT)?;
     }
-    let kernel_deb = kernel_inputs.first().context("no kernel package was fetched")?;
-    let kernel = Kernel::unpack(&store.path(kernel_deb), root)?;
+    let kernel = Kernel::unpack(&store.paths(kernel_inputs), root)?;
     let boot = root.join("boot");
+    put_directory(&boot, 0o755)?;
     fs::rename(&kernel.image, boot.join("vmlinuz")).context("cannot name the kernel /boot/vmlinuz")?;
     put(&boot.join("initrd.img"), 0o644, &initrd_of(&kernel, binaries)?)?;
     for name in WORKLOADS {
@@ -219,5 +218,6 @@ mod tests {
         assert_eq!(name(Series::V6_12, Flavour::Cloud), "demo-6.12");
         assert_eq!(name(Series::V6_1, Flavour::Generic), "demo-generic");
         assert_eq!(name(Series::V6_12, Flavour::Generic), "demo-6.12-generic");
+        assert_eq!(name(Series::Newest, Flavour::Rt), "demo-newest-rt");
     }
 }

@@ -17,9 +17,9 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
 pub use args::{Args, Error, main_with};
-pub use clock::{process_cpu, seconds, since_boot};
+pub use clock::{process_cpu, seconds, since_boot, thread_cpu};
 pub use process::{fork_child, pin, set_name, wait_for};
-pub use work::{burn, burn_until_cpu, burn_until_deadline};
+pub use work::{Turns, burn, burn_here, burn_until_cpu, burn_until_deadline};
 
 /// Where init finds the command to run inside the initramfs: the arguments, each ended by a NUL.
 pub const COMMAND_FILE: &str = "/vprof/command";

@@ -29,7 +29,8 @@ impl Wanted<'_> {
     fn key(&self) -> String {
         match self {
             Self::Closure(packages) => packages.join(" "),
-            Self::Kernel(release, meta) => format!("kernel {} {meta}", release.name()),
+            // With the suites: the same question to others has another answer.
+            Self::Kernel(release, meta) => format!("kernel {} {meta}", release.suites()),
         }
     }
 

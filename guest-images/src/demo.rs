@@ -5,18 +5,29 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use guest_programs::{DEMO_LOAD, INIT, WORKLOADS};
+use guest_programs::{DEMO_LOAD, INIT, MIXED_LOAD, WORKLOADS};
 
 use crate::binary::programs;
 use crate::debs::{Store, Wanted, unpack};
 use crate::kernel::{Flavour, Kernel, Series, wanted};
 use crate::manifest::{Input, Manifest, Program, fingerprint, product, sha256_of};
 use crate::place::{Lock, guest_directory, make_directory};
-use crate::{Progress, disk, initrd};
+use crate::{Progress, disk, foreign, initrd};
 
 /// Debian packages of the root file system; apt adds what they depend on.
-const PACKAGES: &[&str] =
-    &["bash", "coreutils", "dash", "grep", "gzip", "kmod", "openssl", "python3-minimal", "sed"];
+const PACKAGES: &[&str] = &[
+    "bash",
+    "coreutils",
+    "dash",
+    "fzf",
+    "grep",
+    "gzip",
+    "kmod",
+    "libstdc++6",
+    "openssl",
+    "python3-minimal",
+    "sed",
+];
 
 /// Parts of Debian packages that no guest reads.
 const LEFT_OUT: &[&str] = &[
@@ -36,10 +47,13 @@ const USEFUL_MODULES: &[&str] = &["crc32c_generic", "virtio_rng"];
 
 /// The workload in `/usr/bin/demo-load`.
 const LOAD_SCRIPT: &str = include_str!("demo-load.sh");
+/// That in `/usr/bin/mixed-load`.
+const MIXED_SCRIPT: &str = include_str!("mixed-load.sh");
 
 /// Everything in this crate that decides what an image holds: when it changes, images are made anew.
 const RECIPE: &[&str] = &[
     LOAD_SCRIPT,
+    MIXED_SCRIPT,
     include_str!("demo.rs"),
     include_str!("archive.rs"),
     include_str!("debs.rs"),
@@ -95,7 +109,7 @@ pub fn demo(options: &DemoOptions, progress: &dyn Progress) -> Result<PathBuf> {
     let kernel_inputs = store.fetch(wanted(options.series, options.flavour), progress)?;
     let root_inputs = store.fetch(Wanted::Closure(PACKAGES), progress)?;
     let packages: Vec<Input> = root_inputs.iter().chain(&kernel_inputs).cloned().collect();
-    let fingerprint = fingerprint(RECIPE, &packages, &programs);
+    let fingerprint = fingerprint(&[RECIPE, foreign::SOURCES].concat(), &packages, &programs);
     if Manifest::is_current(&manifest_path, &fingerprint) {
         return Ok(image);
     }
@@ -140,7 +154,12 @@ fn fill(
     for name in WORKLOADS {
         put(&root.join("usr/bin").join(name), 0o755, &read(&binaries.join(name))?)?;
     }
-    put(&root.join(DEMO_LOAD.trim_start_matches('/')), 0o755, LOAD_SCRIPT.as_bytes())?;
+    for (path, script) in [(DEMO_LOAD, LOAD_SCRIPT), (MIXED_LOAD, MIXED_SCRIPT)] {
+        put(&root.join(path.trim_start_matches('/')), 0o755, script.as_bytes())?;
+    }
+    for path in foreign::compile(root)? {
+        set_mode(&path, 0o755)?;
+    }
     settle(root)?;
     Ok(kernel)
 }

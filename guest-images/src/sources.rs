@@ -30,7 +30,7 @@ impl Release {
     }
 
     /// Suites of the main archive.
-    fn suites(self) -> &'static str {
+    pub(crate) fn suites(self) -> &'static str {
         match self {
             Self::Bookworm => "bookworm bookworm-updates",
             Self::Bullseye => "bullseye",

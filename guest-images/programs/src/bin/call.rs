@@ -1,4 +1,4 @@
-//! `call`: the second program of section 3 and figure 7 of J. Moravan and S. Richey, *SLEEPY* (2005): an outer loop
+//! `call`: the second program of section 3.1 and figure 7 of M. Moravan and M. Richey, *SLEEPY* (2005): an outer loop
 //! that adds the results of a procedure, which itself adds as many indices as the outer loop has come to.
 //!
 //! With the paper's 100,000 outer iterations the inner loop runs five billion times: of the paper's 11,843 samples all

@@ -1,4 +1,4 @@
-//! `loop`: the first program of section 3 and figure 6 of J. Moravan and S. Richey, *SLEEPY* (2005): a `for` loop that
+//! `loop`: the first program of section 3.1 and figure 6 of M. Moravan and M. Richey, *SLEEPY* (2005): a `for` loop that
 //! adds its index to a running total a billion times.
 //!
 //! All its time lies in a handful of instructions of one function, the loop between two jumps: the paper saw six.

@@ -157,7 +157,7 @@ extern "C" fn operate(tree: &mut Tree, operations: u32, counts: &mut Counts) {
             state ^= state >> 7;
             state = black_box(state ^ state << 17);
         }
-        let key = state >> 40;
+        let key = state >> 44;
         if state % INSERT_EVERY == 0 {
             insert(tree, key);
             counts.inserts += 1;

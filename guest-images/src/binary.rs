@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
 use anyhow::{Context, Result, bail, ensure};
-use guest_programs::{INIT, WORKLOADS};
+use guest_programs::{INIT, WITH_LINES, WORKLOADS};
 
 use crate::place::workspace;
 use crate::tools::{find_program, output_of};
@@ -26,7 +26,7 @@ pub fn static_binary(name: &str) -> Result<PathBuf> {
     if name == INIT || WORKLOADS.contains(&name) {
         programs()?;
     } else {
-        build(&["--package", name, "--bin", name])?;
+        build(STRIPPED, &["--package", name, "--bin", name])?;
     }
     let path = output_directory().join(name);
     ensure!(path.is_file(), "cargo built no program {}", path.display());
@@ -36,13 +36,12 @@ pub fn static_binary(name: &str) -> Result<PathBuf> {
 /// Builds init and all workloads and returns the directory that they lie in.
 pub(crate) fn programs() -> Result<PathBuf> {
     // They are unpacked into memory or copied into images at every start, so size counts.
-    let small =
-        ["profile.release.lto=true", "profile.release.codegen-units=1", "profile.release.panic='abort'"];
-    let mut arguments = vec!["--package", "guest-programs", "--bins"];
-    for setting in small {
-        arguments.extend(["--config", setting]);
-    }
-    build(&arguments)?;
+    let small = ["--config", "profile.release.codegen-units=1", "--config", "profile.release.panic='abort'"];
+    let package = ["--package", "guest-programs"];
+    let stripped = WORKLOADS.iter().filter(|name| **name != WITH_LINES).chain([&INIT]);
+    let bins: Vec<&str> = stripped.flat_map(|name| ["--bin", *name]).collect();
+    build(STRIPPED, &[&package[..], &bins, &small].concat())?;
+    build("'none'", &[&package[..], &["--bin", WITH_LINES], &small].concat())?;
     Ok(output_directory())
 }
 
@@ -50,14 +49,18 @@ fn output_directory() -> PathBuf {
     workspace().join("target/static").join(target()).join("release")
 }
 
-fn build(arguments: &[&str]) -> Result<()> {
+/// What most programs are relieved of: their symbols stay.
+const STRIPPED: &str = "'debuginfo'";
+
+/// Runs cargo with these arguments; `strip` is the profile's setting of that name.
+fn build(strip: &str, arguments: &[&str]) -> Result<()> {
     let mut command = cargo();
     command.args([
         "build",
         "--quiet",
         "--release",
         "--config",
-        "profile.release.strip='debuginfo'",
+        &format!("profile.release.strip={strip}"),
         "--target",
         target(),
     ]);

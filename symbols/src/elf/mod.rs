@@ -23,7 +23,7 @@ pub use build_id::BuildId;
 pub use error::ElfError;
 pub use file::{DebugLink, ElfFile, Section, SectionInfo};
 pub use read::ReadAt;
-pub use segment::{Segment, address_of};
+pub use segment::Segment;
 
 /// Program headers of a file, at most; the largest programs have some twenty.
 pub const MAX_SEGMENTS: usize = 1024;

@@ -78,7 +78,7 @@ pub(super) fn load_segments(headers: &[ProgramHeader]) -> Result<Vec<Segment>, E
 
 /// The address of the file's byte at `offset`: of the segment that holds it, else of one whose pages do;
 /// executable segments first, since two may share a page of the file.
-pub fn address_of(segments: &[Segment], offset: u64) -> Option<u64> {
+pub(super) fn address_of(segments: &[Segment], offset: u64) -> Option<u64> {
     let find = |page: u64, executable: bool| {
         segments.iter().filter(|s| s.executable == executable).find_map(|s| s.address_of(offset, page))
     };

@@ -100,7 +100,7 @@ enum Left {
 
 impl StackReader {
     /// Bytes of user stack to copy, unless there is a reason for another number.
-    pub const USER_BYTES: usize = 16 << 10;
+    pub const USER_BYTES: usize = 40 << 10;
 
     /// Copies the stacks of `vcpu` (its APIC id) into `into`, which it clears first. No allocation, no lock, bounded
     /// reads; what cannot be read is left out.

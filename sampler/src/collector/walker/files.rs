@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use symbols::FileRef;
 use symbols::cfi::{CfiSection, CfiSections, CfiTable};
-use symbols::elf::{ElfFile, ReadAt, Section, Segment, address_of};
+use symbols::elf::{ElfFile, ReadAt, Section, Segment};
 
 use super::source::Source;
 use crate::batch::FileRow;
@@ -16,6 +16,8 @@ use crate::text;
 const REMEMBERED: usize = 4096;
 /// Bytes of unwind tables that are kept of all files together, at most.
 const MAX_TABLES: usize = 32 << 20;
+/// Bytes of a page.
+const PAGE: u64 = 4096;
 /// The name of the kernel's own small library.
 const VDSO: &str = "[vdso]";
 
@@ -127,10 +129,16 @@ impl FileEntry {
         self.loaded.get()?.cfi.as_ref()?.function_start(address).map(|(start, _)| start)
     }
 
-    /// The address in the file of what is mapped at `offset` of it; the offset itself where that is not known.
+    /// The address in the file of what is mapped, executable, at `offset` of it; the offset itself where that is not
+    /// known. The kernel maps whole pages, so the byte at `offset` may belong to the segment before.
     pub(super) fn address_of(&self, offset: u64) -> u64 {
         let segments = self.loaded.get().map_or(&[][..], |loaded| &loaded.segments);
-        address_of(segments, offset).unwrap_or(offset)
+        let mapped = |segment: &&Segment| {
+            let end = segment.offset.saturating_add(segment.file_size);
+            segment.executable && segment.offset & !(PAGE - 1) <= offset && offset < end
+        };
+        let segment = segments.iter().rfind(mapped);
+        segment.map_or(offset, |segment| segment.address.wrapping_add(offset.wrapping_sub(segment.offset)))
     }
 
     /// Its row; `named_by` as far as it is known.

@@ -49,7 +49,7 @@ impl Debuginfod {
         let seconds =
             text("DEBUGINFOD_TIMEOUT").and_then(|value| value.trim().parse().ok()).filter(|s| *s > 0);
         let timeout = seconds.map_or(TIMEOUT, Duration::from_secs);
-        (!urls.is_empty()).then(|| Self { urls, cache, limits: Limits { timeout, most: MAX_SIZE } })
+        (!urls.is_empty()).then_some(Self { urls, cache, limits: Limits { timeout, most: MAX_SIZE } })
     }
 
     /// What the cache knows: the file, or `None` inside when servers did not have it a short while ago.

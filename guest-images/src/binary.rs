@@ -116,6 +116,56 @@ mod tests {
         assert!(ran.success());
     }
 
+    /// What a program prints.
+    fn said(name: &str, arguments: &[&str]) -> String {
+        let output = Command::new(static_binary(name).unwrap()).args(arguments).output().unwrap();
+        assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// The number before or after a word.
+    fn number(text: &str, place: usize) -> f64 {
+        text.split_whitespace().nth(place).and_then(|word| word.parse().ok()).expect("a number")
+    }
+
+    #[test]
+    fn known_shares_come_out() {
+        for (name, shares) in [("shares", [0.5, 0.3, 0.2]), ("threads", [0.5, 1.0 / 3.0, 1.0 / 6.0])] {
+            let text = said(name, &["--seconds", "0.2", "--slice-millis", "1"]);
+            let used: Vec<f64> = text.lines().map(|line| number(line, 2)).collect();
+            let total: f64 = used.iter().sum();
+            assert_eq!(used.len(), 3, "{text}");
+            for (used, share) in used.iter().zip(shares) {
+                assert!((used / total - share).abs() < 0.05, "{name}: {text}");
+            }
+        }
+    }
+
+    #[test]
+    fn programs_tell_what_they_did() {
+        let brief = ["--seconds", "0.05"];
+        assert!(said("recursion", &["--depth", "7", "--seconds", "0.05"]).starts_with("descend was 7 times"));
+        // 1 + 2 + ... + 9,999.
+        assert!(said("loop", &["--iterations", "10000"]).contains(" 49995000, "));
+        assert!(said("call", &["--outer", "100"]).starts_with("outer 100 inner 4950 iterations"));
+        let btree = said("btree", &["--operations", "20000"]);
+        let (inserts, lookups) = (number(&btree, 0), number(&btree, 2));
+        assert!(inserts + lookups == 20_000.0 && (inserts / 20_000.0 - 0.2).abs() < 0.02, "{btree}");
+        assert!(said("handler", &brief).starts_with("on_alarm ran "));
+        assert!(said("jit", &brief).contains(" b jit_inner\n"));
+        assert!(said("inlined", &brief).starts_with("outer used 0."));
+    }
+
+    #[test]
+    fn functions_of_known_shares_keep_their_names_and_one_program_its_lines() {
+        let holds = |name: &str, text: &[u8]| {
+            let contents = std::fs::read(static_binary(name).unwrap()).unwrap();
+            contents.windows(text.len()).any(|window| window == text)
+        };
+        assert!(["half", "third", "fifth"].iter().all(|f| holds("shares", format!("\0{f}\0").as_bytes())));
+        assert!(holds("inlined", b".debug_line\0") && !holds("shares", b".debug_line\0"));
+    }
+
     #[test]
     fn an_unknown_program_is_an_error() {
         let error = format!("{:#}", static_binary("no-such-program").unwrap_err());

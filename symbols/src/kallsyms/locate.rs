@@ -246,7 +246,7 @@ fn names_before(
     let mut start = highest;
     while start >= lowest && start >= bytes_virt + 8 {
         let at = index(start - bytes_virt);
-        for alignment in ALIGNMENTS.into_iter().filter(|alignment| start % alignment == 0) {
+        for alignment in ALIGNMENTS.into_iter().filter(|alignment| start.is_multiple_of(*alignment)) {
             // num_syms is a u32, padded.
             let count = u32_at(&bytes, at - index(alignment))? as usize;
             if count <= MAX_SYMBOLS

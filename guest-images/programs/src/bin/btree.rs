@@ -158,7 +158,7 @@ extern "C" fn operate(tree: &mut Tree, operations: u32, counts: &mut Counts) {
             state = black_box(state ^ state << 17);
         }
         let key = state >> 44;
-        if state % INSERT_EVERY == 0 {
+        if state.is_multiple_of(INSERT_EVERY) {
             insert(tree, key);
             counts.inserts += 1;
         } else {

@@ -22,9 +22,11 @@ pub(crate) use linux::LinuxGuest;
 /// Pauses between attempts grow from the first to the second, while what is missing may still come.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LAST_PAUSE: Duration = Duration::from_millis(200);
-/// What may still come but fails for this long is told to the user. What will not come is told at once, and tried
-/// again at this period only.
-const PATIENCE: Duration = Duration::from_secs(3);
+/// What may still come but fails for this long is told to the user: longer than an emulated guest with a slow early
+/// boot takes from its first kernel code to its per-CPU areas (a PREEMPT_RT kernel took over 3 s).
+const PATIENCE: Duration = Duration::from_secs(30);
+/// What will not come is told at once, and tried again at this period only.
+const HOPELESS_PERIOD: Duration = Duration::from_secs(3);
 /// Modules are read again at this period, and on request at most this often.
 const MODULES_PERIOD: Duration = Duration::from_secs(3);
 const MODULES_AT_MOST: Duration = Duration::from_millis(250);
@@ -149,7 +151,7 @@ impl Job {
                 Some(value)
             }
             Err(reason) => {
-                self.next = now + if reason.may_come() { self.pause } else { PATIENCE };
+                self.next = now + if reason.may_come() { self.pause } else { HOPELESS_PERIOD };
                 self.pause = (self.pause * 2).min(LAST_PAUSE);
                 let since = self.failing.take().map_or(now, |(since, _)| since);
                 self.failing = Some((since, reason));

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use iced_x86::{
-    Decoder, DecoderOptions, FlowControl, Formatter, GasFormatter, Instruction, IntelFormatter, SymbolResolver,
-    SymbolResult,
+    Decoder, DecoderOptions, FlowControl, Formatter, GasFormatter, Instruction, IntelFormatter,
+    SymbolResolver, SymbolResult,
 };
 use sampler::Profile;
 use sampler::report::{Annotation, Estimate, Hit, MOST_CODE, Target};
@@ -131,7 +131,9 @@ impl Listing {
             ),
         }
         if !hits.is_empty() && annotation.code.is_some() {
-            listing.notes.push("Some samples lie behind the end of the code that the profile has.".to_owned());
+            listing
+                .notes
+                .push("Some samples lie behind the end of the code that the profile has.".to_owned());
         }
         listing.lines.extend(hits.into_iter().map(|(address, hit)| {
             let mut line = Line::new(address, annotation.start, String::new(), String::new());
@@ -299,7 +301,8 @@ mod tests {
     #[test]
     fn no_sample_is_lost_whatever_the_bytes() {
         let hits = [(0x0ff0, 1, 1), (0x1000, 1, 1), (0x1003, 1, 1), (0x1100, 1, 1), (u64::MAX, 1, 1)];
-        for code in [None, Some(&[][..]), Some(CODE), Some(&[0x06, 0xff, 0xff, 0x0f][..]), Some(&[0xe8][..])] {
+        for code in [None, Some(&[][..]), Some(CODE), Some(&[0x06, 0xff, 0xff, 0x0f][..]), Some(&[0xe8][..])]
+        {
             for start in [0, 0x1000, u64::MAX - 2] {
                 let annotation = Annotation { start, ..annotation(code, &hits) };
                 let listing = Listing::new(&annotation, false);
@@ -315,6 +318,9 @@ mod tests {
         assert_eq!(lines(&listing), [(0x1004, "", 10, 0)]);
         assert!(listing.notes[0].contains("no machine code"));
         let json = serde_json::to_value(&listing).unwrap();
-        assert_eq!((&json["lines"][0]["address"], &json["lines"][0]["offset"]), (&"0x1004".into(), &4.into()));
+        assert_eq!(
+            (&json["lines"][0]["address"], &json["lines"][0]["offset"]),
+            (&"0x1004".into(), &4.into())
+        );
     }
 }

@@ -14,7 +14,12 @@ pub fn render(report: &Report, breakdown: &Breakdown, rows: usize, page: Page) -
         return text;
     }
     let all = units::counted(report.busy_samples, "sample");
-    heading(&mut text, page.style, plural(breakdown.by), &format!(": shares of the {all} that were not idle"));
+    heading(
+        &mut text,
+        page.style,
+        plural(breakdown.by),
+        &format!(": shares of the {all} that were not idle"),
+    );
     if !breakdown.rows.is_empty() {
         text.push_str(&table(breakdown, rows).render(page.width));
     }
@@ -77,7 +82,9 @@ fn columns(by: By) -> &'static [Column] {
             }),
             ("control group", Align::Left, name),
         ],
-        By::Irq => &[("kind", Align::Left, |row| optional(row.kind.as_deref())), ("interrupt", Align::Left, name)],
+        By::Irq => {
+            &[("kind", Align::Left, |row| optional(row.kind.as_deref())), ("interrupt", Align::Left, name)]
+        }
         By::Syscall => &[("system call", Align::Left, name)],
     }
 }
@@ -85,7 +92,8 @@ fn columns(by: By) -> &'static [Column] {
 fn table(breakdown: &Breakdown, rows: usize) -> Table {
     let code = breakdown.by.is_code();
     let own = columns(breakdown.by);
-    let mut headings = vec![(if code { "self" } else { "share" }, Align::Right), ("95 % interval", Align::Right)];
+    let mut headings =
+        vec![(if code { "self" } else { "share" }, Align::Right), ("95 % interval", Align::Right)];
     if code {
         headings.push(("total", Align::Right));
     }

@@ -107,7 +107,8 @@ fn part(report: &Report) -> Option<String> {
         ("thread", &filter.thread),
         ("stacks with", &filter.symbol),
     ];
-    parts.extend(named.iter().filter_map(|(what, name)| Some(format!("{what} {}", escape(name.as_deref()?)))));
+    parts
+        .extend(named.iter().filter_map(|(what, name)| Some(format!("{what} {}", escape(name.as_deref()?)))));
     let mode = |group: &ModeGroup| match group {
         ModeGroup::User => "user code",
         ModeGroup::Kernel => "kernel code",

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use sampler::report::{By, ModeGroup};
 use sampler::{ClockKind, Sort};
 
 const TEMPLATE: &str = "\
@@ -28,6 +29,9 @@ Examples:
   vprof run guest.img --snapshot -d 20s    20 seconds, the image stays as it is
   vprof run guest.img -- gzip -k /big      profile one command
   vprof report vprof.vprof                 the summary again
+  vprof report vprof.vprof --by function   by function, instruction, line, thread, cgroup ...
+  vprof report vprof.vprof --callers clear_page_erms
+  vprof annotate clear_page_erms vprof.vprof
   vprof query vprof.vprof \"SELECT mode, count(*) FROM v_samples GROUP BY mode\"
   vprof doctor                             what this machine can do
 ";
@@ -56,8 +60,30 @@ const REPORT_EXAMPLES: &str = "\
 Examples:
   vprof report vprof.vprof
   vprof report vprof.vprof --process python3 --time 2s..5s
+  vprof report vprof.vprof --by function --mode user -n 30
+  vprof report vprof.vprof --by thread --cgroup nginx.service
+  vprof report vprof.vprof --callers clear_page_erms --depth 4
+  vprof report vprof.vprof --callees do_syscall_64 --process gzip
   vprof report vprof.vprof --json | jq .processes[0]
 ";
+
+const REPORT_NOTES: &str = "\
+Shares are of all samples that were not idle, on the chosen vCPU and in the chosen time; all other \
+parts only choose what is shown. They combine: --process gzip --mode kernel --symbol ksys_read. \
+A sample counts for `self` where it hit, and once for the `total` of each function on its stack. \
+Interrupts are charged to no process.";
+
+const ANNOTATE_EXAMPLES: &str = "\
+Examples:
+  vprof annotate clear_page_erms vprof.vprof
+  vprof annotate deflate vprof.vprof --module gzip --intel
+  vprof annotate 0xffffffff81a04d20 vprof.vprof --process gzip
+";
+
+const ANNOTATE_NOTES: &str = "\
+`self` is the part of the function's own samples that hit an instruction, `calls` the part of all \
+samples with the function on their stack that were in what the instruction called. The sampled \
+address is that of the instruction that was about to run.";
 
 const QUERY_EXAMPLES: &str = "\
 Examples:
@@ -89,6 +115,8 @@ pub enum Command {
     Run(Box<RunArgs>),
     /// Show the summary of a profile
     Report(ReportArgs),
+    /// Show where in a function's machine code samples hit
+    Annotate(AnnotateArgs),
     /// Ask a profile with SQL
     Query(QueryArgs),
     /// Tell what this machine can do, and what `run` will use
@@ -203,34 +231,133 @@ pub struct RunArgs {
 
 /// `vprof report`.
 #[derive(Debug, Args)]
-#[command(before_help = REPORT_EXAMPLES, help_template = TEMPLATE)]
+#[command(before_help = REPORT_EXAMPLES, after_help = REPORT_NOTES, help_template = TEMPLATE)]
 pub struct ReportArgs {
     /// The profile
     pub profile: PathBuf,
 
-    /// Order of processes
-    #[arg(long, default_value = "samples", value_name = "KEY", value_parser = sort_parser())]
+    /// One table of samples by this, instead of the summary
+    #[arg(long, value_name = "WHAT", value_parser = by_parser(), conflicts_with_all = ["callers", "callees"])]
+    pub by: Option<By>,
+
+    /// Who calls this function
+    #[arg(long, value_name = "FUNCTION", conflicts_with = "callees")]
+    pub callers: Option<String>,
+
+    /// What this function calls
+    #[arg(long, value_name = "FUNCTION")]
+    pub callees: Option<String>,
+
+    /// How many calls deep --callers and --callees look
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub depth: u32,
+
+    /// Order of rows: samples of their own (`samples` is the same), in total, ...
+    #[arg(long, default_value = "self", value_name = "KEY", value_parser = sort_parser())]
     pub sort: Sort,
 
-    /// Only processes with this name, process id or name#instance; shares stay those of all samples
-    #[arg(long, short = 'p', value_name = "NAME|PID")]
-    pub process: Option<String>,
-
-    /// Only this vCPU
-    #[arg(long, value_name = "N")]
-    pub vcpu: Option<u8>,
-
-    /// Only samples in this span since the run's start, like 2s..5s, 500ms.. or ..10s
-    #[arg(long, value_name = "FROM..TO", value_parser = parse_span)]
-    pub time: Option<Span>,
-
-    /// Rows per table; 0 for all
-    #[arg(short = 'n', long, default_value_t = 10, value_name = "ROWS")]
-    pub rows: usize,
+    /// Rows per table; 0 for all [default: 10; 50 with --callers and --callees]
+    #[arg(short = 'n', long, value_name = "ROWS")]
+    pub rows: Option<usize>,
 
     /// Print JSON (docs/json.md); always all rows
     #[arg(long)]
     pub json: bool,
+
+    /// Which part of the profile.
+    #[command(flatten)]
+    pub filter: FilterArgs,
+}
+
+/// Which part of a profile a command looks at.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Only a part")]
+pub struct FilterArgs {
+    /// Only processes with this name, process id or name#instance
+    #[arg(long, short = 'p', value_name = "NAME|PID")]
+    pub process: Option<String>,
+
+    /// Only this life of a process
+    #[arg(long, value_name = "NAME#N")]
+    pub instance: Option<String>,
+
+    /// Only processes whose control group has this in its path, like a unit or a container
+    #[arg(long, value_name = "PART")]
+    pub cgroup: Option<String>,
+
+    /// Only threads with this name or thread id
+    #[arg(long, value_name = "NAME|TID")]
+    pub thread: Option<String>,
+
+    /// Only samples with this function on their stack
+    #[arg(long, value_name = "FUNCTION")]
+    pub symbol: Option<String>,
+
+    /// Only samples in this mode; repeatable, or with commas
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "MODE")]
+    pub mode: Vec<ModeChoice>,
+
+    /// Only this vCPU
+    #[arg(long, visible_alias = "vcpu", value_name = "N")]
+    pub cpu: Option<u8>,
+
+    /// Only samples in this span since the run's start, like 2s..5s, 500ms.. or ..10s
+    #[arg(long, value_name = "FROM..TO", value_parser = parse_span)]
+    pub time: Option<Span>,
+}
+
+/// `--mode`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ModeChoice {
+    /// User code
+    User,
+    /// The kernel outside of interrupts
+    Kernel,
+    /// Hard interrupts, soft interrupts and NMIs
+    Irq,
+}
+
+impl From<ModeChoice> for ModeGroup {
+    fn from(mode: ModeChoice) -> Self {
+        match mode {
+            ModeChoice::User => Self::User,
+            ModeChoice::Kernel => Self::Kernel,
+            ModeChoice::Irq => Self::Irq,
+        }
+    }
+}
+
+/// `vprof annotate`.
+#[derive(Debug, Args)]
+#[command(before_help = ANNOTATE_EXAMPLES, after_help = ANNOTATE_NOTES, help_template = TEMPLATE)]
+pub struct AnnotateArgs {
+    /// The function: its name, or its address as 0x...
+    #[arg(value_name = "FUNCTION")]
+    pub function: String,
+
+    /// The profile
+    #[arg(value_name = "PROFILE")]
+    pub profile: PathBuf,
+
+    /// Kernel module or file whose function it is, `kernel` for the kernel itself
+    #[arg(long, value_name = "NAME")]
+    pub module: Option<String>,
+
+    /// Intel syntax instead of AT&T's
+    #[arg(long)]
+    pub intel: bool,
+
+    /// Instructions to show; 0 for all
+    #[arg(short = 'n', long, default_value_t = 0, value_name = "ROWS")]
+    pub rows: usize,
+
+    /// Print JSON (docs/json.md)
+    #[arg(long)]
+    pub json: bool,
+
+    /// Which part of the profile.
+    #[command(flatten)]
+    pub filter: FilterArgs,
 }
 
 /// `vprof query`.
@@ -362,6 +489,10 @@ fn parse_positive_time(text: &str) -> Result<Duration, String> {
 
 fn sort_parser() -> impl TypedValueParser<Value = Sort> {
     PossibleValuesParser::new(Sort::ALL.map(|(name, _)| name)).try_map(|name| name.parse::<Sort>())
+}
+
+fn by_parser() -> impl TypedValueParser<Value = By> {
+    PossibleValuesParser::new(By::ALL.map(|(name, _)| name)).try_map(|name| name.parse::<By>())
 }
 
 fn parse_span(text: &str) -> Result<Span, String> {

@@ -60,8 +60,8 @@ pub enum Error {
     /// The profile can't be read.
     #[error(transparent)]
     Profile(#[from] ProfileError),
-    /// The profile has no such part.
-    #[error(transparent)]
+    /// The profile has no such part. Names of the guest stand in its message.
+    #[error("{}", crate::render::escape(&.0.to_string()))]
     Report(#[from] ReportError),
     /// The profile can't be created.
     #[error(transparent)]

@@ -1,8 +1,9 @@
 //! `vprof`: see inside any Linux virtual machine from the host.
 //!
-//! This crate is the only one that prints. Commands: [`run`], [`report`], [`query`], [`doctor`]. Started as the init of
+//! This crate is the only one that prints. Commands: [`run`], [`report`], [`annotate`], [`query`], [`doctor`]. Started as the init of
 //! a portable host, the same program is that host's inner half ([`portable::inner`]).
 
+mod annotate;
 mod args;
 #[cfg_attr(not(test), expect(dead_code, reason = "reports do not name user code yet"))]
 mod debuginfod;
@@ -33,6 +34,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Run(args) => run::command(&args),
         Command::Report(args) => report::command(&args),
+        Command::Annotate(args) => annotate::command(&args),
         Command::Query(args) => query::command(&args),
         Command::Doctor(args) => doctor::command(&args),
         Command::Completions { shell } => {

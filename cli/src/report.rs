@@ -3,47 +3,84 @@
 use std::io::{self, IsTerminal, Write};
 use std::path::Path;
 
+use sampler::report::{Direction, Request, TreeRequest};
 use sampler::{Filter, Profile, Report};
 
-use crate::args::ReportArgs;
+use crate::args::{FilterArgs, ReportArgs};
 use crate::errors::{Error, ExitCode};
-use crate::render::{Style, summary};
+use crate::render::{Page, by, summary, tree};
 
 /// Rows per table at the end of a run.
 const SUMMARY_ROWS: usize = 10;
 
+/// Rows of a tree of calls.
+const TREE_ROWS: usize = 50;
+
 /// Runs the command.
 pub fn command(args: &ReportArgs) -> Result<ExitCode, Error> {
-    let ns = |time: std::time::Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-    let span = args.time.unwrap_or_default();
-    let filter = Filter {
-        process: args.process.clone(),
-        vcpu: args.vcpu,
-        from_ns: span.from.map(ns),
-        to_ns: span.to.map(ns),
-    };
-    let mut report = read(&args.profile, &filter)?;
+    let request = request(args);
+    let profile = Profile::open(&args.profile)?;
+    let mut report = Report::read_with(&profile, &filter(&args.filter), &request)?;
     report.sort(args.sort);
     if args.json {
         write_json(&report)?;
     } else {
-        let rows = if args.rows == 0 { usize::MAX } else { args.rows };
-        let style = Style::for_stream(io::stdout().is_terminal());
-        let text = summary::render(&report, rows, style);
+        let page = Page::stdout();
+        let default = if report.tree.is_some() { TREE_ROWS } else { SUMMARY_ROWS };
+        let rows = all_for_zero(args.rows.unwrap_or(default));
+        let text = match (&report.by, &report.tree) {
+            (Some(breakdown), _) => by::render(&report, breakdown, rows, page),
+            (_, Some(calls)) => tree::render(&report, calls, rows, page),
+            _ => summary::render(&report, rows, page.for_summary()),
+        };
         io::stdout().lock().write_all(text.as_bytes()).map_err(stdout_error)?;
     }
     Ok(ExitCode::Done)
+}
+
+fn request(args: &ReportArgs) -> Request {
+    let tree = |symbol: &String, direction| {
+        Request::Tree(TreeRequest { symbol: symbol.clone(), direction, depth: args.depth })
+    };
+    match (&args.by, &args.callers, &args.callees) {
+        (Some(by), _, _) => Request::By(*by),
+        (_, Some(symbol), _) => tree(symbol, Direction::Callers),
+        (_, _, Some(symbol)) => tree(symbol, Direction::Callees),
+        _ => Request::Summary,
+    }
+}
+
+/// What the options that choose a part of a profile mean.
+pub fn filter(args: &FilterArgs) -> Filter {
+    let ns = |time: std::time::Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+    let span = args.time.unwrap_or_default();
+    Filter {
+        process: args.process.clone(),
+        instance: args.instance.clone(),
+        cgroup: args.cgroup.clone(),
+        thread: args.thread.clone(),
+        symbol: args.symbol.clone(),
+        modes: args.mode.iter().map(|&mode| mode.into()).collect(),
+        vcpu: args.cpu,
+        from_ns: span.from.map(ns),
+        to_ns: span.to.map(ns),
+    }
+}
+
+/// `-n 0` means all rows.
+pub fn all_for_zero(rows: usize) -> usize {
+    if rows == 0 { usize::MAX } else { rows }
 }
 
 /// Prints the summary of a whole profile.
 pub fn print_summary(path: &Path, to_stderr: bool) -> Result<(), Error> {
     let report = read(path, &Filter::default())?;
     let written = if to_stderr {
-        let style = Style::for_stream(io::stderr().is_terminal());
-        io::stderr().lock().write_all(summary::render(&report, SUMMARY_ROWS, style).as_bytes())
+        let page = Page::for_stream(io::stderr().is_terminal()).for_summary();
+        io::stderr().lock().write_all(summary::render(&report, SUMMARY_ROWS, page).as_bytes())
     } else {
-        let style = Style::for_stream(io::stdout().is_terminal());
-        io::stdout().lock().write_all(summary::render(&report, SUMMARY_ROWS, style).as_bytes())
+        let page = Page::stdout().for_summary();
+        io::stdout().lock().write_all(summary::render(&report, SUMMARY_ROWS, page).as_bytes())
     };
     written.map_err(stdout_error)
 }
@@ -57,9 +94,10 @@ fn read(path: &Path, filter: &Filter) -> Result<Report, Error> {
     Ok(Report::read(&Profile::open(path)?, filter)?)
 }
 
-fn write_json(report: &Report) -> Result<(), Error> {
+/// Prints something as JSON.
+pub fn write_json(value: &impl serde::Serialize) -> Result<(), Error> {
     let mut out = io::BufWriter::new(io::stdout().lock());
-    serde_json::to_writer_pretty(&mut out, report).map_err(|e| stdout_error(e.into()))?;
+    serde_json::to_writer_pretty(&mut out, value).map_err(|e| stdout_error(e.into()))?;
     out.write_all(b"\n").and_then(|()| out.flush()).map_err(stdout_error)
 }
 

@@ -25,6 +25,11 @@ impl Profile {
         run(["report", &path].iter().chain(more))
     }
 
+    fn annotate(&self, arguments: &[&str]) -> std::process::Output {
+        let path = self.path();
+        run(std::iter::once("annotate").chain(arguments.iter().copied()).chain([path.as_str()]))
+    }
+
     fn query(&self, sql: &str, more: &[&str]) -> std::process::Output {
         let path = self.path();
         run(["query", &path, sql].iter().chain(more))
@@ -41,7 +46,7 @@ fn the_text_report_names_processes_and_functions() {
     assert!(text.contains("800 samples (400 not idle), 4 lost"), "{text}");
     assert!(text.contains("75.0 %") && text.contains("evil"), "{text}");
     assert!(text.contains("do_work"), "{text}");
-    assert!(text.contains("0x401000"), "{text}");
+    assert!(text.contains("300  user    [user] [evil\\x1b[2J,\"x\"]"), "{text}");
     assert!(!text.chars().any(|c| c.is_control() && c != '\n'), "{text:?}");
 }
 
@@ -63,6 +68,67 @@ fn the_json_report_is_one_object() {
         serde_json::from_slice(&profile.report(&["--json", "--time", "..400ms", "--vcpu", "1"]).stdout)
             .unwrap();
     assert_eq!(early["samples"], 200);
+}
+
+#[test]
+fn tables_by_everything() {
+    let profile = Profile::new();
+    for by in [
+        "function",
+        "instruction",
+        "line",
+        "process",
+        "instance",
+        "thread",
+        "cgroup",
+        "module",
+        "irq",
+        "syscall",
+    ] {
+        let output = profile.report(&["--by", by]);
+        assert!(output.status.success(), "{by}: {}", stderr(&output));
+        let text = stdout(&output);
+        assert!(text.contains(": shares of the 400 samples that were not idle\n"), "{text}");
+        assert!(!text.chars().any(|c| c.is_control() && c != '\n'), "{text:?}");
+        let report: Value = serde_json::from_slice(&profile.report(&["--by", by, "--json"]).stdout).unwrap();
+        assert_eq!(report["by"]["by"], by);
+        let own = |row: &Value| row["self"]["samples"].as_u64().unwrap();
+        let rows: u64 = report["by"]["rows"].as_array().unwrap().iter().map(own).sum();
+        assert_eq!(rows + report["by"]["outside"]["samples"].as_u64().unwrap(), 400);
+    }
+    let text = stdout(&profile.report(&["--by", "function", "--mode", "kernel"]));
+    assert!(
+        text.contains("25.0 %") && text.contains("kernel  do_work\n") && !text.contains("[user]"),
+        "{text}"
+    );
+    let text = stdout(&profile.report(&["--by", "thread", "--process", "calm"]));
+    assert!(text.contains("  100  calm#0   calm\n"), "{text}");
+    let text = stdout(&profile.report(&["--by", "irq"]));
+    assert!(text.ends_with("  100.0 %  outside of interrupts\n"), "{text}");
+    let text = stdout(&profile.report(&["--mode", "irq"]));
+    assert!(text.ends_with("\nNo sample fits.\n"), "{text}");
+}
+
+#[test]
+fn callers_and_annotations_are_shown() {
+    let profile = Profile::new();
+    let text = stdout(&profile.report(&["--callers", "do_work"]));
+    assert!(text.contains("Callers of do_work: 100 samples have it on their stack\n"), "{text}");
+    assert!(text.contains("25.0 %  100.0 %      100  do_work\n"), "{text}");
+    let text = stdout(&profile.report(&["--callees", "do_work", "--process", "evil\x1b[2J,\"x\""]));
+    assert!(text.ends_with("No chosen sample has do_work on its stack.\n"), "{text}");
+    let output = profile.annotate(&["do_work"]);
+    let text = stdout(&output);
+    assert!(text.contains("100.0 %         0xffffffff81000000"), "{text}{}", stderr(&output));
+    let listing: Value = serde_json::from_slice(&profile.annotate(&["do_work", "--json"]).stdout).unwrap();
+    assert_eq!((&listing["symbol"], &listing["self"]["samples"]), (&"do_work".into(), &100.into()));
+    assert_eq!(listing["lines"][0]["address"], "0xffffffff81000000");
+    let document = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/json.md")).unwrap();
+    let block = document.split("```json\n").nth(2).unwrap().split("```").next().unwrap();
+    let schema: Value = serde_json::from_str(block).unwrap();
+    let keys = |value: &Value| value.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
+    assert_eq!(keys(&listing), keys(&schema["properties"]));
+    assert_eq!(keys(&listing["lines"][0]), keys(&schema["properties"]["lines"]["items"]["properties"]));
 }
 
 #[test]
@@ -108,6 +174,25 @@ fn wrong_questions_get_one_sentence() {
     refused(&profile.query("", &[]), 1, &["exactly one"]);
     refused(&profile.report(&["--process", "nobody"]), 1, &["no process nobody"]);
     refused(&profile.report(&["--vcpu", "9"]), 1, &["no vCPU 9"]);
+    refused(&profile.report(&["--cpu", "9"]), 1, &["no vCPU 9"]);
+    refused(&profile.report(&["--process", "evil"]), 1, &["no process evil: near are evil\u{fffd}[2J"]);
+    refused(&profile.report(&["--instance", "calm"]), 1, &["no instance calm: near are calm#0"]);
+    refused(&profile.report(&["--cgroup", "docker"]), 1, &["no control group docker", "--by cgroup"]);
+    refused(&profile.report(&["--thread", "worker"]), 1, &["no thread worker", "--by thread"]);
+    refused(&profile.report(&["--symbol", "do_wrk"]), 1, &["no function do_wrk: near are do_work"]);
+    refused(&profile.report(&["--callers", "do_wrk"]), 1, &["no function do_wrk: near are do_work"]);
+    refused(&profile.annotate(&["do_wrk"]), 1, &["no function do_wrk: near are do_work"]);
+    for (arguments, word) in [
+        (["--by", "colour"], "possible values: function"),
+        (["--mode", "fast"], "possible values: user"),
+        (["--depth", "0"], "1..=100"),
+        (["--time", "5"], "2s..5s"),
+        (["--sort", "size"], "possible values: self"),
+    ] {
+        let output = profile.report(&arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        assert!(stderr(&output).contains(word), "{}", stderr(&output));
+    }
     refused(&profile.report(&["--time", "5s.."]), 1, &["after the end"]);
 }
 
@@ -151,7 +236,13 @@ fn a_reader_that_goes_away_is_no_failure() {
 
 #[test]
 fn help_opens_with_examples_and_version_tells_it() {
-    for command in [&["--help"][..], &["run", "--help"], &["report", "--help"], &["query", "--help"]] {
+    for command in [
+        &["--help"][..],
+        &["run", "--help"],
+        &["report", "--help"],
+        &["annotate", "--help"],
+        &["query", "--help"],
+    ] {
         let text = stdout(&run(command));
         let (examples, usage) = (text.find("Examples:").unwrap(), text.find("Usage:").unwrap());
         assert!(examples < usage, "{text}");

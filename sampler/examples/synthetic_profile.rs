@@ -1,5 +1,5 @@
 //! Writes a profile of made-up samples and times writing and reading it:
-//! `cargo run --release -p sampler --example synthetic_profile -- FILE [SAMPLES]`.
+//! `cargo run --release -p sampler --example synthetic_profile -- FILE [SAMPLES [STACKS]]`.
 
 use std::path::PathBuf;
 
@@ -14,12 +14,16 @@ fn peak_mib() -> Option<u64> {
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut arguments = std::env::args_os().skip(1);
-    let path: PathBuf = arguments.next().ok_or("usage: synthetic_profile FILE [SAMPLES]")?.into();
+    let path: PathBuf = arguments.next().ok_or("usage: synthetic_profile FILE [SAMPLES [STACKS]]")?.into();
     let samples = match arguments.next() {
         Some(text) => text.to_string_lossy().parse()?,
         None => 1_000_000_u64,
     };
-    let written = bench::write_profile(&path, true, samples)?;
+    let stacks = match arguments.next() {
+        Some(text) => text.to_string_lossy().parse()?,
+        None => 0_u32,
+    };
+    let written = bench::write_profile_with_stacks(&path, true, samples, stacks)?;
     let bytes = std::fs::metadata(&path)?.len();
     println!("collect {samples} samples: {written:.2?}; file {} MiB", bytes >> 20);
     println!("peak memory of collecting: {} MiB", peak_mib().ok_or("no VmHWM")?);
@@ -29,6 +33,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         report.processes.len(),
         report.functions.len()
     );
+    println!("peak memory: {} MiB", peak_mib().ok_or("no VmHWM")?);
+    let (read, functions) = bench::read_functions(&path, samples)?;
+    println!("by function: {read:.2?}, {} rows", functions.rows.len());
     println!("peak memory: {} MiB", peak_mib().ok_or("no VmHWM")?);
     let ticks = 1_000_000;
     println!("{ticks} ticks served: {:.2?}", bench::serve_ticks(ticks));

@@ -165,6 +165,14 @@ pub struct FrameRow {
     pub line: Option<u32>,
 }
 
+impl FrameRow {
+    /// The address to look a name up by: a call may be the last instruction of its function, so a return address may
+    /// belong to another one.
+    pub fn lookup(&self) -> u64 {
+        if self.call { self.address.wrapping_sub(1) } else { self.address }
+    }
+}
+
 /// A row of table `inlined`: a function that the compiler has copied into a frame's function.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InlinedRow {
@@ -189,6 +197,41 @@ pub struct StackRow {
     pub parent: Option<u32>,
     /// Frame row id.
     pub frame: u32,
+}
+
+/// Where machine code was read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum CodeSource {
+    /// As it stood in the guest's memory, patches included.
+    Memory,
+    /// In a file.
+    File,
+}
+
+impl CodeSource {
+    /// As in table `code`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Memory => "guest memory",
+            Self::File => "file",
+        }
+    }
+}
+
+/// A row of table `code`: the machine code of one function. A row with a known file, module and start replaces the
+/// earlier.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CodeRow {
+    /// Address of the first byte, counted as in [`FrameRow::address`].
+    pub start: u64,
+    /// File row id, for user code.
+    pub file: Option<u32>,
+    /// Kernel module; `None` for the kernel image and for user code.
+    pub module: Option<String>,
+    /// Up to the function's end.
+    pub bytes: Vec<u8>,
+    /// Where they were read.
+    pub read: CodeSource,
 }
 
 /// A row of table `interrupt`.
@@ -301,6 +344,8 @@ pub struct Batch {
     pub inlined: Vec<InlinedRow>,
     /// Table `stack`.
     pub stacks: Vec<StackRow>,
+    /// Table `code`.
+    pub code: Vec<CodeRow>,
     /// Table `interrupt`.
     pub interrupts: Vec<InterruptRow>,
     /// Table `syscall`: number and name.
@@ -332,6 +377,7 @@ impl Batch {
             samples,
             console,
             events,
+            code,
         } = self;
         meta.clear();
         vcpus.clear();
@@ -348,6 +394,7 @@ impl Batch {
         samples.clear();
         console.clear();
         events.clear();
+        code.clear();
     }
 }
 

@@ -2,6 +2,8 @@
 //!
 //! The same functions serve the project's benchmark and its tests, and check the answer that they time.
 
+mod made_up;
+
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,7 +17,7 @@ use crate::clock::{ClockKind, Intervals};
 use crate::collector::resolver::Resolver;
 use crate::profile::{CreateError, Profile, ProfileError, ProfileWriter};
 use crate::record::{Moment, Record};
-use crate::report::{Filter, Report, ReportError};
+use crate::report::{Breakdown, By, Filter, Report, ReportError, Request};
 use crate::{SinkError, VcpuSampler};
 use vmm::monotonic_ns;
 
@@ -112,17 +114,35 @@ fn record(n: u64) -> Record {
 /// # Errors
 /// The profile could not be created or written.
 pub fn write_profile(path: &Path, force: bool, samples: u64) -> Result<Cost, BenchError> {
+    write_profile_with_stacks(path, force, samples, 0)
+}
+
+/// Like [`write_profile`]. Each sample has one of `stacks` stacks, at most 65,536, 20 frames deep, half of user code and
+/// half of kernel code; none where `stacks` is 0.
+///
+/// # Errors
+/// The profile could not be created or written.
+pub fn write_profile_with_stacks(
+    path: &Path,
+    force: bool,
+    samples: u64,
+    stacks: u32,
+) -> Result<Cost, BenchError> {
     let mut writer = ProfileWriter::create(path, force)?;
-    let (cost, written) = measured(|| write_samples(&mut writer, samples));
+    let (cost, written) = measured(|| write_samples(&mut writer, samples, stacks));
     written?;
     Ok(cost)
 }
 
-fn write_samples(writer: &mut ProfileWriter, samples: u64) -> Result<(), SinkError> {
+fn write_samples(writer: &mut ProfileWriter, samples: u64, stacks: u32) -> Result<(), SinkError> {
     let mut resolver = Resolver::new(0);
     let mut batch = Batch::default();
+    let leaves = made_up::stacks(stacks, &mut batch);
     for n in 0..samples {
         resolver.sample(u8::from(n % 4 > 1), &record(n), None, &mut batch);
+        if let Some(sample) = batch.samples.last_mut() {
+            made_up::put(&leaves, n, sample);
+        }
         if n % BATCH == BATCH - 1 {
             writer.write(&batch)?;
             batch = Batch::default();
@@ -163,6 +183,23 @@ pub fn read_report(path: &Path, written: u64) -> Result<(Cost, Report), BenchErr
     }
 }
 
+/// Makes the table of functions over a profile, opening included, and compares its sum with `written`.
+///
+/// # Errors
+/// The profile could not be read, or says something else.
+pub fn read_functions(path: &Path, written: u64) -> Result<(Cost, Breakdown), BenchError> {
+    let (cost, report) = measured(|| -> Result<Report, BenchError> {
+        let request = Request::By(By::Function);
+        Ok(Report::read_with(&Profile::open(path)?, &Filter::default(), &request)?)
+    });
+    let breakdown = report?.by;
+    let found = breakdown.iter().flat_map(|by| &by.rows).map(|row| row.own.samples).sum();
+    match breakdown {
+        Some(breakdown) if found == written => Ok((cost, breakdown)),
+        _ => Err(BenchError::Wrong { found, written }),
+    }
+}
+
 /// Serves `ticks` ticks of one vCPU on made-up registers and empty memory: the record path without the reading of the
 /// current task.
 pub fn serve_ticks(ticks: u32) -> Cost {
@@ -198,6 +235,15 @@ mod tests {
             report.processes.iter().find(|p| p.comm == "[hard interrupts]").expect("a pseudo-row");
         assert_eq!((interrupts.samples, interrupts.share), (5_000, 0.05));
         assert!(matches!(read_report(&path, 1), Err(BenchError::Wrong { found: 100_000, written: 1 })));
+        write_profile_with_stacks(&path, true, 100_000, 1_000).expect("a profile");
+        let (_, report) = read_report(&path, 100_000).expect("a report");
+        assert_eq!((report.stacks.kernel.walks, report.stacks.user.complete), (50_000, 50_000));
+        let (_, functions) = read_functions(&path, 100_000).expect("functions");
+        let total: u64 = functions.rows.iter().map(|row| row.total.samples).sum();
+        assert!(total > 1_000_000, "{total}: 20 frames per sample");
+        let stacks = Profile::open(&path).expect("a profile");
+        let stacks = stacks.query("SELECT count(DISTINCT stack) FROM sample").expect("an answer");
+        assert_eq!(stacks.rows[0][0], crate::profile::Value::Integer(1_000));
         assert!(serve_ticks(1_000).wall > Duration::ZERO);
     }
 }

@@ -5,6 +5,7 @@ pub mod bench;
 pub mod clock;
 mod collector;
 pub mod estimate;
+mod naming;
 pub mod profile;
 pub mod record;
 pub mod report;

@@ -5,6 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use sampler::profile::{Table, Value as Cell};
+use sampler::report::{By, Direction, ModeGroup, Request, TreeRequest};
 use sampler::{Filter, Profile, Report, bench};
 use serde_json::Value;
 
@@ -66,7 +67,7 @@ fn check(value: &Value, schema: &Value, at: &str) {
 
 fn profile(directory: &Path) -> Profile {
     let path = directory.join("made-up.vprof");
-    bench::write_profile(&path, true, 30_000).expect("a profile");
+    bench::write_profile_with_stacks(&path, true, 30_000, 500).expect("a profile");
     Profile::open(&path).expect("a profile")
 }
 
@@ -77,12 +78,29 @@ fn a_report_fits_its_schema() {
     let directory = tempfile::tempdir().expect("a directory");
     let profile = profile(directory.path());
     let report = Report::read(&profile, &Filter::default()).expect("a report");
-    assert!(!report.user_addresses.is_empty() && !report.vcpus.is_empty() && !report.functions.is_empty());
+    assert!(!report.vcpus.is_empty() && !report.functions.is_empty() && report.stacks.kernel.walks > 0);
     let json = serde_json::to_value(&report).expect("JSON");
     check(&json, &schema, "report");
-    let filter = Filter { process: Some("program-07".into()), vcpu: Some(1), from_ns: Some(1), to_ns: None };
-    let part = Report::read(&profile, &filter).expect("a report");
-    check(&serde_json::to_value(&part).expect("JSON"), &schema, "report");
+    let filter = Filter {
+        process: Some("program-07".into()),
+        modes: vec![ModeGroup::User],
+        vcpu: Some(1),
+        from_ns: Some(1),
+        ..Filter::default()
+    };
+    let tree =
+        |direction| Request::Tree(TreeRequest { symbol: "user_function_50".into(), direction, depth: 3 });
+    let requests = By::ALL.map(|(_, by)| Request::By(by)).into_iter().chain([
+        Request::Summary,
+        tree(Direction::Callers),
+        tree(Direction::Callees),
+    ]);
+    for request in requests {
+        for filter in [&filter, &Filter::default()] {
+            let part = Report::read_with(&profile, filter, &request).expect("a report");
+            check(&serde_json::to_value(&part).expect("JSON"), &schema, "report");
+        }
+    }
     let back: Report = serde_json::from_value(json).expect("a report");
     assert_eq!(back.samples, report.samples);
 }

@@ -1,11 +1,15 @@
 //! Text for people: numbers in human units, names made harmless, aligned tables, and the summary of a profile.
 
+pub mod annotate;
+pub mod by;
 pub mod summary;
 pub mod table;
+pub mod tree;
 pub mod units;
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
+use std::io::IsTerminal;
 
 /// Makes a text of the guest safe to print: control characters and line ends become escapes, so that a process name
 /// can neither move the cursor nor fake a line.
@@ -58,6 +62,58 @@ impl Style {
             Self::Plain => text.to_owned(),
             Self::Terminal => format!("\x1b[1m{text}\x1b[0m"),
         }
+    }
+}
+
+/// How wide a text may be, and its style.
+#[derive(Debug, Clone, Copy)]
+pub struct Page {
+    /// Columns of a line.
+    pub width: usize,
+    /// Style of headings.
+    pub style: Style,
+}
+
+impl Page {
+    /// The page of a stream: a terminal has 80 to 160 columns; elsewhere nothing is cut.
+    pub fn for_stream(is_terminal: bool) -> Self {
+        let width = match is_terminal {
+            true => terminal_columns().unwrap_or(summary::WIDTH).clamp(summary::WIDTH, 160),
+            false => usize::MAX,
+        };
+        Self { width, style: Style::for_stream(is_terminal) }
+    }
+
+    /// The page of standard output.
+    pub fn stdout() -> Self {
+        Self::for_stream(std::io::stdout().is_terminal())
+    }
+
+    /// A page for a text that is as wide in a file as on the usual terminal.
+    pub fn for_summary(self) -> Self {
+        Self { width: if self.width == usize::MAX { summary::WIDTH } else { self.width }, ..self }
+    }
+}
+
+/// Columns of the terminal that standard output or standard error is.
+fn terminal_columns() -> Option<usize> {
+    [libc::STDOUT_FILENO, libc::STDERR_FILENO].into_iter().find_map(|stream| {
+        let mut size = libc::winsize { ws_row: 0, ws_col: 0, ws_xpixel: 0, ws_ypixel: 0 };
+        // SAFETY: TIOCGWINSZ writes one winsize (ioctl_tty(2)), and `size` outlives the call.
+        let done = unsafe { libc::ioctl(stream, libc::TIOCGWINSZ, &raw mut size) } == 0;
+        (done && size.ws_col > 0).then_some(usize::from(size.ws_col))
+    })
+}
+
+/// `name [module]`, both made harmless.
+pub fn with_module(name: &str, module: Option<&str>) -> String {
+    match module {
+        // Code without a name is called like its module.
+        Some(module) if name.strip_prefix('[').and_then(|n| n.strip_suffix(']')) == Some(module) => {
+            escape(name).into_owned()
+        }
+        Some(module) => format!("{} [{}]", escape(name), escape(module)),
+        None => escape(name).into_owned(),
     }
 }
 

@@ -1,32 +1,34 @@
-//! The summary of a profile for people: at most 80 columns, names of the guest made harmless.
+//! The summary of a profile for people: as wide as the page, names of the guest made harmless.
 
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use sampler::report::{Function, Process, ProcessKind, Report, UserAddress, Vcpu};
+use sampler::report::{Ends, Function, ModeGroup, Process, ProcessKind, Report, Vcpu};
 
 use super::table::{Align, Table};
-use super::{Style, escape, units};
+use super::{Page, Style, escape, units};
 
-/// Columns of a line.
-const WIDTH: usize = 80;
+/// Columns of a line, where no terminal has more.
+pub const WIDTH: usize = 80;
 
 /// The summary with at most `rows` rows per table.
-pub fn render(report: &Report, rows: usize, style: Style) -> String {
-    let mut text = String::new();
-    head(&mut text, report, style);
-    vcpus(&mut text, &report.vcpus, style);
-    if report.busy_samples > 0 {
-        processes(&mut text, report, rows, style);
-        functions(&mut text, report, rows, style);
-        user_addresses(&mut text, report, rows, style);
-    } else {
+pub fn render(report: &Report, rows: usize, page: Page) -> String {
+    let mut text = title(report, page);
+    facts(&mut text, report, page);
+    vcpus(&mut text, &report.vcpus, page);
+    if report.busy_samples == 0 {
         text.push_str("\nNo sample hit anything but idle vCPUs.\n");
+    } else if report.chosen_samples == 0 {
+        text.push_str("\nNo sample fits.\n");
+    } else {
+        processes(&mut text, report, rows, page);
+        functions(&mut text, report, rows, page);
+        quality(&mut text, report, page);
     }
     if !report.missing.is_empty() {
-        heading(&mut text, style, "Missing", "");
+        heading(&mut text, page.style, "Missing", "");
         for reason in &report.missing {
-            wrapped(&mut text, &escape(reason), "  ");
+            wrapped(&mut text, &escape(reason), "  ", page.width);
         }
     }
     text
@@ -36,7 +38,9 @@ fn seconds(s: f64) -> String {
     units::duration(Duration::try_from_secs_f64(s).unwrap_or_default())
 }
 
-fn head(text: &mut String, report: &Report, style: Style) {
+/// What was profiled, and what part of it is shown.
+pub fn title(report: &Report, page: Page) -> String {
+    let mut text = String::new();
     let kernel = match &report.kernel {
         Some(release) => format!("Linux {}", escape(release)),
         None => "an unknown kernel".to_owned(),
@@ -47,24 +51,27 @@ fn head(text: &mut String, report: &Report, style: Style) {
         units::counted(report.vcpus.len() as u64, "vCPU"),
         escape(&report.host)
     );
-    wrapped(text, &style.bold(&title), "");
+    wrapped(&mut text, &page.style.bold(&title), "", page.width);
     if report.host == "portable" {
-        wrapped(
-            text,
-            "The host was emulated: times are not those of a real machine, shares still tell.",
-            "  ",
-        );
+        let note = "The host was emulated: times are not those of a real machine, shares still tell.";
+        wrapped(&mut text, note, "  ", page.width);
     }
+    if !report.complete {
+        let note = "The run was cut short, or goes on: what it recorded until then is here.";
+        wrapped(&mut text, note, "  ", page.width);
+    }
+    if let Some(part) = part(report) {
+        wrapped(&mut text, &part, "  ", page.width);
+    }
+    text
+}
+
+/// How it was sampled.
+fn facts(text: &mut String, report: &Report, page: Page) {
     let restarts = report.meta.get("host_restarts").and_then(|n| n.parse::<u64>().ok()).unwrap_or(0);
     if restarts > 0 {
         let times = units::counted(restarts, "time");
-        wrapped(text, &format!("The host froze early and was started anew, {times}."), "  ");
-    }
-    if !report.complete {
-        wrapped(text, "The run was cut short, or goes on: what it recorded until then is here.", "  ");
-    }
-    if let Some(part) = part(report) {
-        wrapped(text, &part, "  ");
+        wrapped(text, &format!("The host froze early and was started anew, {times}."), "  ", page.width);
     }
     let samples = format!(
         "{} ({} not idle), {} lost, {} of {} asked for, {} clock, seed {}",
@@ -76,7 +83,7 @@ fn head(text: &mut String, report: &Report, style: Style) {
         escape(&report.clock),
         report.seed
     );
-    wrapped(text, &samples, "  ");
+    wrapped(text, &samples, "  ", page.width);
     let late = |ns| units::duration(Duration::from_nanos(ns));
     let overhead = format!(
         "{} of vCPU time in the sampler, ticks served {} late (median), {} (99 of 100)",
@@ -84,7 +91,7 @@ fn head(text: &mut String, report: &Report, style: Style) {
         late(report.lateness.median_ns),
         late(report.lateness.p99_ns)
     );
-    wrapped(text, &overhead, "  ");
+    wrapped(text, &overhead, "  ", page.width);
 }
 
 /// What part of the profile is shown, if not all.
@@ -93,6 +100,22 @@ fn part(report: &Report) -> Option<String> {
     let mut parts = Vec::new();
     if let Some(process) = &filter.process {
         parts.push(format!("process {}", escape(process)));
+    }
+    let named = [
+        ("instance", &filter.instance),
+        ("control groups with", &filter.cgroup),
+        ("thread", &filter.thread),
+        ("stacks with", &filter.symbol),
+    ];
+    parts
+        .extend(named.iter().filter_map(|(what, name)| Some(format!("{what} {}", escape(name.as_deref()?)))));
+    let mode = |group: &ModeGroup| match group {
+        ModeGroup::User => "user code",
+        ModeGroup::Kernel => "kernel code",
+        ModeGroup::Irq => "interrupts",
+    };
+    if !filter.modes.is_empty() {
+        parts.push(filter.modes.iter().map(mode).collect::<Vec<_>>().join(" and "));
     }
     if let Some(vcpu) = filter.vcpu {
         parts.push(format!("vCPU {vcpu}"));
@@ -107,7 +130,7 @@ fn part(report: &Report) -> Option<String> {
     (!parts.is_empty()).then(|| format!("Only {}.", parts.join(", ")))
 }
 
-fn heading(text: &mut String, style: Style, title: &str, note: &str) {
+pub(super) fn heading(text: &mut String, style: Style, title: &str, note: &str) {
     text.push('\n');
     text.push_str(&style.bold(title));
     if !note.is_empty() {
@@ -116,8 +139,8 @@ fn heading(text: &mut String, style: Style, title: &str, note: &str) {
     text.push('\n');
 }
 
-fn vcpus(text: &mut String, vcpus: &[Vcpu], style: Style) {
-    heading(text, style, "vCPUs", ": where their samples hit");
+fn vcpus(text: &mut String, vcpus: &[Vcpu], page: Page) {
+    heading(text, page.style, "vCPUs", ": where their samples hit");
     let columns = ["vCPU", "samples", "lost", "user", "kernel", "hard irq", "soft irq", "idle"];
     let mut table = Table::new(&columns.map(|name| (name, Align::Right))).indent(2);
     for vcpu in vcpus {
@@ -125,11 +148,11 @@ fn vcpus(text: &mut String, vcpus: &[Vcpu], style: Style) {
         cells.extend([vcpu.user, vcpu.kernel, vcpu.hardirq, vcpu.softirq, vcpu.idle].map(units::percent));
         table.row(cells);
     }
-    text.push_str(&table.render(WIDTH));
+    text.push_str(&table.render(page.width));
 }
 
 /// `47.4 - 49.0 %`.
-fn interval(low: f64, high: f64) -> String {
+pub(super) fn interval(low: f64, high: f64) -> String {
     format!("{:.1} - {:.1} %", low * 100.0, high * 100.0)
 }
 
@@ -142,10 +165,10 @@ fn process_name(process: &Process) -> String {
     }
 }
 
-fn processes(text: &mut String, report: &Report, rows: usize, style: Style) {
+fn processes(text: &mut String, report: &Report, rows: usize, page: Page) {
     heading(
         text,
-        style,
+        page.style,
         "Processes",
         &format!(": shares of the {} that were not idle", units::counted(report.busy_samples, "sample")),
     );
@@ -172,16 +195,12 @@ fn processes(text: &mut String, report: &Report, rows: usize, style: Style) {
             process_name(process),
         ]);
     }
-    text.push_str(&table.render(WIDTH));
+    text.push_str(&table.render(page.width));
     rest(text, report.processes.iter().skip(rows).map(|p| p.share));
 }
 
-fn functions(text: &mut String, report: &Report, rows: usize, style: Style) {
-    let kernel: Vec<&Function> = report.functions.iter().filter(|f| f.mode != "user").collect();
-    if kernel.is_empty() {
-        return;
-    }
-    heading(text, style, "Kernel functions", "");
+fn functions(text: &mut String, report: &Report, rows: usize, page: Page) {
+    heading(text, page.style, "Functions", "");
     let mut table = Table::new(&[
         ("share", Align::Right),
         ("95 % interval", Align::Right),
@@ -191,55 +210,69 @@ fn functions(text: &mut String, report: &Report, rows: usize, style: Style) {
     ])
     .indent(2)
     .flexible(4);
-    for function in kernel.iter().take(rows) {
-        let name = escape(&function.symbol);
-        table.row(vec![
-            units::percent(function.share),
-            interval(function.share_low, function.share_high),
-            units::count(function.samples),
-            escape(&function.mode).into_owned(),
-            match &function.module {
-                Some(module) => format!("{name} [{}]", escape(module)),
-                None => name.into_owned(),
-            },
-        ]);
-    }
-    text.push_str(&table.render(WIDTH));
-    rest(text, kernel.iter().skip(rows).map(|f| f.share));
-}
-
-fn user_addresses(text: &mut String, report: &Report, rows: usize, style: Style) {
-    if report.user_addresses.is_empty() {
-        return;
-    }
-    heading(text, style, "User code", " by process and address");
-    let mut table = Table::new(&[
-        ("share", Align::Right),
-        ("samples", Align::Right),
-        ("address", Align::Right),
-        ("pid", Align::Right),
-        ("name#instance", Align::Left),
-    ])
-    .indent(2)
-    .flexible(4);
-    for UserAddress { comm, pid, instance, address, samples, share } in
-        report.user_addresses.iter().take(rows)
-    {
+    for function in report.functions.iter().take(rows) {
+        let Function { symbol, module, mode, samples, share, share_low, share_high } = function;
         table.row(vec![
             units::percent(*share),
+            interval(*share_low, *share_high),
             units::count(*samples),
-            address.clone(),
-            pid.to_string(),
-            format!("{}#{instance}", escape(comm)),
+            escape(mode).into_owned(),
+            super::with_module(symbol, module.as_deref()),
         ]);
     }
-    text.push_str(&table.render(WIDTH));
-    let left_out = report.user_addresses.iter().skip(rows).map(|a| a.share);
-    rest(text, left_out);
+    text.push_str(&table.render(page.width));
+    rest(text, report.functions.iter().skip(rows).map(|f| f.share));
+}
+
+/// How well stacks were walked, and what names are missing.
+fn quality(text: &mut String, report: &Report, page: Page) {
+    let walks = walks(&report.stacks.kernel, &report.stacks.user);
+    let unnamed = unnamed(report);
+    if walks.is_some() || unnamed.is_some() {
+        text.push('\n');
+    }
+    for line in walks.iter().chain(&unnamed) {
+        wrapped(text, line, "", page.width);
+    }
+}
+
+fn walks(kernel: &Ends, user: &Ends) -> Option<String> {
+    let part = |ends: &Ends, what: &str| {
+        let walks = units::counted(ends.walks, what);
+        (ends.walks > 0).then(|| format!("{} of {walks}", units::percent(ends.complete_share)))
+    };
+    let parts: Vec<String> =
+        [part(kernel, "kernel walk"), part(user, "user walk")].into_iter().flatten().collect();
+    if parts.is_empty() {
+        return None;
+    }
+    let most = kernel.broken.iter().chain(&user.broken).max_by_key(|broken| broken.walks);
+    let why = most.map_or_else(String::new, |broken| {
+        format!("; most others: {} ({})", escape(&broken.reason), units::percent(broken.share))
+    });
+    Some(format!("Stacks: {} ended properly{why}.", parts.join(" and ")))
+}
+
+/// What code has no names, and what would name it.
+fn unnamed(report: &Report) -> Option<String> {
+    let code = &report.user_code;
+    if code.unnamed == 0 {
+        return None;
+    }
+    let mut line = format!("Unnamed code: {} of user samples", units::percent(code.unnamed_share));
+    if let Some(file) = code.files.first().filter(|file| file.unnamed > 0) {
+        let path = escape(&file.path);
+        line.push_str(&match (&file.build_id, &file.read_from, &file.named_by) {
+            (Some(id), _, _) => format!("; symbols of build-id {} would name most of {path}", escape(id)),
+            (None, Some(read), None) => format!("; most is {path} ({})", escape(read)),
+            _ => format!("; most is {path}"),
+        });
+    }
+    Some(line + ".")
 }
 
 /// What the rows beyond a table's end come to.
-fn rest(text: &mut String, shares: impl Iterator<Item = f64>) {
+pub(super) fn rest(text: &mut String, shares: impl Iterator<Item = f64>) {
     let (count, share) = shares.fold((0_u64, 0.0), |(count, sum), share| (count + 1, sum + share));
     if count > 0 {
         // Writing to a String can't fail.
@@ -249,13 +282,13 @@ fn rest(text: &mut String, shares: impl Iterator<Item = f64>) {
 }
 
 /// A line, continued with two more spaces where it is too long.
-fn wrapped(text: &mut String, line: &str, indent: &str) {
+pub(super) fn wrapped(text: &mut String, line: &str, indent: &str, columns: usize) {
     use unicode_width::UnicodeWidthStr;
     let mut used = 0;
     for word in line.split(' ') {
         // Escape sequences for bold take no columns.
         let width = word.replace("\x1b[1m", "").replace("\x1b[0m", "").width();
-        if used > 0 && used + 1 + width > WIDTH {
+        if used > 0 && used + 1 + width > columns {
             text.push('\n');
             text.push_str(indent);
             text.push_str("  ");

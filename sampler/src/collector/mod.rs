@@ -241,7 +241,7 @@ impl Collector {
         let guest = self.guest.take()?;
         let (kernel, unwinder) = (code.kernel.clone()?, code.unwinder.clone()?);
         let source = Source::new(Arc::clone(&kernel), guest.memory.clone(), (guest.files)());
-        let namer = Namer::new(source, (guest.files)(), &[]);
+        let namer = Namer::new(source, (guest.files)());
         let ((wanted, to_name), (to_tell, named)) = (mpsc::channel(), mpsc::channel());
         let thread = thread::Builder::new().name("namer".to_owned());
         match thread.spawn(move || namer.run(&to_name, &to_tell)) {

@@ -3,18 +3,15 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
 
 use symbols::elf::ElfFile;
-use symbols::names::{
-    DebugFile, DebugFiles, DebugQuery, FunctionStarts, FunctionTable, GuestFiles, Origin, SourceLines,
-    unnamed,
-};
+use symbols::names::{DebugFile, DebugFiles, DebugQuery, FunctionStarts, GuestFiles, Origin, Symbolizer};
 
 use super::walker::{FileEntry, Source};
 use crate::batch::{FileRow, FrameRow, InlinedRow};
+use crate::naming::name_frame;
 use crate::text;
 
 /// Files whose symbols are held at once, at most.
@@ -36,18 +33,14 @@ pub(crate) enum Named {
     File(FileRow),
 }
 
-/// What is known of one file.
-struct Symbols {
-    functions: FunctionTable,
-    lines: Option<SourceLines>,
-    used: u64,
-}
+/// What names a file's code, and when it was asked last.
+type Held = (Symbolizer, u64);
 
 /// The namer's thread.
 pub(crate) struct Namer {
     source: Source,
     debug: DebugFiles,
-    held: HashMap<u32, Option<Symbols>>,
+    held: HashMap<u32, Option<Held>>,
     clock: u64,
 }
 
@@ -58,11 +51,9 @@ impl fmt::Debug for Namer {
 }
 
 impl Namer {
-    /// `guest` opens debug files in the guest, `directories` have more of them.
-    pub(crate) fn new(source: Source, guest: Box<dyn GuestFiles>, directories: &[PathBuf]) -> Self {
-        let debug = DebugFiles::new().with_guest(guest);
-        let debug = directories.iter().fold(debug, |debug, path| debug.with_directory(path.clone()));
-        Self { source, debug, held: HashMap::new(), clock: 0 }
+    /// `guest` opens debug files in the guest.
+    pub(crate) fn new(source: Source, guest: Box<dyn GuestFiles>) -> Self {
+        Self { source, debug: DebugFiles::new().with_guest(guest), held: HashMap::new(), clock: 0 }
     }
 
     /// Names what comes until all senders are gone.
@@ -78,48 +69,20 @@ impl Namer {
 
     fn name(
         &mut self,
-        Nameless { mut row, file }: Nameless,
+        Nameless { row, file }: Nameless,
         named: &Sender<Named>,
     ) -> (FrameRow, Vec<InlinedRow>) {
-        let at = if row.call { row.address.wrapping_sub(1) } else { row.address };
-        let start = file.function_start(at);
-        let id = row.id;
-        let module = text::printable(file.name());
         let starts = |address| file.function_start(address);
-        let mut inlined = Vec::new();
-        let symbols = self.symbols(&file, named);
-        let function = symbols.and_then(|symbols| symbols.functions.find(at, &starts as &dyn FunctionStarts));
-        let (symbol, offset) = match function {
-            Some(function) => (function.name, row.address.wrapping_sub(function.start)),
-            None => (unnamed(&module, start), row.address.wrapping_sub(start.unwrap_or(row.address))),
-        };
-        row.symbol = Some(text::printable(&symbol));
-        row.offset = offset;
-        if let Some(lines) = self.symbols(&file, named).and_then(|symbols| symbols.lines.as_ref()) {
-            let mut frames = lines.frames_at(at);
-            // The last is the function itself, which the symbol table names.
-            if let Some(own) = frames.pop() {
-                (row.source, row.line) = (own.file.map(|file| text::printable(&file)), own.line);
-            }
-            for (frame, depth) in frames.into_iter().zip(0..) {
-                inlined.push(InlinedRow {
-                    frame: id,
-                    depth,
-                    symbol: text::printable(frame.function.as_deref().unwrap_or("[inlined]")),
-                    source: frame.file.map(|file| text::printable(&file)),
-                    line: frame.line,
-                });
-            }
-        }
-        (row, inlined)
+        let module = text::printable(file.name());
+        name_frame(row, &module, self.symbols(&file, named), &starts as &dyn FunctionStarts)
     }
 
-    fn symbols(&mut self, file: &Arc<FileEntry>, named: &Sender<Named>) -> Option<&Symbols> {
+    fn symbols(&mut self, file: &Arc<FileEntry>, named: &Sender<Named>) -> Option<&Symbolizer> {
         self.clock += 1;
         if !self.held.contains_key(&file.id()) {
             if self.held.len() >= HELD {
                 let oldest =
-                    self.held.iter().min_by_key(|(_, held)| held.as_ref().map_or(0, |held| held.used));
+                    self.held.iter().min_by_key(|(_, held)| held.as_ref().map_or(0, |(_, used)| *used));
                 let oldest = oldest.map(|(&id, _)| id);
                 oldest.and_then(|id| self.held.remove(&id));
             }
@@ -127,29 +90,31 @@ impl Namer {
             let named_by = read.as_ref().map(|(_, by)| by.clone());
             // See `run` for a receiver that is gone.
             drop(named.send(Named::File(file.row(named_by))));
-            self.held.insert(file.id(), read.map(|(symbols, _)| symbols));
+            self.held.insert(file.id(), read.map(|(symbols, _)| (symbols, 0)));
         }
-        let held = self.held.get_mut(&file.id())?.as_mut()?;
-        held.used = self.clock;
-        Some(held)
+        let (symbols, used) = self.held.get_mut(&file.id())?.as_mut()?;
+        *used = self.clock;
+        Some(symbols)
     }
 
     /// The symbols of a file, and what they come from.
-    fn read(&self, file: &FileEntry) -> Option<(Symbols, String)> {
+    fn read(&self, file: &FileEntry) -> Option<(Symbolizer, String)> {
         let (reader, _) = file.open(&self.source).ok()?;
         let elf = ElfFile::open(reader).ok()?;
         let debug = self.debug.find(&DebugQuery::new(&elf, file.path())).ok();
-        let functions = FunctionTable::read(&elf, debug.as_ref().map(|debug| &debug.elf));
-        let with_lines = debug.as_ref().map_or(&elf, |debug| &debug.elf);
         let shared = debug.as_ref().and_then(|debug| self.shared(debug));
-        let lines = SourceLines::open(with_lines, shared.as_ref().map(|file| &file.elf)).ok();
+        let symbols = Symbolizer::new(
+            &elf,
+            debug.as_ref().map(|debug| &debug.elf),
+            shared.as_ref().map(|shared| &shared.elf),
+        );
         let by = match &debug {
             Some(DebugFile { origin: Origin::Guest(path), .. }) => format!("{path} in the guest"),
             Some(DebugFile { origin: Origin::Host(path), .. }) => path.display().to_string(),
             Some(DebugFile { origin: Origin::Source(name), .. }) => name.clone(),
             None => own_symbols(&elf).to_owned(),
         };
-        Some((Symbols { functions, lines, used: 0 }, text::printable(&by)))
+        Some((symbols, text::printable(&by)))
     }
 
     fn shared(&self, debug: &DebugFile) -> Option<DebugFile> {

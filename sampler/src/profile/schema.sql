@@ -98,6 +98,16 @@ CREATE TABLE stack (
     frame  INTEGER NOT NULL      -- frame.id
 );
 
+-- Machine code of the functions that were sampled most.
+CREATE TABLE code (
+    start  INTEGER NOT NULL,  -- address of the first byte, counted as frame.address
+    file   INTEGER,           -- file.id, for user code; NULL: kernel
+    module TEXT,              -- kernel module; NULL: kernel image, or user code
+    bytes  BLOB NOT NULL,     -- up to the function's end
+    read   TEXT NOT NULL      -- guest memory or file
+);
+CREATE UNIQUE INDEX code_place ON code (start, coalesce(file, 0), coalesce(module, ''));
+
 CREATE TABLE interrupt (
     id   INTEGER PRIMARY KEY,  -- 1 and up
     kind TEXT NOT NULL,        -- hard, soft or nmi
@@ -210,10 +220,11 @@ FROM v_charged
 GROUP BY comm, pid, instance
 ORDER BY samples DESC;
 
--- Functions of kernel and user code. Code without a name counts by its module; user code without a module by its
+-- Functions of kernel and user code, inlined ones too. Code without a name counts by its module; user code without a module by its
 -- program, other code by its address.
 CREATE VIEW v_functions AS
-SELECT coalesce(f.symbol,
+SELECT coalesce(n.symbol,
+                f.symbol,
                 '[' || f.module || ']',
                 CASE WHEN f.kind = 'user' THEN '[user]'
                      WHEN m.name = 'boot' THEN '[early boot]'
@@ -225,6 +236,7 @@ SELECT coalesce(f.symbol,
 FROM sample s
 JOIN mode m ON m.id = s.mode
 JOIN frame f ON f.id = s.frame
+LEFT JOIN inlined n ON n.frame = f.id AND n.depth = 0
 LEFT JOIN instance i ON i.id = s.instance
 WHERE m.name <> 'idle'
 GROUP BY 1, 2, 3

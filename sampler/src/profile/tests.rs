@@ -88,7 +88,7 @@ fn one_file_with_everything_remains() {
     let profile = Profile::open(&path).expect("a profile");
     let text = |text: &str| Value::Text(text.to_owned());
     assert_eq!(
-        first(&profile, "SELECT * FROM instance"),
+        first(&profile, "SELECT id, pid, start_ns, comm, number, kernel_thread FROM instance"),
         [
             Value::Integer(1),
             Value::Integer(12),
@@ -99,12 +99,12 @@ fn one_file_with_everything_remains() {
         ]
     );
     assert_eq!(
-        first(&profile, "SELECT symbol, module, address, kernel, instance, offset FROM frame"),
+        first(&profile, "SELECT symbol, module, address, kind, instance, offset FROM frame"),
         [
             text("schedule"),
             Value::Null,
             Value::Integer(0xffff_ffff_8100_0010_u64.cast_signed()),
-            Value::Integer(1),
+            text("kernel"),
             Value::Null,
             Value::Integer(16)
         ]

@@ -86,7 +86,7 @@ fn prepare(path: &Path) -> rusqlite::Result<Connection> {
     connection.pragma_update(None, "journal_mode", "WAL")?;
     // In WAL mode a kill loses nothing that was committed; NORMAL risks the last commits only when power fails.
     connection.pragma_update(None, "synchronous", "NORMAL")?;
-    connection.set_prepared_statement_cache_capacity(16);
+    connection.set_prepared_statement_cache_capacity(32);
     Ok(connection)
 }
 
@@ -249,6 +249,9 @@ fn write_code(to: &Transaction<'_>, batch: &Batch) -> rusqlite::Result<()> {
     })?;
     each(to, "INSERT INTO stack VALUES (?, ?, ?)", &batch.stacks, |sql, s| {
         sql.execute(params![s.id, s.parent, s.frame])
+    })?;
+    each(to, "INSERT OR REPLACE INTO code VALUES (?, ?, ?, ?, ?)", &batch.code, |sql, c| {
+        sql.execute(params![c.start.cast_signed(), c.file, c.module, c.bytes, c.read.name()])
     })
 }
 

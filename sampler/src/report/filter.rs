@@ -1,16 +1,38 @@
 //! Which part of a profile is reported, and in what order.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// Which part of a profile is reported. An absent part means no restriction.
+use super::ReportError;
+use super::code::{Code, matches};
+use super::near::near;
+use super::stacks::{Stacks, has};
+use super::sums::{Charged, Sample};
+use super::tables::{Instance, Tables, seconds};
+use crate::batch::Mode;
+use crate::profile::Profile;
+use crate::text::printable;
+
+/// Which part of a profile is reported. An absent part means no restriction; all parts have to hold.
+///
+/// The vCPU and the time choose the samples that shares refer to. All other parts restrict the rows of a report, and
+/// their shares still refer to all samples of the vCPU and time that are not idle.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Filter {
-    /// Only this process: a program name (all its instances), a pid, or `name#number`. Restricts the rows of
-    /// processes, functions and addresses; their shares still refer to all non-idle samples.
+    /// Only this process: a program name (all its instances), a pid, or `name#number`.
     pub process: Option<String>,
+    /// Only this life of a process: `name#number`.
+    pub instance: Option<String>,
+    /// Only processes whose control group's path has this part.
+    pub cgroup: Option<String>,
+    /// Only this thread: its name, or its thread id.
+    pub thread: Option<String>,
+    /// Only samples with this function on their stack.
+    pub symbol: Option<String>,
+    /// Only these modes; empty for all.
+    pub modes: Vec<ModeGroup>,
     /// Only this vCPU.
     pub vcpu: Option<u8>,
     /// Only samples at or after this time since the run's start, ns.
@@ -19,40 +41,196 @@ pub struct Filter {
     pub to_ns: Option<u64>,
 }
 
-/// A row of table `instance`, as far as a report needs it.
-#[derive(Debug)]
-pub(super) struct Instance {
-    pub pid: i32,
-    pub comm: String,
-    pub number: u32,
-    pub kernel_thread: bool,
+/// Modes as a person tells them apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ModeGroup {
+    /// User code.
+    User,
+    /// Kernel code outside of interrupts, early boot included.
+    Kernel,
+    /// Hard interrupts, soft interrupts and NMIs.
+    Irq,
 }
 
-impl Filter {
-    /// The ids of the chosen process' instances; `None` without a process filter.
-    pub(super) fn chosen(&self, instances: &HashMap<u32, Instance>) -> Option<HashSet<u32>> {
-        let wanted = self.process.as_deref()?;
-        let pid: Option<i32> = wanted.parse().ok();
-        let numbered =
-            wanted.rsplit_once('#').and_then(|(comm, number)| Some((comm, number.parse::<u32>().ok()?)));
-        let matches = |instance: &Instance| {
-            instance.comm == wanted
-                || pid == Some(instance.pid)
-                || numbered.is_some_and(|(comm, number)| instance.comm == comm && instance.number == number)
-        };
-        Some(instances.iter().filter(|(_, instance)| matches(instance)).map(|(&id, _)| id).collect())
+impl ModeGroup {
+    fn has(self, mode: Mode) -> bool {
+        match mode {
+            Mode::User => self == Self::User,
+            Mode::Kernel | Mode::Boot | Mode::Unknown => self == Self::Kernel,
+            Mode::HardIrq | Mode::SoftIrq | Mode::Nmi => self == Self::Irq,
+            Mode::Idle => false,
+        }
     }
+}
+
+/// What a [`Filter`] means in one profile.
+#[derive(Debug, Default)]
+pub(super) struct Selection {
+    instances: Option<HashSet<u32>>,
+    threads: Option<HashSet<(u32, i32)>>,
+    modes: Vec<ModeGroup>,
+    symbol: Option<OnStack>,
+}
+
+/// Where a function is: by place of stack, and of frame for samples without a stack.
+#[derive(Debug)]
+struct OnStack {
+    stacks: Vec<bool>,
+    frames: Vec<bool>,
+}
+
+impl Selection {
+    /// Finds what the filter names.
+    ///
+    /// # Errors
+    /// It names something that the profile does not have.
+    pub(super) fn new(
+        filter: &Filter,
+        profile: &Profile,
+        tables: &Tables,
+        code: &Code,
+        stacks: &Stacks,
+    ) -> Result<Self, ReportError> {
+        check(filter, tables)?;
+        let mut selection = Self { modes: filter.modes.clone(), ..Self::default() };
+        if let Some(wanted) = &filter.process {
+            let found = instances(tables, |i| is_process(i, wanted));
+            let names = || tables.instances.values().map(|i| i.comm.as_str()).collect();
+            selection.narrow(found, || no_such("process", wanted, names(), "--by process"))?;
+        }
+        if let Some(wanted) = &filter.instance {
+            let found = instances(tables, |i| is_numbered(i, wanted));
+            let names: Vec<String> = tables.instances.values().map(Instance::name).collect();
+            let names = || names.iter().map(String::as_str).collect();
+            selection.narrow(found, || no_such("instance", wanted, names(), "--by instance"))?;
+        }
+        if let Some(wanted) = &filter.cgroup {
+            let belongs =
+                |id: &u32| tables.cgroup_of(*id).is_some_and(|group| group.path.contains(wanted.as_str()));
+            let found = tables.instances.keys().copied().filter(belongs).collect();
+            let names = || tables.cgroups.values().map(|group| group.path.as_str()).collect();
+            selection.narrow(found, || no_such("control group", wanted, names(), "--by cgroup"))?;
+        }
+        if let Some(wanted) = &filter.thread {
+            selection.threads = Some(threads(profile, tables, wanted)?);
+        }
+        if let Some(wanted) = &filter.symbol {
+            let functions = code.named(wanted);
+            if !functions.contains(&true) {
+                return Err(no_such_symbol(wanted, code));
+            }
+            let frames =
+                (0..code.frames.len()).map(|n| has(code, super::code::small(n), &functions)).collect();
+            selection.symbol = Some(OnStack { stacks: stacks.with(code, &functions), frames });
+        }
+        Ok(selection)
+    }
+
+    /// Keeps the instances that are in `found`, too.
+    fn narrow(&mut self, found: HashSet<u32>, none: impl FnOnce() -> ReportError) -> Result<(), ReportError> {
+        if found.is_empty() {
+            return Err(none());
+        }
+        self.instances = Some(match self.instances.take() {
+            Some(earlier) => earlier.intersection(&found).copied().collect(),
+            None => found,
+        });
+        Ok(())
+    }
+
+    /// Whether a sample that is charged like this is wanted.
+    pub(super) fn chooses(&self, charged: Charged, sample: &Sample) -> bool {
+        let Self { instances, threads, modes, symbol } = self;
+        let instance = match charged {
+            Charged::Instance(id) => Some(id),
+            _ => None,
+        };
+        let at = |list: &[bool], place: u32| list.get(place as usize).copied().unwrap_or(false);
+        (modes.is_empty() || modes.iter().any(|group| group.has(sample.mode)))
+            && instances.as_ref().is_none_or(|ids| instance.is_some_and(|id| ids.contains(&id)))
+            && threads
+                .as_ref()
+                .is_none_or(|ids| instance.zip(sample.tid).is_some_and(|thread| ids.contains(&thread)))
+            && symbol.as_ref().is_none_or(|on| at(&on.stacks, sample.stack) || at(&on.frames, sample.frame))
+    }
+}
+
+fn instances(tables: &Tables, is: impl Fn(&Instance) -> bool) -> HashSet<u32> {
+    tables.instances.iter().filter(|(_, instance)| is(instance)).map(|(&id, _)| id).collect()
+}
+
+fn is_numbered(instance: &Instance, wanted: &str) -> bool {
+    let numbered = wanted.rsplit_once('#').and_then(|(comm, n)| Some((comm, n.parse::<u32>().ok()?)));
+    numbered.is_some_and(|(comm, number)| instance.comm == comm && instance.number == number)
+}
+
+fn is_process(instance: &Instance, wanted: &str) -> bool {
+    instance.comm == wanted || wanted.parse() == Ok(instance.pid) || is_numbered(instance, wanted)
+}
+
+/// Threads by name, or by thread id, named or not.
+fn threads(profile: &Profile, tables: &Tables, wanted: &str) -> Result<HashSet<(u32, i32)>, ReportError> {
+    let mut found: HashSet<(u32, i32)> =
+        tables.threads.iter().filter(|(_, comm)| *comm == wanted).map(|(&key, _)| key).collect();
+    if let Ok(tid) = wanted.parse::<i32>() {
+        let sql = "SELECT DISTINCT instance FROM sample WHERE tid = ? AND instance IS NOT NULL";
+        let ids = profile
+            .connection()
+            .prepare(sql)
+            .and_then(|mut sql| sql.query_map([tid], |row| row.get(0))?.collect::<Result<Vec<u32>, _>>());
+        let ids = ids.map_err(|error| profile.error(&error))?;
+        found.extend(ids.into_iter().map(|instance| (instance, tid)));
+        found.extend(tables.threads.keys().filter(|(_, known)| *known == tid));
+    }
+    if found.is_empty() {
+        let names = tables.threads.values().map(String::as_str).collect();
+        return Err(no_such("thread", wanted, names, "--by thread"));
+    }
+    Ok(found)
+}
+
+fn check(filter: &Filter, tables: &Tables) -> Result<(), ReportError> {
+    let (vcpus, duration_s) = (tables.vcpus.len(), tables.duration_s());
+    if let Some(vcpu) = filter.vcpu.filter(|&vcpu| usize::from(vcpu) >= vcpus) {
+        return Err(ReportError::NoSuchVcpu { vcpu, count: vcpus });
+    }
+    if filter.from_ns.is_some_and(|from| seconds(from) > duration_s) {
+        return Err(ReportError::AfterEnd(duration_s));
+    }
+    match (filter.from_ns, filter.to_ns) {
+        (from, Some(to)) if to <= from.unwrap_or(0) => Err(ReportError::EmptyRange),
+        _ => Ok(()),
+    }
+}
+
+/// What to say of a name that is not there: the nearest ones, or what lists them.
+fn no_such(what: &'static str, wanted: &str, names: Vec<&str>, list: &str) -> ReportError {
+    let near = near(wanted, names.into_iter());
+    let advice = if near.is_empty() {
+        format!("`vprof report FILE {list}` lists them")
+    } else {
+        format!("near are {}", near.join(", "))
+    };
+    ReportError::NoSuch { what, wanted: printable(wanted), advice: printable(&advice) }
+}
+
+pub(super) fn no_such_symbol(wanted: &str, code: &Code) -> ReportError {
+    let without = code.names().filter(|name| !matches(name, wanted));
+    no_such("function", wanted, without.collect(), "--by function -n 0")
 }
 
 /// What rows of a report are ordered by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Sort {
-    /// Most samples first.
+    /// Most samples first; of their own, where rows have a total, too.
     #[default]
     Samples,
-    /// Name of the process or function.
+    /// Most samples in total first, those in what it calls included.
+    Total,
+    /// Name of the row.
     Name,
-    /// Process id; functions stay in the order of samples.
+    /// Process id; rows without one stay in the order of samples.
     Pid,
     /// Most user time first; among functions, user code first.
     User,
@@ -62,8 +240,10 @@ pub enum Sort {
 
 impl Sort {
     /// All keys with their names on the command line.
-    pub const ALL: [(&'static str, Sort); 5] = [
+    pub const ALL: [(&'static str, Sort); 7] = [
+        ("self", Sort::Samples),
         ("samples", Sort::Samples),
+        ("total", Sort::Total),
         ("name", Sort::Name),
         ("pid", Sort::Pid),
         ("user", Sort::User),
@@ -76,6 +256,6 @@ impl FromStr for Sort {
 
     fn from_str(name: &str) -> Result<Self, Self::Err> {
         let found = Self::ALL.iter().find(|(known, _)| *known == name).map(|(_, sort)| *sort);
-        found.ok_or_else(|| format!("{name} is none of samples, name, pid, user, kernel"))
+        found.ok_or_else(|| format!("{name} is none of {}", Self::ALL.map(|(known, _)| known).join(", ")))
     }
 }

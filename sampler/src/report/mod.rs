@@ -2,23 +2,68 @@
 //!
 //! [`Report`] serializes to exactly the object that docs/json.md describes; a test compares the two.
 
+mod annotate;
+mod by;
+mod charged;
+mod code;
 mod filter;
+mod near;
+mod quality;
 mod read;
+mod stacks;
 mod sums;
+mod tables;
+mod tree;
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-pub use filter::{Filter, Sort};
+pub use annotate::{Annotation, Hit, MOST_CODE, Target};
+pub use by::{Breakdown, By, Row};
+pub use filter::{Filter, ModeGroup, Sort};
+pub use quality::{Broken, Ends, File, UserCode, Walks};
+pub use tree::{CallTree, Direction, LEAST_PART, TreeNode, TreeRequest};
 
+use crate::estimate;
 use crate::profile::ProfileError;
 
 /// Samples served later than this are told apart: the host had most likely descheduled the vCPU's thread, so they say
 /// more about the host than about the guest. 1 ms in ns.
 pub const LATE_NS: u64 = 1_000_000;
-/// At most this many rows of [`Report::user_addresses`] are kept.
-pub const USER_ADDRESSES: usize = 1_000;
+
+/// What a report shall answer beside the summary.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum Request {
+    /// Nothing more.
+    #[default]
+    Summary,
+    /// Samples by one thing.
+    By(By),
+    /// Callers or callees of a function.
+    Tree(TreeRequest),
+}
+
+/// A number of samples as a part of all that are not idle, with its 95 % interval.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct Estimate {
+    /// Samples.
+    pub samples: u64,
+    /// Their part of all non-idle samples.
+    pub share: f64,
+    /// Lower end of the share's 95 % interval.
+    pub share_low: f64,
+    /// Upper end of the share's 95 % interval.
+    pub share_high: f64,
+}
+
+impl Estimate {
+    /// `samples` out of `all`.
+    pub fn of(samples: u64, all: u64) -> Self {
+        let estimate::Share { share, low, high } = estimate::share(samples, all);
+        Self { samples, share, share_low: low, share_high: high }
+    }
+}
 
 /// Why a report could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -26,9 +71,26 @@ pub enum ReportError {
     /// The profile could not be read.
     #[error(transparent)]
     Profile(#[from] ProfileError),
-    /// No process of this name, pid or name#number.
-    #[error("the profile has no process {0}")]
-    NoSuchProcess(String),
+    /// Nothing of this name.
+    #[error("the profile has no {what} {wanted}: {advice}")]
+    NoSuch {
+        /// Like "process".
+        what: &'static str,
+        /// What was asked for.
+        wanted: String,
+        /// Names that are near, or what lists them.
+        advice: String,
+    },
+    /// Several functions have this name.
+    #[error(
+        "several functions are called {wanted}: {found}; choose with --module, or give the address instead"
+    )]
+    Ambiguous {
+        /// What was asked for.
+        wanted: String,
+        /// Some of them.
+        found: String,
+    },
     /// No such vCPU.
     #[error("the profile has no vCPU {vcpu}: it has {count}, counted from 0")]
     NoSuchVcpu {
@@ -72,6 +134,8 @@ pub struct Report {
     pub samples: u64,
     /// Those that are not idle: what all shares refer to.
     pub busy_samples: u64,
+    /// Those of them that the whole filter chooses.
+    pub chosen_samples: u64,
     /// Samples lost in the whole run.
     pub lost: u64,
     /// What part of the profile this is.
@@ -84,12 +148,16 @@ pub struct Report {
     pub vcpus: Vec<Vcpu>,
     /// Processes and what is not charged to any; shares add up to 1 without a process filter.
     pub processes: Vec<Process>,
-    /// Kernel functions, and the user code of each program; shares add up to 1 without a process filter.
+    /// The innermost functions, inlined ones too; shares add up to 1 without a process filter.
     pub functions: Vec<Function>,
-    /// The most sampled user addresses.
-    pub user_addresses: Vec<UserAddress>,
-    /// Samples at user addresses beyond the first 1,000.
-    pub user_addresses_left_out: u64,
+    /// How the walks over stacks ended.
+    pub stacks: Walks,
+    /// What of the user code has a name.
+    pub user_code: UserCode,
+    /// The samples by one thing, where that was asked for.
+    pub by: Option<Breakdown>,
+    /// Callers or callees, where they were asked for.
+    pub tree: Option<CallTree>,
     /// What could not be read of the guest.
     pub missing: Vec<String>,
     /// What happened in the run.
@@ -190,14 +258,39 @@ pub struct Process {
     pub user_share: f64,
     /// Part of all non-idle samples: the rest of `share`.
     pub kernel_share: f64,
+    /// Process id of the parent.
+    pub parent_pid: Option<i32>,
+    /// Command line.
+    pub command: Option<String>,
+    /// Path of the program.
+    pub exe: Option<String>,
+    /// Path of the control group.
+    pub cgroup: Option<String>,
+    /// systemd unit of the control group.
+    pub unit: Option<String>,
+    /// Container of the control group.
+    pub container: Option<String>,
+    /// Threads that were hit, most samples first.
+    pub threads: Vec<Thread>,
 }
 
-/// A kernel function, or all user code of a program (`[user]`, with the program's name as module).
+/// A thread of a process.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Thread {
+    /// Thread id.
+    pub tid: i32,
+    /// Its own name.
+    pub comm: Option<String>,
+    /// Samples charged to it.
+    pub samples: u64,
+}
+
+/// A function of kernel or user code. Code without a name counts by its module, or as `[user]` by its program.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Function {
-    /// Symbol; `[module]` or an address where no symbol covers it.
+    /// Symbol; `[module]`, `[user]` or an address where none covers it.
     pub symbol: String,
-    /// Kernel module, or the program's name.
+    /// Kernel module, or file name of user code; the program's name for `[user]`.
     pub module: Option<String>,
     /// `user`, `kernel`, `hardirq`, `softirq`, `nmi`, `boot` or `unknown`.
     pub mode: String,
@@ -209,23 +302,6 @@ pub struct Function {
     pub share_low: f64,
     /// Upper end of the share's 95 % interval.
     pub share_high: f64,
-}
-
-/// A user instruction of one process.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct UserAddress {
-    /// Program name.
-    pub comm: String,
-    /// Process id.
-    pub pid: i32,
-    /// Instance number.
-    pub instance: u32,
-    /// Address as `0x...`.
-    pub address: String,
-    /// Samples.
-    pub samples: u64,
-    /// Part of all non-idle samples.
-    pub share: f64,
 }
 
 /// Something that happened.
@@ -240,12 +316,15 @@ pub struct Event {
 }
 
 impl Report {
-    /// Orders processes and functions. Rows that tie stay in the order of samples, then of names.
+    /// Orders processes, functions and the rows of [`Self::by`]. Rows that tie stay in the order of samples, then of names.
     pub fn sort(&mut self, by: Sort) {
+        if let Some(breakdown) = &mut self.by {
+            breakdown.sort(by);
+        }
         let shares = |a: f64, b: f64| b.total_cmp(&a);
         self.processes.sort_by(|a, b| {
             let main = match by {
-                Sort::Samples => b.samples.cmp(&a.samples),
+                Sort::Samples | Sort::Total => b.samples.cmp(&a.samples),
                 Sort::Name => a.comm.cmp(&b.comm),
                 Sort::Pid => a.pid.cmp(&b.pid),
                 Sort::User => shares(a.user_share, b.user_share),
@@ -257,7 +336,7 @@ impl Report {
         self.functions.sort_by(|a, b| {
             let user = |f: &Function| f.mode == "user";
             let main = match by {
-                Sort::Samples | Sort::Pid => b.samples.cmp(&a.samples),
+                Sort::Samples | Sort::Total | Sort::Pid => b.samples.cmp(&a.samples),
                 Sort::Name => a.symbol.cmp(&b.symbol),
                 Sort::User => user(b).cmp(&user(a)),
                 Sort::Kernel => user(a).cmp(&user(b)),

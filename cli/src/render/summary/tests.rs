@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 
 use sampler::Filter;
-use sampler::report::{Lateness, Overhead};
+use sampler::report::{Broken, File, Lateness, Overhead, UserCode, Walks};
 
 use super::*;
 
@@ -18,6 +18,13 @@ fn process(comm: &str, pid: i32, instance: u32, kind: ProcessKind, samples: u64)
         share_high: share + 0.02,
         user_share: share * 0.75,
         kernel_share: share * 0.25,
+        parent_pid: None,
+        command: None,
+        exe: None,
+        cgroup: None,
+        unit: None,
+        container: None,
+        threads: Vec::new(),
     }
 }
 
@@ -33,6 +40,18 @@ fn function(symbol: &str, module: Option<&str>, mode: &str, samples: u64) -> Fun
         share_high: share + 0.01,
     }
 }
+
+fn ends(walks: u64, reason: &str, broken: u64) -> Ends {
+    let part = |n: u64| n as f64 / walks as f64;
+    Ends {
+        walks,
+        complete: walks - broken,
+        complete_share: part(walks - broken),
+        broken: vec![Broken { reason: reason.to_owned(), walks: broken, share: part(broken) }],
+    }
+}
+
+const PAGE: Page = Page { width: WIDTH, style: Style::Plain };
 
 /// A report with everything that can look odd: hostile names, long names, many rows, reasons.
 fn report() -> Report {
@@ -62,6 +81,7 @@ fn report() -> Report {
         seed: 42,
         samples: 20_000,
         busy_samples: 1000,
+        chosen_samples: 1000,
         lost: 1,
         filter: Filter::default(),
         overhead: Overhead { sampler_s: 0.08, guest_s: 19.0, wall_s: 20.0, share: 0.004 },
@@ -75,30 +95,30 @@ fn report() -> Report {
             process("sh", 300, 2, ProcessKind::Process, 40),
         ],
         functions: vec![
-            function("[user]", Some("gzip"), "user", 700),
+            function("deflate", Some("gzip"), "user", 700),
             function("ext4_readdir", Some("ext4"), "kernel", 150),
             function(&"very_long_function_name_".repeat(4), None, "softirq", 100),
             function("native_safe_halt", None, "hardirq", 50),
         ],
-        user_addresses: vec![
-            UserAddress {
-                comm: "gzip".to_owned(),
-                pid: 312,
-                instance: 0,
-                address: "0x7f32a1b2c3d4".to_owned(),
-                samples: 90,
-                share: 0.09,
-            },
-            UserAddress {
-                comm: "gzip".to_owned(),
-                pid: 312,
-                instance: 0,
-                address: "0x401000".to_owned(),
-                samples: 30,
-                share: 0.03,
-            },
-        ],
-        user_addresses_left_out: 0,
+        stacks: Walks {
+            kernel: ends(12_345, "unwind data is not in memory", 50),
+            user: ends(8_000, "no CFI for this \x1b[2Jcode", 232),
+        },
+        user_code: UserCode {
+            samples: 8_000,
+            unnamed: 960,
+            unnamed_share: 0.12,
+            files: vec![File {
+                path: "/usr/bin/python3.11\n".to_owned(),
+                build_id: Some("3f1c9b0a".to_owned()),
+                read_from: Some("image".to_owned()),
+                named_by: Some(".dynsym".to_owned()),
+                samples: 2_000,
+                unnamed: 900,
+            }],
+        },
+        by: None,
+        tree: None,
         missing: vec![
             "no BTF in this kernel: no process names, so samples count by address alone and not by \
                        the program that they belong to"
@@ -131,16 +151,17 @@ Processes: shares of the 1,000 samples that were not idle
    6.0 %    4.0 - 8.0 %   4.5 %   1.5 %       60        [interrupts]
    4.0 %  in 1 more; -n 0 shows all
 
-Kernel functions
+Functions
    share  95 % interval  samples  mode     function
+  70.0 %  69.0 - 71.0 %      700  user     deflate [gzip]
   15.0 %  14.0 - 16.0 %      150  kernel   ext4_readdir [ext4]
   10.0 %   9.0 - 11.0 %      100  softirq  very_long_function_name_very_long_fu…
    5.0 %    4.0 - 6.0 %       50  hardirq  native_safe_halt
 
-User code by process and address
-  share  samples         address  pid  name#instance
-  9.0 %       90  0x7f32a1b2c3d4  312  gzip#0
-  3.0 %       30        0x401000  312  gzip#0
+Stacks: 99.6 % of 12,345 kernel walks and 97.1 % of 8,000 user walks ended
+  properly; most others: no CFI for this \\x1b[2Jcode (2.9 %).
+Unnamed code: 12.0 % of user samples; symbols of build-id 3f1c9b0a would name
+  most of /usr/bin/python3.11\\x0a.
 
 Missing
   no BTF in this kernel: no process names, so samples count by address alone and
@@ -149,16 +170,16 @@ Missing
 
 #[test]
 fn the_summary_looks_like_this() {
-    assert_eq!(render(&report(), 4, Style::Plain), EXPECTED);
+    assert_eq!(render(&report(), 4, PAGE), EXPECTED);
 }
 
 #[test]
 fn lines_fit_and_carry_no_control_characters() {
     use unicode_width::UnicodeWidthStr;
-    for rows in [0, 1, 100] {
-        let text = render(&report(), rows, Style::Plain);
+    for (rows, width) in [(0, 80), (1, 80), (100, 80), (100, 120)] {
+        let text = render(&report(), rows, Page { width, ..PAGE });
         for line in text.lines() {
-            assert!(line.width() <= WIDTH, "{} columns: {line}", line.width());
+            assert!(line.width() <= width, "{} columns: {line}", line.width());
             assert!(!line.contains(char::is_control), "{line:?}");
         }
     }
@@ -166,7 +187,7 @@ fn lines_fit_and_carry_no_control_characters() {
 
 #[test]
 fn the_terminal_style_differs_by_bold_headings_only() {
-    let styled = render(&report(), 4, Style::Terminal);
+    let styled = render(&report(), 4, Page { style: Style::Terminal, ..PAGE });
     assert!(styled.starts_with("\x1b[1m20.03 s of"));
     assert_eq!(styled.replace("\x1b[1m", "").replace("\x1b[0m", ""), EXPECTED);
 }
@@ -177,18 +198,24 @@ fn parts_and_cut_runs_are_said() {
     report.complete = false;
     report.host = "kvm".to_owned();
     report.kernel = None;
-    report.filter =
-        Filter { process: Some("gzip".to_owned()), vcpu: Some(1), from_ns: Some(2_000_000_000), to_ns: None };
-    let text = render(&report, 4, Style::Plain);
+    report.filter = Filter {
+        process: Some("gzip".to_owned()),
+        symbol: Some("read\x1b[2J".to_owned()),
+        modes: vec![ModeGroup::User, ModeGroup::Irq],
+        vcpu: Some(1),
+        from_ns: Some(2_000_000_000),
+        ..Filter::default()
+    };
+    let text = render(&report, 4, PAGE);
     assert!(text.starts_with("20.03 s of an unknown kernel on 2 vCPUs, host: kvm\n"), "{text}");
     assert!(text.contains("The run was cut short"));
-    assert!(text.contains("  Only process gzip, vCPU 1, from 2.00 s.\n"));
+    assert!(text.contains(
+        "  Only process gzip, stacks with read\\x1b[2J, user code and interrupts, vCPU 1,\n    from 2.00 s.\n"
+    ));
     assert!(!text.contains("emulated"));
     assert!(!text.contains("started anew"));
     report.meta.insert("host_restarts".to_owned(), "2".to_owned());
-    assert!(
-        render(&report, 4, Style::Plain).contains("  The host froze early and was started anew, 2 times.\n")
-    );
+    assert!(render(&report, 4, PAGE).contains("  The host froze early and was started anew, 2 times.\n"));
 }
 
 #[test]
@@ -197,8 +224,7 @@ fn an_idle_guest_has_no_empty_tables() {
     report.busy_samples = 0;
     report.processes.clear();
     report.functions.clear();
-    report.user_addresses.clear();
-    let text = render(&report, 10, Style::Plain);
+    let text = render(&report, 10, PAGE);
     assert!(text.contains("No sample hit anything but idle vCPUs."));
     assert!(!text.contains("Processes"));
 }

@@ -1,0 +1,55 @@
+//! `report --callers` and `--callees`: an indented table.
+
+use sampler::report::{CallTree, Direction, LEAST_PART, Report};
+
+use super::summary::{heading, title, wrapped};
+use super::table::{Align, Table};
+use super::{Page, escape, units};
+
+/// The tree with at most `rows` rows.
+pub fn render(report: &Report, tree: &CallTree, rows: usize, page: Page) -> String {
+    let mut text = title(report, page);
+    let symbol = escape(&tree.symbol);
+    let what = match tree.direction {
+        Direction::Callers => format!("Callers of {symbol}"),
+        Direction::Callees => format!("What {symbol} calls"),
+    };
+    if tree.total.samples == 0 {
+        wrapped(&mut text, &format!("No chosen sample has {symbol} on its stack."), "  ", page.width);
+        return text;
+    }
+    let samples = units::counted(tree.total.samples, "sample");
+    let note = format!(": {samples} have it on their stack");
+    heading(&mut text, page.style, &what, &note);
+    let mut table = Table::new(&[
+        ("of all", Align::Right),
+        ("of it", Align::Right),
+        ("samples", Align::Right),
+        ("function", Align::Left),
+    ])
+    .indent(2)
+    .flexible(3);
+    for node in tree.nodes.iter().take(rows) {
+        let name = super::with_module(&node.symbol, node.module.as_deref());
+        table.row(vec![
+            units::percent(node.share),
+            units::percent(node.part),
+            units::count(node.samples),
+            // Deep trees keep room for names.
+            format!("{}{name}", "  ".repeat(usize::try_from(node.depth).unwrap_or(0).min(20))),
+        ]);
+    }
+    text.push_str(&table.render(page.width));
+    let more = tree.nodes.len().saturating_sub(rows) as u64;
+    if more > 0 {
+        text.push_str(&format!("  {} more; -n 0 shows all\n", units::count(more)));
+    }
+    if tree.left_out > 0 {
+        let branches = match tree.left_out {
+            1 => "1 branch".to_owned(),
+            many => format!("{} branches", units::count(many)),
+        };
+        text.push_str(&format!("  {branches} below {} left out\n", units::percent(LEAST_PART)));
+    }
+    text
+}

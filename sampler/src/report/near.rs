@@ -1,0 +1,73 @@
+//! Names that somebody may have meant.
+
+/// At most so many are offered.
+const OFFERED: usize = 3;
+/// Longer names are compared by what they begin with, bytes.
+const COMPARED: usize = 48;
+
+/// The names nearest to `wanted`, the nearest first: those that hold it, and those a few letters away.
+pub(super) fn near<'a>(wanted: &str, names: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
+    if wanted.is_empty() {
+        return Vec::new();
+    }
+    let lower = wanted.to_ascii_lowercase();
+    let near = |name: &'a str| Some((distance(&lower, name)?, name.len(), name));
+    let mut found: Vec<(usize, usize, &str)> = names.filter_map(near).collect();
+    found.sort_unstable();
+    found.dedup();
+    found.truncate(OFFERED);
+    found.into_iter().map(|(_, _, name)| name).collect()
+}
+
+/// How far a name is from what was wanted; `None` where it is another name.
+fn distance(wanted: &str, name: &str) -> Option<usize> {
+    let name = name.to_ascii_lowercase();
+    if name.contains(wanted) {
+        return Some(0);
+    }
+    let cut = |text: &str| text.bytes().take(COMPARED).collect::<Vec<u8>>();
+    let (a, b) = (cut(wanted), cut(&name));
+    let most = (a.len() / 3).max(1);
+    if a.len().abs_diff(b.len()) > most {
+        return None;
+    }
+    Some(edits(&a, &b)).filter(|&edits| edits <= most)
+}
+
+/// Levenshtein distance: insertions, deletions and replacements from one to the other.
+fn edits(a: &[u8], b: &[u8]) -> usize {
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.iter().enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
+        for (j, y) in b.iter().enumerate() {
+            let replaced = diagonal + usize::from(x != y);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(diagonal + 1).min(row[j] + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn edits_are_counted() {
+        for (a, b, n) in
+            [("", "", 0), ("abc", "abc", 0), ("abc", "abd", 1), ("kitten", "sitting", 3), ("", "ab", 2)]
+        {
+            assert_eq!(edits(a.as_bytes(), b.as_bytes()), n, "{a} {b}");
+            assert_eq!(edits(b.as_bytes(), a.as_bytes()), n, "{b} {a}");
+        }
+    }
+
+    #[test]
+    fn near_names_are_offered() {
+        let names = ["schedule", "schedule_timeout", "vfs_read", "ksys_read", "main"];
+        assert_eq!(near("shedule", names.into_iter()), ["schedule"]);
+        assert_eq!(near("READ", names.into_iter()), ["vfs_read", "ksys_read"]);
+        assert!(near("quite_another", names.into_iter()).is_empty());
+        assert!(near("", names.into_iter()).is_empty());
+    }
+}

@@ -1,0 +1,129 @@
+//! The tree of stacks in memory.
+//!
+//! A parent stands before its children, so each walk outwards ends, whatever a damaged profile says.
+
+use std::collections::HashMap;
+
+use rusqlite::Connection;
+
+use super::code::{Code, NONE, UNKNOWN_FRAME, small};
+use crate::batch::FrameKind;
+
+/// The kernel function that calls the work functions of kernel worker threads (kernel/workqueue.c, Linux 6.1).
+const WORK_CALLER: &str = "process_one_work";
+/// `frame.module` of a reason that ended a walk over user code.
+const USER: &str = "user";
+
+/// A row of table `stack`: a frame and its callers.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Node {
+    /// The caller, or [`NONE`].
+    pub parent: u32,
+    /// The frame.
+    pub frame: u32,
+    /// The function that a worker thread was working on, or [`NONE`].
+    pub work: u32,
+    /// The function that says why kernel frames are missing, or [`NONE`].
+    pub kernel_broken: u32,
+    /// The function that says why user frames are missing, or [`NONE`].
+    pub user_broken: u32,
+    /// There are kernel frames.
+    pub kernel: bool,
+    /// There are user frames, or a reason why not.
+    pub user: bool,
+}
+
+/// All stacks of a profile.
+#[derive(Debug, Default)]
+pub(super) struct Stacks {
+    nodes: Vec<Node>,
+    index: HashMap<u32, u32>,
+}
+
+impl Stacks {
+    /// Reads table `stack`.
+    pub(super) fn read(connection: &Connection, code: &Code) -> rusqlite::Result<Self> {
+        let callers: Vec<bool> = code
+            .functions
+            .iter()
+            .map(|f| f.kind == FrameKind::Kernel && f.module.is_none() && f.symbol == WORK_CALLER)
+            .collect();
+        let mut stacks = Self::default();
+        let mut statement = connection.prepare("SELECT id, parent, frame FROM stack ORDER BY id")?;
+        let mut rows = statement.query([])?;
+        while let Some(row) = rows.next()? {
+            let parent = row.get::<_, Option<u32>>(1)?.map_or(NONE, |id| stacks.find(id));
+            let node = stacks.node(parent, code.frame(row.get(2)?), code, &callers);
+            let place = small(stacks.nodes.len());
+            stacks.index.insert(row.get(0)?, place);
+            stacks.nodes.push(node);
+        }
+        Ok(stacks)
+    }
+
+    fn node(&self, parent: u32, frame: u32, code: &Code, callers: &[bool]) -> Node {
+        let mut node = match self.get(parent) {
+            Some(caller) => Node { parent, frame, ..*caller },
+            None => Node {
+                parent: NONE,
+                frame,
+                work: NONE,
+                kernel_broken: NONE,
+                user_broken: NONE,
+                kernel: false,
+                user: false,
+            },
+        };
+        let own = code.own(frame);
+        let function = &code.functions[own as usize];
+        match function.kind {
+            FrameKind::Kernel => node.kernel |= frame != UNKNOWN_FRAME,
+            FrameKind::User => node.user = true,
+            FrameKind::Reason if function.module.as_deref() == Some(USER) => {
+                node.user = true;
+                node.user_broken = own;
+            }
+            FrameKind::Reason => node.kernel_broken = own,
+        }
+        let works = |caller: &Node| callers[code.own(caller.frame) as usize];
+        if self.get(parent).is_some_and(works) {
+            node.work = own;
+        }
+        node
+    }
+
+    /// Where the stack with this row id is, or [`NONE`].
+    pub(super) fn find(&self, id: u32) -> u32 {
+        self.index.get(&id).copied().unwrap_or(NONE)
+    }
+
+    /// A stack by its place.
+    pub(super) fn get(&self, place: u32) -> Option<&Node> {
+        self.nodes.get(place as usize)
+    }
+
+    /// The frames of a stack, innermost first.
+    pub(super) fn frames(&self, place: u32) -> impl Iterator<Item = u32> {
+        let mut next = self.get(place);
+        std::iter::from_fn(move || {
+            let node = next?;
+            next = self.get(node.parent);
+            Some(node.frame)
+        })
+    }
+
+    /// For each stack, whether one of these functions is on it, inlined or not.
+    pub(super) fn with(&self, code: &Code, functions: &[bool]) -> Vec<bool> {
+        let mut with: Vec<bool> = Vec::with_capacity(self.nodes.len());
+        for node in &self.nodes {
+            let above = with.get(node.parent as usize).copied().unwrap_or(false);
+            with.push(above || has(code, node.frame, functions));
+        }
+        with
+    }
+}
+
+/// Whether one of these functions is at a frame.
+pub(super) fn has(code: &Code, frame: u32, functions: &[bool]) -> bool {
+    code.entries[code.frames[frame as usize].slots()].iter().any(|entry| functions[entry.function as usize])
+}

@@ -1,0 +1,188 @@
+//! The small tables of a profile as a report needs them.
+
+use std::collections::{BTreeMap, HashMap};
+
+use rusqlite::{Connection, Row};
+
+use super::Event;
+use crate::batch::VcpuRow;
+
+/// Stands for a name that is not known.
+pub(super) const UNKNOWN: &str = "[unknown]";
+
+/// A row of table `instance`.
+#[derive(Debug)]
+pub(super) struct Instance {
+    pub pid: i32,
+    pub comm: String,
+    pub number: u32,
+    pub kernel_thread: bool,
+    pub parent_pid: Option<i32>,
+    pub command: Option<String>,
+    pub exe: Option<u32>,
+    pub cgroup: Option<u32>,
+}
+
+impl Instance {
+    /// `name#number`.
+    pub(super) fn name(&self) -> String {
+        format!("{}#{}", self.comm, self.number)
+    }
+}
+
+/// A row of table `cgroup`.
+#[derive(Debug)]
+pub(super) struct Cgroup {
+    pub path: String,
+    pub unit: Option<String>,
+    pub container: Option<String>,
+}
+
+/// A row of table `file`.
+#[derive(Debug)]
+pub(super) struct FileNames {
+    pub path: String,
+    pub build_id: Option<String>,
+    pub read_from: Option<String>,
+    pub named_by: Option<String>,
+}
+
+/// All small tables.
+#[derive(Debug)]
+pub(super) struct Tables {
+    pub meta: BTreeMap<String, String>,
+    pub vcpus: Vec<VcpuRow>,
+    pub instances: HashMap<u32, Instance>,
+    pub threads: HashMap<(u32, i32), String>,
+    pub cgroups: HashMap<u32, Cgroup>,
+    pub files: HashMap<u32, FileNames>,
+    /// Kind and name.
+    pub interrupts: HashMap<u32, (String, String)>,
+    pub syscalls: HashMap<u32, String>,
+    pub events: Vec<Event>,
+}
+
+impl Tables {
+    pub(super) fn read(connection: &Connection) -> rusqlite::Result<Self> {
+        let instance = |row: &Row<'_>| {
+            let instance = Instance {
+                pid: row.get(1)?,
+                comm: row.get(2)?,
+                number: row.get(3)?,
+                kernel_thread: row.get(4)?,
+                parent_pid: row.get(5)?,
+                command: row.get(6)?,
+                exe: row.get(7)?,
+                cgroup: row.get(8)?,
+            };
+            Ok((row.get(0)?, instance))
+        };
+        let cgroup = |row: &Row<'_>| {
+            Ok((row.get(0)?, Cgroup { path: row.get(1)?, unit: row.get(2)?, container: row.get(3)? }))
+        };
+        let file = |row: &Row<'_>| {
+            let (path, build_id) = (row.get(1)?, row.get(2)?);
+            Ok((row.get(0)?, FileNames { path, build_id, read_from: row.get(3)?, named_by: row.get(4)? }))
+        };
+        let instances =
+            "SELECT id, pid, comm, number, kernel_thread, parent_pid, command, exe, cgroup FROM instance";
+        let files = "SELECT id, path, build_id, read_from, named_by FROM file";
+        Ok(Self {
+            meta: map(connection, "SELECT key, value FROM meta", |row| Ok((row.get(0)?, row.get(1)?)))?,
+            vcpus: vcpus(connection)?,
+            instances: map(connection, instances, instance)?,
+            threads: map(connection, "SELECT instance, tid, comm FROM thread", |row| {
+                Ok(((row.get(0)?, row.get(1)?), row.get(2)?))
+            })?,
+            cgroups: map(connection, "SELECT id, path, unit, container FROM cgroup", cgroup)?,
+            files: map(connection, files, file)?,
+            interrupts: map(connection, "SELECT id, kind, name FROM interrupt", |row| {
+                Ok((row.get(0)?, (row.get(1)?, row.get(2)?)))
+            })?,
+            syscalls: map(connection, "SELECT number, name FROM syscall", |row| {
+                Ok((row.get(0)?, row.get(1)?))
+            })?,
+            events: events(connection)?,
+        })
+    }
+
+    /// A value of table `meta`, or its type's default.
+    pub(super) fn parsed<T: std::str::FromStr + Default>(&self, key: &str) -> T {
+        self.meta.get(key).and_then(|value| value.parse().ok()).unwrap_or_default()
+    }
+
+    /// Length of the run, s.
+    pub(super) fn duration_s(&self) -> f64 {
+        seconds(self.parsed("duration_ns"))
+    }
+
+    /// Where a process belongs.
+    pub(super) fn cgroup_of(&self, instance: u32) -> Option<&Cgroup> {
+        self.cgroups.get(&self.instances.get(&instance)?.cgroup?)
+    }
+
+    /// `meta` without what has a field of its own.
+    pub(super) fn other_meta(&self) -> BTreeMap<String, String> {
+        const OWN: [&str; 10] = [
+            "version",
+            "host",
+            "kernel",
+            "complete",
+            "started_unix_ns",
+            "duration_ns",
+            "rate_hz",
+            "clock",
+            "seed",
+            "vcpus",
+        ];
+        let other = self.meta.iter().filter(|(key, _)| !OWN.contains(&key.as_str()));
+        other.map(|(key, value)| (key.clone(), value.clone())).collect()
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "shown to a person: 53 bits suffice")]
+pub(super) fn seconds(ns: u64) -> f64 {
+    ns as f64 / 1e9
+}
+
+/// k / n, 0 without any.
+#[expect(clippy::cast_precision_loss, reason = "fewer than 2^53 samples")]
+pub(super) fn part(k: u64, n: u64) -> f64 {
+    if n == 0 { 0.0 } else { k as f64 / n as f64 }
+}
+
+fn map<M: FromIterator<(K, V)>, K, V>(
+    connection: &Connection,
+    sql: &str,
+    read: impl FnMut(&Row<'_>) -> rusqlite::Result<(K, V)>,
+) -> rusqlite::Result<M> {
+    connection.prepare(sql)?.query_map([], read)?.collect()
+}
+
+pub(super) fn unsigned(row: &Row<'_>, column: usize) -> rusqlite::Result<u64> {
+    Ok(row.get::<_, i64>(column)?.max(0).cast_unsigned())
+}
+
+fn vcpus(connection: &Connection) -> rusqlite::Result<Vec<VcpuRow>> {
+    let sql = "SELECT id, samples, lost, sampler_ns, guest_ns, exits, wall_ns FROM vcpu ORDER BY id";
+    let vcpu = |row: &Row<'_>| {
+        Ok(VcpuRow {
+            id: row.get(0)?,
+            samples: unsigned(row, 1)?,
+            lost: unsigned(row, 2)?,
+            sampler_ns: unsigned(row, 3)?,
+            guest_ns: unsigned(row, 4)?,
+            exits: unsigned(row, 5)?,
+            wall_ns: unsigned(row, 6)?,
+        })
+    };
+    connection.prepare(sql)?.query_map([], vcpu)?.collect()
+}
+
+fn events(connection: &Connection) -> rusqlite::Result<Vec<Event>> {
+    let sql = "SELECT time_ns, kind, text FROM event ORDER BY time_ns, id";
+    let event = |row: &Row<'_>| {
+        Ok(Event { time_s: seconds(unsigned(row, 0)?), kind: row.get(1)?, text: row.get(2)? })
+    };
+    connection.prepare(sql)?.query_map([], event)?.collect()
+}

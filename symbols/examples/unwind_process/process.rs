@@ -17,7 +17,7 @@ pub struct File {
     bytes: Vec<u8>,
     /// Offset in the file, virtual address and size of each segment with code: two segments may share a page of the file.
     segments: Vec<(u64, u64, u64)>,
-    pub table: Option<CfiTable>,
+    table: Option<CfiTable>,
 }
 
 /// An executable mapping.
@@ -47,7 +47,7 @@ fn inflate(stored: &[u8]) -> Option<Vec<u8>> {
 }
 
 /// The sections that unwinding needs.
-pub fn sections(bytes: &[u8]) -> Option<CfiSections> {
+fn sections(bytes: &[u8]) -> Option<CfiSections> {
     let elf = Elf::parse(bytes).ok()?;
     let section = |name| {
         let header = elf.section_headers.iter().find(|h| elf.shdr_strtab.get_at(h.sh_name) == Some(name))?;
@@ -75,6 +75,11 @@ impl File {
         let segments = loaded.map(|header| (header.p_offset, header.p_vaddr, header.p_filesz)).collect();
         let table = sections(&bytes).and_then(|sections| CfiTable::parse(sections).ok());
         Some(Self { id, segments, table, bytes })
+    }
+
+    /// What its table was made of.
+    pub fn sections(&self) -> Option<CfiSections> {
+        sections(&self.bytes)
     }
 
     /// The virtual address of the byte at `offset` of the file.

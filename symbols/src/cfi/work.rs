@@ -2,8 +2,8 @@
 
 use super::Broken;
 
-/// Units of work in one walk. A unit is a byte of CFI or an operation of an expression that may be run; a unit takes
-/// up to 40 ns where CFI is made to be slow, 1 ns where it is a compiler's.
+/// Units of work in one walk: bytes of CFI that are read, and [`super::expression::UNITS`] for each expression. A walk of
+/// 250 frames with no row in the cache and a compiler's CFI takes about 20,000.
 pub(super) const WALK: u32 = 1 << 18;
 
 /// What is left of a walk's work.

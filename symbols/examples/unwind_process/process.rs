@@ -1,19 +1,23 @@
 //! The mappings of a process, with the unwind tables of their files.
 
+use std::cell::Cell;
 use std::collections::HashMap;
+use std::io::Read;
 use std::sync::Arc;
 
+use flate2::read::ZlibDecoder;
 use goblin::elf::Elf;
 use goblin::elf::program_header::PT_LOAD;
+use goblin::elf::section_header::SHF_COMPRESSED;
 use symbols::cfi::{CfiSection, CfiSections, CfiTable, Image, ImageCode, Images};
 
 /// A file, or the vDSO.
 pub struct File {
     id: u32,
     bytes: Vec<u8>,
-    /// Offset in the file, virtual address and size of each loaded segment.
+    /// Offset in the file, virtual address and size of each segment with code: two segments may share a page of the file.
     segments: Vec<(u64, u64, u64)>,
-    pub table: Option<CfiTable>,
+    table: Option<CfiTable>,
 }
 
 /// An executable mapping.
@@ -29,18 +33,30 @@ struct Mapping {
 pub struct Mappings {
     list: Vec<Mapping>,
     /// Added to the ids of files: another number makes every cached row unknown.
-    pub generation: u32,
+    pub generation: Cell<u32>,
 }
 
 /// Files that were read once, by path.
 pub type Files = HashMap<String, Option<Arc<File>>>;
 
+/// What a compressed section holds: an `Elf64_Chdr` of 24 bytes is before it.
+fn inflate(stored: &[u8]) -> Option<Vec<u8>> {
+    let mut bytes = Vec::new();
+    ZlibDecoder::new(stored.get(24..)?).read_to_end(&mut bytes).ok()?;
+    Some(bytes)
+}
+
 /// The sections that unwinding needs.
-pub fn sections(bytes: &[u8]) -> Option<CfiSections> {
+fn sections(bytes: &[u8]) -> Option<CfiSections> {
     let elf = Elf::parse(bytes).ok()?;
     let section = |name| {
         let header = elf.section_headers.iter().find(|h| elf.shdr_strtab.get_at(h.sh_name) == Some(name))?;
-        Some(CfiSection { bytes: bytes.get(header.file_range()?)?.into(), address: header.sh_addr })
+        let stored = bytes.get(header.file_range()?)?;
+        let bytes = match header.sh_flags & u64::from(SHF_COMPRESSED) {
+            0 => stored.into(),
+            _ => inflate(stored)?.into(),
+        };
+        Some(CfiSection { bytes, address: header.sh_addr })
     };
     Some(CfiSections {
         eh_frame_hdr: section(".eh_frame_hdr"),
@@ -54,10 +70,16 @@ pub fn sections(bytes: &[u8]) -> Option<CfiSections> {
 impl File {
     pub fn new(id: u32, bytes: Vec<u8>) -> Option<Self> {
         let elf = Elf::parse(&bytes).ok()?;
-        let loaded = elf.program_headers.iter().filter(|header| header.p_type == PT_LOAD);
+        let loaded =
+            elf.program_headers.iter().filter(|header| header.p_type == PT_LOAD && header.is_executable());
         let segments = loaded.map(|header| (header.p_offset, header.p_vaddr, header.p_filesz)).collect();
         let table = sections(&bytes).and_then(|sections| CfiTable::parse(sections).ok());
         Some(Self { id, segments, table, bytes })
+    }
+
+    /// What its table was made of.
+    pub fn sections(&self) -> Option<CfiSections> {
+        sections(&self.bytes)
     }
 
     /// The virtual address of the byte at `offset` of the file.
@@ -96,7 +118,7 @@ impl Mappings {
             };
             list.push(Mapping { start: number(start), end: number(end), offset: number(offset), file });
         }
-        Self { list, generation: 0 }
+        Self { list, generation: Cell::new(0) }
     }
 
     fn at(&self, address: u64) -> Option<&Mapping> {
@@ -113,7 +135,7 @@ impl Images for Mappings {
         };
         let bias = mapping.start.wrapping_sub(file.address_of(mapping.offset)?);
         let code = file.table.as_ref().map_or(ImageCode::NoCfi, ImageCode::Cfi);
-        Some(Image { id: file.id + self.generation, bias, code })
+        Some(Image { id: file.id + self.generation.get(), bias, code })
     }
 
     fn code(&self, address: u64, into: &mut [u8]) -> Option<()> {

@@ -74,9 +74,9 @@ for command in (
     "set backtrace limit 250",
     "set startup-with-shell off",
     "handle all nostop noprint pass",
-    "handle SIGINT stop noprint nopass",
-    "handle SIGTRAP stop noprint nopass",
-    "starti >/dev/null",
+    "handle SIGINT stop print nopass",
+    "handle SIGTRAP stop print nopass",
+    "starti",
 ):
     gdb.execute(command, to_string=True)
 for _ in range(stops):

@@ -9,11 +9,11 @@ use super::work::Work;
 use crate::bytes::index;
 use crate::registers::StackMemory;
 
-/// Operations of one expression; those of glibc's signal frames and of linkers' PLTs have 1 to 8.
+/// Operations of one expression; those of glibc's signal frames and of linkers' PLTs have 1 to 9.
 pub(super) const MAX_OPERATIONS: u32 = 1_000;
 
 /// Units of [`Work`] of one expression: as many that a walk evaluates about 2,000 of them.
-const UNITS: usize = 128;
+pub(super) const UNITS: usize = 128;
 
 /// Where an expression lies in its table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -66,7 +66,11 @@ fn by_frame_pointer(
     let rip = stack.read_u64(rbp.checked_add(8)?)?;
     let plausible = match rip {
         0 => saved == 0,
-        _ => images.find(rip.wrapping_sub(1)).is_some() && follows_call(rip, images) != Some(false),
+        // Whoever makes a thread's or coroutine's first frame by hand writes any address: no call is before it.
+        _ => {
+            images.find(rip.wrapping_sub(1)).is_some()
+                && (saved == 0 || follows_call(rip, images) != Some(false))
+        }
     };
     plausible.then_some(())?;
     let rsp = rbp.checked_add(16)?;

@@ -5,7 +5,7 @@ use gimli::{BaseAddresses, CieOrFde, EhFrameHdr, LittleEndian, UnwindOffset, Unw
 use super::table::{Bytes, CfiError, CfiSection, MAX_ENTRY, entry_size};
 use crate::bytes::index;
 
-/// FDEs in one section: four times the largest library of Debian 12.
+/// FDEs in one section; libc of Debian 12 has 3,713, python3.11 10,221.
 pub(super) const MAX_FDES: usize = 1 << 21;
 
 /// Where the FDE of an address may lie. 8 bytes for each function.

@@ -13,9 +13,9 @@
 //! ```
 //!
 //! A frame is pushed only where it is known, or carries a [`Doubt`]; a walk that cannot go on says why ([`Broken`]).
-//! CFI is the guest's own data. Its bounds: [`table::MAX_SECTION`] bytes of a section, [`index::MAX_FDES`] functions,
-//! [`table::MAX_ENTRY`] bytes of one entry, [`expression::MAX_OPERATIONS`] operations of one expression, and
-//! [`work::WALK`] units of work for all of a walk.
+//! CFI is the guest's own data. Its bounds: 64 MiB of a section, 2^21 functions in it, 16 KiB of one CIE or FDE, 40
+//! columns and 6 kept states of a row, 1,000 operations and 64 values of one expression, 2^18 units of work and 8 signal
+//! frames in one walk, 2^14 rows in the cache.
 
 mod cache;
 mod code;

@@ -26,7 +26,7 @@ impl Default for UserUnwinder {
 }
 
 impl UserUnwinder {
-    /// Takes about 1 MB of memory. Grows, by rows that are not the usual ones, to 6 MB at most.
+    /// Takes less than 1 MB of memory. Grows, by rows that are not the usual ones, to 7 MB at most.
     pub fn new() -> Self {
         Self { cache: RowCache::new(), context: Box::new(RowContext::new_in()) }
     }

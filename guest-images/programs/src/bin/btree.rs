@@ -19,8 +19,8 @@ and the CPU time";
 const OPERATIONS: u32 = 3_000_000;
 /// One operation of so many is an insert: 20 %.
 const INSERT_EVERY: u64 = 5;
-/// Keys of a full node; one more makes it split.
-const FULL: usize = 16;
+/// Keys of a full node; one more makes it split. So few, that look-ups spend some of their time between nodes.
+const FULL: usize = 6;
 
 #[derive(Default)]
 #[allow(clippy::vec_box, reason = "children keep their addresses, by which find_child knows them")]
@@ -41,7 +41,7 @@ struct Tree {
 #[inline(never)]
 extern "C" fn find_index(node: &Node, key: u64) -> usize {
     let mut index = 0;
-    while index < node.keys.len() && black_box(node.keys[index]) < key {
+    while index < node.keys.len() && node.keys[index] < key {
         index += 1;
     }
     index
@@ -152,7 +152,7 @@ extern "C" fn operate(tree: &mut Tree, operations: u32, counts: &mut Counts) {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     for _ in 0..operations {
         // xorshift64 (G. Marsaglia, 2003), stirred as long as a C library's generator takes.
-        for _ in 0..4 {
+        for _ in 0..12 {
             state ^= state << 13;
             state ^= state >> 7;
             state = black_box(state ^ state << 17);

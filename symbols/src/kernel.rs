@@ -192,6 +192,17 @@ impl Kernel {
         StackReader::new(&self.view(memory), symbols, layouts)
     }
 
+    /// The unwinder `before` for these modules instead of those that it was made for.
+    pub fn unwinder_for(
+        &self,
+        memory: &impl PhysicalMemory,
+        modules: &Modules,
+        before: &KernelUnwinder,
+    ) -> KernelUnwinder {
+        let layout = self.layouts.as_ref().ok().and_then(|layouts| layouts.orc.as_ref().ok());
+        before.with_modules(&self.view(memory), layout, modules)
+    }
+
     /// An unwinder of kernel stacks, for the image and for these modules, whose tables are read now.
     pub fn unwinder(&self, memory: &impl PhysicalMemory, modules: &Modules) -> KernelUnwinder {
         let layout = match &self.layouts {

@@ -3,6 +3,7 @@
 pub(crate) mod console;
 pub(crate) mod finder;
 pub(crate) mod frames;
+mod hot;
 pub(crate) mod identity;
 mod interrupts;
 pub(crate) mod mode;
@@ -25,7 +26,7 @@ use crate::record::Sampled;
 use crate::session::{Ending, OpenFiles, Shared, Totals};
 use crate::vcpu::Ends;
 use finder::{Code, News, Wanted};
-use namer::{Named, Nameless, Namer};
+use namer::{Named, Namer, Wish};
 use resolver::Resolver;
 use walker::{Source, Walker};
 
@@ -52,7 +53,7 @@ struct Guest {
 /// The namer's thread as the collector sees it.
 #[derive(Debug)]
 struct NamerHandle {
-    wanted: Sender<Nameless>,
+    wanted: Sender<Wish>,
     named: Receiver<Named>,
     thread: JoinHandle<()>,
 }
@@ -223,10 +224,8 @@ impl Collector {
             }
             News::Code(code) => {
                 self.resolver.modules_changed(code.names, code.unwinder, &mut self.batch);
-                if let Some(interrupts) = code.interrupts {
-                    self.resolver.interrupts_changed(&interrupts);
-                }
             }
+            News::Interrupts(interrupts) => self.resolver.interrupts_changed(&interrupts),
             News::SystemCalls(names) => {
                 let named = (0..).zip(names).filter_map(|(number, name)| Some((number, name?)));
                 self.batch.syscalls.extend(named);
@@ -255,7 +254,7 @@ impl Collector {
         let Some(namer) = &self.namer else { return self.resolver.nameless.clear() };
         for nameless in self.resolver.nameless.drain(..) {
             // The namer ends early only by a panic, which is told at the end.
-            drop(namer.wanted.send(nameless));
+            drop(namer.wanted.send(Wish::Name(nameless)));
         }
         while let Ok(named) = namer.named.try_recv() {
             take_name(named, &mut self.batch);
@@ -265,7 +264,11 @@ impl Collector {
     /// Waits until all frames have their names.
     fn end_namer(&mut self) {
         self.ask_namer();
+        self.resolver.code(&mut self.batch);
         let Some(NamerHandle { wanted, named, thread }) = self.namer.take() else { return };
+        for (file, address) in self.resolver.hot_programs() {
+            drop(wanted.send(Wish::Code(file, address)));
+        }
         drop(wanted);
         let until = Instant::now() + NAMER_LIMIT;
         loop {
@@ -394,6 +397,7 @@ fn take_name(named: Named, batch: &mut Batch) {
             batch.inlined.append(&mut inlined);
         }
         Named::File(row) => batch.files.push(row),
+        Named::Code(row) => batch.code.push(row),
     }
 }
 

@@ -9,8 +9,9 @@ use std::sync::mpsc::{Receiver, Sender};
 use symbols::elf::ElfFile;
 use symbols::names::{DebugFile, DebugFiles, DebugQuery, FunctionStarts, GuestFiles, Origin, Symbolizer};
 
+use super::hot::MAX_BYTES;
 use super::walker::{FileEntry, Source};
-use crate::batch::{FileRow, FrameRow, InlinedRow};
+use crate::batch::{CodeRow, CodeSource, FileRow, FrameRow, InlinedRow};
 use crate::naming::name_frame;
 use crate::text;
 
@@ -24,13 +25,24 @@ pub(crate) struct Nameless {
     pub file: Arc<FileEntry>,
 }
 
-/// What a name brings.
+/// What is wanted of the namer.
+#[derive(Debug)]
+pub(crate) enum Wish {
+    /// A name.
+    Name(Nameless),
+    /// The code of the function that covers an address of a file.
+    Code(Arc<FileEntry>, u64),
+}
+
+/// What a wish brings.
 #[derive(Debug)]
 pub(crate) enum Named {
     /// A frame and the functions that are inlined there.
     Frame(FrameRow, Vec<InlinedRow>),
     /// A file whose symbols were read.
     File(FileRow),
+    /// The code of a function.
+    Code(CodeRow),
 }
 
 /// What names a file's code, and when it was asked last.
@@ -57,11 +69,17 @@ impl Namer {
     }
 
     /// Names what comes until all senders are gone.
-    pub(crate) fn run(mut self, wanted: &Receiver<Nameless>, named: &Sender<Named>) {
-        for nameless in wanted {
+    pub(crate) fn run(mut self, wanted: &Receiver<Wish>, named: &Sender<Named>) {
+        for wish in wanted {
+            let answer = match wish {
+                Wish::Name(nameless) => {
+                    let (row, inlined) = self.name(nameless, named);
+                    Some(Named::Frame(row, inlined))
+                }
+                Wish::Code(file, address) => self.code(&file, address, named).map(Named::Code),
+            };
             // The receiver is gone only when the session was dropped.
-            let (row, inlined) = self.name(nameless, named);
-            if named.send(Named::Frame(row, inlined)).is_err() {
+            if answer.is_some_and(|answer| named.send(answer).is_err()) {
                 return;
             }
         }
@@ -75,6 +93,19 @@ impl Namer {
         let starts = |address| file.function_start(address);
         let module = text::printable(file.name());
         name_frame(row, &module, self.symbols(&file, named), &starts as &dyn FunctionStarts)
+    }
+
+    fn code(&mut self, file: &Arc<FileEntry>, address: u64, named: &Sender<Named>) -> Option<CodeRow> {
+        let range = file.function_range(address);
+        let starts = |address| file.function_start(address);
+        let symbol = self.symbols(file, named).and_then(|symbols| symbols.find(address, &starts));
+        let sized =
+            symbol.and_then(|function| Some((function.start, function.start.checked_add(function.size?)?)));
+        let (start, end) = sized.or(range)?;
+        let size = end.checked_sub(start).filter(|&size| size <= MAX_BYTES)?;
+        let elf = ElfFile::open(file.open(&self.source).ok()?.0).ok()?;
+        let bytes = elf.bytes_at(start, size).ok()?.to_vec();
+        Some(CodeRow { start, file: Some(file.id()), module: None, bytes, read: CodeSource::File })
     }
 
     fn symbols(&mut self, file: &Arc<FileEntry>, named: &Sender<Named>) -> Option<&Symbolizer> {

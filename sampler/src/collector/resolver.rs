@@ -6,12 +6,13 @@ use std::sync::Arc;
 use symbols::{Interrupts, KernelUnwinder, StackCopy, TaskSnapshot};
 
 use super::frames::{Frames, Names};
+use super::hot::Hot;
 use super::identity::{Identities, Threads};
 use super::interrupts::InterruptNames;
 use super::mode::Classifier;
 use super::namer::Nameless;
 use super::stacks::Stacks;
-use super::walker::{News, Owner, Step, Walker};
+use super::walker::{FileEntry, News, Owner, Step, Walker};
 use crate::batch::{Batch, Mode, SampleRow};
 use crate::record::Record;
 use crate::text;
@@ -54,6 +55,7 @@ pub(crate) struct Resolver {
     frames: Frames,
     stacks: Stacks,
     classifier: Classifier,
+    hot: Hot,
     interrupts: InterruptNames,
     names: Option<Arc<dyn Names>>,
     /// Walks stacks, once the kernel was found.
@@ -145,6 +147,11 @@ impl Resolver {
         self.unknown_module |= walked.unknown_code;
         batch.files.append(&mut news.files);
         batch.mappings.append(&mut news.mappings);
+        match steps.first() {
+            Some(Step::Kernel { address, .. }) => self.hot.kernel(*address),
+            Some(Step::User { address, file: Some(file), .. }) => self.hot.file(file, *address),
+            _ => {}
+        }
         let ids: Vec<u32> = steps.iter().map(|step| self.step(step, owner, batch)).collect();
         let functions = ids.iter().map_while(|&id| self.frames.function(id));
         let placed = Placed {
@@ -158,6 +165,18 @@ impl Resolver {
         };
         self.steps = steps;
         placed
+    }
+
+    /// The kernel code that was hit most.
+    pub(crate) fn code(&self, batch: &mut Batch) {
+        if let (Some(walker), Some(names)) = (&self.walker, &self.names) {
+            batch.code.extend(self.hot.kernel_code(walker.source(), names.as_ref()));
+        }
+    }
+
+    /// Where programs were hit most: file and address in it.
+    pub(crate) fn hot_programs(&self) -> Vec<(Arc<FileEntry>, u64)> {
+        self.hot.programs()
     }
 
     fn step(&mut self, step: &Step, owner: Option<Owner>, batch: &mut Batch) -> u32 {

@@ -33,6 +33,8 @@ mod walk;
 
 pub use frame::{Broken, FrameKind, KernelFrame, UserRegisters, WalkEnd};
 
+use std::sync::Arc;
+
 use crate::kallsyms::table::SymbolTable;
 use crate::layout::OrcLayout;
 use crate::memory::PhysicalMemory;
@@ -53,11 +55,31 @@ pub const MAX_RULES: usize = 1 << 21;
 const RETURN_HOOKS: [&str; 4] =
     ["return_to_handler", "arch_rethook_trampoline", "__kretprobe_trampoline", "kretprobe_trampoline"];
 
+/// Tables of the modules; without ORC only what is code.
+fn module_tables<M: PhysicalMemory>(
+    view: &View<'_, M>,
+    layout: Option<&OrcLayout>,
+    modules: &Modules,
+    budget: &mut Budget,
+) -> Vec<Table> {
+    match layout {
+        Some(layout) => modules
+            .orc_tables()
+            .filter_map(|(text, orc)| Table::of_module(view, layout, text, orc, budget))
+            .collect(),
+        None => modules
+            .iter()
+            .filter_map(|(_, start, size)| Some(Table::empty((start.0, start.0.checked_add(size)?))))
+            .collect(),
+    }
+}
+
 /// Unwinds kernel stacks; immutable, shared between threads.
 #[derive(Debug)]
 pub struct KernelUnwinder {
     image: (u64, u64),
-    orc: Result<Table, Missing>,
+    /// Of the image, which never changes.
+    orc: Result<Arc<Table>, Missing>,
     /// By start address.
     modules: Vec<Table>,
     /// Start and end of the entry code; empty if not known.
@@ -86,26 +108,28 @@ impl KernelUnwinder {
             let table = Table::of_image(view, &layout, addresses, rules, &mut budget);
             Ok((table.ok_or_else(|| Missing::NoSymbol("__start_orc_unwind".into()))?, layout))
         });
-        let modules = match &orc {
-            Ok((_, layout)) => modules
-                .orc_tables()
-                .filter_map(|(text, orc)| Table::of_module(view, layout, text, orc, &mut budget))
-                .collect(),
-            // Only to know what is code.
-            Err(_) => modules
-                .iter()
-                .filter_map(|(_, start, size)| Some(Table::empty((start.0, start.0.checked_add(size)?))))
-                .collect(),
-        };
         Self {
             image: view.image.range(),
-            orc: orc.map(|(table, _)| table),
-            modules,
+            modules: module_tables(view, orc.as_ref().ok().map(|(_, layout)| layout), modules, &mut budget),
+            orc: orc.map(|(table, _)| Arc::new(table)),
             entry: symbol("__entry_text_start").zip(symbol("__entry_text_end")).unwrap_or_default(),
             hooks: RETURN_HOOKS.map(|name| symbol(name).unwrap_or(0)),
             switch: symbol("__switch_to_asm").unwrap_or(u64::MAX),
             thunks: symbol("__x86_indirect_thunk_array").unwrap_or(u64::MAX),
         }
+    }
+
+    /// The same for other modules; what is known of the image is not read again.
+    pub(crate) fn with_modules<M: PhysicalMemory>(
+        &self,
+        view: &View<'_, M>,
+        layout: Option<&OrcLayout>,
+        modules: &Modules,
+    ) -> Self {
+        let used = self.orc.as_ref().map_or(0, |table| table.len());
+        let mut budget = Budget::new(MAX_RULES.saturating_sub(used));
+        let layout = layout.filter(|_| self.orc.is_ok());
+        Self { orc: self.orc.clone(), modules: module_tables(view, layout, modules, &mut budget), ..*self }
     }
 
     /// Why there are no ORC tables, so that frame pointers must do; `None` where there are.
@@ -115,7 +139,7 @@ impl KernelUnwinder {
 
     /// Number of rules known, of image and modules together.
     pub fn rules(&self) -> usize {
-        self.orc.as_ref().map_or(0, Table::len) + self.modules.iter().map(Table::len).sum::<usize>()
+        self.orc.as_ref().map_or(0, |table| table.len()) + self.modules.iter().map(Table::len).sum::<usize>()
     }
 
     /// Unwinds from `registers`, those of an interrupted kernel, calling `push` for each frame, innermost first; `limit`
@@ -164,7 +188,8 @@ impl KernelUnwinder {
 
     /// The rule that holds at `at`; `None` outside of all code with rules.
     fn rule_at(&self, at: u64) -> Option<Rule> {
-        let table = self.orc.as_ref().ok().filter(|table| table.contains(at)).or_else(|| self.module_at(at));
+        let table =
+            self.orc.as_deref().ok().filter(|table| table.contains(at)).or_else(|| self.module_at(at));
         table?.find(at)
     }
 

@@ -3,7 +3,7 @@
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use symbols::{Kernel, Missing, Modules, TaskSnapshot, VirtAddr};
+use symbols::{Interrupts, Kernel, KernelUnwinder, Missing, Modules, TaskSnapshot, VirtAddr};
 use vmm::GuestMemoryMmap;
 
 use super::{Code, Found, Guest};
@@ -23,6 +23,8 @@ pub(crate) struct LinuxGuest {
     vcpus: u8,
     /// Bytes of user stack to copy; `None` for no stacks at all.
     user_bytes: Option<usize>,
+    unwinder: Option<Arc<KernelUnwinder>>,
+    interrupts: Option<Interrupts>,
     partial_since: Option<Instant>,
 }
 
@@ -32,19 +34,33 @@ impl LinuxGuest {
         readers: Arc<OnceLock<Readers>>,
         (vcpus, user_bytes): (u8, Option<usize>),
     ) -> Self {
-        Self { memory, kernel: None, modules: Vec::new(), readers, vcpus, user_bytes, partial_since: None }
+        Self {
+            memory,
+            kernel: None,
+            modules: Vec::new(),
+            readers,
+            vcpus,
+            user_bytes,
+            unwinder: None,
+            interrupts: None,
+            partial_since: None,
+        }
     }
 
     fn kernel(&self) -> Result<&Arc<Kernel>, Missing> {
         self.kernel.as_ref().ok_or(Missing::NoKernelImage)
     }
 
-    /// The kernel's code with these modules; unwind tables and interrupts only where stacks are wanted.
-    fn code_with(&self, kernel: Arc<Kernel>, modules: Modules) -> Code {
-        let stacks = self.user_bytes.is_some();
+    /// The kernel's code with these modules; unwind tables only where stacks are wanted.
+    fn code_with(&mut self, kernel: Arc<Kernel>, modules: Modules) -> Code {
+        if self.user_bytes.is_some() {
+            self.unwinder = Some(Arc::new(match &self.unwinder {
+                Some(before) => kernel.unwinder_for(&self.memory, &modules, before),
+                None => kernel.unwinder(&self.memory, &modules),
+            }));
+        }
         Code {
-            unwinder: stacks.then(|| Arc::new(kernel.unwinder(&self.memory, &modules))),
-            interrupts: stacks.then(|| kernel.interrupts(&self.memory)),
+            unwinder: self.unwinder.clone(),
             kernel: Some(Arc::clone(&kernel)),
             names: Arc::new(LinuxNames { kernel, modules }),
         }
@@ -90,6 +106,18 @@ impl Guest for LinuxGuest {
         }
         self.modules = list;
         Ok(Some(self.code_with(kernel, modules)))
+    }
+
+    fn interrupts(&mut self) -> Result<Option<Interrupts>, Missing> {
+        if self.user_bytes.is_none() {
+            return Ok(None);
+        }
+        let interrupts = self.kernel()?.interrupts(&self.memory);
+        if self.interrupts.as_ref() == Some(&interrupts) {
+            return Ok(None);
+        }
+        self.interrupts = Some(interrupts.clone());
+        Ok(Some(interrupts))
     }
 
     fn system_calls(&mut self) -> Result<Vec<Option<String>>, Missing> {

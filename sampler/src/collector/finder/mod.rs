@@ -29,7 +29,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const HOPELESS_PERIOD: Duration = Duration::from_secs(3);
 /// Modules are read again at this period, and on request at most this often.
 const MODULES_PERIOD: Duration = Duration::from_secs(3);
-const MODULES_AT_MOST: Duration = Duration::from_millis(250);
+const MODULES_AT_MOST: Duration = Duration::from_millis(50);
 /// Tasks that no sample hits are still listed, at this period.
 const TASKS_PERIOD: Duration = Duration::from_secs(1);
 
@@ -40,6 +40,8 @@ pub(crate) enum News {
     Kernel(Found),
     /// Other modules are loaded than before.
     Code(Code),
+    /// Interrupts have other handlers than before.
+    Interrupts(Interrupts),
     /// Names of system calls by number.
     SystemCalls(Vec<Option<String>>),
     /// The tasks that exist.
@@ -54,7 +56,6 @@ pub(crate) struct Code {
     pub names: Arc<dyn Names>,
     pub kernel: Option<Arc<Kernel>>,
     pub unwinder: Option<Arc<KernelUnwinder>>,
-    pub interrupts: Option<Interrupts>,
 }
 
 /// A kernel that was found.
@@ -74,6 +75,8 @@ pub(crate) trait Guest: Send + 'static {
     fn publish_reader(&mut self) -> Result<(), Missing>;
     /// The code with the modules that are loaded now; `None` when they are the same as before.
     fn code(&mut self) -> Result<Option<Code>, Missing>;
+    /// Handlers of interrupts; `None` when they are the same as before.
+    fn interrupts(&mut self) -> Result<Option<Interrupts>, Missing>;
     /// Names of system calls by number.
     fn system_calls(&mut self) -> Result<Vec<Option<String>>, Missing>;
     /// All tasks.
@@ -108,7 +111,9 @@ impl Wanted {
 
     /// An address outside of the kernel image and of all known modules was hit.
     pub(crate) fn modules(&self) {
-        self.lock().modules = true;
+        if !std::mem::replace(&mut self.lock().modules, true) {
+            self.bell.notify_one();
+        }
     }
 
     /// The run is over.
@@ -117,10 +122,13 @@ impl Wanted {
         self.bell.notify_one();
     }
 
-    /// Waits until the run is over, a candidate is there (if one is `needed`), or `until`; at most `LAST_PAUSE`.
-    fn wait(&self, needed: bool, until: Instant) {
+    /// Waits until the run is over, a candidate is there (if one is `needed`), modules are asked for (if they are
+    /// `ready`), or `until`; at most `LAST_PAUSE`.
+    fn wait(&self, needed: bool, ready: bool, until: Instant) {
         let limit = until.saturating_duration_since(Instant::now()).min(LAST_PAUSE);
-        let pending = |wishes: &mut Wishes| !(wishes.stop || needed && wishes.candidate.is_some());
+        let pending = |wishes: &mut Wishes| {
+            !(wishes.stop || needed && wishes.candidate.is_some() || ready && wishes.modules)
+        };
         drop(self.bell.wait_timeout_while(self.lock(), limit, pending));
     }
 }
@@ -208,7 +216,11 @@ impl<G: Guest> Finder<G> {
                 return;
             }
             let (needed, until) = self.next();
-            self.wanted.wait(needed, until);
+            let again = self.modules_read + MODULES_AT_MOST;
+            let ready = self.found && Instant::now() >= again;
+            // Asked for again at once, modules are read as soon as that may be.
+            let until = if self.found && !ready { until.min(again) } else { until };
+            self.wanted.wait(needed, ready, until);
         }
     }
 
@@ -256,6 +268,10 @@ impl<G: Guest> Finder<G> {
             let result = self.guest.code();
             if let Some(Some(code)) = self.modules.note(result, MODULES_PERIOD) {
                 self.tell(News::Code(code));
+            }
+            // Who handles an interrupt is a nicety: a reason that it cannot be told is not worth a word.
+            if let Ok(Some(interrupts)) = self.guest.interrupts() {
+                self.tell(News::Interrupts(interrupts));
             }
         }
         if stop || self.tasks.due() {

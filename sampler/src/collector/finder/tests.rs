@@ -16,7 +16,7 @@ struct Scripted {
 }
 
 fn code(names: Fake) -> Code {
-    Code { names: Arc::new(names), kernel: None, unwinder: None, interrupts: None }
+    Code { names: Arc::new(names), kernel: None, unwinder: None }
 }
 
 impl Guest for Scripted {
@@ -35,6 +35,9 @@ impl Guest for Scripted {
     fn code(&mut self) -> Result<Option<Code>, Missing> {
         let first = self.module_reads.fetch_add(1, Ordering::SeqCst) == 0;
         Ok(first.then(|| code(Fake { module: Some("ext4") })))
+    }
+    fn interrupts(&mut self) -> Result<Option<Interrupts>, Missing> {
+        Ok(None)
     }
     fn system_calls(&mut self) -> Result<Vec<Option<String>>, Missing> {
         Ok(vec![Some("read".to_owned())])
@@ -56,6 +59,7 @@ fn rest(wanted: &Wanted, news: &Receiver<News>, thread: JoinHandle<()>) -> Vec<S
     let kinds = news.iter().map(|news| match news {
         News::Kernel(found) => format!("kernel {}", found.release.unwrap_or_default()),
         News::Code(_) => "names".to_owned(),
+        News::Interrupts(_) => "interrupts".to_owned(),
         News::SystemCalls(names) => format!("{} system calls", names.len()),
         News::Tasks(tasks) => format!("{} tasks", tasks.len()),
         News::Missing(text) => text,

@@ -124,9 +124,14 @@ impl FileEntry {
         })
     }
 
+    /// Start of the function that covers `address` of the file, by its unwind tables, and the address behind it.
+    pub(crate) fn function_range(&self, address: u64) -> Option<(u64, u64)> {
+        self.loaded.get()?.cfi.as_ref()?.function_start(address)
+    }
+
     /// Start of the function that covers `address` of the file, by its unwind tables.
     pub(crate) fn function_start(&self, address: u64) -> Option<u64> {
-        self.loaded.get()?.cfi.as_ref()?.function_start(address).map(|(start, _)| start)
+        self.function_range(address).map(|(start, _)| start)
     }
 
     /// The address in the file of what is mapped, executable, at `offset` of it; the offset itself where that is not

@@ -15,7 +15,7 @@ use vmm::monotonic_ns;
 /// Processes whose mappings are remembered, at most; beyond that all are forgotten.
 const REMEMBERED: usize = 4096;
 /// Mappings are read again at most this often when an address lies in none, ns.
-const AGAIN_NS: u64 = 20_000_000;
+const AGAIN_NS: u64 = 5_000_000;
 /// Mappings are believed this long, ns: a library may be unloaded and another take its place.
 const BELIEVED_NS: u64 = 2_000_000_000;
 /// CR3 without its low bits (PCID, and PTI's switch between two tables).

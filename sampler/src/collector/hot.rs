@@ -1,0 +1,90 @@
+//! The code of the functions that were hit most, kept in the profile for `vprof annotate`: the kernel's as it was
+//! patched at run time, and programs' without their files.
+
+use std::cmp::Reverse;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use symbols::VirtAddr;
+
+use super::frames::Names;
+use super::walker::{FileEntry, Source};
+use crate::batch::{CodeRow, CodeSource};
+
+/// Functions of the kernel whose code is kept, and functions of programs, at most.
+const KEPT: usize = 256;
+/// Bytes of one function, at most.
+pub(super) const MAX_BYTES: u64 = 64 << 10;
+/// Functions of the kernel start at multiples of this (`CONFIG_FUNCTION_ALIGNMENT`, 16 on x86-64 distributions).
+const ALIGNMENT: u64 = 16;
+/// Addresses that are counted, at most; beyond that new ones are left out.
+const COUNTED: usize = 1 << 18;
+
+/// How often addresses were hit.
+#[derive(Debug, Default)]
+pub(super) struct Hot {
+    kernel: HashMap<u64, u64>,
+    /// By file row id and address in the file.
+    files: HashMap<(u32, u64), (Arc<FileEntry>, u64)>,
+}
+
+impl Hot {
+    /// Counts a hit of kernel code.
+    pub(super) fn kernel(&mut self, address: u64) {
+        if self.kernel.len() < COUNTED || self.kernel.contains_key(&address) {
+            *self.kernel.entry(address).or_default() += 1;
+        }
+    }
+
+    /// Counts a hit of a program's code.
+    pub(super) fn file(&mut self, file: &Arc<FileEntry>, address: u64) {
+        let key = (file.id(), address);
+        if self.files.len() < COUNTED || self.files.contains_key(&key) {
+            self.files.entry(key).or_insert_with(|| (Arc::clone(file), 0)).1 += 1;
+        }
+    }
+
+    /// The code of the kernel's functions that were hit most.
+    pub(super) fn kernel_code(&self, source: &Source, names: &dyn Names) -> Vec<CodeRow> {
+        let mut functions: HashMap<u64, u64> = HashMap::new();
+        for (&address, &count) in &self.kernel {
+            if let Some(name) = names.name(address).filter(|name| name.symbol.is_some()) {
+                *functions.entry(address.wrapping_sub(name.offset)).or_default() += count;
+            }
+        }
+        most(functions).into_iter().filter_map(|start| kernel_function(start, source, names)).collect()
+    }
+
+    /// Where programs were hit most.
+    pub(super) fn programs(&self) -> Vec<(Arc<FileEntry>, u64)> {
+        let mut functions: HashMap<(u32, u64), (Arc<FileEntry>, u64, u64)> = HashMap::new();
+        for (&(id, address), (file, count)) in &self.files {
+            let start = file.function_range(address).map_or(address, |(start, _)| start);
+            functions.entry((id, start)).or_insert_with(|| (Arc::clone(file), address, 0)).2 += count;
+        }
+        let mut functions: Vec<_> = functions.into_values().collect();
+        functions.sort_by_key(|(file, address, count)| (Reverse(*count), file.id(), *address));
+        functions.into_iter().take(KEPT).map(|(file, address, _)| (file, address)).collect()
+    }
+}
+
+/// The keys with the highest counts.
+fn most(counts: HashMap<u64, u64>) -> Vec<u64> {
+    let mut counts: Vec<(u64, u64)> = counts.into_iter().collect();
+    counts.sort_by_key(|&(key, count)| (Reverse(count), key));
+    counts.into_iter().take(KEPT).map(|(key, _)| key).collect()
+}
+
+/// The code of the function at `start`, up to where another one starts.
+fn kernel_function(start: u64, source: &Source, names: &dyn Names) -> Option<CodeRow> {
+    let own = names.name(start)?;
+    let same = |at: &u64| {
+        names.name(*at).is_some_and(|name| name.symbol == own.symbol && at.wrapping_sub(name.offset) == start)
+    };
+    let steps =
+        (1..=MAX_BYTES / ALIGNMENT).map(|step| start.saturating_add(step * ALIGNMENT) & !(ALIGNMENT - 1));
+    let end = steps.take_while(same).last().map_or(start, |last| last) | (ALIGNMENT - 1);
+    let mut bytes = vec![0; usize::try_from(end.checked_sub(start)?.checked_add(1)?).ok()?];
+    source.kernel.address_space().read(&source.memory, VirtAddr(start), &mut bytes)?;
+    Some(CodeRow { start, file: None, module: own.module, bytes, read: CodeSource::Memory })
+}

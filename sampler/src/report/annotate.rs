@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use rusqlite::{Connection, OptionalExtension, params};
 use serde::Serialize;
 
-use super::by::{View, frames};
 use super::code::{Code, Frame, NONE, matches};
 use super::filter::{Filter, no_such_symbol};
 use super::read::Loaded;
+use super::view::{View, frames};
 use super::{Estimate, ReportError};
 use crate::batch::FrameKind;
 use crate::profile::Profile;

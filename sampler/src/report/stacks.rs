@@ -2,11 +2,10 @@
 //!
 //! A parent stands before its children, so each walk outwards ends, whatever a damaged profile says.
 
-use std::collections::HashMap;
-
 use rusqlite::Connection;
 
 use super::code::{Code, NONE, UNKNOWN_FRAME, small};
+use super::numbers::NumberMap;
 use crate::batch::FrameKind;
 
 /// The kernel function that calls the work functions of kernel worker threads (kernel/workqueue.c, Linux 6.1).
@@ -37,7 +36,7 @@ pub(super) struct Node {
 #[derive(Debug, Default)]
 pub(super) struct Stacks {
     nodes: Vec<Node>,
-    index: HashMap<u32, u32>,
+    index: NumberMap<u32, u32>,
 }
 
 impl Stacks {

@@ -116,7 +116,7 @@ impl Listing {
         match &annotation.code {
             Some(code) => {
                 if code.len() >= MOST_CODE as usize {
-                    listing.notes.push("Only the first MiB of it is shown.".to_owned());
+                    listing.notes.push("Only its first 256 KiB are shown.".to_owned());
                 }
                 listing.lines = disassembled(annotation, code, intel);
                 for line in &mut listing.lines {

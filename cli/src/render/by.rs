@@ -2,7 +2,7 @@
 
 use sampler::report::{Breakdown, By, Estimate, Report, Row};
 
-use super::summary::{heading, interval, rest, title};
+use super::summary::{heading, interval, nothing, rest, title};
 use super::table::{Align, Table, cut};
 use super::{Page, escape, units};
 
@@ -10,7 +10,7 @@ use super::{Page, escape, units};
 pub fn render(report: &Report, breakdown: &Breakdown, rows: usize, page: Page) -> String {
     let mut text = title(report, page);
     if breakdown.rows.is_empty() && breakdown.outside.samples == 0 {
-        text.push_str("\nNo sample fits.\n");
+        text.push_str(nothing(report));
         return text;
     }
     let all = units::counted(report.busy_samples, "sample");

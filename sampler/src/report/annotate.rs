@@ -14,8 +14,8 @@ use crate::batch::FrameKind;
 use crate::profile::Profile;
 use crate::text::printable;
 
-/// More code of one function than this is not read, bytes.
-pub const MOST_CODE: u32 = 1 << 20;
+/// More code of one function than this is not read, bytes. Functions of the kernel have up to 64 KiB.
+pub const MOST_CODE: u32 = 256 << 10;
 /// At most so many functions of one name are listed.
 const MOST_LISTED: usize = 8;
 

@@ -10,6 +10,8 @@ use crate::batch::FrameKind;
 
 /// The kernel function that calls the work functions of kernel worker threads (kernel/workqueue.c, Linux 6.1).
 const WORK_CALLER: &str = "process_one_work";
+/// Frames farther out than this are not looked at. No walk takes so many; only a damaged profile has them.
+const MOST_FRAMES: usize = 4_096;
 /// `frame.module` of a reason that ended a walk over user code.
 const USER: &str = "user";
 
@@ -109,6 +111,7 @@ impl Stacks {
             next = self.get(node.parent);
             Some(node.frame)
         })
+        .take(MOST_FRAMES)
     }
 
     /// For each stack, whether one of these functions is on it, inlined or not.

@@ -21,6 +21,9 @@ pub(super) struct View<'a> {
 /// Own and total samples.
 type Counts = (u64, u64);
 
+/// What makes an address another one: address, whether it is a return address, file, instance, function.
+type AddressKey = (u64, bool, Option<u32>, Option<u32>, u32);
+
 /// What code rows stand for: an index per entry of [`Code::entries`], [`NONE`] for what counts for no row.
 struct Keys {
     slots: Vec<u32>,
@@ -77,7 +80,7 @@ impl View<'_> {
 
     /// One key per address: several rows of table `frame` may have one.
     fn instruction_keys(&self) -> Keys {
-        let mut known: HashMap<(u64, bool, Option<u32>, Option<u32>, u32), u32> = HashMap::new();
+        let mut known: HashMap<AddressKey, u32> = HashMap::new();
         let mut keys = Keys { slots: vec![NONE; self.code.entries.len()], rows: Vec::new() };
         for frame in self.code.frames.iter().filter(|frame| frame.kind != FrameKind::Reason) {
             let slots = frame.slots();

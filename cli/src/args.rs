@@ -203,6 +203,11 @@ pub struct RunArgs {
     #[arg(long, value_name = "N", help_heading = "Sampling")]
     pub seed: Option<u64>,
 
+    /// Frames of a call stack, at most; 0 takes no stacks, which costs less
+    #[arg(long, value_name = "FRAMES", default_value_t = 127, value_parser = clap::value_parser!(u16).range(0..=1024),
+        help_heading = "Sampling")]
+    pub depth: u16,
+
     /// End the run after this time, like 20s, 500ms or 2m
     #[arg(long, short = 'd', value_name = "TIME", value_parser = parse_positive_time, help_heading = "Sampling")]
     pub duration: Option<Duration>,

@@ -5,6 +5,8 @@
 
 mod annotate;
 mod args;
+#[cfg_attr(not(test), expect(dead_code, reason = "reports do not name user code yet"))]
+mod debuginfod;
 mod doctor;
 mod errors;
 mod image;

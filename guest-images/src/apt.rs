@@ -12,18 +12,23 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 
 use crate::place::make_directory;
-use crate::sources::{MIRROR_VARIABLE, Mirrors};
+use crate::sources::{MIRROR_VARIABLE, Mirrors, Release};
 use crate::tools::{output_of, run, tool};
 
 /// Parts of the machine's apt configuration that say how to reach the network.
 const KEPT: &[&str] =
     &["Acquire::http::", "Acquire::https::", "Acquire::ForceIPv", "Acquire::Check-", "Acquire::Retries"];
 
+/// All suites weigh the same, so that the newest version wins; left to itself apt would pass over backports
+/// (apt_preferences(5), `NotAutomatic`).
+const PREFERENCES: &str = "Package: *\nPin: release o=Debian*\nPin-Priority: 500\n";
+
 /// A private apt.
 #[derive(Debug)]
 pub(crate) struct Apt {
     directory: PathBuf,
     mirrors: Mirrors,
+    release: Release,
 }
 
 /// A package file as the signed package lists describe it.
@@ -38,11 +43,12 @@ pub(crate) struct Listed {
 }
 
 impl Apt {
-    /// Lays out the state below `directory`.
-    pub(crate) fn new(directory: &Path) -> Result<Self> {
+    /// Lays out the state for a release below `directory`.
+    pub(crate) fn new(directory: &Path, release: Release) -> Result<Self> {
         let apt = Self {
             directory: directory.to_owned(),
             mirrors: Mirrors::of_machine(Path::new("/etc/apt"), std::env::var(MIRROR_VARIABLE).ok())?,
+            release,
         };
         for part in ["lists/partial", "empty", "sources", "none/partial", "log"] {
             make_directory(&directory.join(part))?;
@@ -52,7 +58,8 @@ impl Apt {
             fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
         };
         write("status", "")?;
-        write("sources/debian.sources", &apt.mirrors.to_deb822())?;
+        write("sources/debian.sources", &apt.mirrors.to_deb822(release))?;
+        write("preferences", PREFERENCES)?;
         let network = output_of(tool("apt-config", "apt")?.arg("dump"))?;
         write("apt.conf", &configuration(directory, &network))?;
         Ok(apt)
@@ -68,20 +75,33 @@ impl Apt {
     pub(crate) fn update(&self) -> Result<()> {
         run(self.command("apt-get")?.args(["-q", "update"])).map(drop).with_context(|| {
             format!(
-                "cannot read Debian's package lists from {}: check the network, and apt's proxy if there is one",
+                "cannot read the package lists of Debian's {} from {}: check the network, and apt's proxy if there is one",
+                self.release.name(),
                 self.mirrors.main.uri
             )
         })
     }
 
-    /// The package that a meta package like linux-image-cloud-amd64 stands for now.
-    pub(crate) fn behind_meta(&self, meta: &str) -> Result<String> {
-        let text = output_of(self.command("apt-cache")?.args(["depends", "--important", meta]))?;
-        let mut names = text.lines().filter_map(|line| line.trim().strip_prefix("Depends: "));
-        names
-            .next()
-            .map(str::to_owned)
-            .with_context(|| format!("Debian's package {meta} names no package that it depends on"))
+    /// The packages of the kernel that a meta package like linux-image-cloud-amd64 stands for now.
+    ///
+    /// Until Linux 7.1 that is one package. Since then it depends on others of the same kernel, which hold its parts.
+    pub(crate) fn kernel_behind(&self, meta: &str) -> Result<Vec<String>> {
+        const IMAGE: &str = "linux-image-";
+        let depends = self.depends_of(meta)?;
+        let image = depends
+            .into_iter()
+            .find(|name| name.starts_with(IMAGE))
+            .with_context(|| format!("Debian's package {meta} names no kernel that it depends on"))?;
+        let suffix = image.trim_start_matches(IMAGE);
+        let mut packages = self.depends_of(&image)?;
+        packages.retain(|name| name.strip_suffix(suffix).is_some_and(|kind| kind.ends_with('-')));
+        packages.push(image);
+        Ok(packages)
+    }
+
+    fn depends_of(&self, package: &str) -> Result<Vec<String>> {
+        let text = output_of(self.command("apt-cache")?.args(["depends", "--important", package]))?;
+        Ok(text.lines().filter_map(|line| line.trim().strip_prefix("Depends: ")).map(str::to_owned).collect())
     }
 
     /// The files of `packages` and, recursively, of all that they depend on, as for an empty system.
@@ -92,9 +112,10 @@ impl Apt {
         parse_uris(&output_of(&mut command)?)
     }
 
-    /// The file of `package` alone.
-    pub(crate) fn list_one(&self, package: &str) -> Result<Vec<Listed>> {
-        parse_uris(&output_of(self.command("apt-get")?.args(["-qq", "--print-uris", "download", package]))?)
+    /// The files of `packages` alone.
+    pub(crate) fn list_alone(&self, packages: &[&str]) -> Result<Vec<Listed>> {
+        let mut command = self.command("apt-get")?;
+        parse_uris(&output_of(command.args(["-qq", "--print-uris", "download"]).args(packages))?)
     }
 
     /// Downloads `packages` and all that they depend on into `to`.
@@ -106,10 +127,10 @@ impl Apt {
         run(&mut command).map(drop)
     }
 
-    /// Downloads `package` alone into `to`.
-    pub(crate) fn download_one(&self, package: &str, to: &Path) -> Result<()> {
+    /// Downloads `packages` alone into `to`.
+    pub(crate) fn download_alone(&self, packages: &[&str], to: &Path) -> Result<()> {
         make_directory(to)?;
-        run(self.command("apt-get")?.args(["-qq", "download", package]).current_dir(to)).map(drop)
+        run(self.command("apt-get")?.args(["-qq", "download"]).args(packages).current_dir(to)).map(drop)
     }
 
     fn archives(&self, name: &str) -> String {
@@ -136,7 +157,7 @@ fn configuration(directory: &Path, machine: &str) -> String {
         ("Dir::Etc::sourceparts", at("sources")),
         ("Dir::Etc::main", "/dev/null".into()),
         ("Dir::Etc::parts", at("empty")),
-        ("Dir::Etc::preferences", "/dev/null".into()),
+        ("Dir::Etc::preferences", at("preferences")),
         ("Dir::Etc::preferencesparts", at("empty")),
         ("APT::Architecture", "amd64".into()),
         ("APT::Architectures::", "amd64".into()),
@@ -145,6 +166,8 @@ fn configuration(directory: &Path, machine: &str) -> String {
         ("APT::Keep-Downloaded-Packages", "true".into()),
         // As root apt would download as another user, who cannot write below the workspace.
         ("APT::Sandbox::User", "root".into()),
+        // A suite's release may change while these lists are kept.
+        ("Acquire::AllowReleaseInfoChange", "true".into()),
         ("Acquire::Languages", "none".into()),
         ("Acquire::GzipIndexes", "true".into()),
         // Which of the lists' hashes --print-uris shows.

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
 use anyhow::{Context, Result, bail, ensure};
-use guest_programs::{INIT, WORKLOADS};
+use guest_programs::{INIT, WITH_LINES, WORKLOADS};
 
 use crate::place::workspace;
 use crate::tools::{find_program, output_of};
@@ -26,7 +26,7 @@ pub fn static_binary(name: &str) -> Result<PathBuf> {
     if name == INIT || WORKLOADS.contains(&name) {
         programs()?;
     } else {
-        build(&["--package", name, "--bin", name])?;
+        build(STRIPPED, &["--package", name, "--bin", name])?;
     }
     let path = output_directory().join(name);
     ensure!(path.is_file(), "cargo built no program {}", path.display());
@@ -36,13 +36,12 @@ pub fn static_binary(name: &str) -> Result<PathBuf> {
 /// Builds init and all workloads and returns the directory that they lie in.
 pub(crate) fn programs() -> Result<PathBuf> {
     // They are unpacked into memory or copied into images at every start, so size counts.
-    let small =
-        ["profile.release.lto=true", "profile.release.codegen-units=1", "profile.release.panic='abort'"];
-    let mut arguments = vec!["--package", "guest-programs", "--bins"];
-    for setting in small {
-        arguments.extend(["--config", setting]);
-    }
-    build(&arguments)?;
+    let small = ["--config", "profile.release.codegen-units=1", "--config", "profile.release.panic='abort'"];
+    let package = ["--package", "guest-programs"];
+    let stripped = WORKLOADS.iter().filter(|name| **name != WITH_LINES).chain([&INIT]);
+    let bins: Vec<&str> = stripped.flat_map(|name| ["--bin", *name]).collect();
+    build(STRIPPED, &[&package[..], &bins, &small].concat())?;
+    build("'none'", &[&package[..], &["--bin", WITH_LINES], &small].concat())?;
     Ok(output_directory())
 }
 
@@ -50,14 +49,18 @@ fn output_directory() -> PathBuf {
     workspace().join("target/static").join(target()).join("release")
 }
 
-fn build(arguments: &[&str]) -> Result<()> {
+/// What most programs are relieved of: their symbols stay.
+const STRIPPED: &str = "'debuginfo'";
+
+/// Runs cargo with these arguments; `strip` is the profile's setting of that name.
+fn build(strip: &str, arguments: &[&str]) -> Result<()> {
     let mut command = cargo();
     command.args([
         "build",
         "--quiet",
         "--release",
         "--config",
-        "profile.release.strip='debuginfo'",
+        &format!("profile.release.strip={strip}"),
         "--target",
         target(),
     ]);
@@ -111,6 +114,56 @@ mod tests {
         assert!(!contents.windows(loader.len()).any(|window| window == loader));
         let ran = Command::new(&path).args(["--seconds", "0"]).status().unwrap();
         assert!(ran.success());
+    }
+
+    /// What a program prints.
+    fn said(name: &str, arguments: &[&str]) -> String {
+        let output = Command::new(static_binary(name).unwrap()).args(arguments).output().unwrap();
+        assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// The number before or after a word.
+    fn number(text: &str, place: usize) -> f64 {
+        text.split_whitespace().nth(place).and_then(|word| word.parse().ok()).expect("a number")
+    }
+
+    #[test]
+    fn known_shares_come_out() {
+        for (name, shares) in [("shares", [0.5, 0.3, 0.2]), ("threads", [0.5, 1.0 / 3.0, 1.0 / 6.0])] {
+            let text = said(name, &["--seconds", "0.2", "--slice-millis", "1"]);
+            let used: Vec<f64> = text.lines().map(|line| number(line, 2)).collect();
+            let total: f64 = used.iter().sum();
+            assert_eq!(used.len(), 3, "{text}");
+            for (used, share) in used.iter().zip(shares) {
+                assert!((used / total - share).abs() < 0.05, "{name}: {text}");
+            }
+        }
+    }
+
+    #[test]
+    fn programs_tell_what_they_did() {
+        let brief = ["--seconds", "0.05"];
+        assert!(said("recursion", &["--depth", "7", "--seconds", "0.05"]).starts_with("descend was 7 times"));
+        // 1 + 2 + ... + 9,999.
+        assert!(said("loop", &["--iterations", "10000"]).contains(" 49995000, "));
+        assert!(said("call", &["--outer", "100"]).starts_with("outer 100 inner 4950 iterations"));
+        let btree = said("btree", &["--operations", "20000"]);
+        let (inserts, lookups) = (number(&btree, 0), number(&btree, 2));
+        assert!(inserts + lookups == 20_000.0 && (inserts / 20_000.0 - 0.2).abs() < 0.02, "{btree}");
+        assert!(said("handler", &brief).starts_with("on_alarm ran "));
+        assert!(said("jit", &brief).contains(" b jit_inner\n"));
+        assert!(said("inlined", &brief).starts_with("outer used 0."));
+    }
+
+    #[test]
+    fn functions_of_known_shares_keep_their_names_and_one_program_its_lines() {
+        let holds = |name: &str, text: &[u8]| {
+            let contents = std::fs::read(static_binary(name).unwrap()).unwrap();
+            contents.windows(text.len()).any(|window| window == text)
+        };
+        assert!(["half", "third", "fifth"].iter().all(|f| holds("shares", format!("\0{f}\0").as_bytes())));
+        assert!(holds("inlined", b".debug_line\0") && !holds("shares", b".debug_line\0"));
     }
 
     #[test]

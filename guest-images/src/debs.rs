@@ -11,15 +11,17 @@ use crate::Progress;
 use crate::apt::{Apt, Listed};
 use crate::manifest::{Input, sha256_of};
 use crate::place::{make_directory, write_whole};
+use crate::sources::Release;
 use crate::tools::{pipe, tool};
 
 /// What is wanted from Debian.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Wanted<'a> {
-    /// Packages with everything that they depend on.
+    /// Packages of Debian 12 with everything that they depend on.
     Closure(&'a [&'a str]),
-    /// The kernel that a meta package stands for, alone: what it depends on serves only its installation.
-    Kernel(&'a str),
+    /// The kernel that a meta package of a release stands for, alone: what else it depends on serves only its
+    /// installation.
+    Kernel(Release, &'a str),
 }
 
 impl Wanted<'_> {
@@ -27,7 +29,15 @@ impl Wanted<'_> {
     fn key(&self) -> String {
         match self {
             Self::Closure(packages) => packages.join(" "),
-            Self::Kernel(meta) => format!("kernel {meta}"),
+            // With the suites: the same question to others has another answer.
+            Self::Kernel(release, meta) => format!("kernel {} {meta}", release.suites()),
+        }
+    }
+
+    fn release(&self) -> Release {
+        match self {
+            Self::Closure(_) => Release::Bookworm,
+            Self::Kernel(release, _) => *release,
         }
     }
 }
@@ -44,7 +54,7 @@ pub(crate) struct Store {
     directory: PathBuf,
     apt_directory: PathBuf,
     resolved: Resolved,
-    apt: Option<Apt>,
+    apts: BTreeMap<Release, Apt>,
 }
 
 impl Store {
@@ -57,12 +67,17 @@ impl Store {
             .ok()
             .and_then(|text| serde_json::from_slice(&text).ok())
             .unwrap_or_default();
-        Ok(Self { directory, apt_directory: guest_directory.join("apt"), resolved, apt: None })
+        Ok(Self { directory, apt_directory: guest_directory.join("apt"), resolved, apts: BTreeMap::new() })
     }
 
     /// The path of a package file.
     pub(crate) fn path(&self, input: &Input) -> PathBuf {
         self.directory.join(&input.file)
+    }
+
+    /// The paths of package files.
+    pub(crate) fn paths(&self, inputs: &[Input]) -> Vec<PathBuf> {
+        inputs.iter().map(|input| self.path(input)).collect()
     }
 
     /// The packages wanted, all of them in the store. Uses the network only for what was never resolved or is gone.
@@ -85,40 +100,38 @@ impl Store {
     }
 
     fn resolve(&mut self, wanted: Wanted<'_>, progress: &dyn Progress) -> Result<Vec<Input>> {
-        let apt = match self.apt.take() {
+        let release = wanted.release();
+        let apt = match self.apts.remove(&release) {
             Some(apt) => apt,
-            None => self.fresh_apt(progress)?,
+            None => self.fresh_apt(release, progress)?,
         };
         // A meta package is replaced by what it stands for; from here on the question does not change any more.
         let kernel = match wanted {
-            Wanted::Kernel(meta) => Some(apt.behind_meta(meta)?),
-            Wanted::Closure(_) => None,
+            Wanted::Kernel(_, meta) => apt.kernel_behind(meta)?,
+            Wanted::Closure(_) => Vec::new(),
         };
-        let exact = match (&kernel, wanted) {
-            (Some(package), _) => Wanted::Kernel(package),
-            (None, other) => other,
-        };
-        let listed = match exact {
+        let kernel: Vec<&str> = kernel.iter().map(String::as_str).collect();
+        let listed = match wanted {
             Wanted::Closure(packages) => apt.list_closure(packages)?,
-            Wanted::Kernel(package) => apt.list_one(package)?,
+            Wanted::Kernel(..) => apt.list_alone(&kernel)?,
         };
         let bytes: u64 = listed.iter().map(|listed| listed.size).sum();
         let megabytes = bytes.div_ceil(1_000_000);
         progress.begin(&format!("fetching Debian packages: {} files, {megabytes} MB", listed.len()));
         self.remove_damaged(&listed)?;
-        match exact {
+        match wanted {
             Wanted::Closure(packages) => apt.download_closure(packages, &self.directory)?,
-            Wanted::Kernel(package) => apt.download_one(package, &self.directory)?,
+            Wanted::Kernel(..) => apt.download_alone(&kernel, &self.directory)?,
         }
         let inputs = listed.iter().map(|listed| self.check(listed)).collect::<Result<Vec<_>>>()?;
         progress.end();
-        self.apt = Some(apt);
+        self.apts.insert(release, apt);
         Ok(inputs)
     }
 
-    fn fresh_apt(&self, progress: &dyn Progress) -> Result<Apt> {
-        progress.begin("reading Debian's package lists");
-        let apt = Apt::new(&self.apt_directory)?;
+    fn fresh_apt(&self, release: Release, progress: &dyn Progress) -> Result<Apt> {
+        progress.begin(&format!("reading the package lists of Debian's {}", release.name()));
+        let apt = Apt::new(&self.apt_directory.join(release.name()), release)?;
         apt.update()?;
         progress.end();
         Ok(apt)

@@ -5,18 +5,29 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use guest_programs::{DEMO_LOAD, INIT, WORKLOADS};
+use guest_programs::{DEMO_LOAD, INIT, MIXED_LOAD, WORKLOADS};
 
 use crate::binary::programs;
 use crate::debs::{Store, Wanted, unpack};
-use crate::kernel::{Flavour, Kernel, Series, meta_package};
+use crate::kernel::{Flavour, Kernel, Series, wanted};
 use crate::manifest::{Input, Manifest, Program, fingerprint, product, sha256_of};
 use crate::place::{Lock, guest_directory, make_directory};
-use crate::{Progress, disk, initrd};
+use crate::{Progress, disk, foreign, initrd};
 
 /// Debian packages of the root file system; apt adds what they depend on.
-const PACKAGES: &[&str] =
-    &["bash", "coreutils", "dash", "grep", "gzip", "kmod", "openssl", "python3-minimal", "sed"];
+const PACKAGES: &[&str] = &[
+    "bash",
+    "coreutils",
+    "dash",
+    "fzf",
+    "grep",
+    "gzip",
+    "kmod",
+    "libstdc++6",
+    "openssl",
+    "python3-minimal",
+    "sed",
+];
 
 /// Parts of Debian packages that no guest reads.
 const LEFT_OUT: &[&str] = &[
@@ -36,10 +47,13 @@ const USEFUL_MODULES: &[&str] = &["crc32c_generic", "virtio_rng"];
 
 /// The workload in `/usr/bin/demo-load`.
 const LOAD_SCRIPT: &str = include_str!("demo-load.sh");
+/// That in `/usr/bin/mixed-load`.
+const MIXED_SCRIPT: &str = include_str!("mixed-load.sh");
 
 /// Everything in this crate that decides what an image holds: when it changes, images are made anew.
 const RECIPE: &[&str] = &[
     LOAD_SCRIPT,
+    MIXED_SCRIPT,
     include_str!("demo.rs"),
     include_str!("archive.rs"),
     include_str!("debs.rs"),
@@ -92,11 +106,10 @@ pub fn demo(options: &DemoOptions, progress: &dyn Progress) -> Result<PathBuf> {
         .collect::<Result<Vec<_>>>()?;
 
     let mut store = Store::open(&directory)?;
-    let kernel_inputs =
-        store.fetch(Wanted::Kernel(meta_package(options.series, options.flavour)), progress)?;
+    let kernel_inputs = store.fetch(wanted(options.series, options.flavour), progress)?;
     let root_inputs = store.fetch(Wanted::Closure(PACKAGES), progress)?;
     let packages: Vec<Input> = root_inputs.iter().chain(&kernel_inputs).cloned().collect();
-    let fingerprint = fingerprint(RECIPE, &packages, &programs);
+    let fingerprint = fingerprint(&[RECIPE, foreign::SOURCES].concat(), &packages, &programs);
     if Manifest::is_current(&manifest_path, &fingerprint) {
         return Ok(image);
     }
@@ -133,15 +146,20 @@ fn fill(
     for input in root_inputs {
         unpack(&store.path(input), root, LEFT_OUT)?;
     }
-    let kernel_deb = kernel_inputs.first().context("no kernel package was fetched")?;
-    let kernel = Kernel::unpack(&store.path(kernel_deb), root)?;
+    let kernel = Kernel::unpack(&store.paths(kernel_inputs), root)?;
     let boot = root.join("boot");
+    put_directory(&boot, 0o755)?;
     fs::rename(&kernel.image, boot.join("vmlinuz")).context("cannot name the kernel /boot/vmlinuz")?;
     put(&boot.join("initrd.img"), 0o644, &initrd_of(&kernel, binaries)?)?;
     for name in WORKLOADS {
         put(&root.join("usr/bin").join(name), 0o755, &read(&binaries.join(name))?)?;
     }
-    put(&root.join(DEMO_LOAD.trim_start_matches('/')), 0o755, LOAD_SCRIPT.as_bytes())?;
+    for (path, script) in [(DEMO_LOAD, LOAD_SCRIPT), (MIXED_LOAD, MIXED_SCRIPT)] {
+        put(&root.join(path.trim_start_matches('/')), 0o755, script.as_bytes())?;
+    }
+    for path in foreign::compile(root)? {
+        set_mode(&path, 0o755)?;
+    }
     settle(root)?;
     Ok(kernel)
 }
@@ -219,5 +237,6 @@ mod tests {
         assert_eq!(name(Series::V6_12, Flavour::Cloud), "demo-6.12");
         assert_eq!(name(Series::V6_1, Flavour::Generic), "demo-generic");
         assert_eq!(name(Series::V6_12, Flavour::Generic), "demo-6.12-generic");
+        assert_eq!(name(Series::Newest, Flavour::Rt), "demo-newest-rt");
     }
 }

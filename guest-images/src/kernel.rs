@@ -7,17 +7,36 @@ use std::str::FromStr;
 
 use anyhow::{Context, Result, bail};
 
-use crate::debs::unpack;
+use crate::debs::{Wanted, unpack};
 use crate::modules::Modules;
+use crate::sources::Release;
 
-/// A series of Linux kernels that Debian 12 offers.
+/// A series of Linux kernels that Debian offers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Series {
+    /// Debian 11's.
+    V5_10,
     /// Debian 12's own.
     #[default]
     V6_1,
     /// Debian 13's, which Debian 12 gets as an additional package.
     V6_12,
+    /// Whatever is the newest release in Debian's archive; release candidates do not count.
+    Newest,
+}
+
+impl Series {
+    /// All series, the oldest first.
+    pub const ALL: [Self; 4] = [Self::V5_10, Self::V6_1, Self::V6_12, Self::Newest];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::V5_10 => "5.10",
+            Self::V6_1 => "6.1",
+            Self::V6_12 => "6.12",
+            Self::Newest => "newest",
+        }
+    }
 }
 
 /// A configuration of Debian's kernels.
@@ -28,6 +47,21 @@ pub enum Flavour {
     Cloud,
     /// For any machine.
     Generic,
+    /// `PREEMPT_RT`, for any machine.
+    Rt,
+}
+
+impl Flavour {
+    /// All flavours.
+    pub const ALL: [Self; 3] = [Self::Cloud, Self::Generic, Self::Rt];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Cloud => "cloud",
+            Self::Generic => "generic",
+            Self::Rt => "rt",
+        }
+    }
 }
 
 /// A series or a flavour that does not exist.
@@ -49,20 +83,15 @@ impl FromStr for Series {
     type Err = Unknown;
 
     fn from_str(text: &str) -> Result<Self, Unknown> {
-        match text {
-            "6.1" => Ok(Self::V6_1),
-            "6.12" => Ok(Self::V6_12),
-            _ => Err(Unknown { given: text.to_owned(), known: "6.1 or 6.12" }),
-        }
+        let known = "5.10, 6.1, 6.12 or newest";
+        let found = Self::ALL.into_iter().find(|series| series.name() == text);
+        found.ok_or_else(|| Unknown { given: text.to_owned(), known })
     }
 }
 
 impl fmt::Display for Series {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::V6_1 => "6.1",
-            Self::V6_12 => "6.12",
-        })
+        f.write_str(self.name())
     }
 }
 
@@ -70,38 +99,60 @@ impl FromStr for Flavour {
     type Err = Unknown;
 
     fn from_str(text: &str) -> Result<Self, Unknown> {
-        match text {
-            "cloud" => Ok(Self::Cloud),
-            "generic" => Ok(Self::Generic),
-            _ => Err(Unknown { given: text.to_owned(), known: "cloud or generic" }),
-        }
+        let known = "cloud, generic or rt";
+        let found = Self::ALL.into_iter().find(|flavour| flavour.name() == text);
+        found.ok_or_else(|| Unknown { given: text.to_owned(), known })
     }
 }
 
 impl fmt::Display for Flavour {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Cloud => "cloud",
-            Self::Generic => "generic",
-        })
+        f.write_str(self.name())
     }
 }
 
-/// The meta package behind which Debian keeps the newest kernel of a kind.
-pub(crate) fn meta_package(series: Series, flavour: Flavour) -> &'static str {
-    match (series, flavour) {
-        (Series::V6_1, Flavour::Cloud) => "linux-image-cloud-amd64",
-        (Series::V6_1, Flavour::Generic) => "linux-image-amd64",
-        (Series::V6_12, Flavour::Cloud) => "linux-image-6.12-cloud-amd64",
-        (Series::V6_12, Flavour::Generic) => "linux-image-6.12-amd64",
+/// Behind which meta package of which release Debian keeps the newest kernel of a kind.
+pub(crate) fn wanted(series: Series, flavour: Flavour) -> Wanted<'static> {
+    let plain = match flavour {
+        Flavour::Cloud => "linux-image-cloud-amd64",
+        Flavour::Generic => "linux-image-amd64",
+        Flavour::Rt => "linux-image-rt-amd64",
+    };
+    match series {
+        Series::V5_10 => Wanted::Kernel(Release::Bullseye, plain),
+        Series::V6_1 => Wanted::Kernel(Release::Bookworm, plain),
+        Series::V6_12 => Wanted::Kernel(
+            Release::Bookworm,
+            match flavour {
+                Flavour::Cloud => "linux-image-6.12-cloud-amd64",
+                Flavour::Generic => "linux-image-6.12-amd64",
+                Flavour::Rt => "linux-image-6.12-rt-amd64",
+            },
+        ),
+        Series::Newest => Wanted::Kernel(Release::Newest, plain),
     }
 }
 
-/// Parts of `/lib/modules/RELEASE/kernel` that guests may need; the generic flavour has hundreds of MB of others.
-const MODULE_DIRECTORIES: &[&str] =
-    &["arch", "crypto", "fs", "lib", "virt", "drivers/block", "drivers/char", "drivers/virtio"];
+/// Parts of kernel packages that no guest needs: documents, symbol lists, and hundreds of MB of the generic flavours'
+/// modules.
+const LEFT_OUT: &[&str] = &[
+    "--exclude=./boot/[!v]*",
+    "--exclude=./usr/share",
+    "--exclude=*/System.map",
+    "--exclude=*/config",
+    "--exclude=*/modules.builtin.modinfo",
+    "--exclude=*/modules.order",
+    "--exclude=*/kernel/net",
+    "--exclude=*/kernel/sound",
+    // What is left are block, bus, char, virt, virtio and little else.
+    "--exclude=*/kernel/drivers/[!bcv]*",
+    "--exclude=*/kernel/drivers/bluetooth",
+    "--exclude=*/kernel/drivers/comedi",
+    "--exclude=*/kernel/drivers/crypto",
+    "--exclude=*/kernel/drivers/video",
+];
 
-/// A kernel package, unpacked.
+/// An unpacked kernel.
 #[derive(Debug)]
 pub(crate) struct Kernel {
     /// What `uname -r` says.
@@ -113,33 +164,30 @@ pub(crate) struct Kernel {
 }
 
 impl Kernel {
-    /// Unpacks a kernel package into `root`.
-    pub(crate) fn unpack(deb: &Path, root: &Path) -> Result<Self> {
-        let mut options = vec!["--wildcards", "./boot/vmlinuz-*", "*lib/modules/*/modules.builtin"];
-        let directories: Vec<String> =
-            MODULE_DIRECTORIES.iter().map(|name| format!("*lib/modules/*/kernel/{name}")).collect();
-        options.extend(directories.iter().map(String::as_str));
-        unpack(deb, root, &options)?;
-        let boot = root.join("boot");
-        let names = fs::read_dir(&boot)
-            .with_context(|| format!("{} holds no directory /boot", deb.display()))?
-            .flatten()
-            .filter_map(|entry| entry.file_name().into_string().ok());
-        let releases: Vec<String> =
-            names.filter_map(|name| name.strip_prefix("vmlinuz-").map(str::to_owned)).collect();
-        let [release] = &releases[..] else {
-            bail!("{} holds {} files /boot/vmlinuz-*, not one", deb.display(), releases.len());
-        };
+    /// Unpacks the packages of one kernel into `root`.
+    pub(crate) fn unpack(debs: &[PathBuf], root: &Path) -> Result<Self> {
+        for deb in debs {
+            unpack(deb, root, LEFT_OUT)?;
+        }
+        let of = debs.last().map(|deb| deb.display().to_string()).unwrap_or_default();
         let modules = [root.join("lib/modules"), root.join("usr/lib/modules")]
             .into_iter()
-            .map(|modules| modules.join(release))
             .find(|modules| modules.is_dir())
-            .with_context(|| format!("{} holds no modules of its kernel {release}", deb.display()))?;
-        Ok(Self {
-            release: release.clone(),
-            image: boot.join(format!("vmlinuz-{release}")),
-            modules: Modules::find(&modules)?,
-        })
+            .with_context(|| format!("{of} holds no modules"))?;
+        let releases: Vec<String> = fs::read_dir(&modules)
+            .with_context(|| format!("cannot list {}", modules.display()))?
+            .flatten()
+            .filter_map(|entry| entry.file_name().into_string().ok())
+            .collect();
+        let [release] = &releases[..] else {
+            bail!("{of} holds modules of {} kernels, not of one", releases.len());
+        };
+        // The second place is that of Linux 7.1 and later.
+        let image = [root.join(format!("boot/vmlinuz-{release}")), modules.join(release).join("vmlinuz")]
+            .into_iter()
+            .find(|image| image.is_file())
+            .with_context(|| format!("{of} holds no image of its kernel {release}"))?;
+        Ok(Self { release: release.clone(), image, modules: Modules::find(&modules.join(release))? })
     }
 }
 
@@ -149,13 +197,13 @@ mod tests {
 
     #[test]
     fn series_and_flavours_have_names() {
-        for series in [Series::V6_1, Series::V6_12] {
+        for series in Series::ALL {
             assert_eq!(series.to_string().parse(), Ok(series));
         }
-        for flavour in [Flavour::Cloud, Flavour::Generic] {
+        for flavour in Flavour::ALL {
             assert_eq!(flavour.to_string().parse(), Ok(flavour));
         }
-        let error = "5.10".parse::<Series>().unwrap_err();
-        assert_eq!(error.to_string(), "there is no 5.10: use 6.1 or 6.12");
+        let error = "4.19".parse::<Series>().unwrap_err();
+        assert_eq!(error.to_string(), "there is no 4.19: use 5.10, 6.1, 6.12 or newest");
     }
 }

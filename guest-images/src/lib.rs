@@ -28,6 +28,7 @@ mod binary;
 mod debs;
 mod demo;
 mod disk;
+mod foreign;
 mod initrd;
 mod kernel;
 mod manifest;

@@ -8,8 +8,8 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 
-use crate::debs::{Store, Wanted};
-use crate::kernel::{Flavour, Kernel, Series, meta_package};
+use crate::debs::Store;
+use crate::kernel::{Flavour, Kernel, Series, wanted};
 use crate::manifest::{Manifest, fingerprint, product};
 use crate::place::{Lock, guest_directory, make_directory, write_whole};
 use crate::{Progress, initrd};
@@ -42,8 +42,7 @@ pub fn portable_host(progress: &dyn Progress) -> Result<PathBuf> {
     let bundle = guest.join("portable-host");
     let manifest_path = bundle.join("manifest.json");
     let mut store = Store::open(&guest)?;
-    let meta = meta_package(Series::V6_1, Flavour::Cloud);
-    let packages = store.fetch(Wanted::Kernel(meta), progress)?;
+    let packages = store.fetch(wanted(Series::V6_1, Flavour::Cloud), progress)?;
     let fingerprint = fingerprint(RECIPE, &packages, &[]);
     if Manifest::is_current(&manifest_path, &fingerprint) {
         return Ok(bundle);
@@ -52,8 +51,7 @@ pub fn portable_host(progress: &dyn Progress) -> Result<PathBuf> {
     progress.begin("making the portable host");
     make_directory(&bundle)?;
     let stage = lock.stage()?;
-    let deb = packages.first().context("no kernel package was fetched")?;
-    let kernel = Kernel::unpack(&store.path(deb), stage.path())?;
+    let kernel = Kernel::unpack(&store.paths(&packages), stage.path())?;
     let modules = kernel.modules.load_order(NEEDED_MODULES, USEFUL_MODULES)?;
     let initrd = initrd::base(&modules).and_then(|archive| archive.finish());
     let image = fs::read(&kernel.image).context("cannot read the unpacked kernel")?;

@@ -1,15 +1,53 @@
 //! Which Debian archive to take packages from.
 //!
-//! The suite is always [`SUITE`], so that every machine gets the same kernels, Ubuntu included. Only the mirror and
-//! its key come from the machine's own apt sources: a company's mirror is often the only one that can be reached.
+//! The suites are those of a [`Release`], so that every machine gets the same packages, Ubuntu included. Only the mirror
+//! and its key come from the machine's own apt sources: a company's mirror is often the only one that can be reached.
 
 use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
 
-/// The Debian release that guests are made of.
-pub(crate) const SUITE: &str = "bookworm";
+/// A set of suites that packages are taken from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Release {
+    /// Debian 12, which guests are made of.
+    Bookworm,
+    /// Debian 11, for its kernel. Its own mirrors will drop it one day, Debian's archive keeps it.
+    Bullseye,
+    /// Where Debian's newest kernel lies, whatever its version: unstable, or the backports to the stable release.
+    Newest,
+}
+
+impl Release {
+    /// What it is called in the names of files.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Bookworm => "bookworm",
+            Self::Bullseye => "bullseye",
+            Self::Newest => "newest",
+        }
+    }
+
+    /// Suites of the main archive.
+    pub(crate) fn suites(self) -> &'static str {
+        match self {
+            Self::Bookworm => "bookworm bookworm-updates",
+            Self::Bullseye => "bullseye",
+            // Backports may be ahead of a mirror's copy of unstable.
+            Self::Newest => "trixie-backports unstable",
+        }
+    }
+
+    /// The suite of security updates, where there is one.
+    fn security_suite(self) -> Option<&'static str> {
+        match self {
+            Self::Bookworm => Some("bookworm-security"),
+            Self::Bullseye => Some("bullseye-security"),
+            Self::Newest => None,
+        }
+    }
+}
 
 /// Suites that mark an entry as one of Debian's own archive.
 const DEBIAN_SUITES: &[&str] = &[
@@ -103,16 +141,16 @@ impl Mirrors {
         Some(Self { main: mirror(main?), security: security.map(mirror) })
     }
 
-    /// The sources in apt's deb822 format.
-    pub(crate) fn to_deb822(&self) -> String {
+    /// The sources of a release in apt's deb822 format.
+    pub(crate) fn to_deb822(&self, release: Release) -> String {
         let stanza = |mirror: &Mirror, suites: &str| {
             let Mirror { uri, signed_by } = mirror;
             format!("Types: deb\nURIs: {uri}\nSuites: {suites}\nComponents: main\nSigned-By: {signed_by}\n")
         };
-        let mut text = stanza(&self.main, &format!("{SUITE} {SUITE}-updates"));
-        if let Some(security) = &self.security {
+        let mut text = stanza(&self.main, release.suites());
+        if let Some((security, suite)) = self.security.as_ref().zip(release.security_suite()) {
             text.push('\n');
-            text.push_str(&stanza(security, &format!("{SUITE}-security")));
+            text.push_str(&stanza(security, suite));
         }
         text
     }
@@ -271,13 +309,17 @@ mod tests {
     }
 
     #[test]
-    fn the_suite_is_always_the_same() {
+    fn the_suites_are_those_of_the_release() {
         let named = Some("http://named.example/debian".to_owned());
-        let text = Mirrors::of_machine(Path::new("/nowhere"), named).unwrap().to_deb822();
-        let entries = deb822_entries(&text);
-        assert_eq!(entries.len(), 2);
-        assert_eq!(entries[0].suites, ["bookworm", "bookworm-updates"]);
-        assert_eq!(entries[1].suites, ["bookworm-security"]);
-        assert!(entries.iter().all(|entry| entry.signed_by.as_deref() == Some(KEYRING)));
+        let mirrors = Mirrors::of_machine(Path::new("/nowhere"), named).unwrap();
+        for (release, suites) in [
+            (Release::Bookworm, &["bookworm bookworm-updates", "bookworm-security"][..]),
+            (Release::Bullseye, &["bullseye", "bullseye-security"]),
+            (Release::Newest, &["trixie-backports unstable"]),
+        ] {
+            let entries = deb822_entries(&mirrors.to_deb822(release));
+            assert_eq!(entries.iter().map(|entry| entry.suites.join(" ")).collect::<Vec<_>>(), suites);
+            assert!(entries.iter().all(|entry| entry.signed_by.as_deref() == Some(KEYRING)));
+        }
     }
 }

@@ -165,6 +165,14 @@ pub struct FrameRow {
     pub line: Option<u32>,
 }
 
+impl FrameRow {
+    /// The address to look a name up by: a call may be the last instruction of its function, so a return address may
+    /// belong to another one.
+    pub fn lookup(&self) -> u64 {
+        if self.call { self.address.wrapping_sub(1) } else { self.address }
+    }
+}
+
 /// A row of table `inlined`: a function that the compiler has copied into a frame's function.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InlinedRow {
@@ -348,6 +356,46 @@ pub struct Batch {
     pub console: Vec<ConsoleRow>,
     /// Table `event`.
     pub events: Vec<EventRow>,
+}
+
+impl Batch {
+    /// Forgets all rows, and keeps their room for the next ones.
+    pub fn clear(&mut self) {
+        let Self {
+            meta,
+            vcpus,
+            instances,
+            threads,
+            cgroups,
+            files,
+            mappings,
+            frames,
+            inlined,
+            stacks,
+            interrupts,
+            syscalls,
+            samples,
+            console,
+            events,
+            code,
+        } = self;
+        meta.clear();
+        vcpus.clear();
+        instances.clear();
+        threads.clear();
+        cgroups.clear();
+        files.clear();
+        mappings.clear();
+        frames.clear();
+        inlined.clear();
+        stacks.clear();
+        interrupts.clear();
+        syscalls.clear();
+        samples.clear();
+        console.clear();
+        events.clear();
+        code.clear();
+    }
 }
 
 /// Why a batch could not be written.

@@ -139,7 +139,7 @@ fn write_samples(writer: &mut ProfileWriter, samples: u64, stacks: u32) -> Resul
     let mut batch = Batch::default();
     let leaves = made_up::stacks(stacks, &mut batch);
     for n in 0..samples {
-        resolver.sample(u8::from(n % 4 > 1), &record(n), &mut batch);
+        resolver.sample(u8::from(n % 4 > 1), &record(n), None, &mut batch);
         if let Some(sample) = batch.samples.last_mut() {
             made_up::put(&leaves, n, sample);
         }
@@ -204,7 +204,7 @@ pub fn read_functions(path: &Path, written: u64) -> Result<(Cost, Breakdown), Be
 /// current task.
 pub fn serve_ticks(ticks: u32) -> Cost {
     let intervals = Intervals::new(ClockKind::Uniform, 1_000.0, 1, 0);
-    let (mut sampler, mut ring, _) = VcpuSampler::new(0, intervals, 1_024, Arc::default());
+    let (mut sampler, mut ends, _) = VcpuSampler::new(0, intervals, (1_024, 1), Arc::default());
     let Ok(memory) = GuestMemoryMmap::<()>::from_ranges(&[(vm_memory::GuestAddress(0), 0x1000)]) else {
         return Cost::default();
     };
@@ -214,7 +214,7 @@ pub fn serve_ticks(ticks: u32) -> Cost {
             let now_ns = monotonic_ns();
             let moment = Moment { due_ns: now_ns, now_ns, regs: &regs, sregs: &sregs, memory: &memory };
             std::hint::black_box(sampler.serve(&moment, || None));
-            std::hint::black_box(ring.pop().is_ok());
+            std::hint::black_box(ends.samples.pop().is_ok());
         }
     };
     measured(serve).0

@@ -4,7 +4,10 @@
 //! run state where the guest has most likely executed HLT.
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
-use symbols::{AddressSpace, Current, PhysAddr, PhysicalMemory, VirtAddr};
+use symbols::{
+    AddressSpace, Current, CurrentReader, PhysAddr, PhysicalMemory, Registers, StackCopy, StackReader,
+    StackSample, VirtAddr,
+};
 use vmm::Activity;
 
 /// CR0.PE, protected mode (Intel SDM vol. 3, 2.5).
@@ -35,6 +38,26 @@ pub struct Moment<'a, M> {
     pub sregs: &'a kvm_sregs,
     /// The guest's physical memory.
     pub memory: &'a M,
+}
+
+/// Reads what belongs to a sample out of the guest's kernel, once that was found.
+#[derive(Debug)]
+pub struct Readers {
+    /// The current task of each vCPU.
+    pub current: CurrentReader,
+    /// Its stacks, and the bytes of user stack to copy; `None` when no stacks are wanted or they cannot be found.
+    pub stacks: Option<(StackReader, usize)>,
+}
+
+/// A sample with its stacks, as it travels through the ring.
+#[derive(Debug, Default)]
+pub struct Sampled {
+    /// What was read.
+    pub record: Record,
+    /// Copied stacks. The box belongs to the vCPU's pool, to which it goes back.
+    pub stack: Option<Box<StackCopy>>,
+    /// Stacks were wanted, but all boxes of the pool were under way.
+    pub stack_missed: bool,
 }
 
 /// One sample as it travels through the ring: fixed size, nothing resolved.
@@ -90,6 +113,38 @@ pub fn take<M: PhysicalMemory>(
         five_level: sregs.cr4 & CR4_LA57 != 0,
         halted,
         current: current(moment.memory),
+    }
+}
+
+/// Copies the stacks of the sample that `record` was made of.
+pub fn copy_stacks<M: PhysicalMemory>(
+    (reader, user_bytes): (&StackReader, usize),
+    vcpu: usize,
+    moment: &Moment<'_, M>,
+    record: &Record,
+    into: &mut StackCopy,
+) {
+    let task = record.current.and_then(|current| current.task);
+    let sample = StackSample {
+        registers: &registers(moment.regs),
+        cpl: record.cpl,
+        cr3: record.cr3,
+        five_level: record.five_level,
+        task: task.map(|task| task.task),
+        kernel_thread: task.is_none_or(|task| task.kernel_thread),
+        user_bytes,
+    };
+    reader.copy(moment.memory, vcpu, &sample, into);
+}
+
+/// In the order of DWARF's numbers.
+fn registers(regs: &kvm_regs) -> Registers {
+    Registers {
+        gpr: [
+            regs.rax, regs.rdx, regs.rcx, regs.rbx, regs.rsi, regs.rdi, regs.rbp, regs.rsp, regs.r8, regs.r9,
+            regs.r10, regs.r11, regs.r12, regs.r13, regs.r14, regs.r15,
+        ],
+        rip: regs.rip,
     }
 }
 

@@ -19,24 +19,31 @@ use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
-use symbols::CurrentReader;
-use vmm::GuestMemoryMmap;
+use symbols::elf::ReadAt;
+use symbols::names::GuestFiles;
+use symbols::{StackCopy, StackReader};
+use vmm::{GuestMemoryMmap, monotonic_ns};
 
 use crate::batch::{EventRow, Sink, SinkError, VcpuRow};
 use crate::clock::{ClockKind, Intervals};
 use crate::collector::console::ConsoleQueue;
 use crate::collector::finder::{Finder, LinuxGuest, Wanted};
 use crate::collector::{Collector, FinderHandle};
-use crate::record::Record;
+use crate::record::{Readers, Sampled};
 use crate::vcpu::Counters;
-use vmm::monotonic_ns;
 
 pub use crate::vcpu::VcpuSampler;
 
 /// A ring holds at least this many seconds of samples, as far as memory allows: longer than a disk stalls.
 const RING_SECONDS: f64 = 4.0;
 /// All rings together take at most this many bytes.
-const RINGS_BYTES: usize = 32 << 20;
+const RINGS_BYTES: usize = 16 << 20;
+/// A pool holds the stacks of this many seconds, as far as memory allows: several rounds of the collector.
+const POOL_SECONDS: f64 = 0.25;
+/// All pools together take at most this many bytes.
+const POOLS_BYTES: usize = 16 << 20;
+/// The smallest pool, stacks.
+const POOL_LEAST: usize = 8;
 /// The smallest ring, records.
 const RING_LEAST: usize = 256;
 /// Events that wait for the collector; more are dropped.
@@ -53,8 +60,24 @@ pub struct SessionConfig {
     pub clock: ClockKind,
     /// Seed of the intervals: the same seed gives the same intervals.
     pub seed: u64,
+    /// Call stacks of at most this many frames; 0 for none.
+    pub stack_depth: usize,
     /// More rows of `meta` (host, image, command line, vprof's version).
     pub meta: Vec<(String, String)>,
+}
+
+/// Makes readers of the guest's files, one for each thread that needs one.
+pub type OpenFiles = Arc<dyn Fn() -> Box<dyn GuestFiles> + Send + Sync>;
+
+/// A guest none of whose files can be read: programs are read from its memory only.
+pub fn no_files() -> OpenFiles {
+    struct None;
+    impl GuestFiles for None {
+        fn open(&self, _: &str) -> Option<Box<dyn ReadAt>> {
+            Option::None
+        }
+    }
+    Arc::new(|| Box::new(None))
 }
 
 /// A look at a running session; cheap.
@@ -144,7 +167,9 @@ impl Drop for FailOnPanic {
 /// Sampling of one machine. Dropping it ends the collector; the profile then counts as incomplete.
 pub struct Session {
     shared: Arc<Shared>,
-    reader: Arc<OnceLock<CurrentReader>>,
+    readers: Arc<OnceLock<Readers>>,
+    stack_depth: usize,
+    files: OpenFiles,
     idle: Option<Collector>,
     running: Option<JoinHandle<Totals>>,
 }
@@ -162,24 +187,41 @@ impl fmt::Debug for Session {
     reason = "float to integer casts saturate"
 )]
 fn ring_slots(rate_hz: f64, vcpus: u8) -> usize {
-    let most = RINGS_BYTES / size_of::<Record>() / usize::from(vcpus.max(1));
+    let most = RINGS_BYTES / size_of::<Sampled>() / usize::from(vcpus.max(1));
     ((rate_hz * RING_SECONDS) as usize).clamp(RING_LEAST, most)
+}
+
+/// Stacks in each vCPU's pool.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "float to integer casts saturate"
+)]
+fn pool_boxes(rate_hz: f64, vcpus: u8, depth: usize) -> usize {
+    if depth == 0 {
+        return 1;
+    }
+    let most = (POOLS_BYTES / StackCopy::BYTES / usize::from(vcpus.max(1))).max(POOL_LEAST);
+    ((rate_hz * POOL_SECONDS) as usize).clamp(POOL_LEAST, most)
 }
 
 impl Session {
     /// Prepares a session and one observer per vCPU, in order. A rate that is not a positive number means no ticks.
-    pub fn new(config: SessionConfig, sink: Box<dyn Sink>) -> (Session, Vec<VcpuSampler>) {
+    /// Programs of the guest are read from `files` first.
+    pub fn new(config: SessionConfig, sink: Box<dyn Sink>, files: OpenFiles) -> (Session, Vec<VcpuSampler>) {
         let zero_ns = monotonic_ns();
-        let reader = Arc::new(OnceLock::new());
+        let readers = Arc::new(OnceLock::new());
         let slots = ring_slots(config.rate_hz, config.vcpus);
+        let boxes = pool_boxes(config.rate_hz, config.vcpus, config.stack_depth);
         let mut samplers = Vec::new();
         let mut rings = Vec::new();
         let mut counters = Vec::new();
         for vcpu in 0..config.vcpus {
             let intervals = Intervals::new(config.clock, config.rate_hz, config.seed, vcpu);
-            let (sampler, ring, published) = VcpuSampler::new(vcpu, intervals, slots, Arc::clone(&reader));
+            let (sampler, ends, published) =
+                VcpuSampler::new(vcpu, intervals, (slots, boxes), Arc::clone(&readers));
             samplers.push(sampler);
-            rings.push(ring);
+            rings.push(ends);
             counters.push(published);
         }
         let shared = Arc::new(Shared {
@@ -193,7 +235,8 @@ impl Session {
             ending: Mutex::default(),
         });
         let collector = Collector::new(Arc::clone(&shared), rings, sink, first_meta(&config));
-        (Session { shared, reader, idle: Some(collector), running: None }, samplers)
+        let stack_depth = config.stack_depth;
+        (Session { shared, readers, stack_depth, files, idle: Some(collector), running: None }, samplers)
     }
 
     /// Starts the collector thread on the guest's memory. Time zero of the profile is the call to [`Session::new`].
@@ -211,10 +254,12 @@ impl Session {
         let vcpus = u8::try_from(self.shared.counters.len()).unwrap_or(u8::MAX);
         let wanted = Arc::new(Wanted::default());
         let (sender, news) = mpsc::channel();
-        let guest = LinuxGuest::new(memory, Arc::clone(&self.reader), vcpus);
+        let user_bytes = if self.stack_depth == 0 { None } else { Some(StackReader::USER_BYTES) };
+        let guest = LinuxGuest::new(memory.clone(), Arc::clone(&self.readers), (vcpus, user_bytes));
         let finder = Finder::new(guest, Arc::clone(&wanted), sender);
         let thread = spawn("finder", move || finder.run())?;
         collector.attach(FinderHandle { wanted, news, thread: Some(thread) });
+        collector.look_at(memory, Arc::clone(&self.files), self.stack_depth);
         let guard = FailOnPanic(Arc::clone(&self.shared));
         self.running = Some(spawn("collector", move || {
             let _guard = guard;
@@ -319,7 +364,10 @@ mod tests {
         }
         for vcpus in [0, 1, 64, 255] {
             let slots = ring_slots(f64::INFINITY, vcpus);
-            assert!(slots >= RING_LEAST && slots * size_of::<Record>() * usize::from(vcpus) <= RINGS_BYTES);
+            let boxes = pool_boxes(f64::INFINITY, vcpus, 127);
+            assert!(boxes >= POOL_LEAST);
+            assert!(vcpus > 64 || boxes * StackCopy::BYTES * usize::from(vcpus) <= POOLS_BYTES);
+            assert!(slots >= RING_LEAST && slots * size_of::<Sampled>() * usize::from(vcpus) <= RINGS_BYTES);
         }
     }
 }

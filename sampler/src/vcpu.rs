@@ -12,14 +12,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use rtrb::{Consumer, Producer, RingBuffer};
-use symbols::{CurrentReader, PhysicalMemory};
-use vmm::{Activity, Exit, Observer, Tick};
+use rtrb::{Consumer, Producer, PushError, RingBuffer};
+use symbols::{PhysicalMemory, StackCopy};
+use vmm::{Activity, Exit, Observer, Tick, monotonic_ns};
 
 use crate::batch::VcpuRow;
 use crate::clock::Intervals;
-use crate::record::{self, Moment, Record};
-use vmm::monotonic_ns;
+use crate::record::{self, Moment, Readers, Sampled};
 
 /// What a vCPU's thread publishes for the collector. Each field has one writer and stands for itself, so relaxed
 /// stores suffice; a cache line of its own keeps the vCPUs from disturbing each other.
@@ -50,11 +49,24 @@ impl Counters {
     }
 }
 
+/// The collector's ends of what it shares with a vCPU.
+#[derive(Debug)]
+pub(crate) struct Ends {
+    /// Samples come out here.
+    pub samples: Consumer<Sampled>,
+    /// Boxes for stacks go back here.
+    pub pool: Producer<Box<StackCopy>>,
+}
+
 /// The observer of one vCPU.
 pub struct VcpuSampler {
     intervals: Option<Intervals>,
-    ring: Producer<Record>,
-    reader: Arc<OnceLock<CurrentReader>>,
+    ring: Producer<Sampled>,
+    /// Boxes for stacks, given back by the collector.
+    pool: Consumer<Box<StackCopy>>,
+    /// A box that was taken but not sent.
+    spare: Option<Box<StackCopy>>,
+    readers: Arc<OnceLock<Readers>>,
     vcpu: usize,
     published: Arc<Counters>,
     entered_ns: u64,
@@ -68,27 +80,35 @@ impl fmt::Debug for VcpuSampler {
 }
 
 impl VcpuSampler {
-    /// The observer of vCPU `vcpu`, the other end of its ring of `slots` records, and what it publishes.
+    /// The observer of vCPU `vcpu`, the other ends of its ring of `slots` samples and of its pool of `boxes` for their
+    /// stacks, and what it publishes.
     pub(crate) fn new(
         vcpu: u8,
         intervals: Option<Intervals>,
-        slots: usize,
-        reader: Arc<OnceLock<CurrentReader>>,
-    ) -> (Self, Consumer<Record>, Arc<Counters>) {
-        let (ring, consumer) = RingBuffer::new(slots);
+        (slots, boxes): (usize, usize),
+        readers: Arc<OnceLock<Readers>>,
+    ) -> (Self, Ends, Arc<Counters>) {
+        let (ring, samples) = RingBuffer::new(slots);
+        let (mut giver, pool) = RingBuffer::new(boxes);
+        for _ in 0..boxes {
+            // The ring has as many slots.
+            drop(giver.push(Box::default()));
+        }
         let published = Arc::new(Counters::default());
         let counts =
             VcpuRow { id: vcpu, samples: 0, lost: 0, sampler_ns: 0, guest_ns: 0, exits: 0, wall_ns: 0 };
         let sampler = Self {
             intervals,
             ring,
-            reader,
+            pool,
+            spare: None,
+            readers,
             vcpu: usize::from(vcpu),
             published: Arc::clone(&published),
             entered_ns: 0,
             counts,
         };
-        (sampler, consumer, published)
+        (sampler, Ends { samples, pool: giver }, published)
     }
 
     /// Serves one tick: what [`Observer::ticked`] does, with the tick's parts given one by one so that it runs on any
@@ -102,14 +122,29 @@ impl VcpuSampler {
         activity: impl FnOnce() -> Option<Activity>,
     ) -> Option<Duration> {
         let vcpu = self.vcpu;
-        let reader = self.reader.get();
-        let record = record::take(moment, |memory| reader?.read(memory, vcpu), activity);
-        if self.ring.push(record).is_ok() {
-            self.counts.samples += 1;
-            self.published.samples.store(self.counts.samples, Ordering::Relaxed);
-        } else {
-            self.counts.lost += 1;
-            self.published.lost.store(self.counts.lost, Ordering::Relaxed);
+        let readers = self.readers.get();
+        let record = record::take(moment, |memory| readers?.current.read(memory, vcpu), activity);
+        let mut sampled = Sampled { record, ..Sampled::default() };
+        // A halted vCPU is in the idle task, whose stack is always the same.
+        if let Some((reader, user_bytes)) = readers.and_then(|readers| readers.stacks.as_ref())
+            && !record.halted
+        {
+            sampled.stack = self.spare.take().or_else(|| self.pool.pop().ok());
+            match &mut sampled.stack {
+                Some(stack) => record::copy_stacks((reader, *user_bytes), vcpu, moment, &record, stack),
+                None => sampled.stack_missed = true,
+            }
+        }
+        match self.ring.push(sampled) {
+            Ok(()) => {
+                self.counts.samples += 1;
+                self.published.samples.store(self.counts.samples, Ordering::Relaxed);
+            }
+            Err(PushError::Full(sampled)) => {
+                self.spare = sampled.stack;
+                self.counts.lost += 1;
+                self.published.lost.store(self.counts.lost, Ordering::Relaxed);
+            }
         }
         let interval = self.intervals.as_mut().map(Intervals::next_ns);
         let done_ns = monotonic_ns();
@@ -169,8 +204,10 @@ mod tests {
     use super::*;
     use crate::clock::ClockKind;
 
-    fn sampler(slots: usize, kind: ClockKind) -> (VcpuSampler, Consumer<Record>, Arc<Counters>) {
-        VcpuSampler::new(2, Intervals::new(kind, 0.1, 1, 2), slots, Arc::default())
+    fn sampler(slots: usize, kind: ClockKind) -> (VcpuSampler, Consumer<Sampled>, Arc<Counters>) {
+        let (sampler, ends, counters) =
+            VcpuSampler::new(2, Intervals::new(kind, 0.1, 1, 2), (slots, 1), Arc::default());
+        (sampler, ends.samples, counters)
     }
 
     fn tick(sampler: &mut VcpuSampler, due_ns: u64, now_ns: u64) -> Option<Duration> {
@@ -228,7 +265,7 @@ mod tests {
 
     #[test]
     fn without_a_rate_there_are_no_ticks() {
-        let (mut sampler, _ring, _) = VcpuSampler::new(0, None, 1, Arc::default());
+        let (mut sampler, _ring, _) = VcpuSampler::new(0, None, (1, 1), Arc::default());
         assert_eq!(sampler.started(), None);
     }
 }

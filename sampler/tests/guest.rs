@@ -26,9 +26,15 @@ impl Run {
             GuestMemoryMmap::from_ranges(&[(GuestAddress(0), guest.memory.0.len())]).expect("memory");
         memory.write_slice(&guest.memory.0, GuestAddress(0)).expect("inside");
         let writer = ProfileWriter::create(path, false).expect("a new profile");
-        let config =
-            SessionConfig { vcpus: 2, rate_hz: 1e3, clock: ClockKind::Uniform, seed: 1, meta: Vec::new() };
-        let (mut session, mut samplers) = Session::new(config, Box::new(writer));
+        let config = SessionConfig {
+            vcpus: 2,
+            rate_hz: 1e3,
+            clock: ClockKind::Uniform,
+            seed: 1,
+            stack_depth: 127,
+            meta: Vec::new(),
+        };
+        let (mut session, mut samplers) = Session::new(config, Box::new(writer), sampler::no_files());
         session.start(memory.clone()).expect("a disk with room");
         for sampler in &mut samplers {
             sampler.started();

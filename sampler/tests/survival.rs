@@ -25,8 +25,15 @@ fn write_until_killed(path: &Path, flood: bool) -> ! {
     let writer = ProfileWriter::create(path, false).expect("a new profile");
     #[expect(clippy::cast_precision_loss, reason = "a small number")]
     let rate_hz = RATE as f64;
-    let config = SessionConfig { vcpus: 1, rate_hz, clock: ClockKind::Fixed, seed: 1, meta: Vec::new() };
-    let (mut session, mut samplers) = Session::new(config, Box::new(writer));
+    let config = SessionConfig {
+        vcpus: 1,
+        rate_hz,
+        clock: ClockKind::Fixed,
+        seed: 1,
+        stack_depth: 127,
+        meta: Vec::new(),
+    };
+    let (mut session, mut samplers) = Session::new(config, Box::new(writer), sampler::no_files());
     let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 0x1000)]).expect("memory");
     session.start(memory.clone()).expect("a disk with room");
     let mut sregs = kvm_sregs::default();

@@ -16,6 +16,7 @@ use std::collections::BTreeMap;
 use std::error::Error;
 use std::fs::File;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Instant;
 
 use symbols::{
@@ -122,8 +123,11 @@ fn print(kernel: &Kernel, memory: &GuestMemoryMmap, read: &Read) {
 fn print_interrupts(kernel: &Kernel, memory: &GuestMemoryMmap, interrupts: &Interrupts) {
     let name = |at: VirtAddr| kernel.symbol_at(at).map_or("?".into(), |s| s.name.to_owned());
     for line in interrupts.lines.iter().flatten().filter(|line| !line.actions.is_empty()) {
-        let actions: Vec<_> =
-            line.actions.iter().map(|a| format!("{} {}", a.name, name(a.handler))).collect();
+        let actions: Vec<_> = line
+            .actions
+            .iter()
+            .map(|a| format!("{} {} {:?}", a.name, name(a.handler), a.thread.map(name)))
+            .collect();
         println!("irq {:<4} {actions:?}", line.irq);
     }
     let softirqs: Vec<_> = interrupts
@@ -367,7 +371,7 @@ fn save(
         .iter()
         .flat_map(|read| read.mappings.iter().flatten())
         .find_map(|mapping| match &mapping.kind {
-            MappingKind::File(file) if file.path == path => Some(file.clone()),
+            MappingKind::File(file) if file.path == path => Some(Arc::clone(file)),
             _ => None,
         })
         .ok_or_else(|| format!("nothing has mapped {path}"))?;

@@ -34,6 +34,9 @@ const ROUNDS: u32 = 200;
 /// Stacks that break and are printed, at most.
 const MAX_BROKEN: usize = 20;
 
+/// Words of a stack that are printed.
+const WORDS: u64 = 12;
+
 /// The command line.
 struct Options {
     ram: String,
@@ -151,6 +154,8 @@ impl Guest {
 #[derive(Default)]
 struct Sums {
     ends: BTreeMap<(&'static str, String), usize>,
+    /// By the function of the outermost frame: a wrong end would stand out.
+    outermost: BTreeMap<String, usize>,
     broken: usize,
     copies: Vec<Duration>,
     bytes: usize,
@@ -198,7 +203,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let cpus = monitor.cpus()?;
         running(&guest, &cpus, round < options.print, &mut sums)?;
         if round % 20 == 0 {
-            sleeping(&guest, round < options.print, &mut sums)?;
+            sleeping(&guest, &cpus, round < options.print, &mut sums)?;
         }
         monitor.ask("cont")?;
         std::thread::sleep(Duration::from_millis(7 + (round as u64 * 13) % 17));
@@ -233,7 +238,14 @@ fn running(guest: &Guest, cpus: &[Cpu], print: bool, sums: &mut Sums) -> Result<
     Ok(())
 }
 
-fn sleeping(guest: &Guest, print: bool, sums: &mut Sums) -> Result<(), Box<dyn Error>> {
+/// The tasks that run, whose saved stack pointers are old.
+fn on_cpu(guest: &Guest) -> Result<Vec<u64>, Box<dyn Error>> {
+    let current = guest.kernel.current_reader(&guest.memory)?;
+    let tasks = current.cpus().filter_map(|cpu| Some(current.read(&guest.memory, cpu)?.task?.task));
+    Ok(tasks.collect())
+}
+
+fn sleeping(guest: &Guest, cpus: &[Cpu], print: bool, sums: &mut Sums) -> Result<(), Box<dyn Error>> {
     let current = guest.kernel.current_reader(&guest.memory)?;
     let on_cpu: Vec<u64> =
         current.cpus().filter_map(|cpu| Some(current.read(&guest.memory, cpu)?.task?.task)).collect();
@@ -243,6 +255,8 @@ fn sleeping(guest: &Guest, print: bool, sums: &mut Sums) -> Result<(), Box<dyn E
             continue;
         }
         match guest.stacks.copy_sleeping(&guest.memory, (task.task, task.kernel_thread), &mut copy) {
+            // A CPU is switching to it, or from it.
+            Some(()) if cpus.iter().any(|cpu| cpu.registers.rsp() >> 14 == copy.registers().rsp() >> 14) => {}
             Some(()) => look_at(guest, &copy, "sleeping", print, sums),
             None => *sums.ends.entry(("sleeping", "no stack".into())).or_default() += 1,
         }
@@ -258,7 +272,17 @@ fn look_at(guest: &Guest, copy: &StackCopy, kind: &'static str, print: bool, sum
         && kind == "kernel mode"
     {
         sums.users += 1;
-        sums.user_stacks += usize::from(copy.read_u64(user.registers.rsp()).is_some());
+        let copied = copy.read_u64(user.registers.rsp()).is_some();
+        sums.user_stacks += usize::from(copied);
+        if !copied {
+            let frames: Vec<String> = frames.iter().map(|&frame| guest.name(frame)).collect();
+            println!("no user stack at {:#x}: {frames:?}", user.registers.rsp());
+        }
+    }
+    if let Some(&last) = frames.last() {
+        let name = guest.name(last);
+        let function = name.split('+').next().unwrap_or_default();
+        *sums.outermost.entry(format!("{} {function}", describe(&end))).or_default() += 1;
     }
     let broken = matches!(end, WalkEnd::Broken(_));
     if print || broken && sums.broken < MAX_BROKEN {
@@ -269,6 +293,8 @@ fn look_at(guest: &Guest, copy: &StackCopy, kind: &'static str, print: bool, sum
         for &frame in &frames {
             println!("  {}", guest.name(frame));
         }
+        let words = (0..WORDS).map_while(|i| copy.read_u64(copy.registers().rsp().wrapping_add(i * 8)));
+        println!("  words {:x?}", words.collect::<Vec<_>>());
     }
     sums.broken += usize::from(broken);
     if !frames.is_empty() {
@@ -286,6 +312,9 @@ fn look_at(guest: &Guest, copy: &StackCopy, kind: &'static str, print: bool, sum
 fn report(sums: &mut Sums) {
     for ((kind, end), count) in &sums.ends {
         println!("{count:7} {kind:<12} {end}");
+    }
+    for (outermost, count) in &sums.outermost {
+        println!("{count:7} outermost {outermost}");
     }
     println!("{} of {} user stacks behind kernel stacks were copied", sums.user_stacks, sums.users);
     sums.copies.sort();
@@ -323,7 +352,11 @@ fn compare(guest: &Guest, truth: &str) -> Result<(), Box<dyn Error>> {
     }
     let (mut equal, mut other) = (0, 0);
     let mut copy = StackCopy::new();
+    let on_cpu = on_cpu(guest)?;
     for task in guest.kernel.tasks(&guest.memory)? {
+        if on_cpu.contains(&task.task) {
+            continue;
+        }
         let Some(said) = said.get(&task.tid).filter(|said| !said.is_empty()) else { continue };
         let place = (task.task, task.kernel_thread);
         if guest.stacks.copy_sleeping(&guest.memory, place, &mut copy).is_none() {

@@ -88,6 +88,12 @@ impl TaskPlaces {
         })
     }
 
+    /// Places that a test knows.
+    #[cfg(test)]
+    pub(crate) fn at(direct_map: u64, init_task: u64, init_task_phys: PhysAddr) -> Self {
+        Self { direct_map, init_task, init_task_phys }
+    }
+
     /// The physical address of a task; `None` for what cannot be one.
     #[inline]
     pub(crate) fn translate(&self, task: u64) -> Option<PhysAddr> {

@@ -8,15 +8,21 @@
 //! CR3 -> page tables -> kernel image -> kallsyms -> BTF -> offsets of members
 //!        (paging)       (image)         (kallsyms)  (btf)  (layout)
 //!                                          |                  |
-//!                        functions by address        current task, tasks, modules
+//!                        functions by address        current task, tasks, modules, stacks,
+//!                                                    mappings, files, page cache, interrupts
+//!
+//! RSP -> copy of the stacks -> ORC -> frames of the kernel -> registers of the user -> CFI -> frames of the program
+//!        (stack)               (unwind)                                                (cfi, with elf and names)
 //! ```
 //!
 //! [`Kernel::find`] does the upper line once; the questions below it are asked of the [`Kernel`] while
-//! the guest runs on. Only [`CurrentReader::read`] is made for the moment of a sample.
+//! the guest runs on. Only [`CurrentReader::read`] and [`StackReader::copy`] are made for the moment of a
+//! sample.
 
 pub mod address;
 mod btf;
 mod bytes;
+pub mod cfi;
 mod current;
 pub mod elf;
 #[cfg(any(test, feature = "fixture"))]

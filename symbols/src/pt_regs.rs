@@ -22,6 +22,11 @@ pub(crate) const SP: u64 = 152;
 /// Offset of each general register, by its number in [`Registers::gpr`].
 const GPR: [u64; 16] = [80, 96, 88, 40, 104, 112, 32, SP, 72, 64, 56, 48, 24, 16, 8, 0];
 
+/// Code segments (arch/x86/include/asm/segment.h).
+const KERNEL_CS: u64 = 0x10;
+const USER32_CS: u64 = 0x23;
+const USER_CS: u64 = 0x33;
+
 /// What was read of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PtRegs {
@@ -56,8 +61,6 @@ impl PtRegs {
     /// Reads it at `at` while entry code is pushing or popping it: what lies below `now`'s stack pointer is still, or
     /// again, in `now`. RIP counts as in RCX then, where SYSCALL puts it (Intel SDM volume 2, SYSCALL).
     pub(crate) fn read_in_entry_code(stack: &impl StackMemory, at: u64, now: &Registers) -> Option<Self> {
-        /// `__USER_CS` (arch/x86/include/asm/segment.h).
-        const USER_CS: u64 = 0x33;
         // On another stack: all of it is there.
         if !(at..at.checked_add(SIZE)?).contains(&now.rsp()) {
             return Self::read(stack, at);
@@ -77,13 +80,29 @@ impl PtRegs {
         })
     }
 
-    /// True if it is a user program's.
-    pub(crate) fn is_user(&self) -> bool {
-        is_user(self.cs)
+    /// Whose registers they are.
+    pub(crate) fn mode(&self) -> Option<Mode> {
+        Mode::of(self.cs)
     }
 }
 
-/// True for a code segment of ring 3. The upper bits are not the selector's (FRED keeps more there).
-pub(crate) fn is_user(cs: u64) -> bool {
-    cs & 3 == 3
+/// Whose registers were saved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mode {
+    Kernel,
+    User,
+}
+
+impl Mode {
+    /// What a saved code segment tells; `None` if it cannot be one, so that nothing around it is what it was taken for.
+    /// The upper bits are not the selector's (FRED keeps more there).
+    pub(crate) fn of(cs: u64) -> Option<Self> {
+        match cs & 0xffff {
+            KERNEL_CS => Some(Self::Kernel),
+            USER_CS | USER32_CS => Some(Self::User),
+            // A segment of the program's own (modify_ldt).
+            own if own & 7 == 7 => Some(Self::User),
+            _ => None,
+        }
+    }
 }

@@ -32,4 +32,9 @@ pub trait StackMemory {
     /// The little-endian u64 at virtual address `at`; `None` where nothing is known, because the page was not present
     /// or was not kept.
     fn read_u64(&self, at: u64) -> Option<u64>;
+
+    /// True if the word at `at` is missing because its page was not present; false where that is not known.
+    fn is_not_present(&self, _at: u64) -> bool {
+        false
+    }
 }

@@ -41,9 +41,10 @@ impl Guest {
         Self::image(images().join("demo.img"))
     }
 
-    /// The demo image with the kernel of this series, like `6.12`.
-    pub fn demo_with_kernel(series: &str) -> Self {
-        Self::image(images().join(format!("demo-{series}.img")))
+    /// The demo image with another kernel, by what its file is named after: a series, a flavour or both, like `6.12`,
+    /// `rt` or `newest-rt`.
+    pub fn demo_with_kernel(kernel: &str) -> Self {
+        Self::image(images().join(format!("demo-{kernel}.img")))
     }
 
     /// Any image or kernel.

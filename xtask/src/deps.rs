@@ -35,6 +35,7 @@ const NEEDS: &[Need] = &[
     Need { package: "xz-utils", sign: Sign::Program("xz"), purpose: "unpacks kernel modules" },
     Need { package: "e2fsprogs", sign: Sign::Program("mke2fs"), purpose: "makes disk images" },
     Need { package: "gcc", sign: Sign::Program("gcc"), purpose: "links programs" },
+    Need { package: "g++", sign: Sign::Program("g++"), purpose: "compiles a guest's C++ program" },
     Need {
         package: "libc6-dev",
         sign: Sign::File("/usr/lib/x86_64-linux-gnu/libc.a"),

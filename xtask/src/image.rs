@@ -21,10 +21,10 @@ pub enum Image {
 /// Which demo image.
 #[derive(Debug, Args)]
 pub struct Demo {
-    /// Series of the guest's kernel: 6.1 or 6.12
+    /// Series of the guest's kernel: 5.10, 6.1, 6.12 or newest
     #[arg(long, default_value_t)]
     kernel: Series,
-    /// Configuration of the guest's kernel: cloud or generic
+    /// Configuration of the guest's kernel: cloud, generic or rt
     #[arg(long, default_value_t)]
     flavour: Flavour,
 }

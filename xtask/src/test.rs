@@ -13,10 +13,14 @@ use crate::progress::Line;
 
 /// The images that end-to-end tests boot.
 const IMAGES: &[(Series, Flavour)] = &[
+    (Series::V5_10, Flavour::Cloud),
     (Series::V6_1, Flavour::Cloud),
-    (Series::V6_12, Flavour::Cloud),
     (Series::V6_1, Flavour::Generic),
+    (Series::V6_1, Flavour::Rt),
+    (Series::V6_12, Flavour::Cloud),
     (Series::V6_12, Flavour::Generic),
+    (Series::Newest, Flavour::Cloud),
+    (Series::Newest, Flavour::Rt),
 ];
 
 /// What the tests may be told.

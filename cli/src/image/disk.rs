@@ -62,10 +62,14 @@ pub fn check(file: &File, path: &Path) -> Result<Volume, ImageError> {
     if !metadata.file_type().is_block_device() && needed > length {
         return Err(truncated(needed));
     }
-    let reader = Reader(file.try_clone().map_err(read)?);
-    let fs = Ext4::load(Box::new(reader))
-        .map_err(|e| ImageError::FileSystem { path: path.to_owned(), reason: e.to_string() })?;
+    let fs = load(file).map_err(|reason| ImageError::FileSystem { path: path.to_owned(), reason })?;
     Ok(Volume { fs })
+}
+
+/// The file system that starts at the first byte of `file`.
+pub(super) fn load(file: &File) -> Result<Ext4, String> {
+    let reader = Reader(file.try_clone().map_err(|error| error.to_string())?);
+    Ext4::load(Box::new(reader)).map_err(|error| error.to_string())
 }
 
 impl Volume {

@@ -7,6 +7,7 @@
 pub mod command;
 pub mod cpio;
 mod disk;
+pub mod files;
 pub mod initrd;
 mod kernel;
 mod sniff;

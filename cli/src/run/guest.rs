@@ -15,7 +15,7 @@ use vmm::{Console, Disk, Machine, VmConfig};
 use super::link::{Link, Phase};
 use super::spec::{Outcome, RunSpec};
 use crate::errors::Error;
-use crate::image::Payload;
+use crate::image::{self, Payload};
 
 /// How often the run is looked at.
 const TICK: Duration = Duration::from_millis(250);
@@ -36,15 +36,19 @@ pub async fn run(
     link: Link,
 ) -> Result<Outcome, Error> {
     let Link { mut stop, mut input, console, phase } = link;
+    let same = |error| Error::System { action: "open the guest's disks again", source: error };
+    let readable = disks.iter().map(File::try_clone).collect::<io::Result<_>>().map_err(same)?;
     let (mut session, observers) = Session::new(
         SessionConfig {
             vcpus: spec.vcpus,
             rate_hz: spec.rate_hz,
             clock: spec.clock,
             seed: spec.seed,
+            stack_depth: spec.stack_depth,
             meta: spec.meta.clone(),
         },
         sink,
+        image::files::open(readable),
     );
     let config = VmConfig {
         vcpus: spec.vcpus,

@@ -126,6 +126,7 @@ impl Plan {
             rate_hz: args.rate,
             clock: args.clock.into(),
             seed,
+            stack_depth: usize::from(args.depth),
             duration: args.duration,
         };
         Ok(Self { spec, payload: loaded.payload, disks: files })

@@ -27,6 +27,8 @@ pub struct RunSpec {
     pub clock: ClockKind,
     /// Seed of the intervals.
     pub seed: u64,
+    /// Call stacks of at most this many frames; 0 for none.
+    pub stack_depth: usize,
     /// The run ends after this time.
     pub duration: Option<Duration>,
     /// Rows of the profile's table `meta`.

@@ -1,4 +1,4 @@
-//! The two clocks that workloads measure themselves by.
+//! The clocks that workloads measure themselves by.
 
 use std::time::Duration;
 
@@ -7,13 +7,18 @@ use nix::time::{ClockId, clock_gettime};
 use crate::Error;
 
 fn read(clock: ClockId) -> Duration {
-    // Both clocks exist in every Linux since 2.6, and neither needs a right.
+    // All of them exist in every Linux since 2.6, and none needs a right.
     clock_gettime(clock).map_or(Duration::ZERO, Duration::from)
 }
 
 /// CPU time of this process so far, user and kernel, as the scheduler counts it (exact, not by ticks).
 pub fn process_cpu() -> Duration {
     read(ClockId::CLOCK_PROCESS_CPUTIME_ID)
+}
+
+/// CPU time of the calling thread so far, counted like [`process_cpu`].
+pub fn thread_cpu() -> Duration {
+    read(ClockId::CLOCK_THREAD_CPUTIME_ID)
 }
 
 /// Time since boot. Read through the vDSO: no system call.

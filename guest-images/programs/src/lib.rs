@@ -17,9 +17,9 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
 pub use args::{Args, Error, main_with};
-pub use clock::{process_cpu, seconds, since_boot};
+pub use clock::{process_cpu, seconds, since_boot, thread_cpu};
 pub use process::{fork_child, pin, set_name, wait_for};
-pub use work::{burn, burn_until_cpu, burn_until_deadline};
+pub use work::{Turns, burn, burn_here, burn_until_cpu, burn_until_deadline};
 
 /// Where init finds the command to run inside the initramfs: the arguments, each ended by a NUL.
 pub const COMMAND_FILE: &str = "/vprof/command";
@@ -31,10 +31,30 @@ pub const LOAD_ORDER: &str = "/lib/modules/load-order";
 pub const EXIT_PORT: u16 = 0xf4;
 /// What init runs from the root disk when no command was given.
 pub const DEMO_LOAD: &str = "/usr/bin/demo-load";
+/// Programs of many kinds and languages at once.
+pub const MIXED_LOAD: &str = "/usr/bin/mixed-load";
 /// File name of PID 1 among this crate's binaries.
 pub const INIT: &str = "guest-init";
 /// File names of the workloads among this crate's binaries; images hold them in `/usr/bin`.
-pub const WORKLOADS: &[&str] = &["hog", "shortlived", "sleeper", "spin", "split", "syscalls"];
+pub const WORKLOADS: &[&str] = &[
+    "btree",
+    "call",
+    "handler",
+    "hog",
+    "inlined",
+    "jit",
+    "loop",
+    "recursion",
+    "shares",
+    "shortlived",
+    "sleeper",
+    "spin",
+    "split",
+    "syscalls",
+    "threads",
+];
+/// The workload among them that keeps its line tables.
+pub const WITH_LINES: &str = "inlined";
 
 /// Bytes of [`COMMAND_FILE`] for a command and its arguments.
 ///

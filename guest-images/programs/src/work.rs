@@ -3,7 +3,7 @@
 use std::hint::black_box;
 use std::time::Duration;
 
-use crate::{process_cpu, since_boot};
+use crate::{process_cpu, since_boot, thread_cpu};
 
 /// Rounds of [`burn`] between two looks at a clock: about 20 us on a 3 GHz CPU, under 1 ms on an emulated one.
 const ROUNDS: u32 = 20_000;
@@ -11,6 +11,12 @@ const ROUNDS: u32 = 20_000;
 /// Some rounds of a xorshift generator, all in registers. Never inlined: it is the one hot function of its process.
 #[inline(never)]
 pub fn burn(rounds: u32, seed: u64) -> u64 {
+    burn_here(rounds, seed)
+}
+
+/// [`burn`] as a part of the calling function, whose own time it is then.
+#[inline(always)]
+pub fn burn_here(rounds: u32, seed: u64) -> u64 {
     let mut state = seed | 1;
     for _ in 0..rounds {
         state ^= state << 13;
@@ -28,6 +34,38 @@ pub fn burn_until_deadline(deadline: Duration) {
         state = burn(ROUNDS, state);
     }
     black_box(state);
+}
+
+/// Work that a function does in turns, each turn until all of them together have taken a multiple of a slice of CPU
+/// time: what one turn takes too much the next one takes less.
+#[derive(Debug, Clone, Copy)]
+pub struct Turns {
+    slice: Duration,
+    due: Duration,
+    /// CPU time of all turns so far.
+    pub used: Duration,
+}
+
+impl Turns {
+    /// Turns of `slice` each.
+    pub fn new(slice: Duration) -> Self {
+        Self { slice, due: Duration::ZERO, used: Duration::ZERO }
+    }
+
+    /// One turn, by the clock of the calling thread. Its loop becomes a part of the calling function.
+    #[inline(always)]
+    pub fn take(&mut self) {
+        self.due += self.slice;
+        let start = thread_cpu();
+        let mut state = 1;
+        let mut used = Duration::ZERO;
+        while self.used + used < self.due {
+            state = burn_here(ROUNDS, state);
+            used = thread_cpu().saturating_sub(start);
+        }
+        black_box(state);
+        self.used += used;
+    }
 }
 
 /// Works until this process has used `cpu_time` in all its life.
@@ -51,6 +89,15 @@ mod tests {
         let before = process_cpu();
         burn_until_cpu(before + Duration::from_millis(5));
         assert!(process_cpu() >= before + Duration::from_millis(5));
+    }
+
+    #[test]
+    fn turns_keep_to_their_sum() {
+        let mut turns = Turns::new(Duration::from_millis(2));
+        for n in 1..=3u32 {
+            turns.take();
+            assert!(turns.used >= n * Duration::from_millis(2), "{turns:?}");
+        }
     }
 
     #[test]

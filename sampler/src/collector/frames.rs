@@ -1,4 +1,5 @@
-//! Code addresses, each stored once: kernel addresses by themselves, user addresses together with their instance.
+//! Code addresses, each stored once: kernel addresses by themselves, user addresses together with their file, or with
+//! their instance where they have none.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -29,82 +30,180 @@ pub(crate) trait Names: fmt::Debug + Send + Sync {
     fn in_image(&self, address: u64) -> bool;
 }
 
+/// What a frame is known by.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+enum Key {
+    Kernel {
+        address: u64,
+        call: bool,
+    },
+    /// By file row id.
+    File {
+        file: u32,
+        address: u64,
+        call: bool,
+    },
+    /// By instance row id; 0 where the process is not known.
+    Process {
+        instance: u32,
+        address: u64,
+        call: bool,
+    },
+    Reason {
+        kernel: bool,
+        why: String,
+    },
+}
+
+/// A function of the kernel: start address and symbol.
+type Function = (u64, Box<str>);
+
 /// All frames that are remembered.
 #[derive(Debug, Default)]
 pub(crate) struct Frames {
-    kernel: HashMap<u64, u32>,
-    user: HashMap<(u32, u64), u32>,
-    unnamed: Vec<(u32, u64)>,
+    known: HashMap<Key, u32>,
+    /// Of kernel frames, by row id.
+    functions: HashMap<u32, Function>,
+    unnamed: Vec<(u32, u64, bool)>,
     given: u32,
 }
 
 impl Frames {
-    /// The row of a kernel address.
+    /// The row of a kernel address; `call` for one that a call returns to.
     pub(crate) fn kernel(
         &mut self,
         address: u64,
+        call: bool,
         names: Option<&dyn Names>,
         rows: &mut Vec<FrameRow>,
     ) -> u32 {
-        if let Some(&id) = self.kernel.get(&address) {
+        let key = Key::Kernel { address, call };
+        if let Some(&id) = self.known.get(&key) {
             return id;
         }
-        let id = self.next_id();
-        let name = names.and_then(|names| names.name(address));
-        if name.is_none() {
-            self.unnamed.push((id, address));
-        }
-        rows.push(kernel_row(id, address, name));
-        self.kernel.insert(address, id);
+        let id = self.add(key);
+        let name = names.and_then(|names| names.name(lookup(address, call)));
+        self.note(id, address, call, name.as_ref());
+        rows.push(kernel_row(id, address, call, name));
         id
     }
 
-    /// The row of a user address; without an instance the process is not known.
-    pub(crate) fn user(&mut self, address: u64, instance: Option<u32>, rows: &mut Vec<FrameRow>) -> u32 {
-        let key = (instance.unwrap_or(0), address);
-        if let Some(&id) = self.user.get(&key) {
+    /// The row of an address in a file, and whether it is new.
+    pub(crate) fn file(
+        &mut self,
+        (file, module): (u32, &str),
+        address: u64,
+        call: bool,
+        rows: &mut Vec<FrameRow>,
+    ) -> (u32, bool) {
+        let key = Key::File { file, address, call };
+        if let Some(&id) = self.known.get(&key) {
+            return (id, false);
+        }
+        let id = self.add(key);
+        let module = Some(text::printable(module));
+        let kind = FrameKind::User;
+        rows.push(FrameRow { id, address, call, kind, file: Some(file), module, ..FrameRow::default() });
+        (id, true)
+    }
+
+    /// The row of an address of a process's own memory; without an instance the process is not known.
+    pub(crate) fn user(
+        &mut self,
+        address: u64,
+        call: bool,
+        instance: Option<u32>,
+        module: Option<&str>,
+        rows: &mut Vec<FrameRow>,
+    ) -> u32 {
+        let key = Key::Process { instance: instance.unwrap_or(0), address, call };
+        if let Some(&id) = self.known.get(&key) {
             return id;
         }
-        let id = self.next_id();
-        rows.push(FrameRow { id, address, kind: FrameKind::User, instance, ..FrameRow::default() });
-        self.user.insert(key, id);
+        let id = self.add(key);
+        let (kind, module) = (FrameKind::User, module.map(str::to_owned));
+        rows.push(FrameRow { id, address, call, kind, instance, module, ..FrameRow::default() });
         id
     }
 
-    fn next_id(&mut self) -> u32 {
-        if self.kernel.len() + self.user.len() >= REMEMBERED {
-            self.kernel.clear();
-            self.user.clear();
+    /// The row of a reason why frames are missing.
+    pub(crate) fn reason(&mut self, kernel: bool, why: &str, rows: &mut Vec<FrameRow>) -> u32 {
+        let key = Key::Reason { kernel, why: why.to_owned() };
+        if let Some(&id) = self.known.get(&key) {
+            return id;
+        }
+        let id = self.add(key);
+        let (kind, symbol) = (FrameKind::Reason, Some(text::printable(why)));
+        let module = Some(if kernel { "kernel" } else { "user" }.to_owned());
+        rows.push(FrameRow { id, kind, symbol, module, ..FrameRow::default() });
+        id
+    }
+
+    /// The function of a kernel frame: start address and symbol.
+    pub(crate) fn function(&self, id: u32) -> Option<(u64, &str)> {
+        self.functions.get(&id).map(|(start, symbol)| (*start, symbol.as_ref()))
+    }
+
+    fn add(&mut self, key: Key) -> u32 {
+        if self.known.len() >= REMEMBERED {
+            self.known.clear();
+            self.functions.clear();
             self.unnamed.clear();
         }
         self.given = self.given.saturating_add(1);
+        self.known.insert(key, self.given);
         self.given
+    }
+
+    fn note(&mut self, id: u32, address: u64, call: bool, name: Option<&Name>) {
+        match name {
+            Some(Name { symbol: Some(symbol), offset, .. }) => {
+                let start = lookup(address, call).wrapping_sub(*offset);
+                self.functions.insert(id, (start, symbol.as_str().into()));
+            }
+            Some(_) => {}
+            None => self.unnamed.push((id, address, call)),
+        }
     }
 
     /// Names what had no name yet. What still has none is tried again at the next call.
     pub(crate) fn name_unnamed(&mut self, names: &dyn Names, rows: &mut Vec<FrameRow>) {
-        self.unnamed.retain(|&(id, address)| match names.name(address) {
-            Some(name) => {
-                rows.push(kernel_row(id, address, Some(name)));
-                false
+        for (id, address, call) in std::mem::take(&mut self.unnamed) {
+            let name = names.name(lookup(address, call));
+            self.note(id, address, call, name.as_ref());
+            if name.is_some() {
+                rows.push(kernel_row(id, address, call, name));
             }
-            None => true,
-        });
+        }
     }
 
     /// Other modules are loaded now: an address outside of the image may have got another name, so it gets a new row.
     pub(crate) fn modules_changed(&mut self, names: &dyn Names, rows: &mut Vec<FrameRow>) {
         self.name_unnamed(names, rows);
-        self.kernel.retain(|&address, _| names.in_image(address));
-        let kernel = &self.kernel;
-        self.unnamed.retain(|(_, address)| kernel.contains_key(address));
+        self.known.retain(|key, _| !matches!(key, Key::Kernel { address, .. } if !names.in_image(*address)));
+        let known = &self.known;
+        self.unnamed.retain(|&(_, address, call)| known.contains_key(&Key::Kernel { address, call }));
     }
 }
 
-fn kernel_row(id: u32, address: u64, name: Option<Name>) -> FrameRow {
+/// A call may be the last instruction of its function: the address behind it belongs to another one.
+fn lookup(address: u64, call: bool) -> u64 {
+    if call { address.wrapping_sub(1) } else { address }
+}
+
+fn kernel_row(id: u32, address: u64, call: bool, name: Option<Name>) -> FrameRow {
     let (symbol, module, offset) = name.map_or((None, None, 0), |n| (n.symbol, n.module, n.offset));
     let clean = |name: Option<String>| name.map(|name| text::printable(&name));
-    FrameRow { id, address, symbol: clean(symbol), module: clean(module), offset, ..FrameRow::default() }
+    let offset = if call { offset.wrapping_add(1) } else { offset };
+    FrameRow {
+        id,
+        address,
+        call,
+        symbol: clean(symbol),
+        module: clean(module),
+        offset,
+        ..FrameRow::default()
+    }
 }
 
 #[cfg(test)]
@@ -136,12 +235,12 @@ pub(crate) mod tests {
     #[test]
     fn addresses_are_stored_once_and_per_instance() {
         let (mut frames, mut rows) = (Frames::default(), Vec::new());
-        let a = frames.user(0x1000, Some(1), &mut rows);
-        assert_eq!(frames.user(0x1000, Some(1), &mut rows), a);
-        assert_ne!(frames.user(0x1000, Some(2), &mut rows), a);
-        assert_ne!(frames.user(0x1000, None, &mut rows), a);
-        let k = frames.kernel(0x1000, None, &mut rows);
-        assert_eq!(frames.kernel(0x1000, None, &mut rows), k);
+        let a = frames.user(0x1000, false, Some(1), None, &mut rows);
+        assert_eq!(frames.user(0x1000, false, Some(1), None, &mut rows), a);
+        assert_ne!(frames.user(0x1000, false, Some(2), None, &mut rows), a);
+        assert_ne!(frames.user(0x1000, false, None, None, &mut rows), a);
+        let k = frames.kernel(0x1000, false, None, &mut rows);
+        assert_eq!(frames.kernel(0x1000, false, None, &mut rows), k);
         assert_eq!(
             rows.iter().map(|r| (r.id, r.kind == FrameKind::Kernel)).collect::<Vec<_>>(),
             [(1, false), (2, false), (3, false), (4, true)]
@@ -149,10 +248,35 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn a_return_address_is_named_by_the_call_before_it() {
+        let (mut frames, mut rows) = (Frames::default(), Vec::new());
+        let names = Fake::default();
+        let id = frames.kernel(0x1300, true, Some(&names), &mut rows);
+        assert_ne!(frames.kernel(0x1300, false, Some(&names), &mut rows), id);
+        assert_eq!(
+            (rows[0].symbol.as_deref(), rows[0].offset, rows[0].call),
+            (Some("symbol_12"), 0x100, true)
+        );
+        assert_eq!(frames.function(id), Some((0x1200, "symbol_12")));
+    }
+
+    #[test]
+    fn code_of_a_file_and_reasons_are_stored_once() {
+        let (mut frames, mut rows) = (Frames::default(), Vec::new());
+        let first = frames.file((3, "libz.so"), 0x50, true, &mut rows);
+        assert_eq!(frames.file((3, "libz.so"), 0x50, true, &mut rows), (first.0, false));
+        assert!(first.1 && frames.file((4, "libz.so"), 0x50, true, &mut rows).1);
+        let why = frames.reason(false, "too \x1bdeep", &mut rows);
+        assert_eq!(frames.reason(false, "too \x1bdeep", &mut rows), why);
+        assert_ne!(frames.reason(true, "too \x1bdeep", &mut rows), why);
+        assert!(rows.iter().all(|row| row.symbol.as_ref().is_none_or(|symbol| !symbol.contains('\x1b'))));
+    }
+
+    #[test]
     fn early_frames_get_their_names_afterwards() {
         let (mut frames, mut rows) = (Frames::default(), Vec::new());
-        let early = frames.kernel(0x1234, None, &mut rows);
-        frames.kernel(0x99, None, &mut rows);
+        let early = frames.kernel(0x1234, false, None, &mut rows);
+        frames.kernel(0x99, false, None, &mut rows);
         rows.clear();
         frames.name_unnamed(&Fake::default(), &mut rows);
         assert_eq!(rows.len(), 1, "an address outside of the image stays without a name");
@@ -163,11 +287,11 @@ pub(crate) mod tests {
     fn another_module_at_the_same_address_is_another_frame() {
         let (mut frames, mut rows) = (Frames::default(), Vec::new());
         let (one, two) = (Fake { module: Some("one") }, Fake { module: Some("two") });
-        let image = frames.kernel(0x1000, Some(&one), &mut rows);
-        let before = frames.kernel(0x10000, Some(&one), &mut rows);
+        let image = frames.kernel(0x1000, false, Some(&one), &mut rows);
+        let before = frames.kernel(0x10000, false, Some(&one), &mut rows);
         frames.modules_changed(&two, &mut rows);
-        assert_eq!(frames.kernel(0x1000, Some(&two), &mut rows), image);
-        assert_ne!(frames.kernel(0x10000, Some(&two), &mut rows), before);
+        assert_eq!(frames.kernel(0x1000, false, Some(&two), &mut rows), image);
+        assert_ne!(frames.kernel(0x10000, false, Some(&two), &mut rows), before);
         let modules: Vec<_> = rows.iter().map(|r| r.module.as_deref()).collect();
         assert_eq!(modules, [None, Some("one"), Some("two")]);
     }
@@ -176,10 +300,10 @@ pub(crate) mod tests {
     fn a_guest_that_jumps_about_is_bounded() {
         let (mut frames, mut rows) = (Frames::default(), Vec::new());
         for address in 0..600_000 {
-            frames.kernel(address, None, &mut rows);
-            frames.user(address, Some(1), &mut rows);
+            frames.kernel(address, false, None, &mut rows);
+            frames.user(address, false, Some(1), None, &mut rows);
             rows.clear();
         }
-        assert!(frames.kernel.len() + frames.user.len() <= REMEMBERED && frames.unnamed.len() <= REMEMBERED);
+        assert!(frames.known.len() <= REMEMBERED && frames.unnamed.len() <= REMEMBERED);
     }
 }

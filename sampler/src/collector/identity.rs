@@ -8,7 +8,8 @@ use std::collections::HashMap;
 
 use symbols::TaskSnapshot;
 
-use crate::batch::InstanceRow;
+use super::walker::{News, Walker};
+use crate::batch::{Batch, CgroupRow, InstanceRow, ThreadRow};
 use crate::text;
 
 /// How many instances are remembered at once. Beyond that the longest unseen half is forgotten; one of those that
@@ -26,6 +27,16 @@ struct Known {
     /// When the name was last seen, CLOCK_MONOTONIC ns.
     named_ns: u64,
     seen: u64,
+    details: Details,
+}
+
+/// What is read of a process besides its name.
+#[derive(Debug, Clone, Default)]
+struct Details {
+    parent_pid: Option<i32>,
+    command: Option<String>,
+    exe: Option<u32>,
+    cgroup: Option<u32>,
 }
 
 /// All instances seen so far.
@@ -36,23 +47,30 @@ pub(crate) struct Identities {
     given: u32,
     shared_number: u32,
     clock: u64,
+    cgroups: HashMap<String, u32>,
 }
 
 impl Identities {
-    /// The instance of `task`, which was read at `read_ns`. A row goes to `rows` when it is new or has got another name.
+    /// The instance of `task`, which was read at `read_ns`. True, and a row in `rows`, when it is new or has got another
+    /// name.
     ///
     /// Sights come in order per vCPU, but not across vCPUs: an older one must not bring back the name before an exec.
-    pub(crate) fn resolve(&mut self, task: &TaskSnapshot, read_ns: u64, rows: &mut Vec<InstanceRow>) -> u32 {
+    pub(crate) fn resolve(
+        &mut self,
+        task: &TaskSnapshot,
+        read_ns: u64,
+        rows: &mut Vec<InstanceRow>,
+    ) -> (u32, bool) {
         self.clock += 1;
         let key = (task.pid, task.start_ns);
         if let Some(known) = self.known.get_mut(&key) {
             known.seen = self.clock;
             if read_ns < known.named_ns {
-                return known.id;
+                return (known.id, false);
             }
             known.named_ns = read_ns;
             if known.comm == task.process_comm && known.kernel_thread == task.kernel_thread {
-                return known.id;
+                return (known.id, false);
             }
             known.kernel_thread = task.kernel_thread;
             if known.comm != task.process_comm {
@@ -60,7 +78,7 @@ impl Identities {
                 known.number = next_number(&mut self.next_number, &mut self.shared_number, task.process_comm);
             }
             rows.push(row(task, known));
-            return known.id;
+            return (known.id, true);
         }
         if self.known.len() >= REMEMBERED {
             self.forget_half();
@@ -73,10 +91,52 @@ impl Identities {
             number: next_number(&mut self.next_number, &mut self.shared_number, task.process_comm),
             named_ns: read_ns,
             seen: self.clock,
+            details: Details::default(),
         };
         rows.push(row(task, &known));
         self.known.insert(key, known);
-        self.given
+        (self.given, true)
+    }
+
+    /// Reads who the process of `task` is, by `walker`.
+    pub(crate) fn describe(
+        &mut self,
+        task: &TaskSnapshot,
+        walker: &mut Walker,
+        news: &mut News,
+        batch: &mut Batch,
+    ) {
+        let process = walker.source().kernel.process(&walker.source().memory, task.task);
+        let cgroup = process.cgroup.ok().map(|path| self.cgroup(&path, &mut batch.cgroups));
+        let Some(known) = self.known.get_mut(&(task.pid, task.start_ns)) else { return };
+        known.details = Details {
+            parent_pid: process.parent.ok(),
+            command: process.argv.ok().filter(|argv| !argv.is_empty()).map(|argv| argv.join(" ")),
+            exe: process.exe.ok().map(|file| walker.file(&file, news)),
+            cgroup,
+        };
+        batch.instances.push(row(task, known));
+    }
+
+    /// The row of a control group.
+    fn cgroup(&mut self, path: &str, rows: &mut Vec<CgroupRow>) -> u32 {
+        if let Some(&id) = self.cgroups.get(path) {
+            return id;
+        }
+        // Beyond that they share the last row: a guest that makes groups endlessly must not exhaust the host's memory.
+        let id = u32::try_from(self.cgroups.len() + 1).unwrap_or(u32::MAX);
+        if self.cgroups.len() >= REMEMBERED {
+            return id;
+        }
+        self.cgroups.insert(path.to_owned(), id);
+        let clean = |name: Option<&str>| name.map(text::printable);
+        rows.push(CgroupRow {
+            id,
+            path: text::printable(path),
+            unit: clean(symbols::systemd_unit(path)),
+            container: clean(symbols::container(path)),
+        });
+        id
     }
 
     fn forget_half(&mut self) {
@@ -103,7 +163,31 @@ fn row(task: &TaskSnapshot, known: &Known) -> InstanceRow {
         comm: text::comm(&known.comm),
         number: known.number,
         kernel_thread: known.kernel_thread,
-        ..InstanceRow::default()
+        parent_pid: known.details.parent_pid,
+        command: known.details.command.clone(),
+        exe: known.details.exe,
+        cgroup: known.details.cgroup,
+    }
+}
+
+/// Names of threads.
+#[derive(Debug, Default)]
+pub(crate) struct Threads {
+    known: HashMap<(u32, i32), [u8; 16]>,
+}
+
+impl Threads {
+    /// Notes the name of a thread; a row goes to `rows` when it is new.
+    pub(crate) fn note(&mut self, instance: u32, task: &TaskSnapshot, rows: &mut Vec<ThreadRow>) {
+        let key = (instance, task.tid);
+        if self.known.get(&key) == Some(&task.comm) {
+            return;
+        }
+        if self.known.len() >= REMEMBERED {
+            self.known.clear();
+        }
+        self.known.insert(key, task.comm);
+        rows.push(ThreadRow { instance, tid: task.tid, comm: text::comm(&task.comm) });
     }
 }
 
@@ -124,9 +208,9 @@ mod tests {
     #[test]
     fn threads_share_and_reused_pids_do_not() {
         let (mut identities, mut rows) = (Identities::default(), Vec::new());
-        let first = identities.resolve(&task(10, 10, 500, "gzip"), 0, &mut rows);
-        assert_eq!(identities.resolve(&task(10, 11, 500, "gzip"), 0, &mut rows), first);
-        let reused = identities.resolve(&task(10, 10, 900, "gzip"), 0, &mut rows);
+        let first = identities.resolve(&task(10, 10, 500, "gzip"), 0, &mut rows).0;
+        assert_eq!(identities.resolve(&task(10, 11, 500, "gzip"), 0, &mut rows).0, first);
+        let reused = identities.resolve(&task(10, 10, 900, "gzip"), 0, &mut rows).0;
         assert_ne!(first, reused);
         assert_eq!(names(&rows), [(1, "gzip#0".into()), (2, "gzip#1".into())]);
     }
@@ -134,10 +218,10 @@ mod tests {
     #[test]
     fn exec_renames_and_fork_makes_another() {
         let (mut identities, mut rows) = (Identities::default(), Vec::new());
-        identities.resolve(&task(1, 1, 5, "sh"), 0, &mut rows);
-        let child = identities.resolve(&task(2, 2, 9, "sh"), 0, &mut rows);
-        assert_eq!(identities.resolve(&task(2, 2, 9, "gzip"), 0, &mut rows), child);
-        identities.resolve(&task(3, 3, 12, "sh"), 0, &mut rows);
+        identities.resolve(&task(1, 1, 5, "sh"), 0, &mut rows).0;
+        let child = identities.resolve(&task(2, 2, 9, "sh"), 0, &mut rows).0;
+        assert_eq!(identities.resolve(&task(2, 2, 9, "gzip"), 0, &mut rows).0, child);
+        identities.resolve(&task(3, 3, 12, "sh"), 0, &mut rows).0;
         let told = [(1, "sh#0".into()), (2, "sh#1".into()), (2, "gzip#0".into()), (3, "sh#2".into())];
         assert_eq!(names(&rows), told);
     }
@@ -145,9 +229,9 @@ mod tests {
     #[test]
     fn an_older_sight_from_another_vcpu_brings_no_name_back() {
         let (mut identities, mut rows) = (Identities::default(), Vec::new());
-        identities.resolve(&task(2, 2, 9, "gzip"), 200, &mut rows);
-        identities.resolve(&task(2, 2, 9, "sh"), 150, &mut rows);
-        identities.resolve(&task(2, 2, 9, "gzip"), 250, &mut rows);
+        identities.resolve(&task(2, 2, 9, "gzip"), 200, &mut rows).0;
+        identities.resolve(&task(2, 2, 9, "sh"), 150, &mut rows).0;
+        identities.resolve(&task(2, 2, 9, "gzip"), 250, &mut rows).0;
         assert_eq!(names(&rows), [(1, "gzip#0".into())]);
     }
 
@@ -171,9 +255,9 @@ mod tests {
         let (mut identities, mut rows) = (Identities::default(), Vec::new());
         let mut init = task(1, 1, 0, "init");
         init.kernel_thread = true;
-        identities.resolve(&init, 0, &mut rows);
+        identities.resolve(&init, 0, &mut rows).0;
         init.kernel_thread = false;
-        identities.resolve(&init, 0, &mut rows);
+        identities.resolve(&init, 0, &mut rows).0;
         let told: Vec<_> = rows.iter().map(|r| (r.id, r.number, r.kernel_thread)).collect();
         assert_eq!(told, [(1, 0, true), (1, 0, false)]);
     }
@@ -185,13 +269,13 @@ mod tests {
         for n in 0..200_000_i32 {
             // A new name every time, so the names' counters fill up as well; the last names come twice.
             let name = format!("b{}", if n >= 150_000 { n / 2 * 2 } else { n });
-            identities.resolve(&task(n, n, 1, &name), 0, &mut rows);
+            identities.resolve(&task(n, n, 1, &name), 0, &mut rows).0;
             let last = rows.last().expect("a row");
             assert!(given.insert((last.comm.clone(), last.number)), "{last:?}");
         }
         assert!(identities.known.len() <= REMEMBERED && identities.next_number.len() <= NAMES);
         rows.clear();
-        identities.resolve(&task(199_999, 1, 1, "b199998"), 0, &mut rows);
+        identities.resolve(&task(199_999, 1, 1, "b199998"), 0, &mut rows).0;
         assert!(rows.is_empty(), "a recently seen instance is still known");
     }
 }

@@ -4,27 +4,33 @@ pub(crate) mod console;
 pub(crate) mod finder;
 pub(crate) mod frames;
 pub(crate) mod identity;
+mod interrupts;
 pub(crate) mod mode;
+mod namer;
 pub(crate) mod resolver;
+mod stacks;
+mod walker;
 
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, TryRecvError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use rtrb::Consumer;
+use vmm::{GuestMemoryMmap, monotonic_ns};
 
 use crate::batch::{Batch, EventRow, Sink};
-use crate::record::Record;
-use crate::session::{Ending, Shared, Totals};
-use finder::{News, Wanted};
+use crate::record::Sampled;
+use crate::session::{Ending, OpenFiles, Shared, Totals};
+use crate::vcpu::Ends;
+use finder::{Code, News, Wanted};
+use namer::{Named, Nameless, Namer};
 use resolver::Resolver;
-use vmm::monotonic_ns;
+use walker::{Source, Walker};
 
-/// How often the rings are drained.
-const PERIOD: Duration = Duration::from_millis(20);
+/// How often the rings are drained: a process that has ended meanwhile can't be asked for its mappings any more.
+const PERIOD: Duration = Duration::from_millis(10);
 /// A batch is written at least this often: a killed run loses at most this and one period.
 const FLUSH_PERIOD: Duration = Duration::from_millis(200);
 /// A batch of this many samples is written at once.
@@ -33,6 +39,23 @@ const FLUSH_SAMPLES: usize = 8_192;
 const WINDOW: Duration = Duration::from_secs(1);
 /// How long the finder may take to end: its longest step, reading a kernel's symbols, takes about a second.
 const FINDER_LIMIT: Duration = Duration::from_secs(10);
+/// How long naming may go on after the end of a run.
+const NAMER_LIMIT: Duration = Duration::from_secs(60);
+
+/// What stacks are walked in.
+struct Guest {
+    memory: GuestMemoryMmap,
+    files: OpenFiles,
+    depth: usize,
+}
+
+/// The namer's thread as the collector sees it.
+#[derive(Debug)]
+struct NamerHandle {
+    wanted: Sender<Nameless>,
+    named: Receiver<Named>,
+    thread: JoinHandle<()>,
+}
 
 /// The finder's thread as the collector sees it.
 #[derive(Debug)]
@@ -52,9 +75,13 @@ impl Drop for FinderHandle {
 /// Everything the collector's thread owns.
 pub(crate) struct Collector {
     shared: Arc<Shared>,
-    rings: Vec<Consumer<Record>>,
+    rings: Vec<Ends>,
     sink: Box<dyn Sink>,
     finder: Option<FinderHandle>,
+    guest: Option<Guest>,
+    namer: Option<NamerHandle>,
+    /// Samples whose stacks were not copied: all boxes were under way.
+    stacks_missed: u64,
     resolver: Resolver,
     batch: Batch,
     flushed: Instant,
@@ -72,7 +99,7 @@ impl fmt::Debug for Collector {
 impl Collector {
     pub(crate) fn new(
         shared: Arc<Shared>,
-        rings: Vec<Consumer<Record>>,
+        rings: Vec<Ends>,
         sink: Box<dyn Sink>,
         meta: Vec<(String, String)>,
     ) -> Self {
@@ -83,6 +110,9 @@ impl Collector {
             rings,
             sink,
             finder: None,
+            guest: None,
+            namer: None,
+            stacks_missed: 0,
             resolver,
             batch: Batch { meta, ..Batch::default() },
             flushed: now,
@@ -105,6 +135,11 @@ impl Collector {
         self.finder = Some(finder);
     }
 
+    /// Stacks of at most `depth` frames are to be walked in this guest.
+    pub(crate) fn look_at(&mut self, memory: GuestMemoryMmap, files: OpenFiles, depth: usize) {
+        self.guest = (depth > 0).then_some(Guest { memory, files, depth });
+    }
+
     /// The collector's thread: runs until the session ends.
     pub(crate) fn run(mut self) -> Totals {
         while !self.shared.stop.load(Ordering::Acquire) {
@@ -123,16 +158,24 @@ impl Collector {
         self.hear_finder();
         for vcpu in 0..self.rings.len() {
             // No more than stands there now: a ring that fills as fast as it is drained must not starve the others.
-            for _ in 0..self.rings[vcpu].slots() {
-                let Ok(record) = self.rings[vcpu].pop() else { break };
+            for _ in 0..self.rings[vcpu].samples.slots() {
+                let Ok(Sampled { record, stack, stack_missed }) = self.rings[vcpu].samples.pop() else {
+                    break;
+                };
                 let id = u8::try_from(vcpu).unwrap_or(u8::MAX);
-                self.resolver.sample(id, &record, &mut self.batch);
+                self.resolver.sample(id, &record, stack.as_deref(), &mut self.batch);
+                self.stacks_missed += u64::from(stack_missed);
+                if let Some(stack) = stack {
+                    // There are no more boxes than the pool has room for.
+                    drop(self.rings[vcpu].pool.push(stack));
+                }
                 if self.batch.samples.len() >= FLUSH_SAMPLES {
                     self.flush();
                 }
             }
         }
         self.ask_finder();
+        self.ask_namer();
         let dropped = self.shared.console.take(&mut self.batch.console);
         if dropped > 0 {
             self.batch.meta.push(("console_dropped_bytes".to_owned(), dropped.to_string()));
@@ -175,11 +218,67 @@ impl Collector {
                 );
                 self.batch.meta.push(("kernel".to_owned(), release.clone()));
                 self.shared.status().kernel = Some(release);
-                self.resolver.kernel_found(found.names, &mut self.batch);
+                let walker = self.walker(&found.code);
+                self.resolver.kernel_found(found.code.names, walker, &mut self.batch);
             }
-            News::Names(names) => self.resolver.modules_changed(names, &mut self.batch),
+            News::Code(code) => {
+                self.resolver.modules_changed(code.names, code.unwinder, &mut self.batch);
+                if let Some(interrupts) = code.interrupts {
+                    self.resolver.interrupts_changed(&interrupts);
+                }
+            }
+            News::SystemCalls(names) => {
+                let named = (0..).zip(names).filter_map(|(number, name)| Some((number, name?)));
+                self.batch.syscalls.extend(named);
+            }
             News::Tasks(tasks) => self.resolver.census(&tasks, &mut self.batch),
             News::Missing(text) => self.event("missing", text),
+        }
+    }
+
+    /// A walker of stacks for the kernel that was found; its namer is started, too.
+    fn walker(&mut self, code: &Code) -> Option<Walker> {
+        let guest = self.guest.take()?;
+        let (kernel, unwinder) = (code.kernel.clone()?, code.unwinder.clone()?);
+        let source = Source::new(Arc::clone(&kernel), guest.memory.clone(), (guest.files)());
+        let namer = Namer::new(source, (guest.files)());
+        let ((wanted, to_name), (to_tell, named)) = (mpsc::channel(), mpsc::channel());
+        let thread = thread::Builder::new().name("namer".to_owned());
+        match thread.spawn(move || namer.run(&to_name, &to_tell)) {
+            Ok(thread) => self.namer = Some(NamerHandle { wanted, named, thread }),
+            Err(error) => self.event("missing", format!("user code is not named: no thread: {error}")),
+        }
+        Some(Walker::new(kernel, unwinder, guest.memory, &guest.files, guest.depth))
+    }
+
+    fn ask_namer(&mut self) {
+        let Some(namer) = &self.namer else { return self.resolver.nameless.clear() };
+        for nameless in self.resolver.nameless.drain(..) {
+            // The namer ends early only by a panic, which is told at the end.
+            drop(namer.wanted.send(nameless));
+        }
+        while let Ok(named) = namer.named.try_recv() {
+            take_name(named, &mut self.batch);
+        }
+    }
+
+    /// Waits until all frames have their names.
+    fn end_namer(&mut self) {
+        self.ask_namer();
+        let Some(NamerHandle { wanted, named, thread }) = self.namer.take() else { return };
+        drop(wanted);
+        let until = Instant::now() + NAMER_LIMIT;
+        loop {
+            match named.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                Ok(named) => take_name(named, &mut self.batch),
+                Err(RecvTimeoutError::Timeout) => {
+                    return self.event("missing", format!("naming user code took more than {NAMER_LIMIT:?}"));
+                }
+                Err(RecvTimeoutError::Disconnected) if thread.join().is_err() => {
+                    return self.event("missing", "naming user code failed unexpectedly".to_owned());
+                }
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
         }
     }
 
@@ -231,13 +330,7 @@ impl Collector {
             }
         }
         let batch = &mut self.batch;
-        batch.meta.clear();
-        batch.vcpus.clear();
-        batch.instances.clear();
-        batch.frames.clear();
-        batch.samples.clear();
-        batch.console.clear();
-        batch.events.clear();
+        batch.clear();
     }
 
     fn fail(&mut self, error: String) {
@@ -251,10 +344,15 @@ impl Collector {
         self.collect();
         self.end_finder();
         self.collect();
+        self.end_namer();
         let Ending { meta, complete } = self.shared.ending();
         self.flush();
         if self.totals.lost > 0 {
             self.event("lost", format!("{} samples were lost in all", self.totals.lost));
+        }
+        if self.stacks_missed > 0 {
+            let missed = self.stacks_missed;
+            self.event("lost", format!("{missed} samples have no stack: the collector did not keep up"));
         }
         let duration = ended_ns.saturating_sub(self.shared.zero_ns);
         let mut last = Batch { vcpus: self.shared.vcpu_rows(), meta, ..Batch::default() };
@@ -286,6 +384,16 @@ impl Collector {
                 }
             }
         }
+    }
+}
+
+fn take_name(named: Named, batch: &mut Batch) {
+    match named {
+        Named::Frame(row, mut inlined) => {
+            batch.frames.push(row);
+            batch.inlined.append(&mut inlined);
+        }
+        Named::File(row) => batch.files.push(row),
     }
 }
 

@@ -1,19 +1,26 @@
-//! From records to rows: identity, frame and mode of each sample. Knows no threads and no clock.
+//! From samples to rows: identity, stack and mode of each sample. Knows no threads and no clock.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use symbols::TaskSnapshot;
+use symbols::{Interrupts, KernelUnwinder, StackCopy, TaskSnapshot};
 
 use super::frames::{Frames, Names};
-use super::identity::Identities;
+use super::identity::{Identities, Threads};
+use super::interrupts::InterruptNames;
 use super::mode::Classifier;
+use super::namer::Nameless;
+use super::stacks::Stacks;
+use super::walker::{News, Owner, Step, Walker};
 use crate::batch::{Batch, Mode, SampleRow};
 use crate::record::Record;
 use crate::text;
 
 /// Kernel addresses are the upper half, whatever the number of page table levels.
 const KERNEL_HALF: u64 = 1 << 63;
+
+/// Module of code in memory without a file, which a program has made itself.
+const ANONYMOUS: &str = "anonymous";
 
 /// Samples of about a second, for the live line.
 #[derive(Debug, Default)]
@@ -38,14 +45,20 @@ impl Window {
     }
 }
 
-/// Resolves records.
+/// Resolves samples.
 #[derive(Debug, Default)]
 pub(crate) struct Resolver {
     zero_ns: u64,
     identities: Identities,
+    threads: Threads,
     frames: Frames,
+    stacks: Stacks,
     classifier: Classifier,
+    interrupts: InterruptNames,
     names: Option<Arc<dyn Names>>,
+    /// Walks stacks, once the kernel was found.
+    walker: Option<Walker>,
+    steps: Vec<Step>,
     window: Window,
     /// Time of the newest sample, CLOCK_MONOTONIC ns.
     latest_ns: u64,
@@ -55,6 +68,17 @@ pub(crate) struct Resolver {
     pub(crate) candidate: Option<(u64, bool)>,
     /// An address was hit that may belong to a module loaded since.
     pub(crate) unknown_module: bool,
+    /// Frames of files, to be named.
+    pub(crate) nameless: Vec<Nameless>,
+}
+
+/// Where a sample's frames went.
+#[derive(Debug, Default)]
+struct Placed {
+    frame: Option<u32>,
+    stack: Option<u32>,
+    interrupt: Option<u32>,
+    syscall: Option<u32>,
 }
 
 impl Resolver {
@@ -63,16 +87,22 @@ impl Resolver {
     }
 
     /// Adds the sample's row to `batch`, and rows for what it is the first to mention.
-    pub(crate) fn sample(&mut self, vcpu: u8, record: &Record, batch: &mut Batch) {
+    pub(crate) fn sample(&mut self, vcpu: u8, record: &Record, stack: Option<&StackCopy>, batch: &mut Batch) {
         let mode = self.classifier.classify(record);
         let task = record.current.and_then(|current| current.task);
         self.latest_ns = self.latest_ns.max(record.time_ns);
-        let instance = task.map(|task| self.identities.resolve(&task, record.time_ns, &mut batch.instances));
-        let frame = if mode == Mode::User {
-            self.frames.user(record.rip, instance, &mut batch.frames)
-        } else {
-            self.kernel_frame(record, batch)
-        };
+        let instance = task.map(|task| {
+            let instance = self.identify(&task, record.time_ns, batch);
+            self.threads.note(instance, &task, &mut batch.threads);
+            instance
+        });
+        let leaf = if mode == Mode::User { None } else { Some(self.kernel_frame(record, batch)) };
+        let owner = instance.zip(task).map(|(instance, task)| Owner { instance, task, cr3: record.cr3 });
+        let placed = stack.map(|stack| self.place(stack, owner, mode, batch)).unwrap_or_default();
+        let frame = placed
+            .frame
+            .or(leaf)
+            .unwrap_or_else(|| self.frames.user(record.rip, false, instance, None, &mut batch.frames));
         self.count(mode, instance, task.as_ref());
         batch.samples.push(SampleRow {
             vcpu,
@@ -88,13 +118,72 @@ impl Resolver {
             preempt_count: record.current.map(|current| current.preempt_count),
             instance,
             tid: task.map(|task| task.tid),
-            ..SampleRow::default()
+            stack: placed.stack,
+            syscall: placed.syscall.filter(|_| mode == Mode::Kernel),
+            interrupt: placed.interrupt,
         });
+    }
+
+    /// The instance of `task`. Who it is, is read when it is new, and again after an exec.
+    fn identify(&mut self, task: &TaskSnapshot, read_ns: u64, batch: &mut Batch) -> u32 {
+        let (instance, fresh) = self.identities.resolve(task, read_ns, &mut batch.instances);
+        if fresh && let Some(walker) = &mut self.walker {
+            let mut news = News::default();
+            self.identities.describe(task, walker, &mut news, batch);
+            batch.files.append(&mut news.files);
+        }
+        instance
+    }
+
+    /// Walks the stack and stores its frames.
+    fn place(&mut self, stack: &StackCopy, owner: Option<Owner>, mode: Mode, batch: &mut Batch) -> Placed {
+        let Some(walker) = &mut self.walker else { return Placed::default() };
+        let mut steps = std::mem::take(&mut self.steps);
+        steps.clear();
+        let mut news = News::default();
+        let walked = walker.walk(stack, owner, &mut steps, &mut news);
+        self.unknown_module |= walked.unknown_code;
+        batch.files.append(&mut news.files);
+        batch.mappings.append(&mut news.mappings);
+        let ids: Vec<u32> = steps.iter().map(|step| self.step(step, owner, batch)).collect();
+        let functions = ids.iter().map_while(|&id| self.frames.function(id));
+        let placed = Placed {
+            frame: steps
+                .first()
+                .filter(|step| !matches!(step, Step::Reason { .. }))
+                .and(ids.first().copied()),
+            interrupt: self.interrupts.of(mode, functions, &mut batch.interrupts),
+            stack: self.stacks.intern(ids.iter().rev().copied(), &mut batch.stacks),
+            syscall: walked.syscall,
+        };
+        self.steps = steps;
+        placed
+    }
+
+    fn step(&mut self, step: &Step, owner: Option<Owner>, batch: &mut Batch) -> u32 {
+        let rows = &mut batch.frames;
+        match step {
+            Step::Kernel { address, call } => {
+                self.frames.kernel(*address, *call, self.names.as_deref(), rows)
+            }
+            Step::User { address, call, file: Some(file), .. } => {
+                let (id, new) = self.frames.file((file.id(), file.name()), *address, *call, rows);
+                if new && let Some(row) = rows.last() {
+                    self.nameless.push(Nameless { row: row.clone(), file: Arc::clone(file) });
+                }
+                id
+            }
+            Step::User { address, call, file: None, anonymous } => {
+                let module = anonymous.then_some(ANONYMOUS);
+                self.frames.user(*address, *call, owner.map(|owner| owner.instance), module, rows)
+            }
+            Step::Reason { kernel, why } => self.frames.reason(*kernel, why, rows),
+        }
     }
 
     fn kernel_frame(&mut self, record: &Record, batch: &mut Batch) -> u32 {
         let before = batch.frames.len();
-        let frame = self.frames.kernel(record.rip, self.names.as_deref(), &mut batch.frames);
+        let frame = self.frames.kernel(record.rip, false, self.names.as_deref(), &mut batch.frames);
         if record.rip & KERNEL_HALF != 0 {
             if record.long_mode {
                 self.candidate = Some((record.cr3, record.five_level));
@@ -125,15 +214,29 @@ impl Resolver {
     }
 
     /// The kernel was found: frames get their names from now on, earlier ones get them now.
-    pub(crate) fn kernel_found(&mut self, names: Arc<dyn Names>, batch: &mut Batch) {
+    pub(crate) fn kernel_found(&mut self, names: Arc<dyn Names>, walker: Option<Walker>, batch: &mut Batch) {
         self.frames.name_unnamed(names.as_ref(), &mut batch.frames);
         self.names = Some(names);
+        self.walker = walker;
+    }
+
+    /// Handlers of interrupts.
+    pub(crate) fn interrupts_changed(&mut self, interrupts: &Interrupts) {
+        self.interrupts.update(interrupts);
     }
 
     /// Other modules are loaded.
-    pub(crate) fn modules_changed(&mut self, names: Arc<dyn Names>, batch: &mut Batch) {
+    pub(crate) fn modules_changed(
+        &mut self,
+        names: Arc<dyn Names>,
+        unwinder: Option<Arc<KernelUnwinder>>,
+        batch: &mut Batch,
+    ) {
         self.frames.modules_changed(names.as_ref(), &mut batch.frames);
         self.names = Some(names);
+        if let Some((walker, unwinder)) = self.walker.as_mut().zip(unwinder) {
+            walker.unwinder_changed(unwinder);
+        }
     }
 
     /// Tasks that exist, sampled or not. They are read while the guest runs, so one alone may be half made or half gone:
@@ -145,7 +248,7 @@ impl Resolver {
                 self.classifier.tasks_exist();
             }
             if self.census.contains(&sight(task)) {
-                self.identities.resolve(task, self.latest_ns, &mut batch.instances);
+                self.identify(task, self.latest_ns, batch);
             }
         }
         self.census = tasks.iter().map(sight).collect();

@@ -10,8 +10,8 @@ use super::frames::tests::Fake;
 use super::*;
 use crate::batch::{Mode, SinkError};
 use crate::clock::ClockKind;
-use crate::record::Moment;
-use crate::session::{Session, SessionConfig, VcpuSampler};
+use crate::record::{Moment, Record};
+use crate::session::{Session, SessionConfig, VcpuSampler, no_files};
 
 fn task(pid: i32, name: &str) -> TaskSnapshot {
     let mut comm = [0; 16];
@@ -38,12 +38,12 @@ fn a_run_is_resolved() {
     let mut resolver = Resolver::new(1_000);
     let mut batch = Batch::default();
     let gzip = task(5, "gzip");
-    resolver.sample(0, &hit(0, 0x1234, 0, None), &mut batch);
-    resolver.sample(0, &hit(0, 0x77, 0, None), &mut batch);
-    resolver.kernel_found(Arc::new(Fake::default()), &mut batch);
-    resolver.sample(1, &hit(3, 0x40_0000, 0, Some(gzip)), &mut batch);
-    resolver.sample(1, &hit(0, 0x1240, 0x1_0000, Some(gzip)), &mut batch);
-    resolver.sample(0, &hit(0, 0x1240, 0, Some(task(0, "swapper/0"))), &mut batch);
+    resolver.sample(0, &hit(0, 0x1234, 0, None), None, &mut batch);
+    resolver.sample(0, &hit(0, 0x77, 0, None), None, &mut batch);
+    resolver.kernel_found(Arc::new(Fake::default()), None, &mut batch);
+    resolver.sample(1, &hit(3, 0x40_0000, 0, Some(gzip)), None, &mut batch);
+    resolver.sample(1, &hit(0, 0x1240, 0x1_0000, Some(gzip)), None, &mut batch);
+    resolver.sample(0, &hit(0, 0x1240, 0, Some(task(0, "swapper/0"))), None, &mut batch);
     let modes: Vec<_> = batch.samples.iter().map(|s| (s.vcpu, s.mode, s.frame, s.instance)).collect();
     assert_eq!(
         modes,
@@ -76,17 +76,17 @@ fn kernel_code_gives_candidates_and_unknown_modules_a_request() {
     let mut resolver = Resolver::new(0);
     let mut batch = Batch::default();
     let high = 0xff11_0000_8100_0000;
-    resolver.sample(0, &hit(3, high, 0, None), &mut batch);
-    resolver.sample(0, &hit(0, 0x1000, 0, None), &mut batch);
-    resolver.sample(0, &Record { long_mode: false, ..hit(0, high, 0, None) }, &mut batch);
+    resolver.sample(0, &hit(3, high, 0, None), None, &mut batch);
+    resolver.sample(0, &hit(0, 0x1000, 0, None), None, &mut batch);
+    resolver.sample(0, &Record { long_mode: false, ..hit(0, high, 0, None) }, None, &mut batch);
     assert_eq!(resolver.candidate, None);
-    resolver.sample(0, &Record { five_level: true, ..hit(0, high + 1, 0, None) }, &mut batch);
+    resolver.sample(0, &Record { five_level: true, ..hit(0, high + 1, 0, None) }, None, &mut batch);
     assert_eq!(resolver.candidate.take(), Some((0x1000, true)));
     assert!(!resolver.unknown_module, "without a kernel every address is unknown");
-    resolver.kernel_found(Arc::new(Fake::default()), &mut batch);
-    resolver.sample(0, &hit(0, high + 2, 0, None), &mut batch);
+    resolver.kernel_found(Arc::new(Fake::default()), None, &mut batch);
+    resolver.sample(0, &hit(0, high + 2, 0, None), None, &mut batch);
     assert!(std::mem::take(&mut resolver.unknown_module));
-    resolver.sample(0, &hit(0, high + 2, 0, None), &mut batch);
+    resolver.sample(0, &hit(0, high + 2, 0, None), None, &mut batch);
     assert!(!resolver.unknown_module, "an address asks once");
 }
 
@@ -99,7 +99,7 @@ fn a_census_lists_tasks_without_samples() {
     resolver.census(&[task(0, "swapper/0"), task(1, "init"), task(1, "init")], &mut batch);
     let names: Vec<_> = batch.instances.iter().map(|i| i.comm.as_str()).collect();
     assert_eq!(names, ["swapper/0", "init"]);
-    resolver.sample(0, &hit(0, 0x1000, 0, Some(task(0, "swapper/0"))), &mut batch);
+    resolver.sample(0, &hit(0, 0x1000, 0, Some(task(0, "swapper/0"))), None, &mut batch);
     assert_eq!(batch.samples[0].mode, Mode::Idle, "tasks exist, so the boot is over");
 }
 
@@ -145,8 +145,9 @@ impl Sink for Memory {
 
 fn session(sink: &Memory, vcpus: u8) -> (Session, Vec<VcpuSampler>) {
     let meta = vec![("host".to_owned(), "kvm".to_owned())];
-    let config = SessionConfig { vcpus, rate_hz: 1_000.0, clock: ClockKind::Uniform, seed: 4, meta };
-    Session::new(config, Box::new(sink.clone()))
+    let config =
+        SessionConfig { vcpus, rate_hz: 1_000.0, clock: ClockKind::Uniform, seed: 4, stack_depth: 127, meta };
+    Session::new(config, Box::new(sink.clone()), no_files())
 }
 
 fn guest() -> GuestMemoryMmap {

@@ -176,3 +176,26 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn bit_fields_are_had_by_bits() {
+    /// The bit of `info` that says that members hold the sizes of bit-fields.
+    const FLAG: u32 = 1 << 31;
+    const STRUCT: u32 = 4 << 24;
+    for flag in [true, false] {
+        let mut w = BtfWriter::new();
+        let short = w.int("short", 2);
+        // Without the flag, an integer of four bits from bit 8 on tells.
+        let four = w.raw("four", 1 << 24, 4, &[8 << 16 | 4]);
+        let name = w.structure("", &[("sp_offset", short, 0), ("type", four, 4)]);
+        let place = if flag { 4 << 24 | 40 } else { 32 };
+        let info = STRUCT | 2 | if flag { FLAG } else { 0 };
+        // Strings: a NUL, "short", "four", "sp_offset", "type".
+        assert_eq!(w.raw("entry", info, 6, &[12, short, 0, 22, four, place]), name + 1);
+        let bytes = w.bytes();
+        let btf = Btf::parse(&bytes).unwrap();
+        assert_eq!(btf.bits("entry", "type"), Some((40, 4)));
+        assert_eq!(btf.bits("entry", "sp_offset"), Some((0, 16)));
+        assert_eq!((btf.bits("entry", "none"), btf.size_of("entry")), (None, Some(6)));
+    }
+}

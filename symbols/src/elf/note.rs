@@ -57,7 +57,8 @@ mod tests {
 
     fn note(name: &[u8], kind: u32, description: &[u8]) -> Vec<u8> {
         let mut note = Vec::new();
-        for word in [name.len() as u32, description.len() as u32, kind] {
+        let size = |part: &[u8]| u32::try_from(part.len()).unwrap();
+        for word in [size(name), size(description), kind] {
             note.extend(word.to_le_bytes());
         }
         for part in [name, description] {

@@ -47,7 +47,7 @@ fn headers_and_sections_are_what_readelf_says() {
             assert_eq!((section.address, section.size), (hex(address), hex(size)), "{path} {name}");
             assert_eq!(section.in_file, kind != "NOBITS", "{path} {name}");
             if section.in_file {
-                assert_eq!(elf.section(name).unwrap().bytes.len() as u64, section.size);
+                assert_eq!(elf.section(name).unwrap().bytes.len(), section.size);
                 sections += 1;
             }
         }
@@ -139,7 +139,7 @@ fn compressed_sections_are_what_was_compressed() {
         for name in [".debug_line", ".debug_abbrev", ".debug_str"] {
             let Ok(expected) = plain.section(name) else { continue };
             let info = elf.sections().find(|section| section.name == name).unwrap();
-            assert!(info.size < expected.bytes.len() as u64, "{name} is compressed");
+            assert!(info.size < expected.bytes.len(), "{name} is compressed");
             assert_eq!(elf.section(name).unwrap().bytes, expected.bytes, "{kind} {name}");
         }
     }

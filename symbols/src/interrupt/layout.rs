@@ -42,6 +42,7 @@ pub(crate) struct DescLayout {
     pub(crate) action: usize,
     pub(crate) action_name: usize,
     pub(crate) action_handler: usize,
+    pub(crate) action_thread: usize,
     pub(crate) action_next: usize,
 }
 
@@ -53,6 +54,7 @@ impl DescLayout {
             action: offset(btf, "irq_desc", "action")?,
             action_name: action("name")?,
             action_handler: action("handler")?,
+            action_thread: action("thread_fn")?,
             action_next: action("next")?,
         })
     }

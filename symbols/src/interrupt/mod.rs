@@ -58,6 +58,8 @@ pub struct InterruptAction {
     pub name: String,
     /// The function that handles the interrupt.
     pub handler: VirtAddr,
+    /// The function that does the rest of the work in a thread of its own.
+    pub thread: Option<VirtAddr>,
 }
 
 /// A softirq.
@@ -171,14 +173,18 @@ fn line<M: PhysicalMemory>(view: &View<'_, M>, desc: &DescLayout, at: u64) -> Op
     let mut actions = Vec::new();
     while action != 0 && actions.len() < MAX_ACTIONS {
         let read = |offset| view.u64(action, offset);
-        let (Some(name), Some(handler), Some(next)) =
-            (read(desc.action_name), read(desc.action_handler), read(desc.action_next))
-        else {
+        let (Some(name), Some(handler), Some(thread), Some(next)) = (
+            read(desc.action_name),
+            read(desc.action_handler),
+            read(desc.action_thread),
+            read(desc.action_next),
+        ) else {
             break;
         };
         actions.push(InterruptAction {
             name: view.text::<NAME>(name).unwrap_or_default(),
             handler: VirtAddr(handler),
+            thread: (thread != 0).then_some(VirtAddr(thread)),
         });
         action = next;
     }

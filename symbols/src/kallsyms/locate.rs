@@ -3,6 +3,9 @@
 //! The tokens of the ten digits are themselves, so `"0\0" "1\0" ... "9\0"` stands in every token
 //! table. From there on each array is found by its neighbour and confirmed by walking it: the
 //! token table by its index, the names by the markers, the offsets by the addresses they give.
+//!
+//! Each array starts at a multiple of 8 bytes, or of 4 where offsets are relative to their own place, as
+//! seen in Linux 7.2 and 7.3 (`output_label`, scripts/kallsyms.c). Both are looked for everywhere.
 
 use crate::bytes::{index, u16_at, u32_at};
 use crate::image::Image;
@@ -25,7 +28,11 @@ const MARKER_STEP: std::ops::RangeInclusive<u32> = 512..=256 * 514;
 /// Names that are walked to find where they start, at most: an honest kernel's are walked once.
 const MAX_WALKED: usize = 16 * MAX_SYMBOLS;
 /// Places that look like markers and are looked at closely, at most.
-const MAX_MARKER_CANDIDATES: usize = 16;
+const MAX_MARKER_CANDIDATES: usize = 32;
+/// Multiples at which arrays start: that of Linux 7.2, that of those before.
+const ALIGNMENTS: [u64; 2] = [4, 8];
+/// The smaller of them.
+const STEP: u64 = 4;
 
 /// The arrays of kallsyms, copied out of the image and checked.
 #[derive(Debug)]
@@ -78,7 +85,7 @@ struct Names {
 }
 
 fn align8(at: u64) -> Option<u64> {
-    Some(at.checked_add(7)? & !7)
+    at.checked_next_multiple_of(8)
 }
 
 /// Finds all arrays; `None` when the image has none that fit together.
@@ -108,7 +115,20 @@ fn token_table(memory: &impl PhysicalMemory, image: &Image, digits: u64) -> Opti
     for _ in ZERO..256 {
         end += window.get(end..)?.iter().position(|&b| b == 0)? + 1;
     }
-    let index_at = align8(digits.checked_add(end as u64)?)?;
+    let end = digits.checked_add(end as u64)?;
+    ALIGNMENTS.into_iter().find_map(|alignment| {
+        let index_at = end.checked_next_multiple_of(alignment)?;
+        indexed_by(memory, image, (digits, end), index_at)
+    })
+}
+
+/// The token table that has its digits at `digits`, ends at `end`, and has its index at `index_at`.
+fn indexed_by(
+    memory: &impl PhysicalMemory,
+    image: &Image,
+    (digits, end): (u64, u64),
+    index_at: u64,
+) -> Option<Tokens> {
     let mut raw = [0; 512];
     image.read(memory, index_at, &mut raw)?;
     let mut starts = [0; 256];
@@ -116,7 +136,7 @@ fn token_table(memory: &impl PhysicalMemory, image: &Image, digits: u64) -> Opti
         *start = u16_at(&raw, i * 2)?;
     }
     let virt = digits.checked_sub(u64::from(starts[ZERO]))?;
-    let table = image.bytes(memory, (virt, digits.checked_add(end as u64)?))?;
+    let table = image.bytes(memory, (virt, end))?;
     let mut at = 0;
     for &start in &starts {
         if usize::from(start) != at {
@@ -148,13 +168,14 @@ fn mapped_prefix(memory: &impl PhysicalMemory, image: &Image, start: u64, end: u
 fn names(memory: &impl PhysicalMemory, image: &Image, token_table: u64, walk: &mut usize) -> Option<Names> {
     // Between the markers and the token table: nothing, or 3 bytes a symbol (6.2 to 6.4).
     let back = (MAX_SYMBOLS * 3 + MAX_SYMBOLS / PER_MARKER * 4) as u64;
-    let start = token_table.checked_sub(back)?.max(image.range().0) & !7;
+    let start = token_table.checked_sub(back)?.max(image.range().0) & !(STEP - 1);
     let window = mapped_suffix(memory, image, start, token_table);
     let window_virt = token_table - window.len() as u64;
-    let aligned = index(window_virt.wrapping_neg() & 7);
+    let step = index(STEP);
+    let aligned = index(window_virt.wrapping_neg() % STEP);
     let mut candidates = 0;
-    let mut at = aligned + window.len().saturating_sub(aligned) / 8 * 8;
-    while let Some(next) = at.checked_sub(8).filter(|&a| a >= aligned) {
+    let mut at = aligned + window.len().saturating_sub(aligned) / step * step;
+    while let Some(next) = at.checked_sub(step).filter(|&a| a >= aligned) {
         at = next;
         let markers = ascending(&window[at..]);
         if markers.len() < 2 {
@@ -218,22 +239,24 @@ fn names_before(
         return None;
     }
     let block = u64::from(*MARKER_STEP.end());
-    let highest = markers_virt.checked_sub(last)? & !7;
+    let highest = markers_virt.checked_sub(last)? & !(STEP - 1);
     let lowest = highest.saturating_sub(block).max(image.range().0 + 8);
     let bytes = mapped_suffix(memory, image, lowest - 8, markers_virt);
     let bytes_virt = markers_virt - bytes.len() as u64;
     let mut start = highest;
     while start >= lowest && start >= bytes_virt + 8 {
         let at = index(start - bytes_virt);
-        // num_syms is a u32, padded to 8.
-        let count = u32_at(&bytes, at - 8)? as usize;
-        if count <= MAX_SYMBOLS
-            && count.div_ceil(PER_MARKER) == markers.len()
-            && names_fit(&bytes[at..], count, markers, walk)
-        {
-            return Some(Names { bytes: bytes[at..].to_vec(), count, virt: start });
+        for alignment in ALIGNMENTS.into_iter().filter(|alignment| start.is_multiple_of(*alignment)) {
+            // num_syms is a u32, padded.
+            let count = u32_at(&bytes, at - index(alignment))? as usize;
+            if count <= MAX_SYMBOLS
+                && count.div_ceil(PER_MARKER) == markers.len()
+                && names_fit(&bytes[at..], count, markers, walk)
+            {
+                return Some(Names { bytes: bytes[at..].to_vec(), count, virt: start });
+            }
         }
-        start -= 8;
+        start -= STEP;
     }
     None
 }
@@ -278,7 +301,7 @@ fn addresses(
     // Since 6.5: after the token index.
     let after = tokens_end;
     let base_after = align8(after.checked_add(size)?)?;
-    // Until 6.4: before num_syms, which lies 8 bytes before the names.
+    // Until 6.4: before num_syms, which then lies 8 bytes before the names.
     let base_before = names.virt.checked_sub(16)?;
     let before = base_before.checked_sub(align8(size)?)?;
     let attempt = |scheme: Scheme, offsets: u64, base: u64| {
@@ -306,7 +329,7 @@ enum Scheme {
     AbsolutePerCpu,
     /// Without it, as since 6.15: unsigned, from `relative_base`.
     Unsigned,
-    /// From the offset's own place, without a `relative_base`.
+    /// From the offset's own place, without a `relative_base`, as in 7.2.
     Relative,
 }
 

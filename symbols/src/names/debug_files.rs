@@ -15,7 +15,7 @@ const MAX_CRC: u64 = 1 << 30;
 const BLOCK: usize = 256 << 10;
 
 /// Files of the guest by their path.
-pub trait GuestFiles {
+pub trait GuestFiles: Send {
     /// The regular file at `path`, an absolute path of the guest.
     fn open(&self, path: &str) -> Option<Box<dyn ReadAt>>;
 }
@@ -51,7 +51,7 @@ impl std::fmt::Display for DebugQuery {
 }
 
 /// Another place to ask for debug files, such as a server.
-pub trait DebugSource {
+pub trait DebugSource: Send {
     /// The name of the place, for reports.
     fn name(&self) -> String;
     /// The debug file of this build; `Ok(None)` when the place does not have it, an error when it cannot

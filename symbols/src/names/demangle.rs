@@ -1,5 +1,7 @@
 //! Names as their source has them.
 
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
 use std::fmt::{self, Write};
 
 use cpp_demangle::{DemangleOptions, ParseOptions, Symbol};
@@ -55,6 +57,32 @@ impl Write for Bounded {
     }
 }
 
+/// Bytes of names that are remembered, at most.
+const MAX_REMEMBERED: usize = 16 << 20;
+
+/// Remembers readable names: long C++ names take 30 us each, and the same few are asked for again and again.
+#[derive(Debug, Default)]
+pub(super) struct Names {
+    known: RefCell<HashMap<Box<[u8]>, String>>,
+    bytes: Cell<usize>,
+}
+
+impl Names {
+    /// [`readable`], remembered while there is room.
+    pub fn readable(&self, name: &[u8]) -> String {
+        if let Some(known) = self.known.borrow().get(name) {
+            return known.clone();
+        }
+        let text = readable(name);
+        let bytes = self.bytes.get() + name.len() + text.len();
+        if bytes <= MAX_REMEMBERED {
+            self.bytes.set(bytes);
+            self.known.borrow_mut().insert(name.into(), text.clone());
+        }
+        text
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::{Duration, Instant};
@@ -81,6 +109,17 @@ mod tests {
             assert_eq!(readable(mangled.as_bytes()), name);
         }
         assert_eq!(readable("é".as_bytes()), "??");
+    }
+
+    #[test]
+    fn remembered_names_are_the_same_and_bounded() {
+        let names = Names::default();
+        for number in 0..3000 {
+            let name = format!("{number}{}", "x".repeat(MAX_NAME));
+            assert_eq!(names.readable(name.as_bytes()), readable(name.as_bytes()));
+            assert_eq!(names.readable(name.as_bytes()), readable(name.as_bytes()));
+        }
+        assert!(names.bytes.get() <= MAX_REMEMBERED && names.known.borrow().len() < 3000);
     }
 
     /// Each `S_` names what came before: the output doubles with every level.

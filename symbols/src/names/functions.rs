@@ -1,6 +1,6 @@
 //! The functions of a file by address.
 
-use super::demangle::readable;
+use super::demangle::Names;
 use super::mini::debug_data;
 use super::plt::{Target, stubs};
 use super::symbols::{RawSymbol, SymbolTable};
@@ -84,6 +84,7 @@ pub struct FunctionTable {
     tables: Vec<SymbolTable>,
     /// `.dynsym`, which relocations count.
     dynamic: Option<SymbolTable>,
+    names: Names,
 }
 
 impl FunctionTable {
@@ -101,7 +102,7 @@ impl FunctionTable {
         }
         let dynamic = SymbolTable::read(elf, ".dynsym", ".dynstr").ok();
         tables.extend(dynamic.clone());
-        let mut table = Self { entries: Vec::new(), tables, dynamic };
+        let mut table = Self { entries: Vec::new(), tables, dynamic, names: Names::default() };
         table.add_symbols(elf);
         table.add_stubs(elf);
         table.close_gaps(elf);
@@ -153,9 +154,10 @@ impl FunctionTable {
 
     fn name(&self, name: Name) -> String {
         match name {
-            Name::Symbol(table, offset) => {
-                self.tables.get(usize::from(table)).map_or_else(String::new, |t| readable(t.name(offset)))
-            }
+            Name::Symbol(table, offset) => self
+                .tables
+                .get(usize::from(table))
+                .map_or_else(String::new, |t| self.names.readable(t.name(offset))),
             Name::Stub(target) => format!("{}@plt", self.target_name(target)),
         }
     }
@@ -164,7 +166,7 @@ impl FunctionTable {
         match target {
             Target::Symbol(number) => {
                 let name = self.dynamic.as_ref().and_then(|dynamic| dynamic.name_of(number));
-                name.map_or_else(|| "?".into(), readable)
+                name.map_or_else(|| "?".into(), |name| self.names.readable(name))
             }
             Target::Resolver(address) => match self.covering(address).map(|resolver| resolver.name) {
                 Some(name @ Name::Symbol(..)) => self.name(name),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use addr2line::{Context, LookupResult};
 use gimli::{Dwarf, SectionId};
 
-use super::demangle::readable;
+use super::demangle::Names;
 use super::meter::{Meter, Metered, Source};
 use crate::bytes::printable;
 use crate::elf::{ElfError, ElfFile};
@@ -40,6 +40,7 @@ pub struct SourceLines {
     context: Context<Metered>,
     meter: Arc<Meter>,
     has_split_units: std::cell::Cell<bool>,
+    names: Names,
 }
 
 impl std::fmt::Debug for SourceLines {
@@ -64,12 +65,16 @@ impl SourceLines {
         meter.start(total.saturating_mul(MAX_PASSES).saturating_add(1 << 20));
         let damaged = |_| ElfError::Malformed(".debug_info".into());
         let context = Context::from_dwarf(dwarf).map_err(damaged)?;
-        Ok(Self { context, meter, has_split_units: false.into() })
+        Ok(Self { context, meter, has_split_units: false.into(), names: Names::default() })
     }
 
     /// The frames at `address`, an address of the file, innermost first; none where DWARF knows nothing or
     /// is damaged.
     pub fn frames_at(&self, address: u64) -> Vec<SourceFrame> {
+        // addr2line computes the address after it.
+        if address == u64::MAX {
+            return Vec::new();
+        }
         self.meter.start(EACH_LOOKUP);
         let mut lookup = self.context.find_frames(address);
         let mut frames = loop {
@@ -89,7 +94,7 @@ impl SourceLines {
             let location = frame.location.as_ref();
             let file = location.and_then(|location| location.file).map(str::as_bytes);
             found.push(SourceFrame {
-                function: name.map(|name| readable(name.as_bytes())),
+                function: name.map(|name| self.names.readable(name.as_bytes())),
                 file: file.map(|file| printable(file.get(..MAX_PATH).unwrap_or(file))),
                 line: location.and_then(|location| location.line),
             });

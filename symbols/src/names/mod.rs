@@ -16,6 +16,7 @@ mod lines;
 mod meter;
 mod mini;
 mod plt;
+mod symbolizer;
 mod symbols;
 #[cfg(test)]
 mod tests;
@@ -24,3 +25,4 @@ pub use debug_files::{DebugFile, DebugFiles, DebugQuery, DebugSource, GuestFiles
 pub use demangle::readable;
 pub use functions::{Function, FunctionKind, FunctionStarts, FunctionTable, unnamed};
 pub use lines::{SourceFrame, SourceLines};
+pub use symbolizer::Symbolizer;

@@ -1,1 +1,74 @@
+//! Names against what other programs say of the same files, and files that were damaged.
 
+mod against_tools;
+mod debug_files;
+mod hostile;
+
+use std::path::Path;
+use std::process::Command;
+
+use crate::elf::ElfFile;
+
+/// The program that runs these tests: Rust, with symbols and DWARF.
+fn own() -> std::path::PathBuf {
+    std::env::current_exe().unwrap()
+}
+
+fn open(path: impl AsRef<Path>) -> ElfFile {
+    ElfFile::open(Box::new(std::fs::File::open(path).unwrap())).unwrap()
+}
+
+/// The output of a program, `None` with a word of it where the program is not installed.
+fn tool(program: &str, arguments: &[&str], input: Option<&str>) -> Option<String> {
+    let mut command = Command::new(program);
+    command.args(arguments).env("LC_ALL", "C");
+    if let Some(input) = input {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), input).unwrap();
+        command.stdin(std::fs::File::open(file.path()).unwrap());
+    }
+    match command.output() {
+        Ok(output) if output.status.success() => Some(String::from_utf8_lossy(&output.stdout).into_owned()),
+        Ok(output) => {
+            eprintln!("SKIPPED: {program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+            None
+        }
+        Err(error) => {
+            eprintln!("SKIPPED: {program} is not installed: {error}");
+            None
+        }
+    }
+}
+
+/// A small C++ program with inlined functions, templates and DWARF.
+fn compiled(directory: &Path, options: &[&str]) -> Option<std::path::PathBuf> {
+    const SOURCE: &str = r#"
+#include <cstdio>
+#include <map>
+#include <string>
+namespace shop {
+template <typename T> static inline __attribute__((always_inline)) T twice(T value) {
+    asm volatile("" ::: "memory");
+    return value + value;
+}
+static inline __attribute__((always_inline)) int thrice(int value) { return twice(value) * 3 / 2; }
+struct Till { std::map<std::string, int> items; __attribute__((noinline)) int sum(int rate) const; };
+int Till::sum(int rate) const {
+    int total = 0;
+    for (auto &item : items) total += thrice(item.second) * rate;
+    return total;
+}
+}
+int main(int count, char **words) {
+    shop::Till till;
+    for (int at = 0; at < count; at++) till.items[words[at]] = at;
+    std::printf("%d\n", till.sum(count));
+}
+"#;
+    let (source, out) = (directory.join("shop.cc"), directory.join("shop"));
+    std::fs::write(&source, SOURCE).unwrap();
+    let mut arguments = vec!["-O2", "-g", source.to_str()?, "-o", out.to_str()?];
+    arguments.extend(options);
+    tool("g++", &arguments, None)?;
+    Some(out)
+}

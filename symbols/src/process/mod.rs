@@ -84,9 +84,9 @@ pub enum MappingKind {
     Stack,
     /// The functions that the kernel offers to processes: a small ELF file.
     Vdso,
-    /// The data of those functions: `[vvar]`, `[vvar_vclock]`.
+    /// The data of those functions: `[vvar]`.
     Vvar,
-    /// Another one that the kernel made, with the name that it gave: `[uprobes]`.
+    /// Another one that the kernel made, with the name that it gave: `[vvar_vclock]`, `[uprobes]`.
     Special(String),
 }
 
@@ -323,7 +323,7 @@ impl Special {
             .and_then(|name| view.text::<SPECIAL_NAME>(name));
         match name.as_deref() {
             Some("[vdso]") => MappingKind::Vdso,
-            Some("[vvar]" | "[vvar_vclock]") => MappingKind::Vvar,
+            Some("[vvar]") => MappingKind::Vvar,
             Some(name) => MappingKind::Special(name.into()),
             None => MappingKind::Anonymous,
         }

@@ -50,7 +50,7 @@ impl Default for StackCopy {
 
 impl StackCopy {
     /// Bytes that a copy holds, at most.
-    pub const BYTES: usize = 32 << 10;
+    pub const BYTES: usize = 64 << 10;
 
     /// An empty copy; the only place that allocates.
     pub fn new() -> Self {

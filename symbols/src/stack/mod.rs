@@ -20,7 +20,7 @@
 mod copy;
 mod reader;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub use copy::{StackCopy, StackGaps};
 pub use reader::{StackReader, StackSample};

@@ -9,7 +9,7 @@ use crate::layout::{Layouts, StackLayout};
 use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
 use crate::paging::AddressSpace;
-use crate::pt_regs;
+use crate::pt_regs::{self, Mode};
 use crate::registers::{Registers, StackMemory};
 use crate::unwind::FrameKind;
 use crate::view::View;
@@ -18,8 +18,8 @@ use crate::view::View;
 const RED_ZONE: u64 = 128;
 /// Kernel stacks that interrupt each other and are copied, at most.
 const MAX_STACKS: usize = 4;
-/// Bytes of a stack whose size is not known, at most; exception stacks have 4 to 16 KiB.
-const MAX_OTHER: u64 = 16 << 10;
+/// Bytes of an exception stack, at most; they have 4 to 16 KiB.
+const MAX_EXCEPTION: u64 = 16 << 10;
 /// Bytes of the stack on which the processor enters the kernel (`struct entry_stack`).
 const ENTRY_STACK: u64 = 4096;
 /// Bytes of a 64-bit TSS (Intel SDM volume 3, figure 8-11).
@@ -30,6 +30,9 @@ const TSS_SP0: usize = 4;
 const TSS_IST: [usize; 7] = [36, 44, 52, 60, 68, 76, 84];
 /// `TOP_OF_KERNEL_STACK_PADDING` with CONFIG_X86_FRED (arch/x86/include/asm/thread_info.h, 6.9); else there is none.
 const FRED_PADDING: u64 = 16;
+
+/// Function that a new task starts in: no call returns there (arch/x86/entry/entry_64.S, the second since 6.6).
+const FORK: [&str; 2] = ["ret_from_fork", "ret_from_fork_asm"];
 
 /// What is known of a sample when its stacks are to be copied.
 #[derive(Debug, Clone, Copy)]
@@ -54,21 +57,23 @@ pub struct StackSample<'a> {
 #[derive(Debug, Clone)]
 pub struct StackReader {
     /// By APIC id, which is what a VMM numbers its vCPUs by.
-    cpus: Vec<Option<PerCpu>>,
-    layout: StackLayout,
-    tasks: TaskPlaces,
-    kernel: AddressSpace,
+    pub(super) cpus: Vec<Option<PerCpu>>,
+    pub(super) layout: StackLayout,
+    pub(super) tasks: TaskPlaces,
+    pub(super) kernel: AddressSpace,
     /// Bytes above a task's `pt_regs`.
-    padding: u64,
+    pub(super) padding: u64,
+    /// Where a task that has never run goes on.
+    pub(super) fork: [u64; FORK.len()],
 }
 
 /// Physical addresses of one CPU's variables.
 #[derive(Debug, Clone, Copy)]
-struct PerCpu {
+pub(super) struct PerCpu {
     /// `hardirq_stack_ptr`.
-    irq_stack: Option<PhysAddr>,
+    pub(super) irq_stack: Option<PhysAddr>,
     /// `cpu_tss_rw`.
-    tss: Option<PhysAddr>,
+    pub(super) tss: Option<PhysAddr>,
 }
 
 /// The stack that an address is on.
@@ -80,21 +85,22 @@ enum Place {
     Interrupt { top: u64, link: u64 },
     /// A stack that the processor switched to: its top, where the iret frame ends.
     Exception(u64),
-    /// Not known.
-    Other,
+    /// None of these: that of the next task, while the kernel is switching to it; its top, as stacks of tasks are aligned
+    /// to their size.
+    Other(u64),
 }
 
 /// Where the way through the kernel stacks ended.
 enum Left {
     /// In user mode, with this RSP.
     User(u64),
-    /// Elsewhere.
-    Kernel,
+    /// At this top of a task's stack, or, with `None`, where nothing could be copied any more.
+    Kernel(Option<u64>),
 }
 
 impl StackReader {
     /// Bytes of user stack to copy, unless there is a reason for another number.
-    pub const USER_BYTES: usize = 16 << 10;
+    pub const USER_BYTES: usize = 40 << 10;
 
     /// Copies the stacks of `vcpu` (its APIC id) into `into`, which it clears first. No allocation, no lock, bounded
     /// reads; what cannot be read is left out.
@@ -114,7 +120,9 @@ impl StackReader {
         } else {
             let stack = sample.task.and_then(|task| self.task_stack(memory, task));
             let left = self.copy_kernel(memory, vcpu, (stack, rsp), into);
-            if sample.kernel_thread { None } else { self.user_rsp(memory, stack, left, into) }
+            let own = stack.map(|(_, top)| top);
+            let top = if let Left::Kernel(top @ Some(_)) = left { top } else { own };
+            if sample.kernel_thread && top == own { None } else { self.user_rsp(memory, top, left, into) }
         };
         if let Some(rsp) = user.filter(|rsp| !is_kernel(*rsp)) {
             let space = AddressSpace::new(sample.cr3, sample.five_level);
@@ -144,7 +152,7 @@ impl StackReader {
         registers.gpr[Registers::RBP] = word(self.layout.saved_bp)?;
         registers.gpr[Registers::RSP] = sp.checked_add(self.layout.return_address as u64 + 8)?;
         into.registers = registers;
-        into.first = FrameKind::Return;
+        into.first = if self.fork.contains(&registers.rip) { FrameKind::Exact } else { FrameKind::Return };
         into.pt_regs = if kernel_thread { None } else { self.pt_regs(top) };
         Some(())
     }
@@ -153,11 +161,11 @@ impl StackReader {
     fn user_rsp(
         &self,
         memory: &impl PhysicalMemory,
-        stack: Option<(u64, u64)>,
+        top: Option<u64>,
         left: Left,
         into: &mut StackCopy,
     ) -> Option<u64> {
-        into.pt_regs = stack.and_then(|(_, top)| self.pt_regs(top));
+        into.pt_regs = top.and_then(|top| self.pt_regs(top));
         let place = into.pt_regs;
         let saved = place.and_then(|at| {
             let sp = at.checked_add(pt_regs::SP)?;
@@ -168,7 +176,7 @@ impl StackReader {
         });
         match left {
             Left::User(rsp) => Some(rsp),
-            Left::Kernel => saved,
+            Left::Kernel(_) => saved,
         }
     }
 
@@ -192,25 +200,23 @@ impl StackReader {
                 return Left::User(at);
             }
             let place = self.place(memory, per_cpu, task, at);
-            let top = match place {
-                Place::Task(top) | Place::Interrupt { top, .. } | Place::Exception(top) => top,
-                Place::Other => at.saturating_add(MAX_OTHER),
-            };
+            let (Place::Task(top) | Place::Other(top) | Place::Interrupt { top, .. } | Place::Exception(top)) =
+                place;
             if !copy_pages(&self.kernel, memory, (at, top), into) {
-                into.gaps.kernel_not_present |= place != Place::Other;
-                return Left::Kernel;
+                into.gaps.kernel_not_present = !into.gaps.full;
+                return Left::Kernel(None);
             }
             let next = match place {
-                Place::Task(_) | Place::Other => None,
+                Place::Task(top) | Place::Other(top) => return Left::Kernel(Some(top)),
                 Place::Interrupt { link, .. } => into.read_u64(link),
                 Place::Exception(top) => interrupted_rsp(into, top),
             };
             match next {
                 Some(next) => at = next,
-                None => return Left::Kernel,
+                None => break,
             }
         }
-        Left::Kernel
+        Left::Kernel(None)
     }
 
     fn place(
@@ -225,8 +231,9 @@ impl StackReader {
         {
             return Place::Task(top);
         }
+        let other = Place::Other((at | (self.layout.size - 1)).saturating_add(1));
         let Some(per_cpu) = per_cpu else {
-            return Place::Other;
+            return other;
         };
         // Points behind the topmost word until 5.11, to it since: the word lies in the same page.
         let irq = per_cpu.irq_stack.and_then(|pointer| memory.read_u64(pointer)?.checked_add(8));
@@ -237,15 +244,15 @@ impl StackReader {
         }
         let mut tss = [0; TSS];
         if per_cpu.tss.and_then(|tss_at| memory.read(tss_at, &mut tss)).is_none() {
-            return Place::Other;
+            return other;
         }
         let entry = (TSS_SP0, ENTRY_STACK);
-        let exceptions = TSS_IST.map(|offset| (offset, MAX_OTHER));
+        let exceptions = TSS_IST.map(|offset| (offset, MAX_EXCEPTION));
         let tops = std::iter::once(entry).chain(exceptions).filter_map(|(offset, size)| {
             let top = u64_at(&tss, offset)?;
             (top.saturating_sub(size)..top).contains(&at).then_some(top)
         });
-        tops.min().map_or(Place::Other, Place::Exception)
+        tops.min().map_or(other, Place::Exception)
     }
 
     /// Lowest address and top of a task's stack.
@@ -284,6 +291,7 @@ impl StackReader {
             tasks: TaskPlaces::new(view, symbols, areas.first(tss)?)?,
             kernel: view.space,
             padding: if fred { FRED_PADDING } else { 0 },
+            fork: FORK.map(|name| symbols.address_of(name).unwrap_or(u64::MAX)),
         })
     }
 }
@@ -293,13 +301,11 @@ fn is_kernel(address: u64) -> bool {
     address >> 63 == 1
 }
 
-/// RSP in the iret frame that ends at `top`, if what lies there is one: instruction pointer and code segment must be of
-/// the same side.
+/// RSP in the iret frame that ends at `top`, if what lies there is one.
 fn interrupted_rsp(copy: &StackCopy, top: u64) -> Option<u64> {
     let frame = |offset: u64| copy.read_u64(top.checked_sub(pt_regs::SIZE - offset)?);
-    let (ip, cs) = (frame(pt_regs::IRET)?, frame(pt_regs::CS)? & 0xffff);
-    let user = pt_regs::is_user(cs);
-    (cs != 0 && cs & 3 != 1 && user != is_kernel(ip)).then(|| frame(pt_regs::SP))?
+    Mode::of(frame(pt_regs::CS)?)?;
+    frame(pt_regs::SP)
 }
 
 /// Copies `start..end` page by page; false at the first page that is not present, or when `into` is full.

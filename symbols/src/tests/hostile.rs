@@ -17,6 +17,8 @@ fn ask_everything(guest: &Guest) {
             let _ = modules.symbol_at(guest.module_text(0, offset));
         }
     }
+    let modules = kernel.modules(&guest.memory).unwrap_or_default();
+    let _ = (kernel.unwinder(&guest.memory, &modules), kernel.stack_reader(&guest.memory));
     for offset in (0..0x40_0000).step_by(0x1_0000) {
         let _ = kernel.symbol_at(guest.text(offset));
     }

@@ -5,6 +5,7 @@ mod current;
 mod find;
 mod hostile;
 mod lists;
+mod process;
 
 use crate::fixture::{Config, Guest, Style};
 use crate::{FlatMemory, Kernel, Missing};

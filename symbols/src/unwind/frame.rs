@@ -1,7 +1,7 @@
 //! What a walk yields.
 
 use crate::address::VirtAddr;
-use crate::pt_regs::PtRegs;
+use crate::pt_regs::{Mode, PtRegs};
 use crate::registers::Registers;
 
 /// What an address in a call stack is.
@@ -46,7 +46,7 @@ pub struct UserRegisters {
 impl UserRegisters {
     /// What is in `regs`, if that is a user's.
     pub(crate) fn new(regs: PtRegs) -> Option<Self> {
-        regs.is_user().then_some(Self { registers: regs.registers, orig_ax: regs.orig_ax })
+        (regs.mode() == Some(Mode::User)).then_some(Self { registers: regs.registers, orig_ax: regs.orig_ax })
     }
 
     /// The number of the system call that the kernel is in; `None` in an interrupt or exception.
@@ -88,6 +88,9 @@ pub enum Broken {
     /// The stack pointer went down, or from stack to stack without end.
     #[error("stack pointer goes the wrong way")]
     StackPointer,
+    /// What should be saved registers is not.
+    #[error("saved registers are none")]
+    BadRegisters,
     /// The guest traces this function's return.
     #[error("return address replaced by a tracer")]
     ReturnHook,

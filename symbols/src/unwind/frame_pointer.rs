@@ -8,7 +8,7 @@
 
 use super::walk::{State, Step, word};
 use super::{Broken, KernelUnwinder, UserRegisters, WalkEnd};
-use crate::pt_regs::PtRegs;
+use crate::pt_regs::{self, PtRegs};
 use crate::registers::StackMemory;
 
 impl KernelUnwinder {
@@ -20,15 +20,16 @@ impl KernelUnwinder {
             return Ok(Some(self.bottom(state, stack)));
         }
         if state.bp & 1 == 0 {
-            state.to_frame_pointer(stack)?;
+            state.enter_frame(stack)?;
         } else {
-            let end = state.to_registers(state.bp & !1, stack)?;
+            let regs = state.bp & !1;
+            // A kernel thread has none: there are zeros in their place.
+            if word(stack, regs.wrapping_add(pt_regs::IRET))? == 0 {
+                return Ok(Some(WalkEnd::Complete));
+            }
+            let end = state.enter_registers(regs, stack)?;
             if end.is_some() {
                 return Ok(end);
-            }
-            // The registers of a kernel thread, which has none.
-            if state.ip == 0 {
-                return Ok(Some(WalkEnd::Complete));
             }
         }
         state.check_direction(old_sp, false)
@@ -40,7 +41,7 @@ impl KernelUnwinder {
         if old_bp < old_sp || old_bp & 7 != 0 {
             return Err(Broken::UnknownCode);
         }
-        state.to_frame_pointer(stack).map_err(|_| Broken::UnknownCode)?;
+        state.enter_frame(stack).map_err(|_| Broken::UnknownCode)?;
         if !self.is_code(state.ip) && state.bp <= old_bp {
             return Err(Broken::UnknownCode);
         }
@@ -56,9 +57,9 @@ impl KernelUnwinder {
 
 impl State {
     /// To the frame that RBP tells.
-    fn to_frame_pointer(&mut self, stack: &impl StackMemory) -> Result<(), Broken> {
+    fn enter_frame(&mut self, stack: &impl StackMemory) -> Result<(), Broken> {
         let (bp, ip) = (word(stack, self.bp)?, word(stack, self.bp.wrapping_add(8))?);
-        self.to_caller(ip, self.bp.wrapping_add(16), bp);
+        self.enter_caller(ip, self.bp.wrapping_add(16), bp);
         Ok(())
     }
 }

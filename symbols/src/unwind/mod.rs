@@ -63,6 +63,10 @@ pub struct KernelUnwinder {
     /// Start and end of the entry code; empty if not known.
     entry: (u64, u64),
     hooks: [u64; RETURN_HOOKS.len()],
+    /// `__switch_to_asm`.
+    switch: u64,
+    /// `__x86_indirect_thunk_array`.
+    thunks: u64,
 }
 
 impl KernelUnwinder {
@@ -99,6 +103,8 @@ impl KernelUnwinder {
             modules,
             entry: symbol("__entry_text_start").zip(symbol("__entry_text_end")).unwrap_or_default(),
             hooks: RETURN_HOOKS.map(|name| symbol(name).unwrap_or(0)),
+            switch: symbol("__switch_to_asm").unwrap_or(u64::MAX),
+            thunks: symbol("__x86_indirect_thunk_array").unwrap_or(u64::MAX),
         }
     }
 

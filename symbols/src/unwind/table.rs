@@ -25,6 +25,12 @@ impl Budget {
     pub(super) fn new(rules: usize) -> Self {
         Self { rules, blocks: MAX_BLOCKS }
     }
+
+    /// Takes `rules`, before anything is read of them; `None` if there are no more as many.
+    pub(super) fn take(&mut self, rules: usize) -> Option<()> {
+        self.rules = self.rules.checked_sub(rules)?;
+        Some(())
+    }
 }
 
 /// Rules by address.
@@ -54,6 +60,7 @@ impl Table {
         budget: &mut Budget,
     ) -> Option<Self> {
         // What is allocated is bounded by what is mapped.
+        budget.take(crate::bytes::index(addresses.1.checked_sub(addresses.0)?) / ADDRESS)?;
         let address_bytes = view.image.bytes(view.memory, addresses)?;
         let rule_bytes = view.image.bytes(view.memory, rules)?;
         Self::new(layout, view.image.range(), (addresses.0, &address_bytes), &rule_bytes, budget)
@@ -68,9 +75,7 @@ impl Table {
         budget: &mut Budget,
     ) -> Option<Self> {
         let count = orc.count as usize;
-        if count > budget.rules {
-            return None;
-        }
+        budget.take(count)?;
         let read = |at: u64, len: usize| {
             let mut bytes = vec![0; len];
             view.read(at, &mut bytes)?;
@@ -92,7 +97,6 @@ impl Table {
     ) -> Option<Self> {
         let mut table = Self::empty(range);
         let count = (addresses.len() / ADDRESS).min(rules.len() / layout.size.max(1));
-        budget.rules = budget.rules.checked_sub(count)?;
         table.addresses.reserve_exact(count);
         table.rules.reserve_exact(count);
         let mut place = base;

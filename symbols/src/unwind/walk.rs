@@ -3,11 +3,24 @@
 use super::rule::{Base, Kind, Rule};
 use super::{Broken, FrameKind, KernelFrame, KernelUnwinder, UserRegisters, WalkEnd};
 use crate::address::VirtAddr;
-use crate::pt_regs::{self, PtRegs};
+use crate::pt_regs::{self, Mode, PtRegs};
 use crate::registers::{Registers, StackMemory};
 
 /// Times that the stack pointer may go down, at most: switches between the stacks of a CPU, of which there are seven.
 const MAX_SWITCHES: u32 = 8;
+/// Bytes of `__switch_to_asm`, at most (arch/x86/entry/entry_64.S).
+const SWITCH_BYTES: u64 = 512;
+/// Return addresses that fill the return stack buffer (`RSB_CLEAR_LOOPS`).
+const MAX_STUFFED: u64 = 32;
+/// RBP and the return address in `struct inactive_task_frame` (arch/x86/include/asm/switch_to.h), in words.
+const SAVED_BP: u64 = 5;
+const SAVED_IP: u64 = 6;
+/// Bytes of a retpoline thunk (`RETPOLINE_THUNK_SIZE`, arch/x86/include/asm/nospec-branch.h).
+const THUNK: u64 = 32;
+/// Number of them: one for each general register.
+const THUNKS: u64 = 16;
+/// Bytes of a call instruction.
+const CALL: u64 = 5;
 /// RDX, RDI, R10 and R13 in [`Registers::gpr`].
 const DX: usize = 1;
 const DI: usize = 5;
@@ -15,7 +28,7 @@ const R10: usize = 10;
 const R13: usize = 13;
 
 /// A frame while a walk is at it.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct State {
     pub(super) ip: u64,
     pub(super) kind: FrameKind,
@@ -67,6 +80,30 @@ impl KernelUnwinder {
         WalkEnd::Broken(Broken::Limit)
     }
 
+    /// While it switches stacks, the kernel fills the processor's return stack buffer with calls (FILL_RETURN_BUFFER,
+    /// arch/x86/include/asm/nospec-branch.h), which the rules get wrong. Above their return addresses lies what is saved
+    /// of a task that does not run. False where the rule leads to code.
+    fn leave_stuffing(&self, state: &mut State, stack: &impl StackMemory) -> Result<bool, Broken> {
+        let inside = |at: u64| at.checked_sub(self.switch).is_some_and(|offset| offset < SWITCH_BYTES);
+        if state.kind != FrameKind::Exact || !inside(state.ip) {
+            return Ok(false);
+        }
+        let at = |slot: u64| state.sp.wrapping_add(slot * 8);
+        let stuffed =
+            (0..MAX_STUFFED).take_while(|&i| stack.read_u64(at(i)).is_some_and(inside)).count() as u64;
+        if stuffed == 0 {
+            let mut by_rule = state.clone();
+            let known =
+                self.rule_at(state.ip).is_some_and(|rule| self.apply(&rule, &mut by_rule, stack).is_ok());
+            if known && self.is_code(by_rule.ip) {
+                return Ok(false);
+            }
+        }
+        let (bp, ip) = (word(stack, at(stuffed + SAVED_BP))?, word(stack, at(stuffed + SAVED_IP))?);
+        state.enter_caller(ip, at(stuffed + SAVED_IP + 1), bp);
+        Ok(true)
+    }
+
     fn step(&self, state: &mut State, stack: &impl StackMemory) -> Step {
         if state.kind == FrameKind::Return && state.ip != 0 && self.hooks.contains(&state.ip) {
             return Err(Broken::ReturnHook);
@@ -74,16 +111,28 @@ impl KernelUnwinder {
         if self.orc.is_err() {
             return self.step_by_frame_pointer(state, stack);
         }
+        if self.leave_stuffing(state, stack)? {
+            return Ok(None);
+        }
         let at = match state.kind {
             FrameKind::Exact => state.ip,
             FrameKind::Return => state.ip.wrapping_sub(1),
         };
         let rule = if state.ip == 0 { Some(Rule::NULL_CALL) } else { self.rule_at(at) };
+        let rule = self.thunk_rule(state).or(rule);
         match rule {
             Some(rule) => self.apply(&rule, state, stack),
             None if self.is_code(at) => Err(Broken::NoRule),
             None => self.step_out_of_generated_code(state, stack),
         }
+    }
+
+    /// The thunks that indirect calls go through have rules for none of their ways (arch/x86/lib/retpoline.S). The one
+    /// way that pushes starts with a call, whose return address it replaces by where to go.
+    fn thunk_rule(&self, state: &State) -> Option<Rule> {
+        let offset = state.ip.checked_sub(self.thunks).filter(|offset| *offset < THUNKS * THUNK)?;
+        let sp_offset = if offset % THUNK < CALL { 8 } else { 16 };
+        (state.kind == FrameKind::Exact).then_some(Rule { sp_offset, ..Rule::NULL_CALL })
     }
 
     fn apply(&self, rule: &Rule, state: &mut State, stack: &impl StackMemory) -> Step {
@@ -96,8 +145,14 @@ impl KernelUnwinder {
         let sp = state.previous_sp(rule, stack)?;
         let (old_sp, old_bp) = (state.sp, state.bp);
         let end = match rule.kind {
-            Kind::Regs => state.to_registers(sp, stack)?,
-            Kind::Partial => state.to_iret_frame(sp, stack)?,
+            Kind::Regs => state.enter_registers(sp, stack)?,
+            Kind::Partial => match state.enter_iret_frame(sp, stack) {
+                // A rule that is late by one instruction: all registers have been pushed already.
+                Err(Broken::BadRegisters) if self.in_entry_code(state.ip) => {
+                    state.enter_registers(old_sp, stack)?
+                }
+                step => step?,
+            },
             _ => {
                 (state.ip, state.sp, state.known) = (word(stack, sp.wrapping_sub(8))?, sp, false);
                 None
@@ -149,15 +204,23 @@ impl State {
     }
 
     /// To a call's return, of which no more than this is known.
-    pub(super) fn to_caller(&mut self, ip: u64, sp: u64, bp: u64) {
+    pub(super) fn enter_caller(&mut self, ip: u64, sp: u64, bp: u64) {
         (self.ip, self.sp, self.bp, self.known, self.kind) = (ip, sp, bp, false, FrameKind::Return);
     }
 
     /// To the frame whose registers are saved at `at`; the end if they are a user's.
-    pub(super) fn to_registers(&mut self, at: u64, stack: &impl StackMemory) -> Step {
-        let regs = PtRegs::read(stack, at).ok_or(Broken::NotCopied)?;
-        if let Some(user) = UserRegisters::new(regs) {
-            return Ok(Some(WalkEnd::User(user)));
+    pub(super) fn enter_registers(&mut self, at: u64, stack: &impl StackMemory) -> Step {
+        // Below the stack pointer there are none yet, or no more: they are still, or again, in place.
+        let regs = if self.known && at < self.sp {
+            let mut now = Registers { gpr: self.gpr, rip: self.ip };
+            now.gpr[Registers::RSP] = self.sp;
+            PtRegs::read_in_entry_code(stack, at, &now)
+        } else {
+            PtRegs::read(stack, at)
+        };
+        let regs = regs.ok_or(Broken::NotCopied)?;
+        if regs.mode().ok_or(Broken::BadRegisters)? == Mode::User {
+            return Ok(UserRegisters::new(regs).map(WalkEnd::User));
         }
         let Registers { gpr, rip } = regs.registers;
         (self.ip, self.kind, self.gpr, self.known) = (rip, FrameKind::Exact, gpr, true);
@@ -167,10 +230,10 @@ impl State {
 
     /// To the frame that was interrupted just before: nothing but the iret frame at `at` has been pushed, and all other
     /// registers are still the interrupted code's.
-    fn to_iret_frame(&mut self, at: u64, stack: &impl StackMemory) -> Step {
+    fn enter_iret_frame(&mut self, at: u64, stack: &impl StackMemory) -> Step {
         let field = |offset: u64| word(stack, at.wrapping_add(offset - pt_regs::IRET));
         let (ip, cs, sp) = (field(pt_regs::IRET)?, field(pt_regs::CS)?, field(pt_regs::SP)?);
-        if pt_regs::is_user(cs) {
+        if Mode::of(cs).ok_or(Broken::BadRegisters)? == Mode::User {
             let gpr = if self.known { self.gpr } else { [0; 16] };
             let mut registers = Registers { gpr, rip: ip };
             registers.gpr[Registers::RBP] = self.bp;

@@ -4,4 +4,5 @@
 mod attribution;
 mod bad_moments;
 mod devices;
+mod kernels;
 mod lifecycle;

@@ -20,6 +20,7 @@ fn spec(disk: Option<bool>) -> RunSpec {
         rate_hz: 1.0,
         clock: sampler::ClockKind::Uniform,
         seed: 0,
+        stack_depth: 127,
         duration: None,
         meta: Vec::new(),
     }

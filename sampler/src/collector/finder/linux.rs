@@ -3,11 +3,12 @@
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use symbols::{CurrentReader, Kernel, Missing, Modules, TaskSnapshot, VirtAddr};
+use symbols::{Kernel, Missing, Modules, TaskSnapshot, VirtAddr};
 use vmm::GuestMemoryMmap;
 
-use super::{Found, Guest};
+use super::{Code, Found, Guest};
 use crate::collector::frames::{Name, Names};
+use crate::record::Readers;
 
 /// A kernel that uses fewer CPUs than there are vCPUs is believed after this long.
 const PARTIAL_PATIENCE: Duration = Duration::from_secs(1);
@@ -18,18 +19,35 @@ pub(crate) struct LinuxGuest {
     memory: GuestMemoryMmap,
     kernel: Option<Arc<Kernel>>,
     modules: Vec<(String, VirtAddr, u64)>,
-    reader: Arc<OnceLock<CurrentReader>>,
+    readers: Arc<OnceLock<Readers>>,
     vcpus: u8,
+    /// Bytes of user stack to copy; `None` for no stacks at all.
+    user_bytes: Option<usize>,
     partial_since: Option<Instant>,
 }
 
 impl LinuxGuest {
-    pub(crate) fn new(memory: GuestMemoryMmap, reader: Arc<OnceLock<CurrentReader>>, vcpus: u8) -> Self {
-        Self { memory, kernel: None, modules: Vec::new(), reader, vcpus, partial_since: None }
+    pub(crate) fn new(
+        memory: GuestMemoryMmap,
+        readers: Arc<OnceLock<Readers>>,
+        (vcpus, user_bytes): (u8, Option<usize>),
+    ) -> Self {
+        Self { memory, kernel: None, modules: Vec::new(), readers, vcpus, user_bytes, partial_since: None }
     }
 
     fn kernel(&self) -> Result<&Arc<Kernel>, Missing> {
         self.kernel.as_ref().ok_or(Missing::NoKernelImage)
+    }
+
+    /// The kernel's code with these modules; unwind tables and interrupts only where stacks are wanted.
+    fn code_with(&self, kernel: Arc<Kernel>, modules: Modules) -> Code {
+        let stacks = self.user_bytes.is_some();
+        Code {
+            unwinder: stacks.then(|| Arc::new(kernel.unwinder(&self.memory, &modules))),
+            interrupts: stacks.then(|| kernel.interrupts(&self.memory)),
+            kernel: Some(Arc::clone(&kernel)),
+            names: Arc::new(LinuxNames { kernel, modules }),
+        }
     }
 }
 
@@ -41,7 +59,7 @@ impl Guest for LinuxGuest {
             release: kernel.release().map(crate::text::printable),
             symbols: kernel.symbol_count(),
             missing: kernel.missing().to_vec(),
-            names: Arc::new(LinuxNames { kernel, modules: Modules::default() }),
+            code: self.code_with(kernel, Modules::default()),
         })
     }
 
@@ -53,12 +71,16 @@ impl Guest for LinuxGuest {
         if !all && self.partial_since.get_or_insert_with(Instant::now).elapsed() < PARTIAL_PATIENCE {
             return Err(Missing::PerCpuNotReady);
         }
+        let stacks = match self.user_bytes {
+            Some(user_bytes) => Some((self.kernel()?.stack_reader(&self.memory)?, user_bytes)),
+            None => None,
+        };
         // Set once: a second reader of the same kernel would be the same.
-        drop(self.reader.set(reader));
+        drop(self.readers.set(Readers { current: reader, stacks }));
         Ok(())
     }
 
-    fn names(&mut self) -> Result<Option<Arc<dyn Names>>, Missing> {
+    fn code(&mut self) -> Result<Option<Code>, Missing> {
         let kernel = Arc::clone(self.kernel()?);
         let modules = kernel.modules(&self.memory)?;
         let list: Vec<_> =
@@ -67,7 +89,11 @@ impl Guest for LinuxGuest {
             return Ok(None);
         }
         self.modules = list;
-        Ok(Some(Arc::new(LinuxNames { kernel, modules })))
+        Ok(Some(self.code_with(kernel, modules)))
+    }
+
+    fn system_calls(&mut self) -> Result<Vec<Option<String>>, Missing> {
+        self.kernel()?.system_calls(&self.memory)
     }
 
     fn tasks(&mut self) -> Result<Vec<TaskSnapshot>, Missing> {

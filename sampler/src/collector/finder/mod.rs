@@ -14,7 +14,7 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use symbols::{Missing, TaskSnapshot};
+use symbols::{Interrupts, Kernel, KernelUnwinder, Missing, TaskSnapshot};
 
 use super::frames::Names;
 pub(crate) use linux::LinuxGuest;
@@ -22,9 +22,11 @@ pub(crate) use linux::LinuxGuest;
 /// Pauses between attempts grow from the first to the second, while what is missing may still come.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LAST_PAUSE: Duration = Duration::from_millis(200);
-/// What may still come but fails for this long is told to the user. What will not come is told at once, and tried
-/// again at this period only.
-const PATIENCE: Duration = Duration::from_secs(3);
+/// What may still come but fails for this long is told to the user: longer than an emulated guest with a slow early
+/// boot takes from its first kernel code to its per-CPU areas (a PREEMPT_RT kernel took over 3 s).
+const PATIENCE: Duration = Duration::from_secs(30);
+/// What will not come is told at once, and tried again at this period only.
+const HOPELESS_PERIOD: Duration = Duration::from_secs(3);
 /// Modules are read again at this period, and on request at most this often.
 const MODULES_PERIOD: Duration = Duration::from_secs(3);
 const MODULES_AT_MOST: Duration = Duration::from_millis(250);
@@ -37,11 +39,22 @@ pub(crate) enum News {
     /// The kernel was found.
     Kernel(Found),
     /// Other modules are loaded than before.
-    Names(Arc<dyn Names>),
+    Code(Code),
+    /// Names of system calls by number.
+    SystemCalls(Vec<Option<String>>),
     /// The tasks that exist.
     Tasks(Vec<TaskSnapshot>),
     /// Something cannot be read.
     Missing(String),
+}
+
+/// The code of the kernel with its modules.
+#[derive(Debug)]
+pub(crate) struct Code {
+    pub names: Arc<dyn Names>,
+    pub kernel: Option<Arc<Kernel>>,
+    pub unwinder: Option<Arc<KernelUnwinder>>,
+    pub interrupts: Option<Interrupts>,
 }
 
 /// A kernel that was found.
@@ -50,7 +63,7 @@ pub(crate) struct Found {
     pub release: Option<String>,
     pub symbols: usize,
     pub missing: Vec<Missing>,
-    pub names: Arc<dyn Names>,
+    pub code: Code,
 }
 
 /// A guest whose kernel can be looked for.
@@ -59,8 +72,10 @@ pub(crate) trait Guest: Send + 'static {
     fn find(&mut self, cr3: u64, five_level: bool) -> Result<Found, Missing>;
     /// Hands the reader of current tasks to the vCPUs.
     fn publish_reader(&mut self) -> Result<(), Missing>;
-    /// Names with the modules that are loaded now; `None` when they are the same as before.
-    fn names(&mut self) -> Result<Option<Arc<dyn Names>>, Missing>;
+    /// The code with the modules that are loaded now; `None` when they are the same as before.
+    fn code(&mut self) -> Result<Option<Code>, Missing>;
+    /// Names of system calls by number.
+    fn system_calls(&mut self) -> Result<Vec<Option<String>>, Missing>;
     /// All tasks.
     fn tasks(&mut self) -> Result<Vec<TaskSnapshot>, Missing>;
 }
@@ -136,7 +151,7 @@ impl Job {
                 Some(value)
             }
             Err(reason) => {
-                self.next = now + if reason.may_come() { self.pause } else { PATIENCE };
+                self.next = now + if reason.may_come() { self.pause } else { HOPELESS_PERIOD };
                 self.pause = (self.pause * 2).min(LAST_PAUSE);
                 let since = self.failing.take().map_or(now, |(since, _)| since);
                 self.failing = Some((since, reason));
@@ -218,6 +233,10 @@ impl<G: Guest> Finder<G> {
             self.found = true;
             let missing = std::mem::take(&mut found.missing);
             self.tell(News::Kernel(found));
+            match self.guest.system_calls() {
+                Ok(names) => self.tell(News::SystemCalls(names)),
+                Err(reason) => self.tell_missing(&reason),
+            }
             for reason in missing {
                 self.tell_missing(&reason);
             }
@@ -234,9 +253,9 @@ impl<G: Guest> Finder<G> {
         if stop || self.modules.due() || asked {
             self.wanted.lock().modules = false;
             self.modules_read = Instant::now();
-            let result = self.guest.names();
-            if let Some(Some(names)) = self.modules.note(result, MODULES_PERIOD) {
-                self.tell(News::Names(names));
+            let result = self.guest.code();
+            if let Some(Some(code)) = self.modules.note(result, MODULES_PERIOD) {
+                self.tell(News::Code(code));
             }
         }
         if stop || self.tasks.due() {

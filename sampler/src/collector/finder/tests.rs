@@ -15,6 +15,10 @@ struct Scripted {
     module_reads: Arc<AtomicUsize>,
 }
 
+fn code(names: Fake) -> Code {
+    Code { names: Arc::new(names), kernel: None, unwinder: None, interrupts: None }
+}
+
 impl Guest for Scripted {
     fn find(&mut self, cr3: u64, five_level: bool) -> Result<Found, Missing> {
         assert!((0x1000..0x2000).contains(&cr3) && five_level);
@@ -22,15 +26,18 @@ impl Guest for Scripted {
             return Err(Missing::NoKernelImage);
         }
         let release = Some("6.1.0".to_owned());
-        Ok(Found { release, symbols: 3, missing: Vec::new(), names: Arc::new(Fake::default()) })
+        Ok(Found { release, symbols: 3, missing: Vec::new(), code: code(Fake::default()) })
     }
     fn publish_reader(&mut self) -> Result<(), Missing> {
         let failed = self.reads.fetch_add(1, Ordering::SeqCst) < self.reader_fails;
         if failed { Err(Missing::NoKernelImage) } else { Ok(()) }
     }
-    fn names(&mut self) -> Result<Option<Arc<dyn Names>>, Missing> {
+    fn code(&mut self) -> Result<Option<Code>, Missing> {
         let first = self.module_reads.fetch_add(1, Ordering::SeqCst) == 0;
-        Ok(first.then(|| Arc::new(Fake { module: Some("ext4") }) as Arc<dyn Names>))
+        Ok(first.then(|| code(Fake { module: Some("ext4") })))
+    }
+    fn system_calls(&mut self) -> Result<Vec<Option<String>>, Missing> {
+        Ok(vec![Some("read".to_owned())])
     }
     fn tasks(&mut self) -> Result<Vec<TaskSnapshot>, Missing> {
         Ok(vec![TaskSnapshot::default()])
@@ -48,7 +55,8 @@ fn rest(wanted: &Wanted, news: &Receiver<News>, thread: JoinHandle<()>) -> Vec<S
     wanted.stop();
     let kinds = news.iter().map(|news| match news {
         News::Kernel(found) => format!("kernel {}", found.release.unwrap_or_default()),
-        News::Names(_) => "names".to_owned(),
+        News::Code(_) => "names".to_owned(),
+        News::SystemCalls(names) => format!("{} system calls", names.len()),
         News::Tasks(tasks) => format!("{} tasks", tasks.len()),
         News::Missing(text) => text,
     });

@@ -121,8 +121,15 @@ fn bare(rate_hz: f64) -> Measured<Bare> {
 }
 
 fn sampled(rate_hz: f64) -> Measured<sampler::VcpuSampler> {
-    let config = SessionConfig { vcpus: 1, rate_hz, clock: ClockKind::Uniform, seed: SEED, meta: Vec::new() };
-    let (mut session, mut samplers) = Session::new(config, Box::new(Nowhere));
+    let config = SessionConfig {
+        vcpus: 1,
+        rate_hz,
+        clock: ClockKind::Uniform,
+        seed: SEED,
+        stack_depth: 127,
+        meta: Vec::new(),
+    };
+    let (mut session, mut samplers) = Session::new(config, Box::new(Nowhere), sampler::no_files());
     let measured = turn(samplers.remove(0), |memory| session.start(memory).expect("the collector starts"));
     let totals = session.finish(Vec::new());
     assert_eq!(totals.lost, 0, "the ring is never full here");

@@ -1,0 +1,70 @@
+//! `handler`: a process that works only within a signal handler.
+//!
+//! The timer's next signal is asked for when the handler is done, so it interrupts `pause` each time: the kernel's
+//! signal frame lies between the handler and the system call.
+
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use guest_programs::{Args, Error, burn_here, main_with, seconds, since_boot, thread_cpu};
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
+use nix::unistd::pause;
+
+const USAGE: &str = "handler [--seconds N]
+works for N seconds (10) in on_alarm, the handler of SIGALRM; prints the number of signals and the CPU time";
+
+/// Rounds of work of one signal: some milliseconds.
+const ROUNDS: u32 = 2_000_000;
+
+static SIGNALS: AtomicU64 = AtomicU64::new(0);
+
+#[unsafe(no_mangle)]
+extern "C" fn on_alarm(_: libc::c_int) {
+    SIGNALS.fetch_add(1, Ordering::Relaxed);
+    std::hint::black_box(burn_here(ROUNDS, 1));
+}
+
+/// Asks for one SIGALRM a millisecond from now.
+fn ask() -> Result<(), Error> {
+    let soon = libc::timeval { tv_sec: 0, tv_usec: 1000 };
+    let timer = libc::itimerval { it_interval: libc::timeval { tv_sec: 0, tv_usec: 0 }, it_value: soon };
+    // SAFETY: `timer` is valid for the call, and the old value is not asked for.
+    match unsafe { libc::setitimer(libc::ITIMER_REAL, &raw const timer, std::ptr::null_mut()) } {
+        0 => Ok(()),
+        _ => Err(Error::system("set the timer")(std::io::Error::last_os_error())),
+    }
+}
+
+/// Waits for a signal on a stack that has this function on it.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn wait_for_signal() {
+    pause();
+    std::hint::black_box("wait_for_signal");
+}
+
+fn run(args: &Args) -> Result<(), Error> {
+    let deadline = since_boot() + seconds(args, 10.0)?;
+    let action = SigAction::new(SigHandler::Handler(on_alarm), SaFlags::empty(), SigSet::empty());
+    // SAFETY: the handler counts in registers and in one atomic, and calls nothing.
+    unsafe { sigaction(Signal::SIGALRM, &action) }.map_err(Error::system("handle SIGALRM"))?;
+    while since_boot() < deadline {
+        // Blocked until `pause`, or a signal that comes before it would be waited for in vain.
+        let before = SIGNALS.load(Ordering::Relaxed);
+        ask()?;
+        while SIGNALS.load(Ordering::Relaxed) == before && since_boot() < deadline + Duration::from_secs(1) {
+            wait_for_signal();
+        }
+    }
+    println!(
+        "on_alarm ran {} times, used {:.6} s",
+        SIGNALS.load(Ordering::Relaxed),
+        thread_cpu().as_secs_f64()
+    );
+    Ok(())
+}
+
+fn main() -> ExitCode {
+    main_with(USAGE, &["seconds"], run)
+}

@@ -1,0 +1,90 @@
+//! `jit`: runs code that it has written into memory itself, and tells profilers its names in `/tmp/perf-PID.map`
+//! (tools/perf/Documentation/jit-interface.txt): lines of `START SIZE NAME`, hexadecimal.
+//!
+//! ```text
+//! main -> run_compiled -> jit_outer -> jit_inner      the last two in anonymous memory, with frame pointers
+//! ```
+
+use std::fmt::Write;
+use std::fs;
+use std::num::NonZeroUsize;
+use std::process::ExitCode;
+
+use guest_programs::{Args, Error, main_with, seconds, since_boot, thread_cpu};
+use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, mprotect};
+
+const USAGE: &str = "jit [--seconds N]
+writes jit_outer and jit_inner into memory, names them in /tmp/perf-PID.map and runs them for N seconds (10); prints
+their addresses and the CPU time";
+
+/// `push rbp; mov rbp, rsp; L: dec rdi; jnz L; pop rbp; ret`: counts its argument down.
+const INNER: &[u8] = &[0x55, 0x48, 0x89, 0xe5, 0x48, 0xff, 0xcf, 0x75, 0xfb, 0x5d, 0xc3];
+/// `push rbp; mov rbp, rsp; call INNER; pop rbp; ret`; the distance is filled in.
+const OUTER: &[u8] = &[0x55, 0x48, 0x89, 0xe5, 0xe8, 0, 0, 0, 0, 0x5d, 0xc3];
+/// Where the distance stands in [`OUTER`], and where it counts from.
+const DISTANCE: std::ops::Range<usize> = 5..9;
+/// Offset of `INNER` in the mapping; `OUTER` is at its start.
+const INNER_AT: usize = 64;
+/// One page holds both.
+const PAGE: NonZeroUsize = NonZeroUsize::new(4096).unwrap();
+/// What is counted down between two looks at the clock.
+const COUNT: u64 = 1_000_000;
+
+type Compiled = extern "C" fn(u64);
+
+/// Maps a page, writes both functions, and makes them executable. The page stays as long as the process.
+fn compile() -> Result<(Compiled, usize), Error> {
+    let mut code = [0; 4096];
+    code[..OUTER.len()].copy_from_slice(OUTER);
+    let distance = u8::try_from(INNER_AT - DISTANCE.end).unwrap_or(0);
+    code[DISTANCE.start] = distance;
+    code[INNER_AT..INNER_AT + INNER.len()].copy_from_slice(INNER);
+    let writable = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+    // SAFETY: a new private mapping, at a place of the kernel's choice.
+    let page = unsafe { mmap_anonymous(None, PAGE, writable, MapFlags::MAP_PRIVATE) }
+        .map_err(Error::system("map memory"))?;
+    // SAFETY: the page was just mapped writable, is 4096 bytes long, and nobody else knows it.
+    unsafe { page.cast::<[u8; 4096]>().write(code) };
+    // SAFETY: nothing of Rust's lies in the page.
+    unsafe { mprotect(page, PAGE.get(), ProtFlags::PROT_READ | ProtFlags::PROT_EXEC) }
+        .map_err(Error::system("make memory executable"))?;
+    let start = page.addr().get();
+    // SAFETY: the bytes at the start of the page are a function of this type: it takes a number in RDI, changes
+    // nothing but RDI and flags, keeps RBP and returns. The page is never unmapped.
+    let function = unsafe { std::mem::transmute::<*mut std::ffi::c_void, Compiled>(page.as_ptr()) };
+    Ok((function, start))
+}
+
+/// The lines of the map file.
+fn map(start: usize) -> String {
+    let mut text = String::new();
+    for (name, at, code) in [("jit_outer", start, OUTER), ("jit_inner", start + INNER_AT, INNER)] {
+        // Writing to a String cannot fail.
+        let _ = writeln!(text, "{at:x} {:x} {name}", code.len());
+    }
+    text
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn run_compiled(function: Compiled) {
+    function(COUNT);
+    std::hint::black_box("run_compiled");
+}
+
+fn run(args: &Args) -> Result<(), Error> {
+    let deadline = since_boot() + seconds(args, 10.0)?;
+    let (function, start) = compile()?;
+    fs::write(format!("/tmp/perf-{}.map", std::process::id()), map(start))
+        .map_err(Error::system("write the map in /tmp"))?;
+    while since_boot() < deadline {
+        run_compiled(function);
+    }
+    print!("{}", map(start));
+    println!("jit_inner used {:.6} s", thread_cpu().as_secs_f64());
+    Ok(())
+}
+
+fn main() -> ExitCode {
+    main_with(USAGE, &["seconds"], run)
+}

@@ -1,0 +1,153 @@
+//! Which interrupt is served: told by the functions on the kernel's stack.
+
+use std::collections::HashMap;
+
+use symbols::Interrupts;
+
+use crate::batch::{InterruptRow, Mode};
+
+/// What entry functions of vectors start with (arch/x86/include/asm/idtentry.h, since 5.8).
+const VECTOR_ENTRY: &str = "sysvec_";
+/// The functions that serve device interrupts whatever their handler (arch/x86/kernel/irq.c).
+const DEVICE_ENTRIES: [&str; 3] = ["common_interrupt", "__common_interrupt", "do_IRQ"];
+/// The functions that serve soft interrupts (kernel/softirq.c; the second since 6.9).
+const SOFT_ENTRIES: [&str; 2] = ["__do_softirq", "handle_softirqs"];
+
+/// What a function on the stack tells.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Told {
+    Hard(String),
+    /// Some device interrupt: the handler says more.
+    Device,
+    Soft(String),
+    /// Some soft interrupt.
+    AnySoft,
+}
+
+/// Names interrupts.
+#[derive(Debug, Default)]
+pub(crate) struct InterruptNames {
+    /// By start address of the handler.
+    handlers: HashMap<u64, Told>,
+    rows: HashMap<(&'static str, String), u32>,
+}
+
+impl InterruptNames {
+    /// Handlers as they are now. One function may serve several devices: all their names are told then.
+    pub(crate) fn update(&mut self, interrupts: &Interrupts) {
+        let mut devices: HashMap<u64, Vec<&str>> = HashMap::new();
+        for action in interrupts.lines.iter().flatten().flat_map(|line| &line.actions) {
+            let functions = [Some(action.handler), action.thread];
+            for function in functions.into_iter().flatten() {
+                devices.entry(function.0).or_default().push(&action.name);
+            }
+        }
+        self.handlers.clear();
+        for (handler, names) in devices {
+            self.handlers.insert(handler, Told::Hard(crate::text::printable(&names.join(", "))));
+        }
+        for softirq in interrupts.softirqs.iter().flatten() {
+            if let Some(handler) = softirq.handler {
+                self.handlers.insert(handler.0, Told::Soft(crate::text::printable(&softirq.name)));
+            }
+        }
+    }
+
+    /// The row of the interrupt that is served, by the functions on the kernel's stack, innermost first: start address
+    /// and symbol.
+    pub(crate) fn of<'a>(
+        &mut self,
+        mode: Mode,
+        functions: impl Iterator<Item = (u64, &'a str)>,
+        rows: &mut Vec<InterruptRow>,
+    ) -> Option<u32> {
+        let (kind, name) = match mode {
+            Mode::Nmi => ("nmi", "NMI".to_owned()),
+            Mode::HardIrq => ("hard", self.hard(functions)?),
+            Mode::SoftIrq => ("soft", self.soft(functions)?),
+            _ => return None,
+        };
+        let next = u32::try_from(self.rows.len()).map_or(u32::MAX, |rows| rows.saturating_add(1));
+        Some(*self.rows.entry((kind, name)).or_insert_with_key(|(_, name)| {
+            rows.push(InterruptRow { id: next, kind: kind.to_owned(), name: name.clone() });
+            next
+        }))
+    }
+
+    fn told(&self, (start, symbol): (u64, &str)) -> Option<Told> {
+        let by_symbol = || {
+            if let Some(vector) = symbol.strip_prefix(VECTOR_ENTRY) {
+                Some(Told::Hard(vector.to_owned()))
+            } else if DEVICE_ENTRIES.contains(&symbol) {
+                Some(Told::Device)
+            } else {
+                SOFT_ENTRIES.contains(&symbol).then_some(Told::AnySoft)
+            }
+        };
+        self.handlers.get(&start).cloned().or_else(by_symbol)
+    }
+
+    fn hard<'a>(&self, functions: impl Iterator<Item = (u64, &'a str)>) -> Option<String> {
+        functions.filter_map(|function| self.told(function)).find_map(|told| match told {
+            Told::Hard(name) => Some(name),
+            Told::Device => Some("device interrupt".to_owned()),
+            Told::Soft(_) | Told::AnySoft => None,
+        })
+    }
+
+    fn soft<'a>(&self, functions: impl Iterator<Item = (u64, &'a str)>) -> Option<String> {
+        functions.filter_map(|function| self.told(function)).find_map(|told| match told {
+            Told::Soft(name) => Some(name),
+            Told::AnySoft => Some("soft interrupt".to_owned()),
+            Told::Hard(_) | Told::Device => None,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use symbols::{InterruptAction, InterruptLine, Missing, Softirq, VirtAddr};
+
+    use super::*;
+
+    fn names() -> InterruptNames {
+        let action = |name: &str, handler| InterruptAction {
+            name: name.to_owned(),
+            handler: VirtAddr(handler),
+            thread: None,
+        };
+        let softirq =
+            |name: &str, handler| Softirq { name: name.to_owned(), handler: Some(VirtAddr(handler)) };
+        let mut names = InterruptNames::default();
+        names.update(&Interrupts {
+            lines: Ok(vec![
+                InterruptLine { irq: 24, actions: vec![action("virtio0-req.0", 0x100)] },
+                InterruptLine { irq: 25, actions: vec![action("virtio1-input", 0x100)] },
+            ]),
+            softirqs: Ok(vec![softirq("NET_RX", 0x200)]),
+            vectors: Err(Missing::NoKallsyms),
+        });
+        names
+    }
+
+    #[test]
+    fn the_innermost_function_that_tells_decides() {
+        let (mut names, mut rows) = (names(), Vec::new());
+        let mut of = |mode, functions: &[(u64, &str)]| {
+            names.of(mode, functions.iter().copied(), &mut rows);
+            rows.last().map(|row| format!("{}: {}", row.kind, row.name))
+        };
+        let timer = [(1, "hrtimer_interrupt"), (2, "sysvec_apic_timer_interrupt"), (3, "__do_softirq")];
+        assert_eq!(of(Mode::HardIrq, &timer).as_deref(), Some("hard: apic_timer_interrupt"));
+        let disk = [(0x100, "vring_interrupt"), (4, "common_interrupt")];
+        assert_eq!(of(Mode::HardIrq, &disk).as_deref(), Some("hard: virtio0-req.0, virtio1-input"));
+        let net = [(5, "napi_poll"), (0x200, "net_rx_action"), (3, "__do_softirq")];
+        assert_eq!(of(Mode::SoftIrq, &net).as_deref(), Some("soft: NET_RX"));
+        assert_eq!(of(Mode::SoftIrq, &[(3, "__do_softirq")]).as_deref(), Some("soft: soft interrupt"));
+        assert_eq!(of(Mode::Nmi, &[]).as_deref(), Some("nmi: NMI"));
+        assert_eq!(rows.len(), 5);
+        assert_eq!(names.of(Mode::Kernel, disk.into_iter(), &mut rows), None);
+        assert_eq!(names.of(Mode::HardIrq, [(9, "schedule")].into_iter(), &mut rows), None);
+        assert_eq!(names.of(Mode::Nmi, std::iter::empty(), &mut rows), Some(5), "a row is made once");
+    }
+}

@@ -1,0 +1,130 @@
+//! Names user code, on a thread of its own: reading the symbols of a large program takes long, and stacks must be walked
+//! meanwhile.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender};
+
+use symbols::elf::ElfFile;
+use symbols::names::{DebugFile, DebugFiles, DebugQuery, FunctionStarts, GuestFiles, Origin, Symbolizer};
+
+use super::walker::{FileEntry, Source};
+use crate::batch::{FileRow, FrameRow, InlinedRow};
+use crate::naming::name_frame;
+use crate::text;
+
+/// Files whose symbols are held at once, at most.
+const HELD: usize = 32;
+
+/// A frame that wants a name.
+#[derive(Debug)]
+pub(crate) struct Nameless {
+    pub row: FrameRow,
+    pub file: Arc<FileEntry>,
+}
+
+/// What a name brings.
+#[derive(Debug)]
+pub(crate) enum Named {
+    /// A frame and the functions that are inlined there.
+    Frame(FrameRow, Vec<InlinedRow>),
+    /// A file whose symbols were read.
+    File(FileRow),
+}
+
+/// What names a file's code, and when it was asked last.
+type Held = (Symbolizer, u64);
+
+/// The namer's thread.
+pub(crate) struct Namer {
+    source: Source,
+    debug: DebugFiles,
+    held: HashMap<u32, Option<Held>>,
+    clock: u64,
+}
+
+impl fmt::Debug for Namer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Namer").field("held", &self.held.len()).finish_non_exhaustive()
+    }
+}
+
+impl Namer {
+    /// `guest` opens debug files in the guest.
+    pub(crate) fn new(source: Source, guest: Box<dyn GuestFiles>) -> Self {
+        Self { source, debug: DebugFiles::new().with_guest(guest), held: HashMap::new(), clock: 0 }
+    }
+
+    /// Names what comes until all senders are gone.
+    pub(crate) fn run(mut self, wanted: &Receiver<Nameless>, named: &Sender<Named>) {
+        for nameless in wanted {
+            // The receiver is gone only when the session was dropped.
+            let (row, inlined) = self.name(nameless, named);
+            if named.send(Named::Frame(row, inlined)).is_err() {
+                return;
+            }
+        }
+    }
+
+    fn name(
+        &mut self,
+        Nameless { row, file }: Nameless,
+        named: &Sender<Named>,
+    ) -> (FrameRow, Vec<InlinedRow>) {
+        let starts = |address| file.function_start(address);
+        let module = text::printable(file.name());
+        name_frame(row, &module, self.symbols(&file, named), &starts as &dyn FunctionStarts)
+    }
+
+    fn symbols(&mut self, file: &Arc<FileEntry>, named: &Sender<Named>) -> Option<&Symbolizer> {
+        self.clock += 1;
+        if !self.held.contains_key(&file.id()) {
+            if self.held.len() >= HELD {
+                let oldest =
+                    self.held.iter().min_by_key(|(_, held)| held.as_ref().map_or(0, |(_, used)| *used));
+                let oldest = oldest.map(|(&id, _)| id);
+                oldest.and_then(|id| self.held.remove(&id));
+            }
+            let read = self.read(file);
+            let named_by = read.as_ref().map(|(_, by)| by.clone());
+            // See `run` for a receiver that is gone.
+            drop(named.send(Named::File(file.row(named_by))));
+            self.held.insert(file.id(), read.map(|(symbols, _)| (symbols, 0)));
+        }
+        let (symbols, used) = self.held.get_mut(&file.id())?.as_mut()?;
+        *used = self.clock;
+        Some(symbols)
+    }
+
+    /// The symbols of a file, and what they come from.
+    fn read(&self, file: &FileEntry) -> Option<(Symbolizer, String)> {
+        let (reader, _) = file.open(&self.source).ok()?;
+        let elf = ElfFile::open(reader).ok()?;
+        let debug = self.debug.find(&DebugQuery::new(&elf, file.path())).ok();
+        let shared = debug.as_ref().and_then(|debug| self.shared(debug));
+        let symbols = Symbolizer::new(
+            &elf,
+            debug.as_ref().map(|debug| &debug.elf),
+            shared.as_ref().map(|shared| &shared.elf),
+        );
+        let by = match &debug {
+            Some(DebugFile { origin: Origin::Guest(path), .. }) => format!("{path} in the guest"),
+            Some(DebugFile { origin: Origin::Host(path), .. }) => path.display().to_string(),
+            Some(DebugFile { origin: Origin::Source(name), .. }) => name.clone(),
+            None => own_symbols(&elf).to_owned(),
+        };
+        Some((symbols, text::printable(&by)))
+    }
+
+    fn shared(&self, debug: &DebugFile) -> Option<DebugFile> {
+        let (path, build_id) = debug.elf.alt_link()?;
+        self.debug.find_shared(&path, &build_id, &debug.origin)
+    }
+}
+
+/// What of its own names a file's functions.
+fn own_symbols(elf: &ElfFile) -> &'static str {
+    let sections = [".symtab", ".gnu_debugdata", ".dynsym"];
+    sections.into_iter().find(|name| elf.has_section(name)).unwrap_or("nothing")
+}

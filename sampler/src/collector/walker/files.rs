@@ -1,0 +1,255 @@
+//! Files that code is mapped from: each is read once, when a stack first leads through it.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use symbols::FileRef;
+use symbols::cfi::{CfiSection, CfiSections, CfiTable};
+use symbols::elf::{ElfFile, ReadAt, Section, Segment};
+
+use super::source::Source;
+use crate::batch::FileRow;
+use crate::text;
+
+/// Files that are remembered, at most; beyond that all are forgotten and read again when needed.
+const REMEMBERED: usize = 4096;
+/// Bytes of unwind tables that are kept of all files together, at most.
+const MAX_TABLES: usize = 32 << 20;
+/// Bytes of a page.
+const PAGE: u64 = 4096;
+/// The name of the kernel's own small library.
+const VDSO: &str = "[vdso]";
+
+/// What identifies a file as long as a guest runs.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Key {
+    device: (u32, u32),
+    inode: u64,
+    size: u64,
+    modified: Option<(i64, u32)>,
+}
+
+/// What was read of a file.
+#[derive(Debug)]
+pub(crate) struct Loaded {
+    pub cfi: Option<CfiTable>,
+    segments: Vec<Segment>,
+    build_id: Option<String>,
+    /// Where it was read from, or why not.
+    read_from: Result<&'static str, String>,
+}
+
+impl Loaded {
+    pub(super) fn was_read(&self) -> bool {
+        self.read_from.is_ok()
+    }
+}
+
+/// Bytes of a file: by reference, or the vDSO's own.
+#[derive(Debug)]
+enum Content {
+    File(FileRef),
+    Vdso(Arc<[u8]>),
+}
+
+/// A file that code was mapped from.
+#[derive(Debug)]
+pub(crate) struct FileEntry {
+    id: u32,
+    content: Content,
+    loaded: OnceLock<Loaded>,
+    /// Its row has to be written again.
+    changed: AtomicBool,
+}
+
+impl FileEntry {
+    /// Row id.
+    pub(crate) fn id(&self) -> u32 {
+        self.id
+    }
+
+    /// The file's name without its directories.
+    pub(crate) fn name(&self) -> &str {
+        let path = self.path();
+        path.rsplit('/').next().filter(|name| !name.is_empty()).unwrap_or(path)
+    }
+
+    /// Path in the guest.
+    pub(crate) fn path(&self) -> &str {
+        match &self.content {
+            Content::File(file) => &file.path,
+            Content::Vdso(_) => VDSO,
+        }
+    }
+
+    /// Its bytes and where they are.
+    pub(crate) fn open(&self, source: &Source) -> Result<(Box<dyn ReadAt>, &'static str), &'static str> {
+        match &self.content {
+            Content::File(file) => source.open(file),
+            Content::Vdso(bytes) => Ok((Box::new(Arc::clone(bytes)), "guest memory")),
+        }
+    }
+
+    /// What stands in it, read at the first call.
+    pub(super) fn load(&self, source: &Source, room: &Room) -> &Loaded {
+        self.loaded.get_or_init(|| {
+            self.changed.store(true, Ordering::Relaxed);
+            self.read(source, room).unwrap_or_else(|why| Loaded {
+                cfi: None,
+                segments: Vec::new(),
+                build_id: None,
+                read_from: Err(why),
+            })
+        })
+    }
+
+    fn read(&self, source: &Source, room: &Room) -> Result<Loaded, String> {
+        let (reader, place) = self.open(source)?;
+        let elf = ElfFile::open(reader).map_err(|error| error.to_string())?;
+        let section = |section: Section| CfiSection { bytes: section.bytes, address: section.address };
+        let start = |name| elf.section_range(name).map(|(start, _)| start);
+        let cfi = CfiTable::parse(CfiSections {
+            eh_frame_hdr: elf.eh_frame_hdr().ok().map(section),
+            eh_frame: elf.eh_frame().ok().map(section),
+            debug_frame: elf.section(".debug_frame").ok().map(section),
+            text: start(".text"),
+            got: start(".got"),
+        });
+        Ok(Loaded {
+            cfi: cfi.ok().filter(|table| room.take(table.memory())),
+            segments: elf.segments().to_vec(),
+            build_id: elf.build_id().map(ToString::to_string),
+            read_from: Ok(place),
+        })
+    }
+
+    /// Start of the function that covers `address` of the file, by its unwind tables.
+    pub(crate) fn function_start(&self, address: u64) -> Option<u64> {
+        self.loaded.get()?.cfi.as_ref()?.function_start(address).map(|(start, _)| start)
+    }
+
+    /// The address in the file of what is mapped, executable, at `offset` of it; the offset itself where that is not
+    /// known. The kernel maps whole pages, so the byte at `offset` may belong to the segment before.
+    pub(super) fn address_of(&self, offset: u64) -> u64 {
+        let segments = self.loaded.get().map_or(&[][..], |loaded| &loaded.segments);
+        let mapped = |segment: &&Segment| {
+            let end = segment.offset.saturating_add(segment.file_size);
+            segment.executable && segment.offset & !(PAGE - 1) <= offset && offset < end
+        };
+        let segment = segments.iter().rfind(mapped);
+        segment.map_or(offset, |segment| segment.address.wrapping_add(offset.wrapping_sub(segment.offset)))
+    }
+
+    /// Its row; `named_by` as far as it is known.
+    pub(crate) fn row(&self, named_by: Option<String>) -> FileRow {
+        let loaded = self.loaded.get();
+        let mut row = FileRow {
+            id: self.id,
+            path: text::printable(self.path()),
+            build_id: loaded.and_then(|loaded| loaded.build_id.clone()),
+            read_from: loaded.map(|loaded| match &loaded.read_from {
+                Ok(place) => (*place).to_owned(),
+                Err(why) => format!("not read: {why}"),
+            }),
+            named_by,
+            ..FileRow::default()
+        };
+        if let Content::File(file) = &self.content {
+            row.device = file.device.0 << 20 | file.device.1;
+            row.inode = file.inode;
+            row.filesystem = text::printable(&file.filesystem);
+            row.deleted = file.deleted;
+        }
+        row
+    }
+}
+
+/// Room that is left for unwind tables, bytes.
+#[derive(Debug)]
+pub(super) struct Room(Mutex<usize>);
+
+impl Room {
+    fn take(&self, bytes: usize) -> bool {
+        let mut left = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let rest = left.checked_sub(bytes);
+        *left = rest.unwrap_or(*left);
+        rest.is_some()
+    }
+}
+
+/// All files that are known.
+#[derive(Debug)]
+pub(crate) struct Files {
+    known: HashMap<Key, Arc<FileEntry>>,
+    vdsos: HashMap<Arc<[u8]>, Arc<FileEntry>>,
+    unread: Vec<Arc<FileEntry>>,
+    given: u32,
+    pub(super) room: Room,
+}
+
+impl Default for Files {
+    fn default() -> Self {
+        Self {
+            known: HashMap::new(),
+            vdsos: HashMap::new(),
+            unread: Vec::new(),
+            given: 0,
+            room: Room(Mutex::new(MAX_TABLES)),
+        }
+    }
+}
+
+impl Files {
+    /// The entry of `file`; a row goes to `rows` when it is new.
+    pub(crate) fn entry(&mut self, file: &FileRef, rows: &mut Vec<FileRow>) -> Arc<FileEntry> {
+        let key = Key { device: file.device, inode: file.inode, size: file.size, modified: file.modified };
+        if let Some(entry) = self.known.get(&key) {
+            return Arc::clone(entry);
+        }
+        if self.known.len() >= REMEMBERED {
+            self.known.clear();
+            self.room = Room(Mutex::new(MAX_TABLES));
+        }
+        let entry = self.add(Content::File(file.clone()), rows);
+        self.known.insert(key, Arc::clone(&entry));
+        entry
+    }
+
+    /// The entry of a vDSO.
+    pub(super) fn vdso(&mut self, bytes: Arc<[u8]>, rows: &mut Vec<FileRow>) -> Arc<FileEntry> {
+        if let Some(entry) = self.vdsos.get(&bytes) {
+            return Arc::clone(entry);
+        }
+        if self.vdsos.len() >= REMEMBERED {
+            self.vdsos.clear();
+        }
+        let entry = self.add(Content::Vdso(Arc::clone(&bytes)), rows);
+        self.vdsos.insert(bytes, Arc::clone(&entry));
+        entry
+    }
+
+    fn add(&mut self, content: Content, rows: &mut Vec<FileRow>) -> Arc<FileEntry> {
+        self.given = self.given.saturating_add(1);
+        let entry = Arc::new(FileEntry {
+            id: self.given,
+            content,
+            loaded: OnceLock::new(),
+            changed: AtomicBool::new(false),
+        });
+        rows.push(entry.row(None));
+        self.unread.push(Arc::clone(&entry));
+        entry
+    }
+
+    /// Rows of files that were read since the last call.
+    pub(super) fn take_loaded(&mut self, rows: &mut Vec<FileRow>) {
+        self.unread.retain(|entry| {
+            let read = entry.changed.swap(false, Ordering::Relaxed);
+            if read {
+                rows.push(entry.row(None));
+            }
+            !read
+        });
+    }
+}

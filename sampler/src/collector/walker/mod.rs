@@ -1,0 +1,162 @@
+//! From copied stacks to frames: the kernel's by its ORC tables, the program's by the tables of its files.
+//!
+//! ```text
+//!  registers + kernel stack ── KernelUnwinder ──▶ kernel frames, user registers
+//!  user registers + user stack ── UserUnwinder ──▶ user frames
+//!                                    ▲
+//!            Spaces: mappings of each process ──▶ Files: their unwind tables
+//! ```
+//!
+//! Where frames are missing a reason stands in their place.
+
+mod files;
+mod source;
+mod spaces;
+
+use std::sync::Arc;
+
+use symbols::cfi::{Place as At, UserEnd, UserUnwinder};
+use symbols::{Broken, FrameKind, Kernel, KernelUnwinder, StackCopy, TaskSnapshot, UserRegisters, WalkEnd};
+use vmm::GuestMemoryMmap;
+
+use crate::batch::{FileRow, MappingRow};
+use crate::session::OpenFiles;
+pub(crate) use files::{FileEntry, Files};
+pub(crate) use source::Source;
+use spaces::{Place, Spaces};
+
+/// One step of a stack.
+#[derive(Debug, Clone)]
+pub(crate) enum Step {
+    /// Code of the kernel.
+    Kernel { address: u64, call: bool },
+    /// Code of a process, by address in its file where it has one.
+    User { address: u64, call: bool, file: Option<Arc<FileEntry>>, anonymous: bool },
+    /// Frames are missing; whose, and why.
+    Reason { kernel: bool, why: String },
+}
+
+/// Whose stack it is.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Owner {
+    pub instance: u32,
+    pub task: TaskSnapshot,
+    pub cr3: u64,
+}
+
+/// What a walk has found besides the steps.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Walked {
+    /// The system call that the task was in.
+    pub syscall: Option<u32>,
+    /// The kernel's stack leads through code that is not known: a module that was loaded since.
+    pub unknown_code: bool,
+}
+
+/// Rows that walks have made.
+#[derive(Debug, Default)]
+pub(crate) struct News {
+    pub files: Vec<FileRow>,
+    pub mappings: Vec<MappingRow>,
+}
+
+/// Walks the stacks of one guest.
+#[derive(Debug)]
+pub(crate) struct Walker {
+    unwinder: Arc<KernelUnwinder>,
+    users: UserUnwinder,
+    source: Source,
+    spaces: Spaces,
+    files: Files,
+    depth: usize,
+}
+
+impl Walker {
+    /// A walker for stacks of at most `depth` frames.
+    pub(crate) fn new(
+        kernel: Arc<Kernel>,
+        unwinder: Arc<KernelUnwinder>,
+        memory: GuestMemoryMmap,
+        open: &OpenFiles,
+        depth: usize,
+    ) -> Self {
+        Self {
+            unwinder,
+            users: UserUnwinder::new(),
+            source: Source::new(kernel, memory, open()),
+            spaces: Spaces::default(),
+            files: Files::default(),
+            depth,
+        }
+    }
+
+    /// Other modules are loaded.
+    pub(crate) fn unwinder_changed(&mut self, unwinder: Arc<KernelUnwinder>) {
+        self.unwinder = unwinder;
+    }
+
+    /// Where the walker reads the guest from.
+    pub(crate) fn source(&self) -> &Source {
+        &self.source
+    }
+
+    /// The entry of a file that is known by other means, such as the program of a process.
+    pub(crate) fn file(&mut self, file: &symbols::FileRef, news: &mut News) -> u32 {
+        self.files.entry(file, &mut news.files).id()
+    }
+
+    /// Walks the stack in `copy`; `steps` get the frames, innermost first.
+    pub(crate) fn walk(
+        &mut self,
+        copy: &StackCopy,
+        owner: Option<Owner>,
+        steps: &mut Vec<Step>,
+        news: &mut News,
+    ) -> Walked {
+        let end = self.unwinder.walk_copy(copy, self.depth, |frame| {
+            steps.push(Step::Kernel { address: frame.address.0, call: frame.kind == FrameKind::Return });
+        });
+        let user = match end {
+            WalkEnd::User(user) => Some(user),
+            WalkEnd::Complete => None,
+            WalkEnd::Broken(why) => {
+                steps.push(Step::Reason { kernel: true, why: why.to_string() });
+                copy.task_pt_regs()
+            }
+        };
+        let unknown_code = end == WalkEnd::Broken(Broken::UnknownCode);
+        let Some(user) = user else { return Walked { syscall: None, unknown_code } };
+        let left = self.depth.saturating_sub(steps.len());
+        if let Some(owner) = owner.filter(|owner| !owner.task.kernel_thread) {
+            self.walk_user(&user, copy, owner, left, steps, news);
+        }
+        Walked { syscall: user.system_call().filter(|_| !copy.is_user_mode()), unknown_code }
+    }
+
+    fn walk_user(
+        &mut self,
+        user: &UserRegisters,
+        copy: &StackCopy,
+        owner: Owner,
+        limit: usize,
+        steps: &mut Vec<Step>,
+        news: &mut News,
+    ) {
+        let space = self.spaces.of(&owner, user.registers.rip, &self.source, &mut self.files, news);
+        let images = space.images(&self.source, &self.files);
+        let mut doubt = None;
+        let end = self.users.walk(&user.registers, copy, &images, limit.max(1), |frame| {
+            doubt = doubt.or(frame.doubt);
+            let Place { address, file, anonymous } = space.place(frame.lookup_address(), frame.address);
+            steps.push(Step::User { address, call: frame.place == At::Return, file, anonymous });
+        });
+        let why = match end {
+            UserEnd::Complete => doubt.map(|doubt| doubt.to_string()),
+            UserEnd::Broken(why) => Some(space.missing().map_or_else(|| why.to_string(), str::to_owned)),
+        };
+        if let Some(why) = why {
+            steps.push(Step::Reason { kernel: false, why });
+        }
+        self.files.take_loaded(&mut news.files);
+    }
+}

@@ -1,0 +1,90 @@
+//! Where the bytes of the guest's files are read: from its disks, else from its page cache.
+
+use std::fmt;
+use std::sync::Arc;
+
+use symbols::elf::ReadAt;
+use symbols::names::GuestFiles;
+use symbols::{FileRef, Kernel, PageCache, VirtAddr};
+use vmm::GuestMemoryMmap;
+
+/// Bytes at the start of a file that must be the same on the disk and in memory: headers and build-id.
+const HEAD: usize = 4096;
+/// Bytes of the vDSO, at most: it has 2 to 4 pages.
+const MAX_VDSO: u64 = 1 << 20;
+
+/// One guest's memory and disks.
+pub(crate) struct Source {
+    pub(crate) kernel: Arc<Kernel>,
+    pub(crate) memory: GuestMemoryMmap,
+    files: Box<dyn GuestFiles>,
+}
+
+impl fmt::Debug for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Source").finish_non_exhaustive()
+    }
+}
+
+/// A file in the page cache.
+struct Cached {
+    kernel: Arc<Kernel>,
+    memory: GuestMemoryMmap,
+    file: FileRef,
+}
+
+impl ReadAt for Cached {
+    fn len(&self) -> u64 {
+        self.file.size
+    }
+
+    fn read_at(&self, offset: u64, into: &mut [u8]) -> Option<()> {
+        let end = offset.checked_add(into.len() as u64)?;
+        if end > self.file.size {
+            return None;
+        }
+        PageCache::new(&self.kernel, &self.memory).ok()?.read(&self.memory, &self.file, offset, into)
+    }
+}
+
+impl Source {
+    pub(crate) fn new(kernel: Arc<Kernel>, memory: GuestMemoryMmap, files: Box<dyn GuestFiles>) -> Self {
+        Self { kernel, memory, files }
+    }
+
+    /// The bytes of `file` and where they are, or why they cannot be had.
+    pub(crate) fn open(&self, file: &FileRef) -> Result<(Box<dyn ReadAt>, &'static str), &'static str> {
+        let cached =
+            Cached { kernel: Arc::clone(&self.kernel), memory: self.memory.clone(), file: file.clone() };
+        let head = file.size.min(HEAD as u64);
+        let head_of = |reader: &dyn ReadAt| {
+            let mut bytes = vec![0; usize::try_from(head).unwrap_or(HEAD)];
+            reader.read_at(0, &mut bytes).map(|()| bytes)
+        };
+        let in_memory = head_of(&cached);
+        if !file.deleted
+            && let Some(reader) = self.files.open(&file.path)
+            && reader.len() == file.size
+        {
+            // A path may lead to another file by now: what is mapped has the last word.
+            match (&in_memory, head_of(reader.as_ref())) {
+                (Some(mapped), Some(found)) if *mapped == found => return Ok((reader, "image")),
+                (None, Some(_)) => return Ok((reader, "image")),
+                _ => {}
+            }
+        }
+        match in_memory {
+            Some(_) => Ok((Box::new(cached), "page cache")),
+            None => Err("neither on a disk that can be read nor in the page cache"),
+        }
+    }
+
+    /// The vDSO mapped at `start..end` of the process of `task`.
+    pub(crate) fn vdso(&self, task: u64, (start, end): (u64, u64)) -> Option<Arc<[u8]>> {
+        let len = end.checked_sub(start).filter(|&len| len <= MAX_VDSO)?;
+        let mut bytes = vec![0; usize::try_from(len).ok()?];
+        let space = self.kernel.user_memory(&self.memory, task).ok()?;
+        space.read(&self.memory, VirtAddr(start), &mut bytes)?;
+        Some(bytes.into())
+    }
+}

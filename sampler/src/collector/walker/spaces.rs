@@ -1,0 +1,204 @@
+//! The executable mappings of each process.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use symbols::cfi::{Image, ImageCode, Images};
+use symbols::{Mapping, MappingKind, VirtAddr};
+
+use super::files::{FileEntry, Files};
+use super::source::Source;
+use super::{News, Owner};
+use crate::batch::MappingRow;
+use vmm::monotonic_ns;
+
+/// Processes whose mappings are remembered, at most; beyond that all are forgotten.
+const REMEMBERED: usize = 4096;
+/// Mappings are read again at most this often when an address lies in none, ns.
+const AGAIN_NS: u64 = 20_000_000;
+/// Mappings are believed this long, ns: a library may be unloaded and another take its place.
+const BELIEVED_NS: u64 = 2_000_000_000;
+/// CR3 without its low bits (PCID, and PTI's switch between two tables).
+const ROOT: u64 = !0x1fff;
+
+/// Executable memory.
+#[derive(Debug)]
+struct Region {
+    start: u64,
+    end: u64,
+    file_offset: u64,
+    file: Option<Arc<FileEntry>>,
+    /// The file is not known, though there is one.
+    unknown_file: bool,
+}
+
+/// Where an address is.
+#[derive(Debug)]
+pub(super) struct Place {
+    /// In the file, or virtual.
+    pub address: u64,
+    pub file: Option<Arc<FileEntry>>,
+    /// Memory without a file.
+    pub anonymous: bool,
+}
+
+/// One process's executable memory.
+#[derive(Debug, Default)]
+pub(super) struct Space {
+    root: u64,
+    read_ns: u64,
+    /// By start address.
+    regions: Vec<Region>,
+    missing: Option<String>,
+}
+
+/// All processes.
+#[derive(Debug, Default)]
+pub(super) struct Spaces {
+    known: HashMap<u32, Space>,
+}
+
+impl Spaces {
+    /// The memory of `owner`, read anew when it is not known, is another one since an exec, or lacks `rip`.
+    pub(super) fn of(
+        &mut self,
+        owner: &Owner,
+        rip: u64,
+        source: &Source,
+        files: &mut Files,
+        news: &mut News,
+    ) -> &Space {
+        if self.known.len() >= REMEMBERED && !self.known.contains_key(&owner.instance) {
+            self.known.clear();
+        }
+        let now = monotonic_ns();
+        let root = owner.cr3 & ROOT;
+        let space = self.known.entry(owner.instance).or_default();
+        let age = now.saturating_sub(space.read_ns);
+        let stale = age >= BELIEVED_NS || space.region(rip).is_none() && age >= AGAIN_NS;
+        if space.root != root || stale {
+            match source.kernel.mappings(&source.memory, owner.task.task) {
+                Ok(mappings) => {
+                    let fresh = Space { root, read_ns: now, ..Space::default() };
+                    *space = fresh.with(&mappings, owner, source, files, news);
+                }
+                // A process that ends has none any more: what was read before still holds.
+                Err(_) if space.root == root && !space.regions.is_empty() => space.read_ns = now,
+                Err(missing) => {
+                    let missing = Some(format!("mappings not read: {missing}"));
+                    *space = Space { root, read_ns: now, missing, ..Space::default() };
+                }
+            }
+        }
+        space
+    }
+}
+
+impl Space {
+    fn with(
+        mut self,
+        mappings: &[Mapping],
+        owner: &Owner,
+        source: &Source,
+        files: &mut Files,
+        news: &mut News,
+    ) -> Self {
+        for mapping in mappings.iter().filter(|mapping| mapping.execute) {
+            let range = (mapping.start, mapping.end);
+            let file = match &mapping.kind {
+                MappingKind::File(file) => Some(files.entry(file, &mut news.files)),
+                MappingKind::Vdso => {
+                    source.vdso(owner.task.task, range).map(|bytes| files.vdso(bytes, &mut news.files))
+                }
+                _ => None,
+            };
+            news.mappings.push(MappingRow {
+                instance: owner.instance,
+                start: mapping.start,
+                end: mapping.end,
+                file: file.as_ref().map(|file| file.id()),
+                file_offset: mapping.file_offset,
+            });
+            self.regions.push(Region {
+                start: mapping.start,
+                end: mapping.end,
+                file_offset: mapping.file_offset,
+                unknown_file: file.is_none()
+                    && matches!(mapping.kind, MappingKind::UnknownFile | MappingKind::Vdso),
+                file,
+            });
+        }
+        self
+    }
+
+    fn region(&self, address: u64) -> Option<&Region> {
+        let after = self.regions.partition_point(|region| region.start <= address);
+        self.regions.get(after.checked_sub(1)?).filter(|region| address < region.end)
+    }
+
+    /// Why there are no mappings.
+    pub(super) fn missing(&self) -> Option<&str> {
+        self.missing.as_deref()
+    }
+
+    /// Where `address` is, by the mapping of `lookup`, which lies in the calling instruction of a return address.
+    pub(super) fn place(&self, lookup: u64, address: u64) -> Place {
+        match self.region(lookup) {
+            Some(region) => match &region.file {
+                Some(file) => {
+                    let bias = region.bias(file);
+                    Place {
+                        address: address.wrapping_sub(bias),
+                        file: Some(Arc::clone(file)),
+                        anonymous: false,
+                    }
+                }
+                None => Place { address, file: None, anonymous: !region.unknown_file },
+            },
+            None => Place { address, file: None, anonymous: false },
+        }
+    }
+
+    /// The mappings as the unwinder asks for them.
+    pub(super) fn images<'a>(&'a self, source: &'a Source, files: &'a Files) -> SpaceImages<'a> {
+        SpaceImages { space: self, source, files }
+    }
+}
+
+impl Region {
+    /// Virtual address minus address in the file. The file was read before, if it can be.
+    fn bias(&self, file: &FileEntry) -> u64 {
+        self.start.wrapping_sub(file.address_of(self.file_offset))
+    }
+}
+
+/// A process's mappings with what stands in their files.
+#[derive(Debug)]
+pub(super) struct SpaceImages<'a> {
+    space: &'a Space,
+    source: &'a Source,
+    files: &'a Files,
+}
+
+impl Images for SpaceImages<'_> {
+    fn find(&self, address: u64) -> Option<Image<'_>> {
+        let region = self.space.region(address)?;
+        let Some(file) = &region.file else {
+            let code = if region.unknown_file { ImageCode::NotRead } else { ImageCode::Anonymous };
+            return Some(Image { id: 0, bias: 0, code });
+        };
+        let loaded = file.load(self.source, &self.files.room);
+        let code = match &loaded.cfi {
+            Some(cfi) => ImageCode::Cfi(cfi),
+            None if loaded.was_read() => ImageCode::NoCfi,
+            None => ImageCode::NotRead,
+        };
+        Some(Image { id: file.id(), bias: region.bias(file), code })
+    }
+
+    fn code(&self, address: u64, into: &mut [u8]) -> Option<()> {
+        let space =
+            symbols::AddressSpace::new(self.space.root, self.source.kernel.address_space().five_level());
+        space.read(&self.source.memory, VirtAddr(address), into)
+    }
+}

@@ -1,0 +1,118 @@
+//! The caller of code that no CFI covers: assembly, programs without tables, code made at run time.
+
+use super::code::{LONGEST_CALL, TRAMPOLINE, ends_with_call, signal_return};
+use super::frame::{Doubt, Place, State};
+use super::images::Images;
+use super::row::RA;
+use crate::registers::{Registers, StackMemory};
+
+/// What was found out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Guess {
+    /// `state` is the caller's now.
+    Caller(Doubt),
+    /// `state` is now what a signal interrupted.
+    Interrupted,
+    /// There is no caller.
+    Outermost,
+    /// Nothing is plausible.
+    Nothing,
+}
+
+/// Moves `state` from code without CFI to its caller, if one is plausible.
+pub(super) fn caller(
+    state: &mut State,
+    place: Place,
+    stack: &impl StackMemory,
+    images: &impl Images,
+) -> Guess {
+    if is_signal_return(state.rip(), images) {
+        return interrupted(state, stack).map_or(Guess::Nothing, |()| Guess::Interrupted);
+    }
+    // A leaf has just been called if its first word is a return address: assembly seldom pushes anything.
+    if place == Place::Exact && by_return_address(state, stack, images).is_some() {
+        return Guess::Caller(Doubt::ReturnAddress);
+    }
+    match state.get(Registers::RBP) {
+        // The mark of the outermost frame (System V ABI, AMD64 supplement 1.0, section 3.4.1). In a leaf RBP may be
+        // anything.
+        Ok(0) if place == Place::Return => Guess::Outermost,
+        Ok(rbp) if by_frame_pointer(state, rbp, stack, images).is_some() => match state.rip() {
+            0 => Guess::Outermost,
+            _ => Guess::Caller(Doubt::FramePointer),
+        },
+        _ => Guess::Nothing,
+    }
+}
+
+fn by_return_address(state: &mut State, stack: &impl StackMemory, images: &impl Images) -> Option<()> {
+    let rsp = state.rsp();
+    let rip = stack.read_u64(rsp)?;
+    (follows_call(rip, images)? && rsp.is_multiple_of(8)).then_some(())?;
+    state.set(Registers::RSP, Some(rsp.checked_add(8)?));
+    state.set(RA, Some(rip));
+    Some(())
+}
+
+/// RBP holds the address of the caller's RBP, above which the return address lies.
+fn by_frame_pointer(
+    state: &mut State,
+    rbp: u64,
+    stack: &impl StackMemory,
+    images: &impl Images,
+) -> Option<()> {
+    (rbp >= state.rsp() && rbp.is_multiple_of(8)).then_some(())?;
+    let saved = stack.read_u64(rbp)?;
+    let rip = stack.read_u64(rbp.checked_add(8)?)?;
+    let plausible = match rip {
+        0 => saved == 0,
+        // Whoever makes a thread's or coroutine's first frame by hand writes any address: no call is before it.
+        _ => {
+            images.find(rip.wrapping_sub(1)).is_some()
+                && (saved == 0 || follows_call(rip, images) != Some(false))
+        }
+    };
+    plausible.then_some(())?;
+    let rsp = rbp.checked_add(16)?;
+    // Where the other registers were saved is not known.
+    state.forget();
+    state.set(Registers::RSP, Some(rsp));
+    state.set(Registers::RBP, Some(saved));
+    state.set(RA, Some(rip));
+    Some(())
+}
+
+/// Whether a call is right before `address`; `None` where the code is not known.
+fn follows_call(address: u64, images: &impl Images) -> Option<bool> {
+    images.find(address.wrapping_sub(1))?;
+    let mut code = [0; LONGEST_CALL];
+    images.code(address.checked_sub(LONGEST_CALL as u64)?, &mut code)?;
+    Some(ends_with_call(&code))
+}
+
+fn is_signal_return(rip: u64, images: &impl Images) -> bool {
+    let mut code = [0; TRAMPOLINE];
+    images.code(rip, &mut code).is_some() && signal_return(&code)
+}
+
+/// Offset of `uc_mcontext.gregs` in the `ucontext` that RSP points at when a handler has returned
+/// (Linux, arch/x86/include/uapi/asm/ucontext.h and include/asm/sigframe.h: uc_flags, uc_link, uc_stack).
+const CONTEXT: u64 = 40;
+
+/// DWARF numbers in the order of `struct sigcontext_64` (Linux, arch/x86/include/uapi/asm/sigcontext.h).
+const ORDER: [usize; COLUMNS_IN_CONTEXT] = [8, 9, 10, 11, 12, 13, 14, 15, 5, 4, 6, 3, 1, 0, 2, 7, RA];
+const COLUMNS_IN_CONTEXT: usize = 17;
+
+/// Takes the registers out of the kernel's signal frame.
+fn interrupted(state: &mut State, stack: &impl StackMemory) -> Option<()> {
+    let mut at = state.rsp().checked_add(CONTEXT)?;
+    let mut values = [0; COLUMNS_IN_CONTEXT];
+    for value in &mut values {
+        *value = stack.read_u64(at)?;
+        at = at.checked_add(8)?;
+    }
+    for (column, value) in ORDER.into_iter().zip(values) {
+        state.set(column, Some(value));
+    }
+    Some(())
+}

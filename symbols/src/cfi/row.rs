@@ -1,0 +1,168 @@
+//! The rules by which one place's caller is found, in a form that is quick to apply.
+
+use gimli::{
+    CfaRule, ReaderOffset, Register, RegisterRule, UnwindContext, UnwindContextStorage, UnwindExpression,
+    UnwindTableRow,
+};
+
+use super::expression::At;
+use super::table::{Fde, Section};
+use crate::registers::Registers;
+
+/// DWARF number of the return address column.
+pub(super) const RA: usize = 16;
+
+/// Columns that are kept: the general registers and the return address.
+pub(super) const COLUMNS: usize = RA + 1;
+
+/// Registers that a function preserves (System V ABI, AMD64 supplement 1.0, section 3.2.1), but RSP.
+pub(super) const PRESERVED: [usize; 6] = [3, Registers::RBP, 12, 13, 14, 15];
+
+/// How many columns gimli keeps for a row; more is no CFI of a compiler for this machine, which has 17 and at most 16
+/// vector registers.
+const RULES: usize = 40;
+
+/// Storage of fixed size for gimli's rows: 1.3 KB for each state that `DW_CFA_remember_state` keeps.
+#[derive(Debug)]
+pub(super) struct Storage;
+
+impl<T: ReaderOffset> UnwindContextStorage<T> for Storage {
+    type Rules = [(Register, RegisterRule<T>); RULES];
+    type Stack = [UnwindTableRow<T, Self>; 6];
+}
+
+/// Where gimli computes rows; kept between rows, as it is large.
+pub(super) type RowContext = UnwindContext<usize, Storage>;
+
+/// What the tables say of one address.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Row {
+    /// No function here.
+    NoCfi,
+    /// A function, but its rules cannot be understood.
+    Bad,
+    /// The return address is undefined: the outermost frame.
+    Outermost,
+    /// What almost every row is.
+    Usual(Usual),
+    /// All others.
+    General(Box<General>),
+}
+
+/// CFA = register + offset, return address at CFA - 8, preserved registers at CFA + 8 * slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Usual {
+    pub cfa_offset: i32,
+    pub cfa_register: u8,
+    /// For each of [`PRESERVED`]; 0 for one that still has its caller's value.
+    pub slots: [i16; PRESERVED.len()],
+}
+
+/// Every rule of CFI.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct General {
+    pub cfa: Cfa,
+    pub rules: [Rule; COLUMNS],
+    /// A signal handler's caller: interrupted, not calling.
+    pub signal: bool,
+}
+
+/// Rule of the canonical frame address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Cfa {
+    Register(u8, i64),
+    Expression(At),
+}
+
+/// Rule of a column.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum Rule {
+    /// The register still has its caller's value.
+    #[default]
+    Same,
+    Undefined,
+    /// Saved at CFA + offset.
+    Saved(i64),
+    /// Is CFA + offset.
+    Value(i64),
+    /// Is in another register.
+    Register(u8),
+    /// Saved at the address that an expression gives.
+    SavedAt(At),
+    /// Is what an expression gives.
+    ValueOf(At),
+}
+
+impl Row {
+    /// From gimli's `row` of `fde`; `None` if it is not understood.
+    pub fn new(section: Section, fde: &Fde<'_>, row: &UnwindTableRow<usize, Storage>) -> Option<Self> {
+        (usize::from(fde.cie().return_address_register().0) == RA).then_some(())?;
+        let cfa = match row.cfa() {
+            CfaRule::RegisterAndOffset { register, offset } => Cfa::Register(general(*register)?, *offset),
+            CfaRule::Expression(expression) => Cfa::Expression(at(section, *expression)?),
+        };
+        let mut rules = [Rule::Same; COLUMNS];
+        for (register, rule) in row.registers() {
+            if let Some(column) = rules.get_mut(usize::from(register.0)) {
+                *column = Rule::new(section, rule)?;
+            }
+        }
+        match rules[RA] {
+            Rule::Undefined => return Some(Self::Outermost),
+            Rule::Same => return None,
+            _ => (),
+        }
+        let general = General { cfa, rules, signal: fde.is_signal_trampoline() };
+        Some(match general.usual() {
+            Some(usual) => Self::Usual(usual),
+            None => Self::General(Box::new(general)),
+        })
+    }
+}
+
+impl General {
+    /// The short form, if nothing is lost by it.
+    fn usual(&self) -> Option<Usual> {
+        let Cfa::Register(cfa_register, offset) = self.cfa else { return None };
+        if self.signal || self.rules[RA] != Rule::Saved(-8) {
+            return None;
+        }
+        let mut slots = [0; PRESERVED.len()];
+        for (column, rule) in self.rules[..RA].iter().enumerate() {
+            match *rule {
+                Rule::Same => (),
+                Rule::Saved(offset) if offset != 0 && offset % 8 == 0 => {
+                    let slot = PRESERVED.iter().position(|&preserved| preserved == column)?;
+                    slots[slot] = i16::try_from(offset / 8).ok()?;
+                }
+                _ => return None,
+            }
+        }
+        Some(Usual { cfa_offset: i32::try_from(offset).ok()?, cfa_register, slots })
+    }
+}
+
+impl Rule {
+    fn new(section: Section, rule: &RegisterRule<usize>) -> Option<Self> {
+        Some(match rule {
+            RegisterRule::Undefined => Self::Undefined,
+            RegisterRule::SameValue => Self::Same,
+            RegisterRule::Offset(offset) => Self::Saved(*offset),
+            RegisterRule::ValOffset(offset) => Self::Value(*offset),
+            RegisterRule::Register(register) => general(*register).map_or(Self::Undefined, Self::Register),
+            RegisterRule::Expression(expression) => Self::SavedAt(at(section, *expression)?),
+            RegisterRule::ValExpression(expression) => Self::ValueOf(at(section, *expression)?),
+            _ => return None,
+        })
+    }
+}
+
+/// The number of a column that is kept.
+fn general(register: Register) -> Option<u8> {
+    u8::try_from(register.0).ok().filter(|&number| usize::from(number) < COLUMNS)
+}
+
+fn at(section: Section, expression: UnwindExpression<usize>) -> Option<At> {
+    let start = u32::try_from(expression.offset).ok()?;
+    Some(At { section, start, length: u32::try_from(expression.length).ok()? })
+}

@@ -1,0 +1,24 @@
+//! What a walk may cost.
+
+use super::Broken;
+
+/// Units of work in one walk: bytes of CFI that are read, and [`super::expression::UNITS`] for each expression. An FDE
+/// and its CIE have 60 bytes on average in Debian 12's python3.11: 250 frames with no row in the cache are 15,000 units.
+pub(super) const WALK: u32 = 1 << 18;
+
+/// What is left of a walk's work.
+#[derive(Debug)]
+pub(super) struct Work(u32);
+
+impl Work {
+    pub fn of_walk() -> Self {
+        Self(WALK)
+    }
+
+    /// Takes `units` away.
+    pub fn take(&mut self, units: usize) -> Result<(), Broken> {
+        let left = u32::try_from(units).ok().and_then(|units| self.0.checked_sub(units));
+        self.0 = left.ok_or(Broken::TooCostly)?;
+        Ok(())
+    }
+}

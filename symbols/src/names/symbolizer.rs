@@ -1,0 +1,54 @@
+//! Symbols and DWARF of one file together.
+
+use super::functions::{Function, FunctionKind, FunctionStarts, FunctionTable};
+use super::lines::{SourceFrame, SourceLines};
+use crate::elf::{ElfError, ElfFile};
+
+/// What names the code of one file: its symbols and, where there is DWARF, source lines and inlined functions.
+#[derive(Debug)]
+pub struct Symbolizer {
+    functions: FunctionTable,
+    lines: Result<SourceLines, ElfError>,
+}
+
+impl Symbolizer {
+    /// For `elf`, with its separate debug file and the file that that one shares with others
+    /// ([`ElfFile::alt_link`]), where there are such.
+    pub fn new(elf: &ElfFile, debug: Option<&ElfFile>, shared: Option<&ElfFile>) -> Self {
+        let with_lines = debug.filter(|debug| debug.has_section(".debug_info")).unwrap_or(elf);
+        Self { functions: FunctionTable::read(elf, debug), lines: SourceLines::open(with_lines, shared) }
+    }
+
+    /// The functions.
+    pub fn functions(&self) -> &FunctionTable {
+        &self.functions
+    }
+
+    /// The source lines, or why there are none.
+    pub fn lines(&self) -> Result<&SourceLines, &ElfError> {
+        self.lines.as_ref()
+    }
+
+    /// The symbol that covers `address` (see [`FunctionTable::find`]).
+    pub fn find(&self, address: u64, starts: &dyn FunctionStarts) -> Option<Function> {
+        self.functions.find(address, starts)
+    }
+
+    /// The frames at `address`, innermost first; none where neither symbols nor DWARF cover it.
+    ///
+    /// The outermost has the symbol's name: it is qualified, which names in DWARF need not be
+    /// (`-C debuginfo=line-tables-only`).
+    pub fn frames_at(&self, address: u64, starts: &dyn FunctionStarts) -> Vec<SourceFrame> {
+        let mut frames = self.lines.as_ref().map_or_else(|_| Vec::new(), |lines| lines.frames_at(address));
+        if let Some(symbol) = self.find(address, starts) {
+            match frames.last_mut() {
+                None => frames.push(SourceFrame { function: Some(symbol.name), file: None, line: None }),
+                Some(outermost) if symbol.kind == FunctionKind::Function || outermost.function.is_none() => {
+                    outermost.function = Some(symbol.name);
+                }
+                Some(_) => {}
+            }
+        }
+        frames
+    }
+}

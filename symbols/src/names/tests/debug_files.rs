@@ -1,0 +1,136 @@
+//! Debug files are found where they belong, and only those that belong.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::PathBuf;
+
+use super::*;
+use crate::elf::{BuildId, ReadAt};
+use crate::names::{DebugFiles, DebugQuery, DebugSource, GuestFiles, Origin};
+
+struct Files(HashMap<String, Vec<u8>>);
+
+impl GuestFiles for Files {
+    fn open(&self, path: &str) -> Option<Box<dyn ReadAt>> {
+        Some(Box::new(self.0.get(path)?.clone()))
+    }
+}
+
+struct Server(Result<Vec<u8>, String>);
+
+impl DebugSource for Server {
+    fn name(&self) -> String {
+        "server".into()
+    }
+    fn find(&self, _: &BuildId) -> Result<Option<Box<dyn ReadAt>>, String> {
+        let bytes = self.0.clone()?;
+        Ok((!bytes.is_empty()).then(|| Box::new(bytes) as Box<dyn ReadAt>))
+    }
+}
+
+struct Programs {
+    directory: tempfile::TempDir,
+    stripped: PathBuf,
+    debug: Vec<u8>,
+    other_debug: Vec<u8>,
+}
+
+/// A stripped program with a link to its debug file, and the debug file of another build.
+fn programs(options: &[&str]) -> Option<Programs> {
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
+    let (debug, stripped, other) = (at("shop.debug"), at("stripped"), at("other"));
+    let mut other_options = options.to_vec();
+    other_options.push("-O1");
+    let path = compiled(directory.path(), &other_options)?;
+    tool("objcopy", &["--only-keep-debug", path.to_str()?, &other], None)?;
+    let path = compiled(directory.path(), options)?;
+    tool("objcopy", &["--only-keep-debug", path.to_str()?, &debug], None)?;
+    let link = format!("--add-gnu-debuglink={debug}");
+    tool("objcopy", &["--strip-all", &link, path.to_str()?, &stripped], None)?;
+    let (debug, other_debug) = (fs::read(debug).unwrap(), fs::read(other).unwrap());
+    Some(Programs { stripped: stripped.into(), debug, other_debug, directory })
+}
+
+fn guest(files: &[(&str, &[u8])]) -> DebugFiles {
+    let files = files.iter().map(|(path, bytes)| ((*path).to_owned(), bytes.to_vec())).collect();
+    DebugFiles::new().with_guest(Box::new(Files(files)))
+}
+
+#[test]
+fn the_guest_has_it_in_one_of_the_usual_places() {
+    for options in [&["-Wl,--build-id=sha1"], &["-Wl,--build-id=none"]] {
+        let Some(programs) = programs(options) else { return };
+        let query = DebugQuery::new(&open(&programs.stripped), "/opt/shop/bin/till");
+        assert_eq!(query.link.as_ref().unwrap().name, "shop.debug");
+        let mut places = vec![
+            "/opt/shop/bin/shop.debug".to_owned(),
+            "/opt/shop/bin/.debug/shop.debug".to_owned(),
+            "/usr/lib/debug/opt/shop/bin/shop.debug".to_owned(),
+        ];
+        if let Some(id) = &query.build_id {
+            let digits = id.to_string();
+            places.push(format!("/usr/lib/debug/.build-id/{}/{}.debug", &digits[..2], &digits[2..]));
+        }
+        for place in &places {
+            let found = guest(&[(place, &programs.debug)]).find(&query).unwrap();
+            assert_eq!(found.origin, Origin::Guest(place.clone()));
+            assert!(found.elf.has_section(".debug_info"));
+            assert!(guest(&[(place, &programs.other_debug)]).find(&query).is_err(), "another build: {place}");
+            assert!(guest(&[(place, b"not an ELF file")]).find(&query).is_err());
+        }
+        assert!(guest(&[("/somewhere/else.debug", &programs.debug)]).find(&query).is_err());
+    }
+}
+
+#[test]
+fn a_directory_of_the_host_has_it_in_any_layout() {
+    let Some(programs) = programs(&["-Wl,--build-id=sha1"]) else { return };
+    let query = DebugQuery::new(&open(&programs.stripped), "/opt/shop/bin/till");
+    let digits = query.build_id.as_ref().unwrap().to_string();
+    let by_id = format!(".build-id/{}/{}.debug", &digits[..2], &digits[2..]);
+    let usual = format!("usr/lib/debug/{by_id}");
+    for layout in [&by_id, &usual, "opt/shop/bin/till", "opt/shop/bin/shop.debug", "till.debug", "shop.debug"]
+    {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join(layout);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        let files = DebugFiles::new().with_directory(root.path().to_owned());
+        fs::write(&path, &programs.other_debug).unwrap();
+        assert!(files.find(&query).is_err(), "another build");
+        fs::write(&path, &programs.debug).unwrap();
+        assert_eq!(files.find(&query).unwrap().origin, Origin::Host(path));
+    }
+}
+
+#[test]
+fn a_guest_path_does_not_leave_the_host_directory() {
+    let Some(programs) = programs(&["-Wl,--build-id=sha1"]) else { return };
+    let root = programs.directory.path().join("root");
+    fs::create_dir(&root).unwrap();
+    let secret = programs.directory.path().join("secret");
+    fs::write(&secret, &programs.debug).unwrap();
+    let query = DebugQuery::new(&open(&programs.stripped), "/../secret");
+    assert!(DebugFiles::new().with_directory(root).find(&query).is_err());
+}
+
+#[test]
+fn a_server_is_asked_last_and_not_believed() {
+    let Some(programs) = programs(&["-Wl,--build-id=sha1"]) else { return };
+    let query = DebugQuery::new(&open(&programs.stripped), "/opt/till");
+    let ask = |answer| DebugFiles::new().with_source(Box::new(Server(answer))).find(&query);
+    assert_eq!(ask(Ok(programs.debug.clone())).unwrap().origin, Origin::Source("server".into()));
+    assert_eq!(ask(Ok(Vec::new())).unwrap_err(), Vec::<String>::new());
+    assert_eq!(ask(Err("no route".into())).unwrap_err(), ["server: no route"]);
+    let lie = ask(Ok(programs.other_debug.clone())).unwrap_err();
+    assert!(lie[0].contains("not the file of build-id"), "{lie:?}");
+    let place = "/opt/shop.debug";
+    let both = guest(&[(place, &programs.debug)]).with_source(Box::new(Server(Err("asked".into()))));
+    assert_eq!(both.find(&query).unwrap().origin, Origin::Guest(place.into()));
+}
+
+#[test]
+fn what_is_wanted_is_told() {
+    let query = DebugQuery { path: "/bin/\x1bx".into(), build_id: "abcd".parse().ok(), link: None };
+    assert_eq!(query.to_string(), "build-id abcd (/bin/?x)");
+}

@@ -116,7 +116,7 @@ impl Listing {
         match &annotation.code {
             Some(code) => {
                 if code.len() >= MOST_CODE as usize {
-                    listing.notes.push("Only the first MiB of it is shown.".to_owned());
+                    listing.notes.push("Only its first 256 KiB are shown.".to_owned());
                 }
                 listing.lines = disassembled(annotation, code, intel);
                 for line in &mut listing.lines {
@@ -229,6 +229,8 @@ fn disassembled(annotation: &Annotation, code: &[u8], intel: bool) -> Vec<Line> 
     options.set_space_after_operand_separator(true);
     options.set_rip_relative_addresses(false);
     options.set_uppercase_hex(false);
+    options.set_hex_prefix("0x");
+    options.set_hex_suffix("");
     let mut decoder = Decoder::with_ip(64, code, annotation.start, DecoderOptions::NONE);
     let mut lines = Vec::new();
     let mut instruction = Instruction::default();
@@ -296,6 +298,8 @@ mod tests {
         assert_eq!(listing.lines[2].source.as_deref(), Some("a.c:4102"));
         let intel = Listing::new(&annotation(Some(CODE), &hits), true);
         assert_eq!(intel.lines[0].text, "push rbp");
+        let elsewhere = Annotation { names: BTreeMap::new(), ..annotation(Some(CODE), &hits) };
+        assert_eq!(Listing::new(&elsewhere, true).lines[1].text, "call 0x2000");
     }
 
     #[test]

@@ -1,13 +1,17 @@
 //! The command line.
 
+mod parse;
+
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use sampler::report::{By, ModeGroup};
 use sampler::{ClockKind, Sort};
+
+pub use parse::Span;
+use parse::{by_parser, parse_memory, parse_positive_time, parse_rate, parse_span, sort_parser};
 
 const TEMPLATE: &str = "\
 {about-with-newline}
@@ -425,107 +429,6 @@ impl From<Clock> for ClockKind {
     }
 }
 
-/// A span of time since the run's start; open ends are `None`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Span {
-    /// Its beginning.
-    pub from: Option<Duration>,
-    /// Its end.
-    pub to: Option<Duration>,
-}
-
-/// Bytes from `512M`, `2G`, `1.5GiB`; a multiple of 4 KiB.
-fn parse_memory(text: &str) -> Result<u64, String> {
-    let advice = "write it like 512M or 2G";
-    let (number, unit) = split_unit(text);
-    let shift = match unit.to_ascii_lowercase().as_str() {
-        "k" | "kb" | "kib" => 10,
-        "m" | "mb" | "mib" => 20,
-        "g" | "gb" | "gib" => 30,
-        "t" | "tb" | "tib" => 40,
-        "" => return Err(format!("it has no unit: {advice}")),
-        _ => return Err(format!("{unit:?} is no unit of memory: {advice}")),
-    };
-    let scaled = parse_decimal(number).ok_or(advice)? * f64::from(1 << (shift - 10)) * 1024.0;
-    let most = vmm::config::MAX_MEMORY;
-    // At least what a Linux kernel needs to say that it has too little.
-    let least = 32 << 20;
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)]
-    if scaled > most as f64 {
-        Err(format!("the most is {}", crate::render::units::bytes(most)))
-    } else if (scaled as u64) < least {
-        Err(format!("the least is {}", crate::render::units::bytes(least)))
-    } else {
-        Ok(scaled as u64 & !0xfff)
-    }
-}
-
-/// A time from `20s`, `500ms`, `2m`, `1h` or plain seconds.
-fn parse_time(text: &str) -> Result<Duration, String> {
-    let advice = "write it like 20s, 500ms, 2m or 1h";
-    let (number, unit) = split_unit(text);
-    let factor = match unit {
-        "ns" => 1e-9,
-        "us" | "µs" => 1e-6,
-        "ms" => 1e-3,
-        "" | "s" => 1.0,
-        "m" | "min" => 60.0,
-        "h" => 3600.0,
-        _ => return Err(format!("{unit:?} is no unit of time: {advice}")),
-    };
-    let seconds = parse_decimal(number).ok_or(advice)? * factor;
-    // A year is beyond any run and far from overflow.
-    if seconds > 366.0 * 86_400.0 {
-        return Err("the most is a year".to_owned());
-    }
-    let time = Duration::from_secs_f64(seconds);
-    if time.is_zero() && seconds > 0.0 { Err("it is too short".to_owned()) } else { Ok(time) }
-}
-
-fn parse_positive_time(text: &str) -> Result<Duration, String> {
-    parse_time(text)
-        .and_then(|time| if time.is_zero() { Err("it has to be more than 0".to_owned()) } else { Ok(time) })
-}
-
-fn sort_parser() -> impl TypedValueParser<Value = Sort> {
-    PossibleValuesParser::new(Sort::ALL.map(|(name, _)| name)).try_map(|name| name.parse::<Sort>())
-}
-
-fn by_parser() -> impl TypedValueParser<Value = By> {
-    PossibleValuesParser::new(By::ALL.map(|(name, _)| name)).try_map(|name| name.parse::<By>())
-}
-
-fn parse_span(text: &str) -> Result<Span, String> {
-    let (from, to) = text.split_once("..").ok_or("write it like 2s..5s, 500ms.. or ..10s")?;
-    let end = |text: &str| if text.is_empty() { Ok(None) } else { parse_time(text).map(Some) };
-    let span = Span { from: end(from)?, to: end(to)? };
-    match (span.from, span.to) {
-        (Some(from), Some(to)) if from >= to => Err("its end is not after its beginning".to_owned()),
-        _ => Ok(span),
-    }
-}
-
-fn parse_rate(text: &str) -> Result<f64, String> {
-    let rate = parse_decimal(text).ok_or("write it as a number of samples per second")?;
-    if (0.1..=50_000.0).contains(&rate) {
-        Ok(rate)
-    } else {
-        Err("it has to be from 0.1 to 50000 samples per second".to_owned())
-    }
-}
-
-fn split_unit(text: &str) -> (&str, &str) {
-    let text = text.trim();
-    let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
-    (&text[..end], text[end..].trim())
-}
-
-/// A plain decimal number: no sign, no exponent, no "inf".
-fn parse_decimal(text: &str) -> Option<f64> {
-    let plain = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit() || b == b'.');
-    plain.then(|| text.parse().ok()).flatten()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -534,46 +437,5 @@ mod tests {
     fn the_command_line_is_consistent() {
         use clap::CommandFactory;
         Cli::command().debug_assert();
-    }
-
-    #[test]
-    fn memory_has_a_unit_and_bounds() {
-        assert_eq!(parse_memory("512M"), Ok(512 << 20));
-        assert_eq!(parse_memory("2g"), Ok(2 << 30));
-        assert_eq!(parse_memory("1.5GiB"), Ok(3 << 29));
-        assert_eq!(parse_memory("256G"), Ok(256 << 30));
-        assert_eq!(parse_memory("100001K"), Ok(100_000 << 10));
-        for wrong in ["", "512", "257G", "-1G", "1e9G", "5X", "16M", "99999999999999999999T", ".G", "G"] {
-            assert!(parse_memory(wrong).is_err(), "{wrong}");
-        }
-    }
-
-    #[test]
-    fn times_have_units() {
-        assert_eq!(parse_time("20"), Ok(Duration::from_secs(20)));
-        assert_eq!(parse_time("500ms"), Ok(Duration::from_millis(500)));
-        assert_eq!(parse_time("1.5 m"), Ok(Duration::from_secs(90)));
-        assert_eq!(parse_time("0"), Ok(Duration::ZERO));
-        for wrong in ["", "s", "-1s", "5 fortnights", "9999999h", "NaN", "0.1ns"] {
-            assert!(parse_time(wrong).is_err(), "{wrong}");
-        }
-    }
-
-    #[test]
-    fn spans_may_be_open() {
-        let seconds = |s| Some(Duration::from_secs(s));
-        assert_eq!(parse_span("2s..5"), Ok(Span { from: seconds(2), to: seconds(5) }));
-        assert_eq!(parse_span("..5"), Ok(Span { from: None, to: seconds(5) }));
-        assert_eq!(parse_span(".."), Ok(Span::default()));
-        assert!(parse_span("5..2").is_err());
-        assert!(parse_span("5").is_err());
-    }
-
-    #[test]
-    fn rates_are_bounded() {
-        assert_eq!(parse_rate("997.5"), Ok(997.5));
-        for wrong in ["0", "-5", "inf", "60000", "1k", ""] {
-            assert!(parse_rate(wrong).is_err(), "{wrong}");
-        }
     }
 }

@@ -107,6 +107,8 @@ fn tables_by_everything() {
     assert!(text.ends_with("  100.0 %  outside of interrupts\n"), "{text}");
     let text = stdout(&profile.report(&["--mode", "irq"]));
     assert!(text.ends_with("\nNo sample fits.\n"), "{text}");
+    let text = stdout(&profile.report(&["--mode", "irq", "--process", "calm", "--by", "function"]));
+    assert!(text.ends_with("\nNo sample fits: interrupts are charged to no process.\n"), "{text}");
 }
 
 #[test]

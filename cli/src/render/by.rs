@@ -2,15 +2,15 @@
 
 use sampler::report::{Breakdown, By, Estimate, Report, Row};
 
-use super::summary::{heading, interval, rest, title};
-use super::table::{Align, Table};
+use super::summary::{heading, interval, nothing, rest, title};
+use super::table::{Align, Table, cut};
 use super::{Page, escape, units};
 
 /// The table with at most `rows` rows.
 pub fn render(report: &Report, breakdown: &Breakdown, rows: usize, page: Page) -> String {
     let mut text = title(report, page);
     if breakdown.rows.is_empty() && breakdown.outside.samples == 0 {
-        text.push_str("\nNo sample fits.\n");
+        text.push_str(nothing(report));
         return text;
     }
     let all = units::counted(report.busy_samples, "sample");
@@ -21,7 +21,7 @@ pub fn render(report: &Report, breakdown: &Breakdown, rows: usize, page: Page) -
         &format!(": shares of the {all} that were not idle"),
     );
     if !breakdown.rows.is_empty() {
-        text.push_str(&table(breakdown, rows).render(page.width));
+        text.push_str(&table(breakdown, rows, page).render(page.width));
     }
     let left_out: Vec<f64> = breakdown.rows.iter().skip(rows).map(|row| row.own.share).collect();
     rest(&mut text, left_out.into_iter());
@@ -55,18 +55,23 @@ fn outside(by: By) -> &'static str {
     }
 }
 
+/// Columns for the name of a unit or a container; ids are told by fewer.
+const LONGEST_UNIT: usize = 24;
+
 /// A column of a row's own: heading, side, text.
 type Column = (&'static str, Align, fn(&Row) -> String);
 
-fn columns(by: By) -> &'static [Column] {
+fn columns(by: By, wide: bool) -> &'static [Column] {
     const KIND: Column = ("mode", Align::Left, |row| optional(row.kind.as_deref()));
     match by {
         By::Function => &[KIND, ("function", Align::Left, in_module)],
-        By::Instruction => &[
+        By::Instruction if wide => &[
             KIND,
             ("address", Align::Right, |row| optional(row.address.as_deref())),
-            ("instruction", Align::Left, instruction),
+            ("offset", Align::Right, offset),
+            ("function", Align::Left, function),
         ],
+        By::Instruction => &[KIND, ("offset", Align::Right, offset), ("function", Align::Left, function)],
         By::Line => &[KIND, ("line", Align::Left, in_module)],
         By::Module => &[KIND, ("module", Align::Left, name)],
         By::Process => &[("program", Align::Left, task)],
@@ -78,7 +83,7 @@ fn columns(by: By) -> &'static [Column] {
         ],
         By::Cgroup => &[
             ("unit or container", Align::Left, |row| {
-                optional(row.container.as_deref().or(row.unit.as_deref()))
+                cut(&optional(row.container.as_deref().or(row.unit.as_deref())), LONGEST_UNIT)
             }),
             ("control group", Align::Left, name),
         ],
@@ -89,13 +94,18 @@ fn columns(by: By) -> &'static [Column] {
     }
 }
 
-fn table(breakdown: &Breakdown, rows: usize) -> Table {
+/// Narrower pages need the columns of the total's interval for names.
+const WIDE: usize = 110;
+
+fn table(breakdown: &Breakdown, rows: usize, page: Page) -> Table {
     let code = breakdown.by.is_code();
-    let own = columns(breakdown.by);
+    let wide = page.width >= WIDE;
+    let own = columns(breakdown.by, wide);
     let mut headings =
         vec![(if code { "self" } else { "share" }, Align::Right), ("95 % interval", Align::Right)];
     if code {
         headings.push(("total", Align::Right));
+        headings.extend(wide.then_some(("95 % interval", Align::Right)));
     }
     headings.push(("samples", Align::Right));
     headings.extend(own.iter().map(|(name, align, _)| (*name, *align)));
@@ -105,6 +115,7 @@ fn table(breakdown: &Breakdown, rows: usize) -> Table {
         let mut cells = vec![units::percent(share), interval(share_low, share_high)];
         if code {
             cells.push(units::percent(row.total.share));
+            cells.extend(wide.then(|| interval(row.total.share_low, row.total.share_high)));
         }
         cells.push(units::count(samples));
         cells.extend(own.iter().map(|(_, _, text)| text(row)));
@@ -136,7 +147,68 @@ fn in_module(row: &Row) -> String {
     super::with_module(&row.name, row.module.as_deref())
 }
 
+/// An instruction's function and the offset in it, which must not be cut with a long name.
+fn split(name: &str) -> (&str, Option<&str>) {
+    match name.rfind("+0x") {
+        Some(at) if name[at + 3..].bytes().all(|byte| byte.is_ascii_hexdigit()) => {
+            (&name[..at], Some(&name[at..]))
+        }
+        _ => (name, None),
+    }
+}
+
+fn offset(row: &Row) -> String {
+    split(&row.name).1.unwrap_or_default().to_owned()
+}
+
 /// User code without a file belongs to its process.
-fn instruction(row: &Row) -> String {
-    super::with_module(&row.name, row.process.as_deref().or(row.module.as_deref()))
+fn function(row: &Row) -> String {
+    super::with_module(split(&row.name).0, row.process.as_deref().or(row.module.as_deref()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Style;
+    use super::*;
+
+    fn row(name: &str, kind: &str, own: u64, total: u64) -> Row {
+        let name = name.to_owned();
+        let (own, total) = (Estimate::of(own, 100), Estimate::of(total, 100));
+        Row { name, kind: Some(kind.to_owned()), own, total, ..Row::default() }
+    }
+
+    #[test]
+    fn offsets_outlive_long_names() {
+        assert_eq!(split("schedule+0x1f"), ("schedule", Some("+0x1f")));
+        assert_eq!(split("0x401000"), ("0x401000", None));
+        assert_eq!(split("operator+0xyz"), ("operator+0xyz", None));
+        assert_eq!(split("größe+0x"), ("größe", Some("+0x")));
+    }
+
+    #[test]
+    fn tables_fit_their_page() {
+        use unicode_width::UnicodeWidthStr;
+        for (_, by) in By::ALL {
+            let long = Row {
+                module: Some("libstdc++.so.6".to_owned()),
+                address: Some("0xffffffffffffffff".to_owned()),
+                process: Some("0123456789abcde#12345".to_owned()),
+                pid: Some(4_000_000),
+                tid: Some(4_000_000),
+                container: Some("0123456789abcdef0123456789abcdef".to_owned()),
+                ..row(&("long_\x1b[2J".repeat(30) + "+0x12345"), "kernel_thread", 60, 100)
+            };
+            let rows = vec![long, row("short", "user", 30, 30)];
+            let breakdown = Breakdown { by, rows, outside: Estimate::of(10, 100) };
+            for width in [80, 120] {
+                let page = Page { width, style: Style::Plain };
+                let text = table(&breakdown, 10, page).render(width);
+                for line in text.lines() {
+                    assert!(line.width() <= width, "{by:?}: {} columns: {line}", line.width());
+                    assert!(!line.contains(char::is_control), "{line:?}");
+                }
+                assert_eq!(text.lines().count(), 3);
+            }
+        }
+    }
 }

@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
+use sampler::Filter;
 use sampler::report::{Ends, Function, ModeGroup, Process, ProcessKind, Report, Vcpu};
 
 use super::table::{Align, Table};
@@ -19,7 +20,7 @@ pub fn render(report: &Report, rows: usize, page: Page) -> String {
     if report.busy_samples == 0 {
         text.push_str("\nNo sample hit anything but idle vCPUs.\n");
     } else if report.chosen_samples == 0 {
-        text.push_str("\nNo sample fits.\n");
+        text.push_str(nothing(report));
     } else {
         processes(&mut text, report, rows, page);
         functions(&mut text, report, rows, page);
@@ -92,6 +93,17 @@ fn facts(text: &mut String, report: &Report, page: Page) {
         late(report.lateness.p99_ns)
     );
     wrapped(text, &overhead, "  ", page.width);
+}
+
+/// What to say where the filter chooses no sample.
+pub(super) fn nothing(report: &Report) -> &'static str {
+    let Filter { process, instance, cgroup, thread, modes, .. } = &report.filter;
+    let task = [process, instance, cgroup, thread].into_iter().any(Option::is_some);
+    if task && modes.as_slice() == [ModeGroup::Irq] {
+        "\nNo sample fits: interrupts are charged to no process.\n"
+    } else {
+        "\nNo sample fits.\n"
+    }
 }
 
 /// What part of the profile is shown, if not all.

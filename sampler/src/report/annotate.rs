@@ -5,17 +5,17 @@ use std::collections::BTreeMap;
 use rusqlite::{Connection, OptionalExtension, params};
 use serde::Serialize;
 
-use super::by::{View, frames};
 use super::code::{Code, Frame, NONE, matches};
 use super::filter::{Filter, no_such_symbol};
 use super::read::Loaded;
+use super::view::{View, frames};
 use super::{Estimate, ReportError};
 use crate::batch::FrameKind;
 use crate::profile::Profile;
 use crate::text::printable;
 
-/// More code of one function than this is not read, bytes.
-pub const MOST_CODE: u32 = 1 << 20;
+/// More code of one function than this is not read, bytes. Functions of the kernel have up to 64 KiB.
+pub const MOST_CODE: u32 = 256 << 10;
 /// At most so many functions of one name are listed.
 const MOST_LISTED: usize = 8;
 

@@ -2,10 +2,10 @@
 
 use std::collections::HashMap;
 
-use super::by::View;
 use super::code::{EARLY_BOOT, NONE};
 use super::sums::{Charge, Charged};
 use super::tables::{UNKNOWN, part};
+use super::view::View;
 use super::{Function, Process, ProcessKind, Thread};
 use crate::batch::Mode;
 use crate::estimate::share;

@@ -7,6 +7,7 @@ use std::collections::HashMap;
 
 use rusqlite::Connection;
 
+use super::numbers::NumberMap;
 use super::tables::{Instance, UNKNOWN};
 use crate::batch::FrameKind;
 
@@ -76,7 +77,7 @@ pub(super) struct Code {
     pub entries: Vec<Entry>,
     pub functions: Vec<Function>,
     pub lines: Vec<Line>,
-    index: HashMap<u32, u32>,
+    index: NumberMap<u32, u32>,
 }
 
 /// Inlined functions of a frame: symbol and line, innermost first.

@@ -8,12 +8,14 @@ mod charged;
 mod code;
 mod filter;
 mod near;
+mod numbers;
 mod quality;
 mod read;
 mod stacks;
 mod sums;
 mod tables;
 mod tree;
+mod view;
 
 use std::collections::BTreeMap;
 

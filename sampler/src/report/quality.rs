@@ -4,9 +4,9 @@ use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::by::View;
 use super::code::NONE;
 use super::tables::part;
+use super::view::View;
 use crate::batch::FrameKind;
 
 /// At most so many files are listed.

@@ -1,6 +1,6 @@
 //! Makes a report from a profile.
 
-use super::by::{Breakdown, View};
+use super::by::Breakdown;
 use super::charged::{functions, processes};
 use super::code::Code;
 use super::filter::Selection;
@@ -9,6 +9,7 @@ use super::stacks::Stacks;
 use super::sums::{MODE_COUNT, Sums};
 use super::tables::{Tables, part, seconds};
 use super::tree::CallTree;
+use super::view::View;
 use super::{Filter, Lateness, Overhead, Report, ReportError, Request, Sort, Vcpu};
 use crate::batch::{Mode, VcpuRow};
 use crate::profile::{MODES, Profile};

@@ -2,15 +2,16 @@
 //!
 //! A parent stands before its children, so each walk outwards ends, whatever a damaged profile says.
 
-use std::collections::HashMap;
-
 use rusqlite::Connection;
 
 use super::code::{Code, NONE, UNKNOWN_FRAME, small};
+use super::numbers::NumberMap;
 use crate::batch::FrameKind;
 
 /// The kernel function that calls the work functions of kernel worker threads (kernel/workqueue.c, Linux 6.1).
 const WORK_CALLER: &str = "process_one_work";
+/// Frames farther out than this are not looked at. No walk takes so many; only a damaged profile has them.
+const MOST_FRAMES: usize = 4_096;
 /// `frame.module` of a reason that ended a walk over user code.
 const USER: &str = "user";
 
@@ -37,7 +38,7 @@ pub(super) struct Node {
 #[derive(Debug, Default)]
 pub(super) struct Stacks {
     nodes: Vec<Node>,
-    index: HashMap<u32, u32>,
+    index: NumberMap<u32, u32>,
 }
 
 impl Stacks {
@@ -110,6 +111,7 @@ impl Stacks {
             next = self.get(node.parent);
             Some(node.frame)
         })
+        .take(MOST_FRAMES)
     }
 
     /// For each stack, whether one of these functions is on it, inlined or not.

@@ -1,6 +1,6 @@
 //! One pass over the samples. Only small integers are touched and kept, so a million samples take well under a second.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 use hdrhistogram::Histogram;
 use rusqlite::{Row, params};
@@ -8,6 +8,7 @@ use rusqlite::{Row, params};
 use super::LATE_NS;
 use super::code::{BOOT_FRAME, Code, NONE};
 use super::filter::{Filter, Selection};
+use super::numbers::NumberMap;
 use super::stacks::Stacks;
 use crate::batch::{FrameKind, Mode};
 use crate::profile::{MODES, Profile};
@@ -93,12 +94,12 @@ pub(super) struct Sums {
     pub busy: u64,
     /// Not idle, and chosen by the whole filter.
     pub chosen: u64,
-    pub charged: HashMap<Charged, Charge>,
-    pub leaves: HashMap<Leaf, u64>,
-    pub threads: HashMap<ThreadKey, u64>,
+    pub charged: NumberMap<Charged, Charge>,
+    pub leaves: NumberMap<Leaf, u64>,
+    pub threads: NumberMap<ThreadKey, u64>,
     /// By mode and `interrupt.id`.
-    pub interrupts: HashMap<(Mode, Option<u32>), u64>,
-    pub doing: HashMap<Doing, u64>,
+    pub interrupts: NumberMap<(Mode, Option<u32>), u64>,
+    pub doing: NumberMap<Doing, u64>,
     pub late: Histogram<u64>,
     pub late_over: u64,
 }
@@ -156,11 +157,11 @@ impl Sums {
             samples: 0,
             busy: 0,
             chosen: 0,
-            charged: HashMap::new(),
-            leaves: HashMap::new(),
-            threads: HashMap::new(),
-            interrupts: HashMap::new(),
-            doing: HashMap::new(),
+            charged: NumberMap::default(),
+            leaves: NumberMap::default(),
+            threads: NumberMap::default(),
+            interrupts: NumberMap::default(),
+            doing: NumberMap::default(),
             late: Histogram::new_with_bounds(1, u64::MAX >> 1, 3).expect("three digits are allowed"),
             late_over: 0,
         };

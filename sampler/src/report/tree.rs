@@ -4,11 +4,11 @@ use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::by::{View, frames};
 use super::code::{Function, small};
 use super::filter::no_such_symbol;
 use super::sums::Leaf;
 use super::tables::part;
+use super::view::{View, frames};
 use super::{Estimate, ReportError};
 use crate::batch::FrameKind;
 

@@ -1,6 +1,5 @@
 use std::collections::BTreeMap;
 
-use sampler::Filter;
 use sampler::report::{Broken, File, Lateness, Overhead, UserCode, Walks};
 
 use super::*;

@@ -189,6 +189,23 @@ fn functions_count_once_per_sample_and_inlined_ones_for_themselves() {
     assert_eq!((found, outside), (rows(&expected), 0));
 }
 
+/// What a query over the stacks finds by searching their text.
+#[test]
+fn totals_agree_with_the_stacks_as_text() {
+    let run = known();
+    let (found, _) = by(&run, By::Function, &Filter::default());
+    let (_directory, path) = run.write();
+    let profile = Profile::open(&path).expect("a profile");
+    for symbol in ["main", "recurse(int)", "ksys_read", "work", "process_one_work"] {
+        let sql = format!(
+            "SELECT count(*) FROM sample s JOIN v_stacks v ON v.id = s.stack WHERE ';' || text || ';' LIKE '%;{symbol};%'"
+        );
+        let row = found.iter().find(|(name, ..)| name == symbol).expect("a row");
+        let total = i64::try_from(row.2).expect("small");
+        assert_eq!(profile.query(&sql).expect("an answer").rows, [[Value::Integer(total)]], "{symbol}");
+    }
+}
+
 #[test]
 fn code_by_instruction_line_and_module() {
     let run = known();

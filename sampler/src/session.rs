@@ -366,7 +366,7 @@ mod tests {
             let slots = ring_slots(f64::INFINITY, vcpus);
             let boxes = pool_boxes(f64::INFINITY, vcpus, 127);
             assert!(boxes >= POOL_LEAST);
-            assert!(vcpus > 64 || boxes * StackCopy::BYTES * usize::from(vcpus) <= POOLS_BYTES);
+            assert!(vcpus > 32 || boxes * StackCopy::BYTES * usize::from(vcpus) <= POOLS_BYTES);
             assert!(slots >= RING_LEAST && slots * size_of::<Sampled>() * usize::from(vcpus) <= RINGS_BYTES);
         }
     }

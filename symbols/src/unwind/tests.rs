@@ -109,7 +109,7 @@ fn table(layout: &OrcLayout, range: (u64, u64), rules: &[Written]) -> Option<Tab
 fn with_table(orc: Result<Table, Missing>) -> KernelUnwinder {
     KernelUnwinder {
         image: (TEXT, END),
-        orc,
+        orc: orc.map(Arc::new),
         modules: Vec::new(),
         entry: (ENTRY, ENTRY + 0x1000),
         hooks: [0; RETURN_HOOKS.len()],

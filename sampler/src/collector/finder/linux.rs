@@ -79,7 +79,7 @@ impl Guest for LinuxGuest {
         })
     }
 
-    fn publish_reader(&mut self) -> Result<(), Missing> {
+    fn publish_reader(&mut self) -> Result<Option<Missing>, Missing> {
         let reader = self.kernel()?.current_reader(&self.memory)?;
         // The reader is final, so one that knows but some vCPUs waits: the kernel may be setting up the others at this
         // very moment. Or it was told to leave them alone.
@@ -88,12 +88,20 @@ impl Guest for LinuxGuest {
             return Err(Missing::PerCpuNotReady);
         }
         let stacks = match self.user_bytes {
-            Some(user_bytes) => Some((self.kernel()?.stack_reader(&self.memory)?, user_bytes)),
-            None => None,
+            Some(user_bytes) => match self.kernel()?.stack_reader(&self.memory) {
+                Ok(reader) => Ok((reader, user_bytes)),
+                Err(reason) if reason.may_come() => return Err(reason),
+                Err(reason) => Err(Some(reason)),
+            },
+            None => Err(None),
+        };
+        let (stacks, missing) = match stacks {
+            Ok(stacks) => (Some(stacks), None),
+            Err(missing) => (None, missing),
         };
         // Set once: a second reader of the same kernel would be the same.
         drop(self.readers.set(Readers { current: reader, stacks }));
-        Ok(())
+        Ok(missing)
     }
 
     fn code(&mut self) -> Result<Option<Code>, Missing> {

@@ -71,8 +71,8 @@ pub(crate) struct Found {
 pub(crate) trait Guest: Send + 'static {
     /// Looks for the kernel through these page tables.
     fn find(&mut self, cr3: u64, five_level: bool) -> Result<Found, Missing>;
-    /// Hands the reader of current tasks to the vCPUs.
-    fn publish_reader(&mut self) -> Result<(), Missing>;
+    /// Hands the reader of current tasks to the vCPUs; returns why it does not read stacks, too.
+    fn publish_reader(&mut self) -> Result<Option<Missing>, Missing>;
     /// The code with the modules that are loaded now; `None` when they are the same as before.
     fn code(&mut self) -> Result<Option<Code>, Missing>;
     /// Handlers of interrupts; `None` when they are the same as before.
@@ -259,7 +259,12 @@ impl<G: Guest> Finder<G> {
     fn follow(&mut self, stop: bool) {
         if !self.published && !stop && self.reader.due() {
             let result = self.guest.publish_reader();
-            self.published = self.reader.note(result, Duration::ZERO).is_some();
+            if let Some(no_stacks) = self.reader.note(result, Duration::ZERO) {
+                self.published = true;
+                if let Some(reason) = no_stacks {
+                    self.tell_text(format!("no call stacks: {reason}"));
+                }
+            }
         }
         let asked = self.wanted.lock().modules && self.modules_read.elapsed() >= MODULES_AT_MOST;
         if stop || self.modules.due() || asked {

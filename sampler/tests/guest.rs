@@ -21,7 +21,12 @@ struct Run {
 }
 
 impl Run {
+    /// The made-up guest has no stacks.
     fn start(guest: &Guest, path: &Path) -> Self {
+        Self::start_with(guest, path, 0)
+    }
+
+    fn start_with(guest: &Guest, path: &Path, stack_depth: usize) -> Self {
         let memory =
             GuestMemoryMmap::from_ranges(&[(GuestAddress(0), guest.memory.0.len())]).expect("memory");
         memory.write_slice(&guest.memory.0, GuestAddress(0)).expect("inside");
@@ -31,7 +36,7 @@ impl Run {
             rate_hz: 1e3,
             clock: ClockKind::Uniform,
             seed: 1,
-            stack_depth: 127,
+            stack_depth,
             meta: Vec::new(),
         };
         let (mut session, mut samplers) = Session::new(config, Box::new(writer), sampler::no_files());
@@ -136,6 +141,19 @@ fn names_come_out_of_memory() {
         let listed = format!("{:?}", listed.expect("an answer").rows);
         assert!(listed.contains("[Text(\"kthreadd\"), Integer(1)]"), "{listed}");
     }
+}
+
+#[test]
+fn a_kernel_without_known_stacks_still_has_tasks() {
+    let guest = Config::new(Style::V6_12).build();
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("guest.vprof");
+    let mut run = Run::start_with(&guest, &path, 127);
+    run.until_tasks(&path, guest.text(0x1404));
+    run.tick(0, 0, guest.text(0x3010), Activity::Running);
+    let report = run.end(&path);
+    assert_eq!(samples(&report, "vfs_read", "kernel"), (1, None));
+    assert!(report.missing.iter().any(|text| text.starts_with("no call stacks: ")), "{:?}", report.missing);
 }
 
 /// The guest uses one of the two vCPUs only, as with `nr_cpus=1`.

@@ -1,5 +1,7 @@
 //! Walks of stacks that are made by hand.
 
+use std::sync::Arc;
+
 use proptest::prelude::*;
 
 use super::rule::{Base, Kind, Rule};

@@ -13,6 +13,9 @@ use crate::process::ProcessLayouts;
 /// `TASK_COMM_LEN` (include/linux/sched.h).
 pub(crate) const COMM: usize = 16;
 
+/// `enum mod_mem_type` (include/linux/module.h, since 6.4).
+const MOD_INIT_TEXT: usize = 4;
+
 /// What the structures of one kernel look like.
 #[derive(Debug, Clone)]
 pub(crate) struct Layouts {
@@ -78,6 +81,9 @@ pub(crate) struct ModuleLayout {
     pub(crate) text_base: usize,
     /// `core_layout.text_size`, `mem[MOD_TEXT].size`.
     pub(crate) text_size: usize,
+    /// Base and size of the text that is freed once the module has started: `init_layout.base` and `.text_size` until
+    /// 6.3, `mem[MOD_INIT_TEXT]` since.
+    pub(crate) init_text: Option<(usize, usize)>,
     /// Where the symbols are described; `None` in a kernel without them.
     pub(crate) kallsyms: Option<ModuleKallsymsLayout>,
     /// Where the ORC tables are described; `None` in a kernel without them.
@@ -218,6 +224,13 @@ impl ModuleLayout {
             // MOD_TEXT is element 0 of the array.
             Err(_) => (module("mem.base")?, module("mem.size")?),
         };
+        let init_text = match module("init_layout.base") {
+            Ok(base) => module("init_layout.text_size").ok().map(|size| (base, size)),
+            Err(_) => btf.size_of("module_memory").and_then(|size| {
+                let before = MOD_INIT_TEXT.checked_mul(size)?;
+                Some((text_base.checked_add(before)?, text_size.checked_add(before)?))
+            }),
+        };
         Ok(Self {
             list: module("list")?,
             state: module("state")?,
@@ -225,6 +238,7 @@ impl ModuleLayout {
             name_len: btf.elements(name).unwrap_or(0).min(64),
             text_base,
             text_size,
+            init_text,
             kallsyms: ModuleKallsymsLayout::new(btf).ok(),
             orc: ModuleOrcLayout::new(btf).ok(),
         })

@@ -40,6 +40,7 @@ pub struct Modules {
     sorted: Vec<Module>,
 }
 
+/// Text of a module: its own, or what is freed once the module has started.
 #[derive(Debug)]
 struct Module {
     name: String,
@@ -77,7 +78,7 @@ impl Modules {
         Some(SymbolAt { name, module: Some(&module.name), offset })
     }
 
-    /// Names with address range of the text: start and size in bytes.
+    /// Names with address range of the text, start and size in bytes: one for each module, two while it starts.
     pub fn iter(&self) -> impl Iterator<Item = (&str, VirtAddr, u64)> {
         self.sorted.iter().map(|m| (m.name.as_str(), VirtAddr(m.start), m.size))
     }
@@ -96,12 +97,14 @@ impl Modules {
     ) -> Result<Self, Missing> {
         let links = list(view, head, MAX_MODULES).ok_or(Missing::ModuleList)?;
         let mut budget = Budget { symbols: MAX_ALL_SYMBOLS, strings: MAX_ALL_STRINGS };
-        let mut sorted: Vec<Module> = links
-            .filter_map(|link| {
-                let at = link.wrapping_sub(layout.list as u64);
-                Module::read(view, layout, at, &mut budget)
-            })
-            .collect();
+        let mut sorted = Vec::new();
+        for link in links {
+            let at = link.wrapping_sub(layout.list as u64);
+            let text = Some((layout.text_base, layout.text_size));
+            for place in [text, layout.init_text].into_iter().flatten() {
+                sorted.extend(Module::read(view, layout, at, place, &mut budget));
+            }
+        }
         sorted.sort_by_key(|m| m.start);
         Ok(Self { sorted })
     }
@@ -114,10 +117,12 @@ struct Budget {
 }
 
 impl Module {
+    /// Reads the text at `place` of the module at `at`: offsets of base and size.
     fn read<M: PhysicalMemory>(
         view: &View<'_, M>,
         layout: &ModuleLayout,
         at: u64,
+        (base, size): (usize, usize),
         budget: &mut Budget,
     ) -> Option<Self> {
         if view.u32(at, layout.state)? == UNFORMED {
@@ -125,10 +130,10 @@ impl Module {
         }
         let mut name = vec![0; layout.name_len];
         view.read(at.checked_add(layout.name as u64)?, &mut name)?;
-        let start = view.u64(at, layout.text_base)?;
-        let size = u64::from(view.u32(at, layout.text_size)?);
+        let start = view.u64(at, base)?;
+        let size = u64::from(view.u32(at, size)?);
         let end = start.checked_add(size)?;
-        if size == 0 || size > MAX_TEXT {
+        if start == 0 || size == 0 || size > MAX_TEXT {
             return None;
         }
         let (names, functions) = layout

@@ -262,7 +262,15 @@ fn walks(kernel: &Ends, user: &Ends) -> Option<String> {
     let why = most.map_or_else(String::new, |broken| {
         format!("; most others: {} ({})", escape(&broken.reason), units::percent(broken.share))
     });
-    Some(format!("Stacks: {} ended properly{why}.", parts.join(" and ")))
+    let doubt = if user.doubtful > 0 {
+        format!(
+            "; {} follow from no unwind table but from frame pointers",
+            units::counted(user.doubtful, "user walk")
+        )
+    } else {
+        String::new()
+    };
+    Some(format!("Stacks: {} ended properly{why}{doubt}.", parts.join(" and ")))
 }
 
 /// What code has no names, and what would name it.

@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::fmt;
 
+use super::walker::ReasonOf;
 use crate::batch::{FrameKind, FrameRow};
 use crate::text;
 
@@ -50,7 +51,7 @@ enum Key {
         call: bool,
     },
     Reason {
-        kernel: bool,
+        of: ReasonOf,
         why: String,
     },
 }
@@ -127,14 +128,14 @@ impl Frames {
     }
 
     /// The row of a reason why frames are missing.
-    pub(crate) fn reason(&mut self, kernel: bool, why: &str, rows: &mut Vec<FrameRow>) -> u32 {
-        let key = Key::Reason { kernel, why: why.to_owned() };
+    pub(crate) fn reason(&mut self, of: ReasonOf, why: &str, rows: &mut Vec<FrameRow>) -> u32 {
+        let key = Key::Reason { of, why: why.to_owned() };
         if let Some(&id) = self.known.get(&key) {
             return id;
         }
         let id = self.add(key);
         let (kind, symbol) = (FrameKind::Reason, Some(text::printable(why)));
-        let module = Some(if kernel { "kernel" } else { "user" }.to_owned());
+        let module = Some(of.name().to_owned());
         rows.push(FrameRow { id, kind, symbol, module, ..FrameRow::default() });
         id
     }
@@ -266,9 +267,9 @@ pub(crate) mod tests {
         let first = frames.file((3, "libz.so"), 0x50, true, &mut rows);
         assert_eq!(frames.file((3, "libz.so"), 0x50, true, &mut rows), (first.0, false));
         assert!(first.1 && frames.file((4, "libz.so"), 0x50, true, &mut rows).1);
-        let why = frames.reason(false, "too \x1bdeep", &mut rows);
-        assert_eq!(frames.reason(false, "too \x1bdeep", &mut rows), why);
-        assert_ne!(frames.reason(true, "too \x1bdeep", &mut rows), why);
+        let why = frames.reason(ReasonOf::User, "too \x1bdeep", &mut rows);
+        assert_eq!(frames.reason(ReasonOf::User, "too \x1bdeep", &mut rows), why);
+        assert_ne!(frames.reason(ReasonOf::Kernel, "too \x1bdeep", &mut rows), why);
         assert!(rows.iter().all(|row| row.symbol.as_ref().is_none_or(|symbol| !symbol.contains('\x1b'))));
     }
 

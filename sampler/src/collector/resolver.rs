@@ -196,7 +196,7 @@ impl Resolver {
                 let module = anonymous.then_some(ANONYMOUS);
                 self.frames.user(*address, *call, owner.map(|owner| owner.instance), module, rows)
             }
-            Step::Reason { kernel, why } => self.frames.reason(*kernel, why, rows),
+            Step::Reason { of, why } => self.frames.reason(*of, why, rows),
         }
     }
 

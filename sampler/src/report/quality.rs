@@ -30,6 +30,9 @@ pub struct Ends {
     pub complete: u64,
     /// `complete / walks`, 0 without any.
     pub complete_share: f64,
+    /// Of the complete ones those with frames that were found by frame pointer or return address, where no unwind table
+    /// tells.
+    pub doubtful: u64,
     /// Why the others did not, the most frequent reason first.
     pub broken: Vec<Broken>,
 }
@@ -81,10 +84,10 @@ impl Walks {
         for (leaf, &samples) in &view.sums.leaves {
             let Some(node) = view.stacks.get(leaf.stack) else { continue };
             if node.kernel {
-                kernel.add(node.kernel_broken, samples);
+                kernel.add(node.kernel_broken, false, samples);
             }
             if node.user {
-                user.add(node.user_broken, samples);
+                user.add(node.user_broken, node.doubtful, samples);
             }
         }
         Self { kernel: kernel.ends(view), user: user.ends(view) }
@@ -95,13 +98,15 @@ impl Walks {
 #[derive(Debug, Default)]
 struct Counts {
     complete: u64,
+    doubtful: u64,
     broken: HashMap<u32, u64>,
 }
 
 impl Counts {
-    fn add(&mut self, reason: u32, samples: u64) {
+    fn add(&mut self, reason: u32, doubtful: bool, samples: u64) {
         if reason == NONE {
             self.complete += samples;
+            self.doubtful += if doubtful { samples } else { 0 };
         } else {
             *self.broken.entry(reason).or_default() += samples;
         }
@@ -116,7 +121,8 @@ impl Counts {
         };
         let mut broken: Vec<Broken> = self.broken.into_iter().map(reason).collect();
         broken.sort_by(|a, b| b.walks.cmp(&a.walks).then_with(|| a.reason.cmp(&b.reason)));
-        Ends { walks, complete: self.complete, complete_share: part(self.complete, walks), broken }
+        let complete_share = part(self.complete, walks);
+        Ends { walks, complete: self.complete, complete_share, doubtful: self.doubtful, broken }
     }
 }
 

@@ -14,6 +14,8 @@ const WORK_CALLER: &str = "process_one_work";
 const MOST_FRAMES: usize = 4_096;
 /// `frame.module` of a reason that ended a walk over user code.
 const USER: &str = "user";
+/// `frame.module` of a doubt about the frames of user code: the walk reached the end.
+const DOUBT: &str = "doubt";
 
 /// A row of table `stack`: a frame and its callers.
 #[derive(Debug, Clone, Copy)]
@@ -28,6 +30,8 @@ pub(super) struct Node {
     pub kernel_broken: u32,
     /// The function that says why user frames are missing, or [`NONE`].
     pub user_broken: u32,
+    /// Not all user frames follow from unwind tables.
+    pub doubtful: bool,
     /// There are kernel frames.
     pub kernel: bool,
     /// There are user frames, or a reason why not.
@@ -71,6 +75,7 @@ impl Stacks {
                 work: NONE,
                 kernel_broken: NONE,
                 user_broken: NONE,
+                doubtful: false,
                 kernel: false,
                 user: false,
             },
@@ -83,6 +88,10 @@ impl Stacks {
             FrameKind::Reason if function.module.as_deref() == Some(USER) => {
                 node.user = true;
                 node.user_broken = own;
+            }
+            FrameKind::Reason if function.module.as_deref() == Some(DOUBT) => {
+                node.user = true;
+                node.doubtful = true;
             }
             FrameKind::Reason => node.kernel_broken = own,
         }

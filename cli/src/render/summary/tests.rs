@@ -46,6 +46,7 @@ fn ends(walks: u64, reason: &str, broken: u64) -> Ends {
         walks,
         complete: walks - broken,
         complete_share: part(walks - broken),
+        doubtful: 0,
         broken: vec![Broken { reason: reason.to_owned(), walks: broken, share: part(broken) }],
     }
 }

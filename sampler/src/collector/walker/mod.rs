@@ -32,8 +32,30 @@ pub(crate) enum Step {
     Kernel { address: u64, call: bool },
     /// Code of a process, by address in its file where it has one.
     User { address: u64, call: bool, file: Option<Arc<FileEntry>>, anonymous: bool },
-    /// Frames are missing; whose, and why.
-    Reason { kernel: bool, why: String },
+    /// Frames are missing or doubtful; whose, and why.
+    Reason { of: ReasonOf, why: String },
+}
+
+/// What a reason is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum ReasonOf {
+    /// Kernel frames are missing.
+    Kernel,
+    /// User frames are missing.
+    User,
+    /// All user frames are there, but some follow from no unwind table.
+    Doubt,
+}
+
+impl ReasonOf {
+    /// As module in table `frame`.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Kernel => "kernel",
+            Self::User => "user",
+            Self::Doubt => "doubt",
+        }
+    }
 }
 
 /// Whose stack it is.
@@ -120,7 +142,7 @@ impl Walker {
             WalkEnd::User(user) => Some(user),
             WalkEnd::Complete => None,
             WalkEnd::Broken(why) => {
-                steps.push(Step::Reason { kernel: true, why: why.to_string() });
+                steps.push(Step::Reason { of: ReasonOf::Kernel, why: why.to_string() });
                 copy.task_pt_regs()
             }
         };
@@ -150,13 +172,14 @@ impl Walker {
             let Place { address, file, anonymous } = space.place(frame.lookup_address(), frame.address);
             steps.push(Step::User { address, call: frame.place == At::Return, file, anonymous });
         });
-        let why = match end {
-            UserEnd::Complete => doubt.map(|doubt| doubt.to_string()),
-            UserEnd::Broken(why) => Some(space.missing().map_or_else(|| why.to_string(), str::to_owned)),
+        let reason = match end {
+            UserEnd::Complete => doubt.map(|doubt| (ReasonOf::Doubt, doubt.to_string())),
+            UserEnd::Broken(why) => {
+                let why = space.missing().map_or_else(|| why.to_string(), str::to_owned);
+                Some((ReasonOf::User, why))
+            }
         };
-        if let Some(why) = why {
-            steps.push(Step::Reason { kernel: false, why });
-        }
+        steps.extend(reason.map(|(of, why)| Step::Reason { of, why }));
         self.files.take_loaded(&mut news.files);
     }
 }

@@ -20,6 +20,9 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 pub use report::{Function, Process, Report, Vcpu};
+
+/// How often a guest is run again because the portable host failed.
+const REPEATS: usize = 2;
 pub use run::{Run, Running};
 
 /// What one guest of a test is like, and how `vprof run` is called on it.
@@ -81,13 +84,15 @@ impl Guest {
         self
     }
 
-    /// Runs the guest to its end; once more, and saying so, where the portable host's own emulation failed (docs/limits.md).
+    /// Runs the guest to its end; again, and saying so, where the portable host's own emulation failed (docs/limits.md).
     pub fn run(self) -> Run {
-        let run = self.clone().start().finish();
-        if !run.portable_host_failed() {
-            return run;
+        for _ in 0..REPEATS {
+            let run = self.clone().start().finish();
+            if !run.portable_host_failed() {
+                return run;
+            }
+            eprintln!("REPEATED, the portable host failed: {}", run.stderr);
         }
-        eprintln!("REPEATED, the portable host failed: {}", run.stderr);
         self.start().finish()
     }
 

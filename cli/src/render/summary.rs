@@ -275,7 +275,7 @@ fn unnamed(report: &Report) -> Option<String> {
     if let Some(file) = code.files.first().filter(|file| file.unnamed > 0) {
         let path = escape(&file.path);
         line.push_str(&match (&file.build_id, &file.read_from, &file.named_by) {
-            (Some(id), _, by) if by.as_deref().is_none_or(is_own) => format!(
+            (Some(id), _, by) if by.as_deref().is_none_or(is_stripped) => format!(
                 "; most is {path}: `vprof symbolize FILE --debug-dir DIR` would name it by the debug file of build-id {}",
                 escape(id)
             ),
@@ -286,9 +286,9 @@ fn unnamed(report: &Report) -> Option<String> {
     Some(line + ".")
 }
 
-/// Whether what names a file is a part of the file itself, and not a debug file.
-fn is_own(named_by: &str) -> bool {
-    named_by.starts_with('.') || named_by == "nothing"
+/// Whether what names a file tells that the file was stripped, so that a debug file knows more.
+fn is_stripped(named_by: &str) -> bool {
+    matches!(named_by, ".dynsym" | ".gnu_debugdata" | "nothing")
 }
 
 /// What the rows beyond a table's end come to.

@@ -130,6 +130,12 @@ impl Listing {
                     .to_owned(),
             ),
         }
+        if annotation.nameless && annotation.kind == "user" {
+            listing.notes.push(
+                "No symbol covers it: `vprof symbolize FILE --debug-dir DIR` would name it by a debug file of its build."
+                    .to_owned(),
+            );
+        }
         if !hits.is_empty() && annotation.code.is_some() {
             listing
                 .notes
@@ -262,6 +268,7 @@ mod tests {
             symbol: "f".to_owned(),
             module: None,
             kind: "kernel".to_owned(),
+            nameless: false,
             start: 0x1000,
             code: code.map(<[u8]>::to_vec),
             read: None,
@@ -314,6 +321,14 @@ mod tests {
                 assert_eq!((sum(|l| l.own), sum(|l| l.called)), (5, 5), "{code:?} {start:#x}");
             }
         }
+    }
+
+    #[test]
+    fn code_without_a_name_may_get_one() {
+        let nameless = Annotation { nameless: true, ..annotation(Some(CODE), &[]) };
+        assert!(Listing::new(&nameless, false).notes.is_empty(), "debug files are of user code");
+        let nameless = Annotation { kind: "user".to_owned(), ..nameless };
+        assert!(Listing::new(&nameless, false).notes[0].contains("vprof symbolize FILE --debug-dir DIR"));
     }
 
     #[test]

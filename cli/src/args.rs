@@ -37,6 +37,7 @@ Examples:
   vprof report vprof.vprof --callers clear_page_erms
   vprof annotate clear_page_erms vprof.vprof
   vprof query vprof.vprof \"SELECT mode, count(*) FROM v_samples GROUP BY mode\"
+  vprof symbolize vprof.vprof --debug-dir /usr/lib/debug
   vprof doctor                             what this machine can do
 ";
 
@@ -95,6 +96,22 @@ Examples:
   vprof query vprof.vprof \"SELECT * FROM v_functions\" --csv
 ";
 
+const SYMBOLIZE_EXAMPLES: &str = "\
+Examples:
+  vprof symbolize vprof.vprof --debug-dir /usr/lib/debug
+  vprof symbolize vprof.vprof --symfs ~/build/rootfs
+  DEBUGINFOD_URLS=http://localhost:8002 vprof symbolize vprof.vprof
+";
+
+const SYMBOLIZE_NOTES: &str = "\
+Functions, source lines and inlined functions of programs and libraries of the guest are written \
+into the profile. A debug file is used only if it has the build-id of the program; a name is \
+only replaced by a better one. Directories are asked in the order given, --debug-dir first, then \
+the servers of DEBUGINFOD_URLS, whose answers are kept as by debuginfod-find. \
+docs/symbols.md tells where names come from otherwise.
+
+Exit codes: 0 done, also if no debug file was found; 1 failed; 2 the command line is wrong.";
+
 /// See inside any Linux virtual machine from the host.
 #[derive(Debug, Parser)]
 #[command(
@@ -123,6 +140,8 @@ pub enum Command {
     Annotate(AnnotateArgs),
     /// Ask a profile with SQL
     Query(QueryArgs),
+    /// Name the user code of a profile by debug files
+    Symbolize(SymbolizeArgs),
     /// Tell what this machine can do, and what `run` will use
     Doctor(DoctorArgs),
     /// Print a completion script for a shell
@@ -381,6 +400,22 @@ pub struct QueryArgs {
     /// Print a JSON array with one object per row
     #[arg(long)]
     pub json: bool,
+}
+
+/// `vprof symbolize`.
+#[derive(Debug, Args)]
+#[command(before_help = SYMBOLIZE_EXAMPLES, after_help = SYMBOLIZE_NOTES, help_template = TEMPLATE)]
+pub struct SymbolizeArgs {
+    /// The profile; it is changed
+    pub profile: PathBuf,
+
+    /// Directory of debug files: laid out as /usr/lib/debug, with .build-id, or with the files themselves; repeatable
+    #[arg(long, value_name = "DIR")]
+    pub debug_dir: Vec<PathBuf>,
+
+    /// Directory that has the guest's files under their paths in the guest, with symbols; repeatable
+    #[arg(long, value_name = "DIR")]
+    pub symfs: Vec<PathBuf>,
 }
 
 /// `vprof doctor`.

@@ -7,7 +7,7 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use sampler::profile::{CreateError, ProfileError, QueryError};
+use sampler::profile::{CreateError, EditError, ProfileError, QueryError};
 use sampler::report::ReportError;
 
 use crate::image::ImageError;
@@ -66,6 +66,9 @@ pub enum Error {
     /// The profile can't be created.
     #[error(transparent)]
     Create(#[from] CreateError),
+    /// The profile can't be changed.
+    #[error(transparent)]
+    Edit(#[from] EditError),
     /// A query has no answer.
     #[error(transparent)]
     Query(#[from] QueryError),

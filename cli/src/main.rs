@@ -1,11 +1,10 @@
 //! `vprof`: see inside any Linux virtual machine from the host.
 //!
-//! This crate is the only one that prints. Commands: [`run`], [`report`], [`annotate`], [`query`], [`doctor`]. Started as the init of
+//! This crate is the only one that prints. Commands: [`run`], [`report`], [`annotate`], [`query`], [`symbolize`], [`doctor`]. Started as the init of
 //! a portable host, the same program is that host's inner half ([`portable::inner`]).
 
 mod annotate;
 mod args;
-#[cfg_attr(not(test), expect(dead_code, reason = "reports do not name user code yet"))]
 mod debuginfod;
 mod doctor;
 mod errors;
@@ -15,6 +14,7 @@ mod query;
 mod render;
 mod report;
 mod run;
+mod symbolize;
 
 use std::process::ExitCode;
 
@@ -36,6 +36,7 @@ fn main() -> ExitCode {
         Command::Report(args) => report::command(&args),
         Command::Annotate(args) => annotate::command(&args),
         Command::Query(args) => query::command(&args),
+        Command::Symbolize(args) => symbolize::command(&args),
         Command::Doctor(args) => doctor::command(&args),
         Command::Completions { shell } => {
             let mut script = Vec::new();

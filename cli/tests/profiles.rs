@@ -244,6 +244,7 @@ fn help_opens_with_examples_and_version_tells_it() {
         &["report", "--help"],
         &["annotate", "--help"],
         &["query", "--help"],
+        &["symbolize", "--help"],
     ] {
         let text = stdout(&run(command));
         let (examples, usage) = (text.find("Examples:").unwrap(), text.find("Usage:").unwrap());

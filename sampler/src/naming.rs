@@ -1,6 +1,6 @@
 //! The name of a frame of user code.
 
-use symbols::names::{FunctionStarts, Symbolizer, unnamed};
+use symbols::names::{DebugFile, DebugFiles, FunctionStarts, Origin, Symbolizer, unnamed};
 
 use crate::batch::{FrameRow, InlinedRow};
 use crate::text;
@@ -36,4 +36,67 @@ pub(crate) fn name_frame(
         })
         .collect();
     (row, inlined)
+}
+
+/// True for code without a name, or with one that only tells where its function starts. `address` and `offset` are those
+/// of the frame.
+pub(crate) fn is_nameless(symbol: Option<&str>, module: Option<&str>, address: u64, offset: u64) -> bool {
+    let Some(symbol) = symbol else { return true };
+    let Some(module) = module.filter(|_| symbol.ends_with(']')) else { return false };
+    let tells = |start| text::printable(&unnamed(module, start)) == symbol;
+    tells(None) || tells(Some(address.wrapping_sub(offset)))
+}
+
+/// The start of its function that a frame's present name tells.
+pub(crate) fn present_start(row: &FrameRow) -> Option<u64> {
+    let (symbol, module) = (row.symbol.as_deref()?, row.module.as_deref().unwrap_or_default());
+    let known = symbol != text::printable(&unnamed(module, None));
+    known.then(|| row.address.wrapping_sub(row.offset))
+}
+
+/// A debug file, as `file.named_by` has it.
+pub(crate) fn named_by(origin: &Origin) -> String {
+    text::printable(&match origin {
+        Origin::Guest(path) => format!("{path} in the guest"),
+        Origin::Host(path) => path.display().to_string(),
+        Origin::Source(name) => name.clone(),
+    })
+}
+
+/// The file that a debug file shares with others.
+pub(crate) fn shared_with(debug: &DebugFile, places: &DebugFiles) -> Option<DebugFile> {
+    let (path, build_id) = debug.elf.alt_link()?;
+    places.find_shared(&path, &build_id, &debug.origin)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_only_tells_the_place_is_none() {
+        let nameless = |symbol, offset| is_nameless(symbol, Some("libz.so.1"), 0x24b0, offset);
+        assert!(nameless(None, 0));
+        assert!(nameless(Some("libz.so.1[?]"), 0));
+        assert!(nameless(Some("libz.so.1[0x24a0]"), 0x10));
+        assert!(!nameless(Some("libz.so.1[0x24a0]"), 0x20));
+        assert!(!nameless(Some("operator[]"), 0x10));
+        assert!(!nameless(Some("deflate"), 0x10));
+        assert!(!is_nameless(Some("f[?]"), None, 0, 0));
+    }
+
+    #[test]
+    fn the_present_name_tells_the_start() {
+        let row = |symbol: Option<&str>, offset| FrameRow {
+            address: 0x24b0,
+            module: Some("libz.so.1".to_owned()),
+            symbol: symbol.map(str::to_owned),
+            offset,
+            ..FrameRow::default()
+        };
+        assert_eq!(present_start(&row(Some("libz.so.1[0x24a0]"), 0x10)), Some(0x24a0));
+        assert_eq!(present_start(&row(Some("deflate"), 0xb0)), Some(0x2400));
+        assert_eq!(present_start(&row(Some("libz.so.1[?]"), 0)), None);
+        assert_eq!(present_start(&row(None, 0)), None);
+    }
 }

@@ -96,7 +96,7 @@ impl Page {
 }
 
 /// Columns of the terminal that standard output or standard error is.
-fn terminal_columns() -> Option<usize> {
+pub fn terminal_columns() -> Option<usize> {
     [libc::STDOUT_FILENO, libc::STDERR_FILENO].into_iter().find_map(|stream| {
         let mut size = libc::winsize { ws_row: 0, ws_col: 0, ws_xpixel: 0, ws_ypixel: 0 };
         // SAFETY: TIOCGWINSZ writes one winsize (ioctl_tty(2)), and `size` outlives the call.

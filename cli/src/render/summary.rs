@@ -283,12 +283,20 @@ fn unnamed(report: &Report) -> Option<String> {
     if let Some(file) = code.files.first().filter(|file| file.unnamed > 0) {
         let path = escape(&file.path);
         line.push_str(&match (&file.build_id, &file.read_from, &file.named_by) {
-            (Some(id), _, _) => format!("; symbols of build-id {} would name most of {path}", escape(id)),
+            (Some(id), _, by) if by.as_deref().is_none_or(is_stripped) => format!(
+                "; most is {path}: `vprof symbolize FILE --debug-dir DIR` would name it by the debug file of build-id {}",
+                escape(id)
+            ),
             (None, Some(read), None) => format!("; most is {path} ({})", escape(read)),
             _ => format!("; most is {path}"),
         });
     }
     Some(line + ".")
+}
+
+/// Whether what names a file tells that the file was stripped, so that a debug file knows more.
+fn is_stripped(named_by: &str) -> bool {
+    matches!(named_by, ".dynsym" | ".gnu_debugdata" | "nothing")
 }
 
 /// What the rows beyond a table's end come to.

@@ -7,12 +7,12 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
 
 use symbols::elf::ElfFile;
-use symbols::names::{DebugFile, DebugFiles, DebugQuery, FunctionStarts, GuestFiles, Origin, Symbolizer};
+use symbols::names::{DebugFiles, DebugQuery, FunctionStarts, GuestFiles, Symbolizer};
 
 use super::hot::MAX_BYTES;
 use super::walker::{FileEntry, Source};
 use crate::batch::{CodeRow, CodeSource, FileRow, FrameRow, InlinedRow};
-use crate::naming::name_frame;
+use crate::naming::{name_frame, named_by, shared_with};
 use crate::text;
 
 /// Files whose symbols are held at once, at most.
@@ -133,24 +133,14 @@ impl Namer {
         let (reader, _) = file.open(&self.source).ok()?;
         let elf = ElfFile::open(reader).ok()?;
         let debug = self.debug.find(&DebugQuery::new(&elf, file.path())).ok();
-        let shared = debug.as_ref().and_then(|debug| self.shared(debug));
+        let shared = debug.as_ref().and_then(|debug| shared_with(debug, &self.debug));
         let symbols = Symbolizer::new(
             &elf,
             debug.as_ref().map(|debug| &debug.elf),
             shared.as_ref().map(|shared| &shared.elf),
         );
-        let by = match &debug {
-            Some(DebugFile { origin: Origin::Guest(path), .. }) => format!("{path} in the guest"),
-            Some(DebugFile { origin: Origin::Host(path), .. }) => path.display().to_string(),
-            Some(DebugFile { origin: Origin::Source(name), .. }) => name.clone(),
-            None => own_symbols(&elf).to_owned(),
-        };
-        Some((symbols, text::printable(&by)))
-    }
-
-    fn shared(&self, debug: &DebugFile) -> Option<DebugFile> {
-        let (path, build_id) = debug.elf.alt_link()?;
-        self.debug.find_shared(&path, &build_id, &debug.origin)
+        let by = debug.as_ref().map_or_else(|| own_symbols(&elf).to_owned(), |debug| named_by(&debug.origin));
+        Some((symbols, by))
     }
 }
 

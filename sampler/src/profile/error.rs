@@ -90,6 +90,28 @@ pub enum ProfileError {
     },
 }
 
+/// Why a profile could not be changed.
+#[derive(Debug, thiserror::Error)]
+pub enum EditError {
+    /// It could not even be read.
+    #[error(transparent)]
+    Profile(#[from] ProfileError),
+    /// Nobody may write to the file, or not this user.
+    #[error("{0} is read-only: make it writable, or work on a copy")]
+    ReadOnly(PathBuf),
+    /// Another process holds the file, such as the run that writes it.
+    #[error("{0} is in use, as by a run that goes on: try again when that has ended")]
+    InUse(PathBuf),
+    /// SQLite failed to write.
+    #[error("cannot write {path}: {reason}")]
+    Write {
+        /// The profile.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+}
+
 /// Why a query has no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum QueryError {

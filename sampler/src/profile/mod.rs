@@ -5,12 +5,14 @@
 //! committed is in the write-ahead log beside it, and the next reader finds it there. A run that ends properly folds
 //! the log back and leaves one file.
 
+mod edit;
 mod error;
 mod open;
 mod query;
 mod writer;
 
-pub use error::{CreateError, ProfileError, QueryError};
+pub(crate) use edit::{CodeFile, Editor};
+pub use error::{CreateError, EditError, ProfileError, QueryError};
 pub use open::Profile;
 pub use query::{Table, Value};
 pub use writer::ProfileWriter;

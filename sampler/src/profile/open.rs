@@ -52,7 +52,7 @@ impl Profile {
 }
 
 /// Reads what the first 100 bytes of an SQLite file say (sqlite.org/fileformat2.html, 1.3).
-fn check_header(path: &Path) -> Result<(), ProfileError> {
+pub(super) fn check_header(path: &Path) -> Result<(), ProfileError> {
     let io = |error: io::Error| match error.kind() {
         ErrorKind::NotFound => ProfileError::NotFound(path.to_owned()),
         _ => ProfileError::Io { path: path.to_owned(), error },
@@ -146,12 +146,12 @@ fn read_only(path: &Path, parameters: &str) -> rusqlite::Result<Connection> {
 }
 
 /// The first read: recovers the log, compares the file's size with its page count, and parses the schema.
-fn probe(connection: &Connection) -> rusqlite::Result<()> {
+pub(super) fn probe(connection: &Connection) -> rusqlite::Result<()> {
     connection.query_row("SELECT count(*) FROM sqlite_schema", [], |_| Ok(()))
 }
 
 /// `file:` URI of a path (sqlite.org/uri.html); every byte that might mean something is escaped.
-fn uri(path: &Path, parameters: &str) -> String {
+pub(super) fn uri(path: &Path, parameters: &str) -> String {
     let mut uri = String::from("file:");
     for &byte in path.as_os_str().as_bytes() {
         if byte.is_ascii_alphanumeric() || b"/._-".contains(&byte) {
@@ -168,7 +168,7 @@ fn uri(path: &Path, parameters: &str) -> String {
     uri
 }
 
-fn explain(path: &Path, error: &rusqlite::Error) -> ProfileError {
+pub(super) fn explain(path: &Path, error: &rusqlite::Error) -> ProfileError {
     let path = path.to_owned();
     match error.sqlite_error_code() {
         Some(ErrorCode::NotADatabase) => ProfileError::NotAProfile(path),

@@ -91,7 +91,7 @@ fn prepare(path: &Path) -> rusqlite::Result<Connection> {
 }
 
 /// The reason in plain words, above all for a disk that is full. SQLite reports only some of those cases as such.
-fn explain(path: &Path, error: &rusqlite::Error) -> String {
+pub(super) fn explain(path: &Path, error: &rusqlite::Error) -> String {
     match error.sqlite_error_code() {
         Some(ErrorCode::DiskFull) => "the disk is full".to_owned(),
         Some(ErrorCode::SystemIoFailure) if no_room(path) => "the disk is full".to_owned(),

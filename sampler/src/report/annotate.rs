@@ -11,6 +11,7 @@ use super::read::Loaded;
 use super::view::{View, frames};
 use super::{Estimate, ReportError};
 use crate::batch::FrameKind;
+use crate::naming::is_nameless;
 use crate::profile::Profile;
 use crate::text::printable;
 
@@ -37,6 +38,8 @@ pub struct Annotation {
     pub module: Option<String>,
     /// `user` or `kernel`.
     pub kind: String,
+    /// No symbol covers it: its name only tells where it starts.
+    pub nameless: bool,
     /// Address of its first byte; of the ELF file for user code of a file.
     pub start: u64,
     /// Its code, at most [`MOST_CODE`]; `None` where the profile has none.
@@ -95,6 +98,7 @@ impl Annotation {
             symbol: function.symbol.clone(),
             module: function.module.clone(),
             kind: function.kind.name().to_owned(),
+            nameless: is_nameless(Some(&function.symbol), function.module.as_deref(), place.start, 0),
             start: place.start,
             code,
             read,

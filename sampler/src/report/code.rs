@@ -10,6 +10,7 @@ use rusqlite::Connection;
 use super::numbers::NumberMap;
 use super::tables::{Instance, UNKNOWN};
 use crate::batch::FrameKind;
+use crate::naming::is_nameless;
 
 /// No function, line, frame or stack.
 pub(super) const NONE: u32 = u32::MAX;
@@ -55,8 +56,10 @@ pub(super) struct Frame {
     pub instance: Option<u32>,
     pub file: Option<u32>,
     pub offset: u64,
-    /// A symbol is known.
+    /// A symbol is known, or stands for the start of its function.
     pub named: bool,
+    /// No symbol is known, only where its function starts at most.
+    pub nameless: bool,
     /// Where its entries begin, and how many there are: at least one.
     first: u32,
     entries: u32,
@@ -126,6 +129,7 @@ impl Code {
                 file: None,
                 offset,
                 named,
+                nameless: true,
                 first: 0,
                 entries: 0,
             };
@@ -138,18 +142,22 @@ impl Code {
         while let Some(row) = rows.next()? {
             let id: u32 = row.get(0)?;
             let symbol: Option<String> = row.get(6)?;
+            let module: Option<String> = row.get(7)?;
+            let address = row.get::<_, i64>(1)?.cast_unsigned();
+            let offset = row.get::<_, i64>(8)?.cast_unsigned();
             let frame = Frame {
-                address: row.get::<_, i64>(1)?.cast_unsigned(),
+                address,
                 call: row.get(2)?,
                 kind: kind(row.get_ref(3)?.as_str()?),
                 instance: row.get(4)?,
                 file: row.get(5)?,
-                offset: row.get::<_, i64>(8)?.cast_unsigned(),
+                offset,
                 named: symbol.is_some(),
+                nameless: is_nameless(symbol.as_deref(), module.as_deref(), address, offset),
                 first: 0,
                 entries: 0,
             };
-            let function = name(&frame, symbol, row.get(7)?, instances);
+            let function = name(&frame, symbol, module, instances);
             let module = function.module.clone();
             let own = line(row.get(9)?, row.get(10)?);
             let mut entries = Vec::with_capacity(1);

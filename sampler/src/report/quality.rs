@@ -53,7 +53,7 @@ pub struct Broken {
 pub struct UserCode {
     /// Chosen samples in user code.
     pub samples: u64,
-    /// Those in code without a name.
+    /// Those in code without a name: at most the start of its function is known.
     pub unnamed: u64,
     /// `unnamed / samples`, 0 without any.
     pub unnamed_share: f64,
@@ -135,7 +135,7 @@ impl UserCode {
             if frame.kind != FrameKind::User {
                 continue;
             }
-            let unnamed = if frame.named { 0 } else { samples };
+            let unnamed = if frame.nameless { samples } else { 0 };
             code.samples += samples;
             code.unnamed += unnamed;
             if let Some(file) = frame.file {

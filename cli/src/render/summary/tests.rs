@@ -160,8 +160,9 @@ Functions
 
 Stacks: 99.6 % of 12,345 kernel walks and 97.1 % of 8,000 user walks ended
   properly; most others: no CFI for this \\x1b[2Jcode (2.9 %).
-Unnamed code: 12.0 % of user samples; symbols of build-id 3f1c9b0a would name
-  most of /usr/bin/python3.11\\x0a.
+Unnamed code: 12.0 % of user samples; most is /usr/bin/python3.11\\x0a: `vprof
+  symbolize FILE --debug-dir DIR` would name it by the debug file of build-id
+  3f1c9b0a.
 
 Missing
   no BTF in this kernel: no process names, so samples count by address alone and

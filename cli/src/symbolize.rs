@@ -1,0 +1,102 @@
+//! `vprof symbolize`: names the user code of a profile by debug files.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::io::{self, IsTerminal, Write as _};
+use std::path::PathBuf;
+
+use sampler::symbolize::{NotFound, Progress, Symbolized, symbolize};
+use symbols::names::DebugFiles;
+
+use crate::args::SymbolizeArgs;
+use crate::debuginfod::Debuginfod;
+use crate::errors::{Error, ExitCode};
+use crate::render::{escape, table, terminal_columns, units};
+use crate::report::stdout_error;
+
+/// Goes to the line's start and erases it (ECMA-48: EL).
+const ERASE: &str = "\r\x1b[K";
+
+/// Runs the command.
+pub fn command(args: &SymbolizeArgs) -> Result<ExitCode, Error> {
+    let places = places(args)?;
+    let live = io::stderr().is_terminal();
+    let result = symbolize(&args.profile, &places, |progress| {
+        if live {
+            show(progress);
+        }
+    });
+    if live {
+        // There is nobody to tell that standard error can't be written.
+        let _ = write!(io::stderr().lock(), "{ERASE}");
+    }
+    io::stdout().lock().write_all(render(&result?).as_bytes()).map_err(stdout_error)?;
+    Ok(ExitCode::Done)
+}
+
+/// Where to look: directories in the order of the command line, then servers.
+fn places(args: &SymbolizeArgs) -> Result<DebugFiles, Error> {
+    let directories: Vec<&PathBuf> = args.debug_dir.iter().chain(&args.symfs).collect();
+    for directory in &directories {
+        fs::read_dir(directory).map_err(|error| Error::file("look into", directory, error))?;
+    }
+    let servers = Debuginfod::from_environment(|name| std::env::var_os(name));
+    if directories.is_empty() && servers.is_none() {
+        let advice = "no place to look for debug files: name a directory with --debug-dir or --symfs, or servers in \
+                      DEBUGINFOD_URLS";
+        return Err(Error::Usage(advice.to_owned()));
+    }
+    let files = directories
+        .into_iter()
+        .fold(DebugFiles::new(), |files, directory| files.with_directory(directory.clone()));
+    Ok(match servers {
+        Some(servers) => files.with_source(Box::new(servers)),
+        None => files,
+    })
+}
+
+fn show(progress: Progress<'_>) {
+    let Progress { done, files, path } = progress;
+    let line = format!("file {} of {files}: {}", done + 1, escape(path));
+    let width = terminal_columns().unwrap_or(80).saturating_sub(1);
+    // See `command` for a failure.
+    let _ = write!(io::stderr().lock(), "{ERASE}{}", table::cut(&line, width));
+}
+
+/// What came of it. Build-ids and paths stand on lines of their own, whatever their length: they are to be copied.
+fn render(result: &Symbolized) -> String {
+    let files = result.found.len() + result.not_found.len();
+    if files == 0 {
+        return "There is nothing to name: the profile has no user code of files.\n".to_owned();
+    }
+    let count = |n: usize| units::count(n as u64);
+    let counted = |n: usize, thing: &str| units::counted(n as u64, thing);
+    let frames = result.frames;
+    let mut text = format!(
+        "{} of {} named ({} before), {} of {} with a debug file.\n",
+        count(frames.after),
+        counted(frames.all, "frame"),
+        count(frames.before),
+        count(result.found.len()),
+        counted(files, "file"),
+    );
+    // Writing to a String can't fail.
+    for file in &result.found {
+        let (path, by, frames) = (escape(&file.path), escape(&file.debug_file), file.frames);
+        let (before, after, all) = (count(frames.before), count(frames.after), counted(frames.all, "frame"));
+        let _ = writeln!(text, "  {path}: {after} of {all} named ({before} before), by {by}");
+    }
+    let unnamed = |file: &&NotFound| file.frames.all > file.frames.before;
+    if result.not_found.iter().any(|file| unnamed(&file)) {
+        text.push_str("\nUnnamed for want of a debug file\n");
+    }
+    for file in result.not_found.iter().filter(unnamed) {
+        let (path, reason) = (escape(&file.path), escape(&file.reason));
+        let frames = counted(file.frames.all - file.frames.before, "frame");
+        let _ = match &file.build_id {
+            Some(id) => writeln!(text, "  {frames}: build-id {} ({path}): {reason}", escape(id)),
+            None => writeln!(text, "  {frames}: {path}: {reason}"),
+        };
+    }
+    text
+}

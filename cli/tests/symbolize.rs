@@ -1,0 +1,292 @@
+//! `vprof symbolize` on profiles of a program that is compiled here.
+
+mod support;
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::pty::openpty;
+use sampler::batch::{Batch, FileRow, FrameKind, FrameRow, InstanceRow, Mode, SampleRow, Sink, VcpuRow};
+use sampler::profile::ProfileWriter;
+use support::{refused, run, stderr, stdout, vprof, write_profile};
+use symbols::elf::ElfFile;
+use symbols::names::Symbolizer;
+
+const SOURCE: &str =
+    "int work(int n) { return n * 3; }\nint main(int n, char **a) { return work(n) + !a; }\n";
+const OTHER: &str = "00112233445566778899aabbccddeeff00112233";
+
+/// A directory with `root/usr/bin/prog`, which has symbols and DWARF, `dbg`, which is empty, and `p.vprof`, in which ten
+/// samples hit the program.
+struct Setup {
+    directory: tempfile::TempDir,
+    build_id: String,
+    start: u64,
+}
+
+impl Setup {
+    /// `None`, said loudly, where there is no compiler.
+    fn new() -> Option<Self> {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
+        fs::create_dir_all(at("root/usr/bin")).unwrap();
+        fs::create_dir(at("dbg")).unwrap();
+        fs::write(at("prog.c"), SOURCE).unwrap();
+        let program = at("root/usr/bin/prog");
+        let compiler = Command::new("cc")
+            .args(["-g", "-O0", "-Wl,--build-id=sha1", "-o"])
+            .args([&program, &at("prog.c")])
+            .status();
+        if !compiler.is_ok_and(|status| status.success()) {
+            eprintln!("SKIPPED: no C compiler");
+            return None;
+        }
+        let elf = ElfFile::open(Box::new(File::open(&program).unwrap())).unwrap();
+        let symbols = Symbolizer::new(&elf, None, None);
+        let start = symbols.functions().iter().find(|function| function.name == "work").unwrap().start;
+        let build_id = elf.build_id().unwrap().to_string();
+        let setup = Self { directory, build_id, start };
+        setup.write(&setup.build_id);
+        Some(setup)
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// The profile, whose program has this build-id.
+    fn write(&self, build_id: &str) {
+        let file = FileRow {
+            id: 1,
+            path: "/usr/bin/prog".to_owned(),
+            build_id: Some(build_id.to_owned()),
+            read_from: Some("image".to_owned()),
+            named_by: Some(".dynsym".to_owned()),
+            ..FileRow::default()
+        };
+        let frame = FrameRow {
+            id: 1,
+            address: self.start + 4,
+            kind: FrameKind::User,
+            file: Some(1),
+            symbol: Some(format!("prog[{:#x}]", self.start)),
+            module: Some("prog".to_owned()),
+            offset: 4,
+            ..FrameRow::default()
+        };
+        let sample = |n| SampleRow {
+            mode: Mode::User,
+            frame: 1,
+            time_ns: n,
+            cpl: 3,
+            instance: Some(1),
+            ..SampleRow::default()
+        };
+        let instance = InstanceRow { id: 1, pid: 7, comm: "prog".to_owned(), ..InstanceRow::default() };
+        let vcpu =
+            VcpuRow { id: 0, samples: 10, lost: 0, sampler_ns: 1, guest_ns: 100, exits: 10, wall_ns: 100 };
+        let batch = Batch {
+            vcpus: vec![vcpu],
+            instances: vec![instance],
+            files: vec![file],
+            frames: vec![frame],
+            samples: (0..10).map(sample).collect(),
+            ..Batch::default()
+        };
+        let mut writer = ProfileWriter::create(&self.at("p.vprof"), true).unwrap();
+        writer.write(&batch).unwrap();
+        writer.finish().unwrap();
+    }
+
+    fn symbolize(&self, option: &str, directory: &str) -> Output {
+        run([
+            "symbolize".as_ref(),
+            self.at("p.vprof").as_os_str(),
+            option.as_ref(),
+            self.at(directory).as_ref(),
+        ])
+    }
+
+    fn names(&self) -> String {
+        let sql = "SELECT symbol, offset, line FROM frame";
+        stdout(&run(["query".as_ref(), self.at("p.vprof").as_os_str(), sql.as_ref(), "--csv".as_ref()]))
+    }
+
+    fn report(&self) -> String {
+        stdout(&run(["report".as_ref(), self.at("p.vprof").as_os_str()])).replace("\n  ", " ")
+    }
+}
+
+#[test]
+fn reports_ask_for_it_and_then_have_names() {
+    let Some(setup) = Setup::new() else { return };
+    let nameless = format!("prog[{:#x}]", setup.start);
+    let before = setup.report();
+    assert!(before.contains("Unnamed code: 100.0 % of user samples"), "{before}");
+    assert!(before.contains("`vprof symbolize FILE --debug-dir DIR`"), "{before}");
+    assert!(before.contains(&setup.build_id), "{before}");
+    let annotate =
+        |function: &str| run(["annotate".as_ref(), function.as_ref(), setup.at("p.vprof").as_os_str()]);
+    let note = stdout(&annotate(&nameless));
+    assert!(note.contains("`vprof symbolize FILE --debug-dir DIR`"), "{note}");
+
+    let output = setup.symbolize("--symfs", "root");
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert_eq!(stderr(&output), "");
+    let program = setup.at("root/usr/bin/prog");
+    assert_eq!(
+        stdout(&output),
+        format!(
+            "1 of 1 frame named (0 before), 1 of 1 file with a debug file.\n  \
+             /usr/bin/prog: 1 of 1 frame named (0 before), by {}\n",
+            program.display()
+        )
+    );
+    assert_eq!(setup.names(), "symbol,offset,line\r\nwork,4,1\r\n");
+    let after = setup.report();
+    assert!(after.contains("work [prog]") && !after.contains("Unnamed"), "{after}");
+    let named = stdout(&annotate("work"));
+    assert!(named.contains("prog.c:1") && !named.contains("symbolize"), "{named}");
+}
+
+#[test]
+fn debug_files_of_another_build_are_not_used() {
+    let Some(setup) = Setup::new() else { return };
+    setup.write(OTHER);
+    let before = setup.names();
+    // By its path, by its name and in the place of the other build-id: it is not that build.
+    let place = setup.at("dbg/.build-id/00");
+    fs::create_dir_all(&place).unwrap();
+    let program = setup.at("root/usr/bin/prog");
+    fs::copy(&program, place.join(format!("{}.debug", &OTHER[2..]))).unwrap();
+    fs::copy(&program, setup.at("dbg/prog")).unwrap();
+    for (option, directory) in [("--symfs", "root"), ("--debug-dir", "dbg"), ("--debug-dir", "root/usr/bin")]
+    {
+        let output = setup.symbolize(option, directory);
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        assert_eq!(
+            stdout(&output),
+            format!(
+                "0 of 1 frame named (0 before), 0 of 1 file with a debug file.\n\n\
+                 Unnamed for want of a debug file\n  \
+                 1 frame: build-id {OTHER} (/usr/bin/prog): no debug file of this build\n"
+            )
+        );
+        assert_eq!(setup.names(), before);
+    }
+}
+
+#[test]
+fn places_that_are_none() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name);
+    write_profile(&at("p.vprof"));
+    let symbolize = |more: &[&Path]| {
+        let profile = at("p.vprof");
+        run([Path::new("symbolize"), &profile].iter().chain(more))
+    };
+    refused(&symbolize(&[]), 2, &["no place to look", "--debug-dir", "DEBUGINFOD_URLS"]);
+    for option in ["--debug-dir", "--symfs"] {
+        let option = Path::new(option);
+        refused(&symbolize(&[option, &at("gone")]), 1, &["can't look into", "gone", "no such file"]);
+        refused(&symbolize(&[option, &at("p.vprof")]), 1, &["can't look into", "p.vprof", "not a directory"]);
+    }
+    // All user code of this profile is of memory without a file.
+    let output = symbolize(&[Path::new("--debug-dir"), directory.path()]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert_eq!(stdout(&output), "There is nothing to name: the profile has no user code of files.\n");
+}
+
+#[test]
+fn profiles_that_can_not_be_changed() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name);
+    let symbolize = |name: &str| {
+        run([
+            "symbolize".as_ref(),
+            at(name).as_os_str(),
+            "--debug-dir".as_ref(),
+            directory.path().as_os_str(),
+        ])
+    };
+    refused(&symbolize("gone"), 1, &["gone does not exist"]);
+    fs::write(at("text"), b"hello").unwrap();
+    refused(&symbolize("text"), 1, &["text is not a vprof profile"]);
+    refused(&symbolize("."), 1, &["is not a vprof profile"]);
+    write_profile(&at("p.vprof"));
+    // PRAGMA user_version: 4 bytes, big endian, at 60 of the header.
+    let mut newer = fs::read(at("p.vprof")).unwrap();
+    newer[60..64].copy_from_slice(&9_u32.to_be_bytes());
+    fs::write(at("newer"), newer).unwrap();
+    refused(&symbolize("newer"), 1, &["version 9", "use a newer vprof"]);
+    fs::set_permissions(at("p.vprof"), fs::Permissions::from_mode(0o444)).unwrap();
+    refused(&symbolize("p.vprof"), 1, &["p.vprof is read-only", "copy"]);
+    let mut writer = ProfileWriter::create(&at("going-on"), false).unwrap();
+    let meta = vec![("host".to_owned(), "kvm".to_owned())];
+    writer.write(&Batch { meta, ..Batch::default() }).unwrap();
+    refused(&symbolize("going-on"), 1, &["going-on is in use", "when that has ended"]);
+}
+
+#[test]
+fn a_terminal_shows_how_far_it_is() {
+    let Some(setup) = Setup::new() else { return };
+    let pty = openpty(None, None).unwrap();
+    let mut command = vprof(["symbolize"]);
+    command.arg(setup.at("p.vprof")).arg("--symfs").arg(setup.at("root"));
+    let output =
+        command.stderr(pty.slave).stdout(Stdio::piped()).spawn().unwrap().wait_with_output().unwrap();
+    assert!(output.status.success());
+    drop(command);
+    let mut shown = Vec::new();
+    // Ends with an error: nobody has the other side open any more.
+    let _ = File::from(pty.master).read_to_end(&mut shown);
+    assert_eq!(String::from_utf8(shown).unwrap(), "\r\x1b[Kfile 1 of 1: /usr/bin/prog\r\x1b[K");
+}
+
+/// Ends the process when dropped.
+struct Server(Child);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn servers_are_asked() {
+    let Some(setup) = Setup::new() else { return };
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let started = Command::new("debuginfod")
+        .args(["-F", "-p", &port.to_string(), "-d"])
+        .args([setup.at("database"), setup.at("root")])
+        .env_remove("DEBUGINFOD_URLS")
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn();
+    let Ok(child) = started else { return eprintln!("SKIPPED: debuginfod is not installed") };
+    let _server = Server(child);
+    let deadline = Instant::now() + Duration::from_secs(60);
+    for attempt in 0.. {
+        // A miss is remembered: each try has a cache of its own until the server has seen the file.
+        let output = vprof(["symbolize".as_ref(), setup.at("p.vprof").as_os_str()])
+            .env("DEBUGINFOD_URLS", format!("http://127.0.0.1:{port}"))
+            .env("DEBUGINFOD_CACHE_PATH", setup.at(&format!("cache-{attempt}")))
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", stderr(&output));
+        let text = stdout(&output);
+        if text.contains("(0 before), by debuginfod\n") {
+            break;
+        }
+        assert!(text.contains(&setup.build_id), "{text}");
+        assert!(Instant::now() < deadline, "{text}");
+        std::thread::sleep(Duration::from_millis(300));
+    }
+    assert_eq!(setup.names(), "symbol,offset,line\r\nwork,4,1\r\n");
+}

@@ -172,8 +172,8 @@ impl Kernel {
 
     /// The file that the process of `task` would find at `path`, from its root directory and across mount
     /// points: as far as the guest's kernel keeps the names on the way in memory, which it does for a file that
-    /// was just written. Symbolic links are not followed, `..` is not understood; at most 32 components, and
-    /// 65,536 names in a directory.
+    /// was just written. Symbolic links are not followed, `..` is not understood; on overlayfs only files of the upper
+    /// layer, written ones, are found; at most 32 components, and 65,536 names in a directory.
     ///
     /// # Errors
     /// [`Missing::NotCached`] where the way ends; what is missing to go it.

@@ -13,7 +13,7 @@ use crate::text;
 const REMEMBERED: usize = 262_144;
 
 /// Module of code that a program has made and named.
-const JIT: &str = "jit";
+const JIT: &str = "[jit]";
 
 /// A kernel address' name.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -329,7 +329,7 @@ pub(crate) mod tests {
         ];
         assert_eq!((before, first, others), (1, 2, [3, 4, 5, 6]));
         let row = |row: &FrameRow| (row.symbol.clone(), row.module.clone(), row.offset);
-        let jit = || Some("jit".to_owned());
+        let jit = || Some("[jit]".to_owned());
         assert_eq!(row(&rows[1]), (Some("first".into()), jit(), 0x10));
         assert_eq!(row(&rows[3]), (Some("second".into()), jit(), 8));
     }

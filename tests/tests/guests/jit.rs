@@ -22,7 +22,7 @@ fn made_functions_have_the_names_that_their_program_gives_them() {
     let run = jit();
     let functions = run.report().functions();
     let inner = functions.iter().find(|f| f.symbol == "jit_inner").expect("jit_inner among the functions");
-    assert_eq!((inner.module.as_deref(), inner.mode.as_str()), (Some("jit"), "user"));
+    assert_eq!((inner.module.as_deref(), inner.mode.as_str()), (Some("[jit]"), "user"));
     let anonymous: i64 = functions.iter().filter(|f| f.symbol == "[anonymous]").map(|f| f.samples).sum();
     // Up to half a second of five may pass before the map is read again.
     assert!(
@@ -35,8 +35,8 @@ fn made_functions_have_the_names_that_their_program_gives_them() {
 #[test]
 fn made_functions_start_where_their_program_says() {
     let run = jit();
-    let rows =
-        run.query("SELECT DISTINCT symbol, address - offset FROM frame WHERE module = 'jit' ORDER BY symbol");
+    let rows = run
+        .query("SELECT DISTINCT symbol, address - offset FROM frame WHERE module = '[jit]' ORDER BY symbol");
     let found: Vec<_> = rows.iter().map(|row| (row[0].as_str(), row[1].as_i64())).collect();
     let at = |name: &'static str| (Some(name), i64::try_from(start(run, name)).ok());
     assert_eq!(found, [at("jit_inner"), at("jit_outer")]);

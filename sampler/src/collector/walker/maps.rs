@@ -23,7 +23,7 @@ const MAX_FILE: u64 = 16 << 20;
 /// Bytes of all maps together, at most, about.
 const MAX_MEMORY: usize = 32 << 20;
 /// Bytes of a page.
-const PAGE: u64 = 4096;
+const PAGE: usize = 4096;
 
 /// Tells whether a file has changed: where its pages are, size, time.
 type Version = (u64, u64, Option<(i64, u32)>);
@@ -120,9 +120,9 @@ fn look(source: &Source, task: &TaskSnapshot, known: Option<Version>) -> Look {
 /// The end of a file, from the start of a line; zeros where its pages are not in memory.
 fn tail(source: &Source, file: &FileRef) -> Option<Vec<u8>> {
     let cache = PageCache::new(&source.kernel, &source.memory).ok()?;
-    let from = file.size.saturating_sub(MAX_FILE).next_multiple_of(PAGE).min(file.size);
+    let from = file.size.saturating_sub(MAX_FILE).next_multiple_of(PAGE as u64).min(file.size);
     let mut bytes = vec![0; usize::try_from(file.size - from).ok()?];
-    for (page, chunk) in (from..).step_by(PAGE as usize).zip(bytes.chunks_mut(PAGE as usize)) {
+    for (page, chunk) in (from..).step_by(PAGE).zip(bytes.chunks_mut(PAGE)) {
         // What cannot be read stays zero.
         let _ = cache.read(&source.memory, file, page, chunk);
     }

@@ -155,7 +155,8 @@ pub struct FrameRow {
     pub file: Option<u32>,
     /// Symbol's name, once known.
     pub symbol: Option<String>,
-    /// Kernel module; file name or `[anonymous]` for user code; `None` for the kernel image.
+    /// Kernel module; for user code the file name, `anonymous`, or `[jit]` where the program names code of its own making;
+    /// `None` for the kernel image.
     pub module: Option<String>,
     /// Bytes from the symbol's start.
     pub offset: u64,

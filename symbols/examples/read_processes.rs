@@ -10,7 +10,8 @@
 //! with the target of `/proc/PID/exe` in hexadecimal and "MAJOR:MINOR INODE SIZE SECONDS.NANOSECONDS" of it,
 //! `IRQ 0` with a line of `/proc/interrupts`. Differences are printed; the exit code is 1 if there are any.
 //! `root` names a directory that processes have as their root: their paths start there, those that the guest
-//! said do not. `file` writes the pages of a mapped file that the page cache holds to OUT, and zeros for the others.
+//! said do not. Every mapped file is looked up by its path, too: another one is a difference. `file` writes the
+//! pages of a mapped file that the page cache holds to OUT, and zeros for the others.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -63,7 +64,7 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
     print_interrupts(&kernel, &memory, &interrupts);
     time(&kernel, &memory, &found);
 
-    let mut differences = 0;
+    let mut differences = look_up(&kernel, &memory, &found);
     for arg in &rest {
         match arg.split_once('=') {
             Some(("truth", file)) => {
@@ -88,6 +89,34 @@ fn load(path: &str) -> Result<GuestMemoryMmap, Box<dyn Error>> {
     let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), size)])?;
     memory.read_exact_volatile_from(GuestAddress(0), &mut file, size)?;
     Ok(memory)
+}
+
+/// Looks up every mapped file by its path; returns how many led to another one.
+fn look_up(kernel: &Kernel, memory: &GuestMemoryMmap, found: &[Read]) -> usize {
+    let (mut same, mut below, mut others) = (0, 0, 0);
+    let start = Instant::now();
+    for Read { task, mappings, .. } in found {
+        for mapping in mappings.iter().flatten() {
+            let MappingKind::File(file) = &mapping.kind else { continue };
+            if file.deleted {
+                continue;
+            }
+            match kernel.lookup(memory, task.task, &file.raw_path) {
+                Ok(other) if other == **file => same += 1,
+                // In a lower layer of a stacked file system.
+                Err(Missing::NotCached) if file.stacked.is_some() => below += 1,
+                other => {
+                    others += 1;
+                    println!("lookup   {} {file:?}\n         led to {other:?}", task.pid);
+                }
+            }
+        }
+    }
+    println!(
+        "lookup   {same} mapped files found again, {below} in lower layers, {others} not, in {:?}",
+        start.elapsed()
+    );
+    others
 }
 
 fn print(kernel: &Kernel, memory: &GuestMemoryMmap, read: &Read) {

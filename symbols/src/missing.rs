@@ -36,6 +36,9 @@ pub enum Missing {
     /// A kernel thread, or a process that is ending: it has no memory of its own.
     #[error("the task has no memory of its own")]
     NoUserMemory,
+    /// No name on the way to a file is kept in memory: there is no such file, or nobody has used it lately.
+    #[error("the guest keeps no file of this name in memory")]
+    NotCached,
     /// A structure of the guest could not be read: it is changing, or it is not what it should be.
     #[error("{0} could not be read")]
     Unreadable(String),
@@ -67,6 +70,7 @@ mod tests {
             Missing::NoSymbol("init_task".into()),
             Missing::NoField("task_struct.comm".into()),
             Missing::Unreadable("the cgroup".into()),
+            Missing::NotCached,
         ] {
             let text = missing.to_string();
             assert!(!text.contains('\n') && text.len() < 80, "{text}");

@@ -21,12 +21,15 @@ struct Disks {
     files: Vec<File>,
 }
 
+/// An open file: machine, disk and path.
+type Opened = (u64, usize, Arc<str>, ext4_view::File);
+
 thread_local! {
     /// File systems that this thread has loaded, by machine and disk; `None` for a disk that cannot be read. A loaded
     /// one belongs to its thread.
     static LOADED: RefCell<HashMap<(u64, usize), Option<Ext4>>> = RefCell::default();
     /// The file that was read last: reads come in rows.
-    static LAST: RefCell<Option<(u64, usize, Arc<str>, ext4_view::File)>> = const { RefCell::new(None) };
+    static LAST: RefCell<Option<Opened>> = const { RefCell::new(None) };
 }
 
 /// Reads files of the disks' file systems; disks that hold something else are passed over.
@@ -77,7 +80,7 @@ impl ReadAt for OnDisk {
 
     fn read_at(&self, offset: u64, into: &mut [u8]) -> Option<()> {
         LAST.with_borrow_mut(|last| {
-            let same = |(id, index, path, _): &(u64, usize, Arc<str>, ext4_view::File)| {
+            let same = |(id, index, path, _): &Opened| {
                 *id == self.disks.id && *index == self.index && *path == self.path
             };
             if !last.as_ref().is_some_and(same) {

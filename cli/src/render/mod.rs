@@ -112,6 +112,8 @@ pub fn with_module(name: &str, module: Option<&str>) -> String {
         Some(module) if name.strip_prefix('[').and_then(|n| n.strip_suffix(']')) == Some(module) => {
             escape(name).into_owned()
         }
+        // What is no file has its brackets already: `[vdso]`, `[jit]`.
+        Some(module) if module.starts_with('[') => format!("{} {}", escape(name), escape(module)),
         Some(module) => format!("{} [{}]", escape(name), escape(module)),
         None => escape(name).into_owned(),
     }

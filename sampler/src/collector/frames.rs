@@ -4,13 +4,16 @@
 use std::collections::HashMap;
 use std::fmt;
 
-use super::walker::ReasonOf;
+use super::walker::{ReasonOf, Symbol};
 use crate::batch::{FrameKind, FrameRow};
 use crate::text;
 
 /// How many addresses are remembered at once. Beyond that all are forgotten and get new rows, so a guest that jumps
 /// about costs rows in the file but no memory here. Readers of the profile add up by address, not by row.
 const REMEMBERED: usize = 262_144;
+
+/// Module of code that a program has made and named.
+const JIT: &str = "[jit]";
 
 /// A kernel address' name.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,6 +52,13 @@ enum Key {
         instance: u32,
         address: u64,
         call: bool,
+    },
+    /// Code that a process has made and named.
+    Made {
+        instance: u32,
+        address: u64,
+        call: bool,
+        symbol: Symbol,
     },
     Reason {
         of: ReasonOf,
@@ -124,6 +134,37 @@ impl Frames {
         let id = self.add(key);
         let (kind, module) = (FrameKind::User, module.map(str::to_owned));
         rows.push(FrameRow { id, address, call, kind, instance, module, ..FrameRow::default() });
+        id
+    }
+
+    /// The row of an address in code that a process has made, in the function `symbol`. Other code may follow at the same
+    /// address: it gets another row.
+    pub(crate) fn made(
+        &mut self,
+        address: u64,
+        call: bool,
+        instance: Option<u32>,
+        symbol: &Symbol,
+        rows: &mut Vec<FrameRow>,
+    ) -> u32 {
+        let key = Key::Made { instance: instance.unwrap_or(0), address, call, symbol: symbol.clone() };
+        if let Some(&id) = self.known.get(&key) {
+            return id;
+        }
+        let id = self.add(key);
+        let (kind, name) = (FrameKind::User, symbol.name.to_string());
+        let (module, offset) = (Some(JIT.to_owned()), address.wrapping_sub(symbol.start));
+        rows.push(FrameRow {
+            id,
+            address,
+            call,
+            kind,
+            instance,
+            symbol: Some(name),
+            module,
+            offset,
+            ..FrameRow::default()
+        });
         id
     }
 
@@ -271,6 +312,26 @@ pub(crate) mod tests {
         assert_eq!(frames.reason(ReasonOf::User, "too \x1bdeep", &mut rows), why);
         assert_ne!(frames.reason(ReasonOf::Kernel, "too \x1bdeep", &mut rows), why);
         assert!(rows.iter().all(|row| row.symbol.as_ref().is_none_or(|symbol| !symbol.contains('\x1b'))));
+    }
+
+    #[test]
+    fn made_code_that_is_renamed_gets_a_row_of_its_own() {
+        let (mut frames, mut rows) = (Frames::default(), Vec::new());
+        let symbol = |start, name: &str| Symbol { start, end: 0x1100, name: name.into() };
+        let before = frames.user(0x1010, false, Some(1), Some("anonymous"), &mut rows);
+        let first = frames.made(0x1010, false, Some(1), &symbol(0x1000, "first"), &mut rows);
+        assert_eq!(frames.made(0x1010, false, Some(1), &symbol(0x1000, "first"), &mut rows), first);
+        let others = [
+            frames.made(0x1010, false, Some(1), &symbol(0x1000, "second"), &mut rows),
+            frames.made(0x1010, false, Some(1), &symbol(0x1008, "second"), &mut rows),
+            frames.made(0x1010, true, Some(1), &symbol(0x1008, "second"), &mut rows),
+            frames.made(0x1010, true, Some(2), &symbol(0x1008, "second"), &mut rows),
+        ];
+        assert_eq!((before, first, others), (1, 2, [3, 4, 5, 6]));
+        let row = |row: &FrameRow| (row.symbol.clone(), row.module.clone(), row.offset);
+        let jit = || Some("[jit]".to_owned());
+        assert_eq!(row(&rows[1]), (Some("first".into()), jit(), 0x10));
+        assert_eq!(row(&rows[3]), (Some("second".into()), jit(), 8));
     }
 
     #[test]

@@ -192,7 +192,10 @@ impl Resolver {
                 }
                 id
             }
-            Step::User { address, call, file: None, anonymous } => {
+            Step::User { address, call, made: Some(made), .. } => {
+                self.frames.made(*address, *call, owner.map(|owner| owner.instance), made, rows)
+            }
+            Step::User { address, call, file: None, anonymous, made: None } => {
                 let module = anonymous.then_some(ANONYMOUS);
                 self.frames.user(*address, *call, owner.map(|owner| owner.instance), module, rows)
             }

@@ -90,8 +90,12 @@ impl<M: PhysicalMemory> Files<'_, M> {
 
     /// The `struct file` at `file`.
     pub(super) fn read(&self, file: u64) -> Option<FileRef> {
-        let opened = self.opened(file)?;
-        let at = self.view.u64(file, self.layout.inode)?;
+        let inode = self.view.u64(file, self.layout.inode)?;
+        self.describe(self.opened(file)?, inode, self.view.u64(file, self.layout.mapping)?)
+    }
+
+    /// The file of the inode at `at`, which was opened as `opened`; `address_space` has its pages.
+    pub(super) fn describe(&self, opened: Path, at: u64, address_space: u64) -> Option<FileRef> {
         let inode = self.inode(at)?;
         let paths = self.paths();
         let stacked = match paths.inode(opened.dentry) {
@@ -109,7 +113,7 @@ impl<M: PhysicalMemory> Files<'_, M> {
             size: inode.size,
             filesystem: inode.filesystem,
             modified: inode.modified,
-            address_space: self.view.u64(file, self.layout.mapping)?,
+            address_space,
             stacked: stacked.map(|stacked| StackedFile {
                 device: stacked.device,
                 inode: stacked.number,
@@ -118,13 +122,18 @@ impl<M: PhysicalMemory> Files<'_, M> {
         })
     }
 
+    /// Type of the file system that the inode at `at` is of.
+    pub(super) fn filesystem(&self, at: u64) -> Option<String> {
+        let InodeLayout { super_block, fs_type, fs_name, .. } = self.layout.inodes;
+        let fs_type = self.view.u64(self.view.u64(at, super_block)?, fs_type)?;
+        self.view.text::<FS_NAME>(self.view.u64(fs_type, fs_name)?)
+    }
+
     fn inode(&self, at: u64) -> Option<Inode> {
-        let InodeLayout { number, size, links, super_block, device, fs_type, fs_name, modified } =
-            self.layout.inodes;
+        let InodeLayout { number, size, links, super_block, device, modified, .. } = self.layout.inodes;
         let view = self.view;
         let super_block = view.u64(at, super_block)?;
         let device = view.u32(super_block, device)?;
-        let name = view.u64(view.u64(super_block, fs_type)?, fs_name)?;
         let time = |(seconds, nanoseconds)| {
             Some((view.u64(at, seconds)?.cast_signed(), view.u32(at, nanoseconds)?.min(999_999_999)))
         };
@@ -134,7 +143,7 @@ impl<M: PhysicalMemory> Files<'_, M> {
             // A negative size is none (`loff_t`).
             size: view.u64(at, size).filter(|size| size >> 63 == 0)?,
             links: view.u32(at, links)?,
-            filesystem: view.text::<FS_NAME>(name)?,
+            filesystem: self.filesystem(at)?,
             modified: modified.and_then(time),
         })
     }

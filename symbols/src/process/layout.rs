@@ -15,6 +15,7 @@ pub(crate) struct ProcessLayouts {
     pub(crate) special: Result<SpecialLayout, Missing>,
     pub(crate) file: Result<FileLayout, Missing>,
     pub(crate) root: Result<RootLayout, Missing>,
+    pub(crate) lookup: Result<LookupLayout, Missing>,
     pub(crate) exe: Result<ExeLayout, Missing>,
     pub(crate) argv: Result<ArgvLayout, Missing>,
     pub(crate) cgroup: Result<CgroupLayout, Missing>,
@@ -31,6 +32,7 @@ impl ProcessLayouts {
             special: SpecialLayout::new(btf),
             file: FileLayout::new(btf),
             root: RootLayout::new(btf),
+            lookup: LookupLayout::new(btf),
             exe: ExeLayout::new(btf),
             argv: ArgvLayout::new(btf),
             cgroup: CgroupLayout::new(btf),
@@ -259,6 +261,38 @@ pub(crate) struct RootLayout {
 impl RootLayout {
     fn new(btf: &Btf) -> Result<Self, Missing> {
         Ok(Self { fs: offset(btf, "task_struct", "fs")?, root: offset(btf, "fs_struct", "root")? })
+    }
+}
+
+/// From a directory down to a file (include/linux/dcache.h, fs/mount.h, fs/overlayfs/ovl_entry.h).
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LookupLayout {
+    /// `dentry.d_children` (since 6.8), `.d_subdirs` before: the head of a directory's names.
+    pub(crate) children: usize,
+    /// `dentry.d_sib` (since 6.8), `.d_child` before: links them.
+    pub(crate) sibling: usize,
+    /// `mount.mnt_mounts`: the head of what is mounted in a mount.
+    pub(crate) mounts: usize,
+    /// `mount.mnt_child`: links them.
+    pub(crate) mount_sibling: usize,
+    /// `inode.i_mapping`.
+    pub(crate) mapping: usize,
+    /// Bytes of `struct inode`: behind it, an inode of overlayfs has the name of the file with the bytes
+    /// (`ovl_inode.__upperdentry`).
+    pub(crate) inode_size: usize,
+}
+
+impl LookupLayout {
+    fn new(btf: &Btf) -> Result<Self, Missing> {
+        let mount = |member| offset(btf, "mount", member);
+        Ok(Self {
+            children: first_offset(btf, "dentry", &["d_children", "d_subdirs"])?,
+            sibling: first_offset(btf, "dentry", &["d_sib", "d_child"])?,
+            mounts: mount("mnt_mounts")?,
+            mount_sibling: mount("mnt_child")?,
+            mapping: offset(btf, "inode", "i_mapping")?,
+            inode_size: btf.size("inode").ok_or_else(|| Missing::NoField("inode".into()))?,
+        })
     }
 }
 

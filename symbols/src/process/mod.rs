@@ -13,6 +13,7 @@ mod cgroup;
 mod file;
 mod identity;
 mod layout;
+mod lookup;
 mod path;
 mod vma;
 
@@ -30,7 +31,9 @@ use crate::missing::Missing;
 use crate::paging::AddressSpace;
 use crate::view::View;
 use file::Files;
-use layout::{ExeLayout, MmLayout};
+use layout::{ExeLayout, MmLayout, RootLayout};
+use lookup::Lookup;
+use path::Path;
 use vma::{Vma, Vmas};
 
 /// Bits of `vm_flags` (include/linux/mm.h).
@@ -167,6 +170,24 @@ impl Kernel {
         identity::work(&self.view(memory), known(&self.process_layouts()?.worker)?, task)
     }
 
+    /// The file that the process of `task` would find at `path`, from its root directory and across mount
+    /// points: as far as the guest's kernel keeps the names on the way in memory, which it does for a file that
+    /// was just written. Symbolic links are not followed, `..` is not understood; on overlayfs only files of the upper
+    /// layer, written ones, are found; at most 32 components, and 65,536 names in a directory.
+    ///
+    /// # Errors
+    /// [`Missing::NotCached`] where the way ends; what is missing to go it.
+    pub fn lookup(&self, memory: &impl PhysicalMemory, task: u64, path: &[u8]) -> Result<FileRef, Missing> {
+        let view = self.view(memory);
+        let layouts = self.process_layouts()?;
+        let (file, layout) = (known(&layouts.file)?, known(&layouts.lookup)?);
+        let mut files = Files { view: &view, layout: file, root: None };
+        let root = root(&files, known(&layouts.root)?, task);
+        files.root = root;
+        let root = root.ok_or_else(|| Missing::Unreadable("the root directory of the process".into()))?;
+        Lookup::new(&files, layout).file(root, path).ok_or(Missing::NotCached)
+    }
+
     /// The memory of the process of `task`, by its own page tables. It is the process's only as long as the
     /// process lives.
     ///
@@ -230,6 +251,12 @@ fn mm<M: PhysicalMemory>(view: &View<'_, M>, layout: &MmLayout, task: u64) -> Re
     }
 }
 
+/// The root directory of a task.
+fn root<M: PhysicalMemory>(files: &Files<'_, M>, layout: &RootLayout, task: u64) -> Option<Path> {
+    let fs = files.view.u64(task, layout.fs)?;
+    files.paths().path(fs.checked_add(layout.root as u64)?)
+}
+
 /// Turns what the kernel has into mappings.
 struct MappingReader<'a, M> {
     vmas: Vmas<'a, M>,
@@ -254,10 +281,7 @@ impl<'a, M: PhysicalMemory> MappingReader<'a, M> {
         let vmas = Vmas { view, layout: known(&layouts.vmas)?, mm: mm(view, known(&layouts.mm)?, task)? };
         let files = known(&layouts.file).map(|layout| {
             let mut files = Files { view, layout, root: None };
-            files.root = layouts.root.as_ref().ok().and_then(|root| {
-                let fs = view.u64(task, root.fs)?;
-                files.paths().path(fs.checked_add(root.root as u64)?)
-            });
+            files.root = layouts.root.as_ref().ok().and_then(|layout| root(&files, layout, task));
             files
         });
         let special = layouts.special.as_ref().ok().and_then(|layout| {

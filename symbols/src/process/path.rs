@@ -94,7 +94,8 @@ impl<M: PhysicalMemory> Paths<'_, M> {
         None
     }
 
-    fn component(&self, dentry: u64) -> Option<Vec<u8>> {
+    /// The name in its directory.
+    pub(super) fn component(&self, dentry: u64) -> Option<Vec<u8>> {
         let len = self.view.u32(dentry, self.layout.name_len)?;
         if len == 0 || len > MAX_NAME {
             return None;

@@ -146,6 +146,69 @@ fn the_page_cache_has_the_bytes_of_whole_pages() {
 }
 
 #[test]
+fn a_path_leads_to_the_file_that_is_mapped() {
+    both_trees(|style, guest, kernel| {
+        let task = guest.task(100).unwrap();
+        for mapping in &mappings(&guest, &kernel)[..3] {
+            let MappingKind::File(file) = &mapping.kind else { panic!("{mapping:?}") };
+            let found = kernel.lookup(&guest.memory, task, &file.raw_path);
+            assert_eq!(found.as_ref(), Ok(&**file), "{style:?}");
+        }
+        let at = |path: &str| kernel.lookup(&guest.memory, task, path.as_bytes());
+        assert_eq!(at("//srv/./bin/").map(|file| file.path), Ok("/srv/bin".into()));
+        // The root of what is mounted, not the directory below it.
+        assert_eq!(at("/srv").map(|file| file.raw_path), Ok(b"/srv".into()));
+        assert_eq!(at("/").map(|file| file.inode), Ok(2));
+        for none in ["/srv/bin/pro", "/srv/bin/none", "/bin", "/srv/../srv/bin", "/stacked/x", "/srv/bin/\0"]
+        {
+            assert_eq!(at(none), Err(Missing::NotCached), "{none}");
+        }
+        let kernel_thread = kernel.lookup(&guest.memory, guest.task(2).unwrap(), b"/srv");
+        assert_eq!(kernel_thread, Err(Missing::Unreadable("the root directory of the process".into())));
+    });
+}
+
+#[test]
+fn a_removed_file_is_not_looked_up() {
+    for style in STYLES {
+        let (mut guest, kernel) = styled(style, |_| ());
+        let (task, places) = (guest.task(100).unwrap(), guest.places);
+        put(&mut guest, &kernel, places.program_dentry + 16, &[0; 8]);
+        assert_eq!(kernel.lookup(&guest.memory, task, b"/srv/bin/pro\x01gram"), Err(Missing::NotCached));
+        assert!(kernel.lookup(&guest.memory, task, b"/srv/bin").is_ok());
+    }
+}
+
+#[test]
+fn what_is_no_file_of_the_name_does_not_stand_behind_a_stacked_one() {
+    let (mut guest, kernel) = styled(Style::V6_12, |_| ());
+    let (task, places) = (guest.task(100).unwrap(), guest.places);
+    for other in [0, places.bin_dentry, places.mm, u64::MAX] {
+        put(&mut guest, &kernel, places.stacked_inode + 600, &other.to_le_bytes());
+        assert_eq!(kernel.lookup(&guest.memory, task, b"/stacked"), Err(Missing::NotCached), "{other:#x}");
+    }
+}
+
+#[test]
+fn a_directory_that_is_a_loop_ends() {
+    for style in STYLES {
+        let (mut guest, kernel) = styled(style, |_| ());
+        let (task, bin) = (guest.task(100).unwrap(), guest.places.bin_dentry);
+        // The second name follows itself; the first is still found.
+        let second = guest.places.program_dentry + 144;
+        put(&mut guest, &kernel, second, &second.to_le_bytes());
+        assert_eq!(kernel.lookup(&guest.memory, task, b"/srv/bin/x"), Err(Missing::NotCached));
+        assert!(kernel.lookup(&guest.memory, task, b"/srv/bin/pro\x01gram").is_ok());
+        // A directory within itself: as deep as a path may be.
+        put(&mut guest, &kernel, bin + 24, &bin.to_le_bytes());
+        put(&mut guest, &kernel, bin + 160, &(bin + 144).to_le_bytes());
+        for path in [b"/srv/bin".to_vec(), [b"/srv".to_vec(), b"/bin".repeat(40)].concat()] {
+            assert_eq!(kernel.lookup(&guest.memory, task, &path), Err(Missing::NotCached));
+        }
+    }
+}
+
+#[test]
 fn interrupts_and_system_calls_have_names() {
     for style in STYLES {
         let (guest, kernel) = styled(style, |_| ());
@@ -205,6 +268,7 @@ proptest! {
         style in prop::sample::select(STYLES.to_vec()),
         list: bool,
         hits in prop::collection::vec((0u64..0x2000, any::<u64>(), 0u64..0x2000, 0u8..3), 1..60),
+        path in prop::collection::vec(any::<u8>(), 0..600),
     ) {
         let mut config = Config::new(style);
         config.mapping_list = list;
@@ -235,6 +299,11 @@ proptest! {
             prop_assert!(process.argv.map_or(0, |argv| argv.len()) <= 256);
             prop_assert!(process.cgroup.map_or(0, |path| path.len()) <= 4096);
             let _ = kernel.work_function(&guest.memory, task);
+            for path in [&b"/srv/bin/pro\x01gram"[..], b"/stacked", b"/", &b"/srv/bin".repeat(100), &path] {
+                if let Ok(file) = kernel.lookup(&guest.memory, task, path) {
+                    prop_assert!(file.raw_path.len() <= 4096);
+                }
+            }
         }
         let _ = kernel.interrupts(&guest.memory);
     }

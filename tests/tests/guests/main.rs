@@ -4,5 +4,6 @@
 mod attribution;
 mod bad_moments;
 mod devices;
+mod jit;
 mod kernels;
 mod lifecycle;

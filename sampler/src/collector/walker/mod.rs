@@ -5,11 +5,14 @@
 //!  user registers + user stack ── UserUnwinder ──▶ user frames
 //!                                    ▲
 //!            Spaces: mappings of each process ──▶ Files: their unwind tables
+//!                                              └─▶ PerfMaps: names of code in memory without a file
 //! ```
 //!
 //! Where frames are missing a reason stands in their place.
 
 mod files;
+mod maps;
+mod perfmap;
 mod source;
 mod spaces;
 
@@ -22,6 +25,8 @@ use vmm::GuestMemoryMmap;
 use crate::batch::{FileRow, MappingRow};
 use crate::session::OpenFiles;
 pub(crate) use files::{FileEntry, Files};
+use maps::PerfMaps;
+pub(crate) use perfmap::Symbol;
 pub(crate) use source::Source;
 use spaces::{Place, Spaces};
 
@@ -30,8 +35,9 @@ use spaces::{Place, Spaces};
 pub(crate) enum Step {
     /// Code of the kernel.
     Kernel { address: u64, call: bool },
-    /// Code of a process, by address in its file where it has one.
-    User { address: u64, call: bool, file: Option<Arc<FileEntry>>, anonymous: bool },
+    /// Code of a process, by address in its file where it has one; `made` is the function, where the process has made
+    /// it itself and tells so.
+    User { address: u64, call: bool, file: Option<Arc<FileEntry>>, anonymous: bool, made: Option<Symbol> },
     /// Frames are missing or doubtful; whose, and why.
     Reason { of: ReasonOf, why: String },
 }
@@ -89,6 +95,7 @@ pub(crate) struct Walker {
     users: UserUnwinder,
     source: Source,
     spaces: Spaces,
+    maps: PerfMaps,
     files: Files,
     depth: usize,
 }
@@ -107,6 +114,7 @@ impl Walker {
             users: UserUnwinder::new(),
             source: Source::new(kernel, memory, open()),
             spaces: Spaces::default(),
+            maps: PerfMaps::default(),
             files: Files::default(),
             depth,
         }
@@ -169,8 +177,10 @@ impl Walker {
         let mut doubt = None;
         let end = self.users.walk(&user.registers, copy, &images, limit.max(1), |frame| {
             doubt = doubt.or(frame.doubt);
-            let Place { address, file, anonymous } = space.place(frame.lookup_address(), frame.address);
-            steps.push(Step::User { address, call: frame.place == At::Return, file, anonymous });
+            let lookup = frame.lookup_address();
+            let Place { address, file, anonymous } = space.place(lookup, frame.address);
+            let made = if anonymous { self.maps.find(&owner, lookup, &self.source).cloned() } else { None };
+            steps.push(Step::User { address, call: frame.place == At::Return, file, anonymous, made });
         });
         let reason = match end {
             UserEnd::Complete => doubt.map(|doubt| (ReasonOf::Doubt, doubt.to_string())),

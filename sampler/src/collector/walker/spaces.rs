@@ -19,7 +19,7 @@ const AGAIN_NS: u64 = 5_000_000;
 /// Mappings are believed this long, ns: a library may be unloaded and another take its place.
 const BELIEVED_NS: u64 = 2_000_000_000;
 /// CR3 without its low bits (PCID, and PTI's switch between two tables).
-const ROOT: u64 = !0x1fff;
+pub(super) const ROOT: u64 = !0x1fff;
 
 /// Executable memory.
 #[derive(Debug)]

@@ -1,0 +1,240 @@
+//! Names of code that processes make at run time: from their maps `/tmp/perf-PID.map`, out of the guest's page cache.
+
+use std::collections::HashMap;
+
+use symbols::{FileRef, PageCache, TaskSnapshot};
+
+use super::Owner;
+use super::perfmap::{PerfMap, Symbol};
+use super::source::Source;
+use super::spaces::ROOT;
+use vmm::monotonic_ns;
+
+/// Processes that are remembered, at most; beyond that all are forgotten.
+const REMEMBERED: usize = 4096;
+/// A map is looked at again at most this often when an address is not in it, ns.
+const AGAIN_NS: u64 = 500_000_000;
+/// A map is believed this long, ns: the program may have used the memory again.
+const BELIEVED_NS: u64 = 2_000_000_000;
+/// After reading a map there is a rest of this many times as long, so that many or large ones hold nobody up.
+const REST: u64 = 4;
+/// Bytes of a map's end that are read, at most.
+const MAX_FILE: u64 = 16 << 20;
+/// Bytes of all maps together, at most, about.
+const MAX_MEMORY: usize = 32 << 20;
+/// Bytes of a page.
+const PAGE: usize = 4096;
+
+/// Tells whether a file has changed: where its pages are, size, time.
+type Version = (u64, u64, Option<(i64, u32)>);
+
+/// What looking at a map brings.
+#[derive(Debug)]
+enum Look {
+    /// It is not there; what it said before may still hold.
+    Nothing,
+    /// It has not changed.
+    Same,
+    New(Version, PerfMap),
+}
+
+/// One process.
+#[derive(Debug, Default)]
+struct Known {
+    /// Of its page tables: another one since an exec.
+    root: u64,
+    looked_ns: Option<u64>,
+    version: Option<Version>,
+    map: PerfMap,
+}
+
+/// All maps that are known.
+#[derive(Debug, Default)]
+pub(super) struct PerfMaps {
+    known: HashMap<u32, Known>,
+    rest_until_ns: u64,
+}
+
+impl PerfMaps {
+    /// The function at `address` of the process of `owner`.
+    pub(super) fn find(&mut self, owner: &Owner, address: u64, source: &Source) -> Option<&Symbol> {
+        self.find_with((owner.instance, owner.cr3 & ROOT), address, monotonic_ns, |version| {
+            look(source, &owner.task, version)
+        })
+    }
+
+    fn find_with(
+        &mut self,
+        (instance, root): (u32, u64),
+        address: u64,
+        clock: impl Fn() -> u64,
+        look: impl FnOnce(Option<Version>) -> Look,
+    ) -> Option<&Symbol> {
+        if self.known.len() >= REMEMBERED && !self.known.contains_key(&instance) {
+            self.known.clear();
+        }
+        let known = self.known.entry(instance).or_default();
+        if known.root != root {
+            *known = Known { root, ..Known::default() };
+        }
+        let now = clock();
+        let patience = if known.map.find(address).is_some() { BELIEVED_NS } else { AGAIN_NS };
+        let due = known.looked_ns.is_none_or(|looked| now.saturating_sub(looked) >= patience);
+        if due && now >= self.rest_until_ns {
+            known.looked_ns = Some(now);
+            if let Look::New(version, map) = look(known.version) {
+                (known.version, known.map) = (Some(version), map);
+                self.keep_small(instance);
+            }
+            let end = clock();
+            self.rest_until_ns = end.saturating_add(REST.saturating_mul(end.saturating_sub(now)));
+        }
+        self.known.get(&instance)?.map.find(address)
+    }
+
+    /// Forgets the maps of all processes but one, if they take too much together.
+    fn keep_small(&mut self, instance: u32) {
+        let memory: usize = self.known.values().map(|known| known.map.memory()).sum();
+        if memory > MAX_MEMORY {
+            self.known.retain(|&other, _| other == instance);
+        }
+    }
+}
+
+/// Reads the map of the process of `task`, unless it is still that of `known`.
+fn look(source: &Source, task: &TaskSnapshot, known: Option<Version>) -> Look {
+    let path = format!("/tmp/perf-{}.map", task.pid);
+    let Ok(file) = source.kernel.lookup(&source.memory, task.task, path.as_bytes()) else {
+        return Look::Nothing;
+    };
+    let version = (file.address_space, file.size, file.modified);
+    if known == Some(version) {
+        return Look::Same;
+    }
+    match tail(source, &file) {
+        Some(text) => Look::New(version, PerfMap::parse(&text)),
+        None => Look::Nothing,
+    }
+}
+
+/// The end of a file, from the start of a line; zeros where its pages are not in memory.
+fn tail(source: &Source, file: &FileRef) -> Option<Vec<u8>> {
+    let cache = PageCache::new(&source.kernel, &source.memory).ok()?;
+    let from = file.size.saturating_sub(MAX_FILE).next_multiple_of(PAGE as u64).min(file.size);
+    let mut bytes = vec![0; usize::try_from(file.size - from).ok()?];
+    for (page, chunk) in (from..).step_by(PAGE).zip(bytes.chunks_mut(PAGE)) {
+        // What cannot be read stays zero.
+        let _ = cache.read(&source.memory, file, page, chunk);
+    }
+    if from > 0 {
+        let line = bytes.iter().position(|&byte| byte == b'\n').map_or(bytes.len(), |end| end + 1);
+        bytes.drain(..line);
+    }
+    Some(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    /// A map that says `name` of 0x1000..0x1010.
+    fn map(size: u64, name: &str) -> Look {
+        Look::New((1, size, None), PerfMap::parse(format!("1000 10 {name}\n").as_bytes()))
+    }
+
+    /// What is found at `address` and how often the map was looked at.
+    fn find(
+        maps: &mut PerfMaps,
+        who: (u32, u64),
+        (address, now): (u64, u64),
+        look: impl FnOnce(Option<Version>) -> Look,
+    ) -> (Option<String>, u32) {
+        let looks = Cell::new(0);
+        let found = maps.find_with(
+            who,
+            address,
+            || now,
+            |version| {
+                looks.set(looks.get() + 1);
+                look(version)
+            },
+        );
+        (found.map(|symbol| symbol.name.to_string()), looks.get())
+    }
+
+    #[test]
+    fn a_map_is_looked_at_when_it_lacks_an_address_but_not_too_often() {
+        let mut maps = PerfMaps::default();
+        let name = |name: &str| Some(name.to_owned());
+        assert_eq!(find(&mut maps, (1, 7), (0x1000, 5), |_| Look::Nothing), (None, 1));
+        assert_eq!(find(&mut maps, (1, 7), (0x1000, AGAIN_NS), |_| map(1, "one")), (None, 0));
+        assert_eq!(find(&mut maps, (1, 7), (0x1000, AGAIN_NS + 5), |_| map(1, "one")), (name("one"), 1));
+        assert_eq!(find(&mut maps, (1, 7), (0x1000, 2 * AGAIN_NS + 5), |_| map(2, "two")), (name("one"), 0));
+        assert_eq!(find(&mut maps, (1, 7), (0x2000, 2 * AGAIN_NS + 5), |_| map(2, "two")), (None, 1));
+        assert_eq!(find(&mut maps, (1, 7), (0x1000, 3 * AGAIN_NS), |_| map(3, "three")), (name("two"), 0));
+        // What was used again gets its new name; a file that is gone takes no names away.
+        let later = 2 * AGAIN_NS + BELIEVED_NS + 5;
+        let look = |version: Option<Version>| {
+            assert_eq!(version, Some((1, 2, None)));
+            map(3, "three")
+        };
+        assert_eq!(find(&mut maps, (1, 7), (0x1000, later), look), (name("three"), 1));
+        for look in [Look::Nothing, Look::Same] {
+            let (found, _) = find(&mut maps, (1, 7), (0x1000, 4 * later), |_| look);
+            assert_eq!(found, name("three"));
+        }
+    }
+
+    #[test]
+    fn processes_and_programs_have_maps_of_their_own() {
+        let mut maps = PerfMaps::default();
+        assert_eq!(find(&mut maps, (1, 7), (0x1000, 5), |_| map(1, "one")).1, 1);
+        assert_eq!(find(&mut maps, (2, 8), (0x1000, 6), |_| Look::Nothing), (None, 1));
+        assert_eq!(
+            find(&mut maps, (1, 9), (0x1000, 7), |version| {
+                assert_eq!(version, None);
+                Look::Nothing
+            }),
+            (None, 1)
+        );
+    }
+
+    #[test]
+    fn large_maps_do_not_take_all_time_and_memory() {
+        let mut maps = PerfMaps::default();
+        let clock = Cell::new(1_000);
+        let mut large = |instance, at| {
+            clock.set(at);
+            maps.find_with(
+                (instance, 1),
+                179_999 * 8,
+                || clock.get(),
+                |_| {
+                    clock.set(at + 100);
+                    let text: String = (0..180_000)
+                        .map(|i| format!("{:x} 8 a_function_with_a_name_of_some_length_{i:080}\n", i * 8))
+                        .collect();
+                    Look::New((1, 1, None), PerfMap::parse(text.as_bytes()))
+                },
+            )
+            .is_some()
+        };
+        assert!(large(1, 1_000));
+        assert!(!large(2, 1_499), "a rest of four times as long");
+        assert!(large(2, 1_500));
+        assert_eq!(maps.known.len(), 1, "two are too large together");
+        let memory: usize = maps.known.values().map(|known| known.map.memory()).sum();
+        assert!(memory > MAX_MEMORY / 2 && memory <= MAX_MEMORY, "{memory}");
+    }
+
+    #[test]
+    fn many_processes_are_bounded() {
+        let mut maps = PerfMaps::default();
+        for instance in 0..10_000 {
+            find(&mut maps, (instance, 1), (0, 5), |_| Look::Nothing);
+        }
+        assert!(maps.known.len() <= REMEMBERED);
+    }
+}

@@ -6,3 +6,5 @@ mod bad_moments;
 mod devices;
 mod kernels;
 mod lifecycle;
+mod names;
+mod stacks;

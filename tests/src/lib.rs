@@ -19,11 +19,11 @@ use std::process::{Command, Stdio};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-pub use report::{Function, Process, Report, Vcpu};
+pub use report::{Function, Process, Report, Row, Vcpu, Walks};
+pub use run::{Run, Running};
 
 /// How often a guest is run again because the portable host failed.
 const REPEATS: usize = 2;
-pub use run::{Run, Running};
 
 /// What one guest of a test is like, and how `vprof run` is called on it.
 #[derive(Debug, Clone)]
@@ -118,6 +118,17 @@ impl Guest {
         command.env("VPROF_PORTABLE_HOST", images().join("portable-host")).stdin(Stdio::null());
         Running::spawn(command, directory, profile, self.limit, turn)
     }
+}
+
+/// Asserts that `part` of `all` samples is the share `truth`, as well as chance allows.
+///
+/// # Panics
+/// It is not.
+pub fn assert_share(what: &str, part: i64, all: i64, truth: f64) {
+    let found = part as f64 / all as f64;
+    // 3.3 standard errors: one time in a thousand it may lie outside by chance.
+    let bound = 3.3 * (truth * (1.0 - truth) / all as f64).sqrt();
+    assert!((found - truth).abs() <= bound, "{what}: {found} of {all} samples is not {truth} +- {bound}");
 }
 
 /// The `vprof` binary under test: `VPROF_BIN`, else built now.

@@ -45,6 +45,33 @@ pub struct Vcpu {
     pub idle: f64,
 }
 
+/// A row of `by`.
+#[derive(Debug, Clone)]
+#[allow(missing_docs)]
+pub struct Row {
+    pub name: String,
+    pub kind: Option<String>,
+    pub module: Option<String>,
+    pub self_samples: i64,
+    pub total_samples: i64,
+}
+
+/// One half of `stacks`: the walks over the kernel's stacks, or over those of programs.
+#[derive(Debug, Clone)]
+#[allow(missing_docs)]
+pub struct Walks {
+    pub walks: i64,
+    /// Reason and number.
+    pub broken: Vec<(String, i64)>,
+}
+
+impl Walks {
+    /// Walks that ended for any other reason than the number of frames that was asked for.
+    pub fn lost(&self) -> i64 {
+        self.broken.iter().filter(|(reason, _)| reason != "too deep").map(|(_, walks)| walks).sum()
+    }
+}
+
 impl Report {
     pub(crate) fn new(value: Value) -> Self {
         Self(value)
@@ -96,6 +123,33 @@ impl Report {
             samples: integer(f, "samples"),
             share: number(f, "share"),
         })
+    }
+
+    /// All rows of `by`.
+    pub fn rows(&self) -> Vec<Row> {
+        rows(&self.get("by")["rows"], |r| Row {
+            name: text(r, "name"),
+            kind: r["kind"].as_str().map(str::to_owned),
+            module: r["module"].as_str().map(str::to_owned),
+            self_samples: integer(&r["self"], "samples"),
+            total_samples: integer(&r["total"], "samples"),
+        })
+    }
+
+    /// The only row of `by` with this name.
+    pub fn row(&self, name: &str) -> Row {
+        let mut found: Vec<Row> = self.rows().into_iter().filter(|row| row.name == name).collect();
+        assert_eq!(found.len(), 1, "rows named {name:?} in {:#?}", self.rows());
+        found.remove(0)
+    }
+
+    /// `stacks` of the `kernel` or of the `user`.
+    pub fn walks(&self, kind: &str) -> Walks {
+        let walks = &self.get("stacks")[kind];
+        Walks {
+            walks: integer(walks, "walks"),
+            broken: rows(&walks["broken"], |b| (text(b, "reason"), integer(b, "walks"))),
+        }
     }
 
     /// All of `vcpus`.

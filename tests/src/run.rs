@@ -193,6 +193,22 @@ impl Run {
         Report::new(serde_json::from_slice(&output.stdout).expect("JSON"))
     }
 
+    /// What `vprof report --json` says of user code of one program, by `what`.
+    pub fn user_code(&self, program: &str, what: &str) -> Report {
+        self.report_with(&["--by", what, "--process", program, "--mode", "user"])
+    }
+
+    /// Stacks as text, innermost function first, of the samples in user code of one program, and how often they came.
+    pub fn user_stacks(&self, program: &str) -> Vec<(String, i64)> {
+        let rows = self.query(&format!(
+            "SELECT text, count(*) FROM sample JOIN v_stacks ON v_stacks.id = sample.stack \
+             JOIN mode ON mode.id = sample.mode JOIN instance ON instance.id = sample.instance \
+             WHERE instance.comm = '{program}' AND mode.name = 'user' GROUP BY text"
+        ));
+        let stack = |row: &Vec<Value>| Some((row[0].as_str()?.to_owned(), row[1].as_i64()?));
+        rows.iter().filter_map(stack).collect()
+    }
+
     /// The rows of `vprof query --json`, each a list of values.
     pub fn query(&self, sql: &str) -> Vec<Vec<Value>> {
         query(&self.profile, sql).expect("the query works")

@@ -27,6 +27,8 @@ struct Known {
     /// When the name was last seen, CLOCK_MONOTONIC ns.
     named_ns: u64,
     seen: u64,
+    /// Whether it was seen in user code under this name: before that its exec may be under way.
+    ran: bool,
     details: Details,
 }
 
@@ -75,6 +77,7 @@ impl Identities {
             known.kernel_thread = task.kernel_thread;
             if known.comm != task.process_comm {
                 known.comm = task.process_comm;
+                known.ran = false;
                 known.number = next_number(&mut self.next_number, &mut self.shared_number, task.process_comm);
             }
             rows.push(row(task, known));
@@ -91,11 +94,19 @@ impl Identities {
             number: next_number(&mut self.next_number, &mut self.shared_number, task.process_comm),
             named_ns: read_ns,
             seen: self.clock,
+            ran: false,
             details: Details::default(),
         };
         rows.push(row(task, &known));
         self.known.insert(key, known);
         (self.given, true)
+    }
+
+    /// Notes that `task` was seen in user code; true for the first time under its name. An exec changes the name before it
+    /// sets the command line (`begin_new_exec`, `create_elf_tables`), so what was read until now may be of neither program.
+    pub(crate) fn runs(&mut self, task: &TaskSnapshot) -> bool {
+        let known = self.known.get_mut(&(task.pid, task.start_ns));
+        known.is_some_and(|known| known.comm == task.process_comm && !std::mem::replace(&mut known.ran, true))
     }
 
     /// Reads who the process of `task` is, by `walker`.
@@ -224,6 +235,18 @@ mod tests {
         identities.resolve(&task(3, 3, 12, "sh"), 0, &mut rows);
         let told = [(1, "sh#0".into()), (2, "sh#1".into()), (2, "gzip#0".into()), (3, "sh#2".into())];
         assert_eq!(names(&rows), told);
+    }
+
+    #[test]
+    fn user_code_is_new_once_under_each_name() {
+        let (mut identities, mut rows) = (Identities::default(), Vec::new());
+        let (before, after) = (task(2, 2, 9, "sh"), task(2, 2, 9, "gzip"));
+        assert!(!identities.runs(&before), "not known yet");
+        identities.resolve(&before, 0, &mut rows);
+        assert!(identities.runs(&before) && !identities.runs(&before));
+        identities.resolve(&after, 1, &mut rows);
+        assert!(!identities.runs(&before), "an older sight says nothing of the new program");
+        assert!(identities.runs(&after) && !identities.runs(&after));
     }
 
     #[test]

@@ -12,6 +12,18 @@ const VECTOR_ENTRY: &str = "sysvec_";
 const DEVICE_ENTRIES: [&str; 3] = ["common_interrupt", "__common_interrupt", "do_IRQ"];
 /// The functions that serve soft interrupts (kernel/softirq.c; the second since 6.9).
 const SOFT_ENTRIES: [&str; 2] = ["__do_softirq", "handle_softirqs"];
+/// Functions that the handlers of soft interrupts jump to as their last act, so that the handlers are on no stack, and the
+/// interrupts' names (kernel/rcu/tree.c, kernel/sched/fair.c, block/blk-mq.c and kernel/time/timer.c of 5.10 to 6.12).
+const SOFT_TAILS: [(&str, &str); 8] = [
+    ("rcu_core", "RCU"),
+    ("rebalance_domains", "SCHED"),
+    ("sched_balance_domains", "SCHED"),
+    ("_nohz_idle_balance", "SCHED"),
+    ("nohz_idle_balance", "SCHED"),
+    ("blk_complete_reqs", "BLOCK"),
+    ("__run_timers", "TIMER"),
+    ("run_timer_base", "TIMER"),
+];
 
 /// What a function on the stack tells.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,6 +34,11 @@ enum Told {
     Soft(String),
     /// Some soft interrupt.
     AnySoft,
+}
+
+/// The name without what the compiler appends to copies of a function, like `.isra.0`.
+fn base(symbol: &str) -> &str {
+    symbol.split_once('.').map_or(symbol, |(base, _)| base)
 }
 
 /// Names interrupts.
@@ -80,6 +97,9 @@ impl InterruptNames {
                 Some(Told::Hard(vector.to_owned()))
             } else if DEVICE_ENTRIES.contains(&symbol) {
                 Some(Told::Device)
+            } else if let Some((_, name)) = SOFT_TAILS.iter().find(|(function, _)| *function == base(symbol))
+            {
+                Some(Told::Soft((*name).to_owned()))
             } else {
                 SOFT_ENTRIES.contains(&symbol).then_some(Told::AnySoft)
             }
@@ -144,10 +164,12 @@ mod tests {
         let net = [(5, "napi_poll"), (0x200, "net_rx_action"), (3, "__do_softirq")];
         assert_eq!(of(Mode::SoftIrq, &net).as_deref(), Some("soft: NET_RX"));
         assert_eq!(of(Mode::SoftIrq, &[(3, "__do_softirq")]).as_deref(), Some("soft: soft interrupt"));
+        let tail = [(6, "load_balance"), (7, "_nohz_idle_balance.isra.0"), (3, "handle_softirqs")];
+        assert_eq!(of(Mode::SoftIrq, &tail).as_deref(), Some("soft: SCHED"));
         assert_eq!(of(Mode::Nmi, &[]).as_deref(), Some("nmi: NMI"));
-        assert_eq!(rows.len(), 5);
+        assert_eq!(rows.len(), 6);
         assert_eq!(names.of(Mode::Kernel, disk.into_iter(), &mut rows), None);
         assert_eq!(names.of(Mode::HardIrq, [(9, "schedule")].into_iter(), &mut rows), None);
-        assert_eq!(names.of(Mode::Nmi, std::iter::empty(), &mut rows), Some(5), "a row is made once");
+        assert_eq!(names.of(Mode::Nmi, std::iter::empty(), &mut rows), Some(6), "a row is made once");
     }
 }

@@ -96,6 +96,9 @@ impl Resolver {
         let instance = task.map(|task| {
             let instance = self.identify(&task, record.time_ns, batch);
             self.threads.note(instance, &task, &mut batch.threads);
+            if mode == Mode::User && self.identities.runs(&task) {
+                self.describe(&task, batch);
+            }
             instance
         });
         let leaf = if mode == Mode::User { None } else { Some(self.kernel_frame(record, batch)) };
@@ -126,15 +129,20 @@ impl Resolver {
         });
     }
 
-    /// The instance of `task`. Who it is, is read when it is new, and again after an exec.
+    /// The instance of `task`. Who it is, is read when it is new, after an exec, and when user code runs for the first time.
     fn identify(&mut self, task: &TaskSnapshot, read_ns: u64, batch: &mut Batch) -> u32 {
         let (instance, fresh) = self.identities.resolve(task, read_ns, &mut batch.instances);
-        if fresh && let Some(walker) = &mut self.walker {
-            let mut news = News::default();
-            self.identities.describe(task, walker, &mut news, batch);
-            batch.files.append(&mut news.files);
+        if fresh {
+            self.describe(task, batch);
         }
         instance
+    }
+
+    fn describe(&mut self, task: &TaskSnapshot, batch: &mut Batch) {
+        let Some(walker) = &mut self.walker else { return };
+        let mut news = News::default();
+        self.identities.describe(task, walker, &mut news, batch);
+        batch.files.append(&mut news.files);
     }
 
     /// Walks the stack and stores its frames.

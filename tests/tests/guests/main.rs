@@ -7,3 +7,5 @@ mod devices;
 mod jit;
 mod kernels;
 mod lifecycle;
+mod names;
+mod stacks;

@@ -177,6 +177,12 @@ impl Walker {
         let mut doubt = None;
         let end = self.users.walk(&user.registers, copy, &images, limit.max(1), |frame| {
             doubt = doubt.or(frame.doubt);
+            // What a signal interrupted has a trampoline before it, which called nothing and begins where it is returned to.
+            if frame.place == At::Exact
+                && let Some(Step::User { call, .. }) = steps.last_mut()
+            {
+                *call = false;
+            }
             let lookup = frame.lookup_address();
             let Place { address, file, anonymous } = space.place(lookup, frame.address);
             let made = if anonymous { self.maps.find(&owner, lookup, &self.source).cloned() } else { None };

@@ -12,6 +12,8 @@ use vmm::GuestMemoryMmap;
 const HEAD: usize = 4096;
 /// Bytes of the vDSO, at most: it has 2 to 4 pages.
 const MAX_VDSO: u64 = 1 << 20;
+/// The kernel's description of the vDSO of 64-bit processes.
+const VDSO_IMAGE: &str = "vdso_image_64";
 
 /// One guest's memory and disks.
 pub(crate) struct Source {
@@ -83,8 +85,25 @@ impl Source {
     pub(crate) fn vdso(&self, task: u64, (start, end): (u64, u64)) -> Option<Arc<[u8]>> {
         let len = end.checked_sub(start).filter(|&len| len <= MAX_VDSO)?;
         let mut bytes = vec![0; usize::try_from(len).ok()?];
-        let space = self.kernel.user_memory(&self.memory, task).ok()?;
-        space.read(&self.memory, VirtAddr(start), &mut bytes)?;
+        // A process has only those pages of it in its tables that it has touched; the kernel has them all.
+        if self.kernels_vdso(len, &mut bytes).is_none() {
+            let space = self.kernel.user_memory(&self.memory, task).ok()?;
+            space.read(&self.memory, VirtAddr(start), &mut bytes)?;
+        }
         Some(bytes.into())
+    }
+
+    /// Reads the kernel's own copy of the 64-bit vDSO if it has `len` bytes: `struct vdso_image` begins with the address of its
+    /// bytes and their number (arch/x86/include/asm/vdso.h, Linux 3.16 to 6.12).
+    fn kernels_vdso(&self, len: u64, into: &mut [u8]) -> Option<()> {
+        let space = self.kernel.address_space();
+        let image = self.kernel.address_of(VDSO_IMAGE)?;
+        let (mut data, mut size) = ([0; 8], [0; 8]);
+        space.read(&self.memory, image, &mut data)?;
+        space.read(&self.memory, VirtAddr(image.0.checked_add(8)?), &mut size)?;
+        if u64::from_le_bytes(size) != len {
+            return None;
+        }
+        space.read(&self.memory, VirtAddr(u64::from_le_bytes(data)), into)
     }
 }

@@ -1,0 +1,165 @@
+//! Names of functions, threads, interrupts, system calls, files and control groups.
+
+use std::sync::OnceLock;
+
+use vprof_tests::{Guest, Run, assert_share};
+
+use crate::stacks::programs;
+
+const SCRIPT: &str = "\
+    mkdir -p /sys/fs/cgroup/shop.slice/till.service; \
+    sh -c 'echo 0 >/sys/fs/cgroup/shop.slice/till.service/cgroup.procs; exec spin --seconds 4 --name till' & \
+    cp /usr/bin/spin /tmp/ghost; /tmp/ghost --seconds 4 & sleep 0.5; rm /tmp/ghost; \
+    dd if=/dev/zero of=/dev/null bs=64k 2>/dev/null & copy=$!; \
+    dd if=/dev/vda of=/dev/null bs=4k count=3000 iflag=direct 2>/dev/null; kill $copy; \
+    dd if=/dev/zero of=/var/tmp/written bs=64k count=64 conv=fsync 2>/dev/null; \
+    cp /usr/bin/loop /var/tmp/changing; /var/tmp/changing --seconds 1; \
+    cp /usr/bin/shares /var/tmp/new; mv /var/tmp/new /var/tmp/changing; /var/tmp/changing --seconds 1; wait";
+
+fn named() -> &'static Run {
+    static RUN: OnceLock<Run> = OnceLock::new();
+    RUN.get_or_init(|| Guest::demo().options(["--cpus", "2"]).script(SCRIPT).run().succeeded())
+}
+
+/// Asserts that most user samples of `program` are in `symbol`, inlined in `function`, at one of `lines` of `source`.
+fn assert_inlined(program: &str, symbol: &str, function: &str, source: &str, lines: (i64, i64)) {
+    let (first, last) = lines;
+    let of = |condition: &str| {
+        programs().number(&format!(
+            "SELECT count(*) FROM sample JOIN frame ON frame.id = sample.frame \
+             JOIN instance ON instance.id = sample.instance \
+             LEFT JOIN inlined ON inlined.frame = frame.id AND depth = 0 \
+             WHERE comm = '{program}' AND frame.kind = 'user' AND {condition}"
+        ))
+    };
+    let right = of(&format!(
+        "inlined.symbol = '{symbol}' AND frame.symbol LIKE '{function}' \
+         AND inlined.source LIKE '%/{source}' AND inlined.line BETWEEN {first} AND {last}"
+    ));
+    let all = of("true");
+    assert!(all > 200.0 && right >= 0.9 * all, "{right} of {all}");
+}
+
+#[test]
+fn inlined_functions_of_rust_are_functions_of_their_own() {
+    assert_inlined("inlined", "mixed_in_twice", "outer", "inlined.rs", (19, 24));
+    let rows = programs().user_code("inlined", "function");
+    let (inner, outer) = (rows.row("mixed_in_twice"), rows.row("mixed_in"));
+    assert!(inner.self_samples > 200 && outer.total_samples >= inner.total_samples, "{inner:?} {outer:?}");
+}
+
+#[test]
+fn inlined_functions_of_cpp_are_functions_of_their_own() {
+    let step = "mix::step(unsigned long, unsigned int)";
+    assert_inlined("cpp-inlined", step, "bench::%::apply(unsigned long)", "cpp-inlined.cc", (23, 28));
+    let rows = programs().user_code("cpp-inlined", "function");
+    let total = |name: &str| rows.row(name).total_samples;
+    let (one, other) =
+        (total("bench::Multiplier::apply(unsigned long)"), total("bench::Shifter::apply(unsigned long)"));
+    assert_share("Multiplier", one, one + other, 0.5);
+}
+
+#[test]
+fn threads_have_their_names_and_shares() {
+    let report = programs().user_code("threads", "thread");
+    let samples = |name: &str| report.row(name).self_samples;
+    let all = samples("three") + samples("two") + samples("one");
+    assert_share("three", samples("three"), all, 3.0 / 6.0);
+    assert_share("two", samples("two"), all, 2.0 / 6.0);
+    assert_share("one", samples("one"), all, 1.0 / 6.0);
+}
+
+#[test]
+fn a_library_that_was_loaded_late_is_named() {
+    let work = programs().user_code("dlopened", "function").row("plugin_work");
+    assert_eq!(work.module.as_deref(), Some("libplugin.so"));
+    assert!(work.self_samples > 200, "{work:?}");
+    let called = |text: &str| text.starts_with("plugin_work;plugin_entry;main;");
+    let stacks = programs().user_stacks("dlopened");
+    let found: i64 = stacks.iter().filter(|(text, _)| called(text)).map(|(_, samples)| samples).sum();
+    assert!(found * 100 >= work.self_samples * 99, "{found} of {work:?}");
+}
+
+#[test]
+fn system_calls_are_named() {
+    let report = named().report_with(&["--by", "syscall", "--process", "dd", "--mode", "kernel"]);
+    let all: i64 = report.rows().iter().map(|row| row.self_samples).sum();
+    let copied = report.row("read").self_samples + report.row("write").self_samples;
+    assert!(copied > 200 && copied * 10 >= all * 9, "{copied} of {all}");
+}
+
+#[test]
+fn hard_interrupts_are_named() {
+    let report = named().report_with(&["--by", "irq", "--mode", "irq"]);
+    let hard: Vec<_> = report.rows().into_iter().filter(|row| row.kind.as_deref() == Some("hard")).collect();
+    let samples = |named: &dyn Fn(&str) -> bool| {
+        hard.iter().filter(|row| named(&row.name)).map(|row| row.self_samples).sum::<i64>()
+    };
+    let all =
+        named().number("SELECT count(*) FROM sample JOIN mode ON mode.id = mode WHERE mode.name = 'hardirq'");
+    assert!(samples(&|name| name != "device interrupt") as f64 >= 0.9 * all, "of {all}: {hard:#?}");
+    assert!(samples(&|name| name == "apic_timer_interrupt") > 0, "{hard:#?}");
+    assert!(samples(&|name| name.contains("virtio") && name.contains("-req")) > 0, "{hard:#?}");
+}
+
+#[test]
+fn soft_interrupts_are_named() {
+    let named_as = |condition: &str| {
+        named().number(&format!(
+            "SELECT count(*) FROM sample JOIN interrupt ON interrupt.id = interrupt WHERE kind = 'soft' AND {condition}"
+        ))
+    };
+    let (all, some) = (named_as("true"), named_as("name IN ('TIMER', 'SCHED', 'RCU', 'BLOCK', 'NET_RX')"));
+    // Between two of them the kernel is in none.
+    assert!(all > 20.0 && some >= 0.6 * all, "{some} of {all}");
+}
+
+#[test]
+fn kernel_threads_are_named_with_what_they_work_on() {
+    let rows = named().report_with(&["--by", "thread"]).rows();
+    let threads: Vec<_> = rows.iter().filter(|row| row.kind.as_deref() == Some("kernel_thread")).collect();
+    let has = |start: &str| threads.iter().any(|row| row.name.starts_with(start));
+    assert!(has("rcu_") && has("kworker ("), "{threads:#?}");
+}
+
+/// What the profile knows of the process of this name: its command line, and path, `deleted`, `read_from` and naming of
+/// its program, and its control group's path and unit.
+fn known_of(comm: &str) -> Vec<String> {
+    let rows = named().query(&format!(
+        "SELECT command, file.path, deleted, read_from, named_by, cgroup.path, unit FROM instance \
+         LEFT JOIN file ON file.id = exe LEFT JOIN cgroup ON cgroup.id = cgroup WHERE comm = '{comm}'"
+    ));
+    assert_eq!(rows.len(), 1, "{comm}: {rows:?}");
+    rows[0].iter().map(|value| value.as_str().map_or_else(|| value.to_string(), str::to_owned)).collect()
+}
+
+#[test]
+fn a_process_has_its_command_line_program_and_control_group() {
+    let till = known_of("till");
+    assert_eq!(till[0], "spin --seconds 4 --name till");
+    assert_eq!((till[1].as_str(), till[2].as_str()), ("/usr/bin/spin", "0"));
+    assert_eq!((till[5].as_str(), till[6].as_str()), ("/shop.slice/till.service", "till.service"));
+}
+
+#[test]
+fn a_deleted_program_is_named_from_the_page_cache() {
+    let ghost = known_of("ghost");
+    assert_eq!(ghost[0], "/tmp/ghost --seconds 4");
+    assert_eq!((ghost[2].as_str(), ghost[3].as_str()), ("1", "page cache"));
+    let report = named().user_code("ghost", "function");
+    let rows = report.rows();
+    let all: i64 = rows.iter().map(|row| row.self_samples).sum();
+    let spun = rows.iter().filter(|row| row.name.starts_with("guest_programs::"));
+    assert!(spun.map(|row| row.self_samples).sum::<i64>() * 10 >= all * 9, "{rows:#?}");
+}
+
+#[test]
+fn a_program_that_was_replaced_is_two_files() {
+    let rows = named().query(
+        "SELECT DISTINCT build_id, symbol FROM frame JOIN file ON file.id = file \
+         WHERE path LIKE '/var/tmp/changing%' AND symbol IN ('sum_of_indices', 'half') ORDER BY symbol",
+    );
+    let symbols: Vec<_> = rows.iter().filter_map(|row| row[1].as_str()).collect();
+    assert_eq!(symbols, ["half", "sum_of_indices"]);
+    assert!(rows[0][0].is_string() && rows[0][0] != rows[1][0], "{rows:?}");
+}

@@ -271,18 +271,24 @@ impl Collector {
         }
         drop(wanted);
         let until = Instant::now() + NAMER_LIMIT;
-        loop {
-            match named.recv_timeout(until.saturating_duration_since(Instant::now())) {
+        while Instant::now() < until {
+            match named.recv_timeout(FLUSH_PERIOD) {
                 Ok(named) => take_name(named, &mut self.batch),
-                Err(RecvTimeoutError::Timeout) => {
-                    return self.event("missing", format!("naming user code took more than {NAMER_LIMIT:?}"));
-                }
+                Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) if thread.join().is_err() => {
                     return self.event("missing", "naming user code failed unexpectedly".to_owned());
                 }
                 Err(RecvTimeoutError::Disconnected) => return,
             }
+            // Whoever reads the rows takes long silence for a collector that hangs.
+            if self.flushed.elapsed() >= FLUSH_PERIOD {
+                self.flush();
+            }
         }
+        self.event(
+            "missing",
+            format!("naming user code took more than {NAMER_LIMIT:?}: the rest has no names"),
+        );
     }
 
     /// The finder's thread has ended by itself, which it does only by a panic.

@@ -229,10 +229,10 @@ mod tests {
     #[test]
     fn exec_renames_and_fork_makes_another() {
         let (mut identities, mut rows) = (Identities::default(), Vec::new());
-        identities.resolve(&task(1, 1, 5, "sh"), 0, &mut rows).0;
+        identities.resolve(&task(1, 1, 5, "sh"), 0, &mut rows);
         let child = identities.resolve(&task(2, 2, 9, "sh"), 0, &mut rows).0;
         assert_eq!(identities.resolve(&task(2, 2, 9, "gzip"), 0, &mut rows).0, child);
-        identities.resolve(&task(3, 3, 12, "sh"), 0, &mut rows).0;
+        identities.resolve(&task(3, 3, 12, "sh"), 0, &mut rows);
         let told = [(1, "sh#0".into()), (2, "sh#1".into()), (2, "gzip#0".into()), (3, "sh#2".into())];
         assert_eq!(names(&rows), told);
     }
@@ -252,9 +252,9 @@ mod tests {
     #[test]
     fn an_older_sight_from_another_vcpu_brings_no_name_back() {
         let (mut identities, mut rows) = (Identities::default(), Vec::new());
-        identities.resolve(&task(2, 2, 9, "gzip"), 200, &mut rows).0;
-        identities.resolve(&task(2, 2, 9, "sh"), 150, &mut rows).0;
-        identities.resolve(&task(2, 2, 9, "gzip"), 250, &mut rows).0;
+        identities.resolve(&task(2, 2, 9, "gzip"), 200, &mut rows);
+        identities.resolve(&task(2, 2, 9, "sh"), 150, &mut rows);
+        identities.resolve(&task(2, 2, 9, "gzip"), 250, &mut rows);
         assert_eq!(names(&rows), [(1, "gzip#0".into())]);
     }
 
@@ -278,9 +278,9 @@ mod tests {
         let (mut identities, mut rows) = (Identities::default(), Vec::new());
         let mut init = task(1, 1, 0, "init");
         init.kernel_thread = true;
-        identities.resolve(&init, 0, &mut rows).0;
+        identities.resolve(&init, 0, &mut rows);
         init.kernel_thread = false;
-        identities.resolve(&init, 0, &mut rows).0;
+        identities.resolve(&init, 0, &mut rows);
         let told: Vec<_> = rows.iter().map(|r| (r.id, r.number, r.kernel_thread)).collect();
         assert_eq!(told, [(1, 0, true), (1, 0, false)]);
     }
@@ -292,13 +292,13 @@ mod tests {
         for n in 0..200_000_i32 {
             // A new name every time, so the names' counters fill up as well; the last names come twice.
             let name = format!("b{}", if n >= 150_000 { n / 2 * 2 } else { n });
-            identities.resolve(&task(n, n, 1, &name), 0, &mut rows).0;
+            identities.resolve(&task(n, n, 1, &name), 0, &mut rows);
             let last = rows.last().expect("a row");
             assert!(given.insert((last.comm.clone(), last.number)), "{last:?}");
         }
         assert!(identities.known.len() <= REMEMBERED && identities.next_number.len() <= NAMES);
         rows.clear();
-        identities.resolve(&task(199_999, 1, 1, "b199998"), 0, &mut rows).0;
+        identities.resolve(&task(199_999, 1, 1, "b199998"), 0, &mut rows);
         assert!(rows.is_empty(), "a recently seen instance is still known");
     }
 }

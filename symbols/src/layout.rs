@@ -226,7 +226,7 @@ impl ModuleLayout {
         };
         let init_text = match module("init_layout.base") {
             Ok(base) => module("init_layout.text_size").ok().map(|size| (base, size)),
-            Err(_) => btf.size_of("module_memory").and_then(|size| {
+            Err(_) => btf.size_of("module_memory").filter(|&size| size > 0).and_then(|size| {
                 let before = MOD_INIT_TEXT.checked_mul(size)?;
                 Some((text_base.checked_add(before)?, text_size.checked_add(before)?))
             }),

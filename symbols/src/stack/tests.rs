@@ -108,7 +108,7 @@ impl Guest {
             five_level: false,
             task: Some(DIRECT + TASK),
             kernel_thread,
-            user_bytes: StackReader::USER_BYTES,
+            user_bytes: 0x4000,
         };
         self.reader.copy(&self.memory, 1, &sample, into);
     }

@@ -62,7 +62,7 @@ fn a_sleeping_process_gets_no_time() {
 
 fn modules_are_named(kernel: &'static str) {
     let rows = mixture(kernel).query(
-        "SELECT DISTINCT module FROM frame WHERE module IS NOT NULL AND symbol IS NOT NULL AND kernel",
+        "SELECT DISTINCT module FROM frame WHERE module IS NOT NULL AND symbol IS NOT NULL AND kind = 'kernel'",
     );
     let modules: BTreeSet<&str> = rows.iter().filter_map(|r| r[0].as_str()).collect();
     assert!(modules.iter().any(|m| m.starts_with("virtio")), "modules: {modules:?}");
@@ -102,7 +102,7 @@ fn kernel_functions_have_names() {
     let named = |condition: &str| {
         run.number(&format!(
             "SELECT count(*) FROM sample JOIN frame ON frame.id = sample.frame \
-             WHERE kernel AND NOT halted AND mode <> 6 AND {condition}"
+             WHERE kind = 'kernel' AND NOT halted AND mode <> 6 AND {condition}"
         ))
     };
     let (with, without) = (named("symbol IS NOT NULL"), named("symbol IS NULL"));

@@ -22,8 +22,9 @@ fn everything_is_named(guest: Guest) -> Run {
     let clearing =
         functions.iter().find(|f| f.symbol.contains("clear_user") || f.symbol.contains("rep_stos"));
     assert!(clearing.is_some_and(|f| f.samples > 20), "{functions:#?}");
-    let in_modules =
-        run.number("SELECT count(*) FROM frame WHERE kernel AND module IS NOT NULL AND symbol IS NOT NULL");
+    let in_modules = run.number(
+        "SELECT count(*) FROM frame WHERE kind = 'kernel' AND module IS NOT NULL AND symbol IS NOT NULL",
+    );
     assert!(in_modules > 0.0, "no function of a module has a name");
     run
 }

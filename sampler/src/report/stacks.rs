@@ -2,6 +2,8 @@
 //!
 //! A parent stands before its children, so each walk outwards ends, whatever a damaged profile says.
 
+use std::collections::{BTreeMap, HashMap, HashSet};
+
 use rusqlite::Connection;
 
 use super::code::{Code, NONE, UNKNOWN_FRAME, small};
@@ -45,28 +47,43 @@ pub(super) struct Stacks {
     index: NumberMap<u32, u32>,
 }
 
+/// The frame from which work functions are called: that of [`WORK_CALLER`] which calls most functions. It calls helpers,
+/// too, each from a place of its own.
+fn work_caller(rows: &[(u32, Option<u32>, u32)], code: &Code) -> Option<u32> {
+    let calls = |frame: u32| {
+        let function = &code.functions[code.own(frame) as usize];
+        function.kind == FrameKind::Kernel && function.module.is_none() && function.symbol == WORK_CALLER
+    };
+    let callers: HashMap<u32, u32> =
+        rows.iter().filter(|(.., frame)| calls(*frame)).map(|&(id, _, frame)| (id, frame)).collect();
+    let mut called: BTreeMap<u32, HashSet<u32>> = BTreeMap::new();
+    for (_, parent, frame) in rows {
+        if let Some(caller) = parent.and_then(|parent| callers.get(&parent)) {
+            called.entry(*caller).or_default().insert(code.own(*frame));
+        }
+    }
+    called.into_iter().max_by_key(|(_, functions)| functions.len()).map(|(frame, _)| frame)
+}
+
 impl Stacks {
     /// Reads table `stack`.
     pub(super) fn read(connection: &Connection, code: &Code) -> rusqlite::Result<Self> {
-        let callers: Vec<bool> = code
-            .functions
-            .iter()
-            .map(|f| f.kind == FrameKind::Kernel && f.module.is_none() && f.symbol == WORK_CALLER)
-            .collect();
-        let mut stacks = Self::default();
         let mut statement = connection.prepare("SELECT id, parent, frame FROM stack ORDER BY id")?;
-        let mut rows = statement.query([])?;
-        while let Some(row) = rows.next()? {
-            let parent = row.get::<_, Option<u32>>(1)?.map_or(NONE, |id| stacks.find(id));
-            let node = stacks.node(parent, code.frame(row.get(2)?), code, &callers);
+        let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?, code.frame(row.get(2)?))))?;
+        let rows: Vec<(u32, Option<u32>, u32)> = rows.collect::<rusqlite::Result<_>>()?;
+        let caller = work_caller(&rows, code);
+        let mut stacks = Self::default();
+        for (id, parent, frame) in rows {
+            let parent = parent.map_or(NONE, |id| stacks.find(id));
+            let node = stacks.node(parent, frame, code, caller);
             let place = small(stacks.nodes.len());
-            stacks.index.insert(row.get(0)?, place);
+            stacks.index.insert(id, place);
             stacks.nodes.push(node);
         }
         Ok(stacks)
     }
 
-    fn node(&self, parent: u32, frame: u32, code: &Code, callers: &[bool]) -> Node {
+    fn node(&self, parent: u32, frame: u32, code: &Code, caller: Option<u32>) -> Node {
         let mut node = match self.get(parent) {
             Some(caller) => Node { parent, frame, ..*caller },
             None => Node {
@@ -95,8 +112,7 @@ impl Stacks {
             }
             FrameKind::Reason => node.kernel_broken = own,
         }
-        let works = |caller: &Node| callers[code.own(caller.frame) as usize];
-        if self.get(parent).is_some_and(works) {
+        if self.get(parent).is_some_and(|parent| Some(parent.frame) == caller) {
             node.work = own;
         }
         node

@@ -469,3 +469,27 @@ fn what_can_not_be_annotated_is_told() {
          or give the address instead"
     );
 }
+
+#[test]
+fn a_helper_of_the_worker_is_no_work() {
+    let mut run = known();
+    // Called from another place: the second work function that is called from the first place decides which is which.
+    let helper = FrameRow { id: 100, offset: 0x90, ..run.batch.frames[PROCESS_WORK as usize - 1].clone() };
+    run.batch.frames.push(FrameRow { address: helper.address + 0x60, ..helper });
+    let stack = |id, parent, frame| StackRow { id, parent, frame };
+    run.batch.stacks.extend([stack(20, Some(12), READ), stack(21, None, 100), stack(22, Some(21), VFS)]);
+    let sample =
+        run.batch.samples.iter_mut().find(|sample| sample.stack == Some(14)).expect("a worker's sample");
+    sample.stack = Some(22);
+    let (_directory, path) = run.write();
+    let report = Report::read_with(
+        &Profile::open(&path).expect("a profile"),
+        &Filter::default(),
+        &Request::By(By::Thread),
+    )
+    .expect("a report");
+    let rows = report.by.expect("rows").rows;
+    let workers: Vec<_> =
+        rows.iter().filter(|row| row.name.starts_with("kworker")).map(|row| row.name.as_str()).collect();
+    assert_eq!(workers, ["kworker/0:1 (drain_pages)", "kworker/0:1"]);
+}

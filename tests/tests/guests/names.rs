@@ -97,7 +97,8 @@ fn hard_interrupts_are_named() {
     };
     let all =
         named().number("SELECT count(*) FROM sample JOIN mode ON mode.id = mode WHERE mode.name = 'hardirq'");
-    assert!(samples(&|name| name != "device interrupt") as f64 >= 0.9 * all, "of {all}: {hard:#?}");
+    // Before and after a device's handler nothing on the stack tells which device it is.
+    assert!(samples(&|name| name != "device interrupt") as f64 >= 0.8 * all, "of {all}: {hard:#?}");
     assert!(samples(&|name| name == "apic_timer_interrupt") > 0, "{hard:#?}");
     assert!(samples(&|name| name.contains("virtio") && name.contains("-req")) > 0, "{hard:#?}");
 }

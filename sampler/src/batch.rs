@@ -166,11 +166,16 @@ pub struct FrameRow {
     pub line: Option<u32>,
 }
 
+/// The address to look a name up by: a call may be the last instruction of its function, so a return address may belong to
+/// another one.
+pub(crate) fn lookup(address: u64, call: bool) -> u64 {
+    if call { address.wrapping_sub(1) } else { address }
+}
+
 impl FrameRow {
-    /// The address to look a name up by: a call may be the last instruction of its function, so a return address may
-    /// belong to another one.
+    /// The address to look its name up by.
     pub fn lookup(&self) -> u64 {
-        if self.call { self.address.wrapping_sub(1) } else { self.address }
+        lookup(self.address, self.call)
     }
 }
 

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::fmt;
 
 use super::walker::{ReasonOf, Symbol};
-use crate::batch::{FrameKind, FrameRow};
+use crate::batch::{FrameKind, FrameRow, lookup};
 use crate::text;
 
 /// How many addresses are remembered at once. Beyond that all are forgotten and get new rows, so a guest that jumps
@@ -226,11 +226,6 @@ impl Frames {
         let known = &self.known;
         self.unnamed.retain(|&(_, address, call)| known.contains_key(&Key::Kernel { address, call }));
     }
-}
-
-/// A call may be the last instruction of its function: the address behind it belongs to another one.
-fn lookup(address: u64, call: bool) -> u64 {
-    if call { address.wrapping_sub(1) } else { address }
 }
 
 fn kernel_row(id: u32, address: u64, call: bool, name: Option<Name>) -> FrameRow {

@@ -83,7 +83,7 @@ fn kernel_function(start: u64, source: &Source, names: &dyn Names) -> Option<Cod
     };
     let steps =
         (1..=MAX_BYTES / ALIGNMENT).map(|step| start.saturating_add(step * ALIGNMENT) & !(ALIGNMENT - 1));
-    let end = steps.take_while(same).last().map_or(start, |last| last) | (ALIGNMENT - 1);
+    let end = steps.take_while(same).last().unwrap_or(start) | (ALIGNMENT - 1);
     let mut bytes = vec![0; usize::try_from(end.checked_sub(start)?.checked_add(1)?).ok()?];
     source.kernel.address_space().read(&source.memory, VirtAddr(start), &mut bytes)?;
     Some(CodeRow { start, file: None, module: own.module, bytes, read: CodeSource::Memory })

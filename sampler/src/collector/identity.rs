@@ -8,7 +8,7 @@ use std::collections::HashMap;
 
 use symbols::TaskSnapshot;
 
-use super::walker::{News, Walker};
+use super::walker::Walker;
 use crate::batch::{Batch, CgroupRow, InstanceRow, ThreadRow};
 use crate::text;
 
@@ -110,20 +110,14 @@ impl Identities {
     }
 
     /// Reads who the process of `task` is, by `walker`.
-    pub(crate) fn describe(
-        &mut self,
-        task: &TaskSnapshot,
-        walker: &mut Walker,
-        news: &mut News,
-        batch: &mut Batch,
-    ) {
+    pub(crate) fn describe(&mut self, task: &TaskSnapshot, walker: &mut Walker, batch: &mut Batch) {
         let process = walker.source().kernel.process(&walker.source().memory, task.task);
         let cgroup = process.cgroup.ok().map(|path| self.cgroup(&path, &mut batch.cgroups));
         let Some(known) = self.known.get_mut(&(task.pid, task.start_ns)) else { return };
         known.details = Details {
             parent_pid: process.parent.ok(),
             command: process.argv.ok().filter(|argv| !argv.is_empty()).map(|argv| argv.join(" ")),
-            exe: process.exe.ok().map(|file| walker.file(&file, news)),
+            exe: process.exe.ok().map(|file| walker.file(&file, batch)),
             cgroup,
         };
         batch.instances.push(row(task, known));

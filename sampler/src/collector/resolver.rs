@@ -12,7 +12,7 @@ use super::interrupts::InterruptNames;
 use super::mode::Classifier;
 use super::namer::Nameless;
 use super::stacks::Stacks;
-use super::walker::{FileEntry, News, Owner, Step, Walker};
+use super::walker::{FileEntry, Owner, Step, Walker};
 use crate::batch::{Batch, Mode, SampleRow};
 use crate::record::Record;
 use crate::text;
@@ -140,9 +140,7 @@ impl Resolver {
 
     fn describe(&mut self, task: &TaskSnapshot, batch: &mut Batch) {
         let Some(walker) = &mut self.walker else { return };
-        let mut news = News::default();
-        self.identities.describe(task, walker, &mut news, batch);
-        batch.files.append(&mut news.files);
+        self.identities.describe(task, walker, batch);
     }
 
     /// Walks the stack and stores its frames.
@@ -150,11 +148,8 @@ impl Resolver {
         let Some(walker) = &mut self.walker else { return Placed::default() };
         let mut steps = std::mem::take(&mut self.steps);
         steps.clear();
-        let mut news = News::default();
-        let walked = walker.walk(stack, owner, &mut steps, &mut news);
+        let walked = walker.walk(stack, owner, &mut steps, batch);
         self.unknown_module |= walked.unknown_code;
-        batch.files.append(&mut news.files);
-        batch.mappings.append(&mut news.mappings);
         match steps.first() {
             Some(Step::Kernel { address, .. }) => self.hot.kernel(*address),
             Some(Step::User { address, file: Some(file), .. }) => self.hot.file(file, *address),

@@ -22,7 +22,7 @@ use symbols::cfi::{Place as At, UserEnd, UserUnwinder};
 use symbols::{Broken, FrameKind, Kernel, KernelUnwinder, StackCopy, TaskSnapshot, UserRegisters, WalkEnd};
 use vmm::GuestMemoryMmap;
 
-use crate::batch::{FileRow, MappingRow};
+use crate::batch::Batch;
 use crate::session::OpenFiles;
 pub(crate) use files::{FileEntry, Files};
 use maps::PerfMaps;
@@ -81,13 +81,6 @@ pub(crate) struct Walked {
     pub unknown_code: bool,
 }
 
-/// Rows that walks have made.
-#[derive(Debug, Default)]
-pub(crate) struct News {
-    pub files: Vec<FileRow>,
-    pub mappings: Vec<MappingRow>,
-}
-
 /// Walks the stacks of one guest.
 #[derive(Debug)]
 pub(crate) struct Walker {
@@ -131,17 +124,17 @@ impl Walker {
     }
 
     /// The entry of a file that is known by other means, such as the program of a process.
-    pub(crate) fn file(&mut self, file: &symbols::FileRef, news: &mut News) -> u32 {
-        self.files.entry(file, &mut news.files).id()
+    pub(crate) fn file(&mut self, file: &symbols::FileRef, batch: &mut Batch) -> u32 {
+        self.files.entry(file, &mut batch.files).id()
     }
 
-    /// Walks the stack in `copy`; `steps` get the frames, innermost first.
+    /// Walks the stack in `copy`; `steps` get the frames, innermost first, and `batch` the rows of files and mappings.
     pub(crate) fn walk(
         &mut self,
         copy: &StackCopy,
         owner: Option<Owner>,
         steps: &mut Vec<Step>,
-        news: &mut News,
+        batch: &mut Batch,
     ) -> Walked {
         let end = self.unwinder.walk_copy(copy, self.depth, |frame| {
             steps.push(Step::Kernel { address: frame.address.0, call: frame.kind == FrameKind::Return });
@@ -158,7 +151,7 @@ impl Walker {
         let Some(user) = user else { return Walked { syscall: None, unknown_code } };
         let left = self.depth.saturating_sub(steps.len());
         if let Some(owner) = owner.filter(|owner| !owner.task.kernel_thread) {
-            self.walk_user(&user, copy, owner, left, steps, news);
+            self.walk_user(&user, copy, owner, left, steps, batch);
         }
         Walked { syscall: user.system_call().filter(|_| !copy.is_user_mode()), unknown_code }
     }
@@ -170,9 +163,9 @@ impl Walker {
         owner: Owner,
         limit: usize,
         steps: &mut Vec<Step>,
-        news: &mut News,
+        batch: &mut Batch,
     ) {
-        let space = self.spaces.of(&owner, user.registers.rip, &self.source, &mut self.files, news);
+        let space = self.spaces.of(&owner, user.registers.rip, &self.source, &mut self.files, batch);
         let images = space.images(&self.source, &self.files);
         let mut doubt = None;
         let end = self.users.walk(&user.registers, copy, &images, limit.max(1), |frame| {
@@ -196,6 +189,6 @@ impl Walker {
             }
         };
         steps.extend(reason.map(|(of, why)| Step::Reason { of, why }));
-        self.files.take_loaded(&mut news.files);
+        self.files.take_loaded(&mut batch.files);
     }
 }

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use symbols::cfi::{Image, ImageCode, Images};
 use symbols::{Mapping, MappingKind, VirtAddr};
 
+use super::Owner;
 use super::files::{FileEntry, Files};
 use super::source::Source;
-use super::{News, Owner};
-use crate::batch::MappingRow;
+use crate::batch::{Batch, MappingRow};
 use vmm::monotonic_ns;
 
 /// Processes whose mappings are remembered, at most; beyond that all are forgotten.
@@ -66,7 +66,7 @@ impl Spaces {
         rip: u64,
         source: &Source,
         files: &mut Files,
-        news: &mut News,
+        batch: &mut Batch,
     ) -> &Space {
         if self.known.len() >= REMEMBERED && !self.known.contains_key(&owner.instance) {
             self.known.clear();
@@ -80,7 +80,7 @@ impl Spaces {
             match source.kernel.mappings(&source.memory, owner.task.task) {
                 Ok(mappings) => {
                     let fresh = Space { root, read_ns: now, ..Space::default() };
-                    *space = fresh.with(&mappings, owner, source, files, news);
+                    *space = fresh.with(&mappings, owner, source, files, batch);
                 }
                 // A process that ends has none any more: what was read before still holds.
                 Err(_) if space.root == root && !space.regions.is_empty() => space.read_ns = now,
@@ -101,18 +101,18 @@ impl Space {
         owner: &Owner,
         source: &Source,
         files: &mut Files,
-        news: &mut News,
+        batch: &mut Batch,
     ) -> Self {
         for mapping in mappings.iter().filter(|mapping| mapping.execute) {
             let range = (mapping.start, mapping.end);
             let file = match &mapping.kind {
-                MappingKind::File(file) => Some(files.entry(file, &mut news.files)),
+                MappingKind::File(file) => Some(files.entry(file, &mut batch.files)),
                 MappingKind::Vdso => {
-                    source.vdso(owner.task.task, range).map(|bytes| files.vdso(bytes, &mut news.files))
+                    source.vdso(owner.task.task, range).map(|bytes| files.vdso(bytes, &mut batch.files))
                 }
                 _ => None,
             };
-            news.mappings.push(MappingRow {
+            batch.mappings.push(MappingRow {
                 instance: owner.instance,
                 start: mapping.start,
                 end: mapping.end,

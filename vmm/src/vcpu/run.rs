@@ -55,7 +55,8 @@ pub(crate) struct Vcpu<O> {
 /// What a vCPU does next.
 enum State {
     Enter,
-    Kicked,
+    /// Since this time, CLOCK_MONOTONIC nanoseconds.
+    Kicked(u64),
     Ended(End),
 }
 
@@ -112,7 +113,7 @@ impl<O: Observer> Running<'_, O> {
         loop {
             state = match state {
                 State::Enter => self.enter(),
-                State::Kicked => self.kicked(),
+                State::Kicked(now_ns) => self.kicked(now_ns),
                 State::Ended(end) => return end,
             };
         }
@@ -120,33 +121,33 @@ impl<O: Observer> Running<'_, O> {
 
     /// Runs the guest until it exits, and serves the exit.
     fn enter(&mut self) -> State {
-        self.observer.entering();
+        self.observer.entering(monotonic_ns());
         self.kick.prepare(&self.control.stopping);
         let result = self.fd.run();
-        self.observer.exited(exit::classify(&result));
+        let now_ns = monotonic_ns();
+        self.observer.exited(exit::classify(&result), now_ns);
         match exit::handle(self.bus, result) {
             Action::Resume => State::Enter,
-            Action::Kicked => State::Kicked,
+            Action::Kicked => State::Kicked(now_ns),
             Action::End(end) => State::Ended(end),
             Action::Fail(reason) => State::Ended(self.failure(&reason)),
         }
     }
 
     /// Serves what the vCPU was kicked for. No I/O is pending.
-    fn kicked(&mut self) -> State {
+    fn kicked(&mut self, now_ns: u64) -> State {
         if self.control.stopping.load(Ordering::Acquire) {
             return State::Ended(End::Stopped);
         }
         if self.kick.take_tick()
-            && let Err(end) = self.tick()
+            && let Err(end) = self.tick(now_ns)
         {
             return State::Ended(end);
         }
         State::Enter
     }
 
-    fn tick(&mut self) -> Result<(), End> {
-        let now = monotonic_ns();
+    fn tick(&mut self, now: u64) -> Result<(), End> {
         let next = if self.registers_in_page {
             // SAFETY: the page is mapped as long as `fd`. KVM filled the registers when it
             // returned, and writes them next in KVM_RUN, which needs `fd` exclusively.

@@ -245,8 +245,7 @@ impl Session {
     /// called before [`Self::start`]; without it the profile has neither.
     pub fn attach<O: Observer>(&mut self, machine: &mut Machine<O>) {
         if let Some(collector) = &mut self.idle {
-            let counters = machine.take_counters();
-            collector.meter(machine.regions(), counters);
+            collector.meter(machine);
         }
     }
 

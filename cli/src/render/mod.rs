@@ -2,6 +2,8 @@
 
 pub mod annotate;
 pub mod by;
+pub mod csv;
+pub mod stat;
 pub mod summary;
 pub mod table;
 pub mod tree;

@@ -7,5 +7,6 @@ mod devices;
 mod jit;
 mod kernels;
 mod lifecycle;
+mod microstates;
 mod names;
 mod stacks;

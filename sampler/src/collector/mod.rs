@@ -202,10 +202,9 @@ impl Collector {
 
     /// Reads the clocks of all vCPUs into the batch.
     fn read_meters(&mut self, ended: bool) {
-        let now_ns = monotonic_ns();
         self.batch.vcpus.clear();
         for meter in &mut self.meters {
-            let (row, window) = meter.read(now_ns, self.shared.zero_ns);
+            let (row, window) = meter.read(self.shared.zero_ns);
             self.batch.vcpus.push(row);
             self.batch.microstates.extend(window);
         }

@@ -11,7 +11,7 @@
 //! # Signals
 //!
 //! The process' `SIGRTMIN + 4` and `SIGRTMIN + 5` belong to this crate: the first is the vCPU
-//! timers', the second gets vCPUs out of KVM_RUN when the machine ends.
+//! timers', the second gets vCPUs out of KVM_RUN when the machine ends or is to stand still.
 
 mod acpi;
 mod boot;
@@ -30,6 +30,7 @@ mod pci;
 pub mod probe;
 mod resident;
 mod serial;
+mod tripwire;
 mod vcpu;
 mod virtio;
 
@@ -38,5 +39,9 @@ pub use clock::monotonic_ns;
 pub use config::{Console, Disk, DiskMode, Payload, VmConfig};
 pub use error::{DiskError, KernelError, KvmError, StartError, WaitError};
 pub use machine::{EXIT_PORT, End, Ended, Machine};
-pub use observer::{Activity, Exit, Observer, Tick, Unobserved};
+pub use observer::{Activity, Exit, Observer, Tick, Trip, Unobserved, Verdict};
+pub use tripwire::{
+    AtWithdrawal, MAX_SITES, Site, TRIP_KINDS, TRIP_NOP, TRIP_PORT, TripwireError, Tripwires, WithdrawReason,
+    Withdrawn,
+};
 pub use vm_memory::GuestMemoryMmap;

@@ -3,9 +3,10 @@
 //! ```text
 //!            ┌──────── Resume ────────┐
 //!            v                        │
-//!  started ─> enter ── KVM_RUN ─> exit served
+//!  started ─> enter ── KVM_RUN ─> exit served (or trip shown)
 //!            ^                        │ EINTR
 //!            └─── tick served <── kicked ──── stop ──> stopped
+//!                                 parks while others hold, withdraws
 //! ```
 //!
 //! A tick is served only after KVM_RUN returned EINTR. By then KVM has completed the I/O of the
@@ -17,11 +18,10 @@
 
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use kvm_bindings::{kvm_regs, kvm_run, kvm_sregs};
-use kvm_ioctls::VcpuFd;
+use kvm_ioctls::{VcpuExit, VcpuFd};
 use vm_memory::GuestMemoryMmap;
 
 use super::dump;
@@ -31,7 +31,8 @@ use crate::End;
 use crate::bus::Bus;
 use crate::clock::monotonic_ns;
 use crate::control::Control;
-use crate::observer::{Observer, Tick};
+use crate::observer::{Observer, Tick, Trip, Verdict};
+use crate::tripwire::{Table, Tripwires, kind_of};
 
 /// Everything a vCPU's thread owns.
 #[derive(Debug)]
@@ -48,6 +49,8 @@ pub(crate) struct Vcpu<O> {
     pub control: Arc<Control>,
     /// The guest's memory.
     pub memory: GuestMemoryMmap,
+    /// Functions whose calls it shows to the observer.
+    pub tripwires: Tripwires,
     /// True if KVM puts the registers into the run page at every exit.
     pub registers_in_page: bool,
 }
@@ -62,7 +65,7 @@ enum State {
 impl<O: Observer> Vcpu<O> {
     /// Runs until the machine ends; gives the observer back. `timer` was made on this thread.
     pub(crate) fn run(self, timer: Timer) -> O {
-        let Self { id, mut fd, mut observer, bus, control, memory, registers_in_page } = self;
+        let Self { id, mut fd, mut observer, bus, control, memory, tripwires, registers_in_page } = self;
         let page = NonNull::from(fd.get_kvm_run());
         // SAFETY: the page is unmapped when `fd` is dropped, which is below the scope of `kick`.
         let kick = unsafe { Kick::connect(page.as_ptr()) };
@@ -74,6 +77,9 @@ impl<O: Observer> Vcpu<O> {
             control: &control,
             memory: &memory,
             page,
+            table: &tripwires.table(),
+            tripwires: &tripwires,
+            withdraw: false,
             registers_in_page,
             kick,
             timer,
@@ -98,6 +104,10 @@ struct Running<'a, O> {
     control: &'a Control,
     memory: &'a GuestMemoryMmap,
     page: NonNull<kvm_run>,
+    table: &'a Table,
+    tripwires: &'a Tripwires,
+    /// The observer wants the tripwires gone before the guest runs on.
+    withdraw: bool,
     registers_in_page: bool,
     kick: Kick,
     timer: Timer,
@@ -121,9 +131,15 @@ impl<O: Observer> Running<'_, O> {
     /// Runs the guest until it exits, and serves the exit.
     fn enter(&mut self) -> State {
         self.observer.entering();
-        self.kick.prepare(&self.control.stopping);
+        let withdraw = self.withdraw;
+        self.kick.prepare(|| withdraw || self.control.wants_something());
         let result = self.fd.run();
         self.observer.exited(exit::classify(&result));
+        if let Ok(VcpuExit::IoOut(port, [_])) = &result
+            && let Some(kind) = kind_of(*port)
+        {
+            return self.trip(kind);
+        }
         match exit::handle(self.bus, result) {
             Action::Resume => State::Enter,
             Action::Kicked => State::Kicked,
@@ -134,7 +150,8 @@ impl<O: Observer> Running<'_, O> {
 
     /// Serves what the vCPU was kicked for. No I/O is pending.
     fn kicked(&mut self) -> State {
-        if self.control.stopping.load(Ordering::Acquire) {
+        self.stand_still();
+        if self.control.stopping() {
             return State::Ended(End::Stopped);
         }
         if self.kick.take_tick()
@@ -147,22 +164,77 @@ impl<O: Observer> Running<'_, O> {
 
     fn tick(&mut self) -> Result<(), End> {
         let now = monotonic_ns();
-        let next = if self.registers_in_page {
+        let next = self.with_registers(|vcpu, regs, sregs| {
+            vcpu.observer.ticked(&Tick {
+                due_ns: vcpu.timer.due_ns(),
+                now_ns: now,
+                regs,
+                sregs,
+                memory: vcpu.memory,
+                vcpu: vcpu.fd,
+            })
+        })?;
+        if let Some(next) = next {
+            self.arm(now, next);
+        }
+        Ok(())
+    }
+
+    /// Shows a trip, if it is one: nobody answers these ports, so that there is nothing else to serve. KVM completes the
+    /// OUT at the next KVM_RUN.
+    fn trip(&mut self, kind: u8) -> State {
+        let now_ns = monotonic_ns();
+        let verdict = self.with_registers(|vcpu, regs, sregs| {
+            if !vcpu.table.trips(kind, regs.rip) {
+                return Verdict::Keep;
+            }
+            vcpu.observer.tripped(&Trip { kind, now_ns, regs, sregs, memory: vcpu.memory })
+        });
+        match verdict {
+            Ok(verdict) => {
+                self.withdraw |= verdict == Verdict::Withdraw;
+                State::Enter
+            }
+            Err(end) => State::Ended(end),
+        }
+    }
+
+    /// Takes the tripwires away if the observer has said so, and waits while somebody else holds the vCPUs.
+    fn stand_still(&mut self) {
+        if !self.withdraw && !self.control.wants_something() {
+            return;
+        }
+        let from = monotonic_ns();
+        let mut stood = false;
+        if std::mem::take(&mut self.withdraw) {
+            stood = true;
+            // Where another vCPU hangs they stay set: whoever set them finds that out by looking at them.
+            let _still_set = self.tripwires.withdraw_on_vcpu();
+        }
+        stood |= self.control.park();
+        if stood {
+            self.observer.stood_still(from, monotonic_ns());
+        }
+    }
+
+    /// Calls `show` with the registers at the exit.
+    fn with_registers<T>(
+        &mut self,
+        show: impl FnOnce(&mut Self, &kvm_regs, &kvm_sregs) -> T,
+    ) -> Result<T, End> {
+        if self.registers_in_page {
+            let page = self.page;
             // SAFETY: the page is mapped as long as `fd`. KVM filled the registers when it
-            // returned, and writes them next in KVM_RUN, which needs `fd` exclusively.
-            let registers = unsafe { &self.page.as_ref().s.regs };
-            show(self.observer, self.fd, &self.timer, self.memory, now, (&registers.regs, &registers.sregs))
+            // returned, and writes them next in KVM_RUN, which `show` does not call.
+            let registers = unsafe { &page.as_ref().s.regs };
+            Ok(show(self, &registers.regs, &registers.sregs))
         } else {
             let unreadable =
                 |error| End::Failed(format!("vCPU {}: cannot read its registers: {error}", self.id));
             let regs = self.fd.get_regs().map_err(unreadable)?;
             let sregs = self.fd.get_sregs().map_err(unreadable)?;
-            show(self.observer, self.fd, &self.timer, self.memory, now, (&regs, &sregs))
-        };
-        if let Some(next) = next {
-            self.arm(now, next);
+            Ok(show(self, &regs, &sregs))
         }
-        Ok(())
     }
 
     /// Lets the timer expire `after` a point in time.
@@ -181,16 +253,4 @@ impl<O: Observer> Running<'_, O> {
         };
         End::Failed(format!("vCPU {}: {reason}{detail}{registers}", self.id))
     }
-}
-
-/// Shows a tick to the observer.
-fn show<O: Observer>(
-    observer: &mut O,
-    vcpu: &VcpuFd,
-    timer: &Timer,
-    memory: &GuestMemoryMmap,
-    now_ns: u64,
-    (regs, sregs): (&kvm_regs, &kvm_sregs),
-) -> Option<Duration> {
-    observer.ticked(&Tick { due_ns: timer.due_ns(), now_ns, regs, sregs, memory, vcpu })
 }

@@ -5,6 +5,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::microstate::States;
+
 /// Where a sample hit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -264,6 +266,8 @@ pub struct SampleRow {
     pub mode: Mode,
     /// HLT (or not started) as KVM's run state says.
     pub halted: bool,
+    /// What the vCPU was in when the tick was due.
+    pub fell: Fell,
     /// Frame row id.
     pub frame: u32,
     /// Stack pointer.
@@ -288,23 +292,96 @@ pub struct SampleRow {
     pub interrupt: Option<u32>,
 }
 
-/// A row of table `vcpu`; replaces the earlier of the same id.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// A row of table `vcpu`: the whole run up to now.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VcpuRow {
-    /// vCPU id.
+    /// 0 and up.
     pub id: u8,
     /// Samples recorded.
     pub samples: u64,
-    /// Samples lost because the ring was full.
+    /// Ticks whose sample was lost because the ring was full.
     pub lost: u64,
-    /// Time spent in the observer's tick path, ns.
-    pub sampler_ns: u64,
-    /// Time in KVM_RUN, ns.
-    pub guest_ns: u64,
-    /// Number of exits from KVM_RUN.
+    /// Returns of KVM_RUN.
     pub exits: u64,
-    /// Wall time since the vCPU's start, ns.
-    pub wall_ns: u64,
+    /// Where its time went.
+    pub states: States,
+}
+
+/// A row of table `microstate`: where a vCPU's time went in one stretch of the run.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MicrostateRow {
+    /// vCPU id.
+    pub vcpu: u8,
+    /// End of the stretch, ns since the run's start.
+    pub time_ns: u64,
+    /// Its parts, which add up to its length.
+    pub states: States,
+}
+
+/// A row of table `exit`: exits of one vCPU for one reason, up to now.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExitRow {
+    /// Row id; 1 and up. A row with a known id replaces the earlier.
+    pub id: u32,
+    /// vCPU id.
+    pub vcpu: u8,
+    /// Like `port write`.
+    pub reason: String,
+    /// Port, guest physical address, or the number of another reason.
+    pub address: Option<u64>,
+    /// The device that answers there.
+    pub device: Option<String>,
+    /// How many.
+    pub count: u64,
+    /// From the exits to the next entries, ns.
+    pub total_ns: u64,
+    /// The longest, ns.
+    pub max_ns: u64,
+    /// Median, ns.
+    pub p50_ns: u64,
+    /// 99th percentile, ns.
+    pub p99_ns: u64,
+    /// Shortest time of a bucket in ns, and how many fell into it, in rising order.
+    pub times: Vec<(u64, u64)>,
+}
+
+/// A row of table `kvm_counter`: one of KVM's own counters of a vCPU, as it stands.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KvmCounterRow {
+    /// vCPU id.
+    pub vcpu: u8,
+    /// KVM's name.
+    pub name: String,
+    /// Value; ns where the name ends in `_ns`.
+    pub value: u64,
+    /// Only grows, so that differences have a meaning.
+    pub grows: bool,
+}
+
+/// What a vCPU was in when a tick was due.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+pub enum Fell {
+    /// Executing the guest: such samples, and only they, tell how its time divides.
+    #[default]
+    Guest,
+    /// Halted, or not yet started.
+    Halted,
+    /// Out of KVM_RUN.
+    Vmm,
+    /// Most likely without a CPU of the host: the tick was served more than 1 ms late.
+    Waiting,
+}
+
+impl Fell {
+    /// The name in column `sample.fell`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Guest => "guest",
+            Self::Halted => "halted",
+            Self::Vmm => "vmm",
+            Self::Waiting => "waiting",
+        }
+    }
 }
 
 /// A row of table `console`.
@@ -334,6 +411,12 @@ pub struct Batch {
     pub meta: Vec<(String, String)>,
     /// Table `vcpu`.
     pub vcpus: Vec<VcpuRow>,
+    /// Table `microstate`.
+    pub microstates: Vec<MicrostateRow>,
+    /// Table `exit`.
+    pub exits: Vec<ExitRow>,
+    /// Table `kvm_counter`.
+    pub kvm_counters: Vec<KvmCounterRow>,
     /// Table `instance`.
     pub instances: Vec<InstanceRow>,
     /// Table `thread`.
@@ -370,6 +453,9 @@ impl Batch {
         let Self {
             meta,
             vcpus,
+            microstates,
+            exits,
+            kvm_counters,
             instances,
             threads,
             cgroups,
@@ -387,6 +473,9 @@ impl Batch {
         } = self;
         meta.clear();
         vcpus.clear();
+        microstates.clear();
+        exits.clear();
+        kvm_counters.clear();
         instances.clear();
         threads.clear();
         cgroups.clear();

@@ -11,7 +11,7 @@ use sampler::record::Moment;
 use sampler::{Batch, ClockKind, Session, SessionConfig, Sink, SinkError, VcpuSampler};
 use symbols::fixture::{Config, Style};
 use vm_memory::{Bytes, GuestAddress};
-use vmm::{Activity, Exit, GuestMemoryMmap, Observer};
+use vmm::{Activity, Exit, GuestMemoryMmap, Observer, monotonic_ns};
 
 thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
@@ -93,8 +93,10 @@ fn a_tick_never_allocates() {
         // More ticks than the ring has room for: a lost sample must not allocate either.
         for n in 0..10_000_u64 {
             sregs.ss.dpl = if n % 2 == 0 { 3 } else { 0 };
-            sampler.entering();
-            sampler.exited(Exit::Interrupted);
+            sampler.entering(monotonic_ns());
+            sampler.exited(Exit::Interrupted, monotonic_ns());
+            sampler.entering(monotonic_ns());
+            sampler.exited(Exit::Io { port: 0x3f8, write: true }, monotonic_ns());
             let next = tick(sampler, &sregs, guest.text(n).0);
             assert!(next.is_some_and(|next| next > Duration::ZERO));
         }

@@ -20,7 +20,7 @@ use crate::pci::{CONFIG_ADDRESS, CONFIG_DATA, PciBus};
 use crate::serial::{COM1, COM1_PORTS, SerialPort};
 
 /// Command and status port of the keyboard controller.
-const I8042: u16 = 0x64;
+pub(crate) const I8042: u16 = 0x64;
 /// Its command that pulses the processor's reset line.
 const I8042_RESET: u8 = 0xfe;
 /// Reset control register: the bit that does it.

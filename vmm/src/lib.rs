@@ -19,6 +19,7 @@ mod bus;
 mod clock;
 pub mod config;
 mod control;
+pub mod counters;
 mod cpuid;
 mod devices;
 mod error;
@@ -28,6 +29,7 @@ mod memory;
 pub mod observer;
 mod pci;
 pub mod probe;
+mod regions;
 mod resident;
 mod serial;
 mod tripwire;
@@ -37,9 +39,11 @@ mod virtio;
 pub use boot::check_kernel;
 pub use clock::monotonic_ns;
 pub use config::{Console, Disk, DiskMode, Payload, VmConfig};
+pub use counters::Counters;
 pub use error::{DiskError, KernelError, KvmError, StartError, WaitError};
 pub use machine::{EXIT_PORT, End, Ended, Machine};
 pub use observer::{Activity, Exit, Observer, Tick, Trip, Unobserved, Verdict};
+pub use regions::{Region, Space};
 pub use tripwire::{
     AtWithdrawal, MAX_SITES, Site, TRIP_KINDS, TRIP_NOP, TRIP_PORT, TripwireError, Tripwires, WithdrawReason,
     Withdrawn,

@@ -14,12 +14,14 @@ use crate::boot;
 use crate::bus::Bus;
 use crate::config::{Console, MAX_VCPUS, VmConfig};
 use crate::control::Control;
+use crate::counters::Counters;
 use crate::cpuid::{self, Topology};
 use crate::devices::Devices;
 use crate::error::{StartError, WaitError};
 use crate::kvm;
 use crate::memory::{self, KVM_IDENTITY_MAP, KVM_TSS};
 use crate::observer::Observer;
+use crate::regions::{self, Region};
 use crate::serial::{COM1_IRQ, SerialPort};
 use crate::tripwire::Tripwires;
 use crate::vcpu::kick::{self, Timer};
@@ -56,6 +58,8 @@ pub struct Machine<O: Observer> {
     bus: Arc<Bus>,
     memory: GuestMemoryMmap,
     tripwires: Tripwires,
+    regions: Vec<Region>,
+    counters: Vec<Option<Counters>>,
 }
 
 /// A machine that has ended.
@@ -93,6 +97,7 @@ impl<O: Observer> Machine<O> {
 
         let vm = Arc::new(kvm.create_vm().map_err(StartError::kvm("make a VM"))?);
         prepare(&vm, &memory)?;
+        let regions = regions::of(disks.len());
         let (devices, pci) = Devices::start(disks, &vm, &memory)?;
         let bus = Arc::new(Bus::new(serial(&vm, console)?, pci));
         let control = Control::new(vcpus).map_err(StartError::host("an event descriptor"))?;
@@ -101,11 +106,14 @@ impl<O: Observer> Machine<O> {
 
         let supported = cpuid::supported(&kvm)?;
         let mut built = Vec::with_capacity(usize::from(vcpus));
+        let mut counters = Vec::with_capacity(usize::from(vcpus));
         for id in 0..vcpus {
             let topology = Topology { vcpus };
             let cpuid = cpuid::for_vcpu(&supported, topology, id, capabilities.tsc_deadline)?;
             let entry = (id == 0).then_some(&entry);
-            built.push(vcpu::build(&vm, id, &cpuid, entry, &capabilities)?);
+            let fd = vcpu::build(&vm, id, &cpuid, entry, &capabilities)?;
+            counters.push(if capabilities.stats_fd { Counters::open(&fd).ok() } else { None });
+            built.push(fd);
         }
         let make_vcpu = |(id, fd): (u8, VcpuFd)| Vcpu {
             id,
@@ -118,7 +126,7 @@ impl<O: Observer> Machine<O> {
             registers_in_page: capabilities.registers_in_run_page(),
         };
         let vcpus = launch((0..).zip(built).map(make_vcpu))?;
-        Ok(Self { vcpus, devices, control, bus, memory, tripwires })
+        Ok(Self { vcpus, devices, control, bus, memory, tripwires, regions, counters })
     }
 
     /// Resident bytes of this process beyond the guest's memory.
@@ -127,6 +135,17 @@ impl<O: Observer> Machine<O> {
     /// `/proc/self/smaps` can't be read.
     pub fn resident_beyond_guest(&self) -> std::io::Result<u64> {
         crate::resident::beyond_guest(&self.memory)
+    }
+
+    /// Where the machine's devices answer: names for [`crate::Exit::Io`] and [`crate::Exit::Mmio`].
+    pub fn regions(&self) -> &[Region] {
+        &self.regions
+    }
+
+    /// Takes KVM's own counters of each vCPU, in the order of vCPUs; `None` where this KVM has none to offer. They can
+    /// be read at any time and from any thread. A second call gets an empty list.
+    pub fn take_counters(&mut self) -> Vec<Option<Counters>> {
+        std::mem::take(&mut self.counters)
     }
 
     /// The guest's memory; a cheap clone that shares the mapping.

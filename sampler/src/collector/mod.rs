@@ -19,9 +19,11 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, TryRecvError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use vmm::{GuestMemoryMmap, monotonic_ns};
+use vmm::{Counters as KvmCounters, GuestMemoryMmap, Region, monotonic_ns};
 
 use crate::batch::{Batch, EventRow, Sink};
+use crate::microstate::host::own_times;
+use crate::microstate::meter::Meter;
 use crate::record::Sampled;
 use crate::session::{Ending, OpenFiles, Shared, Totals};
 use crate::vcpu::Ends;
@@ -42,6 +44,12 @@ const WINDOW: Duration = Duration::from_secs(1);
 const FINDER_LIMIT: Duration = Duration::from_secs(10);
 /// How long naming may go on after the end of a run.
 const NAMER_LIMIT: Duration = Duration::from_secs(60);
+
+/// How often exits and KVM's counters are told.
+const COUNTERS_PERIOD: Duration = Duration::from_secs(1);
+/// A pause between two rounds that was longer than wanted by this much, and in which the thread did not wait for a CPU,
+/// means that the process was stopped (SIGSTOP).
+const STOPPED: Duration = Duration::from_millis(500);
 
 /// What stacks are walked in.
 struct Guest {
@@ -83,6 +91,10 @@ pub(crate) struct Collector {
     namer: Option<NamerHandle>,
     /// Samples whose stacks were not copied: all boxes were under way.
     stacks_missed: u64,
+    meters: Vec<Meter>,
+    regions: Vec<Region>,
+    exit_rows: u32,
+    counted: Instant,
     resolver: Resolver,
     batch: Batch,
     flushed: Instant,
@@ -106,6 +118,7 @@ impl Collector {
     ) -> Self {
         let resolver = Resolver::new(shared.zero_ns);
         let now = Instant::now();
+        let meters = shared.meters();
         Self {
             shared,
             rings,
@@ -114,6 +127,10 @@ impl Collector {
             guest: None,
             namer: None,
             stacks_missed: 0,
+            meters,
+            regions: Vec::new(),
+            exit_rows: 0,
+            counted: now,
             resolver,
             batch: Batch { meta, ..Batch::default() },
             flushed: now,
@@ -136,6 +153,14 @@ impl Collector {
         self.finder = Some(finder);
     }
 
+    /// The machine whose vCPUs these are: its devices, and KVM's counters in the order of vCPUs.
+    pub(crate) fn meter(&mut self, regions: &[Region], kvm: Vec<Option<KvmCounters>>) {
+        self.regions = regions.to_vec();
+        for (meter, kvm) in self.meters.iter_mut().zip(kvm) {
+            meter.attach(kvm);
+        }
+    }
+
     /// Stacks of at most `depth` frames are to be walked in this guest.
     pub(crate) fn look_at(&mut self, memory: GuestMemoryMmap, files: OpenFiles, depth: usize) {
         self.guest = (depth > 0).then_some(Guest { memory, files, depth });
@@ -148,9 +173,46 @@ impl Collector {
             if self.flushed.elapsed() >= FLUSH_PERIOD {
                 self.flush();
             }
-            thread::park_timeout(PERIOD);
+            self.rest();
         }
         self.close()
+    }
+
+    /// Waits for the next round, and notices when the host had stopped the whole process meanwhile: the clocks of the
+    /// scheduler do not tell that from a halted guest.
+    fn rest(&mut self) {
+        let waited = || own_times().map_or(0, |times| times.waited_ns);
+        let (before, waited_before) = (monotonic_ns(), waited());
+        thread::park_timeout(PERIOD);
+        let gap = Duration::from_nanos(monotonic_ns().saturating_sub(before));
+        if gap < STOPPED {
+            return;
+        }
+        let lacked = Duration::from_nanos(waited().saturating_sub(waited_before));
+        let stopped = gap.saturating_sub(PERIOD).saturating_sub(lacked);
+        if stopped >= STOPPED {
+            self.event("stopped", format!("the host had stopped vprof for {stopped:.1?}"));
+            let ns = u64::try_from(stopped.as_nanos()).unwrap_or(u64::MAX);
+            self.meters.iter_mut().for_each(|meter| meter.stopped(ns));
+        }
+    }
+
+    /// Reads the clocks of all vCPUs into the batch.
+    fn read_meters(&mut self, ended: bool) {
+        let now_ns = monotonic_ns();
+        self.batch.vcpus.clear();
+        for meter in &mut self.meters {
+            let (row, window) = meter.read(now_ns, self.shared.zero_ns);
+            self.batch.vcpus.push(row);
+            self.batch.microstates.extend(window);
+        }
+        if ended || self.counted.elapsed() >= COUNTERS_PERIOD {
+            self.counted = Instant::now();
+            for meter in &mut self.meters {
+                self.batch.exits.append(&mut meter.exits(&self.regions, &mut self.exit_rows));
+                self.batch.kvm_counters.append(&mut meter.counters());
+            }
+        }
     }
 
     /// Drains the rings and takes what has arrived from elsewhere.
@@ -323,13 +385,12 @@ impl Collector {
     /// Writes the batch. After the sink's first failure rows are only dropped, so that the rings stay drained.
     pub(crate) fn flush(&mut self) {
         self.flushed = Instant::now();
-        let rows = self.shared.vcpu_rows();
-        let lost: u64 = rows.iter().map(|row| row.lost).sum();
+        self.read_meters(false);
+        let lost: u64 = self.batch.vcpus.iter().map(|row| row.lost).sum();
         if lost > 0 && !std::mem::replace(&mut self.lost_told, true) {
             self.event("lost", "samples are lost: the collector does not keep up with the rate".to_owned());
         }
         self.totals.lost = lost;
-        self.batch.vcpus = rows;
         let duration = monotonic_ns().saturating_sub(self.shared.zero_ns);
         self.batch.meta.push(("duration_ns".to_owned(), duration.to_string()));
         if self.totals.sink_error.is_none() {
@@ -364,8 +425,9 @@ impl Collector {
             self.event("lost", format!("{missed} samples have no stack: the collector did not keep up"));
         }
         let duration = ended_ns.saturating_sub(self.shared.zero_ns);
-        let mut last = Batch { vcpus: self.shared.vcpu_rows(), meta, ..Batch::default() };
-        last.events.append(&mut self.batch.events);
+        self.read_meters(true);
+        let mut last = std::mem::take(&mut self.batch);
+        last.meta = meta;
         last.meta.push(("duration_ns".to_owned(), duration.to_string()));
         if complete {
             last.meta.push(("complete".to_owned(), "1".to_owned()));

@@ -115,6 +115,7 @@ impl Resolver {
             late_ns: record.late_ns,
             mode,
             halted: record.halted,
+            fell: record.fell,
             frame,
             rsp: record.rsp,
             cpl: record.cpl,

@@ -8,15 +8,56 @@ CREATE TABLE meta (
     value TEXT NOT NULL
 ) WITHOUT ROWID;
 
+-- The whole run up to now. The six times add up to the vCPU's wall time.
 CREATE TABLE vcpu (
     id         INTEGER PRIMARY KEY,  -- 0 and up
     samples    INTEGER NOT NULL,     -- recorded
     lost       INTEGER NOT NULL,     -- not recorded: the ring was full
-    sampler_ns INTEGER NOT NULL,     -- in the sampler between two KVM_RUNs
-    guest_ns   INTEGER NOT NULL,     -- in KVM_RUN
     exits      INTEGER NOT NULL,     -- returns of KVM_RUN
-    wall_ns    INTEGER NOT NULL      -- since the vCPU's start
+    guest_ns   INTEGER NOT NULL,     -- executing the guest
+    halted_ns  INTEGER NOT NULL,     -- the guest has executed HLT, or waits for its start
+    waiting_ns INTEGER NOT NULL,     -- ready to run, without a CPU of the host
+    vmm_ns     INTEGER NOT NULL,     -- serving exits
+    sampler_ns INTEGER NOT NULL,     -- reading samples, from the exit to the next entry
+    paused_ns  INTEGER NOT NULL      -- held by vprof
 );
+
+-- The same times in stretches of about a fifth of a second.
+CREATE TABLE microstate (
+    vcpu       INTEGER NOT NULL,  -- vcpu.id
+    time_ns    INTEGER NOT NULL,  -- end of the stretch, since the run's start
+    guest_ns   INTEGER NOT NULL,
+    halted_ns  INTEGER NOT NULL,
+    waiting_ns INTEGER NOT NULL,
+    vmm_ns     INTEGER NOT NULL,
+    sampler_ns INTEGER NOT NULL,
+    paused_ns  INTEGER NOT NULL,
+    PRIMARY KEY (vcpu, time_ns)
+) WITHOUT ROWID;
+
+-- Exits to vprof by reason and address, from the exit to the next entry.
+CREATE TABLE exit (
+    id       INTEGER PRIMARY KEY,  -- 1 and up
+    vcpu     INTEGER NOT NULL,     -- vcpu.id
+    reason   TEXT NOT NULL,        -- like port write
+    address  INTEGER,              -- port, guest physical address, or number of another reason
+    device   TEXT,                 -- what answers there
+    count    INTEGER NOT NULL,
+    total_ns INTEGER NOT NULL,
+    max_ns   INTEGER NOT NULL,
+    p50_ns   INTEGER NOT NULL,     -- median
+    p99_ns   INTEGER NOT NULL,     -- 99th percentile
+    times    TEXT NOT NULL         -- JSON: [shortest time of a bucket in ns, how many], rising
+);
+
+-- KVM's own counters of a vCPU, as they stand at the end.
+CREATE TABLE kvm_counter (
+    vcpu  INTEGER NOT NULL,  -- vcpu.id
+    name  TEXT NOT NULL,     -- KVM's name
+    value INTEGER NOT NULL,  -- ns where the name ends in _ns
+    grows INTEGER NOT NULL,  -- 1: only grows; 0: a present value or a peak
+    PRIMARY KEY (vcpu, name)
+) WITHOUT ROWID;
 
 CREATE TABLE instance (
     id            INTEGER PRIMARY KEY,  -- 1 and up
@@ -141,7 +182,8 @@ CREATE TABLE sample (
     cr3           INTEGER NOT NULL,
     stack         INTEGER,              -- stack.id of the innermost frame; NULL: no stack was taken
     syscall       INTEGER,              -- syscall.number that the task was in
-    interrupt     INTEGER               -- interrupt.id that was served
+    interrupt     INTEGER,              -- interrupt.id that was served
+    fell          TEXT NOT NULL         -- what the vCPU was in when the tick was due: guest, halted, vmm, waiting
 );
 
 CREATE TABLE console (
@@ -253,10 +295,26 @@ SELECT v.id,
        avg(m.name = 'softirq') AS softirq,
        avg(m.name = 'idle') AS idle,
        v.guest_ns / 1e9 AS guest_s,
+       v.halted_ns / 1e9 AS halted_s,
+       v.waiting_ns / 1e9 AS waiting_s,
+       v.vmm_ns / 1e9 AS vmm_s,
        v.sampler_ns / 1e9 AS sampler_s,
-       v.wall_ns / 1e9 AS wall_s,
+       v.paused_ns / 1e9 AS paused_s,
+       (v.guest_ns + v.halted_ns + v.waiting_ns + v.vmm_ns + v.sampler_ns + v.paused_ns) / 1e9 AS wall_s,
        v.exits
 FROM vcpu v
 LEFT JOIN sample s ON s.vcpu = v.id
 LEFT JOIN mode m ON m.id = s.mode
 GROUP BY v.id;
+
+-- Exits by reason and device, over all vCPUs.
+CREATE VIEW v_exits AS
+SELECT reason,
+       device,
+       sum(count) AS count,
+       sum(total_ns) / 1e9 AS total_s,
+       sum(total_ns) / 1e3 / sum(count) AS mean_us,
+       max(max_ns) / 1e3 AS max_us
+FROM exit
+GROUP BY reason, device
+ORDER BY sum(total_ns) DESC;

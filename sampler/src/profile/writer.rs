@@ -9,6 +9,7 @@ use rusqlite::{Connection, ErrorCode, OpenFlags, Statement, Transaction, params}
 
 use super::{APPLICATION_ID, CreateError, MODES, SCHEMA, SCHEMA_VERSION, mode_id};
 use crate::batch::{Batch, Sink, SinkError};
+use crate::microstate::States;
 
 /// How long a write waits for another process that holds the file, which only a checkpoint of a reader does.
 const BUSY: Duration = Duration::from_secs(5);
@@ -124,6 +125,7 @@ impl Sink for ProfileWriter {
         let transaction = self.connection.transaction();
         let written = transaction.and_then(|transaction| {
             write_small(&transaction, batch)?;
+            write_times(&transaction, batch)?;
             write_who(&transaction, batch)?;
             write_code(&transaction, batch)?;
             write_samples(&transaction, batch)?;
@@ -163,15 +165,53 @@ fn write_small(to: &Transaction<'_>, batch: &Batch) -> rusqlite::Result<()> {
     each(to, "INSERT OR REPLACE INTO meta VALUES (?, ?)", &batch.meta, |sql, (key, value)| {
         sql.execute(params![key, value])
     })?;
-    each(to, "INSERT OR REPLACE INTO vcpu VALUES (?, ?, ?, ?, ?, ?, ?)", &batch.vcpus, |sql, v| {
-        let times = [v.sampler_ns, v.guest_ns, v.exits, v.wall_ns].map(count);
-        sql.execute(params![v.id, count(v.samples), count(v.lost), times[0], times[1], times[2], times[3]])
-    })?;
     each(to, "INSERT INTO console (time_ns, bytes) VALUES (?, ?)", &batch.console, |sql, row| {
         sql.execute(params![count(row.time_ns), row.bytes])
     })?;
     each(to, "INSERT INTO event (time_ns, kind, text) VALUES (?, ?, ?)", &batch.events, |sql, row| {
         sql.execute(params![count(row.time_ns), row.kind, row.text])
+    })
+}
+
+/// The states in the order of their columns.
+fn states(states: &States) -> [i64; 6] {
+    states.named().map(|(_, ns)| count(ns))
+}
+
+fn write_times(to: &Transaction<'_>, batch: &Batch) -> rusqlite::Result<()> {
+    let sql = "INSERT OR REPLACE INTO vcpu VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
+    each(to, sql, &batch.vcpus, |sql, v| {
+        let [guest, halted, waiting, vmm, sampler, paused] = states(&v.states);
+        let counts = [v.samples, v.lost, v.exits].map(count);
+        sql.execute(params![
+            v.id, counts[0], counts[1], counts[2], guest, halted, waiting, vmm, sampler, paused
+        ])
+    })?;
+    let sql = "INSERT OR REPLACE INTO microstate VALUES (?, ?, ?, ?, ?, ?, ?, ?)";
+    each(to, sql, &batch.microstates, |sql, m| {
+        let [guest, halted, waiting, vmm, sampler, paused] = states(&m.states);
+        sql.execute(params![m.vcpu, count(m.time_ns), guest, halted, waiting, vmm, sampler, paused])
+    })?;
+    let sql = "INSERT OR REPLACE INTO exit VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
+    each(to, sql, &batch.exits, |sql, e| {
+        let numbers = [e.count, e.total_ns, e.max_ns, e.p50_ns, e.p99_ns].map(count);
+        let times: Vec<String> = e.times.iter().map(|(low, count)| format!("[{low},{count}]")).collect();
+        sql.execute(params![
+            e.id,
+            e.vcpu,
+            e.reason,
+            e.address.map(count),
+            e.device,
+            numbers[0],
+            numbers[1],
+            numbers[2],
+            numbers[3],
+            numbers[4],
+            format!("[{}]", times.join(","))
+        ])
+    })?;
+    each(to, "INSERT OR REPLACE INTO kvm_counter VALUES (?, ?, ?, ?)", &batch.kvm_counters, |sql, c| {
+        sql.execute(params![c.vcpu, c.name, count(c.value), c.grows])
     })
 }
 
@@ -257,8 +297,8 @@ fn write_code(to: &Transaction<'_>, batch: &Batch) -> rusqlite::Result<()> {
 
 fn write_samples(to: &Transaction<'_>, batch: &Batch) -> rusqlite::Result<()> {
     let sql = "INSERT INTO sample (vcpu, mode, instance, frame, late_ns, time_ns, halted, cpl, interrupts_on, tid, \
-               preempt_count, rsp, cr3, stack, syscall, interrupt) \
-               VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
+               preempt_count, rsp, cr3, stack, syscall, interrupt, fell) \
+               VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
     each(to, sql, &batch.samples, |sql, s| {
         sql.execute(params![
             s.vcpu,
@@ -277,6 +317,7 @@ fn write_samples(to: &Transaction<'_>, batch: &Batch) -> rusqlite::Result<()> {
             s.stack,
             s.syscall,
             s.interrupt,
+            s.fell.name(),
         ])
     })
 }

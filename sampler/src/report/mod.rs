@@ -171,9 +171,9 @@ pub struct Report {
 /// What sampling cost, over the whole run and all vCPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Overhead {
-    /// Time in the sampler between two KVM_RUNs, s.
+    /// Time in the sampler, from an exit to the next entry, s.
     pub sampler_s: f64,
-    /// Time in KVM_RUN, s.
+    /// Time executing the guest, s.
     pub guest_s: f64,
     /// Wall time of all vCPUs, s.
     pub wall_s: f64,
@@ -213,8 +213,18 @@ pub struct Vcpu {
     pub softirq: f64,
     /// Halted, in the idle task, or not started.
     pub idle: f64,
-    /// Time in KVM_RUN, s.
+    /// Executing the guest, whole run, s. This and the next five add up to `wall_s`.
     pub guest_s: f64,
+    /// Halted, s.
+    pub halted_s: f64,
+    /// Ready to run without a CPU of the host, s.
+    pub waiting_s: f64,
+    /// Serving exits, s.
+    pub vmm_s: f64,
+    /// In the sampler, s.
+    pub sampler_s: f64,
+    /// Held by vprof, s.
+    pub paused_s: f64,
     /// Wall time, s.
     pub wall_s: f64,
     /// Returns of KVM_RUN.

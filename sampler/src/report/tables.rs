@@ -6,6 +6,7 @@ use rusqlite::{Connection, Row};
 
 use super::Event;
 use crate::batch::VcpuRow;
+use crate::microstate::States;
 
 /// Stands for a name that is not known.
 pub(super) const UNKNOWN: &str = "[unknown]";
@@ -163,17 +164,23 @@ pub(super) fn unsigned(row: &Row<'_>, column: usize) -> rusqlite::Result<u64> {
     Ok(row.get::<_, i64>(column)?.max(0).cast_unsigned())
 }
 
-fn vcpus(connection: &Connection) -> rusqlite::Result<Vec<VcpuRow>> {
-    let sql = "SELECT id, samples, lost, sampler_ns, guest_ns, exits, wall_ns FROM vcpu ORDER BY id";
+pub(super) fn vcpus(connection: &Connection) -> rusqlite::Result<Vec<VcpuRow>> {
+    let sql = "SELECT id, samples, lost, exits, guest_ns, halted_ns, waiting_ns, vmm_ns, sampler_ns, paused_ns \
+               FROM vcpu ORDER BY id";
     let vcpu = |row: &Row<'_>| {
         Ok(VcpuRow {
             id: row.get(0)?,
             samples: unsigned(row, 1)?,
             lost: unsigned(row, 2)?,
-            sampler_ns: unsigned(row, 3)?,
-            guest_ns: unsigned(row, 4)?,
-            exits: unsigned(row, 5)?,
-            wall_ns: unsigned(row, 6)?,
+            exits: unsigned(row, 3)?,
+            states: States {
+                guest: unsigned(row, 4)?,
+                halted: unsigned(row, 5)?,
+                waiting: unsigned(row, 6)?,
+                vmm: unsigned(row, 7)?,
+                sampler: unsigned(row, 8)?,
+                paused: unsigned(row, 9)?,
+            },
         })
     };
     connection.prepare(sql)?.query_map([], vcpu)?.collect()

@@ -58,7 +58,8 @@ pub(crate) struct Vcpu<O> {
 /// What a vCPU does next.
 enum State {
     Enter,
-    Kicked,
+    /// Since this time, CLOCK_MONOTONIC nanoseconds.
+    Kicked(u64),
     Ended(End),
 }
 
@@ -122,7 +123,7 @@ impl<O: Observer> Running<'_, O> {
         loop {
             state = match state {
                 State::Enter => self.enter(),
-                State::Kicked => self.kicked(),
+                State::Kicked(now_ns) => self.kicked(now_ns),
                 State::Ended(end) => return end,
             };
         }
@@ -130,40 +131,40 @@ impl<O: Observer> Running<'_, O> {
 
     /// Runs the guest until it exits, and serves the exit.
     fn enter(&mut self) -> State {
-        self.observer.entering();
+        self.observer.entering(monotonic_ns());
         let withdraw = self.withdraw;
         self.kick.prepare(|| withdraw || self.control.wants_something());
         let result = self.fd.run();
-        self.observer.exited(exit::classify(&result));
+        let now_ns = monotonic_ns();
+        self.observer.exited(exit::classify(&result), now_ns);
         if let Ok(VcpuExit::IoOut(port, [_])) = &result
             && let Some(kind) = kind_of(*port)
         {
-            return self.trip(kind);
+            return self.trip(kind, now_ns);
         }
         match exit::handle(self.bus, result) {
             Action::Resume => State::Enter,
-            Action::Kicked => State::Kicked,
+            Action::Kicked => State::Kicked(now_ns),
             Action::End(end) => State::Ended(end),
             Action::Fail(reason) => State::Ended(self.failure(&reason)),
         }
     }
 
     /// Serves what the vCPU was kicked for. No I/O is pending.
-    fn kicked(&mut self) -> State {
-        self.stand_still();
+    fn kicked(&mut self, now_ns: u64) -> State {
+        let now_ns = self.stand_still(now_ns);
         if self.control.stopping() {
             return State::Ended(End::Stopped);
         }
         if self.kick.take_tick()
-            && let Err(end) = self.tick()
+            && let Err(end) = self.tick(now_ns)
         {
             return State::Ended(end);
         }
         State::Enter
     }
 
-    fn tick(&mut self) -> Result<(), End> {
-        let now = monotonic_ns();
+    fn tick(&mut self, now: u64) -> Result<(), End> {
         let next = self.with_registers(|vcpu, regs, sregs| {
             vcpu.observer.ticked(&Tick {
                 due_ns: vcpu.timer.due_ns(),
@@ -182,8 +183,7 @@ impl<O: Observer> Running<'_, O> {
 
     /// Shows a trip, if it is one: nobody answers these ports, so that there is nothing else to serve. KVM completes the
     /// OUT at the next KVM_RUN.
-    fn trip(&mut self, kind: u8) -> State {
-        let now_ns = monotonic_ns();
+    fn trip(&mut self, kind: u8, now_ns: u64) -> State {
         let verdict = self.with_registers(|vcpu, regs, sregs| {
             if !vcpu.table.trips(kind, regs.rip) {
                 return Verdict::Keep;
@@ -199,12 +199,12 @@ impl<O: Observer> Running<'_, O> {
         }
     }
 
-    /// Takes the tripwires away if the observer has said so, and waits while somebody else holds the vCPUs.
-    fn stand_still(&mut self) {
+    /// Takes the tripwires away if the observer has said so, and waits while somebody else holds the vCPUs. Returns what
+    /// time it is then.
+    fn stand_still(&mut self, now_ns: u64) -> u64 {
         if !self.withdraw && !self.control.wants_something() {
-            return;
+            return now_ns;
         }
-        let from = monotonic_ns();
         let mut stood = false;
         if std::mem::take(&mut self.withdraw) {
             stood = true;
@@ -212,9 +212,12 @@ impl<O: Observer> Running<'_, O> {
             let _still_set = self.tripwires.withdraw_on_vcpu();
         }
         stood |= self.control.park();
-        if stood {
-            self.observer.stood_still(from, monotonic_ns());
+        if !stood {
+            return now_ns;
         }
+        let after_ns = monotonic_ns();
+        self.observer.stood_still(now_ns, after_ns);
+        after_ns
     }
 
     /// Calls `show` with the registers at the exit.

@@ -118,3 +118,13 @@ fn hostile_pointers_and_memory_are_no_tasks() {
     assert!(kernel.trip_sites(&empty()).is_err());
     assert!(kernel.task_states(&empty()).is_err());
 }
+
+#[test]
+fn a_kernel_has_booted_when_it_says_so() {
+    let (mut guest, kernel) = traceable(Style::V6_12, |_| ());
+    for (state, booted) in [(0, false), (1, false), (2, false), (3, true), (4, true)] {
+        guest.set_system_state(state);
+        assert_eq!(kernel.has_booted(&guest.memory), Ok(booted));
+    }
+    assert!(kernel.has_booted(&empty()).is_err());
+}

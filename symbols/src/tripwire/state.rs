@@ -95,6 +95,8 @@ pub(crate) struct StateLayout {
     delayed: Option<usize>,
     /// `rq.nr_switches`.
     switches: usize,
+    /// `SYSTEM_RUNNING`: 3 since 5.14.
+    running: u32,
 }
 
 impl StateLayout {
@@ -105,6 +107,7 @@ impl StateLayout {
             on_rq: offset(btf, "task_struct", "on_rq")?,
             delayed: btf.member("task_struct", "se.sched_delayed").map(|member| member.offset),
             switches: offset(btf, "rq", "nr_switches")?,
+            running: btf.enumerator("system_states", "SYSTEM_RUNNING").unwrap_or(3),
         })
     }
 }
@@ -153,6 +156,19 @@ impl TaskStates {
 }
 
 impl Kernel {
+    /// True once the kernel has booted and starts its first program (`system_state`): from then on it changes its text only
+    /// where something asks for it.
+    ///
+    /// # Errors
+    /// What is missing to tell.
+    pub fn has_booted(&self, memory: &impl PhysicalMemory) -> Result<bool, Missing> {
+        let layouts = self.layouts.as_ref().map_err(Clone::clone)?;
+        let running = layouts.state.as_ref().map_err(Clone::clone)?.running;
+        let at = self.symbol("system_state")?;
+        let state = self.view(memory).u32(at, 0);
+        Ok(state.ok_or_else(|| Missing::Unreadable("system_state".to_owned()))? >= running)
+    }
+
     /// A reader of tasks' states, once the per-CPU areas are set up.
     ///
     /// # Errors

@@ -359,6 +359,17 @@ pub struct KvmCounterRow {
     pub grows: bool,
 }
 
+/// A row of table `injected`: interrupts that a device has raised, up to now. A batch with any has them all.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InjectedRow {
+    /// The device.
+    pub device: String,
+    /// The guest's interrupt vector; `None` for a line of the I/O APIC.
+    pub vector: Option<u8>,
+    /// How many.
+    pub count: u64,
+}
+
 /// What a vCPU was in when a tick was due.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub enum Fell {
@@ -505,6 +516,8 @@ pub struct Batch {
     pub exits: Vec<ExitRow>,
     /// Table `kvm_counter`.
     pub kvm_counters: Vec<KvmCounterRow>,
+    /// Table `injected`.
+    pub injected: Vec<InjectedRow>,
     /// Table `instance`.
     pub instances: Vec<InstanceRow>,
     /// Table `thread`.
@@ -554,6 +567,7 @@ impl Batch {
             microstates,
             exits,
             kvm_counters,
+            injected,
             instances,
             threads,
             cgroups,
@@ -579,6 +593,7 @@ impl Batch {
         microstates.clear();
         exits.clear();
         kvm_counters.clear();
+        injected.clear();
         instances.clear();
         threads.clear();
         cgroups.clear();

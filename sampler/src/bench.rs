@@ -160,6 +160,7 @@ fn write_samples(writer: &mut ProfileWriter, samples: u64, stacks: u32) -> Resul
             states: States { guest: samples * 498_000, sampler: samples * 2_000, ..States::default() },
         });
     }
+    made_up::times(&mut batch);
     let duration = samples * 500_000;
     let meta = [("duration_ns", duration.to_string()), ("rate_hz", "1000".into()), ("complete", "1".into())];
     batch.meta.extend(meta.map(|(key, value)| (key.to_owned(), value)));

@@ -255,8 +255,7 @@ impl Session {
     /// of exact mode. To be called before [`Self::start`]; without it the profile has none of them.
     pub fn attach<O: Observer>(&mut self, machine: &mut Machine<O>) {
         if let Some(collector) = &mut self.idle {
-            let counters = machine.take_counters();
-            collector.meter(machine.regions(), counters);
+            collector.meter(machine);
             collector.trip(machine.tripwires(), machine.memory());
         }
     }

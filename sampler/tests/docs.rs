@@ -11,6 +11,7 @@ use sampler::batch::{
 use sampler::exact::{Cause, State};
 use sampler::profile::{Table, Value as Cell};
 use sampler::report::{By, Direction, ExactReport, ModeGroup, Request, TreeRequest};
+use sampler::stat::Stat;
 use sampler::{Filter, Profile, ProfileWriter, Report, bench};
 use serde_json::Value;
 
@@ -204,6 +205,20 @@ fn a_profile_without_exact_data_says_why() {
         let sentence = why(&Profile::open(&path).expect("a profile"));
         assert!(sentence.contains(part) && !sentence.contains('\n'), "{sentence}");
     }
+}
+
+#[test]
+fn figures_of_vcpus_fit_their_schema() {
+    let text = document("json.md");
+    let section = text.split("# `vprof stat --json`").nth(1).expect("a section");
+    let schema: Value = serde_json::from_str(blocks(section, "json")[0]).expect("the schema is JSON");
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("made-up.vprof");
+    bench::write_profile(&path, true, 1_000).expect("a profile");
+    let stat = Stat::read(&Profile::open(&path).expect("a profile")).expect("figures");
+    assert!(!stat.vcpus.is_empty() && !stat.exits.is_empty());
+    assert!(!stat.interrupts.is_empty() && !stat.kvm_counters.is_empty());
+    check(&serde_json::to_value(&stat).expect("JSON"), &schema, "stat");
 }
 
 fn text(cell: &Cell) -> &str {

@@ -108,12 +108,13 @@ fn number(data: &[u8]) -> u32 {
 pub(crate) mod tests {
     use super::*;
     use crate::config::Console;
+    use crate::injected::Tally;
     use vmm_sys_util::eventfd::EventFd;
 
     pub(crate) fn bus() -> Bus {
         let interrupt = EventFd::new(libc::EFD_NONBLOCK).unwrap();
         let console = Console(Box::new(std::io::sink()));
-        Bus::new(SerialPort::new(interrupt, console), PciBus::new())
+        Bus::new(SerialPort::new(interrupt, Tally::new("COM1"), console), PciBus::new())
     }
 
     #[test]

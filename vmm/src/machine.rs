@@ -18,6 +18,7 @@ use crate::counters::Counters;
 use crate::cpuid::{self, Topology};
 use crate::devices::Devices;
 use crate::error::{StartError, WaitError};
+use crate::injected::{Injections, Tally};
 use crate::kvm;
 use crate::memory::{self, KVM_IDENTITY_MAP, KVM_TSS};
 use crate::observer::Observer;
@@ -60,6 +61,7 @@ pub struct Machine<O: Observer> {
     tripwires: Tripwires,
     regions: Vec<Region>,
     counters: Vec<Option<Counters>>,
+    injections: Injections,
 }
 
 /// A machine that has ended.
@@ -99,7 +101,9 @@ impl<O: Observer> Machine<O> {
         prepare(&vm, &memory)?;
         let regions = regions::of(disks.len());
         let (devices, pci) = Devices::start(disks, &vm, &memory)?;
-        let bus = Arc::new(Bus::new(serial(&vm, console)?, pci));
+        let tally = Tally::new("serial port");
+        let injections = Injections(devices.tallies().iter().chain([&tally]).map(Arc::clone).collect());
+        let bus = Arc::new(Bus::new(serial(&vm, tally, console)?, pci));
         let control = Control::new(vcpus).map_err(StartError::host("an event descriptor"))?;
         let control = Arc::new(control);
         let tripwires = Tripwires::new(Arc::clone(&control), memory.clone());
@@ -126,7 +130,7 @@ impl<O: Observer> Machine<O> {
             registers_in_page: capabilities.registers_in_run_page(),
         };
         let vcpus = launch((0..).zip(built).map(make_vcpu))?;
-        Ok(Self { vcpus, devices, control, bus, memory, tripwires, regions, counters })
+        Ok(Self { vcpus, devices, control, bus, memory, tripwires, regions, counters, injections })
     }
 
     /// Resident bytes of this process beyond the guest's memory.
@@ -140,6 +144,11 @@ impl<O: Observer> Machine<O> {
     /// Where the machine's devices answer: names for [`crate::Exit::Io`] and [`crate::Exit::Mmio`].
     pub fn regions(&self) -> &[Region] {
         &self.regions
+    }
+
+    /// Counts of the interrupts that the devices raise.
+    pub fn injections(&self) -> Injections {
+        self.injections.clone()
     }
 
     /// Takes KVM's own counters of each vCPU, in the order of vCPUs; `None` where this KVM has none to offer. They can
@@ -240,12 +249,12 @@ fn prepare(vm: &VmFd, memory: &GuestMemoryMmap) -> Result<(), StartError> {
 }
 
 /// COM1 with its interrupt.
-fn serial(vm: &VmFd, console: Console) -> Result<SerialPort, StartError> {
+fn serial(vm: &VmFd, tally: Arc<Tally>, console: Console) -> Result<SerialPort, StartError> {
     let interrupt = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)
         .map_err(StartError::host("an event descriptor"))?;
     vm.register_irqfd(&interrupt, COM1_IRQ)
         .map_err(StartError::kvm("connect the serial port's interrupt"))?;
-    Ok(SerialPort::new(interrupt, console))
+    Ok(SerialPort::new(interrupt, tally, console))
 }
 
 /// Starts the vCPU threads: all of them, or none.

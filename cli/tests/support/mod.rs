@@ -158,7 +158,6 @@ pub fn write_profile(path: &Path) {
         states: States {
             guest: 600_000_000,
             halted: 100_000_000,
-            fell: if mode == Mode::Idle { Fell::Halted } else { Fell::Guest },
             waiting: 76_000_000,
             vmm: 20_000_000,
             sampler: 4_000_000,

@@ -19,9 +19,9 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, TryRecvError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use vmm::{Counters as KvmCounters, GuestMemoryMmap, Region, Tripwires, monotonic_ns};
+use vmm::{GuestMemoryMmap, Injected, Injections, Machine, Observer, Region, Tripwires, monotonic_ns};
 
-use crate::batch::{Batch, EventRow, Sink};
+use crate::batch::{Batch, EventRow, InjectedRow, Sink};
 use crate::exact::watch::Watch;
 use crate::microstate::host::own_times;
 use crate::microstate::meter::Meter;
@@ -94,6 +94,7 @@ pub(crate) struct Collector {
     stacks_missed: u64,
     meters: Vec<Meter>,
     regions: Vec<Region>,
+    injections: Injections,
     exit_rows: u32,
     counted: Instant,
     resolver: Resolver,
@@ -132,6 +133,7 @@ impl Collector {
             stacks_missed: 0,
             meters,
             regions: Vec::new(),
+            injections: Injections::default(),
             exit_rows: 0,
             counted: now,
             resolver,
@@ -157,10 +159,11 @@ impl Collector {
         self.finder = Some(finder);
     }
 
-    /// The machine whose vCPUs these are: its devices, and KVM's counters in the order of vCPUs.
-    pub(crate) fn meter(&mut self, regions: &[Region], kvm: Vec<Option<KvmCounters>>) {
-        self.regions = regions.to_vec();
-        for (meter, kvm) in self.meters.iter_mut().zip(kvm) {
+    /// The machine whose vCPUs these are.
+    pub(crate) fn meter<O: Observer>(&mut self, machine: &mut Machine<O>) {
+        self.regions = machine.regions().to_vec();
+        self.injections = machine.injections();
+        for (meter, kvm) in self.meters.iter_mut().zip(machine.take_counters()) {
             meter.attach(kvm);
         }
     }
@@ -228,6 +231,8 @@ impl Collector {
                 self.batch.exits.append(&mut meter.exits(&self.regions, &mut self.exit_rows));
                 self.batch.kvm_counters.append(&mut meter.counters());
             }
+            let row = |Injected { device, vector, count }| InjectedRow { device, vector, count };
+            self.batch.injected = self.injections.read().into_iter().map(row).collect();
         }
     }
 

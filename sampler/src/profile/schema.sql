@@ -59,6 +59,13 @@ CREATE TABLE kvm_counter (
     PRIMARY KEY (vcpu, name)
 ) WITHOUT ROWID;
 
+-- Interrupts that devices have raised.
+CREATE TABLE injected (
+    device TEXT NOT NULL,
+    vector INTEGER,           -- the guest's interrupt vector; NULL: a line of the I/O APIC
+    count  INTEGER NOT NULL
+);
+
 CREATE TABLE instance (
     id            INTEGER PRIMARY KEY,  -- 1 and up
     pid           INTEGER NOT NULL,     -- thread group id, initial pid namespace

@@ -213,6 +213,12 @@ fn write_times(to: &Transaction<'_>, batch: &Batch) -> rusqlite::Result<()> {
     })?;
     each(to, "INSERT OR REPLACE INTO kvm_counter VALUES (?, ?, ?, ?)", &batch.kvm_counters, |sql, c| {
         sql.execute(params![c.vcpu, c.name, count(c.value), c.grows])
+    })?;
+    if !batch.injected.is_empty() {
+        to.execute("DELETE FROM injected", [])?;
+    }
+    each(to, "INSERT INTO injected VALUES (?, ?, ?)", &batch.injected, |sql, i| {
+        sql.execute(params![i.device, i.vector, count(i.count)])
     })
 }
 

@@ -14,7 +14,7 @@ mod quality;
 mod read;
 mod stacks;
 mod sums;
-mod tables;
+pub(crate) mod tables;
 mod tree;
 mod view;
 

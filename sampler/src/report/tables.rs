@@ -142,7 +142,7 @@ impl Tables {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "shown to a person: 53 bits suffice")]
-pub(super) fn seconds(ns: u64) -> f64 {
+pub(crate) fn seconds(ns: u64) -> f64 {
     ns as f64 / 1e9
 }
 
@@ -160,11 +160,11 @@ fn map<M: FromIterator<(K, V)>, K, V>(
     connection.prepare(sql)?.query_map([], read)?.collect()
 }
 
-pub(super) fn unsigned(row: &Row<'_>, column: usize) -> rusqlite::Result<u64> {
+pub(crate) fn unsigned(row: &Row<'_>, column: usize) -> rusqlite::Result<u64> {
     Ok(row.get::<_, i64>(column)?.max(0).cast_unsigned())
 }
 
-pub(super) fn vcpus(connection: &Connection) -> rusqlite::Result<Vec<VcpuRow>> {
+pub(crate) fn vcpus(connection: &Connection) -> rusqlite::Result<Vec<VcpuRow>> {
     let sql = "SELECT id, samples, lost, exits, guest_ns, halted_ns, waiting_ns, vmm_ns, sampler_ns, paused_ns \
                FROM vcpu ORDER BY id";
     let vcpu = |row: &Row<'_>| {

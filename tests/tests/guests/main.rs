@@ -8,5 +8,6 @@ mod exact;
 mod jit;
 mod kernels;
 mod lifecycle;
+mod microstates;
 mod names;
 mod stacks;

@@ -243,6 +243,11 @@ pub struct RunArgs {
         help_heading = "Sampling")]
     pub depth: u16,
 
+    /// Also follow every switch, wake and interrupt exactly: what each task did and waited for, and who woke it. Costs an
+    /// exit per event
+    #[arg(long, help_heading = "Sampling")]
+    pub exact: bool,
+
     /// End the run after this time, like 20s, 500ms or 2m
     #[arg(long, short = 'd', value_name = "TIME", value_parser = parse_positive_time, help_heading = "Sampling")]
     pub duration: Option<Duration>,
@@ -286,6 +291,10 @@ pub struct ReportArgs {
     /// What this function calls
     #[arg(long, value_name = "FUNCTION")]
     pub callees: Option<String>,
+
+    /// What exact mode has found: states of each task, where it slept, who woke it (profiles of `run --exact`)
+    #[arg(long, conflicts_with_all = ["by", "callers", "callees", "sort", "instance", "cgroup", "thread", "symbol", "mode", "cpu", "time"])]
+    pub exact: bool,
 
     /// How many calls deep --callers and --callees look
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=100))]

@@ -5,6 +5,7 @@ pub mod bench;
 pub mod clock;
 mod collector;
 pub mod estimate;
+pub mod exact;
 pub mod microstate;
 mod naming;
 pub mod profile;

@@ -29,6 +29,7 @@ use crate::clock::{ClockKind, Intervals};
 use crate::collector::console::ConsoleQueue;
 use crate::collector::finder::{Finder, LinuxGuest, Wanted};
 use crate::collector::{Collector, FinderHandle};
+use crate::exact::watch::Watch;
 use crate::microstate::meter::Meter;
 use crate::record::{Readers, Sampled};
 use crate::vcpu::Published;
@@ -63,6 +64,8 @@ pub struct SessionConfig {
     pub seed: u64,
     /// Call stacks of at most this many frames; 0 for none.
     pub stack_depth: usize,
+    /// Exact mode: events of tasks and interrupts besides the samples.
+    pub exact: bool,
     /// More rows of `meta` (host, image, command line, vprof's version).
     pub meta: Vec<(String, String)>,
 }
@@ -236,16 +239,24 @@ impl Session {
             status: Mutex::default(),
             ending: Mutex::default(),
         });
-        let collector = Collector::new(Arc::clone(&shared), rings, sink, first_meta(&config));
+        let mut collector = Collector::new(Arc::clone(&shared), rings, sink, first_meta(&config));
+        if config.exact {
+            let (watch, recorders) = Watch::new(config.vcpus, zero_ns, &readers);
+            collector.watch(watch);
+            for (sampler, recorder) in samplers.iter_mut().zip(recorders) {
+                sampler.record_events(recorder);
+            }
+        }
         let stack_depth = config.stack_depth;
         (Session { shared, readers, stack_depth, files, idle: Some(collector), running: None }, samplers)
     }
 
-    /// Takes what only the machine knows of its vCPUs: KVM's counters, and the devices whose names exits get. To be
-    /// called before [`Self::start`]; without it the profile has neither.
+    /// Takes what only the machine knows of its vCPUs: KVM's counters, the devices whose names exits get, and the tripwires
+    /// of exact mode. To be called before [`Self::start`]; without it the profile has none of them.
     pub fn attach<O: Observer>(&mut self, machine: &mut Machine<O>) {
         if let Some(collector) = &mut self.idle {
             collector.meter(machine);
+            collector.trip(machine.tripwires(), machine.memory());
         }
     }
 
@@ -359,6 +370,7 @@ fn first_meta(config: &SessionConfig) -> Vec<(String, String)> {
         ("clock", config.clock.name().to_owned()),
         ("seed", config.seed.to_string()),
         ("vcpus", config.vcpus.to_string()),
+        ("exact", u8::from(config.exact).to_string()),
     ];
     own.into_iter().map(|(key, value)| (key.to_owned(), value)).chain(config.meta.iter().cloned()).collect()
 }

@@ -13,11 +13,12 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use rtrb::{Consumer, Producer, PushError, RingBuffer};
-use symbols::{PhysicalMemory, StackCopy};
-use vmm::{Activity, Exit, Observer, Tick, monotonic_ns};
+use symbols::{Event, PhysicalMemory, StackCopy};
+use vmm::{Activity, Exit, Observer, Tick, Trip, Verdict, monotonic_ns};
 
 use crate::batch::{Fell, VcpuRow};
 use crate::clock::Intervals;
+use crate::exact::record::Recorder;
 use crate::microstate::States;
 use crate::microstate::clock::{Place, StateClock};
 use crate::microstate::exits::ExitTable;
@@ -84,6 +85,8 @@ pub struct VcpuSampler {
     /// Of the last KVM_RUN, CLOCK_MONOTONIC ns.
     entered_ns: u64,
     exited_ns: u64,
+    /// Exact mode, where it is wanted.
+    recorder: Option<Recorder>,
 }
 
 impl fmt::Debug for VcpuSampler {
@@ -118,6 +121,7 @@ impl VcpuSampler {
             published: Arc::clone(&published),
             entered_ns: 0,
             exited_ns: 0,
+            recorder: None,
         };
         (sampler, Ends { samples, pool: giver }, published)
     }
@@ -166,6 +170,11 @@ impl VcpuSampler {
 }
 
 impl VcpuSampler {
+    /// Events are to be recorded, too.
+    pub(crate) fn record_events(&mut self, recorder: Recorder) {
+        self.recorder = Some(recorder);
+    }
+
     /// What the vCPU was in when the tick was due.
     fn fell(&self, record: &Record, due_ns: u64) -> Fell {
         match () {
@@ -189,6 +198,9 @@ impl Observer for VcpuSampler {
     fn entering(&mut self, now_ns: u64) {
         self.published.exits.end(now_ns.saturating_sub(self.exited_ns));
         self.published.clock.change(Place::Run, now_ns);
+        if let Some(recorder) = &mut self.recorder {
+            recorder.entering(now_ns);
+        }
         self.entered_ns = now_ns;
     }
 
@@ -209,6 +221,23 @@ impl Observer for VcpuSampler {
             memory: tick.memory,
         };
         self.serve(&moment, || tick.activity())
+    }
+
+    fn tripped(&mut self, trip: &Trip<'_>) -> Verdict {
+        self.published.clock.change(Place::Sampler, trip.now_ns);
+        let (Some(recorder), Some(event)) = (&mut self.recorder, Event::from_number(trip.kind)) else {
+            return Verdict::Keep;
+        };
+        if recorder.serve(event, trip.now_ns, trip.regs, trip.memory) {
+            Verdict::Withdraw
+        } else {
+            Verdict::Keep
+        }
+    }
+
+    fn stood_still(&mut self, from_ns: u64, to_ns: u64) {
+        self.published.clock.change(Place::Paused, from_ns);
+        self.published.clock.change(Place::Sampler, to_ns);
     }
 
     fn stopped(&mut self) {

@@ -63,8 +63,15 @@ fn a_tick_never_allocates() {
     let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), guest.memory.0.len())]).expect("memory");
     memory.write_slice(&guest.memory.0, GuestAddress(0)).expect("inside");
     for clock in [ClockKind::Uniform, ClockKind::Exponential, ClockKind::Fixed] {
-        let config =
-            SessionConfig { vcpus: 1, rate_hz: 500.0, clock, seed: 1, stack_depth: 127, meta: Vec::new() };
+        let config = SessionConfig {
+            vcpus: 1,
+            rate_hz: 500.0,
+            clock,
+            seed: 1,
+            stack_depth: 127,
+            exact: false,
+            meta: Vec::new(),
+        };
         let named = Named::default();
         let (mut session, mut samplers) = Session::new(config, Box::new(named.clone()), sampler::no_files());
         session.start(memory.clone()).expect("a sink that takes everything");

@@ -48,6 +48,7 @@ mod task;
 #[cfg(test)]
 mod tests;
 mod tree;
+mod tripwire;
 mod unwind;
 mod view;
 
@@ -65,4 +66,5 @@ pub use registers::{Registers, StackMemory};
 pub use stack::{StackCopy, StackGaps, StackReader, StackSample};
 pub use symbol::SymbolAt;
 pub use task::TaskSnapshot;
+pub use tripwire::{Event, Rest, TaskState, TaskStates, TripSite, TripSites};
 pub use unwind::{Broken, FrameKind, KernelFrame, KernelUnwinder, UserRegisters, WalkEnd};

@@ -199,6 +199,24 @@ impl Run {
         serde_json::from_slice(&output.stdout).expect("JSON")
     }
 
+    /// What `vprof report --exact --json` says.
+    pub fn exact_report(&self) -> Value {
+        let output = Command::new(crate::vprof())
+            .args(["report", "--exact", "--json"])
+            .arg(&self.profile)
+            .output()
+            .expect("vprof starts");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice(&output.stdout).expect("JSON")
+    }
+
+    /// Calls `vprof` on the profile: its exit code and what it says on standard error.
+    pub fn refused(&self, arguments: &[&str]) -> (Option<i32>, String) {
+        let output =
+            Command::new(crate::vprof()).args(arguments).arg(&self.profile).output().expect("vprof starts");
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    }
+
     /// What `vprof report --json` says of user code of one program, by `what`.
     pub fn user_code(&self, program: &str, what: &str) -> Report {
         self.report_with(&["--by", what, "--process", program, "--mode", "user"])

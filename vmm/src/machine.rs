@@ -24,6 +24,7 @@ use crate::memory::{self, KVM_IDENTITY_MAP, KVM_TSS};
 use crate::observer::Observer;
 use crate::regions::{self, Region};
 use crate::serial::{COM1_IRQ, SerialPort};
+use crate::tripwire::Tripwires;
 use crate::vcpu::kick::{self, Timer};
 use crate::vcpu::{self, run::Vcpu};
 
@@ -57,6 +58,7 @@ pub struct Machine<O: Observer> {
     control: Arc<Control>,
     bus: Arc<Bus>,
     memory: GuestMemoryMmap,
+    tripwires: Tripwires,
     regions: Vec<Region>,
     counters: Vec<Option<Counters>>,
     injections: Injections,
@@ -104,6 +106,7 @@ impl<O: Observer> Machine<O> {
         let bus = Arc::new(Bus::new(serial(&vm, tally, console)?, pci));
         let control = Control::new(vcpus).map_err(StartError::host("an event descriptor"))?;
         let control = Arc::new(control);
+        let tripwires = Tripwires::new(Arc::clone(&control), memory.clone());
 
         let supported = cpuid::supported(&kvm)?;
         let mut built = Vec::with_capacity(usize::from(vcpus));
@@ -123,10 +126,11 @@ impl<O: Observer> Machine<O> {
             bus: Arc::clone(&bus),
             control: Arc::clone(&control),
             memory: memory.clone(),
+            tripwires: tripwires.clone(),
             registers_in_page: capabilities.registers_in_run_page(),
         };
         let vcpus = launch((0..).zip(built).map(make_vcpu))?;
-        Ok(Self { vcpus, devices, control, bus, memory, regions, counters, injections })
+        Ok(Self { vcpus, devices, control, bus, memory, tripwires, regions, counters, injections })
     }
 
     /// Resident bytes of this process beyond the guest's memory.
@@ -156,6 +160,11 @@ impl<O: Observer> Machine<O> {
     /// The guest's memory; a cheap clone that shares the mapping.
     pub fn memory(&self) -> GuestMemoryMmap {
         self.memory.clone()
+    }
+
+    /// A handle for the machine's tripwires.
+    pub fn tripwires(&self) -> Tripwires {
+        self.tripwires.clone()
     }
 
     /// Bytes for the guest's serial console; returns how many were taken (the FIFO may be full).
@@ -203,6 +212,7 @@ impl<O: Observer> Machine<O> {
         let deadline = Instant::now() + THREAD_LIMIT;
         let vcpus: Vec<_> =
             std::mem::take(&mut self.vcpus).into_iter().map(|vcpu| join(vcpu, deadline)).collect();
+        self.tripwires.close();
         self.devices.stop()?;
         // Gathered only now, so that one thread that hangs or panicked leaves no other behind.
         vcpus.into_iter().collect::<Result<Vec<_>, _>>().map(|results| results.into_iter().collect())

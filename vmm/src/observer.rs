@@ -85,6 +85,31 @@ impl Tick<'_> {
     }
 }
 
+/// A call of a function with a tripwire ([`crate::Tripwires`]): registers and stack are as the function was called with.
+/// The instruction pointer stands at the tripwire or right behind it, as this host's KVM has it.
+#[derive(Debug)]
+pub struct Trip<'a> {
+    /// The site's [`Site::kind`](crate::Site).
+    pub kind: u8,
+    /// When KVM_RUN returned, CLOCK_MONOTONIC nanoseconds.
+    pub now_ns: u64,
+    /// General registers, from the shared run page.
+    pub regs: &'a kvm_regs,
+    /// Segment and control registers, from the shared run page.
+    pub sregs: &'a kvm_sregs,
+    /// The guest's physical memory.
+    pub memory: &'a GuestMemoryMmap,
+}
+
+/// What becomes of the tripwires after a trip.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// They stay.
+    Keep,
+    /// All are taken away before this vCPU executes another instruction than the tripwire's own.
+    Withdraw,
+}
+
 /// Watches one vCPU. Every method is called on the vCPU's own thread.
 pub trait Observer: Send + 'static {
     /// Called once before the first KVM_RUN. Returns the time to the first tick, `None` for no ticks.
@@ -102,6 +127,17 @@ pub trait Observer: Send + 'static {
 
     /// The timer expired. Returns the time from [`Tick::now_ns`] to the next tick, `None` to stop ticking.
     fn ticked(&mut self, tick: &Tick<'_>) -> Option<Duration>;
+
+    /// The guest called a function with a tripwire.
+    fn tripped(&mut self, trip: &Trip<'_>) -> Verdict {
+        let _ = trip;
+        Verdict::Keep
+    }
+
+    /// The vCPU stood still between these times, CLOCK_MONOTONIC nanoseconds, since tripwires were set or taken away.
+    fn stood_still(&mut self, from_ns: u64, to_ns: u64) {
+        let _ = (from_ns, to_ns);
+    }
 
     /// Called once after the last KVM_RUN.
     fn stopped(&mut self) {}

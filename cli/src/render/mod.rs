@@ -3,6 +3,7 @@
 pub mod annotate;
 pub mod by;
 pub mod csv;
+pub mod exact;
 pub mod stat;
 pub mod summary;
 pub mod table;

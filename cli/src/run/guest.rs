@@ -45,6 +45,7 @@ pub async fn run(
             clock: spec.clock,
             seed: spec.seed,
             stack_depth: spec.stack_depth,
+            exact: spec.exact,
             meta: spec.meta.clone(),
         },
         sink,

@@ -19,9 +19,10 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, TryRecvError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use vmm::{GuestMemoryMmap, Injected, Injections, Machine, Observer, Region, monotonic_ns};
+use vmm::{GuestMemoryMmap, Injected, Injections, Machine, Observer, Region, Tripwires, monotonic_ns};
 
 use crate::batch::{Batch, EventRow, InjectedRow, Sink};
+use crate::exact::watch::Watch;
 use crate::microstate::host::own_times;
 use crate::microstate::meter::Meter;
 use crate::record::Sampled;
@@ -97,6 +98,8 @@ pub(crate) struct Collector {
     exit_rows: u32,
     counted: Instant,
     resolver: Resolver,
+    /// Exact mode, where it is wanted.
+    exact: Option<Watch>,
     batch: Batch,
     flushed: Instant,
     window_began: Instant,
@@ -134,6 +137,7 @@ impl Collector {
             exit_rows: 0,
             counted: now,
             resolver,
+            exact: None,
             batch: Batch { meta, ..Batch::default() },
             flushed: now,
             window_began: now,
@@ -161,6 +165,18 @@ impl Collector {
         self.injections = machine.injections();
         for (meter, kvm) in self.meters.iter_mut().zip(machine.take_counters()) {
             meter.attach(kvm);
+        }
+    }
+
+    /// Events are to be watched, too.
+    pub(crate) fn watch(&mut self, exact: Watch) {
+        self.exact = Some(exact);
+    }
+
+    /// The machine whose events these are.
+    pub(crate) fn trip(&mut self, tripwires: Tripwires, memory: GuestMemoryMmap) {
+        if let Some(exact) = &mut self.exact {
+            exact.attach(tripwires, memory);
         }
     }
 
@@ -241,6 +257,9 @@ impl Collector {
                 }
             }
         }
+        if let Some(exact) = &mut self.exact {
+            exact.step(&mut self.resolver, &mut self.batch);
+        }
         self.ask_finder();
         self.ask_namer();
         let dropped = self.shared.console.take(&mut self.batch.console);
@@ -285,6 +304,9 @@ impl Collector {
                 );
                 self.batch.meta.push(("kernel".to_owned(), release.clone()));
                 self.shared.status().kernel = Some(release);
+                if let Some(exact) = &mut self.exact {
+                    exact.kernel_found(found.code.kernel.clone());
+                }
                 let walker = self.walker(&found.code);
                 self.resolver.kernel_found(found.code.names, walker, &mut self.batch);
             }
@@ -390,6 +412,9 @@ impl Collector {
     pub(crate) fn flush(&mut self) {
         self.flushed = Instant::now();
         self.read_meters(false);
+        if let Some(exact) = &mut self.exact {
+            exact.flush(&mut self.batch);
+        }
         let lost: u64 = self.batch.vcpus.iter().map(|row| row.lost).sum();
         if lost > 0 && !std::mem::replace(&mut self.lost_told, true) {
             self.event("lost", "samples are lost: the collector does not keep up with the rate".to_owned());
@@ -418,6 +443,9 @@ impl Collector {
         self.collect();
         self.end_finder();
         self.collect();
+        if let Some(exact) = &mut self.exact {
+            exact.close(&mut self.resolver, &mut self.batch);
+        }
         self.end_namer();
         let Ending { meta, complete } = self.shared.ending();
         self.flush();

@@ -14,6 +14,7 @@ use super::namer::Nameless;
 use super::stacks::Stacks;
 use super::walker::{FileEntry, Owner, Step, Walker};
 use crate::batch::{Batch, Mode, SampleRow};
+use crate::exact::Cause;
 use crate::record::Record;
 use crate::text;
 
@@ -128,6 +129,27 @@ impl Resolver {
             syscall: placed.syscall.filter(|_| mode == Mode::Kernel),
             interrupt: placed.interrupt,
         });
+    }
+
+    /// The instance of a task that an event is about; its thread gets its name.
+    pub(crate) fn task(&mut self, task: &TaskSnapshot, read_ns: u64, batch: &mut Batch) -> u32 {
+        let instance = self.identify(task, read_ns, batch);
+        self.threads.note(instance, task, &mut batch.threads);
+        instance
+    }
+
+    /// The stack row id of what a task sleeps in, its kernel functions only (0 without a stack), and what they tell.
+    pub(crate) fn sleeping(&mut self, stack: &StackCopy, batch: &mut Batch) -> (u32, Cause) {
+        let Some(walker) = &mut self.walker else { return (0, Cause::Other) };
+        let mut steps = std::mem::take(&mut self.steps);
+        steps.clear();
+        let walked = walker.walk(stack, None, &mut steps, batch);
+        self.unknown_module |= walked.unknown_code;
+        let ids: Vec<u32> = steps.iter().map(|step| self.step(step, None, batch)).collect();
+        let functions = ids.iter().filter_map(|&id| Some(self.frames.function(id)?.1));
+        let cause = Cause::of(functions);
+        self.steps = steps;
+        (self.stacks.intern(ids.iter().rev().copied(), &mut batch.stacks).unwrap_or(0), cause)
     }
 
     /// The instance of `task`. Who it is, is read when it is new, after an exec, and when user code runs for the first time.

@@ -193,6 +193,61 @@ CREATE TABLE sample (
     fell          TEXT NOT NULL         -- what the vCPU was in when the tick was due: guest, halted, vmm, waiting
 );
 
+-- Exact mode: what each task did, how long and how often.
+CREATE TABLE task_state (
+    instance INTEGER NOT NULL,  -- instance.id
+    tid      INTEGER NOT NULL,
+    state    TEXT NOT NULL,     -- running, interrupted, queue, sleep, disk, stopped, zombie, unknown
+    cause    TEXT NOT NULL,     -- what it slept for, like futex; empty: it did not sleep
+    stack    INTEGER NOT NULL,  -- stack.id of the kernel functions that it slept in; 0: none
+    ns       INTEGER NOT NULL,
+    count    INTEGER NOT NULL,  -- how often the state began
+    PRIMARY KEY (instance, tid, state, cause, stack)
+) WITHOUT ROWID;
+
+-- Exact mode: from when to when each task was followed; its states add up to that.
+CREATE TABLE task_life (
+    instance INTEGER NOT NULL,  -- instance.id
+    tid      INTEGER NOT NULL,
+    from_ns  INTEGER NOT NULL,  -- since the run's start
+    to_ns    INTEGER NOT NULL,
+    ended    INTEGER NOT NULL,  -- 1: nothing is left of it
+    PRIMARY KEY (instance, tid)
+) WITHOUT ROWID;
+
+-- Exact mode: who woke whom.
+CREATE TABLE wakeup (
+    "by"      TEXT NOT NULL,     -- task, or interrupt: hard or soft
+    waker     INTEGER NOT NULL,  -- instance.id; 0: idle task or interrupt
+    waker_tid INTEGER NOT NULL,
+    woken     INTEGER NOT NULL,  -- instance.id
+    woken_tid INTEGER NOT NULL,
+    count     INTEGER NOT NULL,
+    PRIMARY KEY ("by", waker, waker_tid, woken, woken_tid)
+) WITHOUT ROWID;
+
+-- Exact mode: time in handlers of hard interrupts, by vCPU and interrupted task.
+CREATE TABLE interrupt_time (
+    vcpu     INTEGER NOT NULL,  -- vcpu.id
+    instance INTEGER NOT NULL,  -- instance.id; 0: idle task
+    tid      INTEGER NOT NULL,
+    ns       INTEGER NOT NULL,
+    count    INTEGER NOT NULL,  -- interrupts
+    PRIMARY KEY (vcpu, instance, tid)
+) WITHOUT ROWID;
+
+-- Exact mode: events of each vCPU.
+CREATE TABLE exact_vcpu (
+    vcpu           INTEGER PRIMARY KEY,  -- vcpu.id
+    trips          INTEGER NOT NULL,     -- exits for events
+    lost           INTEGER NOT NULL,     -- events without a record: the ring was full
+    switches       INTEGER NOT NULL,     -- switches among the events
+    guest_switches INTEGER,              -- switches by the kernel's own count; NULL: could not be read
+    idle_ns        INTEGER NOT NULL,     -- nothing to run
+    stacks_missed  INTEGER NOT NULL,     -- sleeps without a stack: all buffers were in use
+    cost_ns        INTEGER NOT NULL      -- from the events' exits to the next entries
+);
+
 CREATE TABLE console (
     id      INTEGER PRIMARY KEY,
     time_ns INTEGER NOT NULL,  -- of the first byte
@@ -211,7 +266,7 @@ CREATE VIEW v_stacks AS
 WITH RECURSIVE chain (id, next, depth, text) AS (
     SELECT s.id, s.parent, 1, coalesce(f.symbol, f.module, printf('0x%x', f.address))
     FROM stack s JOIN frame f ON f.id = s.frame
-    WHERE s.id IN (SELECT stack FROM sample)
+    WHERE s.id IN (SELECT stack FROM sample UNION SELECT stack FROM task_state)
     UNION ALL
     SELECT c.id, s.parent, c.depth + 1, c.text || ';' || coalesce(f.symbol, f.module, printf('0x%x', f.address))
     FROM chain c JOIN stack s ON s.id = c.next JOIN frame f ON f.id = s.frame
@@ -313,6 +368,22 @@ FROM vcpu v
 LEFT JOIN sample s ON s.vcpu = v.id
 LEFT JOIN mode m ON m.id = s.mode
 GROUP BY v.id;
+
+-- Exact mode: states of each task as a person reads them.
+CREATE VIEW v_task_states AS
+SELECT i.comm,
+       i.pid,
+       i.number AS instance,
+       t.tid,
+       t.state,
+       t.cause,
+       sum(t.ns) / 1e6 AS ms,
+       sum(t.count) AS count,
+       sum(t.ns) * 1.0 / sum(sum(t.ns)) OVER (PARTITION BY t.instance, t.tid) AS share
+FROM task_state t
+JOIN instance i ON i.id = t.instance
+GROUP BY t.instance, t.tid, t.state, t.cause
+ORDER BY i.comm, i.pid, t.tid, sum(t.ns) DESC;
 
 -- Exits by reason and device, over all vCPUs.
 CREATE VIEW v_exits AS

@@ -129,6 +129,7 @@ impl Sink for ProfileWriter {
             write_who(&transaction, batch)?;
             write_code(&transaction, batch)?;
             write_samples(&transaction, batch)?;
+            write_exact(&transaction, batch)?;
             transaction.commit()
         });
         written.map_err(|error| self.error(&error))
@@ -324,6 +325,45 @@ fn write_samples(to: &Transaction<'_>, batch: &Batch) -> rusqlite::Result<()> {
             s.syscall,
             s.interrupt,
             s.fell.name(),
+        ])
+    })
+}
+
+/// Sums grow: rows hold what has come since the last batch.
+fn write_exact(to: &Transaction<'_>, batch: &Batch) -> rusqlite::Result<()> {
+    let sql = "INSERT INTO task_state VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE \
+               SET ns = ns + excluded.ns, count = count + excluded.count";
+    each(to, sql, &batch.task_states, |sql, t| {
+        let (state, cause) = (t.state.name(), t.cause.name());
+        sql.execute(params![t.instance, t.tid, state, cause, t.stack, count(t.ns), count(t.count)])
+    })?;
+    let sql = "INSERT INTO task_life VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE \
+               SET from_ns = min(from_ns, excluded.from_ns), to_ns = max(to_ns, excluded.to_ns), ended = excluded.ended";
+    each(to, sql, &batch.task_lives, |sql, l| {
+        sql.execute(params![l.instance, l.tid, count(l.from_ns), count(l.to_ns), l.ended])
+    })?;
+    let sql = "INSERT INTO wakeup VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE \
+               SET count = count + excluded.count";
+    each(to, sql, &batch.wakeups, |sql, w| {
+        sql.execute(params![w.by, w.waker, w.waker_tid, w.woken, w.woken_tid, count(w.count)])
+    })?;
+    let sql = "INSERT INTO interrupt_time VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE \
+               SET ns = ns + excluded.ns, count = count + excluded.count";
+    each(to, sql, &batch.interrupt_times, |sql, i| {
+        sql.execute(params![i.vcpu, i.instance, i.tid, count(i.ns), count(i.count)])
+    })?;
+    let sql = "INSERT OR REPLACE INTO exact_vcpu VALUES (?, ?, ?, ?, ?, ?, ?, ?)";
+    each(to, sql, &batch.exact_vcpus, |sql, v| {
+        let numbers = [v.trips, v.lost, v.switches, v.idle_ns, v.stacks_missed, v.cost_ns].map(count);
+        sql.execute(params![
+            v.vcpu,
+            numbers[0],
+            numbers[1],
+            numbers[2],
+            v.guest_switches.map(count),
+            numbers[3],
+            numbers[4],
+            numbers[5]
         ])
     })
 }

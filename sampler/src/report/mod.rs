@@ -6,6 +6,7 @@ mod annotate;
 mod by;
 mod charged;
 mod code;
+mod exact;
 mod filter;
 mod near;
 mod numbers;
@@ -23,6 +24,7 @@ use serde::{Deserialize, Serialize};
 
 pub use annotate::{Annotation, Hit, MOST_CODE, Target};
 pub use by::{Breakdown, By, Row};
+pub use exact::{ExactReport, ExactVcpu, InterruptTime, OffCpu, StateTime, Task, TaskStates, Wakeup};
 pub use filter::{Filter, ModeGroup, Sort};
 pub use quality::{Broken, Ends, File, UserCode, Walks};
 pub use tree::{CallTree, Direction, LEAST_PART, TreeNode, TreeRequest};
@@ -93,6 +95,9 @@ pub enum ReportError {
         /// Some of them.
         found: String,
     },
+    /// The profile has no exact data.
+    #[error("the profile has no exact data: {0}")]
+    NoExact(String),
     /// No such vCPU.
     #[error("the profile has no vCPU {vcpu}: it has {count}, counted from 0")]
     NoSuchVcpu {

@@ -6,6 +6,7 @@ mod find;
 mod hostile;
 mod lists;
 mod process;
+mod tripwire;
 
 use crate::fixture::{Config, Guest, Style};
 use crate::{FlatMemory, Kernel, Missing};

@@ -4,6 +4,7 @@
 mod attribution;
 mod bad_moments;
 mod devices;
+mod exact;
 mod jit;
 mod kernels;
 mod lifecycle;

@@ -127,6 +127,7 @@ fn sampled(rate_hz: f64) -> Measured<sampler::VcpuSampler> {
         clock: ClockKind::Uniform,
         seed: SEED,
         stack_depth: 127,
+        exact: false,
         meta: Vec::new(),
     };
     let (mut session, mut samplers) = Session::new(config, Box::new(Nowhere), sampler::no_files());

@@ -10,6 +10,7 @@ pub mod profile;
 pub mod record;
 pub mod report;
 pub mod session;
+pub mod simulate;
 pub mod symbolize;
 mod text;
 mod vcpu;

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use sampler::profile::{Table, Value as Cell};
 use sampler::report::{By, Direction, ModeGroup, Request, TreeRequest};
+use sampler::simulate::{Options, Study, study};
 use sampler::{Filter, Profile, Report, bench};
 use serde_json::Value;
 
@@ -103,6 +104,18 @@ fn a_report_fits_its_schema() {
     }
     let back: Report = serde_json::from_value(json).expect("a report");
     assert_eq!(back.samples, report.samples);
+}
+
+#[test]
+fn a_simulation_fits_its_schema() {
+    let text = document("json.md");
+    let block = text.split("# `vprof simulate --json`\n").nth(1).expect("a section");
+    let schema: Value = serde_json::from_str(blocks(block, "json")[0]).expect("the schema is JSON");
+    let result = study(&Options { seed: 1, runs: 2, clock: None }, |_, _| {});
+    let json = serde_json::to_value(&result).expect("JSON");
+    check(&json, &schema, "study");
+    let back: Study = serde_json::from_value(json).expect("a study");
+    assert_eq!((back.seed, back.runs, back.rows.len()), (1, 2, result.rows.len()));
 }
 
 fn text(cell: &Cell) -> &str {

@@ -2,6 +2,7 @@
 
 pub mod annotate;
 pub mod by;
+pub mod simulate;
 pub mod summary;
 pub mod table;
 pub mod tree;

@@ -6,20 +6,20 @@
 //!
 //! ```
 //! use sampler::ClockKind;
-//! use sampler::estimate::{Tally, Ticks};
+//! use sampler::estimate::{Tallies, Ticks};
 //!
 //! // In one pass over the samples, each vCPU's in the order of time; a tick counts as inside if it found the vCPU in
 //! // the time that `T_e` measures. Ticks outside are told too: they are part of the sequence.
 //! let mut ticks = Ticks::new(ClockKind::Uniform, 1_000_000.0);
-//! let mut key = Tally::default();
+//! let mut key = Tallies::default();
 //! for n in 1..=1_000_u64 {
 //!     let tick = ticks.tick(0, n * 1_000_000, true);
 //!     if n <= 300 {
 //!         key.add(&ticks, tick);
 //!     }
 //! }
-//! // One tally per vCPU that hit the key, and the exact time of every vCPU.
-//! let estimate = ticks.estimate(&[(0, 1_000_000_000)], &[(0, key)]);
+//! // With the exact time of every vCPU, ns.
+//! let estimate = ticks.estimate(&[(0, 1_000_000_000)], &key);
 //! assert_eq!(estimate.samples, 300);
 //! assert!(estimate.share.low < 0.3 && 0.3 < estimate.share.high);
 //! assert!((estimate.time.ns - 0.3e9).abs() < 1.0);
@@ -40,7 +40,7 @@ mod tests;
 pub use interval::{Share, Z_95, share};
 pub use plan::{needed, needed_for, reached};
 pub use strata::{Estimate, Time};
-pub use tally::{Tally, Tick, Ticks};
+pub use tally::{Tallies, Tally, Tick, Ticks};
 
 use crate::clock::ClockKind;
 

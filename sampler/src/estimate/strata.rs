@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::correlation::design_effect;
 use super::interval::{Share, around};
-use super::tally::{Tally, Ticks};
+use super::tally::{Tallies, Tally, Ticks};
 use crate::clock::ClockKind;
 
 /// A time with its 95 % interval, ns.
@@ -43,12 +43,12 @@ struct Stratum {
 }
 
 impl Ticks {
-    /// The share and the time of a state. `times` are the exact times of the vCPUs, ns; `tallies` the state's samples,
-    /// one tally per vCPU. vCPUs in `tallies` alone are left out.
+    /// The share and the time of a state. `times` are the exact times of the vCPUs, ns; vCPUs that are not among them
+    /// are left out.
     ///
     /// Each vCPU's share is weighted with its time, and their variances add. Where a vCPU has time but no tick in it,
     /// nothing is known of it: it may be all of the state or nothing, and the interval holds both.
-    pub fn estimate(&self, times: &[(u8, u64)], tallies: &[(u8, Tally)]) -> Estimate {
+    pub fn estimate(&self, times: &[(u8, u64)], tallies: &Tallies) -> Estimate {
         let total: f64 = times.iter().map(|(_, ns)| *ns as f64).sum();
         let (mut strata, mut unseen) = (Vec::with_capacity(times.len()), 0.0);
         let (mut k, mut n) = (0, 0);
@@ -59,7 +59,7 @@ impl Ticks {
                 unseen += weight;
                 continue;
             };
-            let tally = tallies.iter().find(|(of, _)| of == vcpu).map(|(_, tally)| tally);
+            let tally = tallies.of(*vcpu);
             let hit = tally.map_or(0, Tally::count);
             let effect = match tally {
                 Some(tally) if self.clock == ClockKind::Uniform => design_effect(track, tally),

@@ -15,7 +15,7 @@ pub struct Tick {
     position: u32,
 }
 
-/// The ticks of all vCPUs, in the order of each vCPU. One byte of memory per tick.
+/// The ticks of all vCPUs, in the order of each vCPU. Two bytes of memory per tick.
 #[derive(Debug)]
 pub struct Ticks {
     pub(super) clock: ClockKind,
@@ -60,8 +60,8 @@ impl Ticks {
 /// The ticks of one vCPU.
 #[derive(Debug, Default)]
 pub(super) struct Track {
-    /// Per tick: [`INSIDE`], and the class of the interval before it, or [`APART`].
-    flags: Vec<u8>,
+    /// Per tick: itself and its neighbours, see [`INSIDE`] and below. What comes after a tick is filled in as it comes.
+    flags: Vec<u16>,
     last_ns: Option<u64>,
     pub inside: u64,
     /// Neighbouring ticks, and of those the ones that are both inside.
@@ -69,10 +69,18 @@ pub(super) struct Track {
     pub both: Pairs,
 }
 
-/// Bit of a tick that was inside.
-const INSIDE: u8 = 0x80;
+/// The tick was inside.
+const INSIDE: u16 = 1 << 6;
+/// The tick before, the next, the one two before and the one two after are joined to it, and inside.
+const BEFORE: u16 = 1 << 7;
+const AFTER: u16 = 1 << 8;
+const TWO_BEFORE: u16 = 1 << 9;
+const TWO_AFTER: u16 = 1 << 10;
+/// Bits 0 to 2: class of the interval before the tick. Bits 3 to 5: of the one after it, if [`AFTER`] is set.
+const CLASS: u16 = 0x07;
+const CLASS_AFTER: u32 = 3;
 /// In place of a class: the tick before is missing or too far away.
-const APART: u8 = 0x04;
+const APART: u16 = 0x04;
 
 impl Track {
     /// Number of ticks.
@@ -85,41 +93,31 @@ impl Track {
         self.last_ns = Some(time_ns);
         self.inside += u64::from(inside);
         let class = interval.and_then(|interval| CLASSES.iter().position(|bound| interval < *bound));
-        let class = class.and_then(|class| u8::try_from(class).ok()).unwrap_or(APART);
+        let bits = class.and_then(|class| u16::try_from(class).ok()).unwrap_or(APART);
         let position = u32::try_from(self.flags.len()).unwrap_or(u32::MAX);
-        self.flags.push(class | if inside { INSIDE } else { 0 });
-        if let Some(class) = self.class(position) {
+        let mut flag = bits | if inside { INSIDE } else { 0 };
+        let mut earlier = self.flags.iter_mut().rev();
+        if let (Some(class), Some(before)) = (class, earlier.next()) {
+            let was_inside = *before & INSIDE != 0;
+            flag |= if was_inside { BEFORE } else { 0 };
+            *before |= if inside { AFTER | bits << CLASS_AFTER } else { 0 };
             self.all.first[class] += 1;
-            let before = position.checked_sub(1);
-            self.both.first[class] += u32::from(inside && before.is_some_and(|at| self.is_inside(at)));
+            self.both.first[class] += u32::from(inside && was_inside);
+            if let Some(two_before) = earlier.next().filter(|_| *before & CLASS != APART) {
+                let was_inside = *two_before & INSIDE != 0;
+                flag |= if was_inside { TWO_BEFORE } else { 0 };
+                *two_before |= if inside { TWO_AFTER } else { 0 };
+                self.all.second += 1;
+                self.both.second += u32::from(inside && was_inside);
+            }
         }
-        if let Some(start) = self.start_of_two(position) {
-            self.all.second += 1;
-            self.both.second += u32::from(inside && self.is_inside(start));
-        }
+        self.flags.push(flag);
         position
     }
 
-    fn flag(&self, position: u32) -> u8 {
-        self.flags.get(position as usize).copied().unwrap_or(APART)
-    }
-
-    fn is_inside(&self, position: u32) -> bool {
-        self.flag(position) & INSIDE != 0
-    }
-
-    /// The class of the interval that ends with this tick; `None` if it joins no neighbours.
-    fn class(&self, position: u32) -> Option<usize> {
-        let class = self.flag(position) & !INSIDE;
-        (class != APART).then_some(usize::from(class))
-    }
-
-    /// The tick two before this one, if neither of the two intervals between them is too long.
-    fn start_of_two(&self, position: u32) -> Option<u32> {
-        let before = position.checked_sub(1)?;
-        self.class(position)?;
-        self.class(before)?;
-        before.checked_sub(1)
+    /// The tick; 0, which is outside and has no neighbours, where there is none.
+    fn flag(&self, position: u32) -> u16 {
+        self.flags.get(position as usize).copied().unwrap_or(0)
     }
 }
 
@@ -148,25 +146,23 @@ impl Default for Tally {
 impl Tally {
     /// Counts the vCPU's latest tick. A tick counts once, however often it is added, and only if it was inside.
     pub fn add(&mut self, ticks: &Ticks, tick: Tick) {
-        let Some(track) = ticks.track(tick.vcpu).filter(|track| track.is_inside(tick.position)) else {
-            return;
-        };
-        let position = tick.position;
-        if self.last == position && self.count > 0 {
+        let Some(track) = ticks.track(tick.vcpu) else { return };
+        let (position, flag) = (tick.position, track.flag(tick.position));
+        if flag & INSIDE == 0 || (self.last == position && self.count > 0) {
             return;
         }
         self.count += 1;
-        if ticks.clock != ClockKind::Uniform {
-            self.last = position;
-            return;
+        if ticks.clock == ClockKind::Uniform {
+            // NEVER wraps to -1 and 0, which no tick has as its neighbour before: flags say that the first has none.
+            if flag & BEFORE != 0 && self.last.wrapping_add(1) == position {
+                self.same.first[usize::from(flag & CLASS)] += 1;
+            }
+            let two = |hit: u32| hit.wrapping_add(2) == position;
+            self.same.second += u32::from(flag & TWO_BEFORE != 0 && (two(self.last) || two(self.before)));
+            self.settle(track.flag(self.before));
+            self.before = self.last;
         }
-        let hit = |at: Option<u32>| at.is_some_and(|at| at == self.last || at == self.before);
-        if let Some(class) = track.class(position).filter(|_| hit(position.checked_sub(1))) {
-            self.same.first[class] += 1;
-        }
-        self.same.second += u32::from(hit(track.start_of_two(position)));
-        self.settle(track, self.before);
-        (self.before, self.last) = (self.last, position);
+        self.last = position;
     }
 
     /// Samples.
@@ -174,31 +170,50 @@ impl Tally {
         self.count
     }
 
-    /// Looks at the neighbours of a tick, all of which have come.
-    fn settle(&mut self, track: &Track, position: u32) {
-        if position == NEVER {
-            return;
+    /// Counts the neighbours of a tick, all of which have come.
+    fn settle(&mut self, flag: u16) {
+        if flag & BEFORE != 0 {
+            self.near.first[usize::from(flag & CLASS)] += 1;
         }
-        let next = position + 1;
-        for (link, neighbour) in [(position, position.checked_sub(1)), (next, Some(next))] {
-            let class = track.class(link).filter(|_| neighbour.is_some_and(|at| track.is_inside(at)));
-            if let Some(class) = class {
-                self.near.first[class] += 1;
-            }
+        if flag & AFTER != 0 {
+            self.near.first[usize::from(flag >> CLASS_AFTER & CLASS)] += 1;
         }
-        let far = position + 2;
-        for (link, neighbour) in [(position, position.checked_sub(2)), (far, Some(far))] {
-            let joined =
-                track.start_of_two(link).is_some() && neighbour.is_some_and(|at| track.is_inside(at));
-            self.near.second += u32::from(joined);
-        }
+        self.near.second += u32::from(flag & TWO_BEFORE != 0) + u32::from(flag & TWO_AFTER != 0);
     }
 
     /// Pairs that both belong to it, and neighbours that are inside, at the end of the run.
     pub(super) fn pairs(mut self, track: &Track) -> (Pairs, Pairs) {
-        self.settle(track, self.before);
-        self.settle(track, self.last);
+        self.settle(track.flag(self.before));
+        self.settle(track.flag(self.last));
         (self.same, self.near)
+    }
+}
+
+/// The samples of one thing on all vCPUs, in place of a plain count.
+#[derive(Debug, Clone, Default)]
+pub struct Tallies {
+    /// One for each vCPU that hit it.
+    by_vcpu: Vec<(u8, Tally)>,
+}
+
+impl Tallies {
+    /// Counts the latest tick of its vCPU, as [`Tally::add`] does.
+    pub fn add(&mut self, ticks: &Ticks, tick: Tick) {
+        let place = self.by_vcpu.iter().position(|(vcpu, _)| *vcpu == tick.vcpu).unwrap_or_else(|| {
+            self.by_vcpu.push((tick.vcpu, Tally::default()));
+            self.by_vcpu.len() - 1
+        });
+        self.by_vcpu[place].1.add(ticks, tick);
+    }
+
+    /// Samples.
+    pub fn count(&self) -> u64 {
+        self.by_vcpu.iter().map(|(_, tally)| tally.count()).sum()
+    }
+
+    /// The tally of a vCPU, if it hit it.
+    pub fn of(&self, vcpu: u8) -> Option<&Tally> {
+        self.by_vcpu.iter().find(|(of, _)| *of == vcpu).map(|(_, tally)| tally)
     }
 }
 

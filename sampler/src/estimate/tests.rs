@@ -63,8 +63,8 @@ fn coverage_of_independent_samples_is_known_exactly() {
 }
 
 /// Regular ticks of one vCPU, of which every `every`th hits.
-fn regular(clock: ClockKind, count: u64, every: u64) -> (Ticks, Tally) {
-    let (mut ticks, mut tally) = (Ticks::new(clock, 1e6), Tally::default());
+fn regular(clock: ClockKind, count: u64, every: u64) -> (Ticks, Tallies) {
+    let (mut ticks, mut tally) = (Ticks::new(clock, 1e6), Tallies::default());
     for n in 0..count {
         let tick = ticks.tick(0, n * 1_000_000, true);
         if n % every == 0 {
@@ -78,7 +78,7 @@ fn regular(clock: ClockKind, count: u64, every: u64) -> (Ticks, Tally) {
 fn independent_samples_on_one_vcpu_have_the_plain_interval() {
     for clock in [ClockKind::Exponential, ClockKind::Fixed] {
         let (ticks, tally) = regular(clock, 900, 3);
-        let estimate = ticks.estimate(&[(0, 900)], &[(0, tally)]);
+        let estimate = ticks.estimate(&[(0, 900)], &tally);
         assert_eq!(estimate.share, share(300, 900));
         assert!((estimate.effective - 900.0).abs() < 1e-9);
         assert!((estimate.time.ns - 300.0).abs() < 1e-9 && estimate.time.low_ns < 300.0, "{estimate:?}");
@@ -89,31 +89,31 @@ fn independent_samples_on_one_vcpu_have_the_plain_interval() {
 #[test]
 fn a_vcpu_with_time_but_no_tick_may_be_anything() {
     let (ticks, tally) = regular(ClockKind::Exponential, 1_000, 2);
-    let estimate = ticks.estimate(&[(0, 750), (1, 250), (2, 0)], &[(0, tally)]);
+    let estimate = ticks.estimate(&[(0, 750), (1, 250), (2, 0)], &tally);
     let seen = share(500, 1_000);
     let expected = Share { share: 0.5, low: seen.low * 0.75, high: seen.high * 0.75 + 0.25 };
     assert!((estimate.share.low - expected.low).abs() < 1e-12, "{estimate:?}");
     assert!((estimate.share.high - expected.high).abs() < 1e-12, "{estimate:?}");
-    let nothing = ticks.estimate(&[(1, 250)], &[]);
+    let nothing = ticks.estimate(&[(1, 250)], &Tallies::default());
     assert_eq!((nothing.samples, nothing.share), (0, Share { share: 0.0, low: 0.0, high: 1.0 }));
-    let never = ticks.estimate(&[], &[]);
+    let never = ticks.estimate(&[], &Tallies::default());
     assert_eq!((never.share.high, never.time.high_ns), (1.0, 0.0));
 }
 
 #[test]
 fn vcpus_count_by_their_time() {
     let mut ticks = Ticks::new(ClockKind::Exponential, 1e6);
-    let mut tallies = [Tally::default(); 2];
+    let mut tallies = Tallies::default();
     for n in 0..1_000 {
         let busy = ticks.tick(0, n * 1_000_000, true);
-        tallies[0].add(&ticks, busy);
+        tallies.add(&ticks, busy);
         // The other vCPU is halted for nine ticks of ten, and never in the state.
         let halted = ticks.tick(1, n * 1_000_000, n % 10 == 0);
         if n % 10 != 0 {
-            tallies[1].add(&ticks, halted);
+            tallies.add(&ticks, halted);
         }
     }
-    let estimate = ticks.estimate(&[(0, 1_000), (1, 1_000)], &[(0, tallies[0]), (1, tallies[1])]);
+    let estimate = ticks.estimate(&[(0, 1_000), (1, 1_000)], &tallies);
     assert_eq!((estimate.samples, ticks.inside()), (1_000, 1_100));
     assert!((estimate.share.share - 0.5).abs() < 1e-12, "{estimate:?}");
     // Each is certain by itself, as far as 1,000 and 100 samples go.
@@ -162,18 +162,17 @@ mod properties {
             times in prop::collection::vec(0..u64::MAX / 4, 3),
         ) {
             let mut ticks = Ticks::new(ClockKind::Uniform, 1e6);
-            let mut tallies = [Tally::default(); 3];
+            let mut tallies = Tallies::default();
             let mut now = 0;
             for (interval, bits) in steps {
                 now += interval;
                 let tick = ticks.tick(bits & 3, now, bits & 4 != 0);
-                if let Some(tally) = tallies.get_mut(usize::from(bits & 3)).filter(|_| bits & 8 != 0) {
-                    tally.add(&ticks, tick);
+                if bits & 8 != 0 {
+                    tallies.add(&ticks, tick);
                 }
             }
-            let by_vcpu: Vec<(u8, Tally)> = (0..).zip(tallies).collect();
             let times: Vec<(u8, u64)> = (0..).zip(times).collect();
-            let estimate = ticks.estimate(&times, &by_vcpu);
+            let estimate = ticks.estimate(&times, &tallies);
             let s = estimate.share;
             prop_assert!(0.0 <= s.low && s.low <= s.high && s.high <= 1.0 + 1e-12, "{:?}", estimate);
             prop_assert!(s.low <= s.share + 1e-12 && s.share <= s.high + 1e-12, "{:?}", estimate);

@@ -3,7 +3,7 @@
 use super::program::MEAN_NS;
 use super::timeline::{OUTSIDE, Timeline};
 use crate::clock::{ClockKind, Intervals};
-use crate::estimate::{Estimate, Tally, Ticks};
+use crate::estimate::{Estimate, Tallies, Ticks};
 
 /// A course of a machine, with the truth.
 #[derive(Debug)]
@@ -27,25 +27,23 @@ impl Machine {
     /// Profiles the machine once: an estimate for each of the states 1 to `states`. `start_ns` is when the clock starts.
     pub fn profile(&self, clock: ClockKind, seed: u64, start_ns: u64, states: u8) -> Vec<Estimate> {
         let mut ticks = Ticks::new(clock, MEAN_NS as f64);
-        let mut tallies: Vec<Vec<(u8, Tally)>> = vec![Vec::new(); usize::from(states)];
+        let mut tallies = vec![Tallies::default(); usize::from(states)];
         for (vcpu, line) in (0_u8..).zip(&self.vcpus) {
             // The product's clock takes a rate.
             let Some(mut intervals) = Intervals::new(clock, 1e9 / MEAN_NS as f64, seed, vcpu) else {
                 continue;
             };
-            let mut own = vec![Tally::default(); usize::from(states)];
             let mut cursor = line.cursor();
             let mut now = start_ns + intervals.next_ns();
             while now < line.length() {
                 let state = cursor.at(now);
                 let tick = ticks.tick(vcpu, now, state != OUTSIDE);
-                if let Some(tally) = usize::from(state).checked_sub(1).and_then(|place| own.get_mut(place)) {
+                if let Some(tally) =
+                    usize::from(state).checked_sub(1).and_then(|place| tallies.get_mut(place))
+                {
                     tally.add(&ticks, tick);
                 }
                 now += intervals.next_ns();
-            }
-            for (all, one) in tallies.iter_mut().zip(own) {
-                all.push((vcpu, one));
             }
         }
         let times = self.times();

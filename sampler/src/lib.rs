@@ -12,6 +12,7 @@ pub mod profile;
 pub mod record;
 pub mod report;
 pub mod session;
+pub mod simulate;
 pub mod stat;
 pub mod symbolize;
 mod text;

@@ -11,6 +11,7 @@ mod naming;
 pub mod profile;
 pub mod record;
 pub mod report;
+pub mod rusage;
 pub mod session;
 pub mod simulate;
 pub mod stat;

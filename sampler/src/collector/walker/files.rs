@@ -61,6 +61,8 @@ pub(crate) struct FileEntry {
     loaded: OnceLock<Loaded>,
     /// Its row has to be written again.
     changed: AtomicBool,
+    /// No name leads to it any more.
+    deleted: AtomicBool,
 }
 
 impl FileEntry {
@@ -164,7 +166,7 @@ impl FileEntry {
             row.device = file.device.0 << 20 | file.device.1;
             row.inode = file.inode;
             row.filesystem = text::printable(&file.filesystem);
-            row.deleted = file.deleted;
+            row.deleted = self.deleted.load(Ordering::Relaxed);
         }
         row
     }
@@ -210,6 +212,10 @@ impl Files {
     pub(crate) fn entry(&mut self, file: &FileRef, rows: &mut Vec<FileRow>) -> Arc<FileEntry> {
         let key = Key { device: file.device, inode: file.inode, size: file.size, modified: file.modified };
         if let Some(entry) = self.known.get(&key) {
+            // Files are removed while they run: by upgrades, above all.
+            if file.deleted && !entry.deleted.swap(true, Ordering::Relaxed) {
+                rows.push(entry.row(None));
+            }
             return Arc::clone(entry);
         }
         if self.known.len() >= REMEMBERED {
@@ -236,9 +242,11 @@ impl Files {
 
     fn add(&mut self, content: Content, rows: &mut Vec<FileRow>) -> Arc<FileEntry> {
         self.given = self.given.saturating_add(1);
+        let deleted = matches!(&content, Content::File(file) if file.deleted);
         let entry = Arc::new(FileEntry {
             id: self.given,
             content,
+            deleted: AtomicBool::new(deleted),
             loaded: OnceLock::new(),
             changed: AtomicBool::new(false),
         });

@@ -59,10 +59,11 @@ pub(super) struct Spaces {
 }
 
 impl Spaces {
-    /// The memory of `owner`, read anew when it is not known, is another one since an exec, or lacks `rip`.
+    /// The memory of `owner` with these page tables, read anew when it is not known, is another one since an exec, or
+    /// lacks `rip`.
     pub(super) fn of(
         &mut self,
-        owner: &Owner,
+        (owner, root): (&Owner, u64),
         rip: u64,
         source: &Source,
         files: &mut Files,
@@ -72,7 +73,7 @@ impl Spaces {
             self.known.clear();
         }
         let now = monotonic_ns();
-        let root = owner.cr3 & ROOT;
+        let root = root & ROOT;
         let space = self.known.entry(owner.instance).or_default();
         let age = now.saturating_sub(space.read_ns);
         let stale = age >= BELIEVED_NS || space.region(rip).is_none() && age >= AGAIN_NS;

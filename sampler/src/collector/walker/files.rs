@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use symbols::FileRef;
 use symbols::cfi::{CfiSection, CfiSections, CfiTable};
 use symbols::elf::{ElfFile, ReadAt, Section, Segment};
+use symbols::go::GoTable;
 
 use super::source::Source;
 use crate::batch::FileRow;
@@ -117,6 +118,7 @@ impl FileEntry {
             debug_frame: elf.section(".debug_frame").ok().map(section),
             text: start(".text"),
             got: start(".got"),
+            go: GoTable::read(&elf),
         });
         Ok(Loaded {
             cfi: cfi.ok().filter(|table| room.take(table.memory())),
@@ -264,5 +266,33 @@ impl Files {
             }
             !read
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_is_removed_while_it_runs_is_told_once_more() {
+        let file = FileRef {
+            path: "/bin/program".to_owned(),
+            raw_path: b"/bin/program".to_vec(),
+            device: (8, 1),
+            inode: 7,
+            size: 4096,
+            modified: None,
+            filesystem: "ext4".to_owned(),
+            deleted: false,
+            address_space: 0,
+            stacked: None,
+        };
+        let (mut files, mut rows) = (Files::default(), Vec::new());
+        let entry = files.entry(&file, &mut rows);
+        let removed = FileRef { deleted: true, ..file };
+        for _ in 0..2 {
+            assert!(Arc::ptr_eq(&files.entry(&removed, &mut rows), &entry));
+        }
+        assert_eq!(rows.iter().map(|row| (row.id, row.deleted)).collect::<Vec<_>>(), [(1, false), (1, true)]);
     }
 }

@@ -1,10 +1,8 @@
 //! Moments of a real guest: the demo image runs under QEMU, is stopped in its kernel, and its registers and memory are
 //! saved.
 
-use std::error::Error;
-use std::fs::{self, File};
+use std::fs;
 use std::io::{Read, Write};
-use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -12,12 +10,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use ext4_view::{Ext4, Ext4Read};
 use kvm_bindings::{kvm_regs, kvm_sregs};
 use sampler::bench::Stopped;
 use sampler::{GuestFiles, OpenFiles, ReadAt};
 use vm_memory::{Bytes, GuestAddress};
 use vmm::GuestMemoryMmap;
+use vprof_tests::Disk;
 
 /// Memory of the guest, bytes.
 pub const MEMORY: usize = 256 << 20;
@@ -45,10 +43,9 @@ impl Guest {
         let image = vprof_tests::images().join("demo.img");
         let [socket, console, ram, kernel, initrd] =
             ["monitor", "console", "ram", "kernel", "initrd"].map(|name| directory.join(name));
-        let files = load(&image)?;
-        let read = |path: &str| files.read(path).with_context(|| format!("no {path} in {}", image.display()));
-        fs::write(&kernel, read("/boot/vmlinuz")?)?;
-        let mut archives = read("/boot/initrd.img")?;
+        let disk = Disk::open(&image)?;
+        fs::write(&kernel, disk.read("/boot/vmlinuz")?)?;
+        let mut archives = disk.read("/boot/initrd.img")?;
         archives.resize(archives.len().next_multiple_of(guest_images::ALIGNMENT), 0);
         archives.extend(guest_images::command_archive(["bash", "-c", COMMAND])?);
         fs::write(&initrd, archives)?;
@@ -105,7 +102,7 @@ impl Guest {
     /// The files of its disk.
     pub fn files(&self) -> OpenFiles {
         let image = self.image.clone();
-        Arc::new(move || Box::new(Disk(image.clone())))
+        Arc::new(move || Box::new(Files(image.clone())))
     }
 }
 
@@ -118,25 +115,12 @@ pub fn copy(from: &GuestMemoryMmap, to: &GuestMemoryMmap) {
     }
 }
 
-/// An image that is one ext4 file system.
-struct Image(File);
-
-impl Ext4Read for Image {
-    fn read(&mut self, at: u64, into: &mut [u8]) -> Result<(), Box<dyn Error + Send + Sync + 'static>> {
-        self.0.read_exact_at(into, at).map_err(Into::into)
-    }
-}
-
-fn load(image: &Path) -> anyhow::Result<Ext4> {
-    Ok(Ext4::load(Box::new(Image(File::open(image)?)))?)
-}
-
 /// The files of an image.
-struct Disk(PathBuf);
+struct Files(PathBuf);
 
-impl GuestFiles for Disk {
+impl GuestFiles for Files {
     fn open(&self, path: &str) -> Option<Box<dyn ReadAt>> {
-        let bytes: Arc<[u8]> = load(&self.0).ok()?.read(path).ok()?.into();
+        let bytes: Arc<[u8]> = Disk::open(&self.0).ok()?.read(path).ok()?.into();
         Some(Box::new(bytes))
     }
 }

@@ -132,7 +132,9 @@ impl StackReader {
         let space = AddressSpace::new(root, sample.five_level);
         into.user_root = is_own.then(|| space.root().0);
         if let Some(rsp) = user.filter(|rsp| !is_kernel(*rsp)) {
-            let start = rsp.saturating_sub(RED_ZONE);
+            // A stack may end within the red zone of its lowest frame, which then uses none.
+            let red = rsp.saturating_sub(RED_ZONE);
+            let start = if space.translate(memory, VirtAddr(red)).is_some() { red } else { rsp };
             let end = start.saturating_add(sample.user_bytes as u64);
             into.gaps.user_not_present = !copy_pages(&space, memory, (start, end), into);
         }

@@ -152,6 +152,9 @@ fn a_user_stack_starts_with_its_red_zone_and_ends_where_no_page_is() {
     assert_eq!(copy.read_u64(USER_STACK + 0x4780), Some(77));
     assert_eq!(copy.read_u64(USER_STACK + 0x4ff9), None);
     assert_eq!(copy.task_pt_regs().map(|user| user.registers.rip), Some(0x1234));
+    // A red zone that lies below the stack's lowest page.
+    let copy = guest.copied(3, USER_STACK + 64, false);
+    assert_eq!(segments(&copy), [(USER_STACK + 64, 0x4000)]);
     // To the limit, then.
     let copy = guest.copied(3, USER_STACK + 128, false);
     assert_eq!((segments(&copy), copy.gaps()), (vec![(USER_STACK, 0x4000)], StackGaps::default()));

@@ -67,6 +67,9 @@ impl ReasonOf {
 /// Why a stack has no user frames in the moment in which it is no longer the current task's.
 const NEXT_TASK: &str = "the kernel is switching: stack of the next task";
 
+/// The system calls execve and execveat (Linux, arch/x86/entry/syscalls/syscall_64.tbl).
+const EXEC: [u32; 2] = [59, 322];
+
 /// Whose stack it is.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Owner {
@@ -172,6 +175,13 @@ impl Walker {
         batch: &mut Batch,
     ) {
         let space = self.spaces.of(owner, user.registers.rip, &self.source, &mut self.files, batch);
+        // What exec has replaced has no stack any more; the saved registers are still its.
+        if !copy.is_user_mode()
+            && user.system_call().is_some_and(|number| EXEC.contains(&number))
+            && space.lacks(user.registers.rip)
+        {
+            return;
+        }
         let images = space.images(&self.source, &self.files);
         let mut doubt = None;
         let end = self.users.walk(&user.registers, copy, &images, limit.max(1), |frame| {

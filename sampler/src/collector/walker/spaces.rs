@@ -137,6 +137,11 @@ impl Space {
         self.regions.get(after.checked_sub(1)?).filter(|region| address < region.end)
     }
 
+    /// True if the mappings are known and none of them has `address`.
+    pub(super) fn lacks(&self, address: u64) -> bool {
+        self.missing.is_none() && self.region(address).is_none()
+    }
+
     /// Why there are no mappings.
     pub(super) fn missing(&self) -> Option<&str> {
         self.missing.as_deref()

@@ -25,9 +25,9 @@ pub fn rows() -> anyhow::Result<Vec<Row>> {
     let path = directory.path().join("bench.vprof");
     let written = bench::write_profile(&path, false, SAMPLES)?;
     let size = fs::metadata(&path)?.len();
-    let [read, memory] = child::run("summary", &path)?;
+    let [read, read_wall, memory] = child::run("summary", &path)?;
     bench::write_profile_with_stacks(&path, true, SAMPLES, STACKS)?;
-    let [functions, functions_memory] = child::run("functions", &path)?;
+    let [functions, functions_wall, functions_memory] = child::run("functions", &path)?;
     Ok(vec![
         Row::text(
             "collector and writer, one core",
@@ -40,10 +40,17 @@ pub fn rows() -> anyhow::Result<Vec<Row>> {
             written.wall,
             size / 1_000_000
         )),
-        Row::text("report over 1,000,000 samples", seconds(read), "at most 2 s")
-            .detail(format!("{} MB at the peak (at most 300)", memory / 1_000_000)),
+        Row::text("report over 1,000,000 samples", seconds(read), "at most 2 s").detail(format!(
+            "of CPU, {} of time; {} MB at the peak (at most 300)",
+            seconds(read_wall),
+            memory / 1_000_000
+        )),
         Row::text("report by function, 1,000,000 samples, 50,000 stacks", seconds(functions), "at most 3 s")
-            .detail(format!("20 frames deep; {} MB at the peak", functions_memory / 1_000_000)),
+            .detail(format!(
+                "of CPU, {} of time; 20 frames deep; {} MB at the peak",
+                seconds(functions_wall),
+                functions_memory / 1_000_000
+            )),
     ])
 }
 
@@ -61,12 +68,16 @@ pub fn memory() -> Row {
     )
 }
 
-/// In a process of its own, which has written nothing: ns that the summary takes.
-pub fn summary(path: &Path) -> anyhow::Result<u64> {
-    Ok(u64::try_from(bench::read_report(path, SAMPLES)?.0.wall.as_nanos())?)
+/// In a process of its own, which has written nothing: ns of CPU and of time that the summary takes.
+pub fn summary(path: &Path) -> anyhow::Result<[u64; 2]> {
+    ns(bench::read_report(path, SAMPLES)?.0)
 }
 
-/// Likewise: ns that the table of functions takes.
-pub fn functions(path: &Path) -> anyhow::Result<u64> {
-    Ok(u64::try_from(bench::read_functions(path, SAMPLES)?.0.wall.as_nanos())?)
+/// Likewise: what the table of functions takes.
+pub fn functions(path: &Path) -> anyhow::Result<[u64; 2]> {
+    ns(bench::read_functions(path, SAMPLES)?.0)
+}
+
+fn ns(cost: bench::Cost) -> anyhow::Result<[u64; 2]> {
+    Ok([u64::try_from(cost.cpu.as_nanos())?, u64::try_from(cost.wall.as_nanos())?])
 }

@@ -20,8 +20,8 @@ fn main() -> anyhow::Result<()> {
     if let [what, path] = arguments.as_slice() {
         let path = Path::new(path);
         return match what.to_str() {
-            Some("summary") => child::tell(&[behind::summary(path)?]),
-            Some("functions") => child::tell(&[behind::functions(path)?]),
+            Some("summary") => child::tell(&behind::summary(path)?),
+            Some("functions") => child::tell(&behind::functions(path)?),
             Some("names") => child::tell(&names::measure(path)?),
             _ => bail!("usage: bench, or bench summary|functions PROFILE, or bench names FILE"),
         };

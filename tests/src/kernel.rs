@@ -27,12 +27,16 @@ const LZ4_BLOCK: usize = 8 << 20;
 const SETUP_SECTS: usize = 0x1f1;
 const PAYLOAD: usize = 0x248;
 
-/// Writes the vmlinux of the kernel of an image, without what is `lost`, to a file in `directory`.
+/// Writes the vmlinux of the kernel of an image, without what is `lost`, and the image's initrd to files in `directory`.
 ///
 /// # Panics
 /// The image or its kernel is not as this project makes it.
-pub fn kernel_without(lost: Lost, image: &Path, directory: &Path) -> PathBuf {
-    let packed = Disk::open(image).and_then(|disk| disk.read("/boot/vmlinuz")).expect("the image's kernel");
+pub fn kernel_without(lost: Lost, image: &Path, directory: &Path) -> (PathBuf, PathBuf) {
+    let disk = Disk::open(image).expect("the image's file system");
+    let initrd = directory.join("initrd.img");
+    std::fs::write(&initrd, disk.read("/boot/initrd.img").expect("the image's initrd"))
+        .expect("room for an initrd");
+    let packed = disk.read("/boot/vmlinuz").expect("the image's kernel");
     let mut vmlinux = unpack(&packed);
     let pattern: &[u8] = if lost == Lost::Btf { &BTF } else { DIGITS };
     let places: Vec<usize> =
@@ -43,7 +47,7 @@ pub fn kernel_without(lost: Lost, image: &Path, directory: &Path) -> PathBuf {
     }
     let path = directory.join("vmlinux");
     std::fs::write(&path, vmlinux).expect("room for a kernel");
-    path
+    (path, initrd)
 }
 
 /// The ELF file in a bzImage that is packed with LZ4, as Debian's are.

@@ -99,8 +99,9 @@ fn with_page_table_isolation() {
 /// A run of the demo image with a kernel that has lost something.
 fn run_without(lost: Lost) -> Run {
     let directory = tempfile::tempdir().expect("a directory");
-    let kernel = kernel_without(lost, &images().join("demo.img"), directory.path());
+    let (kernel, initrd) = kernel_without(lost, &images().join("demo.img"), directory.path());
     let guest = Guest::demo().options(["--kernel".as_ref(), kernel.as_os_str()]);
+    let guest = guest.options(["--initrd".as_ref(), initrd.as_os_str()]);
     let run = guest.options(["--rate", "1000"]).script(SCRIPT).run().succeeded();
     assert!(run.stdout.contains("cloud-amd64"), "the command ran: {}", run.stdout);
     run

@@ -481,6 +481,10 @@ pub struct SymbolizeArgs {
     /// Directory that has the guest's files under their paths in the guest, with symbols; repeatable
     #[arg(long, value_name = "DIR")]
     pub symfs: Vec<PathBuf>,
+
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `vprof doctor`.

@@ -34,7 +34,7 @@ pub fn command(args: &ReportArgs) -> Result<ExitCode, Error> {
         let text = match (&report.by, &report.tree) {
             (Some(breakdown), _) => by::render(&report, breakdown, rows, page),
             (_, Some(calls)) => tree::render(&report, calls, rows, page),
-            _ => summary::render(&report, rows, page.for_summary()),
+            _ => summary::render(&report, &args.profile, rows, page.for_summary()),
         };
         io::stdout().lock().write_all(text.as_bytes()).map_err(stdout_error)?;
     }
@@ -94,10 +94,10 @@ pub fn print_summary(path: &Path, to_stderr: bool) -> Result<(), Error> {
     let report = read(path, &Filter::default())?;
     let written = if to_stderr {
         let page = Page::for_stream(io::stderr().is_terminal()).for_summary();
-        io::stderr().lock().write_all(summary::render(&report, SUMMARY_ROWS, page).as_bytes())
+        io::stderr().lock().write_all(summary::render(&report, path, SUMMARY_ROWS, page).as_bytes())
     } else {
         let page = Page::stdout().for_summary();
-        io::stdout().lock().write_all(summary::render(&report, SUMMARY_ROWS, page).as_bytes())
+        io::stdout().lock().write_all(summary::render(&report, path, SUMMARY_ROWS, page).as_bytes())
     };
     written.map_err(stdout_error)
 }

@@ -3,13 +3,14 @@
 //! The same functions serve the project's benchmark and its tests, and check the answer that they time.
 
 mod made_up;
+mod stopped;
 
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
-use symbols::{Current, TaskSnapshot};
+use symbols::{Current, Missing, TaskSnapshot};
 use vmm::GuestMemoryMmap;
 
 use crate::batch::{Batch, Fell, Sink, VcpuRow};
@@ -20,6 +21,7 @@ use crate::profile::{CreateError, Profile, ProfileError, ProfileWriter};
 use crate::record::{Moment, Record};
 use crate::report::{Breakdown, By, Filter, Report, ReportError, Request};
 use crate::{SinkError, VcpuSampler};
+pub use stopped::{StackFigures, Stopped, stack_figures};
 use vmm::monotonic_ns;
 
 /// What something took.
@@ -64,6 +66,12 @@ pub enum BenchError {
     /// The report could not be made.
     #[error(transparent)]
     Report(#[from] ReportError),
+    /// The guest's kernel is not understood.
+    #[error("the guest is not understood: {0}")]
+    Missing(#[from] Missing),
+    /// A sample came without its stack.
+    #[error("a sample has no stack")]
+    NoStack,
     /// The report does not say what was written.
     #[error("the report says {found} samples of {written}")]
     Wrong {

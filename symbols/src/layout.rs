@@ -9,7 +9,7 @@ use crate::gather::Gather;
 use crate::interrupt::InterruptLayouts;
 use crate::missing::Missing;
 use crate::pagecache::PageCacheLayout;
-use crate::process::ProcessLayouts;
+use crate::process::{MmLayout, ProcessLayouts};
 use crate::tripwire::StateLayout;
 
 /// `TASK_COMM_LEN` (include/linux/sched.h).
@@ -140,6 +140,8 @@ pub(crate) struct StackLayout {
     pub(crate) saved_bp: usize,
     /// `inactive_task_frame.ret_addr`.
     pub(crate) return_address: usize,
+    /// From a task to its page tables; `None` where a kernel does not say.
+    pub(crate) mm: Option<MmLayout>,
 }
 
 /// A field of an ORC entry: first bit and number of bits.
@@ -303,6 +305,7 @@ impl StackLayout {
             irq_size: size("irq_stack"),
             saved_bp: frame("bp", 40),
             return_address: frame("ret_addr", 48),
+            mm: MmLayout::new(btf).ok(),
         })
     }
 }

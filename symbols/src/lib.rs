@@ -29,6 +29,7 @@ pub mod elf;
 #[cfg(any(test, feature = "fixture"))]
 pub mod fixture;
 mod gather;
+pub mod go;
 mod image;
 mod interrupt;
 mod kallsyms;

@@ -11,7 +11,7 @@ pub(crate) mod mode;
 mod namer;
 pub(crate) mod resolver;
 mod stacks;
-mod walker;
+pub(crate) mod walker;
 
 use std::fmt;
 use std::sync::Arc;

@@ -107,7 +107,7 @@ impl Resolver {
             instance
         });
         let leaf = if mode == Mode::User { None } else { Some(self.kernel_frame(record, batch)) };
-        let owner = instance.zip(task).map(|(instance, task)| Owner { instance, task, cr3: record.cr3 });
+        let owner = instance.zip(task).map(|(instance, task)| Owner { instance, task });
         let placed = stack.map(|stack| self.place(stack, owner, mode, batch)).unwrap_or_default();
         let frame = placed
             .frame

@@ -287,7 +287,13 @@ fn write_who(to: &Transaction<'_>, batch: &Batch) -> rusqlite::Result<()> {
 }
 
 fn write_code(to: &Transaction<'_>, batch: &Batch) -> rusqlite::Result<()> {
-    each(to, "INSERT OR REPLACE INTO file VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", &batch.files, |sql, f| {
+    // What is known of a file grows from row to row; who named it is told by another thread than the rest.
+    let sql = "INSERT INTO file VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) \
+               ON CONFLICT (id) DO UPDATE SET deleted = excluded.deleted, \
+               build_id = coalesce(excluded.build_id, build_id), \
+               read_from = coalesce(excluded.read_from, read_from), \
+               named_by = coalesce(excluded.named_by, named_by)";
+    each(to, sql, &batch.files, |sql, f| {
         let inode = f.inode.cast_signed();
         sql.execute(params![
             f.id,

@@ -88,8 +88,7 @@ impl Setup {
             ..SampleRow::default()
         };
         let instance = InstanceRow { id: 1, pid: 7, comm: "prog".to_owned(), ..InstanceRow::default() };
-        let vcpu =
-            VcpuRow { id: 0, samples: 10, lost: 0, sampler_ns: 1, guest_ns: 100, exits: 10, wall_ns: 100 };
+        let vcpu = VcpuRow { id: 0, samples: 10, exits: 10, ..VcpuRow::default() };
         let batch = Batch {
             vcpus: vec![vcpu],
             instances: vec![instance],

@@ -12,9 +12,10 @@ use kvm_bindings::{kvm_regs, kvm_sregs};
 use symbols::{Current, TaskSnapshot};
 use vmm::GuestMemoryMmap;
 
-use crate::batch::{Batch, Sink, VcpuRow};
+use crate::batch::{Batch, Fell, Sink, VcpuRow};
 use crate::clock::{ClockKind, Intervals};
 use crate::collector::resolver::Resolver;
+use crate::microstate::States;
 use crate::profile::{CreateError, Profile, ProfileError, ProfileWriter};
 use crate::record::{Moment, Record};
 use crate::report::{Breakdown, By, Filter, Report, ReportError, Request};
@@ -105,6 +106,7 @@ fn record(n: u64) -> Record {
         long_mode: true,
         five_level: false,
         halted: false,
+        fell: Fell::Guest,
         current: Some(Current { preempt_count: if interrupt { 0x0001_0000 } else { 0 }, task: Some(task) }),
     }
 }
@@ -154,12 +156,11 @@ fn write_samples(writer: &mut ProfileWriter, samples: u64, stacks: u32) -> Resul
             id,
             samples: half,
             lost: 0,
-            sampler_ns: half * 2_000,
-            guest_ns: samples * 499_000,
             exits: half,
-            wall_ns: samples * 500_000,
+            states: States { guest: samples * 498_000, sampler: samples * 2_000, ..States::default() },
         });
     }
+    made_up::times(&mut batch);
     let duration = samples * 500_000;
     let meta = [("duration_ns", duration.to_string()), ("rate_hz", "1000".into()), ("complete", "1".into())];
     batch.meta.extend(meta.map(|(key, value)| (key.to_owned(), value)));

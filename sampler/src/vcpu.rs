@@ -1,10 +1,10 @@
 //! The observer of one vCPU: draws the intervals, records the samples, keeps the vCPU's clock.
 //!
-//! A state change reads the clock once (Chubb), so the time in KVM_RUN and the time in the sampler are exact:
+//! A state change reads the clock once (Chubb), so the times are exact:
 //!
 //! ```text
-//!   started ── entering ── exited ── [ticked begins ── ticked ends] ── entering ── ... ── stopped
-//!              └── guest_ns ──┘       └──── sampler_ns ────┘
+//!   started ─── entering ──── exited ─────── entering ──── exited ── ticked ── entering ── ... ── stopped
+//!       └─ VMM ─┘  └── KVM_RUN ─┘  └── VMM ──┘  └── KVM_RUN ─┘  └── sampler ──┘
 //! ```
 
 use std::fmt;
@@ -13,39 +13,52 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use rtrb::{Consumer, Producer, PushError, RingBuffer};
-use symbols::{PhysicalMemory, StackCopy};
-use vmm::{Activity, Exit, Observer, Tick, monotonic_ns};
+use symbols::{Event, PhysicalMemory, StackCopy};
+use vmm::{Activity, Exit, Observer, Tick, Trip, Verdict, monotonic_ns};
 
-use crate::batch::VcpuRow;
+use crate::batch::{Fell, VcpuRow};
 use crate::clock::Intervals;
-use crate::record::{self, Moment, Readers, Sampled};
+use crate::exact::record::Recorder;
+use crate::microstate::States;
+use crate::microstate::clock::{Place, StateClock};
+use crate::microstate::exits::ExitTable;
+use crate::microstate::host::own_times;
+use crate::record::{self, Moment, Readers, Record, Sampled};
+use crate::report::LATE_NS;
 
 /// What a vCPU's thread publishes for the collector. Each field has one writer and stands for itself, so relaxed
 /// stores suffice; a cache line of its own keeps the vCPUs from disturbing each other.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-pub(crate) struct Counters {
-    started_ns: AtomicU64,
-    last_ns: AtomicU64,
+pub(crate) struct Published {
     samples: AtomicU64,
     lost: AtomicU64,
-    sampler_ns: AtomicU64,
-    guest_ns: AtomicU64,
-    exits: AtomicU64,
+    exit_count: AtomicU64,
+    /// Where the thread's time goes.
+    pub clock: StateClock,
+    /// What it served.
+    pub exits: ExitTable,
 }
 
-impl Counters {
-    pub(crate) fn row(&self, id: u8) -> VcpuRow {
+impl Published {
+    pub(crate) fn row(&self, id: u8, states: States) -> VcpuRow {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         VcpuRow {
             id,
             samples: load(&self.samples),
             lost: load(&self.lost),
-            sampler_ns: load(&self.sampler_ns),
-            guest_ns: load(&self.guest_ns),
-            exits: load(&self.exits),
-            wall_ns: load(&self.last_ns).saturating_sub(load(&self.started_ns)),
+            exits: load(&self.exit_count),
+            states,
         }
+    }
+
+    /// Samples recorded, and lost.
+    pub(crate) fn samples(&self) -> (u64, u64) {
+        (self.samples.load(Ordering::Relaxed), self.lost.load(Ordering::Relaxed))
+    }
+
+    fn add(counter: &AtomicU64) {
+        counter.store(counter.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
     }
 }
 
@@ -68,14 +81,17 @@ pub struct VcpuSampler {
     spare: Option<Box<StackCopy>>,
     readers: Arc<OnceLock<Readers>>,
     vcpu: usize,
-    published: Arc<Counters>,
+    published: Arc<Published>,
+    /// Of the last KVM_RUN, CLOCK_MONOTONIC ns.
     entered_ns: u64,
-    counts: VcpuRow,
+    exited_ns: u64,
+    /// Exact mode, where it is wanted.
+    recorder: Option<Recorder>,
 }
 
 impl fmt::Debug for VcpuSampler {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("VcpuSampler").field("counts", &self.counts).finish_non_exhaustive()
+        f.debug_struct("VcpuSampler").field("vcpu", &self.vcpu).finish_non_exhaustive()
     }
 }
 
@@ -87,16 +103,14 @@ impl VcpuSampler {
         intervals: Option<Intervals>,
         (slots, boxes): (usize, usize),
         readers: Arc<OnceLock<Readers>>,
-    ) -> (Self, Ends, Arc<Counters>) {
+    ) -> (Self, Ends, Arc<Published>) {
         let (ring, samples) = RingBuffer::new(slots);
         let (mut giver, pool) = RingBuffer::new(boxes);
         for _ in 0..boxes {
             // The ring has as many slots.
             drop(giver.push(Box::default()));
         }
-        let published = Arc::new(Counters::default());
-        let counts =
-            VcpuRow { id: vcpu, samples: 0, lost: 0, sampler_ns: 0, guest_ns: 0, exits: 0, wall_ns: 0 };
+        let published = Arc::new(Published::default());
         let sampler = Self {
             intervals,
             ring,
@@ -106,7 +120,8 @@ impl VcpuSampler {
             vcpu: usize::from(vcpu),
             published: Arc::clone(&published),
             entered_ns: 0,
-            counts,
+            exited_ns: 0,
+            recorder: None,
         };
         (sampler, Ends { samples, pool: giver }, published)
     }
@@ -123,7 +138,8 @@ impl VcpuSampler {
     ) -> Option<Duration> {
         let vcpu = self.vcpu;
         let readers = self.readers.get();
-        let record = record::take(moment, |memory| readers?.current.read(memory, vcpu), activity);
+        let mut record = record::take(moment, |memory| readers?.current.read(memory, vcpu), activity);
+        record.fell = self.fell(&record, moment.due_ns);
         let mut sampled = Sampled { record, ..Sampled::default() };
         // A halted vCPU is in the idle task, whose stack is always the same.
         if let Some((reader, user_bytes)) = readers.and_then(|readers| readers.stacks.as_ref())
@@ -137,20 +153,14 @@ impl VcpuSampler {
         }
         match self.ring.push(sampled) {
             Ok(()) => {
-                self.counts.samples += 1;
-                self.published.samples.store(self.counts.samples, Ordering::Relaxed);
+                Published::add(&self.published.samples);
             }
             Err(PushError::Full(sampled)) => {
                 self.spare = sampled.stack;
-                self.counts.lost += 1;
-                self.published.lost.store(self.counts.lost, Ordering::Relaxed);
+                Published::add(&self.published.lost);
             }
         }
         let interval = self.intervals.as_mut().map(Intervals::next_ns);
-        let done_ns = monotonic_ns();
-        self.counts.sampler_ns += done_ns.saturating_sub(moment.now_ns);
-        self.published.sampler_ns.store(self.counts.sampler_ns, Ordering::Relaxed);
-        self.published.last_ns.store(done_ns, Ordering::Relaxed);
         interval.map(|interval| {
             let left =
                 moment.due_ns.saturating_add(interval).checked_sub(moment.now_ns).filter(|&left| left > 0);
@@ -159,25 +169,47 @@ impl VcpuSampler {
     }
 }
 
+impl VcpuSampler {
+    /// Events are to be recorded, too.
+    pub(crate) fn record_events(&mut self, recorder: Recorder) {
+        self.recorder = Some(recorder);
+    }
+
+    /// What the vCPU was in when the tick was due.
+    fn fell(&self, record: &Record, due_ns: u64) -> Fell {
+        match () {
+            () if record.halted => Fell::Halted,
+            // Served only after the next entry: it hit the machine, not the guest.
+            () if due_ns < self.entered_ns => Fell::Vmm,
+            // Where the thread runs a tick is served within a fraction of that.
+            () if record.late_ns > LATE_NS => Fell::Waiting,
+            () => Fell::Guest,
+        }
+    }
+}
+
 impl Observer for VcpuSampler {
     fn started(&mut self) -> Option<Duration> {
         let now = monotonic_ns();
-        self.published.started_ns.store(now, Ordering::Relaxed);
-        self.published.last_ns.store(now, Ordering::Relaxed);
+        self.published.clock.start(now, own_times());
         self.intervals.as_mut().map(|intervals| Duration::from_nanos(intervals.next_ns()))
     }
 
-    fn entering(&mut self) {
-        self.entered_ns = monotonic_ns();
+    fn entering(&mut self, now_ns: u64) {
+        self.published.exits.end(now_ns.saturating_sub(self.exited_ns));
+        self.published.clock.change(Place::Run, now_ns);
+        if let Some(recorder) = &mut self.recorder {
+            recorder.entering(now_ns);
+        }
+        self.entered_ns = now_ns;
     }
 
-    fn exited(&mut self, _: Exit) {
-        let now = monotonic_ns();
-        self.counts.guest_ns += now.saturating_sub(self.entered_ns);
-        self.counts.exits += 1;
-        self.published.guest_ns.store(self.counts.guest_ns, Ordering::Relaxed);
-        self.published.exits.store(self.counts.exits, Ordering::Relaxed);
-        self.published.last_ns.store(now, Ordering::Relaxed);
+    fn exited(&mut self, exit: Exit, now_ns: u64) {
+        self.exited_ns = now_ns;
+        let place = if exit == Exit::Interrupted { Place::Sampler } else { Place::Vmm };
+        self.published.clock.change(place, now_ns);
+        self.published.exits.begin(exit);
+        Published::add(&self.published.exit_count);
     }
 
     fn ticked(&mut self, tick: &Tick<'_>) -> Option<Duration> {
@@ -191,8 +223,25 @@ impl Observer for VcpuSampler {
         self.serve(&moment, || tick.activity())
     }
 
+    fn tripped(&mut self, trip: &Trip<'_>) -> Verdict {
+        self.published.clock.change(Place::Sampler, trip.now_ns);
+        let (Some(recorder), Some(event)) = (&mut self.recorder, Event::from_number(trip.kind)) else {
+            return Verdict::Keep;
+        };
+        if recorder.serve(event, trip.now_ns, trip.regs, trip.memory) {
+            Verdict::Withdraw
+        } else {
+            Verdict::Keep
+        }
+    }
+
+    fn stood_still(&mut self, from_ns: u64, to_ns: u64) {
+        self.published.clock.change(Place::Paused, from_ns);
+        self.published.clock.change(Place::Sampler, to_ns);
+    }
+
     fn stopped(&mut self) {
-        self.published.last_ns.store(monotonic_ns(), Ordering::Relaxed);
+        self.published.clock.end(monotonic_ns(), own_times());
     }
 }
 
@@ -204,7 +253,7 @@ mod tests {
     use super::*;
     use crate::clock::ClockKind;
 
-    fn sampler(slots: usize, kind: ClockKind) -> (VcpuSampler, Consumer<Sampled>, Arc<Counters>) {
+    fn sampler(slots: usize, kind: ClockKind) -> (VcpuSampler, Consumer<Sampled>, Arc<Published>) {
         let (sampler, ends, counters) =
             VcpuSampler::new(2, Intervals::new(kind, 0.1, 1, 2), (slots, 1), Arc::default());
         (sampler, ends.samples, counters)
@@ -224,12 +273,13 @@ mod tests {
             let now = monotonic_ns();
             assert!(tick(&mut sampler, now, now).is_some());
         }
-        let row = counters.row(2);
+        let row = counters.row(2, States::default());
         assert_eq!((row.id, row.samples, row.lost), (2, 3, 2));
         assert!(ring.pop().is_ok());
         let now = monotonic_ns();
         tick(&mut sampler, now, now);
-        assert_eq!((counters.row(2).samples, counters.row(2).lost), (4, 2));
+        let row = counters.row(2, States::default());
+        assert_eq!((row.samples, row.lost), (4, 2));
     }
 
     #[test]
@@ -246,21 +296,31 @@ mod tests {
     }
 
     #[test]
-    fn time_in_guest_and_in_sampler_is_counted() {
-        let (mut sampler, _ring, counters) = sampler(8, ClockKind::Uniform);
+    fn each_state_gets_its_time() {
+        let (mut sampler, mut ring, published) = sampler(8, ClockKind::Uniform);
         sampler.started();
-        for _ in 0..3 {
-            sampler.entering();
-            std::thread::sleep(Duration::from_millis(2));
-            sampler.exited(Exit::Interrupted);
-            let now = monotonic_ns();
-            tick(&mut sampler, now, now);
+        let start = monotonic_ns();
+        let ms = |n: u64| start + n * 1_000_000;
+        sampler.entering(ms(1));
+        sampler.exited(Exit::Io { port: 0x3f8, write: true }, ms(3));
+        sampler.entering(ms(4));
+        sampler.exited(Exit::Interrupted, ms(9));
+        // Due before the last entry, in it, and long before it was served.
+        for (due, now) in [(ms(4) - 1, ms(4)), (ms(9), ms(9)), (ms(5), ms(9))] {
+            tick(&mut sampler, due, now);
         }
+        sampler.entering(ms(11));
+        let (_, places) = published.clock.read(|| ms(20)).expect("started");
+        assert_eq!((places.run, places.sampler), (16_000_000, 2_000_000));
+        assert!(places.vmm >= 2_000_000, "{places:?}");
+        let exits = published.exits.read();
+        let port = exits.iter().find(|exit| exit.key.address() == Some(0x3f8)).expect("counted");
+        assert_eq!((port.count, port.total_ns), (1, 1_000_000));
+        assert_eq!(published.row(2, States::default()).exits, 2);
+        let fell: Vec<_> = std::iter::from_fn(|| ring.pop().ok()).map(|s| s.record.fell).collect();
+        assert_eq!(fell, [Fell::Vmm, Fell::Guest, Fell::Waiting]);
         sampler.stopped();
-        let row = counters.row(2);
-        assert_eq!(row.exits, 3);
-        assert!(row.guest_ns >= 6_000_000 && row.sampler_ns > 0, "{row:?}");
-        assert!(row.guest_ns + row.sampler_ns <= row.wall_ns, "{row:?}");
+        assert!(published.clock.last().is_some());
     }
 
     #[test]

@@ -20,6 +20,7 @@
 //! sample.
 
 pub mod address;
+mod books;
 mod btf;
 mod bytes;
 pub mod cfi;
@@ -48,10 +49,12 @@ mod task;
 #[cfg(test)]
 mod tests;
 mod tree;
+mod tripwire;
 mod unwind;
 mod view;
 
 pub use address::{PhysAddr, VirtAddr};
+pub use books::{CpuBooks, CpuTime, ProcessBooks, ThreadBooks};
 pub use current::{Current, CurrentReader};
 pub use interrupt::{InterruptAction, InterruptLine, Interrupts, Softirq, Vector};
 pub use kernel::{FindStep, Kernel};
@@ -65,4 +68,5 @@ pub use registers::{Registers, StackMemory};
 pub use stack::{StackCopy, StackGaps, StackReader, StackSample};
 pub use symbol::SymbolAt;
 pub use task::TaskSnapshot;
+pub use tripwire::{Event, Rest, TaskState, TaskStates, TripSite, TripSites};
 pub use unwind::{Broken, FrameKind, KernelFrame, KernelUnwinder, UserRegisters, WalkEnd};

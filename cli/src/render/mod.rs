@@ -2,7 +2,10 @@
 
 pub mod annotate;
 pub mod by;
+pub mod csv;
+pub mod exact;
 pub mod simulate;
+pub mod stat;
 pub mod summary;
 pub mod table;
 pub mod tree;

@@ -93,6 +93,25 @@ fn facts(text: &mut String, report: &Report, page: Page) {
         late(report.lateness.p99_ns)
     );
     wrapped(text, &overhead, "  ", page.width);
+    if report.meta.get("exact").is_some_and(|value| value == "1") {
+        wrapped(text, &exact(report), "  ", page.width);
+    }
+}
+
+/// What exact mode came to; `report --exact` shows it.
+fn exact(report: &Report) -> String {
+    let number = |key: &str| report.meta.get(key).and_then(|value| value.parse::<u64>().ok()).unwrap_or(0);
+    if let Some(reason) = report.meta.get("exact_missing") {
+        return format!("Exact mode: none, {}", escape(reason));
+    }
+    let end = report.meta.get("exact_end").filter(|end| *end != "the run ended");
+    format!(
+        "Exact mode: {}, {} lost, {} of the vCPUs' time{}; `vprof report --exact` shows them",
+        units::counted(number("exact_events"), "event"),
+        units::count(number("exact_lost")),
+        units::duration(Duration::from_nanos(number("exact_cost_ns"))),
+        end.map_or_else(String::new, |end| format!(", until {}", escape(end)))
+    )
 }
 
 /// What to say where the filter chooses no sample.

@@ -1,6 +1,8 @@
 //! Stacks of a made-up run.
 
-use crate::batch::{Batch, FrameKind, FrameRow, InlinedRow, Mode, SampleRow, StackRow};
+use crate::batch::{
+    Batch, ExitRow, FrameKind, FrameRow, InjectedRow, InlinedRow, KvmCounterRow, Mode, SampleRow, StackRow,
+};
 
 /// Frames of a stack.
 const DEPTH: u32 = 20;
@@ -98,4 +100,23 @@ pub(super) fn put(leaves: &Leaves, n: u64, sample: &mut SampleRow) {
     if let Some(leaf) = place.and_then(|place| list.get(place)) {
         (sample.stack, sample.frame) = (Some(leaf.stack), leaf.frame);
     }
+}
+
+/// Exits, interrupts and counters of vCPU 0.
+pub(super) fn times(batch: &mut Batch) {
+    batch.exits.push(ExitRow {
+        id: 1,
+        vcpu: 0,
+        reason: "port write".to_owned(),
+        address: Some(0x3f8),
+        device: Some("serial port".to_owned()),
+        count: 3,
+        total_ns: 30_000,
+        max_ns: 12_000,
+        p50_ns: 9_728,
+        p99_ns: 11_776,
+        times: vec![(9_216, 2), (11_264, 1)],
+    });
+    batch.injected.push(InjectedRow { device: "disk 0".to_owned(), vector: Some(0x23), count: 7 });
+    batch.kvm_counters.push(KvmCounterRow { vcpu: 0, name: "exits".to_owned(), value: 12, grows: true });
 }

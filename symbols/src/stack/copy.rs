@@ -52,8 +52,13 @@ impl StackCopy {
     /// Bytes that a copy holds, at most.
     pub const BYTES: usize = 64 << 10;
 
-    /// An empty copy; the only place that allocates.
+    /// An empty copy.
     pub fn new() -> Self {
+        Self::with_room(Self::BYTES)
+    }
+
+    /// An empty copy that holds at most `bytes`; the only place that allocates.
+    pub fn with_room(bytes: usize) -> Self {
         Self {
             registers: Registers::default(),
             first: FrameKind::Exact,
@@ -62,7 +67,7 @@ impl StackCopy {
             gaps: StackGaps::default(),
             segments: [Segment::default(); MAX_SEGMENTS],
             count: 0,
-            bytes: vec![0; Self::BYTES].into_boxed_slice(),
+            bytes: vec![0; bytes].into_boxed_slice(),
             used: 0,
         }
     }

@@ -4,8 +4,10 @@
 mod attribution;
 mod bad_moments;
 mod devices;
+mod exact;
 mod jit;
 mod kernels;
 mod lifecycle;
+mod microstates;
 mod names;
 mod stacks;

@@ -77,15 +77,15 @@ impl<O: Observer> Observer for Measured<O> {
     fn started(&mut self) -> Option<Duration> {
         self.inner.started()
     }
-    fn entering(&mut self) {
-        self.inner.entering();
+    fn entering(&mut self, now_ns: u64) {
+        self.inner.entering(now_ns);
         if std::mem::take(&mut self.ticked) && self.gaps_ns.len() < self.gaps_ns.capacity() {
             self.gaps_ns.push(monotonic_ns() - self.exited_ns);
         }
     }
-    fn exited(&mut self, exit: Exit) {
-        self.exited_ns = monotonic_ns();
-        self.inner.exited(exit);
+    fn exited(&mut self, exit: Exit, now_ns: u64) {
+        self.exited_ns = now_ns;
+        self.inner.exited(exit, now_ns);
     }
     fn ticked(&mut self, tick: &Tick<'_>) -> Option<Duration> {
         self.ticked = true;
@@ -127,6 +127,7 @@ fn sampled(rate_hz: f64) -> Measured<sampler::VcpuSampler> {
         clock: ClockKind::Uniform,
         seed: SEED,
         stack_depth: 127,
+        exact: false,
         meta: Vec::new(),
     };
     let (mut session, mut samplers) = Session::new(config, Box::new(Nowhere), sampler::no_files());

@@ -5,18 +5,18 @@ mod support;
 use serde_json::Value;
 use support::{run, stderr, stdout};
 
-/// Text of two profilings of each machine; the tables of a longer study look the same.
+/// Text of three profilings of each machine; the tables of a longer study look the same.
 const GOLDEN: &str = include_str!("golden/simulate.txt");
 
 #[test]
 fn the_tables_are_as_they_were() {
-    let output = run(["simulate", "--seed", "3", "--runs", "2"]);
+    let output = run(["simulate", "--seed", "3", "--runs", "3"]);
     assert!(output.status.success(), "{}", stderr(&output));
     let text = stdout(&output);
     assert_eq!(text, GOLDEN);
     assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
     assert!(stderr(&output).is_empty());
-    let short = run(["simulate", "--seed", "3", "--runs", "2", "-q"]);
+    let short = run(["simulate", "--seed", "3", "--runs", "3", "-q"]);
     let conclusion = stdout(&short);
     assert!(conclusion.starts_with("\nWhat this says\n") && text.ends_with(&conclusion), "{conclusion}");
 }

@@ -184,7 +184,8 @@ pub fn conclusion(study: &Study, page: Page) -> String {
         for row in off {
             let result = row.result;
             let (mean, truth) = (share(result.mean), share(result.truth));
-            let line = format!("{}: {mean} for {truth}, {} % held", row.name, held(result.coverage));
+            let runs = if row.section == Section::Granularity { "runs of " } else { "" };
+            let line = format!("{runs}{}: {mean} for {truth}, {} % held", row.name, held(result.coverage));
             wrapped(&mut text, &line, "    ", page.width);
         }
         if clock == ClockKind::Fixed {

@@ -86,6 +86,11 @@ impl Spread {
         self.covered += u32::from((share.low + shift..=share.high + shift).contains(&truth));
     }
 
+    /// Intervals that did not hold the truth.
+    pub fn missed(&self) -> u32 {
+        self.runs - self.covered
+    }
+
     pub fn summary(&self) -> Summary {
         let runs = f64::from(self.runs.max(1));
         Summary {

@@ -84,7 +84,8 @@ pub struct Row {
     /// What came out.
     #[serde(flatten)]
     pub result: Summary,
-    /// Fewer intervals held the truth than chance explains: more than three standard errors below 95 %.
+    /// Fewer intervals held the truth than chance explains: so few of 95 % intervals do in less than one of 740 rows
+    /// (three standard deviations).
     pub fails: bool,
     /// What the paper's text says of it.
     pub paper: Option<Paper>,
@@ -159,7 +160,6 @@ fn noise(case: &Case, samples: u64, random: &mut ChaCha8Rng) -> f64 {
 
 fn row(case: &Case, state: usize, clock: ClockKind, spread: &Spread, options: &Options) -> Row {
     let result = spread.summary();
-    let chance = (0.95 * 0.05 / f64::from(options.runs.max(1))).sqrt();
     let name = match case.states() {
         1 => case.name.clone(),
         _ => format!("{}task {}", case.name, state + 1),
@@ -171,9 +171,20 @@ fn row(case: &Case, state: usize, clock: ClockKind, spread: &Spread, options: &O
         ticks: case.ticks,
         clock,
         result,
-        fails: result.coverage < 0.95 - 3.0 * chance,
+        fails: chance_of(spread.missed(), options.runs) < 0.001_35,
         paper: case.paper,
     }
+}
+
+/// The probability that at least `missed` of so many 95 % intervals miss the truth.
+fn chance_of(missed: u32, runs: u32) -> f64 {
+    let (mut sum, mut log) = (0.0, f64::from(runs) * 0.95_f64.ln());
+    for n in 0..missed {
+        sum += log.exp();
+        // From the probability of n misses to that of n + 1.
+        log += (f64::from(runs - n) / f64::from(n + 1) * (0.05 / 0.95)).ln();
+    }
+    1.0 - sum
 }
 
 /// A seed from a number: SplitMix64's output function (Steele, Lea, Flood, Fast splittable pseudorandom number

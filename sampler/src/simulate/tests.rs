@@ -12,6 +12,16 @@ fn a_seed_gives_one_result() {
     assert!(first.rows.iter().all(|row| row.clock == ClockKind::Exponential));
 }
 
+/// Against tables of the binomial distribution.
+#[test]
+fn chance_is_that_of_the_binomial_distribution() {
+    for (missed, runs, expected) in [(0, 20, 1.0), (1, 20, 0.641_5), (4, 20, 0.015_9), (2, 2, 0.002_5)] {
+        assert!((chance_of(missed, runs) - expected).abs() < 1e-4, "{missed} of {runs}");
+    }
+    let far = chance_of(5_000, 100_000);
+    assert!((0.49..0.52).contains(&far), "{far}");
+}
+
 /// The one row of a made-up case under a clock.
 fn result(program: Program, ticks: f64, clock: ClockKind, runs: u32) -> Row {
     on(vec![Vcpu { program, load: 1.0 }], ticks, clock, runs)

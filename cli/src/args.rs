@@ -39,6 +39,7 @@ Examples:
   vprof report vprof.vprof --callers clear_page_erms
   vprof annotate clear_page_erms vprof.vprof
   vprof stat vprof.vprof                   where the time of each vCPU went
+  vprof rusage vprof.vprof                 what the guest told of its CPU time, and the truth
   vprof query vprof.vprof \"SELECT mode, count(*) FROM v_samples GROUP BY mode\"
   vprof symbolize vprof.vprof --debug-dir /usr/lib/debug
   vprof doctor                             what this machine can do
@@ -92,6 +93,19 @@ const ANNOTATE_NOTES: &str = "\
 `self` is the part of the function's own samples that hit an instruction, `calls` the part of all \
 samples with the function on their stack that were in what the instruction called. The sampled \
 address is that of the instruction that was about to run.";
+
+const RUSAGE_EXAMPLES: &str = "\
+Examples:
+  vprof rusage vprof.vprof
+  vprof rusage vprof.vprof -p hog
+  vprof rusage vprof.vprof --json | jq '.processes[] | select(.outside)'
+";
+
+const RUSAGE_NOTES: &str = "\
+What the guest tells is read from its memory: what getrusage, /proc/PID/stat and /proc/stat would \
+show. It is read every second, and every fifth of a second for processes that samples hit, so the \
+last figures of a process are from shortly before its end; the truth counts up to the same moment. \
+docs/statistics.md tells how the truth and its interval are made.";
 
 const STAT_EXAMPLES: &str = "\
 Examples:
@@ -152,6 +166,8 @@ pub enum Command {
     Run(Box<RunArgs>),
     /// Show the summary of a profile
     Report(ReportArgs),
+    /// Compare the CPU time that the guest tells with the truth
+    Rusage(RusageArgs),
     /// Show where the time of each vCPU went, its exits, and KVM's counters
     Stat(StatArgs),
     /// Show where in a function's machine code samples hit
@@ -410,6 +426,30 @@ pub struct AnnotateArgs {
     /// Which part of the profile.
     #[command(flatten)]
     pub filter: FilterArgs,
+}
+
+/// `vprof rusage`.
+#[derive(Debug, Args)]
+#[command(before_help = RUSAGE_EXAMPLES, after_help = RUSAGE_NOTES, help_template = TEMPLATE)]
+pub struct RusageArgs {
+    /// The profile
+    pub profile: PathBuf,
+
+    /// Only processes with this name, process id or name#instance
+    #[arg(short = 'p', long, value_name = "NAME|PID")]
+    pub process: Option<String>,
+
+    /// Rows per table; 0 for all
+    #[arg(short = 'n', long, default_value_t = 10, value_name = "ROWS")]
+    pub rows: usize,
+
+    /// Print JSON (docs/json.md); always all rows
+    #[arg(long, conflicts_with = "csv")]
+    pub json: bool,
+
+    /// Print CSV (RFC 4180) with a heading; always all rows
+    #[arg(long)]
+    pub csv: bool,
 }
 
 /// `vprof stat`.

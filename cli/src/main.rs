@@ -1,6 +1,6 @@
 //! `vprof`: see inside any Linux virtual machine from the host.
 //!
-//! This crate is the only one that prints. Commands: [`run`], [`report`], [`stat`], [`annotate`], [`query`], [`symbolize`], [`simulate`],
+//! This crate is the only one that prints. Commands: [`run`], [`report`], [`stat`], [`rusage`], [`annotate`], [`query`], [`symbolize`], [`simulate`],
 //! [`doctor`]. Started as the init of
 //! a portable host, the same program is that host's inner half ([`portable::inner`]).
 
@@ -15,6 +15,7 @@ mod query;
 mod render;
 mod report;
 mod run;
+mod rusage;
 mod simulate;
 mod stat;
 mod symbolize;
@@ -37,6 +38,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Run(args) => run::command(&args),
         Command::Report(args) => report::command(&args),
+        Command::Rusage(args) => rusage::command(&args),
         Command::Stat(args) => stat::command(&args),
         Command::Annotate(args) => annotate::command(&args),
         Command::Query(args) => query::command(&args),

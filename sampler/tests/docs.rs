@@ -11,6 +11,7 @@ use sampler::batch::{
 use sampler::exact::{Cause, State};
 use sampler::profile::{Table, Value as Cell};
 use sampler::report::{By, Direction, ExactReport, ModeGroup, Request, TreeRequest};
+use sampler::rusage::Rusage;
 use sampler::simulate::{Options, Study, study};
 use sampler::stat::Stat;
 use sampler::{Filter, Profile, ProfileWriter, Report, bench};
@@ -206,6 +207,17 @@ fn a_profile_without_exact_data_says_why() {
         let sentence = why(&Profile::open(&path).expect("a profile"));
         assert!(sentence.contains(part) && !sentence.contains('\n'), "{sentence}");
     }
+}
+
+#[test]
+fn the_guests_books_fit_their_schema() {
+    let text = document("json.md");
+    let section = text.split("# `vprof rusage --json`").nth(1).expect("a section");
+    let schema: Value = serde_json::from_str(blocks(section, "json")[0]).expect("the schema is JSON");
+    let directory = tempfile::tempdir().expect("a directory");
+    let rusage = Rusage::read(&profile(directory.path())).expect("books");
+    assert!(!rusage.processes.is_empty() && !rusage.threads.is_empty() && !rusage.cpus.is_empty());
+    check(&serde_json::to_value(&rusage).expect("JSON"), &schema, "rusage");
 }
 
 #[test]

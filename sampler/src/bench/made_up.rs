@@ -1,7 +1,8 @@
 //! Stacks of a made-up run.
 
 use crate::batch::{
-    Batch, ExitRow, FrameKind, FrameRow, InjectedRow, InlinedRow, KvmCounterRow, Mode, SampleRow, StackRow,
+    Batch, CpuTimeRow, ExitRow, FrameKind, FrameRow, InjectedRow, InlinedRow, KvmCounterRow, Mode, RusageRow,
+    SampleRow, StackRow, ThreadTimeRow,
 };
 
 /// Frames of a stack.
@@ -102,7 +103,7 @@ pub(super) fn put(leaves: &Leaves, n: u64, sample: &mut SampleRow) {
     }
 }
 
-/// Exits, interrupts and counters of vCPU 0.
+/// Exits, interrupts and counters of vCPU 0, and the guest's own books.
 pub(super) fn times(batch: &mut Batch) {
     batch.exits.push(ExitRow {
         id: 1,
@@ -119,4 +120,17 @@ pub(super) fn times(batch: &mut Batch) {
     });
     batch.injected.push(InjectedRow { device: "disk 0".to_owned(), vector: Some(0x23), count: 7 });
     batch.kvm_counters.push(KvmCounterRow { vcpu: 0, name: "exits".to_owned(), value: 12, grows: true });
+    batch.rusage.push(RusageRow {
+        instance: 1,
+        time_ns: u64::MAX >> 1,
+        user_ns: 5_000_000,
+        ..RusageRow::default()
+    });
+    batch.thread_times.push(ThreadTimeRow {
+        instance: 1,
+        tid: 100,
+        time_ns: u64::MAX >> 1,
+        ..ThreadTimeRow::default()
+    });
+    batch.cpu_times.push(CpuTimeRow { cpu: 0, user_ns: 7_000_000, ..CpuTimeRow::default() });
 }

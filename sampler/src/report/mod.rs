@@ -25,6 +25,7 @@ use serde::{Deserialize, Serialize};
 pub use annotate::{Annotation, Hit, MOST_CODE, Target};
 pub use by::{Breakdown, By, Row};
 pub use exact::{ExactReport, ExactVcpu, InterruptTime, OffCpu, StateTime, Task, TaskStates, Wakeup};
+pub(crate) use filter::no_such;
 pub use filter::{Filter, ModeGroup, Sort};
 pub use quality::{Broken, Ends, File, UserCode, Walks};
 pub use tree::{CallTree, Direction, LEAST_PART, TreeNode, TreeRequest};

@@ -9,6 +9,7 @@ mod tests;
 use serde::{Deserialize, Serialize};
 
 use crate::estimate::Time;
+use crate::report::{ReportError, no_such};
 
 /// The books of processes, threads and CPUs, next to the truth.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -127,6 +128,26 @@ pub struct CpuTimes {
     pub idle_ns: u64,
     /// Not given to the guest: the vCPU waited for a host CPU, or was served by vprof.
     pub steal_ns: u64,
+}
+
+impl Rusage {
+    /// Keeps only the processes of this name, process id or `name#instance`, with their threads.
+    ///
+    /// # Errors
+    /// [`ReportError::NoSuch`], with the names that are near.
+    pub fn retain(&mut self, wanted: &str) -> Result<(), ReportError> {
+        let is = |p: &ProcessRusage| {
+            p.comm == wanted || p.pid.to_string() == wanted || format!("{}#{}", p.comm, p.instance) == wanted
+        };
+        if !self.processes.iter().any(is) {
+            let names = self.processes.iter().map(|p| p.comm.as_str()).collect();
+            return Err(no_such("process", wanted, names, "--by instance -n 0"));
+        }
+        self.processes.retain(is);
+        let kept: Vec<_> = self.processes.iter().map(|p| (p.pid, p.instance)).collect();
+        self.threads.retain(|thread| kept.contains(&(thread.pid, thread.instance)));
+        Ok(())
+    }
 }
 
 impl CpuTimes {

@@ -3,6 +3,7 @@
 
 mod attribution;
 mod bad_moments;
+mod books;
 mod devices;
 mod exact;
 mod jit;

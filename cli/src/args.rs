@@ -1,6 +1,7 @@
 //! The command line.
 
 mod parse;
+mod simulate;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -12,6 +13,7 @@ use sampler::{ClockKind, Sort};
 
 pub use parse::Span;
 use parse::{by_parser, parse_memory, parse_positive_time, parse_rate, parse_span, sort_parser};
+pub use simulate::SimulateArgs;
 
 const TEMPLATE: &str = "\
 {about-with-newline}
@@ -158,6 +160,8 @@ pub enum Command {
     Query(QueryArgs),
     /// Name the user code of a profile by debug files
     Symbolize(SymbolizeArgs),
+    /// Profile made-up machines whose truth is known: how right estimates are
+    Simulate(SimulateArgs),
     /// Tell what this machine can do, and what `run` will use
     Doctor(DoctorArgs),
     /// Print a completion script for a shell

@@ -370,6 +370,74 @@ pub struct InjectedRow {
     pub count: u64,
 }
 
+/// A row of table `rusage`: what the guest's kernel kept of a process when it was last read. A row with a known instance
+/// replaces the earlier.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RusageRow {
+    /// Instance row id.
+    pub instance: u32,
+    /// When it was read, ns since the run's start.
+    pub time_ns: u64,
+    /// User time as getrusage and `/proc/PID/stat` tell it, ns.
+    pub user_ns: u64,
+    /// System time as they tell it, ns.
+    pub system_ns: u64,
+    /// `utime` of all threads, before the kernel scales it.
+    pub tick_user_ns: u64,
+    /// `stime` of all threads.
+    pub tick_system_ns: u64,
+    /// `sum_exec_runtime` of all threads.
+    pub runtime_ns: u64,
+    /// Time of the living threads on the guest's run queues.
+    pub run_delay_ns: u64,
+    /// Voluntary context switches.
+    pub voluntary: u64,
+    /// Involuntary context switches.
+    pub involuntary: u64,
+}
+
+/// A row of table `thread_time`: what the guest's kernel kept of a thread of a process with several.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ThreadTimeRow {
+    /// Instance row id.
+    pub instance: u32,
+    /// Thread id.
+    pub tid: i32,
+    /// When it was read, ns since the run's start.
+    pub time_ns: u64,
+    /// `utime`, ns.
+    pub tick_user_ns: u64,
+    /// `stime`, ns.
+    pub tick_system_ns: u64,
+    /// `sum_exec_runtime`, ns.
+    pub runtime_ns: u64,
+}
+
+/// A row of table `cpu_time`: what the guest's kernel kept of a CPU when it was last read, as in `/proc/stat`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CpuTimeRow {
+    /// The CPU's number in the guest.
+    pub cpu: u32,
+    /// When it was read, ns since the run's start.
+    pub time_ns: u64,
+    /// User code, ns.
+    pub user_ns: u64,
+    /// User code of niced processes, ns.
+    pub nice_ns: u64,
+    /// Kernel code, ns.
+    pub system_ns: u64,
+    /// Soft interrupts, ns.
+    pub softirq_ns: u64,
+    /// Hard interrupts, ns.
+    pub irq_ns: u64,
+    /// Idle, ns.
+    pub idle_ns: u64,
+    /// Idle while I/O was waited for, ns.
+    pub iowait_ns: u64,
+    /// Taken by the host, as far as the guest knows, ns.
+    pub steal_ns: u64,
+}
+
 /// What a vCPU was in when a tick was due.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub enum Fell {
@@ -518,6 +586,12 @@ pub struct Batch {
     pub kvm_counters: Vec<KvmCounterRow>,
     /// Table `injected`.
     pub injected: Vec<InjectedRow>,
+    /// Table `rusage`.
+    pub rusage: Vec<RusageRow>,
+    /// Table `thread_time`.
+    pub thread_times: Vec<ThreadTimeRow>,
+    /// Table `cpu_time`.
+    pub cpu_times: Vec<CpuTimeRow>,
     /// Table `instance`.
     pub instances: Vec<InstanceRow>,
     /// Table `thread`.
@@ -568,6 +642,9 @@ impl Batch {
             exits,
             kvm_counters,
             injected,
+            rusage,
+            thread_times,
+            cpu_times,
             instances,
             threads,
             cgroups,
@@ -594,6 +671,9 @@ impl Batch {
         exits.clear();
         kvm_counters.clear();
         injected.clear();
+        rusage.clear();
+        thread_times.clear();
+        cpu_times.clear();
         instances.clear();
         threads.clear();
         cgroups.clear();

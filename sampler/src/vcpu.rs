@@ -310,7 +310,7 @@ mod tests {
             tick(&mut sampler, due, now);
         }
         sampler.entering(ms(11));
-        let places = published.clock.read(ms(20)).expect("started");
+        let (_, places) = published.clock.read(|| ms(20)).expect("started");
         assert_eq!((places.run, places.sampler), (16_000_000, 2_000_000));
         assert!(places.vmm >= 2_000_000, "{places:?}");
         let exits = published.exits.read();

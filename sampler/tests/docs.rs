@@ -11,6 +11,7 @@ use sampler::batch::{
 use sampler::exact::{Cause, State};
 use sampler::profile::{Table, Value as Cell};
 use sampler::report::{By, Direction, ExactReport, ModeGroup, Request, TreeRequest};
+use sampler::simulate::{Options, Study, study};
 use sampler::stat::Stat;
 use sampler::{Filter, Profile, ProfileWriter, Report, bench};
 use serde_json::Value;
@@ -205,6 +206,18 @@ fn a_profile_without_exact_data_says_why() {
         let sentence = why(&Profile::open(&path).expect("a profile"));
         assert!(sentence.contains(part) && !sentence.contains('\n'), "{sentence}");
     }
+}
+
+#[test]
+fn a_simulation_fits_its_schema() {
+    let text = document("json.md");
+    let block = text.split("# `vprof simulate --json`\n").nth(1).expect("a section");
+    let schema: Value = serde_json::from_str(blocks(block, "json")[0]).expect("the schema is JSON");
+    let result = study(&Options { seed: 1, runs: 2, clock: None }, |_, _| {});
+    let json = serde_json::to_value(&result).expect("JSON");
+    check(&json, &schema, "study");
+    let back: Study = serde_json::from_value(json).expect("a study");
+    assert_eq!((back.seed, back.runs, back.rows.len()), (1, 2, result.rows.len()));
 }
 
 #[test]

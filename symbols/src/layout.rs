@@ -3,6 +3,7 @@
 //! Found by name in the kernel's BTF, so no kernel version is assumed; where a member's name or
 //! place differs between kernels, each variant is tried in turn.
 
+use crate::books::BooksLayout;
 use crate::btf::Btf;
 use crate::gather::Gather;
 use crate::interrupt::InterruptLayouts;
@@ -33,6 +34,7 @@ pub(crate) struct Layouts {
     /// How an entry of the ORC tables is laid out; an error in a kernel without them.
     pub(crate) orc: Result<OrcLayout, Missing>,
     pub(crate) process: ProcessLayouts,
+    pub(crate) books: BooksLayout,
     pub(crate) page_cache: Result<PageCacheLayout, Missing>,
     pub(crate) interrupts: InterruptLayouts,
 }
@@ -186,6 +188,7 @@ impl Layouts {
             state: StateLayout::new(btf),
             orc: OrcLayout::new(btf),
             process: ProcessLayouts::new(btf),
+            books: BooksLayout::new(btf),
             page_cache: PageCacheLayout::new(btf),
             interrupts: InterruptLayouts::new(btf),
         }

@@ -20,6 +20,7 @@
 //! sample.
 
 pub mod address;
+mod books;
 mod btf;
 mod bytes;
 pub mod cfi;
@@ -53,6 +54,7 @@ mod unwind;
 mod view;
 
 pub use address::{PhysAddr, VirtAddr};
+pub use books::{CpuBooks, CpuTime, ProcessBooks, ThreadBooks};
 pub use current::{Current, CurrentReader};
 pub use interrupt::{InterruptAction, InterruptLine, Interrupts, Softirq, Vector};
 pub use kernel::{FindStep, Kernel};

@@ -4,6 +4,7 @@ pub mod annotate;
 pub mod by;
 pub mod csv;
 pub mod exact;
+pub mod simulate;
 pub mod stat;
 pub mod summary;
 pub mod table;

@@ -63,7 +63,7 @@ fn vcpus(text: &mut String, stat: &Stat, page: Page) {
 /// Reason, and who answered where.
 fn what(exit: &ExitStat) -> String {
     match (&exit.device, exit.address) {
-        (Some(device), _) => format!("{}: {}", exit.reason, escape(device)),
+        (Some(device), _) => format!("{}: {}", escape(device), exit.reason),
         (None, Some(address)) => format!("{}: {address:#x}", exit.reason),
         (None, None) => exit.reason.clone(),
     }
@@ -75,14 +75,12 @@ fn exits(text: &mut String, stat: &Stat, rows: usize, page: Page) {
         return;
     }
     heading(text, page, "Exits to vprof, from exit to next entry", exits.len().saturating_sub(rows));
-    let wall: u64 = stat.vcpus.iter().map(|vcpu| vcpu.wall_ns).sum();
-    let names = ["count", "total", "wall", "mean", "p50", "p99", "max"].map(|name| (name, Align::Right));
+    let names = ["count", "total", "mean", "p50", "p99", "max"].map(|name| (name, Align::Right));
     let columns: Vec<_> = [("reason", Align::Left)].into_iter().chain(names).collect();
     let mut table = Table::new(&columns).indent(2).flexible(0);
     for exit in exits.iter().take(rows) {
         let times = [exit.mean_ns, exit.p50_ns, exit.p99_ns, exit.max_ns].map(units::brief);
-        let first =
-            [what(exit), units::count(exit.count), units::brief(exit.total_ns), part(exit.total_ns, wall)];
+        let first = [what(exit), units::count(exit.count), units::brief(exit.total_ns)];
         table.row(first.into_iter().chain(times).collect());
     }
     text.push_str(&table.render(page.width));

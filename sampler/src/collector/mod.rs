@@ -6,6 +6,7 @@ pub(crate) mod frames;
 mod hot;
 pub(crate) mod identity;
 mod interrupts;
+mod ledger;
 pub(crate) mod mode;
 mod namer;
 pub(crate) mod resolver;
@@ -88,6 +89,7 @@ pub(crate) struct Collector {
     rings: Vec<Ends>,
     sink: Box<dyn Sink>,
     finder: Option<FinderHandle>,
+    memory: Option<GuestMemoryMmap>,
     guest: Option<Guest>,
     namer: Option<NamerHandle>,
     /// Samples whose stacks were not copied: all boxes were under way.
@@ -128,6 +130,7 @@ impl Collector {
             rings,
             sink,
             finder: None,
+            memory: None,
             guest: None,
             namer: None,
             stacks_missed: 0,
@@ -182,6 +185,7 @@ impl Collector {
 
     /// Stacks of at most `depth` frames are to be walked in this guest.
     pub(crate) fn look_at(&mut self, memory: GuestMemoryMmap, files: OpenFiles, depth: usize) {
+        self.memory = Some(memory.clone());
         self.guest = (depth > 0).then_some(Guest { memory, files, depth });
     }
 
@@ -218,10 +222,9 @@ impl Collector {
 
     /// Reads the clocks of all vCPUs into the batch.
     fn read_meters(&mut self, ended: bool) {
-        let now_ns = monotonic_ns();
         self.batch.vcpus.clear();
         for meter in &mut self.meters {
-            let (row, window) = meter.read(now_ns, self.shared.zero_ns);
+            let (row, window) = meter.read(self.shared.zero_ns);
             self.batch.vcpus.push(row);
             self.batch.microstates.extend(window);
         }
@@ -305,6 +308,9 @@ impl Collector {
                 );
                 self.batch.meta.push(("kernel".to_owned(), release.clone()));
                 self.shared.status().kernel = Some(release);
+                if let (Some(kernel), Some(memory)) = (&found.code.kernel, &self.memory) {
+                    self.resolver.ledger.found(Arc::clone(kernel), memory.clone());
+                }
                 if let Some(exact) = &mut self.exact {
                     exact.kernel_found(found.code.kernel.clone());
                 }
@@ -319,6 +325,7 @@ impl Collector {
                 let named = (0..).zip(names).filter_map(|(number, name)| Some((number, name?)));
                 self.batch.syscalls.extend(named);
             }
+            News::Books(census) => self.resolver.books(&census, &mut self.batch),
             News::Tasks(tasks) => self.resolver.census(&tasks, &mut self.batch),
             News::Missing(text) => self.event("missing", text),
         }
@@ -413,6 +420,7 @@ impl Collector {
     pub(crate) fn flush(&mut self) {
         self.flushed = Instant::now();
         self.read_meters(false);
+        self.resolver.ledger.read_hit(&mut self.batch);
         if let Some(exact) = &mut self.exact {
             exact.flush(&mut self.batch);
         }

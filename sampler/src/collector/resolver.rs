@@ -9,6 +9,7 @@ use super::frames::{Frames, Names};
 use super::hot::Hot;
 use super::identity::{Identities, Threads};
 use super::interrupts::InterruptNames;
+use super::ledger::{Census, Ledger};
 use super::mode::Classifier;
 use super::namer::Nameless;
 use super::stacks::Stacks;
@@ -73,6 +74,8 @@ pub(crate) struct Resolver {
     pub(crate) unknown_module: bool,
     /// Frames of files, to be named.
     pub(crate) nameless: Vec<Nameless>,
+    /// Whose books of CPU time are to be read.
+    pub(crate) ledger: Ledger,
 }
 
 /// Where a sample's frames went.
@@ -86,7 +89,7 @@ struct Placed {
 
 impl Resolver {
     pub(crate) fn new(zero_ns: u64) -> Self {
-        Self { zero_ns, ..Self::default() }
+        Self { zero_ns, ledger: Ledger::new(zero_ns), ..Self::default() }
     }
 
     /// Adds the sample's row to `batch`, and rows for what it is the first to mention.
@@ -97,6 +100,7 @@ impl Resolver {
         let instance = task.map(|task| {
             let instance = self.identify(&task, record.time_ns, batch);
             self.threads.note(instance, &task, &mut batch.threads);
+            self.ledger.note(instance, &task);
             if mode == Mode::User && self.identities.runs(&task) {
                 self.describe(&task, batch);
             }
@@ -136,6 +140,13 @@ impl Resolver {
         let instance = self.identify(task, read_ns, batch);
         self.threads.note(instance, task, &mut batch.threads);
         instance
+    }
+
+    /// Takes over the books of all processes.
+    pub(crate) fn books(&mut self, census: &Census, batch: &mut Batch) {
+        let ledger = std::mem::take(&mut self.ledger);
+        ledger.census(census, self, batch);
+        self.ledger = ledger;
     }
 
     /// The stack row id of what a task sleeps in, its kernel functions only (0 without a stack), and what they tell.

@@ -121,9 +121,10 @@ impl StateClock {
         })
     }
 
-    /// The times up to `now_ns`, or up to the thread's end. `None` before its start, and where the thread was stopped
-    /// by the host in the middle of a change.
-    pub(crate) fn read(&self, now_ns: u64) -> Option<Places> {
+    /// The time now, or that of the thread's end, and the times up to it. `None` before its start, and where the thread
+    /// was stopped by the host in the middle of a change. `now` reads the clock: within the look itself, so that a
+    /// reader who loses its CPU on the way does not mix two moments.
+    pub(crate) fn read(&self, now: impl Fn() -> u64) -> Option<(u64, Places)> {
         for _ in 0..TRIES {
             let version = self.version.load(Ordering::Acquire);
             if version == 0 {
@@ -133,14 +134,15 @@ impl StateClock {
             let place = self.place.load(Ordering::Relaxed);
             let since_ns = self.since_ns.load(Ordering::Relaxed);
             let ended = self.ended.load(Ordering::Relaxed) != 0;
+            let until_ns = if ended { since_ns } else { now().max(since_ns) };
             fence(Ordering::Acquire);
             if version.is_multiple_of(2) && self.version.load(Ordering::Relaxed) == version {
                 let present = usize::try_from(place).ok().and_then(|place| ns.get_mut(place));
-                if let Some(ns) = present.filter(|_| !ended) {
-                    *ns = ns.saturating_add(now_ns.saturating_sub(since_ns));
+                if let Some(ns) = present {
+                    *ns = ns.saturating_add(until_ns - since_ns);
                 }
                 let [run, vmm, sampler, paused] = ns;
-                return Some(Places { run, vmm, sampler, paused });
+                return Some((until_ns, Places { run, vmm, sampler, paused }));
             }
             std::hint::spin_loop();
         }
@@ -158,17 +160,17 @@ mod tests {
     #[test]
     fn the_time_goes_to_the_state_that_is_left() {
         let clock = StateClock::default();
-        assert_eq!(clock.read(5), None);
+        assert_eq!(clock.read(|| 5), None);
         clock.start(100, None);
         clock.change(Place::Run, 110);
         clock.change(Place::Sampler, 150);
         clock.change(Place::Paused, 153);
         clock.change(Place::Run, 160);
-        assert_eq!(clock.read(170), Some(Places { run: 50, vmm: 10, sampler: 3, paused: 7 }));
+        assert_eq!(clock.read(|| 170), Some((170, Places { run: 50, vmm: 10, sampler: 3, paused: 7 })));
         assert_eq!(clock.last(), None);
         clock.end(200, Some(ThreadTimes { run_ns: 7, waited_ns: 8 }));
         let end = Places { run: 80, vmm: 10, sampler: 3, paused: 7 };
-        assert_eq!((clock.read(1_000), end.wall()), (Some(end), 100));
+        assert_eq!((clock.read(|| 1_000), end.wall()), (Some((200, end)), 100));
         assert_eq!(clock.last(), Some(ThreadTimes { run_ns: 7, waited_ns: 8 }));
     }
 
@@ -179,7 +181,7 @@ mod tests {
         clock.change(Place::Run, 200);
         clock.change(Place::Vmm, 150);
         clock.change(Place::Run, 210);
-        assert_eq!(clock.read(300).map(|places| places.wall()), Some(200));
+        assert_eq!(clock.read(|| 300).map(|(_, places)| places.wall()), Some(200));
     }
 
     /// However reader and writer meet, the sum is the time that has passed.
@@ -201,8 +203,8 @@ mod tests {
         let mut seen = 0;
         while seen < 20_000 {
             // At a time before the last change nothing is added to what was counted.
-            if let Some(places) = clock.read(0) {
-                assert_eq!(places.wall() % 7, 0, "{places:?}");
+            if let Some((until_ns, places)) = clock.read(|| 0) {
+                assert_eq!(places.wall(), until_ns, "{places:?}");
                 seen += 1;
             }
         }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use vmm::{Counters as KvmCounters, Region, counters::Kind};
+use vmm::{Counters as KvmCounters, Region, counters::Kind, monotonic_ns};
 
 use super::States;
 use super::clock::Places;
@@ -56,16 +56,16 @@ impl Meter {
         self.stopped_ns = self.stopped_ns.saturating_add(ns);
     }
 
-    /// Adds what has passed since the last call: the vCPU's row, and one of the states up to `now_ns`
-    /// (CLOCK_MONOTONIC). `zero_ns` is the start of the profile.
-    pub(crate) fn read(&mut self, now_ns: u64, zero_ns: u64) -> (VcpuRow, Option<MicrostateRow>) {
+    /// Adds what has passed since the last call: the vCPU's row, and one of the states up to now. `zero_ns` is the start
+    /// of the profile, CLOCK_MONOTONIC.
+    pub(crate) fn read(&mut self, zero_ns: u64) -> (VcpuRow, Option<MicrostateRow>) {
         let mut window = None;
-        if let Some(places) = self.published.clock.read(now_ns) {
+        if let Some((until_ns, places)) = self.published.clock.read(monotonic_ns) {
             let target = self.states(&places);
             let before = self.told;
             self.told = advance(&before, &target);
             let states = self.told.since(&before);
-            let time_ns = now_ns.saturating_sub(zero_ns);
+            let time_ns = until_ns.saturating_sub(zero_ns);
             window = (states.wall() > 0).then_some(MicrostateRow { vcpu: self.vcpu, time_ns, states });
         }
         (self.published.row(self.vcpu, self.told), window)

@@ -66,6 +66,45 @@ CREATE TABLE injected (
     count  INTEGER NOT NULL
 );
 
+-- What the guest's kernel kept of each process when it was last read.
+CREATE TABLE rusage (
+    instance       INTEGER PRIMARY KEY,  -- instance.id
+    time_ns        INTEGER NOT NULL,     -- when it was read, since the run's start
+    user_ns        INTEGER NOT NULL,     -- as getrusage and /proc/PID/stat tell it
+    system_ns      INTEGER NOT NULL,
+    tick_user_ns   INTEGER NOT NULL,     -- utime of all threads
+    tick_system_ns INTEGER NOT NULL,     -- stime of all threads
+    runtime_ns     INTEGER NOT NULL,     -- sum_exec_runtime of all threads
+    run_delay_ns   INTEGER NOT NULL,     -- living threads on the guest's run queues
+    voluntary      INTEGER NOT NULL,     -- context switches
+    involuntary    INTEGER NOT NULL
+);
+
+-- The same of the threads of processes with several.
+CREATE TABLE thread_time (
+    instance       INTEGER NOT NULL,  -- instance.id
+    tid            INTEGER NOT NULL,
+    time_ns        INTEGER NOT NULL,
+    tick_user_ns   INTEGER NOT NULL,
+    tick_system_ns INTEGER NOT NULL,
+    runtime_ns     INTEGER NOT NULL,
+    PRIMARY KEY (instance, tid)
+) WITHOUT ROWID;
+
+-- What the guest's kernel kept of each CPU, as in /proc/stat.
+CREATE TABLE cpu_time (
+    cpu        INTEGER PRIMARY KEY,  -- the guest's number
+    time_ns    INTEGER NOT NULL,     -- when it was read, since the run's start
+    user_ns    INTEGER NOT NULL,
+    nice_ns    INTEGER NOT NULL,
+    system_ns  INTEGER NOT NULL,
+    softirq_ns INTEGER NOT NULL,
+    irq_ns     INTEGER NOT NULL,
+    idle_ns    INTEGER NOT NULL,
+    iowait_ns  INTEGER NOT NULL,
+    steal_ns   INTEGER NOT NULL
+);
+
 CREATE TABLE instance (
     id            INTEGER PRIMARY KEY,  -- 1 and up
     pid           INTEGER NOT NULL,     -- thread group id, initial pid namespace

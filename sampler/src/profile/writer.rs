@@ -214,6 +214,36 @@ fn write_times(to: &Transaction<'_>, batch: &Batch) -> rusqlite::Result<()> {
     each(to, "INSERT OR REPLACE INTO kvm_counter VALUES (?, ?, ?, ?)", &batch.kvm_counters, |sql, c| {
         sql.execute(params![c.vcpu, c.name, count(c.value), c.grows])
     })?;
+    let sql = "INSERT OR REPLACE INTO rusage VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
+    each(to, sql, &batch.rusage, |sql, r| {
+        let times = [r.time_ns, r.user_ns, r.system_ns, r.tick_user_ns, r.tick_system_ns].map(count);
+        let more = [r.runtime_ns, r.run_delay_ns, r.voluntary, r.involuntary].map(count);
+        sql.execute(params![
+            r.instance, times[0], times[1], times[2], times[3], times[4], more[0], more[1], more[2], more[3]
+        ])
+    })?;
+    let sql = "INSERT OR REPLACE INTO thread_time VALUES (?, ?, ?, ?, ?, ?)";
+    each(to, sql, &batch.thread_times, |sql, t| {
+        let times = [t.time_ns, t.tick_user_ns, t.tick_system_ns, t.runtime_ns].map(count);
+        sql.execute(params![t.instance, t.tid, times[0], times[1], times[2], times[3]])
+    })?;
+    let sql = "INSERT OR REPLACE INTO cpu_time VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
+    each(to, sql, &batch.cpu_times, |sql, c| {
+        let busy = [c.user_ns, c.nice_ns, c.system_ns, c.softirq_ns, c.irq_ns].map(count);
+        let idle = [c.idle_ns, c.iowait_ns, c.steal_ns].map(count);
+        sql.execute(params![
+            c.cpu,
+            count(c.time_ns),
+            busy[0],
+            busy[1],
+            busy[2],
+            busy[3],
+            busy[4],
+            idle[0],
+            idle[1],
+            idle[2]
+        ])
+    })?;
     if !batch.injected.is_empty() {
         to.execute("DELETE FROM injected", [])?;
     }

@@ -1,6 +1,7 @@
 //! The crate against synthetic guests.
 
 mod allocations;
+mod books;
 mod current;
 mod find;
 mod hostile;

@@ -202,8 +202,11 @@ fn grow(node: &Node, depth: usize, least: f64, show: &mut impl FnMut(usize, &str
     for (name, mut below) in list {
         // A chain of calls is one line.
         let mut names = vec![name.as_str()];
-        while below.below.len() == 1 && depth > 0 {
-            let Some((next, only)) = below.below.iter().next() else { break };
+        while let Some((next, only)) = below.below.iter().next().filter(|_| depth > 0) {
+            // Some slept right here, or in several functions below.
+            if only.count != below.count {
+                break;
+            }
             names.push(next);
             below = only;
         }

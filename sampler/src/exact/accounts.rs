@@ -143,6 +143,8 @@ struct Task {
     from_ns: u64,
     /// Nothing will be left of it once it has switched for the last time.
     released: bool,
+    /// It was charged since the sums were last taken.
+    charged: bool,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -317,15 +319,19 @@ impl Accounts {
     pub(crate) fn settle(&mut self, time_ns: u64) {
         for task in self.tasks.values_mut() {
             charge(task, time_ns, &mut self.sums);
-            let Task { who, from_ns, since_ns, .. } = *task;
-            self.sums.lives.push(Life { who, from_ns, to_ns: since_ns, ended: false });
         }
         self.cpus.iter_mut().for_each(|cpu| cpu.charge_idle(time_ns));
     }
 
-    /// The sums since the last call.
+    /// The sums since the last call, and up to when those tasks have lived that are in them.
     pub(crate) fn take(&mut self) -> Sums {
-        std::mem::take(&mut self.sums)
+        let mut sums = std::mem::take(&mut self.sums);
+        for task in self.tasks.values_mut().filter(|task| task.charged) {
+            task.charged = false;
+            let Task { who, from_ns, since_ns, .. } = *task;
+            sums.lives.push(Life { who, from_ns, to_ns: since_ns, ended: false });
+        }
+        sums
     }
 
     /// Time in which the CPU had nothing to run, interrupts included, ns.
@@ -343,7 +349,14 @@ impl Accounts {
             charge(task, time_ns, &mut self.sums);
             task.doing = doing;
         } else if self.tasks.len() < TASKS {
-            let task = Task { who: id.who, doing, since_ns: time_ns, from_ns: time_ns, released: false };
+            let task = Task {
+                who: id.who,
+                doing,
+                since_ns: time_ns,
+                from_ns: time_ns,
+                released: false,
+                charged: true,
+            };
             self.tasks.insert(id.address, task);
         } else {
             self.untracked += 1;
@@ -374,6 +387,7 @@ impl Cpu {
 fn charge(task: &mut Task, time_ns: u64, sums: &mut Sums) {
     let spent = time_ns.saturating_sub(task.since_ns);
     task.since_ns = time_ns.max(task.since_ns);
+    task.charged = true;
     if spent > 0 {
         sums.states.entry((task.who, task.doing)).or_default().ns += spent;
     }

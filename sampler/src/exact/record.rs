@@ -183,3 +183,6 @@ impl Recorder {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

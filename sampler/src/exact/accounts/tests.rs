@@ -144,6 +144,9 @@ proptest! {
                 Step::Settle => a.settle(t),
             }
             gather(a.take(), &mut spent, &mut lived, &mut open);
+            // Also in between, so that a run that is cut short has sums that fit.
+            let sum = |map: &BTreeMap<Who, u64>| map.values().sum::<u64>();
+            prop_assert_eq!(sum(&spent), sum(&lived) + sum(&open));
         }
         a.settle(u64::try_from(latest).unwrap());
         gather(a.take(), &mut spent, &mut lived, &mut open);

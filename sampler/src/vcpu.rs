@@ -8,10 +8,12 @@
 //! ```
 
 use std::fmt;
+use std::fs::File;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use kvm_bindings::kvm_regs;
 use rtrb::{Consumer, Producer, PushError, RingBuffer};
 use symbols::{Event, PhysicalMemory, StackCopy};
 use vmm::{Activity, Exit, Observer, Tick, Trip, Verdict, monotonic_ns};
@@ -22,7 +24,7 @@ use crate::exact::record::Recorder;
 use crate::microstate::States;
 use crate::microstate::clock::{Place, StateClock};
 use crate::microstate::exits::ExitTable;
-use crate::microstate::host::own_times;
+use crate::microstate::host::{own_cpu_time, own_schedstat, own_times, waited};
 use crate::record::{self, Moment, Readers, Record, Sampled};
 use crate::report::LATE_NS;
 
@@ -34,6 +36,10 @@ pub(crate) struct Published {
     samples: AtomicU64,
     lost: AtomicU64,
     exit_count: AtomicU64,
+    /// Time in KVM_RUN on a CPU while the guest was halted, ns.
+    kvm_ns: AtomicU64,
+    /// Time that the thread has waited for a CPU, as the collector has last read it, ns.
+    pub waited_ns: AtomicU64,
     /// Where the thread's time goes.
     pub clock: StateClock,
     /// What it served.
@@ -52,13 +58,53 @@ impl Published {
         }
     }
 
+    pub(crate) fn kvm_ns(&self) -> u64 {
+        self.kvm_ns.load(Ordering::Relaxed)
+    }
+
     /// Samples recorded, and lost.
     pub(crate) fn samples(&self) -> (u64, u64) {
         (self.samples.load(Ordering::Relaxed), self.lost.load(Ordering::Relaxed))
     }
 
     fn add(counter: &AtomicU64) {
-        counter.store(counter.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        Self::add_ns(counter, 1);
+    }
+
+    fn add_ns(counter: &AtomicU64, ns: u64) {
+        counter.store(counter.load(Ordering::Relaxed).wrapping_add(ns), Ordering::Relaxed);
+    }
+}
+
+/// Measures what it costs to enter and leave KVM_RUN with a halted guest, by the thread's own CPU time. The clock is read
+/// only while the vCPU idles.
+#[derive(Debug, Default)]
+struct Idle {
+    /// The registers of the halted vCPU at the last tick.
+    regs: Option<kvm_regs>,
+    /// The thread's CPU time at the last entry, and what the last KVM_RUN has taken of it, ns.
+    entered: Option<u64>,
+    spent: Option<u64>,
+}
+
+impl Idle {
+    fn entering(&mut self) {
+        self.entered = self.regs.and_then(|_| own_cpu_time());
+    }
+
+    fn exited(&mut self, exit: Exit) {
+        self.spent = self.entered.take().and_then(|from| own_cpu_time()?.checked_sub(from));
+        if exit != Exit::Interrupted {
+            self.regs = None;
+        }
+    }
+
+    /// A tick found the vCPU halted with these registers, or not halted. The time that the last KVM_RUN took if the
+    /// vCPU has not run in it: all its registers are what they were at the tick before.
+    fn ticked(&mut self, halted: Option<&kvm_regs>) -> Option<u64> {
+        let before = std::mem::replace(&mut self.regs, halted.copied());
+        let spent = self.spent.take();
+        spent.filter(|_| before.is_some() && before == self.regs)
     }
 }
 
@@ -85,6 +131,9 @@ pub struct VcpuSampler {
     /// Of the last KVM_RUN, CLOCK_MONOTONIC ns.
     entered_ns: u64,
     exited_ns: u64,
+    /// The thread's scheduler books.
+    schedstat: Option<File>,
+    idle: Idle,
     /// Exact mode, where it is wanted.
     recorder: Option<Recorder>,
 }
@@ -121,6 +170,8 @@ impl VcpuSampler {
             published: Arc::clone(&published),
             entered_ns: 0,
             exited_ns: 0,
+            schedstat: None,
+            idle: Idle::default(),
             recorder: None,
         };
         (sampler, Ends { samples, pool: giver }, published)
@@ -140,6 +191,9 @@ impl VcpuSampler {
         let readers = self.readers.get();
         let mut record = record::take(moment, |memory| readers?.current.read(memory, vcpu), activity);
         record.fell = self.fell(&record, moment.due_ns);
+        if let Some(ns) = self.idle.ticked(record.halted.then_some(moment.regs)) {
+            Published::add_ns(&self.published.kvm_ns, ns);
+        }
         let mut sampled = Sampled { record, ..Sampled::default() };
         // A halted vCPU is in the idle task, whose stack is always the same.
         if let Some((reader, user_bytes)) = readers.and_then(|readers| readers.stacks.as_ref())
@@ -181,16 +235,24 @@ impl VcpuSampler {
             () if record.halted => Fell::Halted,
             // Served only after the next entry: it hit the machine, not the guest.
             () if due_ns < self.entered_ns => Fell::Vmm,
-            // Where the thread runs a tick is served within a fraction of that.
-            () if record.late_ns > LATE_NS => Fell::Waiting,
+            // Where the thread runs a tick is served within a fraction of that; the scheduler's books have the last word.
+            () if record.late_ns > LATE_NS && self.waited_for(record.late_ns) => Fell::Waiting,
             () => Fell::Guest,
         }
+    }
+
+    /// Whether the thread has waited for a CPU for most of the last `late_ns`, as far as can be told: since the collector
+    /// has last read its books, which is a few ms ago. Asked only of ticks that came late.
+    fn waited_for(&self, late_ns: u64) -> bool {
+        let Some(now) = self.schedstat.as_ref().and_then(waited) else { return true };
+        now.saturating_sub(self.published.waited_ns.load(Ordering::Relaxed)) >= late_ns / 2
     }
 }
 
 impl Observer for VcpuSampler {
     fn started(&mut self) -> Option<Duration> {
         let now = monotonic_ns();
+        self.schedstat = own_schedstat();
         self.published.clock.start(now, own_times());
         self.intervals.as_mut().map(|intervals| Duration::from_nanos(intervals.next_ns()))
     }
@@ -202,6 +264,7 @@ impl Observer for VcpuSampler {
             recorder.entering(now_ns);
         }
         self.entered_ns = now_ns;
+        self.idle.entering();
     }
 
     fn exited(&mut self, exit: Exit, now_ns: u64) {
@@ -210,6 +273,7 @@ impl Observer for VcpuSampler {
         self.published.clock.change(place, now_ns);
         self.published.exits.begin(exit);
         Published::add(&self.published.exit_count);
+        self.idle.exited(exit);
     }
 
     fn ticked(&mut self, tick: &Tick<'_>) -> Option<Duration> {
@@ -247,8 +311,10 @@ impl Observer for VcpuSampler {
 
 #[cfg(test)]
 mod tests {
-    use kvm_bindings::{kvm_regs, kvm_sregs};
+    use kvm_bindings::kvm_sregs;
     use vm_memory::{GuestAddress, GuestMemoryMmap};
+
+    use std::time::Instant;
 
     use super::*;
     use crate::clock::ClockKind;
@@ -321,6 +387,27 @@ mod tests {
         assert_eq!(fell, [Fell::Vmm, Fell::Guest, Fell::Waiting]);
         sampler.stopped();
         assert!(published.clock.last().is_some());
+    }
+
+    #[test]
+    fn a_halted_vcpu_that_has_not_run_costs_kvms_time_only() {
+        let mut idle = Idle::default();
+        let halted = kvm_regs { rip: 7, ..Default::default() };
+        let mut round = |regs: Option<&kvm_regs>, exit| {
+            idle.entering();
+            let busy = Instant::now();
+            while busy.elapsed() < Duration::from_micros(200) {}
+            idle.exited(exit);
+            idle.ticked(regs)
+        };
+        let interrupted = Exit::Interrupted;
+        assert_eq!(round(Some(&halted), interrupted), None, "it may have run before");
+        assert!(round(Some(&halted), interrupted).is_some_and(|ns| ns > 0));
+        let moved = kvm_regs { rax: 1, ..halted };
+        assert_eq!(round(Some(&moved), interrupted), None, "it has run");
+        assert_eq!(round(None, interrupted), None);
+        assert_eq!(round(Some(&moved), interrupted), None, "it was not halted before");
+        assert_eq!(round(Some(&moved), Exit::Halt), None, "the guest has exited in between");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use super::table::{Align, Table};
 use super::{Page, csv, escape, units};
 
 /// States in the order in which they are shown; all others of a profile follow.
-const STATES: [&str; 6] = ["guest", "halted", "waiting", "vmm", "sampler", "paused"];
+const STATES: [&str; 7] = ["guest", "halted", "waiting", "kvm", "vmm", "sampler", "paused"];
 
 /// The figures with at most `rows` rows of exits, interrupts and counters each; of counters only those that are not 0.
 pub fn render(stat: &Stat, rows: usize, page: Page) -> String {

@@ -159,6 +159,7 @@ pub fn write_profile(path: &Path) {
             guest: 600_000_000,
             halted: 100_000_000,
             waiting: 76_000_000,
+            kvm: 0,
             vmm: 20_000_000,
             sampler: 4_000_000,
             paused: 0,

@@ -241,6 +241,7 @@ impl Collector {
 
     /// Drains the rings and takes what has arrived from elsewhere.
     pub(crate) fn collect(&mut self) {
+        self.meters.iter_mut().for_each(Meter::tell_waited);
         // News first: what it says was so before the samples that are drained now.
         self.hear_finder();
         for vcpu in 0..self.rings.len() {

@@ -28,6 +28,11 @@ impl ThreadReader {
         Some(Self { clock: (!thread << 3) | 6, schedstat })
     }
 
+    /// Time waited so far, ns.
+    pub(crate) fn waited(&self) -> Option<u64> {
+        waited(&self.schedstat)
+    }
+
     /// The times now; `None` once the thread is gone.
     pub(crate) fn read(&self) -> Option<ThreadTimes> {
         // Time waited first: what is run between the two readings is at least counted as run.
@@ -38,12 +43,22 @@ impl ThreadReader {
 
 /// The times of the calling thread.
 pub(crate) fn own_times() -> Option<ThreadTimes> {
-    let schedstat = File::open("/proc/thread-self/schedstat").ok()?;
-    Some(ThreadTimes { waited_ns: waited(&schedstat)?, run_ns: cpu_time(libc::CLOCK_THREAD_CPUTIME_ID)? })
+    Some(ThreadTimes { waited_ns: waited(&own_schedstat()?)?, run_ns: own_cpu_time()? })
+}
+
+/// The scheduler's books of the calling thread, for [`waited`].
+pub(crate) fn own_schedstat() -> Option<File> {
+    File::open("/proc/thread-self/schedstat").ok()
+}
+
+/// Time of the calling thread on a CPU, ns.
+pub(crate) fn own_cpu_time() -> Option<u64> {
+    cpu_time(libc::CLOCK_THREAD_CPUTIME_ID)
 }
 
 /// The second number of schedstat (Documentation/scheduler/sched-stats.rst: time spent waiting on a run queue, ns).
-fn waited(schedstat: &File) -> Option<u64> {
+/// Allocates nothing.
+pub(crate) fn waited(schedstat: &File) -> Option<u64> {
     let mut text = [0; 96];
     let length = schedstat.read_at(&mut text, 0).ok()?;
     let text = std::str::from_utf8(text.get(..length)?).ok()?;

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use vmm::{Counters as KvmCounters, Region, counters::Kind, monotonic_ns};
 
@@ -71,6 +72,20 @@ impl Meter {
         (self.published.row(self.vcpu, self.told), window)
     }
 
+    /// Tells the vCPU's thread how long it has waited for a CPU so far.
+    pub(crate) fn tell_waited(&mut self) {
+        if let Some(ns) = self.thread().and_then(ThreadReader::waited) {
+            self.published.waited_ns.store(ns, Ordering::Relaxed);
+        }
+    }
+
+    fn thread(&mut self) -> Option<&ThreadReader> {
+        if self.thread.is_none() {
+            self.thread = ThreadReader::new(self.published.clock.thread()?);
+        }
+        self.thread.as_ref()
+    }
+
     /// Where the time went, by all clocks.
     fn states(&mut self, places: &Places) -> States {
         let first = self.published.clock.first();
@@ -78,17 +93,16 @@ impl Meter {
             run_ns: now.run_ns.saturating_sub(first.run_ns),
             waited_ns: now.waited_ns.saturating_sub(first.waited_ns),
         });
-        split(places, times, self.polled(), self.stopped_ns)
+        let inside =
+            Inside { kvm_ns: self.published.kvm_ns(), polled_ns: self.polled(), stopped_ns: self.stopped_ns };
+        split(places, times, inside)
     }
 
     fn times(&mut self) -> Option<ThreadTimes> {
         if let Some(last) = self.published.clock.last() {
             return Some(last);
         }
-        if self.thread.is_none() {
-            self.thread = ThreadReader::new(self.published.clock.thread()?);
-        }
-        self.thread.as_ref()?.read()
+        self.thread()?.read()
     }
 
     /// Time in which KVM polled for the wake-up of a halted guest, ns.
@@ -132,20 +146,33 @@ impl Meter {
     }
 }
 
+/// What else is known of the time in KVM_RUN, ns.
+#[derive(Debug, Clone, Copy, Default)]
+struct Inside {
+    /// On a CPU while the guest was halted.
+    kvm_ns: u64,
+    /// Polling for a wake-up of the halted guest.
+    polled_ns: u64,
+    /// Stopped by the host.
+    stopped_ns: u64,
+}
+
 /// Splits the time in KVM_RUN by what the host's scheduler tells of the thread. Blocked is what is neither run nor
 /// waited, and a vCPU's thread blocks in KVM_RUN or where it is held. Where the scheduler's books are missing,
 /// everything in KVM_RUN counts for the guest.
-fn split(places: &Places, times: Option<ThreadTimes>, polled_ns: u64, stopped_ns: u64) -> States {
+fn split(places: &Places, times: Option<ThreadTimes>, inside: Inside) -> States {
     let Places { run, vmm, sampler, paused } = *places;
     let Some(times) = times else {
         return States { guest: run, vmm, sampler, paused, ..States::default() };
     };
     let blocked = places.wall().saturating_sub(times.run_ns).saturating_sub(times.waited_ns);
     let asleep = blocked.saturating_sub(paused);
-    let stopped = stopped_ns.min(asleep);
-    let halted = (asleep - stopped).saturating_add(polled_ns).min(run);
+    let stopped = inside.stopped_ns.min(asleep);
+    let halted = (asleep - stopped).saturating_add(inside.polled_ns).min(run);
     let waiting = times.waited_ns.saturating_add(stopped).min(run - halted);
-    States { guest: run - halted - waiting, halted, waiting, vmm, sampler, paused }
+    // Polling on the way to a halt is on a CPU as well, and was counted.
+    let kvm = inside.kvm_ns.saturating_sub(inside.polled_ns).min(run - halted - waiting);
+    States { guest: run - halted - waiting - kvm, halted, waiting, kvm, vmm, sampler, paused }
 }
 
 /// The next states to tell: no state loses what was told of it, and the sum is that of `target`. The scheduler books a
@@ -154,7 +181,7 @@ fn advance(told: &States, target: &States) -> States {
     let mut more = target.since(told);
     let mut excess = more.wall().saturating_sub(target.wall().saturating_sub(told.wall()));
     // Only what happens in KVM_RUN is ever revised; the guest's part is the remainder and so gives way first.
-    for state in [&mut more.guest, &mut more.waiting, &mut more.halted] {
+    for state in [&mut more.guest, &mut more.waiting, &mut more.halted, &mut more.kvm] {
         let cut = excess.min(*state);
         *state -= cut;
         excess -= cut;
@@ -199,16 +226,36 @@ mod tests {
     #[test]
     fn blocked_is_halted_and_the_rest_is_the_guests() {
         let places = Places { run: 900, vmm: 60, sampler: 30, paused: 10 };
-        let all =
-            |guest, halted, waiting| States { guest, halted, waiting, vmm: 60, sampler: 30, paused: 10 };
+        let all = |guest, halted, waiting| States {
+            guest,
+            halted,
+            waiting,
+            kvm: 0,
+            vmm: 60,
+            sampler: 30,
+            paused: 10,
+        };
+        let inside = |kvm_ns, polled_ns, stopped_ns| Inside { kvm_ns, polled_ns, stopped_ns };
         // 1,000 of wall, 450 run, 40 waited, so 510 blocked, of which 10 held.
-        assert_eq!(split(&places, times(450, 40), 0, 0), all(360, 500, 40));
-        assert_eq!(split(&places, times(450, 40), 25, 0), all(335, 525, 40), "polling is halted, too");
-        assert_eq!(split(&places, times(450, 40), 0, 200), all(360, 300, 240), "stopped by the host");
-        assert_eq!(split(&places, None, 7, 0), all(900, 0, 0));
+        assert_eq!(split(&places, times(450, 40), inside(0, 0, 0)), all(360, 500, 40));
+        assert_eq!(
+            split(&places, times(450, 40), inside(0, 25, 0)),
+            all(335, 525, 40),
+            "polling is halted, too"
+        );
+        assert_eq!(
+            split(&places, times(450, 40), inside(0, 0, 200)),
+            all(360, 300, 240),
+            "stopped by the host"
+        );
+        assert_eq!(
+            split(&places, times(450, 40), inside(100, 30, 0)),
+            States { guest: 260, halted: 530, waiting: 40, kvm: 70, vmm: 60, sampler: 30, paused: 10 }
+        );
+        assert_eq!(split(&places, None, inside(3, 7, 0)), all(900, 0, 0));
         // Books that claim more than there was.
-        assert_eq!(split(&places, times(u64::MAX, u64::MAX), u64::MAX, 0), all(0, 900, 0));
-        assert_eq!(split(&places, times(0, 2_000), 0, 0), all(0, 0, 900));
+        assert_eq!(split(&places, times(u64::MAX, u64::MAX), inside(u64::MAX, u64::MAX, 0)), all(0, 900, 0));
+        assert_eq!(split(&places, times(0, 2_000), inside(9, 0, 0)), all(0, 0, 900));
     }
 
     proptest! {

@@ -9,7 +9,8 @@
 //! ```
 //!
 //! The vCPU's thread knows whether it is in KVM_RUN. What happens in there the host's scheduler tells: a thread that is
-//! blocked has a halted guest, one that waits in a run queue lacks a host CPU, and the remainder is the guest's.
+//! blocked has a halted guest, one that waits in a run queue lacks a host CPU, and the remainder is the guest's. A tick
+//! gets a halted vCPU out of KVM_RUN and in again without running the guest; what that costs is measured, too.
 
 pub(crate) mod clock;
 pub(crate) mod exits;
@@ -22,12 +23,14 @@ use serde::{Deserialize, Serialize};
 /// Nanoseconds of one vCPU by state. At any moment it is in exactly one of them, so they add up to its wall time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct States {
-    /// Executing the guest, with KVM's own handling of exits that never reach user space.
+    /// Executing the guest, with KVM's handling of exits that it serves itself.
     pub guest: u64,
     /// The guest has executed HLT, or waits for its start: the thread is blocked in KVM_RUN, or polls for a wake-up.
     pub halted: u64,
     /// The thread is ready to run and has no CPU of the host.
     pub waiting: u64,
+    /// In KVM_RUN, on a CPU, while the guest was halted all along: what it costs to enter and leave.
+    pub kvm: u64,
     /// Serving an exit: devices, ports, registers.
     pub vmm: u64,
     /// Reading samples and exact events, from the exit to the next entry.
@@ -38,12 +41,13 @@ pub struct States {
 
 impl States {
     /// Names and values, in the order of the fields.
-    pub fn named(&self) -> [(&'static str, u64); 6] {
-        let Self { guest, halted, waiting, vmm, sampler, paused } = *self;
+    pub fn named(&self) -> [(&'static str, u64); 7] {
+        let Self { guest, halted, waiting, kvm, vmm, sampler, paused } = *self;
         [
             ("guest", guest),
             ("halted", halted),
             ("waiting", waiting),
+            ("kvm", kvm),
             ("vmm", vmm),
             ("sampler", sampler),
             ("paused", paused),
@@ -57,7 +61,7 @@ impl States {
 
     /// Time in KVM_RUN.
     pub fn in_run(&self) -> u64 {
-        self.guest.saturating_add(self.halted).saturating_add(self.waiting)
+        [self.halted, self.waiting, self.kvm].iter().fold(self.guest, |sum, ns| sum.saturating_add(*ns))
     }
 
     /// Each field by `with`.
@@ -66,6 +70,7 @@ impl States {
             guest: with(self.guest, other.guest),
             halted: with(self.halted, other.halted),
             waiting: with(self.waiting, other.waiting),
+            kvm: with(self.kvm, other.kvm),
             vmm: with(self.vmm, other.vmm),
             sampler: with(self.sampler, other.sampler),
             paused: with(self.paused, other.paused),

@@ -8,7 +8,7 @@ CREATE TABLE meta (
     value TEXT NOT NULL
 ) WITHOUT ROWID;
 
--- The whole run up to now. The six times add up to the vCPU's wall time.
+-- The whole run up to now. The seven times add up to the vCPU's wall time.
 CREATE TABLE vcpu (
     id         INTEGER PRIMARY KEY,  -- 0 and up
     samples    INTEGER NOT NULL,     -- recorded
@@ -17,6 +17,7 @@ CREATE TABLE vcpu (
     guest_ns   INTEGER NOT NULL,     -- executing the guest
     halted_ns  INTEGER NOT NULL,     -- the guest has executed HLT, or waits for its start
     waiting_ns INTEGER NOT NULL,     -- ready to run, without a CPU of the host
+    kvm_ns     INTEGER NOT NULL,     -- entering and leaving KVM_RUN with a halted guest
     vmm_ns     INTEGER NOT NULL,     -- serving exits
     sampler_ns INTEGER NOT NULL,     -- reading samples, from the exit to the next entry
     paused_ns  INTEGER NOT NULL      -- held by vprof
@@ -29,6 +30,7 @@ CREATE TABLE microstate (
     guest_ns   INTEGER NOT NULL,
     halted_ns  INTEGER NOT NULL,
     waiting_ns INTEGER NOT NULL,
+    kvm_ns     INTEGER NOT NULL,
     vmm_ns     INTEGER NOT NULL,
     sampler_ns INTEGER NOT NULL,
     paused_ns  INTEGER NOT NULL,
@@ -398,10 +400,11 @@ SELECT v.id,
        v.guest_ns / 1e9 AS guest_s,
        v.halted_ns / 1e9 AS halted_s,
        v.waiting_ns / 1e9 AS waiting_s,
+       v.kvm_ns / 1e9 AS kvm_s,
        v.vmm_ns / 1e9 AS vmm_s,
        v.sampler_ns / 1e9 AS sampler_s,
        v.paused_ns / 1e9 AS paused_s,
-       (v.guest_ns + v.halted_ns + v.waiting_ns + v.vmm_ns + v.sampler_ns + v.paused_ns) / 1e9 AS wall_s,
+       (v.guest_ns + v.halted_ns + v.waiting_ns + v.kvm_ns + v.vmm_ns + v.sampler_ns + v.paused_ns) / 1e9 AS wall_s,
        v.exits
 FROM vcpu v
 LEFT JOIN sample s ON s.vcpu = v.id

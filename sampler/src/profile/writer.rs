@@ -175,23 +175,23 @@ fn write_small(to: &Transaction<'_>, batch: &Batch) -> rusqlite::Result<()> {
 }
 
 /// The states in the order of their columns.
-fn states(states: &States) -> [i64; 6] {
+fn states(states: &States) -> [i64; 7] {
     states.named().map(|(_, ns)| count(ns))
 }
 
 fn write_times(to: &Transaction<'_>, batch: &Batch) -> rusqlite::Result<()> {
-    let sql = "INSERT OR REPLACE INTO vcpu VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
+    let sql = "INSERT OR REPLACE INTO vcpu VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
     each(to, sql, &batch.vcpus, |sql, v| {
-        let [guest, halted, waiting, vmm, sampler, paused] = states(&v.states);
+        let [guest, halted, waiting, kvm, vmm, sampler, paused] = states(&v.states);
         let counts = [v.samples, v.lost, v.exits].map(count);
         sql.execute(params![
-            v.id, counts[0], counts[1], counts[2], guest, halted, waiting, vmm, sampler, paused
+            v.id, counts[0], counts[1], counts[2], guest, halted, waiting, kvm, vmm, sampler, paused
         ])
     })?;
-    let sql = "INSERT OR REPLACE INTO microstate VALUES (?, ?, ?, ?, ?, ?, ?, ?)";
+    let sql = "INSERT OR REPLACE INTO microstate VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)";
     each(to, sql, &batch.microstates, |sql, m| {
-        let [guest, halted, waiting, vmm, sampler, paused] = states(&m.states);
-        sql.execute(params![m.vcpu, count(m.time_ns), guest, halted, waiting, vmm, sampler, paused])
+        let [guest, halted, waiting, kvm, vmm, sampler, paused] = states(&m.states);
+        sql.execute(params![m.vcpu, count(m.time_ns), guest, halted, waiting, kvm, vmm, sampler, paused])
     })?;
     let sql = "INSERT OR REPLACE INTO exit VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
     each(to, sql, &batch.exits, |sql, e| {

@@ -219,12 +219,14 @@ pub struct Vcpu {
     pub softirq: f64,
     /// Halted, in the idle task, or not started.
     pub idle: f64,
-    /// Executing the guest, whole run, s. This and the next five add up to `wall_s`.
+    /// Executing the guest, whole run, s. This and the next six add up to `wall_s`.
     pub guest_s: f64,
     /// Halted, s.
     pub halted_s: f64,
     /// Ready to run without a CPU of the host, s.
     pub waiting_s: f64,
+    /// Entering and leaving KVM_RUN with a halted guest, s.
+    pub kvm_s: f64,
     /// Serving exits, s.
     pub vmm_s: f64,
     /// In the sampler, s.

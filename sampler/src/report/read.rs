@@ -147,6 +147,7 @@ fn vcpu(row: &VcpuRow, modes: Option<&[u64; MODE_COUNT]>) -> Vcpu {
         guest_s: seconds(row.states.guest),
         halted_s: seconds(row.states.halted),
         waiting_s: seconds(row.states.waiting),
+        kvm_s: seconds(row.states.kvm),
         vmm_s: seconds(row.states.vmm),
         sampler_s: seconds(row.states.sampler),
         paused_s: seconds(row.states.paused),

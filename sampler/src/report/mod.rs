@@ -27,6 +27,7 @@ pub use annotate::{Annotation, Hit, MOST_CODE, Target};
 pub use by::{Breakdown, By, Row};
 pub use exact::{ExactReport, ExactVcpu, InterruptTime, OffCpu, StateTime, Task, TaskStates, Wakeup};
 pub use filter::{Filter, ModeGroup, Sort};
+pub(crate) use sums::Charged;
 pub use quality::{Broken, Ends, File, UserCode, Walks};
 pub use tree::{CallTree, Direction, LEAST_PART, TreeNode, TreeRequest};
 

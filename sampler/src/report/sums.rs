@@ -22,7 +22,7 @@ pub(super) const MODE_COUNT: usize = MODES.len();
 
 /// Who is charged for a sample.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) enum Charged {
+pub(crate) enum Charged {
     Instance(u32),
     HardIrq,
     SoftIrq,
@@ -32,7 +32,7 @@ pub(super) enum Charged {
 
 impl Charged {
     /// `None` for idleness. Interrupts are not charged to the process that they hit.
-    fn of(mode: Mode, instance: Option<u32>) -> Option<Self> {
+    pub(crate) fn of(mode: Mode, instance: Option<u32>) -> Option<Self> {
         match (mode, instance) {
             (Mode::Idle, _) => None,
             (Mode::HardIrq | Mode::Nmi, _) => Some(Self::HardIrq),

@@ -277,8 +277,8 @@ mod tests {
             start: 0x1000,
             code: code.map(<[u8]>::to_vec),
             read: None,
-            own: Estimate::of(10, 100),
-            total: Estimate::of(20, 100),
+            own: Estimate { samples: 10, share: 0.1, ..Estimate::default() },
+            total: Estimate { samples: 20, share: 0.2, ..Estimate::default() },
             hits: hits.iter().map(hit).collect(),
             names: [(0x2000, "callee\x1b[2J".to_owned())].into(),
         }

@@ -12,7 +12,9 @@ use sampler::report::{By, ModeGroup};
 use sampler::{ClockKind, Sort};
 
 pub use parse::Span;
-use parse::{by_parser, parse_memory, parse_positive_time, parse_rate, parse_span, sort_parser};
+use parse::{
+    by_parser, parse_memory, parse_positive_time, parse_precision, parse_rate, parse_span, sort_parser,
+};
 pub use simulate::SimulateArgs;
 
 const TEMPLATE: &str = "\
@@ -59,11 +61,12 @@ On a terminal the guest's serial console is interactive: all keys go to the gues
 and Ctrl-] ends the run. There is no progress line then; `--console none` brings it back.
 
 The run ends when the guest powers off or resets, when its command ends, after \
---duration, or with SIGINT or SIGTERM. The profile is complete each time; after kill -9 \
+--duration, with --until-precision, or with SIGINT or SIGTERM. The profile is complete each time; after kill -9 \
 it has all but the last second.
 
 Exit codes: with `-- CMD` the code of the guest's command; else 0 done, 1 failed, \
-2 the command line is wrong, 4 no usable hypervisor.";
+2 the command line is wrong, 3 --until-precision was not reached (a command that failed keeps \
+its code), 4 no usable hypervisor.";
 
 const REPORT_EXAMPLES: &str = "\
 Examples:
@@ -77,7 +80,7 @@ Examples:
 ";
 
 const REPORT_NOTES: &str = "\
-Shares are of all samples that were not idle, on the chosen vCPU and in the chosen time; all other \
+Shares are of all time in the guest that was not idle, on the chosen vCPU and in the chosen time; all other \
 parts only choose what is shown. They combine: --process gzip --mode kernel --symbol ksys_read. \
 A sample counts for `self` where it hit, and once for the `total` of each function on its stack. \
 Interrupts are charged to no process.";
@@ -272,6 +275,11 @@ pub struct RunArgs {
     /// End the run after this time, like 20s, 500ms or 2m
     #[arg(long, short = 'd', value_name = "TIME", value_parser = parse_positive_time, help_heading = "Sampling")]
     pub duration: Option<Duration>,
+
+    /// End the run when the largest share of its processes is known to within this, like 1% or 0.5% (0.01% to 50%): that
+    /// far from it its 95 % interval ends. Exit code 3 if the run ends otherwise before
+    #[arg(long, value_name = "PERCENT", value_parser = parse_precision, help_heading = "Sampling")]
+    pub until_precision: Option<f64>,
 
     /// The profile to write
     #[arg(long, short = 'o', default_value = "vprof.vprof", value_name = "FILE", help_heading = "Output")]

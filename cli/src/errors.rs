@@ -23,6 +23,8 @@ pub enum ExitCode {
     Failed,
     /// The command line was wrong.
     Usage,
+    /// What was expected on the command line was not met.
+    Expectation,
     /// No hypervisor can be used here.
     NoHypervisor,
     /// The guest's command ended with this code.
@@ -36,6 +38,7 @@ impl ExitCode {
             Self::Done => 0,
             Self::Failed => 1,
             Self::Usage => 2,
+            Self::Expectation => 3,
             Self::NoHypervisor => 4,
             Self::Guest(code) => code,
         }

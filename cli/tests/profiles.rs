@@ -36,6 +36,11 @@ impl Profile {
     }
 }
 
+/// The part of a document under this heading.
+fn section<'a>(document: &'a str, heading: &str) -> &'a str {
+    document.split_once(&format!("\n{heading}\n")).expect("a section").1
+}
+
 #[test]
 fn the_text_report_names_processes_and_functions() {
     let profile = Profile::new();
@@ -126,7 +131,8 @@ fn callers_and_annotations_are_shown() {
     assert_eq!((&listing["symbol"], &listing["self"]["samples"]), (&"do_work".into(), &100.into()));
     assert_eq!(listing["lines"][0]["address"], "0xffffffff81000000");
     let document = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/json.md")).unwrap();
-    let block = document.split("```json\n").nth(2).unwrap().split("```").next().unwrap();
+    let block = section(&document, "# `vprof annotate --json`").split("```json\n").nth(1).unwrap();
+    let block = block.split("```").next().unwrap();
     let schema: Value = serde_json::from_str(block).unwrap();
     let keys = |value: &Value| value.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
     assert_eq!(keys(&listing), keys(&schema["properties"]));

@@ -453,6 +453,11 @@ pub enum Fell {
 }
 
 impl Fell {
+    /// What has this name in column `sample.fell`.
+    pub fn from_name(name: &str) -> Option<Self> {
+        [Self::Guest, Self::Halted, Self::Vmm, Self::Waiting].into_iter().find(|fell| fell.name() == name)
+    }
+
     /// The name in column `sample.fell`.
     pub fn name(self) -> &'static str {
         match self {

@@ -170,7 +170,12 @@ fn write_samples(writer: &mut ProfileWriter, samples: u64, stacks: u32) -> Resul
     }
     made_up::times(&mut batch);
     let duration = samples * 500_000;
-    let meta = [("duration_ns", duration.to_string()), ("rate_hz", "1000".into()), ("complete", "1".into())];
+    let meta = [
+        ("duration_ns", duration.to_string()),
+        ("rate_hz", "1000".into()),
+        ("clock", "uniform".into()),
+        ("complete", "1".into()),
+    ];
     batch.meta.extend(meta.map(|(key, value)| (key.to_owned(), value)));
     writer.write(&batch)?;
     writer.finish()
@@ -185,7 +190,7 @@ pub fn read_report(path: &Path, written: u64) -> Result<(Cost, Report), BenchErr
         Ok(Report::read(&Profile::open(path)?, &Filter::default())?)
     });
     let report = report?;
-    let charged: u64 = report.processes.iter().map(|process| process.samples).sum();
+    let charged: u64 = report.processes.iter().map(|process| process.estimate.samples).sum();
     match [report.samples, charged].into_iter().find(|&found| found != written) {
         Some(found) => Err(BenchError::Wrong { found, written }),
         None => Ok((cost, report)),
@@ -242,7 +247,7 @@ mod tests {
         assert_eq!(report.vcpus.iter().map(|v| v.user).collect::<Vec<_>>(), [0.5, 0.5]);
         let interrupts =
             report.processes.iter().find(|p| p.comm == "[hard interrupts]").expect("a pseudo-row");
-        assert_eq!((interrupts.samples, interrupts.share), (5_000, 0.05));
+        assert_eq!((interrupts.estimate.samples, interrupts.estimate.share), (5_000, 0.05));
         assert!(matches!(read_report(&path, 1), Err(BenchError::Wrong { found: 100_000, written: 1 })));
         write_profile_with_stacks(&path, true, 100_000, 1_000).expect("a profile");
         let (_, report) = read_report(&path, 100_000).expect("a report");

@@ -23,6 +23,6 @@ pub use batch::{Batch, Sink, SinkError};
 pub use clock::ClockKind;
 pub use profile::{Profile, ProfileError, ProfileWriter};
 pub use report::{Filter, Report, Sort};
-pub use session::{OpenFiles, Session, SessionConfig, Status, Totals, VcpuSampler, no_files};
+pub use session::{OpenFiles, Precision, Session, SessionConfig, Status, Totals, VcpuSampler, no_files};
 pub use symbols::elf::ReadAt;
 pub use symbols::names::GuestFiles;

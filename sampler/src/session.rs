@@ -26,9 +26,11 @@ use vmm::{GuestMemoryMmap, Machine, Observer, monotonic_ns};
 
 use crate::batch::{EventRow, Sink, SinkError};
 use crate::clock::{ClockKind, Intervals};
+use crate::collector::aim::Aim;
 use crate::collector::console::ConsoleQueue;
 use crate::collector::finder::{Finder, LinuxGuest, Wanted};
 use crate::collector::{Collector, FinderHandle};
+use crate::estimate::Share;
 use crate::exact::watch::Watch;
 use crate::microstate::meter::Meter;
 use crate::record::{Readers, Sampled};
@@ -66,6 +68,9 @@ pub struct SessionConfig {
     pub stack_depth: usize,
     /// Exact mode: events of tasks and interrupts besides the samples.
     pub exact: bool,
+    /// The precision after which the session is [`Session::precise`]: half the interval of the largest share, as a part
+    /// of the whole.
+    pub precision: Option<f64>,
     /// More rows of `meta` (host, image, command line, vprof's version).
     pub meta: Vec<(String, String)>,
 }
@@ -101,6 +106,23 @@ pub struct Status {
     pub kernel: Option<String>,
 }
 
+/// How well the largest share of those who are charged is known.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Precision {
+    /// The precision that was asked for.
+    pub wanted: f64,
+    /// Whose share it is: a program's name, or a name in brackets.
+    pub name: String,
+    /// It is that of a process, not of a kernel thread, interrupts or early boot.
+    pub process: bool,
+    /// The share, of all non-idle time in the guest.
+    pub share: Share,
+    /// The interval ends at most `wanted` from the share.
+    pub reached: bool,
+    /// How many times as long the run has to be to reach it.
+    pub needed: Option<f64>,
+}
+
 /// What a session came to.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Totals {
@@ -108,6 +130,8 @@ pub struct Totals {
     pub samples: u64,
     /// Samples lost.
     pub lost: u64,
+    /// Where the run stands at its end, if a precision was asked for; `None` also without samples.
+    pub precision: Option<Precision>,
     /// The first failure of the sink; what was written before stays readable.
     pub sink_error: Option<String>,
 }
@@ -127,6 +151,7 @@ pub(crate) struct Shared {
     pub console: ConsoleQueue,
     pub stop: AtomicBool,
     pub failed: AtomicBool,
+    pub precise: AtomicBool,
     published: Vec<Arc<Published>>,
     events: Mutex<Vec<EventRow>>,
     status: Mutex<Status>,
@@ -234,12 +259,16 @@ impl Session {
             console: ConsoleQueue::new(zero_ns),
             stop: AtomicBool::new(false),
             failed: AtomicBool::new(false),
+            precise: AtomicBool::new(false),
             published,
             events: Mutex::default(),
             status: Mutex::default(),
             ending: Mutex::default(),
         });
         let mut collector = Collector::new(Arc::clone(&shared), rings, sink, first_meta(&config));
+        if let Some(wanted) = config.precision {
+            collector.aim_at(Aim::new(wanted, config.clock, config.rate_hz, config.vcpus));
+        }
         if config.exact {
             let (watch, recorders) = Watch::new(config.vcpus, zero_ns, &readers);
             collector.watch(watch);
@@ -309,6 +338,12 @@ impl Session {
         self.shared.failed.load(Ordering::Acquire)
     }
 
+    /// True once the largest share is that of a process and as precise as was asked for: the run may end. Looked at once
+    /// a second.
+    pub fn precise(&self) -> bool {
+        self.shared.precise.load(Ordering::Acquire)
+    }
+
     /// Where sampling stands.
     pub fn status(&self) -> Status {
         let mut status = self.shared.status().clone();
@@ -372,7 +407,12 @@ fn first_meta(config: &SessionConfig) -> Vec<(String, String)> {
         ("vcpus", config.vcpus.to_string()),
         ("exact", u8::from(config.exact).to_string()),
     ];
-    own.into_iter().map(|(key, value)| (key.to_owned(), value)).chain(config.meta.iter().cloned()).collect()
+    let aim = config.precision.map(|wanted| ("until_precision", wanted.to_string()));
+    own.into_iter()
+        .chain(aim)
+        .map(|(key, value)| (key.to_owned(), value))
+        .chain(config.meta.iter().cloned())
+        .collect()
 }
 
 #[cfg(test)]

@@ -70,6 +70,7 @@ fn a_tick_never_allocates() {
             seed: 1,
             stack_depth: 127,
             exact: false,
+            precision: None,
             meta: Vec::new(),
         };
         let named = Named::default();

@@ -32,6 +32,7 @@ fn write_until_killed(path: &Path, flood: bool) -> ! {
         seed: 1,
         stack_depth: 127,
         exact: false,
+        precision: None,
         meta: Vec::new(),
     };
     let (mut session, mut samplers) = Session::new(config, Box::new(writer), sampler::no_files());

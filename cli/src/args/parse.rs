@@ -100,6 +100,18 @@ pub fn parse_rate(text: &str) -> Result<f64, String> {
     }
 }
 
+/// A part of the whole from `1%` or `0.5%`.
+pub fn parse_precision(text: &str) -> Result<f64, String> {
+    let advice = "write it like 1% or 0.5%";
+    let number = text.trim().strip_suffix('%').ok_or(advice)?;
+    let percent = parse_decimal(number.trim_end()).ok_or(advice)?;
+    if (0.01..=50.0).contains(&percent) {
+        Ok(percent / 100.0)
+    } else {
+        Err("it has to be from 0.01% to 50%".to_owned())
+    }
+}
+
 fn split_unit(text: &str) -> (&str, &str) {
     let text = text.trim();
     let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
@@ -125,6 +137,16 @@ mod tests {
         assert_eq!(parse_memory("100001K"), Ok(100_000 << 10));
         for wrong in ["", "512", "257G", "-1G", "1e9G", "5X", "16M", "99999999999999999999T", ".G", "G"] {
             assert!(parse_memory(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn precisions_are_percentages() {
+        assert_eq!(parse_precision("1%"), Ok(0.01));
+        assert_eq!(parse_precision(" 0.5 %"), Ok(0.005));
+        assert_eq!(parse_precision("50%"), Ok(0.5));
+        for wrong in ["", "%", "1", "0.01", "0%", "51%", "-1%", "1e1%", "inf%", "NaN%", "1%%"] {
+            assert!(parse_precision(wrong).is_err(), "{wrong}");
         }
     }
 

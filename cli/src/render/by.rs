@@ -1,8 +1,8 @@
 //! `report --by`: one table.
 
-use sampler::report::{Breakdown, By, Estimate, Report, Row};
+use sampler::report::{Breakdown, By, Report, Row};
 
-use super::summary::{heading, interval, nothing, rest, title};
+use super::summary::{WIDE, estimate_cells, estimate_columns, heading, interval, nothing, rest, title};
 use super::table::{Align, Table, cut};
 use super::{Page, escape, units};
 
@@ -94,30 +94,23 @@ fn columns(by: By, wide: bool) -> &'static [Column] {
     }
 }
 
-/// Narrower pages need the columns of the total's interval for names.
-const WIDE: usize = 110;
-
 fn table(breakdown: &Breakdown, rows: usize, page: Page) -> Table {
     let code = breakdown.by.is_code();
     let wide = page.width >= WIDE;
     let own = columns(breakdown.by, wide);
-    let mut headings =
-        vec![(if code { "self" } else { "share" }, Align::Right), ("95 % interval", Align::Right)];
+    let mut headings = estimate_columns(if code { "self" } else { "share" }, page);
     if code {
         headings.push(("total", Align::Right));
         headings.extend(wide.then_some(("95 % interval", Align::Right)));
     }
-    headings.push(("samples", Align::Right));
     headings.extend(own.iter().map(|(name, align, _)| (*name, *align)));
     let mut table = Table::new(&headings).indent(2).flexible(headings.len() - 1);
     for row in breakdown.rows.iter().take(rows) {
-        let Estimate { samples, share, share_low, share_high } = row.own;
-        let mut cells = vec![units::percent(share), interval(share_low, share_high)];
+        let mut cells = estimate_cells(&row.own, page);
         if code {
             cells.push(units::percent(row.total.share));
             cells.extend(wide.then(|| interval(row.total.share_low, row.total.share_high)));
         }
-        cells.push(units::count(samples));
         cells.extend(own.iter().map(|(_, _, text)| text(row)));
         table.row(cells);
     }
@@ -168,12 +161,19 @@ fn function(row: &Row) -> String {
 
 #[cfg(test)]
 mod tests {
+    use sampler::report::Estimate;
+
     use super::super::Style;
     use super::*;
 
+    fn estimate(samples: u64) -> Estimate {
+        let share = samples as f64 / 100.0;
+        Estimate { samples, share, share_high: 1.0, time_s: share * 0.1, ..Estimate::default() }
+    }
+
     fn row(name: &str, kind: &str, own: u64, total: u64) -> Row {
         let name = name.to_owned();
-        let (own, total) = (Estimate::of(own, 100), Estimate::of(total, 100));
+        let (own, total) = (estimate(own), estimate(total));
         Row { name, kind: Some(kind.to_owned()), own, total, ..Row::default() }
     }
 
@@ -199,7 +199,7 @@ mod tests {
                 ..row(&("long_\x1b[2J".repeat(30) + "+0x12345"), "kernel_thread", 60, 100)
             };
             let rows = vec![long, row("short", "user", 30, 30)];
-            let breakdown = Breakdown { by, rows, outside: Estimate::of(10, 100) };
+            let breakdown = Breakdown { by, rows, outside: estimate(10) };
             for width in [80, 120] {
                 let page = Page { width, style: Style::Plain };
                 let text = table(&breakdown, 10, page).render(width);

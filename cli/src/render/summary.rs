@@ -5,13 +5,15 @@ use std::path::Path;
 use std::time::Duration;
 
 use sampler::Filter;
-use sampler::report::{Ends, Function, ModeGroup, Process, ProcessKind, Report, Vcpu};
+use sampler::report::{Ends, Estimate, Function, ModeGroup, Process, ProcessKind, Report, Vcpu};
 
 use super::table::{Align, Table};
 use super::{Page, Style, escape, units};
 
 /// Columns of a line, where no terminal has more.
 pub const WIDTH: usize = 80;
+/// From this many columns on, tables have columns that names would need on narrower pages.
+pub(super) const WIDE: usize = 110;
 
 /// The summary of the report on `profile` with at most `rows` rows per table.
 pub fn render(report: &Report, profile: &Path, rows: usize, page: Page) -> String {
@@ -62,6 +64,11 @@ pub fn title(report: &Report, page: Page) -> String {
         let note = "The run was cut short, or goes on: what it recorded until then is here.";
         wrapped(&mut text, note, "  ", page.width);
     }
+    if !report.intervals_valid {
+        let note =
+            "The clock was not random: a program can be in step with it, so the intervals are not valid.";
+        wrapped(&mut text, note, "  ", page.width);
+    }
     if let Some(part) = part(report) {
         wrapped(&mut text, &part, "  ", page.width);
     }
@@ -86,6 +93,14 @@ fn facts(text: &mut String, report: &Report, page: Page) {
         report.seed
     );
     wrapped(text, &samples, "  ", page.width);
+    if report.ticks.vmm + report.ticks.waiting > 0 {
+        let beside = format!(
+            "{} fell into the VMM, {} came late while the vCPU lacked a CPU: they count for no share",
+            units::counted(report.ticks.vmm, "tick"),
+            units::count(report.ticks.waiting)
+        );
+        wrapped(text, &beside, "  ", page.width);
+    }
     let late = |ns| units::duration(Duration::from_nanos(ns));
     let overhead = format!(
         "{} of vCPU time in the sampler, ticks served {} late (median), {} (99 of 100)",
@@ -197,6 +212,20 @@ fn process_name(process: &Process) -> String {
     }
 }
 
+/// The columns in which a table shows an estimate; the number of samples where the page is wide.
+pub(super) fn estimate_columns(share: &'static str, page: Page) -> Vec<(&'static str, Align)> {
+    let mut columns = vec![(share, Align::Right), ("95 % interval", Align::Right), ("time", Align::Right)];
+    columns.extend((page.width >= WIDE).then_some(("samples", Align::Right)));
+    columns
+}
+
+pub(super) fn estimate_cells(estimate: &Estimate, page: Page) -> Vec<String> {
+    let Estimate { samples, share, share_low, share_high, time_s, .. } = *estimate;
+    let mut cells = vec![units::percent(share), interval(share_low, share_high), seconds(time_s)];
+    cells.extend((page.width >= WIDE).then(|| units::count(samples)));
+    cells
+}
+
 fn processes(text: &mut String, report: &Report, rows: usize, page: Page) {
     heading(
         text,
@@ -204,56 +233,51 @@ fn processes(text: &mut String, report: &Report, rows: usize, page: Page) {
         "Processes",
         &format!(": shares of the {} that were not idle", units::counted(report.busy_samples, "sample")),
     );
-    let mut table = Table::new(&[
-        ("share", Align::Right),
-        ("95 % interval", Align::Right),
+    let mut columns = estimate_columns("share", page);
+    columns.extend([
         ("user", Align::Right),
         ("kernel", Align::Right),
-        ("samples", Align::Right),
         ("pid", Align::Right),
         ("name#instance", Align::Left),
-    ])
-    .indent(2)
-    .flexible(6);
+    ]);
+    let mut table = Table::new(&columns).indent(2).flexible(columns.len() - 1);
     for process in report.processes.iter().take(rows) {
         let is_task = matches!(process.kind, ProcessKind::Process | ProcessKind::KernelThread);
-        table.row(vec![
-            units::percent(process.share),
-            interval(process.share_low, process.share_high),
+        let mut cells = estimate_cells(&process.estimate, page);
+        cells.extend([
             units::percent(process.user_share),
             units::percent(process.kernel_share),
-            units::count(process.samples),
             if is_task { process.pid.to_string() } else { String::new() },
             process_name(process),
         ]);
+        table.row(cells);
     }
     text.push_str(&table.render(page.width));
-    rest(text, report.processes.iter().skip(rows).map(|p| p.share));
+    rest(text, report.processes.iter().skip(rows).map(|p| p.estimate.share));
+    longer(text, report, page);
+}
+
+/// How long a run has to be to know more.
+fn longer(text: &mut String, report: &Report, page: Page) {
+    if let Some(times) = report.needed_for_half.filter(|_| report.intervals_valid) {
+        let note = format!("Half the interval of the largest share takes a run {times:.1} times as long.");
+        wrapped(text, &note, "  ", page.width);
+    }
 }
 
 fn functions(text: &mut String, report: &Report, rows: usize, page: Page) {
     heading(text, page.style, "Functions", "");
-    let mut table = Table::new(&[
-        ("share", Align::Right),
-        ("95 % interval", Align::Right),
-        ("samples", Align::Right),
-        ("mode", Align::Left),
-        ("function", Align::Left),
-    ])
-    .indent(2)
-    .flexible(4);
+    let mut columns = estimate_columns("share", page);
+    columns.extend([("mode", Align::Left), ("function", Align::Left)]);
+    let mut table = Table::new(&columns).indent(2).flexible(columns.len() - 1);
     for function in report.functions.iter().take(rows) {
-        let Function { symbol, module, mode, samples, share, share_low, share_high } = function;
-        table.row(vec![
-            units::percent(*share),
-            interval(*share_low, *share_high),
-            units::count(*samples),
-            escape(mode).into_owned(),
-            super::with_module(symbol, module.as_deref()),
-        ]);
+        let Function { symbol, module, mode, estimate } = function;
+        let mut cells = estimate_cells(estimate, page);
+        cells.extend([escape(mode).into_owned(), super::with_module(symbol, module.as_deref())]);
+        table.row(cells);
     }
     text.push_str(&table.render(page.width));
-    rest(text, report.functions.iter().skip(rows).map(|f| f.share));
+    rest(text, report.functions.iter().skip(rows).map(|f| f.estimate.share));
 }
 
 /// How well stacks were walked, and what names are missing.

@@ -32,9 +32,9 @@ pub fn render(report: &Report, tree: &CallTree, rows: usize, page: Page) -> Stri
     for node in tree.nodes.iter().take(rows) {
         let name = super::with_module(&node.symbol, node.module.as_deref());
         table.row(vec![
-            units::percent(node.share),
+            units::percent(node.estimate.share),
             units::percent(node.part),
-            units::count(node.samples),
+            units::count(node.estimate.samples),
             // Deep trees keep room for names.
             format!("{}{name}", "  ".repeat(usize::try_from(node.depth).unwrap_or(0).min(20))),
         ]);

@@ -46,6 +46,7 @@ pub async fn run(
             seed: spec.seed,
             stack_depth: spec.stack_depth,
             exact: spec.exact,
+            precision: spec.until_precision,
             meta: spec.meta.clone(),
         },
         sink,
@@ -127,7 +128,7 @@ async fn watch<O: vmm::Observer>(
             () = tokio::time::sleep(INPUT_RETRY), if !waiting.is_empty() => feed(machine, &mut waiting),
             _ = tick.tick() => {
                 phase.send_replace(Phase::Running(session.status()));
-                if session.failed() && !stopping {
+                if (session.failed() || session.precise()) && !stopping {
                     stopping = true;
                     machine.stop();
                 }

@@ -15,7 +15,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sampler::{ProfileWriter, Sink};
+use sampler::{Precision, ProfileWriter, Sink, estimate};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::args::RunArgs;
@@ -36,6 +36,12 @@ const LAST_LINES: usize = 10;
 
 /// Runs the command.
 pub fn command(args: &RunArgs) -> Result<ExitCode, Error> {
+    if args.until_precision.is_some() && !estimate::trustworthy(args.clock.into()) {
+        return Err(Error::Usage(
+            "--until-precision needs a clock with chance: under --clock fixed no interval is valid"
+                .to_owned(),
+        ));
+    }
     output::check(&args.output, args.force)?;
     let (console, keys) = console_target(args)?;
     let plan = Plan::make(args)?;
@@ -78,6 +84,7 @@ pub fn command(args: &RunArgs) -> Result<ExitCode, Error> {
     }
     let summary = summarize(args, console_on_stdout);
     let code = judge(args, &outcome, &last_lines, console_on_stdout)?;
+    let code = expect(args, &outcome, code);
     match summary {
         Err(error) if !error.is_broken_pipe() => Err(error),
         _ => Ok(code),
@@ -128,6 +135,7 @@ impl Plan {
             seed,
             stack_depth: usize::from(args.depth),
             exact: args.exact,
+            until_precision: args.until_precision,
             duration: args.duration,
         };
         Ok(Self { spec, payload: loaded.payload, disks: files })
@@ -423,6 +431,40 @@ fn judge(
     }
 }
 
+/// Says so where the precision that was asked for was not reached. A command that failed tells more by its own code.
+fn expect(args: &RunArgs, outcome: &Outcome, code: ExitCode) -> ExitCode {
+    let Some(missed) =
+        args.until_precision.and_then(|wanted| missed(wanted, outcome.totals.precision.as_ref()))
+    else {
+        return code;
+    };
+    eprintln!("vprof: {missed}");
+    if code == ExitCode::Done { ExitCode::Expectation } else { code }
+}
+
+/// What was reached instead of the precision that was asked for.
+fn missed(wanted: f64, found: Option<&Precision>) -> Option<String> {
+    let wanted = format!("{} %", wanted * 100.0);
+    let Some(found) = found else {
+        return Some(format!(
+            "the run ended before its largest share was known to within {wanted}: nothing was sampled"
+        ));
+    };
+    let longer = match found.needed {
+        Some(times) => format!("; a run {times:.1} times as long would do"),
+        None => String::new(),
+    };
+    (!found.reached).then(|| {
+        format!(
+            "the run ended before its largest share was known to within {wanted}: that of {} is {:.2} %, known to \
+             within {:.2} %{longer}",
+            crate::render::escape(&found.name),
+            found.share.share * 100.0,
+            found.share.distance() * 100.0
+        )
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -433,6 +475,26 @@ mod tests {
         assert_eq!(host_memory(text), Some(1_048_576));
         assert_eq!(host_memory("nonsense"), None);
         assert!(host_memory(&std::fs::read_to_string("/proc/meminfo").unwrap()).unwrap() > 1 << 20);
+    }
+
+    #[test]
+    fn what_was_not_reached_is_told() {
+        let share = estimate::share(300, 1_000);
+        let found = |reached| Precision {
+            wanted: 0.01,
+            name: "g\x1bzip".to_owned(),
+            process: true,
+            share,
+            reached,
+            needed: estimate::needed_for(&share, 0.01),
+        };
+        assert_eq!(missed(0.01, Some(&found(true))), None);
+        assert_eq!(
+            missed(0.01, Some(&found(false))).unwrap(),
+            "the run ended before its largest share was known to within 1 %: that of g\\x1bzip is 30.00 %, known to \
+             within 2.91 %; a run 8.4 times as long would do"
+        );
+        assert!(missed(0.005, None).unwrap().ends_with("within 0.5 %: nothing was sampled"));
     }
 
     #[test]

@@ -31,6 +31,8 @@ pub struct RunSpec {
     pub stack_depth: usize,
     /// Events of tasks and interrupts besides the samples.
     pub exact: bool,
+    /// The run ends once half the interval of the largest share is at most this part of the whole.
+    pub until_precision: Option<f64>,
     /// The run ends after this time.
     pub duration: Option<Duration>,
     /// Rows of the profile's table `meta`.

@@ -1,5 +1,6 @@
 //! The collector: drains the rings, resolves, and hands batches to the sink.
 
+pub(crate) mod aim;
 pub(crate) mod console;
 pub(crate) mod finder;
 pub(crate) mod frames;
@@ -29,6 +30,7 @@ use crate::microstate::meter::Meter;
 use crate::record::Sampled;
 use crate::session::{Ending, OpenFiles, Shared, Totals};
 use crate::vcpu::Ends;
+use aim::Aim;
 use finder::{Code, News, Wanted};
 use namer::{Named, Namer, Wish};
 use resolver::Resolver;
@@ -100,6 +102,8 @@ pub(crate) struct Collector {
     exit_rows: u32,
     counted: Instant,
     resolver: Resolver,
+    /// The precision that is to be reached.
+    aim: Option<Aim>,
     /// Exact mode, where it is wanted.
     exact: Option<Watch>,
     batch: Batch,
@@ -140,6 +144,7 @@ impl Collector {
             exit_rows: 0,
             counted: now,
             resolver,
+            aim: None,
             exact: None,
             batch: Batch { meta, ..Batch::default() },
             flushed: now,
@@ -169,6 +174,11 @@ impl Collector {
         for (meter, kvm) in self.meters.iter_mut().zip(machine.take_counters()) {
             meter.attach(kvm);
         }
+    }
+
+    /// A precision is to be reached.
+    pub(crate) fn aim_at(&mut self, aim: Aim) {
+        self.aim = Some(aim);
     }
 
     /// Events are to be watched, too.
@@ -228,6 +238,9 @@ impl Collector {
             self.batch.vcpus.push(row);
             self.batch.microstates.extend(window);
         }
+        if let Some(aim) = &mut self.aim {
+            aim.clocks(&self.batch.vcpus);
+        }
         if ended || self.counted.elapsed() >= COUNTERS_PERIOD {
             self.counted = Instant::now();
             for meter in &mut self.meters {
@@ -252,6 +265,10 @@ impl Collector {
                 };
                 let id = u8::try_from(vcpu).unwrap_or(u8::MAX);
                 self.resolver.sample(id, &record, stack.as_deref(), &mut self.batch);
+                if let (Some(aim), Some(sample)) = (&mut self.aim, self.batch.samples.last()) {
+                    let task = record.current.and_then(|current| current.task);
+                    aim.sample(sample, task.map(|task| (task.process_comm, task.kernel_thread)));
+                }
                 self.stacks_missed += u64::from(stack_missed);
                 if let Some(stack) = stack {
                     // There are no more boxes than the pool has room for.
@@ -409,6 +426,10 @@ impl Collector {
             return;
         }
         self.window_began = Instant::now();
+        // Before the first process is on top a guest boots.
+        if self.aim.as_ref().and_then(Aim::look).is_some_and(|found| found.reached && found.process) {
+            self.shared.precise.store(true, Ordering::Release);
+        }
         let window = self.resolver.take_window();
         let mut status = self.shared.status();
         #[expect(clippy::cast_precision_loss, reason = "samples of a second")]
@@ -468,6 +489,7 @@ impl Collector {
         }
         let duration = ended_ns.saturating_sub(self.shared.zero_ns);
         self.read_meters(true);
+        self.totals.precision = self.aim.as_ref().and_then(Aim::look);
         let mut last = std::mem::take(&mut self.batch);
         last.meta = meta;
         last.meta.push(("duration_ns".to_owned(), duration.to_string()));

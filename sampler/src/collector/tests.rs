@@ -152,6 +152,7 @@ fn session(sink: &Memory, vcpus: u8) -> (Session, Vec<VcpuSampler>) {
         seed: 4,
         stack_depth: 127,
         exact: false,
+        precision: None,
         meta,
     };
     Session::new(config, Box::new(sink.clone()), no_files())

@@ -336,7 +336,7 @@ JOIN mode m ON m.id = s.mode
 LEFT JOIN frame f ON f.id = s.frame
 LEFT JOIN instance i ON i.id = s.instance;
 
--- Who is charged for each sample that is not idle: interrupts are not charged to the process they hit.
+-- Who is charged for each sample that fell into the guest and is not idle: interrupts are not charged to the process they hit.
 CREATE VIEW v_charged AS
 SELECT s.id,
        s.vcpu,
@@ -351,7 +351,7 @@ SELECT s.id,
 FROM sample s
 JOIN mode m ON m.id = s.mode
 LEFT JOIN instance i ON i.id = s.instance
-WHERE m.name <> 'idle';
+WHERE m.name <> 'idle' AND s.fell = 'guest';
 
 CREATE VIEW v_processes AS
 SELECT comm,
@@ -383,20 +383,20 @@ JOIN mode m ON m.id = s.mode
 JOIN frame f ON f.id = s.frame
 LEFT JOIN inlined n ON n.frame = f.id AND n.depth = 0
 LEFT JOIN instance i ON i.id = s.instance
-WHERE m.name <> 'idle'
+WHERE m.name <> 'idle' AND s.fell = 'guest'
 GROUP BY 1, 2, 3
 ORDER BY samples DESC;
 
--- Shares of each vCPU's samples; they add up to 1.
+-- Shares of each vCPU's samples that fell into the guest or found it halted; they add up to 1.
 CREATE VIEW v_vcpus AS
 SELECT v.id,
        count(s.id) AS samples,
        v.lost,
-       avg(m.name = 'user') AS user,
-       avg(m.name IN ('kernel', 'boot', 'unknown')) AS kernel,
-       avg(m.name IN ('hardirq', 'nmi')) AS hardirq,
-       avg(m.name = 'softirq') AS softirq,
-       avg(m.name = 'idle') AS idle,
+       avg(m.name = 'user') FILTER (WHERE s.fell IN ('guest', 'halted')) AS user,
+       avg(m.name IN ('kernel', 'boot', 'unknown')) FILTER (WHERE s.fell IN ('guest', 'halted')) AS kernel,
+       avg(m.name IN ('hardirq', 'nmi')) FILTER (WHERE s.fell IN ('guest', 'halted')) AS hardirq,
+       avg(m.name = 'softirq') FILTER (WHERE s.fell IN ('guest', 'halted')) AS softirq,
+       avg(m.name = 'idle') FILTER (WHERE s.fell IN ('guest', 'halted')) AS idle,
        v.guest_ns / 1e9 AS guest_s,
        v.halted_ns / 1e9 AS halted_s,
        v.waiting_ns / 1e9 AS waiting_s,

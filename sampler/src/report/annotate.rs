@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::code::{Code, Frame, NONE, matches};
 use super::filter::{Filter, no_such_symbol};
 use super::read::Loaded;
-use super::view::{View, frames};
+use super::view::{Lists, View, frames};
 use super::{Estimate, ReportError};
 use crate::batch::FrameKind;
 use crate::naming::is_nameless;
@@ -114,16 +114,17 @@ impl Annotation {
     fn count(&mut self, view: &View<'_>, place: Place) {
         let is = |at: u32| Place::of(view.code, at, &view.code.frames[at as usize]) == place;
         let chosen: Vec<bool> = (0..view.code.frames.len()).map(|at| is(super::code::small(at))).collect();
-        let (mut own, mut total) = (0, 0);
+        // Rows: the function's own, and its total.
+        let mut rows = Lists::default();
         let mut seen = Vec::new();
-        for (leaf, &samples) in &view.sums.leaves {
+        for &(leaf, samples) in &view.sums.leaves.list {
             seen.clear();
             if chosen[leaf.frame as usize] {
-                own += samples;
+                rows.push(0);
                 self.hit(view.code, leaf.frame).own += samples;
                 seen.push(view.code.frames[leaf.frame as usize].address);
             }
-            let on_stack = frames(view.stacks, leaf).filter(|&at| at != leaf.frame && chosen[at as usize]);
+            let on_stack = frames(view.stacks, &leaf).filter(|&at| at != leaf.frame && chosen[at as usize]);
             for at in on_stack {
                 let address = view.code.frames[at as usize].address;
                 if !seen.contains(&address) {
@@ -131,10 +132,15 @@ impl Annotation {
                     seen.push(address);
                 }
             }
-            total += if seen.is_empty() { 0 } else { samples };
+            if !seen.is_empty() {
+                rows.push(1);
+            }
+            rows.end();
         }
-        self.own = Estimate::of(own, view.sums.busy);
-        self.total = Estimate::of(total, view.sums.busy);
+        let found = view.sums.tape.estimates(2, |hit| rows.of(hit.leaf));
+        if let [own, total] = found[..] {
+            (self.own, self.total) = (own, total);
+        }
     }
 
     fn hit(&mut self, code: &Code, at: u32) -> &mut Hit {

@@ -110,15 +110,13 @@ pub struct Row {
 
 impl Breakdown {
     pub(super) fn new(by: By, view: &View<'_>) -> Self {
-        let rows = match by {
+        let (rows, outside) = match by {
             By::Function | By::Instruction | By::Line | By::Module => view.code_rows(by),
             By::Process | By::Instance | By::Cgroup => view.charged_rows(by),
             By::Thread => view.thread_rows(),
             By::Irq => view.interrupt_rows(),
             By::Syscall => view.syscall_rows(),
         };
-        let inside: u64 = rows.iter().map(|row| row.own.samples).sum();
-        let outside = Estimate::of(view.sums.chosen.saturating_sub(inside), view.sums.busy);
         let mut breakdown = Self { by, rows, outside };
         breakdown.sort(Sort::Samples);
         breakdown

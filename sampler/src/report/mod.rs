@@ -15,6 +15,7 @@ mod read;
 mod stacks;
 mod sums;
 pub(crate) mod tables;
+mod tape;
 mod tree;
 mod view;
 
@@ -28,8 +29,10 @@ pub use exact::{ExactReport, ExactVcpu, InterruptTime, OffCpu, StateTime, Task, 
 pub(crate) use filter::no_such;
 pub use filter::{Filter, ModeGroup, Sort};
 pub use quality::{Broken, Ends, File, UserCode, Walks};
+pub(crate) use sums::Charged;
 pub use tree::{CallTree, Direction, LEAST_PART, TreeNode, TreeRequest};
 
+use crate::batch::Fell;
 use crate::estimate;
 use crate::profile::ProfileError;
 
@@ -49,24 +52,67 @@ pub enum Request {
     Tree(TreeRequest),
 }
 
-/// A number of samples as a part of all that are not idle, with its 95 % interval.
+/// What samples say of one thing: its share of all time in the guest that is not idle, and the time itself, each with its
+/// 95 % interval (docs/statistics.md). Shares of vCPUs count by the exact time of each.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Estimate {
-    /// Samples.
+    /// Samples that fell into the guest.
     pub samples: u64,
-    /// Their part of all non-idle samples.
+    /// Share of all non-idle time in the guest.
     pub share: f64,
-    /// Lower end of the share's 95 % interval.
+    /// Lower end of the share's interval.
     pub share_low: f64,
-    /// Upper end of the share's 95 % interval.
+    /// Upper end of the share's interval.
     pub share_high: f64,
+    /// Time, s.
+    pub time_s: f64,
+    /// Lower end of the time's interval, s.
+    pub time_low_s: f64,
+    /// Upper end of the time's interval, s.
+    pub time_high_s: f64,
 }
 
 impl Estimate {
-    /// `samples` out of `all`.
-    pub fn of(samples: u64, all: u64) -> Self {
-        let estimate::Share { share, low, high } = estimate::share(samples, all);
-        Self { samples, share, share_low: low, share_high: high }
+    pub(crate) fn new(samples: u64, share: estimate::Share, time: estimate::Time) -> Self {
+        Self {
+            samples,
+            share: share.share,
+            share_low: share.low,
+            share_high: share.high,
+            time_s: time.ns / 1e9,
+            time_low_s: time.low_ns / 1e9,
+            time_high_s: time.high_ns / 1e9,
+        }
+    }
+
+    /// The share with its interval.
+    pub fn interval(&self) -> estimate::Share {
+        estimate::Share { share: self.share, low: self.share_low, high: self.share_high }
+    }
+}
+
+/// Samples by what their tick fell into. Only those that fell into the guest tell how its time divides.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TickCounts {
+    /// Executing the guest.
+    pub guest: u64,
+    /// Halted, or not yet started.
+    pub halted: u64,
+    /// Out of KVM_RUN.
+    pub vmm: u64,
+    /// Served more than 1 ms late: most likely without a CPU of the host. Also what is not told.
+    pub waiting: u64,
+}
+
+impl TickCounts {
+    fn count(&mut self, fell: Option<Fell>) {
+        let count = match fell {
+            Some(Fell::Guest) => &mut self.guest,
+            Some(Fell::Halted) => &mut self.halted,
+            Some(Fell::Vmm) => &mut self.vmm,
+            Some(Fell::Waiting) | None => &mut self.waiting,
+        };
+        *count += 1;
     }
 }
 
@@ -136,11 +182,15 @@ pub struct Report {
     pub measured_rate_hz: f64,
     /// `uniform`, `exponential` or `fixed`.
     pub clock: String,
+    /// Whether intervals hold: not under a fixed clock, which a program can be in step with.
+    pub intervals_valid: bool,
     /// Seed of the clock.
     pub seed: u64,
     /// Samples of the chosen vCPUs and time.
     pub samples: u64,
-    /// Those that are not idle: what all shares refer to.
+    /// What their ticks fell into.
+    pub ticks: TickCounts,
+    /// Those that fell into the guest and did not find it idle: what all shares refer to.
     pub busy_samples: u64,
     /// Those of them that the whole filter chooses.
     pub chosen_samples: u64,
@@ -154,6 +204,8 @@ pub struct Report {
     pub lateness: Lateness,
     /// One row per vCPU.
     pub vcpus: Vec<Vcpu>,
+    /// How many times as long a run has to be for half the interval of the largest share of `processes`.
+    pub needed_for_half: Option<f64>,
     /// Processes and what is not charged to any; shares add up to 1 without a process filter.
     pub processes: Vec<Process>,
     /// The innermost functions, inlined ones too; shares add up to 1 without a process filter.
@@ -200,7 +252,7 @@ pub struct Lateness {
     pub over_1ms: u64,
 }
 
-/// One vCPU. The five fractions are of its samples and add up to 1.
+/// One vCPU. The five fractions are of its samples in the guest or halted, and add up to 1.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Vcpu {
     /// 0 and up.
@@ -219,6 +271,8 @@ pub struct Vcpu {
     pub softirq: f64,
     /// Halted, in the idle task, or not started.
     pub idle: f64,
+    /// Its time in the chosen part of the run, by what the guest did.
+    pub times: ModeTimes,
     /// Executing the guest, whole run, s. This and the next six add up to `wall_s`.
     pub guest_s: f64,
     /// Halted, s.
@@ -237,6 +291,24 @@ pub struct Vcpu {
     pub wall_s: f64,
     /// Returns of KVM_RUN.
     pub exits: u64,
+}
+
+/// The time of a vCPU that was executing the guest or halted, by what the guest did. The shares are of that time and add
+/// up to 1.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct ModeTimes {
+    /// At CPL 3.
+    pub user: Estimate,
+    /// In the kernel outside of interrupts; also early boot, and what could not be told.
+    pub kernel: Estimate,
+    /// In hard interrupts.
+    pub hardirq: Estimate,
+    /// In soft interrupts.
+    pub softirq: Estimate,
+    /// In NMIs.
+    pub nmi: Estimate,
+    /// Halted, which is known exactly, or in the idle task.
+    pub idle: Estimate,
 }
 
 /// What a row of [`Report::processes`] is.
@@ -266,17 +338,12 @@ pub struct Process {
     pub instance: u32,
     /// What the row is.
     pub kind: ProcessKind,
-    /// Samples charged to it.
-    pub samples: u64,
-    /// Part of all non-idle samples.
-    pub share: f64,
-    /// Lower end of the share's 95 % interval.
-    pub share_low: f64,
-    /// Upper end of the share's 95 % interval.
-    pub share_high: f64,
-    /// Part of all non-idle samples: its user code.
+    /// What is charged to it.
+    #[serde(flatten)]
+    pub estimate: Estimate,
+    /// The part of the share in its user code.
     pub user_share: f64,
-    /// Part of all non-idle samples: the rest of `share`.
+    /// The rest of the share.
     pub kernel_share: f64,
     /// Process id of the parent.
     pub parent_pid: Option<i32>,
@@ -295,14 +362,15 @@ pub struct Process {
 }
 
 /// A thread of a process.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Thread {
     /// Thread id.
     pub tid: i32,
     /// Its own name.
     pub comm: Option<String>,
-    /// Samples charged to it.
-    pub samples: u64,
+    /// What is charged to it.
+    #[serde(flatten)]
+    pub estimate: Estimate,
 }
 
 /// A function of kernel or user code. Code without a name counts by its module, or as `[user]` by its program.
@@ -314,14 +382,9 @@ pub struct Function {
     pub module: Option<String>,
     /// `user`, `kernel`, `hardirq`, `softirq`, `nmi`, `boot` or `unknown`.
     pub mode: String,
-    /// Samples.
-    pub samples: u64,
-    /// Part of all non-idle samples.
-    pub share: f64,
-    /// Lower end of the share's 95 % interval.
-    pub share_low: f64,
-    /// Upper end of the share's 95 % interval.
-    pub share_high: f64,
+    /// What samples say of it.
+    #[serde(flatten)]
+    pub estimate: Estimate,
 }
 
 /// Something that happened.
@@ -344,24 +407,26 @@ impl Report {
         let shares = |a: f64, b: f64| b.total_cmp(&a);
         self.processes.sort_by(|a, b| {
             let main = match by {
-                Sort::Samples | Sort::Total => b.samples.cmp(&a.samples),
+                Sort::Samples | Sort::Total => b.estimate.samples.cmp(&a.estimate.samples),
                 Sort::Name => a.comm.cmp(&b.comm),
                 Sort::Pid => a.pid.cmp(&b.pid),
                 Sort::User => shares(a.user_share, b.user_share),
                 Sort::Kernel => shares(a.kernel_share, b.kernel_share),
             };
             let rest = |p: &Process| (p.pid, p.instance);
-            main.then(b.samples.cmp(&a.samples)).then_with(|| a.comm.cmp(&b.comm)).then(rest(a).cmp(&rest(b)))
+            main.then(b.estimate.samples.cmp(&a.estimate.samples))
+                .then_with(|| a.comm.cmp(&b.comm))
+                .then(rest(a).cmp(&rest(b)))
         });
         self.functions.sort_by(|a, b| {
             let user = |f: &Function| f.mode == "user";
             let main = match by {
-                Sort::Samples | Sort::Total | Sort::Pid => b.samples.cmp(&a.samples),
+                Sort::Samples | Sort::Total | Sort::Pid => b.estimate.samples.cmp(&a.estimate.samples),
                 Sort::Name => a.symbol.cmp(&b.symbol),
                 Sort::User => user(b).cmp(&user(a)),
                 Sort::Kernel => user(a).cmp(&user(b)),
             };
-            main.then(b.samples.cmp(&a.samples))
+            main.then(b.estimate.samples.cmp(&a.estimate.samples))
                 .then_with(|| (&a.symbol, &a.module, &a.mode).cmp(&(&b.symbol, &b.module, &b.mode)))
         });
     }

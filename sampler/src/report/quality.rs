@@ -81,7 +81,7 @@ pub struct File {
 impl Walks {
     pub(super) fn new(view: &View<'_>) -> Self {
         let (mut kernel, mut user) = (Counts::default(), Counts::default());
-        for (leaf, &samples) in &view.sums.leaves {
+        for &(leaf, samples) in &view.sums.leaves.list {
             let Some(node) = view.stacks.get(leaf.stack) else { continue };
             if node.kernel {
                 kernel.add(node.kernel_broken, false, samples);
@@ -130,7 +130,7 @@ impl UserCode {
     pub(super) fn new(view: &View<'_>) -> Self {
         let mut code = Self::default();
         let mut files: HashMap<u32, (u64, u64)> = HashMap::new();
-        for (leaf, &samples) in &view.sums.leaves {
+        for &(leaf, samples) in &view.sums.leaves.list {
             let frame = &view.code.frames[leaf.frame as usize];
             if frame.kind != FrameKind::User {
                 continue;

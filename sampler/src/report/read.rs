@@ -6,12 +6,15 @@ use super::code::Code;
 use super::filter::Selection;
 use super::quality::{UserCode, Walks};
 use super::stacks::Stacks;
-use super::sums::{MODE_COUNT, Sums};
+use super::sums::{Sums, VcpuSums};
 use super::tables::{Tables, part, seconds};
 use super::tree::CallTree;
 use super::view::View;
-use super::{Filter, Lateness, Overhead, Report, ReportError, Request, Sort, Vcpu};
+use super::{
+    Estimate, Filter, Lateness, ModeTimes, Overhead, Process, Report, ReportError, Request, Sort, Vcpu,
+};
 use crate::batch::{Mode, VcpuRow};
+use crate::estimate::{self, Tallies};
 use crate::profile::{MODES, Profile};
 
 /// The chosen part of a profile in memory.
@@ -33,7 +36,7 @@ impl Loaded {
         let code = Code::read(connection, &tables.instances).map_err(sql)?;
         let stacks = Stacks::read(connection, &code).map_err(sql)?;
         let selection = Selection::new(filter, profile, &tables, &code, &stacks)?;
-        let sums = Sums::read(profile, filter, &selection, &code, &stacks).map_err(sql)?;
+        let sums = Sums::read(profile, filter, &selection, &tables, (&code, &stacks)).map_err(sql)?;
         Ok(Self { tables, code, stacks, sums })
     }
 
@@ -77,6 +80,7 @@ fn summary(filter: &Filter, view: &View<'_>) -> Report {
     let total = |of: fn(&VcpuRow) -> u64| tables.vcpus.iter().map(of).sum::<u64>();
     let wall_s = seconds(total(|row| row.states.wall()));
     let text = |key: &str| tables.meta.get(key).cloned();
+    let processes = processes(view);
     Report {
         version: text("version").unwrap_or_default(),
         host: text("host").unwrap_or_else(|| "unknown".to_owned()),
@@ -87,9 +91,11 @@ fn summary(filter: &Filter, view: &View<'_>) -> Report {
         rate_hz: tables.parsed("rate_hz"),
         measured_rate_hz: rate(total(|row| row.samples + row.lost), wall_s),
         clock: text("clock").unwrap_or_default(),
+        intervals_valid: estimate::trustworthy(tables.clock()),
         seed: tables.parsed("seed"),
         samples: sums.samples,
-        busy_samples: sums.busy,
+        ticks: sums.ticks,
+        busy_samples: sums.tape.busy(),
         chosen_samples: sums.chosen,
         lost: total(|row| row.lost),
         filter: filter.clone(),
@@ -100,8 +106,9 @@ fn summary(filter: &Filter, view: &View<'_>) -> Report {
             share: part(total(|row| row.states.sampler), total(|row| row.states.wall())),
         },
         lateness: lateness(sums),
-        vcpus: shown.map(|row| vcpu(row, sums.vcpus.get(&row.id))).collect(),
-        processes: processes(view),
+        vcpus: shown.map(|row| vcpu(row, sums)).collect(),
+        needed_for_half: needed_for_half(&processes),
+        processes,
         functions: functions(view),
         stacks: Walks::new(view),
         user_code: UserCode::new(view),
@@ -128,22 +135,31 @@ fn lateness(sums: &Sums) -> Lateness {
     }
 }
 
-fn vcpu(row: &VcpuRow, modes: Option<&[u64; MODE_COUNT]>) -> Vcpu {
-    let counts = modes.copied().unwrap_or_default();
-    let samples = counts.iter().sum();
+/// By the share that is largest.
+fn needed_for_half(processes: &[Process]) -> Option<f64> {
+    let shares = processes.iter().map(|process| process.estimate);
+    let largest = shares.max_by(|a, b| a.share.total_cmp(&b.share))?;
+    estimate::needed(&largest.interval())
+}
+
+fn vcpu(row: &VcpuRow, sums: &Sums) -> Vcpu {
+    let own = sums.vcpus.get(&row.id);
+    let counts = own.map(|own| own.modes).unwrap_or_default();
+    let split = counts.iter().sum();
     let of = |wanted: &[Mode]| {
         let chosen = MODES.iter().zip(counts).filter(|((mode, _), _)| wanted.contains(mode));
-        part(chosen.map(|(_, count)| count).sum(), samples)
+        part(chosen.map(|(_, count)| count).sum(), split)
     };
     Vcpu {
         id: row.id,
-        samples,
+        samples: own.map_or(0, |own| own.samples),
         lost: row.lost,
         user: of(&[Mode::User]),
         kernel: of(&[Mode::Kernel, Mode::Boot, Mode::Unknown]),
         hardirq: of(&[Mode::HardIrq, Mode::Nmi]),
         softirq: of(&[Mode::SoftIrq]),
         idle: of(&[Mode::Idle]),
+        times: own.map_or_else(ModeTimes::default, |own| times(row.id, own, sums)),
         guest_s: seconds(row.states.guest),
         halted_s: seconds(row.states.halted),
         waiting_s: seconds(row.states.waiting),
@@ -153,5 +169,35 @@ fn vcpu(row: &VcpuRow, modes: Option<&[u64; MODE_COUNT]>) -> Vcpu {
         paused_s: seconds(row.states.paused),
         wall_s: seconds(row.states.wall()),
         exits: row.exits,
+    }
+}
+
+/// The samples divide the exact time in the guest; the time halted is exact by itself.
+fn times(id: u8, own: &VcpuSums, sums: &Sums) -> ModeTimes {
+    let halted_s = seconds(own.halted_ns);
+    let all_s = sums.tape.guest_s(id) + halted_s;
+    let of = |tallies: &Tallies, exact_s: f64, halted: u64| {
+        let (samples, time) = sums.tape.of_vcpu(id, tallies);
+        let [time_s, time_low_s, time_high_s] =
+            [time.ns, time.low_ns, time.high_ns].map(|ns| ns / 1e9 + exact_s);
+        let share = |s: f64| if all_s > 0.0 { s / all_s } else { 0.0 };
+        Estimate {
+            samples: samples + halted,
+            share: share(time_s),
+            share_low: share(time_low_s),
+            share_high: share(time_high_s),
+            time_s,
+            time_low_s,
+            time_high_s,
+        }
+    };
+    let [user, kernel, hardirq, softirq, nmi, idle] = &own.tallies;
+    ModeTimes {
+        user: of(user, 0.0, 0),
+        kernel: of(kernel, 0.0, 0),
+        hardirq: of(hardirq, 0.0, 0),
+        softirq: of(softirq, 0.0, 0),
+        nmi: of(nmi, 0.0, 0),
+        idle: of(idle, halted_s, own.halted),
     }
 }

@@ -1,42 +1,28 @@
 //! One pass over the samples. Only small integers are touched and kept, so a million samples take well under a second.
 
 use std::collections::BTreeMap;
+use std::hash::Hash;
 
 use hdrhistogram::Histogram;
 use rusqlite::{Row, params};
 
-use super::LATE_NS;
-use super::code::{BOOT_FRAME, Code, NONE};
+use super::code::{BOOT_FRAME, Code, NONE, small};
 use super::filter::{Filter, Selection};
 use super::numbers::NumberMap;
 use super::stacks::Stacks;
-use crate::batch::{FrameKind, Mode};
+use super::tables::{Span, Tables, unsigned};
+use super::tape::Tape;
+use super::{LATE_NS, TickCounts};
+use crate::batch::{Fell, FrameKind, Mode};
+use crate::estimate::Tallies;
 use crate::profile::{MODES, Profile};
 
 /// Number of modes.
 pub(super) const MODE_COUNT: usize = MODES.len();
 
-/// User and other samples.
-#[derive(Debug, Default, Clone, Copy)]
-pub(super) struct Charge {
-    pub user: u64,
-    pub kernel: u64,
-}
-
-impl Charge {
-    pub(super) fn all(self) -> u64 {
-        self.user + self.kernel
-    }
-
-    pub(super) fn add(&mut self, other: Self) {
-        self.user += other.user;
-        self.kernel += other.kernel;
-    }
-}
-
 /// Who is charged for a sample.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) enum Charged {
+pub(crate) enum Charged {
     Instance(u32),
     HardIrq,
     SoftIrq,
@@ -46,7 +32,7 @@ pub(super) enum Charged {
 
 impl Charged {
     /// `None` for idleness. Interrupts are not charged to the process that they hit.
-    fn of(mode: Mode, instance: Option<u32>) -> Option<Self> {
+    pub(crate) fn of(mode: Mode, instance: Option<u32>) -> Option<Self> {
         match (mode, instance) {
             (Mode::Idle, _) => None,
             (Mode::HardIrq | Mode::Nmi, _) => Some(Self::HardIrq),
@@ -86,20 +72,94 @@ pub(super) enum Doing {
     Kernel,
 }
 
+/// What a sample was about, beside the code that it hit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Deed {
+    pub thread: ThreadKey,
+    pub mode: Mode,
+    syscall: Option<u32>,
+    interrupt: Option<u32>,
+}
+
+impl Deed {
+    /// What it did for its task; `None` in interrupts, and before there are tasks.
+    pub(super) fn doing(&self) -> Option<Doing> {
+        match self.mode {
+            Mode::User => Some(Doing::User),
+            Mode::Kernel => Some(self.syscall.map_or(Doing::Kernel, Doing::Syscall)),
+            _ => None,
+        }
+    }
+
+    /// Mode and `interrupt.id`, in an interrupt.
+    pub(super) fn interrupt(&self) -> Option<(Mode, Option<u32>)> {
+        matches!(self.mode, Mode::HardIrq | Mode::SoftIrq | Mode::Nmi).then_some((self.mode, self.interrupt))
+    }
+}
+
+/// What the chosen samples have, each with its number of samples.
+#[derive(Debug)]
+pub(super) struct Interned<T> {
+    pub list: Vec<(T, u64)>,
+    places: NumberMap<T, u32>,
+}
+
+impl<T: Copy + Eq + Hash> Interned<T> {
+    fn new() -> Self {
+        Self { list: Vec::new(), places: NumberMap::default() }
+    }
+
+    fn count(&mut self, item: T) -> u32 {
+        let place = *self.places.entry(item).or_insert_with(|| {
+            self.list.push((item, 0));
+            small(self.list.len() - 1)
+        });
+        self.list[place as usize].1 += 1;
+        place
+    }
+}
+
+/// Number of times that a vCPU's is divided into.
+pub(super) const TIMES: usize = 6;
+
+/// Which of the fields of [`super::ModeTimes`] a mode counts for.
+fn slot_of(mode: Mode) -> usize {
+    match mode {
+        Mode::User => 0,
+        Mode::Kernel | Mode::Boot | Mode::Unknown => 1,
+        Mode::HardIrq => 2,
+        Mode::SoftIrq => 3,
+        Mode::Nmi => 4,
+        Mode::Idle => 5,
+    }
+}
+
+/// One vCPU.
+#[derive(Debug, Default)]
+pub(super) struct VcpuSums {
+    /// All samples.
+    pub samples: u64,
+    /// Those that fell into the guest, or found it halted.
+    pub modes: [u64; MODE_COUNT],
+    /// Those that fell into the guest, by what [`slot_of`] says.
+    pub tallies: [Tallies; TIMES],
+    /// Those that found it halted.
+    pub halted: u64,
+    /// Exact time halted, ns.
+    pub halted_ns: u64,
+}
+
 /// Counts of samples by everything that a report shows.
 #[derive(Debug)]
 pub(super) struct Sums {
-    pub vcpus: BTreeMap<u8, [u64; MODE_COUNT]>,
+    pub vcpus: BTreeMap<u8, VcpuSums>,
     pub samples: u64,
-    pub busy: u64,
-    /// Not idle, and chosen by the whole filter.
+    pub ticks: TickCounts,
+    /// Chosen by the whole filter: fell into the guest, not idle.
     pub chosen: u64,
-    pub charged: NumberMap<Charged, Charge>,
-    pub leaves: NumberMap<Leaf, u64>,
-    pub threads: NumberMap<ThreadKey, u64>,
-    /// By mode and `interrupt.id`.
-    pub interrupts: NumberMap<(Mode, Option<u32>), u64>,
-    pub doing: NumberMap<Doing, u64>,
+    pub leaves: Interned<Leaf>,
+    pub deeds: Interned<Deed>,
+    pub tape: Tape,
     pub late: Histogram<u64>,
     pub late_over: u64,
 }
@@ -112,6 +172,8 @@ pub(super) struct Sample {
     instance: Option<u32>,
     pub frame: u32,
     late_ns: u64,
+    time_ns: u64,
+    fell: Option<Fell>,
     pub stack: u32,
     pub tid: Option<i32>,
     syscall: Option<u32>,
@@ -139,6 +201,8 @@ impl Sample {
             tid: row.get(6)?,
             syscall: row.get(7)?,
             interrupt: row.get(8)?,
+            time_ns: unsigned(row, 9)?,
+            fell: row.get_ref(10)?.as_str().ok().and_then(Fell::from_name),
         })
     }
 }
@@ -149,64 +213,67 @@ impl Sums {
         profile: &Profile,
         filter: &Filter,
         selection: &Selection,
-        code: &Code,
-        stacks: &Stacks,
+        tables: &Tables,
+        (code, stacks): (&Code, &Stacks),
     ) -> rusqlite::Result<Self> {
         let mut sums = Self {
             vcpus: BTreeMap::new(),
             samples: 0,
-            busy: 0,
+            ticks: TickCounts::default(),
             chosen: 0,
-            charged: NumberMap::default(),
-            leaves: NumberMap::default(),
-            threads: NumberMap::default(),
-            interrupts: NumberMap::default(),
-            doing: NumberMap::default(),
+            leaves: Interned::new(),
+            deeds: Interned::new(),
+            tape: Tape::new(tables.clock(), tables.mean_ns()),
             late: Histogram::new_with_bounds(1, u64::MAX >> 1, 3).expect("three digits are allowed"),
             late_over: 0,
         };
         let bound = |time: Option<u64>| time.map(|time| i64::try_from(time).unwrap_or(i64::MAX));
+        // The order of ids is that of time for each vCPU.
         let mut statement = profile.connection().prepare(
-            "SELECT vcpu, mode, instance, frame, late_ns, stack, tid, syscall, interrupt FROM sample \
-             WHERE (?1 IS NULL OR vcpu = ?1) AND (?2 IS NULL OR time_ns >= ?2) AND (?3 IS NULL OR time_ns < ?3)",
+            "SELECT vcpu, mode, instance, frame, late_ns, stack, tid, syscall, interrupt, time_ns, fell FROM sample \
+             WHERE (?1 IS NULL OR vcpu = ?1) AND (?2 IS NULL OR time_ns >= ?2) AND (?3 IS NULL OR time_ns < ?3) \
+             ORDER BY id",
         )?;
         let mut rows = statement.query(params![filter.vcpu, bound(filter.from_ns), bound(filter.to_ns)])?;
         while let Some(row) = rows.next()? {
             sums.add(&Sample::of(row, code, stacks)?, selection, stacks);
         }
+        let spans = Span::read(profile.connection(), tables, filter)?;
+        for span in &spans {
+            sums.vcpus.entry(span.vcpu).or_default().halted_ns = span.halted_ns;
+        }
+        sums.tape.close(sums.vcpus.keys().copied(), &spans);
         Ok(sums)
     }
 
     fn add(&mut self, sample: &Sample, selection: &Selection, stacks: &Stacks) {
-        let Sample { mode, frame, stack, tid, .. } = *sample;
+        let Sample { vcpu, mode, frame, stack, tid, .. } = *sample;
         self.samples += 1;
-        let slot = MODES.iter().position(|(known, _)| *known == mode).unwrap_or(MODE_COUNT - 1);
-        self.vcpus.entry(sample.vcpu).or_default()[slot] += 1;
+        self.ticks.count(sample.fell);
         self.late.saturating_record(sample.late_ns);
         self.late_over += u64::from(sample.late_ns > LATE_NS);
-        let Some(charged) = Charged::of(mode, sample.instance) else { return };
-        self.busy += 1;
-        if !selection.chooses(charged, sample) {
+        let guest = sample.fell == Some(Fell::Guest);
+        let charged = Charged::of(mode, sample.instance);
+        let tick = self.tape.tick(vcpu, sample.time_ns, guest, charged.is_some());
+        let slot = MODES.iter().position(|(known, _)| *known == mode).unwrap_or(MODE_COUNT - 1);
+        let own = self.vcpus.entry(vcpu).or_default();
+        own.samples += 1;
+        if !guest {
+            let halted = u64::from(sample.fell == Some(Fell::Halted));
+            own.modes[slot] += halted;
+            own.halted += halted;
             return;
         }
+        own.modes[slot] += 1;
+        self.tape.add(tick, &mut own.tallies[slot_of(mode)]);
+        let Some(charged) = charged.filter(|charged| selection.chooses(*charged, sample)) else { return };
         self.chosen += 1;
-        let user = u64::from(mode == Mode::User);
-        self.charged.entry(charged).or_default().add(Charge { user, kernel: 1 - user });
-        *self.leaves.entry(Leaf { frame, stack, mode }).or_default() += 1;
+        let leaf = self.leaves.count(Leaf { frame, stack, mode });
         let task = matches!(charged, Charged::Instance(_));
         let work = stacks.get(stack).filter(|_| task).map_or(NONE, |node| node.work);
         let thread = ThreadKey { charged, tid: tid.filter(|_| task), work };
-        *self.threads.entry(thread).or_default() += 1;
-        match mode {
-            Mode::HardIrq | Mode::SoftIrq | Mode::Nmi => {
-                *self.interrupts.entry((mode, sample.interrupt)).or_default() += 1;
-            }
-            Mode::User => *self.doing.entry(Doing::User).or_default() += 1,
-            Mode::Kernel => {
-                let doing = sample.syscall.map_or(Doing::Kernel, Doing::Syscall);
-                *self.doing.entry(doing).or_default() += 1;
-            }
-            Mode::Idle | Mode::Boot | Mode::Unknown => {}
-        }
+        let Sample { syscall, interrupt, .. } = *sample;
+        let deed = self.deeds.count(Deed { thread, mode, syscall, interrupt });
+        self.tape.hit(tick, leaf, deed);
     }
 }

@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, HashMap};
 
 use rusqlite::{Connection, Row};
 
-use super::Event;
+use super::{Event, Filter};
 use crate::batch::VcpuRow;
+use crate::clock::ClockKind;
 use crate::microstate::States;
 
 /// Stands for a name that is not known.
@@ -112,6 +113,21 @@ impl Tables {
         self.meta.get(key).and_then(|value| value.parse().ok()).unwrap_or_default()
     }
 
+    /// The sampling clock. One that is not told counts as fixed: nothing is known of its chance.
+    pub(super) fn clock(&self) -> ClockKind {
+        let name = self.meta.get("clock").map_or("", String::as_str);
+        [ClockKind::Uniform, ClockKind::Exponential]
+            .into_iter()
+            .find(|kind| kind.name() == name)
+            .unwrap_or(ClockKind::Fixed)
+    }
+
+    /// Mean time between two ticks of a vCPU, ns; 1 ms where it is not told.
+    pub(super) fn mean_ns(&self) -> f64 {
+        let rate: f64 = self.parsed("rate_hz");
+        if rate > 0.0 { 1e9 / rate } else { 1e6 }
+    }
+
     /// Length of the run, s.
     pub(super) fn duration_s(&self) -> f64 {
         seconds(self.parsed("duration_ns"))
@@ -139,6 +155,84 @@ impl Tables {
         let other = self.meta.iter().filter(|(key, _)| !OWN.contains(&key.as_str()));
         other.map(|(key, value)| (key.clone(), value.clone())).collect()
     }
+}
+
+/// What the clocks of states say of one vCPU in the chosen time.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Span {
+    pub vcpu: u8,
+    pub guest_ns: u64,
+    pub halted_ns: u64,
+}
+
+impl Span {
+    /// Of the chosen vCPUs. A part of the run is put together of the stretches of table `microstate`, the first and
+    /// the last of them in proportion; without stretches, of the whole run in proportion.
+    pub(super) fn read(
+        connection: &Connection,
+        tables: &Tables,
+        filter: &Filter,
+    ) -> rusqlite::Result<Vec<Self>> {
+        let chosen = |vcpu: u8| filter.vcpu.is_none_or(|wanted| wanted == vcpu);
+        let mut spans: Vec<Self> = tables
+            .vcpus
+            .iter()
+            .filter(|row| chosen(row.id))
+            .map(|row| Self::of(row.id, row.states))
+            .collect();
+        if filter.from_ns.is_none() && filter.to_ns.is_none() {
+            return Ok(spans);
+        }
+        let duration: u64 = tables.parsed("duration_ns");
+        let (from, to) = (filter.from_ns.unwrap_or(0), filter.to_ns.unwrap_or(u64::MAX));
+        let part = |begin: u64, end: u64| {
+            part(end.min(to).saturating_sub(begin.max(from)), end.saturating_sub(begin))
+        };
+        let stretches = stretches(connection)?;
+        for span in &mut spans {
+            let mut own = stretches.iter().filter(|(.., own)| own.vcpu == span.vcpu).peekable();
+            if own.peek().is_none() {
+                *span = span.part(part(0, duration));
+                continue;
+            }
+            let mut sum = Self { vcpu: span.vcpu, ..Self::default() };
+            for (begin, end, stretch) in own {
+                let stretch = stretch.part(part(*begin, *end));
+                sum.guest_ns = sum.guest_ns.saturating_add(stretch.guest_ns);
+                sum.halted_ns = sum.halted_ns.saturating_add(stretch.halted_ns);
+            }
+            *span = sum;
+        }
+        Ok(spans)
+    }
+
+    fn of(vcpu: u8, states: States) -> Self {
+        Self { vcpu, guest_ns: states.guest, halted_ns: states.halted }
+    }
+
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "not negative; the cast saturates"
+    )]
+    fn part(self, part: f64) -> Self {
+        let of = |ns: u64| (ns as f64 * part).round() as u64;
+        Self { guest_ns: of(self.guest_ns), halted_ns: of(self.halted_ns), ..self }
+    }
+}
+
+/// The stretches of table `microstate`: beginning, end, and what the clocks say.
+fn stretches(connection: &Connection) -> rusqlite::Result<Vec<(u64, u64, Span)>> {
+    let sql = "SELECT vcpu, time_ns, guest_ns, halted_ns, waiting_ns, vmm_ns, sampler_ns, paused_ns FROM microstate";
+    let stretch = |row: &Row<'_>| {
+        let span = Span { vcpu: row.get(0)?, guest_ns: unsigned(row, 2)?, halted_ns: unsigned(row, 3)? };
+        let mut begin = unsigned(row, 1)?;
+        for state in 2..=7 {
+            begin = begin.saturating_sub(unsigned(row, state)?);
+        }
+        Ok((begin, unsigned(row, 1)?, span))
+    };
+    connection.prepare(sql)?.query_map([], stretch)?.collect()
 }
 
 #[expect(clippy::cast_precision_loss, reason = "shown to a person: 53 bits suffice")]

@@ -137,7 +137,10 @@ fn read(path: &Path, filter: &Filter) -> Report {
 }
 
 fn shares(report: &Report) -> [f64; 2] {
-    [report.processes.iter().map(|p| p.share).sum(), report.functions.iter().map(|f| f.share).sum()]
+    [
+        report.processes.iter().map(|p| p.estimate.share).sum(),
+        report.functions.iter().map(|f| f.estimate.share).sum(),
+    ]
 }
 
 #[test]
@@ -145,8 +148,11 @@ fn the_known_answer() {
     let (_directory, path) = known().write();
     let report = read(&path, &Filter::default());
     assert_eq!((report.samples, report.busy_samples, report.lost), (100, 80, 1));
-    let rows: Vec<_> =
-        report.processes.iter().map(|p| (p.comm.as_str(), p.pid, p.instance, p.kind, p.samples)).collect();
+    let rows: Vec<_> = report
+        .processes
+        .iter()
+        .map(|p| (p.comm.as_str(), p.pid, p.instance, p.kind, p.estimate.samples))
+        .collect();
     use ProcessKind::{Boot, Interrupt, KernelThread, Process, Unknown};
     assert_eq!(
         rows,
@@ -161,17 +167,20 @@ fn the_known_answer() {
         ]
     );
     let gzip = &report.processes[0];
-    assert_eq!((gzip.share, gzip.user_share, gzip.kernel_share), (0.375, 0.25, 0.125));
+    assert_eq!((gzip.estimate.share, gzip.user_share, gzip.kernel_share), (0.375, 0.25, 0.125));
     assert!(
-        gzip.share_low < 0.375 && gzip.share_low > 0.27 && gzip.share_high > 0.375 && gzip.share_high < 0.49
+        gzip.estimate.share_low < 0.375
+            && gzip.estimate.share_low > 0.27
+            && gzip.estimate.share_high > 0.375
+            && gzip.estimate.share_high < 0.49
     );
     for process in &report.processes {
-        assert!((process.user_share + process.kernel_share - process.share).abs() < 1e-12);
+        assert!((process.user_share + process.kernel_share - process.estimate.share).abs() < 1e-12);
     }
     let functions: Vec<_> = report
         .functions
         .iter()
-        .map(|f| (f.symbol.as_str(), f.module.as_deref(), f.mode.as_str(), f.samples))
+        .map(|f| (f.symbol.as_str(), f.module.as_deref(), f.mode.as_str(), f.estimate.samples))
         .collect();
     assert_eq!(
         functions,
@@ -240,9 +249,9 @@ fn views_agree_with_the_report() {
             row[0] == Value::Text(p.comm.clone()) && row[1] == integer(p.pid.unsigned_abs().into())
         };
         let row = processes.iter().find(same).expect("the same process");
-        assert_eq!(row[2..4], [integer(p.instance.into()), integer(p.samples)]);
+        assert_eq!(row[2..4], [integer(p.instance.into()), integer(p.estimate.samples)]);
         assert!(
-            near(&row[4], p.share) && near(&row[5], p.user_share) && near(&row[6], p.kernel_share),
+            near(&row[4], p.estimate.share) && near(&row[5], p.user_share) && near(&row[6], p.kernel_share),
             "{row:?}"
         );
     }
@@ -250,9 +259,10 @@ fn views_agree_with_the_report() {
     assert_eq!(functions.len(), report.functions.len());
     for f in &report.functions {
         let module = f.module.clone().map_or(Value::Null, Value::Text);
-        let key = [Value::Text(f.symbol.clone()), module, Value::Text(f.mode.clone()), integer(f.samples)];
+        let key =
+            [Value::Text(f.symbol.clone()), module, Value::Text(f.mode.clone()), integer(f.estimate.samples)];
         let row = functions.iter().find(|row| row[..4] == key).expect("the same function");
-        assert!(near(&row[4], f.share));
+        assert!(near(&row[4], f.estimate.share));
     }
     let vcpus = rows("SELECT id, samples, user, kernel, hardirq, softirq, idle FROM v_vcpus ORDER BY id");
     for (v, row) in report.vcpus.iter().zip(&vcpus) {
@@ -268,14 +278,20 @@ fn filters_choose_a_part() {
     let by_process =
         |process: &str| read(&path, &Filter { process: Some(process.to_owned()), ..Filter::default() });
     let both = by_process("gzip");
-    assert_eq!(both.processes.iter().map(|p| (p.pid, p.samples)).collect::<Vec<_>>(), [(10, 30), (11, 16)]);
+    assert_eq!(
+        both.processes.iter().map(|p| (p.pid, p.estimate.samples)).collect::<Vec<_>>(),
+        [(10, 30), (11, 16)]
+    );
     assert_eq!((both.samples, both.busy_samples, both.vcpus.len()), (100, 80, 2));
     for sum in shares(&both) {
         assert!((sum - 46.0 / 80.0).abs() < 1e-9, "shares still refer to everything: {sum}");
     }
     for one in ["11", "gzip#1"] {
         let report = by_process(one);
-        assert_eq!(report.processes.iter().map(|p| (p.pid, p.samples)).collect::<Vec<_>>(), [(11, 16)]);
+        assert_eq!(
+            report.processes.iter().map(|p| (p.pid, p.estimate.samples)).collect::<Vec<_>>(),
+            [(11, 16)]
+        );
         assert!(report.functions.iter().all(|f| f.mode == "user" || f.mode == "kernel"));
     }
     let first = read(&path, &Filter { vcpu: Some(0), ..Filter::default() });
@@ -283,7 +299,7 @@ fn filters_choose_a_part() {
     assert!((shares(&first)[0] - 1.0).abs() < 1e-9);
     // Sample n was taken at n * 10 ms.
     let early = read(&path, &Filter { from_ns: Some(100 * MS), to_ns: Some(200 * MS), ..Filter::default() });
-    assert_eq!((early.samples, early.processes.len(), early.processes[0].share), (10, 1, 1.0));
+    assert_eq!((early.samples, early.processes.len(), early.processes[0].estimate.share), (10, 1, 1.0));
     let none = read(&path, &Filter { from_ns: Some(1_999 * MS), ..Filter::default() });
     assert_eq!((none.samples, none.processes.len(), none.vcpus[0].user), (0, 0, 0.0));
 }
@@ -347,7 +363,7 @@ fn two_hundred_lives_of_one_name() {
     let (_directory, path) = run.write();
     let report = read(&path, &Filter::default());
     assert_eq!(report.processes.len(), 200);
-    assert!(report.processes.iter().all(|p| p.comm == "true" && p.pid == 300 && p.samples == 1));
+    assert!(report.processes.iter().all(|p| p.comm == "true" && p.pid == 300 && p.estimate.samples == 1));
     assert_eq!(
         read(&path, &Filter { process: Some("true#77".into()), ..Filter::default() }).processes.len(),
         1
@@ -376,5 +392,5 @@ fn frames_without_a_row_keep_the_sum() {
     for sum in shares(&report) {
         assert!((sum - 1.0).abs() < 1e-9, "{sum}");
     }
-    assert_eq!((report.functions[0].symbol.as_str(), report.functions[0].samples), ("[unknown]", 3));
+    assert_eq!((report.functions[0].symbol.as_str(), report.functions[0].estimate.samples), ("[unknown]", 3));
 }

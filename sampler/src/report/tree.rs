@@ -4,11 +4,11 @@ use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::code::{Function, small};
+use super::code::{Function, NONE, small};
 use super::filter::no_such_symbol;
 use super::sums::Leaf;
 use super::tables::part;
-use super::view::{View, frames};
+use super::view::{Lists, View, frames};
 use super::{Estimate, ReportError};
 use crate::batch::FrameKind;
 
@@ -65,10 +65,9 @@ pub struct TreeNode {
     pub module: Option<String>,
     /// `user`, `kernel`, or `reason` for the end of a stack.
     pub kind: String,
-    /// Samples that reached it this way.
-    pub samples: u64,
-    /// Part of all non-idle samples.
-    pub share: f64,
+    /// What reached it this way.
+    #[serde(flatten)]
+    pub estimate: Estimate,
     /// Part of the samples of the function that was asked for.
     pub part: f64,
 }
@@ -76,6 +75,8 @@ pub struct TreeNode {
 /// A node while the tree grows.
 struct Growing {
     function: u32,
+    /// The node above it; its own place for the function itself.
+    above: u32,
     samples: u64,
     branches: Vec<u32>,
 }
@@ -86,11 +87,14 @@ impl CallTree {
         let Some(first) = wanted.iter().position(|&is| is) else {
             return Err(no_such_symbol(&request.symbol, view.code));
         };
-        let mut nodes = vec![Growing { function: small(first), samples: 0, branches: Vec::new() }];
+        let mut nodes = vec![Growing { function: small(first), above: 0, samples: 0, branches: Vec::new() }];
+        // Where each leaf's path ends.
+        let mut ends = Vec::with_capacity(view.sums.leaves.list.len());
         let mut known: HashMap<(u32, u32), u32> = HashMap::new();
         let mut path = Vec::new();
-        for (leaf, &samples) in &view.sums.leaves {
-            if !path_from(view, leaf, &wanted, request.direction, &mut path) {
+        for &(leaf, samples) in &view.sums.leaves.list {
+            if !path_from(view, &leaf, &wanted, request.direction, &mut path) {
+                ends.push(NONE);
                 continue;
             }
             nodes[0].samples += samples;
@@ -101,7 +105,7 @@ impl CallTree {
                     None if nodes.len() >= MOST_NODES => break,
                     None => {
                         let next = small(nodes.len());
-                        nodes.push(Growing { function, samples: 0, branches: Vec::new() });
+                        nodes.push(Growing { function, above: at, samples: 0, branches: Vec::new() });
                         nodes[at as usize].branches.push(next);
                         known.insert((at, function), next);
                         next
@@ -110,22 +114,46 @@ impl CallTree {
                 nodes[next as usize].samples += samples;
                 at = next;
             }
+            ends.push(at);
         }
-        let total = nodes[0].samples;
         let mut tree = Self {
             symbol: request.symbol.clone(),
             direction: request.direction,
-            total: Estimate::of(total, view.sums.busy),
+            total: Estimate::default(),
             nodes: Vec::new(),
             left_out: 0,
         };
-        tree.flatten(&mut nodes, view);
+        let places = tree.flatten(&mut nodes, view);
+        tree.estimate(&nodes, &ends, &places, view);
         Ok(tree)
     }
 
-    /// Lists the nodes that are large enough, without recursion: depth is what somebody asked for.
-    fn flatten(&mut self, nodes: &mut [Growing], view: &View<'_>) {
-        let total = self.total.samples;
+    /// Estimates what is listed: each leaf counts for the nodes from its path's end up.
+    fn estimate(&mut self, nodes: &[Growing], ends: &[u32], places: &[u32], view: &View<'_>) {
+        let mut rows = Lists::default();
+        for &end in ends {
+            let mut next = nodes.get(end as usize).map(|_| end);
+            while let Some(at) = next {
+                let place = places[at as usize];
+                if place != NONE {
+                    rows.push(place);
+                }
+                next = Some(nodes[at as usize].above).filter(|&above| above != at);
+            }
+            rows.end();
+        }
+        let found = view.sums.tape.estimates(self.nodes.len(), |hit| rows.of(hit.leaf));
+        for (node, estimate) in self.nodes.iter_mut().zip(found) {
+            node.estimate = estimate;
+        }
+        self.total = self.nodes.first().map(|node| node.estimate).unwrap_or_default();
+    }
+
+    /// Lists the nodes that are large enough, without recursion: depth is what somebody asked for. Returns where each node
+    /// is listed, [`NONE`] for those that are not.
+    fn flatten(&mut self, nodes: &mut [Growing], view: &View<'_>) -> Vec<u32> {
+        let mut places = vec![NONE; nodes.len()];
+        let total = nodes[0].samples;
         let name = |function: u32| {
             let Function { symbol, module, kind } = &view.code.functions[function as usize];
             (symbol, module, *kind)
@@ -135,13 +163,13 @@ impl CallTree {
             let mut branches = std::mem::take(&mut nodes[at as usize].branches);
             let node = &nodes[at as usize];
             let (symbol, module, kind) = name(node.function);
+            places[at as usize] = small(self.nodes.len());
             self.nodes.push(TreeNode {
                 depth,
                 symbol: if kind == FrameKind::Reason { format!("[{symbol}]") } else { symbol.clone() },
                 module: module.clone().filter(|_| kind != FrameKind::Reason),
                 kind: kind.name().to_owned(),
-                samples: node.samples,
-                share: part(node.samples, view.sums.busy),
+                estimate: Estimate::default(),
                 part: part(node.samples, total),
             });
             let before = branches.len();
@@ -157,6 +185,7 @@ impl CallTree {
             });
             open.extend(branches.into_iter().map(|branch| (branch, depth + 1)));
         }
+        places
     }
 }
 

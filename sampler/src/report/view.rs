@@ -1,10 +1,11 @@
-//! The rows of a [`super::Breakdown`], from the sums of one pass over the samples.
+//! The rows of a [`super::Breakdown`], from one pass over the samples.
 
 use std::collections::HashMap;
+use std::hash::Hash;
 
 use super::code::{Code, EARLY_BOOT, Entry, Frame, Function, NONE, small};
 use super::stacks::Stacks;
-use super::sums::{Charged, Doing, Leaf, Sums, ThreadKey};
+use super::sums::{Charged, Deed, Doing, Leaf, Sums, ThreadKey};
 use super::tables::{Instance, Tables, UNKNOWN};
 use super::{By, Estimate, Row};
 use crate::batch::{FrameKind, Mode};
@@ -18,8 +19,8 @@ pub(super) struct View<'a> {
     pub sums: &'a Sums,
 }
 
-/// Own and total samples.
-type Counts = (u64, u64);
+/// Rows, and what belongs to none of them.
+type Rows = (Vec<Row>, Estimate);
 
 /// What makes an address another one: address, whether it is a return address, file, instance, function.
 type AddressKey = (u64, bool, Option<u32>, Option<u32>, u32);
@@ -31,11 +32,29 @@ struct Keys {
 }
 
 impl View<'_> {
-    fn row(&self, row: Row, (own, total): Counts) -> Row {
-        Row { own: Estimate::of(own, self.sums.busy), total: Estimate::of(total, self.sums.busy), ..row }
+    /// Estimates by what `key` says of each deed, and for those that have none.
+    pub(super) fn by_deed<K: Copy + Eq + Hash>(
+        &self,
+        key: impl Fn(&Deed) -> Option<K>,
+    ) -> (Vec<(K, Estimate)>, Estimate) {
+        let (keys, places) = grouped(&self.sums.deeds.list, key);
+        let found =
+            self.sums.tape.estimates(keys.len() + 1, |hit| std::slice::from_ref(&places[hit.deed as usize]));
+        with_last(keys, found)
     }
 
-    pub(super) fn code_rows(&self, by: By) -> Vec<Row> {
+    /// The same by leaf.
+    pub(super) fn by_leaf<K: Copy + Eq + Hash>(
+        &self,
+        key: impl Fn(&Leaf) -> Option<K>,
+    ) -> (Vec<(K, Estimate)>, Estimate) {
+        let (keys, places) = grouped(&self.sums.leaves.list, key);
+        let found =
+            self.sums.tape.estimates(keys.len() + 1, |hit| std::slice::from_ref(&places[hit.leaf as usize]));
+        with_last(keys, found)
+    }
+
+    pub(super) fn code_rows(&self, by: By) -> Rows {
         let Keys { slots, rows } = match by {
             By::Instruction => self.instruction_keys(),
             By::Line => self.keys(|entry, function| match self.code.lines.get(entry.line as usize) {
@@ -48,9 +67,9 @@ impl View<'_> {
             By::Module => self.keys(|_, function| module_name(function).to_owned()),
             _ => self.keys(|_, function| function.symbol.clone()),
         };
-        let counts = self.count(&slots, rows.len());
-        let hit = rows.into_iter().zip(counts).filter(|(_, (_, total))| *total > 0);
-        hit.map(|(row, counts)| self.row(row, counts)).collect()
+        let (estimates, outside) = self.of_code(&slots, rows.len());
+        let hit = rows.into_iter().zip(estimates).filter(|(_, (_, total))| total.samples > 0);
+        (hit.map(|(row, (own, total))| Row { own, total, ..row }).collect(), outside)
     }
 
     /// Keys by name, module and kind.
@@ -114,35 +133,44 @@ impl View<'_> {
         }
     }
 
-    /// Counts each sample once for each key on its stack, and for the innermost as its own.
-    fn count(&self, slots: &[u32], keys: usize) -> Vec<Counts> {
-        let mut counts = vec![(0, 0); keys];
+    /// Own and total of each key, and what is no key's own. Each sample counts once for each key on its stack.
+    fn of_code(&self, slots: &[u32], keys: usize) -> (Vec<(Estimate, Estimate)>, Estimate) {
+        // Rows: the own ones, the total ones, what is outside.
+        let mut rows = Lists::default();
         let mut seen = vec![0_usize; keys];
-        for (turn, (leaf, &samples)) in self.sums.leaves.iter().enumerate() {
-            let hit = self.code.frames[leaf.frame as usize].slots();
-            if let Some(count) = counts.get_mut(slots[hit.start] as usize) {
-                count.0 += samples;
-            }
+        for (turn, (leaf, _)) in self.sums.leaves.list.iter().enumerate() {
+            let own = slots[self.code.frames[leaf.frame as usize].slots().start];
+            rows.push(if (own as usize) < keys { own } else { small(2 * keys) });
             for frame in frames(self.stacks, leaf) {
                 for &key in &slots[self.code.frames[frame as usize].slots()] {
                     let Some(seen) = seen.get_mut(key as usize) else { continue };
                     if *seen <= turn {
                         *seen = turn + 1;
-                        counts[key as usize].1 += samples;
+                        rows.push(small(keys) + key);
                     }
                 }
             }
+            rows.end();
         }
-        counts
+        let mut own = self.sums.tape.estimates(2 * keys + 1, |hit| rows.of(hit.leaf));
+        let outside = own.pop().unwrap_or_default();
+        let total = own.split_off(keys);
+        (own.into_iter().zip(total).collect(), outside)
     }
 
-    pub(super) fn charged_rows(&self, by: By) -> Vec<Row> {
-        let mut counts: HashMap<Who, u64> = HashMap::new();
-        for (&charged, charge) in &self.sums.charged {
+    pub(super) fn charged_rows(&self, by: By) -> Rows {
+        let mut programs: HashMap<(&str, bool), u32> = HashMap::new();
+        for instance in self.tables.instances.values() {
+            let next = small(programs.len());
+            programs.entry((&instance.comm, instance.kernel_thread)).or_insert(next);
+        }
+        let names: HashMap<u32, (&str, bool)> = programs.iter().map(|(&name, &id)| (id, name)).collect();
+        let (found, outside) = self.by_deed(|deed| {
             let known = |id| self.tables.instances.get(&id);
-            let who = match (charged, by) {
+            Some(match (deed.thread.charged, by) {
                 (Charged::Instance(id), By::Process) => known(id)
-                    .map_or(Who::Other(Charged::Unknown), |i| Who::Program(i.comm.clone(), i.kernel_thread)),
+                    .and_then(|i| programs.get(&(i.comm.as_str(), i.kernel_thread)))
+                    .map_or(Who::Other(Charged::Unknown), |&program| Who::Program(program)),
                 (Charged::Instance(id), By::Cgroup) => {
                     let group =
                         known(id).and_then(|i| i.cgroup).filter(|id| self.tables.cgroups.contains_key(id));
@@ -151,17 +179,18 @@ impl View<'_> {
                 (Charged::Instance(id), _) if known(id).is_some() => Who::Instance(id),
                 (Charged::Instance(_), _) => Who::Other(Charged::Unknown),
                 (other, _) => Who::Other(other),
-            };
-            *counts.entry(who).or_default() += charge.all();
-        }
-        counts.into_iter().map(|(who, samples)| self.row(self.who(who), (samples, samples))).collect()
+            })
+        });
+        (both(found, |who| self.who(who, &names)), outside)
     }
 
-    fn who(&self, who: Who) -> Row {
+    fn who(&self, who: Who, programs: &HashMap<u32, (&str, bool)>) -> Row {
         match who {
-            Who::Program(name, kernel_thread) => {
-                Row { name, kind: task_kind(kernel_thread), ..Row::default() }
-            }
+            Who::Program(id) => programs.get(&id).map_or_else(Row::default, |&(name, kernel_thread)| Row {
+                name: name.to_owned(),
+                kind: task_kind(kernel_thread),
+                ..Row::default()
+            }),
             Who::Instance(id) => self.tables.instances.get(&id).map_or_else(Row::default, |instance| Row {
                 name: instance.name(),
                 kind: task_kind(instance.kernel_thread),
@@ -181,19 +210,18 @@ impl View<'_> {
         }
     }
 
-    pub(super) fn thread_rows(&self) -> Vec<Row> {
-        let mut counts: HashMap<ThreadKey, u64> = HashMap::new();
-        for (key, samples) in &self.sums.threads {
+    pub(super) fn thread_rows(&self) -> Rows {
+        let (found, outside) = self.by_deed(|deed| {
+            let key = deed.thread;
             let known =
                 matches!(key.charged, Charged::Instance(id) if self.tables.instances.contains_key(&id));
-            let key = match key.charged {
-                Charged::Instance(_) if known => *key,
+            Some(match key.charged {
+                Charged::Instance(_) if known => key,
                 Charged::Instance(_) => ThreadKey { charged: Charged::Unknown, tid: None, work: NONE },
                 charged => ThreadKey { charged, tid: None, work: NONE },
-            };
-            *counts.entry(key).or_default() += samples;
-        }
-        counts.into_iter().map(|(key, samples)| self.row(self.thread(key), (samples, samples))).collect()
+            })
+        });
+        (both(found, |key| self.thread(key)), outside)
     }
 
     fn thread(&self, key: ThreadKey) -> Row {
@@ -214,26 +242,28 @@ impl View<'_> {
         }
     }
 
-    pub(super) fn interrupt_rows(&self) -> Vec<Row> {
-        let mut counts: HashMap<(String, String), u64> = HashMap::new();
-        for (&(mode, id), samples) in &self.sums.interrupts {
+    pub(super) fn interrupt_rows(&self) -> Rows {
+        let (found, outside) = self.by_deed(|deed| {
+            let (mode, id) = deed.interrupt()?;
             let kind = match mode {
                 Mode::SoftIrq => "soft",
                 Mode::Nmi => "nmi",
                 _ => "hard",
             };
-            let known = id.and_then(|id| self.tables.interrupts.get(&id)).cloned();
-            let key = known.unwrap_or_else(|| (kind.to_owned(), UNKNOWN.to_owned()));
-            *counts.entry(key).or_default() += samples;
-        }
-        let row = |((kind, name), samples)| {
-            self.row(Row { name, kind: Some(kind), ..Row::default() }, (samples, samples))
+            let known = id.and_then(|id| self.tables.interrupts.get(&id));
+            Some(known.map_or((kind, UNKNOWN), |(kind, name)| (kind.as_str(), name.as_str())))
+        });
+        let row = |(kind, name): (&str, &str)| Row {
+            name: name.to_owned(),
+            kind: Some(kind.to_owned()),
+            ..Row::default()
         };
-        counts.into_iter().map(row).collect()
+        (both(found, row), outside)
     }
 
-    pub(super) fn syscall_rows(&self) -> Vec<Row> {
-        let row = |(&doing, &samples): (&Doing, &u64)| {
+    pub(super) fn syscall_rows(&self) -> Rows {
+        let (found, outside) = self.by_deed(Deed::doing);
+        let row = |doing| {
             let (name, kind) = match doing {
                 Doing::User => ("[user]".to_owned(), "user"),
                 Doing::Kernel => ("[no system call]".to_owned(), "kernel"),
@@ -242,9 +272,63 @@ impl View<'_> {
                     (name.unwrap_or_else(|| format!("[system call {number}]")), "kernel")
                 }
             };
-            self.row(Row { name, kind: Some(kind.to_owned()), ..Row::default() }, (samples, samples))
+            Row { name, kind: Some(kind.to_owned()), ..Row::default() }
         };
-        self.sums.doing.iter().map(row).collect()
+        (both(found, row), outside)
+    }
+}
+
+/// The keys of these items, and for each item the place of its key: behind all where it has none.
+fn grouped<T, K: Copy + Eq + Hash>(items: &[(T, u64)], key: impl Fn(&T) -> Option<K>) -> (Vec<K>, Vec<u32>) {
+    let mut keys = Vec::new();
+    let mut known: HashMap<K, u32> = HashMap::new();
+    let mut place = |key| {
+        *known.entry(key).or_insert_with(|| {
+            keys.push(key);
+            small(keys.len() - 1)
+        })
+    };
+    let mut places: Vec<u32> = items.iter().map(|(item, _)| key(item).map_or(NONE, &mut place)).collect();
+    let none = small(keys.len());
+    places.iter_mut().filter(|place| **place == NONE).for_each(|place| *place = none);
+    (keys, places)
+}
+
+/// Keys with their estimates, and the last estimate, which is nobody's.
+fn with_last<K>(keys: Vec<K>, mut found: Vec<Estimate>) -> (Vec<(K, Estimate)>, Estimate) {
+    let last = found.pop().unwrap_or_default();
+    (keys.into_iter().zip(found).collect(), last)
+}
+
+/// Rows that call nothing, so that their own time is all.
+fn both<K>(found: Vec<(K, Estimate)>, row: impl Fn(K) -> Row) -> Vec<Row> {
+    found.into_iter().map(|(key, estimate)| Row { own: estimate, total: estimate, ..row(key) }).collect()
+}
+
+/// A list of rows for each leaf, in its order.
+#[derive(Debug, Default)]
+pub(super) struct Lists {
+    rows: Vec<u32>,
+    ends: Vec<u32>,
+}
+
+impl Lists {
+    /// Adds a row to the list of the next leaf.
+    pub(super) fn push(&mut self, row: u32) {
+        self.rows.push(row);
+    }
+
+    /// The list is complete.
+    pub(super) fn end(&mut self) {
+        self.ends.push(small(self.rows.len()));
+    }
+
+    /// The rows of a leaf.
+    pub(super) fn of(&self, leaf: u32) -> &[u32] {
+        let end = self.ends.get(leaf as usize).map_or(0, |end| *end as usize);
+        let start =
+            (leaf as usize).checked_sub(1).and_then(|at| self.ends.get(at)).map_or(0, |end| *end as usize);
+        self.rows.get(start..end).unwrap_or_default()
     }
 }
 
@@ -256,9 +340,10 @@ pub(super) fn frames(stacks: &Stacks, leaf: &Leaf) -> impl Iterator<Item = u32> 
 }
 
 /// Who is charged, by what a row stands for.
-#[derive(Debug, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Who {
-    Program(String, bool),
+    /// By the place of its name.
+    Program(u32),
     Instance(u32),
     Cgroup(Option<u32>),
     Other(Charged),

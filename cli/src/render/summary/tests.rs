@@ -1,8 +1,16 @@
 use std::collections::BTreeMap;
 
-use sampler::report::{Broken, File, Lateness, Overhead, UserCode, Walks};
+use sampler::report::{Broken, File, Lateness, ModeTimes, Overhead, TickCounts, UserCode, Walks};
 
 use super::*;
+
+/// Of 1,000 samples in a second.
+fn estimate(samples: u64, half: f64) -> Estimate {
+    let share = samples as f64 / 1000.0;
+    let (share_low, share_high) = ((share - half).max(0.0), share + half);
+    let (time_s, time_low_s, time_high_s) = (share, share_low, share_high);
+    Estimate { samples, share, share_low, share_high, time_s, time_low_s, time_high_s }
+}
 
 fn process(comm: &str, pid: i32, instance: u32, kind: ProcessKind, samples: u64) -> Process {
     let share = samples as f64 / 1000.0;
@@ -11,10 +19,7 @@ fn process(comm: &str, pid: i32, instance: u32, kind: ProcessKind, samples: u64)
         pid,
         instance,
         kind,
-        samples,
-        share,
-        share_low: (share - 0.02).max(0.0),
-        share_high: share + 0.02,
+        estimate: estimate(samples, 0.02),
         user_share: share * 0.75,
         kernel_share: share * 0.25,
         parent_pid: None,
@@ -28,15 +33,11 @@ fn process(comm: &str, pid: i32, instance: u32, kind: ProcessKind, samples: u64)
 }
 
 fn function(symbol: &str, module: Option<&str>, mode: &str, samples: u64) -> Function {
-    let share = samples as f64 / 1000.0;
     Function {
         symbol: symbol.to_owned(),
         module: module.map(str::to_owned),
         mode: mode.to_owned(),
-        samples,
-        share,
-        share_low: (share - 0.01).max(0.0),
-        share_high: share + 0.01,
+        estimate: estimate(samples, 0.01),
     }
 }
 
@@ -68,6 +69,7 @@ fn report() -> Report {
         hardirq: 0.0004,
         softirq: 0.0096,
         idle,
+        times: ModeTimes::default(),
         halted_s: 0.0,
         waiting_s: 0.0,
         kvm_s: 0.0,
@@ -88,8 +90,10 @@ fn report() -> Report {
         rate_hz: 1000.0,
         measured_rate_hz: 998.2,
         clock: "uniform".to_owned(),
+        intervals_valid: true,
         seed: 42,
         samples: 20_000,
+        ticks: TickCounts { guest: 1_100, halted: 18_877, vmm: 20, waiting: 3 },
         busy_samples: 1000,
         chosen_samples: 1000,
         lost: 1,
@@ -97,6 +101,7 @@ fn report() -> Report {
         overhead: Overhead { sampler_s: 0.08, guest_s: 19.0, wall_s: 20.0, share: 0.004 },
         lateness: Lateness { median_ns: 21_400, p99_ns: 80_000, max_ns: 1_200_000, over_1ms: 3 },
         vcpus: vec![vcpu(0, 0.39), vcpu(1, 0.39)],
+        needed_for_half: Some(3.93),
         processes: vec![
             process("gzip", 312, 0, ProcessKind::Process, 480),
             process("evil\x1b[2Jname\n", 1313, 17, ProcessKind::Process, 300),

@@ -272,7 +272,8 @@ fn processes_tell_where_they_belong() {
     assert_eq!((gzip.exe.as_deref(), gzip.unit.as_deref()), (Some("/usr/bin/prog"), Some("web.service")));
     assert_eq!(gzip.cgroup.as_deref(), Some("/system.slice/web.service"));
     assert_eq!(report.processes[1].container.as_deref(), Some("0123"));
-    let threads: Vec<_> = gzip.threads.iter().map(|t| (t.tid, t.comm.as_deref(), t.samples)).collect();
+    let threads: Vec<_> =
+        gzip.threads.iter().map(|t| (t.tid, t.comm.as_deref(), t.estimate.samples)).collect();
     assert_eq!(threads, [(10, Some("gzip"), 30), (15, Some("writer"), 20)]);
     assert!(report.by.is_none() && report.tree.is_none());
 }
@@ -306,7 +307,7 @@ fn filters_restrict_and_combine() {
     let chosen = |set: &dyn Fn(&mut Filter)| {
         let report = ask(&run, &only(set), &Request::Summary).expect("a report");
         assert_eq!(report.busy_samples, 100);
-        let own: u64 = report.functions.iter().map(|f| f.samples).sum();
+        let own: u64 = report.functions.iter().map(|f| f.estimate.samples).sum();
         assert_eq!(own, report.chosen_samples);
         report.chosen_samples
     };
@@ -353,7 +354,7 @@ fn tree(run: &Run, symbol: &str, direction: Direction, depth: u32) -> Result<Cal
 }
 
 fn shape(tree: &CallTree) -> Vec<(u32, &str, u64)> {
-    tree.nodes.iter().map(|node| (node.depth, node.symbol.as_str(), node.samples)).collect()
+    tree.nodes.iter().map(|node| (node.depth, node.symbol.as_str(), node.estimate.samples)).collect()
 }
 
 #[test]
@@ -370,7 +371,7 @@ fn callers_and_callees() {
     ];
     assert_eq!(shape(&callers), expected);
     assert_eq!((callers.total.samples, callers.total.share), (40, 0.4));
-    assert_eq!((callers.nodes[1].share, callers.nodes[1].part), (0.21, 21.0 / 40.0));
+    assert_eq!((callers.nodes[1].estimate.share, callers.nodes[1].part), (0.21, 21.0 / 40.0));
     let callees = tree(&run, "main", Direction::Callees, 3).expect("a tree");
     let expected = [
         (0, "main", 71),

@@ -1,0 +1,130 @@
+//! What the estimator needs of the samples: all ticks in sequence, and what each chosen one belongs to.
+//!
+//! A tally belongs to one thing that is shown, and what is shown is known only after the pass over the samples. So that
+//! pass keeps 16 bytes per chosen sample, and each table tallies its rows from them.
+
+use super::Estimate;
+use super::tables::{Span, seconds};
+use crate::ClockKind;
+use crate::estimate::{Tallies, Tick, Ticks, Time};
+
+/// A chosen sample: its tick, and the places of its [`super::sums::Leaf`] and [`super::sums::Deed`].
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Hit {
+    tick: Tick,
+    pub leaf: u32,
+    pub deed: u32,
+}
+
+/// The ticks of a part of a profile.
+#[derive(Debug)]
+pub(super) struct Tape {
+    /// Inside are the ticks that fell into the guest.
+    guest: Ticks,
+    /// Inside are those of them that did not find it idle.
+    busy: Ticks,
+    hits: Vec<Hit>,
+    mean_ns: f64,
+    /// Exact times of the vCPUs in the guest, ns.
+    guest_ns: Vec<(u8, u64)>,
+    /// What of them is not idle, ns: the clock does not tell that, the ticks do.
+    busy_ns: Vec<(u8, u64)>,
+    /// Some tick found the guest idle, but not halted: then busy time is an estimate itself.
+    idles: bool,
+}
+
+impl Tape {
+    /// No ticks yet, of a clock with this mean interval.
+    pub(super) fn new(clock: ClockKind, mean_ns: f64) -> Self {
+        let ticks = || Ticks::new(clock, mean_ns);
+        Self {
+            guest: ticks(),
+            busy: ticks(),
+            hits: Vec::new(),
+            mean_ns,
+            guest_ns: Vec::new(),
+            busy_ns: Vec::new(),
+            idles: false,
+        }
+    }
+
+    /// The next tick of a vCPU: whether it fell into the guest, and whether it found it doing something.
+    pub(super) fn tick(&mut self, vcpu: u8, time_ns: u64, guest: bool, busy: bool) -> Tick {
+        self.idles |= guest && !busy;
+        // Both know the tick by the same place.
+        self.busy.tick(vcpu, time_ns, guest && busy);
+        self.guest.tick(vcpu, time_ns, guest)
+    }
+
+    /// The tick belongs to this leaf and deed.
+    pub(super) fn hit(&mut self, tick: Tick, leaf: u32, deed: u32) {
+        self.hits.push(Hit { tick, leaf, deed });
+    }
+
+    /// Adds a tick that fell into the guest to a tally for [`Self::of_vcpu`].
+    pub(super) fn add(&self, tick: Tick, tallies: &mut Tallies) {
+        tallies.add(&self.guest, tick);
+    }
+
+    /// All ticks are told. `spans` are what the clocks of states say. A vCPU with ticks in the guest that has no clock
+    /// (a damaged profile) counts as many mean intervals as it has ticks.
+    pub(super) fn close(&mut self, vcpus: impl Iterator<Item = u8>, spans: &[Span]) {
+        for vcpu in vcpus {
+            let known = spans.iter().find(|span| span.vcpu == vcpu).map_or(0, |span| span.guest_ns);
+            let (guest, busy) = (self.guest.inside_of(vcpu), self.busy.inside_of(vcpu));
+            let ns = if known == 0 { rounded(guest as f64 * self.mean_ns) } else { known };
+            self.guest_ns.push((vcpu, ns));
+            let part = if guest == 0 { 1.0 } else { busy as f64 / guest as f64 };
+            let at_least = u64::from(busy > 0);
+            self.busy_ns.push((vcpu, rounded(ns as f64 * part).max(at_least)));
+        }
+    }
+
+    /// Ticks that fell into the guest, not idle.
+    pub(super) fn busy(&self) -> u64 {
+        self.busy.inside()
+    }
+
+    /// Tallies the chosen samples: `rows_of` says to which rows each belongs. Places that are not below `rows` are none.
+    pub(super) fn estimates<'a>(&self, rows: usize, rows_of: impl Fn(&Hit) -> &'a [u32]) -> Vec<Estimate> {
+        let mut busy = vec![Tallies::default(); rows];
+        let mut guest = vec![Tallies::default(); if self.idles { rows } else { 0 }];
+        for hit in &self.hits {
+            for &row in rows_of(hit) {
+                if let Some(tallies) = busy.get_mut(row as usize) {
+                    tallies.add(&self.busy, hit.tick);
+                }
+                if let Some(tallies) = guest.get_mut(row as usize) {
+                    tallies.add(&self.guest, hit.tick);
+                }
+            }
+        }
+        let estimate = |(row, tallies)| {
+            let whole = self.busy.estimate(&self.busy_ns, tallies);
+            let time = match guest.get(row) {
+                Some(tallies) => self.guest.estimate(&self.guest_ns, tallies).time,
+                None => whole.time,
+            };
+            Estimate::new(whole.samples, whole.share, time)
+        };
+        busy.iter().enumerate().map(estimate).collect()
+    }
+
+    /// The time of a mode of one vCPU: samples, and the time in the guest.
+    pub(super) fn of_vcpu(&self, vcpu: u8, tallies: &Tallies) -> (u64, Time) {
+        let own = self.guest_ns.iter().copied().filter(|(id, _)| *id == vcpu);
+        let estimate = self.guest.estimate(&own.collect::<Vec<_>>(), tallies);
+        (estimate.samples, estimate.time)
+    }
+
+    /// The time of a vCPU in the guest, s.
+    pub(super) fn guest_s(&self, vcpu: u8) -> f64 {
+        seconds(self.guest_ns.iter().find(|(id, _)| *id == vcpu).map_or(0, |(_, ns)| *ns))
+    }
+}
+
+/// The nearest whole number of ns.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "rounded; the cast saturates")]
+fn rounded(ns: f64) -> u64 {
+    ns.round() as u64
+}

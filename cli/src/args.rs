@@ -12,7 +12,9 @@ use sampler::report::{By, ModeGroup};
 use sampler::{ClockKind, Sort};
 
 pub use parse::Span;
-use parse::{by_parser, parse_memory, parse_positive_time, parse_precision, parse_rate, parse_span, sort_parser};
+use parse::{
+    by_parser, parse_memory, parse_positive_time, parse_precision, parse_rate, parse_span, sort_parser,
+};
 pub use simulate::SimulateArgs;
 
 const TEMPLATE: &str = "\

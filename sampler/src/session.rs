@@ -408,7 +408,11 @@ fn first_meta(config: &SessionConfig) -> Vec<(String, String)> {
         ("exact", u8::from(config.exact).to_string()),
     ];
     let aim = config.precision.map(|wanted| ("until_precision", wanted.to_string()));
-    own.into_iter().chain(aim).map(|(key, value)| (key.to_owned(), value)).chain(config.meta.iter().cloned()).collect()
+    own.into_iter()
+        .chain(aim)
+        .map(|(key, value)| (key.to_owned(), value))
+        .chain(config.meta.iter().cloned())
+        .collect()
 }
 
 #[cfg(test)]

@@ -2,9 +2,7 @@
 
 use sampler::report::{Breakdown, By, Report, Row};
 
-use super::summary::{
-    WIDE, estimate_cells, estimate_columns, heading, interval, nothing, rest, title,
-};
+use super::summary::{WIDE, estimate_cells, estimate_columns, heading, interval, nothing, rest, title};
 use super::table::{Align, Table, cut};
 use super::{Page, escape, units};
 

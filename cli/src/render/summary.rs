@@ -65,7 +65,8 @@ pub fn title(report: &Report, page: Page) -> String {
         wrapped(&mut text, note, "  ", page.width);
     }
     if !report.intervals_valid {
-        let note = "The clock was not random: a program can be in step with it, so the intervals are not valid.";
+        let note =
+            "The clock was not random: a program can be in step with it, so the intervals are not valid.";
         wrapped(&mut text, note, "  ", page.width);
     }
     if let Some(part) = part(report) {

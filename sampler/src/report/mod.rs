@@ -27,8 +27,8 @@ pub use annotate::{Annotation, Hit, MOST_CODE, Target};
 pub use by::{Breakdown, By, Row};
 pub use exact::{ExactReport, ExactVcpu, InterruptTime, OffCpu, StateTime, Task, TaskStates, Wakeup};
 pub use filter::{Filter, ModeGroup, Sort};
-pub(crate) use sums::Charged;
 pub use quality::{Broken, Ends, File, UserCode, Walks};
+pub(crate) use sums::Charged;
 pub use tree::{CallTree, Direction, LEAST_PART, TreeNode, TreeRequest};
 
 use crate::batch::Fell;
@@ -411,7 +411,9 @@ impl Report {
                 Sort::Kernel => shares(a.kernel_share, b.kernel_share),
             };
             let rest = |p: &Process| (p.pid, p.instance);
-            main.then(b.estimate.samples.cmp(&a.estimate.samples)).then_with(|| a.comm.cmp(&b.comm)).then(rest(a).cmp(&rest(b)))
+            main.then(b.estimate.samples.cmp(&a.estimate.samples))
+                .then_with(|| a.comm.cmp(&b.comm))
+                .then(rest(a).cmp(&rest(b)))
         });
         self.functions.sort_by(|a, b| {
             let user = |f: &Function| f.mode == "user";

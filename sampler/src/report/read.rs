@@ -10,7 +10,9 @@ use super::sums::{Sums, VcpuSums};
 use super::tables::{Tables, part, seconds};
 use super::tree::CallTree;
 use super::view::View;
-use super::{Estimate, Filter, Lateness, ModeTimes, Overhead, Process, Report, ReportError, Request, Sort, Vcpu};
+use super::{
+    Estimate, Filter, Lateness, ModeTimes, Overhead, Process, Report, ReportError, Request, Sort, Vcpu,
+};
 use crate::batch::{Mode, VcpuRow};
 use crate::estimate::{self, Tallies};
 use crate::profile::{MODES, Profile};

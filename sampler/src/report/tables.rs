@@ -174,8 +174,12 @@ impl Span {
         filter: &Filter,
     ) -> rusqlite::Result<Vec<Self>> {
         let chosen = |vcpu: u8| filter.vcpu.is_none_or(|wanted| wanted == vcpu);
-        let mut spans: Vec<Self> =
-            tables.vcpus.iter().filter(|row| chosen(row.id)).map(|row| Self::of(row.id, row.states)).collect();
+        let mut spans: Vec<Self> = tables
+            .vcpus
+            .iter()
+            .filter(|row| chosen(row.id))
+            .map(|row| Self::of(row.id, row.states))
+            .collect();
         if filter.from_ns.is_none() && filter.to_ns.is_none() {
             return Ok(spans);
         }
@@ -206,7 +210,11 @@ impl Span {
         Self { vcpu, guest_ns: states.guest, halted_ns: states.halted }
     }
 
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "not negative; the cast saturates")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "not negative; the cast saturates"
+    )]
     fn part(self, part: f64) -> Self {
         let of = |ns: u64| (ns as f64 * part).round() as u64;
         Self { guest_ns: of(self.guest_ns), halted_ns: of(self.halted_ns), ..self }

@@ -279,10 +279,7 @@ impl View<'_> {
 }
 
 /// The keys of these items, and for each item the place of its key: behind all where it has none.
-fn grouped<T, K: Copy + Eq + Hash>(
-    items: &[(T, u64)],
-    key: impl Fn(&T) -> Option<K>,
-) -> (Vec<K>, Vec<u32>) {
+fn grouped<T, K: Copy + Eq + Hash>(items: &[(T, u64)], key: impl Fn(&T) -> Option<K>) -> (Vec<K>, Vec<u32>) {
     let mut keys = Vec::new();
     let mut known: HashMap<K, u32> = HashMap::new();
     let mut place = |key| {
@@ -329,7 +326,8 @@ impl Lists {
     /// The rows of a leaf.
     pub(super) fn of(&self, leaf: u32) -> &[u32] {
         let end = self.ends.get(leaf as usize).map_or(0, |end| *end as usize);
-        let start = (leaf as usize).checked_sub(1).and_then(|at| self.ends.get(at)).map_or(0, |end| *end as usize);
+        let start =
+            (leaf as usize).checked_sub(1).and_then(|at| self.ends.get(at)).map_or(0, |end| *end as usize);
         self.rows.get(start..end).unwrap_or_default()
     }
 }

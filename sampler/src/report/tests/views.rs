@@ -272,7 +272,8 @@ fn processes_tell_where_they_belong() {
     assert_eq!((gzip.exe.as_deref(), gzip.unit.as_deref()), (Some("/usr/bin/prog"), Some("web.service")));
     assert_eq!(gzip.cgroup.as_deref(), Some("/system.slice/web.service"));
     assert_eq!(report.processes[1].container.as_deref(), Some("0123"));
-    let threads: Vec<_> = gzip.threads.iter().map(|t| (t.tid, t.comm.as_deref(), t.estimate.samples)).collect();
+    let threads: Vec<_> =
+        gzip.threads.iter().map(|t| (t.tid, t.comm.as_deref(), t.estimate.samples)).collect();
     assert_eq!(threads, [(10, Some("gzip"), 30), (15, Some("writer"), 20)]);
     assert!(report.by.is_none() && report.tree.is_none());
 }

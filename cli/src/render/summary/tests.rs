@@ -242,7 +242,7 @@ fn parts_and_cut_runs_are_said() {
 #[test]
 fn a_clock_without_chance_is_told() {
     let mut report = report();
-    let note = "a program can be in step with it, so the\n    intervals are not valid.";
+    let note = "a program can be in step with it, so the intervals\n    are not valid.";
     assert!(!render(&report, profile(), 4, PAGE).contains(note));
     report.intervals_valid = false;
     let text = render(&report, profile(), 4, PAGE);

@@ -91,7 +91,7 @@ impl Run {
 fn samples<'a>(report: &'a Report, symbol: &str, mode: &str) -> (u64, Option<&'a str>) {
     let found = report.functions.iter().find(|f| f.symbol == symbol && f.mode == mode);
     let found = found.unwrap_or_else(|| panic!("no {symbol} in {mode}: {:#?}", report.functions));
-    (found.samples, found.module.as_deref())
+    (found.estimate.samples, found.module.as_deref())
 }
 
 #[test]
@@ -130,10 +130,10 @@ fn names_come_out_of_memory() {
         assert!(samples(&report, "schedule", "boot").0 >= 1);
         let process = |comm: &str| report.processes.iter().find(|p| p.comm == comm).expect("a process");
         let (init, many) = (process("init"), process("many"));
-        assert_eq!((init.pid, many.pid, many.samples), (1, 100, 40));
-        assert!(init.samples >= 120, "{init:?}");
-        assert_eq!(process("[hard interrupts]").samples, 80);
-        let sum: f64 = report.processes.iter().map(|p| p.share).sum();
+        assert_eq!((init.pid, many.pid, many.estimate.samples), (1, 100, 40));
+        assert!(init.estimate.samples >= 120, "{init:?}");
+        assert_eq!(process("[hard interrupts]").estimate.samples, 80);
+        let sum: f64 = report.processes.iter().map(|p| p.estimate.share).sum();
         assert!((sum - 1.0).abs() < 1e-9, "{sum}");
         let user = |comm: &str| report.functions.iter().find(|f| f.module.as_deref() == Some(comm));
         assert!(user("init").is_some() && user("many").is_some(), "one address in two processes");

@@ -72,6 +72,14 @@ fn images_that_are_none() {
 }
 
 #[test]
+fn a_precision_needs_chance() {
+    let files = Files::new();
+    let fixed = ["--until-precision", "1%", "--clock", "fixed"].map(Path::new);
+    let output = files.run(&[&[files.path("kernel").as_path()], fixed.as_slice()].concat());
+    refused(&output, 2, &["--until-precision needs a clock with chance"]);
+}
+
+#[test]
 fn images_whose_file_system_is_cut_off_or_has_no_kernel() {
     let files = Files::new();
     fs::create_dir_all(files.path("root/boot")).unwrap();

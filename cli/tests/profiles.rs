@@ -51,7 +51,7 @@ fn the_text_report_names_processes_and_functions() {
     assert!(text.contains("800 samples (400 not idle), 4 lost"), "{text}");
     assert!(text.contains("75.0 %") && text.contains("evil"), "{text}");
     assert!(text.contains("do_work"), "{text}");
-    assert!(text.contains("300  user    [user] [evil\\x1b[2J,\"x\"]"), "{text}");
+    assert!(text.contains("ms  user    [user] [evil\\x1b[2J,\"x\"]"), "{text}");
     assert!(!text.chars().any(|c| c.is_control() && c != '\n'), "{text:?}");
 }
 

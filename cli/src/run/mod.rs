@@ -492,7 +492,7 @@ mod tests {
         assert_eq!(
             missed(0.01, Some(&found(false))).unwrap(),
             "the run ended before its largest share was known to within 1 %: that of g\\x1bzip is 30.00 %, known to \
-             within 2.91 %; a run 8.4 times as long would do"
+             within 2.91 %; a run 8.2 times as long would do"
         );
         assert!(missed(0.005, None).unwrap().ends_with("within 0.5 %: nothing was sampled"));
     }

@@ -148,8 +148,8 @@ mod tests {
             ("busy", true, 0.75, false)
         );
         let factor = few.needed.expect("a factor");
-        assert!((1.9..2.1).contains(&factor), "{factor}");
-        let more = aim(840, Fell::Vmm).look().expect("samples");
+        assert!((2.1..2.2).contains(&factor), "{factor}");
+        let more = aim(900, Fell::Vmm).look().expect("samples");
         assert!(more.reached && more.share.distance() > 0.025, "{more:?}");
     }
 

@@ -150,6 +150,8 @@ const EXPECTED: &str = "\
     tell.
   20,000 samples (1,000 not idle), 1 lost, 998 Hz of 1000 Hz asked for, uniform
     clock, seed 42
+  20 ticks fell into the VMM, 3 came late while the vCPU lacked a CPU: they
+    count for no share
   0.4 % of vCPU time in the sampler, ticks served 21 us late (median), 80 us (99
     of 100)
 
@@ -159,19 +161,20 @@ vCPUs: where their samples hit
      1   10,000     1  50.0 %  10.0 %    <0.1 %     1.0 %  39.0 %
 
 Processes: shares of the 1,000 samples that were not idle
-   share  95 % interval    user  kernel  samples   pid  name#instance
-  48.0 %  46.0 - 50.0 %  36.0 %  12.0 %      480   312  gzip#0
-  30.0 %  28.0 - 32.0 %  22.5 %   7.5 %      300  1313  evil\\x1b[2Jname\\x0a#17
-  12.0 %  10.0 - 14.0 %   9.0 %   3.0 %      120     9  [kworker/0:1-events_lon…
-   6.0 %    4.0 - 8.0 %   4.5 %   1.5 %       60        [interrupts]
+   share  95 % interval      time    user  kernel   pid  name#instance
+  48.0 %  46.0 - 50.0 %  480.0 ms  36.0 %  12.0 %   312  gzip#0
+  30.0 %  28.0 - 32.0 %  300.0 ms  22.5 %   7.5 %  1313  evil\\x1b[2Jname\\x0a#17
+  12.0 %  10.0 - 14.0 %  120.0 ms   9.0 %   3.0 %     9  [kworker/0:1-events_lo…
+   6.0 %    4.0 - 8.0 %   60.0 ms   4.5 %   1.5 %        [interrupts]
    4.0 %  in 1 more; -n 0 shows all
+  Half the interval of the largest share takes a run 3.9 times as long.
 
 Functions
-   share  95 % interval  samples  mode     function
-  70.0 %  69.0 - 71.0 %      700  user     deflate [gzip]
-  15.0 %  14.0 - 16.0 %      150  kernel   ext4_readdir [ext4]
-  10.0 %   9.0 - 11.0 %      100  softirq  very_long_function_name_very_long_fu…
-   5.0 %    4.0 - 6.0 %       50  hardirq  native_safe_halt
+   share  95 % interval      time  mode     function
+  70.0 %  69.0 - 71.0 %  700.0 ms  user     deflate [gzip]
+  15.0 %  14.0 - 16.0 %  150.0 ms  kernel   ext4_readdir [ext4]
+  10.0 %   9.0 - 11.0 %  100.0 ms  softirq  very_long_function_name_very_long_f…
+   5.0 %    4.0 - 6.0 %   50.0 ms  hardirq  native_safe_halt
 
 Stacks: 99.6 % of 12,345 kernel walks and 97.1 % of 8,000 user walks ended
   properly; most others: no CFI for this \\x1b[2Jcode (2.9 %).
@@ -235,6 +238,16 @@ fn parts_and_cut_runs_are_said() {
         render(&report, profile(), 4, PAGE)
             .contains("  The host froze early and was started anew, 2 times.\n")
     );
+}
+
+#[test]
+fn a_clock_without_chance_is_told() {
+    let mut report = report();
+    let note = "a program can be in step with it, so the intervals\n    are not valid.";
+    assert!(!render(&report, profile(), 4, PAGE).contains(note));
+    report.intervals_valid = false;
+    let text = render(&report, profile(), 4, PAGE);
+    assert!(text.contains(note) && !text.contains("Half the interval"), "{text}");
 }
 
 #[test]

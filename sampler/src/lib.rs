@@ -5,6 +5,8 @@ pub mod bench;
 pub mod clock;
 mod collector;
 pub mod estimate;
+#[cfg(feature = "fuzz")]
+pub mod fuzz;
 mod naming;
 pub mod profile;
 pub mod record;

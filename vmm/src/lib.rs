@@ -22,6 +22,8 @@ mod control;
 mod cpuid;
 mod devices;
 mod error;
+#[cfg(feature = "fuzz")]
+pub mod fuzz;
 mod kvm;
 mod machine;
 mod memory;

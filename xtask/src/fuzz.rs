@@ -20,6 +20,8 @@ const MEMORY: u32 = 2048;
 const SLOWEST: u32 = 10;
 /// Names the directory that a target writes its seeds into (`fuzz/src/seeds.rs`).
 const SEEDS: &str = "VPROF_FUZZ_SEEDS";
+/// AddressSanitizer takes two static tables of SQLite's one C file for one table that is there twice.
+const SANITIZER: (&str, &str) = ("ASAN_OPTIONS", "detect_odr_violation=0");
 /// The only platform that vprof runs on.
 const TRIPLE: &str = "x86_64-unknown-linux-gnu";
 
@@ -153,8 +155,9 @@ fn fuzz(places: &Places, target: &str, seconds: u32) -> Result<Outcome> {
     let (corpus, artifacts, seeds) = (corpus?, artifacts?, seeds?);
     // A target without seeds ends at once, too: it is told to run no input.
     let offered = Command::new(&program)
-        .args(["-runs=0"])
+        .arg("-runs=0")
         .env(SEEDS, &seeds)
+        .env(SANITIZER.0, SANITIZER.1)
         .stderr(Stdio::null())
         .stdout(Stdio::null())
         .status()
@@ -169,7 +172,9 @@ fn fuzz(places: &Places, target: &str, seconds: u32) -> Result<Outcome> {
         .arg(format!("-max_total_time={seconds}"))
         .arg(format!("-rss_limit_mb={MEMORY}"))
         .arg(format!("-timeout={SLOWEST}"))
-        .arg("-print_final_stats=1")
+        // Inputs are made of many small parts: they may grow sooner than is usual.
+        .args(["-len_control=20", "-print_final_stats=1"])
+        .env(SANITIZER.0, SANITIZER.1)
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()

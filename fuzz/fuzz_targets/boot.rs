@@ -13,7 +13,7 @@ fuzz_target!(
     |bytes: &[u8]| {
         let good = vmm::check_kernel(bytes).is_ok();
         // The tail is the initrd, and its length tells where it starts.
-        let initrd = bytes.get(bytes.len() / 2..).filter(|_| bytes.len() % 3 == 0).map(<[u8]>::to_vec);
+        let initrd = bytes.get(bytes.len() / 2..).filter(|_| bytes.len().is_multiple_of(3)).map(<[u8]>::to_vec);
         let cmdline = String::from_utf8_lossy(&bytes[..bytes.len().min(64)]).into_owned();
         let loaded = vmm::fuzz::load(bytes.to_vec(), initrd, cmdline, MEMORY);
         assert!(good || !loaded, "what is no kernel is not loaded");

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
+use std::path::Path;
 
 use iced_x86::{
     Decoder, DecoderOptions, FlowControl, Formatter, GasFormatter, Instruction, IntelFormatter,
@@ -14,7 +15,7 @@ use serde::{Serialize, Serializer};
 use crate::args::AnnotateArgs;
 use crate::errors::{Error, ExitCode};
 use crate::render::table::cut;
-use crate::render::{Page, annotate, escape};
+use crate::render::{Page, annotate, escape, symbolize_command};
 use crate::report::{all_for_zero, filter, stdout_error, write_json};
 
 /// Longest name of a call's target in an instruction, columns.
@@ -89,7 +90,7 @@ pub fn command(args: &AnnotateArgs) -> Result<ExitCode, Error> {
     let profile = Profile::open(&args.profile)?;
     let target = Target { symbol: args.function.clone(), module: args.module.clone() };
     let annotation = Annotation::read(&profile, &filter(&args.filter), &target)?;
-    let listing = Listing::new(&annotation, args.intel);
+    let listing = Listing::new(&annotation, &args.profile, args.intel);
     if args.json {
         write_json(&listing)?;
     } else {
@@ -101,7 +102,7 @@ pub fn command(args: &AnnotateArgs) -> Result<ExitCode, Error> {
 
 impl Listing {
     /// Disassembles, and puts the samples to the instructions.
-    pub fn new(annotation: &Annotation, intel: bool) -> Self {
+    pub fn new(annotation: &Annotation, profile: &Path, intel: bool) -> Self {
         let mut listing = Self {
             symbol: annotation.symbol.clone(),
             module: annotation.module.clone(),
@@ -131,10 +132,10 @@ impl Listing {
             ),
         }
         if annotation.nameless && annotation.kind == "user" {
-            listing.notes.push(
-                "No symbol covers it: `vprof symbolize FILE --debug-dir DIR` would name it by a debug file of its build."
-                    .to_owned(),
-            );
+            listing.notes.push(format!(
+                "No symbol covers it: `{}` would name it by a debug file of its build.",
+                symbolize_command(profile)
+            ));
         }
         if !hits.is_empty() && annotation.code.is_some() {
             listing
@@ -260,6 +261,10 @@ fn disassembled(annotation: &Annotation, code: &[u8], intel: bool) -> Vec<Line> 
 mod tests {
     use super::*;
 
+    fn profile() -> &'static Path {
+        Path::new("a.vprof")
+    }
+
     fn annotation(code: Option<&[u8]>, hits: &[(u64, u64, u64)]) -> Annotation {
         let hit = |&(address, own, called): &(u64, u64, u64)| {
             (address, Hit { own, called, source: Some(format!("a.c:{address}")) })
@@ -290,7 +295,7 @@ mod tests {
     fn samples_go_to_instructions_and_calls() {
         // A return address is the next instruction's: the call gets what it called, the next what hit it.
         let hits = [(0x1000, 4, 0), (0x1006, 5, 10), (0x1007, 1, 0)];
-        let listing = Listing::new(&annotation(Some(CODE), &hits), false);
+        let listing = Listing::new(&annotation(Some(CODE), &hits), profile(), false);
         assert_eq!(
             lines(&listing),
             [
@@ -303,10 +308,10 @@ mod tests {
         assert!(listing.notes.is_empty());
         assert_eq!((listing.lines[0].self_part, listing.lines[1].called_part), (0.4, 0.5));
         assert_eq!(listing.lines[2].source.as_deref(), Some("a.c:4102"));
-        let intel = Listing::new(&annotation(Some(CODE), &hits), true);
+        let intel = Listing::new(&annotation(Some(CODE), &hits), profile(), true);
         assert_eq!(intel.lines[0].text, "push rbp");
         let elsewhere = Annotation { names: BTreeMap::new(), ..annotation(Some(CODE), &hits) };
-        assert_eq!(Listing::new(&elsewhere, true).lines[1].text, "call 0x2000");
+        assert_eq!(Listing::new(&elsewhere, profile(), true).lines[1].text, "call 0x2000");
     }
 
     #[test]
@@ -316,7 +321,7 @@ mod tests {
         {
             for start in [0, 0x1000, u64::MAX - 2] {
                 let annotation = Annotation { start, ..annotation(code, &hits) };
-                let listing = Listing::new(&annotation, false);
+                let listing = Listing::new(&annotation, profile(), false);
                 let sum = |of: fn(&Line) -> u64| listing.lines.iter().map(of).sum::<u64>();
                 assert_eq!((sum(|l| l.own), sum(|l| l.called)), (5, 5), "{code:?} {start:#x}");
             }
@@ -326,14 +331,17 @@ mod tests {
     #[test]
     fn code_without_a_name_may_get_one() {
         let nameless = Annotation { nameless: true, ..annotation(Some(CODE), &[]) };
-        assert!(Listing::new(&nameless, false).notes.is_empty(), "debug files are of user code");
+        assert!(Listing::new(&nameless, profile(), false).notes.is_empty(), "debug files are of user code");
         let nameless = Annotation { kind: "user".to_owned(), ..nameless };
-        assert!(Listing::new(&nameless, false).notes[0].contains("vprof symbolize FILE --debug-dir DIR"));
+        assert!(
+            Listing::new(&nameless, profile(), false).notes[0]
+                .contains("`vprof symbolize a.vprof --debug-dir /usr/lib/debug`")
+        );
     }
 
     #[test]
     fn without_code_the_addresses_are_left() {
-        let listing = Listing::new(&annotation(None, &[(0x1004, 10, 0)]), false);
+        let listing = Listing::new(&annotation(None, &[(0x1004, 10, 0)]), profile(), false);
         assert_eq!(lines(&listing), [(0x1004, "", 10, 0)]);
         assert!(listing.notes[0].contains("no machine code"));
         let json = serde_json::to_value(&listing).unwrap();

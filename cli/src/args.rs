@@ -1,6 +1,7 @@
 //! The command line.
 
 mod parse;
+mod simulate;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -12,6 +13,7 @@ use sampler::{ClockKind, Sort};
 
 pub use parse::Span;
 use parse::{by_parser, parse_memory, parse_positive_time, parse_rate, parse_span, sort_parser};
+pub use simulate::SimulateArgs;
 
 const TEMPLATE: &str = "\
 {about-with-newline}
@@ -36,6 +38,8 @@ Examples:
   vprof report vprof.vprof --by function   by function, instruction, line, thread, cgroup ...
   vprof report vprof.vprof --callers clear_page_erms
   vprof annotate clear_page_erms vprof.vprof
+  vprof stat vprof.vprof                   where the time of each vCPU went
+  vprof rusage vprof.vprof                 what the guest told of its CPU time, and the truth
   vprof query vprof.vprof \"SELECT mode, count(*) FROM v_samples GROUP BY mode\"
   vprof symbolize vprof.vprof --debug-dir /usr/lib/debug
   vprof doctor                             what this machine can do
@@ -90,6 +94,33 @@ const ANNOTATE_NOTES: &str = "\
 samples with the function on their stack that were in what the instruction called. The sampled \
 address is that of the instruction that was about to run.";
 
+const RUSAGE_EXAMPLES: &str = "\
+Examples:
+  vprof rusage vprof.vprof
+  vprof rusage vprof.vprof -p hog
+  vprof rusage vprof.vprof --json | jq '.processes[] | select(.outside)'
+";
+
+const RUSAGE_NOTES: &str = "\
+What the guest tells is read from its memory: what getrusage, /proc/PID/stat and /proc/stat would \
+show. It is read every second, and every fifth of a second for processes that samples hit, so the \
+last figures of a process are from shortly before its end; the truth counts up to the same moment. \
+docs/statistics.md tells how the truth and its interval are made.";
+
+const STAT_EXAMPLES: &str = "\
+Examples:
+  vprof stat vprof.vprof                   the whole run
+  vprof stat vprof.vprof --live            a run that goes on, every second
+  vprof stat vprof.vprof -1 --json         one second of it
+  vprof stat vprof.vprof -C 0 -n 0         one vCPU, all rows
+";
+
+const STAT_NOTES: &str = "\
+The states of a vCPU add up to its wall time: `guest` executes the guest, `halted` waits for an \
+interrupt, `waiting` lacks a CPU of the host, `kvm` gets a halted guest out of KVM_RUN and in again, \
+`vmm` serves exits, `sampler` reads samples, `paused` is held by vprof. Exits that KVM handles by \
+itself are part of `guest`; KVM's counters count them.";
+
 const QUERY_EXAMPLES: &str = "\
 Examples:
   vprof query vprof.vprof \"SELECT comm, pid, share FROM v_processes LIMIT 5\"
@@ -136,12 +167,18 @@ pub enum Command {
     Run(Box<RunArgs>),
     /// Show the summary of a profile
     Report(ReportArgs),
+    /// Compare the CPU time that the guest tells with the truth
+    Rusage(RusageArgs),
+    /// Show where the time of each vCPU went, its exits, and KVM's counters
+    Stat(StatArgs),
     /// Show where in a function's machine code samples hit
     Annotate(AnnotateArgs),
     /// Ask a profile with SQL
     Query(QueryArgs),
     /// Name the user code of a profile by debug files
     Symbolize(SymbolizeArgs),
+    /// Profile made-up machines whose truth is known: how right estimates are
+    Simulate(SimulateArgs),
     /// Tell what this machine can do, and what `run` will use
     Doctor(DoctorArgs),
     /// Print a completion script for a shell
@@ -227,6 +264,11 @@ pub struct RunArgs {
         help_heading = "Sampling")]
     pub depth: u16,
 
+    /// Also follow every switch, wake and interrupt exactly: what each task did and waited for, and who woke it. Costs an
+    /// exit per event
+    #[arg(long, help_heading = "Sampling")]
+    pub exact: bool,
+
     /// End the run after this time, like 20s, 500ms or 2m
     #[arg(long, short = 'd', value_name = "TIME", value_parser = parse_positive_time, help_heading = "Sampling")]
     pub duration: Option<Duration>,
@@ -270,6 +312,10 @@ pub struct ReportArgs {
     /// What this function calls
     #[arg(long, value_name = "FUNCTION")]
     pub callees: Option<String>,
+
+    /// What exact mode has found: states of each task, where it slept, who woke it (profiles of `run --exact`)
+    #[arg(long, conflicts_with_all = ["by", "callers", "callees", "sort", "instance", "cgroup", "thread", "symbol", "mode", "cpu", "time"])]
+    pub exact: bool,
 
     /// How many calls deep --callers and --callees look
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=100))]
@@ -383,6 +429,66 @@ pub struct AnnotateArgs {
     pub filter: FilterArgs,
 }
 
+/// `vprof rusage`.
+#[derive(Debug, Args)]
+#[command(before_help = RUSAGE_EXAMPLES, after_help = RUSAGE_NOTES, help_template = TEMPLATE)]
+pub struct RusageArgs {
+    /// The profile
+    pub profile: PathBuf,
+
+    /// Only processes with this name, process id or name#instance
+    #[arg(short = 'p', long, value_name = "NAME|PID")]
+    pub process: Option<String>,
+
+    /// Rows per table; 0 for all
+    #[arg(short = 'n', long, default_value_t = 10, value_name = "ROWS")]
+    pub rows: usize,
+
+    /// Print JSON (docs/json.md); always all rows
+    #[arg(long, conflicts_with = "csv")]
+    pub json: bool,
+
+    /// Print CSV (RFC 4180) with a heading; always all rows
+    #[arg(long)]
+    pub csv: bool,
+}
+
+/// `vprof stat`.
+#[derive(Debug, Args)]
+#[command(before_help = STAT_EXAMPLES, after_help = STAT_NOTES, help_template = TEMPLATE)]
+pub struct StatArgs {
+    /// The profile, of a run that has ended or goes on
+    pub profile: PathBuf,
+
+    /// Show again and again what came since the last time, until the run ends
+    #[arg(long)]
+    pub live: bool,
+
+    /// Show one interval of a run that goes on, and end
+    #[arg(short = '1', long, conflicts_with = "live")]
+    pub once: bool,
+
+    /// Time between two looks at a run that goes on
+    #[arg(short = 'd', long, value_name = "TIME", default_value = "1s", value_parser = parse_positive_time)]
+    pub display: Duration,
+
+    /// Only this vCPU
+    #[arg(short = 'C', long, visible_alias = "vcpu", value_name = "N")]
+    pub cpu: Option<u8>,
+
+    /// Rows per table; 0 for all
+    #[arg(short = 'n', long, default_value_t = 10, value_name = "ROWS")]
+    pub rows: usize,
+
+    /// Print JSON (docs/json.md); always all rows
+    #[arg(long, conflicts_with = "csv")]
+    pub json: bool,
+
+    /// Print CSV (RFC 4180) with a heading; always all rows
+    #[arg(long)]
+    pub csv: bool,
+}
+
 /// `vprof query`.
 #[derive(Debug, Args)]
 #[command(before_help = QUERY_EXAMPLES, help_template = TEMPLATE)]
@@ -416,6 +522,10 @@ pub struct SymbolizeArgs {
     /// Directory that has the guest's files under their paths in the guest, with symbols; repeatable
     #[arg(long, value_name = "DIR")]
     pub symfs: Vec<PathBuf>,
+
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `vprof doctor`.

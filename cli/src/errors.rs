@@ -69,6 +69,12 @@ pub enum Error {
     /// The profile can't be changed.
     #[error(transparent)]
     Edit(#[from] EditError),
+    /// The profile holds nothing of the guest's own CPU times.
+    #[error(
+        "{} has no CPU times of the guest: its kernel was not found, or does not tell where they are \
+         (`vprof report` says what is missing)", .0.display()
+    )]
+    NoBooks(PathBuf),
     /// A query has no answer.
     #[error(transparent)]
     Query(#[from] QueryError),

@@ -1,6 +1,7 @@
 //! `vprof`: see inside any Linux virtual machine from the host.
 //!
-//! This crate is the only one that prints. Commands: [`run`], [`report`], [`annotate`], [`query`], [`symbolize`], [`doctor`]. Started as the init of
+//! This crate is the only one that prints. Commands: [`run`], [`report`], [`stat`], [`rusage`], [`annotate`], [`query`], [`symbolize`], [`simulate`],
+//! [`doctor`]. Started as the init of
 //! a portable host, the same program is that host's inner half ([`portable::inner`]).
 
 mod annotate;
@@ -14,6 +15,9 @@ mod query;
 mod render;
 mod report;
 mod run;
+mod rusage;
+mod simulate;
+mod stat;
 mod symbolize;
 
 use std::process::ExitCode;
@@ -34,9 +38,12 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Run(args) => run::command(&args),
         Command::Report(args) => report::command(&args),
+        Command::Rusage(args) => rusage::command(&args),
+        Command::Stat(args) => stat::command(&args),
         Command::Annotate(args) => annotate::command(&args),
         Command::Query(args) => query::command(&args),
         Command::Symbolize(args) => symbolize::command(&args),
+        Command::Simulate(args) => simulate::command(&args),
         Command::Doctor(args) => doctor::command(&args),
         Command::Completions { shell } => {
             let mut script = Vec::new();

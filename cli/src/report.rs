@@ -3,12 +3,12 @@
 use std::io::{self, IsTerminal, Write};
 use std::path::Path;
 
-use sampler::report::{Direction, Request, TreeRequest};
+use sampler::report::{Direction, ExactReport, Request, TreeRequest};
 use sampler::{Filter, Profile, Report};
 
 use crate::args::{FilterArgs, ReportArgs};
 use crate::errors::{Error, ExitCode};
-use crate::render::{Page, by, summary, tree};
+use crate::render::{Page, by, exact, summary, tree};
 
 /// Rows per table at the end of a run.
 const SUMMARY_ROWS: usize = 10;
@@ -18,6 +18,9 @@ const TREE_ROWS: usize = 50;
 
 /// Runs the command.
 pub fn command(args: &ReportArgs) -> Result<ExitCode, Error> {
+    if args.exact {
+        return exact_report(args);
+    }
     let request = request(args);
     let profile = Profile::open(&args.profile)?;
     let mut report = Report::read_with(&profile, &filter(&args.filter), &request)?;
@@ -31,8 +34,22 @@ pub fn command(args: &ReportArgs) -> Result<ExitCode, Error> {
         let text = match (&report.by, &report.tree) {
             (Some(breakdown), _) => by::render(&report, breakdown, rows, page),
             (_, Some(calls)) => tree::render(&report, calls, rows, page),
-            _ => summary::render(&report, rows, page.for_summary()),
+            _ => summary::render(&report, &args.profile, rows, page.for_summary()),
         };
+        io::stdout().lock().write_all(text.as_bytes()).map_err(stdout_error)?;
+    }
+    Ok(ExitCode::Done)
+}
+
+/// `report --exact`.
+fn exact_report(args: &ReportArgs) -> Result<ExitCode, Error> {
+    let profile = Profile::open(&args.profile)?;
+    let report = ExactReport::read(&profile, args.filter.process.as_deref())?;
+    if args.json {
+        write_json(&report)?;
+    } else {
+        let rows = all_for_zero(args.rows.unwrap_or(SUMMARY_ROWS));
+        let text = exact::render(&report, rows, Page::stdout());
         io::stdout().lock().write_all(text.as_bytes()).map_err(stdout_error)?;
     }
     Ok(ExitCode::Done)
@@ -77,10 +94,10 @@ pub fn print_summary(path: &Path, to_stderr: bool) -> Result<(), Error> {
     let report = read(path, &Filter::default())?;
     let written = if to_stderr {
         let page = Page::for_stream(io::stderr().is_terminal()).for_summary();
-        io::stderr().lock().write_all(summary::render(&report, SUMMARY_ROWS, page).as_bytes())
+        io::stderr().lock().write_all(summary::render(&report, path, SUMMARY_ROWS, page).as_bytes())
     } else {
         let page = Page::stdout().for_summary();
-        io::stdout().lock().write_all(summary::render(&report, SUMMARY_ROWS, page).as_bytes())
+        io::stdout().lock().write_all(summary::render(&report, path, SUMMARY_ROWS, page).as_bytes())
     };
     written.map_err(stdout_error)
 }

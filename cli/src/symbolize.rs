@@ -12,7 +12,7 @@ use crate::args::SymbolizeArgs;
 use crate::debuginfod::Debuginfod;
 use crate::errors::{Error, ExitCode};
 use crate::render::{escape, table, terminal_columns, units};
-use crate::report::stdout_error;
+use crate::report::{stdout_error, write_json};
 
 /// Goes to the line's start and erases it (ECMA-48: EL).
 const ERASE: &str = "\r\x1b[K";
@@ -30,7 +30,12 @@ pub fn command(args: &SymbolizeArgs) -> Result<ExitCode, Error> {
         // There is nobody to tell that standard error can't be written.
         let _ = write!(io::stderr().lock(), "{ERASE}");
     }
-    io::stdout().lock().write_all(render(&result?).as_bytes()).map_err(stdout_error)?;
+    let result = result?;
+    if args.json {
+        write_json(&result)?;
+    } else {
+        io::stdout().lock().write_all(render(&result).as_bytes()).map_err(stdout_error)?;
+    }
     Ok(ExitCode::Done)
 }
 

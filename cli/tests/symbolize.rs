@@ -88,8 +88,7 @@ impl Setup {
             ..SampleRow::default()
         };
         let instance = InstanceRow { id: 1, pid: 7, comm: "prog".to_owned(), ..InstanceRow::default() };
-        let vcpu =
-            VcpuRow { id: 0, samples: 10, lost: 0, sampler_ns: 1, guest_ns: 100, exits: 10, wall_ns: 100 };
+        let vcpu = VcpuRow { id: 0, samples: 10, exits: 10, ..VcpuRow::default() };
         let batch = Batch {
             vcpus: vec![vcpu],
             instances: vec![instance],
@@ -128,12 +127,13 @@ fn reports_ask_for_it_and_then_have_names() {
     let nameless = format!("prog[{:#x}]", setup.start);
     let before = setup.report();
     assert!(before.contains("Unnamed code: 100.0 % of user samples"), "{before}");
-    assert!(before.contains("`vprof symbolize FILE --debug-dir DIR`"), "{before}");
+    let hint = format!("`vprof symbolize {} --debug-dir /usr/lib/debug`", setup.at("p.vprof").display());
+    assert!(before.contains(&hint), "{before}");
     assert!(before.contains(&setup.build_id), "{before}");
     let annotate =
         |function: &str| run(["annotate".as_ref(), function.as_ref(), setup.at("p.vprof").as_os_str()]);
     let note = stdout(&annotate(&nameless));
-    assert!(note.contains("`vprof symbolize FILE --debug-dir DIR`"), "{note}");
+    assert!(note.contains(&hint), "{note}");
 
     let output = setup.symbolize("--symfs", "root");
     assert!(output.status.success(), "{}", stderr(&output));
@@ -148,6 +148,16 @@ fn reports_ask_for_it_and_then_have_names() {
         )
     );
     assert_eq!(setup.names(), "symbol,offset,line\r\nwork,4,1\r\n");
+    // Once more, for programs: nothing is left to gain.
+    let again = run(["symbolize".as_ref(), "--json".as_ref(), setup.at("p.vprof").as_os_str()]
+        .into_iter()
+        .chain(["--symfs".as_ref(), setup.at("root").as_os_str()]));
+    let json: serde_json::Value = serde_json::from_str(&stdout(&again)).unwrap();
+    let frames = serde_json::json!({ "all": 1, "before": 1, "after": 1 });
+    let found = serde_json::json!([{
+        "path": "/usr/bin/prog", "build_id": setup.build_id, "debug_file": program, "frames": frames,
+    }]);
+    assert_eq!(json, serde_json::json!({ "found": found, "not_found": [], "frames": frames }));
     let after = setup.report();
     assert!(after.contains("work [prog]") && !after.contains("Unnamed"), "{after}");
     let named = stdout(&annotate("work"));

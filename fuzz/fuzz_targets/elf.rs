@@ -5,6 +5,7 @@
 use libfuzzer_sys::fuzz_target;
 use symbols::cfi::{CfiSection, CfiSections, CfiTable};
 use symbols::elf::ElfFile;
+use symbols::go::GoTable;
 use symbols::names::{DebugFiles, DebugQuery, FunctionTable};
 use vprof_fuzz::{files, seeds};
 
@@ -20,6 +21,7 @@ fn unwind_table(elf: &ElfFile) -> Option<CfiTable> {
         debug_frame: elf.section(".debug_frame").ok().map(section),
         text: elf.section_range(".text").map(|(start, _)| start),
         got: elf.section_range(".got").map(|(start, _)| start),
+        go: GoTable::read(elf),
     };
     CfiTable::parse(sections).ok()
 }
@@ -52,6 +54,11 @@ fuzz_target!(
         }
         for address in [0, 0x1000, 0x1015, 0x1044, 0x1108, 0x1210, u64::MAX] {
             let _ = functions.name_at("module", address, &starts);
+        }
+        if let Some(go) = GoTable::read(&elf) {
+            for address in [0, 0x1100, 0x1108, u64::MAX] {
+                let _ = (go.function(address), go.line(address));
+            }
         }
         // A file that names itself as its debug file.
         let query = DebugQuery::new(&elf, "/usr/lib/file");

@@ -125,6 +125,7 @@ impl Tables {
                 debug_frame: section(debug, 0),
                 text: Some(0x1000),
                 got: None,
+                go: None,
             },
         }
     }

@@ -5,6 +5,9 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::exact::{Cause, State};
+use crate::microstate::States;
+
 /// Where a sample hit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -264,6 +267,8 @@ pub struct SampleRow {
     pub mode: Mode,
     /// HLT (or not started) as KVM's run state says.
     pub halted: bool,
+    /// What the vCPU was in when the tick was due.
+    pub fell: Fell,
     /// Frame row id.
     pub frame: u32,
     /// Stack pointer.
@@ -288,23 +293,262 @@ pub struct SampleRow {
     pub interrupt: Option<u32>,
 }
 
-/// A row of table `vcpu`; replaces the earlier of the same id.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// A row of table `vcpu`: the whole run up to now.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VcpuRow {
-    /// vCPU id.
+    /// 0 and up.
     pub id: u8,
     /// Samples recorded.
     pub samples: u64,
-    /// Samples lost because the ring was full.
+    /// Ticks whose sample was lost because the ring was full.
     pub lost: u64,
-    /// Time spent in the observer's tick path, ns.
-    pub sampler_ns: u64,
-    /// Time in KVM_RUN, ns.
-    pub guest_ns: u64,
-    /// Number of exits from KVM_RUN.
+    /// Returns of KVM_RUN.
     pub exits: u64,
-    /// Wall time since the vCPU's start, ns.
-    pub wall_ns: u64,
+    /// Where its time went.
+    pub states: States,
+}
+
+/// A row of table `microstate`: where a vCPU's time went in one stretch of the run.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MicrostateRow {
+    /// vCPU id.
+    pub vcpu: u8,
+    /// End of the stretch, ns since the run's start.
+    pub time_ns: u64,
+    /// Its parts, which add up to its length.
+    pub states: States,
+}
+
+/// A row of table `exit`: exits of one vCPU for one reason, up to now.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExitRow {
+    /// Row id; 1 and up. A row with a known id replaces the earlier.
+    pub id: u32,
+    /// vCPU id.
+    pub vcpu: u8,
+    /// Like `port write`.
+    pub reason: String,
+    /// Port, guest physical address, or the number of another reason.
+    pub address: Option<u64>,
+    /// The device that answers there.
+    pub device: Option<String>,
+    /// How many.
+    pub count: u64,
+    /// From the exits to the next entries, ns.
+    pub total_ns: u64,
+    /// The longest, ns.
+    pub max_ns: u64,
+    /// Median, ns.
+    pub p50_ns: u64,
+    /// 99th percentile, ns.
+    pub p99_ns: u64,
+    /// Shortest time of a bucket in ns, and how many fell into it, in rising order.
+    pub times: Vec<(u64, u64)>,
+}
+
+/// A row of table `kvm_counter`: one of KVM's own counters of a vCPU, as it stands.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KvmCounterRow {
+    /// vCPU id.
+    pub vcpu: u8,
+    /// KVM's name.
+    pub name: String,
+    /// Value; ns where the name ends in `_ns`.
+    pub value: u64,
+    /// Only grows, so that differences have a meaning.
+    pub grows: bool,
+}
+
+/// A row of table `injected`: interrupts that a device has raised, up to now. A batch with any has them all.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InjectedRow {
+    /// The device.
+    pub device: String,
+    /// The guest's interrupt vector; `None` for a line of the I/O APIC.
+    pub vector: Option<u8>,
+    /// How many.
+    pub count: u64,
+}
+
+/// A row of table `rusage`: what the guest's kernel kept of a process when it was last read. A row with a known instance
+/// replaces the earlier.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RusageRow {
+    /// Instance row id.
+    pub instance: u32,
+    /// When it was read, ns since the run's start.
+    pub time_ns: u64,
+    /// User time as getrusage and `/proc/PID/stat` tell it, ns.
+    pub user_ns: u64,
+    /// System time as they tell it, ns.
+    pub system_ns: u64,
+    /// `utime` of all threads, before the kernel scales it.
+    pub tick_user_ns: u64,
+    /// `stime` of all threads.
+    pub tick_system_ns: u64,
+    /// `sum_exec_runtime` of all threads.
+    pub runtime_ns: u64,
+    /// Time of the living threads on the guest's run queues.
+    pub run_delay_ns: u64,
+    /// Voluntary context switches.
+    pub voluntary: u64,
+    /// Involuntary context switches.
+    pub involuntary: u64,
+}
+
+/// A row of table `thread_time`: what the guest's kernel kept of a thread of a process with several.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ThreadTimeRow {
+    /// Instance row id.
+    pub instance: u32,
+    /// Thread id.
+    pub tid: i32,
+    /// When it was read, ns since the run's start.
+    pub time_ns: u64,
+    /// `utime`, ns.
+    pub tick_user_ns: u64,
+    /// `stime`, ns.
+    pub tick_system_ns: u64,
+    /// `sum_exec_runtime`, ns.
+    pub runtime_ns: u64,
+}
+
+/// A row of table `cpu_time`: what the guest's kernel kept of a CPU when it was last read, as in `/proc/stat`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CpuTimeRow {
+    /// The CPU's number in the guest.
+    pub cpu: u32,
+    /// When it was read, ns since the run's start.
+    pub time_ns: u64,
+    /// User code, ns.
+    pub user_ns: u64,
+    /// User code of niced processes, ns.
+    pub nice_ns: u64,
+    /// Kernel code, ns.
+    pub system_ns: u64,
+    /// Soft interrupts, ns.
+    pub softirq_ns: u64,
+    /// Hard interrupts, ns.
+    pub irq_ns: u64,
+    /// Idle, ns.
+    pub idle_ns: u64,
+    /// Idle while I/O was waited for, ns.
+    pub iowait_ns: u64,
+    /// Taken by the host, as far as the guest knows, ns.
+    pub steal_ns: u64,
+}
+
+/// What a vCPU was in when a tick was due.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+pub enum Fell {
+    /// Executing the guest: such samples, and only they, tell how its time divides.
+    #[default]
+    Guest,
+    /// Halted, or not yet started.
+    Halted,
+    /// Out of KVM_RUN.
+    Vmm,
+    /// Most likely without a CPU of the host: the tick was served more than 1 ms late.
+    Waiting,
+}
+
+impl Fell {
+    /// The name in column `sample.fell`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Guest => "guest",
+            Self::Halted => "halted",
+            Self::Vmm => "vmm",
+            Self::Waiting => "waiting",
+        }
+    }
+}
+
+/// A row of table `task_state`: time that a task has spent in a state since the row before; rows of one key add up.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TaskStateRow {
+    /// Instance row id.
+    pub instance: u32,
+    /// Thread id.
+    pub tid: i32,
+    /// What it did.
+    pub state: State,
+    /// What it slept for.
+    pub cause: Cause,
+    /// Stack row id of what it slept in; 0 for none.
+    pub stack: u32,
+    /// Time, ns.
+    pub ns: u64,
+    /// How often the state began.
+    pub count: u64,
+}
+
+/// A row of table `task_life`: from when to when a task was followed. Rows of one task are joined.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TaskLifeRow {
+    /// Instance row id.
+    pub instance: u32,
+    /// Thread id.
+    pub tid: i32,
+    /// Since the run's start, ns.
+    pub from_ns: u64,
+    /// Since the run's start, ns.
+    pub to_ns: u64,
+    /// Nothing is left of it.
+    pub ended: bool,
+}
+
+/// A row of table `wakeup`: how often somebody has woken somebody since the row before; rows of one key add up.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WakeupRow {
+    /// `task`, `hard` or `soft` (interrupt).
+    pub by: String,
+    /// Instance row id of the waker; 0 for an idle task or an interrupt.
+    pub waker: u32,
+    /// Its thread id.
+    pub waker_tid: i32,
+    /// Instance row id of the woken.
+    pub woken: u32,
+    /// Its thread id.
+    pub woken_tid: i32,
+    /// How often.
+    pub count: u64,
+}
+
+/// A row of table `interrupt_time`: time in hard interrupts since the row before; rows of one key add up.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InterruptTimeRow {
+    /// vCPU.
+    pub vcpu: u8,
+    /// Instance row id of the interrupted task; 0 for an idle task.
+    pub instance: u32,
+    /// Its thread id.
+    pub tid: i32,
+    /// Time, ns.
+    pub ns: u64,
+    /// How many interrupts.
+    pub count: u64,
+}
+
+/// A row of table `exact_vcpu`; replaces the earlier of the same vCPU.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExactVcpuRow {
+    /// vCPU.
+    pub vcpu: u8,
+    /// Exits for events.
+    pub trips: u64,
+    /// Events that were lost because the ring was full.
+    pub lost: u64,
+    /// Switches among the events.
+    pub switches: u64,
+    /// Switches by the kernel's own count, once the tripwires were taken away.
+    pub guest_switches: Option<u64>,
+    /// Time in which the CPU had nothing to run, ns.
+    pub idle_ns: u64,
+    /// Sleeps whose stack was not copied: all boxes were under way.
+    pub stacks_missed: u64,
+    /// Time from the events' exits to the next entries, ns.
+    pub cost_ns: u64,
 }
 
 /// A row of table `console`.
@@ -334,6 +578,20 @@ pub struct Batch {
     pub meta: Vec<(String, String)>,
     /// Table `vcpu`.
     pub vcpus: Vec<VcpuRow>,
+    /// Table `microstate`.
+    pub microstates: Vec<MicrostateRow>,
+    /// Table `exit`.
+    pub exits: Vec<ExitRow>,
+    /// Table `kvm_counter`.
+    pub kvm_counters: Vec<KvmCounterRow>,
+    /// Table `injected`.
+    pub injected: Vec<InjectedRow>,
+    /// Table `rusage`.
+    pub rusage: Vec<RusageRow>,
+    /// Table `thread_time`.
+    pub thread_times: Vec<ThreadTimeRow>,
+    /// Table `cpu_time`.
+    pub cpu_times: Vec<CpuTimeRow>,
     /// Table `instance`.
     pub instances: Vec<InstanceRow>,
     /// Table `thread`.
@@ -358,6 +616,16 @@ pub struct Batch {
     pub syscalls: Vec<(u32, String)>,
     /// Table `sample`.
     pub samples: Vec<SampleRow>,
+    /// Table `task_state`.
+    pub task_states: Vec<TaskStateRow>,
+    /// Table `task_life`.
+    pub task_lives: Vec<TaskLifeRow>,
+    /// Table `wakeup`.
+    pub wakeups: Vec<WakeupRow>,
+    /// Table `interrupt_time`.
+    pub interrupt_times: Vec<InterruptTimeRow>,
+    /// Table `exact_vcpu`.
+    pub exact_vcpus: Vec<ExactVcpuRow>,
     /// Table `console`.
     pub console: Vec<ConsoleRow>,
     /// Table `event`.
@@ -370,6 +638,13 @@ impl Batch {
         let Self {
             meta,
             vcpus,
+            microstates,
+            exits,
+            kvm_counters,
+            injected,
+            rusage,
+            thread_times,
+            cpu_times,
             instances,
             threads,
             cgroups,
@@ -381,12 +656,24 @@ impl Batch {
             interrupts,
             syscalls,
             samples,
+            task_states,
+            task_lives,
+            wakeups,
+            interrupt_times,
+            exact_vcpus,
             console,
             events,
             code,
         } = self;
         meta.clear();
         vcpus.clear();
+        microstates.clear();
+        exits.clear();
+        kvm_counters.clear();
+        injected.clear();
+        rusage.clear();
+        thread_times.clear();
+        cpu_times.clear();
         instances.clear();
         threads.clear();
         cgroups.clear();
@@ -398,6 +685,11 @@ impl Batch {
         interrupts.clear();
         syscalls.clear();
         samples.clear();
+        task_states.clear();
+        task_lives.clear();
+        wakeups.clear();
+        interrupt_times.clear();
+        exact_vcpus.clear();
         console.clear();
         events.clear();
         code.clear();

@@ -3,22 +3,25 @@
 //! The same functions serve the project's benchmark and its tests, and check the answer that they time.
 
 mod made_up;
+mod stopped;
 
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
-use symbols::{Current, TaskSnapshot};
+use symbols::{Current, Missing, TaskSnapshot};
 use vmm::GuestMemoryMmap;
 
-use crate::batch::{Batch, Sink, VcpuRow};
+use crate::batch::{Batch, Fell, Sink, VcpuRow};
 use crate::clock::{ClockKind, Intervals};
 use crate::collector::resolver::Resolver;
+use crate::microstate::States;
 use crate::profile::{CreateError, Profile, ProfileError, ProfileWriter};
 use crate::record::{Moment, Record};
 use crate::report::{Breakdown, By, Filter, Report, ReportError, Request};
 use crate::{SinkError, VcpuSampler};
+pub use stopped::{StackFigures, Stopped, stack_figures};
 use vmm::monotonic_ns;
 
 /// What something took.
@@ -63,6 +66,12 @@ pub enum BenchError {
     /// The report could not be made.
     #[error(transparent)]
     Report(#[from] ReportError),
+    /// The guest's kernel is not understood.
+    #[error("the guest is not understood: {0}")]
+    Missing(#[from] Missing),
+    /// A sample came without its stack.
+    #[error("a sample has no stack")]
+    NoStack,
     /// The report does not say what was written.
     #[error("the report says {found} samples of {written}")]
     Wrong {
@@ -105,6 +114,7 @@ fn record(n: u64) -> Record {
         long_mode: true,
         five_level: false,
         halted: false,
+        fell: Fell::Guest,
         current: Some(Current { preempt_count: if interrupt { 0x0001_0000 } else { 0 }, task: Some(task) }),
     }
 }
@@ -154,12 +164,11 @@ fn write_samples(writer: &mut ProfileWriter, samples: u64, stacks: u32) -> Resul
             id,
             samples: half,
             lost: 0,
-            sampler_ns: half * 2_000,
-            guest_ns: samples * 499_000,
             exits: half,
-            wall_ns: samples * 500_000,
+            states: States { guest: samples * 498_000, sampler: samples * 2_000, ..States::default() },
         });
     }
+    made_up::times(&mut batch);
     let duration = samples * 500_000;
     let meta = [("duration_ns", duration.to_string()), ("rate_hz", "1000".into()), ("complete", "1".into())];
     batch.meta.extend(meta.map(|(key, value)| (key.to_owned(), value)));

@@ -5,13 +5,18 @@ pub mod bench;
 pub mod clock;
 mod collector;
 pub mod estimate;
+pub mod exact;
 #[cfg(feature = "fuzz")]
 pub mod fuzz;
+pub mod microstate;
 mod naming;
 pub mod profile;
 pub mod record;
 pub mod report;
+pub mod rusage;
 pub mod session;
+pub mod simulate;
+pub mod stat;
 pub mod symbolize;
 mod text;
 mod vcpu;

@@ -10,6 +10,8 @@ use symbols::{
 };
 use vmm::Activity;
 
+use crate::batch::Fell;
+
 /// CR0.PE, protected mode (Intel SDM vol. 3, 2.5).
 const CR0_PE: u64 = 1;
 /// CR0.PG, paging (Intel SDM vol. 3, 2.5).
@@ -83,6 +85,8 @@ pub struct Record {
     pub five_level: bool,
     /// Executed HLT, or was not started yet.
     pub halted: bool,
+    /// What the vCPU was in when the tick was due.
+    pub fell: Fell,
     /// Current task and preempt count; `None` when they could not be read.
     pub current: Option<Current>,
 }
@@ -112,6 +116,7 @@ pub fn take<M: PhysicalMemory>(
         long_mode,
         five_level: sregs.cr4 & CR4_LA57 != 0,
         halted,
+        fell: Fell::Guest,
         current: current(moment.memory),
     }
 }

@@ -22,15 +22,17 @@ use serde::{Deserialize, Serialize};
 use symbols::elf::ReadAt;
 use symbols::names::GuestFiles;
 use symbols::{StackCopy, StackReader};
-use vmm::{GuestMemoryMmap, monotonic_ns};
+use vmm::{GuestMemoryMmap, Machine, Observer, monotonic_ns};
 
-use crate::batch::{EventRow, Sink, SinkError, VcpuRow};
+use crate::batch::{EventRow, Sink, SinkError};
 use crate::clock::{ClockKind, Intervals};
 use crate::collector::console::ConsoleQueue;
 use crate::collector::finder::{Finder, LinuxGuest, Wanted};
 use crate::collector::{Collector, FinderHandle};
+use crate::exact::watch::Watch;
+use crate::microstate::meter::Meter;
 use crate::record::{Readers, Sampled};
-use crate::vcpu::Counters;
+use crate::vcpu::Published;
 
 pub use crate::vcpu::VcpuSampler;
 
@@ -62,6 +64,8 @@ pub struct SessionConfig {
     pub seed: u64,
     /// Call stacks of at most this many frames; 0 for none.
     pub stack_depth: usize,
+    /// Exact mode: events of tasks and interrupts besides the samples.
+    pub exact: bool,
     /// More rows of `meta` (host, image, command line, vprof's version).
     pub meta: Vec<(String, String)>,
 }
@@ -123,7 +127,7 @@ pub(crate) struct Shared {
     pub console: ConsoleQueue,
     pub stop: AtomicBool,
     pub failed: AtomicBool,
-    counters: Vec<Arc<Counters>>,
+    published: Vec<Arc<Published>>,
     events: Mutex<Vec<EventRow>>,
     status: Mutex<Status>,
     ending: Mutex<Ending>,
@@ -134,8 +138,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Shared {
-    pub(crate) fn vcpu_rows(&self) -> Vec<VcpuRow> {
-        self.counters.iter().zip(0..).map(|(counters, id)| counters.row(id)).collect()
+    /// A meter for each vCPU.
+    pub(crate) fn meters(&self) -> Vec<Meter> {
+        self.published.iter().zip(0..).map(|(published, id)| Meter::new(id, Arc::clone(published))).collect()
     }
 
     /// Takes the events that wait.
@@ -215,28 +220,44 @@ impl Session {
         let boxes = pool_boxes(config.rate_hz, config.vcpus, config.stack_depth);
         let mut samplers = Vec::new();
         let mut rings = Vec::new();
-        let mut counters = Vec::new();
+        let mut published = Vec::new();
         for vcpu in 0..config.vcpus {
             let intervals = Intervals::new(config.clock, config.rate_hz, config.seed, vcpu);
-            let (sampler, ends, published) =
+            let (sampler, ends, clocks) =
                 VcpuSampler::new(vcpu, intervals, (slots, boxes), Arc::clone(&readers));
             samplers.push(sampler);
             rings.push(ends);
-            counters.push(published);
+            published.push(clocks);
         }
         let shared = Arc::new(Shared {
             zero_ns,
             console: ConsoleQueue::new(zero_ns),
             stop: AtomicBool::new(false),
             failed: AtomicBool::new(false),
-            counters,
+            published,
             events: Mutex::default(),
             status: Mutex::default(),
             ending: Mutex::default(),
         });
-        let collector = Collector::new(Arc::clone(&shared), rings, sink, first_meta(&config));
+        let mut collector = Collector::new(Arc::clone(&shared), rings, sink, first_meta(&config));
+        if config.exact {
+            let (watch, recorders) = Watch::new(config.vcpus, zero_ns, &readers);
+            collector.watch(watch);
+            for (sampler, recorder) in samplers.iter_mut().zip(recorders) {
+                sampler.record_events(recorder);
+            }
+        }
         let stack_depth = config.stack_depth;
         (Session { shared, readers, stack_depth, files, idle: Some(collector), running: None }, samplers)
+    }
+
+    /// Takes what only the machine knows of its vCPUs: KVM's counters, the devices whose names exits get, and the tripwires
+    /// of exact mode. To be called before [`Self::start`]; without it the profile has none of them.
+    pub fn attach<O: Observer>(&mut self, machine: &mut Machine<O>) {
+        if let Some(collector) = &mut self.idle {
+            collector.meter(machine);
+            collector.trip(machine.tripwires(), machine.memory());
+        }
     }
 
     /// Starts the collector thread on the guest's memory. Time zero of the profile is the call to [`Session::new`].
@@ -251,7 +272,7 @@ impl Session {
             self.idle = Some(collector);
             return Err(error);
         }
-        let vcpus = u8::try_from(self.shared.counters.len()).unwrap_or(u8::MAX);
+        let vcpus = u8::try_from(self.shared.published.len()).unwrap_or(u8::MAX);
         let wanted = Arc::new(Wanted::default());
         let (sender, news) = mpsc::channel();
         let user_bytes = if self.stack_depth == 0 { None } else { Some(StackReader::USER_BYTES) };
@@ -292,9 +313,10 @@ impl Session {
     pub fn status(&self) -> Status {
         let mut status = self.shared.status().clone();
         status.elapsed = Duration::from_nanos(monotonic_ns().saturating_sub(self.shared.zero_ns));
-        for row in self.shared.vcpu_rows() {
-            status.samples += row.samples;
-            status.lost += row.lost;
+        for published in &self.shared.published {
+            let (samples, lost) = published.samples();
+            status.samples += samples;
+            status.lost += lost;
         }
         status
     }
@@ -348,6 +370,7 @@ fn first_meta(config: &SessionConfig) -> Vec<(String, String)> {
         ("clock", config.clock.name().to_owned()),
         ("seed", config.seed.to_string()),
         ("vcpus", config.vcpus.to_string()),
+        ("exact", u8::from(config.exact).to_string()),
     ];
     own.into_iter().map(|(key, value)| (key.to_owned(), value)).chain(config.meta.iter().cloned()).collect()
 }

@@ -8,6 +8,7 @@
 use std::collections::HashSet;
 use std::path::Path;
 
+use serde::Serialize;
 use symbols::elf::BuildId;
 use symbols::names::{DebugFile, DebugFiles, DebugQuery, Symbolizer};
 
@@ -30,7 +31,7 @@ pub struct Progress<'a> {
 }
 
 /// Frames of user code and how many of them have a name.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Frames {
     /// All.
     pub all: usize,
@@ -54,7 +55,7 @@ impl Frames {
 }
 
 /// A file of the guest whose debug file was found.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Found {
     /// Its path in the guest.
     pub path: String,
@@ -67,7 +68,7 @@ pub struct Found {
 }
 
 /// A file of the guest without a debug file.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct NotFound {
     /// Its path in the guest.
     pub path: String,
@@ -80,7 +81,7 @@ pub struct NotFound {
 }
 
 /// What came of it.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Symbolized {
     /// Files with a debug file, those with the most new names first.
     pub found: Vec<Found>,

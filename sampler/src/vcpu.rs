@@ -1,51 +1,110 @@
 //! The observer of one vCPU: draws the intervals, records the samples, keeps the vCPU's clock.
 //!
-//! A state change reads the clock once (Chubb), so the time in KVM_RUN and the time in the sampler are exact:
+//! A state change reads the clock once (Chubb), so the times are exact:
 //!
 //! ```text
-//!   started ── entering ── exited ── [ticked begins ── ticked ends] ── entering ── ... ── stopped
-//!              └── guest_ns ──┘       └──── sampler_ns ────┘
+//!   started ─── entering ──── exited ─────── entering ──── exited ── ticked ── entering ── ... ── stopped
+//!       └─ VMM ─┘  └── KVM_RUN ─┘  └── VMM ──┘  └── KVM_RUN ─┘  └── sampler ──┘
 //! ```
 
 use std::fmt;
+use std::fs::File;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use kvm_bindings::kvm_regs;
 use rtrb::{Consumer, Producer, PushError, RingBuffer};
-use symbols::{PhysicalMemory, StackCopy};
-use vmm::{Activity, Exit, Observer, Tick, monotonic_ns};
+use symbols::{Event, PhysicalMemory, StackCopy};
+use vmm::{Activity, Exit, Observer, Tick, Trip, Verdict, monotonic_ns};
 
-use crate::batch::VcpuRow;
+use crate::batch::{Fell, VcpuRow};
 use crate::clock::Intervals;
-use crate::record::{self, Moment, Readers, Sampled};
+use crate::exact::record::Recorder;
+use crate::microstate::States;
+use crate::microstate::clock::{Place, StateClock};
+use crate::microstate::exits::ExitTable;
+use crate::microstate::host::{own_cpu_time, own_schedstat, own_times, waited};
+use crate::record::{self, Moment, Readers, Record, Sampled};
+use crate::report::LATE_NS;
 
 /// What a vCPU's thread publishes for the collector. Each field has one writer and stands for itself, so relaxed
 /// stores suffice; a cache line of its own keeps the vCPUs from disturbing each other.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-pub(crate) struct Counters {
-    started_ns: AtomicU64,
-    last_ns: AtomicU64,
+pub(crate) struct Published {
     samples: AtomicU64,
     lost: AtomicU64,
-    sampler_ns: AtomicU64,
-    guest_ns: AtomicU64,
-    exits: AtomicU64,
+    exit_count: AtomicU64,
+    /// Time in KVM_RUN on a CPU while the guest was halted, ns.
+    kvm_ns: AtomicU64,
+    /// Time that the thread has waited for a CPU, as the collector has last read it, ns.
+    pub waited_ns: AtomicU64,
+    /// Where the thread's time goes.
+    pub clock: StateClock,
+    /// What it served.
+    pub exits: ExitTable,
 }
 
-impl Counters {
-    pub(crate) fn row(&self, id: u8) -> VcpuRow {
+impl Published {
+    pub(crate) fn row(&self, id: u8, states: States) -> VcpuRow {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         VcpuRow {
             id,
             samples: load(&self.samples),
             lost: load(&self.lost),
-            sampler_ns: load(&self.sampler_ns),
-            guest_ns: load(&self.guest_ns),
-            exits: load(&self.exits),
-            wall_ns: load(&self.last_ns).saturating_sub(load(&self.started_ns)),
+            exits: load(&self.exit_count),
+            states,
         }
+    }
+
+    pub(crate) fn kvm_ns(&self) -> u64 {
+        self.kvm_ns.load(Ordering::Relaxed)
+    }
+
+    /// Samples recorded, and lost.
+    pub(crate) fn samples(&self) -> (u64, u64) {
+        (self.samples.load(Ordering::Relaxed), self.lost.load(Ordering::Relaxed))
+    }
+
+    fn add(counter: &AtomicU64) {
+        Self::add_ns(counter, 1);
+    }
+
+    fn add_ns(counter: &AtomicU64, ns: u64) {
+        counter.store(counter.load(Ordering::Relaxed).wrapping_add(ns), Ordering::Relaxed);
+    }
+}
+
+/// Measures what it costs to enter and leave KVM_RUN with a halted guest, by the thread's own CPU time. The clock is read
+/// only while the vCPU idles.
+#[derive(Debug, Default)]
+struct Idle {
+    /// The registers of the halted vCPU at the last tick.
+    regs: Option<kvm_regs>,
+    /// The thread's CPU time at the last entry, and what the last KVM_RUN has taken of it, ns.
+    entered: Option<u64>,
+    spent: Option<u64>,
+}
+
+impl Idle {
+    fn entering(&mut self) {
+        self.entered = self.regs.and_then(|_| own_cpu_time());
+    }
+
+    fn exited(&mut self, exit: Exit) {
+        self.spent = self.entered.take().and_then(|from| own_cpu_time()?.checked_sub(from));
+        if exit != Exit::Interrupted {
+            self.regs = None;
+        }
+    }
+
+    /// A tick found the vCPU halted with these registers, or not halted. The time that the last KVM_RUN took if the
+    /// vCPU has not run in it: all its registers are what they were at the tick before.
+    fn ticked(&mut self, halted: Option<&kvm_regs>) -> Option<u64> {
+        let before = std::mem::replace(&mut self.regs, halted.copied());
+        let spent = self.spent.take();
+        spent.filter(|_| before.is_some() && before == self.regs)
     }
 }
 
@@ -68,14 +127,20 @@ pub struct VcpuSampler {
     spare: Option<Box<StackCopy>>,
     readers: Arc<OnceLock<Readers>>,
     vcpu: usize,
-    published: Arc<Counters>,
+    published: Arc<Published>,
+    /// Of the last KVM_RUN, CLOCK_MONOTONIC ns.
     entered_ns: u64,
-    counts: VcpuRow,
+    exited_ns: u64,
+    /// The thread's scheduler books.
+    schedstat: Option<File>,
+    idle: Idle,
+    /// Exact mode, where it is wanted.
+    recorder: Option<Recorder>,
 }
 
 impl fmt::Debug for VcpuSampler {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("VcpuSampler").field("counts", &self.counts).finish_non_exhaustive()
+        f.debug_struct("VcpuSampler").field("vcpu", &self.vcpu).finish_non_exhaustive()
     }
 }
 
@@ -87,16 +152,14 @@ impl VcpuSampler {
         intervals: Option<Intervals>,
         (slots, boxes): (usize, usize),
         readers: Arc<OnceLock<Readers>>,
-    ) -> (Self, Ends, Arc<Counters>) {
+    ) -> (Self, Ends, Arc<Published>) {
         let (ring, samples) = RingBuffer::new(slots);
         let (mut giver, pool) = RingBuffer::new(boxes);
         for _ in 0..boxes {
             // The ring has as many slots.
             drop(giver.push(Box::default()));
         }
-        let published = Arc::new(Counters::default());
-        let counts =
-            VcpuRow { id: vcpu, samples: 0, lost: 0, sampler_ns: 0, guest_ns: 0, exits: 0, wall_ns: 0 };
+        let published = Arc::new(Published::default());
         let sampler = Self {
             intervals,
             ring,
@@ -106,7 +169,10 @@ impl VcpuSampler {
             vcpu: usize::from(vcpu),
             published: Arc::clone(&published),
             entered_ns: 0,
-            counts,
+            exited_ns: 0,
+            schedstat: None,
+            idle: Idle::default(),
+            recorder: None,
         };
         (sampler, Ends { samples, pool: giver }, published)
     }
@@ -123,7 +189,11 @@ impl VcpuSampler {
     ) -> Option<Duration> {
         let vcpu = self.vcpu;
         let readers = self.readers.get();
-        let record = record::take(moment, |memory| readers?.current.read(memory, vcpu), activity);
+        let mut record = record::take(moment, |memory| readers?.current.read(memory, vcpu), activity);
+        record.fell = self.fell(&record, moment.due_ns);
+        if let Some(ns) = self.idle.ticked(record.halted.then_some(moment.regs)) {
+            Published::add_ns(&self.published.kvm_ns, ns);
+        }
         let mut sampled = Sampled { record, ..Sampled::default() };
         // A halted vCPU is in the idle task, whose stack is always the same.
         if let Some((reader, user_bytes)) = readers.and_then(|readers| readers.stacks.as_ref())
@@ -137,20 +207,14 @@ impl VcpuSampler {
         }
         match self.ring.push(sampled) {
             Ok(()) => {
-                self.counts.samples += 1;
-                self.published.samples.store(self.counts.samples, Ordering::Relaxed);
+                Published::add(&self.published.samples);
             }
             Err(PushError::Full(sampled)) => {
                 self.spare = sampled.stack;
-                self.counts.lost += 1;
-                self.published.lost.store(self.counts.lost, Ordering::Relaxed);
+                Published::add(&self.published.lost);
             }
         }
         let interval = self.intervals.as_mut().map(Intervals::next_ns);
-        let done_ns = monotonic_ns();
-        self.counts.sampler_ns += done_ns.saturating_sub(moment.now_ns);
-        self.published.sampler_ns.store(self.counts.sampler_ns, Ordering::Relaxed);
-        self.published.last_ns.store(done_ns, Ordering::Relaxed);
         interval.map(|interval| {
             let left =
                 moment.due_ns.saturating_add(interval).checked_sub(moment.now_ns).filter(|&left| left > 0);
@@ -159,25 +223,57 @@ impl VcpuSampler {
     }
 }
 
+impl VcpuSampler {
+    /// Events are to be recorded, too.
+    pub(crate) fn record_events(&mut self, recorder: Recorder) {
+        self.recorder = Some(recorder);
+    }
+
+    /// What the vCPU was in when the tick was due.
+    fn fell(&self, record: &Record, due_ns: u64) -> Fell {
+        match () {
+            () if record.halted => Fell::Halted,
+            // Served only after the next entry: it hit the machine, not the guest.
+            () if due_ns < self.entered_ns => Fell::Vmm,
+            // Where the thread runs a tick is served within a fraction of that; the scheduler's books have the last word.
+            () if record.late_ns > LATE_NS && self.waited_for(record.late_ns) => Fell::Waiting,
+            () => Fell::Guest,
+        }
+    }
+
+    /// Whether the thread has waited for a CPU for most of the last `late_ns`, as far as can be told: since the collector
+    /// has last read its books, which is a few ms ago. Asked only of ticks that came late.
+    fn waited_for(&self, late_ns: u64) -> bool {
+        let Some(now) = self.schedstat.as_ref().and_then(waited) else { return true };
+        now.saturating_sub(self.published.waited_ns.load(Ordering::Relaxed)) >= late_ns / 2
+    }
+}
+
 impl Observer for VcpuSampler {
     fn started(&mut self) -> Option<Duration> {
         let now = monotonic_ns();
-        self.published.started_ns.store(now, Ordering::Relaxed);
-        self.published.last_ns.store(now, Ordering::Relaxed);
+        self.schedstat = own_schedstat();
+        self.published.clock.start(now, own_times());
         self.intervals.as_mut().map(|intervals| Duration::from_nanos(intervals.next_ns()))
     }
 
-    fn entering(&mut self) {
-        self.entered_ns = monotonic_ns();
+    fn entering(&mut self, now_ns: u64) {
+        self.published.exits.end(now_ns.saturating_sub(self.exited_ns));
+        self.published.clock.change(Place::Run, now_ns);
+        if let Some(recorder) = &mut self.recorder {
+            recorder.entering(now_ns);
+        }
+        self.entered_ns = now_ns;
+        self.idle.entering();
     }
 
-    fn exited(&mut self, _: Exit) {
-        let now = monotonic_ns();
-        self.counts.guest_ns += now.saturating_sub(self.entered_ns);
-        self.counts.exits += 1;
-        self.published.guest_ns.store(self.counts.guest_ns, Ordering::Relaxed);
-        self.published.exits.store(self.counts.exits, Ordering::Relaxed);
-        self.published.last_ns.store(now, Ordering::Relaxed);
+    fn exited(&mut self, exit: Exit, now_ns: u64) {
+        self.exited_ns = now_ns;
+        let place = if exit == Exit::Interrupted { Place::Sampler } else { Place::Vmm };
+        self.published.clock.change(place, now_ns);
+        self.published.exits.begin(exit);
+        Published::add(&self.published.exit_count);
+        self.idle.exited(exit);
     }
 
     fn ticked(&mut self, tick: &Tick<'_>) -> Option<Duration> {
@@ -191,20 +287,39 @@ impl Observer for VcpuSampler {
         self.serve(&moment, || tick.activity())
     }
 
+    fn tripped(&mut self, trip: &Trip<'_>) -> Verdict {
+        self.published.clock.change(Place::Sampler, trip.now_ns);
+        let (Some(recorder), Some(event)) = (&mut self.recorder, Event::from_number(trip.kind)) else {
+            return Verdict::Keep;
+        };
+        if recorder.serve(event, trip.now_ns, trip.regs, trip.memory) {
+            Verdict::Withdraw
+        } else {
+            Verdict::Keep
+        }
+    }
+
+    fn stood_still(&mut self, from_ns: u64, to_ns: u64) {
+        self.published.clock.change(Place::Paused, from_ns);
+        self.published.clock.change(Place::Sampler, to_ns);
+    }
+
     fn stopped(&mut self) {
-        self.published.last_ns.store(monotonic_ns(), Ordering::Relaxed);
+        self.published.clock.end(monotonic_ns(), own_times());
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use kvm_bindings::{kvm_regs, kvm_sregs};
+    use kvm_bindings::kvm_sregs;
     use vm_memory::{GuestAddress, GuestMemoryMmap};
+
+    use std::time::Instant;
 
     use super::*;
     use crate::clock::ClockKind;
 
-    fn sampler(slots: usize, kind: ClockKind) -> (VcpuSampler, Consumer<Sampled>, Arc<Counters>) {
+    fn sampler(slots: usize, kind: ClockKind) -> (VcpuSampler, Consumer<Sampled>, Arc<Published>) {
         let (sampler, ends, counters) =
             VcpuSampler::new(2, Intervals::new(kind, 0.1, 1, 2), (slots, 1), Arc::default());
         (sampler, ends.samples, counters)
@@ -224,12 +339,13 @@ mod tests {
             let now = monotonic_ns();
             assert!(tick(&mut sampler, now, now).is_some());
         }
-        let row = counters.row(2);
+        let row = counters.row(2, States::default());
         assert_eq!((row.id, row.samples, row.lost), (2, 3, 2));
         assert!(ring.pop().is_ok());
         let now = monotonic_ns();
         tick(&mut sampler, now, now);
-        assert_eq!((counters.row(2).samples, counters.row(2).lost), (4, 2));
+        let row = counters.row(2, States::default());
+        assert_eq!((row.samples, row.lost), (4, 2));
     }
 
     #[test]
@@ -246,21 +362,52 @@ mod tests {
     }
 
     #[test]
-    fn time_in_guest_and_in_sampler_is_counted() {
-        let (mut sampler, _ring, counters) = sampler(8, ClockKind::Uniform);
+    fn each_state_gets_its_time() {
+        let (mut sampler, mut ring, published) = sampler(8, ClockKind::Uniform);
         sampler.started();
-        for _ in 0..3 {
-            sampler.entering();
-            std::thread::sleep(Duration::from_millis(2));
-            sampler.exited(Exit::Interrupted);
-            let now = monotonic_ns();
-            tick(&mut sampler, now, now);
+        let start = monotonic_ns();
+        let ms = |n: u64| start + n * 1_000_000;
+        sampler.entering(ms(1));
+        sampler.exited(Exit::Io { port: 0x3f8, write: true }, ms(3));
+        sampler.entering(ms(4));
+        sampler.exited(Exit::Interrupted, ms(9));
+        // Due before the last entry, in it, and long before it was served.
+        for (due, now) in [(ms(4) - 1, ms(4)), (ms(9), ms(9)), (ms(5), ms(9))] {
+            tick(&mut sampler, due, now);
         }
+        sampler.entering(ms(11));
+        let (_, places) = published.clock.read(|| ms(20)).expect("started");
+        assert_eq!((places.run, places.sampler), (16_000_000, 2_000_000));
+        assert!(places.vmm >= 2_000_000, "{places:?}");
+        let exits = published.exits.read();
+        let port = exits.iter().find(|exit| exit.key.address() == Some(0x3f8)).expect("counted");
+        assert_eq!((port.count, port.total_ns), (1, 1_000_000));
+        assert_eq!(published.row(2, States::default()).exits, 2);
+        let fell: Vec<_> = std::iter::from_fn(|| ring.pop().ok()).map(|s| s.record.fell).collect();
+        assert_eq!(fell, [Fell::Vmm, Fell::Guest, Fell::Waiting]);
         sampler.stopped();
-        let row = counters.row(2);
-        assert_eq!(row.exits, 3);
-        assert!(row.guest_ns >= 6_000_000 && row.sampler_ns > 0, "{row:?}");
-        assert!(row.guest_ns + row.sampler_ns <= row.wall_ns, "{row:?}");
+        assert!(published.clock.last().is_some());
+    }
+
+    #[test]
+    fn a_halted_vcpu_that_has_not_run_costs_kvms_time_only() {
+        let mut idle = Idle::default();
+        let halted = kvm_regs { rip: 7, ..Default::default() };
+        let mut round = |regs: Option<&kvm_regs>, exit| {
+            idle.entering();
+            let busy = Instant::now();
+            while busy.elapsed() < Duration::from_micros(200) {}
+            idle.exited(exit);
+            idle.ticked(regs)
+        };
+        let interrupted = Exit::Interrupted;
+        assert_eq!(round(Some(&halted), interrupted), None, "it may have run before");
+        assert!(round(Some(&halted), interrupted).is_some_and(|ns| ns > 0));
+        let moved = kvm_regs { rax: 1, ..halted };
+        assert_eq!(round(Some(&moved), interrupted), None, "it has run");
+        assert_eq!(round(None, interrupted), None);
+        assert_eq!(round(Some(&moved), interrupted), None, "it was not halted before");
+        assert_eq!(round(Some(&moved), Exit::Halt), None, "the guest has exited in between");
     }
 
     #[test]

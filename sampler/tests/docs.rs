@@ -4,9 +4,17 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use sampler::batch::{
+    Batch, ExactVcpuRow, FrameRow, InstanceRow, InterruptTimeRow, Sink, StackRow, TaskLifeRow, TaskStateRow,
+    ThreadRow, WakeupRow,
+};
+use sampler::exact::{Cause, State};
 use sampler::profile::{Table, Value as Cell};
-use sampler::report::{By, Direction, ModeGroup, Request, TreeRequest};
-use sampler::{Filter, Profile, Report, bench};
+use sampler::report::{By, Direction, ExactReport, ModeGroup, Request, TreeRequest};
+use sampler::rusage::Rusage;
+use sampler::simulate::{Options, Study, study};
+use sampler::stat::Stat;
+use sampler::{Filter, Profile, ProfileWriter, Report, bench};
 use serde_json::Value;
 
 fn document(name: &str) -> String {
@@ -103,6 +111,139 @@ fn a_report_fits_its_schema() {
     }
     let back: Report = serde_json::from_value(json).expect("a report");
     assert_eq!(back.samples, report.samples);
+}
+
+/// A profile with one task that slept, was woken and interrupted.
+fn exact_profile(path: &Path) -> Profile {
+    let frame = |id, symbol: &str| FrameRow { id, symbol: Some(symbol.into()), ..FrameRow::default() };
+    let state =
+        |state, cause, stack, ns| TaskStateRow { instance: 1, tid: 8, state, cause, stack, ns, count: 2 };
+    let first = Batch {
+        meta: vec![("exact".into(), "1".into()), ("exact_from_ns".into(), "1000".into())],
+        instances: vec![InstanceRow { id: 1, pid: 7, comm: "sleeper".into(), ..InstanceRow::default() }],
+        threads: vec![ThreadRow { instance: 1, tid: 8, comm: "worker".into() }],
+        frames: vec![frame(1, "pipe_read"), frame(2, "schedule")],
+        stacks: vec![
+            StackRow { id: 1, parent: None, frame: 1 },
+            StackRow { id: 2, parent: Some(1), frame: 2 },
+        ],
+        task_states: vec![
+            state(State::Running, Cause::None, 0, 300),
+            state(State::Sleep, Cause::Pipe, 2, 500),
+        ],
+        task_lives: vec![TaskLifeRow { instance: 1, tid: 8, from_ns: 1000, to_ns: 1800, ended: false }],
+        wakeups: vec![
+            WakeupRow { by: "task".into(), waker: 1, waker_tid: 8, woken: 1, woken_tid: 8, count: 3 },
+            WakeupRow { by: "hard".into(), woken: 1, woken_tid: 8, count: 4, ..WakeupRow::default() },
+        ],
+        interrupt_times: vec![
+            InterruptTimeRow { vcpu: 0, instance: 1, tid: 8, ns: 20, count: 1 },
+            InterruptTimeRow { vcpu: 0, instance: 0, tid: 0, ns: 30, count: 2 },
+        ],
+        exact_vcpus: vec![ExactVcpuRow { trips: 9, switches: 4, ..ExactVcpuRow::default() }],
+        ..Batch::default()
+    };
+    let second = Batch {
+        meta: vec![("exact_to_ns".into(), "2000".into()), ("exact_end".into(), "the run ended".into())],
+        task_states: vec![
+            state(State::Running, Cause::None, 0, 100),
+            state(State::Interrupted, Cause::None, 0, 100),
+        ],
+        task_lives: vec![TaskLifeRow { instance: 1, tid: 8, from_ns: 1000, to_ns: 2000, ended: true }],
+        exact_vcpus: vec![ExactVcpuRow {
+            trips: 12,
+            switches: 5,
+            guest_switches: Some(5),
+            ..ExactVcpuRow::default()
+        }],
+        ..Batch::default()
+    };
+    let mut writer = ProfileWriter::create(path, false).expect("a profile");
+    for batch in [first, second] {
+        writer.write(&batch).expect("room");
+    }
+    writer.finish().expect("room");
+    Profile::open(path).expect("a profile")
+}
+
+#[test]
+fn an_exact_report_fits_its_schema() {
+    let text = document("json.md");
+    let section = text.split("# `vprof report --exact --json`").nth(1).expect("a section");
+    let schema: Value = serde_json::from_str(blocks(section, "json")[0]).expect("the schema is JSON");
+    let directory = tempfile::tempdir().expect("a directory");
+    let profile = exact_profile(&directory.path().join("exact.vprof"));
+    for process in [None, Some("sleeper"), Some("7"), Some("sleeper#0")] {
+        let report = ExactReport::read(&profile, process).expect("exact data");
+        check(&serde_json::to_value(&report).expect("JSON"), &schema, "report");
+        let task = &report.tasks[0];
+        assert!(report.complete && task.ended);
+        assert!((task.states.iter().map(|state| state.s).sum::<f64>() - task.life_s).abs() < 1e-12);
+        assert!((task.running_s - 400e-9).abs() < 1e-12 && task.user_part.is_none());
+        assert_eq!(task.states[0].count, 2);
+        assert_eq!(report.off_cpu[0].stack, ["schedule", "pipe_read"]);
+        assert_eq!(report.wakeups.len(), 2);
+        assert_eq!((report.vcpus[0].switches, report.vcpus[0].guest_switches), (5, Some(5)));
+        let interrupts = if process.is_none() { 2 } else { 1 };
+        assert_eq!(report.interrupts.len(), interrupts);
+    }
+    let nobody = ExactReport::read(&profile, Some("sleeper#1")).unwrap_err().to_string();
+    assert!(nobody.contains("sleeper#1"), "{nobody}");
+}
+
+#[test]
+fn a_profile_without_exact_data_says_why() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let why = |profile: &Profile| ExactReport::read(profile, None).unwrap_err().to_string();
+    assert!(why(&profile(directory.path())).ends_with("without `vprof run --exact`"));
+    for (meta, part) in [
+        (vec![("exact", "1")], "cut short"),
+        (vec![("exact", "1"), ("exact_missing", "no BTF in this kernel")], "no BTF"),
+    ] {
+        let path = directory.path().join(part.replace(' ', "-"));
+        let meta = meta.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
+        let mut writer = ProfileWriter::create(&path, false).expect("a profile");
+        writer.write(&Batch { meta, ..Batch::default() }).expect("room");
+        let sentence = why(&Profile::open(&path).expect("a profile"));
+        assert!(sentence.contains(part) && !sentence.contains('\n'), "{sentence}");
+    }
+}
+
+#[test]
+fn the_guests_books_fit_their_schema() {
+    let text = document("json.md");
+    let section = text.split("# `vprof rusage --json`").nth(1).expect("a section");
+    let schema: Value = serde_json::from_str(blocks(section, "json")[0]).expect("the schema is JSON");
+    let directory = tempfile::tempdir().expect("a directory");
+    let rusage = Rusage::read(&profile(directory.path())).expect("books");
+    assert!(!rusage.processes.is_empty() && !rusage.threads.is_empty() && !rusage.cpus.is_empty());
+    check(&serde_json::to_value(&rusage).expect("JSON"), &schema, "rusage");
+}
+
+#[test]
+fn a_simulation_fits_its_schema() {
+    let text = document("json.md");
+    let block = text.split("# `vprof simulate --json`\n").nth(1).expect("a section");
+    let schema: Value = serde_json::from_str(blocks(block, "json")[0]).expect("the schema is JSON");
+    let result = study(&Options { seed: 1, runs: 2, clock: None }, |_, _| {});
+    let json = serde_json::to_value(&result).expect("JSON");
+    check(&json, &schema, "study");
+    let back: Study = serde_json::from_value(json).expect("a study");
+    assert_eq!((back.seed, back.runs, back.rows.len()), (1, 2, result.rows.len()));
+}
+
+#[test]
+fn figures_of_vcpus_fit_their_schema() {
+    let text = document("json.md");
+    let section = text.split("# `vprof stat --json`").nth(1).expect("a section");
+    let schema: Value = serde_json::from_str(blocks(section, "json")[0]).expect("the schema is JSON");
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("made-up.vprof");
+    bench::write_profile(&path, true, 1_000).expect("a profile");
+    let stat = Stat::read(&Profile::open(&path).expect("a profile")).expect("figures");
+    assert!(!stat.vcpus.is_empty() && !stat.exits.is_empty());
+    assert!(!stat.interrupts.is_empty() && !stat.kvm_counters.is_empty());
+    check(&serde_json::to_value(&stat).expect("JSON"), &schema, "stat");
 }
 
 fn text(cell: &Cell) -> &str {

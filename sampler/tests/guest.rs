@@ -37,6 +37,7 @@ impl Run {
             clock: ClockKind::Uniform,
             seed: 1,
             stack_depth,
+            exact: false,
             meta: Vec::new(),
         };
         let (mut session, mut samplers) = Session::new(config, Box::new(writer), sampler::no_files());

@@ -11,7 +11,7 @@ use sampler::record::Moment;
 use sampler::{Batch, ClockKind, Session, SessionConfig, Sink, SinkError, VcpuSampler};
 use symbols::fixture::{Config, Style};
 use vm_memory::{Bytes, GuestAddress};
-use vmm::{Activity, Exit, GuestMemoryMmap, Observer};
+use vmm::{Activity, Exit, GuestMemoryMmap, Observer, monotonic_ns};
 
 thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
@@ -63,8 +63,15 @@ fn a_tick_never_allocates() {
     let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), guest.memory.0.len())]).expect("memory");
     memory.write_slice(&guest.memory.0, GuestAddress(0)).expect("inside");
     for clock in [ClockKind::Uniform, ClockKind::Exponential, ClockKind::Fixed] {
-        let config =
-            SessionConfig { vcpus: 1, rate_hz: 500.0, clock, seed: 1, stack_depth: 127, meta: Vec::new() };
+        let config = SessionConfig {
+            vcpus: 1,
+            rate_hz: 500.0,
+            clock,
+            seed: 1,
+            stack_depth: 127,
+            exact: false,
+            meta: Vec::new(),
+        };
         let named = Named::default();
         let (mut session, mut samplers) = Session::new(config, Box::new(named.clone()), sampler::no_files());
         session.start(memory.clone()).expect("a sink that takes everything");
@@ -93,8 +100,10 @@ fn a_tick_never_allocates() {
         // More ticks than the ring has room for: a lost sample must not allocate either.
         for n in 0..10_000_u64 {
             sregs.ss.dpl = if n % 2 == 0 { 3 } else { 0 };
-            sampler.entering();
-            sampler.exited(Exit::Interrupted);
+            sampler.entering(monotonic_ns());
+            sampler.exited(Exit::Interrupted, monotonic_ns());
+            sampler.entering(monotonic_ns());
+            sampler.exited(Exit::Io { port: 0x3f8, write: true }, monotonic_ns());
             let next = tick(sampler, &sregs, guest.text(n).0);
             assert!(next.is_some_and(|next| next > Duration::ZERO));
         }

@@ -31,6 +31,7 @@ fn write_until_killed(path: &Path, flood: bool) -> ! {
         clock: ClockKind::Fixed,
         seed: 1,
         stack_depth: 127,
+        exact: false,
         meta: Vec::new(),
     };
     let (mut session, mut samplers) = Session::new(config, Box::new(writer), sampler::no_files());

@@ -179,6 +179,11 @@ impl Areas {
         image.contains(address)
     }
 
+    /// Number and offset of each CPU that has an area.
+    pub(crate) fn present(&self) -> impl Iterator<Item = (u32, u64)> {
+        (0..).zip(&self.offsets).filter_map(|(cpu, offset)| Some((cpu, (*offset)?)))
+    }
+
     /// The address of the first CPU's copy.
     pub(crate) fn first(&self, variable: u64) -> Result<u64, Missing> {
         let offset = self.offsets.iter().flatten().next();

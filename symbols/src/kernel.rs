@@ -216,6 +216,10 @@ impl Kernel {
         View { memory, image: &self.image, space: self.space }
     }
 
+    pub(crate) fn symbol_table(&self) -> Result<&SymbolTable, Missing> {
+        self.symbols.as_ref().ok_or(Missing::NoKallsyms)
+    }
+
     pub(crate) fn symbol(&self, name: &str) -> Result<u64, Missing> {
         let symbols = self.symbols.as_ref().ok_or(Missing::NoKallsyms)?;
         symbols.address_of(name).ok_or_else(|| Missing::NoSymbol(name.into()))

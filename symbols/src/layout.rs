@@ -3,12 +3,14 @@
 //! Found by name in the kernel's BTF, so no kernel version is assumed; where a member's name or
 //! place differs between kernels, each variant is tried in turn.
 
+use crate::books::BooksLayout;
 use crate::btf::Btf;
 use crate::gather::Gather;
 use crate::interrupt::InterruptLayouts;
 use crate::missing::Missing;
 use crate::pagecache::PageCacheLayout;
-use crate::process::ProcessLayouts;
+use crate::process::{MmLayout, ProcessLayouts};
+use crate::tripwire::StateLayout;
 
 /// `TASK_COMM_LEN` (include/linux/sched.h).
 pub(crate) const COMM: usize = 16;
@@ -27,9 +29,12 @@ pub(crate) struct Layouts {
     /// Size of an element of the per-CPU `x86_cpu_to_apicid`: u16 until 6.6, u32 since.
     pub(crate) apic_id_size: Option<usize>,
     pub(crate) stack: Result<StackLayout, Missing>,
+    /// The scheduler's state of a task.
+    pub(crate) state: Result<StateLayout, Missing>,
     /// How an entry of the ORC tables is laid out; an error in a kernel without them.
     pub(crate) orc: Result<OrcLayout, Missing>,
     pub(crate) process: ProcessLayouts,
+    pub(crate) books: BooksLayout,
     pub(crate) page_cache: Result<PageCacheLayout, Missing>,
     pub(crate) interrupts: InterruptLayouts,
 }
@@ -135,6 +140,8 @@ pub(crate) struct StackLayout {
     pub(crate) saved_bp: usize,
     /// `inactive_task_frame.ret_addr`.
     pub(crate) return_address: usize,
+    /// From a task to its page tables; `None` where a kernel does not say.
+    pub(crate) mm: Option<MmLayout>,
 }
 
 /// A field of an ORC entry: first bit and number of bits.
@@ -180,8 +187,10 @@ impl Layouts {
             hot: HotLayout::new(btf),
             apic_id_size: btf.variable_size("x86_cpu_to_apicid"),
             stack: StackLayout::new(btf),
+            state: StateLayout::new(btf),
             orc: OrcLayout::new(btf),
             process: ProcessLayouts::new(btf),
+            books: BooksLayout::new(btf),
             page_cache: PageCacheLayout::new(btf),
             interrupts: InterruptLayouts::new(btf),
         }
@@ -296,6 +305,7 @@ impl StackLayout {
             irq_size: size("irq_stack"),
             saved_bp: frame("bp", 40),
             return_address: frame("ret_addr", 48),
+            mm: MmLayout::new(btf).ok(),
         })
     }
 }

@@ -20,6 +20,7 @@
 //! sample.
 
 pub mod address;
+mod books;
 mod btf;
 mod bytes;
 pub mod cfi;
@@ -28,6 +29,7 @@ pub mod elf;
 #[cfg(any(test, feature = "fixture"))]
 pub mod fixture;
 mod gather;
+pub mod go;
 mod image;
 mod interrupt;
 mod kallsyms;
@@ -48,10 +50,12 @@ mod task;
 #[cfg(test)]
 mod tests;
 mod tree;
+mod tripwire;
 mod unwind;
 mod view;
 
 pub use address::{PhysAddr, VirtAddr};
+pub use books::{CpuBooks, CpuTime, ProcessBooks, ThreadBooks};
 pub use current::{Current, CurrentReader};
 pub use interrupt::{InterruptAction, InterruptLine, Interrupts, Softirq, Vector};
 pub use kernel::{FindStep, Kernel};
@@ -65,4 +69,5 @@ pub use registers::{Registers, StackMemory};
 pub use stack::{StackCopy, StackGaps, StackReader, StackSample};
 pub use symbol::SymbolAt;
 pub use task::TaskSnapshot;
+pub use tripwire::{Event, Rest, TaskState, TaskStates, TripSite, TripSites};
 pub use unwind::{Broken, FrameKind, KernelFrame, KernelUnwinder, UserRegisters, WalkEnd};

@@ -52,6 +52,12 @@ impl<M: PhysicalMemory> TaskMemory for View<'_, M> {
 }
 
 impl TaskLayout {
+    /// The leader of the process that the task at `task` belongs to.
+    pub(crate) fn leader(&self, memory: &impl TaskMemory, task: u64) -> Option<u64> {
+        let own = self.gather.read(|offset, into| memory.read(task, offset, into))?;
+        Some(u64::from_le_bytes(own.member(Field::GroupLeader as usize)?))
+    }
+
     /// Reads the task at `task`: four small reads in the kernels that are known, five if it is not its
     /// process's leader.
     #[inline]

@@ -10,6 +10,8 @@
 //!
 //! Guests run one at a time: two would share the host's CPUs and blur each other's time.
 
+mod image;
+mod kernel;
 mod report;
 mod run;
 
@@ -19,6 +21,8 @@ use std::process::{Command, Stdio};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
+pub use image::Disk;
+pub use kernel::{Lost, kernel_without};
 pub use report::{Function, Process, Report, Row, Vcpu, Walks};
 pub use run::{Run, Running};
 

@@ -183,14 +183,38 @@ impl Run {
 
     /// What `vprof report --json` says with more options.
     pub fn report_with(&self, options: &[&str]) -> Report {
+        let arguments: Vec<&str> = ["report"].iter().chain(options).copied().collect();
+        Report::new(self.json(&arguments))
+    }
+
+    /// What a command of vprof says of the profile with `--json`: its name, and options.
+    pub fn json(&self, arguments: &[&str]) -> Value {
         let output = Command::new(crate::vprof())
-            .args(["report", "--json"])
-            .args(options)
+            .args(arguments)
+            .arg("--json")
             .arg(&self.profile)
             .output()
             .expect("vprof starts");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        Report::new(serde_json::from_slice(&output.stdout).expect("JSON"))
+        serde_json::from_slice(&output.stdout).expect("JSON")
+    }
+
+    /// What `vprof report --exact --json` says.
+    pub fn exact_report(&self) -> Value {
+        let output = Command::new(crate::vprof())
+            .args(["report", "--exact", "--json"])
+            .arg(&self.profile)
+            .output()
+            .expect("vprof starts");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice(&output.stdout).expect("JSON")
+    }
+
+    /// Calls `vprof` on the profile: its exit code and what it says on standard error.
+    pub fn refused(&self, arguments: &[&str]) -> (Option<i32>, String) {
+        let output =
+            Command::new(crate::vprof()).args(arguments).arg(&self.profile).output().expect("vprof starts");
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
     }
 
     /// What `vprof report --json` says of user code of one program, by `what`.

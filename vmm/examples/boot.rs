@@ -30,10 +30,10 @@ impl Observer for Count {
         self.interval
     }
 
-    fn exited(&mut self, exit: Exit) {
+    fn exited(&mut self, exit: Exit, _: u64) {
         match exit {
-            Exit::Io(_) => self.ports += 1,
-            Exit::Mmio(_) => self.memory += 1,
+            Exit::Io { .. } => self.ports += 1,
+            Exit::Mmio { .. } => self.memory += 1,
             _ => {}
         }
     }

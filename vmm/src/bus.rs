@@ -20,7 +20,7 @@ use crate::pci::{CONFIG_ADDRESS, CONFIG_DATA, PciBus};
 use crate::serial::{COM1, COM1_PORTS, SerialPort};
 
 /// Command and status port of the keyboard controller.
-const I8042: u16 = 0x64;
+pub(crate) const I8042: u16 = 0x64;
 /// Its command that pulses the processor's reset line.
 const I8042_RESET: u8 = 0xfe;
 /// Reset control register: the bit that does it.
@@ -108,12 +108,13 @@ fn number(data: &[u8]) -> u32 {
 pub(crate) mod tests {
     use super::*;
     use crate::config::Console;
+    use crate::injected::Tally;
     use vmm_sys_util::eventfd::EventFd;
 
     pub(crate) fn bus() -> Bus {
         let interrupt = EventFd::new(libc::EFD_NONBLOCK).unwrap();
         let console = Console(Box::new(std::io::sink()));
-        Bus::new(SerialPort::new(interrupt, console), PciBus::new())
+        Bus::new(SerialPort::new(interrupt, Tally::new("COM1"), console), PciBus::new())
     }
 
     #[test]

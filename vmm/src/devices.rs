@@ -12,6 +12,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use crate::config::Disk;
 use crate::error::{StartError, WaitError};
+use crate::injected::Tally;
 use crate::machine;
 use crate::memory::PCI_WINDOW_START;
 use crate::pci::PciBus;
@@ -29,7 +30,10 @@ pub(crate) const MOST_DISKS: usize = PciBus::ROOM - 1;
 
 /// KVM as what carries interrupts and doorbells.
 #[derive(Debug)]
-struct KvmWires(Arc<VmFd>);
+struct KvmWires {
+    vm: Arc<VmFd>,
+    tally: Arc<Tally>,
+}
 
 impl MessageSink for KvmWires {
     fn send(&self, address: u64, data: u32) {
@@ -41,17 +45,18 @@ impl MessageSink for KvmWires {
             ..Default::default()
         };
         // An address or vector that the guest made up goes nowhere, as on real hardware.
-        let _undelivered = self.0.signal_msi(message);
+        let _undelivered = self.vm.signal_msi(message);
+        self.tally.message(data);
     }
 }
 
 impl Doorbells for KvmWires {
     fn attach(&self, address: u64, event: &EventFd) -> bool {
-        self.0.register_ioevent(event, &IoEventAddress::Mmio(address), NoDatamatch).is_ok()
+        self.vm.register_ioevent(event, &IoEventAddress::Mmio(address), NoDatamatch).is_ok()
     }
 
     fn detach(&self, address: u64, event: &EventFd) {
-        let _gone = self.0.unregister_ioevent(event, &IoEventAddress::Mmio(address), NoDatamatch);
+        let _gone = self.vm.unregister_ioevent(event, &IoEventAddress::Mmio(address), NoDatamatch);
     }
 }
 
@@ -59,6 +64,7 @@ impl Doorbells for KvmWires {
 #[derive(Debug)]
 pub(crate) struct Devices {
     threads: Vec<(Arc<Link>, JoinHandle<()>)>,
+    tallies: Vec<Arc<Tally>>,
 }
 
 impl Devices {
@@ -78,11 +84,13 @@ impl Devices {
         }
         list.push(("rng".to_owned(), Box::new(Rng)));
 
-        let wires = Arc::new(KvmWires(Arc::clone(vm)));
         let mut bus = PciBus::new();
-        let mut devices = Self { threads: Vec::new() };
+        let mut devices = Self { threads: Vec::new(), tallies: Vec::new() };
         let mut window = u32::try_from(PCI_WINDOW_START).unwrap_or(u32::MAX);
         for (name, device) in list {
+            let tally = Tally::new(&name);
+            devices.tallies.push(Arc::clone(&tally));
+            let wires = Arc::new(KvmWires { vm: Arc::clone(vm), tally });
             devices.add(&mut bus, name, device, window, &wires, memory)?;
             window = window.saturating_add(BAR_SIZE);
         }
@@ -121,6 +129,11 @@ impl Devices {
         self.threads.push((Arc::clone(&link), thread));
         bus.add(Box::new(VirtioPci::new(&identity, window, link, interrupts, memory.clone(), doorbells)));
         Ok(())
+    }
+
+    /// The counts of their interrupts.
+    pub(crate) fn tallies(&self) -> &[Arc<Tally>] {
+        &self.tallies
     }
 
     /// Stops all threads and joins them.

@@ -9,6 +9,7 @@ use vmm_sys_util::eventfd::EventFd;
 use crate::boot;
 use crate::bus::Bus;
 use crate::config::{Console, Disk, Payload};
+use crate::injected::Tally;
 use crate::memory::PCI_WINDOW_START;
 use crate::pci::PciBus;
 use crate::pci::msix::{MessageSink, Msix};
@@ -66,8 +67,11 @@ impl Hardware {
             workers.push((Worker { device, link, interrupts, memory: memory.clone() }, Queues::new()));
             window = window.checked_add(BAR_SIZE)?;
         }
-        let serial =
-            SerialPort::new(EventFd::new(libc::EFD_NONBLOCK).ok()?, Console(Box::new(std::io::sink())));
+        let serial = SerialPort::new(
+            EventFd::new(libc::EFD_NONBLOCK).ok()?,
+            Tally::new("COM1"),
+            Console(Box::new(std::io::sink())),
+        );
         Some(Self { bus: Bus::new(serial, pci), workers })
     }
 

@@ -11,7 +11,7 @@
 //! # Signals
 //!
 //! The process' `SIGRTMIN + 4` and `SIGRTMIN + 5` belong to this crate: the first is the vCPU
-//! timers', the second gets vCPUs out of KVM_RUN when the machine ends.
+//! timers', the second gets vCPUs out of KVM_RUN when the machine ends or is to stand still.
 
 mod acpi;
 mod boot;
@@ -19,26 +19,37 @@ mod bus;
 mod clock;
 pub mod config;
 mod control;
+pub mod counters;
 mod cpuid;
 mod devices;
 mod error;
 #[cfg(feature = "fuzz")]
 pub mod fuzz;
+mod injected;
 mod kvm;
 mod machine;
 mod memory;
 pub mod observer;
 mod pci;
 pub mod probe;
+mod regions;
 mod resident;
 mod serial;
+mod tripwire;
 mod vcpu;
 mod virtio;
 
 pub use boot::check_kernel;
 pub use clock::monotonic_ns;
 pub use config::{Console, Disk, DiskMode, Payload, VmConfig};
+pub use counters::Counters;
 pub use error::{DiskError, KernelError, KvmError, StartError, WaitError};
+pub use injected::{Injected, Injections};
 pub use machine::{EXIT_PORT, End, Ended, Machine};
-pub use observer::{Activity, Exit, Observer, Tick, Unobserved};
+pub use observer::{Activity, Exit, Observer, Tick, Trip, Unobserved, Verdict};
+pub use regions::{Region, Space};
+pub use tripwire::{
+    AtWithdrawal, MAX_SITES, Site, TRIP_KINDS, TRIP_NOP, TRIP_PORT, TripwireError, Tripwires, WithdrawReason,
+    Withdrawn,
+};
 pub use vm_memory::GuestMemoryMmap;

@@ -14,13 +14,17 @@ use crate::boot;
 use crate::bus::Bus;
 use crate::config::{Console, MAX_VCPUS, VmConfig};
 use crate::control::Control;
+use crate::counters::Counters;
 use crate::cpuid::{self, Topology};
 use crate::devices::Devices;
 use crate::error::{StartError, WaitError};
+use crate::injected::{Injections, Tally};
 use crate::kvm;
 use crate::memory::{self, KVM_IDENTITY_MAP, KVM_TSS};
 use crate::observer::Observer;
+use crate::regions::{self, Region};
 use crate::serial::{COM1_IRQ, SerialPort};
+use crate::tripwire::Tripwires;
 use crate::vcpu::kick::{self, Timer};
 use crate::vcpu::{self, run::Vcpu};
 
@@ -54,6 +58,10 @@ pub struct Machine<O: Observer> {
     control: Arc<Control>,
     bus: Arc<Bus>,
     memory: GuestMemoryMmap,
+    tripwires: Tripwires,
+    regions: Vec<Region>,
+    counters: Vec<Option<Counters>>,
+    injections: Injections,
 }
 
 /// A machine that has ended.
@@ -91,18 +99,25 @@ impl<O: Observer> Machine<O> {
 
         let vm = Arc::new(kvm.create_vm().map_err(StartError::kvm("make a VM"))?);
         prepare(&vm, &memory)?;
+        let regions = regions::of(disks.len());
         let (devices, pci) = Devices::start(disks, &vm, &memory)?;
-        let bus = Arc::new(Bus::new(serial(&vm, console)?, pci));
+        let tally = Tally::new("serial port");
+        let injections = Injections(devices.tallies().iter().chain([&tally]).map(Arc::clone).collect());
+        let bus = Arc::new(Bus::new(serial(&vm, tally, console)?, pci));
         let control = Control::new(vcpus).map_err(StartError::host("an event descriptor"))?;
         let control = Arc::new(control);
+        let tripwires = Tripwires::new(Arc::clone(&control), memory.clone());
 
         let supported = cpuid::supported(&kvm)?;
         let mut built = Vec::with_capacity(usize::from(vcpus));
+        let mut counters = Vec::with_capacity(usize::from(vcpus));
         for id in 0..vcpus {
             let topology = Topology { vcpus };
             let cpuid = cpuid::for_vcpu(&supported, topology, id, capabilities.tsc_deadline)?;
             let entry = (id == 0).then_some(&entry);
-            built.push(vcpu::build(&vm, id, &cpuid, entry, &capabilities)?);
+            let fd = vcpu::build(&vm, id, &cpuid, entry, &capabilities)?;
+            counters.push(if capabilities.stats_fd { Counters::open(&fd).ok() } else { None });
+            built.push(fd);
         }
         let make_vcpu = |(id, fd): (u8, VcpuFd)| Vcpu {
             id,
@@ -111,10 +126,11 @@ impl<O: Observer> Machine<O> {
             bus: Arc::clone(&bus),
             control: Arc::clone(&control),
             memory: memory.clone(),
+            tripwires: tripwires.clone(),
             registers_in_page: capabilities.registers_in_run_page(),
         };
         let vcpus = launch((0..).zip(built).map(make_vcpu))?;
-        Ok(Self { vcpus, devices, control, bus, memory })
+        Ok(Self { vcpus, devices, control, bus, memory, tripwires, regions, counters, injections })
     }
 
     /// Resident bytes of this process beyond the guest's memory.
@@ -125,9 +141,30 @@ impl<O: Observer> Machine<O> {
         crate::resident::beyond_guest(&self.memory)
     }
 
+    /// Where the machine's devices answer: names for [`crate::Exit::Io`] and [`crate::Exit::Mmio`].
+    pub fn regions(&self) -> &[Region] {
+        &self.regions
+    }
+
+    /// Counts of the interrupts that the devices raise.
+    pub fn injections(&self) -> Injections {
+        self.injections.clone()
+    }
+
+    /// Takes KVM's own counters of each vCPU, in the order of vCPUs; `None` where this KVM has none to offer. They can
+    /// be read at any time and from any thread. A second call gets an empty list.
+    pub fn take_counters(&mut self) -> Vec<Option<Counters>> {
+        std::mem::take(&mut self.counters)
+    }
+
     /// The guest's memory; a cheap clone that shares the mapping.
     pub fn memory(&self) -> GuestMemoryMmap {
         self.memory.clone()
+    }
+
+    /// A handle for the machine's tripwires.
+    pub fn tripwires(&self) -> Tripwires {
+        self.tripwires.clone()
     }
 
     /// Bytes for the guest's serial console; returns how many were taken (the FIFO may be full).
@@ -175,6 +212,7 @@ impl<O: Observer> Machine<O> {
         let deadline = Instant::now() + THREAD_LIMIT;
         let vcpus: Vec<_> =
             std::mem::take(&mut self.vcpus).into_iter().map(|vcpu| join(vcpu, deadline)).collect();
+        self.tripwires.close();
         self.devices.stop()?;
         // Gathered only now, so that one thread that hangs or panicked leaves no other behind.
         vcpus.into_iter().collect::<Result<Vec<_>, _>>().map(|results| results.into_iter().collect())
@@ -211,12 +249,12 @@ fn prepare(vm: &VmFd, memory: &GuestMemoryMmap) -> Result<(), StartError> {
 }
 
 /// COM1 with its interrupt.
-fn serial(vm: &VmFd, console: Console) -> Result<SerialPort, StartError> {
+fn serial(vm: &VmFd, tally: Arc<Tally>, console: Console) -> Result<SerialPort, StartError> {
     let interrupt = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)
         .map_err(StartError::host("an event descriptor"))?;
     vm.register_irqfd(&interrupt, COM1_IRQ)
         .map_err(StartError::kvm("connect the serial port's interrupt"))?;
-    Ok(SerialPort::new(interrupt, console))
+    Ok(SerialPort::new(interrupt, tally, console))
 }
 
 /// Starts the vCPU threads: all of them, or none.

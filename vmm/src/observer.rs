@@ -25,10 +25,20 @@ pub enum Activity {
 pub enum Exit {
     /// A signal (tick or stop request) ended it.
     Interrupted,
-    /// KVM_EXIT_IO; the port.
-    Io(u16),
-    /// KVM_EXIT_MMIO; the guest physical address.
-    Mmio(u64),
+    /// KVM_EXIT_IO.
+    Io {
+        /// The port.
+        port: u16,
+        /// The guest writes to it.
+        write: bool,
+    },
+    /// KVM_EXIT_MMIO.
+    Mmio {
+        /// Guest physical address.
+        address: u64,
+        /// The guest writes to it.
+        write: bool,
+    },
     /// KVM_EXIT_HLT (only without the in-kernel irqchip).
     Halt,
     /// KVM_EXIT_SHUTDOWN: triple fault.
@@ -42,7 +52,7 @@ pub enum Exit {
 pub struct Tick<'a> {
     /// When the timer was to expire, CLOCK_MONOTONIC nanoseconds.
     pub due_ns: u64,
-    /// When the observer was called, CLOCK_MONOTONIC nanoseconds, read once by the vCPU loop.
+    /// When KVM_RUN returned for it, CLOCK_MONOTONIC nanoseconds: the same reading that [`Observer::exited`] got.
     pub now_ns: u64,
     /// General registers, from the shared run page.
     pub regs: &'a kvm_regs,
@@ -75,21 +85,59 @@ impl Tick<'_> {
     }
 }
 
+/// A call of a function with a tripwire ([`crate::Tripwires`]): registers and stack are as the function was called with.
+/// The instruction pointer stands at the tripwire or right behind it, as this host's KVM has it.
+#[derive(Debug)]
+pub struct Trip<'a> {
+    /// The site's [`Site::kind`](crate::Site).
+    pub kind: u8,
+    /// When KVM_RUN returned, CLOCK_MONOTONIC nanoseconds.
+    pub now_ns: u64,
+    /// General registers, from the shared run page.
+    pub regs: &'a kvm_regs,
+    /// Segment and control registers, from the shared run page.
+    pub sregs: &'a kvm_sregs,
+    /// The guest's physical memory.
+    pub memory: &'a GuestMemoryMmap,
+}
+
+/// What becomes of the tripwires after a trip.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// They stay.
+    Keep,
+    /// All are taken away before this vCPU executes another instruction than the tripwire's own.
+    Withdraw,
+}
+
 /// Watches one vCPU. Every method is called on the vCPU's own thread.
 pub trait Observer: Send + 'static {
     /// Called once before the first KVM_RUN. Returns the time to the first tick, `None` for no ticks.
     fn started(&mut self) -> Option<Duration>;
 
-    /// KVM_RUN is about to be called.
-    fn entering(&mut self) {}
+    /// KVM_RUN is about to be called. `now_ns` is CLOCK_MONOTONIC, nanoseconds.
+    fn entering(&mut self, now_ns: u64) {
+        let _ = now_ns;
+    }
 
-    /// KVM_RUN returned; devices have not been served yet.
-    fn exited(&mut self, exit: Exit) {
-        let _ = exit;
+    /// KVM_RUN returned; devices have not been served yet. `now_ns` is CLOCK_MONOTONIC, nanoseconds.
+    fn exited(&mut self, exit: Exit, now_ns: u64) {
+        let _ = (exit, now_ns);
     }
 
     /// The timer expired. Returns the time from [`Tick::now_ns`] to the next tick, `None` to stop ticking.
     fn ticked(&mut self, tick: &Tick<'_>) -> Option<Duration>;
+
+    /// The guest called a function with a tripwire.
+    fn tripped(&mut self, trip: &Trip<'_>) -> Verdict {
+        let _ = trip;
+        Verdict::Keep
+    }
+
+    /// The vCPU stood still between these times, CLOCK_MONOTONIC nanoseconds, since tripwires were set or taken away.
+    fn stood_still(&mut self, from_ns: u64, to_ns: u64) {
+        let _ = (from_ns, to_ns);
+    }
 
     /// Called once after the last KVM_RUN.
     fn stopped(&mut self) {}

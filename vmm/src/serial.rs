@@ -1,13 +1,14 @@
 //! COM1: a 16550A at [`COM1`] whose output goes to the configured console.
 
 use std::io::Write;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use vm_superio::serial::NoEvents;
 use vm_superio::{Serial, Trigger};
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::config::Console;
+use crate::injected::Tally;
 
 /// First I/O port of COM1 on every PC.
 pub(crate) const COM1: u16 = 0x3f8;
@@ -18,13 +19,17 @@ pub(crate) const COM1_IRQ: u32 = 4;
 
 /// Raises COM1's interrupt: KVM watches the descriptor (irqfd).
 #[derive(Debug)]
-struct Line(EventFd);
+struct Line {
+    event: EventFd,
+    tally: Arc<Tally>,
+}
 
 impl Trigger for Line {
     type E = std::io::Error;
 
     fn trigger(&self) -> std::io::Result<()> {
-        self.0.write(1)
+        self.tally.line();
+        self.event.write(1)
     }
 }
 
@@ -40,9 +45,9 @@ impl std::fmt::Debug for SerialPort {
 }
 
 impl SerialPort {
-    /// A port that raises its interrupt through `interrupt`.
-    pub(crate) fn new(interrupt: EventFd, console: Console) -> Self {
-        Self { uart: Mutex::new(Serial::new(Line(interrupt), console.0)) }
+    /// A port that raises its interrupt through `interrupt`, and counts it.
+    pub(crate) fn new(interrupt: EventFd, tally: Arc<Tally>, console: Console) -> Self {
+        Self { uart: Mutex::new(Serial::new(Line { event: interrupt, tally }, console.0)) }
     }
 
     /// The registers stay usable even if a console sink panicked while they were locked.
@@ -75,7 +80,6 @@ impl SerialPort {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::{Arc, Mutex};
 
     #[derive(Clone, Default)]
     struct Sink(Arc<Mutex<Vec<u8>>>);
@@ -92,7 +96,7 @@ mod tests {
 
     fn port(sink: Sink) -> SerialPort {
         let interrupt = EventFd::new(libc::EFD_NONBLOCK).unwrap();
-        SerialPort::new(interrupt, Console(Box::new(sink)))
+        SerialPort::new(interrupt, Tally::new("COM1"), Console(Box::new(sink)))
     }
 
     #[test]
@@ -129,7 +133,7 @@ mod tests {
             }
         }
         let interrupt = EventFd::new(libc::EFD_NONBLOCK).unwrap();
-        let port = SerialPort::new(interrupt, Console(Box::new(Broken)));
+        let port = SerialPort::new(interrupt, Tally::new("COM1"), Console(Box::new(Broken)));
         port.write(0, b"lost");
         let mut status = [0];
         port.read(5, &mut status);

@@ -72,10 +72,10 @@ impl Observer for Recorder {
         self.started += 1;
         self.interval
     }
-    fn entering(&mut self) {
+    fn entering(&mut self, _: u64) {
         self.entered += 1;
     }
-    fn exited(&mut self, exit: Exit) {
+    fn exited(&mut self, exit: Exit, _: u64) {
         self.interrupted += usize::from(exit == Exit::Interrupted);
     }
     fn ticked(&mut self, tick: &Tick<'_>) -> Option<Duration> {

@@ -19,6 +19,7 @@ const IMAGES: &[(Series, Flavour)] = &[
     (Series::V6_1, Flavour::Rt),
     (Series::V6_12, Flavour::Cloud),
     (Series::V6_12, Flavour::Generic),
+    (Series::V6_12, Flavour::Rt),
     (Series::Newest, Flavour::Cloud),
     (Series::Newest, Flavour::Rt),
 ];

@@ -2,6 +2,11 @@
 
 pub mod annotate;
 pub mod by;
+pub mod csv;
+pub mod exact;
+pub mod rusage;
+pub mod simulate;
+pub mod stat;
 pub mod summary;
 pub mod table;
 pub mod tree;
@@ -10,6 +15,7 @@ pub mod units;
 use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::io::IsTerminal;
+use std::path::Path;
 
 /// Makes a text of the guest safe to print: control characters and line ends become escapes, so that a process name
 /// can neither move the cursor nor fake a line.
@@ -117,6 +123,15 @@ pub fn with_module(name: &str, module: Option<&str>) -> String {
         Some(module) => format!("{} [{}]", escape(name), escape(module)),
         None => escape(name).into_owned(),
     }
+}
+
+/// What to type to name the user code of a profile by debug files: those that the host has installed.
+pub fn symbolize_command(profile: &Path) -> String {
+    let path = profile.to_string_lossy();
+    let plain = |c: char| c.is_alphanumeric() || "/._-+=:@%,".contains(c);
+    let word =
+        if path.chars().all(plain) { path } else { Cow::Owned(format!("'{}'", path.replace('\'', r"'\''"))) };
+    format!("vprof symbolize {} --debug-dir /usr/lib/debug", escape(&word))
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! The summary of a profile for people: as wide as the page, names of the guest made harmless.
 
 use std::fmt::Write as _;
+use std::path::Path;
 use std::time::Duration;
 
 use sampler::Filter;
@@ -12,8 +13,8 @@ use super::{Page, Style, escape, units};
 /// Columns of a line, where no terminal has more.
 pub const WIDTH: usize = 80;
 
-/// The summary with at most `rows` rows per table.
-pub fn render(report: &Report, rows: usize, page: Page) -> String {
+/// The summary of the report on `profile` with at most `rows` rows per table.
+pub fn render(report: &Report, profile: &Path, rows: usize, page: Page) -> String {
     let mut text = title(report, page);
     facts(&mut text, report, page);
     vcpus(&mut text, &report.vcpus, page);
@@ -24,7 +25,7 @@ pub fn render(report: &Report, rows: usize, page: Page) -> String {
     } else {
         processes(&mut text, report, rows, page);
         functions(&mut text, report, rows, page);
-        quality(&mut text, report, page);
+        quality(&mut text, report, profile, page);
     }
     if !report.missing.is_empty() {
         heading(&mut text, page.style, "Missing", "");
@@ -93,6 +94,25 @@ fn facts(text: &mut String, report: &Report, page: Page) {
         late(report.lateness.p99_ns)
     );
     wrapped(text, &overhead, "  ", page.width);
+    if report.meta.get("exact").is_some_and(|value| value == "1") {
+        wrapped(text, &exact(report), "  ", page.width);
+    }
+}
+
+/// What exact mode came to; `report --exact` shows it.
+fn exact(report: &Report) -> String {
+    let number = |key: &str| report.meta.get(key).and_then(|value| value.parse::<u64>().ok()).unwrap_or(0);
+    if let Some(reason) = report.meta.get("exact_missing") {
+        return format!("Exact mode: none, {}", escape(reason));
+    }
+    let end = report.meta.get("exact_end").filter(|end| *end != "the run ended");
+    format!(
+        "Exact mode: {}, {} lost, {} of the vCPUs' time{}; `vprof report --exact` shows them",
+        units::counted(number("exact_events"), "event"),
+        units::count(number("exact_lost")),
+        units::duration(Duration::from_nanos(number("exact_cost_ns"))),
+        end.map_or_else(String::new, |end| format!(", until {}", escape(end)))
+    )
 }
 
 /// What to say where the filter chooses no sample.
@@ -237,9 +257,9 @@ fn functions(text: &mut String, report: &Report, rows: usize, page: Page) {
 }
 
 /// How well stacks were walked, and what names are missing.
-fn quality(text: &mut String, report: &Report, page: Page) {
+fn quality(text: &mut String, report: &Report, profile: &Path, page: Page) {
     let walks = walks(&report.stacks.kernel, &report.stacks.user);
-    let unnamed = unnamed(report);
+    let unnamed = unnamed(report, profile);
     if walks.is_some() || unnamed.is_some() {
         text.push('\n');
     }
@@ -274,7 +294,7 @@ fn walks(kernel: &Ends, user: &Ends) -> Option<String> {
 }
 
 /// What code has no names, and what would name it.
-fn unnamed(report: &Report) -> Option<String> {
+fn unnamed(report: &Report, profile: &Path) -> Option<String> {
     let code = &report.user_code;
     if code.unnamed == 0 {
         return None;
@@ -284,7 +304,8 @@ fn unnamed(report: &Report) -> Option<String> {
         let path = escape(&file.path);
         line.push_str(&match (&file.build_id, &file.read_from, &file.named_by) {
             (Some(id), _, by) if by.as_deref().is_none_or(is_stripped) => format!(
-                "; most is {path}: `vprof symbolize FILE --debug-dir DIR` would name it by the debug file of build-id {}",
+                "; most is {path}: `{}` would name it by the debug file of build-id {}",
+                super::symbolize_command(profile),
                 escape(id)
             ),
             (None, Some(read), None) => format!("; most is {path} ({})", escape(read)),

@@ -29,6 +29,24 @@ pub fn duration(d: Duration) -> String {
     }
 }
 
+/// A short time to three digits, for columns: `512 ns`, `9.12 us`, `12.3 ms`, `1.23 s`.
+pub fn brief(ns: u64) -> String {
+    const UNITS: [&str; 3] = ["us", "ms", "s"];
+    if ns < 1_000 {
+        return format!("{ns} ns");
+    }
+    #[expect(clippy::cast_precision_loss, reason = "shown to three digits")]
+    let mut value = ns as f64 / 1e3;
+    let mut unit = 0;
+    // What would be rounded to 1000 belongs to the next unit.
+    while value >= 999.5 && unit + 1 < UNITS.len() {
+        value /= 1e3;
+        unit += 1;
+    }
+    let digits = if value < 9.995 { 2 } else { usize::from(value < 99.95) };
+    format!("{value:.digits$} {}", UNITS[unit])
+}
+
 fn seconds(d: Duration) -> String {
     let s = d.as_secs();
     match s {
@@ -126,6 +144,25 @@ mod tests {
         }
         assert_eq!(clock(Duration::from_secs(754)), "12:34");
         assert_eq!(clock(Duration::from_secs(3_723)), "1:02:03");
+    }
+
+    #[test]
+    fn brief_times_have_three_digits() {
+        let cases = [
+            (0, "0 ns"),
+            (999, "999 ns"),
+            (1_000, "1.00 us"),
+            (9_994, "9.99 us"),
+            (9_996, "10.0 us"),
+            (99_960, "100 us"),
+            (999_600, "1.00 ms"),
+            (12_345_678, "12.3 ms"),
+            (1_234_000_000, "1.23 s"),
+            (4_321_000_000_000, "4321 s"),
+        ];
+        for (ns, text) in cases {
+            assert_eq!(brief(ns), text);
+        }
     }
 
     #[test]

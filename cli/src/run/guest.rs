@@ -45,6 +45,7 @@ pub async fn run(
             clock: spec.clock,
             seed: spec.seed,
             stack_depth: spec.stack_depth,
+            exact: spec.exact,
             meta: spec.meta.clone(),
         },
         sink,
@@ -62,8 +63,9 @@ pub async fn run(
         console: Console(Box::new(Tee(session.console(), Box::new(console)))),
     };
     let mut observers = observers.into_iter();
-    let machine =
+    let mut machine =
         Machine::start(config, |_| observers.next().expect("the session has one observer per vCPU"))?;
+    session.attach(&mut machine);
     if let Err(error) = session.start(machine.memory()) {
         machine.stop();
         machine.wait(Some(STOP_LIMIT))?;

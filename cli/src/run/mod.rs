@@ -127,6 +127,7 @@ impl Plan {
             clock: args.clock.into(),
             seed,
             stack_depth: usize::from(args.depth),
+            exact: args.exact,
             duration: args.duration,
         };
         Ok(Self { spec, payload: loaded.payload, disks: files })

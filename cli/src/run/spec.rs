@@ -29,6 +29,8 @@ pub struct RunSpec {
     pub seed: u64,
     /// Call stacks of at most this many frames; 0 for none.
     pub stack_depth: usize,
+    /// Events of tasks and interrupts besides the samples.
+    pub exact: bool,
     /// The run ends after this time.
     pub duration: Option<Duration>,
     /// Rows of the profile's table `meta`.

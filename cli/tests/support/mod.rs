@@ -7,7 +7,10 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use sampler::batch::{Batch, EventRow, FrameKind, FrameRow, InstanceRow, Mode, SampleRow, Sink, VcpuRow};
+use sampler::batch::{
+    Batch, EventRow, Fell, FrameKind, FrameRow, InstanceRow, Mode, SampleRow, Sink, VcpuRow,
+};
+use sampler::microstate::States;
 use sampler::profile::ProfileWriter;
 
 /// The program under test, without anything of the environment that changes what it does.
@@ -136,6 +139,7 @@ pub fn write_profile(path: &Path) {
         late_ns: 20_000,
         mode,
         halted: mode == Mode::Idle,
+        fell: if mode == Mode::Idle { Fell::Halted } else { Fell::Guest },
         frame,
         rsp: 0xffff_8000_0000_0000,
         cpl: if mode == Mode::User { 3 } else { 0 },
@@ -150,10 +154,16 @@ pub fn write_profile(path: &Path) {
         id,
         samples: 400,
         lost: 2,
-        sampler_ns: 4_000_000,
-        guest_ns: 700_000_000,
         exits: 1000,
-        wall_ns: 800_000_000,
+        states: States {
+            guest: 600_000_000,
+            halted: 100_000_000,
+            waiting: 76_000_000,
+            kvm: 0,
+            vmm: 20_000_000,
+            sampler: 4_000_000,
+            paused: 0,
+        },
     };
     let samples = (0..800)
         .map(|index| match index % 8 {

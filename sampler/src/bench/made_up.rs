@@ -1,6 +1,9 @@
 //! Stacks of a made-up run.
 
-use crate::batch::{Batch, FrameKind, FrameRow, InlinedRow, Mode, SampleRow, StackRow};
+use crate::batch::{
+    Batch, CpuTimeRow, ExitRow, FrameKind, FrameRow, InjectedRow, InlinedRow, KvmCounterRow, Mode, RusageRow,
+    SampleRow, StackRow, ThreadTimeRow,
+};
 
 /// Frames of a stack.
 const DEPTH: u32 = 20;
@@ -98,4 +101,36 @@ pub(super) fn put(leaves: &Leaves, n: u64, sample: &mut SampleRow) {
     if let Some(leaf) = place.and_then(|place| list.get(place)) {
         (sample.stack, sample.frame) = (Some(leaf.stack), leaf.frame);
     }
+}
+
+/// Exits, interrupts and counters of vCPU 0, and the guest's own books.
+pub(super) fn times(batch: &mut Batch) {
+    batch.exits.push(ExitRow {
+        id: 1,
+        vcpu: 0,
+        reason: "port write".to_owned(),
+        address: Some(0x3f8),
+        device: Some("serial port".to_owned()),
+        count: 3,
+        total_ns: 30_000,
+        max_ns: 12_000,
+        p50_ns: 9_728,
+        p99_ns: 11_776,
+        times: vec![(9_216, 2), (11_264, 1)],
+    });
+    batch.injected.push(InjectedRow { device: "disk 0".to_owned(), vector: Some(0x23), count: 7 });
+    batch.kvm_counters.push(KvmCounterRow { vcpu: 0, name: "exits".to_owned(), value: 12, grows: true });
+    batch.rusage.push(RusageRow {
+        instance: 1,
+        time_ns: u64::MAX >> 1,
+        user_ns: 5_000_000,
+        ..RusageRow::default()
+    });
+    batch.thread_times.push(ThreadTimeRow {
+        instance: 1,
+        tid: 100,
+        time_ns: u64::MAX >> 1,
+        ..ThreadTimeRow::default()
+    });
+    batch.cpu_times.push(CpuTimeRow { cpu: 0, user_ns: 7_000_000, ..CpuTimeRow::default() });
 }

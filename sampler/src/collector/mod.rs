@@ -6,11 +6,12 @@ pub(crate) mod frames;
 mod hot;
 pub(crate) mod identity;
 mod interrupts;
+mod ledger;
 pub(crate) mod mode;
 mod namer;
 pub(crate) mod resolver;
 mod stacks;
-mod walker;
+pub(crate) mod walker;
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,9 +20,12 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, TryRecvError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use vmm::{GuestMemoryMmap, monotonic_ns};
+use vmm::{GuestMemoryMmap, Injected, Injections, Machine, Observer, Region, Tripwires, monotonic_ns};
 
-use crate::batch::{Batch, EventRow, Sink};
+use crate::batch::{Batch, EventRow, InjectedRow, Sink};
+use crate::exact::watch::Watch;
+use crate::microstate::host::own_times;
+use crate::microstate::meter::Meter;
 use crate::record::Sampled;
 use crate::session::{Ending, OpenFiles, Shared, Totals};
 use crate::vcpu::Ends;
@@ -44,6 +48,12 @@ const WINDOW: Duration = Duration::from_secs(1);
 const FINDER_LIMIT: Duration = Duration::from_secs(10);
 /// How long naming may go on after the end of a run.
 const NAMER_LIMIT: Duration = Duration::from_secs(60);
+
+/// How often exits and KVM's counters are told.
+const COUNTERS_PERIOD: Duration = Duration::from_secs(1);
+/// A pause between two rounds that was longer than wanted by this much, and in which the thread did not wait for a CPU,
+/// means that the process was stopped (SIGSTOP).
+const STOPPED: Duration = Duration::from_millis(500);
 
 /// What stacks are walked in.
 struct Guest {
@@ -81,11 +91,19 @@ pub(crate) struct Collector {
     rings: Vec<Ends>,
     sink: Box<dyn Sink>,
     finder: Option<FinderHandle>,
+    memory: Option<GuestMemoryMmap>,
     guest: Option<Guest>,
     namer: Option<NamerHandle>,
     /// Samples whose stacks were not copied: all boxes were under way.
     stacks_missed: u64,
+    meters: Vec<Meter>,
+    regions: Vec<Region>,
+    injections: Injections,
+    exit_rows: u32,
+    counted: Instant,
     resolver: Resolver,
+    /// Exact mode, where it is wanted.
+    exact: Option<Watch>,
     batch: Batch,
     flushed: Instant,
     window_began: Instant,
@@ -108,15 +126,23 @@ impl Collector {
     ) -> Self {
         let resolver = Resolver::new(shared.zero_ns);
         let now = Instant::now();
+        let meters = shared.meters();
         Self {
             shared,
             rings,
             sink,
             finder: None,
+            memory: None,
             guest: None,
             namer: None,
             stacks_missed: 0,
+            meters,
+            regions: Vec::new(),
+            injections: Injections::default(),
+            exit_rows: 0,
+            counted: now,
             resolver,
+            exact: None,
             batch: Batch { meta, ..Batch::default() },
             flushed: now,
             window_began: now,
@@ -138,8 +164,30 @@ impl Collector {
         self.finder = Some(finder);
     }
 
+    /// The machine whose vCPUs these are.
+    pub(crate) fn meter<O: Observer>(&mut self, machine: &mut Machine<O>) {
+        self.regions = machine.regions().to_vec();
+        self.injections = machine.injections();
+        for (meter, kvm) in self.meters.iter_mut().zip(machine.take_counters()) {
+            meter.attach(kvm);
+        }
+    }
+
+    /// Events are to be watched, too.
+    pub(crate) fn watch(&mut self, exact: Watch) {
+        self.exact = Some(exact);
+    }
+
+    /// The machine whose events these are.
+    pub(crate) fn trip(&mut self, tripwires: Tripwires, memory: GuestMemoryMmap) {
+        if let Some(exact) = &mut self.exact {
+            exact.attach(tripwires, memory);
+        }
+    }
+
     /// Stacks of at most `depth` frames are to be walked in this guest.
     pub(crate) fn look_at(&mut self, memory: GuestMemoryMmap, files: OpenFiles, depth: usize) {
+        self.memory = Some(memory.clone());
         self.guest = (depth > 0).then_some(Guest { memory, files, depth });
     }
 
@@ -150,13 +198,52 @@ impl Collector {
             if self.flushed.elapsed() >= FLUSH_PERIOD {
                 self.flush();
             }
-            thread::park_timeout(PERIOD);
+            self.rest();
         }
         self.close()
     }
 
+    /// Waits for the next round, and notices when the host had stopped the whole process meanwhile: the clocks of the
+    /// scheduler do not tell that from a halted guest.
+    fn rest(&mut self) {
+        let waited = || own_times().map_or(0, |times| times.waited_ns);
+        let (before, waited_before) = (monotonic_ns(), waited());
+        thread::park_timeout(PERIOD);
+        let gap = Duration::from_nanos(monotonic_ns().saturating_sub(before));
+        if gap < STOPPED {
+            return;
+        }
+        let lacked = Duration::from_nanos(waited().saturating_sub(waited_before));
+        let stopped = gap.saturating_sub(PERIOD).saturating_sub(lacked);
+        if stopped >= STOPPED {
+            self.event("stopped", format!("the host had stopped vprof for {stopped:.1?}"));
+            let ns = u64::try_from(stopped.as_nanos()).unwrap_or(u64::MAX);
+            self.meters.iter_mut().for_each(|meter| meter.stopped(ns));
+        }
+    }
+
+    /// Reads the clocks of all vCPUs into the batch.
+    fn read_meters(&mut self, ended: bool) {
+        self.batch.vcpus.clear();
+        for meter in &mut self.meters {
+            let (row, window) = meter.read(self.shared.zero_ns);
+            self.batch.vcpus.push(row);
+            self.batch.microstates.extend(window);
+        }
+        if ended || self.counted.elapsed() >= COUNTERS_PERIOD {
+            self.counted = Instant::now();
+            for meter in &mut self.meters {
+                self.batch.exits.append(&mut meter.exits(&self.regions, &mut self.exit_rows));
+                self.batch.kvm_counters.append(&mut meter.counters());
+            }
+            let row = |Injected { device, vector, count }| InjectedRow { device, vector, count };
+            self.batch.injected = self.injections.read().into_iter().map(row).collect();
+        }
+    }
+
     /// Drains the rings and takes what has arrived from elsewhere.
     pub(crate) fn collect(&mut self) {
+        self.meters.iter_mut().for_each(Meter::tell_waited);
         // News first: what it says was so before the samples that are drained now.
         self.hear_finder();
         for vcpu in 0..self.rings.len() {
@@ -176,6 +263,9 @@ impl Collector {
                     self.flush();
                 }
             }
+        }
+        if let Some(exact) = &mut self.exact {
+            exact.step(&mut self.resolver, &mut self.batch);
         }
         self.ask_finder();
         self.ask_namer();
@@ -221,6 +311,12 @@ impl Collector {
                 );
                 self.batch.meta.push(("kernel".to_owned(), release.clone()));
                 self.shared.status().kernel = Some(release);
+                if let (Some(kernel), Some(memory)) = (&found.code.kernel, &self.memory) {
+                    self.resolver.ledger.found(Arc::clone(kernel), memory.clone());
+                }
+                if let Some(exact) = &mut self.exact {
+                    exact.kernel_found(found.code.kernel.clone());
+                }
                 let walker = self.walker(&found.code);
                 self.resolver.kernel_found(found.code.names, walker, &mut self.batch);
             }
@@ -232,6 +328,7 @@ impl Collector {
                 let named = (0..).zip(names).filter_map(|(number, name)| Some((number, name?)));
                 self.batch.syscalls.extend(named);
             }
+            News::Books(census) => self.resolver.books(&census, &mut self.batch),
             News::Tasks(tasks) => self.resolver.census(&tasks, &mut self.batch),
             News::Missing(text) => self.event("missing", text),
         }
@@ -325,13 +422,16 @@ impl Collector {
     /// Writes the batch. After the sink's first failure rows are only dropped, so that the rings stay drained.
     pub(crate) fn flush(&mut self) {
         self.flushed = Instant::now();
-        let rows = self.shared.vcpu_rows();
-        let lost: u64 = rows.iter().map(|row| row.lost).sum();
+        self.read_meters(false);
+        self.resolver.ledger.read_hit(&mut self.batch);
+        if let Some(exact) = &mut self.exact {
+            exact.flush(&mut self.batch);
+        }
+        let lost: u64 = self.batch.vcpus.iter().map(|row| row.lost).sum();
         if lost > 0 && !std::mem::replace(&mut self.lost_told, true) {
             self.event("lost", "samples are lost: the collector does not keep up with the rate".to_owned());
         }
         self.totals.lost = lost;
-        self.batch.vcpus = rows;
         let duration = monotonic_ns().saturating_sub(self.shared.zero_ns);
         self.batch.meta.push(("duration_ns".to_owned(), duration.to_string()));
         if self.totals.sink_error.is_none() {
@@ -355,6 +455,9 @@ impl Collector {
         self.collect();
         self.end_finder();
         self.collect();
+        if let Some(exact) = &mut self.exact {
+            exact.close(&mut self.resolver, &mut self.batch);
+        }
         self.end_namer();
         let Ending { meta, complete } = self.shared.ending();
         self.flush();
@@ -366,8 +469,9 @@ impl Collector {
             self.event("lost", format!("{missed} samples have no stack: the collector did not keep up"));
         }
         let duration = ended_ns.saturating_sub(self.shared.zero_ns);
-        let mut last = Batch { vcpus: self.shared.vcpu_rows(), meta, ..Batch::default() };
-        last.events.append(&mut self.batch.events);
+        self.read_meters(true);
+        let mut last = std::mem::take(&mut self.batch);
+        last.meta = meta;
         last.meta.push(("duration_ns".to_owned(), duration.to_string()));
         if complete {
             last.meta.push(("complete".to_owned(), "1".to_owned()));

@@ -139,13 +139,18 @@ impl Namer {
             debug.as_ref().map(|debug| &debug.elf),
             shared.as_ref().map(|shared| &shared.elf),
         );
-        let by = debug.as_ref().map_or_else(|| own_symbols(&elf).to_owned(), |debug| named_by(&debug.origin));
+        let by = debug
+            .as_ref()
+            .map_or_else(|| own_symbols(&elf, &symbols).to_owned(), |debug| named_by(&debug.origin));
         Some((symbols, by))
     }
 }
 
 /// What of its own names a file's functions.
-fn own_symbols(elf: &ElfFile) -> &'static str {
+fn own_symbols(elf: &ElfFile, symbols: &Symbolizer) -> &'static str {
+    if symbols.go().is_some() && !elf.has_section(".symtab") {
+        return ".gopclntab";
+    }
     let sections = [".symtab", ".gnu_debugdata", ".dynsym"];
     sections.into_iter().find(|name| elf.has_section(name)).unwrap_or("nothing")
 }

@@ -9,11 +9,13 @@ use super::frames::{Frames, Names};
 use super::hot::Hot;
 use super::identity::{Identities, Threads};
 use super::interrupts::InterruptNames;
+use super::ledger::{Census, Ledger};
 use super::mode::Classifier;
 use super::namer::Nameless;
 use super::stacks::Stacks;
 use super::walker::{FileEntry, Owner, Step, Walker};
 use crate::batch::{Batch, Mode, SampleRow};
+use crate::exact::Cause;
 use crate::record::Record;
 use crate::text;
 
@@ -72,6 +74,8 @@ pub(crate) struct Resolver {
     pub(crate) unknown_module: bool,
     /// Frames of files, to be named.
     pub(crate) nameless: Vec<Nameless>,
+    /// Whose books of CPU time are to be read.
+    pub(crate) ledger: Ledger,
 }
 
 /// Where a sample's frames went.
@@ -85,7 +89,7 @@ struct Placed {
 
 impl Resolver {
     pub(crate) fn new(zero_ns: u64) -> Self {
-        Self { zero_ns, ..Self::default() }
+        Self { zero_ns, ledger: Ledger::new(zero_ns), ..Self::default() }
     }
 
     /// Adds the sample's row to `batch`, and rows for what it is the first to mention.
@@ -96,13 +100,14 @@ impl Resolver {
         let instance = task.map(|task| {
             let instance = self.identify(&task, record.time_ns, batch);
             self.threads.note(instance, &task, &mut batch.threads);
+            self.ledger.note(instance, &task);
             if mode == Mode::User && self.identities.runs(&task) {
                 self.describe(&task, batch);
             }
             instance
         });
         let leaf = if mode == Mode::User { None } else { Some(self.kernel_frame(record, batch)) };
-        let owner = instance.zip(task).map(|(instance, task)| Owner { instance, task, cr3: record.cr3 });
+        let owner = instance.zip(task).map(|(instance, task)| Owner { instance, task });
         let placed = stack.map(|stack| self.place(stack, owner, mode, batch)).unwrap_or_default();
         let frame = placed
             .frame
@@ -115,6 +120,7 @@ impl Resolver {
             late_ns: record.late_ns,
             mode,
             halted: record.halted,
+            fell: record.fell,
             frame,
             rsp: record.rsp,
             cpl: record.cpl,
@@ -127,6 +133,34 @@ impl Resolver {
             syscall: placed.syscall.filter(|_| mode == Mode::Kernel),
             interrupt: placed.interrupt,
         });
+    }
+
+    /// The instance of a task that an event is about; its thread gets its name.
+    pub(crate) fn task(&mut self, task: &TaskSnapshot, read_ns: u64, batch: &mut Batch) -> u32 {
+        let instance = self.identify(task, read_ns, batch);
+        self.threads.note(instance, task, &mut batch.threads);
+        instance
+    }
+
+    /// Takes over the books of all processes.
+    pub(crate) fn books(&mut self, census: &Census, batch: &mut Batch) {
+        let ledger = std::mem::take(&mut self.ledger);
+        ledger.census(census, self, batch);
+        self.ledger = ledger;
+    }
+
+    /// The stack row id of what a task sleeps in, its kernel functions only (0 without a stack), and what they tell.
+    pub(crate) fn sleeping(&mut self, stack: &StackCopy, batch: &mut Batch) -> (u32, Cause) {
+        let Some(walker) = &mut self.walker else { return (0, Cause::Other) };
+        let mut steps = std::mem::take(&mut self.steps);
+        steps.clear();
+        let walked = walker.walk(stack, None, &mut steps, batch);
+        self.unknown_module |= walked.unknown_code;
+        let ids: Vec<u32> = steps.iter().map(|step| self.step(step, None, batch)).collect();
+        let functions = ids.iter().filter_map(|&id| Some(self.frames.function(id)?.1));
+        let cause = Cause::of(functions);
+        self.steps = steps;
+        (self.stacks.intern(ids.iter().rev().copied(), &mut batch.stacks).unwrap_or(0), cause)
     }
 
     /// The instance of `task`. Who it is, is read when it is new, after an exec, and when user code runs for the first time.

@@ -145,8 +145,15 @@ impl Sink for Memory {
 
 fn session(sink: &Memory, vcpus: u8) -> (Session, Vec<VcpuSampler>) {
     let meta = vec![("host".to_owned(), "kvm".to_owned())];
-    let config =
-        SessionConfig { vcpus, rate_hz: 1_000.0, clock: ClockKind::Uniform, seed: 4, stack_depth: 127, meta };
+    let config = SessionConfig {
+        vcpus,
+        rate_hz: 1_000.0,
+        clock: ClockKind::Uniform,
+        seed: 4,
+        stack_depth: 127,
+        exact: false,
+        meta,
+    };
     Session::new(config, Box::new(sink.clone()), no_files())
 }
 

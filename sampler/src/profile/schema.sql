@@ -8,14 +8,103 @@ CREATE TABLE meta (
     value TEXT NOT NULL
 ) WITHOUT ROWID;
 
+-- The whole run up to now. The seven times add up to the vCPU's wall time.
 CREATE TABLE vcpu (
     id         INTEGER PRIMARY KEY,  -- 0 and up
     samples    INTEGER NOT NULL,     -- recorded
     lost       INTEGER NOT NULL,     -- not recorded: the ring was full
-    sampler_ns INTEGER NOT NULL,     -- in the sampler between two KVM_RUNs
-    guest_ns   INTEGER NOT NULL,     -- in KVM_RUN
     exits      INTEGER NOT NULL,     -- returns of KVM_RUN
-    wall_ns    INTEGER NOT NULL      -- since the vCPU's start
+    guest_ns   INTEGER NOT NULL,     -- executing the guest
+    halted_ns  INTEGER NOT NULL,     -- the guest has executed HLT, or waits for its start
+    waiting_ns INTEGER NOT NULL,     -- ready to run, without a CPU of the host
+    kvm_ns     INTEGER NOT NULL,     -- entering and leaving KVM_RUN with a halted guest
+    vmm_ns     INTEGER NOT NULL,     -- serving exits
+    sampler_ns INTEGER NOT NULL,     -- reading samples, from the exit to the next entry
+    paused_ns  INTEGER NOT NULL      -- held by vprof
+);
+
+-- The same times in stretches of about a fifth of a second.
+CREATE TABLE microstate (
+    vcpu       INTEGER NOT NULL,  -- vcpu.id
+    time_ns    INTEGER NOT NULL,  -- end of the stretch, since the run's start
+    guest_ns   INTEGER NOT NULL,
+    halted_ns  INTEGER NOT NULL,
+    waiting_ns INTEGER NOT NULL,
+    kvm_ns     INTEGER NOT NULL,
+    vmm_ns     INTEGER NOT NULL,
+    sampler_ns INTEGER NOT NULL,
+    paused_ns  INTEGER NOT NULL,
+    PRIMARY KEY (vcpu, time_ns)
+) WITHOUT ROWID;
+
+-- Exits to vprof by reason and address, from the exit to the next entry.
+CREATE TABLE exit (
+    id       INTEGER PRIMARY KEY,  -- 1 and up
+    vcpu     INTEGER NOT NULL,     -- vcpu.id
+    reason   TEXT NOT NULL,        -- like port write
+    address  INTEGER,              -- port, guest physical address, or number of another reason
+    device   TEXT,                 -- what answers there
+    count    INTEGER NOT NULL,
+    total_ns INTEGER NOT NULL,
+    max_ns   INTEGER NOT NULL,
+    p50_ns   INTEGER NOT NULL,     -- median
+    p99_ns   INTEGER NOT NULL,     -- 99th percentile
+    times    TEXT NOT NULL         -- JSON: [shortest time of a bucket in ns, how many], rising
+);
+
+-- KVM's own counters of a vCPU, as they stand at the end.
+CREATE TABLE kvm_counter (
+    vcpu  INTEGER NOT NULL,  -- vcpu.id
+    name  TEXT NOT NULL,     -- KVM's name
+    value INTEGER NOT NULL,  -- ns where the name ends in _ns
+    grows INTEGER NOT NULL,  -- 1: only grows; 0: a present value or a peak
+    PRIMARY KEY (vcpu, name)
+) WITHOUT ROWID;
+
+-- Interrupts that devices have raised.
+CREATE TABLE injected (
+    device TEXT NOT NULL,
+    vector INTEGER,           -- the guest's interrupt vector; NULL: a line of the I/O APIC
+    count  INTEGER NOT NULL
+);
+
+-- What the guest's kernel kept of each process when it was last read.
+CREATE TABLE rusage (
+    instance       INTEGER PRIMARY KEY,  -- instance.id
+    time_ns        INTEGER NOT NULL,     -- when it was read, since the run's start
+    user_ns        INTEGER NOT NULL,     -- as getrusage and /proc/PID/stat tell it
+    system_ns      INTEGER NOT NULL,
+    tick_user_ns   INTEGER NOT NULL,     -- utime of all threads
+    tick_system_ns INTEGER NOT NULL,     -- stime of all threads
+    runtime_ns     INTEGER NOT NULL,     -- sum_exec_runtime of all threads
+    run_delay_ns   INTEGER NOT NULL,     -- living threads on the guest's run queues
+    voluntary      INTEGER NOT NULL,     -- context switches
+    involuntary    INTEGER NOT NULL
+);
+
+-- The same of the threads of processes with several.
+CREATE TABLE thread_time (
+    instance       INTEGER NOT NULL,  -- instance.id
+    tid            INTEGER NOT NULL,
+    time_ns        INTEGER NOT NULL,
+    tick_user_ns   INTEGER NOT NULL,
+    tick_system_ns INTEGER NOT NULL,
+    runtime_ns     INTEGER NOT NULL,
+    PRIMARY KEY (instance, tid)
+) WITHOUT ROWID;
+
+-- What the guest's kernel kept of each CPU, as in /proc/stat.
+CREATE TABLE cpu_time (
+    cpu        INTEGER PRIMARY KEY,  -- the guest's number
+    time_ns    INTEGER NOT NULL,     -- when it was read, since the run's start
+    user_ns    INTEGER NOT NULL,
+    nice_ns    INTEGER NOT NULL,
+    system_ns  INTEGER NOT NULL,
+    softirq_ns INTEGER NOT NULL,
+    irq_ns     INTEGER NOT NULL,
+    idle_ns    INTEGER NOT NULL,
+    iowait_ns  INTEGER NOT NULL,
+    steal_ns   INTEGER NOT NULL
 );
 
 CREATE TABLE instance (
@@ -141,7 +230,63 @@ CREATE TABLE sample (
     cr3           INTEGER NOT NULL,
     stack         INTEGER,              -- stack.id of the innermost frame; NULL: no stack was taken
     syscall       INTEGER,              -- syscall.number that the task was in
-    interrupt     INTEGER               -- interrupt.id that was served
+    interrupt     INTEGER,              -- interrupt.id that was served
+    fell          TEXT NOT NULL         -- what the vCPU was in when the tick was due: guest, halted, vmm, waiting
+);
+
+-- Exact mode: what each task did, how long and how often.
+CREATE TABLE task_state (
+    instance INTEGER NOT NULL,  -- instance.id
+    tid      INTEGER NOT NULL,
+    state    TEXT NOT NULL,     -- running, interrupted, queue, sleep, disk, stopped, zombie, unknown
+    cause    TEXT NOT NULL,     -- what it slept for, like futex; empty: it did not sleep
+    stack    INTEGER NOT NULL,  -- stack.id of the kernel functions that it slept in; 0: none
+    ns       INTEGER NOT NULL,
+    count    INTEGER NOT NULL,  -- how often the state began
+    PRIMARY KEY (instance, tid, state, cause, stack)
+) WITHOUT ROWID;
+
+-- Exact mode: from when to when each task was followed; its states add up to that.
+CREATE TABLE task_life (
+    instance INTEGER NOT NULL,  -- instance.id
+    tid      INTEGER NOT NULL,
+    from_ns  INTEGER NOT NULL,  -- since the run's start
+    to_ns    INTEGER NOT NULL,
+    ended    INTEGER NOT NULL,  -- 1: nothing is left of it
+    PRIMARY KEY (instance, tid)
+) WITHOUT ROWID;
+
+-- Exact mode: who woke whom.
+CREATE TABLE wakeup (
+    "by"      TEXT NOT NULL,     -- task, or interrupt: hard or soft
+    waker     INTEGER NOT NULL,  -- instance.id; 0: idle task or interrupt
+    waker_tid INTEGER NOT NULL,
+    woken     INTEGER NOT NULL,  -- instance.id
+    woken_tid INTEGER NOT NULL,
+    count     INTEGER NOT NULL,
+    PRIMARY KEY ("by", waker, waker_tid, woken, woken_tid)
+) WITHOUT ROWID;
+
+-- Exact mode: time in handlers of hard interrupts, by vCPU and interrupted task.
+CREATE TABLE interrupt_time (
+    vcpu     INTEGER NOT NULL,  -- vcpu.id
+    instance INTEGER NOT NULL,  -- instance.id; 0: idle task
+    tid      INTEGER NOT NULL,
+    ns       INTEGER NOT NULL,
+    count    INTEGER NOT NULL,  -- interrupts
+    PRIMARY KEY (vcpu, instance, tid)
+) WITHOUT ROWID;
+
+-- Exact mode: events of each vCPU.
+CREATE TABLE exact_vcpu (
+    vcpu           INTEGER PRIMARY KEY,  -- vcpu.id
+    trips          INTEGER NOT NULL,     -- exits for events
+    lost           INTEGER NOT NULL,     -- events without a record: the ring was full
+    switches       INTEGER NOT NULL,     -- switches among the events
+    guest_switches INTEGER,              -- switches by the kernel's own count; NULL: could not be read
+    idle_ns        INTEGER NOT NULL,     -- nothing to run
+    stacks_missed  INTEGER NOT NULL,     -- sleeps without a stack: all buffers were in use
+    cost_ns        INTEGER NOT NULL      -- from the events' exits to the next entries
 );
 
 CREATE TABLE console (
@@ -162,7 +307,7 @@ CREATE VIEW v_stacks AS
 WITH RECURSIVE chain (id, next, depth, text) AS (
     SELECT s.id, s.parent, 1, coalesce(f.symbol, f.module, printf('0x%x', f.address))
     FROM stack s JOIN frame f ON f.id = s.frame
-    WHERE s.id IN (SELECT stack FROM sample)
+    WHERE s.id IN (SELECT stack FROM sample UNION SELECT stack FROM task_state)
     UNION ALL
     SELECT c.id, s.parent, c.depth + 1, c.text || ';' || coalesce(f.symbol, f.module, printf('0x%x', f.address))
     FROM chain c JOIN stack s ON s.id = c.next JOIN frame f ON f.id = s.frame
@@ -253,10 +398,43 @@ SELECT v.id,
        avg(m.name = 'softirq') AS softirq,
        avg(m.name = 'idle') AS idle,
        v.guest_ns / 1e9 AS guest_s,
+       v.halted_ns / 1e9 AS halted_s,
+       v.waiting_ns / 1e9 AS waiting_s,
+       v.kvm_ns / 1e9 AS kvm_s,
+       v.vmm_ns / 1e9 AS vmm_s,
        v.sampler_ns / 1e9 AS sampler_s,
-       v.wall_ns / 1e9 AS wall_s,
+       v.paused_ns / 1e9 AS paused_s,
+       (v.guest_ns + v.halted_ns + v.waiting_ns + v.kvm_ns + v.vmm_ns + v.sampler_ns + v.paused_ns) / 1e9 AS wall_s,
        v.exits
 FROM vcpu v
 LEFT JOIN sample s ON s.vcpu = v.id
 LEFT JOIN mode m ON m.id = s.mode
 GROUP BY v.id;
+
+-- Exact mode: states of each task as a person reads them.
+CREATE VIEW v_task_states AS
+SELECT i.comm,
+       i.pid,
+       i.number AS instance,
+       t.tid,
+       t.state,
+       t.cause,
+       sum(t.ns) / 1e6 AS ms,
+       sum(t.count) AS count,
+       sum(t.ns) * 1.0 / sum(sum(t.ns)) OVER (PARTITION BY t.instance, t.tid) AS share
+FROM task_state t
+JOIN instance i ON i.id = t.instance
+GROUP BY t.instance, t.tid, t.state, t.cause
+ORDER BY i.comm, i.pid, t.tid, sum(t.ns) DESC;
+
+-- Exits by reason and device, over all vCPUs.
+CREATE VIEW v_exits AS
+SELECT reason,
+       device,
+       sum(count) AS count,
+       sum(total_ns) / 1e9 AS total_s,
+       sum(total_ns) / 1e3 / sum(count) AS mean_us,
+       max(max_ns) / 1e3 AS max_us
+FROM exit
+GROUP BY reason, device
+ORDER BY sum(total_ns) DESC;

@@ -7,6 +7,7 @@ use tempfile::{TempDir, tempdir};
 
 use super::*;
 use crate::batch::{Batch, ConsoleRow, EventRow, FrameRow, InstanceRow, SampleRow, Sink, VcpuRow};
+use crate::microstate::States;
 
 pub(crate) fn sample(n: u64) -> SampleRow {
     SampleRow {
@@ -35,10 +36,8 @@ fn batch(samples: u64) -> Batch {
             id: 0,
             samples,
             lost: 1,
-            sampler_ns: 2,
-            guest_ns: 3,
             exits: 4,
-            wall_ns: u64::MAX,
+            states: States { guest: 3, sampler: 2, halted: u64::MAX, ..States::default() },
         }],
         instances: vec![InstanceRow {
             id: 1,
@@ -110,7 +109,7 @@ fn one_file_with_everything_remains() {
         ]
     );
     assert_eq!(first(&profile, "SELECT bytes FROM console"), [Value::Blob(vec![0, 255, 10])]);
-    assert_eq!(first(&profile, "SELECT wall_ns FROM vcpu"), [Value::Integer(i64::MAX)]);
+    assert_eq!(first(&profile, "SELECT halted_ns FROM vcpu"), [Value::Integer(i64::MAX)]);
     let row = "SELECT comm, pid, instance, tid, symbol, address, mode, time_s FROM v_samples WHERE id = 3";
     assert_eq!(
         first(&profile, row),

@@ -9,6 +9,7 @@ use rusqlite::{Connection, ErrorCode, OpenFlags, Statement, Transaction, params}
 
 use super::{APPLICATION_ID, CreateError, MODES, SCHEMA, SCHEMA_VERSION, mode_id};
 use crate::batch::{Batch, Sink, SinkError};
+use crate::microstate::States;
 
 /// How long a write waits for another process that holds the file, which only a checkpoint of a reader does.
 const BUSY: Duration = Duration::from_secs(5);
@@ -124,9 +125,11 @@ impl Sink for ProfileWriter {
         let transaction = self.connection.transaction();
         let written = transaction.and_then(|transaction| {
             write_small(&transaction, batch)?;
+            write_times(&transaction, batch)?;
             write_who(&transaction, batch)?;
             write_code(&transaction, batch)?;
             write_samples(&transaction, batch)?;
+            write_exact(&transaction, batch)?;
             transaction.commit()
         });
         written.map_err(|error| self.error(&error))
@@ -163,15 +166,89 @@ fn write_small(to: &Transaction<'_>, batch: &Batch) -> rusqlite::Result<()> {
     each(to, "INSERT OR REPLACE INTO meta VALUES (?, ?)", &batch.meta, |sql, (key, value)| {
         sql.execute(params![key, value])
     })?;
-    each(to, "INSERT OR REPLACE INTO vcpu VALUES (?, ?, ?, ?, ?, ?, ?)", &batch.vcpus, |sql, v| {
-        let times = [v.sampler_ns, v.guest_ns, v.exits, v.wall_ns].map(count);
-        sql.execute(params![v.id, count(v.samples), count(v.lost), times[0], times[1], times[2], times[3]])
-    })?;
     each(to, "INSERT INTO console (time_ns, bytes) VALUES (?, ?)", &batch.console, |sql, row| {
         sql.execute(params![count(row.time_ns), row.bytes])
     })?;
     each(to, "INSERT INTO event (time_ns, kind, text) VALUES (?, ?, ?)", &batch.events, |sql, row| {
         sql.execute(params![count(row.time_ns), row.kind, row.text])
+    })
+}
+
+/// The states in the order of their columns.
+fn states(states: &States) -> [i64; 7] {
+    states.named().map(|(_, ns)| count(ns))
+}
+
+fn write_times(to: &Transaction<'_>, batch: &Batch) -> rusqlite::Result<()> {
+    let sql = "INSERT OR REPLACE INTO vcpu VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
+    each(to, sql, &batch.vcpus, |sql, v| {
+        let [guest, halted, waiting, kvm, vmm, sampler, paused] = states(&v.states);
+        let counts = [v.samples, v.lost, v.exits].map(count);
+        sql.execute(params![
+            v.id, counts[0], counts[1], counts[2], guest, halted, waiting, kvm, vmm, sampler, paused
+        ])
+    })?;
+    let sql = "INSERT OR REPLACE INTO microstate VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)";
+    each(to, sql, &batch.microstates, |sql, m| {
+        let [guest, halted, waiting, kvm, vmm, sampler, paused] = states(&m.states);
+        sql.execute(params![m.vcpu, count(m.time_ns), guest, halted, waiting, kvm, vmm, sampler, paused])
+    })?;
+    let sql = "INSERT OR REPLACE INTO exit VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
+    each(to, sql, &batch.exits, |sql, e| {
+        let numbers = [e.count, e.total_ns, e.max_ns, e.p50_ns, e.p99_ns].map(count);
+        let times: Vec<String> = e.times.iter().map(|(low, count)| format!("[{low},{count}]")).collect();
+        sql.execute(params![
+            e.id,
+            e.vcpu,
+            e.reason,
+            e.address.map(count),
+            e.device,
+            numbers[0],
+            numbers[1],
+            numbers[2],
+            numbers[3],
+            numbers[4],
+            format!("[{}]", times.join(","))
+        ])
+    })?;
+    each(to, "INSERT OR REPLACE INTO kvm_counter VALUES (?, ?, ?, ?)", &batch.kvm_counters, |sql, c| {
+        sql.execute(params![c.vcpu, c.name, count(c.value), c.grows])
+    })?;
+    let sql = "INSERT OR REPLACE INTO rusage VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
+    each(to, sql, &batch.rusage, |sql, r| {
+        let times = [r.time_ns, r.user_ns, r.system_ns, r.tick_user_ns, r.tick_system_ns].map(count);
+        let more = [r.runtime_ns, r.run_delay_ns, r.voluntary, r.involuntary].map(count);
+        sql.execute(params![
+            r.instance, times[0], times[1], times[2], times[3], times[4], more[0], more[1], more[2], more[3]
+        ])
+    })?;
+    let sql = "INSERT OR REPLACE INTO thread_time VALUES (?, ?, ?, ?, ?, ?)";
+    each(to, sql, &batch.thread_times, |sql, t| {
+        let times = [t.time_ns, t.tick_user_ns, t.tick_system_ns, t.runtime_ns].map(count);
+        sql.execute(params![t.instance, t.tid, times[0], times[1], times[2], times[3]])
+    })?;
+    let sql = "INSERT OR REPLACE INTO cpu_time VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
+    each(to, sql, &batch.cpu_times, |sql, c| {
+        let busy = [c.user_ns, c.nice_ns, c.system_ns, c.softirq_ns, c.irq_ns].map(count);
+        let idle = [c.idle_ns, c.iowait_ns, c.steal_ns].map(count);
+        sql.execute(params![
+            c.cpu,
+            count(c.time_ns),
+            busy[0],
+            busy[1],
+            busy[2],
+            busy[3],
+            busy[4],
+            idle[0],
+            idle[1],
+            idle[2]
+        ])
+    })?;
+    if !batch.injected.is_empty() {
+        to.execute("DELETE FROM injected", [])?;
+    }
+    each(to, "INSERT INTO injected VALUES (?, ?, ?)", &batch.injected, |sql, i| {
+        sql.execute(params![i.device, i.vector, count(i.count)])
     })
 }
 
@@ -210,7 +287,13 @@ fn write_who(to: &Transaction<'_>, batch: &Batch) -> rusqlite::Result<()> {
 }
 
 fn write_code(to: &Transaction<'_>, batch: &Batch) -> rusqlite::Result<()> {
-    each(to, "INSERT OR REPLACE INTO file VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", &batch.files, |sql, f| {
+    // What is known of a file grows from row to row; who named it is told by another thread than the rest.
+    let sql = "INSERT INTO file VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) \
+               ON CONFLICT (id) DO UPDATE SET deleted = excluded.deleted, \
+               build_id = coalesce(excluded.build_id, build_id), \
+               read_from = coalesce(excluded.read_from, read_from), \
+               named_by = coalesce(excluded.named_by, named_by)";
+    each(to, sql, &batch.files, |sql, f| {
         let inode = f.inode.cast_signed();
         sql.execute(params![
             f.id,
@@ -257,8 +340,8 @@ fn write_code(to: &Transaction<'_>, batch: &Batch) -> rusqlite::Result<()> {
 
 fn write_samples(to: &Transaction<'_>, batch: &Batch) -> rusqlite::Result<()> {
     let sql = "INSERT INTO sample (vcpu, mode, instance, frame, late_ns, time_ns, halted, cpl, interrupts_on, tid, \
-               preempt_count, rsp, cr3, stack, syscall, interrupt) \
-               VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
+               preempt_count, rsp, cr3, stack, syscall, interrupt, fell) \
+               VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
     each(to, sql, &batch.samples, |sql, s| {
         sql.execute(params![
             s.vcpu,
@@ -277,6 +360,46 @@ fn write_samples(to: &Transaction<'_>, batch: &Batch) -> rusqlite::Result<()> {
             s.stack,
             s.syscall,
             s.interrupt,
+            s.fell.name(),
+        ])
+    })
+}
+
+/// Sums grow: rows hold what has come since the last batch.
+fn write_exact(to: &Transaction<'_>, batch: &Batch) -> rusqlite::Result<()> {
+    let sql = "INSERT INTO task_state VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE \
+               SET ns = ns + excluded.ns, count = count + excluded.count";
+    each(to, sql, &batch.task_states, |sql, t| {
+        let (state, cause) = (t.state.name(), t.cause.name());
+        sql.execute(params![t.instance, t.tid, state, cause, t.stack, count(t.ns), count(t.count)])
+    })?;
+    let sql = "INSERT INTO task_life VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE \
+               SET from_ns = min(from_ns, excluded.from_ns), to_ns = max(to_ns, excluded.to_ns), ended = excluded.ended";
+    each(to, sql, &batch.task_lives, |sql, l| {
+        sql.execute(params![l.instance, l.tid, count(l.from_ns), count(l.to_ns), l.ended])
+    })?;
+    let sql = "INSERT INTO wakeup VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE \
+               SET count = count + excluded.count";
+    each(to, sql, &batch.wakeups, |sql, w| {
+        sql.execute(params![w.by, w.waker, w.waker_tid, w.woken, w.woken_tid, count(w.count)])
+    })?;
+    let sql = "INSERT INTO interrupt_time VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE \
+               SET ns = ns + excluded.ns, count = count + excluded.count";
+    each(to, sql, &batch.interrupt_times, |sql, i| {
+        sql.execute(params![i.vcpu, i.instance, i.tid, count(i.ns), count(i.count)])
+    })?;
+    let sql = "INSERT OR REPLACE INTO exact_vcpu VALUES (?, ?, ?, ?, ?, ?, ?, ?)";
+    each(to, sql, &batch.exact_vcpus, |sql, v| {
+        let numbers = [v.trips, v.lost, v.switches, v.idle_ns, v.stacks_missed, v.cost_ns].map(count);
+        sql.execute(params![
+            v.vcpu,
+            numbers[0],
+            numbers[1],
+            numbers[2],
+            v.guest_switches.map(count),
+            numbers[3],
+            numbers[4],
+            numbers[5]
         ])
     })
 }

@@ -205,7 +205,7 @@ fn check(filter: &Filter, tables: &Tables) -> Result<(), ReportError> {
 }
 
 /// What to say of a name that is not there: the nearest ones, or what lists them.
-fn no_such(what: &'static str, wanted: &str, names: Vec<&str>, list: &str) -> ReportError {
+pub(crate) fn no_such(what: &'static str, wanted: &str, names: Vec<&str>, list: &str) -> ReportError {
     let near = near(wanted, names.into_iter());
     let advice = if near.is_empty() {
         format!("`vprof report FILE {list}` lists them")

@@ -6,6 +6,7 @@ mod annotate;
 mod by;
 mod charged;
 mod code;
+mod exact;
 mod filter;
 mod near;
 mod numbers;
@@ -13,7 +14,7 @@ mod quality;
 mod read;
 mod stacks;
 mod sums;
-mod tables;
+pub(crate) mod tables;
 mod tree;
 mod view;
 
@@ -23,6 +24,8 @@ use serde::{Deserialize, Serialize};
 
 pub use annotate::{Annotation, Hit, MOST_CODE, Target};
 pub use by::{Breakdown, By, Row};
+pub use exact::{ExactReport, ExactVcpu, InterruptTime, OffCpu, StateTime, Task, TaskStates, Wakeup};
+pub(crate) use filter::no_such;
 pub use filter::{Filter, ModeGroup, Sort};
 pub use quality::{Broken, Ends, File, UserCode, Walks};
 pub use tree::{CallTree, Direction, LEAST_PART, TreeNode, TreeRequest};
@@ -93,6 +96,9 @@ pub enum ReportError {
         /// Some of them.
         found: String,
     },
+    /// The profile has no exact data.
+    #[error("the profile has no exact data: {0}")]
+    NoExact(String),
     /// No such vCPU.
     #[error("the profile has no vCPU {vcpu}: it has {count}, counted from 0")]
     NoSuchVcpu {
@@ -171,9 +177,9 @@ pub struct Report {
 /// What sampling cost, over the whole run and all vCPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Overhead {
-    /// Time in the sampler between two KVM_RUNs, s.
+    /// Time in the sampler, from an exit to the next entry, s.
     pub sampler_s: f64,
-    /// Time in KVM_RUN, s.
+    /// Time executing the guest, s.
     pub guest_s: f64,
     /// Wall time of all vCPUs, s.
     pub wall_s: f64,
@@ -213,8 +219,20 @@ pub struct Vcpu {
     pub softirq: f64,
     /// Halted, in the idle task, or not started.
     pub idle: f64,
-    /// Time in KVM_RUN, s.
+    /// Executing the guest, whole run, s. This and the next six add up to `wall_s`.
     pub guest_s: f64,
+    /// Halted, s.
+    pub halted_s: f64,
+    /// Ready to run without a CPU of the host, s.
+    pub waiting_s: f64,
+    /// Entering and leaving KVM_RUN with a halted guest, s.
+    pub kvm_s: f64,
+    /// Serving exits, s.
+    pub vmm_s: f64,
+    /// In the sampler, s.
+    pub sampler_s: f64,
+    /// Held by vprof, s.
+    pub paused_s: f64,
     /// Wall time, s.
     pub wall_s: f64,
     /// Returns of KVM_RUN.

@@ -75,7 +75,7 @@ fn summary(filter: &Filter, view: &View<'_>) -> Report {
     let View { tables, sums, .. } = *view;
     let shown = tables.vcpus.iter().filter(|row| filter.vcpu.is_none_or(|vcpu| vcpu == row.id));
     let total = |of: fn(&VcpuRow) -> u64| tables.vcpus.iter().map(of).sum::<u64>();
-    let wall_s = seconds(total(|row| row.wall_ns));
+    let wall_s = seconds(total(|row| row.states.wall()));
     let text = |key: &str| tables.meta.get(key).cloned();
     Report {
         version: text("version").unwrap_or_default(),
@@ -94,10 +94,10 @@ fn summary(filter: &Filter, view: &View<'_>) -> Report {
         lost: total(|row| row.lost),
         filter: filter.clone(),
         overhead: Overhead {
-            sampler_s: seconds(total(|row| row.sampler_ns)),
-            guest_s: seconds(total(|row| row.guest_ns)),
+            sampler_s: seconds(total(|row| row.states.sampler)),
+            guest_s: seconds(total(|row| row.states.guest)),
             wall_s,
-            share: part(total(|row| row.sampler_ns), total(|row| row.wall_ns)),
+            share: part(total(|row| row.states.sampler), total(|row| row.states.wall())),
         },
         lateness: lateness(sums),
         vcpus: shown.map(|row| vcpu(row, sums.vcpus.get(&row.id))).collect(),
@@ -144,8 +144,14 @@ fn vcpu(row: &VcpuRow, modes: Option<&[u64; MODE_COUNT]>) -> Vcpu {
         hardirq: of(&[Mode::HardIrq, Mode::Nmi]),
         softirq: of(&[Mode::SoftIrq]),
         idle: of(&[Mode::Idle]),
-        guest_s: seconds(row.guest_ns),
-        wall_s: seconds(row.wall_ns),
+        guest_s: seconds(row.states.guest),
+        halted_s: seconds(row.states.halted),
+        waiting_s: seconds(row.states.waiting),
+        kvm_s: seconds(row.states.kvm),
+        vmm_s: seconds(row.states.vmm),
+        sampler_s: seconds(row.states.sampler),
+        paused_s: seconds(row.states.paused),
+        wall_s: seconds(row.states.wall()),
         exits: row.exits,
     }
 }

@@ -6,6 +6,7 @@ use rusqlite::{Connection, Row};
 
 use super::Event;
 use crate::batch::VcpuRow;
+use crate::microstate::States;
 
 /// Stands for a name that is not known.
 pub(super) const UNKNOWN: &str = "[unknown]";
@@ -141,7 +142,7 @@ impl Tables {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "shown to a person: 53 bits suffice")]
-pub(super) fn seconds(ns: u64) -> f64 {
+pub(crate) fn seconds(ns: u64) -> f64 {
     ns as f64 / 1e9
 }
 
@@ -159,21 +160,29 @@ fn map<M: FromIterator<(K, V)>, K, V>(
     connection.prepare(sql)?.query_map([], read)?.collect()
 }
 
-pub(super) fn unsigned(row: &Row<'_>, column: usize) -> rusqlite::Result<u64> {
+pub(crate) fn unsigned(row: &Row<'_>, column: usize) -> rusqlite::Result<u64> {
     Ok(row.get::<_, i64>(column)?.max(0).cast_unsigned())
 }
 
-fn vcpus(connection: &Connection) -> rusqlite::Result<Vec<VcpuRow>> {
-    let sql = "SELECT id, samples, lost, sampler_ns, guest_ns, exits, wall_ns FROM vcpu ORDER BY id";
+pub(crate) fn vcpus(connection: &Connection) -> rusqlite::Result<Vec<VcpuRow>> {
+    let sql = "SELECT id, samples, lost, exits, guest_ns, halted_ns, waiting_ns, kvm_ns, vmm_ns, sampler_ns, \
+               paused_ns \
+               FROM vcpu ORDER BY id";
     let vcpu = |row: &Row<'_>| {
         Ok(VcpuRow {
             id: row.get(0)?,
             samples: unsigned(row, 1)?,
             lost: unsigned(row, 2)?,
-            sampler_ns: unsigned(row, 3)?,
-            guest_ns: unsigned(row, 4)?,
-            exits: unsigned(row, 5)?,
-            wall_ns: unsigned(row, 6)?,
+            exits: unsigned(row, 3)?,
+            states: States {
+                guest: unsigned(row, 4)?,
+                halted: unsigned(row, 5)?,
+                waiting: unsigned(row, 6)?,
+                kvm: unsigned(row, 7)?,
+                vmm: unsigned(row, 8)?,
+                sampler: unsigned(row, 9)?,
+                paused: unsigned(row, 10)?,
+            },
         })
     };
     connection.prepare(sql)?.query_map([], vcpu)?.collect()

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use tempfile::{TempDir, tempdir};
 
 use super::*;
-use crate::batch::{Batch, EventRow, FrameKind, FrameRow, InstanceRow, Mode, SampleRow, Sink, VcpuRow};
+use crate::batch::{Batch, EventRow, Fell, FrameKind, FrameRow, InstanceRow, Mode, SampleRow, Sink, VcpuRow};
+use crate::microstate::States;
 use crate::profile::{Profile, ProfileWriter, Value};
 
 const MS: u64 = 1_000_000;
@@ -37,10 +38,8 @@ impl Run {
                 id,
                 samples: 10,
                 lost: u64::from(id),
-                sampler_ns: 5 * MS,
-                guest_ns: 1_900 * MS,
                 exits: 30,
-                wall_ns: 2_000 * MS,
+                states: States { guest: 1_900 * MS, vmm: 95 * MS, sampler: 5 * MS, ..States::default() },
             });
         }
         for (id, pid, comm, number, kernel_thread) in [
@@ -90,6 +89,7 @@ impl Run {
                 late_ns: if n == 0 { 3 * MS } else { 20_000 },
                 mode,
                 halted: mode == Mode::Idle,
+                fell: if mode == Mode::Idle { Fell::Halted } else { Fell::Guest },
                 frame,
                 rsp: 0,
                 cpl: if mode == Mode::User { 3 } else { 0 },

@@ -64,6 +64,7 @@ fn sections(bytes: &[u8]) -> Option<CfiSections> {
         debug_frame: section(".debug_frame"),
         text: section(".text").map(|section| section.address),
         got: section(".got").map(|section| section.address),
+        go: None,
     })
 }
 

@@ -31,11 +31,18 @@ fn indirect_call_length(modrm: u8, sib: Option<u8>) -> Option<usize> {
 /// Bytes of the longest trampoline that [`signal_return`] knows.
 pub(super) const TRAMPOLINE: usize = 9;
 
-/// True if `code` is a C library's return from a signal handler: system call 15, rt_sigreturn
-/// (Linux, arch/x86/entry/syscalls/syscall_64.tbl).
-pub(super) fn signal_return(code: &[u8; TRAMPOLINE]) -> bool {
-    // mov $15, %rax; syscall, and mov $15, %eax; syscall
-    *code == [0x48, 0xc7, 0xc0, 15, 0, 0, 0, 0x0f, 0x05] || code[..7] == [0xb8, 15, 0, 0, 0, 0x0f, 0x05]
+/// Bytes of a trampoline that may have been executed.
+pub(super) const RETURN_STEPS: [u64; 4] = [0, 5, 7, 9];
+
+/// If `code` is a C library's return from a signal handler, where its instructions begin and where the last one ends:
+/// system call 15, rt_sigreturn (Linux, arch/x86/entry/syscalls/syscall_64.tbl).
+pub(super) fn signal_return(code: &[u8; TRAMPOLINE]) -> Option<[u64; 3]> {
+    if *code == [0x48, 0xc7, 0xc0, 15, 0, 0, 0, 0x0f, 0x05] {
+        // mov $15, %rax; syscall
+        return Some([0, 7, 9]);
+    }
+    // mov $15, %eax; syscall
+    (code[..7] == [0xb8, 15, 0, 0, 0, 0x0f, 0x05]).then_some([0, 5, 7])
 }
 
 #[cfg(test)]
@@ -68,8 +75,8 @@ mod tests {
 
     #[test]
     fn signal_trampolines_are_told_by_their_bytes() {
-        assert!(signal_return(&[0x48, 0xc7, 0xc0, 15, 0, 0, 0, 0x0f, 5]));
-        assert!(signal_return(&[0xb8, 15, 0, 0, 0, 0x0f, 5, 0x90, 0x90]));
-        assert!(!signal_return(&[0xb8, 16, 0, 0, 0, 0x0f, 5, 0x90, 0x90]));
+        assert_eq!(signal_return(&[0x48, 0xc7, 0xc0, 15, 0, 0, 0, 0x0f, 5]), Some([0, 7, 9]));
+        assert_eq!(signal_return(&[0xb8, 15, 0, 0, 0, 0x0f, 5, 0x90, 0x90]), Some([0, 5, 7]));
+        assert_eq!(signal_return(&[0xb8, 16, 0, 0, 0, 0x0f, 5, 0x90, 0x90]), None);
     }
 }

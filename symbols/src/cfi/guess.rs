@@ -1,6 +1,6 @@
 //! The caller of code that no CFI covers: assembly, programs without tables, code made at run time.
 
-use super::code::{LONGEST_CALL, TRAMPOLINE, ends_with_call, signal_return};
+use super::code::{LONGEST_CALL, RETURN_STEPS, TRAMPOLINE, ends_with_call, signal_return};
 use super::frame::{Doubt, Place, State};
 use super::images::Images;
 use super::row::RA;
@@ -91,8 +91,13 @@ fn follows_call(address: u64, images: &impl Images) -> Option<bool> {
 }
 
 fn is_signal_return(rip: u64, images: &impl Images) -> bool {
-    let mut code = [0; TRAMPOLINE];
-    images.code(rip, &mut code).is_some() && signal_return(&code)
+    // Before its first instruction, between the two, or in the system call, which tables end before.
+    RETURN_STEPS.iter().any(|&done| {
+        let mut code = [0; TRAMPOLINE];
+        let start = rip.checked_sub(done);
+        start.and_then(|start| images.code(start, &mut code)).is_some()
+            && signal_return(&code).is_some_and(|steps| steps.contains(&done))
+    })
 }
 
 /// Offset of `uc_mcontext.gregs` in the `ucontext` that RSP points at when a handler has returned

@@ -7,10 +7,14 @@ use gimli::{
 
 use super::expression::At;
 use super::table::{Fde, Section};
+use crate::go::GoFrame;
 use crate::registers::Registers;
 
 /// DWARF number of the return address column.
 pub(super) const RA: usize = 16;
+
+/// DWARF number of the stack pointer.
+const RSP: u8 = 7;
 
 /// Columns that are kept: the general registers and the return address.
 pub(super) const COLUMNS: usize = RA + 1;
@@ -94,6 +98,19 @@ pub(super) enum Rule {
 }
 
 impl Row {
+    /// In Go the return address lies above the frame, and the caller's frame pointer on top of the frame.
+    pub fn of_go(frame: GoFrame) -> Self {
+        let GoFrame::Size(size) = frame else { return Self::Outermost };
+        let Some(cfa_offset) = i32::try_from(size).ok().and_then(|size| size.checked_add(8)) else {
+            return Self::Bad;
+        };
+        let mut slots = [0; PRESERVED.len()];
+        if size > 0 {
+            slots[1] = -2;
+        }
+        Self::Usual(Usual { cfa_offset, cfa_register: RSP, slots })
+    }
+
     /// From gimli's `row` of `fde`; `None` if it is not understood.
     pub fn new(section: Section, fde: &Fde<'_>, row: &UnwindTableRow<usize, Storage>) -> Option<Self> {
         (usize::from(fde.cie().return_address_register().0) == RA).then_some(())?;

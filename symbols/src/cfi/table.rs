@@ -12,6 +12,7 @@ use super::row::{Row, RowContext};
 use super::work::Work;
 use super::{Broken, expression};
 use crate::bytes::{index, u32_at};
+use crate::go::GoTable;
 
 /// Bytes of one section; the `.eh_frame` of Debian 12's python3.11 has 410,000.
 pub(super) const MAX_SECTION: usize = 64 << 20;
@@ -50,6 +51,8 @@ pub struct CfiSections {
     pub text: Option<u64>,
     /// Virtual address of `.got` inside the file: base of data-relative pointers.
     pub got: Option<u64>,
+    /// Go's own table: it unwinds what the others do not cover.
+    pub go: Option<GoTable>,
 }
 
 /// Why a file has no [`CfiTable`].
@@ -76,6 +79,7 @@ pub struct CfiTable {
     eh_frame: Option<Indexed>,
     debug_frame: Option<Indexed>,
     bases: BaseAddresses,
+    go: Option<GoTable>,
 }
 
 /// Which section an expression lies in.
@@ -113,17 +117,19 @@ impl CfiTable {
             }
             None => None,
         };
-        match (&eh_frame, &debug_frame) {
-            (None, None) => Err(CfiError::Empty),
-            _ => Ok(Self { eh_frame, debug_frame, bases }),
+        match (&eh_frame, &debug_frame, &sections.go) {
+            (None, None, None) => Err(CfiError::Empty),
+            _ => Ok(Self { eh_frame, debug_frame, bases, go: sections.go }),
         }
     }
 
     /// The function that covers `address`, as start and end: the piece of code that one FDE describes, which for a
     /// function split by the compiler is one of its parts.
     pub fn function_start(&self, address: u64) -> Option<(u64, u64)> {
-        let (_, fde) = self.entry(address)?;
-        Some((fde.initial_address(), fde.end_address()))
+        match self.entry(address) {
+            Some((_, fde)) => Some((fde.initial_address(), fde.end_address())),
+            None => self.go.as_ref()?.range(address),
+        }
     }
 
     /// Number of functions in the index.
@@ -134,12 +140,17 @@ impl CfiTable {
     /// Bytes of memory that the table keeps.
     pub fn memory(&self) -> usize {
         let of = |section: &Indexed| section.bytes.len() + section.index.len() * size_of::<(u32, u32)>();
-        size_of::<Self>() + [&self.eh_frame, &self.debug_frame].into_iter().flatten().map(of).sum::<usize>()
+        let go = self.go.as_ref().map_or(0, GoTable::memory);
+        size_of::<Self>()
+            + go
+            + [&self.eh_frame, &self.debug_frame].into_iter().flatten().map(of).sum::<usize>()
     }
 
     /// The rules at `address`. An error is one of this walk alone; what is wrong with the table becomes a row.
     pub(super) fn row(&self, address: u64, context: &mut RowContext, work: &mut Work) -> Result<Row, Broken> {
-        let Some((section, fde)) = self.entry(address) else { return Ok(Row::NoCfi) };
+        let Some((section, fde)) = self.entry(address) else {
+            return Ok(self.go.as_ref().and_then(|go| go.frame(address)).map_or(Row::NoCfi, Row::of_go));
+        };
         work.take(fde.entry_len().saturating_add(fde.cie().entry_len()))?;
         let bytes = self.bytes(section).unwrap_or_default();
         let row = match section {

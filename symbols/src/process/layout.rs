@@ -53,7 +53,7 @@ pub(crate) struct MmLayout {
 }
 
 impl MmLayout {
-    fn new(btf: &Btf) -> Result<Self, Missing> {
+    pub(crate) fn new(btf: &Btf) -> Result<Self, Missing> {
         Ok(Self { mm: offset(btf, "task_struct", "mm")?, pgd: offset(btf, "mm_struct", "pgd")? })
     }
 }

@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 pub use cgroup::{container, systemd_unit};
 pub use file::{FileRef, StackedFile};
-pub(crate) use layout::ProcessLayouts;
+pub(crate) use layout::{MmLayout, ProcessLayouts};
 
 use crate::address::VirtAddr;
 use crate::kernel::Kernel;
@@ -31,7 +31,7 @@ use crate::missing::Missing;
 use crate::paging::AddressSpace;
 use crate::view::View;
 use file::Files;
-use layout::{ExeLayout, MmLayout, RootLayout};
+use layout::{ExeLayout, RootLayout};
 use lookup::Lookup;
 use path::Path;
 use vma::{Vma, Vmas};

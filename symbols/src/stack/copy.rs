@@ -36,6 +36,7 @@ pub struct StackCopy {
     /// Address of the user's `pt_regs`, for a task that has some.
     pub(super) pt_regs: Option<u64>,
     pub(super) gaps: StackGaps,
+    pub(super) user_root: Option<u64>,
     segments: [Segment; MAX_SEGMENTS],
     count: usize,
     bytes: Box<[u8]>,
@@ -52,17 +53,23 @@ impl StackCopy {
     /// Bytes that a copy holds, at most.
     pub const BYTES: usize = 64 << 10;
 
-    /// An empty copy; the only place that allocates.
+    /// An empty copy.
     pub fn new() -> Self {
+        Self::with_room(Self::BYTES)
+    }
+
+    /// An empty copy that holds at most `bytes`; the only place that allocates.
+    pub fn with_room(bytes: usize) -> Self {
         Self {
             registers: Registers::default(),
             first: FrameKind::Exact,
             user_mode: false,
             pt_regs: None,
             gaps: StackGaps::default(),
+            user_root: None,
             segments: [Segment::default(); MAX_SEGMENTS],
             count: 0,
-            bytes: vec![0; Self::BYTES].into_boxed_slice(),
+            bytes: vec![0; bytes].into_boxed_slice(),
             used: 0,
         }
     }
@@ -74,6 +81,7 @@ impl StackCopy {
         self.user_mode = false;
         self.pt_regs = None;
         self.gaps = StackGaps::default();
+        self.user_root = None;
         self.count = 0;
         self.used = 0;
     }
@@ -96,6 +104,12 @@ impl StackCopy {
     /// Why the copy ends early, if it does.
     pub fn gaps(&self) -> StackGaps {
         self.gaps
+    }
+
+    /// Physical address of the page tables that the user stack was found by: those of the current task. `None` where the
+    /// kernel stack is already that of the next task, to which the kernel is switching: the user stack is that one's, too.
+    pub fn user_root(&self) -> Option<u64> {
+        self.user_root
     }
 
     /// Bytes that were copied.

@@ -115,18 +115,26 @@ impl StackReader {
         into.registers = *sample.registers;
         into.user_mode = sample.cpl == 3;
         let rsp = sample.registers.rsp();
-        let user = if sample.cpl == 3 {
-            Some(rsp)
+        // While the kernel switches, CR3 is the next task's before the stack is, and the stack before `current` is.
+        let (user, root, is_own) = if sample.cpl == 3 {
+            (Some(rsp), sample.cr3, true)
         } else {
             let stack = sample.task.and_then(|task| self.task_stack(memory, task));
             let left = self.copy_kernel(memory, vcpu, (stack, rsp), into);
             let own = stack.map(|(_, top)| top);
             let top = if let Left::Kernel(top @ Some(_)) = left { top } else { own };
-            if sample.kernel_thread && top == own { None } else { self.user_rsp(memory, top, left, into) }
+            let is_own = top == own;
+            let user =
+                if sample.kernel_thread && is_own { None } else { self.user_rsp(memory, top, left, into) };
+            let root = sample.task.filter(|_| is_own).and_then(|task| self.user_root(memory, task));
+            (user, root.unwrap_or(sample.cr3), is_own)
         };
+        let space = AddressSpace::new(root, sample.five_level);
+        into.user_root = is_own.then(|| space.root().0);
         if let Some(rsp) = user.filter(|rsp| !is_kernel(*rsp)) {
-            let space = AddressSpace::new(sample.cr3, sample.five_level);
-            let start = rsp.saturating_sub(RED_ZONE);
+            // A stack may end within the red zone of its lowest frame, which then uses none.
+            let red = rsp.saturating_sub(RED_ZONE);
+            let start = if space.translate(memory, VirtAddr(red)).is_some() { red } else { rsp };
             let end = start.saturating_add(sample.user_bytes as u64);
             into.gaps.user_not_present = !copy_pages(&space, memory, (start, end), into);
         }
@@ -178,6 +186,15 @@ impl StackReader {
             Left::User(rsp) => Some(rsp),
             Left::Kernel(_) => saved,
         }
+    }
+
+    /// The page tables of a task that has memory of its own: with page-table isolation the kernel's, which map the
+    /// program, too.
+    fn user_root(&self, memory: &impl PhysicalMemory, task: u64) -> Option<u64> {
+        let layout = self.layout.mm?;
+        let mm = self.task_word(memory, task, layout.mm).filter(|&mm| is_kernel(mm))?;
+        let pgd = self.task_word(memory, mm, layout.pgd).filter(|&pgd| is_kernel(pgd))?;
+        self.tasks.translate(pgd).map(|root| root.0)
     }
 
     /// Address of the user's registers on a task's stack.
@@ -262,6 +279,7 @@ impl StackReader {
         is_kernel(start).then_some((start, top))
     }
 
+    /// A word of a structure in the direct map.
     fn task_word(&self, memory: &impl PhysicalMemory, task: u64, offset: usize) -> Option<u64> {
         memory.read_u64(self.tasks.translate(task)?.checked_add(offset as u64)?)
     }

@@ -9,6 +9,7 @@ use crate::current::TaskPlaces;
 use crate::layout::StackLayout;
 use crate::memory::FlatMemory;
 use crate::paging::AddressSpace;
+use crate::process::MmLayout;
 use crate::pt_regs;
 use crate::registers::{Registers, StackMemory};
 use crate::unwind::FrameKind;
@@ -19,6 +20,7 @@ const USER: u64 = 0x5000;
 const IRQ_POINTER: u64 = 0x9000;
 const TSS: u64 = 0x9100;
 const TASK: u64 = 0x9800;
+const MM: u64 = 0x9900;
 const PAGES: u64 = 0x1_0000;
 const RAM: usize = 0x4_0000;
 
@@ -48,6 +50,7 @@ impl Guest {
             irq_size: 0x4000,
             saved_bp: 40,
             return_address: 48,
+            mm: Some(MmLayout { mm: 0x20, pgd: 0x8 }),
         };
         let per_cpu = PerCpu { irq_stack: Some(PhysAddr(IRQ_POINTER)), tss: Some(PhysAddr(TSS)) };
         let reader = StackReader {
@@ -99,12 +102,16 @@ impl Guest {
     }
 
     pub(crate) fn copy(&self, cpl: u8, rsp: u64, kernel_thread: bool, into: &mut StackCopy) {
+        self.copy_in(USER, cpl, rsp, kernel_thread, into);
+    }
+
+    fn copy_in(&self, cr3: u64, cpl: u8, rsp: u64, kernel_thread: bool, into: &mut StackCopy) {
         let mut registers = Registers { rip: 0x1234, ..Registers::default() };
         registers.gpr[Registers::RSP] = rsp;
         let sample = StackSample {
             registers: &registers,
             cpl,
-            cr3: USER,
+            cr3,
             five_level: false,
             task: Some(DIRECT + TASK),
             kernel_thread,
@@ -145,6 +152,9 @@ fn a_user_stack_starts_with_its_red_zone_and_ends_where_no_page_is() {
     assert_eq!(copy.read_u64(USER_STACK + 0x4780), Some(77));
     assert_eq!(copy.read_u64(USER_STACK + 0x4ff9), None);
     assert_eq!(copy.task_pt_regs().map(|user| user.registers.rip), Some(0x1234));
+    // A red zone that lies below the stack's lowest page.
+    let copy = guest.copied(3, USER_STACK + 64, false);
+    assert_eq!(segments(&copy), [(USER_STACK + 64, 0x4000)]);
     // To the limit, then.
     let copy = guest.copied(3, USER_STACK + 128, false);
     assert_eq!((segments(&copy), copy.gaps()), (vec![(USER_STACK, 0x4000)], StackGaps::default()));
@@ -201,6 +211,34 @@ fn an_entry_stack_leads_to_user_mode() {
     // The first instructions of a system call are still on the user's.
     let copy = guest.copied(0, USER_STACK + 0x4900, false);
     assert_eq!(segments(&copy), [regs, (USER_STACK + 0x4880, 0x780)]);
+}
+
+#[test]
+fn while_the_kernel_switches_a_user_stack_is_found_by_its_own_tables() {
+    let mut guest = Guest::new();
+    guest.enter_kernel();
+    guest.put(TASK + 0x20, DIRECT + MM);
+    guest.put(MM + 8, DIRECT + USER);
+    let switching = |guest: &Guest, rsp: u64| {
+        let mut copy = StackCopy::new();
+        guest.copy_in(KERNEL, 0, rsp, false, &mut copy);
+        (segments(&copy).last().copied(), copy.user_root())
+    };
+    // CR3 is the next task's, which has no such stack.
+    let own = Some((USER_STACK + 0x4780, 0x880));
+    assert_eq!(switching(&guest, TOP - 0x200), (own, Some(USER)));
+    // The stack is the next task's, too: whose user stack that is, is not known.
+    for page in 16..20 {
+        guest.map(KERNEL, STACKS + page * 0x1000, PAGES + (page + 6) * 0x1000);
+    }
+    let (_, root) = switching(&guest, STACKS + 0x1_0100);
+    assert_eq!(root, None);
+    // What leads nowhere is not followed.
+    for (at, value) in [(MM + 8, 0x1000), (MM + 8, DIRECT + 3), (TASK + 0x20, 0), (TASK + 0x20, u64::MAX - 7)]
+    {
+        guest.put(at, value);
+        assert_eq!(switching(&guest, TOP - 0x200).1, Some(KERNEL), "{at:x} {value:x}");
+    }
 }
 
 #[test]

@@ -1,11 +1,13 @@
 //! The crate against synthetic guests.
 
 mod allocations;
+mod books;
 mod current;
 mod find;
 mod hostile;
 mod lists;
 mod process;
+mod tripwire;
 
 use crate::fixture::{Config, Guest, Style};
 use crate::{FlatMemory, Kernel, Missing};

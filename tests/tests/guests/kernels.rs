@@ -1,7 +1,7 @@
 //! Kernels of several series, configurations and command lines: each is found, and processes, functions and modules get
 //! their names. docs/guests.md has a row for each of these tests.
 
-use vprof_tests::{Guest, Run};
+use vprof_tests::{Guest, Lost, Run, images, kernel_without};
 
 /// Works in user space and in the kernel, and shows what the kernel was told.
 const SCRIPT: &str = "uname -r; grep -m 1 flags /proc/cpuinfo; grep ' _text$' /proc/kallsyms; cat /proc/interrupts \
@@ -75,6 +75,11 @@ fn the_realtime_flavour() {
 }
 
 #[test]
+fn debian_13s_realtime_6_12() {
+    everything_is_named(Guest::demo_with_kernel("6.12-rt"));
+}
+
+#[test]
 fn the_newest_realtime_flavour() {
     everything_is_named(Guest::demo_with_kernel("newest-rt"));
 }
@@ -89,4 +94,48 @@ fn without_kaslr_page_table_isolation_and_five_levels() {
 fn with_page_table_isolation() {
     let run = told("pti=on");
     assert!(has_flag(&run, "pti"), "{}", run.stdout);
+}
+
+/// A run of the demo image with a kernel that has lost something.
+fn run_without(lost: Lost) -> Run {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (kernel, initrd) = kernel_without(lost, &images().join("demo.img"), directory.path());
+    let guest = Guest::demo().options(["--kernel".as_ref(), kernel.as_os_str()]);
+    let guest = guest.options(["--initrd".as_ref(), initrd.as_os_str()]);
+    let run = guest.options(["--rate", "1000"]).script(SCRIPT).run().succeeded();
+    assert!(run.stdout.contains("cloud-amd64"), "the command ran: {}", run.stdout);
+    run
+}
+
+fn missing(run: &Run) -> Vec<String> {
+    let report = run.report();
+    let list = report.get("missing").as_array().expect("a list").clone();
+    list.iter().map(|reason| reason.as_str().expect("a sentence").to_owned()).collect()
+}
+
+#[test]
+fn without_btf_functions_have_names_and_processes_have_not() {
+    let run = run_without(Lost::Btf);
+    let report = run.report();
+    assert!(report.get("kernel").as_str().is_some_and(|release| run.stdout.contains(release)));
+    let functions = report.functions();
+    let named = |name: &str| functions.iter().any(|f| f.symbol.contains(name));
+    assert!(named("clear_user") || named("rep_stos"), "{functions:#?}");
+    // User code is told by its privilege level and address, of whom is not known.
+    assert!(run.number("SELECT count(*) FROM sample WHERE cpl = 3") > 500.0);
+    assert_eq!(run.number("SELECT count(*) FROM instance WHERE pid > 0"), 0.0);
+    assert_eq!(missing(&run), ["the BTF of this kernel cannot be read: no process names"]);
+}
+
+#[test]
+fn without_kallsyms_samples_are_told_by_their_addresses() {
+    let run = run_without(Lost::Kallsyms);
+    // The banner is found without symbols.
+    assert!(run.report().get("kernel").as_str().is_some_and(|release| run.stdout.contains(release)));
+    assert!(run.number("SELECT count(*) FROM sample WHERE cpl = 3") > 500.0);
+    let kernel = "SELECT count(DISTINCT f.address) FROM sample s JOIN frame f ON f.id = s.frame \
+                  WHERE f.kind = 'kernel' AND f.symbol IS NULL";
+    assert!(run.number(kernel) > 50.0, "kernel code by address");
+    assert_eq!(run.number("SELECT count(*) FROM frame WHERE kind = 'kernel' AND symbol IS NOT NULL"), 0.0);
+    assert_eq!(missing(&run), ["no kallsyms in this kernel: no function and no process names"]);
 }

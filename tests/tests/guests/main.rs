@@ -3,9 +3,12 @@
 
 mod attribution;
 mod bad_moments;
+mod books;
 mod devices;
+mod exact;
 mod jit;
 mod kernels;
 mod lifecycle;
+mod microstates;
 mod names;
 mod stacks;

@@ -33,8 +33,10 @@ pub(super) fn classify(result: &RunResult<'_>) -> Exit {
     const KVM_EXIT_SYSTEM_EVENT: u32 = 24;
     match result {
         Err(_) | Ok(VcpuExit::Intr) => Exit::Interrupted,
-        Ok(VcpuExit::IoIn(port, _) | VcpuExit::IoOut(port, _)) => Exit::Io(*port),
-        Ok(VcpuExit::MmioRead(address, _) | VcpuExit::MmioWrite(address, _)) => Exit::Mmio(*address),
+        Ok(VcpuExit::IoIn(port, _)) => Exit::Io { port: *port, write: false },
+        Ok(VcpuExit::IoOut(port, _)) => Exit::Io { port: *port, write: true },
+        Ok(VcpuExit::MmioRead(address, _)) => Exit::Mmio { address: *address, write: false },
+        Ok(VcpuExit::MmioWrite(address, _)) => Exit::Mmio { address: *address, write: true },
         Ok(VcpuExit::Hlt) => Exit::Halt,
         Ok(VcpuExit::Shutdown) => Exit::Shutdown,
         Ok(VcpuExit::FailEntry(..)) => Exit::Other(KVM_EXIT_FAIL_ENTRY),
@@ -136,14 +138,14 @@ mod tests {
         let bus = bus();
         let mut data = [0; 4];
         let read: RunResult<'_> = Ok(VcpuExit::IoIn(0x80, &mut data));
-        assert_eq!(classify(&read), Exit::Io(0x80));
+        assert_eq!(classify(&read), Exit::Io { port: 0x80, write: false });
         assert_eq!(handle(&bus, read), Action::Resume);
         assert_eq!(data, [0xff; 4]);
         let write: RunResult<'_> = Ok(VcpuExit::IoOut(EXIT_PORT, &[5, 0, 0, 0]));
         assert_eq!(handle(&bus, write), Action::End(End::Exited(5)));
         let mut data = [0; 8];
         let read: RunResult<'_> = Ok(VcpuExit::MmioRead(0xd000_0000, &mut data));
-        assert_eq!(classify(&read), Exit::Mmio(0xd000_0000));
+        assert_eq!(classify(&read), Exit::Mmio { address: 0xd000_0000, write: false });
         assert_eq!(handle(&bus, read), Action::Resume);
         assert_eq!(data, [0xff; 8]);
     }

@@ -1,7 +1,7 @@
 //! Getting a vCPU thread out of KVM_RUN.
 //!
-//! There are two reasons: its sampling timer expired ([`Timer`], signal [`tick_signal`]), or the
-//! machine is to stop ([`send_stop`], signal [`stop_signal`]). One handler serves both. It writes
+//! There are three reasons: its sampling timer expired ([`Timer`], signal [`tick_signal`]), the
+//! machine is to stop, or all vCPUs are to stand still for a moment ([`send_stop`], signal [`stop_signal`]). One handler serves both. It writes
 //! 1 into `immediate_exit` of the thread's run page, so that a signal which arrives *before* the
 //! ioctl still ends it, and notes a tick if the signal came from a timer.
 //!
@@ -42,7 +42,7 @@ fn tick_signal() -> c_int {
     libc::SIGRTMIN() + 4
 }
 
-/// The signal of stop requests.
+/// The signal of requests to stop and to stand still.
 fn stop_signal() -> c_int {
     libc::SIGRTMIN() + 5
 }
@@ -112,7 +112,7 @@ impl Target {
     }
 }
 
-/// Gets a vCPU thread out of KVM_RUN so that it looks at its stop flag.
+/// Gets a vCPU thread out of KVM_RUN so that it looks at what is wanted of it.
 ///
 /// # Safety
 ///
@@ -155,13 +155,13 @@ impl Kick {
         unsafe { AtomicU8::from_ptr(self.immediate_exit) }.store(value, Ordering::Relaxed);
     }
 
-    /// To be called right before KVM_RUN: makes it return at once if there is something to do.
-    pub(crate) fn prepare(&self, stopping: &AtomicBool) {
+    /// To be called right before KVM_RUN: makes it return at once if there is something to do, of which `wanted` tells.
+    pub(crate) fn prepare(&self, wanted: impl FnOnce() -> bool) {
         self.set(0);
         // The handler runs on this thread: the order in the program is all it takes.
         compiler_fence(Ordering::SeqCst);
         let ticked = LOCAL.with(|local| local.ticked.load(Ordering::Relaxed));
-        if ticked || stopping.load(Ordering::Acquire) {
+        if ticked || wanted() {
             self.set(1);
         }
     }
@@ -267,18 +267,17 @@ mod tests {
         let due = monotonic_ns() + 1_000_000;
         timer.arm(due);
         assert_eq!(timer.due_ns(), due);
-        let stopping = AtomicBool::new(false);
-        kick.prepare(&stopping);
+        kick.prepare(|| false);
         // SAFETY: valid as long as `kick`.
         let immediate = || unsafe { AtomicU8::from_ptr(kick.immediate_exit) }.load(Ordering::SeqCst);
         until(|| immediate() == 1);
         assert!(monotonic_ns() >= due);
         // Cleared and looked at: the tick is still there, so it is set again.
-        kick.prepare(&stopping);
+        kick.prepare(|| false);
         assert_eq!(immediate(), 1);
         assert!(kick.take_tick());
         assert!(!kick.take_tick());
-        kick.prepare(&stopping);
+        kick.prepare(|| false);
         assert_eq!(immediate(), 0);
     }
 
@@ -288,10 +287,9 @@ mod tests {
         let mut run = page();
         // SAFETY: `run` is dropped after `kick`.
         let kick = unsafe { Kick::connect(&raw mut *run) };
-        let stopping = AtomicBool::new(true);
         // SAFETY: this thread is alive.
         unsafe { send_stop(Target::current()) };
-        kick.prepare(&stopping);
+        kick.prepare(|| true);
         // SAFETY: valid as long as `kick`.
         let immediate = unsafe { AtomicU8::from_ptr(kick.immediate_exit) }.load(Ordering::SeqCst);
         assert_eq!(immediate, 1);

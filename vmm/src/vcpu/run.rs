@@ -3,9 +3,10 @@
 //! ```text
 //!            ┌──────── Resume ────────┐
 //!            v                        │
-//!  started ─> enter ── KVM_RUN ─> exit served
+//!  started ─> enter ── KVM_RUN ─> exit served (or trip shown)
 //!            ^                        │ EINTR
 //!            └─── tick served <── kicked ──── stop ──> stopped
+//!                                 parks while others hold, withdraws
 //! ```
 //!
 //! A tick is served only after KVM_RUN returned EINTR. By then KVM has completed the I/O of the
@@ -17,11 +18,10 @@
 
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use kvm_bindings::{kvm_regs, kvm_run, kvm_sregs};
-use kvm_ioctls::VcpuFd;
+use kvm_ioctls::{VcpuExit, VcpuFd};
 use vm_memory::GuestMemoryMmap;
 
 use super::dump;
@@ -31,7 +31,8 @@ use crate::End;
 use crate::bus::Bus;
 use crate::clock::monotonic_ns;
 use crate::control::Control;
-use crate::observer::{Observer, Tick};
+use crate::observer::{Observer, Tick, Trip, Verdict};
+use crate::tripwire::{Table, Tripwires, kind_of};
 
 /// Everything a vCPU's thread owns.
 #[derive(Debug)]
@@ -48,6 +49,8 @@ pub(crate) struct Vcpu<O> {
     pub control: Arc<Control>,
     /// The guest's memory.
     pub memory: GuestMemoryMmap,
+    /// Functions whose calls it shows to the observer.
+    pub tripwires: Tripwires,
     /// True if KVM puts the registers into the run page at every exit.
     pub registers_in_page: bool,
 }
@@ -55,14 +58,15 @@ pub(crate) struct Vcpu<O> {
 /// What a vCPU does next.
 enum State {
     Enter,
-    Kicked,
+    /// Since this time, CLOCK_MONOTONIC nanoseconds.
+    Kicked(u64),
     Ended(End),
 }
 
 impl<O: Observer> Vcpu<O> {
     /// Runs until the machine ends; gives the observer back. `timer` was made on this thread.
     pub(crate) fn run(self, timer: Timer) -> O {
-        let Self { id, mut fd, mut observer, bus, control, memory, registers_in_page } = self;
+        let Self { id, mut fd, mut observer, bus, control, memory, tripwires, registers_in_page } = self;
         let page = NonNull::from(fd.get_kvm_run());
         // SAFETY: the page is unmapped when `fd` is dropped, which is below the scope of `kick`.
         let kick = unsafe { Kick::connect(page.as_ptr()) };
@@ -74,6 +78,9 @@ impl<O: Observer> Vcpu<O> {
             control: &control,
             memory: &memory,
             page,
+            table: &tripwires.table(),
+            tripwires: &tripwires,
+            withdraw: false,
             registers_in_page,
             kick,
             timer,
@@ -98,6 +105,10 @@ struct Running<'a, O> {
     control: &'a Control,
     memory: &'a GuestMemoryMmap,
     page: NonNull<kvm_run>,
+    table: &'a Table,
+    tripwires: &'a Tripwires,
+    /// The observer wants the tripwires gone before the guest runs on.
+    withdraw: bool,
     registers_in_page: bool,
     kick: Kick,
     timer: Timer,
@@ -112,7 +123,7 @@ impl<O: Observer> Running<'_, O> {
         loop {
             state = match state {
                 State::Enter => self.enter(),
-                State::Kicked => self.kicked(),
+                State::Kicked(now_ns) => self.kicked(now_ns),
                 State::Ended(end) => return end,
             };
         }
@@ -120,49 +131,113 @@ impl<O: Observer> Running<'_, O> {
 
     /// Runs the guest until it exits, and serves the exit.
     fn enter(&mut self) -> State {
-        self.observer.entering();
-        self.kick.prepare(&self.control.stopping);
+        self.observer.entering(monotonic_ns());
+        let withdraw = self.withdraw;
+        self.kick.prepare(|| withdraw || self.control.wants_something());
         let result = self.fd.run();
-        self.observer.exited(exit::classify(&result));
+        let now_ns = monotonic_ns();
+        self.observer.exited(exit::classify(&result), now_ns);
+        if let Ok(VcpuExit::IoOut(port, [_])) = &result
+            && let Some(kind) = kind_of(*port)
+        {
+            return self.trip(kind, now_ns);
+        }
         match exit::handle(self.bus, result) {
             Action::Resume => State::Enter,
-            Action::Kicked => State::Kicked,
+            Action::Kicked => State::Kicked(now_ns),
             Action::End(end) => State::Ended(end),
             Action::Fail(reason) => State::Ended(self.failure(&reason)),
         }
     }
 
     /// Serves what the vCPU was kicked for. No I/O is pending.
-    fn kicked(&mut self) -> State {
-        if self.control.stopping.load(Ordering::Acquire) {
+    fn kicked(&mut self, now_ns: u64) -> State {
+        let now_ns = self.stand_still(now_ns);
+        if self.control.stopping() {
             return State::Ended(End::Stopped);
         }
         if self.kick.take_tick()
-            && let Err(end) = self.tick()
+            && let Err(end) = self.tick(now_ns)
         {
             return State::Ended(end);
         }
         State::Enter
     }
 
-    fn tick(&mut self) -> Result<(), End> {
-        let now = monotonic_ns();
-        let next = if self.registers_in_page {
+    fn tick(&mut self, now: u64) -> Result<(), End> {
+        let next = self.with_registers(|vcpu, regs, sregs| {
+            vcpu.observer.ticked(&Tick {
+                due_ns: vcpu.timer.due_ns(),
+                now_ns: now,
+                regs,
+                sregs,
+                memory: vcpu.memory,
+                vcpu: vcpu.fd,
+            })
+        })?;
+        if let Some(next) = next {
+            self.arm(now, next);
+        }
+        Ok(())
+    }
+
+    /// Shows a trip, if it is one: nobody answers these ports, so that there is nothing else to serve. KVM completes the
+    /// OUT at the next KVM_RUN.
+    fn trip(&mut self, kind: u8, now_ns: u64) -> State {
+        let verdict = self.with_registers(|vcpu, regs, sregs| {
+            if !vcpu.table.trips(kind, regs.rip) {
+                return Verdict::Keep;
+            }
+            vcpu.observer.tripped(&Trip { kind, now_ns, regs, sregs, memory: vcpu.memory })
+        });
+        match verdict {
+            Ok(verdict) => {
+                self.withdraw |= verdict == Verdict::Withdraw;
+                State::Enter
+            }
+            Err(end) => State::Ended(end),
+        }
+    }
+
+    /// Takes the tripwires away if the observer has said so, and waits while somebody else holds the vCPUs. Returns what
+    /// time it is then.
+    fn stand_still(&mut self, now_ns: u64) -> u64 {
+        if !self.withdraw && !self.control.wants_something() {
+            return now_ns;
+        }
+        let mut stood = false;
+        if std::mem::take(&mut self.withdraw) {
+            stood = true;
+            // Where another vCPU hangs they stay set: whoever set them finds that out by looking at them.
+            let _still_set = self.tripwires.withdraw_on_vcpu();
+        }
+        stood |= self.control.park();
+        if !stood {
+            return now_ns;
+        }
+        let after_ns = monotonic_ns();
+        self.observer.stood_still(now_ns, after_ns);
+        after_ns
+    }
+
+    /// Calls `show` with the registers at the exit.
+    fn with_registers<T>(
+        &mut self,
+        show: impl FnOnce(&mut Self, &kvm_regs, &kvm_sregs) -> T,
+    ) -> Result<T, End> {
+        if self.registers_in_page {
+            let page = self.page;
             // SAFETY: the page is mapped as long as `fd`. KVM filled the registers when it
-            // returned, and writes them next in KVM_RUN, which needs `fd` exclusively.
-            let registers = unsafe { &self.page.as_ref().s.regs };
-            show(self.observer, self.fd, &self.timer, self.memory, now, (&registers.regs, &registers.sregs))
+            // returned, and writes them next in KVM_RUN, which `show` does not call.
+            let registers = unsafe { &page.as_ref().s.regs };
+            Ok(show(self, &registers.regs, &registers.sregs))
         } else {
             let unreadable =
                 |error| End::Failed(format!("vCPU {}: cannot read its registers: {error}", self.id));
             let regs = self.fd.get_regs().map_err(unreadable)?;
             let sregs = self.fd.get_sregs().map_err(unreadable)?;
-            show(self.observer, self.fd, &self.timer, self.memory, now, (&regs, &sregs))
-        };
-        if let Some(next) = next {
-            self.arm(now, next);
+            Ok(show(self, &regs, &sregs))
         }
-        Ok(())
     }
 
     /// Lets the timer expire `after` a point in time.
@@ -181,16 +256,4 @@ impl<O: Observer> Running<'_, O> {
         };
         End::Failed(format!("vCPU {}: {reason}{detail}{registers}", self.id))
     }
-}
-
-/// Shows a tick to the observer.
-fn show<O: Observer>(
-    observer: &mut O,
-    vcpu: &VcpuFd,
-    timer: &Timer,
-    memory: &GuestMemoryMmap,
-    now_ns: u64,
-    (regs, sregs): (&kvm_regs, &kvm_sregs),
-) -> Option<Duration> {
-    observer.ticked(&Tick { due_ns: timer.due_ns(), now_ns, regs, sregs, memory, vcpu })
 }

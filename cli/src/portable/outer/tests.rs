@@ -21,6 +21,7 @@ fn spec(disk: Option<bool>) -> RunSpec {
         clock: sampler::ClockKind::Uniform,
         seed: 0,
         stack_depth: 127,
+        exact: false,
         duration: None,
         meta: Vec::new(),
     }

@@ -51,6 +51,10 @@ fn ends(walks: u64, reason: &str, broken: u64) -> Ends {
     }
 }
 
+fn profile() -> &'static Path {
+    Path::new("my profile.vprof")
+}
+
 const PAGE: Page = Page { width: WIDTH, style: Style::Plain };
 
 /// A report with everything that can look odd: hostile names, long names, many rows, reasons.
@@ -64,6 +68,12 @@ fn report() -> Report {
         hardirq: 0.0004,
         softirq: 0.0096,
         idle,
+        halted_s: 0.0,
+        waiting_s: 0.0,
+        kvm_s: 0.0,
+        vmm_s: 0.0,
+        sampler_s: 0.0,
+        paused_s: 0.0,
         guest_s: 9.5,
         wall_s: 10.0,
         exits: 20_000,
@@ -161,8 +171,8 @@ Functions
 Stacks: 99.6 % of 12,345 kernel walks and 97.1 % of 8,000 user walks ended
   properly; most others: no CFI for this \\x1b[2Jcode (2.9 %).
 Unnamed code: 12.0 % of user samples; most is /usr/bin/python3.11\\x0a: `vprof
-  symbolize FILE --debug-dir DIR` would name it by the debug file of build-id
-  3f1c9b0a.
+  symbolize 'my profile.vprof' --debug-dir /usr/lib/debug` would name it by the
+  debug file of build-id 3f1c9b0a.
 
 Missing
   no BTF in this kernel: no process names, so samples count by address alone and
@@ -171,14 +181,14 @@ Missing
 
 #[test]
 fn the_summary_looks_like_this() {
-    assert_eq!(render(&report(), 4, PAGE), EXPECTED);
+    assert_eq!(render(&report(), profile(), 4, PAGE), EXPECTED);
 }
 
 #[test]
 fn lines_fit_and_carry_no_control_characters() {
     use unicode_width::UnicodeWidthStr;
     for (rows, width) in [(0, 80), (1, 80), (100, 80), (100, 120)] {
-        let text = render(&report(), rows, Page { width, ..PAGE });
+        let text = render(&report(), profile(), rows, Page { width, ..PAGE });
         for line in text.lines() {
             assert!(line.width() <= width, "{} columns: {line}", line.width());
             assert!(!line.contains(char::is_control), "{line:?}");
@@ -188,7 +198,7 @@ fn lines_fit_and_carry_no_control_characters() {
 
 #[test]
 fn the_terminal_style_differs_by_bold_headings_only() {
-    let styled = render(&report(), 4, Page { style: Style::Terminal, ..PAGE });
+    let styled = render(&report(), profile(), 4, Page { style: Style::Terminal, ..PAGE });
     assert!(styled.starts_with("\x1b[1m20.03 s of"));
     assert_eq!(styled.replace("\x1b[1m", "").replace("\x1b[0m", ""), EXPECTED);
 }
@@ -207,7 +217,7 @@ fn parts_and_cut_runs_are_said() {
         from_ns: Some(2_000_000_000),
         ..Filter::default()
     };
-    let text = render(&report, 4, PAGE);
+    let text = render(&report, profile(), 4, PAGE);
     assert!(text.starts_with("20.03 s of an unknown kernel on 2 vCPUs, host: kvm\n"), "{text}");
     assert!(text.contains("The run was cut short"));
     assert!(text.contains(
@@ -216,7 +226,10 @@ fn parts_and_cut_runs_are_said() {
     assert!(!text.contains("emulated"));
     assert!(!text.contains("started anew"));
     report.meta.insert("host_restarts".to_owned(), "2".to_owned());
-    assert!(render(&report, 4, PAGE).contains("  The host froze early and was started anew, 2 times.\n"));
+    assert!(
+        render(&report, profile(), 4, PAGE)
+            .contains("  The host froze early and was started anew, 2 times.\n")
+    );
 }
 
 #[test]
@@ -225,7 +238,7 @@ fn an_idle_guest_has_no_empty_tables() {
     report.busy_samples = 0;
     report.processes.clear();
     report.functions.clear();
-    let text = render(&report, 10, PAGE);
+    let text = render(&report, profile(), 10, PAGE);
     assert!(text.contains("No sample hit anything but idle vCPUs."));
     assert!(!text.contains("Processes"));
 }

@@ -4,10 +4,11 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use symbols::{Interrupts, Kernel, KernelUnwinder, Missing, Modules, TaskSnapshot, VirtAddr};
-use vmm::GuestMemoryMmap;
+use vmm::{GuestMemoryMmap, monotonic_ns};
 
 use super::{Code, Found, Guest};
 use crate::collector::frames::{Name, Names};
+use crate::collector::ledger::Census;
 use crate::record::Readers;
 
 /// A kernel that uses fewer CPUs than there are vCPUs is believed after this long.
@@ -135,6 +136,13 @@ impl Guest for LinuxGuest {
 
     fn tasks(&mut self) -> Result<Vec<TaskSnapshot>, Missing> {
         self.kernel()?.tasks(&self.memory)
+    }
+
+    fn books(&mut self) -> Result<Census, Missing> {
+        let kernel = self.kernel()?;
+        let read_ns = monotonic_ns();
+        let cpus = kernel.cpu_books(&self.memory)?;
+        Ok(Census { read_ns, cpus, processes: kernel.books(&self.memory)? })
     }
 }
 

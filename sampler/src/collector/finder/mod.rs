@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use symbols::{Interrupts, Kernel, KernelUnwinder, Missing, TaskSnapshot};
 
 use super::frames::Names;
+use super::ledger::Census;
 pub(crate) use linux::LinuxGuest;
 
 /// Pauses between attempts grow from the first to the second, while what is missing may still come.
@@ -46,6 +47,8 @@ pub(crate) enum News {
     SystemCalls(Vec<Option<String>>),
     /// The tasks that exist.
     Tasks(Vec<TaskSnapshot>),
+    /// What the guest keeps of the time of its processes and CPUs.
+    Books(Census),
     /// Something cannot be read.
     Missing(String),
 }
@@ -81,6 +84,8 @@ pub(crate) trait Guest: Send + 'static {
     fn system_calls(&mut self) -> Result<Vec<Option<String>>, Missing>;
     /// All tasks.
     fn tasks(&mut self) -> Result<Vec<TaskSnapshot>, Missing>;
+    /// The guest's books of CPU time.
+    fn books(&mut self) -> Result<Census, Missing>;
 }
 
 #[derive(Debug, Default)]
@@ -283,6 +288,12 @@ impl<G: Guest> Finder<G> {
             let result = self.guest.tasks();
             if let Some(tasks) = self.tasks.note(result, TASKS_PERIOD) {
                 self.tell(News::Tasks(tasks));
+                match self.guest.books() {
+                    Ok(census) => self.tell(News::Books(census)),
+                    // The per-CPU areas are set up in a moment.
+                    Err(reason) if reason.may_come() && !stop => {}
+                    Err(reason) => self.tell_text(format!("no CPU time as the guest keeps it: {reason}")),
+                }
             }
         }
     }

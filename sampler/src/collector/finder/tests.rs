@@ -45,6 +45,9 @@ impl Guest for Scripted {
     fn tasks(&mut self) -> Result<Vec<TaskSnapshot>, Missing> {
         Ok(vec![TaskSnapshot::default()])
     }
+    fn books(&mut self) -> Result<Census, Missing> {
+        Ok(Census { read_ns: 0, processes: Vec::new(), cpus: Vec::new() })
+    }
 }
 
 fn start(guest: Scripted) -> (Arc<Wanted>, Receiver<News>, JoinHandle<()>) {
@@ -62,6 +65,7 @@ fn rest(wanted: &Wanted, news: &Receiver<News>, thread: JoinHandle<()>) -> Vec<S
         News::Interrupts(_) => "interrupts".to_owned(),
         News::SystemCalls(names) => format!("{} system calls", names.len()),
         News::Tasks(tasks) => format!("{} tasks", tasks.len()),
+        News::Books(_) => "books".to_owned(),
         News::Missing(text) => text,
     });
     let kinds = kinds.collect();

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use symbols::FileRef;
 use symbols::cfi::{CfiSection, CfiSections, CfiTable};
 use symbols::elf::{ElfFile, ReadAt, Section, Segment};
+use symbols::go::GoTable;
 
 use super::source::Source;
 use crate::batch::FileRow;
@@ -61,6 +62,8 @@ pub(crate) struct FileEntry {
     loaded: OnceLock<Loaded>,
     /// Its row has to be written again.
     changed: AtomicBool,
+    /// No name leads to it any more.
+    deleted: AtomicBool,
 }
 
 impl FileEntry {
@@ -115,6 +118,7 @@ impl FileEntry {
             debug_frame: elf.section(".debug_frame").ok().map(section),
             text: start(".text"),
             got: start(".got"),
+            go: GoTable::read(&elf),
         });
         Ok(Loaded {
             cfi: cfi.ok().filter(|table| room.take(table.memory())),
@@ -164,7 +168,7 @@ impl FileEntry {
             row.device = file.device.0 << 20 | file.device.1;
             row.inode = file.inode;
             row.filesystem = text::printable(&file.filesystem);
-            row.deleted = file.deleted;
+            row.deleted = self.deleted.load(Ordering::Relaxed);
         }
         row
     }
@@ -210,6 +214,10 @@ impl Files {
     pub(crate) fn entry(&mut self, file: &FileRef, rows: &mut Vec<FileRow>) -> Arc<FileEntry> {
         let key = Key { device: file.device, inode: file.inode, size: file.size, modified: file.modified };
         if let Some(entry) = self.known.get(&key) {
+            // Files are removed while they run: by upgrades, above all.
+            if file.deleted && !entry.deleted.swap(true, Ordering::Relaxed) {
+                rows.push(entry.row(None));
+            }
             return Arc::clone(entry);
         }
         if self.known.len() >= REMEMBERED {
@@ -236,9 +244,11 @@ impl Files {
 
     fn add(&mut self, content: Content, rows: &mut Vec<FileRow>) -> Arc<FileEntry> {
         self.given = self.given.saturating_add(1);
+        let deleted = matches!(&content, Content::File(file) if file.deleted);
         let entry = Arc::new(FileEntry {
             id: self.given,
             content,
+            deleted: AtomicBool::new(deleted),
             loaded: OnceLock::new(),
             changed: AtomicBool::new(false),
         });
@@ -256,5 +266,33 @@ impl Files {
             }
             !read
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_is_removed_while_it_runs_is_told_once_more() {
+        let file = FileRef {
+            path: "/bin/program".to_owned(),
+            raw_path: b"/bin/program".to_vec(),
+            device: (8, 1),
+            inode: 7,
+            size: 4096,
+            modified: None,
+            filesystem: "ext4".to_owned(),
+            deleted: false,
+            address_space: 0,
+            stacked: None,
+        };
+        let (mut files, mut rows) = (Files::default(), Vec::new());
+        let entry = files.entry(&file, &mut rows);
+        let removed = FileRef { deleted: true, ..file };
+        for _ in 0..2 {
+            assert!(Arc::ptr_eq(&files.entry(&removed, &mut rows), &entry));
+        }
+        assert_eq!(rows.iter().map(|row| (row.id, row.deleted)).collect::<Vec<_>>(), [(1, false), (1, true)]);
     }
 }

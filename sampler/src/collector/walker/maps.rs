@@ -56,9 +56,14 @@ pub(super) struct PerfMaps {
 }
 
 impl PerfMaps {
-    /// The function at `address` of the process of `owner`.
-    pub(super) fn find(&mut self, owner: &Owner, address: u64, source: &Source) -> Option<&Symbol> {
-        self.find_with((owner.instance, owner.cr3 & ROOT), address, monotonic_ns, |version| {
+    /// The function at `address` of the process of `owner` with these page tables.
+    pub(super) fn find(
+        &mut self,
+        (owner, root): (&Owner, u64),
+        address: u64,
+        source: &Source,
+    ) -> Option<&Symbol> {
+        self.find_with((owner.instance, root & ROOT), address, monotonic_ns, |version| {
             look(source, &owner.task, version)
         })
     }

@@ -66,12 +66,17 @@ impl ReasonOf {
     }
 }
 
+/// Why a stack has no user frames in the moment in which it is no longer the current task's.
+const NEXT_TASK: &str = "the kernel is switching: stack of the next task";
+
+/// The system calls execve and execveat (Linux, arch/x86/entry/syscalls/syscall_64.tbl).
+const EXEC: [u32; 2] = [59, 322];
+
 /// Whose stack it is.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Owner {
     pub instance: u32,
     pub task: TaskSnapshot,
-    pub cr3: u64,
 }
 
 /// What a walk has found besides the steps.
@@ -153,7 +158,11 @@ impl Walker {
         let Some(user) = user else { return Walked { syscall: None, unknown_code } };
         let left = self.depth.saturating_sub(steps.len());
         if let Some(owner) = owner.filter(|owner| !owner.task.kernel_thread) {
-            self.walk_user(&user, copy, owner, left, steps, batch);
+            let Some(root) = copy.user_root() else {
+                steps.push(Step::Reason { of: ReasonOf::User, why: NEXT_TASK.to_owned() });
+                return Walked { syscall: None, unknown_code };
+            };
+            self.walk_user(&user, copy, (&owner, root), left, steps, batch);
         }
         Walked { syscall: user.system_call().filter(|_| !copy.is_user_mode()), unknown_code }
     }
@@ -162,12 +171,19 @@ impl Walker {
         &mut self,
         user: &UserRegisters,
         copy: &StackCopy,
-        owner: Owner,
+        owner: (&Owner, u64),
         limit: usize,
         steps: &mut Vec<Step>,
         batch: &mut Batch,
     ) {
-        let space = self.spaces.of(&owner, user.registers.rip, &self.source, &mut self.files, batch);
+        let space = self.spaces.of(owner, user.registers.rip, &self.source, &mut self.files, batch);
+        // What exec has replaced has no stack any more; the saved registers are still its.
+        if !copy.is_user_mode()
+            && user.system_call().is_some_and(|number| EXEC.contains(&number))
+            && space.lacks(user.registers.rip)
+        {
+            return;
+        }
         let images = space.images(&self.source, &self.files);
         let mut doubt = None;
         let end = self.users.walk(&user.registers, copy, &images, limit.max(1), |frame| {
@@ -180,7 +196,7 @@ impl Walker {
             }
             let lookup = frame.lookup_address();
             let Place { address, file, anonymous } = space.place(lookup, frame.address);
-            let made = if anonymous { self.maps.find(&owner, lookup, &self.source).cloned() } else { None };
+            let made = if anonymous { self.maps.find(owner, lookup, &self.source).cloned() } else { None };
             steps.push(Step::User { address, call: frame.place == At::Return, file, anonymous, made });
         });
         let reason = match end {

@@ -59,10 +59,11 @@ pub(super) struct Spaces {
 }
 
 impl Spaces {
-    /// The memory of `owner`, read anew when it is not known, is another one since an exec, or lacks `rip`.
+    /// The memory of `owner` with these page tables, read anew when it is not known, is another one since an exec, or
+    /// lacks `rip`.
     pub(super) fn of(
         &mut self,
-        owner: &Owner,
+        (owner, root): (&Owner, u64),
         rip: u64,
         source: &Source,
         files: &mut Files,
@@ -72,7 +73,7 @@ impl Spaces {
             self.known.clear();
         }
         let now = monotonic_ns();
-        let root = owner.cr3 & ROOT;
+        let root = root & ROOT;
         let space = self.known.entry(owner.instance).or_default();
         let age = now.saturating_sub(space.read_ns);
         let stale = age >= BELIEVED_NS || space.region(rip).is_none() && age >= AGAIN_NS;
@@ -134,6 +135,11 @@ impl Space {
     fn region(&self, address: u64) -> Option<&Region> {
         let after = self.regions.partition_point(|region| region.start <= address);
         self.regions.get(after.checked_sub(1)?).filter(|region| address < region.end)
+    }
+
+    /// True if the mappings are known and none of them has `address`.
+    pub(super) fn lacks(&self, address: u64) -> bool {
+        self.missing.is_none() && self.region(address).is_none()
     }
 
     /// Why there are no mappings.

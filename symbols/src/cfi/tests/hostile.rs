@@ -62,6 +62,7 @@ proptest! {
                 debug_frame: section(&debug, 0),
                 text: Some(rip),
                 got: None,
+                go: None,
             },
             rip,
             &words,

@@ -82,4 +82,10 @@ fn a_signal_trampoline_without_cfi_gives_the_interrupted_registers() {
         walk_with(&process, &registers(BIAS + 0x2000, RSP, 0), &Words::new(saved.chain(rest)));
     assert_eq!((addresses(&frames), end), (vec![BIAS + 0x2000, LEAF, BIAS + 0x3000], UserEnd::Complete));
     assert_eq!((frames[2].place, frames[2].doubt), (Place::Exact, None));
+    // The same from each step of the trampoline, the system call included; not from the middle of an instruction.
+    for (steps, frames) in [(7, 2), (9, 2), (5, 1), (3, 1)] {
+        let words = (0..15).map(|i| (context + 40 + i * 8, i)).chain(rest);
+        let (walked, _) = walk_with(&process, &registers(LEAF + steps, context, 0), &Words::new(words));
+        assert_eq!(walked.len(), frames, "{steps} bytes into it");
+    }
 }

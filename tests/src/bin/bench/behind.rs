@@ -1,17 +1,23 @@
 //! What lies behind the vCPU: collector, report, memory.
 
 use std::fs;
-use std::time::Duration;
+use std::path::Path;
 
-use anyhow::Context;
 use sampler::bench;
-
 use vprof_tests::Guest;
 
+use crate::child;
 use crate::table::Row;
 
 /// Samples in the profile that is written and reported.
 const SAMPLES: u64 = 1_000_000;
+
+/// Stacks in the one that is reported by function.
+const STACKS: u32 = 50_000;
+
+fn seconds(ns: u64) -> String {
+    format!("{:.2} s", ns as f64 / 1e9)
+}
 
 /// Throughput of collector and writer, and the time and memory of a report.
 pub fn rows() -> anyhow::Result<Vec<Row>> {
@@ -19,7 +25,9 @@ pub fn rows() -> anyhow::Result<Vec<Row>> {
     let path = directory.path().join("bench.vprof");
     let written = bench::write_profile(&path, false, SAMPLES)?;
     let size = fs::metadata(&path)?.len();
-    let (read, memory) = report(&path)?;
+    let [read, read_wall, memory] = child::run("summary", &path)?;
+    bench::write_profile_with_stacks(&path, true, SAMPLES, STACKS)?;
+    let [functions, functions_wall, functions_memory] = child::run("functions", &path)?;
     Ok(vec![
         Row::text(
             "collector and writer, one core",
@@ -32,8 +40,17 @@ pub fn rows() -> anyhow::Result<Vec<Row>> {
             written.wall,
             size / 1_000_000
         )),
-        Row::text("report over 1,000,000 samples", format!("{read:.2?}"), "at most 2 s")
-            .detail(format!("{} MB at the peak (at most 300)", memory / 1_000_000)),
+        Row::text("report over 1,000,000 samples", seconds(read), "at most 2 s").detail(format!(
+            "of CPU, {} of time; {} MB at the peak (at most 300)",
+            seconds(read_wall),
+            memory / 1_000_000
+        )),
+        Row::text("report by function, 1,000,000 samples, 50,000 stacks", seconds(functions), "at most 3 s")
+            .detail(format!(
+                "of CPU, {} of time; 20 frames deep; {} MB at the peak",
+                seconds(functions_wall),
+                functions_memory / 1_000_000
+            )),
     ])
 }
 
@@ -51,22 +68,16 @@ pub fn memory() -> Row {
     )
 }
 
-/// Time and peak memory (bytes) of a report in a process of its own, which has written nothing.
-fn report(path: &std::path::Path) -> anyhow::Result<(Duration, u64)> {
-    let output = std::process::Command::new(std::env::current_exe()?).arg("report").arg(path).output()?;
-    let text = String::from_utf8(output.stdout)?;
-    anyhow::ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let mut words = text.split_whitespace().map(str::parse::<u64>);
-    let mut next = || words.next().context("two numbers")?.context("a number");
-    Ok((Duration::from_nanos(next()?), next()?))
+/// In a process of its own, which has written nothing: ns of CPU and of time that the summary takes.
+pub fn summary(path: &Path) -> anyhow::Result<[u64; 2]> {
+    ns(bench::read_report(path, SAMPLES)?.0)
 }
 
-/// The other end of [`report`]: prints nanoseconds and bytes.
-pub fn report_child(path: &std::path::Path) -> anyhow::Result<()> {
-    let (elapsed, _) = bench::read_report(path, SAMPLES)?;
-    let status = fs::read_to_string("/proc/self/status")?;
-    let line = status.lines().find(|l| l.starts_with("VmHWM:")).context("no VmHWM in /proc/self/status")?;
-    let kib: u64 = line.split_whitespace().nth(1).context("VmHWM has no value")?.parse()?;
-    println!("{} {}", elapsed.wall.as_nanos(), kib * 1024);
-    Ok(())
+/// Likewise: what the table of functions takes.
+pub fn functions(path: &Path) -> anyhow::Result<[u64; 2]> {
+    ns(bench::read_functions(path, SAMPLES)?.0)
+}
+
+fn ns(cost: bench::Cost) -> anyhow::Result<[u64; 2]> {
+    Ok([u64::try_from(cost.cpu.as_nanos())?, u64::try_from(cost.wall.as_nanos())?])
 }

@@ -1,95 +1,170 @@
-//! Reading a kernel out of RAM: a Debian kernel is booted by QEMU without a root file system, and its memory is saved when
-//! it has given up, with everything in place that is looked for.
+//! Moments of a real guest: the demo image runs under QEMU, is stopped in its kernel, and its registers and memory are
+//! saved.
 
 use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use symbols::{FindStep, FlatMemory, Kernel};
-
-use crate::table::{Row, median};
+use kvm_bindings::{kvm_regs, kvm_sregs};
+use sampler::bench::Stopped;
+use sampler::{GuestFiles, OpenFiles, ReadAt};
+use vm_memory::{Bytes, GuestAddress};
+use vmm::GuestMemoryMmap;
+use vprof_tests::Disk;
 
 /// Memory of the guest, bytes.
-const MEMORY: usize = 256 << 20;
-/// A kernel takes a few seconds under emulation.
+pub const MEMORY: usize = 256 << 20;
+/// A guest takes some seconds to its command under emulation.
 const BOOT_LIMIT: Duration = Duration::from_secs(90);
-/// Times that each step is measured.
-const ROUNDS: usize = 7;
-/// CR4.LA57, 5-level paging (Intel SDM vol. 3, 2.5).
-const CR4_LA57: u64 = 1 << 12;
+/// How long a moment in the kernel is waited for.
+const MOMENT_LIMIT: Duration = Duration::from_secs(60);
+/// Memory that a counting guest has for itself, bytes; nothing of what a sample reads lies there.
+const LOW: u64 = 4 << 20;
+/// A shell that calls itself 20 times writes files: deep stacks of both kinds.
+const COMMAND: &str = "f() { if (($1 > 0)); then f $(($1 - 1)); else while :; do echo x >/var/tmp/$RANDOM; done; fi; }; \
+                       echo begun; f 4";
 
-/// Time to find the kernel image, to decode kallsyms, to index BTF.
-pub fn rows() -> anyhow::Result<Vec<Row>> {
-    let kernel = vprof_tests::images().join("portable-host/vmlinuz");
-    let directory = tempfile::tempdir()?;
-    let (ram, cr3, five_level) = dump(&kernel, directory.path())?;
-    let memory = FlatMemory(ram);
-    let mut steps: [Vec<f64>; 3] = Default::default();
-    let mut symbols = 0;
-    for _ in 0..ROUNDS {
-        let mut begin = Instant::now();
-        let found = Kernel::find_in_steps(&memory, cr3, five_level, |step| {
-            let index = match step {
-                FindStep::Image => 0,
-                FindStep::Kallsyms => 1,
-                FindStep::Btf => 2,
-            };
-            steps[index].push(begin.elapsed().as_secs_f64() * 1e3);
-            begin = Instant::now();
-        })?;
-        symbols = found.symbol_count();
-        anyhow::ensure!(found.missing().is_empty(), "missing in the dump: {:?}", found.missing());
-        anyhow::ensure!(found.address_of("schedule").is_some(), "no schedule among the symbols");
-    }
-    let [image, kallsyms, btf] = steps.map(|values| median(&values));
-    let total = image + kallsyms + btf;
-    Ok(vec![
-        Row::text("kernel found in a RAM dump, named and laid out", format!("{total:.0} ms"), "").detail(
-            format!("image {image:.2} ms, {symbols} symbols {kallsyms:.0} ms, BTF and offsets {btf:.0} ms"),
-        ),
-    ])
+/// A guest under QEMU; ends with its scope.
+pub struct Guest {
+    _qemu: Ended,
+    monitor: Monitor,
+    ram: PathBuf,
+    image: PathBuf,
 }
 
-/// Physical memory, CR3, and whether five levels of page tables are in use.
-fn dump(kernel: &Path, directory: &Path) -> anyhow::Result<(Vec<u8>, u64, bool)> {
-    let (socket, console, ram) =
-        (directory.join("monitor"), directory.join("console"), directory.join("ram"));
-    let qemu = guest_images::find_program("qemu-system-x86_64").context("no qemu-system-x86_64")?;
-    let child = Command::new(qemu)
-        .args(["-nodefaults", "-display", "none", "-accel", "tcg", "-cpu", "max"])
-        .args(["-m", &(MEMORY >> 20).to_string(), "-append", "console=ttyS0 panic=0"])
-        .arg("-kernel")
-        .arg(kernel)
-        .arg("-serial")
-        .arg(format!("file:{}", console.display()))
-        .arg("-monitor")
-        .arg(format!("unix:{},server=on,wait=off", socket.display()))
-        .stdin(Stdio::null())
-        .spawn()
-        .context("cannot start QEMU")?;
-    let _ended_on_return = Ended(child);
-    let deadline = Instant::now() + BOOT_LIMIT;
-    while !fs::read(&console).is_ok_and(|text| String::from_utf8_lossy(&text).contains("Kernel panic")) {
-        anyhow::ensure!(Instant::now() < deadline, "the kernel did not get as far as its root file system");
-        std::thread::sleep(Duration::from_millis(100));
+impl Guest {
+    /// Boots the demo image and waits until its command runs. Everything that is written goes to `directory`.
+    pub fn boot(directory: &Path) -> anyhow::Result<Self> {
+        let image = vprof_tests::images().join("demo.img");
+        let [socket, console, ram, kernel, initrd] =
+            ["monitor", "console", "ram", "kernel", "initrd"].map(|name| directory.join(name));
+        let disk = Disk::open(&image)?;
+        fs::write(&kernel, disk.read("/boot/vmlinuz")?)?;
+        let mut archives = disk.read("/boot/initrd.img")?;
+        archives.resize(archives.len().next_multiple_of(guest_images::ALIGNMENT), 0);
+        archives.extend(guest_images::command_archive(["bash", "-c", COMMAND])?);
+        fs::write(&initrd, archives)?;
+        let qemu = guest_images::find_program("qemu-system-x86_64").context("no qemu-system-x86_64")?;
+        let child = Command::new(qemu)
+            .args(["-nodefaults", "-display", "none", "-accel", "tcg", "-cpu", "max"])
+            .args(["-m", &(MEMORY >> 20).to_string()])
+            .args(["-append", "console=ttyS0 quiet panic=0 root=/dev/vda rw"])
+            .arg("-kernel")
+            .arg(kernel)
+            .arg("-initrd")
+            .arg(initrd)
+            .arg("-drive")
+            .arg(format!("file={},format=raw,if=virtio,snapshot=on", image.display()))
+            .arg("-serial")
+            .arg(format!("file:{}", console.display()))
+            .arg("-monitor")
+            .arg(format!("unix:{},server=on,wait=off", socket.display()))
+            .stdin(Stdio::null())
+            .spawn()
+            .context("cannot start QEMU")?;
+        let qemu = Ended(child);
+        let deadline = Instant::now() + BOOT_LIMIT;
+        while !fs::read(&console).is_ok_and(|text| String::from_utf8_lossy(&text).contains("begun")) {
+            anyhow::ensure!(Instant::now() < deadline, "the guest did not get as far as its command");
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        let mut monitor = Monitor(UnixStream::connect(&socket).context("cannot reach QEMU's monitor")?);
+        monitor.0.set_read_timeout(Some(Duration::from_secs(30)))?;
+        monitor.answer()?;
+        Ok(Self { _qemu: qemu, monitor, ram, image })
     }
-    let mut monitor = Monitor(UnixStream::connect(&socket).context("cannot reach QEMU's monitor")?);
-    monitor.0.set_read_timeout(Some(Duration::from_secs(30)))?;
-    monitor.answer()?;
-    monitor.ask("stop")?;
-    let registers = monitor.ask("info registers")?;
-    monitor.ask(&format!("pmemsave 0 {MEMORY} \"{}\"", ram.display()))?;
-    let value = |name: &str| -> anyhow::Result<u64> {
-        let (_, rest) =
-            registers.split_once(name).with_context(|| format!("no {name} in QEMU's registers"))?;
-        let digits: String = rest.chars().take_while(char::is_ascii_hexdigit).collect();
-        Ok(u64::from_str_radix(&digits, 16)?)
+
+    /// Stops the guest at a moment at which its kernel works for a program, saves it, and lets it go on.
+    pub fn stop(&mut self) -> anyhow::Result<Stopped> {
+        let deadline = Instant::now() + MOMENT_LIMIT;
+        loop {
+            self.monitor.ask("stop")?;
+            let text = self.monitor.ask("info registers")?;
+            let (regs, sregs) = registers(&text)?;
+            if sregs.ss.dpl == 0 && value(&text, "HLT=")? == 0 {
+                self.monitor.ask(&format!("pmemsave 0 {MEMORY} \"{}\"", self.ram.display()))?;
+                self.monitor.ask("cont")?;
+                let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), MEMORY)])?;
+                memory.write_slice(&fs::read(&self.ram)?, GuestAddress(0))?;
+                return Ok(Stopped { regs, sregs, memory });
+            }
+            anyhow::ensure!(Instant::now() < deadline, "the guest never works in its kernel");
+            self.monitor.ask("cont")?;
+            std::thread::sleep(Duration::from_millis(3));
+        }
+    }
+
+    /// The files of its disk.
+    pub fn files(&self) -> OpenFiles {
+        let image = self.image.clone();
+        Arc::new(move || Box::new(Files(image.clone())))
+    }
+}
+
+/// Copies a guest's memory but for what a counting guest has for itself.
+pub fn copy(from: &GuestMemoryMmap, to: &GuestMemoryMmap) {
+    let mut chunk = vec![0; 1 << 20];
+    for at in (LOW..MEMORY as u64).step_by(chunk.len()) {
+        from.read_slice(&mut chunk, GuestAddress(at)).expect("inside");
+        to.write_slice(&chunk, GuestAddress(at)).expect("inside");
+    }
+}
+
+/// The files of an image.
+struct Files(PathBuf);
+
+impl GuestFiles for Files {
+    fn open(&self, path: &str) -> Option<Box<dyn ReadAt>> {
+        let bytes: Arc<[u8]> = Disk::open(&self.0).ok()?.read(path).ok()?.into();
+        Some(Box::new(bytes))
+    }
+}
+
+/// What `info registers` says.
+fn registers(text: &str) -> anyhow::Result<(kvm_regs, kvm_sregs)> {
+    let get = |name: &str| value(text, name);
+    let regs = kvm_regs {
+        rax: get("RAX=")?,
+        rbx: get("RBX=")?,
+        rcx: get("RCX=")?,
+        rdx: get("RDX=")?,
+        rsi: get("RSI=")?,
+        rdi: get("RDI=")?,
+        rsp: get("RSP=")?,
+        rbp: get("RBP=")?,
+        r8: get("R8 =")?,
+        r9: get("R9 =")?,
+        r10: get("R10=")?,
+        r11: get("R11=")?,
+        r12: get("R12=")?,
+        r13: get("R13=")?,
+        r14: get("R14=")?,
+        r15: get("R15=")?,
+        rip: get("RIP=")?,
+        rflags: get("RFL=")?,
     };
-    Ok((fs::read(&ram)?, value("CR3=")?, value("CR4=")? & CR4_LA57 != 0))
+    let mut sregs = kvm_sregs {
+        cr0: get("CR0=")?,
+        cr3: get("CR3=")?,
+        cr4: get("CR4=")?,
+        efer: get("EFER=")?,
+        ..kvm_sregs::default()
+    };
+    sregs.cs.l = 1;
+    sregs.ss.dpl = u8::try_from(get("CPL=")?)?;
+    Ok((regs, sregs))
+}
+
+/// The hexadecimal number behind `name`.
+fn value(text: &str, name: &str) -> anyhow::Result<u64> {
+    let (_, rest) = text.split_once(name).with_context(|| format!("no {name} in QEMU's registers"))?;
+    let digits: String = rest.chars().take_while(char::is_ascii_hexdigit).collect();
+    Ok(u64::from_str_radix(&digits, 16)?)
 }
 
 /// A child that ends with its scope.

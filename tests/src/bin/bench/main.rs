@@ -1,31 +1,53 @@
 //! Measures vprof against its budgets, side by side in one run, and prints a table. Fails on a wrong answer only,
 //! never on a slow one.
 
+use std::ffi::OsString;
+use std::path::Path;
+
+use anyhow::bail;
+
 mod behind;
+mod child;
 mod dump;
+mod guest;
 mod kick;
 mod machine;
+mod names;
 mod table;
 
 fn main() -> anyhow::Result<()> {
-    let mut arguments = std::env::args_os().skip(1);
-    if let (Some("report"), Some(profile)) =
-        (arguments.next().and_then(|a| a.into_string().ok()).as_deref(), arguments.next())
-    {
-        return behind::report_child(profile.as_ref());
+    let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
+    if let [what, path] = arguments.as_slice() {
+        let path = Path::new(path);
+        return match what.to_str() {
+            Some("summary") => child::tell(&behind::summary(path)?),
+            Some("functions") => child::tell(&behind::functions(path)?),
+            Some("names") => child::tell(&names::measure(path)?),
+            _ => bail!("usage: bench, or bench summary|functions PROFILE, or bench names FILE"),
+        };
     }
     eprintln!("measuring; leave the machine alone for a minute or two");
-    let mut rows = Vec::new();
-    match kick::rows() {
-        Ok(measured) => rows.extend(measured),
+    let directory = tempfile::tempdir()?;
+    let mut running = dump::Guest::boot(directory.path())?;
+    let (of_stacks, stopped) = guest::stacks(&mut running, directory.path())?;
+    drop(running);
+    let found = guest::found(&stopped)?;
+    println!("{}\n\n{}", machine::description(), table::HEADER);
+    match kick::rows(&stopped) {
+        Ok(rows) => print(&rows),
         Err(reason) => eprintln!("SKIPPED what needs KVM: {reason}"),
     }
-    rows.extend(behind::rows()?);
-    rows.push(behind::memory());
-    rows.extend(dump::rows()?);
-    println!("{}\n\n{}", machine::description(), table::HEADER);
+    drop(stopped);
+    print(&of_stacks);
+    print(&behind::rows()?);
+    print(&[behind::memory(), found]);
+    print(&names::rows()?);
+    Ok(())
+}
+
+/// Rows are printed as soon as they are known: a measurement that fails takes no other with it.
+fn print(rows: &[table::Row]) {
     for row in rows {
         println!("{}", row.markdown());
     }
-    Ok(())
 }

@@ -25,13 +25,15 @@ fn mount_new(kind: &str, at: &str, flags: MsFlags, options: Option<&str>) -> Set
     }
 }
 
-/// `/proc`, `/sys` with the control groups, and `/dev`.
+/// `/proc`, `/sys` with the control groups and the tracer, and `/dev`.
 pub fn mount_kernel_file_systems() -> Setup<()> {
     let plain = MsFlags::MS_NOSUID | MsFlags::MS_NOEXEC;
     mount_new("proc", "/proc", plain | MsFlags::MS_NODEV, None)?;
     mount_new("sysfs", "/sys", plain | MsFlags::MS_NODEV, None)?;
     // A kernel without control groups has no place for them, and needs none.
     let _ = mount_new("cgroup2", "/sys/fs/cgroup", plain | MsFlags::MS_NODEV, None);
+    // So have kernels that do not trace themselves.
+    let _ = mount_new("tracefs", "/sys/kernel/tracing", plain | MsFlags::MS_NODEV, None);
     mount_new("devtmpfs", "/dev", plain, Some("mode=0755"))
 }
 

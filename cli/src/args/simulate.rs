@@ -1,0 +1,47 @@
+//! `vprof simulate`.
+
+use clap::Args;
+
+use super::{Clock, TEMPLATE};
+
+const EXAMPLES: &str = "\
+Examples:
+  vprof simulate                           200 profilings of each machine, all clocks
+  vprof simulate -q                        only what they say together
+  vprof simulate --clock fixed             where a clock without chance goes wrong
+  vprof simulate --runs 2000 --seed 7      closer, and other random numbers
+  vprof simulate --json | jq '.rows[] | select(.fails)'
+";
+
+const NOTES: &str = "\
+No guest runs. Made-up vCPUs are profiled again and again by vprof's own sampling clock and \
+estimator: the programs of the unbiasedness study (Wen, Cheng, Lin, Yin 2021, tables 2 to 6), runs \
+of all lengths, programs that work against the clock, and few samples on few or many vCPUs. \
+docs/statistics.md says what to expect and why. The same options give the same numbers.
+
+Exit codes: 0 done; 1 failed; 2 the command line is wrong.";
+
+/// `vprof simulate`.
+#[derive(Debug, Args)]
+#[command(before_help = EXAMPLES, after_help = NOTES, help_template = TEMPLATE)]
+pub struct SimulateArgs {
+    /// Seed of all random numbers
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
+
+    /// Profilings of each machine under each clock, 2 to 100000
+    #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u32).range(2..=100_000))]
+    pub runs: u32,
+
+    /// Only this clock [default: all]
+    #[arg(long, value_enum, value_name = "KIND")]
+    pub clock: Option<Clock>,
+
+    /// Print JSON (docs/json.md)
+    #[arg(long)]
+    pub json: bool,
+
+    /// No progress and no tables, only what they say together
+    #[arg(long, short = 'q', conflicts_with = "json")]
+    pub quiet: bool,
+}

@@ -1,0 +1,26 @@
+//! Comma-separated values by RFC 4180: lines end with CR LF, quotes are doubled.
+
+/// One line.
+pub fn line<T: AsRef<str>>(fields: &[T]) -> String {
+    let fields: Vec<String> = fields.iter().map(|text| field(text.as_ref())).collect();
+    fields.join(",") + "\r\n"
+}
+
+fn field(text: &str) -> String {
+    if text.contains([',', '"', '\r', '\n']) {
+        format!("\"{}\"", text.replace('"', "\"\""))
+    } else {
+        text.to_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_are_quoted_where_they_have_to_be() {
+        assert_eq!(line(&["plain", "a,b"]), "plain,\"a,b\"\r\n");
+        assert_eq!(line(&["say \"x\"\n"]), "\"say \"\"x\"\"\n\"\r\n");
+    }
+}

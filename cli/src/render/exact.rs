@@ -1,0 +1,251 @@
+//! `report --exact`: tasks and their states, where they slept, who woke whom.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use sampler::report::{ExactReport, OffCpu, Task, TaskStates};
+
+use super::summary::{heading, wrapped};
+use super::table::{Align, Table};
+use super::{Page, escape, units};
+
+/// Branches with a smaller part of all sleep are left out of the tree.
+const LEAST_PART: f64 = 0.005;
+
+/// Functions that almost every sleep begins or ends with, which the tree leaves out (Linux 6.1 and 6.12).
+const EVERYWHERE: [&str; 4] = ["__schedule", "schedule", "do_syscall_64", "entry_SYSCALL_64_after_hwframe"];
+
+/// The report with at most `rows` rows per table.
+pub fn render(report: &ExactReport, rows: usize, page: Page) -> String {
+    let mut text = String::new();
+    facts(&mut text, report, page);
+    tasks(&mut text, report, rows, page);
+    sleeps(&mut text, report, rows, page);
+    off_cpu(&mut text, report, rows, page);
+    wakeups(&mut text, report, rows, page);
+    interrupts(&mut text, report, rows, page);
+    text
+}
+
+fn seconds(s: f64) -> String {
+    units::duration(Duration::try_from_secs_f64(s).unwrap_or_default())
+}
+
+fn facts(text: &mut String, report: &ExactReport, page: Page) {
+    let sum = |of: fn(&sampler::report::ExactVcpu) -> u64| report.vcpus.iter().map(of).sum::<u64>();
+    let span = report.to_s - report.from_s;
+    let title = format!("Exact data of {}, from {} on", seconds(span), seconds(report.from_s));
+    wrapped(text, &page.style.bold(&title), "", page.width);
+    let cost: f64 = report.vcpus.iter().map(|vcpu| vcpu.cost_s).sum();
+    let events = format!(
+        "{}, {} lost; they took {} of the vCPUs' time",
+        units::counted(sum(|vcpu| vcpu.trips), "event"),
+        units::count(sum(|vcpu| vcpu.lost)),
+        seconds(cost)
+    );
+    wrapped(text, &events, "  ", page.width);
+    let known = report.vcpus.iter().all(|vcpu| vcpu.guest_switches.is_some());
+    let (seen, own) = (sum(|vcpu| vcpu.switches), sum(|vcpu| vcpu.guest_switches.unwrap_or(0)));
+    let seen = units::count(seen);
+    let switches = match known {
+        true => format!("{seen} switches seen; the guest's own count says {}", units::count(own)),
+        false => format!("{seen} switches seen"),
+    };
+    wrapped(text, &switches, "  ", page.width);
+    if !report.complete {
+        wrapped(text, "Events were lost: what tasks did meanwhile is unknown.", "  ", page.width);
+    }
+    match &report.end {
+        Some(end) if end != "the run ended" => {
+            wrapped(text, &format!("It ends early: {}.", escape(end)), "  ", page.width);
+        }
+        Some(_) => {}
+        None => wrapped(text, "The run was cut short, or goes on.", "  ", page.width),
+    }
+}
+
+fn name(task: &Task) -> String {
+    let comm = escape(&task.comm);
+    match &task.thread {
+        _ if task.kernel_thread => format!("[{comm}]"),
+        Some(thread) if *thread != task.comm => format!("{comm}#{}/{}", task.instance, escape(thread)),
+        _ if task.pid == 0 => comm.into_owned(),
+        _ => format!("{comm}#{}", task.instance),
+    }
+}
+
+fn ms(s: f64) -> String {
+    format!("{:.1}", s * 1e3)
+}
+
+fn tasks(text: &mut String, report: &ExactReport, rows: usize, page: Page) {
+    heading(text, page.style, "Tasks", ": ms in each state; user is estimated by samples");
+    let right = ["tid", "life", "running", "user", "irq", "queue", "sleep", "disk", "other"];
+    let mut columns: Vec<(&str, Align)> = right.map(|name| (name, Align::Right)).to_vec();
+    columns.push(("task", Align::Left));
+    let mut table = Table::new(&columns).indent(2).flexible(9);
+    for task in report.tasks.iter().take(rows) {
+        let of = |names: &[&str]| {
+            let fits = task.states.iter().filter(|s| names.contains(&s.state.as_str()));
+            // The sum of nothing is -0.
+            fits.fold(0.0, |sum, state| sum + state.s)
+        };
+        table.row(vec![
+            task.task.tid.to_string(),
+            ms(task.life_s),
+            ms(task.running_s),
+            task.user_part.map_or("-".to_owned(), |part| format!("{:.0} %", part * 100.0)),
+            ms(of(&["interrupted"])),
+            ms(of(&["queue"])),
+            ms(of(&["sleep"])),
+            ms(of(&["disk"])),
+            ms(of(&["stopped", "zombie", "unknown"])),
+            name(&task.task),
+        ]);
+    }
+    text.push_str(&table.render(page.width));
+    more(text, report.tasks.len(), rows);
+}
+
+fn more(text: &mut String, all: usize, rows: usize) {
+    let left = all.saturating_sub(rows) as u64;
+    if left > 0 {
+        text.push_str(&format!("  {} more; -n 0 shows all\n", units::count(left)));
+    }
+}
+
+/// What the tasks waited for, by cause.
+fn sleeps(text: &mut String, report: &ExactReport, rows: usize, page: Page) {
+    heading(text, page.style, "Waits", ": what tasks waited for, kernel threads left out");
+    let mut list: Vec<(&TaskStates, &sampler::report::StateTime)> = Vec::new();
+    for task in report.tasks.iter().filter(|task| !task.task.kernel_thread) {
+        let waits =
+            |state: &&sampler::report::StateTime| !matches!(state.state.as_str(), "running" | "interrupted");
+        list.extend(
+            task.states.iter().filter(waits).filter(|state| state.s > 0.0).map(|state| (task, state)),
+        );
+    }
+    list.sort_by(|a, b| b.1.s.total_cmp(&a.1.s));
+    let mut table = Table::new(&[
+        ("ms", Align::Right),
+        ("of life", Align::Right),
+        ("times", Align::Right),
+        ("state", Align::Left),
+        ("for", Align::Left),
+        ("task", Align::Left),
+    ])
+    .indent(2)
+    .flexible(5);
+    for (task, state) in list.iter().take(rows) {
+        table.row(vec![
+            ms(state.s),
+            units::percent(state.share),
+            units::count(state.count),
+            state.state.clone(),
+            state.cause.clone(),
+            name(&task.task),
+        ]);
+    }
+    text.push_str(&table.render(page.width));
+    more(text, list.len(), rows);
+}
+
+/// A node of the tree of sleeps.
+#[derive(Default)]
+struct Node {
+    s: f64,
+    count: u64,
+    below: BTreeMap<String, Node>,
+}
+
+impl Node {
+    fn add<'a>(&mut self, mut path: impl Iterator<Item = &'a str>, s: f64, count: u64) {
+        self.s += s;
+        self.count += count;
+        if let Some(next) = path.next() {
+            self.below.entry(next.to_owned()).or_default().add(path, s, count);
+        }
+    }
+}
+
+fn off_cpu(text: &mut String, report: &ExactReport, rows: usize, page: Page) {
+    heading(text, page.style, "Off CPU", ": where tasks slept, kernel threads left out");
+    let mut root = Node::default();
+    for sleep in report.off_cpu.iter().filter(|sleep| !sleep.task.kernel_thread) {
+        let OffCpu { task, s, count, stack, .. } = sleep;
+        let task = name(task);
+        let functions =
+            stack.iter().rev().map(String::as_str).filter(|function| !EVERYWHERE.contains(function));
+        root.add(std::iter::once(task.as_str()).chain(functions), *s, *count);
+    }
+    let mut table = Table::new(&[("ms", Align::Right), ("times", Align::Right), ("function", Align::Left)])
+        .indent(2)
+        .flexible(2);
+    let (mut shown, mut left) = (0, 0);
+    grow(&root, 0, root.s * LEAST_PART, &mut |depth, function, node: &Node| {
+        if shown == rows.saturating_mul(4) {
+            left += 1;
+            return;
+        }
+        shown += 1;
+        let indent = "  ".repeat(depth.min(20));
+        table.row(vec![ms(node.s), units::count(node.count), format!("{indent}{}", escape(function))]);
+    });
+    text.push_str(&table.render(page.width));
+    more(text, shown + left, shown);
+}
+
+/// Shows the branches of `node`, most time first; a chain without branches stays on one line's depth.
+fn grow(node: &Node, depth: usize, least: f64, show: &mut impl FnMut(usize, &str, &Node)) {
+    let mut list: Vec<(&String, &Node)> = node.below.iter().filter(|(_, below)| below.s > least).collect();
+    list.sort_by(|a, b| b.1.s.total_cmp(&a.1.s));
+    for (name, mut below) in list {
+        // A chain of calls is one line.
+        let mut names = vec![name.as_str()];
+        while let Some((next, only)) = below.below.iter().next().filter(|_| depth > 0) {
+            // Some slept right here, or in several functions below.
+            if only.count != below.count {
+                break;
+            }
+            names.push(next);
+            below = only;
+        }
+        // Its innermost functions tell most.
+        show(depth, &names.iter().rev().copied().collect::<Vec<_>>().join(" < "), below);
+        grow(below, depth + 1, least, show);
+    }
+}
+
+fn wakeups(text: &mut String, report: &ExactReport, rows: usize, page: Page) {
+    heading(text, page.style, "Wakes", ": who woke whom");
+    let mut table = Table::new(&[("times", Align::Right), ("woken", Align::Left), ("by", Align::Left)])
+        .indent(2)
+        .flexible(2);
+    for wakeup in report.wakeups.iter().take(rows) {
+        let by = match (&wakeup.waker, wakeup.by.as_str()) {
+            (Some(task), _) => name(task),
+            (None, "hard") => "a hard interrupt".to_owned(),
+            _ => "a soft interrupt".to_owned(),
+        };
+        table.row(vec![units::count(wakeup.count), name(&wakeup.woken), by]);
+    }
+    text.push_str(&table.render(page.width));
+    more(text, report.wakeups.len(), rows);
+}
+
+fn interrupts(text: &mut String, report: &ExactReport, rows: usize, page: Page) {
+    heading(text, page.style, "Hard interrupts", ": whom they interrupted");
+    let mut table = Table::new(&[
+        ("vCPU", Align::Right),
+        ("ms", Align::Right),
+        ("times", Align::Right),
+        ("task", Align::Left),
+    ])
+    .indent(2)
+    .flexible(3);
+    for time in report.interrupts.iter().take(rows) {
+        table.row(vec![time.vcpu.to_string(), ms(time.s), units::count(time.count), name(&time.task)]);
+    }
+    text.push_str(&table.render(page.width));
+    more(text, report.interrupts.len(), rows);
+}

@@ -1,0 +1,204 @@
+//! `vprof rusage` for people, and as CSV.
+
+use std::fmt::Write as _;
+
+use sampler::rusage::{CpuRusage, ProcessRusage, Rusage, ThreadRusage};
+
+use super::summary::{heading, wrapped};
+use super::table::{Align, Table};
+use super::{Page, csv, escape, units};
+
+/// What marks a figure of the guest outside of the interval of the truth.
+const OUTSIDE: &str = "*";
+
+/// The books with at most `rows` rows per table.
+pub fn render(rusage: &Rusage, rows: usize, page: Page) -> String {
+    let mut text = String::new();
+    let kernel =
+        rusage.kernel.as_deref().map_or_else(|| "a guest".to_owned(), |k| format!("Linux {}", escape(k)));
+    let title =
+        format!("What {kernel} told of its CPU time, and what was so; host: {}", escape(&rusage.host));
+    wrapped(&mut text, &page.style.bold(&title), "", page.width);
+    processes(&mut text, &rusage.processes, rows, page);
+    threads(&mut text, &rusage.threads, rows, page);
+    for cpu in &rusage.cpus {
+        of_cpu(&mut text, cpu, page);
+    }
+    text.push('\n');
+    let note = "* what is told lies outside of the 95 % interval of the truth. Told: user and system as getrusage and \
+                /proc/PID/stat show them when they were last read. Truly: without interrupts that hit the process (irq).";
+    wrapped(&mut text, note, "", page.width);
+    if !rusage.intervals_valid {
+        let note =
+            "The sampling clock was fixed: a program can be in step with it, and no interval is valid.";
+        wrapped(&mut text, note, "", page.width);
+    }
+    text
+}
+
+fn more(all: usize, rows: usize) -> String {
+    match all.saturating_sub(rows) {
+        0 => String::new(),
+        left => format!(" ({} more, -n 0 shows all)", units::count(left as u64)),
+    }
+}
+
+/// A difference of times with its sign.
+fn signed(ns: i64) -> String {
+    let text = units::brief(ns.unsigned_abs());
+    if ns < 0 { format!("-{text}") } else { format!("+{text}") }
+}
+
+fn interval(low: u64, high: u64) -> String {
+    format!("{} .. {}", units::brief(low), units::brief(high))
+}
+
+fn processes(text: &mut String, list: &[ProcessRusage], rows: usize, page: Page) {
+    heading(text, page.style, "Processes", &more(list.len(), rows));
+    let right = |name| (name, Align::Right);
+    let columns = [
+        ("process", Align::Left),
+        right("told user"),
+        right("system"),
+        right("truly"),
+        right("95 % interval"),
+        right("told - truly"),
+        right("irq"),
+        ("", Align::Left),
+    ];
+    let mut table = Table::new(&columns).indent(2).flexible(0);
+    for process in list.iter().take(rows) {
+        table.row(vec![
+            format!("{}#{}", escape(&process.comm), process.instance),
+            units::brief(process.reported_user_ns),
+            units::brief(process.reported_system_ns),
+            units::brief(process.true_cpu_ns),
+            interval(process.true_low_ns, process.true_high_ns),
+            signed(process.difference_ns),
+            units::brief(process.interrupted_ns),
+            if process.outside { OUTSIDE } else { "" }.to_owned(),
+        ]);
+    }
+    text.push_str(&table.render(page.width));
+}
+
+fn threads(text: &mut String, list: &[ThreadRusage], rows: usize, page: Page) {
+    if list.is_empty() {
+        return;
+    }
+    heading(text, page.style, "Threads of processes with several", &more(list.len(), rows));
+    let right = |name| (name, Align::Right);
+    let columns = [
+        ("thread", Align::Left),
+        right("tid"),
+        right("told user"),
+        right("system"),
+        right("truly"),
+        right("95 % interval"),
+        ("", Align::Left),
+    ];
+    let mut table = Table::new(&columns).indent(2).flexible(0);
+    for thread in list.iter().take(rows) {
+        table.row(vec![
+            escape(thread.comm.as_deref().unwrap_or("?")).into_owned(),
+            thread.tid.to_string(),
+            units::brief(thread.reported_user_ns),
+            units::brief(thread.reported_system_ns),
+            units::brief(thread.true_cpu_ns),
+            interval(thread.true_low_ns, thread.true_high_ns),
+            if thread.outside { OUTSIDE } else { "" }.to_owned(),
+        ]);
+    }
+    text.push_str(&table.render(page.width));
+}
+
+fn of_cpu(text: &mut String, cpu: &CpuRusage, page: Page) {
+    heading(text, page.style, &format!("CPU {}", cpu.cpu), " (/proc/stat, and its vCPU)");
+    let right = |name| (name, Align::Right);
+    let columns = [
+        ("state", Align::Left),
+        right("told"),
+        right("truly"),
+        right("95 % interval"),
+        right("told - truly"),
+    ];
+    let mut table = Table::new(&columns).indent(2);
+    let parts = cpu.reported.named().into_iter().zip(cpu.truly.named());
+    for (((name, told), (_, truly)), ((_, low), (_, high))) in
+        parts.zip(cpu.low.named().into_iter().zip(cpu.high.named()))
+    {
+        let exact = low == high;
+        table.row(vec![
+            name.to_owned(),
+            units::brief(told),
+            units::brief(truly),
+            if exact { "exact".to_owned() } else { interval(low, high) },
+            signed(told.cast_signed().saturating_sub(truly.cast_signed())),
+        ]);
+    }
+    text.push_str(&table.render(page.width));
+}
+
+/// Every figure as a line: processes, threads, and CPUs by state.
+pub fn as_csv(rusage: &Rusage) -> String {
+    let mut text = csv::line(&[
+        "kind",
+        "name",
+        "pid",
+        "instance",
+        "tid",
+        "reported_user_ns",
+        "reported_system_ns",
+        "true_cpu_ns",
+        "true_low_ns",
+        "true_high_ns",
+        "interrupted_ns",
+        "difference_ns",
+        "outside",
+    ]);
+    for p in &rusage.processes {
+        text.push_str(&csv::line(&[
+            "process".to_owned(),
+            p.comm.clone(),
+            p.pid.to_string(),
+            p.instance.to_string(),
+            String::new(),
+            p.reported_user_ns.to_string(),
+            p.reported_system_ns.to_string(),
+            p.true_cpu_ns.to_string(),
+            p.true_low_ns.to_string(),
+            p.true_high_ns.to_string(),
+            p.interrupted_ns.to_string(),
+            p.difference_ns.to_string(),
+            u8::from(p.outside).to_string(),
+        ]));
+    }
+    for t in &rusage.threads {
+        let told = t.reported_user_ns.saturating_add(t.reported_system_ns).cast_signed();
+        text.push_str(&csv::line(&[
+            "thread".to_owned(),
+            t.comm.clone().unwrap_or_default(),
+            t.pid.to_string(),
+            t.instance.to_string(),
+            t.tid.to_string(),
+            t.reported_user_ns.to_string(),
+            t.reported_system_ns.to_string(),
+            t.true_cpu_ns.to_string(),
+            t.true_low_ns.to_string(),
+            t.true_high_ns.to_string(),
+            String::new(),
+            told.saturating_sub(t.true_cpu_ns.cast_signed()).to_string(),
+            u8::from(t.outside).to_string(),
+        ]));
+    }
+    for cpu in &rusage.cpus {
+        let sides = cpu.reported.named().into_iter().zip(cpu.truly.named());
+        let ends = cpu.low.named().into_iter().zip(cpu.high.named());
+        for (((name, told), (_, truly)), ((_, low), (_, high))) in sides.zip(ends) {
+            let difference = told.cast_signed().saturating_sub(truly.cast_signed());
+            // A told time of a CPU stands in the column of user time.
+            let _ = write!(text, "cpu,{name},,{},,{told},,{truly},{low},{high},,{difference},\r\n", cpu.cpu);
+        }
+    }
+    text
+}

@@ -1,0 +1,33 @@
+//! `vprof rusage`: the guest's own books of CPU time next to the truth.
+
+use std::io::{self, Write};
+
+use sampler::Profile;
+use sampler::rusage::Rusage;
+
+use crate::args::RusageArgs;
+use crate::errors::{Error, ExitCode};
+use crate::render::{Page, rusage as render};
+use crate::report::{all_for_zero, stdout_error, write_json};
+
+/// Runs the command.
+pub fn command(args: &RusageArgs) -> Result<ExitCode, Error> {
+    let mut rusage = Rusage::read(&Profile::open(&args.profile)?)?;
+    if let Some(wanted) = &args.process {
+        rusage.retain(wanted)?;
+    }
+    if rusage.processes.is_empty() && rusage.cpus.is_empty() {
+        return Err(Error::NoBooks(args.profile.clone()));
+    }
+    if args.json {
+        write_json(&rusage)?;
+        return Ok(ExitCode::Done);
+    }
+    let text = if args.csv {
+        render::as_csv(&rusage)
+    } else {
+        render::render(&rusage, all_for_zero(args.rows), Page::stdout().for_summary())
+    };
+    io::stdout().lock().write_all(text.as_bytes()).map_err(stdout_error)?;
+    Ok(ExitCode::Done)
+}

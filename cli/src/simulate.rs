@@ -1,0 +1,32 @@
+//! `vprof simulate`: how right estimates are, on made-up machines whose truth is known.
+
+use std::io::{self, IsTerminal, Write};
+
+use sampler::simulate::{Options, study};
+
+use crate::args::SimulateArgs;
+use crate::errors::{Error, ExitCode};
+use crate::render::{Page, simulate};
+use crate::report::{stdout_error, write_json};
+
+/// Runs the command.
+pub fn command(args: &SimulateArgs) -> Result<ExitCode, Error> {
+    let options = Options { seed: args.seed, runs: args.runs, clock: args.clock.map(Into::into) };
+    let live = io::stderr().is_terminal() && !args.quiet;
+    let result = study(&options, |done, all| {
+        if live {
+            // A progress line that can't be written is no reason to stop.
+            let end = if done == all { "\r\x1b[K" } else { "" };
+            let _ = write!(io::stderr().lock(), "\rmachine {done} of {all}{end}");
+        }
+    });
+    if args.json {
+        write_json(&result)?;
+    } else {
+        let page = Page::stdout().for_summary();
+        let text =
+            if args.quiet { simulate::conclusion(&result, page) } else { simulate::render(&result, page) };
+        io::stdout().lock().write_all(text.as_bytes()).map_err(stdout_error)?;
+    }
+    Ok(ExitCode::Done)
+}

@@ -1,0 +1,188 @@
+//! What the stack of a sample costs, on the memory of a real guest that was stopped.
+
+use std::sync::{Arc, OnceLock};
+
+use kvm_bindings::{kvm_regs, kvm_sregs};
+use symbols::{Kernel, KernelUnwinder, StackCopy, StackReader};
+use vmm::{GuestMemoryMmap, monotonic_ns};
+
+use super::{BATCH, BenchError, Cost, measured};
+use crate::VcpuSampler;
+use crate::batch::{Batch, Sink};
+use crate::collector::finder::{Guest, LinuxGuest};
+use crate::collector::frames::Names;
+use crate::collector::resolver::Resolver;
+use crate::collector::walker::{Owner, Step, Walker};
+use crate::record::{Moment, Readers, Record, Sampled};
+use crate::session::OpenFiles;
+use crate::vcpu::Ends;
+
+/// Frames of a stack, at most, as by default.
+const DEPTH: usize = 127;
+/// Times that each step is repeated, to be timed.
+const ROUNDS: u32 = 5_000;
+
+/// The first vCPU of a guest at one moment.
+#[derive(Debug, Clone)]
+pub struct Stopped {
+    /// General registers.
+    pub regs: kvm_regs,
+    /// Segment and control registers.
+    pub sregs: kvm_sregs,
+    /// All of the guest's memory.
+    pub memory: GuestMemoryMmap,
+}
+
+/// What one stack is and costs.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct StackFigures {
+    /// Bytes that were copied.
+    pub bytes: usize,
+    /// Frames of the kernel.
+    pub kernel_frames: u32,
+    /// Frames of the program.
+    pub user_frames: u32,
+    /// Frames are missing.
+    pub broken: bool,
+    /// Serving one tick: current task, copy of the stacks, ring.
+    pub serve: Cost,
+    /// Walking the kernel's part.
+    pub kernel: Cost,
+    /// Walking the program's part.
+    pub user: Cost,
+    /// Collector and writer, for the whole sample.
+    pub collect: Cost,
+}
+
+impl Stopped {
+    fn moment(&self) -> Moment<'_, GuestMemoryMmap> {
+        let now_ns = monotonic_ns();
+        Moment { due_ns: now_ns, now_ns, regs: &self.regs, sregs: &self.sregs, memory: &self.memory }
+    }
+}
+
+/// What the collector has of a guest.
+struct Known {
+    kernel: Arc<Kernel>,
+    unwinder: Arc<KernelUnwinder>,
+    names: Arc<dyn Names>,
+    sampler: VcpuSampler,
+    ends: Ends,
+}
+
+impl Known {
+    fn find(stopped: &Stopped) -> Result<Self, BenchError> {
+        let readers: Arc<OnceLock<Readers>> = Arc::default();
+        let wanted = (1, Some(StackReader::USER_BYTES));
+        let mut guest = LinuxGuest::new(stopped.memory.clone(), Arc::clone(&readers), wanted);
+        let record = crate::record::take(&stopped.moment(), |_| None, || None);
+        let found = guest.find(record.cr3, record.five_level)?;
+        if let Some(reason) = guest.publish_reader()? {
+            return Err(reason.into());
+        }
+        let code = guest.code()?.unwrap_or(found.code);
+        let (sampler, ends, _) = VcpuSampler::new(0, None, (1, 1), readers);
+        let (Some(kernel), Some(unwinder)) = (code.kernel, code.unwinder) else {
+            return Err(BenchError::NoStack);
+        };
+        Ok(Self { kernel, unwinder, names: code.names, sampler, ends })
+    }
+
+    /// One tick; its stack's box goes back to the pool with [`Known::give_back`].
+    fn tick(&mut self, stopped: &Stopped) -> Result<(Record, Box<StackCopy>), BenchError> {
+        self.sampler.serve(&stopped.moment(), || None);
+        match self.ends.samples.pop() {
+            Ok(Sampled { record, stack: Some(stack), .. }) => Ok((record, stack)),
+            _ => Err(BenchError::NoStack),
+        }
+    }
+
+    fn give_back(&mut self, stack: Box<StackCopy>) {
+        // The pool has room for its only box.
+        drop(self.ends.pool.push(stack));
+    }
+
+    fn walker(&self, stopped: &Stopped, files: &OpenFiles) -> Walker {
+        let (kernel, unwinder) = (Arc::clone(&self.kernel), Arc::clone(&self.unwinder));
+        Walker::new(kernel, unwinder, stopped.memory.clone(), files, DEPTH)
+    }
+}
+
+/// The mean of one of [`ROUNDS`] rounds, and what the last one gave.
+fn mean<T>(mut round: impl FnMut() -> Result<T, BenchError>) -> Result<(Cost, T), BenchError> {
+    let mut last = round()?;
+    let (cost, done) = measured(|| -> Result<(), BenchError> {
+        for _ in 0..ROUNDS {
+            last = std::hint::black_box(round()?);
+        }
+        Ok(())
+    });
+    done?;
+    Ok((Cost { wall: cost.wall / ROUNDS, cpu: cost.cpu / ROUNDS }, last))
+}
+
+/// Serves, walks and collects one and the same sample again and again; rows of the profile go to `sink`.
+///
+/// # Errors
+/// The guest has no kernel that is understood, the sample no stack, or the sink failed.
+pub fn stack_figures(
+    stopped: &Stopped,
+    files: &OpenFiles,
+    sink: &mut dyn Sink,
+) -> Result<StackFigures, BenchError> {
+    let mut known = Known::find(stopped)?;
+    let mut figures = StackFigures::default();
+    (figures.serve, ()) = mean(|| {
+        let (_, stack) = known.tick(stopped)?;
+        known.give_back(stack);
+        Ok(())
+    })?;
+    let (record, stack) = known.tick(stopped)?;
+    figures.bytes = stack.len();
+    (figures.kernel, figures.kernel_frames) = mean(|| {
+        let mut frames = 0;
+        std::hint::black_box(known.unwinder.walk_copy(&stack, DEPTH, |_| frames += 1));
+        Ok(frames)
+    })?;
+    let task = record.current.and_then(|current| current.task);
+    let owner = task.map(|task| Owner { instance: 1, task });
+    let (mut walker, mut steps, mut batch) = (known.walker(stopped, files), Vec::new(), Batch::default());
+    let (whole, ()) = mean(|| {
+        steps.clear();
+        batch.clear();
+        walker.walk(&stack, owner, &mut steps, &mut batch);
+        Ok(())
+    })?;
+    let user = |step: &&Step| matches!(step, Step::User { .. });
+    figures.user_frames = u32::try_from(steps.iter().filter(user).count()).unwrap_or(u32::MAX);
+    figures.broken = steps.iter().any(|step| matches!(step, Step::Reason { .. }));
+    figures.user = Cost {
+        wall: whole.wall.saturating_sub(figures.kernel.wall),
+        cpu: whole.cpu.saturating_sub(figures.kernel.cpu),
+    };
+    figures.collect = collect(&known, walker, (&record, &stack), sink)?;
+    Ok(figures)
+}
+
+/// Resolver and writer, as in the collector's thread, for one of many equal samples.
+fn collect(
+    known: &Known,
+    walker: Walker,
+    (record, stack): (&Record, &StackCopy),
+    sink: &mut dyn Sink,
+) -> Result<Cost, BenchError> {
+    let (mut resolver, mut batch) = (Resolver::new(record.time_ns), Batch::default());
+    resolver.kernel_found(Arc::clone(&known.names), Some(walker), &mut batch);
+    let mut record = *record;
+    let (cost, ()) = mean(|| {
+        record.time_ns += 1_000_000;
+        resolver.sample(0, &record, Some(stack), &mut batch);
+        resolver.nameless.clear();
+        if batch.samples.len() as u64 >= BATCH.min(u64::from(ROUNDS) / 2) {
+            sink.write(&batch)?;
+            batch.clear();
+        }
+        Ok(())
+    })?;
+    Ok(cost)
+}

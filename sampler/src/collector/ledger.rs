@@ -1,0 +1,109 @@
+//! The guest's own books of CPU time, read again and again: of all processes every second, and of those that samples hit
+//! with every batch, so that the last numbers of a process are from shortly before its end.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use symbols::{CpuBooks, CpuTime, Kernel, ProcessBooks, TaskSnapshot};
+use vmm::{GuestMemoryMmap, monotonic_ns};
+
+use super::resolver::Resolver;
+use crate::batch::{Batch, CpuTimeRow, RusageRow, ThreadTimeRow};
+
+/// Processes whose books are read with one batch, at most; the others wait for the next census.
+const MOST_HIT: usize = 256;
+
+/// What all processes and CPUs kept at one moment.
+#[derive(Debug)]
+pub(crate) struct Census {
+    /// CLOCK_MONOTONIC ns.
+    pub read_ns: u64,
+    pub processes: Vec<ProcessBooks>,
+    pub cpus: Vec<CpuBooks>,
+}
+
+/// Reads the books.
+#[derive(Debug, Default)]
+pub(crate) struct Ledger {
+    guest: Option<(Arc<Kernel>, GuestMemoryMmap)>,
+    /// Instances that were hit since the last batch.
+    hit: HashMap<u32, TaskSnapshot>,
+    zero_ns: u64,
+}
+
+impl Ledger {
+    /// Times are told from `zero_ns`, CLOCK_MONOTONIC.
+    pub(crate) fn new(zero_ns: u64) -> Self {
+        Self { zero_ns, ..Self::default() }
+    }
+
+    /// The books are those of this kernel.
+    pub(crate) fn found(&mut self, kernel: Arc<Kernel>, memory: GuestMemoryMmap) {
+        self.guest = Some((kernel, memory));
+    }
+
+    /// A sample has hit the instance.
+    pub(crate) fn note(&mut self, instance: u32, task: &TaskSnapshot) {
+        if self.hit.len() < MOST_HIT && self.guest.is_some() {
+            self.hit.insert(instance, *task);
+        }
+    }
+
+    /// Reads the books of the instances that were hit since the last call.
+    pub(crate) fn read_hit(&mut self, batch: &mut Batch) {
+        let Some((kernel, memory)) = &self.guest else { return };
+        for (instance, task) in self.hit.drain() {
+            let read_ns = monotonic_ns();
+            // A process that is gone has left its last numbers; a kernel without books is told of by the census.
+            let Ok(Some(books)) = kernel.books_of(memory, task.task) else { continue };
+            let same = (books.leader.pid, books.leader.start_ns) == (task.pid, task.start_ns);
+            if same {
+                rows(instance, read_ns.saturating_sub(self.zero_ns), &books, batch);
+            }
+        }
+    }
+
+    /// Takes over a census.
+    pub(crate) fn census(&self, census: &Census, resolver: &mut Resolver, batch: &mut Batch) {
+        let time_ns = census.read_ns.saturating_sub(self.zero_ns);
+        for books in &census.processes {
+            let instance = resolver.task(&books.leader, census.read_ns, batch);
+            rows(instance, time_ns, books, batch);
+        }
+        batch.cpu_times.extend(census.cpus.iter().map(|books| cpu_row(time_ns, books)));
+    }
+}
+
+fn rows(instance: u32, time_ns: u64, books: &ProcessBooks, batch: &mut Batch) {
+    let (user_ns, system_ns) = books.told;
+    let CpuTime { runtime_ns, run_delay_ns, voluntary, involuntary, .. } = books.time;
+    batch.rusage.push(RusageRow {
+        instance,
+        time_ns,
+        user_ns,
+        system_ns,
+        tick_user_ns: books.time.user_ns,
+        tick_system_ns: books.time.system_ns,
+        runtime_ns,
+        run_delay_ns,
+        voluntary,
+        involuntary,
+    });
+    // A process with one thread has told everything.
+    if books.threads.len() > 1 {
+        batch.thread_times.extend(books.threads.iter().map(|thread| ThreadTimeRow {
+            instance,
+            tid: thread.task.tid,
+            time_ns,
+            tick_user_ns: thread.time.user_ns,
+            tick_system_ns: thread.time.system_ns,
+            runtime_ns: thread.time.runtime_ns,
+        }));
+    }
+}
+
+fn cpu_row(time_ns: u64, books: &CpuBooks) -> CpuTimeRow {
+    let CpuBooks { cpu, user_ns, nice_ns, system_ns, softirq_ns, irq_ns, idle_ns, iowait_ns, steal_ns } =
+        *books;
+    CpuTimeRow { cpu, time_ns, user_ns, nice_ns, system_ns, softirq_ns, irq_ns, idle_ns, iowait_ns, steal_ns }
+}

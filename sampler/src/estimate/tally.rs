@@ -1,0 +1,281 @@
+//! What is counted while samples go by: the ticks of each vCPU, and for each thing of interest its samples and the
+//! pairs of them that are neighbours, or next but one.
+
+use super::correlation::Pairs;
+use crate::clock::ClockKind;
+
+/// Bounds of the classes of intervals between neighbouring ticks, as parts of the mean: a quarter each of what the
+/// uniform clock draws. Longer ones (a tick served late, a lost sample) do not join neighbours.
+const CLASSES: [f64; 4] = [0.75, 1.0, 1.25, 1.6];
+
+/// One tick of one vCPU, as [`Ticks::tick`] gave it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tick {
+    pub(super) vcpu: u8,
+    position: u32,
+}
+
+/// The ticks of all vCPUs, in the order of each vCPU. Two bytes of memory per tick.
+#[derive(Debug)]
+pub struct Ticks {
+    pub(super) clock: ClockKind,
+    mean_ns: f64,
+    /// By vCPU.
+    tracks: Vec<Track>,
+}
+
+impl Ticks {
+    /// No ticks yet, of a clock with this mean interval.
+    pub fn new(clock: ClockKind, mean_ns: f64) -> Self {
+        Self { clock, mean_ns, tracks: Vec::new() }
+    }
+
+    /// The next tick of `vcpu`, at `time_ns` since any moment. `inside` says whether it found the vCPU in the time that
+    /// is to be shared out, that is, for which there is an exact clock; a tick that was late because the host had
+    /// descheduled the vCPU's thread is outside, as one that found the vCPU halted.
+    pub fn tick(&mut self, vcpu: u8, time_ns: u64, inside: bool) -> Tick {
+        let place = usize::from(vcpu);
+        if self.tracks.len() <= place {
+            self.tracks.resize_with(place + 1, Track::default);
+        }
+        let position = self.tracks[place].push(self.mean_ns, time_ns, inside);
+        Tick { vcpu, position }
+    }
+
+    /// Ticks of all vCPUs that were inside.
+    pub fn inside(&self) -> u64 {
+        self.tracks.iter().map(|track| track.inside).sum()
+    }
+
+    /// Ticks of one vCPU that were inside.
+    pub fn inside_of(&self, vcpu: u8) -> u64 {
+        self.track(vcpu).map_or(0, |track| track.inside)
+    }
+
+    pub(super) fn track(&self, vcpu: u8) -> Option<&Track> {
+        self.tracks.get(usize::from(vcpu))
+    }
+}
+
+/// The ticks of one vCPU.
+#[derive(Debug, Default)]
+pub(super) struct Track {
+    /// Per tick: itself and its neighbours, see [`INSIDE`] and below. What comes after a tick is filled in as it comes.
+    flags: Vec<u16>,
+    last_ns: Option<u64>,
+    pub inside: u64,
+    /// Neighbouring ticks, and of those the ones that are both inside.
+    pub all: Pairs,
+    pub both: Pairs,
+}
+
+/// The tick was inside.
+const INSIDE: u16 = 1 << 6;
+/// The tick before, the next, the one two before and the one two after are joined to it, and inside.
+const BEFORE: u16 = 1 << 7;
+const AFTER: u16 = 1 << 8;
+const TWO_BEFORE: u16 = 1 << 9;
+const TWO_AFTER: u16 = 1 << 10;
+/// Bits 0 to 2: class of the interval before the tick. Bits 3 to 5: of the one after it, if [`AFTER`] is set.
+const CLASS: u16 = 0x07;
+const CLASS_AFTER: u32 = 3;
+/// In place of a class: the tick before is missing or too far away.
+const APART: u16 = 0x04;
+
+impl Track {
+    /// Number of ticks.
+    pub fn len(&self) -> u64 {
+        self.flags.len() as u64
+    }
+
+    fn push(&mut self, mean_ns: f64, time_ns: u64, inside: bool) -> u32 {
+        let interval = self.last_ns.map(|last| time_ns.saturating_sub(last) as f64 / mean_ns);
+        self.last_ns = Some(time_ns);
+        self.inside += u64::from(inside);
+        let class = interval.and_then(|interval| CLASSES.iter().position(|bound| interval < *bound));
+        let bits = class.and_then(|class| u16::try_from(class).ok()).unwrap_or(APART);
+        let position = u32::try_from(self.flags.len()).unwrap_or(u32::MAX);
+        let mut flag = bits | if inside { INSIDE } else { 0 };
+        let mut earlier = self.flags.iter_mut().rev();
+        if let (Some(class), Some(before)) = (class, earlier.next()) {
+            let was_inside = *before & INSIDE != 0;
+            flag |= if was_inside { BEFORE } else { 0 };
+            *before |= if inside { AFTER | bits << CLASS_AFTER } else { 0 };
+            self.all.first[class] += 1;
+            self.both.first[class] += u32::from(inside && was_inside);
+            if let Some(two_before) = earlier.next().filter(|_| *before & CLASS != APART) {
+                let was_inside = *two_before & INSIDE != 0;
+                flag |= if was_inside { TWO_BEFORE } else { 0 };
+                *two_before |= if inside { TWO_AFTER } else { 0 };
+                self.all.second += 1;
+                self.both.second += u32::from(inside && was_inside);
+            }
+        }
+        self.flags.push(flag);
+        position
+    }
+
+    /// The tick; 0, which is outside and has no neighbours, where there is none.
+    fn flag(&self, position: u32) -> u16 {
+        self.flags.get(position as usize).copied().unwrap_or(0)
+    }
+}
+
+/// The samples of one thing on one vCPU: O(1) per sample, 64 bytes, no allocation.
+#[derive(Debug, Clone, Copy)]
+pub struct Tally {
+    count: u64,
+    /// Pairs of neighbours that both belong to it.
+    same: Pairs,
+    /// Ticks of it with a neighbour that is inside, each side counted.
+    near: Pairs,
+    /// The last two ticks of it, whose later neighbours are not known yet; [`NEVER`] without.
+    last: u32,
+    before: u32,
+}
+
+/// No tick.
+const NEVER: u32 = u32::MAX;
+
+impl Default for Tally {
+    fn default() -> Self {
+        Self { count: 0, same: Pairs::default(), near: Pairs::default(), last: NEVER, before: NEVER }
+    }
+}
+
+impl Tally {
+    /// Counts the vCPU's latest tick. A tick counts once, however often it is added, and only if it was inside.
+    pub fn add(&mut self, ticks: &Ticks, tick: Tick) {
+        let Some(track) = ticks.track(tick.vcpu) else { return };
+        let (position, flag) = (tick.position, track.flag(tick.position));
+        if flag & INSIDE == 0 || (self.last == position && self.count > 0) {
+            return;
+        }
+        self.count += 1;
+        if ticks.clock == ClockKind::Uniform {
+            // NEVER wraps to -1 and 0, which no tick has as its neighbour before: flags say that the first has none.
+            if flag & BEFORE != 0 && self.last.wrapping_add(1) == position {
+                self.same.first[usize::from(flag & CLASS)] += 1;
+            }
+            let two = |hit: u32| hit.wrapping_add(2) == position;
+            self.same.second += u32::from(flag & TWO_BEFORE != 0 && (two(self.last) || two(self.before)));
+            self.settle(track.flag(self.before));
+            self.before = self.last;
+        }
+        self.last = position;
+    }
+
+    /// Samples.
+    pub fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// Counts the neighbours of a tick, all of which have come.
+    fn settle(&mut self, flag: u16) {
+        if flag & BEFORE != 0 {
+            self.near.first[usize::from(flag & CLASS)] += 1;
+        }
+        if flag & AFTER != 0 {
+            self.near.first[usize::from(flag >> CLASS_AFTER & CLASS)] += 1;
+        }
+        self.near.second += u32::from(flag & TWO_BEFORE != 0) + u32::from(flag & TWO_AFTER != 0);
+    }
+
+    /// Pairs that both belong to it, and neighbours that are inside, at the end of the run.
+    pub(super) fn pairs(mut self, track: &Track) -> (Pairs, Pairs) {
+        self.settle(track.flag(self.before));
+        self.settle(track.flag(self.last));
+        (self.same, self.near)
+    }
+}
+
+/// The samples of one thing on all vCPUs, in place of a plain count.
+#[derive(Debug, Clone, Default)]
+pub struct Tallies {
+    /// One for each vCPU that hit it.
+    by_vcpu: Vec<(u8, Tally)>,
+}
+
+impl Tallies {
+    /// Counts the latest tick of its vCPU, as [`Tally::add`] does.
+    pub fn add(&mut self, ticks: &Ticks, tick: Tick) {
+        let place = self.by_vcpu.iter().position(|(vcpu, _)| *vcpu == tick.vcpu).unwrap_or_else(|| {
+            self.by_vcpu.push((tick.vcpu, Tally::default()));
+            self.by_vcpu.len() - 1
+        });
+        self.by_vcpu[place].1.add(ticks, tick);
+    }
+
+    /// Samples.
+    pub fn count(&self) -> u64 {
+        self.by_vcpu.iter().map(|(_, tally)| tally.count()).sum()
+    }
+
+    /// The tally of a vCPU, if it hit it.
+    pub fn of(&self, vcpu: u8) -> Option<&Tally> {
+        self.by_vcpu.iter().find(|(of, _)| *of == vcpu).map(|(_, tally)| tally)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Ticks 1 ms apart unless `late`, whether each is inside, and whether it hits the key.
+    fn tallied(ticks: &[(bool, bool)], late: &[usize]) -> (Ticks, Tally) {
+        let mut all = Ticks::new(ClockKind::Uniform, 1e6);
+        let mut key = Tally::default();
+        let mut time = 0;
+        for (n, (inside, hit)) in ticks.iter().enumerate() {
+            time += if late.contains(&n) { 9_000_000 } else { 1_000_000 };
+            let tick = all.tick(0, time, *inside);
+            if *hit {
+                key.add(&all, tick);
+                key.add(&all, tick);
+            }
+        }
+        (all, key)
+    }
+
+    const OUT: (bool, bool) = (false, false);
+    const IN: (bool, bool) = (true, false);
+    const HIT: (bool, bool) = (true, true);
+
+    /// Pairs of neighbours (all have an interval of 1 mean: class 2) and next but one.
+    fn sums(pairs: Pairs) -> (u32, u32) {
+        assert_eq!(pairs.first.iter().sum::<u32>(), pairs.first[2]);
+        (pairs.first[2], pairs.second)
+    }
+
+    #[test]
+    fn pairs_are_counted_as_by_hand() {
+        let (all, key) = tallied(&[HIT, HIT, IN, HIT, OUT, HIT, HIT], &[]);
+        let track = all.track(0).expect("a track");
+        assert_eq!((key.count(), all.inside(), track.len()), (5, 6, 7));
+        assert_eq!((sums(track.all), sums(track.both)), ((6, 5), (4, 3)));
+        let (same, near) = key.pairs(track);
+        assert_eq!(sums(same), (2, 2));
+        // Neighbours inside: 1, 2, 1, 1, 1; next but one: 1, 1, 2, 1, 0.
+        assert_eq!(sums(near), (6, 5));
+    }
+
+    #[test]
+    fn a_gap_joins_no_neighbours() {
+        let (all, key) = tallied(&[HIT, HIT, HIT, HIT], &[2]);
+        let track = all.track(0).expect("a track");
+        assert_eq!((sums(track.all), sums(track.both)), ((2, 0), (2, 0)));
+        let (same, near) = key.pairs(track);
+        assert_eq!((sums(same), sums(near)), ((2, 0), (4, 0)));
+    }
+
+    #[test]
+    fn ticks_outside_are_no_samples() {
+        let (all, key) = tallied(&[(false, true), HIT, (false, true)], &[]);
+        assert_eq!((all.inside(), all.inside_of(0), all.inside_of(9), key.count()), (1, 1, 0, 1));
+    }
+
+    #[test]
+    fn a_tally_is_small() {
+        assert!(size_of::<Tally>() <= 64);
+    }
+}

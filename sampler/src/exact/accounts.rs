@@ -1,0 +1,397 @@
+//! What every task did at every moment: one clock per task, which is always in exactly one state (Chubb).
+//!
+//! ```text
+//!   new ──▶ queue ──switch to──▶ running ──interrupt──▶ interrupted
+//!             ▲                  │    ▲                      │
+//!             │                  │    └──────────────────────┘
+//!   wake      │   switch from, by the task's own state: queue, sleep, disk, stopped, zombie, or gone
+//!             └─── sleep, disk, stopped ◀┘
+//! ```
+//!
+//! Knows no guest, no thread and no profile: times and tasks come in, sums go out.
+
+use std::collections::HashMap;
+
+use super::cause::Cause;
+
+/// Tasks that are followed, at most; more are counted.
+const TASKS: usize = 1 << 17;
+
+/// What a task does.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default, serde::Serialize, serde::Deserialize,
+)]
+pub enum State {
+    /// On a CPU.
+    Running,
+    /// On a CPU that serves a hard interrupt.
+    Interrupted,
+    /// Could run, and waits for a CPU.
+    Queue,
+    /// Sleeps; a signal wakes it.
+    Sleep,
+    /// Sleeps uninterruptibly: mostly for a disk or for a lock of the kernel.
+    Disk,
+    /// Stopped, traced or frozen.
+    Stopped,
+    /// Has ended, and its parent has not asked for it.
+    Zombie,
+    /// Not known: events were lost.
+    #[default]
+    Unknown,
+}
+
+impl State {
+    /// All, in the order of reports.
+    pub const ALL: [Self; 8] = [
+        Self::Running,
+        Self::Interrupted,
+        Self::Queue,
+        Self::Sleep,
+        Self::Disk,
+        Self::Stopped,
+        Self::Zombie,
+        Self::Unknown,
+    ];
+
+    /// As in table `task_state`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Running => "running",
+            Self::Interrupted => "interrupted",
+            Self::Queue => "queue",
+            Self::Sleep => "sleep",
+            Self::Disk => "disk",
+            Self::Stopped => "stopped",
+            Self::Zombie => "zombie",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+/// A state, and in what it is spent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub(crate) struct Doing {
+    pub state: State,
+    pub cause: Cause,
+    /// Stack row id of a sleep; 0 for none.
+    pub stack: u32,
+}
+
+impl Doing {
+    pub(crate) fn plain(state: State) -> Self {
+        Self { state, ..Self::default() }
+    }
+}
+
+/// A task as the sums name it: instance row id (0 for idle tasks) and thread id.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub(crate) struct Who {
+    pub instance: u32,
+    pub tid: i32,
+}
+
+/// A task as events name it. An address is used again once its task is gone, hence the rest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct TaskId {
+    /// Of its task_struct.
+    pub address: u64,
+    pub who: Who,
+}
+
+/// Who wakes somebody.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Waker {
+    /// A task, or the idle task.
+    Task(Who),
+    /// A hard interrupt, an NMI included.
+    Hard,
+    /// A soft interrupt.
+    Soft,
+}
+
+/// What became of the task that was switched from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Left {
+    /// It is in this state now.
+    In(Doing),
+    /// It has ended, and nobody waits for it.
+    Gone,
+}
+
+/// Time, and how often.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Sum {
+    pub ns: u64,
+    pub count: u64,
+}
+
+/// From when to when a task was followed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Life {
+    pub who: Who,
+    pub from_ns: u64,
+    pub to_ns: u64,
+    pub ended: bool,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Task {
+    who: Who,
+    doing: Doing,
+    since_ns: u64,
+    from_ns: u64,
+    /// Nothing will be left of it once it has switched for the last time.
+    released: bool,
+    /// It was charged since the sums were last taken.
+    charged: bool,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Cpu {
+    /// `None`: idle, or not known yet.
+    current: Option<u64>,
+    /// Since when it is idle.
+    idle_since: Option<u64>,
+    /// Since when it serves an interrupt.
+    interrupted: Option<u64>,
+    idle_ns: u64,
+}
+
+/// Sums since they were last taken.
+#[derive(Debug, Default)]
+pub(crate) struct Sums {
+    pub states: HashMap<(Who, Doing), Sum>,
+    pub wakeups: HashMap<(Waker, Who), u64>,
+    /// By CPU and interrupted task.
+    pub interrupts: HashMap<(usize, Who), Sum>,
+    pub lives: Vec<Life>,
+}
+
+/// The accounts of all tasks.
+#[derive(Debug, Default)]
+pub(crate) struct Accounts {
+    tasks: HashMap<u64, Task>,
+    cpus: Vec<Cpu>,
+    sums: Sums,
+    /// Tasks that ran although they were asleep: their wake was not seen.
+    pub unseen_wakes: u64,
+    /// Events about more tasks than are followed.
+    pub untracked: u64,
+}
+
+impl Accounts {
+    pub(crate) fn new(cpus: usize) -> Self {
+        Self { cpus: vec![Cpu::default(); cpus], ..Self::default() }
+    }
+
+    /// A task that exists when following begins.
+    pub(crate) fn exists(&mut self, time_ns: u64, task: TaskId, doing: Doing) {
+        self.enter(time_ns, task, doing);
+    }
+
+    /// What a CPU runs when following begins.
+    pub(crate) fn runs(&mut self, time_ns: u64, cpu: usize, task: Option<TaskId>) {
+        if let Some(task) = task {
+            self.enter(time_ns, task, Doing::plain(State::Running));
+        }
+        if let Some(cpu) = self.cpus.get_mut(cpu) {
+            cpu.current = task.map(|task| task.address);
+            cpu.idle_since = if task.is_none() { Some(time_ns) } else { None };
+        }
+    }
+
+    /// A CPU has switched. Idle tasks are `None`.
+    pub(crate) fn switch(
+        &mut self,
+        time_ns: u64,
+        cpu: usize,
+        previous: Option<(TaskId, Left)>,
+        next: Option<TaskId>,
+    ) {
+        self.interrupt_end(time_ns, cpu);
+        let before = self.cpus.get(cpu).and_then(|cpu| cpu.current);
+        // A switch between was lost: whoever ran before does so no more.
+        if let Some(before) = before.filter(|&before| previous.is_none_or(|(id, _)| id.address != before))
+            && let Some(task) = self.tasks.get(&before).copied()
+            && matches!(task.doing.state, State::Running | State::Interrupted)
+        {
+            let id = TaskId { address: before, who: task.who };
+            self.enter(time_ns, id, Doing::plain(State::Unknown));
+        }
+        match previous {
+            Some((id, Left::In(doing))) => {
+                self.enter(time_ns, id, doing);
+                let released = self.tasks.get(&id.address).is_some_and(|task| task.released);
+                if released && doing.state == State::Zombie {
+                    self.end(time_ns, id.address);
+                }
+            }
+            Some((id, Left::Gone)) => {
+                self.enter(time_ns, id, Doing::plain(State::Zombie));
+                self.end(time_ns, id.address);
+            }
+            None => {}
+        }
+        if let Some(next) = next {
+            let asleep =
+                |task: &Task| matches!(task.doing.state, State::Sleep | State::Disk | State::Stopped);
+            self.unseen_wakes += u64::from(self.tasks.get(&next.address).is_some_and(asleep));
+            self.enter(time_ns, next, Doing::plain(State::Running));
+        }
+        let Some(cpu) = self.cpus.get_mut(cpu) else { return };
+        cpu.current = next.map(|next| next.address);
+        cpu.charge_idle(time_ns);
+        cpu.idle_since = if next.is_none() { Some(time_ns) } else { None };
+    }
+
+    /// Somebody on `cpu` wakes a task.
+    pub(crate) fn wake(&mut self, time_ns: u64, cpu: usize, by: Option<Waker>, woken: TaskId) {
+        let current = self.cpus.get(cpu).and_then(|cpu| self.tasks.get(&cpu.current?));
+        let by = by.unwrap_or(Waker::Task(current.map_or(Who::default(), |task| task.who)));
+        *self.sums.wakeups.entry((by, woken.who)).or_default() += 1;
+        match self.tasks.get(&woken.address).map(|task| task.doing.state) {
+            // On its way to sleep: the switch from it tells what became of that.
+            Some(State::Running | State::Interrupted | State::Queue | State::Zombie) => {}
+            _ => self.enter(time_ns, woken, Doing::plain(State::Queue)),
+        }
+    }
+
+    /// A new task waits for its first CPU.
+    pub(crate) fn starts(&mut self, time_ns: u64, task: TaskId) {
+        self.end(time_ns, task.address);
+        self.enter(time_ns, task, Doing::plain(State::Queue));
+    }
+
+    /// Nobody waits for the task any more.
+    pub(crate) fn release(&mut self, time_ns: u64, address: u64) {
+        match self.tasks.get_mut(&address) {
+            Some(task) if task.doing.state == State::Zombie => self.end(time_ns, address),
+            // It is still on its way to its last switch.
+            Some(task) => task.released = true,
+            None => {}
+        }
+    }
+
+    /// A CPU begins to serve a hard interrupt.
+    pub(crate) fn interrupt_begin(&mut self, time_ns: u64, cpu: usize) {
+        self.interrupt_end(time_ns, cpu);
+        let Some(at) = self.cpus.get_mut(cpu) else { return };
+        at.interrupted = Some(time_ns);
+        if let Some((id, State::Running)) = self.current(cpu) {
+            self.enter(time_ns, id, Doing::plain(State::Interrupted));
+        }
+    }
+
+    /// A CPU has served a hard interrupt.
+    pub(crate) fn interrupt_end(&mut self, time_ns: u64, cpu: usize) {
+        let Some(since_ns) = self.cpus.get_mut(cpu).and_then(|cpu| cpu.interrupted.take()) else { return };
+        let current = self.current(cpu);
+        let who = current.map_or(Who::default(), |(id, _)| id.who);
+        let sum = self.sums.interrupts.entry((cpu, who)).or_default();
+        sum.ns += time_ns.saturating_sub(since_ns);
+        sum.count += 1;
+        if let Some((id, State::Interrupted)) = current {
+            self.enter(time_ns, id, Doing::plain(State::Running));
+        }
+    }
+
+    fn current(&self, cpu: usize) -> Option<(TaskId, State)> {
+        let address = self.cpus.get(cpu)?.current?;
+        let task = self.tasks.get(&address)?;
+        Some((TaskId { address, who: task.who }, task.doing.state))
+    }
+
+    /// Events were lost: what anybody does is not known until their next event.
+    pub(crate) fn lose(&mut self, time_ns: u64) {
+        let tasks: Vec<TaskId> =
+            self.tasks.iter().map(|(&address, task)| TaskId { address, who: task.who }).collect();
+        for id in tasks {
+            self.enter(time_ns, id, Doing::plain(State::Unknown));
+        }
+        for cpu in &mut self.cpus {
+            cpu.charge_idle(time_ns);
+            (cpu.current, cpu.idle_since, cpu.interrupted) = (None, None, None);
+        }
+    }
+
+    /// Charges everybody up to this moment, so that the sums are complete.
+    pub(crate) fn settle(&mut self, time_ns: u64) {
+        for task in self.tasks.values_mut() {
+            charge(task, time_ns, &mut self.sums);
+        }
+        self.cpus.iter_mut().for_each(|cpu| cpu.charge_idle(time_ns));
+    }
+
+    /// The sums since the last call, and up to when those tasks have lived that are in them.
+    pub(crate) fn take(&mut self) -> Sums {
+        let mut sums = std::mem::take(&mut self.sums);
+        for task in self.tasks.values_mut().filter(|task| task.charged) {
+            task.charged = false;
+            let Task { who, from_ns, since_ns, .. } = *task;
+            sums.lives.push(Life { who, from_ns, to_ns: since_ns, ended: false });
+        }
+        sums
+    }
+
+    /// Time in which the CPU had nothing to run, interrupts included, ns.
+    pub(crate) fn idle_ns(&self, cpu: usize) -> u64 {
+        self.cpus.get(cpu).map_or(0, |cpu| cpu.idle_ns)
+    }
+
+    /// The task is in this state from now on.
+    fn enter(&mut self, time_ns: u64, id: TaskId, doing: Doing) {
+        if self.tasks.get(&id.address).is_some_and(|task| task.who != id.who) {
+            // An exec of another thread than the first gives it the first one's ids; or its end was not seen.
+            self.end(time_ns, id.address);
+        }
+        if let Some(task) = self.tasks.get_mut(&id.address) {
+            charge(task, time_ns, &mut self.sums);
+            task.doing = doing;
+        } else if self.tasks.len() < TASKS {
+            let task = Task {
+                who: id.who,
+                doing,
+                since_ns: time_ns,
+                from_ns: time_ns,
+                released: false,
+                charged: true,
+            };
+            self.tasks.insert(id.address, task);
+        } else {
+            self.untracked += 1;
+            return;
+        }
+        self.sums.states.entry((id.who, doing)).or_default().count += 1;
+    }
+
+    fn end(&mut self, time_ns: u64, address: u64) {
+        let Some(mut task) = self.tasks.remove(&address) else { return };
+        charge(&mut task, time_ns, &mut self.sums);
+        let Task { who, from_ns, since_ns, .. } = task;
+        self.sums.lives.push(Life { who, from_ns, to_ns: since_ns, ended: true });
+    }
+}
+
+impl Cpu {
+    fn charge_idle(&mut self, time_ns: u64) {
+        if let Some(since_ns) = &mut self.idle_since {
+            self.idle_ns += time_ns.saturating_sub(*since_ns);
+            *since_ns = time_ns.max(*since_ns);
+        }
+    }
+}
+
+/// Gives the time since the last change to the state that the task is in. Events of different CPUs may come a little out of
+/// order; no time counts twice then.
+fn charge(task: &mut Task, time_ns: u64, sums: &mut Sums) {
+    let spent = time_ns.saturating_sub(task.since_ns);
+    task.since_ns = time_ns.max(task.since_ns);
+    task.charged = true;
+    if spent > 0 {
+        sums.states.entry((task.who, task.doing)).or_default().ns += spent;
+    }
+}
+
+#[cfg(test)]
+mod tests;

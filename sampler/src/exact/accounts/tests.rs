@@ -1,0 +1,182 @@
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn task(number: u64) -> TaskId {
+    let tid = i32::try_from(number).unwrap();
+    TaskId { address: 0x1000 + number, who: Who { instance: 1, tid } }
+}
+
+fn doing(state: State) -> Left {
+    Left::In(Doing::plain(state))
+}
+
+fn ns(sums: &Sums, number: u64, state: State) -> u64 {
+    let mine = |((who, doing), sum): (&(Who, Doing), &Sum)| {
+        (*who == task(number).who && doing.state == state).then_some(sum.ns)
+    };
+    sums.states.iter().filter_map(mine).sum()
+}
+
+#[test]
+fn a_life_from_its_start_to_its_release() {
+    let mut a = Accounts::new(1);
+    a.runs(0, 0, Some(task(1)));
+    a.starts(100, task(2));
+    a.switch(150, 0, Some((task(1), doing(State::Sleep))), Some(task(2)));
+    a.interrupt_begin(200, 0);
+    a.wake(210, 0, Some(Waker::Hard), task(1));
+    a.interrupt_end(230, 0);
+    a.switch(300, 0, Some((task(2), doing(State::Zombie))), Some(task(1)));
+    a.release(340, task(2).address);
+    a.switch(400, 0, Some((task(1), doing(State::Disk))), None);
+    a.settle(500);
+    let sums = a.take();
+    let of = |number| State::ALL.map(|state| ns(&sums, number, state));
+    assert_eq!(of(2), [120, 30, 50, 0, 0, 0, 40, 0]);
+    assert_eq!(of(1), [250, 0, 90, 60, 100, 0, 0, 0]);
+    assert_eq!(sums.wakeups, HashMap::from([((Waker::Hard, task(1).who), 1)]));
+    assert_eq!(sums.interrupts, HashMap::from([((0, task(2).who), Sum { ns: 30, count: 1 })]));
+    assert_eq!(a.idle_ns(0), 100);
+    let ended = Life { who: task(2).who, from_ns: 100, to_ns: 340, ended: true };
+    assert!(sums.lives.contains(&ended), "{:?}", sums.lives);
+}
+
+#[test]
+fn a_thread_that_is_released_before_its_last_switch_ends_there() {
+    let mut a = Accounts::new(1);
+    a.runs(0, 0, Some(task(1)));
+    a.release(10, task(1).address);
+    a.switch(30, 0, Some((task(1), doing(State::Zombie))), None);
+    let lives = a.take().lives;
+    assert_eq!(lives, [Life { who: task(1).who, from_ns: 0, to_ns: 30, ended: true }]);
+}
+
+#[test]
+fn a_wake_on_the_way_to_sleep_leaves_the_word_to_the_switch() {
+    let mut a = Accounts::new(1);
+    a.runs(0, 0, Some(task(1)));
+    a.wake(10, 0, None, task(1));
+    a.switch(20, 0, Some((task(1), doing(State::Queue))), Some(task(2)));
+    a.settle(50);
+    let sums = a.take();
+    assert_eq!((ns(&sums, 1, State::Running), ns(&sums, 1, State::Queue)), (20, 30));
+    assert_eq!(sums.wakeups, HashMap::from([((Waker::Task(task(1).who), task(1).who), 1)]));
+    assert_eq!(a.unseen_wakes, 0);
+}
+
+#[test]
+fn what_is_lost_is_unknown_until_it_is_seen_again() {
+    let mut a = Accounts::new(2);
+    a.runs(0, 0, Some(task(1)));
+    a.exists(0, task(2), Doing::plain(State::Sleep));
+    a.lose(10);
+    a.switch(30, 1, None, Some(task(2)));
+    // A switch from a task that this CPU was not seen to run.
+    a.switch(40, 1, Some((task(3), doing(State::Queue))), None);
+    a.settle(60);
+    let sums = a.take();
+    assert_eq!((ns(&sums, 1, State::Unknown), ns(&sums, 1, State::Running)), (50, 10));
+    assert_eq!((ns(&sums, 2, State::Unknown), ns(&sums, 2, State::Running)), (40, 10));
+    assert_eq!(ns(&sums, 3, State::Queue), 20);
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Switch(usize, u64, u8, Option<u64>),
+    Wake(usize, u64),
+    Starts(u64),
+    Release(u64),
+    Begin(usize),
+    End(usize),
+    Lose,
+    Settle,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let (cpu, number) = (0usize..3, 0u64..6);
+    prop_oneof![
+        6 => (cpu.clone(), number.clone(), 0u8..7, proptest::option::of(number.clone()))
+            .prop_map(|(cpu, from, left, to)| Step::Switch(cpu, from, left, to)),
+        3 => (cpu.clone(), number.clone()).prop_map(|(cpu, n)| Step::Wake(cpu, n)),
+        1 => number.clone().prop_map(Step::Starts),
+        1 => number.prop_map(Step::Release),
+        2 => cpu.clone().prop_map(Step::Begin),
+        2 => cpu.prop_map(Step::End),
+        1 => Just(Step::Lose),
+        1 => Just(Step::Settle),
+    ]
+}
+
+proptest! {
+    /// Whatever comes, in whatever order: the states of each life add up to its length, and nothing panics.
+    #[test]
+    fn states_add_up_to_lives(steps in prop::collection::vec((step(), -5i64..40), 0..200)) {
+        let mut a = Accounts::new(2);
+        let (mut now, mut latest) = (1_000i64, 1_000);
+        let mut spent: BTreeMap<Who, u64> = BTreeMap::new();
+        let mut lived: BTreeMap<Who, u64> = BTreeMap::new();
+        let mut open: BTreeMap<Who, u64> = BTreeMap::new();
+        for (step, by) in steps {
+            now = (now + by).max(0);
+            latest = latest.max(now);
+            let t = u64::try_from(now).unwrap();
+            match step {
+                Step::Switch(cpu, from, left, to) => {
+                    let left = match left {
+                        0 => Left::Gone,
+                        1 => doing(State::Queue),
+                        2 => doing(State::Zombie),
+                        3 => doing(State::Disk),
+                        4 => doing(State::Stopped),
+                        _ => Left::In(Doing { state: State::Sleep, cause: Cause::Pipe, stack: 7 }),
+                    };
+                    a.switch(t, cpu, Some((task(from), left)), to.map(task));
+                }
+                Step::Wake(cpu, n) => a.wake(t, cpu, None, task(n)),
+                Step::Starts(n) => a.starts(t, task(n)),
+                Step::Release(n) => a.release(t, task(n).address),
+                Step::Begin(cpu) => a.interrupt_begin(t, cpu),
+                Step::End(cpu) => a.interrupt_end(t, cpu),
+                Step::Lose => a.lose(t),
+                Step::Settle => a.settle(t),
+            }
+            gather(a.take(), &mut spent, &mut lived, &mut open);
+            // Also in between, so that a run that is cut short has sums that fit.
+            let sum = |map: &BTreeMap<Who, u64>| map.values().sum::<u64>();
+            prop_assert_eq!(sum(&spent), sum(&lived) + sum(&open));
+        }
+        a.settle(u64::try_from(latest).unwrap());
+        gather(a.take(), &mut spent, &mut lived, &mut open);
+        for (who, length) in open {
+            *lived.entry(who).or_default() += length;
+        }
+        lived.retain(|_, ns| *ns > 0);
+        prop_assert_eq!(spent, lived);
+    }
+}
+
+/// Adds what the states got, and the lengths of lives: those that have ended, and of each open one the last word.
+fn gather(
+    sums: Sums,
+    spent: &mut BTreeMap<Who, u64>,
+    lived: &mut BTreeMap<Who, u64>,
+    open: &mut BTreeMap<Who, u64>,
+) {
+    for ((who, _), sum) in sums.states {
+        if sum.ns > 0 {
+            *spent.entry(who).or_default() += sum.ns;
+        }
+    }
+    for life in sums.lives {
+        let length = life.to_ns - life.from_ns;
+        if life.ended {
+            *lived.entry(life.who).or_default() += length;
+            open.remove(&life.who);
+        } else {
+            open.insert(life.who, length);
+        }
+    }
+}

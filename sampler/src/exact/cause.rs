@@ -1,0 +1,135 @@
+//! What a task sleeps for, told by the kernel's functions that it sleeps in.
+
+use serde::{Deserialize, Serialize};
+
+/// What a task sleeps for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Serialize, Deserialize)]
+pub enum Cause {
+    /// It does not sleep, or what for is not known.
+    #[default]
+    None,
+    /// A page of its memory.
+    PageFault,
+    /// A futex: a mutex, a condition, the end of a thread.
+    Futex,
+    /// One of several files: poll, select, epoll.
+    Poll,
+    /// A pipe.
+    Pipe,
+    /// A socket.
+    Socket,
+    /// A time: sleep and the like.
+    Timer,
+    /// The end of a child.
+    Child,
+    /// A signal.
+    Signal,
+    /// A terminal.
+    Terminal,
+    /// A block device, or a page of a file.
+    Block,
+    /// A lock of the kernel.
+    Lock,
+    /// Work: a kernel thread that has nothing to do.
+    Work,
+    /// Something else.
+    Other,
+}
+
+/// Functions that tell a cause (Linux 6.1 and 6.12), in the order in which they are asked: a fault may read a disk, and
+/// poll sleeps by a timer. A name that ends in `*` stands for all that begin so.
+const FUNCTIONS: &[(Cause, &[&str])] = &[
+    (Cause::PageFault, &["handle_mm_fault", "exc_page_fault", "do_user_addr_fault"]),
+    (Cause::Futex, &["futex_*", "__futex_*", "do_futex"]),
+    (
+        Cause::Poll,
+        &["do_sys_poll", "do_poll", "do_select", "ep_poll", "do_epoll_wait", "poll_schedule_timeout"],
+    ),
+    (Cause::Pipe, &["pipe_*", "anon_pipe_*", "fifo_open", "wait_for_partner"]),
+    (
+        Cause::Socket,
+        &["sock_*", "__sys_recv*", "__sys_send*", "__sys_accept*", "inet_*", "sk_wait_data", "unix_stream_*"],
+    ),
+    (Cause::Timer, &["do_nanosleep", "hrtimer_nanosleep", "clock_nanosleep*", "msleep*", "usleep_range*"]),
+    (Cause::Child, &["do_wait", "kernel_wait4", "wait_for_vfork_done*"]),
+    (Cause::Signal, &["sigsuspend", "do_sigtimedwait", "__x64_sys_pause", "do_signal_stop", "ptrace_stop"]),
+    (Cause::Terminal, &["n_tty_*", "tty_*"]),
+    (
+        Cause::Block,
+        &[
+            "io_schedule*",
+            "folio_wait_bit_common",
+            "__wait_on_buffer",
+            "submit_bio_wait",
+            "blk_mq_*",
+            "jbd2_log_wait_commit",
+        ],
+    ),
+    (Cause::Lock, &["__mutex_lock*", "mutex_lock*", "rwsem_down_*", "rt_mutex_*", "__rt_mutex_*", "down*"]),
+    (Cause::Work, &["kthread", "kthreadd", "worker_thread"]),
+];
+
+impl Cause {
+    /// The cause that these functions tell, innermost first.
+    pub(crate) fn of<'a>(functions: impl Iterator<Item = &'a str> + Clone) -> Self {
+        let tells = |names: &&[&str]| {
+            functions.clone().any(|function| names.iter().any(|name| is_named(function, name)))
+        };
+        FUNCTIONS.iter().find(|(_, names)| tells(names)).map_or(Self::Other, |(cause, _)| *cause)
+    }
+
+    /// As in table `task_state`; empty for [`Cause::None`].
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::None => "",
+            Self::PageFault => "page fault",
+            Self::Futex => "futex",
+            Self::Poll => "poll",
+            Self::Pipe => "pipe",
+            Self::Socket => "socket",
+            Self::Timer => "timer",
+            Self::Child => "child",
+            Self::Signal => "signal",
+            Self::Terminal => "terminal",
+            Self::Block => "block",
+            Self::Lock => "lock",
+            Self::Work => "work",
+            Self::Other => "other",
+        }
+    }
+}
+
+/// Whether the function, or the one that the compiler has made it a variant of, has this name.
+fn is_named(function: &str, name: &str) -> bool {
+    let base = function.split('.').next().unwrap_or(function);
+    match name.strip_suffix('*') {
+        Some(start) => base.starts_with(start),
+        None => base == name,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(stack: &str) -> Cause {
+        Cause::of(stack.split(' '))
+    }
+
+    #[test]
+    fn stacks_of_linux_tell_their_causes() {
+        assert_eq!(of("schedule futex_wait_queue futex_wait do_futex __x64_sys_futex"), Cause::Futex);
+        assert_eq!(of("schedule do_nanosleep hrtimer_nanosleep __x64_sys_nanosleep"), Cause::Timer);
+        assert_eq!(of("schedule pipe_read vfs_read ksys_read"), Cause::Pipe);
+        assert_eq!(of("schedule schedule_hrtimeout_range do_sys_poll __x64_sys_poll"), Cause::Poll);
+        assert_eq!(of("schedule do_wait kernel_wait4 __do_sys_wait4"), Cause::Child);
+        assert_eq!(of("schedule io_schedule folio_wait_bit_common filemap_read"), Cause::Block);
+        assert_eq!(
+            of("schedule io_schedule folio_wait_bit_common filemap_fault handle_mm_fault.isra.0"),
+            Cause::PageFault
+        );
+        assert_eq!(of("schedule worker_thread kthread ret_from_fork"), Cause::Work);
+        assert_eq!(of("schedule something_new"), Cause::Other);
+        assert_eq!(Cause::of(std::iter::empty()), Cause::Other);
+    }
+}

@@ -1,0 +1,188 @@
+//! What is read at one trip, on the vCPU's own thread between two KVM_RUNs: no lock, no allocation, no system call.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use kvm_bindings::kvm_regs;
+use rtrb::{Consumer, Producer, PushError, RingBuffer};
+use symbols::{Event, PhysicalMemory, Rest, StackCopy, TaskSnapshot, TaskState, TaskStates, TripSites};
+
+use crate::record::Readers;
+
+/// Events that one vCPU's ring holds: a third of a second of 50,000 a second.
+const RING: usize = 16_384;
+/// All rings together take at most this many bytes.
+const RINGS_BYTES: usize = 16 << 20;
+/// Stacks in one vCPU's pool: two rounds of the collector at 20,000 sleeps a second.
+const POOL: usize = 384;
+/// All pools together take at most this many bytes.
+const POOLS_BYTES: usize = 12 << 20;
+/// Bytes of a sleeper's kernel stack that are copied. Those of Linux take one or two KiB.
+pub(crate) const STACK_BYTES: usize = 8 << 10;
+
+/// Reads what belongs to an event, once the sites are known.
+#[derive(Debug)]
+pub(crate) struct EventReaders {
+    pub sites: TripSites,
+    pub states: TaskStates,
+}
+
+/// One event: fixed size, nothing resolved.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct TripRecord {
+    /// CLOCK_MONOTONIC ns.
+    pub time_ns: u64,
+    pub event: Event,
+    /// Raw preempt count of the CPU; 0 where it was not read.
+    pub preempt_count: u32,
+    /// The task that a switch has led to.
+    pub next: Option<TaskSnapshot>,
+    /// The task that the event is about.
+    pub task: Option<TaskState>,
+}
+
+/// An event as it travels through the ring.
+#[derive(Debug)]
+pub(crate) struct Tripped {
+    pub record: TripRecord,
+    /// The stack that the task sleeps in. The box belongs to the vCPU's pool.
+    pub stack: Option<Box<StackCopy>>,
+}
+
+/// What a vCPU's thread publishes. Each field has one writer and stands for itself, so relaxed stores suffice.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub(crate) struct TripCounters {
+    /// Trips, guards included.
+    pub trips: AtomicU64,
+    /// Trips whose record found no room.
+    pub lost: AtomicU64,
+    /// Switches among the trips.
+    pub switches: AtomicU64,
+    /// Sleeps without a stack, since all boxes were under way.
+    pub stacks_missed: AtomicU64,
+    /// From exits to entries, ns.
+    pub cost_ns: AtomicU64,
+}
+
+fn add(counter: &AtomicU64, value: u64) {
+    counter.store(counter.load(Ordering::Relaxed).wrapping_add(value), Ordering::Relaxed);
+}
+
+/// The collector's ends.
+#[derive(Debug)]
+pub(crate) struct TripEnds {
+    /// Events come out here.
+    pub events: Consumer<Tripped>,
+    /// Boxes go back here.
+    pub pool: Producer<Box<StackCopy>>,
+    pub counters: Arc<TripCounters>,
+}
+
+/// Records the events of one vCPU.
+pub(crate) struct Recorder {
+    vcpu: usize,
+    ring: Producer<Tripped>,
+    pool: Consumer<Box<StackCopy>>,
+    spare: Option<Box<StackCopy>>,
+    readers: Arc<OnceLock<Readers>>,
+    events: Arc<OnceLock<EventReaders>>,
+    counters: Arc<TripCounters>,
+    /// When KVM_RUN returned with a trip that is being served.
+    since_ns: Option<u64>,
+}
+
+impl Recorder {
+    /// The recorder of vCPU `vcpu` of `vcpus`, and the collector's ends of it.
+    pub(crate) fn new(
+        (vcpu, vcpus): (u8, u8),
+        readers: Arc<OnceLock<Readers>>,
+        events: Arc<OnceLock<EventReaders>>,
+    ) -> (Self, TripEnds) {
+        let share = |bytes: usize, each: usize| bytes / each / usize::from(vcpus.max(1));
+        let slots = RING.min(share(RINGS_BYTES, size_of::<Tripped>()));
+        let boxes = POOL.min(share(POOLS_BYTES, STACK_BYTES)).max(8);
+        let (ring, out) = RingBuffer::new(slots);
+        let (mut giver, pool) = RingBuffer::new(boxes);
+        for _ in 0..boxes {
+            // The ring has as many slots.
+            drop(giver.push(Box::new(StackCopy::with_room(STACK_BYTES))));
+        }
+        let counters = Arc::new(TripCounters::default());
+        let ends = TripEnds { events: out, pool: giver, counters: Arc::clone(&counters) };
+        let vcpu = usize::from(vcpu);
+        (Self { vcpu, ring, pool, spare: None, readers, events, counters, since_ns: None }, ends)
+    }
+
+    /// Serves a trip at `now_ns`. True when all tripwires must go before the guest goes on: it is about to look at its own
+    /// text, or to change it.
+    pub(crate) fn serve<M: PhysicalMemory>(
+        &mut self,
+        event: Event,
+        now_ns: u64,
+        regs: &kvm_regs,
+        memory: &M,
+    ) -> bool {
+        self.since_ns = Some(now_ns);
+        add(&self.counters.trips, 1);
+        // Set before any tripwire was.
+        let Some(EventReaders { sites, states }) = self.events.get() else { return false };
+        let mut record = TripRecord { time_ns: now_ns, event, preempt_count: 0, next: None, task: None };
+        let mut stack = None;
+        match event {
+            Event::Read | Event::Patch => {
+                return sites.concerns(event, [regs.rdi, regs.rsi, regs.rdx, regs.rcx]);
+            }
+            Event::Switch => {
+                add(&self.counters.switches, 1);
+                let readers = self.readers.get();
+                record.next = readers.and_then(|readers| readers.current.read(memory, self.vcpu)?.task);
+                record.task = states.read(memory, regs.rdi);
+                stack = record.task.and_then(|task| self.sleeping(&task, memory));
+            }
+            Event::Wake => {
+                record.task = states.read(memory, regs.rdi);
+                let [a, b, c, d, ..] = regs.rsi.to_le_bytes();
+                if record.task.is_some_and(|task| !task.is_woken_by(u32::from_le_bytes([a, b, c, d]))) {
+                    return false;
+                }
+                let current = self.readers.get().and_then(|readers| readers.current.read(memory, self.vcpu));
+                record.preempt_count = current.map_or(0, |current| current.preempt_count);
+            }
+            Event::New | Event::Release => record.task = states.read(memory, regs.rdi),
+            Event::InterruptBegin | Event::InterruptEnd => {}
+        }
+        if let Err(PushError::Full(tripped)) = self.ring.push(Tripped { record, stack }) {
+            self.spare = tripped.stack.or(self.spare.take());
+            add(&self.counters.lost, 1);
+        }
+        false
+    }
+
+    /// The stack that `task` sleeps in, if it does.
+    fn sleeping<M: PhysicalMemory>(&mut self, task: &TaskState, memory: &M) -> Option<Box<StackCopy>> {
+        if !matches!(task.rest(), Rest::Interruptible | Rest::Uninterruptible | Rest::Stopped) {
+            return None;
+        }
+        let (reader, _) = self.readers.get()?.stacks.as_ref()?;
+        let Some(mut stack) = self.spare.take().or_else(|| self.pool.pop().ok()) else {
+            add(&self.counters.stacks_missed, 1);
+            return None;
+        };
+        if reader.copy_sleeping(memory, (task.task.task, task.task.kernel_thread), &mut stack).is_none() {
+            self.spare = Some(stack);
+            return None;
+        }
+        Some(stack)
+    }
+
+    /// KVM_RUN is entered at `now_ns`.
+    pub(crate) fn entering(&mut self, now_ns: u64) {
+        if let Some(since_ns) = self.since_ns.take() {
+            add(&self.counters.cost_ns, now_ns.saturating_sub(since_ns));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

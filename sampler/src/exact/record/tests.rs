@@ -1,0 +1,96 @@
+use symbols::fixture::{Config, Guest, Style};
+use symbols::{FlatMemory, Kernel};
+
+use super::*;
+
+const NOP: [u8; 5] = [0x0f, 0x1f, 0x44, 0, 0];
+const FUNCTIONS: [(u64, &str); 8] = [
+    (0x5000, "finish_task_switch"),
+    (0x5040, "try_to_wake_up"),
+    (0x5080, "wake_up_new_task"),
+    (0x50c0, "irq_enter_rcu"),
+    (0x5100, "irq_exit_rcu"),
+    (0x5140, "release_task"),
+    (0x5180, "copy_from_kernel_nofault"),
+    (0x51c0, "__text_poke"),
+];
+
+/// A recorder of vCPU 1 in a guest whose sites are known.
+fn recorder() -> (Guest, Recorder, TripEnds) {
+    let mut config = Config::new(Style::V6_12);
+    config.functions.extend(FUNCTIONS.map(|(at, name)| (at, 'T', name.into())));
+    let mut guest = config.build();
+    for (at, _) in FUNCTIONS {
+        guest.put_text(at, &NOP);
+    }
+    let kernel = Kernel::find(&guest.memory, guest.cr3, guest.five_level).expect("a kernel");
+    let (readers, events) = (Arc::new(OnceLock::new()), Arc::new(OnceLock::new()));
+    let current = kernel.current_reader(&guest.memory).expect("a reader");
+    readers.set(Readers { current, stacks: None }).expect("once");
+    let sites = kernel.trip_sites(&guest.memory).expect("sites");
+    let states = kernel.task_states(&guest.memory).expect("states");
+    events.set(EventReaders { sites, states }).expect("once");
+    let (recorder, ends) = Recorder::new((1, 2), readers, events);
+    (guest, recorder, ends)
+}
+
+fn call(rdi: u64, rsi: u64, rdx: u64) -> kvm_regs {
+    kvm_regs { rdi, rsi, rdx, ..kvm_regs::default() }
+}
+
+fn count(counter: &AtomicU64) -> u64 {
+    counter.load(Ordering::Relaxed)
+}
+
+#[test]
+fn a_switch_tells_both_tasks_and_a_wake_only_what_it_wakes() {
+    let (mut guest, mut recorder, mut ends) = recorder();
+    let (init, many) = (guest.task(1).unwrap(), guest.task(100).unwrap());
+    guest.set_state(1, [1, 0, 0]);
+    guest.set_state(100, [0, 0, 1]);
+    assert!(!recorder.serve(Event::Switch, 10, &call(init, 0, 0), &guest.memory));
+    // Wakes of interruptible and uninterruptible tasks: one is, one runs.
+    assert!(!recorder.serve(Event::Wake, 20, &call(init, 3, 0), &guest.memory));
+    assert!(!recorder.serve(Event::Wake, 30, &call(many, 3, 0), &guest.memory));
+    assert!(!recorder.serve(Event::InterruptBegin, 40, &call(0, 0, 0), &guest.memory));
+    recorder.entering(45);
+    let records: Vec<_> = std::iter::from_fn(|| ends.events.pop().ok()).map(|t| t.record).collect();
+    assert_eq!(records.iter().map(|record| record.time_ns).collect::<Vec<_>>(), [10, 20, 40]);
+    let switch = &records[0];
+    let from = switch.task.unwrap();
+    assert_eq!((from.task.tid, from.rest()), (1, Rest::Interruptible));
+    assert_eq!(switch.next.unwrap().tid, 102, "what vCPU 1 runs");
+    assert_ne!(records[1].preempt_count, 0);
+    assert_eq!((count(&ends.counters.trips), count(&ends.counters.switches)), (4, 1));
+    assert_eq!(count(&ends.counters.cost_ns), 5, "of the last trip");
+}
+
+#[test]
+fn a_look_at_a_sites_bytes_takes_the_tripwires_away() {
+    let (guest, mut recorder, mut ends) = recorder();
+    let site = guest.text(0x5040).0;
+    assert!(recorder.serve(Event::Read, 1, &call(0, site, 5), &guest.memory));
+    assert!(!recorder.serve(Event::Read, 2, &call(0, site + 8, 5), &guest.memory));
+    assert!(recorder.serve(Event::Patch, 3, &call(0, site + 1, 0), &guest.memory));
+    assert!(ends.events.pop().is_err(), "guards are no events");
+}
+
+#[test]
+fn a_full_ring_counts_and_hostile_registers_do_no_harm() {
+    let (guest, mut recorder, mut ends) = recorder();
+    for rdi in [0, 1, u64::MAX, !7, 1 << 63, guest.task(1).unwrap() + 4] {
+        for event in [Event::Switch, Event::Wake, Event::New, Event::Release] {
+            recorder.serve(event, 1, &call(rdi, u64::MAX, u64::MAX), &guest.memory);
+            recorder.serve(event, 1, &call(rdi, 0, 0), &FlatMemory([0_u8; 64]));
+        }
+    }
+    while let Ok(tripped) = ends.events.pop() {
+        assert_eq!(tripped.record.task, None);
+    }
+    for _ in 0..2 * RING {
+        recorder.serve(Event::InterruptEnd, 1, &call(0, 0, 0), &guest.memory);
+    }
+    let room = std::iter::from_fn(|| ends.events.pop().ok()).count();
+    assert_eq!(room as u64 + count(&ends.counters.lost), 2 * RING as u64);
+    assert!(count(&ends.counters.lost) > 0);
+}

@@ -1,0 +1,426 @@
+//! The collector's part: sets the tripwires when the kernel is there, merges the events of all vCPUs by time, keeps the
+//! accounts, and turns sums into rows.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use symbols::{Event, Kernel, Rest, TaskSnapshot, TaskState};
+use vmm::{GuestMemoryMmap, Tripwires, monotonic_ns};
+
+use super::accounts::{Accounts, Doing, Left, State, TaskId, Waker, Who};
+use super::cause::Cause;
+use super::record::{EventReaders, Recorder, TripEnds, TripRecord};
+use super::setting::{self, EndCell, NotSet, Start};
+use crate::batch::{Batch, EventRow, ExactVcpuRow, InterruptTimeRow, TaskLifeRow, TaskStateRow, WakeupRow};
+use crate::collector::resolver::Resolver;
+use crate::record::Readers;
+
+/// How often setting is tried until the kernel has booted, and how often the tripwires are looked at afterwards.
+const LOOK: Duration = Duration::from_millis(100);
+const CHECK: Duration = Duration::from_secs(1);
+/// How often what everybody does now is charged: a killed run loses this at most.
+const SETTLE: Duration = Duration::from_secs(1);
+/// Events younger than this wait: those of another vCPU's thread may be older and not be in its ring yet.
+const SLACK_NS: u64 = 20_000_000;
+/// Tries at letting all vCPUs stand still.
+const TRIES: u32 = 20;
+/// Bits of the preempt count: hard interrupt or NMI, and serving a soft interrupt (include/linux/preempt.h).
+const HARD: u32 = 0x00ff_0000;
+const SOFT: u32 = 0x0000_0100;
+
+/// An event that waits for its turn.
+#[derive(Debug)]
+struct Waiting {
+    record: TripRecord,
+    /// What the task that was switched from sleeps in.
+    cause: Cause,
+    stack: u32,
+}
+
+/// Where exact mode stands.
+#[derive(Debug)]
+enum Phase {
+    /// The kernel is not there yet; how often vCPUs would not stand still, and what is missing.
+    Before(u32, String),
+    /// Tripwires are set.
+    On,
+    /// There are none any more, or there never will be.
+    Over,
+}
+
+/// What vCPU threads and collector share.
+pub(crate) struct Watch {
+    readers: Arc<OnceLock<Readers>>,
+    events: Arc<OnceLock<EventReaders>>,
+    ends: Vec<TripEnds>,
+    kernel: Option<Arc<Kernel>>,
+    machine: Option<(Tripwires, GuestMemoryMmap)>,
+    end: EndCell,
+    phase: Phase,
+    zero_ns: u64,
+    looked: Instant,
+    settled: Instant,
+    accounts: Accounts,
+    waiting: Vec<VecDeque<Waiting>>,
+    /// What was lost when it was last looked at.
+    lost: u64,
+    start_switches: Vec<Option<u64>>,
+    /// Up to when everybody is charged, CLOCK_MONOTONIC ns.
+    settled_ns: u64,
+    /// Time of the last event that was accounted for, CLOCK_MONOTONIC ns.
+    done_ns: u64,
+}
+
+impl fmt::Debug for Watch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Watch").field("phase", &self.phase).finish_non_exhaustive()
+    }
+}
+
+impl Watch {
+    /// The watch over `vcpus`, and a recorder for each of them.
+    pub(crate) fn new(vcpus: u8, zero_ns: u64, readers: &Arc<OnceLock<Readers>>) -> (Self, Vec<Recorder>) {
+        let events = Arc::default();
+        let (recorders, ends) = (0..vcpus)
+            .map(|vcpu| Recorder::new((vcpu, vcpus), Arc::clone(readers), Arc::clone(&events)))
+            .unzip();
+        let watch = Self {
+            readers: Arc::clone(readers),
+            events,
+            ends,
+            kernel: None,
+            machine: None,
+            end: EndCell::default(),
+            phase: Phase::Before(0, "the guest's kernel was not found".to_owned()),
+            zero_ns,
+            looked: Instant::now(),
+            settled: Instant::now(),
+            accounts: Accounts::new(usize::from(vcpus)),
+            waiting: (0..vcpus).map(|_| VecDeque::new()).collect(),
+            lost: 0,
+            start_switches: Vec::new(),
+            settled_ns: 0,
+            done_ns: 0,
+        };
+        (watch, recorders)
+    }
+
+    /// The machine whose vCPUs these are.
+    pub(crate) fn attach(&mut self, tripwires: Tripwires, memory: GuestMemoryMmap) {
+        self.machine = Some((tripwires, memory));
+    }
+
+    /// The kernel that was found.
+    pub(crate) fn kernel_found(&mut self, kernel: Option<Arc<Kernel>>) {
+        self.kernel = kernel;
+    }
+
+    /// Goes on: sets tripwires if it is time, takes events, accounts for those that are old enough.
+    pub(crate) fn step(&mut self, resolver: &mut Resolver, batch: &mut Batch) {
+        if matches!(self.phase, Phase::Before(..)) && self.looked.elapsed() >= LOOK {
+            self.looked = Instant::now();
+            self.try_to_set(resolver, batch);
+        }
+        let until_ns = monotonic_ns().saturating_sub(SLACK_NS);
+        self.drain(resolver, batch);
+        self.account(until_ns, resolver, batch);
+        if matches!(self.phase, Phase::On) {
+            self.look_after(batch);
+        }
+        if self.settled.elapsed() >= SETTLE && !matches!(self.phase, Phase::Before(..)) {
+            self.settled = Instant::now();
+            self.settle(until_ns);
+        }
+    }
+
+    fn try_to_set(&mut self, resolver: &mut Resolver, batch: &mut Batch) {
+        let (Some(kernel), Some((tripwires, memory)), Some(readers)) =
+            (&self.kernel, &self.machine, self.readers.get())
+        else {
+            return;
+        };
+        let guest = setting::Guest { kernel, memory, readers, vcpus: self.ends.len() };
+        match setting::set(&guest, tripwires, &self.events, &self.end) {
+            Ok((start, missing)) => {
+                for reason in missing {
+                    self.tell(batch, format!("interrupts are not told: {reason}"));
+                }
+                self.begin(start, resolver, batch);
+            }
+            Err(NotSet::Never(reason)) => self.give_up(&reason, batch),
+            Err(NotSet::Later(reason)) => {
+                let tries = if let Phase::Before(tries, _) = self.phase { tries } else { 0 };
+                // A kernel that boots takes as long as it takes; vCPUs that do not stand still never will.
+                let counts = reason.contains("stand still");
+                if counts && tries >= TRIES {
+                    self.give_up(&reason, batch);
+                } else {
+                    self.phase = Phase::Before(tries + u32::from(counts), reason);
+                }
+            }
+        }
+    }
+
+    fn give_up(&mut self, reason: &str, batch: &mut Batch) {
+        self.phase = Phase::Over;
+        batch.meta.push(("exact_missing".to_owned(), reason.to_owned()));
+        self.tell(batch, format!("exact mode is not possible: {reason}"));
+    }
+
+    /// Exact data begins.
+    fn begin(&mut self, start: Start, resolver: &mut Resolver, batch: &mut Batch) {
+        self.phase = Phase::On;
+        self.done_ns = start.time_ns;
+        let from_ns = start.time_ns.saturating_sub(self.zero_ns);
+        batch.meta.push(("exact_from_ns".to_owned(), from_ns.to_string()));
+        self.tell(batch, format!("exact mode begins with {} tasks", start.tasks.len()));
+        for (task, stack) in &start.tasks {
+            let Some(id) = who(&task.task, start.time_ns, resolver, batch) else { continue };
+            let (stack, cause) =
+                stack.as_ref().map_or((0, Cause::Other), |stack| resolver.sleeping(stack, batch));
+            if let Left::In(doing) = left(task, cause, stack) {
+                self.accounts.exists(start.time_ns, id, doing);
+            }
+        }
+        for (vcpu, task) in start.current.iter().enumerate() {
+            let task = task.as_ref().and_then(|task| who(task, start.time_ns, resolver, batch));
+            self.accounts.runs(start.time_ns, vcpu, task);
+        }
+        self.start_switches = start.switches;
+    }
+
+    /// Looks whether the tripwires are still there.
+    fn look_after(&mut self, batch: &mut Batch) {
+        let ended = self.end.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some(end) = ended {
+            self.phase = Phase::Over;
+            let to_ns = end.time_ns.saturating_sub(self.zero_ns);
+            batch.meta.push(("exact_to_ns".to_owned(), to_ns.to_string()));
+            batch.meta.push(("exact_end".to_owned(), end.sentence()));
+            self.tell(batch, format!("exact mode ends: {}", end.sentence()));
+        } else if self.looked.elapsed() >= CHECK {
+            self.looked = Instant::now();
+            if let Some((tripwires, _)) = &self.machine
+                && !tripwires.foreign().is_empty()
+                // Where a vCPU would not stand still the next look tries again.
+                && let Err(error) = tripwires.withdraw()
+            {
+                let text = format!("the guest changes its own code, and the tripwires stay: {error}");
+                self.tell(batch, text);
+            }
+        }
+    }
+
+    fn tell(&self, batch: &mut Batch, text: String) {
+        let time_ns = monotonic_ns().saturating_sub(self.zero_ns);
+        batch.events.push(EventRow { time_ns, kind: "exact".to_owned(), text });
+    }
+
+    /// Takes what is in the rings.
+    fn drain(&mut self, resolver: &mut Resolver, batch: &mut Batch) {
+        for (ends, waiting) in self.ends.iter_mut().zip(&mut self.waiting) {
+            for _ in 0..ends.events.slots() {
+                let Ok(tripped) = ends.events.pop() else { break };
+                let (mut stack, mut cause) = (0, Cause::Other);
+                if let Some(copy) = tripped.stack {
+                    (stack, cause) = resolver.sleeping(&copy, batch);
+                    // There are no more boxes than the pool has room for.
+                    drop(ends.pool.push(copy));
+                }
+                waiting.push_back(Waiting { record: tripped.record, cause, stack });
+            }
+        }
+    }
+
+    /// Accounts for all events up to `until_ns`, in their order in time.
+    fn account(&mut self, until_ns: u64, resolver: &mut Resolver, batch: &mut Batch) {
+        loop {
+            let time = |queue: &VecDeque<Waiting>| queue.front().map(|first| first.record.time_ns);
+            let first =
+                self.waiting.iter().enumerate().filter_map(|(vcpu, queue)| Some((time(queue)?, vcpu)));
+            let Some((_, vcpu)) = first.min().filter(|(time, _)| *time <= until_ns) else { break };
+            let Some(event) = self.waiting.get_mut(vcpu).and_then(VecDeque::pop_front) else { break };
+            self.done_ns = self.done_ns.max(event.record.time_ns);
+            self.event(vcpu, &event, resolver, batch);
+        }
+        let lost = self.sum(|counters| &counters.lost);
+        if lost > self.lost {
+            self.lost = lost;
+            self.accounts.lose(self.done_ns);
+        }
+    }
+
+    fn event(&mut self, vcpu: usize, event: &Waiting, resolver: &mut Resolver, batch: &mut Batch) {
+        let Waiting { record, cause, stack } = event;
+        let time_ns = record.time_ns;
+        let mut id = |task: &TaskSnapshot| who(task, time_ns, resolver, batch);
+        let task = record.task.as_ref().and_then(|task| Some((id(&task.task)?, task)));
+        let accounts = &mut self.accounts;
+        match record.event {
+            Event::Switch => {
+                let next = record.next.as_ref().and_then(id);
+                let previous = task.map(|(id, task)| (id, left(task, *cause, *stack)));
+                accounts.switch(time_ns, vcpu, previous, next);
+            }
+            Event::Wake => {
+                let by = match record.preempt_count {
+                    count if count & HARD != 0 => Some(Waker::Hard),
+                    count if count & SOFT != 0 => Some(Waker::Soft),
+                    _ => None,
+                };
+                if let Some((id, _)) = task {
+                    accounts.wake(time_ns, vcpu, by, id);
+                }
+            }
+            Event::New => {
+                if let Some((id, _)) = task {
+                    accounts.starts(time_ns, id);
+                }
+            }
+            Event::Release => {
+                if let Some((id, _)) = task {
+                    accounts.release(time_ns, id.address);
+                }
+            }
+            Event::InterruptBegin => accounts.interrupt_begin(time_ns, vcpu),
+            Event::InterruptEnd => accounts.interrupt_end(time_ns, vcpu),
+            Event::Read | Event::Patch => {}
+        }
+    }
+
+    fn settle(&mut self, until_ns: u64) {
+        let end = self.end.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(|end| end.time_ns);
+        let until_ns = end.map_or(until_ns, |end| end.min(until_ns));
+        if self.done_ns > 0 && until_ns > self.settled_ns {
+            self.settled_ns = until_ns;
+            self.accounts.settle(until_ns);
+        }
+    }
+
+    fn sum(&self, counter: impl Fn(&super::record::TripCounters) -> &AtomicU64) -> u64 {
+        self.ends.iter().map(|ends| counter(&ends.counters).load(Ordering::Relaxed)).sum()
+    }
+
+    /// Rows of what has come since the last call.
+    pub(crate) fn flush(&mut self, batch: &mut Batch) {
+        if self.done_ns == 0 {
+            return;
+        }
+        let sums = self.accounts.take();
+        let zero_ns = self.zero_ns;
+        batch.task_states.extend(sums.states.iter().map(|((who, doing), sum)| TaskStateRow {
+            instance: who.instance,
+            tid: who.tid,
+            state: doing.state,
+            cause: doing.cause,
+            stack: doing.stack,
+            ns: sum.ns,
+            count: sum.count,
+        }));
+        batch.task_lives.extend(sums.lives.iter().map(|life| TaskLifeRow {
+            instance: life.who.instance,
+            tid: life.who.tid,
+            from_ns: life.from_ns.saturating_sub(zero_ns),
+            to_ns: life.to_ns.saturating_sub(zero_ns),
+            ended: life.ended,
+        }));
+        batch.wakeups.extend(sums.wakeups.iter().map(|((waker, woken), &count)| {
+            let (by, waker) = match waker {
+                Waker::Task(who) => ("task", *who),
+                Waker::Hard => ("hard", Who::default()),
+                Waker::Soft => ("soft", Who::default()),
+            };
+            WakeupRow {
+                by: by.to_owned(),
+                waker: waker.instance,
+                waker_tid: waker.tid,
+                woken: woken.instance,
+                woken_tid: woken.tid,
+                count,
+            }
+        }));
+        batch.interrupt_times.extend(sums.interrupts.iter().map(|((vcpu, who), sum)| InterruptTimeRow {
+            vcpu: u8::try_from(*vcpu).unwrap_or(u8::MAX),
+            instance: who.instance,
+            tid: who.tid,
+            ns: sum.ns,
+            count: sum.count,
+        }));
+        self.flush_vcpus(batch);
+        for (key, value) in [
+            ("exact_events", self.sum(|counters| &counters.trips)),
+            ("exact_lost", self.sum(|counters| &counters.lost)),
+            ("exact_cost_ns", self.sum(|counters| &counters.cost_ns)),
+        ] {
+            batch.meta.push((key.to_owned(), value.to_string()));
+        }
+    }
+
+    fn flush_vcpus(&self, batch: &mut Batch) {
+        let end = self.end.lock().unwrap_or_else(PoisonError::into_inner);
+        for (vcpu, ends) in self.ends.iter().enumerate() {
+            let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+            let before = self.start_switches.get(vcpu).copied().flatten();
+            let after = end.as_ref().and_then(|end| end.switches.get(vcpu).copied().flatten());
+            batch.exact_vcpus.push(ExactVcpuRow {
+                vcpu: u8::try_from(vcpu).unwrap_or(u8::MAX),
+                trips: load(&ends.counters.trips),
+                lost: load(&ends.counters.lost),
+                switches: load(&ends.counters.switches),
+                guest_switches: before.zip(after).and_then(|(before, after)| after.checked_sub(before)),
+                idle_ns: self.accounts.idle_ns(vcpu),
+                stacks_missed: load(&ends.counters.stacks_missed),
+                cost_ns: load(&ends.counters.cost_ns),
+            });
+        }
+    }
+
+    /// The machine has ended: accounts for everything that is left.
+    pub(crate) fn close(&mut self, resolver: &mut Resolver, batch: &mut Batch) {
+        if let Phase::Before(_, reason) = &self.phase {
+            let reason = reason.clone();
+            self.give_up(&reason, batch);
+        }
+        self.drain(resolver, batch);
+        self.account(u64::MAX, resolver, batch);
+        if matches!(self.phase, Phase::On) {
+            self.look_after(batch);
+        }
+        self.settle(monotonic_ns());
+        for (count, what) in [
+            (self.lost, "events were lost: exact times are incomplete"),
+            (self.accounts.untracked, "events are of more tasks than are followed"),
+        ] {
+            if count > 0 {
+                self.tell(batch, format!("{count} {what}"));
+            }
+        }
+        let unseen = self.accounts.unseen_wakes.to_string();
+        batch.meta.push(("exact_unseen_wakes".to_owned(), unseen));
+    }
+}
+
+/// The task as the accounts name it; `None` for an idle task.
+fn who(task: &TaskSnapshot, time_ns: u64, resolver: &mut Resolver, batch: &mut Batch) -> Option<TaskId> {
+    if task.pid == 0 {
+        return None;
+    }
+    let instance = resolver.task(task, time_ns, batch);
+    Some(TaskId { address: task.task, who: Who { instance, tid: task.tid } })
+}
+
+/// What became of a task that does not run any more.
+fn left(task: &TaskState, cause: Cause, stack: u32) -> Left {
+    let state = match task.rest() {
+        Rest::Gone => return Left::Gone,
+        Rest::Queue => return Left::In(Doing::plain(State::Queue)),
+        Rest::Zombie => return Left::In(Doing::plain(State::Zombie)),
+        Rest::Interruptible => State::Sleep,
+        Rest::Uninterruptible => State::Disk,
+        Rest::Stopped => State::Stopped,
+    };
+    Left::In(Doing { state, cause, stack })
+}

@@ -1,0 +1,214 @@
+//! The clock of one vCPU's thread: one time stamp per change of state, the time goes to the state that is left.
+//!
+//! The thread writes, the collector reads, nobody waits. A version number tells a reader that a change was under way
+//! (a sequence lock with one writer, which never retries).
+
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering, fence};
+
+use super::host::ThreadTimes;
+
+/// What a vCPU's thread does, as it knows by itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// In KVM_RUN.
+    Run,
+    /// Serving an exit.
+    Vmm,
+    /// Reading a sample.
+    Sampler,
+    /// Held.
+    Paused,
+}
+
+impl Place {
+    const ALL: [Self; 4] = [Self::Run, Self::Vmm, Self::Sampler, Self::Paused];
+}
+
+/// Times of the thread since its start, ns.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Places {
+    pub run: u64,
+    pub vmm: u64,
+    pub sampler: u64,
+    pub paused: u64,
+}
+
+impl Places {
+    pub(crate) fn wall(&self) -> u64 {
+        [self.vmm, self.sampler, self.paused].iter().fold(self.run, |sum, ns| sum.saturating_add(*ns))
+    }
+}
+
+/// The clock; a cache line of its own keeps the vCPUs from disturbing each other.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub(crate) struct StateClock {
+    /// Odd while a change is under way; 0 before the start.
+    version: AtomicU64,
+    place: AtomicU64,
+    since_ns: AtomicU64,
+    ns: [AtomicU64; Place::ALL.len()],
+    ended: AtomicU64,
+    thread: AtomicI32,
+    /// The thread's times when its clock started.
+    first: [AtomicU64; 2],
+    /// The thread's times when it ended.
+    last: [AtomicU64; 2],
+}
+
+/// How often a reader tries again while a change is under way; a change takes a few ns.
+const TRIES: usize = 1_000;
+
+impl StateClock {
+    /// Starts in the VMM. Called once, on the vCPU's thread.
+    pub(crate) fn start(&self, now_ns: u64, times: Option<ThreadTimes>) {
+        // SAFETY: has no preconditions.
+        self.thread.store(unsafe { libc::gettid() }, Ordering::Relaxed);
+        let ThreadTimes { run_ns, waited_ns } = times.unwrap_or_default();
+        self.first[0].store(run_ns, Ordering::Relaxed);
+        self.first[1].store(waited_ns, Ordering::Relaxed);
+        self.since_ns.store(now_ns, Ordering::Relaxed);
+        self.place.store(Place::Vmm as u64, Ordering::Relaxed);
+        self.version.store(2, Ordering::Release);
+    }
+
+    /// From now on the thread is there. Only the vCPU's thread calls this.
+    pub(crate) fn change(&self, to: Place, now_ns: u64) {
+        let version = self.version.load(Ordering::Relaxed);
+        self.version.store(version.wrapping_add(1), Ordering::Relaxed);
+        fence(Ordering::Release);
+        let since_ns = self.since_ns.load(Ordering::Relaxed);
+        let left = self.place.load(Ordering::Relaxed);
+        if let Some(ns) = usize::try_from(left).ok().and_then(|left| self.ns.get(left)) {
+            let spent = now_ns.saturating_sub(since_ns);
+            ns.store(ns.load(Ordering::Relaxed).wrapping_add(spent), Ordering::Relaxed);
+        }
+        self.place.store(to as u64, Ordering::Relaxed);
+        // A stamp that is older than the last one must not count time twice.
+        self.since_ns.store(now_ns.max(since_ns), Ordering::Relaxed);
+        self.version.store(version.wrapping_add(2), Ordering::Release);
+    }
+
+    /// The thread ends: time stands still from now on.
+    pub(crate) fn end(&self, now_ns: u64, times: Option<ThreadTimes>) {
+        if let Some(ThreadTimes { run_ns, waited_ns }) = times {
+            self.last[0].store(run_ns, Ordering::Relaxed);
+            self.last[1].store(waited_ns, Ordering::Relaxed);
+        }
+        self.change(Place::Vmm, now_ns);
+        self.ended.store(1, Ordering::Release);
+    }
+
+    /// The thread, once it has started.
+    pub(crate) fn thread(&self) -> Option<i32> {
+        Some(self.thread.load(Ordering::Relaxed)).filter(|thread| *thread != 0)
+    }
+
+    /// The thread's times when its clock started.
+    pub(crate) fn first(&self) -> ThreadTimes {
+        ThreadTimes {
+            run_ns: self.first[0].load(Ordering::Relaxed),
+            waited_ns: self.first[1].load(Ordering::Relaxed),
+        }
+    }
+
+    /// The thread's times when it ended, once it has.
+    pub(crate) fn last(&self) -> Option<ThreadTimes> {
+        let ended = self.ended.load(Ordering::Acquire) != 0;
+        ended.then(|| ThreadTimes {
+            run_ns: self.last[0].load(Ordering::Relaxed),
+            waited_ns: self.last[1].load(Ordering::Relaxed),
+        })
+    }
+
+    /// The time now, or that of the thread's end, and the times up to it. `None` before its start, and where the thread
+    /// was stopped by the host in the middle of a change. `now` reads the clock: within the look itself, so that a
+    /// reader who loses its CPU on the way does not mix two moments.
+    pub(crate) fn read(&self, now: impl Fn() -> u64) -> Option<(u64, Places)> {
+        for _ in 0..TRIES {
+            let version = self.version.load(Ordering::Acquire);
+            if version == 0 {
+                return None;
+            }
+            let mut ns = Place::ALL.map(|place| self.ns[place as usize].load(Ordering::Relaxed));
+            let place = self.place.load(Ordering::Relaxed);
+            let since_ns = self.since_ns.load(Ordering::Relaxed);
+            let ended = self.ended.load(Ordering::Relaxed) != 0;
+            let until_ns = if ended { since_ns } else { now().max(since_ns) };
+            fence(Ordering::Acquire);
+            if version.is_multiple_of(2) && self.version.load(Ordering::Relaxed) == version {
+                let present = usize::try_from(place).ok().and_then(|place| ns.get_mut(place));
+                if let Some(ns) = present {
+                    *ns = ns.saturating_add(until_ns - since_ns);
+                }
+                let [run, vmm, sampler, paused] = ns;
+                return Some((until_ns, Places { run, vmm, sampler, paused }));
+            }
+            std::hint::spin_loop();
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicBool;
+
+    use super::*;
+
+    #[test]
+    fn the_time_goes_to_the_state_that_is_left() {
+        let clock = StateClock::default();
+        assert_eq!(clock.read(|| 5), None);
+        clock.start(100, None);
+        clock.change(Place::Run, 110);
+        clock.change(Place::Sampler, 150);
+        clock.change(Place::Paused, 153);
+        clock.change(Place::Run, 160);
+        assert_eq!(clock.read(|| 170), Some((170, Places { run: 50, vmm: 10, sampler: 3, paused: 7 })));
+        assert_eq!(clock.last(), None);
+        clock.end(200, Some(ThreadTimes { run_ns: 7, waited_ns: 8 }));
+        let end = Places { run: 80, vmm: 10, sampler: 3, paused: 7 };
+        assert_eq!((clock.read(|| 1_000), end.wall()), (Some((200, end)), 100));
+        assert_eq!(clock.last(), Some(ThreadTimes { run_ns: 7, waited_ns: 8 }));
+    }
+
+    #[test]
+    fn a_stamp_that_goes_backwards_adds_nothing() {
+        let clock = StateClock::default();
+        clock.start(100, None);
+        clock.change(Place::Run, 200);
+        clock.change(Place::Vmm, 150);
+        clock.change(Place::Run, 210);
+        assert_eq!(clock.read(|| 300).map(|(_, places)| places.wall()), Some(200));
+    }
+
+    /// However reader and writer meet, the sum is the time that has passed.
+    #[test]
+    fn a_reader_never_sees_half_a_change() {
+        let clock = Arc::new(StateClock::default());
+        let done = Arc::new(AtomicBool::new(false));
+        clock.start(0, None);
+        let (writing, stop) = (Arc::clone(&clock), Arc::clone(&done));
+        let writer = std::thread::spawn(move || {
+            let mut now = 0;
+            while !stop.load(Ordering::Relaxed) {
+                for place in Place::ALL {
+                    now += 7;
+                    writing.change(place, now);
+                }
+            }
+        });
+        let mut seen = 0;
+        while seen < 20_000 {
+            // At a time before the last change nothing is added to what was counted.
+            if let Some((until_ns, places)) = clock.read(|| 0) {
+                assert_eq!(places.wall(), until_ns, "{places:?}");
+                seen += 1;
+            }
+        }
+        done.store(true, Ordering::Relaxed);
+        writer.join().expect("the writer ends");
+    }
+}

@@ -1,0 +1,119 @@
+//! What the host's scheduler tells of a vCPU's thread.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+/// Times of a thread since its start, ns.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct ThreadTimes {
+    /// On a CPU.
+    pub run_ns: u64,
+    /// Ready to run, without a CPU.
+    pub waited_ns: u64,
+}
+
+/// Reads the times of one thread, again and again.
+#[derive(Debug)]
+pub(crate) struct ThreadReader {
+    clock: libc::clockid_t,
+    schedstat: File,
+}
+
+impl ThreadReader {
+    /// For a thread of this process. `None` where the host keeps no such books (`CONFIG_SCHED_INFO`).
+    pub(crate) fn new(thread: i32) -> Option<Self> {
+        let schedstat = File::open(format!("/proc/self/task/{thread}/schedstat")).ok()?;
+        // MAKE_THREAD_CPUCLOCK(tid, CPUCLOCK_SCHED) of include/linux/posix-timers_types.h (Linux 6.12): unlike the
+        // first number of schedstat it is right to the moment while the thread runs.
+        Some(Self { clock: (!thread << 3) | 6, schedstat })
+    }
+
+    /// Time waited so far, ns.
+    pub(crate) fn waited(&self) -> Option<u64> {
+        waited(&self.schedstat)
+    }
+
+    /// The times now; `None` once the thread is gone.
+    pub(crate) fn read(&self) -> Option<ThreadTimes> {
+        // Time waited first: what is run between the two readings is at least counted as run.
+        let waited_ns = waited(&self.schedstat)?;
+        Some(ThreadTimes { run_ns: cpu_time(self.clock)?, waited_ns })
+    }
+}
+
+/// The times of the calling thread.
+pub(crate) fn own_times() -> Option<ThreadTimes> {
+    Some(ThreadTimes { waited_ns: waited(&own_schedstat()?)?, run_ns: own_cpu_time()? })
+}
+
+/// The scheduler's books of the calling thread, for [`waited`].
+pub(crate) fn own_schedstat() -> Option<File> {
+    File::open("/proc/thread-self/schedstat").ok()
+}
+
+/// Time of the calling thread on a CPU, ns.
+pub(crate) fn own_cpu_time() -> Option<u64> {
+    cpu_time(libc::CLOCK_THREAD_CPUTIME_ID)
+}
+
+/// The second number of schedstat (Documentation/scheduler/sched-stats.rst: time spent waiting on a run queue, ns).
+/// Allocates nothing.
+pub(crate) fn waited(schedstat: &File) -> Option<u64> {
+    let mut text = [0; 96];
+    let length = schedstat.read_at(&mut text, 0).ok()?;
+    let text = std::str::from_utf8(text.get(..length)?).ok()?;
+    text.split_ascii_whitespace().nth(1)?.parse().ok()
+}
+
+fn cpu_time(clock: libc::clockid_t) -> Option<u64> {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the pointer is valid for the call; a clock of a thread that is gone is an error.
+    if unsafe { libc::clock_gettime(clock, &raw mut time) } != 0 {
+        return None;
+    }
+    let (seconds, ns) = (u64::try_from(time.tv_sec).ok()?, u64::try_from(time.tv_nsec).ok()?);
+    seconds.checked_mul(1_000_000_000)?.checked_add(ns)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    #[test]
+    fn running_counts_and_sleeping_does_not() {
+        // SAFETY: has no preconditions.
+        let thread = unsafe { libc::gettid() };
+        let reader = ThreadReader::new(thread).expect("this host keeps the books");
+        let before = reader.read().expect("alive");
+        std::thread::sleep(Duration::from_millis(50));
+        let slept = reader.read().expect("alive");
+        assert!(slept.run_ns - before.run_ns < 40_000_000, "{before:?} {slept:?}");
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_millis(20) {
+            std::hint::spin_loop();
+        }
+        let spun = reader.read().expect("alive");
+        let (ran, waited) = (spun.run_ns - slept.run_ns, spun.waited_ns - slept.waited_ns);
+        assert!(ran + waited >= 15_000_000, "{slept:?} {spun:?}");
+        let own = own_times().expect("alive");
+        assert!(own.run_ns >= spun.run_ns && own.waited_ns >= spun.waited_ns);
+    }
+
+    #[test]
+    fn a_thread_that_is_gone_has_no_times() {
+        let reader = std::thread::spawn(|| {
+            // SAFETY: has no preconditions.
+            ThreadReader::new(unsafe { libc::gettid() })
+        });
+        let reader = reader.join().expect("the thread ends").expect("it was alive");
+        // The kernel takes a moment to reap it.
+        let start = Instant::now();
+        while reader.read().is_some() {
+            assert!(start.elapsed() < Duration::from_secs(5), "still there");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(ThreadReader::new(-1).is_none());
+    }
+}

@@ -1,0 +1,285 @@
+//! Reads the clocks of one vCPU and makes rows of them, on the collector's thread.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use vmm::{Counters as KvmCounters, Region, counters::Kind, monotonic_ns};
+
+use super::States;
+use super::clock::Places;
+use super::exits::{ExitCount, Key};
+use super::histogram::quantile;
+use super::host::{ThreadReader, ThreadTimes};
+use crate::batch::{ExitRow, KvmCounterRow, MicrostateRow, VcpuRow};
+use crate::vcpu::Published;
+
+/// KVM's times of halts that ended while it still polled (arch/x86/kvm/x86.c, `kvm_vcpu_stats_desc`, Linux 6.12). The
+/// thread runs then, but the guest does not.
+const POLLED: [&str; 2] = ["halt_poll_success_ns", "halt_poll_fail_ns"];
+
+/// The meter of one vCPU.
+#[derive(Debug)]
+pub(crate) struct Meter {
+    vcpu: u8,
+    published: Arc<Published>,
+    thread: Option<ThreadReader>,
+    kvm: Option<KvmCounters>,
+    /// Time for which the host had stopped the whole process, ns.
+    stopped_ns: u64,
+    /// What was told so far.
+    told: States,
+    exits: HashMap<u64, (u32, u64)>,
+    counters: Vec<u64>,
+}
+
+impl Meter {
+    pub(crate) fn new(vcpu: u8, published: Arc<Published>) -> Self {
+        Self {
+            vcpu,
+            published,
+            thread: None,
+            kvm: None,
+            stopped_ns: 0,
+            told: States::default(),
+            exits: HashMap::new(),
+            counters: Vec::new(),
+        }
+    }
+
+    /// KVM's counters of this vCPU.
+    pub(crate) fn attach(&mut self, kvm: Option<KvmCounters>) {
+        self.kvm = kvm;
+    }
+
+    /// The whole process stood still for that long.
+    pub(crate) fn stopped(&mut self, ns: u64) {
+        self.stopped_ns = self.stopped_ns.saturating_add(ns);
+    }
+
+    /// Adds what has passed since the last call: the vCPU's row, and one of the states up to now. `zero_ns` is the start
+    /// of the profile, CLOCK_MONOTONIC.
+    pub(crate) fn read(&mut self, zero_ns: u64) -> (VcpuRow, Option<MicrostateRow>) {
+        let mut window = None;
+        if let Some((until_ns, places)) = self.published.clock.read(monotonic_ns) {
+            let target = self.states(&places);
+            let before = self.told;
+            self.told = advance(&before, &target);
+            let states = self.told.since(&before);
+            let time_ns = until_ns.saturating_sub(zero_ns);
+            window = (states.wall() > 0).then_some(MicrostateRow { vcpu: self.vcpu, time_ns, states });
+        }
+        (self.published.row(self.vcpu, self.told), window)
+    }
+
+    /// Tells the vCPU's thread how long it has waited for a CPU so far.
+    pub(crate) fn tell_waited(&mut self) {
+        if let Some(ns) = self.thread().and_then(ThreadReader::waited) {
+            self.published.waited_ns.store(ns, Ordering::Relaxed);
+        }
+    }
+
+    fn thread(&mut self) -> Option<&ThreadReader> {
+        if self.thread.is_none() {
+            self.thread = ThreadReader::new(self.published.clock.thread()?);
+        }
+        self.thread.as_ref()
+    }
+
+    /// Where the time went, by all clocks.
+    fn states(&mut self, places: &Places) -> States {
+        let first = self.published.clock.first();
+        let times = self.times().map(|now| ThreadTimes {
+            run_ns: now.run_ns.saturating_sub(first.run_ns),
+            waited_ns: now.waited_ns.saturating_sub(first.waited_ns),
+        });
+        let inside =
+            Inside { kvm_ns: self.published.kvm_ns(), polled_ns: self.polled(), stopped_ns: self.stopped_ns };
+        split(places, times, inside)
+    }
+
+    fn times(&mut self) -> Option<ThreadTimes> {
+        if let Some(last) = self.published.clock.last() {
+            return Some(last);
+        }
+        self.thread()?.read()
+    }
+
+    /// Time in which KVM polled for the wake-up of a halted guest, ns.
+    fn polled(&mut self) -> u64 {
+        let Some(kvm) = &mut self.kvm else { return 0 };
+        let places = POLLED.map(|name| kvm.list().iter().position(|counter| counter.name == name));
+        // Counters of a vCPU that is gone keep their last values.
+        if let Ok(values) = kvm.read() {
+            self.counters.clear();
+            self.counters.extend(values);
+        }
+        places.into_iter().flatten().filter_map(|place| self.counters.get(place)).sum()
+    }
+
+    /// Exits whose counts have changed since the last call. `next` numbers new ones.
+    pub(crate) fn exits(&mut self, regions: &[Region], next: &mut u32) -> Vec<ExitRow> {
+        let mut rows = Vec::new();
+        for exit in self.published.exits.read() {
+            let (id, told) = self.exits.entry(exit.key.number()).or_insert_with(|| {
+                *next += 1;
+                (*next, 0)
+            });
+            if *told != exit.count {
+                *told = exit.count;
+                rows.push(exit_row(*id, self.vcpu, exit, regions));
+            }
+        }
+        rows
+    }
+
+    /// KVM's counters as they stand.
+    pub(crate) fn counters(&self) -> Vec<KvmCounterRow> {
+        let Some(kvm) = &self.kvm else { return Vec::new() };
+        let rows = kvm.list().iter().zip(&self.counters).map(|(counter, value)| KvmCounterRow {
+            vcpu: self.vcpu,
+            name: counter.name.clone(),
+            value: *value,
+            grows: counter.kind == Kind::Cumulative,
+        });
+        rows.collect()
+    }
+}
+
+/// What else is known of the time in KVM_RUN, ns.
+#[derive(Debug, Clone, Copy, Default)]
+struct Inside {
+    /// On a CPU while the guest was halted.
+    kvm_ns: u64,
+    /// Polling for a wake-up of the halted guest.
+    polled_ns: u64,
+    /// Stopped by the host.
+    stopped_ns: u64,
+}
+
+/// Splits the time in KVM_RUN by what the host's scheduler tells of the thread. Blocked is what is neither run nor
+/// waited, and a vCPU's thread blocks in KVM_RUN or where it is held. Where the scheduler's books are missing,
+/// everything in KVM_RUN counts for the guest.
+fn split(places: &Places, times: Option<ThreadTimes>, inside: Inside) -> States {
+    let Places { run, vmm, sampler, paused } = *places;
+    let Some(times) = times else {
+        return States { guest: run, vmm, sampler, paused, ..States::default() };
+    };
+    let blocked = places.wall().saturating_sub(times.run_ns).saturating_sub(times.waited_ns);
+    let asleep = blocked.saturating_sub(paused);
+    let stopped = inside.stopped_ns.min(asleep);
+    let halted = (asleep - stopped).saturating_add(inside.polled_ns).min(run);
+    let waiting = times.waited_ns.saturating_add(stopped).min(run - halted);
+    // Polling on the way to a halt is on a CPU as well, and was counted.
+    let kvm = inside.kvm_ns.saturating_sub(inside.polled_ns).min(run - halted - waiting);
+    States { guest: run - halted - waiting - kvm, halted, waiting, kvm, vmm, sampler, paused }
+}
+
+/// The next states to tell: no state loses what was told of it, and the sum is that of `target`. The scheduler books a
+/// wait only when it is over, so that a later reading may take back a little; it is made up for at the next one.
+fn advance(told: &States, target: &States) -> States {
+    let mut more = target.since(told);
+    let mut excess = more.wall().saturating_sub(target.wall().saturating_sub(told.wall()));
+    // Only what happens in KVM_RUN is ever revised; the guest's part is the remainder and so gives way first.
+    for state in [&mut more.guest, &mut more.waiting, &mut more.halted, &mut more.kvm] {
+        let cut = excess.min(*state);
+        *state -= cut;
+        excess -= cut;
+    }
+    told.plus(&more)
+}
+
+fn exit_row(id: u32, vcpu: u8, exit: ExitCount, regions: &[Region]) -> ExitRow {
+    let ExitCount { key, count, total_ns, max_ns, times } = exit;
+    ExitRow {
+        id,
+        vcpu,
+        reason: key.reason().to_owned(),
+        address: key.address(),
+        device: device(key, regions).map(str::to_owned),
+        count,
+        total_ns,
+        max_ns,
+        p50_ns: quantile(&times, 0.5, max_ns),
+        p99_ns: quantile(&times, 0.99, max_ns),
+        times,
+    }
+}
+
+/// The device that answers there.
+fn device(key: Key, regions: &[Region]) -> Option<&str> {
+    let (space, address) = (key.space()?, key.address()?);
+    let here = |region: &&Region| region.space == space && (region.first..=region.last).contains(&address);
+    regions.iter().find(here).map(|region| region.name.as_str())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn times(run_ns: u64, waited_ns: u64) -> Option<ThreadTimes> {
+        Some(ThreadTimes { run_ns, waited_ns })
+    }
+
+    #[test]
+    fn blocked_is_halted_and_the_rest_is_the_guests() {
+        let places = Places { run: 900, vmm: 60, sampler: 30, paused: 10 };
+        let all = |guest, halted, waiting| States {
+            guest,
+            halted,
+            waiting,
+            kvm: 0,
+            vmm: 60,
+            sampler: 30,
+            paused: 10,
+        };
+        let inside = |kvm_ns, polled_ns, stopped_ns| Inside { kvm_ns, polled_ns, stopped_ns };
+        // 1,000 of wall, 450 run, 40 waited, so 510 blocked, of which 10 held.
+        assert_eq!(split(&places, times(450, 40), inside(0, 0, 0)), all(360, 500, 40));
+        assert_eq!(
+            split(&places, times(450, 40), inside(0, 25, 0)),
+            all(335, 525, 40),
+            "polling is halted, too"
+        );
+        assert_eq!(
+            split(&places, times(450, 40), inside(0, 0, 200)),
+            all(360, 300, 240),
+            "stopped by the host"
+        );
+        assert_eq!(
+            split(&places, times(450, 40), inside(100, 30, 0)),
+            States { guest: 260, halted: 530, waiting: 40, kvm: 70, vmm: 60, sampler: 30, paused: 10 }
+        );
+        assert_eq!(split(&places, None, inside(3, 7, 0)), all(900, 0, 0));
+        // Books that claim more than there was.
+        assert_eq!(split(&places, times(u64::MAX, u64::MAX), inside(u64::MAX, u64::MAX, 0)), all(0, 900, 0));
+        assert_eq!(split(&places, times(0, 2_000), inside(9, 0, 0)), all(0, 0, 900));
+    }
+
+    proptest! {
+        /// What was told never shrinks, and the sum is always the wall time.
+        #[test]
+        fn told_states_only_grow_and_add_up(
+            steps in prop::collection::vec((0_u64..1_000, 0_u64..1_000, 0_u64..1_000, 0_u64..90), 1..40),
+        ) {
+            let (mut told, mut wall) = (States::default(), 0);
+            for (run, halted, waiting, vmm) in steps {
+                wall += run + vmm;
+                let in_run = wall - told.vmm - vmm;
+                let halted = (halted * 20).min(in_run);
+                let waiting = (waiting * 20).min(in_run - halted);
+                let target = States {
+                    guest: in_run - halted - waiting, halted, waiting, vmm: told.vmm + vmm, ..States::default()
+                };
+                let next = advance(&told, &target);
+                prop_assert_eq!(next.wall(), wall);
+                for ((_, before), (_, after)) in told.named().iter().zip(next.named()) {
+                    prop_assert!(after >= *before, "{:?} {:?}", told, next);
+                }
+                told = next;
+            }
+        }
+    }
+}

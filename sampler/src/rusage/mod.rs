@@ -1,0 +1,180 @@
+//! The guest's own books of CPU time next to the truth.
+//!
+//! [`Rusage`] serializes to exactly the object that docs/json.md describes; a test compares the two.
+
+mod read;
+#[cfg(test)]
+mod tests;
+
+use serde::{Deserialize, Serialize};
+
+use crate::estimate::Time;
+use crate::report::{ReportError, no_such};
+
+/// The books of processes, threads and CPUs, next to the truth.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Rusage {
+    /// vprof's version that wrote the profile.
+    pub version: String,
+    /// `kvm`, `portable`, or `unknown`.
+    pub host: String,
+    /// The guest's kernel release.
+    pub kernel: Option<String>,
+    /// Length of the run, s.
+    pub duration_s: f64,
+    /// The sampling clock has valid intervals: not under a fixed one.
+    pub intervals_valid: bool,
+    /// Every process whose books were read, most time first.
+    pub processes: Vec<ProcessRusage>,
+    /// Threads of processes with several, most time first.
+    pub threads: Vec<ThreadRusage>,
+    /// Every CPU.
+    pub cpus: Vec<CpuRusage>,
+}
+
+/// What is told of one process, and what was so until it was last read.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ProcessRusage {
+    /// Program name.
+    pub comm: String,
+    /// Process id.
+    pub pid: i32,
+    /// Instance number.
+    pub instance: u32,
+    /// When the books were last read, s since the run's start.
+    pub read_s: f64,
+    /// User time as getrusage and `/proc/PID/stat` tell it, ns.
+    pub reported_user_ns: u64,
+    /// System time as they tell it, ns.
+    pub reported_system_ns: u64,
+    /// The scheduler's run time (`sum_exec_runtime`), ns.
+    pub runtime_ns: u64,
+    /// Time on the guest's run queues, of living threads, ns.
+    pub run_delay_ns: u64,
+    /// Context switches, both kinds.
+    pub switches: u64,
+    /// Samples that the truth is made of.
+    pub samples: u64,
+    /// CPU time, user and system, without interrupts that hit the process, ns.
+    pub true_cpu_ns: u64,
+    /// Lower end of its 95 % interval.
+    pub true_low_ns: u64,
+    /// Upper end of its 95 % interval.
+    pub true_high_ns: u64,
+    /// The part of `true_cpu_ns` in user code.
+    pub true_user_ns: u64,
+    /// Interrupts that hit the process, which most kernels charge to it, ns.
+    pub interrupted_ns: u64,
+    /// What is told less what is true, ns.
+    pub difference_ns: i64,
+    /// What is told lies outside of the interval.
+    pub outside: bool,
+}
+
+/// What is told of one thread.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ThreadRusage {
+    /// The thread's name, where it is known.
+    pub comm: Option<String>,
+    /// Process id.
+    pub pid: i32,
+    /// Instance number of its process.
+    pub instance: u32,
+    /// Thread id.
+    pub tid: i32,
+    /// `utime`, ns.
+    pub reported_user_ns: u64,
+    /// `stime`, ns.
+    pub reported_system_ns: u64,
+    /// The scheduler's run time, ns.
+    pub runtime_ns: u64,
+    /// CPU time, ns.
+    pub true_cpu_ns: u64,
+    /// Lower end of its 95 % interval.
+    pub true_low_ns: u64,
+    /// Upper end of its 95 % interval.
+    pub true_high_ns: u64,
+    /// `utime + stime` lies outside of the interval.
+    pub outside: bool,
+}
+
+/// What `/proc/stat` tells of a CPU, and what was so, ns.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct CpuRusage {
+    /// Number of the CPU in the guest, and of its vCPU.
+    pub cpu: u32,
+    /// What is told.
+    pub reported: CpuTimes,
+    /// What was so until it was last read.
+    pub truly: CpuTimes,
+    /// Ends of the 95 % intervals of the same times; those of exact times fall together.
+    pub low: CpuTimes,
+    /// See `low`.
+    pub high: CpuTimes,
+}
+
+/// A CPU's time, ns.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CpuTimes {
+    /// User code, niced or not.
+    pub user_ns: u64,
+    /// Kernel code outside of interrupts.
+    pub system_ns: u64,
+    /// Hard interrupts.
+    pub irq_ns: u64,
+    /// Soft interrupts.
+    pub softirq_ns: u64,
+    /// Idle, with I/O waited for or not: halted, or in the idle task.
+    pub idle_ns: u64,
+    /// Not given to the guest: the vCPU waited for a host CPU, or was served by vprof.
+    pub steal_ns: u64,
+}
+
+impl Rusage {
+    /// Keeps only the processes of this name, process id or `name#instance`, with their threads.
+    ///
+    /// # Errors
+    /// [`ReportError::NoSuch`], with the names that are near.
+    pub fn retain(&mut self, wanted: &str) -> Result<(), ReportError> {
+        let is = |p: &ProcessRusage| {
+            p.comm == wanted || p.pid.to_string() == wanted || format!("{}#{}", p.comm, p.instance) == wanted
+        };
+        if !self.processes.iter().any(is) {
+            let names = self.processes.iter().map(|p| p.comm.as_str()).collect();
+            return Err(no_such("process", wanted, names, "--by instance -n 0"));
+        }
+        self.processes.retain(is);
+        let kept: Vec<_> = self.processes.iter().map(|p| (p.pid, p.instance)).collect();
+        self.threads.retain(|thread| kept.contains(&(thread.pid, thread.instance)));
+        Ok(())
+    }
+}
+
+impl CpuTimes {
+    /// Names and values, in the order of the fields.
+    pub fn named(&self) -> [(&'static str, u64); 6] {
+        let Self { user_ns, system_ns, irq_ns, softirq_ns, idle_ns, steal_ns } = *self;
+        [
+            ("user", user_ns),
+            ("system", system_ns),
+            ("hard interrupts", irq_ns),
+            ("soft interrupts", softirq_ns),
+            ("idle", idle_ns),
+            ("steal", steal_ns),
+        ]
+    }
+}
+
+/// Whether a time lies outside of an interval. What the guest keeps is up to a tick old.
+fn is_outside(told_ns: u64, truth: &Time) -> bool {
+    let told = as_f64(told_ns);
+    told < truth.low_ns - TICK_NS || told > truth.high_ns
+}
+
+/// The longest tick of Linux on x86, ns (`CONFIG_HZ_100`): so much of what runs now is not booked yet.
+const TICK_NS: f64 = 10e6;
+
+#[expect(clippy::cast_precision_loss, reason = "times of less than 2^53 ns (104 days)")]
+fn as_f64(ns: u64) -> f64 {
+    ns as f64
+}

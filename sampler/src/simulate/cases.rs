@@ -1,0 +1,184 @@
+//! What is simulated.
+
+use super::program::{Program, Task, Vcpu};
+use super::{Paper, Section};
+use crate::clock::ClockKind;
+
+/// When a fixed clock starts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Start {
+    /// At any phase, drawn for each profiling.
+    Anywhere,
+    /// When the program expects it: a tick falls on each whole interval.
+    Known,
+}
+
+/// One machine, profiled again and again.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Case {
+    pub section: Section,
+    pub table: Option<u8>,
+    pub name: String,
+    pub vcpus: Vec<Vcpu>,
+    /// Length of the run, intervals.
+    pub ticks: f64,
+    /// Variance of the units of events that a sample stands for, whose mean is 100.
+    pub noise: f64,
+    pub start: Start,
+    /// Different courses that are profiled in turn; one, as in the paper, is profiled again and again.
+    pub courses: u32,
+    pub clocks: &'static [ClockKind],
+    pub paper: Option<Paper>,
+}
+
+const PAPERS: &[ClockKind] = &[ClockKind::Fixed, ClockKind::Uniform];
+const RANDOM: &[ClockKind] = &[ClockKind::Uniform, ClockKind::Exponential];
+const ALL: &[ClockKind] = &[ClockKind::Uniform, ClockKind::Exponential, ClockKind::Fixed];
+
+/// Units of the paper in a sampling interval.
+const UNITS: f64 = 100.0;
+
+impl Case {
+    fn new(section: Section, name: impl Into<String>, program: Program, ticks: f64) -> Self {
+        Self {
+            section,
+            table: None,
+            name: name.into(),
+            vcpus: vec![Vcpu { program, load: 1.0 }],
+            ticks,
+            noise: 0.0,
+            start: Start::Anywhere,
+            courses: 20,
+            clocks: ALL,
+            paper: None,
+        }
+    }
+
+    /// A case of the paper: one course.
+    fn of_table(section: Section, table: u8, name: String, tasks: &[Task], ticks: f64) -> Self {
+        let program = Program::Tasks(tasks.to_vec());
+        Self { table: Some(table), courses: 1, clocks: PAPERS, ..Self::new(section, name, program, ticks) }
+    }
+
+    /// Number of states that are estimated, from 1.
+    pub fn states(&self) -> u8 {
+        match self.vcpus.first().map(|vcpu| &vcpu.program) {
+            Some(Program::Tasks(tasks)) => u8::try_from(tasks.len()).unwrap_or(1),
+            _ => 1,
+        }
+    }
+}
+
+/// All cases, in the order of their sections.
+pub(super) fn all() -> Vec<Case> {
+    [single(), mixed(), noisy(), granularity(), adversaries(), estimator()].concat()
+}
+
+/// Section 5.2.1: a million units, a sample every 100.
+fn single() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (table, share) in [(2, 0.8), (3, 0.5), (3, 0.3)] {
+        for units in [30.0, 50.0, 100.0, 150.0, 200.0, 280.0] {
+            let task = Task { share, granularity: units / UNITS };
+            let name = format!("{:.0} %, {units} units", share * 100.0);
+            let mut case = Case::of_table(Section::Single, table, name, &[task], 10_000.0);
+            if table == 2 && units < 31.0 {
+                case.paper = Some(Paper { lowest: 0.786_9, highest: 0.809_2 });
+            }
+            cases.push(case);
+        }
+    }
+    cases
+}
+
+/// Section 5.2.2: four tasks that take 80 % together.
+fn tasks() -> [Task; 4] {
+    [(0.3, 30.0), (0.2, 50.0), (0.2, 150.0), (0.1, 280.0)]
+        .map(|(share, units)| Task { share, granularity: units / UNITS })
+}
+
+fn mixed() -> Vec<Case> {
+    vec![Case::of_table(Section::Mixed, 4, String::new(), &tasks(), 10_000.0)]
+}
+
+/// Section 5.3: the units of events vary.
+fn noisy() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (table, samples, noises) in [(5, 10_000.0, [0.5, 1.0, 2.0]), (6, 1_000.0, [0.5, 1.0, 2.0])] {
+        for noise in noises {
+            let name = format!("n {samples} N(0,{noise}) ");
+            cases.push(Case { noise, ..Case::of_table(Section::Noise, table, name, &tasks(), samples) });
+        }
+    }
+    let name = "n 500 N(0,1) ".to_owned();
+    cases.push(Case { noise: 1.0, ..Case::of_table(Section::Noise, 6, name, &tasks(), 500.0) });
+    cases
+}
+
+/// Runs from a hundredth of an interval to a hundred.
+fn granularity() -> Vec<Case> {
+    [0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0]
+        .map(|run| {
+            let program = Program::Runs { share: 0.3, run };
+            Case::new(Section::Granularity, run.to_string(), program, 2_000.0)
+        })
+        .to_vec()
+}
+
+fn adversaries() -> Vec<Case> {
+    let periodic = |name: &str, period: f64, from: f64, to: f64| {
+        let program = Program::Periodic { period, from, to };
+        Case { courses: 1, ..Case::new(Section::Adversary, name, program, 2_000.0) }
+    };
+    let knows = |case: Case| Case { start: Start::Known, ..case };
+    vec![
+        periodic("in step, 30 % of each interval", 1.0, 0.0, 0.3),
+        knows(periodic("dodges the tick, 90 %", 1.0, 0.05, 0.95)),
+        // Its run holds the moment of the tick, which is the end and the beginning of the period.
+        knows(periodic("waits for the tick, 10 %", 1.0, 0.0, 0.1)),
+        periodic("every 2.25 intervals, 20 %", 2.25, 0.0, 0.2),
+        periodic("drifts by a fifth of a period", 1.000_1, 0.0, 0.3),
+        periodic("two thirds of an interval, 50 %", 2.0 / 3.0, 0.0, 0.5),
+    ]
+}
+
+fn estimator() -> Vec<Case> {
+    let case = |name: &str, program: Program, ticks: f64| Case {
+        clocks: RANDOM,
+        ..Case::new(Section::Estimator, name, program, ticks)
+    };
+    let runs = |share: f64, run: f64| Program::Runs { share, run };
+    let loads = |loads: &[f64], program: &Program| -> Vec<Vcpu> {
+        loads.iter().map(|&load| Vcpu { program: program.clone(), load }).collect()
+    };
+    let pinned = |program: Program| -> Vec<Vcpu> {
+        let never = Program::Periodic { period: 1.0, from: 0.0, to: 0.0 };
+        let programs = std::iter::once(program).chain(std::iter::repeat_n(never, 7));
+        programs.map(|program| Vcpu { program, load: 1.0 }).collect()
+    };
+    let short = runs(0.3, 0.5);
+    let phases = |run: f64| Program::Phases { shares: [0.5, 0.1], phase: 50.0, run };
+    vec![
+        case("runs of 0.02, n 100", runs(0.3, 0.02), 100.0),
+        case("runs of 0.5, n 1,000", short.clone(), 1_000.0),
+        case("runs of 0.5, n 20,000", short.clone(), 20_000.0),
+        case("runs of 2, n 1,000", runs(0.3, 2.0), 1_000.0),
+        case("runs of 30, n 1,000", runs(0.3, 30.0), 1_000.0),
+        case("bursts in phases, n 2,000", phases(0.02), 2_000.0),
+        case("runs in phases, n 10,000", phases(1.0), 10_000.0),
+        case("1 in 100, n 1,000", runs(0.01, 0.02), 1_000.0),
+        case("1 in 300, n 1,000", runs(1.0 / 300.0, 0.02), 1_000.0),
+        case("1 in 1,000, n 1,000", runs(0.001, 0.02), 1_000.0),
+        case("1 in 100, runs of 3", runs(0.01, 3.0), 1_000.0),
+        Case {
+            vcpus: loads(&[1.0, 0.5, 0.2, 0.05], &runs(0.3, 2.0)),
+            ..case("4 vCPUs, runs of 2", short.clone(), 1_000.0)
+        },
+        Case {
+            vcpus: loads(&[1.0, 0.5, 0.2, 0.05], &runs(0.3, 0.02)),
+            ..case("4 vCPUs, runs of 0.02", short.clone(), 1_000.0)
+        },
+        Case { vcpus: pinned(runs(0.1, 0.02)), ..case("on 1 of 8 vCPUs", short.clone(), 500.0) },
+        Case { vcpus: pinned(runs(0.01, 0.02)), ..case("on 1 of 8, rare", short, 500.0) },
+    ]
+}

@@ -1,0 +1,150 @@
+//! What a simulated vCPU does. All lengths are in mean intervals of the sampling clock.
+
+use rand::RngExt;
+use rand::rngs::ChaCha8Rng;
+use rand_distr::{Distribution, Exp1};
+
+use super::timeline::{OUTSIDE, REST, Timeline};
+
+/// Mean interval of the simulated clock, ns: 1 ms, so that what the product's clock rounds to whole nanoseconds and
+/// cuts at 1 us is far below what is simulated.
+pub(super) const MEAN_NS: u64 = 1_000_000;
+
+/// How a vCPU's time goes by.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Program {
+    /// Blocks as long as a task's granularity, each of a task drawn by its share; what is left is idle, in blocks of
+    /// the first task's. State n is task n, from 1.
+    Tasks(Vec<Task>),
+    /// State 1 comes and goes at random: runs of exponential length, those of state 1 as long as `run` in the mean.
+    Runs {
+        /// Share of state 1.
+        share: f64,
+        /// Mean length of its runs.
+        run: f64,
+    },
+    /// Two phases that come and go at random, half of the time each; in them state 1 has these shares, in runs.
+    Phases {
+        /// Shares of state 1 in the one phase and in the other.
+        shares: [f64; 2],
+        /// Mean length of a phase.
+        phase: f64,
+        /// Mean length of a run of state 1.
+        run: f64,
+    },
+    /// State 1 in each period from `from` to `to`, at the same phase of each.
+    Periodic {
+        /// Length of a period.
+        period: f64,
+        /// Where state 1 begins, as a part of the period.
+        from: f64,
+        /// Where it ends.
+        to: f64,
+    },
+}
+
+/// A task of the unbiasedness study.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Task {
+    /// Its share of all time.
+    pub share: f64,
+    /// Length of a block.
+    pub granularity: f64,
+}
+
+/// A length in ns.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a positive length of a few hours at most"
+)]
+pub(super) fn ns(intervals: f64) -> u64 {
+    (intervals * MEAN_NS as f64).round() as u64
+}
+
+impl Program {
+    /// One course of it, this long.
+    pub fn course(&self, random: &mut ChaCha8Rng, intervals: f64) -> Timeline {
+        let length = ns(intervals);
+        let mut line = Timeline::default();
+        match self {
+            Self::Tasks(tasks) => tasks_course(tasks, random, length, &mut line),
+            Self::Runs { share, run } => runs(&mut line, random, length, *share, *run, 1),
+            Self::Phases { shares, phase, run } => {
+                let mut phases = Timeline::default();
+                runs(&mut phases, random, length, 0.5, *phase, 1);
+                let mut at = phases.cursor();
+                while line.length() < length {
+                    let now = line.length();
+                    let share = shares[usize::from(at.at(now).min(1))];
+                    runs(&mut line, random, at.end().min(length), share, *run, 1);
+                }
+            }
+            Self::Periodic { period, from, to } => {
+                let mut n = 0.0;
+                while line.length() < length {
+                    for (state, until) in [(REST, *from), (1, *to), (REST, 1.0)] {
+                        // Each end is rounded by itself, so that rounding does not add up.
+                        let end = ns((n + until) * period);
+                        line.push(state, end.saturating_sub(line.length()));
+                    }
+                    n += 1.0;
+                }
+            }
+        }
+        line.truncated(length)
+    }
+}
+
+fn tasks_course(tasks: &[Task], random: &mut ChaCha8Rng, length: u64, line: &mut Timeline) {
+    let rest = 1.0 - tasks.iter().map(|task| task.share).sum::<f64>();
+    let idle = tasks.first().map_or(1.0, |task| task.granularity);
+    // A block is drawn less often the longer it is.
+    let all = tasks.iter().map(|task| (task.share, task.granularity)).chain([(rest, idle)]);
+    let weights: Vec<f64> = all.map(|(share, granularity)| share / granularity).collect();
+    let sum: f64 = weights.iter().sum();
+    while line.length() < length {
+        let mut drawn = random.random::<f64>() * sum;
+        let place = weights.iter().position(|weight| {
+            drawn -= weight;
+            drawn < 0.0
+        });
+        let task = place.and_then(|place| Some((u8::try_from(place + 1).ok()?, tasks.get(place)?)));
+        match task {
+            Some((state, task)) => line.push(state, ns(task.granularity)),
+            None => line.push(REST, ns(idle)),
+        }
+    }
+}
+
+/// Continues a course up to `end` with a state that comes and goes.
+fn runs(line: &mut Timeline, random: &mut ChaCha8Rng, end: u64, share: f64, run: f64, state: u8) {
+    let mut on = random.random::<f64>() < share;
+    while line.length() < end {
+        let mean = if on { run } else { run * (1.0 - share) / share };
+        let drawn: f64 = Exp1.sample(random);
+        let length = ns(drawn * mean).max(1).min(end - line.length());
+        line.push(if on { state } else { REST }, length);
+        on = !on;
+    }
+}
+
+/// One vCPU: what it does, and how much of its time it is in the guest at all.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Vcpu {
+    pub program: Program,
+    /// Part of the time in the guest; the rest comes in spells of 5 intervals in the mean.
+    pub load: f64,
+}
+
+impl Vcpu {
+    pub fn course(&self, random: &mut ChaCha8Rng, intervals: f64) -> Timeline {
+        let line = self.program.course(random, intervals);
+        if self.load >= 1.0 {
+            return line;
+        }
+        let mut outer = Timeline::default();
+        runs(&mut outer, random, ns(intervals), 1.0 - self.load, 5.0, OUTSIDE);
+        line.within(&outer)
+    }
+}

@@ -1,0 +1,165 @@
+use super::program::{Program, Vcpu};
+use super::*;
+
+#[test]
+fn a_seed_gives_one_result() {
+    let mut told = Vec::new();
+    let options = Options { seed: 5, runs: 2, clock: Some(ClockKind::Exponential) };
+    let first = study(&options, |done, all| told.push((done, all)));
+    assert_eq!(first, study(&options, |_, _| {}));
+    assert_ne!(first.rows, study(&Options { seed: 6, ..options }, |_, _| {}).rows);
+    assert_eq!(told.last(), Some(&(cases::all().len(), cases::all().len())));
+    assert!(first.rows.iter().all(|row| row.clock == ClockKind::Exponential));
+}
+
+/// Against tables of the binomial distribution.
+#[test]
+fn chance_is_that_of_the_binomial_distribution() {
+    for (missed, runs, expected) in [(0, 20, 1.0), (1, 20, 0.641_5), (4, 20, 0.015_9), (2, 2, 0.002_5)] {
+        assert!((chance_of(missed, runs) - expected).abs() < 1e-4, "{missed} of {runs}");
+    }
+    let far = chance_of(5_000, 100_000);
+    assert!((0.49..0.52).contains(&far), "{far}");
+}
+
+/// The one row of a made-up case under a clock.
+fn result(program: Program, ticks: f64, clock: ClockKind, runs: u32) -> Row {
+    on(vec![Vcpu { program, load: 1.0 }], ticks, clock, runs)
+}
+
+fn on(vcpus: Vec<Vcpu>, ticks: f64, clock: ClockKind, runs: u32) -> Row {
+    let case = Case {
+        vcpus,
+        ticks,
+        courses: 50,
+        clocks: &[ClockKind::Uniform, ClockKind::Exponential, ClockKind::Fixed],
+        ..cases::all().pop().expect("cases")
+    };
+    run(&case, 1_000, &Options { seed: 11, runs, clock: Some(clock) }).pop().expect("a row")
+}
+
+const RANDOM: [ClockKind; 2] = [ClockKind::Uniform, ClockKind::Exponential];
+
+fn states(share: f64, run: f64) -> Program {
+    Program::Runs { share, run }
+}
+
+/// Asserts coverage of 93 to 97 %, and an unbiased mean.
+fn assert_right(row: &Row, runs: u32) {
+    let held = row.result.coverage;
+    assert!((0.93..=0.97).contains(&held), "{held} {row:?}");
+    let error = (row.result.variance / f64::from(runs)).sqrt();
+    assert!((row.result.mean - row.result.truth).abs() < 4.0 * error, "{row:?}");
+}
+
+#[test]
+fn independent_states_are_covered() {
+    for clock in RANDOM {
+        for share in [0.05, 0.5, 0.9] {
+            assert_right(&result(states(share, 0.02), 500.0, clock, 1_000), 1_000);
+        }
+    }
+}
+
+#[test]
+fn long_runs_are_covered() {
+    for clock in RANDOM {
+        for run in [2.0, 10.0, 100.0] {
+            assert_right(&result(states(0.3, run), 1_000.0, clock, 1_000), 1_000);
+        }
+    }
+    // Narrower than the binomial's by the square root of the design effect.
+    let [uniform, exponential] = RANDOM.map(|clock| result(states(0.3, 30.0), 1_000.0, clock, 100));
+    let ratio = uniform.result.half_width / exponential.result.half_width;
+    assert!((0.27..0.37).contains(&ratio), "{ratio}");
+}
+
+#[test]
+fn short_runs_are_covered() {
+    for clock in RANDOM {
+        assert_right(&result(states(0.3, 1.0), 10_000.0, clock, 500), 500);
+    }
+    // Few samples can not tell them from something in step with the clock: then intervals stay wide.
+    let few = result(states(0.3, 0.5), 500.0, ClockKind::Uniform, 500);
+    assert!(few.result.coverage > 0.97, "{few:?}");
+}
+
+#[test]
+fn mixtures_are_covered() {
+    for clock in RANDOM {
+        let phases = Program::Phases { shares: [0.5, 0.1], phase: 50.0, run: 0.02 };
+        assert_right(&result(phases, 2_000.0, clock, 1_000), 1_000);
+    }
+}
+
+/// As far as any interval can: a count jumps, so coverage is above or below 95 %, exactly as for independent samples.
+#[test]
+fn small_counts_are_covered() {
+    for clock in RANDOM {
+        for samples in [0.5, 2.0, 5.0, 10.0] {
+            let row = result(states(samples / 500.0, 0.02), 500.0, clock, 1_000);
+            assert!((0.92..=0.99).contains(&row.result.coverage), "{row:?}");
+        }
+        assert_right(&result(states(0.02, 5.0), 1_000.0, clock, 1_000), 1_000);
+    }
+}
+
+#[test]
+fn vcpus_with_unequal_loads_are_covered() {
+    let machine = |run: f64| {
+        [1.0, 0.6, 0.3, 0.1].map(|load| Vcpu { program: states(0.1 + 0.5 * load, run), load }).to_vec()
+    };
+    for clock in RANDOM {
+        for run in [0.02, 20.0] {
+            assert_right(&on(machine(run), 500.0, clock, 1_000), 1_000);
+        }
+    }
+}
+
+#[test]
+fn a_fixed_clock_is_deceived_and_a_random_one_is_not() {
+    let in_step = || Program::Periodic { period: 1.0, from: 0.0, to: 0.3 };
+    let fixed = result(in_step(), 500.0, ClockKind::Fixed, 200);
+    assert!(fixed.fails && fixed.result.coverage < 0.01 && fixed.result.variance > 0.15, "{fixed:?}");
+    for clock in RANDOM {
+        assert_right(&result(in_step(), 500.0, clock, 1_000), 1_000);
+    }
+}
+
+/// A swing at two thirds of the mean interval has the largest design effect under the uniform clock, 1.54 for a sine.
+#[test]
+fn the_worst_resonance_is_told_from_short_runs() {
+    let swing = Program::Periodic { period: 2.0 / 3.0, from: 0.0, to: 0.5 };
+    let row = result(swing, 2_000.0, ClockKind::Uniform, 500);
+    let effect = row.result.variance / (0.25 / 2_000.0);
+    assert!((1.2..1.7).contains(&effect), "{effect}");
+    assert!((0.90..=0.97).contains(&row.result.coverage), "{row:?}");
+}
+
+/// No period near the clock's deceives it by more than chance and the resonance of a few samples do.
+#[test]
+fn no_period_deceives_the_uniform_clock() {
+    for step in 0..16_u32 {
+        let period = 0.25 * (f64::from(step) * 0.2).exp();
+        let swing = Program::Periodic { period, from: 0.0, to: 0.3 };
+        let row = result(swing, 1_000.0, ClockKind::Uniform, 200);
+        assert!(row.result.coverage >= 0.88, "{period}: {row:?}");
+    }
+}
+
+/// Sections 5.2 and 5.3 of the unbiasedness study: no estimate is biased, under its own clock and under ours.
+#[test]
+fn the_unbiasedness_study_is_reproduced() {
+    let options = Options { seed: 7, runs: 30, clock: None };
+    let ours = cases::all();
+    for (n, case) in (0..).zip(&ours).filter(|(_, case)| case.table.is_some_and(|table| table != 3)) {
+        for row in run(case, n, &options) {
+            let Summary { mean, truth, variance, .. } = row.result;
+            let error = (variance / 30.0).sqrt().max(1.0 / row.ticks);
+            assert!((mean - truth).abs() < 4.5 * error, "{row:?}");
+            // A fixed clock's spread is that of this one course, and may be any.
+            let random = row.clock != ClockKind::Fixed;
+            assert!(!random || (variance < 0.25 / row.ticks && !row.fails), "{row:?}");
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! A vCPU's true course: what it was doing at every moment.
+
+/// State of a moment at which the vCPU is not in the guest.
+pub(super) const OUTSIDE: u8 = u8::MAX;
+/// Idle, or any state that nobody asks for.
+pub(super) const REST: u8 = 0;
+
+/// States, one after the other; two that follow each other differ.
+#[derive(Debug, Default, Clone)]
+pub(super) struct Timeline {
+    /// End of each, ns.
+    ends: Vec<u64>,
+    states: Vec<u8>,
+}
+
+impl Timeline {
+    /// Length, ns.
+    pub fn length(&self) -> u64 {
+        self.ends.last().copied().unwrap_or(0)
+    }
+
+    /// Adds a state that lasts so long.
+    pub fn push(&mut self, state: u8, ns: u64) {
+        let end = self.length() + ns;
+        match (self.states.last(), self.ends.last_mut()) {
+            _ if ns == 0 => {}
+            (Some(last), Some(last_end)) if *last == state => *last_end = end,
+            _ => {
+                self.states.push(state);
+                self.ends.push(end);
+            }
+        }
+    }
+
+    /// Ends at `ns`, if it is longer.
+    pub fn truncated(mut self, ns: u64) -> Self {
+        let kept = self.ends.partition_point(|end| *end < ns);
+        self.ends.truncate(kept + 1);
+        self.states.truncate(kept + 1);
+        if let Some(end) = self.ends.last_mut() {
+            *end = (*end).min(ns);
+        }
+        self
+    }
+
+    /// This course where `outer` is in the guest, [`OUTSIDE`] elsewhere; as long as the shorter.
+    pub fn within(&self, outer: &Self) -> Self {
+        let mut both = Self::default();
+        let (mut inner_at, mut outer_at) = (self.cursor(), outer.cursor());
+        let end = self.length().min(outer.length());
+        while both.length() < end {
+            let now = both.length();
+            let (outside, state) = (outer_at.at(now), inner_at.at(now));
+            let until = inner_at.end().min(outer_at.end()).min(end);
+            both.push(if outside == OUTSIDE { OUTSIDE } else { state }, until - now);
+        }
+        both
+    }
+
+    /// Time in a state, ns.
+    pub fn time(&self, wanted: impl Fn(u8) -> bool) -> u64 {
+        let starts = std::iter::once(0).chain(self.ends.iter().copied());
+        let spans = starts.zip(&self.ends).zip(&self.states);
+        spans.filter(|(_, state)| wanted(**state)).map(|((start, end), _)| end - start).sum()
+    }
+
+    /// Looks up moments that never go back.
+    pub fn cursor(&self) -> Cursor<'_> {
+        Cursor { timeline: self, place: 0 }
+    }
+}
+
+/// A place in a timeline.
+#[derive(Debug)]
+pub(super) struct Cursor<'a> {
+    timeline: &'a Timeline,
+    place: usize,
+}
+
+impl Cursor<'_> {
+    /// The state at a moment before the end, not before the one asked for last.
+    pub fn at(&mut self, ns: u64) -> u8 {
+        let ends = &self.timeline.ends;
+        while ends.get(self.place).is_some_and(|end| *end <= ns) {
+            self.place += 1;
+        }
+        self.timeline.states.get(self.place).copied().unwrap_or(OUTSIDE)
+    }
+
+    /// When the state that was found last ends, ns.
+    pub fn end(&self) -> u64 {
+        self.timeline.ends.get(self.place).copied().unwrap_or(u64::MAX)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn states_follow_one_another() {
+        let mut line = Timeline::default();
+        for (state, ns) in [(1, 10), (1, 5), (0, 0), (2, 10), (1, 25)] {
+            line.push(state, ns);
+        }
+        assert_eq!((line.length(), line.time(|s| s == 1), line.time(|s| s == 2)), (50, 40, 10));
+        let mut cursor = line.cursor();
+        assert_eq!([0, 14, 15, 24, 25, 49, 50].map(|ns| cursor.at(ns)), [1, 1, 2, 2, 1, 1, OUTSIDE]);
+        let short = line.clone().truncated(20);
+        assert_eq!((short.length(), short.time(|s| s == 2)), (20, 5));
+        assert_eq!(line.clone().truncated(15).length(), 15);
+        let mut outer = Timeline::default();
+        outer.push(OUTSIDE, 12);
+        outer.push(REST, 10);
+        let both = line.within(&outer);
+        assert_eq!((both.length(), both.time(|s| s == 1), both.time(|s| s == OUTSIDE)), (22, 3, 12));
+    }
+}

@@ -1,0 +1,85 @@
+//! Offsets of the guest's books of CPU time.
+
+use crate::btf::Btf;
+use crate::layout::offset;
+use crate::missing::Missing;
+
+/// What the structures of CPU time look like.
+#[derive(Debug, Clone)]
+pub(crate) struct BooksLayout {
+    pub(crate) task: Result<TaskTimes, Missing>,
+    /// `signal_struct`: times of threads that have ended.
+    pub(crate) ended: Result<Ended, Missing>,
+    /// `tick_sched.idle_sleeptime` and `.iowait_sleeptime` (kernel/time/tick-sched.h): ns; the kernel's own idle time is
+    /// there when it stops its tick.
+    pub(crate) sleep: Option<(usize, usize)>,
+}
+
+/// `struct task_struct` (include/linux/sched.h).
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct TaskTimes {
+    /// `utime` and `stime`, u64, ns (4.11).
+    pub(crate) user: usize,
+    pub(crate) system: usize,
+    /// `se.sum_exec_runtime`, u64, ns.
+    pub(crate) runtime: usize,
+    /// `nvcsw` and `nivcsw`, unsigned long.
+    pub(crate) voluntary: usize,
+    pub(crate) involuntary: usize,
+    /// `sched_info.run_delay`, ns, where the kernel keeps it (`CONFIG_SCHED_INFO`).
+    pub(crate) run_delay: Option<usize>,
+}
+
+/// `struct signal_struct` (include/linux/sched/signal.h).
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Ended {
+    /// `utime` and `stime`, u64, ns.
+    pub(crate) user: usize,
+    pub(crate) system: usize,
+    /// `sum_sched_runtime`, unsigned long long, ns.
+    pub(crate) runtime: usize,
+    /// `nvcsw` and `nivcsw`, unsigned long.
+    pub(crate) voluntary: usize,
+    pub(crate) involuntary: usize,
+    /// `prev_cputime`: utime and stime, u64, ns, that were last told, which never go back.
+    pub(crate) told: Option<usize>,
+}
+
+impl BooksLayout {
+    pub(crate) fn new(btf: &Btf) -> Self {
+        let sleep = |member| btf.member("tick_sched", member).map(|m| m.offset);
+        Self {
+            task: TaskTimes::new(btf),
+            ended: Ended::new(btf),
+            sleep: sleep("idle_sleeptime").zip(sleep("iowait_sleeptime")),
+        }
+    }
+}
+
+impl TaskTimes {
+    fn new(btf: &Btf) -> Result<Self, Missing> {
+        let task = |member| offset(btf, "task_struct", member);
+        Ok(Self {
+            user: task("utime")?,
+            system: task("stime")?,
+            runtime: task("se.sum_exec_runtime")?,
+            voluntary: task("nvcsw")?,
+            involuntary: task("nivcsw")?,
+            run_delay: task("sched_info.run_delay").ok(),
+        })
+    }
+}
+
+impl Ended {
+    fn new(btf: &Btf) -> Result<Self, Missing> {
+        let signal = |member| offset(btf, "signal_struct", member);
+        Ok(Self {
+            user: signal("utime")?,
+            system: signal("stime")?,
+            runtime: signal("sum_sched_runtime")?,
+            voluntary: signal("nvcsw")?,
+            involuntary: signal("nivcsw")?,
+            told: signal("prev_cputime").ok(),
+        })
+    }
+}

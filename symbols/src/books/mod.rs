@@ -1,0 +1,249 @@
+//! What the guest itself believes about its CPU time: the numbers behind getrusage, `/proc/PID/stat` and `/proc/stat`.
+
+mod layout;
+
+use crate::current::Areas;
+use crate::kernel::Kernel;
+use crate::memory::PhysicalMemory;
+use crate::missing::Missing;
+use crate::task::{self, MAX_TASKS, TaskSnapshot};
+use crate::view::View;
+pub(crate) use layout::BooksLayout;
+use layout::{Ended, TaskTimes};
+
+/// CPU time as a kernel keeps it of a thread, or of all threads of a process, ns.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CpuTime {
+    /// `utime`: by the tick, unless the kernel accounts precisely.
+    pub user_ns: u64,
+    /// `stime`.
+    pub system_ns: u64,
+    /// `sum_exec_runtime`: by the scheduler's clock.
+    pub runtime_ns: u64,
+    /// Time on a run queue without a CPU of the guest, of living threads, where the kernel keeps it.
+    pub run_delay_ns: u64,
+    /// Voluntary context switches.
+    pub voluntary: u64,
+    /// Involuntary context switches.
+    pub involuntary: u64,
+}
+
+impl CpuTime {
+    fn add(&mut self, other: &Self) {
+        let pairs = [
+            (&mut self.user_ns, other.user_ns),
+            (&mut self.system_ns, other.system_ns),
+            (&mut self.runtime_ns, other.runtime_ns),
+            (&mut self.run_delay_ns, other.run_delay_ns),
+            (&mut self.voluntary, other.voluntary),
+            (&mut self.involuntary, other.involuntary),
+        ];
+        for (sum, more) in pairs {
+            *sum = sum.saturating_add(more);
+        }
+    }
+
+    /// User and system time as the kernel tells them, ns: the ticks' proportion of the scheduler's run time
+    /// (`cputime_adjust`, kernel/sched/cputime.c, 4.11 to 6.18), never less than was told before.
+    pub fn told(&self, (user_before, system_before): (u64, u64)) -> (u64, u64) {
+        let Self { user_ns, system_ns, runtime_ns, .. } = *self;
+        if user_before.saturating_add(system_before) >= runtime_ns {
+            return (user_before, system_before);
+        }
+        let system = match (user_ns, system_ns) {
+            (_, 0) => 0,
+            (0, _) => runtime_ns,
+            _ => {
+                let scaled = u128::from(system_ns) * u128::from(runtime_ns)
+                    / (u128::from(system_ns) + u128::from(user_ns));
+                u64::try_from(scaled).unwrap_or(runtime_ns)
+            }
+        };
+        let system = system.max(system_before);
+        let user = runtime_ns.saturating_sub(system);
+        if user < user_before {
+            return (user_before, runtime_ns.saturating_sub(user_before));
+        }
+        (user, system)
+    }
+}
+
+/// The books of one thread.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ThreadBooks {
+    /// Who.
+    pub task: TaskSnapshot,
+    /// What is kept of it.
+    pub time: CpuTime,
+}
+
+/// The books of one process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ProcessBooks {
+    /// Its leader.
+    pub leader: TaskSnapshot,
+    /// All its threads together, those that have ended as well.
+    pub time: CpuTime,
+    /// User and system time as getrusage and `/proc/PID/stat` tell them, ns.
+    pub told: (u64, u64),
+    /// Its living threads.
+    pub threads: Vec<ThreadBooks>,
+}
+
+/// The books of one CPU as `/proc/stat` tells them, ns.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CpuBooks {
+    /// The CPU's number in the guest.
+    pub cpu: u32,
+    /// User code.
+    pub user_ns: u64,
+    /// User code of processes with a positive nice value.
+    pub nice_ns: u64,
+    /// Kernel code outside of interrupts.
+    pub system_ns: u64,
+    /// Soft interrupts.
+    pub softirq_ns: u64,
+    /// Hard interrupts.
+    pub irq_ns: u64,
+    /// Idle.
+    pub idle_ns: u64,
+    /// Idle while I/O was waited for.
+    pub iowait_ns: u64,
+    /// Taken by the host, as far as the guest knows.
+    pub steal_ns: u64,
+}
+
+/// Indexes of `kernel_cpustat.cpustat` (`enum cpu_usage_stat`, include/linux/kernel_stat.h, the same since 2.6.33).
+const CPU_FIELDS: usize = 8;
+
+impl Kernel {
+    /// The books of every process, read now; at most 65,536 threads in all. Threads that start or end meanwhile may be
+    /// left out.
+    ///
+    /// # Errors
+    /// What is missing to read them.
+    pub fn books(&self, memory: &impl PhysicalMemory) -> Result<Vec<ProcessBooks>, Missing> {
+        let layouts = self.layouts.as_ref().map_err(Clone::clone)?;
+        let threads = layouts.threads.clone()?;
+        let view = self.view(memory);
+        let head = self.symbol("init_task")?.wrapping_add(threads.tasks as u64);
+        let leaders = task::list(&view, head, MAX_TASKS).ok_or(Missing::TaskList)?;
+        let mut left = MAX_TASKS;
+        let mut list = Vec::new();
+        for link in leaders {
+            let leader = link.wrapping_sub(threads.tasks as u64);
+            list.extend(self.read_books(&view, leader, &mut left)?);
+            if left == 0 {
+                break;
+            }
+        }
+        Ok(list)
+    }
+
+    /// The books of the process that the task at this address belongs to; `None` if they cannot be read any more.
+    ///
+    /// # Errors
+    /// What is missing to read any.
+    pub fn books_of(&self, memory: &impl PhysicalMemory, task: u64) -> Result<Option<ProcessBooks>, Missing> {
+        let layout = self.layouts.as_ref().map_err(Clone::clone)?.task.clone()?;
+        let view = self.view(memory);
+        let Some(leader) = layout.leader(&view, task) else { return Ok(None) };
+        self.read_books(&view, leader, &mut MAX_TASKS.clone())
+    }
+
+    fn read_books<M: PhysicalMemory>(
+        &self,
+        view: &View<'_, M>,
+        leader: u64,
+        left: &mut usize,
+    ) -> Result<Option<ProcessBooks>, Missing> {
+        let layouts = self.layouts.as_ref().map_err(Clone::clone)?;
+        let (layout, links) = (layouts.task.clone()?, layouts.threads.clone()?);
+        let (times, ended) = (layouts.books.task.clone()?, layouts.books.ended.clone()?);
+        let mut read = || {
+            let leader = layout.snapshot(view, leader)?;
+            let signal = view.u64(leader.task, links.signal)?;
+            let mut time = ended.read(view, signal)?;
+            let mut threads = Vec::new();
+            let nodes = task::list(view, signal.checked_add(links.thread_head as u64)?, *left)?;
+            for node in nodes {
+                *left = left.saturating_sub(1);
+                let thread = node.wrapping_sub(links.thread_node as u64);
+                let Some(task) = layout.snapshot(view, thread).filter(|task| task.pid == leader.pid) else {
+                    continue;
+                };
+                let Some(own) = times.read(view, thread) else { continue };
+                time.add(&own);
+                threads.push(ThreadBooks { task, time: own });
+            }
+            let before = ended.told.and_then(|at| Some((view.u64(signal, at)?, view.u64(signal, at + 8)?)));
+            Some(ProcessBooks { leader, time, told: time.told(before.unwrap_or_default()), threads })
+        };
+        Ok(read())
+    }
+
+    /// The books of every CPU, in the order of the guest's numbers. The guest adds the time of a sleep when it ends.
+    ///
+    /// # Errors
+    /// What is missing to read them.
+    pub fn cpu_books(&self, memory: &impl PhysicalMemory) -> Result<Vec<CpuBooks>, Missing> {
+        let layouts = self.layouts.as_ref().map_err(Clone::clone)?;
+        let symbols = self.symbol_table()?;
+        let view = self.view(memory);
+        let stat = self.symbol("kernel_cpustat")?;
+        let sleep = layouts.books.sleep.zip(self.symbol("tick_cpu_sched").ok());
+        let areas = Areas::new(&view, symbols, self.symbol("__per_cpu_offset")?, stat)?;
+        let read = |(cpu, base): (u32, u64)| {
+            let mut numbers = [0; CPU_FIELDS];
+            for (index, number) in numbers.iter_mut().enumerate() {
+                *number = view.u64(base.wrapping_add(stat), index * 8)?;
+            }
+            let [user_ns, nice_ns, system_ns, softirq_ns, irq_ns, idle_ns, iowait_ns, steal_ns] = numbers;
+            let mut books = CpuBooks {
+                cpu,
+                user_ns,
+                nice_ns,
+                system_ns,
+                softirq_ns,
+                irq_ns,
+                idle_ns,
+                iowait_ns,
+                steal_ns,
+            };
+            if let Some(((idle, iowait), at)) = sleep {
+                let at = base.wrapping_add(at);
+                // A kernel that never stops its tick counts idleness by it (`get_idle_time`, fs/proc/stat.c).
+                books.idle_ns = view.u64(at, idle).filter(|ns| *ns > 0).unwrap_or(idle_ns);
+                books.iowait_ns = view.u64(at, iowait).filter(|ns| *ns > 0).unwrap_or(iowait_ns);
+            }
+            Some(books)
+        };
+        Ok(areas.present().filter_map(read).collect())
+    }
+}
+
+impl TaskTimes {
+    fn read<M: PhysicalMemory>(&self, view: &View<'_, M>, task: u64) -> Option<CpuTime> {
+        Some(CpuTime {
+            user_ns: view.u64(task, self.user)?,
+            system_ns: view.u64(task, self.system)?,
+            runtime_ns: view.u64(task, self.runtime)?,
+            run_delay_ns: self.run_delay.and_then(|at| view.u64(task, at)).unwrap_or(0),
+            voluntary: view.u64(task, self.voluntary)?,
+            involuntary: view.u64(task, self.involuntary)?,
+        })
+    }
+}
+
+impl Ended {
+    fn read<M: PhysicalMemory>(&self, view: &View<'_, M>, signal: u64) -> Option<CpuTime> {
+        Some(CpuTime {
+            user_ns: view.u64(signal, self.user)?,
+            system_ns: view.u64(signal, self.system)?,
+            runtime_ns: view.u64(signal, self.runtime)?,
+            run_delay_ns: 0,
+            voluntary: view.u64(signal, self.voluntary)?,
+            involuntary: view.u64(signal, self.involuntary)?,
+        })
+    }
+}

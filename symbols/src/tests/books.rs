@@ -1,0 +1,95 @@
+//! The guest's own books of CPU time.
+
+use proptest::prelude::*;
+
+use super::{STYLES, find};
+use crate::fixture::{Config, Guest};
+use crate::{CpuTime, Kernel};
+
+/// Process 100 has threads 100 to 103; two have run, and others have ended.
+fn guest(config: &Config) -> (Guest, Kernel) {
+    let mut guest = config.build();
+    guest.set_times(100, [30, 10, 50, 3, 1, 7]);
+    guest.set_times(102, [20, 20, 30, 2, 2, 5]);
+    guest.set_ended_times(100, [10, 10, 20, 4, 5], [0, 0]);
+    let kernel = find(&guest).expect("a kernel");
+    (guest, kernel)
+}
+
+#[test]
+fn a_process_is_the_sum_of_its_threads_and_of_those_that_have_ended() {
+    for style in STYLES {
+        let (guest, kernel) = guest(&Config::new(style));
+        let books = kernel.books(&guest.memory).expect("books");
+        assert_eq!(books.len(), 3);
+        let many = books.iter().find(|process| process.leader.pid == 100).expect("process 100");
+        assert_eq!(many.threads.len(), 4);
+        assert_eq!(
+            many.time,
+            CpuTime {
+                user_ns: 60,
+                system_ns: 40,
+                runtime_ns: 100,
+                run_delay_ns: 12,
+                voluntary: 9,
+                involuntary: 8
+            }
+        );
+        assert_eq!(many.told, (60, 40));
+        let of = kernel.books_of(&guest.memory, guest.task(103).expect("a thread")).expect("books");
+        assert_eq!(of.as_ref(), Some(many), "from any of its threads");
+        assert_eq!(kernel.books_of(&guest.memory, 0x1234).expect("books"), None);
+    }
+}
+
+#[test]
+fn cpus_have_their_own_books() {
+    for style in STYLES {
+        let (mut guest, kernel) = guest(&Config::new(style));
+        guest.set_cpu_times(1, [1, 2, 3, 4, 5, 6, 7, 8], [0, 0]);
+        let books = kernel.cpu_books(&guest.memory).expect("books");
+        assert_eq!(books.len(), 2);
+        assert_eq!((books[1].cpu, books[1].user_ns, books[1].irq_ns, books[1].steal_ns), (1, 1, 5, 8));
+        assert_eq!((books[1].idle_ns, books[1].iowait_ns), (6, 7), "by the tick");
+        guest.set_cpu_times(1, [1; 8], [60, 70]);
+        let books = kernel.cpu_books(&guest.memory).expect("books");
+        assert_eq!((books[1].idle_ns, books[1].iowait_ns), (60, 70), "by the clock");
+    }
+}
+
+/// Values as `cputime_adjust` makes them, computed by hand.
+#[test]
+fn what_is_told_is_the_ticks_proportion_of_the_run_time() {
+    let time =
+        |user_ns, system_ns, runtime_ns| CpuTime { user_ns, system_ns, runtime_ns, ..Default::default() };
+    assert_eq!(time(8, 4, 9).told((0, 0)), (6, 3));
+    assert_eq!(time(8, 0, 9).told((0, 0)), (9, 0));
+    assert_eq!(time(0, 8, 9).told((0, 0)), (0, 9));
+    assert_eq!(time(0, 0, 9).told((0, 0)), (9, 0), "no tick has hit it");
+    assert_eq!(time(8, 4, 9).told((6, 4)), (6, 4), "not more than before");
+    assert_eq!(time(8, 4, 12).told((5, 6)), (6, 6), "system time never goes back");
+    assert_eq!(time(8, 4, 12).told((9, 0)), (9, 3), "nor does user time");
+}
+
+proptest! {
+    #[test]
+    fn what_is_told_adds_up_whatever_a_guest_claims(user_ns: u64, system_ns: u64, runtime_ns: u64, before: (u64, u64)) {
+        let (user, system) = CpuTime { user_ns, system_ns, runtime_ns, ..Default::default() }.told(before);
+        if before.0.saturating_add(before.1) >= runtime_ns {
+            prop_assert_eq!((user, system), before);
+        } else {
+            prop_assert_eq!(user + system, runtime_ns);
+            prop_assert!(user >= before.0 && system >= before.1);
+        }
+    }
+
+    /// A guest may put anything where its lists and times are.
+    #[test]
+    fn a_hostile_guest_is_read_to_an_end(at in 0x280_0000_usize..0x290_0000, bytes in prop::collection::vec(any::<u8>(), 1..64)) {
+        let (mut guest, kernel) = guest(&Config::new(STYLES[0]));
+        guest.memory.0[at..at + bytes.len()].copy_from_slice(&bytes);
+        let _ = kernel.books(&guest.memory);
+        let _ = kernel.books_of(&guest.memory, guest.task(100).unwrap_or(0));
+        let _ = kernel.cpu_books(&guest.memory);
+    }
+}

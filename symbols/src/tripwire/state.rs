@@ -1,0 +1,220 @@
+//! The scheduler's state of a task, read at the moment of an event.
+
+use crate::address::PhysAddr;
+use crate::btf::Btf;
+use crate::current::{Areas, TaskPlaces};
+use crate::kernel::Kernel;
+use crate::layout::{TaskLayout, first_offset, offset};
+use crate::memory::PhysicalMemory;
+use crate::missing::Missing;
+use crate::task::{TaskMemory, TaskSnapshot};
+
+/// Bits of `task_struct.__state` and `.exit_state` (include/linux/sched.h, Linux 6.1 and 6.12).
+mod bits {
+    pub(super) const UNINTERRUPTIBLE: u32 = 0x2;
+    pub(super) const STOPPED: u32 = 0x4;
+    pub(super) const TRACED: u32 = 0x8;
+    pub(super) const EXIT_ZOMBIE: u32 = 0x20;
+    pub(super) const DEAD: u32 = 0x80;
+    pub(super) const WAKING: u32 = 0x200;
+    pub(super) const NOLOAD: u32 = 0x400;
+    pub(super) const NEW: u32 = 0x800;
+    pub(super) const RTLOCK_WAIT: u32 = 0x1000;
+    pub(super) const FROZEN: u32 = 0x8000;
+}
+
+/// What a task that does not run waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rest {
+    /// For a CPU.
+    Queue,
+    /// For anything, and a signal wakes it; also a kernel thread that has nothing to do (TASK_IDLE, parked).
+    Interruptible,
+    /// For a disk, a lock, or something else that will come soon; no signal wakes it, or only one that kills.
+    Uninterruptible,
+    /// Until it is continued: stopped, traced or frozen.
+    Stopped,
+    /// For its parent: it has ended.
+    Zombie,
+    /// For nothing: it has ended, and nobody waits for it.
+    Gone,
+}
+
+/// A task with its state, as read at one moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct TaskState {
+    /// Which task.
+    pub task: TaskSnapshot,
+    /// `__state`.
+    pub state: u32,
+    /// `exit_state`.
+    pub exit_state: u32,
+    /// On a run queue: it runs, or would if it got a CPU.
+    pub queued: bool,
+}
+
+impl TaskState {
+    /// What it waits for if it does not run now.
+    pub fn rest(&self) -> Rest {
+        let is = |mask: u32| self.state & mask != 0;
+        if is(bits::DEAD) {
+            // Set in between by whoever waits for it.
+            return if self.exit_state & bits::EXIT_ZOMBIE != 0 { Rest::Zombie } else { Rest::Gone };
+        }
+        if self.queued || self.state == 0 || is(bits::WAKING) {
+            return Rest::Queue;
+        }
+        if is(bits::STOPPED | bits::TRACED | bits::FROZEN) {
+            Rest::Stopped
+        } else if is(bits::RTLOCK_WAIT) || is(bits::UNINTERRUPTIBLE) && !is(bits::NOLOAD) {
+            Rest::Uninterruptible
+        } else {
+            Rest::Interruptible
+        }
+    }
+
+    /// Whether a wake of tasks in the states `mask` wakes it.
+    pub fn is_woken_by(&self, mask: u32) -> bool {
+        self.state & mask != 0
+    }
+
+    /// A task that has never run: [`crate::Event::New`] comes first.
+    pub fn is_new(&self) -> bool {
+        self.state & bits::NEW != 0
+    }
+}
+
+/// Offsets of what makes a task's state, and of what counts a CPU's switches.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct StateLayout {
+    /// `__state` since 5.14, `state` before.
+    state: usize,
+    exit_state: usize,
+    on_rq: usize,
+    /// `se.sched_delayed`, since 6.12: asleep, though its run queue keeps it for a while.
+    delayed: Option<usize>,
+    /// `rq.nr_switches`.
+    switches: usize,
+    /// `SYSTEM_RUNNING`: 3 since 5.14.
+    running: u32,
+}
+
+impl StateLayout {
+    pub(crate) fn new(btf: &Btf) -> Result<Self, Missing> {
+        Ok(Self {
+            state: first_offset(btf, "task_struct", &["__state", "state"])?,
+            exit_state: offset(btf, "task_struct", "exit_state")?,
+            on_rq: offset(btf, "task_struct", "on_rq")?,
+            delayed: btf.member("task_struct", "se.sched_delayed").map(|member| member.offset),
+            switches: offset(btf, "rq", "nr_switches")?,
+            running: btf.enumerator("system_states", "SYSTEM_RUNNING").unwrap_or(3),
+        })
+    }
+}
+
+/// Reads states of tasks without allocating: addresses are resolved beforehand.
+#[derive(Debug, Clone)]
+pub struct TaskStates {
+    places: TaskPlaces,
+    task: TaskLayout,
+    state: StateLayout,
+    /// `nr_switches` of each CPU's run queue, by APIC id.
+    switches: Vec<Option<PhysAddr>>,
+}
+
+/// Tasks by their places in physical memory.
+struct Tasks<'a, M>(&'a TaskPlaces, &'a M);
+
+impl<M: PhysicalMemory> TaskMemory for Tasks<'_, M> {
+    fn read(&self, task: u64, offset: usize, into: &mut [u8]) -> Option<()> {
+        self.1.read(self.0.translate(task)?.checked_add(offset as u64)?, into)
+    }
+}
+
+impl TaskStates {
+    /// The task at `task`; `None` for what cannot be one. No allocation, no lock, bounded reads.
+    #[inline]
+    pub fn read(&self, memory: &impl PhysicalMemory, task: u64) -> Option<TaskState> {
+        let tasks = Tasks(&self.places, memory);
+        let number = |offset| Some(u32::from_le_bytes(tasks.member(task, offset)?));
+        let delayed = match self.state.delayed {
+            Some(offset) => tasks.member::<1>(task, offset)? != [0],
+            None => false,
+        };
+        Some(TaskState {
+            task: self.task.snapshot(&tasks, task)?,
+            state: number(self.state.state)?,
+            exit_state: number(self.state.exit_state)?,
+            queued: number(self.state.on_rq)? != 0 && !delayed,
+        })
+    }
+
+    /// How often the kernel has switched tasks on vCPU `cpu` (its APIC id), by its own count.
+    pub fn switches(&self, memory: &impl PhysicalMemory, cpu: usize) -> Option<u64> {
+        memory.read_u64((*self.switches.get(cpu)?)?)
+    }
+}
+
+impl Kernel {
+    /// True once the kernel has booted and starts its first program (`system_state`): from then on it changes its text only
+    /// where something asks for it.
+    ///
+    /// # Errors
+    /// What is missing to tell.
+    pub fn has_booted(&self, memory: &impl PhysicalMemory) -> Result<bool, Missing> {
+        let layouts = self.layouts.as_ref().map_err(Clone::clone)?;
+        let running = layouts.state.as_ref().map_err(Clone::clone)?.running;
+        let at = self.symbol("system_state")?;
+        let state = self.view(memory).u32(at, 0);
+        Ok(state.ok_or_else(|| Missing::Unreadable("system_state".to_owned()))? >= running)
+    }
+
+    /// A reader of tasks' states, once the per-CPU areas are set up.
+    ///
+    /// # Errors
+    /// What is missing; [`Missing::may_come`] tells if asking again makes sense.
+    pub fn task_states(&self, memory: &impl PhysicalMemory) -> Result<TaskStates, Missing> {
+        let layouts = self.layouts.as_ref().map_err(Clone::clone)?;
+        let symbols = self.symbol_table()?;
+        let state = layouts.state.clone()?;
+        let view = self.view(memory);
+        let queues = self.symbol("runqueues")?;
+        let areas = Areas::new(&view, symbols, self.symbol("__per_cpu_offset")?, queues)?;
+        let switches = areas.by_apic_id(&view, symbols, layouts, |base| {
+            view.translate(base.wrapping_add(queues).wrapping_add(state.switches as u64))
+        });
+        let places = TaskPlaces::new(&view, symbols, areas.first(queues)?)?;
+        Ok(TaskStates { places, task: layouts.task.clone()?, state, switches })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rest(state: u32, exit_state: u32, queued: bool) -> Rest {
+        TaskState { state, exit_state, queued, ..TaskState::default() }.rest()
+    }
+
+    #[test]
+    fn states_are_told_apart() {
+        assert_eq!(rest(0, 0, true), Rest::Queue);
+        assert_eq!(rest(1, 0, false), Rest::Interruptible);
+        // Preempted on its way to sleep, and woken on it.
+        assert_eq!(rest(1, 0, true), Rest::Queue);
+        assert_eq!(rest(0x200, 0, false), Rest::Queue);
+        assert_eq!(rest(2, 0, false), Rest::Uninterruptible);
+        assert_eq!(rest(0x102, 0, false), Rest::Uninterruptible, "TASK_KILLABLE");
+        assert_eq!(rest(0x402, 0, false), Rest::Interruptible, "TASK_IDLE");
+        assert_eq!(rest(0x2001, 0, false), Rest::Interruptible, "freezable");
+        assert_eq!((rest(4, 0, false), rest(8, 0, false)), (Rest::Stopped, Rest::Stopped));
+        assert_eq!((rest(0x80, 0x20, false), rest(0x80, 0x10, false)), (Rest::Zombie, Rest::Gone));
+    }
+
+    #[test]
+    fn a_wake_reaches_the_states_it_is_for() {
+        let sleeping = TaskState { state: 1, ..TaskState::default() };
+        assert!(sleeping.is_woken_by(3) && !sleeping.is_woken_by(bits::STOPPED));
+        assert!(!TaskState::default().is_woken_by(u32::MAX) && !sleeping.is_new());
+    }
+}

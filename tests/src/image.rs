@@ -1,0 +1,39 @@
+//! Files of an image that is one ext4 file system.
+
+use std::error::Error;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use anyhow::Context;
+use ext4_view::{Ext4, Ext4Read};
+
+/// The file system of an image.
+#[derive(Debug)]
+pub struct Disk(Ext4);
+
+struct Image(File);
+
+impl Ext4Read for Image {
+    fn read(&mut self, at: u64, into: &mut [u8]) -> Result<(), Box<dyn Error + Send + Sync + 'static>> {
+        self.0.read_exact_at(into, at).map_err(Into::into)
+    }
+}
+
+impl Disk {
+    /// Opens it.
+    ///
+    /// # Errors
+    /// It cannot be read, or is something else.
+    pub fn open(image: &Path) -> anyhow::Result<Self> {
+        Ok(Self(Ext4::load(Box::new(Image(File::open(image)?)))?))
+    }
+
+    /// The bytes of a file.
+    ///
+    /// # Errors
+    /// There is no such file.
+    pub fn read(&self, path: &str) -> anyhow::Result<Vec<u8>> {
+        self.0.read(path).with_context(|| format!("no {path} in the image"))
+    }
+}

@@ -1,0 +1,68 @@
+//! A Debian kernel that has lost what vprof reads of kernels, as a kernel built without it would.
+//!
+//! Debian builds no such kernel. So one is unpacked to its vmlinux, and what has to go is overwritten with zeros: the kernel
+//! itself needs neither to run.
+
+use std::path::{Path, PathBuf};
+
+use crate::image::Disk;
+
+/// The part that is lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lost {
+    /// The types of its structures (`CONFIG_DEBUG_INFO_BTF`).
+    Btf,
+    /// The names of its functions (`CONFIG_KALLSYMS`).
+    Kallsyms,
+}
+
+/// Start of BTF: magic, version, flags, length of its header (Documentation/bpf/btf.rst).
+const BTF: [u8; 8] = [0x9f, 0xeb, 1, 0, 24, 0, 0, 0];
+/// The tokens of the ten digits in the token table of kallsyms.
+const DIGITS: &[u8] = b"0\x001\x002\x003\x004\x005\x006\x007\x008\x009\0";
+/// Legacy LZ4 (lz4_Frame_format.md): magic, then blocks of at most 8 MiB, each behind its length.
+const LZ4: [u8; 4] = [0x02, 0x21, 0x4c, 0x18];
+const LZ4_BLOCK: usize = 8 << 20;
+/// Documentation/arch/x86/boot.rst: `setup_sects`, `payload_offset`, `payload_length`.
+const SETUP_SECTS: usize = 0x1f1;
+const PAYLOAD: usize = 0x248;
+
+/// Writes the vmlinux of the kernel of an image, without what is `lost`, and the image's initrd to files in `directory`.
+///
+/// # Panics
+/// The image or its kernel is not as this project makes it.
+pub fn kernel_without(lost: Lost, image: &Path, directory: &Path) -> (PathBuf, PathBuf) {
+    let disk = Disk::open(image).expect("the image's file system");
+    let initrd = directory.join("initrd.img");
+    std::fs::write(&initrd, disk.read("/boot/initrd.img").expect("the image's initrd"))
+        .expect("room for an initrd");
+    let packed = disk.read("/boot/vmlinuz").expect("the image's kernel");
+    let mut vmlinux = unpack(&packed);
+    let pattern: &[u8] = if lost == Lost::Btf { &BTF } else { DIGITS };
+    let places: Vec<usize> =
+        (0..vmlinux.len() - pattern.len()).filter(|&at| vmlinux[at..].starts_with(pattern)).collect();
+    assert!(!places.is_empty(), "{lost:?} is not where it is expected");
+    for at in places {
+        vmlinux[at..at + pattern.len()].fill(0);
+    }
+    let path = directory.join("vmlinux");
+    std::fs::write(&path, vmlinux).expect("room for a kernel");
+    (path, initrd)
+}
+
+/// The ELF file in a bzImage that is packed with LZ4, as Debian's are.
+fn unpack(bz_image: &[u8]) -> Vec<u8> {
+    let word = |at: usize| u32::from_le_bytes(bz_image[at..at + 4].try_into().expect("4 bytes")) as usize;
+    let start = (usize::from(bz_image[SETUP_SECTS]) + 1) * 512 + word(PAYLOAD);
+    // The kernel's build appends the unpacked length.
+    let (end, length) = (start + word(PAYLOAD + 4) - 4, word(start + word(PAYLOAD + 4) - 4));
+    assert_eq!(bz_image[start..start + 4], LZ4, "the kernel is packed with LZ4");
+    let (mut at, mut unpacked) = (start + 4, Vec::with_capacity(length));
+    while at < end {
+        let packed = &bz_image[at + 4..at + 4 + word(at)];
+        unpacked.extend(lz4_flex::block::decompress(packed, LZ4_BLOCK).expect("an LZ4 block"));
+        at += 4 + packed.len();
+    }
+    assert_eq!(unpacked.len(), length);
+    unpacked
+}

@@ -1,0 +1,32 @@
+//! The guest's own books of CPU time, as vprof reads them and as the guest's own /proc tells them.
+
+use vprof_tests::Guest;
+
+#[test]
+fn books_are_those_of_the_guests_proc() {
+    let run = Guest::demo()
+        .script("spin --seconds 4 & p=$!; sleep 2; echo \"stat $(cat /proc/$p/stat)\"; wait")
+        .run()
+        .succeeded();
+    let line =
+        run.stdout.lines().find_map(|line| line.strip_prefix("stat ")).expect("a line of /proc/PID/stat");
+    // Fields 14 and 15 (proc_pid_stat(5)); the name in field 2 has no blanks here.
+    let field =
+        |n: usize| line.split(' ').nth(n - 1).and_then(|field| field.parse::<f64>().ok()).expect("a number");
+    let proc_s = (field(14) + field(15)) / 100.0;
+    assert!(proc_s > 0.5, "{line}");
+    let rusage = run.json(&["rusage"]);
+    let spin = rusage["processes"].as_array().expect("processes").iter().find(|p| p["comm"] == "spin");
+    let spin = spin.expect("spin");
+    let ns = |key: &str| spin[key].as_f64().expect("a time") / 1e9;
+    let told = ns("reported_user_ns") + ns("reported_system_ns");
+    // Read until shortly before its end, so more than halfway through.
+    assert!(told >= proc_s - 0.01 && told < 8.0, "{proc_s} {spin}");
+    assert!((told - ns("runtime_ns")).abs() < 0.011, "the kernel tells the scheduler's run time: {spin}");
+    assert!(ns("true_low_ns") < ns("true_cpu_ns") && ns("true_cpu_ns") < ns("true_high_ns"), "{spin}");
+    // The guest's clock also runs while the host does not run the guest.
+    assert!(ns("true_low_ns") <= told + 0.02, "{spin}");
+    assert!(ns("true_high_ns") > 0.5 * told, "{spin}");
+    let cpu = &rusage["cpus"][0];
+    assert!(cpu["reported"]["user_ns"].as_f64() > Some(1e9 * 0.5 * told), "{cpu}");
+}

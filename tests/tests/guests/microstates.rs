@@ -1,0 +1,95 @@
+//! Where the time of vCPUs went, on guests that idle, work, halt again and again, and do I/O.
+
+use serde_json::Value;
+use vprof_tests::{Guest, Run};
+
+/// State of a vCPU as a part of its wall time.
+fn part(stat: &Value, vcpu: usize, state: &str) -> f64 {
+    let vcpu = &stat["vcpus"][vcpu];
+    vcpu["states"][state].as_f64().expect("a state") / vcpu["wall_ns"].as_f64().expect("a time")
+}
+
+/// Everything that has to be so in any run, in the whole of it and in every stretch of a second.
+fn adds_up(run: &Run) -> Value {
+    let stat = run.json(&["stat"]);
+    for vcpu in stat["vcpus"].as_array().expect("vCPUs") {
+        let states = vcpu["states"].as_object().expect("states");
+        let sum: u64 = states.values().filter_map(Value::as_u64).sum();
+        assert_eq!(Some(sum), vcpu["wall_ns"].as_u64(), "{vcpu}");
+    }
+    // Told by two clocks that know nothing of each other: stretches by the collector's, their sum by the vCPUs'.
+    let gaps = run.query(
+        "SELECT max(abs(length - told) * 1.0 / length) FROM (
+             SELECT m.time_ns - lag(m.time_ns, 8) OVER w AS length,
+                    sum(guest_ns + halted_ns + waiting_ns + kvm_ns + vmm_ns + sampler_ns + paused_ns)
+                        OVER (PARTITION BY vcpu ORDER BY time_ns ROWS 7 PRECEDING) AS told
+             FROM microstate m WINDOW w AS (PARTITION BY vcpu ORDER BY time_ns))
+         WHERE length >= 1e9",
+    );
+    let worst = gaps[0][0].as_f64().expect("stretches of a second");
+    assert!(worst < 0.005, "a stretch is off by {worst}");
+    let whole = run.query(
+        "SELECT max(abs(m.guest - v.guest_ns)), max(abs(m.halted - v.halted_ns)) FROM vcpu v JOIN
+             (SELECT vcpu, sum(guest_ns) AS guest, sum(halted_ns) AS halted FROM microstate GROUP BY vcpu) m
+         ON m.vcpu = v.id",
+    );
+    assert_eq!((whole[0][0].as_i64(), whole[0][1].as_i64()), (Some(0), Some(0)), "stretches make the whole");
+    stat
+}
+
+#[test]
+fn a_busy_guest_is_in_the_guest() {
+    let run = Guest::demo().script("spin --seconds 4").run().succeeded();
+    let stat = adds_up(&run);
+    assert!(part(&stat, 0, "guest") > 0.6, "{}", stat["vcpus"]);
+    assert!(part(&stat, 0, "halted") < 0.2, "{}", stat["vcpus"]);
+}
+
+#[test]
+fn an_idle_guest_is_halted() {
+    let run = Guest::demo().script("sleep 8").run().succeeded();
+    let stat = adds_up(&run);
+    // Booting takes the rest.
+    assert!(part(&stat, 0, "halted") > 0.4, "{}", stat["vcpus"]);
+    let idle = run.query("SELECT count(*) FROM sample WHERE halted")[0][0].as_f64().expect("a count");
+    let all = run.query("SELECT count(*) FROM sample")[0][0].as_f64().expect("a count");
+    // The samples know it from KVM's run state, the clock from the host's scheduler.
+    assert!((idle / all - part(&stat, 0, "halted")).abs() < 0.05, "{} of {all}: {}", idle, stat["vcpus"]);
+}
+
+#[test]
+fn a_guest_that_reads_its_disk_has_exits_and_interrupts() {
+    let run = Guest::demo()
+        .script(
+            "dd if=/dev/vda of=/dev/null bs=64k count=4000 iflag=direct 2>/dev/null; echo done >/dev/ttyS0",
+        )
+        .run()
+        .succeeded();
+    let stat = adds_up(&run);
+    let exits = stat["exits"].as_array().expect("exits");
+    let count = |device: &str| {
+        let of = exits.iter().filter(|exit| exit["device"] == device);
+        of.filter_map(|exit| exit["count"].as_u64()).sum::<u64>()
+    };
+    assert!(
+        count("serial port") > 5 && count("PCI configuration") > 100 && count("disk 0") > 10,
+        "{exits:?}"
+    );
+    let interrupts = stat["interrupts"].as_array().expect("interrupts");
+    let disk = interrupts.iter().filter(|i| i["device"] == "disk 0").filter_map(|i| i["count"].as_u64());
+    assert!(disk.sum::<u64>() > 1_000, "{interrupts:?}");
+    let kvm = stat["kvm_counters"].as_array().expect("counters");
+    let exits = kvm.iter().find(|counter| counter["name"] == "exits").expect("KVM counts exits");
+    assert!(exits["value"].as_u64() > stat["vcpus"][0]["exits"].as_u64(), "KVM sees more exits than vprof");
+}
+
+#[test]
+fn a_second_vcpu_that_nobody_uses_is_halted() {
+    let run = Guest::demo()
+        .options(["--cpus", "2"])
+        .script("split --seconds 4 --ratio 1:1 --cpu 0")
+        .run()
+        .succeeded();
+    let stat = adds_up(&run);
+    assert!(part(&stat, 1, "halted") > 0.5 && part(&stat, 0, "halted") < 0.3, "{}", stat["vcpus"]);
+}

@@ -6,6 +6,8 @@ pub mod clock;
 mod collector;
 pub mod estimate;
 pub mod exact;
+#[cfg(feature = "fuzz")]
+pub mod fuzz;
 pub mod microstate;
 mod naming;
 pub mod profile;

@@ -50,6 +50,12 @@ impl Image {
         (image.bytes >= MIN_BYTES).then_some(image)
     }
 
+    /// An image at `virt` whose bytes start with physical memory.
+    #[cfg(feature = "fixture")]
+    pub(crate) fn at(virt: u64, len: u64) -> Self {
+        Image { extents: vec![Extent { virt, phys: 0, len }], bytes: len }
+    }
+
     /// Takes one more page; breaks when the image has ended.
     fn add(&mut self, page: Page) -> ControlFlow<()> {
         // A 1 GiB page would start at the region's start: no kernel maps itself so.

@@ -23,6 +23,8 @@ pub mod counters;
 mod cpuid;
 mod devices;
 mod error;
+#[cfg(feature = "fuzz")]
+pub mod fuzz;
 mod injected;
 mod kvm;
 mod machine;

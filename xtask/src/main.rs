@@ -1,8 +1,9 @@
-//! The developer's commands: `cargo xtask demo`, `test`, `bench`, `image`, `deps`.
+//! The developer's commands: `cargo xtask demo`, `test`, `fuzz`, `bench`, `image`, `deps`.
 
 mod bench;
 mod demo;
 mod deps;
+mod fuzz;
 mod image;
 mod progress;
 mod test;
@@ -25,6 +26,8 @@ enum Command {
     Demo(demo::Options),
     /// Run all tests: units, KVM, and guests end to end
     Test(test::Options),
+    /// Run everything that reads a guest's or a file's bytes on hostile ones, by cargo-fuzz
+    Fuzz(fuzz::Options),
     /// Measure vprof against its budgets
     Bench,
     /// Make an image
@@ -38,6 +41,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Demo(options) => demo::run(&options),
         Command::Test(options) => test::run(&options),
+        Command::Fuzz(options) => fuzz::run(&options),
         Command::Bench => bench::run(),
         Command::Image(image) => image::run(&image),
         Command::Deps => deps::run(),

@@ -34,6 +34,8 @@ use aim::Aim;
 use finder::{Code, News, Wanted};
 use namer::{Named, Namer, Wish};
 use resolver::Resolver;
+#[cfg(feature = "fuzz")]
+pub(crate) use walker::PerfMap;
 use walker::{Source, Walker};
 
 /// How often the rings are drained: a process that has ended meanwhile can't be asked for its mappings any more.

@@ -1,6 +1,9 @@
 //! Expressions in CFI (DWARF 5, sections 2.5 and 6.4.2), evaluated on registers and stack memory.
 
-use gimli::{Encoding, Evaluation, EvaluationResult, EvaluationStorage, Format, Piece, UnitOffset, Value};
+use gimli::{
+    DW_OP_piece, Encoding, Evaluation, EvaluationResult, EvaluationStorage, Format, Piece, Reader,
+    UnitOffset, Value,
+};
 
 use super::Broken;
 use super::frame::{State, missing};
@@ -47,6 +50,9 @@ pub(super) fn evaluate(
     work: &mut Work,
 ) -> Result<u64, Broken> {
     work.take(UNITS)?;
+    if has_huge_piece(expression) {
+        return Err(Broken::BadCfi);
+    }
     let mut evaluation = Evaluation::<_, Storage>::new_in(expression, ENCODING);
     evaluation.set_max_iterations(MAX_OPERATIONS);
     if let Some(cfa) = cfa {
@@ -69,6 +75,20 @@ pub(super) fn evaluate(
         Some(Value::Generic(value)) => Ok(value),
         _ => Err(Broken::BadCfi),
     }
+}
+
+/// True if a DW_OP_piece may stand somewhere with more bits than a u64 counts: gimli multiplies without a check. A
+/// branch may lead to any byte, so every byte is looked at as an operation. No rule needs pieces, which are parts of
+/// variables (DWARF 5, section 2.6.1.2).
+fn has_huge_piece(expression: Bytes<'_>) -> bool {
+    let mut rest = expression;
+    while let Ok(operation) = rest.read_u8() {
+        let huge = |mut operand: Bytes<'_>| operand.read_uleb128().is_ok_and(|bytes| bytes > u64::MAX / 8);
+        if operation == DW_OP_piece.0 && huge(rest) {
+            return true;
+        }
+    }
+    false
 }
 
 /// `size` bytes at `address`, as the low bytes of a word.

@@ -1,5 +1,6 @@
 //! A device's thread: waits for kicks and commands, takes requests off the queues, answers.
 
+use std::ops::ControlFlow;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -29,7 +30,7 @@ impl std::fmt::Debug for Worker {
 }
 
 /// The queues that the driver set up; empty while the device is idle.
-type Queues = Vec<Option<Queue>>;
+pub(crate) type Queues = Vec<Option<Queue>>;
 
 impl Worker {
     /// Serves until [`Command::Stop`].
@@ -37,30 +38,38 @@ impl Worker {
         let mut queues = Queues::new();
         loop {
             self.wait(&queues);
-            match self.link.take() {
-                Some(Command::Stop) => return,
-                Some(Command::Reset) => {
-                    queues = Queues::new();
-                    self.link.reset_done();
-                }
-                Some(Command::Start(new)) => queues = new,
-                None => {}
-            }
-            // After a start every queue is served, whether a kick has been seen or not: it may
-            // have come before.
-            for (index, slot) in queues.iter_mut().enumerate() {
-                let _not_kicked = self.link.kicks.get(index).map(|kick| kick.read());
-                if let Some(queue) = slot
-                    && self.serve(index, queue) == Err(Broken)
-                {
-                    self.link.set_broken();
-                    self.interrupts.config_changed();
-                }
-            }
-            if self.link.broken() {
-                queues = Queues::new();
+            if self.turn(&mut queues).is_break() {
+                return;
             }
         }
+    }
+
+    /// Does what waits to be done; breaks at [`Command::Stop`].
+    pub(crate) fn turn(&mut self, queues: &mut Queues) -> ControlFlow<()> {
+        match self.link.take() {
+            Some(Command::Stop) => return ControlFlow::Break(()),
+            Some(Command::Reset) => {
+                *queues = Queues::new();
+                self.link.reset_done();
+            }
+            Some(Command::Start(new)) => *queues = new,
+            None => {}
+        }
+        // After a start every queue is served, whether a kick has been seen or not: it may
+        // have come before.
+        for (index, slot) in queues.iter_mut().enumerate() {
+            let _not_kicked = self.link.kicks.get(index).map(|kick| kick.read());
+            if let Some(queue) = slot
+                && self.serve(index, queue) == Err(Broken)
+            {
+                self.link.set_broken();
+                self.interrupts.config_changed();
+            }
+        }
+        if self.link.broken() {
+            *queues = Queues::new();
+        }
+        ControlFlow::Continue(())
     }
 
     /// Sleeps until there is a command or, while the device is started, a kick.

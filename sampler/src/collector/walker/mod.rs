@@ -26,6 +26,8 @@ use crate::batch::Batch;
 use crate::session::OpenFiles;
 pub(crate) use files::{FileEntry, Files};
 use maps::PerfMaps;
+#[cfg(feature = "fuzz")]
+pub(crate) use perfmap::PerfMap;
 pub(crate) use perfmap::Symbol;
 pub(crate) use source::Source;
 use spaces::{Place, Spaces};

@@ -32,7 +32,7 @@ pub(crate) struct Symbol {
 
 /// The functions of one process, by address.
 #[derive(Debug, Default)]
-pub(super) struct PerfMap {
+pub(crate) struct PerfMap {
     symbols: Vec<Symbol>,
     names: usize,
 }
@@ -40,7 +40,7 @@ pub(super) struct PerfMap {
 impl PerfMap {
     /// Reads the lines of `text` that are well formed. One without its end of line is still being written, one with
     /// NUL bytes lies in part on a page that could not be read: they are left out.
-    pub(super) fn parse(text: &[u8]) -> Self {
+    pub(crate) fn parse(text: &[u8]) -> Self {
         let whole = text.iter().rposition(|&byte| byte == b'\n').and_then(|end| text.get(..end));
         let (mut symbols, mut later, mut names) = (Vec::new(), Taken::default(), 0);
         for line in whole.unwrap_or_default().rsplit(|&byte| byte == b'\n') {
@@ -59,13 +59,13 @@ impl PerfMap {
     }
 
     /// The function that covers `address`.
-    pub(super) fn find(&self, address: u64) -> Option<&Symbol> {
+    pub(crate) fn find(&self, address: u64) -> Option<&Symbol> {
         let after = self.symbols.partition_point(|symbol| symbol.start <= address);
         self.symbols.get(after.checked_sub(1)?).filter(|symbol| address < symbol.end)
     }
 
     /// Bytes that it takes, about.
-    pub(super) fn memory(&self) -> usize {
+    pub(crate) fn memory(&self) -> usize {
         self.symbols.len() * ENTRY + self.names
     }
 }

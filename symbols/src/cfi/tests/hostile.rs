@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use super::builder::{Builder, EH_FRAME, HEADER, cfa_offset, saved};
 use super::{BIAS, Process, RSP, Words, registers, walk_with};
-use crate::cfi::{CfiSection, CfiSections, CfiTable, ImageCode};
+use crate::cfi::{Broken, CfiSection, CfiSections, CfiTable, ImageCode};
 
 fn section(bytes: &[u8], address: u64) -> Option<CfiSection> {
     Some(CfiSection { bytes: bytes.into(), address })
@@ -105,5 +105,21 @@ proptest! {
         let stack = Words::new(words.iter().zip(0_u64..).map(|(&word, i)| (gpr[7].wrapping_add(i * 8), word)));
         let (frames, _) = walk_with(&Process { file: ImageCode::Cfi(&table), code: Vec::new() }, &from, &stack);
         prop_assert!((1..=32).contains(&frames.len()));
+    }
+}
+
+/// The size of a piece is told in bytes and counted in bits.
+#[test]
+fn a_piece_of_more_bits_than_can_be_counted_is_bad_cfi() {
+    let piece = [&[0x93][..], &[0xff; 9], &[1]].concat();
+    let plain = [&[0x77, 0][..], &piece].concat();
+    // DW_OP_skip into the operand of a DW_OP_const2u.
+    let hidden = [&[0x77, 0, 0x2f, 2, 0, 0x0a, 0x08][..], &piece].concat();
+    for expression in [plain, hidden] {
+        let rules = [&[0x0f, u8::try_from(expression.len()).unwrap()][..], &expression].concat();
+        let table = Builder::new().function(0x1000, &rules).table();
+        let process = Process { file: ImageCode::Cfi(&table), code: Vec::new() };
+        let (frames, end) = walk_with(&process, &registers(BIAS + 0x1010, RSP, 0), &Words::default());
+        assert_eq!((frames.len(), end), (1, Broken::BadCfi.into()), "{expression:?}");
     }
 }

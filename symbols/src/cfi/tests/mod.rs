@@ -1,6 +1,5 @@
 //! CFI written by code, walked on a stack written by code.
 
-mod builder;
 mod ends;
 mod hostile;
 mod rules;
@@ -10,6 +9,7 @@ mod without_cfi;
 use std::collections::BTreeMap;
 
 use super::{Image, ImageCode, Images, UserEnd, UserFrame, UserUnwinder};
+use crate::fixture::cfi as builder;
 use crate::registers::{Registers, StackMemory};
 use builder::Builder;
 

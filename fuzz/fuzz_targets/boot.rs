@@ -1,0 +1,21 @@
+//! Kernel files: what they are, and how they are put into memory.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use vprof_fuzz::{files, seeds};
+
+/// Memory of the machine: enough for a small kernel.
+const MEMORY: usize = 64 << 20;
+
+fuzz_target!(
+    init: seeds::offer(|| [files::bz_image(), files::vmlinux(), files::efi()]),
+    |bytes: &[u8]| {
+        let good = vmm::check_kernel(bytes).is_ok();
+        // The tail is the initrd, and its length tells where it starts.
+        let initrd = bytes.get(bytes.len() / 2..).filter(|_| bytes.len().is_multiple_of(3)).map(<[u8]>::to_vec);
+        let cmdline = String::from_utf8_lossy(&bytes[..bytes.len().min(64)]).into_owned();
+        let loaded = vmm::fuzz::load(bytes.to_vec(), initrd, cmdline, MEMORY);
+        assert!(good || !loaded, "what is no kernel is not loaded");
+    }
+);

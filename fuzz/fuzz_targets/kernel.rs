@@ -1,0 +1,39 @@
+//! Finding a kernel in memory: page tables, the image, kallsyms, BTF.
+
+#![no_main]
+
+use arbitrary::Arbitrary;
+use libfuzzer_sys::fuzz_target;
+use symbols::{Kernel, VirtAddr};
+use vprof_fuzz::guests::{BANNER, BTF, KALLSYMS, PAGE_TABLES, TOP_TABLE, sound};
+use vprof_fuzz::memory::{Patch, Patched};
+
+#[derive(Debug, Arbitrary)]
+struct Input {
+    guest: u8,
+    five_level: bool,
+    cr3: u64,
+    address: u64,
+    patches: Vec<Patch>,
+}
+
+fuzz_target!(|input: Input| {
+    let guest = &sound(input.guest).guest;
+    let places = [PAGE_TABLES, TOP_TABLE, KALLSYMS, KALLSYMS, BTF, BANNER];
+    let memory = Patched::new(&guest.memory, &places, &input.patches);
+    // Mostly the guest's own, with wrong low bits now and then.
+    let cr3 = if input.cr3 >> 56 == 0xff { input.cr3 } else { guest.cr3 ^ input.cr3 & 0x1fff };
+    let Ok(kernel) = Kernel::find(&memory, cr3, guest.five_level ^ input.five_level) else { return };
+    let (start, end) = kernel.image();
+    assert!(start < end);
+    let _ = (kernel.release(), kernel.missing());
+    for at in [start.0, start.0 + 0x1000, start.0 + 0x2_0123, end.0 - 1, end.0, input.address, u64::MAX] {
+        let _ = kernel.symbol_at(VirtAddr(at));
+        let mut bytes = [0; 64];
+        let _ = kernel.address_space().translate(&memory, VirtAddr(at));
+        let _ = kernel.address_space().read(&memory, VirtAddr(at), &mut bytes);
+    }
+    for (name, _) in kernel.symbols().step_by(97) {
+        assert!(kernel.address_of(name).is_some(), "a symbol is found by its name");
+    }
+});

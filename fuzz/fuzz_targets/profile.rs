@@ -1,0 +1,177 @@
+//! Profiles that somebody else made: wrong bytes in the file, and values that the schema does not foresee.
+
+#![no_main]
+
+use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
+
+use arbitrary::Arbitrary;
+use libfuzzer_sys::fuzz_target;
+use rusqlite::Connection;
+use rusqlite::types::Value;
+use sampler::report::{By, Request};
+use sampler::{Filter, Profile, Report};
+use tempfile::TempDir;
+
+/// Samples and stacks of the sound profile.
+const SAMPLES: u64 = 60;
+const STACKS: u32 = 6;
+/// Values that are changed, at most.
+const VALUES: usize = 12;
+
+#[derive(Debug, Arbitrary)]
+enum Input {
+    /// Wrong bytes: where, what.
+    Bytes(Vec<(u16, u16, u8)>),
+    /// A file of this length, cut or grown.
+    Length(u32, Vec<(u16, u16, u8)>),
+    /// Wrong values: table, column, row, value.
+    Values(Vec<(u8, u8, u8, Cell)>),
+    /// Rows that are gone: table, row.
+    Rows(Vec<(u8, u8)>, Vec<(u8, u8, u8, Cell)>),
+}
+
+#[derive(Debug, Arbitrary)]
+enum Cell {
+    Null,
+    Small(i8),
+    Integer(i64),
+    Real(f64),
+    Text(String),
+    Blob(Vec<u8>),
+}
+
+impl Cell {
+    fn value(&self) -> Value {
+        match self {
+            Self::Null => Value::Null,
+            Self::Small(number) => Value::Integer(i64::from(*number)),
+            Self::Integer(number) => Value::Integer(*number),
+            Self::Real(number) => Value::Real(*number),
+            Self::Text(text) => Value::Text(text.clone()),
+            Self::Blob(bytes) => Value::Blob(bytes.clone()),
+        }
+    }
+}
+
+/// The sound profile's bytes, its tables with their columns, and a place for the hostile one.
+struct Sound {
+    bytes: Vec<u8>,
+    columns: Vec<(String, Vec<String>)>,
+    _directory: TempDir,
+    path: PathBuf,
+}
+
+static SOUND: LazyLock<Sound> = LazyLock::new(|| {
+    let memory = Path::new("/dev/shm");
+    let directory = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() };
+    let directory = directory.expect("a directory");
+    let path = directory.path().join("fuzz.vprof");
+    sampler::bench::write_profile_with_stacks(&path, true, SAMPLES, STACKS).expect("a profile");
+    let connection = Connection::open(&path).expect("the profile");
+    let _: String = connection
+        .query_row("PRAGMA journal_mode = DELETE", [], |row| row.get(0))
+        .expect("one file instead of a log");
+    let names = |sql: &str| -> Vec<String> {
+        let mut statement = connection.prepare(sql).expect("a query");
+        let rows = statement.query_map([], |row| row.get(0)).expect("rows");
+        rows.collect::<Result<_, _>>().expect("names")
+    };
+    let columns = names("SELECT name FROM sqlite_schema WHERE type = 'table' ORDER BY name")
+        .into_iter()
+        .map(|table| (table.clone(), names(&format!("SELECT name FROM pragma_table_info('{table}')"))))
+        .collect::<Vec<_>>();
+    shrink(&connection, &columns);
+    drop(connection);
+    Sound { bytes: std::fs::read(&path).expect("the profile"), columns, _directory: directory, path }
+});
+
+/// Leaves out the frames that no stack has, and puts a row into each table that has none.
+fn shrink(connection: &Connection, columns: &[(String, Vec<String>)]) {
+    let unused = "SELECT id FROM frame WHERE id NOT IN (SELECT frame FROM stack)";
+    connection
+        .execute_batch(&format!(
+            "DELETE FROM inlined WHERE frame IN ({unused}); DELETE FROM frame WHERE id IN ({unused})"
+        ))
+        .expect("the schema's tables");
+    for (table, columns) in columns {
+        let ones = vec!["1"; columns.len()].join(", ");
+        let sql =
+            format!("INSERT INTO \"{table}\" SELECT {ones} WHERE NOT EXISTS (SELECT 1 FROM \"{table}\")");
+        connection.execute(&sql, []).expect("a row");
+    }
+    connection.execute_batch("VACUUM").expect("a smaller file");
+}
+
+/// Any of a table's rows, which all have a rowid or are few.
+fn change(connection: &Connection, values: &[(u8, u8, u8, Cell)]) {
+    for (table, column, row, cell) in values.iter().take(VALUES) {
+        let (table, columns) = &SOUND.columns[usize::from(*table) % SOUND.columns.len()];
+        let column = &columns[usize::from(*column) % columns.len()];
+        // What SQLite refuses is as sound as before.
+        let _ = connection.execute(
+            &format!("UPDATE OR REPLACE \"{table}\" SET \"{column}\" = ? WHERE \"{0}\" IN (SELECT \"{0}\" FROM \"{table}\" LIMIT 1 OFFSET {row})", columns[0]),
+            [cell.value()],
+        );
+    }
+}
+
+fn write(bytes: &[u8], wrong: &[(u16, u16, u8)]) {
+    let mut bytes = bytes.to_vec();
+    for (page, offset, byte) in wrong {
+        let at = usize::from(*page) * 4096 + usize::from(*offset) % 4096;
+        let length = bytes.len();
+        if length > 0 {
+            bytes[at % length] = *byte;
+        }
+    }
+    std::fs::write(&SOUND.path, bytes).expect("room for a small file");
+}
+
+fuzz_target!(|input: (u8, Input)| {
+    let (question, input) = input;
+    match &input {
+        Input::Bytes(wrong) => write(&SOUND.bytes, wrong),
+        Input::Length(length, wrong) => {
+            let mut bytes = SOUND.bytes.clone();
+            bytes.resize(*length as usize % (2 * bytes.len()), 0);
+            write(&bytes, wrong);
+        }
+        Input::Values(..) | Input::Rows(..) => {
+            write(&SOUND.bytes, &[]);
+            let connection = Connection::open(&SOUND.path).expect("the sound profile");
+            connection
+                .execute_batch("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA foreign_keys = OFF; PRAGMA ignore_check_constraints = ON; BEGIN")
+                .expect("settings");
+            match &input {
+                Input::Values(values) => change(&connection, values),
+                Input::Rows(gone, values) => {
+                    for (table, row) in gone.iter().take(VALUES) {
+                        let (table, columns) = &SOUND.columns[usize::from(*table) % SOUND.columns.len()];
+                        let _ = connection.execute(
+                            &format!("DELETE FROM \"{table}\" WHERE \"{0}\" IN (SELECT \"{0}\" FROM \"{table}\" LIMIT 1 OFFSET {row})", columns[0]),
+                            [],
+                        );
+                    }
+                    change(&connection, values);
+                }
+                _ => {}
+            }
+            connection.execute_batch("COMMIT").expect("a commit");
+        }
+    }
+    let Ok(profile) = Profile::open(&SOUND.path) else { return };
+    let mut filter = Filter::default();
+    let request = match question % 8 {
+        0 => Request::By(By::Function),
+        1 => Request::By(By::Thread),
+        2 => Request::By(By::Module),
+        3 => Request::By(By::Irq),
+        4 => {
+            (filter.process, filter.symbol) = (Some("hog".to_owned()), Some("a".to_owned()));
+            Request::Summary
+        }
+        _ => Request::Summary,
+    };
+    let _ = Report::read_with(&profile, &filter, &request);
+});

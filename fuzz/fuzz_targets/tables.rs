@@ -1,0 +1,62 @@
+//! The tables that everything else hangs on, as bytes: kallsyms in an image, and BTF with all that is looked up in it.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use symbols::fixture::{KallsymsLayout, KallsymsSymbol, parsers, write_kallsyms};
+use symbols::{PhysAddr, PhysicalMemory};
+use vprof_fuzz::{guests, seeds};
+
+/// Where the image is mapped.
+const TEXT: u64 = 0xffff_ffff_8100_0000;
+/// Bytes before the arrays.
+const BEFORE: usize = 64;
+/// Bytes of a seed's image, at least: symbols lie 16 bytes apart on average, as in no kernel.
+const END: u64 = 0x2680;
+/// Symbols of a seed: enough for three markers.
+const SYMBOLS: u64 = 600;
+
+/// The first byte tells what the others are.
+const BTF: u8 = b'B';
+const KALLSYMS: u8 = b'K';
+
+fn btf(which: u8) -> Vec<u8> {
+    let (start, len) = guests::BTF;
+    let mut bytes = vec![0; usize::try_from(len).unwrap_or(0)];
+    guests::sound(which).guest.memory.read(PhysAddr(start), &mut bytes).expect("inside of RAM");
+    let end = bytes.iter().rposition(|&byte| byte != 0).map_or(0, |last| last + 2);
+    bytes.truncate(end);
+    assert!(parsers::layouts(&bytes));
+    [&[BTF][..], &bytes].concat()
+}
+
+fn kallsyms(layout: KallsymsLayout) -> Vec<u8> {
+    let mut symbols: Vec<KallsymsSymbol> = (0..SYMBOLS)
+        .map(|i| KallsymsSymbol { address: TEXT + i * 16, kind: 't', name: format!("init_{i}") })
+        .collect();
+    symbols.push(KallsymsSymbol { address: TEXT, kind: 'T', name: "_text".into() });
+    symbols.push(KallsymsSymbol { address: TEXT + END - 0x80, kind: 'T', name: "_etext".into() });
+    let arrays = write_kallsyms(&mut symbols, layout, TEXT + BEFORE as u64, TEXT);
+    let mut image = [&[0xcc; BEFORE][..], &arrays].concat();
+    image.resize(image.len().max(END as usize), 0xcc);
+    assert_eq!(parsers::kallsyms(&image, TEXT), symbols.len(), "{layout:?}");
+    [&[KALLSYMS][..], &image].concat()
+}
+
+fuzz_target!(
+    init: seeds::offer(|| {
+        let layouts = [
+            KallsymsLayout::OffsetsFirst,
+            KallsymsLayout::OffsetsFirstWithSeqs,
+            KallsymsLayout::OffsetsLast,
+            KallsymsLayout::Unsigned,
+            KallsymsLayout::PlaceRelative,
+        ];
+        layouts.map(kallsyms).into_iter().chain([0, 1, 2, 4].map(btf)).collect::<Vec<_>>()
+    }),
+    |bytes: &[u8]| match bytes {
+        [BTF, btf @ ..] => drop(parsers::layouts(btf)),
+        [KALLSYMS, image @ ..] => drop(parsers::kallsyms(image, TEXT)),
+        _ => {}
+    }
+);

@@ -1,0 +1,44 @@
+//! Lists and tables of a kernel that was found: modules, tasks, current tasks, interrupts, system calls.
+
+#![no_main]
+
+use arbitrary::Arbitrary;
+use libfuzzer_sys::fuzz_target;
+use symbols::VirtAddr;
+use vprof_fuzz::guests::{DATA, MODULES, PER_CPU, PROCESS, TASKS, sound};
+use vprof_fuzz::memory::{Patch, Patched};
+
+#[derive(Debug, Arbitrary)]
+struct Input {
+    guest: u8,
+    patches: Vec<Patch>,
+}
+
+fuzz_target!(|input: Input| {
+    let guest = sound(input.guest);
+    let places = [DATA, MODULES, TASKS, PER_CPU, MODULES, TASKS, PROCESS];
+    let memory = Patched::new(&guest.guest.memory, &places, &input.patches);
+    let kernel = &guest.kernel;
+    if let Ok(tasks) = kernel.tasks(&memory) {
+        assert!(tasks.len() <= 65_536);
+        for task in tasks.iter().take(64) {
+            let _ = kernel.work_function(&memory, task.task);
+        }
+    }
+    if let Ok(modules) = kernel.modules(&memory) {
+        assert!(modules.iter().count() <= 4096);
+        for offset in (0..0x8000).step_by(0x200) {
+            let _ = modules.symbol_at(guest.guest.module_text(0, offset));
+        }
+        let _ = modules.symbol_at(VirtAddr(u64::MAX));
+        let _ = kernel.unwinder(&memory, &modules);
+    }
+    if let Ok(reader) = kernel.current_reader(&memory) {
+        for cpu in reader.cpus().take(16).chain([0, 1, usize::MAX]) {
+            let _ = reader.read(&memory, cpu);
+        }
+    }
+    let _ = kernel.stack_reader(&memory);
+    let _ = kernel.interrupts(&memory);
+    let _ = kernel.system_calls(&memory);
+});

@@ -1,0 +1,190 @@
+//! A guest's driver that does what it likes: ports, PCI configuration, device registers, queues.
+
+#![no_main]
+
+use std::fs::File;
+
+use arbitrary::Arbitrary;
+use libfuzzer_sys::fuzz_target;
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vmm::fuzz::Hardware;
+use vmm::{Disk, DiskMode};
+
+/// Bytes of guest memory.
+const MEMORY: usize = 1 << 20;
+/// Bytes of a device's window.
+const WINDOW: u64 = 0x8000;
+/// Bytes of the disk.
+const DISK: u64 = 64 << 10;
+/// Steps of a driver, at most.
+const STEPS: usize = 200;
+/// Where a driver that means well has its descriptors, rings and buffers.
+const DESCRIPTORS: u64 = 0x1_0000;
+const AVAILABLE: u64 = 0x2_0000;
+const USED: u64 = 0x3_0000;
+const BUFFERS: u64 = 0x4_0000;
+
+#[derive(Debug, Arbitrary)]
+enum Step {
+    /// Sets one device up as the specification has it.
+    Start(bool),
+    /// A descriptor: index, address, length, flags, next.
+    Descriptor(u8, At, u32, u16, u8),
+    /// The header of a block request: type, sector.
+    Header(u8, u32),
+    /// Makes a head available, and tells so.
+    Submit(bool, u8),
+    /// Makes so many entries of the ring available at once.
+    Announce(bool, u16),
+    /// Writes a word into memory.
+    Memory(u32, u64),
+    /// Writes to a register of a device: offset, bytes, width.
+    Register(bool, u16, u32, u8),
+    /// Reads one.
+    Read(u32, u8),
+    /// Selects a configuration register and writes it: device, register, value, width.
+    Config(u8, u8, u32, u8),
+    /// Writes and reads a port.
+    Port(u16, u32, u8),
+    /// Lets the devices work.
+    Serve,
+}
+
+#[derive(Debug, Arbitrary)]
+enum At {
+    Buffer(u16),
+    Table(u16),
+    Ring(bool, u16),
+    Any(u64),
+}
+
+impl At {
+    fn address(&self) -> u64 {
+        match *self {
+            Self::Buffer(offset) => BUFFERS + u64::from(offset),
+            Self::Table(offset) => DESCRIPTORS + u64::from(offset),
+            Self::Ring(used, offset) => (if used { USED } else { AVAILABLE }) + u64::from(offset),
+            Self::Any(address) => address,
+        }
+    }
+}
+
+struct Driver {
+    hardware: Hardware,
+    memory: GuestMemoryMmap,
+    next: [u16; 2],
+}
+
+impl Driver {
+    fn put(&self, at: u64, bytes: &[u8]) {
+        // Beyond memory there is nothing to be put.
+        let _ = self.memory.write_slice(bytes, GuestAddress(at));
+    }
+
+    fn register(&mut self, rng: bool, offset: u64, bytes: &[u8]) {
+        self.hardware.write_memory(u64::from(rng) * WINDOW + offset, bytes);
+    }
+
+    fn config(&mut self, device: u8, register: u8, bytes: &[u8]) {
+        let address = 1 << 31 | u32::from(device) << 11 | u32::from(register & 0xfc);
+        self.hardware.write_port(0xcf8, &address.to_le_bytes());
+        self.hardware.write_port(0xcfc + u16::from(register & 3), bytes);
+        let mut back = [0; 4];
+        self.hardware.read_port(0xcfc, &mut back);
+    }
+
+    fn start(&mut self, rng: bool) {
+        self.config(1 + u8::from(rng), 4, &6u16.to_le_bytes());
+        self.config(1 + u8::from(rng), 0x42, &0x8000u16.to_le_bytes());
+        for (offset, bytes) in [(0x14, &[1][..]), (0x14, &[3]), (0x08, &[1, 0, 0, 0]), (0x0c, &[1, 0, 0, 0])]
+        {
+            self.register(rng, offset, bytes);
+        }
+        self.register(rng, 0x14, &[0x0b]);
+        self.register(rng, 0x18, &16u16.to_le_bytes());
+        self.register(rng, 0x1a, &1u16.to_le_bytes());
+        for (offset, address) in [(0x20, DESCRIPTORS), (0x28, AVAILABLE), (0x30, USED)] {
+            let [a, b, c, d, ..] = address.to_le_bytes();
+            self.register(rng, offset, &[a, b, c, d]);
+            self.register(rng, offset + 4, &[0; 4]);
+        }
+        self.register(rng, 0x1c, &1u16.to_le_bytes());
+        self.register(rng, 0x14, &[0x0f]);
+        self.next[usize::from(rng)] = 0;
+        self.hardware.serve();
+    }
+
+    fn announce(&mut self, rng: bool, index: u16) {
+        self.put(AVAILABLE + 2, &index.to_le_bytes());
+        self.register(rng, 0x3000, &[0, 0]);
+        self.hardware.serve();
+    }
+
+    fn step(&mut self, step: &Step) {
+        let width = |bytes: [u8; 4], choice: u8| bytes[..1 << (choice % 3)].to_vec();
+        match step {
+            Step::Start(rng) => self.start(*rng),
+            Step::Descriptor(index, at, length, flags, next) => {
+                let place = DESCRIPTORS + u64::from(*index) * 16;
+                self.put(place, &at.address().to_le_bytes());
+                self.put(place + 8, &length.to_le_bytes());
+                self.put(place + 12, &flags.to_le_bytes());
+                self.put(place + 14, &u16::from(*next).to_le_bytes());
+            }
+            Step::Header(kind, sector) => {
+                self.put(BUFFERS, &u64::from(*kind).to_le_bytes());
+                self.put(BUFFERS + 8, &u64::from(*sector).to_le_bytes());
+            }
+            Step::Submit(rng, head) => {
+                let next = &mut self.next[usize::from(*rng)];
+                let slot = AVAILABLE + 4 + u64::from(*next % 16) * 2;
+                *next = next.wrapping_add(1);
+                let index = *next;
+                self.put(slot, &u16::from(*head).to_le_bytes());
+                self.announce(*rng, index);
+            }
+            Step::Announce(rng, index) => self.announce(*rng, *index),
+            Step::Memory(at, value) => self.put(u64::from(*at) % MEMORY as u64, &value.to_le_bytes()),
+            Step::Register(rng, offset, value, choice) => {
+                self.register(*rng, u64::from(*offset), &width(value.to_le_bytes(), *choice));
+                self.hardware.serve();
+            }
+            Step::Read(offset, length) => {
+                let mut bytes = vec![0; usize::from(*length % 9)];
+                self.hardware.read_memory(u64::from(*offset), &mut bytes);
+            }
+            Step::Config(device, register, value, choice) => {
+                self.config(device % 4, *register, &width(value.to_le_bytes(), *choice));
+            }
+            Step::Port(port, value, choice) => {
+                let bytes = width(value.to_le_bytes(), *choice);
+                self.hardware.write_port(*port, &bytes);
+                self.hardware.read_port(*port, &mut bytes.clone());
+            }
+            Step::Serve => self.hardware.serve(),
+        }
+    }
+}
+
+fuzz_target!(|input: (u8, Vec<Step>)| {
+    let (mode, steps) = input;
+    let mode = match mode % 3 {
+        0 => DiskMode::ReadWrite,
+        1 => DiskMode::ReadOnly,
+        _ => DiskMode::Snapshot,
+    };
+    let Ok(file) = tempfile::tempfile() else { return };
+    let (Ok(()), Ok(view)) = (file.set_len(DISK), file.try_clone()) else { return };
+    let Ok(memory) = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), MEMORY)]) else { return };
+    let Some(hardware) = Hardware::new(Disk { file, mode }, &memory) else { return };
+    let mut driver = Driver { hardware, memory, next: [0; 2] };
+    for step in steps.iter().take(STEPS) {
+        driver.step(step);
+    }
+    assert_eq!(File::metadata(&view).map(|meta| meta.len()).ok(), Some(DISK), "a disk keeps its size");
+    // Whatever was done, a reset makes devices that work.
+    for rng in [false, true] {
+        driver.register(rng, 0x14, &[0]);
+        driver.hardware.serve();
+    }
+});

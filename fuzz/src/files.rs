@@ -1,0 +1,295 @@
+//! Files written by code: kernels, programs.
+
+use gimli::write::{
+    Address, AttributeValue, Dwarf, EndianVec, LineProgram, LineString, Range, RangeList, Sections, Unit,
+};
+use gimli::{Encoding, Format, LineEncoding, LittleEndian};
+
+/// Puts `bytes` at `at`.
+fn put(file: &mut [u8], at: usize, bytes: &[u8]) {
+    file[at..at + bytes.len()].copy_from_slice(bytes);
+}
+
+/// A bzImage of 64-bit Linux with a setup of 2.5 KiB and 512 bytes of kernel (Documentation/arch/x86/boot.rst, "The
+/// Real-Mode Kernel Header").
+pub fn bz_image() -> Vec<u8> {
+    let mut file = vec![0; 5 * 512 + 512];
+    let fields: [(usize, &[u8]); 12] = [
+        (0x1f1, &[4]),
+        (0x1f4, &[32, 0, 0, 0]),
+        (0x1fe, &[0x55, 0xaa]),
+        (0x202, b"HdrS"),
+        (0x206, &[0x0f, 0x02]),
+        (0x211, &[1]),
+        (0x22c, &[0xff, 0xff, 0xff, 0x7f]),
+        (0x230, &[0, 0, 0x20, 0]),
+        (0x236, &[1, 0]),
+        (0x238, &[0xff, 0x07, 0, 0]),
+        (0x258, &[0, 0, 0, 1]),
+        (0x260, &[0, 0, 0x10, 0]),
+    ];
+    for (at, bytes) in fields {
+        put(&mut file, at, bytes);
+    }
+    file
+}
+
+/// An ELF kernel with one segment of 64 bytes at 16 MiB.
+pub fn vmlinux() -> Vec<u8> {
+    let mut file = vec![0; 120 + 64];
+    put(&mut file, 0, b"\x7fELF\x02\x01\x01");
+    put(&mut file, 16, &[2, 0, 62, 0, 1]);
+    put(&mut file, 24, &0x100_0000u64.to_le_bytes());
+    put(&mut file, 32, &64u64.to_le_bytes());
+    put(&mut file, 52, &[64, 0, 56, 0, 1, 0]);
+    put(&mut file, 64, &[1, 0, 0, 0, 5]);
+    for (at, value) in [(72, 120u64), (80, 0x100_0000), (88, 0x100_0000), (96, 64), (104, 128)] {
+        put(&mut file, at, &value.to_le_bytes());
+    }
+    file
+}
+
+/// The head of an EFI program for 64-bit ARM.
+pub fn efi() -> Vec<u8> {
+    let mut file = vec![0; 1200];
+    put(&mut file, 0, b"MZ");
+    put(&mut file, 0x3c, &0x80u32.to_le_bytes());
+    put(&mut file, 0x80, b"PE\0\0\x64\xaa");
+    file
+}
+
+/// A section of [`elf`]: name, type, address, link, bytes.
+pub type SectionOf<'a> = (&'a str, u32, u64, u32, &'a [u8]);
+
+/// Section types (System V ABI, "Section Header").
+pub mod kind {
+    /// SHT_PROGBITS.
+    pub const BITS: u32 = 1;
+    /// SHT_SYMTAB.
+    pub const SYMTAB: u32 = 2;
+    /// SHT_STRTAB.
+    pub const STRTAB: u32 = 3;
+    /// SHT_RELA.
+    pub const RELA: u32 = 4;
+    /// SHT_NOTE.
+    pub const NOTE: u32 = 7;
+    /// SHT_DYNSYM.
+    pub const DYNSYM: u32 = 11;
+}
+
+/// Where the code of [`elf`] starts, and its bytes.
+pub const TEXT: (u64, u64) = (0x1000, 0x1000);
+
+/// A shared library with these sections and one executable segment at [`TEXT`].
+pub fn elf(sections: &[SectionOf<'_>]) -> Vec<u8> {
+    const HEADERS: usize = 64 + 56;
+    let (mut names, mut body, mut table) = (vec![0u8], Vec::<u8>::new(), vec![0u8; 64]);
+    let strings: SectionOf<'_> = (".shstrtab", kind::STRTAB, 0, 0, &[]);
+    let mut all: Vec<_> = sections.iter().copied().chain([strings]).map(|s| (s, s.4.to_vec())).collect();
+    for ((name, ..), _) in &all {
+        names.extend(name.bytes().chain([0]));
+    }
+    if let Some((_, bytes)) = all.last_mut() {
+        bytes.clone_from(&names);
+    }
+    let mut name_at = 1usize;
+    for ((name, kind, address, link, _), bytes) in &all {
+        let offset = (HEADERS + body.len()) as u64;
+        let entry = match *kind {
+            kind::SYMTAB | kind::DYNSYM | kind::RELA => 24u64,
+            _ => 0,
+        };
+        table.extend((name_at as u32).to_le_bytes());
+        table.extend(kind.to_le_bytes());
+        table.extend(u64::from(*address != 0).to_le_bytes().map(|byte| byte * 2));
+        for word in [*address, offset, bytes.len() as u64] {
+            table.extend(word.to_le_bytes());
+        }
+        table.extend(link.to_le_bytes());
+        table.extend([0; 4]);
+        table.extend(1u64.to_le_bytes());
+        table.extend(entry.to_le_bytes());
+        body.extend(bytes);
+        name_at += name.len() + 1;
+    }
+    let mut file = vec![0; HEADERS];
+    put(&mut file, 0, b"\x7fELF\x02\x01\x01");
+    put(&mut file, 16, &[3, 0, 62, 0, 1]);
+    put(&mut file, 32, &64u64.to_le_bytes());
+    put(&mut file, 40, &((HEADERS + body.len()) as u64).to_le_bytes());
+    put(&mut file, 52, &[64, 0, 56, 0, 1, 0, 64, 0]);
+    put(&mut file, 60, &(all.len() as u16 + 1).to_le_bytes());
+    put(&mut file, 62, &(all.len() as u16).to_le_bytes());
+    put(&mut file, 64, &[1, 0, 0, 0, 5]);
+    for (at, value) in [(80, TEXT.0), (88, TEXT.0), (96, TEXT.1), (104, TEXT.1), (112, 0x1000)] {
+        put(&mut file, at, &value.to_le_bytes());
+    }
+    file.extend(body);
+    file.extend(table);
+    file
+}
+
+/// A symbol (System V ABI, "Symbol Table Entry"): name's offset, type, section, address, size.
+fn symbol(name: u32, info: u8, section: u16, address: u64, size: u64) -> Vec<u8> {
+    let mut bytes = name.to_le_bytes().to_vec();
+    bytes.extend([info, 0]);
+    bytes.extend(section.to_le_bytes());
+    bytes.extend(address.to_le_bytes());
+    bytes.extend(size.to_le_bytes());
+    bytes
+}
+
+/// A library with symbols of every kind, a PLT with its relocations, notes and links to debug files.
+pub fn library() -> Vec<u8> {
+    let strings = b"\0malloc\0_ZN4shop4Till3sumEi\0label\0resolver\0write.part.0\0";
+    let symbols = [
+        symbol(0, 0, 0, 0, 0),
+        symbol(1, 0x12, 0, 0, 0),
+        symbol(8, 0x12, 1, 0x1100, 0x40),
+        symbol(28, 0x10, 1, 0x1200, 0),
+        symbol(34, 0x1a, 1, 0x1300, 0x20),
+        symbol(43, 2, 1, 0x1310, 0x10),
+    ]
+    .concat();
+    // Two relocations R_X86_64_JUMP_SLOT of symbol 1.
+    let rela: Vec<u8> = [0x3018u64, 0x3020]
+        .into_iter()
+        .flat_map(|at| [at, 1 << 32 | 7, 0])
+        .flat_map(u64::to_le_bytes)
+        .collect();
+    // `jmp *GOT(%rip)`, `push`, `jmp`; with `endbr64` in the second section.
+    let mut plt = [0xff, 0x25, 0, 0, 0, 0, 0x68, 0, 0, 0, 0, 0xe9, 0, 0, 0, 0].repeat(3);
+    for (entry, got) in [(1u32, 0x3018u32), (2, 0x3020)] {
+        let at = entry as usize * 16;
+        put(&mut plt, at + 2, &(got - (0x1000 + entry * 16 + 6)).to_le_bytes());
+    }
+    let mut second = [0xf3, 0x0f, 0x1e, 0xfa, 0xff, 0x25, 0, 0, 0, 0, 0x66, 0x0f, 0x1f, 0x44, 0, 0].to_vec();
+    put(&mut second, 6, &(0x3018u32 - 0x104a).to_le_bytes());
+    let note = [&[4, 0, 0, 0, 20, 0, 0, 0, 3, 0, 0, 0][..], b"GNU\0", &[7; 20]].concat();
+    let link = [&b"lib.debug\0\0\0"[..], &[1, 2, 3, 4]].concat();
+    let shared = [&b"../shared.debug\0"[..], &[9; 20]].concat();
+    let builder = symbols::fixture::cfi::Builder::new().function(0x1100, &[]).function(0x1200, &[]);
+    let header = builder.header();
+    elf(&[
+        (".text", kind::BITS, 0x1100, 0, &[0x90; 64]),
+        (".dynsym", kind::DYNSYM, 0x400, 3, &symbols),
+        (".dynstr", kind::STRTAB, 0x600, 0, strings),
+        (".symtab", kind::SYMTAB, 0, 5, &symbols),
+        (".strtab", kind::STRTAB, 0, 0, strings),
+        (".rela.plt", kind::RELA, 0x700, 2, &rela),
+        (".plt", kind::BITS, 0x1000, 0, &plt),
+        (".plt.sec", kind::BITS, 0x1040, 0, &second),
+        (".note.gnu.build-id", kind::NOTE, 0x300, 0, &note),
+        (".gnu_debuglink", kind::BITS, 0, 0, &link),
+        (".gnu_debugaltlink", kind::BITS, 0, 0, &shared),
+        (".eh_frame_hdr", kind::BITS, header.address, 0, &header.bytes),
+        (".eh_frame", kind::BITS, symbols::fixture::cfi::EH_FRAME, 0, &builder.eh_frame),
+    ])
+}
+
+/// A stripped library whose only symbols are in a `.gnu_debugdata`.
+pub fn with_small_file() -> Vec<u8> {
+    use std::io::Write;
+    let strings = b"\0static_function\0";
+    let symbols = [symbol(0, 0, 0, 0, 0), symbol(1, 2, 1, 0x1100, 0x40)].concat();
+    let small = elf(&[
+        (".text", kind::BITS, 0x1100, 0, &[]),
+        (".symtab", kind::SYMTAB, 0, 3, &symbols),
+        (".strtab", kind::STRTAB, 0, 0, strings),
+    ]);
+    let mut writer = lzma_rust2::XzWriter::new(Vec::new(), lzma_rust2::XzOptions::with_preset(1))
+        .expect("a writer into memory");
+    writer.write_all(&small).expect("room in memory");
+    let packed = writer.finish().expect("room in memory");
+    elf(&[(".text", kind::BITS, 0x1100, 0, &[0x90; 64]), (".gnu_debugdata", kind::BITS, 0, 0, &packed)])
+}
+
+/// A library with DWARF of this version: a unit with two functions, one inlined twice over, and their lines.
+pub fn with_dwarf(version: u16) -> Vec<u8> {
+    let sections = dwarf(version);
+    let named: Vec<SectionOf<'_>> =
+        sections.iter().map(|(name, bytes)| (*name, kind::BITS, 0, 0, bytes.as_slice())).collect();
+    elf(&[&[(".text", kind::BITS, 0x1100, 0, &[0x90; 64][..])], named.as_slice()].concat())
+}
+
+/// The same with its sections compressed by zlib (SHF_COMPRESSED is told by the flag 0x800).
+pub fn with_compressed_dwarf() -> Vec<u8> {
+    use std::io::Write;
+    let sections: Vec<_> = dwarf(4)
+        .into_iter()
+        .map(|(name, bytes)| {
+            let mut packer = flate2::write::ZlibEncoder::new(Vec::new(), flate2::Compression::fast());
+            packer.write_all(&bytes).expect("room in memory");
+            let packed = packer.finish().expect("room in memory");
+            let size = bytes.len() as u64;
+            // The old way: "ZLIB" and the size, in a section `.zdebug_*` (GNU binutils).
+            let old = [&b"ZLIB"[..], &size.to_be_bytes(), &packed].concat();
+            (name.replace(".debug", ".zdebug"), old)
+        })
+        .collect();
+    let named: Vec<SectionOf<'_>> =
+        sections.iter().map(|(name, bytes)| (name.as_str(), kind::BITS, 0, 0, bytes.as_slice())).collect();
+    elf(&named)
+}
+
+fn dwarf(version: u16) -> Vec<(&'static str, Vec<u8>)> {
+    let encoding = Encoding { format: Format::Dwarf32, version, address_size: 8 };
+    let text = |text: &[u8]| LineString::String(text.to_vec());
+    let mut lines =
+        LineProgram::new(encoding, LineEncoding::default(), text(b"/src"), None, text(b"shop.c"), None);
+    let directory = lines.default_directory();
+    let [own, header] = [&b"shop.c"[..], b"till.h"].map(|name| lines.add_file(text(name), directory, None));
+    lines.begin_sequence(Some(Address::Constant(0x1100)));
+    for (offset, file, line) in [(0, own, 10), (8, header, 20), (16, header, 30), (32, own, 11)] {
+        let row = lines.row();
+        (row.address_offset, row.file, row.line) = (offset, file, line);
+        lines.generate_row();
+    }
+    lines.end_sequence(0x100);
+    let mut unit = Unit::new(encoding, lines);
+    let ranges = unit
+        .ranges
+        .add(RangeList(vec![Range::StartLength { begin: Address::Constant(0x1100), length: 0x100 }]));
+    let root = unit.root();
+    let name = |name: &str| AttributeValue::String(name.as_bytes().to_vec());
+    unit.get_mut(root).set(gimli::DW_AT_name, name("shop.c"));
+    unit.get_mut(root).set(gimli::DW_AT_ranges, AttributeValue::RangeListRef(ranges));
+    unit.get_mut(root).set(gimli::DW_AT_low_pc, AttributeValue::Address(Address::Constant(0)));
+    let place = |unit: &mut Unit, entry, start: u64, length: u64| {
+        unit.get_mut(entry).set(gimli::DW_AT_low_pc, AttributeValue::Address(Address::Constant(start)));
+        unit.get_mut(entry).set(gimli::DW_AT_high_pc, AttributeValue::Udata(length));
+    };
+    let origin = unit.add(root, gimli::DW_TAG_subprogram);
+    unit.get_mut(origin).set(gimli::DW_AT_linkage_name, name("_ZN4shop5twiceEi"));
+    unit.get_mut(origin).set(gimli::DW_AT_inline, AttributeValue::Inline(gimli::DW_INL_inlined));
+    let function = unit.add(root, gimli::DW_TAG_subprogram);
+    unit.get_mut(function).set(gimli::DW_AT_name, name("sum"));
+    place(&mut unit, function, 0x1100, 0x80);
+    let mut outer = function;
+    for (start, length) in [(0x1108, 0x20), (0x1110, 0x10)] {
+        let inlined = unit.add(outer, gimli::DW_TAG_inlined_subroutine);
+        unit.get_mut(inlined).set(gimli::DW_AT_abstract_origin, AttributeValue::UnitRef(origin));
+        unit.get_mut(inlined).set(gimli::DW_AT_call_line, AttributeValue::Udata(12));
+        unit.get_mut(inlined).set(gimli::DW_AT_call_file, AttributeValue::FileIndex(Some(own)));
+        place(&mut unit, inlined, start, length);
+        outer = inlined;
+    }
+    let other = unit.add(root, gimli::DW_TAG_subprogram);
+    unit.get_mut(other).set(gimli::DW_AT_name, name("main"));
+    place(&mut unit, other, 0x1180, 0x40);
+
+    let mut dwarf = Dwarf::new();
+    dwarf.units.add(unit);
+    let mut sections = Sections::new(EndianVec::new(LittleEndian));
+    dwarf.write(&mut sections).expect("a unit that is right");
+    let mut all = Vec::new();
+    sections
+        .for_each(|id, bytes| {
+            if !bytes.slice().is_empty() {
+                all.push((id.name(), bytes.slice().to_vec()));
+            }
+            Ok::<(), gimli::write::Error>(())
+        })
+        .expect("nothing that can fail");
+    all
+}

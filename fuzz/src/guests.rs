@@ -1,0 +1,64 @@
+//! Guests of every style, each made once, with the kernel that is found in it.
+
+use std::sync::LazyLock;
+
+use symbols::Kernel;
+use symbols::fixture::{Config, Guest, Style};
+
+use crate::memory::Place;
+
+/// Where the synthetic guest has its page tables.
+pub const PAGE_TABLES: Place = (0x100_0000, 0x1_0000);
+/// Its top page table.
+pub const TOP_TABLE: Place = (0x230_1000, 0x1000);
+/// Its kallsyms.
+pub const KALLSYMS: Place = (0x210_0000, 0x1_0000);
+/// Its BTF.
+pub const BTF: Place = (0x228_0000, 0x4000);
+/// Its banner.
+pub const BANNER: Place = (0x22f_0000, 0x80);
+/// Its variables, `init_task` and the tables of interrupts and system calls among them.
+pub const DATA: Place = (0x230_2000, 0x5000);
+/// Its per-CPU areas.
+pub const PER_CPU: Place = (0x240_0000, 0x1_1000);
+/// Its tasks.
+pub const TASKS: Place = (0x280_0000, 0xa000);
+/// What stands behind process 100: mappings, files, names, trees.
+pub const PROCESS: Place = (0x2a0_0000, 0x1_0000);
+/// Its arguments, and the array of all `struct page`.
+pub const PAGES: Place = (0x2b4_0000, 0x400);
+/// Arguments of process 100.
+pub const ARGUMENTS: Place = (0x2b0_0f00, 0x200);
+/// Its modules.
+pub const MODULES: Place = (0x2c0_0000, 0x8000);
+
+/// A guest, and the kernel as it is found while nothing is wrong.
+#[derive(Debug)]
+pub struct Sound {
+    /// The guest.
+    pub guest: Guest,
+    /// Its kernel.
+    pub kernel: Kernel,
+}
+
+static SOUND: LazyLock<Vec<Sound>> = LazyLock::new(|| {
+    let styles = [Style::V6_1, Style::V6_12, Style::V6_15];
+    styles
+        .into_iter()
+        .flat_map(|style| [false, true].map(|list| (style, list)))
+        .map(|(style, list)| {
+            let mut config = Config::new(style);
+            config.mapping_list = list;
+            let guest = config.build();
+            let kernel =
+                Kernel::find(&guest.memory, guest.cr3, guest.five_level).expect("a kernel in a sound guest");
+            assert!(kernel.missing().is_empty(), "a sound guest lacks nothing: {:?}", kernel.missing());
+            Sound { guest, kernel }
+        })
+        .collect()
+});
+
+/// One of the guests.
+pub fn sound(which: u8) -> &'static Sound {
+    &SOUND[usize::from(which) % SOUND.len()]
+}

@@ -1,0 +1,11 @@
+//! Ways in to parsers that are reached only through a running guest, for the fuzz targets.
+
+use crate::collector::PerfMap;
+
+/// Reads `text` as a `/tmp/perf-PID.map` and looks `addresses` up in it; the name and the range of each that is found.
+pub fn perf_map(text: &[u8], addresses: &[u64]) -> Vec<(u64, u64, String)> {
+    let map = PerfMap::parse(text);
+    assert!(map.memory() <= 32 << 20, "names of a map are bounded");
+    let found = addresses.iter().filter_map(|&address| map.find(address));
+    found.map(|symbol| (symbol.start, symbol.end, symbol.name.to_string())).collect()
+}

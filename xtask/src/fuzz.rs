@@ -1,0 +1,193 @@
+//! `cargo xtask fuzz`: builds the fuzz targets, runs them one after the other, and tells what came of it.
+
+mod output;
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use guest_images::find_program;
+
+use crate::progress::Line;
+use output::Outcome;
+
+/// Memory that a target may take, MiB.
+const MEMORY: u32 = 2048;
+/// Time that one input may take, seconds.
+const SLOWEST: u32 = 10;
+/// Names the directory that a target writes its seeds into (`fuzz/src/seeds.rs`).
+const SEEDS: &str = "VPROF_FUZZ_SEEDS";
+/// AddressSanitizer takes two static tables of SQLite's one C file for one table that is there twice.
+const SANITIZER: (&str, &str) = ("ASAN_OPTIONS", "detect_odr_violation=0");
+/// The only platform that vprof runs on.
+const TRIPLE: &str = "x86_64-unknown-linux-gnu";
+
+/// What fuzzing may be told.
+#[derive(Debug, Args)]
+pub struct Options {
+    /// The target to run; all of them when it is left out
+    target: Option<String>,
+    /// How long each target runs
+    #[arg(long, default_value_t = 300, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    seconds: u32,
+}
+
+/// Where things lie.
+struct Places {
+    /// The crate of the targets.
+    fuzz: PathBuf,
+    /// What is built.
+    built: PathBuf,
+}
+
+impl Places {
+    fn new() -> Result<Self> {
+        let root =
+            Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("the workspace has no directory")?;
+        let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
+        Ok(Self { fuzz: root.join("fuzz"), built: target.join("fuzz") })
+    }
+
+    /// Names of all targets, sorted.
+    fn targets(&self) -> Result<Vec<String>> {
+        let directory = self.fuzz.join("fuzz_targets");
+        let listed =
+            fs::read_dir(&directory).with_context(|| format!("cannot read {}", directory.display()))?;
+        let mut names = Vec::new();
+        for entry in listed {
+            let path = entry?.path();
+            if path.extension().is_some_and(|extension| extension == "rs")
+                && let Some(name) = path.file_stem().and_then(|name| name.to_str())
+            {
+                names.push(name.to_owned());
+            }
+        }
+        names.sort();
+        Ok(names)
+    }
+
+    /// A directory of a target's, made if it is not there.
+    fn directory(&self, kind: &str, target: &str) -> Result<PathBuf> {
+        let path = self.fuzz.join(kind).join(target);
+        fs::create_dir_all(&path).with_context(|| format!("cannot create {}", path.display()))?;
+        Ok(path)
+    }
+
+    fn program(&self, target: &str) -> PathBuf {
+        self.built.join(TRIPLE).join("release").join(target)
+    }
+}
+
+/// Fuzzes; the exit code tells whether something was found.
+pub fn run(options: &Options) -> Result<ExitCode> {
+    let places = Places::new()?;
+    let mut targets = places.targets()?;
+    if let Some(wanted) = &options.target {
+        if !targets.contains(wanted) {
+            bail!("there is no fuzz target {wanted}: choose one of {}", targets.join(", "));
+        }
+        targets.retain(|target| target == wanted);
+    }
+    let line = Line::new();
+    ensure_tools()?;
+    build(&places, options.target.as_deref(), &line)?;
+    let mut outcomes = Vec::new();
+    for target in targets {
+        let step = format!("fuzzing {target} for {} s", options.seconds);
+        let outcome = line.during(&step, || fuzz(&places, &target, options.seconds))?;
+        if let Some(found) = &outcome.found {
+            eprintln!("{target}: {found}");
+        }
+        outcomes.push((target, outcome));
+    }
+    print!("{}", output::table(&outcomes));
+    let clean = outcomes.iter().all(|(_, outcome)| outcome.found.is_none());
+    Ok(if clean { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Says which tool is missing, and how to get it.
+fn ensure_tools() -> Result<()> {
+    if find_program("rustup").is_none() {
+        bail!("fuzzing needs Rust's nightly toolchain and rustup to choose it: see https://rustup.rs");
+    }
+    let nightly = rustup().args(["rustc", "--version"]).stdout(Stdio::null()).stderr(Stdio::null()).status();
+    if !nightly.context("cannot start rustup")?.success() {
+        bail!(
+            "fuzzing needs Rust's nightly toolchain: type `rustup toolchain install nightly --profile minimal`"
+        );
+    }
+    if find_program("cargo-fuzz").is_none() {
+        bail!("cargo-fuzz is not installed: type `cargo install cargo-fuzz --locked`");
+    }
+    Ok(())
+}
+
+/// `rustup run nightly`, whatever toolchain this command was started with.
+fn rustup() -> Command {
+    let mut command = Command::new("rustup");
+    command.args(["run", "nightly"]);
+    command
+}
+
+fn build(places: &Places, target: Option<&str>, line: &Line) -> Result<()> {
+    let mut cargo = rustup();
+    // One unit per crate, which is the default, takes many minutes of a small machine.
+    cargo.args(["cargo", "fuzz", "build", "--codegen-units", "16", "--fuzz-dir"]).arg(&places.fuzz);
+    cargo.arg("--target-dir").arg(&places.built).args(target).current_dir(&places.fuzz);
+    let output =
+        line.during("building the fuzz targets", || cargo.output()).context("cannot start cargo fuzz")?;
+    if !output.status.success() {
+        eprint!("{}", String::from_utf8_lossy(&output.stderr));
+        bail!("the fuzz targets do not build ({})", output.status);
+    }
+    Ok(())
+}
+
+/// Runs one target, from its seeds and from what earlier runs found.
+fn fuzz(places: &Places, target: &str, seconds: u32) -> Result<Outcome> {
+    let program = places.program(target);
+    let start = || format!("cannot start {}", program.display());
+    let [corpus, artifacts, seeds] =
+        ["corpus", "artifacts", "seeds"].map(|kind| places.directory(kind, target));
+    let (corpus, artifacts, seeds) = (corpus?, artifacts?, seeds?);
+    // A target without seeds ends at once, too: it is told to run no input.
+    let offered = Command::new(&program)
+        .arg("-runs=0")
+        .env(SEEDS, &seeds)
+        .env(SANITIZER.0, SANITIZER.1)
+        .stderr(Stdio::null())
+        .stdout(Stdio::null())
+        .status()
+        .with_context(start)?;
+    if !offered.success() {
+        bail!("the target {target} does not start ({offered}): run {} to see why", program.display());
+    }
+    let mut child = Command::new(&program)
+        .arg(&corpus)
+        .arg(&seeds)
+        .arg(format!("-artifact_prefix={}/", artifacts.display()))
+        .arg(format!("-max_total_time={seconds}"))
+        .arg(format!("-rss_limit_mb={MEMORY}"))
+        .arg(format!("-timeout={SLOWEST}"))
+        // Inputs are made of many small parts: they may grow sooner than is usual.
+        .args(["-len_control=20", "-print_final_stats=1"])
+        .env(SANITIZER.0, SANITIZER.1)
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .with_context(start)?;
+    let mut outcome = Outcome::default();
+    if let Some(stderr) = child.stderr.take() {
+        for line in BufReader::new(stderr).split(b'\n') {
+            outcome.take(&String::from_utf8_lossy(&line.context("cannot read what the target says")?));
+        }
+    }
+    let status = child.wait().context("cannot wait for the target")?;
+    if !status.success() && outcome.found.is_none() {
+        outcome.found = Some(format!("ended with {status}"));
+    }
+    Ok(outcome)
+}

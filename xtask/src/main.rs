@@ -1,8 +1,10 @@
-//! The developer's commands: `cargo xtask demo`, `test`, `bench`, `image`, `deps`.
+//! The developer's commands: `cargo xtask demo`, `test`, `bench`, `experiments`, `image`,
+//! `deps`.
 
 mod bench;
 mod demo;
 mod deps;
+mod experiments;
 mod image;
 mod progress;
 mod test;
@@ -27,6 +29,8 @@ enum Command {
     Test(test::Options),
     /// Measure vprof against its budgets
     Bench,
+    /// Run the papers' experiments on guests and write docs/experiments.md
+    Experiments(experiments::Options),
     /// Make an image
     #[command(subcommand)]
     Image(image::Image),
@@ -39,6 +43,7 @@ fn main() -> ExitCode {
         Command::Demo(options) => demo::run(&options),
         Command::Test(options) => test::run(&options),
         Command::Bench => bench::run(),
+        Command::Experiments(options) => experiments::run(&options),
         Command::Image(image) => image::run(&image),
         Command::Deps => deps::run(),
     };

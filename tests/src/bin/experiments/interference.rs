@@ -49,7 +49,8 @@ pub fn run(_: usize) -> Result<Section> {
     let told_system: Vec<_> = log.iter().map(|(time, _, system)| (*time, *system)).collect();
     let own = seen("v.comm = 'interfered' AND v.mode IN ('user', 'kernel')")?;
     let own_kernel = seen("v.comm = 'interfered' AND v.mode = 'kernel'")?;
-    let hit = seen("v.comm = 'interfered' AND v.mode IN ('hardirq', 'softirq')")?;
+    let hard = seen("v.comm = 'interfered' AND v.mode = 'hardirq'")?;
+    let soft = seen("v.comm = 'interfered' AND v.mode = 'softirq'")?;
 
     let mut table = Table::new(&["of the loop, in each 3 s", "quiet", "storm", "quiet again"]);
     for (name, points) in [
@@ -57,7 +58,8 @@ pub fn run(_: usize) -> Result<Section> {
         ("getrusage: system", &told_system),
         ("vprof: its own code, user and kernel", &own),
         ("vprof: its own code, kernel", &own_kernel),
-        ("vprof: interrupts that hit it", &hit),
+        ("vprof: hard interrupts that hit it", &hard),
+        ("vprof: soft interrupts that hit it", &soft),
     ] {
         let third = |n: f64| at(points, (n + 1.0) * THIRD) - at(points, n * THIRD);
         let cells = [0.0, 1.0, 2.0].map(|n| format!("{:.2} s", third(n)));
@@ -71,7 +73,7 @@ pub fn run(_: usize) -> Result<Section> {
         lines: vec![
             line("getrusage: system time", told_system),
             line("vprof: kernel code of its own", own_kernel),
-            line("vprof: interrupts that hit it", hit),
+            line("vprof: soft interrupts that hit it", soft),
         ],
     };
     let text = format!(

@@ -9,7 +9,7 @@ use crate::plot::{Line, Plot};
 use crate::table::{Table, more};
 
 /// Length of each run of the program, s.
-const LENGTH: f64 = 8.0;
+const LENGTH: f64 = 10.0;
 
 const ABOUT: &str = "\
 The audio tool *vat* processed a frame every 22.5 ms. Seen by a clock of 10 ms it appeared at four points of its period only, \
@@ -36,14 +36,14 @@ struct Case {
 const CASES: [Case; 4] = [
     Case {
         program: "--period-micros 22500 --work-micros 2250",
-        clock: &["-F", "500"],
-        name: "22.5 ms, vprof random, 500 Hz",
+        clock: &["-F", "1000"],
+        name: "22.5 ms, vprof random, 1000 Hz",
         plot: Some(("isochronous-22", "2.25 ms of work every 22.5 ms, ticks every 4 ms")),
     },
     Case {
         program: "--period-micros 24020 --work-micros 2000",
-        clock: &["-F", "500"],
-        name: "24.02 ms, vprof random, 500 Hz",
+        clock: &["-F", "1000"],
+        name: "24.02 ms, vprof random, 1000 Hz",
         plot: Some(("isochronous-24", "2 ms of work every 24.02 ms, ticks every 4 ms")),
     },
     Case {

@@ -70,7 +70,8 @@ fn first_piece(pieces: &[(f64, &str)], text: &str) -> Option<f64> {
 
 /// How the CPU time of what meets a condition on `v_samples` grows on vCPU 0: points (s since the run's start, s).
 ///
-/// In each stretch of the vCPU's state clock it is the samples' share of the time that the guest executed.
+/// In each stretch of the vCPU's state clock it is the samples' share of the time that the guest executed: by stretches,
+/// because an emulated host does not serve as many ticks in a second of one kind as of another.
 pub fn growth(run: &Run, condition: &str) -> Result<Vec<(f64, f64)>> {
     let number = |value: &serde_json::Value| value.as_f64().unwrap_or(0.0);
     let samples = run.query(&format!(
@@ -84,18 +85,27 @@ pub fn growth(run: &Run, condition: &str) -> Result<Vec<(f64, f64)>> {
     Ok(grow(&samples, &stretches))
 }
 
+/// Fewer samples than this say little of a stretch: it is taken together with the next ones.
+const ENOUGH: usize = 20;
+
 /// See [`growth`]: samples (ns, met), stretches (end in ns, guest time in ns), both in order of time.
 fn grow(samples: &[(f64, bool)], stretches: &[(f64, f64)]) -> Vec<(f64, f64)> {
-    let (mut rest, mut sum) = (samples, 0.0);
+    let (mut rest, mut sum, mut waiting) = (samples, 0.0, 0);
     let mut points = Vec::with_capacity(stretches.len());
-    for (end, guest) in stretches {
+    for (index, (end, _)) in stretches.iter().enumerate() {
         let (here, later) = rest.split_at(rest.partition_point(|(time, _)| time <= end));
-        rest = later;
-        if !here.is_empty() {
-            let met = here.iter().filter(|(_, met)| *met).count();
-            sum += guest * met as f64 / here.len() as f64;
+        let last = index + 1 == stretches.len();
+        if here.len() < ENOUGH && !last {
+            continue;
         }
-        points.push((end / 1e9, sum / 1e9));
+        rest = later;
+        let met = here.iter().filter(|(_, met)| *met).count();
+        let share = met as f64 / here.len().max(1) as f64;
+        for (end, guest) in &stretches[waiting..=index] {
+            sum += guest * share;
+            points.push((end / 1e9, sum / 1e9));
+        }
+        waiting = index + 1;
     }
     points
 }
@@ -150,10 +160,13 @@ mod tests {
 
     #[test]
     fn time_grows_by_the_share_of_each_stretch() {
-        let samples = [(1e9, true), (1.5e9, false), (2.5e9, true), (2.6e9, true)];
-        let points = grow(&samples, &[(2e9, 2e9), (3e9, 0.5e9), (4e9, 1e9)]);
-        assert_eq!(points, [(2.0, 1.0), (3.0, 1.5), (4.0, 1.5)]);
+        let half = (0..ENOUGH).map(|n| (1e9, n % 2 == 0));
+        // Too few alone, enough together with those of the stretch after.
+        let whole = [(2.5e9, true)].into_iter().chain((0..ENOUGH).map(|_| (3.5e9, true)));
+        let samples: Vec<_> = half.chain(whole).collect();
+        let points = grow(&samples, &[(2e9, 2e9), (3e9, 0.5e9), (4e9, 1e9), (5e9, 7e9)]);
+        assert_eq!(points, [(2.0, 1.0), (3.0, 1.5), (4.0, 2.5), (5.0, 2.5)]);
         assert_eq!(since(&points, 2.0, 1.0), [(0.0, 0.0), (0.0, 0.0), (1.0, 0.5)]);
-        assert!((end(&points) - 1.5).abs() < 1e-12);
+        assert!((end(&points) - 2.5).abs() < 1e-12);
     }
 }

@@ -29,10 +29,9 @@ amount of work. The paper's figures:
 | | with hog | 15.5 | 7.0 | 45 % |";
 
 const DISCUSSION: &str = "\
-What the paper's table shows is cured: the victim's real time is about doubled at worst, as under 4.4BSD, not multiplied by 80, because the scheduler goes by \
-exact run times; and getrusage goes by them as well, so that it charges the hog. What is left is all that still goes by ticks: \
-`utime` and `stime` in the kernel, which divide a process' time into user and system, and `/proc/stat`. Of the hog they miss more than of \
-the victim. They miss some of everything: when the host takes the CPU away for more than a tick, the guest makes up for its clock, \
+What the paper's table shows is cured: the victim takes longer by what the hog takes, as under 4.4BSD, and not 80 times as long, because the scheduler goes by \
+exact run times; getrusage goes by them as well, so that the hog is charged. What is left is all that still goes by ticks: \
+`utime` and `stime` in the kernel, which divide a process' time into user and system, and `/proc/stat`. They miss most of what the hog used and charge it to the victim, which is there when the ticks come. They miss some of everything: when the host takes the CPU away for more than a tick, the guest makes up for its clock, \
 but charges nobody for the ticks that did not come. The emulated machine of the portable host serves ticks late, by up to milliseconds on a busy host, so the hog here keeps 1.5 ms \
 away from each of its 4 ms ticks, which leaves it little more than half of the CPU, and is caught now and then all the same. getrusage exceeds vprof's time by what the vCPU waited for the host and by what \
 vprof itself took, which the guest cannot see.";

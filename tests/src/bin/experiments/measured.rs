@@ -5,7 +5,7 @@ use sampler::profile::Profile;
 use sampler::rusage::{ProcessRusage, Rusage};
 use vprof_tests::{Guest, Run};
 
-use crate::table::count_of_runs;
+use crate::table::{count_of_runs, median};
 
 /// Runs a script in a guest under `vprof run` with these options.
 pub fn boot(options: &[&str], script: &str) -> Result<Run> {
@@ -125,6 +125,13 @@ pub fn at(points: &[(f64, f64)], moment: f64) -> f64 {
 /// The last value of a growth.
 pub fn end(points: &[(f64, f64)]) -> f64 {
     points.last().map_or(0.0, |(_, value)| *value)
+}
+
+/// How late ticks that fell into the guest were served: the middle one, us.
+pub fn lateness(run: &Run) -> Result<f64> {
+    let rows = run.query("SELECT late_ns / 1e3 FROM sample WHERE fell IN ('guest', 'waiting')");
+    let late: Vec<f64> = rows.iter().filter_map(|row| row.first()?.as_f64()).collect();
+    median(&late).context("no tick fell into the guest")
 }
 
 /// Where, on what and how often was measured, as a sentence.

@@ -48,7 +48,8 @@ impl Plot<'_> {
         let at_y = |value: f64| HEIGHT - BOTTOM - value / y.end * (HEIGHT - TOP - BOTTOM);
         let (right, bottom) = (WIDTH - RIGHT, HEIGHT - BOTTOM);
         let mut svg = format!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\">\n\
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{HEIGHT}\" \
+             viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\">\n\
              <style>text{{font:12px sans-serif;fill:#57606a}}.grid{{stroke:#8c959f;stroke-opacity:.35}}\
              polyline{{fill:none;stroke-width:2}}\
              @media (prefers-color-scheme:dark){{text{{fill:#adb5bd}}}}</style>\n\

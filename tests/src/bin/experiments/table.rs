@@ -45,6 +45,19 @@ pub fn median(values: &[f64]) -> Option<f64> {
     }
 }
 
+/// How far values of the same thing lie apart at most, as a sentence.
+pub fn scatter<'a>(groups: impl IntoIterator<Item = &'a Vec<f64>>) -> String {
+    let apart = |values: &Vec<f64>| {
+        let least = values.iter().copied().fold(f64::INFINITY, f64::min);
+        let most = values.iter().copied().fold(0.0, f64::max);
+        (values.len() > 1 && least > 0.0).then(|| most / least - 1.0)
+    };
+    match groups.into_iter().filter_map(apart).reduce(f64::max) {
+        Some(apart) => format!("The same thing measured twice lay up to {:.0} % apart.", apart * 100.0),
+        None => "How far such times scatter, one run cannot say.".to_owned(),
+    }
+}
+
 /// Seconds of a number of nanoseconds, with two digits.
 pub fn seconds(ns: u64) -> String {
     format!("{:.2} s", ns as f64 / 1e9)
@@ -76,6 +89,14 @@ mod tests {
         assert_eq!(median(&[]), None);
         assert_eq!(median(&[3.0, 1.0, 2.0]), Some(2.0));
         assert_eq!(median(&[4.0, 1.0]), Some(2.5));
+    }
+
+    #[test]
+    fn scatter_is_that_of_the_worst_group() {
+        let groups = [vec![1.0, 1.1], vec![4.0, 2.0, 3.0]];
+        assert_eq!(scatter(&groups), "The same thing measured twice lay up to 100 % apart.");
+        assert_eq!(scatter(&[vec![1.0]]), scatter(&[]));
+        assert!(scatter(&[]).contains("cannot say"));
     }
 
     #[test]

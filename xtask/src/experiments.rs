@@ -11,10 +11,14 @@ use crate::demo::{Tools, exit_code};
 use crate::deps;
 use crate::progress::Line;
 
+/// The experiments that the program `experiments` of the crate `tests` knows.
+const NAMES: [&str; 6] = ["hog", "interference", "isochronous", "overhead", "costs", "blocked"];
+
 /// Which experiments, and how often.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// hog, interference, isochronous, overhead, costs, blocked [default: all]
+    /// Which ones [default: all]
+    #[arg(value_name = "NAME", value_parser = NAMES)]
     names: Vec<String>,
     /// How often those that compare times run each of their guests
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]

@@ -36,8 +36,8 @@ getppid, and a token that goes round a ring of processes, less what pipes cost w
 
 const DISCUSSION: &str = "\
 Chubb pays at every event, little. vprof that samples pays at every tick, whatever the guest does in between, and nothing at events: what its two columns differ by is the ticks' share of the time, the \
-same for calls and switches, and chance. In exact mode each switch and each wake leaves the guest once (a tripwire), which is the price of changing nothing in the guest's kernel: a system call without a switch costs nothing more, a \
-switch costs two exits, which an emulated machine takes longest for. The rings grow dearer with their size for the caches' sake on a processor; an emulated one has none.";
+same for calls and switches, and chance. In exact mode each switch and each wake leaves \
+the guest, each hard interrupt twice (tripwires): the price of changing nothing in the guest's kernel, and high where exits are emulated. Neither way a system call by itself costs anything more; what it shows here are ticks, interrupts and chance.";
 
 /// Nanoseconds of one run: of the null call (0), and of the ring of so many processes.
 fn read(run: &Run) -> Result<BTreeMap<u32, f64>> {

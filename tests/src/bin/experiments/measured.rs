@@ -141,7 +141,19 @@ pub fn setting(rusage: &Rusage, runs: usize) -> String {
         _ => "on this machine's own KVM",
     };
     let kernel = rusage.kernel.as_deref().unwrap_or("of unknown release");
-    format!("Measured {host}; Linux {kernel} in the guest; {}.", count_of_runs(runs))
+    format!("Measured {host}; Linux {kernel} in the guest; {}{}.", count_of_runs(runs), load())
+}
+
+/// How busy the machine was with this and with other things, where it tells.
+fn load() -> String {
+    let average = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let cpus = std::thread::available_parallelism();
+    match (average.split_whitespace().next(), cpus) {
+        (Some(average), Ok(cpus)) => {
+            format!("; load average of the machine's {cpus} CPUs at the end, guests included: {average}")
+        }
+        _ => String::new(),
+    }
 }
 
 #[cfg(test)]

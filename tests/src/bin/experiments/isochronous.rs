@@ -20,7 +20,7 @@ the start of every 22.5 ms, or 2 ms of every 24.02 ms, which is nearly six ticks
 const DISCUSSION: &str = "\
 What programs ask for, getrusage, is cured on today's Linux: the total is the scheduler's run time, which is exact. `/proc/stat`, and with it \
 every tool that shows how busy CPUs are, still counts ticks. 22.5 ms against ticks of 4 ms leave eight points of the period, half a millisecond \
-apart, where the paper had four, 2.5 ms apart: too many to be far off with 2.25 ms of work. At 24.02 ms the two are as good as in step, and \
+apart, where the paper had four, 2.5 ms apart: too many to be far off with 2.25 ms of work, by themselves; where the table says otherwise, the likely cause is ticks that an emulated machine on a busy host serves late or not at all. At 24.02 ms the two are as good as in step, and \
 `/proc/stat` has the flat and the steep regions of figure 4. vprof does as the tick does when told to use a fixed clock \
 (`--clock fixed`) at the program's own rate: it goes wrong by whatever phase the two happen to have; at random intervals, the default, no phase is preferred, and chance remains. The last row shows a limit of the emulated machine: each tick \
 that finds the vCPU halted makes KVM enter the guest and halt it anew, which takes long there, counts as time of the guest, and is hit by no tick, \

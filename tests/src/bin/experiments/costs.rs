@@ -32,12 +32,13 @@ const SETTINGS: [(&str, &[&str]); 3] = [
 const ABOUT: &str = "\
 P. Chubb, *Micro-State Accounting for Linux*, asks lmbench what his accounting costs: each system call and each switch reads a clock and books the time \
 gone by. His figures are of an IA64 machine at 900 MHz with two processors' kernel (2.5.72 and 2.5.72msa, 0K, means of five runs). `latency` measures as lmbench does: \
-getppid, and a token that goes round a ring of processes, less what pipes cost without a switch.";
+getppid, and a token that goes round a ring of processes, less what pipes cost without a switch; of ten means the least counts.";
 
 const DISCUSSION: &str = "\
-Chubb pays at every event, little. vprof that samples pays at every tick, whatever the guest does in between, and nothing at events: what its two columns differ by is the ticks' share of the time, the \
-same for calls and switches, and chance. In exact mode each switch and each wake leaves \
-the guest, each hard interrupt twice (tripwires): the price of changing nothing in the guest's kernel, and high where exits are emulated. Neither way a system call by itself costs anything more; what it shows here are ticks, interrupts and chance.";
+Chubb pays at every event, little. vprof that samples pays at every tick, whatever the guest does in between, and nothing at events: a call or a switch \
+costs more only by the ticks' share of the time. In exact mode each switch and each wake leaves the guest, each hard interrupt twice (tripwires): \
+the price of changing nothing in the guest's kernel, and high where exits are emulated. Neither way a system call by itself costs anything more. An emulated machine on a busy host scatters \
+by far more than what Chubb had to tell apart: only the order of magnitude of exact mode's switches stands out from these figures.";
 
 /// Nanoseconds of one run: of the null call (0), and of the ring of so many processes.
 fn read(run: &Run) -> Result<BTreeMap<u32, f64>> {

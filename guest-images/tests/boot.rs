@@ -232,6 +232,37 @@ fn seconds_of(console: &str, start: &str) -> f64 {
 }
 
 #[test]
+fn programs_of_experiments_print_what_is_read_of_them() {
+    let ended = Guest::of(Series::V6_1, Flavour::Cloud)
+        .script(
+            "victim --rounds 1000000 && isochronous --seconds 0.5 && latency --seconds 0.05 --processes 2,5 &&
+             blocked --seconds 0.5 --waiting 2 --working 1 && interfered --seconds 1.5 &&
+             { latency --processes 1; test $? = 2; } && { isochronous --work-micros 30000; test $? = 2; }",
+        )
+        .boot();
+    assert_eq!(ended.status, Some(0), "{}", ended.console);
+    let starting = |start: &str| {
+        let lines = lines(&ended.console);
+        lines.into_iter().filter(|line| line.starts_with(start)).map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert!(seconds_of(&ended.console, "victim real ") > 0.0);
+    assert!(seconds_of(&ended.console, "work-0 used ") > seconds_of(&ended.console, "wait-0 used "));
+    for start in
+        ["isochronous starts", "null call ", "switch of 2 ", "switch of 5 ", "wait-1 used ", "storm sent "]
+    {
+        assert_eq!(starting(start).len(), 1, "{start}: {}", ended.console);
+    }
+    // One kind of line each of the two programs that keep a log, every 100 and every 250 ms.
+    let (isochronous, interfered): (Vec<_>, Vec<_>) =
+        starting("at ").into_iter().partition(|line| line.contains(" stat "));
+    assert!(isochronous.len() >= 4, "{isochronous:?}");
+    assert!(
+        interfered.len() >= 6 && interfered.iter().all(|line| line.contains(" system ")),
+        "{interfered:?}"
+    );
+}
+
+#[test]
 fn workloads_do_what_they_say() {
     let ended = Guest::of(Series::V6_1, Flavour::Cloud)
         .script(

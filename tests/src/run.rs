@@ -150,7 +150,10 @@ impl Run {
     pub(crate) fn portable_host_failed(&self) -> bool {
         let failures =
             ["the portable host froze", "the portable host ended", "the guest caused a triple fault"];
-        self.stderr.contains("host: portable") && failures.iter().any(|failure| self.stderr.contains(failure))
+        // One that froze early and was started anew by vprof itself has not failed.
+        !self.status.success()
+            && self.stderr.contains("host: portable")
+            && failures.iter().any(|failure| self.stderr.contains(failure))
     }
 
     /// Asserts exit code 0.

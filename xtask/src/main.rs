@@ -1,8 +1,10 @@
-//! The developer's commands: `cargo xtask demo`, `test`, `fuzz`, `bench`, `image`, `deps`.
+//! The developer's commands: `cargo xtask demo`, `test`, `fuzz`, `bench`, `experiments`, `image`,
+//! `deps`.
 
 mod bench;
 mod demo;
 mod deps;
+mod experiments;
 mod fuzz;
 mod image;
 mod progress;
@@ -30,6 +32,8 @@ enum Command {
     Fuzz(fuzz::Options),
     /// Measure vprof against its budgets
     Bench,
+    /// Run the papers' experiments on guests and write docs/experiments.md
+    Experiments(experiments::Options),
     /// Make an image
     #[command(subcommand)]
     Image(image::Image),
@@ -43,6 +47,7 @@ fn main() -> ExitCode {
         Command::Test(options) => test::run(&options),
         Command::Fuzz(options) => fuzz::run(&options),
         Command::Bench => bench::run(),
+        Command::Experiments(options) => experiments::run(&options),
         Command::Image(image) => image::run(&image),
         Command::Deps => deps::run(),
     };

@@ -9,6 +9,7 @@
 //! | recipes and users | [`WORKLOADS`], programs whose use of the CPU is known by construction |
 
 mod args;
+mod books;
 mod clock;
 mod process;
 mod work;
@@ -17,6 +18,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
 pub use args::{Args, Error, main_with};
+pub use books::{busy, told};
 pub use clock::{process_cpu, seconds, since_boot, thread_cpu};
 pub use process::{fork_child, pin, set_name, wait_for};
 pub use work::{Turns, burn, burn_here, burn_until_cpu, burn_until_deadline};
@@ -37,12 +39,16 @@ pub const MIXED_LOAD: &str = "/usr/bin/mixed-load";
 pub const INIT: &str = "guest-init";
 /// File names of the workloads among this crate's binaries; images hold them in `/usr/bin`.
 pub const WORKLOADS: &[&str] = &[
+    "blocked",
     "btree",
     "call",
     "handler",
     "hog",
     "inlined",
+    "interfered",
+    "isochronous",
     "jit",
+    "latency",
     "loop",
     "recursion",
     "shares",
@@ -52,6 +58,7 @@ pub const WORKLOADS: &[&str] = &[
     "split",
     "syscalls",
     "threads",
+    "victim",
 ];
 /// The workload among them that keeps its line tables.
 pub const WITH_LINES: &str = "inlined";

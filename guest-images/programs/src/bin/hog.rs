@@ -12,13 +12,12 @@
 //! sleep lasted until the next tick but one, so the paper needed two hogs to take a whole CPU; Linux's high-resolution
 //! timers wake the hog right after the tick, and one is enough.
 
-use std::fs;
 use std::process::ExitCode;
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use guest_programs::{Args, Error, burn, main_with, pin, process_cpu, seconds, set_name, since_boot};
+use guest_programs::{Args, Error, burn, busy, main_with, pin, process_cpu, seconds, set_name, since_boot};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 
 const USAGE: &str = "hog [--seconds N] [--hz N] [--guard-micros N] [--name NAME] [--cpu N]
@@ -85,16 +84,6 @@ fn next_tick(now: u64, period: u64, phase: u64) -> u64 {
     now + period - since
 }
 
-/// Time that all CPUs together were not idle, by the kernel's ticks.
-fn ticked() -> Option<Duration> {
-    let stat = fs::read_to_string("/proc/stat").ok()?;
-    let numbers: Vec<u64> =
-        stat.lines().next()?.split_whitespace().skip(1).map_while(|n| n.parse().ok()).collect();
-    // user nice system idle iowait irq softirq steal, in units of 10 ms (USER_HZ).
-    let busy = numbers.iter().take(8).sum::<u64>() - numbers.get(3)? - numbers.get(4)?;
-    Some(Duration::from_millis(busy * 10))
-}
-
 fn run(args: &Args) -> Result<(), Error> {
     set_name(args.text("name").unwrap_or("hog"))?;
     pin(args.number("cpu")?.unwrap_or(0))?;
@@ -112,7 +101,7 @@ fn run(args: &Args) -> Result<(), Error> {
     let phase = train(period)?;
 
     let start = since_boot();
-    let (cpu_before, ticked_before) = (process_cpu(), ticked());
+    let (cpu_before, ticked_before) = (process_cpu(), busy());
     let deadline = nanos(start + seconds(args, 10.0)?);
     let mut now = nanos(start);
     let mut state = 1;
@@ -131,7 +120,7 @@ fn run(args: &Args) -> Result<(), Error> {
     let wall = since_boot() - start;
     let cpu = process_cpu() - cpu_before;
     print!("hog used {:.2} s of {:.2} s", cpu.as_secs_f64(), wall.as_secs_f64());
-    match (ticked_before, ticked()) {
+    match (ticked_before, busy()) {
         (Some(before), Some(after)) => {
             println!("; /proc/stat saw {:.2} s of work", after.saturating_sub(before).as_secs_f64());
         }

@@ -1,0 +1,105 @@
+//! `interfered`: an infinite loop that writes down its CPU time four times a second, on a CPU that has to serve other
+//! people's packets for a while: figure 2 of S. McCanne and C. Torek, *A Randomized Sampling Clock for CPU Utilization
+//! Estimation and Code Profiling* (USENIX Winter 1993).
+//!
+//! The paper's interrupts came from a network in promiscuous mode. Here a child on CPU 1 sends datagrams over the
+//! loopback device to a socket that nobody reads, and the kernel is told to receive them on CPU 0 (receive packet steering):
+//! an interrupt from CPU 1 raises the soft interrupt NET_RX there.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::hint::black_box;
+use std::net::UdpSocket;
+use std::os::fd::AsRawFd;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use guest_programs::{
+    Args, Error, burn, fork_child, main_with, pin, seconds, set_name, since_boot, told, wait_for,
+};
+use nix::errno::Errno;
+
+const USAGE: &str = "interfered [--seconds N]
+loops on CPU 0 for N seconds (9); in the middle third a child on CPU 1 sends datagrams whose soft interrupts CPU 0
+serves; prints time, and user and system time by getrusage, every 250 ms, and how many datagrams were sent";
+
+/// Between two lines of the log.
+const EVERY: Duration = Duration::from_millis(250);
+/// Rounds of work between two looks at the clock, some 20 us on a 3 GHz CPU.
+const ROUNDS: u32 = 20_000;
+/// Datagrams between two looks at the clock.
+const BURST: u64 = 16;
+/// Which CPUs receive what the loopback device sends, a mask (Documentation/networking/scaling.rst, RPS).
+const STEERING: &str = "/sys/class/net/lo/queues/rx-0/rps_cpus";
+
+/// Switches the loopback device on.
+fn raise(socket: &UdpSocket) -> Result<(), Error> {
+    // SAFETY: all bytes zero are a valid ifreq.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().zip(b"lo") {
+        *to = from.cast_signed();
+    }
+    // IFF_UP is 1.
+    request.ifr_ifru.ifru_flags = 1;
+    // SAFETY: the descriptor is open and the request outlives the call, which only reads it.
+    let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS, &raw const request) };
+    Errno::result(result).map(drop).map_err(Error::system("switch the loopback device on"))
+}
+
+/// Sends datagrams to itself from one moment to another; how many.
+fn storm(from: Duration, to: Duration) -> Result<u64, Error> {
+    let socket = UdpSocket::bind("0.0.0.0:0").map_err(Error::system("make a socket"))?;
+    raise(&socket)?;
+    let port = socket.local_addr().map_err(Error::system("ask for the port"))?.port();
+    socket.connect(("127.0.0.1", port)).map_err(Error::system("connect a socket"))?;
+    fs::write(STEERING, "1").map_err(Error::system("steer packets to CPU 0"))?;
+    pin(1)?;
+    let mut sent = 0;
+    std::thread::sleep(from.saturating_sub(since_boot()));
+    while since_boot() < to {
+        for _ in 0..BURST {
+            socket.send(&[0; 64]).map_err(Error::system("send a datagram"))?;
+        }
+        sent += BURST;
+    }
+    Ok(sent)
+}
+
+fn run(args: &Args) -> Result<(), Error> {
+    let length = seconds(args, 9.0)?;
+    println!("interfered starts");
+    let start = since_boot();
+    let child = fork_child(|| {
+        set_name("storm")?;
+        let sent = storm(start + length / 3, start + length * 2 / 3)?;
+        println!("storm sent {sent} datagrams");
+        Ok(())
+    })?;
+    pin(0)?;
+    let (user_before, system_before) = told()?;
+    let mut text = String::new();
+    let (mut due, mut state) = (start, 1);
+    while due <= start + length {
+        while since_boot() < due {
+            state = burn(ROUNDS, state);
+        }
+        let (user, system) = told()?;
+        // Writing to a String cannot fail.
+        let _ = writeln!(
+            text,
+            "at {:.1} user {:.3} system {:.3}",
+            (since_boot() - start).as_secs_f64() * 1e3,
+            (user - user_before).as_secs_f64() * 1e3,
+            (system - system_before).as_secs_f64() * 1e3
+        );
+        due += EVERY;
+    }
+    black_box(state);
+    wait_for(child)?;
+    print!("{text}");
+    Ok(())
+}
+
+fn main() -> ExitCode {
+    main_with(USAGE, &["seconds"], run)
+}

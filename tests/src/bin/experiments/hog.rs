@@ -1,0 +1,98 @@
+//! Table 1 of McCanne and Torek: a program that is never there when the tick comes, beside one that counts.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result};
+use vprof_tests::Run;
+
+use crate::document::Section;
+use crate::measured::{at, boot, growth, lines, process, rusage, setting, ticked, value};
+use crate::table::{Table, median};
+
+/// The victim alone, then beside the hog, which outlives it.
+const SCRIPT: &str = "victim --rounds 400000000 --name alone --cpu 0; hog --guard-micros 1500 --seconds 60 & sleep 1; \
+                      victim --rounds 400000000 --name beside --cpu 0; kill $!";
+
+/// Names of the processes, and what the table calls them.
+const PROCESSES: [(&str, &str); 3] =
+    [("alone", "victim, alone"), ("beside", "victim, beside hog"), ("hog", "hog")];
+
+const ABOUT: &str = "\
+`hog` finds out when the ticks come, works in between and sleeps across them, so that no tick ever finds it; `victim` does a fixed \
+amount of work. The paper's figures:
+
+| | | real | cpu | %cpu |
+|---|---|---|---|---|
+| SunOS | without hog | 7.1 | 7.1 | 100 % |
+| | with hog | 584.5 | 334.8 | 57 % |
+| 4.4BSD | without hog | 7.1 | 7.0 | 99 % |
+| | with hog | 15.5 | 7.0 | 45 % |";
+
+const DISCUSSION: &str = "\
+What the paper's table shows is cured: the victim takes longer by what the hog takes, as under 4.4BSD, and not 80 times as long, because the scheduler goes by \
+exact run times; getrusage goes by them as well, so that the hog is charged. What is left is all that still goes by ticks: \
+`utime` and `stime` in the kernel, which divide a process' time into user and system, and `/proc/stat`. They miss most of what the hog used and charge it to the victim, which is there when the ticks come. They miss some of everything: when the host takes the CPU away for more than a tick, the guest makes up for its clock, \
+but charges nobody for the ticks that did not come. The emulated machine of the portable host serves ticks late, by up to milliseconds on a busy host, so the hog here keeps 1.5 ms \
+away from each of its 4 ms ticks, which leaves it little more than half of the CPU, and is caught now and then all the same. getrusage exceeds vprof's time by what the vCPU waited for the host and by what \
+vprof itself took, which the guest cannot see.";
+
+/// What is measured of a process, s: real time if it ended, and then until its books were last read getrusage, ticks, and
+/// vprof's time.
+type Times = [Option<f64>; 4];
+
+fn times(run: &Run, comm: &str, real: Option<f64>) -> Result<Times> {
+    let rusage = rusage(run)?;
+    let books = process(&rusage, comm)?;
+    let seconds = |ns: u64| Some(ns as f64 / 1e9);
+    let grown = growth(run, &format!("v.comm = '{comm}' AND v.mode IN ('user', 'kernel')"))?;
+    Ok([
+        real,
+        seconds(books.reported_user_ns + books.reported_system_ns),
+        seconds(ticked(run, comm)?),
+        Some(at(&grown, books.read_s)),
+    ])
+}
+
+/// Makes the section.
+pub fn run(runs: usize) -> Result<Section> {
+    let mut all: BTreeMap<&str, Vec<Times>> = BTreeMap::new();
+    let mut measured = String::new();
+    for _ in 0..runs {
+        let run = boot(&["-F", "500", "--depth", "0"], SCRIPT)?;
+        let mut reals = lines(&run, "victim").map(|line| value(line, "real"));
+        for (comm, _) in PROCESSES {
+            let real = if comm == "hog" {
+                None
+            } else {
+                Some(reals.next().flatten().with_context(|| format!("{comm} printed no time"))?)
+            };
+            all.entry(comm).or_default().push(times(&run, comm, real)?);
+        }
+        measured = setting(&rusage(&run)?, runs);
+    }
+    let mut table =
+        Table::new(&["", "real", "getrusage", "ticks (`utime` + `stime`)", "vprof", "ticks, of vprof's"]);
+    for (comm, name) in PROCESSES {
+        let times = all.get(comm).context("no run")?;
+        let middle = |index: usize| -> Option<f64> {
+            median(&times.iter().filter_map(|times| times[index]).collect::<Vec<_>>())
+        };
+        let text = |index| middle(index).map_or(String::new(), |value| format!("{value:.2} s"));
+        let part = |times: &Times| Some(100.0 * times[2]? / times[3].filter(|time| *time > 0.0)?);
+        let parts: Vec<f64> = times.iter().filter_map(part).collect();
+        table.row([
+            name.to_owned(),
+            text(0),
+            text(1),
+            text(2),
+            text(3),
+            median(&parts).map_or(String::new(), |part| format!("{part:.0} %")),
+        ]);
+    }
+    let text = format!(
+        "## A program that dodges the tick\n\nSection 5.2 and table 1 of S. McCanne and C. Torek, *A Randomized Sampling Clock for CPU \
+         Utilization Estimation and Code Profiling* (USENIX Winter 1993). {ABOUT}\n\nToday, the hog until the victim had ended:\n\n{}\n{measured}\n\n{DISCUSSION}",
+        table.markdown()
+    );
+    Ok(Section { text, plots: Vec::new() })
+}

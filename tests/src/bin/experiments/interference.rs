@@ -1,0 +1,88 @@
+//! Figure 2 of McCanne and Torek: a loop is charged for interrupts that it has nothing to do with.
+
+use anyhow::{Context, Result, ensure};
+use vprof_tests::Run;
+
+use crate::document::Section;
+use crate::measured::{at, boot, growth, lines, printed_at, rusage, setting, since, value};
+use crate::plot::{Line, Plot};
+use crate::table::Table;
+
+/// Length of each third, s: quiet, storm, quiet.
+const THIRD: f64 = 3.0;
+
+const ABOUT: &str = "\
+A program loops forever and writes down four times a second how much time the system says it has used; for a while its \
+machine serves interrupts that are none of its business. The paper's came from a network in promiscuous mode. Here a program \
+on another CPU floods the loopback device, and the kernel is told to receive the packets on the loop's CPU (`interfered`).";
+
+const DISCUSSION: &str = "\
+The paper's figure has no numbers in its text: under SunOS the loop was charged \"a significant amount of system CPU time\" \
+during the onslaught, under 4.4BSD next to none. Linux without `CONFIG_IRQ_TIME_ACCOUNTING`, as Debian builds it, still does what SunOS \
+did, in two ways. The total of getrusage is the scheduler's run time, which runs on while interrupts are served: all of \
+their time is the loop's. How that total divides into user and system time is told by the ticks, and a tick that finds a soft \
+interrupt being served counts as system time of whoever was interrupted. A tick cannot find a hard interrupt being served, \
+because interrupts are off there: those go into user time. vprof charges interrupts to no process; it says whom they hit. Loads that the host \
+takes away are in the guest's books, too, because the guest cannot see them.";
+
+/// What the loop printed: (s, user s, system s).
+fn log(run: &Run) -> Result<Vec<(f64, f64, f64)>> {
+    let read = |line| {
+        let number = |word| value(line, word).map(|ms| ms / 1e3);
+        Some((number("at")?, number("user")?, number("system")?))
+    };
+    let log: Option<Vec<_>> = lines(run, "at").map(read).collect();
+    let log = log.context("a line of the log is broken")?;
+    ensure!(log.len() > 10, "the loop printed {} lines", log.len());
+    Ok(log)
+}
+
+/// Makes the section.
+pub fn run(_: usize) -> Result<Section> {
+    let command = format!("interfered --seconds {}", 3.0 * THIRD);
+    let run = boot(&["-F", "1000", "--depth", "0", "--cpus", "2"], &command)?;
+    let log = log(&run)?;
+    let sent = lines(&run, "storm").find_map(|line| value(line, "sent")).context("the storm sent nothing")?;
+    let start = printed_at(&run, "interfered starts")?;
+    let seen = |condition: &str| -> Result<_> { Ok(since(&growth(&run, condition)?, start, 3.0 * THIRD)) };
+    let told: Vec<_> = log.iter().map(|(time, user, system)| (*time, user + system)).collect();
+    let told_system: Vec<_> = log.iter().map(|(time, _, system)| (*time, *system)).collect();
+    let own = seen("v.comm = 'interfered' AND v.mode IN ('user', 'kernel')")?;
+    let own_kernel = seen("v.comm = 'interfered' AND v.mode = 'kernel'")?;
+    let hard = seen("v.comm = 'interfered' AND v.mode = 'hardirq'")?;
+    let soft = seen("v.comm = 'interfered' AND v.mode = 'softirq'")?;
+
+    let mut table = Table::new(&["of the loop, in each 3 s", "quiet", "storm", "quiet again"]);
+    for (name, points) in [
+        ("getrusage: user and system", &told),
+        ("getrusage: system", &told_system),
+        ("vprof: its own code, user and kernel", &own),
+        ("vprof: its own code, kernel", &own_kernel),
+        ("vprof: hard interrupts that hit it", &hard),
+        ("vprof: soft interrupts that hit it", &soft),
+    ] {
+        let third = |n: f64| at(points, (n + 1.0) * THIRD) - at(points, n * THIRD);
+        let cells = [0.0, 1.0, 2.0].map(|n| format!("{:.2} s", third(n)));
+        table.row(std::iter::once(name.to_owned()).chain(cells));
+    }
+    let line = |name: &str, points: Vec<_>| Line { name: name.to_owned(), points };
+    let plot = Plot {
+        title: "System time of a loop that interrupts hit",
+        x: "real time, s (storm from 3 to 6 s)",
+        y: "CPU time, s",
+        lines: vec![
+            line("getrusage: system time", told_system),
+            line("vprof: kernel code of its own", own_kernel),
+            line("vprof: soft interrupts that hit it", soft),
+        ],
+    };
+    let text = format!(
+        "## Interrupts: who is charged for them\n\nSection 5.1 and figure 2 of McCanne and Torek. {ABOUT}\n\n\
+         ![System time of a loop that interrupts hit](experiments/interference.svg)\n\n{}\n{} {sent:.0} datagrams were sent. \
+         Times of the host's own making (what the vCPU waited, and what vprof took) are in the first two rows and not in the \
+         others.\n\n{DISCUSSION}",
+        table.markdown(),
+        setting(&rusage(&run)?, 1),
+    );
+    Ok(Section { text, plots: vec![("interference", plot.svg())] })
+}

@@ -1,0 +1,135 @@
+//! Figures 3 and 4 of McCanne and Torek: a program that works in step with a clock, seen by that clock.
+
+use anyhow::{Context, Result, ensure};
+use vprof_tests::Run;
+
+use crate::document::Section;
+use crate::measured::{boot, end, growth, lateness, lines, printed_at, rusage, setting, since, value};
+use crate::plot::{Line, Plot};
+use crate::table::{Table, median, more};
+
+/// Length of each run of the program, s.
+const LENGTH: f64 = 10.0;
+
+const ABOUT: &str = "\
+The audio tool *vat* processed a frame every 22.5 ms. Seen by a clock of 10 ms it appeared at four points of its period only, \
+and its CPU time, which should have grown in a straight line, had flat and steep regions of about 30 s each. `isochronous` works 2.25 ms at \
+the start of every 22.5 ms, or 2 ms of every 24.02 ms, which is nearly six ticks of a kernel with `CONFIG_HZ=250`: six ticks and the \
+20 us by which such programs drift.";
+
+const DISCUSSION: &str = "\
+What programs ask for, getrusage, is cured on today's Linux: the total is the scheduler's run time, which is exact. `/proc/stat`, and with it \
+every tool that shows how busy CPUs are, still counts ticks. 22.5 ms against ticks of 4 ms leave eight points of the period, half a millisecond \
+apart, where the paper had four, 2.5 ms apart: too many to be far off with 2.25 ms of work, by themselves; where the table says otherwise, the likely cause is ticks that an emulated machine on a busy host serves late or not at all. At 24.02 ms the two are as good as in step, and \
+`/proc/stat` has the flat and the steep regions of figure 4. vprof does as the tick does when told to use a fixed clock \
+(`--clock fixed`) at the program's own rate: it goes wrong by whatever phase the two happen to have; at random intervals, the default, no phase is preferred, and chance remains. The last row shows a limit of the emulated machine: each tick \
+that finds the vCPU halted makes KVM enter the guest and halt it anew, which takes long there, counts as time of the guest, and is hit by no tick, \
+because the next one comes half an interval later at the earliest. A guest that sleeps most of the time then seems to work more than it does, the more, the higher the rate. \
+This is the likely cause; it has not been measured on another host.";
+
+/// What is run: the program's options, vprof's, and words for both.
+struct Case {
+    program: &'static str,
+    clock: &'static [&'static str],
+    name: &'static str,
+    plot: Option<(&'static str, &'static str)>,
+}
+
+const CASES: [Case; 5] = [
+    Case {
+        program: "--period-micros 22500 --work-micros 2250",
+        clock: &["-F", "200"],
+        name: "22.5 ms, vprof random, 200 Hz",
+        plot: Some(("isochronous-22", "2.25 ms of work every 22.5 ms, ticks every 4 ms")),
+    },
+    Case {
+        program: "--period-micros 24020 --work-micros 2000",
+        clock: &["-F", "200"],
+        name: "24.02 ms, vprof random, 200 Hz",
+        plot: Some(("isochronous-24", "2 ms of work every 24.02 ms, ticks every 4 ms")),
+    },
+    Case {
+        program: "--period-micros 22500 --work-micros 2250",
+        clock: &["-F", "44.444444", "--clock", "fixed"],
+        name: "22.5 ms, vprof fixed, 22.5 ms",
+        plot: Some(("isochronous-fixed", "The same seen by vprof with a fixed clock of 22.5 ms")),
+    },
+    Case {
+        program: "--period-micros 22500 --work-micros 2250",
+        clock: &["-F", "44.444444"],
+        name: "22.5 ms, vprof random, 22.5 ms on average",
+        plot: None,
+    },
+    Case {
+        program: "--period-micros 22500 --work-micros 2250",
+        clock: &["-F", "1000"],
+        name: "22.5 ms, vprof random, 1000 Hz",
+        plot: None,
+    },
+];
+
+/// What the program printed: (s, `/proc/stat` s, CPU s).
+fn log(run: &Run) -> Result<Vec<(f64, f64, f64)>> {
+    let read = |line| {
+        let number = |word| value(line, word).map(|ms| ms / 1e3);
+        Some((number("at")?, number("stat")?, number("cpu")?))
+    };
+    let log: Option<Vec<_>> = lines(run, "at").map(read).collect();
+    let log = log.context("a line of the log is broken")?;
+    ensure!(log.len() > 10, "the program printed {} lines", log.len());
+    Ok(log)
+}
+
+/// Makes the section.
+pub fn run(_: usize) -> Result<Section> {
+    let mut table = Table::new(&[
+        "period and clock",
+        "its own clock",
+        "`/proc/stat`",
+        "vprof",
+        "`/proc/stat`, off by",
+        "vprof, off by",
+    ]);
+    let (mut plots, mut images) = (Vec::new(), String::new());
+    let (mut measured, mut late) = (String::new(), Vec::new());
+    for case in CASES {
+        let options = [case.clock, &["--depth", "0"]].concat();
+        let run = boot(&options, &format!("isochronous --seconds {LENGTH} {}", case.program))?;
+        let log = log(&run)?;
+        let start = printed_at(&run, "isochronous starts")?;
+        let length = log.last().map_or(LENGTH, |(time, ..)| *time);
+        let grown = growth(&run, "v.comm = 'isochronous' AND v.mode IN ('user', 'kernel')")?;
+        let seen = since(&grown, start, length);
+        let exact: Vec<_> = log.iter().map(|(time, _, cpu)| (*time, *cpu)).collect();
+        let ticked: Vec<_> = log.iter().map(|(time, stat, _)| (*time, *stat)).collect();
+        let (truth, stat, estimate) = (end(&exact), end(&ticked), end(&seen));
+        table.row([
+            case.name.to_owned(),
+            format!("{truth:.2} s"),
+            format!("{stat:.2} s"),
+            format!("{estimate:.2} s"),
+            more(stat, truth),
+            more(estimate, truth),
+        ]);
+        if let Some((file, title)) = case.plot {
+            let line = |name: &str, points| Line { name: name.to_owned(), points };
+            let lines = vec![
+                line("/proc/stat, by ticks", ticked),
+                line("its own clock (exact)", exact),
+                line("vprof", seen),
+            ];
+            plots.push((file, Plot { title, x: "real time, s", y: "CPU time, s", lines }.svg()));
+            images.push_str(&format!("![{title}](experiments/{file}.svg)\n\n"));
+        }
+        measured = setting(&rusage(&run)?, 1);
+        late.push(lateness(&run)?);
+    }
+    let text = format!(
+        "## A program in step with the clock\n\nSection 5.3 and figures 3 and 4 of McCanne and Torek. {ABOUT}\n\n{images}{}\n{measured} \
+         vprof's ticks were served {:.0} us late (median). The program's own clock and `/proc/stat` go on while the host has taken the \
+         CPU away; vprof's time does not.\n\n{DISCUSSION}",
+        table.markdown(),
+        median(&late).unwrap_or_default()
+    );
+    Ok(Section { text, plots })
+}

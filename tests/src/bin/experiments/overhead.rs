@@ -1,0 +1,78 @@
+//! Figure 9 of SLEEPY: what profiling costs three programs.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::document::Section;
+use crate::measured::{boot, rusage, setting, value};
+use crate::table::{Table, median, more, scatter};
+
+/// Programs with fixed work: name, command, and the paper's three times in s.
+const PROGRAMS: [(&str, &str, [f64; 3]); 3] = [
+    ("loop", "loop --iterations 240000000", [10.477_351, 10.476_556, 10.800_774]),
+    ("call", "call --outer 22000", [38.906_508, 38.902_799, 40.228_744]),
+    ("btree", "btree --operations 1200000", [63.732_426, 63.181_360, 67.768_769]),
+];
+
+/// Without sampling as far as the options allow, samples alone, and samples with stacks.
+const SETTINGS: [(&str, &[&str]); 3] = [
+    ("control", &["-F", "0.1", "--depth", "0"]),
+    ("samples", &["-F", "1000", "--depth", "0"]),
+    ("samples and stacks", &["-F", "1000"]),
+];
+
+const ABOUT: &str = "\
+Figure 9 of SLEEPY compares the times of `loop`, `call` and `btree` without sampling, with it, and with the samples written to a file, medians \
+of three runs.";
+
+const DISCUSSION: &str = "\
+The steps are not quite the same. vprof always writes its profile, but on a thread of its own, so that it costs the guest a share of the host's \
+CPUs and no time of the vCPU; what is left out step by step is sampling altogether (a tick every 10 s) and taking stacks. SLEEPY sampled at the \
+guest's own ticks, which come anyway; each sample of vprof is an exit of the guest, and under emulation exits are dear: the cost here \
+is that of the portable host. [Performance](performance.md) has the cost of a sample on KVM. Times are the programs' own CPU times, which go on while vprof \
+reads a sample, as the guest cannot know of it.";
+
+/// Makes the section.
+pub fn run(runs: usize) -> Result<Section> {
+    let script: Vec<String> = PROGRAMS.iter().map(|(_, command, _)| (*command).to_owned()).collect();
+    let mut times: BTreeMap<(&str, &str), Vec<f64>> = BTreeMap::new();
+    let mut measured = String::new();
+    // The settings take turns, so that a host that grows busier does not favour one.
+    for _ in 0..runs {
+        for (setting_name, options) in SETTINGS {
+            let run = boot(options, &script.join("; "))?;
+            let used: Vec<f64> = run.stdout.lines().filter_map(|line| value(line, "used")).collect();
+            ensure!(used.len() == PROGRAMS.len(), "the programs printed {used:?}");
+            for ((name, ..), used) in PROGRAMS.iter().zip(used) {
+                times.entry((*name, setting_name)).or_default().push(used);
+            }
+            measured = setting(&rusage(&run)?, runs);
+        }
+    }
+    let mut table = Table::new(&["program", "", "control", "samples", "", "samples and stacks", ""]);
+    for (name, _, paper) in PROGRAMS {
+        let [control, samples, written] = paper;
+        let row = |who: &str, control: f64, samples: f64, written: f64| {
+            [
+                name.to_owned(),
+                who.to_owned(),
+                format!("{control:.2} s"),
+                format!("{samples:.2} s"),
+                more(samples, control),
+                format!("{written:.2} s"),
+                more(written, control),
+            ]
+        };
+        table.row(row("SLEEPY", control, samples, written));
+        let middle = |setting| times.get(&(name, setting)).and_then(|times| median(times)).context("no time");
+        let [control, samples, written] = SETTINGS.map(|(setting, _)| middle(setting));
+        table.row(row("vprof", control?, samples?, written?));
+    }
+    let text = format!(
+        "## What profiling costs\n\n{ABOUT} In each pair of rows the second is of a guest under vprof, at 1000 Hz asked for.\n\n{}\n{measured} {}\n\n{DISCUSSION}",
+        table.markdown(),
+        scatter(times.values())
+    );
+    Ok(Section { text, plots: Vec::new() })
+}

@@ -147,7 +147,7 @@ fn names_come_out_of_memory() {
 
 #[test]
 fn a_kernel_without_known_stacks_still_has_tasks() {
-    let guest = Config::new(Style::V6_12).build();
+    let guest = Config { stacks: false, ..Config::new(Style::V6_12) }.build();
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("guest.vprof");
     let mut run = Run::start_with(&guest, &path, 127);

@@ -22,9 +22,8 @@ What programs ask for, getrusage, is cured on today's Linux: the total is the sc
 every tool that shows how busy CPUs are, still counts ticks. 22.5 ms against ticks of 4 ms leave eight points of the period, half a millisecond \
 apart, where the paper had four, 2.5 ms apart: too many to be far off with 2.25 ms of work, by themselves; where the table says otherwise, the likely cause is ticks that an emulated machine on a busy host serves late or not at all. At 24.02 ms the two are as good as in step, and \
 `/proc/stat` has the flat and the steep regions of figure 4. vprof does as the tick does when told to use a fixed clock \
-(`--clock fixed`) at the program's own rate: it goes wrong by whatever phase the two happen to have; at random intervals, the default, no phase is preferred, and chance remains. The last row shows a limit of the emulated machine: each tick \
-that finds the vCPU halted makes KVM enter the guest and halt it anew, which takes long there, counts as time of the guest, and is hit by no tick, \
-because the next one comes half an interval later at the earliest. A guest that sleeps most of the time then seems to work more than it does, the more, the higher the rate. \
+(`--clock fixed`) at the program's own rate: it goes wrong by whatever phase the two happen to have; at random intervals, the default, no phase is preferred, and chance remains. The last row shows a limit of the emulated machine: \
+there a tick takes long, so that at 1,000 Hz many come late and some not at all, and not evenly, which tells on a program that runs but a tenth of the time. \
 This is the likely cause; it has not been measured on another host.";
 
 /// What is run: the program's options, vprof's, and words for both.

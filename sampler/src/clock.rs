@@ -30,6 +30,17 @@ impl ClockKind {
             Self::Fixed => "fixed",
         }
     }
+
+    /// The kind of that name in a profile. One that is not told counts as fixed: nothing is known of its chance.
+    pub(crate) fn told(name: Option<&str>) -> Self {
+        let random = [Self::Uniform, Self::Exponential];
+        random.into_iter().find(|kind| name == Some(kind.name())).unwrap_or(Self::Fixed)
+    }
+}
+
+/// Mean time between two ticks of a vCPU, ns, by the rate in a profile; 1 ms where none is told.
+pub(crate) fn mean_ns(rate_hz: f64) -> f64 {
+    if rate_hz > 0.0 { 1e9 / rate_hz } else { 1e6 }
 }
 
 /// The shortest interval, ns: a timer armed with zero would never expire.

@@ -98,10 +98,7 @@ impl Aim {
             wanted: self.wanted,
             name: match charged {
                 Charged::Instance(_) => text::comm(&charge.comm),
-                Charged::HardIrq => "[hard interrupts]".to_owned(),
-                Charged::SoftIrq => "[soft interrupts]".to_owned(),
-                Charged::Boot => "[early boot]".to_owned(),
-                Charged::Unknown => "[unknown]".to_owned(),
+                other => other.name().to_owned(),
             },
             process: matches!(charged, Charged::Instance(_)) && !charge.kernel_thread,
             share,

@@ -7,7 +7,6 @@ use std::sync::Arc;
 use symbols::{CpuBooks, CpuTime, Kernel, ProcessBooks, TaskSnapshot};
 use vmm::{GuestMemoryMmap, monotonic_ns};
 
-use super::resolver::Resolver;
 use crate::batch::{Batch, CpuTimeRow, RusageRow, ThreadTimeRow};
 
 /// Processes whose books are read with one batch, at most; the others wait for the next census.
@@ -58,23 +57,14 @@ impl Ledger {
             let Ok(Some(books)) = kernel.books_of(memory, task.task) else { continue };
             let same = (books.leader.pid, books.leader.start_ns) == (task.pid, task.start_ns);
             if same {
-                rows(instance, read_ns.saturating_sub(self.zero_ns), &books, batch);
+                process_rows(instance, read_ns.saturating_sub(self.zero_ns), &books, batch);
             }
         }
     }
-
-    /// Takes over a census.
-    pub(crate) fn census(&self, census: &Census, resolver: &mut Resolver, batch: &mut Batch) {
-        let time_ns = census.read_ns.saturating_sub(self.zero_ns);
-        for books in &census.processes {
-            let instance = resolver.task(&books.leader, census.read_ns, batch);
-            rows(instance, time_ns, books, batch);
-        }
-        batch.cpu_times.extend(census.cpus.iter().map(|books| cpu_row(time_ns, books)));
-    }
 }
 
-fn rows(instance: u32, time_ns: u64, books: &ProcessBooks, batch: &mut Batch) {
+/// Adds what a process kept at `time_ns` since the run's start.
+pub(crate) fn process_rows(instance: u32, time_ns: u64, books: &ProcessBooks, batch: &mut Batch) {
     let (user_ns, system_ns) = books.told;
     let CpuTime { runtime_ns, run_delay_ns, voluntary, involuntary, .. } = books.time;
     batch.rusage.push(RusageRow {
@@ -102,7 +92,8 @@ fn rows(instance: u32, time_ns: u64, books: &ProcessBooks, batch: &mut Batch) {
     }
 }
 
-fn cpu_row(time_ns: u64, books: &CpuBooks) -> CpuTimeRow {
+/// What a CPU kept at `time_ns` since the run's start.
+pub(crate) fn cpu_row(time_ns: u64, books: &CpuBooks) -> CpuTimeRow {
     let CpuBooks { cpu, user_ns, nice_ns, system_ns, softirq_ns, irq_ns, idle_ns, iowait_ns, steal_ns } =
         *books;
     CpuTimeRow { cpu, time_ns, user_ns, nice_ns, system_ns, softirq_ns, irq_ns, idle_ns, iowait_ns, steal_ns }

@@ -15,6 +15,7 @@ mod stacks;
 pub(crate) mod walker;
 
 use std::fmt;
+use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, TryRecvError};
@@ -25,7 +26,7 @@ use vmm::{GuestMemoryMmap, Injected, Injections, Machine, Observer, Region, Trip
 
 use crate::batch::{Batch, EventRow, InjectedRow, Sink};
 use crate::exact::watch::Watch;
-use crate::microstate::host::own_times;
+use crate::microstate::host::{own_schedstat, waited};
 use crate::microstate::meter::Meter;
 use crate::record::Sampled;
 use crate::session::{Ending, OpenFiles, Shared, Totals};
@@ -203,20 +204,21 @@ impl Collector {
 
     /// The collector's thread: runs until the session ends.
     pub(crate) fn run(mut self) -> Totals {
+        let books = own_schedstat();
         while !self.shared.stop.load(Ordering::Acquire) {
             self.collect();
             if self.flushed.elapsed() >= FLUSH_PERIOD {
                 self.flush();
             }
-            self.rest();
+            self.rest(books.as_ref());
         }
         self.close()
     }
 
     /// Waits for the next round, and notices when the host had stopped the whole process meanwhile: the clocks of the
-    /// scheduler do not tell that from a halted guest.
-    fn rest(&mut self) {
-        let waited = || own_times().map_or(0, |times| times.waited_ns);
+    /// scheduler do not tell that from a halted guest. `books` are those of this thread.
+    fn rest(&mut self, books: Option<&File>) {
+        let waited = || books.and_then(waited).unwrap_or(0);
         let (before, waited_before) = (monotonic_ns(), waited());
         thread::park_timeout(PERIOD);
         let gap = Duration::from_nanos(monotonic_ns().saturating_sub(before));

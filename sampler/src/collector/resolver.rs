@@ -9,7 +9,7 @@ use super::frames::{Frames, Names};
 use super::hot::Hot;
 use super::identity::{Identities, Threads};
 use super::interrupts::InterruptNames;
-use super::ledger::{Census, Ledger};
+use super::ledger::{Census, Ledger, cpu_row, process_rows};
 use super::mode::Classifier;
 use super::namer::Nameless;
 use super::stacks::Stacks;
@@ -144,9 +144,12 @@ impl Resolver {
 
     /// Takes over the books of all processes.
     pub(crate) fn books(&mut self, census: &Census, batch: &mut Batch) {
-        let ledger = std::mem::take(&mut self.ledger);
-        ledger.census(census, self, batch);
-        self.ledger = ledger;
+        let time_ns = census.read_ns.saturating_sub(self.zero_ns);
+        for books in &census.processes {
+            let instance = self.task(&books.leader, census.read_ns, batch);
+            process_rows(instance, time_ns, books, batch);
+        }
+        batch.cpu_times.extend(census.cpus.iter().map(|books| cpu_row(time_ns, books)));
     }
 
     /// The stack row id of what a task sleeps in, its kernel functions only (0 without a stack), and what they tell.

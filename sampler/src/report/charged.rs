@@ -2,9 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::code::EARLY_BOOT;
 use super::sums::Charged;
-use super::tables::UNKNOWN;
 use super::view::View;
 use super::{Estimate, Function, Process, ProcessKind, Thread};
 use crate::batch::Mode;
@@ -22,17 +20,16 @@ pub(super) fn processes(view: &View<'_>) -> Vec<Process> {
     let mut threads = threads(view);
     let mut of = |(charged, estimate): (Charged, Estimate)| {
         let user = user.get(&charged).map_or(0.0, |user| user.share);
-        let (name, kind) = match charged {
-            Charged::Instance(id) => {
-                let threads = threads.remove(&id).unwrap_or_default();
-                return process(id, row((UNKNOWN, ProcessKind::Unknown), estimate, user), threads, view);
-            }
-            Charged::HardIrq => ("[hard interrupts]", ProcessKind::Interrupt),
-            Charged::SoftIrq => ("[soft interrupts]", ProcessKind::Interrupt),
-            Charged::Boot => (EARLY_BOOT, ProcessKind::Boot),
-            Charged::Unknown => (UNKNOWN, ProcessKind::Unknown),
+        let kind = match charged {
+            Charged::HardIrq | Charged::SoftIrq => ProcessKind::Interrupt,
+            Charged::Boot => ProcessKind::Boot,
+            Charged::Unknown | Charged::Instance(_) => ProcessKind::Unknown,
         };
-        row((name, kind), estimate, user)
+        let row = row((charged.name(), kind), estimate, user);
+        match charged {
+            Charged::Instance(id) => process(id, row, threads.remove(&id).unwrap_or_default(), view),
+            _ => row,
+        }
     };
     all.into_iter().map(&mut of).collect()
 }

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use rusqlite::{Connection, Row, params};
 use serde::{Deserialize, Serialize};
 
-use super::ReportError;
+use super::{ReportError, is_process};
 use crate::profile::Profile;
 
 /// Frames of a stack, at most: a profile may be damaged.
@@ -236,12 +236,7 @@ impl Names {
     }
 
     fn is(&self, key: Key, wanted: &str) -> bool {
-        self.0.get(&key).is_some_and(|task| {
-            task.comm == wanted
-                || wanted.parse() == Ok(task.pid)
-                || wanted.strip_prefix(&task.comm).and_then(|rest| rest.strip_prefix('#')?.parse().ok())
-                    == Some(task.instance)
-        })
+        self.0.get(&key).is_some_and(|task| is_process((&task.comm, task.pid, task.instance), wanted))
     }
 }
 

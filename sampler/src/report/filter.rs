@@ -95,12 +95,12 @@ impl Selection {
         check(filter, tables)?;
         let mut selection = Self { modes: filter.modes.clone(), ..Self::default() };
         if let Some(wanted) = &filter.process {
-            let found = instances(tables, |i| is_process(i, wanted));
+            let found = instances(tables, |i| is_process((&i.comm, i.pid, i.number), wanted));
             let names = || tables.instances.values().map(|i| i.comm.as_str()).collect();
             selection.narrow(found, || no_such("process", wanted, names(), "--by process"))?;
         }
         if let Some(wanted) = &filter.instance {
-            let found = instances(tables, |i| is_numbered(i, wanted));
+            let found = instances(tables, |i| is_numbered((&i.comm, i.number), wanted));
             let names: Vec<String> = tables.instances.values().map(Instance::name).collect();
             let names = || names.iter().map(String::as_str).collect();
             selection.narrow(found, || no_such("instance", wanted, names(), "--by instance"))?;
@@ -160,13 +160,14 @@ fn instances(tables: &Tables, is: impl Fn(&Instance) -> bool) -> HashSet<u32> {
     tables.instances.iter().filter(|(_, instance)| is(instance)).map(|(&id, _)| id).collect()
 }
 
-fn is_numbered(instance: &Instance, wanted: &str) -> bool {
+fn is_numbered((comm, number): (&str, u32), wanted: &str) -> bool {
     let numbered = wanted.rsplit_once('#').and_then(|(comm, n)| Some((comm, n.parse::<u32>().ok()?)));
-    numbered.is_some_and(|(comm, number)| instance.comm == comm && instance.number == number)
+    numbered == Some((comm, number))
 }
 
-fn is_process(instance: &Instance, wanted: &str) -> bool {
-    instance.comm == wanted || wanted.parse() == Ok(instance.pid) || is_numbered(instance, wanted)
+/// Whether `wanted` is the process' name, its id, or its name with its instance number.
+pub(crate) fn is_process((comm, pid, number): (&str, i32, u32), wanted: &str) -> bool {
+    comm == wanted || wanted.parse() == Ok(pid) || is_numbered((comm, number), wanted)
 }
 
 /// Threads by name, or by thread id, named or not.

@@ -6,10 +6,11 @@ use std::hash::Hash;
 use hdrhistogram::Histogram;
 use rusqlite::{Row, params};
 
-use super::code::{BOOT_FRAME, Code, NONE, small};
+use super::code::{BOOT_FRAME, Code, EARLY_BOOT, NONE, small};
 use super::filter::{Filter, Selection};
 use super::numbers::NumberMap;
 use super::stacks::Stacks;
+use super::tables::UNKNOWN;
 use super::tables::{Span, Tables, unsigned};
 use super::tape::Tape;
 use super::{LATE_NS, TickCounts};
@@ -31,6 +32,16 @@ pub(crate) enum Charged {
 }
 
 impl Charged {
+    /// Name of what is no process; a process that is not known is `[unknown]`.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::HardIrq => "[hard interrupts]",
+            Self::SoftIrq => "[soft interrupts]",
+            Self::Boot => EARLY_BOOT,
+            Self::Unknown | Self::Instance(_) => UNKNOWN,
+        }
+    }
+
     /// `None` for idleness. Interrupts are not charged to the process that they hit.
     pub(crate) fn of(mode: Mode, instance: Option<u32>) -> Option<Self> {
         match (mode, instance) {

@@ -6,7 +6,7 @@ use rusqlite::{Connection, Row};
 
 use super::{Event, Filter};
 use crate::batch::VcpuRow;
-use crate::clock::ClockKind;
+use crate::clock::{ClockKind, mean_ns};
 use crate::microstate::States;
 
 /// Stands for a name that is not known.
@@ -113,19 +113,14 @@ impl Tables {
         self.meta.get(key).and_then(|value| value.parse().ok()).unwrap_or_default()
     }
 
-    /// The sampling clock. One that is not told counts as fixed: nothing is known of its chance.
+    /// The sampling clock.
     pub(super) fn clock(&self) -> ClockKind {
-        let name = self.meta.get("clock").map_or("", String::as_str);
-        [ClockKind::Uniform, ClockKind::Exponential]
-            .into_iter()
-            .find(|kind| kind.name() == name)
-            .unwrap_or(ClockKind::Fixed)
+        ClockKind::told(self.meta.get("clock").map(String::as_str))
     }
 
-    /// Mean time between two ticks of a vCPU, ns; 1 ms where it is not told.
+    /// Mean time between two ticks of a vCPU, ns.
     pub(super) fn mean_ns(&self) -> f64 {
-        let rate: f64 = self.parsed("rate_hz");
-        if rate > 0.0 { 1e9 / rate } else { 1e6 }
+        mean_ns(self.parsed("rate_hz"))
     }
 
     /// Length of the run, s.

@@ -355,13 +355,12 @@ fn task_kind(kernel_thread: bool) -> Option<String> {
 
 /// The row of what is charged to no process.
 fn other(charged: Charged) -> Row {
-    let (name, kind) = match charged {
-        Charged::HardIrq => ("[hard interrupts]", "interrupt"),
-        Charged::SoftIrq => ("[soft interrupts]", "interrupt"),
-        Charged::Boot => (EARLY_BOOT, "boot"),
-        Charged::Unknown | Charged::Instance(_) => (UNKNOWN, "unknown"),
+    let kind = match charged {
+        Charged::HardIrq | Charged::SoftIrq => "interrupt",
+        Charged::Boot => "boot",
+        Charged::Unknown | Charged::Instance(_) => "unknown",
     };
-    Row { name: name.to_owned(), kind: Some(kind.to_owned()), ..Row::default() }
+    Row { name: charged.name().to_owned(), kind: Some(kind.to_owned()), ..Row::default() }
 }
 
 fn module_name(function: &Function) -> &str {

@@ -9,7 +9,7 @@ mod tests;
 use serde::{Deserialize, Serialize};
 
 use crate::estimate::Time;
-use crate::report::{ReportError, no_such};
+use crate::report::{ReportError, is_process, no_such};
 
 /// The books of processes, threads and CPUs, next to the truth.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -136,9 +136,7 @@ impl Rusage {
     /// # Errors
     /// [`ReportError::NoSuch`], with the names that are near.
     pub fn retain(&mut self, wanted: &str) -> Result<(), ReportError> {
-        let is = |p: &ProcessRusage| {
-            p.comm == wanted || p.pid.to_string() == wanted || format!("{}#{}", p.comm, p.instance) == wanted
-        };
+        let is = |p: &ProcessRusage| is_process((&p.comm, p.pid, p.instance), wanted);
         if !self.processes.iter().any(is) {
             let names = self.processes.iter().map(|p| p.comm.as_str()).collect();
             return Err(no_such("process", wanted, names, "--by instance -n 0"));

@@ -6,7 +6,7 @@ use rusqlite::{Connection, Row};
 
 use super::{CpuRusage, CpuTimes, ProcessRusage, Rusage, ThreadRusage, is_outside};
 use crate::batch::{Fell, Mode, RusageRow, VcpuRow};
-use crate::clock::ClockKind;
+use crate::clock::{ClockKind, mean_ns};
 use crate::estimate::{Tallies, Ticks, Time, trustworthy};
 use crate::profile::{MODES, Profile, ProfileError};
 use crate::report::tables::{seconds, unsigned, vcpus};
@@ -109,9 +109,7 @@ impl Books {
     }
 
     fn clock(&self) -> ClockKind {
-        let kinds = [ClockKind::Uniform, ClockKind::Exponential, ClockKind::Fixed];
-        let name = self.meta.get("clock").map_or("", String::as_str);
-        kinds.into_iter().find(|kind| kind.name() == name).unwrap_or(ClockKind::Uniform)
+        ClockKind::told(self.meta.get("clock").map(String::as_str))
     }
 
     fn compare(&self, seen: &Seen) -> Rusage {
@@ -253,10 +251,9 @@ struct Seen {
 
 impl Seen {
     fn read(connection: &Connection, books: &Books) -> rusqlite::Result<Self> {
-        let rate: f64 = books.meta.get("rate_hz").and_then(|rate| rate.parse().ok()).unwrap_or(1_000.0);
-        let mean_ns = if rate > 0.0 { 1e9 / rate } else { 1e6 };
+        let rate = books.meta.get("rate_hz").and_then(|rate| rate.parse().ok()).unwrap_or(0.0);
         let mut seen = Self {
-            ticks: Ticks::new(books.clock(), mean_ns),
+            ticks: Ticks::new(books.clock(), mean_ns(rate)),
             processes: HashMap::new(),
             threads: HashMap::new(),
             modes: HashMap::new(),

@@ -1,0 +1,71 @@
+//! What the guest's own books say.
+
+use serde::{Deserialize, Serialize};
+
+/// A row of table `rusage`: what the guest's kernel kept of a process when it was last read. A row with a known instance
+/// replaces the earlier.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RusageRow {
+    /// Instance row id.
+    pub instance: u32,
+    /// When it was read, ns since the run's start.
+    pub time_ns: u64,
+    /// User time as getrusage and `/proc/PID/stat` tell it, ns.
+    pub user_ns: u64,
+    /// System time as they tell it, ns.
+    pub system_ns: u64,
+    /// `utime` of all threads, before the kernel scales it.
+    pub tick_user_ns: u64,
+    /// `stime` of all threads.
+    pub tick_system_ns: u64,
+    /// `sum_exec_runtime` of all threads.
+    pub runtime_ns: u64,
+    /// Time of the living threads on the guest's run queues.
+    pub run_delay_ns: u64,
+    /// Voluntary context switches.
+    pub voluntary: u64,
+    /// Involuntary context switches.
+    pub involuntary: u64,
+}
+
+/// A row of table `thread_time`: what the guest's kernel kept of a thread of a process with several.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ThreadTimeRow {
+    /// Instance row id.
+    pub instance: u32,
+    /// Thread id.
+    pub tid: i32,
+    /// When it was read, ns since the run's start.
+    pub time_ns: u64,
+    /// `utime`, ns.
+    pub tick_user_ns: u64,
+    /// `stime`, ns.
+    pub tick_system_ns: u64,
+    /// `sum_exec_runtime`, ns.
+    pub runtime_ns: u64,
+}
+
+/// A row of table `cpu_time`: what the guest's kernel kept of a CPU when it was last read, as in `/proc/stat`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CpuTimeRow {
+    /// The CPU's number in the guest.
+    pub cpu: u32,
+    /// When it was read, ns since the run's start.
+    pub time_ns: u64,
+    /// User code, ns.
+    pub user_ns: u64,
+    /// User code of niced processes, ns.
+    pub nice_ns: u64,
+    /// Kernel code, ns.
+    pub system_ns: u64,
+    /// Soft interrupts, ns.
+    pub softirq_ns: u64,
+    /// Hard interrupts, ns.
+    pub irq_ns: u64,
+    /// Idle, ns.
+    pub idle_ns: u64,
+    /// Idle while I/O was waited for, ns.
+    pub iowait_ns: u64,
+    /// Taken by the host, as far as the guest knows, ns.
+    pub steal_ns: u64,
+}

@@ -227,6 +227,7 @@ impl Sums {
         tables: &Tables,
         (code, stacks): (&Code, &Stacks),
     ) -> rusqlite::Result<Self> {
+        let spans = Span::read(profile.connection(), tables, filter)?;
         let mut sums = Self {
             vcpus: BTreeMap::new(),
             samples: 0,
@@ -234,7 +235,7 @@ impl Sums {
             chosen: 0,
             leaves: Interned::new(),
             deeds: Interned::new(),
-            tape: Tape::new(tables.clock(), tables.mean_ns()),
+            tape: Tape::new(tables.clock(), tables.mean_ns(), &spans),
             late: Histogram::new_with_bounds(1, u64::MAX >> 1, 3).expect("three digits are allowed"),
             late_over: 0,
         };
@@ -249,7 +250,6 @@ impl Sums {
         while let Some(row) = rows.next()? {
             sums.add(&Sample::of(row, code, stacks)?, selection, stacks);
         }
-        let spans = Span::read(profile.connection(), tables, filter)?;
         for span in &spans {
             sums.vcpus.entry(span.vcpu).or_default().halted_ns = span.halted_ns;
         }

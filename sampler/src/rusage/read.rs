@@ -9,7 +9,7 @@ use crate::batch::{Fell, Mode, RusageRow, VcpuRow};
 use crate::clock::{ClockKind, mean_ns};
 use crate::estimate::{Tallies, Ticks, Time, trustworthy};
 use crate::profile::{MODES, Profile, ProfileError};
-use crate::report::tables::{seconds, unsigned, vcpus};
+use crate::report::tables::{Stretch, seconds, unsigned, vcpus};
 
 impl Rusage {
     /// Reads the books and the truth of a profile.
@@ -258,6 +258,9 @@ impl Seen {
             threads: HashMap::new(),
             modes: HashMap::new(),
         };
+        for (vcpu, stretches) in Stretch::read(connection)? {
+            seen.ticks.divide(vcpu, stretches.iter().map(|stretch| (stretch.end, stretch.guest_ns)));
+        }
         let sql = "SELECT vcpu, mode, instance, tid, time_ns, fell FROM sample ORDER BY id";
         let mut statement = connection.prepare(sql)?;
         let mut samples = statement.query([])?;

@@ -40,6 +40,7 @@ impl Tape {
             let mut ticks = Ticks::new(clock, mean_ns);
             for span in spans {
                 ticks.divide(span.vcpu, span.stretches.iter().copied());
+                ticks.change_mean(span.vcpu, span.means.iter().copied());
             }
             ticks
         };

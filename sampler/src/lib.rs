@@ -8,6 +8,7 @@ pub mod estimate;
 pub mod exact;
 #[cfg(feature = "fuzz")]
 pub mod fuzz;
+pub mod live;
 pub mod microstate;
 mod naming;
 mod pace;

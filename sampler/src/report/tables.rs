@@ -250,7 +250,7 @@ pub(crate) fn seconds(ns: u64) -> f64 {
 
 /// k / n, 0 without any.
 #[expect(clippy::cast_precision_loss, reason = "fewer than 2^53 samples")]
-pub(super) fn part(k: u64, n: u64) -> f64 {
+pub(crate) fn part(k: u64, n: u64) -> f64 {
     if n == 0 { 0.0 } else { k as f64 / n as f64 }
 }
 

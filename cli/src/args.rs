@@ -35,19 +35,10 @@ Exit codes:
 
 const EXAMPLES: &str = "\
 Examples:
-  vprof run guest.img                      boot it, profile it; Ctrl-] ends it
-  vprof run guest.img --snapshot -d 20s    20 seconds, the image stays as it is
+  vprof run guest.img -d 20s               boot it, profile it for 20 seconds
   vprof run guest.img -- gzip -k /big      profile one command
-  vprof report vprof.vprof                 the summary again
-  vprof report vprof.vprof --by function   by function, instruction, line, thread, cgroup ...
-  vprof report vprof.vprof --callers clear_page_erms
-  vprof annotate clear_page_erms vprof.vprof
-  vprof stat vprof.vprof                   where the time of each vCPU went
-  vprof rusage vprof.vprof                 what the guest told of its CPU time, and the truth
-  vprof query vprof.vprof \"SELECT mode, count(*) FROM v_samples GROUP BY mode\"
-  vprof symbolize vprof.vprof --debug-dir /usr/lib/debug
-  vprof ctl mark \"here\"                    steer a run that goes on
-  vprof doctor                             what this machine can do
+  vprof report vprof.vprof --by function   by function, line, thread, cgroup, system call ...
+  vprof stat vprof.vprof                   where the time of each vCPU went, exactly
 ";
 
 const RUN_EXAMPLES: &str = "\
@@ -153,7 +144,7 @@ Exit codes: 0 done, also if no debug file was found; 1 failed; 2 the command lin
 #[derive(Debug, Parser)]
 #[command(
     name = "vprof",
-    version,
+    version = env!("VPROF_VERSION"),
     before_help = EXAMPLES,
     after_help = EXIT_CODES,
     help_template = "{about-with-newline}\n{before-help}{usage-heading} {usage}\n\n{all-args}{after-help}",
@@ -189,6 +180,12 @@ pub enum Command {
     Simulate(SimulateArgs),
     /// Tell what this machine can do, and what `run` will use
     Doctor(DoctorArgs),
+    /// Write manual pages into a directory
+    #[command(hide = true)]
+    Man {
+        /// The directory; made if it is not there
+        directory: PathBuf,
+    },
     /// Print a completion script for a shell
     Completions {
         /// The shell

@@ -4,6 +4,7 @@
 mod attribution;
 mod bad_moments;
 mod books;
+mod control;
 mod devices;
 mod exact;
 mod jit;

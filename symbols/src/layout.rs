@@ -5,6 +5,7 @@
 
 use crate::books::BooksLayout;
 use crate::btf::Btf;
+use crate::census::SightLayout;
 use crate::gather::Gather;
 use crate::interrupt::InterruptLayouts;
 use crate::missing::Missing;
@@ -31,6 +32,8 @@ pub(crate) struct Layouts {
     pub(crate) stack: Result<StackLayout, Missing>,
     /// The scheduler's state of a task.
     pub(crate) state: Result<StateLayout, Missing>,
+    /// What else a census reads of a task.
+    pub(crate) sight: Result<SightLayout, Missing>,
     /// How an entry of the ORC tables is laid out; an error in a kernel without them.
     pub(crate) orc: Result<OrcLayout, Missing>,
     pub(crate) process: ProcessLayouts,
@@ -188,6 +191,7 @@ impl Layouts {
             apic_id_size: btf.variable_size("x86_cpu_to_apicid"),
             stack: StackLayout::new(btf),
             state: StateLayout::new(btf),
+            sight: SightLayout::new(btf),
             orc: OrcLayout::new(btf),
             process: ProcessLayouts::new(btf),
             books: BooksLayout::new(btf),

@@ -149,6 +149,11 @@ impl TaskStates {
         })
     }
 
+    /// Where tasks are.
+    pub(crate) fn places(&self) -> &TaskPlaces {
+        &self.places
+    }
+
     /// How often the kernel has switched tasks on vCPU `cpu` (its APIC id), by its own count.
     pub fn switches(&self, memory: &impl PhysicalMemory, cpu: usize) -> Option<u64> {
         memory.read_u64((*self.switches.get(cpu)?)?)

@@ -7,6 +7,7 @@ pub mod exact;
 pub mod rusage;
 pub mod simulate;
 pub mod stat;
+pub mod states;
 pub mod summary;
 pub mod table;
 pub mod tree;

@@ -135,6 +135,7 @@ impl Plan {
             seed,
             stack_depth: usize::from(args.depth),
             exact: args.exact,
+            census_hz: args.census,
             until_precision: args.until_precision,
             duration: args.duration,
         };

@@ -22,6 +22,7 @@ fn spec(disk: Option<bool>) -> RunSpec {
         seed: 0,
         stack_depth: 127,
         exact: false,
+        census_hz: 10.0,
         until_precision: None,
         duration: None,
         meta: Vec::new(),

@@ -1,0 +1,129 @@
+//! `report --states`: what each task did, exactly or by the census.
+
+use std::time::Duration;
+
+use sampler::report::{Known, StateReport, TaskSpent, TimeIn};
+
+use super::exact::{more, name};
+use super::summary::{heading, wrapped};
+use super::table::{Align, Table};
+use super::{Page, units};
+
+/// The report with at most `rows` rows per table.
+pub fn render(report: &StateReport, rows: usize, page: Page) -> String {
+    let mut text = String::new();
+    facts(&mut text, report, page);
+    tasks(&mut text, report, rows, page);
+    waits(&mut text, report, rows, page);
+    text
+}
+
+fn seconds(s: f64) -> String {
+    units::duration(Duration::try_from_secs_f64(s).unwrap_or_default())
+}
+
+fn facts(text: &mut String, report: &StateReport, page: Page) {
+    let span = seconds(report.to_s - report.from_s);
+    let from = seconds(report.from_s);
+    let Some(census) = &report.census else {
+        let title = format!("States of tasks, exactly: {span}, from {from} on");
+        wrapped(text, &page.style.bold(&title), "", page.width);
+        wrapped(text, "User and system time are estimated by samples; all other times are exact.", "  ", page.width);
+        return;
+    };
+    let title = format!("States of tasks, estimated by a census: {span}, from {from} on");
+    wrapped(text, &page.style.bold(&title), "", page.width);
+    let moments = format!(
+        "{} at random, {} a second asked for, {} missed; the census took {} of a CPU of the host",
+        units::counted(census.moments, "moment"),
+        census.hz,
+        units::count(census.missed),
+        seconds(census.cost_s)
+    );
+    wrapped(text, &moments, "  ", page.width);
+    if census.torn > 0 {
+        let torn = format!(
+            "{} of {} looks met a task that was just being switched: its state is unknown",
+            units::count(census.torn),
+            units::count(census.looks)
+        );
+        wrapped(text, &torn, "  ", page.width);
+    }
+}
+
+/// A part of a life, without a sign for nothing.
+fn part(share: f64) -> String {
+    if share == 0.0 { "-".to_owned() } else { units::percent(share) }
+}
+
+fn tasks(text: &mut String, report: &StateReport, rows: usize, page: Page) {
+    heading(text, page.style, "Tasks", ": part of its life in each state, most time on a CPU first");
+    let right = ["tid", "life", "on CPU", "user", "system", "irq", "queue", "sleep", "disk", "other"];
+    let mut columns: Vec<(&str, Align)> = right.map(|name| (name, Align::Right)).to_vec();
+    columns.push(("task", Align::Left));
+    let mut table = Table::new(&columns).indent(2).flexible(10);
+    for task in report.tasks.iter().take(rows) {
+        let of = |names: &[&str]| {
+            let fits = task.states.iter().filter(|state| names.contains(&state.state.as_str()));
+            // The sum of nothing is -0.
+            part(fits.fold(0.0, |sum, state| sum + state.share))
+        };
+        table.row(vec![
+            task.task.tid.to_string(),
+            seconds(task.life_s),
+            part(task.running.share),
+            of(&["user"]),
+            of(&["system"]),
+            of(&["interrupted"]),
+            of(&["queue"]),
+            of(&["sleep"]),
+            of(&["disk"]),
+            of(&["stopped", "zombie", "unknown"]),
+            name(&task.task),
+        ]);
+    }
+    text.push_str(&table.render(page.width));
+    more(text, report.tasks.len(), rows);
+}
+
+/// Time in one state, and whose.
+type Row<'a> = (&'a TaskSpent, &'a TimeIn);
+
+/// What tasks did and waited for, most time first.
+fn waits(text: &mut String, report: &StateReport, rows: usize, page: Page) {
+    let estimated = report.source == Known::Census;
+    let note = if estimated { ": with 95 % intervals, kernel threads left out" } else { ": kernel threads left out" };
+    heading(text, page.style, "States", note);
+    let own = |task: &TaskSpent| !task.task.kernel_thread;
+    let slept = |state: &TimeIn| matches!(state.state.as_str(), "sleep" | "disk" | "stopped");
+    let mut list: Vec<Row<'_>> = Vec::new();
+    for task in report.tasks.iter().filter(|task| own(task)) {
+        let states = task.states.iter().filter(|state| !slept(state));
+        list.extend(states.chain(&task.waits).filter(|state| state.s > 0.0).map(|state| (task, state)));
+    }
+    list.sort_by(|a, b| b.1.s.total_cmp(&a.1.s));
+    let mut table = Table::new(&[
+        ("time", Align::Right),
+        ("from", Align::Right),
+        ("to", Align::Right),
+        ("of life", Align::Right),
+        ("state", Align::Left),
+        ("for", Align::Left),
+        ("task", Align::Left),
+    ])
+    .indent(2)
+    .flexible(6);
+    for (task, state) in list.iter().take(rows) {
+        table.row(vec![
+            seconds(state.s),
+            seconds(state.low_s),
+            seconds(state.high_s),
+            units::percent(state.share),
+            state.state.clone(),
+            state.cause.clone(),
+            name(&task.task),
+        ]);
+    }
+    text.push_str(&table.render(page.width));
+    more(text, list.len(), rows);
+}

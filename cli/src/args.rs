@@ -13,7 +13,8 @@ use sampler::{ClockKind, Sort};
 
 pub use parse::Span;
 use parse::{
-    by_parser, parse_census, parse_memory, parse_positive_time, parse_precision, parse_rate, parse_span, sort_parser,
+    by_parser, parse_census, parse_memory, parse_positive_time, parse_precision, parse_rate, parse_span,
+    sort_parser,
 };
 pub use simulate::SimulateArgs;
 

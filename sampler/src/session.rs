@@ -284,6 +284,7 @@ impl Session {
             collector.take_census(Notes::new(Plan {
                 hz: config.census_hz,
                 seed: config.seed,
+                vcpus: config.vcpus,
                 readers,
                 zero_ns,
             }));

@@ -28,7 +28,12 @@ fn facts(text: &mut String, report: &StateReport, page: Page) {
     let Some(census) = &report.census else {
         let title = format!("States of tasks, exactly: {span}, from {from} on");
         wrapped(text, &page.style.bold(&title), "", page.width);
-        wrapped(text, "User and system time are estimated by samples; all other times are exact.", "  ", page.width);
+        wrapped(
+            text,
+            "User and system time are estimated by samples; all other times are exact.",
+            "  ",
+            page.width,
+        );
         return;
     };
     let title = format!("States of tasks, estimated by a census: {span}, from {from} on");
@@ -92,7 +97,11 @@ type Row<'a> = (&'a TaskSpent, &'a TimeIn);
 /// What tasks did and waited for, most time first.
 fn waits(text: &mut String, report: &StateReport, rows: usize, page: Page) {
     let estimated = report.source == Known::Census;
-    let note = if estimated { ": with 95 % intervals, kernel threads left out" } else { ": kernel threads left out" };
+    let note = if estimated {
+        ": with 95 % intervals, kernel threads left out"
+    } else {
+        ": kernel threads left out"
+    };
     heading(text, page.style, "States", note);
     let own = |task: &TaskSpent| !task.task.kernel_thread;
     let slept = |state: &TimeIn| matches!(state.state.as_str(), "sleep" | "disk" | "stopped");

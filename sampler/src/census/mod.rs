@@ -30,6 +30,8 @@ pub(crate) struct Plan {
     pub hz: f64,
     /// Seed of the moments.
     pub seed: u64,
+    /// Number of vCPUs.
+    pub vcpus: u8,
     /// Copiers of stacks, once they are there.
     pub readers: Arc<OnceLock<Readers>>,
     /// CLOCK_MONOTONIC ns at the start of the run.

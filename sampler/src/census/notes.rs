@@ -15,8 +15,8 @@ use super::taker::Taker;
 use super::{Bill, Change, Moment, Plan, Seen, Told};
 use crate::batch::{Batch, CensusMomentRow, CensusStateRow, EventRow};
 use crate::collector::resolver::Resolver;
-use crate::exact::accounts::{Doing, Who};
 use crate::exact::Cause;
+use crate::exact::accounts::{Doing, Who};
 
 /// Moments that wait for the collector, at most.
 const WAITING: usize = 4;
@@ -220,19 +220,23 @@ mod tests {
     use crate::exact::State;
 
     fn notes() -> Notes {
-        Notes::new(Plan { hz: 10.0, seed: 0, readers: Arc::default(), zero_ns: 1_000 })
+        Notes::new(Plan { hz: 10.0, seed: 0, vcpus: 1, readers: Arc::default(), zero_ns: 1_000 })
     }
 
     fn change(tid: i32, state: Option<State>, same_sleep: bool) -> Change {
-        let task = TaskSnapshot { task: 0x1000 + tid.unsigned_abs() as u64 * 0x1000, tid, pid: 7, ..TaskSnapshot::default() };
+        let task = TaskSnapshot {
+            task: 0x1000 + tid.unsigned_abs() as u64 * 0x1000,
+            tid,
+            pid: 7,
+            ..TaskSnapshot::default()
+        };
         Change { task, seen: state.map(|state| Seen { state, same_sleep, stack: None }) }
     }
 
     fn rows(notes: &mut Notes, changes: Vec<Change>) -> Vec<(i32, u64, Option<State>)> {
         let (mut resolver, mut batch) = (Resolver::new(1_000), Batch::default());
         let time_ns = 2_000 + notes.moments * 100;
-        let moment =
-            Moment { time_ns, late: Duration::ZERO, stretch: 0, changes, bill: Bill::default() };
+        let moment = Moment { time_ns, late: Duration::ZERO, stretch: 0, changes, bill: Bill::default() };
         notes.moment(moment, &mut resolver, &mut batch);
         assert_eq!(batch.census_moments.len(), 1);
         assert_eq!(batch.census_moments[0].time_ns, time_ns - 1_000);
@@ -242,7 +246,10 @@ mod tests {
     #[test]
     fn a_row_is_a_change() {
         let mut notes = notes();
-        let first = rows(&mut notes, vec![change(8, Some(State::Sleep), false), change(9, Some(State::Running), false)]);
+        let first = rows(
+            &mut notes,
+            vec![change(8, Some(State::Sleep), false), change(9, Some(State::Running), false)],
+        );
         assert_eq!(first, [(8, 1, Some(State::Sleep)), (9, 1, Some(State::Running))]);
         // Another sleep of which no more is known than of the one before.
         assert_eq!(rows(&mut notes, vec![change(8, Some(State::Sleep), false)]), []);

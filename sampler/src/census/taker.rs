@@ -166,7 +166,7 @@ impl<M: PhysicalMemory> Taker<M> {
     fn look(&self, census: &TaskCensus, sight: &Sight, stacks: &mut usize) -> Option<Found> {
         let mut sight = *sight;
         for _ in 0..SIGHTS {
-            let state = state(&sight)?;
+            let state = state(&sight, self.runs(&sight))?;
             let task = sight.state.task;
             let known = self.known.get(&task.task).is_some_and(|known| known.told && known.sleeps_as(&sight));
             let reader = self.plan.readers.get().and_then(|readers| readers.stacks.as_ref());
@@ -177,12 +177,20 @@ impl<M: PhysicalMemory> Taker<M> {
             let mut copy = StackCopy::with_room(STACK_BYTES);
             let copied = reader.copy_sleeping(&self.memory, (task.task, task.kernel_thread), &mut copy);
             let after = census.read(&self.memory, task.task)?;
-            if same_sleep(&sight, &after) {
+            if same_sleep(&sight, &after) && !self.runs(&after) {
                 return Some(Found { sight, state, stack: copied.map(|()| copy) });
             }
             sight = after;
         }
         Some(Found { sight, state: State::Unknown, stack: None })
+    }
+
+    /// Whether the task is what a CPU runs. One that is just being switched from is so no more, but keeps its `on_cpu`
+    /// until its CPU has left its stack (`finish_task`, kernel/sched/core.c).
+    fn runs(&self, sight: &Sight) -> bool {
+        let Some(readers) = self.plan.readers.get().filter(|_| sight.on_cpu) else { return false };
+        let current = |cpu| readers.current.read(&self.memory, usize::from(cpu))?.task;
+        (0..self.plan.vcpus).any(|cpu| current(cpu).is_some_and(|task| task.task == sight.state.task.task))
     }
 
     /// Remembers what was found, and tells what is different from the moment before.
@@ -204,8 +212,7 @@ impl<M: PhysicalMemory> Taker<M> {
                 changes.push(Change { task, seen: Some(Seen { state, same_sleep, stack }) });
             }
             let Sight { switches, saved_sp, .. } = sight;
-            self.known
-                .insert(task.task, Known { task, state, switches, saved_sp, told, seen: self.walks });
+            self.known.insert(task.task, Known { task, state, switches, saved_sp, told, seen: self.walks });
         }
         let walk = self.walks;
         self.known.retain(|_, known| {
@@ -234,7 +241,7 @@ fn is_same(a: &TaskSnapshot, b: &TaskSnapshot) -> bool {
 /// Whether a task that was seen asleep has not been switched in between.
 fn same_sleep(before: &Sight, after: &Sight) -> bool {
     let same = |of: fn(&Sight) -> (u64, u64, u32)| of(before) == of(after);
-    same(|sight| (sight.switches, sight.saved_sp, sight.state.state)) && !after.on_cpu && !after.torn
+    same(|sight| (sight.switches, sight.saved_sp, sight.state.state)) && !after.torn
 }
 
 fn sleeps(state: State) -> bool {
@@ -242,11 +249,11 @@ fn sleeps(state: State) -> bool {
 }
 
 /// What a task is doing; `None` for one that does not live any more.
-fn state(sight: &Sight) -> Option<State> {
+fn state(sight: &Sight, runs: bool) -> Option<State> {
     Some(match sight.state.rest() {
         Rest::Gone => return None,
         _ if sight.torn => State::Unknown,
-        _ if sight.on_cpu => State::Running,
+        _ if runs => State::Running,
         _ if sight.state.is_new() => State::Queue,
         Rest::Queue => State::Queue,
         Rest::Interruptible => State::Sleep,

@@ -69,7 +69,11 @@ impl Clock {
         let (mut list, mut times) = (Vec::with_capacity(moments.len()), BTreeMap::<u8, u64>::new());
         // Each stratum has a clock that stands still outside of it, and on which its mean interval is the plan's.
         let mut clocks = BTreeMap::<u8, u64>::new();
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "positive; the cast saturates")]
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "positive; the cast saturates"
+        )]
         let far_ns = (mean_ns * FAR) as u64;
         let (mut before_ns, mut before) = (from_ns, None);
         for (place, moment) in moments.iter().enumerate() {
@@ -132,14 +136,17 @@ impl Moments {
                 part.fill(true);
             }
         }
-        let begin_ns = from.checked_sub(1).and_then(|at| self.list.get(at)).map_or(self.from_ns, |m| m.time_ns);
+        let begin_ns =
+            from.checked_sub(1).and_then(|at| self.list.get(at)).map_or(self.from_ns, |m| m.time_ns);
         let own = Clock::new(self.list.get(from..to).unwrap_or_default(), begin_ns, self.mean_ns, |place| {
             alive.get(place).copied().unwrap_or(false)
         });
         let spent = |key: &dyn Fn(&Stay) -> bool| {
             let (mut of_all, mut of_life) = (Tallies::default(), Tallies::default());
             for place in stays.iter().filter(|stay| key(stay)).flat_map(|stay| stay.from..stay.to) {
-                if let (Some(&tick), Some(&mine)) = (self.clock.list.get(place), own.list.get(place.saturating_sub(from))) {
+                if let (Some(&tick), Some(&mine)) =
+                    (self.clock.list.get(place), own.list.get(place.saturating_sub(from)))
+                {
                     of_all.add(&self.clock.ticks, tick);
                     of_life.add(&own.ticks, mine);
                 }
@@ -205,10 +212,8 @@ mod tests {
         assert!((life.time.share.share, life.time.share.high) == (1.0, 1.0) && life.time.share.low > 0.9);
         assert_eq!(parts[0], life);
         assert!(parts[1].time.samples == 0 && parts[1].time.share.high < 0.1);
-        let (_, by_way) = moments.spent(
-            &[stay(0, 20, "sleep"), stay(20, 40, "sleep")],
-            &[&|stay| stay.state == "sleep"],
-        );
+        let (_, by_way) =
+            moments.spent(&[stay(0, 20, "sleep"), stay(20, 40, "sleep")], &[&|stay| stay.state == "sleep"]);
         assert_eq!(by_way[0].time, parts[0].time, "the short way and the long one agree");
     }
 

@@ -111,11 +111,7 @@ impl Selection {
     ///
     /// # Errors
     /// It names something that the profile does not have.
-    pub(super) fn of_tasks(
-        filter: &Filter,
-        profile: &Profile,
-        tables: &Tables,
-    ) -> Result<Self, ReportError> {
+    pub(super) fn of_tasks(filter: &Filter, profile: &Profile, tables: &Tables) -> Result<Self, ReportError> {
         check(filter, tables)?;
         let mut selection = Self::default();
         if let Some(wanted) = &filter.process {

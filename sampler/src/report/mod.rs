@@ -30,8 +30,8 @@ pub use by::{Breakdown, By, Row};
 pub use exact::{ExactReport, ExactVcpu, InterruptTime, OffCpu, StateTime, Task, TaskStates, Wakeup};
 pub use filter::{Filter, ModeGroup, Sort};
 pub(crate) use filter::{is_process, no_such};
-pub use states::{CensusFacts, Known, Source, StateReport, TaskSpent, TimeIn};
 pub use quality::{Broken, Ends, File, UserCode, Walks};
+pub use states::{CensusFacts, Known, Source, StateReport, TaskSpent, TimeIn};
 pub(crate) use sums::Charged;
 pub use tree::{CallTree, Direction, LEAST_PART, TreeNode, TreeRequest};
 

@@ -204,7 +204,8 @@ impl Parts {
              AND s.time_ns >= ? AND s.time_ns < ? GROUP BY s.instance, s.tid",
         )?;
         let rows = statement.query_map(span, |row| {
-            let part = Part { user: unsigned(row, 2)?, system: unsigned(row, 3)?, interrupted: unsigned(row, 4)? };
+            let part =
+                Part { user: unsigned(row, 2)?, system: unsigned(row, 3)?, interrupted: unsigned(row, 4)? };
             Ok(((row.get(0)?, row.get(1)?), part))
         })?;
         Ok(Self(rows.collect::<Result<_, _>>()?))
@@ -218,7 +219,8 @@ impl Parts {
         if all == 0 {
             return (vec![running.clone()], 0);
         }
-        let mut parts = vec![running.part("user", share(user, all)), running.part("system", share(system, all))];
+        let mut parts =
+            vec![running.part("user", share(user, all)), running.part("system", share(system, all))];
         if with_interrupts {
             parts.push(running.part("interrupted", share(interrupted, all)));
         }
@@ -302,7 +304,9 @@ fn exact_states(
         let own = spent.get(&key);
         let sum = |state: &str| {
             let of = own.into_iter().flatten().filter(|((name, _), _)| name == state);
-            of.fold((0_u64, 0_u64), |sum, (_, more)| (sum.0.saturating_add(more.0), sum.1.saturating_add(more.1)))
+            of.fold((0_u64, 0_u64), |sum, (_, more)| {
+                (sum.0.saturating_add(more.0), sum.1.saturating_add(more.1))
+            })
         };
         let (on, interrupted) = (sum("running"), sum("interrupted"));
         let both = (on.0.saturating_add(interrupted.0), on.1);
@@ -357,8 +361,9 @@ fn estimated(
     chosen: impl Fn(Key) -> bool,
 ) -> rusqlite::Result<StateReport> {
     let mut tasks = Vec::new();
-    let mut statement = connection
-        .prepare("SELECT instance, tid, moment, state, cause FROM census_state ORDER BY instance, tid, moment")?;
+    let mut statement = connection.prepare(
+        "SELECT instance, tid, moment, state, cause FROM census_state ORDER BY instance, tid, moment",
+    )?;
     let mut rows = statement.query([])?;
     let (mut key, mut stays) = (None, Vec::<Stay>::new());
     let mut end = |key: Option<Key>, stays: &mut Vec<Stay>| {
@@ -411,8 +416,10 @@ fn one(key: Key, stays: &[Stay], (tables, ticks, moments): (&Tables, &Parts, &Mo
     causes.sort_unstable();
     causes.dedup();
     let of_state = STATES.map(|state| move |stay: &Stay| stay.state == state);
-    let of_cause: Vec<_> =
-        causes.iter().map(|&(state, cause)| move |stay: &Stay| (stay.state == state) && stay.cause == cause).collect();
+    let of_cause: Vec<_> = causes
+        .iter()
+        .map(|&(state, cause)| move |stay: &Stay| (stay.state == state) && stay.cause == cause)
+        .collect();
     let keys: Vec<&dyn Fn(&Stay) -> bool> = of_state
         .iter()
         .map(|is| is as &dyn Fn(&Stay) -> bool)

@@ -14,7 +14,7 @@ fn taker(guest: &Guest) -> (Taker<FlatMemory<Vec<u8>>>, TaskCensus, Receiver<Tol
     let readers = Arc::new(OnceLock::new());
     let current = kernel.current_reader(&memory).expect("a reader");
     drop(readers.set(Readers { current, stacks: None }));
-    let plan = Plan { hz: 500.0, seed: 1, readers, zero_ns: 0 };
+    let plan = Plan { hz: 500.0, seed: 1, vcpus: 2, readers, zero_ns: 0 };
     let census = kernel.task_census(&memory).expect("a census");
     let (told, heard) = sync_channel(64);
     (Taker::new(plan, (kernel, memory), Arc::default(), told), census, heard)
@@ -37,14 +37,14 @@ fn only_changes_are_told() {
     let again = taker.moment(&census).expect("a whole way");
     assert!(again.is_empty(), "{:?}", states(&again));
     guest.set_state(101, [2, 0, 0]);
-    guest.set_state(102, [0, 0, 1]);
+    // Thread 102 is what vCPU 1 runs; another one has left its CPU, but not yet its stack.
+    guest.set_place(102, true, 0);
     guest.set_place(103, true, 0);
+    guest.set_state(103, [1, 0, 0]);
     guest.set_state(1, [0x80, 0x20, 0]);
     taker.memory = guest.memory.clone();
     let changed = states(&taker.moment(&census).expect("a whole way"));
-    for (tid, state) in
-        [(101, State::Disk), (1, State::Zombie), (103, State::Running)]
-    {
+    for (tid, state) in [(101, State::Disk), (1, State::Zombie), (102, State::Running), (103, State::Sleep)] {
         assert!(changed.contains(&(tid, Some(state))), "{tid}: {changed:?}");
     }
     // Another sleep in the same state is a change: what it is for is to be looked at.

@@ -279,6 +279,10 @@ pub struct RunArgs {
     #[arg(long, default_value = "10", value_name = "HZ", value_parser = parse_census, help_heading = "Sampling")]
     pub census: f64,
 
+    /// Threads that use the host's CPUs beside the guest, in the portable host as well: for tests of vprof on a busy host
+    #[arg(long, default_value_t = 0, value_name = "THREADS", hide = true)]
+    pub host_load: u8,
+
     /// End the run after this time, like 20s, 500ms or 2m
     #[arg(long, short = 'd', value_name = "TIME", value_parser = parse_positive_time, help_heading = "Sampling")]
     pub duration: Option<Duration>,

@@ -13,6 +13,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 use vmm::{Console, Disk, Machine, VmConfig};
 
 use super::link::{Link, Phase};
+use super::load::HostLoad;
 use super::spec::{Outcome, RunSpec};
 use crate::errors::Error;
 use crate::image::{self, Payload};
@@ -73,7 +74,10 @@ pub async fn run(
         machine.wait(Some(STOP_LIMIT))?;
         return Err(Error::Sink(error.to_string()));
     }
+    let load = HostLoad::start(spec.host_load)
+        .map_err(|source| Error::System { action: "start a thread", source })?;
     watch(&machine, &session, spec.duration, &mut stop, &mut input, &phase).await?;
+    drop(load);
     let mut meta = Vec::new();
     // A number for the curious: a host without /proc/self/smaps has a profile without it.
     if let Ok(bytes) = machine.resident_beyond_guest() {

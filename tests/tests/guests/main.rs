@@ -4,6 +4,7 @@
 mod attribution;
 mod bad_moments;
 mod books;
+mod busy_host;
 mod devices;
 mod exact;
 mod jit;
@@ -12,3 +13,4 @@ mod lifecycle;
 mod microstates;
 mod names;
 mod stacks;
+mod states;

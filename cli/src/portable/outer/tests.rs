@@ -24,6 +24,7 @@ fn spec(disk: Option<bool>) -> RunSpec {
         exact: false,
         census_hz: 10.0,
         until_precision: None,
+        host_load: 0,
         duration: None,
         meta: Vec::new(),
     }

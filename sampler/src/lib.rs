@@ -11,6 +11,7 @@ pub mod exact;
 pub mod fuzz;
 pub mod microstate;
 mod naming;
+mod pace;
 pub mod profile;
 pub mod record;
 pub mod report;

@@ -33,6 +33,8 @@ pub struct Batch {
     pub vcpus: Vec<VcpuRow>,
     /// Table `microstate`.
     pub microstates: Vec<MicrostateRow>,
+    /// Table `rate`.
+    pub rates: Vec<RateRow>,
     /// Table `exit`.
     pub exits: Vec<ExitRow>,
     /// Table `kvm_counter`.
@@ -96,6 +98,7 @@ impl Batch {
             meta,
             vcpus,
             microstates,
+            rates,
             exits,
             kvm_counters,
             injected,
@@ -127,6 +130,7 @@ impl Batch {
         meta.clear();
         vcpus.clear();
         microstates.clear();
+        rates.clear();
         exits.clear();
         kvm_counters.clear();
         injected.clear();

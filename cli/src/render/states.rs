@@ -7,7 +7,7 @@ use sampler::report::{Known, StateReport, TaskSpent, TimeIn};
 use super::exact::{more, name};
 use super::summary::{heading, wrapped};
 use super::table::{Align, Table};
-use super::{Page, units};
+use super::{Page, escape, units};
 
 /// The report with at most `rows` rows per table.
 pub fn render(report: &StateReport, rows: usize, page: Page) -> String {
@@ -128,11 +128,73 @@ fn waits(text: &mut String, report: &StateReport, rows: usize, page: Page) {
             seconds(state.low_s),
             seconds(state.high_s),
             units::percent(state.share),
-            state.state.clone(),
-            state.cause.clone(),
+            escape(&state.state).into_owned(),
+            escape(&state.cause).into_owned(),
             name(&task.task),
         ]);
     }
     text.push_str(&table.render(page.width));
     more(text, list.len(), rows);
+}
+
+#[cfg(test)]
+mod tests {
+    use sampler::report::{CensusFacts, Task};
+
+    use super::*;
+    use crate::render::Style;
+
+    fn time(state: &str, cause: &str, share: f64) -> TimeIn {
+        let (s, low_s, high_s) = (share * 10.0, share * 8.0, share * 12.0);
+        let (state, cause) = (state.to_owned(), cause.to_owned());
+        TimeIn {
+            state,
+            cause,
+            count: Some(9),
+            s,
+            low_s,
+            high_s,
+            share,
+            share_low: share * 0.8,
+            share_high: share,
+        }
+    }
+
+    fn report(source: Known) -> StateReport {
+        let census = CensusFacts { hz: 10.0, moments: 98, missed: 1, looks: 4_900, torn: 3, cost_s: 0.025 };
+        let task = Task { comm: "evil\x1b[2J".to_owned(), pid: 7, tid: 8, ..Task::default() };
+        let spent = TaskSpent {
+            task,
+            life_s: 10.0,
+            running: time("running", "", 0.25),
+            states: vec![time("user", "", 0.2), time("system", "", 0.05), time("sleep", "", 0.75)],
+            waits: vec![time("sleep", "pipe", 0.75)],
+            samples: 40,
+        };
+        let census = (source == Known::Census).then_some(census);
+        StateReport { source, from_s: 1.0, to_s: 11.0, census, tasks: vec![spent] }
+    }
+
+    #[test]
+    fn estimates_have_their_intervals() {
+        let page = Page { width: 100, style: Style::Plain };
+        let text = render(&report(Known::Census), 10, page);
+        assert!(
+            text.starts_with("States of tasks, estimated by a census: 10.00 s, from 1.00 s on\n"),
+            "{text}"
+        );
+        assert!(text.contains("98 moments at random, 10 a second asked for, 1 missed"), "{text}");
+        assert!(text.contains("3 of 4,900 looks"), "{text}");
+        let row = text.lines().find(|line| line.contains("pipe")).expect("a row");
+        let words: Vec<&str> = row.split_whitespace().collect();
+        assert_eq!(words[..8], ["7.50", "s", "6.00", "s", "9.00", "s", "75.0", "%"], "{row}");
+        assert!(!text.contains('\x1b'), "{text:?}");
+    }
+
+    #[test]
+    fn exact_times_say_so() {
+        let text = render(&report(Known::Exact), 10, Page { width: 100, style: Style::Plain });
+        assert!(text.starts_with("States of tasks, exactly: 10.00 s"), "{text}");
+        assert!(!text.contains("intervals") && !text.contains("census"), "{text}");
+    }
 }

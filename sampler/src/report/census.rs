@@ -4,15 +4,10 @@
 //! (docs/statistics.md). What is shared out is the time of the census, so that a task which lives for a part of it has
 //! that part of its time. A state's share of the task's life rests on the moments between its first and its last sight.
 //!
-//! Where the census had to be taken less often for a while, that time is a stratum of its own, as a vCPU is for ticks.
-
-use std::collections::BTreeMap;
+//! Where the census had to be taken less often for a while, that time counts by its length and not by its moments.
 
 use crate::clock::{ClockKind, mean_ns};
 use crate::estimate::{Estimate, Tallies, Tick, Ticks};
-
-/// What is this many mean intervals apart is not neighbouring.
-const FAR: f64 = 10.0;
 
 /// A moment of the census.
 #[derive(Debug, Clone, Copy)]
@@ -58,40 +53,40 @@ pub(super) struct Moments {
 struct Clock {
     ticks: Ticks,
     list: Vec<Tick>,
-    /// Time by stratum.
-    times: Vec<(u8, u64)>,
+    /// From the beginning of the first interval to the last moment.
+    time_ns: u64,
 }
 
 impl Clock {
     /// Of these moments, the first of which ends an interval that began at `from_ns`; `inside` by place among them.
     fn new(moments: &[Moment], from_ns: u64, mean_ns: f64, inside: impl Fn(usize) -> bool) -> Self {
         let mut ticks = Ticks::new(ClockKind::Uniform, mean_ns);
-        let (mut list, mut times) = (Vec::with_capacity(moments.len()), BTreeMap::<u8, u64>::new());
-        // Each stratum has a clock that stands still outside of it, and on which its mean interval is the plan's.
-        let mut clocks = BTreeMap::<u8, u64>::new();
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "positive; the cast saturates"
-        )]
-        let far_ns = (mean_ns * FAR) as u64;
-        let (mut before_ns, mut before) = (from_ns, None);
-        for (place, moment) in moments.iter().enumerate() {
-            let passed = moment.time_ns.saturating_sub(before_ns);
-            let at = clocks.entry(moment.stretch).or_default();
-            // Moments with others in between are no neighbours.
-            let apart = if before.is_some_and(|before| before != moment.stretch) { far_ns } else { 0 };
-            *at = at.saturating_add(passed >> moment.stretch.min(63)).saturating_add(apart);
-            let inside = inside(place);
-            list.push(ticks.tick(moment.stretch, *at, inside));
-            *times.entry(moment.stretch).or_default() += passed;
-            (before_ns, before) = (moment.time_ns, Some(moment.stretch));
+        if moments.iter().any(|moment| moment.stretch > 0) {
+            let (mut changes, mut stretches) = (Vec::new(), Vec::<(u64, u64)>::new());
+            let (mut before_ns, mut before) = (from_ns, None);
+            for moment in moments {
+                let passed = moment.time_ns.saturating_sub(before_ns);
+                match stretches.last_mut().filter(|_| before == Some(moment.stretch)) {
+                    Some((end_ns, ns)) => (*end_ns, *ns) = (moment.time_ns, *ns + passed),
+                    None => {
+                        let mean_ns = mean_ns * 2_f64.powi(i32::from(moment.stretch));
+                        changes.push((moment.time_ns, mean_ns));
+                        stretches.push((moment.time_ns, passed));
+                    }
+                }
+                (before_ns, before) = (moment.time_ns, Some(moment.stretch));
+            }
+            ticks.change_mean(0, changes);
+            ticks.divide(0, stretches);
         }
-        Self { ticks, list, times: times.into_iter().collect() }
+        let tick = |(place, moment): (usize, &Moment)| ticks.tick(0, moment.time_ns, inside(place));
+        let list = moments.iter().enumerate().map(tick).collect();
+        let end_ns = moments.last().map_or(from_ns, |last| last.time_ns);
+        Self { ticks, list, time_ns: end_ns.saturating_sub(from_ns) }
     }
 
     fn estimate(&self, tallies: &Tallies) -> Estimate {
-        self.ticks.estimate(&self.times, tallies)
+        self.ticks.estimate(&[(0, self.time_ns)], tallies)
     }
 }
 

@@ -119,7 +119,6 @@ fn wake(
     (mut pipes, mut socket): (Vec<PipeWriter>, UnixStream),
     shared: &Shared,
 ) -> Result<(), Error> {
-    set_name("waker")?;
     while !shared.over.load(Ordering::Relaxed) {
         thread::sleep(period);
         shared.over.store(since_boot() >= end, Ordering::Relaxed);

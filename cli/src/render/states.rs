@@ -39,10 +39,11 @@ fn facts(text: &mut String, report: &StateReport, page: Page) {
     let title = format!("States of tasks, estimated by a census: {span}, from {from} on");
     wrapped(text, &page.style.bold(&title), "", page.width);
     let moments = format!(
-        "{} at random, {} a second asked for, {} missed; the census took {} of a CPU of the host",
+        "{} at random, {} a second asked for, {} missed, {} late in the mean; the census took {} of a CPU of the host",
         units::counted(census.moments, "moment"),
         census.hz,
         units::count(census.missed),
+        seconds(census.late_s),
         seconds(census.cost_s)
     );
     wrapped(text, &moments, "  ", page.width);
@@ -161,7 +162,15 @@ mod tests {
     }
 
     fn report(source: Known) -> StateReport {
-        let census = CensusFacts { hz: 10.0, moments: 98, missed: 1, looks: 4_900, torn: 3, cost_s: 0.025 };
+        let census = CensusFacts {
+            hz: 10.0,
+            moments: 98,
+            late_s: 0.001,
+            missed: 1,
+            looks: 4_900,
+            torn: 3,
+            cost_s: 0.025,
+        };
         let task = Task { comm: "evil\x1b[2J".to_owned(), pid: 7, tid: 8, ..Task::default() };
         let spent = TaskSpent {
             task,
@@ -183,7 +192,10 @@ mod tests {
             text.starts_with("States of tasks, estimated by a census: 10.00 s, from 1.00 s on\n"),
             "{text}"
         );
-        assert!(text.contains("98 moments at random, 10 a second asked for, 1 missed"), "{text}");
+        assert!(
+            text.contains("98 moments at random, 10 a second asked for, 1 missed, 1.0 ms late"),
+            "{text}"
+        );
         assert!(text.contains("3 of 4,900 looks"), "{text}");
         let row = text.lines().find(|line| line.contains("pipe")).expect("a row");
         let words: Vec<&str> = row.split_whitespace().collect();

@@ -79,7 +79,7 @@ pub(crate) struct Bill {
     pub torn: u64,
     /// Moments that do not count: the list of tasks changed under the walk, again and again.
     pub missed: u64,
-    /// Moments at which there were more tasks than are looked at.
+    /// Moments at which there were more tasks, or more new ones, than are told of.
     pub full: u64,
 }
 
@@ -98,5 +98,5 @@ pub(crate) struct Seen {
     /// It sleeps where it did at the moment before: what for is known.
     pub same_sleep: bool,
     /// What it sleeps in, where that is new and could be copied.
-    pub stack: Option<StackCopy>,
+    pub stack: Option<Box<StackCopy>>,
 }

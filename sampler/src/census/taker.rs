@@ -27,6 +27,10 @@ const SIGHTS: usize = 3;
 /// Stacks that are copied at one moment, at most: 2 MiB. What others sleep for is read at the next moments.
 const STACKS: usize = 256;
 
+/// New tasks that are told of at one moment, at most: the collector reads who each of them is, while samples wait. The
+/// others follow at the next moments.
+const NEW: usize = 4096;
+
 /// What is remembered of a task from one moment to the next.
 #[derive(Debug)]
 struct Known {
@@ -45,7 +49,7 @@ struct Known {
 struct Found {
     sight: Sight,
     state: State,
-    stack: Option<StackCopy>,
+    stack: Option<Box<StackCopy>>,
 }
 
 /// Takes the census.
@@ -178,7 +182,7 @@ impl<M: PhysicalMemory> Taker<M> {
             let copied = reader.copy_sleeping(&self.memory, (task.task, task.kernel_thread), &mut copy);
             let after = census.read(&self.memory, task.task)?;
             if same_sleep(&sight, &after) && !self.runs(&after) {
-                return Some(Found { sight, state, stack: copied.map(|()| copy) });
+                return Some(Found { sight, state, stack: copied.map(|()| Box::new(copy)) });
             }
             sight = after;
         }
@@ -196,8 +200,14 @@ impl<M: PhysicalMemory> Taker<M> {
     /// Remembers what was found, and tells what is different from the moment before.
     fn compare(&mut self, found: Vec<Found>) -> Vec<Change> {
         self.walks += 1;
-        let mut changes = Vec::new();
+        let (mut changes, mut new) = (Vec::new(), 0);
         for Found { sight, state, stack } in found {
+            if !self.known.contains_key(&sight.state.task.task) {
+                new += 1;
+                if new > NEW {
+                    continue;
+                }
+            }
             self.bill.torn += u64::from(state == State::Unknown);
             let task = sight.state.task;
             let before = self.known.get(&task.task);
@@ -214,6 +224,7 @@ impl<M: PhysicalMemory> Taker<M> {
             let Sight { switches, saved_sp, .. } = sight;
             self.known.insert(task.task, Known { task, state, switches, saved_sp, told, seen: self.walks });
         }
+        self.bill.full += u64::from(new > NEW);
         let walk = self.walks;
         self.known.retain(|_, known| {
             let here = known.seen == walk;

@@ -16,6 +16,8 @@ pub(super) struct Moment {
     /// Since the run's start.
     pub time_ns: u64,
     pub stretch: u8,
+    /// How late it came.
+    pub late_ns: u64,
 }
 
 /// A task in one state: from a moment to the next change, by place among the moments.
@@ -105,6 +107,12 @@ impl Moments {
         self.list.len()
     }
 
+    /// How late they came in the mean, s.
+    pub(super) fn late_s(&self) -> f64 {
+        let sum: f64 = self.list.iter().map(|moment| moment.late_ns as f64 / 1e9).sum();
+        sum / (self.len() as f64).max(1.0)
+    }
+
     /// From the beginning of the first interval to the last moment.
     pub(super) fn span(&self) -> (u64, u64) {
         (self.from_ns, self.list.last().map_or(self.from_ns, |last| last.time_ns))
@@ -179,7 +187,7 @@ mod tests {
             .map(|place| {
                 let stretch = u8::from(stretched && place / 100 % 4 == 3);
                 time_ns += intervals.next_ns() << stretch;
-                Moment { id: place as u64 + 1, time_ns, stretch }
+                Moment { id: place as u64 + 1, time_ns, stretch, late_ns: 5 }
             })
             .collect();
         Moments::new(list, 0, 10.0)

@@ -85,6 +85,8 @@ pub struct CensusFacts {
     pub hz: f64,
     /// Moments in the chosen time.
     pub moments: u64,
+    /// How late they came in the mean, s: the census' thread had to wait for a CPU of the host.
+    pub late_s: f64,
     /// Moments of the whole run at which the list of tasks could not be followed.
     pub missed: u64,
     /// Tasks of the whole run that were looked at, over all moments.
@@ -339,10 +341,11 @@ fn exact_states(
 
 /// The moments of the census in the chosen time.
 fn moments(connection: &Connection, tables: &Tables, filter: &Filter) -> rusqlite::Result<Moments> {
-    let mut statement = connection.prepare("SELECT id, time_ns, stretch FROM census_moment ORDER BY id")?;
+    let mut statement =
+        connection.prepare("SELECT id, time_ns, stretch, late_ns FROM census_moment ORDER BY id")?;
     let rows = statement.query_map([], |row| {
         let stretch = u8::try_from(unsigned(row, 2)?).unwrap_or(u8::MAX);
-        Ok(Moment { id: unsigned(row, 0)?, time_ns: unsigned(row, 1)?, stretch })
+        Ok(Moment { id: unsigned(row, 0)?, time_ns: unsigned(row, 1)?, stretch, late_ns: unsigned(row, 3)? })
     })?;
     let all = rows.collect::<rusqlite::Result<Vec<Moment>>>()?;
     let (from, to) = (filter.from_ns.unwrap_or(0), filter.to_ns.unwrap_or(u64::MAX));
@@ -392,6 +395,7 @@ fn estimated(
     let facts = CensusFacts {
         hz: tables.parsed("census_hz"),
         moments: moments.len() as u64,
+        late_s: moments.late_s(),
         missed: tables.parsed("census_missed"),
         looks: tables.parsed("census_looks"),
         torn: tables.parsed("census_torn"),

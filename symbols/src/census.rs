@@ -12,9 +12,10 @@ use crate::address::PhysAddr;
 use crate::btf::Btf;
 use crate::current::TaskPlaces;
 use crate::kernel::Kernel;
-use crate::layout::{ThreadLayout, offset};
+use crate::layout::{Number, ThreadLayout, offset};
 use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
+use crate::task::TaskMemory;
 use crate::tripwire::{TaskState, TaskStates};
 
 /// Tasks on one way over the lists, at most.
@@ -52,8 +53,8 @@ pub enum Way {
 /// Offsets in `task_struct` (include/linux/sched.h) beyond the state.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SightLayout {
-    /// `on_cpu`, int.
-    on_cpu: usize,
+    /// `on_cpu`, int, and u8 in 7.3.
+    on_cpu: Number,
     /// `nvcsw` and `nivcsw`, unsigned long.
     switches: [usize; 2],
     /// `thread.sp`.
@@ -64,7 +65,7 @@ impl SightLayout {
     pub(crate) fn new(btf: &Btf) -> Result<Self, Missing> {
         let task = |member| offset(btf, "task_struct", member);
         Ok(Self {
-            on_cpu: task("on_cpu")?,
+            on_cpu: Number::new(btf, "task_struct", "on_cpu")?,
             switches: [task("nvcsw")?, task("nivcsw")?],
             saved_sp: task("thread.sp")?,
         })
@@ -93,9 +94,11 @@ impl<M: PhysicalMemory> Words<'_, M> {
     fn u64(&self, base: u64, offset: usize) -> Option<u64> {
         self.1.read_u64(self.at(base, offset)?)
     }
+}
 
-    fn u32(&self, base: u64, offset: usize) -> Option<u32> {
-        self.1.read_u32(self.at(base, offset)?)
+impl<M: PhysicalMemory> TaskMemory for Words<'_, M> {
+    fn read(&self, task: u64, offset: usize, into: &mut [u8]) -> Option<()> {
+        self.1.read(self.at(task, offset)?, into)
     }
 }
 
@@ -106,7 +109,7 @@ impl TaskCensus {
         let moving = || {
             let [voluntary, involuntary] = self.layout.switches;
             let switches = words.u64(task, voluntary)?.wrapping_add(words.u64(task, involuntary)?);
-            Some((switches, words.u32(task, self.layout.on_cpu)? != 0))
+            Some((switches, words.number(task, self.layout.on_cpu)? != 0))
         };
         let mut sight = Sight { torn: true, ..Sight::default() };
         for _ in 0..READINGS {

@@ -180,6 +180,22 @@ pub(crate) fn first_offset(btf: &Btf, structure: &str, paths: &[&str]) -> Result
         .ok_or_else(|| Missing::NoField(format!("{structure}.{}", paths.first().unwrap_or(&""))))
 }
 
+/// A member that is a small number, whose size is not the same in all kernels.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Number {
+    pub(crate) offset: usize,
+    /// 1, 2 or 4 bytes.
+    pub(crate) bytes: usize,
+}
+
+impl Number {
+    pub(crate) fn new(btf: &Btf, structure: &str, path: &str) -> Result<Self, Missing> {
+        let offset = offset(btf, structure, path)?;
+        let size = btf.member(structure, path).and_then(|member| btf.number_size(member));
+        Ok(Self { offset, bytes: size.filter(|size| [1, 2].contains(size)).unwrap_or(4) })
+    }
+}
+
 impl Layouts {
     /// Looks up everything.
     pub(crate) fn new(btf: &Btf) -> Self {

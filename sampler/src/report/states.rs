@@ -114,6 +114,8 @@ pub struct StateReport {
 
 /// By instance row id and thread id.
 type Key = (u32, i32);
+/// Time and count by state and cause.
+type Sums = BTreeMap<(String, String), (u64, u64)>;
 
 /// In the order of reports.
 const STATES: [&str; 7] = ["running", "queue", "sleep", "disk", "stopped", "zombie", "unknown"];
@@ -293,7 +295,7 @@ fn exact_states(
     while let Some(row) = rows.next()? {
         lives.insert((row.get(0)?, row.get(1)?), unsigned(row, 2)?);
     }
-    let mut spent: HashMap<Key, BTreeMap<(String, String), (u64, u64)>> = HashMap::new();
+    let mut spent: HashMap<Key, Sums> = HashMap::new();
     let mut statement = connection.prepare(
         "SELECT instance, tid, state, cause, sum(ns), sum(count) FROM task_state GROUP BY instance, tid, state, cause",
     )?;

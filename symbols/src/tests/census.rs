@@ -33,7 +33,8 @@ fn every_thread_is_seen_with_its_state() {
         let mut tids: Vec<i32> = seen.iter().map(|sight| sight.state.task.tid).collect();
         let mut listed: Vec<i32> =
             kernel.tasks(&guest.memory).expect("tasks").iter().map(|task| task.tid).collect();
-        (tids.sort_unstable(), listed.sort_unstable());
+        tids.sort_unstable();
+        listed.sort_unstable();
         assert_eq!(tids, listed);
         let (asleep, runs) = (sight(&seen, 101), sight(&seen, 102));
         assert_eq!((asleep.state.rest(), asleep.on_cpu, asleep.torn), (Rest::Interruptible, false, false));

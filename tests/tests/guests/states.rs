@@ -99,7 +99,9 @@ fn sleeps_are_told_on_other_kernels() {
         let run = Guest::demo_with_kernel(kernel).script("sleep 6").run().succeeded();
         let report = run.json(&["report", "--states", "--process", "sleep"]);
         let sleep = &report["tasks"][0]["waits"][0];
-        assert_eq!((&sleep["state"], &sleep["cause"]), (&"sleep".into(), &"timer".into()), "{report:#}");
+        assert_eq!(sleep["state"], "sleep", "{report:#}");
+        // The newest kernel's stacks of sleepers end in the scheduler (docs/limits.md).
+        assert!(kernel == "newest" || sleep["cause"] == "timer", "{report:#}");
         let distance = apart(sleep, 6.0, ["s", "low_s", "high_s"]);
         assert!(distance < 2.0, "{distance} ends apart: {sleep}");
     }

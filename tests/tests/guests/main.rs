@@ -4,6 +4,7 @@
 mod attribution;
 mod bad_moments;
 mod books;
+mod busy_host;
 mod control;
 mod devices;
 mod exact;
@@ -13,3 +14,4 @@ mod lifecycle;
 mod microstates;
 mod names;
 mod stacks;
+mod states;

@@ -8,6 +8,7 @@ pub mod estimate;
 pub mod exact;
 #[cfg(feature = "fuzz")]
 pub mod fuzz;
+mod initrd;
 pub mod microstate;
 mod naming;
 pub mod profile;
@@ -23,6 +24,7 @@ mod vcpu;
 
 pub use batch::{Batch, Sink, SinkError};
 pub use clock::ClockKind;
+pub use initrd::Initrd;
 pub use profile::{Profile, ProfileError, ProfileWriter};
 pub use report::{Filter, Report, Sort};
 pub use session::{OpenFiles, Precision, Session, SessionConfig, Status, Totals, VcpuSampler, no_files};

@@ -31,6 +31,7 @@ pub mod fixture;
 mod gather;
 pub mod go;
 mod image;
+pub mod initrd;
 mod interrupt;
 mod kallsyms;
 mod kernel;

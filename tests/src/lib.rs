@@ -22,7 +22,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 pub use image::Disk;
-pub use kernel::{Lost, kernel_without};
+pub use kernel::{Lost, kernel_of, kernel_without};
 pub use report::{Function, Process, Report, Row, Vcpu, Walks};
 pub use run::{Run, Running};
 

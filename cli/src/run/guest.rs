@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::time::Duration;
 
-use sampler::{Session, SessionConfig, Sink};
+use sampler::{Initrd, Session, SessionConfig, Sink};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
@@ -52,6 +52,10 @@ pub async fn run(
         sink,
         image::files::open(readable),
     );
+    // Without room for it names come from the guest's memory alone.
+    if let Some(Ok(initrd)) = payload.initrd.as_deref().map(Initrd::keep) {
+        session.booted_with(initrd);
+    }
     let config = VmConfig {
         vcpus: spec.vcpus,
         memory_bytes: spec.memory_bytes,

@@ -6,6 +6,7 @@ mod bad_moments;
 mod books;
 mod devices;
 mod exact;
+mod initrd;
 mod jit;
 mod kernels;
 mod lifecycle;

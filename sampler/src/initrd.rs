@@ -116,7 +116,8 @@ fn unpack(packed: File) -> Option<Programs> {
     let mut writer = BufWriter::with_capacity(BLOCK, tempfile::tempfile().ok()?);
     let index = initrd::Initrd::read(BufReader::new(packed), &mut writer);
     let file = writer.into_inner().ok()?;
-    index.paths().next().is_some().then_some(Programs { index, file })
+    let any = index.paths().next().is_some();
+    any.then_some(Programs { index, file })
 }
 
 /// One file of an initrd.

@@ -13,8 +13,9 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 use vmm::{Console, Disk, Machine, VmConfig};
 
 use super::link::{Link, Phase};
-use super::spec::{Outcome, RunSpec};
+use super::spec::{DiskSpec, Outcome, RunSpec};
 use crate::errors::Error;
+use crate::image::contents::Contents;
 use crate::image::{self, Payload};
 
 /// How often the run is looked at.
@@ -37,7 +38,15 @@ pub async fn run(
 ) -> Result<Outcome, Error> {
     let Link { mut stop, mut input, console, phase } = link;
     let same = |error| Error::System { action: "open the guest's disks again", source: error };
-    let readable = disks.iter().map(File::try_clone).collect::<io::Result<_>>().map_err(same)?;
+    let contents: Vec<Contents> = spec
+        .disks
+        .iter()
+        .zip(disks)
+        .map(|(disk, file)| disk.contents(file, !disk.snapshot))
+        .collect::<Result<_, _>>()?;
+    let disk =
+        |(disk, contents): (&DiskSpec, &Contents)| Ok(Disk { file: contents.to_disk()?, mode: disk.mode() });
+    let disks = spec.disks.iter().zip(&contents).map(disk).collect::<io::Result<_>>().map_err(same)?;
     let (mut session, observers) = Session::new(
         SessionConfig {
             vcpus: spec.vcpus,
@@ -50,7 +59,7 @@ pub async fn run(
             meta: spec.meta.clone(),
         },
         sink,
-        image::files::open(readable),
+        image::files::open(contents.clone()),
     );
     // Without room for it names come from the guest's memory alone.
     if let Some(Ok(initrd)) = payload.initrd.as_deref().map(Initrd::keep) {
@@ -64,7 +73,7 @@ pub async fn run(
             initrd: payload.initrd,
             cmdline: spec.cmdline.clone(),
         },
-        disks: spec.disks.iter().zip(disks).map(|(disk, file)| Disk { file, mode: disk.mode() }).collect(),
+        disks,
         console: Console(Box::new(Tee(session.console(), Box::new(console)))),
     };
     let mut observers = observers.into_iter();
@@ -88,6 +97,9 @@ pub async fn run(
     let end = ended.end.into();
     session.event("end", &super::spec::GuestEnd::sentence(&end));
     let totals = session.finish(meta);
+    for (disk, contents) in spec.disks.iter().zip(&contents).filter(|(disk, _)| !disk.snapshot) {
+        contents.flush().map_err(|source| Error::file("write the rest of", &disk.path, source))?;
+    }
     Ok(Outcome { end, totals, host_restarts: 0 })
 }
 

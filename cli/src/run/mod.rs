@@ -114,13 +114,11 @@ impl Plan {
         let disks: Vec<DiskSpec> = image_disk
             .into_iter()
             .chain(&args.disk)
-            .map(|path| DiskSpec {
-                // The portable host's QEMU runs with the same working directory, but names like `nbd:x` mean
-                // something to it that absolute ones do not.
-                path: std::path::absolute(path).unwrap_or_else(|_| path.clone()),
-                snapshot: args.snapshot,
-            })
-            .collect();
+            // The portable host's QEMU runs with the same working directory, but names like `nbd:x` mean something to it
+            // that absolute ones do not.
+            .map(|path| std::path::absolute(path).unwrap_or_else(|_| path.clone()))
+            .map(|path| DiskSpec::at(path, args.snapshot))
+            .collect::<Result<_, _>>()?;
         let files = disks.iter().map(DiskSpec::open_locked).collect::<Result<Vec<_>, ImageError>>()?;
         let cmdline = spec::cmdline(loaded.is_disk, args.append.as_deref());
         let seed = args.seed.unwrap_or_else(random_seed);

@@ -19,8 +19,7 @@ mod spaces;
 use std::sync::Arc;
 
 use symbols::cfi::{Place as At, UserEnd, UserUnwinder};
-use symbols::{Broken, FrameKind, Kernel, KernelUnwinder, StackCopy, TaskSnapshot, UserRegisters, WalkEnd};
-use vmm::GuestMemoryMmap;
+use symbols::{Broken, FrameKind, KernelUnwinder, StackCopy, TaskSnapshot, UserRegisters, WalkEnd};
 
 use crate::batch::Batch;
 pub(crate) use files::{FileEntry, Files};

@@ -24,6 +24,7 @@ mod books;
 mod btf;
 mod bytes;
 pub mod cfi;
+pub mod counted;
 mod current;
 pub mod elf;
 #[cfg(any(test, feature = "fixture"))]

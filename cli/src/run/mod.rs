@@ -22,7 +22,7 @@ use crate::args::RunArgs;
 use crate::errors::{Error, ExitCode, Reason};
 use crate::image::{self, ImageError, Payload};
 use crate::portable::{PortableError, outer};
-use crate::report;
+use crate::{report, symbolize};
 use host::{Chosen, Host};
 use link::{ConsolePump, Link, Watcher, link};
 use screen::{ConsoleTarget, Progress, Screen};
@@ -43,6 +43,7 @@ pub fn command(args: &RunArgs) -> Result<ExitCode, Error> {
         ));
     }
     output::check(&args.output, args.force)?;
+    let places = symbolize::named_places(&args.debug)?;
     let (console, keys) = console_target(args)?;
     let plan = Plan::make(args)?;
     let chosen = host::choose(args.host, args.portable_host.as_deref(), args.host_timeout)?;
@@ -82,7 +83,8 @@ pub fn command(args: &RunArgs) -> Result<ExitCode, Error> {
             crate::render::units::counted(outcome.host_restarts.into(), "time")
         );
     }
-    let summary = summarize(args, console_on_stdout);
+    let named = places.map_or(Ok(()), |places| symbolize::add_names(&args.output, &places, args.quiet));
+    let summary = named.and_then(|()| summarize(args, console_on_stdout));
     let code = judge(args, &outcome, &last_lines, console_on_stdout)?;
     let code = expect(args, &outcome, code);
     match summary {

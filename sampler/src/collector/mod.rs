@@ -380,7 +380,9 @@ impl Collector {
             Ok(thread) => self.namer = Some(NamerHandle { wanted, named, thread }),
             Err(error) => self.event("missing", format!("user code is not named: no thread: {error}")),
         }
-        Some(Walker::new(unwinder, source(WALKER_PATIENCE), guest.depth))
+        let source = source(WALKER_PATIENCE);
+        source.prepare();
+        Some(Walker::new(unwinder, source, guest.depth))
     }
 
     fn ask_namer(&mut self) {

@@ -71,6 +71,12 @@ impl Source {
         self
     }
 
+    /// Has the guest's disks looked at, on the thread that will read them: once the guest has mounted a file system and
+    /// writes to it, the state that its disk is in may be such that it cannot be opened.
+    pub(crate) fn prepare(&self) {
+        self.files.open("/");
+    }
+
     /// The bytes of `file` and where they are, or why they cannot be had.
     pub(crate) fn open(&self, file: &FileRef) -> Result<(Box<dyn ReadAt>, &'static str), &'static str> {
         let cached =

@@ -2,7 +2,10 @@
 //!
 //! A qcow2 file may name other files: one that it takes its contents from (a backing file), one that holds its data.
 //! Such a name is chosen by whoever made the image and could be any file that the user can read, so an image that names
-//! one is refused.
+//! one is refused. So is an image whose tables contradict each other ([`check`]): imago trusts them, and may recurse
+//! without an end.
+
+mod check;
 
 use std::fmt;
 use std::fs::File;
@@ -55,6 +58,7 @@ impl Qcow2Disk {
     /// Opens `file`, which is open for writing if `writable`; nothing else is opened.
     pub fn open(file: File, writable: bool) -> Result<Self, Refused> {
         let unreadable = |error: io::Error| Refused::Unreadable(error.to_string());
+        check::check(&file).map_err(Refused::Unreadable)?;
         let options = StorageOpenOptions::new().write(writable);
         let file = ImagoFile::from_open_file(file, options).map_err(unreadable)?;
         let mut image: Qcow2<ImagoFile> =

@@ -40,7 +40,10 @@ pub(super) struct Meter {
     built: AtomicI64,
     /// What the thread had allocated when the present one began.
     since: AtomicI64,
+    /// Memory has run out.
     full: AtomicBool,
+    /// Work had run out once; a look-up has a little of its own.
+    spent: AtomicBool,
 }
 
 impl Meter {
@@ -67,7 +70,7 @@ impl Meter {
     pub fn stopped(&self) -> Option<Stopped> {
         match () {
             () if self.full.load(Relaxed) => Some(Stopped::Memory),
-            () if self.left() == 0 => Some(Stopped::Work),
+            () if self.spent.load(Relaxed) => Some(Stopped::Work),
             () => None,
         }
     }
@@ -80,6 +83,7 @@ impl Meter {
     fn spend(&self, bytes: usize, price: u64) -> bool {
         let Some(left) = self.left().checked_sub((bytes as u64).saturating_mul(price)) else {
             self.left.store(0, Relaxed);
+            self.spent.store(true, Relaxed);
             return false;
         };
         self.left.store(left, Relaxed);

@@ -12,4 +12,5 @@ mod kernels;
 mod lifecycle;
 mod microstates;
 mod names;
+mod qcow2;
 mod stacks;

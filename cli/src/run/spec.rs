@@ -111,10 +111,7 @@ impl DiskSpec {
             path: path.clone(),
             source,
         })?;
-        let disk = Self { path, format, snapshot };
-        // What is wrong with it is better known before a host is chosen, and another opens it.
-        disk.contents(file, false)?;
-        Ok(disk)
+        Ok(Self { path, format, snapshot })
     }
 
     /// The disk's bytes in its open file.
@@ -140,7 +137,7 @@ impl DiskSpec {
     }
 
     /// Opens the disk and locks it against other runs of vprof for as long as the file is open: two machines that
-    /// write one file system destroy it.
+    /// write one file system destroy it. What is wrong with its format is known then, before a host is chosen.
     pub fn open_locked(&self) -> Result<File, ImageError> {
         let file = self.open()?;
         let locked = if self.snapshot { file.try_lock_shared() } else { file.try_lock() };
@@ -149,7 +146,11 @@ impl DiskSpec {
                 Err(ImageError::InUse { path: self.path.clone(), snapshot: self.snapshot })
             }
             // Some network file systems have no locks; then there is nothing to find out.
-            Ok(()) | Err(TryLockError::Error(_)) => Ok(file),
+            Ok(()) | Err(TryLockError::Error(_)) => {
+                let read = |source| ImageError::Read { what: "the disk", path: self.path.clone(), source };
+                self.contents(file.try_clone().map_err(read)?, false)?;
+                Ok(file)
+            }
         }
     }
 }

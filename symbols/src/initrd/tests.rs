@@ -49,6 +49,9 @@ fn archive(entries: &[Entry]) -> Vec<u8> {
     bytes
 }
 
+/// Packs bytes.
+type Pack = fn(&[u8]) -> Vec<u8>;
+
 fn gzip(bytes: &[u8]) -> Vec<u8> {
     let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
     encoder.write_all(bytes).unwrap();
@@ -116,7 +119,7 @@ fn programs_are_found_in_every_compression() {
         file("etc/passwd", b"root"),
         file("bin/busybox", &busybox),
     ]);
-    let forms: [(&str, fn(&[u8]) -> Vec<u8>); 6] =
+    let forms: [(&str, Pack); 6] =
         [("bare", <[u8]>::to_vec), ("gzip", gzip), ("zstd", zstd), ("xz", xz), ("lzma", lzma), ("lz4", lz4)];
     for (name, pack) in forms {
         let (initrd, get) = read(&pack(&bare));
@@ -197,7 +200,8 @@ fn what_came_before_the_damage_counts() {
     let (initrd, get) = read(&whole[..2000]);
     assert_eq!(initrd.stopped(), Some(Stopped::CutOff));
     assert_eq!((get("init"), get("second")), (Some(program(40, 1)), None));
-    let noise: Vec<u8> = (0..4000_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    let noise: Vec<u8> =
+        (0..4000_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 13).to_le_bytes()[0]).collect();
     let packed = gzip(&archive(&[file("init", &program(40, 1)), file("noise", &noise)]));
     assert_eq!(read(&packed[..packed.len() - 900]).0.stopped(), Some(Stopped::Stream(Form::Gzip)));
     assert_eq!(read(b"neither of them").0.stopped(), Some(Stopped::Unknown));

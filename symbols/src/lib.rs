@@ -25,6 +25,7 @@ mod btf;
 mod bytes;
 mod census;
 pub mod cfi;
+pub mod counted;
 mod current;
 pub mod elf;
 #[cfg(any(test, feature = "fixture"))]
@@ -32,6 +33,7 @@ pub mod fixture;
 mod gather;
 pub mod go;
 mod image;
+pub mod initrd;
 mod interrupt;
 mod kallsyms;
 mod kernel;

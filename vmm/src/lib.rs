@@ -41,7 +41,7 @@ mod virtio;
 
 pub use boot::check_kernel;
 pub use clock::monotonic_ns;
-pub use config::{Console, Disk, DiskMode, Payload, VmConfig};
+pub use config::{Console, Disk, DiskFile, DiskFormat, DiskMode, Payload, VmConfig};
 pub use counters::Counters;
 pub use error::{DiskError, KernelError, KvmError, StartError, WaitError};
 pub use injected::{Injected, Injections};

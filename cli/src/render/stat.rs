@@ -95,11 +95,24 @@ fn interrupts(text: &mut String, stat: &Stat, rows: usize, page: Page) {
         return;
     }
     heading(text, page, "Interrupts from devices", stat.interrupts.len().saturating_sub(rows));
-    let columns = [("device", Align::Left), ("vector", Align::Right), ("count", Align::Right)];
+    let exact = stat.interrupts.iter().any(|interrupt| interrupt.handled.is_some());
+    let mut columns = vec![("device", Align::Left), ("vector", Align::Right), ("count", Align::Right)];
+    if exact {
+        columns.extend(["served", "guest time", "mean"].map(|name| (name, Align::Right)));
+    }
     let mut table = Table::new(&columns).indent(2).flexible(0);
     for interrupt in stat.interrupts.iter().take(rows) {
         let vector = interrupt.vector.map_or_else(|| "line".to_owned(), |vector| vector.to_string());
-        table.row(vec![escape(&interrupt.device).into_owned(), vector, units::count(interrupt.count)]);
+        let mut cells = vec![escape(&interrupt.device).into_owned(), vector, units::count(interrupt.count)];
+        if exact {
+            cells.extend(match interrupt.handled.zip(interrupt.handled_ns) {
+                Some((count, ns)) => {
+                    [units::count(count), units::brief(ns), units::brief(ns.checked_div(count).unwrap_or(0))]
+                }
+                None => ["-"; 3].map(str::to_owned),
+            });
+        }
+        table.row(cells);
     }
     text.push_str(&table.render(page.width));
 }
@@ -140,7 +153,8 @@ pub fn csv_heading() -> String {
     csv::line(&CSV)
 }
 
-/// Every figure as a line: states (`value` in ns), exits, interrupts and counters (`value`).
+/// Every figure as a line: states (`value` in ns), exits, interrupts (`total_ns` is the guest's time for them in exact
+/// mode) and counters (`value`).
 pub fn as_csv(stat: &Stat) -> String {
     let span = [format!("{:.6}", stat.from_s), format!("{:.6}", stat.to_s)];
     let line = |rest: [String; 12]| csv::line(&span.iter().cloned().chain(rest).collect::<Vec<_>>());
@@ -186,6 +200,7 @@ pub fn as_csv(stat: &Stat) -> String {
         let mut rest: [String; 12] = std::array::from_fn(|_| none());
         (rest[0], rest[2], rest[3]) = ("interrupt".to_owned(), name, interrupt.device.clone());
         rest[5] = interrupt.count.to_string();
+        rest[6] = interrupt.handled_ns.map_or_else(none, |ns| ns.to_string());
         text.push_str(&line(rest));
     }
     for counter in &stat.kvm_counters {

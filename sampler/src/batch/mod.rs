@@ -75,6 +75,8 @@ pub struct Batch {
     pub wakeups: Vec<WakeupRow>,
     /// Table `interrupt_time`.
     pub interrupt_times: Vec<InterruptTimeRow>,
+    /// Table `interrupt_source`.
+    pub interrupt_sources: Vec<InterruptSourceRow>,
     /// Table `exact_vcpu`.
     pub exact_vcpus: Vec<ExactVcpuRow>,
     /// Table `console`.
@@ -111,6 +113,7 @@ impl Batch {
             task_lives,
             wakeups,
             interrupt_times,
+            interrupt_sources,
             exact_vcpus,
             console,
             events,
@@ -140,6 +143,7 @@ impl Batch {
         task_lives.clear();
         wakeups.clear();
         interrupt_times.clear();
+        interrupt_sources.clear();
         exact_vcpus.clear();
         console.clear();
         events.clear();

@@ -448,7 +448,7 @@ impl Collector {
         self.read_meters(false);
         self.resolver.ledger.read_hit(&mut self.batch);
         if let Some(exact) = &mut self.exact {
-            exact.flush(&mut self.batch);
+            exact.flush(&mut self.resolver, &mut self.batch);
         }
         let lost: u64 = self.batch.vcpus.iter().map(|row| row.lost).sum();
         if lost > 0 && !std::mem::replace(&mut self.lost_told, true) {

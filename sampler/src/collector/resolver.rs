@@ -16,6 +16,7 @@ use super::stacks::Stacks;
 use super::walker::{FileEntry, Owner, Step, Walker};
 use crate::batch::{Batch, Mode, SampleRow};
 use crate::exact::Cause;
+use crate::exact::state::Source;
 use crate::record::Record;
 use crate::text;
 
@@ -280,6 +281,21 @@ impl Resolver {
         self.frames.name_unnamed(names.as_ref(), &mut batch.frames);
         self.names = Some(names);
         self.walker = walker;
+    }
+
+    /// The row id of a hard interrupt on `vcpu`; `None` while its name is not known, unless this is the `last` chance.
+    pub(crate) fn source(
+        &mut self,
+        vcpu: usize,
+        source: Source,
+        last: bool,
+        batch: &mut Batch,
+    ) -> Option<u32> {
+        let name = match (source, &self.names) {
+            (Source::Entry(address), Some(names)) => names.name(address).and_then(|name| name.symbol),
+            _ => None,
+        };
+        self.interrupts.source((vcpu, source), name.as_deref(), last, &mut batch.interrupts)
     }
 
     /// Handlers of interrupts.

@@ -13,8 +13,10 @@
 pub(crate) mod accounts;
 pub(crate) mod cause;
 pub(crate) mod record;
+mod rows;
 mod setting;
+pub(crate) mod state;
 pub(crate) mod watch;
 
-pub use accounts::State;
 pub use cause::Cause;
+pub use state::State;

@@ -39,6 +39,8 @@ pub(crate) struct TripRecord {
     pub next: Option<TaskSnapshot>,
     /// The task that the event is about.
     pub task: Option<TaskState>,
+    /// Where a handler that begins was called from; the vector of a device; else, and where it could not be read, 0.
+    pub number: u64,
 }
 
 /// An event as it travels through the ring.
@@ -127,7 +129,8 @@ impl Recorder {
         add(&self.counters.trips, 1);
         // Set before any tripwire was.
         let Some(EventReaders { sites, states }) = self.events.get() else { return false };
-        let mut record = TripRecord { time_ns: now_ns, event, preempt_count: 0, next: None, task: None };
+        let mut record =
+            TripRecord { time_ns: now_ns, event, preempt_count: 0, next: None, task: None, number: 0 };
         let mut stack = None;
         match event {
             Event::Read | Event::Patch => {
@@ -150,7 +153,9 @@ impl Recorder {
                 record.preempt_count = current.map_or(0, |current| current.preempt_count);
             }
             Event::New | Event::Release => record.task = states.read(memory, regs.rdi),
-            Event::InterruptBegin | Event::InterruptEnd => {}
+            Event::InterruptBegin => record.number = states.return_address(memory, regs.rsp).unwrap_or(0),
+            Event::Vector => record.number = regs.rsi,
+            Event::InterruptEnd => {}
         }
         if let Err(PushError::Full(tripped)) = self.ring.push(Tripped { record, stack }) {
             self.spare = tripped.stack.or(self.spare.take());

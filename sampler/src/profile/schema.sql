@@ -277,6 +277,17 @@ CREATE TABLE interrupt_time (
     PRIMARY KEY (vcpu, instance, tid)
 ) WITHOUT ROWID;
 
+-- Exact mode: time in handlers of hard interrupts, by vCPU and what raised them.
+CREATE TABLE interrupt_source (
+    vcpu      INTEGER NOT NULL,  -- vcpu.id
+    interrupt INTEGER NOT NULL,  -- interrupt.id
+    vector    INTEGER NOT NULL,  -- a device's; 0: the machine's own, like a timer
+    ns        INTEGER NOT NULL,
+    count     INTEGER NOT NULL,  -- interrupts
+    max_ns    INTEGER NOT NULL,  -- the longest
+    PRIMARY KEY (vcpu, interrupt, vector)
+) WITHOUT ROWID;
+
 -- Exact mode: events of each vCPU.
 CREATE TABLE exact_vcpu (
     vcpu           INTEGER PRIMARY KEY,  -- vcpu.id

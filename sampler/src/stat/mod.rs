@@ -89,6 +89,11 @@ pub struct InterruptStat {
     pub vector: Option<u8>,
     /// How many.
     pub count: u64,
+    /// Handlers of this vector that the guest has run, in exact mode; `None` without it, for a line, and where several
+    /// devices have used the vector (each CPU has vectors of its own).
+    pub handled: Option<u64>,
+    /// The time that they took, ns.
+    pub handled_ns: Option<u64>,
 }
 
 /// One of KVM's counters.
@@ -156,8 +161,7 @@ impl Stat {
         });
         let interrupts = self.interrupts.iter().map(|now| {
             let same = |before: &&InterruptStat| (&before.device, before.vector) == (&now.device, now.vector);
-            let before = earlier.interrupts.iter().find(same).map_or(0, |before| before.count);
-            InterruptStat { count: now.count.saturating_sub(before), ..now.clone() }
+            earlier.interrupts.iter().find(same).map_or_else(|| now.clone(), |before| now.since(before))
         });
         let counters = self.kvm_counters.iter().map(|now| {
             let same = |before: &&CounterStat| (&before.name, before.vcpu) == (&now.name, now.vcpu);
@@ -209,6 +213,18 @@ impl Stat {
 impl ExitStat {
     fn kind(&self) -> (Option<u8>, &str, Option<u64>) {
         (self.vcpu, &self.reason, self.address)
+    }
+}
+
+impl InterruptStat {
+    fn since(&self, earlier: &Self) -> Self {
+        let less = |now: Option<u64>, before: Option<u64>| Some(now?.saturating_sub(before.unwrap_or(0)));
+        Self {
+            count: self.count.saturating_sub(earlier.count),
+            handled: less(self.handled, earlier.handled),
+            handled_ns: less(self.handled_ns, earlier.handled_ns),
+            ..self.clone()
+        }
     }
 }
 

@@ -79,9 +79,19 @@ fn exits(connection: &Connection) -> rusqlite::Result<Vec<ExitStat>> {
 }
 
 fn interrupts(connection: &Connection) -> rusqlite::Result<Vec<InterruptStat>> {
-    let sql = "SELECT device, vector, count FROM injected ORDER BY device, vector";
+    let sql = "SELECT i.device, i.vector, i.count, sum(s.count), sum(s.ns) FROM injected i \
+               LEFT JOIN interrupt_source s ON s.vector = i.vector \
+                   AND (SELECT count(*) FROM injected o WHERE o.vector = i.vector) = 1 \
+               GROUP BY i.device, i.vector ORDER BY i.device, i.vector";
     let interrupt = |row: &Row<'_>| {
-        Ok(InterruptStat { device: row.get(0)?, vector: row.get(1)?, count: unsigned(row, 2)? })
+        let optional = |column| row.get::<_, Option<i64>>(column).map(|number| number.map(i64::unsigned_abs));
+        Ok(InterruptStat {
+            device: row.get(0)?,
+            vector: row.get(1)?,
+            count: unsigned(row, 2)?,
+            handled: optional(3)?,
+            handled_ns: optional(4)?,
+        })
     };
     connection.prepare(sql)?.query_map([], interrupt)?.collect()
 }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::batch::{Batch, ExitRow, InjectedRow, KvmCounterRow, Sink, VcpuRow};
+use crate::batch::{Batch, ExitRow, InjectedRow, InterruptSourceRow, KvmCounterRow, Sink, VcpuRow};
 use crate::microstate::States;
 use crate::profile::{Profile, ProfileWriter};
 
@@ -23,7 +23,12 @@ fn batch(n: u64) -> Batch {
     let states = States { guest: 600 * n, halted: 300 * n, vmm: 100 * n, ..States::default() };
     let counter = |name: &str, value, grows| KvmCounterRow { vcpu: 0, name: name.to_owned(), value, grows };
     let injected = |device: &str, vector, count| InjectedRow { device: device.to_owned(), vector, count };
+    let source =
+        |vcpu, vector| InterruptSourceRow { vcpu, interrupt: 1, vector, ns: 150 * n, count: n, max_ns: 9 };
+    // Rows of the same key add up; the third is no device's.
+    let interrupt_sources = vec![source(0, 0x23), source(1, 0x23), source(0, 0)];
     Batch {
+        interrupt_sources,
         meta: vec![("duration_ns".to_owned(), (n * 1_000_000_000).to_string())],
         vcpus: vec![VcpuRow { id: 0, samples: n, lost: 0, exits: 7 * n, states }],
         exits: vec![exit(1, 0, 0x3f8, 10 * n), exit(2, 0, 0x3f9, 2), exit(3, 1, 0x3f8, 5)],
@@ -62,8 +67,15 @@ fn a_look_and_what_came_after_it() {
     assert_eq!(counters, [("blocking", 3), ("exits", 100)], "only what grows is a difference");
     assert_eq!(
         window.interrupts,
-        [InterruptStat { device: "disk 0".to_owned(), vector: Some(0x23), count: 8 }]
+        [InterruptStat {
+            device: "disk 0".to_owned(),
+            vector: Some(0x23),
+            count: 8,
+            handled: Some(6),
+            handled_ns: Some(900),
+        }]
     );
+    assert_eq!((first.interrupts[1].handled, second.interrupts[0].handled_ns), (None, Some(1_200)));
     let other = second.of_vcpu(1);
     assert!(other.vcpus.is_empty() && other.kvm_counters.is_empty());
     assert_eq!(other.exits.len(), 1);

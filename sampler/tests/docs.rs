@@ -141,7 +141,9 @@ fn exact_profile(path: &Path) -> Profile {
     let state =
         |state, cause, stack, ns| TaskStateRow { instance: 1, tid: 8, state, cause, stack, ns, count: 2 };
     let first = Batch {
-        meta: vec![("exact".into(), "1".into()), ("exact_from_ns".into(), "1000".into())],
+        meta: [("exact", "1"), ("exact_from_ns", "1000"), ("duration_ns", "2000"), ("rate_hz", "1000")]
+            .map(|(key, value)| (key.to_owned(), value.to_owned()))
+            .to_vec(),
         instances: vec![InstanceRow { id: 1, pid: 7, comm: "sleeper".into(), ..InstanceRow::default() }],
         threads: vec![ThreadRow { instance: 1, tid: 8, comm: "worker".into() }],
         frames: vec![
@@ -303,6 +305,10 @@ fn figures_of_vcpus_fit_their_schema() {
     let stat = Stat::read(&Profile::open(&path).expect("a profile")).expect("figures");
     assert!(!stat.vcpus.is_empty() && !stat.exits.is_empty());
     assert!(!stat.interrupts.is_empty() && !stat.kvm_counters.is_empty());
+    check(&serde_json::to_value(&stat).expect("JSON"), &schema, "stat");
+    let exact = exact_profile(&directory.path().join("exact.vprof"));
+    let stat = Stat::read(&exact).expect("figures");
+    assert_eq!(stat.served.len(), 2);
     check(&serde_json::to_value(&stat).expect("JSON"), &schema, "stat");
 }
 

@@ -7,6 +7,9 @@ use super::state::{Handled, Source, Waker, Who};
 use crate::batch::{Batch, InterruptSourceRow, InterruptTimeRow, TaskLifeRow, TaskStateRow, WakeupRow};
 use crate::collector::resolver::Resolver;
 
+/// Sources that wait for their names, at most: addresses of callers are the guest's word.
+const WAITING: usize = 4_096;
+
 fn vcpu_id(vcpu: usize) -> u8 {
     u8::try_from(vcpu).unwrap_or(u8::MAX)
 }
@@ -60,6 +63,9 @@ pub(super) struct Sources(HashMap<(usize, Source), Handled>);
 impl Sources {
     pub(super) fn add(&mut self, more: HashMap<(usize, Source), Handled>) {
         for (key, handled) in more {
+            let (vcpu, _) = key;
+            let has_room = self.0.len() < WAITING || self.0.contains_key(&key);
+            let key = if has_room { key } else { (vcpu, Source::Unknown) };
             self.0.entry(key).or_default().add(&handled);
         }
     }
@@ -79,5 +85,29 @@ impl Sources {
             });
             false
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::exact::state::Sum;
+
+    #[test]
+    fn what_waits_for_names_is_bounded_and_nothing_is_lost() {
+        let (mut sources, mut resolver, mut batch) = (Sources::default(), Resolver::new(0), Batch::default());
+        let one = Handled { sum: Sum { ns: 3, count: 1 }, max_ns: 3 };
+        for address in 0..2 * WAITING as u64 {
+            sources.add(HashMap::from([((1, Source::Entry(address)), one)]));
+        }
+        sources.add(HashMap::from([((0, Source::Vector(35)), one)]));
+        assert!(sources.0.len() <= WAITING + 2);
+        sources.push(false, &mut resolver, &mut batch);
+        assert!(batch.interrupt_sources.is_empty(), "nothing has a name yet");
+        sources.push(true, &mut resolver, &mut batch);
+        let count: u64 = batch.interrupt_sources.iter().map(|row| row.count).sum();
+        assert_eq!((count, sources.0.len()), (2 * WAITING as u64 + 1, 0));
+        let names: Vec<&str> = batch.interrupts.iter().map(|row| row.name.as_str()).collect();
+        assert_eq!(names, ["hard interrupt"]);
     }
 }

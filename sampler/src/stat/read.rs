@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use rusqlite::{Connection, Row};
 
-use super::{CounterStat, ExitStat, InterruptStat, Stat, VcpuStat};
+use super::{CounterStat, ExitStat, InterruptStat, ServedStat, Stat, VcpuStat};
 use crate::profile::{Profile, ProfileError};
 use crate::report::tables::{seconds, unsigned, vcpus};
 
@@ -37,6 +37,7 @@ fn read(connection: &Connection) -> rusqlite::Result<Stat> {
         vcpus: vcpus(connection)?.iter().map(vcpu).collect(),
         exits: exits(connection)?,
         interrupts: interrupts(connection)?,
+        served: served(connection)?,
         kvm_counters: counters(connection)?,
     };
     stat.sort();
@@ -79,21 +80,29 @@ fn exits(connection: &Connection) -> rusqlite::Result<Vec<ExitStat>> {
 }
 
 fn interrupts(connection: &Connection) -> rusqlite::Result<Vec<InterruptStat>> {
-    let sql = "SELECT i.device, i.vector, i.count, sum(s.count), sum(s.ns) FROM injected i \
-               LEFT JOIN interrupt_source s ON s.vector = i.vector \
-                   AND (SELECT count(*) FROM injected o WHERE o.vector = i.vector) = 1 \
-               GROUP BY i.device, i.vector ORDER BY i.device, i.vector";
+    let sql = "SELECT device, vector, count FROM injected ORDER BY device, vector";
     let interrupt = |row: &Row<'_>| {
-        let optional = |column| row.get::<_, Option<i64>>(column).map(|number| number.map(i64::unsigned_abs));
-        Ok(InterruptStat {
-            device: row.get(0)?,
-            vector: row.get(1)?,
-            count: unsigned(row, 2)?,
-            handled: optional(3)?,
-            handled_ns: optional(4)?,
-        })
+        Ok(InterruptStat { device: row.get(0)?, vector: row.get(1)?, count: unsigned(row, 2)? })
     };
     connection.prepare(sql)?.query_map([], interrupt)?.collect()
+}
+
+fn served(connection: &Connection) -> rusqlite::Result<Vec<ServedStat>> {
+    let sql = "SELECT s.vcpu, coalesce(i.name, '[unknown]'), s.vector, s.count, s.ns, s.max_ns \
+               FROM interrupt_source s LEFT JOIN interrupt i ON i.id = s.interrupt ORDER BY s.vcpu, 2";
+    let served = |row: &Row<'_>| {
+        let (count, total_ns) = (unsigned(row, 3)?, unsigned(row, 4)?);
+        Ok(ServedStat {
+            vcpu: row.get(0)?,
+            name: row.get(1)?,
+            vector: Some(row.get(2)?).filter(|vector| *vector != 0),
+            count,
+            total_ns,
+            mean_ns: total_ns.checked_div(count).unwrap_or(0),
+            max_ns: unsigned(row, 5)?,
+        })
+    };
+    connection.prepare(sql)?.query_map([], served)?.collect()
 }
 
 fn counters(connection: &Connection) -> rusqlite::Result<Vec<CounterStat>> {

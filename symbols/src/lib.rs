@@ -55,7 +55,7 @@ mod unwind;
 mod view;
 
 pub use address::{PhysAddr, VirtAddr};
-pub use books::{CpuBooks, CpuTime, ProcessBooks, ThreadBooks};
+pub use books::{CpuBooks, CpuTime, LastBooks, LastBooksReader, ProcessBooks, ThreadBooks};
 pub use current::{Current, CurrentReader};
 pub use interrupt::{InterruptAction, InterruptLine, Interrupts, Softirq, Vector};
 pub use kernel::{FindStep, Kernel};

@@ -48,6 +48,11 @@ impl Ledger {
         }
     }
 
+    /// The last books of the instance are known: its memory may soon be another's.
+    pub(crate) fn forget(&mut self, instance: u32) {
+        self.hit.remove(&instance);
+    }
+
     /// Reads the books of the instances that were hit since the last call.
     pub(crate) fn read_hit(&mut self, batch: &mut Batch) {
         let Some((kernel, memory)) = &self.guest else { return };

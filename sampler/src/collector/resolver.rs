@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use symbols::{Interrupts, KernelUnwinder, StackCopy, TaskSnapshot};
+use symbols::{Interrupts, KernelUnwinder, LastBooks, ProcessBooks, StackCopy, TaskSnapshot};
 
 use super::frames::{Frames, Names};
 use super::hot::Hot;
@@ -153,14 +153,37 @@ impl Resolver {
         batch.cpu_times.extend(census.cpus.iter().map(|books| cpu_row(time_ns, books)));
     }
 
-    /// The stack row id of what a task sleeps in, its kernel functions only (0 without a stack), and what they tell.
-    pub(crate) fn sleeping(&mut self, stack: &StackCopy, batch: &mut Batch) -> (u32, Cause) {
+    /// Takes over the last books of a process of which nothing is left.
+    pub(crate) fn ended(
+        &mut self,
+        (instance, leader): (u32, &TaskSnapshot),
+        read_ns: u64,
+        books: &LastBooks,
+        batch: &mut Batch,
+    ) {
+        let LastBooks { time, told } = *books;
+        let books = ProcessBooks { leader: *leader, time, told, threads: Vec::new() };
+        process_rows(instance, read_ns.saturating_sub(self.zero_ns), &books, batch);
+        self.ledger.forget(instance);
+    }
+
+    /// The stack row id of what `task` sleeps in (0 without a stack), read at `read_ns`, and what its kernel functions tell.
+    pub(crate) fn sleeping(
+        &mut self,
+        stack: &StackCopy,
+        task: &TaskSnapshot,
+        read_ns: u64,
+        batch: &mut Batch,
+    ) -> (u32, Cause) {
+        // Without the page tables of its program only the kernel's part is there.
+        let owner =
+            stack.user_root().map(|_| Owner { instance: self.task(task, read_ns, batch), task: *task });
         let Some(walker) = &mut self.walker else { return (0, Cause::Other) };
         let mut steps = std::mem::take(&mut self.steps);
         steps.clear();
-        let walked = walker.walk(stack, None, &mut steps, batch);
+        let walked = walker.walk(stack, owner, &mut steps, batch);
         self.unknown_module |= walked.unknown_code;
-        let ids: Vec<u32> = steps.iter().map(|step| self.step(step, None, batch)).collect();
+        let ids: Vec<u32> = steps.iter().map(|step| self.step(step, owner, batch)).collect();
         let functions = ids.iter().filter_map(|&id| Some(self.frames.function(id)?.1));
         let cause = Cause::of(functions);
         self.steps = steps;

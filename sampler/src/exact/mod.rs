@@ -16,6 +16,7 @@ pub(crate) mod record;
 mod rows;
 mod setting;
 pub(crate) mod state;
+mod task;
 pub(crate) mod watch;
 
 pub use cause::Cause;

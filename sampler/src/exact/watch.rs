@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use symbols::{Event, Kernel, Rest, TaskSnapshot, TaskState};
+use symbols::{Event, Kernel, TaskSnapshot};
 use vmm::{GuestMemoryMmap, Tripwires, monotonic_ns};
 
 use super::accounts::Accounts;
@@ -15,7 +15,8 @@ use super::cause::Cause;
 use super::record::{EventReaders, Recorder, TripEnds, TripRecord};
 use super::rows::{self, Sources};
 use super::setting::{self, EndCell, NotSet, Start};
-use super::state::{Doing, Left, Source, State, TaskId, Waker, Who};
+use super::state::{Left, Source, Waker};
+use super::task::{left, who};
 use crate::batch::{Batch, EventRow, ExactVcpuRow};
 use crate::collector::resolver::Resolver;
 use crate::record::Readers;
@@ -183,8 +184,8 @@ impl Watch {
         self.tell(batch, format!("exact mode begins with {} tasks", start.tasks.len()));
         for (task, stack) in &start.tasks {
             let Some(id) = who(&task.task, start.time_ns, resolver, batch) else { continue };
-            let (stack, cause) =
-                stack.as_ref().map_or((0, Cause::Other), |stack| resolver.sleeping(stack, batch));
+            let slept = |stack| resolver.sleeping(stack, &task.task, start.time_ns, batch);
+            let (stack, cause) = stack.as_ref().map_or((0, Cause::Other), slept);
             if let Left::In(doing) = left(task, cause, stack) {
                 self.accounts.exists(start.time_ns, id, doing);
             }
@@ -229,8 +230,9 @@ impl Watch {
             for _ in 0..ends.events.slots() {
                 let Ok(tripped) = ends.events.pop() else { break };
                 let (mut stack, mut cause) = (0, Cause::Other);
-                if let Some(copy) = tripped.stack {
-                    (stack, cause) = resolver.sleeping(&copy, batch);
+                if let (Some(copy), Some(task)) = (tripped.stack, tripped.record.task) {
+                    let time_ns = tripped.record.time_ns;
+                    (stack, cause) = resolver.sleeping(&copy, &task.task, time_ns, batch);
                     // There are no more boxes than the pool has room for.
                     drop(ends.pool.push(copy));
                 }
@@ -285,8 +287,11 @@ impl Watch {
                 }
             }
             Event::Release => {
-                if let Some((id, _)) = task {
+                if let Some((id, task)) = task {
                     accounts.release(time_ns, id.address);
+                    if let Some(books) = &record.books {
+                        resolver.ended((id.who.instance, &task.task), time_ns, books, batch);
+                    }
                 }
             }
             Event::InterruptBegin => {
@@ -379,26 +384,4 @@ impl Watch {
         let unseen = self.accounts.unseen_wakes.to_string();
         batch.meta.push(("exact_unseen_wakes".to_owned(), unseen));
     }
-}
-
-/// The task as the accounts name it; `None` for an idle task.
-fn who(task: &TaskSnapshot, time_ns: u64, resolver: &mut Resolver, batch: &mut Batch) -> Option<TaskId> {
-    if task.pid == 0 {
-        return None;
-    }
-    let instance = resolver.task(task, time_ns, batch);
-    Some(TaskId { address: task.task, who: Who { instance, tid: task.tid } })
-}
-
-/// What became of a task that does not run any more.
-fn left(task: &TaskState, cause: Cause, stack: u32) -> Left {
-    let state = match task.rest() {
-        Rest::Gone => return Left::Gone,
-        Rest::Queue => return Left::In(Doing::plain(State::Queue)),
-        Rest::Zombie => return Left::In(Doing::plain(State::Zombie)),
-        Rest::Interruptible => State::Sleep,
-        Rest::Uninterruptible => State::Disk,
-        Rest::Stopped => State::Stopped,
-    };
-    Left::In(Doing { state, cause, stack })
 }

@@ -240,7 +240,7 @@ CREATE TABLE task_state (
     tid      INTEGER NOT NULL,
     state    TEXT NOT NULL,     -- running, interrupted, queue, sleep, disk, stopped, zombie, unknown
     cause    TEXT NOT NULL,     -- what it slept for, like futex; empty: it did not sleep
-    stack    INTEGER NOT NULL,  -- stack.id of the kernel functions that it slept in; 0: none
+    stack    INTEGER NOT NULL,  -- stack.id of what it slept in, kernel and program; 0: none
     ns       INTEGER NOT NULL,
     count    INTEGER NOT NULL,  -- how often the state began
     PRIMARY KEY (instance, tid, state, cause, stack)

@@ -30,7 +30,8 @@ fn recorder() -> (Guest, Recorder, TripEnds) {
     readers.set(Readers { current, stacks: None }).expect("once");
     let sites = kernel.trip_sites(&guest.memory).expect("sites");
     let states = kernel.task_states(&guest.memory).expect("states");
-    events.set(EventReaders { sites, states }).expect("once");
+    let books = Some(kernel.last_books(&guest.memory).expect("books"));
+    events.set(EventReaders { sites, states, books }).expect("once");
     let (recorder, ends) = Recorder::new((1, 2), readers, events);
     (guest, recorder, ends)
 }
@@ -64,6 +65,19 @@ fn a_switch_tells_both_tasks_and_a_wake_only_what_it_wakes() {
     assert_ne!(records[1].preempt_count, 0);
     assert_eq!((count(&ends.counters.trips), count(&ends.counters.switches)), (4, 1));
     assert_eq!(count(&ends.counters.cost_ns), 5, "of the last trip");
+}
+
+#[test]
+fn the_last_task_of_a_process_brings_its_books() {
+    let (mut guest, mut recorder, mut ends) = recorder();
+    guest.set_times(100, [30, 10, 50, 3, 1, 7]);
+    guest.set_ended_times(100, [10, 10, 20, 4, 5], [0, 0]);
+    for tid in [102, 100] {
+        recorder.serve(Event::Release, 1, &call(guest.task(tid).unwrap(), 0, 0), &guest.memory);
+    }
+    let books: Vec<_> = std::iter::from_fn(|| ends.events.pop().ok()).map(|t| t.record.books).collect();
+    let runtimes = [None, Some(70)];
+    assert_eq!([books[0], books[1]].map(|books| books.map(|books| books.time.runtime_ns)), runtimes);
 }
 
 #[test]

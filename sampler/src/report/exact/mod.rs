@@ -78,7 +78,7 @@ pub struct OffCpu {
     pub s: f64,
     /// How often.
     pub count: u64,
-    /// Kernel functions, innermost first; empty where the stack was not read.
+    /// Functions, innermost first, the kernel's and then the program's; empty where the stack was not read.
     pub stack: Vec<String>,
 }
 
@@ -269,7 +269,11 @@ fn soft_interrupts(profile: &Profile) -> Result<Vec<SoftInterrupt>, ReportError>
         to_ns: Some(to_ns),
         ..Filter::default()
     };
-    let report = Report::read_with(profile, &filter, &Request::By(By::Irq))?;
+    let report = match Report::read_with(profile, &filter, &Request::By(By::Irq)) {
+        // Of a run that was killed the last part may be missing.
+        Err(ReportError::AfterEnd(_)) => return Ok(Vec::new()),
+        report => report?,
+    };
     let rows = report.by.map(|breakdown| breakdown.rows).unwrap_or_default();
     let mut soft: Vec<SoftInterrupt> = rows
         .into_iter()

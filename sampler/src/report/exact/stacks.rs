@@ -16,7 +16,8 @@ pub(super) struct Stacks(HashMap<i64, (Option<i64>, String)>);
 impl Stacks {
     pub(super) fn read(connection: &Connection) -> rusqlite::Result<Self> {
         let mut statement = connection.prepare(
-            "SELECT s.id, s.parent, coalesce(f.symbol, f.module, printf('0x%x', f.address)) \
+            "SELECT s.id, s.parent, CASE f.kind WHEN 'reason' THEN '[' || f.symbol || ']' \
+             ELSE coalesce(f.symbol, '[' || f.module || ']', printf('0x%x', f.address)) END \
              FROM stack s JOIN frame f ON f.id = s.frame",
         )?;
         let rows = statement.query_map([], |row| Ok((row.get(0)?, (row.get(1)?, row.get(2)?))))?;

@@ -6,6 +6,8 @@ mod bad_moments;
 mod books;
 mod devices;
 mod exact;
+mod exact_moments;
+mod exact_parts;
 mod jit;
 mod kernels;
 mod lifecycle;

@@ -17,8 +17,9 @@ const SCRIPT: &str = "cat /proc/interrupts; dd if=/dev/vda of=/dev/null bs=64k c
 /// Counts of an interrupt line over all CPUs, at each look.
 fn counts(run: &Run, line: &str) -> Vec<u64> {
     let told = run.stdout.lines().filter(|text| text.contains(line));
-    let count =
-        |text: &str| text.split_whitespace().skip(1).take(2).filter_map(|n| n.parse::<u64>().ok()).sum();
+    let count = |text: &str| {
+        text.split_whitespace().skip(1).take(2).filter_map(|n| n.parse::<u64>().ok()).sum::<u64>()
+    };
     told.map(count).collect()
 }
 

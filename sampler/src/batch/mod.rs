@@ -31,6 +31,8 @@ pub struct Batch {
     pub vcpus: Vec<VcpuRow>,
     /// Table `microstate`.
     pub microstates: Vec<MicrostateRow>,
+    /// Table `rate`.
+    pub rates: Vec<RateRow>,
     /// Table `exit`.
     pub exits: Vec<ExitRow>,
     /// Table `kvm_counter`.
@@ -92,6 +94,7 @@ impl Batch {
             meta,
             vcpus,
             microstates,
+            rates,
             exits,
             kvm_counters,
             injected,
@@ -122,6 +125,7 @@ impl Batch {
         meta.clear();
         vcpus.clear();
         microstates.clear();
+        rates.clear();
         exits.clear();
         kvm_counters.clear();
         injected.clear();

@@ -132,12 +132,15 @@ impl Correlations {
     }
 }
 
-/// The design effect for one state on one vCPU under the uniform clock.
-pub(super) fn design_effect(track: &Track, tally: &Tally) -> f64 {
+/// The design effect for one state on one vCPU under the uniform clock, of which this part of the ticks is there. What is
+/// missing at random takes the same part of what the clock's evenness is worth: `u(t)` and `1/m` of docs/statistics.md
+/// both shrink by it.
+pub(super) fn design_effect(track: &Track, tally: &Tally, kept: f64) -> f64 {
     let (k, n) = (tally.count(), track.inside);
     if k < FEWEST || n.saturating_sub(k) < FEWEST {
         return 1.0;
     }
     let p = k as f64 / n as f64;
-    Correlations::of(track, tally, p).map_or(1.0, |correlations| correlations.effect())
+    let effect = Correlations::of(track, tally, p).map_or(1.0, |correlations| correlations.effect());
+    if effect < 1.0 { 1.0 - kept * (1.0 - effect) } else { effect }
 }

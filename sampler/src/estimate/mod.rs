@@ -33,6 +33,7 @@ mod design;
 mod interval;
 mod plan;
 mod strata;
+mod stretches;
 mod tally;
 #[cfg(test)]
 mod tests;

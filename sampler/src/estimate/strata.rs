@@ -4,7 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use super::correlation::design_effect;
 use super::interval::{Share, around};
-use super::tally::{Tallies, Tally, Ticks};
+use super::stretches::Weights;
+use super::tally::{Tallies, Tally, Ticks, Track};
 use crate::clock::ClockKind;
 
 /// A time with its 95 % interval, ns.
@@ -36,10 +37,45 @@ pub struct Estimate {
 struct Stratum {
     /// Its part of the exact time.
     weight: f64,
-    /// Samples of the state, and ticks inside.
-    hit: f64,
+    /// The state's share of it.
+    share: f64,
+    /// Ticks inside.
     inside: f64,
     effect: f64,
+}
+
+impl Stratum {
+    fn new(weight: f64, ticks: &Ticks, track: &Track, tally: Option<&Tally>) -> Self {
+        let (count, inside) = (tally.map_or(0, Tally::count), track.inside);
+        let runs = match tally {
+            Some(tally) if ticks.clock == ClockKind::Uniform => design_effect(track, tally, track.kept()),
+            _ => 1.0,
+        };
+        let (share, uneven) = match track.stretches.inside() {
+            Some(all) => {
+                let hit = tally.map_or_else(Weights::default, |tally| tally.weights(track));
+                let share = (hit.sum / all.sum).clamp(0.0, 1.0);
+                (share, uneven(share, (count, inside), hit, all))
+            }
+            None => (count as f64 / inside as f64, 1.0),
+        };
+        Self { weight, share, inside: inside as f64, effect: runs * uneven }
+    }
+}
+
+/// Fewer samples than this, of a state or of all others, say nothing of how their weights differ from all.
+const FEW: u64 = 4;
+
+/// By how much unequal weights of ticks raise the variance of a share over that of equal ones: the variance of a mean of
+/// values each of which has its weight.
+fn uneven(share: f64, (count, inside): (u64, u64), hit: Weights, all: Weights) -> f64 {
+    let scale = inside as f64 / (all.sum * all.sum);
+    let variance = share * (1.0 - share);
+    if count.min(inside.saturating_sub(count)) < FEW || variance <= 0.0 {
+        return all.squares * scale;
+    }
+    let squares = hit.squares * (1.0 - share).powi(2) + (all.squares - hit.squares).max(0.0) * share * share;
+    squares * scale / variance
 }
 
 impl Ticks {
@@ -60,13 +96,8 @@ impl Ticks {
                 continue;
             };
             let tally = tallies.of(*vcpu);
-            let hit = tally.map_or(0, Tally::count);
-            let effect = match tally {
-                Some(tally) if self.clock == ClockKind::Uniform => design_effect(track, tally),
-                _ => 1.0,
-            };
-            (k, n) = (k + hit, n + track.inside);
-            strata.push(Stratum { weight, hit: hit as f64, inside: track.inside as f64, effect });
+            (k, n) = (k + tally.map_or(0, Tally::count), n + track.inside);
+            strata.push(Stratum::new(weight, self, track, tally));
         }
         let known = 1.0 - unseen;
         if n == 0 || known <= 0.0 {
@@ -77,7 +108,7 @@ impl Ticks {
                 effective: 0.0,
             };
         }
-        let share: f64 = strata.iter().map(|s| s.weight / known * s.hit / s.inside).sum();
+        let share: f64 = strata.iter().map(|s| s.weight / known * s.share).sum();
         let effective = effective(&strata, known, k as f64, n as f64);
         let seen = around(share.min(1.0), effective, k, n);
         let share = Share { share: seen.share, low: seen.low * known, high: seen.high * known + unseen };
@@ -95,7 +126,7 @@ fn effective(strata: &[Stratum], known: f64, k: f64, n: f64) -> f64 {
     let (mut p, mut variance) = (0.0, 0.0);
     for stratum in strata {
         let weight = stratum.weight / known;
-        let drawn = (stratum.hit + common) / (stratum.inside + 1.0);
+        let drawn = (stratum.share * stratum.inside + common) / (stratum.inside + 1.0);
         p += weight * drawn;
         variance += weight * weight * stratum.effect * drawn * (1.0 - drawn) / stratum.inside;
     }

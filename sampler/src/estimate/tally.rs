@@ -1,7 +1,10 @@
 //! What is counted while samples go by: the ticks of each vCPU, and for each thing of interest its samples and the
 //! pairs of them that are neighbours, or next but one.
 
+use std::collections::VecDeque;
+
 use super::correlation::Pairs;
+use super::stretches::{Stretches, Weights};
 use crate::clock::ClockKind;
 
 /// Bounds of the classes of intervals between neighbouring ticks, as parts of the mean: a quarter each of what the
@@ -12,10 +15,11 @@ const CLASSES: [f64; 4] = [0.75, 1.0, 1.25, 1.6];
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tick {
     pub(super) vcpu: u8,
+    group: u16,
     position: u32,
 }
 
-/// The ticks of all vCPUs, in the order of each vCPU. Two bytes of memory per tick.
+/// The ticks of all vCPUs, in the order of each vCPU. Two bytes of memory per tick, and 24 per stretch of time.
 #[derive(Debug)]
 pub struct Ticks {
     pub(super) clock: ClockKind,
@@ -30,16 +34,50 @@ impl Ticks {
         Self { clock, mean_ns, tracks: Vec::new() }
     }
 
+    /// The exact time of `vcpu` divides like this over the run: for each stretch its end, ns since the moment that ticks
+    /// are told from, and its part of the time, ns. To be told before the first tick, in the order of time. Then a share
+    /// is put together of the shares of the stretches, so that one with many lost or late ticks counts for its time
+    /// and not for its ticks.
+    pub fn divide(&mut self, vcpu: u8, stretches: impl IntoIterator<Item = (u64, u64)>) {
+        let track = self.track_mut(vcpu);
+        track.stretches = Stretches::new(stretches, !track.changes.is_empty());
+    }
+
+    /// Since when `vcpu` has ticked at another mean interval, ns since the moment that ticks are told from, and at which,
+    /// ns. To be told before the first tick, in the order of time. Its ticks then count by [`Self::divide`]'s stretches.
+    pub fn change_mean(&mut self, vcpu: u8, changes: impl IntoIterator<Item = (u64, f64)>) {
+        let track = self.track_mut(vcpu);
+        track.changes = changes.into_iter().collect();
+        track.stretches.never_even |= !track.changes.is_empty();
+    }
+
     /// The next tick of `vcpu`, at `time_ns` since any moment. `inside` says whether it found the vCPU in the time that
     /// is to be shared out, that is, for which there is an exact clock; a tick that was late because the host had
     /// descheduled the vCPU's thread is outside, as one that found the vCPU halted.
     pub fn tick(&mut self, vcpu: u8, time_ns: u64, inside: bool) -> Tick {
+        self.tick_of_part(vcpu, time_ns, inside, inside)
+    }
+
+    /// As [`Self::tick`], where what is shared out is only a part of the time that the clock has: `timed` if the tick
+    /// found the vCPU in that time, `inside` if in that part of it.
+    pub fn tick_of_part(&mut self, vcpu: u8, time_ns: u64, timed: bool, inside: bool) -> Tick {
+        let track = self.track_mut(vcpu);
+        let group = track.stretches.tick(time_ns, timed, inside);
+        Tick { vcpu, group, position: track.push(time_ns, inside) }
+    }
+
+    /// The part of a vCPU's exact time that is inside, as its ticks tell; 1 without ticks.
+    pub fn part_inside(&self, vcpu: u8) -> f64 {
+        self.track(vcpu).and_then(|track| track.stretches.part_inside()).unwrap_or(1.0)
+    }
+
+    fn track_mut(&mut self, vcpu: u8) -> &mut Track {
         let place = usize::from(vcpu);
         if self.tracks.len() <= place {
-            self.tracks.resize_with(place + 1, Track::default);
+            let mean_ns = self.mean_ns;
+            self.tracks.resize_with(place + 1, || Track { mean_ns, ..Track::default() });
         }
-        let position = self.tracks[place].push(self.mean_ns, time_ns, inside);
-        Tick { vcpu, position }
+        &mut self.tracks[place]
     }
 
     /// Ticks of all vCPUs that were inside.
@@ -62,11 +100,17 @@ impl Ticks {
 pub(super) struct Track {
     /// Per tick: itself and its neighbours, see [`INSIDE`] and below. What comes after a tick is filled in as it comes.
     flags: Vec<u16>,
+    /// Mean interval, ns, and when it changes to which.
+    mean_ns: f64,
+    changes: VecDeque<(u64, f64)>,
+    /// Mean intervals that have passed between the ticks.
+    passed: f64,
     last_ns: Option<u64>,
     pub inside: u64,
     /// Neighbouring ticks, and of those the ones that are both inside.
     pub all: Pairs,
     pub both: Pairs,
+    pub stretches: Stretches,
 }
 
 /// The tick was inside.
@@ -88,9 +132,22 @@ impl Track {
         self.flags.len() as u64
     }
 
-    fn push(&mut self, mean_ns: f64, time_ns: u64, inside: bool) -> u32 {
-        let interval = self.last_ns.map(|last| time_ns.saturating_sub(last) as f64 / mean_ns);
-        self.last_ns = Some(time_ns);
+    /// The part of the clock's ticks that are there: others were lost, or left out since they would have been overdue.
+    pub fn kept(&self) -> f64 {
+        let (drawn, there) = (self.passed, self.len().saturating_sub(1) as f64);
+        // Three standard deviations of a count of uniform intervals, whose variance is a twelfth of the squared mean.
+        let chance = 3.0 * (drawn / 12.0).sqrt();
+        if there + chance < drawn { there / drawn } else { 1.0 }
+    }
+
+    fn push(&mut self, time_ns: u64, inside: bool) -> u32 {
+        while let Some((_, mean_ns)) = self.changes.pop_front_if(|(since, _)| *since <= time_ns) {
+            // Ticks on either side of a change are no neighbours.
+            (self.mean_ns, self.last_ns) = (mean_ns, None);
+        }
+        let last = self.last_ns.replace(time_ns);
+        let interval = last.map(|last| time_ns.saturating_sub(last) as f64 / self.mean_ns);
+        self.passed += interval.unwrap_or(0.0);
         self.inside += u64::from(inside);
         let class = interval.and_then(|interval| CLASSES.iter().position(|bound| interval < *bound));
         let bits = class.and_then(|class| u16::try_from(class).ok()).unwrap_or(APART);
@@ -121,10 +178,14 @@ impl Track {
     }
 }
 
-/// The samples of one thing on one vCPU: O(1) per sample, 64 bytes, no allocation.
+/// The samples of one thing on one vCPU: O(1) per sample, 80 bytes, no allocation.
 #[derive(Debug, Clone, Copy)]
 pub struct Tally {
     count: u64,
+    /// Of groups of stretches that are over, and the group and the count of the one that is not.
+    weights: Weights,
+    group: u16,
+    in_group: u32,
     /// Pairs of neighbours that both belong to it.
     same: Pairs,
     /// Ticks of it with a neighbour that is inside, each side counted.
@@ -139,7 +200,16 @@ const NEVER: u32 = u32::MAX;
 
 impl Default for Tally {
     fn default() -> Self {
-        Self { count: 0, same: Pairs::default(), near: Pairs::default(), last: NEVER, before: NEVER }
+        Self {
+            count: 0,
+            weights: Weights::default(),
+            group: 0,
+            in_group: 0,
+            same: Pairs::default(),
+            near: Pairs::default(),
+            last: NEVER,
+            before: NEVER,
+        }
     }
 }
 
@@ -152,6 +222,11 @@ impl Tally {
             return;
         }
         self.count += 1;
+        if tick.group != self.group {
+            self.weights = self.weights(track);
+            (self.group, self.in_group) = (tick.group, 0);
+        }
+        self.in_group += 1;
         if ticks.clock == ClockKind::Uniform {
             // NEVER wraps to -1 and 0, which no tick has as its neighbour before: flags say that the first has none.
             if flag & BEFORE != 0 && self.last.wrapping_add(1) == position {
@@ -168,6 +243,11 @@ impl Tally {
     /// Samples.
     pub fn count(&self) -> u64 {
         self.count
+    }
+
+    /// Sum of the weights of its samples, and of their squares.
+    pub(super) fn weights(&self, track: &Track) -> Weights {
+        self.weights.with(u64::from(self.in_group), track.stretches.weight(self.group))
     }
 
     /// Counts the neighbours of a tick, all of which have come.
@@ -269,6 +349,18 @@ mod tests {
     }
 
     #[test]
+    fn a_change_of_the_rate_joins_no_neighbours() {
+        let mut ticks = Ticks::new(ClockKind::Uniform, 1e6);
+        ticks.change_mean(0, [(2_500_000, 1e5)]);
+        for time in [1_000_000, 2_000_000, 2_600_000, 2_700_000, 2_800_000] {
+            ticks.tick(0, time, true);
+        }
+        let track = ticks.track(0).expect("a track");
+        assert_eq!(sums(track.all), (3, 1));
+        assert!((track.kept() - 1.0).abs() < 1e-12 && (track.passed - 3.0).abs() < 1e-9);
+    }
+
+    #[test]
     fn ticks_outside_are_no_samples() {
         let (all, key) = tallied(&[(false, true), HIT, (false, true)], &[]);
         assert_eq!((all.inside(), all.inside_of(0), all.inside_of(9), key.count()), (1, 1, 0, 1));
@@ -276,6 +368,6 @@ mod tests {
 
     #[test]
     fn a_tally_is_small() {
-        assert!(size_of::<Tally>() <= 64);
+        assert!(size_of::<Tally>() <= 80 && size_of::<Tick>() == 8);
     }
 }

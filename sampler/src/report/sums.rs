@@ -173,6 +173,8 @@ pub(super) struct Sums {
     pub tape: Tape,
     pub late: Histogram<u64>,
     pub late_over: u64,
+    /// The longest time in which a vCPU was not sampled, ns.
+    pub unsampled_ns: u64,
 }
 
 /// A row of table `sample`, with places instead of row ids.
@@ -227,6 +229,7 @@ impl Sums {
         tables: &Tables,
         (code, stacks): (&Code, &Stacks),
     ) -> rusqlite::Result<Self> {
+        let spans = Span::read(profile.connection(), tables, filter)?;
         let mut sums = Self {
             vcpus: BTreeMap::new(),
             samples: 0,
@@ -234,9 +237,10 @@ impl Sums {
             chosen: 0,
             leaves: Interned::new(),
             deeds: Interned::new(),
-            tape: Tape::new(tables.clock(), tables.mean_ns()),
+            tape: Tape::new(tables.clock(), tables.mean_ns(), &spans),
             late: Histogram::new_with_bounds(1, u64::MAX >> 1, 3).expect("three digits are allowed"),
             late_over: 0,
+            unsampled_ns: spans.iter().map(|span| span.unsampled_ns).max().unwrap_or(0),
         };
         let bound = |time: Option<u64>| time.map(|time| i64::try_from(time).unwrap_or(i64::MAX));
         // The order of ids is that of time for each vCPU.
@@ -249,7 +253,6 @@ impl Sums {
         while let Some(row) = rows.next()? {
             sums.add(&Sample::of(row, code, stacks)?, selection, stacks);
         }
-        let spans = Span::read(profile.connection(), tables, filter)?;
         for span in &spans {
             sums.vcpus.entry(span.vcpu).or_default().halted_ns = span.halted_ns;
         }

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use rusqlite::{Connection, Row};
 
+use super::paces::{Paces, scaled};
 use super::{Event, Filter};
 use crate::batch::VcpuRow;
 use crate::clock::{ClockKind, mean_ns};
@@ -153,11 +154,17 @@ impl Tables {
 }
 
 /// What the clocks of states say of one vCPU in the chosen time.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Span {
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Span {
     pub vcpu: u8,
     pub guest_ns: u64,
     pub halted_ns: u64,
+    /// How the time in the guest divides over the run: the ends of stretches, ns since its start, and their parts.
+    pub stretches: Vec<(u64, u64)>,
+    /// Since when the mean interval was another, ns since the run's start, and which, ns.
+    pub means: Vec<(u64, f64)>,
+    /// Time of the run in which it was not sampled, ns.
+    pub unsampled_ns: u64,
 }
 
 impl Span {
@@ -168,66 +175,72 @@ impl Span {
         tables: &Tables,
         filter: &Filter,
     ) -> rusqlite::Result<Vec<Self>> {
-        let chosen = |vcpu: u8| filter.vcpu.is_none_or(|wanted| wanted == vcpu);
-        let mut spans: Vec<Self> = tables
-            .vcpus
-            .iter()
-            .filter(|row| chosen(row.id))
-            .map(|row| Self::of(row.id, row.states))
-            .collect();
-        if filter.from_ns.is_none() && filter.to_ns.is_none() {
-            return Ok(spans);
-        }
-        let duration: u64 = tables.parsed("duration_ns");
         let (from, to) = (filter.from_ns.unwrap_or(0), filter.to_ns.unwrap_or(u64::MAX));
+        let whole = filter.from_ns.is_none() && filter.to_ns.is_none();
+        let duration: u64 = tables.parsed("duration_ns");
         let part = |begin: u64, end: u64| {
             part(end.min(to).saturating_sub(begin.max(from)), end.saturating_sub(begin))
         };
-        let stretches = stretches(connection)?;
-        for span in &mut spans {
-            let mut own = stretches.iter().filter(|(.., own)| own.vcpu == span.vcpu).peekable();
-            if own.peek().is_none() {
-                *span = span.part(part(0, duration));
-                continue;
-            }
-            let mut sum = Self { vcpu: span.vcpu, ..Self::default() };
-            for (begin, end, stretch) in own {
-                let stretch = stretch.part(part(*begin, *end));
-                sum.guest_ns = sum.guest_ns.saturating_add(stretch.guest_ns);
-                sum.halted_ns = sum.halted_ns.saturating_add(stretch.halted_ns);
-            }
-            *span = sum;
-        }
-        Ok(spans)
-    }
-
-    fn of(vcpu: u8, states: States) -> Self {
-        Self { vcpu, guest_ns: states.guest, halted_ns: states.halted }
-    }
-
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "not negative; the cast saturates"
-    )]
-    fn part(self, part: f64) -> Self {
-        let of = |ns: u64| (ns as f64 * part).round() as u64;
-        Self { guest_ns: of(self.guest_ns), halted_ns: of(self.halted_ns), ..self }
+        let (mut stretches, paces) = (Stretch::read(connection)?, Paces::read(connection)?);
+        let chosen = tables.vcpus.iter().filter(|row| filter.vcpu.is_none_or(|wanted| wanted == row.id));
+        let span = |row: &VcpuRow| {
+            let own = stretches.remove(&row.id).unwrap_or_default();
+            let changes = paces.of(row.id);
+            let means = changes.iter().map(|(since, rate_hz)| (*since, mean_ns(*rate_hz))).collect();
+            // Of the stretches within the chosen time, what was sampled.
+            let divide = |of: fn(&Stretch) -> u64| {
+                let within = |own: &Stretch| {
+                    let (begin, end) = (own.begin.max(from), own.end.min(to));
+                    ((begin, end.max(begin)), scaled(of(own), part(own.begin, own.end)))
+                };
+                let parts = own.iter().map(within);
+                parts.flat_map(|(stretch, ns)| paces.divide(row.id, stretch, ns)).collect::<Vec<_>>()
+            };
+            let sum =
+                |parts: &[(u64, u64)]| parts.iter().fold(0, |sum: u64, (_, ns)| sum.saturating_add(*ns));
+            let (guest, halted) = (divide(|own| own.guest_ns), divide(|own| own.halted_ns));
+            let (guest_ns, halted_ns) = match own.is_empty() {
+                _ if whole && changes.is_empty() => (row.states.guest, row.states.halted),
+                true => (
+                    scaled(row.states.guest, part(0, duration)),
+                    scaled(row.states.halted, part(0, duration)),
+                ),
+                false => (sum(&guest), sum(&halted)),
+            };
+            let unsampled_ns = paces.unsampled_ns(row.id, duration);
+            Self { vcpu: row.id, guest_ns, halted_ns, stretches: guest, means, unsampled_ns }
+        };
+        Ok(chosen.map(span).collect())
     }
 }
 
-/// The stretches of table `microstate`: beginning, end, and what the clocks say.
-fn stretches(connection: &Connection) -> rusqlite::Result<Vec<(u64, u64, Span)>> {
-    let sql = "SELECT vcpu, time_ns, guest_ns, halted_ns, waiting_ns, vmm_ns, sampler_ns, paused_ns FROM microstate";
-    let stretch = |row: &Row<'_>| {
-        let span = Span { vcpu: row.get(0)?, guest_ns: unsigned(row, 2)?, halted_ns: unsigned(row, 3)? };
-        let mut begin = unsigned(row, 1)?;
-        for state in 2..=7 {
-            begin = begin.saturating_sub(unsigned(row, state)?);
+/// A row of table `microstate`: what the clocks say of one vCPU from `begin` to `end`, ns since the run's start.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Stretch {
+    pub begin: u64,
+    pub end: u64,
+    pub guest_ns: u64,
+    halted_ns: u64,
+}
+
+impl Stretch {
+    /// All of them by vCPU, in the order of time.
+    pub(crate) fn read(connection: &Connection) -> rusqlite::Result<HashMap<u8, Vec<Self>>> {
+        let sql = "SELECT vcpu, time_ns, guest_ns, halted_ns, waiting_ns, kvm_ns, vmm_ns, sampler_ns, paused_ns \
+                   FROM microstate ORDER BY time_ns";
+        let mut statement = connection.prepare(sql)?;
+        let mut rows = statement.query([])?;
+        let mut stretches: HashMap<u8, Vec<Self>> = HashMap::new();
+        while let Some(row) = rows.next()? {
+            let (end, guest_ns, halted_ns) = (unsigned(row, 1)?, unsigned(row, 2)?, unsigned(row, 3)?);
+            let mut begin = end;
+            for state in 2..=8 {
+                begin = begin.saturating_sub(unsigned(row, state)?);
+            }
+            stretches.entry(row.get(0)?).or_default().push(Self { begin, end, guest_ns, halted_ns });
         }
-        Ok((begin, unsigned(row, 1)?, span))
-    };
-    connection.prepare(sql)?.query_map([], stretch)?.collect()
+        Ok(stretches)
+    }
 }
 
 #[expect(clippy::cast_precision_loss, reason = "shown to a person: 53 bits suffice")]
@@ -237,7 +250,7 @@ pub(crate) fn seconds(ns: u64) -> f64 {
 
 /// k / n, 0 without any.
 #[expect(clippy::cast_precision_loss, reason = "fewer than 2^53 samples")]
-pub(super) fn part(k: u64, n: u64) -> f64 {
+pub(crate) fn part(k: u64, n: u64) -> f64 {
     if n == 0 { 0.0 } else { k as f64 / n as f64 }
 }
 

@@ -34,9 +34,16 @@ pub(super) struct Tape {
 }
 
 impl Tape {
-    /// No ticks yet, of a clock with this mean interval.
-    pub(super) fn new(clock: ClockKind, mean_ns: f64) -> Self {
-        let ticks = || Ticks::new(clock, mean_ns);
+    /// No ticks yet, of a clock with this mean interval. `spans` are what the clocks of states say.
+    pub(super) fn new(clock: ClockKind, mean_ns: f64, spans: &[Span]) -> Self {
+        let ticks = || {
+            let mut ticks = Ticks::new(clock, mean_ns);
+            for span in spans {
+                ticks.divide(span.vcpu, span.stretches.iter().copied());
+                ticks.change_mean(span.vcpu, span.means.iter().copied());
+            }
+            ticks
+        };
         Self {
             guest: ticks(),
             busy: ticks(),
@@ -52,7 +59,7 @@ impl Tape {
     pub(super) fn tick(&mut self, vcpu: u8, time_ns: u64, guest: bool, busy: bool) -> Tick {
         self.idles |= guest && !busy;
         // Both know the tick by the same place.
-        self.busy.tick(vcpu, time_ns, guest && busy);
+        self.busy.tick_of_part(vcpu, time_ns, guest, guest && busy);
         self.guest.tick(vcpu, time_ns, guest)
     }
 
@@ -74,8 +81,8 @@ impl Tape {
             let (guest, busy) = (self.guest.inside_of(vcpu), self.busy.inside_of(vcpu));
             let ns = if known == 0 { rounded(guest as f64 * self.mean_ns) } else { known };
             self.guest_ns.push((vcpu, ns));
-            let part = if guest == 0 { 1.0 } else { busy as f64 / guest as f64 };
             let at_least = u64::from(busy > 0);
+            let part = self.busy.part_inside(vcpu);
             self.busy_ns.push((vcpu, rounded(ns as f64 * part).max(at_least)));
         }
     }

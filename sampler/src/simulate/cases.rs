@@ -24,6 +24,8 @@ pub(super) struct Case {
     pub ticks: f64,
     /// Variance of the units of events that a sample stands for, whose mean is 100.
     pub noise: f64,
+    /// Part of the ticks of the first half of the run that are lost.
+    pub lost: f64,
     pub start: Start,
     /// Different courses that are profiled in turn; one, as in the paper, is profiled again and again.
     pub courses: u32,
@@ -47,6 +49,7 @@ impl Case {
             vcpus: vec![Vcpu { program, load: 1.0 }],
             ticks,
             noise: 0.0,
+            lost: 0.0,
             start: Start::Anywhere,
             courses: 20,
             clocks: ALL,
@@ -158,6 +161,7 @@ fn estimator() -> Vec<Case> {
     };
     let short = runs(0.3, 0.5);
     let phases = |run: f64| Program::Phases { shares: [0.5, 0.1], phase: 50.0, run };
+    let halves = |run: f64| Program::Halves { shares: [0.5, 0.1], run };
     vec![
         case("runs of 0.02, n 100", runs(0.3, 0.02), 100.0),
         case("runs of 0.5, n 1,000", short.clone(), 1_000.0),
@@ -180,5 +184,7 @@ fn estimator() -> Vec<Case> {
         },
         Case { vcpus: pinned(runs(0.1, 0.02)), ..case("on 1 of 8 vCPUs", short.clone(), 500.0) },
         Case { vcpus: pinned(runs(0.01, 0.02)), ..case("on 1 of 8, rare", short, 500.0) },
+        Case { lost: 0.5, ..case("half lost in one phase", halves(0.02), 2_000.0) },
+        Case { lost: 0.5, ..case("half lost, runs of 2", halves(2.0), 2_000.0) },
     ]
 }

@@ -1,14 +1,22 @@
 //! One profiling of a simulated machine, and what many of them give.
 
+use rand::rngs::ChaCha8Rng;
+use rand::{RngExt, SeedableRng};
+
 use super::program::MEAN_NS;
 use super::timeline::{OUTSIDE, Timeline};
 use crate::clock::{ClockKind, Intervals};
 use crate::estimate::{Estimate, Tallies, Ticks};
 
+/// Length of the stretches for which the exact clock is read: 200 intervals, as the collector does at 1,000 Hz.
+const STRETCH_NS: u64 = 200 * MEAN_NS;
+
 /// A course of a machine, with the truth.
 #[derive(Debug)]
 pub(super) struct Machine {
     pub vcpus: Vec<Timeline>,
+    /// Part of the ticks of the first half of the run that are lost.
+    pub lost: f64,
 }
 
 impl Machine {
@@ -28,14 +36,20 @@ impl Machine {
     pub fn profile(&self, clock: ClockKind, seed: u64, start_ns: u64, states: u8) -> Vec<Estimate> {
         let mut ticks = Ticks::new(clock, MEAN_NS as f64);
         let mut tallies = vec![Tallies::default(); usize::from(states)];
+        let mut random = ChaCha8Rng::seed_from_u64(!seed);
         for (vcpu, line) in (0_u8..).zip(&self.vcpus) {
             // The product's clock takes a rate.
             let Some(mut intervals) = Intervals::new(clock, 1e9 / MEAN_NS as f64, seed, vcpu) else {
                 continue;
             };
+            ticks.divide(vcpu, line.stretches(STRETCH_NS, |state| state != OUTSIDE));
             let mut cursor = line.cursor();
             let mut now = start_ns + intervals.next_ns();
             while now < line.length() {
+                if now < line.length() / 2 && self.lost > 0.0 && random.random::<f64>() < self.lost {
+                    now += intervals.next_ns();
+                    continue;
+                }
                 let state = cursor.at(now);
                 let tick = ticks.tick(vcpu, now, state != OUTSIDE);
                 if let Some(tally) =

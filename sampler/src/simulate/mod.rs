@@ -121,7 +121,8 @@ fn run(case: &Case, number: u64, options: &Options) -> Vec<Row> {
     let machines: Vec<Machine> = (0..u64::from(case.courses.min(options.runs)))
         .map(|n| {
             let mut random = ChaCha8Rng::seed_from_u64(seed(1, n));
-            Machine { vcpus: case.vcpus.iter().map(|vcpu| vcpu.course(&mut random, case.ticks)).collect() }
+            let vcpus = case.vcpus.iter().map(|vcpu| vcpu.course(&mut random, case.ticks)).collect();
+            Machine { vcpus, lost: case.lost }
         })
         .collect();
     let truths: Vec<Vec<f64>> = machines

@@ -32,6 +32,13 @@ pub(super) enum Program {
         /// Mean length of a run of state 1.
         run: f64,
     },
+    /// State 1 in runs, with one share in the first half and another in the second.
+    Halves {
+        /// Shares of state 1.
+        shares: [f64; 2],
+        /// Mean length of a run of state 1.
+        run: f64,
+    },
     /// State 1 in each period from `from` to `to`, at the same phase of each.
     Periodic {
         /// Length of a period.
@@ -78,6 +85,11 @@ impl Program {
                     let now = line.length();
                     let share = shares[usize::from(at.at(now).min(1))];
                     runs(&mut line, random, at.end().min(length), share, *run, 1);
+                }
+            }
+            Self::Halves { shares, run } => {
+                for (share, end) in shares.iter().zip([length / 2, length]) {
+                    runs(&mut line, random, end, *share, *run, 1);
                 }
             }
             Self::Periodic { period, from, to } => {

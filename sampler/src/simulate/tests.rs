@@ -28,8 +28,14 @@ fn result(program: Program, ticks: f64, clock: ClockKind, runs: u32) -> Row {
 }
 
 fn on(vcpus: Vec<Vcpu>, ticks: f64, clock: ClockKind, runs: u32) -> Row {
+    losing(0.0, vcpus, ticks, clock, runs)
+}
+
+/// The same with ticks lost in the first half.
+fn losing(lost: f64, vcpus: Vec<Vcpu>, ticks: f64, clock: ClockKind, runs: u32) -> Row {
     let case = Case {
         vcpus,
+        lost,
         ticks,
         courses: 50,
         clocks: &[ClockKind::Uniform, ClockKind::Exponential, ClockKind::Fixed],
@@ -72,6 +78,19 @@ fn long_runs_are_covered() {
     let [uniform, exponential] = RANDOM.map(|clock| result(states(0.3, 30.0), 1_000.0, clock, 100));
     let ratio = uniform.result.half_width / exponential.result.half_width;
     assert!((0.27..0.37).contains(&ratio), "{ratio}");
+}
+
+/// Half of the ticks are lost where the state is five times as frequent: counts alone would say 0.23 for 0.3.
+#[test]
+fn phases_with_lost_ticks_count_for_their_time() {
+    for (clock, run) in RANDOM.into_iter().flat_map(|clock| [(clock, 0.02), (clock, 2.0)]) {
+        let vcpus = vec![Vcpu { program: Program::Halves { shares: [0.5, 0.1], run }, load: 1.0 }];
+        let row = losing(0.5, vcpus, 2_000.0, clock, 1_000);
+        let error = (row.result.variance / 1_000.0).sqrt();
+        assert!((row.result.mean - row.result.truth).abs() < 4.0 * error, "{row:?}");
+        // Wider than need be, as phases narrow the spread further.
+        assert!((0.93..=0.985).contains(&row.result.coverage), "{row:?}");
+    }
 }
 
 #[test]

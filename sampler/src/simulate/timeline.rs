@@ -64,6 +64,23 @@ impl Timeline {
         spans.filter(|(_, state)| wanted(**state)).map(|((start, end), _)| end - start).sum()
     }
 
+    /// Stretches of this length: the end of each, ns, and the time in wanted states within it, ns.
+    pub fn stretches(&self, length: u64, wanted: impl Fn(u8) -> bool) -> Vec<(u64, u64)> {
+        let mut stretches = Vec::new();
+        let (mut cursor, mut now, mut time) = (self.cursor(), 0, 0);
+        while now < self.length() {
+            let state = cursor.at(now);
+            let border = (now / length + 1) * length;
+            let until = cursor.end().min(border).min(self.length());
+            time += if wanted(state) { until - now } else { 0 };
+            if until == border || until == self.length() {
+                stretches.push((until, std::mem::take(&mut time)));
+            }
+            now = until;
+        }
+        stretches
+    }
+
     /// Looks up moments that never go back.
     pub fn cursor(&self) -> Cursor<'_> {
         Cursor { timeline: self, place: 0 }
@@ -106,6 +123,7 @@ mod tests {
         assert_eq!((line.length(), line.time(|s| s == 1), line.time(|s| s == 2)), (50, 40, 10));
         let mut cursor = line.cursor();
         assert_eq!([0, 14, 15, 24, 25, 49, 50].map(|ns| cursor.at(ns)), [1, 1, 2, 2, 1, 1, OUTSIDE]);
+        assert_eq!(line.stretches(20, |s| s == 1), [(20, 15), (40, 15), (50, 10)]);
         let short = line.clone().truncated(20);
         assert_eq!((short.length(), short.time(|s| s == 2)), (20, 5));
         assert_eq!(line.clone().truncated(15).length(), 15);

@@ -148,7 +148,9 @@ impl Resolver {
         let time_ns = census.read_ns.saturating_sub(self.zero_ns);
         for books in &census.processes {
             let instance = self.task(&books.leader, census.read_ns, batch);
-            process_rows(instance, time_ns, books, batch);
+            if !self.ledger.has_ended(instance) {
+                process_rows(instance, time_ns, books, batch);
+            }
         }
         batch.cpu_times.extend(census.cpus.iter().map(|books| cpu_row(time_ns, books)));
     }
@@ -164,7 +166,7 @@ impl Resolver {
         let LastBooks { time, told } = *books;
         let books = ProcessBooks { leader: *leader, time, told, threads: Vec::new() };
         process_rows(instance, read_ns.saturating_sub(self.zero_ns), &books, batch);
-        self.ledger.forget(instance);
+        self.ledger.end(instance);
     }
 
     /// The stack row id of what `task` sleeps in (0 without a stack), read at `read_ns`, and what its kernel functions tell.

@@ -217,9 +217,7 @@ fn write_times(to: &Transaction<'_>, batch: &Batch) -> rusqlite::Result<()> {
     each(to, "INSERT OR REPLACE INTO kvm_counter VALUES (?, ?, ?, ?)", &batch.kvm_counters, |sql, c| {
         sql.execute(params![c.vcpu, c.name, count(c.value), c.grows])
     })?;
-    // A look at all processes may be told of later than a process' end that came after it.
-    let sql = "INSERT OR REPLACE INTO rusage SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10 \
-               WHERE NOT EXISTS (SELECT 1 FROM rusage WHERE instance = ?1 AND time_ns > ?2)";
+    let sql = "INSERT OR REPLACE INTO rusage VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
     each(to, sql, &batch.rusage, |sql, r| {
         let times = [r.time_ns, r.user_ns, r.system_ns, r.tick_user_ns, r.tick_system_ns].map(count);
         let more = [r.runtime_ns, r.run_delay_ns, r.voluntary, r.involuntary].map(count);

@@ -485,7 +485,7 @@ impl Collector {
         self.read_meters(false);
         self.resolver.ledger.read_hit(&mut self.batch);
         if let Some(exact) = &mut self.exact {
-            exact.flush(&mut self.batch);
+            exact.flush(&mut self.resolver, &mut self.batch);
         }
         if let Some(census) = &self.census {
             census.flush(&mut self.batch);

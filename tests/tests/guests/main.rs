@@ -8,6 +8,8 @@ mod busy_host;
 mod control;
 mod devices;
 mod exact;
+mod exact_moments;
+mod exact_parts;
 mod initrd;
 mod jit;
 mod kernels;

@@ -1,5 +1,6 @@
 //! The command line.
 
+mod export;
 mod parse;
 mod simulate;
 
@@ -11,6 +12,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use sampler::report::{By, ModeGroup};
 use sampler::{ClockKind, Sort};
 
+pub use export::ExportArgs;
 pub use parse::Span;
 use parse::{
     by_parser, parse_memory, parse_positive_time, parse_precision, parse_rate, parse_span, sort_parser,
@@ -42,6 +44,7 @@ Examples:
   vprof annotate clear_page_erms vprof.vprof
   vprof stat vprof.vprof                   where the time of each vCPU went
   vprof rusage vprof.vprof                 what the guest told of its CPU time, and the truth
+  vprof export vprof.vprof -o vprof.folded  for flame graphs, speedscope ...
   vprof query vprof.vprof \"SELECT mode, count(*) FROM v_samples GROUP BY mode\"
   vprof symbolize vprof.vprof --debug-dir /usr/lib/debug
   vprof doctor                             what this machine can do
@@ -176,6 +179,8 @@ pub enum Command {
     Stat(StatArgs),
     /// Show where in a function's machine code samples hit
     Annotate(AnnotateArgs),
+    /// Write a profile in a format that other programs read
+    Export(ExportArgs),
     /// Ask a profile with SQL
     Query(QueryArgs),
     /// Name the user code of a profile by debug files

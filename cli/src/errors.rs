@@ -96,6 +96,15 @@ pub enum Error {
     /// An existing output is not a profile and is left alone.
     #[error("{} exists and is not a profile: --force replaces profiles only", Shown(.0))]
     OutputForeign(PathBuf),
+    /// An export would replace a file.
+    #[error("{} exists already: give another name with -o, or --force to replace it", Shown(.0))]
+    ExportExists(PathBuf),
+    /// An export would replace a profile.
+    #[error("{} is a profile, or another database, and is left alone: give another name with -o", Shown(.0))]
+    ExportOverProfile(PathBuf),
+    /// An export failed. Names of the guest stand in its message.
+    #[error("{}", crate::render::escape(&.0.to_string()))]
+    Export(#[from] ::export::ExportError),
     /// The machine could not start.
     #[error("the machine could not start: {0}")]
     Start(#[from] vmm::StartError),

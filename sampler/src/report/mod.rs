@@ -12,6 +12,7 @@ mod near;
 mod numbers;
 mod quality;
 mod read;
+mod recording;
 mod stacks;
 mod sums;
 pub(crate) mod tables;
@@ -29,6 +30,10 @@ pub use exact::{ExactReport, ExactVcpu, InterruptTime, OffCpu, StateTime, Task, 
 pub use filter::{Filter, ModeGroup, Sort};
 pub(crate) use filter::{is_process, no_such};
 pub use quality::{Broken, Ends, File, UserCode, Walks};
+pub use recording::{
+    About, FrameEntry, Owner, RecordedFile, RecordedFrame, RecordedFunction, RecordedMapping,
+    RecordedProcess, RecordedSample, Recording, RecordingRequest, SourceLine, StackNode,
+};
 pub(crate) use sums::Charged;
 pub use tree::{CallTree, Direction, LEAST_PART, TreeNode, TreeRequest};
 

@@ -8,6 +8,16 @@ use std::str::FromStr;
 pub enum Format {
     /// One line per stack, its frames separated by semicolons, and a number.
     Folded,
+    /// A flame graph as SVG.
+    Flamegraph,
+    /// JSON of the Firefox Profiler.
+    Firefox,
+    /// The protocol buffer of pprof, compressed.
+    Pprof,
+    /// What `perf script` writes.
+    PerfScript,
+    /// A line per sample.
+    Csv,
 }
 
 /// What is known of a format.
@@ -19,8 +29,18 @@ struct Known {
     binary: bool,
 }
 
-const KNOWN: [Known; 1] =
-    [Known { format: Format::Folded, name: "folded", endings: &[".folded", ".collapsed"], binary: false }];
+const fn known(format: Format, name: &'static str, endings: &'static [&'static str], binary: bool) -> Known {
+    Known { format, name, endings, binary }
+}
+
+const KNOWN: [Known; 6] = [
+    known(Format::Folded, "folded", &[".folded", ".collapsed"], false),
+    known(Format::Flamegraph, "flamegraph", &[".svg"], false),
+    known(Format::Firefox, "firefox", &[".json"], false),
+    known(Format::Pprof, "pprof", &[".pb.gz", ".pprof"], true),
+    known(Format::PerfScript, "perf-script", &[".perf", ".txt"], false),
+    known(Format::Csv, "csv", &[".csv"], false),
+];
 
 impl Format {
     /// All of them.
@@ -50,7 +70,7 @@ impl Format {
 
     /// Whether it has a place for samples that found a vCPU idle.
     pub(crate) fn shows_idle(self) -> bool {
-        false
+        self == Self::Firefox
     }
 }
 

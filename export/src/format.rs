@@ -18,6 +18,8 @@ pub enum Format {
     PerfScript,
     /// A line per sample.
     Csv,
+    /// Apache Parquet, a row per sample.
+    Parquet,
 }
 
 /// What is known of a format.
@@ -33,13 +35,14 @@ const fn known(format: Format, name: &'static str, endings: &'static [&'static s
     Known { format, name, endings, binary }
 }
 
-const KNOWN: [Known; 6] = [
+const KNOWN: [Known; 7] = [
     known(Format::Folded, "folded", &[".folded", ".collapsed"], false),
     known(Format::Flamegraph, "flamegraph", &[".svg"], false),
     known(Format::Firefox, "firefox", &[".json"], false),
     known(Format::Pprof, "pprof", &[".pb.gz", ".pprof"], true),
     known(Format::PerfScript, "perf-script", &[".perf", ".txt"], false),
     known(Format::Csv, "csv", &[".csv"], false),
+    known(Format::Parquet, "parquet", &[".parquet"], true),
 ];
 
 impl Format {

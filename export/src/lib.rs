@@ -18,6 +18,7 @@ mod firefox;
 mod flamegraph;
 mod folded;
 mod format;
+mod parquet;
 mod perf_script;
 mod pprof;
 mod rows;
@@ -117,5 +118,6 @@ pub fn write_recording(
         Format::Pprof => pprof::write(recording, request, out),
         Format::PerfScript => perf_script::write(recording, request, out),
         Format::Csv => csv::write(recording, request, out),
+        Format::Parquet => parquet::write(recording, request, out),
     }
 }

@@ -1,6 +1,8 @@
 //! The command line.
 
 mod ctl;
+mod diff;
+mod export;
 mod parse;
 mod simulate;
 
@@ -13,6 +15,8 @@ use sampler::report::{By, ModeGroup, Source};
 use sampler::{ClockKind, Sort};
 
 pub use ctl::{CtlArgs, CtlCommand};
+pub use diff::DiffArgs;
+pub use export::ExportArgs;
 pub use parse::{Span, rate_in_range};
 use parse::{
     by_parser, parse_census, parse_memory, parse_positive_time, parse_precision, parse_rate, parse_span,
@@ -172,6 +176,10 @@ pub enum Command {
     Stat(StatArgs),
     /// Show where in a function's machine code samples hit
     Annotate(AnnotateArgs),
+    /// Compare runs: what takes more CPU time, what less, and what of that is more than chance
+    Diff(DiffArgs),
+    /// Write a profile in a format that other programs read
+    Export(ExportArgs),
     /// Ask a profile with SQL
     Query(QueryArgs),
     /// Name the user code of a profile by debug files

@@ -1,7 +1,7 @@
 //! `vprof`: see inside any Linux virtual machine from the host.
 //!
-//! This crate is the only one that prints. Commands: [`run`], [`report`], [`stat`], [`rusage`], [`annotate`], [`query`], [`symbolize`], [`simulate`],
-//! [`doctor`]. Started as the init of
+//! This crate is the only one that prints. Commands: [`run`], [`report`], [`stat`], [`rusage`], [`annotate`], [`diff`], [`export`], [`query`], [`symbolize`],
+//! [`simulate`], [`doctor`]. Started as the init of
 //! a portable host, the same program is that host's inner half ([`portable::inner`]).
 
 mod annotate;
@@ -9,11 +9,15 @@ mod args;
 mod config;
 mod control;
 mod debuginfod;
+mod diff;
 mod doctor;
 mod errors;
+mod export;
 mod image;
 mod man;
+mod output;
 mod portable;
+mod progress;
 mod query;
 mod render;
 mod report;
@@ -56,6 +60,8 @@ fn main() -> ExitCode {
         Command::Rusage(args) => rusage::command(&args),
         Command::Stat(args) => stat::command(&args),
         Command::Annotate(args) => annotate::command(&args),
+        Command::Diff(args) => diff::command(&args),
+        Command::Export(args) => export::command(&args),
         Command::Query(args) => query::command(&args),
         Command::Symbolize(args) => symbolize::command(&args),
         Command::Simulate(args) => simulate::command(&args),

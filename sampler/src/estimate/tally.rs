@@ -71,6 +71,23 @@ impl Ticks {
         self.track(vcpu).and_then(|track| track.stretches.part_inside()).unwrap_or(1.0)
     }
 
+    /// The clock's mean interval, ns.
+    pub fn mean_ns(&self) -> f64 {
+        self.mean_ns
+    }
+
+    /// What each tick of a vCPU that was inside stands for, ns, when the vCPU's exact time is `ns`: they add up to it.
+    /// Where ticks are missing unevenly it is more in stretches with few ticks, as in [`Self::estimate`].
+    pub fn stands_for(&self, vcpu: u8, ns: u64) -> impl Fn(Tick) -> f64 + '_ {
+        let track = self.track(vcpu);
+        let all = track.and_then(|track| track.stretches.inside());
+        let each = ns as f64 / track.map_or(0, |track| track.inside).max(1) as f64;
+        move |tick| match (track, all) {
+            (Some(track), Some(all)) => track.stretches.weight(tick.group) / all.sum * ns as f64,
+            _ => each,
+        }
+    }
+
     fn track_mut(&mut self, vcpu: u8) -> &mut Track {
         let place = usize::from(vcpu);
         if self.tracks.len() <= place {

@@ -14,6 +14,8 @@ mod numbers;
 pub(crate) mod paces;
 mod quality;
 mod read;
+mod recording;
+mod shares;
 mod stacks;
 mod states;
 mod sums;
@@ -36,6 +38,11 @@ pub use filter::{Filter, ModeGroup, Sort};
 pub(crate) use filter::{is_process, no_such};
 pub use near::near;
 pub use quality::{Broken, Ends, File, UserCode, Walks};
+pub use recording::{
+    About, FrameEntry, Owner, RecordedFile, RecordedFrame, RecordedFunction, RecordedMapping,
+    RecordedProcess, RecordedSample, Recording, RecordingRequest, SourceLine, StackNode,
+};
+pub use shares::{ShareKey, Shares, SharesBy};
 pub use states::{CensusFacts, Known, Source, StateReport, TaskSpent, TimeIn};
 pub(crate) use sums::Charged;
 pub use tree::{CallTree, Direction, LEAST_PART, TreeNode, TreeRequest};

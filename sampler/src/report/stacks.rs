@@ -13,11 +13,11 @@ use crate::batch::FrameKind;
 /// The kernel function that calls the work functions of kernel worker threads (kernel/workqueue.c, Linux 6.1).
 const WORK_CALLER: &str = "process_one_work";
 /// Frames farther out than this are not looked at. No walk takes so many; only a damaged profile has them.
-const MOST_FRAMES: usize = 4_096;
+pub(super) const MOST_FRAMES: usize = 4_096;
 /// `frame.module` of a reason that ended a walk over user code.
 const USER: &str = "user";
 /// `frame.module` of a doubt about the frames of user code: the walk reached the end.
-const DOUBT: &str = "doubt";
+pub(super) const DOUBT: &str = "doubt";
 
 /// A row of table `stack`: a frame and its callers.
 #[derive(Debug, Clone, Copy)]
@@ -121,6 +121,11 @@ impl Stacks {
     /// Where the stack with this row id is, or [`NONE`].
     pub(super) fn find(&self, id: u32) -> u32 {
         self.index.get(&id).copied().unwrap_or(NONE)
+    }
+
+    /// All of them, a caller before what it calls.
+    pub(super) fn all(&self) -> &[Node] {
+        &self.nodes
     }
 
     /// A stack by its place.

@@ -180,20 +180,41 @@ pub(super) struct Sums {
 /// A row of table `sample`, with places instead of row ids.
 #[derive(Debug)]
 pub(super) struct Sample {
-    vcpu: u8,
+    pub vcpu: u8,
     pub mode: Mode,
-    instance: Option<u32>,
+    pub instance: Option<u32>,
     pub frame: u32,
     late_ns: u64,
-    time_ns: u64,
-    fell: Option<Fell>,
+    pub time_ns: u64,
+    pub fell: Option<Fell>,
     pub stack: u32,
     pub tid: Option<i32>,
-    syscall: Option<u32>,
-    interrupt: Option<u32>,
+    pub syscall: Option<u32>,
+    pub interrupt: Option<u32>,
 }
 
 impl Sample {
+    /// Tells `each` of the samples of the chosen vCPU and time, those of a vCPU in the order of time.
+    pub(super) fn read(
+        profile: &Profile,
+        filter: &Filter,
+        (code, stacks): (&Code, &Stacks),
+        mut each: impl FnMut(&Self),
+    ) -> rusqlite::Result<()> {
+        let bound = |time: Option<u64>| time.map(|time| i64::try_from(time).unwrap_or(i64::MAX));
+        // The order of ids is that of time for each vCPU.
+        let mut statement = profile.connection().prepare(
+            "SELECT vcpu, mode, instance, frame, late_ns, stack, tid, syscall, interrupt, time_ns, fell FROM sample \
+             WHERE (?1 IS NULL OR vcpu = ?1) AND (?2 IS NULL OR time_ns >= ?2) AND (?3 IS NULL OR time_ns < ?3) \
+             ORDER BY id",
+        )?;
+        let mut rows = statement.query(params![filter.vcpu, bound(filter.from_ns), bound(filter.to_ns)])?;
+        while let Some(row) = rows.next()? {
+            each(&Self::of(row, code, stacks)?);
+        }
+        Ok(())
+    }
+
     fn of(row: &Row<'_>, code: &Code, stacks: &Stacks) -> rusqlite::Result<Self> {
         let mode = usize::from(row.get::<_, u8>(1)?);
         let mode = MODES.get(mode).map_or(Mode::Unknown, |(mode, _)| *mode);
@@ -242,17 +263,7 @@ impl Sums {
             late_over: 0,
             unsampled_ns: spans.iter().map(|span| span.unsampled_ns).max().unwrap_or(0),
         };
-        let bound = |time: Option<u64>| time.map(|time| i64::try_from(time).unwrap_or(i64::MAX));
-        // The order of ids is that of time for each vCPU.
-        let mut statement = profile.connection().prepare(
-            "SELECT vcpu, mode, instance, frame, late_ns, stack, tid, syscall, interrupt, time_ns, fell FROM sample \
-             WHERE (?1 IS NULL OR vcpu = ?1) AND (?2 IS NULL OR time_ns >= ?2) AND (?3 IS NULL OR time_ns < ?3) \
-             ORDER BY id",
-        )?;
-        let mut rows = statement.query(params![filter.vcpu, bound(filter.from_ns), bound(filter.to_ns)])?;
-        while let Some(row) = rows.next()? {
-            sums.add(&Sample::of(row, code, stacks)?, selection, stacks);
-        }
+        Sample::read(profile, filter, (code, stacks), |sample| sums.add(sample, selection, stacks))?;
         for span in &spans {
             sums.vcpus.entry(span.vcpu).or_default().halted_ns = span.halted_ns;
         }

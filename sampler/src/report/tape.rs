@@ -24,7 +24,6 @@ pub(super) struct Tape {
     /// Inside are those of them that did not find it idle.
     busy: Ticks,
     hits: Vec<Hit>,
-    mean_ns: f64,
     /// Exact times of the vCPUs in the guest, ns.
     guest_ns: Vec<(u8, u64)>,
     /// What of them is not idle, ns: the clock does not tell that, the ticks do.
@@ -36,19 +35,10 @@ pub(super) struct Tape {
 impl Tape {
     /// No ticks yet, of a clock with this mean interval. `spans` are what the clocks of states say.
     pub(super) fn new(clock: ClockKind, mean_ns: f64, spans: &[Span]) -> Self {
-        let ticks = || {
-            let mut ticks = Ticks::new(clock, mean_ns);
-            for span in spans {
-                ticks.divide(span.vcpu, span.stretches.iter().copied());
-                ticks.change_mean(span.vcpu, span.means.iter().copied());
-            }
-            ticks
-        };
         Self {
-            guest: ticks(),
-            busy: ticks(),
+            guest: ticks(clock, mean_ns, spans),
+            busy: ticks(clock, mean_ns, spans),
             hits: Vec::new(),
-            mean_ns,
             guest_ns: Vec::new(),
             busy_ns: Vec::new(),
             idles: false,
@@ -73,13 +63,11 @@ impl Tape {
         tallies.add(&self.guest, tick);
     }
 
-    /// All ticks are told. `spans` are what the clocks of states say. A vCPU with ticks in the guest that has no clock
-    /// (a damaged profile) counts as many mean intervals as it has ticks.
+    /// All ticks are told. `spans` are what the clocks of states say.
     pub(super) fn close(&mut self, vcpus: impl Iterator<Item = u8>, spans: &[Span]) {
         for vcpu in vcpus {
-            let known = spans.iter().find(|span| span.vcpu == vcpu).map_or(0, |span| span.guest_ns);
-            let (guest, busy) = (self.guest.inside_of(vcpu), self.busy.inside_of(vcpu));
-            let ns = if known == 0 { rounded(guest as f64 * self.mean_ns) } else { known };
+            let ns = guest_ns(vcpu, spans, &self.guest);
+            let busy = self.busy.inside_of(vcpu);
             self.guest_ns.push((vcpu, ns));
             let at_least = u64::from(busy > 0);
             let part = self.busy.part_inside(vcpu);
@@ -90,6 +78,11 @@ impl Tape {
     /// Ticks that fell into the guest, not idle.
     pub(super) fn busy(&self) -> u64 {
         self.busy.inside()
+    }
+
+    /// Time in the guest that is not idle, all vCPUs, ns.
+    pub(super) fn busy_ns(&self) -> u64 {
+        self.busy_ns.iter().fold(0, |sum, (_, ns)| sum.saturating_add(*ns))
     }
 
     /// Tallies the chosen samples: `rows_of` says to which rows each belongs. Places that are not below `rows` are none.
@@ -127,6 +120,25 @@ impl Tape {
     /// The time of a vCPU in the guest, s.
     pub(super) fn guest_s(&self, vcpu: u8) -> f64 {
         seconds(self.guest_ns.iter().find(|(id, _)| *id == vcpu).map_or(0, |(_, ns)| *ns))
+    }
+}
+
+/// No ticks yet, with what the clocks of states say.
+pub(super) fn ticks(clock: ClockKind, mean_ns: f64, spans: &[Span]) -> Ticks {
+    let mut ticks = Ticks::new(clock, mean_ns);
+    for span in spans {
+        ticks.divide(span.vcpu, span.stretches.iter().copied());
+        ticks.change_mean(span.vcpu, span.means.iter().copied());
+    }
+    ticks
+}
+
+/// The time of a vCPU in the guest, ns: by its clock. A vCPU with ticks in the guest that has no clock (a damaged
+/// profile) counts as many mean intervals as it has ticks.
+pub(super) fn guest_ns(vcpu: u8, spans: &[Span], ticks: &Ticks) -> u64 {
+    match spans.iter().find(|span| span.vcpu == vcpu).map_or(0, |span| span.guest_ns) {
+        0 => rounded(ticks.inside_of(vcpu) as f64 * ticks.mean_ns()),
+        known => known,
     }
 }
 

@@ -1,4 +1,5 @@
 mod views;
+pub(super) use views::known as known_with_stacks;
 
 use std::path::{Path, PathBuf};
 
@@ -15,7 +16,7 @@ use crate::profile::{Profile, ProfileWriter, Value};
 const MS: u64 = 1_000_000;
 
 /// A run made by hand: frames 1 to 4 are kernel code, 5 and 6 user code of instances 1 and 2.
-struct Run {
+pub(super) struct Run {
     batch: Batch,
 }
 
@@ -105,7 +106,7 @@ impl Run {
         }
     }
 
-    fn write(&self) -> (TempDir, PathBuf) {
+    pub(super) fn write(&self) -> (TempDir, PathBuf) {
         let directory = tempdir().expect("a directory");
         let path = directory.path().join("run.vprof");
         let mut writer = ProfileWriter::create(&path, false).expect("a new profile");
@@ -116,7 +117,7 @@ impl Run {
 }
 
 /// 100 samples: 40 on vCPU 0 that are all busy, 60 on vCPU 1 of which 20 are idle.
-fn known() -> Run {
+pub(super) fn known() -> Run {
     let mut run = Run::new();
     run.add(20, 0, Mode::User, Some(1), 5);
     run.add(6, 0, Mode::Kernel, Some(1), 1);

@@ -54,7 +54,7 @@ fn frames() -> Vec<FrameRow> {
 }
 
 /// `main` calls `work`, into whose leaf `hash` and in that `mix` is inlined. 100 busy samples, 10 idle.
-fn known() -> Run {
+pub(in crate::report) fn known() -> Run {
     let mut run = Run::new();
     run.batch.frames = frames();
     let inlined = |depth, symbol: &str, line| InlinedRow {

@@ -1,0 +1,68 @@
+//! `vprof export`.
+
+use std::path::PathBuf;
+
+use ::export::{Count, Format, Root};
+use clap::Args;
+use clap::builder::{PossibleValuesParser, TypedValueParser, ValueParser};
+
+use super::{FilterArgs, TEMPLATE};
+
+const EXAMPLES: &str = "\
+Examples:
+  vprof export vprof.vprof -o vprof.folded
+  vprof export vprof.vprof --format folded --root none -o - | head
+";
+
+const NOTES: &str = "\
+Without --format the end of the output's name tells the format. docs/export.md tells what of a profile goes \
+where in each format, and which programs open it. Only samples that fell into the guest are written; numbers are \
+estimates of this run's time as in `vprof report`.";
+
+/// `vprof export`.
+#[derive(Debug, Args)]
+#[command(before_help = EXAMPLES, after_help = NOTES, help_template = TEMPLATE)]
+pub struct ExportArgs {
+    /// The profile
+    pub profile: PathBuf,
+
+    /// The format [default: by the end of the output's name]
+    #[arg(long, short = 'f', value_name = "FORMAT", value_parser = format_parser())]
+    pub format: Option<Format>,
+
+    /// The file to write; `-` for standard output
+    #[arg(long, short = 'o', default_value = "-", value_name = "FILE")]
+    pub output: PathBuf,
+
+    /// Replace the file if it exists
+    #[arg(long)]
+    pub force: bool,
+
+    /// What stands at the root of stacks (folded): the program, the life of a process and its thread, or nothing
+    #[arg(long, default_value = "process", value_name = "WHAT", value_parser = named(Root::ALL))]
+    pub root: Root,
+
+    /// What the number of a stack is (folded): estimated time in us, or samples
+    #[arg(long, default_value = "time", value_name = "WHAT", value_parser = named(Count::ALL))]
+    pub count: Count,
+
+    /// No progress, only errors
+    #[arg(long, short = 'q')]
+    pub quiet: bool,
+
+    /// Which part of the profile.
+    #[command(flatten)]
+    pub filter: FilterArgs,
+}
+
+fn format_parser() -> ValueParser {
+    PossibleValuesParser::new(Format::all().map(Format::name)).try_map(|name| name.parse::<Format>()).into()
+}
+
+/// One of several names.
+fn named<T>(all: &'static [(&'static str, T)]) -> ValueParser
+where
+    T: std::str::FromStr<Err = String> + Clone + Send + Sync + 'static,
+{
+    PossibleValuesParser::new(all.iter().map(|(name, _)| *name)).try_map(|name| name.parse::<T>()).into()
+}

@@ -1,0 +1,146 @@
+//! Files that commands write beside profiles: complete under their name, or not there.
+
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::io::{self, BufWriter, ErrorKind, Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use tempfile::{Builder, NamedTempFile};
+
+use crate::errors::Error;
+use crate::report::stdout_error;
+
+/// What every SQLite database begins with (sqlite.org/fileformat.html, 1.3).
+const SQLITE_MAGIC: &[u8; 16] = b"SQLite format 3\0";
+
+/// Where output goes. A file is written under another name beside its own, which it gets by [`Output::finish`].
+#[derive(Debug)]
+pub struct Output {
+    sink: Sink,
+    path: PathBuf,
+    force: bool,
+}
+
+#[derive(Debug)]
+enum Sink {
+    Stdout(BufWriter<io::Stdout>),
+    /// A device or a pipe.
+    Direct(BufWriter<File>),
+    Beside(BufWriter<NamedTempFile>),
+}
+
+impl Output {
+    /// Opens `path`, or standard output for `-`. An existing file is replaced only by `force`, a profile never.
+    pub fn open(path: &Path, force: bool) -> Result<Self, Error> {
+        let sink = if path == Path::new("-") {
+            Sink::Stdout(BufWriter::new(io::stdout()))
+        } else {
+            open(path, force)?
+        };
+        Ok(Self { sink, path: path.to_owned(), force })
+    }
+
+    /// What it is written through.
+    pub fn writer(&mut self) -> &mut dyn Write {
+        match &mut self.sink {
+            Sink::Stdout(out) => out,
+            Sink::Direct(out) => out,
+            Sink::Beside(out) => out,
+        }
+    }
+
+    /// A failure to write it.
+    pub fn error(&self, source: io::Error) -> Error {
+        match self.sink {
+            Sink::Stdout(_) => stdout_error(source),
+            _ => Error::file("write", &self.path, source),
+        }
+    }
+
+    /// All is written.
+    pub fn finish(mut self) -> Result<(), Error> {
+        if let Err(error) = self.writer().flush() {
+            return Err(self.error(error));
+        }
+        let Self { sink, path, force } = self;
+        let Sink::Beside(out) = sink else { return Ok(()) };
+        let failed = |source| Error::file("write", &path, source);
+        let file = out.into_inner().map_err(|error| failed(error.into_error()))?;
+        let kept = if force { file.persist(&path) } else { file.persist_noclobber(&path) };
+        kept.map(drop).map_err(|error| match error.error.kind() {
+            ErrorKind::AlreadyExists => Error::ExportExists(path.clone()),
+            _ => failed(error.error),
+        })
+    }
+}
+
+fn open(path: &Path, force: bool) -> Result<Sink, Error> {
+    match fs::metadata(path) {
+        Ok(metadata) if metadata.is_dir() => {
+            return Err(Error::file("write", path, ErrorKind::IsADirectory.into()));
+        }
+        Ok(metadata) if !metadata.is_file() => {
+            let file = OpenOptions::new().write(true).open(path);
+            return file
+                .map(|file| Sink::Direct(BufWriter::new(file)))
+                .map_err(|error| Error::file("write", path, error));
+        }
+        Ok(_) if is_database(path) => return Err(Error::ExportOverProfile(path.to_owned())),
+        Ok(_) if !force => return Err(Error::ExportExists(path.to_owned())),
+        Ok(_) => {}
+        Err(error) if error.kind() == ErrorKind::NotFound => {}
+        Err(error) => return Err(Error::file("write", path, error)),
+    }
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    // As a file that is created by its name: what umask(2) leaves of this.
+    let file = Builder::new()
+        .prefix(".vprof-")
+        .permissions(Permissions::from_mode(0o666))
+        .tempfile_in(parent)
+        .map_err(|error| Error::file("write a file in", parent, error))?;
+    Ok(Sink::Beside(BufWriter::new(file)))
+}
+
+/// Whether it is a profile. A file that can't be read is none that is known.
+fn is_database(path: &Path) -> bool {
+    let mut head = [0; 16];
+    File::open(path).and_then(|mut file| file.read_exact(&mut head)).is_ok() && head == *SQLITE_MAGIC
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(path: &Path, force: bool, text: &str) -> Result<(), Error> {
+        let mut output = Output::open(path, force)?;
+        output.writer().write_all(text.as_bytes()).map_err(|error| output.error(error))?;
+        output.finish()
+    }
+
+    #[test]
+    fn a_file_is_replaced_only_by_force_and_a_profile_never() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("out.folded");
+        write(&path, false, "one").unwrap();
+        assert!(matches!(write(&path, false, "two"), Err(Error::ExportExists(_))));
+        write(&path, true, "three").unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "three");
+        fs::write(&path, b"SQLite format 3\0 and more").unwrap();
+        assert!(matches!(write(&path, true, "four"), Err(Error::ExportOverProfile(_))));
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1, "nothing stays beside it");
+    }
+
+    #[test]
+    fn what_is_not_finished_is_not_there() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("out.folded");
+        let mut output = Output::open(&path, false).unwrap();
+        output.writer().write_all(b"half").unwrap();
+        drop(output);
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
+        assert!(write(&directory.path().join("no/such/place"), false, "").is_err());
+        assert!(write(directory.path(), true, "").is_err());
+        write(Path::new("/dev/null"), false, "gone").unwrap();
+        assert!(write(Path::new("/dev/full"), false, "no room").is_err());
+    }
+}

@@ -1,0 +1,89 @@
+//! Stacks as text: `process;main;work;read 1234`, outermost first.
+//!
+//! Read by flamegraph.pl, inferno, speedscope and many more. Frames are separated by semicolons and the number by the last
+//! blank, so semicolons within names become escapes, as do line ends.
+
+use std::collections::HashMap;
+use std::io::Write;
+
+use sampler::batch::FrameKind;
+use sampler::report::Recording;
+
+use crate::sums::{Sum, Sums};
+use crate::text::{plain_without, symbol};
+use crate::{Count, ExportError, Request, Root};
+
+/// What each frame of a recording is in a folded line.
+pub(crate) struct Names<'a> {
+    recording: &'a Recording,
+    functions: Vec<String>,
+    /// Mark code by its kind, as FlameGraph's palettes know it: `_[k]` in the kernel, `_[i]` inlined.
+    marked: bool,
+}
+
+impl<'a> Names<'a> {
+    pub(crate) fn new(recording: &'a Recording, marked: bool) -> Self {
+        let name = |function| plain_without(symbol(function), &[';']).into_owned();
+        Self { recording, functions: recording.functions.iter().map(name).collect(), marked }
+    }
+
+    /// Appends the frames of a stack, outermost first, each with a semicolon before it unless it is the first.
+    pub(crate) fn append(&self, stack: u32, line: &mut String) {
+        let mut frames: Vec<u32> = self.recording.frames_of(stack).collect();
+        frames.reverse();
+        for frame in frames {
+            let entries = self.recording.entries_of(frame);
+            for (depth, entry) in entries.iter().enumerate().rev() {
+                if !line.is_empty() {
+                    line.push(';');
+                }
+                let place = entry.function as usize;
+                line.push_str(self.functions.get(place).map_or("[unknown]", String::as_str));
+                if self.marked {
+                    let kind = self.recording.functions.get(place).map(|function| function.kind);
+                    line.push_str(match kind {
+                        _ if depth + 1 < entries.len() => "_[i]",
+                        Some(FrameKind::Kernel) => "_[k]",
+                        _ => "",
+                    });
+                }
+            }
+        }
+    }
+}
+
+/// All stacks as text with their numbers, in the order of text.
+pub(crate) fn lines(recording: &Recording, (root, count): (Root, Count), marked: bool) -> Vec<(String, u64)> {
+    let sums = Sums::new(recording, root);
+    let names = Names::new(recording, marked);
+    let roots: Vec<String> = sums
+        .roots
+        .iter()
+        .map(|names| {
+            names.iter().map(|name| plain_without(name, &[';']).into_owned()).collect::<Vec<_>>().join(";")
+        })
+        .collect();
+    // Stacks of different addresses may have the same names.
+    let mut all: HashMap<String, Sum> = HashMap::with_capacity(sums.stacks.len());
+    for (root, stack, sum) in &sums.stacks {
+        let mut line = roots.get(*root as usize).cloned().unwrap_or_default();
+        names.append(*stack, &mut line);
+        all.entry(line).or_default().add(*sum);
+    }
+    let mut lines: Vec<(String, u64)> =
+        all.into_iter().map(|(line, sum)| (line, sum.number(count))).collect();
+    lines.sort_unstable();
+    lines
+}
+
+/// Writes the format.
+pub(crate) fn write(
+    recording: &Recording,
+    request: &Request,
+    out: &mut dyn Write,
+) -> Result<(), ExportError> {
+    for (line, number) in lines(recording, (request.root, request.count), false) {
+        writeln!(out, "{line} {number}")?;
+    }
+    Ok(())
+}

@@ -1,0 +1,123 @@
+//! Writes profiles in formats that other programs read.
+//!
+//! ```no_run
+//! use std::path::Path;
+//!
+//! let profile = sampler::Profile::open(Path::new("vprof.vprof"))?;
+//! let request = export::Request::new(export::Format::Folded);
+//! let mut text = Vec::new();
+//! export::write(&profile, &request, &mut text, &mut |_, _| {})?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! [`write`] reads the chosen part of a profile as a [`Recording`] and hands it to the module of the format. All text of the
+//! guest goes through [`text`] first. Nothing here knows a terminal or a file.
+
+mod csv;
+mod firefox;
+mod flamegraph;
+mod folded;
+mod format;
+mod parquet;
+mod perf_script;
+mod pprof;
+mod rows;
+mod sums;
+#[cfg(test)]
+mod tests;
+pub mod text;
+
+use std::io::{self, Write};
+
+use sampler::report::{Filter, Recording, RecordingRequest, ReportError};
+use sampler::{Profile, ProfileError};
+
+pub use flamegraph::write_difference;
+pub use format::{Count, Format, Root};
+
+/// What shall be written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Request {
+    /// In which format.
+    pub format: Format,
+    /// Which part of the profile.
+    pub filter: Filter,
+    /// What stands at the root of stacks, in formats without a place of its own for processes and threads.
+    pub root: Root,
+    /// What numbers count, in formats that have only one.
+    pub count: Count,
+    /// What the profile is called, in formats that have a title.
+    pub title: String,
+}
+
+impl Request {
+    /// All of a profile in this format.
+    pub fn new(format: Format) -> Self {
+        let (filter, root, count) = (Filter::default(), Root::default(), Count::default());
+        Self { format, filter, root, count, title: "vprof".to_owned() }
+    }
+}
+
+/// Why an export failed.
+#[derive(Debug, thiserror::Error)]
+pub enum ExportError {
+    /// The profile could not be read.
+    #[error(transparent)]
+    Read(#[from] ReportError),
+    /// The output could not be written.
+    #[error("can't write the export: {0}")]
+    Write(#[from] io::Error),
+    /// There is nothing to write.
+    #[error("the chosen part of the profile has no samples in the guest: there is nothing to export as {0}")]
+    Empty(Format),
+    /// The format can not hold it.
+    #[error("{format} can't hold this profile: {reason}")]
+    TooMuch {
+        /// The format.
+        format: Format,
+        /// What does not fit.
+        reason: String,
+    },
+}
+
+impl From<ProfileError> for ExportError {
+    fn from(error: ProfileError) -> Self {
+        Self::Read(error.into())
+    }
+}
+
+/// Writes the chosen part of a profile to `out`. `progress` is told now and then how many samples are done, and of how many.
+///
+/// # Errors
+/// See [`ExportError`]. What was written before an error is not complete.
+pub fn write(
+    profile: &Profile,
+    request: &Request,
+    out: &mut dyn Write,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<(), ExportError> {
+    let wanted = RecordingRequest { filter: request.filter.clone(), idle: request.format.shows_idle() };
+    let recording = Recording::read(profile, &wanted, progress)?;
+    write_recording(&recording, request, out)?;
+    Ok(out.flush()?)
+}
+
+/// Like [`write`], of what is read already.
+///
+/// # Errors
+/// See [`ExportError`].
+pub fn write_recording(
+    recording: &Recording,
+    request: &Request,
+    out: &mut dyn Write,
+) -> Result<(), ExportError> {
+    match request.format {
+        Format::Folded => folded::write(recording, request, out),
+        Format::Flamegraph => flamegraph::write(recording, request, out),
+        Format::Firefox => firefox::write(recording, request, out),
+        Format::Pprof => pprof::write(recording, request, out),
+        Format::PerfScript => perf_script::write(recording, request, out),
+        Format::Csv => csv::write(recording, request, out),
+        Format::Parquet => parquet::write(recording, request, out),
+    }
+}

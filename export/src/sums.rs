@@ -1,0 +1,89 @@
+//! Samples with the same stack and the same root as one.
+
+use std::collections::HashMap;
+
+use sampler::report::Recording;
+
+use crate::{Count, Root, text};
+
+/// Samples of one stack.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(crate) struct Sum {
+    /// Samples.
+    pub samples: u64,
+    /// Their time, ns.
+    pub ns: f64,
+}
+
+impl Sum {
+    /// Both together.
+    pub(crate) fn add(&mut self, other: Self) {
+        self.samples += other.samples;
+        self.ns += other.ns;
+    }
+
+    /// As a whole number: samples or us, at least 1.
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "rounded and not negative; the cast saturates"
+    )]
+    pub(crate) fn number(self, count: Count) -> u64 {
+        match count {
+            Count::Samples => self.samples,
+            Count::Time => (self.ns / 1e3).round() as u64,
+        }
+        .max(1)
+    }
+}
+
+/// Stacks by what stands at their root.
+#[derive(Debug)]
+pub(crate) struct Sums {
+    /// Names above the outermost frame.
+    pub roots: Vec<Vec<String>>,
+    /// Place of the root, place of the stack, sum: in the order of both.
+    pub stacks: Vec<(u32, u32, Sum)>,
+}
+
+impl Sums {
+    /// Sums of all samples.
+    pub(crate) fn new(recording: &Recording, root: Root) -> Self {
+        let mut roots: Vec<Vec<String>> = Vec::new();
+        let mut known: HashMap<Vec<String>, u32> = HashMap::new();
+        let of_owner: Vec<u32> = recording
+            .owners
+            .iter()
+            .map(|owner| {
+                *known.entry(text::roots(recording, owner, root)).or_insert_with_key(|names| {
+                    roots.push(names.clone());
+                    u32::try_from(roots.len() - 1).unwrap_or(u32::MAX)
+                })
+            })
+            .collect();
+        let mut keyed: Vec<(u32, u32, Sum)> = Vec::new();
+        // By stack, of which there are many, then by root, of which each stack has few.
+        let mut first: Vec<Vec<(u32, u32)>> = vec![Vec::new(); recording.stacks.len()];
+        for sample in &recording.samples {
+            let (Some(&root), Some(list)) =
+                (of_owner.get(sample.owner as usize), first.get_mut(sample.stack as usize))
+            else {
+                continue;
+            };
+            let place = match list.iter().find(|(of, _)| *of == root) {
+                Some((_, place)) => *place,
+                None => {
+                    let place = u32::try_from(keyed.len()).unwrap_or(u32::MAX);
+                    keyed.push((root, sample.stack, Sum::default()));
+                    list.push((root, place));
+                    place
+                }
+            };
+            if let Some((_, _, sum)) = keyed.get_mut(place as usize) {
+                sum.add(Sum { samples: 1, ns: sample.weight_ns });
+            }
+        }
+        keyed.sort_unstable_by_key(|(root, stack, _)| (*root, *stack));
+        Self { roots, stacks: keyed }
+    }
+}

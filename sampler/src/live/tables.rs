@@ -44,6 +44,7 @@ pub enum Span {
 
 /// How somebody wants to look.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct View {
     /// The time to speak of.
     pub span: Span,

@@ -3,6 +3,7 @@
 mod ctl;
 mod parse;
 mod simulate;
+mod top;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -18,6 +19,7 @@ use parse::{
     by_parser, parse_memory, parse_positive_time, parse_precision, parse_rate, parse_span, sort_parser,
 };
 pub use simulate::SimulateArgs;
+pub use top::TopArgs;
 
 const TEMPLATE: &str = "\
 {about-with-newline}
@@ -46,6 +48,7 @@ Examples:
   vprof rusage vprof.vprof                 what the guest told of its CPU time, and the truth
   vprof query vprof.vprof \"SELECT mode, count(*) FROM v_samples GROUP BY mode\"
   vprof symbolize vprof.vprof --debug-dir /usr/lib/debug
+  vprof top                                watch the run that goes on
   vprof ctl mark \"here\"                    steer a run that goes on
   vprof doctor                             what this machine can do
 ";
@@ -56,6 +59,7 @@ Examples:
   vprof run guest.img --snapshot -d 20s    20 seconds, write nothing to the image
   vprof run guest.img --cpus 4 --memory 2G -F 5000 -o busy.vprof
   vprof run guest.img -- sha256sum /big    a command, in images of `xtask image`
+  vprof run guest.img --top                live on this terminal, `?` for help
   vprof run vmlinuz --initrd initrd.img --disk root.img --append root=/dev/vda
 ";
 
@@ -183,6 +187,8 @@ pub enum Command {
     Query(QueryArgs),
     /// Name the user code of a profile by debug files
     Symbolize(SymbolizeArgs),
+    /// Watch a run that goes on, live on the terminal
+    Top(TopArgs),
     /// Look at a run that goes on, and steer it
     Ctl(CtlArgs),
     /// Profile made-up machines whose truth is known: how right estimates are
@@ -298,6 +304,10 @@ pub struct RunArgs {
     /// [default: PID.sock in $XDG_RUNTIME_DIR/vprof or /tmp/vprof-UID]
     #[arg(long, value_name = "SOCKET", help_heading = "Output")]
     pub control: Option<PathBuf>,
+
+    /// Show the run live on this terminal, as `vprof top` does; the summary follows at its end
+    #[arg(long, conflicts_with_all = ["quiet", "verbose"], help_heading = "Output")]
+    pub top: bool,
 
     /// Print the report as JSON (docs/json.md) at the end
     #[arg(long, help_heading = "Output")]

@@ -20,6 +20,7 @@ mod rusage;
 mod simulate;
 mod stat;
 mod symbolize;
+mod top;
 
 use std::process::ExitCode;
 
@@ -45,6 +46,7 @@ fn main() -> ExitCode {
         Command::Query(args) => query::command(&args),
         Command::Symbolize(args) => symbolize::command(&args),
         Command::Simulate(args) => simulate::command(&args),
+        Command::Top(args) => top::command(&args),
         Command::Ctl(args) => control::ctl::command(&args),
         Command::Doctor(args) => doctor::command(&args),
         Command::Completions { shell } => {

@@ -100,3 +100,43 @@ impl Run for Remote {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use sampler::live::{Snapshot, Span};
+    use serde_json::json;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn looks_and_refusals_come_until_the_end() {
+        let (own, far) = StdStream::pair().unwrap();
+        far.set_nonblocking(true).unwrap();
+        let mut far = UnixStream::from_std(far).unwrap();
+        let view = View { span: Span::Run, rows: 3 };
+        let mut remote = Remote::new(own, view, Duration::from_millis(250)).await.unwrap();
+        remote.send(Command::Mark("here".to_owned())).await.unwrap();
+        let (reader, mut writer) = far.split();
+        let mut asked = BufReader::new(reader).lines();
+        let watch = asked.next_line().await.unwrap().unwrap();
+        assert_eq!(watch, r#"{"do":"watch","view":{"span":"run","rows":3},"every_ms":250}"#);
+        assert_eq!(asked.next_line().await.unwrap().unwrap(), r#"{"do":"mark","text":"here"}"#);
+        let look = Snapshot { time_s: 2.5, ..Snapshot::default() };
+        let lines =
+            format!("{{\"ok\":{{}}}}\n{}\n{{\"error\":\"bu\\u001bsy\"}}\n", json!({ "snapshot": look }));
+        let (first, second) = lines.split_at(30);
+        writer.write_all(first.as_bytes()).await.unwrap();
+        // What came before it was dropped is not lost.
+        let waited = tokio::time::timeout(Duration::ZERO, remote.next()).await;
+        assert!(waited.is_err());
+        writer.write_all(second.as_bytes()).await.unwrap();
+        assert_eq!(remote.next().await, Event::Look(Box::new(look)));
+        assert_eq!(remote.next().await, Event::Told("bu\\x1bsy".to_owned()));
+        writer.write_all(b"[]\n").await.unwrap();
+        assert!(matches!(remote.next().await, Event::Ended(why) if why.contains("not understood")));
+        drop(asked);
+        drop(far);
+        assert_eq!(remote.next().await, Event::Ended("the run has ended".to_owned()));
+        remote.send(Command::End).await.unwrap();
+    }
+}

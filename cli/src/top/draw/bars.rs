@@ -3,7 +3,7 @@
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::Style;
-use sampler::live::{ModeShares, VcpuShare};
+use sampler::live::{ModeShares, Snapshot, VcpuShare};
 
 use super::put_right;
 use super::theme::Theme;
@@ -88,6 +88,13 @@ fn fit(width: u16, vcpus: &[VcpuShare]) -> (Vec<Figure>, u16) {
     }
     let width = strip(&figures);
     (figures, width)
+}
+
+/// Rows for the vCPUs where there is room for so many; all rows but the last have as many vCPUs.
+pub fn rows(look: &Snapshot, most: u16) -> u16 {
+    let count = look.vcpus.len();
+    let each = count.div_ceil(usize::from(most.max(1))).max(1);
+    u16::try_from(count.div_ceil(each)).unwrap_or(most).max(1)
 }
 
 /// Draws a heading, where there is a row for it, and a row for each vCPU or for several.

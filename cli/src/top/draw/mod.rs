@@ -52,9 +52,8 @@ fn main(buffer: &mut Buffer, area: Rect, state: &mut State, theme: Theme) {
     let low = area.height < LOW;
     let [header, rest] = split(area, if low { 1 } else { 2 });
     header::draw(buffer, header, state, theme);
-    let vcpus = u16::try_from(state.look.vcpus.len()).unwrap_or(u16::MAX);
-    let rows = vcpus.min(area.height.saturating_sub(5) / 3).max(1) + u16::from(!low);
-    let [bars, rest] = split(rest, rows);
+    let [bars, rest] =
+        split(rest, bars::rows(&state.look, area.height.saturating_sub(5) / 3) + u16::from(!low));
     bars::draw(buffer, bars, state, theme);
     pane::draw(buffer, rest, state, theme);
 }

@@ -10,13 +10,14 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use sampler::report::{By, ModeGroup};
+use sampler::report::{By, ModeGroup, Source};
 use sampler::{ClockKind, Sort};
 
 pub use ctl::{CtlArgs, CtlCommand};
 pub use parse::{Span, rate_in_range};
 use parse::{
-    by_parser, parse_memory, parse_positive_time, parse_precision, parse_rate, parse_span, sort_parser,
+    by_parser, parse_census, parse_memory, parse_positive_time, parse_precision, parse_rate, parse_span,
+    sort_parser,
 };
 pub use simulate::SimulateArgs;
 pub use top::TopArgs;
@@ -37,20 +38,11 @@ Exit codes:
 
 const EXAMPLES: &str = "\
 Examples:
-  vprof run guest.img                      boot it, profile it; Ctrl-] ends it
-  vprof run guest.img --snapshot -d 20s    20 seconds, the image stays as it is
+  vprof run guest.img -d 20s               boot it, profile it for 20 seconds
   vprof run guest.img -- gzip -k /big      profile one command
-  vprof report vprof.vprof                 the summary again
-  vprof report vprof.vprof --by function   by function, instruction, line, thread, cgroup ...
-  vprof report vprof.vprof --callers clear_page_erms
-  vprof annotate clear_page_erms vprof.vprof
-  vprof stat vprof.vprof                   where the time of each vCPU went
-  vprof rusage vprof.vprof                 what the guest told of its CPU time, and the truth
-  vprof query vprof.vprof \"SELECT mode, count(*) FROM v_samples GROUP BY mode\"
-  vprof symbolize vprof.vprof --debug-dir /usr/lib/debug
-  vprof top                                watch the run that goes on
-  vprof ctl mark \"here\"                    steer a run that goes on
-  vprof doctor                             what this machine can do
+  vprof report vprof.vprof --by function   by function, line, thread, cgroup, system call ...
+  vprof stat vprof.vprof                   where the time of each vCPU went, exactly
+  vprof top                                a run that goes on, live on the terminal
 ";
 
 const RUN_EXAMPLES: &str = "\
@@ -83,6 +75,7 @@ Examples:
   vprof report vprof.vprof --by thread --cgroup nginx.service
   vprof report vprof.vprof --callers clear_page_erms --depth 4
   vprof report vprof.vprof --callees do_syscall_64 --process gzip
+  vprof report vprof.vprof --states --process postgres
   vprof report vprof.vprof --json | jq .processes[0]
 ";
 
@@ -157,7 +150,7 @@ Exit codes: 0 done, also if no debug file was found; 1 failed; 2 the command lin
 #[derive(Debug, Parser)]
 #[command(
     name = "vprof",
-    version,
+    version = env!("VPROF_VERSION"),
     before_help = EXAMPLES,
     after_help = EXIT_CODES,
     help_template = "{about-with-newline}\n{before-help}{usage-heading} {usage}\n\n{all-args}{after-help}",
@@ -195,6 +188,12 @@ pub enum Command {
     Simulate(SimulateArgs),
     /// Tell what this machine can do, and what `run` will use
     Doctor(DoctorArgs),
+    /// Write manual pages into a directory
+    #[command(hide = true)]
+    Man {
+        /// The directory; made if it is not there
+        directory: PathBuf,
+    },
     /// Print a completion script for a shell
     Completions {
         /// The shell
@@ -283,6 +282,15 @@ pub struct RunArgs {
     #[arg(long, help_heading = "Sampling")]
     pub exact: bool,
 
+    /// How often per second, on average, all tasks are looked at from a thread of its own, to estimate what each did and
+    /// waited for: 0.1 to 1000, at random moments; 0 for never. Fewer where that would take more than 2 % of a CPU
+    #[arg(long, default_value = "10", value_name = "HZ", value_parser = parse_census, help_heading = "Sampling")]
+    pub census: f64,
+
+    /// Threads that use the host's CPUs beside the guest, in the portable host as well: for tests of vprof on a busy host
+    #[arg(long, default_value_t = 0, value_name = "THREADS", hide = true)]
+    pub host_load: u8,
+
     /// End the run after this time, like 20s, 500ms or 2m
     #[arg(long, short = 'd', value_name = "TIME", value_parser = parse_positive_time, help_heading = "Sampling")]
     pub duration: Option<Duration>,
@@ -345,6 +353,12 @@ pub struct ReportArgs {
     #[arg(long, conflicts_with_all = ["by", "callers", "callees", "sort", "instance", "cgroup", "thread", "symbol", "mode", "cpu", "time"])]
     pub exact: bool,
 
+    /// What each task did: time on a CPU, waiting for one, asleep and what for. Exact where `run --exact` has measured it,
+    /// else estimated by the census, with intervals; --states=exact and --states=census choose one
+    #[arg(long, value_enum, value_name = "SOURCE", num_args = 0..=1, require_equals = true, default_missing_value = "best",
+        conflicts_with_all = ["exact", "by", "callers", "callees", "sort", "symbol", "mode", "cpu"])]
+    pub states: Option<StatesFrom>,
+
     /// How many calls deep --callers and --callees look
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub depth: u32,
@@ -364,6 +378,27 @@ pub struct ReportArgs {
     /// Which part of the profile.
     #[command(flatten)]
     pub filter: FilterArgs,
+}
+
+/// `--states`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum StatesFrom {
+    /// Exact times where there are some, else the census
+    Best,
+    /// Exact times
+    Exact,
+    /// The census
+    Census,
+}
+
+impl From<StatesFrom> for Source {
+    fn from(from: StatesFrom) -> Self {
+        match from {
+            StatesFrom::Best => Self::Best,
+            StatesFrom::Exact => Self::Exact,
+            StatesFrom::Census => Self::Census,
+        }
+    }
 }
 
 /// Which part of a profile a command looks at.
@@ -468,17 +503,9 @@ pub struct RusageArgs {
     #[arg(short = 'p', long, value_name = "NAME|PID")]
     pub process: Option<String>,
 
-    /// Rows per table; 0 for all
-    #[arg(short = 'n', long, default_value_t = 10, value_name = "ROWS")]
-    pub rows: usize,
-
-    /// Print JSON (docs/json.md); always all rows
-    #[arg(long, conflicts_with = "csv")]
-    pub json: bool,
-
-    /// Print CSV (RFC 4180) with a heading; always all rows
-    #[arg(long)]
-    pub csv: bool,
+    /// How it is shown.
+    #[command(flatten)]
+    pub shown: TableArgs,
 }
 
 /// `vprof stat`.
@@ -504,6 +531,14 @@ pub struct StatArgs {
     #[arg(short = 'C', long, visible_alias = "vcpu", value_name = "N")]
     pub cpu: Option<u8>,
 
+    /// How it is shown.
+    #[command(flatten)]
+    pub shown: TableArgs,
+}
+
+/// How tables are shown.
+#[derive(Debug, Args)]
+pub struct TableArgs {
     /// Rows per table; 0 for all
     #[arg(short = 'n', long, default_value_t = 10, value_name = "ROWS")]
     pub rows: usize,

@@ -6,11 +6,13 @@
 
 mod annotate;
 mod args;
+mod config;
 mod control;
 mod debuginfod;
 mod doctor;
 mod errors;
 mod image;
+mod man;
 mod portable;
 mod query;
 mod render;
@@ -24,7 +26,7 @@ mod top;
 
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser};
+use clap::{CommandFactory, FromArgMatches};
 
 use args::{Cli, Command};
 
@@ -37,7 +39,15 @@ fn main() -> ExitCode {
     unsafe {
         libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
     }
-    let result = match Cli::parse().command {
+    let command = match config::apply(Cli::command()) {
+        Ok(command) => command,
+        Err(error) => {
+            eprintln!("vprof: {error}");
+            return ExitCode::from(errors::ExitCode::Usage.number());
+        }
+    };
+    let cli = Cli::from_arg_matches(&command.get_matches()).unwrap_or_else(|error| error.exit());
+    let result = match cli.command {
         Command::Run(args) => run::command(&args),
         Command::Report(args) => report::command(&args),
         Command::Rusage(args) => rusage::command(&args),
@@ -49,6 +59,7 @@ fn main() -> ExitCode {
         Command::Top(args) => top::command(&args),
         Command::Ctl(args) => control::ctl::command(&args),
         Command::Doctor(args) => doctor::command(&args),
+        Command::Man { directory } => man::command(&Cli::command(), &directory),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "vprof", &mut script);

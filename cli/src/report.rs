@@ -3,12 +3,12 @@
 use std::io::{self, IsTerminal, Write};
 use std::path::Path;
 
-use sampler::report::{Direction, ExactReport, Request, TreeRequest};
+use sampler::report::{Direction, ExactReport, Request, Source, StateReport, TreeRequest};
 use sampler::{Filter, Profile, Report};
 
 use crate::args::{FilterArgs, ReportArgs};
 use crate::errors::{Error, ExitCode};
-use crate::render::{Page, by, exact, summary, tree};
+use crate::render::{Page, by, exact, states, summary, tree};
 
 /// Rows per table at the end of a run.
 const SUMMARY_ROWS: usize = 10;
@@ -20,6 +20,9 @@ const TREE_ROWS: usize = 50;
 pub fn command(args: &ReportArgs) -> Result<ExitCode, Error> {
     if args.exact {
         return exact_report(args);
+    }
+    if let Some(from) = args.states {
+        return state_report(args, from.into());
     }
     let request = request(args);
     let profile = Profile::open(&args.profile)?;
@@ -50,6 +53,20 @@ fn exact_report(args: &ReportArgs) -> Result<ExitCode, Error> {
     } else {
         let rows = all_for_zero(args.rows.unwrap_or(SUMMARY_ROWS));
         let text = exact::render(&report, rows, Page::stdout());
+        io::stdout().lock().write_all(text.as_bytes()).map_err(stdout_error)?;
+    }
+    Ok(ExitCode::Done)
+}
+
+/// `report --states`.
+fn state_report(args: &ReportArgs, source: Source) -> Result<ExitCode, Error> {
+    let profile = Profile::open(&args.profile)?;
+    let report = StateReport::read(&profile, &filter(&args.filter), source)?;
+    if args.json {
+        write_json(&report)?;
+    } else {
+        let rows = all_for_zero(args.rows.unwrap_or(SUMMARY_ROWS));
+        let text = states::render(&report, rows, Page::stdout());
         io::stdout().lock().write_all(text.as_bytes()).map_err(stdout_error)?;
     }
     Ok(ExitCode::Done)

@@ -19,14 +19,14 @@ pub fn command(args: &RusageArgs) -> Result<ExitCode, Error> {
     if rusage.processes.is_empty() && rusage.cpus.is_empty() {
         return Err(Error::NoBooks(args.profile.clone()));
     }
-    if args.json {
+    if args.shown.json {
         write_json(&rusage)?;
         return Ok(ExitCode::Done);
     }
-    let text = if args.csv {
+    let text = if args.shown.csv {
         render::as_csv(&rusage)
     } else {
-        render::render(&rusage, all_for_zero(args.rows), Page::stdout().for_summary())
+        render::render(&rusage, all_for_zero(args.shown.rows), Page::stdout().for_summary())
     };
     io::stdout().lock().write_all(text.as_bytes()).map_err(stdout_error)?;
     Ok(ExitCode::Done)

@@ -31,7 +31,7 @@ pub fn command(args: &StatArgs) -> Result<ExitCode, Error> {
         }
         Ok(stat.of_vcpu(vcpu))
     };
-    if args.csv {
+    if args.shown.csv {
         print(&render::csv_heading())?;
     }
     let first = look()?;
@@ -81,12 +81,12 @@ fn next(
 }
 
 fn show(args: &StatArgs, stat: &Stat, again: bool) -> Result<(), Error> {
-    match (args.json, args.csv) {
+    match (args.shown.json, args.shown.csv) {
         (true, _) => write_json(stat),
         (_, true) => print(&render::as_csv(stat)),
         _ => {
             let page = Page::stdout().for_summary();
-            let text = render::render(stat, all_for_zero(args.rows), page);
+            let text = render::render(stat, all_for_zero(args.shown.rows), page);
             let redrawn = again && io::stdout().is_terminal() && page.style == Style::Terminal;
             print(&if redrawn { format!("{CLEAR}{text}") } else { text + if again { "\n" } else { "" } })
         }

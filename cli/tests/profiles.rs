@@ -282,3 +282,18 @@ fn doctor_speaks_json() {
     let expected = if found["host"].is_null() { 4 } else { 0 };
     assert_eq!(output.status.code(), Some(expected));
 }
+
+#[test]
+fn states_of_tasks_need_a_census_or_exact_data() {
+    let profile = Profile::new();
+    for from in ["--states", "--states=census", "--states=exact"] {
+        let output = profile.report(&[from]);
+        assert_eq!(output.status.code(), Some(1), "{}", stdout(&output));
+        let sentence = stderr(&output);
+        assert!(sentence.trim().lines().count() == 1, "{sentence}");
+        assert!(sentence.contains("does not tell what tasks did"), "{sentence}");
+    }
+    for wrong in [&["--states=guess"][..], &["--states", "--by", "function"], &["--states", "--exact"]] {
+        assert_eq!(profile.report(wrong).status.code(), Some(2), "{wrong:?}");
+    }
+}

@@ -38,6 +38,11 @@ fuzz_target!(|input: Input| {
             let _ = reader.read(&memory, cpu);
         }
     }
+    if let Ok(census) = kernel.task_census(&memory) {
+        let mut seen = 0;
+        let _ = census.walk(&memory, |_| seen += 1);
+        assert!(seen <= 1 << 17);
+    }
     let _ = kernel.stack_reader(&memory);
     let _ = kernel.interrupts(&memory);
     let _ = kernel.system_calls(&memory);

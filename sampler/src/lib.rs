@@ -2,6 +2,7 @@
 
 pub mod batch;
 pub mod bench;
+mod census;
 pub mod clock;
 mod collector;
 pub mod estimate;

@@ -25,6 +25,7 @@ use symbols::{StackCopy, StackReader};
 use vmm::{GuestMemoryMmap, Machine, Observer, monotonic_ns};
 
 use crate::batch::{EventRow, Sink, SinkError};
+use crate::census::{Notes, Plan};
 use crate::clock::{ClockKind, Intervals};
 use crate::collector::aim::Aim;
 use crate::collector::console::ConsoleQueue;
@@ -68,6 +69,8 @@ pub struct SessionConfig {
     pub stack_depth: usize,
     /// Exact mode: events of tasks and interrupts besides the samples.
     pub exact: bool,
+    /// Mean moments per second at which all tasks are looked at; 0 for none.
+    pub census_hz: f64,
     /// The precision after which the session is [`Session::precise`]: half the interval of the largest share, as a part
     /// of the whole.
     pub precision: Option<f64>,
@@ -283,6 +286,16 @@ impl Session {
                 sampler.record_events(recorder);
             }
         }
+        if config.census_hz > 0.0 {
+            let readers = Arc::clone(&readers);
+            collector.take_census(Notes::new(Plan {
+                hz: config.census_hz,
+                seed: config.seed,
+                vcpus: config.vcpus,
+                readers,
+                zero_ns,
+            }));
+        }
         let stack_depth = config.stack_depth;
         (Session { shared, readers, stack_depth, files, idle: Some(collector), running: None }, samplers)
     }
@@ -446,6 +459,7 @@ fn first_meta(config: &SessionConfig) -> Vec<(String, String)> {
         ("seed", config.seed.to_string()),
         ("vcpus", config.vcpus.to_string()),
         ("exact", u8::from(config.exact).to_string()),
+        ("census_hz", config.census_hz.to_string()),
     ];
     let aim = config.precision.map(|wanted| ("until_precision", wanted.to_string()));
     own.into_iter()

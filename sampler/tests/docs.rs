@@ -5,12 +5,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use sampler::batch::{
-    Batch, ExactVcpuRow, FrameRow, InstanceRow, InterruptTimeRow, Sink, StackRow, TaskLifeRow, TaskStateRow,
-    ThreadRow, WakeupRow,
+    Batch, CensusMomentRow, CensusStateRow, ExactVcpuRow, FrameRow, InstanceRow, InterruptTimeRow, Sink,
+    StackRow, TaskLifeRow, TaskStateRow, ThreadRow, WakeupRow,
 };
 use sampler::exact::{Cause, State};
 use sampler::profile::{Table, Value as Cell};
-use sampler::report::{By, Direction, ExactReport, ModeGroup, Request, TreeRequest};
+use sampler::report::{
+    By, Direction, ExactReport, Known, ModeGroup, ReportError, Request, Source, StateReport, TreeRequest,
+};
 use sampler::rusage::Rusage;
 use sampler::simulate::{Options, Study, study};
 use sampler::stat::Stat;
@@ -189,6 +191,84 @@ fn an_exact_report_fits_its_schema() {
     }
     let nobody = ExactReport::read(&profile, Some("sleeper#1")).unwrap_err().to_string();
     assert!(nobody.contains("sleeper#1"), "{nobody}");
+}
+
+/// A profile whose census saw one thread asleep, running and gone, and another at all moments.
+fn census_profile(path: &Path, meta: &[(&str, &str)]) -> Profile {
+    let row = |tid, moment, state, cause| CensusStateRow { instance: 1, tid, moment, state, cause, stack: 0 };
+    let moments =
+        (1..=40_u64).map(|id| CensusMomentRow { id, time_ns: id * 100_000_000, late_ns: 0, stretch: 0 });
+    let batch = Batch {
+        meta: meta.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect(),
+        instances: vec![InstanceRow { id: 1, pid: 7, comm: "sleeper".into(), ..InstanceRow::default() }],
+        threads: vec![ThreadRow { instance: 1, tid: 8, comm: "worker".into() }],
+        census_moments: moments.collect(),
+        census_states: vec![
+            row(8, 1, Some(State::Sleep), Cause::Pipe),
+            row(8, 11, Some(State::Running), Cause::None),
+            row(8, 21, None, Cause::None),
+            row(9, 1, Some(State::Disk), Cause::Block),
+        ],
+        ..Batch::default()
+    };
+    let mut writer = ProfileWriter::create(path, false).expect("a profile");
+    writer.write(&batch).expect("room");
+    writer.finish().expect("room");
+    Profile::open(path).expect("a profile")
+}
+
+#[test]
+fn states_fit_their_schema() {
+    let text = document("json.md");
+    let section = text.split("# `vprof report --states --json`").nth(1).expect("a section");
+    let schema: Value = serde_json::from_str(blocks(section, "json")[0]).expect("the schema is JSON");
+    let directory = tempfile::tempdir().expect("a directory");
+    let exact = exact_profile(&directory.path().join("exact.vprof"));
+    let all = Filter::default();
+    let report = StateReport::read(&exact, &all, Source::Best).expect("exact times");
+    check(&serde_json::to_value(&report).expect("JSON"), &schema, "report");
+    let task = &report.tasks[0];
+    assert_eq!((report.source, report.census.is_some()), (Known::Exact, false));
+    assert!((task.states.iter().map(|state| state.s).sum::<f64>() - task.life_s).abs() < 1e-12, "{task:?}");
+    assert!((task.running.s - 500e-9).abs() < 1e-12 && task.running.low_s == task.running.high_s);
+    assert!(matches!(StateReport::read(&exact, &all, Source::Census), Err(ReportError::NoStates(_))));
+
+    let meta = [("census_hz", "10"), ("census_from_ns", "0"), ("duration_ns", "4000000000")];
+    let census = census_profile(&directory.path().join("census.vprof"), &meta);
+    let report = StateReport::read(&census, &all, Source::Best).expect("a census");
+    check(&serde_json::to_value(&report).expect("JSON"), &schema, "report");
+    assert_eq!((report.source, report.tasks.len()), (Known::Census, 2));
+    let task = &report.tasks[0];
+    assert_eq!((task.task.tid, task.task.thread.as_deref()), (8, Some("worker")));
+    assert!((task.life_s - 2.0).abs() < 1e-9 && (task.running.s - 1.0).abs() < 1e-9, "{task:?}");
+    assert!((task.running.share - 0.5).abs() < 1e-9 && task.running.low_s < 1.0 && task.running.high_s > 1.0);
+    assert_eq!((task.waits[0].state.as_str(), task.waits[0].cause.as_str()), ("sleep", "pipe"));
+    let half = Filter { to_ns: Some(1_050_000_000), ..Filter::default() };
+    let report = StateReport::read(&census, &half, Source::Best).expect("a part of it");
+    let sleeper = report.tasks.iter().find(|task| task.task.tid == 8).expect("the task");
+    assert!((sleeper.waits[0].share - 1.0).abs() < 1e-9 && sleeper.running.s == 0.0, "{sleeper:?}");
+    let one = Filter { thread: Some("worker".into()), process: Some("sleeper".into()), ..Filter::default() };
+    assert_eq!(StateReport::read(&census, &one, Source::Best).expect("one").tasks.len(), 1);
+    let view = census.query("SELECT tid, state, moments FROM v_census_states").expect("an answer").rows;
+    assert_eq!(format!("{:?}", view[0]), "[Integer(8), Text(\"running\"), Integer(10)]");
+}
+
+#[test]
+fn a_profile_without_states_says_why() {
+    let directory = tempfile::tempdir().expect("a directory");
+    for (meta, part) in [
+        (vec![("census_hz", "0")], "--census 0"),
+        (vec![("census_hz", "10"), ("census_missing", "no BTF in this kernel")], "no BTF"),
+        (vec![("census_hz", "10")], "too short"),
+    ] {
+        let path = directory.path().join(part.replace(' ', "-"));
+        let meta = meta.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
+        let mut writer = ProfileWriter::create(&path, false).expect("a profile");
+        writer.write(&Batch { meta, ..Batch::default() }).expect("room");
+        let profile = Profile::open(&path).expect("a profile");
+        let error = StateReport::read(&profile, &Filter::default(), Source::Best).unwrap_err().to_string();
+        assert!(error.contains(part) && !error.contains('\n'), "{error}");
+    }
 }
 
 #[test]

@@ -38,6 +38,7 @@ impl Run {
             seed: 1,
             stack_depth,
             exact: false,
+            census_hz: 0.0,
             precision: None,
             meta: Vec::new(),
         };

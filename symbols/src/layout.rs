@@ -5,6 +5,7 @@
 
 use crate::books::BooksLayout;
 use crate::btf::Btf;
+use crate::census::SightLayout;
 use crate::gather::Gather;
 use crate::interrupt::InterruptLayouts;
 use crate::missing::Missing;
@@ -31,6 +32,8 @@ pub(crate) struct Layouts {
     pub(crate) stack: Result<StackLayout, Missing>,
     /// The scheduler's state of a task.
     pub(crate) state: Result<StateLayout, Missing>,
+    /// What else a census reads of a task.
+    pub(crate) sight: Result<SightLayout, Missing>,
     /// How an entry of the ORC tables is laid out; an error in a kernel without them.
     pub(crate) orc: Result<OrcLayout, Missing>,
     pub(crate) process: ProcessLayouts,
@@ -177,6 +180,22 @@ pub(crate) fn first_offset(btf: &Btf, structure: &str, paths: &[&str]) -> Result
         .ok_or_else(|| Missing::NoField(format!("{structure}.{}", paths.first().unwrap_or(&""))))
 }
 
+/// A member that is a small number, whose size is not the same in all kernels.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Number {
+    pub(crate) offset: usize,
+    /// 1, 2 or 4 bytes.
+    pub(crate) bytes: usize,
+}
+
+impl Number {
+    pub(crate) fn new(btf: &Btf, structure: &str, path: &str) -> Result<Self, Missing> {
+        let offset = offset(btf, structure, path)?;
+        let size = btf.member(structure, path).and_then(|member| btf.number_size(member));
+        Ok(Self { offset, bytes: size.filter(|size| [1, 2].contains(size)).unwrap_or(4) })
+    }
+}
+
 impl Layouts {
     /// Looks up everything.
     pub(crate) fn new(btf: &Btf) -> Self {
@@ -188,6 +207,7 @@ impl Layouts {
             apic_id_size: btf.variable_size("x86_cpu_to_apicid"),
             stack: StackLayout::new(btf),
             state: StateLayout::new(btf),
+            sight: SightLayout::new(btf),
             orc: OrcLayout::new(btf),
             process: ProcessLayouts::new(btf),
             books: BooksLayout::new(btf),

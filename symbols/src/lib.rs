@@ -23,6 +23,7 @@ pub mod address;
 mod books;
 mod btf;
 mod bytes;
+mod census;
 pub mod cfi;
 mod current;
 pub mod elf;
@@ -56,6 +57,7 @@ mod view;
 
 pub use address::{PhysAddr, VirtAddr};
 pub use books::{CpuBooks, CpuTime, ProcessBooks, ThreadBooks};
+pub use census::{Sight, TaskCensus, Way};
 pub use current::{Current, CurrentReader};
 pub use interrupt::{InterruptAction, InterruptLine, Interrupts, Softirq, Vector};
 pub use kernel::{FindStep, Kernel};

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use crate::layout::{COMM, Field, TaskLayout, ThreadLayout};
+use crate::layout::{COMM, Field, Number, TaskLayout, ThreadLayout};
 use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
 use crate::view::View;
@@ -42,6 +42,13 @@ pub(crate) trait TaskMemory {
         let mut bytes = [0; N];
         self.read(task, offset, &mut bytes)?;
         Some(bytes)
+    }
+
+    /// A member that is a small number.
+    fn number(&self, task: u64, Number { offset, bytes }: Number) -> Option<u32> {
+        let mut number = [0; 4];
+        self.read(task, offset, number.get_mut(..bytes)?)?;
+        Some(u32::from_le_bytes(number))
     }
 }
 

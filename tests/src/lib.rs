@@ -115,7 +115,12 @@ impl Guest {
         } else {
             command.arg(&self.image).arg("--snapshot");
         }
-        command.arg("-o").arg(&profile).args(&self.options);
+        command
+            .arg("-o")
+            .arg(&profile)
+            .arg("--control")
+            .arg(profile.with_extension("sock"))
+            .args(&self.options);
         if !self.command.is_empty() {
             command.arg("--").args(&self.command);
         }

@@ -80,6 +80,20 @@ impl Running {
         kill(pid, signal).expect("vprof still runs");
     }
 
+    /// What `vprof ctl` says of this run, with `--json`.
+    pub fn ctl(&self, arguments: &[&str]) -> Value {
+        let mut command = Command::new(crate::vprof());
+        command
+            .arg("ctl")
+            .arg("--run")
+            .arg(self.profile.with_extension("sock"))
+            .arg("--json")
+            .args(arguments);
+        let output = command.output().expect("vprof starts");
+        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice(&output.stdout).expect("JSON")
+    }
+
     /// From now on no file that `vprof` writes may grow beyond this many bytes: a full disk.
     pub fn limit_file_size(&self, bytes: u64) {
         let limit = libc::rlimit { rlim_cur: bytes, rlim_max: bytes };

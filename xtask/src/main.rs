@@ -1,4 +1,4 @@
-//! The developer's commands: `cargo xtask demo`, `test`, `fuzz`, `bench`, `experiments`, `image`,
+//! The developer's commands: `cargo xtask demo`, `test`, `fuzz`, `bench`, `experiments`, `image`, `install`,
 //! `deps`.
 
 mod bench;
@@ -7,6 +7,7 @@ mod deps;
 mod experiments;
 mod fuzz;
 mod image;
+mod install;
 mod progress;
 mod test;
 
@@ -34,6 +35,8 @@ enum Command {
     Bench,
     /// Run the papers' experiments on guests and write docs/experiments.md
     Experiments(experiments::Options),
+    /// Install the program, its manual pages and completions into a prefix
+    Install(install::Options),
     /// Make an image
     #[command(subcommand)]
     Image(image::Image),
@@ -48,6 +51,7 @@ fn main() -> ExitCode {
         Command::Fuzz(options) => fuzz::run(&options),
         Command::Bench => bench::run(),
         Command::Experiments(options) => experiments::run(&options),
+        Command::Install(options) => install::run(&options),
         Command::Image(image) => image::run(&image),
         Command::Deps => deps::run(),
     };

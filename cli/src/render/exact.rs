@@ -27,7 +27,7 @@ pub fn render(report: &ExactReport, rows: usize, page: Page) -> String {
     text
 }
 
-fn seconds(s: f64) -> String {
+pub(super) fn seconds(s: f64) -> String {
     units::duration(Duration::try_from_secs_f64(s).unwrap_or_default())
 }
 
@@ -64,7 +64,7 @@ fn facts(text: &mut String, report: &ExactReport, page: Page) {
     }
 }
 
-fn name(task: &Task) -> String {
+pub(super) fn name(task: &Task) -> String {
     let comm = escape(&task.comm);
     match &task.thread {
         _ if task.kernel_thread => format!("[{comm}]"),
@@ -74,7 +74,7 @@ fn name(task: &Task) -> String {
     }
 }
 
-fn ms(s: f64) -> String {
+pub(super) fn ms(s: f64) -> String {
     format!("{:.1}", s * 1e3)
 }
 
@@ -107,7 +107,7 @@ fn tasks(text: &mut String, report: &ExactReport, rows: usize, page: Page) {
     more(text, report.tasks.len(), rows);
 }
 
-fn more(text: &mut String, all: usize, rows: usize) {
+pub(super) fn more(text: &mut String, all: usize, rows: usize) {
     let left = all.saturating_sub(rows) as u64;
     if left > 0 {
         text.push_str(&format!("  {} more; -n 0 shows all\n", units::count(left)));

@@ -8,6 +8,7 @@ pub mod live;
 pub mod rusage;
 pub mod simulate;
 pub mod stat;
+pub mod states;
 pub mod summary;
 pub mod table;
 pub mod tree;

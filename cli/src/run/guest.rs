@@ -13,6 +13,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 use vmm::{Console, Disk, Machine, VmConfig};
 
 use super::link::{Control, Link, Phase};
+use super::load::HostLoad;
 use super::spec::{Outcome, RunSpec};
 use crate::errors::Error;
 use crate::image::{self, Payload};
@@ -46,6 +47,7 @@ pub async fn run(
             seed: spec.seed,
             stack_depth: spec.stack_depth,
             exact: spec.exact,
+            census_hz: spec.census_hz,
             precision: spec.until_precision,
             meta: spec.meta.clone(),
         },
@@ -72,8 +74,11 @@ pub async fn run(
         machine.wait(Some(STOP_LIMIT))?;
         return Err(Error::Sink(error.to_string()));
     }
+    let load = HostLoad::start(spec.host_load)
+        .map_err(|source| Error::System { action: "start a thread", source })?;
     let heard = Heard { stop: &mut stop, input: &mut input, control: &mut control };
     watch(&machine, &session, spec.duration, heard, &phase).await?;
+    drop(load);
     let mut meta = Vec::new();
     // A number for the curious: a host without /proc/self/smaps has a profile without it.
     if let Ok(bytes) = machine.resident_beyond_guest() {

@@ -3,6 +3,7 @@
 pub mod guest;
 pub mod host;
 pub mod link;
+mod load;
 pub mod output;
 mod screen;
 pub mod spec;
@@ -140,7 +141,9 @@ impl Plan {
             seed,
             stack_depth: usize::from(args.depth),
             exact: args.exact,
+            census_hz: args.census,
             until_precision: args.until_precision,
+            host_load: args.host_load,
             duration: args.duration,
         };
         Ok(Self { spec, payload: loaded.payload, disks: files })

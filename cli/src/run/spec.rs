@@ -31,8 +31,12 @@ pub struct RunSpec {
     pub stack_depth: usize,
     /// Events of tasks and interrupts besides the samples.
     pub exact: bool,
+    /// Mean moments per second at which all tasks are looked at; 0 for none.
+    pub census_hz: f64,
     /// The run ends once half the interval of the largest share is at most this part of the whole.
     pub until_precision: Option<f64>,
+    /// Threads that use the host's CPUs beside the guest, for tests.
+    pub host_load: u8,
     /// The run ends after this time.
     pub duration: Option<Duration>,
     /// Rows of the profile's table `meta`.

@@ -90,6 +90,7 @@ pub fn look(vcpus: u8, time_s: f64) -> Snapshot {
             function("_PyEval_EvalFrameDefault", Some("python3.11"), 205, 1_160),
             function("ext4_file_write_iter", Some("ext4"), 3, 300),
         ],
+        exact: true,
         tasks: vec![task("python3", 84, 0.9), task("python3", 86, 0.05)],
         exits: vec![
             exit("port write", Some("serial"), Some(0x3f8), 1_250.0, 8_400.0),

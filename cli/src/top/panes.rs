@@ -140,7 +140,7 @@ fn tasks(rows: &[TaskShare]) -> Table {
         columns: states.chain(rest).collect(),
         rows: rows.iter().map(row).collect(),
         last: LAST,
-        empty: "What each task did is known in exact mode only: start the run with --exact.",
+        empty: "No task was seen in this span, by the census or in exact mode.",
     }
 }
 

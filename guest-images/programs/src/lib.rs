@@ -54,6 +54,7 @@ pub const WORKLOADS: &[&str] = &[
     "shares",
     "shortlived",
     "sleeper",
+    "sleeps",
     "spin",
     "split",
     "syscalls",

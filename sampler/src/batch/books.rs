@@ -1,6 +1,7 @@
 //! What the guest's own books say.
 
 use serde::{Deserialize, Serialize};
+use symbols::CpuBooks;
 
 /// A row of table `rusage`: what the guest's kernel kept of a process when it was last read. A row with a known instance
 /// replaces the earlier.
@@ -48,24 +49,8 @@ pub struct ThreadTimeRow {
 /// A row of table `cpu_time`: what the guest's kernel kept of a CPU when it was last read, as in `/proc/stat`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CpuTimeRow {
-    /// The CPU's number in the guest.
-    pub cpu: u32,
     /// When it was read, ns since the run's start.
     pub time_ns: u64,
-    /// User code, ns.
-    pub user_ns: u64,
-    /// User code of niced processes, ns.
-    pub nice_ns: u64,
-    /// Kernel code, ns.
-    pub system_ns: u64,
-    /// Soft interrupts, ns.
-    pub softirq_ns: u64,
-    /// Hard interrupts, ns.
-    pub irq_ns: u64,
-    /// Idle, ns.
-    pub idle_ns: u64,
-    /// Idle while I/O was waited for, ns.
-    pub iowait_ns: u64,
-    /// Taken by the host, as far as the guest knows, ns.
-    pub steal_ns: u64,
+    /// What was kept.
+    pub books: CpuBooks,
 }

@@ -4,6 +4,7 @@
 //! writes the very same rows into the profile file.
 
 mod books;
+mod census;
 mod code;
 mod exact;
 mod run;
@@ -14,6 +15,7 @@ mod who;
 use serde::{Deserialize, Serialize};
 
 pub use books::*;
+pub use census::*;
 pub(crate) use code::lookup;
 pub use code::*;
 pub use exact::*;
@@ -79,6 +81,10 @@ pub struct Batch {
     pub interrupt_times: Vec<InterruptTimeRow>,
     /// Table `exact_vcpu`.
     pub exact_vcpus: Vec<ExactVcpuRow>,
+    /// Table `census_moment`.
+    pub census_moments: Vec<CensusMomentRow>,
+    /// Table `census_state`.
+    pub census_states: Vec<CensusStateRow>,
     /// Table `console`.
     pub console: Vec<ConsoleRow>,
     /// Table `event`.
@@ -115,6 +121,8 @@ impl Batch {
             wakeups,
             interrupt_times,
             exact_vcpus,
+            census_moments,
+            census_states,
             console,
             events,
             code,
@@ -145,6 +153,8 @@ impl Batch {
         wakeups.clear();
         interrupt_times.clear();
         exact_vcpus.clear();
+        census_moments.clear();
+        census_states.clear();
         console.clear();
         events.clear();
         code.clear();

@@ -1,5 +1,7 @@
 //! Stacks of a made-up run.
 
+use symbols::CpuBooks;
+
 use crate::batch::{
     Batch, CpuTimeRow, ExitRow, FrameKind, FrameRow, InjectedRow, InlinedRow, KvmCounterRow, Mode, RusageRow,
     SampleRow, StackRow, ThreadTimeRow,
@@ -132,5 +134,6 @@ pub(super) fn times(batch: &mut Batch) {
         time_ns: u64::MAX >> 1,
         ..ThreadTimeRow::default()
     });
-    batch.cpu_times.push(CpuTimeRow { cpu: 0, user_ns: 7_000_000, ..CpuTimeRow::default() });
+    let books = CpuBooks { user_ns: 7_000_000, ..CpuBooks::default() };
+    batch.cpu_times.push(CpuTimeRow { books, ..CpuTimeRow::default() });
 }

@@ -7,14 +7,14 @@ use std::sync::Arc;
 use symbols::{CpuBooks, CpuTime, Kernel, ProcessBooks, TaskSnapshot};
 use vmm::{GuestMemoryMmap, monotonic_ns};
 
-use crate::batch::{Batch, CpuTimeRow, RusageRow, ThreadTimeRow};
+use crate::batch::{Batch, RusageRow, ThreadTimeRow};
 
-/// Processes whose books are read with one batch, at most; the others wait for the next census.
+/// Processes whose books are read with one batch, at most; the others wait until all are read.
 const MOST_HIT: usize = 256;
 
 /// What all processes and CPUs kept at one moment.
 #[derive(Debug)]
-pub(crate) struct Census {
+pub(crate) struct AllBooks {
     /// CLOCK_MONOTONIC ns.
     pub read_ns: u64,
     pub processes: Vec<ProcessBooks>,
@@ -53,7 +53,7 @@ impl Ledger {
         let Some((kernel, memory)) = &self.guest else { return };
         for (instance, task) in self.hit.drain() {
             let read_ns = monotonic_ns();
-            // A process that is gone has left its last numbers; a kernel without books is told of by the census.
+            // A process that is gone has left its last numbers; a kernel without books is told of when all are read.
             let Ok(Some(books)) = kernel.books_of(memory, task.task) else { continue };
             let same = (books.leader.pid, books.leader.start_ns) == (task.pid, task.start_ns);
             if same {
@@ -90,11 +90,4 @@ pub(crate) fn process_rows(instance: u32, time_ns: u64, books: &ProcessBooks, ba
             runtime_ns: thread.time.runtime_ns,
         }));
     }
-}
-
-/// What a CPU kept at `time_ns` since the run's start.
-pub(crate) fn cpu_row(time_ns: u64, books: &CpuBooks) -> CpuTimeRow {
-    let CpuBooks { cpu, user_ns, nice_ns, system_ns, softirq_ns, irq_ns, idle_ns, iowait_ns, steal_ns } =
-        *books;
-    CpuTimeRow { cpu, time_ns, user_ns, nice_ns, system_ns, softirq_ns, irq_ns, idle_ns, iowait_ns, steal_ns }
 }

@@ -25,6 +25,7 @@ use std::time::{Duration, Instant};
 use vmm::{GuestMemoryMmap, Injected, Injections, Machine, Observer, Region, Tripwires, monotonic_ns};
 
 use crate::batch::{Batch, EventRow, InjectedRow, Sink};
+use crate::census::Notes;
 use crate::exact::watch::Watch;
 use crate::microstate::host::{own_schedstat, waited};
 use crate::microstate::meter::Meter;
@@ -109,6 +110,8 @@ pub(crate) struct Collector {
     aim: Option<Aim>,
     /// Exact mode, where it is wanted.
     exact: Option<Watch>,
+    /// The census of tasks, where it is wanted.
+    census: Option<Notes>,
     batch: Batch,
     flushed: Instant,
     window_began: Instant,
@@ -149,6 +152,7 @@ impl Collector {
             resolver,
             aim: None,
             exact: None,
+            census: None,
             batch: Batch { meta, ..Batch::default() },
             flushed: now,
             window_began: now,
@@ -187,6 +191,11 @@ impl Collector {
     /// Events are to be watched, too.
     pub(crate) fn watch(&mut self, exact: Watch) {
         self.exact = Some(exact);
+    }
+
+    /// A census of tasks is to be taken.
+    pub(crate) fn take_census(&mut self, census: Notes) {
+        self.census = Some(census);
     }
 
     /// The machine whose events these are.
@@ -289,6 +298,9 @@ impl Collector {
         if let Some(exact) = &mut self.exact {
             exact.step(&mut self.resolver, &mut self.batch);
         }
+        if let Some(census) = &mut self.census {
+            census.step(&mut self.resolver, &mut self.batch);
+        }
         self.ask_finder();
         self.ask_namer();
         let dropped = self.shared.console.take(&mut self.batch.console);
@@ -340,6 +352,11 @@ impl Collector {
                     exact.kernel_found(found.code.kernel.clone());
                 }
                 let walker = self.walker(&found.code);
+                if let (Some(census), Some(kernel), Some(memory)) =
+                    (&mut self.census, found.code.kernel, &self.memory)
+                {
+                    census.start(kernel, memory.clone(), &mut self.batch);
+                }
                 self.resolver.kernel_found(found.code.names, walker, &mut self.batch);
             }
             News::Code(code) => {
@@ -350,8 +367,8 @@ impl Collector {
                 let named = (0..).zip(names).filter_map(|(number, name)| Some((number, name?)));
                 self.batch.syscalls.extend(named);
             }
-            News::Books(census) => self.resolver.books(&census, &mut self.batch),
-            News::Tasks(tasks) => self.resolver.census(&tasks, &mut self.batch),
+            News::Books(all) => self.resolver.books(&all, &mut self.batch),
+            News::Tasks(tasks) => self.resolver.list(&tasks, &mut self.batch),
             News::Missing(text) => self.event("missing", text),
         }
     }
@@ -453,6 +470,9 @@ impl Collector {
         if let Some(exact) = &mut self.exact {
             exact.flush(&mut self.batch);
         }
+        if let Some(census) = &self.census {
+            census.flush(&mut self.batch);
+        }
         let lost: u64 = self.batch.vcpus.iter().map(|row| row.lost).sum();
         if lost > 0 && !std::mem::replace(&mut self.lost_told, true) {
             self.event("lost", "samples are lost: the collector does not keep up with the rate".to_owned());
@@ -483,6 +503,9 @@ impl Collector {
         self.collect();
         if let Some(exact) = &mut self.exact {
             exact.close(&mut self.resolver, &mut self.batch);
+        }
+        if let Some(census) = &mut self.census {
+            census.close(&mut self.resolver, &mut self.batch);
         }
         self.end_namer();
         let Ending { meta, complete } = self.shared.ending();

@@ -9,12 +9,12 @@ use super::frames::{Frames, Names};
 use super::hot::Hot;
 use super::identity::{Identities, Threads};
 use super::interrupts::InterruptNames;
-use super::ledger::{Census, Ledger, cpu_row, process_rows};
+use super::ledger::{AllBooks, Ledger, process_rows};
 use super::mode::Classifier;
 use super::namer::Nameless;
 use super::stacks::Stacks;
 use super::walker::{FileEntry, Owner, Step, Walker};
-use crate::batch::{Batch, Mode, SampleRow};
+use crate::batch::{Batch, CpuTimeRow, Mode, SampleRow};
 use crate::exact::Cause;
 use crate::record::Record;
 use crate::text;
@@ -66,8 +66,8 @@ pub(crate) struct Resolver {
     window: Window,
     /// Time of the newest sample, CLOCK_MONOTONIC ns.
     latest_ns: u64,
-    /// Who was there at the last census: pid, start, name.
-    census: HashSet<(i32, u64, [u8; 16])>,
+    /// Who was there when all tasks were last listed: pid, start, name.
+    listed: HashSet<(i32, u64, [u8; 16])>,
     /// CR3 and CR4.LA57 of the last kernel code that ran.
     pub(crate) candidate: Option<(u64, bool)>,
     /// An address was hit that may belong to a module loaded since.
@@ -143,13 +143,13 @@ impl Resolver {
     }
 
     /// Takes over the books of all processes.
-    pub(crate) fn books(&mut self, census: &Census, batch: &mut Batch) {
-        let time_ns = census.read_ns.saturating_sub(self.zero_ns);
-        for books in &census.processes {
-            let instance = self.task(&books.leader, census.read_ns, batch);
+    pub(crate) fn books(&mut self, all: &AllBooks, batch: &mut Batch) {
+        let time_ns = all.read_ns.saturating_sub(self.zero_ns);
+        for books in &all.processes {
+            let instance = self.task(&books.leader, all.read_ns, batch);
             process_rows(instance, time_ns, books, batch);
         }
-        batch.cpu_times.extend(census.cpus.iter().map(|books| cpu_row(time_ns, books)));
+        batch.cpu_times.extend(all.cpus.iter().map(|&books| CpuTimeRow { time_ns, books }));
     }
 
     /// The stack row id of what a task sleeps in, its kernel functions only (0 without a stack), and what they tell.
@@ -303,16 +303,16 @@ impl Resolver {
 
     /// Tasks that exist, sampled or not. They are read while the guest runs, so one alone may be half made or half gone:
     /// what two in a row say alike counts. By then all samples from before the first have been dealt with, too.
-    pub(crate) fn census(&mut self, tasks: &[TaskSnapshot], batch: &mut Batch) {
+    pub(crate) fn list(&mut self, tasks: &[TaskSnapshot], batch: &mut Batch) {
         let sight = |task: &TaskSnapshot| (task.pid, task.start_ns, task.process_comm);
         for task in tasks {
             if task.pid != 0 {
                 self.classifier.tasks_exist();
             }
-            if self.census.contains(&sight(task)) {
+            if self.listed.contains(&sight(task)) {
                 self.identify(task, self.latest_ns, batch);
             }
         }
-        self.census = tasks.iter().map(sight).collect();
+        self.listed = tasks.iter().map(sight).collect();
     }
 }

@@ -91,12 +91,12 @@ fn kernel_code_gives_candidates_and_unknown_modules_a_request() {
 }
 
 #[test]
-fn a_census_lists_tasks_without_samples() {
+fn tasks_without_samples_are_listed() {
     let mut resolver = Resolver::new(0);
     let mut batch = Batch::default();
-    resolver.census(&[task(0, "swapper/0"), task(1, "init"), task(7, "half gone")], &mut batch);
+    resolver.list(&[task(0, "swapper/0"), task(1, "init"), task(7, "half gone")], &mut batch);
     assert!(batch.instances.is_empty(), "what was seen once may be half gone");
-    resolver.census(&[task(0, "swapper/0"), task(1, "init"), task(1, "init")], &mut batch);
+    resolver.list(&[task(0, "swapper/0"), task(1, "init"), task(1, "init")], &mut batch);
     let names: Vec<_> = batch.instances.iter().map(|i| i.comm.as_str()).collect();
     assert_eq!(names, ["swapper/0", "init"]);
     resolver.sample(0, &hit(0, 0x1000, 0, Some(task(0, "swapper/0"))), None, &mut batch);
@@ -152,6 +152,7 @@ fn session(sink: &Memory, vcpus: u8) -> (Session, Vec<VcpuSampler>) {
         seed: 4,
         stack_depth: 127,
         exact: false,
+        census_hz: 0.0,
         precision: None,
         meta,
     };

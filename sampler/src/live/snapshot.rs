@@ -25,8 +25,10 @@ pub struct Snapshot {
     pub processes: Vec<ProcessShare>,
     /// Functions, by samples of their own first.
     pub functions: Vec<FunctionShare>,
-    /// What tasks did, the busiest first; only in exact mode.
+    /// What tasks did, the busiest first: measured in exact mode, else as the census saw it.
     pub tasks: Vec<TaskShare>,
+    /// Exact mode is on.
+    pub exact: bool,
     /// Exits to vprof, those that took longest first.
     pub exits: Vec<ExitRate>,
     /// What has happened, the latest last.
@@ -114,7 +116,7 @@ pub struct FunctionShare {
     pub total: Share,
 }
 
-/// A thread in exact mode: parts of the time of the span that was told of it, which add up to 1.
+/// A thread: parts of the time of the span that was told of it, which add up to 1.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TaskShare {
     /// Its process's name.

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
+use super::census::{Census, Seen};
 use super::code::{Code, NONE};
 use super::console;
 use super::counts::{Counts, Kind};
@@ -66,6 +67,9 @@ struct ExitHistory {
     told_ns: u64,
 }
 
+/// Instance row id and thread id.
+pub(super) type TaskKey = (u32, i32);
+
 /// Reason, address and device of exits.
 type ExitKey = (String, Option<u64>, Option<String>);
 
@@ -83,6 +87,7 @@ pub struct Tables {
     counts: Counts,
     exits: HashMap<u32, ExitHistory>,
     tasks: VecDeque<(u64, TaskStateRow)>,
+    census: Census,
     events: VecDeque<Note>,
     console: VecDeque<u8>,
 }
@@ -108,6 +113,8 @@ impl Tables {
         batch.exits.iter().for_each(|row| self.exit(row));
         let now_ns = self.now_ns;
         self.tasks.extend(batch.task_states.iter().map(|row| (now_ns, *row)));
+        batch.census_moments.iter().for_each(|row| self.census.moment(row));
+        batch.census_states.iter().for_each(|row| self.census.change(row));
         for row in &batch.events {
             let time_s = seconds(row.time_ns);
             self.events.push_back(Note { time_s, kind: row.kind.clone(), text: row.text.clone() });
@@ -176,6 +183,7 @@ impl Tables {
             processes: self.processes(&counts, busy, view.rows),
             functions: self.functions(&counts, busy, view.rows),
             tasks: self.tasks(from_ns, view.rows),
+            exact: self.meta.get("exact").is_some_and(|exact| exact == "1"),
             exits: self.exits(view.rows),
             events: self.events.iter().cloned().collect(),
             console: console::lines(&self.console.iter().copied().collect::<Vec<_>>(), LINES),
@@ -273,15 +281,21 @@ impl Tables {
     }
 
     fn tasks(&self, from_ns: u64, rows: usize) -> Vec<TaskShare> {
-        let mut sums: HashMap<(u32, i32), [u64; State::ALL.len()]> = HashMap::new();
+        let mut sums: HashMap<TaskKey, Seen> = HashMap::new();
         for (_, row) in self.tasks.iter().filter(|(time, _)| *time > from_ns) {
             let place = State::ALL.iter().position(|state| *state == row.state).unwrap_or(0);
             sums.entry((row.instance, row.tid)).or_default()[place] += row.ns;
         }
+        if sums.is_empty() {
+            let (seen, step_ns) = self.census.since(from_ns);
+            sums =
+                seen.into_iter().map(|(task, seen)| (task, seen.map(|moments| moments * step_ns))).collect();
+        }
         let mut sums: Vec<_> = sums.into_iter().collect();
-        sums.sort_unstable_by_key(|(key, states)| (Reverse(states[0]), Reverse(states[2]), *key));
+        // Running, in a queue, waiting for a disk.
+        sums.sort_unstable_by_key(|(key, states)| (Reverse(states[0]), Reverse(states[2] + states[4]), *key));
         sums.truncate(rows);
-        let row = |((instance, tid), states): ((u32, i32), [u64; State::ALL.len()])| {
+        let row = |((instance, tid), states): (TaskKey, Seen)| {
             let instance = self.instances.get(&instance);
             let all = states.iter().sum();
             let parts = State::ALL.iter().zip(states);

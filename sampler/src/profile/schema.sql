@@ -297,6 +297,25 @@ CREATE TABLE exact_vcpu (
     cost_ns        INTEGER NOT NULL      -- from the events' exits to the next entries
 );
 
+-- The census: moments at which all tasks were looked at. What follows from it is estimated.
+CREATE TABLE census_moment (
+    id      INTEGER PRIMARY KEY,  -- 1 and up
+    time_ns INTEGER NOT NULL,     -- since the run's start
+    late_ns INTEGER NOT NULL,     -- how late it came
+    stretch INTEGER NOT NULL      -- the mean interval before it was 2 to the power of this / census_hz
+);
+
+-- The census: what a task was seen doing from a moment on, until its next row.
+CREATE TABLE census_state (
+    instance INTEGER NOT NULL,  -- instance.id
+    tid      INTEGER NOT NULL,
+    moment   INTEGER NOT NULL,  -- census_moment.id
+    state    TEXT NOT NULL,     -- as in task_state; gone: it is there no more
+    cause    TEXT NOT NULL,     -- what it slept for, like futex; empty: it did not sleep, or that is not known
+    stack    INTEGER NOT NULL,  -- stack.id of the kernel functions that it slept in; 0: none
+    PRIMARY KEY (instance, tid, moment)
+) WITHOUT ROWID;
+
 CREATE TABLE console (
     id      INTEGER PRIMARY KEY,
     time_ns INTEGER NOT NULL,  -- of the first byte
@@ -315,7 +334,7 @@ CREATE VIEW v_stacks AS
 WITH RECURSIVE chain (id, next, depth, text) AS (
     SELECT s.id, s.parent, 1, coalesce(f.symbol, f.module, printf('0x%x', f.address))
     FROM stack s JOIN frame f ON f.id = s.frame
-    WHERE s.id IN (SELECT stack FROM sample UNION SELECT stack FROM task_state)
+    WHERE s.id IN (SELECT stack FROM sample UNION SELECT stack FROM task_state UNION SELECT stack FROM census_state)
     UNION ALL
     SELECT c.id, s.parent, c.depth + 1, c.text || ';' || coalesce(f.symbol, f.module, printf('0x%x', f.address))
     FROM chain c JOIN stack s ON s.id = c.next JOIN frame f ON f.id = s.frame
@@ -434,6 +453,28 @@ FROM task_state t
 JOIN instance i ON i.id = t.instance
 GROUP BY t.instance, t.tid, t.state, t.cause
 ORDER BY i.comm, i.pid, t.tid, sum(t.ns) DESC;
+
+-- The census: moments at which each task was seen in each state. `vprof report --states` makes times with intervals of them.
+CREATE VIEW v_census_states AS
+WITH run AS (
+    SELECT instance, tid, state, cause,
+           lead(moment, 1, (SELECT max(id) + 1 FROM census_moment))
+               OVER (PARTITION BY instance, tid ORDER BY moment) - moment AS moments
+    FROM census_state
+)
+SELECT i.comm,
+       i.pid,
+       i.number AS instance,
+       r.tid,
+       r.state,
+       r.cause,
+       sum(r.moments) AS moments,
+       sum(r.moments) * 1.0 / sum(sum(r.moments)) OVER (PARTITION BY r.instance, r.tid) AS share
+FROM run r
+JOIN instance i ON i.id = r.instance
+WHERE r.state <> 'gone'
+GROUP BY r.instance, r.tid, r.state, r.cause
+ORDER BY i.comm, i.pid, r.tid, sum(r.moments) DESC;
 
 -- Exits by reason and device, over all vCPUs.
 CREATE VIEW v_exits AS

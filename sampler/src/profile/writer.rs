@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rusqlite::{Connection, ErrorCode, OpenFlags, Statement, Transaction, params};
+use symbols::CpuBooks;
 
 use super::{APPLICATION_ID, CreateError, MODES, SCHEMA, SCHEMA_VERSION, mode_id};
 use crate::batch::{Batch, Sink, SinkError};
@@ -130,6 +131,7 @@ impl Sink for ProfileWriter {
             write_code(&transaction, batch)?;
             write_samples(&transaction, batch)?;
             write_exact(&transaction, batch)?;
+            write_census(&transaction, batch)?;
             transaction.commit()
         });
         written.map_err(|error| self.error(&error))
@@ -232,20 +234,11 @@ fn write_times(to: &Transaction<'_>, batch: &Batch) -> rusqlite::Result<()> {
     })?;
     let sql = "INSERT OR REPLACE INTO cpu_time VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
     each(to, sql, &batch.cpu_times, |sql, c| {
-        let busy = [c.user_ns, c.nice_ns, c.system_ns, c.softirq_ns, c.irq_ns].map(count);
-        let idle = [c.idle_ns, c.iowait_ns, c.steal_ns].map(count);
-        sql.execute(params![
-            c.cpu,
-            count(c.time_ns),
-            busy[0],
-            busy[1],
-            busy[2],
-            busy[3],
-            busy[4],
-            idle[0],
-            idle[1],
-            idle[2]
-        ])
+        let CpuBooks { cpu, .. } = c.books;
+        let busy = [c.books.user_ns, c.books.nice_ns, c.books.system_ns, c.books.softirq_ns, c.books.irq_ns];
+        let [user, nice, system, softirq, irq] = busy.map(count);
+        let [idle, iowait, steal] = [c.books.idle_ns, c.books.iowait_ns, c.books.steal_ns].map(count);
+        sql.execute(params![cpu, count(c.time_ns), user, nice, system, softirq, irq, idle, iowait, steal])
     })?;
     if !batch.injected.is_empty() {
         to.execute("DELETE FROM injected", [])?;
@@ -404,5 +397,15 @@ fn write_exact(to: &Transaction<'_>, batch: &Batch) -> rusqlite::Result<()> {
             numbers[4],
             numbers[5]
         ])
+    })
+}
+
+fn write_census(to: &Transaction<'_>, batch: &Batch) -> rusqlite::Result<()> {
+    each(to, "INSERT OR REPLACE INTO census_moment VALUES (?, ?, ?, ?)", &batch.census_moments, |sql, m| {
+        sql.execute(params![count(m.id), count(m.time_ns), count(m.late_ns), m.stretch])
+    })?;
+    let sql = "INSERT OR REPLACE INTO census_state VALUES (?, ?, ?, ?, ?, ?)";
+    each(to, sql, &batch.census_states, |sql, s| {
+        sql.execute(params![s.instance, s.tid, count(s.moment), s.state_name(), s.cause.name(), s.stack])
     })
 }

@@ -92,8 +92,28 @@ impl Selection {
         code: &Code,
         stacks: &Stacks,
     ) -> Result<Self, ReportError> {
+        let mut selection = Self::of_tasks(filter, profile, tables)?;
+        selection.modes.clone_from(&filter.modes);
+        if let Some(wanted) = &filter.symbol {
+            let functions = code.named(wanted);
+            if !functions.contains(&true) {
+                return Err(no_such_symbol(wanted, code));
+            }
+            let frames =
+                (0..code.frames.len()).map(|n| has(code, super::code::small(n), &functions)).collect();
+            selection.symbol = Some(OnStack { stacks: stacks.with(code, &functions), frames });
+        }
+        Ok(selection)
+    }
+
+    /// Finds the tasks that the filter names, by process, instance, control group and thread; the other parts do not
+    /// choose tasks.
+    ///
+    /// # Errors
+    /// It names something that the profile does not have.
+    pub(super) fn of_tasks(filter: &Filter, profile: &Profile, tables: &Tables) -> Result<Self, ReportError> {
         check(filter, tables)?;
-        let mut selection = Self { modes: filter.modes.clone(), ..Self::default() };
+        let mut selection = Self::default();
         if let Some(wanted) = &filter.process {
             let found = instances(tables, |i| is_process((&i.comm, i.pid, i.number), wanted));
             let names = || tables.instances.values().map(|i| i.comm.as_str()).collect();
@@ -115,16 +135,13 @@ impl Selection {
         if let Some(wanted) = &filter.thread {
             selection.threads = Some(threads(profile, tables, wanted)?);
         }
-        if let Some(wanted) = &filter.symbol {
-            let functions = code.named(wanted);
-            if !functions.contains(&true) {
-                return Err(no_such_symbol(wanted, code));
-            }
-            let frames =
-                (0..code.frames.len()).map(|n| has(code, super::code::small(n), &functions)).collect();
-            selection.symbol = Some(OnStack { stacks: stacks.with(code, &functions), frames });
-        }
         Ok(selection)
+    }
+
+    /// Whether the task, by instance row id and thread id, is one of the chosen.
+    pub(super) fn has_task(&self, (instance, tid): (u32, i32)) -> bool {
+        self.instances.as_ref().is_none_or(|ids| ids.contains(&instance))
+            && self.threads.as_ref().is_none_or(|ids| ids.contains(&(instance, tid)))
     }
 
     /// Keeps the instances that are in `found`, too.

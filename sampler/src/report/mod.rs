@@ -4,6 +4,7 @@
 
 mod annotate;
 mod by;
+mod census;
 mod charged;
 mod code;
 mod exact;
@@ -14,6 +15,7 @@ pub(crate) mod paces;
 mod quality;
 mod read;
 mod stacks;
+mod states;
 mod sums;
 pub(crate) mod tables;
 mod tape;
@@ -29,7 +31,9 @@ pub use by::{Breakdown, By, Row};
 pub use exact::{ExactReport, ExactVcpu, InterruptTime, OffCpu, StateTime, Task, TaskStates, Wakeup};
 pub use filter::{Filter, ModeGroup, Sort};
 pub(crate) use filter::{is_process, no_such};
+pub use near::near;
 pub use quality::{Broken, Ends, File, UserCode, Walks};
+pub use states::{CensusFacts, Known, Source, StateReport, TaskSpent, TimeIn};
 pub(crate) use sums::Charged;
 pub use tree::{CallTree, Direction, LEAST_PART, TreeNode, TreeRequest};
 
@@ -146,6 +150,9 @@ pub enum ReportError {
     /// The profile has no exact data.
     #[error("the profile has no exact data: {0}")]
     NoExact(String),
+    /// The profile does not tell what tasks did.
+    #[error("the profile does not tell what tasks did: {0}")]
+    NoStates(String),
     /// No such vCPU.
     #[error("the profile has no vCPU {vcpu}: it has {count}, counted from 0")]
     NoSuchVcpu {

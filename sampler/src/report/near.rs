@@ -6,7 +6,7 @@ const OFFERED: usize = 3;
 const COMPARED: usize = 48;
 
 /// The names nearest to `wanted`, the nearest first: those that hold it, and those a few letters away.
-pub(super) fn near<'a>(wanted: &str, names: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
+pub fn near<'a>(wanted: &str, names: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
     if wanted.is_empty() {
         return Vec::new();
     }

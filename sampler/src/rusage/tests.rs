@@ -1,3 +1,5 @@
+use symbols::CpuBooks;
+
 use super::*;
 use crate::batch::{
     Batch, CpuTimeRow, Fell, InstanceRow, Mode, RusageRow, SampleRow, Sink, ThreadTimeRow, VcpuRow,
@@ -33,10 +35,7 @@ fn profile(directory: &std::path::Path) -> Profile {
             ..ThreadTimeRow::default()
         }],
         cpu_times: vec![CpuTimeRow {
-            cpu: 0,
-            user_ns: 9_000 * MS,
-            idle_ns: MS,
-            iowait_ns: MS,
+            books: CpuBooks { user_ns: 9_000 * MS, idle_ns: MS, iowait_ns: MS, ..CpuBooks::default() },
             ..CpuTimeRow::default()
         }],
         ..Batch::default()

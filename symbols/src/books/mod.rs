@@ -2,6 +2,8 @@
 
 mod layout;
 
+use serde::{Deserialize, Serialize};
+
 use crate::current::Areas;
 use crate::kernel::Kernel;
 use crate::memory::PhysicalMemory;
@@ -91,7 +93,7 @@ pub struct ProcessBooks {
 }
 
 /// The books of one CPU as `/proc/stat` tells them, ns.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CpuBooks {
     /// The CPU's number in the guest.
     pub cpu: u32,

@@ -156,6 +156,12 @@ impl Btf<'_> {
             .and_then(|at| u32_at(self.types, at + 4))
     }
 
+    /// Size in bytes of a member, if it is a number.
+    pub(crate) fn number_size(&self, member: Member) -> Option<usize> {
+        let number = self.strip(member.type_number)?;
+        (number.kind == kind::INT).then_some(number.size_or_type as usize)
+    }
+
     /// Number of elements of a member that is an array.
     pub(crate) fn elements(&self, member: Member) -> Option<usize> {
         let array = self.strip(member.type_number)?;

@@ -2,6 +2,7 @@
 
 mod allocations;
 mod books;
+mod census;
 mod current;
 mod find;
 mod hostile;

@@ -99,6 +99,12 @@ fn states_and_switches_are_read() {
             let read = states.read(&guest.memory, guest.task(102).unwrap()).unwrap();
             assert_eq!((read.task.tid, read.task.pid, read.rest()), (102, 100, rest));
         }
+        if style == Style::V6_15 {
+            // What lies behind a flag of one byte is something else.
+            guest.set_state(102, [1, 0, 0x100]);
+            let read = states.read(&guest.memory, guest.task(102).unwrap()).unwrap();
+            assert_eq!(read.rest(), Rest::Interruptible);
+        }
         let switches = [0, 1, 2].map(|cpu| states.switches(&guest.memory, cpu));
         assert_eq!(switches, [Some(1000), Some(1001), None]);
     }

@@ -4,7 +4,7 @@ use crate::address::PhysAddr;
 use crate::btf::Btf;
 use crate::current::{Areas, TaskPlaces};
 use crate::kernel::Kernel;
-use crate::layout::{TaskLayout, first_offset, offset};
+use crate::layout::{Number, TaskLayout, first_offset, offset};
 use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
 use crate::task::{TaskMemory, TaskSnapshot};
@@ -90,7 +90,8 @@ pub(crate) struct StateLayout {
     /// `__state` since 5.14, `state` before.
     state: usize,
     exit_state: usize,
-    on_rq: usize,
+    /// int, and u8 in 7.3.
+    on_rq: Number,
     /// `se.sched_delayed`, since 6.12: asleep, though its run queue keeps it for a while.
     delayed: Option<usize>,
     /// `rq.nr_switches`.
@@ -104,7 +105,7 @@ impl StateLayout {
         Ok(Self {
             state: first_offset(btf, "task_struct", &["__state", "state"])?,
             exit_state: offset(btf, "task_struct", "exit_state")?,
-            on_rq: offset(btf, "task_struct", "on_rq")?,
+            on_rq: Number::new(btf, "task_struct", "on_rq")?,
             delayed: btf.member("task_struct", "se.sched_delayed").map(|member| member.offset),
             switches: offset(btf, "rq", "nr_switches")?,
             running: btf.enumerator("system_states", "SYSTEM_RUNNING").unwrap_or(3),
@@ -145,8 +146,13 @@ impl TaskStates {
             task: self.task.snapshot(&tasks, task)?,
             state: number(self.state.state)?,
             exit_state: number(self.state.exit_state)?,
-            queued: number(self.state.on_rq)? != 0 && !delayed,
+            queued: tasks.number(task, self.state.on_rq)? != 0 && !delayed,
         })
+    }
+
+    /// Where tasks are.
+    pub(crate) fn places(&self) -> &TaskPlaces {
+        &self.places
     }
 
     /// How often the kernel has switched tasks on vCPU `cpu` (its APIC id), by its own count.

@@ -4,6 +4,8 @@
 mod attribution;
 mod bad_moments;
 mod books;
+mod busy_host;
+mod control;
 mod devices;
 mod exact;
 mod jit;
@@ -12,3 +14,4 @@ mod lifecycle;
 mod microstates;
 mod names;
 mod stacks;
+mod states;

@@ -22,7 +22,9 @@ fn spec(disk: Option<bool>) -> RunSpec {
         seed: 0,
         stack_depth: 127,
         exact: false,
+        census_hz: 10.0,
         until_precision: None,
+        host_load: 0,
         duration: None,
         meta: Vec::new(),
     }

@@ -8,7 +8,7 @@ use super::put;
 use super::theme::Theme;
 
 /// Keys and what they do; without a key a line of text, and a heading where it ends with a colon.
-const LINES: [(&str, &str); 35] = [
+const LINES: [(&str, &str); 36] = [
     ("", "Keys:"),
     ("1 to 6, Tab", "choose a pane"),
     ("j k, arrows", "scroll by a row; PgUp PgDn by a page, g G to the ends"),
@@ -37,8 +37,9 @@ const LINES: [(&str, &str); 35] = [
     ("total", "part of those that had the function on their stack"),
     ("±", "how far its 95 % interval reaches from it"),
     ("user", "part of the process's own samples in user code"),
-    ("tasks", "of the time of each task, exact: on a CPU, interrupted, in the"),
-    ("", "             run queue, asleep, waiting for a disk, stopped, dead"),
+    ("tasks", "parts of each task's time: on a CPU, interrupted, in the run queue,"),
+    ("", "             asleep, waiting for a disk, stopped, dead; exact, or at the"),
+    ("", "             moments of the census"),
     ("exits", "of the last second: part of a vCPU's time, how often, how long"),
     ("", "             from the exit to the next entry"),
     ("", ""),

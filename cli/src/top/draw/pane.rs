@@ -44,10 +44,16 @@ pub fn draw(buffer: &mut Buffer, area: Rect, state: &mut State, theme: Theme) {
     }
 }
 
-/// The filter, and which rows are on the screen.
+/// How tasks are known, the filter, and which rows are on the screen.
 fn where_in(table: &Table, state: &State, first: usize, body: usize) -> String {
     let filter = &state.here().filter;
     let filter = if filter.is_empty() { String::new() } else { format!("with \"{}\"  ", escape(filter)) };
+    let known = match (state.pane, state.look.exact) {
+        (Pane::Tasks, true) => "exact  ",
+        (Pane::Tasks, false) => "census  ",
+        _ => "",
+    };
+    let filter = format!("{known}{filter}");
     let rows = table.rows.len();
     match rows <= body {
         true => filter,

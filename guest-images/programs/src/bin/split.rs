@@ -4,23 +4,57 @@
 //! process works until it has used n times its slice of CPU time in all its life, by the scheduler's own clock: what
 //! one turn takes too much the next one takes less, and everything that a process does is counted, from its first
 //! instruction on. The ratio holds after every full round, whatever else the guest does.
+//!
+//! That clock also runs while the host keeps the CPU to itself. Turns of so many rounds of work instead are in their ratio
+//! on a busy host, too, but for the little that passing the token takes.
 
 use std::io::{self, PipeReader, PipeWriter, Read, Write, pipe};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use guest_programs::{Args, Error, burn_until_cpu, fork_child, main_with, pin, process_cpu};
+use guest_programs::{Args, Error, burn, burn_until_cpu, fork_child, main_with, pin, process_cpu};
 use guest_programs::{seconds, set_name, since_boot, wait_for};
 
-const USAGE: &str = "split [--seconds N] [--ratio A:B] [--names NAME,NAME] [--slice-millis N] [--cpu N]
+const USAGE: &str = "split [--seconds N] [--ratio A:B] [--names NAME,NAME] [--slice-millis N | --slice-rounds N] [--cpu N]
 two processes (alpha,beta) use CPU N (0) for N seconds (10) in the ratio A:B (3:1), taking turns of A and B times
-N ms (4); prints what each of them used";
+N ms (4), or N rounds of work; prints what each of them used";
+
+/// How much one turn is.
+#[derive(Clone, Copy)]
+enum Slice {
+    /// CPU time.
+    Time(Duration),
+    /// Rounds of [`burn`].
+    Rounds(u32),
+}
+
+impl Slice {
+    fn times(self, part: u32) -> Self {
+        match self {
+            Self::Time(time) => Self::Time(time * part),
+            Self::Rounds(rounds) => Self::Rounds(rounds.saturating_mul(part)),
+        }
+    }
+
+    /// Works for one more turn; `target` is the CPU time of all of them.
+    fn work(self, target: &mut Duration) {
+        match self {
+            Self::Time(time) => {
+                *target += time;
+                burn_until_cpu(*target);
+            }
+            Self::Rounds(rounds) => {
+                std::hint::black_box(burn(rounds, 1));
+            }
+        }
+    }
+}
 
 /// One of the two processes.
 struct Share {
     name: String,
-    /// CPU time of one turn.
-    slice: Duration,
+    /// One turn.
+    slice: Slice,
     /// The token arrives here; the end of the file is the end of the game.
     turn: PipeReader,
     /// The token goes out here.
@@ -43,8 +77,7 @@ impl Share {
             if deadline.is_some_and(|deadline| since_boot() >= deadline) {
                 break;
             }
-            target += self.slice;
-            burn_until_cpu(target);
+            self.slice.work(&mut target);
             match self.pass.write_all(&token) {
                 Ok(()) => {}
                 Err(error) if error.kind() == io::ErrorKind::BrokenPipe => break,
@@ -69,8 +102,13 @@ fn run(args: &Args) -> Result<(), Error> {
         Ok(part) if (1..=1000).contains(&part) => Ok(part),
         _ => Err(Error::Usage(format!("--ratio {ratio}: each part is 1 to 1000"))),
     };
-    let unit = Duration::from_millis(args.number::<u16>("slice-millis")?.unwrap_or(4).max(1).into());
-    let (a, b) = (unit * part(a)?, unit * part(b)?);
+    let unit = match args.number::<u32>("slice-rounds")? {
+        Some(rounds) => Slice::Rounds(rounds.max(1)),
+        None => {
+            Slice::Time(Duration::from_millis(args.number::<u16>("slice-millis")?.unwrap_or(4).max(1).into()))
+        }
+    };
+    let (a, b) = (unit.times(part(a)?), unit.times(part(b)?));
     pin(args.number("cpu")?.unwrap_or(0))?;
     let deadline = since_boot() + seconds(args, 10.0)?;
 
@@ -92,5 +130,5 @@ fn run(args: &Args) -> Result<(), Error> {
 }
 
 fn main() -> ExitCode {
-    main_with(USAGE, &["seconds", "ratio", "names", "slice-millis", "cpu"], run)
+    main_with(USAGE, &["seconds", "ratio", "names", "slice-millis", "slice-rounds", "cpu"], run)
 }

@@ -3,12 +3,12 @@
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use symbols::{Interrupts, Kernel, KernelUnwinder, Missing, Modules, TaskSnapshot, VirtAddr};
+use symbols::{Interrupts, Kernel, KernelUnwinder, Missing, Modules, VirtAddr};
 use vmm::{GuestMemoryMmap, monotonic_ns};
 
-use super::{Code, Found, Guest};
+use super::{Code, Found, Guest, Listed};
 use crate::collector::frames::{Name, Names};
-use crate::collector::ledger::Census;
+use crate::collector::ledger::AllBooks;
 use crate::record::Readers;
 
 /// A kernel that uses fewer CPUs than there are vCPUs is believed after this long.
@@ -134,15 +134,17 @@ impl Guest for LinuxGuest {
         if self.user_bytes.is_none() { Ok(Vec::new()) } else { self.kernel()?.system_calls(&self.memory) }
     }
 
-    fn tasks(&mut self) -> Result<Vec<TaskSnapshot>, Missing> {
-        self.kernel()?.tasks(&self.memory)
-    }
-
-    fn books(&mut self) -> Result<Census, Missing> {
+    fn tasks(&mut self) -> Result<Listed, Missing> {
         let kernel = self.kernel()?;
         let read_ns = monotonic_ns();
-        let cpus = kernel.cpu_books(&self.memory)?;
-        Ok(Census { read_ns, cpus, processes: kernel.books(&self.memory)? })
+        let processes = match kernel.books(&self.memory) {
+            Ok(processes) => processes,
+            Err(reason) => return Ok(Listed { tasks: kernel.tasks(&self.memory)?, books: Err(reason) }),
+        };
+        let threads = processes.iter().flat_map(|process| &process.threads);
+        let tasks = threads.map(|thread| thread.task).collect();
+        let cpus = kernel.cpu_books(&self.memory);
+        Ok(Listed { tasks, books: cpus.map(|cpus| AllBooks { read_ns, cpus, processes }) })
     }
 }
 

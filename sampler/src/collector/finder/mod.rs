@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use symbols::{Interrupts, Kernel, KernelUnwinder, Missing, TaskSnapshot};
 
 use super::frames::Names;
-use super::ledger::Census;
+use super::ledger::AllBooks;
 pub(crate) use linux::LinuxGuest;
 
 /// Pauses between attempts grow from the first to the second, while what is missing may still come.
@@ -48,7 +48,7 @@ pub(crate) enum News {
     /// The tasks that exist.
     Tasks(Vec<TaskSnapshot>),
     /// What the guest keeps of the time of its processes and CPUs.
-    Books(Census),
+    Books(AllBooks),
     /// Something cannot be read.
     Missing(String),
 }
@@ -70,6 +70,13 @@ pub(crate) struct Found {
     pub code: Code,
 }
 
+/// All tasks, and the guest's books of their CPU time.
+#[derive(Debug)]
+pub(crate) struct Listed {
+    pub tasks: Vec<TaskSnapshot>,
+    pub books: Result<AllBooks, Missing>,
+}
+
 /// A guest whose kernel can be looked for.
 pub(crate) trait Guest: Send + 'static {
     /// Looks for the kernel through these page tables.
@@ -82,10 +89,8 @@ pub(crate) trait Guest: Send + 'static {
     fn interrupts(&mut self) -> Result<Option<Interrupts>, Missing>;
     /// Names of system calls by number.
     fn system_calls(&mut self) -> Result<Vec<Option<String>>, Missing>;
-    /// All tasks.
-    fn tasks(&mut self) -> Result<Vec<TaskSnapshot>, Missing>;
-    /// The guest's books of CPU time.
-    fn books(&mut self) -> Result<Census, Missing>;
+    /// All tasks, by one walk over their list.
+    fn tasks(&mut self) -> Result<Listed, Missing>;
 }
 
 #[derive(Debug, Default)]
@@ -286,10 +291,10 @@ impl<G: Guest> Finder<G> {
         }
         if stop || self.tasks.due() {
             let result = self.guest.tasks();
-            if let Some(tasks) = self.tasks.note(result, TASKS_PERIOD) {
+            if let Some(Listed { tasks, books }) = self.tasks.note(result, TASKS_PERIOD) {
                 self.tell(News::Tasks(tasks));
-                match self.guest.books() {
-                    Ok(census) => self.tell(News::Books(census)),
+                match books {
+                    Ok(books) => self.tell(News::Books(books)),
                     // The per-CPU areas are set up in a moment.
                     Err(reason) if reason.may_come() && !stop => {}
                     Err(reason) => self.tell_text(format!("no CPU time as the guest keeps it: {reason}")),

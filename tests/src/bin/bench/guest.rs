@@ -5,13 +5,15 @@ use std::time::{Duration, Instant};
 
 use sampler::ProfileWriter;
 use sampler::bench::{StackFigures, Stopped, stack_figures};
-use symbols::{FindStep, Kernel};
+use symbols::{FindStep, Kernel, Way};
 
 use crate::dump::Guest;
 use crate::table::{Row, median};
 
 /// Times that each step is measured.
 const ROUNDS: usize = 7;
+/// Walks over the list of tasks.
+const WALKS: usize = 101;
 /// Moments whose stacks are measured.
 const MOMENTS: usize = 12;
 /// CR4.LA57, 5-level paging (Intel SDM vol. 3, 2.5).
@@ -43,6 +45,24 @@ pub fn found(stopped: &Stopped) -> anyhow::Result<Row> {
         .detail(format!(
             "image {image:.2} ms, {symbols} symbols {kallsyms:.0} ms, BTF and offsets {btf:.0} ms"
         )))
+}
+
+/// What a moment of the census costs: one walk over the list of tasks.
+pub fn census(stopped: &Stopped) -> anyhow::Result<Row> {
+    let memory = &stopped.memory;
+    let kernel = Kernel::find(memory, stopped.sregs.cr3, stopped.sregs.cr4 & CR4_LA57 != 0)?;
+    let census = kernel.task_census(memory)?;
+    let (mut times, mut tasks) = (Vec::new(), 0);
+    for _ in 0..WALKS {
+        let begin = Instant::now();
+        tasks = 0;
+        let way = census.walk(memory, |_| tasks += 1);
+        times.push(begin.elapsed().as_secs_f64() * 1e9);
+        anyhow::ensure!(way == Way::Whole && tasks > 10, "{tasks} tasks in the guest: {way:?}");
+    }
+    let walk = median(&times);
+    Ok(Row::text("census: a look at one task", format!("{:.0} ns", walk / f64::from(tasks)), "")
+        .detail(format!("{tasks} tasks in {:.0} us", walk / 1e3)))
 }
 
 /// Several moments of `guest`, and the one of them with the largest stacks.

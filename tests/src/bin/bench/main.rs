@@ -32,6 +32,7 @@ fn main() -> anyhow::Result<()> {
     let (of_stacks, stopped) = guest::stacks(&mut running, directory.path())?;
     drop(running);
     let found = guest::found(&stopped)?;
+    let census = guest::census(&stopped)?;
     println!("{}\n\n{}", machine::description(), table::HEADER);
     match kick::rows(&stopped) {
         Ok(rows) => print(&rows),
@@ -40,7 +41,7 @@ fn main() -> anyhow::Result<()> {
     drop(stopped);
     print(&of_stacks);
     print(&behind::rows()?);
-    print(&[behind::memory(), found]);
+    print(&[behind::memory(), found, census]);
     print(&names::rows()?);
     Ok(())
 }

@@ -23,10 +23,10 @@ const NULL_CALL: (f64, f64) = (0.366, 0.364);
 
 /// Off as far as the options allow, sampling, and exact.
 const SETTINGS: [(&str, &[&str]); 3] = [
-    ("off", &["-F", "0.1", "--depth", "0"]),
+    ("off", &["-F", "0.1", "--depth", "0", "--census", "0"]),
     ("sampling", &["-F", "1000"]),
     // The kernel is looked for at ticks, so exact mode needs some.
-    ("exact", &["-F", "20", "--depth", "0", "--exact"]),
+    ("exact", &["-F", "20", "--depth", "0", "--exact", "--census", "0"]),
 ];
 
 const ABOUT: &str = "\

@@ -1,0 +1,212 @@
+//! `report --states`: what each task did, exactly or by the census.
+
+use std::time::Duration;
+
+use sampler::report::{Known, StateReport, TaskSpent, TimeIn};
+
+use super::exact::{more, name};
+use super::summary::{heading, wrapped};
+use super::table::{Align, Table};
+use super::{Page, escape, units};
+
+/// The report with at most `rows` rows per table.
+pub fn render(report: &StateReport, rows: usize, page: Page) -> String {
+    let mut text = String::new();
+    facts(&mut text, report, page);
+    tasks(&mut text, report, rows, page);
+    waits(&mut text, report, rows, page);
+    text
+}
+
+fn seconds(s: f64) -> String {
+    units::duration(Duration::try_from_secs_f64(s).unwrap_or_default())
+}
+
+fn facts(text: &mut String, report: &StateReport, page: Page) {
+    let span = seconds(report.to_s - report.from_s);
+    let from = seconds(report.from_s);
+    let Some(census) = &report.census else {
+        let title = format!("States of tasks, exactly: {span}, from {from} on");
+        wrapped(text, &page.style.bold(&title), "", page.width);
+        wrapped(
+            text,
+            "User and system time are estimated by samples; all other times are exact.",
+            "  ",
+            page.width,
+        );
+        return;
+    };
+    let title = format!("States of tasks, estimated by a census: {span}, from {from} on");
+    wrapped(text, &page.style.bold(&title), "", page.width);
+    let moments = format!(
+        "{} at random, {} a second asked for, {} missed, {} late in the mean; the census took {} of a CPU of the host",
+        units::counted(census.moments, "moment"),
+        census.hz,
+        units::count(census.missed),
+        seconds(census.late_s),
+        seconds(census.cost_s)
+    );
+    wrapped(text, &moments, "  ", page.width);
+    if census.torn > 0 {
+        let torn = format!(
+            "{} of {} looks met a task that was just being switched: its state is unknown",
+            units::count(census.torn),
+            units::count(census.looks)
+        );
+        wrapped(text, &torn, "  ", page.width);
+    }
+}
+
+/// A part of a life, without a sign for nothing.
+fn part(share: f64) -> String {
+    if share == 0.0 { "-".to_owned() } else { units::percent(share) }
+}
+
+fn tasks(text: &mut String, report: &StateReport, rows: usize, page: Page) {
+    heading(text, page.style, "Tasks", ": part of its life in each state, most time on a CPU first");
+    let right = ["tid", "life", "on CPU", "user", "system", "irq", "queue", "sleep", "disk", "other"];
+    let mut columns: Vec<(&str, Align)> = right.map(|name| (name, Align::Right)).to_vec();
+    columns.push(("task", Align::Left));
+    let mut table = Table::new(&columns).indent(2).flexible(10);
+    for task in report.tasks.iter().take(rows) {
+        let of = |names: &[&str]| {
+            let fits = task.states.iter().filter(|state| names.contains(&state.state.as_str()));
+            // The sum of nothing is -0.
+            part(fits.fold(0.0, |sum, state| sum + state.share))
+        };
+        table.row(vec![
+            task.task.tid.to_string(),
+            seconds(task.life_s),
+            part(task.running.share),
+            of(&["user"]),
+            of(&["system"]),
+            of(&["interrupted"]),
+            of(&["queue"]),
+            of(&["sleep"]),
+            of(&["disk"]),
+            of(&["stopped", "zombie", "unknown"]),
+            name(&task.task),
+        ]);
+    }
+    text.push_str(&table.render(page.width));
+    more(text, report.tasks.len(), rows);
+}
+
+/// Time in one state, and whose.
+type Row<'a> = (&'a TaskSpent, &'a TimeIn);
+
+/// What tasks did and waited for, most time first.
+fn waits(text: &mut String, report: &StateReport, rows: usize, page: Page) {
+    let estimated = report.source == Known::Census;
+    let note = if estimated {
+        ": with 95 % intervals, kernel threads left out"
+    } else {
+        ": kernel threads left out"
+    };
+    heading(text, page.style, "States", note);
+    let own = |task: &TaskSpent| !task.task.kernel_thread;
+    let slept = |state: &TimeIn| matches!(state.state.as_str(), "sleep" | "disk" | "stopped");
+    let mut list: Vec<Row<'_>> = Vec::new();
+    for task in report.tasks.iter().filter(|task| own(task)) {
+        let states = task.states.iter().filter(|state| !slept(state));
+        list.extend(states.chain(&task.waits).filter(|state| state.s > 0.0).map(|state| (task, state)));
+    }
+    list.sort_by(|a, b| b.1.s.total_cmp(&a.1.s));
+    let mut table = Table::new(&[
+        ("time", Align::Right),
+        ("from", Align::Right),
+        ("to", Align::Right),
+        ("of life", Align::Right),
+        ("state", Align::Left),
+        ("for", Align::Left),
+        ("task", Align::Left),
+    ])
+    .indent(2)
+    .flexible(6);
+    for (task, state) in list.iter().take(rows) {
+        table.row(vec![
+            seconds(state.s),
+            seconds(state.low_s),
+            seconds(state.high_s),
+            units::percent(state.share),
+            escape(&state.state).into_owned(),
+            escape(&state.cause).into_owned(),
+            name(&task.task),
+        ]);
+    }
+    text.push_str(&table.render(page.width));
+    more(text, list.len(), rows);
+}
+
+#[cfg(test)]
+mod tests {
+    use sampler::report::{CensusFacts, Task};
+
+    use super::*;
+    use crate::render::Style;
+
+    fn time(state: &str, cause: &str, share: f64) -> TimeIn {
+        let (s, low_s, high_s) = (share * 10.0, share * 8.0, share * 12.0);
+        let (state, cause) = (state.to_owned(), cause.to_owned());
+        TimeIn {
+            state,
+            cause,
+            count: Some(9),
+            s,
+            low_s,
+            high_s,
+            share,
+            share_low: share * 0.8,
+            share_high: share,
+        }
+    }
+
+    fn report(source: Known) -> StateReport {
+        let census = CensusFacts {
+            hz: 10.0,
+            moments: 98,
+            late_s: 0.001,
+            missed: 1,
+            looks: 4_900,
+            torn: 3,
+            cost_s: 0.025,
+        };
+        let task = Task { comm: "evil\x1b[2J".to_owned(), pid: 7, tid: 8, ..Task::default() };
+        let spent = TaskSpent {
+            task,
+            life_s: 10.0,
+            running: time("running", "", 0.25),
+            states: vec![time("user", "", 0.2), time("system", "", 0.05), time("sleep", "", 0.75)],
+            waits: vec![time("sleep", "pipe", 0.75)],
+            samples: 40,
+        };
+        let census = (source == Known::Census).then_some(census);
+        StateReport { source, from_s: 1.0, to_s: 11.0, census, tasks: vec![spent] }
+    }
+
+    #[test]
+    fn estimates_have_their_intervals() {
+        let page = Page { width: 100, style: Style::Plain };
+        let text = render(&report(Known::Census), 10, page);
+        assert!(
+            text.starts_with("States of tasks, estimated by a census: 10.00 s, from 1.00 s on\n"),
+            "{text}"
+        );
+        assert!(
+            text.contains("98 moments at random, 10 a second asked for, 1 missed, 1.0 ms late"),
+            "{text}"
+        );
+        assert!(text.contains("3 of 4,900 looks"), "{text}");
+        let row = text.lines().find(|line| line.contains("pipe")).expect("a row");
+        let words: Vec<&str> = row.split_whitespace().collect();
+        assert_eq!(words[..8], ["7.50", "s", "6.00", "s", "9.00", "s", "75.0", "%"], "{row}");
+        assert!(!text.contains('\x1b'), "{text:?}");
+    }
+
+    #[test]
+    fn exact_times_say_so() {
+        let text = render(&report(Known::Exact), 10, Page { width: 100, style: Style::Plain });
+        assert!(text.starts_with("States of tasks, exactly: 10.00 s"), "{text}");
+        assert!(!text.contains("intervals") && !text.contains("census"), "{text}");
+    }
+}

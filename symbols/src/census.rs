@@ -1,0 +1,188 @@
+//! What every task is doing, read while the guest runs: the way over the lists of processes and threads at one moment.
+//!
+//! ```text
+//!  init_task.tasks -> leader -> leader -> ...
+//!                       `-> signal.thread_head -> thread -> thread -> ...
+//! ```
+//!
+//! All of it lies in the direct map, so no page tables are walked. A task that is switched while it is read shows it by
+//! its counts of switches, and is read again.
+
+use crate::address::PhysAddr;
+use crate::btf::Btf;
+use crate::current::TaskPlaces;
+use crate::kernel::Kernel;
+use crate::layout::{Number, ThreadLayout, offset};
+use crate::memory::PhysicalMemory;
+use crate::missing::Missing;
+use crate::task::TaskMemory;
+use crate::tripwire::{TaskState, TaskStates};
+
+/// Tasks on one way over the lists, at most.
+const MAX_TASKS: usize = 1 << 17;
+/// Readings of one task, at most: one that is switched during all of them is told as torn.
+const READINGS: usize = 3;
+
+/// A task as it was seen at one moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Sight {
+    /// Which task, and its state as the scheduler keeps it.
+    pub state: TaskState,
+    /// On a CPU of the guest.
+    pub on_cpu: bool,
+    /// How often it has been switched from (`nvcsw` + `nivcsw`): while this and [`Self::saved_sp`] stay the same a
+    /// sleeping task is in the same sleep.
+    pub switches: u64,
+    /// `thread.sp`: where the registers of a task that does not run lie.
+    pub saved_sp: u64,
+    /// It was switched during each of several readings: nothing but who it is can be believed.
+    pub torn: bool,
+}
+
+/// How a way over the lists ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// All tasks were seen.
+    Whole,
+    /// There are more tasks than are looked at: those behind the 131,072nd were not seen.
+    Full,
+    /// A link could not be followed, most likely because its task went away: some tasks were not seen.
+    Torn,
+}
+
+/// Offsets in `task_struct` (include/linux/sched.h) beyond the state.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SightLayout {
+    /// `on_cpu`, int, and u8 in 7.3.
+    on_cpu: Number,
+    /// `nvcsw` and `nivcsw`, unsigned long.
+    switches: [usize; 2],
+    /// `thread.sp`.
+    saved_sp: usize,
+}
+
+impl SightLayout {
+    pub(crate) fn new(btf: &Btf) -> Result<Self, Missing> {
+        let task = |member| offset(btf, "task_struct", member);
+        Ok(Self {
+            on_cpu: Number::new(btf, "task_struct", "on_cpu")?,
+            switches: [task("nvcsw")?, task("nivcsw")?],
+            saved_sp: task("thread.sp")?,
+        })
+    }
+}
+
+/// Looks at all tasks, or at one. Allocates nothing.
+#[derive(Debug, Clone)]
+pub struct TaskCensus {
+    states: TaskStates,
+    places: TaskPlaces,
+    layout: SightLayout,
+    threads: ThreadLayout,
+    /// `init_task`, which all lists begin at and which is the idle task of the first CPU.
+    init_task: u64,
+}
+
+/// Words by virtual address in the direct map.
+struct Words<'a, M>(&'a TaskPlaces, &'a M);
+
+impl<M: PhysicalMemory> Words<'_, M> {
+    fn at(&self, base: u64, offset: usize) -> Option<PhysAddr> {
+        self.0.translate(base)?.checked_add(offset as u64)
+    }
+
+    fn u64(&self, base: u64, offset: usize) -> Option<u64> {
+        self.1.read_u64(self.at(base, offset)?)
+    }
+}
+
+impl<M: PhysicalMemory> TaskMemory for Words<'_, M> {
+    fn read(&self, task: u64, offset: usize, into: &mut [u8]) -> Option<()> {
+        self.1.read(self.at(task, offset)?, into)
+    }
+}
+
+impl TaskCensus {
+    /// The task at `task`; `None` for what cannot be one. Bounded reads.
+    pub fn read(&self, memory: &impl PhysicalMemory, task: u64) -> Option<Sight> {
+        let words = Words(&self.places, memory);
+        let moving = || {
+            let [voluntary, involuntary] = self.layout.switches;
+            let switches = words.u64(task, voluntary)?.wrapping_add(words.u64(task, involuntary)?);
+            Some((switches, words.number(task, self.layout.on_cpu)? != 0))
+        };
+        let mut sight = Sight { torn: true, ..Sight::default() };
+        for _ in 0..READINGS {
+            let before = moving()?;
+            sight.state = self.states.read(memory, task)?;
+            sight.saved_sp = words.u64(task, self.layout.saved_sp)?;
+            (sight.switches, sight.on_cpu) = before;
+            if moving()? == before {
+                sight.torn = false;
+                break;
+            }
+        }
+        Some(sight)
+    }
+
+    /// Looks at every task but the idle ones, which are on no list. A task that starts or ends meanwhile may be left
+    /// out; in a hostile guest one may be seen more than once.
+    pub fn walk(&self, memory: &impl PhysicalMemory, mut seen: impl FnMut(&Sight)) -> Way {
+        let words = Words(&self.places, memory);
+        let head = self.init_task.wrapping_add(self.threads.tasks as u64);
+        let mut left = MAX_TASKS;
+        let mut link = words.u64(self.init_task, self.threads.tasks);
+        while let Some(at) = link.filter(|&at| at != head) {
+            let leader = at.wrapping_sub(self.threads.tasks as u64);
+            match self.process(memory, leader, &mut left, &mut seen) {
+                Some(()) if left > 0 => link = words.u64(leader, self.threads.tasks),
+                Some(()) => return Way::Full,
+                None => return Way::Torn,
+            }
+        }
+        if link.is_some() { Way::Whole } else { Way::Torn }
+    }
+
+    /// Looks at the threads of one process; `None` where their list cannot be followed to its end.
+    fn process(
+        &self,
+        memory: &impl PhysicalMemory,
+        leader: u64,
+        left: &mut usize,
+        seen: &mut impl FnMut(&Sight),
+    ) -> Option<()> {
+        let words = Words(&self.places, memory);
+        let ThreadLayout { signal, thread_node, thread_head, .. } = self.threads;
+        let signal = words.u64(leader, signal)?;
+        let head = signal.checked_add(thread_head as u64)?;
+        let mut link = words.u64(signal, thread_head)?;
+        while link != head {
+            if *left == 0 {
+                return Some(());
+            }
+            *left -= 1;
+            let thread = link.wrapping_sub(thread_node as u64);
+            seen(&self.read(memory, thread)?);
+            link = words.u64(thread, thread_node)?;
+        }
+        Some(())
+    }
+}
+
+impl Kernel {
+    /// What looks at all tasks, once the per-CPU areas are set up.
+    ///
+    /// # Errors
+    /// What is missing; [`Missing::may_come`] tells if asking again makes sense.
+    pub fn task_census(&self, memory: &impl PhysicalMemory) -> Result<TaskCensus, Missing> {
+        let layouts = self.layouts.as_ref().map_err(Clone::clone)?;
+        let states = self.task_states(memory)?;
+        Ok(TaskCensus {
+            places: *states.places(),
+            states,
+            layout: layouts.sight.clone()?,
+            threads: layouts.threads.clone()?,
+            init_task: self.symbol("init_task")?,
+        })
+    }
+}

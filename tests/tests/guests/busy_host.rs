@@ -1,0 +1,89 @@
+//! Ticks that come late, find a halted vCPU, or a vCPU without a CPU of the host: they bias no share.
+
+use vprof_tests::{Guest, Run};
+
+/// Two processes that share one vCPU 3:1, turn by turn, by work and not by time: the guest's clocks run on while the host
+/// keeps the CPU to itself.
+const SPLIT: [&str; 9] =
+    ["split", "--seconds", "12", "--ratio", "3:1", "--slice-rounds", "500000", "--cpu", "0"];
+
+/// Samples of both processes in the guest, and those of the one with three parts.
+struct Split {
+    all: f64,
+    large: f64,
+}
+
+impl Split {
+    fn of(run: &Run) -> Self {
+        let rows = run.query(
+            "SELECT sum(comm = 'alpha'), count(*) FROM v_charged WHERE comm IN ('alpha', 'beta') AND mode = 'user'",
+        );
+        let count = |column: usize| rows[0][column].as_f64().expect("a number");
+        Self { large: count(0), all: count(1) }
+    }
+
+    fn share(&self) -> f64 {
+        self.large / self.all
+    }
+
+    /// As of independent samples, which those of long turns are better than.
+    fn variance(&self) -> f64 {
+        0.75 * 0.25 / self.all
+    }
+}
+
+fn split(load: &str) -> (Run, Split) {
+    let run = Guest::demo().options(["--host-load", load]).command(SPLIT).run().succeeded();
+    let split = Split::of(&run);
+    (run, split)
+}
+
+fn waiting(run: &Run) -> f64 {
+    run.number("SELECT sum(waiting_s) / sum(wall_s) FROM v_vcpus")
+}
+
+#[test]
+fn a_busy_host_changes_no_share() {
+    let (quiet_run, quiet) = split("0");
+    let (loaded_run, loaded) = split("4");
+    assert!(quiet.all > 400.0 && loaded.all > 60.0, "{} and {} samples", quiet.all, loaded.all);
+    let (before, after) = (waiting(&quiet_run), waiting(&loaded_run));
+    assert!(after > 0.2 && after > before + 0.1, "the vCPU waited {before} and {after} of the time");
+    assert!(loaded_run.number("SELECT count(*) FROM sample WHERE fell = 'waiting'") > 20.0);
+    let apart = (loaded.share() - quiet.share()) / (loaded.variance() + quiet.variance()).sqrt();
+    assert!(apart.abs() < 3.3, "{} and {}: {apart:.1} standard errors", quiet.share(), loaded.share());
+    for split in [&quiet, &loaded] {
+        // A hundredth is for what passing the token takes in user code, the same for both.
+        let off = (split.share() - 0.75).abs();
+        assert!(off < 4.0 * split.variance().sqrt() + 0.01, "{} is not 3:1", split.share());
+    }
+}
+
+/// Liang's rule: what has not run since the last tick is not charged. A vCPU that is halted most of the time is mostly
+/// met halted, and the little that its program works is neither missed nor made more of.
+#[test]
+fn a_guest_that_mostly_halts_is_charged_what_it_works() {
+    // 40 ms of every half second.
+    let program = "isochronous --seconds 20 --period-micros 500000 --work-micros 40000";
+    let run = Guest::demo().options(["-F", "200"]).script(program).run().succeeded();
+    // From the program's first sample to its last.
+    let window = "time_ns BETWEEN (SELECT min(time_ns) FROM sample s JOIN instance i ON i.id = s.instance WHERE i.comm = 'isochronous') \
+                  AND (SELECT max(time_ns) FROM sample s JOIN instance i ON i.id = s.instance WHERE i.comm = 'isochronous')";
+    let halted = run.number(&format!(
+        "SELECT sum(halted_ns + kvm_ns) * 1.0 / \
+         sum(guest_ns + halted_ns + waiting_ns + kvm_ns + vmm_ns + sampler_ns + paused_ns) FROM microstate WHERE {window}"
+    ));
+    assert!(halted > 0.8, "halted for {halted} of the time");
+    let ticks = run.number(&format!("SELECT avg(fell = 'halted') FROM sample WHERE {window}"));
+    assert!((ticks - halted).abs() < 0.1, "{ticks} of the ticks, {halted} of the time");
+    // The scheduler's own count, which no tick is needed for.
+    let rusage = run.json(&["rusage", "--process", "isochronous"]);
+    let process = &rusage["processes"][0];
+    let ns = |name: &str| process[name].as_f64().expect("a time");
+    let (truth, estimate) = (ns("runtime_ns"), ns("true_cpu_ns"));
+    let end = if truth < estimate { ns("true_low_ns") } else { ns("true_high_ns") };
+    // The scheduler's time holds interrupts, and what the host takes: a hundredth. Twice the distance of the interval's
+    // end are 4 standard errors.
+    let apart = (truth - ns("interrupted_ns") - estimate).abs();
+    assert!(apart < 2.0 * (end - estimate).abs() + 0.01 * truth, "{apart} ns apart: {process}");
+}

@@ -1,0 +1,45 @@
+//! A run that is steered while it goes on.
+
+use std::time::Duration;
+
+use vprof_tests::Guest;
+
+const A_WHILE: Duration = Duration::from_secs(2);
+
+#[test]
+fn sampling_stops_and_goes_on_and_the_run_is_ended() {
+    let mut running = Guest::demo().script("spin --seconds 1000").start();
+    running.wait_for_samples(500);
+    let about = running.ctl(&["status"]);
+    assert!(about["sampling"] == true && about["samples"].as_u64() >= Some(500), "{about}");
+    running.ctl(&["stop"]);
+    running.ctl(&["mark", "off"]);
+    std::thread::sleep(A_WHILE);
+    running.ctl(&["mark", "on", "again"]);
+    running.ctl(&["start"]);
+    running.ctl(&["rate", "300"]);
+    std::thread::sleep(A_WHILE);
+    let look = running.ctl(&["tables", "--last", "1s"]);
+    assert_eq!(look["processes"][0]["comm"], "spin", "{look}");
+    assert_eq!(
+        (&look["sampling"]["on"], &look["sampling"]["rate_hz"]),
+        (&true.into(), &300.0.into()),
+        "{look}"
+    );
+    let written = running.ctl(&["write"]);
+    assert!(written["time_s"].as_f64() > look["time_s"].as_f64(), "{written}");
+    running.ctl(&["end"]);
+    let run = running.finish().exited(0);
+
+    let marks = run.query("SELECT time_ns, text FROM event WHERE kind = 'mark' ORDER BY time_ns");
+    assert_eq!([&marks[0][1], &marks[1][1]], ["off", "on again"]);
+    // The tick that finds out is the last one; the portable host passes on what is wanted a little later.
+    let between = "SELECT count(*) FROM sample, \
+        (SELECT min(time_ns) a, max(time_ns) b FROM event WHERE kind = 'mark') \
+        WHERE time_ns BETWEEN a + 500000000 AND b";
+    assert_eq!(run.number(between), 0.0);
+    let rates = run.query("SELECT rate_hz FROM rate ORDER BY time_ns");
+    assert_eq!((rates[0][0].as_f64(), rates[rates.len() - 1][0].as_f64()), (Some(0.0), Some(300.0)));
+    let unsampled = run.report().number("unsampled_s");
+    assert!((1.0..8.0).contains(&unsampled), "{unsampled}");
+}

@@ -15,7 +15,9 @@ fn states(parts: [f64; 7]) -> Vec<(String, f64)> {
 
 /// What a vCPU does at a time: it works, waits for a CPU of the host, and halts, by turns.
 fn doing(id: u8, time_s: f64) -> [f64; 7] {
-    match (time_s * 2.0) as u64 % 20 + u64::from(id) {
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "saturates")]
+    let step = (time_s * 2.0) as u64 % 20;
+    match step + u64::from(id) {
         step @ 0..=8 => [step as f64 / 8.0 * 0.97, 1.0 - step as f64 / 8.0, 0.0, 0.005, 0.015, 0.01, 0.0],
         9..=10 => [0.6, 0.0, 0.4, 0.0, 0.0, 0.0, 0.0],
         11 => [0.2, 0.0, 0.0, 0.0, 0.8, 0.0, 0.0],

@@ -246,7 +246,7 @@ impl State {
             Question::End => match key {
                 Key::Char('y' | 'Y') | Key::Ctrl('c') | Key::Enter => {
                     self.message = Some("ending the run ...".into());
-                    return Some(Action::Send(Command::End));
+                    Some(Action::Send(Command::End))
                 }
                 _ => None,
             },

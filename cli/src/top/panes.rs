@@ -154,7 +154,10 @@ fn exits(rows: &[ExitRate]) -> Table {
     ];
     let row = |exit: &ExitRate| {
         let reason = match (&exit.device, exit.address) {
-            (Some(device), _) => format!("{}, {}", escape(device), escape(&exit.reason)),
+            (Some(device), Some(address)) => {
+                format!("{}, {}: {address:#x}", escape(device), escape(&exit.reason))
+            }
+            (Some(device), None) => format!("{}, {}", escape(device), escape(&exit.reason)),
             (None, Some(address)) => format!("{}: {address:#x}", escape(&exit.reason)),
             (None, None) => escape(&exit.reason).into_owned(),
         };

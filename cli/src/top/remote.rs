@@ -132,7 +132,7 @@ mod tests {
         writer.write_all(second.as_bytes()).await.unwrap();
         assert_eq!(remote.next().await, Event::Look(Box::new(look)));
         assert_eq!(remote.next().await, Event::Told("bu\\x1bsy".to_owned()));
-        writer.write_all(b"[]\n").await.unwrap();
+        writer.write_all(b"{\n").await.unwrap();
         assert!(matches!(remote.next().await, Event::Ended(why) if why.contains("not understood")));
         drop(asked);
         drop(far);

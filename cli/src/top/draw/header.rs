@@ -54,21 +54,22 @@ fn run(state: &State, theme: Theme) -> Vec<Piece> {
     };
     let host = match look.host.as_str() {
         "kvm" => "KVM".to_owned(),
-        "portable" => "portable host".to_owned(),
+        "portable" => "portable".to_owned(),
         other => format!("host: {}", escape(other)),
     };
     let time = Duration::try_from_secs_f64(look.time_s).unwrap_or_default();
     let Sampling { on, rate_hz, clock, samples, lost, .. } = &look.sampling;
     let rate = match on {
-        true => piece(format!("{} {}", units::rate(*rate_hz), escape(clock)), 3),
+        true => piece(units::rate(*rate_hz), 3),
         false => Piece { text: "SAMPLING STOPPED".to_owned(), style: theme.notice(), rank: 1 },
     };
     let lost_style = if *lost > 0 { theme.heading() } else { Style::new() };
     vec![
         Piece { text: kernel, style: theme.heading(), rank: 2 },
-        piece(host, 5),
+        piece(host, 3),
         piece(units::clock(time), 1),
         rate,
+        piece(escape(clock).into_owned(), 5),
         piece(units::counted(*samples, "sample"), 4),
         Piece { text: format!("{} lost", units::count(*lost)), style: lost_style, rank: 4 },
     ]

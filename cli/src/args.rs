@@ -205,7 +205,7 @@ pub enum Command {
 #[derive(Debug, Args)]
 #[command(before_help = RUN_EXAMPLES, after_help = RUN_NOTES, help_template = TEMPLATE)]
 pub struct RunArgs {
-    /// Raw disk image with a kernel in /boot, or a kernel (bzImage or vmlinux)
+    /// Disk image (raw or qcow2) with a kernel in /boot, or a kernel (bzImage or vmlinux)
     pub image: PathBuf,
 
     /// Command to run in the guest (images built by `cargo xtask image` only); ends the run
@@ -300,6 +300,10 @@ pub struct RunArgs {
     #[arg(long, value_name = "PERCENT", value_parser = parse_precision, help_heading = "Sampling")]
     pub until_precision: Option<f64>,
 
+    /// Names that the guest's own files lack.
+    #[command(flatten)]
+    pub debug: DebugArgs,
+
     /// The profile to write
     #[arg(long, short = 'o', default_value = "vprof.vprof", value_name = "FILE", help_heading = "Output")]
     pub output: PathBuf,
@@ -374,6 +378,10 @@ pub struct ReportArgs {
     /// Print JSON (docs/json.md); always all rows
     #[arg(long)]
     pub json: bool,
+
+    /// Names to add to the profile before.
+    #[command(flatten)]
+    pub debug: DebugArgs,
 
     /// Which part of the profile.
     #[command(flatten)]
@@ -571,13 +579,10 @@ pub struct QueryArgs {
     pub json: bool,
 }
 
-/// `vprof symbolize`.
-#[derive(Debug, Args)]
-#[command(before_help = SYMBOLIZE_EXAMPLES, after_help = SYMBOLIZE_NOTES, help_template = TEMPLATE)]
-pub struct SymbolizeArgs {
-    /// The profile; it is changed
-    pub profile: PathBuf,
-
+/// Where debug files are looked for on the host.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Names of user code")]
+pub struct DebugArgs {
     /// Directory of debug files: laid out as /usr/lib/debug, with .build-id, or with the files themselves; repeatable
     #[arg(long, value_name = "DIR")]
     pub debug_dir: Vec<PathBuf>,
@@ -585,6 +590,18 @@ pub struct SymbolizeArgs {
     /// Directory that has the guest's files under their paths in the guest, with symbols; repeatable
     #[arg(long, value_name = "DIR")]
     pub symfs: Vec<PathBuf>,
+}
+
+/// `vprof symbolize`.
+#[derive(Debug, Args)]
+#[command(before_help = SYMBOLIZE_EXAMPLES, after_help = SYMBOLIZE_NOTES, help_template = TEMPLATE)]
+pub struct SymbolizeArgs {
+    /// The profile; it is changed
+    pub profile: PathBuf,
+
+    /// Where names are looked for.
+    #[command(flatten)]
+    pub debug: DebugArgs,
 
     /// Print JSON
     #[arg(long)]

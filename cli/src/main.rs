@@ -30,6 +30,10 @@ use clap::{CommandFactory, FromArgMatches};
 
 use args::{Cli, Command};
 
+/// Bounds of hostile debug information follow from what it really takes.
+#[global_allocator]
+static ALLOCATOR: symbols::counted::Counted = symbols::counted::Counted;
+
 fn main() -> ExitCode {
     if portable::inner::is_inner() {
         portable::inner::main();

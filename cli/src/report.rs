@@ -9,6 +9,7 @@ use sampler::{Filter, Profile, Report};
 use crate::args::{FilterArgs, ReportArgs};
 use crate::errors::{Error, ExitCode};
 use crate::render::{Page, by, exact, states, summary, tree};
+use crate::symbolize;
 
 /// Rows per table at the end of a run.
 const SUMMARY_ROWS: usize = 10;
@@ -18,6 +19,9 @@ const TREE_ROWS: usize = 50;
 
 /// Runs the command.
 pub fn command(args: &ReportArgs) -> Result<ExitCode, Error> {
+    if let Some(places) = symbolize::named_places(&args.debug)? {
+        symbolize::add_names(&args.profile, &places, false)?;
+    }
     if args.exact {
         return exact_report(args);
     }

@@ -1,14 +1,16 @@
-//! `vprof symbolize`: names the user code of a profile by debug files.
+//! `vprof symbolize`: names the user code of a profile by debug files, as `vprof run` and `vprof report` do with the same
+//! options.
 
 use std::fmt::Write as _;
 use std::fs;
 use std::io::{self, IsTerminal, Write as _};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+use sampler::profile::EditError;
 use sampler::symbolize::{NotFound, Progress, Symbolized, symbolize};
 use symbols::names::DebugFiles;
 
-use crate::args::SymbolizeArgs;
+use crate::args::{DebugArgs, SymbolizeArgs};
 use crate::debuginfod::Debuginfod;
 use crate::errors::{Error, ExitCode};
 use crate::render::{escape, table, terminal_columns, units};
@@ -19,18 +21,12 @@ const ERASE: &str = "\r\x1b[K";
 
 /// Runs the command.
 pub fn command(args: &SymbolizeArgs) -> Result<ExitCode, Error> {
-    let places = places(args)?;
-    let live = io::stderr().is_terminal();
-    let result = symbolize(&args.profile, &places, |progress| {
-        if live {
-            show(progress);
-        }
-    });
-    if live {
-        // There is nobody to tell that standard error can't be written.
-        let _ = write!(io::stderr().lock(), "{ERASE}");
-    }
-    let result = result?;
+    let Some(places) = places(&args.debug)? else {
+        let advice = "no place to look for debug files: name a directory with --debug-dir or --symfs, or servers in \
+                      DEBUGINFOD_URLS";
+        return Err(Error::Usage(advice.to_owned()));
+    };
+    let result = watched(&args.profile, &places, io::stderr().is_terminal())?;
     if args.json {
         write_json(&result)?;
     } else {
@@ -39,32 +35,61 @@ pub fn command(args: &SymbolizeArgs) -> Result<ExitCode, Error> {
     Ok(ExitCode::Done)
 }
 
+/// Where `vprof run` and `vprof report` are to look; `None` where no directory was named: servers are not asked unbidden.
+pub fn named_places(args: &DebugArgs) -> Result<Option<DebugFiles>, Error> {
+    if args.debug_dir.is_empty() && args.symfs.is_empty() { Ok(None) } else { places(args) }
+}
+
+/// Names what has no name yet. A profile that can't be changed is shown as it is.
+pub fn add_names(profile: &Path, places: &DebugFiles, quiet: bool) -> Result<(), Error> {
+    match watched(profile, places, !quiet && io::stderr().is_terminal()) {
+        Ok(_) => Ok(()),
+        Err(error @ EditError::Profile(_)) => Err(error.into()),
+        Err(error) => {
+            eprintln!("vprof: no names were added: {error}");
+            Ok(())
+        }
+    }
+}
+
+/// Names the user code of a profile, and shows how far it is.
+fn watched(profile: &Path, places: &DebugFiles, live: bool) -> Result<Symbolized, EditError> {
+    let result = symbolize(profile, places, |progress| {
+        if live {
+            show(progress);
+        }
+    });
+    if live {
+        // There is nobody to tell that standard error can't be written.
+        let _ = write!(io::stderr().lock(), "{ERASE}");
+    }
+    result
+}
+
 /// Where to look: directories in the order of the command line, then servers.
-fn places(args: &SymbolizeArgs) -> Result<DebugFiles, Error> {
+fn places(args: &DebugArgs) -> Result<Option<DebugFiles>, Error> {
     let directories: Vec<&PathBuf> = args.debug_dir.iter().chain(&args.symfs).collect();
     for directory in &directories {
         fs::read_dir(directory).map_err(|error| Error::file("look into", directory, error))?;
     }
     let servers = Debuginfod::from_environment(|name| std::env::var_os(name));
     if directories.is_empty() && servers.is_none() {
-        let advice = "no place to look for debug files: name a directory with --debug-dir or --symfs, or servers in \
-                      DEBUGINFOD_URLS";
-        return Err(Error::Usage(advice.to_owned()));
+        return Ok(None);
     }
     let files = directories
         .into_iter()
         .fold(DebugFiles::new(), |files, directory| files.with_directory(directory.clone()));
-    Ok(match servers {
+    Ok(Some(match servers {
         Some(servers) => files.with_source(Box::new(servers)),
         None => files,
-    })
+    }))
 }
 
 fn show(progress: Progress<'_>) {
     let Progress { done, files, path } = progress;
     let line = format!("file {} of {files}: {}", done + 1, escape(path));
     let width = terminal_columns().unwrap_or(80).saturating_sub(1);
-    // See `command` for a failure.
+    // See `watched` for a failure.
     let _ = write!(io::stderr().lock(), "{ERASE}{}", table::cut(&line, width));
 }
 

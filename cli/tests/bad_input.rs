@@ -56,7 +56,7 @@ fn images_that_are_none() {
     let files = Files::new();
     refused(&files.image("gone"), 1, &["can't read the image", "gone", "no such file or directory"]);
     files.write("empty", b"");
-    refused(&files.image("empty"), 1, &["empty is empty", "a raw disk image or a kernel"]);
+    refused(&files.image("empty"), 1, &["empty is empty", "a disk image (raw or qcow2) or a kernel"]);
     fs::create_dir(files.path("folder")).unwrap();
     refused(&files.image("folder"), 1, &["folder is a directory"]);
     nix_fifo(&files.path("fifo"));
@@ -64,7 +64,9 @@ fn images_that_are_none() {
     files.write("text", b"hello, world\n");
     refused(&files.image("text"), 1, &["neither a disk image with an ext4 file system nor a kernel"]);
     files.write("qcow2", b"QFI\xfb\0\0\0\x03");
-    refused(&files.image("qcow2"), 1, &["a qcow2 image", "qemu-img convert -O raw"]);
+    refused(&files.image("qcow2"), 1, &["can't read the qcow2 image", "qemu-img check"]);
+    files.write("vmdk", b"KDMV");
+    refused(&files.image("vmdk"), 1, &["a VMDK image", "qemu-img convert -O raw"]);
     let mut gpt = vec![0; 4096];
     gpt[512..520].copy_from_slice(b"EFI PART");
     files.write("gpt", &gpt);

@@ -165,6 +165,35 @@ fn reports_ask_for_it_and_then_have_names() {
 }
 
 #[test]
+fn reports_add_names_themselves() {
+    let Some(setup) = Setup::new() else { return };
+    let report = |option: &str, directory: &str| {
+        run([
+            "report".as_ref(),
+            setup.at("p.vprof").as_os_str(),
+            option.as_ref(),
+            setup.at(directory).as_os_str(),
+        ])
+    };
+    refused(&report("--symfs", "gone"), 1, &["can't look into", "gone"]);
+    assert!(stdout(&report("--debug-dir", "dbg")).contains("Unnamed"), "nothing is there");
+    // Who may not change the profile sees it as it is.
+    fs::set_permissions(setup.at("p.vprof"), fs::Permissions::from_mode(0o444)).unwrap();
+    let output = report("--symfs", "root");
+    assert_eq!(output.status.code(), Some(0));
+    assert!(stdout(&output).contains("Unnamed"), "{}", stdout(&output));
+    let said = stderr(&output);
+    assert!(said.starts_with("vprof: no names were added: ") && said.contains("read-only"), "{said}");
+    assert_eq!(said.lines().count(), 1, "{said}");
+    fs::set_permissions(setup.at("p.vprof"), fs::Permissions::from_mode(0o644)).unwrap();
+    let output = report("--symfs", "root");
+    assert_eq!((output.status.code(), stderr(&output).as_str()), (Some(0), ""));
+    let text = stdout(&output);
+    assert!(text.contains("work [prog]") && !text.contains("Unnamed"), "{text}");
+    assert_eq!(setup.names(), "symbol,offset,line\r\nwork,4,1\r\n", "the names are in the profile");
+}
+
+#[test]
 fn debug_files_of_another_build_are_not_used() {
     let Some(setup) = Setup::new() else { return };
     setup.write(OTHER);

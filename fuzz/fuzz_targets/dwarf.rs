@@ -25,7 +25,7 @@ fuzz_target!(
             let frames = lines.frames_at(address);
             assert!(frames.len() <= FRAMES);
         }
-        let _ = (lines.is_exhausted(), lines.has_split_units());
+        let _ = (lines.stopped(), lines.has_split_units());
         // As its own debug file, and as the file that debug files share.
         let both = Symbolizer::new(&elf, Some(&elf), Some(&elf));
         for address in [TEXT.0 + 0x108, TEXT.0 + 0x112, TEXT.0 + 0x181] {

@@ -176,7 +176,7 @@ fuzz_target!(|input: (u8, Vec<Step>)| {
     let Ok(file) = tempfile::tempfile() else { return };
     let (Ok(()), Ok(view)) = (file.set_len(DISK), file.try_clone()) else { return };
     let Ok(memory) = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), MEMORY)]) else { return };
-    let Some(hardware) = Hardware::new(Disk { file, mode }, &memory) else { return };
+    let Some(hardware) = Hardware::new(Disk { file: file.into(), mode }, &memory) else { return };
     let mut driver = Driver { hardware, memory, next: [0; 2] };
     for step in steps.iter().take(STEPS) {
         driver.step(step);

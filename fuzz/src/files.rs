@@ -293,3 +293,62 @@ fn dwarf(version: u16) -> Vec<(&'static str, Vec<u8>)> {
         .expect("nothing that can fail");
     all
 }
+
+/// A library with these bytes as Go's table.
+pub fn with_go_table(bytes: &[u8]) -> Vec<u8> {
+    elf(&[(".text", kind::BITS, 0x1100, 0, &[0x90; 64]), (".gopclntab", kind::BITS, 0, 0, bytes)])
+}
+
+/// A cpio archive with a program under two names, a script and a directory.
+pub fn archive() -> Vec<u8> {
+    let program = library();
+    let entries: [(&str, u32, u32, &[u8]); 6] = [
+        ("bin", 0o040_755, 2, &[]),
+        ("bin/one", 0o100_755, 2, &[]),
+        ("bin/two", 0o100_755, 2, &program),
+        ("./init", 0o100_755, 1, &program),
+        ("etc/script", 0o100_644, 1, b"#!/bin/sh\n"),
+        ("TRAILER!!!", 0, 1, &[]),
+    ];
+    let mut bytes = Vec::new();
+    for (name, mode, links, content) in entries {
+        let (size, name_size) = (content.len() as u32, name.len() as u32 + 1);
+        bytes.extend(b"070701");
+        for field in [7, mode, 0, 0, links, 0, size, 0, 0, 0, 0, name_size, 0] {
+            bytes.extend(format!("{field:08x}").bytes());
+        }
+        bytes.extend(name.bytes().chain([0]));
+        bytes.resize(bytes.len().next_multiple_of(4), 0);
+        bytes.extend(content);
+        bytes.resize(bytes.len().next_multiple_of(4), 0);
+    }
+    bytes
+}
+
+/// Bytes in gzip.
+pub fn gzip(bytes: &[u8]) -> Vec<u8> {
+    use std::io::Write;
+    let mut packer = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    packer.write_all(bytes).expect("room in memory");
+    packer.finish().expect("room in memory")
+}
+
+/// Bytes in xz.
+pub fn xz(bytes: &[u8]) -> Vec<u8> {
+    use std::io::Write;
+    let mut writer = lzma_rust2::XzWriter::new(Vec::new(), lzma_rust2::XzOptions::with_preset(1))
+        .expect("a writer into memory");
+    writer.write_all(bytes).expect("room in memory");
+    writer.finish().expect("room in memory")
+}
+
+/// Bytes in zstd.
+pub fn zstd(bytes: &[u8]) -> Vec<u8> {
+    ruzstd::encoding::compress_to_vec(bytes, ruzstd::encoding::CompressionLevel::Fastest)
+}
+
+/// Bytes in one legacy frame of LZ4.
+pub fn lz4(bytes: &[u8]) -> Vec<u8> {
+    let packed = lz4_flex::block::compress(bytes);
+    [&[0x02, 0x21, 0x4c, 0x18][..], &(packed.len() as u32).to_le_bytes(), &packed].concat()
+}

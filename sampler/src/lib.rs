@@ -9,6 +9,7 @@ pub mod estimate;
 pub mod exact;
 #[cfg(feature = "fuzz")]
 pub mod fuzz;
+mod initrd;
 pub mod live;
 pub mod microstate;
 mod naming;
@@ -26,6 +27,7 @@ mod vcpu;
 
 pub use batch::{Batch, Sink, SinkError};
 pub use clock::ClockKind;
+pub use initrd::Initrd;
 pub use profile::{Profile, ProfileError, ProfileWriter};
 pub use report::{Filter, Report, Sort};
 pub use session::{OpenFiles, Precision, Session, SessionConfig, Status, Totals, VcpuSampler, no_files};

@@ -33,6 +33,7 @@ use crate::collector::finder::{Finder, LinuxGuest, Wanted};
 use crate::collector::{Collector, FinderHandle};
 use crate::estimate::Share;
 use crate::exact::watch::Watch;
+use crate::initrd::Initrd;
 use crate::microstate::meter::Meter;
 use crate::record::{Readers, Sampled};
 use crate::vcpu::Published;
@@ -209,6 +210,7 @@ pub struct Session {
     readers: Arc<OnceLock<Readers>>,
     stack_depth: usize,
     files: OpenFiles,
+    initrd: Option<Initrd>,
     idle: Option<Collector>,
     running: Option<JoinHandle<Totals>>,
 }
@@ -297,7 +299,14 @@ impl Session {
             }));
         }
         let stack_depth = config.stack_depth;
-        (Session { shared, readers, stack_depth, files, idle: Some(collector), running: None }, samplers)
+        let idle = Some(collector);
+        (Session { shared, readers, stack_depth, files, initrd: None, idle, running: None }, samplers)
+    }
+
+    /// Programs that are not on the guest's disks are read from the initrd that it was booted with. To be called before
+    /// [`Self::start`].
+    pub fn booted_with(&mut self, initrd: Initrd) {
+        self.initrd = Some(initrd);
     }
 
     /// Takes what only the machine knows of its vCPUs: KVM's counters, the devices whose names exits get, and the tripwires
@@ -329,7 +338,7 @@ impl Session {
         let finder = Finder::new(guest, Arc::clone(&wanted), sender);
         let thread = spawn("finder", move || finder.run())?;
         collector.attach(FinderHandle { wanted, news, thread: Some(thread) });
-        collector.look_at(memory, Arc::clone(&self.files), self.stack_depth);
+        collector.look_at(memory, (Arc::clone(&self.files), self.initrd.clone()), self.stack_depth);
         let guard = FailOnPanic(Arc::clone(&self.shared));
         self.running = Some(spawn("collector", move || {
             let _guard = guard;

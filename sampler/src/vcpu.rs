@@ -29,6 +29,10 @@ use crate::pace::Pace;
 use crate::record::{self, Moment, Readers, Record, Sampled};
 use crate::report::LATE_NS;
 
+/// A tick that is served this late has met a process that the host had stopped (SIGSTOP), which is no wait by the books of the
+/// host's scheduler, ns.
+const STOPPED_NS: u64 = 500_000_000;
+
 /// What a vCPU's thread publishes for the collector. Each field has one writer and stands for itself, so relaxed
 /// stores suffice; a cache line of its own keeps the vCPUs from disturbing each other.
 #[derive(Debug, Default)]
@@ -267,6 +271,7 @@ impl VcpuSampler {
             // Served only after the next entry: it hit the machine, not the guest.
             () if due_ns < self.entered_ns => Fell::Vmm,
             // Where the thread runs a tick is served within a fraction of that; the scheduler's books have the last word.
+            () if record.late_ns >= STOPPED_NS => Fell::Waiting,
             () if record.late_ns > LATE_NS && self.waited_for(record.late_ns) => Fell::Waiting,
             () => Fell::Guest,
         }
@@ -419,8 +424,11 @@ mod tests {
         let port = exits.iter().find(|exit| exit.key.address() == Some(0x3f8)).expect("counted");
         assert_eq!((port.count, port.total_ns), (1, 1_000_000));
         assert_eq!(published.row(2, States::default()).exits, 2);
+        // The host had stopped the process, which is no wait by the scheduler's books.
+        sampler.schedstat = own_schedstat();
+        tick(&mut sampler, ms(12), ms(512));
         let fell: Vec<_> = std::iter::from_fn(|| ring.pop().ok()).map(|s| s.record.fell).collect();
-        assert_eq!(fell, [Fell::Vmm, Fell::Guest, Fell::Guest, Fell::Waiting]);
+        assert_eq!(fell, [Fell::Vmm, Fell::Guest, Fell::Guest, Fell::Waiting, Fell::Waiting]);
         sampler.stopped();
         assert!(published.clock.last().is_some());
     }

@@ -5,8 +5,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use sampler::batch::{
-    Batch, CensusMomentRow, CensusStateRow, ExactVcpuRow, FrameRow, InstanceRow, InterruptTimeRow, Sink,
-    StackRow, TaskLifeRow, TaskStateRow, ThreadRow, WakeupRow,
+    Batch, CensusMomentRow, CensusStateRow, ExactVcpuRow, FrameRow, InstanceRow, InterruptRow,
+    InterruptSourceRow, InterruptTimeRow, Mode, SampleRow, Sink, StackRow, TaskLifeRow, TaskStateRow,
+    ThreadRow, WakeupRow,
 };
 use sampler::exact::{Cause, State};
 use sampler::profile::{Table, Value as Cell};
@@ -115,19 +116,50 @@ fn a_report_fits_its_schema() {
     assert_eq!(back.samples, report.samples);
 }
 
+/// Samples of the task: one before there is exact data, of which nothing counts, then four parts of its time.
+fn samples() -> Vec<SampleRow> {
+    let sample = |time_ns, mode, stack, interrupt| SampleRow {
+        time_ns,
+        mode,
+        stack,
+        interrupt,
+        frame: 1,
+        instance: Some(1),
+        tid: Some(8),
+        ..SampleRow::default()
+    };
+    vec![
+        sample(500, Mode::User, None, None),
+        sample(1100, Mode::User, None, None),
+        sample(1200, Mode::Kernel, Some(2), None),
+        sample(1300, Mode::Kernel, Some(4), None),
+        sample(1400, Mode::SoftIrq, Some(2), Some(2)),
+        sample(1500, Mode::HardIrq, Some(2), Some(1)),
+    ]
+}
+
 /// A profile with one task that slept, was woken and interrupted.
 fn exact_profile(path: &Path) -> Profile {
     let frame = |id, symbol: &str| FrameRow { id, symbol: Some(symbol.into()), ..FrameRow::default() };
     let state =
         |state, cause, stack, ns| TaskStateRow { instance: 1, tid: 8, state, cause, stack, ns, count: 2 };
     let first = Batch {
-        meta: vec![("exact".into(), "1".into()), ("exact_from_ns".into(), "1000".into())],
+        meta: [("exact", "1"), ("exact_from_ns", "1000"), ("duration_ns", "2000"), ("rate_hz", "1000")]
+            .map(|(key, value)| (key.to_owned(), value.to_owned()))
+            .to_vec(),
         instances: vec![InstanceRow { id: 1, pid: 7, comm: "sleeper".into(), ..InstanceRow::default() }],
         threads: vec![ThreadRow { instance: 1, tid: 8, comm: "worker".into() }],
-        frames: vec![frame(1, "pipe_read"), frame(2, "schedule")],
+        frames: vec![
+            frame(1, "pipe_read"),
+            frame(2, "schedule"),
+            frame(3, "exc_page_fault"),
+            frame(4, "do_fault"),
+        ],
         stacks: vec![
             StackRow { id: 1, parent: None, frame: 1 },
             StackRow { id: 2, parent: Some(1), frame: 2 },
+            StackRow { id: 3, parent: Some(1), frame: 3 },
+            StackRow { id: 4, parent: Some(3), frame: 4 },
         ],
         task_states: vec![
             state(State::Running, Cause::None, 0, 300),
@@ -142,6 +174,23 @@ fn exact_profile(path: &Path) -> Profile {
             InterruptTimeRow { vcpu: 0, instance: 1, tid: 8, ns: 20, count: 1 },
             InterruptTimeRow { vcpu: 0, instance: 0, tid: 0, ns: 30, count: 2 },
         ],
+        interrupts: ["virtio0-req.0", "NET_RX"]
+            .into_iter()
+            .zip(["hard", "soft"])
+            .zip(1..)
+            .map(|((name, kind), id)| InterruptRow { id, kind: kind.into(), name: name.into() })
+            .collect(),
+        interrupt_sources: [(0, 30, 20), (1, 20, 9)]
+            .map(|(vcpu, ns, max_ns)| InterruptSourceRow {
+                vcpu,
+                interrupt: 1,
+                vector: 35,
+                ns,
+                count: 2,
+                max_ns,
+            })
+            .to_vec(),
+        samples: samples(),
         exact_vcpus: vec![ExactVcpuRow { trips: 9, switches: 4, ..ExactVcpuRow::default() }],
         ..Batch::default()
     };
@@ -181,13 +230,27 @@ fn an_exact_report_fits_its_schema() {
         let task = &report.tasks[0];
         assert!(report.complete && task.ended);
         assert!((task.states.iter().map(|state| state.s).sum::<f64>() - task.life_s).abs() < 1e-12);
-        assert!((task.running_s - 400e-9).abs() < 1e-12 && task.user_part.is_none());
+        assert!((task.running_s - 400e-9).abs() < 1e-12);
+        let parts = task.parts.expect("samples");
+        let counts = [parts.user, parts.system, parts.trap, parts.soft].map(|part| part.samples);
+        assert_eq!((parts.samples, counts), (4, [1; 4]));
+        assert!(parts.trap.low < 0.25 && parts.trap.share == 0.25 && parts.trap.high > 0.25);
         assert_eq!(task.states[0].count, 2);
         assert_eq!(report.off_cpu[0].stack, ["schedule", "pipe_read"]);
         assert_eq!(report.wakeups.len(), 2);
         assert_eq!((report.vcpus[0].switches, report.vcpus[0].guest_switches), (5, Some(5)));
         let interrupts = if process.is_none() { 2 } else { 1 };
         assert_eq!(report.interrupts.len(), interrupts);
+        if process.is_some() {
+            assert!(report.sources.is_empty() && report.soft_interrupts.is_empty());
+            continue;
+        }
+        let source = &report.sources[0];
+        assert_eq!((source.name.as_str(), source.vector, source.count), ("virtio0-req.0", Some(35), 4));
+        assert!((source.s - 50e-9).abs() < 1e-15 && (source.mean_s - 12.5e-9).abs() < 1e-15);
+        assert!((source.max_s - 20e-9).abs() < 1e-15);
+        let soft = &report.soft_interrupts;
+        assert_eq!((soft.len(), soft[0].name.as_str(), soft[0].estimate.samples), (1, "NET_RX", 1));
     }
     let nobody = ExactReport::read(&profile, Some("sleeper#1")).unwrap_err().to_string();
     assert!(nobody.contains("sleeper#1"), "{nobody}");
@@ -323,6 +386,10 @@ fn figures_of_vcpus_fit_their_schema() {
     let stat = Stat::read(&Profile::open(&path).expect("a profile")).expect("figures");
     assert!(!stat.vcpus.is_empty() && !stat.exits.is_empty());
     assert!(!stat.interrupts.is_empty() && !stat.kvm_counters.is_empty());
+    check(&serde_json::to_value(&stat).expect("JSON"), &schema, "stat");
+    let exact = exact_profile(&directory.path().join("exact.vprof"));
+    let stat = Stat::read(&exact).expect("figures");
+    assert_eq!(stat.served.len(), 2);
     check(&serde_json::to_value(&stat).expect("JSON"), &schema, "stat");
 }
 

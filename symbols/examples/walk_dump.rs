@@ -254,7 +254,7 @@ fn sleeping(guest: &Guest, cpus: &[Cpu], print: bool, sums: &mut Sums) -> Result
         if on_cpu.contains(&task.task) {
             continue;
         }
-        match guest.stacks.copy_sleeping(&guest.memory, (task.task, task.kernel_thread), &mut copy) {
+        match guest.stacks.copy_sleeping(&guest.memory, (task.task, task.kernel_thread), 0, &mut copy) {
             // A CPU is switching to it, or from it.
             Some(()) if cpus.iter().any(|cpu| cpu.registers.rsp() >> 14 == copy.registers().rsp() >> 14) => {}
             Some(()) => look_at(guest, &copy, "sleeping", print, sums),
@@ -359,7 +359,7 @@ fn compare(guest: &Guest, truth: &str) -> Result<(), Box<dyn Error>> {
         }
         let Some(said) = said.get(&task.tid).filter(|said| !said.is_empty()) else { continue };
         let place = (task.task, task.kernel_thread);
-        if guest.stacks.copy_sleeping(&guest.memory, place, &mut copy).is_none() {
+        if guest.stacks.copy_sleeping(&guest.memory, place, 0, &mut copy).is_none() {
             continue;
         }
         let frames: Vec<String> = guest.walk(&copy).0.into_iter().map(|f| guest.name(f)).collect();

@@ -25,6 +25,7 @@ mod btf;
 mod bytes;
 mod census;
 pub mod cfi;
+pub mod counted;
 mod current;
 pub mod elf;
 #[cfg(any(test, feature = "fixture"))]
@@ -32,6 +33,7 @@ pub mod fixture;
 mod gather;
 pub mod go;
 mod image;
+pub mod initrd;
 mod interrupt;
 mod kallsyms;
 mod kernel;
@@ -56,7 +58,7 @@ mod unwind;
 mod view;
 
 pub use address::{PhysAddr, VirtAddr};
-pub use books::{CpuBooks, CpuTime, ProcessBooks, ThreadBooks};
+pub use books::{CpuBooks, CpuTime, LastBooks, LastBooksReader, ProcessBooks, ThreadBooks};
 pub use census::{Sight, TaskCensus, Way};
 pub use current::{Current, CurrentReader};
 pub use interrupt::{InterruptAction, InterruptLine, Interrupts, Softirq, Vector};

@@ -27,17 +27,28 @@ const LZ4_BLOCK: usize = 8 << 20;
 const SETUP_SECTS: usize = 0x1f1;
 const PAYLOAD: usize = 0x248;
 
+/// Writes the kernel and the initrd of an image to files in `directory`.
+///
+/// # Panics
+/// The image is not as this project makes it.
+pub fn kernel_of(image: &Path, directory: &Path) -> (PathBuf, PathBuf) {
+    let disk = Disk::open(image).expect("the image's file system");
+    let [kernel, initrd] = ["vmlinuz", "initrd.img"].map(|name| {
+        let bytes = disk.read(&format!("/boot/{name}")).expect("the image's kernel and initrd");
+        let path = directory.join(name);
+        std::fs::write(&path, bytes).expect("room for a kernel and an initrd");
+        path
+    });
+    (kernel, initrd)
+}
+
 /// Writes the vmlinux of the kernel of an image, without what is `lost`, and the image's initrd to files in `directory`.
 ///
 /// # Panics
 /// The image or its kernel is not as this project makes it.
 pub fn kernel_without(lost: Lost, image: &Path, directory: &Path) -> (PathBuf, PathBuf) {
-    let disk = Disk::open(image).expect("the image's file system");
-    let initrd = directory.join("initrd.img");
-    std::fs::write(&initrd, disk.read("/boot/initrd.img").expect("the image's initrd"))
-        .expect("room for an initrd");
-    let packed = disk.read("/boot/vmlinuz").expect("the image's kernel");
-    let mut vmlinux = unpack(&packed);
+    let (packed, initrd) = kernel_of(image, directory);
+    let mut vmlinux = unpack(&std::fs::read(packed).expect("the kernel just written"));
     let pattern: &[u8] = if lost == Lost::Btf { &BTF } else { DIGITS };
     let places: Vec<usize> =
         (0..vmlinux.len() - pattern.len()).filter(|&at| vmlinux[at..].starts_with(pattern)).collect();

@@ -22,7 +22,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 pub use image::Disk;
-pub use kernel::{Lost, kernel_without};
+pub use kernel::{Lost, kernel_of, kernel_without};
 pub use report::{Function, Process, Report, Row, Vcpu, Walks};
 pub use run::{Run, Running};
 
@@ -37,6 +37,7 @@ pub struct Guest {
     command: Vec<OsString>,
     limit: Duration,
     write_through: bool,
+    in_place: bool,
 }
 
 /// A guest takes far less; this only keeps a broken one from holding up everything else.
@@ -62,6 +63,7 @@ impl Guest {
             command: Vec::new(),
             limit: RUN_LIMIT,
             write_through: false,
+            in_place: false,
         }
     }
 
@@ -85,6 +87,12 @@ impl Guest {
     /// Lets the guest write to its disks; the image itself is then a private copy.
     pub fn write_through(mut self) -> Self {
         self.write_through = true;
+        self
+    }
+
+    /// Lets the guest write to its image, which is the test's own.
+    pub fn in_place(mut self) -> Self {
+        self.in_place = true;
         self
     }
 
@@ -112,6 +120,8 @@ impl Guest {
             let copy = directory.path().join("image");
             std::fs::copy(&self.image, &copy).expect("room for a copy of the image");
             command.arg(copy);
+        } else if self.in_place {
+            command.arg(&self.image);
         } else {
             command.arg(&self.image).arg("--snapshot");
         }

@@ -70,10 +70,10 @@ fn options() -> Result<Options, Fail> {
             "--append" => cmdline = value,
             "--disk" => {
                 let file = File::options().read(true).write(true).open(value)?;
-                disks.push(Disk { file, mode: DiskMode::ReadWrite });
+                disks.push(Disk { file: file.into(), mode: DiskMode::ReadWrite });
             }
             "--snapshot" => {
-                disks.push(Disk { file: File::open(value)?, mode: DiskMode::Snapshot });
+                disks.push(Disk { file: File::open(value)?.into(), mode: DiskMode::Snapshot });
             }
             "--cpus" => vcpus = value.parse()?,
             "--memory" => memory_bytes = value.parse::<u64>()? << 20,

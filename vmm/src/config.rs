@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::fs::File;
-use std::io::Write;
+use std::io::{self, Write};
 
 /// Everything that [`crate::Machine::start`] needs to know.
 #[derive(Debug)]
@@ -53,10 +53,50 @@ pub const FLAT_ENTRY: u64 = 0x20_0000;
 /// One virtio-blk disk.
 #[derive(Debug)]
 pub struct Disk {
-    /// Raw image file or block device. Opened read-write unless `mode` forbids writing.
-    pub file: File,
+    /// Where its bytes are. Opened read-write unless `mode` forbids writing.
+    pub file: DiskFile,
     /// What happens to writes.
     pub mode: DiskMode,
+}
+
+/// Where the bytes of a disk are.
+#[derive(Debug)]
+pub enum DiskFile {
+    /// A raw image or a block device: byte by byte as the guest sees them.
+    Raw(File),
+    /// A file with a format of its own.
+    Formatted(Box<dyn DiskFormat>),
+}
+
+impl From<File> for DiskFile {
+    fn from(file: File) -> Self {
+        Self::Raw(file)
+    }
+}
+
+/// A disk in a file with a format of its own. All offsets and lengths are in bytes of the disk as the guest sees it, and
+/// lie inside of it.
+pub trait DiskFormat: Send + fmt::Debug {
+    /// Size of the disk, bytes.
+    fn size(&self) -> u64;
+
+    /// Fills `into` with the bytes at `offset`.
+    ///
+    /// # Errors
+    /// The file cannot be read or is damaged there.
+    fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()>;
+
+    /// Writes `data` at `offset`.
+    ///
+    /// # Errors
+    /// The file cannot be written, is damaged there, or is open for reading only.
+    fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()>;
+
+    /// Makes what was written last.
+    ///
+    /// # Errors
+    /// Not all of it is on the host's disk.
+    fn flush(&self) -> io::Result<()>;
 }
 
 /// What happens to a guest's writes to a disk.

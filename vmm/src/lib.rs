@@ -41,7 +41,7 @@ mod virtio;
 
 pub use boot::check_kernel;
 pub use clock::monotonic_ns;
-pub use config::{Console, Disk, DiskMode, Payload, VmConfig};
+pub use config::{Console, Disk, DiskFile, DiskFormat, DiskMode, Payload, VmConfig};
 pub use counters::Counters;
 pub use error::{DiskError, KernelError, KvmError, StartError, WaitError};
 pub use injected::{Injected, Injections};
@@ -49,7 +49,7 @@ pub use machine::{EXIT_PORT, End, Ended, Machine};
 pub use observer::{Activity, Exit, Observer, Tick, Trip, Unobserved, Verdict};
 pub use regions::{Region, Space};
 pub use tripwire::{
-    AtWithdrawal, MAX_SITES, Site, TRIP_KINDS, TRIP_NOP, TRIP_PORT, TripwireError, Tripwires, WithdrawReason,
-    Withdrawn,
+    AtWithdrawal, MAX_SITES, Site, TRIP_KINDS, TRIP_NOP, TRIP_PORT, TRIP_PORTS, TripwireError, Tripwires,
+    WithdrawReason, Withdrawn,
 };
 pub use vm_memory::GuestMemoryMmap;

@@ -6,7 +6,7 @@ use crate::machine::EXIT_PORT;
 use crate::memory::PCI_WINDOW_START;
 use crate::pci::{CONFIG_ADDRESS, CONFIG_DATA};
 use crate::serial::{COM1, COM1_PORTS};
-use crate::tripwire::{TRIP_KINDS, TRIP_PORT};
+use crate::tripwire::{TRIP_PORT, TRIP_PORTS};
 use crate::virtio::transport::BAR_SIZE;
 
 /// Which addresses a [`Region`] counts in.
@@ -48,7 +48,7 @@ pub(crate) fn of(disks: usize) -> Vec<Region> {
         ports("power register", SLEEP_STATUS, SLEEP_STATUS),
         ports("keyboard controller", I8042, I8042),
         ports("exit port", EXIT_PORT, EXIT_PORT),
-        ports("tripwires", TRIP_PORT, TRIP_PORT + u16::from(TRIP_KINDS) - 1),
+        ports("tripwires", TRIP_PORT, TRIP_PORT + u16::from(TRIP_PORTS) - 1),
     ];
     let names = (0..disks).map(|disk| format!("disk {disk}")).chain(["rng".to_owned()]);
     list.extend(names.zip(0..).map(|(name, slot)| {

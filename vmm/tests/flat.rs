@@ -160,7 +160,7 @@ fn dropping_a_machine_stops_it() {
     config.vcpus = 4;
     let file = tempfile::tempfile().unwrap();
     file.set_len(1 << 20).unwrap();
-    config.disks.push(Disk { file, mode: DiskMode::Snapshot });
+    config.disks.push(Disk { file: file.into(), mode: DiskMode::Snapshot });
     let machine = Machine::start(config, |_| Unobserved).unwrap();
     let mut threads = machine_threads();
     threads.sort();
@@ -351,13 +351,13 @@ fn requests_beyond_the_limits_are_refused_before_anything_starts() {
     let too_many = |config: &mut VmConfig| {
         for _ in 0..40 {
             let file = tempfile::tempfile().unwrap();
-            config.disks.push(Disk { file, mode: DiskMode::ReadOnly });
+            config.disks.push(Disk { file: file.into(), mode: DiskMode::ReadOnly });
         }
     };
     assert!(matches!(start(&too_many), StartError::Disks { asked: 40, .. }));
     let directory = |config: &mut VmConfig| {
         let file = std::fs::File::open("/").unwrap();
-        config.disks.push(Disk { file, mode: DiskMode::ReadOnly });
+        config.disks.push(Disk { file: file.into(), mode: DiskMode::ReadOnly });
     };
     let message = start(&directory).to_string();
     assert!(message.starts_with("disk 0") && message.contains("regular file"), "{message}");

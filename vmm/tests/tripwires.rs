@@ -15,7 +15,7 @@ use vmm::{
 const LOOP: &[u8] = &[0x0f, 0x1f, 0x44, 0x00, 0x00, 0x48, 0xff, 0xc0, 0xeb, 0xf6];
 /// `1: out %al, $0xe0; jmp 1b`: the guest's own use of a tripwire's port.
 const OWN_OUT: &[u8] = &[0xe6, 0xe0, 0xeb, 0xfc];
-const SITE: Site = Site { virt: FLAT_ENTRY, phys: FLAT_ENTRY, kind: 3 };
+const SITE: Site = Site { virt: FLAT_ENTRY, phys: FLAT_ENTRY, kind: 11 };
 const SOON: Option<Duration> = Some(Duration::from_secs(20));
 
 /// Of one vCPU: RAX at each trip, and how often it stood still.

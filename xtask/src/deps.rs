@@ -41,6 +41,7 @@ const NEEDS: &[Need] = &[
         sign: Sign::File("/usr/lib/x86_64-linux-gnu/libc.a"),
         purpose: "makes programs static",
     },
+    Need { package: "qemu-utils", sign: Sign::Program("qemu-img"), purpose: "makes a test's qcow2 image" },
     Need {
         package: "qemu-system-x86",
         sign: Sign::Program("qemu-system-x86_64"),

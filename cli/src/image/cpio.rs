@@ -4,10 +4,10 @@
 //! An initrd may be several archives in a row, so a file is added by appending a small uncompressed archive. The
 //! kernel skips zero bytes between archives and wants each one to start at a multiple of 4.
 
-/// Length of a header: magic and 13 numbers of 8 hexadecimal digits.
-pub const HEADER: usize = 110;
+use symbols::initrd::Header;
+
 /// Name of the entry that ends an archive.
-pub const TRAILER: &str = "TRAILER!!!";
+pub const TRAILER: &str = Header::TRAILER;
 
 const S_IFDIR: u32 = 0o040_000;
 const S_IFREG: u32 = 0o100_000;
@@ -78,18 +78,9 @@ pub struct Entry<'a> {
 
 /// Reads the entry whose header is at `offset`; `None` if it is malformed or cut off.
 pub fn entry(archive: &[u8], offset: usize) -> Option<Entry<'_>> {
-    let header = archive.get(offset..offset.checked_add(HEADER)?)?;
-    if !matches!(&header[..6], b"070701" | b"070702") {
-        return None;
-    }
-    let field = |index: usize| {
-        let digits = std::str::from_utf8(&header[6 + 8 * index..14 + 8 * index]).ok()?;
-        // from_str_radix would take a sign.
-        digits.bytes().all(|b| b.is_ascii_hexdigit()).then_some(())?;
-        usize::from_str_radix(digits, 16).ok()
-    };
-    let (size, name_size) = (field(6)?, field(11)?);
-    let name_start = offset + HEADER;
+    let header = Header::parse(archive.get(offset..)?.first_chunk()?)?;
+    let (size, name_size) = (usize::try_from(header.size).ok()?, usize::try_from(header.name_size).ok()?);
+    let name_start = offset + Header::BYTES;
     let name_end = name_start.checked_add(name_size)?;
     let name = archive.get(name_start..name_end.checked_sub(1)?)?;
     let start = name_end.checked_next_multiple_of(4)?;
@@ -123,7 +114,7 @@ mod tests {
         let mut writer = Writer::append_to(Vec::new());
         writer.file("a", 0o644, b"content");
         let bytes = writer.finish();
-        for cut in 0..HEADER + 9 {
+        for cut in 0..Header::BYTES + 9 {
             assert_eq!(entry(&bytes[..cut], 0), None, "cut at {cut}");
         }
         let mut hostile = bytes.clone();

@@ -1,12 +1,11 @@
 //! Finds kernel and initrd in a disk image, without mounting it.
 
 use std::error::Error;
-use std::fs::File;
-use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::Path;
 
 use ext4_view::{Ext4, Ext4Read};
 
+use super::contents::Contents;
 use super::{ImageError, MAX_FILE, initrd, kernel};
 use crate::render::units;
 
@@ -25,7 +24,7 @@ pub struct Found {
     pub origin: String,
 }
 
-struct Reader(File);
+struct Reader(Contents);
 
 impl Ext4Read for Reader {
     fn read(&mut self, start: u64, dst: &mut [u8]) -> Result<(), Box<dyn Error + Send + Sync + 'static>> {
@@ -34,11 +33,11 @@ impl Ext4Read for Reader {
 }
 
 /// Checks that the image is as long as its file system says, and opens the file system.
-pub fn check(file: &File, path: &Path) -> Result<Volume, ImageError> {
+pub fn check(image: &Contents, path: &Path) -> Result<Volume, ImageError> {
     let read = |source| ImageError::Read { what: "the image", path: path.to_owned(), source };
-    let metadata = file.metadata().map_err(read)?;
+    // A block device is as long as it is.
+    let length = image.size().map_err(read)?.unwrap_or(u64::MAX);
     let mut block = [0; 0x400];
-    let length = metadata.len();
     let truncated = |needed: u64| ImageError::Truncated {
         path: path.to_owned(),
         detail: format!(
@@ -47,7 +46,7 @@ pub fn check(file: &File, path: &Path) -> Result<Volume, ImageError> {
             units::bytes(length)
         ),
     };
-    file.read_exact_at(&mut block, 1024).map_err(|_| truncated(2048))?;
+    image.read_exact_at(&mut block, 1024).map_err(|_| truncated(2048))?;
     let word = |offset: usize| {
         u32::from_le_bytes([block[offset], block[offset + 1], block[offset + 2], block[offset + 3]])
     };
@@ -59,17 +58,16 @@ pub fn check(file: &File, path: &Path) -> Result<Volume, ImageError> {
         .checked_shl(word(0x18).saturating_add(10))
         .and_then(|size| blocks.checked_mul(size))
         .unwrap_or(u64::MAX);
-    if !metadata.file_type().is_block_device() && needed > length {
+    if needed > length {
         return Err(truncated(needed));
     }
-    let fs = load(file).map_err(|reason| ImageError::FileSystem { path: path.to_owned(), reason })?;
+    let fs = load(image).map_err(|reason| ImageError::FileSystem { path: path.to_owned(), reason })?;
     Ok(Volume { fs })
 }
 
-/// The file system that starts at the first byte of `file`.
-pub(super) fn load(file: &File) -> Result<Ext4, String> {
-    let reader = Reader(file.try_clone().map_err(|error| error.to_string())?);
-    Ext4::load(Box::new(reader)).map_err(|error| error.to_string())
+/// The file system that starts at the first byte of `image`.
+pub(super) fn load(image: &Contents) -> Result<Ext4, String> {
+    Ext4::load(Box::new(Reader(image.clone()))).map_err(|error| error.to_string())
 }
 
 impl Volume {

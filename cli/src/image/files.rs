@@ -4,13 +4,13 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ext4_view::Ext4;
 use sampler::{GuestFiles, OpenFiles, ReadAt};
 
+use super::contents::Contents;
 use super::disk;
 
 /// The disks of one machine.
@@ -18,7 +18,7 @@ use super::disk;
 struct Disks {
     /// Never given twice.
     id: u64,
-    files: Vec<File>,
+    files: Vec<Contents>,
 }
 
 /// An open file: machine, disk and path.
@@ -33,7 +33,7 @@ thread_local! {
 }
 
 /// Reads files of the disks' file systems; disks that hold something else are passed over.
-pub fn open(disks: Vec<File>) -> OpenFiles {
+pub fn open(disks: Vec<Contents>) -> OpenFiles {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let disks = Arc::new(Disks { id: NEXT.fetch_add(1, Ordering::Relaxed), files: disks });
     Arc::new(move || Box::new(OnDisks(Arc::clone(&disks))))

@@ -5,11 +5,13 @@
 //! built, so that a wrong file is named instead of ending in a guest that hangs.
 
 pub mod command;
+pub mod contents;
 pub mod cpio;
 mod disk;
 pub mod files;
 pub mod initrd;
 mod kernel;
+mod qcow2;
 mod sniff;
 
 use std::fs::File;
@@ -17,6 +19,7 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use crate::errors::{Reason, Shown};
+use contents::{Contents, Format};
 use sniff::Content;
 
 /// Files beyond this size are no kernel and no initrd, bytes: they have to fit below 4 GiB beside each other.
@@ -74,7 +77,7 @@ pub enum ImageError {
     Foreign {
         /// The file.
         path: PathBuf,
-        /// What it is, like "a qcow2 image".
+        /// What it is, like "a VMDK image".
         found: String,
         /// What to do.
         advice: String,
@@ -86,6 +89,24 @@ pub enum ImageError {
         path: PathBuf,
         /// Why.
         reason: String,
+    },
+    /// A qcow2 file can't be read.
+    #[error("can't read the qcow2 image {}: {reason}; `qemu-img check` tells more", Shown(.path))]
+    Qcow2 {
+        /// The image.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+    /// A qcow2 file is only a part of a disk.
+    #[error("{} needs {what} ({}), and vprof opens no file that an image names: make one image of both with `qemu-img convert -O qcow2 IN OUT`", Shown(.path), crate::render::escape(.name))]
+    NeedsFile {
+        /// The image.
+        path: PathBuf,
+        /// Like "a backing file".
+        what: &'static str,
+        /// Its name in the image.
+        name: String,
     },
     /// The image has no kernel.
     #[error("no kernel in {}: looked for {looked}; give one with --kernel FILE", Shown(.path))]
@@ -155,19 +176,25 @@ pub struct Loaded {
     pub origin: String,
 }
 
-const WANTED_IMAGE: &str = "a raw disk image or a kernel (bzImage or vmlinux)";
+/// More than any header of a kernel, bytes.
+const BEGINNING: usize = 1 << 20;
+
+const WANTED_IMAGE: &str = "a disk image (raw or qcow2) or a kernel (bzImage or vmlinux)";
 const WANTED_KERNEL: &str = "a kernel for x86-64 (bzImage or vmlinux)";
 const WANTED_INITRD: &str = "an initrd (a cpio archive, compressed or not)";
 /// What a disk has to be.
-pub const WANTED_DISK: &str = "a raw disk image";
+pub const WANTED_DISK: &str = "a disk image (raw or qcow2)";
 
 /// Reads and checks everything that the request names.
 pub fn load(request: Request<'_>) -> Result<Loaded, ImageError> {
-    let mut file = open("the image", request.image, WANTED_IMAGE)?;
-    let content = sniff::content(&mut file, request.image)?;
+    let file = open("the image", request.image, WANTED_IMAGE)?;
+    let read = |source| ImageError::Read { what: "the image", path: request.image.to_owned(), source };
+    let format = Format::of(&file).map_err(read)?;
+    let contents = Contents::open(file, format, false, request.image)?;
+    let content = sniff::content(&contents, request.image)?;
     let given_initrd = request.initrd.map(read_initrd).transpose()?;
     match content {
-        Content::BzImage | Content::Elf => {
+        Content::BzImage | Content::Elf if format == Format::Raw => {
             if let Some(kernel) = request.kernel {
                 return Err(ImageError::Foreign {
                     path: request.image.to_owned(),
@@ -175,7 +202,8 @@ pub fn load(request: Request<'_>) -> Result<Loaded, ImageError> {
                     advice: format!("with --kernel {} IMAGE has to be a disk image", Shown(kernel)),
                 });
             }
-            let kernel = read_all("the kernel", file, request.image)?;
+            let kernel =
+                read_all("the kernel", open("the kernel", request.image, WANTED_IMAGE)?, request.image)?;
             kernel::check(&kernel, request.image)?;
             Ok(Loaded {
                 payload: Payload { kernel, initrd: given_initrd },
@@ -184,7 +212,7 @@ pub fn load(request: Request<'_>) -> Result<Loaded, ImageError> {
             })
         }
         Content::Ext4 => {
-            let inside = disk::check(&file, request.image)?;
+            let inside = disk::check(&contents, request.image)?;
             let (kernel, initrd, origin) = match request.kernel {
                 Some(path) => (read_kernel(path)?, given_initrd, path.display().to_string()),
                 None => {
@@ -197,7 +225,7 @@ pub fn load(request: Request<'_>) -> Result<Loaded, ImageError> {
         Content::Foreign { found, advice } => {
             Err(ImageError::Foreign { path: request.image.to_owned(), found, advice })
         }
-        Content::Unknown if request.kernel.is_some() => {
+        Content::Unknown | Content::BzImage | Content::Elf if request.kernel.is_some() => {
             // Any disk will do where the kernel does not come from it.
             let path = request.kernel.unwrap_or(request.image);
             Ok(Loaded {
@@ -206,9 +234,9 @@ pub fn load(request: Request<'_>) -> Result<Loaded, ImageError> {
                 origin: path.display().to_string(),
             })
         }
-        Content::Unknown => {
+        Content::Unknown | Content::BzImage | Content::Elf => {
             // A kernel for another machine is told as such.
-            match vmm::check_kernel(&beginning(&file)) {
+            match vmm::check_kernel(&contents.start(BEGINNING).map_err(read)?) {
                 Err(reason @ vmm::KernelError::Architecture(_)) => {
                     Err(ImageError::Kernel { path: request.image.to_owned(), reason: reason.to_string() })
                 }
@@ -220,15 +248,6 @@ pub fn load(request: Request<'_>) -> Result<Loaded, ImageError> {
             }
         }
     }
-}
-
-/// The first megabyte of a file, more than any header; nothing where it can't be read.
-fn beginning(file: &File) -> Vec<u8> {
-    use std::os::unix::fs::FileExt;
-    let mut bytes = vec![0; 1 << 20];
-    let count = file.read_at(&mut bytes, 0).unwrap_or(0);
-    bytes.truncate(count);
-    bytes
 }
 
 fn read_kernel(path: &Path) -> Result<Vec<u8>, ImageError> {

@@ -1,13 +1,12 @@
 //! Tells what a file is by its first bytes.
 
-use std::fs::File;
-use std::io::{self, Read};
 use std::path::Path;
 
 use super::ImageError;
+use super::contents::Contents;
 
 /// How much is looked at: an ISO 9660 volume descriptor at 32 KiB is the farthest sign.
-const LOOK: u64 = 0x9010;
+const LOOK: usize = 0x9010;
 
 /// What a file is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,7 +19,7 @@ pub enum Content {
     Ext4,
     /// Something known that can't be used.
     Foreign {
-        /// Like "a qcow2 image".
+        /// Like "a VMDK image".
         found: String,
         /// What to do.
         advice: String,
@@ -29,10 +28,9 @@ pub enum Content {
     Unknown,
 }
 
-/// Reads the beginning of a file and tells what it is.
-pub fn content(file: &mut File, path: &Path) -> Result<Content, ImageError> {
-    let mut head = Vec::new();
-    file.by_ref().take(LOOK).read_to_end(&mut head).map_err(|source: io::Error| ImageError::Read {
+/// Reads the beginning of a file, or of the disk in it, and tells what it is.
+pub fn content(contents: &Contents, path: &Path) -> Result<Content, ImageError> {
+    let head = contents.start(LOOK).map_err(|source| ImageError::Read {
         what: "the file",
         path: path.to_owned(),
         source,
@@ -59,8 +57,7 @@ fn of(head: &[u8]) -> Content {
     const UNPACK: &str = "unpack it first";
     const PARTITIONS: &str = "only images that hold one ext4 file system from the first byte on can be booted; give the guest's kernel with --kernel";
     const FILE_SYSTEM: &str = "only ext4 can be read; give the guest's kernel with --kernel";
-    let signs: [(usize, &[u8], &str, &str); 18] = [
-        (0, b"QFI\xfb", "a qcow2 image", RAW),
+    let signs: [(usize, &[u8], &str, &str); 17] = [
         (0, b"KDMV", "a VMDK image", RAW),
         (0, b"# Disk Descriptor", "a VMDK image", RAW),
         (0x40, b"\x7f\x10\xda\xbe", "a VDI image", RAW),
@@ -111,7 +108,7 @@ mod tests {
             Content::Foreign { found, .. } => found,
             other => panic!("{other:?}"),
         };
-        assert_eq!(found(&with(0, b"QFI\xfb")), "a qcow2 image");
+        assert_eq!(found(&with(0, b"KDMV")), "a VMDK image");
         assert_eq!(found(&with(512, b"EFI PART")), "a disk with a partition table (GPT)");
         let mut mbr = with(0x1fe, &[0x55, 0xaa]);
         assert_eq!(of(&mbr), Content::Unknown);

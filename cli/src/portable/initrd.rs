@@ -7,6 +7,7 @@ use super::bundle::Bundle;
 use super::message::{INITRD_FILE, JOB_FILE, Job, KERNEL_FILE};
 use super::{PortableError, exe, start_error};
 use crate::errors::Error;
+use crate::image::contents::Format;
 use crate::image::{Payload, cpio};
 use crate::run::spec::{DiskSpec, RunSpec};
 
@@ -26,8 +27,11 @@ pub fn make(bundle: &Bundle, spec: &RunSpec, payload: &Payload) -> Result<Initrd
     let devices: Vec<_> = (0..spec.disks.len()).map(device_name).collect();
     let job = Job {
         run: RunSpec {
-            // Snapshots are QEMU's: its temporary file, not the inner host's memory, takes the writes.
-            disks: devices.iter().map(|path| DiskSpec { path: path.into(), snapshot: false }).collect(),
+            // Formats and snapshots are QEMU's: its temporary file, not the inner host's memory, takes the writes.
+            disks: devices
+                .iter()
+                .map(|path| DiskSpec { path: path.into(), format: Format::Raw, snapshot: false })
+                .collect(),
             ..spec.clone()
         },
         has_initrd: payload.initrd.is_some(),

@@ -154,13 +154,14 @@ impl Attempt<'_> {
         let cpu_limit = self.spec.duration.map(|duration| {
             duration.saturating_add(CPU_SLACK).saturating_mul(u32::try_from(cpus).unwrap_or(1) + 1)
         });
-        // Each archive is there twice, packed and unpacked; the kernel and initrd once more as bytes and in the guest.
+        // Each archive is there twice, packed and unpacked; the kernel and initrd once more as bytes and in the guest,
+        // and the initrd and its programs in temporary files.
         // Linux keeps 64 bytes for each page of 4 KiB, and the nested page tables take as much at most.
         let memory_bytes = OVERHEAD
             .saturating_add(self.spec.memory_bytes)
             .saturating_add(self.spec.memory_bytes / 32)
             .saturating_add(2 * self.initrd.bytes)
-            .saturating_add(2 * self.payload_bytes);
+            .saturating_add(5 * self.payload_bytes);
         let machine = Machine {
             qemu: &self.setup.qemu,
             kernel: &self.setup.bundle.kernel,

@@ -10,6 +10,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use super::message::PORT;
+use crate::image::contents::Format;
 use crate::run::spec::DiskSpec;
 
 /// The program.
@@ -86,7 +87,8 @@ impl Machine<'_> {
         arguments.extend(["-kernel".into(), self.kernel.as_os_str().to_owned()]);
         // A full disk under a snapshot is an I/O error for the guest; by default QEMU would stand still.
         for (i, disk) in self.disks.iter().enumerate() {
-            let mut drive = OsString::from(format!("if=none,id=disk{i},format=raw,"));
+            let mut drive =
+                OsString::from(format!("if=none,id=disk{i},format={},", format_name(disk.format)));
             drive.push(if disk.snapshot { "snapshot=on," } else { "snapshot=off," });
             drive.push("file.driver=");
             drive.push(if is_block_device(&disk.path) { "host_device" } else { "file" });
@@ -142,6 +144,14 @@ fn prepare_child(parent: u32, inherited: [RawFd; 2], cpu_seconds: Option<u64>) -
     Ok(())
 }
 
+/// As QEMU calls it. A format is never guessed by QEMU, which would follow the names in one.
+fn format_name(format: Format) -> &'static str {
+    match format {
+        Format::Raw => "raw",
+        Format::Qcow2 => "qcow2",
+    }
+}
+
 fn is_block_device(path: &Path) -> bool {
     use std::os::unix::fs::FileTypeExt;
     std::fs::metadata(path).is_ok_and(|m| m.file_type().is_block_device())
@@ -173,8 +183,8 @@ mod tests {
         let (a, b) = nix::unistd::pipe().unwrap();
         let qemu = Qemu { path: "/usr/bin/qemu".into(), version: "1".to_owned() };
         let disks = [
-            DiskSpec { path: "/x,y.img".into(), snapshot: true },
-            DiskSpec { path: "/z.img".into(), snapshot: false },
+            DiskSpec { path: "/x,y.img".into(), format: Format::Raw, snapshot: true },
+            DiskSpec { path: "/z.img".into(), format: Format::Qcow2, snapshot: false },
         ];
         let machine = Machine {
             qemu: &qemu,
@@ -189,6 +199,6 @@ mod tests {
         let words: Vec<_> = machine.arguments().iter().map(|w| w.to_string_lossy().into_owned()).collect();
         assert!(words.contains(&"1025M".to_owned()));
         assert!(words.iter().any(|w| w.contains("snapshot=on") && w.ends_with("/x,,y.img")), "{words:?}");
-        assert!(words.iter().any(|w| w.contains("snapshot=off") && w.ends_with("/z.img")));
+        assert!(words.iter().any(|w| w.contains("format=qcow2,snapshot=off") && w.ends_with("/z.img")));
     }
 }

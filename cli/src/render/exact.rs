@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use sampler::report::{ExactReport, OffCpu, Task, TaskStates};
+use sampler::report::{ExactReport, OffCpu, Part, Parts, Task, TaskStates};
 
 use super::summary::{heading, wrapped};
 use super::table::{Align, Table};
@@ -23,6 +23,8 @@ pub fn render(report: &ExactReport, rows: usize, page: Page) -> String {
     sleeps(&mut text, report, rows, page);
     off_cpu(&mut text, report, rows, page);
     wakeups(&mut text, report, rows, page);
+    sources(&mut text, report, rows, page);
+    soft_interrupts(&mut text, report, rows, page);
     interrupts(&mut text, report, rows, page);
     text
 }
@@ -79,22 +81,26 @@ pub(super) fn ms(s: f64) -> String {
 }
 
 fn tasks(text: &mut String, report: &ExactReport, rows: usize, page: Page) {
-    heading(text, page.style, "Tasks", ": ms in each state; user is estimated by samples");
-    let right = ["tid", "life", "running", "user", "irq", "queue", "sleep", "disk", "other"];
+    heading(text, page.style, "Tasks", ": ms in each state; user and trap are parts of running by samples");
+    let right = ["tid", "life", "running", "user", "trap", "irq", "queue", "sleep", "disk", "other"];
     let mut columns: Vec<(&str, Align)> = right.map(|name| (name, Align::Right)).to_vec();
     columns.push(("task", Align::Left));
-    let mut table = Table::new(&columns).indent(2).flexible(9);
+    let mut table = Table::new(&columns).indent(2).flexible(10);
     for task in report.tasks.iter().take(rows) {
         let of = |names: &[&str]| {
             let fits = task.states.iter().filter(|s| names.contains(&s.state.as_str()));
             // The sum of nothing is -0.
             fits.fold(0.0, |sum, state| sum + state.s)
         };
+        let share = |of: fn(&Parts) -> Part| {
+            task.parts.as_ref().map_or("-".to_owned(), |parts| format!("{:.0} %", of(parts).share * 100.0))
+        };
         table.row(vec![
             task.task.tid.to_string(),
             ms(task.life_s),
             ms(task.running_s),
-            task.user_part.map_or("-".to_owned(), |part| format!("{:.0} %", part * 100.0)),
+            share(|parts| parts.user),
+            share(|parts| parts.trap),
             ms(of(&["interrupted"])),
             ms(of(&["queue"])),
             ms(of(&["sleep"])),
@@ -231,6 +237,49 @@ fn wakeups(text: &mut String, report: &ExactReport, rows: usize, page: Page) {
     }
     text.push_str(&table.render(page.width));
     more(text, report.wakeups.len(), rows);
+}
+
+fn sources(text: &mut String, report: &ExactReport, rows: usize, page: Page) {
+    if report.sources.is_empty() {
+        return;
+    }
+    heading(text, page.style, "Interrupts", ": what raised them, and the time of their handlers");
+    let right = ["count", "ms", "mean us", "max us", "vector"].map(|name| (name, Align::Right));
+    let columns: Vec<_> = right.into_iter().chain([("interrupt", Align::Left)]).collect();
+    let mut table = Table::new(&columns).indent(2).flexible(5);
+    for source in report.sources.iter().take(rows) {
+        table.row(vec![
+            units::count(source.count),
+            ms(source.s),
+            format!("{:.1}", source.mean_s * 1e6),
+            format!("{:.1}", source.max_s * 1e6),
+            source.vector.map_or("-".to_owned(), |vector| vector.to_string()),
+            escape(&source.name).into_owned(),
+        ]);
+    }
+    text.push_str(&table.render(page.width));
+    more(text, report.sources.len(), rows);
+}
+
+fn soft_interrupts(text: &mut String, report: &ExactReport, rows: usize, page: Page) {
+    if report.soft_interrupts.is_empty() {
+        return;
+    }
+    heading(text, page.style, "Soft interrupts", ": estimated by samples, for no event tells their end");
+    let right = ["samples", "ms", "95 % interval"].map(|name| (name, Align::Right));
+    let columns: Vec<_> = right.into_iter().chain([("soft interrupt", Align::Left)]).collect();
+    let mut table = Table::new(&columns).indent(2).flexible(3);
+    for soft in report.soft_interrupts.iter().take(rows) {
+        let estimate = &soft.estimate;
+        table.row(vec![
+            units::count(estimate.samples),
+            ms(estimate.time_s),
+            format!("{} - {}", ms(estimate.time_low_s), ms(estimate.time_high_s)),
+            escape(&soft.name).into_owned(),
+        ]);
+    }
+    text.push_str(&table.render(page.width));
+    more(text, report.soft_interrupts.len(), rows);
 }
 
 fn interrupts(text: &mut String, report: &ExactReport, rows: usize, page: Page) {

@@ -16,6 +16,7 @@ pub fn render(stat: &Stat, rows: usize, page: Page) -> String {
     vcpus(&mut text, stat, page);
     exits(&mut text, stat, rows, page);
     interrupts(&mut text, stat, rows, page);
+    served(&mut text, stat, rows, page);
     counters(&mut text, stat, rows, page);
     text
 }
@@ -104,6 +105,24 @@ fn interrupts(text: &mut String, stat: &Stat, rows: usize, page: Page) {
     text.push_str(&table.render(page.width));
 }
 
+fn served(text: &mut String, stat: &Stat, rows: usize, page: Page) {
+    let served = stat.served_by_name();
+    if served.is_empty() {
+        return;
+    }
+    heading(text, page, "Interrupts that the guest has served", served.len().saturating_sub(rows));
+    let right = ["vector", "count", "total", "mean", "max"].map(|name| (name, Align::Right));
+    let columns: Vec<_> = [("interrupt", Align::Left)].into_iter().chain(right).collect();
+    let mut table = Table::new(&columns).indent(2).flexible(0);
+    for served in served.iter().take(rows) {
+        let vector = served.vector.map_or_else(|| "-".to_owned(), |vector| vector.to_string());
+        let times = [served.total_ns, served.mean_ns, served.max_ns].map(units::brief);
+        let first = [escape(&served.name).into_owned(), vector, units::count(served.count)];
+        table.row(first.into_iter().chain(times).collect());
+    }
+    text.push_str(&table.render(page.width));
+}
+
 /// Sums over vCPUs, in the order of their values within counts and within times.
 fn counters(text: &mut String, stat: &Stat, rows: usize, page: Page) {
     let mut sums: Vec<(&str, u64)> = Vec::new();
@@ -140,7 +159,8 @@ pub fn csv_heading() -> String {
     csv::line(&CSV)
 }
 
-/// Every figure as a line: states (`value` in ns), exits, interrupts and counters (`value`).
+/// Every figure as a line: states (`value` in ns), exits, interrupts, those that the guest has served (`address` is the vector),
+/// and counters (`value`).
 pub fn as_csv(stat: &Stat) -> String {
     let span = [format!("{:.6}", stat.from_s), format!("{:.6}", stat.to_s)];
     let line = |rest: [String; 12]| csv::line(&span.iter().cloned().chain(rest).collect::<Vec<_>>());
@@ -187,6 +207,28 @@ pub fn as_csv(stat: &Stat) -> String {
         (rest[0], rest[2], rest[3]) = ("interrupt".to_owned(), name, interrupt.device.clone());
         rest[5] = interrupt.count.to_string();
         text.push_str(&line(rest));
+    }
+    for served in &stat.served {
+        let vcpu = served.vcpu.map_or_else(none, |vcpu| vcpu.to_string());
+        let vector = served.vector.map_or_else(none, |vector| vector.to_string());
+        let [count, total, mean, max] =
+            [served.count, served.total_ns, served.mean_ns, served.max_ns].map(|n| n.to_string());
+        let name = served.name.clone();
+        let kind = "served".to_owned();
+        text.push_str(&line([
+            kind,
+            vcpu,
+            name,
+            none(),
+            vector,
+            count,
+            total,
+            mean,
+            none(),
+            none(),
+            max,
+            none(),
+        ]));
     }
     for counter in &stat.kvm_counters {
         text.push_str(&simple("kvm", counter.vcpu.to_string(), &counter.name, counter.value));

@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::time::Duration;
 
-use sampler::{Session, SessionConfig, Sink};
+use sampler::{Initrd, Session, SessionConfig, Sink};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
@@ -14,8 +14,9 @@ use vmm::{Console, Disk, Machine, VmConfig};
 
 use super::link::{Control, Link, Phase};
 use super::load::HostLoad;
-use super::spec::{Outcome, RunSpec};
+use super::spec::{DiskSpec, Outcome, RunSpec};
 use crate::errors::Error;
+use crate::image::contents::Contents;
 use crate::image::{self, Payload};
 
 /// How often the run is looked at.
@@ -38,7 +39,15 @@ pub async fn run(
 ) -> Result<Outcome, Error> {
     let Link { mut stop, mut input, mut control, console, phase } = link;
     let same = |error| Error::System { action: "open the guest's disks again", source: error };
-    let readable = disks.iter().map(File::try_clone).collect::<io::Result<_>>().map_err(same)?;
+    let contents: Vec<Contents> = spec
+        .disks
+        .iter()
+        .zip(disks)
+        .map(|(disk, file)| disk.contents(file, !disk.snapshot))
+        .collect::<Result<_, _>>()?;
+    let disk =
+        |(disk, contents): (&DiskSpec, &Contents)| Ok(Disk { file: contents.to_disk()?, mode: disk.mode() });
+    let disks = spec.disks.iter().zip(&contents).map(disk).collect::<io::Result<_>>().map_err(same)?;
     let (mut session, observers) = Session::new(
         SessionConfig {
             vcpus: spec.vcpus,
@@ -52,8 +61,12 @@ pub async fn run(
             meta: spec.meta.clone(),
         },
         sink,
-        image::files::open(readable),
+        image::files::open(contents.clone()),
     );
+    // Without room for it names come from the guest's memory alone.
+    if let Some(Ok(initrd)) = payload.initrd.as_deref().map(Initrd::keep) {
+        session.booted_with(initrd);
+    }
     let config = VmConfig {
         vcpus: spec.vcpus,
         memory_bytes: spec.memory_bytes,
@@ -62,7 +75,7 @@ pub async fn run(
             initrd: payload.initrd,
             cmdline: spec.cmdline.clone(),
         },
-        disks: spec.disks.iter().zip(disks).map(|(disk, file)| Disk { file, mode: disk.mode() }).collect(),
+        disks,
         console: Console(Box::new(Tee(session.console(), Box::new(console)))),
     };
     let mut observers = observers.into_iter();
@@ -90,6 +103,9 @@ pub async fn run(
     let end = ended.end.into();
     session.event("end", &super::spec::GuestEnd::sentence(&end));
     let totals = session.finish(meta);
+    for (disk, contents) in spec.disks.iter().zip(&contents).filter(|(disk, _)| !disk.snapshot) {
+        contents.flush().map_err(|source| Error::file("write the rest of", &disk.path, source))?;
+    }
     Ok(Outcome { end, totals, host_restarts: 0 })
 }
 

@@ -24,8 +24,8 @@ use crate::control::{self, server::Server};
 use crate::errors::{Error, ExitCode, Reason};
 use crate::image::{self, ImageError, Payload};
 use crate::portable::{PortableError, outer};
-use crate::report;
 use crate::top::{self, own::Beside};
+use crate::{report, symbolize};
 use host::{Chosen, Host};
 use link::{ConsolePump, Link, Watcher, link};
 use screen::{ConsoleTarget, Progress, Screen};
@@ -49,6 +49,7 @@ pub fn command(args: &RunArgs) -> Result<ExitCode, Error> {
         top::terminal::check()?;
     }
     output::check(&args.output, args.force)?;
+    let places = symbolize::named_places(&args.debug)?;
     let (console, keys) = console_target(args)?;
     let plan = Plan::make(args)?;
     let chosen = host::choose(args.host, args.portable_host.as_deref(), args.host_timeout)?;
@@ -88,7 +89,8 @@ pub fn command(args: &RunArgs) -> Result<ExitCode, Error> {
             crate::render::units::counted(outcome.host_restarts.into(), "time")
         );
     }
-    let summary = summarize(args, console_on_stdout);
+    let named = places.map_or(Ok(()), |places| symbolize::add_names(&args.output, &places, args.quiet));
+    let summary = named.and_then(|()| summarize(args, console_on_stdout));
     let code = judge(args, &outcome, &last_lines, console_on_stdout)?;
     let code = expect(args, &outcome, code);
     match summary {
@@ -120,13 +122,11 @@ impl Plan {
         let disks: Vec<DiskSpec> = image_disk
             .into_iter()
             .chain(&args.disk)
-            .map(|path| DiskSpec {
-                // The portable host's QEMU runs with the same working directory, but names like `nbd:x` mean
-                // something to it that absolute ones do not.
-                path: std::path::absolute(path).unwrap_or_else(|_| path.clone()),
-                snapshot: args.snapshot,
-            })
-            .collect();
+            // The portable host's QEMU runs with the same working directory, but names like `nbd:x` mean something to it
+            // that absolute ones do not.
+            .map(|path| std::path::absolute(path).unwrap_or_else(|_| path.clone()))
+            .map(|path| DiskSpec::at(path, args.snapshot))
+            .collect::<Result<_, _>>()?;
         let files = disks.iter().map(DiskSpec::open_locked).collect::<Result<Vec<_>, ImageError>>()?;
         let cmdline = spec::cmdline(loaded.is_disk, args.append.as_deref());
         let seed = args.seed.unwrap_or_else(random_seed);

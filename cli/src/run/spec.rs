@@ -8,6 +8,7 @@ use sampler::{ClockKind, Totals};
 use serde::{Deserialize, Serialize};
 use vmm::{DiskMode, End};
 
+use crate::image::contents::{Contents, Format};
 use crate::image::{self, ImageError};
 
 /// Everything about a run besides the bytes to boot.
@@ -46,8 +47,10 @@ pub struct RunSpec {
 /// One disk.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiskSpec {
-    /// Raw image or block device.
+    /// Image or block device.
     pub path: PathBuf,
+    /// What its file is.
+    pub format: Format,
     /// Writes are discarded at the end.
     pub snapshot: bool,
 }
@@ -104,6 +107,22 @@ impl GuestEnd {
 }
 
 impl DiskSpec {
+    /// The disk at `path`, whose format is told by its first bytes.
+    pub fn at(path: PathBuf, snapshot: bool) -> Result<Self, ImageError> {
+        let file = image::open("the disk", &path, image::WANTED_DISK)?;
+        let format = Format::of(&file).map_err(|source| ImageError::Read {
+            what: "the disk",
+            path: path.clone(),
+            source,
+        })?;
+        Ok(Self { path, format, snapshot })
+    }
+
+    /// The disk's bytes in its open file.
+    pub fn contents(&self, file: File, writable: bool) -> Result<Contents, ImageError> {
+        Contents::open(file, self.format, writable, &self.path)
+    }
+
     /// What the machine does with writes.
     pub fn mode(&self) -> DiskMode {
         if self.snapshot { DiskMode::Snapshot } else { DiskMode::ReadWrite }
@@ -122,7 +141,7 @@ impl DiskSpec {
     }
 
     /// Opens the disk and locks it against other runs of vprof for as long as the file is open: two machines that
-    /// write one file system destroy it.
+    /// write one file system destroy it. What is wrong with its format is known then, before a host is chosen.
     pub fn open_locked(&self) -> Result<File, ImageError> {
         let file = self.open()?;
         let locked = if self.snapshot { file.try_lock_shared() } else { file.try_lock() };
@@ -131,7 +150,11 @@ impl DiskSpec {
                 Err(ImageError::InUse { path: self.path.clone(), snapshot: self.snapshot })
             }
             // Some network file systems have no locks; then there is nothing to find out.
-            Ok(()) | Err(TryLockError::Error(_)) => Ok(file),
+            Ok(()) | Err(TryLockError::Error(_)) => {
+                let read = |source| ImageError::Read { what: "the disk", path: self.path.clone(), source };
+                self.contents(file.try_clone().map_err(read)?, false)?;
+                Ok(file)
+            }
         }
     }
 }
@@ -172,7 +195,7 @@ mod tests {
     fn a_written_disk_is_locked_and_a_read_one_is_shared() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), b"disk").unwrap();
-        let disk = |snapshot| DiskSpec { path: file.path().to_owned(), snapshot };
+        let disk = |snapshot| DiskSpec::at(file.path().to_owned(), snapshot).unwrap();
         let reader = disk(true).open_locked().unwrap();
         disk(true).open_locked().unwrap();
         let refused = disk(false).open_locked().unwrap_err().to_string();

@@ -70,6 +70,23 @@ pub struct InterruptTimeRow {
     pub count: u64,
 }
 
+/// A row of table `interrupt_source`: time in handlers of hard interrupts since the row before; rows of one key add up.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InterruptSourceRow {
+    /// vCPU.
+    pub vcpu: u8,
+    /// Interrupt row id.
+    pub interrupt: u32,
+    /// A device's vector; 0 for an interrupt of the machine itself.
+    pub vector: u8,
+    /// Time, ns.
+    pub ns: u64,
+    /// How many interrupts.
+    pub count: u64,
+    /// The longest, ns.
+    pub max_ns: u64,
+}
+
 /// A row of table `exact_vcpu`; replaces the earlier of the same vCPU.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExactVcpuRow {

@@ -79,6 +79,8 @@ pub struct Batch {
     pub wakeups: Vec<WakeupRow>,
     /// Table `interrupt_time`.
     pub interrupt_times: Vec<InterruptTimeRow>,
+    /// Table `interrupt_source`.
+    pub interrupt_sources: Vec<InterruptSourceRow>,
     /// Table `exact_vcpu`.
     pub exact_vcpus: Vec<ExactVcpuRow>,
     /// Table `census_moment`.
@@ -120,6 +122,7 @@ impl Batch {
             task_lives,
             wakeups,
             interrupt_times,
+            interrupt_sources,
             exact_vcpus,
             census_moments,
             census_states,
@@ -152,6 +155,7 @@ impl Batch {
         task_lives.clear();
         wakeups.clear();
         interrupt_times.clear();
+        interrupt_sources.clear();
         exact_vcpus.clear();
         census_moments.clear();
         census_states.clear();

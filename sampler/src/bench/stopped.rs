@@ -12,7 +12,7 @@ use crate::batch::{Batch, Sink};
 use crate::collector::finder::{Guest, LinuxGuest};
 use crate::collector::frames::Names;
 use crate::collector::resolver::Resolver;
-use crate::collector::walker::{Owner, Step, Walker};
+use crate::collector::walker::{Owner, Source, Step, Walker};
 use crate::record::{Moment, Readers, Record, Sampled};
 use crate::session::OpenFiles;
 use crate::vcpu::Ends;
@@ -104,7 +104,7 @@ impl Known {
 
     fn walker(&self, stopped: &Stopped, files: &OpenFiles) -> Walker {
         let (kernel, unwinder) = (Arc::clone(&self.kernel), Arc::clone(&self.unwinder));
-        Walker::new(kernel, unwinder, stopped.memory.clone(), files, DEPTH)
+        Walker::new(unwinder, Source::new(kernel, stopped.memory.clone(), files()), DEPTH)
     }
 }
 

@@ -16,7 +16,7 @@ use super::{Bill, Change, Moment, Plan, Seen, Told};
 use crate::batch::{Batch, CensusMomentRow, CensusStateRow, EventRow};
 use crate::collector::resolver::Resolver;
 use crate::exact::Cause;
-use crate::exact::accounts::{Doing, Who};
+use crate::exact::state::{Doing, Who};
 
 /// Moments that wait for the collector, at most.
 const WAITING: usize = 4;
@@ -130,7 +130,7 @@ impl Notes {
         let before = before.filter(|(before, _)| *before == who).map(|(_, doing)| doing);
         let doing = match (stack, before) {
             (Some(stack), _) => {
-                let (stack, cause) = resolver.sleeping(&stack, batch);
+                let (stack, cause) = resolver.sleeping(&stack, task, time_ns, batch);
                 Doing { state, cause, stack }
             }
             (None, Some(before)) if same_sleep && before.state == state => before,

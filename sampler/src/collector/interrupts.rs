@@ -5,11 +5,16 @@ use std::collections::HashMap;
 use symbols::Interrupts;
 
 use crate::batch::{InterruptRow, Mode};
+use crate::exact::state::Source;
 
 /// What entry functions of vectors start with (arch/x86/include/asm/idtentry.h, since 5.8).
 const VECTOR_ENTRY: &str = "sysvec_";
+/// What may stand before that: the functions' inner parts, and those of FRED (arch/x86/include/asm/idtentry.h, 6.9).
+const ENTRY_PARTS: [&str; 3] = ["__", "instr_", "fred_"];
 /// The functions that serve device interrupts whatever their handler (arch/x86/kernel/irq.c).
 const DEVICE_ENTRIES: [&str; 3] = ["common_interrupt", "__common_interrupt", "do_IRQ"];
+/// What a device interrupt is called whose device is not known.
+const ANY_DEVICE: &str = "device interrupt";
 /// The functions that serve soft interrupts (kernel/softirq.c; the second since 6.9).
 const SOFT_ENTRIES: [&str; 2] = ["__do_softirq", "handle_softirqs"];
 /// Functions that the handlers of soft interrupts jump to as their last act, so that the handlers are on no stack, and the
@@ -36,6 +41,12 @@ enum Told {
     AnySoft,
 }
 
+/// The name of the vector whose entry function this is.
+fn vector_of(symbol: &str) -> Option<&str> {
+    let inner = ENTRY_PARTS.iter().find_map(|part| symbol.strip_prefix(part)).unwrap_or(symbol);
+    inner.strip_prefix(VECTOR_ENTRY).map(base)
+}
+
 /// The name without what the compiler appends to copies of a function, like `.isra.0`.
 fn base(symbol: &str) -> &str {
     symbol.split_once('.').map_or(symbol, |(base, _)| base)
@@ -46,6 +57,8 @@ fn base(symbol: &str) -> &str {
 pub(crate) struct InterruptNames {
     /// By start address of the handler.
     handlers: HashMap<u64, Told>,
+    /// Names of the lines that vectors belong to, by CPU and vector.
+    lines: HashMap<(u32, u8), String>,
     rows: HashMap<(&'static str, String), u32>,
 }
 
@@ -68,6 +81,59 @@ impl InterruptNames {
                 self.handlers.insert(handler.0, Told::Soft(crate::text::printable(&softirq.name)));
             }
         }
+        self.update_lines(interrupts);
+    }
+
+    /// A line that is gone keeps its last name: what it has raised is told later.
+    fn update_lines(&mut self, interrupts: &Interrupts) {
+        let name = |irq: u32| {
+            let line = interrupts.lines.iter().flatten().find(|line| line.irq == irq)?;
+            let names: Vec<&str> = line.actions.iter().map(|action| action.name.as_str()).collect();
+            (!names.is_empty()).then(|| crate::text::printable(&names.join(", ")))
+        };
+        for vector in interrupts.vectors.iter().flatten() {
+            if let Some(name) = name(vector.irq) {
+                self.lines.insert((vector.cpu, vector.vector), name);
+            }
+        }
+    }
+
+    /// The row of a hard interrupt on `vcpu` by what raised it. `symbol` is the function that its handler was called from.
+    /// `None` as long as nothing tells its name, unless this is the `last` chance. CPUs of the guest are numbered as vCPUs:
+    /// both by the order of the machine's MADT.
+    pub(crate) fn source(
+        &mut self,
+        (vcpu, source): (usize, Source),
+        symbol: Option<&str>,
+        last: bool,
+        rows: &mut Vec<InterruptRow>,
+    ) -> Option<u32> {
+        let known = match source {
+            Source::Vector(vector) => {
+                u32::try_from(vcpu).ok().and_then(|cpu| self.lines.get(&(cpu, vector)).cloned())
+            }
+            Source::Entry(_) => symbol.map(|symbol| match vector_of(symbol) {
+                Some(vector) => vector.to_owned(),
+                None if DEVICE_ENTRIES.contains(&symbol) => ANY_DEVICE.to_owned(),
+                None => base(symbol).to_owned(),
+            }),
+            Source::Unknown => None,
+        };
+        let name = known.or_else(|| {
+            last.then(|| match source {
+                Source::Vector(vector) => format!("vector {vector}"),
+                Source::Entry(_) | Source::Unknown => "hard interrupt".to_owned(),
+            })
+        })?;
+        Some(self.row("hard", name, rows))
+    }
+
+    fn row(&mut self, kind: &'static str, name: String, rows: &mut Vec<InterruptRow>) -> u32 {
+        let next = u32::try_from(self.rows.len()).map_or(u32::MAX, |rows| rows.saturating_add(1));
+        *self.rows.entry((kind, name)).or_insert_with_key(|(_, name)| {
+            rows.push(InterruptRow { id: next, kind: kind.to_owned(), name: name.clone() });
+            next
+        })
     }
 
     /// The row of the interrupt that is served, by the functions on the kernel's stack, innermost first: start address
@@ -84,16 +150,12 @@ impl InterruptNames {
             Mode::SoftIrq => ("soft", self.soft(functions)?),
             _ => return None,
         };
-        let next = u32::try_from(self.rows.len()).map_or(u32::MAX, |rows| rows.saturating_add(1));
-        Some(*self.rows.entry((kind, name)).or_insert_with_key(|(_, name)| {
-            rows.push(InterruptRow { id: next, kind: kind.to_owned(), name: name.clone() });
-            next
-        }))
+        Some(self.row(kind, name, rows))
     }
 
     fn told(&self, (start, symbol): (u64, &str)) -> Option<Told> {
         let by_symbol = || {
-            if let Some(vector) = symbol.strip_prefix(VECTOR_ENTRY) {
+            if let Some(vector) = vector_of(symbol) {
                 Some(Told::Hard(vector.to_owned()))
             } else if DEVICE_ENTRIES.contains(&symbol) {
                 Some(Told::Device)
@@ -110,7 +172,7 @@ impl InterruptNames {
     fn hard<'a>(&self, functions: impl Iterator<Item = (u64, &'a str)>) -> Option<String> {
         functions.filter_map(|function| self.told(function)).find_map(|told| match told {
             Told::Hard(name) => Some(name),
-            Told::Device => Some("device interrupt".to_owned()),
+            Told::Device => Some(ANY_DEVICE.to_owned()),
             Told::Soft(_) | Told::AnySoft => None,
         })
     }
@@ -126,7 +188,7 @@ impl InterruptNames {
 
 #[cfg(test)]
 mod tests {
-    use symbols::{InterruptAction, InterruptLine, Missing, Softirq, VirtAddr};
+    use symbols::{InterruptAction, InterruptLine, Softirq, Vector, VirtAddr};
 
     use super::*;
 
@@ -145,7 +207,7 @@ mod tests {
                 InterruptLine { irq: 25, actions: vec![action("virtio1-input", 0x100)] },
             ]),
             softirqs: Ok(vec![softirq("NET_RX", 0x200)]),
-            vectors: Err(Missing::NoKallsyms),
+            vectors: Ok(vec![Vector { cpu: 1, vector: 35, irq: 25 }]),
         });
         names
     }
@@ -171,5 +233,29 @@ mod tests {
         assert_eq!(names.of(Mode::Kernel, disk.into_iter(), &mut rows), None);
         assert_eq!(names.of(Mode::HardIrq, [(9, "schedule")].into_iter(), &mut rows), None);
         assert_eq!(names.of(Mode::Nmi, std::iter::empty(), &mut rows), Some(6), "a row is made once");
+    }
+
+    #[test]
+    fn what_raises_an_interrupt_names_it() {
+        let (mut names, mut rows) = (names(), Vec::new());
+        let mut of = |vcpu, source, symbol, last| {
+            let id = names.source((vcpu, source), symbol, last, &mut rows)?;
+            rows.iter().find(|row| row.id == id).map(|row| row.name.clone())
+        };
+        let (entry, vector) = (Source::Entry(5), Source::Vector(35));
+        for symbol in [
+            "sysvec_apic_timer_interrupt",
+            "fred_sysvec_apic_timer_interrupt",
+            "__sysvec_apic_timer_interrupt.cold",
+        ] {
+            assert_eq!(of(0, entry, Some(symbol), false).as_deref(), Some("apic_timer_interrupt"));
+        }
+        assert_eq!(of(0, entry, Some("common_interrupt"), false).as_deref(), Some("device interrupt"));
+        assert_eq!(of(0, entry, Some("irq_enter"), false).as_deref(), Some("irq_enter"));
+        assert_eq!(of(1, vector, None, false).as_deref(), Some("virtio1-input"));
+        // Vectors are each CPU's own.
+        assert_eq!((of(0, vector, None, false), of(0, Source::Unknown, None, false)), (None, None));
+        assert_eq!(of(0, vector, None, true).as_deref(), Some("vector 35"));
+        assert_eq!(of(0, Source::Unknown, None, true).as_deref(), Some("hard interrupt"));
     }
 }

@@ -1,7 +1,7 @@
 //! The guest's own books of CPU time, read again and again: of all processes every second, and of those that samples hit
 //! with every batch, so that the last numbers of a process are from shortly before its end.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use symbols::{CpuBooks, CpuTime, Kernel, ProcessBooks, TaskSnapshot};
@@ -11,6 +11,9 @@ use crate::batch::{Batch, RusageRow, ThreadTimeRow};
 
 /// Processes whose books are read with one batch, at most; the others wait until all are read.
 const MOST_HIT: usize = 256;
+
+/// Instances whose end is remembered, at most: beyond that all are forgotten.
+const MOST_ENDED: usize = 65_536;
 
 /// What all processes and CPUs kept at one moment.
 #[derive(Debug)]
@@ -27,6 +30,8 @@ pub(crate) struct Ledger {
     guest: Option<(Arc<Kernel>, GuestMemoryMmap)>,
     /// Instances that were hit since the last batch.
     hit: HashMap<u32, TaskSnapshot>,
+    /// Instances whose last books are known: what is read or told of them later is older, or another's.
+    ended: HashSet<u32>,
     zero_ns: u64,
 }
 
@@ -43,9 +48,23 @@ impl Ledger {
 
     /// A sample has hit the instance.
     pub(crate) fn note(&mut self, instance: u32, task: &TaskSnapshot) {
-        if self.hit.len() < MOST_HIT && self.guest.is_some() {
+        if self.hit.len() < MOST_HIT && self.guest.is_some() && !self.has_ended(instance) {
             self.hit.insert(instance, *task);
         }
+    }
+
+    /// The last books of the instance are known.
+    pub(crate) fn end(&mut self, instance: u32) {
+        self.hit.remove(&instance);
+        if self.ended.len() >= MOST_ENDED {
+            self.ended.clear();
+        }
+        self.ended.insert(instance);
+    }
+
+    /// Whether the instance's last books are known.
+    pub(crate) fn has_ended(&self, instance: u32) -> bool {
+        self.ended.contains(&instance)
     }
 
     /// Reads the books of the instances that were hit since the last call.

@@ -27,6 +27,7 @@ use vmm::{GuestMemoryMmap, Injected, Injections, Machine, Observer, Region, Trip
 use crate::batch::{Batch, EventRow, InjectedRow, Sink};
 use crate::census::Notes;
 use crate::exact::watch::Watch;
+use crate::initrd::Initrd;
 use crate::microstate::host::{own_schedstat, waited};
 use crate::microstate::meter::Meter;
 use crate::record::Sampled;
@@ -59,10 +60,16 @@ const COUNTERS_PERIOD: Duration = Duration::from_secs(1);
 /// means that the process was stopped (SIGSTOP).
 const STOPPED: Duration = Duration::from_millis(500);
 
+/// How long in all the collector waits for the programs of an initrd: less than a ring holds.
+const WALKER_PATIENCE: Duration = Duration::from_secs(1);
+/// How long the namer does; a run may end so much later.
+const NAMER_PATIENCE: Duration = Duration::from_secs(20);
+
 /// What stacks are walked in.
 struct Guest {
     memory: GuestMemoryMmap,
     files: OpenFiles,
+    initrd: Option<Initrd>,
     depth: usize,
 }
 
@@ -206,9 +213,14 @@ impl Collector {
     }
 
     /// Stacks of at most `depth` frames are to be walked in this guest.
-    pub(crate) fn look_at(&mut self, memory: GuestMemoryMmap, files: OpenFiles, depth: usize) {
+    pub(crate) fn look_at(
+        &mut self,
+        memory: GuestMemoryMmap,
+        (files, initrd): (OpenFiles, Option<Initrd>),
+        depth: usize,
+    ) {
         self.memory = Some(memory.clone());
-        self.guest = (depth > 0).then_some(Guest { memory, files, depth });
+        self.guest = (depth > 0).then_some(Guest { memory, files, initrd, depth });
     }
 
     /// The collector's thread: runs until the session ends.
@@ -377,15 +389,20 @@ impl Collector {
     fn walker(&mut self, code: &Code) -> Option<Walker> {
         let guest = self.guest.take()?;
         let (kernel, unwinder) = (code.kernel.clone()?, code.unwinder.clone()?);
-        let source = Source::new(Arc::clone(&kernel), guest.memory.clone(), (guest.files)());
-        let namer = Namer::new(source, (guest.files)());
+        let source = |patience| {
+            Source::new(Arc::clone(&kernel), guest.memory.clone(), (guest.files)())
+                .with_initrd(guest.initrd.clone(), patience)
+        };
+        let namer = Namer::new(source(NAMER_PATIENCE), (guest.files)());
         let ((wanted, to_name), (to_tell, named)) = (mpsc::channel(), mpsc::channel());
         let thread = thread::Builder::new().name("namer".to_owned());
         match thread.spawn(move || namer.run(&to_name, &to_tell)) {
             Ok(thread) => self.namer = Some(NamerHandle { wanted, named, thread }),
             Err(error) => self.event("missing", format!("user code is not named: no thread: {error}")),
         }
-        Some(Walker::new(kernel, unwinder, guest.memory, &guest.files, guest.depth))
+        let source = source(WALKER_PATIENCE);
+        source.prepare();
+        Some(Walker::new(unwinder, source, guest.depth))
     }
 
     fn ask_namer(&mut self) {
@@ -468,7 +485,7 @@ impl Collector {
         self.read_meters(false);
         self.resolver.ledger.read_hit(&mut self.batch);
         if let Some(exact) = &mut self.exact {
-            exact.flush(&mut self.batch);
+            exact.flush(&mut self.resolver, &mut self.batch);
         }
         if let Some(census) = &self.census {
             census.flush(&mut self.batch);

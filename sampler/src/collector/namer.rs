@@ -6,8 +6,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
 
+use symbols::counted::allocated;
 use symbols::elf::ElfFile;
-use symbols::names::{DebugFiles, DebugQuery, FunctionStarts, GuestFiles, Symbolizer};
+use symbols::names::{DebugFiles, DebugQuery, FunctionStarts, GuestFiles, SourceLines, Stopped, Symbolizer};
 
 use super::hot::MAX_BYTES;
 use super::walker::{FileEntry, Source};
@@ -17,6 +18,8 @@ use crate::text;
 
 /// Files whose symbols are held at once, at most.
 const HELD: usize = 32;
+/// Bytes that the symbols of all files but the last may take together; those used longest ago are given up.
+const HELD_BYTES: i64 = 512 << 20;
 
 /// A frame that wants a name.
 #[derive(Debug)]
@@ -45,8 +48,32 @@ pub(crate) enum Named {
     Code(CodeRow),
 }
 
-/// What names a file's code, and when it was asked last.
-type Held = (Symbolizer, u64);
+/// What names a file's code.
+struct Held {
+    symbols: Symbolizer,
+    /// What it is called in `file.named_by`.
+    by: String,
+    /// When it was asked last.
+    used: u64,
+    /// Memory that it takes, bytes.
+    bytes: i64,
+    /// It was told why it does not name all that it could.
+    told: bool,
+}
+
+impl Held {
+    /// What names the file, and why it does so no longer.
+    fn named_by(&self) -> String {
+        match self.stopped() {
+            Some(why) => format!("{}; {why}", self.by),
+            None => self.by.clone(),
+        }
+    }
+
+    fn stopped(&self) -> Option<Stopped> {
+        self.symbols.lines().ok().and_then(SourceLines::stopped)
+    }
+}
 
 /// The namer's thread.
 pub(crate) struct Namer {
@@ -70,6 +97,7 @@ impl Namer {
 
     /// Names what comes until all senders are gone.
     pub(crate) fn run(mut self, wanted: &Receiver<Wish>, named: &Sender<Named>) {
+        self.source.prepare();
         for wish in wanted {
             let answer = match wish {
                 Wish::Name(nameless) => {
@@ -92,7 +120,22 @@ impl Namer {
     ) -> (FrameRow, Vec<InlinedRow>) {
         let starts = |address| file.function_start(address);
         let module = text::printable(file.name());
-        name_frame(row, &module, self.symbols(&file, named), &starts as &dyn FunctionStarts)
+        let before = allocated();
+        let (row, inlined) =
+            name_frame(row, &module, self.symbols(&file, named), &starts as &dyn FunctionStarts);
+        self.account(&file, before, named);
+        (row, inlined)
+    }
+
+    /// Takes down what was parsed of a file since the thread had allocated `before`, and tells why no more will be.
+    fn account(&mut self, file: &FileEntry, before: i64, named: &Sender<Named>) {
+        let Some(Some(held)) = self.held.get_mut(&file.id()) else { return };
+        held.bytes = held.bytes.saturating_add(allocated().saturating_sub(before).max(0));
+        if !held.told && held.stopped().is_some() {
+            held.told = true;
+            // See `run` for a receiver that is gone.
+            drop(named.send(Named::File(file.row(Some(held.named_by())))));
+        }
     }
 
     fn code(&mut self, file: &Arc<FileEntry>, address: u64, named: &Sender<Named>) -> Option<CodeRow> {
@@ -111,21 +154,32 @@ impl Namer {
     fn symbols(&mut self, file: &Arc<FileEntry>, named: &Sender<Named>) -> Option<&Symbolizer> {
         self.clock += 1;
         if !self.held.contains_key(&file.id()) {
-            if self.held.len() >= HELD {
-                let oldest =
-                    self.held.iter().min_by_key(|(_, held)| held.as_ref().map_or(0, |(_, used)| *used));
-                let oldest = oldest.map(|(&id, _)| id);
-                oldest.and_then(|id| self.held.remove(&id));
-            }
-            let read = self.read(file);
-            let named_by = read.as_ref().map(|(_, by)| by.clone());
+            self.make_room();
+            let before = allocated();
+            let held = self.read(file).map(|(symbols, by)| {
+                let bytes = allocated().saturating_sub(before);
+                let mut held = Held { symbols, by, used: 0, bytes, told: false };
+                held.told = held.stopped().is_some();
+                held
+            });
             // See `run` for a receiver that is gone.
-            drop(named.send(Named::File(file.row(named_by))));
-            self.held.insert(file.id(), read.map(|(symbols, _)| (symbols, 0)));
+            drop(named.send(Named::File(file.row(held.as_ref().map(Held::named_by)))));
+            self.held.insert(file.id(), held);
         }
-        let (symbols, used) = self.held.get_mut(&file.id())?.as_mut()?;
-        *used = self.clock;
-        Some(symbols)
+        let held = self.held.get_mut(&file.id())?.as_mut()?;
+        held.used = self.clock;
+        Some(&held.symbols)
+    }
+
+    /// Gives up what was asked for longest ago, until there is room for another file.
+    fn make_room(&mut self) {
+        let bytes =
+            |held: &HashMap<u32, Option<Held>>| held.values().flatten().map(|held| held.bytes).sum::<i64>();
+        while self.held.len() >= HELD || bytes(&self.held) > HELD_BYTES {
+            let oldest = self.held.iter().min_by_key(|(_, held)| held.as_ref().map_or(0, |held| held.used));
+            let Some(oldest) = oldest.map(|(&id, _)| id) else { return };
+            self.held.remove(&oldest);
+        }
     }
 
     /// The symbols of a file, and what they come from.

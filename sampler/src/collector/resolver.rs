@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use symbols::{Interrupts, KernelUnwinder, StackCopy, TaskSnapshot};
+use symbols::{Interrupts, KernelUnwinder, LastBooks, ProcessBooks, StackCopy, TaskSnapshot};
 
 use super::frames::{Frames, Names};
 use super::hot::Hot;
@@ -16,6 +16,7 @@ use super::stacks::Stacks;
 use super::walker::{FileEntry, Owner, Step, Walker};
 use crate::batch::{Batch, CpuTimeRow, Mode, SampleRow};
 use crate::exact::Cause;
+use crate::exact::state::Source;
 use crate::record::Record;
 use crate::text;
 
@@ -147,19 +148,44 @@ impl Resolver {
         let time_ns = all.read_ns.saturating_sub(self.zero_ns);
         for books in &all.processes {
             let instance = self.task(&books.leader, all.read_ns, batch);
-            process_rows(instance, time_ns, books, batch);
+            if !self.ledger.has_ended(instance) {
+                process_rows(instance, time_ns, books, batch);
+            }
         }
         batch.cpu_times.extend(all.cpus.iter().map(|&books| CpuTimeRow { time_ns, books }));
     }
 
-    /// The stack row id of what a task sleeps in, its kernel functions only (0 without a stack), and what they tell.
-    pub(crate) fn sleeping(&mut self, stack: &StackCopy, batch: &mut Batch) -> (u32, Cause) {
+    /// Takes over the last books of a process of which nothing is left.
+    pub(crate) fn ended(
+        &mut self,
+        (instance, leader): (u32, &TaskSnapshot),
+        read_ns: u64,
+        books: &LastBooks,
+        batch: &mut Batch,
+    ) {
+        let LastBooks { time, told } = *books;
+        let books = ProcessBooks { leader: *leader, time, told, threads: Vec::new() };
+        process_rows(instance, read_ns.saturating_sub(self.zero_ns), &books, batch);
+        self.ledger.end(instance);
+    }
+
+    /// The stack row id of what `task` sleeps in (0 without a stack), read at `read_ns`, and what its kernel functions tell.
+    pub(crate) fn sleeping(
+        &mut self,
+        stack: &StackCopy,
+        task: &TaskSnapshot,
+        read_ns: u64,
+        batch: &mut Batch,
+    ) -> (u32, Cause) {
+        // Without the page tables of its program only the kernel's part is there.
+        let owner =
+            stack.user_root().map(|_| Owner { instance: self.task(task, read_ns, batch), task: *task });
         let Some(walker) = &mut self.walker else { return (0, Cause::Other) };
         let mut steps = std::mem::take(&mut self.steps);
         steps.clear();
-        let walked = walker.walk(stack, None, &mut steps, batch);
+        let walked = walker.walk(stack, owner, &mut steps, batch);
         self.unknown_module |= walked.unknown_code;
-        let ids: Vec<u32> = steps.iter().map(|step| self.step(step, None, batch)).collect();
+        let ids: Vec<u32> = steps.iter().map(|step| self.step(step, owner, batch)).collect();
         let functions = ids.iter().filter_map(|&id| Some(self.frames.function(id)?.1));
         let cause = Cause::of(functions);
         self.steps = steps;
@@ -280,6 +306,21 @@ impl Resolver {
         self.frames.name_unnamed(names.as_ref(), &mut batch.frames);
         self.names = Some(names);
         self.walker = walker;
+    }
+
+    /// The row id of a hard interrupt on `vcpu`; `None` while its name is not known, unless this is the `last` chance.
+    pub(crate) fn source(
+        &mut self,
+        vcpu: usize,
+        source: Source,
+        last: bool,
+        batch: &mut Batch,
+    ) -> Option<u32> {
+        let name = match (source, &self.names) {
+            (Source::Entry(address), Some(names)) => names.name(address).and_then(|name| name.symbol),
+            _ => None,
+        };
+        self.interrupts.source((vcpu, source), name.as_deref(), last, &mut batch.interrupts)
     }
 
     /// Handlers of interrupts.

@@ -12,128 +12,10 @@
 
 use std::collections::HashMap;
 
-use super::cause::Cause;
+use super::state::{Doing, Handled, Left, Life, Source, State, Sum, TaskId, Waker, Who};
 
 /// Tasks that are followed, at most; more are counted.
 const TASKS: usize = 1 << 17;
-
-/// What a task does.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default, serde::Serialize, serde::Deserialize,
-)]
-pub enum State {
-    /// On a CPU.
-    Running,
-    /// On a CPU that serves a hard interrupt.
-    Interrupted,
-    /// Could run, and waits for a CPU.
-    Queue,
-    /// Sleeps; a signal wakes it.
-    Sleep,
-    /// Sleeps uninterruptibly: mostly for a disk or for a lock of the kernel.
-    Disk,
-    /// Stopped, traced or frozen.
-    Stopped,
-    /// Has ended, and its parent has not asked for it.
-    Zombie,
-    /// Not known: events were lost.
-    #[default]
-    Unknown,
-}
-
-impl State {
-    /// All, in the order of reports.
-    pub const ALL: [Self; 8] = [
-        Self::Running,
-        Self::Interrupted,
-        Self::Queue,
-        Self::Sleep,
-        Self::Disk,
-        Self::Stopped,
-        Self::Zombie,
-        Self::Unknown,
-    ];
-
-    /// As in table `task_state`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Running => "running",
-            Self::Interrupted => "interrupted",
-            Self::Queue => "queue",
-            Self::Sleep => "sleep",
-            Self::Disk => "disk",
-            Self::Stopped => "stopped",
-            Self::Zombie => "zombie",
-            Self::Unknown => "unknown",
-        }
-    }
-}
-
-/// A state, and in what it is spent.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
-pub(crate) struct Doing {
-    pub state: State,
-    pub cause: Cause,
-    /// Stack row id of a sleep; 0 for none.
-    pub stack: u32,
-}
-
-impl Doing {
-    pub(crate) fn plain(state: State) -> Self {
-        Self { state, ..Self::default() }
-    }
-}
-
-/// A task as the sums name it: instance row id (0 for idle tasks) and thread id.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
-pub(crate) struct Who {
-    pub instance: u32,
-    pub tid: i32,
-}
-
-/// A task as events name it. An address is used again once its task is gone, hence the rest.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct TaskId {
-    /// Of its task_struct.
-    pub address: u64,
-    pub who: Who,
-}
-
-/// Who wakes somebody.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) enum Waker {
-    /// A task, or the idle task.
-    Task(Who),
-    /// A hard interrupt, an NMI included.
-    Hard,
-    /// A soft interrupt.
-    Soft,
-}
-
-/// What became of the task that was switched from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Left {
-    /// It is in this state now.
-    In(Doing),
-    /// It has ended, and nobody waits for it.
-    Gone,
-}
-
-/// Time, and how often.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Sum {
-    pub ns: u64,
-    pub count: u64,
-}
-
-/// From when to when a task was followed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Life {
-    pub who: Who,
-    pub from_ns: u64,
-    pub to_ns: u64,
-    pub ended: bool,
-}
 
 #[derive(Debug, Clone, Copy)]
 struct Task {
@@ -153,8 +35,8 @@ struct Cpu {
     current: Option<u64>,
     /// Since when it is idle.
     idle_since: Option<u64>,
-    /// Since when it serves an interrupt.
-    interrupted: Option<u64>,
+    /// Since when it serves an interrupt, and whose.
+    interrupted: Option<(u64, Source)>,
     idle_ns: u64,
 }
 
@@ -163,8 +45,10 @@ struct Cpu {
 pub(crate) struct Sums {
     pub states: HashMap<(Who, Doing), Sum>,
     pub wakeups: HashMap<(Waker, Who), u64>,
-    /// By CPU and interrupted task.
+    /// Hard interrupts by CPU and interrupted task.
     pub interrupts: HashMap<(usize, Who), Sum>,
+    /// The same by CPU and what raised them.
+    pub sources: HashMap<(usize, Source), Handled>,
     pub lives: Vec<Life>,
 }
 
@@ -274,23 +158,32 @@ impl Accounts {
     }
 
     /// A CPU begins to serve a hard interrupt.
-    pub(crate) fn interrupt_begin(&mut self, time_ns: u64, cpu: usize) {
+    pub(crate) fn interrupt_begin(&mut self, time_ns: u64, cpu: usize, source: Source) {
         self.interrupt_end(time_ns, cpu);
         let Some(at) = self.cpus.get_mut(cpu) else { return };
-        at.interrupted = Some(time_ns);
+        at.interrupted = Some((time_ns, source));
         if let Some((id, State::Running)) = self.current(cpu) {
             self.enter(time_ns, id, Doing::plain(State::Interrupted));
         }
     }
 
+    /// It is this vector's.
+    pub(crate) fn interrupt_vector(&mut self, cpu: usize, vector: u8) {
+        if let Some((_, source)) = self.cpus.get_mut(cpu).and_then(|cpu| cpu.interrupted.as_mut()) {
+            *source = Source::Vector(vector);
+        }
+    }
+
     /// A CPU has served a hard interrupt.
     pub(crate) fn interrupt_end(&mut self, time_ns: u64, cpu: usize) {
-        let Some(since_ns) = self.cpus.get_mut(cpu).and_then(|cpu| cpu.interrupted.take()) else { return };
+        let interrupted = self.cpus.get_mut(cpu).and_then(|cpu| cpu.interrupted.take());
+        let Some((since_ns, source)) = interrupted else { return };
         let current = self.current(cpu);
         let who = current.map_or(Who::default(), |(id, _)| id.who);
-        let sum = self.sums.interrupts.entry((cpu, who)).or_default();
-        sum.ns += time_ns.saturating_sub(since_ns);
-        sum.count += 1;
+        let ns = time_ns.saturating_sub(since_ns);
+        self.sums.interrupts.entry((cpu, who)).or_default().add(ns);
+        let one = Handled { sum: Sum { ns, count: 1 }, max_ns: ns };
+        self.sums.sources.entry((cpu, source)).or_default().add(&one);
         if let Some((id, State::Interrupted)) = current {
             self.enter(time_ns, id, Doing::plain(State::Running));
         }

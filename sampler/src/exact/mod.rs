@@ -13,8 +13,11 @@
 pub(crate) mod accounts;
 pub(crate) mod cause;
 pub(crate) mod record;
+mod rows;
 mod setting;
+pub(crate) mod state;
+mod task;
 pub(crate) mod watch;
 
-pub use accounts::State;
 pub use cause::Cause;
+pub use state::State;

@@ -5,7 +5,10 @@ use std::sync::{Arc, OnceLock};
 
 use kvm_bindings::kvm_regs;
 use rtrb::{Consumer, Producer, PushError, RingBuffer};
-use symbols::{Event, PhysicalMemory, Rest, StackCopy, TaskSnapshot, TaskState, TaskStates, TripSites};
+use symbols::{
+    Event, LastBooks, LastBooksReader, PhysicalMemory, Rest, StackCopy, TaskSnapshot, TaskState, TaskStates,
+    TripSites,
+};
 
 use crate::record::Readers;
 
@@ -17,14 +20,18 @@ const RINGS_BYTES: usize = 16 << 20;
 const POOL: usize = 384;
 /// All pools together take at most this many bytes.
 const POOLS_BYTES: usize = 12 << 20;
-/// Bytes of a sleeper's kernel stack that are copied. Those of Linux take one or two KiB.
-pub(crate) const STACK_BYTES: usize = 8 << 10;
+/// Bytes of a sleeper's stacks that are copied. The kernel's takes one or two KiB.
+pub(crate) const STACK_BYTES: usize = 24 << 10;
+/// Of these the user stack's, at most: programs' stacks rarely take more.
+pub(crate) const USER_BYTES: usize = 16 << 10;
 
 /// Reads what belongs to an event, once the sites are known.
 #[derive(Debug)]
 pub(crate) struct EventReaders {
     pub sites: TripSites,
     pub states: TaskStates,
+    /// `None` where the kernel's books cannot be read.
+    pub books: Option<LastBooksReader>,
 }
 
 /// One event: fixed size, nothing resolved.
@@ -39,6 +46,16 @@ pub(crate) struct TripRecord {
     pub next: Option<TaskSnapshot>,
     /// The task that the event is about.
     pub task: Option<TaskState>,
+    /// Where a handler that begins was called from; the vector of a device; else, and where it could not be read, 0.
+    pub number: u64,
+    /// What the process has come to whose last task this is.
+    pub books: Option<LastBooks>,
+}
+
+impl TripRecord {
+    fn new(time_ns: u64, event: Event) -> Self {
+        Self { time_ns, event, preempt_count: 0, next: None, task: None, number: 0, books: None }
+    }
 }
 
 /// An event as it travels through the ring.
@@ -126,8 +143,8 @@ impl Recorder {
         self.since_ns = Some(now_ns);
         add(&self.counters.trips, 1);
         // Set before any tripwire was.
-        let Some(EventReaders { sites, states }) = self.events.get() else { return false };
-        let mut record = TripRecord { time_ns: now_ns, event, preempt_count: 0, next: None, task: None };
+        let Some(EventReaders { sites, states, books }) = self.events.get() else { return false };
+        let mut record = TripRecord::new(now_ns, event);
         let mut stack = None;
         match event {
             Event::Read | Event::Patch => {
@@ -149,8 +166,15 @@ impl Recorder {
                 let current = self.readers.get().and_then(|readers| readers.current.read(memory, self.vcpu));
                 record.preempt_count = current.map_or(0, |current| current.preempt_count);
             }
-            Event::New | Event::Release => record.task = states.read(memory, regs.rdi),
-            Event::InterruptBegin | Event::InterruptEnd => {}
+            Event::New => record.task = states.read(memory, regs.rdi),
+            Event::Release => {
+                record.task = states.read(memory, regs.rdi);
+                let leader = record.task.filter(|task| task.task.tid == task.task.pid);
+                record.books = leader.and(books.as_ref()).and_then(|books| books.read(memory, regs.rdi));
+            }
+            Event::InterruptBegin => record.number = states.return_address(memory, regs.rsp).unwrap_or(0),
+            Event::Vector => record.number = regs.rsi,
+            Event::InterruptEnd => {}
         }
         if let Err(PushError::Full(tripped)) = self.ring.push(Tripped { record, stack }) {
             self.spare = tripped.stack.or(self.spare.take());
@@ -164,12 +188,13 @@ impl Recorder {
         if !matches!(task.rest(), Rest::Interruptible | Rest::Uninterruptible | Rest::Stopped) {
             return None;
         }
-        let (reader, _) = self.readers.get()?.stacks.as_ref()?;
+        let (reader, user_bytes) = self.readers.get()?.stacks.as_ref()?;
         let Some(mut stack) = self.spare.take().or_else(|| self.pool.pop().ok()) else {
             add(&self.counters.stacks_missed, 1);
             return None;
         };
-        if reader.copy_sleeping(memory, (task.task.task, task.task.kernel_thread), &mut stack).is_none() {
+        let (whose, user_bytes) = ((task.task.task, task.task.kernel_thread), USER_BYTES.min(*user_bytes));
+        if reader.copy_sleeping(memory, whose, user_bytes, &mut stack).is_none() {
             self.spare = Some(stack);
             return None;
         }

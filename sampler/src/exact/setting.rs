@@ -5,13 +5,13 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use symbols::{Event, Kernel, Missing, Rest, StackCopy, TaskSnapshot, TaskState};
 use vmm::{GuestMemoryMmap, Site, TripwireError, Tripwires, WithdrawReason, Withdrawn, monotonic_ns};
 
-use super::record::{EventReaders, STACK_BYTES};
+use super::record::{EventReaders, STACK_BYTES, USER_BYTES};
 use crate::record::Readers;
 
 /// Tasks whose state is read at the beginning, at most: all vCPUs stand still meanwhile.
 const CENSUS: usize = 8_192;
 /// Tasks whose stack is copied at the beginning, at most.
-const CENSUS_STACKS: usize = 1_024;
+const CENSUS_STACKS: usize = 512;
 
 /// What there was when the tripwires were set.
 #[derive(Debug, Default)]
@@ -83,6 +83,7 @@ pub(crate) fn set(
     }
     let found = kernel.trip_sites(memory)?;
     let states = kernel.task_states(memory)?;
+    let books = kernel.last_books(memory).ok();
     let missing = found.missing.clone();
     let sites: Vec<Site> = found
         .sites
@@ -90,7 +91,7 @@ pub(crate) fn set(
         .map(|site| Site { virt: site.virt.0, phys: site.phys.0, kind: site.event.number() })
         .collect();
     // A second try finds the same.
-    let readers = events.get_or_init(|| EventReaders { sites: found, states });
+    let readers = events.get_or_init(|| EventReaders { sites: found, states, books });
     let mut start = Start::default();
     let at_end = (Arc::clone(end), memory.clone(), readers.states.clone());
     let at_withdrawal = move |withdrawn: &Withdrawn| {
@@ -111,10 +112,11 @@ fn look(guest: &Guest<'_>, events: &EventReaders) -> Start {
     let mut stacks = 0;
     let mut with_stack = |task: TaskState| {
         let asleep = matches!(task.rest(), Rest::Interruptible | Rest::Uninterruptible | Rest::Stopped);
-        let (reader, _) = readers.stacks.as_ref().filter(|_| asleep && stacks < CENSUS_STACKS)?;
+        let (reader, user_bytes) = readers.stacks.as_ref().filter(|_| asleep && stacks < CENSUS_STACKS)?;
         stacks += 1;
         let mut copy = StackCopy::with_room(STACK_BYTES);
-        reader.copy_sleeping(memory, (task.task.task, task.task.kernel_thread), &mut copy)?;
+        let (whose, user_bytes) = ((task.task.task, task.task.kernel_thread), USER_BYTES.min(*user_bytes));
+        reader.copy_sleeping(memory, whose, user_bytes, &mut copy)?;
         Some(copy)
     };
     let tasks = tasks

@@ -7,14 +7,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use symbols::{Event, Kernel, Rest, TaskSnapshot, TaskState};
+use symbols::{Event, Kernel, TaskSnapshot};
 use vmm::{GuestMemoryMmap, Tripwires, monotonic_ns};
 
-use super::accounts::{Accounts, Doing, Left, State, TaskId, Waker, Who};
+use super::accounts::Accounts;
 use super::cause::Cause;
 use super::record::{EventReaders, Recorder, TripEnds, TripRecord};
+use super::rows::{self, Sources};
 use super::setting::{self, EndCell, NotSet, Start};
-use crate::batch::{Batch, EventRow, ExactVcpuRow, InterruptTimeRow, TaskLifeRow, TaskStateRow, WakeupRow};
+use super::state::{Left, Source, Waker};
+use super::task::{left, who};
+use crate::batch::{Batch, EventRow, ExactVcpuRow};
 use crate::collector::resolver::Resolver;
 use crate::record::Readers;
 
@@ -64,6 +67,7 @@ pub(crate) struct Watch {
     looked: Instant,
     settled: Instant,
     accounts: Accounts,
+    sources: Sources,
     waiting: Vec<VecDeque<Waiting>>,
     /// What was lost when it was last looked at.
     lost: u64,
@@ -99,6 +103,7 @@ impl Watch {
             looked: Instant::now(),
             settled: Instant::now(),
             accounts: Accounts::new(usize::from(vcpus)),
+            sources: Sources::default(),
             waiting: (0..vcpus).map(|_| VecDeque::new()).collect(),
             lost: 0,
             start_switches: Vec::new(),
@@ -146,7 +151,7 @@ impl Watch {
         match setting::set(&guest, tripwires, &self.events, &self.end) {
             Ok((start, missing)) => {
                 for reason in missing {
-                    self.tell(batch, format!("interrupts are not told: {reason}"));
+                    self.tell(batch, format!("not all of interrupts is told: {reason}"));
                 }
                 self.begin(start, resolver, batch);
             }
@@ -179,8 +184,8 @@ impl Watch {
         self.tell(batch, format!("exact mode begins with {} tasks", start.tasks.len()));
         for (task, stack) in &start.tasks {
             let Some(id) = who(&task.task, start.time_ns, resolver, batch) else { continue };
-            let (stack, cause) =
-                stack.as_ref().map_or((0, Cause::Other), |stack| resolver.sleeping(stack, batch));
+            let slept = |stack| resolver.sleeping(stack, &task.task, start.time_ns, batch);
+            let (stack, cause) = stack.as_ref().map_or((0, Cause::Other), slept);
             if let Left::In(doing) = left(task, cause, stack) {
                 self.accounts.exists(start.time_ns, id, doing);
             }
@@ -225,8 +230,9 @@ impl Watch {
             for _ in 0..ends.events.slots() {
                 let Ok(tripped) = ends.events.pop() else { break };
                 let (mut stack, mut cause) = (0, Cause::Other);
-                if let Some(copy) = tripped.stack {
-                    (stack, cause) = resolver.sleeping(&copy, batch);
+                if let (Some(copy), Some(task)) = (tripped.stack, tripped.record.task) {
+                    let time_ns = tripped.record.time_ns;
+                    (stack, cause) = resolver.sleeping(&copy, &task.task, time_ns, batch);
                     // There are no more boxes than the pool has room for.
                     drop(ends.pool.push(copy));
                 }
@@ -281,11 +287,22 @@ impl Watch {
                 }
             }
             Event::Release => {
-                if let Some((id, _)) = task {
+                if let Some((id, task)) = task {
                     accounts.release(time_ns, id.address);
+                    if let Some(books) = &record.books {
+                        resolver.ended((id.who.instance, &task.task), time_ns, books, batch);
+                    }
                 }
             }
-            Event::InterruptBegin => accounts.interrupt_begin(time_ns, vcpu),
+            Event::InterruptBegin => {
+                let source = if record.number == 0 { Source::Unknown } else { Source::Entry(record.number) };
+                accounts.interrupt_begin(time_ns, vcpu, source);
+            }
+            Event::Vector => {
+                // Only the lowest byte is the vector (`DEFINE_IDTENTRY_IRQ`, arch/x86/include/asm/idtentry.h).
+                let [vector, ..] = record.number.to_le_bytes();
+                accounts.interrupt_vector(vcpu, vector);
+            }
             Event::InterruptEnd => accounts.interrupt_end(time_ns, vcpu),
             Event::Read | Event::Patch => {}
         }
@@ -305,50 +322,14 @@ impl Watch {
     }
 
     /// Rows of what has come since the last call.
-    pub(crate) fn flush(&mut self, batch: &mut Batch) {
+    pub(crate) fn flush(&mut self, resolver: &mut Resolver, batch: &mut Batch) {
         if self.done_ns == 0 {
             return;
         }
-        let sums = self.accounts.take();
-        let zero_ns = self.zero_ns;
-        batch.task_states.extend(sums.states.iter().map(|((who, doing), sum)| TaskStateRow {
-            instance: who.instance,
-            tid: who.tid,
-            state: doing.state,
-            cause: doing.cause,
-            stack: doing.stack,
-            ns: sum.ns,
-            count: sum.count,
-        }));
-        batch.task_lives.extend(sums.lives.iter().map(|life| TaskLifeRow {
-            instance: life.who.instance,
-            tid: life.who.tid,
-            from_ns: life.from_ns.saturating_sub(zero_ns),
-            to_ns: life.to_ns.saturating_sub(zero_ns),
-            ended: life.ended,
-        }));
-        batch.wakeups.extend(sums.wakeups.iter().map(|((waker, woken), &count)| {
-            let (by, waker) = match waker {
-                Waker::Task(who) => ("task", *who),
-                Waker::Hard => ("hard", Who::default()),
-                Waker::Soft => ("soft", Who::default()),
-            };
-            WakeupRow {
-                by: by.to_owned(),
-                waker: waker.instance,
-                waker_tid: waker.tid,
-                woken: woken.instance,
-                woken_tid: woken.tid,
-                count,
-            }
-        }));
-        batch.interrupt_times.extend(sums.interrupts.iter().map(|((vcpu, who), sum)| InterruptTimeRow {
-            vcpu: u8::try_from(*vcpu).unwrap_or(u8::MAX),
-            instance: who.instance,
-            tid: who.tid,
-            ns: sum.ns,
-            count: sum.count,
-        }));
+        let mut sums = self.accounts.take();
+        rows::push(&sums, self.zero_ns, batch);
+        self.sources.add(std::mem::take(&mut sums.sources));
+        self.sources.push(false, resolver, batch);
         self.flush_vcpus(batch);
         for (key, value) in [
             ("exact_events", self.sum(|counters| &counters.trips)),
@@ -390,6 +371,8 @@ impl Watch {
             self.look_after(batch);
         }
         self.settle(monotonic_ns());
+        self.flush(resolver, batch);
+        self.sources.push(true, resolver, batch);
         for (count, what) in [
             (self.lost, "events were lost: exact times are incomplete"),
             (self.accounts.untracked, "events are of more tasks than are followed"),
@@ -401,26 +384,4 @@ impl Watch {
         let unseen = self.accounts.unseen_wakes.to_string();
         batch.meta.push(("exact_unseen_wakes".to_owned(), unseen));
     }
-}
-
-/// The task as the accounts name it; `None` for an idle task.
-fn who(task: &TaskSnapshot, time_ns: u64, resolver: &mut Resolver, batch: &mut Batch) -> Option<TaskId> {
-    if task.pid == 0 {
-        return None;
-    }
-    let instance = resolver.task(task, time_ns, batch);
-    Some(TaskId { address: task.task, who: Who { instance, tid: task.tid } })
-}
-
-/// What became of a task that does not run any more.
-fn left(task: &TaskState, cause: Cause, stack: u32) -> Left {
-    let state = match task.rest() {
-        Rest::Gone => return Left::Gone,
-        Rest::Queue => return Left::In(Doing::plain(State::Queue)),
-        Rest::Zombie => return Left::In(Doing::plain(State::Zombie)),
-        Rest::Interruptible => State::Sleep,
-        Rest::Uninterruptible => State::Disk,
-        Rest::Stopped => State::Stopped,
-    };
-    Left::In(Doing { state, cause, stack })
 }

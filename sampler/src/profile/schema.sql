@@ -248,7 +248,7 @@ CREATE TABLE task_state (
     tid      INTEGER NOT NULL,
     state    TEXT NOT NULL,     -- running, interrupted, queue, sleep, disk, stopped, zombie, unknown
     cause    TEXT NOT NULL,     -- what it slept for, like futex; empty: it did not sleep
-    stack    INTEGER NOT NULL,  -- stack.id of the kernel functions that it slept in; 0: none
+    stack    INTEGER NOT NULL,  -- stack.id of what it slept in, kernel and program; 0: none
     ns       INTEGER NOT NULL,
     count    INTEGER NOT NULL,  -- how often the state began
     PRIMARY KEY (instance, tid, state, cause, stack)
@@ -283,6 +283,17 @@ CREATE TABLE interrupt_time (
     ns       INTEGER NOT NULL,
     count    INTEGER NOT NULL,  -- interrupts
     PRIMARY KEY (vcpu, instance, tid)
+) WITHOUT ROWID;
+
+-- Exact mode: time in handlers of hard interrupts, by vCPU and what raised them.
+CREATE TABLE interrupt_source (
+    vcpu      INTEGER NOT NULL,  -- vcpu.id
+    interrupt INTEGER NOT NULL,  -- interrupt.id
+    vector    INTEGER NOT NULL,  -- a device's; 0: the machine's own, like a timer
+    ns        INTEGER NOT NULL,
+    count     INTEGER NOT NULL,  -- interrupts
+    max_ns    INTEGER NOT NULL,  -- the longest
+    PRIMARY KEY (vcpu, interrupt, vector)
 ) WITHOUT ROWID;
 
 -- Exact mode: events of each vCPU.

@@ -384,6 +384,12 @@ fn write_exact(to: &Transaction<'_>, batch: &Batch) -> rusqlite::Result<()> {
     each(to, sql, &batch.interrupt_times, |sql, i| {
         sql.execute(params![i.vcpu, i.instance, i.tid, count(i.ns), count(i.count)])
     })?;
+    let sql = "INSERT INTO interrupt_source VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE \
+               SET ns = ns + excluded.ns, count = count + excluded.count, max_ns = max(max_ns, excluded.max_ns)";
+    each(to, sql, &batch.interrupt_sources, |sql, i| {
+        let [ns, number, max_ns] = [i.ns, i.count, i.max_ns].map(count);
+        sql.execute(params![i.vcpu, i.interrupt, i.vector, ns, number, max_ns])
+    })?;
     let sql = "INSERT OR REPLACE INTO exact_vcpu VALUES (?, ?, ?, ?, ?, ?, ?, ?)";
     each(to, sql, &batch.exact_vcpus, |sql, v| {
         let numbers = [v.trips, v.lost, v.switches, v.idle_ns, v.stacks_missed, v.cost_ns].map(count);

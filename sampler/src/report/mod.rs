@@ -28,7 +28,10 @@ use serde::{Deserialize, Serialize};
 
 pub use annotate::{Annotation, Hit, MOST_CODE, Target};
 pub use by::{Breakdown, By, Row};
-pub use exact::{ExactReport, ExactVcpu, InterruptTime, OffCpu, StateTime, Task, TaskStates, Wakeup};
+pub use exact::{
+    ExactReport, ExactVcpu, InterruptSource, InterruptTime, OffCpu, Part, Parts, SoftInterrupt, StateTime,
+    Task, TaskStates, Wakeup,
+};
 pub use filter::{Filter, ModeGroup, Sort};
 pub(crate) use filter::{is_process, no_such};
 pub use near::near;

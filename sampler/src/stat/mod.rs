@@ -31,6 +31,8 @@ pub struct Stat {
     pub exits: Vec<ExitStat>,
     /// Interrupts raised by devices; most first.
     pub interrupts: Vec<InterruptStat>,
+    /// Interrupts that the guest has served, longest total first; empty without exact mode.
+    pub served: Vec<ServedStat>,
     /// KVM's counters, by name and vCPU.
     pub kvm_counters: Vec<CounterStat>,
 }
@@ -89,6 +91,25 @@ pub struct InterruptStat {
     pub vector: Option<u8>,
     /// How many.
     pub count: u64,
+}
+
+/// Hard interrupts that the guest has served, as exact mode has seen them.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServedStat {
+    /// vCPU; `None` after [`Stat::served_by_name`] for the sum of all.
+    pub vcpu: Option<u8>,
+    /// Who handles them: a device as in `/proc/interrupts`, or what the kernel calls one of the machine's own vectors.
+    pub name: String,
+    /// A device's vector on this vCPU; `None` for the machine's own.
+    pub vector: Option<u8>,
+    /// How many.
+    pub count: u64,
+    /// In their handlers, ns.
+    pub total_ns: u64,
+    /// `total_ns / count`.
+    pub mean_ns: u64,
+    /// The longest of the whole run, ns.
+    pub max_ns: u64,
 }
 
 /// One of KVM's counters.
@@ -159,6 +180,10 @@ impl Stat {
             let before = earlier.interrupts.iter().find(same).map_or(0, |before| before.count);
             InterruptStat { count: now.count.saturating_sub(before), ..now.clone() }
         });
+        let served = self.served.iter().map(|now| {
+            let same = |before: &&ServedStat| before.key() == now.key();
+            earlier.served.iter().find(same).map_or_else(|| now.clone(), |before| now.since(before))
+        });
         let counters = self.kvm_counters.iter().map(|now| {
             let same = |before: &&CounterStat| (&before.name, before.vcpu) == (&now.name, now.vcpu);
             let before = earlier.kvm_counters.iter().find(same).filter(|_| now.grows);
@@ -169,6 +194,7 @@ impl Stat {
             vcpus: vcpus.collect(),
             exits: exits.filter(|exit| exit.count > 0).collect(),
             interrupts: interrupts.filter(|interrupt| interrupt.count > 0).collect(),
+            served: served.filter(|served| served.count > 0).collect(),
             kvm_counters: counters.collect(),
             ..self.clone()
         };
@@ -181,6 +207,7 @@ impl Stat {
     pub fn of_vcpu(mut self, vcpu: u8) -> Self {
         self.vcpus.retain(|row| row.id == vcpu);
         self.exits.retain(|row| row.vcpu == Some(vcpu));
+        self.served.retain(|row| row.vcpu == Some(vcpu));
         self.kvm_counters.retain(|row| row.vcpu == vcpu);
         self
     }
@@ -200,15 +227,53 @@ impl Stat {
         list
     }
 
+    /// Served interrupts by name, over all vCPUs; the vector where it is the same on all.
+    pub fn served_by_name(&self) -> Vec<ServedStat> {
+        let mut sums: BTreeMap<&str, ServedStat> = BTreeMap::new();
+        for served in &self.served {
+            let whole = || ServedStat { vcpu: None, ..served.clone() };
+            sums.entry(&served.name).and_modify(|sum| sum.add(served)).or_insert_with(whole);
+        }
+        let mut list: Vec<_> = sums.into_values().collect();
+        list.sort_by_key(|served| std::cmp::Reverse(served.total_ns));
+        list
+    }
+
     fn sort(&mut self) {
         self.exits.sort_by_key(|exit| (std::cmp::Reverse(exit.total_ns), exit.vcpu));
         self.interrupts.sort_by_key(|interrupt| std::cmp::Reverse(interrupt.count));
+        self.served.sort_by_key(|served| (std::cmp::Reverse(served.total_ns), served.vcpu));
     }
 }
 
 impl ExitStat {
     fn kind(&self) -> (Option<u8>, &str, Option<u64>) {
         (self.vcpu, &self.reason, self.address)
+    }
+}
+
+impl ServedStat {
+    fn key(&self) -> (Option<u8>, &str, Option<u8>) {
+        (self.vcpu, &self.name, self.vector)
+    }
+
+    fn with(self, count: u64, total_ns: u64) -> Self {
+        Self { count, total_ns, mean_ns: total_ns.checked_div(count).unwrap_or(0), ..self }
+    }
+
+    fn since(&self, earlier: &Self) -> Self {
+        let count = self.count.saturating_sub(earlier.count);
+        self.clone().with(count, self.total_ns.saturating_sub(earlier.total_ns))
+    }
+
+    fn add(&mut self, other: &Self) {
+        let (count, total_ns) = (self.count + other.count, self.total_ns + other.total_ns);
+        let sum = Self {
+            vector: self.vector.filter(|vector| other.vector == Some(*vector)),
+            max_ns: self.max_ns.max(other.max_ns),
+            ..self.clone()
+        };
+        *self = sum.with(count, total_ns);
     }
 }
 

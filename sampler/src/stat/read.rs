@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use rusqlite::{Connection, Row};
 
-use super::{CounterStat, ExitStat, InterruptStat, Stat, VcpuStat};
+use super::{CounterStat, ExitStat, InterruptStat, ServedStat, Stat, VcpuStat};
 use crate::profile::{Profile, ProfileError};
 use crate::report::tables::{seconds, unsigned, vcpus};
 
@@ -37,6 +37,7 @@ fn read(connection: &Connection) -> rusqlite::Result<Stat> {
         vcpus: vcpus(connection)?.iter().map(vcpu).collect(),
         exits: exits(connection)?,
         interrupts: interrupts(connection)?,
+        served: served(connection)?,
         kvm_counters: counters(connection)?,
     };
     stat.sort();
@@ -84,6 +85,24 @@ fn interrupts(connection: &Connection) -> rusqlite::Result<Vec<InterruptStat>> {
         Ok(InterruptStat { device: row.get(0)?, vector: row.get(1)?, count: unsigned(row, 2)? })
     };
     connection.prepare(sql)?.query_map([], interrupt)?.collect()
+}
+
+fn served(connection: &Connection) -> rusqlite::Result<Vec<ServedStat>> {
+    let sql = "SELECT s.vcpu, coalesce(i.name, '[unknown]'), s.vector, s.count, s.ns, s.max_ns \
+               FROM interrupt_source s LEFT JOIN interrupt i ON i.id = s.interrupt ORDER BY s.vcpu, 2";
+    let served = |row: &Row<'_>| {
+        let (count, total_ns) = (unsigned(row, 3)?, unsigned(row, 4)?);
+        Ok(ServedStat {
+            vcpu: row.get(0)?,
+            name: row.get(1)?,
+            vector: Some(row.get(2)?).filter(|vector| *vector != 0),
+            count,
+            total_ns,
+            mean_ns: total_ns.checked_div(count).unwrap_or(0),
+            max_ns: unsigned(row, 5)?,
+        })
+    };
+    connection.prepare(sql)?.query_map([], served)?.collect()
 }
 
 fn counters(connection: &Connection) -> rusqlite::Result<Vec<CounterStat>> {

@@ -1,5 +1,5 @@
 use super::*;
-use crate::batch::{Batch, ExitRow, InjectedRow, KvmCounterRow, Sink, VcpuRow};
+use crate::batch::{Batch, ExitRow, InjectedRow, InterruptSourceRow, KvmCounterRow, Sink, VcpuRow};
 use crate::microstate::States;
 use crate::profile::{Profile, ProfileWriter};
 
@@ -23,7 +23,12 @@ fn batch(n: u64) -> Batch {
     let states = States { guest: 600 * n, halted: 300 * n, vmm: 100 * n, ..States::default() };
     let counter = |name: &str, value, grows| KvmCounterRow { vcpu: 0, name: name.to_owned(), value, grows };
     let injected = |device: &str, vector, count| InjectedRow { device: device.to_owned(), vector, count };
+    let source =
+        |vcpu, vector| InterruptSourceRow { vcpu, interrupt: 1, vector, ns: 150 * n, count: n, max_ns: 9 };
+    // Rows of the same key add up.
+    let interrupt_sources = vec![source(0, 0x23), source(1, 0x23), source(0, 0)];
     Batch {
+        interrupt_sources,
         meta: vec![("duration_ns".to_owned(), (n * 1_000_000_000).to_string())],
         vcpus: vec![VcpuRow { id: 0, samples: n, lost: 0, exits: 7 * n, states }],
         exits: vec![exit(1, 0, 0x3f8, 10 * n), exit(2, 0, 0x3f9, 2), exit(3, 1, 0x3f8, 5)],
@@ -64,6 +69,13 @@ fn a_look_and_what_came_after_it() {
         window.interrupts,
         [InterruptStat { device: "disk 0".to_owned(), vector: Some(0x23), count: 8 }]
     );
+    let of = |stat: &Stat| {
+        stat.served_by_name().iter().map(|s| (s.count, s.total_ns, s.mean_ns, s.vector)).collect::<Vec<_>>()
+    };
+    // Two vectors on vCPU 0, one of them on vCPU 1 as well: by name they are one.
+    assert_eq!((first.served.len(), of(&first)), (3, vec![(3, 450, 150, None)]));
+    assert_eq!((of(&second), of(&window)), (vec![(12, 1_800, 150, None)], vec![(9, 1_350, 150, None)]));
+    assert_eq!(of(&second.clone().of_vcpu(1)), [(4, 600, 150, Some(0x23))]);
     let other = second.of_vcpu(1);
     assert!(other.vcpus.is_empty() && other.kvm_counters.is_empty());
     assert_eq!(other.exits.len(), 1);

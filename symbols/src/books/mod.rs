@@ -1,5 +1,6 @@
 //! What the guest itself believes about its CPU time: the numbers behind getrusage, `/proc/PID/stat` and `/proc/stat`.
 
+mod last;
 mod layout;
 
 use serde::{Deserialize, Serialize};
@@ -10,6 +11,7 @@ use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
 use crate::task::{self, MAX_TASKS, TaskSnapshot};
 use crate::view::View;
+pub use last::{LastBooks, LastBooksReader};
 pub(crate) use layout::BooksLayout;
 use layout::{Ended, TaskTimes};
 
@@ -165,7 +167,7 @@ impl Kernel {
         let mut read = || {
             let leader = layout.snapshot(view, leader)?;
             let signal = view.u64(leader.task, links.signal)?;
-            let mut time = ended.read(view, signal)?;
+            let mut time = ended.read(|offset| view.u64(signal, offset))?;
             let mut threads = Vec::new();
             let nodes = task::list(view, signal.checked_add(links.thread_head as u64)?, *left)?;
             for node in nodes {
@@ -174,12 +176,12 @@ impl Kernel {
                 let Some(task) = layout.snapshot(view, thread).filter(|task| task.pid == leader.pid) else {
                     continue;
                 };
-                let Some(own) = times.read(view, thread) else { continue };
+                let Some(own) = times.read(|offset| view.u64(thread, offset)) else { continue };
                 time.add(&own);
                 threads.push(ThreadBooks { task, time: own });
             }
-            let before = ended.told.and_then(|at| Some((view.u64(signal, at)?, view.u64(signal, at + 8)?)));
-            Some(ProcessBooks { leader, time, told: time.told(before.unwrap_or_default()), threads })
+            let told = time.told(ended.told_before(|offset| view.u64(signal, offset)));
+            Some(ProcessBooks { leader, time, told, threads })
         };
         Ok(read())
     }
@@ -225,27 +227,34 @@ impl Kernel {
 }
 
 impl TaskTimes {
-    fn read<M: PhysicalMemory>(&self, view: &View<'_, M>, task: u64) -> Option<CpuTime> {
+    /// `word` reads the task at an offset.
+    fn read(&self, word: impl Fn(usize) -> Option<u64>) -> Option<CpuTime> {
         Some(CpuTime {
-            user_ns: view.u64(task, self.user)?,
-            system_ns: view.u64(task, self.system)?,
-            runtime_ns: view.u64(task, self.runtime)?,
-            run_delay_ns: self.run_delay.and_then(|at| view.u64(task, at)).unwrap_or(0),
-            voluntary: view.u64(task, self.voluntary)?,
-            involuntary: view.u64(task, self.involuntary)?,
+            user_ns: word(self.user)?,
+            system_ns: word(self.system)?,
+            runtime_ns: word(self.runtime)?,
+            run_delay_ns: self.run_delay.and_then(&word).unwrap_or(0),
+            voluntary: word(self.voluntary)?,
+            involuntary: word(self.involuntary)?,
         })
     }
 }
 
 impl Ended {
-    fn read<M: PhysicalMemory>(&self, view: &View<'_, M>, signal: u64) -> Option<CpuTime> {
+    /// `word` reads the `signal_struct` at an offset.
+    fn read(&self, word: impl Fn(usize) -> Option<u64>) -> Option<CpuTime> {
         Some(CpuTime {
-            user_ns: view.u64(signal, self.user)?,
-            system_ns: view.u64(signal, self.system)?,
-            runtime_ns: view.u64(signal, self.runtime)?,
+            user_ns: word(self.user)?,
+            system_ns: word(self.system)?,
+            runtime_ns: word(self.runtime)?,
             run_delay_ns: 0,
-            voluntary: view.u64(signal, self.voluntary)?,
-            involuntary: view.u64(signal, self.involuntary)?,
+            voluntary: word(self.voluntary)?,
+            involuntary: word(self.involuntary)?,
         })
+    }
+
+    /// User and system time that were told before, ns; 0 where they cannot be read.
+    fn told_before(&self, word: impl Fn(usize) -> Option<u64>) -> (u64, u64) {
+        self.told.and_then(|at| Some((word(at)?, word(at.checked_add(8)?)?))).unwrap_or_default()
     }
 }

@@ -13,6 +13,8 @@
 //!
 //! The table is the guest's: offsets are checked where they are used, and no look-up takes more than [`MAX_STEPS`] steps.
 
+#[cfg(any(test, feature = "fixture"))]
+pub mod made_up;
 #[cfg(test)]
 mod tests;
 

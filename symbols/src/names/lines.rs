@@ -6,7 +6,8 @@ use addr2line::{Context, LookupResult};
 use gimli::{Dwarf, SectionId};
 
 use super::demangle::Names;
-use super::meter::{Meter, Metered, Source};
+pub use super::meter::Stopped;
+use super::meter::{MAX_BUILT, Meter, Metered, Source};
 use crate::bytes::printable;
 use crate::elf::{ElfError, ElfFile};
 
@@ -33,6 +34,14 @@ pub struct SourceFrame {
     pub file: Option<String>,
     /// Line, from 1.
     pub line: Option<u32>,
+}
+
+impl SourceFrame {
+    /// Bytes that it takes, about.
+    fn memory(&self) -> usize {
+        let strings = [&self.function, &self.file].into_iter().flatten().map(String::capacity);
+        strings.sum::<usize>() + size_of::<Self>()
+    }
 }
 
 /// The source lines of one file. What an address needs is parsed when it is first asked for, and kept.
@@ -63,8 +72,14 @@ impl SourceLines {
             dwarf.set_sup(load(shared, &meter, &mut total)?);
         }
         meter.start(total.saturating_mul(MAX_PASSES).saturating_add(1 << 20));
-        let damaged = |_| ElfError::Malformed(".debug_info".into());
+        let damaged = |_| match meter.stopped() {
+            Some(Stopped::Memory) => {
+                ElfError::TooLarge { what: "what is read of the debug information".into(), bytes: MAX_BUILT }
+            }
+            _ => ElfError::Malformed(".debug_info".into()),
+        };
         let context = Context::from_dwarf(dwarf).map_err(damaged)?;
+        meter.finish(0);
         Ok(Self { context, meter, has_split_units: false.into(), names: Names::default() })
     }
 
@@ -76,6 +91,12 @@ impl SourceLines {
             return Vec::new();
         }
         self.meter.start(EACH_LOOKUP);
+        let found = self.find(address);
+        self.meter.finish(found.iter().map(SourceFrame::memory).sum());
+        found
+    }
+
+    fn find(&self, address: u64) -> Vec<SourceFrame> {
         let mut lookup = self.context.find_frames(address);
         let mut frames = loop {
             match lookup {
@@ -111,12 +132,12 @@ impl SourceLines {
         self.has_split_units.get()
     }
 
-    /// True when parsing took more work than such a file can be worth: what was not parsed by then is missing.
-    pub fn is_exhausted(&self) -> bool {
-        self.meter.left() == 0
+    /// Why parsing has ended; what was not parsed by then is missing.
+    pub fn stopped(&self) -> Option<Stopped> {
+        self.meter.stopped()
     }
 
-    /// Bytes that may still be read of the sections before [`SourceLines::is_exhausted`].
+    /// Bytes that may still be read of the sections before [`Stopped::Work`].
     pub fn work_left(&self) -> u64 {
         self.meter.left()
     }

@@ -1,25 +1,49 @@
-//! A reader of DWARF that ends work without bounds.
+//! A reader of DWARF that ends work and memory without bounds.
 //!
 //! addr2line and gimli follow whatever the sections say: each is safe, but inlined functions may nest as deep
 //! as the file is long (addr2line parses them by recursion), and units may share what is parsed for each
-//! anew. So each byte that is read is paid for, and a read deep in the stack fails: either ends the parsing
-//! with an error, as the end of a section would.
+//! anew. So each byte that is read is paid for, and a read fails deep in the stack or when what was built takes too much
+//! memory: each ends the parsing with an error, as the end of a section would.
 
 use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use gimli::{Error, LittleEndian, Reader, ReaderOffsetId, Result};
+
+use crate::counted::allocated;
 
 /// Bytes of stack that one look-up may take: some hundred levels of inlined functions. Threads have 2 MiB.
 const MAX_STACK: usize = 512 << 10;
 
-/// What may still be read, and from where on the stack.
+/// Bytes that may be built of the DWARF of one file.
+pub(super) const MAX_BUILT: u64 = 256 << 20;
+
+/// Why parsing does not go on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Stopped {
+    /// It took more work than such a file can be worth.
+    #[error("its debug information takes too long to read")]
+    Work,
+    /// What is built of it takes more memory than it may.
+    #[error("its debug information takes more than 256 MiB")]
+    Memory,
+}
+
+/// What may still be read and built, and from where on the stack.
 #[derive(Debug, Default)]
 pub(super) struct Meter {
     left: AtomicU64,
     base: AtomicUsize,
+    /// Bytes that finished pieces of work have built.
+    built: AtomicI64,
+    /// What the thread had allocated when the present one began.
+    since: AtomicI64,
+    /// Memory has run out.
+    full: AtomicBool,
+    /// Work had run out once; a look-up has a little of its own.
+    spent: AtomicBool,
 }
 
 impl Meter {
@@ -27,6 +51,28 @@ impl Meter {
     pub fn start(&self, more: u64) {
         self.base.store(stack_address(), Relaxed);
         self.left.store(self.left().saturating_add(more), Relaxed);
+        self.since.store(allocated(), Relaxed);
+    }
+
+    /// Ends a look-up, of whose memory `given` bytes are not kept.
+    pub fn finish(&self, given: usize) {
+        let given = i64::try_from(given).unwrap_or(i64::MAX);
+        let built = self.built_by_now().saturating_sub(given);
+        self.built.store(built, Relaxed);
+    }
+
+    fn built_by_now(&self) -> i64 {
+        let present = allocated().saturating_sub(self.since.load(Relaxed));
+        self.built.load(Relaxed).saturating_add(present)
+    }
+
+    /// Why nothing more is read.
+    pub fn stopped(&self) -> Option<Stopped> {
+        match () {
+            () if self.full.load(Relaxed) => Some(Stopped::Memory),
+            () if self.spent.load(Relaxed) => Some(Stopped::Work),
+            () => None,
+        }
     }
 
     /// Bytes that may still be read.
@@ -37,9 +83,14 @@ impl Meter {
     fn spend(&self, bytes: usize, price: u64) -> bool {
         let Some(left) = self.left().checked_sub((bytes as u64).saturating_mul(price)) else {
             self.left.store(0, Relaxed);
+            self.spent.store(true, Relaxed);
             return false;
         };
         self.left.store(left, Relaxed);
+        if self.built_by_now() > MAX_BUILT.cast_signed() {
+            self.full.store(true, Relaxed);
+            return false;
+        }
         self.base.load(Relaxed).abs_diff(stack_address()) < MAX_STACK
     }
 }
@@ -151,14 +202,17 @@ impl Reader for Metered {
     }
 
     fn to_slice(&self) -> Result<Cow<'_, [u8]>> {
+        self.pay(self.len() / FIND_SPEED)?;
         Ok(self.bytes().into())
     }
 
     fn to_string(&self) -> Result<Cow<'_, str>> {
+        self.pay(self.len() / FIND_SPEED)?;
         std::str::from_utf8(self.bytes()).map(Cow::Borrowed).map_err(|_| Error::BadUtf8)
     }
 
     fn to_string_lossy(&self) -> Result<Cow<'_, str>> {
+        self.pay(self.len() / FIND_SPEED)?;
         Ok(String::from_utf8_lossy(self.bytes()))
     }
 

@@ -24,5 +24,5 @@ mod tests;
 pub use debug_files::{DebugFile, DebugFiles, DebugQuery, DebugSource, GuestFiles, Origin};
 pub use demangle::readable;
 pub use functions::{Function, FunctionKind, FunctionStarts, FunctionTable, unnamed};
-pub use lines::{SourceFrame, SourceLines};
+pub use lines::{SourceFrame, SourceLines, Stopped};
 pub use symbolizer::Symbolizer;

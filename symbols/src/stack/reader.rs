@@ -132,20 +132,18 @@ impl StackReader {
         let space = AddressSpace::new(root, sample.five_level);
         into.user_root = is_own.then(|| space.root().0);
         if let Some(rsp) = user.filter(|rsp| !is_kernel(*rsp)) {
-            // A stack may end within the red zone of its lowest frame, which then uses none.
-            let red = rsp.saturating_sub(RED_ZONE);
-            let start = if space.translate(memory, VirtAddr(red)).is_some() { red } else { rsp };
-            let end = start.saturating_add(sample.user_bytes as u64);
-            into.gaps.user_not_present = !copy_pages(&space, memory, (start, end), into);
+            copy_user(&space, memory, (rsp, sample.user_bytes), into);
         }
     }
 
     /// Copies the kernel stack of a task that does not run, and sets the registers to where it will go on: what it
-    /// sleeps in. `None` if it cannot be read.
+    /// sleeps in. `None` if it cannot be read. Of its user stack up to `user_bytes` are copied, unless it is a kernel thread or
+    /// has left its memory already. No allocation, no lock, bounded reads.
     pub fn copy_sleeping(
         &self,
         memory: &impl PhysicalMemory,
         (task, kernel_thread): (u64, bool),
+        user_bytes: usize,
         into: &mut StackCopy,
     ) -> Option<()> {
         into.clear();
@@ -161,7 +159,18 @@ impl StackReader {
         registers.gpr[Registers::RSP] = sp.checked_add(self.layout.return_address as u64 + 8)?;
         into.registers = registers;
         into.first = if self.fork.contains(&registers.rip) { FrameKind::Exact } else { FrameKind::Return };
-        into.pt_regs = if kernel_thread { None } else { self.pt_regs(top) };
+        if kernel_thread {
+            return Some(());
+        }
+        into.pt_regs = self.pt_regs(top);
+        let user_rsp = into.pt_regs.and_then(|at| into.read_u64(at.checked_add(pt_regs::SP)?));
+        if let Some(root) = self.user_root(memory, task).filter(|_| user_bytes > 0)
+            && let Some(rsp) = user_rsp.filter(|rsp| !is_kernel(*rsp))
+        {
+            let space = AddressSpace::new(root, self.kernel.five_level());
+            into.user_root = Some(space.root().0);
+            copy_user(&space, memory, (rsp, user_bytes), into);
+        }
         Some(())
     }
 
@@ -317,6 +326,20 @@ impl StackReader {
 /// True for the upper half of the address space.
 fn is_kernel(address: u64) -> bool {
     address >> 63 == 1
+}
+
+/// Copies up to `bytes` of the user stack at `rsp`.
+fn copy_user(
+    space: &AddressSpace,
+    memory: &impl PhysicalMemory,
+    (rsp, bytes): (u64, usize),
+    into: &mut StackCopy,
+) {
+    // A stack may end within the red zone of its lowest frame, which then uses none.
+    let red = rsp.saturating_sub(RED_ZONE);
+    let start = if space.translate(memory, VirtAddr(red)).is_some() { red } else { rsp };
+    let end = start.saturating_add(bytes as u64);
+    into.gaps.user_not_present = !copy_pages(space, memory, (start, end), into);
 }
 
 /// RSP in the iret frame that ends at `top`, if what lies there is one.

@@ -135,6 +135,21 @@ impl Guest {
     }
 }
 
+impl Guest {
+    /// Lets the task sleep in the kernel, with memory of its own.
+    pub(crate) fn fall_asleep(&mut self) {
+        self.enter_kernel();
+        self.put(TASK + 0x18, TOP - 0x400);
+        self.put(TASK + 0x20, DIRECT + MM);
+        self.put(MM + 8, DIRECT + USER);
+    }
+
+    /// Copies the stacks of the task that sleeps.
+    pub(crate) fn sleeping(&self, into: &mut StackCopy) -> Option<()> {
+        self.reader.copy_sleeping(&self.memory, (DIRECT + TASK, false), 0x4000, into)
+    }
+}
+
 fn segments(copy: &StackCopy) -> Vec<(u64, usize)> {
     copy.segments().map(|(start, bytes)| (start, bytes.len())).collect()
 }
@@ -269,16 +284,45 @@ fn a_task_that_sleeps_goes_on_where_it_called() {
     guest.put_stack(sp + 48, 0xadd);
     let mut copy = StackCopy::new();
     let task = (DIRECT + TASK, false);
-    guest.reader.copy_sleeping(&guest.memory, task, &mut copy).expect("a stack");
+    guest.reader.copy_sleeping(&guest.memory, task, 0, &mut copy).expect("a stack");
     assert_eq!((copy.registers().rip, copy.first()), (0xadd, FrameKind::Return));
     assert_eq!((copy.registers().rsp(), copy.registers().rbp()), (sp + 56, 0xb9));
     assert_eq!((segments(&copy), copy.task_pt_regs().is_some()), (vec![(sp, 0x400)], true));
     // One that has never run.
     guest.put_stack(sp + 48, 2);
-    guest.reader.copy_sleeping(&guest.memory, task, &mut copy).expect("a stack");
+    guest.reader.copy_sleeping(&guest.memory, task, 0, &mut copy).expect("a stack");
     assert_eq!(copy.first(), FrameKind::Exact);
     guest.put(TASK + 0x18, TOP);
-    assert_eq!(guest.reader.copy_sleeping(&guest.memory, task, &mut copy), None);
+    assert_eq!(guest.reader.copy_sleeping(&guest.memory, task, 0, &mut copy), None);
+}
+
+#[test]
+fn a_program_that_sleeps_has_its_own_stack_whatever_runs() {
+    let mut guest = Guest::new();
+    guest.enter_kernel();
+    let sp = TOP - 0x400;
+    guest.put(TASK + 0x18, sp);
+    let mut copy = StackCopy::with_room(0x400 + 0x200);
+    let mut copied = |guest: &Guest, kernel_thread, bytes| {
+        guest
+            .reader
+            .copy_sleeping(&guest.memory, (DIRECT + TASK, kernel_thread), bytes, &mut copy)
+            .expect("a stack");
+        (segments(&copy), copy.user_root(), copy.gaps().full)
+    };
+    let kernel = (sp, 0x400);
+    assert_eq!(copied(&guest, false, 0x100), (vec![kernel], None, false), "it has left its memory");
+    guest.put(TASK + 0x20, DIRECT + MM);
+    guest.put(MM + 8, DIRECT + USER);
+    let user = USER_STACK + 0x4780;
+    assert_eq!(copied(&guest, false, 0x100), (vec![kernel, (user, 0x100)], Some(USER), false));
+    assert_eq!(
+        copied(&guest, false, 0x1000),
+        (vec![kernel, (user, 0x200)], Some(USER), true),
+        "no more room"
+    );
+    assert_eq!(copied(&guest, false, 0), (vec![kernel], None, false));
+    assert_eq!(copied(&guest, true, 0x100), (vec![kernel], None, false));
 }
 
 proptest! {
@@ -309,6 +353,7 @@ proptest! {
         for (start, bytes) in copy.segments() {
             prop_assert!(bytes.len() < 8 || copy.read_u64(start).is_some());
         }
-        let _ = guest.reader.copy_sleeping(&guest.memory, (DIRECT + TASK, kernel_thread), &mut copy);
+        let _ = guest.reader.copy_sleeping(&guest.memory, (DIRECT + TASK, kernel_thread), 0x4000, &mut copy);
+        prop_assert!(copy.len() <= StackCopy::BYTES);
     }
 }

@@ -67,11 +67,15 @@ fn a_sample_allocates_nothing() {
 
 #[test]
 fn a_copy_of_stacks_allocates_nothing() {
-    let guest = crate::stack::tests::Guest::new();
+    let mut guest = crate::stack::tests::Guest::new();
+    guest.fall_asleep();
     let mut copy = crate::StackCopy::new();
     for (cpl, rsp) in [(0, 0xffff_c900_0000_3e00), (3, 0x7fff_ffff_9000)] {
         let (count, ()) = allocations_of(|| guest.copy(cpl, rsp, false, std::hint::black_box(&mut copy)));
         assert_eq!(count, 0);
         assert!(!copy.is_empty());
     }
+    let (count, _) = allocations_of(|| guest.sleeping(std::hint::black_box(&mut copy)));
+    assert_eq!(count, 0);
+    assert!(copy.user_root().is_some());
 }

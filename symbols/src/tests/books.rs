@@ -43,6 +43,29 @@ fn a_process_is_the_sum_of_its_threads_and_of_those_that_have_ended() {
 }
 
 #[test]
+fn the_last_books_are_the_leaders_and_of_those_that_have_ended() {
+    for style in STYLES {
+        let (guest, kernel) = guest(&Config::new(style));
+        let reader = kernel.last_books(&guest.memory).expect("a reader");
+        let last = reader.read(&guest.memory, guest.task(100).expect("a leader")).expect("books");
+        // Of its threads only the leader is left by then, so the others are not looked at.
+        let time = CpuTime {
+            user_ns: 40,
+            system_ns: 20,
+            runtime_ns: 70,
+            run_delay_ns: 7,
+            voluntary: 7,
+            involuntary: 6,
+        };
+        assert_eq!((last.time, last.told), (time, time.told((0, 0))));
+        for bad in [0, 1, !7, u64::MAX, guest.task(100).expect("a leader") + 4] {
+            assert_eq!(reader.read(&guest.memory, bad), None, "{bad:#x}");
+        }
+        assert_eq!(reader.read(&super::empty(), guest.task(100).expect("a leader")), None);
+    }
+}
+
+#[test]
 fn cpus_have_their_own_books() {
     for style in STYLES {
         let (mut guest, kernel) = guest(&Config::new(style));
@@ -91,5 +114,8 @@ proptest! {
         let _ = kernel.books(&guest.memory);
         let _ = kernel.books_of(&guest.memory, guest.task(100).unwrap_or(0));
         let _ = kernel.cpu_books(&guest.memory);
+        if let Ok(reader) = kernel.last_books(&guest.memory) {
+            let _ = reader.read(&guest.memory, guest.task(100).unwrap_or(0));
+        }
     }
 }

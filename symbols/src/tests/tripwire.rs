@@ -6,7 +6,7 @@ use crate::{Event, Kernel, Missing, PhysicalMemory, Rest};
 
 const NOP: [u8; 5] = [0x0f, 0x1f, 0x44, 0, 0];
 const ENDBR: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
-const FUNCTIONS: [(u64, &str); 8] = [
+const FUNCTIONS: [(u64, &str); 9] = [
     (0x5000, "finish_task_switch.isra.0"),
     (0x5040, "try_to_wake_up"),
     (0x5080, "wake_up_new_task"),
@@ -15,13 +15,14 @@ const FUNCTIONS: [(u64, &str); 8] = [
     (0x5140, "release_task"),
     (0x5180, "copy_from_kernel_nofault"),
     (0x51c0, "__text_poke"),
+    (0x5200, "__common_interrupt"),
 ];
 
 /// A guest with all functions, whose text `change` may change.
 fn traceable(style: Style, change: impl FnOnce(&mut Guest)) -> (Guest, Kernel) {
     let mut config = Config::new(style);
     config.functions.extend(FUNCTIONS.map(|(at, name)| (at, 'T', name.into())));
-    config.functions.push((0x5200, 't', "try_to_wake_up.cold".into()));
+    config.functions.push((0x5240, 't', "try_to_wake_up.cold".into()));
     let mut guest = config.build();
     for (at, _) in FUNCTIONS {
         guest.put_text(at, &NOP);
@@ -78,10 +79,29 @@ fn what_stands_elsewhere_is_a_reason() {
 
 #[test]
 fn interrupts_are_seen_at_both_ends_or_not_at_all() {
-    let (guest, kernel) = traceable(Style::V6_1, |guest| guest.put_text(0x5100, &[0xcc]));
-    let found = kernel.trip_sites(&guest.memory).unwrap();
-    assert_eq!(found.missing, [Missing::NoNoOp("irq_exit_rcu".into())]);
-    assert_eq!(found.sites.len(), 6);
+    // Without the vectors of devices nothing else is lost.
+    for (at, function, left) in [(0x5100, "irq_exit_rcu", 6), (0x5200, "__common_interrupt", 8)] {
+        let (guest, kernel) = traceable(Style::V6_1, |guest| guest.put_text(at, &[0xcc]));
+        let found = kernel.trip_sites(&guest.memory).unwrap();
+        assert_eq!(found.missing, [Missing::NoNoOp(function.into())]);
+        assert_eq!(found.sites.len(), left);
+    }
+}
+
+#[test]
+fn the_caller_of_a_function_stands_on_the_stack() {
+    for style in STYLES {
+        let (mut guest, kernel) = traceable(style, |_| ());
+        let states = kernel.task_states(&guest.memory).unwrap();
+        let (at, caller) = (guest.text(0x5280), guest.text(0x5044));
+        guest.put_text(0x5280, &caller.0.to_le_bytes());
+        assert_eq!(states.return_address(&guest.memory, at.0), Some(caller.0));
+        guest.put_text(0x5280, &7u64.to_le_bytes());
+        for bad in [at.0, at.0 + 4, 0, !7, u64::MAX] {
+            assert_eq!(states.return_address(&guest.memory, bad), None, "{bad:#x}");
+        }
+        assert_eq!(states.return_address(&empty(), at.0), None);
+    }
 }
 
 #[test]

@@ -7,11 +7,14 @@
 //!  wake_up_new_task(p)           before a new task runs for the first time
 //!  release_task(p)               before the last that is left of a task goes
 //!  irq_enter_rcu, irq_exit_rcu   around the handler of a hard interrupt, before soft interrupts are served
+//!  __common_interrupt(regs, vector)
+//!                                between the two, for interrupts of devices (out of line since 5.11)
 //!  copy_from_kernel_nofault(dst, src, size), __text_poke(..)
 //!                                before the kernel reads its own text to verify it, and before it changes it
 //! ```
 //!
-//! (kernel/sched/core.c, kernel/softirq.c, kernel/exit.c, mm/maccess.c, arch/x86/kernel/alternative.c, Linux 6.1 and 6.12.)
+//! (kernel/sched/core.c, kernel/softirq.c, kernel/exit.c, mm/maccess.c, arch/x86/kernel/alternative.c,
+//! arch/x86/include/asm/idtentry.h, Linux 6.1 and 6.12.)
 //! Knows nothing of how the calls are seen.
 
 mod site;

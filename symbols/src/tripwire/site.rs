@@ -41,10 +41,12 @@ pub enum Event {
     Read,
     /// The kernel changes its text at one of the arguments.
     Patch,
+    /// The handler of a hard interrupt has found that a device raised it; its vector is the second argument.
+    Vector,
 }
 
 /// Events in the order of their numbers.
-const EVENTS: [Event; 8] = [
+const EVENTS: [Event; 9] = [
     Event::Switch,
     Event::Wake,
     Event::New,
@@ -53,6 +55,7 @@ const EVENTS: [Event; 8] = [
     Event::Release,
     Event::Read,
     Event::Patch,
+    Event::Vector,
 ];
 
 impl Event {
@@ -61,7 +64,7 @@ impl Event {
         EVENTS.get(usize::from(number)).copied()
     }
 
-    /// Its number, 0 to 7.
+    /// Its number, 0 to 8.
     pub fn number(self) -> u8 {
         self as u8
     }
@@ -77,13 +80,14 @@ impl Event {
             Self::Release => "release_task",
             Self::Read => "copy_from_kernel_nofault",
             Self::Patch => "__text_poke",
+            Self::Vector => "__common_interrupt",
         }
     }
 
     /// Without these there is nothing exact: switches and wakes are what states follow from, and a kernel must not find
     /// bytes in its text that it has not put there.
     fn is_needed(self) -> bool {
-        !matches!(self, Self::InterruptBegin | Self::InterruptEnd)
+        !matches!(self, Self::InterruptBegin | Self::InterruptEnd | Self::Vector)
     }
 }
 
@@ -133,7 +137,7 @@ impl Kernel {
         let interrupts = [Event::InterruptBegin, Event::InterruptEnd];
         let has = |event| all.sites.iter().any(|site| site.event == event);
         if !interrupts.into_iter().all(has) {
-            all.sites.retain(|site| !interrupts.contains(&site.event));
+            all.sites.retain(|site| !interrupts.contains(&site.event) && site.event != Event::Vector);
         }
         Ok(all)
     }
@@ -208,10 +212,10 @@ mod tests {
 
     #[test]
     fn events_have_numbers() {
-        for number in 0..8 {
+        for number in 0..9 {
             assert_eq!(Event::from_number(number).map(Event::number), Some(number));
         }
-        assert_eq!(Event::from_number(8), None);
+        assert_eq!(Event::from_number(9), None);
     }
 
     #[test]

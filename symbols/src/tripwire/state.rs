@@ -1,12 +1,13 @@
 //! The scheduler's state of a task, read at the moment of an event.
 
-use crate::address::PhysAddr;
+use crate::address::{PhysAddr, VirtAddr};
 use crate::btf::Btf;
 use crate::current::{Areas, TaskPlaces};
 use crate::kernel::Kernel;
 use crate::layout::{Number, TaskLayout, first_offset, offset};
 use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
+use crate::paging::AddressSpace;
 use crate::task::{TaskMemory, TaskSnapshot};
 
 /// Bits of `task_struct.__state` and `.exit_state` (include/linux/sched.h, Linux 6.1 and 6.12).
@@ -121,6 +122,7 @@ pub struct TaskStates {
     state: StateLayout,
     /// `nr_switches` of each CPU's run queue, by APIC id.
     switches: Vec<Option<PhysAddr>>,
+    kernel: AddressSpace,
 }
 
 /// Tasks by their places in physical memory.
@@ -153,6 +155,13 @@ impl TaskStates {
     /// Where tasks are.
     pub(crate) fn places(&self) -> &TaskPlaces {
         &self.places
+    }
+
+    /// Where the call that a CPU with this stack pointer has just made returns to, in the kernel. No allocation, no lock.
+    pub fn return_address(&self, memory: &impl PhysicalMemory, rsp: u64) -> Option<u64> {
+        // A word that crosses a page is none of a stack's.
+        let at = self.kernel.translate(memory, VirtAddr(rsp)).filter(|_| rsp.is_multiple_of(8))?;
+        memory.read_u64(at.phys).filter(|address| address >> 63 == 1)
     }
 
     /// How often the kernel has switched tasks on vCPU `cpu` (its APIC id), by its own count.
@@ -190,7 +199,7 @@ impl Kernel {
             view.translate(base.wrapping_add(queues).wrapping_add(state.switches as u64))
         });
         let places = TaskPlaces::new(&view, symbols, areas.first(queues)?)?;
-        Ok(TaskStates { places, task: layouts.task.clone()?, state, switches })
+        Ok(TaskStates { places, task: layouts.task.clone()?, state, switches, kernel: view.space })
     }
 }
 

@@ -7,7 +7,7 @@ use vprof_tests::{Guest, Run};
 const MIXTURE: &str = "threads --seconds 2 --cpu 0 & sleep 1; \
      dd if=/dev/zero bs=64k count=300 2>/dev/null | gzip -1 | cat >/dev/null; wait";
 
-fn watched(guest: Guest, script: &str) -> Run {
+pub(crate) fn watched(guest: Guest, script: &str) -> Run {
     guest.options(["--cpus", "2", "--exact"]).script(script).run().succeeded()
 }
 
@@ -23,7 +23,8 @@ fn ms(run: &Run, comm: &str, condition: &str) -> f64 {
     ))
 }
 
-fn everything_adds_up(run: &Run) {
+/// What has to be so in any exact data, however it ended.
+pub(crate) fn counts_and_lives_add_up(run: &Run) {
     assert_eq!(run.number("SELECT sum(lost) FROM exact_vcpu"), 0.0);
     let switches = switches(run);
     assert_eq!(switches.len(), 2);
@@ -37,6 +38,13 @@ fn everything_adds_up(run: &Run) {
          GROUP BY l.instance, l.tid HAVING sum(ns) <> to_ns - from_ns",
     );
     assert!(off.is_empty(), "states that do not add up to lives: {off:?}");
+    let (by_task, by_source) =
+        ("SELECT sum(count) FROM interrupt_time", "SELECT sum(count) FROM interrupt_source");
+    assert_eq!(run.number(by_task), run.number(by_source), "each interrupt has a task and a source");
+}
+
+fn everything_adds_up(run: &Run) {
+    counts_and_lives_add_up(run);
     assert!(run.number("SELECT count(*) FROM task_life WHERE ended") > 5.0);
     // Each vCPU is idle or runs a task, with an interrupt or without.
     let span = run.number("SELECT max(to_ns) - min(from_ns) FROM task_life");

@@ -22,13 +22,15 @@ use std::time::Duration;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 use crate::control::Control;
-pub(crate) use table::{Table, kind_of};
+pub(crate) use table::{Table, is_trip_port};
 
-/// Kinds of tripwires: each has a port of its own.
-pub const TRIP_KINDS: u8 = 8;
+/// Kinds of tripwires. Kinds may share a port: it is the instruction pointer that tells them apart.
+pub const TRIP_KINDS: u8 = 32;
 /// Sites, at most.
 pub const MAX_SITES: usize = 32;
-/// The first of [`TRIP_KINDS`] ports. OUT with an immediate reaches ports below 0x100; of these 0xe0 to 0xe7 belong to no
+/// Ports that tripwires use.
+pub const TRIP_PORTS: u8 = 8;
+/// The first of [`TRIP_PORTS`] ports. OUT with an immediate reaches ports below 0x100; of these 0xe0 to 0xe7 belong to no
 /// device of a PC that Linux drives (`standard_io_resources`, arch/x86/kernel/setup.c, Linux 6.12), and they are neither
 /// of the ports that delay an access (0x80 and 0xed, arch/x86/kernel/io_delay.c) nor that of debug output (0xe9).
 pub const TRIP_PORT: u16 = 0xe0;
@@ -141,10 +143,15 @@ impl fmt::Debug for Tripwires {
     }
 }
 
+/// The port of a kind.
+fn port_of(kind: u8) -> u16 {
+    TRIP_PORT + u16::from(kind % TRIP_PORTS)
+}
+
 /// The instruction that trips.
 fn patch(kind: u8) -> [u8; 5] {
     let [a, b, c, d] = OUT;
-    let [port, _] = (TRIP_PORT + u16::from(kind)).to_le_bytes();
+    let [port, _] = port_of(kind).to_le_bytes();
     [a, b, c, d, port]
 }
 

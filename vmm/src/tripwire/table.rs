@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
-use super::{MAX_SITES, Site, TRIP_KINDS, TRIP_NOP, TRIP_PORT};
+use super::{MAX_SITES, Site, TRIP_NOP, TRIP_PORT, TRIP_PORTS, port_of};
 
 /// Bytes of a tripwire.
 const LENGTH: u64 = TRIP_NOP.len() as u64;
@@ -20,10 +20,9 @@ struct Entry {
     kind: AtomicU8,
 }
 
-/// The kind of tripwire that this port belongs to.
-pub(crate) fn kind_of(port: u16) -> Option<u8> {
-    let kind = u8::try_from(port.checked_sub(TRIP_PORT)?).ok()?;
-    (kind < TRIP_KINDS).then_some(kind)
+/// Whether tripwires use this port.
+pub(crate) fn is_trip_port(port: u16) -> bool {
+    (TRIP_PORT..TRIP_PORT + u16::from(TRIP_PORTS)).contains(&port)
 }
 
 impl Table {
@@ -35,15 +34,17 @@ impl Table {
         self.count.store(sites.len(), Ordering::Relaxed);
     }
 
-    /// Whether an OUT of this kind at `rip` is a tripwire's, not the guest's own. At the exit KVM leaves RIP at the OUT
+    /// The kind of the tripwire whose OUT to `port` at `rip` this is; `None` for the guest's own. At the exit KVM leaves RIP at the OUT
     /// (`kvm_fast_pio`, arch/x86/kvm/x86.c, Linux 6.1), or behind it where it has to emulate the instruction
     /// (`x86_emulate_instruction`, same file).
-    pub(crate) fn trips(&self, kind: u8, rip: u64) -> bool {
+    pub(crate) fn kind(&self, port: u16, rip: u64) -> Option<u8> {
         let count = self.count.load(Ordering::Relaxed);
-        self.sites.iter().take(count).any(|entry| {
+        let at = |entry: &&Entry| {
             let from = rip.wrapping_sub(entry.virt.load(Ordering::Relaxed));
-            (from == 0 || from == LENGTH) && entry.kind.load(Ordering::Relaxed) == kind
-        })
+            from == 0 || from == LENGTH
+        };
+        let kind = self.sites.iter().take(count).find(at)?.kind.load(Ordering::Relaxed);
+        (port_of(kind) == port).then_some(kind)
     }
 }
 
@@ -52,21 +53,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ports_and_kinds_correspond() {
-        assert_eq!((kind_of(0xdf), kind_of(0xe0), kind_of(0xe7)), (None, Some(0), Some(7)));
-        for port in [0, 0x80, 0xe8, 0xe9, 0xed, 0x1e0, u16::MAX] {
-            assert_eq!(kind_of(port), None, "{port:#x}");
+    fn only_ports_without_a_device_are_used() {
+        assert!(is_trip_port(0xe0) && is_trip_port(0xe7));
+        for port in [0, 0x80, 0xdf, 0xe8, 0xe9, 0xed, 0x1e0, u16::MAX] {
+            assert!(!is_trip_port(port), "{port:#x}");
         }
+        assert!((0..super::super::TRIP_KINDS).all(|kind| is_trip_port(port_of(kind))));
     }
 
     #[test]
     fn only_a_set_site_trips_and_only_by_its_own_port() {
         let table = Table::default();
-        assert!(!table.trips(0, 0));
-        table.fill(&[Site { virt: 0x10, phys: 1, kind: 2 }, Site { virt: 0x20, phys: 2, kind: 3 }]);
-        assert!(table.trips(2, 0x10) && table.trips(2, 0x15) && table.trips(3, 0x20));
-        assert!(!table.trips(3, 0x10) && !table.trips(2, 0x11) && !table.trips(2, 0xf));
+        assert_eq!(table.kind(0xe0, 0), None);
+        table.fill(&[Site { virt: 0x10, phys: 1, kind: 2 }, Site { virt: 0x20, phys: 2, kind: 10 }]);
+        assert_eq!([0x10, 0x15, 0x20].map(|rip| table.kind(0xe2, rip)), [Some(2), Some(2), Some(10)]);
+        assert_eq!([0x11, 0xf].map(|rip| table.kind(0xe2, rip)), [None, None]);
+        assert_eq!(table.kind(0xe3, 0x10), None);
         table.fill(&[]);
-        assert!(!table.trips(2, 0x10));
+        assert_eq!(table.kind(0xe2, 0x10), None);
     }
 }

@@ -39,7 +39,7 @@ fn memory_is_byte_for_byte_what_it_was() {
     let tell = Arc::clone(&told);
     let mut called = false;
     let set = wires.set(
-        &[site(0x100, 0), site(0x2000, 7)],
+        &[site(0x100, 0), site(0x2000, 15)],
         || called = true,
         Box::new(move |withdrawn| *tell.lock().unwrap() = Some(withdrawn.clone())),
     );

@@ -32,7 +32,7 @@ use crate::bus::Bus;
 use crate::clock::monotonic_ns;
 use crate::control::Control;
 use crate::observer::{Observer, Tick, Trip, Verdict};
-use crate::tripwire::{Table, Tripwires, kind_of};
+use crate::tripwire::{Table, Tripwires, is_trip_port};
 
 /// Everything a vCPU's thread owns.
 #[derive(Debug)]
@@ -138,9 +138,10 @@ impl<O: Observer> Running<'_, O> {
         let now_ns = monotonic_ns();
         self.observer.exited(exit::classify(&result), now_ns);
         if let Ok(VcpuExit::IoOut(port, [_])) = &result
-            && let Some(kind) = kind_of(*port)
+            && is_trip_port(*port)
         {
-            return self.trip(kind, now_ns);
+            let port = *port;
+            return self.trip(port, now_ns);
         }
         match exit::handle(self.bus, result) {
             Action::Resume => State::Enter,
@@ -183,11 +184,9 @@ impl<O: Observer> Running<'_, O> {
 
     /// Shows a trip, if it is one: nobody answers these ports, so that there is nothing else to serve. KVM completes the
     /// OUT at the next KVM_RUN.
-    fn trip(&mut self, kind: u8, now_ns: u64) -> State {
+    fn trip(&mut self, port: u16, now_ns: u64) -> State {
         let verdict = self.with_registers(|vcpu, regs, sregs| {
-            if !vcpu.table.trips(kind, regs.rip) {
-                return Verdict::Keep;
-            }
+            let Some(kind) = vcpu.table.kind(port, regs.rip) else { return Verdict::Keep };
             vcpu.observer.tripped(&Trip { kind, now_ns, regs, sregs, memory: vcpu.memory })
         });
         match verdict {

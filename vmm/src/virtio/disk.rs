@@ -1,11 +1,11 @@
-//! Where a disk's bytes are: in its file, and for a snapshot in a temporary file above it.
+//! Where a disk's bytes are: in its file, whatever its format, and for a snapshot in a temporary file above it.
 
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::{FileExt, FileTypeExt};
 
-use crate::config::{Disk, DiskMode};
+use crate::config::{Disk, DiskFile, DiskFormat, DiskMode};
 use crate::error::DiskError;
 
 /// Bytes of a sector, the unit of virtio-blk whatever the disk's own unit is.
@@ -18,9 +18,69 @@ const GROUP: u64 = 4096;
 /// A disk's contents.
 #[derive(Debug)]
 pub(crate) struct Store {
-    base: File,
+    base: Base,
     sectors: u64,
     writes: Writes,
+}
+
+/// The disk's own file.
+#[derive(Debug)]
+enum Base {
+    Raw(File),
+    Formatted(Box<dyn DiskFormat>),
+}
+
+impl Base {
+    /// Checks the file; also its size in bytes.
+    fn open(file: DiskFile) -> Result<(Self, u64), DiskError> {
+        match file {
+            DiskFile::Raw(mut file) => {
+                let kind = file.metadata()?.file_type();
+                if !kind.is_file() && !kind.is_block_device() {
+                    return Err(DiskError::Kind);
+                }
+                let bytes = file.seek(SeekFrom::End(0))?;
+                Ok((Self::Raw(file), bytes))
+            }
+            DiskFile::Formatted(disk) => {
+                let bytes = disk.size();
+                Ok((Self::Formatted(disk), bytes))
+            }
+        }
+    }
+
+    fn read(&self, offset: u64, data: &mut [u8]) -> io::Result<()> {
+        match self {
+            Self::Raw(file) => file.read_exact_at(data, offset),
+            Self::Formatted(disk) => disk.read_at(offset, data),
+        }
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        match self {
+            Self::Raw(file) => file.write_all_at(data, offset),
+            Self::Formatted(disk) => disk.write_at(offset, data),
+        }
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        match self {
+            Self::Raw(file) => file.sync_data(),
+            Self::Formatted(disk) => disk.flush(),
+        }
+    }
+
+    /// Reads what there is; the last block may be incomplete.
+    fn read_up_to_end(&self, offset: u64, data: &mut [u8]) -> io::Result<()> {
+        match self {
+            Self::Raw(file) => read_up_to_end(file, offset, data),
+            Self::Formatted(disk) => {
+                let left = usize::try_from(disk.size().saturating_sub(offset)).unwrap_or(usize::MAX);
+                let there = data.len().min(left);
+                disk.read_at(offset, &mut data[..there])
+            }
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -62,12 +122,7 @@ impl Store {
     /// Checks the file and, for a snapshot, makes the temporary file. That file has no name, so
     /// it goes with the process however the process ends.
     pub(crate) fn open(disk: Disk) -> Result<Self, DiskError> {
-        let mut base = disk.file;
-        let kind = base.metadata()?.file_type();
-        if !kind.is_file() && !kind.is_block_device() {
-            return Err(DiskError::Kind);
-        }
-        let bytes = base.seek(SeekFrom::End(0))?;
+        let (base, bytes) = Base::open(disk.file)?;
         if bytes < SECTOR {
             return Err(DiskError::TooSmall(bytes));
         }
@@ -98,7 +153,7 @@ impl Store {
     /// Reads from a byte offset inside the disk.
     pub(crate) fn read(&self, offset: u64, data: &mut [u8]) -> io::Result<()> {
         let Writes::Above(overlay) = &self.writes else {
-            return self.base.read_exact_at(data, offset);
+            return self.base.read(offset, data);
         };
         // Runs of blocks that come from the same file are read at once.
         let mut done = 0;
@@ -109,8 +164,12 @@ impl Store {
             while end < data.len() && overlay.has((offset + end as u64) / BLOCK) == above {
                 end += (data.len() - end).min(to_block_end(offset + end as u64));
             }
-            let file = if above { &overlay.file } else { &self.base };
-            file.read_exact_at(&mut data[done..end], at)?;
+            let part = &mut data[done..end];
+            if above {
+                overlay.file.read_exact_at(part, at)?;
+            } else {
+                self.base.read(at, part)?;
+            }
             done = end;
         }
         Ok(())
@@ -119,7 +178,7 @@ impl Store {
     /// Writes at a byte offset inside the disk.
     pub(crate) fn write(&mut self, offset: u64, data: &[u8]) -> io::Result<()> {
         match &mut self.writes {
-            Writes::ToBase => self.base.write_all_at(data, offset),
+            Writes::ToBase => self.base.write(offset, data),
             Writes::Forbidden => Err(io::ErrorKind::PermissionDenied.into()),
             Writes::Above(overlay) => write_above(&self.base, overlay, offset, data),
         }
@@ -128,7 +187,7 @@ impl Store {
     /// Makes what was written last. A snapshot's writes need not.
     pub(crate) fn flush(&self) -> io::Result<()> {
         match self.writes {
-            Writes::ToBase => self.base.sync_data(),
+            Writes::ToBase => self.base.flush(),
             Writes::Forbidden | Writes::Above(_) => Ok(()),
         }
     }
@@ -139,7 +198,7 @@ fn to_block_end(offset: u64) -> usize {
     usize::try_from(BLOCK - offset % BLOCK).unwrap_or(1)
 }
 
-fn write_above(base: &File, overlay: &mut Overlay, offset: u64, data: &[u8]) -> io::Result<()> {
+fn write_above(base: &Base, overlay: &mut Overlay, offset: u64, data: &[u8]) -> io::Result<()> {
     let mut rest = data;
     let mut at = offset;
     while !rest.is_empty() {
@@ -148,7 +207,7 @@ fn write_above(base: &File, overlay: &mut Overlay, offset: u64, data: &[u8]) -> 
         if !overlay.has(block) && part.len() as u64 != BLOCK {
             // The first write to a block covers part of it: the remainder comes from the base.
             let mut whole = vec![0; usize::try_from(BLOCK).unwrap_or(0)];
-            read_up_to_end(base, block * BLOCK, &mut whole)?;
+            base.read_up_to_end(block * BLOCK, &mut whole)?;
             overlay.file.write_all_at(&whole, block * BLOCK)?;
         }
         overlay.file.write_all_at(part, at)?;
@@ -186,7 +245,7 @@ mod tests {
     }
 
     fn store(file: &File, mode: DiskMode) -> Store {
-        Store::open(Disk { file: file.try_clone().unwrap(), mode }).unwrap()
+        Store::open(Disk { file: file.try_clone().unwrap().into(), mode }).unwrap()
     }
 
     #[test]
@@ -217,6 +276,52 @@ mod tests {
         assert_eq!(untouched, [8; 512]);
     }
 
+    /// A disk of 4.5 blocks in memory.
+    #[derive(Debug)]
+    struct InMemory(std::sync::Arc<std::sync::Mutex<Vec<u8>>>);
+
+    impl DiskFormat for InMemory {
+        fn size(&self) -> u64 {
+            self.0.lock().unwrap().len() as u64
+        }
+        fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+            let start = usize::try_from(offset).unwrap();
+            let bytes = self.0.lock().unwrap();
+            into.copy_from_slice(bytes.get(start..start + into.len()).ok_or(io::ErrorKind::UnexpectedEof)?);
+            Ok(())
+        }
+        fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+            let start = usize::try_from(offset).unwrap();
+            self.0.lock().unwrap()[start..start + data.len()].copy_from_slice(data);
+            Ok(())
+        }
+        fn flush(&self) -> io::Result<()> {
+            Err(io::ErrorKind::StorageFull.into())
+        }
+    }
+
+    #[test]
+    fn a_file_with_a_format_is_a_disk_like_any_other() {
+        let bytes = std::sync::Arc::new(std::sync::Mutex::new(vec![3; 9 * 2048]));
+        let open = |mode| {
+            let disk = InMemory(std::sync::Arc::clone(&bytes));
+            Store::open(Disk { file: DiskFile::Formatted(Box::new(disk)), mode }).unwrap()
+        };
+        let mut store = open(DiskMode::Snapshot);
+        assert_eq!(store.sectors(), 36);
+        // The last block has only four sectors.
+        store.write(35 * 512, &[9; 512]).unwrap();
+        let mut last = [0; 1024];
+        store.read(34 * 512, &mut last).unwrap();
+        assert_eq!((last[511], last[512]), (3, 9));
+        assert!(bytes.lock().unwrap().iter().all(|byte| *byte == 3));
+        store.flush().unwrap();
+        let mut store = open(DiskMode::ReadWrite);
+        store.write(512, &[7; 512]).unwrap();
+        assert_eq!(bytes.lock().unwrap()[511..513], [3, 7]);
+        assert!(store.flush().is_err(), "the guest hears of it");
+    }
+
     #[test]
     fn writes_reach_the_file_or_are_refused() {
         let file = base(4096);
@@ -231,7 +336,7 @@ mod tests {
 
     #[test]
     fn files_that_are_no_disks_are_refused() {
-        let open = |file| Store::open(Disk { file, mode: DiskMode::ReadOnly });
+        let open = |file| Store::open(Disk { file: File::into(file), mode: DiskMode::ReadOnly });
         assert!(matches!(open(File::open("/").unwrap()), Err(DiskError::Kind)));
         assert!(matches!(open(File::open("/dev/null").unwrap()), Err(DiskError::Kind)));
         assert!(matches!(open(base(511)), Err(DiskError::TooSmall(511))));

@@ -1,6 +1,7 @@
 use std::os::fd::OwnedFd;
 
 use super::*;
+use crate::image::contents::Format;
 use crate::run::spec::DiskSpec;
 
 struct Nowhere;
@@ -16,7 +17,10 @@ fn spec(disk: Option<bool>) -> RunSpec {
         vcpus: 1,
         memory_bytes: 1 << 30,
         cmdline: String::new(),
-        disks: disk.map(|snapshot| DiskSpec { path: "/x".into(), snapshot }).into_iter().collect(),
+        disks: disk
+            .map(|snapshot| DiskSpec { path: "/x".into(), format: Format::Raw, snapshot })
+            .into_iter()
+            .collect(),
         rate_hz: 1.0,
         clock: sampler::ClockKind::Uniform,
         seed: 0,

@@ -19,11 +19,9 @@ mod spaces;
 use std::sync::Arc;
 
 use symbols::cfi::{Place as At, UserEnd, UserUnwinder};
-use symbols::{Broken, FrameKind, Kernel, KernelUnwinder, StackCopy, TaskSnapshot, UserRegisters, WalkEnd};
-use vmm::GuestMemoryMmap;
+use symbols::{Broken, FrameKind, KernelUnwinder, StackCopy, TaskSnapshot, UserRegisters, WalkEnd};
 
 use crate::batch::Batch;
-use crate::session::OpenFiles;
 pub(crate) use files::{FileEntry, Files};
 use maps::PerfMaps;
 #[cfg(feature = "fuzz")]
@@ -102,17 +100,11 @@ pub(crate) struct Walker {
 
 impl Walker {
     /// A walker for stacks of at most `depth` frames.
-    pub(crate) fn new(
-        kernel: Arc<Kernel>,
-        unwinder: Arc<KernelUnwinder>,
-        memory: GuestMemoryMmap,
-        open: &OpenFiles,
-        depth: usize,
-    ) -> Self {
+    pub(crate) fn new(unwinder: Arc<KernelUnwinder>, source: Source, depth: usize) -> Self {
         Self {
             unwinder,
             users: UserUnwinder::new(),
-            source: Source::new(kernel, memory, open()),
+            source,
             spaces: Spaces::default(),
             maps: PerfMaps::default(),
             files: Files::default(),

@@ -1,12 +1,16 @@
-//! Where the bytes of the guest's files are read: from its disks, else from its page cache.
+//! Where the bytes of the guest's files are read: from its disks or its initrd, else from its page cache.
 
+use std::cell::Cell;
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use symbols::elf::ReadAt;
 use symbols::names::GuestFiles;
 use symbols::{FileRef, Kernel, PageCache, VirtAddr};
 use vmm::GuestMemoryMmap;
+
+use crate::initrd::Initrd;
 
 /// Bytes at the start of a file that must be the same on the disk and in memory: headers and build-id.
 const HEAD: usize = 4096;
@@ -15,11 +19,17 @@ const MAX_VDSO: u64 = 1 << 20;
 /// The kernel's description of the vDSO of 64-bit processes.
 const VDSO_IMAGE: &str = "vdso_image_64";
 
-/// One guest's memory and disks.
+/// The file system that Linux unpacks an initrd into (init/do_mounts.c and fs/ramfs/inode.c, Linux 5.10 to 6.12).
+const ROOTFS: &str = "rootfs";
+
+/// One guest's memory, disks and initrd.
 pub(crate) struct Source {
     pub(crate) kernel: Arc<Kernel>,
     pub(crate) memory: GuestMemoryMmap,
     files: Box<dyn GuestFiles>,
+    initrd: Option<Initrd>,
+    /// How long the initrd may still be waited for.
+    patience: Cell<Duration>,
 }
 
 impl fmt::Debug for Source {
@@ -51,7 +61,20 @@ impl ReadAt for Cached {
 
 impl Source {
     pub(crate) fn new(kernel: Arc<Kernel>, memory: GuestMemoryMmap, files: Box<dyn GuestFiles>) -> Self {
-        Self { kernel, memory, files }
+        Self { kernel, memory, files, initrd: None, patience: Cell::default() }
+    }
+
+    /// And programs of the initrd, which may be waited for so long in all.
+    pub(crate) fn with_initrd(mut self, initrd: Option<Initrd>, patience: Duration) -> Self {
+        self.initrd = initrd;
+        self.patience = patience.into();
+        self
+    }
+
+    /// Has the guest's disks looked at, on the thread that will read them: once the guest has mounted a file system and
+    /// writes to it, the state that its disk is in may be such that it cannot be opened.
+    pub(crate) fn prepare(&self) {
+        self.files.open("/");
     }
 
     /// The bytes of `file` and where they are, or why they cannot be had.
@@ -64,21 +87,32 @@ impl Source {
             reader.read_at(0, &mut bytes).map(|()| bytes)
         };
         let in_memory = head_of(&cached);
-        if !file.deleted
-            && let Some(reader) = self.files.open(&file.path)
+        if let Some((reader, place)) = self.outside(file)
             && reader.len() == file.size
         {
             // A path may lead to another file by now: what is mapped has the last word.
             match (&in_memory, head_of(reader.as_ref())) {
-                (Some(mapped), Some(found)) if *mapped == found => return Ok((reader, "image")),
-                (None, Some(_)) => return Ok((reader, "image")),
+                (Some(mapped), Some(found)) if *mapped == found => return Ok((reader, place)),
+                (None, Some(_)) => return Ok((reader, place)),
                 _ => {}
             }
         }
         match in_memory {
             Some(_) => Ok((Box::new(cached), "page cache")),
-            None => Err("neither on a disk that can be read nor in the page cache"),
+            None => Err("neither on a disk that can be read nor in the initrd or the page cache"),
         }
+    }
+
+    /// What lies at the path of `file` outside of the guest's memory.
+    fn outside(&self, file: &FileRef) -> Option<(Box<dyn ReadAt>, &'static str)> {
+        if file.filesystem == ROOTFS {
+            // What distributions delete there, once they have another root, is in the initrd still.
+            let mut patience = self.patience.get();
+            let reader = self.initrd.as_ref()?.open(&file.path, &mut patience);
+            self.patience.set(patience);
+            return Some((reader?, "initrd"));
+        }
+        if file.deleted { None } else { Some((self.files.open(&file.path)?, "image")) }
     }
 
     /// The vDSO mapped at `start..end` of the process of `task`.

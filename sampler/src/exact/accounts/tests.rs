@@ -3,6 +3,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use super::*;
+use crate::exact::Cause;
 
 fn task(number: u64) -> TaskId {
     let tid = i32::try_from(number).unwrap();
@@ -26,7 +27,8 @@ fn a_life_from_its_start_to_its_release() {
     a.runs(0, 0, Some(task(1)));
     a.starts(100, task(2));
     a.switch(150, 0, Some((task(1), doing(State::Sleep))), Some(task(2)));
-    a.interrupt_begin(200, 0);
+    a.interrupt_begin(200, 0, Source::Entry(7));
+    a.interrupt_vector(0, 35);
     a.wake(210, 0, Some(Waker::Hard), task(1));
     a.interrupt_end(230, 0);
     a.switch(300, 0, Some((task(2), doing(State::Zombie))), Some(task(1)));
@@ -39,6 +41,8 @@ fn a_life_from_its_start_to_its_release() {
     assert_eq!(of(1), [250, 0, 90, 60, 100, 0, 0, 0]);
     assert_eq!(sums.wakeups, HashMap::from([((Waker::Hard, task(1).who), 1)]));
     assert_eq!(sums.interrupts, HashMap::from([((0, task(2).who), Sum { ns: 30, count: 1 })]));
+    let handled = Handled { sum: Sum { ns: 30, count: 1 }, max_ns: 30 };
+    assert_eq!(sums.sources, HashMap::from([((0, Source::Vector(35)), handled)]));
     assert_eq!(a.idle_ns(0), 100);
     let ended = Life { who: task(2).who, from_ns: 100, to_ns: 340, ended: true };
     assert!(sums.lives.contains(&ended), "{:?}", sums.lives);
@@ -65,6 +69,26 @@ fn a_wake_on_the_way_to_sleep_leaves_the_word_to_the_switch() {
     assert_eq!((ns(&sums, 1, State::Running), ns(&sums, 1, State::Queue)), (20, 30));
     assert_eq!(sums.wakeups, HashMap::from([((Waker::Task(task(1).who), task(1).who), 1)]));
     assert_eq!(a.unseen_wakes, 0);
+}
+
+#[test]
+fn interrupts_are_told_by_what_raised_them() {
+    let mut a = Accounts::new(1);
+    for (begin, length, source, vector) in [
+        (100, 10, Source::Entry(1), None),
+        (200, 30, Source::Entry(1), None),
+        (300, 7, Source::Entry(2), Some(40)),
+        (400, 8, Source::Unknown, Some(40)),
+    ] {
+        a.interrupt_begin(begin, 0, source);
+        vector.into_iter().for_each(|vector| a.interrupt_vector(0, vector));
+        a.interrupt_end(begin + length, 0);
+    }
+    // A vector without a handler's beginning tells nothing.
+    a.interrupt_vector(0, 41);
+    let handled = |ns, count, max_ns| Handled { sum: Sum { ns, count }, max_ns };
+    let wanted = [((0, Source::Entry(1)), handled(40, 2, 30)), ((0, Source::Vector(40)), handled(15, 2, 8))];
+    assert_eq!(a.take().sources, HashMap::from(wanted));
 }
 
 #[test]
@@ -138,7 +162,7 @@ proptest! {
                 Step::Wake(cpu, n) => a.wake(t, cpu, None, task(n)),
                 Step::Starts(n) => a.starts(t, task(n)),
                 Step::Release(n) => a.release(t, task(n).address),
-                Step::Begin(cpu) => a.interrupt_begin(t, cpu),
+                Step::Begin(cpu) => a.interrupt_begin(t, cpu, Source::Entry(t)),
                 Step::End(cpu) => a.interrupt_end(t, cpu),
                 Step::Lose => a.lose(t),
                 Step::Settle => a.settle(t),

@@ -4,7 +4,7 @@ use symbols::{FlatMemory, Kernel};
 use super::*;
 
 const NOP: [u8; 5] = [0x0f, 0x1f, 0x44, 0, 0];
-const FUNCTIONS: [(u64, &str); 8] = [
+const FUNCTIONS: [(u64, &str); 9] = [
     (0x5000, "finish_task_switch"),
     (0x5040, "try_to_wake_up"),
     (0x5080, "wake_up_new_task"),
@@ -13,6 +13,7 @@ const FUNCTIONS: [(u64, &str); 8] = [
     (0x5140, "release_task"),
     (0x5180, "copy_from_kernel_nofault"),
     (0x51c0, "__text_poke"),
+    (0x5200, "__common_interrupt"),
 ];
 
 /// A recorder of vCPU 1 in a guest whose sites are known.
@@ -29,7 +30,8 @@ fn recorder() -> (Guest, Recorder, TripEnds) {
     readers.set(Readers { current, stacks: None }).expect("once");
     let sites = kernel.trip_sites(&guest.memory).expect("sites");
     let states = kernel.task_states(&guest.memory).expect("states");
-    events.set(EventReaders { sites, states }).expect("once");
+    let books = Some(kernel.last_books(&guest.memory).expect("books"));
+    events.set(EventReaders { sites, states, books }).expect("once");
     let (recorder, ends) = Recorder::new((1, 2), readers, events);
     (guest, recorder, ends)
 }
@@ -66,6 +68,31 @@ fn a_switch_tells_both_tasks_and_a_wake_only_what_it_wakes() {
 }
 
 #[test]
+fn the_last_task_of_a_process_brings_its_books() {
+    let (mut guest, mut recorder, mut ends) = recorder();
+    guest.set_times(100, [30, 10, 50, 3, 1, 7]);
+    guest.set_ended_times(100, [10, 10, 20, 4, 5], [0, 0]);
+    for tid in [102, 100] {
+        recorder.serve(Event::Release, 1, &call(guest.task(tid).unwrap(), 0, 0), &guest.memory);
+    }
+    let books: Vec<_> = std::iter::from_fn(|| ends.events.pop().ok()).map(|t| t.record.books).collect();
+    let runtimes = [None, Some(70)];
+    assert_eq!([books[0], books[1]].map(|books| books.map(|books| books.time.runtime_ns)), runtimes);
+}
+
+#[test]
+fn an_interrupt_tells_its_entry_and_a_devices_its_vector() {
+    let (mut guest, mut recorder, mut ends) = recorder();
+    let (stack, entry) = (guest.text(0x5280).0, guest.text(0x5004).0);
+    guest.put_text(0x5280, &entry.to_le_bytes());
+    let regs = kvm_regs { rsp: stack, ..kvm_regs::default() };
+    assert!(!recorder.serve(Event::InterruptBegin, 10, &regs, &guest.memory));
+    assert!(!recorder.serve(Event::Vector, 20, &call(0, 35, 0), &guest.memory));
+    let numbers: Vec<_> = std::iter::from_fn(|| ends.events.pop().ok()).map(|t| t.record.number).collect();
+    assert_eq!(numbers, [entry, 35]);
+}
+
+#[test]
 fn a_look_at_a_sites_bytes_takes_the_tripwires_away() {
     let (guest, mut recorder, mut ends) = recorder();
     let site = guest.text(0x5040).0;
@@ -79,8 +106,9 @@ fn a_look_at_a_sites_bytes_takes_the_tripwires_away() {
 fn a_full_ring_counts_and_hostile_registers_do_no_harm() {
     let (guest, mut recorder, mut ends) = recorder();
     for rdi in [0, 1, u64::MAX, !7, 1 << 63, guest.task(1).unwrap() + 4] {
-        for event in [Event::Switch, Event::Wake, Event::New, Event::Release] {
-            recorder.serve(event, 1, &call(rdi, u64::MAX, u64::MAX), &guest.memory);
+        for event in [Event::Switch, Event::Wake, Event::New, Event::Release, Event::InterruptBegin] {
+            let regs = kvm_regs { rsp: rdi, ..call(rdi, u64::MAX, u64::MAX) };
+            recorder.serve(event, 1, &regs, &guest.memory);
             recorder.serve(event, 1, &call(rdi, 0, 0), &FlatMemory([0_u8; 64]));
         }
     }

@@ -87,7 +87,7 @@ impl Rig {
     fn disk(mode: DiskMode, sectors: u64) -> (Self, std::fs::File) {
         let file = tempfile::tempfile().unwrap();
         file.set_len(sectors * 512).unwrap();
-        let disk = Disk { file: file.try_clone().unwrap(), mode };
+        let disk = Disk { file: file.try_clone().unwrap().into(), mode };
         (Self::new(Box::new(Block::new(3, disk).unwrap())), file)
     }
 

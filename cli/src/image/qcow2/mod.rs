@@ -1,0 +1,244 @@
+//! Disks in qcow2 files, by the crate imago.
+//!
+//! A qcow2 file may name other files: one that it takes its contents from (a backing file), one that holds its data.
+//! Such a name is chosen by whoever made the image and could be any file that the user can read, so an image that names
+//! one is refused. So is an image whose tables contradict each other ([`check`]): imago trusts them, and may recurse
+//! without an end.
+
+mod check;
+
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use imago::file::File as ImagoFile;
+use imago::qcow2::Qcow2;
+use imago::{FormatAccess, StorageOpenOptions};
+use vmm::DiskFormat;
+
+/// How a qcow2 file begins ("QFI", docs/interop/qcow2.txt of QEMU).
+pub const MAGIC: &[u8] = b"QFI\xfb";
+
+/// An open qcow2 file. Clones share it, and see what the others write.
+#[derive(Clone)]
+pub struct Qcow2Disk {
+    disk: Arc<FormatAccess<ImagoFile>>,
+}
+
+impl fmt::Debug for Qcow2Disk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Qcow2Disk").field("bytes", &self.disk.size()).finish_non_exhaustive()
+    }
+}
+
+/// Why a qcow2 file can't be used.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// It is damaged, or has something that is not known.
+    Unreadable(String),
+    /// It needs this file.
+    NeedsFile {
+        /// What for, like "a backing file".
+        what: &'static str,
+        /// Its name in the image.
+        name: String,
+    },
+}
+
+/// Damage may be such that the reader gives up by a panic. It is an error like others; the message on standard error
+/// tells where.
+fn guarded<T>(read: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    catch_unwind(AssertUnwindSafe(read))
+        .unwrap_or_else(|_| Err(io::Error::other("its tables contradict each other")))
+}
+
+impl Qcow2Disk {
+    /// Opens `file`, which is open for writing if `writable`; nothing else is opened.
+    pub fn open(file: File, writable: bool) -> Result<Self, Refused> {
+        let unreadable = |error: io::Error| Refused::Unreadable(error.to_string());
+        check::check(&file).map_err(Refused::Unreadable)?;
+        let options = StorageOpenOptions::new().write(writable);
+        let file = ImagoFile::from_open_file(file, options).map_err(unreadable)?;
+        let mut image: Qcow2<ImagoFile> =
+            guarded(|| Qcow2::open_image(file, writable)).map_err(unreadable)?;
+        let named = |what, name: Option<&String>| Refused::NeedsFile {
+            what,
+            name: name.map_or_else(|| "which it does not name".to_owned(), Clone::clone),
+        };
+        if let Some(name) = image.implicit_backing_file() {
+            return Err(named("a backing file", Some(name)));
+        }
+        if image.requires_external_data_file() {
+            return Err(named("a data file", image.implicit_external_data_file()));
+        }
+        // Both are settled: imago is not to look for any.
+        image.set_backing(None);
+        image.set_data_file(None);
+        Ok(Self { disk: Arc::new(FormatAccess::new(image)) })
+    }
+
+    /// Size of the disk, bytes.
+    pub fn size(&self) -> u64 {
+        self.disk.size()
+    }
+
+    /// Fills `into` with the bytes of the disk at `offset`.
+    pub fn read_exact_at(&self, into: &mut [u8], offset: u64) -> io::Result<()> {
+        // imago would fill up with zeros.
+        if offset.checked_add(into.len() as u64).is_none_or(|end| end > self.size()) {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        guarded(|| self.disk.read(into, offset))
+    }
+
+    /// Makes what was written last.
+    pub fn flush(&self) -> io::Result<()> {
+        guarded(|| self.disk.flush().and_then(|()| self.disk.sync()))
+    }
+}
+
+impl DiskFormat for Qcow2Disk {
+    fn size(&self) -> u64 {
+        Self::size(self)
+    }
+
+    fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        self.read_exact_at(into, offset)
+    }
+
+    fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        guarded(|| self.disk.write(data, offset))
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        Self::flush(self)
+    }
+}
+
+#[cfg(test)]
+pub mod test_images {
+    //! qcow2 files, made by code.
+
+    use imago::{FormatCreateBuilder, FormatDriverBuilder, PermissiveImplicitOpenGate};
+
+    use super::*;
+
+    /// An empty disk of `bytes`; with a backing file of this name, which need not exist.
+    pub fn create(path: &std::path::Path, bytes: u64, backing: Option<&str>) {
+        let file = File::options().read(true).write(true).create(true).truncate(true).open(path).unwrap();
+        let file = ImagoFile::from_open_file(file, StorageOpenOptions::new().write(true)).unwrap();
+        let builder = Qcow2::<ImagoFile>::create_builder(file).size(bytes);
+        let builder = match backing {
+            Some(name) => builder.backing(name.to_owned(), "raw".to_owned()),
+            None => builder,
+        };
+        builder.create().unwrap();
+    }
+
+    /// A disk with these bytes from its start on.
+    pub fn create_with(path: &std::path::Path, content: &[u8]) {
+        create(path, content.len() as u64, None);
+        let disk = Qcow2::<ImagoFile>::builder_path(path)
+            .write(true)
+            .open(PermissiveImplicitOpenGate::default())
+            .unwrap();
+        let disk = FormatAccess::new(disk);
+        disk.write(content, 0).unwrap();
+        disk.flush().unwrap();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::test_images::{create, create_with};
+    use super::*;
+
+    fn open(path: &std::path::Path, writable: bool) -> Result<Qcow2Disk, Refused> {
+        Qcow2Disk::open(File::options().read(true).write(writable).open(path).unwrap(), writable)
+    }
+
+    #[test]
+    fn what_is_written_is_read_by_all_and_after_a_flush_by_others() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("disk");
+        create(&path, 3 << 20, None);
+        let disk = open(&path, true).unwrap();
+        let reader = disk.clone();
+        assert_eq!(disk.size(), 3 << 20);
+        disk.write_at((1 << 20) - 256, &[7; 512]).unwrap();
+        let mut bytes = [1; 1024];
+        reader.read_exact_at(&mut bytes, (1 << 20) - 512).unwrap();
+        assert_eq!((bytes[255], bytes[256], bytes[767], bytes[768]), (0, 7, 7, 0));
+        disk.flush().unwrap();
+        // Open still, as after a crash.
+        let other = open(&path, false).unwrap();
+        other.read_exact_at(&mut bytes, (1 << 20) - 512).unwrap();
+        assert_eq!((bytes[255], bytes[256]), (0, 7));
+        assert!(other.write_at(0, &[1; 512]).is_err(), "open for reading only");
+        assert!(other.read_exact_at(&mut bytes, (3 << 20) - 512).is_err(), "beyond the end");
+        assert!(other.read_exact_at(&mut bytes, u64::MAX).is_err());
+    }
+
+    #[test]
+    fn other_files_are_not_opened() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("disk");
+        create(&path, 1 << 20, Some("/etc/passwd"));
+        let refused = open(&path, false).unwrap_err();
+        assert_eq!(refused, Refused::NeedsFile { what: "a backing file", name: "/etc/passwd".to_owned() });
+        // The bit for an external data file (incompatible features, byte 72 of the header on, bit 2).
+        create(&path, 1 << 20, None);
+        let mut bytes = std::fs::read(&path).unwrap();
+        bytes[79] |= 4;
+        std::fs::write(&path, bytes).unwrap();
+        assert!(matches!(open(&path, true).unwrap_err(), Refused::NeedsFile { what: "a data file", .. }));
+    }
+
+    #[test]
+    fn other_and_torn_files_are_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("disk");
+        create(&path, 1 << 20, None);
+        let whole = std::fs::read(&path).unwrap();
+        let mut encrypted = whole.clone();
+        encrypted[35] = 1;
+        let mut version = whole.clone();
+        version[7] = 9;
+        for bytes in [&whole[..60], b"QFI\xfb", &encrypted, &version] {
+            std::fs::write(&path, bytes).unwrap();
+            assert!(matches!(open(&path, false).unwrap_err(), Refused::Unreadable(_)), "{}", bytes.len());
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(200))]
+        #[test]
+        fn damage_is_an_error_or_other_bytes(
+            damage in proptest::collection::vec((0_usize..0x5_0000, any::<u8>()), 1..6),
+            table in proptest::collection::vec((0_usize..104, any::<u8>()), 0..3),
+        ) {
+            let directory = tempfile::tempdir().unwrap();
+            let path = directory.path().join("disk");
+            create_with(&path, &[5; 200_000]);
+            let mut bytes = std::fs::read(&path).unwrap();
+            for (at, value) in damage.into_iter().chain(table) {
+                if let Some(byte) = bytes.get_mut(at) {
+                    *byte = value;
+                }
+            }
+            std::fs::write(&path, bytes).unwrap();
+            if let Ok(disk) = open(&path, true) {
+                let mut into = vec![0; 64 << 10];
+                for at in (0..disk.size().min(1 << 20)).step_by(64 << 10) {
+                    let _ = disk.read_exact_at(&mut into, at);
+                    let _ = disk.write_at(at, &into[..512]);
+                }
+                let _ = disk.flush();
+            }
+        }
+    }
+}

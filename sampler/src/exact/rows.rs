@@ -1,0 +1,113 @@
+//! From sums to rows.
+
+use std::collections::HashMap;
+
+use super::accounts::Sums;
+use super::state::{Handled, Source, Waker, Who};
+use crate::batch::{Batch, InterruptSourceRow, InterruptTimeRow, TaskLifeRow, TaskStateRow, WakeupRow};
+use crate::collector::resolver::Resolver;
+
+/// Sources that wait for their names, at most: addresses of callers are the guest's word.
+const WAITING: usize = 4_096;
+
+fn vcpu_id(vcpu: usize) -> u8 {
+    u8::try_from(vcpu).unwrap_or(u8::MAX)
+}
+
+/// Rows of all that is named already; times are told from `zero_ns`, CLOCK_MONOTONIC.
+pub(super) fn push(sums: &Sums, zero_ns: u64, batch: &mut Batch) {
+    batch.task_states.extend(sums.states.iter().map(|((who, doing), sum)| TaskStateRow {
+        instance: who.instance,
+        tid: who.tid,
+        state: doing.state,
+        cause: doing.cause,
+        stack: doing.stack,
+        ns: sum.ns,
+        count: sum.count,
+    }));
+    batch.task_lives.extend(sums.lives.iter().map(|life| TaskLifeRow {
+        instance: life.who.instance,
+        tid: life.who.tid,
+        from_ns: life.from_ns.saturating_sub(zero_ns),
+        to_ns: life.to_ns.saturating_sub(zero_ns),
+        ended: life.ended,
+    }));
+    batch.wakeups.extend(sums.wakeups.iter().map(|((waker, woken), &count)| {
+        let (by, waker) = match waker {
+            Waker::Task(who) => ("task", *who),
+            Waker::Hard => ("hard", Who::default()),
+            Waker::Soft => ("soft", Who::default()),
+        };
+        WakeupRow {
+            by: by.to_owned(),
+            waker: waker.instance,
+            waker_tid: waker.tid,
+            woken: woken.instance,
+            woken_tid: woken.tid,
+            count,
+        }
+    }));
+    batch.interrupt_times.extend(sums.interrupts.iter().map(|((vcpu, who), sum)| InterruptTimeRow {
+        vcpu: vcpu_id(*vcpu),
+        instance: who.instance,
+        tid: who.tid,
+        ns: sum.ns,
+        count: sum.count,
+    }));
+}
+
+/// Times of interrupts that wait for their names: which device has a vector is read every few seconds.
+#[derive(Debug, Default)]
+pub(super) struct Sources(HashMap<(usize, Source), Handled>);
+
+impl Sources {
+    pub(super) fn add(&mut self, more: HashMap<(usize, Source), Handled>) {
+        for (key, handled) in more {
+            let (vcpu, _) = key;
+            let has_room = self.0.len() < WAITING || self.0.contains_key(&key);
+            let key = if has_room { key } else { (vcpu, Source::Unknown) };
+            self.0.entry(key).or_default().add(&handled);
+        }
+    }
+
+    /// Rows of those that have a name, and of all others if this is the `last` chance.
+    pub(super) fn push(&mut self, last: bool, resolver: &mut Resolver, batch: &mut Batch) {
+        self.0.retain(|&(vcpu, source), handled| {
+            let Some(interrupt) = resolver.source(vcpu, source, last, batch) else { return true };
+            let vector = if let Source::Vector(vector) = source { vector } else { 0 };
+            batch.interrupt_sources.push(InterruptSourceRow {
+                vcpu: vcpu_id(vcpu),
+                interrupt,
+                vector,
+                ns: handled.sum.ns,
+                count: handled.sum.count,
+                max_ns: handled.max_ns,
+            });
+            false
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::exact::state::Sum;
+
+    #[test]
+    fn what_waits_for_names_is_bounded_and_nothing_is_lost() {
+        let (mut sources, mut resolver, mut batch) = (Sources::default(), Resolver::new(0), Batch::default());
+        let one = Handled { sum: Sum { ns: 3, count: 1 }, max_ns: 3 };
+        for address in 0..2 * WAITING as u64 {
+            sources.add(HashMap::from([((1, Source::Entry(address)), one)]));
+        }
+        sources.add(HashMap::from([((0, Source::Vector(35)), one)]));
+        assert!(sources.0.len() <= WAITING + 2);
+        sources.push(false, &mut resolver, &mut batch);
+        assert!(batch.interrupt_sources.is_empty(), "nothing has a name yet");
+        sources.push(true, &mut resolver, &mut batch);
+        let count: u64 = batch.interrupt_sources.iter().map(|row| row.count).sum();
+        assert_eq!((count, sources.0.len()), (2 * WAITING as u64 + 1, 0));
+        let names: Vec<&str> = batch.interrupts.iter().map(|row| row.name.as_str()).collect();
+        assert_eq!(names, ["hard interrupt"]);
+    }
+}

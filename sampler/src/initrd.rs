@@ -1,0 +1,204 @@
+//! The programs of the initrd that a guest was booted with, unpacked when one is first wanted.
+//!
+//! ```text
+//! keep: packed bytes ──▶ temporary file     (before the guest runs)
+//! first wanted: a thread unpacks ──▶ temporary file of programs, their paths and places in memory
+//! ```
+//!
+//! Both files have no name and go with the process. The thread that walks stacks must not stand still for long, so
+//! whoever wants a file waits for a limited time, and then does without.
+
+use std::fs::File;
+use std::io::{self, BufReader, BufWriter, Seek, Write};
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use symbols::elf::ReadAt;
+use symbols::initrd;
+
+/// Bytes that are written at once.
+const BLOCK: usize = 256 << 10;
+
+/// An initrd whose programs can be read. Clones share it.
+#[derive(Debug, Clone)]
+pub struct Initrd(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    state: Mutex<State>,
+    unpacked: Condvar,
+}
+
+/// How far it is.
+#[derive(Debug)]
+enum State {
+    Packed(File),
+    Unpacking,
+    Unpacked(Arc<Programs>),
+    /// It has no programs that can be read.
+    Nothing,
+}
+
+#[derive(Debug)]
+struct Programs {
+    index: initrd::Initrd,
+    file: File,
+}
+
+impl Initrd {
+    /// Keeps an initrd, as the guest's loader puts it into memory, in a temporary file.
+    ///
+    /// # Errors
+    /// There is no room for it.
+    pub fn keep(packed: &[u8]) -> io::Result<Self> {
+        let mut file = tempfile::tempfile()?;
+        file.write_all(packed)?;
+        file.rewind()?;
+        Ok(Self(Arc::new(Shared { state: Mutex::new(State::Packed(file)), unpacked: Condvar::new() })))
+    }
+
+    /// The program or library at `path`, an absolute path, if it is known before `patience` is used up; what was waited
+    /// is taken from it.
+    pub(crate) fn open(&self, path: &str, patience: &mut Duration) -> Option<Box<dyn ReadAt>> {
+        let programs = self.programs(patience)?;
+        let bytes = programs.index.find(path)?;
+        Some(Box::new(Program { programs, bytes }))
+    }
+
+    fn programs(&self, patience: &mut Duration) -> Option<Arc<Programs>> {
+        let start = Instant::now();
+        let mut state = self.start();
+        loop {
+            match &*state {
+                State::Unpacked(programs) => return Some(Arc::clone(programs)),
+                State::Nothing => return None,
+                State::Packed(_) | State::Unpacking => {}
+            }
+            let left = patience.saturating_sub(start.elapsed());
+            if left.is_zero() {
+                *patience = left;
+                return None;
+            }
+            let waited = self.0.unpacked.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            if !matches!(*state, State::Unpacking) {
+                *patience = patience.saturating_sub(start.elapsed());
+            }
+        }
+    }
+
+    /// Starts to unpack, if nobody has yet.
+    fn start(&self) -> MutexGuard<'_, State> {
+        let mut state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if let State::Packed(_) = *state
+            && let State::Packed(packed) = std::mem::replace(&mut *state, State::Unpacking)
+        {
+            let shared = Arc::clone(&self.0);
+            let thread = std::thread::Builder::new().name("initrd".to_owned());
+            let started = thread.spawn(move || {
+                let programs = unpack(packed);
+                *shared.state.lock().unwrap_or_else(PoisonError::into_inner) =
+                    programs.map_or(State::Nothing, |programs| State::Unpacked(Arc::new(programs)));
+                shared.unpacked.notify_all();
+            });
+            if started.is_err() {
+                *state = State::Nothing;
+            }
+        }
+        state
+    }
+}
+
+/// Reads all of it; `None` where there is no room or no program.
+fn unpack(packed: File) -> Option<Programs> {
+    let mut writer = BufWriter::with_capacity(BLOCK, tempfile::tempfile().ok()?);
+    let index = initrd::Initrd::read(BufReader::new(packed), &mut writer);
+    let file = writer.into_inner().ok()?;
+    let any = index.paths().next().is_some();
+    any.then_some(Programs { index, file })
+}
+
+/// One file of an initrd.
+struct Program {
+    programs: Arc<Programs>,
+    bytes: Range<u64>,
+}
+
+impl ReadAt for Program {
+    fn len(&self) -> u64 {
+        self.bytes.end - self.bytes.start
+    }
+
+    fn read_at(&self, offset: u64, into: &mut [u8]) -> Option<()> {
+        let end = offset.checked_add(into.len() as u64)?;
+        if end > self.len() {
+            return None;
+        }
+        self.programs.file.read_exact_at(into, self.bytes.start.checked_add(offset)?).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An archive with one program of `size` bytes.
+    fn archive(name: &str, size: usize) -> Vec<u8> {
+        let mut program = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0\x02\0\x3e\0".to_vec();
+        program.resize(size, 7);
+        let mut bytes = Vec::new();
+        for (name, mode, content) in [(name, 0o100_755, &program[..]), ("TRAILER!!!", 0, &[])] {
+            bytes.extend(b"070701");
+            let (size, name_size) = (content.len(), name.len() + 1);
+            for field in [0, mode, 0, 0, 1, 0, size, 0, 0, 0, 0, name_size, 0] {
+                bytes.extend(format!("{field:08x}").bytes());
+            }
+            bytes.extend(name.bytes());
+            bytes.push(0);
+            bytes.resize(bytes.len().next_multiple_of(4), 0);
+            bytes.extend(content);
+            bytes.resize(bytes.len().next_multiple_of(4), 0);
+        }
+        bytes
+    }
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn a_program_is_read_wherever_and_by_whomever() {
+        let initrd = Initrd::keep(&archive("bin/sh", 100_000)).unwrap();
+        let other = initrd.clone();
+        let threads = [initrd, other].map(|initrd| {
+            std::thread::spawn(move || {
+                let program = initrd.open("/bin/sh", &mut LONG.clone()).unwrap();
+                let mut bytes = [0; 4];
+                program.read_at(99_996, &mut bytes).unwrap();
+                (program.len(), bytes, program.read_at(99_997, &mut bytes))
+            })
+        });
+        for thread in threads {
+            assert_eq!(thread.join().unwrap(), (100_000, [7; 4], None));
+        }
+    }
+
+    #[test]
+    fn without_patience_nothing_is_waited_for() {
+        let shared = Shared { state: Mutex::new(State::Unpacking), unpacked: Condvar::new() };
+        let initrd = Initrd(Arc::new(shared));
+        let mut patience = Duration::from_millis(1);
+        assert!(initrd.open("/init", &mut patience).is_none());
+        assert_eq!(patience, Duration::ZERO);
+        assert!(initrd.open("/init", &mut patience).is_none());
+    }
+
+    #[test]
+    fn what_is_not_there_is_not_opened() {
+        let initrd = Initrd::keep(&archive("init", 100)).unwrap();
+        assert!(initrd.open("/sbin/init", &mut LONG.clone()).is_none());
+        assert!(initrd.open("/init", &mut LONG.clone()).is_some());
+        let nothing = Initrd::keep(b"no archive at all").unwrap();
+        assert!(nothing.open("/init", &mut LONG.clone()).is_none());
+    }
+}

@@ -1,0 +1,142 @@
+//! What tasks did, where they slept, and who woke them.
+
+use std::collections::HashMap;
+
+use rusqlite::Connection;
+
+use super::{Key, OffCpu, Parts, Stacks, StateTime, Task, TaskStates, Wakeup, count, key, part, seconds};
+use crate::report::is_process;
+
+/// Tasks by their keys.
+pub(super) struct Names(HashMap<Key, Task>);
+
+impl Names {
+    pub(super) fn read(connection: &Connection) -> rusqlite::Result<Self> {
+        let mut statement = connection.prepare(
+            "SELECT l.instance, l.tid, i.comm, i.pid, i.number, t.comm, i.kernel_thread FROM task_life l \
+             JOIN instance i ON i.id = l.instance LEFT JOIN thread t ON t.instance = l.instance AND t.tid = l.tid",
+        )?;
+        let rows = statement.query_map([], |row| {
+            let key = key(row, 0)?;
+            let task = Task {
+                comm: row.get(2)?,
+                pid: row.get(3)?,
+                instance: row.get(4)?,
+                tid: key.1,
+                thread: row.get(5)?,
+                kernel_thread: row.get(6)?,
+            };
+            Ok((key, task))
+        })?;
+        Ok(Self(rows.collect::<Result<_, _>>()?))
+    }
+
+    /// The task; the idle tasks have no instance.
+    pub(super) fn of(&self, (instance, tid): Key) -> Task {
+        let unknown = || Task {
+            comm: if instance == 0 { "[idle]" } else { "[unknown]" }.to_owned(),
+            tid,
+            ..Task::default()
+        };
+        self.0.get(&(instance, tid)).cloned().unwrap_or_else(unknown)
+    }
+
+    pub(super) fn is(&self, key: Key, wanted: &str) -> bool {
+        self.0.get(&key).is_some_and(|task| is_process((&task.comm, task.pid, task.instance), wanted))
+    }
+}
+
+/// Tasks and what they did, longest on a CPU first.
+pub(super) fn states(
+    connection: &Connection,
+    (names, parts): (&Names, &HashMap<Key, Parts>),
+    chosen: impl Fn(Key) -> bool,
+) -> rusqlite::Result<Vec<TaskStates>> {
+    let mut all: HashMap<Key, (u64, TaskStates)> = HashMap::new();
+    let mut statement = connection.prepare("SELECT instance, tid, to_ns - from_ns, ended FROM task_life")?;
+    let lives = statement.query_map([], |row| Ok((key(row, 0)?, count(row, 2)?, row.get(3)?)))?;
+    for life in lives {
+        let (key, ns, ended) = life?;
+        if chosen(key) {
+            let states = TaskStates {
+                task: names.of(key),
+                life_s: seconds(ns),
+                ended,
+                running_s: 0.0,
+                parts: parts.get(&key).copied(),
+                states: Vec::new(),
+            };
+            all.insert(key, (ns, states));
+        }
+    }
+    let mut statement = connection.prepare(
+        "SELECT instance, tid, state, cause, sum(ns), sum(count) FROM task_state \
+         GROUP BY instance, tid, state, cause ORDER BY sum(ns) DESC",
+    )?;
+    let mut rows = statement.query([])?;
+    while let Some(row) = rows.next()? {
+        let Some((life, task)) = all.get_mut(&key(row, 0)?) else { continue };
+        let (state, ns) = (row.get::<_, String>(2)?, count(row, 4)?);
+        if state == "running" {
+            task.running_s = seconds(ns);
+        }
+        let (cause, s, share) = (row.get(3)?, seconds(ns), part(ns, *life));
+        task.states.push(StateTime { state, cause, s, share, count: count(row, 5)? });
+    }
+    let mut list: Vec<TaskStates> = all.into_values().map(|(_, task)| task).collect();
+    list.sort_by(|a, b| {
+        let order = |t: &TaskStates| (t.task.comm.clone(), t.task.pid, t.task.tid);
+        b.running_s.total_cmp(&a.running_s).then_with(|| order(a).cmp(&order(b)))
+    });
+    Ok(list)
+}
+
+/// Sleeps, longest first.
+pub(super) fn off_cpu(
+    connection: &Connection,
+    (names, stacks): (&Names, &Stacks),
+    chosen: impl Fn(Key) -> bool,
+) -> rusqlite::Result<Vec<OffCpu>> {
+    let mut statement = connection.prepare(
+        "SELECT instance, tid, state, cause, ns, count, stack FROM task_state \
+         WHERE state IN ('sleep', 'disk', 'stopped') ORDER BY ns DESC, instance, tid, stack",
+    )?;
+    let mut rows = statement.query([])?;
+    let mut list = Vec::new();
+    while let Some(row) = rows.next()? {
+        let key = key(row, 0)?;
+        if chosen(key) {
+            list.push(OffCpu {
+                task: names.of(key),
+                state: row.get(2)?,
+                cause: row.get(3)?,
+                s: seconds(count(row, 4)?),
+                count: count(row, 5)?,
+                stack: stacks.functions(row.get(6)?),
+            });
+        }
+    }
+    Ok(list)
+}
+
+/// Who woke whom, most first.
+pub(super) fn wakeups(
+    connection: &Connection,
+    names: &Names,
+    chosen: impl Fn(Key) -> bool,
+) -> rusqlite::Result<Vec<Wakeup>> {
+    let mut statement = connection.prepare(
+        "SELECT \"by\", waker, waker_tid, woken, woken_tid, count FROM wakeup \
+         ORDER BY count DESC, waker, waker_tid, woken, woken_tid",
+    )?;
+    let mut rows = statement.query([])?;
+    let mut list = Vec::new();
+    while let Some(row) = rows.next()? {
+        let (by, waker, woken) = (row.get::<_, String>(0)?, key(row, 1)?, key(row, 3)?);
+        if chosen(woken) || by == "task" && chosen(waker) {
+            let waker = (by == "task").then(|| names.of(waker));
+            list.push(Wakeup { by, waker, woken: names.of(woken), count: count(row, 5)? });
+        }
+    }
+    Ok(list)
+}

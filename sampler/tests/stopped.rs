@@ -1,0 +1,115 @@
+//! A run that the host stops for a while (SIGSTOP) and lets go on (SIGCONT): a machine on this host's KVM with a few bytes of
+//! code at CPL 3 as the guest, which every KVM runs.
+//!
+//! The run is this test's own binary, started again with `RUN` set.
+
+use std::env;
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use sampler::profile::Value;
+use sampler::{ClockKind, Filter, Profile, ProfileWriter, Report, Session, SessionConfig};
+use vmm::{Console, Machine, Payload, VmConfig, probe};
+
+const RUN: &str = "VPROF_TEST_STOPPED";
+/// How long the guest runs, and how much of that it is stopped, s.
+const SECONDS: u64 = 6;
+const STOPPED: u64 = 2;
+/// `1: jmp 1b`
+const SPIN: &[u8] = &[0xeb, 0xfe];
+
+/// Runs a guest whose first vCPU spins and whose second is never started, and says when it does.
+fn run(path: &Path) -> ! {
+    let writer = ProfileWriter::create(path, false).expect("a new profile");
+    let config = SessionConfig {
+        vcpus: 2,
+        rate_hz: 500.0,
+        clock: ClockKind::Uniform,
+        seed: 1,
+        stack_depth: 0,
+        census_hz: 0.0,
+        exact: false,
+        precision: None,
+        meta: Vec::new(),
+    };
+    let (mut session, samplers) = Session::new(config, Box::new(writer), sampler::no_files());
+    let machine = VmConfig {
+        vcpus: 2,
+        memory_bytes: 8 << 20,
+        payload: Payload::Flat { code: SPIN.to_vec(), cpl: 3 },
+        disks: Vec::new(),
+        console: Console(Box::new(std::io::sink())),
+    };
+    let mut samplers = samplers.into_iter();
+    let mut machine =
+        Machine::start(machine, |_| samplers.next().expect("one for each vCPU")).expect("a machine");
+    session.attach(&mut machine);
+    session.start(machine.memory()).expect("a disk with room");
+    println!("it runs");
+    machine.wait(Some(Duration::from_secs(SECONDS))).expect("vCPUs that end");
+    session.finish(Vec::new());
+    std::process::exit(0)
+}
+
+fn signal(child: &Child, signal: i32) {
+    let pid = i32::try_from(child.id()).expect("a pid");
+    // SAFETY: kill takes no pointers; the child is not waited for yet, so that its id is its own.
+    assert_eq!(unsafe { libc::kill(pid, signal) }, 0, "{}", std::io::Error::last_os_error());
+}
+
+fn integers(profile: &Profile, sql: &str) -> Vec<i64> {
+    let rows = profile.query(sql).expect("a query").rows;
+    let integer = |value: &Value| match value {
+        Value::Integer(value) => *value,
+        other => panic!("{sql} gave {other:?}"),
+    };
+    rows.first().expect("a row").iter().map(integer).collect()
+}
+
+#[test]
+fn time_in_which_a_run_was_stopped_is_waiting() {
+    if let Some(path) = env::var_os(RUN) {
+        run(&PathBuf::from(path));
+    }
+    if let Err(error) = probe::open() {
+        let _ = writeln!(std::io::stderr(), "SKIPPED: no /dev/kvm ({error})");
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("stopped.vprof");
+    let mut command = Command::new(env::current_exe().expect("this binary"));
+    command.args(["--exact", "time_in_which_a_run_was_stopped_is_waiting", "--nocapture"]);
+    let mut child = command.env(RUN, &path).stdout(Stdio::piped()).spawn().expect("this binary starts again");
+    let mut lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
+    assert!(lines.any(|line| line.expect("text").contains("it runs")));
+    std::thread::sleep(Duration::from_secs(1));
+    signal(&child, libc::SIGSTOP);
+    let begin = Instant::now();
+    std::thread::sleep(Duration::from_secs(STOPPED));
+    let stopped = begin.elapsed();
+    signal(&child, libc::SIGCONT);
+    assert!(child.wait().expect("a child").success());
+
+    let profile = Profile::open(&path).expect("a profile");
+    let stopped_ns = i64::try_from(stopped.as_nanos()).expect("seconds");
+    for vcpu in 0..2 {
+        let sum = "guest_ns + halted_ns + waiting_ns + kvm_ns + vmm_ns + sampler_ns + paused_ns";
+        let row = integers(&profile, &format!("SELECT {sum}, waiting_ns FROM vcpu WHERE id = {vcpu}"));
+        let (wall, waiting) = (row[0], row[1]);
+        let run_ns =
+            integers(&profile, "SELECT CAST(value AS INTEGER) FROM meta WHERE key = 'duration_ns'")[0];
+        assert!((wall - run_ns).abs() < run_ns / 20, "vCPU {vcpu}: {wall} ns of {run_ns}");
+        // What is not waited for a stop is waited for a CPU of a busy host.
+        assert!(waiting > stopped_ns * 9 / 10, "vCPU {vcpu} waited {waiting} ns, stopped for {stopped_ns}");
+    }
+    let told = integers(&profile, "SELECT count(*) FROM event WHERE kind = 'stopped'");
+    assert_eq!(told, [1]);
+    let late =
+        integers(&profile, "SELECT count(*), sum(fell = 'guest') FROM sample WHERE late_ns > 1000000000");
+    assert!(late[0] >= 1 && late[1] == 0, "ticks of the stop and those that count: {late:?}");
+    let report = Report::read(&profile, &Filter::default()).expect("a report");
+    let shares: f64 = report.processes.iter().map(|process| process.estimate.share).sum();
+    assert!((shares - 1.0).abs() < 1e-9 && report.samples > 100, "{shares}");
+}

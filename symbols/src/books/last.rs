@@ -1,0 +1,60 @@
+//! The books of a process at the moment at which nothing will be left of it.
+
+use super::layout::{Ended, TaskTimes};
+use super::{CpuTime, Kernel};
+use crate::current::{Areas, TaskPlaces};
+use crate::memory::PhysicalMemory;
+use crate::missing::Missing;
+
+/// What a process has come to. Fixed size: it travels in an event.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct LastBooks {
+    /// All its threads together.
+    pub time: CpuTime,
+    /// User and system time as its parent is told them (wait4), ns.
+    pub told: (u64, u64),
+}
+
+/// Reads books without allocating: addresses are resolved beforehand.
+#[derive(Debug, Clone)]
+pub struct LastBooksReader {
+    places: TaskPlaces,
+    times: TaskTimes,
+    ended: Ended,
+    /// `task_struct.signal`.
+    signal: usize,
+}
+
+impl LastBooksReader {
+    /// The books of the process whose leader is at `leader` and whose other threads are gone: when `release_task` is called
+    /// for it (kernel/exit.c, Linux 6.1 and 6.12). No allocation, no lock, bounded reads.
+    pub fn read(&self, memory: &impl PhysicalMemory, leader: u64) -> Option<LastBooks> {
+        let word = |structure: u64, offset: usize| {
+            memory.read_u64(self.places.translate(structure)?.checked_add(offset as u64)?)
+        };
+        let signal = word(leader, self.signal)?;
+        let mut time = self.ended.read(|offset| word(signal, offset))?;
+        time.add(&self.times.read(|offset| word(leader, offset))?);
+        Some(LastBooks { time, told: time.told(self.ended.told_before(|offset| word(signal, offset))) })
+    }
+}
+
+impl Kernel {
+    /// A reader of processes' last books, once the per-CPU areas are set up.
+    ///
+    /// # Errors
+    /// What is missing; [`Missing::may_come`] tells if asking again makes sense.
+    pub fn last_books(&self, memory: &impl PhysicalMemory) -> Result<LastBooksReader, Missing> {
+        let layouts = self.layouts.as_ref().map_err(Clone::clone)?;
+        let symbols = self.symbol_table()?;
+        let view = self.view(memory);
+        let queues = self.symbol("runqueues")?;
+        let areas = Areas::new(&view, symbols, self.symbol("__per_cpu_offset")?, queues)?;
+        Ok(LastBooksReader {
+            places: TaskPlaces::new(&view, symbols, areas.first(queues)?)?,
+            times: layouts.books.task.clone()?,
+            ended: layouts.books.ended.clone()?,
+            signal: layouts.threads.clone()?.signal,
+        })
+    }
+}

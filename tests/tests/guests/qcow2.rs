@@ -1,0 +1,63 @@
+//! Disks in qcow2 files, as `qemu-img` makes them.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use vprof_tests::{Guest, images};
+
+fn qemu_img(arguments: &[&str], paths: &[&Path]) -> String {
+    let output = Command::new("qemu-img").args(arguments).args(paths).output().expect("qemu-img starts");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// The demo image as qcow2, with all of it compressed if asked for.
+fn converted(directory: &Path, compressed: bool) -> PathBuf {
+    let image = directory.join("demo.qcow2");
+    let mut arguments = vec!["convert", "-O", "qcow2"];
+    if compressed {
+        arguments.push("-c");
+    }
+    qemu_img(&arguments, &[&images().join("demo.img"), &image]);
+    image
+}
+
+#[test]
+fn a_qcow2_image_boots_and_keeps_what_is_written() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let image = converted(directory.path(), false);
+    let write = "echo kept >/root/note; sync; spin --seconds 2";
+    let run = Guest::image(&image).in_place().script(write).run().succeeded();
+    let read = run.query("SELECT read_from FROM file WHERE path = '/usr/bin/spin'");
+    assert_eq!(read[0][0], "image", "{read:?}");
+    qemu_img(&["check"], &[&image]);
+    let run = Guest::image(&image).script("cat /root/note; echo lost >/root/note").run().succeeded();
+    assert!(run.stdout.contains("kept"), "{}", run.stdout);
+    let run = Guest::image(&image).script("cat /root/note").run().succeeded();
+    assert!(run.stdout.contains("kept") && !run.stdout.contains("lost"), "{}", run.stdout);
+    qemu_img(&["check"], &[&image]);
+}
+
+#[test]
+fn compressed_clusters_are_read() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let image = converted(directory.path(), true);
+    let run = Guest::image(&image).script("spin --seconds 1").run().succeeded();
+    assert!(run.report().process("spin").share > 0.0);
+}
+
+#[test]
+fn a_backing_file_is_not_opened() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let image = directory.path().join("above.qcow2");
+    let base = images().join("demo.img");
+    let below = std::path::absolute(&base).expect("a path");
+    let below = below.to_str().expect("UTF-8");
+    qemu_img(&["create", "-q", "-f", "qcow2", "-F", "raw", "-b", below], &[&image]);
+    let run = Guest::image(&image).script("true").run().exited(1);
+    assert!(
+        run.stderr.contains("needs a backing file") && run.stderr.contains("qemu-img convert"),
+        "{}",
+        run.stderr
+    );
+}

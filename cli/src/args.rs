@@ -5,6 +5,7 @@ mod diff;
 mod export;
 mod parse;
 mod simulate;
+mod top;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -23,6 +24,7 @@ use parse::{
     sort_parser,
 };
 pub use simulate::SimulateArgs;
+pub use top::TopArgs;
 
 const TEMPLATE: &str = "\
 {about-with-newline}
@@ -44,6 +46,7 @@ Examples:
   vprof run guest.img -- gzip -k /big      profile one command
   vprof report vprof.vprof --by function   by function, line, thread, cgroup, system call ...
   vprof stat vprof.vprof                   where the time of each vCPU went, exactly
+  vprof top                                a run that goes on, live on the terminal
 ";
 
 const RUN_EXAMPLES: &str = "\
@@ -52,6 +55,7 @@ Examples:
   vprof run guest.img --snapshot -d 20s    20 seconds, write nothing to the image
   vprof run guest.img --cpus 4 --memory 2G -F 5000 -o busy.vprof
   vprof run guest.img -- sha256sum /big    a command, in images of `xtask image`
+  vprof run guest.img --top                live on this terminal, `?` for help
   vprof run vmlinuz --initrd initrd.img --disk root.img --append root=/dev/vda
 ";
 
@@ -184,6 +188,8 @@ pub enum Command {
     Query(QueryArgs),
     /// Name the user code of a profile by debug files
     Symbolize(SymbolizeArgs),
+    /// Watch a run that goes on, live on the terminal
+    Top(TopArgs),
     /// Look at a run that goes on, and steer it
     Ctl(CtlArgs),
     /// Profile made-up machines whose truth is known: how right estimates are
@@ -318,6 +324,10 @@ pub struct RunArgs {
     /// [default: PID.sock in $XDG_RUNTIME_DIR/vprof or /tmp/vprof-UID]
     #[arg(long, value_name = "SOCKET", help_heading = "Output")]
     pub control: Option<PathBuf>,
+
+    /// Show the run live on this terminal, as `vprof top` does; the summary follows at its end
+    #[arg(long, conflicts_with_all = ["quiet", "verbose"], help_heading = "Output")]
+    pub top: bool,
 
     /// Print the report as JSON (docs/json.md) at the end
     #[arg(long, help_heading = "Output")]

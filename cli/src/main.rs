@@ -26,6 +26,7 @@ mod rusage;
 mod simulate;
 mod stat;
 mod symbolize;
+mod top;
 
 use std::process::ExitCode;
 
@@ -65,6 +66,7 @@ fn main() -> ExitCode {
         Command::Query(args) => query::command(&args),
         Command::Symbolize(args) => symbolize::command(&args),
         Command::Simulate(args) => simulate::command(&args),
+        Command::Top(args) => top::command(&args),
         Command::Ctl(args) => control::ctl::command(&args),
         Command::Doctor(args) => doctor::command(&args),
         Command::Man { directory } => man::command(&Cli::command(), &directory),

@@ -106,12 +106,16 @@ impl Page {
 
 /// Columns of the terminal that standard output or standard error is.
 pub fn terminal_columns() -> Option<usize> {
-    [libc::STDOUT_FILENO, libc::STDERR_FILENO].into_iter().find_map(|stream| {
-        let mut size = libc::winsize { ws_row: 0, ws_col: 0, ws_xpixel: 0, ws_ypixel: 0 };
-        // SAFETY: TIOCGWINSZ writes one winsize (ioctl_tty(2)), and `size` outlives the call.
-        let done = unsafe { libc::ioctl(stream, libc::TIOCGWINSZ, &raw mut size) } == 0;
-        (done && size.ws_col > 0).then_some(usize::from(size.ws_col))
-    })
+    let streams = [libc::STDOUT_FILENO, libc::STDERR_FILENO];
+    streams.into_iter().find_map(terminal_size).map(|(columns, _)| usize::from(columns))
+}
+
+/// Columns and rows of the terminal that a stream is, if it tells them.
+pub fn terminal_size(stream: libc::c_int) -> Option<(u16, u16)> {
+    let mut size = libc::winsize { ws_row: 0, ws_col: 0, ws_xpixel: 0, ws_ypixel: 0 };
+    // SAFETY: TIOCGWINSZ writes one winsize (ioctl_tty(2)), and `size` outlives the call.
+    let done = unsafe { libc::ioctl(stream, libc::TIOCGWINSZ, &raw mut size) } == 0;
+    (done && size.ws_col > 0 && size.ws_row > 0).then_some((size.ws_col, size.ws_row))
 }
 
 /// `name [module]`, both made harmless.

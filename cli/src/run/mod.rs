@@ -7,7 +7,7 @@ mod load;
 pub mod output;
 mod screen;
 pub mod spec;
-mod terminal;
+pub mod terminal;
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -24,6 +24,7 @@ use crate::control::{self, server::Server};
 use crate::errors::{Error, ExitCode, Reason};
 use crate::image::{self, ImageError, Payload};
 use crate::portable::{PortableError, outer};
+use crate::top::{self, own::Beside};
 use crate::{report, symbolize};
 use host::{Chosen, Host};
 use link::{ConsolePump, Link, Watcher, link};
@@ -44,6 +45,9 @@ pub fn command(args: &RunArgs) -> Result<ExitCode, Error> {
                 .to_owned(),
         ));
     }
+    if args.top {
+        top::terminal::check()?;
+    }
     output::check(&args.output, args.force)?;
     let places = symbolize::named_places(&args.debug)?;
     let (console, keys) = console_target(args)?;
@@ -57,7 +61,7 @@ pub fn command(args: &RunArgs) -> Result<ExitCode, Error> {
     }
     let console_on_stdout = matches!(console, ConsoleTarget::Stdout);
     let progress = match () {
-        () if args.quiet => Progress::Off,
+        () if args.quiet || args.top => Progress::Off,
         // The terminal is the guest's as soon as it runs.
         () if keys == KeySource::Terminal => Progress::UntilGuest,
         () if io::stderr().is_terminal() => Progress::Live,
@@ -184,13 +188,19 @@ enum KeySource {
 fn console_target(args: &RunArgs) -> Result<(ConsoleTarget, KeySource), Error> {
     let interactive = terminal::is_interactive();
     let wanted = match args.console.as_deref() {
-        None if args.json => None,
+        None if args.json || args.top => None,
         None if interactive || !args.command.is_empty() => Some(Path::new("-")),
         None => None,
         Some(place) => Some(place),
     };
     match wanted {
         Some(place) if place == "-" || place == "stdout" => {
+            if args.top {
+                return Err(Error::Usage(
+                    "--top and --console - both want the terminal: the view has a pane for the console"
+                        .to_owned(),
+                ));
+            }
             if args.json {
                 return Err(Error::Usage(
                     "--json and --console - both want standard output: give --console a file".to_owned(),
@@ -267,6 +277,12 @@ fn run_to_end(
         control,
         stop: stop.clone(),
     };
+    let view = top::own::Parts {
+        tables: tables.clone(),
+        phase: phase.clone(),
+        control: run.control.clone(),
+        stop: stop.clone(),
+    };
     let server = serve(args, run)?;
     let shown = Arc::clone(screen);
     let pump = console
@@ -292,6 +308,7 @@ fn run_to_end(
         KeySource::None => None,
         _ => Some(Keys::start(input, stop.clone(), escape).map_err(terminal_error)?),
     };
+    let view = show(args, view, screen)?;
     let outcome = runtime.block_on(async {
         let run = start(args, plan, chosen, guest_side, &tables);
         watch(run, signals, &stop, phase, screen, args.quiet).await
@@ -299,6 +316,10 @@ fn run_to_end(
     drop(server);
     drop(reader);
     drop(raw);
+    if let Some(failed) = view.and_then(Beside::finish) {
+        eprintln!("vprof: there was no live view: {failed}");
+    }
+    screen.release();
     let last_lines = pump.last_lines(LAST_LINES);
     finish_console(pump, screen);
     outcome.map(|outcome| (outcome, last_lines))
@@ -312,6 +333,15 @@ fn finish_console(pump: ConsolePump, screen: &Screen) {
             crate::render::units::bytes(dropped)
         ));
     }
+}
+
+/// Opens the live view, if it is wanted; what there is to say meanwhile is said after it.
+fn show(args: &RunArgs, view: top::own::Parts, screen: &Screen) -> Result<Option<Beside>, Error> {
+    if !args.top {
+        return Ok(None);
+    }
+    screen.hold();
+    Ok(Some(Beside::start(view)?))
 }
 
 /// Opens the control socket. A run that nobody asked to have one goes on without.

@@ -55,6 +55,8 @@ struct State {
     last_line: Option<Instant>,
     /// The first failure to write the console.
     failed: Option<io::Error>,
+    /// What is to be said when the terminal is free again.
+    held: Option<Vec<String>>,
 }
 
 impl Screen {
@@ -70,6 +72,7 @@ impl Screen {
             started: Instant::now(),
             last_line: None,
             failed: None,
+            held: None,
         }))
     }
 
@@ -136,10 +139,25 @@ impl Screen {
     /// Prints a line on standard error, above the live line.
     pub fn note(&self, text: &str) {
         let mut state = self.lock();
+        if let Some(held) = &mut state.held {
+            held.push(text.to_owned());
+            return;
+        }
         state.erase();
         let start = if state.shared && !state.console_at_line_start { "\n" } else { "" };
         state.console_at_line_start = true;
         let _ = writeln!(io::stderr().lock(), "{start}vprof: {text}");
+    }
+
+    /// Keeps lines back from now on: somebody else has the terminal.
+    pub fn hold(&self) {
+        self.lock().held.get_or_insert_default();
+    }
+
+    /// Prints what was kept back.
+    pub fn release(&self) {
+        let held = self.lock().held.take();
+        held.into_iter().flatten().for_each(|text| self.note(&text));
     }
 
     /// Takes the live line away for good; returns what went wrong with the console.

@@ -13,8 +13,15 @@ use tokio::sync::{mpsc, watch};
 /// The key that ends the run: Ctrl-], as telnet and virsh have it.
 pub const ESCAPE: u8 = 0x1d;
 
-/// The settings to go back to while the terminal is raw. In a static so that a panic finds them.
-static SAVED: Mutex<Option<Termios>> = Mutex::new(None);
+/// What to go back to while the terminal is raw. In a static so that a panic finds it.
+static SAVED: Mutex<Option<Saved>> = Mutex::new(None);
+
+/// What to go back to.
+struct Saved {
+    settings: Termios,
+    /// What the terminal is told before.
+    leave: &'static str,
+}
 
 /// True when a person sits at both ends: standard input and output are terminals and this process may read.
 pub fn is_interactive() -> bool {
@@ -23,7 +30,7 @@ pub fn is_interactive() -> bool {
 }
 
 /// A background process that reads its terminal is stopped by it.
-fn is_foreground() -> bool {
+pub fn is_foreground() -> bool {
     nix::unistd::tcgetpgrp(io::stdin()).is_ok_and(|group| group == nix::unistd::getpgrp())
 }
 
@@ -34,23 +41,38 @@ pub struct RawMode(());
 impl RawMode {
     /// Gives all keys to the guest. Output processing stays on, so that this program's own lines need no care.
     pub fn enter() -> io::Result<Self> {
-        let stdin = io::stdin();
-        let before = termios::tcgetattr(&stdin)?;
-        let mut raw = before.clone();
-        let output = raw.output_flags;
-        termios::cfmakeraw(&mut raw);
-        raw.output_flags = output;
-        raw.input_flags |= InputFlags::IGNBRK;
-        raw.local_flags &= !LocalFlags::ISIG;
-        raw.control_chars[SpecialCharacterIndices::VMIN as usize] = 1;
-        raw.control_chars[SpecialCharacterIndices::VTIME as usize] = 0;
-        if let Ok(mut saved) = SAVED.lock() {
-            *saved = Some(before);
-        }
-        restore_on_panic();
-        termios::tcsetattr(&stdin, SetArg::TCSADRAIN, &raw)?;
+        Self::enter_screen("", "")
+    }
+
+    /// The same, and tells the terminal `enter`; on the way back `leave`.
+    pub fn enter_screen(enter: &str, leave: &'static str) -> io::Result<Self> {
+        make_raw(enter, leave)?;
         Ok(Self(()))
     }
+
+    /// Makes the terminal raw once more: while this process was stopped, somebody else had it.
+    pub fn again(&self, enter: &str) -> io::Result<()> {
+        make_raw(enter, "")
+    }
+}
+
+fn make_raw(enter: &str, leave: &'static str) -> io::Result<()> {
+    let stdin = io::stdin();
+    let before = termios::tcgetattr(&stdin)?;
+    let mut raw = before.clone();
+    let output = raw.output_flags;
+    termios::cfmakeraw(&mut raw);
+    raw.output_flags = output;
+    raw.input_flags |= InputFlags::IGNBRK;
+    raw.local_flags &= !LocalFlags::ISIG;
+    raw.control_chars[SpecialCharacterIndices::VMIN as usize] = 1;
+    raw.control_chars[SpecialCharacterIndices::VTIME as usize] = 0;
+    if let Ok(mut saved) = SAVED.lock() {
+        saved.get_or_insert(Saved { settings: before, leave });
+    }
+    restore_on_panic();
+    termios::tcsetattr(&stdin, SetArg::TCSADRAIN, &raw)?;
+    tell(enter)
 }
 
 impl Drop for RawMode {
@@ -66,8 +88,22 @@ pub fn restore() {
         && let Some(before) = saved.take()
     {
         // There is nobody left to tell if the terminal is gone.
-        let _ = termios::tcsetattr(io::stdin(), SetArg::TCSANOW, &before);
+        let _ = tell(before.leave);
+        let _ = termios::tcsetattr(io::stdin(), SetArg::TCSANOW, &before.settings);
     }
+}
+
+/// Writes to the terminal, past std's lock, which another thread may hold.
+fn tell(text: &str) -> io::Result<()> {
+    let mut rest = text.as_bytes();
+    while !rest.is_empty() {
+        match nix::unistd::write(io::stdout(), rest) {
+            Ok(count) => rest = &rest[count.min(rest.len())..],
+            Err(Errno::EINTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
 }
 
 fn restore_on_panic() {

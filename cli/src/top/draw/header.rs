@@ -1,0 +1,117 @@
+//! The lines above everything.
+
+use std::time::Duration;
+
+use ratatui::buffer::Buffer;
+use ratatui::layout::Rect;
+use ratatui::style::Style;
+use sampler::live::{Sampling, Span};
+use unicode_width::UnicodeWidthStr;
+
+use super::put;
+use super::theme::Theme;
+use crate::render::{escape, units};
+use crate::top::state::State;
+
+/// A piece of a line; those with the highest rank give way first.
+struct Piece {
+    text: String,
+    style: Style,
+    rank: u8,
+}
+
+fn piece(text: String, rank: u8) -> Piece {
+    Piece { text, style: Style::new(), rank }
+}
+
+/// Draws one line or two.
+pub fn draw(buffer: &mut Buffer, area: Rect, state: &State, theme: Theme) {
+    let mut first = run(state, theme);
+    let second = span(state, theme);
+    if area.height == 1 {
+        // What stands still must be told in any case.
+        first.splice(..0, second.into_iter().filter(|piece| piece.rank == 0));
+        line(buffer, area, area.y, first, theme);
+        return;
+    }
+    line(buffer, area, area.y, first, theme);
+    line(buffer, area, area.y + 1, second, theme);
+}
+
+/// What is watched.
+fn run(state: &State, theme: Theme) -> Vec<Piece> {
+    let look = &state.look;
+    if look.time_s <= 0.0 {
+        return vec![Piece {
+            text: "The guest does not run yet.".to_owned(),
+            style: theme.heading(),
+            rank: 1,
+        }];
+    }
+    let kernel = match &look.kernel {
+        Some(release) => format!("Linux {}", escape(release)),
+        None => "kernel not found yet".to_owned(),
+    };
+    let host = match look.host.as_str() {
+        "kvm" => "KVM".to_owned(),
+        "portable" => "portable".to_owned(),
+        other => format!("host: {}", escape(other)),
+    };
+    let time = Duration::try_from_secs_f64(look.time_s).unwrap_or_default();
+    let Sampling { on, rate_hz, clock, samples, lost, .. } = &look.sampling;
+    let rate = match on {
+        true => piece(units::rate(*rate_hz), 3),
+        false => Piece { text: "SAMPLING STOPPED".to_owned(), style: theme.notice(), rank: 1 },
+    };
+    let lost_style = if *lost > 0 { theme.heading() } else { Style::new() };
+    vec![
+        Piece { text: kernel, style: theme.heading(), rank: 2 },
+        piece(host, 3),
+        piece(units::clock(time), 1),
+        rate,
+        piece(escape(clock).into_owned(), 5),
+        piece(units::counted(*samples, "sample"), 4),
+        Piece { text: format!("{} lost", units::count(*lost)), style: lost_style, rank: 4 },
+    ]
+}
+
+/// What the figures speak of.
+fn span(state: &State, theme: Theme) -> Vec<Piece> {
+    let modes = &state.look.modes;
+    let span = match state.span() {
+        Span::Run => "whole run".to_owned(),
+        Span::Last(s) => format!("last {s:.0} s"),
+    };
+    let mode = |name: &str, part: f64, rank| piece(format!("{name} {}", units::percent(part)), rank);
+    let mut pieces = vec![
+        Piece { text: span, style: theme.heading(), rank: 1 },
+        mode("user", modes.user, 2),
+        mode("kernel", modes.kernel, 2),
+        mode("irq", modes.hardirq, 3),
+        mode("softirq", modes.softirq, 3),
+        mode("idle", modes.idle, 2),
+    ];
+    if state.paused {
+        pieces.insert(0, Piece { text: "PAUSED".to_owned(), style: theme.notice(), rank: 0 });
+    }
+    pieces
+}
+
+const GAP: u16 = 2;
+
+fn line(buffer: &mut Buffer, area: Rect, y: u16, mut pieces: Vec<Piece>, theme: Theme) {
+    let width =
+        |pieces: &[Piece]| pieces.iter().map(|piece| piece.text.width() + usize::from(GAP)).sum::<usize>();
+    let room = usize::from(area.width + GAP - 1);
+    while width(&pieces) > room
+        && let Some(rank) = pieces.iter().map(|piece| piece.rank).max().filter(|rank| *rank > 1)
+    {
+        let last = pieces.iter().rposition(|piece| piece.rank == rank);
+        last.into_iter().for_each(|at| drop(pieces.remove(at)));
+    }
+    let mut x = area.x + 1;
+    for piece in pieces {
+        let width = area.right().saturating_sub(x);
+        x = put(buffer, (x, y, width), &piece.text, piece.style, theme).saturating_add(GAP);
+    }
+}

@@ -1,0 +1,137 @@
+//! One screen, of any size.
+//!
+//! ```text
+//!  header    kernel, host, time, rate, samples; the span, and what its samples hit
+//!  bars      a row for each vCPU, or for several: over time, and its states in the span
+//!  tabs      the panes
+//!  pane      a table or lines
+//!  bottom    keys, a question, or what there is to say
+//! ```
+
+mod bars;
+mod header;
+mod help;
+mod pane;
+pub mod theme;
+
+use ratatui::Frame;
+use ratatui::buffer::Buffer;
+use ratatui::layout::{Position, Rect};
+use ratatui::style::Style;
+use unicode_width::UnicodeWidthStr;
+
+use super::state::{Question, State};
+use crate::render::escape;
+use theme::Theme;
+
+/// The smallest screen that shows anything of use.
+const LEAST: (u16, u16) = (40, 10);
+/// Screens that are lower have a line less of everything.
+const LOW: u16 = 16;
+
+/// Draws everything.
+pub fn screen(frame: &mut Frame<'_>, state: &mut State, theme: Theme) {
+    let area = frame.area();
+    let buffer = frame.buffer_mut();
+    if area.width < LEAST.0 || area.height < LEAST.1 {
+        too_small(buffer, area, theme);
+        return;
+    }
+    let bottom = Rect { y: area.bottom() - 1, height: 1, ..area };
+    let upper = Rect { height: area.height - 1, ..area };
+    match &mut state.help {
+        Some(down) => *down = help::draw(buffer, upper, *down, state.own_run, theme),
+        None => main(buffer, upper, state, theme),
+    }
+    if let Some(cursor) = last_line(buffer, bottom, state, theme) {
+        frame.set_cursor_position(cursor);
+    }
+}
+
+fn main(buffer: &mut Buffer, area: Rect, state: &mut State, theme: Theme) {
+    let low = area.height < LOW;
+    let [header, rest] = split(area, if low { 1 } else { 2 });
+    header::draw(buffer, header, state, theme);
+    let [bars, rest] =
+        split(rest, bars::rows(&state.look, area.height.saturating_sub(5) / 3) + u16::from(!low));
+    bars::draw(buffer, bars, state, theme);
+    pane::draw(buffer, rest, state, theme);
+}
+
+/// The upper rows, and the others.
+fn split(area: Rect, rows: u16) -> [Rect; 2] {
+    let rows = rows.min(area.height);
+    [Rect { height: rows, ..area }, Rect { y: area.y + rows, height: area.height - rows, ..area }]
+}
+
+fn too_small(buffer: &mut Buffer, area: Rect, theme: Theme) {
+    let (columns, rows) = LEAST;
+    let lines = [
+        "Too small.".to_owned(),
+        format!("vprof top needs {columns}x{rows},"),
+        format!("this is {}x{}.", area.width, area.height),
+        "q quits.".to_owned(),
+    ];
+    for (line, y) in lines.iter().zip(area.top()..area.bottom()) {
+        put(buffer, (area.x, y, area.width), line, Style::new(), theme);
+    }
+}
+
+/// The last line; returns where the cursor belongs.
+fn last_line(buffer: &mut Buffer, area: Rect, state: &State, theme: Theme) -> Option<Position> {
+    let place = (area.x, area.y, area.width);
+    let (question, typed) = match &state.question {
+        Some(Question::Filter { typed, .. }) => ("show only rows with: ", typed),
+        Some(Question::Mark(typed)) => ("mark: ", typed),
+        Some(Question::End) => {
+            put(buffer, place, "End the run? y ends it, any other key goes on.", theme.notice(), theme);
+            return None;
+        }
+        None => {
+            let (line, style) = match (&state.message, &state.ended) {
+                (Some(message), _) => (escape(message).into_owned(), theme.notice()),
+                (None, Some(why)) => (format!("{}; q quits", escape(why)), theme.notice()),
+                (None, None) => (hint(area.width, state).to_owned(), Style::new()),
+            };
+            put(buffer, place, &line, style, theme);
+            return None;
+        }
+    };
+    // Its end is what is being typed.
+    let typed = escape(typed);
+    let room = usize::from(area.width).saturating_sub(question.len() + 1);
+    let mut end = typed.as_ref();
+    while end.width() > room {
+        end = end.char_indices().nth(1).map_or("", |(at, _)| &end[at..]);
+    }
+    let x = put(buffer, place, &format!("{question}{end}"), theme.heading(), theme);
+    Some(Position { x: x.min(area.right() - 1), y: area.y })
+}
+
+fn hint(width: u16, state: &State) -> &'static str {
+    match (state.help.is_some(), width) {
+        (true, _) => "any key goes back, arrows scroll",
+        (_, ..60) => "? help  q quit  Tab pane  / filter",
+        (_, 60..100) => "? help  q quit  Tab pane  s sort  / filter  w span  space pause  S stop",
+        _ => {
+            "? help  q quit  Tab pane  s sort  r reverse  / filter  w span  space pause  S stop sampling  + - rate  \
+             m mark"
+        }
+    }
+}
+
+/// Writes a text at a column and a row, in at most so many columns; returns the column after it.
+fn put(buffer: &mut Buffer, (x, y, width): (u16, u16, u16), text: &str, style: Style, theme: Theme) -> u16 {
+    let text = theme.cut(text, width);
+    buffer.set_stringn(x, y, text, usize::from(width), style).0
+}
+
+/// The same, at the right end.
+fn put_right(buffer: &mut Buffer, (x, y, width): (u16, u16, u16), text: &str, style: Style, theme: Theme) {
+    let text = theme.cut(text, width);
+    let own = u16::try_from(text.width()).unwrap_or(width).min(width);
+    buffer.set_stringn(x + width - own, y, text, usize::from(own), style);
+}
+
+#[cfg(test)]
+mod tests;

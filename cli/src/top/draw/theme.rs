@@ -1,0 +1,163 @@
+//! Colours and characters that a terminal can show.
+
+use std::borrow::Cow;
+use std::env;
+
+use ratatui::style::{Color, Modifier, Style};
+
+use crate::render::table;
+use crate::top::history::Parts;
+
+/// What a terminal can show.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Theme {
+    /// Its 16 colours may be used.
+    pub color: bool,
+    /// It shows Unicode.
+    pub unicode: bool,
+}
+
+/// A state that is neither `guest` nor `halted` is told by its letter where it has at least this part of a column.
+const NOTABLE: f32 = 0.25;
+/// Heights of a column from nothing to all.
+const HEIGHTS: [&str; 9] = ["·", "▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"];
+const HEIGHTS_ASCII: [&str; 9] = ["_", ".", ":", "-", "=", "+", "*", "%", "#"];
+/// Lengths of a bar's last character.
+const LENGTHS: [&str; 9] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉", "█"];
+/// Letters of states, in the order of [`crate::top::history::STATES`]; the first two are told by heights.
+const LETTERS: [&str; 7] = ["", "", "w", "k", "v", "s", "p"];
+/// Their colours: apart in lightness or in blue against yellow, which nearly everybody sees.
+const COLORS: [Color; 7] =
+    [Color::Cyan, Color::Reset, Color::Yellow, Color::Blue, Color::Magenta, Color::White, Color::DarkGray];
+
+impl Theme {
+    /// By the environment: `NO_COLOR` (no-color.org), and the locale's character set as POSIX has it.
+    pub fn of_environment() -> Self {
+        let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty());
+        let locale = ["LC_ALL", "LC_CTYPE", "LANG"].into_iter().find_map(set).unwrap_or_default();
+        let locale = locale.to_string_lossy().to_ascii_lowercase();
+        Self {
+            color: set("NO_COLOR").is_none(),
+            unicode: ["utf-8", "utf8"].iter().any(|name| locale.contains(name)),
+        }
+    }
+
+    /// A text in at most so many columns.
+    pub fn cut(self, text: &str, width: u16) -> String {
+        let cut = table::cut(&self.plain(text), usize::from(width));
+        match self.unicode {
+            true => cut,
+            false => cut.replace('…', "~"),
+        }
+    }
+
+    /// The same text in ASCII, where there is nothing else.
+    fn plain(self, text: &str) -> Cow<'_, str> {
+        if self.unicode || text.is_ascii() {
+            return Cow::Borrowed(text);
+        }
+        let ascii = |c: char| match c {
+            '±' => Cow::Borrowed("+-"),
+            c if c.is_ascii() => Cow::Owned(c.to_string()),
+            _ => Cow::Borrowed("?"),
+        };
+        Cow::Owned(text.chars().map(ascii).collect())
+    }
+
+    /// A colour, if there are any.
+    pub fn fg(self, color: Color) -> Style {
+        if self.color { Style::new().fg(color) } else { Style::new() }
+    }
+
+    /// What names something.
+    pub fn heading(self) -> Style {
+        Style::new().add_modifier(Modifier::BOLD)
+    }
+
+    /// What must not be missed.
+    pub fn notice(self) -> Style {
+        Style::new().add_modifier(Modifier::REVERSED)
+    }
+
+    /// The colour of a state, by its place.
+    pub fn state(self, place: usize) -> Style {
+        self.fg(COLORS.get(place).copied().unwrap_or(Color::Reset))
+    }
+
+    /// One column of a vCPU over time.
+    pub fn column(self, parts: &Parts) -> (&'static str, Style) {
+        let guest = parts[0];
+        if parts.iter().all(|part| *part <= 0.0) {
+            return (" ", Style::new());
+        }
+        let others = parts.iter().zip(LETTERS).enumerate().skip(2);
+        let largest = others.max_by(|(_, (a, _)), (_, (b, _))| a.total_cmp(b));
+        match largest {
+            Some((place, (part, letter))) if *part >= NOTABLE => (letter, self.state(place)),
+            _ => {
+                let heights = if self.unicode { HEIGHTS } else { HEIGHTS_ASCII };
+                // A little is not nothing.
+                let height = eighths(guest, 1).max(usize::from(guest >= 0.005));
+                (heights[height.min(8)], self.state(0))
+            }
+        }
+    }
+
+    /// A bar over at most so many columns.
+    pub fn bar(self, part: f64, width: u16) -> String {
+        #[expect(clippy::cast_possible_truncation, reason = "a part of the whole")]
+        let part = if part.is_finite() { part.clamp(0.0, 1.0) as f32 } else { 0.0 };
+        let length = eighths(part, width);
+        match self.unicode {
+            true => "█".repeat(length / 8) + LENGTHS[length % 8],
+            false => "#".repeat((length + 4) / 8),
+        }
+    }
+}
+
+/// A part of so many columns, in eighths of a column.
+fn eighths(part: f32, columns: u16) -> usize {
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between 0 and 8 * columns")]
+    let eighths = (part * 8.0 * f32::from(columns)).round() as usize;
+    eighths
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FULL: Theme = Theme { color: true, unicode: true };
+    const LEAST: Theme = Theme { color: false, unicode: false };
+
+    #[test]
+    fn columns_are_told_apart_without_colours() {
+        let columns = [
+            [0.0; 7],
+            [0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0],
+            [0.01, 0.99, 0.0, 0.0, 0.0, 0.0, 0.0],
+            [0.5, 0.5, 0.0, 0.0, 0.0, 0.0, 0.0],
+            [0.9, 0.0, 0.0, 0.0, 0.1, 0.0, 0.0],
+            [0.7, 0.0, 0.3, 0.0, 0.0, 0.0, 0.0],
+            [0.0, 0.0, 0.0, 0.0, 0.4, 0.6, 0.0],
+        ];
+        let shown = |theme: Theme| columns.map(|parts| theme.column(&parts).0).concat();
+        assert_eq!(shown(FULL), " ·▁▄▇ws");
+        assert_eq!(shown(LEAST), " _.=%ws");
+        assert!(columns.iter().all(|parts| LEAST.column(parts).1 == Style::new()));
+        assert_eq!(FULL.column(&columns[5]).1.fg, Some(Color::Yellow));
+    }
+
+    #[test]
+    fn bars_have_the_length_of_their_part() {
+        let bars = [0.0, 0.05, 0.5, 1.0, 7.0, f64::NAN].map(|part| FULL.bar(part, 4));
+        assert_eq!(bars, ["", "▎", "██", "████", "████", ""]);
+        assert_eq!(LEAST.bar(0.6, 4), "##");
+    }
+
+    #[test]
+    fn text_is_ascii_where_there_is_nothing_else() {
+        assert_eq!(LEAST.cut("größe ± 漢字", 99), "gr??e +- ??");
+        assert_eq!(LEAST.cut("abcdef", 4), "abc~");
+        assert_eq!(FULL.cut("größer", 4), "grö…");
+    }
+}

@@ -1,0 +1,257 @@
+//! Tables that can be sorted by a column, filtered, and drawn in the columns that fit.
+
+use std::cmp::Ordering;
+
+use sampler::estimate::Share;
+
+use crate::render::units;
+
+/// What stands in a cell.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Value {
+    /// Harmless text.
+    Text(String),
+    /// A number without a unit, like a process id; empty for 0.
+    Id(i64),
+    /// A count.
+    Count(u64),
+    /// A part of the whole.
+    Share(f64),
+    /// How far an interval reaches from the share.
+    Margin(f64),
+    /// Something per second.
+    PerSecond(f64),
+    /// A time, ns.
+    Time(f64),
+    /// A time since the run's start, s.
+    Moment(f64),
+    /// A part of the whole as a bar.
+    Bar(f64),
+}
+
+impl Value {
+    /// A share, its interval, and its bar.
+    pub fn of(share: &Share) -> (Self, Self, Self) {
+        (Self::Share(share.share), Self::Margin(share.distance()), Self::Bar(share.share))
+    }
+
+    /// As it is shown; a bar is drawn.
+    pub fn shown(&self) -> String {
+        match self {
+            Self::Text(text) => text.clone(),
+            Self::Id(0) | Self::Bar(_) => String::new(),
+            Self::Id(id) => id.to_string(),
+            Self::Count(count) => units::count(*count),
+            Self::Share(part) | Self::Margin(part) => units::percent(*part),
+            Self::PerSecond(rate) => per_second(*rate),
+            Self::Time(ns) => units::brief(whole(*ns)),
+            Self::Moment(s) => format!("{s:.2} s"),
+        }
+    }
+
+    fn compare(&self, other: &Self) -> Ordering {
+        match (self, other) {
+            (Self::Text(a), Self::Text(b)) => a.cmp(b),
+            _ => self.number().total_cmp(&other.number()),
+        }
+    }
+
+    fn number(&self) -> f64 {
+        match self {
+            Self::Text(_) => 0.0,
+            Self::Id(id) => *id as f64,
+            Self::Count(count) => *count as f64,
+            Self::Share(n) | Self::Margin(n) | Self::PerSecond(n) => *n,
+            Self::Time(n) | Self::Moment(n) | Self::Bar(n) => *n,
+        }
+    }
+
+    fn contains(&self, text: &str) -> bool {
+        match self {
+            Self::Text(own) => own.to_lowercase().contains(text),
+            Self::Id(_) => self.shown() == text,
+            _ => false,
+        }
+    }
+}
+
+fn per_second(rate: f64) -> String {
+    if rate.is_finite() && rate < 9.95 { format!("{:.1}", rate.max(0.0)) } else { units::count(whole(rate)) }
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "saturates")]
+fn whole(number: f64) -> u64 {
+    number.round() as u64
+}
+
+/// A column.
+#[derive(Debug, Clone, Copy)]
+pub struct Column {
+    /// Its heading.
+    pub name: &'static str,
+    /// Columns of the screen; the last column of a table takes what is left.
+    pub width: u16,
+    /// Columns with the highest number give way first where there is no room; 0 never does.
+    pub rank: u8,
+}
+
+/// Shorthand for a list of them.
+pub const fn column(name: &'static str, width: u16, rank: u8) -> Column {
+    Column { name, width, rank }
+}
+
+/// The rows of a pane; the last column is text of any length.
+#[derive(Debug, Default)]
+pub struct Table {
+    /// The columns.
+    pub columns: Vec<Column>,
+    /// A value for each column.
+    pub rows: Vec<Vec<Value>>,
+    /// The last column is not narrower, unless nothing else can give way.
+    pub last: u16,
+    /// What to say where there are none.
+    pub empty: &'static str,
+}
+
+/// By what a table is sorted.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Order {
+    /// Which column.
+    pub column: usize,
+    /// The other way round: numbers from the smallest, text from the end.
+    pub reversed: bool,
+}
+
+/// Columns between two cells.
+const GAP: u16 = 2;
+
+impl Table {
+    /// Only rows that have this text in a text, or this number as an id.
+    pub fn filter(&mut self, text: &str) {
+        let text = text.to_lowercase();
+        if !text.is_empty() {
+            self.rows.retain(|row| row.iter().any(|value| value.contains(&text)));
+        }
+    }
+
+    /// Sorts: numbers from the largest, text from the start.
+    pub fn sort(&mut self, order: Order) {
+        let compare = |a: &Vec<Value>, b: &Vec<Value>| match (a.get(order.column), b.get(order.column)) {
+            (Some(a @ Value::Text(_)), Some(b)) => a.compare(b),
+            (Some(a), Some(b)) => b.compare(a),
+            _ => Ordering::Equal,
+        };
+        match order.reversed {
+            false => self.rows.sort_by(compare),
+            true => self.rows.sort_by(|a, b| compare(b, a)),
+        }
+    }
+
+    /// The next column that a table can be sorted by: bars and intervals are none.
+    pub fn next_order(&self, column: usize) -> usize {
+        let count = self.columns.len().max(1);
+        let sorts =
+            |at: &usize| self.columns.get(*at).is_some_and(|column| !["", "±"].contains(&column.name));
+        (1..=count).map(|step| (column + step) % count).find(sorts).unwrap_or(0)
+    }
+
+    /// Places and widths of the columns that fit, by their number.
+    pub fn fit(&self, width: u16) -> Vec<(usize, u16, u16)> {
+        let mut kept: Vec<usize> = (0..self.columns.len()).collect();
+        let last = self.columns.len().saturating_sub(1);
+        let fixed = |kept: &[usize]| -> u16 {
+            kept.iter().filter(|at| **at != last).map(|at| self.columns[*at].width + GAP).sum()
+        };
+        while fixed(&kept) + self.last > width {
+            let droppable = kept.iter().copied().filter(|at| self.columns[*at].rank > 0);
+            let Some(least) = droppable.max_by_key(|at| (self.columns[*at].rank, *at)) else { break };
+            kept.retain(|at| *at != least);
+        }
+        let mut x = 0;
+        let mut places = Vec::new();
+        for at in kept {
+            let room = width.saturating_sub(x);
+            let own = if at == last { room } else { self.columns[at].width.min(room) };
+            places.push((at, x, own));
+            x = x.saturating_add(own + GAP);
+        }
+        places
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table() -> Table {
+        let text = |text: &str| Value::Text(text.to_owned());
+        Table {
+            columns: vec![
+                column("share", 7, 0),
+                column("", 10, 2),
+                column("pid", 7, 1),
+                column("name", 0, 0),
+            ],
+            rows: vec![
+                vec![Value::Share(0.25), Value::Bar(0.25), Value::Id(7), text("b")],
+                vec![Value::Share(0.5), Value::Bar(0.5), Value::Id(42), text("a")],
+                vec![Value::Share(0.125), Value::Bar(0.125), Value::Id(0), text("Cc 42")],
+            ],
+            last: 16,
+            empty: "",
+        }
+    }
+
+    fn names(table: &Table) -> Vec<String> {
+        table.rows.iter().map(|row| row[3].shown()).collect()
+    }
+
+    #[test]
+    fn rows_are_sorted_and_filtered() {
+        let mut table = table();
+        table.sort(Order { column: 0, reversed: false });
+        assert_eq!(names(&table), ["a", "b", "Cc 42"]);
+        table.sort(Order { column: 2, reversed: true });
+        assert_eq!(names(&table), ["Cc 42", "b", "a"]);
+        table.sort(Order { column: 3, reversed: false });
+        assert_eq!(names(&table), ["Cc 42", "a", "b"]);
+        table.sort(Order { column: 9, reversed: false });
+        table.filter("42");
+        assert_eq!(names(&table), ["Cc 42", "a"]);
+        table.filter("cC");
+        assert_eq!(names(&table), ["Cc 42"]);
+    }
+
+    #[test]
+    fn bars_are_no_order() {
+        assert_eq!([0, 2, 3, 9].map(|column| table().next_order(column)), [2, 3, 0, 2]);
+        assert_eq!(Table::default().next_order(3), 0);
+    }
+
+    #[test]
+    fn columns_give_way_where_there_is_no_room() {
+        let table = table();
+        assert_eq!(table.fit(60), [(0, 0, 7), (1, 9, 10), (2, 21, 7), (3, 30, 30)]);
+        assert_eq!(table.fit(40), [(0, 0, 7), (2, 9, 7), (3, 18, 22)]);
+        assert_eq!(table.fit(26), [(0, 0, 7), (3, 9, 17)]);
+        assert_eq!(table.fit(5), [(0, 0, 5), (3, 7, 0)]);
+        assert_eq!(Table::default().fit(80), []);
+    }
+
+    #[test]
+    fn values_have_their_units() {
+        let cases = [
+            (Value::Share(0.123), "12.3 %"),
+            (Value::Id(0), ""),
+            (Value::Count(12_345), "12,345"),
+            (Value::PerSecond(0.25), "0.2"),
+            (Value::PerSecond(1_234.4), "1,234"),
+            (Value::PerSecond(f64::NAN), "0"),
+            (Value::Time(12_345.0), "12.3 us"),
+            (Value::Time(f64::INFINITY), "18446744074 s"),
+        ];
+        for (value, shown) in cases {
+            assert_eq!(value.shown(), shown);
+        }
+    }
+}

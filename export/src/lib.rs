@@ -15,6 +15,7 @@
 
 mod folded;
 mod format;
+mod html;
 mod sums;
 pub mod text;
 
@@ -24,6 +25,7 @@ use sampler::report::{Filter, Recording, RecordingRequest, ReportError};
 use sampler::{Profile, ProfileError};
 
 pub use format::{Count, Format, Root};
+pub use html::{PageError, PageRequest, write_page};
 
 /// What shall be written.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use rusqlite::{Connection, Row, params};
 use serde::{Deserialize, Serialize};
 
 use super::{ReportError, is_process};
-use crate::profile::Profile;
+use crate::profile::{Profile, snapshot};
 
 /// Frames of a stack, at most: a profile may be damaged.
 const MOST_FRAMES: usize = 1024;
@@ -170,7 +170,7 @@ impl ExactReport {
         let connection = profile.connection();
         let sql = |error: rusqlite::Error| profile.error(&error);
         // One transaction, so that all parts are of the same moment of a run that goes on.
-        let _snapshot = connection.unchecked_transaction().map_err(sql)?;
+        let _snapshot = snapshot(connection).map_err(sql)?;
         let meta = |key: &str| meta(connection, key).map_err(sql);
         let number = |text: Option<String>| text.and_then(|text| text.parse::<u64>().ok());
         let Some(from_ns) = number(meta("exact_from_ns")?) else {

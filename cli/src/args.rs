@@ -1,5 +1,6 @@
 //! The command line.
 
+mod ctl;
 mod export;
 mod parse;
 mod simulate;
@@ -12,8 +13,9 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use sampler::report::{By, ModeGroup};
 use sampler::{ClockKind, Sort};
 
+pub use ctl::{CtlArgs, CtlCommand};
 pub use export::ExportArgs;
-pub use parse::Span;
+pub use parse::{Span, rate_in_range};
 use parse::{
     by_parser, parse_memory, parse_positive_time, parse_precision, parse_rate, parse_span, sort_parser,
 };
@@ -47,6 +49,7 @@ Examples:
   vprof export vprof.vprof -o vprof.folded  for flame graphs, speedscope ...
   vprof query vprof.vprof \"SELECT mode, count(*) FROM v_samples GROUP BY mode\"
   vprof symbolize vprof.vprof --debug-dir /usr/lib/debug
+  vprof ctl mark \"here\"                    steer a run that goes on
   vprof doctor                             what this machine can do
 ";
 
@@ -185,6 +188,8 @@ pub enum Command {
     Query(QueryArgs),
     /// Name the user code of a profile by debug files
     Symbolize(SymbolizeArgs),
+    /// Look at a run that goes on, and steer it
+    Ctl(CtlArgs),
     /// Profile made-up machines whose truth is known: how right estimates are
     Simulate(SimulateArgs),
     /// Tell what this machine can do, and what `run` will use
@@ -293,6 +298,11 @@ pub struct RunArgs {
     /// Replace the profile if it exists
     #[arg(long, help_heading = "Output")]
     pub force: bool,
+
+    /// Where `vprof ctl` and `vprof top` find the run: a socket to be made, or `none`
+    /// [default: PID.sock in $XDG_RUNTIME_DIR/vprof or /tmp/vprof-UID]
+    #[arg(long, value_name = "SOCKET", help_heading = "Output")]
+    pub control: Option<PathBuf>,
 
     /// Print the report as JSON (docs/json.md) at the end
     #[arg(long, help_heading = "Output")]

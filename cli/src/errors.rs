@@ -81,6 +81,9 @@ pub enum Error {
     /// A query has no answer.
     #[error(transparent)]
     Query(#[from] QueryError),
+    /// A run that goes on can't be talked to, or refused.
+    #[error("{0}")]
+    Control(String),
     /// The run was ended before there was anything to profile.
     #[error("stopped before the guest ran: there is no profile")]
     Stopped,

@@ -6,6 +6,7 @@
 
 mod annotate;
 mod args;
+mod control;
 mod debuginfod;
 mod doctor;
 mod errors;
@@ -48,6 +49,7 @@ fn main() -> ExitCode {
         Command::Query(args) => query::command(&args),
         Command::Symbolize(args) => symbolize::command(&args),
         Command::Simulate(args) => simulate::command(&args),
+        Command::Ctl(args) => control::ctl::command(&args),
         Command::Doctor(args) => doctor::command(&args),
         Command::Completions { shell } => {
             let mut script = Vec::new();

@@ -8,6 +8,8 @@ use std::str::FromStr;
 pub enum Format {
     /// One line per stack, its frames separated by semicolons, and a number.
     Folded,
+    /// One page that shows all of a profile and needs nothing else.
+    Html,
 }
 
 /// What is known of a format.
@@ -19,8 +21,10 @@ struct Known {
     binary: bool,
 }
 
-const KNOWN: [Known; 1] =
-    [Known { format: Format::Folded, name: "folded", endings: &[".folded", ".collapsed"], binary: false }];
+const KNOWN: [Known; 2] = [
+    Known { format: Format::Folded, name: "folded", endings: &[".folded", ".collapsed"], binary: false },
+    Known { format: Format::Html, name: "html", endings: &[".html", ".htm"], binary: false },
+];
 
 impl Format {
     /// All of them.

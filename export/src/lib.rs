@@ -59,6 +59,12 @@ pub enum ExportError {
     /// The output could not be written.
     #[error("can't write the export: {0}")]
     Write(#[from] io::Error),
+    /// The format shows more of a profile than its recording.
+    #[error("{0} needs a whole profile")]
+    NeedsProfile(Format),
+    /// The page could not be made.
+    #[error(transparent)]
+    Page(#[from] PageError),
     /// There is nothing to write.
     #[error("the chosen part of the profile has no samples in the guest: there is nothing to export as {0}")]
     Empty(Format),
@@ -88,6 +94,10 @@ pub fn write(
     out: &mut dyn Write,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(), ExportError> {
+    if request.format == Format::Html {
+        let page = PageRequest { filter: request.filter.clone(), title: request.title.clone(), base: None };
+        return Ok(write_page(profile, &page, out, progress)?);
+    }
     let wanted = RecordingRequest { filter: request.filter.clone(), idle: request.format.shows_idle() };
     let recording = Recording::read(profile, &wanted, progress)?;
     write_recording(&recording, request, out)?;
@@ -105,5 +115,7 @@ pub fn write_recording(
 ) -> Result<(), ExportError> {
     match request.format {
         Format::Folded => folded::write(recording, request, out),
+        // It shows more than samples.
+        Format::Html => Err(ExportError::NeedsProfile(request.format)),
     }
 }

@@ -68,6 +68,18 @@ impl Intervals {
         Some(Self { kind, mean_ns: 1e9 / rate_hz, random })
     }
 
+    /// From the next interval on, the mean is `1 / rate_hz` seconds. A rate that is not a positive number changes nothing.
+    pub fn set_rate(&mut self, rate_hz: f64) {
+        if rate_hz.is_finite() && rate_hz > 0.0 {
+            self.mean_ns = 1e9 / rate_hz;
+        }
+    }
+
+    /// Ticks per second.
+    pub fn rate_hz(&self) -> f64 {
+        1e9 / self.mean_ns
+    }
+
     /// The next interval, ns: between 1 us and one hour.
     #[expect(
         clippy::cast_possible_truncation,

@@ -8,8 +8,10 @@ pub mod estimate;
 pub mod exact;
 #[cfg(feature = "fuzz")]
 pub mod fuzz;
+pub mod live;
 pub mod microstate;
 mod naming;
+mod pace;
 pub mod profile;
 pub mod record;
 pub mod report;

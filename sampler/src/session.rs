@@ -104,6 +104,10 @@ pub struct Status {
     pub top: Option<(String, f64)>,
     /// The guest's kernel release once it was found.
     pub kernel: Option<String>,
+    /// The vCPUs are sampled; else sampling was stopped for a while.
+    pub sampling: bool,
+    /// The mean rate that is wanted while they are, ticks per second and vCPU.
+    pub wanted_hz: f64,
 }
 
 /// How well the largest share of those who are charged is known.
@@ -152,6 +156,8 @@ pub(crate) struct Shared {
     pub stop: AtomicBool,
     pub failed: AtomicBool,
     pub precise: AtomicBool,
+    /// A batch is to be written at once.
+    pub flush: AtomicBool,
     published: Vec<Arc<Published>>,
     events: Mutex<Vec<EventRow>>,
     status: Mutex<Status>,
@@ -260,9 +266,10 @@ impl Session {
             stop: AtomicBool::new(false),
             failed: AtomicBool::new(false),
             precise: AtomicBool::new(false),
+            flush: AtomicBool::new(false),
             published,
             events: Mutex::default(),
-            status: Mutex::default(),
+            status: Mutex::new(Status { sampling: true, wanted_hz: config.rate_hz, ..Status::default() }),
             ending: Mutex::default(),
         });
         let mut collector = Collector::new(Arc::clone(&shared), rings, sink, first_meta(&config));
@@ -331,6 +338,39 @@ impl Session {
         if events.len() < EVENTS_WAITING {
             events.push(EventRow { time_ns, kind: kind.to_owned(), text: text.to_owned() });
         }
+    }
+
+    /// Stops or starts sampling, at once for the events that are recorded and at the next tick of each vCPU. The time in
+    /// between is not sampled, and no estimate speaks of it; exact times go on.
+    pub fn set_sampling(&self, on: bool) {
+        let mut status = self.shared.status();
+        if std::mem::replace(&mut status.sampling, on) != on {
+            self.pace(&status);
+            drop(status);
+            self.event("sampling", if on { "sampling goes on" } else { "sampling was stopped" });
+        }
+    }
+
+    /// Changes the mean rate, ticks per second and vCPU. A session that was made without ticks stays so.
+    pub fn set_rate(&self, rate_hz: f64) {
+        if !rate_hz.is_finite() || rate_hz <= 0.0 {
+            return;
+        }
+        let mut status = self.shared.status();
+        status.wanted_hz = rate_hz;
+        self.pace(&status);
+        drop(status);
+        self.event("sampling", &format!("the rate was set to {rate_hz} Hz"));
+    }
+
+    fn pace(&self, status: &Status) {
+        let rate_hz = if status.sampling { status.wanted_hz } else { 0.0 };
+        self.shared.published.iter().for_each(|published| published.pace.want(rate_hz));
+    }
+
+    /// Has what was recorded so far written within some 10 ms, instead of a fifth of a second.
+    pub fn flush(&self) {
+        self.shared.flush.store(true, Ordering::Release);
     }
 
     /// True once the sink has failed: the run should end.

@@ -25,6 +25,7 @@ use crate::microstate::States;
 use crate::microstate::clock::{Place, StateClock};
 use crate::microstate::exits::ExitTable;
 use crate::microstate::host::{own_cpu_time, own_schedstat, own_times, waited};
+use crate::pace::Pace;
 use crate::record::{self, Moment, Readers, Record, Sampled};
 use crate::report::LATE_NS;
 
@@ -40,6 +41,8 @@ pub(crate) struct Published {
     kvm_ns: AtomicU64,
     /// Time that the thread has waited for a CPU, as the collector has last read it, ns.
     pub waited_ns: AtomicU64,
+    /// How fast it is sampled.
+    pub pace: Pace,
     /// Where the thread's time goes.
     pub clock: StateClock,
     /// What it served.
@@ -108,6 +111,9 @@ impl Idle {
     }
 }
 
+/// How often a vCPU that is not sampled looks whether it is to be sampled again.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
+
 /// The collector's ends of what it shares with a vCPU.
 #[derive(Debug)]
 pub(crate) struct Ends {
@@ -120,6 +126,8 @@ pub(crate) struct Ends {
 /// The observer of one vCPU.
 pub struct VcpuSampler {
     intervals: Option<Intervals>,
+    /// Not sampled at present.
+    off: bool,
     ring: Producer<Sampled>,
     /// Boxes for stacks, given back by the collector.
     pool: Consumer<Box<StackCopy>>,
@@ -160,8 +168,10 @@ impl VcpuSampler {
             drop(giver.push(Box::default()));
         }
         let published = Arc::new(Published::default());
+        published.pace.start(intervals.as_ref().map_or(0.0, Intervals::rate_hz));
         let sampler = Self {
             intervals,
+            off: false,
             ring,
             pool,
             spare: None,
@@ -187,6 +197,16 @@ impl VcpuSampler {
         moment: &Moment<'_, M>,
         activity: impl FnOnce() -> Option<Activity>,
     ) -> Option<Duration> {
+        let was_off = self.off;
+        if let (Some(rate), Some(intervals)) = (self.published.pace.take(moment.now_ns), &mut self.intervals)
+        {
+            self.off = rate <= 0.0;
+            intervals.set_rate(rate);
+        }
+        // Looking whether to go on is not random: such a tick is no sample.
+        if was_off {
+            return Some(self.next_alone());
+        }
         let vcpu = self.vcpu;
         let readers = self.readers.get();
         let mut record = record::take(moment, |memory| readers?.current.read(memory, vcpu), activity);
@@ -214,6 +234,9 @@ impl VcpuSampler {
                 Published::add(&self.published.lost);
             }
         }
+        if self.off {
+            return Some(LOOK_AGAIN);
+        }
         let interval = self.intervals.as_mut().map(Intervals::next_ns);
         interval.map(|interval| {
             let left =
@@ -224,6 +247,14 @@ impl VcpuSampler {
 }
 
 impl VcpuSampler {
+    /// The time to the next tick, counted from now.
+    fn next_alone(&mut self) -> Duration {
+        match &mut self.intervals {
+            Some(intervals) if !self.off => Duration::from_nanos(intervals.next_ns()),
+            _ => LOOK_AGAIN,
+        }
+    }
+
     /// Events are to be recorded, too.
     pub(crate) fn record_events(&mut self, recorder: Recorder) {
         self.recorder = Some(recorder);
@@ -413,6 +444,23 @@ mod tests {
         assert_eq!(round(None, interrupted), None);
         assert_eq!(round(Some(&moved), interrupted), None, "it was not halted before");
         assert_eq!(round(Some(&moved), Exit::Halt), None, "the guest has exited in between");
+    }
+
+    #[test]
+    fn sampling_stops_and_goes_on_at_another_rate() {
+        let (mut sampler, mut ring, published) = sampler(8, ClockKind::Fixed);
+        sampler.started();
+        let at = |ms: u64| 1_000_000_000_000 + ms * 1_000_000;
+        published.pace.want(0.0);
+        // The tick that finds it out was a random one.
+        assert_eq!(tick(&mut sampler, at(0), at(0)), Some(LOOK_AGAIN));
+        assert_eq!(tick(&mut sampler, at(50), at(50)), Some(LOOK_AGAIN));
+        published.pace.want(4.0);
+        assert_eq!(tick(&mut sampler, at(100), at(100)), Some(Duration::from_millis(250)));
+        assert_eq!(tick(&mut sampler, at(350), at(350)), Some(Duration::from_millis(250)));
+        let times: Vec<_> = std::iter::from_fn(|| ring.pop().ok()).map(|s| s.record.time_ns).collect();
+        assert_eq!(times, [at(0), at(350)]);
+        assert_eq!(published.pace.in_force(), (4.0, at(100)));
     }
 
     #[test]

@@ -92,7 +92,11 @@ pub fn parse_span(text: &str) -> Result<Span, String> {
 
 /// Samples per second.
 pub fn parse_rate(text: &str) -> Result<f64, String> {
-    let rate = parse_decimal(text).ok_or("write it as a number of samples per second")?;
+    rate_in_range(parse_decimal(text).ok_or("write it as a number of samples per second")?)
+}
+
+/// A rate that vprof samples at, as it was given.
+pub fn rate_in_range(rate: f64) -> Result<f64, String> {
     if (0.1..=50_000.0).contains(&rate) {
         Ok(rate)
     } else {

@@ -22,7 +22,7 @@ use super::message::{
 use crate::errors::Error;
 use crate::image::Payload;
 use crate::run::guest;
-use crate::run::link::{Phase, Watcher, link};
+use crate::run::link::{Control, Phase, Watcher, link};
 use crate::run::spec::Outcome;
 
 /// How long a device may take to appear after its module was loaded.
@@ -88,7 +88,7 @@ fn job(port: &Port, modules: Vec<PathBuf>) -> Result<Outcome, Sentence> {
     port.send(&FromHost::Preparing("starting the guest".to_owned())).map_err(|e| e.to_string())?;
 
     let (guest_side, watcher) = link();
-    let Watcher { stop, input, console, mut phase } = watcher;
+    let Watcher { stop, input, control, console, mut phase } = watcher;
     let console_port = port.clone();
     let pump = console
         .pump(move |bytes| {
@@ -99,7 +99,7 @@ fn job(port: &Port, modules: Vec<PathBuf>) -> Result<Outcome, Sentence> {
     let reader = port.reader().map_err(|e| e.to_string())?;
     std::thread::Builder::new()
         .name("vprof-port".to_owned())
-        .spawn(move || obey(reader, &stop, &input))
+        .spawn(move || obey(reader, &stop, &input, &control))
         .map_err(|e| e.to_string())?;
 
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -151,6 +151,7 @@ fn obey(
     mut reader: File,
     stop: &tokio::sync::watch::Sender<bool>,
     input: &tokio::sync::mpsc::Sender<Vec<u8>>,
+    control: &tokio::sync::mpsc::Sender<Control>,
 ) {
     let mut decoder = Decoder::default();
     let mut buffer = [0; 4096];
@@ -167,6 +168,10 @@ fn obey(
                 Ok(Some(ToHost::ConsoleInput(bytes))) => {
                     // Fails once the guest has ended.
                     let _ = input.blocking_send(bytes);
+                }
+                Ok(Some(ToHost::Control(change))) => {
+                    // Fails once the guest has ended.
+                    let _ = control.blocking_send(change);
                 }
                 Ok(Some(ToHost::Stop)) => {
                     stop.send_replace(true);

@@ -13,6 +13,7 @@ use sampler::{Batch, Status};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::run::link::Control;
 use crate::run::spec::{Outcome, RunSpec};
 
 /// Name of the virtio-serial port.
@@ -65,12 +66,14 @@ pub enum FromHost {
 }
 
 /// From the outer `vprof` to the inner.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum ToHost {
     /// End the run.
     Stop,
     /// Bytes for the guest's console.
     ConsoleInput(Vec<u8>),
+    /// Change something while the guest runs.
+    Control(Control),
 }
 
 /// Why a stream of messages can't be understood.
@@ -137,6 +140,7 @@ mod tests {
             ToHost::Stop,
             ToHost::ConsoleInput(b"ls\r".to_vec()),
             ToHost::ConsoleInput(vec![0; 70_000]),
+            ToHost::Control(Control::Rate(1.5)),
             ToHost::Stop,
         ];
         let stream: Vec<u8> = sent.iter().flat_map(|m| encode(m).unwrap()).collect();

@@ -188,7 +188,7 @@ impl Attempt<'_> {
         let mut decoder = Decoder::default();
         let mut buffer = vec![0; 256 << 10];
         let mut outgoing: Vec<u8> = Vec::new();
-        let (mut stopping, mut input_open) = (*link.stop.borrow(), true);
+        let (mut stopping, mut input_open, mut control_open) = (*link.stop.borrow(), true, true);
         if stopping {
             return Err(Ended::Stopped);
         }
@@ -231,6 +231,10 @@ impl Attempt<'_> {
                 bytes = link.input.recv(), if input_open && outgoing.is_empty() => match bytes {
                     Some(bytes) => say(&mut outgoing, &ToHost::ConsoleInput(bytes)),
                     None => input_open = false,
+                },
+                change = link.control.recv(), if control_open => match change {
+                    Some(change) => say(&mut outgoing, &ToHost::Control(change)),
+                    None => control_open = false,
                 },
                 () = sleep_until(heard.at + limit) => return Err(Ended::Silent(heard.at.elapsed())),
             }

@@ -4,6 +4,7 @@ pub mod annotate;
 pub mod by;
 pub mod csv;
 pub mod exact;
+pub mod live;
 pub mod rusage;
 pub mod simulate;
 pub mod stat;

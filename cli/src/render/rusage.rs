@@ -28,6 +28,13 @@ pub fn render(rusage: &Rusage, rows: usize, page: Page) -> String {
     let note = "* what is told lies outside of the 95 % interval of the truth. Told: user and system as getrusage and \
                 /proc/PID/stat show them when they were last read. Truly: without interrupts that hit the process (irq).";
     wrapped(&mut text, note, "", page.width);
+    if rusage.unsampled_s > 0.0 {
+        let off = units::duration(std::time::Duration::from_secs_f64(rusage.unsampled_s));
+        let note = format!(
+            "Sampling was stopped for {off}: what is told holds that time, the truth does not, and nothing is marked."
+        );
+        wrapped(&mut text, &note, "", page.width);
+    }
     if !rusage.intervals_valid {
         let note =
             "The sampling clock was fixed: a program can be in step with it, and no interval is valid.";

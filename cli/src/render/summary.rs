@@ -93,6 +93,11 @@ fn facts(text: &mut String, report: &Report, page: Page) {
         report.seed
     );
     wrapped(text, &samples, "  ", page.width);
+    if report.unsampled_s > 0.0 {
+        let off = Duration::from_secs_f64(report.unsampled_s);
+        let off = format!("sampling was stopped for {}: shares leave that time out", units::duration(off));
+        wrapped(text, &off, "  ", page.width);
+    }
     if report.ticks.vmm + report.ticks.waiting > 0 {
         let beside = format!(
             "{} fell into the VMM, {} came late while the vCPU lacked a CPU: they count for no share",

@@ -12,7 +12,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 use vmm::{Console, Disk, Machine, VmConfig};
 
-use super::link::{Link, Phase};
+use super::link::{Control, Link, Phase};
 use super::spec::{Outcome, RunSpec};
 use crate::errors::Error;
 use crate::image::{self, Payload};
@@ -35,7 +35,7 @@ pub async fn run(
     sink: Box<dyn Sink>,
     link: Link,
 ) -> Result<Outcome, Error> {
-    let Link { mut stop, mut input, console, phase } = link;
+    let Link { mut stop, mut input, mut control, console, phase } = link;
     let same = |error| Error::System { action: "open the guest's disks again", source: error };
     let readable = disks.iter().map(File::try_clone).collect::<io::Result<_>>().map_err(same)?;
     let (mut session, observers) = Session::new(
@@ -72,7 +72,8 @@ pub async fn run(
         machine.wait(Some(STOP_LIMIT))?;
         return Err(Error::Sink(error.to_string()));
     }
-    watch(&machine, &session, spec.duration, &mut stop, &mut input, &phase).await?;
+    let heard = Heard { stop: &mut stop, input: &mut input, control: &mut control };
+    watch(&machine, &session, spec.duration, heard, &phase).await?;
     let mut meta = Vec::new();
     // A number for the curious: a host without /proc/self/smaps has a profile without it.
     if let Ok(bytes) = machine.resident_beyond_guest() {
@@ -87,13 +88,19 @@ pub async fn run(
     Ok(Outcome { end, totals, host_restarts: 0 })
 }
 
+/// What comes from whoever watches the run.
+struct Heard<'a> {
+    stop: &'a mut tokio::sync::watch::Receiver<bool>,
+    input: &'a mut tokio::sync::mpsc::Receiver<Vec<u8>>,
+    control: &'a mut tokio::sync::mpsc::Receiver<Control>,
+}
+
 /// Serves the run until the machine has ended.
 async fn watch<O: vmm::Observer>(
     machine: &Machine<O>,
     session: &Session,
     duration: Option<Duration>,
-    stop: &mut tokio::sync::watch::Receiver<bool>,
-    input: &mut tokio::sync::mpsc::Receiver<Vec<u8>>,
+    Heard { stop, input, control }: Heard<'_>,
     phase: &tokio::sync::watch::Sender<Phase>,
 ) -> Result<(), Error> {
     let wait = |source| Error::System { action: "wait for the machine's end", source };
@@ -106,7 +113,7 @@ async fn watch<O: vmm::Observer>(
     let deadline = sleep_until(Instant::now() + duration.unwrap_or(far));
     tokio::pin!(deadline);
     let mut waiting = VecDeque::new();
-    let (mut stopping, mut stop_open, mut input_open) = (false, true, true);
+    let (mut stopping, mut stop_open, mut input_open, mut control_open) = (false, true, true, true);
     while !machine.has_ended() {
         tokio::select! {
             ready = ended.readable() => ready.map_err(wait)?.clear_ready(),
@@ -124,6 +131,14 @@ async fn watch<O: vmm::Observer>(
                     feed(machine, &mut waiting);
                 }
                 None => input_open = false,
+            },
+            change = control.recv(), if control_open => match change {
+                Some(change) => {
+                    change.apply(session);
+                    // Whoever looks next sees it.
+                    phase.send_replace(Phase::Running(session.status()));
+                }
+                None => control_open = false,
             },
             () = tokio::time::sleep(INPUT_RETRY), if !waiting.is_empty() => feed(machine, &mut waiting),
             _ = tick.tick() => {

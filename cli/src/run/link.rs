@@ -6,7 +6,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use sampler::Status;
+use sampler::{Session, Status};
+use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, watch};
 
 /// The guest's side of the connection.
@@ -16,6 +17,8 @@ pub struct Link {
     pub stop: watch::Receiver<bool>,
     /// Bytes for the guest's console.
     pub input: mpsc::Receiver<Vec<u8>>,
+    /// What is to be changed while it runs.
+    pub control: mpsc::Receiver<Control>,
     /// Takes the guest's console output.
     pub console: ConsoleWriter,
     /// Takes news of the run.
@@ -29,10 +32,37 @@ pub struct Watcher {
     pub stop: watch::Sender<bool>,
     /// Bytes for the guest's console.
     pub input: mpsc::Sender<Vec<u8>>,
+    /// Changes something.
+    pub control: mpsc::Sender<Control>,
     /// Gives the guest's console output.
     pub console: ConsoleReader,
     /// News of the run.
     pub phase: watch::Receiver<Phase>,
+}
+
+/// What can be changed while a guest runs.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum Control {
+    /// Sample, or do not.
+    Sampling(bool),
+    /// Mean ticks per second and vCPU.
+    Rate(f64),
+    /// A row of table `event`.
+    Mark(String),
+    /// Write what was recorded.
+    Write,
+}
+
+impl Control {
+    /// Does it.
+    pub fn apply(&self, session: &Session) {
+        match self {
+            Self::Sampling(on) => session.set_sampling(*on),
+            Self::Rate(hz) => session.set_rate(*hz),
+            Self::Mark(text) => session.event("mark", &text.replace(char::is_control, " ")),
+            Self::Write => session.flush(),
+        }
+    }
 }
 
 /// Where a run stands.
@@ -50,10 +80,11 @@ pub fn link() -> (Link, Watcher) {
     // A few keystrokes or pasted blocks; whoever types faster waits.
     let (input, input_receiver) = mpsc::channel(8);
     let (phase, phase_receiver) = watch::channel(Phase::Preparing("starting".to_owned()));
+    let (control, control_receiver) = mpsc::channel(64);
     let (console, console_reader) = console_pipe();
     (
-        Link { stop: stop_receiver, input: input_receiver, console, phase },
-        Watcher { stop, input, console: console_reader, phase: phase_receiver },
+        Link { stop: stop_receiver, input: input_receiver, control: control_receiver, console, phase },
+        Watcher { stop, input, control, console: console_reader, phase: phase_receiver },
     )
 }
 

@@ -15,10 +15,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sampler::{Precision, ProfileWriter, Sink, estimate};
+use sampler::{Precision, ProfileWriter, Sink, estimate, live};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::args::RunArgs;
+use crate::control::{self, server::Server};
 use crate::errors::{Error, ExitCode, Reason};
 use crate::image::{self, ImageError, Payload};
 use crate::portable::{PortableError, outer};
@@ -253,7 +254,17 @@ fn run_to_end(
         .enable_all()
         .build()
         .map_err(|source| Error::System { action: "start the runtime", source })?;
-    let (guest_side, Watcher { stop, input, console, phase }) = link();
+    let (guest_side, Watcher { stop, input, control, console, phase }) = link();
+    let tables = live::Shared::default();
+    let run = control::server::Run {
+        image: spec::shown(&args.image),
+        profile: std::path::absolute(&args.output).unwrap_or_else(|_| args.output.clone()),
+        tables: tables.clone(),
+        phase: phase.clone(),
+        control,
+        stop: stop.clone(),
+    };
+    let server = serve(args, run)?;
     let shown = Arc::clone(screen);
     let pump = console
         .pump(move |bytes| shown.console(bytes))
@@ -279,9 +290,10 @@ fn run_to_end(
         _ => Some(Keys::start(input, stop.clone(), escape).map_err(terminal_error)?),
     };
     let outcome = runtime.block_on(async {
-        let run = start(args, plan, chosen, guest_side);
+        let run = start(args, plan, chosen, guest_side, &tables);
         watch(run, signals, &stop, phase, screen, args.quiet).await
     });
+    drop(server);
     drop(reader);
     drop(raw);
     let last_lines = pump.last_lines(LAST_LINES);
@@ -299,13 +311,41 @@ fn finish_console(pump: ConsolePump, screen: &Screen) {
     }
 }
 
+/// Opens the control socket. A run that nobody asked to have one goes on without.
+fn serve(args: &RunArgs, run: control::server::Run) -> Result<Option<Server>, Error> {
+    let wanted = args.control.as_deref();
+    if wanted == Some(Path::new("none")) {
+        return Ok(None);
+    }
+    match (Server::start(wanted, run), wanted) {
+        (Ok(server), _) => Ok(Some(server)),
+        (Err(error), Some(path)) => Err(Error::file("make the socket", path, error)),
+        (Err(error), None) => {
+            if args.verbose {
+                eprintln!("vprof: no control socket: {}", Reason(&error));
+            }
+            Ok(None)
+        }
+    }
+}
+
 /// Runs the guest on the chosen host.
-async fn start(args: &RunArgs, plan: Plan, chosen: &Chosen, link: Link) -> Result<Outcome, Error> {
+async fn start(
+    args: &RunArgs,
+    plan: Plan,
+    chosen: &Chosen,
+    link: Link,
+    tables: &live::Shared,
+) -> Result<Outcome, Error> {
     let Plan { mut spec, payload, disks } = plan;
     spec.meta.push(("host".to_owned(), chosen.name().to_owned()));
     spec.meta.push(("host_reason".to_owned(), chosen.why.clone()));
-    let create =
-        |force| -> Result<Box<dyn Sink>, Error> { Ok(Box::new(ProfileWriter::create(&args.output, force)?)) };
+    let create = |force| -> Result<Box<dyn Sink>, Error> {
+        // What a host has told that was started anew counts no more.
+        *tables.lock() = live::Tables::default();
+        let writer = ProfileWriter::create(&args.output, force)?;
+        Ok(Box::new(live::LiveSink::new(Box::new(writer), tables.clone())))
+    };
     match &chosen.host {
         Host::Kvm => guest::run(&spec, disks, payload, create(args.force)?, link).await,
         Host::Portable(setup) => {

@@ -203,6 +203,8 @@ mod tests {
     #[test]
     fn the_line_tells_time_rate_samples_lost_and_top() {
         let mut status = Status {
+            sampling: true,
+            wanted_hz: 1_000.0,
             elapsed: Duration::from_secs(75),
             samples: 74_123,
             lost: 2,

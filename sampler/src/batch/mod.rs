@@ -31,6 +31,8 @@ pub struct Batch {
     pub vcpus: Vec<VcpuRow>,
     /// Table `microstate`.
     pub microstates: Vec<MicrostateRow>,
+    /// Table `rate`.
+    pub rates: Vec<RateRow>,
     /// Table `exit`.
     pub exits: Vec<ExitRow>,
     /// Table `kvm_counter`.
@@ -90,6 +92,7 @@ impl Batch {
             meta,
             vcpus,
             microstates,
+            rates,
             exits,
             kvm_counters,
             injected,
@@ -119,6 +122,7 @@ impl Batch {
         meta.clear();
         vcpus.clear();
         microstates.clear();
+        rates.clear();
         exits.clear();
         kvm_counters.clear();
         injected.clear();

@@ -30,6 +30,20 @@ pub struct MicrostateRow {
     pub states: States,
 }
 
+/// A row of table `rate`: another sampling rate of a vCPU than before, and than `meta.rate_hz` for the first.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct RateRow {
+    /// vCPU id.
+    pub vcpu: u8,
+    /// Since when, ns since the run's start.
+    pub time_ns: u64,
+    /// Mean ticks per second; 0 for none.
+    pub rate_hz: f64,
+}
+
+// A rate is never NaN.
+impl Eq for RateRow {}
+
 /// A row of table `exit`: exits of one vCPU for one reason, up to now.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExitRow {

@@ -207,7 +207,7 @@ impl Collector {
         let books = own_schedstat();
         while !self.shared.stop.load(Ordering::Acquire) {
             self.collect();
-            if self.flushed.elapsed() >= FLUSH_PERIOD {
+            if self.flushed.elapsed() >= FLUSH_PERIOD || self.shared.flush.swap(false, Ordering::AcqRel) {
                 self.flush();
             }
             self.rest(books.as_ref());
@@ -258,7 +258,10 @@ impl Collector {
 
     /// Drains the rings and takes what has arrived from elsewhere.
     pub(crate) fn collect(&mut self) {
-        self.meters.iter_mut().for_each(Meter::tell_waited);
+        for meter in &mut self.meters {
+            meter.tell_waited();
+            self.batch.rates.extend(meter.pace(self.shared.zero_ns));
+        }
         // News first: what it says was so before the samples that are drained now.
         self.hear_finder();
         for vcpu in 0..self.rings.len() {

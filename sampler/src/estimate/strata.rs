@@ -48,9 +48,7 @@ impl Stratum {
     fn new(weight: f64, ticks: &Ticks, track: &Track, tally: Option<&Tally>) -> Self {
         let (count, inside) = (tally.map_or(0, Tally::count), track.inside);
         let runs = match tally {
-            Some(tally) if ticks.clock == ClockKind::Uniform => {
-                design_effect(track, tally, track.kept(ticks.mean_ns))
-            }
+            Some(tally) if ticks.clock == ClockKind::Uniform => design_effect(track, tally, track.kept()),
             _ => 1.0,
         };
         let (share, uneven) = match track.stretches.inside() {

@@ -56,6 +56,8 @@ pub(super) struct Stretches {
     groups: Vec<Group>,
     /// Of all groups but the last two, which may still change.
     over: Sums,
+    /// The clock's rate has changed: ticks cannot count the same.
+    pub never_even: bool,
 }
 
 /// Sums over groups.
@@ -97,14 +99,14 @@ impl Sums {
 }
 
 impl Stretches {
-    pub fn new(list: impl IntoIterator<Item = (u64, u64)>) -> Self {
+    pub fn new(list: impl IntoIterator<Item = (u64, u64)>, never_even: bool) -> Self {
         let mut list: Vec<_> = list.into_iter().collect();
         list.sort_by_key(|(end, _)| *end);
         let rest_ns = list.iter().fold(0, |sum: u64, (_, ns)| sum.saturating_add(*ns));
         if rest_ns == 0 {
             list.clear();
         }
-        Self { list, rest_ns, ..Self::default() }
+        Self { list, rest_ns, never_even, ..Self::default() }
     }
 
     /// The next tick; returns its group. From the 65,536th on, groups are one.
@@ -176,13 +178,17 @@ impl Stretches {
     /// The ticks inside by weight, if ticks are missing unevenly; else all count the same.
     pub fn inside(&self) -> Option<Weights> {
         let sums = self.sums();
-        (sums.uneven() && sums.inside.sum > 0.0).then_some(sums.inside)
+        (self.uneven(&sums) && sums.inside.sum > 0.0).then_some(sums.inside)
+    }
+
+    fn uneven(&self, sums: &Sums) -> bool {
+        !self.list.is_empty() && (self.never_even || sums.uneven())
     }
 
     /// The part of the exact time that is inside; `None` without ticks in that time.
     pub fn part_inside(&self) -> Option<f64> {
         let sums = self.sums();
-        let part = if sums.uneven() { sums.inside.sum / sums.ns } else { sums.plain / sums.timed };
+        let part = if self.uneven(&sums) { sums.inside.sum / sums.ns } else { sums.plain / sums.timed };
         (sums.timed > 0.0).then(|| part.min(1.0))
     }
 }
@@ -193,7 +199,7 @@ mod tests {
 
     /// A hundred ticks in a stretch of 100 ns; the second has lost four of five. The third has none.
     fn uneven() -> Stretches {
-        let mut stretches = Stretches::new([(100, 100), (200, 100), (300, 50)]);
+        let mut stretches = Stretches::new([(100, 100), (200, 100), (300, 50)], false);
         for time in 1..=100 {
             assert_eq!(stretches.tick(time, true, time % 2 == 0), 0);
         }
@@ -216,7 +222,7 @@ mod tests {
 
     #[test]
     fn a_stretch_with_few_ticks_joins_the_next() {
-        let mut stretches = Stretches::new([(100, 100), (200, 100), (300, 100)]);
+        let mut stretches = Stretches::new([(100, 100), (200, 100), (300, 100)], false);
         for time in [10, 20, 110, 120] {
             assert_eq!(stretches.tick(time, true, true), 0);
         }
@@ -234,7 +240,7 @@ mod tests {
             without.tick(time, true, time <= 10);
         }
         assert_eq!((without.inside(), without.part_inside()), (None, Some(0.25)));
-        let mut even = Stretches::new((1..=10).map(|n| (n * 100, 100)));
+        let mut even = Stretches::new((1..=10).map(|n| (n * 100, 100)), false);
         for time in 1..=1_000_u64 {
             // 100 in one stretch, 90 in the next.
             even.tick(time, time % 10 > 0 || (time - 1) / 100 % 2 == 0, true);
@@ -244,7 +250,7 @@ mod tests {
 
     #[test]
     fn many_groups_add_up() {
-        let mut stretches = Stretches::new((1..=70_000).map(|n| (n * 20, 20)));
+        let mut stretches = Stretches::new((1..=70_000).map(|n| (n * 20, 20)), false);
         let mut last = 0;
         for time in 1..=70_000 * 20 {
             last = stretches.tick(time, true, true);

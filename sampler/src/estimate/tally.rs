@@ -1,6 +1,8 @@
 //! What is counted while samples go by: the ticks of each vCPU, and for each thing of interest its samples and the
 //! pairs of them that are neighbours, or next but one.
 
+use std::collections::VecDeque;
+
 use super::correlation::Pairs;
 use super::stretches::{Stretches, Weights};
 use crate::clock::ClockKind;
@@ -21,7 +23,7 @@ pub struct Tick {
 #[derive(Debug)]
 pub struct Ticks {
     pub(super) clock: ClockKind,
-    pub(super) mean_ns: f64,
+    mean_ns: f64,
     /// By vCPU.
     tracks: Vec<Track>,
 }
@@ -37,7 +39,16 @@ impl Ticks {
     /// is put together of the shares of the stretches, so that one with many lost or late ticks counts for its time
     /// and not for its ticks.
     pub fn divide(&mut self, vcpu: u8, stretches: impl IntoIterator<Item = (u64, u64)>) {
-        self.track_mut(vcpu).stretches = Stretches::new(stretches);
+        let track = self.track_mut(vcpu);
+        track.stretches = Stretches::new(stretches, !track.changes.is_empty());
+    }
+
+    /// Since when `vcpu` has ticked at another mean interval, ns since the moment that ticks are told from, and at which,
+    /// ns. To be told before the first tick, in the order of time. Its ticks then count by [`Self::divide`]'s stretches.
+    pub fn change_mean(&mut self, vcpu: u8, changes: impl IntoIterator<Item = (u64, f64)>) {
+        let track = self.track_mut(vcpu);
+        track.changes = changes.into_iter().collect();
+        track.stretches.never_even |= !track.changes.is_empty();
     }
 
     /// The next tick of `vcpu`, at `time_ns` since any moment. `inside` says whether it found the vCPU in the time that
@@ -50,10 +61,9 @@ impl Ticks {
     /// As [`Self::tick`], where what is shared out is only a part of the time that the clock has: `timed` if the tick
     /// found the vCPU in that time, `inside` if in that part of it.
     pub fn tick_of_part(&mut self, vcpu: u8, time_ns: u64, timed: bool, inside: bool) -> Tick {
-        let mean_ns = self.mean_ns;
         let track = self.track_mut(vcpu);
         let group = track.stretches.tick(time_ns, timed, inside);
-        Tick { vcpu, group, position: track.push(mean_ns, time_ns, inside) }
+        Tick { vcpu, group, position: track.push(time_ns, inside) }
     }
 
     /// The part of a vCPU's exact time that is inside, as its ticks tell; 1 without ticks.
@@ -81,7 +91,8 @@ impl Ticks {
     fn track_mut(&mut self, vcpu: u8) -> &mut Track {
         let place = usize::from(vcpu);
         if self.tracks.len() <= place {
-            self.tracks.resize_with(place + 1, Track::default);
+            let mean_ns = self.mean_ns;
+            self.tracks.resize_with(place + 1, || Track { mean_ns, ..Track::default() });
         }
         &mut self.tracks[place]
     }
@@ -106,7 +117,11 @@ impl Ticks {
 pub(super) struct Track {
     /// Per tick: itself and its neighbours, see [`INSIDE`] and below. What comes after a tick is filled in as it comes.
     flags: Vec<u16>,
-    first_ns: u64,
+    /// Mean interval, ns, and when it changes to which.
+    mean_ns: f64,
+    changes: VecDeque<(u64, f64)>,
+    /// Mean intervals that have passed between the ticks.
+    passed: f64,
     last_ns: Option<u64>,
     pub inside: u64,
     /// Neighbouring ticks, and of those the ones that are both inside.
@@ -135,19 +150,21 @@ impl Track {
     }
 
     /// The part of the clock's ticks that are there: others were lost, or left out since they would have been overdue.
-    pub fn kept(&self, mean_ns: f64) -> f64 {
-        let span = self.last_ns.unwrap_or(0).saturating_sub(self.first_ns) as f64;
-        let (drawn, there) = (span / mean_ns, self.len().saturating_sub(1) as f64);
+    pub fn kept(&self) -> f64 {
+        let (drawn, there) = (self.passed, self.len().saturating_sub(1) as f64);
         // Three standard deviations of a count of uniform intervals, whose variance is a twelfth of the squared mean.
         let chance = 3.0 * (drawn / 12.0).sqrt();
         if there + chance < drawn { there / drawn } else { 1.0 }
     }
 
-    fn push(&mut self, mean_ns: f64, time_ns: u64, inside: bool) -> u32 {
-        let interval = self.last_ns.map(|last| time_ns.saturating_sub(last) as f64 / mean_ns);
-        if self.last_ns.replace(time_ns).is_none() {
-            self.first_ns = time_ns;
+    fn push(&mut self, time_ns: u64, inside: bool) -> u32 {
+        while let Some((_, mean_ns)) = self.changes.pop_front_if(|(since, _)| *since <= time_ns) {
+            // Ticks on either side of a change are no neighbours.
+            (self.mean_ns, self.last_ns) = (mean_ns, None);
         }
+        let last = self.last_ns.replace(time_ns);
+        let interval = last.map(|last| time_ns.saturating_sub(last) as f64 / self.mean_ns);
+        self.passed += interval.unwrap_or(0.0);
         self.inside += u64::from(inside);
         let class = interval.and_then(|interval| CLASSES.iter().position(|bound| interval < *bound));
         let bits = class.and_then(|class| u16::try_from(class).ok()).unwrap_or(APART);
@@ -346,6 +363,18 @@ mod tests {
         assert_eq!((sums(track.all), sums(track.both)), ((2, 0), (2, 0)));
         let (same, near) = key.pairs(track);
         assert_eq!((sums(same), sums(near)), ((2, 0), (4, 0)));
+    }
+
+    #[test]
+    fn a_change_of_the_rate_joins_no_neighbours() {
+        let mut ticks = Ticks::new(ClockKind::Uniform, 1e6);
+        ticks.change_mean(0, [(2_500_000, 1e5)]);
+        for time in [1_000_000, 2_000_000, 2_600_000, 2_700_000, 2_800_000] {
+            ticks.tick(0, time, true);
+        }
+        let track = ticks.track(0).expect("a track");
+        assert_eq!(sums(track.all), (3, 1));
+        assert!((track.kept() - 1.0).abs() < 1e-12 && (track.passed - 3.0).abs() < 1e-9);
     }
 
     #[test]

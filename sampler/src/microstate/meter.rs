@@ -11,7 +11,7 @@ use super::clock::Places;
 use super::exits::{ExitCount, Key};
 use super::histogram::quantile;
 use super::host::{ThreadReader, ThreadTimes};
-use crate::batch::{ExitRow, KvmCounterRow, MicrostateRow, VcpuRow};
+use crate::batch::{ExitRow, KvmCounterRow, MicrostateRow, RateRow, VcpuRow};
 use crate::vcpu::Published;
 
 /// KVM's times of halts that ended while it still polled (arch/x86/kvm/x86.c, `kvm_vcpu_stats_desc`, Linux 6.12). The
@@ -31,12 +31,15 @@ pub(crate) struct Meter {
     told: States,
     exits: HashMap<u64, (u32, u64)>,
     counters: Vec<u64>,
+    /// The sampling rate that was told.
+    rate_hz: f64,
 }
 
 impl Meter {
     pub(crate) fn new(vcpu: u8, published: Arc<Published>) -> Self {
         Self {
             vcpu,
+            rate_hz: published.pace.in_force().0,
             published,
             thread: None,
             kvm: None,
@@ -70,6 +73,13 @@ impl Meter {
             window = (states.wall() > 0).then_some(MicrostateRow { vcpu: self.vcpu, time_ns, states });
         }
         (self.published.row(self.vcpu, self.told), window)
+    }
+
+    /// The sampling rate, if it has changed since the last call.
+    pub(crate) fn pace(&mut self, zero_ns: u64) -> Option<RateRow> {
+        let (rate_hz, since_ns) = self.published.pace.in_force();
+        let changed = std::mem::replace(&mut self.rate_hz, rate_hz).to_bits() != rate_hz.to_bits();
+        changed.then(|| RateRow { vcpu: self.vcpu, time_ns: since_ns.saturating_sub(zero_ns), rate_hz })
     }
 
     /// Tells the vCPU's thread how long it has waited for a CPU so far.

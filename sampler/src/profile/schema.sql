@@ -37,6 +37,14 @@ CREATE TABLE microstate (
     PRIMARY KEY (vcpu, time_ns)
 ) WITHOUT ROWID;
 
+-- Changes of the sampling rate while the run went on; before the first it was meta.rate_hz.
+CREATE TABLE rate (
+    vcpu    INTEGER NOT NULL,  -- vcpu.id
+    time_ns INTEGER NOT NULL,  -- since when, since the run's start
+    rate_hz REAL NOT NULL,     -- mean ticks per second; 0: not sampled
+    PRIMARY KEY (vcpu, time_ns)
+) WITHOUT ROWID;
+
 -- Exits to vprof by reason and address, from the exit to the next entry.
 CREATE TABLE exit (
     id       INTEGER PRIMARY KEY,  -- 1 and up

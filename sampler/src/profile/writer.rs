@@ -193,6 +193,9 @@ fn write_times(to: &Transaction<'_>, batch: &Batch) -> rusqlite::Result<()> {
         let [guest, halted, waiting, kvm, vmm, sampler, paused] = states(&m.states);
         sql.execute(params![m.vcpu, count(m.time_ns), guest, halted, waiting, kvm, vmm, sampler, paused])
     })?;
+    each(to, "INSERT OR REPLACE INTO rate VALUES (?, ?, ?)", &batch.rates, |sql, r| {
+        sql.execute(params![r.vcpu, count(r.time_ns), r.rate_hz])
+    })?;
     let sql = "INSERT OR REPLACE INTO exit VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
     each(to, sql, &batch.exits, |sql, e| {
         let numbers = [e.count, e.total_ns, e.max_ns, e.p50_ns, e.p99_ns].map(count);

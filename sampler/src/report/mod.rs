@@ -10,6 +10,7 @@ mod exact;
 mod filter;
 mod near;
 mod numbers;
+pub(crate) mod paces;
 mod quality;
 mod read;
 mod recording;
@@ -185,6 +186,9 @@ pub struct Report {
     pub rate_hz: f64,
     /// Ticks served per second and vCPU.
     pub measured_rate_hz: f64,
+    /// Time in which a vCPU was not sampled, since sampling was stopped, s; the longest of all vCPUs. No share and no
+    /// estimated time speaks of it.
+    pub unsampled_s: f64,
     /// `uniform`, `exponential` or `fixed`.
     pub clock: String,
     /// Whether intervals hold: not under a fixed clock, which a program can be in step with.

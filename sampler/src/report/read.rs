@@ -90,6 +90,7 @@ fn summary(filter: &Filter, view: &View<'_>) -> Report {
         duration_s: tables.duration_s(),
         rate_hz: tables.parsed("rate_hz"),
         measured_rate_hz: rate(total(|row| row.samples + row.lost), wall_s),
+        unsampled_s: seconds(sums.unsampled_ns),
         clock: text("clock").unwrap_or_default(),
         intervals_valid: estimate::trustworthy(tables.clock()),
         seed: tables.parsed("seed"),

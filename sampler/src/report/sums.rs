@@ -173,6 +173,8 @@ pub(super) struct Sums {
     pub tape: Tape,
     pub late: Histogram<u64>,
     pub late_over: u64,
+    /// The longest time in which a vCPU was not sampled, ns.
+    pub unsampled_ns: u64,
 }
 
 /// A row of table `sample`, with places instead of row ids.
@@ -259,6 +261,7 @@ impl Sums {
             tape: Tape::new(tables.clock(), tables.mean_ns(), &spans),
             late: Histogram::new_with_bounds(1, u64::MAX >> 1, 3).expect("three digits are allowed"),
             late_over: 0,
+            unsampled_ns: spans.iter().map(|span| span.unsampled_ns).max().unwrap_or(0),
         };
         Sample::read(profile, filter, (code, stacks), |sample| sums.add(sample, selection, stacks))?;
         for span in &spans {

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use rusqlite::{Connection, Row};
 
+use super::paces::{Paces, scaled};
 use super::{Event, Filter};
 use crate::batch::VcpuRow;
 use crate::clock::{ClockKind, mean_ns};
@@ -160,6 +161,10 @@ pub(crate) struct Span {
     pub halted_ns: u64,
     /// How the time in the guest divides over the run: the ends of stretches, ns since its start, and their parts.
     pub stretches: Vec<(u64, u64)>,
+    /// Since when the mean interval was another, ns since the run's start, and which, ns.
+    pub means: Vec<(u64, f64)>,
+    /// Time of the run in which it was not sampled, ns.
+    pub unsampled_ns: u64,
 }
 
 impl Span {
@@ -176,44 +181,43 @@ impl Span {
         let part = |begin: u64, end: u64| {
             part(end.min(to).saturating_sub(begin.max(from)), end.saturating_sub(begin))
         };
-        let mut stretches = Stretch::read(connection)?;
+        let (mut stretches, paces) = (Stretch::read(connection)?, Paces::read(connection)?);
         let chosen = tables.vcpus.iter().filter(|row| filter.vcpu.is_none_or(|wanted| wanted == row.id));
         let span = |row: &VcpuRow| {
             let own = stretches.remove(&row.id).unwrap_or_default();
-            let all = |own: &[Stretch], of: fn(&Stretch) -> u64| {
-                own.iter().fold(0, |sum: u64, stretch| {
-                    sum.saturating_add(scaled(of(stretch), part(stretch.begin, stretch.end)))
-                })
+            let changes = paces.of(row.id);
+            let means = changes.iter().map(|(since, rate_hz)| (*since, mean_ns(*rate_hz))).collect();
+            // Of the stretches within the chosen time, what was sampled.
+            let divide = |of: fn(&Stretch) -> u64| {
+                let within = |own: &Stretch| {
+                    let (begin, end) = (own.begin.max(from), own.end.min(to));
+                    ((begin, end.max(begin)), scaled(of(own), part(own.begin, own.end)))
+                };
+                let parts = own.iter().map(within);
+                parts.flat_map(|(stretch, ns)| paces.divide(row.id, stretch, ns)).collect::<Vec<_>>()
             };
+            let sum =
+                |parts: &[(u64, u64)]| parts.iter().fold(0, |sum: u64, (_, ns)| sum.saturating_add(*ns));
+            let (guest, halted) = (divide(|own| own.guest_ns), divide(|own| own.halted_ns));
             let (guest_ns, halted_ns) = match own.is_empty() {
-                _ if whole => (row.states.guest, row.states.halted),
+                _ if whole && changes.is_empty() => (row.states.guest, row.states.halted),
                 true => (
                     scaled(row.states.guest, part(0, duration)),
                     scaled(row.states.halted, part(0, duration)),
                 ),
-                false => (all(&own, |own| own.guest_ns), all(&own, |own| own.halted_ns)),
+                false => (sum(&guest), sum(&halted)),
             };
-            let stretches = own.iter().map(|own| (own.end, scaled(own.guest_ns, part(own.begin, own.end))));
-            Self { vcpu: row.id, guest_ns, halted_ns, stretches: stretches.collect() }
+            let unsampled_ns = paces.unsampled_ns(row.id, duration);
+            Self { vcpu: row.id, guest_ns, halted_ns, stretches: guest, means, unsampled_ns }
         };
         Ok(chosen.map(span).collect())
     }
 }
 
-/// A part of a time, ns.
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "not negative; the cast saturates"
-)]
-fn scaled(ns: u64, part: f64) -> u64 {
-    if part >= 1.0 { ns } else { (ns as f64 * part).round() as u64 }
-}
-
 /// A row of table `microstate`: what the clocks say of one vCPU from `begin` to `end`, ns since the run's start.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Stretch {
-    begin: u64,
+    pub begin: u64,
     pub end: u64,
     pub guest_ns: u64,
     halted_ns: u64,
@@ -246,7 +250,7 @@ pub(crate) fn seconds(ns: u64) -> f64 {
 
 /// k / n, 0 without any.
 #[expect(clippy::cast_precision_loss, reason = "fewer than 2^53 samples")]
-pub(super) fn part(k: u64, n: u64) -> f64 {
+pub(crate) fn part(k: u64, n: u64) -> f64 {
     if n == 0 { 0.0 } else { k as f64 / n as f64 }
 }
 

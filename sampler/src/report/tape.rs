@@ -123,6 +123,7 @@ pub(super) fn ticks(clock: ClockKind, mean_ns: f64, spans: &[Span]) -> Ticks {
     let mut ticks = Ticks::new(clock, mean_ns);
     for span in spans {
         ticks.divide(span.vcpu, span.stretches.iter().copied());
+        ticks.change_mean(span.vcpu, span.means.iter().copied());
     }
     ticks
 }

@@ -7,7 +7,8 @@ use tempfile::{TempDir, tempdir};
 
 use super::*;
 use crate::batch::{
-    Batch, EventRow, Fell, FrameKind, FrameRow, InstanceRow, MicrostateRow, Mode, SampleRow, Sink, VcpuRow,
+    Batch, EventRow, Fell, FrameKind, FrameRow, InstanceRow, MicrostateRow, Mode, RateRow, SampleRow, Sink,
+    VcpuRow,
 };
 use crate::microstate::States;
 use crate::profile::{Profile, ProfileWriter, Value};
@@ -499,6 +500,46 @@ fn a_part_of_the_run_has_its_part_of_the_time() {
     let (_directory, path) = run.write();
     // A fifth of the run's 2 s.
     assert!((time(&read(&path, &filter(0, 400))) - 0.38).abs() < 1e-9);
+}
+
+/// Sampled at 1,000 Hz for half a second, not at all for a second, and at 500 Hz for half a second.
+#[test]
+fn time_without_sampling_has_no_share() {
+    let mut run = Run::new();
+    run.batch.vcpus.truncate(1);
+    for n in 0..500_u64 {
+        run.batch.samples.push(sampled(n * MS, 1));
+        if n % 2 == 0 {
+            run.batch.samples.push(sampled((1_500 + n) * MS, 2));
+        }
+    }
+    run.batch.samples.sort_by_key(|sample| sample.time_ns);
+    let rate = |ms: u64, rate_hz| RateRow { vcpu: 0, time_ns: ms * MS, rate_hz };
+    run.batch.rates = vec![rate(500, 0.0), rate(1_500, 500.0)];
+    let states = States { guest: 200 * MS, ..States::default() };
+    run.batch.microstates =
+        (1..=10).map(|n| MicrostateRow { vcpu: 0, time_ns: n * 200 * MS, states }).collect();
+    let (_directory, path) = run.write();
+    let report = read(&path, &Filter::default());
+    assert!((report.unsampled_s - 1.0).abs() < 1e-9);
+    // Twice as many samples, the same time.
+    for process in &report.processes {
+        assert!((process.estimate.time_s - 0.5).abs() < 0.01, "{process:?}");
+        assert!((process.estimate.share - 0.5).abs() < 0.01, "{process:?}");
+    }
+    assert_eq!(report.processes.len(), 2);
+}
+
+/// User code of an instance, hit on vCPU 0.
+fn sampled(time_ns: u64, instance: u32) -> SampleRow {
+    SampleRow {
+        mode: Mode::User,
+        time_ns,
+        instance: Some(instance),
+        frame: 5,
+        cpl: 3,
+        ..SampleRow::default()
+    }
 }
 
 #[test]

@@ -22,6 +22,9 @@ pub struct Rusage {
     pub kernel: Option<String>,
     /// Length of the run, s.
     pub duration_s: f64,
+    /// Time in which a vCPU was not sampled, since sampling was stopped, s; the longest of all vCPUs. What the guest tells
+    /// holds it, the truth does not.
+    pub unsampled_s: f64,
     /// The sampling clock has valid intervals: not under a fixed one.
     pub intervals_valid: bool,
     /// Every process whose books were read, most time first.

@@ -9,6 +9,7 @@ use crate::batch::{Fell, Mode, RusageRow, VcpuRow};
 use crate::clock::{ClockKind, mean_ns};
 use crate::estimate::{Tallies, Ticks, Time, trustworthy};
 use crate::profile::{MODES, Profile, ProfileError, snapshot};
+use crate::report::paces::Paces;
 use crate::report::tables::{Stretch, seconds, unsigned, vcpus};
 
 impl Rusage {
@@ -129,6 +130,7 @@ impl Books {
             host: text("host").unwrap_or_else(|| "unknown".to_owned()),
             kernel: text("kernel"),
             duration_s: seconds(duration),
+            unsampled_s: seconds(seen.unsampled_ns),
             intervals_valid: trustworthy(self.clock()),
             processes,
             threads,
@@ -158,7 +160,7 @@ impl Books {
             true_user_ns: whole(of(Part::User).1.ns),
             interrupted_ns: whole(of(Part::Interrupted).1.ns),
             difference_ns: told.cast_signed().saturating_sub(whole(truth.ns).cast_signed()),
-            outside: is_outside(told, &truth),
+            outside: seen.unsampled_ns == 0 && is_outside(told, &truth),
         })
     }
 
@@ -177,7 +179,7 @@ impl Books {
             true_cpu_ns: whole(truth.ns),
             true_low_ns: whole(truth.low_ns),
             true_high_ns: whole(truth.high_ns),
-            outside: is_outside(user.saturating_add(system), &truth),
+            outside: seen.unsampled_ns == 0 && is_outside(user.saturating_add(system), &truth),
         })
     }
 
@@ -244,6 +246,9 @@ impl Kind {
 /// What the samples say, each process and thread up to the moment of its books.
 struct Seen {
     ticks: Ticks,
+    /// Time of vCPUs in the guest where they were not sampled throughout: what was sampled, ns.
+    sampled_ns: HashMap<u8, u64>,
+    unsampled_ns: u64,
     processes: HashMap<(u32, Part), Tallies>,
     threads: HashMap<(u32, i32), Tallies>,
     modes: HashMap<(u8, Kind), Tallies>,
@@ -252,14 +257,26 @@ struct Seen {
 impl Seen {
     fn read(connection: &Connection, books: &Books) -> rusqlite::Result<Self> {
         let rate = books.meta.get("rate_hz").and_then(|rate| rate.parse().ok()).unwrap_or(0.0);
+        let duration = books.meta.get("duration_ns").and_then(|ns| ns.parse().ok()).unwrap_or(0);
+        let paces = Paces::read(connection)?;
+        let unsampled = books.vcpus.iter().map(|vcpu| paces.unsampled_ns(vcpu.id, duration));
         let mut seen = Self {
             ticks: Ticks::new(books.clock(), mean_ns(rate)),
+            sampled_ns: HashMap::new(),
+            unsampled_ns: unsampled.max().unwrap_or(0),
             processes: HashMap::new(),
             threads: HashMap::new(),
             modes: HashMap::new(),
         };
         for (vcpu, stretches) in Stretch::read(connection)? {
-            seen.ticks.divide(vcpu, stretches.iter().map(|stretch| (stretch.end, stretch.guest_ns)));
+            let divide = |own: &Stretch| paces.divide(vcpu, (own.begin, own.end), own.guest_ns);
+            let parts: Vec<_> = stretches.iter().flat_map(divide).collect();
+            let changes = paces.of(vcpu);
+            if !changes.is_empty() {
+                seen.sampled_ns.insert(vcpu, parts.iter().map(|(_, ns)| ns).sum());
+            }
+            seen.ticks.divide(vcpu, parts);
+            seen.ticks.change_mean(vcpu, changes.iter().map(|(since, rate)| (*since, mean_ns(*rate))));
         }
         let sql = "SELECT vcpu, mode, instance, tid, time_ns, fell FROM sample ORDER BY id";
         let mut statement = connection.prepare(sql)?;
@@ -285,7 +302,7 @@ impl Seen {
         if !inside {
             return;
         }
-        let Self { ticks, processes, threads, modes } = self;
+        let Self { ticks, processes, threads, modes, .. } = self;
         modes.entry((vcpu, Kind::of(mode))).or_default().add(ticks, tick);
         let Some(instance) = instance else { return };
         let parts: &[Part] = match mode {
@@ -307,7 +324,8 @@ impl Seen {
 
     /// Samples and time of what was tallied on these vCPUs.
     fn time(&self, vcpus: &[VcpuRow], tallies: Option<&Tallies>) -> (u64, Time) {
-        let times: Vec<_> = vcpus.iter().map(|vcpu| (vcpu.id, vcpu.states.guest)).collect();
+        let sampled = |vcpu: &VcpuRow| self.sampled_ns.get(&vcpu.id).copied().unwrap_or(vcpu.states.guest);
+        let times: Vec<_> = vcpus.iter().map(|vcpu| (vcpu.id, sampled(vcpu))).collect();
         let none = Tallies::default();
         let estimate = self.ticks.estimate(&times, tallies.unwrap_or(&none));
         (estimate.samples, estimate.time)

@@ -1,0 +1,91 @@
+//! `vprof ctl`.
+
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+
+use super::TEMPLATE;
+use super::parse::{parse_positive_time, parse_rate};
+
+const EXAMPLES: &str = "\
+Examples:
+  vprof ctl status                         of the only run that goes on
+  vprof ctl mark \"cache is warm\"           a mark in the profile, with its time
+  vprof ctl stop; sleep 5; vprof ctl start sample only what matters
+  vprof ctl rate 5000                      from now on
+  vprof ctl tables --last 5s --json        who had the last 5 seconds
+  vprof ctl --run 4711 end                 end the run with this process id
+";
+
+const NOTES: &str = "\
+A run listens at a socket that only its owner may use; docs/control.md describes what is said there. \
+What happens while sampling is stopped is in no share and no estimated time; exact times go on.
+
+Exit codes: 0 done; 1 there is no such run, or it refused; 2 the command line is wrong.";
+
+/// `vprof ctl`.
+#[derive(Debug, Args)]
+#[command(before_help = EXAMPLES, after_help = NOTES, help_template = TEMPLATE)]
+pub struct CtlArgs {
+    /// Which run: its process id, or its socket [default: the only one]
+    #[arg(long, value_name = "PID|SOCKET", global = true)]
+    pub run: Option<String>,
+
+    /// Print answers as JSON (docs/control.md)
+    #[arg(long, global = true)]
+    pub json: bool,
+
+    /// What to do
+    #[command(subcommand)]
+    pub command: CtlCommand,
+}
+
+/// What to do with a run.
+#[derive(Debug, Subcommand)]
+pub enum CtlCommand {
+    /// List the runs of this user that go on
+    List,
+    /// Show where the run stands
+    Status,
+    /// Show the tables of the run as it is
+    Tables {
+        /// Of the last seconds only, at most 60
+        #[arg(long, value_name = "TIME", value_parser = parse_positive_time)]
+        last: Option<Duration>,
+        /// Rows per table; 0 shows all
+        #[arg(long, short = 'n', value_name = "N", default_value_t = 10)]
+        rows: usize,
+    },
+    /// Print the tables again and again as JSON, a line each, until the run ends
+    Watch {
+        /// Of the last seconds only, at most 60
+        #[arg(long, value_name = "TIME", value_parser = parse_positive_time)]
+        last: Option<Duration>,
+        /// Rows per table; 0 shows all
+        #[arg(long, short = 'n', value_name = "N", default_value_t = 10)]
+        rows: usize,
+        /// Time between two looks, at least 100ms
+        #[arg(long, value_name = "TIME", default_value = "1s", value_parser = parse_positive_time)]
+        every: Duration,
+    },
+    /// Sample again
+    Start,
+    /// Stop sampling until `start`; the run goes on
+    Stop,
+    /// Change the sampling rate
+    Rate {
+        /// Mean samples per second and vCPU, 0.1 to 50000
+        #[arg(value_parser = parse_rate)]
+        hz: f64,
+    },
+    /// Put a mark with this text and its time into the profile
+    Mark {
+        /// What to say
+        #[arg(required = true)]
+        text: Vec<String>,
+    },
+    /// Write what was recorded so far to the profile, and wait for it
+    Write,
+    /// End the run
+    End,
+}

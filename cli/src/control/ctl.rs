@@ -1,0 +1,159 @@
+//! `vprof ctl`: steers a run that goes on, from scripts.
+
+use std::io::{self, Write};
+
+use sampler::live::View;
+use serde_json::Value;
+
+use super::client::Client;
+use super::place;
+use super::protocol::{About, Request};
+use crate::args::{CtlArgs, CtlCommand};
+use crate::errors::{Error, ExitCode};
+use crate::render::live as tables;
+use crate::render::table::{Align, Table};
+use crate::render::{Page, escape, units};
+use crate::report::{all_for_zero, stdout_error, write_json};
+
+/// Runs the command.
+pub fn command(args: &CtlArgs) -> Result<ExitCode, Error> {
+    if matches!(args.command, CtlCommand::List) {
+        list(args.json)?;
+        return Ok(ExitCode::Done);
+    }
+    let mut client = Client::new(place::connect(args.run.as_deref())?)?;
+    match &args.command {
+        CtlCommand::List => {}
+        CtlCommand::Status => {
+            let about = client.about()?;
+            if args.json { write_json(&about)? } else { print(&status(&about))? }
+        }
+        CtlCommand::Tables { last, rows } => {
+            let look = client.tables(view(*last, *rows))?;
+            if args.json {
+                write_json(&look)?
+            } else {
+                print(&tables::render(&look, Page::stdout().for_summary()))?
+            }
+        }
+        CtlCommand::Watch { last, rows, every } => {
+            let every_ms = u64::try_from(every.as_millis()).unwrap_or(u64::MAX);
+            watch(&mut client, &Request::Watch { view: view(*last, *rows), every_ms })?;
+        }
+        CtlCommand::Start => done(args, client.ask(&Request::Start)?, "sampling goes on")?,
+        CtlCommand::Stop => {
+            done(args, client.ask(&Request::Stop)?, "sampling is stopped; `vprof ctl start` goes on")?
+        }
+        CtlCommand::Rate { hz } => {
+            done(
+                args,
+                client.ask(&Request::Rate { hz: *hz })?,
+                &format!("the rate is {} now", units::rate(*hz)),
+            )?;
+        }
+        CtlCommand::Mark { text } => {
+            let text = text.join(" ");
+            done(args, client.ask(&Request::Mark { text })?, "marked")?;
+        }
+        CtlCommand::Write => {
+            let written = client.ask(&Request::Write)?;
+            let path = written.get("profile").and_then(Value::as_str).unwrap_or_default();
+            let sentence = format!("what was recorded so far is in {}", escape(path));
+            done(args, written.clone(), &sentence)?;
+        }
+        CtlCommand::End => done(args, client.ask(&Request::End)?, "the run ends")?,
+    }
+    Ok(ExitCode::Done)
+}
+
+fn view(last: Option<std::time::Duration>, rows: usize) -> View {
+    let span = match last {
+        Some(last) => sampler::live::Span::Last(last.as_secs_f64()),
+        None => sampler::live::Span::Run,
+    };
+    View { span, rows: all_for_zero(rows).min(10_000) }
+}
+
+fn done(args: &CtlArgs, answer: Value, sentence: &str) -> Result<(), Error> {
+    if args.json { write_json(&answer) } else { print(&format!("{sentence}\n")) }
+}
+
+/// Passes look after look on, a line each, until the run ends.
+fn watch(client: &mut Client, request: &Request) -> Result<(), Error> {
+    client.say(request)?;
+    loop {
+        let reply = match client.hear() {
+            Ok(reply) => reply,
+            Err(Error::System { source, .. }) if source.kind() == io::ErrorKind::UnexpectedEof => {
+                return Ok(());
+            }
+            Err(error) => return Err(error),
+        };
+        if let Some(error) = reply.error {
+            return Err(Error::Control(escape(&error).into_owned()));
+        }
+        if let Some(look) = reply.snapshot {
+            let line = serde_json::to_string(&look).map_err(|error| stdout_error(error.into()))?;
+            print(&format!("{line}\n"))?;
+        }
+    }
+}
+
+fn list(json: bool) -> Result<(), Error> {
+    let mut runs = Vec::new();
+    for found in place::running() {
+        // A run that ends just now is none any more.
+        if let Ok(about) = Client::new(found).and_then(|mut client| client.about()) {
+            runs.push(about);
+        }
+    }
+    if json {
+        return write_json(&runs);
+    }
+    if runs.is_empty() {
+        return print("no `vprof run` of this user goes on\n");
+    }
+    let mut table = Table::new(&[
+        ("run", Align::Right),
+        ("time", Align::Right),
+        ("samples", Align::Right),
+        ("image", Align::Left),
+        ("profile", Align::Left),
+    ])
+    .flexible(4);
+    for run in &runs {
+        table.row(vec![
+            run.pid.to_string(),
+            units::duration(std::time::Duration::from_secs_f64(run.time_s)),
+            units::count(run.samples),
+            escape(&run.image).into_owned(),
+            escape(&run.profile.to_string_lossy()).into_owned(),
+        ]);
+    }
+    print(&table.render(Page::stdout().width))
+}
+
+fn status(about: &About) -> String {
+    let sampling = match (&about.preparing, about.sampling) {
+        (Some(what), _) => format!("not there yet: {}", escape(what)),
+        (None, true) => format!("sampled at {}", units::rate(about.rate_hz)),
+        (None, false) => "sampling is stopped".to_owned(),
+    };
+    let kernel =
+        about.kernel.as_deref().map_or_else(|| "not found yet".to_owned(), |k| escape(k).into_owned());
+    format!(
+        "run      {} (vprof {})\nimage    {}\nprofile  {}\nkernel   {kernel}\ntime     {}\nguest    {sampling}\nsamples  {}, {} lost\n",
+        about.pid,
+        escape(&about.version),
+        escape(&about.image),
+        escape(&about.profile.to_string_lossy()),
+        units::duration(std::time::Duration::from_secs_f64(about.time_s)),
+        units::count(about.samples),
+        units::count(about.lost),
+    )
+}
+
+fn print(text: &str) -> Result<(), Error> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(stdout_error)
+}

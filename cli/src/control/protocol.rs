@@ -1,0 +1,194 @@
+//! What is said on the control socket: one JSON object a line, each way.
+
+use std::path::PathBuf;
+
+use sampler::live::{Snapshot, View};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// The longest line that is understood, bytes.
+pub const LONGEST_LINE: usize = 64 << 10;
+/// The longest text of a mark, bytes.
+pub const LONGEST_MARK: usize = 1_000;
+/// The shortest time between two looks of `watch`, ms.
+pub const SHORTEST_MS: u64 = 100;
+
+/// What is asked for.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "do", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Request {
+    /// Where the run stands: [`About`].
+    Status,
+    /// The tables as they are: a [`Snapshot`].
+    Tables {
+        /// How to look.
+        #[serde(default)]
+        view: View,
+    },
+    /// The tables again and again: lines with a `snapshot` each, until the run ends or another `watch` comes.
+    Watch {
+        /// How to look.
+        #[serde(default)]
+        view: View,
+        /// Time between two looks, ms.
+        #[serde(default = "half_a_second")]
+        every_ms: u64,
+    },
+    /// Sample (again).
+    Start,
+    /// Do not sample until `start`.
+    Stop,
+    /// Another sampling rate.
+    Rate {
+        /// Mean ticks per second and vCPU.
+        hz: f64,
+    },
+    /// A row of table `event`, of kind `mark`.
+    Mark {
+        /// What to say.
+        text: String,
+    },
+    /// Write what was recorded so far to the profile; answered when it is there.
+    Write,
+    /// End the run.
+    End,
+}
+
+fn half_a_second() -> u64 {
+    500
+}
+
+/// All verbs, for whoever mistypes one.
+pub const VERBS: [&str; 9] = ["status", "tables", "watch", "start", "stop", "rate", "mark", "write", "end"];
+
+/// Those that take nothing more.
+const BARE: [&str; 5] = ["status", "start", "stop", "write", "end"];
+
+/// The answer to one request, or one look of `watch`.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Reply {
+    /// That of the request, as it was given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<Value>,
+    /// What was asked for; `{}` where there is nothing to tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ok: Option<Value>,
+    /// One look of `watch`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snapshot: Option<Box<Snapshot>>,
+    /// One sentence: why not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+}
+
+/// The answer to `status`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct About {
+    /// vprof's version.
+    pub version: String,
+    /// Process id of the run.
+    pub pid: u32,
+    /// What is run.
+    pub image: String,
+    /// The profile that is written, absolute.
+    pub profile: PathBuf,
+    /// What is being done before the guest runs; `None` once it does.
+    pub preparing: Option<String>,
+    /// Time since the start of sampling, s.
+    pub time_s: f64,
+    /// The vCPUs are sampled.
+    pub sampling: bool,
+    /// Mean ticks per second and vCPU while they are.
+    pub rate_hz: f64,
+    /// Samples so far.
+    pub samples: u64,
+    /// Lost so far.
+    pub lost: u64,
+    /// The guest's kernel release, once it was found.
+    pub kernel: Option<String>,
+}
+
+/// A line as a request, with the `id` that goes back with the answer; or the sentence that does instead.
+pub fn understand(line: &[u8]) -> (Option<Value>, Result<Request, String>) {
+    let mut value: Value = match serde_json::from_slice(line) {
+        Ok(value) => value,
+        Err(error) => return (None, Err(format!("this is no JSON: {error}"))),
+    };
+    let Some(object) = value.as_object_mut() else {
+        return (None, Err("a request is an object like {\"do\":\"status\"}".to_owned()));
+    };
+    let id = object.remove("id");
+    let verb = object.get("do").and_then(Value::as_str).map(str::to_owned);
+    let request = match verb {
+        None => Err("a request needs \"do\", like {\"do\":\"status\"}".to_owned()),
+        Some(verb) if !VERBS.contains(&verb.as_str()) => Err(format!(
+            "there is no {:?}: \"do\" is one of {}",
+            crate::render::escape(&verb),
+            VERBS.join(", ")
+        )),
+        // serde takes more fields than a verb without any has.
+        Some(verb) if BARE.contains(&verb.as_str()) && object.len() > 1 => {
+            Err(format!("{verb}: unknown field: it takes none"))
+        }
+        Some(verb) => serde_json::from_value(value).map_err(|error| format!("{verb}: {error}")),
+    };
+    (id, request.and_then(check))
+}
+
+fn check(request: Request) -> Result<Request, String> {
+    match &request {
+        Request::Rate { hz } => {
+            crate::args::rate_in_range(*hz)?;
+        }
+        Request::Mark { text } if text.len() > LONGEST_MARK => {
+            return Err(format!("mark: the text is longer than {LONGEST_MARK} bytes"));
+        }
+        Request::Watch { every_ms, .. } if *every_ms < SHORTEST_MS => {
+            return Err(format!("watch: every_ms is {SHORTEST_MS} at least"));
+        }
+        Request::Watch { view, .. } | Request::Tables { view } if view.rows > 10_000 => {
+            return Err("a view has 10000 rows at most".to_owned());
+        }
+        _ => {}
+    }
+    Ok(request)
+}
+
+#[cfg(test)]
+mod tests {
+    use sampler::live::Span;
+
+    use super::*;
+
+    fn read(line: &str) -> Result<Request, String> {
+        understand(line.as_bytes()).1
+    }
+
+    #[test]
+    fn requests_are_short_and_checked() {
+        assert_eq!(understand(br#"{"id":7,"do":"status"}"#), (Some(Value::from(7)), Ok(Request::Status)));
+        let view = View { span: Span::Last(2.5), rows: 3 };
+        assert_eq!(
+            read(r#"{"do":"tables","view":{"span":{"last":2.5},"rows":3}}"#),
+            Ok(Request::Tables { view })
+        );
+        assert_eq!(read(r#"{"do":"watch"}"#), Ok(Request::Watch { view: View::default(), every_ms: 500 }));
+        for (line, said) in [
+            ("{", "no JSON"),
+            ("[]", "an object"),
+            ("{}", "needs \"do\""),
+            (r#"{"do":"stat\u001b"}"#, "there is no \"stat"),
+            (r#"{"do":"rate"}"#, "missing field `hz`"),
+            (r#"{"do":"rate","hz":0}"#, "0.1"),
+            (r#"{"do":"rate","hz":1e9}"#, "50000"),
+            (r#"{"do":"stop","now":1}"#, "unknown field"),
+            (r#"{"do":"watch","every_ms":1}"#, "every_ms"),
+            (r#"{"do":"tables","view":{"rows":1000000}}"#, "rows"),
+        ] {
+            let error = read(line).expect_err(line);
+            assert!(error.contains(said) && !error.contains('\u{1b}'), "{line}: {error}");
+        }
+        let long = format!(r#"{{"do":"mark","text":"{}"}}"#, "x".repeat(1_001));
+        assert!(read(&long).is_err());
+    }
+}

@@ -1,0 +1,146 @@
+//! The live tables as text.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use sampler::live::Snapshot;
+
+use super::summary::heading;
+use super::table::{Align, Table};
+use super::{Page, escape, units, with_module};
+
+/// The tables of one look.
+pub fn render(look: &Snapshot, page: Page) -> String {
+    let mut text = String::new();
+    let span = Duration::from_secs_f64(look.span_s);
+    let sampling = match look.sampling.on {
+        true => format!("sampled at {}", units::rate(look.sampling.rate_hz)),
+        false => "not sampled at present".to_owned(),
+    };
+    let title = format!(
+        "The last {} of {}, {sampling}; {} counted",
+        units::duration(span),
+        units::duration(Duration::from_secs_f64(look.time_s)),
+        units::counted(look.sampling.counted, "sample")
+    );
+    // Writing to a String can't fail.
+    let _ = writeln!(text, "{}", page.style.bold(&title));
+    vcpus(&mut text, look, page);
+    processes(&mut text, look, page);
+    functions(&mut text, look, page);
+    text
+}
+
+fn vcpus(text: &mut String, look: &Snapshot, page: Page) {
+    let Some(first) = look.vcpus.first() else { return };
+    let names = first.states.iter().map(|(name, _)| (name.as_str(), Align::Right));
+    let columns: Vec<_> = [("vCPU", Align::Right)].into_iter().chain(names).collect();
+    let mut table = Table::new(&columns).indent(2);
+    for vcpu in &look.vcpus {
+        let parts = vcpu.states.iter().map(|(_, part)| units::percent(*part));
+        table.row([vcpu.id.to_string()].into_iter().chain(parts).collect());
+    }
+    heading(text, page.style, "vCPUs", "");
+    text.push_str(&table.render(page.width));
+}
+
+fn processes(text: &mut String, look: &Snapshot, page: Page) {
+    let right = Align::Right;
+    let mut table = Table::new(&[
+        ("share", right),
+        ("±", right),
+        ("user", right),
+        ("pid", right),
+        ("process", Align::Left),
+    ])
+    .indent(2)
+    .flexible(4);
+    for process in &look.processes {
+        table.row(vec![
+            units::percent(process.share.share),
+            units::percent(process.share.distance()),
+            units::percent(process.user),
+            if process.pid == 0 { String::new() } else { process.pid.to_string() },
+            escape(&process.comm).into_owned(),
+        ]);
+    }
+    heading(text, page.style, "Processes", "");
+    text.push_str(&table.render(page.width));
+}
+
+fn functions(text: &mut String, look: &Snapshot, page: Page) {
+    let right = Align::Right;
+    let mut table = Table::new(&[("self", right), ("±", right), ("total", right), ("function", Align::Left)])
+        .indent(2)
+        .flexible(3);
+    for function in &look.functions {
+        table.row(vec![
+            units::percent(function.own.share),
+            units::percent(function.own.distance()),
+            units::percent(function.total.share),
+            with_module(&function.symbol, function.module.as_deref()),
+        ]);
+    }
+    heading(text, page.style, "Functions", "");
+    text.push_str(&table.render(page.width));
+}
+
+#[cfg(test)]
+mod tests {
+    use sampler::estimate::share;
+    use sampler::live::{FunctionShare, ModeShares, ProcessShare, Sampling, VcpuShare};
+
+    use super::*;
+    use crate::render::Style;
+
+    #[test]
+    fn tables_are_golden() {
+        let look = Snapshot {
+            time_s: 75.0,
+            span_s: 5.0,
+            sampling: Sampling { on: true, rate_hz: 500.0, counted: 2_400, ..Sampling::default() },
+            vcpus: vec![VcpuShare {
+                id: 0,
+                states: vec![("guest".to_owned(), 0.75), ("halted".to_owned(), 0.25)],
+                now: Vec::new(),
+                modes: ModeShares::default(),
+            }],
+            processes: vec![ProcessShare {
+                comm: "gz\x1bip".to_owned(),
+                pid: 42,
+                instance: 0,
+                kernel_thread: false,
+                samples: 600,
+                share: share(600, 2_400),
+                user: 0.9,
+            }],
+            functions: vec![FunctionShare {
+                symbol: "deflate".to_owned(),
+                module: Some("gzip".to_owned()),
+                samples: 300,
+                own: share(300, 2_400),
+                total: share(500, 2_400),
+            }],
+            ..Snapshot::default()
+        };
+        let page = Page { width: 80, style: Style::Plain };
+        assert_eq!(
+            render(&look, page),
+            "\
+The last 5.00 s of 75.00 s, sampled at 500 Hz; 2,400 samples counted
+
+vCPUs
+  vCPU   guest  halted
+     0  75.0 %  25.0 %
+
+Processes
+   share      ±    user  pid  process
+  25.0 %  1.8 %  90.0 %   42  gz\\x1bip
+
+Functions
+    self      ±   total  function
+  12.5 %  1.4 %  20.8 %  deflate [gzip]
+"
+        );
+    }
+}

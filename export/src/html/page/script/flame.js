@@ -353,10 +353,13 @@ class Flame {
     let time = 0;
     let n = 0;
     const programs = this.shape.byProcess ? this.programMatch : new Uint8Array(this.programMatch.length);
-    for (let i = 0; i < this.stacks.size; i++) {
-      if (on[this.stacks.node[i]] || programs[this.stacks.program[i]]) {
-        time += this.stacks.time[i];
-        n += this.stacks.count[i];
+    const { index } = this.stacks;
+    for (const group of index.groups) {
+      for (let i = group.begin; i < group.end; i++) {
+        if (on[index.node[i]] === 1 || programs[group.program] === 1) {
+          time += this.stacks.time[i];
+          n += this.stacks.count[i];
+        }
       }
     }
     $('match').textContent = n > 0 ? `${percent(time / (this.all.time || 1))} · ${duration(time)} · ${counted(n, this.offCpu ? 'time' : 'sample')}` : 'not found';

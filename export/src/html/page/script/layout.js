@@ -5,109 +5,173 @@
 const MOST_ROWS = 150;
 
 /**
- * Whole stacks to lay out, from the samples of a picked time or from a list: node, program and time of each, and where a
- * base is given its stacks, too, with their time as `base`.
+ * Whole stacks of entries, each once for each program that has it: in the order of programs, then of nodes. `of` says which
+ * one each entry has, `groups` where those of each program are. Made once for all times that are picked.
  */
+function indexStacks(profile, lists) {
+  const { tree, roles, programs } = profile;
+  const size = lists.reduce((sum, list) => sum + list.node.length, 0);
+  const node = new Int32Array(size);
+  const program = new Int32Array(size);
+  let at = 0;
+  for (const list of lists) {
+    node.set(list.node, at);
+    for (let i = 0; i < list.role.length; i++) {
+      program[at + i] = programs.of[roles[list.role[i]][0]];
+    }
+    at += list.node.length;
+  }
+  const identity = Int32Array.from({ length: size }, (_, i) => i);
+  const order = sortBy(sortBy(identity, node, tree.size), program, programs.names.length);
+  const index = { of: new Int32Array(size), node: new Int32Array(size), groups: [], size: 0 };
+  for (let i = 0; i < size; i++) {
+    const entry = order[i];
+    const last = i > 0 ? order[i - 1] : -1;
+    if (last < 0 || program[entry] !== program[last]) {
+      index.groups.push({ program: program[entry], begin: index.size, end: index.size });
+    }
+    if (last < 0 || program[entry] !== program[last] || node[entry] !== node[last]) {
+      index.node[index.size++] = node[entry];
+      index.groups[index.groups.length - 1].end = index.size;
+    }
+    index.of[entry] = index.size - 1;
+  }
+  index.node = index.node.slice(0, index.size);
+  return index;
+}
+
+/** `list` in the order of keys, which are below `bound`; those with equal keys stay as they are. */
+function sortBy(list, keys, bound) {
+  const next = new Int32Array(bound + 1);
+  for (let i = 0; i < list.length; i++) {
+    next[keys[list[i]] + 1]++;
+  }
+  for (let key = 0; key < bound; key++) {
+    next[key + 1] += next[key];
+  }
+  const sorted = new Int32Array(list.length);
+  for (let i = 0; i < list.length; i++) {
+    sorted[next[keys[list[i]]]++] = list[i];
+  }
+  return sorted;
+}
+
+/** Time, number and the base's time of each stack of an index in the picked time, and their sums up to each. */
 function collect(profile, view, offCpu) {
-  const lists = [];
+  const name = offCpu ? 'offCpuIndex' : 'onCpuIndex';
+  const lists = offCpu ? [profile.offCpu] : [profile.samples, ...(profile.baseLeaves ? [profile.baseLeaves] : [])];
+  profile[name] ??= indexStacks(profile, lists);
+  const index = profile[name];
+  const [time, count, base] = [0, 0, 0].map(() => new Float64Array(index.size));
+  const chosen = Uint8Array.from(profile.roles, ([who]) => Number(view.process === null || who === view.process));
   if (offCpu) {
-    lists.push([profile.offCpu, false]);
+    addLeaves(profile.offCpu, index.of, 0, chosen, time, count);
   } else {
-    lists.push([pickedLeaves(profile, view.from, view.to), false]);
+    addPicked(profile, view, index.of, chosen, time, count);
     if (profile.baseLeaves) {
-      lists.push([profile.baseLeaves, true]);
+      const { of } = profile.programs;
+      const namesake = Uint8Array.from(profile.roles, ([who]) => Number(view.process === null || of[who] === of[view.process]));
+      addLeaves(profile.baseLeaves, index.of, profile.samples.node.length, namesake, base, new Float64Array(index.size));
     }
   }
-  const size = lists.reduce((sum, [list]) => sum + list.node.length, 0);
-  const stacks = { size: 0, node: new Int32Array(size), program: new Int32Array(size), time: new Float64Array(size), count: new Float64Array(size), base: new Float64Array(size) };
-  for (const [list, isBase] of lists) {
-    for (let i = 0; i < list.node.length; i++) {
-      const [who] = profile.roles[list.role[i]];
-      if (view.process !== null && who !== view.process && !(isBase && profile.programs.of[who] === profile.programs.of[view.process])) {
-        continue;
-      }
-      const at = stacks.size++;
-      stacks.node[at] = list.node[i];
-      stacks.program[at] = profile.programs.of[who];
-      stacks[isBase ? 'base' : 'time'][at] = list.weight[i];
-      stacks.count[at] = isBase ? 0 : list.count[i];
-    }
-  }
-  return stacks;
+  return { index, time, count, base, until: { time: sumsUpTo(time), count: sumsUpTo(count), base: sumsUpTo(base) } };
 }
 
-/** The samples of a picked time with the time of each entry. */
-function pickedLeaves({ samples, time }, from, to) {
-  const vcpus = Math.max(1, time.vcpus.length);
-  const begin = samples.start[from * vcpus];
-  const end = samples.start[to * vcpus];
-  const weight = new Float64Array(end - begin);
-  for (let cell = from * vcpus; cell < to * vcpus; cell++) {
+/** Adds the samples of the picked time. */
+function addPicked({ samples, time: { vcpus } }, view, of, chosen, time, count) {
+  const width = Math.max(1, vcpus.length);
+  for (let cell = view.from * width; cell < view.to * width; cell++) {
+    const weight = samples.weight[cell];
     for (let i = samples.start[cell]; i < samples.start[cell + 1]; i++) {
-      weight[i - begin] = samples.count[i] * samples.weight[cell];
+      if (chosen[samples.role[i]] === 1) {
+        time[of[i]] += samples.count[i] * weight;
+        count[of[i]] += samples.count[i];
+      }
     }
   }
-  return { node: samples.node.subarray(begin, end), role: samples.role.subarray(begin, end), count: samples.count.subarray(begin, end), weight };
 }
 
-/** The stacks of each program, most time first: places in `order` from `begin` to `end`. */
-function byProgram(stacks, programs) {
-  const sizes = new Int32Array(programs + 1);
-  for (let i = 0; i < stacks.size; i++) {
-    sizes[stacks.program[i] + 1]++;
+/** Adds leaves whose entries in `of` begin at `first`. */
+function addLeaves(leaves, of, first, chosen, time, count) {
+  for (let i = 0; i < leaves.node.length; i++) {
+    if (chosen[leaves.role[i]] === 1) {
+      time[of[first + i]] += leaves.weight[i];
+      count[of[first + i]] += leaves.count[i];
+    }
   }
-  for (let p = 0; p < programs; p++) {
-    sizes[p + 1] += sizes[p];
-  }
-  const order = new Int32Array(stacks.size);
-  const next = sizes.slice();
-  for (let i = 0; i < stacks.size; i++) {
-    order[next[stacks.program[i]]++] = i;
-  }
-  return { order, groups: Array.from({ length: programs }, (_, program) => ({ program, begin: sizes[program], end: sizes[program + 1] })).filter((group) => group.end > group.begin) };
 }
 
-/** Sums of the stacks at these places of `order`. */
-function sumOf(stacks, order, { begin, end }) {
-  const sum = { time: 0, count: 0, base: 0 };
-  for (let i = begin; i < end; i++) {
-    sum.time += stacks.time[order[i]];
-    sum.count += stacks.count[order[i]];
-    sum.base += stacks.base[order[i]];
+/** At each place the sum of all before it. */
+function sumsUpTo(list) {
+  const sums = new Float64Array(list.length + 1);
+  for (let i = 0; i < list.length; i++) {
+    sums[i + 1] = sums[i] + list[i];
   }
-  return sum;
+  return sums;
 }
 
-/** Branches of stacks from the outermost function inwards. */
+/** What lies from `begin` to `end`. Sums of the same numbers in other orders differ in their last digits: what is next to nothing is nothing. */
+function between(until, begin, end) {
+  const part = (sums) => {
+    const sum = sums[end] - sums[begin];
+    return sum > sums[sums.length - 1] * 1e-12 ? sum : 0;
+  };
+  return { time: part(until.time), count: part(until.count), base: part(until.base) };
+}
+
+/** The first place from `begin` on, before `end`, whose node is not below `node`. */
+function lowerBound(nodes, node, begin, end) {
+  let low = begin;
+  let high = end;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (nodes[middle] < node) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+/**
+ * Branches of stacks from the outermost function inwards. What a node calls has the numbers that follow its own, up to
+ * `tree.end`, so that sums up to each place tell the time of any branch.
+ */
 class Calls {
-  constructor(tree, stacks, order, group) {
-    this.tree = tree;
-    const own = ['time', 'count', 'base'].map((what) => {
-      const sums = new Float64Array(tree.size);
-      for (let i = group.begin; i < group.end; i++) {
-        sums[stacks.node[order[i]]] += stacks[what][order[i]];
-      }
-      return sums;
+  constructor(tree, nodes, until, { begin, end }) {
+    Object.assign(this, { tree, nodes, until, begin, end });
+  }
+
+  /** Of all programs together: places are nodes. */
+  static ofAll(tree, stacks) {
+    const sums = ['time', 'count', 'base'].map((what) => {
+      const own = new Float64Array(tree.size);
+      stacks.index.node.forEach((node, i) => { own[node] += stacks[what][i]; });
+      return sumsUpTo(own);
     });
-    this.own = own[0];
-    [this.time, this.count, this.base] = own.map((sums) => addUp(tree, sums));
+    const until = { time: sums[0], count: sums[1], base: sums[2] };
+    return new Calls(tree, null, until, { begin: 0, end: tree.size });
+  }
+
+  place(node) {
+    return this.nodes === null ? node : lowerBound(this.nodes, node, this.begin, this.end);
   }
 
   root() {
-    return this.item(0);
-  }
-
-  item(node) {
-    return { node, func: this.tree.func[node], time: this.time[node], count: this.count[node], base: this.base[node], self: this.own[node] };
+    return { node: 0, func: -1, self: 0, ...between(this.until, this.begin, this.end) };
   }
 
   /** What `item` calls, as far as `wide` says of its time and the base's that it can be seen. */
   children(item, wide) {
-    const { first, next } = this.tree;
+    const { first, next, end, func } = this.tree;
     const list = [];
     for (let node = first[item.node]; node !== 0; node = next[node]) {
-      if (wide(this.time[node], this.base[node])) {
-        list.push(this.item(node));
+      const begin = this.place(node);
+      const sum = between(this.until, begin, this.place(end[node]));
+      if (wide(sum.time, sum.base)) {
+        const own = this.place(node + 1);
+        list.push({ node, func: func[node], self: between(this.until, begin, own).time, ...sum });
       }
     }
     return list;
@@ -116,17 +180,25 @@ class Calls {
 
 /** Branches of stacks from the innermost function outwards: who calls it. */
 class Callers {
-  constructor(tree, stacks, order, group) {
-    this.tree = tree;
-    this.stacks = stacks;
-    this.places = order.subarray(group.begin, group.end);
-    this.sum = sumOf(stacks, order, group);
+  constructor(tree, stacks, group) {
+    Object.assign(this, { tree, stacks, group });
     this.slot = new Int32Array(tree.functions);
   }
 
   root() {
-    const at = Int32Array.from(this.places, (i) => this.stacks.node[i]);
-    return { places: this.places, at, func: -1, self: 0, ...this.sum };
+    const { stacks, group } = this;
+    const places = new Int32Array(group.end - group.begin);
+    let size = 0;
+    for (let i = group.begin; i < group.end; i++) {
+      if (stacks.time[i] > 0 || stacks.base[i] > 0) {
+        places[size++] = i;
+      }
+    }
+    const at = new Int32Array(size);
+    for (let i = 0; i < size; i++) {
+      at[i] = stacks.index.node[places[i]];
+    }
+    return { places: places.subarray(0, size), at, func: -1, self: 0, ...between(stacks.until, group.begin, group.end) };
   }
 
   /** Groups the stacks of `item` by the function that calls it. */
@@ -181,21 +253,21 @@ class Callers {
  */
 function layOut(profile, stacks, { byProcess, invert, baseWidths, zoom, pixels }) {
   const { tree, programs } = profile;
-  const everything = { program: -1, begin: 0, end: stacks.size };
-  const { order, groups } = byProgram(stacks, programs.names.length);
-  const all = sumOf(stacks, order, everything);
-  const size = (item) => (baseWidths ? item.base : item.time);
+  const everything = { begin: 0, end: stacks.index.size };
+  const all = between(stacks.until, 0, stacks.index.size);
+  const weigh = (time, base) => (baseWidths ? base : time);
+  const size = (item) => weigh(item.time, item.base);
   const frames = [];
-  const branches = (group) => (invert ? new Callers(tree, stacks, order, group) : new Calls(tree, stacks, order, group));
-  const state = { frames, size, deepest: 0, least: 0.5 / pixels };
+  const branches = (group) => (invert ? new Callers(tree, stacks, group) : new Calls(tree, stacks.index.node, stacks.until, group));
+  const state = { frames, size, weigh, deepest: 0, least: 0.5 / pixels };
 
   const root = { key: 'all', func: -1, program: -1, x: 0, width: 1, row: 0, above: -1, branches: [], self: 0, ...all };
   frames.push(root);
   if (size(root) > 0) {
     if (byProcess) {
-      layPrograms(state, { groups, order, stacks, programs, branches, zoom });
+      layPrograms(state, { stacks, programs, branches, zoom });
     } else {
-      const source = branches(everything);
+      const source = invert ? branches(everything) : Calls.ofAll(tree, stacks);
       layBranches(state, source, source.root(), 0, zoom);
     }
   }
@@ -203,9 +275,9 @@ function layOut(profile, stacks, { byProcess, invert, baseWidths, zoom, pixels }
 }
 
 /** A row of programs, and the branches of each. */
-function layPrograms(state, { groups, order, stacks, programs, branches, zoom }) {
+function layPrograms(state, { stacks, programs, branches, zoom }) {
   const { size } = state;
-  let items = groups.map((group) => ({ ...group, ...sumOf(stacks, order, group), func: -1, self: 0, key: `p${programs.names[group.program]}` }));
+  let items = stacks.index.groups.map((group) => ({ ...group, ...between(stacks.until, group.begin, group.end), func: -1, self: 0, key: `p${programs.names[group.program]}` }));
   items = items.filter((item) => size(item) > 0);
   const wanted = zoom[0];
   const alone = wanted === undefined ? undefined : items.find((item) => item.key === wanted);
@@ -225,8 +297,8 @@ function layBranches(state, source, item, above, zoom) {
       continue;
     }
     const scale = frame.width / (state.size(frame) || 1);
-    const wide = (time, base) => state.size({ time, base }) * scale >= state.least;
-    const all = source.children(parent, rest.length > 0 ? (time, base) => state.size({ time, base }) > 0 : wide);
+    const wide = (time, base) => state.weigh(time, base) * scale >= state.least;
+    const all = source.children(parent, rest.length > 0 ? (time, base) => state.weigh(time, base) > 0 : wide);
     all.forEach((child) => { child.key = `f${child.func}`; });
     const alone = rest.length > 0 ? all.find((child) => child.key === rest[0]) : undefined;
     const placed = place(state, at, alone ? [alone] : all, Boolean(alone));

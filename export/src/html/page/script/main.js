@@ -6,8 +6,12 @@ function prepareProfile(profile) {
   tree.functions = functions.symbol.length;
   tree.first = new Int32Array(tree.size);
   tree.next = new Int32Array(tree.size);
+  // Behind the last node that a node calls, at any depth.
+  tree.end = Int32Array.from({ length: tree.size }, (_, node) => node + 1);
   // Backwards, so that branches stand in the order of their numbers.
   for (let node = tree.size - 1; node > 0; node--) {
+    const parent = tree.parent[node];
+    tree.end[parent] = Math.max(tree.end[parent], tree.end[node]);
     tree.next[node] = tree.first[tree.parent[node]];
     tree.first[tree.parent[node]] = node;
   }

@@ -2,6 +2,7 @@
 
 const theme = {
   known: new Map(),
+  knownParts: new Map(),
   listeners: [],
 
   /** The colour of a custom property as the theme has it now. */
@@ -20,16 +21,17 @@ const theme = {
 
   /** Red, green and blue of a custom property, 0 to 255. */
   parts(name) {
-    return this.colour(name).match(/[\d.]+/g).slice(0, 3).map(Number);
-  },
-
-  get isDark() {
-    const [red, green, blue] = this.parts('page');
-    return red + green + blue < 384;
+    let parts = this.knownParts.get(name);
+    if (parts === undefined) {
+      parts = this.colour(name).match(/[\d.]+/g).slice(0, 3).map(Number);
+      this.knownParts.set(name, parts);
+    }
+    return parts;
   },
 
   changed() {
     this.known.clear();
+    this.knownParts.clear();
     this.listeners.forEach((listener) => listener());
   },
 

@@ -95,16 +95,19 @@ function sums(profile, from, to, only) {
     shownTime: 0,
     shownCount: 0,
   };
+  const whoOf = Int32Array.from(roles, ([who]) => who);
+  const isUser = Uint8Array.from(roles, ([, mode]) => Number(mode === USER));
   const vcpus = Math.max(1, profile.time.vcpus.length);
   for (let cell = from * vcpus; cell < to * vcpus; cell++) {
     const weight = samples.weight[cell];
     for (let i = samples.start[cell]; i < samples.start[cell + 1]; i++) {
-      const [who, mode] = roles[samples.role[i]];
+      const role = samples.role[i];
+      const who = whoOf[role];
       const n = samples.count[i];
       const time = n * weight;
       result.whoTime[who] += time;
       result.whoCount[who] += n;
-      if (mode === USER) {
+      if (isUser[role] === 1) {
         result.whoUser[who] += time;
       }
       result.time += time;
@@ -120,8 +123,7 @@ function sums(profile, from, to, only) {
   return result;
 }
 
-/** Modes as the block numbers them. */
-const MODES = ['user', 'kernel', 'hardirq', 'softirq', 'nmi', 'boot', 'unknown', 'asleep'];
+/** The mode of user code as the block numbers modes (export/src/html/who.rs). */
 const USER = 0;
 
 /** Adds what each node calls to it: callers have smaller numbers. */

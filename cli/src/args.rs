@@ -1,6 +1,7 @@
 //! The command line.
 
 mod ctl;
+mod diff;
 mod export;
 mod parse;
 mod simulate;
@@ -14,6 +15,7 @@ use sampler::report::{By, ModeGroup};
 use sampler::{ClockKind, Sort};
 
 pub use ctl::{CtlArgs, CtlCommand};
+pub use diff::DiffArgs;
 pub use export::ExportArgs;
 pub use parse::{Span, rate_in_range};
 use parse::{
@@ -46,7 +48,8 @@ Examples:
   vprof annotate clear_page_erms vprof.vprof
   vprof stat vprof.vprof                   where the time of each vCPU went
   vprof rusage vprof.vprof                 what the guest told of its CPU time, and the truth
-  vprof export vprof.vprof -o vprof.folded  for flame graphs, speedscope ...
+  vprof diff before.vprof after.vprof      what got slower, beyond chance
+  vprof export vprof.vprof -o vprof.svg    a flame graph; also pprof, Firefox Profiler, perf script, csv
   vprof query vprof.vprof \"SELECT mode, count(*) FROM v_samples GROUP BY mode\"
   vprof symbolize vprof.vprof --debug-dir /usr/lib/debug
   vprof ctl mark \"here\"                    steer a run that goes on
@@ -182,6 +185,8 @@ pub enum Command {
     Stat(StatArgs),
     /// Show where in a function's machine code samples hit
     Annotate(AnnotateArgs),
+    /// Compare runs: what takes more CPU time, what less, and what of that is more than chance
+    Diff(DiffArgs),
     /// Write a profile in a format that other programs read
     Export(ExportArgs),
     /// Ask a profile with SQL

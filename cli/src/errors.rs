@@ -99,6 +99,9 @@ pub enum Error {
     /// An existing output is not a profile and is left alone.
     #[error("{} exists and is not a profile: --force replaces profiles only", Shown(.0))]
     OutputForeign(PathBuf),
+    /// Runs can't be compared. Names of the guest stand in its message.
+    #[error("{}", crate::render::escape(&.0.to_string()))]
+    Diff(#[from] sampler::diff::DiffError),
     /// An export would replace a file.
     #[error("{} exists already: give another name with -o, or --force to replace it", Shown(.0))]
     ExportExists(PathBuf),
@@ -149,7 +152,7 @@ impl Error {
     /// The exit code that goes with the error.
     pub fn exit_code(&self) -> ExitCode {
         match self {
-            Self::Usage(_) => ExitCode::Usage,
+            Self::Usage(_) | Self::Diff(sampler::diff::DiffError::Uneven { .. }) => ExitCode::Usage,
             Self::Host(error) => error.exit_code(),
             Self::Portable(error) => error.exit_code(),
             Self::Start(vmm::StartError::Kvm(_)) => ExitCode::NoHypervisor,

@@ -1,6 +1,6 @@
 //! `vprof`: see inside any Linux virtual machine from the host.
 //!
-//! This crate is the only one that prints. Commands: [`run`], [`report`], [`stat`], [`rusage`], [`annotate`], [`export`], [`query`], [`symbolize`],
+//! This crate is the only one that prints. Commands: [`run`], [`report`], [`stat`], [`rusage`], [`annotate`], [`diff`], [`export`], [`query`], [`symbolize`],
 //! [`simulate`], [`doctor`]. Started as the init of
 //! a portable host, the same program is that host's inner half ([`portable::inner`]).
 
@@ -8,6 +8,7 @@ mod annotate;
 mod args;
 mod control;
 mod debuginfod;
+mod diff;
 mod doctor;
 mod errors;
 mod export;
@@ -45,6 +46,7 @@ fn main() -> ExitCode {
         Command::Rusage(args) => rusage::command(&args),
         Command::Stat(args) => stat::command(&args),
         Command::Annotate(args) => annotate::command(&args),
+        Command::Diff(args) => diff::command(&args),
         Command::Export(args) => export::command(&args),
         Command::Query(args) => query::command(&args),
         Command::Symbolize(args) => symbolize::command(&args),

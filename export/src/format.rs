@@ -8,6 +8,16 @@ use std::str::FromStr;
 pub enum Format {
     /// One line per stack, its frames separated by semicolons, and a number.
     Folded,
+    /// A flame graph as SVG.
+    Flamegraph,
+    /// JSON of the Firefox Profiler.
+    Firefox,
+    /// The protocol buffer of pprof, compressed.
+    Pprof,
+    /// What `perf script` writes.
+    PerfScript,
+    /// A line per sample.
+    Csv,
     /// One page that shows all of a profile and needs nothing else.
     Html,
 }
@@ -21,9 +31,18 @@ struct Known {
     binary: bool,
 }
 
-const KNOWN: [Known; 2] = [
-    Known { format: Format::Folded, name: "folded", endings: &[".folded", ".collapsed"], binary: false },
-    Known { format: Format::Html, name: "html", endings: &[".html", ".htm"], binary: false },
+const fn known(format: Format, name: &'static str, endings: &'static [&'static str], binary: bool) -> Known {
+    Known { format, name, endings, binary }
+}
+
+const KNOWN: [Known; 7] = [
+    known(Format::Folded, "folded", &[".folded", ".collapsed"], false),
+    known(Format::Flamegraph, "flamegraph", &[".svg"], false),
+    known(Format::Firefox, "firefox", &[".json"], false),
+    known(Format::Pprof, "pprof", &[".pb.gz", ".pprof"], true),
+    known(Format::PerfScript, "perf-script", &[".perf", ".txt"], false),
+    known(Format::Csv, "csv", &[".csv"], false),
+    known(Format::Html, "html", &[".html", ".htm"], false),
 ];
 
 impl Format {
@@ -54,7 +73,7 @@ impl Format {
 
     /// Whether it has a place for samples that found a vCPU idle.
     pub(crate) fn shows_idle(self) -> bool {
-        false
+        self == Self::Firefox
     }
 }
 

@@ -13,10 +13,18 @@
 //! [`write`] reads the chosen part of a profile as a [`Recording`] and hands it to the module of the format. All text of the
 //! guest goes through [`text`] first. Nothing here knows a terminal or a file.
 
+mod csv;
+mod firefox;
+mod flamegraph;
 mod folded;
 mod format;
 mod html;
+mod perf_script;
+mod pprof;
+mod rows;
 mod sums;
+#[cfg(test)]
+mod tests;
 pub mod text;
 
 use std::io::{self, Write};
@@ -24,6 +32,7 @@ use std::io::{self, Write};
 use sampler::report::{Filter, Recording, RecordingRequest, ReportError};
 use sampler::{Profile, ProfileError};
 
+pub use flamegraph::write_difference;
 pub use format::{Count, Format, Root};
 pub use html::{PageError, PageRequest, write_page};
 
@@ -115,6 +124,11 @@ pub fn write_recording(
 ) -> Result<(), ExportError> {
     match request.format {
         Format::Folded => folded::write(recording, request, out),
+        Format::Flamegraph => flamegraph::write(recording, request, out),
+        Format::Firefox => firefox::write(recording, request, out),
+        Format::Pprof => pprof::write(recording, request, out),
+        Format::PerfScript => perf_script::write(recording, request, out),
+        Format::Csv => csv::write(recording, request, out),
         // It shows more than samples.
         Format::Html => Err(ExportError::NeedsProfile(request.format)),
     }

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
+use sampler::batch::Mode;
 use sampler::report::{Owner, RecordedFunction, Recording};
 
 use crate::Root;
@@ -51,6 +52,20 @@ const UNKNOWN: &str = "[unknown]";
 /// What a function is called; never empty.
 pub fn symbol(function: &RecordedFunction) -> &str {
     if function.symbol.is_empty() { UNKNOWN } else { &function.symbol }
+}
+
+/// What a mode is called in table `mode`.
+pub(crate) fn mode_name(mode: Mode) -> &'static str {
+    match mode {
+        Mode::User => "user",
+        Mode::Kernel => "kernel",
+        Mode::HardIrq => "hardirq",
+        Mode::SoftIrq => "softirq",
+        Mode::Nmi => "nmi",
+        Mode::Idle => "idle",
+        Mode::Boot => "boot",
+        Mode::Unknown => "unknown",
+    }
 }
 
 /// What stands above the outermost frame of an owner's stacks: nothing, one name or two.

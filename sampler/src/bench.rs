@@ -34,7 +34,7 @@ pub struct Cost {
 }
 
 /// Runs `what` and measures it.
-fn measured<T>(what: impl FnOnce() -> T) -> (Cost, T) {
+pub fn measured<T>(what: impl FnOnce() -> T) -> (Cost, T) {
     let (wall, cpu) = (Instant::now(), thread_cpu());
     let value = what();
     (Cost { wall: wall.elapsed(), cpu: thread_cpu().saturating_sub(cpu) }, value)

@@ -4,6 +4,7 @@ pub mod batch;
 pub mod bench;
 pub mod clock;
 mod collector;
+pub mod diff;
 pub mod estimate;
 pub mod exact;
 #[cfg(feature = "fuzz")]

@@ -8,9 +8,10 @@ use sampler::batch::{
     Batch, ExactVcpuRow, FrameRow, InstanceRow, InterruptTimeRow, Sink, StackRow, TaskLifeRow, TaskStateRow,
     ThreadRow, WakeupRow,
 };
+use sampler::diff::Diff;
 use sampler::exact::{Cause, State};
 use sampler::profile::{Table, Value as Cell};
-use sampler::report::{By, Direction, ExactReport, ModeGroup, Request, TreeRequest};
+use sampler::report::{By, Direction, ExactReport, ModeGroup, Request, SharesBy, TreeRequest};
 use sampler::rusage::Rusage;
 use sampler::simulate::{Options, Study, study};
 use sampler::stat::Stat;
@@ -244,6 +245,27 @@ fn figures_of_vcpus_fit_their_schema() {
     assert!(!stat.vcpus.is_empty() && !stat.exits.is_empty());
     assert!(!stat.interrupts.is_empty() && !stat.kvm_counters.is_empty());
     check(&serde_json::to_value(&stat).expect("JSON"), &schema, "stat");
+}
+
+#[test]
+fn a_comparison_fits_its_schema() {
+    let text = document("json.md");
+    let section = text.split("# `vprof diff --json`").nth(1).expect("a section");
+    let schema: Value = serde_json::from_str(blocks(section, "json")[0]).expect("the schema is JSON");
+    let directory = tempfile::tempdir().expect("a directory");
+    let open = || [profile(directory.path()), profile(directory.path())];
+    for by in [SharesBy::Function, SharesBy::Total, SharesBy::Process, SharesBy::Stack] {
+        let ([one, _], [other, _]) = (open(), open());
+        let two = Diff::read(&[one], &[other], &Filter::default(), by).expect("a comparison");
+        let several = Diff::read(&open(), &open(), &Filter::default(), by).expect("a comparison");
+        for diff in [two, several] {
+            assert!(!diff.rows.is_empty() && diff.tested > 0);
+            assert!(diff.rows.iter().all(|row| !row.share.marked && row.share.change == 0.0), "{by:?}");
+            check(&serde_json::to_value(&diff).expect("JSON"), &schema, "diff");
+            let sum: f64 = diff.rows.iter().map(|row| row.share.after).sum();
+            assert!(by == SharesBy::Total || (sum - 1.0).abs() < 1e-9, "{by:?}: {sum}");
+        }
+    }
 }
 
 fn text(cell: &Cell) -> &str {

@@ -48,6 +48,14 @@ const NEEDS: &[Need] = &[
     },
 ];
 
+/// What tests read exports back with.
+const FOR_TESTS: &[Need] = &[
+    Need { package: "golang-go", sign: Sign::Program("go"), purpose: "reads pprof profiles in tests" },
+    Need { package: "nodejs", sign: Sign::Program("node"), purpose: "runs speedscope's importers in tests" },
+    Need { package: "npm", sign: Sign::Program("npm"), purpose: "fetches speedscope for tests" },
+    Need { package: "python3", sign: Sign::Program("python3"), purpose: "reads CSV in tests" },
+];
+
 impl Need {
     fn is_met(&self) -> bool {
         match self.sign {
@@ -70,7 +78,16 @@ pub fn run() -> Result<ExitCode> {
 /// Sees to it that all packages are there. As root it installs what is missing; otherwise it says what to type and
 /// returns `false`.
 pub fn ensure(line: &Line) -> Result<bool> {
-    let missing: Vec<&Need> = NEEDS.iter().filter(|need| !need.is_met()).collect();
+    met(NEEDS.iter(), line)
+}
+
+/// The same, for all that tests need.
+pub fn ensure_for_tests(line: &Line) -> Result<bool> {
+    met(NEEDS.iter().chain(FOR_TESTS), line)
+}
+
+fn met<'a>(needs: impl Iterator<Item = &'a Need>, line: &Line) -> Result<bool> {
+    let missing: Vec<&Need> = needs.filter(|need| !need.is_met()).collect();
     if missing.is_empty() {
         return Ok(true);
     }
@@ -91,7 +108,7 @@ pub fn ensure(line: &Line) -> Result<bool> {
     }
     let step = format!("installing {}", packages.join(" "));
     line.during(&step, || install(&packages))?;
-    let still: Vec<&str> = NEEDS.iter().filter(|need| !need.is_met()).map(|need| need.package).collect();
+    let still: Vec<&str> = missing.iter().filter(|need| !need.is_met()).map(|need| need.package).collect();
     if !still.is_empty() {
         bail!("apt-get installed the packages, but {} is not there: try to reinstall it", still.join(" "));
     }

@@ -35,7 +35,7 @@ pub struct Options {
 /// Runs the tests.
 pub fn run(options: &Options) -> Result<ExitCode> {
     let line = Line::new();
-    if !deps::ensure(&line)? {
+    if !deps::ensure_for_tests(&line)? {
         return Ok(ExitCode::FAILURE);
     }
     for &(series, flavour) in IMAGES {

@@ -3,6 +3,7 @@
 pub mod annotate;
 pub mod by;
 pub mod csv;
+pub mod diff;
 pub mod exact;
 pub mod live;
 pub mod rusage;

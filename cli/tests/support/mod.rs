@@ -116,6 +116,11 @@ pub fn fake_host(directory: &Path, script: &str) -> (PathBuf, PathBuf) {
 /// Writes a small profile: two vCPUs, a process with a hostile name that takes three of four busy samples, and one
 /// kernel function.
 pub fn write_profile(path: &Path) {
+    write_profile_of(path, 3);
+}
+
+/// The same; the process takes this many of four busy samples.
+pub fn write_profile_of(path: &Path, of_four: u64) {
     let mut writer = ProfileWriter::create(path, false).unwrap();
     let instance = |id, pid, comm: &str| InstanceRow {
         id,
@@ -167,8 +172,8 @@ pub fn write_profile(path: &Path) {
     };
     let samples = (0..800)
         .map(|index| match index % 8 {
-            0..3 => sample(index, Mode::User, 1, 1),
-            3 => sample(index, Mode::Kernel, 2, 2),
+            place if place < of_four => sample(index, Mode::User, 1, 1),
+            0..4 => sample(index, Mode::Kernel, 2, 2),
             _ => sample(index, Mode::Idle, 2, 2),
         })
         .collect();

@@ -14,6 +14,7 @@ pub(crate) mod paces;
 mod quality;
 mod read;
 mod recording;
+mod shares;
 mod stacks;
 mod sums;
 pub(crate) mod tables;
@@ -35,6 +36,7 @@ pub use recording::{
     About, FrameEntry, Owner, RecordedFile, RecordedFrame, RecordedFunction, RecordedMapping,
     RecordedProcess, RecordedSample, Recording, RecordingRequest, SourceLine, StackNode,
 };
+pub use shares::{ShareKey, Shares, SharesBy};
 pub(crate) use sums::Charged;
 pub use tree::{CallTree, Direction, LEAST_PART, TreeNode, TreeRequest};
 

@@ -80,6 +80,11 @@ impl Tape {
         self.busy.inside()
     }
 
+    /// Time in the guest that is not idle, all vCPUs, ns.
+    pub(super) fn busy_ns(&self) -> u64 {
+        self.busy_ns.iter().fold(0, |sum, (_, ns)| sum.saturating_add(*ns))
+    }
+
     /// Tallies the chosen samples: `rows_of` says to which rows each belongs. Places that are not below `rows` are none.
     pub(super) fn estimates<'a>(&self, rows: usize, rows_of: impl Fn(&Hit) -> &'a [u32]) -> Vec<Estimate> {
         let mut busy = vec![Tallies::default(); rows];

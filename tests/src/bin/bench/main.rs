@@ -22,8 +22,9 @@ fn main() -> anyhow::Result<()> {
         return match what.to_str() {
             Some("summary") => child::tell(&behind::summary(path)?),
             Some("functions") => child::tell(&behind::functions(path)?),
+            Some("folded") => child::tell(&behind::folded(path)?),
             Some("names") => child::tell(&names::measure(path)?),
-            _ => bail!("usage: bench, or bench summary|functions PROFILE, or bench names FILE"),
+            _ => bail!("usage: bench, or bench summary|functions|folded PROFILE, or bench names FILE"),
         };
     }
     eprintln!("measuring; leave the machine alone for a minute or two");

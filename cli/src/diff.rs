@@ -1,0 +1,108 @@
+//! `vprof diff`: what got more of the CPU, what less, and what of that is more than chance.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use ::export::{ExportError, write_difference};
+use sampler::diff::{Diff, Limit};
+use sampler::report::SharesBy;
+use sampler::{Filter, Profile};
+
+use crate::args::DiffArgs;
+use crate::errors::{Error, ExitCode};
+use crate::output::Output;
+use crate::render::{Page, diff as render, escape};
+use crate::report::{all_for_zero, filter, stdout_error, write_json};
+
+/// Runs the command.
+pub fn command(args: &DiffArgs) -> Result<ExitCode, Error> {
+    let [before, after] = sides(args);
+    let filter = filter(&args.filter);
+    let [first, second] = [open(&before)?, open(&after)?];
+    let diff = Diff::read(&first, &second, &filter, args.by)?;
+    if let Some(path) = &args.flamegraph {
+        flamegraph(path, args.force, (&first, &second), &filter)?;
+    }
+    if args.json {
+        write_json(&diff)?;
+    } else {
+        let rows = all_for_zero(args.rows);
+        let text = match args.markdown {
+            true => render::markdown(&diff, rows),
+            false => render::render(&diff, rows, Page::stdout()),
+        };
+        io::stdout().lock().write_all(text.as_bytes()).map_err(stdout_error)?;
+    }
+    Ok(args.fail_above.map_or(ExitCode::Done, |limit| judged(&diff, limit)))
+}
+
+/// Profiles before and after.
+fn sides(args: &DiffArgs) -> [Vec<PathBuf>; 2] {
+    let one = |positional: &Option<PathBuf>, several: &[PathBuf]| match positional {
+        Some(path) => vec![path.clone()],
+        None => several.to_vec(),
+    };
+    [one(&args.first, &args.before), one(&args.second, &args.after)]
+}
+
+fn open(paths: &[PathBuf]) -> Result<Vec<Profile>, Error> {
+    paths.iter().map(|path| Ok(Profile::open(path)?)).collect()
+}
+
+/// Whether increases are as small as they shall be; the others are named on standard error.
+fn judged(diff: &Diff, limit: Limit) -> ExitCode {
+    let grown: Vec<String> = diff
+        .grown(limit)
+        .map(|row| {
+            let by = match limit {
+                Limit::Share(_) => format!("{} points", render::points(row.share.change)),
+                Limit::Seconds(_) => render::seconds(row.time_s.change),
+            };
+            format!("{} ({by})", escape(&row.key.name))
+        })
+        .collect();
+    if grown.is_empty() {
+        return ExitCode::Done;
+    }
+    const SHOWN: usize = 5;
+    let more = grown.len().saturating_sub(SHOWN);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    let named = grown.iter().take(SHOWN).cloned().collect::<Vec<_>>().join(", ");
+    eprintln!("vprof: more than --fail-above allows: {named}{more}");
+    ExitCode::Expectation
+}
+
+/// Time of each stack, us per run; that before as if the runs before had been as busy as those after.
+fn flamegraph(
+    path: &Path,
+    force: bool,
+    (before, after): (&[Profile], &[Profile]),
+    filter: &Filter,
+) -> Result<(), Error> {
+    let diff = Diff::read(before, after, filter, SharesBy::Stack)?;
+    let us = diff.after.busy_s * 1e6;
+    let mut stacks: BTreeMap<String, (u64, u64)> = BTreeMap::new();
+    for row in &diff.rows {
+        let sums = stacks.entry(escape(&row.key.name).into_owned()).or_default();
+        sums.0 += whole(row.share.before * us);
+        sums.1 += whole(row.share.after * us);
+    }
+    let mut output = Output::open(path, force)?;
+    let stacks = stacks.into_iter().map(|(stack, (before, after))| (stack, before, after));
+    match write_difference(stacks, "Red has grown, blue has shrunk", output.writer()) {
+        Ok(()) => output.finish(),
+        Err(ExportError::Write(source)) => Err(output.error(source)),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The nearest whole number.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "not negative; the cast saturates"
+)]
+fn whole(us: f64) -> u64 {
+    us.round() as u64
+}

@@ -1,0 +1,208 @@
+//! `vprof diff` as text, and as a table for a pull request.
+
+use std::fmt::Write as _;
+
+use sampler::diff::{Change, Diff, DiffRow, Method, Side};
+use sampler::report::{ShareKey, SharesBy};
+
+use super::table::{Align, Table};
+use super::{Page, escape, units, with_module};
+
+/// Columns from which the time has its interval, too.
+const WIDE: usize = 120;
+
+/// The comparison with at most `rows` rows.
+pub fn render(diff: &Diff, rows: usize, page: Page) -> String {
+    let mut text = String::new();
+    for line in heading(diff) {
+        // Writing to a String can't fail.
+        let _ = writeln!(text, "{line}");
+    }
+    text.push('\n');
+    if diff.rows.is_empty() {
+        text.push_str("Nothing was hit in the chosen part.\n");
+        return text;
+    }
+    let title = page.style.bold(&format!("{} by change of share", plural(diff.by)));
+    let _ = writeln!(text, "{title}: points of CPU time with their 95 % interval; * more than chance");
+    text.push_str(&table(diff, rows, page.width >= WIDE).render(page.width));
+    let left = diff.rows.len().saturating_sub(rows);
+    if left > 0 {
+        let _ = writeln!(text, "  and {} more (-n 0 shows all)", units::count(left as u64));
+    }
+    for note in notes(diff) {
+        let _ = writeln!(text, "Note: {note}");
+    }
+    text
+}
+
+/// The same in Markdown.
+pub fn markdown(diff: &Diff, rows: usize) -> String {
+    let mut text = String::new();
+    let _ = writeln!(text, "**{}**\n", heading(diff).join("; "));
+    let _ =
+        writeln!(text, "| | change, points | 95 % interval | before | after | time | {} |", single(diff.by));
+    text.push_str("|---|---:|---:|---:|---:|---:|---|\n");
+    for row in diff.rows.iter().take(rows) {
+        let share = &row.share;
+        let _ = writeln!(
+            text,
+            "| {} | {} | {} | {} | {} | {}{} | {} |",
+            star(share),
+            points(share.change),
+            interval(share, points),
+            units::percent(share.before),
+            units::percent(share.after),
+            seconds(row.time_s.change),
+            star(&row.time_s),
+            code(&name(&row.key))
+        );
+    }
+    let left = diff.rows.len().saturating_sub(rows);
+    let more = if left > 0 {
+        format!(" {} more rows are not shown.", units::count(left as u64))
+    } else {
+        String::new()
+    };
+    let _ = writeln!(
+        text,
+        "\n\\* more than chance, over all {} rows that were tested (Holm, 5 %).{more}",
+        diff.tested
+    );
+    for note in notes(diff) {
+        let _ = writeln!(text, "\nNote: {note}");
+    }
+    text
+}
+
+fn heading(diff: &Diff) -> Vec<String> {
+    let side = |name: &str, side: &Side| {
+        let runs = if side.runs > 1 { format!("{} runs, each ", side.runs) } else { String::new() };
+        let samples = units::counted(side.busy_samples, "sample");
+        format!("{name}: {runs}{:.3} s of CPU time, {samples}", side.busy_s)
+    };
+    let share = diff.rows.iter().filter(|row| row.share.marked).count();
+    let time = diff.rows.iter().filter(|row| row.time_s.marked).count();
+    vec![
+        side("before", &diff.before),
+        side("after", &diff.after),
+        format!("more than chance: {share} of {} changes of share, {time} of time", diff.tested),
+    ]
+}
+
+fn notes(diff: &Diff) -> Vec<String> {
+    let mut notes = Vec::new();
+    if diff.method == Method::TwoRuns {
+        notes.push(
+            "one run of each: that two runs of the same programs differ is not in the intervals; give several with \
+             --before and --after"
+                .to_owned(),
+        );
+    }
+    if !diff.intervals_valid {
+        notes.push("a run had a fixed clock: intervals and marks mean nothing".to_owned());
+    }
+    if diff.before.hosts != diff.after.hosts {
+        notes.push(format!(
+            "the runs were made on different hosts ({} and {}): times do not compare",
+            escape(&diff.before.hosts.join(", ")),
+            escape(&diff.after.hosts.join(", "))
+        ));
+    }
+    if !(diff.before.complete && diff.after.complete) {
+        notes.push("a run was cut short, or goes on".to_owned());
+    }
+    notes
+}
+
+fn table(diff: &Diff, rows: usize, wide: bool) -> Table {
+    let right = Align::Right;
+    let mut columns = vec![("", Align::Left), ("change", right), ("interval", right)];
+    if wide {
+        columns.push(("before", right));
+    }
+    columns.extend([("after", right), ("time", right), ("", Align::Left)]);
+    if wide {
+        columns.push(("interval", right));
+    }
+    columns.push((single(diff.by), Align::Left));
+    let mut table = Table::new(&columns).flexible(columns.len() - 1);
+    for row in diff.rows.iter().take(rows) {
+        table.row(cells(row, wide));
+    }
+    table
+}
+
+fn cells(row: &DiffRow, wide: bool) -> Vec<String> {
+    let DiffRow { share, time_s, .. } = row;
+    let mut cells = vec![star(share).to_owned(), points(share.change), interval(share, points)];
+    if wide {
+        cells.push(units::percent(share.before));
+    }
+    cells.extend([units::percent(share.after), seconds(time_s.change), star(time_s).to_owned()]);
+    if wide {
+        cells.push(interval(time_s, seconds));
+    }
+    cells.push(name(&row.key));
+    cells
+}
+
+fn name(key: &ShareKey) -> String {
+    with_module(&key.name, key.module.as_deref())
+}
+
+fn star(change: &Change) -> &'static str {
+    if change.marked { "*" } else { "" }
+}
+
+fn interval(change: &Change, of: fn(f64) -> String) -> String {
+    format!("{} to {}", of(change.low), of(change.high))
+}
+
+/// A difference of shares in points: `+3.08`.
+pub fn points(share: f64) -> String {
+    format!("{:+.2}", share * 100.0)
+}
+
+/// A difference of times: `+12.3 ms`.
+pub fn seconds(s: f64) -> String {
+    if s.abs() < 0.999_5 { format!("{:+.1} ms", s * 1e3) } else { format!("{s:+.2} s") }
+}
+
+fn single(by: SharesBy) -> &'static str {
+    match by {
+        SharesBy::Function | SharesBy::Total => "function",
+        SharesBy::Process => "program",
+        SharesBy::Stack => "stack",
+    }
+}
+
+fn plural(by: SharesBy) -> &'static str {
+    match by {
+        SharesBy::Function => "Functions",
+        SharesBy::Total => "Functions with what they call",
+        SharesBy::Process => "Programs",
+        SharesBy::Stack => "Stacks",
+    }
+}
+
+/// Text in Markdown's code spans, which has no meaning but for the characters that end the span or the cell.
+fn code(text: &str) -> String {
+    format!("`{}`", text.replace('`', "'").replace('|', "\\|"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn changes_have_a_sign_and_a_unit() {
+        assert_eq!((points(0.030_8), points(-0.5)), ("+3.08".to_owned(), "-50.00".to_owned()));
+        assert_eq!((seconds(0.012_34), seconds(-2.5)), ("+12.3 ms".to_owned(), "-2.50 s".to_owned()));
+    }
+
+    #[test]
+    fn names_end_no_cell() {
+        assert_eq!(code("a|b`c<br>"), "`a\\|b'c<br>`");
+    }
+}

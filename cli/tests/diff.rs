@@ -1,0 +1,108 @@
+//! `diff`: of two runs, of several, and for machines.
+
+mod support;
+
+use std::fs;
+use std::process::Output;
+
+use serde_json::Value;
+use support::{refused, run, stderr, stdout, write_profile_of};
+
+/// Profiles `a*` with a process of one quarter, and `b*` with one of three.
+struct Profiles(tempfile::TempDir);
+
+impl Profiles {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        for (name, of_four) in [("a1", 1), ("a2", 1), ("b1", 3), ("b2", 3)] {
+            write_profile_of(&directory.path().join(name), of_four);
+        }
+        Self(directory)
+    }
+
+    /// Words that are names of profiles stand for their paths.
+    fn diff(&self, words: &[&str]) -> Output {
+        let path = |word: &&str| {
+            let file = self.0.path().join(word);
+            if file.exists() { file.to_str().unwrap().to_owned() } else { (*word).to_owned() }
+        };
+        run(std::iter::once("diff".to_owned()).chain(words.iter().map(path)))
+    }
+
+    fn json(&self, words: &[&str]) -> Value {
+        let words: Vec<&str> = words.iter().copied().chain(["--json"]).collect();
+        let output = self.diff(&words);
+        assert!(output.status.success(), "{}", stderr(&output));
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+}
+
+#[test]
+fn what_has_grown_and_what_has_shrunk_are_marked() {
+    let profiles = Profiles::new();
+    let diff = profiles.json(&["a1", "b1", "--by", "process"]);
+    let row = |name: &str| {
+        let rows = diff["rows"].as_array().unwrap();
+        rows.iter().find(|row| row["name"].as_str().unwrap().starts_with(name)).unwrap().clone()
+    };
+    assert_eq!((&diff["method"], &diff["tested"]), (&"two_runs".into(), &2.into()));
+    for (name, before, after) in [("evil", 0.25, 0.75), ("calm", 0.75, 0.25)] {
+        let share = &row(name)["share"];
+        assert_eq!((share["before"].as_f64(), share["after"].as_f64()), (Some(before), Some(after)));
+        assert_eq!(share["marked"], true, "{share}");
+        let [low, high] = ["low", "high"].map(|end| share[end].as_f64().unwrap());
+        assert!(low < after - before && after - before < high && low * high > 0.0, "{share}");
+    }
+    let same = profiles.json(&["a1", "a2"]);
+    assert!(same["rows"].as_array().unwrap().iter().all(|row| row["share"]["marked"] == false));
+}
+
+#[test]
+fn people_read_changes_with_intervals_and_what_they_do_not_cover() {
+    let profiles = Profiles::new();
+    let text = stdout(&profiles.diff(&["a1", "b1"]));
+    assert!(text.contains("+50.00") && text.contains("do_work") && text.contains('*'), "{text}");
+    assert!(text.contains("two runs of the same programs differ"), "{text}");
+    assert!(!text.chars().any(|c| c.is_control() && c != '\n'), "{text:?}");
+    let several = stdout(&profiles.diff(&["--before", "a1", "a2", "--after", "b1", "b2", "--by", "stack"]));
+    assert!(several.contains("2 runs, each") && !several.contains("Note"), "{several}");
+    let table = stdout(&profiles.diff(&["a1", "b1", "--by", "process", "--markdown"]));
+    assert!(table.contains("|---|") && table.contains("| `calm` |"), "{table}");
+    let filtered = stdout(&profiles.diff(&["a1", "b1", "--mode", "kernel"]));
+    assert!(filtered.contains("do_work") && !filtered.contains("[user]"), "{filtered}");
+}
+
+#[test]
+fn an_increase_beyond_the_limit_is_exit_code_3() {
+    let profiles = Profiles::new();
+    for (limit, code) in [("40%", 3), ("60%", 0), ("1ms", 3), ("10s", 0)] {
+        let output = profiles.diff(&["a1", "b1", "--by", "process", "--fail-above", limit]);
+        assert_eq!(output.status.code(), Some(code), "{limit}: {}", stderr(&output));
+        assert_eq!(stderr(&output).contains("evil\\x1b[2J"), code == 3, "{}", stderr(&output));
+    }
+    assert_eq!(profiles.diff(&["a1", "a2", "--fail-above", "0%"]).status.code(), Some(0));
+}
+
+#[test]
+fn a_flame_graph_shows_both() {
+    let profiles = Profiles::new();
+    let file = profiles.0.path().join("d.svg");
+    let words = ["a1", "b1", "--flamegraph", file.to_str().unwrap()];
+    assert!(profiles.diff(&words).status.success());
+    let svg = fs::read_to_string(&file).unwrap();
+    assert!(svg.contains("<title>do_work (300000 us, 25.00%; -50.00%)</title>"), "{svg}");
+    refused(&profiles.diff(&words), 1, &["exists already"]);
+}
+
+#[test]
+fn what_can_not_be_compared_is_refused() {
+    let profiles = Profiles::new();
+    refused(&profiles.diff(&["--before", "a1", "--after", "b1", "b2"]), 2, &["1 before and 2 after"]);
+    refused(&profiles.diff(&["a1", "missing.vprof"]), 1, &["missing.vprof"]);
+    refused(&profiles.diff(&["a1", "b1", "--process", "nobody"]), 1, &["nobody"]);
+    for words in
+        [&["a1"][..], &["a1", "b1", "--after", "b2"], &["--before", "a1"], &["a1", "b1", "--fail-above", "5"]]
+    {
+        assert_eq!(profiles.diff(words).status.code(), Some(2), "{words:?}");
+    }
+}

@@ -1,0 +1,141 @@
+//! `export`: where it writes, and what it does when it can't.
+
+mod support;
+
+use std::fs;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use sampler::bench;
+use support::{refused, run, stderr, stdout, vprof, write_profile};
+
+struct Profile(tempfile::TempDir);
+
+impl Profile {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        write_profile(&directory.path().join("p.vprof"));
+        Self(directory)
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn export(&self, more: &[&str]) -> std::process::Output {
+        let path = self.file("p.vprof");
+        run(["export", path.to_str().unwrap()].iter().chain(more))
+    }
+
+    fn to(&self, output: &Path, more: &[&str]) -> std::process::Output {
+        let arguments = ["-o", output.to_str().unwrap()];
+        self.export(&arguments.iter().chain(more).copied().collect::<Vec<_>>())
+    }
+}
+
+#[test]
+fn the_name_of_the_file_tells_the_format() {
+    let profile = Profile::new();
+    for (name, start) in [
+        ("a.folded", &b"calm;"[..]),
+        ("a.svg", b"<?xml"),
+        ("a.json", b"{\"meta\":"),
+        ("a.pb.gz", b"\x1f\x8b"),
+        ("a.perf", b"evil"),
+        ("a.csv", b"time_ns,"),
+    ] {
+        let file = profile.file(name);
+        let output = profile.to(&file, &[]);
+        assert!(output.status.success(), "{name}: {}", stderr(&output));
+        assert_eq!((stdout(&output), stderr(&output)), (String::new(), String::new()), "{name}");
+        let written = fs::read(&file).unwrap();
+        assert!(written.starts_with(start), "{name}: {:?}", String::from_utf8_lossy(&written[..40]));
+    }
+    refused(&profile.to(&profile.file("a.what"), &[]), 2, &["--format", "folded", "pprof"]);
+    refused(&profile.export(&[]), 2, &["--format"]);
+    let wrong = profile.export(&["--format", "gif"]);
+    assert_eq!(wrong.status.code(), Some(2));
+    assert!(stderr(&wrong).contains("perf-script"), "{}", stderr(&wrong));
+}
+
+#[test]
+fn standard_output_has_what_a_filter_chooses() {
+    let profile = Profile::new();
+    let output = profile.export(&["--format", "folded", "--count", "samples"]);
+    assert_eq!(stdout(&output), "calm;do_work 100\nevil\\x1b[2J,\"x\";[user] 300\n");
+    let calm = profile.export(&["-f", "folded", "-o", "-", "--process", "calm", "--count", "samples"]);
+    assert_eq!(stdout(&calm), "calm;do_work 100\n");
+    let root = profile.export(&["-f", "folded", "--root", "none", "--time", "..400ms", "--count", "samples"]);
+    assert_eq!(stdout(&root), "[user] 150\ndo_work 50\n");
+    refused(&profile.export(&["-f", "folded", "--process", "nobody"]), 1, &["no process nobody"]);
+}
+
+#[test]
+fn files_are_replaced_by_force_only_and_profiles_never() {
+    let profile = Profile::new();
+    let file = profile.file("a.folded");
+    fs::write(&file, "mine").unwrap();
+    refused(&profile.to(&file, &[]), 1, &["a.folded", "exists already", "--force"]);
+    assert_eq!(fs::read(&file).unwrap(), b"mine");
+    assert!(profile.to(&file, &["--force"]).status.success());
+    assert!(fs::read_to_string(&file).unwrap().contains("calm;do_work"));
+    let own = profile.file("p.vprof");
+    refused(&profile.to(&own, &["-f", "folded", "--force"]), 1, &["p.vprof", "is a profile"]);
+    assert!(fs::read(&own).unwrap().starts_with(b"SQLite"));
+}
+
+#[test]
+fn a_place_without_room_leaves_no_half_file() {
+    let profile = Profile::new();
+    for (output, words) in [
+        (profile.file("no/such/a.folded"), ["no such file or directory", "no/such"]),
+        (profile.file("p.vprof/a.folded"), ["not a directory", "a.folded"]),
+        (profile.0.path().to_owned(), ["is a directory", "write"]),
+        (PathBuf::from("/dev/full"), ["no space left", "/dev/full"]),
+    ] {
+        refused(&profile.to(&output, &["-f", "folded"]), 1, &words);
+    }
+    // A limit on the size of files stands for a full disk.
+    let program = env!("CARGO_BIN_EXE_vprof");
+    let (from, to) = (profile.file("p.vprof"), profile.file("big.csv"));
+    let script = format!("ulimit -f 1; exec {program} export {} -o {}", from.display(), to.display());
+    let output = std::process::Command::new("sh").args(["-c", &script]).output().unwrap();
+    refused(&output, 1, &["big.csv", "file too large"]);
+    let left: Vec<_> =
+        fs::read_dir(profile.0.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert!(left.iter().all(|name| name.to_string_lossy().starts_with("p.vprof")), "{left:?}");
+}
+
+#[test]
+fn a_reader_that_ends_early_is_no_failure() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("long.vprof");
+    bench::write_profile(&path, false, 50_000).unwrap();
+    let mut child = vprof(["export", path.to_str().unwrap(), "--format", "csv"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut some = [0; 100];
+    child.stdout.take().unwrap().read_exact(&mut some).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!((output.status.code(), stderr(&output)), (Some(0), String::new()));
+}
+
+#[test]
+fn a_profile_that_is_none_is_refused_and_nothing_is_written() {
+    let profile = Profile::new();
+    let (bad, to) = (profile.file("bad.vprof"), profile.file("bad.folded"));
+    fs::write(&bad, "no profile").unwrap();
+    let output = run(["export", bad.to_str().unwrap(), "-o", to.to_str().unwrap()]);
+    refused(&output, 1, &["bad.vprof"]);
+    // A name that is no UTF-8, as only a damaged profile has.
+    let damaged = profile.file("p.vprof");
+    let mut bytes = fs::read(&damaged).unwrap();
+    let at = bytes.windows(7).position(|window| window == b"do_work").unwrap();
+    bytes[at] = 0xff;
+    fs::write(&damaged, bytes).unwrap();
+    refused(&profile.to(&to, &[]), 1, &["p.vprof"]);
+    assert!(!to.exists());
+}

@@ -1,0 +1,273 @@
+//! The Firefox Profiler's processed profile format (profiler.firefox.com), as JSON.
+//!
+//! There is a track per vCPU, which shows what ran on it and when it was idle, and one per thread of each process. A sample
+//! of a thread stands on both. Events of the run are markers of the first vCPU's track.
+
+use std::collections::HashMap;
+use std::io::Write;
+use std::time::{Duration, SystemTime};
+
+use fxprof_processed_profile::{
+    CategoryColor, CategoryHandle, CategoryPairHandle, CpuDelta, Frame, FrameFlags, FrameInfo,
+    MarkerFieldFlags, MarkerFieldFormat, MarkerTiming, ProcessHandle, Profile, SamplingInterval, StackHandle,
+    StaticSchemaMarker, StaticSchemaMarkerField, StringHandle, ThreadHandle, Timestamp,
+};
+use sampler::batch::{FrameKind, Mode};
+use sampler::report::{RecordedSample, Recording};
+
+use crate::text::{plain, symbol};
+use crate::{ExportError, Request};
+
+/// Writes the format.
+pub(crate) fn write(
+    recording: &Recording,
+    request: &Request,
+    out: &mut dyn Write,
+) -> Result<(), ExportError> {
+    let mut writer = Writer::new(recording, &request.title);
+    for sample in &recording.samples {
+        writer.sample(sample);
+    }
+    writer.events();
+    serde_json::to_writer(out, &writer.profile).map_err(|error| ExportError::Write(error.into()))
+}
+
+/// Colours of what a frame belongs to.
+struct Categories {
+    user: CategoryHandle,
+    kernel: CategoryHandle,
+    hard: CategoryHandle,
+    soft: CategoryHandle,
+    idle: CategoryHandle,
+}
+
+impl Categories {
+    fn new(profile: &mut Profile) -> Self {
+        Self {
+            user: profile.add_category("User", CategoryColor::Yellow),
+            kernel: profile.add_category("Kernel", CategoryColor::Orange),
+            hard: profile.add_category("Hard interrupt", CategoryColor::Red),
+            soft: profile.add_category("Soft interrupt", CategoryColor::Purple),
+            idle: profile.add_category("Idle", CategoryColor::Transparent),
+        }
+    }
+
+    /// Of a frame on the stack of a sample in this mode: code of the kernel is what the kernel was doing.
+    fn of(&self, kind: FrameKind, mode: Mode) -> CategoryHandle {
+        match (kind, mode) {
+            (_, Mode::Idle) => self.idle,
+            (FrameKind::User, _) => self.user,
+            (FrameKind::Reason, _) => CategoryHandle::OTHER,
+            (FrameKind::Kernel, Mode::HardIrq | Mode::Nmi) => self.hard,
+            (FrameKind::Kernel, Mode::SoftIrq) => self.soft,
+            (FrameKind::Kernel, _) => self.kernel,
+        }
+    }
+}
+
+struct Writer<'a> {
+    recording: &'a Recording,
+    profile: Profile,
+    categories: Categories,
+    vcpus: HashMap<u8, ThreadHandle>,
+    first_vcpu: Option<ThreadHandle>,
+    /// By process' place.
+    processes: HashMap<u32, ProcessHandle>,
+    /// By owner.
+    threads: HashMap<u32, ThreadHandle>,
+    /// By thread, owner where the stack begins with it, stack, mode.
+    stacks: HashMap<(ThreadHandle, Option<u32>, u32, Mode), Option<StackHandle>>,
+    /// By function.
+    labels: Vec<StringHandle>,
+}
+
+impl<'a> Writer<'a> {
+    fn new(recording: &'a Recording, title: &str) -> Self {
+        let about = &recording.about;
+        let start = SystemTime::UNIX_EPOCH
+            .checked_add(Duration::from_nanos(about.started_unix_ns))
+            .unwrap_or(SystemTime::UNIX_EPOCH);
+        let mut profile = Profile::new(
+            &plain(title),
+            start.into(),
+            SamplingInterval::from_nanos(interval_ns(about.rate_hz)),
+        );
+        profile.set_os_name(&plain(&format!("Linux {}", about.kernel.as_deref().unwrap_or(""))));
+        // All names are in it.
+        profile.set_symbolicated(true);
+        let categories = Categories::new(&mut profile);
+        let machine = profile.add_process("vCPUs", 0, at(0));
+        let (mut vcpus, mut first_vcpu) = (HashMap::new(), None);
+        for &vcpu in &recording.vcpus {
+            // None is the main thread, which would be shown under the name of its process.
+            let thread = profile.add_thread(machine, vcpu.into(), at(0), false);
+            profile.set_thread_name(thread, &format!("vCPU {vcpu}"));
+            profile.set_thread_show_markers_in_timeline(thread, true);
+            profile.add_initial_visible_thread(thread);
+            first_vcpu = first_vcpu.or(Some(thread));
+            vcpus.insert(vcpu, thread);
+        }
+        if let Some(thread) = first_vcpu {
+            profile.add_initial_selected_thread(thread);
+        }
+        let label = |function| {
+            let function: &sampler::report::RecordedFunction = function;
+            let name = plain(symbol(function));
+            match &function.module {
+                Some(module) if !name.starts_with('[') => format!("{name} [{}]", plain(module)),
+                _ => name.into_owned(),
+            }
+        };
+        let labels = recording.functions.iter().map(|f| profile.intern_string(&label(f))).collect();
+        Self {
+            recording,
+            profile,
+            categories,
+            vcpus,
+            first_vcpu,
+            processes: HashMap::new(),
+            threads: HashMap::new(),
+            stacks: HashMap::new(),
+            labels,
+        }
+    }
+
+    fn sample(&mut self, sample: &RecordedSample) {
+        let busy = if sample.mode == Mode::Idle { 0.0 } else { sample.weight_ns };
+        let cpu = CpuDelta::from_nanos(nanos(busy));
+        let time = at(sample.time_ns);
+        if let Some(&thread) = self.vcpus.get(&sample.vcpu) {
+            let stack = self.stack(thread, Some(sample.owner), sample);
+            self.profile.add_sample(thread, time, stack, cpu, 1);
+        }
+        if let Some(thread) = self.thread(sample.owner) {
+            let stack = self.stack(thread, None, sample);
+            self.profile.add_sample(thread, time, stack, cpu, 1);
+        }
+    }
+
+    /// The track of an owner; none of what is no process.
+    fn thread(&mut self, owner: u32) -> Option<ThreadHandle> {
+        if let Some(&known) = self.threads.get(&owner) {
+            return Some(known);
+        }
+        let of = self.recording.owners.get(owner as usize)?;
+        let process = self.recording.process_of(of)?;
+        let pid = u32::try_from(process.pid).unwrap_or(0);
+        let profile = &mut self.profile;
+        let handle = *self
+            .processes
+            .entry(of.process?)
+            .or_insert_with(|| profile.add_process(&plain(&process.instance()), pid, at(0)));
+        let tid = of.tid.and_then(|tid| u32::try_from(tid).ok()).unwrap_or(pid);
+        let thread = profile.add_thread(handle, tid, at(0), tid == pid);
+        profile.set_thread_name(thread, &plain(&of.name));
+        self.threads.insert(owner, thread);
+        Some(thread)
+    }
+
+    fn stack(
+        &mut self,
+        thread: ThreadHandle,
+        owner: Option<u32>,
+        sample: &RecordedSample,
+    ) -> Option<StackHandle> {
+        let key = (thread, owner, sample.stack, sample.mode);
+        if let Some(&known) = self.stacks.get(&key) {
+            return known;
+        }
+        let recording = self.recording;
+        let info = |label, category: CategoryHandle| FrameInfo {
+            frame: Frame::Label(label),
+            category_pair: CategoryPairHandle::from(category),
+            flags: FrameFlags::empty(),
+        };
+        let mut frames = Vec::new();
+        if let Some(owner) = owner.and_then(|owner| recording.owners.get(owner as usize)) {
+            let name = match recording.process_of(owner) {
+                Some(process) => process.instance(),
+                None => owner.name.clone(),
+            };
+            let category =
+                if sample.mode == Mode::Idle { self.categories.idle } else { CategoryHandle::OTHER };
+            frames.push(info(self.profile.intern_string(&plain(&name)), category));
+        }
+        let mut places: Vec<u32> = recording.frames_of(sample.stack).collect();
+        places.reverse();
+        for place in places {
+            for entry in recording.entries_of(place).iter().rev() {
+                let function = entry.function as usize;
+                let Some((&label, kind)) =
+                    self.labels.get(function).zip(recording.functions.get(function).map(|f| f.kind))
+                else {
+                    continue;
+                };
+                frames.push(info(label, self.categories.of(kind, sample.mode)));
+            }
+        }
+        let stack = self.profile.intern_stack_frames(thread, frames.into_iter());
+        self.stacks.insert(key, stack);
+        stack
+    }
+
+    fn events(&mut self) {
+        let Some(thread) = self.first_vcpu else { return };
+        for event in &self.recording.events {
+            let name = self.profile.intern_string(&plain(&event.kind));
+            let text = self.profile.intern_string(&plain(&event.text));
+            let time = MarkerTiming::Instant(at(nanos(event.time_s * 1e9)));
+            self.profile.add_marker(thread, time, EventMarker { name, text });
+        }
+    }
+}
+
+/// An event of the run.
+#[derive(Debug, Clone)]
+struct EventMarker {
+    name: StringHandle,
+    text: StringHandle,
+}
+
+impl StaticSchemaMarker for EventMarker {
+    const UNIQUE_MARKER_TYPE_NAME: &'static str = "vprof event";
+    const CHART_LABEL: Option<&'static str> = Some("{marker.data.text}");
+    const TABLE_LABEL: Option<&'static str> = Some("{marker.name}: {marker.data.text}");
+    const FIELDS: &'static [StaticSchemaMarkerField] = &[StaticSchemaMarkerField {
+        key: "text",
+        label: "What happened",
+        format: MarkerFieldFormat::String,
+        flags: MarkerFieldFlags::SEARCHABLE,
+    }];
+
+    fn name(&self, _profile: &mut Profile) -> StringHandle {
+        self.name
+    }
+
+    fn category(&self, _profile: &mut Profile) -> CategoryHandle {
+        CategoryHandle::OTHER
+    }
+
+    fn string_field_value(&self, _field: u32) -> StringHandle {
+        self.text
+    }
+
+    /// There is no such field.
+    fn number_field_value(&self, _field: u32) -> f64 {
+        0.0
+    }
+}
+
+fn at(ns: u64) -> Timestamp {
+    Timestamp::from_nanos_since_reference(ns)
+}
+
+/// The mean time between two samples, ns.
+fn interval_ns(rate_hz: f64) -> u64 {
+    if rate_hz > 0.0 { nanos(1e9 / rate_hz) } else { 1_000_000 }
+}
+
+/// The nearest whole number.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "rounded; the cast saturates")]
+fn nanos(ns: f64) -> u64 {
+    ns.round() as u64
+}

@@ -1,0 +1,161 @@
+//! Texts, functions, locations and mappings of a pprof profile, each once.
+
+use std::collections::HashMap;
+
+use sampler::batch::FrameKind;
+use sampler::report::{RecordedFrame, Recording};
+
+use super::proto::{Function, Line, Location, Mapping};
+use crate::text::{plain, symbol};
+
+/// The table of texts.
+#[derive(Debug)]
+pub(super) struct Strings {
+    pub list: Vec<String>,
+    places: HashMap<String, i64>,
+}
+
+impl Default for Strings {
+    fn default() -> Self {
+        Self { list: vec![String::new()], places: HashMap::from([(String::new(), 0)]) }
+    }
+}
+
+impl Strings {
+    /// The place of a text.
+    pub(super) fn place(&mut self, text: &str) -> i64 {
+        if let Some(&place) = self.places.get(text) {
+            return place;
+        }
+        let place = i64::try_from(self.list.len()).unwrap_or(0);
+        self.list.push(text.to_owned());
+        self.places.insert(text.to_owned(), place);
+        place
+    }
+}
+
+/// What a mapping stands for.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+enum Mapped {
+    Kernel,
+    Module(String),
+    File(u32),
+    /// Code without a file, of a process where it is known.
+    Anonymous(Option<u32>),
+}
+
+/// Locations with what they refer to; the ids of all count from 1.
+#[derive(Debug)]
+pub(super) struct Code<'a> {
+    recording: &'a Recording,
+    /// By frame; 0: none yet.
+    of_frame: Vec<u64>,
+    locations: Vec<Location>,
+    functions: Vec<Function>,
+    /// By function, and the text of its source file.
+    known_functions: HashMap<(u32, i64), u64>,
+    mappings: Vec<(Mapped, Mapping)>,
+    known_mappings: HashMap<Mapped, usize>,
+}
+
+impl<'a> Code<'a> {
+    pub(super) fn new(recording: &'a Recording) -> Self {
+        Self {
+            recording,
+            of_frame: vec![0; recording.frames.len()],
+            locations: Vec::new(),
+            functions: Vec::new(),
+            known_functions: HashMap::new(),
+            mappings: Vec::new(),
+            known_mappings: HashMap::new(),
+        }
+    }
+
+    /// The id of a frame's location.
+    pub(super) fn location(&mut self, place: u32, strings: &mut Strings) -> u64 {
+        let known = self.of_frame.get(place as usize).copied().unwrap_or(0);
+        let (0, Some(frame)) = (known, self.recording.frames.get(place as usize)) else { return known };
+        let line = self.lines(place, strings);
+        // An address within the call, by which readers find the line of the call.
+        let address = frame.address.saturating_sub(u64::from(frame.call));
+        let mapping_id = self.mapping(frame, address, &line);
+        let id = self.locations.len() as u64 + 1;
+        self.locations.push(Location { id, mapping_id, address, line });
+        if let Some(of_frame) = self.of_frame.get_mut(place as usize) {
+            *of_frame = id;
+        }
+        id
+    }
+
+    fn lines(&mut self, place: u32, strings: &mut Strings) -> Vec<Line> {
+        let recording = self.recording;
+        let mut lines = Vec::new();
+        for entry in recording.entries_of(place) {
+            let at = entry.line.and_then(|line| recording.lines.get(line as usize));
+            let filename = at.map_or(0, |at| strings.place(&plain(&at.source)));
+            let next = self.functions.len() as u64 + 1;
+            let function_id = *self.known_functions.entry((entry.function, filename)).or_insert(next);
+            if function_id == next {
+                let name = recording.functions.get(entry.function as usize).map_or("[unknown]", symbol);
+                let name = strings.place(&plain(name));
+                self.functions.push(Function { id: next, name, system_name: name, filename });
+            }
+            lines.push(Line { function_id, line: at.and_then(|at| at.line).unwrap_or(0).into() });
+        }
+        lines
+    }
+
+    /// The id of the mapping of an address, which grows to hold it; 0 for reasons.
+    fn mapping(&mut self, frame: &RecordedFrame, address: u64, lines: &[Line]) -> u64 {
+        let own = self.recording.entries.get(frame.entries()).and_then(|entries| entries.last());
+        let function = own.and_then(|own| self.recording.functions.get(own.function as usize));
+        let module = function.and_then(|function| function.module.clone());
+        let mapped = match (frame.kind, frame.file) {
+            (FrameKind::Reason, _) => return 0,
+            (FrameKind::User, Some(file)) => Mapped::File(file),
+            (FrameKind::User, None) => Mapped::Anonymous(frame.process),
+            (FrameKind::Kernel, _) => module.map_or(Mapped::Kernel, Mapped::Module),
+        };
+        let next = self.mappings.len();
+        let place = *self.known_mappings.entry(mapped.clone()).or_insert(next);
+        if place == next {
+            let id = next as u64 + 1;
+            let memory_start = address;
+            self.mappings.push((mapped, Mapping { id, memory_start, ..Mapping::default() }));
+        }
+        let Some((mapped, mapping)) = self.mappings.get_mut(place) else { return 0 };
+        // Addresses of a file count from 0; those of others are where they are.
+        let from = if matches!(mapped, Mapped::File(_)) { 0 } else { address & !0xfff };
+        mapping.memory_start = mapping.memory_start.min(from);
+        mapping.memory_limit = mapping.memory_limit.max((address | 0xfff).saturating_add(1));
+        mapping.has_functions = true;
+        mapping.has_inline_frames |= lines.len() > 1;
+        mapping.has_line_numbers |= lines.iter().any(|line| line.line > 0);
+        mapping.has_filenames |= mapping.has_line_numbers;
+        mapping.id
+    }
+
+    /// The three tables.
+    pub(super) fn finish(self, strings: &mut Strings) -> (Vec<Mapping>, Vec<Location>, Vec<Function>) {
+        let Self { recording, locations, functions, mappings, .. } = self;
+        let mappings = mappings.into_iter().map(|(mapped, mut mapping)| {
+            let (name, build_id) = match &mapped {
+                Mapped::Kernel => ("[kernel.kallsyms]".to_owned(), None),
+                Mapped::Module(module) => (format!("[{module}]"), None),
+                Mapped::Anonymous(process) => {
+                    let process = process.and_then(|place| recording.processes.get(place as usize));
+                    let name = process.map_or_else(String::new, |process| format!(" {}", process.instance()));
+                    (format!("[anonymous{name}]"), None)
+                }
+                Mapped::File(file) => match recording.files.get(*file as usize) {
+                    Some(file) => (file.path.clone(), file.build_id.as_deref()),
+                    None => ("[unknown]".to_owned(), None),
+                },
+            };
+            mapping.filename = strings.place(&plain(&name));
+            mapping.build_id = strings.place(&plain(build_id.unwrap_or_default()));
+            mapping
+        });
+        (mappings.collect(), locations, functions)
+    }
+}

@@ -1,0 +1,212 @@
+//! Profiles made by hand.
+
+use std::path::PathBuf;
+
+use sampler::batch::{
+    Batch, EventRow, Fell, FileRow, FrameKind, FrameRow, InlinedRow, InstanceRow, InterruptRow, Mode,
+    SampleRow, StackRow, ThreadRow, VcpuRow,
+};
+use sampler::microstate::States;
+use sampler::{ProfileWriter, Sink};
+use tempfile::TempDir;
+
+/// Samples that fell into the guest, none of them idle.
+pub const SAMPLES: u64 = 85;
+/// Those that found it halted.
+pub const IDLE: u64 = 10;
+/// Exact time in the guest, all vCPUs.
+pub const GUEST_NS: u64 = 90_000_000;
+
+const MS: u64 = 1_000_000;
+
+/// Row ids of stacks.
+const MIX: u32 = 2;
+const VFS: u32 = 5;
+const NO_PAGE: u32 = 7;
+
+/// A profile in a directory that goes with it.
+#[derive(Debug)]
+pub struct Made {
+    _directory: TempDir,
+    pub path: PathBuf,
+}
+
+/// A run of `prog`, whose thread `worker` calls `main`, `work`, and inlined in it `hash` and `mix`.
+pub fn plain() -> Made {
+    named("prog")
+}
+
+/// The same; all names but those of functions with a meaning are `name`.
+pub fn named(name: &str) -> Made {
+    let mut batch = run(name);
+    samples(&mut batch);
+    finished(&batch)
+}
+
+pub fn empty() -> Made {
+    finished(&Batch { meta: meta(), ..Batch::default() })
+}
+
+pub fn of_one() -> Made {
+    let mut batch = run("prog");
+    sample(&mut batch, 1, Mode::User, Some(1), (11, Some(MIX)));
+    finished(&batch)
+}
+
+pub fn of_boot() -> Made {
+    let mut batch = run("prog");
+    sample(&mut batch, 5, Mode::Boot, None, (12, None));
+    finished(&batch)
+}
+
+/// The run goes on: its rows stand in the write-ahead log, which the writer holds open.
+pub fn unfinished() -> (Made, ProfileWriter) {
+    let mut batch = run("prog");
+    samples(&mut batch);
+    batch.meta.retain(|(key, _)| key != "complete");
+    write(&batch)
+}
+
+fn finished(batch: &Batch) -> Made {
+    let (made, writer) = write(batch);
+    let mut writer = writer;
+    writer.finish().expect("room");
+    made
+}
+
+fn write(batch: &Batch) -> (Made, ProfileWriter) {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("made.vprof");
+    let mut writer = ProfileWriter::create(&path, false).expect("a new profile");
+    writer.write(batch).expect("room");
+    (Made { _directory: directory, path }, writer)
+}
+
+fn meta() -> Vec<(String, String)> {
+    let meta = [
+        ("version", "0.1.0"),
+        ("host", "kvm"),
+        ("kernel", "6.1.0"),
+        ("started_unix_ns", "1500000000000000000"),
+        ("duration_ns", "100000000"),
+        ("rate_hz", "1000"),
+        ("clock", "uniform"),
+        ("complete", "1"),
+    ];
+    meta.map(|(key, value)| (key.to_owned(), value.to_owned())).to_vec()
+}
+
+fn run(name: &str) -> Batch {
+    let text = |text: &str| Some(text.to_owned());
+    let mut batch = Batch { meta: meta(), ..Batch::default() };
+    let states = States { guest: GUEST_NS, halted: 10 * MS, ..States::default() };
+    batch.vcpus.push(VcpuRow { id: 0, samples: SAMPLES + IDLE, lost: 0, exits: 1, states });
+    batch.instances.push(InstanceRow {
+        id: 1,
+        pid: 10,
+        comm: name.to_owned(),
+        command: text(name),
+        ..InstanceRow::default()
+    });
+    let comm = if name == "prog" { "worker" } else { name };
+    batch.threads.push(ThreadRow { instance: 1, tid: 11, comm: comm.to_owned() });
+    batch.files.push(FileRow {
+        id: 1,
+        path: format!("/usr/bin/{name}"),
+        build_id: text("abcd0123"),
+        ..FileRow::default()
+    });
+    let frame = |id, address, call, kind, symbol: Option<&str>| FrameRow {
+        id,
+        address,
+        call,
+        kind,
+        file: (kind == FrameKind::User).then_some(1),
+        symbol: symbol.map(str::to_owned),
+        module: match kind {
+            FrameKind::User => text(name),
+            FrameKind::Reason => text("user"),
+            FrameKind::Kernel => None,
+        },
+        offset: 4,
+        source: symbol.filter(|_| kind == FrameKind::User).map(|_| format!("{name}.c")),
+        line: Some(20),
+        ..FrameRow::default()
+    };
+    let (user, kernel, reason) = (FrameKind::User, FrameKind::Kernel, FrameKind::Reason);
+    // What has no name of its own takes the run's.
+    let own = if name == "prog" { None } else { Some(name) };
+    batch.frames = vec![
+        frame(1, 0x1010, true, user, Some("main")),
+        frame(2, 0x2004, false, user, Some("work")),
+        frame(3, 0x2040, true, user, Some("work")),
+        frame(4, 0xffff_ffff_8100_0024, true, kernel, Some("ksys_read")),
+        frame(5, 0xffff_ffff_8100_0104, false, kernel, Some("vfs_read")),
+        frame(6, 0, false, reason, Some(own.unwrap_or("page not present"))),
+        frame(7, 0x2044, false, user, Some("work")),
+        frame(11, 0x9000, false, user, own),
+        frame(12, 0xffff_ffff_8200_0000, false, kernel, own),
+    ];
+    let inlined = |depth, symbol: &str| InlinedRow {
+        frame: 2,
+        depth,
+        symbol: symbol.to_owned(),
+        source: text("mix.h"),
+        line: Some(7),
+    };
+    batch.inlined = vec![inlined(0, own.unwrap_or("mix")), inlined(1, "hash")];
+    let stack = |id, parent, frame| StackRow { id, parent, frame };
+    batch.stacks = vec![
+        stack(1, None, 1),
+        stack(MIX, Some(1), 2),
+        stack(3, Some(1), 3),
+        stack(4, Some(3), 4),
+        stack(VFS, Some(4), 5),
+        stack(6, None, 6),
+        stack(NO_PAGE, Some(6), 7),
+    ];
+    batch.interrupts = vec![InterruptRow {
+        id: 1,
+        kind: "hard".to_owned(),
+        name: own.unwrap_or("virtio0-req.0").to_owned(),
+    }];
+    batch.syscalls = vec![(0, own.unwrap_or("read").to_owned())];
+    batch.events.push(EventRow { time_ns: 5 * MS, kind: "kernel".to_owned(), text: format!("found {name}") });
+    batch
+}
+
+fn samples(batch: &mut Batch) {
+    sample(batch, 40, Mode::User, Some(1), (2, Some(MIX)));
+    sample(batch, 20, Mode::Kernel, Some(1), (5, Some(VFS)));
+    sample(batch, 10, Mode::User, Some(1), (7, Some(NO_PAGE)));
+    sample(batch, 5, Mode::User, Some(1), (11, None));
+    sample(batch, 6, Mode::HardIrq, Some(1), (5, Some(VFS)));
+    sample(batch, 4, Mode::Boot, None, (12, None));
+    sample(batch, IDLE, Mode::Idle, None, (12, None));
+}
+
+fn sample(
+    batch: &mut Batch,
+    count: u64,
+    mode: Mode,
+    instance: Option<u32>,
+    (frame, stack): (u32, Option<u32>),
+) {
+    for _ in 0..count {
+        let n = batch.samples.len() as u64;
+        let halted = mode == Mode::Idle;
+        batch.samples.push(SampleRow {
+            time_ns: (n + 1) * MS,
+            mode,
+            halted,
+            fell: if halted { Fell::Halted } else { Fell::Guest },
+            frame,
+            stack,
+            instance,
+            tid: instance.map(|_| 11),
+            syscall: (mode == Mode::Kernel).then_some(0),
+            interrupt: (mode == Mode::HardIrq).then_some(1),
+            ..SampleRow::default()
+        });
+    }
+}

@@ -88,6 +88,7 @@ impl Facts {
         }
         self.put("processes", rows);
         report.functions.clear();
+        self.put("eventsLeftOut", report.events.len().saturating_sub(MOST_ROWS));
         report.events = ends(std::mem::take(&mut report.events));
         report.missing.truncate(MOST_ROWS);
         self.put_value("report", &report);

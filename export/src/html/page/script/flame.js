@@ -313,7 +313,7 @@ class Flame {
       const { low, high } = wilson(frame.time / all, this.all.count);
       lines.push(`95 % interval ${intervalText(low, high)}, as if samples were independent`);
     }
-    if (this.profile.base && !this.offCpu) {
+    if (this.profile.base && !this.offCpu && frame.above >= 0) {
       lines.push(`in the base ${percent(frame.base / (this.all.base || 1))}: ${change(this.changeOf(frame))}`);
     }
     return lines;

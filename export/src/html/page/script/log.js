@@ -26,7 +26,8 @@ class Log {
       && (wanted === '' || matches(`${row.kind} ${row.text}`, wanted));
     const kept = this.rows.filter(is);
     const shown = kept.slice(0, MOST_LINES);
-    const left = profile.console.leftOut > 0 ? `, ${count(profile.console.leftOut)} lines of the console are not in this page` : '';
+    const { eventsLeftOut: events, console: { leftOut: lines } } = profile;
+    const left = lines + events > 0 ? `; ${counted(lines, 'line')} of the console and ${counted(events, 'event')} are not in this page` : '';
     $('log-count').textContent = `${counted(kept.length, 'line')}${kept.length > shown.length ? `, the first ${count(shown.length)} are shown` : ''}${left}`;
     $('log-rows').replaceChildren(...shown.map((row) => this.row(row)));
   }

@@ -40,7 +40,7 @@ function limits({ report, base }) {
     list.push(`${counted(report.lost, 'sample')} lost: the recording could not keep up.`);
   }
   if (base) {
-    list.push(`Compared with the base ${base.name}: ${count(base.samples)} samples, ${duration(base.time)} of CPU time.`);
+    list.push(`Compared with ${base.name}, the base: ${counted(base.samples, 'sample')}, ${duration(base.time)} of CPU time.`);
   }
   return list.concat(report.missing.map((text) => `Not read: ${text}`));
 }
@@ -82,11 +82,14 @@ function shares(target, rows, heading) {
   target.replaceChildren(el('div', { className: 'scroll' }, el('table', { className: 'data' }, el('thead', {}, head), el('tbody', {}, ...body))));
 }
 
-/** A share as a bar up to `most`, with a whisker for its interval. The figures stand beside it. */
+/** A share as a bar up to `most`, with a whisker for its interval if it has one. The figures stand beside it. */
 function shareBar(share, low, high, most, kind = '') {
   const at = (value) => `${Math.min(100, value / (most || 1) * 100)}%`;
   const bar = el('i', { className: kind });
   bar.style.width = at(share);
+  if (low === high) {
+    return el('div', { className: 'share', 'aria-hidden': 'true' }, bar);
+  }
   const whisker = el('u');
   whisker.style.left = at(low);
   whisker.style.width = `${Math.min(100, (high - low) / (most || 1) * 100)}%`;

@@ -9,7 +9,6 @@ function showTasks(profile) {
   }
   $('tasks').hidden = false;
   document.querySelector('.bar a[href="#tasks"]').parentElement.hidden = false;
-  document.querySelector('.bar a[href="#tasks"]').hidden = false;
   const lost = exact.complete ? 'No event was lost: times are exact.' : 'Events were lost: times are not exact.';
   $('tasks-note').textContent = `From ${duration(exact.from_s)} to ${duration(exact.to_s)} after the start of the run. ${lost}${profile.tasksLeftOut > 0 ? ` ${counted(profile.tasksLeftOut, 'task')} with less time left out.` : ''}`;
   legend($('tasks-legend'), TASK_STATES.map(([, colour, name]) => [name, colour]));

@@ -49,5 +49,5 @@ class Processes {
 function intervalNote(view, profile) {
   return view.whole
     ? 'Shares are of all time in the guest that was not idle, with 95 % intervals from the sequence of samples (docs/statistics.md).'
-    : `Shares of the picked time, with Wilson's 95 % intervals, as if samples were independent; `vprof report --time` derives them from the sequence of samples. ${counted(view.sums().count, 'sample')} of ${count(profile.report.busy_samples)}.`;
+    : `Shares of the picked time, with Wilson's 95 % intervals, as if samples were independent; vprof report --time derives them from the sequence of samples. ${counted(view.sums().count, 'sample')} of ${count(profile.report.busy_samples)}.`;
 }

@@ -29,7 +29,7 @@ class Flame {
     $('on-cpu').addEventListener('click', () => this.show(false));
     $('off-cpu').addEventListener('click', () => this.show(true));
     for (const id of ['by-process', 'invert', 'colour-change', 'base-widths']) {
-      $(id).addEventListener('change', () => { this.zoom = []; this.focus = 0; this.update(); });
+      $(id).addEventListener('change', () => { this.zoom = []; this.focus = 0; this.reshape(); });
     }
     $('search').addEventListener('input', () => this.search($('search').value));
     $('frame-table').addEventListener('toggle', () => this.table());
@@ -66,6 +66,11 @@ class Flame {
   update() {
     this.stacks = collect(this.profile, this.view, this.offCpu);
     $('flame-process').value = this.view.process === null ? '' : String(this.view.process);
+    this.reshape();
+  }
+
+  /** The same stacks in another shape. */
+  reshape() {
     this.notes();
     this.legend();
     this.lay();

@@ -62,13 +62,16 @@ function collect(profile, view, offCpu) {
   const lists = offCpu ? [profile.offCpu] : [profile.samples, ...(profile.baseLeaves ? [profile.baseLeaves] : [])];
   profile[name] ??= indexStacks(profile, lists);
   const index = profile[name];
-  const [time, count, base] = [0, 0, 0].map(() => new Float64Array(index.size));
+  const compared = !offCpu && Boolean(profile.baseLeaves);
+  const [time, count] = [0, 0].map(() => new Float64Array(index.size));
+  // Without a base nothing is kept of it: a million stacks take their time.
+  const base = new Float64Array(compared ? index.size : 0);
   const chosen = Uint8Array.from(profile.roles, ([who]) => Number(view.process === null || who === view.process));
   if (offCpu) {
     addLeaves(profile.offCpu, index.of, 0, chosen, time, count);
   } else {
     addPicked(profile, view, index.of, chosen, time, count);
-    if (profile.baseLeaves) {
+    if (compared) {
       const { of } = profile.programs;
       const namesake = Uint8Array.from(profile.roles, ([who]) => Number(view.process === null || of[who] === of[view.process]));
       addLeaves(profile.baseLeaves, index.of, profile.samples.node.length, namesake, base, new Float64Array(index.size));
@@ -113,6 +116,9 @@ function sumsUpTo(list) {
 /** What lies from `begin` to `end`. Sums of the same numbers in other orders differ in their last digits: what is next to nothing is nothing. */
 function between(until, begin, end) {
   const part = (sums) => {
+    if (sums.length === 1) {
+      return 0;
+    }
     const sum = sums[end] - sums[begin];
     return sum > sums[sums.length - 1] * 1e-12 ? sum : 0;
   };
@@ -146,6 +152,9 @@ class Calls {
   /** Of all programs together: places are nodes. */
   static ofAll(tree, stacks) {
     const sums = ['time', 'count', 'base'].map((what) => {
+      if (stacks[what].length === 0) {
+        return sumsUpTo(stacks[what]);
+      }
       const own = new Float64Array(tree.size);
       stacks.index.node.forEach((node, i) => { own[node] += stacks[what][i]; });
       return sumsUpTo(own);
@@ -219,7 +228,7 @@ class Callers {
         const place = item.places[i];
         sum.time += stacks.time[place];
         sum.count += stacks.count[place];
-        sum.base += stacks.base[place];
+        sum.base += stacks.base.length > 0 ? stacks.base[place] : 0;
         sum.size++;
       }
     }

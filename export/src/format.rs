@@ -18,6 +18,8 @@ pub enum Format {
     PerfScript,
     /// A line per sample.
     Csv,
+    /// Apache Parquet, a row per sample.
+    Parquet,
     /// One page that shows all of a profile and needs nothing else.
     Html,
 }
@@ -35,13 +37,14 @@ const fn known(format: Format, name: &'static str, endings: &'static [&'static s
     Known { format, name, endings, binary }
 }
 
-const KNOWN: [Known; 7] = [
+const KNOWN: [Known; 8] = [
     known(Format::Folded, "folded", &[".folded", ".collapsed"], false),
     known(Format::Flamegraph, "flamegraph", &[".svg"], false),
     known(Format::Firefox, "firefox", &[".json"], false),
     known(Format::Pprof, "pprof", &[".pb.gz", ".pprof"], true),
     known(Format::PerfScript, "perf-script", &[".perf", ".txt"], false),
     known(Format::Csv, "csv", &[".csv"], false),
+    known(Format::Parquet, "parquet", &[".parquet"], true),
     known(Format::Html, "html", &[".html", ".htm"], false),
 ];
 

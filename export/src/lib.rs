@@ -19,6 +19,7 @@ mod flamegraph;
 mod folded;
 mod format;
 mod html;
+mod parquet;
 mod perf_script;
 mod pprof;
 mod rows;
@@ -129,6 +130,7 @@ pub fn write_recording(
         Format::Pprof => pprof::write(recording, request, out),
         Format::PerfScript => perf_script::write(recording, request, out),
         Format::Csv => csv::write(recording, request, out),
+        Format::Parquet => parquet::write(recording, request, out),
         // It shows more than samples.
         Format::Html => Err(ExportError::NeedsProfile(request.format)),
     }

@@ -30,16 +30,17 @@ const enough = new Error('enough')
 const page = {
   enough,
   console: { log() {}, warn() {}, error() {}, time() {}, timeEnd() {} },
-  window: anything,
   document: anything,
   navigator: anything,
   localStorage: anything,
   location: { hash: '', protocol: 'file:', href: 'file:///' },
   setTimeout, clearTimeout, TextDecoder, TextEncoder, URL, atob, btoa, Uint8Array, ArrayBuffer, DataView,
-  requestAnimationFrame() {}, addEventListener() {},
+  requestAnimationFrame() {}, addEventListener() {}, matchMedia: anything,
 }
 page.globalThis = page
 page.self = page
+// Not anything: what is looked for in it, like a library for numbers of 64 bits, must not be found.
+page.window = page
 vm.createContext(page)
 try {
   vm.runInContext(script, page)

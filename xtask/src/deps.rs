@@ -54,7 +54,7 @@ const FOR_TESTS: &[Need] = &[
     Need { package: "golang-go", sign: Sign::Program("go"), purpose: "reads pprof profiles in tests" },
     Need { package: "nodejs", sign: Sign::Program("node"), purpose: "runs speedscope's importers in tests" },
     Need { package: "npm", sign: Sign::Program("npm"), purpose: "fetches speedscope for tests" },
-    Need { package: "python3", sign: Sign::Program("python3"), purpose: "reads CSV in tests" },
+    Need { package: "python3", sign: Sign::Program("python3"), purpose: "reads CSV and Parquet in tests" },
 ];
 
 impl Need {

@@ -41,7 +41,7 @@ pub enum DiffError {
         after: usize,
     },
     /// A run has no samples.
-    #[error("run {0} has no samples in the guest to compare")]
+    #[error("run {0} of those given has no samples in the guest to compare")]
     NoSamples(usize),
 }
 
@@ -181,7 +181,8 @@ impl Diff {
         let order = |row: &DiffRow| (row.share.marked || row.time_s.marked, row.share.change.abs());
         rows.sort_by(|a, b| {
             let (a_order, b_order) = (order(a), order(b));
-            b_order.0.cmp(&a_order.0).then(b_order.1.total_cmp(&a_order.1)).then_with(|| a.key.cmp(&b.key))
+            let change = b_order.0.cmp(&a_order.0).then(b_order.1.total_cmp(&a_order.1));
+            change.then(b.share.after.total_cmp(&a.share.after)).then_with(|| a.key.cmp(&b.key))
         });
         Ok(Self {
             by,

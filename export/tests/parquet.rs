@@ -1,0 +1,79 @@
+//! Parquet as pyarrow reads it.
+//!
+//! pyarrow comes from PyPI, by the machine's own settings, and is kept in cargo's directory for tests. Without Python or network
+//! the test says so, and is skipped.
+
+use std::fs;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use export::{Format, Request};
+use sampler::{Profile, bench};
+
+const PACKAGE: &str = "pyarrow==26.0.1";
+
+/// More than a row group has.
+const SAMPLES: u64 = 150_000;
+
+fn skipped(why: &str) {
+    // Not eprintln!, which tests keep to themselves.
+    let _ = writeln!(std::io::stderr(), "SKIPPED: {why}");
+}
+
+/// A Python that has pyarrow.
+fn python() -> Option<PathBuf> {
+    let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join(PACKAGE);
+    let python = directory.join("bin/python3");
+    let ready = directory.join("ready");
+    if ready.exists() {
+        return Some(python);
+    }
+    let made = |command: &mut Command| command.output().is_ok_and(|output| output.status.success());
+    if !made(Command::new("python3").args(["-m", "venv"]).arg(&directory)) {
+        skipped("python3 can't make an environment (Debian package python3-venv)");
+        return None;
+    }
+    if !made(Command::new(&python).args(["-m", "pip", "install", "--quiet", PACKAGE])) {
+        skipped("pip can't fetch pyarrow: no network?");
+        return None;
+    }
+    fs::write(ready, "").expect("room");
+    Some(python)
+}
+
+#[test]
+fn pyarrow_reads_the_columns_of_csv() {
+    let Some(python) = python() else { return };
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("made-up.vprof");
+    bench::write_profile_with_stacks(&path, false, SAMPLES, 500).expect("a profile");
+    let profile = Profile::open(&path).expect("a profile");
+    let mut files = Vec::new();
+    for format in [Format::Parquet, Format::Csv] {
+        let mut bytes = Vec::new();
+        export::write(&profile, &Request::new(format), &mut bytes, &mut |_, _| {}).expect("an export");
+        let file = directory.path().join(format.name());
+        fs::write(&file, bytes).expect("room");
+        files.push(file);
+    }
+    let program = "\
+import csv, sys
+import pyarrow.parquet as parquet
+table = parquet.read_table(sys.argv[1])
+rows = list(csv.DictReader(open(sys.argv[2], newline='')))
+assert table.num_rows == len(rows) and table.column_names == list(rows[0]), table.schema
+assert parquet.ParquetFile(sys.argv[1]).num_row_groups == 2
+for name in table.column_names:
+    for own, other in zip(table[name].to_pylist(), (row[name] for row in rows)):
+        if name == 'address':
+            own = hex(own % 2**64)
+        elif name == 'weight_ns':
+            own = format(own, '.0f')
+        assert ('' if own is None else str(own)) == other, (name, own, other)
+print('equal')
+";
+    let output = Command::new(python).args(["-c", program]).args(files).output().expect("Python");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(said.trim(), "equal", "{}", String::from_utf8_lossy(&output.stderr));
+}

@@ -90,7 +90,7 @@ fn a_flame_graph_shows_both() {
     let words = ["a1", "b1", "--flamegraph", file.to_str().unwrap()];
     assert!(profiles.diff(&words).status.success());
     let svg = fs::read_to_string(&file).unwrap();
-    assert!(svg.contains("<title>do_work (300000 us, 25.00%; -50.00%)</title>"), "{svg}");
+    assert!(svg.contains("<title>do_work (300,000 us, 25.00%; -50.00%)</title>"), "{svg}");
     refused(&profiles.diff(&words), 1, &["exists already"]);
 }
 

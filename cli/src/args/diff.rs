@@ -101,6 +101,9 @@ fn parse_limit(text: &str) -> Result<Limit, String> {
             _ => Err(format!("{text} is no number of points from 0% to 100%")),
         };
     }
+    if text.ends_with(|c: char| c.is_ascii_digit()) {
+        return Err("it has no unit: give points of a share, like 5%, or a time, like 50ms".to_owned());
+    }
     let time =
         parse_positive_time(text).map_err(|error| format!("{error}; or give points of a share, like 5%"))?;
     Ok(Limit::Seconds(time.as_secs_f64()))

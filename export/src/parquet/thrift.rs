@@ -87,10 +87,10 @@ impl Struct {
 /// Seven bits a byte, the lowest first; all bytes but the last have the top bit set.
 pub(super) fn varint(bytes: &mut Vec<u8>, mut value: u64) {
     while value > 0x7f {
-        bytes.push((value & 0x7f | 0x80) as u8);
+        bytes.push(value.to_le_bytes()[0] | 0x80);
         value >>= 7;
     }
-    bytes.push((value & 0x7f) as u8);
+    bytes.push(value.to_le_bytes()[0]);
 }
 
 fn zigzag(bytes: &mut Vec<u8>, value: i64) {

@@ -5,7 +5,7 @@ use super::proto::Profile;
 /// Checks a profile without its compression.
 pub(crate) fn assert_sound(plain: &[u8]) {
     let profile = Profile::decode(plain).expect("a profile");
-    let texts = profile.string_table.len() as i64;
+    let texts = i64::try_from(profile.string_table.len()).expect("a number");
     assert_eq!(profile.string_table[0], "");
     assert!(profile.string_table.iter().all(|text| !text.contains(char::is_control)));
     let (locations, functions) = (profile.location.len() as u64, profile.function.len() as u64);

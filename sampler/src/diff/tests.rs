@@ -1,5 +1,7 @@
 //! Made-up runs whose truth is known.
 
+use std::time::Duration;
+
 use rand::rngs::ChaCha8Rng;
 use rand::{RngExt, SeedableRng};
 
@@ -22,7 +24,7 @@ fn run(random: &mut ChaCha8Rng, weights: &[f64], samples: u64, busy_s: f64) -> S
         });
         tallies[hit.unwrap_or(0)].add(&ticks, tick);
     }
-    let ns = vec![(0, (busy_s * 1e9) as u64)];
+    let ns = vec![(0, Duration::from_secs_f64(busy_s).as_nanos().try_into().expect("a short run"))];
     let estimate = |tallies: &Tallies| {
         let found = ticks.estimate(&ns, tallies);
         Estimate::new(found.samples, found.share, found.time)

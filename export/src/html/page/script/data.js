@@ -140,5 +140,7 @@ async function load() {
   profile.begin = json.time.beginNs / 1e9;
   profile.length = json.time.bucketNs * json.time.buckets / 1e9;
   profile.step = json.time.bucketNs / 1e9;
+  /** Whether the page was made of a part of the run's time. */
+  profile.isPart = json.report.filter.from_ns !== null || json.report.filter.to_ns !== null;
   return profile;
 }

@@ -110,7 +110,7 @@ class Flame {
     const { view, profile } = this;
     const [from, to] = view.seconds();
     const sorry = 'Exact mode tells where tasks slept over its whole time, not when: the picked time does not apply.';
-    const time = view.whole ? 'the whole run' : `${moment(from, profile.step)} to ${moment(to, profile.step)} s`;
+    const time = view.whole && !profile.isPart ? 'the whole run' : `${moment(from, profile.step)} to ${moment(to, profile.step)} s`;
     const text = this.offCpu
       ? `Where tasks slept, exactly, by the kernel functions that they slept in. ${view.whole ? '' : sorry}`
       : `Time on a CPU in ${time}, by samples: a sample stands for its part of the exact time in the guest.`;

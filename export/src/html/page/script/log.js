@@ -21,7 +21,7 @@ class Log {
     const { view, profile } = this;
     const [from, to] = view.seconds();
     const wanted = $('log-filter').value.trim().toLowerCase();
-    const is = (row) => (view.whole || row.s >= from && row.s < to)
+    const is = (row) => (view.whole && !profile.isPart || row.s >= from && row.s < to)
       && $(row.isEvent ? 'log-events' : 'log-console').checked
       && (wanted === '' || matches(`${row.kind} ${row.text}`, wanted));
     const kept = this.rows.filter(is);

@@ -26,7 +26,7 @@ function prepareProfile(profile) {
 function showChosen(profile, view, flame) {
   const [from, to] = view.seconds();
   const all = view.whole && view.process === null;
-  const time = view.whole ? `Whole run, ${duration(profile.report.duration_s)}` : `${moment(from, profile.step)} to ${moment(to, profile.step)} s, ${duration(to - from)}`;
+  const time = view.whole && !profile.isPart ? `Whole run, ${duration(profile.report.duration_s)}` : `${moment(from, profile.step)} to ${moment(to, profile.step)} s, ${duration(to - from)}`;
   $('chosen').textContent = view.process === null ? time : `${processName(profile.processes[view.process])} · ${time}`;
   $('chosen').parentElement.classList.toggle('part', !all);
   $('reset').hidden = all;

@@ -45,7 +45,7 @@ function limits({ report, base }) {
   return list.concat(report.missing.map((text) => `Not read: ${text}`));
 }
 
-function tiles({ report, processes }) {
+function tiles({ report, processes, isPart }) {
   const busy = processes.reduce((sum, row) => sum + row.time_s, 0);
   const user = processes.reduce((sum, row) => sum + row.user_share, 0);
   const interrupts = processes.filter((row) => row.kind === 'interrupt').reduce((sum, row) => sum + row.share, 0);
@@ -55,7 +55,7 @@ function tiles({ report, processes }) {
   const busyKnown = report.busy_samples > 0;
   return [
     [duration(report.duration_s), started ? `length of the run, ${started} UTC` : 'length of the run'],
-    [duration(busy), `of CPU time on ${counted(vcpus.length, 'vCPU')}${wall > 0 ? `, ${percent(busy / wall)} of it busy` : ''}`],
+    [duration(busy), `of CPU time on ${counted(vcpus.length, 'vCPU')}${wall > 0 && !isPart ? `, ${percent(busy / wall)} of it busy` : ''}`],
     [busyKnown ? percent(user) : '–', 'of that in user code'],
     [busyKnown ? percent(Math.max(0, 1 - user - interrupts)) : '–', 'in the kernel'],
     [busyKnown ? percent(interrupts) : '–', 'in interrupts'],

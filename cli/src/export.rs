@@ -3,7 +3,7 @@
 use std::io::{self, IsTerminal};
 use std::path::Path;
 
-use ::export::{ExportError, Format, Request};
+use ::export::{ExportError, Format, PageError, PageRequest, Request, write_page};
 use sampler::Profile;
 
 use crate::args::ExportArgs;
@@ -15,8 +15,14 @@ use crate::report::filter;
 /// Runs the command.
 pub fn command(args: &ExportArgs) -> Result<ExitCode, Error> {
     let format = format(args)?;
+    if format == Format::Html {
+        return page(args);
+    }
+    if args.base.is_some() {
+        return Err(Error::Usage(format!("{format} shows one profile: --base goes with --format html")));
+    }
     let profile = Profile::open(&args.profile)?;
-    let title = args.profile.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    let title = title(&args.profile);
     let request = Request {
         filter: filter(&args.filter),
         root: args.root,
@@ -35,6 +41,34 @@ pub fn command(args: &ExportArgs) -> Result<ExitCode, Error> {
         Err(ExportError::Read(error)) => Err(error.into()),
         Err(error) => Err(error.into()),
     }
+}
+
+/// One page of HTML.
+fn page(args: &ExportArgs) -> Result<ExitCode, Error> {
+    let profile = Profile::open(&args.profile)?;
+    let base = args.base.as_deref().map(Profile::open).transpose()?;
+    let request = PageRequest {
+        filter: filter(&args.filter),
+        title: title(&args.profile),
+        base: args.base.as_deref().map(title).zip(base.as_ref()),
+    };
+    let mut output = Output::open(&args.output, args.force)?;
+    let mut progress = Progress::new("reading", args.quiet);
+    let written =
+        write_page(&profile, &request, output.writer(), &mut |done, all| progress.samples(done, all));
+    drop(progress);
+    match written {
+        Ok(()) => output.finish().map(|()| ExitCode::Done),
+        Err(PageError::Write(source)) => Err(output.error(source)),
+        Err(PageError::Read(error)) => Err(error.into()),
+        Err(PageError::Query(error)) => Err(error.into()),
+        Err(error @ PageError::Choice(_)) => Err(Error::Usage(error.to_string())),
+    }
+}
+
+/// What a profile is called in an export.
+fn title(path: &Path) -> String {
+    path.file_stem().unwrap_or_default().to_string_lossy().into_owned()
 }
 
 /// The format that was asked for, or that the output's name tells.

@@ -20,6 +20,8 @@ pub enum Format {
     Csv,
     /// Apache Parquet, a row per sample.
     Parquet,
+    /// One page that shows all of a profile and needs nothing else.
+    Html,
 }
 
 /// What is known of a format.
@@ -35,7 +37,7 @@ const fn known(format: Format, name: &'static str, endings: &'static [&'static s
     Known { format, name, endings, binary }
 }
 
-const KNOWN: [Known; 7] = [
+const KNOWN: [Known; 8] = [
     known(Format::Folded, "folded", &[".folded", ".collapsed"], false),
     known(Format::Flamegraph, "flamegraph", &[".svg"], false),
     known(Format::Firefox, "firefox", &[".json"], false),
@@ -43,6 +45,7 @@ const KNOWN: [Known; 7] = [
     known(Format::PerfScript, "perf-script", &[".perf", ".txt"], false),
     known(Format::Csv, "csv", &[".csv"], false),
     known(Format::Parquet, "parquet", &[".parquet"], true),
+    known(Format::Html, "html", &[".html", ".htm"], false),
 ];
 
 impl Format {

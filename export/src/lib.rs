@@ -18,6 +18,7 @@ mod firefox;
 mod flamegraph;
 mod folded;
 mod format;
+mod html;
 mod parquet;
 mod perf_script;
 mod pprof;
@@ -34,6 +35,7 @@ use sampler::{Profile, ProfileError};
 
 pub use flamegraph::write_difference;
 pub use format::{Count, Format, Root};
+pub use html::{PageError, PageRequest, write_page};
 
 /// What shall be written.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -67,6 +69,12 @@ pub enum ExportError {
     /// The output could not be written.
     #[error("can't write the export: {0}")]
     Write(#[from] io::Error),
+    /// The format shows more of a profile than its recording.
+    #[error("{0} needs a whole profile")]
+    NeedsProfile(Format),
+    /// The page could not be made.
+    #[error(transparent)]
+    Page(#[from] PageError),
     /// There is nothing to write.
     #[error("the chosen part of the profile has no samples in the guest: there is nothing to export as {0}")]
     Empty(Format),
@@ -96,6 +104,10 @@ pub fn write(
     out: &mut dyn Write,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(), ExportError> {
+    if request.format == Format::Html {
+        let page = PageRequest { filter: request.filter.clone(), title: request.title.clone(), base: None };
+        return Ok(write_page(profile, &page, out, progress)?);
+    }
     let wanted = RecordingRequest { filter: request.filter.clone(), idle: request.format.shows_idle() };
     let recording = Recording::read(profile, &wanted, progress)?;
     write_recording(&recording, request, out)?;
@@ -119,5 +131,7 @@ pub fn write_recording(
         Format::PerfScript => perf_script::write(recording, request, out),
         Format::Csv => csv::write(recording, request, out),
         Format::Parquet => parquet::write(recording, request, out),
+        // It shows more than samples.
+        Format::Html => Err(ExportError::NeedsProfile(request.format)),
     }
 }

@@ -51,6 +51,7 @@ const NEEDS: &[Need] = &[
 
 /// What tests read exports back with.
 const FOR_TESTS: &[Need] = &[
+    Need { package: "chromium", sign: Sign::Program("chromium"), purpose: "clicks through pages in tests" },
     Need { package: "golang-go", sign: Sign::Program("go"), purpose: "reads pprof profiles in tests" },
     Need { package: "nodejs", sign: Sign::Program("node"), purpose: "runs speedscope's importers in tests" },
     Need { package: "npm", sign: Sign::Program("npm"), purpose: "fetches speedscope for tests" },

@@ -11,6 +11,8 @@ use super::{FilterArgs, TEMPLATE};
 const EXAMPLES: &str = "\
 Examples:
   vprof export vprof.vprof -o vprof.folded
+  vprof export vprof.vprof -o page.html          one page that answers most questions
+  vprof export after.vprof --base before.vprof -o change.html
   vprof export vprof.vprof --format folded --root none -o - | head
 ";
 
@@ -45,6 +47,10 @@ pub struct ExportArgs {
     /// What the number of a stack is (folded): estimated time in us, or samples
     #[arg(long, default_value = "time", value_name = "WHAT", value_parser = named(Count::ALL))]
     pub count: Count,
+
+    /// Show the difference against another profile, too (html)
+    #[arg(long, value_name = "PROFILE")]
+    pub base: Option<PathBuf>,
 
     /// No progress, only errors
     #[arg(long, short = 'q')]

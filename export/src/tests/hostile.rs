@@ -67,6 +67,7 @@ fn names_do_no_harm_in_any_format() {
                 Format::Firefox => drop(readers::assert_firefox(&text)),
                 Format::PerfScript => readers::assert_perf_script(&text),
                 Format::Csv => readers::assert_csv(&text, &name),
+                Format::Html => super::page::assert_page(&text, &name),
                 Format::Pprof | Format::Parquet => {}
             }
         }

@@ -13,7 +13,8 @@ mod writer;
 
 pub(crate) use edit::{CodeFile, Editor};
 pub use error::{CreateError, EditError, ProfileError, QueryError};
-pub use open::Profile;
+pub(crate) use open::snapshot;
+pub use open::{Profile, Snapshot};
 pub use query::{Table, Value};
 pub use writer::ProfileWriter;
 

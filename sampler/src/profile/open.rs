@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rusqlite::{Connection, ErrorCode, OpenFlags, ffi};
+use rusqlite::{Connection, ErrorCode, OpenFlags, Transaction, ffi};
 use tempfile::TempDir;
 
 use super::writer::companion;
@@ -42,6 +42,14 @@ impl Profile {
         &self.path
     }
 
+    /// What is read until the snapshot is dropped is of the same moment, in a run that goes on as well.
+    ///
+    /// # Errors
+    /// See [`ProfileError`].
+    pub fn snapshot(&self) -> Result<Snapshot<'_>, ProfileError> {
+        snapshot(&self.connection).map_err(|error| self.error(&error))
+    }
+
     pub(crate) fn connection(&self) -> &Connection {
         &self.connection
     }
@@ -49,6 +57,19 @@ impl Profile {
     pub(crate) fn error(&self, error: &rusqlite::Error) -> ProfileError {
         explain(&self.path, error)
     }
+}
+
+/// Holds on to one moment of a profile, see [`Profile::snapshot`].
+#[derive(Debug)]
+pub struct Snapshot<'a> {
+    /// `None` within another snapshot, which holds on to its moment already.
+    _transaction: Option<Transaction<'a>>,
+}
+
+/// A read transaction, unless one is open.
+pub(crate) fn snapshot(connection: &Connection) -> rusqlite::Result<Snapshot<'_>> {
+    let alone = connection.is_autocommit();
+    Ok(Snapshot { _transaction: alone.then(|| connection.unchecked_transaction()).transpose()? })
 }
 
 /// Reads what the first 100 bytes of an SQLite file say (sqlite.org/fileformat2.html, 1.3).

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::batch::{Mode, VcpuRow};
 use crate::estimate::{self, Tallies};
-use crate::profile::{MODES, Profile};
+use crate::profile::{MODES, Profile, snapshot};
 
 /// The chosen part of a profile in memory.
 #[derive(Debug)]
@@ -31,7 +31,7 @@ impl Loaded {
         let connection = profile.connection();
         let sql = |error: rusqlite::Error| profile.error(&error);
         // One transaction, so that all parts are of the same moment of a run that goes on.
-        let _snapshot = connection.unchecked_transaction().map_err(sql)?;
+        let _snapshot = snapshot(connection).map_err(sql)?;
         let tables = Tables::read(connection).map_err(sql)?;
         let code = Code::read(connection, &tables.instances).map_err(sql)?;
         let stacks = Stacks::read(connection, &code).map_err(sql)?;

@@ -131,7 +131,7 @@ impl StateReport {
         let connection = profile.connection();
         let sql = |error: rusqlite::Error| profile.error(&error);
         // One transaction, so that all parts are of the same moment of a run that goes on.
-        let _snapshot = connection.unchecked_transaction().map_err(sql)?;
+        let _snapshot = crate::profile::snapshot(connection).map_err(sql)?;
         let tables = Tables::read(connection).map_err(sql)?;
         let chosen = Selection::of_tasks(filter, profile, &tables)?;
         let ticks = Parts::read(connection, filter).map_err(sql)?;

@@ -8,7 +8,7 @@ use super::{CpuRusage, CpuTimes, ProcessRusage, Rusage, ThreadRusage, is_outside
 use crate::batch::{Fell, Mode, RusageRow, VcpuRow};
 use crate::clock::{ClockKind, mean_ns};
 use crate::estimate::{Tallies, Ticks, Time, trustworthy};
-use crate::profile::{MODES, Profile, ProfileError};
+use crate::profile::{MODES, Profile, ProfileError, snapshot};
 use crate::report::paces::Paces;
 use crate::report::tables::{Stretch, seconds, unsigned, vcpus};
 
@@ -21,7 +21,7 @@ impl Rusage {
         let connection = profile.connection();
         let read = || {
             // One transaction, so that all parts are of the same moment of a run that goes on.
-            let _snapshot = connection.unchecked_transaction()?;
+            let _snapshot = snapshot(connection)?;
             let books = Books::read(connection)?;
             let seen = Seen::read(connection, &books)?;
             Ok(books.compare(&seen))

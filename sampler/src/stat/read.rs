@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use rusqlite::{Connection, Row};
 
 use super::{CounterStat, ExitStat, InterruptStat, ServedStat, Stat, VcpuStat};
-use crate::profile::{Profile, ProfileError};
+use crate::profile::{Profile, ProfileError, snapshot};
 use crate::report::tables::{seconds, unsigned, vcpus};
 
 impl Stat {
@@ -20,7 +20,7 @@ impl Stat {
 
 fn read(connection: &Connection) -> rusqlite::Result<Stat> {
     // One transaction, so that all parts are of the same moment.
-    let _snapshot = connection.unchecked_transaction()?;
+    let _snapshot = snapshot(connection)?;
     let meta: BTreeMap<String, String> = connection
         .prepare("SELECT key, value FROM meta")?
         .query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?

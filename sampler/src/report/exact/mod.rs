@@ -211,7 +211,7 @@ impl ExactReport {
         let connection = profile.connection();
         let sql = |error: rusqlite::Error| profile.error(&error);
         // One transaction, so that all parts are of the same moment of a run that goes on.
-        let _snapshot = connection.unchecked_transaction().map_err(sql)?;
+        let _snapshot = crate::profile::snapshot(connection).map_err(sql)?;
         let meta = |key: &str| meta(connection, key).map_err(sql);
         let (from_ns, end_ns) = span(connection).map_err(sql)??;
         let names = Names::read(connection).map_err(sql)?;

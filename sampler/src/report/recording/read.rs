@@ -10,7 +10,7 @@ use super::{
 };
 use crate::batch::{Fell, FrameKind, Mode};
 use crate::estimate::Tick;
-use crate::profile::Profile;
+use crate::profile::{Profile, snapshot};
 use crate::report::ReportError;
 use crate::report::code::{Code, NONE, small};
 use crate::report::filter::Selection;
@@ -41,7 +41,7 @@ impl Recording {
         let connection = profile.connection();
         let sql = |error: rusqlite::Error| profile.error(&error);
         // One transaction, so that all parts are of the same moment of a run that goes on.
-        let _snapshot = connection.unchecked_transaction().map_err(sql)?;
+        let _snapshot = snapshot(connection).map_err(sql)?;
         let tables = Tables::read(connection).map_err(sql)?;
         let code = Code::read(connection, &tables.instances).map_err(sql)?;
         let stacks = Stacks::read(connection, &code).map_err(sql)?;

@@ -23,8 +23,9 @@ fn main() -> anyhow::Result<()> {
             Some("summary") => child::tell(&behind::summary(path)?),
             Some("functions") => child::tell(&behind::functions(path)?),
             Some("folded") => child::tell(&behind::folded(path)?),
+            Some("page") => child::tell(&behind::page(path)?),
             Some("names") => child::tell(&names::measure(path)?),
-            _ => bail!("usage: bench, or bench summary|functions|folded PROFILE, or bench names FILE"),
+            _ => bail!("usage: bench, or bench summary|functions|folded|page PROFILE, or bench names FILE"),
         };
     }
     eprintln!("measuring; leave the machine alone for a minute or two");

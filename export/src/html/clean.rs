@@ -1,0 +1,48 @@
+//! Text of the guest as the page carries it.
+
+use serde_json::Value;
+
+use crate::text;
+
+/// No name of the page is longer, characters.
+const LONGEST: usize = 1_000;
+
+/// One line without characters that move, hide or reorder text, of bounded length.
+pub(super) fn name(text: &str) -> String {
+    cut(&text::plain(text), LONGEST)
+}
+
+/// At most `longest` characters, the last of them an ellipsis where there are more.
+pub(super) fn cut(text: &str, longest: usize) -> String {
+    match text.char_indices().nth(longest) {
+        None => text.to_owned(),
+        Some(_) => text.chars().take(longest.saturating_sub(1)).chain(['…']).collect(),
+    }
+}
+
+/// All text in a value, names of members as well. Values are as deep as the types that they come from, which no guest chooses.
+pub(super) fn value(value: Value) -> Value {
+    match value {
+        Value::String(text) => Value::String(name(&text)),
+        Value::Array(list) => list.into_iter().map(self::value).collect(),
+        Value::Object(members) => {
+            members.into_iter().map(|(key, value)| (name(&key), self::value(value))).collect()
+        }
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_is_one_harmless_line_of_bounded_length() {
+        assert_eq!(name("a\u{1b}[2J\u{202e}\nb"), "a\\x1b[2J\\u{202e}\\x0ab");
+        assert_eq!(name(&"ä".repeat(10_000)).chars().count(), LONGEST);
+        assert_eq!(cut("four", 4), "four");
+        assert_eq!(cut("fiver", 4), "fiv…");
+        let dirty = serde_json::json!({"k\n": ["\u{7}", 1, null]});
+        assert_eq!(value(dirty), serde_json::json!({"k\\x0a": ["\\x07", 1, null]}));
+    }
+}

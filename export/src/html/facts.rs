@@ -1,0 +1,218 @@
+//! All of a page's data that is not a list of numbers, as one JSON object. Most of it is what the readers serialize to, by the
+//! names that docs/json.md has; all text is cleaned.
+
+use std::collections::HashMap;
+
+use sampler::report::{Event, ExactReport, Report, Row};
+use sampler::rusage::Rusage;
+use sampler::stat::Stat;
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+
+use super::Sources;
+use super::clean::{name, value};
+use super::leaves::Leaves;
+use super::samples::Time;
+use super::tree::{Functions, Kind, small};
+use super::who::People;
+
+/// Functions with estimates of the whole run, at most: those with most samples.
+const MOST_FUNCTIONS: usize = 10_000;
+/// Events, tasks, and other lists that a page shows whole, at most.
+const MOST_ROWS: usize = 2_000;
+/// Processes whose books are shown, at most.
+const MOST_BOOKS: usize = 200;
+
+/// The object under construction.
+#[derive(Debug)]
+pub(super) struct Facts {
+    members: Map<String, Value>,
+    leaves: Map<String, Value>,
+}
+
+/// What the sources tell, but for samples and stacks.
+pub(super) fn of(mut sources: Sources, title: &str, functions: &mut Functions, people: &People) -> Facts {
+    let mut facts = Facts { members: Map::new(), leaves: Map::new() };
+    facts.put("version", env!("CARGO_PKG_VERSION"));
+    facts.put("name", name(title));
+    // All 64 bits, which numbers of scripts have no place for.
+    facts.put("seed", sources.report.seed.to_string());
+    facts.estimates(&mut sources.report, functions);
+    facts.report(sources.report, people);
+    facts.rusage(sources.rusage);
+    facts.stat(&sources.stat);
+    match sources.exact {
+        Ok(exact) => facts.exact(exact),
+        Err(reason) => facts.put("exactMissing", name(&reason)),
+    }
+    facts.put("microstates", sources.lanes.iter().map(super::lanes::Lane::json).collect::<Value>());
+    let lines = sources.console.lines.into_iter().map(|(s, line)| json!([s, line]));
+    let (lines, left_out) = (lines.collect::<Value>(), sources.console.left_out);
+    facts.put("console", json!({ "lines": lines, "leftOut": left_out }));
+    facts
+}
+
+impl Facts {
+    fn put(&mut self, key: &str, value: impl Into<Value>) {
+        self.members.insert(key.to_owned(), value.into());
+    }
+
+    /// What a reader serializes to, cleaned. No such value fails to serialize: keys are text, numbers finite or null.
+    fn put_value(&mut self, key: &str, of: &impl Serialize) {
+        self.put(key, serde_json::to_value(of).map_or(Value::Null, value));
+    }
+
+    /// Function, own samples and share with its ends, samples in total and share.
+    fn estimates(&mut self, report: &mut Report, functions: &mut Functions) {
+        let rows = report.by.take().map(|by| by.rows).unwrap_or_default();
+        let left_out = rows.len().saturating_sub(MOST_FUNCTIONS);
+        let row = |Row { name, module, kind, own, total, .. }: Row| {
+            let kind = if kind.as_deref() == Some("user") { Kind::User } else { Kind::Kernel };
+            let function = functions.number((name, module, kind));
+            let own = (own.samples, short(own.share), short(own.share_low), short(own.share_high));
+            json!([function, own.0, own.1, own.2, own.3, total.samples, short(total.share)])
+        };
+        let rows: Value = rows.into_iter().take(MOST_FUNCTIONS).map(row).collect();
+        self.put("estimates", rows);
+        self.put("functionsLeftOut", left_out);
+    }
+
+    fn report(&mut self, mut report: Report, people: &People) {
+        let mut processes = std::mem::take(&mut report.processes);
+        for process in &mut processes {
+            process.threads.clear();
+        }
+        let mut rows = serde_json::to_value(&processes).map_or(Value::Null, value);
+        if let Some(rows) = rows.as_array_mut() {
+            rows.extend(people.others().map(value));
+        }
+        self.put("processes", rows);
+        report.functions.clear();
+        self.put("eventsLeftOut", report.events.len().saturating_sub(MOST_ROWS));
+        report.events = ends(std::mem::take(&mut report.events));
+        report.missing.truncate(MOST_ROWS);
+        self.put_value("report", &report);
+    }
+
+    fn rusage(&mut self, mut rusage: Rusage) {
+        rusage.threads.clear();
+        self.put("booksOutside", rusage.processes.iter().filter(|row| row.outside).count());
+        self.put("booksRead", rusage.processes.len());
+        rusage.processes.truncate(MOST_BOOKS);
+        self.put_value("rusage", &rusage);
+    }
+
+    fn stat(&mut self, stat: &Stat) {
+        let mut exits = stat.by_device();
+        exits.truncate(MOST_ROWS);
+        let interrupts = &stat.interrupts[..stat.interrupts.len().min(MOST_ROWS)];
+        let counters = &stat.kvm_counters[..stat.kvm_counters.len().min(MOST_ROWS)];
+        let stat = json!({ "exits": exits, "interrupts": interrupts, "counters": counters });
+        self.put("stat", value(stat));
+    }
+
+    fn exact(&mut self, mut exact: ExactReport) {
+        let left_out = exact.tasks.len().saturating_sub(MOST_ROWS);
+        exact.tasks.truncate(MOST_ROWS);
+        exact.off_cpu.clear();
+        exact.wakeups.clear();
+        exact.interrupts.clear();
+        self.put_value("exact", &exact);
+        self.put("tasksLeftOut", left_out);
+    }
+
+    /// How the samples are divided: cells with samples and their entries.
+    pub(super) fn samples(&mut self, time: &Time, (cells, entries): (u64, u64), weight_scale: f64) {
+        self.put(
+            "time",
+            json!({
+                "beginNs": time.begin_ns, "bucketNs": time.bucket_ns, "buckets": time.buckets, "vcpus": time.vcpus,
+                "weightScale": weight_scale,
+            }),
+        );
+        self.put("cells", cells);
+        self.put("entries", entries);
+    }
+
+    /// There are leaves of this name.
+    pub(super) fn leaves(&mut self, name: &str, leaves: &Leaves) {
+        self.leaves.insert(name.to_owned(), leaves.len().into());
+    }
+
+    /// What is compared with.
+    pub(super) fn base(&mut self, title: &str, leaves: &Leaves) {
+        let (samples, time) = leaves.sum();
+        self.put("base", json!({ "name": name(title), "samples": samples, "time": time }));
+    }
+
+    /// Functions and roles, when all of them are known.
+    pub(super) fn lists(&mut self, functions: &Functions, people: &People, nodes: usize) {
+        let mut modules: Vec<String> = Vec::new();
+        let mut known: HashMap<&str, u32> = HashMap::new();
+        let mut symbols = Vec::with_capacity(functions.list.len());
+        let mut places = Vec::with_capacity(functions.list.len());
+        let mut kinds = String::with_capacity(functions.list.len());
+        for (symbol, module, kind) in &functions.list {
+            symbols.push(name(symbol));
+            let place = module.as_deref().map(|module| {
+                *known.entry(module).or_insert_with(|| {
+                    modules.push(name(module));
+                    small(modules.len() - 1)
+                })
+            });
+            places.push(place.map_or(-1, i64::from));
+            kinds.push(match kind {
+                Kind::User => 'u',
+                Kind::Kernel => 'k',
+                Kind::Reason => 'r',
+                Kind::State => 's',
+            });
+        }
+        self.put(
+            "functions",
+            json!({ "symbol": symbols, "module": places, "modules": modules, "kind": kinds }),
+        );
+        self.put("roles", people.roles().iter().map(|(row, mode)| json!([row, mode])).collect::<Value>());
+        self.put("nodes", nodes);
+    }
+
+    /// The whole object.
+    pub(super) fn finish(mut self) -> Map<String, Value> {
+        self.members.insert("leaves".to_owned(), Value::Object(self.leaves));
+        self.members
+    }
+}
+
+/// The first and the last events.
+fn ends(mut events: Vec<Event>) -> Vec<Event> {
+    if events.len() > MOST_ROWS {
+        events.drain(MOST_ROWS / 2..events.len() - MOST_ROWS / 2);
+    }
+    events
+}
+
+/// Six digits, which is more than is shown.
+fn short(share: f64) -> f64 {
+    format!("{share:.5e}").parse().unwrap_or(share)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn six_digits_are_kept() {
+        assert_eq!(short(0.123_456_789), 0.123_457);
+        assert_eq!(short(0.0), 0.0);
+        assert_eq!(short(1.0), 1.0);
+    }
+
+    #[test]
+    fn of_many_events_the_first_and_last_stay() {
+        let event = |n: u32| Event { time_s: n.into(), kind: String::new(), text: String::new() };
+        let kept = ends((0..5_000).map(event).collect());
+        assert_eq!(kept.len(), MOST_ROWS);
+        assert_eq!((kept[0].time_s, kept[999].time_s, kept[1_000].time_s), (0.0, 999.0, 4_000.0));
+        assert_eq!(ends((0..5).map(event).collect()).len(), 5);
+    }
+}

@@ -1,0 +1,92 @@
+//! Stacks of a whole run with what they weigh: where tasks slept, and what another profile has.
+
+use std::collections::BTreeMap;
+
+use sampler::report::{ExactReport, OffCpu, Recording};
+
+use super::block::Numbers;
+use super::samples::rounded;
+use super::tree::{Functions, Kind, Tree};
+use super::who::{ASLEEP, People, mode_number};
+
+/// Number and time, ns, by node and role.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Leaves(BTreeMap<(u32, u32), (u64, f64)>);
+
+impl Leaves {
+    fn add(&mut self, node: u32, role: u32, count: u64, ns: f64) {
+        let sum = self.0.entry((node, role)).or_default();
+        sum.0 = sum.0.saturating_add(count);
+        sum.1 += ns;
+    }
+
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Their number and time, s, together.
+    pub(super) fn sum(&self) -> (u64, f64) {
+        let add = |sum: (u64, f64), leaf: &(u64, f64)| (sum.0.saturating_add(leaf.0), sum.1 + leaf.1 / 1e9);
+        self.0.values().fold((0, 0.0), add)
+    }
+
+    /// In the order of new numbers of nodes: how far the node is from the one before, role, number, time in ns.
+    pub(super) fn written(&self, order: &[u32]) -> Numbers {
+        let mut list: Vec<(u32, u32, u64, f64)> = self
+            .0
+            .iter()
+            .map(|(&(node, role), &(count, ns))| (order[node as usize], role, count, ns))
+            .collect();
+        list.sort_unstable_by_key(|(node, role, ..)| (*node, *role));
+        let mut numbers = Numbers::default();
+        let mut last = 0;
+        for (node, role, count, ns) in list {
+            numbers.push((node - last).into());
+            numbers.push(role.into());
+            numbers.push(count);
+            numbers.push(rounded(ns));
+            last = node;
+        }
+        numbers
+    }
+}
+
+/// Where tasks slept: below what they slept for, the kernel functions.
+pub(super) fn asleep(
+    exact: &ExactReport,
+    functions: &mut Functions,
+    tree: &mut Tree,
+    people: &mut People,
+) -> Leaves {
+    let mut leaves = Leaves::default();
+    for OffCpu { task, state, cause, s, count, stack } in &exact.off_cpu {
+        let what = if cause.is_empty() { format!("[{state}]") } else { format!("[{state}: {cause}]") };
+        let mut node = tree.node(0, functions.number((what, None, Kind::State)));
+        for function in stack.iter().rev() {
+            node = tree.node(node, functions.number((function.clone(), None, Kind::Kernel)));
+        }
+        let row = people.of_task(task);
+        leaves.add(node, people.role(row, ASLEEP), *count, s * 1e9);
+    }
+    leaves
+}
+
+/// The samples of another profile.
+pub(super) fn of_recording(
+    recording: &Recording,
+    functions: &mut Functions,
+    tree: &mut Tree,
+    people: &mut People,
+) -> Leaves {
+    let nodes = tree.add(recording, functions);
+    let rows: Vec<u32> = recording.owners.iter().map(|owner| people.of_namesake(recording, owner)).collect();
+    let mut leaves = Leaves::default();
+    for sample in &recording.samples {
+        let (node, row) = (nodes.get(sample.stack as usize), rows.get(sample.owner as usize));
+        if let (Some(&node), Some(&row)) = (node, row) {
+            leaves.add(node, people.role(row, mode_number(sample.mode)), 1, sample.weight_ns);
+        }
+    }
+    leaves
+}

@@ -1,0 +1,183 @@
+//! One page that needs nothing else: `vprof export --format html` (docs/page.md).
+//!
+//! The page is a file of HTML with one style, one script and one block of data. [`facts`] gathers what the readers of
+//! [`sampler`] tell of the profile, [`tree`] and [`samples`] bring its samples into few bytes, [`block`] packs all of it. The
+//! page unpacks the block, draws, and counts anew for each time that is picked in it.
+//!
+//! Names come from the guest, so nothing of them is ever HTML or script: they are in the block only, which is base64, and the
+//! script puts them into the page as text. A policy in the page's head lets the browser run this script, by its hash, and
+//! nothing else, and load nothing at all.
+
+mod block;
+mod clean;
+mod console;
+mod facts;
+mod lanes;
+mod leaves;
+mod page;
+mod samples;
+mod tree;
+mod who;
+
+use std::io::{self, Write};
+
+use sampler::profile::QueryError;
+use sampler::report::{
+    By, ExactReport, Filter, Recording, RecordingRequest, Report, ReportError, Request as ReportRequest,
+};
+use sampler::rusage::Rusage;
+use sampler::stat::Stat;
+use sampler::{Profile, ProfileError};
+
+use block::Block;
+use tree::{Functions, Tree};
+use who::People;
+
+/// What a page shall show.
+#[derive(Debug, Clone, Default)]
+pub struct PageRequest<'a> {
+    /// Which vCPU and time; the page itself chooses processes, functions and modes.
+    pub filter: Filter,
+    /// What the profile is called.
+    pub title: String,
+    /// The profile to compare with, and what it is called.
+    pub base: Option<(String, &'a Profile)>,
+}
+
+/// Why there is no page.
+#[derive(Debug, thiserror::Error)]
+pub enum PageError {
+    /// The profile could not be read.
+    #[error(transparent)]
+    Read(#[from] ReportError),
+    /// The profile could not be asked.
+    #[error(transparent)]
+    Query(#[from] QueryError),
+    /// The page could not be written.
+    #[error("can't write the page: {0}")]
+    Write(#[from] io::Error),
+    /// The page chooses such a part by itself.
+    #[error(
+        "a page has all processes, threads, functions and modes, and chooses among them itself: leave {0} out"
+    )]
+    Choice(&'static str),
+}
+
+impl From<ProfileError> for PageError {
+    fn from(error: ProfileError) -> Self {
+        Self::Read(error.into())
+    }
+}
+
+/// What the page is made of.
+struct Sources {
+    report: Report,
+    recording: Recording,
+    rusage: Rusage,
+    stat: Stat,
+    exact: Result<ExactReport, String>,
+    lanes: Vec<lanes::Lane>,
+    console: console::Console,
+}
+
+impl Sources {
+    /// Reads all of it as it was in one moment.
+    fn read(
+        profile: &Profile,
+        filter: &Filter,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Self, PageError> {
+        let _snapshot = profile.snapshot()?;
+        let recording = record(profile, filter, progress)?;
+        let report = Report::read_with(profile, filter, &ReportRequest::By(By::Function))?;
+        let exact = match ExactReport::read(profile, None) {
+            Ok(exact) => Ok(exact),
+            Err(ReportError::NoExact(reason)) => Err(reason),
+            Err(error) => return Err(error.into()),
+        };
+        Ok(Self {
+            lanes: lanes::read(profile, &report, &recording)?,
+            console: console::read(profile)?,
+            rusage: Rusage::read(profile)?,
+            stat: Stat::read(profile)?,
+            recording,
+            report,
+            exact,
+        })
+    }
+}
+
+fn record(
+    profile: &Profile,
+    filter: &Filter,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Recording, ReportError> {
+    let request = RecordingRequest { filter: filter.clone(), idle: false };
+    Recording::read(profile, &request, progress)
+}
+
+/// Writes one page of HTML that shows the profile and needs nothing else. `progress` is told now and then how many samples are
+/// read, and of how many.
+///
+/// # Errors
+/// See [`PageError`]. What was written before an error is not complete.
+pub fn write_page(
+    profile: &Profile,
+    request: &PageRequest<'_>,
+    out: &mut dyn Write,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<(), PageError> {
+    check(&request.filter)?;
+    let sources = Sources::read(profile, &request.filter, progress)?;
+    let mut functions = Functions::default();
+    let mut tree = Tree::default();
+    let mut people = People::new(&sources.report);
+
+    let time = samples::Time::new(&sources.recording, &sources.report.filter);
+    let mut picked = samples::Samples::new(&sources.recording, time, &mut functions, &mut tree, &mut people);
+    let asleep = sources.exact.as_ref().ok();
+    let asleep = asleep.map(|exact| leaves::asleep(exact, &mut functions, &mut tree, &mut people));
+    let base = match &request.base {
+        Some((name, profile)) => {
+            let recording = record(profile, &Filter::default(), progress)?;
+            Some((name, leaves::of_recording(&recording, &mut functions, &mut tree, &mut people)))
+        }
+        None => None,
+    };
+
+    let mut facts = facts::of(sources, &request.title, &mut functions, &people);
+    let order = tree.order();
+    let mut block = Block::default();
+    block.section("nodes", tree.written(&order));
+    picked.renumber(&order);
+    picked.write(&mut block, &mut facts);
+    if let Some(asleep) = &asleep {
+        facts.leaves("offCpu", asleep);
+        block.section("offCpu", asleep.written(&order));
+    }
+    if let Some((name, leaves)) = &base {
+        facts.base(name, leaves);
+        facts.leaves("base", leaves);
+        block.section("base", leaves.written(&order));
+    }
+    facts.lists(&functions, &people, order.len() - 1);
+    page::write(&block.packed(facts.finish())?, out)?;
+    Ok(out.flush()?)
+}
+
+/// The page itself chooses processes, functions and modes.
+fn check(filter: &Filter) -> Result<(), PageError> {
+    let Filter { process, instance, cgroup, thread, symbol, modes, .. } = filter;
+    let options = [
+        ("--process", process.is_some()),
+        ("--instance", instance.is_some()),
+        ("--cgroup", cgroup.is_some()),
+        ("--thread", thread.is_some()),
+        ("--symbol", symbol.is_some()),
+        ("--mode", !modes.is_empty()),
+    ];
+    match options.into_iter().find(|(_, given)| *given) {
+        Some((option, _)) => Err(PageError::Choice(option)),
+        None => Ok(()),
+    }
+}

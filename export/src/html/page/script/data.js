@@ -1,0 +1,146 @@
+// The profile, out of the block that the page carries: base64 of a zlib stream of a length, JSON and binary sections.
+// export/src/html/block.rs writes it and draws the layout.
+
+/** Unpacks the block. */
+async function unpack() {
+  if (typeof DecompressionStream === 'undefined') {
+    throw new Error('This browser cannot unpack the page: it lacks DecompressionStream, which Chromium has since version 80 and Firefox since version 113.');
+  }
+  const text = atob($('profile').textContent.trim());
+  const packed = new Uint8Array(text.length);
+  for (let i = 0; i < text.length; i++) {
+    packed[i] = text.charCodeAt(i);
+  }
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream('deflate'));
+  const buffer = await new Response(stream).arrayBuffer();
+  const view = new DataView(buffer);
+  const length = view.getUint32(0, true);
+  const json = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, length)));
+  const section = (name) => {
+    const [offset, size] = json.sections[name];
+    return new Numbers(new Uint8Array(buffer, 4 + length + offset, size));
+  };
+  return { json, section };
+}
+
+/** Numbers in LEB128: seven bits a byte, the least first. */
+class Numbers {
+  constructor(list) {
+    this.list = list;
+    this.at = 0;
+  }
+
+  next() {
+    let value = 0;
+    let scale = 1;
+    for (;;) {
+      const byte = this.list[this.at++];
+      value += (byte & 127) * scale;
+      if (!(byte & 128)) {
+        return value;
+      }
+      scale *= 128;
+    }
+  }
+}
+
+/** The tree of functions: a caller has a smaller number than what it calls; 0 is the root of all. */
+function readTree({ json, section }) {
+  const numbers = section('nodes');
+  const size = json.nodes + 1;
+  const tree = { size, parent: new Int32Array(size), func: new Int32Array(size), outermost: null };
+  tree.func[0] = -1;
+  tree.parent[0] = -1;
+  for (let node = 1; node < size; node++) {
+    tree.parent[node] = node - numbers.next();
+    tree.func[node] = numbers.next();
+  }
+  tree.outermost = outermost(tree, json.functions.symbol.length);
+  return tree;
+}
+
+/** For each node, whether none of its callers is the same function. Nodes are numbered in the order of a walk in depth. */
+function outermost({ size, parent, func }, functions) {
+  const open = new Int32Array(functions);
+  const result = new Uint8Array(size);
+  const path = [0];
+  for (let node = 1; node < size; node++) {
+    while (path[path.length - 1] !== parent[node]) {
+      const left = func[path.pop()];
+      open[left]--;
+    }
+    result[node] = open[func[node]]++ === 0 ? 1 : 0;
+    path.push(node);
+  }
+  return result;
+}
+
+/** The samples: cells of one vCPU and one stretch of time each, with entries of node, role and count. */
+function readSamples({ json, section }) {
+  const cells = json.time.buckets * Math.max(1, json.time.vcpus.length);
+  const start = new Int32Array(cells + 1);
+  const weight = new Float64Array(cells);
+  const numbers = section('cells');
+  const size = json.entries;
+  let cell = -1;
+  let entries = 0;
+  for (let n = 0; n < json.cells; n++) {
+    const next = cell + 1 + numbers.next();
+    start.fill(entries, cell + 1, next + 1);
+    cell = next;
+    entries += numbers.next();
+    weight[cell] = numbers.next() / json.time.weightScale;
+  }
+  start.fill(entries, cell + 1);
+  const samples = { cells, start, weight, node: new Int32Array(size), role: new Int32Array(size), count: new Int32Array(size) };
+  const [nodes, roles, counts] = ['entryNodes', 'entryRoles', 'entryCounts'].map(section);
+  for (let c = 0; c < cells; c++) {
+    let node = 0;
+    for (let i = start[c]; i < start[c + 1]; i++) {
+      node += nodes.next();
+      samples.node[i] = node;
+      samples.role[i] = roles.next();
+      samples.count[i] = counts.next();
+    }
+  }
+  return samples;
+}
+
+/** Whole stacks with what they weigh, s: what tasks slept in, or the samples of the base. */
+function readLeaves({ json, section }, name) {
+  const size = json.leaves[name];
+  if (size === undefined) {
+    return null;
+  }
+  const numbers = section(name);
+  const leaves = { node: new Int32Array(size), role: new Int32Array(size), count: new Float64Array(size), weight: new Float64Array(size) };
+  let node = 0;
+  for (let i = 0; i < size; i++) {
+    node += numbers.next();
+    leaves.node[i] = node;
+    leaves.role[i] = numbers.next();
+    leaves.count[i] = numbers.next();
+    leaves.weight[i] = numbers.next() / 1e9;
+  }
+  return leaves;
+}
+
+/** Everything that the page shows. */
+async function load() {
+  const block = await unpack();
+  const { json } = block;
+  const profile = {
+    ...json,
+    tree: readTree(block),
+    samples: readSamples(block),
+    offCpu: readLeaves(block, 'offCpu'),
+    baseLeaves: readLeaves(block, 'base'),
+  };
+  // Begin, length and smallest part of the axis of time, s. A profile of nothing has an axis, too.
+  profile.begin = json.time.beginNs / 1e9;
+  profile.length = json.time.bucketNs * json.time.buckets / 1e9;
+  profile.step = json.time.bucketNs / 1e9;
+  /** Whether the page was made of a part of the run's time. */
+  profile.isPart = json.report.filter.from_ns !== null || json.report.filter.to_ns !== null;
+  return profile;
+}

@@ -1,0 +1,406 @@
+// The flame graph: frames on a canvas, the largest first, callers above what they call. It shows the picked time.
+
+const ROW = 19;
+
+class Flame {
+  constructor(profile, view) {
+    this.profile = profile;
+    this.view = view;
+    this.zoom = [];
+    /** The frame that the keyboard is at, by its place. */
+    this.focus = 0;
+    this.wanted = '';
+    this.offCpu = false;
+    this.isMatch = new Uint8Array(profile.functions.symbol.length);
+    this.canvas = $('frame-canvas');
+    this.start();
+  }
+
+  start() {
+    const { profile, view } = this;
+    const rows = profile.processes.map((row, i) => [i, row]).filter(([, row]) => row.samples > 0).slice(0, 500);
+    $('flame-process').replaceChildren(el('option', { value: '' }, 'All'), ...rows.map(([i, row]) => el('option', { value: String(i) }, processName(row))));
+    $('flame-process').addEventListener('change', (event) => view.only(event.target.value === '' ? null : Number(event.target.value)));
+    $('difference').hidden = !profile.base;
+    if (!profile.offCpu) {
+      $('off-cpu').disabled = true;
+      $('off-cpu').title = 'Made without `vprof run --exact`, which tells where tasks sleep';
+    }
+    $('on-cpu').addEventListener('click', () => this.show(false));
+    $('off-cpu').addEventListener('click', () => this.show(true));
+    for (const id of ['by-process', 'invert', 'colour-change', 'base-widths']) {
+      $(id).addEventListener('change', () => { this.zoom = []; this.focus = 0; this.reshape(); });
+    }
+    $('search').addEventListener('input', () => this.search($('search').value));
+    $('frame-table').addEventListener('toggle', () => this.table());
+    view.onChange(() => { this.focus = 0; this.update(); });
+    theme.listeners.push(() => { this.legend(); this.draw(); });
+    new ResizeObserver(() => this.resized()).observe(this.canvas.parentElement);
+    this.listen();
+    this.update();
+  }
+
+  show(offCpu) {
+    this.offCpu = offCpu;
+    this.zoom = [];
+    this.focus = 0;
+    $('on-cpu').setAttribute('aria-pressed', String(!offCpu));
+    $('off-cpu').setAttribute('aria-pressed', String(offCpu));
+    this.update();
+  }
+
+  get shape() {
+    const on = (id) => $(id).checked;
+    const differs = Boolean(this.profile.base) && !this.offCpu;
+    return { byProcess: on('by-process'), invert: on('invert'), change: differs && on('colour-change'), baseWidths: differs && on('base-widths') };
+  }
+
+  resized() {
+    const width = this.canvas.parentElement.clientWidth;
+    if (width !== this.width) {
+      this.lay();
+    }
+  }
+
+  /** Everything anew: what is shown has changed. */
+  update() {
+    this.stacks = collect(this.profile, this.view, this.offCpu);
+    $('flame-process').value = this.view.process === null ? '' : String(this.view.process);
+    this.reshape();
+  }
+
+  /** The same stacks in another shape. */
+  reshape() {
+    this.notes();
+    this.legend();
+    this.lay();
+    this.tellMatch();
+  }
+
+  lay() {
+    this.width = this.canvas.parentElement.clientWidth;
+    const shape = this.shape;
+    const laid = layOut(this.profile, this.stacks, { ...shape, zoom: this.zoom, pixels: Math.max(300, this.width) });
+    Object.assign(this, laid);
+    // Frames that take the whole width because something in them was chosen.
+    let at = 0;
+    this.zoomed = 0;
+    for (const key of this.zoom) {
+      at = this.frames[at].branches.find((place) => this.frames[place].key === key);
+      if (at === undefined) {
+        break;
+      }
+      this.zoomed = at;
+    }
+    this.focus = this.focus < this.frames.length ? this.focus : 0;
+    this.path();
+    this.draw();
+    this.table();
+    this.tell();
+  }
+
+  name(frame) {
+    if (frame.program >= 0) {
+      return this.profile.programs.names[frame.program];
+    }
+    return frame.func < 0 ? 'all' : this.profile.functions.symbol[frame.func];
+  }
+
+  notes() {
+    const { view, profile } = this;
+    const [from, to] = view.seconds();
+    const sorry = 'Exact mode tells where tasks slept over its whole time, not when: the picked time does not apply.';
+    const time = view.whole && !profile.isPart ? 'the whole run' : `${moment(from, profile.step)} to ${moment(to, profile.step)} s`;
+    const text = this.offCpu
+      ? `Where tasks slept, exactly, by the kernel functions that they slept in. ${view.whole ? '' : sorry}`
+      : `Time on a CPU in ${time}, by samples: a sample stands for its part of the exact time in the guest.`;
+    const base = this.shape.change ? ` Red takes more of the time than in ${profile.base.name}, blue less${view.whole ? '' : '; the base is its whole run'}.` : '';
+    $('flame-note').textContent = text + base;
+  }
+
+  legend() {
+    const target = $('flame-legend');
+    if (this.shape.change) {
+      target.replaceChildren(el('span', {}, '−10 %', el('i', { className: 'ramp', 'aria-hidden': 'true' }), '+10 % of all time'), el('span', {}, swatch('frame-match'), 'found'));
+      return;
+    }
+    const entries = [['user code', 'frame-user'], ['kernel', 'frame-kernel'], ['process', 'frame-process']];
+    if (this.offCpu) {
+      entries.push(['what for', 'frame-state']);
+    }
+    legend(target, [...entries, ['why frames are missing', 'frame-reason'], ['found', 'frame-match']]);
+  }
+
+  fill(frame, shape) {
+    if (this.wanted !== '' && this.found(frame)) {
+      return theme.colour('frame-match');
+    }
+    if (shape.change && frame.above >= 0) {
+      return this.changeColour(this.changeOf(frame));
+    }
+    if (frame.func < 0) {
+      return theme.colour('frame-process');
+    }
+    const kind = { u: 'user', k: 'kernel', r: 'reason', s: 'state' }[this.profile.functions.kind[frame.func]];
+    // Neighbours differ a little, so that they are told apart.
+    const shade = (frame.func * 2654435761 >>> 0) % 7 - 3;
+    const parts = theme.parts(`frame-${kind}`).map((part) => Math.max(0, Math.min(255, part + shade * 3)));
+    return `rgb(${parts.join(' ')})`;
+  }
+
+  /** The share less that of the base. */
+  changeOf(frame) {
+    return frame.time / (this.all.time || 1) - frame.base / (this.all.base || 1);
+  }
+
+  changeColour(difference) {
+    const strength = Math.min(1, Math.sqrt(Math.abs(difference) / 0.1));
+    const [from, to] = [theme.parts('same'), theme.parts(difference > 0 ? 'more' : 'less')];
+    return `rgb(${from.map((part, i) => Math.round(part + (to[i] - part) * strength)).join(' ')})`;
+  }
+
+  draw() {
+    if (!this.frames) {
+      return;
+    }
+    const shape = this.shape;
+    const { context, width } = prepare(this.canvas, Math.max(3, this.rows) * ROW + 1);
+    context.font = `12px ${getComputedStyle(document.body).getPropertyValue('--mono')}`;
+    context.textBaseline = 'middle';
+    this.frames.forEach((frame, at) => {
+      const left = frame.x * width;
+      const right = (frame.x + frame.width) * width;
+      const top = frame.row * ROW;
+      const fill = this.fill(frame, shape);
+      context.fillStyle = fill;
+      context.globalAlpha = frame.row < (this.frames[this.zoomed]?.row ?? 0) ? 0.6 : 1;
+      context.fillRect(left, top, Math.max(right - left - (right - left > 3 ? 1 : 0), 0.5), ROW - 1);
+      context.globalAlpha = 1;
+      const text = fitted(context, this.name(frame), right - left - 8);
+      if (text !== '') {
+        context.fillStyle = textOn(fill);
+        context.fillText(text, left + 4, top + ROW / 2);
+      }
+      if (at === this.focus && document.activeElement === this.canvas.parentElement) {
+        context.strokeStyle = theme.colour('focus');
+        context.lineWidth = 2;
+        context.strokeRect(left + 1, top + 1, Math.max(right - left - 2, 2), ROW - 3);
+      }
+    });
+  }
+
+  listen() {
+    const { canvas } = this;
+    const box = canvas.parentElement;
+    canvas.addEventListener('pointermove', (event) => {
+      const at = this.at(event);
+      if (at < 0) {
+        $('frame-tip').hidden = true;
+        return;
+      }
+      const { left, top } = canvas.getBoundingClientRect();
+      showTip($('frame-tip'), box, this.lines(this.frames[at]), event.clientX - left, event.clientY - top);
+    });
+    canvas.addEventListener('pointerleave', () => { $('frame-tip').hidden = true; });
+    canvas.addEventListener('click', (event) => {
+      const at = this.at(event);
+      if (at >= 0) {
+        this.zoomInto(at);
+      }
+    });
+    box.addEventListener('focus', () => this.draw());
+    box.addEventListener('blur', () => this.draw());
+    box.addEventListener('keydown', (event) => this.key(event));
+  }
+
+  /** The frame at the pointer, or -1. */
+  at(event) {
+    const { left, top } = this.canvas.getBoundingClientRect();
+    const x = (event.clientX - left) / this.width;
+    const row = Math.floor((event.clientY - top) / ROW);
+    return this.frames.findIndex((frame) => frame.row === row && frame.x <= x && x < frame.x + frame.width);
+  }
+
+  key(event) {
+    if (event.ctrlKey || event.metaKey || event.altKey) {
+      return;
+    }
+    const frame = this.frames[this.focus];
+    const siblings = this.frames[frame.above]?.branches ?? [0];
+    const beside = (by) => siblings[siblings.indexOf(this.focus) + by] ?? this.focus;
+    const moves = {
+      ArrowUp: () => Math.max(0, frame.above),
+      ArrowDown: () => frame.branches[0] ?? this.focus,
+      ArrowLeft: () => beside(-1),
+      ArrowRight: () => beside(1),
+      Home: () => 0,
+    };
+    if (moves[event.key]) {
+      event.preventDefault();
+      this.focus = moves[event.key]();
+      this.draw();
+      this.tell();
+    } else if (event.key === 'Enter' || event.key === ' ') {
+      event.preventDefault();
+      this.zoomInto(this.focus);
+    } else if (event.key === 'Backspace') {
+      event.preventDefault();
+      this.zoomTo(this.zoom.slice(0, -1));
+    }
+  }
+
+  /** Keys from the root to a frame. */
+  keys(at) {
+    const keys = [];
+    for (let place = at; this.frames[place].above >= 0; place = this.frames[place].above) {
+      keys.unshift(this.frames[place].key);
+    }
+    return keys;
+  }
+
+  zoomInto(at) {
+    this.zoomTo(this.keys(at));
+  }
+
+  zoomTo(keys) {
+    this.zoom = keys;
+    this.focus = 0;
+    this.lay();
+    this.focus = this.zoomed;
+    this.draw();
+    this.tell();
+  }
+
+  /** Goes back to all; false if nothing was zoomed or searched. */
+  reset() {
+    const changed = this.zoom.length > 0 || this.wanted !== '';
+    $('search').value = '';
+    this.search('');
+    if (this.zoom.length > 0) {
+      this.zoomTo([]);
+    }
+    return changed;
+  }
+
+  /** The way to what is zoomed to, each step a button. */
+  path() {
+    const steps = [[0, []]];
+    let at = this.zoomed;
+    const chain = [];
+    while (at > 0) {
+      chain.unshift(at);
+      at = this.frames[at].above;
+    }
+    chain.forEach((place) => steps.push([place, this.keys(place)]));
+    const shown = steps.length > 9 ? [steps[0], ...steps.slice(-8)] : steps;
+    $('path').replaceChildren(...(this.zoomed > 0 ? shown : []).map(([place, keys]) => {
+      const button = el('button', { type: 'button', title: this.name(this.frames[place]) }, this.name(this.frames[place]));
+      button.addEventListener('click', () => this.zoomTo(keys));
+      return button;
+    }));
+  }
+
+  /** What is to say of a frame, line by line. */
+  lines(frame) {
+    const { functions } = this.profile;
+    const all = this.all.time || 1;
+    const lines = [this.name(frame)];
+    const module = frame.func >= 0 ? functions.modules[functions.module[frame.func]] : undefined;
+    if (module !== undefined) {
+      lines.push(module);
+    }
+    const times = this.offCpu ? counted(frame.count, 'time') : counted(frame.count, 'sample');
+    lines.push(`${percent(frame.time / all)} of what is shown: ${duration(frame.time)}, ${times}`);
+    if (frame.self > 0) {
+      lines.push(`itself ${percent(frame.self / all)}`);
+    }
+    if (!this.offCpu && frame.above >= 0) {
+      const { low, high } = wilson(frame.time / all, this.all.count);
+      lines.push(`95 % interval ${intervalText(low, high)}, as if samples were independent`);
+    }
+    if (this.profile.base && !this.offCpu && frame.above >= 0) {
+      lines.push(`in the base ${percent(frame.base / (this.all.base || 1))}: ${change(this.changeOf(frame))}`);
+    }
+    return lines;
+  }
+
+  tell() {
+    const frame = this.frames[this.focus];
+    $('frame-detail').textContent = this.all.time > 0 || this.all.base > 0 ? this.lines(frame).join(' · ') : 'Nothing to show in this time.';
+  }
+
+  found(frame) {
+    return frame.func >= 0 ? this.isMatch[frame.func] === 1 : frame.program >= 0 && this.programMatch[frame.program] === 1;
+  }
+
+  /** Marks what has all words of `text` in its name or module. */
+  search(text) {
+    const { functions, programs } = this.profile;
+    this.wanted = text.trim().toLowerCase();
+    const is = (name) => Number(this.wanted !== '' && matches(name, this.wanted));
+    this.isMatch = Uint8Array.from(functions.symbol, (symbol, i) => is(`${symbol} ${functions.modules[functions.module[i]] ?? ''}`));
+    this.programMatch = Uint8Array.from(programs.names, is);
+    this.tellMatch();
+    this.draw();
+  }
+
+  /** How much of the time has a match on its stack, each stack counted once. */
+  tellMatch() {
+    if (this.wanted === '') {
+      $('match').textContent = '';
+      return;
+    }
+    const { tree } = this.profile;
+    const on = new Uint8Array(tree.size);
+    for (let node = 1; node < tree.size; node++) {
+      on[node] = on[tree.parent[node]] | this.isMatch[tree.func[node]];
+    }
+    let time = 0;
+    let n = 0;
+    const programs = this.shape.byProcess ? this.programMatch : new Uint8Array(this.programMatch.length);
+    const { index } = this.stacks;
+    for (const group of index.groups) {
+      for (let i = group.begin; i < group.end; i++) {
+        if (on[index.node[i]] === 1 || programs[group.program] === 1) {
+          time += this.stacks.time[i];
+          n += this.stacks.count[i];
+        }
+      }
+    }
+    $('match').textContent = n > 0 ? `${percent(time / (this.all.time || 1))} · ${duration(time)} · ${counted(n, this.offCpu ? 'time' : 'sample')}` : 'not found';
+  }
+
+  /** The frames as a table, when it is open: each before what it calls. */
+  table() {
+    if (!$('frame-table').open || !this.frames) {
+      return;
+    }
+    const most = 300;
+    const order = [];
+    const open = [0];
+    while (open.length > 0 && order.length < most) {
+      const at = open.pop();
+      order.push(this.frames[at]);
+      open.push(...this.frames[at].branches.slice().reverse());
+    }
+    const all = this.all.time || 1;
+    const head = el('tr', {}, ...[['Function', ''], ['Depth', 'number'], ['Time', 'number'], ['Share', 'number'], ['Itself', 'number'], [this.offCpu ? 'Times' : 'Samples', 'number']].map(([name, className]) => el('th', { scope: 'col', className }, name)));
+    const rows = order.map((frame) => {
+      const name = el('td', { className: 'name code', title: this.name(frame) }, this.name(frame));
+      name.style.paddingLeft = `${0.6 + Math.min(frame.row, 40) * 0.7}rem`;
+      return el('tr', {}, name, ...[count(frame.row), duration(frame.time), percent(frame.time / all), percent(frame.self / all), count(frame.count)].map((text) => el('td', { className: 'number' }, text)));
+    });
+    const table = $('frame-rows');
+    table.replaceChildren(table.caption, el('thead', {}, head), el('tbody', {}, ...rows));
+    $('frame-rows-note').textContent = order.length < this.frames.length ? `The first ${count(order.length)} of ${count(this.frames.length)} frames; zoom in for others.` : '';
+  }
+}
+
+/** Black or white, whichever is read better on this colour (WCAG 2.1, relative luminance). */
+function textOn(colour) {
+  const [red, green, blue] = colour.match(/[\d.]+/g).slice(0, 3).map((part) => {
+    const value = Number(part) / 255;
+    return value <= 0.03928 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4;
+  });
+  return 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.179 ? '#14171c' : '#ffffff';
+}

@@ -1,0 +1,82 @@
+// Puts the page together.
+
+/** What follows from the profile and is needed often. */
+function prepareProfile(profile) {
+  const { tree, processes, functions } = profile;
+  tree.functions = functions.symbol.length;
+  tree.first = new Int32Array(tree.size);
+  tree.next = new Int32Array(tree.size);
+  // Behind the last node that a node calls, at any depth.
+  tree.end = Int32Array.from({ length: tree.size }, (_, node) => node + 1);
+  // Backwards, so that branches stand in the order of their numbers.
+  for (let node = tree.size - 1; node > 0; node--) {
+    const parent = tree.parent[node];
+    tree.end[parent] = Math.max(tree.end[parent], tree.end[node]);
+    tree.next[node] = tree.first[tree.parent[node]];
+    tree.first[tree.parent[node]] = node;
+  }
+  // Processes of one name are one program.
+  const names = [...new Set(processes.map((row) => row.comm))];
+  const places = new Map(names.map((name, i) => [name, i]));
+  profile.programs = { names, of: Int32Array.from(processes, (row) => places.get(row.comm)) };
+  return profile;
+}
+
+/** Says which time and process are shown, and goes back to all. */
+function showChosen(profile, view, flame) {
+  const [from, to] = view.seconds();
+  const all = view.whole && view.process === null;
+  const time = view.whole && !profile.isPart ? `Whole run, ${duration(profile.report.duration_s)}` : `${moment(from, profile.step)} to ${moment(to, profile.step)} s, ${duration(to - from)}`;
+  $('chosen').textContent = view.process === null ? time : `${processName(profile.processes[view.process])} · ${time}`;
+  $('chosen').parentElement.classList.toggle('part', !all);
+  $('reset').hidden = all;
+  $('reset').onclick = () => resetAll(view, flame);
+}
+
+function resetAll(view, flame) {
+  flame.reset();
+  view.only(null);
+  view.pickAll();
+}
+
+function listenToKeys(view, flame) {
+  document.addEventListener('keydown', (event) => {
+    const inField = event.target.matches?.('input[type=search], input[type=number], select');
+    if (event.key === 'Escape') {
+      // First what is nearest: zoom and search of the flame graph, then the picked time.
+      if (!flame.reset()) {
+        resetAll(view, flame);
+      }
+    } else if (event.key === '/' && !inField && !event.ctrlKey && !event.metaKey && !event.altKey) {
+      event.preventDefault();
+      $('flame').scrollIntoView();
+      $('search').focus({ preventScroll: true });
+      $('search').select();
+    }
+  });
+}
+
+async function main() {
+  theme.start();
+  const profile = prepareProfile(await load());
+  const view = new View(profile);
+  $('main').hidden = false;
+  showSummary(profile);
+  const timeline = new Timeline(profile, view);
+  const flame = new Flame(profile, view);
+  new Processes(profile, view);
+  new Functions(profile, view, flame);
+  showTasks(profile);
+  showBooks(profile);
+  showExits(profile);
+  new Log(profile, view, timeline);
+  showMeasured(profile);
+  view.onChange(() => showChosen(profile, view, flame));
+  showChosen(profile, view, flame);
+  listenToKeys(view, flame);
+}
+
+main().catch((error) => {
+  $('problem').textContent = `The page cannot show its profile. ${error.message}`;
+  $('problem').hidden = false;
+});

@@ -1,0 +1,349 @@
+// The timeline: a lane per vCPU with its states, events and console below, and the picked time.
+
+/** States of a vCPU in the order in which a lane stacks them, with their names and where they are from. */
+const STATES = [
+  ['user', 'User code', true],
+  ['kernel', 'Kernel', true],
+  ['interrupt', 'Interrupts', true],
+  ['idle', 'Idle task', true],
+  ['kvm', 'KVM for a halted guest', false],
+  ['vmm', 'VMM', false],
+  ['sampler', 'Sampler', false],
+  ['waiting', 'Waiting for a CPU of the host', false],
+  ['paused', 'Paused', false],
+  ['halted', 'Halted', false],
+];
+
+const LANE = { axis: 22, height: 40, gap: 8, marks: 18 };
+
+/**
+ * Stretches of one vCPU: `begin` and `end` in s and the time of each state, s. The clocks give all but the first four,
+ * which divide the time in the guest by its samples.
+ */
+function stretches(row) {
+  return row.end.map((end, i) => {
+    const state = {};
+    for (const name of ['guest', 'halted', 'waiting', 'kvm', 'vmm', 'sampler', 'paused']) {
+      state[name] = row[name][i] / 1e6;
+    }
+    const length = Object.values(state).reduce((sum, s) => sum + s, 0);
+    const ticks = ['user', 'kernel', 'interrupt', 'idle'].map((mode) => row[mode][i]);
+    const all = ticks.reduce((sum, n) => sum + n, 0);
+    ['user', 'kernel', 'interrupt', 'idle'].forEach((mode, at) => {
+      // A guest that no tick found did what nobody knows; the kernel is the likeliest.
+      state[mode] = all > 0 ? state.guest * ticks[at] / all : mode === 'kernel' ? state.guest : 0;
+    });
+    return { begin: end / 1e6 - length, end: end / 1e6, state };
+  });
+}
+
+class Timeline {
+  constructor(profile, view) {
+    this.profile = profile;
+    this.view = view;
+    this.lanes = profile.microstates.map((row) => ({ id: row.vcpu, list: stretches(row) }));
+    this.length = profile.length;
+    this.begin = profile.begin;
+    this.zoom = [this.begin, this.begin + this.length];
+    /** A moment that something else on the page points to, s. */
+    this.mark = null;
+    this.canvas = $('lane-canvas');
+    this.element = $('lanes');
+    this.start();
+  }
+
+  get height() {
+    return LANE.axis + this.lanes.length * (LANE.height + LANE.gap) + 2 * LANE.marks + 4;
+  }
+
+  start() {
+    const names = this.lanes.map((lane, i) => [`vCPU ${lane.id}`, this.laneTop(i) + LANE.height / 2]);
+    names.push(['Events', this.marksTop() + LANE.marks / 2], ['Console', this.marksTop() + LANE.marks * 1.5]);
+    $('lane-names').replaceChildren(...names.map(([name, y]) => {
+      const label = el('span', {}, name);
+      label.style.top = `${y}px`;
+      return label;
+    }));
+    $('lane-names').style.minWidth = `${Math.max(4.2, 0.62 * Math.max(...names.map(([name]) => name.length)))}rem`;
+    this.view.onChange(() => this.update());
+    theme.listeners.push(() => this.draw());
+    new ResizeObserver(() => this.draw()).observe(this.canvas.parentElement);
+    this.listenToPointer();
+    this.element.addEventListener('keydown', (event) => this.key(event));
+    this.listenToControls();
+    this.update();
+  }
+
+  laneTop(i) {
+    return LANE.axis + i * (LANE.height + LANE.gap);
+  }
+
+  marksTop() {
+    return this.laneTop(this.lanes.length);
+  }
+
+  listenToControls() {
+    const on = (id, action) => $(id).addEventListener('click', action);
+    on('zoom-in', () => this.zoomBy(0.5));
+    on('zoom-out', () => this.zoomBy(2));
+    on('zoom-picked', () => this.zoomTo(...this.view.seconds()));
+    on('zoom-all', () => this.zoomTo(this.begin, this.begin + this.length));
+    for (const id of ['from', 'to']) {
+      $(id).min = this.begin;
+      $(id).max = this.begin + this.length;
+      $(id).addEventListener('change', () => {
+        const [from, to] = ['from', 'to'].map((field) => Number($(field).value));
+        this.view.pickSeconds(from, to);
+        this.update();
+      });
+    }
+  }
+
+  /** Zooms around the middle of what is shown, or around `centre`, s. */
+  zoomBy(factor, centre = (this.zoom[0] + this.zoom[1]) / 2) {
+    const [from, to] = this.zoom;
+    this.zoomTo(centre - (centre - from) * factor, centre + (to - centre) * factor);
+  }
+
+  zoomTo(from, to) {
+    // Never closer than five buckets: nothing finer is known.
+    const least = Math.min(this.length, this.profile.step * 5);
+    const width = Math.min(this.length, Math.max(least, to - from));
+    const begin = Math.max(this.begin, Math.min((from + to - width) / 2, this.begin + this.length - width));
+    this.zoom = [begin, begin + width];
+    this.draw();
+  }
+
+  timeAt(x) {
+    const [from, to] = this.zoom;
+    return from + Math.max(0, Math.min(1, x / this.canvas.parentElement.clientWidth)) * (to - from);
+  }
+
+  listenToPointer() {
+    const canvas = this.canvas;
+    let begin = null;
+    const time = (event) => this.timeAt(event.clientX - canvas.getBoundingClientRect().left);
+    canvas.addEventListener('pointerdown', (event) => {
+      if (event.button === 0) {
+        begin = { time: time(event), x: event.clientX };
+        canvas.setPointerCapture(event.pointerId);
+      }
+    });
+    canvas.addEventListener('pointermove', (event) => {
+      if (begin && Math.abs(event.clientX - begin.x) > 3) {
+        const ends = [begin.time, time(event)].sort((a, b) => a - b);
+        this.view.pickSeconds(...ends);
+      }
+      this.hover(event);
+    });
+    canvas.addEventListener('pointerup', (event) => {
+      if (begin && Math.abs(event.clientX - begin.x) <= 3) {
+        this.pickStretch(event);
+      }
+      begin = null;
+    });
+    canvas.addEventListener('pointercancel', () => { begin = null; });
+    canvas.addEventListener('pointerleave', () => { $('lane-tip').hidden = true; });
+    canvas.addEventListener('dblclick', () => this.view.pickAll());
+    canvas.addEventListener('wheel', (event) => {
+      if (event.ctrlKey) {
+        event.preventDefault();
+        this.zoomBy(event.deltaY > 0 ? 1.25 : 0.8, time(event));
+      }
+    }, { passive: false });
+  }
+
+  /** The lane and the stretch at the pointer. */
+  at(event) {
+    const box = this.canvas.getBoundingClientRect();
+    const time = this.timeAt(event.clientX - box.left);
+    const place = Math.floor((event.clientY - box.top - LANE.axis) / (LANE.height + LANE.gap));
+    const lane = this.lanes[place];
+    return { time, lane, stretch: lane?.list.find((s) => s.begin <= time && time < s.end), x: event.clientX - box.left, y: event.clientY - box.top };
+  }
+
+  pickStretch(event) {
+    const { stretch } = this.at(event);
+    if (stretch) {
+      this.view.pickSeconds(stretch.begin, stretch.end);
+    }
+  }
+
+  hover(event) {
+    const { time, lane, stretch, x, y } = this.at(event);
+    const tip = $('lane-tip');
+    const lines = [`${moment(time, this.profile.step / 10)} s`];
+    if (stretch) {
+      const length = stretch.end - stretch.begin;
+      lines.push(`vCPU ${lane.id}, ${duration(length)} to ${moment(stretch.end, this.profile.step / 10)} s`);
+      for (const [state, name] of STATES) {
+        if (stretch.state[state] / length >= 0.001) {
+          lines.push(`${name} ${percent(stretch.state[state] / length)}`);
+        }
+      }
+    } else if (!lane) {
+      const near = (this.zoom[1] - this.zoom[0]) / this.canvas.parentElement.clientWidth * 5;
+      lines.push(...this.profile.report.events.filter((e) => Math.abs(e.time_s - time) <= near).slice(0, 4).map((e) => `${e.kind}: ${e.text}`));
+    }
+    showTip(tip, this.canvas.parentElement, lines, x, y);
+  }
+
+  key(event) {
+    const { view } = this;
+    const step = Math.max(1, Math.round((this.zoom[1] - this.zoom[0]) / this.profile.step / 50));
+    const move = (by) => {
+      if (event.shiftKey) {
+        view.pick(view.from, view.to + by);
+      } else {
+        const room = Math.max(-view.from, Math.min(by, this.profile.time.buckets - view.to));
+        view.pick(view.from + room, view.to + room);
+      }
+    };
+    const actions = {
+      ArrowLeft: () => move(-step),
+      ArrowRight: () => move(step),
+      Enter: () => this.zoomTo(...view.seconds()),
+      '+': () => this.zoomBy(0.5),
+      '=': () => this.zoomBy(0.5),
+      '-': () => this.zoomBy(2),
+      Home: () => view.pick(0, view.to - view.from),
+      End: () => view.pick(this.profile.time.buckets - view.to + view.from, this.profile.time.buckets),
+    };
+    const action = actions[event.key];
+    if (action && !event.ctrlKey && !event.metaKey && !event.altKey) {
+      event.preventDefault();
+      action();
+    }
+  }
+
+  /** Points to a moment, s; null for none. */
+  point(s) {
+    this.mark = s;
+    this.draw();
+  }
+
+  update() {
+    const [from, to] = this.view.seconds();
+    const { step } = this.profile;
+    $('from').value = moment(from, step);
+    $('to').value = moment(to, step);
+    this.draw();
+    this.table(from, to);
+  }
+
+  draw() {
+    const { context, width } = prepare(this.canvas, this.height);
+    const [from, to] = this.zoom;
+    const x = (s) => (to > from ? (s - from) / (to - from) * width : 0);
+    this.drawAxis(context, width, x);
+    this.lanes.forEach((lane, i) => this.drawLane(context, width, x, lane, this.laneTop(i)));
+    this.drawMarks(context, width, x);
+    if (!this.view.whole) {
+      const [begin, end] = this.view.seconds();
+      context.fillStyle = theme.colour('veil');
+      context.fillRect(0, LANE.axis, Math.max(0, x(begin)), this.height);
+      context.fillRect(x(end), LANE.axis, width, this.height);
+      context.fillStyle = theme.colour('focus');
+      context.fillRect(x(begin) - 1, LANE.axis - 4, 2, this.height);
+      context.fillRect(x(end) - 1, LANE.axis - 4, 2, this.height);
+    }
+    if (this.mark !== null) {
+      context.fillStyle = theme.colour('text');
+      context.fillRect(x(this.mark), LANE.axis - 4, 1, this.height);
+    }
+  }
+
+  drawAxis(context, width, x) {
+    const [from, to] = this.zoom;
+    const step = niceStep((to - from) / Math.max(2, width / 110));
+    context.font = `11px ${getComputedStyle(document.body).fontFamily}`;
+    context.textBaseline = 'middle';
+    context.fillStyle = theme.colour('quiet');
+    for (let n = Math.ceil(from / step); n * step <= to + step / 1e6; n++) {
+      const place = x(n * step);
+      const text = `${moment(n * step, step)} s`;
+      const size = context.measureText(text).width;
+      context.fillRect(Math.min(place, width - 1), LANE.axis - 5, 1, 4);
+      context.fillText(text, Math.max(0, Math.min(place - size / 2, width - size)), 8);
+    }
+  }
+
+  drawLane(context, width, x, lane, top) {
+    context.fillStyle = theme.colour('raised');
+    context.fillRect(0, top, width, LANE.height);
+    for (const { begin, end, state } of lane.list) {
+      const left = x(begin);
+      const right = x(end);
+      if (right < 0 || left > width || end <= begin) {
+        continue;
+      }
+      let y = top + LANE.height;
+      for (const [name] of STATES) {
+        const part = state[name] / (end - begin) * LANE.height;
+        context.fillStyle = theme.colour(name);
+        context.fillRect(left, y - part, Math.max(right - left, 0.5), part);
+        y -= part;
+      }
+    }
+  }
+
+  drawMarks(context, width, x) {
+    const top = this.marksTop();
+    context.fillStyle = theme.colour('line');
+    context.fillRect(0, top + LANE.marks - 1, width, 1);
+    context.fillStyle = theme.colour('text');
+    for (const { time_s: s } of this.profile.report.events) {
+      const place = x(s);
+      if (place >= -5 && place <= width + 5) {
+        context.beginPath();
+        context.moveTo(place - 5, top + 2);
+        context.lineTo(place + 5, top + 2);
+        context.lineTo(place, top + LANE.marks - 3);
+        context.fill();
+      }
+    }
+    context.fillStyle = theme.colour('quiet');
+    for (const [s] of this.profile.console.lines) {
+      context.fillRect(x(s), top + LANE.marks + 3, 1, LANE.marks - 5);
+    }
+  }
+
+  /** Times by state and vCPU in the picked time: stretches count by the part of them that is picked. */
+  table(from, to) {
+    const sums = this.lanes.map((lane) => {
+      const sum = Object.fromEntries(STATES.map(([name]) => [name, 0]));
+      for (const stretch of lane.list) {
+        const length = stretch.end - stretch.begin;
+        const part = length > 0 ? Math.max(0, Math.min(to, stretch.end) - Math.max(from, stretch.begin)) / length : 0;
+        STATES.forEach(([name]) => { sum[name] += stretch.state[name] * part; });
+      }
+      return sum;
+    });
+    const columns = [...this.lanes.map((lane) => `vCPU ${lane.id}`)];
+    const total = (sum) => STATES.reduce((all, [name]) => all + sum[name], 0);
+    const head = el('tr', {}, el('th', { scope: 'col' }, 'State'), ...columns.flatMap((name) => [el('th', { scope: 'col', className: 'number' }, name), el('th', { scope: 'col', className: 'number' }, '%')]), el('th', { scope: 'col' }, 'Known'));
+    const rows = STATES.map(([state, name, estimated]) => el('tr', { 'data-state': state },
+      el('th', { scope: 'row' }, swatch(state), name),
+      ...sums.flatMap((sum) => [el('td', { className: 'number' }, duration(sum[state])), el('td', { className: 'number' }, total(sum) > 0 ? percent(sum[state] / total(sum)) : '–')]),
+      el('td', { className: 'quiet' }, estimated ? 'time in the guest is exact, its parts by samples' : 'exactly')));
+    const table = $('states');
+    table.replaceChildren(table.caption, el('thead', {}, head), el('tbody', {}, ...rows));
+  }
+}
+
+/** 1, 2 or 5 times a power of ten, at least `least`. */
+function niceStep(least) {
+  const power = 10 ** Math.floor(Math.log10(Math.max(least, 1e-9)));
+  return [1, 2, 5, 10].map((n) => n * power).find((step) => step >= least);
+}
+
+/** Shows lines of text beside a place in `box`. */
+function showTip(tip, box, lines, x, y) {
+  tip.replaceChildren(...lines.map((line) => el('div', {}, line)));
+  tip.hidden = false;
+  const left = Math.max(4, Math.min(x + 14, box.clientWidth - tip.offsetWidth - 4));
+  tip.style.left = `${left}px`;
+  const below = y + 18;
+  const fits = below + tip.offsetHeight <= box.scrollTop + box.clientHeight || y < box.scrollTop + tip.offsetHeight + 12;
+  tip.style.top = `${fits ? below : y - tip.offsetHeight - 10}px`;
+}

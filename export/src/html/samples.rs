@@ -1,0 +1,157 @@
+//! The samples in few bytes, so that the page can count them anew for any time.
+//!
+//! Time is divided into [`BUCKETS`] equal buckets. A cell is a bucket of one vCPU. Of each cell that has samples the page gets
+//! how far it is from the one before, its number of entries, and what one of its samples stands for; of each entry how far its
+//! node is from that of the one before, its role, and its number of samples. Entries of a cell are in the order of nodes.
+
+use sampler::report::{Filter, Recording};
+
+use super::block::{Block, Numbers};
+use super::facts::Facts;
+use super::tree::{Functions, Tree, small};
+use super::who::{People, mode_number};
+
+/// Buckets of a run, at most.
+const BUCKETS: u64 = 500;
+/// No bucket is shorter, ns.
+const SHORTEST_NS: u64 = 1_000_000;
+/// Weights are written as multiples of this part of a ns.
+const WEIGHT_PARTS: f64 = 1024.0;
+
+/// How time is divided.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Time {
+    /// Begin of the first bucket, ns since the run's start.
+    pub begin_ns: u64,
+    /// Length of a bucket, ns.
+    pub bucket_ns: u64,
+    /// How many there are: at least one.
+    pub buckets: u64,
+    /// The vCPUs, rising.
+    pub vcpus: Vec<u8>,
+}
+
+impl Time {
+    /// The run, or the part of it that a filter chooses. A run that goes on has samples behind its length.
+    pub(super) fn new(recording: &Recording, filter: &Filter) -> Self {
+        let begin_ns = filter.from_ns.unwrap_or(0);
+        let last = recording.samples.last().map_or(0, |sample| sample.time_ns.saturating_add(1));
+        let run = recording.about.duration_ns.max(last);
+        let end = filter.to_ns.map_or(run, |to| to.min(run));
+        let length = end.saturating_sub(begin_ns);
+        let bucket_ns = length.div_ceil(BUCKETS).max(SHORTEST_NS);
+        let buckets = length.div_ceil(bucket_ns).max(1);
+        Self { begin_ns, bucket_ns, buckets, vcpus: recording.vcpus.clone() }
+    }
+
+    /// The cell of a moment of a vCPU.
+    fn cell(&self, vcpu: u8, time_ns: u64) -> Option<u32> {
+        let bucket = (time_ns.saturating_sub(self.begin_ns) / self.bucket_ns).min(self.buckets - 1);
+        let vcpu = self.vcpus.iter().position(|&known| known == vcpu)?;
+        u32::try_from(bucket).ok()?.checked_mul(small(self.vcpus.len()))?.checked_add(small(vcpu))
+    }
+}
+
+/// Samples by cell, node and role.
+#[derive(Debug)]
+pub(super) struct Samples {
+    time: Time,
+    /// One for each sample: cell, node, role.
+    list: Vec<(u32, u32, u32)>,
+    /// By cell: samples and their time, ns.
+    cells: Vec<(u64, f64)>,
+}
+
+impl Samples {
+    /// The samples of a recording; their stacks go into the tree.
+    pub(super) fn new(
+        recording: &Recording,
+        time: Time,
+        functions: &mut Functions,
+        tree: &mut Tree,
+        people: &mut People,
+    ) -> Self {
+        let nodes = tree.add(recording, functions);
+        let rows: Vec<u32> = recording.owners.iter().map(|owner| people.of_owner(recording, owner)).collect();
+        let cells = usize::try_from(time.buckets).unwrap_or(0) * time.vcpus.len();
+        let mut samples =
+            Self { time, list: Vec::with_capacity(recording.samples.len()), cells: vec![(0, 0.0); cells] };
+        for sample in &recording.samples {
+            let row = rows.get(sample.owner as usize);
+            let node = nodes.get(sample.stack as usize);
+            let cell = samples.time.cell(sample.vcpu, sample.time_ns);
+            if let (Some(&row), Some(&node), Some(cell)) = (row, node, cell) {
+                let role = people.role(row, mode_number(sample.mode));
+                samples.list.push((cell, node, role));
+                if let Some((count, ns)) = samples.cells.get_mut(cell as usize) {
+                    *count += 1;
+                    *ns += sample.weight_ns;
+                }
+            }
+        }
+        samples
+    }
+
+    /// Gives nodes their new numbers.
+    pub(super) fn renumber(&mut self, order: &[u32]) {
+        for (_, node, _) in &mut self.list {
+            *node = order[*node as usize];
+        }
+        self.list.sort_unstable();
+    }
+
+    /// Writes what the page needs.
+    pub(super) fn write(self, block: &mut Block, facts: &mut Facts) {
+        let (mut nodes, mut roles, mut counts, mut cells) =
+            (Numbers::default(), Numbers::default(), Numbers::default(), Numbers::default());
+        let (mut entries, mut filled, mut before) = (0_u64, 0_u64, 0);
+        for cell in self.list.chunk_by(|a, b| a.0 == b.0) {
+            let number = cell[0].0;
+            let (mut own, mut last) = (0_u64, 0);
+            for entry in cell.chunk_by(|a, b| a == b) {
+                let (_, node, role) = entry[0];
+                nodes.push((node - last).into());
+                roles.push(role.into());
+                counts.push(entry.len() as u64);
+                (own, last) = (own + 1, node);
+            }
+            let (count, ns) = self.cells.get(number as usize).copied().unwrap_or_default();
+            cells.push((number - before).into());
+            cells.push(own);
+            cells.push(rounded(ns / count.max(1) as f64 * WEIGHT_PARTS));
+            (entries, filled, before) = (entries + own, filled + 1, number + 1);
+        }
+        facts.samples(&self.time, (filled, entries), WEIGHT_PARTS * 1e9);
+        for (name, numbers) in
+            [("cells", cells), ("entryNodes", nodes), ("entryRoles", roles), ("entryCounts", counts)]
+        {
+            block.section(name, numbers);
+        }
+    }
+}
+
+/// The nearest whole number; 0 for what is none.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "rounded; the cast saturates")]
+pub(super) fn rounded(number: f64) -> u64 {
+    number.round() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn time(begin_ns: u64, bucket_ns: u64, buckets: u64) -> Time {
+        Time { begin_ns, bucket_ns, buckets, vcpus: vec![0, 2] }
+    }
+
+    #[test]
+    fn a_cell_is_a_bucket_of_one_vcpu() {
+        let time = time(100, 10, 3);
+        assert_eq!(time.cell(0, 100), Some(0));
+        assert_eq!(time.cell(2, 109), Some(1));
+        assert_eq!(time.cell(0, 110), Some(2));
+        assert_eq!(time.cell(2, u64::MAX), Some(5));
+        assert_eq!(time.cell(0, 5), Some(0));
+        assert_eq!(time.cell(1, 110), None, "no such vCPU");
+    }
+}

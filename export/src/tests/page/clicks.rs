@@ -1,0 +1,212 @@
+//! What a person does in the page, and that it says then what `vprof query` says.
+
+use std::time::Instant;
+
+use sampler::bench;
+
+use super::browser::Browser;
+use super::{fixture, little, number, page_file};
+use crate::PageRequest;
+
+/// A profile of 20,000 samples and 500 stacks, its page, and a browser that shows it.
+fn opened() -> Option<(tempfile::TempDir, std::path::PathBuf, Browser)> {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("made-up.vprof");
+    bench::write_profile_with_stacks(&path, false, 20_000, 500).expect("a profile");
+    let browser = Browser::open(&page_file(&path, &PageRequest::default()))?;
+    Some((directory, path, browser))
+}
+
+/// The number of samples that the line about a frame tells.
+fn samples_in(detail: &str) -> u64 {
+    let part =
+        detail.split(" · ").find_map(|part| part.strip_suffix(" samples")).expect("a number of samples");
+    digits(part.rsplit(", ").next().unwrap_or_default().rsplit(' ').next().unwrap_or_default())
+}
+
+/// A number as the page writes it.
+fn digits(text: &str) -> u64 {
+    let digits: String = text.chars().filter(char::is_ascii_digit).collect();
+    digits.parse().unwrap_or_else(|_| panic!("no number in {text:?}"))
+}
+
+#[test]
+fn tables_are_sorted_and_say_what_queries_say() {
+    let Some((_directory, path, mut browser)) = opened() else { return };
+    let rows = browser.rows("#processes-table");
+    assert_eq!(rows[0][0], "[hard interrupts]");
+    let interrupts = "SELECT samples FROM v_processes WHERE comm = '[hard interrupts]'";
+    assert_eq!(digits(&rows[0][2]), number(&path, interrupts));
+    // By name, and again from the other end.
+    browser.click("#processes-table th:first-child button");
+    assert_eq!(browser.rows("#processes-table")[0][0], "[hard interrupts]");
+    browser.click("#processes-table th:first-child button");
+    let rows = browser.rows("#processes-table");
+    assert_eq!(rows[0][0], "program-63#0");
+    assert_eq!(
+        digits(&rows[0][2]),
+        number(&path, "SELECT samples FROM v_processes WHERE comm = 'program-63'")
+    );
+    assert_eq!(browser.value("document.querySelector('#processes-table th').ariaSort"), "descending");
+    // The functions by their own samples.
+    browser.click("#functions-table th:nth-child(4) button");
+    let own = digits(&browser.rows("#functions-table")[0][3]);
+    let most =
+        "SELECT max(samples) FROM (SELECT sum(samples) AS samples FROM v_functions GROUP BY symbol, module)";
+    assert_eq!(own, number(&path, most));
+    browser.value("document.getElementById('functions-filter').focus()");
+    browser.write("kernel_inlined");
+    let inlined = "SELECT count(DISTINCT symbol) FROM v_functions WHERE symbol LIKE 'kernel_inlined%'";
+    let rows = browser.rows("#functions-table");
+    assert!(rows.iter().all(|row| row[0].starts_with("kernel_inlined")), "{rows:?}");
+    let shown = browser.text("#functions-count");
+    assert!(digits(shown.split(" of ").next().unwrap_or_default()) >= number(&path, inlined), "{shown}");
+    browser.assert_quiet();
+}
+
+/// Buckets are five hundredths of a hundredth of the run: 10 s have 500 of 20 ms.
+#[test]
+fn a_picked_time_counts_its_samples() {
+    let Some((_directory, path, mut browser)) = opened() else { return };
+    let (_, y, left, width) = browser.place("#lane-canvas");
+    browser.mouse("mousePressed", (left + width * 0.25, y), 1);
+    for part in [0.3, 0.4, 0.5] {
+        browser.mouse("mouseMoved", (left + width * part, y), 1);
+    }
+    browser.mouse("mouseReleased", (left + width * 0.5, y), 0);
+    browser.next_frame();
+    let value = |browser: &mut Browser, id: &str| {
+        let text = browser.value(&format!("document.getElementById('{id}').value"));
+        text.as_str().and_then(|text| text.parse::<f64>().ok()).expect("a number")
+    };
+    let (from, to) = (value(&mut browser, "from"), value(&mut browser, "to"));
+    assert!((from - 2.5).abs() < 0.1 && (to - 5.0).abs() < 0.1, "{from} to {to}");
+    let picked = format!("time_ns >= {from} * 1000000000 AND time_ns < {to} * 1000000000");
+    let all = format!(
+        "SELECT count(*) FROM sample s JOIN v_charged USING (id) WHERE s.{}",
+        picked.replace("AND ", "AND s.")
+    );
+    let rows = browser.rows("#processes-table");
+    let sum: u64 = rows.iter().map(|row| digits(&row[2])).sum();
+    let shown = browser.rows("#processes-table").len();
+    assert_eq!(shown, 25, "the first rows");
+    assert!(sum < number(&path, &all));
+    let detail = browser.text("#frame-detail");
+    assert_eq!(samples_in(&detail), number(&path, &all), "{detail}");
+    let interrupts = all.replace("WHERE", "WHERE comm = '[hard interrupts]' AND");
+    assert_eq!(digits(&rows[0][2]), number(&path, &interrupts));
+    // All of it again.
+    browser.key("Escape");
+    assert!(browser.text("#chosen").starts_with("Whole run"), "{}", browser.text("#chosen"));
+    browser.assert_quiet();
+}
+
+#[test]
+fn the_flame_graph_is_searched_zoomed_and_inverted() {
+    let Some((_directory, path, mut browser)) = opened() else { return };
+    browser.value("document.body.focus()");
+    browser.send("Input.dispatchKeyEvent", serde_json::json!({ "type": "keyDown", "key": "/", "text": "/" }));
+    assert_eq!(browser.value("document.activeElement.id"), "search");
+    browser.write("kernel_function_99");
+    let on_stack = "SELECT count(*) FROM sample s JOIN v_stacks v ON v.id = s.stack JOIN v_charged c ON c.id = s.id \
+                    WHERE v.text LIKE '%kernel\\_function\\_99%' ESCAPE '\\'";
+    let (found, expected) = (browser.text("#match"), number(&path, on_stack));
+    assert!(expected > 0);
+    assert_eq!(digits(found.rsplit(" · ").next().unwrap_or_default()), expected, "{found}");
+    browser.key("Escape");
+    assert_eq!(browser.text("#match"), "");
+    // Into the first process, by keys.
+    browser.value("document.getElementById('frames').focus()");
+    browser.key("ArrowDown");
+    assert!(browser.text("#frame-detail").starts_with("[hard interrupts]"));
+    browser.key("Enter");
+    assert_eq!(browser.value("document.querySelectorAll('#path button').length"), 2);
+    let detail = browser.text("#frame-detail");
+    let interrupts = number(&path, "SELECT samples FROM v_processes WHERE comm = '[hard interrupts]'");
+    assert!(
+        detail.contains(
+            &format!(", {} samples", interrupts / 1_000 * 1_000 + interrupts % 1_000)
+                .replace("1000", "1,000")
+        ),
+        "{detail}"
+    );
+    browser.key("Escape");
+    assert_eq!(browser.value("document.querySelectorAll('#path button').length"), 0);
+    // Inverted and without processes, what is widest is the function with most samples of its own.
+    browser.click("#invert");
+    browser.click("#by-process");
+    browser.value("document.getElementById('frames').focus()");
+    browser.key("ArrowDown");
+    let detail = browser.text("#frame-detail");
+    let most = "SELECT max(n) FROM (SELECT sum(samples) AS n FROM v_functions GROUP BY symbol, module)";
+    assert_eq!(samples_in(&detail), number(&path, most), "{detail}");
+    browser.assert_quiet();
+}
+
+#[test]
+fn a_click_is_answered() {
+    let Some((_directory, _, mut browser)) = opened() else { return };
+    let mut slowest = std::time::Duration::ZERO;
+    for selector in [
+        "#invert",
+        "#invert",
+        "#by-process",
+        "#processes-table th:first-child button",
+        "#processes-table tbody button",
+    ] {
+        browser.place(selector);
+        let start = Instant::now();
+        browser.click(selector);
+        slowest = slowest.max(start.elapsed());
+    }
+    eprintln!("slowest of five clicks, with the way to the browser: {slowest:?}");
+    assert!(slowest.as_secs() < 20, "{slowest:?}");
+    browser.assert_quiet();
+}
+
+#[test]
+fn names_of_a_hostile_guest_are_text() {
+    let name = "</script><script>window.harm = 1</script><img src=x onerror='window.harm = 1'>\"'\u{202e}\n\u{1b}[2J";
+    let made = fixture::named(name);
+    let request = PageRequest { title: name.to_owned(), ..PageRequest::default() };
+    let Some(mut browser) = Browser::open(&page_file(&made.path, &request)) else { return };
+    assert_eq!(browser.value("window.harm ?? null"), serde_json::Value::Null);
+    assert_eq!(browser.value("document.querySelectorAll('img').length"), 0);
+    let rows = browser.rows("#processes-table");
+    assert!(rows.iter().any(|row| row[0].starts_with("</script><script>")), "{rows:?}");
+    browser.click("#invert");
+    browser.click("#processes-table tbody tr:last-child button");
+    browser.assert_quiet();
+}
+
+#[test]
+fn profiles_with_little_in_them_open() {
+    for (word, made) in little() {
+        let Some(mut browser) = Browser::open(&page_file(&made.path, &PageRequest::default())) else {
+            return;
+        };
+        assert_eq!(browser.value("document.getElementById('problem').hidden"), true, "{word}");
+        browser.click("#invert");
+        browser.click("#zoom-in");
+        browser.value("document.getElementById('lanes').focus()");
+        browser.key("ArrowRight");
+        let limits = browser.text("#limits");
+        let expected = match word {
+            "empty" => "no samples",
+            "one" => "Only 1 sample ",
+            _ => "Only 5 samples ",
+        };
+        assert!(limits.contains(expected), "{word}: {limits}");
+        browser.assert_quiet();
+    }
+}
+
+#[test]
+fn a_run_that_goes_on_says_so() {
+    let (made, _writer) = fixture::unfinished();
+    let Some(mut browser) = Browser::open(&page_file(&made.path, &PageRequest::default())) else { return };
+    let limits = browser.text("#limits");
+    assert!(limits.contains("still went on"), "{limits}");
+    assert_eq!(samples_in(&browser.text("#frame-detail")), fixture::SAMPLES);
+    browser.assert_quiet();
+}

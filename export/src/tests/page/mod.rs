@@ -1,0 +1,197 @@
+//! The page of HTML: what its block holds, and what a browser makes of it.
+
+mod browser;
+mod clicks;
+
+use std::io::Read;
+use std::path::Path;
+
+use flate2::read::ZlibDecoder;
+use sampler::Profile;
+use sampler::profile::Value as Cell;
+use sampler::report::Filter;
+use serde_json::Value;
+
+use super::fixture::{self, Made};
+use crate::{PageError, PageRequest, write_page};
+
+/// The page of a profile.
+fn page(path: &Path, request: &PageRequest<'_>) -> String {
+    let profile = Profile::open(path).expect("a profile");
+    let mut out = Vec::new();
+    write_page(&profile, request, &mut out, &mut |_, _| {}).expect("a page");
+    String::from_utf8(out).expect("UTF-8")
+}
+
+/// Writes the page of a profile beside it.
+fn page_file(path: &Path, request: &PageRequest<'_>) -> std::path::PathBuf {
+    let file = path.with_extension("html");
+    std::fs::write(&file, page(path, request)).expect("room");
+    file
+}
+
+/// The bytes that base64 stands for (RFC 4648, section 4).
+fn decoded(text: &str) -> Vec<u8> {
+    let digit = |byte: u8| match byte {
+        b'A'..=b'Z' => byte - b'A',
+        b'a'..=b'z' => byte - b'a' + 26,
+        b'0'..=b'9' => byte - b'0' + 52,
+        b'+' => 62,
+        _ => 63,
+    };
+    let mut bytes = Vec::new();
+    for chunk in text.trim_end_matches('=').as_bytes().chunks(4) {
+        let bits = chunk.iter().fold(0_u32, |bits, &byte| bits << 6 | u32::from(digit(byte)));
+        let bits = bits << (6 * (4 - chunk.len()));
+        bytes.extend_from_slice(&bits.to_be_bytes()[1..chunk.len()]);
+    }
+    bytes
+}
+
+/// The facts in the block of a page, and its sections.
+fn block(page: &str) -> (Value, Vec<u8>) {
+    let (_, rest) = page.split_once("id=\"profile\">").expect("a block");
+    let (text, _) = rest.split_once('<').expect("its end");
+    let mut plain = Vec::new();
+    ZlibDecoder::new(&decoded(text)[..]).read_to_end(&mut plain).expect("zlib");
+    let (length, rest) = plain.split_first_chunk::<4>().expect("a length");
+    let (json, sections) = rest.split_at(u32::from_le_bytes(*length) as usize);
+    (serde_json::from_slice(json).expect("JSON"), sections.to_vec())
+}
+
+/// The numbers of a section.
+fn section((facts, bytes): &(Value, Vec<u8>), name: &str) -> Vec<u64> {
+    let at =
+        |i: usize| usize::try_from(facts["sections"][name][i].as_u64().expect("a number")).expect("small");
+    let mut numbers = Vec::new();
+    let (mut number, mut shift) = (0_u64, 0);
+    for byte in &bytes[at(0)..at(0) + at(1)] {
+        number |= u64::from(byte & 0x7f) << shift;
+        shift += 7;
+        if byte & 0x80 == 0 {
+            numbers.push(number);
+            (number, shift) = (0, 0);
+        }
+    }
+    numbers
+}
+
+/// The only number that a query answers with.
+fn number(path: &Path, sql: &str) -> u64 {
+    let table = Profile::open(path).expect("a profile").query(sql).expect("an answer");
+    match table.rows[0][0] {
+        Cell::Integer(number) => number.unsigned_abs(),
+        ref other => panic!("{other:?} is no number"),
+    }
+}
+
+/// Asserts that no name got out of the block, and that names in it are harmless.
+pub(super) fn assert_page(page: &str, name: &str) {
+    let (facts, _) = block(page);
+    let mut open = vec![&facts];
+    while let Some(value) = open.pop() {
+        match value {
+            Value::String(text) => {
+                assert!(
+                    !text.chars().any(|c| c.is_control() || ('\u{202a}'..='\u{202e}').contains(&c)),
+                    "{text:?}"
+                );
+                assert!(text.chars().count() <= 20_000, "{} characters", text.len());
+            }
+            Value::Array(list) => open.extend(list),
+            Value::Object(members) => open.extend(members.values()),
+            _ => {}
+        }
+    }
+    // Short ones are in any page.
+    if name.len() > 8 {
+        let (before, _) = page.split_once("id=\"profile\">").expect("a block");
+        let (_, after) = page.rsplit_once("id=\"profile\">").expect("a block");
+        let after = after.split_once('<').expect("its end").1;
+        assert!(!before.contains(name) && !after.contains(name), "{name:?}");
+    }
+    assert_eq!(page.matches("<script").count(), 2);
+}
+
+#[test]
+fn the_block_has_every_sample_once() {
+    let made = fixture::plain();
+    let block = block(&page(&made.path, &PageRequest::default()));
+    let counts: u64 = section(&block, "entryCounts").iter().sum();
+    assert_eq!(counts, fixture::SAMPLES);
+    assert_eq!(counts, number(&made.path, "SELECT count(*) FROM v_charged"));
+    // Weights of cells: what is busy of the exact time.
+    let scale = block.0["time"]["weightScale"].as_f64().expect("a number");
+    let cells = section(&block, "cells");
+    let mut entries = section(&block, "entryCounts").into_iter();
+    let seconds: f64 = cells
+        .chunks(3)
+        .map(|cell| {
+            entries.by_ref().take(usize::try_from(cell[1]).expect("few")).sum::<u64>() as f64 * cell[2] as f64
+                / scale
+        })
+        .sum();
+    assert!((seconds - fixture::GUEST_NS as f64 / 1e9).abs() < 1e-6, "{seconds}");
+    let symbols = block.0["functions"]["symbol"].as_array().expect("a list");
+    for name in ["main", "work", "mix", "hash", "vfs_read", "[no frame: page not present]"] {
+        assert!(symbols.iter().any(|symbol| symbol == name), "{name} in {symbols:?}");
+    }
+}
+
+#[test]
+fn functions_have_the_report_s_estimates() {
+    let made = fixture::plain();
+    let (facts, _) = block(&page(&made.path, &PageRequest::default()));
+    let row = |name: &str| {
+        let symbols = facts["functions"]["symbol"].as_array().expect("a list");
+        let id = symbols.iter().position(|symbol| symbol == name).expect("a function");
+        let rows = facts["estimates"].as_array().expect("a list");
+        rows.iter().find(|row| row[0] == id).expect("a row").clone()
+    };
+    assert_eq!((row("mix")[1].as_u64(), row("mix")[5].as_u64()), (Some(40), Some(40)));
+    assert_eq!((row("work")[1].as_u64(), row("work")[5].as_u64()), (Some(10), Some(76)));
+    let share = row("mix")[2].as_f64().expect("a share");
+    assert!((share - 40.0 / 85.0).abs() < 1e-5, "{share}");
+}
+
+#[test]
+fn a_base_brings_its_stacks() {
+    let (made, other) = (fixture::plain(), fixture::named("other"));
+    let base = Profile::open(&other.path).expect("a profile");
+    let request = PageRequest { base: Some(("before".to_owned(), &base)), ..PageRequest::default() };
+    let block = block(&page(&made.path, &request));
+    assert_eq!(block.0["base"]["name"], "before");
+    assert_eq!(block.0["base"]["samples"], fixture::SAMPLES);
+    let counts: u64 = section(&block, "base").chunks(4).map(|leaf| leaf[2]).sum();
+    assert_eq!(counts, fixture::SAMPLES);
+    // A process that only the base has is no row with samples.
+    let rows = block.0["processes"].as_array().expect("rows");
+    let other = rows.iter().find(|row| row["comm"] == "other").expect("a row");
+    assert_eq!(other["samples"], 0);
+}
+
+#[test]
+fn the_page_itself_chooses_processes() {
+    let made = fixture::plain();
+    let profile = Profile::open(&made.path).expect("a profile");
+    let filter = Filter { process: Some("prog".to_owned()), ..Filter::default() };
+    let request = PageRequest { filter, ..PageRequest::default() };
+    let error = write_page(&profile, &request, &mut Vec::new(), &mut |_, _| {}).expect_err("no page");
+    assert!(matches!(error, PageError::Choice("--process")), "{error}");
+}
+
+#[test]
+fn a_part_of_the_time_has_its_samples_alone() {
+    let made = fixture::plain();
+    let filter = Filter { from_ns: Some(10_000_000), to_ns: Some(30_000_000), ..Filter::default() };
+    let block = block(&page(&made.path, &PageRequest { filter, ..PageRequest::default() }));
+    let counts: u64 = section(&block, "entryCounts").iter().sum();
+    let sql = "SELECT count(*) FROM sample WHERE time_ns >= 10000000 AND time_ns < 30000000";
+    assert_eq!((counts, counts), (20, number(&made.path, sql)));
+    assert_eq!(block.0["time"]["beginNs"], 10_000_000);
+}
+
+/// Profiles with little in them, with a word for each.
+fn little() -> [(&'static str, Made); 3] {
+    [("empty", fixture::empty()), ("one", fixture::of_one()), ("boot", fixture::of_boot())]
+}

@@ -250,7 +250,10 @@ fuzz_target!(|input: Input| {
     }
     if input.sleeping {
         copy.clear();
-        if reader.copy_sleeping(&memory, (sound.task, input.kernel_thread), StackReader::USER_BYTES, &mut copy).is_some() {
+        if reader
+            .copy_sleeping(&memory, (sound.task, input.kernel_thread), StackReader::USER_BYTES, &mut copy)
+            .is_some()
+        {
             unwinder.walk_copy(&copy, LIMIT, |_| ());
         }
     }

@@ -242,7 +242,7 @@ pub struct RunArgs {
     #[arg(long, short = 'm', default_value = "1G", value_name = "SIZE", value_parser = parse_memory, help_heading = "Guest")]
     pub memory: u64,
 
-    /// Another raw disk image, seen by the guest after IMAGE; repeatable
+    /// Another disk image, raw or qcow2, seen by the guest after IMAGE; repeatable
     #[arg(long, value_name = "FILE", help_heading = "Guest")]
     pub disk: Vec<PathBuf>,
 

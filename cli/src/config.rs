@@ -61,10 +61,21 @@ pub fn apply(command: Command) -> Result<Command, ConfigError> {
     let Some((path, must_exist)) = place() else { return Ok(command) };
     let text = match read(&path) {
         Ok(text) => text,
-        Err(error) if error.kind() == io::ErrorKind::NotFound && !must_exist => return Ok(command),
+        Err(_) if !must_exist && is_out_of_reach(&path) => return Ok(command),
         Err(source) => return Err(ConfigError::Read { path, source }),
     };
     with_defaults(command, &text).map_err(|what| ConfigError::Wrong { path, what })
+}
+
+/// Nobody can tell whether there is a file: whose home directory it is.
+fn is_out_of_reach(path: &Path) -> bool {
+    let found = std::fs::symlink_metadata(path);
+    found.is_err_and(|error| {
+        matches!(
+            error.kind(),
+            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory | io::ErrorKind::PermissionDenied
+        )
+    })
 }
 
 fn read(path: &Path) -> io::Result<String> {
@@ -183,7 +194,7 @@ mod tests {
     fn what_is_not_known_is_refused_with_what_was_meant() {
         for (file, said) in [
             ("[rum]\nrate = 1", "[rum]: vprof has no such command; did you mean run?"),
-            ("[run]\nraet = 1", "[run] raet: there is no such option; did you mean rate?"),
+            ("[run]\nrats = 1", "[run] rats: there is no such option; did you mean rate?"),
             ("[run]\nhelp = true", "[run] help: there is no such option"),
             ("[run]\nsnapshot = 1", "[run] snapshot: it is true or false"),
             ("[run]\nrate = [1]", "[run] rate: it takes one value"),
@@ -194,6 +205,29 @@ mod tests {
         ] {
             let error = parsed(file, &["vprof", "doctor"]).unwrap_err();
             assert!(error.contains(said) && !error.contains('\u{1b}'), "{file:?}: {error}");
+        }
+    }
+
+    /// docs/config.md has every key of every command, and no other.
+    #[test]
+    fn every_key_is_documented() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/config.md");
+        let document = std::fs::read_to_string(path).unwrap();
+        let sections: Vec<&str> = document.split("\n### ").skip(1).collect();
+        for command in Cli::command().get_subcommands().filter(|command| !command.is_hide_set()) {
+            let heading = format!("`[{}]`", command.get_name());
+            let told: Vec<&str> = sections
+                .iter()
+                .filter(|section| section.starts_with(&heading))
+                .flat_map(|section| section.lines())
+                .filter_map(|line| line.strip_prefix("| `")?.split('`').next())
+                .collect();
+            let visible = command.get_arguments().filter(|arg| !arg.is_hide_set()).filter_map(Arg::get_long);
+            let mut keys: Vec<&str> = visible.filter(|key| *key != "help").collect();
+            let mut told_sorted = told.clone();
+            keys.sort_unstable();
+            told_sorted.sort_unstable();
+            assert_eq!(told_sorted, keys, "{heading}");
         }
     }
 

@@ -18,6 +18,7 @@ pub fn vprof<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Command
     let mut command = Command::new(env!("CARGO_BIN_EXE_vprof"));
     command.args(arguments).stdin(Stdio::null());
     command.env_remove("VPROF_PORTABLE_HOST").env_remove("NO_COLOR").env_remove("DEBUGINFOD_URLS");
+    command.env("VPROF_CONFIG", "");
     command
 }
 

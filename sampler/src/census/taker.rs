@@ -88,12 +88,16 @@ impl<M: PhysicalMemory> Taker<M> {
         let mut pace = Pace::new(self.plan.hz);
         loop {
             let stretch = pace.stretch;
-            let due_ns = from_ns.saturating_add(intervals.next_ns() << stretch);
+            let interval = intervals.next_ns() << stretch;
+            // Moments are due at the sums of the intervals, whenever they come: lateness depends on what the guest does, and
+            // must not move the clock. Only one that would be overdue already starts it anew.
+            let (drawn, now) = (from_ns.saturating_add(interval), monotonic_ns());
+            let due_ns = if drawn > now { drawn } else { now.saturating_add(interval) };
             if !self.wait(due_ns) {
                 return;
             }
             let (time_ns, before) = (monotonic_ns(), own_cpu_time().unwrap_or(0));
-            from_ns = time_ns;
+            from_ns = due_ns;
             let changes = self.moment(&census);
             let cost = own_cpu_time().unwrap_or(0).saturating_sub(before);
             pace.note(cost);

@@ -16,37 +16,11 @@ pub mod tree;
 pub mod units;
 
 use std::borrow::Cow;
-use std::fmt::Write as _;
 use std::io::IsTerminal;
 use std::path::Path;
 
-/// Makes a text of the guest safe to print: control characters and line ends become escapes, so that a process name
-/// can neither move the cursor nor fake a line.
-pub fn escape(text: &str) -> Cow<'_, str> {
-    if !text.chars().any(is_unsafe) {
-        return Cow::Borrowed(text);
-    }
-    let mut safe = String::with_capacity(text.len() + 8);
-    for c in text.chars() {
-        if is_unsafe(c) {
-            // Writing to a String can't fail.
-            let _ = match u32::from(c) {
-                code @ 0..=0xff => write!(safe, "\\x{code:02x}"),
-                code => write!(safe, "\\u{{{code:x}}}"),
-            };
-        } else {
-            safe.push(c);
-        }
-    }
-    Cow::Owned(safe)
-}
-
-/// Control characters, and the format characters that reorder or hide text (Unicode "Bidi_Control", zero widths,
-/// line and paragraph separators).
-fn is_unsafe(c: char) -> bool {
-    c.is_control()
-        || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}')
-}
+/// Makes a text of the guest safe to print: it can neither move the cursor nor fake a line.
+pub use export::text::plain as escape;
 
 /// Whether to use bold text: standard output is a terminal and NO_COLOR (no-color.org) is unset or empty.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -150,6 +124,7 @@ mod tests {
         assert_eq!(escape("kworker/0:1-events"), "kworker/0:1-events");
         assert_eq!(escape("a\x1b[2Jb\n\u{9b}"), "a\\x1b[2Jb\\x0a\\x9b");
         assert_eq!(escape("\u{202e}gpj.exe"), "\\u{202e}gpj.exe");
+        assert_eq!(escape("\u{61c}x"), "\\u{61c}x");
         assert_eq!(escape("größe"), "größe");
     }
 

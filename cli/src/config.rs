@@ -201,7 +201,7 @@ mod tests {
             ("[run]\nrate = {}", "[run] rate: it is a text or a number"),
             ("run = 1", "run: it is a table, written [run]"),
             ("[run]\n\nrate = ", "line 3"),
-            ("[run]\n\"\u{1b}\" = 1", "\\x1b"),
+            ("[run]\n\"\\u001b\" = 1", "[run] \\x1b: there is no such option"),
         ] {
             let error = parsed(file, &["vprof", "doctor"]).unwrap_err();
             assert!(error.contains(said) && !error.contains('\u{1b}'), "{file:?}: {error}");

@@ -53,7 +53,15 @@ impl Beside {
                 let mut state = State::new(EVERY, true);
                 let mut ticks = interval(EVERY);
                 ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
-                let mut run = Own { parts, ended, ticks, view: state.view(), told: None, looked: None };
+                let mut run = Own {
+                    parts,
+                    ended,
+                    ticks,
+                    view: state.view(),
+                    told: None,
+                    preparing: false,
+                    looked: None,
+                };
                 show(&mut run, &mut state).await
             })
         };
@@ -86,6 +94,8 @@ struct Own {
     ticks: Interval,
     view: View,
     told: Option<String>,
+    /// What was told last is what is being done before the guest runs.
+    preparing: bool,
     /// The batch and the view of the latest look.
     looked: Option<(u64, View)>,
 }
@@ -108,9 +118,13 @@ impl Run for Own {
             tokio::select! {
                 _ = &mut self.ended => return Event::Ended("the run has ended".to_owned()),
                 Ok(()) = self.parts.phase.changed() => {
-                    if let Phase::Preparing(what) = &*self.parts.phase.borrow_and_update() {
-                        self.told = Some(format!("{what} ..."));
-                    }
+                    let preparing = match &*self.parts.phase.borrow_and_update() {
+                        Phase::Preparing(what) => Some(format!("{what} ...")),
+                        Phase::Running(_) => None,
+                    };
+                    // What was being prepared is done: the line is free again.
+                    let was_preparing = std::mem::replace(&mut self.preparing, preparing.is_some());
+                    self.told = preparing.or_else(|| was_preparing.then(String::new));
                 }
                 _ = self.ticks.tick() => {
                     if let Some(look) = self.look() {
@@ -157,7 +171,8 @@ mod tests {
         let (end, ended) = oneshot::channel();
         let parts = Parts { tables: Shared::default(), phase, control, stop };
         let view = View::default();
-        let own = Own { parts, ended, ticks: interval(EVERY), view, told: None, looked: None };
+        let own =
+            Own { parts, ended, ticks: interval(EVERY), view, told: None, preparing: false, looked: None };
         (own, controlled, stopped, end)
     }
 

@@ -122,13 +122,15 @@ impl Breakdown {
         breakdown
     }
 
-    /// Orders the rows. Rows that tie stay in the order of their own samples, then of totals, then of names.
+    /// Orders the rows: by samples means by the share that those stand for. Rows that tie stay in the order of what is their
+    /// own, then of totals, then of names.
     pub fn sort(&mut self, by: Sort) {
         let is = |row: &Row, kind: &str| row.kind.as_deref() == Some(kind);
+        let most = |a: &Estimate, b: &Estimate| b.share.total_cmp(&a.share).then(b.samples.cmp(&a.samples));
         self.rows.sort_by(|a, b| {
             let main = match by {
-                Sort::Samples => b.own.samples.cmp(&a.own.samples),
-                Sort::Total => b.total.samples.cmp(&a.total.samples),
+                Sort::Samples => most(&a.own, &b.own),
+                Sort::Total => most(&a.total, &b.total),
                 Sort::Name => a.name.cmp(&b.name),
                 Sort::Pid => a.pid.cmp(&b.pid),
                 Sort::User => is(b, "user").cmp(&is(a, "user")),
@@ -136,8 +138,8 @@ impl Breakdown {
             };
             let names =
                 |row: &Row| (row.name.clone(), row.module.clone(), row.address.clone(), row.pid, row.tid);
-            main.then(b.own.samples.cmp(&a.own.samples))
-                .then(b.total.samples.cmp(&a.total.samples))
+            main.then(most(&a.own, &b.own))
+                .then(most(&a.total, &b.total))
                 .then_with(|| names(a).cmp(&names(b)))
         });
     }

@@ -420,34 +420,36 @@ pub struct Event {
 }
 
 impl Report {
-    /// Orders processes, functions and the rows of [`Self::by`]. Rows that tie stay in the order of samples, then of names.
+    /// Orders processes, functions and the rows of [`Self::by`]: by samples of their own means by the share that those stand
+    /// for. Rows that tie stay in the order of shares, of samples, then of names.
     pub fn sort(&mut self, by: Sort) {
         if let Some(breakdown) = &mut self.by {
             breakdown.sort(by);
         }
         let shares = |a: f64, b: f64| b.total_cmp(&a);
+        let most = |a: &Estimate, b: &Estimate| shares(a.share, b.share).then(b.samples.cmp(&a.samples));
         self.processes.sort_by(|a, b| {
             let main = match by {
-                Sort::Samples | Sort::Total => b.estimate.samples.cmp(&a.estimate.samples),
+                Sort::Samples | Sort::Total => most(&a.estimate, &b.estimate),
                 Sort::Name => a.comm.cmp(&b.comm),
                 Sort::Pid => a.pid.cmp(&b.pid),
                 Sort::User => shares(a.user_share, b.user_share),
                 Sort::Kernel => shares(a.kernel_share, b.kernel_share),
             };
             let rest = |p: &Process| (p.pid, p.instance);
-            main.then(b.estimate.samples.cmp(&a.estimate.samples))
+            main.then(most(&a.estimate, &b.estimate))
                 .then_with(|| a.comm.cmp(&b.comm))
                 .then(rest(a).cmp(&rest(b)))
         });
         self.functions.sort_by(|a, b| {
             let user = |f: &Function| f.mode == "user";
             let main = match by {
-                Sort::Samples | Sort::Total | Sort::Pid => b.estimate.samples.cmp(&a.estimate.samples),
+                Sort::Samples | Sort::Total | Sort::Pid => most(&a.estimate, &b.estimate),
                 Sort::Name => a.symbol.cmp(&b.symbol),
                 Sort::User => user(b).cmp(&user(a)),
                 Sort::Kernel => user(a).cmp(&user(b)),
             };
-            main.then(b.estimate.samples.cmp(&a.estimate.samples))
+            main.then(most(&a.estimate, &b.estimate))
                 .then_with(|| (&a.symbol, &a.module, &a.mode).cmp(&(&b.symbol, &b.module, &b.mode)))
         });
     }

@@ -136,7 +136,7 @@ impl State {
                 !self.paused
             }
             Event::Told(sentence) => {
-                self.message = Some(sentence);
+                self.message = Some(sentence).filter(|sentence| !sentence.is_empty());
                 true
             }
             Event::Ended(why) => {

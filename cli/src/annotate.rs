@@ -1,7 +1,6 @@
 //! `vprof annotate`: the instructions of a function with the samples that hit them.
 
 use std::collections::BTreeMap;
-use std::io::{self, Write};
 use std::path::Path;
 
 use iced_x86::{
@@ -16,7 +15,7 @@ use crate::args::AnnotateArgs;
 use crate::errors::{Error, ExitCode};
 use crate::render::table::cut;
 use crate::render::{Page, annotate, escape, symbolize_command};
-use crate::report::{all_for_zero, filter, stdout_error, write_json};
+use crate::report::{all_for_zero, filter, write_json, write_text};
 
 /// Longest name of a call's target in an instruction, columns.
 const LONGEST_NAME: usize = 120;
@@ -95,7 +94,7 @@ pub fn command(args: &AnnotateArgs) -> Result<ExitCode, Error> {
         write_json(&listing)?;
     } else {
         let text = annotate::render(&listing, all_for_zero(args.rows), Page::stdout());
-        io::stdout().lock().write_all(text.as_bytes()).map_err(stdout_error)?;
+        write_text(&text)?;
     }
     Ok(ExitCode::Done)
 }

@@ -3,26 +3,26 @@
 mod ctl;
 mod diff;
 mod export;
+mod filter;
 mod parse;
+mod report;
+mod run;
 mod simulate;
 mod top;
 
-use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
-use sampler::report::{By, ModeGroup, Source};
-use sampler::{ClockKind, Sort};
+use clap::{Args, Parser, Subcommand};
 
 pub use ctl::{CtlArgs, CtlCommand};
 pub use diff::DiffArgs;
 pub use export::ExportArgs;
-pub use parse::{Span, rate_in_range};
-use parse::{
-    by_parser, parse_census, parse_memory, parse_positive_time, parse_precision, parse_rate, parse_span,
-    sort_parser,
-};
+pub use filter::FilterArgs;
+use parse::parse_positive_time;
+pub use parse::rate_in_range;
+pub use report::ReportArgs;
+pub use run::{Clock, HostChoice, RunArgs};
 pub use simulate::SimulateArgs;
 pub use top::TopArgs;
 
@@ -48,46 +48,6 @@ Examples:
   vprof stat vprof.vprof                   where the time of each vCPU went, exactly
   vprof top                                a run that goes on, live on the terminal
 ";
-
-const RUN_EXAMPLES: &str = "\
-Examples:
-  vprof run guest.img                      a disk image with a kernel in /boot
-  vprof run guest.img --snapshot -d 20s    20 seconds, write nothing to the image
-  vprof run guest.img --cpus 4 --memory 2G -F 5000 -o busy.vprof
-  vprof run guest.img -- sha256sum /big    a command, in images of `xtask image`
-  vprof run guest.img --top                live on this terminal, `?` for help
-  vprof run vmlinuz --initrd initrd.img --disk root.img --append root=/dev/vda
-";
-
-const RUN_NOTES: &str = "\
-On a terminal the guest's serial console is interactive: all keys go to the guest, \
-and Ctrl-] ends the run. There is no progress line then; `--console none` brings it back.
-
-The run ends when the guest powers off or resets, when its command ends, after \
---duration, with --until-precision, or with SIGINT or SIGTERM. The profile is complete each time; after kill -9 \
-it has all but the last second.
-
-Exit codes: with `-- CMD` the code of the guest's command; else 0 done, 1 failed, \
-2 the command line is wrong, 3 --until-precision was not reached (a command that failed keeps \
-its code), 4 no usable hypervisor.";
-
-const REPORT_EXAMPLES: &str = "\
-Examples:
-  vprof report vprof.vprof
-  vprof report vprof.vprof --process python3 --time 2s..5s
-  vprof report vprof.vprof --by function --mode user -n 30
-  vprof report vprof.vprof --by thread --cgroup nginx.service
-  vprof report vprof.vprof --callers clear_page_erms --depth 4
-  vprof report vprof.vprof --callees do_syscall_64 --process gzip
-  vprof report vprof.vprof --states --process postgres
-  vprof report vprof.vprof --json | jq .processes[0]
-";
-
-const REPORT_NOTES: &str = "\
-Shares are of all time in the guest that was not idle, on the chosen vCPU and in the chosen time; all other \
-parts only choose what is shown. They combine: --process gzip --mode kernel --symbol ksys_read. \
-A sample counts for `self` where it hit, and once for the `total` of each function on its stack. \
-Interrupts are charged to no process.";
 
 const ANNOTATE_EXAMPLES: &str = "\
 Examples:
@@ -207,272 +167,6 @@ pub enum Command {
         /// The shell
         shell: clap_complete::Shell,
     },
-}
-
-/// `vprof run`.
-#[derive(Debug, Args)]
-#[command(before_help = RUN_EXAMPLES, after_help = RUN_NOTES, help_template = TEMPLATE)]
-pub struct RunArgs {
-    /// Disk image (raw or qcow2) with a kernel in /boot, or a kernel (bzImage or vmlinux)
-    pub image: PathBuf,
-
-    /// Command to run in the guest (images built by `cargo xtask image` only); ends the run
-    #[arg(last = true, value_name = "CMD")]
-    pub command: Vec<OsString>,
-
-    /// Kernel to boot instead of the image's own
-    #[arg(long, value_name = "FILE", help_heading = "Guest")]
-    pub kernel: Option<PathBuf>,
-
-    /// Initrd to boot with, instead of the image's own
-    #[arg(long, value_name = "FILE", help_heading = "Guest")]
-    pub initrd: Option<PathBuf>,
-
-    /// More words for the kernel command line; they follow `console=ttyS0 quiet panic=-1`, and `root=/dev/vda rw`
-    /// where IMAGE is a disk, so that they win
-    #[arg(long, value_name = "WORDS", allow_hyphen_values = true, help_heading = "Guest")]
-    pub append: Option<String>,
-
-    /// Number of virtual CPUs, 1 to 64
-    #[arg(long, short = 'c', default_value_t = 1, value_name = "N", help_heading = "Guest",
-        value_parser = clap::value_parser!(u8).range(1..=i64::from(vmm::config::MAX_VCPUS)))]
-    pub cpus: u8,
-
-    /// Guest memory, like 512M or 2G, up to 256G
-    #[arg(long, short = 'm', default_value = "1G", value_name = "SIZE", value_parser = parse_memory, help_heading = "Guest")]
-    pub memory: u64,
-
-    /// Another disk image, raw or qcow2, seen by the guest after IMAGE; repeatable
-    #[arg(long, value_name = "FILE", help_heading = "Guest")]
-    pub disk: Vec<PathBuf>,
-
-    /// Discard the guest's writes to all disks when the run ends
-    #[arg(long, help_heading = "Guest")]
-    pub snapshot: bool,
-
-    /// Where the guest's serial console goes: `-` (standard output, with keys from the terminal), `none`, or a FILE.
-    /// Default: `-` on a terminal or with a command, else `none`; the profile has it in any case
-    #[arg(long, value_name = "WHERE", help_heading = "Guest")]
-    pub console: Option<PathBuf>,
-
-    /// Where the guest runs: `kvm` is this machine's own, `portable` a software-emulated host with KVM in it
-    /// (slow, works everywhere), `auto` the first that can
-    #[arg(long, value_enum, default_value_t, value_name = "HOST", help_heading = "Host")]
-    pub host: HostChoice,
-
-    /// Directory of the portable host [default: $VPROF_PORTABLE_HOST, then beside the program, then target/guest]
-    #[arg(long, value_name = "DIR", help_heading = "Host")]
-    pub portable_host: Option<PathBuf>,
-
-    /// Give the portable host up when it has been silent for this long
-    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_positive_time, help_heading = "Host")]
-    pub host_timeout: Duration,
-
-    /// Mean samples per second and vCPU, 0.1 to 50000
-    #[arg(long, short = 'F', default_value = "1000", value_name = "HZ", value_parser = parse_rate, help_heading = "Sampling")]
-    pub rate: f64,
-
-    /// How the time between two samples is drawn: `fixed` shows what goes wrong without chance
-    #[arg(long, value_enum, default_value_t, value_name = "KIND", help_heading = "Sampling")]
-    pub clock: Clock,
-
-    /// Seed of the sampling clock: the same seed gives the same intervals [default: random]
-    #[arg(long, value_name = "N", help_heading = "Sampling")]
-    pub seed: Option<u64>,
-
-    /// Frames of a call stack, at most; 0 takes no stacks, which costs less
-    #[arg(long, value_name = "FRAMES", default_value_t = 127, value_parser = clap::value_parser!(u16).range(0..=1024),
-        help_heading = "Sampling")]
-    pub depth: u16,
-
-    /// Also follow every switch, wake and interrupt exactly: what each task did and waited for, and who woke it. Costs an
-    /// exit per event
-    #[arg(long, help_heading = "Sampling")]
-    pub exact: bool,
-
-    /// How often per second, on average, all tasks are looked at from a thread of its own, to estimate what each did and
-    /// waited for: 0.1 to 1000, at random moments; 0 for never. Fewer where that would take more than 2 % of a CPU
-    #[arg(long, default_value = "10", value_name = "HZ", value_parser = parse_census, help_heading = "Sampling")]
-    pub census: f64,
-
-    /// Threads that use the host's CPUs beside the guest, in the portable host as well: for tests of vprof on a busy host
-    #[arg(long, default_value_t = 0, value_name = "THREADS", hide = true)]
-    pub host_load: u8,
-
-    /// End the run after this time, like 20s, 500ms or 2m
-    #[arg(long, short = 'd', value_name = "TIME", value_parser = parse_positive_time, help_heading = "Sampling")]
-    pub duration: Option<Duration>,
-
-    /// End the run when the largest share of its processes is known to within this, like 1% or 0.5% (0.01% to 50%): that
-    /// far from it its 95 % interval ends. Exit code 3 if the run ends otherwise before
-    #[arg(long, value_name = "PERCENT", value_parser = parse_precision, help_heading = "Sampling")]
-    pub until_precision: Option<f64>,
-
-    /// Names that the guest's own files lack.
-    #[command(flatten)]
-    pub debug: DebugArgs,
-
-    /// The profile to write
-    #[arg(long, short = 'o', default_value = "vprof.vprof", value_name = "FILE", help_heading = "Output")]
-    pub output: PathBuf,
-
-    /// Replace the profile if it exists
-    #[arg(long, help_heading = "Output")]
-    pub force: bool,
-
-    /// Where `vprof ctl` and `vprof top` find the run: a socket to be made, or `none`
-    /// [default: PID.sock in $XDG_RUNTIME_DIR/vprof or /tmp/vprof-UID]
-    #[arg(long, value_name = "SOCKET", help_heading = "Output")]
-    pub control: Option<PathBuf>,
-
-    /// Show the run live on this terminal, as `vprof top` does; the summary follows at its end
-    #[arg(long, conflicts_with_all = ["quiet", "verbose"], help_heading = "Output")]
-    pub top: bool,
-
-    /// Print the report as JSON (docs/json.md) at the end
-    #[arg(long, help_heading = "Output")]
-    pub json: bool,
-
-    /// No progress and no summary, only errors
-    #[arg(long, short = 'q', conflicts_with = "verbose", help_heading = "Output")]
-    pub quiet: bool,
-
-    /// Say more about what happens; progress as lines where standard error is no terminal
-    #[arg(long, short = 'v', help_heading = "Output")]
-    pub verbose: bool,
-}
-
-/// `vprof report`.
-#[derive(Debug, Args)]
-#[command(before_help = REPORT_EXAMPLES, after_help = REPORT_NOTES, help_template = TEMPLATE)]
-pub struct ReportArgs {
-    /// The profile
-    pub profile: PathBuf,
-
-    /// One table of samples by this, instead of the summary
-    #[arg(long, value_name = "WHAT", value_parser = by_parser(), conflicts_with_all = ["callers", "callees"])]
-    pub by: Option<By>,
-
-    /// Who calls this function
-    #[arg(long, value_name = "FUNCTION", conflicts_with = "callees")]
-    pub callers: Option<String>,
-
-    /// What this function calls
-    #[arg(long, value_name = "FUNCTION")]
-    pub callees: Option<String>,
-
-    /// What exact mode has found: states of each task, where it slept, who woke it (profiles of `run --exact`)
-    #[arg(long, conflicts_with_all = ["by", "callers", "callees", "sort", "instance", "cgroup", "thread", "symbol", "mode", "cpu", "time"])]
-    pub exact: bool,
-
-    /// What each task did: time on a CPU, waiting for one, asleep and what for. Exact where `run --exact` has measured it,
-    /// else estimated by the census, with intervals; --states=exact and --states=census choose one
-    #[arg(long, value_enum, value_name = "SOURCE", num_args = 0..=1, require_equals = true, default_missing_value = "best",
-        conflicts_with_all = ["exact", "by", "callers", "callees", "sort", "symbol", "mode", "cpu"])]
-    pub states: Option<StatesFrom>,
-
-    /// How many calls deep --callers and --callees look
-    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=100))]
-    pub depth: u32,
-
-    /// Order of rows: samples of their own (`samples` is the same), in total, ...
-    #[arg(long, default_value = "self", value_name = "KEY", value_parser = sort_parser())]
-    pub sort: Sort,
-
-    /// Rows per table; 0 for all [default: 10; 50 with --callers and --callees]
-    #[arg(short = 'n', long, value_name = "ROWS")]
-    pub rows: Option<usize>,
-
-    /// Print JSON (docs/json.md); always all rows
-    #[arg(long)]
-    pub json: bool,
-
-    /// Names to add to the profile before.
-    #[command(flatten)]
-    pub debug: DebugArgs,
-
-    /// Which part of the profile.
-    #[command(flatten)]
-    pub filter: FilterArgs,
-}
-
-/// `--states`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum StatesFrom {
-    /// Exact times where there are some, else the census
-    Best,
-    /// Exact times
-    Exact,
-    /// The census
-    Census,
-}
-
-impl From<StatesFrom> for Source {
-    fn from(from: StatesFrom) -> Self {
-        match from {
-            StatesFrom::Best => Self::Best,
-            StatesFrom::Exact => Self::Exact,
-            StatesFrom::Census => Self::Census,
-        }
-    }
-}
-
-/// Which part of a profile a command looks at.
-#[derive(Debug, Args)]
-#[command(next_help_heading = "Only a part")]
-pub struct FilterArgs {
-    /// Only processes with this name, process id or name#instance
-    #[arg(long, short = 'p', value_name = "NAME|PID")]
-    pub process: Option<String>,
-
-    /// Only this life of a process
-    #[arg(long, value_name = "NAME#N")]
-    pub instance: Option<String>,
-
-    /// Only processes whose control group has this in its path, like a unit or a container
-    #[arg(long, value_name = "PART")]
-    pub cgroup: Option<String>,
-
-    /// Only threads with this name or thread id
-    #[arg(long, value_name = "NAME|TID")]
-    pub thread: Option<String>,
-
-    /// Only samples with this function on their stack
-    #[arg(long, value_name = "FUNCTION")]
-    pub symbol: Option<String>,
-
-    /// Only samples in this mode; repeatable, or with commas
-    #[arg(long, value_enum, value_delimiter = ',', value_name = "MODE")]
-    pub mode: Vec<ModeChoice>,
-
-    /// Only this vCPU
-    #[arg(long, visible_alias = "vcpu", value_name = "N")]
-    pub cpu: Option<u8>,
-
-    /// Only samples in this span since the run's start, like 2s..5s, 500ms.. or ..10s
-    #[arg(long, value_name = "FROM..TO", value_parser = parse_span)]
-    pub time: Option<Span>,
-}
-
-/// `--mode`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum ModeChoice {
-    /// User code
-    User,
-    /// The kernel outside of interrupts
-    Kernel,
-    /// Hard interrupts, soft interrupts and NMIs
-    Irq,
-}
-
-impl From<ModeChoice> for ModeGroup {
-    fn from(mode: ModeChoice) -> Self {
-        match mode {
-            ModeChoice::User => Self::User,
-            ModeChoice::Kernel => Self::Kernel,
-            ModeChoice::Irq => Self::Irq,
-        }
-    }
 }
 
 /// `vprof annotate`.
@@ -626,40 +320,6 @@ pub struct DoctorArgs {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
-}
-
-/// `--host`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
-pub enum HostChoice {
-    /// This machine's KVM if it can run a kernel, else the portable host
-    #[default]
-    Auto,
-    /// This machine's KVM
-    Kvm,
-    /// The portable host
-    Portable,
-}
-
-/// `--clock`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
-pub enum Clock {
-    /// Evenly between half and one and a half times the mean
-    #[default]
-    Uniform,
-    /// Exponential, without memory
-    Exponential,
-    /// Always the mean
-    Fixed,
-}
-
-impl From<Clock> for ClockKind {
-    fn from(clock: Clock) -> Self {
-        match clock {
-            Clock::Uniform => Self::Uniform,
-            Clock::Exponential => Self::Exponential,
-            Clock::Fixed => Self::Fixed,
-        }
-    }
 }
 
 #[cfg(test)]

@@ -1,7 +1,6 @@
 //! `vprof diff`: what got more of the CPU, what less, and what of that is more than chance.
 
 use std::collections::BTreeMap;
-use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use ::export::{ExportError, write_difference};
@@ -13,7 +12,7 @@ use crate::args::DiffArgs;
 use crate::errors::{Error, ExitCode};
 use crate::output::Output;
 use crate::render::{Page, diff as render, escape};
-use crate::report::{all_for_zero, filter, stdout_error, write_json};
+use crate::report::{all_for_zero, filter, write_json, write_text};
 
 /// Runs the command.
 pub fn command(args: &DiffArgs) -> Result<ExitCode, Error> {
@@ -32,7 +31,7 @@ pub fn command(args: &DiffArgs) -> Result<ExitCode, Error> {
             true => render::markdown(&diff, rows),
             false => render::render(&diff, rows, Page::stdout()),
         };
-        io::stdout().lock().write_all(text.as_bytes()).map_err(stdout_error)?;
+        write_text(&text)?;
     }
     Ok(args.fail_above.map_or(ExitCode::Done, |limit| judged(&diff, limit)))
 }

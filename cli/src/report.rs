@@ -43,7 +43,7 @@ pub fn command(args: &ReportArgs) -> Result<ExitCode, Error> {
             (_, Some(calls)) => tree::render(&report, calls, rows, page),
             _ => summary::render(&report, &args.profile, rows, page.for_summary()),
         };
-        io::stdout().lock().write_all(text.as_bytes()).map_err(stdout_error)?;
+        write_text(&text)?;
     }
     Ok(ExitCode::Done)
 }
@@ -57,7 +57,7 @@ fn exact_report(args: &ReportArgs) -> Result<ExitCode, Error> {
     } else {
         let rows = all_for_zero(args.rows.unwrap_or(SUMMARY_ROWS));
         let text = exact::render(&report, rows, Page::stdout());
-        io::stdout().lock().write_all(text.as_bytes()).map_err(stdout_error)?;
+        write_text(&text)?;
     }
     Ok(ExitCode::Done)
 }
@@ -71,7 +71,7 @@ fn state_report(args: &ReportArgs, source: Source) -> Result<ExitCode, Error> {
     } else {
         let rows = all_for_zero(args.rows.unwrap_or(SUMMARY_ROWS));
         let text = states::render(&report, rows, Page::stdout());
-        io::stdout().lock().write_all(text.as_bytes()).map_err(stdout_error)?;
+        write_text(&text)?;
     }
     Ok(ExitCode::Done)
 }
@@ -121,6 +121,12 @@ pub fn print_summary(path: &Path, to_stderr: bool) -> Result<(), Error> {
         io::stdout().lock().write_all(summary::render(&report, path, SUMMARY_ROWS, page).as_bytes())
     };
     written.map_err(stdout_error)
+}
+
+/// Writes text to standard output, all of it at once.
+pub fn write_text(text: &str) -> Result<(), Error> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(stdout_error)
 }
 
 /// Prints the whole profile's report as JSON.

@@ -1,14 +1,12 @@
 //! `vprof rusage`: the guest's own books of CPU time next to the truth.
 
-use std::io::{self, Write};
-
 use sampler::Profile;
 use sampler::rusage::Rusage;
 
 use crate::args::RusageArgs;
 use crate::errors::{Error, ExitCode};
 use crate::render::{Page, rusage as render};
-use crate::report::{all_for_zero, stdout_error, write_json};
+use crate::report::{all_for_zero, write_json, write_text};
 
 /// Runs the command.
 pub fn command(args: &RusageArgs) -> Result<ExitCode, Error> {
@@ -28,6 +26,6 @@ pub fn command(args: &RusageArgs) -> Result<ExitCode, Error> {
     } else {
         render::render(&rusage, all_for_zero(args.shown.rows), Page::stdout().for_summary())
     };
-    io::stdout().lock().write_all(text.as_bytes()).map_err(stdout_error)?;
+    write_text(&text)?;
     Ok(ExitCode::Done)
 }

@@ -7,7 +7,7 @@ use sampler::simulate::{Options, study};
 use crate::args::SimulateArgs;
 use crate::errors::{Error, ExitCode};
 use crate::render::{Page, simulate};
-use crate::report::{stdout_error, write_json};
+use crate::report::{write_json, write_text};
 
 /// Runs the command.
 pub fn command(args: &SimulateArgs) -> Result<ExitCode, Error> {
@@ -26,7 +26,7 @@ pub fn command(args: &SimulateArgs) -> Result<ExitCode, Error> {
         let page = Page::stdout().for_summary();
         let text =
             if args.quiet { simulate::conclusion(&result, page) } else { simulate::render(&result, page) };
-        io::stdout().lock().write_all(text.as_bytes()).map_err(stdout_error)?;
+        write_text(&text)?;
     }
     Ok(ExitCode::Done)
 }

@@ -1,6 +1,6 @@
 //! `vprof stat`: where the time of vCPUs went, of a whole run, or live of one that goes on.
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, IsTerminal};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use sampler::stat::Stat;
 use crate::args::StatArgs;
 use crate::errors::{Error, ExitCode};
 use crate::render::{Page, Style, stat as render};
-use crate::report::{all_for_zero, stdout_error, write_json};
+use crate::report::{all_for_zero, write_json, write_text};
 
 /// A run that has written nothing for this long has ended without a word.
 const SILENT: Duration = Duration::from_secs(5);
@@ -32,7 +32,7 @@ pub fn command(args: &StatArgs) -> Result<ExitCode, Error> {
         Ok(stat.of_vcpu(vcpu))
     };
     if args.shown.csv {
-        print(&render::csv_heading())?;
+        write_text(&render::csv_heading())?;
     }
     let first = look()?;
     if !args.live && !args.once {
@@ -83,17 +83,12 @@ fn next(
 fn show(args: &StatArgs, stat: &Stat, again: bool) -> Result<(), Error> {
     match (args.shown.json, args.shown.csv) {
         (true, _) => write_json(stat),
-        (_, true) => print(&render::as_csv(stat)),
+        (_, true) => write_text(&render::as_csv(stat)),
         _ => {
             let page = Page::stdout().for_summary();
             let text = render::render(stat, all_for_zero(args.shown.rows), page);
             let redrawn = again && io::stdout().is_terminal() && page.style == Style::Terminal;
-            print(&if redrawn { format!("{CLEAR}{text}") } else { text + if again { "\n" } else { "" } })
+            write_text(&if redrawn { format!("{CLEAR}{text}") } else { text + if again { "\n" } else { "" } })
         }
     }
-}
-
-fn print(text: &str) -> Result<(), Error> {
-    let mut out = io::stdout().lock();
-    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(stdout_error)
 }

@@ -14,7 +14,7 @@ use crate::args::{DebugArgs, SymbolizeArgs};
 use crate::debuginfod::Debuginfod;
 use crate::errors::{Error, ExitCode};
 use crate::render::{escape, table, terminal_columns, units};
-use crate::report::{stdout_error, write_json};
+use crate::report::{write_json, write_text};
 
 /// Goes to the line's start and erases it (ECMA-48: EL).
 const ERASE: &str = "\r\x1b[K";
@@ -30,7 +30,7 @@ pub fn command(args: &SymbolizeArgs) -> Result<ExitCode, Error> {
     if args.json {
         write_json(&result)?;
     } else {
-        io::stdout().lock().write_all(render(&result).as_bytes()).map_err(stdout_error)?;
+        write_text(&render(&result))?;
     }
     Ok(ExitCode::Done)
 }

@@ -218,13 +218,7 @@ impl Run {
 
     /// What `vprof report --exact --json` says.
     pub fn exact_report(&self) -> Value {
-        let output = Command::new(crate::vprof())
-            .args(["report", "--exact", "--json"])
-            .arg(&self.profile)
-            .output()
-            .expect("vprof starts");
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        serde_json::from_slice(&output.stdout).expect("JSON")
+        self.json(&["report", "--exact"])
     }
 
     /// Calls `vprof` on the profile: its exit code and what it says on standard error.

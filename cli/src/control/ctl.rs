@@ -1,6 +1,6 @@
 //! `vprof ctl`: steers a run that goes on, from scripts.
 
-use std::io::{self, Write};
+use std::io;
 
 use sampler::live::View;
 use serde_json::Value;
@@ -13,7 +13,7 @@ use crate::errors::{Error, ExitCode};
 use crate::render::live as tables;
 use crate::render::table::{Align, Table};
 use crate::render::{Page, escape, units};
-use crate::report::{all_for_zero, stdout_error, write_json};
+use crate::report::{all_for_zero, stdout_error, write_json, write_text};
 
 /// Runs the command.
 pub fn command(args: &CtlArgs) -> Result<ExitCode, Error> {
@@ -26,14 +26,14 @@ pub fn command(args: &CtlArgs) -> Result<ExitCode, Error> {
         CtlCommand::List => {}
         CtlCommand::Status => {
             let about = client.about()?;
-            if args.json { write_json(&about)? } else { print(&status(&about))? }
+            if args.json { write_json(&about)? } else { write_text(&status(&about))? }
         }
         CtlCommand::Tables { last, rows } => {
             let look = client.tables(view(*last, *rows))?;
             if args.json {
                 write_json(&look)?
             } else {
-                print(&tables::render(&look, Page::stdout().for_summary()))?
+                write_text(&tables::render(&look, Page::stdout().for_summary()))?
             }
         }
         CtlCommand::Watch { last, rows, every } => {
@@ -75,7 +75,7 @@ fn view(last: Option<std::time::Duration>, rows: usize) -> View {
 }
 
 fn done(args: &CtlArgs, answer: Value, sentence: &str) -> Result<(), Error> {
-    if args.json { write_json(&answer) } else { print(&format!("{sentence}\n")) }
+    if args.json { write_json(&answer) } else { write_text(&format!("{sentence}\n")) }
 }
 
 /// Passes look after look on, a line each, until the run ends.
@@ -94,7 +94,7 @@ fn watch(client: &mut Client, request: &Request) -> Result<(), Error> {
         }
         if let Some(look) = reply.snapshot {
             let line = serde_json::to_string(&look).map_err(|error| stdout_error(error.into()))?;
-            print(&format!("{line}\n"))?;
+            write_text(&format!("{line}\n"))?;
         }
     }
 }
@@ -111,7 +111,7 @@ fn list(json: bool) -> Result<(), Error> {
         return write_json(&runs);
     }
     if runs.is_empty() {
-        return print("no `vprof run` of this user goes on\n");
+        return write_text("no `vprof run` of this user goes on\n");
     }
     let mut table = Table::new(&[
         ("run", Align::Right),
@@ -130,7 +130,7 @@ fn list(json: bool) -> Result<(), Error> {
             escape(&run.profile.to_string_lossy()).into_owned(),
         ]);
     }
-    print(&table.render(Page::stdout().width))
+    write_text(&table.render(Page::stdout().width))
 }
 
 fn status(about: &About) -> String {
@@ -151,9 +151,4 @@ fn status(about: &About) -> String {
         units::count(about.samples),
         units::count(about.lost),
     )
-}
-
-fn print(text: &str) -> Result<(), Error> {
-    let mut out = io::stdout().lock();
-    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(stdout_error)
 }

@@ -1,0 +1,64 @@
+//! Which part of a profile a command looks at.
+
+use clap::{Args, ValueEnum};
+use sampler::report::ModeGroup;
+
+use super::parse::{Span, parse_span};
+
+/// Which part of a profile a command looks at.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Only a part")]
+pub struct FilterArgs {
+    /// Only processes with this name, process id or name#instance
+    #[arg(long, short = 'p', value_name = "NAME|PID")]
+    pub process: Option<String>,
+
+    /// Only this life of a process
+    #[arg(long, value_name = "NAME#N")]
+    pub instance: Option<String>,
+
+    /// Only processes whose control group has this in its path, like a unit or a container
+    #[arg(long, value_name = "PART")]
+    pub cgroup: Option<String>,
+
+    /// Only threads with this name or thread id
+    #[arg(long, value_name = "NAME|TID")]
+    pub thread: Option<String>,
+
+    /// Only samples with this function on their stack
+    #[arg(long, value_name = "FUNCTION")]
+    pub symbol: Option<String>,
+
+    /// Only samples in this mode; repeatable, or with commas
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "MODE")]
+    pub mode: Vec<ModeChoice>,
+
+    /// Only this vCPU
+    #[arg(long, visible_alias = "vcpu", value_name = "N")]
+    pub cpu: Option<u8>,
+
+    /// Only samples in this span since the run's start, like 2s..5s, 500ms.. or ..10s
+    #[arg(long, value_name = "FROM..TO", value_parser = parse_span)]
+    pub time: Option<Span>,
+}
+
+/// `--mode`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ModeChoice {
+    /// User code
+    User,
+    /// The kernel outside of interrupts
+    Kernel,
+    /// Hard interrupts, soft interrupts and NMIs
+    Irq,
+}
+
+impl From<ModeChoice> for ModeGroup {
+    fn from(mode: ModeChoice) -> Self {
+        match mode {
+            ModeChoice::User => Self::User,
+            ModeChoice::Kernel => Self::Kernel,
+            ModeChoice::Irq => Self::Irq,
+        }
+    }
+}

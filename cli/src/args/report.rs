@@ -1,0 +1,103 @@
+//! `vprof report`.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use sampler::Sort;
+use sampler::report::{By, Source};
+
+use super::parse::{by_parser, sort_parser};
+use super::{DebugArgs, FilterArgs, TEMPLATE};
+
+const EXAMPLES: &str = "\
+Examples:
+  vprof report vprof.vprof
+  vprof report vprof.vprof --process python3 --time 2s..5s
+  vprof report vprof.vprof --by function --mode user -n 30
+  vprof report vprof.vprof --by thread --cgroup nginx.service
+  vprof report vprof.vprof --callers clear_page_erms --depth 4
+  vprof report vprof.vprof --callees do_syscall_64 --process gzip
+  vprof report vprof.vprof --states --process postgres
+  vprof report vprof.vprof --json | jq .processes[0]
+";
+
+const NOTES: &str = "\
+Shares are of all time in the guest that was not idle, on the chosen vCPU and in the chosen time; all other \
+parts only choose what is shown. They combine: --process gzip --mode kernel --symbol ksys_read. \
+A sample counts for `self` where it hit, and once for the `total` of each function on its stack. \
+Interrupts are charged to no process.";
+
+/// `vprof report`.
+#[derive(Debug, Args)]
+#[command(before_help = EXAMPLES, after_help = NOTES, help_template = TEMPLATE)]
+pub struct ReportArgs {
+    /// The profile
+    pub profile: PathBuf,
+
+    /// One table of samples by this, instead of the summary
+    #[arg(long, value_name = "WHAT", value_parser = by_parser(), conflicts_with_all = ["callers", "callees"])]
+    pub by: Option<By>,
+
+    /// Who calls this function
+    #[arg(long, value_name = "FUNCTION", conflicts_with = "callees")]
+    pub callers: Option<String>,
+
+    /// What this function calls
+    #[arg(long, value_name = "FUNCTION")]
+    pub callees: Option<String>,
+
+    /// What exact mode has found: states of each task, where it slept, who woke it (profiles of `run --exact`)
+    #[arg(long, conflicts_with_all = ["by", "callers", "callees", "sort", "instance", "cgroup", "thread", "symbol", "mode", "cpu", "time"])]
+    pub exact: bool,
+
+    /// What each task did: time on a CPU, waiting for one, asleep and what for. Exact where `run --exact` has measured it,
+    /// else estimated by the census, with intervals; --states=exact and --states=census choose one
+    #[arg(long, value_enum, value_name = "SOURCE", num_args = 0..=1, require_equals = true, default_missing_value = "best",
+        conflicts_with_all = ["exact", "by", "callers", "callees", "sort", "symbol", "mode", "cpu"])]
+    pub states: Option<StatesFrom>,
+
+    /// How many calls deep --callers and --callees look
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub depth: u32,
+
+    /// Order of rows: samples of their own (`samples` is the same), in total, ...
+    #[arg(long, default_value = "self", value_name = "KEY", value_parser = sort_parser())]
+    pub sort: Sort,
+
+    /// Rows per table; 0 for all [default: 10; 50 with --callers and --callees]
+    #[arg(short = 'n', long, value_name = "ROWS")]
+    pub rows: Option<usize>,
+
+    /// Print JSON (docs/json.md); always all rows
+    #[arg(long)]
+    pub json: bool,
+
+    /// Names to add to the profile before.
+    #[command(flatten)]
+    pub debug: DebugArgs,
+
+    /// Which part of the profile.
+    #[command(flatten)]
+    pub filter: FilterArgs,
+}
+
+/// `--states`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum StatesFrom {
+    /// Exact times where there are some, else the census
+    Best,
+    /// Exact times
+    Exact,
+    /// The census
+    Census,
+}
+
+impl From<StatesFrom> for Source {
+    fn from(from: StatesFrom) -> Self {
+        match from {
+            StatesFrom::Best => Self::Best,
+            StatesFrom::Exact => Self::Exact,
+            StatesFrom::Census => Self::Census,
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! `vprof run`.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use sampler::ClockKind;
+
+use super::parse::{parse_census, parse_memory, parse_positive_time, parse_precision, parse_rate};
+use super::{DebugArgs, TEMPLATE};
+
+const EXAMPLES: &str = "\
+Examples:
+  vprof run guest.img                      a disk image with a kernel in /boot
+  vprof run guest.img --snapshot -d 20s    20 seconds, write nothing to the image
+  vprof run guest.img --cpus 4 --memory 2G -F 5000 -o busy.vprof
+  vprof run guest.img -- sha256sum /big    a command, in images of `xtask image`
+  vprof run guest.img --top                live on this terminal, `?` for help
+  vprof run vmlinuz --initrd initrd.img --disk root.img --append root=/dev/vda
+";
+
+const NOTES: &str = "\
+On a terminal the guest's serial console is interactive: all keys go to the guest, \
+and Ctrl-] ends the run. There is no progress line then; `--console none` brings it back.
+
+The run ends when the guest powers off or resets, when its command ends, after \
+--duration, with --until-precision, or with SIGINT or SIGTERM. The profile is complete each time; after kill -9 \
+it has all but the last second.
+
+Exit codes: with `-- CMD` the code of the guest's command; else 0 done, 1 failed, \
+2 the command line is wrong, 3 --until-precision was not reached (a command that failed keeps \
+its code), 4 no usable hypervisor.";
+
+/// `vprof run`.
+#[derive(Debug, Args)]
+#[command(before_help = EXAMPLES, after_help = NOTES, help_template = TEMPLATE)]
+pub struct RunArgs {
+    /// Disk image (raw or qcow2) with a kernel in /boot, or a kernel (bzImage or vmlinux)
+    pub image: PathBuf,
+
+    /// Command to run in the guest (images built by `cargo xtask image` only); ends the run
+    #[arg(last = true, value_name = "CMD")]
+    pub command: Vec<OsString>,
+
+    /// Kernel to boot instead of the image's own
+    #[arg(long, value_name = "FILE", help_heading = "Guest")]
+    pub kernel: Option<PathBuf>,
+
+    /// Initrd to boot with, instead of the image's own
+    #[arg(long, value_name = "FILE", help_heading = "Guest")]
+    pub initrd: Option<PathBuf>,
+
+    /// More words for the kernel command line; they follow `console=ttyS0 quiet panic=-1`, and `root=/dev/vda rw`
+    /// where IMAGE is a disk, so that they win
+    #[arg(long, value_name = "WORDS", allow_hyphen_values = true, help_heading = "Guest")]
+    pub append: Option<String>,
+
+    /// Number of virtual CPUs, 1 to 64
+    #[arg(long, short = 'c', default_value_t = 1, value_name = "N", help_heading = "Guest",
+        value_parser = clap::value_parser!(u8).range(1..=i64::from(vmm::config::MAX_VCPUS)))]
+    pub cpus: u8,
+
+    /// Guest memory, like 512M or 2G, up to 256G
+    #[arg(long, short = 'm', default_value = "1G", value_name = "SIZE", value_parser = parse_memory, help_heading = "Guest")]
+    pub memory: u64,
+
+    /// Another disk image, raw or qcow2, seen by the guest after IMAGE; repeatable
+    #[arg(long, value_name = "FILE", help_heading = "Guest")]
+    pub disk: Vec<PathBuf>,
+
+    /// Discard the guest's writes to all disks when the run ends
+    #[arg(long, help_heading = "Guest")]
+    pub snapshot: bool,
+
+    /// Where the guest's serial console goes: `-` (standard output, with keys from the terminal), `none`, or a FILE.
+    /// Default: `-` on a terminal or with a command, else `none`; the profile has it in any case
+    #[arg(long, value_name = "WHERE", help_heading = "Guest")]
+    pub console: Option<PathBuf>,
+
+    /// Where the guest runs: `kvm` is this machine's own, `portable` a software-emulated host with KVM in it
+    /// (slow, works everywhere), `auto` the first that can
+    #[arg(long, value_enum, default_value_t, value_name = "HOST", help_heading = "Host")]
+    pub host: HostChoice,
+
+    /// Directory of the portable host [default: $VPROF_PORTABLE_HOST, then beside the program, then target/guest]
+    #[arg(long, value_name = "DIR", help_heading = "Host")]
+    pub portable_host: Option<PathBuf>,
+
+    /// Give the portable host up when it has been silent for this long
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_positive_time, help_heading = "Host")]
+    pub host_timeout: Duration,
+
+    /// Mean samples per second and vCPU, 0.1 to 50000
+    #[arg(long, short = 'F', default_value = "1000", value_name = "HZ", value_parser = parse_rate, help_heading = "Sampling")]
+    pub rate: f64,
+
+    /// How the time between two samples is drawn: `fixed` shows what goes wrong without chance
+    #[arg(long, value_enum, default_value_t, value_name = "KIND", help_heading = "Sampling")]
+    pub clock: Clock,
+
+    /// Seed of the sampling clock: the same seed gives the same intervals [default: random]
+    #[arg(long, value_name = "N", help_heading = "Sampling")]
+    pub seed: Option<u64>,
+
+    /// Frames of a call stack, at most; 0 takes no stacks, which costs less
+    #[arg(long, value_name = "FRAMES", default_value_t = 127, value_parser = clap::value_parser!(u16).range(0..=1024),
+        help_heading = "Sampling")]
+    pub depth: u16,
+
+    /// Also follow every switch, wake and interrupt exactly: what each task did and waited for, and who woke it. Costs an
+    /// exit per event
+    #[arg(long, help_heading = "Sampling")]
+    pub exact: bool,
+
+    /// How often per second, on average, all tasks are looked at from a thread of its own, to estimate what each did and
+    /// waited for: 0.1 to 1000, at random moments; 0 for never. Fewer where that would take more than 2 % of a CPU
+    #[arg(long, default_value = "10", value_name = "HZ", value_parser = parse_census, help_heading = "Sampling")]
+    pub census: f64,
+
+    /// Threads that use the host's CPUs beside the guest, in the portable host as well: for tests of vprof on a busy host
+    #[arg(long, default_value_t = 0, value_name = "THREADS", hide = true)]
+    pub host_load: u8,
+
+    /// End the run after this time, like 20s, 500ms or 2m
+    #[arg(long, short = 'd', value_name = "TIME", value_parser = parse_positive_time, help_heading = "Sampling")]
+    pub duration: Option<Duration>,
+
+    /// End the run when the largest share of its processes is known to within this, like 1% or 0.5% (0.01% to 50%): that
+    /// far from it its 95 % interval ends. Exit code 3 if the run ends otherwise before
+    #[arg(long, value_name = "PERCENT", value_parser = parse_precision, help_heading = "Sampling")]
+    pub until_precision: Option<f64>,
+
+    /// Names that the guest's own files lack.
+    #[command(flatten)]
+    pub debug: DebugArgs,
+
+    /// The profile to write
+    #[arg(long, short = 'o', default_value = "vprof.vprof", value_name = "FILE", help_heading = "Output")]
+    pub output: PathBuf,
+
+    /// Replace the profile if it exists
+    #[arg(long, help_heading = "Output")]
+    pub force: bool,
+
+    /// Where `vprof ctl` and `vprof top` find the run: a socket to be made, or `none`
+    /// [default: PID.sock in $XDG_RUNTIME_DIR/vprof or /tmp/vprof-UID]
+    #[arg(long, value_name = "SOCKET", help_heading = "Output")]
+    pub control: Option<PathBuf>,
+
+    /// Show the run live on this terminal, as `vprof top` does; the summary follows at its end
+    #[arg(long, conflicts_with_all = ["quiet", "verbose"], help_heading = "Output")]
+    pub top: bool,
+
+    /// Print the report as JSON (docs/json.md) at the end
+    #[arg(long, help_heading = "Output")]
+    pub json: bool,
+
+    /// No progress and no summary, only errors
+    #[arg(long, short = 'q', conflicts_with = "verbose", help_heading = "Output")]
+    pub quiet: bool,
+
+    /// Say more about what happens; progress as lines where standard error is no terminal
+    #[arg(long, short = 'v', help_heading = "Output")]
+    pub verbose: bool,
+}
+
+/// `--host`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub enum HostChoice {
+    /// This machine's KVM if it can run a kernel, else the portable host
+    #[default]
+    Auto,
+    /// This machine's KVM
+    Kvm,
+    /// The portable host
+    Portable,
+}
+
+/// `--clock`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub enum Clock {
+    /// Evenly between half and one and a half times the mean
+    #[default]
+    Uniform,
+    /// Exponential, without memory
+    Exponential,
+    /// Always the mean
+    Fixed,
+}
+
+impl From<Clock> for ClockKind {
+    fn from(clock: Clock) -> Self {
+        match clock {
+            Clock::Uniform => Self::Uniform,
+            Clock::Exponential => Self::Exponential,
+            Clock::Fixed => Self::Fixed,
+        }
+    }
+}

@@ -85,6 +85,10 @@ fn lz4(bytes: &[u8]) -> Vec<u8> {
     stream
 }
 
+/// Forms that an archive may have and another may follow.
+const FORMS: [(&str, Pack); 5] =
+    [("bare", <[u8]>::to_vec), ("gzip", gzip), ("zstd", zstd), ("xz", xz), ("lz4", lz4)];
+
 /// `bytes` through a program that is a filter; `None` where it is not installed.
 fn filtered(program: &str, bytes: &[u8]) -> Option<Vec<u8>> {
     let mut child =
@@ -119,9 +123,7 @@ fn programs_are_found_in_every_compression() {
         file("etc/passwd", b"root"),
         file("bin/busybox", &busybox),
     ]);
-    let forms: [(&str, Pack); 6] =
-        [("bare", <[u8]>::to_vec), ("gzip", gzip), ("zstd", zstd), ("xz", xz), ("lzma", lzma), ("lz4", lz4)];
-    for (name, pack) in forms {
+    for (name, pack) in FORMS.into_iter().chain([("lzma", lzma as Pack)]) {
         let (initrd, get) = read(&pack(&bare));
         assert_eq!(initrd.stopped(), None, "{name}");
         assert_eq!(get("/init").as_ref(), Some(&init), "{name}");
@@ -253,18 +255,25 @@ fn entry() -> impl Strategy<Value = Entry> {
     (name, content).prop_map(|(name, content)| file(&name, &content))
 }
 
+fn form() -> impl Strategy<Value = (&'static str, Pack)> {
+    proptest::sample::select(FORMS.to_vec())
+}
+
 proptest! {
     #[test]
     fn what_is_written_is_read_back(
-        archives in proptest::collection::vec((proptest::collection::vec(entry(), 0..6), 0..6_usize), 1..4),
+        archives in proptest::collection::vec((proptest::collection::vec(entry(), 0..6), form()), 1..4),
         padding in 0_usize..3,
     ) {
         let mut whole = Vec::new();
         let mut truth = std::collections::BTreeMap::new();
-        for (entries, form) in &archives {
+        for (entries, (form, pack)) in &archives {
             whole.resize(whole.len().next_multiple_of(4) + 4 * padding, 0);
-            let pack = [<[u8]>::to_vec, gzip, zstd, xz, lz4, <[u8]>::to_vec][*form];
             whole.extend(pack(&archive(entries)));
+            // Legacy frames of LZ4 end with a word of zero alone: the sign of gzip is the length of a block as well.
+            if *form == "lz4" {
+                whole.extend([0; 4]);
+            }
             for entry in entries {
                 truth.insert(entry.name.clone(), entry.content.clone());
             }
@@ -281,11 +290,10 @@ proptest! {
     #[test]
     fn damage_ends_in_a_reason(
         entries in proptest::collection::vec(entry(), 1..4),
-        form in 0..5_usize,
+        (_, pack) in form(),
         damage in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
         cut in any::<prop::sample::Index>(),
     ) {
-        let pack = [<[u8]>::to_vec, gzip, zstd, xz, lz4][form];
         let mut packed = pack(&archive(&entries));
         for (at, value) in damage {
             let at = at.index(packed.len());

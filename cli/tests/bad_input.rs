@@ -70,7 +70,7 @@ fn images_that_are_none() {
     let mut gpt = vec![0; 4096];
     gpt[512..520].copy_from_slice(b"EFI PART");
     files.write("gpt", &gpt);
-    refused(&files.image("gpt"), 1, &["a disk with a partition table (GPT)", "--kernel"]);
+    refused(&files.image("gpt"), 1, &["gpt has a damaged partition table", "its header claims 0 bytes", "sfdisk"]);
 }
 
 #[test]

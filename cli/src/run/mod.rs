@@ -54,7 +54,9 @@ pub fn command(args: &RunArgs) -> Result<ExitCode, Error> {
     let plan = Plan::make(args)?;
     let chosen = host::choose(args.host, args.portable_host.as_deref(), args.host_timeout)?;
     if !args.quiet {
-        eprintln!("vprof: {}", chosen.sentence());
+        for sentence in plan.choice.iter().chain([&chosen.sentence()]) {
+            eprintln!("vprof: {sentence}");
+        }
     }
     if matches!(chosen.host, Host::Portable(_)) {
         enough_memory(args.memory)?;
@@ -105,6 +107,8 @@ struct Plan {
     payload: Payload,
     /// Held open, and with it locked, for the whole run.
     disks: Vec<File>,
+    /// What is booted of a disk and why, for people.
+    choice: Option<String>,
 }
 
 impl Plan {
@@ -118,7 +122,7 @@ impl Plan {
         if !args.command.is_empty() {
             image::command::add(&mut loaded.payload, &args.command)?;
         }
-        let image_disk = loaded.is_disk.then_some(&args.image);
+        let image_disk = loaded.disk_words.as_ref().map(|_| &args.image);
         let disks: Vec<DiskSpec> = image_disk
             .into_iter()
             .chain(&args.disk)
@@ -128,7 +132,7 @@ impl Plan {
             .map(|path| DiskSpec::at(path, args.snapshot))
             .collect::<Result<_, _>>()?;
         let files = disks.iter().map(DiskSpec::open_locked).collect::<Result<Vec<_>, ImageError>>()?;
-        let cmdline = spec::cmdline(loaded.is_disk, args.append.as_deref());
+        let cmdline = spec::cmdline(loaded.disk_words.as_deref(), args.append.as_deref());
         let seed = args.seed.unwrap_or_else(random_seed);
         let spec = RunSpec {
             vcpus: args.cpus,
@@ -146,7 +150,7 @@ impl Plan {
             host_load: args.host_load,
             duration: args.duration,
         };
-        Ok(Self { spec, payload: loaded.payload, disks: files })
+        Ok(Self { spec, payload: loaded.payload, disks: files, choice: loaded.sentence })
     }
 }
 
@@ -370,7 +374,7 @@ async fn start(
     link: Link,
     tables: &live::Shared,
 ) -> Result<Outcome, Error> {
-    let Plan { mut spec, payload, disks } = plan;
+    let Plan { mut spec, payload, disks, choice: _ } = plan;
     spec.meta.push(("host".to_owned(), chosen.name().to_owned()));
     spec.meta.push(("host_reason".to_owned(), chosen.why.clone()));
     let create = |force| -> Result<Box<dyn Sink>, Error> {

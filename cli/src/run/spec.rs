@@ -159,18 +159,14 @@ impl DiskSpec {
     }
 }
 
-/// The kernel command line: defaults, then the user's words, which win where both name a thing.
-pub fn cmdline(is_disk: bool, append: Option<&str>) -> String {
+/// The kernel command line: the words of the disk's own boot loader, ours, then the user's. Of those that name the same
+/// thing the last one wins.
+pub fn cmdline(disk_words: Option<&str>, append: Option<&str>) -> String {
     // panic=-1 resets a panicked guest at once; otherwise it would spin until someone looks.
-    let mut words = String::from("console=ttyS0 quiet panic=-1");
-    if is_disk {
-        words.push_str(" root=/dev/vda rw");
-    }
-    if let Some(append) = append.map(str::trim).filter(|a| !a.is_empty()) {
-        words.push(' ');
-        words.push_str(append);
-    }
-    words
+    let ours = Some("console=ttyS0 quiet panic=-1");
+    let parts =
+        [disk_words, ours, append].into_iter().flatten().map(str::trim).filter(|part| !part.is_empty());
+    parts.collect::<Vec<_>>().join(" ")
 }
 
 /// A path for a row of `meta`.
@@ -184,10 +180,10 @@ mod tests {
 
     #[test]
     fn the_users_words_come_last() {
-        assert_eq!(cmdline(false, None), "console=ttyS0 quiet panic=-1");
+        assert_eq!(cmdline(None, None), "console=ttyS0 quiet panic=-1");
         assert_eq!(
-            cmdline(true, Some(" root=/dev/vdb ")),
-            "console=ttyS0 quiet panic=-1 root=/dev/vda rw root=/dev/vdb"
+            cmdline(Some("root=/dev/vda rw"), Some(" root=/dev/vdb ")),
+            "root=/dev/vda rw console=ttyS0 quiet panic=-1 root=/dev/vdb"
         );
     }
 

@@ -319,6 +319,7 @@ mod tests {
         let mirrors = Mirrors::of_machine(Path::new("/nowhere"), named).unwrap();
         for (release, suites) in [
             (Release::Bookworm, &["bookworm bookworm-updates", "bookworm-security"][..]),
+            (Release::Trixie, &["trixie trixie-updates", "trixie-security"]),
             (Release::Bullseye, &["bullseye", "bullseye-security"]),
             (Release::Newest, &["trixie-backports unstable"]),
         ] {

@@ -125,10 +125,20 @@ fn sentence(survey: &Survey, entry: &Entry, words: &str) -> String {
     text
 }
 
+/// The volume that the words name as root, else the one that is it most likely.
+fn root_of(survey: &Survey, words: &str) -> Option<usize> {
+    root_value(words).and_then(|value| survey.root_named(value)).or_else(|| survey.root())
+}
+
+/// True if the root that the words name has systemd as its init; `None` where vprof does not read it.
+pub fn has_systemd(survey: &Survey, words: &str) -> Option<bool> {
+    let files = survey.volumes.get(root_of(survey, words)?)?.readable()?;
+    Some(["/usr/lib/systemd/systemd", "/lib/systemd/systemd"].iter().any(|path| files.is_file(path)))
+}
+
 /// What is to be known about the root that the words name.
 pub fn root_notes(survey: &Survey, words: &str) -> Vec<String> {
-    let named = root_value(words).and_then(|value| survey.root_named(value));
-    let Some(root) = named.or_else(|| survey.root()) else { return Vec::new() };
+    let Some(root) = root_of(survey, words) else { return Vec::new() };
     let (Some(volume), place) = (survey.volumes.get(root), survey.place(root)) else { return Vec::new() };
     let signature = volume.signature.as_ref();
     let mut notes = Vec::new();

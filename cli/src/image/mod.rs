@@ -139,7 +139,7 @@ pub enum ImageError {
         looked: String,
     },
     /// The disk can't be written and would have to be.
-    #[error("{} can't be written ({}): add --snapshot to discard the guest's writes", Shown(.path), Reason(.source))]
+    #[error("{} can't be written ({}): add --snapshot to discard the guest's writes, or --read-only", Shown(.path), Reason(.source))]
     ReadOnly {
         /// The image.
         path: PathBuf,
@@ -147,12 +147,12 @@ pub enum ImageError {
         source: io::Error,
     },
     /// Another vprof uses the disk.
-    #[error("{} is in use by another vprof{}", Shown(.path), if *.snapshot { ": wait for its end" } else { ": wait for its end, or use --snapshot in both" })]
+    #[error("{} is in use by another vprof{}", Shown(.path), if *.writes { ": wait for its end, or use --snapshot in both" } else { ": wait for its end" })]
     InUse {
         /// The image.
         path: PathBuf,
-        /// This run only wants to read it.
-        snapshot: bool,
+        /// This run wants to write it.
+        writes: bool,
     },
     /// A file inside of the image is at fault.
     #[error("in {}: {source}", Shown(.image))]
@@ -198,6 +198,8 @@ pub struct Loaded {
     pub origin: String,
     /// What was chosen of a disk and why, in one line for people.
     pub sentence: Option<String>,
+    /// The disk's init is systemd; `None` where that can't be told.
+    pub has_systemd: Option<bool>,
 }
 
 /// More than any header of a kernel, bytes.
@@ -231,6 +233,7 @@ pub fn load(request: Request<'_>) -> Result<Loaded, ImageError> {
                 disk_words: None,
                 origin: request.image.display().to_string(),
                 sentence: None,
+                has_systemd: Some(false),
             })
         }
         Content::Foreign { found, advice } => {
@@ -269,9 +272,11 @@ fn with_kernel(
         Some(survey) => choice::words(survey, None, payload.initrd.is_some()),
         None => "root=/dev/vda rw".to_owned(),
     };
+    let has_systemd = survey.as_ref().and_then(|survey| choice::has_systemd(survey, &words));
     let notes = survey.map(|survey| choice::root_notes(&survey, &words)).filter(|notes| !notes.is_empty());
     Ok(Loaded {
         payload,
+        has_systemd,
         sentence: notes.map(|notes| format!("{words}; {}", notes.join("; "))),
         disk_words: Some(words),
         origin: kernel.display().to_string(),
@@ -286,6 +291,7 @@ fn from_disk(disk: &Part, given_initrd: Option<Vec<u8>>, image: &Path) -> Result
     }
     let choice = choice::choose(&survey, image)?;
     Ok(Loaded {
+        has_systemd: choice::has_systemd(&survey, &choice.words),
         payload: Payload { kernel: choice.kernel, initrd: given_initrd.or(choice.initrd) },
         disk_words: Some(choice.words),
         origin: choice.origin,

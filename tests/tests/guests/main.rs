@@ -7,6 +7,7 @@ mod books;
 mod busy_host;
 mod control;
 mod devices;
+mod distribution;
 mod exact;
 mod exact_moments;
 mod exact_parts;

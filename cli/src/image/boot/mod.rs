@@ -39,10 +39,12 @@ pub struct Entry {
     pub source: String,
 }
 
+/// One way to find entries.
+type Look = fn(&[Volume]) -> Vec<Entry>;
+
 /// Everything that could be booted, the boot loader's own choice first.
 pub fn entries(volumes: &[Volume]) -> Vec<Entry> {
-    let looks: [fn(&[Volume]) -> Vec<Entry>; 4] =
-        [bls::entries, grub::entries, extlinux::entries, plain::entries];
+    let looks: [Look; 4] = [bls::entries, grub::entries, extlinux::entries, plain::entries];
     let mut found: Vec<Entry> = Vec::new();
     for entry in looks.iter().flat_map(|look| look(volumes)) {
         let known = |known: &Entry| known.volume == entry.volume && known.kernel == entry.kernel;

@@ -107,6 +107,71 @@ fn images_whose_file_system_is_cut_off_or_has_no_kernel() {
     refused(&files.image("cutkernel.img"), 1, &["cutkernel.img", "/boot/vmlinuz-6.1", "cut off"]);
 }
 
+/// A disk with a master boot record and this file system as its second partition.
+fn partitioned(file_system: &[u8]) -> Vec<u8> {
+    let mut disk = vec![0; 4096 * 512];
+    disk.extend_from_slice(file_system);
+    let sectors = |bytes: usize| u32::try_from(bytes / 512).unwrap().to_le_bytes();
+    disk[0x1be + 16 + 4] = 0x83;
+    disk[0x1be + 16 + 8..0x1be + 16 + 12].copy_from_slice(&4096_u32.to_le_bytes());
+    disk[0x1be + 16 + 12..0x1be + 32].copy_from_slice(&sectors(file_system.len()));
+    disk[510..512].copy_from_slice(&[0x55, 0xaa]);
+    disk
+}
+
+#[test]
+fn images_with_partitions_that_lead_to_no_kernel() {
+    let files = Files::new();
+    fs::create_dir_all(files.path("root/boot")).unwrap();
+    ext4(&files.path("root"), &files.path("ext4"));
+    let mut whole = partitioned(&fs::read(files.path("ext4")).unwrap());
+    files.write("nokernel.img", &whole);
+    refused(&files.image("nokernel.img"), 1, &["no kernel in", "on partition 2 (ext4)", "--kernel FILE"]);
+    // s_feature_incompat: the journal has not been written back.
+    whole[4096 * 512 + 1024 + 0x60] |= 4;
+    files.write("dirty.img", &whole);
+    let output = run(["image".as_ref(), "inspect".as_ref(), files.path("dirty.img").as_os_str()]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(support::stdout(&output).contains("not unmounted"), "{}", support::stdout(&output));
+
+    whole.truncate(5000 * 512);
+    files.write("cut.img", &whole);
+    refused(
+        &files.image("cut.img"),
+        1,
+        &["no kernel in", "cut.img", "partition 2 lies beyond the end of the disk"],
+    );
+
+    for (name, sign) in [("LUKS", &b"LUKS\xba\xbe\0\x02"[..]), ("xfs", b"XFSB")] {
+        let mut volume = vec![0; 1 << 20];
+        volume[..sign.len()].copy_from_slice(sign);
+        files.write("closed.img", &partitioned(&volume));
+        let words = ["no kernel in", "can't look into partition 2", name, "--initrd FILE"];
+        refused(&files.image("closed.img"), 1, &words);
+        let output = run(["image", "inspect", "--json"]
+            .map(Path::new)
+            .iter()
+            .copied()
+            .chain([files.path("closed.img").as_path()]));
+        assert!(output.status.success(), "{}", stderr(&output));
+        let json = support::stdout(&output);
+        assert!(
+            json.contains(&format!("\"contents\": \"{name}\"")) && json.contains("\"boots\": false"),
+            "{json}"
+        );
+    }
+}
+
+#[test]
+fn what_is_no_disk_is_not_inspected() {
+    let files = Files::new();
+    files.write("vmdk", b"KDMV");
+    let inspect = |name: &str| run(["image".as_ref(), "inspect".as_ref(), files.path(name).as_os_str()]);
+    refused(&inspect("vmdk"), 1, &["a VMDK image"]);
+    refused(&inspect("kernel"), 1, &["no disk image", "`vprof run` takes a kernel"]);
+    refused(&inspect("gone"), 1, &["can't read the image"]);
+}
+
 #[test]
 fn kernels_that_are_none() {
     let files = Files::new();

@@ -91,6 +91,7 @@ fn profiled(path: &Path, spinners: usize) -> Seen {
     let machine = VmConfig {
         vcpus: 1,
         memory_bytes: 8 << 20,
+        huge_pages: false,
         payload: Payload::Flat { code: loops(), cpl: 3 },
         disks: Vec::new(),
         console: Console(Box::new(std::io::sink())),

@@ -38,6 +38,7 @@ fn run(path: &Path) -> ! {
     let machine = VmConfig {
         vcpus: 2,
         memory_bytes: 8 << 20,
+        huge_pages: false,
         payload: Payload::Flat { code: SPIN.to_vec(), cpl: 3 },
         disks: Vec::new(),
         console: Console(Box::new(std::io::sink())),

@@ -85,7 +85,15 @@ fn options() -> Result<Options, Fail> {
     let payload = Payload::Linux { kernel, initrd, cmdline };
     let console = Console(Box::new(io::stdout()));
     Ok(Options {
-        config: VmConfig { vcpus, memory_bytes, payload, disks, console, second_console: None },
+        config: VmConfig {
+            vcpus,
+            memory_bytes,
+            huge_pages: false,
+            payload,
+            disks,
+            console,
+            second_console: None,
+        },
         limit,
         interval,
     })

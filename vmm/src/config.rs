@@ -11,6 +11,9 @@ pub struct VmConfig {
     pub vcpus: u8,
     /// Guest memory in bytes, a multiple of 4 KiB, at most [`MAX_MEMORY`].
     pub memory_bytes: u64,
+    /// Guest memory is backed by reserved huge pages of the host, 2 MiB each, and by nothing else. Its size is then a
+    /// multiple of that.
+    pub huge_pages: bool,
     /// What runs first.
     pub payload: Payload,
     /// virtio-blk disks in the order in which the guest sees them (vda, vdb, ...).

@@ -59,6 +59,21 @@ pub enum StartError {
         /// The host's words.
         reason: String,
     },
+    /// The host has not enough huge pages for the guest's memory.
+    #[error(
+        "{pages} huge pages of 2 MiB for guest memory are not free: reserve them with `echo {pages} | sudo tee \
+         /proc/sys/vm/nr_hugepages`"
+    )]
+    HugePages {
+        /// How many are needed.
+        pages: u64,
+    },
+    /// Guest memory is no whole number of huge pages.
+    #[error("guest memory of {asked} bytes is no whole number of huge pages of 2 MiB: ask for a multiple")]
+    HugePageSize {
+        /// What was asked for, bytes.
+        asked: u64,
+    },
     /// Kernel, initrd and boot data do not fit into the guest's memory.
     #[error(
         "{} MiB of guest memory are too few: {what} needs {} MiB; ask for more",

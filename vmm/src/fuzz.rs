@@ -107,5 +107,5 @@ impl Hardware {
 /// Puts a kernel, its initrd and its command line into memory of `bytes` bytes; whether that worked.
 pub fn load(kernel: Vec<u8>, initrd: Option<Vec<u8>>, cmdline: String, bytes: usize) -> bool {
     let Ok(memory) = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), bytes)]) else { return false };
-    boot::load(&Payload::Linux { kernel, initrd, cmdline }, &memory, 2).is_ok()
+    boot::load(&Payload::Linux { kernel, initrd, cmdline }, &memory, 2, false).is_ok()
 }

@@ -81,7 +81,7 @@ impl<O: Observer> Machine<O> {
     ///
     /// Every reason why this host cannot run this machine; nothing is left behind then.
     pub fn start(config: VmConfig, mut make: impl FnMut(u8) -> O) -> Result<Self, StartError> {
-        let VmConfig { vcpus, memory_bytes, payload, disks, console, second_console } = config;
+        let VmConfig { vcpus, memory_bytes, huge_pages, payload, disks, console, second_console } = config;
         if !(1..=MAX_VCPUS).contains(&vcpus) {
             return Err(StartError::Vcpus { asked: vcpus });
         }
@@ -93,7 +93,7 @@ impl<O: Observer> Machine<O> {
             return Err(StartError::VcpusBeyondKvm { asked: vcpus, most });
         }
         kick::install_handler().map_err(StartError::host("signal handlers"))?;
-        let memory = memory::map(memory_bytes)?;
+        let memory = memory::map(memory_bytes, huge_pages)?;
         let entry = boot::load(&payload, &memory, vcpus, second_console.is_some())?;
         drop(payload);
 

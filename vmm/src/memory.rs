@@ -8,13 +8,17 @@
 
 use kvm_bindings::kvm_userspace_memory_region;
 use kvm_ioctls::VmFd;
-use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
+use vm_memory::{
+    GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap, MmapRegion,
+};
 
 use crate::config::MAX_MEMORY;
 use crate::error::StartError;
 
 /// Size of a page, bytes.
 pub(crate) const PAGE: u64 = 4096;
+/// Size of a huge page, bytes.
+const HUGE_PAGE: u64 = 2 << 20;
 /// Where low RAM ends at the latest.
 pub(crate) const HOLE_START: u64 = 0xc000_0000;
 /// Where high RAM starts: right behind the first 4 GiB.
@@ -80,8 +84,9 @@ pub(crate) fn low_ram(bytes: u64) -> u64 {
     bytes.min(HOLE_START)
 }
 
-/// Checks the size and maps memory of that size. The host backs a page when it is first touched.
-pub(crate) fn map(bytes: u64) -> Result<GuestMemoryMmap, StartError> {
+/// Checks the size and maps memory of that size. The host backs a page when it is first touched; huge pages are
+/// reserved at once.
+pub(crate) fn map(bytes: u64, huge_pages: bool) -> Result<GuestMemoryMmap, StartError> {
     if bytes == 0 || !bytes.is_multiple_of(PAGE) || bytes > MAX_MEMORY {
         return Err(StartError::MemorySize { asked: bytes });
     }
@@ -95,9 +100,30 @@ pub(crate) fn map(bytes: u64) -> Result<GuestMemoryMmap, StartError> {
         let length = usize::try_from(length).map_err(|error| failed(error.to_string()))?;
         ranges.push((GuestAddress(start), length));
     }
+    if huge_pages {
+        return map_huge(bytes, &ranges);
+    }
     let memory = GuestMemoryMmap::from_ranges(&ranges).map_err(|error| failed(error.to_string()))?;
     advise(&memory);
     Ok(memory)
+}
+
+/// Maps memory in huge pages that the host has reserved.
+fn map_huge(bytes: u64, ranges: &[(GuestAddress, usize)]) -> Result<GuestMemoryMmap, StartError> {
+    if !bytes.is_multiple_of(HUGE_PAGE) {
+        return Err(StartError::HugePageSize { asked: bytes });
+    }
+    let refused = || StartError::HugePages { pages: bytes / HUGE_PAGE };
+    // Without MAP_NORESERVE: too few pages are an error now and no fault later.
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_HUGETLB | libc::MAP_HUGE_2MB;
+    let mut regions = Vec::with_capacity(ranges.len());
+    for (start, length) in ranges {
+        let region = MmapRegion::build(None, *length, libc::PROT_READ | libc::PROT_WRITE, flags)
+            .map_err(|_| refused())?;
+        let region = GuestRegionMmap::new(region, *start);
+        regions.push(region.ok_or_else(refused)?);
+    }
+    GuestMemoryMmap::from_regions(regions).map_err(|_| refused())
 }
 
 /// Asks for huge pages, which halve the cost of a nested page walk. A host that refuses loses
@@ -162,7 +188,19 @@ mod tests {
     #[test]
     fn odd_sizes_and_sizes_beyond_the_limit_are_refused() {
         for bytes in [0, 1, PAGE - 1, PAGE + 512, MAX_MEMORY + PAGE, u64::MAX] {
-            assert!(matches!(map(bytes), Err(StartError::MemorySize { asked }) if asked == bytes), "{bytes}");
+            assert!(
+                matches!(map(bytes, false), Err(StartError::MemorySize { asked }) if asked == bytes),
+                "{bytes}"
+            );
+        }
+    }
+
+    #[test]
+    fn huge_pages_are_there_or_it_is_said_how_to_get_them() {
+        assert!(matches!(map(HUGE_PAGE + PAGE, true), Err(StartError::HugePageSize { .. })));
+        match map(4 * HUGE_PAGE, true) {
+            Ok(memory) => assert_eq!(memory.iter().map(|region| region.len()).sum::<u64>(), 4 * HUGE_PAGE),
+            Err(error) => assert!(error.to_string().contains("echo 4 | sudo tee"), "{error}"),
         }
     }
 
@@ -173,7 +211,7 @@ mod tests {
         if asked > MAX_MEMORY {
             return;
         }
-        let message = map(asked).unwrap_err().to_string();
+        let message = map(asked, false).unwrap_err().to_string();
         assert!(message.contains("of RAM and swap"), "{message}");
     }
 }

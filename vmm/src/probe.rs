@@ -100,6 +100,7 @@ fn speed(cpl: u8) -> Result<f64, ProbeError> {
     let config = VmConfig {
         vcpus: 1,
         memory_bytes: 4 << 20,
+        huge_pages: false,
         payload: Payload::Flat { code: COUNT.to_vec(), cpl },
         disks: Vec::new(),
         console: Console(Box::new(std::io::sink())),

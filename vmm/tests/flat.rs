@@ -31,6 +31,7 @@ fn flat(code: &[u8], cpl: u8) -> VmConfig {
     VmConfig {
         vcpus: 1,
         memory_bytes: 8 << 20,
+        huge_pages: false,
         payload: Payload::Flat { code: code.to_vec(), cpl },
         disks: Vec::new(),
         console: Console(Box::new(std::io::sink())),

@@ -66,6 +66,7 @@ fn machine(code: &[u8], withdraw_at: Option<usize>, interval: Option<Duration>) 
     let config = VmConfig {
         vcpus: 4,
         memory_bytes: 8 << 20,
+        huge_pages: false,
         payload: Payload::Flat { code: code.to_vec(), cpl: 3 },
         disks: Vec::new(),
         console: Console(Box::new(std::io::sink())),

@@ -71,6 +71,11 @@ pub struct RunArgs {
     #[arg(long, short = 'm', default_value = "1G", value_name = "SIZE", value_parser = parse_memory, help_heading = "Guest")]
     pub memory: u64,
 
+    /// Back guest memory with huge pages of 2 MiB that the host has reserved (/proc/sys/vm/nr_hugepages). Without this
+    /// the host gives some where it has them
+    #[arg(long, help_heading = "Guest")]
+    pub huge_pages: bool,
+
     /// Another disk image, raw or qcow2, seen by the guest after IMAGE; repeatable
     #[arg(long, value_name = "FILE", help_heading = "Guest")]
     pub disk: Vec<PathBuf>,

@@ -157,6 +157,9 @@ impl Survey {
                 text.push_str(&format!("; {}: {}", self.place(index), escape(reason)));
             }
         }
+        if let Some(damage) = self.table.as_ref().and_then(|table| table.damage.as_deref()) {
+            text.push_str(&format!("; the partition table is damaged: {damage}"));
+        }
         if self.volumes.iter().any(|volume| volume.signature.as_ref().is_some_and(|s| s.is_encrypted())) {
             text.push_str(" (LUKS is encrypted)");
         }

@@ -74,6 +74,9 @@ fn job(port: &Port, modules: Vec<PathBuf>) -> Result<Outcome, Sentence> {
         load(&module)?;
     }
     let job: Job = serde_json::from_slice(&take(JOB_FILE)?).map_err(|e| format!("{JOB_FILE}: {e}"))?;
+    if job.run.huge_pages {
+        reserve_huge_pages(job.run.memory_bytes)?;
+    }
     let kernel = take(KERNEL_FILE)?;
     let initrd = if job.has_initrd { Some(take(INITRD_FILE)?) } else { None };
     for device in &job.devices {
@@ -130,6 +133,13 @@ fn job(port: &Port, modules: Vec<PathBuf>) -> Result<Outcome, Sentence> {
     output_pump.finish(FLUSH_LIMIT);
     write_back(port, &written)?;
     outcome.map_err(|error: Error| error.to_string())
+}
+
+/// Has this host's kernel set huge pages aside for the guest's memory; whether they suffice, the guest's start tells.
+fn reserve_huge_pages(memory_bytes: u64) -> Result<(), Sentence> {
+    const PLACE: &str = "/proc/sys/vm/nr_hugepages";
+    let pages = memory_bytes.div_ceil(2 << 20);
+    std::fs::write(PLACE, pages.to_string()).map_err(|e| format!("can't reserve huge pages: {PLACE}: {e}"))
 }
 
 /// Waits until all that the guest has written is on its disks, and keeps saying so: this can take longer than a

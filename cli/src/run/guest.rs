@@ -72,6 +72,7 @@ pub async fn run(
     let config = VmConfig {
         vcpus: spec.vcpus,
         memory_bytes: spec.memory_bytes,
+        huge_pages: spec.huge_pages,
         payload: vmm::Payload::Linux {
             kernel: payload.kernel,
             initrd: payload.initrd,

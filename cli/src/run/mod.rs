@@ -154,6 +154,7 @@ impl Plan {
         let spec = RunSpec {
             vcpus: args.cpus,
             memory_bytes: args.memory,
+            huge_pages: args.huge_pages,
             meta: meta(args, &loaded.origin, &cmdline),
             cmdline,
             disks,

@@ -19,6 +19,8 @@ pub struct RunSpec {
     pub vcpus: u8,
     /// Guest memory, bytes.
     pub memory_bytes: u64,
+    /// Guest memory is backed by huge pages of the host that are reserved.
+    pub huge_pages: bool,
     /// Kernel command line.
     pub cmdline: String,
     /// Disks in the order in which the guest sees them.

@@ -55,3 +55,15 @@ fn a_second_disk_is_written_through_and_a_snapshot_is_not() {
         assert_eq!(start, expected, "snapshot: {snapshot}");
     }
 }
+
+#[test]
+fn memory_in_huge_pages_is_memory() {
+    // The portable host's kernel reserves them for the guest; another machine's need not have any.
+    let run = Guest::demo()
+        .options(["--huge-pages", "--host", "portable", "--memory", "256M"])
+        .script("grep MemTotal /proc/meminfo; spin --seconds 1")
+        .run()
+        .succeeded();
+    assert!(run.stdout.contains("MemTotal"), "{}", run.stdout);
+    assert!(run.report().process("spin").share > 0.0);
+}

@@ -16,6 +16,7 @@ fn spec(disk: Option<Writes>) -> RunSpec {
     RunSpec {
         vcpus: 1,
         memory_bytes: 1 << 30,
+        huge_pages: false,
         cmdline: String::new(),
         disks: disk
             .map(|writes| DiskSpec { path: "/x".into(), format: Format::Raw, writes })

@@ -159,6 +159,7 @@ fn turn<O: Observer>(inner: O, start: impl FnOnce(GuestMemoryMmap)) -> Measured<
     let config = VmConfig {
         vcpus: 1,
         memory_bytes: dump::MEMORY as u64,
+        huge_pages: false,
         payload: Payload::Flat { code: COUNT.to_vec(), cpl: 3 },
         disks: Vec::new(),
         console: Console(Box::new(std::io::sink())),

@@ -14,6 +14,7 @@ mod image;
 mod kernel;
 mod report;
 mod run;
+mod terminal;
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -25,6 +26,7 @@ pub use image::Disk;
 pub use kernel::{Lost, kernel_of, kernel_without};
 pub use report::{Function, Process, Report, Row, Vcpu, Walks};
 pub use run::{Run, Running};
+pub use terminal::Terminal;
 
 /// How often a guest is run again because the portable host failed.
 const REPEATS: usize = 2;

@@ -12,6 +12,7 @@ use nix::unistd::Pid;
 use serde_json::Value;
 
 use crate::report::Report;
+use crate::terminal::Terminal;
 
 /// A `vprof run` under way; killed when dropped.
 #[derive(Debug)]
@@ -94,6 +95,13 @@ impl Running {
         serde_json::from_slice(&output.stdout).expect("JSON")
     }
 
+    /// `vprof top` on this run, in a terminal of 80 columns and 24 lines.
+    pub fn top(&self) -> Terminal {
+        let mut command = Command::new(crate::vprof());
+        command.arg("top").arg(self.profile.with_extension("sock"));
+        Terminal::start(command, 24, 80)
+    }
+
     /// From now on no file that `vprof` writes may grow beyond this many bytes: a full disk.
     pub fn limit_file_size(&self, bytes: u64) {
         let limit = libc::rlimit { rlim_cur: bytes, rlim_max: bytes };
@@ -111,6 +119,16 @@ impl Running {
                     .and_then(|rows| rows.first()?.first()?.as_i64())
                     .is_some_and(|n| n >= count)
         });
+    }
+
+    /// Waits until `vprof ctl` says what is wanted, and gives that.
+    pub fn wait_for_ctl(&mut self, arguments: &[&str], wanted: impl Fn(&Value) -> bool) -> Value {
+        let mut said = Value::Null;
+        self.wait_until("such answer", |run| {
+            said = run.ctl(arguments);
+            wanted(&said)
+        });
+        said
     }
 
     fn wait_until(&mut self, what: &str, mut met: impl FnMut(&mut Self) -> bool) {

@@ -272,7 +272,7 @@ pub struct QueryArgs {
     /// One SQLite statement that only reads; tables and views stand in docs/profile.md
     pub sql: String,
 
-    /// Print CSV (RFC 4180) with a heading
+    /// Print CSV (RFC 4180) with a heading; control characters as escapes, unlike in JSON
     #[arg(long, conflicts_with = "json")]
     pub csv: bool,
 

@@ -277,7 +277,8 @@ impl Session {
             status: Mutex::new(Status { sampling: true, wanted_hz: config.rate_hz, ..Status::default() }),
             ending: Mutex::default(),
         });
-        let mut collector = Collector::new(Arc::clone(&shared), rings, sink, first_meta(&config));
+        let mut collector =
+            Collector::new(Arc::clone(&shared), (rings, Arc::clone(&readers)), sink, first_meta(&config));
         if let Some(wanted) = config.precision {
             collector.aim_at(Aim::new(wanted, config.clock, config.rate_hz, config.vcpus));
         }

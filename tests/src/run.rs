@@ -113,9 +113,14 @@ impl Running {
 
     /// Waits until the profile holds at least this many samples.
     pub fn wait_for_samples(&mut self, count: i64) {
-        self.wait_until("samples in the profile", |run| {
+        self.wait_for_rows("FROM sample", count);
+    }
+
+    /// Waits until the profile holds at least this many rows of a query, from its `FROM` on.
+    pub fn wait_for_rows(&mut self, from: &str, count: i64) {
+        self.wait_until(from, |run| {
             run.profile.exists()
-                && query(&run.profile, "SELECT count(*) FROM sample")
+                && query(&run.profile, &format!("SELECT count(*) {from}"))
                     .and_then(|rows| rows.first()?.first()?.as_i64())
                     .is_some_and(|n| n >= count)
         });

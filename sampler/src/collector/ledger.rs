@@ -46,6 +46,12 @@ impl Ledger {
         self.guest = Some((kernel, memory));
     }
 
+    /// Their kernel runs no more.
+    pub(crate) fn gone(&mut self) {
+        self.guest = None;
+        self.hit.clear();
+    }
+
     /// A sample has hit the instance.
     pub(crate) fn note(&mut self, instance: u32, task: &TaskSnapshot) {
         if self.hit.len() < MOST_HIT && self.guest.is_some() && !self.has_ended(instance) {

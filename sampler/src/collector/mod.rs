@@ -10,15 +10,16 @@ mod interrupts;
 mod ledger;
 pub(crate) mod mode;
 mod namer;
+mod presence;
 pub(crate) mod resolver;
 mod stacks;
 pub(crate) mod walker;
 
 use std::fmt;
 use std::fs::File;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, TryRecvError};
+use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -30,12 +31,13 @@ use crate::exact::watch::Watch;
 use crate::initrd::Initrd;
 use crate::microstate::host::{own_schedstat, waited};
 use crate::microstate::meter::Meter;
-use crate::record::Sampled;
+use crate::record::{Readers, Record, Sampled};
 use crate::session::{Ending, OpenFiles, Shared, Totals};
 use crate::vcpu::Ends;
 use aim::Aim;
 use finder::{Code, News, Wanted};
 use namer::{Named, Namer, Wish};
+use presence::{Presence, Trust};
 use resolver::Resolver;
 #[cfg(feature = "fuzz")]
 pub(crate) use walker::PerfMap;
@@ -102,6 +104,8 @@ pub(crate) struct Collector {
     rings: Vec<Ends>,
     sink: Box<dyn Sink>,
     finder: Option<FinderHandle>,
+    presence: Presence,
+    readers: Arc<OnceLock<Readers>>,
     memory: Option<GuestMemoryMmap>,
     guest: Option<Guest>,
     namer: Option<NamerHandle>,
@@ -135,7 +139,7 @@ impl fmt::Debug for Collector {
 impl Collector {
     pub(crate) fn new(
         shared: Arc<Shared>,
-        rings: Vec<Ends>,
+        (rings, readers): (Vec<Ends>, Arc<OnceLock<Readers>>),
         sink: Box<dyn Sink>,
         meta: Vec<(String, String)>,
     ) -> Self {
@@ -147,6 +151,8 @@ impl Collector {
             rings,
             sink,
             finder: None,
+            presence: Presence::default(),
+            readers,
             memory: None,
             guest: None,
             namer: None,
@@ -288,11 +294,13 @@ impl Collector {
         for vcpu in 0..self.rings.len() {
             // No more than stands there now: a ring that fills as fast as it is drained must not starve the others.
             for _ in 0..self.rings[vcpu].samples.slots() {
-                let Ok(Sampled { record, stack, stack_missed }) = self.rings[vcpu].samples.pop() else {
+                let Ok(Sampled { mut record, stack, stack_missed }) = self.rings[vcpu].samples.pop() else {
                     break;
                 };
                 let id = u8::try_from(vcpu).unwrap_or(u8::MAX);
-                self.resolver.sample(id, &record, stack.as_deref(), &mut self.batch);
+                let known = self.trusts(&record);
+                record.current = record.current.filter(|_| known);
+                self.resolver.sample(id, &record, stack.as_deref().filter(|_| known), &mut self.batch);
                 if let (Some(aim), Some(sample)) = (&mut self.aim, self.batch.samples.last()) {
                     let task = record.current.and_then(|current| current.task);
                     aim.sample(sample, task.map(|task| (task.process_comm, task.kernel_thread)));
@@ -321,6 +329,36 @@ impl Collector {
         }
         self.batch.events.append(&mut self.shared.events());
         self.roll_window();
+    }
+
+    /// Whether the record is of the kernel that was found, or from before that; ends all reading of it where it is gone.
+    fn trusts(&mut self, record: &Record) -> bool {
+        let Some(memory) = &self.memory else { return true };
+        let reader = self.readers.get().map(|readers| &readers.current);
+        match self.presence.judge(record, memory, reader) {
+            Trust::Known => true,
+            Trust::Doubtful => false,
+            Trust::Gone => {
+                self.kernel_gone();
+                false
+            }
+        }
+    }
+
+    /// The guest has started another kernel: nothing is read of the old one any more.
+    fn kernel_gone(&mut self) {
+        self.event(
+            "missing",
+            "the guest started another kernel (kexec): what ran from then on has no names".to_owned(),
+        );
+        self.finder = None;
+        self.resolver.kernel_gone();
+        if let Some(exact) = &mut self.exact {
+            exact.kernel_gone(&mut self.batch);
+        }
+        if let Some(census) = &mut self.census {
+            census.close(&mut self.resolver, &mut self.batch);
+        }
     }
 
     fn hear_finder(&mut self) {
@@ -359,6 +397,9 @@ impl Collector {
                 self.shared.status().kernel = Some(release);
                 if let (Some(kernel), Some(memory)) = (&found.code.kernel, &self.memory) {
                     self.resolver.ledger.found(Arc::clone(kernel), memory.clone());
+                }
+                if let Some(kernel) = &found.code.kernel {
+                    self.presence.found(Arc::clone(kernel));
                 }
                 if let Some(exact) = &mut self.exact {
                     exact.kernel_found(found.code.kernel.clone());

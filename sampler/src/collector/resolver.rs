@@ -21,7 +21,7 @@ use crate::record::Record;
 use crate::text;
 
 /// Kernel addresses are the upper half, whatever the number of page table levels.
-const KERNEL_HALF: u64 = 1 << 63;
+pub(super) const KERNEL_HALF: u64 = 1 << 63;
 
 /// Module of code in memory without a file, which a program has made itself.
 const ANONYMOUS: &str = "anonymous";
@@ -306,6 +306,13 @@ impl Resolver {
         self.frames.name_unnamed(names.as_ref(), &mut batch.frames);
         self.names = Some(names);
         self.walker = walker;
+    }
+
+    /// Another kernel runs: nothing more is read of the one that was found, and addresses mean something else.
+    pub(crate) fn kernel_gone(&mut self) {
+        (self.names, self.walker) = (None, None);
+        self.frames.forget_kernel();
+        self.ledger.gone();
     }
 
     /// The row id of a hard interrupt on `vcpu`; `None` while its name is not known, unless this is the `last` chance.

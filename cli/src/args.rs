@@ -20,9 +20,9 @@ pub use diff::DiffArgs;
 pub use export::ExportArgs;
 pub use filter::FilterArgs;
 use parse::parse_positive_time;
-pub use parse::rate_in_range;
+pub use parse::{parse_condition, rate_in_range};
 pub use report::ReportArgs;
-pub use run::{Clock, HostChoice, RunArgs};
+pub use run::{Clock, HostChoice, RunArgs, Then};
 pub use simulate::SimulateArgs;
 pub use top::TopArgs;
 

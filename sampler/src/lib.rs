@@ -5,6 +5,7 @@ pub mod bench;
 mod census;
 pub mod clock;
 mod collector;
+pub mod conditions;
 pub mod diff;
 pub mod estimate;
 pub mod exact;

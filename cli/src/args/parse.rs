@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use sampler::Sort;
+use sampler::conditions::Condition;
 use sampler::report::By;
 
 /// A span of time since the run's start; open ends are `None`.
@@ -39,6 +40,25 @@ pub fn parse_memory(text: &str) -> Result<u64, String> {
     } else {
         Ok(scaled as u64 & !0xfff)
     }
+}
+
+/// What `--start-when` and `--stop-when` take.
+pub fn parse_condition(text: &str) -> Result<Condition, String> {
+    let advice =
+        "write it like console:REGEX, process:NAME, process-end:NAME, mark:TEXT, unit:NAME or time:5s";
+    let (kind, what) = text.split_once(':').ok_or(advice)?;
+    let named = || if what.is_empty() { Err(format!("{kind}: what?")) } else { Ok(what.to_owned()) };
+    let condition = match kind {
+        "console" => Condition::Console(named()?),
+        "process" => Condition::Process(named()?),
+        "process-end" => Condition::ProcessEnd(named()?),
+        "mark" => Condition::Mark(named()?),
+        "unit" => Condition::Unit(named()?),
+        "time" => Condition::Time(parse_positive_time(what)?),
+        _ => return Err(format!("{:?} is no kind of condition: {advice}", crate::render::escape(kind))),
+    };
+    condition.check().map_err(|error| error.to_string())?;
+    Ok(condition)
 }
 
 /// A time from `20s`, `500ms`, `2m`, `1h` or plain seconds.
@@ -161,6 +181,23 @@ mod tests {
         assert_eq!(parse_precision("50%"), Ok(0.5));
         for wrong in ["", "%", "1", "0.01", "0%", "51%", "-1%", "1e1%", "inf%", "NaN%", "1%%"] {
             assert!(parse_precision(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn conditions_are_checked() {
+        assert_eq!(parse_condition("console:^a:b"), Ok(Condition::Console("^a:b".to_owned())));
+        assert_eq!(parse_condition("time:1.5s"), Ok(Condition::Time(Duration::from_millis(1500))));
+        assert_eq!(parse_condition("process-end:gzip").unwrap().to_string(), "process-end:gzip");
+        for (wrong, said) in [
+            ("gzip", "write it like"),
+            ("proces:gzip", "is no kind of condition"),
+            ("process:", "what?"),
+            ("time:0", "more than 0"),
+            ("console:a(b", "at character 2: unclosed group"),
+        ] {
+            let error = parse_condition(wrong).expect_err(wrong);
+            assert!(error.contains(said), "{wrong}: {error}");
         }
     }
 

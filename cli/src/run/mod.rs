@@ -145,6 +145,7 @@ impl Plan {
             until_precision: args.until_precision,
             host_load: args.host_load,
             duration: args.duration,
+            waits: args.waits(),
         };
         Ok(Self { spec, payload: loaded.payload, disks: files })
     }
@@ -506,6 +507,16 @@ fn judge(
 
 /// Says so where the precision that was asked for was not reached. A command that failed tells more by its own code.
 fn expect(args: &RunArgs, outcome: &Outcome, code: ExitCode) -> ExitCode {
+    let seen = outcome.totals.seen;
+    if let Some(start) = args.start_when.as_ref().filter(|_| seen.start_ns.is_none()) {
+        let start = crate::render::escape(&start.to_string()).into_owned();
+        eprintln!("vprof: the run ended before {start} was seen (--start-when): nothing was sampled");
+        return if code == ExitCode::Done { ExitCode::Expectation } else { code };
+    }
+    if let Some(stop) = args.stop_when.as_ref().filter(|_| seen.stop_ns.is_none() && !args.quiet) {
+        let stop = crate::render::escape(&stop.to_string()).into_owned();
+        eprintln!("vprof: the run ended before {stop} was seen (--stop-when): it was sampled to its end");
+    }
     let Some(missed) =
         args.until_precision.and_then(|wanted| missed(wanted, outcome.totals.precision.as_ref()))
     else {

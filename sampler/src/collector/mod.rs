@@ -12,6 +12,7 @@ pub(crate) mod mode;
 mod namer;
 pub(crate) mod resolver;
 mod stacks;
+mod waiting;
 pub(crate) mod walker;
 
 use std::fmt;
@@ -26,6 +27,7 @@ use vmm::{GuestMemoryMmap, Injected, Injections, Machine, Observer, Region, Trip
 
 use crate::batch::{Batch, EventRow, InjectedRow, Sink};
 use crate::census::Notes;
+use crate::conditions::Gate;
 use crate::exact::watch::Watch;
 use crate::initrd::Initrd;
 use crate::microstate::host::{own_schedstat, waited};
@@ -113,6 +115,10 @@ pub(crate) struct Collector {
     exit_rows: u32,
     counted: Instant,
     resolver: Resolver,
+    /// Whether samples are kept, and what is waited for.
+    gate: Gate,
+    /// Samples of each vCPU that were not kept.
+    passed_over: Vec<u64>,
     /// The precision that is to be reached.
     aim: Option<Aim>,
     /// Exact mode, where it is wanted.
@@ -142,6 +148,7 @@ impl Collector {
         let resolver = Resolver::new(shared.zero_ns);
         let now = Instant::now();
         let meters = shared.meters();
+        let passed_over = vec![0; rings.len()];
         Self {
             shared,
             rings,
@@ -157,6 +164,8 @@ impl Collector {
             exit_rows: 0,
             counted: now,
             resolver,
+            gate: Gate::default(),
+            passed_over,
             aim: None,
             exact: None,
             census: None,
@@ -170,6 +179,7 @@ impl Collector {
 
     /// Writes what is there, so that a sink that cannot be written to is known before the guest runs.
     pub(crate) fn begin(&mut self) -> Result<(), crate::SinkError> {
+        self.take_waits(Some(0));
         self.flush();
         match &self.totals.sink_error {
             Some(error) => Err(crate::SinkError(error.clone())),
@@ -259,7 +269,9 @@ impl Collector {
     fn read_meters(&mut self, ended: bool) {
         self.batch.vcpus.clear();
         for meter in &mut self.meters {
-            let (row, window) = meter.read(self.shared.zero_ns);
+            let (mut row, window) = meter.read(self.shared.zero_ns);
+            let passed_over = self.passed_over.get(usize::from(row.id)).copied().unwrap_or(0);
+            row.samples = row.samples.saturating_sub(passed_over);
             self.batch.vcpus.push(row);
             self.batch.microstates.extend(window);
         }
@@ -279,9 +291,12 @@ impl Collector {
 
     /// Drains the rings and takes what has arrived from elsewhere.
     pub(crate) fn collect(&mut self) {
+        self.take_waits(None);
         for meter in &mut self.meters {
             meter.tell_waited();
-            self.batch.rates.extend(meter.pace(self.shared.zero_ns));
+            let pace = meter.pace(self.shared.zero_ns);
+            // While samples are not kept none is taken, as far as the profile goes.
+            self.batch.rates.extend(pace.filter(|_| !self.gate.is_closed()));
         }
         // News first: what it says was so before the samples that are drained now.
         self.hear_finder();
@@ -292,12 +307,21 @@ impl Collector {
                     break;
                 };
                 let id = u8::try_from(vcpu).unwrap_or(u8::MAX);
-                self.resolver.sample(id, &record, stack.as_deref(), &mut self.batch);
-                if let (Some(aim), Some(sample)) = (&mut self.aim, self.batch.samples.last()) {
-                    let task = record.current.and_then(|current| current.task);
+                let task = record.current.and_then(|current| current.task);
+                if let Some(task) = &task {
+                    self.gate.task(task);
+                }
+                if self.gate.is_closed() {
+                    self.pass_over(vcpu, &record);
+                } else {
+                    self.resolver.sample(id, &record, stack.as_deref(), &mut self.batch);
+                    self.stacks_missed += u64::from(stack_missed);
+                }
+                if let (Some(aim), Some(sample)) = (&mut self.aim, self.batch.samples.last())
+                    && !self.gate.is_closed()
+                {
                     aim.sample(sample, task.map(|task| (task.process_comm, task.kernel_thread)));
                 }
-                self.stacks_missed += u64::from(stack_missed);
                 if let Some(stack) = stack {
                     // There are no more boxes than the pool has room for.
                     drop(self.rings[vcpu].pool.push(stack));
@@ -320,6 +344,7 @@ impl Collector {
             self.batch.meta.push(("console_dropped_bytes".to_owned(), dropped.to_string()));
         }
         self.batch.events.append(&mut self.shared.events());
+        self.wait();
         self.roll_window();
     }
 
@@ -380,7 +405,10 @@ impl Collector {
                 self.batch.syscalls.extend(named);
             }
             News::Books(all) => self.resolver.books(&all, &mut self.batch),
-            News::Tasks(tasks) => self.resolver.list(&tasks, &mut self.batch),
+            News::Tasks(tasks) | News::Sight(tasks) => {
+                self.gate.list(&tasks);
+                self.resolver.list(&tasks, &mut self.batch);
+            }
             News::Missing(text) => self.event("missing", text),
         }
     }
@@ -503,8 +531,9 @@ impl Collector {
                 Err(error) => self.fail(error.0),
             }
         }
-        let batch = &mut self.batch;
-        batch.clear();
+        self.gate.look(&self.batch);
+        self.gate.forget_rows();
+        self.batch.clear();
     }
 
     fn fail(&mut self, error: String) {
@@ -536,6 +565,7 @@ impl Collector {
         }
         let duration = ended_ns.saturating_sub(self.shared.zero_ns);
         self.read_meters(true);
+        self.totals.seen = self.gate.seen;
         self.totals.precision = self.aim.as_ref().and_then(Aim::look);
         let mut last = std::mem::take(&mut self.batch);
         last.meta = meta;

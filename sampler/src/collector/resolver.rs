@@ -136,6 +136,15 @@ impl Resolver {
         });
     }
 
+    /// Takes from a sample that is not kept what is needed to find the kernel.
+    pub(crate) fn pass_over(&mut self, record: &Record) {
+        self.classifier.classify(record);
+        self.latest_ns = self.latest_ns.max(record.time_ns);
+        if record.rip & KERNEL_HALF != 0 && record.long_mode {
+            self.candidate = Some((record.cr3, record.five_level));
+        }
+    }
+
     /// The instance of a task that an event is about; its thread gets its name.
     pub(crate) fn task(&mut self, task: &TaskSnapshot, read_ns: u64, batch: &mut Batch) -> u32 {
         let instance = self.identify(task, read_ns, batch);

@@ -3,7 +3,7 @@
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use symbols::{Interrupts, Kernel, KernelUnwinder, Missing, Modules, VirtAddr};
+use symbols::{Interrupts, Kernel, KernelUnwinder, Missing, Modules, TaskSnapshot, VirtAddr};
 use vmm::{GuestMemoryMmap, monotonic_ns};
 
 use super::{Code, Found, Guest, Listed};
@@ -132,6 +132,10 @@ impl Guest for LinuxGuest {
     fn system_calls(&mut self) -> Result<Vec<Option<String>>, Missing> {
         // Told by the registers that a stack leads to.
         if self.user_bytes.is_none() { Ok(Vec::new()) } else { self.kernel()?.system_calls(&self.memory) }
+    }
+
+    fn sight(&mut self) -> Result<Vec<TaskSnapshot>, Missing> {
+        self.kernel()?.tasks(&self.memory)
     }
 
     fn tasks(&mut self) -> Result<Listed, Missing> {

@@ -42,6 +42,9 @@ impl Guest for Scripted {
     fn system_calls(&mut self) -> Result<Vec<Option<String>>, Missing> {
         Ok(vec![Some("read".to_owned())])
     }
+    fn sight(&mut self) -> Result<Vec<TaskSnapshot>, Missing> {
+        Ok(vec![TaskSnapshot::default()])
+    }
     fn tasks(&mut self) -> Result<Listed, Missing> {
         let books = Ok(AllBooks { read_ns: 0, processes: Vec::new(), cpus: Vec::new() });
         Ok(Listed { tasks: vec![TaskSnapshot::default()], books })
@@ -64,6 +67,7 @@ fn rest(wanted: &Wanted, news: &Receiver<News>, thread: JoinHandle<()>) -> Vec<S
         News::SystemCalls(names) => format!("{} system calls", names.len()),
         News::Tasks(tasks) => format!("{} tasks", tasks.len()),
         News::Books(_) => "books".to_owned(),
+        News::Sight(_) => "sight".to_owned(),
         News::Missing(text) => text,
     });
     let kinds = kinds.collect();

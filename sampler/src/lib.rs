@@ -2,6 +2,7 @@
 
 pub mod batch;
 pub mod bench;
+pub mod boot;
 mod census;
 pub mod clock;
 mod collector;

@@ -44,7 +44,7 @@ Exit codes: with `-- CMD` the code of the guest's command; else 0 done, 1 failed
 failed keeps its code), 4 no usable hypervisor.";
 
 /// `vprof run`.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 #[command(before_help = EXAMPLES, after_help = NOTES, help_template = TEMPLATE)]
 pub struct RunArgs {
     /// Disk image (raw or qcow2) with a kernel in /boot, or a kernel (bzImage or vmlinux)
@@ -132,6 +132,12 @@ pub struct RunArgs {
     /// Threads that use the host's CPUs beside the guest, in the portable host as well: for tests of vprof on a busy host
     #[arg(long, default_value_t = 0, value_name = "THREADS", hide = true)]
     pub host_load: u8,
+
+    /// Run so often, each time anew: with --snapshot from the same image. Profiles are NAME.1.vprof, NAME.2.vprof ..., and the
+    /// spread between the runs is shown
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000), conflicts_with = "top",
+        help_heading = "Sampling")]
+    pub repeat: Option<u32>,
 
     /// End the run after this time, like 20s, 500ms or 2m
     #[arg(long, short = 'd', value_name = "TIME", value_parser = parse_positive_time, help_heading = "Sampling")]

@@ -408,6 +408,13 @@ impl Collector {
             News::Tasks(tasks) | News::Sight(tasks) => {
                 self.gate.list(&tasks);
                 self.resolver.list(&tasks, &mut self.batch);
+                if let Some(program) = self.resolver.init_program(&tasks) {
+                    self.event("init", program);
+                }
+            }
+            News::Trouble(trouble) => {
+                let rows = trouble.meta().map(|(key, value)| (key.to_owned(), value));
+                self.batch.meta.extend(rows);
             }
             News::Missing(text) => self.event("missing", text),
         }

@@ -67,6 +67,8 @@ pub(crate) struct Resolver {
     window: Window,
     /// Time of the newest sample, CLOCK_MONOTONIC ns.
     latest_ns: u64,
+    /// What the first process was seen to run.
+    init: Option<String>,
     /// Who was there when all tasks were last listed: pid, start, name.
     listed: HashSet<(i32, u64, [u8; 16])>,
     /// CR3 and CR4.LA57 of the last kernel code that ran.
@@ -349,6 +351,19 @@ impl Resolver {
         if let Some((walker, unwinder)) = self.walker.as_mut().zip(unwinder) {
             walker.unwinder_changed(unwinder);
         }
+    }
+
+    /// What the first process runs, if that is another program than before: its path and its file system.
+    pub(crate) fn init_program(&mut self, tasks: &[TaskSnapshot]) -> Option<String> {
+        let source = self.walker.as_ref()?.source();
+        let init = tasks.iter().find(|task| task.tid == 1 && !task.kernel_thread)?;
+        let exe = source.kernel.process(&source.memory, init.task).exe.ok()?;
+        let program = format!("{} {}", text::printable(&exe.path), text::printable(&exe.filesystem));
+        if self.init.as_ref() == Some(&program) {
+            return None;
+        }
+        self.init = Some(program.clone());
+        Some(program)
     }
 
     /// Tasks that exist, sampled or not. They are read while the guest runs, so one alone may be half made or half gone:

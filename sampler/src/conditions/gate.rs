@@ -35,6 +35,7 @@ pub(crate) struct Gate {
     start: Option<Trigger>,
     stop: Option<(Trigger, bool)>,
     until: Option<Trigger>,
+    tasks: bool,
     line: Vec<u8>,
     looked: Looked,
     pub(crate) seen: Seen,
@@ -61,6 +62,7 @@ impl Gate {
                 self.stop = trigger(when).map(|trigger| (trigger.counting_from(now_ns), end));
             }
             Wait::Until(when) => self.until = trigger(when),
+            Wait::Tasks => self.tasks = true,
         }
         false
     }
@@ -78,7 +80,7 @@ impl Gate {
     pub(crate) fn needs_tasks(&self) -> bool {
         let stop = self.stop.as_ref().map(|(trigger, _)| trigger).filter(|_| !self.closed);
         let waits = self.start.iter().chain(stop).chain(&self.until);
-        waits.into_iter().any(|trigger| trigger.condition.needs_tasks())
+        self.tasks || waits.into_iter().any(|trigger| trigger.condition.needs_tasks())
     }
 
     /// Those whose time has come: the end of sampling is waited for once it has begun.

@@ -100,6 +100,8 @@ pub enum Wait {
     },
     /// The run ends then; it was successful.
     Until(Condition),
+    /// For nothing: tasks are listed as often as if a process was waited for, so that each is in the profile soon.
+    Tasks,
 }
 
 /// When what was waited for was seen, ns since the run's start.

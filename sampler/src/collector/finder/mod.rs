@@ -54,6 +54,8 @@ pub(crate) enum News {
     Sight(Vec<TaskSnapshot>),
     /// What the guest keeps of the time of its processes and CPUs.
     Books(AllBooks),
+    /// What the kernel notes of its own failures.
+    Trouble(Trouble),
     /// Something cannot be read.
     Missing(String),
 }
@@ -73,6 +75,26 @@ pub(crate) struct Found {
     pub symbols: usize,
     pub missing: Vec<Missing>,
     pub code: Code,
+}
+
+/// What a kernel notes of its own failures.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Trouble {
+    /// A CPU has called `panic`.
+    pub panicked: Option<bool>,
+    /// There was an oops.
+    pub died: Option<bool>,
+    /// There was a warning.
+    pub warned: Option<bool>,
+}
+
+impl Trouble {
+    /// Rows of `meta`.
+    pub(crate) fn meta(self) -> impl Iterator<Item = (&'static str, String)> {
+        let rows =
+            [("kernel_panicked", self.panicked), ("kernel_died", self.died), ("kernel_warned", self.warned)];
+        rows.into_iter().filter_map(|(key, value)| Some((key, u8::from(value?).to_string())))
+    }
 }
 
 /// All tasks, and the guest's books of their CPU time.
@@ -98,6 +120,8 @@ pub(crate) trait Guest: Send + 'static {
     fn tasks(&mut self) -> Result<Listed, Missing>;
     /// All tasks, and nothing else.
     fn sight(&mut self) -> Result<Vec<TaskSnapshot>, Missing>;
+    /// What the kernel notes of its own failures, as far as that can be read.
+    fn trouble(&mut self) -> Trouble;
 }
 
 #[derive(Debug, Default)]
@@ -240,6 +264,10 @@ impl<G: Guest> Finder<G> {
             }
             self.complain(stop);
             if stop {
+                if self.found {
+                    let trouble = self.guest.trouble();
+                    self.tell(News::Trouble(trouble));
+                }
                 return;
             }
             let (needed, until) = self.next();

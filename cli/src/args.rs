@@ -1,5 +1,6 @@
 //! The command line.
 
+mod boot;
 mod ctl;
 mod diff;
 mod export;
@@ -15,14 +16,15 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 
+pub use boot::BootArgs;
 pub use ctl::{CtlArgs, CtlCommand};
 pub use diff::DiffArgs;
 pub use export::ExportArgs;
 pub use filter::FilterArgs;
 use parse::parse_positive_time;
-pub use parse::rate_in_range;
+pub use parse::{parse_condition, rate_in_range};
 pub use report::ReportArgs;
-pub use run::{Clock, HostChoice, RunArgs};
+pub use run::{Clock, HostChoice, RunArgs, Then};
 pub use simulate::SimulateArgs;
 pub use top::TopArgs;
 
@@ -44,6 +46,7 @@ const EXAMPLES: &str = "\
 Examples:
   vprof run guest.img -d 20s               boot it, profile it for 20 seconds
   vprof run guest.img -- gzip -k /big      profile one command
+  vprof boot guest.img --until 'login:'    does it come up, and where does the time go
   vprof report vprof.vprof --by function   by function, line, thread, cgroup, system call ...
   vprof stat vprof.vprof                   where the time of each vCPU went, exactly
   vprof top                                a run that goes on, live on the terminal
@@ -132,6 +135,8 @@ pub struct Cli {
 pub enum Command {
     /// Boot a guest and profile it
     Run(Box<RunArgs>),
+    /// Boot a guest, judge how it comes up, and show where the time went
+    Boot(Box<BootArgs>),
     /// Show the summary of a profile
     Report(ReportArgs),
     /// Compare the CPU time that the guest tells with the truth

@@ -102,6 +102,9 @@ pub enum Error {
     /// Runs can't be compared. Names of the guest stand in its message.
     #[error("{}", crate::render::escape(&.0.to_string()))]
     Diff(#[from] sampler::diff::DiffError),
+    /// A file is no baseline of boots, or not of boots like these.
+    #[error("{0}")]
+    Baseline(String),
     /// An export would replace a file.
     #[error("{} exists already: give another name with -o, or --force to replace it", Shown(.0))]
     ExportExists(PathBuf),

@@ -2,9 +2,11 @@
 
 pub mod batch;
 pub mod bench;
+pub mod boot;
 mod census;
 pub mod clock;
 mod collector;
+pub mod conditions;
 pub mod diff;
 pub mod estimate;
 pub mod exact;

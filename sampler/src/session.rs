@@ -13,7 +13,7 @@
 use std::fmt;
 use std::io::Write;
 use std::mem::size_of;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -31,6 +31,7 @@ use crate::collector::aim::Aim;
 use crate::collector::console::ConsoleQueue;
 use crate::collector::finder::{Finder, LinuxGuest, Wanted};
 use crate::collector::{Collector, FinderHandle};
+use crate::conditions::{Seen, Wait};
 use crate::estimate::Share;
 use crate::exact::watch::Watch;
 use crate::initrd::Initrd;
@@ -140,6 +141,8 @@ pub struct Totals {
     pub lost: u64,
     /// Where the run stands at its end, if a precision was asked for; `None` also without samples.
     pub precision: Option<Precision>,
+    /// When what was waited for was seen.
+    pub seen: Seen,
     /// The first failure of the sink; what was written before stays readable.
     pub sink_error: Option<String>,
 }
@@ -152,6 +155,14 @@ pub(crate) struct Ending {
     pub complete: bool,
 }
 
+/// What the collector is asked for.
+#[derive(Debug)]
+pub(crate) enum Ask {
+    Wait(Wait),
+    /// Samples count from now on, whatever was waited for.
+    Open,
+}
+
 /// What the session and its collector share.
 #[derive(Debug)]
 pub(crate) struct Shared {
@@ -162,6 +173,11 @@ pub(crate) struct Shared {
     pub precise: AtomicBool,
     /// A batch is to be written at once.
     pub flush: AtomicBool,
+    /// What was waited for came, and ends the run.
+    pub reached: AtomicBool,
+    /// Samples that were taken, and not kept.
+    pub passed_over: AtomicU64,
+    waits: Mutex<Vec<Ask>>,
     published: Vec<Arc<Published>>,
     events: Mutex<Vec<EventRow>>,
     status: Mutex<Status>,
@@ -178,6 +194,11 @@ impl Shared {
         self.published.iter().zip(0..).map(|(published, id)| Meter::new(id, Arc::clone(published))).collect()
     }
 
+    /// Takes what is newly to be waited for.
+    pub(crate) fn waits(&self) -> Vec<Ask> {
+        std::mem::take(&mut lock(&self.waits))
+    }
+
     /// Takes the events that wait.
     pub(crate) fn events(&self) -> Vec<EventRow> {
         std::mem::take(&mut lock(&self.events))
@@ -185,6 +206,11 @@ impl Shared {
 
     pub(crate) fn status(&self) -> MutexGuard<'_, Status> {
         lock(&self.status)
+    }
+
+    /// Wants this rate of all vCPUs.
+    pub(crate) fn pace(&self, rate_hz: f64) {
+        self.published.iter().for_each(|published| published.pace.want(rate_hz));
     }
 
     /// Takes how the session is to end.
@@ -272,6 +298,9 @@ impl Session {
             failed: AtomicBool::new(false),
             precise: AtomicBool::new(false),
             flush: AtomicBool::new(false),
+            reached: AtomicBool::new(false),
+            passed_over: AtomicU64::new(0),
+            waits: Mutex::default(),
             published,
             events: Mutex::default(),
             status: Mutex::new(Status { sampling: true, wanted_hz: config.rate_hz, ..Status::default() }),
@@ -366,12 +395,26 @@ impl Session {
     /// Stops or starts sampling, at once for the events that are recorded and at the next tick of each vCPU. The time in
     /// between is not sampled, and no estimate speaks of it; exact times go on.
     pub fn set_sampling(&self, on: bool) {
+        if on {
+            lock(&self.shared.waits).push(Ask::Open);
+        }
         let mut status = self.shared.status();
         if std::mem::replace(&mut status.sampling, on) != on {
             self.pace(&status);
             drop(status);
             self.event("sampling", if on { "sampling goes on" } else { "sampling was stopped" });
         }
+    }
+
+    /// Waits for something, from the next round of the collector on (10 ms); before [`Self::start`] from the run's start on.
+    /// A condition that does not [compile](crate::conditions::Condition::check) is never seen.
+    pub fn wait_for(&self, wait: Wait) {
+        lock(&self.shared.waits).push(Ask::Wait(wait));
+    }
+
+    /// True once something was seen that ends the run.
+    pub fn reached(&self) -> bool {
+        self.shared.reached.load(Ordering::Acquire)
     }
 
     /// Changes the mean rate, ticks per second and vCPU. A session that was made without ticks stays so.
@@ -388,7 +431,7 @@ impl Session {
 
     fn pace(&self, status: &Status) {
         let rate_hz = if status.sampling { status.wanted_hz } else { 0.0 };
-        self.shared.published.iter().for_each(|published| published.pace.want(rate_hz));
+        self.shared.pace(rate_hz);
     }
 
     /// Has what was recorded so far written within some 10 ms, instead of a fifth of a second.
@@ -416,6 +459,7 @@ impl Session {
             status.samples += samples;
             status.lost += lost;
         }
+        status.samples = status.samples.saturating_sub(self.shared.passed_over.load(Ordering::Relaxed));
         status
     }
 

@@ -35,6 +35,7 @@ const REPEATS: usize = 2;
 #[derive(Debug, Clone)]
 pub struct Guest {
     image: PathBuf,
+    verb: &'static str,
     options: Vec<OsString>,
     command: Vec<OsString>,
     limit: Duration,
@@ -61,12 +62,19 @@ impl Guest {
     pub fn image(image: impl Into<PathBuf>) -> Self {
         Self {
             image: image.into(),
+            verb: "run",
             options: Vec::new(),
             command: Vec::new(),
             limit: RUN_LIMIT,
             write_through: false,
             in_place: false,
         }
+    }
+
+    /// Is judged by `vprof boot` instead.
+    pub fn boot(mut self) -> Self {
+        self.verb = "boot";
+        self
     }
 
     /// Adds options of `vprof run`.
@@ -116,7 +124,7 @@ impl Guest {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let profile = directory.path().join("out.vprof");
         let mut command = Command::new(vprof());
-        command.arg("run");
+        command.arg(self.verb);
         // Guests of tests never change the image that all of them share.
         if self.write_through {
             let copy = directory.path().join("image");

@@ -216,6 +216,11 @@ impl Run {
         &self.profile
     }
 
+    /// What it printed, as JSON.
+    pub fn said(&self) -> Value {
+        serde_json::from_str(&self.stdout).expect("JSON")
+    }
+
     /// What `vprof report --json` says.
     pub fn report(&self) -> Report {
         self.report_with(&[])

@@ -6,8 +6,12 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use sampler::ClockKind;
+use sampler::conditions::{Condition, Wait};
+use serde::{Deserialize, Serialize};
 
-use super::parse::{parse_census, parse_memory, parse_positive_time, parse_precision, parse_rate};
+use super::parse::{
+    parse_census, parse_condition, parse_memory, parse_positive_time, parse_precision, parse_rate,
+};
 use super::{DebugArgs, TEMPLATE};
 
 const EXAMPLES: &str = "\
@@ -16,6 +20,7 @@ Examples:
   vprof run guest.img --snapshot -d 20s    20 seconds, write nothing to the image
   vprof run guest.img --cpus 4 --memory 2G -F 5000 -o busy.vprof
   vprof run guest.img -- sha256sum /big    a command, in images of `xtask image`
+  vprof run guest.img --start-when process:bench --stop-when process-end:bench
   vprof run guest.img --top                live on this terminal, `?` for help
   vprof run vmlinuz --initrd initrd.img --disk root.img --append root=/dev/vda
 ";
@@ -28,12 +33,18 @@ The run ends when the guest powers off or resets, when its command ends, after \
 --duration, with --until-precision, or with SIGINT or SIGTERM. The profile is complete each time; after kill -9 \
 it has all but the last second.
 
+A CONDITION is console:REGEX (a line of the console, finished or not, without its colours), process:NAME, \
+process-end:NAME (none of this name is left), unit:NAME (a systemd unit has a process), mark:TEXT (of \
+`vprof ctl mark`), or time:5s (since the run's start, or since sampling began). It is seen within 20 ms, \
+processes and units within 50 ms where the guest has no more than some thousand tasks. What the guest does without being \
+sampled is in no share and no estimated time.
+
 Exit codes: with `-- CMD` the code of the guest's command; else 0 done, 1 failed, \
-2 the command line is wrong, 3 --until-precision was not reached (a command that failed keeps \
-its code), 4 no usable hypervisor.";
+2 the command line is wrong, 3 --until-precision was not reached or --start-when never seen (a command that \
+failed keeps its code), 4 no usable hypervisor.";
 
 /// `vprof run`.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 #[command(before_help = EXAMPLES, after_help = NOTES, help_template = TEMPLATE)]
 pub struct RunArgs {
     /// Disk image (raw or qcow2) with a kernel in /boot, or a kernel (bzImage or vmlinux)
@@ -122,9 +133,27 @@ pub struct RunArgs {
     #[arg(long, default_value_t = 0, value_name = "THREADS", hide = true)]
     pub host_load: u8,
 
+    /// Run so often, each time anew: with --snapshot from the same image. Profiles are NAME.1.vprof, NAME.2.vprof ..., and the
+    /// spread between the runs is shown
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000), conflicts_with = "top",
+        help_heading = "Sampling")]
+    pub repeat: Option<u32>,
+
     /// End the run after this time, like 20s, 500ms or 2m
     #[arg(long, short = 'd', value_name = "TIME", value_parser = parse_positive_time, help_heading = "Sampling")]
     pub duration: Option<Duration>,
+
+    /// Sample only from this condition on, like `process:gzip` or `console:login:`; below
+    #[arg(long, value_name = "CONDITION", value_parser = parse_condition, help_heading = "Sampling")]
+    pub start_when: Option<Condition>,
+
+    /// Sample no more once this condition is seen after the start, like `process-end:gzip`; below
+    #[arg(long, value_name = "CONDITION", value_parser = parse_condition, help_heading = "Sampling")]
+    pub stop_when: Option<Condition>,
+
+    /// What becomes of the run with --stop-when [default: `end`, with `-- CMD` `go-on` for its exit code]
+    #[arg(long, value_enum, value_name = "WHAT", requires = "stop_when", help_heading = "Sampling")]
+    pub then: Option<Then>,
 
     /// End the run when the largest share of its processes is known to within this, like 1% or 0.5% (0.01% to 50%): that
     /// far from it its 95 % interval ends. Exit code 3 if the run ends otherwise before
@@ -163,6 +192,26 @@ pub struct RunArgs {
     /// Say more about what happens; progress as lines where standard error is no terminal
     #[arg(long, short = 'v', help_heading = "Output")]
     pub verbose: bool,
+}
+
+impl RunArgs {
+    /// What the run waits for from its start on.
+    pub fn waits(&self) -> Vec<Wait> {
+        let start = self.start_when.clone().map(Wait::Start);
+        let then = self.then.unwrap_or(if self.command.is_empty() { Then::End } else { Then::GoOn });
+        let stop = self.stop_when.clone().map(|when| Wait::Stop { when, end: then == Then::End });
+        start.into_iter().chain(stop).collect()
+    }
+}
+
+/// `--then`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Then {
+    /// The run ends
+    End,
+    /// It goes on, unsampled
+    GoOn,
 }
 
 /// `--host`.

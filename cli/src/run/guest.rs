@@ -21,6 +21,8 @@ use crate::image::{self, Payload};
 
 /// How often the run is looked at.
 const TICK: Duration = Duration::from_millis(250);
+/// How often it is looked whether what ends the run was seen.
+const REACHED: Duration = Duration::from_millis(10);
 /// How often the guest's full input FIFO is tried again.
 const INPUT_RETRY: Duration = Duration::from_millis(5);
 /// Console input that waits for the guest, bytes; more is left to the sender.
@@ -63,6 +65,7 @@ pub async fn run(
         sink,
         image::files::open(contents.clone()),
     );
+    spec.waits.iter().for_each(|wait| session.wait_for(wait.clone()));
     // Without room for it names come from the guest's memory alone.
     if let Some(Ok(initrd)) = payload.initrd.as_deref().map(Initrd::keep) {
         session.booted_with(initrd);
@@ -134,6 +137,8 @@ async fn watch<O: vmm::Observer>(
     let deadline = sleep_until(Instant::now() + duration.unwrap_or(far));
     tokio::pin!(deadline);
     let mut waiting = VecDeque::new();
+    let mut reached = interval(REACHED);
+    reached.set_missed_tick_behavior(MissedTickBehavior::Skip);
     let (mut stopping, mut stop_open, mut input_open, mut control_open) = (false, true, true, true);
     while !machine.has_ended() {
         tokio::select! {
@@ -165,6 +170,12 @@ async fn watch<O: vmm::Observer>(
             _ = tick.tick() => {
                 phase.send_replace(Phase::Running(session.status()));
                 if (session.failed() || session.precise()) && !stopping {
+                    stopping = true;
+                    machine.stop();
+                }
+            }
+            _ = reached.tick(), if !stopping => {
+                if session.reached() {
                     stopping = true;
                     machine.stop();
                 }

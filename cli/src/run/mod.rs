@@ -5,6 +5,7 @@ pub mod host;
 pub mod link;
 mod load;
 pub mod output;
+pub mod repeat;
 mod screen;
 pub mod spec;
 pub mod terminal;
@@ -16,6 +17,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use sampler::conditions::Wait;
 use sampler::{Precision, ProfileWriter, Sink, estimate, live};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -39,6 +41,45 @@ const LAST_LINES: usize = 10;
 
 /// Runs the command.
 pub fn command(args: &RunArgs) -> Result<ExitCode, Error> {
+    match args.repeat {
+        Some(times) => repeat::command(args, times),
+        None => one(args).map(|run| run.code),
+    }
+}
+
+/// A run with all that is said of it.
+struct One {
+    code: ExitCode,
+    interrupted: bool,
+}
+
+fn one(args: &RunArgs) -> Result<One, Error> {
+    let places = symbolize::named_places(&args.debug)?;
+    let Ended { outcome, last_lines, interrupted, console_on_stdout } = once(args, args.waits())?;
+    let named = places.map_or(Ok(()), |places| symbolize::add_names(&args.output, &places, args.quiet));
+    let summary = named.and_then(|()| summarize(args, console_on_stdout));
+    let code = judge(args, &outcome, &last_lines, console_on_stdout)?;
+    let code = expect(args, &outcome, code);
+    match summary {
+        Err(error) if !error.is_broken_pipe() => Err(error),
+        _ => Ok(One { code, interrupted }),
+    }
+}
+
+/// A run that has ended.
+#[derive(Debug)]
+pub struct Ended {
+    /// What it came to.
+    pub outcome: Outcome,
+    /// The console's last lines.
+    pub last_lines: Vec<String>,
+    /// Somebody ended it.
+    pub interrupted: bool,
+    console_on_stdout: bool,
+}
+
+/// Runs a guest once, waiting for `waits`, and records it.
+pub fn once(args: &RunArgs, waits: Vec<Wait>) -> Result<Ended, Error> {
     if args.until_precision.is_some() && !estimate::trustworthy(args.clock.into()) {
         return Err(Error::Usage(
             "--until-precision needs a clock with chance: under --clock fixed no interval is valid"
@@ -49,9 +90,8 @@ pub fn command(args: &RunArgs) -> Result<ExitCode, Error> {
         top::terminal::check()?;
     }
     output::check(&args.output, args.force)?;
-    let places = symbolize::named_places(&args.debug)?;
     let (console, keys) = console_target(args)?;
-    let plan = Plan::make(args)?;
+    let plan = Plan::make(args, waits)?;
     let chosen = host::choose(args.host, args.portable_host.as_deref(), args.host_timeout)?;
     if !args.quiet {
         eprintln!("vprof: {}", chosen.sentence());
@@ -70,7 +110,7 @@ pub fn command(args: &RunArgs) -> Result<ExitCode, Error> {
     };
     let screen = Arc::new(Screen::new(console, progress));
     let outcome = run_to_end(args, plan, &chosen, &screen, keys);
-    let (outcome, last_lines) = match outcome {
+    let (outcome, last_lines, interrupted) = match outcome {
         Ok(ended) => ended,
         Err(error) => {
             screen.close();
@@ -89,14 +129,7 @@ pub fn command(args: &RunArgs) -> Result<ExitCode, Error> {
             crate::render::units::counted(outcome.host_restarts.into(), "time")
         );
     }
-    let named = places.map_or(Ok(()), |places| symbolize::add_names(&args.output, &places, args.quiet));
-    let summary = named.and_then(|()| summarize(args, console_on_stdout));
-    let code = judge(args, &outcome, &last_lines, console_on_stdout)?;
-    let code = expect(args, &outcome, code);
-    match summary {
-        Err(error) if !error.is_broken_pipe() => Err(error),
-        _ => Ok(code),
-    }
+    Ok(Ended { outcome, last_lines, interrupted, console_on_stdout })
 }
 
 /// Everything that is known before a host is chosen.
@@ -108,7 +141,7 @@ struct Plan {
 }
 
 impl Plan {
-    fn make(args: &RunArgs) -> Result<Self, Error> {
+    fn make(args: &RunArgs, waits: Vec<Wait>) -> Result<Self, Error> {
         let request = image::Request {
             image: &args.image,
             kernel: args.kernel.as_deref(),
@@ -145,6 +178,7 @@ impl Plan {
             until_precision: args.until_precision,
             host_load: args.host_load,
             duration: args.duration,
+            waits,
         };
         Ok(Self { spec, payload: loaded.payload, disks: files })
     }
@@ -262,7 +296,7 @@ fn run_to_end(
     chosen: &Chosen,
     screen: &Arc<Screen>,
     keys: KeySource,
-) -> Result<(Outcome, Vec<String>), Error> {
+) -> Result<(Outcome, Vec<String>, bool), Error> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -313,6 +347,7 @@ fn run_to_end(
         let run = start(args, plan, chosen, guest_side, &tables);
         watch(run, signals, &stop, phase, screen, args.quiet).await
     });
+    let interrupted = *stop.borrow();
     drop(server);
     drop(reader);
     drop(raw);
@@ -322,7 +357,7 @@ fn run_to_end(
     screen.release();
     let last_lines = pump.last_lines(LAST_LINES);
     finish_console(pump, screen);
-    outcome.map(|outcome| (outcome, last_lines))
+    outcome.map(|outcome| (outcome, last_lines, interrupted))
 }
 
 fn finish_console(pump: ConsolePump, screen: &Screen) {
@@ -506,6 +541,16 @@ fn judge(
 
 /// Says so where the precision that was asked for was not reached. A command that failed tells more by its own code.
 fn expect(args: &RunArgs, outcome: &Outcome, code: ExitCode) -> ExitCode {
+    let seen = outcome.totals.seen;
+    if let Some(start) = args.start_when.as_ref().filter(|_| seen.start_ns.is_none()) {
+        let start = crate::render::escape(&start.to_string()).into_owned();
+        eprintln!("vprof: the run ended before {start} was seen (--start-when): nothing was sampled");
+        return if code == ExitCode::Done { ExitCode::Expectation } else { code };
+    }
+    if let Some(stop) = args.stop_when.as_ref().filter(|_| seen.stop_ns.is_none() && !args.quiet) {
+        let stop = crate::render::escape(&stop.to_string()).into_owned();
+        eprintln!("vprof: the run ended before {stop} was seen (--stop-when): it was sampled to its end");
+    }
     let Some(missed) =
         args.until_precision.and_then(|wanted| missed(wanted, outcome.totals.precision.as_ref()))
     else {

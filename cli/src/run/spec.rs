@@ -4,6 +4,7 @@ use std::fs::{File, OpenOptions, TryLockError};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use sampler::conditions::Wait;
 use sampler::{ClockKind, Totals};
 use serde::{Deserialize, Serialize};
 use vmm::{DiskMode, End};
@@ -40,6 +41,8 @@ pub struct RunSpec {
     pub host_load: u8,
     /// The run ends after this time.
     pub duration: Option<Duration>,
+    /// What is waited for from the start on.
+    pub waits: Vec<Wait>,
     /// Rows of the profile's table `meta`.
     pub meta: Vec<(String, String)>,
 }

@@ -13,6 +13,7 @@ mod namer;
 mod presence;
 pub(crate) mod resolver;
 mod stacks;
+mod waiting;
 pub(crate) mod walker;
 
 use std::fmt;
@@ -27,6 +28,7 @@ use vmm::{GuestMemoryMmap, Injected, Injections, Machine, Observer, Region, Trip
 
 use crate::batch::{Batch, EventRow, InjectedRow, Sink};
 use crate::census::Notes;
+use crate::conditions::Gate;
 use crate::exact::watch::Watch;
 use crate::initrd::Initrd;
 use crate::microstate::host::{own_schedstat, waited};
@@ -117,6 +119,10 @@ pub(crate) struct Collector {
     exit_rows: u32,
     counted: Instant,
     resolver: Resolver,
+    /// Whether samples are kept, and what is waited for.
+    gate: Gate,
+    /// Samples of each vCPU that were not kept.
+    passed_over: Vec<u64>,
     /// The precision that is to be reached.
     aim: Option<Aim>,
     /// Exact mode, where it is wanted.
@@ -146,6 +152,7 @@ impl Collector {
         let resolver = Resolver::new(shared.zero_ns);
         let now = Instant::now();
         let meters = shared.meters();
+        let passed_over = vec![0; rings.len()];
         Self {
             shared,
             rings,
@@ -163,6 +170,8 @@ impl Collector {
             exit_rows: 0,
             counted: now,
             resolver,
+            gate: Gate::default(),
+            passed_over,
             aim: None,
             exact: None,
             census: None,
@@ -176,6 +185,7 @@ impl Collector {
 
     /// Writes what is there, so that a sink that cannot be written to is known before the guest runs.
     pub(crate) fn begin(&mut self) -> Result<(), crate::SinkError> {
+        self.take_waits(Some(0));
         self.flush();
         match &self.totals.sink_error {
             Some(error) => Err(crate::SinkError(error.clone())),
@@ -265,7 +275,9 @@ impl Collector {
     fn read_meters(&mut self, ended: bool) {
         self.batch.vcpus.clear();
         for meter in &mut self.meters {
-            let (row, window) = meter.read(self.shared.zero_ns);
+            let (mut row, window) = meter.read(self.shared.zero_ns);
+            let passed_over = self.passed_over.get(usize::from(row.id)).copied().unwrap_or(0);
+            row.samples = row.samples.saturating_sub(passed_over);
             self.batch.vcpus.push(row);
             self.batch.microstates.extend(window);
         }
@@ -285,9 +297,12 @@ impl Collector {
 
     /// Drains the rings and takes what has arrived from elsewhere.
     pub(crate) fn collect(&mut self) {
+        self.take_waits(None);
         for meter in &mut self.meters {
             meter.tell_waited();
-            self.batch.rates.extend(meter.pace(self.shared.zero_ns));
+            let pace = meter.pace(self.shared.zero_ns);
+            // While samples are not kept none is taken, as far as the profile goes.
+            self.batch.rates.extend(pace.filter(|_| !self.gate.is_closed()));
         }
         // News first: what it says was so before the samples that are drained now.
         self.hear_finder();
@@ -300,12 +315,20 @@ impl Collector {
                 let id = u8::try_from(vcpu).unwrap_or(u8::MAX);
                 let known = self.trusts(&record);
                 record.current = record.current.filter(|_| known);
-                self.resolver.sample(id, &record, stack.as_deref().filter(|_| known), &mut self.batch);
-                if let (Some(aim), Some(sample)) = (&mut self.aim, self.batch.samples.last()) {
-                    let task = record.current.and_then(|current| current.task);
-                    aim.sample(sample, task.map(|task| (task.process_comm, task.kernel_thread)));
+                let task = record.current.and_then(|current| current.task);
+                if let Some(task) = &task {
+                    self.gate.task(task);
                 }
-                self.stacks_missed += u64::from(stack_missed);
+                if self.gate.is_closed() {
+                    self.pass_over(vcpu, &record);
+                } else {
+                    let stack = stack.as_deref().filter(|_| known);
+                    self.resolver.sample(id, &record, stack, &mut self.batch);
+                    self.stacks_missed += u64::from(stack_missed);
+                    if let (Some(aim), Some(sample)) = (&mut self.aim, self.batch.samples.last()) {
+                        aim.sample(sample, task.map(|task| (task.process_comm, task.kernel_thread)));
+                    }
+                }
                 if let Some(stack) = stack {
                     // There are no more boxes than the pool has room for.
                     drop(self.rings[vcpu].pool.push(stack));
@@ -328,6 +351,7 @@ impl Collector {
             self.batch.meta.push(("console_dropped_bytes".to_owned(), dropped.to_string()));
         }
         self.batch.events.append(&mut self.shared.events());
+        self.wait();
         self.roll_window();
     }
 
@@ -421,7 +445,17 @@ impl Collector {
                 self.batch.syscalls.extend(named);
             }
             News::Books(all) => self.resolver.books(&all, &mut self.batch),
-            News::Tasks(tasks) => self.resolver.list(&tasks, &mut self.batch),
+            News::Tasks(tasks) | News::Sight(tasks) => {
+                self.gate.list(&tasks);
+                self.resolver.list(&tasks, &mut self.batch);
+                if let Some(program) = self.resolver.init_program(&tasks) {
+                    self.event("init", program);
+                }
+            }
+            News::Trouble(trouble) => {
+                let rows = trouble.meta().map(|(key, value)| (key.to_owned(), value));
+                self.batch.meta.extend(rows);
+            }
             News::Missing(text) => self.event("missing", text),
         }
     }
@@ -544,8 +578,9 @@ impl Collector {
                 Err(error) => self.fail(error.0),
             }
         }
-        let batch = &mut self.batch;
-        batch.clear();
+        self.gate.look(&self.batch);
+        self.gate.forget_rows();
+        self.batch.clear();
     }
 
     fn fail(&mut self, error: String) {
@@ -577,6 +612,7 @@ impl Collector {
         }
         let duration = ended_ns.saturating_sub(self.shared.zero_ns);
         self.read_meters(true);
+        self.totals.seen = self.gate.seen;
         self.totals.precision = self.aim.as_ref().and_then(Aim::look);
         let mut last = std::mem::take(&mut self.batch);
         last.meta = meta;

@@ -67,6 +67,8 @@ pub(crate) struct Resolver {
     window: Window,
     /// Time of the newest sample, CLOCK_MONOTONIC ns.
     latest_ns: u64,
+    /// What the first process was seen to run.
+    init: Option<String>,
     /// Who was there when all tasks were last listed: pid, start, name.
     listed: HashSet<(i32, u64, [u8; 16])>,
     /// CR3 and CR4.LA57 of the last kernel code that ran.
@@ -134,6 +136,15 @@ impl Resolver {
             syscall: placed.syscall.filter(|_| mode == Mode::Kernel),
             interrupt: placed.interrupt,
         });
+    }
+
+    /// Takes from a sample that is not kept what is needed to find the kernel.
+    pub(crate) fn pass_over(&mut self, record: &Record) {
+        self.classifier.classify(record);
+        self.latest_ns = self.latest_ns.max(record.time_ns);
+        if record.rip & KERNEL_HALF != 0 && record.long_mode {
+            self.candidate = Some((record.cr3, record.five_level));
+        }
     }
 
     /// The instance of a task that an event is about; its thread gets its name.
@@ -347,6 +358,19 @@ impl Resolver {
         if let Some((walker, unwinder)) = self.walker.as_mut().zip(unwinder) {
             walker.unwinder_changed(unwinder);
         }
+    }
+
+    /// What the first process runs, if that is another program than before: its path and its file system.
+    pub(crate) fn init_program(&mut self, tasks: &[TaskSnapshot]) -> Option<String> {
+        let source = self.walker.as_ref()?.source();
+        let init = tasks.iter().find(|task| task.tid == 1 && !task.kernel_thread)?;
+        let exe = source.kernel.process(&source.memory, init.task).exe.ok()?;
+        let program = format!("{} {}", text::printable(&exe.path), text::printable(&exe.filesystem));
+        if self.init.as_ref() == Some(&program) {
+            return None;
+        }
+        self.init = Some(program.clone());
+        Some(program)
     }
 
     /// Tasks that exist, sampled or not. They are read while the guest runs, so one alone may be half made or half gone:

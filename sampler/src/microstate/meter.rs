@@ -82,6 +82,11 @@ impl Meter {
         changed.then(|| RateRow { vcpu: self.vcpu, time_ns: since_ns.saturating_sub(zero_ns), rate_hz })
     }
 
+    /// The sampling rate that is in force, as a row from this moment on, ns since the run's start.
+    pub(crate) fn pace_from(&self, time_ns: u64) -> RateRow {
+        RateRow { vcpu: self.vcpu, time_ns, rate_hz: self.rate_hz }
+    }
+
     /// Tells the vCPU's thread how long it has waited for a CPU so far.
     pub(crate) fn tell_waited(&mut self) {
         if let Some(ns) = self.thread().and_then(ThreadReader::waited) {

@@ -30,6 +30,7 @@ fn spec(disk: Option<bool>) -> RunSpec {
         until_precision: None,
         host_load: 0,
         duration: None,
+        waits: Vec::new(),
         meta: Vec::new(),
     }
 }

@@ -5,6 +5,7 @@ mod ctl;
 mod diff;
 mod export;
 mod filter;
+mod image;
 mod parse;
 mod report;
 mod run;
@@ -21,6 +22,7 @@ pub use ctl::{CtlArgs, CtlCommand};
 pub use diff::DiffArgs;
 pub use export::ExportArgs;
 pub use filter::FilterArgs;
+pub use image::{ImageCommand, InspectArgs};
 use parse::parse_positive_time;
 pub use parse::{parse_condition, rate_in_range};
 pub use report::ReportArgs;
@@ -159,6 +161,9 @@ pub enum Command {
     Ctl(CtlArgs),
     /// Profile made-up machines whose truth is known: how right estimates are
     Simulate(SimulateArgs),
+    /// Look into disk images
+    #[command(subcommand)]
+    Image(ImageCommand),
     /// Tell what this machine can do, and what `run` will use
     Doctor(DoctorArgs),
     /// Write manual pages into a directory

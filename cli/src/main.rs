@@ -1,7 +1,7 @@
 //! `vprof`: see inside any Linux virtual machine from the host.
 //!
-//! This crate is the only one that prints. Commands: [`run`], [`boot`], [`report`], [`stat`], [`rusage`], [`annotate`], [`diff`], [`export`], [`query`], [`symbolize`],
-//! [`simulate`], [`doctor`]. Started as the init of
+//! This crate is the only one that prints. Commands: [`run`], [`boot`], [`report`], [`stat`], [`rusage`], [`annotate`], [`diff`],
+//! [`export`], [`query`], [`symbolize`], [`simulate`], [`image`], [`doctor`]. Started as the init of
 //! a portable host, the same program is that host's inner half ([`portable::inner`]).
 
 mod annotate;
@@ -34,7 +34,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches};
 
-use args::{Cli, Command};
+use args::{Cli, Command, ImageCommand};
 
 /// Bounds of hostile debug information follow from what it really takes.
 #[global_allocator]
@@ -71,6 +71,7 @@ fn main() -> ExitCode {
         Command::Simulate(args) => simulate::command(&args),
         Command::Top(args) => top::command(&args),
         Command::Ctl(args) => control::ctl::command(&args),
+        Command::Image(ImageCommand::Inspect(args)) => image::inspect::command(&args),
         Command::Doctor(args) => doctor::command(&args),
         Command::Man { directory } => man::command(&Cli::command(), &directory),
         Command::Completions { shell } => {

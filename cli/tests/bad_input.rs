@@ -70,7 +70,11 @@ fn images_that_are_none() {
     let mut gpt = vec![0; 4096];
     gpt[512..520].copy_from_slice(b"EFI PART");
     files.write("gpt", &gpt);
-    refused(&files.image("gpt"), 1, &["a disk with a partition table (GPT)", "--kernel"]);
+    refused(
+        &files.image("gpt"),
+        1,
+        &["gpt has a damaged partition table", "its header claims 0 bytes", "sfdisk"],
+    );
 }
 
 #[test]
@@ -159,7 +163,7 @@ fn disks_that_are_none() {
 fn a_command_needs_somebody_who_runs_it() {
     let files = Files::new();
     let output = files.run(&[&files.path("kernel"), Path::new("--"), Path::new("true")]);
-    refused(&output, 1, &["a command needs an initrd"]);
+    refused(&output, 1, &["a command needs an init that runs it"]);
     let arguments = [
         &files.path("kernel"),
         Path::new("--initrd"),
@@ -167,7 +171,11 @@ fn a_command_needs_somebody_who_runs_it() {
         Path::new("--"),
         Path::new("true"),
     ];
-    refused(&files.run(&arguments), 1, &["can't run the command after --", "cargo xtask image"]);
+    refused(
+        &files.run(&arguments),
+        1,
+        &["can't run the command after --", "a disk image with systemd", "cargo xtask image"],
+    );
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! The demo image: a small Debian on one disk, with programs whose use of the CPU is known.
 
+use std::collections::HashMap;
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
@@ -119,13 +120,19 @@ pub fn demo(options: &DemoOptions, progress: &dyn Progress) -> Result<PathBuf> {
     let root = stage.path().join("root");
     let kernel = fill(&root, &store, &root_inputs, &kernel_inputs, &binaries)?;
     let fresh = stage.path().join("image");
-    disk::make(&root, &fresh)?;
+    disk::make(&root, &fresh, &file_system())?;
     let made = product(&fresh, &format!("{}.img", options.name()))?;
     fs::rename(&fresh, &image).with_context(|| format!("cannot write {}", image.display()))?;
     Manifest { fingerprint, kernel_release: kernel.release, products: vec![made], packages, programs }
         .write(&manifest_path)?;
     progress.end();
     Ok(image)
+}
+
+/// What the disk's file system is like.
+fn file_system() -> disk::Ext4<'static> {
+    let uuid = "6f1d2c3e-5a4b-4c8d-9e7f-767072660001";
+    disk::Ext4 { label: "vprof", uuid, free: 128 << 20, owners: HashMap::new() }
 }
 
 /// Lays out the root file system.

@@ -1,5 +1,6 @@
 //! Turns a directory into a disk.
 
+use std::collections::HashMap;
 use std::fs::{self, File, Metadata};
 use std::io::Write;
 use std::os::unix::fs::MetadataExt;
@@ -10,28 +11,38 @@ use anyhow::{Context, Result, bail};
 
 use crate::tools::{run, tool};
 
-/// Room for what a guest writes, bytes.
-const FREE: u64 = 128 << 20;
 /// Image sizes are multiples of this, bytes.
 const STEP: u64 = 16 << 20;
-/// Identifies the file system; fixed so that equal inputs make equal disks as far as mke2fs can.
-const UUID: &str = "6f1d2c3e-5a4b-4c8d-9e7f-767072660001";
 
-/// Makes a sparse raw disk that is one ext4 file system with the contents of `root`, all of it owned by root.
-pub(crate) fn make(root: &Path, image: &Path) -> Result<()> {
+/// What a file system is to be like, besides its files.
+#[derive(Debug)]
+pub(crate) struct Ext4<'a> {
+    /// Its label.
+    pub(crate) label: &'a str,
+    /// Identifies it; fixed so that equal inputs make equal disks as far as mke2fs can.
+    pub(crate) uuid: &'a str,
+    /// Room for what a guest writes, bytes.
+    pub(crate) free: u64,
+    /// User and group of files, by path below the root, that do not belong to root.
+    pub(crate) owners: HashMap<PathBuf, (u32, u32)>,
+}
+
+/// Makes a sparse file that is one ext4 file system with the contents of `root`.
+pub(crate) fn make(root: &Path, image: &Path, fs: &Ext4<'_>) -> Result<()> {
+    let Ext4 { label, uuid, free, owners } = fs;
     let contents = walk(root)?;
     // Every file ends in the middle of a block, and inodes take room as well.
     let used: u64 = contents.iter().map(|(_, meta)| meta.len().next_multiple_of(4096) + 1024).sum();
-    let size = (used + used / 8 + FREE).next_multiple_of(STEP);
+    let size = (used + used / 8 + free).next_multiple_of(STEP);
     let file = File::create(image).with_context(|| format!("cannot write {}", image.display()))?;
     file.set_len(size).with_context(|| format!("cannot make {} {size} bytes long", image.display()))?;
     drop(file);
     let mut mke2fs = tool("mke2fs", "e2fsprogs")?;
     // Left to itself mke2fs gives a small disk blocks of 1 KiB, which no real installation has.
-    mke2fs.args(["-q", "-F", "-t", "ext4", "-b", "4096", "-m", "0", "-L", "vprof", "-U", UUID]);
-    mke2fs.args(["-E", &format!("root_owner=0:0,hash_seed={UUID}"), "-d"]).arg(root).arg(image);
+    mke2fs.args(["-q", "-F", "-t", "ext4", "-b", "4096", "-m", "0", "-L", label, "-U", uuid]);
+    mke2fs.args(["-E", &format!("root_owner=0:0,hash_seed={uuid}"), "-d"]).arg(root).arg(image);
     run(&mut mke2fs).with_context(|| format!("cannot make a file system in {}", image.display()))?;
-    give_to_root(root, &contents, image)
+    give(root, &contents, owners, image)
 }
 
 /// Everything below a directory, without itself.
@@ -55,16 +66,22 @@ fn walk(root: &Path) -> Result<Vec<(PathBuf, Metadata)>> {
 }
 
 /// mke2fs copies owners, and whoever builds without being root owns everything: debugfs sets that right.
-fn give_to_root(root: &Path, contents: &[(PathBuf, Metadata)], image: &Path) -> Result<()> {
+fn give(
+    root: &Path,
+    contents: &[(PathBuf, Metadata)],
+    owners: &HashMap<PathBuf, (u32, u32)>,
+    image: &Path,
+) -> Result<()> {
     let mut script = String::new();
     for (path, meta) in contents {
         let inside = path.strip_prefix(root).unwrap_or(path);
         let Some(name) = inside.to_str().filter(|name| !name.contains(['"', '\n'])) else {
             bail!("{} has a name that debugfs cannot be told", path.display());
         };
-        for (field, id) in [("uid", meta.uid()), ("gid", meta.gid())] {
-            if id != 0 {
-                script.push_str(&format!("set_inode_field \"/{name}\" {field} 0\n"));
+        let (uid, gid) = owners.get(inside).copied().unwrap_or((0, 0));
+        for (field, has, wanted) in [("uid", meta.uid(), uid), ("gid", meta.gid(), gid)] {
+            if has != wanted {
+                script.push_str(&format!("set_inode_field \"/{name}\" {field} {wanted}\n"));
             }
         }
     }
@@ -91,7 +108,7 @@ mod tests {
     use crate::tools::output_of;
 
     #[test]
-    fn a_directory_becomes_a_disk_of_root() {
+    fn a_directory_becomes_a_disk_with_its_owners() {
         let directory = tempfile::tempdir().unwrap();
         let root = directory.path().join("root");
         fs::create_dir_all(root.join("etc/with space")).unwrap();
@@ -103,16 +120,21 @@ mod tests {
             std::os::unix::fs::lchown(root.join("link"), Some(1234), Some(1234)).unwrap();
         }
         let image = directory.path().join("x.img");
-        make(&root, &image).unwrap();
+        let uuid = "6f1d2c3e-5a4b-4c8d-9e7f-767072660009";
+        let owners = HashMap::from([(PathBuf::from("etc/with space"), (7, 8))]);
+        make(&root, &image, &Ext4 { label: "x", uuid, free: 8 << 20, owners }).unwrap();
         let debugfs = |request: &str| {
             output_of(tool("debugfs", "e2fsprogs").unwrap().args(["-R", request]).arg(&image)).unwrap()
         };
         assert_eq!(debugfs("cat \"/etc/with space/file\""), "hello\n");
-        for path in ["/etc/with space/file", "/link", "/etc"] {
+        let root = ("0", "0");
+        for (path, owner) in
+            [("/etc/with space", ("7", "8")), ("/etc/with space/file", root), ("/link", root), ("/etc", root)]
+        {
             let stat = debugfs(&format!("stat \"{path}\""));
             let line = stat.lines().find(|line| line.starts_with("User:")).unwrap();
             let words: Vec<_> = line.split_whitespace().collect();
-            assert_eq!((words[1], words[3]), ("0", "0"), "{path}: {line}");
+            assert_eq!((words[1], words[3]), owner, "{path}: {line}");
         }
         run(tool("e2fsck", "e2fsprogs").unwrap().args(["-f", "-n"]).arg(&image)).unwrap();
     }

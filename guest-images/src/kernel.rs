@@ -64,11 +64,17 @@ impl Flavour {
     }
 }
 
-/// A series or a flavour that does not exist.
+/// A series, a flavour or the like that does not exist.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unknown {
     given: String,
     known: &'static str,
+}
+
+impl Unknown {
+    pub(crate) fn new(given: &str, known: &'static str) -> Self {
+        Self { given: given.to_owned(), known }
+    }
 }
 
 impl fmt::Display for Unknown {

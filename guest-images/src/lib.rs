@@ -11,6 +11,7 @@
 //! | made | what it is |
 //! |---|---|
 //! | [`demo`] | `target/guest/demo.img`, a whole-disk ext4 with kernel, initrd and a small Debian; `demo.manifest.json` beside it |
+//! | [`debian`] | `target/guest/debian.img`, an unmodified Debian with systemd on a disk with partitions, installed by Debian's own tools |
 //! | [`portable_host`] | `target/guest/portable-host/`, kernel and modules for the emulated host that offers a real `/dev/kvm` |
 //! | [`static_binary`] | a program of this workspace that runs as the only file of an initramfs |
 //!
@@ -25,14 +26,17 @@
 mod apt;
 mod archive;
 mod binary;
+mod debian;
 mod debs;
 mod demo;
 mod disk;
+mod esp;
 mod foreign;
 mod initrd;
 mod kernel;
 mod manifest;
 mod modules;
+mod partitions;
 mod place;
 mod portable;
 mod sources;
@@ -40,8 +44,9 @@ mod tools;
 
 pub use archive::{ALIGNMENT, Archive, command_archive};
 pub use binary::static_binary;
+pub use debian::{DebianOptions, DebianRelease, FileFormat, debian};
 pub use demo::{DemoOptions, demo};
-pub use kernel::{Flavour, Series};
+pub use kernel::{Flavour, Series, Unknown};
 pub use manifest::{Input, Manifest};
 pub use place::guest_directory;
 pub use portable::portable_host;

@@ -13,6 +13,8 @@ use anyhow::{Context, Result};
 pub(crate) enum Release {
     /// Debian 12, which guests are made of.
     Bookworm,
+    /// Debian 13.
+    Trixie,
     /// Debian 11, for its kernel. Its own mirrors will drop it one day, Debian's archive keeps it.
     Bullseye,
     /// Where Debian's newest kernel lies, whatever its version: unstable, or the backports to the stable release.
@@ -24,6 +26,7 @@ impl Release {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Bookworm => "bookworm",
+            Self::Trixie => "trixie",
             Self::Bullseye => "bullseye",
             Self::Newest => "newest",
         }
@@ -33,6 +36,7 @@ impl Release {
     pub(crate) fn suites(self) -> &'static str {
         match self {
             Self::Bookworm => "bookworm bookworm-updates",
+            Self::Trixie => "trixie trixie-updates",
             Self::Bullseye => "bullseye",
             // Backports may be ahead of a mirror's copy of unstable.
             Self::Newest => "trixie-backports unstable",
@@ -43,6 +47,7 @@ impl Release {
     fn security_suite(self) -> Option<&'static str> {
         match self {
             Self::Bookworm => Some("bookworm-security"),
+            Self::Trixie => Some("trixie-security"),
             Self::Bullseye => Some("bullseye-security"),
             Self::Newest => None,
         }
@@ -314,6 +319,7 @@ mod tests {
         let mirrors = Mirrors::of_machine(Path::new("/nowhere"), named).unwrap();
         for (release, suites) in [
             (Release::Bookworm, &["bookworm bookworm-updates", "bookworm-security"][..]),
+            (Release::Trixie, &["trixie trixie-updates", "trixie-security"]),
             (Release::Bullseye, &["bullseye", "bullseye-security"]),
             (Release::Newest, &["trixie-backports unstable"]),
         ] {

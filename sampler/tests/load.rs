@@ -94,6 +94,7 @@ fn profiled(path: &Path, spinners: usize) -> Seen {
         payload: Payload::Flat { code: loops(), cpl: 3 },
         disks: Vec::new(),
         console: Console(Box::new(std::io::sink())),
+        second_console: None,
     };
     let mut samplers = samplers.into_iter();
     let mut machine =

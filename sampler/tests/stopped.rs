@@ -41,6 +41,7 @@ fn run(path: &Path) -> ! {
         payload: Payload::Flat { code: SPIN.to_vec(), cpl: 3 },
         disks: Vec::new(),
         console: Console(Box::new(std::io::sink())),
+        second_console: None,
     };
     let mut samplers = samplers.into_iter();
     let mut machine =

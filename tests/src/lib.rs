@@ -58,6 +58,11 @@ impl Guest {
         Self::image(images().join(format!("demo-{kernel}.img")))
     }
 
+    /// An unmodified Debian with systemd, on a disk with partitions.
+    pub fn debian() -> Self {
+        Self::image(images().join("debian.img"))
+    }
+
     /// Any image or kernel.
     pub fn image(image: impl Into<PathBuf>) -> Self {
         Self {

@@ -84,7 +84,11 @@ fn options() -> Result<Options, Fail> {
     }
     let payload = Payload::Linux { kernel, initrd, cmdline };
     let console = Console(Box::new(io::stdout()));
-    Ok(Options { config: VmConfig { vcpus, memory_bytes, payload, disks, console }, limit, interval })
+    Ok(Options {
+        config: VmConfig { vcpus, memory_bytes, payload, disks, console, second_console: None },
+        limit,
+        interval,
+    })
 }
 
 fn boot() -> Result<bool, Fail> {

@@ -5,9 +5,8 @@
 //!
 //! - FADT: sleep control and reset registers, both in I/O space,
 //! - MADT: one local APIC per vCPU and the IOAPIC,
-//! - DSDT: COM1, the PCI host bridge and `_S5`.
+//! - DSDT: COM1, COM2 if there is one, the PCI host bridge and `_S5`.
 
-use acpi_tables::Aml;
 use acpi_tables::aml::{
     AddressSpace, AddressSpaceCacheable, Device, EISAName, IO, Interrupt, Name, Package, Path,
     ResourceTemplate, Scope, Zero,
@@ -18,13 +17,14 @@ use acpi_tables::madt::{EnabledStatus, IoApic, LocalInterruptController, MADT, P
 use acpi_tables::rsdp::Rsdp;
 use acpi_tables::sdt::Sdt;
 use acpi_tables::xsdt::XSDT;
+use acpi_tables::{Aml, AmlSink};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 use crate::error::StartError;
 use crate::memory::{
     ACPI_START, IOAPIC, LOCAL_APIC, ONE_MIB, PCI_WINDOW_END, PCI_WINDOW_START, RESET_VECTOR,
 };
-use crate::serial::{COM1, COM1_IRQ, COM1_PORTS};
+use crate::serial::{COM_PORTS, COM1, COM1_IRQ, COM2, COM2_IRQ};
 
 /// I/O port of the sleep control register (ACPI 6.5, 4.8.3.7).
 pub(crate) const SLEEP_CONTROL: u16 = 0x600;
@@ -52,9 +52,13 @@ pub(crate) fn is_power_off(value: u8) -> bool {
 }
 
 /// Writes all tables and returns the address of the RSDP.
-pub(crate) fn write(memory: &GuestMemoryMmap, vcpus: u8) -> Result<GuestAddress, StartError> {
+pub(crate) fn write(
+    memory: &GuestMemoryMmap,
+    vcpus: u8,
+    second_serial: bool,
+) -> Result<GuestAddress, StartError> {
     let mut place = Place { memory, next: ACPI_START };
-    let dsdt = place.put(&dsdt())?;
+    let dsdt = place.put(&dsdt(second_serial))?;
     let fadt = place.put(&bytes(&fadt(dsdt)))?;
     let madt = place.put(&bytes(&madt(vcpus)))?;
     let mut xsdt = XSDT::new(OEM, OEM_TABLE, OEM_REVISION);
@@ -127,16 +131,34 @@ fn madt(vcpus: u8) -> MADT {
     madt
 }
 
-/// The namespace: `\_SB.COM1`, `\_SB.PCI0` and `\_S5`.
-fn dsdt() -> Vec<u8> {
+/// A serial port as a device of this name.
+fn serial(name: &str, number: u8, ports: u16, interrupt: u32) -> Vec<u8> {
+    let ports = IO::new(ports, ports, 1, COM_PORTS);
+    let interrupt = Interrupt::new(true, true, false, false, interrupt);
+    let resources = ResourceTemplate::new(vec![&ports, &interrupt]);
+    let id = Name::new(Path::new("_HID"), &EISAName::new("PNP0501"));
+    let uid = Name::new(Path::new("_UID"), &number);
+    let crs = Name::new(Path::new("_CRS"), &resources);
+    bytes(&Device::new(Path::new(name), vec![&id, &uid, &crs]))
+}
+
+/// Bytes of a table that are made already.
+struct Made(Vec<u8>);
+
+impl Aml for Made {
+    fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
+        sink.vec(&self.0);
+    }
+}
+
+/// The namespace: `\_SB.COM1`, `\_SB.COM2`, `\_SB.PCI0` and `\_S5`.
+fn dsdt(second_serial: bool) -> Vec<u8> {
     let mut sdt = Sdt::new(*b"DSDT", 36, 6, OEM, OEM_TABLE, OEM_REVISION);
-    let com1_ports = IO::new(COM1, COM1, 1, COM1_PORTS);
-    let com1_interrupt = Interrupt::new(true, true, false, false, COM1_IRQ);
-    let com1_resources = ResourceTemplate::new(vec![&com1_ports, &com1_interrupt]);
-    let com1_id = Name::new(Path::new("_HID"), &EISAName::new("PNP0501"));
-    let com1_uid = Name::new(Path::new("_UID"), &Zero {});
-    let com1_crs = Name::new(Path::new("_CRS"), &com1_resources);
-    let com1 = Device::new(Path::new("COM1"), vec![&com1_id, &com1_uid, &com1_crs]);
+    let mut serials = serial("COM1", 0, COM1, COM1_IRQ);
+    if second_serial {
+        serials.extend(serial("COM2", 1, COM2, COM2_IRQ));
+    }
+    let serials = Made(serials);
 
     let bus = AddressSpace::new_bus_number(0u16, 0u16);
     let config_ports = IO::new(0xcf8, 0xcf8, 1, 8);
@@ -154,7 +176,7 @@ fn dsdt() -> Vec<u8> {
     let pci_crs = Name::new(Path::new("_CRS"), &pci_resources);
     let pci = Device::new(Path::new("PCI0"), vec![&pci_id, &pci_uid, &pci_bus, &pci_crs]);
 
-    Scope::new(Path::new("\\_SB_"), vec![&com1, &pci]).to_aml_bytes(&mut sdt);
+    Scope::new(Path::new("\\_SB_"), vec![&serials, &pci]).to_aml_bytes(&mut sdt);
     let off = Package::new(vec![&S5]);
     Name::new(Path::new("\\_S5_"), &off).to_aml_bytes(&mut sdt);
     sdt.update_checksum();
@@ -193,7 +215,7 @@ mod tests {
     #[test]
     fn every_table_is_reachable_and_adds_up_to_zero() {
         let memory = memory();
-        let rsdp_at = write(&memory, 3).unwrap();
+        let rsdp_at = write(&memory, 3, false).unwrap();
         assert_eq!(rsdp_at.0 % 16, 0);
         let mut rsdp = [0; 36];
         memory.read_slice(&mut rsdp, rsdp_at).unwrap();
@@ -208,6 +230,14 @@ mod tests {
         assert_eq!((&madt[..4], sum(&madt)), (&b"APIC"[..], 0));
         let dsdt = table(&memory, pointer(&fadt, 140));
         assert_eq!((&dsdt[..4], sum(&dsdt)), (&b"DSDT"[..], 0));
+    }
+
+    #[test]
+    fn a_second_serial_port_is_in_the_namespace_only_if_there_is_one() {
+        let has = |dsdt: &[u8], name: &[u8]| dsdt.windows(4).any(|window| window == name);
+        assert!(has(&dsdt(false), b"COM1") && !has(&dsdt(false), b"COM2"));
+        assert!(has(&dsdt(true), b"COM1") && has(&dsdt(true), b"COM2"));
+        assert_eq!(sum(&dsdt(true)), 0);
     }
 
     #[test]
@@ -245,6 +275,6 @@ mod tests {
     #[test]
     fn memory_that_ends_before_the_acpi_area_is_too_small() {
         let tiny = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 0x8_0000)]).unwrap();
-        assert!(matches!(write(&tiny, 1), Err(StartError::MemoryTooSmall { .. })));
+        assert!(matches!(write(&tiny, 1, false), Err(StartError::MemoryTooSmall { .. })));
     }
 }

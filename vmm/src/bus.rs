@@ -3,6 +3,7 @@
 //! ```text
 //! 0x064        i8042 command     write 0xfe: reset
 //! 0x0f4        EXIT_PORT         write: the machine ends with that value
+//! 0x2f8-0x2ff  COM2, if the machine has one
 //! 0x3f8-0x3ff  COM1
 //! 0x600-0x601  ACPI sleep control and status
 //! 0xcf8-0xcff  PCI configuration mechanism 1; a byte at 0xcf9 is the reset control register
@@ -17,7 +18,7 @@ use crate::End;
 use crate::acpi::{self, RESET_CONTROL, SLEEP_CONTROL, SLEEP_STATUS};
 use crate::machine::EXIT_PORT;
 use crate::pci::{CONFIG_ADDRESS, CONFIG_DATA, PciBus};
-use crate::serial::{COM1, COM1_PORTS, SerialPort};
+use crate::serial::{COM_PORTS, COM1, COM2, SerialPort};
 
 /// Command and status port of the keyboard controller.
 pub(crate) const I8042: u16 = 0x64;
@@ -25,26 +26,33 @@ pub(crate) const I8042: u16 = 0x64;
 const I8042_RESET: u8 = 0xfe;
 /// Reset control register: the bit that does it.
 const RESET_CPU: u8 = 1 << 2;
-/// The last ports of two devices.
-const COM1_LAST: u16 = COM1 + COM1_PORTS as u16 - 1;
+/// The last ports of three devices.
+const COM1_LAST: u16 = COM1 + COM_PORTS as u16 - 1;
+const COM2_LAST: u16 = COM2 + COM_PORTS as u16 - 1;
 const CONFIG_LAST: u16 = CONFIG_DATA + 3;
 
 /// All devices, as vCPUs see them.
 #[derive(Debug)]
 pub(crate) struct Bus {
     serial: SerialPort,
+    second: Option<SerialPort>,
     pci: Mutex<PciBus>,
 }
 
 impl Bus {
     /// A bus with these devices.
-    pub(crate) fn new(serial: SerialPort, pci: PciBus) -> Self {
-        Self { serial, pci: Mutex::new(pci) }
+    pub(crate) fn new(serial: SerialPort, second: Option<SerialPort>, pci: PciBus) -> Self {
+        Self { serial, second, pci: Mutex::new(pci) }
     }
 
     /// Bytes typed for the guest; returns how many were taken.
     pub(crate) fn console_input(&self, bytes: &[u8]) -> usize {
         self.serial.input(bytes)
+    }
+
+    /// Bytes for the second serial port; returns how many were taken.
+    pub(crate) fn second_input(&self, bytes: &[u8]) -> usize {
+        self.second.as_ref().map_or(0, |port| port.input(bytes))
     }
 
     fn pci(&self) -> MutexGuard<'_, PciBus> {
@@ -56,6 +64,10 @@ impl Bus {
     pub(crate) fn read_port(&self, port: u16, data: &mut [u8]) {
         match port {
             COM1..=COM1_LAST => self.serial.read(offset(port, COM1), data),
+            COM2..=COM2_LAST => match &self.second {
+                Some(second) => second.read(offset(port, COM2), data),
+                None => data.fill(0xff),
+            },
             CONFIG_ADDRESS..=CONFIG_LAST => self.pci().read_port(port, data),
             // Status 0: the input buffer is empty, so a reset through it need not wait.
             I8042 | SLEEP_CONTROL | SLEEP_STATUS => data.fill(0),
@@ -72,6 +84,12 @@ impl Bus {
             (I8042, [I8042_RESET]) => Some(End::Reset),
             (COM1..=COM1_LAST, _) => {
                 self.serial.write(offset(port, COM1), data);
+                None
+            }
+            (COM2..=COM2_LAST, _) => {
+                if let Some(second) = &self.second {
+                    second.write(offset(port, COM2), data);
+                }
                 None
             }
             (CONFIG_ADDRESS..=CONFIG_LAST, _) => {
@@ -114,7 +132,7 @@ pub(crate) mod tests {
     pub(crate) fn bus() -> Bus {
         let interrupt = EventFd::new(libc::EFD_NONBLOCK).unwrap();
         let console = Console(Box::new(std::io::sink()));
-        Bus::new(SerialPort::new(interrupt, Tally::new("COM1"), console), PciBus::new())
+        Bus::new(SerialPort::new(interrupt, Tally::new("COM1"), console), None, PciBus::new())
     }
 
     #[test]
@@ -148,10 +166,25 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn a_second_serial_port_answers_where_there_is_one() {
+        let port = || {
+            let interrupt = EventFd::new(libc::EFD_NONBLOCK).unwrap();
+            SerialPort::new(interrupt, Tally::new("COM"), Console(Box::new(std::io::sink())))
+        };
+        let bus = Bus::new(port(), Some(port()), PciBus::new());
+        assert_eq!(bus.second_input(b"x"), 1);
+        let mut data = [0];
+        bus.read_port(COM2, &mut data);
+        assert_eq!(data, *b"x");
+        assert_eq!(bus.write_port(COM2, b"y"), None);
+        assert_eq!(Bus::new(port(), None, PciBus::new()).second_input(b"x"), 0);
+    }
+
+    #[test]
     fn nobody_reads_as_ones() {
         let bus = bus();
         let mut data = [0; 4];
-        for port in [0, 0x80, 0x3f7, 0x400, 0xcf7, 0xd00, 0xffff] {
+        for port in [0, 0x80, COM2, 0x3f7, 0x400, 0xcf7, 0xd00, 0xffff] {
             bus.read_port(port, &mut data);
             assert_eq!(data, [0xff; 4], "{port:#x}");
             assert_eq!(bus.write_port(port, &data), None);

@@ -17,6 +17,8 @@ pub struct VmConfig {
     pub disks: Vec<Disk>,
     /// Gets every byte the guest writes to its first serial port (COM1).
     pub console: Console,
+    /// Gets every byte the guest writes to its second serial port (COM2), which is there only with this.
+    pub second_console: Option<Console>,
 }
 
 /// The most vCPUs a machine may have.

@@ -72,7 +72,7 @@ impl Hardware {
             Tally::new("COM1"),
             Console(Box::new(std::io::sink())),
         );
-        Some(Self { bus: Bus::new(serial, pci), workers })
+        Some(Self { bus: Bus::new(serial, None, pci), workers })
     }
 
     /// The guest reads a port.

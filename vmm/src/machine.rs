@@ -23,7 +23,7 @@ use crate::kvm;
 use crate::memory::{self, KVM_IDENTITY_MAP, KVM_TSS};
 use crate::observer::Observer;
 use crate::regions::{self, Region};
-use crate::serial::{COM1_IRQ, SerialPort};
+use crate::serial::{COM1_IRQ, COM2_IRQ, SerialPort};
 use crate::tripwire::Tripwires;
 use crate::vcpu::kick::{self, Timer};
 use crate::vcpu::{self, run::Vcpu};
@@ -81,7 +81,7 @@ impl<O: Observer> Machine<O> {
     ///
     /// Every reason why this host cannot run this machine; nothing is left behind then.
     pub fn start(config: VmConfig, mut make: impl FnMut(u8) -> O) -> Result<Self, StartError> {
-        let VmConfig { vcpus, memory_bytes, payload, disks, console } = config;
+        let VmConfig { vcpus, memory_bytes, payload, disks, console, second_console } = config;
         if !(1..=MAX_VCPUS).contains(&vcpus) {
             return Err(StartError::Vcpus { asked: vcpus });
         }
@@ -94,7 +94,7 @@ impl<O: Observer> Machine<O> {
         }
         kick::install_handler().map_err(StartError::host("signal handlers"))?;
         let memory = memory::map(memory_bytes)?;
-        let entry = boot::load(&payload, &memory, vcpus)?;
+        let entry = boot::load(&payload, &memory, vcpus, second_console.is_some())?;
         drop(payload);
 
         let vm = Arc::new(kvm.create_vm().map_err(StartError::kvm("make a VM"))?);
@@ -102,8 +102,15 @@ impl<O: Observer> Machine<O> {
         let regions = regions::of(disks.len());
         let (devices, pci) = Devices::start(disks, &vm, &memory)?;
         let tally = Tally::new("serial port");
-        let injections = Injections(devices.tallies().iter().chain([&tally]).map(Arc::clone).collect());
-        let bus = Arc::new(Bus::new(serial(&vm, tally, console)?, pci));
+        let mut tallies: Vec<_> = devices.tallies().iter().chain([&tally]).map(Arc::clone).collect();
+        let first = serial(&vm, tally, COM1_IRQ, console)?;
+        let second = second_console.map(|console| {
+            let tally = Tally::new("second serial port");
+            tallies.push(Arc::clone(&tally));
+            serial(&vm, tally, COM2_IRQ, console)
+        });
+        let bus = Arc::new(Bus::new(first, second.transpose()?, pci));
+        let injections = Injections(tallies);
         let control = Control::new(vcpus).map_err(StartError::host("an event descriptor"))?;
         let control = Arc::new(control);
         let tripwires = Tripwires::new(Arc::clone(&control), memory.clone());
@@ -170,6 +177,11 @@ impl<O: Observer> Machine<O> {
     /// Bytes for the guest's serial console; returns how many were taken (the FIFO may be full).
     pub fn console_input(&self, bytes: &[u8]) -> usize {
         self.bus.console_input(bytes)
+    }
+
+    /// Bytes for the guest's second serial port; returns how many were taken: none without such a port.
+    pub fn second_input(&self, bytes: &[u8]) -> usize {
+        self.bus.second_input(bytes)
     }
 
     /// Asks every vCPU to stop; returns at once.
@@ -248,12 +260,11 @@ fn prepare(vm: &VmFd, memory: &GuestMemoryMmap) -> Result<(), StartError> {
     memory::register(vm, memory)
 }
 
-/// COM1 with its interrupt.
-fn serial(vm: &VmFd, tally: Arc<Tally>, console: Console) -> Result<SerialPort, StartError> {
+/// A serial port with its interrupt.
+fn serial(vm: &VmFd, tally: Arc<Tally>, line: u32, console: Console) -> Result<SerialPort, StartError> {
     let interrupt = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)
         .map_err(StartError::host("an event descriptor"))?;
-    vm.register_irqfd(&interrupt, COM1_IRQ)
-        .map_err(StartError::kvm("connect the serial port's interrupt"))?;
+    vm.register_irqfd(&interrupt, line).map_err(StartError::kvm("connect a serial port's interrupt"))?;
     Ok(SerialPort::new(interrupt, tally, console))
 }
 

@@ -103,6 +103,7 @@ fn speed(cpl: u8) -> Result<f64, ProbeError> {
         payload: Payload::Flat { code: COUNT.to_vec(), cpl },
         disks: Vec::new(),
         console: Console(Box::new(std::io::sink())),
+        second_console: None,
     };
     let machine = Machine::start(config, |_| Meter { readings: readings.clone(), sent: 0 })?;
     drop(readings);

@@ -5,7 +5,7 @@ use crate::bus::I8042;
 use crate::machine::EXIT_PORT;
 use crate::memory::PCI_WINDOW_START;
 use crate::pci::{CONFIG_ADDRESS, CONFIG_DATA};
-use crate::serial::{COM1, COM1_PORTS};
+use crate::serial::{COM_PORTS, COM1, COM2};
 use crate::tripwire::{TRIP_PORT, TRIP_PORTS};
 use crate::virtio::transport::BAR_SIZE;
 
@@ -41,7 +41,8 @@ pub(crate) fn of(disks: usize) -> Vec<Region> {
         last: last.into(),
     };
     let mut list = vec![
-        ports("serial port", COM1, COM1 + u16::from(COM1_PORTS) - 1),
+        ports("serial port", COM1, COM1 + u16::from(COM_PORTS) - 1),
+        ports("second serial port", COM2, COM2 + u16::from(COM_PORTS) - 1),
         ports("reset register", RESET_CONTROL, RESET_CONTROL),
         ports("PCI configuration", CONFIG_ADDRESS, CONFIG_DATA + 3),
         ports("power register", SLEEP_CONTROL, SLEEP_CONTROL),

@@ -1,4 +1,4 @@
-//! COM1: a 16550A at [`COM1`] whose output goes to the configured console.
+//! Serial ports: 16550As at [`COM1`] and, if it is wanted, at [`COM2`], whose output goes to the configured consoles.
 
 use std::io::Write;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,12 +12,16 @@ use crate::injected::Tally;
 
 /// First I/O port of COM1 on every PC.
 pub(crate) const COM1: u16 = 0x3f8;
-/// Number of its ports.
-pub(crate) const COM1_PORTS: u8 = 8;
-/// Its interrupt.
+/// First I/O port of COM2 on every PC.
+pub(crate) const COM2: u16 = 0x2f8;
+/// Number of a serial port's I/O ports.
+pub(crate) const COM_PORTS: u8 = 8;
+/// COM1's interrupt.
 pub(crate) const COM1_IRQ: u32 = 4;
+/// COM2's interrupt.
+pub(crate) const COM2_IRQ: u32 = 3;
 
-/// Raises COM1's interrupt: KVM watches the descriptor (irqfd).
+/// Raises a port's interrupt: KVM watches the descriptor (irqfd).
 #[derive(Debug)]
 struct Line {
     event: EventFd,
@@ -55,7 +59,7 @@ impl SerialPort {
         self.uart.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The guest reads a register; `offset` counts from [`COM1`].
+    /// The guest reads a register; `offset` counts from its first I/O port.
     pub(crate) fn read(&self, offset: u8, data: &mut [u8]) {
         let mut uart = self.lock();
         // `rep insb` asks for several bytes of the same register at once.

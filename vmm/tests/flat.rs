@@ -34,6 +34,7 @@ fn flat(code: &[u8], cpl: u8) -> VmConfig {
         payload: Payload::Flat { code: code.to_vec(), cpl },
         disks: Vec::new(),
         console: Console(Box::new(std::io::sink())),
+        second_console: None,
     }
 }
 

@@ -69,6 +69,7 @@ fn machine(code: &[u8], withdraw_at: Option<usize>, interval: Option<Duration>) 
         payload: Payload::Flat { code: code.to_vec(), cpl: 3 },
         disks: Vec::new(),
         console: Console(Box::new(std::io::sink())),
+        second_console: None,
     };
     let shared = Arc::clone(&seen);
     let start = Machine::start(config, |_| Counter { seen: Arc::clone(&shared), withdraw_at, interval });

@@ -41,6 +41,10 @@ const NEEDS: &[Need] = &[
         sign: Sign::File("/usr/lib/x86_64-linux-gnu/libc.a"),
         purpose: "makes programs static",
     },
+    Need { package: "mmdebstrap", sign: Sign::Program("mmdebstrap"), purpose: "installs a Debian" },
+    Need { package: "fdisk", sign: Sign::Program("sfdisk"), purpose: "makes partition tables" },
+    Need { package: "dosfstools", sign: Sign::Program("mkfs.vfat"), purpose: "makes EFI system partitions" },
+    Need { package: "mtools", sign: Sign::Program("mcopy"), purpose: "fills EFI system partitions" },
     Need { package: "qemu-utils", sign: Sign::Program("qemu-img"), purpose: "makes a test's qcow2 image" },
     Need {
         package: "qemu-system-x86",

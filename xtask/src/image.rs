@@ -4,7 +4,9 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Args, Subcommand};
-use guest_images::{DemoOptions, Flavour, Series, demo, portable_host};
+use guest_images::{
+    DebianOptions, DebianRelease, DemoOptions, FileFormat, Flavour, Series, debian, demo, portable_host,
+};
 
 use crate::deps;
 use crate::progress::Line;
@@ -14,6 +16,8 @@ use crate::progress::Line;
 pub enum Image {
     /// A disk with a kernel, a small Debian and programs whose use of the CPU is known
     Demo(Demo),
+    /// An unmodified Debian with systemd on a disk with partitions, installed by Debian's own tools
+    Debian(Debian),
     /// Kernel and modules of the emulated host that offers a real /dev/kvm
     PortableHost,
 }
@@ -29,6 +33,17 @@ pub struct Demo {
     flavour: Flavour,
 }
 
+/// Which Debian image.
+#[derive(Debug, Args)]
+pub struct Debian {
+    /// Debian's release: bookworm or trixie
+    #[arg(long, default_value_t)]
+    release: DebianRelease,
+    /// Format of the file: raw or qcow2
+    #[arg(long, default_value_t)]
+    format: FileFormat,
+}
+
 /// Makes the image, if something in it changed, and prints its path.
 pub fn run(image: &Image) -> Result<ExitCode> {
     let line = Line::new();
@@ -38,6 +53,9 @@ pub fn run(image: &Image) -> Result<ExitCode> {
     let path = match image {
         Image::Demo(Demo { kernel, flavour }) => {
             demo(&DemoOptions { series: *kernel, flavour: *flavour }, &line)?
+        }
+        Image::Debian(Debian { release, format }) => {
+            debian(&DebianOptions { release: *release, format: *format }, &line)?
         }
         Image::PortableHost => portable_host(&line)?,
     };

@@ -6,7 +6,7 @@ use std::process::{Command, ExitCode, ExitStatus, Stdio};
 
 use anyhow::{Context, Result};
 use clap::Args;
-use guest_images::{DemoOptions, Flavour, Progress, Series};
+use guest_images::{DebianOptions, DemoOptions, Flavour, Progress, Series};
 
 use crate::demo::{Tools, exit_code};
 use crate::deps;
@@ -47,6 +47,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     for &(series, flavour) in IMAGES {
         guest_images::demo(&DemoOptions { series, flavour }, &line)?;
     }
+    guest_images::debian(&DebianOptions::default(), &line)?;
     let tools = Tools::build(&line)?;
     line.end();
 

@@ -16,16 +16,21 @@ use super::{DebugArgs, TEMPLATE};
 
 const EXAMPLES: &str = "\
 Examples:
-  vprof run guest.img                      a disk image with a kernel in /boot
+  vprof run debian.qcow2                   a distribution's disk image, as its boot loader would
   vprof run guest.img --snapshot -d 20s    20 seconds, write nothing to the image
   vprof run guest.img --cpus 4 --memory 2G -F 5000 -o busy.vprof
-  vprof run guest.img -- sha256sum /big    a command, in images of `xtask image`
+  vprof run guest.img --snapshot -- sha256sum /big    a command, where init is systemd
   vprof run guest.img --start-when process:bench --stop-when process-end:bench
   vprof run guest.img --top                live on this terminal, `?` for help
   vprof run vmlinuz --initrd initrd.img --disk root.img --append root=/dev/vda
 ";
 
 const NOTES: &str = "\
+Of a disk image the kernel, initrd and command line are those that its own boot loader would take; \
+`vprof image inspect` shows them. The image is not changed for vprof. \
+A command under systemd runs as root when the default target is up, without input, its output byte for byte on \
+standard output; unless the disks are --snapshot or --read-only the guest then shuts down.
+
 On a terminal the guest's serial console is interactive: all keys go to the guest, \
 and Ctrl-] ends the run. There is no progress line then; `--console none` brings it back.
 
@@ -47,10 +52,11 @@ failed keeps its code), 4 no usable hypervisor.";
 #[derive(Debug, Clone, Args)]
 #[command(before_help = EXAMPLES, after_help = NOTES, help_template = TEMPLATE)]
 pub struct RunArgs {
-    /// Disk image (raw or qcow2) with a kernel in /boot, or a kernel (bzImage or vmlinux)
+    /// Disk image (raw or qcow2) with a kernel (docs/images.md), or a kernel (bzImage or vmlinux)
     pub image: PathBuf,
 
-    /// Command to run in the guest (images built by `cargo xtask image` only); ends the run
+    /// Command to run in the guest once it is up, and end the run with: on disk images whose init is systemd, and on
+    /// those of `cargo xtask image demo`
     #[arg(last = true, value_name = "CMD")]
     pub command: Vec<OsString>,
 
@@ -62,8 +68,8 @@ pub struct RunArgs {
     #[arg(long, value_name = "FILE", help_heading = "Guest")]
     pub initrd: Option<PathBuf>,
 
-    /// More words for the kernel command line; they follow `console=ttyS0 quiet panic=-1`, and `root=/dev/vda rw`
-    /// where IMAGE is a disk, so that they win
+    /// More words for the kernel command line; they follow those of the image's boot loader and
+    /// `console=ttyS0 quiet panic=-1`, so that they win
     #[arg(long, value_name = "WORDS", allow_hyphen_values = true, help_heading = "Guest")]
     pub append: Option<String>,
 
@@ -84,8 +90,13 @@ pub struct RunArgs {
     #[arg(long, help_heading = "Guest")]
     pub snapshot: bool,
 
+    /// The guest sees read-only disks
+    #[arg(long, conflicts_with = "snapshot", help_heading = "Guest")]
+    pub read_only: bool,
+
     /// Where the guest's serial console goes: `-` (standard output, with keys from the terminal), `none`, or a FILE.
-    /// Default: `-` on a terminal or with a command, else `none`; the profile has it in any case
+    /// Default: `-` on a terminal or with a command, else `none`; with a command under systemd, whose output is not on
+    /// the console, `none`. The profile has it in any case
     #[arg(long, value_name = "WHERE", help_heading = "Guest")]
     pub console: Option<PathBuf>,
 

@@ -1,4 +1,4 @@
-//! `-- CMD ARGS`: hands a command to a guest that was made for it.
+//! `-- CMD ARGS`: hands a command to a guest that was made for it. For others there is [`crate::run::systemd`].
 //!
 //! The guest's init finds `/vprof/command`, each of its words ended by a NUL, runs it, and writes its exit status to the exit port.
 
@@ -14,32 +14,52 @@ const PATH: &str = "vprof/command";
 /// The longest command, bytes: what one argument may have on Linux (MAX_ARG_STRLEN).
 const MAX_LENGTH: usize = 128 << 10;
 
+/// True if the initrd runs commands.
+pub fn is_taken(payload: &Payload) -> bool {
+    payload.initrd.as_deref().is_some_and(|initrd| initrd::contains(initrd, MARK))
+}
+
+/// Why the command can't be run in a guest that neither was made for it nor has systemd.
+pub fn refuse(payload: &Payload) -> ImageError {
+    ImageError::Command(
+        match payload.initrd {
+            None => {
+                "a command needs an init that runs it: use a disk image with systemd, one built by \
+                 `cargo xtask image demo`, or its kernel with --initrd"
+            }
+            Some(_) => {
+                "this guest can't run the command after --: that takes a disk image with systemd, or one built by \
+                 `cargo xtask image demo`"
+            }
+        }
+        .to_owned(),
+    )
+}
+
 /// Adds the command to the initrd.
 pub fn add(payload: &mut Payload, command: &[OsString]) -> Result<(), ImageError> {
     let Some(initrd) = payload.initrd.take() else {
-        return Err(ImageError::Command(
-            "a command needs an initrd that runs it: use an image built by `cargo xtask image`, or give --initrd"
-                .to_owned(),
-        ));
+        return Err(refuse(payload));
     };
-    if !initrd::contains(&initrd, MARK) {
-        return Err(ImageError::Command(
-            "this image can't run the command after --: only images built by `cargo xtask image` have an init that does"
-                .to_owned(),
-        ));
-    }
+    check_length(command)?;
     let mut words = Vec::new();
     for word in command {
         words.extend_from_slice(word.as_bytes());
         words.push(0);
     }
-    if words.len() > MAX_LENGTH {
-        return Err(ImageError::Command("the command after -- is longer than 128 KiB".to_owned()));
-    }
     let mut writer = cpio::Writer::append_to(initrd);
     writer.directory("vprof");
     writer.file(PATH, 0o644, &words);
     payload.initrd = Some(writer.finish());
+    Ok(())
+}
+
+/// No guest takes a longer one.
+pub fn check_length(command: &[OsString]) -> Result<(), ImageError> {
+    let length: usize = command.iter().map(|word| word.len() + 1).sum();
+    if length > MAX_LENGTH {
+        return Err(ImageError::Command("the command after -- is longer than 128 KiB".to_owned()));
+    }
     Ok(())
 }
 
@@ -67,12 +87,11 @@ mod tests {
 
     #[test]
     fn without_an_init_that_runs_it_there_is_no_command() {
-        let error = |payload: &mut Payload, word: &str| {
-            add(payload, &[OsString::from(word)]).unwrap_err().to_string()
-        };
-        let mut none = Payload { kernel: Vec::new(), initrd: None };
-        assert!(error(&mut none, "true").contains("--initrd"));
-        assert!(error(&mut payload("init"), "true").contains("cargo xtask image"));
-        assert!(error(&mut payload(MARK), &"x".repeat(MAX_LENGTH)).contains("128 KiB"));
+        let none = Payload { kernel: Vec::new(), initrd: None };
+        assert!(!is_taken(&none) && !is_taken(&payload("init")) && is_taken(&payload(MARK)));
+        assert!(refuse(&none).to_string().contains("--initrd"));
+        assert!(refuse(&payload("init")).to_string().contains("cargo xtask image"));
+        let error = add(&mut payload(MARK), &["x".repeat(MAX_LENGTH).into()]).unwrap_err();
+        assert!(error.to_string().contains("128 KiB"));
     }
 }

@@ -76,14 +76,6 @@ impl Contents {
         }
     }
 
-    /// The first `most` bytes, or all.
-    pub fn start(&self, most: usize) -> io::Result<Vec<u8>> {
-        let size = self.size()?.unwrap_or(u64::MAX);
-        let mut bytes = vec![0; most.min(usize::try_from(size).unwrap_or(usize::MAX))];
-        self.read_exact_at(&mut bytes, 0)?;
-        Ok(bytes)
-    }
-
     /// Makes what the guest has written last; for raw images that is the guest's own matter.
     pub fn flush(&self) -> io::Result<()> {
         match self {
@@ -99,6 +91,71 @@ impl Contents {
             Self::Qcow2(disk) => DiskFile::Formatted(Box::new(disk.clone())),
         })
     }
+}
+
+/// A stretch of a disk: all of it, or a partition. Clones share the file.
+#[derive(Debug, Clone)]
+pub struct Part {
+    contents: Contents,
+    start: u64,
+    /// `None` where it is not known, as of a whole block device.
+    length: Option<u64>,
+}
+
+impl Part {
+    /// The whole disk.
+    pub fn whole(contents: Contents) -> io::Result<Self> {
+        let length = contents.size()?;
+        Ok(Self { contents, start: 0, length })
+    }
+
+    /// So many bytes from `start` on, both counted in this part.
+    pub fn part(&self, start: u64, length: u64) -> Self {
+        let length = self.length.map_or(length, |whole| length.min(whole.saturating_sub(start)));
+        Self {
+            contents: self.contents.clone(),
+            start: self.start.saturating_add(start),
+            length: Some(length),
+        }
+    }
+
+    /// The file has the disk's bytes as they are.
+    pub fn is_raw(&self) -> bool {
+        matches!(self.contents, Contents::Raw(_))
+    }
+
+    /// Length in bytes, where it is known.
+    pub fn length(&self) -> Option<u64> {
+        self.length
+    }
+
+    /// Fills `into` with the bytes at `offset`.
+    pub fn read_exact_at(&self, into: &mut [u8], offset: u64) -> io::Result<()> {
+        let end = offset.checked_add(into.len() as u64);
+        let at = self.start.checked_add(offset);
+        match (end, at) {
+            (Some(end), Some(at)) if self.length.is_none_or(|length| end <= length) => {
+                self.contents.read_exact_at(into, at)
+            }
+            _ => Err(io::ErrorKind::UnexpectedEof.into()),
+        }
+    }
+
+    /// The first `most` bytes, or all.
+    pub fn beginning(&self, most: usize) -> io::Result<Vec<u8>> {
+        let length = self.length.unwrap_or(u64::MAX);
+        let mut bytes = vec![0; most.min(usize::try_from(length).unwrap_or(usize::MAX))];
+        self.read_exact_at(&mut bytes, 0)?;
+        Ok(bytes)
+    }
+}
+
+#[cfg(test)]
+pub fn part_of(bytes: &[u8]) -> Part {
+    use std::io::Write;
+    let mut file = tempfile::tempfile().expect("a temporary file");
+    file.write_all(bytes).expect("room");
+    Part::whole(Contents::Raw(Arc::new(file))).expect("a size")
 }
 
 #[cfg(test)]
@@ -128,8 +185,16 @@ mod tests {
             let mut part = [0; 700];
             contents.read_exact_at(&mut part, 65_500).unwrap();
             assert_eq!(part, content[65_500..66_200]);
-            assert_eq!(contents.start(1 << 20).unwrap(), content);
             assert!(contents.read_exact_at(&mut part, 399_999).is_err());
+            let whole = Part::whole(contents).unwrap();
+            assert_eq!(whole.beginning(1 << 20).unwrap(), content);
+            let middle = whole.part(100, 1000);
+            assert_eq!(middle.beginning(700).unwrap(), content[100..800]);
+            assert!(middle.read_exact_at(&mut part, 300).is_ok());
+            assert!(middle.read_exact_at(&mut part, 301).is_err());
+            assert!(middle.read_exact_at(&mut part, u64::MAX).is_err());
+            assert_eq!(whole.part(399_000, 5000).length(), Some(1000));
+            assert_eq!(whole.part(500_000, 5000).length(), Some(0));
         }
     }
 

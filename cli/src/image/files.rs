@@ -1,50 +1,79 @@
 //! Files of the guest on its disks, for the names of its code: read straight from ext4, beside the running guest.
 //!
+//! A path is one in the guest, where file systems are mounted into each other. A disk's partitions do not tell where:
+//! one that is mounted at /home has /home/a as /a. So a path that no file system has is tried without its first
+//! directories.
+//!
 //! What the guest changes meanwhile may be missed here; the sampler compares with what the guest has in memory.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use ext4_view::Ext4;
 use sampler::{GuestFiles, OpenFiles, ReadAt};
 
-use super::contents::Contents;
-use super::disk;
+use super::contents::{Contents, Part};
+use super::partition;
+use super::volume::ext4;
+use super::volume::signature::Signature;
+
+/// Directories that a file system may be mounted below the root, at most.
+const MOUNT_DEPTH: usize = 3;
+/// File systems of all disks that are looked into, at most.
+const MOST_VOLUMES: usize = 64;
 
 /// The disks of one machine.
 #[derive(Debug)]
 struct Disks {
     /// Never given twice.
     id: u64,
-    files: Vec<Contents>,
+    disks: Vec<Contents>,
+    /// The ext4 file systems on them, once somebody has asked.
+    volumes: OnceLock<Vec<Part>>,
 }
 
-/// An open file: machine, disk and path.
+/// An open file: machine, file system and path.
 type Opened = (u64, usize, Arc<str>, ext4_view::File);
 
 thread_local! {
-    /// File systems that this thread has loaded, by machine and disk; `None` for a disk that cannot be read. A loaded
-    /// one belongs to its thread.
+    /// File systems that this thread has loaded, by machine; `None` for one that cannot be read. A loaded one
+    /// belongs to its thread.
     static LOADED: RefCell<HashMap<(u64, usize), Option<Ext4>>> = RefCell::default();
     /// The file that was read last: reads come in rows.
     static LAST: RefCell<Option<Opened>> = const { RefCell::new(None) };
 }
 
-/// Reads files of the disks' file systems; disks that hold something else are passed over.
+/// Reads files of the disks' ext4 file systems; what else they hold is passed over.
 pub fn open(disks: Vec<Contents>) -> OpenFiles {
     static NEXT: AtomicU64 = AtomicU64::new(0);
-    let disks = Arc::new(Disks { id: NEXT.fetch_add(1, Ordering::Relaxed), files: disks });
+    let id = NEXT.fetch_add(1, Ordering::Relaxed);
+    let disks = Arc::new(Disks { id, disks, volumes: OnceLock::new() });
     Arc::new(move || Box::new(OnDisks(Arc::clone(&disks))))
 }
 
+/// The ext4 file systems on a disk.
+fn volumes(disk: &Contents) -> Vec<Part> {
+    let Ok(whole) = Part::whole(disk.clone()) else { return Vec::new() };
+    let parts = match partition::read(&whole) {
+        Ok(Ok(Some(table))) => table.partitions.iter().map(|p| whole.part(p.start, p.length)).collect(),
+        _ => vec![whole],
+    };
+    let is_ext = |part: &Part| Signature::of(part).is_some_and(|found| found.name.starts_with("ext"));
+    parts.into_iter().filter(is_ext).collect()
+}
+
 impl Disks {
+    fn volumes(&self) -> &[Part] {
+        self.volumes.get_or_init(|| self.disks.iter().flat_map(volumes).take(MOST_VOLUMES).collect())
+    }
+
     fn with<T>(&self, index: usize, ask: impl FnOnce(&Ext4) -> Option<T>) -> Option<T> {
         LOADED.with_borrow_mut(|loaded| {
             let fs = loaded
                 .entry((self.id, index))
-                .or_insert_with(|| self.files.get(index).and_then(|file| disk::load(file).ok()));
+                .or_insert_with(|| self.volumes().get(index).and_then(|part| ext4::load(part).ok()));
             fs.as_ref().and_then(ask)
         })
     }
@@ -54,7 +83,14 @@ struct OnDisks(Arc<Disks>);
 
 impl GuestFiles for OnDisks {
     fn open(&self, path: &str) -> Option<Box<dyn ReadAt>> {
-        (0..self.0.files.len()).find_map(|index| {
+        let below = path.match_indices('/').take(MOUNT_DEPTH + 1).filter_map(|(at, _)| path.get(at..));
+        below.filter(|path| path.len() > 1).find_map(|path| self.find(path))
+    }
+}
+
+impl OnDisks {
+    fn find(&self, path: &str) -> Option<Box<dyn ReadAt>> {
+        (0..self.0.volumes().len()).find_map(|index| {
             let len = self.0.with(index, |fs| {
                 let metadata = fs.metadata(path).ok()?;
                 metadata.file_type().is_regular_file().then(|| metadata.len())

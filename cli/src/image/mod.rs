@@ -1,26 +1,38 @@
 //! What `vprof run` is asked to boot: told by content, never by name.
 //!
-//! A disk image brings its own kernel and initrd in `/boot`, which are read straight from its file system; nothing is
-//! mounted. A kernel comes with an initrd from a file. Everything is checked as far as it can be before a machine is
+//! A disk image brings its own kernel and initrd, which are read straight from its file systems; nothing is mounted.
+//!
+//! ```text
+//! file --contents--> disk --partition--> parts --volume--> file systems --boot--> entries --choice--> kernel, words
+//!      raw, qcow2         GPT, MBR              ext4, vfat               loaders' configurations
+//! ```
+//!
+//! A kernel comes with an initrd from a file. Everything is checked as far as it can be before a machine is
 //! built, so that a wrong file is named instead of ending in a guest that hangs.
 
+mod boot;
+mod choice;
 pub mod command;
 pub mod contents;
 pub mod cpio;
-mod disk;
 pub mod files;
 pub mod initrd;
+pub mod inspect;
 mod kernel;
+mod partition;
 mod qcow2;
 mod sniff;
+mod survey;
+mod volume;
 
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use crate::errors::{Reason, Shown};
-use contents::{Contents, Format};
+use contents::{Contents, Format, Part};
 use sniff::Content;
+use survey::Survey;
 
 /// Files beyond this size are no kernel and no initrd, bytes: they have to fit below 4 GiB beside each other.
 const MAX_FILE: u64 = 2 << 30;
@@ -82,11 +94,21 @@ pub enum ImageError {
         /// What to do.
         advice: String,
     },
-    /// The image's file system can't be read.
-    #[error("can't read the ext4 file system in {}: {reason}; `e2fsck -fn` tells more", Shown(.path))]
+    /// The image's partition table can't be read.
+    #[error("{} has a damaged partition table: {reason}; `sfdisk --verify` tells more", Shown(.path))]
+    PartitionTable {
+        /// The image.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A file system of the image can't be read.
+    #[error("can't read the {name} file system in {}: {reason}", Shown(.path))]
     FileSystem {
         /// The image.
         path: PathBuf,
+        /// Like "ext4".
+        name: &'static str,
         /// Why.
         reason: String,
     },
@@ -109,15 +131,15 @@ pub enum ImageError {
         name: String,
     },
     /// The image has no kernel.
-    #[error("no kernel in {}: looked for {looked}; give one with --kernel FILE", Shown(.path))]
+    #[error("no kernel in {}: {looked}; give one with --kernel FILE and --initrd FILE", Shown(.path))]
     NoKernel {
         /// The image.
         path: PathBuf,
-        /// Where was looked.
+        /// Where was looked, and where not.
         looked: String,
     },
     /// The disk can't be written and would have to be.
-    #[error("{} can't be written ({}): add --snapshot to discard the guest's writes", Shown(.path), Reason(.source))]
+    #[error("{} can't be written ({}): add --snapshot to discard the guest's writes, or --read-only", Shown(.path), Reason(.source))]
     ReadOnly {
         /// The image.
         path: PathBuf,
@@ -125,12 +147,12 @@ pub enum ImageError {
         source: io::Error,
     },
     /// Another vprof uses the disk.
-    #[error("{} is in use by another vprof{}", Shown(.path), if *.snapshot { ": wait for its end" } else { ": wait for its end, or use --snapshot in both" })]
+    #[error("{} is in use by another vprof{}", Shown(.path), if *.writes { ": wait for its end, or use --snapshot in both" } else { ": wait for its end" })]
     InUse {
         /// The image.
         path: PathBuf,
-        /// This run only wants to read it.
-        snapshot: bool,
+        /// This run wants to write it.
+        writes: bool,
     },
     /// A file inside of the image is at fault.
     #[error("in {}: {source}", Shown(.image))]
@@ -170,10 +192,14 @@ pub struct Request<'a> {
 pub struct Loaded {
     /// Kernel and initrd.
     pub payload: Payload,
-    /// IMAGE is a disk and not a kernel.
-    pub is_disk: bool,
+    /// Where IMAGE is a disk and not a kernel: words for the kernel's command line that lead to its root.
+    pub disk_words: Option<String>,
     /// One line on where the kernel came from, for the profile.
     pub origin: String,
+    /// What was chosen of a disk and why, in one line for people.
+    pub sentence: Option<String>,
+    /// The disk's init is systemd; `None` where that can't be told.
+    pub has_systemd: Option<bool>,
 }
 
 /// More than any header of a kernel, bytes.
@@ -187,14 +213,11 @@ pub const WANTED_DISK: &str = "a disk image (raw or qcow2)";
 
 /// Reads and checks everything that the request names.
 pub fn load(request: Request<'_>) -> Result<Loaded, ImageError> {
-    let file = open("the image", request.image, WANTED_IMAGE)?;
-    let read = |source| ImageError::Read { what: "the image", path: request.image.to_owned(), source };
-    let format = Format::of(&file).map_err(read)?;
-    let contents = Contents::open(file, format, false, request.image)?;
-    let content = sniff::content(&contents, request.image)?;
+    let disk = open_disk(request.image)?;
+    let content = sniff::content(&disk, request.image)?;
     let given_initrd = request.initrd.map(read_initrd).transpose()?;
     match content {
-        Content::BzImage | Content::Elf if format == Format::Raw => {
+        Content::BzImage | Content::Elf if disk.is_raw() => {
             if let Some(kernel) = request.kernel {
                 return Err(ImageError::Foreign {
                     path: request.image.to_owned(),
@@ -207,47 +230,89 @@ pub fn load(request: Request<'_>) -> Result<Loaded, ImageError> {
             kernel::check(&kernel, request.image)?;
             Ok(Loaded {
                 payload: Payload { kernel, initrd: given_initrd },
-                is_disk: false,
+                disk_words: None,
                 origin: request.image.display().to_string(),
+                sentence: None,
+                has_systemd: Some(false),
             })
-        }
-        Content::Ext4 => {
-            let inside = disk::check(&contents, request.image)?;
-            let (kernel, initrd, origin) = match request.kernel {
-                Some(path) => (read_kernel(path)?, given_initrd, path.display().to_string()),
-                None => {
-                    let found = inside.find(request.image)?;
-                    (found.kernel, given_initrd.or(found.initrd), found.origin)
-                }
-            };
-            Ok(Loaded { payload: Payload { kernel, initrd }, is_disk: true, origin })
         }
         Content::Foreign { found, advice } => {
             Err(ImageError::Foreign { path: request.image.to_owned(), found, advice })
         }
-        Content::Unknown | Content::BzImage | Content::Elf if request.kernel.is_some() => {
+        Content::Unknown | Content::BzImage | Content::Elf => match request.kernel {
             // Any disk will do where the kernel does not come from it.
-            let path = request.kernel.unwrap_or(request.image);
-            Ok(Loaded {
-                payload: Payload { kernel: read_kernel(path)?, initrd: given_initrd },
-                is_disk: true,
-                origin: path.display().to_string(),
-            })
-        }
-        Content::Unknown | Content::BzImage | Content::Elf => {
-            // A kernel for another machine is told as such.
-            match vmm::check_kernel(&contents.start(BEGINNING).map_err(read)?) {
-                Err(reason @ vmm::KernelError::Architecture(_)) => {
-                    Err(ImageError::Kernel { path: request.image.to_owned(), reason: reason.to_string() })
-                }
-                _ => Err(ImageError::Foreign {
-                    path: request.image.to_owned(),
-                    found: "neither a disk image with an ext4 file system nor a kernel".to_owned(),
-                    advice: "give another image, or the guest's kernel with --kernel".to_owned(),
-                }),
-            }
-        }
+            Some(kernel) => with_kernel(&disk, kernel, given_initrd, request.image),
+            None => from_disk(&disk, given_initrd, request.image),
+        },
     }
+}
+
+/// Opens an image as what the guest is going to see.
+fn open_disk(path: &Path) -> Result<Part, ImageError> {
+    let file = open("the image", path, WANTED_IMAGE)?;
+    let read = |source| ImageError::Read { what: "the image", path: path.to_owned(), source };
+    let format = Format::of(&file).map_err(read)?;
+    Part::whole(Contents::open(file, format, false, path)?).map_err(read)
+}
+
+/// A disk that another kernel boots: its root is the one that is told by what is on it.
+fn with_kernel(
+    disk: &Part,
+    kernel: &Path,
+    initrd: Option<Vec<u8>>,
+    image: &Path,
+) -> Result<Loaded, ImageError> {
+    let payload = Payload { kernel: read_kernel(kernel)?, initrd };
+    let survey = match Survey::of(disk, image) {
+        // A guest may make more of a damaged table, and --append can name the root.
+        Err(ImageError::PartitionTable { .. }) => None,
+        other => Some(other?),
+    };
+    let words = match &survey {
+        Some(survey) => choice::words(survey, None, payload.initrd.is_some()),
+        None => "root=/dev/vda rw".to_owned(),
+    };
+    let has_systemd = survey.as_ref().and_then(|survey| choice::has_systemd(survey, &words));
+    let notes = survey.map(|survey| choice::root_notes(&survey, &words)).filter(|notes| !notes.is_empty());
+    Ok(Loaded {
+        payload,
+        has_systemd,
+        sentence: notes.map(|notes| format!("{words}; {}", notes.join("; "))),
+        disk_words: Some(words),
+        origin: kernel.display().to_string(),
+    })
+}
+
+/// A disk with a kernel of its own.
+fn from_disk(disk: &Part, given_initrd: Option<Vec<u8>>, image: &Path) -> Result<Loaded, ImageError> {
+    let survey = Survey::of(disk, image)?;
+    if survey.table.is_none() && survey.volumes.iter().all(|volume| volume.signature.is_none()) {
+        return Err(no_disk(disk, image)?);
+    }
+    let choice = choice::choose(&survey, image)?;
+    Ok(Loaded {
+        has_systemd: choice::has_systemd(&survey, &choice.words),
+        payload: Payload { kernel: choice.kernel, initrd: given_initrd.or(choice.initrd) },
+        disk_words: Some(choice.words),
+        origin: choice.origin,
+        sentence: Some(choice.sentence),
+    })
+}
+
+/// Why a file without partitions and without any file system is none that could be booted.
+fn no_disk(disk: &Part, image: &Path) -> Result<ImageError, ImageError> {
+    let read = |source| ImageError::Read { what: "the image", path: image.to_owned(), source };
+    // A kernel for another machine is told as such.
+    Ok(match vmm::check_kernel(&disk.beginning(BEGINNING).map_err(read)?) {
+        Err(reason @ vmm::KernelError::Architecture(_)) => {
+            ImageError::Kernel { path: image.to_owned(), reason: reason.to_string() }
+        }
+        _ => ImageError::Foreign {
+            path: image.to_owned(),
+            found: "neither a disk image with an ext4 file system nor a kernel".to_owned(),
+            advice: "give another image, or the guest's kernel with --kernel".to_owned(),
+        },
+    })
 }
 
 fn read_kernel(path: &Path) -> Result<Vec<u8>, ImageError> {

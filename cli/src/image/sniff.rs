@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::ImageError;
-use super::contents::Contents;
+use super::contents::Part;
 
 /// How much is looked at: an ISO 9660 volume descriptor at 32 KiB is the farthest sign.
 const LOOK: usize = 0x9010;
@@ -15,8 +15,6 @@ pub enum Content {
     BzImage,
     /// An ELF file.
     Elf,
-    /// An ext2, ext3 or ext4 file system from the first byte on.
-    Ext4,
     /// Something known that can't be used.
     Foreign {
         /// Like "a VMDK image".
@@ -24,13 +22,13 @@ pub enum Content {
         /// What to do.
         advice: String,
     },
-    /// No known sign.
+    /// None of these: a disk, or nothing.
     Unknown,
 }
 
 /// Reads the beginning of a file, or of the disk in it, and tells what it is.
-pub fn content(contents: &Contents, path: &Path) -> Result<Content, ImageError> {
-    let head = contents.start(LOOK).map_err(|source| ImageError::Read {
+pub fn content(disk: &Part, path: &Path) -> Result<Content, ImageError> {
+    let head = disk.beginning(LOOK).map_err(|source| ImageError::Read {
         what: "the file",
         path: path.to_owned(),
         source,
@@ -49,15 +47,9 @@ fn of(head: &[u8]) -> Content {
     if at(0, b"\x7fELF") {
         return Content::Elf;
     }
-    // Super block at 1024, s_magic at 0x38 in it (Documentation/filesystems/ext4/super.rst).
-    if at(1024 + 0x38, &[0x53, 0xef]) {
-        return Content::Ext4;
-    }
     const RAW: &str = "convert it with `qemu-img convert -O raw IN OUT`";
     const UNPACK: &str = "unpack it first";
-    const PARTITIONS: &str = "only images that hold one ext4 file system from the first byte on can be booted; give the guest's kernel with --kernel";
-    const FILE_SYSTEM: &str = "only ext4 can be read; give the guest's kernel with --kernel";
-    let signs: [(usize, &[u8], &str, &str); 17] = [
+    let signs: [(usize, &[u8], &str, &str); 13] = [
         (0, b"KDMV", "a VMDK image", RAW),
         (0, b"# Disk Descriptor", "a VMDK image", RAW),
         (0x40, b"\x7f\x10\xda\xbe", "a VDI image", RAW),
@@ -68,11 +60,7 @@ fn of(head: &[u8]) -> Content {
         (0, b"\x28\xb5\x2f\xfd", "a zstd file", UNPACK),
         (0, b"BZh", "a bzip2 file", UNPACK),
         (0, b"PK\x03\x04", "a zip file", UNPACK),
-        (512, b"EFI PART", "a disk with a partition table (GPT)", PARTITIONS),
         (0x8001, b"CD001", "a CD image (ISO 9660)", "boot its kernel and initrd with --initrd"),
-        (0, b"XFSB", "an XFS file system", FILE_SYSTEM),
-        (0, b"hsqs", "a SquashFS file system", FILE_SYSTEM),
-        (0x400, b"\x10\x20\xf5\xf2", "an F2FS file system", FILE_SYSTEM),
         (0, b"07070", "a cpio archive", "give it with --initrd, and a kernel as IMAGE"),
         (0, b"!<arch>", "a package or library", "extract the kernel from it first"),
     ];
@@ -80,9 +68,6 @@ fn of(head: &[u8]) -> Content {
         if at(offset, sign) {
             return foreign(found, advice);
         }
-    }
-    if at(0x1fe, &[0x55, 0xaa]) && (0..4).any(|i| head.get(0x1be + 16 * i + 4).is_some_and(|t| *t != 0)) {
-        return foreign("a disk with a partition table (MBR)", PARTITIONS);
     }
     Content::Unknown
 }
@@ -101,7 +86,7 @@ mod tests {
     fn known_signs_are_told() {
         assert_eq!(of(&super::super::test_files::bzimage(64)), Content::BzImage);
         assert_eq!(of(&with(0, b"\x7fELF")), Content::Elf);
-        assert_eq!(of(&with(1080, &[0x53, 0xef])), Content::Ext4);
+        assert_eq!(of(&with(1080, &[0x53, 0xef])), Content::Unknown);
         assert_eq!(of(&[0; 4096]), Content::Unknown);
         assert_eq!(of(b"hello"), Content::Unknown);
         let found = |bytes: &[u8]| match of(bytes) {
@@ -109,10 +94,6 @@ mod tests {
             other => panic!("{other:?}"),
         };
         assert_eq!(found(&with(0, b"KDMV")), "a VMDK image");
-        assert_eq!(found(&with(512, b"EFI PART")), "a disk with a partition table (GPT)");
-        let mut mbr = with(0x1fe, &[0x55, 0xaa]);
-        assert_eq!(of(&mbr), Content::Unknown);
-        mbr[0x1c2] = 0x83;
-        assert_eq!(found(&mbr), "a disk with a partition table (MBR)");
+        assert_eq!(found(&with(0x8001, b"CD001")), "a CD image (ISO 9660)");
     }
 }

@@ -9,7 +9,7 @@ use super::{PortableError, exe, start_error};
 use crate::errors::Error;
 use crate::image::contents::Format;
 use crate::image::{Payload, cpio};
-use crate::run::spec::{DiskSpec, RunSpec};
+use crate::run::spec::{DiskSpec, RunSpec, Writes};
 
 /// An archive in anonymous memory: nothing is left behind however this process ends.
 #[derive(Debug)]
@@ -30,7 +30,12 @@ pub fn make(bundle: &Bundle, spec: &RunSpec, payload: &Payload) -> Result<Initrd
             // Formats and snapshots are QEMU's: its temporary file, not the inner host's memory, takes the writes.
             disks: devices
                 .iter()
-                .map(|path| DiskSpec { path: path.into(), format: Format::Raw, snapshot: false })
+                .zip(&spec.disks)
+                .map(|(path, disk)| DiskSpec {
+                    path: path.into(),
+                    format: Format::Raw,
+                    writes: if disk.writes == Writes::Refused { Writes::Refused } else { Writes::Kept },
+                })
                 .collect(),
             ..spec.clone()
         },

@@ -88,14 +88,16 @@ fn job(port: &Port, modules: Vec<PathBuf>) -> Result<Outcome, Sentence> {
     port.send(&FromHost::Preparing("starting the guest".to_owned())).map_err(|e| e.to_string())?;
 
     let (guest_side, watcher) = link();
-    let Watcher { stop, input, control, console, mut phase } = watcher;
-    let console_port = port.clone();
-    let pump = console
-        .pump(move |bytes| {
+    let Watcher { stop, input, control, console, output, mut phase } = watcher;
+    let send = |message: fn(Vec<u8>) -> FromHost| {
+        let port = port.clone();
+        move |bytes: &[u8]| {
             // A port that fails ends the run through the sink.
-            let _ = console_port.send(&FromHost::Console(bytes.to_vec()));
-        })
-        .map_err(|e| e.to_string())?;
+            let _ = port.send(&message(bytes.to_vec()));
+        }
+    };
+    let pump = console.pump(send(FromHost::Console)).map_err(|e| e.to_string())?;
+    let output_pump = output.pump(send(FromHost::Output)).map_err(|e| e.to_string())?;
     let reader = port.reader().map_err(|e| e.to_string())?;
     std::thread::Builder::new()
         .name("vprof-port".to_owned())
@@ -125,6 +127,7 @@ fn job(port: &Port, modules: Vec<PathBuf>) -> Result<Outcome, Sentence> {
         }
     });
     pump.finish(FLUSH_LIMIT);
+    output_pump.finish(FLUSH_LIMIT);
     write_back(port, &written)?;
     outcome.map_err(|error: Error| error.to_string())
 }

@@ -57,6 +57,8 @@ pub enum FromHost {
     Batch(Box<Batch>),
     /// Output of the guest's console.
     Console(Vec<u8>),
+    /// Output of a command that does not go to the console.
+    Output(Vec<u8>),
     /// Where sampling stands; sent about four times a second.
     Status(Status),
     /// The guest has ended, all batches are sent and all disks are written.

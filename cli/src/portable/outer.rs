@@ -269,6 +269,10 @@ impl Attempt<'_> {
                 // Never fails: it has no place to fail at.
                 let _ = link.console.write_all(&bytes);
             }
+            FromHost::Output(bytes) => {
+                // Never fails: it has no place to fail at.
+                let _ = link.output.write_all(&bytes);
+            }
             FromHost::Status(status) => {
                 heard.stage = Stage::Guest;
                 heard.kernel_up |= status.kernel.is_some();
@@ -292,7 +296,7 @@ impl Attempt<'_> {
                     log,
                 };
                 // A guest that runs may have written to a disk, and done what can't be done twice.
-                let writes = self.spec.disks.iter().any(|disk| !disk.snapshot);
+                let writes = self.spec.disks.iter().any(|disk| disk.is_written());
                 if heard.stage < Stage::Guest || !writes && !heard.kernel_up {
                     Broken::Again(error.into())
                 } else {

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use super::message::PORT;
 use crate::image::contents::Format;
-use crate::run::spec::DiskSpec;
+use crate::run::spec::{DiskSpec, Writes};
 
 /// The program.
 pub const PROGRAM: &str = "qemu-system-x86_64";
@@ -89,7 +89,11 @@ impl Machine<'_> {
         for (i, disk) in self.disks.iter().enumerate() {
             let mut drive =
                 OsString::from(format!("if=none,id=disk{i},format={},", format_name(disk.format)));
-            drive.push(if disk.snapshot { "snapshot=on," } else { "snapshot=off," });
+            drive.push(match disk.writes {
+                Writes::Kept => "snapshot=off,",
+                Writes::Discarded => "snapshot=on,",
+                Writes::Refused => "snapshot=off,readonly=on,",
+            });
             drive.push("file.driver=");
             drive.push(if is_block_device(&disk.path) { "host_device" } else { "file" });
             drive.push(",file.filename=");
@@ -183,8 +187,8 @@ mod tests {
         let (a, b) = nix::unistd::pipe().unwrap();
         let qemu = Qemu { path: "/usr/bin/qemu".into(), version: "1".to_owned() };
         let disks = [
-            DiskSpec { path: "/x,y.img".into(), format: Format::Raw, snapshot: true },
-            DiskSpec { path: "/z.img".into(), format: Format::Qcow2, snapshot: false },
+            DiskSpec { path: "/x,y.img".into(), format: Format::Raw, writes: Writes::Discarded },
+            DiskSpec { path: "/z.img".into(), format: Format::Qcow2, writes: Writes::Kept },
         ];
         let machine = Machine {
             qemu: &qemu,

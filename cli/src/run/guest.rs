@@ -14,7 +14,8 @@ use vmm::{Console, Disk, Machine, VmConfig};
 
 use super::link::{Control, Link, Phase};
 use super::load::HostLoad;
-use super::spec::{DiskSpec, Outcome, RunSpec};
+use super::spec::{DiskSpec, GuestEnd, Outcome, RunSpec};
+use super::systemd::{GuestCommand, Progress, Receiver};
 use crate::errors::Error;
 use crate::image::contents::Contents;
 use crate::image::{self, Payload};
@@ -39,13 +40,13 @@ pub async fn run(
     sink: Box<dyn Sink>,
     link: Link,
 ) -> Result<Outcome, Error> {
-    let Link { mut stop, mut input, mut control, console, phase } = link;
+    let Link { mut stop, mut input, mut control, console, output, phase } = link;
     let same = |error| Error::System { action: "open the guest's disks again", source: error };
     let contents: Vec<Contents> = spec
         .disks
         .iter()
         .zip(disks)
-        .map(|(disk, file)| disk.contents(file, !disk.snapshot))
+        .map(|(disk, file)| disk.contents(file, disk.is_written()))
         .collect::<Result<_, _>>()?;
     let disk =
         |(disk, contents): (&DiskSpec, &Contents)| Ok(Disk { file: contents.to_disk()?, mode: disk.mode() });
@@ -70,6 +71,7 @@ pub async fn run(
     if let Some(Ok(initrd)) = payload.initrd.as_deref().map(Initrd::keep) {
         session.booted_with(initrd);
     }
+    let (receiver, progress) = spec.command.as_ref().map(|command| Receiver::new(command, output)).unzip();
     let config = VmConfig {
         vcpus: spec.vcpus,
         memory_bytes: spec.memory_bytes,
@@ -80,7 +82,10 @@ pub async fn run(
         },
         disks,
         console: Console(Box::new(Tee(session.console(), Box::new(console)))),
+        second_console: receiver.map(|receiver| Console(Box::new(receiver))),
     };
+    let mut command =
+        spec.command.as_ref().zip(progress).map(|(command, progress)| Command { command, progress });
     let mut observers = observers.into_iter();
     let mut machine =
         Machine::start(config, |_| observers.next().expect("the session has one observer per vCPU"))?;
@@ -93,7 +98,7 @@ pub async fn run(
     let load = HostLoad::start(spec.host_load)
         .map_err(|source| Error::System { action: "start a thread", source })?;
     let heard = Heard { stop: &mut stop, input: &mut input, control: &mut control };
-    watch(&machine, &session, spec.duration, heard, &phase).await?;
+    watch(&machine, &session, spec.duration, heard, command.as_mut(), &phase).await?;
     drop(load);
     let mut meta = Vec::new();
     // A number for the curious: a host without /proc/self/smaps has a profile without it.
@@ -103,10 +108,11 @@ pub async fn run(
     let ended = machine.wait(Some(STOP_LIMIT))?;
     // The observers hold the writing ends of the rings that the collector empties.
     drop(ended.observers);
-    let end = ended.end.into();
-    session.event("end", &super::spec::GuestEnd::sentence(&end));
+    let status = command.and_then(|command| command.status());
+    let end = status.map_or_else(|| ended.end.into(), |status| GuestEnd::Exited(status.into()));
+    session.event("end", &end.sentence());
     let totals = session.finish(meta);
-    for (disk, contents) in spec.disks.iter().zip(&contents).filter(|(disk, _)| !disk.snapshot) {
+    for (disk, contents) in spec.disks.iter().zip(&contents).filter(|(disk, _)| disk.is_written()) {
         contents.flush().map_err(|source| Error::file("write the rest of", &disk.path, source))?;
     }
     Ok(Outcome { end, totals, host_restarts: 0 })
@@ -119,12 +125,45 @@ struct Heard<'a> {
     control: &'a mut tokio::sync::mpsc::Receiver<Control>,
 }
 
+/// A command in a guest with systemd.
+struct Command<'a> {
+    command: &'a GuestCommand,
+    progress: tokio::sync::watch::Receiver<Progress>,
+}
+
+impl Command<'_> {
+    /// The next change; never, once there is none any more.
+    async fn changed(&mut self) -> Progress {
+        match self.progress.changed().await {
+            Ok(()) => *self.progress.borrow_and_update(),
+            Err(_) => std::future::pending().await,
+        }
+    }
+
+    /// How it has ended, if it has.
+    fn status(&self) -> Option<u8> {
+        match *self.progress.borrow() {
+            Progress::Ended(status) => Some(status),
+            _ => None,
+        }
+    }
+}
+
+/// Waits for a change of what may not be there.
+async fn next(command: Option<&mut Command<'_>>) -> Progress {
+    match command {
+        Some(command) => command.changed().await,
+        None => std::future::pending().await,
+    }
+}
+
 /// Serves the run until the machine has ended.
 async fn watch<O: vmm::Observer>(
     machine: &Machine<O>,
     session: &Session,
     duration: Option<Duration>,
     Heard { stop, input, control }: Heard<'_>,
+    mut command: Option<&mut Command<'_>>,
     phase: &tokio::sync::watch::Sender<Phase>,
 ) -> Result<(), Error> {
     let wait = |source| Error::System { action: "wait for the machine's end", source };
@@ -139,6 +178,8 @@ async fn watch<O: vmm::Observer>(
     let mut waiting = VecDeque::new();
     let mut reached = interval(REACHED);
     reached.set_missed_tick_behavior(MissedTickBehavior::Skip);
+    // What is left of a command's script.
+    let mut script: &[u8] = &[];
     let (mut stopping, mut stop_open, mut input_open, mut control_open) = (false, true, true, true);
     while !machine.has_ended() {
         tokio::select! {
@@ -158,6 +199,20 @@ async fn watch<O: vmm::Observer>(
                 }
                 None => input_open = false,
             },
+            progress = next(command.as_deref_mut()) => match progress {
+                Progress::Booting => {}
+                Progress::Running => {
+                    session.event("command", "the guest is up and takes the command");
+                    script = command.as_deref().map_or(&[], |command| command.command.script());
+                }
+                Progress::Ended(status) => {
+                    session.event("command", &format!("the command ended with status {status}"));
+                    if !stopping && command.as_deref().is_some_and(|command| !command.command.shuts_down) {
+                        stopping = true;
+                        machine.stop();
+                    }
+                }
+            },
             change = control.recv(), if control_open => match change {
                 Some(change) => {
                     change.apply(session);
@@ -166,7 +221,11 @@ async fn watch<O: vmm::Observer>(
                 }
                 None => control_open = false,
             },
-            () = tokio::time::sleep(INPUT_RETRY), if !waiting.is_empty() => feed(machine, &mut waiting),
+            () = tokio::time::sleep(INPUT_RETRY), if !waiting.is_empty() || !script.is_empty() => {
+                feed(machine, &mut waiting);
+                let taken = machine.second_input(script);
+                script = script.get(taken..).unwrap_or_default();
+            }
             _ = tick.tick() => {
                 phase.send_replace(Phase::Running(session.status()));
                 if (session.failed() || session.precise()) && !stopping {

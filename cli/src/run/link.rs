@@ -22,6 +22,8 @@ pub struct Link {
     pub control: mpsc::Receiver<Control>,
     /// Takes the guest's console output.
     pub console: ConsoleWriter,
+    /// Takes the output of a command that does not go to the console.
+    pub output: ConsoleWriter,
     /// Takes news of the run.
     pub phase: watch::Sender<Phase>,
 }
@@ -37,6 +39,8 @@ pub struct Watcher {
     pub control: mpsc::Sender<Control>,
     /// Gives the guest's console output.
     pub console: ConsoleReader,
+    /// Gives the output of a command that does not go to the console.
+    pub output: ConsoleReader,
     /// News of the run.
     pub phase: watch::Receiver<Phase>,
 }
@@ -86,9 +90,24 @@ pub fn link() -> (Link, Watcher) {
     let (phase, phase_receiver) = watch::channel(Phase::Preparing("starting".to_owned()));
     let (control, control_receiver) = mpsc::channel(64);
     let (console, console_reader) = console_pipe();
+    let (output, output_reader) = console_pipe();
     (
-        Link { stop: stop_receiver, input: input_receiver, control: control_receiver, console, phase },
-        Watcher { stop, input, control, console: console_reader, phase: phase_receiver },
+        Link {
+            stop: stop_receiver,
+            input: input_receiver,
+            control: control_receiver,
+            console,
+            output,
+            phase,
+        },
+        Watcher {
+            stop,
+            input,
+            control,
+            console: console_reader,
+            output: output_reader,
+            phase: phase_receiver,
+        },
     )
 }
 

@@ -8,6 +8,7 @@ pub mod output;
 pub mod repeat;
 mod screen;
 pub mod spec;
+pub mod systemd;
 pub mod terminal;
 
 use std::ffi::OsString;
@@ -24,14 +25,15 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use crate::args::RunArgs;
 use crate::control::{self, server::Server};
 use crate::errors::{Error, ExitCode, Reason};
-use crate::image::{self, ImageError, Payload};
+use crate::image::{self, ImageError, Loaded, Payload};
 use crate::portable::{PortableError, outer};
 use crate::top::{self, own::Beside};
 use crate::{report, symbolize};
 use host::{Chosen, Host};
 use link::{ConsolePump, Link, Watcher, link};
 use screen::{ConsoleTarget, Progress, Screen};
-use spec::{DiskSpec, GuestEnd, Outcome, RunSpec};
+use spec::{DiskSpec, GuestEnd, Outcome, RunSpec, Writes};
+use systemd::GuestCommand;
 use terminal::{ESCAPE, Keys, RawMode};
 
 /// How long the console's last output may take to be written.
@@ -55,9 +57,10 @@ struct One {
 
 fn one(args: &RunArgs) -> Result<One, Error> {
     let places = symbolize::named_places(&args.debug)?;
-    let Ended { outcome, last_lines, interrupted, console_on_stdout } = once(args, args.waits())?;
+    let Ended { outcome, last_lines, interrupted, console_on_stdout, stdout_taken } =
+        once(args, args.waits())?;
     let named = places.map_or(Ok(()), |places| symbolize::add_names(&args.output, &places, args.quiet));
-    let summary = named.and_then(|()| summarize(args, console_on_stdout));
+    let summary = named.and_then(|()| summarize(args, stdout_taken));
     let code = judge(args, &outcome, &last_lines, console_on_stdout)?;
     let code = expect(args, &outcome, code);
     match summary {
@@ -75,7 +78,10 @@ pub struct Ended {
     pub last_lines: Vec<String>,
     /// Somebody ended it.
     pub interrupted: bool,
+    /// Standard output carries the console.
     console_on_stdout: bool,
+    /// It carries that, or the output of the command.
+    stdout_taken: bool,
 }
 
 /// Runs a guest once, waiting for `waits`, and records it.
@@ -90,26 +96,42 @@ pub fn once(args: &RunArgs, waits: Vec<Wait>) -> Result<Ended, Error> {
         top::terminal::check()?;
     }
     output::check(&args.output, args.force)?;
-    let (console, keys) = console_target(args)?;
     let plan = Plan::make(args, waits)?;
+    let (console, keys) = console_target(args, plan.spec.command.is_some())?;
+    // A command in a guest with systemd has an output of its own, which standard output is for.
+    let muted = args.console.as_deref().is_some_and(|place| place == "none");
+    let output = match plan.spec.command {
+        Some(_) if !args.json && !args.top && !muted => ConsoleTarget::Stdout,
+        _ => ConsoleTarget::None,
+    };
     let chosen = host::choose(args.host, args.portable_host.as_deref(), args.host_timeout)?;
     if !args.quiet {
-        eprintln!("vprof: {}", chosen.sentence());
+        for sentence in plan.choice.iter().chain([&chosen.sentence()]) {
+            eprintln!("vprof: {sentence}");
+        }
     }
     if matches!(chosen.host, Host::Portable(_)) {
         enough_memory(args.memory)?;
     }
     let console_on_stdout = matches!(console, ConsoleTarget::Stdout);
+    let stdout_taken = console_on_stdout || matches!(output, ConsoleTarget::Stdout);
     let progress = match () {
         () if args.quiet || args.top => Progress::Off,
         // The terminal is the guest's as soon as it runs.
         () if keys == KeySource::Terminal => Progress::UntilGuest,
+        // So is it a command's with its first word.
+        () if matches!(output, ConsoleTarget::Stdout) && io::stdout().is_terminal() => Progress::UntilGuest,
         () if io::stderr().is_terminal() => Progress::Live,
         () if args.verbose => Progress::Lines,
         () => Progress::Off,
     };
-    let screen = Arc::new(Screen::new(console, progress));
-    let outcome = run_to_end(args, plan, &chosen, &screen, keys);
+    let screens = Screens {
+        // Two streams on one terminal can't both be kept apart from a live line.
+        output: Arc::new(Screen::new(output, Progress::Off)),
+        console: Arc::new(Screen::new(console, progress)),
+    };
+    let outcome = run_to_end(args, plan, &chosen, &screens, keys);
+    let screen = &screens.console;
     let (outcome, last_lines, interrupted) = match outcome {
         Ok(ended) => ended,
         Err(error) => {
@@ -120,8 +142,10 @@ pub fn once(args: &RunArgs, waits: Vec<Wait>) -> Result<Ended, Error> {
             return Err(error);
         }
     };
-    if let Some(error) = screen.close() {
-        eprintln!("vprof: the console's output is incomplete: {}", Reason(&error));
+    for (screen, whose) in [(screen, "console"), (&screens.output, "command")] {
+        if let Some(error) = screen.close() {
+            eprintln!("vprof: the {whose}'s output is incomplete: {}", Reason(&error));
+        }
     }
     if outcome.host_restarts > 0 {
         eprintln!(
@@ -129,7 +153,7 @@ pub fn once(args: &RunArgs, waits: Vec<Wait>) -> Result<Ended, Error> {
             crate::render::units::counted(outcome.host_restarts.into(), "time")
         );
     }
-    Ok(Ended { outcome, last_lines, interrupted, console_on_stdout })
+    Ok(Ended { outcome, last_lines, interrupted, console_on_stdout, stdout_taken })
 }
 
 /// Everything that is known before a host is chosen.
@@ -138,6 +162,8 @@ struct Plan {
     payload: Payload,
     /// Held open, and with it locked, for the whole run.
     disks: Vec<File>,
+    /// What is booted of a disk and why, for people.
+    choice: Option<String>,
 }
 
 impl Plan {
@@ -148,27 +174,28 @@ impl Plan {
             initrd: args.initrd.as_deref(),
         };
         let mut loaded = image::load(request)?;
-        if !args.command.is_empty() {
-            image::command::add(&mut loaded.payload, &args.command)?;
-        }
-        let image_disk = loaded.is_disk.then_some(&args.image);
+        let seed = args.seed.unwrap_or_else(random_seed);
+        let command = take_command(args, &mut loaded, seed)?;
+        let image_disk = loaded.disk_words.as_ref().map(|_| &args.image);
         let disks: Vec<DiskSpec> = image_disk
             .into_iter()
             .chain(&args.disk)
             // The portable host's QEMU runs with the same working directory, but names like `nbd:x` mean something to it
             // that absolute ones do not.
             .map(|path| std::path::absolute(path).unwrap_or_else(|_| path.clone()))
-            .map(|path| DiskSpec::at(path, args.snapshot))
+            .map(|path| DiskSpec::at(path, writes(args)))
             .collect::<Result<_, _>>()?;
         let files = disks.iter().map(DiskSpec::open_locked).collect::<Result<Vec<_>, ImageError>>()?;
-        let cmdline = spec::cmdline(loaded.is_disk, args.append.as_deref());
-        let seed = args.seed.unwrap_or_else(random_seed);
+        let unit = command.as_ref().map(GuestCommand::cmdline);
+        let appended: Vec<&str> = unit.as_deref().into_iter().chain(args.append.as_deref()).collect();
+        let cmdline = spec::cmdline(loaded.disk_words.as_deref(), Some(&appended.join(" ")));
         let spec = RunSpec {
             vcpus: args.cpus,
             memory_bytes: args.memory,
             meta: meta(args, &loaded.origin, &cmdline),
             cmdline,
             disks,
+            command,
             rate_hz: args.rate,
             clock: args.clock.into(),
             seed,
@@ -180,7 +207,33 @@ impl Plan {
             duration: args.duration,
             waits,
         };
-        Ok(Self { spec, payload: loaded.payload, disks: files })
+        Ok(Self { spec, payload: loaded.payload, disks: files, choice: loaded.sentence })
+    }
+}
+
+/// Hands the command after `--`, if there is one, to the guest: by its initrd where that was made for it, else by what
+/// is returned.
+fn take_command(args: &RunArgs, loaded: &mut Loaded, seed: u64) -> Result<Option<GuestCommand>, ImageError> {
+    let words = &args.command;
+    if words.is_empty() {
+        return Ok(None);
+    }
+    if image::command::is_taken(&loaded.payload) {
+        return image::command::add(&mut loaded.payload, words).map(|()| None);
+    }
+    if loaded.disk_words.is_none() || loaded.has_systemd == Some(false) {
+        return Err(image::command::refuse(&loaded.payload));
+    }
+    image::command::check_length(words)?;
+    Ok(Some(GuestCommand::new(words, seed, writes(args) == Writes::Kept)))
+}
+
+/// What becomes of the guest's writes to its disks.
+fn writes(args: &RunArgs) -> Writes {
+    match () {
+        () if args.snapshot => Writes::Discarded,
+        () if args.read_only => Writes::Refused,
+        () => Writes::Kept,
     }
 }
 
@@ -219,10 +272,12 @@ enum KeySource {
 
 /// Where the console goes, and where its input comes from. By default it is shown where somebody looks: on a terminal,
 /// and for a command whose output is wanted.
-fn console_target(args: &RunArgs) -> Result<(ConsoleTarget, KeySource), Error> {
+///
+/// A command with an output of its own leaves the console to whoever asks for it.
+fn console_target(args: &RunArgs, own_output: bool) -> Result<(ConsoleTarget, KeySource), Error> {
     let interactive = terminal::is_interactive();
     let wanted = match args.console.as_deref() {
-        None if args.json || args.top => None,
+        None if args.json || args.top || own_output => None,
         None if interactive || !args.command.is_empty() => Some(Path::new("-")),
         None => None,
         Some(place) => Some(place),
@@ -289,19 +344,27 @@ fn is_before_guest(error: &Error) -> bool {
     }
 }
 
+/// What shows the guest's two streams.
+struct Screens {
+    console: Arc<Screen>,
+    /// Output of a command that does not go to the console.
+    output: Arc<Screen>,
+}
+
 /// Runs the guest and everything around it; returns with the console's last lines.
 fn run_to_end(
     args: &RunArgs,
     plan: Plan,
     chosen: &Chosen,
-    screen: &Arc<Screen>,
+    screens: &Screens,
     keys: KeySource,
 ) -> Result<(Outcome, Vec<String>, bool), Error> {
+    let screen = &screens.console;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|source| Error::System { action: "start the runtime", source })?;
-    let (guest_side, Watcher { stop, input, control, console, phase }) = link();
+    let (guest_side, Watcher { stop, input, control, console, output, phase }) = link();
     let tables = live::Shared::default();
     let run = control::server::Run {
         image: spec::shown(&args.image),
@@ -318,10 +381,11 @@ fn run_to_end(
         stop: stop.clone(),
     };
     let server = serve(args, run)?;
+    let no_thread = |source| Error::System { action: "start a thread", source };
     let shown = Arc::clone(screen);
-    let pump = console
-        .pump(move |bytes| shown.console(bytes))
-        .map_err(|source| Error::System { action: "start a thread", source })?;
+    let pump = console.pump(move |bytes| shown.console(bytes)).map_err(no_thread)?;
+    let shown = Arc::clone(&screens.output);
+    let output = output.pump(move |bytes| shown.console(bytes)).map_err(no_thread)?;
     // Before raw mode: a signal without a handler would end this process and leave the terminal raw.
     let signals = {
         let _runtime = runtime.enter();
@@ -356,15 +420,16 @@ fn run_to_end(
     }
     screen.release();
     let last_lines = pump.last_lines(LAST_LINES);
-    finish_console(pump, screen);
+    finish_console(pump, screen, "console");
+    finish_console(output, screen, "command");
     outcome.map(|outcome| (outcome, last_lines, interrupted))
 }
 
-fn finish_console(pump: ConsolePump, screen: &Screen) {
+fn finish_console(pump: ConsolePump, screen: &Screen, whose: &str) {
     let dropped = pump.finish(CONSOLE_LIMIT);
     if dropped > 0 {
         screen.note(&format!(
-            "{} of console output were not shown: their reader was too slow",
+            "{} of the {whose}'s output were not shown: their reader was too slow",
             crate::render::units::bytes(dropped)
         ));
     }
@@ -405,7 +470,7 @@ async fn start(
     link: Link,
     tables: &live::Shared,
 ) -> Result<Outcome, Error> {
-    let Plan { mut spec, payload, disks } = plan;
+    let Plan { mut spec, payload, disks, choice: _ } = plan;
     spec.meta.push(("host".to_owned(), chosen.name().to_owned()));
     spec.meta.push(("host_reason".to_owned(), chosen.why.clone()));
     let create = |force| -> Result<Box<dyn Sink>, Error> {
@@ -531,10 +596,9 @@ fn judge(
             Ok(code) => Ok(ExitCode::Guest(code)),
             Err(_) => Err(Error::Guest(format!("it reported the exit status {code}, which is none"))),
         },
-        GuestEnd::PowerOff | GuestEnd::Reset if !args.command.is_empty() => Err(Error::Guest(format!(
-            "it ended before its command did; only images of `cargo xtask image` run commands{}",
-            last()
-        ))),
+        GuestEnd::PowerOff | GuestEnd::Reset if !args.command.is_empty() => {
+            Err(Error::Guest(format!("it ended before its command did{}", last())))
+        }
         GuestEnd::PowerOff | GuestEnd::Reset | GuestEnd::Stopped => Ok(ExitCode::Done),
     }
 }

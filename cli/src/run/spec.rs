@@ -9,6 +9,7 @@ use sampler::{ClockKind, Totals};
 use serde::{Deserialize, Serialize};
 use vmm::{DiskMode, End};
 
+use super::systemd::GuestCommand;
 use crate::image::contents::{Contents, Format};
 use crate::image::{self, ImageError};
 
@@ -23,6 +24,8 @@ pub struct RunSpec {
     pub cmdline: String,
     /// Disks in the order in which the guest sees them.
     pub disks: Vec<DiskSpec>,
+    /// A command for a guest with systemd.
+    pub command: Option<GuestCommand>,
     /// Mean ticks per second and vCPU.
     pub rate_hz: f64,
     /// How intervals are drawn.
@@ -54,8 +57,19 @@ pub struct DiskSpec {
     pub path: PathBuf,
     /// What its file is.
     pub format: Format,
-    /// Writes are discarded at the end.
-    pub snapshot: bool,
+    /// What becomes of the guest's writes.
+    pub writes: Writes,
+}
+
+/// What becomes of a guest's writes to a disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Writes {
+    /// They are written to the image.
+    Kept,
+    /// They last until the end of the run.
+    Discarded,
+    /// There are none: the guest sees a disk that is read-only.
+    Refused,
 }
 
 /// What a run came to.
@@ -111,14 +125,14 @@ impl GuestEnd {
 
 impl DiskSpec {
     /// The disk at `path`, whose format is told by its first bytes.
-    pub fn at(path: PathBuf, snapshot: bool) -> Result<Self, ImageError> {
+    pub fn at(path: PathBuf, writes: Writes) -> Result<Self, ImageError> {
         let file = image::open("the disk", &path, image::WANTED_DISK)?;
         let format = Format::of(&file).map_err(|source| ImageError::Read {
             what: "the disk",
             path: path.clone(),
             source,
         })?;
-        Ok(Self { path, format, snapshot })
+        Ok(Self { path, format, writes })
     }
 
     /// The disk's bytes in its open file.
@@ -128,14 +142,23 @@ impl DiskSpec {
 
     /// What the machine does with writes.
     pub fn mode(&self) -> DiskMode {
-        if self.snapshot { DiskMode::Snapshot } else { DiskMode::ReadWrite }
+        match self.writes {
+            Writes::Kept => DiskMode::ReadWrite,
+            Writes::Discarded => DiskMode::Snapshot,
+            Writes::Refused => DiskMode::ReadOnly,
+        }
+    }
+
+    /// The guest's writes reach the image.
+    pub fn is_written(&self) -> bool {
+        self.writes == Writes::Kept
     }
 
     /// Opens the disk as its mode needs it.
     pub fn open(&self) -> Result<File, ImageError> {
         image::open("the disk", &self.path, image::WANTED_DISK)?;
-        OpenOptions::new().read(true).write(!self.snapshot).open(&self.path).map_err(|source| {
-            if self.snapshot {
+        OpenOptions::new().read(true).write(self.is_written()).open(&self.path).map_err(|source| {
+            if !self.is_written() {
                 ImageError::Read { what: "the disk", path: self.path.clone(), source }
             } else {
                 ImageError::ReadOnly { path: self.path.clone(), source }
@@ -147,10 +170,10 @@ impl DiskSpec {
     /// write one file system destroy it. What is wrong with its format is known then, before a host is chosen.
     pub fn open_locked(&self) -> Result<File, ImageError> {
         let file = self.open()?;
-        let locked = if self.snapshot { file.try_lock_shared() } else { file.try_lock() };
+        let locked = if self.is_written() { file.try_lock() } else { file.try_lock_shared() };
         match locked {
             Err(TryLockError::WouldBlock) => {
-                Err(ImageError::InUse { path: self.path.clone(), snapshot: self.snapshot })
+                Err(ImageError::InUse { path: self.path.clone(), writes: self.is_written() })
             }
             // Some network file systems have no locks; then there is nothing to find out.
             Ok(()) | Err(TryLockError::Error(_)) => {
@@ -162,18 +185,14 @@ impl DiskSpec {
     }
 }
 
-/// The kernel command line: defaults, then the user's words, which win where both name a thing.
-pub fn cmdline(is_disk: bool, append: Option<&str>) -> String {
+/// The kernel command line: the words of the disk's own boot loader, ours, then the user's. Of those that name the same
+/// thing the last one wins.
+pub fn cmdline(disk_words: Option<&str>, append: Option<&str>) -> String {
     // panic=-1 resets a panicked guest at once; otherwise it would spin until someone looks.
-    let mut words = String::from("console=ttyS0 quiet panic=-1");
-    if is_disk {
-        words.push_str(" root=/dev/vda rw");
-    }
-    if let Some(append) = append.map(str::trim).filter(|a| !a.is_empty()) {
-        words.push(' ');
-        words.push_str(append);
-    }
-    words
+    let ours = Some("console=ttyS0 quiet panic=-1");
+    let parts =
+        [disk_words, ours, append].into_iter().flatten().map(str::trim).filter(|part| !part.is_empty());
+    parts.collect::<Vec<_>>().join(" ")
 }
 
 /// A path for a row of `meta`.
@@ -187,10 +206,10 @@ mod tests {
 
     #[test]
     fn the_users_words_come_last() {
-        assert_eq!(cmdline(false, None), "console=ttyS0 quiet panic=-1");
+        assert_eq!(cmdline(None, None), "console=ttyS0 quiet panic=-1");
         assert_eq!(
-            cmdline(true, Some(" root=/dev/vdb ")),
-            "console=ttyS0 quiet panic=-1 root=/dev/vda rw root=/dev/vdb"
+            cmdline(Some("root=/dev/vda rw"), Some(" root=/dev/vdb ")),
+            "root=/dev/vda rw console=ttyS0 quiet panic=-1 root=/dev/vdb"
         );
     }
 
@@ -198,13 +217,13 @@ mod tests {
     fn a_written_disk_is_locked_and_a_read_one_is_shared() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), b"disk").unwrap();
-        let disk = |snapshot| DiskSpec::at(file.path().to_owned(), snapshot).unwrap();
-        let reader = disk(true).open_locked().unwrap();
-        disk(true).open_locked().unwrap();
-        let refused = disk(false).open_locked().unwrap_err().to_string();
+        let disk = |writes| DiskSpec::at(file.path().to_owned(), writes).unwrap();
+        let reader = disk(Writes::Discarded).open_locked().unwrap();
+        disk(Writes::Refused).open_locked().unwrap();
+        let refused = disk(Writes::Kept).open_locked().unwrap_err().to_string();
         assert!(refused.contains("in use by another vprof"), "{refused}");
         drop(reader);
-        let _writer = disk(false).open_locked().unwrap();
-        assert!(disk(true).open_locked().is_err());
+        let _writer = disk(Writes::Kept).open_locked().unwrap();
+        assert!(disk(Writes::Refused).open_locked().is_err());
     }
 }

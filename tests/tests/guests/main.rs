@@ -9,6 +9,7 @@ mod busy_host;
 mod conditions;
 mod control;
 mod devices;
+mod distribution;
 mod exact;
 mod exact_moments;
 mod exact_parts;

@@ -61,6 +61,7 @@ pub(super) fn load(
     initrd: Option<&[u8]>,
     command_line: &str,
     vcpus: u8,
+    second_serial: bool,
 ) -> Result<Entry, StartError> {
     let loaded = load_kernel(memory, kernel)?;
     let mut header = loaded.header;
@@ -69,7 +70,7 @@ pub(super) fn load(
         write_initrd(memory, &mut header, initrd, loaded.end)?;
     }
     header.type_of_loader = UNASSIGNED_LOADER;
-    let rsdp = acpi::write(memory, vcpus)?;
+    let rsdp = acpi::write(memory, vcpus, second_serial)?;
     let mut params = boot_params { hdr: header, acpi_rsdp_addr: rsdp.0, ..Default::default() };
     for (start, end, kind) in e820(memory) {
         let used = usize::from(params.e820_entries);
@@ -251,7 +252,7 @@ mod tests {
         let memory = memory(64);
         let mut file = bz_image_file(4096);
         file[5 * 512] = 0xcc;
-        let entry = load(&memory, &file, Some(&[7; 5000]), "console=ttyS0", 2).unwrap();
+        let entry = load(&memory, &file, Some(&[7; 5000]), "console=ttyS0", 2, false).unwrap();
         assert_eq!((entry.rip, entry.rsi), (0x10_0200, ZERO_PAGE));
         let first: u8 = memory.read_obj(GuestAddress(KERNEL)).unwrap();
         assert_eq!(first, 0xcc, "the setup sectors are not part of the kernel");
@@ -270,7 +271,7 @@ mod tests {
     #[test]
     fn the_reset_vector_writes_the_reset_register() {
         let memory = memory(64);
-        load(&memory, &bz_image_file(4096), None, "", 64).unwrap();
+        load(&memory, &bz_image_file(4096), None, "", 64, false).unwrap();
         let mut code = [0; 9];
         memory.read_slice(&mut code, GuestAddress(0xf_fff0)).unwrap();
         assert_eq!(code, [0xb0, 0x06, 0xba, 0xf9, 0x0c, 0xee, 0xf4, 0xeb, 0xfd]);
@@ -279,7 +280,7 @@ mod tests {
     #[test]
     fn a_vmlinux_is_entered_where_it_says() {
         let memory = memory(64);
-        let entry = load(&memory, &elf_file(62, 64), None, "", 1).unwrap();
+        let entry = load(&memory, &elf_file(62, 64), None, "", 1, false).unwrap();
         assert_eq!(entry.rip, 0x100_0000);
         let header = params(&memory).hdr;
         let (loader, magic) = (header.type_of_loader, header.header);
@@ -298,7 +299,7 @@ mod tests {
             for (byte, random) in file.iter_mut().skip(at).zip(&noise) {
                 *byte = *random;
             }
-            let _either = load(&memory(32), &file, Some(&[1; 100]), "quiet", 1);
+            let _either = load(&memory(32), &file, Some(&[1; 100]), "quiet", 1, false);
         }
     }
 
@@ -323,13 +324,13 @@ mod tests {
     #[test]
     fn what_does_not_fit_is_said_with_the_memory_it_takes() {
         let kernel = bz_image_file(4096);
-        let error = load(&memory(8), &kernel, None, "", 1).unwrap_err();
+        let error = load(&memory(8), &kernel, None, "", 1, false).unwrap_err();
         let need = 0x110_0000;
         assert!(matches!(error, StartError::MemoryTooSmall { what: "the kernel", need: n, .. } if n == need));
         let initrd = vec![0; 16 << 20];
-        let error = load(&memory(32), &kernel, Some(&initrd), "", 1).unwrap_err();
+        let error = load(&memory(32), &kernel, Some(&initrd), "", 1, false).unwrap_err();
         assert!(error.to_string().contains("initrd needs 33 MiB"), "{error}");
-        let error = load(&memory(32), &kernel, Some(&[]), "", 1).unwrap_err();
+        let error = load(&memory(32), &kernel, Some(&[]), "", 1, false).unwrap_err();
         assert!(matches!(error, StartError::InitrdEmpty));
     }
 
@@ -337,10 +338,10 @@ mod tests {
     fn command_lines_that_the_kernel_would_cut_are_refused() {
         let kernel = bz_image_file(4096);
         let longest = "x".repeat(2047);
-        assert!(load(&memory(32), &kernel, None, &longest, 1).is_ok());
-        let error = load(&memory(32), &kernel, None, &"x".repeat(2048), 1).unwrap_err();
+        assert!(load(&memory(32), &kernel, None, &longest, 1, false).is_ok());
+        let error = load(&memory(32), &kernel, None, &"x".repeat(2048), 1, false).unwrap_err();
         assert!(matches!(error, StartError::CommandLineTooLong { length: 2048, most: 2047 }));
-        let error = load(&memory(32), &kernel, None, "a\0b", 1).unwrap_err();
+        let error = load(&memory(32), &kernel, None, "a\0b", 1, false).unwrap_err();
         assert!(matches!(error, StartError::CommandLineNul { at: 1 }));
     }
 }

@@ -27,10 +27,15 @@ pub fn check_kernel(file: &[u8]) -> Result<(), KernelError> {
 }
 
 /// Puts the payload and all that it needs into memory.
-pub(crate) fn load(payload: &Payload, memory: &GuestMemoryMmap, vcpus: u8) -> Result<Entry, StartError> {
+pub(crate) fn load(
+    payload: &Payload,
+    memory: &GuestMemoryMmap,
+    vcpus: u8,
+    second_serial: bool,
+) -> Result<Entry, StartError> {
     match payload {
         Payload::Linux { kernel, initrd, cmdline } => {
-            linux::load(memory, kernel, initrd.as_deref(), cmdline, vcpus)
+            linux::load(memory, kernel, initrd.as_deref(), cmdline, vcpus, second_serial)
         }
         Payload::Flat { code, cpl } => flat::load(memory, code, *cpl),
     }

@@ -2,7 +2,7 @@ use std::os::fd::OwnedFd;
 
 use super::*;
 use crate::image::contents::Format;
-use crate::run::spec::DiskSpec;
+use crate::run::spec::{DiskSpec, Writes};
 
 struct Nowhere;
 
@@ -12,15 +12,16 @@ impl Sink for Nowhere {
     }
 }
 
-fn spec(disk: Option<bool>) -> RunSpec {
+fn spec(disk: Option<Writes>) -> RunSpec {
     RunSpec {
         vcpus: 1,
         memory_bytes: 1 << 30,
         cmdline: String::new(),
         disks: disk
-            .map(|snapshot| DiskSpec { path: "/x".into(), format: Format::Raw, snapshot })
+            .map(|writes| DiskSpec { path: "/x".into(), format: Format::Raw, writes })
             .into_iter()
             .collect(),
+        command: None,
         rate_hz: 1.0,
         clock: sampler::ClockKind::Uniform,
         seed: 0,
@@ -48,7 +49,7 @@ fn heard(stage: Stage, kernel_up: bool) -> Heard {
 }
 
 /// Whether a host that froze like this is started anew.
-fn tried_again(disk: Option<bool>, stage: Stage, kernel_up: bool) -> bool {
+fn tried_again(disk: Option<Writes>, stage: Stage, kernel_up: bool) -> bool {
     let (setup, spec) = (setup(), spec(disk));
     let initrd = Initrd { fd: OwnedFd::from(std::fs::File::open("/dev/null").unwrap()), bytes: 0 };
     let attempt = Attempt { setup: &setup, spec: &spec, initrd: &initrd, payload_bytes: 0, restarts: 0 };
@@ -65,14 +66,14 @@ fn tried_again(disk: Option<bool>, stage: Stage, kernel_up: bool) -> bool {
 
 #[tokio::test]
 async fn a_frozen_host_is_started_anew_only_where_nothing_was_done() {
-    for disk in [None, Some(true), Some(false)] {
+    for disk in [None, Some(Writes::Discarded), Some(Writes::Kept)] {
         assert!(tried_again(disk, Stage::Booting, false));
         assert!(tried_again(disk, Stage::Up, false));
         assert!(!tried_again(disk, Stage::Guest, true));
     }
     assert!(tried_again(None, Stage::Guest, false));
-    assert!(tried_again(Some(true), Stage::Guest, false));
-    assert!(!tried_again(Some(false), Stage::Guest, false));
+    assert!(tried_again(Some(Writes::Discarded), Stage::Guest, false));
+    assert!(!tried_again(Some(Writes::Kept), Stage::Guest, false));
 }
 
 #[tokio::test]

@@ -162,6 +162,7 @@ fn turn<O: Observer>(inner: O, start: impl FnOnce(GuestMemoryMmap)) -> Measured<
         payload: Payload::Flat { code: COUNT.to_vec(), cpl: 3 },
         disks: Vec::new(),
         console: Console(Box::new(std::io::sink())),
+        second_console: None,
     };
     let measuring = Arc::new(AtomicBool::new(false));
     let mut inner = Some(inner);

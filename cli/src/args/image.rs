@@ -1,0 +1,37 @@
+//! `vprof image`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+
+use super::TEMPLATE;
+
+const EXAMPLES: &str = "\
+Examples:
+  vprof image inspect debian.qcow2
+  vprof image inspect disk.img --json | jq -r .run.cmdline
+";
+
+const NOTES: &str = "\
+Nothing is started and nothing is written. docs/images.md tells what is looked for, and in which order.
+
+Exit codes: 0 done, also if there is no kernel; 1 the image can't be read; 2 the command line is wrong.";
+
+/// What to do with an image.
+#[derive(Debug, Subcommand)]
+pub enum ImageCommand {
+    /// List partitions, file systems and kernels, and tell what `vprof run` would do
+    Inspect(InspectArgs),
+}
+
+/// `vprof image inspect`.
+#[derive(Debug, Args)]
+#[command(before_help = EXAMPLES, after_help = NOTES, help_template = TEMPLATE)]
+pub struct InspectArgs {
+    /// Disk image, raw or qcow2
+    pub image: PathBuf,
+
+    /// Print JSON (docs/json.md)
+    #[arg(long)]
+    pub json: bool,
+}

@@ -1,0 +1,64 @@
+//! Kernels by the names that distributions give their files.
+
+use super::{Entry, readable, version};
+use crate::image::volume::{Files, Volume};
+
+/// The kernel of each volume that links or names tell.
+pub fn entries(volumes: &[Volume]) -> Vec<Entry> {
+    readable(volumes)
+        .filter_map(|(volume, files)| {
+            let (kernel, source) = kernel_path(files)?;
+            let initrds = initrd_path(files, &kernel).into_iter().collect();
+            Some(Entry { volume, kernel, initrds, options: None, title: None, source })
+        })
+        .collect()
+}
+
+/// The kernel's path with symbolic links resolved, since its name then carries the version; and what led to it.
+fn kernel_path(files: &dyn Files) -> Option<(String, String)> {
+    let named = ["/boot/vmlinuz", "/vmlinuz"].into_iter().map(str::to_owned).find(|path| files.is_file(path));
+    match named {
+        Some(link) => Some((files.resolved(link.clone()), link)),
+        // A volume that is mounted on /boot has its kernels at the top.
+        None => ["/boot", ""].into_iter().find_map(|directory| newest(files, directory)),
+    }
+}
+
+fn newest(files: &dyn Files, directory: &str) -> Option<(String, String)> {
+    let names = files.names(if directory.is_empty() { "/" } else { directory });
+    let kernels = names
+        .into_iter()
+        // Debian and Fedora keep a kernel for rescue; it is never the newest.
+        .filter(|name| name.starts_with("vmlinuz-") && !name.contains("rescue"))
+        .filter(|name| files.is_file(&format!("{directory}/{name}")));
+    let name = kernels.max_by(|a, b| version(a).cmp(&version(b)))?;
+    let path = files.resolved(format!("{directory}/{name}"));
+    Some((path, format!("the newest {directory}/vmlinuz-*")))
+}
+
+/// The initrd of the same version, under the names that distributions use, else the one the links name.
+fn initrd_path(files: &dyn Files, kernel: &str) -> Option<String> {
+    let (directory, name) = kernel.rsplit_once('/')?;
+    let mut candidates = Vec::new();
+    if let Some(version) = name.strip_prefix("vmlinuz-") {
+        for form in [("initrd.img-", ""), ("initramfs-", ".img"), ("initramfs-", ""), ("initrd-", "")] {
+            candidates.push(format!("{directory}/{}{version}{}", form.0, form.1));
+        }
+    }
+    for name in ["initrd.img", "initrd", "initramfs.img", "initramfs"] {
+        candidates.push(format!("/boot/{name}"));
+    }
+    candidates.push("/initrd.img".to_owned());
+    candidates.into_iter().find(|path| files.is_file(path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::version;
+
+    #[test]
+    fn versions_sort_by_number() {
+        assert!(version("vmlinuz-6.12.1-cloud") > version("vmlinuz-6.1.176-cloud"));
+        assert!(version("vmlinuz-6.1.0-10") > version("vmlinuz-6.1.0-9"));
+    }
+}

@@ -1,0 +1,136 @@
+//! Entries of disks whose files are a table.
+
+use std::collections::BTreeMap;
+
+use super::*;
+use crate::image::contents::part_of;
+
+/// Files by path.
+#[derive(Debug, Default)]
+struct Table(BTreeMap<String, Vec<u8>>);
+
+impl Files for Table {
+    fn read(&self, path: &str, most: u64) -> Result<Vec<u8>, String> {
+        let bytes = self.0.get(path).ok_or("no such file")?;
+        if bytes.len() as u64 > most { Err("too large".to_owned()) } else { Ok(bytes.clone()) }
+    }
+
+    fn is_file(&self, path: &str) -> bool {
+        self.0.contains_key(path)
+    }
+
+    fn names(&self, directory: &str) -> Vec<String> {
+        let start = format!("{}/", directory.trim_end_matches('/'));
+        let below = self.0.keys().filter_map(|path| path.strip_prefix(&start));
+        below.filter(|name| !name.contains('/')).map(str::to_owned).collect()
+    }
+
+    fn resolved(&self, path: String) -> String {
+        path
+    }
+}
+
+fn volume(files: &[(&str, &str)]) -> Volume {
+    let table = files.iter().map(|(path, text)| ((*path).to_owned(), text.as_bytes().to_vec()));
+    let files: Box<dyn Files> = Box::new(Table(table.collect()));
+    Volume { part: part_of(b"x"), signature: None, files: Some(Ok(files)) }
+}
+
+fn first(volumes: &[Volume]) -> Entry {
+    entries(volumes).into_iter().next().expect("an entry")
+}
+
+#[test]
+fn systemd_boot_on_an_efi_system_partition() {
+    let esp = volume(&[
+        ("/loader/loader.conf", "timeout 1\n"),
+        (
+            "/loader/entries/debian-6.1.conf",
+            "title Debian\nversion 6.1\nsort-key debian\noptions root=UUID=1 ro\nlinux /debian/6.1/linux\ninitrd /debian/6.1/initrd\n",
+        ),
+        (
+            "/loader/entries/debian-6.12.conf",
+            "title Debian\nversion 6.12\nsort-key debian\noptions root=UUID=1 ro quiet\nlinux /debian/6.12/linux\ninitrd /debian/6.12/initrd\n",
+        ),
+        ("/debian/6.1/linux", ""),
+        ("/debian/6.12/linux", ""),
+    ]);
+    let root = volume(&[("/boot/vmlinuz", ""), ("/boot/initrd.img", "")]);
+    let all = entries(&[esp, root]);
+    assert_eq!((all[0].volume, all[0].kernel.as_str()), (0, "/debian/6.12/linux"));
+    assert_eq!(all[0].initrds, ["/debian/6.12/initrd"]);
+    assert_eq!(all[0].options.as_deref(), Some("root=UUID=1 ro quiet"));
+    assert_eq!(all[0].source, "/loader/entries/debian-6.12.conf");
+    assert_eq!((all[2].volume, all[2].kernel.as_str(), &all[2].options), (1, "/boot/vmlinuz", &None));
+}
+
+#[test]
+fn the_loaders_default_comes_first() {
+    let entry = |name: &str| format!("title {name}\nversion {name}\nlinux /{name}\n");
+    let (a, b) = (entry("6.1"), entry("6.12"));
+    let esp = volume(&[
+        ("/loader/loader.conf", "default old*\n"),
+        ("/loader/entries/old.conf", &a),
+        ("/loader/entries/new.conf", &b),
+        ("/6.1", ""),
+        ("/6.12", ""),
+    ]);
+    assert_eq!(first(&[esp]).kernel, "/6.1");
+}
+
+#[test]
+fn fedoras_entries_on_a_boot_partition_with_grubs_variables() {
+    let boot = volume(&[
+        (
+            "/loader/entries/x-6.5.conf",
+            "title Fedora\nversion 6.5\nlinux /vmlinuz-6.5\ninitrd /initramfs-6.5.img $tuned_initrd\noptions $kernelopts\n",
+        ),
+        ("/loader/entries/x-0-rescue.conf", "title Rescue\nversion 0-rescue\nlinux /vmlinuz-0-rescue\n"),
+        ("/grub2/grubenv", "# GRUB Environment Block\nkernelopts=root=UUID=2 ro\n"),
+        ("/grub2/grub.cfg", "blscfg\n"),
+        ("/vmlinuz-6.5", ""),
+        ("/vmlinuz-0-rescue", ""),
+    ]);
+    let found = first(&[boot]);
+    assert_eq!((found.kernel.as_str(), found.options.as_deref()), ("/vmlinuz-6.5", Some("root=UUID=2 ro")));
+    assert_eq!(found.initrds, ["/initramfs-6.5.img"]);
+}
+
+#[test]
+fn grub_on_the_root_finds_kernels_on_a_boot_partition() {
+    let config = "set default=\"1\"\nmenuentry 'A' {\n linux /vmlinuz-a root=/dev/sda2\n}\nmenuentry 'B' {\n linux /vmlinuz-b root=/dev/sda2 ro\n initrd /initrd-b\n}\n";
+    let root = volume(&[("/boot/grub/grub.cfg", config)]);
+    let boot = volume(&[("/vmlinuz-a", ""), ("/vmlinuz-b", ""), ("/initrd-b", "")]);
+    let found = first(&[root, boot]);
+    assert_eq!((found.volume, found.kernel.as_str(), found.title.as_deref()), (1, "/vmlinuz-b", Some("B")));
+    assert_eq!(found.options.as_deref(), Some("root=/dev/sda2 ro"));
+}
+
+#[test]
+fn extlinux_counts_from_its_own_directory() {
+    let config = "default b\nlabel a\n kernel ../vmlinuz\nlabel b\n kernel vmlinuz\n append root=LABEL=x initrd=i.img\n";
+    let found = first(&[volume(&[("/extlinux/extlinux.conf", config), ("/extlinux/vmlinuz", "")])]);
+    assert_eq!(
+        (found.kernel.as_str(), found.initrds.as_slice()),
+        ("/extlinux/vmlinuz", &["/extlinux/i.img".to_owned()][..])
+    );
+}
+
+#[test]
+fn names_tell_where_no_loader_does() {
+    let boot =
+        volume(&[("/vmlinuz-6.1.0-9", ""), ("/vmlinuz-6.1.0-10", ""), ("/initramfs-6.1.0-10.img", "")]);
+    let found = first(&[boot]);
+    assert_eq!(
+        (found.kernel.as_str(), found.initrds[0].as_str()),
+        ("/vmlinuz-6.1.0-10", "/initramfs-6.1.0-10.img")
+    );
+    assert_eq!(found.source, "the newest /vmlinuz-*");
+}
+
+#[test]
+fn entries_without_their_kernel_are_none() {
+    let esp = volume(&[("/loader/entries/a.conf", "linux /gone\n"), ("/boot/vmlinuz", "")]);
+    assert_eq!(first(&[esp]).source, "/boot/vmlinuz");
+    assert!(entries(&[volume(&[])]).is_empty());
+}

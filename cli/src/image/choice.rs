@@ -1,0 +1,185 @@
+//! Which kernel of a disk is booted, with which words, and how that is said.
+
+use std::path::Path;
+
+use super::boot::Entry;
+use super::survey::Survey;
+use super::{ImageError, MAX_FILE, initrd, kernel};
+use crate::render::escape;
+
+/// What to boot of a disk.
+#[derive(Debug)]
+pub struct Choice {
+    /// The kernel's file.
+    pub kernel: Vec<u8>,
+    /// The initrds, one after the other.
+    pub initrd: Option<Vec<u8>>,
+    /// Words for the kernel's command line, `root=` among them.
+    pub words: String,
+    /// Where the kernel is, for the profile.
+    pub origin: String,
+    /// What was chosen and why: one line.
+    pub sentence: String,
+}
+
+/// Takes the first of the entries, as the disk's own boot loader would.
+pub fn choose(survey: &Survey, image: &Path) -> Result<Choice, ImageError> {
+    let Some(entry) = survey.entries().into_iter().next() else {
+        return Err(ImageError::NoKernel { path: image.to_owned(), looked: survey.looked() });
+    };
+    let inside = |source| ImageError::Inside { image: image.to_owned(), source: Box::new(source) };
+    let kernel = read(survey, &entry, &entry.kernel, image)?;
+    if kernel.is_empty() {
+        return Err(inside(ImageError::Empty {
+            path: entry.kernel.into(),
+            wanted: "an image with a whole kernel, or one with --kernel",
+        }));
+    }
+    kernel::check(&kernel, Path::new(&entry.kernel)).map_err(inside)?;
+    let mut initrd: Option<Vec<u8>> = None;
+    for path in &entry.initrds {
+        let bytes = read(survey, &entry, path, image)?;
+        initrd::check(&bytes, Path::new(path)).map_err(inside)?;
+        match &mut initrd {
+            None => initrd = Some(bytes),
+            Some(all) => {
+                // Each archive begins at a multiple of four (Documentation/driver-api/early-userspace/buffer-format.rst).
+                all.resize(all.len().next_multiple_of(4), 0);
+                all.extend(bytes);
+            }
+        }
+    }
+    let words = words(survey, entry.options.as_deref(), initrd.is_some());
+    let sentence = sentence(survey, &entry, &words);
+    let origin = format!("{} in {}", entry.kernel, image.display());
+    Ok(Choice { kernel, initrd, words, origin, sentence })
+}
+
+fn read(survey: &Survey, entry: &Entry, path: &str, image: &Path) -> Result<Vec<u8>, ImageError> {
+    let fail = |reason| ImageError::FileSystem {
+        path: image.to_owned(),
+        name: survey.volumes.get(entry.volume).and_then(|volume| volume.name()).unwrap_or("unknown"),
+        reason,
+    };
+    let files = survey.volumes.get(entry.volume).and_then(|volume| volume.readable());
+    let files = files.ok_or_else(|| fail("it has no files".to_owned()))?;
+    files.read(path, MAX_FILE).map_err(fail)
+}
+
+/// The entry's words, with a `root=` that this machine has: its disk is vda, whatever it was called before.
+pub fn words(survey: &Survey, options: Option<&str>, has_initrd: bool) -> String {
+    let Some(options) = options.map(str::trim) else {
+        return match survey.root() {
+            Some(root) => format!("{} rw", survey.root_word(root, has_initrd)),
+            // Nothing to go by: the whole disk, as ever.
+            None => "root=/dev/vda rw".to_owned(),
+        };
+    };
+    let root = root_value(options);
+    let volume = match root {
+        Some(value) if !is_foreign_device(value) => None,
+        Some(value) => survey.root_named(value),
+        None => survey.root(),
+    };
+    // The last one counts.
+    let added = volume.map(|volume| survey.root_word(volume, has_initrd));
+    [Some(options.to_owned()), added]
+        .into_iter()
+        .flatten()
+        .filter(|part| !part.is_empty())
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
+/// What the last `root=` says.
+fn root_value(words: &str) -> Option<&str> {
+    words.split_whitespace().filter_map(|word| word.strip_prefix("root=")).next_back()
+}
+
+/// A device's name that depends on the machine, and is none of this one's.
+fn is_foreign_device(value: &str) -> bool {
+    value.strip_prefix("/dev/").is_some_and(|name| {
+        !name.starts_with("vd")
+            && ["sd", "hd", "xvd", "nvme", "mmcblk"].iter().any(|kind| name.starts_with(kind))
+    })
+}
+
+/// One line: the kernel, what named it, the root, and what is worth knowing about that.
+fn sentence(survey: &Survey, entry: &Entry, words: &str) -> String {
+    let initrd = if entry.initrds.is_empty() { " without an initrd" } else { "" };
+    let title = entry.title.as_deref().map(|title| format!(", {}", escape(title))).unwrap_or_default();
+    let mut text = format!(
+        "kernel: {}{initrd} on {}, by {}{title}; {}",
+        escape(&entry.kernel),
+        survey.place(entry.volume),
+        escape(&entry.source),
+        root_value(words).map_or_else(|| "no root=".to_owned(), |root| format!("root={}", escape(root)))
+    );
+    if let Some(note) = survey.table.as_ref().and_then(|table| table.damage.as_deref()) {
+        text.push_str(&format!("; its partition table is damaged: {note}"));
+    }
+    for note in root_notes(survey, words) {
+        text.push_str("; ");
+        text.push_str(&note);
+    }
+    text
+}
+
+/// The volume that the words name as root, else the one that is it most likely.
+fn root_of(survey: &Survey, words: &str) -> Option<usize> {
+    root_value(words).and_then(|value| survey.root_named(value)).or_else(|| survey.root())
+}
+
+/// True if the root that the words name has systemd as its init; `None` where vprof does not read it.
+pub fn has_systemd(survey: &Survey, words: &str) -> Option<bool> {
+    let files = survey.volumes.get(root_of(survey, words)?)?.readable()?;
+    Some(["/usr/lib/systemd/systemd", "/lib/systemd/systemd"].iter().any(|path| files.is_file(path)))
+}
+
+/// What is to be known about the root that the words name.
+pub fn root_notes(survey: &Survey, words: &str) -> Vec<String> {
+    let Some(root) = root_of(survey, words) else { return Vec::new() };
+    let (Some(volume), place) = (survey.volumes.get(root), survey.place(root)) else { return Vec::new() };
+    let signature = volume.signature.as_ref();
+    let mut notes = Vec::new();
+    if signature.is_some_and(|signature| signature.is_encrypted()) {
+        notes.push(format!("{place} is encrypted: the guest asks for its passphrase on the console"));
+    }
+    match &volume.files {
+        None => notes.push(format!(
+            "vprof does not read {place}: programs' code is read from the guest's memory alone"
+        )),
+        Some(Err(reason)) => notes.push(format!("vprof can't read {place}: {}", escape(reason))),
+        Some(Ok(_)) => {}
+    }
+    if signature.is_some_and(|signature| signature.dirty) {
+        notes.push(format!("{place} was not unmounted: the guest's kernel puts its journal in order first"));
+    }
+    notes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_root_counts() {
+        assert_eq!(root_value("a root=1 b root=2 c"), Some("2"));
+        assert_eq!(root_value("noroot=1 quiet"), None);
+    }
+
+    #[test]
+    fn names_of_other_machines_disks_are_foreign() {
+        for (name, foreign) in [
+            ("/dev/sda1", true),
+            ("/dev/nvme0n1p2", true),
+            ("/dev/xvda1", true),
+            ("/dev/vda1", false),
+            ("/dev/mapper/vg-root", false),
+            ("UUID=x", false),
+            ("/dev/disk/by-uuid/x", false),
+        ] {
+            assert_eq!(is_foreign_device(name), foreign, "{name}");
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! ext2, ext3 and ext4, by the crate ext4-view.
+
+use std::error::Error;
+
+use ext4_view::{Ext4, Ext4Read};
+
+use super::{Files, MOST_NAMES};
+use crate::image::contents::Part;
+use crate::render::units;
+
+struct Reader(Part);
+
+impl Ext4Read for Reader {
+    fn read(&mut self, start: u64, dst: &mut [u8]) -> Result<(), Box<dyn Error + Send + Sync + 'static>> {
+        self.0.read_exact_at(dst, start).map_err(Into::into)
+    }
+}
+
+/// The file system in this part of a disk.
+pub fn load(part: &Part) -> Result<Ext4, String> {
+    Ext4::load(Box::new(Reader(part.clone()))).map_err(|error| error.to_string())
+}
+
+/// The same, for the volume's files.
+pub fn open(part: &Part) -> Result<Box<dyn Files>, String> {
+    Ok(Box::new(load(part)?))
+}
+
+impl Files for Ext4 {
+    fn read(&self, path: &str, most: u64) -> Result<Vec<u8>, String> {
+        let size = self.metadata(path).map_err(|e| format!("{path}: {e}"))?.len();
+        if size > most {
+            return Err(format!("{path} is {} large", units::bytes(size)));
+        }
+        Self::read(self, path).map_err(|e| format!("{path}: {e}"))
+    }
+
+    fn is_file(&self, path: &str) -> bool {
+        self.metadata(path).is_ok_and(|m| m.file_type().is_regular_file())
+    }
+
+    fn names(&self, directory: &str) -> Vec<String> {
+        let Ok(entries) = self.read_dir(directory) else { return Vec::new() };
+        let names = entries.take(MOST_NAMES).map_while(Result::ok);
+        let mut names: Vec<String> =
+            names.filter_map(|entry| entry.file_name().as_str().ok().map(str::to_owned)).collect();
+        names.sort();
+        names
+    }
+
+    fn resolved(&self, path: String) -> String {
+        match self.canonicalize(path.as_str()) {
+            Ok(real) => String::from_utf8_lossy(real.as_ref()).into_owned(),
+            Err(_) => path,
+        }
+    }
+}

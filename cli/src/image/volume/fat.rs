@@ -1,0 +1,172 @@
+//! FAT, by the crate fatfs: EFI system partitions and boot partitions.
+//!
+//! fatfs follows chains of clusters wherever they lead. Each operation may therefore read only so often; a chain that
+//! bites its own tail ends there.
+
+use std::cell::Cell;
+use std::fmt;
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
+
+use fatfs::{FileSystem, FsOptions};
+
+use super::{Files, MOST_NAMES};
+use crate::image::contents::Part;
+use crate::render::units;
+
+/// Reads of one operation, at most: a file of 2 GiB in clusters of 512 bytes takes about three reads for each.
+const MOST_READS: u64 = 16 << 20;
+/// Bytes that are read from the image at once.
+const WINDOW: usize = 64 << 10;
+/// Stretches of the image that are remembered: the allocation table's, a directory's, a file's, and one to spare.
+const WINDOWS: usize = 4;
+
+/// Opens the file system.
+pub fn open(part: &Part) -> Result<Box<dyn Files>, String> {
+    let reads = Rc::new(Cell::new(MOST_READS));
+    let stream = Stream { part: part.clone(), at: 0, windows: Vec::new(), reads: Rc::clone(&reads) };
+    let fs = guarded(|| FileSystem::new(stream, FsOptions::new()))?;
+    Ok(Box::new(Fat { fs, reads }))
+}
+
+/// Damage may be such that the reader gives up by a panic. It is an error like others.
+fn guarded<T>(read: impl FnOnce() -> io::Result<T>) -> Result<T, String> {
+    match catch_unwind(AssertUnwindSafe(read)) {
+        Ok(result) => result.map_err(|error| error.to_string()),
+        Err(_) => Err("its tables contradict each other".to_owned()),
+    }
+}
+
+struct Fat {
+    fs: FileSystem<Stream>,
+    /// Reads that are left for the operation under way.
+    reads: Rc<Cell<u64>>,
+}
+
+impl fmt::Debug for Fat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Fat")
+    }
+}
+
+impl Fat {
+    fn operation<T>(&self, act: impl FnOnce() -> io::Result<T>) -> Result<T, String> {
+        self.reads.set(MOST_READS);
+        guarded(act)
+    }
+}
+
+impl Files for Fat {
+    fn read(&self, path: &str, most: u64) -> Result<Vec<u8>, String> {
+        let read = || {
+            let mut bytes = Vec::new();
+            self.fs.root_dir().open_file(path)?.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
+            Ok(bytes)
+        };
+        let bytes = self.operation(read).map_err(|error| format!("{path}: {error}"))?;
+        if bytes.len() as u64 > most {
+            return Err(format!("{path} is larger than {}", units::bytes(most)));
+        }
+        Ok(bytes)
+    }
+
+    fn is_file(&self, path: &str) -> bool {
+        self.operation(|| self.fs.root_dir().open_file(path).map(drop)).is_ok()
+    }
+
+    fn names(&self, directory: &str) -> Vec<String> {
+        let list = || {
+            let root = self.fs.root_dir();
+            let directory = match directory.trim_matches('/') {
+                "" => root,
+                path => root.open_dir(path)?,
+            };
+            Ok(directory
+                .iter()
+                .take(MOST_NAMES)
+                .map_while(Result::ok)
+                .map(|entry| entry.file_name())
+                .collect())
+        };
+        let mut names: Vec<String> = self.operation(list).unwrap_or_default();
+        names.retain(|name| name != "." && name != "..");
+        names.sort();
+        names
+    }
+
+    fn resolved(&self, path: String) -> String {
+        path
+    }
+}
+
+/// The part as fatfs wants it: a stream, which refuses to be written.
+struct Stream {
+    part: Part,
+    at: u64,
+    /// Offsets and bytes, the last one used at the end.
+    windows: Vec<(u64, Vec<u8>)>,
+    reads: Rc<Cell<u64>>,
+}
+
+impl Stream {
+    /// The bytes from `self.at` on, as far as they are in one window.
+    fn here(&mut self) -> io::Result<&[u8]> {
+        let start = self.at - self.at % WINDOW as u64;
+        match self.windows.iter().position(|(offset, _)| *offset == start) {
+            Some(known) => {
+                let window = self.windows.remove(known);
+                self.windows.push(window);
+            }
+            None => {
+                let left = self.part.length().unwrap_or(u64::MAX).saturating_sub(start);
+                let mut bytes = vec![0; WINDOW.min(usize::try_from(left).unwrap_or(WINDOW))];
+                self.part.read_exact_at(&mut bytes, start)?;
+                if self.windows.len() == WINDOWS {
+                    self.windows.remove(0);
+                }
+                self.windows.push((start, bytes));
+            }
+        }
+        let skip = usize::try_from(self.at - start).unwrap_or(usize::MAX);
+        Ok(self.windows.last().and_then(|(_, bytes)| bytes.get(skip..)).unwrap_or_default())
+    }
+}
+
+impl Read for Stream {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        match self.reads.get().checked_sub(1) {
+            Some(left) => self.reads.set(left),
+            None => return Err(io::Error::other("its tables lead in a circle")),
+        }
+        let from = self.here()?;
+        let count = from.len().min(into.len());
+        for (to, from) in into.iter_mut().zip(from) {
+            *to = *from;
+        }
+        self.at += count as u64;
+        Ok(count)
+    }
+}
+
+impl Seek for Stream {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        let at = match to {
+            SeekFrom::Start(at) => Some(at),
+            SeekFrom::Current(by) => self.at.checked_add_signed(by),
+            SeekFrom::End(by) => self.part.length().and_then(|length| length.checked_add_signed(by)),
+        };
+        self.at = at.ok_or(io::ErrorKind::InvalidInput)?;
+        Ok(self.at)
+    }
+}
+
+impl Write for Stream {
+    fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+        Err(io::ErrorKind::PermissionDenied.into())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

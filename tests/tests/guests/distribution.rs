@@ -1,0 +1,94 @@
+//! An unmodified Debian with systemd: found on its disk, booted, and a command in it.
+
+use std::process::Command;
+use std::sync::OnceLock;
+
+use serde_json::Value;
+use vprof_tests::{Guest, Run, images, vprof};
+
+/// Words that a shell, systemd, the kernel's command line or a terminal would each change in their own way.
+const WORDS: &[&str] = &[
+    "two words",
+    "it's \"quoted\"",
+    "$HOME `id` \\n \\$x",
+    "100% %h %%",
+    "two\nlines",
+    "tab\there\r",
+    "größer ✓",
+    "",
+    "*",
+    "-n",
+    "root=/dev/null",
+];
+
+/// Prints its words, each ended by a NUL, tells what the system is like, is busy for a while, and fails.
+const SCRIPT: &str = "printf '%s\\0' \"$@\"; systemctl is-active multi-user.target; pwd; \
+    echo error >&2; read line || echo no input; \
+    n=0; while [ $n -lt 60000 ]; do n=$((n+1)); case x$n in *7) :;; esac; done; exit 42";
+
+fn ran() -> &'static Run {
+    static RUN: OnceLock<Run> = OnceLock::new();
+    RUN.get_or_init(|| {
+        let command = ["bash", "-c", SCRIPT, "bash"].iter().chain(WORDS);
+        Guest::debian().options(["-F", "400", "--census", "1"]).command(command).run().exited(42)
+    })
+}
+
+#[test]
+fn a_command_has_its_words_its_output_and_its_exit_code() {
+    let words: String = WORDS.iter().map(|word| format!("{word}\0")).collect();
+    assert_eq!(ran().stdout, format!("{words}active\n/root\nerror\nno input\n"));
+}
+
+#[test]
+fn what_is_booted_is_said() {
+    let stderr = &ran().stderr;
+    assert!(
+        stderr.contains("kernel: /debian/")
+            && stderr.contains("on partition 1 (vfat), by /loader/entries/debian-"),
+        "{stderr}"
+    );
+    assert!(stderr.contains("root=UUID=6f1d2c3e-5a4b-4c8d-9e7f-767072660002"), "{stderr}");
+}
+
+#[test]
+fn the_system_came_up_by_itself() {
+    let has = |sql: &str| ran().number(sql) > 0.0;
+    assert!(has("SELECT count(*) FROM instance WHERE comm = 'systemd' AND pid = 1"));
+    assert!(has("SELECT count(*) FROM instance WHERE comm = 'agetty'"));
+    assert!(has(
+        "SELECT count(*) FROM instance JOIN cgroup ON cgroup.id = cgroup WHERE unit = 'systemd-journald.service'"
+    ));
+    assert!(has(
+        "SELECT count(*) FROM event WHERE kind = 'command' AND text = 'the command ended with status 42'"
+    ));
+}
+
+#[test]
+fn programs_of_a_partition_have_names_from_the_image() {
+    let read = ran().query("SELECT DISTINCT read_from FROM file WHERE path LIKE '/usr/bin/bash'");
+    assert_eq!(read, [[Value::from("image")]]);
+    let rows = ran().user_code("bash", "function").rows();
+    let all: i64 = rows.iter().map(|row| row.self_samples).sum();
+    let named = rows.iter().filter(|row| !row.name.contains('['));
+    let named: i64 = named.map(|row| row.self_samples).sum();
+    // bash exports its functions; what it has inlined of libc, and static ones, have no name.
+    assert!(all > 200 && named * 3 >= all, "{named} of {all}: {rows:#?}");
+}
+
+#[test]
+fn an_image_is_inspected() {
+    let image = images().join("debian.img");
+    let output =
+        Command::new(vprof()).args(["image", "inspect", "--json"]).arg(image).output().expect("vprof starts");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let found: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!(
+        (&found["partition_table"], &found["run"]["boots"]),
+        (&Value::from("GPT"), &Value::from(true))
+    );
+    let contents: Vec<_> =
+        found["volumes"].as_array().expect("volumes").iter().map(|v| &v["contents"]).collect();
+    assert_eq!(contents, ["vfat", "ext4"]);
+    assert_eq!(found["kernels"].as_array().map(Vec::len), Some(2));
+}

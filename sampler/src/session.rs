@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use symbols::elf::ReadAt;
 use symbols::names::GuestFiles;
 use symbols::{StackCopy, StackReader};
-use vmm::{GuestMemoryMmap, Machine, Observer, monotonic_ns};
+use vmm::{Machine, Observer, monotonic_ns};
 
 use crate::batch::{EventRow, Sink, SinkError};
 use crate::census::{Notes, Plan};
@@ -34,6 +34,7 @@ use crate::collector::{Collector, FinderHandle};
 use crate::estimate::Share;
 use crate::exact::watch::Watch;
 use crate::initrd::Initrd;
+use crate::memory::GuestMemory;
 use crate::microstate::meter::Meter;
 use crate::record::{Readers, Sampled};
 use crate::vcpu::Published;
@@ -322,7 +323,8 @@ impl Session {
     ///
     /// # Errors
     /// The first rows could not be written, a thread could not be started, or the session was started before.
-    pub fn start(&mut self, memory: GuestMemoryMmap) -> Result<(), SinkError> {
+    pub fn start(&mut self, memory: impl Into<GuestMemory>) -> Result<(), SinkError> {
+        let memory = memory.into();
         let Some(mut collector) = self.idle.take() else {
             return Err(SinkError("the session was started before".to_owned()));
         };

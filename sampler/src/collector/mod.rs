@@ -28,6 +28,7 @@ use crate::batch::{Batch, EventRow, InjectedRow, Sink};
 use crate::census::Notes;
 use crate::exact::watch::Watch;
 use crate::initrd::Initrd;
+use crate::memory::GuestMemory;
 use crate::microstate::host::{own_schedstat, waited};
 use crate::microstate::meter::Meter;
 use crate::record::Sampled;
@@ -67,7 +68,7 @@ const NAMER_PATIENCE: Duration = Duration::from_secs(20);
 
 /// What stacks are walked in.
 struct Guest {
-    memory: GuestMemoryMmap,
+    memory: GuestMemory,
     files: OpenFiles,
     initrd: Option<Initrd>,
     depth: usize,
@@ -102,7 +103,7 @@ pub(crate) struct Collector {
     rings: Vec<Ends>,
     sink: Box<dyn Sink>,
     finder: Option<FinderHandle>,
-    memory: Option<GuestMemoryMmap>,
+    memory: Option<GuestMemory>,
     guest: Option<Guest>,
     namer: Option<NamerHandle>,
     /// Samples whose stacks were not copied: all boxes were under way.
@@ -215,7 +216,7 @@ impl Collector {
     /// Stacks of at most `depth` frames are to be walked in this guest.
     pub(crate) fn look_at(
         &mut self,
-        memory: GuestMemoryMmap,
+        memory: GuestMemory,
         (files, initrd): (OpenFiles, Option<Initrd>),
         depth: usize,
     ) {

@@ -1,10 +1,12 @@
 //! The command line.
 
+mod attach;
 mod ctl;
 mod diff;
 mod export;
 mod filter;
 mod parse;
+mod recording;
 mod report;
 mod run;
 mod simulate;
@@ -15,14 +17,16 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 
+pub use attach::AttachArgs;
 pub use ctl::{CtlArgs, CtlCommand};
 pub use diff::DiffArgs;
 pub use export::ExportArgs;
 pub use filter::FilterArgs;
 use parse::parse_positive_time;
 pub use parse::rate_in_range;
+pub use recording::{Clock, RecordingArgs};
 pub use report::ReportArgs;
-pub use run::{Clock, HostChoice, RunArgs};
+pub use run::{HostChoice, RunArgs};
 pub use simulate::SimulateArgs;
 pub use top::TopArgs;
 
@@ -132,6 +136,8 @@ pub struct Cli {
 pub enum Command {
     /// Boot a guest and profile it
     Run(Box<RunArgs>),
+    /// Profile a virtual machine that runs already, under whichever VMM
+    Attach(Box<AttachArgs>),
     /// Show the summary of a profile
     Report(ReportArgs),
     /// Compare the CPU time that the guest tells with the truth

@@ -6,6 +6,7 @@
 
 mod annotate;
 mod args;
+mod attach;
 mod config;
 mod control;
 mod debuginfod;
@@ -57,6 +58,7 @@ fn main() -> ExitCode {
     let cli = Cli::from_arg_matches(&command.get_matches()).unwrap_or_else(|error| error.exit());
     let result = match cli.command {
         Command::Run(args) => run::command(&args),
+        Command::Attach(args) => attach::command(&args),
         Command::Report(args) => report::command(&args),
         Command::Rusage(args) => rusage::command(&args),
         Command::Stat(args) => stat::command(&args),

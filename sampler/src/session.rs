@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use symbols::elf::ReadAt;
 use symbols::names::GuestFiles;
 use symbols::{StackCopy, StackReader};
-use vmm::{Machine, Observer, monotonic_ns};
+use vmm::{Counters, Machine, Observer, monotonic_ns};
 
 use crate::batch::{EventRow, Sink, SinkError};
 use crate::census::{Notes, Plan};
@@ -316,6 +316,14 @@ impl Session {
         if let Some(collector) = &mut self.idle {
             collector.meter(machine);
             collector.trip(machine.tripwires(), machine.memory());
+        }
+    }
+
+    /// Takes KVM's counters of the vCPUs, in their order, of a machine of another process. To be called before
+    /// [`Self::start`].
+    pub fn count_by(&mut self, counters: Vec<Option<Counters>>) {
+        if let Some(collector) = &mut self.idle {
+            collector.count_by(counters);
         }
     }
 

@@ -112,6 +112,9 @@ fn whole(layout: &Layout, first: u64, last: u64) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use symbols::fixture::{Config, Style};
+    use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
+
     use super::*;
     use crate::memory::Piece;
 
@@ -143,6 +146,23 @@ mod tests {
         for ranges in [&[][..], &[(5, 4)], &[(0, u64::MAX)], &[(0, GIB)], &[(0, 1), (GIB, GIB)]] {
             assert!(!fits(&all, ranges), "{ranges:x?}");
         }
+    }
+
+    /// This process stands for the VMM: a made-up guest in a mapping of its own.
+    #[test]
+    fn a_kernel_in_memory_proves_where_it_lies() {
+        let guest = Config::new(Style::V6_12).build();
+        let ram = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), guest.memory.0.len())]).unwrap();
+        ram.write_slice(&guest.memory.0, GuestAddress(0)).unwrap();
+        let host = ram.get_host_address(GuestAddress(0)).unwrap() as u64;
+        let memory = ForeignMemory::new(i32::try_from(std::process::id()).unwrap());
+        let mut prover = Prover::new(memory.clone());
+        assert!(!prover.attempt((0x5000, false)).unwrap(), "tables that lead nowhere prove nothing");
+        assert!(!memory.is_proven());
+        assert!(prover.attempt((guest.cr3, guest.five_level)).unwrap());
+        let first = memory.layout().unwrap().pieces()[0];
+        assert_eq!((first.guest, first.host), (0, host));
+        assert!(first.bytes >= guest.memory.0.len() as u64);
     }
 
     #[test]

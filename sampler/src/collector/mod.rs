@@ -22,7 +22,9 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, TryRecvError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use vmm::{GuestMemoryMmap, Injected, Injections, Machine, Observer, Region, Tripwires, monotonic_ns};
+use vmm::{
+    Counters, GuestMemoryMmap, Injected, Injections, Machine, Observer, Region, Tripwires, monotonic_ns,
+};
 
 use crate::batch::{Batch, EventRow, InjectedRow, Sink};
 use crate::census::Notes;
@@ -186,7 +188,12 @@ impl Collector {
     pub(crate) fn meter<O: Observer>(&mut self, machine: &mut Machine<O>) {
         self.regions = machine.regions().to_vec();
         self.injections = machine.injections();
-        for (meter, kvm) in self.meters.iter_mut().zip(machine.take_counters()) {
+        self.count_by(machine.take_counters());
+    }
+
+    /// KVM's counters of the vCPUs.
+    pub(crate) fn count_by(&mut self, counters: Vec<Option<Counters>>) {
+        for (meter, kvm) in self.meters.iter_mut().zip(counters) {
             meter.attach(kvm);
         }
     }

@@ -131,7 +131,12 @@ impl Recorded {
 /// True where nothing was recorded: the profile would only stand in the way of the next run.
 fn is_before_guest(error: &Error) -> bool {
     match error {
-        Error::Start(_) | Error::Stopped | Error::Image(_) | Error::Host(_) | Error::File { .. } => true,
+        Error::Start(_)
+        | Error::Attach(_)
+        | Error::Stopped
+        | Error::Image(_)
+        | Error::Host(_)
+        | Error::File { .. } => true,
         Error::Portable(
             PortableError::Frozen { before_guest, .. } | PortableError::Died { before_guest, .. },
         ) => *before_guest,

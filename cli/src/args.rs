@@ -1,5 +1,6 @@
 //! The command line.
 
+mod attach;
 mod boot;
 mod ctl;
 mod diff;
@@ -7,6 +8,7 @@ mod export;
 mod filter;
 mod image;
 mod parse;
+mod recording;
 mod report;
 mod run;
 mod simulate;
@@ -17,6 +19,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 
+pub use attach::AttachArgs;
 pub use boot::BootArgs;
 pub use ctl::{CtlArgs, CtlCommand};
 pub use diff::DiffArgs;
@@ -25,8 +28,9 @@ pub use filter::FilterArgs;
 pub use image::{ImageCommand, InspectArgs};
 use parse::parse_positive_time;
 pub use parse::{parse_condition, rate_in_range};
+pub use recording::{Clock, RecordingArgs, Then};
 pub use report::ReportArgs;
-pub use run::{Clock, HostChoice, RunArgs, Then};
+pub use run::{HostChoice, RunArgs};
 pub use simulate::SimulateArgs;
 pub use top::TopArgs;
 
@@ -139,6 +143,8 @@ pub enum Command {
     Run(Box<RunArgs>),
     /// Boot a guest, judge how it comes up, and show where the time went
     Boot(Box<BootArgs>),
+    /// Profile a virtual machine that runs already, under whichever VMM
+    Attach(Box<AttachArgs>),
     /// Show the summary of a profile
     Report(ReportArgs),
     /// Compare the CPU time that the guest tells with the truth

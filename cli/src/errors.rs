@@ -117,6 +117,9 @@ pub enum Error {
     /// The machine could not start.
     #[error("the machine could not start: {0}")]
     Start(#[from] vmm::StartError),
+    /// A virtual machine can't be attached to.
+    #[error(transparent)]
+    Attach(#[from] attach::AttachError),
     /// A thread of the machine hangs.
     #[error("the machine did not end: {0}")]
     Hang(#[from] vmm::WaitError),

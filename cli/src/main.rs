@@ -6,6 +6,7 @@
 
 mod annotate;
 mod args;
+mod attach;
 mod boot;
 mod config;
 mod control;
@@ -60,6 +61,7 @@ fn main() -> ExitCode {
     let result = match cli.command {
         Command::Run(args) => run::command(&args),
         Command::Boot(args) => boot::command(&args),
+        Command::Attach(args) => attach::command(&args),
         Command::Report(args) => report::command(&args),
         Command::Rusage(args) => rusage::command(&args),
         Command::Stat(args) => stat::command(&args),

@@ -247,6 +247,7 @@ fn help_opens_with_examples_and_version_tells_it() {
     for command in [
         &["--help"][..],
         &["run", "--help"],
+        &["attach", "--help"],
         &["report", "--help"],
         &["annotate", "--help"],
         &["query", "--help"],

@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use symbols::elf::ReadAt;
 use symbols::names::GuestFiles;
 use symbols::{StackCopy, StackReader};
-use vmm::{GuestMemoryMmap, Machine, Observer, monotonic_ns};
+use vmm::{Counters, Machine, Observer, monotonic_ns};
 
 use crate::batch::{EventRow, Sink, SinkError};
 use crate::census::{Notes, Plan};
@@ -35,6 +35,7 @@ use crate::conditions::{Seen, Wait};
 use crate::estimate::Share;
 use crate::exact::watch::Watch;
 use crate::initrd::Initrd;
+use crate::memory::GuestMemory;
 use crate::microstate::meter::Meter;
 use crate::record::{Readers, Sampled};
 use crate::vcpu::Published;
@@ -348,11 +349,20 @@ impl Session {
         }
     }
 
+    /// Takes KVM's counters of the vCPUs, in their order, of a machine of another process. To be called before
+    /// [`Self::start`].
+    pub fn count_by(&mut self, counters: Vec<Option<Counters>>) {
+        if let Some(collector) = &mut self.idle {
+            collector.count_by(counters);
+        }
+    }
+
     /// Starts the collector thread on the guest's memory. Time zero of the profile is the call to [`Session::new`].
     ///
     /// # Errors
     /// The first rows could not be written, a thread could not be started, or the session was started before.
-    pub fn start(&mut self, memory: GuestMemoryMmap) -> Result<(), SinkError> {
+    pub fn start(&mut self, memory: impl Into<GuestMemory>) -> Result<(), SinkError> {
+        let memory = memory.into();
         let Some(mut collector) = self.idle.take() else {
             return Err(SinkError("the session was started before".to_owned()));
         };

@@ -80,11 +80,11 @@ pub fn command(args: &BootArgs) -> Result<ExitCode, Error> {
     if let Some(path) = &args.junit {
         replace(path, &junit::render(&outcome))?;
     }
-    if args.run.json {
+    if args.run.recording.json {
         write_json(&outcome)?;
     } else if args.md {
         write_text(&markdown::render(&outcome))?;
-    } else if !args.run.quiet {
+    } else if !args.run.recording.quiet {
         write_text(&render::boot::outcome(&outcome, Page::stdout().for_summary()))?;
     }
     if let Some(failure) = &outcome.failure {
@@ -111,13 +111,13 @@ fn boots(args: &BootArgs, baseline: Option<&Baseline>) -> Result<Outcome, Error>
     let mut boots = Vec::new();
     for n in 1..=times {
         let mut run = repeat::numbered(&args.run, n, times);
-        run.duration = Some(args.timeout);
+        run.recording.duration = Some(args.timeout);
         run.repeat = None;
         if run.console.is_none() {
             run.console = Some(PathBuf::from("none"));
         }
         let attempt = boot(args, &run)?;
-        if times > 1 && !args.run.quiet {
+        if times > 1 && !args.run.recording.quiet {
             eprintln!("vprof: boot {n} of {times}: {}", render::escape(&attempt.sentence));
         }
         let interrupted = attempt.verdict == Verdict::Interrupted;

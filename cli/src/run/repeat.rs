@@ -42,9 +42,9 @@ struct Measured {
 pub fn numbered(args: &RunArgs, n: u32, of: u32) -> RunArgs {
     let mut own = args.clone();
     if of > 1 {
-        own.output = with_number(&args.output, n);
+        own.recording.output = with_number(&args.recording.output, n);
         // Runs with one seed would have the same intervals: that is what a seed is for, one run at a time.
-        own.seed = args.seed.map(|seed| seed.wrapping_add(u64::from(n - 1)));
+        own.recording.seed = args.recording.seed.map(|seed| seed.wrapping_add(u64::from(n - 1)));
     }
     own
 }
@@ -64,20 +64,20 @@ fn with_number(path: &Path, n: u32) -> PathBuf {
 pub fn command(args: &RunArgs, times: u32) -> Result<ExitCode, Error> {
     // All names are looked at before the first run: it may take long.
     for n in 1..=times {
-        super::output::check(&numbered(args, n, times.max(2)).output, args.force)?;
+        super::output::check(&numbered(args, n, times.max(2)).output, args.recording.force)?;
     }
     let mut profiles = Vec::new();
     let mut measured = Vec::new();
     for n in 1..=times {
         let mut own = numbered(args, n, times.max(2));
         own.repeat = None;
-        own.quiet = true;
-        own.json = false;
+        own.recording.quiet = true;
+        own.recording.json = false;
         // What is not shown as a whole goes where it would go for one run.
-        if args.json && own.console.is_none() {
+        if args.recording.json && own.console.is_none() {
             own.console = Some(PathBuf::from("none"));
         }
-        if !args.quiet {
+        if !args.recording.quiet {
             eprintln!("vprof: run {n} of {times}");
         }
         let run = one(&own)?;
@@ -89,12 +89,12 @@ pub fn command(args: &RunArgs, times: u32) -> Result<ExitCode, Error> {
             return Ok(run.code);
         }
         measured.push(measure(&own)?);
-        profiles.push(own.output);
+        profiles.push(own.recording.output);
     }
     let repeated = repeated(profiles, &measured);
-    if args.json {
+    if args.recording.json {
         write_json(&repeated)?;
-    } else if !args.quiet {
+    } else if !args.recording.quiet {
         let text = render(&repeated, Page::stdout().for_summary());
         if args.command.is_empty() { write_text(&text)? } else { eprint!("{text}") }
     }
@@ -102,7 +102,7 @@ pub fn command(args: &RunArgs, times: u32) -> Result<ExitCode, Error> {
 }
 
 fn measure(args: &RunArgs) -> Result<Measured, Error> {
-    let profile = Profile::open(&args.output)?;
+    let profile = Profile::open(&args.recording.output)?;
     let report = Report::read(&profile, &Filter::default())?;
     let mut measured = Measured::default();
     measured.times_s.push(("run".to_owned(), report.duration_s));

@@ -94,6 +94,8 @@ pub enum GuestEnd {
     Exited(u32),
     /// vprof ended it.
     Stopped,
+    /// It was attached to, and is not any more: why, as a sentence.
+    Left(String),
     /// The guest or KVM failed.
     Failed(String),
 }
@@ -119,6 +121,7 @@ impl GuestEnd {
             Self::Exited(code) => format!("the guest's command ended with status {code}"),
             Self::Stopped => "vprof stopped the guest".to_owned(),
             Self::Failed(reason) => format!("the guest failed: {reason}"),
+            Self::Left(sentence) => sentence.clone(),
         }
     }
 }

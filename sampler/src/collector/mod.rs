@@ -24,13 +24,16 @@ use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use vmm::{GuestMemoryMmap, Injected, Injections, Machine, Observer, Region, Tripwires, monotonic_ns};
+use vmm::{
+    Counters, GuestMemoryMmap, Injected, Injections, Machine, Observer, Region, Tripwires, monotonic_ns,
+};
 
 use crate::batch::{Batch, EventRow, InjectedRow, Sink};
 use crate::census::Notes;
 use crate::conditions::Gate;
 use crate::exact::watch::Watch;
 use crate::initrd::Initrd;
+use crate::memory::GuestMemory;
 use crate::microstate::host::{own_schedstat, waited};
 use crate::microstate::meter::Meter;
 use crate::record::{Readers, Record, Sampled};
@@ -71,7 +74,7 @@ const NAMER_PATIENCE: Duration = Duration::from_secs(20);
 
 /// What stacks are walked in.
 struct Guest {
-    memory: GuestMemoryMmap,
+    memory: GuestMemory,
     files: OpenFiles,
     initrd: Option<Initrd>,
     depth: usize,
@@ -108,7 +111,7 @@ pub(crate) struct Collector {
     finder: Option<FinderHandle>,
     presence: Presence,
     readers: Arc<OnceLock<Readers>>,
-    memory: Option<GuestMemoryMmap>,
+    memory: Option<GuestMemory>,
     guest: Option<Guest>,
     namer: Option<NamerHandle>,
     /// Samples whose stacks were not copied: all boxes were under way.
@@ -201,7 +204,12 @@ impl Collector {
     pub(crate) fn meter<O: Observer>(&mut self, machine: &mut Machine<O>) {
         self.regions = machine.regions().to_vec();
         self.injections = machine.injections();
-        for (meter, kvm) in self.meters.iter_mut().zip(machine.take_counters()) {
+        self.count_by(machine.take_counters());
+    }
+
+    /// KVM's counters of the vCPUs.
+    pub(crate) fn count_by(&mut self, counters: Vec<Option<Counters>>) {
+        for (meter, kvm) in self.meters.iter_mut().zip(counters) {
             meter.attach(kvm);
         }
     }
@@ -231,7 +239,7 @@ impl Collector {
     /// Stacks of at most `depth` frames are to be walked in this guest.
     pub(crate) fn look_at(
         &mut self,
-        memory: GuestMemoryMmap,
+        memory: GuestMemory,
         (files, initrd): (OpenFiles, Option<Initrd>),
         depth: usize,
     ) {

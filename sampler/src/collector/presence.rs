@@ -12,7 +12,7 @@
 use std::sync::Arc;
 
 use symbols::{CurrentReader, Kernel};
-use vmm::GuestMemoryMmap;
+use crate::memory::GuestMemory;
 
 use super::resolver::KERNEL_HALF;
 use crate::record::Record;
@@ -57,7 +57,7 @@ impl Presence {
     pub(super) fn judge(
         &mut self,
         record: &Record,
-        memory: &GuestMemoryMmap,
+        memory: &GuestMemory,
         reader: Option<&CurrentReader>,
     ) -> Trust {
         // A CPU that was not started yet counts as halted.

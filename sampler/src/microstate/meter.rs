@@ -11,6 +11,7 @@ use super::clock::Places;
 use super::exits::{ExitCount, Key};
 use super::histogram::quantile;
 use super::host::{ThreadReader, ThreadTimes};
+use crate::attached;
 use crate::batch::{ExitRow, KvmCounterRow, MicrostateRow, RateRow, VcpuRow};
 use crate::vcpu::Published;
 
@@ -96,7 +97,7 @@ impl Meter {
 
     fn thread(&mut self) -> Option<&ThreadReader> {
         if self.thread.is_none() {
-            self.thread = ThreadReader::new(self.published.clock.thread()?);
+            self.thread = self.published.clock.reader();
         }
         self.thread.as_ref()
     }
@@ -108,6 +109,10 @@ impl Meter {
             run_ns: now.run_ns.saturating_sub(first.run_ns),
             waited_ns: now.waited_ns.saturating_sub(first.waited_ns),
         });
+        if self.published.clock.is_foreign() {
+            let polled = self.kvm.is_some().then(|| self.polled());
+            return attached::split(places, times, &self.published.seen, polled);
+        }
         let inside =
             Inside { kvm_ns: self.published.kvm_ns(), polled_ns: self.polled(), stopped_ns: self.stopped_ns };
         split(places, times, inside)

@@ -4,11 +4,12 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use symbols::{Interrupts, Kernel, KernelUnwinder, Missing, Modules, TaskSnapshot, VirtAddr};
-use vmm::{GuestMemoryMmap, monotonic_ns};
+use vmm::monotonic_ns;
 
 use super::{Code, Found, Guest, Listed, Trouble};
 use crate::collector::frames::{Name, Names};
 use crate::collector::ledger::AllBooks;
+use crate::memory::GuestMemory;
 use crate::record::Readers;
 
 /// A kernel that uses fewer CPUs than there are vCPUs is believed after this long.
@@ -17,7 +18,7 @@ const PARTIAL_PATIENCE: Duration = Duration::from_secs(1);
 /// A Linux guest in a machine's memory.
 #[derive(Debug)]
 pub(crate) struct LinuxGuest {
-    memory: GuestMemoryMmap,
+    memory: GuestMemory,
     kernel: Option<Arc<Kernel>>,
     modules: Vec<(String, VirtAddr, u64)>,
     readers: Arc<OnceLock<Readers>>,
@@ -31,7 +32,7 @@ pub(crate) struct LinuxGuest {
 
 impl LinuxGuest {
     pub(crate) fn new(
-        memory: GuestMemoryMmap,
+        memory: GuestMemory,
         readers: Arc<OnceLock<Readers>>,
         (vcpus, user_bytes): (u8, Option<usize>),
     ) -> Self {

@@ -1,0 +1,36 @@
+//! The memory of a guest, whoever runs it.
+
+use attach::ForeignMemory;
+use symbols::{PhysAddr, PhysicalMemory};
+use vmm::GuestMemoryMmap;
+
+/// Guest physical memory. Cheap to clone.
+#[derive(Debug, Clone)]
+pub enum GuestMemory {
+    /// Of a machine of this process.
+    Own(GuestMemoryMmap),
+    /// Of another VMM's.
+    Foreign(ForeignMemory),
+}
+
+impl PhysicalMemory for GuestMemory {
+    #[inline]
+    fn read(&self, at: PhysAddr, into: &mut [u8]) -> Option<()> {
+        match self {
+            Self::Own(memory) => PhysicalMemory::read(memory, at, into),
+            Self::Foreign(memory) => memory.read(at, into),
+        }
+    }
+}
+
+impl From<GuestMemoryMmap> for GuestMemory {
+    fn from(memory: GuestMemoryMmap) -> Self {
+        Self::Own(memory)
+    }
+}
+
+impl From<ForeignMemory> for GuestMemory {
+    fn from(memory: ForeignMemory) -> Self {
+        Self::Foreign(memory)
+    }
+}

@@ -161,9 +161,6 @@ mod tests {
         assert!(error("{").contains("is no baseline"));
         assert!(error(&format!("{head}[]}}")).contains("no boots"));
         assert!(error(&format!("{head}[{{\"total\":-1}}]}}")).contains("times that are none"));
-        assert!(
-            error(&head.replace(":1", ":2").replace("null", "null").replace("\"boots\":", "\"boots\":[]}"))
-                .contains("version")
-        );
+        assert!(error(&head.replace(":1", ":2").replace("\"boots\":", "\"boots\":[]}")).contains("version"));
     }
 }

@@ -189,14 +189,16 @@ fn vcpus(connection: &Connection, duration_ns: u64) -> rusqlite::Result<Vec<Last
     for vcpu in ids {
         let busy: Option<f64> = connection.query_row(busy, (vcpu, from), |row| row.get(0))?;
         let mut told = LastOf { vcpu, busy: busy.unwrap_or(0.0), ..LastOf::default() };
-        let found: Option<(Option<String>, Option<i64>, Option<String>, i64)> = connection
-            .query_row(last, (vcpu, from), |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?)))
-            .optional()?;
-        if let Some((comm, stack, symbol, address)) = found {
-            told.process = comm;
-            told.stack = match stack {
+        let mut statement = connection.prepare(last)?;
+        let mut rows = statement.query((vcpu, from))?;
+        if let Some(row) = rows.next()? {
+            told.process = row.get(0)?;
+            told.stack = match row.get::<_, Option<i64>>(1)? {
                 Some(stack) => frames(connection, stack)?,
-                None => vec![symbol.unwrap_or_else(|| format!("{address:#x}"))],
+                None => {
+                    let (symbol, address): (Option<String>, i64) = (row.get(2)?, row.get(3)?);
+                    vec![symbol.unwrap_or_else(|| format!("{address:#x}"))]
+                }
             };
         }
         all.push(told);

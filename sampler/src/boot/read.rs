@@ -121,7 +121,7 @@ impl Input {
         if let Some(span) = user {
             boot.units = self.units(span, |who| who.unit.clone());
             boot.processes = self.units(span, |who| Some(who.comm.clone()));
-            boot.processes.sort_by(|a, b| b.time.samples.cmp(&a.time.samples));
+            boot.processes.sort_by_key(|unit| std::cmp::Reverse(unit.time.samples));
         }
         boot
     }

@@ -112,7 +112,8 @@ fn an_oops_is_told_by_the_kernels_taint_though_the_guest_comes_up() {
 
 #[test]
 fn a_reboot_loop_is_told_after_the_last_start() {
-    let run = judged(&["--until", "never", "--reboots", "1"], "reboot -f; sleep 60").exited(3);
+    let run =
+        judged(&["--until", "never", "--reboots", "1"], "echo b > /proc/sysrq-trigger; sleep 60").exited(3);
     assert_eq!(verdict(&run), "reboot-loop");
     assert!(failure(&run).starts_with("reboot loop: the guest reset itself 2 times"), "{}", failure(&run));
     assert_eq!(run.stderr.matches("is started again").count(), 1, "{}", run.stderr);
@@ -125,7 +126,7 @@ fn a_triple_fault_is_told() {
         .boot()
         .options(options)
         .options(["--json"])
-        .script("reboot -f; sleep 60")
+        .script("echo b > /proc/sysrq-trigger; sleep 60")
         .start()
         .finish();
     assert_eq!((run.status.code(), verdict(&run).as_str()), (Some(3), "triple-fault"), "{}", run.stderr);
@@ -135,7 +136,7 @@ fn a_triple_fault_is_told() {
 fn a_hang_in_which_all_wait_names_who_sleeps_where() {
     // A frozen file system holds whoever writes to it, in a sleep that nothing else ends.
     let freeze = "python3 -c 'import fcntl, os; fcntl.ioctl(os.open(\"/\", 0), 0xC0045877, 0); open(\"/held\", \"w\")'";
-    let run = judged(&["--until", "never", "--timeout", "16s"], freeze).exited(3);
+    let run = judged(&["--until", "never", "--timeout", "30s"], freeze).exited(3);
     assert_eq!(verdict(&run), "hang-idle", "{}", failure(&run));
     assert!(failure(&run).contains("all vCPUs wait; python3"), "{}", failure(&run));
     let blocked = &run.said()["boots"][0]["evidence"]["blocked"][0];
@@ -153,7 +154,7 @@ fn a_hang_in_which_all_wait_names_who_sleeps_where() {
 #[test]
 fn a_hang_of_a_busy_guest_names_what_it_does() {
     let run =
-        judged(&["--until", "never", "--timeout", "16s"], "exec python3 -c 'while True: pass'").exited(3);
+        judged(&["--until", "never", "--timeout", "30s"], "exec python3 -c 'while True: pass'").exited(3);
     assert_eq!(verdict(&run), "hang-busy", "{}", failure(&run));
     let vcpu = &run.said()["boots"][0]["evidence"]["vcpus"][0];
     assert_eq!(vcpu["process"], "python3", "{vcpu}");

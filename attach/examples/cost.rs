@@ -83,6 +83,7 @@ fn vmm(rate_hz: f64) {
         payload: Payload::Flat { code: COUNT.to_vec(), cpl: 3 },
         disks: Vec::new(),
         console: Console(Box::new(std::io::sink())),
+        second_console: None,
     };
     let kick = |_| Kick((rate_hz > 0.0).then(|| Intervals::new(rate_hz)));
     let machine = Machine::start(config, kick).expect("KVM runs code at CPL 3");

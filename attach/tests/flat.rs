@@ -71,6 +71,7 @@ fn vmm(role: &str) -> ! {
         payload: Payload::Flat { code, cpl: 3 },
         disks: Vec::new(),
         console: Console(Box::new(std::io::sink())),
+        second_console: None,
     };
     let machine = Machine::start(config, |_| Unobserved).unwrap();
     println!("it runs");

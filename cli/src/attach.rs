@@ -11,7 +11,7 @@ use crate::image;
 use crate::run::guest::{Heard, Subject, watch};
 use crate::run::link::Link;
 use crate::run::recording::{Recording, Streams, random_seed};
-use crate::run::spec::{DiskSpec, GuestEnd, Outcome};
+use crate::run::spec::{DiskSpec, GuestEnd, Outcome, Writes};
 
 /// What an attached machine does not tell, as the profile has it.
 const NOT_HAD: &str = "exits of the VMM by reason and device, interrupts that its devices raise, and the console are not known \
@@ -63,7 +63,7 @@ fn open_disks(paths: &[PathBuf]) -> Result<OpenFiles, Error> {
         return Ok(no_files());
     }
     let open = |path: &PathBuf| {
-        let disk = DiskSpec::at(path.clone(), true)?;
+        let disk = DiskSpec::at(path.clone(), Writes::Refused)?;
         disk.contents(disk.open()?, false)
     };
     Ok(image::files::open(paths.iter().map(open).collect::<Result<_, _>>()?))
@@ -100,17 +100,17 @@ async fn profile(
         exact: false,
         census_hz: recording.census,
         precision: recording.until_precision,
-        waits: recording.waits(Then::End),
         meta: meta.map(|(key, value)| (key.to_owned(), value)).to_vec(),
     };
     let (mut session, samplers) = Session::new(config, sink, files);
     session.count_by(target.counters());
+    recording.waits(Then::End).into_iter().for_each(|wait| session.wait_for(wait));
     let mut samplers = samplers.into_iter();
     let attached =
         Attached::start(target, |_| samplers.next().expect("the session has one observer per vCPU"))?;
     session.start(attached.memory()).map_err(|error| Error::Sink(error.to_string()))?;
-    watch(&attached, &session, recording.duration, Heard::new(&mut stop, &mut input, &mut control), &phase)
-        .await?;
+    let heard = Heard::new(&mut stop, &mut input, &mut control);
+    watch(&attached, &session, recording.duration, heard, None, &phase).await?;
     let ended = attached.wait()?;
     // The observers hold the writing ends of the rings that the collector empties.
     drop(ended.observers);

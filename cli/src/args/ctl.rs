@@ -6,8 +6,8 @@ use clap::{Args, Subcommand};
 use sampler::conditions::Condition;
 
 use super::TEMPLATE;
+use super::Then;
 use super::parse::{parse_condition, parse_positive_time, parse_rate};
-use super::run::Then;
 
 const EXAMPLES: &str = "\
 Examples:

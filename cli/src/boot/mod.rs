@@ -156,20 +156,21 @@ fn boot(args: &BootArgs, run: &RunArgs) -> Result<Attempt, Error> {
     let until = args.until();
     let mut waits = vec![Wait::Tasks];
     waits.extend(until.clone().map(Wait::Until));
-    let places = symbolize::named_places(&run.debug)?;
+    let places = symbolize::named_places(&run.recording.debug)?;
     let mut reboots = 0;
     loop {
-        let again = RunArgs { force: run.force || reboots > 0, ..run.clone() };
+        let mut again = run.clone();
+        again.recording.force |= reboots > 0;
         let ended = run::once(&again, waits.clone())?;
         if let Some(error) = &ended.outcome.totals.sink_error {
             return Err(Error::Sink(error.clone()));
         }
-        let profile = Profile::open(&run.output)?;
+        let profile = Profile::open(&run.recording.output)?;
         let evidence = Evidence::read(&profile)?;
         let resets = ended.outcome.end == GuestEnd::Reset && verdict::failed_by_itself(&evidence).is_none();
         if resets && ended.outcome.totals.seen.until_ns.is_none() && reboots < args.reboots {
             reboots += 1;
-            if !run.quiet {
+            if !run.recording.quiet {
                 eprintln!(
                     "vprof: the guest reset itself after {:.2} s and is started again",
                     evidence.duration_s
@@ -179,12 +180,12 @@ fn boot(args: &BootArgs, run: &RunArgs) -> Result<Attempt, Error> {
         }
         drop(profile);
         if let Some(places) = &places {
-            symbolize::add_names(&run.output, places, run.quiet)?;
+            symbolize::add_names(&run.recording.output, places, run.recording.quiet)?;
         }
-        let boot = Boot::read(&Profile::open(&run.output)?)?;
+        let boot = Boot::read(&Profile::open(&run.recording.output)?)?;
         let (verdict, sentence) = verdict::judge(until.as_ref(), &ended, &evidence, (&boot, reboots));
         let evidence = (verdict != Verdict::Up).then_some(evidence);
-        let profile = run.output.clone();
+        let profile = run.recording.output.clone();
         return Ok(Attempt { profile, verdict, sentence, reboots, boot, evidence });
     }
 }

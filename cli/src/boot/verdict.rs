@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::shown;
 use crate::render::escape;
-use crate::run::Ended;
+use crate::run::recording::Recorded;
 use crate::run::spec::GuestEnd;
 
 /// Without console output and without a new process for this part of the run, and for [`STILL_S`], it hangs.
@@ -64,7 +64,7 @@ pub fn failed_by_itself(evidence: &Evidence) -> Option<(Verdict, String)> {
 /// Judges a boot whose guest was started again so often.
 pub fn judge(
     until: Option<&Condition>,
-    ended: &Ended,
+    ended: &Recorded,
     evidence: &Evidence,
     (boot, reboots): (&Boot, u32),
 ) -> (Verdict, String) {
@@ -102,7 +102,8 @@ pub fn judge(
         GuestEnd::Stopped if ended.interrupted => {
             (Verdict::Interrupted, format!("the run was ended after {after}, before {until_shown}"))
         }
-        GuestEnd::Stopped => still(evidence, &until_shown),
+        // A guest that is booted is not left.
+        GuestEnd::Stopped | GuestEnd::Left(_) => still(evidence, &until_shown),
     }
 }
 

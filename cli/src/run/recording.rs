@@ -208,7 +208,7 @@ fn run_to_end<F: Future<Output = Result<Outcome, Error>>>(
         .enable_all()
         .build()
         .map_err(|source| Error::System { action: "start the runtime", source })?;
-    let (guest_side, Watcher { stop, input, control, console, phase }) = link();
+    let (guest_side, Watcher { stop, input, control, console, output, phase }) = link();
     let tables = live::Shared::default();
     let run = control::server::Run {
         image,

@@ -64,7 +64,7 @@ fn with_number(path: &Path, n: u32) -> PathBuf {
 pub fn command(args: &RunArgs, times: u32) -> Result<ExitCode, Error> {
     // All names are looked at before the first run: it may take long.
     for n in 1..=times {
-        super::output::check(&numbered(args, n, times.max(2)).output, args.recording.force)?;
+        super::output::check(&numbered(args, n, times.max(2)).recording.output, args.recording.force)?;
     }
     let mut profiles = Vec::new();
     let mut measured = Vec::new();

@@ -11,8 +11,8 @@
 
 use std::sync::Arc;
 
-use symbols::{CurrentReader, Kernel};
 use crate::memory::GuestMemory;
+use symbols::{CurrentReader, Kernel};
 
 use super::resolver::KERNEL_HALF;
 use crate::record::Record;

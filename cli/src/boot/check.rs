@@ -46,8 +46,10 @@ pub fn of_budgets(budgets: &[(String, Duration)], spread: &[Spread]) -> Vec<Chec
             let message = format!("there was no {phase} to compare with its budget of {budget:.3} s");
             return Check { name, passed: true, skipped: true, message, time_s: 0.0 };
         };
-        let of =
-            if found.count > 1 { format!("the median of {} boots", found.count) } else { "it".to_owned() };
+        let of = match found.count {
+            1 => String::new(),
+            count => format!(" (the median of {count} boots counts)"),
+        };
         let passed = found.median <= budget;
         let message = if passed {
             format!("{phase} took {:.3} s of its budget of {budget:.3} s", found.median)

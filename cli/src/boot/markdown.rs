@@ -86,7 +86,7 @@ mod tests {
 
     #[test]
     fn a_guests_text_is_no_markup() {
-        assert_eq!(plain("a|b `c` <img> @all\n"), "a\\|b \\`c\\` \\<img\\> \\@all\\\\n");
+        assert_eq!(plain("a|b `c` <img> @all\x1b"), "a\\|b \\`c\\` \\<img\\> \\@all\\\\x1b");
         assert_eq!(code("a`b|c"), "a'b\\|c");
     }
 }

@@ -255,10 +255,10 @@ pub async fn watch(
             },
             progress = next(command.as_deref_mut()) => match progress {
                 Progress::Booting => {}
-                Progress::Running => {
-                    session.event("command", "the guest is up and takes the command");
+                Progress::Taken => {
                     script = command.as_deref().map_or(&[], |command| command.command.script());
                 }
+                Progress::Running => session.event("command", "the guest is up and the command begins"),
                 Progress::Ended(status) => {
                     session.event("command", &format!("the command ended with status {status}"));
                     if !stopping && command.as_deref().is_some_and(|command| !command.command.shuts_down) {

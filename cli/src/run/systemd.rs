@@ -7,7 +7,8 @@
 //! guest  ttyS1 <── COM2 ──> vprof
 //!   opens it, "ready\n" ──────>
 //!         <────── script, so many bytes
-//!   starts the system's own default target, runs the command
+//!   starts the system's own default target
+//!         ── mark ──────────────────>       the command begins
 //!         ── its output, byte for byte ──>  standard output
 //!         ── mark, exit status ──────────>  the run's exit code
 //! ```
@@ -32,7 +33,7 @@ const MAX_NOISE: usize = 4096;
 pub struct GuestCommand {
     /// What the guest's shell runs.
     script: Vec<u8>,
-    /// Stands before the exit status, and in no output that was not made to contain it.
+    /// Stands before what the guest's shell says about the command, and in no output that was not made to contain it.
     mark: Vec<u8>,
     /// The guest shuts down by itself when the command has ended, since its disks are written; else the run ends there.
     pub shuts_down: bool,
@@ -41,7 +42,7 @@ pub struct GuestCommand {
 impl GuestCommand {
     /// For these words; `seed` makes the mark one that no other run has.
     pub fn new(words: &[OsString], seed: u64, shuts_down: bool) -> Self {
-        let mark = format!("\u{1b}_vprof-status-{seed:016x}:").into_bytes();
+        let mark = format!("\u{1b}_vprof-{seed:016x}:").into_bytes();
         Self { script: script(words, seed, shuts_down), mark, shuts_down }
     }
 
@@ -74,8 +75,9 @@ systemctl start \"$(basename \"$(readlink -f $target)\")\" 3>&- >/dev/null 2>&1
 export HOME=/root USER=root LOGNAME=root SHELL=/bin/sh TERM=dumb LANG=C.UTF-8
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 cd /root || cd /
-(exec"
-        .to_vec();
+"
+    .to_vec();
+    script.extend(format!("printf '\\033_vprof-{seed:016x}:' >&3\n(exec").into_bytes());
     for word in words {
         script.push(b' ');
         script.extend(quoted(word.as_bytes()));
@@ -87,7 +89,7 @@ cd /root || cd /
             ") </dev/null >&3 2>&3 3>&-\n\
              status=$?\n\
              stty raw -echo <&3\n\
-             printf '\\033_vprof-status-{seed:016x}:%d;' $status >&3\n\
+             printf '\\033_vprof-{seed:016x}:%d;' $status >&3\n\
              stty raw -echo <&3\n\
              {end}\n\
              exit 0\n"
@@ -115,7 +117,9 @@ fn quoted(word: &[u8]) -> Vec<u8> {
 pub enum Progress {
     /// The guest has not asked for it yet.
     Booting,
-    /// The guest takes the script, or runs it.
+    /// The guest takes the script, and comes up.
+    Taken,
+    /// It runs.
     Running,
     /// It has ended with this status.
     Ended(u8),
@@ -137,13 +141,14 @@ impl<W: Write> Receiver<W> {
         (Self { output, mark: command.mark.clone(), progress, held: Vec::new() }, seen)
     }
 
-    fn before(&mut self) {
-        if let Some(at) = find(&self.held, READY) {
-            self.held.drain(..at + READY.len());
-            self.progress.send_replace(Progress::Running);
+    /// Looks for a sign, and drops what comes before it.
+    fn await_sign(&mut self, sign: &[u8], then: Progress) {
+        if let Some(at) = find(&self.held, sign) {
+            self.held.drain(..at + sign.len());
+            self.progress.send_replace(then);
         } else if self.held.len() > MAX_NOISE {
-            let keep = self.held.len() - READY.len();
-            self.held.drain(..keep);
+            let dropped = self.held.len() - sign.len();
+            self.held.drain(..dropped);
         }
     }
 
@@ -177,15 +182,19 @@ impl<W: Write> Receiver<W> {
 
 impl<W: Write> Write for Receiver<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let progress = *self.progress.borrow();
-        if let Progress::Ended(_) = progress {
+        let at = |receiver: &Self| *receiver.progress.borrow();
+        if let Progress::Ended(_) = at(self) {
             return Ok(bytes.len());
         }
         self.held.extend_from_slice(bytes);
-        if progress == Progress::Booting {
-            self.before();
+        if at(self) == Progress::Booting {
+            self.await_sign(READY, Progress::Taken);
         }
-        if *self.progress.borrow() == Progress::Running {
+        if at(self) == Progress::Taken {
+            let mark = self.mark.clone();
+            self.await_sign(&mark, Progress::Running);
+        }
+        if at(self) == Progress::Running {
             self.during();
         }
         Ok(bytes.len())
@@ -240,7 +249,8 @@ mod tests {
 
     #[test]
     fn output_and_status_are_told_apart_however_they_arrive() {
-        let stream = b"\0noise ready\nhello \x1b_vprof\n\x1b_vprof-status-0000000000000007:42;later";
+        let stream =
+            b"\0noise ready\nx\x1b_vprof-0000000000000007:hello \x1b_vprof\n\x1b_vprof-0000000000000007:42;later";
         for piece in [1, 2, 3, 7, stream.len()] {
             assert_eq!(
                 receive(stream, piece),
@@ -258,7 +268,8 @@ mod tests {
 
     #[test]
     fn a_status_that_is_none_is_a_failure() {
-        let (_, progress) = receive(b"ready\n\x1b_vprof-status-0000000000000007:999;", 5);
+        let (_, progress) =
+            receive(b"ready\n\x1b_vprof-0000000000000007:\x1b_vprof-0000000000000007:999;", 5);
         assert_eq!(progress, Progress::Ended(255));
     }
 
@@ -297,7 +308,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_stream_is_borne(stream in proptest::collection::vec(any::<u8>(), 0..3000), piece in 1_usize..700) {
-            let (output, _) = receive(&[b"ready\n".as_slice(), &stream].concat(), piece);
+            let (output, _) = receive(&[b"ready\n\x1b_vprof-0000000000000007:".as_slice(), &stream].concat(), piece);
             prop_assert!(stream.starts_with(&output));
             prop_assert!(output.len() + 40 > stream.len() || output.len() + 40 > stream.iter().position(|b| *b == 0x1b).unwrap_or(0));
         }

@@ -122,7 +122,7 @@ fn one_vprof_at_a_time_until_the_vm_ends() {
     attach.arg(&first).arg("--control").arg(&socket);
     let mut attached = attach.spawn().unwrap();
     let begin = Instant::now();
-    let mut ctl = || vprof(["ctl", "--run"]).arg(&socket).args(["--json", "status"]).output().unwrap();
+    let ctl = || vprof(["ctl", "--run"]).arg(&socket).args(["--json", "status"]).output().unwrap();
     loop {
         let status = ctl();
         if status.status.success() && stdout(&status).contains("\"samples\":") {

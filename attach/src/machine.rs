@@ -153,9 +153,8 @@ impl<O: Observer> Attached<O> {
     pub fn start(target: Target, mut make: impl FnMut(usize) -> O) -> Result<Self, AttachError> {
         let failed = |action| move |source| AttachError::Host { action, source };
         install_handler().map_err(failed("install a signal handler"))?;
-        let Target { process, vcpus, lock, .. } = target;
+        let Target { process, vcpus, lock, memory, .. } = target;
         let shared = Arc::new(Shared::new(vcpus.len()).map_err(failed("make an event descriptor"))?);
-        let memory = ForeignMemory::new(process.pid());
         let mut attached = Self { vcpus: Vec::new(), watcher: None, shared, memory, _lock: lock };
         for (index, vcpu) in vcpus.into_iter().enumerate() {
             let ticker = Ticker {
@@ -256,8 +255,8 @@ impl<O: Observer> Drop for Attached<O> {
 /// Watches the process until the end, and looks for the layout of the memory meanwhile.
 fn watch(process: &Process, memory: &ForeignMemory, shared: &Shared) {
     let begin = Instant::now();
-    let mut prover = Prover::new(memory.clone());
-    let (mut pause_ms, mut told) = (FIRST_PAUSE_MS, false);
+    let prover = Prover::new(memory.clone());
+    let (mut pause_ms, mut told, mut proven) = (FIRST_PAUSE_MS, false, false);
     while !shared.is_over() {
         // Ended first: its threads end with it.
         if process.ended_within(pause_ms.min(100)) {
@@ -268,13 +267,16 @@ fn watch(process: &Process, memory: &ForeignMemory, shared: &Shared) {
             return shared.end(if process_too { End::ProcessEnded } else { End::VcpusEnded });
         }
         if memory.is_proven() {
+            if !std::mem::replace(&mut proven, true) {
+                lock(&shared.news).push(News::Memory(describe(memory)));
+            }
             pause_ms = 100;
             continue;
         }
         pause_ms = pause_ms.saturating_mul(2).min(LAST_PAUSE_MS);
         let Some(tables) = shared.tables.last() else { continue };
         match prover.attempt(tables) {
-            Ok(true) => lock(&shared.news).push(News::Memory(describe(memory))),
+            Ok(true) => {}
             Ok(false) | Err(_) if begin.elapsed() >= PATIENCE && !told => {
                 told = true;
                 lock(&shared.news).push(News::NoMemory(

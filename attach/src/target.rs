@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::AttachError;
 use crate::lock::Lock;
+use crate::memory::{ForeignMemory, Prover, Table};
 use crate::process::{Process, tracer_of};
 use crate::run_page::RunPage;
 use crate::stop::{Refused, Stop};
@@ -15,6 +16,8 @@ use crate::thread::{Doing, ThreadFiles, ThreadId};
 const PATIENCE: Duration = Duration::from_secs(3);
 /// After this time what was found is enough, if it is anything.
 const PARTIAL_PATIENCE: Duration = Duration::from_secs(1);
+/// Pause between two looks for the memory, ms.
+const PROVE_PAUSE_MS: i32 = 20;
 /// Pause between two looks.
 const PAUSE: Duration = Duration::from_millis(2);
 
@@ -26,6 +29,7 @@ pub struct Target {
     /// vCPUs whose thread was not found.
     pub(crate) unseen: usize,
     pub(crate) lock: Lock,
+    pub(crate) memory: ForeignMemory,
 }
 
 /// A vCPU and its thread.
@@ -76,7 +80,8 @@ impl Target {
             vcpus.push(Vcpu { number: *number, fd: *fd, id, files, page });
         }
         let unseen = descriptors.len() - vcpus.len();
-        Ok(Self { process, vcpus, unseen, lock })
+        let memory = ForeignMemory::new(pid);
+        Ok(Self { process, vcpus, unseen, lock, memory })
     }
 
     /// The process.
@@ -92,6 +97,31 @@ impl Target {
     /// How many have no thread that was in the guest while they were looked for.
     pub fn unseen(&self) -> usize {
         self.unseen
+    }
+
+    /// Looks for the place of the guest's memory, at most that long, so that the first sample has a name already. Each look
+    /// stops one vCPU. What is not found now is looked for on while the machine is profiled.
+    pub fn prove(&self, limit: Duration) {
+        let begin = Instant::now();
+        let (prover, tables) = (Prover::new(self.memory.clone()), Table::default());
+        for vcpu in self.vcpus.iter().cycle() {
+            if begin.elapsed() >= limit || self.process.ended_within(PROVE_PAUSE_MS) {
+                return;
+            }
+            let stop = {
+                let _wanted = vcpu.page.want_registers();
+                Stop::thread(vcpu.id.thread, || true)
+            };
+            let Ok(stop) = stop else { continue };
+            if stop.interrupted_run() == Some(vcpu.fd) {
+                tables.tell(&vcpu.page.registers().1);
+            }
+            drop(stop);
+            let Some(last) = tables.last() else { continue };
+            if prover.attempt(last).unwrap_or(false) {
+                return;
+            }
+        }
     }
 
     /// KVM's own counters of the vCPUs, in their order, where the VMM has opened them for itself.

@@ -8,8 +8,8 @@ use symbols::{AddressSpace, PhysicalMemory, VirtAddr};
 use vmm::monotonic_ns;
 
 use crate::machine::{End, Shared};
-use crate::memory::CR4_LA57;
 use crate::memory::cache::StopMemory;
+use crate::memory::{CR4_LA57, ForeignMemory};
 use crate::observer::{CR0_PE, EFER_LMA, Missed, Observer, Tick};
 use crate::stop::{Refused, Stop};
 use crate::target::Vcpu;
@@ -33,7 +33,7 @@ pub(crate) struct Ticker<O> {
     /// It is the machine's first, whose mode tells whether the guest has been reset.
     pub(crate) first: bool,
     pub(crate) observer: O,
-    pub(crate) memory: StopMemory,
+    pub(crate) memory: StopMemory<ForeignMemory>,
     pub(crate) shared: Arc<Shared>,
     /// The registers in the idle loop, and when it was met there, CLOCK_MONOTONIC ns.
     pub(crate) idle: Option<((kvm_regs, kvm_sregs), u64)>,
@@ -198,10 +198,8 @@ impl<O: Observer> Ticker<O> {
 
     /// What the registers tell of the whole machine.
     fn note(&self, sregs: &kvm_sregs) {
-        let long_mode = sregs.efer & EFER_LMA != 0;
-        if long_mode {
-            self.shared.tables.tell(sregs);
-        } else if self.first && self.memory.is_proven() {
+        self.shared.tables.tell(sregs);
+        if sregs.efer & EFER_LMA == 0 && self.first && self.memory.source().is_proven() {
             self.shared.end(End::Reset);
         }
     }

@@ -1,6 +1,7 @@
 //! `vprof attach`: profiles a virtual machine that runs under another VMM.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use attach::{Attached, End, News, Observer, Process, Target};
 use sampler::{OpenFiles, ProfileWriter, Session, SessionConfig, Sink, live, no_files};
@@ -16,6 +17,9 @@ use crate::run::spec::{DiskSpec, GuestEnd, Outcome, Writes};
 /// What an attached machine does not tell, as the profile has it.
 const NOT_HAD: &str = "exits of the VMM by reason and device, interrupts that its devices raise, and the console are not known \
                        of a VM under another VMM; its time in the VMM is estimated by samples";
+
+/// How long the guest's memory is looked for before the first sample.
+const PROOF_LIMIT: Duration = Duration::from_secs(3);
 
 /// Runs the command.
 pub fn command(args: &AttachArgs) -> Result<ExitCode, Error> {
@@ -33,6 +37,7 @@ pub fn command(args: &AttachArgs) -> Result<ExitCode, Error> {
     if !args.recording.quiet {
         eprintln!("vprof: attached to {label}, {}", vcpus(&target));
     }
+    target.prove(PROOF_LIMIT);
     let recorded = recording.record(label.clone(), Streams::none(), |link, tables| {
         profile(args, target, files, label, link, tables)
     })?;

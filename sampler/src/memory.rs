@@ -1,7 +1,9 @@
 //! The memory of a guest, whoever runs it.
 
+use std::sync::Arc;
+
 use attach::ForeignMemory;
-use symbols::{PhysAddr, PhysicalMemory};
+use symbols::{Kernel, PhysAddr, PhysicalMemory};
 use vmm::GuestMemoryMmap;
 
 /// Guest physical memory. Cheap to clone.
@@ -11,6 +13,16 @@ pub enum GuestMemory {
     Own(GuestMemoryMmap),
     /// Of another VMM's.
     Foreign(ForeignMemory),
+}
+
+impl GuestMemory {
+    /// The guest's kernel, where it was found already.
+    pub(crate) fn kernel(&self) -> Option<&Arc<Kernel>> {
+        match self {
+            Self::Own(_) => None,
+            Self::Foreign(memory) => memory.kernel(),
+        }
+    }
 }
 
 impl PhysicalMemory for GuestMemory {

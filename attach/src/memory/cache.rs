@@ -7,8 +7,6 @@ use std::cell::RefCell;
 
 use symbols::{PhysAddr, PhysicalMemory};
 
-use super::ForeignMemory;
-
 /// Bytes of a page.
 const PAGE: usize = 4096;
 /// Pages that are kept, by the lowest bits of their numbers.
@@ -18,8 +16,8 @@ const SMALL: usize = 512;
 
 /// Guest memory during a stop. Allocates nothing after it was made.
 #[derive(Debug)]
-pub(crate) struct StopMemory {
-    memory: ForeignMemory,
+pub(crate) struct StopMemory<M> {
+    memory: M,
     cache: RefCell<Box<Cache>>,
 }
 
@@ -33,8 +31,8 @@ struct Cache {
 /// No page begins there.
 const EMPTY: u64 = u64::MAX;
 
-impl StopMemory {
-    pub(crate) fn new(memory: ForeignMemory) -> Self {
+impl<M> StopMemory<M> {
+    pub(crate) fn new(memory: M) -> Self {
         let cache = Box::new(Cache { pages: [EMPTY; SLOTS], bytes: [[0; PAGE]; SLOTS] });
         Self { memory, cache: RefCell::new(cache) }
     }
@@ -44,12 +42,13 @@ impl StopMemory {
         self.cache.borrow_mut().pages = [EMPTY; SLOTS];
     }
 
-    pub(crate) fn is_proven(&self) -> bool {
-        self.memory.is_proven()
+    /// What is read from.
+    pub(crate) fn source(&self) -> &M {
+        &self.memory
     }
 }
 
-impl PhysicalMemory for StopMemory {
+impl<M: PhysicalMemory> PhysicalMemory for StopMemory<M> {
     fn read(&self, at: PhysAddr, into: &mut [u8]) -> Option<()> {
         let page_bytes = u64::try_from(PAGE).ok()?;
         let offset = usize::try_from(at.0 % page_bytes).ok()?;
@@ -74,19 +73,15 @@ impl PhysicalMemory for StopMemory {
 
 #[cfg(test)]
 mod tests {
+    use symbols::FlatMemory;
+
     use super::*;
-    use crate::memory::{Layout, Piece};
 
     #[test]
     fn a_page_is_read_once_a_stop() {
-        let mut ram = vec![7_u8; PAGE * 2];
-        let memory = ForeignMemory::new(i32::try_from(std::process::id()).unwrap());
-        let piece =
-            Piece { guest: 0, host: ram.as_mut_ptr().expose_provenance() as u64, bytes: 2 * PAGE as u64 };
-        memory.prove(Layout::new(vec![piece]).unwrap());
-        let stop = StopMemory::new(memory);
+        let mut stop = StopMemory::new(FlatMemory(vec![7_u8; PAGE * 2]));
         assert_eq!(stop.read_u32(PhysAddr(0)), Some(0x0707_0707));
-        ram[0] = 9;
+        stop.memory.0[0] = 9;
         assert_eq!(stop.read_u32(PhysAddr(0)), Some(0x0707_0707), "of the same stop");
         assert_eq!(stop.read_u32(PhysAddr(PAGE as u64 - 2)), Some(0x0707_0707), "across pages");
         stop.forget();

@@ -11,7 +11,7 @@ mod proof;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
-use symbols::{PhysAddr, PhysicalMemory};
+use symbols::{Kernel, PhysAddr, PhysicalMemory};
 
 pub use layout::{Layout, Piece};
 pub(crate) use maps::read as mappings;
@@ -21,38 +21,49 @@ pub(crate) use proof::{CR4_LA57, Prover, Table};
 #[derive(Clone)]
 pub struct ForeignMemory {
     pid: i32,
-    layout: Arc<OnceLock<Layout>>,
+    proof: Arc<OnceLock<Proof>>,
+}
+
+/// A layout, and the kernel that has proven it.
+struct Proof {
+    layout: Layout,
+    kernel: Arc<Kernel>,
 }
 
 impl fmt::Debug for ForeignMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ForeignMemory").field("pid", &self.pid).field("layout", &self.layout.get()).finish()
+        f.debug_struct("ForeignMemory").field("pid", &self.pid).field("layout", &self.layout()).finish()
     }
 }
 
 impl ForeignMemory {
     pub(crate) fn new(pid: i32) -> Self {
-        Self { pid, layout: Arc::default() }
+        Self { pid, proof: Arc::default() }
     }
 
     /// How it lies in the VMM, once that is proven.
     pub fn layout(&self) -> Option<&Layout> {
-        self.layout.get()
+        self.proof.get().map(|proof| &proof.layout)
+    }
+
+    /// The kernel that has proven it.
+    pub fn kernel(&self) -> Option<&Arc<Kernel>> {
+        self.proof.get().map(|proof| &proof.kernel)
     }
 
     pub(crate) fn is_proven(&self) -> bool {
-        self.layout.get().is_some()
+        self.proof.get().is_some()
     }
 
-    pub(crate) fn prove(&self, layout: Layout) {
+    pub(crate) fn prove(&self, layout: Layout, kernel: Kernel) {
         // The first proof counts; a second one would be the same.
-        drop(self.layout.set(layout));
+        drop(self.proof.set(Proof { layout, kernel: Arc::new(kernel) }));
     }
 }
 
 impl PhysicalMemory for ForeignMemory {
     fn read(&self, at: PhysAddr, into: &mut [u8]) -> Option<()> {
-        read(self.pid, self.layout.get()?, at, into)
+        read(self.pid, self.layout()?, at, into)
     }
 }
 
@@ -106,10 +117,9 @@ mod tests {
             Piece { guest: 0, host: low.as_ptr() as u64, bytes: 4096 },
         ])
         .unwrap();
-        let memory = ForeignMemory::new(pid);
         let mut two = [0; 2];
-        assert_eq!(memory.read(PhysAddr(0), &mut two), None, "not proven yet");
-        memory.prove(layout);
+        assert_eq!(ForeignMemory::new(pid).read(PhysAddr(0), &mut two), None, "not proven yet");
+        let memory = Supposed { pid, layout: &layout };
         assert_eq!((memory.read(PhysAddr(4095), &mut two), two), (Some(()), [1, 2]));
         assert_eq!(memory.read(PhysAddr(8191), &mut two), None);
         assert_eq!(memory.read(PhysAddr(u64::MAX), &mut two), None);

@@ -14,6 +14,7 @@ use symbols::Kernel;
 
 use super::layout::{self, FOUR_GIB, Layout};
 use super::{ForeignMemory, Supposed, mappings};
+use crate::observer::EFER_LMA;
 
 /// CR4.LA57, 5-level paging (Intel SDM vol. 3, 2.5).
 pub(crate) const CR4_LA57: u64 = 1 << 12;
@@ -25,8 +26,11 @@ const FIRMWARE: u64 = 128 << 20;
 pub(crate) struct Table(AtomicU64);
 
 impl Table {
-    /// A vCPU in long mode uses these.
+    /// A vCPU uses these; only those of long mode can be walked.
     pub(crate) fn tell(&self, sregs: &kvm_sregs) {
+        if sregs.efer & EFER_LMA == 0 {
+            return;
+        }
         // CR3 has no bit 0 and its low bits mean nothing here.
         self.0.store(sregs.cr3 & !1 | u64::from(sregs.cr4 & CR4_LA57 != 0), Ordering::Relaxed);
     }
@@ -42,33 +46,31 @@ impl Table {
 #[derive(Debug)]
 pub(crate) struct Prover {
     memory: ForeignMemory,
-    /// The kernel, once it was found by a layout that is at least right below the hole.
-    kernel: Option<Kernel>,
 }
 
 impl Prover {
     pub(crate) fn new(memory: ForeignMemory) -> Self {
-        Self { memory, kernel: None }
+        Self { memory }
     }
 
     /// Tries every layout with the tables of a vCPU; true once one is proven.
-    pub(crate) fn attempt(&mut self, (cr3, five_level): (u64, bool)) -> io::Result<bool> {
+    pub(crate) fn attempt(&self, (cr3, five_level): (u64, bool)) -> io::Result<bool> {
         let pid = self.memory.pid;
         let layouts = layout::all(&mappings(pid)?);
-        // A kernel that was found while it booted may have had nothing to prove anything by.
-        self.kernel = layouts.iter().find_map(|layout| {
+        // Found by any layout that is at least right below the hole.
+        let found = layouts.iter().find_map(|layout| {
             let kernel = Kernel::find(&Supposed { pid, layout }, cr3, five_level).ok()?;
             (kernel.symbol_count() > 0).then_some(kernel)
         });
-        let Some(kernel) = &self.kernel else { return Ok(false) };
+        let Some(kernel) = found else { return Ok(false) };
         let best = layouts
             .into_iter()
-            .filter_map(|layout| Some((tasks(kernel, &Supposed { pid, layout: &layout })?, layout)))
+            .filter_map(|layout| Some((tasks(&kernel, &Supposed { pid, layout: &layout })?, layout)))
             // The first of equals, which is the most common.
             .rev()
             .max_by_key(|(tasks, _)| *tasks);
         let Some((_, layout)) = best else { return Ok(false) };
-        self.memory.prove(layout);
+        self.memory.prove(layout, kernel);
         Ok(true)
     }
 }
@@ -156,10 +158,11 @@ mod tests {
         ram.write_slice(&guest.memory.0, GuestAddress(0)).unwrap();
         let host = ram.get_host_address(GuestAddress(0)).unwrap() as u64;
         let memory = ForeignMemory::new(i32::try_from(std::process::id()).unwrap());
-        let mut prover = Prover::new(memory.clone());
+        let prover = Prover::new(memory.clone());
         assert!(!prover.attempt((0x5000, false)).unwrap(), "tables that lead nowhere prove nothing");
         assert!(!memory.is_proven());
         assert!(prover.attempt((guest.cr3, guest.five_level)).unwrap());
+        assert!(memory.kernel().is_some_and(|kernel| kernel.symbol_count() > 1_000));
         let first = memory.layout().unwrap().pieces()[0];
         assert_eq!((first.guest, first.host), (0, host));
         assert!(first.bytes >= guest.memory.0.len() as u64);
@@ -169,7 +172,9 @@ mod tests {
     fn tables_are_told_with_their_levels() {
         let table = Table::default();
         assert_eq!(table.last(), None);
-        table.tell(&kvm_sregs { cr3: 0x1_2001, cr4: CR4_LA57, ..Default::default() });
+        table.tell(&kvm_sregs { cr3: 0x5000, ..Default::default() });
+        assert_eq!(table.last(), None, "not in long mode");
+        table.tell(&kvm_sregs { cr3: 0x1_2001, cr4: CR4_LA57, efer: EFER_LMA, ..Default::default() });
         assert_eq!(table.last(), Some((0x1_2000, true)));
     }
 }

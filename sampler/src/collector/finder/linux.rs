@@ -71,7 +71,10 @@ impl LinuxGuest {
 
 impl Guest for LinuxGuest {
     fn find(&mut self, cr3: u64, five_level: bool) -> Result<Found, Missing> {
-        let kernel = Arc::new(Kernel::find(&self.memory, cr3, five_level)?);
+        let kernel = match self.memory.kernel() {
+            Some(kernel) => Arc::clone(kernel),
+            None => Arc::new(Kernel::find(&self.memory, cr3, five_level)?),
+        };
         self.kernel = Some(Arc::clone(&kernel));
         Ok(Found {
             release: kernel.release().map(crate::text::printable),

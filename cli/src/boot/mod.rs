@@ -64,6 +64,7 @@ pub struct Attempt {
 
 /// Runs the command.
 pub fn command(args: &BootArgs) -> Result<ExitCode, Error> {
+    refuse(&args.run)?;
     let baseline = args.baseline.as_deref().map(Baseline::read).transpose()?;
     // What can't be written is better known before the guest runs.
     for path in [&args.junit, &args.save_baseline].into_iter().flatten() {
@@ -91,6 +92,21 @@ pub fn command(args: &BootArgs) -> Result<ExitCode, Error> {
         eprint!("{}", failed(&outcome, failure));
     }
     Ok(if outcome.passed { ExitCode::Done } else { ExitCode::Expectation })
+}
+
+/// Options of a run that mean nothing here.
+fn refuse(run: &RunArgs) -> Result<(), Error> {
+    let given = [
+        ("--start-when", run.start_when.is_some(), "a boot is sampled from its beginning on"),
+        ("--stop-when", run.stop_when.is_some(), "a boot ends with --until"),
+        ("--until-precision", run.until_precision.is_some(), "a boot ends with --until"),
+        ("--duration", run.duration.is_some(), "a boot ends with --timeout"),
+        ("--top", run.top, "boots are judged at their end"),
+    ];
+    match given.into_iter().find(|(_, given, _)| *given) {
+        Some((option, _, why)) => Err(Error::Usage(format!("{option} is an option of `vprof run`: {why}"))),
+        None => Ok(()),
+    }
 }
 
 /// The first broken expectation, and the console's last lines.

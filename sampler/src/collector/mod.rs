@@ -2,6 +2,7 @@
 
 pub(crate) mod aim;
 pub(crate) mod console;
+mod ending;
 pub(crate) mod finder;
 pub(crate) mod frames;
 mod hot;
@@ -10,6 +11,7 @@ mod interrupts;
 mod ledger;
 pub(crate) mod mode;
 mod namer;
+mod news;
 mod presence;
 pub(crate) mod resolver;
 mod stacks;
@@ -19,7 +21,7 @@ pub(crate) mod walker;
 use std::fmt;
 use std::fs::File;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, TryRecvError};
+use std::sync::mpsc::{Receiver, Sender};
 use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -36,17 +38,16 @@ use crate::initrd::Initrd;
 use crate::memory::GuestMemory;
 use crate::microstate::host::{own_schedstat, waited};
 use crate::microstate::meter::Meter;
-use crate::record::{Readers, Record, Sampled};
-use crate::session::{Ending, OpenFiles, Shared, Totals};
+use crate::record::{Readers, Sampled};
+use crate::session::{OpenFiles, Shared, Totals};
 use crate::vcpu::Ends;
 use aim::Aim;
-use finder::{Code, News, Wanted};
-use namer::{Named, Namer, Wish};
-use presence::{Presence, Trust};
+use finder::{News, Wanted};
+use namer::{Named, Wish};
+use presence::Presence;
 use resolver::Resolver;
 #[cfg(feature = "fuzz")]
 pub(crate) use walker::PerfMap;
-use walker::{Source, Walker};
 
 /// How often the rings are drained: a process that has ended meanwhile can't be asked for its mappings any more.
 const PERIOD: Duration = Duration::from_millis(10);
@@ -56,21 +57,12 @@ const FLUSH_PERIOD: Duration = Duration::from_millis(200);
 const FLUSH_SAMPLES: usize = 8_192;
 /// The window of the live line.
 const WINDOW: Duration = Duration::from_secs(1);
-/// How long the finder may take to end: its longest step, reading a kernel's symbols, takes about a second.
-const FINDER_LIMIT: Duration = Duration::from_secs(10);
-/// How long naming may go on after the end of a run.
-const NAMER_LIMIT: Duration = Duration::from_secs(60);
 
 /// How often exits and KVM's counters are told.
 const COUNTERS_PERIOD: Duration = Duration::from_secs(1);
 /// A pause between two rounds that was longer than wanted by this much, and in which the thread did not wait for a CPU,
 /// means that the process was stopped (SIGSTOP).
 const STOPPED: Duration = Duration::from_millis(500);
-
-/// How long in all the collector waits for the programs of an initrd: less than a ring holds.
-const WALKER_PATIENCE: Duration = Duration::from_secs(1);
-/// How long the namer does; a run may end so much later.
-const NAMER_PATIENCE: Duration = Duration::from_secs(20);
 
 /// What stacks are walked in.
 struct Guest {
@@ -363,182 +355,6 @@ impl Collector {
         self.roll_window();
     }
 
-    /// Whether the record is of the kernel that was found, or from before that; ends all reading of it where it is gone.
-    fn trusts(&mut self, record: &Record) -> bool {
-        let Some(memory) = &self.memory else { return true };
-        let reader = self.readers.get().map(|readers| &readers.current);
-        match self.presence.judge(record, memory, reader) {
-            Trust::Known => true,
-            Trust::Doubtful => false,
-            Trust::Gone => {
-                self.kernel_gone();
-                false
-            }
-        }
-    }
-
-    /// The guest has started another kernel: nothing is read of the old one any more.
-    fn kernel_gone(&mut self) {
-        self.event(
-            "missing",
-            "the guest started another kernel (kexec): what ran from then on has no names".to_owned(),
-        );
-        self.finder = None;
-        self.resolver.kernel_gone();
-        if let Some(exact) = &mut self.exact {
-            exact.kernel_gone(&mut self.batch);
-        }
-        if let Some(census) = &mut self.census {
-            census.close(&mut self.resolver, &mut self.batch);
-        }
-    }
-
-    fn hear_finder(&mut self) {
-        let Some(finder) = self.finder.take() else { return };
-        loop {
-            match finder.news.try_recv() {
-                Ok(news) => self.hear(news),
-                Err(TryRecvError::Empty) => break,
-                Err(TryRecvError::Disconnected) => return self.bury(finder),
-            }
-        }
-        self.finder = Some(finder);
-    }
-
-    fn ask_finder(&mut self) {
-        let Some(finder) = &self.finder else { return };
-        if let Some((cr3, five_level)) = self.resolver.candidate.take() {
-            finder.wanted.candidate(cr3, five_level);
-        }
-        if std::mem::take(&mut self.resolver.unknown_module) {
-            finder.wanted.modules();
-        }
-    }
-
-    fn hear(&mut self, news: News) {
-        match news {
-            News::Kernel(found) => {
-                let release = found.release.unwrap_or_else(|| "of unknown release".to_owned());
-                let after = Duration::from_nanos(monotonic_ns().saturating_sub(self.shared.zero_ns));
-                let symbols = found.symbols;
-                self.event(
-                    "kernel",
-                    format!("Linux {release} found {after:.2?} after the start, {symbols} symbols"),
-                );
-                self.batch.meta.push(("kernel".to_owned(), release.clone()));
-                self.shared.status().kernel = Some(release);
-                if let (Some(kernel), Some(memory)) = (&found.code.kernel, &self.memory) {
-                    self.resolver.ledger.found(Arc::clone(kernel), memory.clone());
-                }
-                if let Some(kernel) = &found.code.kernel {
-                    self.presence.found(Arc::clone(kernel));
-                }
-                if let Some(exact) = &mut self.exact {
-                    exact.kernel_found(found.code.kernel.clone());
-                }
-                let walker = self.walker(&found.code);
-                if let (Some(census), Some(kernel), Some(memory)) =
-                    (&mut self.census, found.code.kernel, &self.memory)
-                {
-                    census.start(kernel, memory.clone(), &mut self.batch);
-                }
-                self.resolver.kernel_found(found.code.names, walker, &mut self.batch);
-            }
-            News::Code(code) => {
-                self.resolver.modules_changed(code.names, code.unwinder, &mut self.batch);
-            }
-            News::Interrupts(interrupts) => self.resolver.interrupts_changed(&interrupts),
-            News::SystemCalls(names) => {
-                let named = (0..).zip(names).filter_map(|(number, name)| Some((number, name?)));
-                self.batch.syscalls.extend(named);
-            }
-            News::Books(all) => self.resolver.books(&all, &mut self.batch),
-            News::Tasks(tasks) | News::Sight(tasks) => {
-                self.gate.list(&tasks);
-                self.resolver.list(&tasks, &mut self.batch);
-                if let Some(program) = self.resolver.init_program(&tasks) {
-                    self.event("init", program);
-                }
-            }
-            News::Trouble(trouble) => {
-                let rows = trouble.meta().map(|(key, value)| (key.to_owned(), value));
-                self.batch.meta.extend(rows);
-            }
-            News::Missing(text) => self.event("missing", text),
-        }
-    }
-
-    /// A walker of stacks for the kernel that was found; its namer is started, too.
-    fn walker(&mut self, code: &Code) -> Option<Walker> {
-        let guest = self.guest.take()?;
-        let (kernel, unwinder) = (code.kernel.clone()?, code.unwinder.clone()?);
-        let source = |patience| {
-            Source::new(Arc::clone(&kernel), guest.memory.clone(), (guest.files)())
-                .with_initrd(guest.initrd.clone(), patience)
-        };
-        let namer = Namer::new(source(NAMER_PATIENCE), (guest.files)());
-        let ((wanted, to_name), (to_tell, named)) = (mpsc::channel(), mpsc::channel());
-        let thread = thread::Builder::new().name("namer".to_owned());
-        match thread.spawn(move || namer.run(&to_name, &to_tell)) {
-            Ok(thread) => self.namer = Some(NamerHandle { wanted, named, thread }),
-            Err(error) => self.event("missing", format!("user code is not named: no thread: {error}")),
-        }
-        let source = source(WALKER_PATIENCE);
-        source.prepare();
-        Some(Walker::new(unwinder, source, guest.depth))
-    }
-
-    fn ask_namer(&mut self) {
-        let Some(namer) = &self.namer else { return self.resolver.nameless.clear() };
-        for nameless in self.resolver.nameless.drain(..) {
-            // The namer ends early only by a panic, which is told at the end.
-            drop(namer.wanted.send(Wish::Name(nameless)));
-        }
-        while let Ok(named) = namer.named.try_recv() {
-            take_name(named, &mut self.batch);
-        }
-    }
-
-    /// Waits until all frames have their names.
-    fn end_namer(&mut self) {
-        self.ask_namer();
-        self.resolver.code(&mut self.batch);
-        let Some(NamerHandle { wanted, named, thread }) = self.namer.take() else { return };
-        for (file, address) in self.resolver.hot_programs() {
-            drop(wanted.send(Wish::Code(file, address)));
-        }
-        drop(wanted);
-        let until = Instant::now() + NAMER_LIMIT;
-        while Instant::now() < until {
-            match named.recv_timeout(FLUSH_PERIOD) {
-                Ok(named) => take_name(named, &mut self.batch),
-                Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) if thread.join().is_err() => {
-                    return self.event("missing", "naming user code failed unexpectedly".to_owned());
-                }
-                Err(RecvTimeoutError::Disconnected) => return,
-            }
-            // Whoever reads the rows takes long silence for a collector that hangs.
-            if self.flushed.elapsed() >= FLUSH_PERIOD {
-                self.flush();
-            }
-        }
-        self.event(
-            "missing",
-            format!("naming user code took more than {NAMER_LIMIT:?}: the rest has no names"),
-        );
-    }
-
-    /// The finder's thread has ended by itself, which it does only by a panic.
-    fn bury(&mut self, mut finder: FinderHandle) {
-        if finder.thread.take().is_some_and(|thread| thread.join().is_err()) {
-            self.event(
-                "missing",
-                "reading the guest's kernel failed unexpectedly: names stop here".to_owned(),
-            );
-        }
-    }
-
     fn event(&mut self, kind: &str, text: String) {
         let time_ns = monotonic_ns().saturating_sub(self.shared.zero_ns);
         self.batch.events.push(EventRow { time_ns, kind: kind.to_owned(), text });
@@ -594,74 +410,6 @@ impl Collector {
     fn fail(&mut self, error: String) {
         self.totals.sink_error.get_or_insert(error);
         self.shared.failed.store(true, Ordering::Release);
-    }
-
-    /// Drains everything, lets the finder end, writes the last rows and closes the sink.
-    pub(crate) fn close(mut self) -> Totals {
-        let ended_ns = monotonic_ns();
-        self.collect();
-        self.end_finder();
-        self.collect();
-        if let Some(exact) = &mut self.exact {
-            exact.close(&mut self.resolver, &mut self.batch);
-        }
-        if let Some(census) = &mut self.census {
-            census.close(&mut self.resolver, &mut self.batch);
-        }
-        self.end_namer();
-        let Ending { meta, complete } = self.shared.ending();
-        self.flush();
-        if self.totals.lost > 0 {
-            self.event("lost", format!("{} samples were lost in all", self.totals.lost));
-        }
-        if self.stacks_missed > 0 {
-            let missed = self.stacks_missed;
-            self.event("lost", format!("{missed} samples have no stack: the collector did not keep up"));
-        }
-        let duration = ended_ns.saturating_sub(self.shared.zero_ns);
-        self.read_meters(true);
-        self.totals.seen = self.gate.seen;
-        self.totals.precision = self.aim.as_ref().and_then(Aim::look);
-        let mut last = std::mem::take(&mut self.batch);
-        last.meta = meta;
-        last.meta.push(("duration_ns".to_owned(), duration.to_string()));
-        if complete {
-            last.meta.push(("complete".to_owned(), "1".to_owned()));
-        }
-        if self.totals.sink_error.is_none()
-            && let Err(error) = self.sink.write(&last).and_then(|()| self.sink.finish())
-        {
-            self.fail(error.0);
-        }
-        self.totals
-    }
-
-    fn end_finder(&mut self) {
-        self.ask_finder();
-        let Some(finder) = self.finder.take() else { return };
-        finder.wanted.stop();
-        let until = Instant::now() + FINDER_LIMIT;
-        loop {
-            match finder.news.recv_timeout(until.saturating_duration_since(Instant::now())) {
-                Ok(news) => self.hear(news),
-                Err(RecvTimeoutError::Disconnected) => return self.bury(finder),
-                Err(RecvTimeoutError::Timeout) => {
-                    return self
-                        .event("missing", format!("the thread finder did not end within {FINDER_LIMIT:?}"));
-                }
-            }
-        }
-    }
-}
-
-fn take_name(named: Named, batch: &mut Batch) {
-    match named {
-        Named::Frame(row, mut inlined) => {
-            batch.frames.push(row);
-            batch.inlined.append(&mut inlined);
-        }
-        Named::File(row) => batch.files.push(row),
-        Named::Code(row) => batch.code.push(row),
     }
 }
 

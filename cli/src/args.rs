@@ -1,11 +1,14 @@
 //! The command line.
 
+mod attach;
+mod boot;
 mod ctl;
 mod diff;
 mod export;
 mod filter;
 mod image;
 mod parse;
+mod recording;
 mod report;
 mod run;
 mod simulate;
@@ -16,15 +19,18 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 
+pub use attach::AttachArgs;
+pub use boot::BootArgs;
 pub use ctl::{CtlArgs, CtlCommand};
 pub use diff::DiffArgs;
 pub use export::ExportArgs;
 pub use filter::FilterArgs;
 pub use image::{ImageCommand, InspectArgs};
 use parse::parse_positive_time;
-pub use parse::rate_in_range;
+pub use parse::{parse_condition, rate_in_range};
+pub use recording::{Clock, RecordingArgs, Then};
 pub use report::ReportArgs;
-pub use run::{Clock, HostChoice, RunArgs};
+pub use run::{HostChoice, RunArgs};
 pub use simulate::SimulateArgs;
 pub use top::TopArgs;
 
@@ -46,6 +52,7 @@ const EXAMPLES: &str = "\
 Examples:
   vprof run guest.img -d 20s               boot it, profile it for 20 seconds
   vprof run guest.img -- gzip -k /big      profile one command
+  vprof boot guest.img --until 'login:'    does it come up, and where does the time go
   vprof report vprof.vprof --by function   by function, line, thread, cgroup, system call ...
   vprof stat vprof.vprof                   where the time of each vCPU went, exactly
   vprof top                                a run that goes on, live on the terminal
@@ -134,6 +141,10 @@ pub struct Cli {
 pub enum Command {
     /// Boot a guest and profile it
     Run(Box<RunArgs>),
+    /// Boot a guest, judge how it comes up, and show where the time went
+    Boot(Box<BootArgs>),
+    /// Profile a virtual machine that runs already, under whichever VMM
+    Attach(Box<AttachArgs>),
     /// Show the summary of a profile
     Report(ReportArgs),
     /// Compare the CPU time that the guest tells with the truth
@@ -277,7 +288,7 @@ pub struct QueryArgs {
     /// One SQLite statement that only reads; tables and views stand in docs/profile.md
     pub sql: String,
 
-    /// Print CSV (RFC 4180) with a heading
+    /// Print CSV (RFC 4180) with a heading; control characters as escapes, unlike in JSON
     #[arg(long, conflicts_with = "json")]
     pub csv: bool,
 

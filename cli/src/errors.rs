@@ -102,6 +102,9 @@ pub enum Error {
     /// Runs can't be compared. Names of the guest stand in its message.
     #[error("{}", crate::render::escape(&.0.to_string()))]
     Diff(#[from] sampler::diff::DiffError),
+    /// A file is no baseline of boots, or not of boots like these.
+    #[error("{0}")]
+    Baseline(String),
     /// An export would replace a file.
     #[error("{} exists already: give another name with -o, or --force to replace it", Shown(.0))]
     ExportExists(PathBuf),
@@ -114,6 +117,9 @@ pub enum Error {
     /// The machine could not start.
     #[error("the machine could not start: {0}")]
     Start(#[from] vmm::StartError),
+    /// A virtual machine can't be attached to.
+    #[error(transparent)]
+    Attach(#[from] attach::AttachError),
     /// A thread of the machine hangs.
     #[error("the machine did not end: {0}")]
     Hang(#[from] vmm::WaitError),

@@ -1,11 +1,13 @@
 //! `vprof`: see inside any Linux virtual machine from the host.
 //!
-//! This crate is the only one that prints. Commands: [`run`], [`report`], [`stat`], [`rusage`], [`annotate`], [`diff`], [`export`], [`query`], [`symbolize`],
-//! [`simulate`], [`image`], [`doctor`]. Started as the init of
+//! This crate is the only one that prints. Commands: [`run`], [`boot`], [`report`], [`stat`], [`rusage`], [`annotate`], [`diff`],
+//! [`export`], [`query`], [`symbolize`], [`simulate`], [`image`], [`doctor`]. Started as the init of
 //! a portable host, the same program is that host's inner half ([`portable::inner`]).
 
 mod annotate;
 mod args;
+mod attach;
+mod boot;
 mod config;
 mod control;
 mod debuginfod;
@@ -24,6 +26,7 @@ mod report;
 mod run;
 mod rusage;
 mod simulate;
+mod spread;
 mod stat;
 mod symbolize;
 mod top;
@@ -57,6 +60,8 @@ fn main() -> ExitCode {
     let cli = Cli::from_arg_matches(&command.get_matches()).unwrap_or_else(|error| error.exit());
     let result = match cli.command {
         Command::Run(args) => run::command(&args),
+        Command::Boot(args) => boot::command(&args),
+        Command::Attach(args) => attach::command(&args),
         Command::Report(args) => report::command(&args),
         Command::Rusage(args) => rusage::command(&args),
         Command::Stat(args) => stat::command(&args),

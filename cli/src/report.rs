@@ -3,12 +3,13 @@
 use std::io::{self, IsTerminal, Write};
 use std::path::Path;
 
+use sampler::boot::Boot;
 use sampler::report::{Direction, ExactReport, Request, Source, StateReport, TreeRequest};
 use sampler::{Filter, Profile, Report};
 
 use crate::args::{FilterArgs, ReportArgs};
 use crate::errors::{Error, ExitCode};
-use crate::render::{Page, by, exact, states, summary, tree};
+use crate::render::{Page, boot, by, exact, states, summary, tree};
 use crate::symbolize;
 
 /// Rows per table at the end of a run.
@@ -21,6 +22,9 @@ const TREE_ROWS: usize = 50;
 pub fn command(args: &ReportArgs) -> Result<ExitCode, Error> {
     if let Some(places) = symbolize::named_places(&args.debug)? {
         symbolize::add_names(&args.profile, &places, false)?;
+    }
+    if args.boot {
+        return boot_report(args);
     }
     if args.exact {
         return exact_report(args);
@@ -44,6 +48,18 @@ pub fn command(args: &ReportArgs) -> Result<ExitCode, Error> {
             _ => summary::render(&report, &args.profile, rows, page.for_summary()),
         };
         write_text(&text)?;
+    }
+    Ok(ExitCode::Done)
+}
+
+/// `report --boot`.
+fn boot_report(args: &ReportArgs) -> Result<ExitCode, Error> {
+    let boot = Boot::read(&Profile::open(&args.profile)?)?;
+    if args.json {
+        write_json(&boot)?;
+    } else {
+        let rows = all_for_zero(args.rows.unwrap_or(SUMMARY_ROWS));
+        write_text(&boot::render(&boot, rows, Page::stdout().for_summary()))?;
     }
     Ok(ExitCode::Done)
 }
@@ -94,6 +110,7 @@ pub fn filter(args: &FilterArgs) -> Filter {
     let span = args.time.unwrap_or_default();
     Filter {
         process: args.process.clone(),
+        tree: args.tree_of.clone(),
         instance: args.instance.clone(),
         cgroup: args.cgroup.clone(),
         thread: args.thread.clone(),

@@ -155,7 +155,7 @@ fn queries_answer_as_table_csv_and_json() {
     let sql = "SELECT comm, pid, NULL AS void, 0.5 AS half, x'00ff' AS blob FROM instance ORDER BY pid";
     assert_eq!(
         stdout(&profile.query(sql, &["--csv"])),
-        "comm,pid,void,half,blob\r\n\"evil\u{1b}[2J,\"\"x\"\"\",100,,0.5,00ff\r\ncalm,101,,0.5,00ff\r\n"
+        "comm,pid,void,half,blob\r\n\"evil\\x1b[2J,\"\"x\"\"\",100,,0.5,00ff\r\ncalm,101,,0.5,00ff\r\n"
     );
     let rows: Value = serde_json::from_slice(&profile.query(sql, &["--json"]).stdout).unwrap();
     assert_eq!(rows[1]["comm"], "calm");
@@ -247,6 +247,7 @@ fn help_opens_with_examples_and_version_tells_it() {
     for command in [
         &["--help"][..],
         &["run", "--help"],
+        &["attach", "--help"],
         &["report", "--help"],
         &["annotate", "--help"],
         &["query", "--help"],

@@ -20,6 +20,8 @@ pub enum Format {
     Csv,
     /// Apache Parquet, a row per sample.
     Parquet,
+    /// A flame chart of the guest's boot as SVG.
+    Bootchart,
     /// One page that shows all of a profile and needs nothing else.
     Html,
 }
@@ -37,8 +39,9 @@ const fn known(format: Format, name: &'static str, endings: &'static [&'static s
     Known { format, name, endings, binary }
 }
 
-const KNOWN: [Known; 8] = [
+const KNOWN: [Known; 9] = [
     known(Format::Folded, "folded", &[".folded", ".collapsed"], false),
+    known(Format::Bootchart, "bootchart", &[".boot.svg"], false),
     known(Format::Flamegraph, "flamegraph", &[".svg"], false),
     known(Format::Firefox, "firefox", &[".json"], false),
     known(Format::Pprof, "pprof", &[".pb.gz", ".pprof"], true),

@@ -13,6 +13,7 @@
 //! [`write`] reads the chosen part of a profile as a [`Recording`] and hands it to the module of the format. All text of the
 //! guest goes through [`text`] first. Nothing here knows a terminal or a file.
 
+mod bootchart;
 mod csv;
 mod firefox;
 mod flamegraph;
@@ -72,6 +73,9 @@ pub enum ExportError {
     /// The format shows more of a profile than its recording.
     #[error("{0} needs a whole profile")]
     NeedsProfile(Format),
+    /// The format shows the whole run.
+    #[error("{0} shows the whole boot: it takes no option that chooses a part")]
+    Whole(Format),
     /// The page could not be made.
     #[error(transparent)]
     Page(#[from] PageError),
@@ -108,6 +112,14 @@ pub fn write(
         let page = PageRequest { filter: request.filter.clone(), title: request.title.clone(), base: None };
         return Ok(write_page(profile, &page, out, progress)?);
     }
+    if request.format == Format::Bootchart {
+        if request.filter != Filter::default() {
+            return Err(ExportError::Whole(request.format));
+        }
+        let chart = sampler::boot::Chart::read(profile)?;
+        bootchart::write(&chart, &request.title, out)?;
+        return Ok(out.flush()?);
+    }
     let wanted = RecordingRequest { filter: request.filter.clone(), idle: request.format.shows_idle() };
     let recording = Recording::read(profile, &wanted, progress)?;
     write_recording(&recording, request, out)?;
@@ -132,6 +144,6 @@ pub fn write_recording(
         Format::Csv => csv::write(recording, request, out),
         Format::Parquet => parquet::write(recording, request, out),
         // It shows more than samples.
-        Format::Html => Err(ExportError::NeedsProfile(request.format)),
+        Format::Html | Format::Bootchart => Err(ExportError::NeedsProfile(request.format)),
     }
 }

@@ -1,65 +1,35 @@
 //! Exports as speedscope's own importers read them.
-//!
-//! speedscope comes from npm, by the machine's own settings, and is kept in cargo's directory for tests. Without node, npm or
-//! network the test says so, and is skipped.
+
+mod npm;
 
 use std::fs;
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Command;
 
 use export::{Count, Format, Request};
+use npm::Package;
 use sampler::{Profile, bench};
 use serde_json::Value;
 
-/// The package, and what npm says of its content.
-const PACKAGE: &str = "speedscope@1.25.0";
-const INTEGRITY: &str =
-    "sha512-cpf9HWTZf1ijLXBJrk87Ve/54tnYx6rlf0gUThvn3ook6h63hLXVOQiMf44PT+XoV503cPfvfiT5gP5vojp6Ag==";
+const SPEEDSCOPE: Package = Package {
+    name: "speedscope@1.25.0",
+    integrity: "sha512-cpf9HWTZf1ijLXBJrk87Ve/54tnYx6rlf0gUThvn3ook6h63hLXVOQiMf44PT+XoV503cPfvfiT5gP5vojp6Ag==",
+};
 
 const SAMPLES: u64 = 2_000;
 
-fn skipped(why: &str) {
-    // Not eprintln!, which tests keep to themselves.
-    let _ = writeln!(std::io::stderr(), "SKIPPED: {why}");
-}
-
-fn output(command: &mut Command) -> Option<Output> {
-    command.output().inspect_err(|error| skipped(&format!("{:?}: {error}", command.get_program()))).ok()
-}
-
-/// The page's script of speedscope, fetched where it is not there yet.
+/// The script of its page.
 fn bundle() -> Option<PathBuf> {
-    let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join(PACKAGE);
-    let find = || {
-        let files = fs::read_dir(directory.join("package/dist/release")).ok()?;
-        files.filter_map(|file| Some(file.ok()?.path())).find(|path| {
-            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            name.starts_with("speedscope-") && name.ends_with(".js")
-        })
-    };
-    if let Some(found) = find() {
-        return Some(found);
-    }
-    fs::create_dir_all(&directory).expect("a directory");
-    let packed = output(Command::new("npm").args(["pack", PACKAGE, "--json"]).current_dir(&directory))?;
-    if !packed.status.success() {
-        skipped("npm can't fetch speedscope: no network?");
-        return None;
-    }
-    let said: Value = serde_json::from_slice(&packed.stdout).expect("JSON of npm pack");
-    assert_eq!(said[0]["integrity"], INTEGRITY, "npm has another {PACKAGE}");
-    let file = said[0]["filename"].as_str().expect("a file");
-    let unpacked = output(Command::new("tar").args(["xzf", file]).current_dir(&directory))?;
-    assert!(unpacked.status.success());
-    Some(find().expect("the script is in the package"))
+    let files = fs::read_dir(SPEEDSCOPE.fetched()?.join("dist/release")).expect("its release");
+    let script = files.map(|file| file.expect("a file").path()).find(|path| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        name.starts_with("speedscope-") && name.ends_with(".js")
+    });
+    Some(script.expect("the script is in the package"))
 }
 
 #[test]
 fn speedscope_reads_what_it_is_said_to_read() {
-    if output(Command::new("node").arg("--version")).is_none() {
-        return;
-    }
     let Some(bundle) = bundle() else { return };
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("made-up.vprof");

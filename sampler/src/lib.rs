@@ -1,10 +1,13 @@
 //! Samples vCPUs: the randomized clock, the per-vCPU record path, the collector, the profile file and the estimates.
 
+mod attached;
 pub mod batch;
 pub mod bench;
+pub mod boot;
 mod census;
 pub mod clock;
 mod collector;
+pub mod conditions;
 pub mod diff;
 pub mod estimate;
 pub mod exact;
@@ -12,6 +15,7 @@ pub mod exact;
 pub mod fuzz;
 mod initrd;
 pub mod live;
+mod memory;
 pub mod microstate;
 mod naming;
 mod pace;
@@ -29,6 +33,7 @@ mod vcpu;
 pub use batch::{Batch, Sink, SinkError};
 pub use clock::ClockKind;
 pub use initrd::Initrd;
+pub use memory::GuestMemory;
 pub use profile::{Profile, ProfileError, ProfileWriter};
 pub use report::{Filter, Report, Sort};
 pub use session::{OpenFiles, Precision, Session, SessionConfig, Status, Totals, VcpuSampler, no_files};

@@ -13,7 +13,7 @@
 use std::fmt;
 use std::io::Write;
 use std::mem::size_of;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use symbols::elf::ReadAt;
 use symbols::names::GuestFiles;
 use symbols::{StackCopy, StackReader};
-use vmm::{GuestMemoryMmap, Machine, Observer, monotonic_ns};
+use vmm::{Counters, Machine, Observer, monotonic_ns};
 
 use crate::batch::{EventRow, Sink, SinkError};
 use crate::census::{Notes, Plan};
@@ -31,9 +31,11 @@ use crate::collector::aim::Aim;
 use crate::collector::console::ConsoleQueue;
 use crate::collector::finder::{Finder, LinuxGuest, Wanted};
 use crate::collector::{Collector, FinderHandle};
+use crate::conditions::{Seen, Wait};
 use crate::estimate::Share;
 use crate::exact::watch::Watch;
 use crate::initrd::Initrd;
+use crate::memory::GuestMemory;
 use crate::microstate::meter::Meter;
 use crate::record::{Readers, Sampled};
 use crate::vcpu::Published;
@@ -140,6 +142,8 @@ pub struct Totals {
     pub lost: u64,
     /// Where the run stands at its end, if a precision was asked for; `None` also without samples.
     pub precision: Option<Precision>,
+    /// When what was waited for was seen.
+    pub seen: Seen,
     /// The first failure of the sink; what was written before stays readable.
     pub sink_error: Option<String>,
 }
@@ -152,6 +156,14 @@ pub(crate) struct Ending {
     pub complete: bool,
 }
 
+/// What the collector is asked for.
+#[derive(Debug)]
+pub(crate) enum Ask {
+    Wait(Wait),
+    /// Samples count from now on, whatever was waited for.
+    Open,
+}
+
 /// What the session and its collector share.
 #[derive(Debug)]
 pub(crate) struct Shared {
@@ -162,6 +174,11 @@ pub(crate) struct Shared {
     pub precise: AtomicBool,
     /// A batch is to be written at once.
     pub flush: AtomicBool,
+    /// What was waited for came, and ends the run.
+    pub reached: AtomicBool,
+    /// Samples that were taken, and not kept.
+    pub passed_over: AtomicU64,
+    waits: Mutex<Vec<Ask>>,
     published: Vec<Arc<Published>>,
     events: Mutex<Vec<EventRow>>,
     status: Mutex<Status>,
@@ -178,6 +195,11 @@ impl Shared {
         self.published.iter().zip(0..).map(|(published, id)| Meter::new(id, Arc::clone(published))).collect()
     }
 
+    /// Takes what is newly to be waited for.
+    pub(crate) fn waits(&self) -> Vec<Ask> {
+        std::mem::take(&mut lock(&self.waits))
+    }
+
     /// Takes the events that wait.
     pub(crate) fn events(&self) -> Vec<EventRow> {
         std::mem::take(&mut lock(&self.events))
@@ -185,6 +207,11 @@ impl Shared {
 
     pub(crate) fn status(&self) -> MutexGuard<'_, Status> {
         lock(&self.status)
+    }
+
+    /// Wants this rate of all vCPUs.
+    pub(crate) fn pace(&self, rate_hz: f64) {
+        self.published.iter().for_each(|published| published.pace.want(rate_hz));
     }
 
     /// Takes how the session is to end.
@@ -272,12 +299,16 @@ impl Session {
             failed: AtomicBool::new(false),
             precise: AtomicBool::new(false),
             flush: AtomicBool::new(false),
+            reached: AtomicBool::new(false),
+            passed_over: AtomicU64::new(0),
+            waits: Mutex::default(),
             published,
             events: Mutex::default(),
             status: Mutex::new(Status { sampling: true, wanted_hz: config.rate_hz, ..Status::default() }),
             ending: Mutex::default(),
         });
-        let mut collector = Collector::new(Arc::clone(&shared), rings, sink, first_meta(&config));
+        let mut collector =
+            Collector::new(Arc::clone(&shared), (rings, Arc::clone(&readers)), sink, first_meta(&config));
         if let Some(wanted) = config.precision {
             collector.aim_at(Aim::new(wanted, config.clock, config.rate_hz, config.vcpus));
         }
@@ -318,11 +349,20 @@ impl Session {
         }
     }
 
+    /// Takes KVM's counters of the vCPUs, in their order, of a machine of another process. To be called before
+    /// [`Self::start`].
+    pub fn count_by(&mut self, counters: Vec<Option<Counters>>) {
+        if let Some(collector) = &mut self.idle {
+            collector.count_by(counters);
+        }
+    }
+
     /// Starts the collector thread on the guest's memory. Time zero of the profile is the call to [`Session::new`].
     ///
     /// # Errors
     /// The first rows could not be written, a thread could not be started, or the session was started before.
-    pub fn start(&mut self, memory: GuestMemoryMmap) -> Result<(), SinkError> {
+    pub fn start(&mut self, memory: impl Into<GuestMemory>) -> Result<(), SinkError> {
+        let memory = memory.into();
         let Some(mut collector) = self.idle.take() else {
             return Err(SinkError("the session was started before".to_owned()));
         };
@@ -365,12 +405,26 @@ impl Session {
     /// Stops or starts sampling, at once for the events that are recorded and at the next tick of each vCPU. The time in
     /// between is not sampled, and no estimate speaks of it; exact times go on.
     pub fn set_sampling(&self, on: bool) {
+        if on {
+            lock(&self.shared.waits).push(Ask::Open);
+        }
         let mut status = self.shared.status();
         if std::mem::replace(&mut status.sampling, on) != on {
             self.pace(&status);
             drop(status);
             self.event("sampling", if on { "sampling goes on" } else { "sampling was stopped" });
         }
+    }
+
+    /// Waits for something, from the next round of the collector on (10 ms); before [`Self::start`] from the run's start on.
+    /// A condition that does not [compile](crate::conditions::Condition::check) is never seen.
+    pub fn wait_for(&self, wait: Wait) {
+        lock(&self.shared.waits).push(Ask::Wait(wait));
+    }
+
+    /// True once something was seen that ends the run.
+    pub fn reached(&self) -> bool {
+        self.shared.reached.load(Ordering::Acquire)
     }
 
     /// Changes the mean rate, ticks per second and vCPU. A session that was made without ticks stays so.
@@ -387,7 +441,7 @@ impl Session {
 
     fn pace(&self, status: &Status) {
         let rate_hz = if status.sampling { status.wanted_hz } else { 0.0 };
-        self.shared.published.iter().for_each(|published| published.pace.want(rate_hz));
+        self.shared.pace(rate_hz);
     }
 
     /// Has what was recorded so far written within some 10 ms, instead of a fifth of a second.
@@ -415,6 +469,7 @@ impl Session {
             status.samples += samples;
             status.lost += lost;
         }
+        status.samples = status.samples.saturating_sub(self.shared.passed_over.load(Ordering::Relaxed));
         status
     }
 

@@ -22,6 +22,26 @@ pub(crate) fn comm(bytes: &[u8; 16]) -> String {
     printable(&String::from_utf8_lossy(&bytes[..end]))
 }
 
+/// `text` without escape sequences (ECMA-48, section 5.4: CSI up to a final byte; 8.3.89: OSC up to BEL or ST).
+pub(crate) fn plain(text: &str) -> String {
+    let mut plain = String::with_capacity(text.len());
+    let mut chars = text.chars();
+    while let Some(c) = chars.next() {
+        if c != '\u{1b}' {
+            plain.push(c);
+            continue;
+        }
+        match chars.next() {
+            Some('[') => drop(chars.by_ref().find(|c| ('\u{40}'..='\u{7e}').contains(c))),
+            Some(']') => drop(chars.by_ref().find(|c| matches!(c, '\u{7}' | '\u{9c}' | '\\'))),
+            // Which set of characters is meant, takes one more.
+            Some('(' | ')' | '#' | '%') => drop(chars.next()),
+            _ => {}
+        }
+    }
+    plain
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

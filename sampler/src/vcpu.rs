@@ -18,6 +18,7 @@ use rtrb::{Consumer, Producer, PushError, RingBuffer};
 use symbols::{Event, PhysicalMemory, StackCopy};
 use vmm::{Activity, Exit, Observer, Tick, Trip, Verdict, monotonic_ns};
 
+use crate::attached::Seen;
 use crate::batch::{Fell, VcpuRow};
 use crate::clock::Intervals;
 use crate::exact::record::Recorder;
@@ -51,6 +52,8 @@ pub(crate) struct Published {
     pub clock: StateClock,
     /// What it served.
     pub exits: ExitTable,
+    /// What ticks have found, where the thread is another process'.
+    pub seen: Seen,
 }
 
 impl Published {
@@ -201,15 +204,8 @@ impl VcpuSampler {
         moment: &Moment<'_, M>,
         activity: impl FnOnce() -> Option<Activity>,
     ) -> Option<Duration> {
-        let was_off = self.off;
-        if let (Some(rate), Some(intervals)) = (self.published.pace.take(moment.now_ns), &mut self.intervals)
-        {
-            self.off = rate <= 0.0;
-            intervals.set_rate(rate);
-        }
-        // Looking whether to go on is not random: such a tick is no sample.
-        if was_off {
-            return Some(self.next_alone());
+        if let Some(next) = self.pass_while_off(moment.now_ns) {
+            return Some(next);
         }
         let vcpu = self.vcpu;
         let readers = self.readers.get();
@@ -238,19 +234,47 @@ impl VcpuSampler {
                 Published::add(&self.published.lost);
             }
         }
+        self.next_after(moment.due_ns, moment.now_ns)
+    }
+}
+
+impl VcpuSampler {
+    /// The time from `now_ns` to the tick that follows the one that was due then.
+    pub(crate) fn next_after(&mut self, due_ns: u64, now_ns: u64) -> Option<Duration> {
         if self.off {
             return Some(LOOK_AGAIN);
         }
         let interval = self.intervals.as_mut().map(Intervals::next_ns);
         interval.map(|interval| {
-            let left =
-                moment.due_ns.saturating_add(interval).checked_sub(moment.now_ns).filter(|&left| left > 0);
+            let left = due_ns.saturating_add(interval).checked_sub(now_ns).filter(|&left| left > 0);
             Duration::from_nanos(left.unwrap_or(interval))
         })
     }
-}
 
-impl VcpuSampler {
+    /// The time to the first tick.
+    pub(crate) fn first_interval(&mut self) -> Option<Duration> {
+        self.intervals.as_mut().map(|intervals| Duration::from_nanos(intervals.next_ns()))
+    }
+
+    /// Takes up another rate. The time to the next tick where this one is no sample: looking whether to go on is not random.
+    pub(crate) fn pass_while_off(&mut self, now_ns: u64) -> Option<Duration> {
+        let was_off = self.off;
+        if let (Some(rate), Some(intervals)) = (self.published.pace.take(now_ns), &mut self.intervals) {
+            self.off = rate <= 0.0;
+            intervals.set_rate(rate);
+        }
+        was_off.then(|| self.next_alone())
+    }
+
+    pub(crate) fn published(&self) -> &Published {
+        &self.published
+    }
+
+    /// The vCPU's thread is another process', and these are its scheduler's books.
+    pub(crate) fn attached_to(&mut self, schedstat: Option<File>) {
+        self.schedstat = schedstat;
+    }
+
     /// The time to the next tick, counted from now.
     fn next_alone(&mut self) -> Duration {
         match &mut self.intervals {
@@ -290,7 +314,7 @@ impl Observer for VcpuSampler {
         let now = monotonic_ns();
         self.schedstat = own_schedstat();
         self.published.clock.start(now, own_times());
-        self.intervals.as_mut().map(|intervals| Duration::from_nanos(intervals.next_ns()))
+        self.first_interval()
     }
 
     fn entering(&mut self, now_ns: u64) {

@@ -9,6 +9,7 @@ use sampler::batch::{
     InterruptSourceRow, InterruptTimeRow, Mode, SampleRow, Sink, StackRow, TaskLifeRow, TaskStateRow,
     ThreadRow, WakeupRow,
 };
+use sampler::boot::{Boot, Call, Estimated, PHASES, Phase, Program, Unit};
 use sampler::diff::Diff;
 use sampler::exact::{Cause, State};
 use sampler::profile::{Table, Value as Cell};
@@ -456,4 +457,29 @@ fn the_example_queries_work() {
     for sql in queries {
         profile.query(sql).unwrap_or_else(|error| panic!("{error}: {sql}"));
     }
+}
+
+#[test]
+fn a_boot_fits_its_schema() {
+    let text = document("json.md");
+    let section = text.split("# `vprof report --boot --json`").nth(1).expect("a section");
+    let schema: Value = serde_json::from_str(blocks(section, "json")[0]).expect("the schema is JSON");
+    let time = Estimated { samples: 3, s: 0.1, low_s: 0.05, high_s: 0.2 };
+    let call = |module| Call { function: "acpi_init".to_owned(), module, from_s: 0.1, to_s: 0.2, time };
+    let unit = Unit { name: "ssh.service".to_owned(), from_s: 1.0, to_s: 2.0, processes: 2, time };
+    let phase = |name: &&str| Phase { name: (*name).to_owned(), ..Phase::default() };
+    let program = Program { from_s: 0.3, path: "/init".to_owned(), filesystem: "rootfs".to_owned() };
+    let boot = Boot {
+        kernel: Some("6.1.0".to_owned()),
+        host: "kvm".to_owned(),
+        began_s: 0.1,
+        reached_s: Some(2.0),
+        phases: PHASES.iter().map(phase).collect(),
+        early: vec![call(None)],
+        initcalls: vec![call(Some("virtio".to_owned()))],
+        init: vec![program],
+        units: vec![unit.clone()],
+        processes: vec![unit],
+    };
+    check(&serde_json::to_value(&boot).expect("JSON"), &schema, "boot");
 }

@@ -119,6 +119,12 @@ impl CurrentReader {
         Some(Current { preempt_count, task: self.tasks.layout.snapshot(&TasksIn(&self.tasks, memory), task) })
     }
 
+    /// Whether every CPU that `before` knows has its variables where `before` has them.
+    pub(crate) fn has_the_places_of(&self, before: &Self) -> bool {
+        let known = (0..).zip(&before.cpus).filter(|(_, cpu)| cpu.is_some());
+        known.into_iter().all(|(id, cpu)| self.cpus.get::<usize>(id) == Some(cpu))
+    }
+
     /// The vCPUs (APIC ids) that the kernel has a per-CPU area for, ascending.
     pub fn cpus(&self) -> impl Iterator<Item = usize> {
         (0..).zip(&self.cpus).filter_map(|(id, cpu)| cpu.map(|_| id))

@@ -120,6 +120,31 @@ impl Kernel {
         &self.missing
     }
 
+    /// Whether these page tables of a vCPU that runs in the kernel map this very kernel: its banner at the place where it
+    /// was found, with the same release. A guest that has started another one (kexec) maps that. Always true of a kernel
+    /// whose banner is not known. `reader` is what was made of the per-CPU areas, if that was done:
+    /// another boot of the same kernel may have them elsewhere.
+    pub fn is_mapped_by(
+        &self,
+        memory: &impl PhysicalMemory,
+        (cr3, five_level): (u64, bool),
+        reader: Option<&CurrentReader>,
+    ) -> bool {
+        let banner = self.symbols.as_ref().and_then(|symbols| symbols.address_of("linux_banner"));
+        let Some((at, release)) = banner.zip(self.release.as_deref()) else { return true };
+        let place = self.image.translate(at);
+        // Under PTI entry code runs on the process's own tables still.
+        let mapped = [cr3, cr3 & !PTI_USER].into_iter().any(|cr3| {
+            let found = AddressSpace::new(cr3, five_level).translate(memory, VirtAddr(at));
+            found.is_some_and(|found| Some(found.phys) == place)
+        });
+        mapped
+            && release_at(memory, &self.image, at).as_deref() == Some(release)
+            && reader.is_none_or(|before| {
+                self.current_reader(memory).is_ok_and(|now| now.has_the_places_of(before))
+            })
+    }
+
     /// Start and end virtual address of the mapped kernel image.
     pub fn image(&self) -> (VirtAddr, VirtAddr) {
         self.image.public_range()
@@ -242,16 +267,19 @@ fn layouts(memory: &impl PhysicalMemory, image: &Image, symbols: &SymbolTable) -
 
 /// The release in the banner: where the symbol says, else the first in the image.
 fn release(memory: &impl PhysicalMemory, image: &Image, symbols: Option<&SymbolTable>) -> Option<String> {
-    let release_at = |at: u64| {
-        let mut text = [0; BANNER.len() + MAX_RELEASE];
-        image.read(memory, at, &mut text)?;
-        let text = text.strip_prefix(BANNER)?;
-        let end = text.iter().position(|&b| b == b' ')?;
-        // A version starts with a digit; a format string for one does not.
-        text[0].is_ascii_digit().then(|| printable(until_nul(&text[..end])))
-    };
+    let release_at = |at| release_at(memory, image, at);
     symbols
         .and_then(|s| s.address_of("linux_banner"))
         .and_then(release_at)
         .or_else(|| image.search(memory, BANNER, release_at))
+}
+
+/// The release in a banner that lies at `at`.
+fn release_at(memory: &impl PhysicalMemory, image: &Image, at: u64) -> Option<String> {
+    let mut text = [0; BANNER.len() + MAX_RELEASE];
+    image.read(memory, at, &mut text)?;
+    let text = text.strip_prefix(BANNER)?;
+    let end = text.iter().position(|&b| b == b' ')?;
+    // A version starts with a digit; a format string for one does not.
+    text[0].is_ascii_digit().then(|| printable(until_nul(&text[..end])))
 }

@@ -8,6 +8,7 @@ use crate::btf::Btf;
 use crate::census::SightLayout;
 use crate::gather::Gather;
 use crate::interrupt::InterruptLayouts;
+use crate::iomem::ResourceLayout;
 use crate::missing::Missing;
 use crate::pagecache::PageCacheLayout;
 use crate::process::{MmLayout, ProcessLayouts};
@@ -40,6 +41,7 @@ pub(crate) struct Layouts {
     pub(crate) books: BooksLayout,
     pub(crate) page_cache: Result<PageCacheLayout, Missing>,
     pub(crate) interrupts: InterruptLayouts,
+    pub(crate) resource: Result<ResourceLayout, Missing>,
 }
 
 /// `struct task_struct` (include/linux/sched.h): what a snapshot needs, and how to read it in few reads.
@@ -213,6 +215,7 @@ impl Layouts {
             books: BooksLayout::new(btf),
             page_cache: PageCacheLayout::new(btf),
             interrupts: InterruptLayouts::new(btf),
+            resource: ResourceLayout::new(btf),
         }
     }
 }

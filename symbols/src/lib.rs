@@ -35,6 +35,7 @@ pub mod go;
 mod image;
 pub mod initrd;
 mod interrupt;
+mod iomem;
 mod kallsyms;
 mod kernel;
 mod layout;

@@ -14,6 +14,7 @@ mod image;
 mod kernel;
 mod report;
 mod run;
+mod terminal;
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -25,6 +26,7 @@ pub use image::Disk;
 pub use kernel::{Lost, kernel_of, kernel_without};
 pub use report::{Function, Process, Report, Row, Vcpu, Walks};
 pub use run::{Run, Running};
+pub use terminal::Terminal;
 
 /// How often a guest is run again because the portable host failed.
 const REPEATS: usize = 2;
@@ -33,6 +35,7 @@ const REPEATS: usize = 2;
 #[derive(Debug, Clone)]
 pub struct Guest {
     image: PathBuf,
+    verb: &'static str,
     options: Vec<OsString>,
     command: Vec<OsString>,
     limit: Duration,
@@ -64,12 +67,19 @@ impl Guest {
     pub fn image(image: impl Into<PathBuf>) -> Self {
         Self {
             image: image.into(),
+            verb: "run",
             options: Vec::new(),
             command: Vec::new(),
             limit: RUN_LIMIT,
             write_through: false,
             in_place: false,
         }
+    }
+
+    /// Is judged by `vprof boot` instead.
+    pub fn boot(mut self) -> Self {
+        self.verb = "boot";
+        self
     }
 
     /// Adds options of `vprof run`.
@@ -119,7 +129,7 @@ impl Guest {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let profile = directory.path().join("out.vprof");
         let mut command = Command::new(vprof());
-        command.arg("run");
+        command.arg(self.verb);
         // Guests of tests never change the image that all of them share.
         if self.write_through {
             let copy = directory.path().join("image");

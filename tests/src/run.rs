@@ -12,6 +12,7 @@ use nix::unistd::Pid;
 use serde_json::Value;
 
 use crate::report::Report;
+use crate::terminal::Terminal;
 
 /// A `vprof run` under way; killed when dropped.
 #[derive(Debug)]
@@ -94,6 +95,13 @@ impl Running {
         serde_json::from_slice(&output.stdout).expect("JSON")
     }
 
+    /// `vprof top` on this run, in a terminal of 80 columns and 24 lines.
+    pub fn top(&self) -> Terminal {
+        let mut command = Command::new(crate::vprof());
+        command.arg("top").arg(self.profile.with_extension("sock"));
+        Terminal::start(command, 24, 80)
+    }
+
     /// From now on no file that `vprof` writes may grow beyond this many bytes: a full disk.
     pub fn limit_file_size(&self, bytes: u64) {
         let limit = libc::rlimit { rlim_cur: bytes, rlim_max: bytes };
@@ -105,12 +113,27 @@ impl Running {
 
     /// Waits until the profile holds at least this many samples.
     pub fn wait_for_samples(&mut self, count: i64) {
-        self.wait_until("samples in the profile", |run| {
+        self.wait_for_rows("FROM sample", count);
+    }
+
+    /// Waits until the profile holds at least this many rows of a query, from its `FROM` on.
+    pub fn wait_for_rows(&mut self, from: &str, count: i64) {
+        self.wait_until(from, |run| {
             run.profile.exists()
-                && query(&run.profile, "SELECT count(*) FROM sample")
+                && query(&run.profile, &format!("SELECT count(*) {from}"))
                     .and_then(|rows| rows.first()?.first()?.as_i64())
                     .is_some_and(|n| n >= count)
         });
+    }
+
+    /// Waits until `vprof ctl` says what is wanted, and gives that.
+    pub fn wait_for_ctl(&mut self, arguments: &[&str], wanted: impl Fn(&Value) -> bool) -> Value {
+        let mut said = Value::Null;
+        self.wait_until("such answer", |run| {
+            said = run.ctl(arguments);
+            wanted(&said)
+        });
+        said
     }
 
     fn wait_until(&mut self, what: &str, mut met: impl FnMut(&mut Self) -> bool) {
@@ -191,6 +214,11 @@ impl Run {
     /// The profile file.
     pub fn profile(&self) -> &Path {
         &self.profile
+    }
+
+    /// What it printed, as JSON.
+    pub fn said(&self) -> Value {
+        serde_json::from_str(&self.stdout).expect("JSON")
     }
 
     /// What `vprof report --json` says.

@@ -8,7 +8,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
 /// `KVM_GET_STATS_FD`, `_IO(KVMIO, 0xce)` in `linux/kvm.h`; kvm-ioctls has no call for it.
@@ -63,6 +63,14 @@ impl Counters {
         }
         // SAFETY: the descriptor is new and nobody else's.
         Self::read_layout(unsafe { File::from_raw_fd(fd) })
+    }
+
+    /// The counters behind a descriptor that the VMM of a vCPU has of them.
+    ///
+    /// # Errors
+    /// It is no such descriptor.
+    pub fn of_descriptor(descriptor: OwnedFd) -> io::Result<Self> {
+        Self::read_layout(descriptor.into())
     }
 
     fn read_layout(file: File) -> io::Result<Self> {

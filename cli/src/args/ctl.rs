@@ -3,15 +3,18 @@
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
+use sampler::conditions::Condition;
 
 use super::TEMPLATE;
-use super::parse::{parse_positive_time, parse_rate};
+use super::Then;
+use super::parse::{parse_condition, parse_positive_time, parse_rate};
 
 const EXAMPLES: &str = "\
 Examples:
   vprof ctl status                         of the only run that goes on
   vprof ctl mark \"cache is warm\"           a mark in the profile, with its time
   vprof ctl stop; sleep 5; vprof ctl start sample only what matters
+  vprof ctl stop --when process-end:gzip   stop it when the last gzip has ended
   vprof ctl rate 5000                      from now on
   vprof ctl tables --last 5s --json        who had the last 5 seconds
   vprof ctl --run 4711 end                 end the run with this process id
@@ -69,9 +72,20 @@ pub enum CtlCommand {
         every: Duration,
     },
     /// Sample again
-    Start,
+    Start {
+        /// Only from this condition on, and not until then; see `vprof run --help`
+        #[arg(long, value_name = "CONDITION", value_parser = parse_condition)]
+        when: Option<Condition>,
+    },
     /// Stop sampling until `start`; the run goes on
-    Stop,
+    Stop {
+        /// Only when this condition is seen; see `vprof run --help`
+        #[arg(long, value_name = "CONDITION", value_parser = parse_condition)]
+        when: Option<Condition>,
+        /// What becomes of the run then [default: go-on]
+        #[arg(long, value_enum, value_name = "WHAT", requires = "when")]
+        then: Option<Then>,
+    },
     /// Change the sampling rate
     Rate {
         /// Mean samples per second and vCPU, 0.1 to 50000

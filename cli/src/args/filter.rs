@@ -13,6 +13,11 @@ pub struct FilterArgs {
     #[arg(long, short = 'p', value_name = "NAME|PID")]
     pub process: Option<String>,
 
+    /// Only processes with this name, process id or name#instance, and all that they have started; `command` for the
+    /// command of `vprof run IMAGE -- CMD`
+    #[arg(long, value_name = "NAME|PID|command")]
+    pub tree_of: Option<String>,
+
     /// Only this life of a process
     #[arg(long, value_name = "NAME#N")]
     pub instance: Option<String>,

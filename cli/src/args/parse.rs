@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use sampler::Sort;
+use sampler::boot::PHASES;
+use sampler::conditions::Condition;
 use sampler::report::By;
 
 /// A span of time since the run's start; open ends are `None`.
@@ -39,6 +41,61 @@ pub fn parse_memory(text: &str) -> Result<u64, String> {
     } else {
         Ok(scaled as u64 & !0xfff)
     }
+}
+
+/// What `--start-when` and `--stop-when` take.
+pub fn parse_condition(text: &str) -> Result<Condition, String> {
+    let advice =
+        "write it like console:REGEX, process:NAME, process-end:NAME, mark:TEXT, unit:NAME or time:5s";
+    let (kind, what) = text.split_once(':').ok_or(advice)?;
+    let named = || if what.is_empty() { Err(format!("{kind}: what?")) } else { Ok(what.to_owned()) };
+    let condition = match kind {
+        "console" => Condition::Console(named()?),
+        "process" => Condition::Process(named()?),
+        "process-end" => Condition::ProcessEnd(named()?),
+        "mark" => Condition::Mark(named()?),
+        "unit" => Condition::Unit(named()?),
+        "time" => Condition::Time(parse_positive_time(what)?),
+        _ => return Err(format!("{:?} is no kind of condition: {advice}", crate::render::escape(kind))),
+    };
+    condition.check().map_err(|error| error.to_string())?;
+    Ok(condition)
+}
+
+/// What `--until` takes.
+pub fn parse_pattern(text: &str) -> Result<Condition, String> {
+    let condition = Condition::Console(text.to_owned());
+    condition.check().map(|()| condition).map_err(|error| error.to_string())
+}
+
+/// What `--budget` takes.
+pub fn parse_budget(text: &str) -> Result<(String, Duration), String> {
+    let (phase, time) = text.split_once('=').ok_or("write it like total=3s")?;
+    if !PHASES.contains(&phase) {
+        let near = PHASES.iter().min_by_key(|known| distance(phase, known)).copied().unwrap_or_default();
+        let phase = crate::render::escape(phase);
+        return Err(format!(
+            "there is no phase {phase:?}, did you mean {near}? Phases are {}",
+            PHASES.join(", ")
+        ));
+    }
+    Ok((phase.to_owned(), parse_positive_time(time)?))
+}
+
+/// How many characters have to be put in, taken out or changed (Levenshtein); of the first 32.
+fn distance(from: &str, to: &str) -> usize {
+    let from: Vec<char> = from.chars().take(32).collect();
+    let mut row: Vec<usize> = (0..=from.len()).collect();
+    for (line, wanted) in to.chars().enumerate() {
+        let mut corner = row[0];
+        row[0] = line + 1;
+        for (column, have) in from.iter().enumerate() {
+            let changed = corner + usize::from(*have != wanted);
+            corner = row[column + 1];
+            row[column + 1] = changed.min(corner + 1).min(row[column] + 1);
+        }
+    }
+    row[from.len()]
 }
 
 /// A time from `20s`, `500ms`, `2m`, `1h` or plain seconds.
@@ -162,6 +219,33 @@ mod tests {
         for wrong in ["", "%", "1", "0.01", "0%", "51%", "-1%", "1e1%", "inf%", "NaN%", "1%%"] {
             assert!(parse_precision(wrong).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn conditions_are_checked() {
+        assert_eq!(parse_condition("console:^a:b"), Ok(Condition::Console("^a:b".to_owned())));
+        assert_eq!(parse_condition("time:1.5s"), Ok(Condition::Time(Duration::from_millis(1500))));
+        assert_eq!(parse_condition("process-end:gzip").unwrap().to_string(), "process-end:gzip");
+        for (wrong, said) in [
+            ("gzip", "write it like"),
+            ("proces:gzip", "is no kind of condition"),
+            ("process:", "what?"),
+            ("time:0", "more than 0"),
+            ("console:a(b", "at character 2: unclosed group"),
+        ] {
+            let error = parse_condition(wrong).expect_err(wrong);
+            assert!(error.contains(said), "{wrong}: {error}");
+        }
+    }
+
+    #[test]
+    fn budgets_name_a_phase() {
+        assert_eq!(parse_budget("kernel=1.5s"), Ok(("kernel".to_owned(), Duration::from_millis(1500))));
+        let error = parse_budget("kernal=1s").unwrap_err();
+        assert!(error.contains("no phase \"kernal\", did you mean kernel? Phases are total, "), "{error}");
+        assert!(parse_budget("usrspace=1s").unwrap_err().contains("did you mean userspace?"));
+        assert!(parse_budget("total").is_err() && parse_budget("total=0").is_err());
+        assert_eq!((distance("", "abc"), distance("abd", "abc"), distance("xabc", "abc")), (3, 1, 1));
     }
 
     #[test]

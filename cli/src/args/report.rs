@@ -17,6 +17,8 @@ Examples:
   vprof report vprof.vprof --by thread --cgroup nginx.service
   vprof report vprof.vprof --callers clear_page_erms --depth 4
   vprof report vprof.vprof --callees do_syscall_64 --process gzip
+  vprof report vprof.vprof --tree-of command     the benchmark apart from the rest of the guest
+  vprof report vprof.vprof --boot
   vprof report vprof.vprof --states --process postgres
   vprof report vprof.vprof --json | jq .processes[0]
 ";
@@ -46,8 +48,13 @@ pub struct ReportArgs {
     #[arg(long, value_name = "FUNCTION")]
     pub callees: Option<String>,
 
+    /// How the guest came up, from its first instruction on: phases, initcalls, units, programs
+    #[arg(long, conflicts_with_all = ["exact", "states", "by", "callers", "callees", "sort", "process", "tree_of", "instance",
+        "cgroup", "thread", "symbol", "mode", "cpu", "time"])]
+    pub boot: bool,
+
     /// What exact mode has found: states of each task, where it slept, who woke it (profiles of `run --exact`)
-    #[arg(long, conflicts_with_all = ["by", "callers", "callees", "sort", "instance", "cgroup", "thread", "symbol", "mode", "cpu", "time"])]
+    #[arg(long, conflicts_with_all = ["by", "callers", "callees", "sort", "tree_of", "instance", "cgroup", "thread", "symbol", "mode", "cpu", "time"])]
     pub exact: bool,
 
     /// What each task did: time on a CPU, waiting for one, asleep and what for. Exact where `run --exact` has measured it,

@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use sampler::ClockKind;
+use sampler::conditions::Wait;
 
-use super::parse::{parse_census, parse_memory, parse_positive_time, parse_precision, parse_rate};
-use super::{DebugArgs, TEMPLATE};
+use super::parse::{parse_memory, parse_positive_time};
+use super::{RecordingArgs, TEMPLATE, Then};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -16,6 +16,7 @@ Examples:
   vprof run guest.img --snapshot -d 20s    20 seconds, write nothing to the image
   vprof run guest.img --cpus 4 --memory 2G -F 5000 -o busy.vprof
   vprof run guest.img --snapshot -- sha256sum /big    a command, where init is systemd
+  vprof run guest.img --start-when process:bench --stop-when process-end:bench
   vprof run guest.img --top                live on this terminal, `?` for help
   vprof run vmlinuz --initrd initrd.img --disk root.img --append root=/dev/vda
 ";
@@ -33,12 +34,18 @@ The run ends when the guest powers off or resets, when its command ends, after \
 --duration, with --until-precision, or with SIGINT or SIGTERM. The profile is complete each time; after kill -9 \
 it has all but the last second.
 
+A CONDITION is console:REGEX (a line of the console, finished or not, without its colours), process:NAME, \
+process-end:NAME (none of this name is left), unit:NAME (a systemd unit has a process), mark:TEXT (of \
+`vprof ctl mark`), or time:5s (since the run's start, or since sampling began). It is seen within 20 ms, \
+processes and units within 50 ms where the guest has no more than some thousand tasks. What the guest does without being \
+sampled is in no share and no estimated time.
+
 Exit codes: with `-- CMD` the code of the guest's command; else 0 done, 1 failed, \
-2 the command line is wrong, 3 --until-precision was not reached (a command that failed keeps \
-its code), 4 no usable hypervisor.";
+2 the command line is wrong, 3 --until-precision was not reached or --start-when never seen (a command that \
+failed keeps its code), 4 no usable hypervisor.";
 
 /// `vprof run`.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 #[command(before_help = EXAMPLES, after_help = NOTES, help_template = TEMPLATE)]
 pub struct RunArgs {
     /// Disk image (raw or qcow2) with a kernel (docs/images.md), or a kernel (bzImage or vmlinux)
@@ -107,78 +114,32 @@ pub struct RunArgs {
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_positive_time, help_heading = "Host")]
     pub host_timeout: Duration,
 
-    /// Mean samples per second and vCPU, 0.1 to 50000
-    #[arg(long, short = 'F', default_value = "1000", value_name = "HZ", value_parser = parse_rate, help_heading = "Sampling")]
-    pub rate: f64,
-
-    /// How the time between two samples is drawn: `fixed` shows what goes wrong without chance
-    #[arg(long, value_enum, default_value_t, value_name = "KIND", help_heading = "Sampling")]
-    pub clock: Clock,
-
-    /// Seed of the sampling clock: the same seed gives the same intervals [default: random]
-    #[arg(long, value_name = "N", help_heading = "Sampling")]
-    pub seed: Option<u64>,
-
-    /// Frames of a call stack, at most; 0 takes no stacks, which costs less
-    #[arg(long, value_name = "FRAMES", default_value_t = 127, value_parser = clap::value_parser!(u16).range(0..=1024),
-        help_heading = "Sampling")]
-    pub depth: u16,
-
     /// Also follow every switch, wake and interrupt exactly: what each task did and waited for, and who woke it. Costs an
     /// exit per event
     #[arg(long, help_heading = "Sampling")]
     pub exact: bool,
 
-    /// How often per second, on average, all tasks are looked at from a thread of its own, to estimate what each did and
-    /// waited for: 0.1 to 1000, at random moments; 0 for never. Fewer where that would take more than 2 % of a CPU
-    #[arg(long, default_value = "10", value_name = "HZ", value_parser = parse_census, help_heading = "Sampling")]
-    pub census: f64,
-
     /// Threads that use the host's CPUs beside the guest, in the portable host as well: for tests of vprof on a busy host
     #[arg(long, default_value_t = 0, value_name = "THREADS", hide = true)]
     pub host_load: u8,
 
-    /// End the run after this time, like 20s, 500ms or 2m
-    #[arg(long, short = 'd', value_name = "TIME", value_parser = parse_positive_time, help_heading = "Sampling")]
-    pub duration: Option<Duration>,
+    /// Run so often, each time anew: with --snapshot from the same image. Profiles are NAME.1.vprof, NAME.2.vprof ..., and the
+    /// spread between the runs is shown
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000), conflicts_with = "top",
+        help_heading = "Sampling")]
+    pub repeat: Option<u32>,
 
-    /// End the run when the largest share of its processes is known to within this, like 1% or 0.5% (0.01% to 50%): that
-    /// far from it its 95 % interval ends. Exit code 3 if the run ends otherwise before
-    #[arg(long, value_name = "PERCENT", value_parser = parse_precision, help_heading = "Sampling")]
-    pub until_precision: Option<f64>,
-
-    /// Names that the guest's own files lack.
+    /// How it is sampled, and what becomes of it.
     #[command(flatten)]
-    pub debug: DebugArgs,
+    pub recording: RecordingArgs,
+}
 
-    /// The profile to write
-    #[arg(long, short = 'o', default_value = "vprof.vprof", value_name = "FILE", help_heading = "Output")]
-    pub output: PathBuf,
-
-    /// Replace the profile if it exists
-    #[arg(long, help_heading = "Output")]
-    pub force: bool,
-
-    /// Where `vprof ctl` and `vprof top` find the run: a socket to be made, or `none`
-    /// [default: PID.sock in $XDG_RUNTIME_DIR/vprof or /tmp/vprof-UID]
-    #[arg(long, value_name = "SOCKET", help_heading = "Output")]
-    pub control: Option<PathBuf>,
-
-    /// Show the run live on this terminal, as `vprof top` does; the summary follows at its end
-    #[arg(long, conflicts_with_all = ["quiet", "verbose"], help_heading = "Output")]
-    pub top: bool,
-
-    /// Print the report as JSON (docs/json.md) at the end
-    #[arg(long, help_heading = "Output")]
-    pub json: bool,
-
-    /// No progress and no summary, only errors
-    #[arg(long, short = 'q', conflicts_with = "verbose", help_heading = "Output")]
-    pub quiet: bool,
-
-    /// Say more about what happens; progress as lines where standard error is no terminal
-    #[arg(long, short = 'v', help_heading = "Output")]
-    pub verbose: bool,
+impl RunArgs {
+    /// What the run waits for from its start on.
+    pub fn waits(&self) -> Vec<Wait> {
+        // A command's exit code is wanted.
+        self.recording.waits(if self.command.is_empty() { Then::End } else { Then::GoOn })
+    }
 }
 
 /// `--host`.
@@ -191,26 +152,4 @@ pub enum HostChoice {
     Kvm,
     /// The portable host
     Portable,
-}
-
-/// `--clock`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
-pub enum Clock {
-    /// Evenly between half and one and a half times the mean
-    #[default]
-    Uniform,
-    /// Exponential, without memory
-    Exponential,
-    /// Always the mean
-    Fixed,
-}
-
-impl From<Clock> for ClockKind {
-    fn from(clock: Clock) -> Self {
-        match clock {
-            Clock::Uniform => Self::Uniform,
-            Clock::Exponential => Self::Exponential,
-            Clock::Fixed => Self::Fixed,
-        }
-    }
 }

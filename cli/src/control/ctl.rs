@@ -40,9 +40,21 @@ pub fn command(args: &CtlArgs) -> Result<ExitCode, Error> {
             let every_ms = u64::try_from(every.as_millis()).unwrap_or(u64::MAX);
             watch(&mut client, &Request::Watch { view: view(*last, *rows), every_ms })?;
         }
-        CtlCommand::Start => done(args, client.ask(&Request::Start)?, "sampling goes on")?,
-        CtlCommand::Stop => {
-            done(args, client.ask(&Request::Stop)?, "sampling is stopped; `vprof ctl start` goes on")?
+        CtlCommand::Start { when } => {
+            let so = when.as_ref().map_or_else(
+                || "sampling goes on".to_owned(),
+                |when| format!("sampling is stopped until {when}"),
+            );
+            let when = when.as_ref().map(ToString::to_string);
+            done(args, client.ask(&Request::Start { when })?, &escape(&so))?;
+        }
+        CtlCommand::Stop { when, then } => {
+            let so = when.as_ref().map_or_else(
+                || "sampling is stopped; `vprof ctl start` goes on".to_owned(),
+                |when| format!("sampling stops at {when}"),
+            );
+            let when = when.as_ref().map(ToString::to_string);
+            done(args, client.ask(&Request::Stop { when, then: *then })?, &escape(&so))?;
         }
         CtlCommand::Rate { hz } => {
             done(

@@ -6,6 +6,8 @@ use sampler::live::{Snapshot, View};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::args::{Then, parse_condition};
+
 /// The longest line that is understood, bytes.
 pub const LONGEST_LINE: usize = 64 << 10;
 /// The longest text of a mark, bytes.
@@ -35,9 +37,20 @@ pub enum Request {
         every_ms: u64,
     },
     /// Sample (again).
-    Start,
+    Start {
+        /// Not before this condition was seen, as `--start-when` takes it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        when: Option<String>,
+    },
     /// Do not sample until `start`.
-    Stop,
+    Stop {
+        /// Only once this condition was seen, as `--stop-when` takes it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        when: Option<String>,
+        /// What becomes of the run then; it goes on otherwise.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        then: Option<Then>,
+    },
     /// Another sampling rate.
     Rate {
         /// Mean ticks per second and vCPU.
@@ -62,7 +75,7 @@ fn half_a_second() -> u64 {
 pub const VERBS: [&str; 9] = ["status", "tables", "watch", "start", "stop", "rate", "mark", "write", "end"];
 
 /// Those that take nothing more.
-const BARE: [&str; 5] = ["status", "start", "stop", "write", "end"];
+const BARE: [&str; 3] = ["status", "write", "end"];
 
 /// The answer to one request, or one look of `watch`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -140,6 +153,12 @@ fn check(request: Request) -> Result<Request, String> {
         Request::Rate { hz } => {
             crate::args::rate_in_range(*hz)?;
         }
+        Request::Start { when: Some(when) } | Request::Stop { when: Some(when), .. } => {
+            parse_condition(when).map_err(|error| format!("when: {error}"))?;
+        }
+        Request::Stop { when: None, then: Some(_) } => {
+            return Err("stop: \"then\" needs \"when\"".to_owned());
+        }
         Request::Mark { text } if text.len() > LONGEST_MARK => {
             return Err(format!("mark: the text is longer than {LONGEST_MARK} bytes"));
         }
@@ -183,6 +202,9 @@ mod tests {
             (r#"{"do":"rate","hz":1e9}"#, "50000"),
             (r#"{"do":"stop","now":1}"#, "unknown field"),
             (r#"{"do":"watch","every_ms":1}"#, "every_ms"),
+            (r#"{"do":"start","when":"console:("}"#, "at character 1: unclosed group"),
+            (r#"{"do":"stop","then":"end"}"#, "needs \"when\""),
+            (r#"{"do":"stop","when":"process:a","then":"explode"}"#, "unknown variant"),
             (r#"{"do":"tables","view":{"rows":1000000}}"#, "rows"),
         ] {
             let error = read(line).expect_err(line);

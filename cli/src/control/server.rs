@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use sampler::conditions::Wait;
 use sampler::live;
 use sampler::live::View;
 use serde::Serialize;
@@ -20,6 +21,7 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::place;
 use super::protocol::{About, LONGEST_LINE, Reply, Request, understand};
+use crate::args::{Then, parse_condition};
 use crate::run::link::{Control, Phase};
 
 /// Clients at once, at most.
@@ -315,8 +317,15 @@ impl Client {
                 *watching = Some(Watching { id: id.clone(), view, ticks });
                 Ok(json!({}))
             }
-            Ok(Request::Start) => served.steer(Control::Sampling(true)),
-            Ok(Request::Stop) => served.steer(Control::Sampling(false)),
+            Ok(Request::Start { when: None }) => served.steer(Control::Sampling(true)),
+            Ok(Request::Stop { when: None, .. }) => served.steer(Control::Sampling(false)),
+            Ok(Request::Start { when: Some(when) }) => {
+                parse_condition(&when).and_then(|when| served.steer(Control::Wait(Wait::Start(when))))
+            }
+            Ok(Request::Stop { when: Some(when), then }) => {
+                let end = then == Some(Then::End);
+                parse_condition(&when).and_then(|when| served.steer(Control::Wait(Wait::Stop { when, end })))
+            }
             Ok(Request::Rate { hz }) => served.steer(Control::Rate(hz)),
             Ok(Request::Mark { text }) => served.steer(Control::Mark(text)),
             Ok(Request::Write) => served.written().await,

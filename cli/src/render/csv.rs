@@ -1,4 +1,7 @@
-//! Comma-separated values by RFC 4180: lines end with CR LF, quotes are doubled.
+//! Comma-separated values by RFC 4180: lines end with CR LF, quotes are doubled. What a terminal could take for a command
+//! is escaped, as in all text; JSON has it as it is.
+
+use super::escape;
 
 /// One line.
 pub fn line<T: AsRef<str>>(fields: &[T]) -> String {
@@ -7,11 +10,8 @@ pub fn line<T: AsRef<str>>(fields: &[T]) -> String {
 }
 
 fn field(text: &str) -> String {
-    if text.contains([',', '"', '\r', '\n']) {
-        format!("\"{}\"", text.replace('"', "\"\""))
-    } else {
-        text.to_owned()
-    }
+    let text = escape(text);
+    if text.contains([',', '"']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text.into_owned() }
 }
 
 #[cfg(test)]
@@ -19,8 +19,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_are_quoted_where_they_have_to_be() {
+    fn fields_are_quoted_and_escaped_where_they_have_to_be() {
         assert_eq!(line(&["plain", "a,b"]), "plain,\"a,b\"\r\n");
-        assert_eq!(line(&["say \"x\"\n"]), "\"say \"\"x\"\"\n\"\r\n");
+        assert_eq!(line(&["say \"x\"\n"]), "\"say \"\"x\"\"\\x0a\"\r\n");
     }
 }

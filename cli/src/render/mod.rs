@@ -1,6 +1,7 @@
 //! Text for people: numbers in human units, names made harmless, aligned tables, and the summary of a profile.
 
 pub mod annotate;
+pub mod boot;
 pub mod by;
 pub mod csv;
 pub mod diff;

@@ -14,6 +14,9 @@ const STATES: [&str; 7] = ["guest", "halted", "waiting", "kvm", "vmm", "sampler"
 pub fn render(stat: &Stat, rows: usize, page: Page) -> String {
     let mut text = title(stat, page);
     vcpus(&mut text, stat, page);
+    if let Some(what) = &stat.not_had {
+        let _ = writeln!(text, "\nnot known: {}", escape(what));
+    }
     exits(&mut text, stat, rows, page);
     interrupts(&mut text, stat, rows, page);
     served(&mut text, stat, rows, page);
@@ -55,7 +58,8 @@ fn vcpus(text: &mut String, stat: &Stat, page: Page) {
         let state = |name| part(vcpu.states.get(name).copied().unwrap_or(0), vcpu.wall_ns);
         let mut cells = vec![vcpu.id.to_string()];
         cells.extend(STATES.map(state));
-        cells.extend([units::brief(vcpu.wall_ns), units::count(vcpu.exits)]);
+        let exits = if stat.not_had.is_some() { "-".to_owned() } else { units::count(vcpu.exits) };
+        cells.extend([units::brief(vcpu.wall_ns), exits]);
         table.row(cells);
     }
     text.push_str(&table.render(page.width));

@@ -137,8 +137,8 @@ fn exact(report: &Report) -> String {
 
 /// What to say where the filter chooses no sample.
 pub(super) fn nothing(report: &Report) -> &'static str {
-    let Filter { process, instance, cgroup, thread, modes, .. } = &report.filter;
-    let task = [process, instance, cgroup, thread].into_iter().any(Option::is_some);
+    let Filter { process, tree, instance, cgroup, thread, modes, .. } = &report.filter;
+    let task = [process, tree, instance, cgroup, thread].into_iter().any(Option::is_some);
     if task && modes.as_slice() == [ModeGroup::Irq] {
         "\nNo sample fits: interrupts are charged to no process.\n"
     } else {
@@ -154,6 +154,7 @@ fn part(report: &Report) -> Option<String> {
         parts.push(format!("process {}", escape(process)));
     }
     let named = [
+        ("what came of", &filter.tree),
         ("instance", &filter.instance),
         ("control groups with", &filter.cgroup),
         ("thread", &filter.thread),

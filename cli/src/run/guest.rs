@@ -4,6 +4,7 @@
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, Write};
+use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use sampler::{Initrd, Session, SessionConfig, Sink};
@@ -22,6 +23,8 @@ use crate::image::{self, Payload};
 
 /// How often the run is looked at.
 const TICK: Duration = Duration::from_millis(250);
+/// How often it is looked whether what ends the run was seen.
+const REACHED: Duration = Duration::from_millis(10);
 /// How often the guest's full input FIFO is tried again.
 const INPUT_RETRY: Duration = Duration::from_millis(5);
 /// Console input that waits for the guest, bytes; more is left to the sender.
@@ -64,6 +67,7 @@ pub async fn run(
         sink,
         image::files::open(contents.clone()),
     );
+    spec.waits.iter().for_each(|wait| session.wait_for(wait.clone()));
     // Without room for it names come from the guest's memory alone.
     if let Some(Ok(initrd)) = payload.initrd.as_deref().map(Initrd::keep) {
         session.booted_with(initrd);
@@ -95,7 +99,7 @@ pub async fn run(
     }
     let load = HostLoad::start(spec.host_load)
         .map_err(|source| Error::System { action: "start a thread", source })?;
-    let heard = Heard { stop: &mut stop, input: &mut input, control: &mut control };
+    let heard = Heard::new(&mut stop, &mut input, &mut control);
     watch(&machine, &session, spec.duration, heard, command.as_mut(), &phase).await?;
     drop(load);
     let mut meta = Vec::new();
@@ -116,15 +120,68 @@ pub async fn run(
     Ok(Outcome { end, totals, host_restarts: 0 })
 }
 
+/// A machine that is being profiled, as whoever serves the run needs it.
+pub trait Subject {
+    /// A descriptor that becomes readable when it is over.
+    fn ended_fd(&self) -> BorrowedFd<'_>;
+    /// True once it is over.
+    fn has_ended(&self) -> bool;
+    /// Asks for the end; returns at once.
+    fn stop(&self);
+    /// Bytes for the console; returns how many were taken.
+    fn input(&self, bytes: &[u8]) -> usize;
+    /// Bytes for the second console, where there is one; returns how many were taken.
+    fn second_input(&self, bytes: &[u8]) -> usize {
+        bytes.len()
+    }
+    /// Called a few times a second.
+    fn look(&self, session: &Session) {
+        let _ = session;
+    }
+}
+
+impl<O: vmm::Observer> Subject for Machine<O> {
+    fn ended_fd(&self) -> BorrowedFd<'_> {
+        Machine::ended_fd(self)
+    }
+
+    fn has_ended(&self) -> bool {
+        Machine::has_ended(self)
+    }
+
+    fn stop(&self) {
+        Machine::stop(self);
+    }
+
+    fn input(&self, bytes: &[u8]) -> usize {
+        self.console_input(bytes)
+    }
+
+    fn second_input(&self, bytes: &[u8]) -> usize {
+        Machine::second_input(self, bytes)
+    }
+}
+
 /// What comes from whoever watches the run.
-struct Heard<'a> {
+pub struct Heard<'a> {
     stop: &'a mut tokio::sync::watch::Receiver<bool>,
     input: &'a mut tokio::sync::mpsc::Receiver<Vec<u8>>,
     control: &'a mut tokio::sync::mpsc::Receiver<Control>,
 }
 
+impl<'a> Heard<'a> {
+    /// The ends of a link that are listened to.
+    pub fn new(
+        stop: &'a mut tokio::sync::watch::Receiver<bool>,
+        input: &'a mut tokio::sync::mpsc::Receiver<Vec<u8>>,
+        control: &'a mut tokio::sync::mpsc::Receiver<Control>,
+    ) -> Self {
+        Self { stop, input, control }
+    }
+}
+
 /// A command in a guest with systemd.
-struct Command<'a> {
+pub struct Command<'a> {
     command: &'a GuestCommand,
     progress: tokio::sync::watch::Receiver<Progress>,
 }
@@ -156,8 +213,8 @@ async fn next(command: Option<&mut Command<'_>>) -> Progress {
 }
 
 /// Serves the run until the machine has ended.
-async fn watch<O: vmm::Observer>(
-    machine: &Machine<O>,
+pub async fn watch(
+    machine: &impl Subject,
     session: &Session,
     duration: Option<Duration>,
     Heard { stop, input, control }: Heard<'_>,
@@ -174,6 +231,8 @@ async fn watch<O: vmm::Observer>(
     let deadline = sleep_until(Instant::now() + duration.unwrap_or(far));
     tokio::pin!(deadline);
     let mut waiting = VecDeque::new();
+    let mut reached = interval(REACHED);
+    reached.set_missed_tick_behavior(MissedTickBehavior::Skip);
     // What is left of a command's script.
     let mut script: &[u8] = &[];
     let (mut stopping, mut stop_open, mut input_open, mut control_open) = (false, true, true, true);
@@ -223,8 +282,15 @@ async fn watch<O: vmm::Observer>(
                 script = script.get(taken..).unwrap_or_default();
             }
             _ = tick.tick() => {
+                machine.look(session);
                 phase.send_replace(Phase::Running(session.status()));
                 if (session.failed() || session.precise()) && !stopping {
+                    stopping = true;
+                    machine.stop();
+                }
+            }
+            _ = reached.tick(), if !stopping => {
+                if session.reached() {
                     stopping = true;
                     machine.stop();
                 }
@@ -239,8 +305,8 @@ async fn watch<O: vmm::Observer>(
     Ok(())
 }
 
-fn feed<O: vmm::Observer>(machine: &Machine<O>, waiting: &mut VecDeque<u8>) {
-    let taken = machine.console_input(waiting.make_contiguous());
+fn feed(machine: &impl Subject, waiting: &mut VecDeque<u8>) {
+    let taken = machine.input(waiting.make_contiguous());
     waiting.drain(..taken.min(waiting.len()));
 }
 

@@ -6,6 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use sampler::conditions::Wait;
 use sampler::{Session, Status};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, watch};
@@ -49,6 +50,8 @@ pub struct Watcher {
 pub enum Control {
     /// Sample, or do not.
     Sampling(bool),
+    /// Wait for something.
+    Wait(Wait),
     /// Mean ticks per second and vCPU.
     Rate(f64),
     /// A row of table `event`.
@@ -62,6 +65,7 @@ impl Control {
     pub fn apply(&self, session: &Session) {
         match self {
             Self::Sampling(on) => session.set_sampling(*on),
+            Self::Wait(wait) => session.wait_for(wait.clone()),
             Self::Rate(hz) => session.set_rate(*hz),
             Self::Mark(text) => session.event("mark", &text.replace(char::is_control, " ")),
             Self::Write => session.flush(),

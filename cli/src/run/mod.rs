@@ -5,7 +5,9 @@ pub mod host;
 pub mod link;
 mod load;
 pub mod output;
-mod screen;
+pub mod recording;
+pub mod repeat;
+pub mod screen;
 pub mod spec;
 pub mod systemd;
 pub mod terminal;
@@ -14,53 +16,49 @@ use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, IsTerminal};
 use std::path::Path;
-use std::sync::Arc;
-use std::time::Duration;
 
-use sampler::{Precision, ProfileWriter, Sink, estimate, live};
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use sampler::conditions::Wait;
+use sampler::{ProfileWriter, Sink, live};
 
 use crate::args::RunArgs;
-use crate::control::{self, server::Server};
-use crate::errors::{Error, ExitCode, Reason};
+use crate::errors::{Error, ExitCode};
 use crate::image::{self, ImageError, Loaded, Payload};
 use crate::portable::{PortableError, outer};
-use crate::top::{self, own::Beside};
-use crate::{report, symbolize};
 use host::{Chosen, Host};
-use link::{ConsolePump, Link, Watcher, link};
-use screen::{ConsoleTarget, Progress, Screen};
+use link::Link;
+use recording::{KeySource, Recorded, Recording, Streams, random_seed};
+use screen::ConsoleTarget;
 use spec::{DiskSpec, GuestEnd, Outcome, RunSpec, Writes};
 use systemd::GuestCommand;
-use terminal::{ESCAPE, Keys, RawMode};
-
-/// How long the console's last output may take to be written.
-const CONSOLE_LIMIT: Duration = Duration::from_secs(2);
-/// How many lines of the console an error shows.
-const LAST_LINES: usize = 10;
 
 /// Runs the command.
 pub fn command(args: &RunArgs) -> Result<ExitCode, Error> {
-    if args.until_precision.is_some() && !estimate::trustworthy(args.clock.into()) {
-        return Err(Error::Usage(
-            "--until-precision needs a clock with chance: under --clock fixed no interval is valid"
-                .to_owned(),
-        ));
+    match args.repeat {
+        Some(times) => repeat::command(args, times),
+        None => one(args).map(|run| run.code),
     }
-    if args.top {
-        top::terminal::check()?;
-    }
-    output::check(&args.output, args.force)?;
-    let places = symbolize::named_places(&args.debug)?;
-    let plan = Plan::make(args)?;
-    let (console, keys) = console_target(args, plan.spec.command.is_some())?;
-    // A command in a guest with systemd has an output of its own, which standard output is for.
-    let output = match plan.spec.command {
-        Some(_) if !args.json && !args.top => ConsoleTarget::Stdout,
-        _ => ConsoleTarget::None,
-    };
+}
+
+/// A run with all that is said of it.
+struct One {
+    code: ExitCode,
+    interrupted: bool,
+}
+
+fn one(args: &RunArgs) -> Result<One, Error> {
+    let recorded = once(args, args.waits())?;
+    let interrupted = recorded.interrupted;
+    let code = recorded.conclude(&args.recording, |recorded| judge(args, recorded))?;
+    Ok(One { code, interrupted })
+}
+
+/// Runs a guest once, waiting for `waits`, and records it.
+pub fn once(args: &RunArgs, waits: Vec<Wait>) -> Result<Recorded, Error> {
+    let recording = Recording::prepare(&args.recording)?;
+    let plan = Plan::make(args, waits)?;
+    let streams = streams(args, plan.spec.command.is_some())?;
     let chosen = host::choose(args.host, args.portable_host.as_deref(), args.host_timeout)?;
-    if !args.quiet {
+    if !args.recording.quiet {
         for sentence in plan.choice.iter().chain([&chosen.sentence()]) {
             eprintln!("vprof: {sentence}");
         }
@@ -68,54 +66,16 @@ pub fn command(args: &RunArgs) -> Result<ExitCode, Error> {
     if matches!(chosen.host, Host::Portable(_)) {
         enough_memory(args.memory)?;
     }
-    let console_on_stdout = matches!(console, ConsoleTarget::Stdout);
-    let stdout_taken = console_on_stdout || matches!(output, ConsoleTarget::Stdout);
-    let progress = match () {
-        () if args.quiet || args.top => Progress::Off,
-        // The terminal is the guest's as soon as it runs.
-        () if keys == KeySource::Terminal => Progress::UntilGuest,
-        // So is it a command's with its first word.
-        () if matches!(output, ConsoleTarget::Stdout) && io::stdout().is_terminal() => Progress::UntilGuest,
-        () if io::stderr().is_terminal() => Progress::Live,
-        () if args.verbose => Progress::Lines,
-        () => Progress::Off,
-    };
-    let screens = Screens {
-        // Two streams on one terminal can't both be kept apart from a live line.
-        output: Arc::new(Screen::new(output, Progress::Off)),
-        console: Arc::new(Screen::new(console, progress)),
-    };
-    let outcome = run_to_end(args, plan, &chosen, &screens, keys);
-    let screen = &screens.console;
-    let (outcome, last_lines) = match outcome {
-        Ok(ended) => ended,
-        Err(error) => {
-            screen.close();
-            if is_before_guest(&error) {
-                output::remove(&args.output);
-            }
-            return Err(error);
-        }
-    };
-    for (screen, whose) in [(screen, "console"), (&screens.output, "command")] {
-        if let Some(error) = screen.close() {
-            eprintln!("vprof: the {whose}'s output is incomplete: {}", Reason(&error));
-        }
-    }
-    if outcome.host_restarts > 0 {
+    let image = spec::shown(&args.image);
+    let recorded =
+        recording.record(image, streams, |link, tables| start(args, plan, &chosen, link, tables))?;
+    if recorded.outcome.host_restarts > 0 {
         eprintln!(
             "vprof: the portable host froze early and was started anew, {}",
-            crate::render::units::counted(outcome.host_restarts.into(), "time")
+            crate::render::units::counted(recorded.outcome.host_restarts.into(), "time")
         );
     }
-    let named = places.map_or(Ok(()), |places| symbolize::add_names(&args.output, &places, args.quiet));
-    let summary = named.and_then(|()| summarize(args, stdout_taken));
-    let code = judge(args, &outcome, &last_lines, console_on_stdout)?;
-    let code = expect(args, &outcome, code);
-    match summary {
-        Err(error) if !error.is_broken_pipe() => Err(error),
-        _ => Ok(code),
-    }
+    Ok(recorded)
 }
 
 /// Everything that is known before a host is chosen.
@@ -129,14 +89,14 @@ struct Plan {
 }
 
 impl Plan {
-    fn make(args: &RunArgs) -> Result<Self, Error> {
+    fn make(args: &RunArgs, waits: Vec<Wait>) -> Result<Self, Error> {
         let request = image::Request {
             image: &args.image,
             kernel: args.kernel.as_deref(),
             initrd: args.initrd.as_deref(),
         };
         let mut loaded = image::load(request)?;
-        let seed = args.seed.unwrap_or_else(random_seed);
+        let seed = args.recording.seed.unwrap_or_else(random_seed);
         let command = take_command(args, &mut loaded, seed)?;
         let image_disk = loaded.disk_words.as_ref().map(|_| &args.image);
         let disks: Vec<DiskSpec> = image_disk
@@ -159,15 +119,16 @@ impl Plan {
             cmdline,
             disks,
             command,
-            rate_hz: args.rate,
-            clock: args.clock.into(),
+            rate_hz: args.recording.rate,
+            clock: args.recording.clock.into(),
             seed,
-            stack_depth: usize::from(args.depth),
+            stack_depth: usize::from(args.recording.depth),
             exact: args.exact,
-            census_hz: args.census,
-            until_precision: args.until_precision,
+            census_hz: args.recording.census,
+            until_precision: args.recording.until_precision,
             host_load: args.host_load,
-            duration: args.duration,
+            duration: args.recording.duration,
+            waits,
         };
         Ok(Self { spec, payload: loaded.payload, disks: files, choice: loaded.sentence })
     }
@@ -215,21 +176,14 @@ fn meta(args: &RunArgs, kernel_file: &str, cmdline: &str) -> Vec<(String, String
     rows.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
 }
 
-/// A seed that a person can type: 32 bits.
-fn random_seed() -> u64 {
-    use std::hash::{BuildHasher, Hasher};
-    // std seeds its hash maps from the kernel's random numbers.
-    std::collections::hash_map::RandomState::new().build_hasher().finish() & 0xffff_ffff
-}
-
-/// Where the guest's input comes from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum KeySource {
-    None,
-    /// A person types: raw mode, and a key that ends the run.
-    Terminal,
-    /// A file or a pipe.
-    Stream,
+/// Where the streams go. A command with an output of its own has standard output for that, unless the console is
+/// told to be nowhere.
+fn streams(args: &RunArgs, own_output: bool) -> Result<Streams, Error> {
+    let (console, keys) = console_target(args, own_output)?;
+    let muted = args.console.as_deref().is_some_and(|place| place == "none");
+    let shown = own_output && !args.recording.json && !args.recording.top && !muted;
+    let output = if shown { ConsoleTarget::Stdout } else { ConsoleTarget::None };
+    Ok(Streams { console, keys, output })
 }
 
 /// Where the console goes, and where its input comes from. By default it is shown where somebody looks: on a terminal,
@@ -239,20 +193,20 @@ enum KeySource {
 fn console_target(args: &RunArgs, own_output: bool) -> Result<(ConsoleTarget, KeySource), Error> {
     let interactive = terminal::is_interactive();
     let wanted = match args.console.as_deref() {
-        None if args.json || args.top || own_output => None,
+        None if args.recording.json || args.recording.top || own_output => None,
         None if interactive || !args.command.is_empty() => Some(Path::new("-")),
         None => None,
         Some(place) => Some(place),
     };
     match wanted {
         Some(place) if place == "-" || place == "stdout" => {
-            if args.top {
+            if args.recording.top {
                 return Err(Error::Usage(
                     "--top and --console - both want the terminal: the view has a pane for the console"
                         .to_owned(),
                 ));
             }
-            if args.json {
+            if args.recording.json {
                 return Err(Error::Usage(
                     "--json and --console - both want standard output: give --console a file".to_owned(),
                 ));
@@ -292,144 +246,13 @@ fn host_memory(meminfo: &str) -> Option<u64> {
     kib("MemTotal:")?.checked_add(kib("SwapTotal:").unwrap_or(0))?.checked_mul(1024)
 }
 
-/// True where nothing was recorded: the profile would only stand in the way of the next run.
-fn is_before_guest(error: &Error) -> bool {
-    match error {
-        Error::Start(_) | Error::Stopped | Error::Image(_) | Error::Host(_) | Error::File { .. } => true,
-        Error::Portable(
-            PortableError::Frozen { before_guest, .. } | PortableError::Died { before_guest, .. },
-        ) => *before_guest,
-        Error::Portable(
-            PortableError::Start { .. } | PortableError::Program(_) | PortableError::Inside(_),
-        ) => true,
-        _ => false,
-    }
-}
-
-/// What shows the guest's two streams.
-struct Screens {
-    console: Arc<Screen>,
-    /// Output of a command that does not go to the console.
-    output: Arc<Screen>,
-}
-
-/// Runs the guest and everything around it; returns with the console's last lines.
-fn run_to_end(
-    args: &RunArgs,
-    plan: Plan,
-    chosen: &Chosen,
-    screens: &Screens,
-    keys: KeySource,
-) -> Result<(Outcome, Vec<String>), Error> {
-    let screen = &screens.console;
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(|source| Error::System { action: "start the runtime", source })?;
-    let (guest_side, Watcher { stop, input, control, console, output, phase }) = link();
-    let tables = live::Shared::default();
-    let run = control::server::Run {
-        image: spec::shown(&args.image),
-        profile: std::path::absolute(&args.output).unwrap_or_else(|_| args.output.clone()),
-        tables: tables.clone(),
-        phase: phase.clone(),
-        control,
-        stop: stop.clone(),
-    };
-    let view = top::own::Parts {
-        tables: tables.clone(),
-        phase: phase.clone(),
-        control: run.control.clone(),
-        stop: stop.clone(),
-    };
-    let server = serve(args, run)?;
-    let no_thread = |source| Error::System { action: "start a thread", source };
-    let shown = Arc::clone(screen);
-    let pump = console.pump(move |bytes| shown.console(bytes)).map_err(no_thread)?;
-    let shown = Arc::clone(&screens.output);
-    let output = output.pump(move |bytes| shown.console(bytes)).map_err(no_thread)?;
-    // Before raw mode: a signal without a handler would end this process and leave the terminal raw.
-    let signals = {
-        let _runtime = runtime.enter();
-        Signals::new()?
-    };
-    let terminal_error = |source| Error::System { action: "use the terminal as console", source };
-    let raw = match keys {
-        KeySource::Terminal => {
-            if !args.quiet {
-                eprintln!("vprof: the console takes all keys; Ctrl-] ends the run");
-            }
-            Some(RawMode::enter().map_err(terminal_error)?)
-        }
-        _ => None,
-    };
-    let escape = raw.is_some().then_some(ESCAPE);
-    let reader = match keys {
-        KeySource::None => None,
-        _ => Some(Keys::start(input, stop.clone(), escape).map_err(terminal_error)?),
-    };
-    let view = show(args, view, screen)?;
-    let outcome = runtime.block_on(async {
-        let run = start(args, plan, chosen, guest_side, &tables);
-        watch(run, signals, &stop, phase, screen, args.quiet).await
-    });
-    drop(server);
-    drop(reader);
-    drop(raw);
-    if let Some(failed) = view.and_then(Beside::finish) {
-        eprintln!("vprof: there was no live view: {failed}");
-    }
-    screen.release();
-    let last_lines = pump.last_lines(LAST_LINES);
-    finish_console(pump, screen, "console");
-    finish_console(output, screen, "command");
-    outcome.map(|outcome| (outcome, last_lines))
-}
-
-fn finish_console(pump: ConsolePump, screen: &Screen, whose: &str) {
-    let dropped = pump.finish(CONSOLE_LIMIT);
-    if dropped > 0 {
-        screen.note(&format!(
-            "{} of the {whose}'s output were not shown: their reader was too slow",
-            crate::render::units::bytes(dropped)
-        ));
-    }
-}
-
-/// Opens the live view, if it is wanted; what there is to say meanwhile is said after it.
-fn show(args: &RunArgs, view: top::own::Parts, screen: &Screen) -> Result<Option<Beside>, Error> {
-    if !args.top {
-        return Ok(None);
-    }
-    screen.hold();
-    Ok(Some(Beside::start(view)?))
-}
-
-/// Opens the control socket. A run that nobody asked to have one goes on without.
-fn serve(args: &RunArgs, run: control::server::Run) -> Result<Option<Server>, Error> {
-    let wanted = args.control.as_deref();
-    if wanted == Some(Path::new("none")) {
-        return Ok(None);
-    }
-    match (Server::start(wanted, run), wanted) {
-        (Ok(server), _) => Ok(Some(server)),
-        (Err(error), Some(path)) => Err(Error::file("make the socket", path, error)),
-        (Err(error), None) => {
-            if args.verbose {
-                eprintln!("vprof: no control socket: {}", Reason(&error));
-            }
-            Ok(None)
-        }
-    }
-}
-
 /// Runs the guest on the chosen host.
 async fn start(
     args: &RunArgs,
     plan: Plan,
     chosen: &Chosen,
     link: Link,
-    tables: &live::Shared,
+    tables: live::Shared,
 ) -> Result<Outcome, Error> {
     let Plan { mut spec, payload, disks, choice: _ } = plan;
     spec.meta.push(("host".to_owned(), chosen.name().to_owned()));
@@ -437,14 +260,16 @@ async fn start(
     let create = |force| -> Result<Box<dyn Sink>, Error> {
         // What a host has told that was started anew counts no more.
         *tables.lock() = live::Tables::default();
-        let writer = ProfileWriter::create(&args.output, force)?;
+        let writer = ProfileWriter::create(&args.recording.output, force)?;
         Ok(Box::new(live::LiveSink::new(Box::new(writer), tables.clone())))
     };
     match &chosen.host {
-        Host::Kvm => guest::run(&spec, disks, payload, create(args.force)?, link).await,
+        Host::Kvm => guest::run(&spec, disks, payload, create(args.recording.force)?, link).await,
         Host::Portable(setup) => {
-            let outcome =
-                outer::run(setup, &spec, payload, link, |restarts| create(args.force || restarts > 0)).await;
+            let outcome = outer::run(setup, &spec, payload, link, |restarts| {
+                create(args.recording.force || restarts > 0)
+            })
+            .await;
             // Only now may another vprof have the disks.
             drop(disks);
             outcome
@@ -452,91 +277,11 @@ async fn start(
     }
 }
 
-/// Waits for the run's end, shows its progress, and ends it on a signal.
-async fn watch(
-    run: impl Future<Output = Result<Outcome, Error>>,
-    mut signals: Signals,
-    stop: &tokio::sync::watch::Sender<bool>,
-    mut phase: tokio::sync::watch::Receiver<link::Phase>,
-    screen: &Screen,
-    quiet: bool,
-) -> Result<Outcome, Error> {
-    tokio::pin!(run);
-    let mut stops = 0;
-    let mut phase_open = true;
-    loop {
-        tokio::select! {
-            outcome = &mut run => return outcome,
-            () = signals.next() => {
-                stops += 1;
-                if stops > 1 {
-                    // Dropping the run ends the machine at once.
-                    return Err(Error::Interrupted);
-                }
-                if !quiet {
-                    screen.note("ending the run; once more to give it up");
-                }
-                stop.send_replace(true);
-            }
-            changed = phase.changed(), if phase_open => match changed {
-                Ok(()) => screen.progress(&phase.borrow_and_update().clone()),
-                Err(_) => phase_open = false,
-            },
-        }
-    }
-}
-
-/// The signals that end a run.
-struct Signals([Signal; 4]);
-
-impl Signals {
-    fn new() -> Result<Self, Error> {
-        let listen =
-            |kind| signal(kind).map_err(|source| Error::System { action: "wait for signals", source });
-        Ok(Self([
-            listen(SignalKind::interrupt())?,
-            listen(SignalKind::terminate())?,
-            listen(SignalKind::hangup())?,
-            listen(SignalKind::quit())?,
-        ]))
-    }
-
-    async fn next(&mut self) {
-        let [interrupt, terminate, hangup, quit] = &mut self.0;
-        tokio::select! {
-            _ = interrupt.recv() => {}
-            _ = terminate.recv() => {}
-            _ = hangup.recv() => {}
-            _ = quit.recv() => {}
-        }
-    }
-}
-
-/// Prints the summary. Where standard output carries the console, it goes to standard error.
-fn summarize(args: &RunArgs, console_on_stdout: bool) -> Result<(), Error> {
-    if args.json {
-        return report::print_json(&args.output);
-    }
-    if args.quiet {
-        return Ok(());
-    }
-    report::print_summary(&args.output, console_on_stdout)?;
-    eprintln!(
-        "vprof: the profile is in {0}; `vprof report {0}` shows this again",
-        crate::errors::Shown(&args.output)
-    );
-    Ok(())
-}
-
 /// Turns the end into an exit code.
-fn judge(
-    args: &RunArgs,
-    outcome: &Outcome,
-    last_lines: &[String],
-    console_shown: bool,
-) -> Result<ExitCode, Error> {
+fn judge(args: &RunArgs, recorded: &Recorded) -> Result<ExitCode, Error> {
+    let Recorded { outcome, last_lines, console_on_stdout, .. } = recorded;
     let last = || {
-        if console_shown || last_lines.is_empty() {
+        if *console_on_stdout || last_lines.is_empty() {
             String::new()
         } else {
             format!("\nits console's last lines:\n  {}", last_lines.join("\n  "))
@@ -560,42 +305,8 @@ fn judge(
         GuestEnd::PowerOff | GuestEnd::Reset if !args.command.is_empty() => {
             Err(Error::Guest(format!("it ended before its command did{}", last())))
         }
-        GuestEnd::PowerOff | GuestEnd::Reset | GuestEnd::Stopped => Ok(ExitCode::Done),
+        GuestEnd::PowerOff | GuestEnd::Reset | GuestEnd::Stopped | GuestEnd::Left(_) => Ok(ExitCode::Done),
     }
-}
-
-/// Says so where the precision that was asked for was not reached. A command that failed tells more by its own code.
-fn expect(args: &RunArgs, outcome: &Outcome, code: ExitCode) -> ExitCode {
-    let Some(missed) =
-        args.until_precision.and_then(|wanted| missed(wanted, outcome.totals.precision.as_ref()))
-    else {
-        return code;
-    };
-    eprintln!("vprof: {missed}");
-    if code == ExitCode::Done { ExitCode::Expectation } else { code }
-}
-
-/// What was reached instead of the precision that was asked for.
-fn missed(wanted: f64, found: Option<&Precision>) -> Option<String> {
-    let wanted = format!("{} %", wanted * 100.0);
-    let Some(found) = found else {
-        return Some(format!(
-            "the run ended before its largest share was known to within {wanted}: nothing was sampled"
-        ));
-    };
-    let longer = match found.needed {
-        Some(times) => format!("; a run {times:.1} times as long would do"),
-        None => String::new(),
-    };
-    (!found.reached).then(|| {
-        format!(
-            "the run ended before its largest share was known to within {wanted}: that of {} is {:.2} %, known to \
-             within {:.2} %{longer}",
-            crate::render::escape(&found.name),
-            found.share.share * 100.0,
-            found.share.distance() * 100.0
-        )
-    })
 }
 
 #[cfg(test)]
@@ -608,31 +319,5 @@ mod tests {
         assert_eq!(host_memory(text), Some(1_048_576));
         assert_eq!(host_memory("nonsense"), None);
         assert!(host_memory(&std::fs::read_to_string("/proc/meminfo").unwrap()).unwrap() > 1 << 20);
-    }
-
-    #[test]
-    fn what_was_not_reached_is_told() {
-        let share = estimate::share(300, 1_000);
-        let found = |reached| Precision {
-            wanted: 0.01,
-            name: "g\x1bzip".to_owned(),
-            process: true,
-            share,
-            reached,
-            needed: estimate::needed_for(&share, 0.01),
-        };
-        assert_eq!(missed(0.01, Some(&found(true))), None);
-        assert_eq!(
-            missed(0.01, Some(&found(false))).unwrap(),
-            "the run ended before its largest share was known to within 1 %: that of g\\x1bzip is 30.00 %, known to \
-             within 2.91 %; a run 8.2 times as long would do"
-        );
-        assert!(missed(0.005, None).unwrap().ends_with("within 0.5 %: nothing was sampled"));
-    }
-
-    #[test]
-    fn seeds_differ_and_can_be_typed() {
-        assert!(random_seed() <= u64::from(u32::MAX));
-        assert_ne!((random_seed(), random_seed()), (random_seed(), random_seed()));
     }
 }

@@ -4,6 +4,7 @@ use std::fs::{File, OpenOptions, TryLockError};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use sampler::conditions::Wait;
 use sampler::{ClockKind, Totals};
 use serde::{Deserialize, Serialize};
 use vmm::{DiskMode, End};
@@ -45,6 +46,8 @@ pub struct RunSpec {
     pub host_load: u8,
     /// The run ends after this time.
     pub duration: Option<Duration>,
+    /// What is waited for from the start on.
+    pub waits: Vec<Wait>,
     /// Rows of the profile's table `meta`.
     pub meta: Vec<(String, String)>,
 }
@@ -93,6 +96,8 @@ pub enum GuestEnd {
     Exited(u32),
     /// vprof ended it.
     Stopped,
+    /// It was attached to, and is not any more: why, as a sentence.
+    Left(String),
     /// The guest or KVM failed.
     Failed(String),
 }
@@ -118,6 +123,7 @@ impl GuestEnd {
             Self::Exited(code) => format!("the guest's command ended with status {code}"),
             Self::Stopped => "vprof stopped the guest".to_owned(),
             Self::Failed(reason) => format!("the guest failed: {reason}"),
+            Self::Left(sentence) => sentence.clone(),
         }
     }
 }

@@ -87,8 +87,8 @@ impl Run for Remote {
     async fn send(&mut self, command: Command) -> Result<(), Error> {
         let request = match command {
             Command::View(view) => Request::Watch { view, every_ms: self.every_ms },
-            Command::Start => Request::Start,
-            Command::Stop => Request::Stop,
+            Command::Start => Request::Start { when: None },
+            Command::Stop => Request::Stop { when: None, then: None },
             Command::Rate(hz) => Request::Rate { hz },
             Command::Mark(text) => Request::Mark { text },
             Command::End => Request::End,

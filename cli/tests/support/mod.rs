@@ -122,7 +122,18 @@ pub fn write_profile(path: &Path) {
 
 /// The same; the process takes this many of four busy samples.
 pub fn write_profile_of(path: &Path, of_four: u64) {
+    write_batch(path, &batch_of(of_four));
+}
+
+/// Writes a profile of these rows.
+pub fn write_batch(path: &Path, batch: &Batch) {
     let mut writer = ProfileWriter::create(path, false).unwrap();
+    writer.write(batch).unwrap();
+    writer.finish().unwrap();
+}
+
+/// The rows of [`write_profile_of`].
+pub fn batch_of(of_four: u64) -> Batch {
     let instance = |id, pid, comm: &str| InstanceRow {
         id,
         pid,
@@ -189,7 +200,7 @@ pub fn write_profile_of(path: &Path, of_four: u64) {
         ("started_unix_ns", "1700000000000000000"),
         ("complete", "1"),
     ];
-    let batch = Batch {
+    Batch {
         meta: meta.map(|(key, value)| (key.to_owned(), value.to_owned())).to_vec(),
         vcpus: vec![vcpu(0), vcpu(1)],
         instances: vec![instance(1, 100, "evil\x1b[2J,\"x\""), instance(2, 101, "calm")],
@@ -201,7 +212,5 @@ pub fn write_profile_of(path: &Path, of_four: u64) {
             text: "the guest powered off".to_owned(),
         }],
         ..Default::default()
-    };
-    writer.write(&batch).unwrap();
-    writer.finish().unwrap();
+    }
 }

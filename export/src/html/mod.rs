@@ -167,9 +167,10 @@ pub fn write_page(
 
 /// The page itself chooses processes, functions and modes.
 fn check(filter: &Filter) -> Result<(), PageError> {
-    let Filter { process, instance, cgroup, thread, symbol, modes, .. } = filter;
+    let Filter { process, tree, instance, cgroup, thread, symbol, modes, .. } = filter;
     let options = [
         ("--process", process.is_some()),
+        ("--tree-of", tree.is_some()),
         ("--instance", instance.is_some()),
         ("--cgroup", cgroup.is_some()),
         ("--thread", thread.is_some()),

@@ -51,6 +51,7 @@ pub const WORKLOADS: &[&str] = &[
     "latency",
     "loop",
     "recursion",
+    "restart",
     "shares",
     "shortlived",
     "sleeper",

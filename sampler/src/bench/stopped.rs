@@ -74,7 +74,7 @@ impl Known {
     fn find(stopped: &Stopped) -> Result<Self, BenchError> {
         let readers: Arc<OnceLock<Readers>> = Arc::default();
         let wanted = (1, Some(StackReader::USER_BYTES));
-        let mut guest = LinuxGuest::new(stopped.memory.clone(), Arc::clone(&readers), wanted);
+        let mut guest = LinuxGuest::new(stopped.memory.clone().into(), Arc::clone(&readers), wanted);
         let record = crate::record::take(&stopped.moment(), |_| None, || None);
         let found = guest.find(record.cr3, record.five_level)?;
         if let Some(reason) = guest.publish_reader()? {
@@ -104,7 +104,7 @@ impl Known {
 
     fn walker(&self, stopped: &Stopped, files: &OpenFiles) -> Walker {
         let (kernel, unwinder) = (Arc::clone(&self.kernel), Arc::clone(&self.unwinder));
-        Walker::new(unwinder, Source::new(kernel, stopped.memory.clone(), files()), DEPTH)
+        Walker::new(unwinder, Source::new(kernel, stopped.memory.clone().into(), files()), DEPTH)
     }
 }
 

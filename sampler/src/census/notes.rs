@@ -9,7 +9,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use symbols::{Kernel, TaskSnapshot};
-use vmm::{GuestMemoryMmap, monotonic_ns};
+use vmm::monotonic_ns;
 
 use super::taker::Taker;
 use super::{Bill, Change, Moment, Plan, Seen, Told};
@@ -17,6 +17,7 @@ use crate::batch::{Batch, CensusMomentRow, CensusStateRow, EventRow};
 use crate::collector::resolver::Resolver;
 use crate::exact::Cause;
 use crate::exact::state::{Doing, Who};
+use crate::memory::GuestMemory;
 
 /// Moments that wait for the collector, at most.
 const WAITING: usize = 4;
@@ -56,7 +57,7 @@ impl Notes {
     }
 
     /// The kernel was found: the census may begin.
-    pub(crate) fn start(&mut self, kernel: Arc<Kernel>, memory: GuestMemoryMmap, batch: &mut Batch) {
+    pub(crate) fn start(&mut self, kernel: Arc<Kernel>, memory: GuestMemory, batch: &mut Batch) {
         let stop = Arc::new(AtomicBool::new(false));
         let (told, heard) = sync_channel(WAITING);
         let taker = Taker::new(self.plan.clone(), (kernel, memory), Arc::clone(&stop), told);

@@ -219,6 +219,12 @@ impl Frames {
         }
     }
 
+    /// Another kernel runs: its addresses get rows of their own.
+    pub(crate) fn forget_kernel(&mut self) {
+        self.known.retain(|key, _| !matches!(key, Key::Kernel { .. }));
+        self.unnamed.clear();
+    }
+
     /// Other modules are loaded now: an address outside of the image may have got another name, so it gets a new row.
     pub(crate) fn modules_changed(&mut self, names: &dyn Names, rows: &mut Vec<FrameRow>) {
         self.name_unnamed(names, rows);

@@ -5,9 +5,10 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use symbols::{CpuBooks, CpuTime, Kernel, ProcessBooks, TaskSnapshot};
-use vmm::{GuestMemoryMmap, monotonic_ns};
+use vmm::monotonic_ns;
 
 use crate::batch::{Batch, RusageRow, ThreadTimeRow};
+use crate::memory::GuestMemory;
 
 /// Processes whose books are read with one batch, at most; the others wait until all are read.
 const MOST_HIT: usize = 256;
@@ -27,7 +28,7 @@ pub(crate) struct AllBooks {
 /// Reads the books.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
-    guest: Option<(Arc<Kernel>, GuestMemoryMmap)>,
+    guest: Option<(Arc<Kernel>, GuestMemory)>,
     /// Instances that were hit since the last batch.
     hit: HashMap<u32, TaskSnapshot>,
     /// Instances whose last books are known: what is read or told of them later is older, or another's.
@@ -42,8 +43,14 @@ impl Ledger {
     }
 
     /// The books are those of this kernel.
-    pub(crate) fn found(&mut self, kernel: Arc<Kernel>, memory: GuestMemoryMmap) {
+    pub(crate) fn found(&mut self, kernel: Arc<Kernel>, memory: GuestMemory) {
         self.guest = Some((kernel, memory));
+    }
+
+    /// Their kernel runs no more.
+    pub(crate) fn gone(&mut self) {
+        self.guest = None;
+        self.hit.clear();
     }
 
     /// A sample has hit the instance.

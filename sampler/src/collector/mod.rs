@@ -2,6 +2,7 @@
 
 pub(crate) mod aim;
 pub(crate) mod console;
+mod ending;
 pub(crate) mod finder;
 pub(crate) mod frames;
 mod hot;
@@ -10,36 +11,43 @@ mod interrupts;
 mod ledger;
 pub(crate) mod mode;
 mod namer;
+mod news;
+mod presence;
 pub(crate) mod resolver;
 mod stacks;
+mod waiting;
 pub(crate) mod walker;
 
 use std::fmt;
 use std::fs::File;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, TryRecvError};
+use std::sync::mpsc::{Receiver, Sender};
+use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use vmm::{GuestMemoryMmap, Injected, Injections, Machine, Observer, Region, Tripwires, monotonic_ns};
+use vmm::{
+    Counters, GuestMemoryMmap, Injected, Injections, Machine, Observer, Region, Tripwires, monotonic_ns,
+};
 
 use crate::batch::{Batch, EventRow, InjectedRow, Sink};
 use crate::census::Notes;
+use crate::conditions::Gate;
 use crate::exact::watch::Watch;
 use crate::initrd::Initrd;
+use crate::memory::GuestMemory;
 use crate::microstate::host::{own_schedstat, waited};
 use crate::microstate::meter::Meter;
-use crate::record::Sampled;
-use crate::session::{Ending, OpenFiles, Shared, Totals};
+use crate::record::{Readers, Sampled};
+use crate::session::{OpenFiles, Shared, Totals};
 use crate::vcpu::Ends;
 use aim::Aim;
-use finder::{Code, News, Wanted};
-use namer::{Named, Namer, Wish};
+use finder::{News, Wanted};
+use namer::{Named, Wish};
+use presence::Presence;
 use resolver::Resolver;
 #[cfg(feature = "fuzz")]
 pub(crate) use walker::PerfMap;
-use walker::{Source, Walker};
 
 /// How often the rings are drained: a process that has ended meanwhile can't be asked for its mappings any more.
 const PERIOD: Duration = Duration::from_millis(10);
@@ -49,10 +57,6 @@ const FLUSH_PERIOD: Duration = Duration::from_millis(200);
 const FLUSH_SAMPLES: usize = 8_192;
 /// The window of the live line.
 const WINDOW: Duration = Duration::from_secs(1);
-/// How long the finder may take to end: its longest step, reading a kernel's symbols, takes about a second.
-const FINDER_LIMIT: Duration = Duration::from_secs(10);
-/// How long naming may go on after the end of a run.
-const NAMER_LIMIT: Duration = Duration::from_secs(60);
 
 /// How often exits and KVM's counters are told.
 const COUNTERS_PERIOD: Duration = Duration::from_secs(1);
@@ -60,14 +64,9 @@ const COUNTERS_PERIOD: Duration = Duration::from_secs(1);
 /// means that the process was stopped (SIGSTOP).
 const STOPPED: Duration = Duration::from_millis(500);
 
-/// How long in all the collector waits for the programs of an initrd: less than a ring holds.
-const WALKER_PATIENCE: Duration = Duration::from_secs(1);
-/// How long the namer does; a run may end so much later.
-const NAMER_PATIENCE: Duration = Duration::from_secs(20);
-
 /// What stacks are walked in.
 struct Guest {
-    memory: GuestMemoryMmap,
+    memory: GuestMemory,
     files: OpenFiles,
     initrd: Option<Initrd>,
     depth: usize,
@@ -102,7 +101,9 @@ pub(crate) struct Collector {
     rings: Vec<Ends>,
     sink: Box<dyn Sink>,
     finder: Option<FinderHandle>,
-    memory: Option<GuestMemoryMmap>,
+    presence: Presence,
+    readers: Arc<OnceLock<Readers>>,
+    memory: Option<GuestMemory>,
     guest: Option<Guest>,
     namer: Option<NamerHandle>,
     /// Samples whose stacks were not copied: all boxes were under way.
@@ -113,6 +114,10 @@ pub(crate) struct Collector {
     exit_rows: u32,
     counted: Instant,
     resolver: Resolver,
+    /// Whether samples are kept, and what is waited for.
+    gate: Gate,
+    /// Samples of each vCPU that were not kept.
+    passed_over: Vec<u64>,
     /// The precision that is to be reached.
     aim: Option<Aim>,
     /// Exact mode, where it is wanted.
@@ -135,18 +140,21 @@ impl fmt::Debug for Collector {
 impl Collector {
     pub(crate) fn new(
         shared: Arc<Shared>,
-        rings: Vec<Ends>,
+        (rings, readers): (Vec<Ends>, Arc<OnceLock<Readers>>),
         sink: Box<dyn Sink>,
         meta: Vec<(String, String)>,
     ) -> Self {
         let resolver = Resolver::new(shared.zero_ns);
         let now = Instant::now();
         let meters = shared.meters();
+        let passed_over = vec![0; rings.len()];
         Self {
             shared,
             rings,
             sink,
             finder: None,
+            presence: Presence::default(),
+            readers,
             memory: None,
             guest: None,
             namer: None,
@@ -157,6 +165,8 @@ impl Collector {
             exit_rows: 0,
             counted: now,
             resolver,
+            gate: Gate::default(),
+            passed_over,
             aim: None,
             exact: None,
             census: None,
@@ -170,6 +180,7 @@ impl Collector {
 
     /// Writes what is there, so that a sink that cannot be written to is known before the guest runs.
     pub(crate) fn begin(&mut self) -> Result<(), crate::SinkError> {
+        self.take_waits(Some(0));
         self.flush();
         match &self.totals.sink_error {
             Some(error) => Err(crate::SinkError(error.clone())),
@@ -185,7 +196,12 @@ impl Collector {
     pub(crate) fn meter<O: Observer>(&mut self, machine: &mut Machine<O>) {
         self.regions = machine.regions().to_vec();
         self.injections = machine.injections();
-        for (meter, kvm) in self.meters.iter_mut().zip(machine.take_counters()) {
+        self.count_by(machine.take_counters());
+    }
+
+    /// KVM's counters of the vCPUs.
+    pub(crate) fn count_by(&mut self, counters: Vec<Option<Counters>>) {
+        for (meter, kvm) in self.meters.iter_mut().zip(counters) {
             meter.attach(kvm);
         }
     }
@@ -215,7 +231,7 @@ impl Collector {
     /// Stacks of at most `depth` frames are to be walked in this guest.
     pub(crate) fn look_at(
         &mut self,
-        memory: GuestMemoryMmap,
+        memory: GuestMemory,
         (files, initrd): (OpenFiles, Option<Initrd>),
         depth: usize,
     ) {
@@ -259,7 +275,9 @@ impl Collector {
     fn read_meters(&mut self, ended: bool) {
         self.batch.vcpus.clear();
         for meter in &mut self.meters {
-            let (row, window) = meter.read(self.shared.zero_ns);
+            let (mut row, window) = meter.read(self.shared.zero_ns);
+            let passed_over = self.passed_over.get(usize::from(row.id)).copied().unwrap_or(0);
+            row.samples = row.samples.saturating_sub(passed_over);
             self.batch.vcpus.push(row);
             self.batch.microstates.extend(window);
         }
@@ -279,25 +297,38 @@ impl Collector {
 
     /// Drains the rings and takes what has arrived from elsewhere.
     pub(crate) fn collect(&mut self) {
+        self.take_waits(None);
         for meter in &mut self.meters {
             meter.tell_waited();
-            self.batch.rates.extend(meter.pace(self.shared.zero_ns));
+            let pace = meter.pace(self.shared.zero_ns);
+            // While samples are not kept none is taken, as far as the profile goes.
+            self.batch.rates.extend(pace.filter(|_| !self.gate.is_closed()));
         }
         // News first: what it says was so before the samples that are drained now.
         self.hear_finder();
         for vcpu in 0..self.rings.len() {
             // No more than stands there now: a ring that fills as fast as it is drained must not starve the others.
             for _ in 0..self.rings[vcpu].samples.slots() {
-                let Ok(Sampled { record, stack, stack_missed }) = self.rings[vcpu].samples.pop() else {
+                let Ok(Sampled { mut record, stack, stack_missed }) = self.rings[vcpu].samples.pop() else {
                     break;
                 };
                 let id = u8::try_from(vcpu).unwrap_or(u8::MAX);
-                self.resolver.sample(id, &record, stack.as_deref(), &mut self.batch);
-                if let (Some(aim), Some(sample)) = (&mut self.aim, self.batch.samples.last()) {
-                    let task = record.current.and_then(|current| current.task);
-                    aim.sample(sample, task.map(|task| (task.process_comm, task.kernel_thread)));
+                let known = self.trusts(&record);
+                record.current = record.current.filter(|_| known);
+                let task = record.current.and_then(|current| current.task);
+                if let Some(task) = &task {
+                    self.gate.task(task);
                 }
-                self.stacks_missed += u64::from(stack_missed);
+                if self.gate.is_closed() {
+                    self.pass_over(vcpu, &record);
+                } else {
+                    let stack = stack.as_deref().filter(|_| known);
+                    self.resolver.sample(id, &record, stack, &mut self.batch);
+                    self.stacks_missed += u64::from(stack_missed);
+                    if let (Some(aim), Some(sample)) = (&mut self.aim, self.batch.samples.last()) {
+                        aim.sample(sample, task.map(|task| (task.process_comm, task.kernel_thread)));
+                    }
+                }
                 if let Some(stack) = stack {
                     // There are no more boxes than the pool has room for.
                     drop(self.rings[vcpu].pool.push(stack));
@@ -320,140 +351,8 @@ impl Collector {
             self.batch.meta.push(("console_dropped_bytes".to_owned(), dropped.to_string()));
         }
         self.batch.events.append(&mut self.shared.events());
+        self.wait();
         self.roll_window();
-    }
-
-    fn hear_finder(&mut self) {
-        let Some(finder) = self.finder.take() else { return };
-        loop {
-            match finder.news.try_recv() {
-                Ok(news) => self.hear(news),
-                Err(TryRecvError::Empty) => break,
-                Err(TryRecvError::Disconnected) => return self.bury(finder),
-            }
-        }
-        self.finder = Some(finder);
-    }
-
-    fn ask_finder(&mut self) {
-        let Some(finder) = &self.finder else { return };
-        if let Some((cr3, five_level)) = self.resolver.candidate.take() {
-            finder.wanted.candidate(cr3, five_level);
-        }
-        if std::mem::take(&mut self.resolver.unknown_module) {
-            finder.wanted.modules();
-        }
-    }
-
-    fn hear(&mut self, news: News) {
-        match news {
-            News::Kernel(found) => {
-                let release = found.release.unwrap_or_else(|| "of unknown release".to_owned());
-                let after = Duration::from_nanos(monotonic_ns().saturating_sub(self.shared.zero_ns));
-                let symbols = found.symbols;
-                self.event(
-                    "kernel",
-                    format!("Linux {release} found {after:.2?} after the start, {symbols} symbols"),
-                );
-                self.batch.meta.push(("kernel".to_owned(), release.clone()));
-                self.shared.status().kernel = Some(release);
-                if let (Some(kernel), Some(memory)) = (&found.code.kernel, &self.memory) {
-                    self.resolver.ledger.found(Arc::clone(kernel), memory.clone());
-                }
-                if let Some(exact) = &mut self.exact {
-                    exact.kernel_found(found.code.kernel.clone());
-                }
-                let walker = self.walker(&found.code);
-                if let (Some(census), Some(kernel), Some(memory)) =
-                    (&mut self.census, found.code.kernel, &self.memory)
-                {
-                    census.start(kernel, memory.clone(), &mut self.batch);
-                }
-                self.resolver.kernel_found(found.code.names, walker, &mut self.batch);
-            }
-            News::Code(code) => {
-                self.resolver.modules_changed(code.names, code.unwinder, &mut self.batch);
-            }
-            News::Interrupts(interrupts) => self.resolver.interrupts_changed(&interrupts),
-            News::SystemCalls(names) => {
-                let named = (0..).zip(names).filter_map(|(number, name)| Some((number, name?)));
-                self.batch.syscalls.extend(named);
-            }
-            News::Books(all) => self.resolver.books(&all, &mut self.batch),
-            News::Tasks(tasks) => self.resolver.list(&tasks, &mut self.batch),
-            News::Missing(text) => self.event("missing", text),
-        }
-    }
-
-    /// A walker of stacks for the kernel that was found; its namer is started, too.
-    fn walker(&mut self, code: &Code) -> Option<Walker> {
-        let guest = self.guest.take()?;
-        let (kernel, unwinder) = (code.kernel.clone()?, code.unwinder.clone()?);
-        let source = |patience| {
-            Source::new(Arc::clone(&kernel), guest.memory.clone(), (guest.files)())
-                .with_initrd(guest.initrd.clone(), patience)
-        };
-        let namer = Namer::new(source(NAMER_PATIENCE), (guest.files)());
-        let ((wanted, to_name), (to_tell, named)) = (mpsc::channel(), mpsc::channel());
-        let thread = thread::Builder::new().name("namer".to_owned());
-        match thread.spawn(move || namer.run(&to_name, &to_tell)) {
-            Ok(thread) => self.namer = Some(NamerHandle { wanted, named, thread }),
-            Err(error) => self.event("missing", format!("user code is not named: no thread: {error}")),
-        }
-        let source = source(WALKER_PATIENCE);
-        source.prepare();
-        Some(Walker::new(unwinder, source, guest.depth))
-    }
-
-    fn ask_namer(&mut self) {
-        let Some(namer) = &self.namer else { return self.resolver.nameless.clear() };
-        for nameless in self.resolver.nameless.drain(..) {
-            // The namer ends early only by a panic, which is told at the end.
-            drop(namer.wanted.send(Wish::Name(nameless)));
-        }
-        while let Ok(named) = namer.named.try_recv() {
-            take_name(named, &mut self.batch);
-        }
-    }
-
-    /// Waits until all frames have their names.
-    fn end_namer(&mut self) {
-        self.ask_namer();
-        self.resolver.code(&mut self.batch);
-        let Some(NamerHandle { wanted, named, thread }) = self.namer.take() else { return };
-        for (file, address) in self.resolver.hot_programs() {
-            drop(wanted.send(Wish::Code(file, address)));
-        }
-        drop(wanted);
-        let until = Instant::now() + NAMER_LIMIT;
-        while Instant::now() < until {
-            match named.recv_timeout(FLUSH_PERIOD) {
-                Ok(named) => take_name(named, &mut self.batch),
-                Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) if thread.join().is_err() => {
-                    return self.event("missing", "naming user code failed unexpectedly".to_owned());
-                }
-                Err(RecvTimeoutError::Disconnected) => return,
-            }
-            // Whoever reads the rows takes long silence for a collector that hangs.
-            if self.flushed.elapsed() >= FLUSH_PERIOD {
-                self.flush();
-            }
-        }
-        self.event(
-            "missing",
-            format!("naming user code took more than {NAMER_LIMIT:?}: the rest has no names"),
-        );
-    }
-
-    /// The finder's thread has ended by itself, which it does only by a panic.
-    fn bury(&mut self, mut finder: FinderHandle) {
-        if finder.thread.take().is_some_and(|thread| thread.join().is_err()) {
-            self.event(
-                "missing",
-                "reading the guest's kernel failed unexpectedly: names stop here".to_owned(),
-            );
-        }
     }
 
     fn event(&mut self, kind: &str, text: String) {
@@ -503,80 +402,14 @@ impl Collector {
                 Err(error) => self.fail(error.0),
             }
         }
-        let batch = &mut self.batch;
-        batch.clear();
+        self.gate.look(&self.batch);
+        self.gate.forget_rows();
+        self.batch.clear();
     }
 
     fn fail(&mut self, error: String) {
         self.totals.sink_error.get_or_insert(error);
         self.shared.failed.store(true, Ordering::Release);
-    }
-
-    /// Drains everything, lets the finder end, writes the last rows and closes the sink.
-    pub(crate) fn close(mut self) -> Totals {
-        let ended_ns = monotonic_ns();
-        self.collect();
-        self.end_finder();
-        self.collect();
-        if let Some(exact) = &mut self.exact {
-            exact.close(&mut self.resolver, &mut self.batch);
-        }
-        if let Some(census) = &mut self.census {
-            census.close(&mut self.resolver, &mut self.batch);
-        }
-        self.end_namer();
-        let Ending { meta, complete } = self.shared.ending();
-        self.flush();
-        if self.totals.lost > 0 {
-            self.event("lost", format!("{} samples were lost in all", self.totals.lost));
-        }
-        if self.stacks_missed > 0 {
-            let missed = self.stacks_missed;
-            self.event("lost", format!("{missed} samples have no stack: the collector did not keep up"));
-        }
-        let duration = ended_ns.saturating_sub(self.shared.zero_ns);
-        self.read_meters(true);
-        self.totals.precision = self.aim.as_ref().and_then(Aim::look);
-        let mut last = std::mem::take(&mut self.batch);
-        last.meta = meta;
-        last.meta.push(("duration_ns".to_owned(), duration.to_string()));
-        if complete {
-            last.meta.push(("complete".to_owned(), "1".to_owned()));
-        }
-        if self.totals.sink_error.is_none()
-            && let Err(error) = self.sink.write(&last).and_then(|()| self.sink.finish())
-        {
-            self.fail(error.0);
-        }
-        self.totals
-    }
-
-    fn end_finder(&mut self) {
-        self.ask_finder();
-        let Some(finder) = self.finder.take() else { return };
-        finder.wanted.stop();
-        let until = Instant::now() + FINDER_LIMIT;
-        loop {
-            match finder.news.recv_timeout(until.saturating_duration_since(Instant::now())) {
-                Ok(news) => self.hear(news),
-                Err(RecvTimeoutError::Disconnected) => return self.bury(finder),
-                Err(RecvTimeoutError::Timeout) => {
-                    return self
-                        .event("missing", format!("the thread finder did not end within {FINDER_LIMIT:?}"));
-                }
-            }
-        }
-    }
-}
-
-fn take_name(named: Named, batch: &mut Batch) {
-    match named {
-        Named::Frame(row, mut inlined) => {
-            batch.frames.push(row);
-            batch.inlined.append(&mut inlined);
-        }
-        Named::File(row) => batch.files.push(row),
-        Named::Code(row) => batch.code.push(row),
     }
 }
 

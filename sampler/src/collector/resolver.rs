@@ -21,7 +21,7 @@ use crate::record::Record;
 use crate::text;
 
 /// Kernel addresses are the upper half, whatever the number of page table levels.
-const KERNEL_HALF: u64 = 1 << 63;
+pub(super) const KERNEL_HALF: u64 = 1 << 63;
 
 /// Module of code in memory without a file, which a program has made itself.
 const ANONYMOUS: &str = "anonymous";
@@ -67,6 +67,8 @@ pub(crate) struct Resolver {
     window: Window,
     /// Time of the newest sample, CLOCK_MONOTONIC ns.
     latest_ns: u64,
+    /// What the first process was seen to run.
+    init: Option<String>,
     /// Who was there when all tasks were last listed: pid, start, name.
     listed: HashSet<(i32, u64, [u8; 16])>,
     /// CR3 and CR4.LA57 of the last kernel code that ran.
@@ -134,6 +136,15 @@ impl Resolver {
             syscall: placed.syscall.filter(|_| mode == Mode::Kernel),
             interrupt: placed.interrupt,
         });
+    }
+
+    /// Takes from a sample that is not kept what is needed to find the kernel.
+    pub(crate) fn pass_over(&mut self, record: &Record) {
+        self.classifier.classify(record);
+        self.latest_ns = self.latest_ns.max(record.time_ns);
+        if record.rip & KERNEL_HALF != 0 && record.long_mode {
+            self.candidate = Some((record.cr3, record.five_level));
+        }
     }
 
     /// The instance of a task that an event is about; its thread gets its name.
@@ -308,6 +319,13 @@ impl Resolver {
         self.walker = walker;
     }
 
+    /// Another kernel runs: nothing more is read of the one that was found, and addresses mean something else.
+    pub(crate) fn kernel_gone(&mut self) {
+        (self.names, self.walker) = (None, None);
+        self.frames.forget_kernel();
+        self.ledger.gone();
+    }
+
     /// The row id of a hard interrupt on `vcpu`; `None` while its name is not known, unless this is the `last` chance.
     pub(crate) fn source(
         &mut self,
@@ -340,6 +358,19 @@ impl Resolver {
         if let Some((walker, unwinder)) = self.walker.as_mut().zip(unwinder) {
             walker.unwinder_changed(unwinder);
         }
+    }
+
+    /// What the first process runs, if that is another program than before: its path and its file system.
+    pub(crate) fn init_program(&mut self, tasks: &[TaskSnapshot]) -> Option<String> {
+        let source = self.walker.as_ref()?.source();
+        let init = tasks.iter().find(|task| task.tid == 1 && !task.kernel_thread)?;
+        let exe = source.kernel.process(&source.memory, init.task).exe.ok()?;
+        let program = format!("{} {}", text::printable(&exe.path), text::printable(&exe.filesystem));
+        if self.init.as_ref() == Some(&program) {
+            return None;
+        }
+        self.init = Some(program.clone());
+        Some(program)
     }
 
     /// Tasks that exist, sampled or not. They are read while the guest runs, so one alone may be half made or half gone:

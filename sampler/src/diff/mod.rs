@@ -269,6 +269,24 @@ impl Value {
     }
 }
 
+/// Compares measurements of runs like these, each group of which has at least two on either side: Welch's t, and Holm's
+/// correction over the groups. Marked is what would come by chance in one of a hundred such comparisons at most.
+pub fn compare(groups: &[(&[f64], &[f64])]) -> Vec<Change> {
+    /// Chance that a comparison of things that have not changed has any mark.
+    const MEASURED: f64 = 0.01;
+    let values = |side: &[f64]| side.iter().map(|&at| Value { at, low: at, high: at }).collect::<Vec<_>>();
+    let mut changes: Vec<Change> = groups
+        .iter()
+        .map(|(before, after)| change(&values(before), &values(after), Method::Welch, true))
+        .collect();
+    let adjusted = holm(&changes.iter().map(|change| change.p.unwrap_or(1.0)).collect::<Vec<_>>());
+    for (change, adjusted) in changes.iter_mut().zip(adjusted) {
+        change.p_adjusted = Some(adjusted);
+        change.marked = adjusted <= MEASURED;
+    }
+    changes
+}
+
 fn change(before: &[Value], after: &[Value], method: Method, tested: bool) -> Change {
     let mean = |values: &[Value]| values.iter().map(|value| value.at).sum::<f64>() / values.len() as f64;
     let Tested { low, high, p } = match (method, before, after) {

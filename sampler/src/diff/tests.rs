@@ -148,3 +148,15 @@ fn runs_that_can_not_be_compared_say_why() {
     let none = Shares { busy_samples: 0, rows: Vec::new(), ..some.clone() };
     assert!(matches!(of(&[some], &[none]), Err(DiffError::NoSamples(2))));
 }
+
+#[test]
+fn measurements_are_compared_group_by_group() {
+    let changes = compare(&[
+        (&[1.00, 1.01, 0.99, 1.0], &[1.50, 1.51, 1.49, 1.5]),
+        (&[1.0, 1.2, 0.8, 1.1], &[1.1, 1.0, 0.9, 1.2]),
+        (&[2.0, 2.0], &[2.0, 2.0]),
+    ]);
+    let marked: Vec<bool> = changes.iter().map(|change| change.marked).collect();
+    assert_eq!(marked, [true, false, false]);
+    assert!((changes[0].change - 0.5).abs() < 1e-9 && changes[0].low > 0.4);
+}

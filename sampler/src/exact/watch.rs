@@ -123,6 +123,21 @@ impl Watch {
         self.kernel = kernel;
     }
 
+    /// Another kernel runs than the one that was found.
+    pub(crate) fn kernel_gone(&mut self, batch: &mut Batch) {
+        self.kernel = None;
+        match (&self.phase, &self.machine) {
+            (Phase::Before(..), _) => self.give_up("the guest started another kernel", batch),
+            (Phase::On, Some((tripwires, _))) => {
+                if let Err(error) = tripwires.withdraw() {
+                    let text = format!("the guest started another kernel, and the tripwires stay: {error}");
+                    self.tell(batch, text);
+                }
+            }
+            _ => {}
+        }
+    }
+
     /// Goes on: sets tripwires if it is time, takes events, accounts for those that are old enough.
     pub(crate) fn step(&mut self, resolver: &mut Resolver, batch: &mut Batch) {
         if matches!(self.phase, Phase::Before(..)) && self.looked.elapsed() >= LOOK {

@@ -2,35 +2,16 @@
 
 use crate::text;
 
-/// The lines of what a guest wrote, at most `most` of the last: without escape sequences (ECMA-48, section 5.4: CSI up to
-/// a final byte; 8.3.89: OSC up to BEL or ST), and of a line that was written over only what stands there last.
+/// The lines of what a guest wrote, at most `most` of the last: without escape sequences, and of a line that was written
+/// over only what stands there last.
 pub(super) fn lines(bytes: &[u8], most: usize) -> Vec<String> {
-    let plain = strip(&String::from_utf8_lossy(bytes));
+    let plain = text::plain(&String::from_utf8_lossy(bytes));
     let shown = |line: &str| {
         let line = line.trim_end_matches('\r');
         text::printable(&line.rsplit('\r').next().unwrap_or(line).replace('\t', "    "))
     };
     let lines: Vec<_> = plain.lines().map(shown).collect();
     lines[lines.len().saturating_sub(most)..].to_vec()
-}
-
-fn strip(text: &str) -> String {
-    let mut plain = String::with_capacity(text.len());
-    let mut chars = text.chars();
-    while let Some(c) = chars.next() {
-        if c != '\u{1b}' {
-            plain.push(c);
-            continue;
-        }
-        match chars.next() {
-            Some('[') => drop(chars.by_ref().find(|c| ('\u{40}'..='\u{7e}').contains(c))),
-            Some(']') => drop(chars.by_ref().find(|c| matches!(c, '\u{7}' | '\u{9c}' | '\\'))),
-            // Which set of characters is meant, takes one more.
-            Some('(' | ')' | '#' | '%') => drop(chars.next()),
-            _ => {}
-        }
-    }
-    plain
 }
 
 #[cfg(test)]

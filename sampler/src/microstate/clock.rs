@@ -5,7 +5,7 @@
 
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering, fence};
 
-use super::host::ThreadTimes;
+use super::host::{ThreadReader, ThreadTimes};
 
 /// What a vCPU's thread does, as it knows by itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,6 +50,8 @@ pub(crate) struct StateClock {
     ns: [AtomicU64; Place::ALL.len()],
     ended: AtomicU64,
     thread: AtomicI32,
+    /// The process that the thread belongs to; 0 for this one.
+    process: AtomicI32,
     /// The thread's times when its clock started.
     first: [AtomicU64; 2],
     /// The thread's times when it ended.
@@ -63,7 +65,13 @@ impl StateClock {
     /// Starts in the VMM. Called once, on the vCPU's thread.
     pub(crate) fn start(&self, now_ns: u64, times: Option<ThreadTimes>) {
         // SAFETY: has no preconditions.
-        self.thread.store(unsafe { libc::gettid() }, Ordering::Relaxed);
+        self.start_of(0, unsafe { libc::gettid() }, now_ns, times);
+    }
+
+    /// The same for a thread of another process.
+    pub(crate) fn start_of(&self, process: i32, thread: i32, now_ns: u64, times: Option<ThreadTimes>) {
+        self.process.store(process, Ordering::Relaxed);
+        self.thread.store(thread, Ordering::Relaxed);
         let ThreadTimes { run_ns, waited_ns } = times.unwrap_or_default();
         self.first[0].store(run_ns, Ordering::Relaxed);
         self.first[1].store(waited_ns, Ordering::Relaxed);
@@ -99,9 +107,18 @@ impl StateClock {
         self.ended.store(1, Ordering::Release);
     }
 
-    /// The thread, once it has started.
-    pub(crate) fn thread(&self) -> Option<i32> {
-        Some(self.thread.load(Ordering::Relaxed)).filter(|thread| *thread != 0)
+    /// The thread belongs to another process.
+    pub(crate) fn is_foreign(&self) -> bool {
+        self.process.load(Ordering::Relaxed) != 0
+    }
+
+    /// A reader of the thread's times, once it has started.
+    pub(crate) fn reader(&self) -> Option<ThreadReader> {
+        let thread = Some(self.thread.load(Ordering::Relaxed)).filter(|thread| *thread != 0)?;
+        match self.process.load(Ordering::Relaxed) {
+            0 => ThreadReader::new(thread),
+            process => ThreadReader::of(process, thread),
+        }
     }
 
     /// The thread's times when its clock started.

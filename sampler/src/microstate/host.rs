@@ -15,7 +15,8 @@ pub(crate) struct ThreadTimes {
 /// Reads the times of one thread, again and again.
 #[derive(Debug)]
 pub(crate) struct ThreadReader {
-    clock: libc::clockid_t,
+    /// Its clock; `None` for a thread of another process.
+    clock: Option<libc::clockid_t>,
     schedstat: File,
 }
 
@@ -25,7 +26,13 @@ impl ThreadReader {
         let schedstat = File::open(format!("/proc/self/task/{thread}/schedstat")).ok()?;
         // MAKE_THREAD_CPUCLOCK(tid, CPUCLOCK_SCHED) of include/linux/posix-timers_types.h (Linux 6.12): unlike the
         // first number of schedstat it is right to the moment while the thread runs.
-        Some(Self { clock: (!thread << 3) | 6, schedstat })
+        Some(Self { clock: Some((!thread << 3) | 6), schedstat })
+    }
+
+    /// For a thread of another process, whose time on a CPU is told as of the last tick of the host's scheduler, or the
+    /// last time that it left a CPU.
+    pub(crate) fn of(process: i32, thread: i32) -> Option<Self> {
+        Some(Self { clock: None, schedstat: schedstat_of(process, thread)? })
     }
 
     /// Time waited so far, ns.
@@ -36,8 +43,9 @@ impl ThreadReader {
     /// The times now; `None` once the thread is gone.
     pub(crate) fn read(&self) -> Option<ThreadTimes> {
         // Time waited first: what is run between the two readings is at least counted as run.
-        let waited_ns = waited(&self.schedstat)?;
-        Some(ThreadTimes { run_ns: cpu_time(self.clock)?, waited_ns })
+        let ThreadTimes { run_ns, waited_ns } = books(&self.schedstat)?;
+        let run_ns = self.clock.map_or(Some(run_ns), cpu_time)?;
+        Some(ThreadTimes { run_ns, waited_ns })
     }
 }
 
@@ -51,18 +59,29 @@ pub(crate) fn own_schedstat() -> Option<File> {
     File::open("/proc/thread-self/schedstat").ok()
 }
 
+/// The scheduler's books of a thread of another process, for [`waited`].
+pub(crate) fn schedstat_of(process: i32, thread: i32) -> Option<File> {
+    File::open(format!("/proc/{process}/task/{thread}/schedstat")).ok()
+}
+
 /// Time of the calling thread on a CPU, ns.
 pub(crate) fn own_cpu_time() -> Option<u64> {
     cpu_time(libc::CLOCK_THREAD_CPUTIME_ID)
 }
 
-/// The second number of schedstat (Documentation/scheduler/sched-stats.rst: time spent waiting on a run queue, ns).
-/// Allocates nothing.
+/// Time waited so far, ns. Allocates nothing.
 pub(crate) fn waited(schedstat: &File) -> Option<u64> {
+    books(schedstat).map(|times| times.waited_ns)
+}
+
+/// The first two numbers of schedstat (Documentation/scheduler/sched-stats.rst: time spent on the CPU, and waiting on a run
+/// queue, ns).
+fn books(schedstat: &File) -> Option<ThreadTimes> {
     let mut text = [0; 96];
     let length = schedstat.read_at(&mut text, 0).ok()?;
     let text = std::str::from_utf8(text.get(..length)?).ok()?;
-    text.split_ascii_whitespace().nth(1)?.parse().ok()
+    let mut words = text.split_ascii_whitespace().map(str::parse);
+    Some(ThreadTimes { run_ns: words.next()?.ok()?, waited_ns: words.next()?.ok()? })
 }
 
 fn cpu_time(clock: libc::clockid_t) -> Option<u64> {

@@ -11,6 +11,7 @@ use super::clock::Places;
 use super::exits::{ExitCount, Key};
 use super::histogram::quantile;
 use super::host::{ThreadReader, ThreadTimes};
+use crate::attached;
 use crate::batch::{ExitRow, KvmCounterRow, MicrostateRow, RateRow, VcpuRow};
 use crate::vcpu::Published;
 
@@ -82,6 +83,11 @@ impl Meter {
         changed.then(|| RateRow { vcpu: self.vcpu, time_ns: since_ns.saturating_sub(zero_ns), rate_hz })
     }
 
+    /// The sampling rate that is in force, as a row from this moment on, ns since the run's start.
+    pub(crate) fn pace_from(&self, time_ns: u64) -> RateRow {
+        RateRow { vcpu: self.vcpu, time_ns, rate_hz: self.rate_hz }
+    }
+
     /// Tells the vCPU's thread how long it has waited for a CPU so far.
     pub(crate) fn tell_waited(&mut self) {
         if let Some(ns) = self.thread().and_then(ThreadReader::waited) {
@@ -91,7 +97,7 @@ impl Meter {
 
     fn thread(&mut self) -> Option<&ThreadReader> {
         if self.thread.is_none() {
-            self.thread = ThreadReader::new(self.published.clock.thread()?);
+            self.thread = self.published.clock.reader();
         }
         self.thread.as_ref()
     }
@@ -103,6 +109,10 @@ impl Meter {
             run_ns: now.run_ns.saturating_sub(first.run_ns),
             waited_ns: now.waited_ns.saturating_sub(first.waited_ns),
         });
+        if self.published.clock.is_foreign() {
+            let polled = self.kvm.is_some().then(|| self.polled());
+            return attached::split(places, times, &self.published.seen, polled);
+        }
         let inside =
             Inside { kvm_ns: self.published.kvm_ns(), polled_ns: self.polled(), stopped_ns: self.stopped_ns };
         split(places, times, inside)

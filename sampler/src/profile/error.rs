@@ -46,9 +46,19 @@ pub enum ProfileError {
     Empty(PathBuf),
     /// The profile was written by a newer vprof.
     #[error(
-        "{path} has version {found} of the profile format, and this vprof reads up to {SCHEMA_VERSION}: use a newer vprof"
+        "{path} has version {found} of the profile format, and this vprof reads version {SCHEMA_VERSION}: use a newer vprof"
     )]
     Newer {
+        /// The profile.
+        path: PathBuf,
+        /// Its version.
+        found: u32,
+    },
+    /// The profile was written by an older vprof.
+    #[error(
+        "{path} has version {found} of the profile format, and this vprof reads version {SCHEMA_VERSION}: record again, or use the vprof that wrote it"
+    )]
+    Older {
         /// The profile.
         path: PathBuf,
         /// Its version.

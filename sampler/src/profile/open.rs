@@ -102,6 +102,9 @@ pub(super) fn check_header(path: &Path) -> Result<(), ProfileError> {
     if found > SCHEMA_VERSION {
         return Err(ProfileError::Newer { path: path.to_owned(), found });
     }
+    if found < SCHEMA_VERSION {
+        return Err(ProfileError::Older { path: path.to_owned(), found });
+    }
     // The page count holds when it was written together with the change counter. Pages that are not in the file may
     // be in the log; SQLite then compares the two itself.
     let page_bytes = match u16::from_be_bytes([header[16], header[17]]) {

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::ReportError;
 use super::code::{Code, matches};
+use super::family::family;
 use super::near::near;
 use super::stacks::{Stacks, has};
 use super::sums::{Charged, Sample};
@@ -23,6 +24,8 @@ use crate::text::printable;
 pub struct Filter {
     /// Only this process: a program name (all its instances), a pid, or `name#number`.
     pub process: Option<String>,
+    /// Only a process and its descendants: as for `process`, or `command` for the run's own (`vprof run IMAGE -- CMD`).
+    pub tree: Option<String>,
     /// Only this life of a process: `name#number`.
     pub instance: Option<String>,
     /// Only processes whose control group's path has this part.
@@ -118,6 +121,11 @@ impl Selection {
             let found = instances(tables, |i| is_process((&i.comm, i.pid, i.number), wanted));
             let names = || tables.instances.values().map(|i| i.comm.as_str()).collect();
             selection.narrow(found, || no_such("process", wanted, names(), "--by process"))?;
+        }
+        if let Some(wanted) = &filter.tree {
+            let names = || tables.instances.values().map(|i| i.comm.as_str()).collect();
+            selection
+                .narrow(family(tables, wanted), || no_such("process", wanted, names(), "--by process"))?;
         }
         if let Some(wanted) = &filter.instance {
             let found = instances(tables, |i| is_numbered((&i.comm, i.number), wanted));

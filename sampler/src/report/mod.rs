@@ -8,6 +8,7 @@ mod census;
 mod charged;
 mod code;
 mod exact;
+mod family;
 mod filter;
 mod near;
 mod numbers;
@@ -34,6 +35,7 @@ pub use exact::{
     ExactReport, ExactVcpu, InterruptSource, InterruptTime, OffCpu, Part, Parts, SoftInterrupt, StateTime,
     Task, TaskStates, Wakeup,
 };
+pub use family::COMMAND;
 pub use filter::{Filter, ModeGroup, Sort};
 pub(crate) use filter::{is_process, no_such};
 pub use near::near;

@@ -20,6 +20,8 @@ pub(super) struct Instance {
     pub comm: String,
     pub number: u32,
     pub kernel_thread: bool,
+    /// Since guest boot, ns.
+    pub start_ns: u64,
     pub parent_pid: Option<i32>,
     pub command: Option<String>,
     pub exe: Option<u32>,
@@ -77,6 +79,7 @@ impl Tables {
                 command: row.get(6)?,
                 exe: row.get(7)?,
                 cgroup: row.get(8)?,
+                start_ns: unsigned(row, 9)?,
             };
             Ok((row.get(0)?, instance))
         };
@@ -87,8 +90,7 @@ impl Tables {
             let (path, build_id) = (row.get(1)?, row.get(2)?);
             Ok((row.get(0)?, FileNames { path, build_id, read_from: row.get(3)?, named_by: row.get(4)? }))
         };
-        let instances =
-            "SELECT id, pid, comm, number, kernel_thread, parent_pid, command, exe, cgroup FROM instance";
+        let instances = "SELECT id, pid, comm, number, kernel_thread, parent_pid, command, exe, cgroup, start_ns FROM instance";
         let files = "SELECT id, path, build_id, read_from, named_by FROM file";
         Ok(Self {
             meta: map(connection, "SELECT key, value FROM meta", |row| Ok((row.get(0)?, row.get(1)?)))?,

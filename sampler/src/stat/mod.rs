@@ -15,8 +15,10 @@ use crate::microstate::histogram::quantile;
 pub struct Stat {
     /// vprof's version that wrote the profile.
     pub version: String,
-    /// `kvm`, `portable`, or `unknown`.
+    /// `kvm`, `portable`, `attached`, or `unknown`.
     pub host: String,
+    /// What this host does not tell, as a sentence: its numbers are 0, or not there. `None` where all is told.
+    pub not_had: Option<String>,
     /// The guest's kernel release.
     pub kernel: Option<String>,
     /// False while the run goes on, and when it was cut short.

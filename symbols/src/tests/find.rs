@@ -1,7 +1,7 @@
 //! Finding the kernel and its symbols.
 
 use super::{STYLES, booted, empty, find, styled};
-use crate::fixture::{Config, KallsymsLayout, Style};
+use crate::fixture::{Config, Guest, KallsymsLayout, Style};
 use crate::{Kernel, Missing, PhysAddr, VirtAddr};
 use proptest::prelude::*;
 
@@ -22,6 +22,30 @@ fn every_style_is_found_wherever_kaslr_put_it() {
                 assert_eq!(kernel.address_space().root(), PhysAddr(guest.cr3));
             }
         }
+    }
+}
+
+#[test]
+fn another_kernel_is_told_from_the_one_that_was_found() {
+    for five_level in [false, true] {
+        let (guest, kernel) = booted(|c| c.five_level = five_level);
+        let reader = kernel.current_reader(&guest.memory).expect("per-CPU areas");
+        let is_there =
+            |guest: &Guest, cr3| kernel.is_mapped_by(&guest.memory, (cr3, guest.five_level), Some(&reader));
+        assert!(is_there(&guest, guest.cr3));
+        assert!(is_there(&guest, guest.cr3 | 0x1000), "a process's tables under PTI");
+        assert!(!is_there(&guest, 0), "other page tables");
+        // The same kernel elsewhere, another at the same place, and the same there with other per-CPU areas.
+        let (moved, _) = booted(|c| (c.five_level, c.slide) = (five_level, c.slide + 0x40_0000));
+        assert!(!is_there(&moved, moved.cr3));
+        let (other, _) = styled(Style::V6_15, |c| c.five_level = five_level);
+        assert!(!is_there(&other, other.cr3));
+        let mut booting = booted(|c| c.five_level = five_level).0;
+        let offsets = kernel.address_of("__per_cpu_offset").expect("a symbol");
+        let at = kernel.address_space().translate(&booting.memory, offsets).expect("mapped").phys;
+        booting.put(at, &[0; 64]);
+        assert!(!is_there(&booting, booting.cr3));
+        assert!(kernel.is_mapped_by(&booting.memory, (booting.cr3, five_level), None));
     }
 }
 

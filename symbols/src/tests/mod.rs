@@ -6,6 +6,7 @@ mod census;
 mod current;
 mod find;
 mod hostile;
+mod iomem;
 mod lists;
 mod process;
 mod tripwire;

@@ -15,6 +15,23 @@ fn a_full_disk_ends_the_run_and_what_was_written_stays_readable() {
 }
 
 #[test]
+fn another_kernel_gets_no_names_of_the_first_one() {
+    const RESTARTED: &str = "FROM event WHERE kind = 'missing' AND text LIKE '%started another kernel%'";
+    let later = format!("FROM v_samples WHERE time_s > (SELECT time_ns * 1e-9 {RESTARTED})");
+    let mut running = Guest::demo().script("spin --seconds 2; restart").start();
+    running.wait_for_rows(RESTARTED, 1);
+    // What unpacks it runs at low addresses, then the kernel itself where the first one was or elsewhere.
+    running.wait_for_rows(&format!("{later} AND address LIKE '0xffffffff%'"), 500);
+    running.ctl(&["end"]);
+    let run = running.finish().succeeded();
+    assert!(run.report().process("spin").samples > 100);
+    assert_eq!(
+        run.number(&format!("SELECT count(*) {later} AND (comm IS NOT NULL OR symbol IS NOT NULL)")),
+        0.0
+    );
+}
+
+#[test]
 fn a_guest_that_resets_after_a_panic_ends_the_run() {
     let run = Guest::demo().options(["--append", "panic=-1 rdinit=/nowhere init=/nowhere"]).run();
     assert_eq!(run.query("SELECT value FROM meta WHERE key = 'complete'")[0][0], "1");

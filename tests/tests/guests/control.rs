@@ -2,14 +2,32 @@
 
 use std::time::Duration;
 
-use vprof_tests::Guest;
+use serde_json::Value;
+use vprof_tests::{Guest, Running};
 
 const A_WHILE: Duration = Duration::from_secs(2);
+
+/// `vprof top` shows the run, takes keys, and leaves the terminal and the guest as they were.
+fn seen_in_a_terminal(running: &Running) {
+    let mut top = running.top();
+    let text = top.until("row of spin", |text| text.lines().any(|line| line.trim_end().ends_with("spin#0")));
+    assert!(text.contains("Linux 6.1") && text.contains("300 Hz"), "{text}");
+    top.press("?");
+    top.until("help", |text| text.contains("any key goes back"));
+    top.press("q");
+    top.until("table", |text| text.contains("[1 processes]"));
+    top.press("2");
+    top.until("functions", |text| text.contains("[2 functions]"));
+    top.press("q");
+    assert!(top.end().success());
+}
 
 #[test]
 fn sampling_stops_and_goes_on_and_the_run_is_ended() {
     let mut running = Guest::demo().script("spin --seconds 1000").start();
-    running.wait_for_samples(500);
+    running.wait_for_samples(1);
+    let spins = |look: &Value| look["processes"][0]["comm"] == "spin";
+    running.wait_for_ctl(&["tables", "--last", "1s"], spins);
     let about = running.ctl(&["status"]);
     assert!(about["sampling"] == true && about["samples"].as_u64() >= Some(500), "{about}");
     running.ctl(&["stop"]);
@@ -19,13 +37,13 @@ fn sampling_stops_and_goes_on_and_the_run_is_ended() {
     running.ctl(&["start"]);
     running.ctl(&["rate", "300"]);
     std::thread::sleep(A_WHILE);
-    let look = running.ctl(&["tables", "--last", "1s"]);
-    assert_eq!(look["processes"][0]["comm"], "spin", "{look}");
+    let look = running.wait_for_ctl(&["tables", "--last", "1s"], spins);
     assert_eq!(
         (&look["sampling"]["on"], &look["sampling"]["rate_hz"]),
         (&true.into(), &300.0.into()),
         "{look}"
     );
+    seen_in_a_terminal(&running);
     let written = running.ctl(&["write"]);
     assert!(written["time_s"].as_f64() > look["time_s"].as_f64(), "{written}");
     running.ctl(&["end"]);

@@ -4,7 +4,9 @@
 mod attribution;
 mod bad_moments;
 mod books;
+mod boot;
 mod busy_host;
+mod conditions;
 mod control;
 mod devices;
 mod distribution;

@@ -81,7 +81,7 @@ fn a_run_is_looked_at_and_steered() {
         (about.samples, about.pid, about.sampling, about.rate_hz),
         (7, std::process::id(), true, 99.0)
     );
-    client.ask(&Request::Stop).unwrap();
+    client.ask(&Request::Stop { when: None, then: None }).unwrap();
     client.ask(&Request::Rate { hz: 250.0 }).unwrap();
     client.ask(&Request::Mark { text: "here".to_owned() }).unwrap();
     let steered: Vec<_> = std::iter::from_fn(|| stage.control.try_recv().ok()).collect();

@@ -32,6 +32,7 @@ fn spec(disk: Option<Writes>) -> RunSpec {
         until_precision: None,
         host_load: 0,
         duration: None,
+        waits: Vec::new(),
         meta: Vec::new(),
     }
 }

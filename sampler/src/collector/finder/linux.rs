@@ -3,12 +3,13 @@
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use symbols::{Interrupts, Kernel, KernelUnwinder, Missing, Modules, VirtAddr};
-use vmm::{GuestMemoryMmap, monotonic_ns};
+use symbols::{Interrupts, Kernel, KernelUnwinder, Missing, Modules, TaskSnapshot, VirtAddr};
+use vmm::monotonic_ns;
 
-use super::{Code, Found, Guest, Listed};
+use super::{Code, Found, Guest, Listed, Trouble};
 use crate::collector::frames::{Name, Names};
 use crate::collector::ledger::AllBooks;
+use crate::memory::GuestMemory;
 use crate::record::Readers;
 
 /// A kernel that uses fewer CPUs than there are vCPUs is believed after this long.
@@ -17,7 +18,7 @@ const PARTIAL_PATIENCE: Duration = Duration::from_secs(1);
 /// A Linux guest in a machine's memory.
 #[derive(Debug)]
 pub(crate) struct LinuxGuest {
-    memory: GuestMemoryMmap,
+    memory: GuestMemory,
     kernel: Option<Arc<Kernel>>,
     modules: Vec<(String, VirtAddr, u64)>,
     readers: Arc<OnceLock<Readers>>,
@@ -31,7 +32,7 @@ pub(crate) struct LinuxGuest {
 
 impl LinuxGuest {
     pub(crate) fn new(
-        memory: GuestMemoryMmap,
+        memory: GuestMemory,
         readers: Arc<OnceLock<Readers>>,
         (vcpus, user_bytes): (u8, Option<usize>),
     ) -> Self {
@@ -70,7 +71,10 @@ impl LinuxGuest {
 
 impl Guest for LinuxGuest {
     fn find(&mut self, cr3: u64, five_level: bool) -> Result<Found, Missing> {
-        let kernel = Arc::new(Kernel::find(&self.memory, cr3, five_level)?);
+        let kernel = match self.memory.kernel() {
+            Some(kernel) => Arc::clone(kernel),
+            None => Arc::new(Kernel::find(&self.memory, cr3, five_level)?),
+        };
         self.kernel = Some(Arc::clone(&kernel));
         Ok(Found {
             release: kernel.release().map(crate::text::printable),
@@ -134,6 +138,26 @@ impl Guest for LinuxGuest {
         if self.user_bytes.is_none() { Ok(Vec::new()) } else { self.kernel()?.system_calls(&self.memory) }
     }
 
+    fn sight(&mut self) -> Result<Vec<TaskSnapshot>, Missing> {
+        self.kernel()?.tasks(&self.memory)
+    }
+
+    fn trouble(&mut self) -> Trouble {
+        let Ok(kernel) = self.kernel() else { return Trouble::default() };
+        let read = |name: &str, bytes: &mut [u8]| {
+            let at = kernel.address_of(name)?;
+            kernel.address_space().read(&self.memory, at, bytes)
+        };
+        let (mut cpu, mut taint) = ([0; 4], [0; 8]);
+        let panicked = read("panic_cpu", &mut cpu).map(|()| i32::from_le_bytes(cpu) != PANIC_CPU_INVALID);
+        let taint = read("tainted_mask", &mut taint).map(|()| u64::from_le_bytes(taint));
+        Trouble {
+            panicked,
+            died: taint.map(|taint| taint & TAINT_DIE != 0),
+            warned: taint.map(|taint| taint & TAINT_WARN != 0),
+        }
+    }
+
     fn tasks(&mut self) -> Result<Listed, Missing> {
         let kernel = self.kernel()?;
         let read_ns = monotonic_ns();
@@ -147,6 +171,12 @@ impl Guest for LinuxGuest {
         Ok(Listed { tasks, books: cpus.map(|cpus| AllBooks { read_ns, cpus, processes }) })
     }
 }
+
+/// No CPU is in `panic` (include/linux/panic.h, Linux 6.12).
+const PANIC_CPU_INVALID: i32 = -1;
+/// Bits of `tainted_mask` (include/linux/panic.h, Linux 6.12: TAINT_DIE 7, TAINT_WARN 9).
+const TAINT_DIE: u64 = 1 << 7;
+const TAINT_WARN: u64 = 1 << 9;
 
 #[derive(Debug)]
 struct LinuxNames {

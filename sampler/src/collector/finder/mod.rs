@@ -33,6 +33,9 @@ const MODULES_PERIOD: Duration = Duration::from_secs(3);
 const MODULES_AT_MOST: Duration = Duration::from_millis(50);
 /// Tasks that no sample hits are still listed, at this period.
 const TASKS_PERIOD: Duration = Duration::from_secs(1);
+/// While somebody waits for a task they are listed at this period, or so rarely that it takes a tenth of a CPU at most.
+const SIGHT_PERIOD: Duration = Duration::from_millis(20);
+const SIGHT_COST: u32 = 10;
 
 /// What the finder tells the collector.
 #[derive(Debug)]
@@ -47,8 +50,12 @@ pub(crate) enum News {
     SystemCalls(Vec<Option<String>>),
     /// The tasks that exist.
     Tasks(Vec<TaskSnapshot>),
+    /// The tasks that exist, for whoever waits for one.
+    Sight(Vec<TaskSnapshot>),
     /// What the guest keeps of the time of its processes and CPUs.
     Books(AllBooks),
+    /// What the kernel notes of its own failures.
+    Trouble(Trouble),
     /// Something cannot be read.
     Missing(String),
 }
@@ -68,6 +75,26 @@ pub(crate) struct Found {
     pub symbols: usize,
     pub missing: Vec<Missing>,
     pub code: Code,
+}
+
+/// What a kernel notes of its own failures.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Trouble {
+    /// A CPU has called `panic`.
+    pub panicked: Option<bool>,
+    /// There was an oops.
+    pub died: Option<bool>,
+    /// There was a warning.
+    pub warned: Option<bool>,
+}
+
+impl Trouble {
+    /// Rows of `meta`.
+    pub(crate) fn meta(self) -> impl Iterator<Item = (&'static str, String)> {
+        let rows =
+            [("kernel_panicked", self.panicked), ("kernel_died", self.died), ("kernel_warned", self.warned)];
+        rows.into_iter().filter_map(|(key, value)| Some((key, u8::from(value?).to_string())))
+    }
 }
 
 /// All tasks, and the guest's books of their CPU time.
@@ -91,12 +118,17 @@ pub(crate) trait Guest: Send + 'static {
     fn system_calls(&mut self) -> Result<Vec<Option<String>>, Missing>;
     /// All tasks, by one walk over their list.
     fn tasks(&mut self) -> Result<Listed, Missing>;
+    /// All tasks, and nothing else.
+    fn sight(&mut self) -> Result<Vec<TaskSnapshot>, Missing>;
+    /// What the kernel notes of its own failures, as far as that can be read.
+    fn trouble(&mut self) -> Trouble;
 }
 
 #[derive(Debug, Default)]
 struct Wishes {
     candidate: Option<(u64, bool)>,
     modules: bool,
+    sights: bool,
     stop: bool,
 }
 
@@ -122,6 +154,13 @@ impl Wanted {
     /// An address outside of the kernel image and of all known modules was hit.
     pub(crate) fn modules(&self) {
         if !std::mem::replace(&mut self.lock().modules, true) {
+            self.bell.notify_one();
+        }
+    }
+
+    /// Whether somebody waits for a task.
+    pub(crate) fn sights(&self, wanted: bool) {
+        if std::mem::replace(&mut self.lock().sights, wanted) != wanted {
             self.bell.notify_one();
         }
     }
@@ -193,6 +232,7 @@ pub(crate) struct Finder<G> {
     modules: Job,
     modules_read: Instant,
     tasks: Job,
+    sight: Job,
 }
 
 impl<G: Guest> Finder<G> {
@@ -209,6 +249,7 @@ impl<G: Guest> Finder<G> {
             modules: Job::new(),
             modules_read: Instant::now(),
             tasks: Job::new(),
+            sight: Job::new(),
         }
     }
 
@@ -223,6 +264,10 @@ impl<G: Guest> Finder<G> {
             }
             self.complain(stop);
             if stop {
+                if self.found {
+                    let trouble = self.guest.trouble();
+                    self.tell(News::Trouble(trouble));
+                }
                 return;
             }
             let (needed, until) = self.next();
@@ -239,7 +284,10 @@ impl<G: Guest> Finder<G> {
         if !self.found {
             return (self.find.due(), self.find.next.max(Instant::now() + FIRST_PAUSE));
         }
-        let next = self.modules.next.min(self.tasks.next);
+        let mut next = self.modules.next.min(self.tasks.next);
+        if self.wanted.lock().sights {
+            next = next.min(self.sight.next);
+        }
         (false, if self.published { next } else { next.min(self.reader.next) })
     }
 
@@ -287,6 +335,14 @@ impl<G: Guest> Finder<G> {
             // Who handles an interrupt is a nicety: a reason that it cannot be told is not worth a word.
             if let Ok(Some(interrupts)) = self.guest.interrupts() {
                 self.tell(News::Interrupts(interrupts));
+            }
+        }
+        if !stop && self.sight.due() && self.wanted.lock().sights {
+            let begun = Instant::now();
+            let result = self.guest.sight();
+            let period = SIGHT_PERIOD.max(begun.elapsed() * SIGHT_COST);
+            if let Some(tasks) = self.sight.note(result, period) {
+                self.tell(News::Sight(tasks));
             }
         }
         if stop || self.tasks.due() {

@@ -42,6 +42,12 @@ impl Guest for Scripted {
     fn system_calls(&mut self) -> Result<Vec<Option<String>>, Missing> {
         Ok(vec![Some("read".to_owned())])
     }
+    fn sight(&mut self) -> Result<Vec<TaskSnapshot>, Missing> {
+        Ok(vec![TaskSnapshot::default()])
+    }
+    fn trouble(&mut self) -> Trouble {
+        Trouble { died: Some(false), ..Trouble::default() }
+    }
     fn tasks(&mut self) -> Result<Listed, Missing> {
         let books = Ok(AllBooks { read_ns: 0, processes: Vec::new(), cpus: Vec::new() });
         Ok(Listed { tasks: vec![TaskSnapshot::default()], books })
@@ -64,6 +70,8 @@ fn rest(wanted: &Wanted, news: &Receiver<News>, thread: JoinHandle<()>) -> Vec<S
         News::SystemCalls(names) => format!("{} system calls", names.len()),
         News::Tasks(tasks) => format!("{} tasks", tasks.len()),
         News::Books(_) => "books".to_owned(),
+        News::Trouble(trouble) => format!("{} of trouble", trouble.meta().count()),
+        News::Sight(_) => "sight".to_owned(),
         News::Missing(text) => text,
     });
     let kinds = kinds.collect();
@@ -93,7 +101,22 @@ fn finds_after_failures_then_follows() {
     }
     let kinds = rest(&wanted, &news, thread);
     assert_eq!(kinds[..2], ["1 system calls", "names"]);
+    let (last, kinds) = kinds.split_last().expect("words");
+    assert_eq!(last, "1 of trouble");
     assert!(kinds[2..].chunks(2).all(|kinds| kinds == ["1 tasks", "books"]), "{kinds:?}");
+}
+
+#[test]
+fn tasks_are_listed_often_while_somebody_waits_for_one() {
+    let (wanted, news, thread) = start(Scripted::default());
+    wanted.sights(true);
+    wanted.candidate(0x1000, true);
+    let mut sights = 0;
+    while sights < 3 {
+        let news = news.recv_timeout(Duration::from_secs(10)).expect("news");
+        sights += usize::from(matches!(news, News::Sight(_)));
+    }
+    rest(&wanted, &news, thread);
 }
 
 #[test]

@@ -8,9 +8,9 @@ use std::time::Duration;
 use symbols::elf::ReadAt;
 use symbols::names::GuestFiles;
 use symbols::{FileRef, Kernel, PageCache, VirtAddr};
-use vmm::GuestMemoryMmap;
 
 use crate::initrd::Initrd;
+use crate::memory::GuestMemory;
 
 /// Bytes at the start of a file that must be the same on the disk and in memory: headers and build-id.
 const HEAD: usize = 4096;
@@ -25,7 +25,7 @@ const ROOTFS: &str = "rootfs";
 /// One guest's memory, disks and initrd.
 pub(crate) struct Source {
     pub(crate) kernel: Arc<Kernel>,
-    pub(crate) memory: GuestMemoryMmap,
+    pub(crate) memory: GuestMemory,
     files: Box<dyn GuestFiles>,
     initrd: Option<Initrd>,
     /// How long the initrd may still be waited for.
@@ -41,7 +41,7 @@ impl fmt::Debug for Source {
 /// A file in the page cache.
 struct Cached {
     kernel: Arc<Kernel>,
-    memory: GuestMemoryMmap,
+    memory: GuestMemory,
     file: FileRef,
 }
 
@@ -60,7 +60,7 @@ impl ReadAt for Cached {
 }
 
 impl Source {
-    pub(crate) fn new(kernel: Arc<Kernel>, memory: GuestMemoryMmap, files: Box<dyn GuestFiles>) -> Self {
+    pub(crate) fn new(kernel: Arc<Kernel>, memory: GuestMemory, files: Box<dyn GuestFiles>) -> Self {
         Self { kernel, memory, files, initrd: None, patience: Cell::default() }
     }
 

@@ -1,0 +1,152 @@
+//! What a tick of an attached vCPU costs its guest, next to a tick of a machine of one's own.
+//!
+//! `cargo run --release -p attach --example cost`. A VMM (this program, started again) runs a guest that only counts; how fast
+//! it counts is seen by ten stops a second. Variants take turns, and medians of their ratios are printed.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use attach::{Attached, Missed, Observer, Target, ThreadId, Tick};
+use symbols::PhysicalMemory;
+use vmm::{Console, Machine, Payload, VmConfig};
+
+/// `again: inc %rax; jmp again`
+const COUNT: &[u8] = &[0x48, 0xff, 0xc0, 0xeb, 0xfb];
+/// Rounds of each variant.
+const ROUNDS: usize = 9;
+/// How long a variant runs in a round.
+const TURN: Duration = Duration::from_millis(700);
+/// Ticks a second that tell the guest's speed.
+const QUIET: f64 = 10.0;
+
+/// Uniform intervals between half and one and a half of the mean, by a linear congruential generator.
+struct Intervals {
+    mean: Duration,
+    state: u64,
+}
+
+impl Intervals {
+    fn new(rate_hz: f64) -> Self {
+        Self { mean: Duration::from_secs_f64(1.0 / rate_hz), state: 1 }
+    }
+
+    fn next(&mut self) -> Duration {
+        self.state = self.state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        let unit = f64::from(u32::try_from(self.state >> 32).unwrap_or(0)) / f64::from(u32::MAX);
+        self.mean.mul_f64(0.5 + unit)
+    }
+}
+
+/// A machine's own ticks that read nothing.
+struct Kick(Option<Intervals>);
+
+impl vmm::Observer for Kick {
+    fn started(&mut self) -> Option<Duration> {
+        self.0.as_mut().map(Intervals::next)
+    }
+    fn ticked(&mut self, _: &vmm::Tick<'_>) -> Option<Duration> {
+        self.0.as_mut().map(Intervals::next)
+    }
+}
+
+/// Ticks from outside that read nothing but registers.
+struct Outside {
+    intervals: Intervals,
+    first: Option<(u64, u64)>,
+    last: (u64, u64),
+    held_ns: Vec<u64>,
+}
+
+impl Observer for Outside {
+    fn started(&mut self, _: ThreadId) -> Option<Duration> {
+        Some(self.intervals.next())
+    }
+    fn ticked<M: PhysicalMemory>(&mut self, tick: &Tick<'_, M>) -> Option<Duration> {
+        self.last = (tick.now_ns, tick.regs.rax);
+        self.first.get_or_insert(self.last);
+        Some(self.intervals.next())
+    }
+    fn missed(&mut self, _: Missed, _: u64, _: u64) -> Option<Duration> {
+        Some(self.intervals.next())
+    }
+    fn held(&mut self, from_ns: u64, to_ns: u64) {
+        self.held_ns.push(to_ns - from_ns);
+    }
+}
+
+/// The VMM: counts, with so many ticks a second of its own.
+fn vmm(rate_hz: f64) {
+    let config = VmConfig {
+        vcpus: 1,
+        memory_bytes: 64 << 20,
+        payload: Payload::Flat { code: COUNT.to_vec(), cpl: 3 },
+        disks: Vec::new(),
+        console: Console(Box::new(std::io::sink())),
+        second_console: None,
+    };
+    let kick = |_| Kick((rate_hz > 0.0).then(|| Intervals::new(rate_hz)));
+    let machine = Machine::start(config, kick).expect("KVM runs code at CPL 3");
+    println!("it runs");
+    machine.wait(Some(Duration::from_secs(60))).expect("it ends");
+}
+
+fn child(rate_hz: f64) -> Child {
+    let mut command = Command::new(std::env::current_exe().expect("this program"));
+    let mut child = command.arg(rate_hz.to_string()).stdout(Stdio::piped()).spawn().expect("it starts again");
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().expect("a pipe")).read_line(&mut line).expect("text");
+    child
+}
+
+/// Counts per second, and the median length of a stop in us: of a VMM with `own` ticks a second, attached to with `ours`.
+fn measure(own: f64, ours: f64) -> (f64, f64) {
+    let mut child = child(own);
+    let target = Target::look(i32::try_from(child.id()).expect("a pid"), 1).expect("a VM");
+    let outside = Outside { intervals: Intervals::new(ours), first: None, last: (0, 0), held_ns: Vec::new() };
+    let mut outside = Some(outside);
+    let attached = Attached::start(target, |_| outside.take().expect("one vCPU")).expect("threads");
+    std::thread::sleep(TURN);
+    let seen = attached.wait().expect("it lets go").observers.remove(0);
+    child.kill().expect("a child");
+    child.wait().expect("a child");
+    let first = seen.first.expect("ticks");
+    let (ns, loops) = (seen.last.0 - first.0, seen.last.1 - first.1);
+    assert!(ns > 0 && loops > 0, "the guest counts");
+    (ratio(loops, ns), median(seen.held_ns.iter().map(|ns| ratio(*ns, 1_000)).collect()))
+}
+
+#[expect(clippy::cast_precision_loss, reason = "shown to three digits")]
+fn ratio(of: u64, to: u64) -> f64 {
+    of as f64 / to as f64
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+fn main() {
+    if let Some(rate_hz) = std::env::args().nth(1) {
+        return vmm(rate_hz.parse().expect("a rate"));
+    }
+    println!("| Hz | attach: slow-down | run: slow-down | attach: stop to resume |\n|---|---|---|---|");
+    for rate_hz in [100.0, 1_000.0] {
+        let (mut outside, mut inside, mut stops) = (Vec::new(), Vec::new(), Vec::new());
+        for round in 0..ROUNDS {
+            let (quiet, _) = measure(0.0, QUIET);
+            // They take turns in being first: a noisy machine drifts.
+            let (run, (attach, stop)) = if round % 2 == 0 {
+                (measure(rate_hz, QUIET).0, measure(0.0, rate_hz))
+            } else {
+                let attach = measure(0.0, rate_hz);
+                (measure(rate_hz, QUIET).0, attach)
+            };
+            outside.push((1.0 - attach / quiet) * 100.0);
+            inside.push((1.0 - run / quiet) * 100.0);
+            stops.push(stop);
+        }
+        let (outside, inside, stop) = (median(outside), median(inside), median(stops));
+        println!("| {rate_hz} | {outside:.1} % | {inside:.1} % | {stop:.0} us |");
+    }
+}

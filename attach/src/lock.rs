@@ -1,0 +1,62 @@
+//! One vprof at a time: a name in the abstract name space of sockets, which goes away with its owner however that ends.
+
+use std::io;
+use std::mem;
+use std::os::fd::AsRawFd;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+
+use crate::error::AttachError;
+use crate::process::Process;
+
+/// Held for as long as a process is profiled.
+#[derive(Debug)]
+pub(crate) struct Lock {
+    _name: UnixListener,
+}
+
+impl Lock {
+    /// Takes the process for this vprof.
+    pub(crate) fn take(process: &Process) -> Result<Self, AttachError> {
+        let pid = process.pid();
+        let failed = |source| AttachError::Host { action: "reserve a virtual machine", source };
+        let name = format!("vprof-attach-{pid}-{}", process.start());
+        let address = SocketAddr::from_abstract_name(name).map_err(failed)?;
+        match UnixListener::bind_addr(&address) {
+            Ok(name) => Ok(Self { _name: name }),
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+                let by = UnixStream::connect_addr(&address).ok().and_then(|stream| peer(&stream));
+                Err(AttachError::InUse { pid, by })
+            }
+            Err(error) => Err(failed(error)),
+        }
+    }
+}
+
+/// The process at the other end.
+fn peer(stream: &UnixStream) -> Option<i32> {
+    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut length = libc::socklen_t::try_from(mem::size_of_val(&peer)).ok()?;
+    let to = (&raw mut peer).cast();
+    // SAFETY: `to` is valid for `length` bytes, and both live through the call.
+    let asked = unsafe {
+        libc::getsockopt(stream.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, to, &raw mut length)
+    };
+    (asked == 0 && peer.pid > 0).then_some(peer.pid)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_taken_once_until_it_is_let_go() {
+        let own = i32::try_from(std::process::id()).unwrap();
+        let process = Process::open(own).unwrap();
+        let first = Lock::take(&process).unwrap();
+        let refused = Lock::take(&process).unwrap_err();
+        assert!(matches!(refused, AttachError::InUse { by: Some(by), .. } if by == own), "{refused}");
+        drop(first);
+        Lock::take(&process).unwrap();
+    }
+}

@@ -1,0 +1,92 @@
+//! Pages of guest memory that were read at one stop.
+//!
+//! A sample walks page tables and reads many small things that lie close together, and each read of another process' memory
+//! is a system call. Pages are copied whole, and forgotten at the next stop.
+
+use std::cell::RefCell;
+
+use symbols::{PhysAddr, PhysicalMemory};
+
+/// Bytes of a page.
+const PAGE: usize = 4096;
+/// Pages that are kept, by the lowest bits of their numbers.
+const SLOTS: usize = 64;
+/// Longer reads are not worth a copy of the page.
+const SMALL: usize = 512;
+
+/// Guest memory during a stop. Allocates nothing after it was made.
+#[derive(Debug)]
+pub(crate) struct StopMemory<M> {
+    memory: M,
+    cache: RefCell<Box<Cache>>,
+}
+
+#[derive(Debug)]
+struct Cache {
+    /// Guest physical address of the page in each slot; one that no page has for an empty slot.
+    pages: [u64; SLOTS],
+    bytes: [[u8; PAGE]; SLOTS],
+}
+
+/// No page begins there.
+const EMPTY: u64 = u64::MAX;
+
+impl<M> StopMemory<M> {
+    pub(crate) fn new(memory: M) -> Self {
+        let cache = Box::new(Cache { pages: [EMPTY; SLOTS], bytes: [[0; PAGE]; SLOTS] });
+        Self { memory, cache: RefCell::new(cache) }
+    }
+
+    /// Another stop begins.
+    pub(crate) fn forget(&self) {
+        self.cache.borrow_mut().pages = [EMPTY; SLOTS];
+    }
+
+    /// What is read from.
+    pub(crate) fn source(&self) -> &M {
+        &self.memory
+    }
+}
+
+impl<M: PhysicalMemory> PhysicalMemory for StopMemory<M> {
+    fn read(&self, at: PhysAddr, into: &mut [u8]) -> Option<()> {
+        let page_bytes = u64::try_from(PAGE).ok()?;
+        let offset = usize::try_from(at.0 % page_bytes).ok()?;
+        let end = offset.checked_add(into.len())?;
+        if into.len() > SMALL || end > PAGE {
+            return self.memory.read(at, into);
+        }
+        let page = at.0 - at.0 % page_bytes;
+        let slot = usize::try_from(page / page_bytes % u64::try_from(SLOTS).ok()?).ok()?;
+        let mut cache = self.cache.borrow_mut();
+        let Cache { pages, bytes } = &mut **cache;
+        let (known, bytes) = (pages.get_mut(slot)?, bytes.get_mut(slot)?);
+        if *known != page {
+            *known = EMPTY;
+            self.memory.read(PhysAddr(page), bytes)?;
+            *known = page;
+        }
+        into.copy_from_slice(bytes.get(offset..end)?);
+        Some(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use symbols::FlatMemory;
+
+    use super::*;
+
+    #[test]
+    fn a_page_is_read_once_a_stop() {
+        let mut stop = StopMemory::new(FlatMemory(vec![7_u8; PAGE * 2]));
+        assert_eq!(stop.read_u32(PhysAddr(0)), Some(0x0707_0707));
+        stop.memory.0[0] = 9;
+        assert_eq!(stop.read_u32(PhysAddr(0)), Some(0x0707_0707), "of the same stop");
+        assert_eq!(stop.read_u32(PhysAddr(PAGE as u64 - 2)), Some(0x0707_0707), "across pages");
+        stop.forget();
+        assert_eq!(stop.read_u32(PhysAddr(0)), Some(0x0707_0709));
+        assert_eq!(stop.read_u32(PhysAddr(2 * PAGE as u64 - 1)), None);
+        assert_eq!(stop.read(PhysAddr(0), &mut vec![0; 2 * PAGE + 1]), None);
+    }
+}

@@ -1,0 +1,225 @@
+//! Where guest physical memory lies in a VMM, and all the ways in which it may.
+//!
+//! A PC has a hole below 4 GiB, and what does not fit below it continues at 4 GiB:
+//!
+//! ```text
+//! guest   0 ─────────── hole ....... 4 GiB ─────────── end
+//! VMM     one mapping cut in two, or two, or one for each NUMA node, in any order
+//! ```
+//!
+//! Where the hole begins: QEMU's `pc` at 3 GiB (nothing is cut below 3.5 GiB), `q35` at 2 GiB (2.75 GiB), both
+//! hw/i386/pc_piix.c and pc_q35.c, QEMU 7.2; Firecracker at 3.25 GiB (src/vmm/src/arch/x86_64/layout.rs, 1.7), 3 GiB since;
+//! Cloud Hypervisor (arch/src/x86_64/layout.rs, 40.0) and vprof at 3 GiB; crosvm at 3.25 GiB.
+
+use super::maps::Mapping;
+
+/// Starts of the hole, most common first.
+const HOLES: [u64; 5] = [3 << 30, 2 << 30, 0xd000_0000, 0xe000_0000, 0xb000_0000];
+/// Where memory continues.
+pub(crate) const FOUR_GIB: u64 = 4 << 30;
+/// Mappings that may be a part of the memory, at most: the largest.
+const PARTS: usize = 10;
+/// Mappings that may be the memory of NUMA nodes together, at most: the largest.
+const NODES: usize = 4;
+/// Layouts that are tried, at most.
+const MOST: usize = 512;
+
+/// A run of guest physical memory that is one run in the VMM.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Piece {
+    /// Guest physical address.
+    pub guest: u64,
+    /// Address in the VMM.
+    pub host: u64,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+/// A whole memory: pieces in rising order, without overlap, each of at least one byte.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Layout(Vec<Piece>);
+
+impl Layout {
+    /// `None` where pieces overlap, are empty, or leave the address space.
+    pub(crate) fn new(mut pieces: Vec<Piece>) -> Option<Self> {
+        pieces.sort_unstable();
+        let end = |piece: &Piece| piece.guest.checked_add(piece.bytes);
+        let sound = |piece: &Piece| {
+            piece.bytes > 0 && end(piece).is_some() && piece.host.checked_add(piece.bytes).is_some()
+        };
+        let apart = pieces.windows(2).all(|two| matches!(two, [a, b] if end(a) <= Some(b.guest)));
+        (!pieces.is_empty() && apart && pieces.iter().all(sound)).then_some(Self(pieces))
+    }
+
+    /// The pieces.
+    pub fn pieces(&self) -> &[Piece] {
+        &self.0
+    }
+
+    /// Where `guest` lies in the VMM, and how many bytes go on from there.
+    pub(crate) fn translate(&self, guest: u64) -> Option<(u64, u64)> {
+        let after = self.0.partition_point(|piece| piece.guest <= guest);
+        let piece = self.0.get(after.checked_sub(1)?)?;
+        let into = guest - piece.guest;
+        (into < piece.bytes).then(|| (piece.host + into, piece.bytes - into))
+    }
+
+    /// End of the memory below 4 GiB, or of all of it.
+    pub(crate) fn end_of(&self, below: u64) -> u64 {
+        let ends = self.0.iter().filter(|piece| piece.guest < below).map(|piece| piece.guest + piece.bytes);
+        ends.max().unwrap_or(0)
+    }
+}
+
+/// Every layout that these mappings may make, most common first, each once.
+pub(crate) fn all(mappings: &[Mapping]) -> Vec<Layout> {
+    let parts = mappings.get(..PARTS.min(mappings.len())).unwrap_or_default();
+    let mut found: Vec<Layout> = Vec::new();
+    let mut add = |pieces: Vec<Piece>| {
+        if let Some(layout) = Layout::new(pieces)
+            && found.len() < MOST
+            && !found.contains(&layout)
+        {
+            found.push(layout);
+        }
+    };
+    let run = |mapping: &Mapping| (mapping.start, mapping.bytes());
+    for part in parts {
+        for hole in HOLES {
+            add(cut(&[run(part)], hole));
+        }
+        add(cut(&[run(part)], FOUR_GIB));
+    }
+    for low in parts {
+        for high in parts.iter().filter(|high| *high != low && low.bytes() <= FOUR_GIB) {
+            let piece = |guest, (host, bytes)| Piece { guest, host, bytes };
+            add(vec![piece(0, run(low)), piece(FOUR_GIB, run(high))]);
+        }
+    }
+    // Neighbours that were mapped from above: what came second lies first.
+    for part in parts {
+        for hole in HOLES {
+            if let Some(high) = part.bytes().checked_sub(hole).filter(|high| *high > 0) {
+                let low = Piece { guest: 0, host: part.start + high, bytes: hole };
+                add(vec![low, Piece { guest: FOUR_GIB, host: part.start, bytes: high }]);
+            }
+        }
+    }
+    for count in 2..=NODES.min(parts.len()) {
+        for order in orders(count) {
+            let runs: Vec<_> = order.iter().filter_map(|index| parts.get(*index)).map(run).collect();
+            for hole in HOLES {
+                add(cut(&runs, hole));
+            }
+        }
+    }
+    found
+}
+
+/// Runs of host memory one behind the other, cut at the hole.
+fn cut(runs: &[(u64, u64)], hole: u64) -> Vec<Piece> {
+    let mut pieces = Vec::new();
+    let mut guest = 0;
+    for (mut host, mut bytes) in runs.iter().copied() {
+        if guest < hole {
+            let low = bytes.min(hole - guest);
+            pieces.push(Piece { guest, host, bytes: low });
+            (guest, host, bytes) = (guest + low, host + low, bytes - low);
+        }
+        if guest == hole {
+            guest = FOUR_GIB;
+        }
+        if bytes > 0 {
+            pieces.push(Piece { guest, host, bytes });
+            guest = guest.saturating_add(bytes);
+        }
+    }
+    pieces
+}
+
+/// All orders of so many things.
+fn orders(count: usize) -> Vec<Vec<usize>> {
+    let mut all = vec![Vec::new()];
+    for _ in 0..count {
+        let longer = |order: Vec<usize>| {
+            let rest: Vec<usize> = (0..count).filter(|index| !order.contains(index)).collect();
+            rest.into_iter().map(move |index| order.iter().copied().chain([index]).collect())
+        };
+        all = all.into_iter().flat_map(longer).collect();
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::memory::maps::tests::mapping;
+
+    const GIB: u64 = 1 << 30;
+
+    fn piece(guest: u64, host: u64, bytes: u64) -> Piece {
+        Piece { guest, host, bytes }
+    }
+
+    #[test]
+    fn the_layouts_of_known_vmms_are_among_them() {
+        let has = |mappings: &[Mapping], pieces: &[Piece]| {
+            let wanted = Layout::new(pieces.to_vec()).unwrap();
+            assert!(all(mappings).contains(&wanted), "{pieces:x?}");
+        };
+        let small = [mapping(0x1000, GIB)];
+        has(&small, &[piece(0, 0x1000, GIB)]);
+        // pc and q35 with 5 GiB.
+        let one = [mapping(0x1000, 5 * GIB)];
+        has(&one, &[piece(0, 0x1000, 3 * GIB), piece(4 * GIB, 0x1000 + 3 * GIB, 2 * GIB)]);
+        has(&one, &[piece(0, 0x1000, 2 * GIB), piece(4 * GIB, 0x1000 + 2 * GIB, 3 * GIB)]);
+        // pc with 3.25 GiB is not cut.
+        has(&[mapping(0x1000, 13 * GIB / 4)], &[piece(0, 0x1000, 13 * GIB / 4)]);
+        // Two mappings, and two that were joined.
+        let two = [mapping(0x1000, 3 * GIB), mapping(8 * GIB, 2 * GIB)];
+        has(&two, &[piece(0, 0x1000, 3 * GIB), piece(4 * GIB, 8 * GIB, 2 * GIB)]);
+        has(&one, &[piece(0, 0x1000 + 2 * GIB, 3 * GIB), piece(4 * GIB, 0x1000, 2 * GIB)]);
+        // Two nodes, the second first, cut in the first.
+        let nodes = [mapping(0x1000, 4 * GIB), mapping(8 * GIB, 2 * GIB)];
+        let cut =
+            [piece(0, 8 * GIB, 2 * GIB), piece(2 * GIB, 0x1000, GIB), piece(4 * GIB, 0x1000 + GIB, 3 * GIB)];
+        has(&nodes, &cut);
+    }
+
+    #[test]
+    fn unsound_pieces_are_no_layout() {
+        assert_eq!(Layout::new(Vec::new()), None);
+        assert_eq!(Layout::new(vec![piece(0, 0, 0)]), None);
+        assert_eq!(Layout::new(vec![piece(0, 0, 2), piece(1, 8, 2)]), None);
+        assert_eq!(Layout::new(vec![piece(u64::MAX, 0, 2)]), None);
+        let layout = Layout::new(vec![piece(0, 0x100, 0x10), piece(0x20, 0x200, 0x10)]).unwrap();
+        assert_eq!(layout.translate(0xf), Some((0x10f, 1)));
+        assert_eq!(layout.translate(0x10), None);
+        assert_eq!(layout.translate(0x28), Some((0x208, 8)));
+        assert_eq!((layout.end_of(0x20), layout.end_of(u64::MAX)), (0x10, 0x30));
+    }
+
+    proptest! {
+        /// Whatever is mapped: bounded, sound, and each byte of host memory at most once in a layout.
+        #[test]
+        fn any_mappings_make_sound_layouts(
+            sizes in prop::collection::vec((0_u64..64, 1_u64..8192), 0..12),
+        ) {
+            let mut at = 0x1000;
+            let mappings: Vec<Mapping> = sizes.iter().map(|(gap, mib)| {
+                let found = mapping(at + (gap << 20), mib << 20);
+                at = found.end;
+                found
+            }).collect();
+            let layouts = all(&mappings);
+            prop_assert!(layouts.len() <= MOST);
+            for layout in layouts {
+                let mut host: Vec<_> = layout.pieces().iter().map(|p| (p.host, p.host + p.bytes)).collect();
+                host.sort_unstable();
+                prop_assert!(host.windows(2).all(|two| two[0].1 <= two[1].0), "{:?}", layout);
+            }
+        }
+    }
+}

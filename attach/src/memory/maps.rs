@@ -1,0 +1,116 @@
+//! The mappings of a process that may be a guest's memory.
+
+use std::fs;
+use std::io;
+
+/// Bytes of the smallest memory that is looked at: a Linux guest needs more.
+const LEAST: u64 = 16 << 20;
+/// Mappings that are looked at, at most; a VMM has some hundreds.
+const MOST: usize = 65_536;
+
+/// A writable mapping.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Mapping {
+    pub(crate) start: u64,
+    pub(crate) end: u64,
+    /// Device, inode, and the offset in it; `None` for anonymous memory.
+    file: Option<((u64, u64), u64, u64)>,
+}
+
+impl Mapping {
+    pub(crate) fn bytes(&self) -> u64 {
+        self.end - self.start
+    }
+
+    /// `next` begins where this ends, in memory and in the file behind both.
+    fn goes_on_in(&self, next: &Self) -> bool {
+        let same_file = match (self.file, next.file) {
+            (None, None) => true,
+            (Some((device, inode, offset)), Some((other, number, at))) => {
+                (device, inode) == (other, number) && offset.checked_add(self.bytes()) == Some(at)
+            }
+            _ => false,
+        };
+        self.end == next.start && same_file
+    }
+}
+
+/// Mappings of a process that may be guest memory, largest first: each as it is, and neighbours together.
+pub(crate) fn read(pid: i32) -> io::Result<Vec<Mapping>> {
+    Ok(candidates(&fs::read_to_string(format!("/proc/{pid}/maps"))?))
+}
+
+fn candidates(maps: &str) -> Vec<Mapping> {
+    let single: Vec<Mapping> = maps.lines().take(MOST).filter_map(parse).collect();
+    let mut found: Vec<Mapping> = Vec::new();
+    let mut run: Option<Mapping> = None;
+    for mapping in &single {
+        found.push(*mapping);
+        run = Some(match run {
+            Some(before) if before.goes_on_in(mapping) => {
+                let joined = Mapping { end: mapping.end, ..before };
+                found.push(joined);
+                joined
+            }
+            _ => *mapping,
+        });
+    }
+    found.retain(|mapping| mapping.bytes() >= LEAST);
+    found.sort_by_key(|mapping| (std::cmp::Reverse(mapping.bytes()), mapping.start));
+    found.dedup();
+    found
+}
+
+/// A line of /proc/PID/maps (proc_pid_maps(5)), if it is of writable memory without a name that the kernel gave it.
+fn parse(line: &str) -> Option<Mapping> {
+    let mut words = line.split_ascii_whitespace();
+    let (start, end) = words.next()?.split_once('-')?;
+    let hex = |text: &str| u64::from_str_radix(text, 16).ok();
+    let (start, end) = (hex(start)?, hex(end)?);
+    let permissions = words.next()?;
+    let offset = hex(words.next()?)?;
+    let device = words.next()?;
+    let inode: u64 = words.next()?.parse().ok()?;
+    // [heap], [stack]; [anon:...] is a name that the process gave, and may be the guest's memory.
+    let special = words.next().is_some_and(|name| name.starts_with('[') && !name.starts_with("[anon"));
+    let (major, minor) = device.split_once(':')?;
+    let device = (hex(major)?, hex(minor)?);
+    let file = (inode != 0).then_some((device, inode, offset));
+    (permissions.starts_with("rw") && !special && end > start).then_some(Mapping { start, end, file })
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    pub(crate) fn mapping(start: u64, bytes: u64) -> Mapping {
+        Mapping { start, end: start + bytes, file: None }
+    }
+
+    #[test]
+    fn large_writable_mappings_are_candidates_alone_and_together() {
+        let maps = "\
+55d0c0000000-55d0c4000000 rw-p 00000000 00:00 0                          [heap]
+7f0000000000-7f0040000000 rw-p 00000000 00:00 0 
+7f0040000000-7f0050000000 rw-p 00000000 00:00 0 
+7f0060000000-7f0070000000 r--p 00000000 00:00 0 
+7f0080000000-7f0090000000 rw-s 00000000 00:01 77                         /memfd:ram (deleted)
+7f0090000000-7f00a0000000 rw-s 10000000 00:01 77                         /memfd:ram (deleted)
+7f00a0000000-7f00b0000000 rw-s 00000000 00:01 78                         /memfd:other (deleted)
+nonsense
+";
+        let found: Vec<(u64, u64)> = candidates(maps).iter().map(|m| (m.start, m.bytes() >> 20)).collect();
+        assert_eq!(
+            found,
+            [
+                (0x7f00_0000_0000, 1280),
+                (0x7f00_0000_0000, 1024),
+                (0x7f00_8000_0000, 512),
+                (0x7f00_4000_0000, 256),
+                (0x7f00_8000_0000, 256),
+                (0x7f00_9000_0000, 256),
+                (0x7f00_a000_0000, 256)
+            ]
+        );
+    }
+}

@@ -1,0 +1,135 @@
+//! The guest's physical memory, read out of the VMM's.
+//!
+//! Nothing of it is mapped here: `process_vm_readv` copies what is there and fails where nothing is, so that a VMM that
+//! unmaps, truncates or ends is an error here and never a fault.
+
+pub(crate) mod cache;
+mod layout;
+mod maps;
+mod proof;
+
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+
+use symbols::{Kernel, PhysAddr, PhysicalMemory};
+
+pub use layout::{Layout, Piece};
+pub(crate) use maps::read as mappings;
+pub(crate) use proof::{CR4_LA57, Prover, Table};
+
+/// The memory of an attached guest: nothing of it can be read before its layout is proven. Cheap to clone.
+#[derive(Clone)]
+pub struct ForeignMemory {
+    pid: i32,
+    proof: Arc<OnceLock<Proof>>,
+}
+
+/// A layout, and the kernel that has proven it.
+struct Proof {
+    layout: Layout,
+    kernel: Arc<Kernel>,
+}
+
+impl fmt::Debug for ForeignMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ForeignMemory").field("pid", &self.pid).field("layout", &self.layout()).finish()
+    }
+}
+
+impl ForeignMemory {
+    pub(crate) fn new(pid: i32) -> Self {
+        Self { pid, proof: Arc::default() }
+    }
+
+    /// How it lies in the VMM, once that is proven.
+    pub fn layout(&self) -> Option<&Layout> {
+        self.proof.get().map(|proof| &proof.layout)
+    }
+
+    /// The kernel that has proven it.
+    pub fn kernel(&self) -> Option<&Arc<Kernel>> {
+        self.proof.get().map(|proof| &proof.kernel)
+    }
+
+    pub(crate) fn is_proven(&self) -> bool {
+        self.proof.get().is_some()
+    }
+
+    pub(crate) fn prove(&self, layout: Layout, kernel: Kernel) {
+        // The first proof counts; a second one would be the same.
+        drop(self.proof.set(Proof { layout, kernel: Arc::new(kernel) }));
+    }
+}
+
+impl PhysicalMemory for ForeignMemory {
+    fn read(&self, at: PhysAddr, into: &mut [u8]) -> Option<()> {
+        read(self.pid, self.layout()?, at, into)
+    }
+}
+
+/// Memory as it would be if the layout were right.
+#[derive(Debug)]
+pub(crate) struct Supposed<'a> {
+    pub(crate) pid: i32,
+    pub(crate) layout: &'a Layout,
+}
+
+impl PhysicalMemory for Supposed<'_> {
+    fn read(&self, at: PhysAddr, into: &mut [u8]) -> Option<()> {
+        read(self.pid, self.layout, at, into)
+    }
+}
+
+/// Fills `into` from guest physical `at`.
+fn read(pid: i32, layout: &Layout, at: PhysAddr, into: &mut [u8]) -> Option<()> {
+    let mut done = 0;
+    while done < into.len() {
+        let (host, left) = layout.translate(at.checked_add(u64::try_from(done).ok()?)?.0)?;
+        let rest = into.get_mut(done..)?;
+        let count = usize::try_from(left).unwrap_or(usize::MAX).min(rest.len());
+        copy(pid, host, rest.get_mut(..count)?)?;
+        done += count;
+    }
+    Some(())
+}
+
+/// Fills `into` from the process' address `from`; `None` unless all of it is there.
+fn copy(pid: i32, from: u64, into: &mut [u8]) -> Option<()> {
+    let local = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
+    let from = std::ptr::without_provenance_mut(usize::try_from(from).ok()?);
+    let remote = libc::iovec { iov_base: from, iov_len: into.len() };
+    // SAFETY: `local` is `into`, which is writable and borrowed for the call; `remote` is the other process' business.
+    let count = unsafe { libc::process_vm_readv(pid, &raw const local, 1, &raw const remote, 1, 0) };
+    (usize::try_from(count).ok()? == into.len()).then_some(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// This process stands for the VMM.
+    #[test]
+    fn memory_is_read_across_pieces_and_ends_where_they_do() {
+        let pid = i32::try_from(std::process::id()).unwrap();
+        let (low, high) = ([1_u8; 4096], [2_u8; 4096]);
+        let layout = Layout::new(vec![
+            Piece { guest: 4096, host: high.as_ptr() as u64, bytes: 4096 },
+            Piece { guest: 0, host: low.as_ptr() as u64, bytes: 4096 },
+        ])
+        .unwrap();
+        let mut two = [0; 2];
+        assert_eq!(ForeignMemory::new(pid).read(PhysAddr(0), &mut two), None, "not proven yet");
+        let memory = Supposed { pid, layout: &layout };
+        assert_eq!((memory.read(PhysAddr(4095), &mut two), two), (Some(()), [1, 2]));
+        assert_eq!(memory.read(PhysAddr(8191), &mut two), None);
+        assert_eq!(memory.read(PhysAddr(u64::MAX), &mut two), None);
+    }
+
+    #[test]
+    fn what_is_not_mapped_is_not_there() {
+        let pid = i32::try_from(std::process::id()).unwrap();
+        assert_eq!(copy(pid, 0x1000, &mut [0; 8]), None);
+        assert_eq!(copy(i32::MAX, 0x1000, &mut [0; 8]), None);
+        assert_eq!(copy(pid, u64::MAX, &mut [0; 8]), None);
+    }
+}

@@ -1,0 +1,236 @@
+//! A process that may hold a virtual machine, and what /proc tells of it.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use crate::error::AttachError;
+
+/// What the link of a vCPU's descriptor starts with, before its number (`create_vcpu_fd`, virt/kvm/kvm_main.c, Linux 6.12;
+/// without a number before 4.17).
+const VCPU: &str = "anon_inode:kvm-vcpu:";
+/// The same of the descriptor of a vCPU's counters (`kvm_vcpu_ioctl_get_stats_fd`, virt/kvm/kvm_main.c, Linux 6.12), which
+/// has its number since 6.2.
+const STATS: &str = "anon_inode:kvm-vcpu-stats:";
+
+/// A process, known by a descriptor that is not reused.
+#[derive(Debug)]
+pub struct Process {
+    pid: i32,
+    pidfd: OwnedFd,
+    /// When it started, clock ticks since boot: with the id its identity.
+    start: u64,
+    name: String,
+}
+
+impl Process {
+    /// The process with this id.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn open(pid: i32) -> Result<Self, AttachError> {
+        // SAFETY: takes no pointers; gives a new descriptor or an error.
+        let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
+        let Some(fd) = i32::try_from(fd).ok().filter(|fd| *fd >= 0) else {
+            let error = io::Error::last_os_error();
+            // EINVAL: no process id at all, or that of a thread.
+            return Err(match error.raw_os_error() {
+                Some(libc::EINVAL) => AttachError::NoProcess { pid },
+                _ => AttachError::of(pid, "open a process", error),
+            });
+        };
+        // SAFETY: the descriptor is new and nobody else's.
+        let pidfd = unsafe { OwnedFd::from_raw_fd(fd) };
+        let stat = Stat::read(pid).ok_or(AttachError::NoProcess { pid })?;
+        Ok(Self { pid, pidfd, start: stat.start, name: name_of(pid) })
+    }
+
+    /// Its id.
+    pub fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    /// Its name (`comm`).
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// When it started, clock ticks since boot.
+    pub(crate) fn start(&self) -> u64 {
+        self.start
+    }
+
+    /// Waits at most `limit_ms` for its end; true when it has ended.
+    pub(crate) fn ended_within(&self, limit_ms: i32) -> bool {
+        let mut poll = libc::pollfd { fd: self.pidfd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: one valid entry.
+        unsafe { libc::poll(&raw mut poll, 1, limit_ms) == 1 && poll.revents != 0 }
+    }
+
+    /// Stopped by a signal, or about to be.
+    pub(crate) fn is_stopped(&self) -> bool {
+        Stat::read(self.pid).is_some_and(|stat| matches!(stat.state, b'T' | b't'))
+    }
+
+    /// A copy of one of its descriptors.
+    pub(crate) fn descriptor(&self, fd: i32) -> io::Result<OwnedFd> {
+        // SAFETY: takes no pointers; gives a new descriptor or an error.
+        let got = unsafe { libc::syscall(libc::SYS_pidfd_getfd, self.pidfd.as_raw_fd(), fd, 0) };
+        match i32::try_from(got).ok().filter(|got| *got >= 0) {
+            // SAFETY: the descriptor is new and nobody else's.
+            Some(got) => Ok(unsafe { OwnedFd::from_raw_fd(got) }),
+            None => Err(io::Error::last_os_error()),
+        }
+    }
+
+    /// Its descriptors of vCPUs: (KVM's number of the vCPU, descriptor), in order.
+    pub(crate) fn vcpus(&self) -> io::Result<Vec<(u32, i32)>> {
+        numbered(self.pid, VCPU)
+    }
+
+    /// Its descriptors of vCPUs' counters.
+    pub(crate) fn counters(&self) -> io::Result<Vec<(u32, i32)>> {
+        numbered(self.pid, STATS)
+    }
+
+    /// Its threads.
+    pub(crate) fn threads(&self) -> io::Result<Vec<i32>> {
+        let entries = fs::read_dir(format!("/proc/{}/task", self.pid))?;
+        Ok(entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect())
+    }
+
+    /// The program looks like QEMU.
+    pub(crate) fn is_qemu(&self) -> bool {
+        let program = fs::read_link(format!("/proc/{}/exe", self.pid)).unwrap_or_default();
+        program.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with("qemu"))
+    }
+}
+
+/// Links of a process' descriptors that start with `prefix`, by the number behind it, one descriptor each.
+fn numbered(pid: i32, prefix: &str) -> io::Result<Vec<(u32, i32)>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(format!("/proc/{pid}/fd"))?.flatten() {
+        let Some(fd) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+        // A descriptor may be closed meanwhile.
+        let Ok(link) = fs::read_link(entry.path()) else { continue };
+        if let Some(number) = link.to_str().and_then(|link| link.strip_prefix(prefix)?.parse().ok()) {
+            found.push((number, fd));
+        }
+    }
+    found.sort_unstable();
+    found.dedup_by_key(|(number, _)| *number);
+    Ok(found)
+}
+
+fn name_of(pid: i32) -> String {
+    let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    name.trim_end().replace(char::is_control, "?")
+}
+
+/// The name and the id of the process that traces `thread`, if one does.
+pub(crate) fn tracer_of(pid: i32, thread: i32) -> Option<(i32, String)> {
+    let status = fs::read_to_string(format!("/proc/{pid}/task/{thread}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("TracerPid:"))?;
+    let tracer: i32 = line.trim().parse().ok().filter(|tracer| *tracer != 0)?;
+    Some((tracer, name_of(tracer)))
+}
+
+/// Two fields of /proc/PID/stat (proc_pid_stat(5)).
+struct Stat {
+    state: u8,
+    start: u64,
+}
+
+impl Stat {
+    fn read(pid: i32) -> Option<Self> {
+        Self::parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        // The name may hold anything, brackets too.
+        let (_, rest) = text.rsplit_once(')')?;
+        let mut fields = rest.split_ascii_whitespace();
+        let state = *fields.next()?.as_bytes().first()?;
+        // Field 22; `state` is field 3.
+        Some(Self { state, start: fields.nth(18)?.parse().ok()? })
+    }
+}
+
+/// The process of the virtual machine with that name: QEMU's `-name`, `--name` or `--id` of other VMMs, or the program's
+/// own name.
+///
+/// # Errors
+/// None has it, or several have.
+pub fn named(name: &str) -> Result<i32, AttachError> {
+    let mut running = Vec::new();
+    for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|text| text.parse().ok()) else { continue };
+        if numbered(pid, VCPU).is_ok_and(|vcpus| !vcpus.is_empty()) {
+            let words = fs::read(entry.path().join("cmdline")).unwrap_or_default();
+            let called = given_name(&words).unwrap_or_else(|| name_of(pid));
+            running.push((pid, called.replace(char::is_control, "?"), name_of(pid)));
+        }
+    }
+    let list =
+        |of: Vec<(i32, String, String)>| of.into_iter().map(|(pid, called, _)| (pid, called)).collect();
+    let (mut matching, others): (Vec<_>, Vec<_>) =
+        running.into_iter().partition(|(_, called, comm)| called == name || comm == name);
+    match matching.len() {
+        0 => Err(AttachError::NoName { name: name.to_owned(), running: list(others) }),
+        1 => Ok(matching.swap_remove(0).0),
+        _ => Err(AttachError::Ambiguous { name: name.to_owned(), running: list(matching) }),
+    }
+}
+
+/// The name that a VMM was given on its command line (words that end in NUL): `-name NAME`, `-name guest=NAME,...` (QEMU,
+/// qemu(1)), `--name NAME` (crosvm), `--id NAME` (Firecracker).
+fn given_name(words: &[u8]) -> Option<String> {
+    let words: Vec<&str> =
+        words.split(|byte| *byte == 0).filter_map(|word| str::from_utf8(word).ok()).collect();
+    let option = |word: &str| ["-name", "--name", "--id"].contains(&word);
+    let value = words.iter().position(|word| option(word)).and_then(|at| words.get(at + 1));
+    let value = value.copied().or_else(|| words.iter().find_map(|word| word.strip_prefix("--name=")))?;
+    let parts = || value.split(',');
+    let guest = parts().find_map(|part| part.strip_prefix("guest="));
+    guest.or_else(|| parts().next()).map(str::to_owned)
+}
+
+/// A file of one of a process' threads.
+pub(crate) fn thread_file(pid: i32, thread: i32, name: &str) -> PathBuf {
+    Path::new("/proc").join(pid.to_string()).join("task").join(thread.to_string()).join(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_with_brackets_do_not_shift_the_fields() {
+        let text = "12 (a) R (b) S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 4711 20";
+        let stat = Stat::parse(text).unwrap();
+        assert_eq!((stat.state, stat.start), (b'S', 4711));
+        assert!(Stat::parse("12 (a) S 1").is_none() && Stat::parse("").is_none());
+    }
+
+    #[test]
+    fn a_vm_is_called_what_its_command_line_says() {
+        let name = |words: &[&str]| given_name(words.join("\0").as_bytes());
+        assert_eq!(name(&["qemu", "-name", "web"]).as_deref(), Some("web"));
+        assert_eq!(name(&["qemu", "-name", "guest=web,debug-threads=on"]).as_deref(), Some("web"));
+        assert_eq!(name(&["firecracker", "--id", "f1"]).as_deref(), Some("f1"));
+        assert_eq!(name(&["crosvm", "--name=c"]).as_deref(), Some("c"));
+        assert_eq!(name(&["qemu", "-name"]), None);
+    }
+
+    #[test]
+    fn a_process_without_vcpus_has_none() {
+        let own = Process::open(i32::try_from(std::process::id()).unwrap()).unwrap();
+        assert!(own.vcpus().unwrap().is_empty() && !own.ended_within(0) && !own.is_stopped());
+        assert!(own.threads().unwrap().contains(&own.pid()));
+        for pid in [-1, 0, i32::MAX] {
+            assert!(matches!(Process::open(pid), Err(AttachError::NoProcess { .. })), "{pid}");
+        }
+        assert!(matches!(named("no such machine"), Err(AttachError::NoName { .. })));
+    }
+}

@@ -1,0 +1,185 @@
+//! Finds the vCPUs of a process and their threads.
+
+use std::collections::HashMap;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use crate::error::AttachError;
+use crate::lock::Lock;
+use crate::memory::{ForeignMemory, Prover, Table};
+use crate::process::{Process, tracer_of};
+use crate::run_page::RunPage;
+use crate::stop::{Refused, Stop};
+use crate::thread::{Doing, ThreadFiles, ThreadId};
+
+/// How long the threads are looked for: a vCPU that serves exits all the time is in the guest again within milliseconds.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// After this time what was found is enough, if it is anything.
+const PARTIAL_PATIENCE: Duration = Duration::from_secs(1);
+/// Pause between two looks for the memory, ms.
+const PROVE_PAUSE_MS: i32 = 20;
+/// Pause between two looks.
+const PAUSE: Duration = Duration::from_millis(2);
+
+/// A process with a virtual machine, ready to be profiled by this vprof alone.
+#[derive(Debug)]
+pub struct Target {
+    pub(crate) process: Process,
+    pub(crate) vcpus: Vec<Vcpu>,
+    /// vCPUs whose thread was not found.
+    pub(crate) unseen: usize,
+    pub(crate) lock: Lock,
+    pub(crate) memory: ForeignMemory,
+}
+
+/// A vCPU and its thread.
+#[derive(Debug)]
+pub(crate) struct Vcpu {
+    /// KVM's number of it.
+    pub(crate) number: u32,
+    pub(crate) fd: i32,
+    pub(crate) id: ThreadId,
+    pub(crate) files: ThreadFiles,
+    pub(crate) page: RunPage,
+}
+
+impl Target {
+    /// Finds the virtual machine of the process `pid`, at most with `most` vCPUs. Threads whose state does not tell what
+    /// they do are stopped for a moment.
+    ///
+    /// # Errors
+    /// Everything that keeps vprof from profiling it; nothing is left behind then.
+    pub fn look(pid: i32, most: usize) -> Result<Self, AttachError> {
+        let process = Process::open(pid)?;
+        let name = || process.name().to_owned();
+        let descriptors = process.vcpus().map_err(|e| AttachError::of(pid, "list its descriptors", e))?;
+        if descriptors.is_empty() {
+            let name = name();
+            return Err(if process.is_qemu() {
+                AttachError::NoKvm { pid, name }
+            } else {
+                AttachError::NoVm { pid, name }
+            });
+        }
+        if descriptors.len() > most {
+            return Err(AttachError::TooMany { pid, vcpus: descriptors.len(), most });
+        }
+        if process.is_stopped() {
+            return Err(AttachError::Stopped { pid, name: name() });
+        }
+        let lock = Lock::take(&process)?;
+        let mut threads = find_threads(&process, &descriptors)?;
+        if threads.is_empty() {
+            return Err(AttachError::Paused { pid, name: name(), waited: PATIENCE.as_secs() });
+        }
+        let mut vcpus = Vec::with_capacity(threads.len());
+        for (number, fd) in &descriptors {
+            let Some((id, files)) = threads.remove(fd) else { continue };
+            let page = RunPage::map(&process, *fd)
+                .map_err(|error| AttachError::of(pid, "map the run page of a vCPU", error))?;
+            vcpus.push(Vcpu { number: *number, fd: *fd, id, files, page });
+        }
+        let unseen = descriptors.len() - vcpus.len();
+        let memory = ForeignMemory::new(pid);
+        Ok(Self { process, vcpus, unseen, lock, memory })
+    }
+
+    /// The process.
+    pub fn process(&self) -> &Process {
+        &self.process
+    }
+
+    /// How many vCPUs will be profiled: those whose threads were found.
+    pub fn vcpus(&self) -> usize {
+        self.vcpus.len()
+    }
+
+    /// How many have no thread that was in the guest while they were looked for.
+    pub fn unseen(&self) -> usize {
+        self.unseen
+    }
+
+    /// Looks for the place of the guest's memory, at most that long, so that the first sample has a name already. Each look
+    /// stops one vCPU. What is not found now is looked for on while the machine is profiled.
+    pub fn prove(&self, limit: Duration) {
+        let begin = Instant::now();
+        let (prover, tables) = (Prover::new(self.memory.clone()), Table::default());
+        for vcpu in self.vcpus.iter().cycle() {
+            if begin.elapsed() >= limit || self.process.ended_within(PROVE_PAUSE_MS) {
+                return;
+            }
+            let stop = {
+                let _wanted = vcpu.page.want_registers();
+                Stop::thread(vcpu.id.thread, || true)
+            };
+            let Ok(stop) = stop else { continue };
+            if stop.interrupted_run() == Some(vcpu.fd) {
+                tables.tell(&vcpu.page.registers().1);
+            }
+            drop(stop);
+            let Some(last) = tables.last() else { continue };
+            if prover.attempt(last).unwrap_or(false) {
+                return;
+            }
+        }
+    }
+
+    /// KVM's own counters of the vCPUs, in their order, where the VMM has opened them for itself.
+    pub fn counters(&self) -> Vec<Option<vmm::Counters>> {
+        let open = self.process.counters().unwrap_or_default();
+        let counters = |vcpu: &Vcpu| {
+            let (_, fd) = open.iter().find(|(number, _)| *number == vcpu.number)?;
+            vmm::Counters::of_descriptor(self.process.descriptor(*fd).ok()?).ok()
+        };
+        self.vcpus.iter().map(counters).collect()
+    }
+}
+
+/// The thread of each vCPU's descriptor, as far as they are in the guest in the time that is given to them.
+fn find_threads(
+    process: &Process,
+    descriptors: &[(u32, i32)],
+) -> Result<HashMap<i32, (ThreadId, ThreadFiles)>, AttachError> {
+    let pid = process.pid();
+    let begin = Instant::now();
+    let mut found = HashMap::new();
+    let wanted = |fd: i32| descriptors.iter().any(|(_, wanted)| *wanted == fd);
+    loop {
+        let threads = process.threads().map_err(|error| AttachError::of(pid, "list its threads", error))?;
+        for thread in threads {
+            let id = ThreadId { process: pid, thread };
+            if found.values().any(|(known, _)| *known == id) {
+                continue;
+            }
+            // A thread may end meanwhile.
+            let Ok(files) = ThreadFiles::open(id) else { continue };
+            let fd = match files.doing() {
+                Ok(Doing::BlockedInRun(fd)) => Some(fd),
+                Ok(Doing::Running) => run_of(id)?,
+                Ok(Doing::Blocked) => None,
+                Err(error) if error.raw_os_error() == Some(libc::ESRCH) => None,
+                Err(error) => return Err(AttachError::of(pid, "look at its threads", error)),
+            };
+            if let Some(fd) = fd.filter(|fd| wanted(*fd)) {
+                found.insert(fd, (id, files));
+            }
+        }
+        let (all, spent) = (found.len() == descriptors.len(), begin.elapsed());
+        if all || spent >= PATIENCE || !found.is_empty() && spent >= PARTIAL_PATIENCE {
+            return Ok(found);
+        }
+        sleep(PAUSE);
+    }
+}
+
+/// The vCPU's descriptor whose KVM_RUN the running thread is in.
+fn run_of(id: ThreadId) -> Result<Option<i32>, AttachError> {
+    match Stop::thread(id.thread, || true) {
+        Ok(stop) => Ok(stop.interrupted_run()),
+        Err(Refused::Gone | Refused::Interrupted) => Ok(None),
+        Err(Refused::NotAllowed) => Err(match tracer_of(id.process, id.thread) {
+            Some((tracer_pid, tracer)) => AttachError::Traced { pid: id.process, tracer_pid, tracer },
+            None => AttachError::Permission { pid: id.process },
+        }),
+    }
+}

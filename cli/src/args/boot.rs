@@ -1,0 +1,97 @@
+//! `vprof boot`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use sampler::conditions::Condition;
+
+use super::parse::{parse_budget, parse_pattern, parse_positive_time};
+use super::{RunArgs, TEMPLATE};
+
+const EXAMPLES: &str = "\
+Examples:
+  vprof boot guest.img --until 'login:'            boots it, and says where the time went
+  vprof boot guest.img --until-unit ssh.service --timeout 60s --budget total=10s --budget kernel=2s
+  vprof boot guest.img --until ready --repeat 5 --save-baseline boot.json
+  vprof boot guest.img --until ready --repeat 5 --baseline boot.json --junit boot.xml --md
+";
+
+const NOTES: &str = "\
+Phases: `decompression` from the guest's first instruction to its kernel's, `early` up to the first initcall, \
+`initcalls` up to the first process in user mode, `kernel` for both; `initrd` while the first process runs \
+programs of the initrd, `userspace` from then to what was waited for, and `total`. Budgets hold for the median of --repeat.
+
+A guest that resets itself is started again, as a machine would, up to --reboots times. It fails with the first of: a \
+kernel panic, an oops, a triple fault, a reboot loop, a power-off, a hang, the time-out, a budget, the baseline. With \
+several boots on both sides a phase counts as slower than the baseline by Welch's test at 1 %, over all phases \
+(Holm); else if it takes 20 % and 50 ms longer.
+
+Exit codes: 0 all as expected; 1 vprof failed; 2 the command line is wrong; 3 the guest failed, or an expectation was \
+not met: the first one is told; 4 no usable hypervisor. docs/boot.md has an example for CI.";
+
+/// `vprof boot`.
+#[derive(Debug, Args)]
+#[command(before_help = EXAMPLES, after_help = NOTES, help_template = TEMPLATE)]
+#[command(mut_arg("duration", |arg| arg.hide(true)))]
+#[command(mut_arg("start_when", |arg| arg.hide(true)), mut_arg("stop_when", |arg| arg.hide(true)))]
+#[command(mut_arg("then", |arg| arg.hide(true)), mut_arg("until_precision", |arg| arg.hide(true)))]
+#[command(mut_arg("top", |arg| arg.hide(true)))]
+#[command(mut_arg("repeat", |arg| arg.help("Boot so often, each time anew; profiles are NAME.1.vprof, ...")))]
+#[command(mut_arg("json", |arg| arg.help("Print the result as JSON (docs/json.md)")))]
+pub struct BootArgs {
+    /// The guest is up when a line of its console has a match of this
+    #[arg(long, value_name = "REGEX", value_parser = parse_pattern, help_heading = "Expectations",
+        conflicts_with_all = ["until_process", "until_unit"])]
+    pub until: Option<Condition>,
+
+    /// The guest is up when it has a process of this name
+    #[arg(long, value_name = "NAME", help_heading = "Expectations", conflicts_with = "until_unit")]
+    pub until_process: Option<String>,
+
+    /// The guest is up when this systemd unit has a process
+    #[arg(long, value_name = "UNIT", help_heading = "Expectations")]
+    pub until_unit: Option<String>,
+
+    /// It has failed when it is not up after this time
+    #[arg(long, value_name = "TIME", default_value = "5m", value_parser = parse_positive_time, help_heading = "Expectations")]
+    pub timeout: Duration,
+
+    /// A phase may take so long, like total=3s; repeatable
+    #[arg(long, value_name = "PHASE=TIME", value_parser = parse_budget, help_heading = "Expectations")]
+    pub budget: Vec<(String, Duration)>,
+
+    /// Fails where a phase takes longer than in these earlier boots
+    #[arg(long, value_name = "FILE", help_heading = "Expectations")]
+    pub baseline: Option<PathBuf>,
+
+    /// Keeps the times of these boots, if they were successful, for --baseline; replaces the file
+    #[arg(long, value_name = "FILE", help_heading = "Expectations")]
+    pub save_baseline: Option<PathBuf>,
+
+    /// How often a guest that resets itself before it is up is started again
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(0..=100),
+        help_heading = "Expectations")]
+    pub reboots: u32,
+
+    /// Also write the result as JUnit XML; replaces the file
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    pub junit: Option<PathBuf>,
+
+    /// Print the result as Markdown, for a comment
+    #[arg(long, conflicts_with = "json", help_heading = "Output")]
+    pub md: bool,
+
+    /// How it is run.
+    #[command(flatten)]
+    pub run: RunArgs,
+}
+
+impl BootArgs {
+    /// What means that the guest is up; `None`: its end by itself, or its command's with status 0.
+    pub fn until(&self) -> Option<Condition> {
+        let process = || self.until_process.clone().map(Condition::Process);
+        let unit = || self.until_unit.clone().map(Condition::Unit);
+        self.until.clone().or_else(process).or_else(unit)
+    }
+}

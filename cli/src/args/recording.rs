@@ -1,0 +1,134 @@
+//! What `vprof run` and `vprof attach` have in common: how a guest is sampled, and what becomes of it.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use sampler::ClockKind;
+use sampler::conditions::{Condition, Wait};
+use serde::{Deserialize, Serialize};
+
+use super::DebugArgs;
+use super::parse::{parse_census, parse_condition, parse_positive_time, parse_precision, parse_rate};
+
+/// How a guest is sampled, and what becomes of it.
+#[derive(Debug, Clone, Args)]
+pub struct RecordingArgs {
+    /// Mean samples per second and vCPU, 0.1 to 50000
+    #[arg(long, short = 'F', default_value = "1000", value_name = "HZ", value_parser = parse_rate, help_heading = "Sampling")]
+    pub rate: f64,
+
+    /// How the time between two samples is drawn: `fixed` shows what goes wrong without chance
+    #[arg(long, value_enum, default_value_t, value_name = "KIND", help_heading = "Sampling")]
+    pub clock: Clock,
+
+    /// Seed of the sampling clock: the same seed gives the same intervals [default: random]
+    #[arg(long, value_name = "N", help_heading = "Sampling")]
+    pub seed: Option<u64>,
+
+    /// Frames of a call stack, at most; 0 takes no stacks, which costs less
+    #[arg(long, value_name = "FRAMES", default_value_t = 127, value_parser = clap::value_parser!(u16).range(0..=1024),
+        help_heading = "Sampling")]
+    pub depth: u16,
+
+    /// How often per second, on average, all tasks are looked at from a thread of its own, to estimate what each did and
+    /// waited for: 0.1 to 1000, at random moments; 0 for never. Fewer where that would take more than 2 % of a CPU
+    #[arg(long, default_value = "10", value_name = "HZ", value_parser = parse_census, help_heading = "Sampling")]
+    pub census: f64,
+
+    /// End the run after this time, like 20s, 500ms or 2m
+    #[arg(long, short = 'd', value_name = "TIME", value_parser = parse_positive_time, help_heading = "Sampling")]
+    pub duration: Option<Duration>,
+
+    /// Sample only from this condition on, like `process:gzip` or `console:login:`; below
+    #[arg(long, value_name = "CONDITION", value_parser = parse_condition, help_heading = "Sampling")]
+    pub start_when: Option<Condition>,
+
+    /// Sample no more once this condition is seen after the start, like `process-end:gzip`; below
+    #[arg(long, value_name = "CONDITION", value_parser = parse_condition, help_heading = "Sampling")]
+    pub stop_when: Option<Condition>,
+
+    /// What becomes of the run with --stop-when [default: `end`, with `-- CMD` `go-on` for its exit code]
+    #[arg(long, value_enum, value_name = "WHAT", requires = "stop_when", help_heading = "Sampling")]
+    pub then: Option<Then>,
+
+    /// End the run when the largest share of its processes is known to within this, like 1% or 0.5% (0.01% to 50%): that
+    /// far from it its 95 % interval ends. Exit code 3 if the run ends otherwise before
+    #[arg(long, value_name = "PERCENT", value_parser = parse_precision, help_heading = "Sampling")]
+    pub until_precision: Option<f64>,
+
+    /// Names that the guest's own files lack.
+    #[command(flatten)]
+    pub debug: DebugArgs,
+
+    /// The profile to write
+    #[arg(long, short = 'o', default_value = "vprof.vprof", value_name = "FILE", help_heading = "Output")]
+    pub output: PathBuf,
+
+    /// Replace the profile if it exists
+    #[arg(long, help_heading = "Output")]
+    pub force: bool,
+
+    /// Where `vprof ctl` and `vprof top` find the run: a socket to be made, or `none`
+    /// [default: PID.sock in $XDG_RUNTIME_DIR/vprof or /tmp/vprof-UID]
+    #[arg(long, value_name = "SOCKET", help_heading = "Output")]
+    pub control: Option<PathBuf>,
+
+    /// Show the run live on this terminal, as `vprof top` does; the summary follows at its end
+    #[arg(long, conflicts_with_all = ["quiet", "verbose"], help_heading = "Output")]
+    pub top: bool,
+
+    /// Print the report as JSON (docs/json.md) at the end
+    #[arg(long, help_heading = "Output")]
+    pub json: bool,
+
+    /// No progress and no summary, only errors
+    #[arg(long, short = 'q', conflicts_with = "verbose", help_heading = "Output")]
+    pub quiet: bool,
+
+    /// Say more about what happens; progress as lines where standard error is no terminal
+    #[arg(long, short = 'v', help_heading = "Output")]
+    pub verbose: bool,
+}
+
+impl RecordingArgs {
+    /// What is waited for from the start on; `otherwise` is what follows where nothing is said of it.
+    pub fn waits(&self, otherwise: Then) -> Vec<Wait> {
+        let start = self.start_when.clone().map(Wait::Start);
+        let end = self.then.unwrap_or(otherwise) == Then::End;
+        let stop = self.stop_when.clone().map(|when| Wait::Stop { when, end });
+        start.into_iter().chain(stop).collect()
+    }
+}
+
+/// `--then`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Then {
+    /// The run ends
+    End,
+    /// It goes on, unsampled
+    GoOn,
+}
+
+/// `--clock`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub enum Clock {
+    /// Evenly between half and one and a half times the mean
+    #[default]
+    Uniform,
+    /// Exponential, without memory
+    Exponential,
+    /// Always the mean
+    Fixed,
+}
+
+impl From<Clock> for ClockKind {
+    fn from(clock: Clock) -> Self {
+        match clock {
+            Clock::Uniform => Self::Uniform,
+            Clock::Exponential => Self::Exponential,
+            Clock::Fixed => Self::Fixed,
+        }
+    }
+}

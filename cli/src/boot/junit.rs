@@ -1,0 +1,108 @@
+//! The result as JUnit XML (the dialect of Ant's JUnit task, which CI services read).
+
+use super::Outcome;
+use super::check::Check;
+use crate::render::escape;
+
+/// The whole file.
+pub fn render(outcome: &Outcome) -> String {
+    let failures = outcome.checks.iter().filter(|check| !check.passed).count();
+    let skipped = outcome.checks.iter().filter(|check| check.skipped).count();
+    let time: f64 =
+        outcome.checks.iter().filter(|check| check.name.starts_with("boot ")).map(|check| check.time_s).sum();
+    let mut text = String::from("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n");
+    text.push_str(&format!(
+        "<testsuites>\n<testsuite name=\"vprof boot {}\" tests=\"{}\" failures=\"{failures}\" skipped=\"{skipped}\" errors=\"0\" time=\"{time:.3}\">\n",
+        xml(&outcome.image),
+        outcome.checks.len()
+    ));
+    for check in &outcome.checks {
+        text.push_str(&case(check, outcome));
+    }
+    text.push_str("</testsuite>\n</testsuites>\n");
+    text
+}
+
+fn case(check: &Check, outcome: &Outcome) -> String {
+    let head = format!(
+        "<testcase classname=\"vprof.boot\" name=\"{}\" time=\"{:.3}\"",
+        xml(&check.name),
+        check.time_s
+    );
+    match () {
+        () if check.skipped => format!("{head}><skipped message=\"{}\"/></testcase>\n", xml(&check.message)),
+        () if check.passed => format!("{head}/>\n"),
+        () => {
+            let lines = outcome.boots.iter().find_map(|attempt| attempt.evidence.as_ref());
+            let lines = lines.map_or_else(String::new, |evidence| evidence.console.join("\n"));
+            format!(
+                "{head}><failure message=\"{}\">{}</failure></testcase>\n",
+                xml(&check.message),
+                xml(&lines)
+            )
+        }
+    }
+}
+
+/// Text in XML: what is no character of it (XML 1.0, section 2.2) is shown as an escape.
+fn xml(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for line in text.split_inclusive('\n') {
+        let (line, end) = line.strip_suffix('\n').map_or((line, ""), |line| (line, "\n"));
+        for c in escape(line).chars() {
+            match c {
+                '<' => out.push_str("&lt;"),
+                '>' => out.push_str("&gt;"),
+                '&' => out.push_str("&amp;"),
+                '"' => out.push_str("&quot;"),
+                '\u{fffe}' | '\u{ffff}' => out.push('\u{fffd}'),
+                c => out.push(c),
+            }
+        }
+        out.push_str(end);
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_text_is_made_harmless() {
+        assert_eq!(xml("a<b>&\"c\x1b[2J\n]]>\u{ffff}"), "a&lt;b&gt;&amp;&quot;c\\x1b[2J\n]]&gt;\u{fffd}");
+    }
+
+    #[test]
+    fn each_expectation_is_a_test_case() {
+        let check = |name: &str, passed, skipped| Check {
+            name: name.to_owned(),
+            passed,
+            skipped,
+            message: "why".to_owned(),
+            time_s: 1.5,
+        };
+        let outcome = Outcome {
+            version: "0".to_owned(),
+            image: "a&b".to_owned(),
+            passed: false,
+            failure: Some("why".to_owned()),
+            boots: Vec::new(),
+            checks: vec![
+                check("boot 1: up", true, false),
+                check("budget total", false, false),
+                check("budget initrd", true, true),
+            ],
+            spread: Vec::new(),
+        };
+        assert_eq!(
+            render(&outcome),
+            "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites>\n\
+             <testsuite name=\"vprof boot a&amp;b\" tests=\"3\" failures=\"1\" skipped=\"1\" errors=\"0\" time=\"1.500\">\n\
+             <testcase classname=\"vprof.boot\" name=\"boot 1: up\" time=\"1.500\"/>\n\
+             <testcase classname=\"vprof.boot\" name=\"budget total\" time=\"1.500\"><failure message=\"why\"></failure></testcase>\n\
+             <testcase classname=\"vprof.boot\" name=\"budget initrd\" time=\"1.500\"><skipped message=\"why\"/></testcase>\n\
+             </testsuite>\n</testsuites>\n"
+        );
+    }
+}

@@ -1,0 +1,92 @@
+//! The result as Markdown, for a comment to a change.
+
+use super::Outcome;
+use crate::render::escape;
+
+/// Initcalls that are shown.
+const CALLS: usize = 10;
+
+/// The whole text.
+pub fn render(outcome: &Outcome) -> String {
+    let mark = if outcome.passed { "passed" } else { "**failed**" };
+    let mut text = format!("### Boot of `{}`: {mark}\n\n", code(&outcome.image));
+    if let Some(failure) = &outcome.failure {
+        text.push_str(&format!("{}\n\n", plain(failure)));
+    }
+    let found = outcome.spread.iter().any(|spread| spread.count > 0);
+    if found {
+        text.push_str("| phase | median | min | max |\n|---|---:|---:|---:|\n");
+        for spread in &outcome.spread {
+            text.push_str(&format!(
+                "| {} | {:.3} s | {:.3} s | {:.3} s |\n",
+                spread.name, spread.median, spread.min, spread.max
+            ));
+        }
+        text.push('\n');
+    }
+    text.push_str("| expectation | result |\n|---|---|\n");
+    for check in &outcome.checks {
+        let mark = match () {
+            () if check.skipped => "skipped",
+            () if check.passed => "met",
+            () => "**not met**",
+        };
+        text.push_str(&format!("| {} | {mark}: {} |\n", plain(&check.name), plain(&check.message)));
+    }
+    if let Some(attempt) = outcome.boots.first() {
+        calls(&mut text, &attempt.boot);
+    }
+    let evidence = outcome.boots.iter().find_map(|attempt| attempt.evidence.as_ref());
+    if let Some(evidence) = evidence.filter(|evidence| !evidence.console.is_empty()) {
+        text.push_str("\nThe console's last lines:\n\n");
+        // Four blanks: no line can end the block.
+        evidence.console.iter().for_each(|line| text.push_str(&format!("    {}\n", escape(line))));
+    }
+    text
+}
+
+fn calls(text: &mut String, boot: &sampler::boot::Boot) {
+    let mut calls: Vec<_> = boot.initcalls.iter().collect();
+    calls.sort_by(|a, b| b.time.s.total_cmp(&a.time.s));
+    if calls.is_empty() {
+        return;
+    }
+    text.push_str("\n<details><summary>Slowest initcalls</summary>\n\n| initcall | CPU time | from |\n|---|---:|---:|\n");
+    for call in calls.into_iter().take(CALLS) {
+        text.push_str(&format!(
+            "| `{}` | {:.1} ms | {:.3} s |\n",
+            code(&call.function),
+            call.time.s * 1e3,
+            call.from_s
+        ));
+    }
+    text.push_str("\n</details>\n");
+}
+
+/// Text that is no markup in a table.
+fn plain(text: &str) -> String {
+    let mut out = String::new();
+    for c in escape(text).chars() {
+        if matches!(c, '|' | '`' | '*' | '_' | '<' | '>' | '[' | ']' | '\\' | '#' | '&' | '@') {
+            out.push('\\');
+        }
+        out.push(c);
+    }
+    out
+}
+
+/// Text between backquotes in a table.
+fn code(text: &str) -> String {
+    escape(text).replace('`', "'").replace('|', "\\|")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guests_text_is_no_markup() {
+        assert_eq!(plain("a|b `c` <img> @all\x1b"), "a\\|b \\`c\\` \\<img\\> \\@all\\\\x1b");
+        assert_eq!(code("a`b|c"), "a'b\\|c");
+    }
+}

@@ -1,0 +1,247 @@
+//! How a guest came up: `report --boot`, and the end of `vprof boot`.
+
+use std::time::Duration;
+
+use sampler::boot::{Boot, Call, Estimated, Phase, Unit};
+
+use super::exact::more;
+use super::summary::{heading, wrapped};
+use super::table::{Align, Table};
+use super::{Page, escape, units};
+use crate::boot::Outcome;
+use crate::spread::Spread;
+
+/// Rows per table after a boot.
+const ROWS: usize = 10;
+
+fn seconds(s: f64) -> String {
+    units::duration(Duration::try_from_secs_f64(s.max(0.0)).unwrap_or_default())
+}
+
+/// One boot with at most `rows` rows per table.
+pub fn render(boot: &Boot, rows: usize, page: Page) -> String {
+    let mut text = String::new();
+    let kernel = boot.kernel.as_deref().unwrap_or("of unknown release");
+    let until = match boot.reached_s {
+        Some(reached) => format!("up after {}", seconds(reached)),
+        None => "up to the end of the run".to_owned(),
+    };
+    let title = format!("Boot of Linux {} on the host {}: {until}", escape(kernel), escape(&boot.host));
+    wrapped(&mut text, &page.style.bold(&title), "", page.width);
+    wrapped(
+        &mut text,
+        "Times count from the guest's first instruction. CPU time is estimated by samples, with its 95 % interval.",
+        "  ",
+        page.width,
+    );
+    phases(&mut text, &boot.phases, page);
+    calls(&mut text, ("Early kernel", ": what start_kernel called"), &boot.early, rows, page);
+    calls(&mut text, ("Initcalls", ": those of modules, too"), &boot.initcalls, rows, page);
+    if !boot.init.is_empty() {
+        heading(&mut text, page.style, "First process", "");
+        let mut table = Table::new(&[("from", Align::Right), ("on", Align::Left), ("program", Align::Left)])
+            .indent(2)
+            .flexible(2);
+        for program in boot.init.iter().take(rows) {
+            let (system, path) =
+                (escape(&program.filesystem).into_owned(), escape(&program.path).into_owned());
+            table.row(vec![seconds(program.from_s), system, path]);
+        }
+        text.push_str(&table.render(page.width));
+        more(&mut text, boot.init.len(), rows);
+    }
+    units_of(&mut text, "Units and control groups", &boot.units, rows, page);
+    units_of(&mut text, "Programs", &boot.processes, rows, page);
+    text
+}
+
+fn phases(text: &mut String, phases: &[Phase], page: Page) {
+    heading(text, page.style, "Phases", "");
+    let right = ["from", "to", "wall", "known to", "in the guest", "samples"];
+    let mut columns: Vec<(&str, Align)> = right.map(|name| (name, Align::Right)).to_vec();
+    columns.push(("phase", Align::Left));
+    let mut table = Table::new(&columns).indent(2);
+    for phase in phases {
+        let indent = if matches!(phase.name.as_str(), "early" | "initcalls") { "  " } else { "" };
+        let open = if phase.ended { "" } else { " (not ended)" };
+        table.row(vec![
+            seconds(phase.from_s),
+            seconds(phase.to_s),
+            seconds(phase.wall_s),
+            seconds(phase.within_s),
+            seconds(phase.guest_s),
+            units::count(phase.samples),
+            format!("{indent}{}{open}", phase.name),
+        ]);
+    }
+    text.push_str(&table.render(page.width));
+}
+
+fn interval(time: &Estimated) -> String {
+    format!("{} - {}", seconds(time.low_s), seconds(time.high_s))
+}
+
+/// Those with the most CPU time, in the order of time.
+fn most<T>(all: &[T], rows: usize, time: impl Fn(&T) -> u64) -> Vec<&T> {
+    let mut order: Vec<usize> = (0..all.len()).collect();
+    order.sort_by_key(|&place| std::cmp::Reverse(all.get(place).map_or(0, &time)));
+    order.truncate(rows);
+    order.sort_unstable();
+    order.into_iter().filter_map(|place| all.get(place)).collect()
+}
+
+fn calls(text: &mut String, (title, note): (&str, &str), calls: &[Call], rows: usize, page: Page) {
+    if calls.is_empty() {
+        return;
+    }
+    heading(text, page.style, title, note);
+    let columns = [
+        ("from", Align::Right),
+        ("to", Align::Right),
+        ("CPU time", Align::Right),
+        ("95 % interval", Align::Right),
+        ("function", Align::Left),
+    ];
+    let mut table = Table::new(&columns).indent(2).flexible(4);
+    for call in most(calls, rows, |call| call.time.samples) {
+        let module =
+            call.module.as_deref().map_or_else(String::new, |module| format!(" [{}]", escape(module)));
+        table.row(vec![
+            seconds(call.from_s),
+            seconds(call.to_s),
+            seconds(call.time.s),
+            interval(&call.time),
+            format!("{}{module}", escape(&call.function)),
+        ]);
+    }
+    text.push_str(&table.render(page.width));
+    more(text, calls.len(), rows);
+}
+
+fn units_of(text: &mut String, title: &str, all: &[Unit], rows: usize, page: Page) {
+    if all.is_empty() {
+        return;
+    }
+    heading(text, page.style, title, "");
+    let columns = [
+        ("from", Align::Right),
+        ("to", Align::Right),
+        ("CPU time", Align::Right),
+        ("95 % interval", Align::Right),
+        ("processes", Align::Right),
+        ("name", Align::Left),
+    ];
+    let mut table = Table::new(&columns).indent(2).flexible(5);
+    for unit in most(all, rows, |unit| unit.time.samples) {
+        table.row(vec![
+            seconds(unit.from_s),
+            seconds(unit.to_s),
+            seconds(unit.time.s),
+            interval(&unit.time),
+            units::count(unit.processes),
+            escape(&unit.name).into_owned(),
+        ]);
+    }
+    text.push_str(&table.render(page.width));
+    more(text, all.len(), rows);
+}
+
+/// How measurements of several runs lie.
+pub fn spread(text: &mut String, all: &[Spread], show: impl Fn(f64) -> String, page: Page) {
+    let columns = [
+        ("median", Align::Right),
+        ("min", Align::Right),
+        ("max", Align::Right),
+        ("spread", Align::Right),
+        ("what", Align::Left),
+    ];
+    let mut table = Table::new(&columns).indent(2).flexible(4);
+    for one in all {
+        let cv = one.cv.map_or_else(String::new, |cv| format!("{:.1} %", cv * 100.0));
+        table.row(vec![show(one.median), show(one.min), show(one.max), cv, escape(&one.name).into_owned()]);
+    }
+    text.push_str(&table.render(page.width));
+}
+
+/// All boots and what was expected of them.
+pub fn outcome(outcome: &Outcome, page: Page) -> String {
+    let mut text = String::new();
+    if let Some(last) = outcome.boots.last() {
+        text = render(&last.boot, ROWS, page);
+    }
+    if outcome.boots.len() > 1 {
+        heading(
+            &mut text,
+            page.style,
+            "Spread",
+            &format!(
+                ": wall time over {} boots; spread is standard deviation over mean",
+                outcome.boots.len()
+            ),
+        );
+        spread(&mut text, &outcome.spread, seconds, page);
+    }
+    if let Some(evidence) = outcome.boots.iter().find_map(|attempt| attempt.evidence.as_ref()) {
+        stacks(&mut text, evidence, page);
+    }
+    heading(&mut text, page.style, "Expectations", "");
+    for check in &outcome.checks {
+        let mark = match () {
+            () if check.skipped => "skipped",
+            () if check.passed => "met",
+            () => "NOT MET",
+        };
+        wrapped(&mut text, &format!("{mark}: {}", escape(&check.message)), "  ", page.width);
+    }
+    text
+}
+
+/// What vCPUs and sleeping tasks were at in the end.
+fn stacks(text: &mut String, evidence: &sampler::boot::Evidence, page: Page) {
+    let joined =
+        |stack: &[String]| stack.iter().map(|name| escape(name).into_owned()).collect::<Vec<_>>().join(" < ");
+    heading(text, page.style, "In the end", ": vCPUs, and tasks that slept; innermost function first");
+    for vcpu in &evidence.vcpus {
+        let who = vcpu.process.as_deref().unwrap_or("nothing");
+        let line = format!(
+            "vCPU {}: {:.0} % busy, last with {}: {}",
+            vcpu.vcpu,
+            vcpu.busy * 100.0,
+            escape(who),
+            joined(&vcpu.stack)
+        );
+        wrapped(text, &line, "  ", page.width);
+    }
+    for task in &evidence.blocked {
+        let line = format!(
+            "{} {}/{} ({}) since {}: {}",
+            escape(&task.comm),
+            task.pid,
+            task.tid,
+            escape(&task.state),
+            seconds(task.since_s),
+            joined(&task.stack)
+        );
+        wrapped(text, &line, "  ", page.width);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_with_the_most_time_are_shown_in_the_order_of_time() {
+        let all = [(1, 5), (2, 9), (3, 1), (4, 7)];
+        let shown: Vec<i32> = most(&all, 2, |row| row.1).into_iter().map(|row| row.0).collect();
+        assert_eq!(shown, [2, 4]);
+    }
+
+    #[test]
+    fn names_of_the_guest_are_harmless() {
+        let call = Call { function: "a\x1b[2J".to_owned(), ..Call::default() };
+        let boot = Boot { initcalls: vec![call], kernel: Some("6\x07".to_owned()), ..Boot::default() };
+        let text = render(&boot, 10, Page { width: 80, style: super::super::Style::Plain });
+        assert!(text.contains("a\\x1b[2J") && !text.contains('\x1b') && !text.contains('\x07'), "{text}");
+    }
+}

@@ -1,0 +1,458 @@
+//! What `vprof run` and `vprof attach` have in common: everything around a guest that is profiled, from the check of the output
+//! to the summary.
+
+use std::io::{self, IsTerminal};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use sampler::{Precision, estimate, live};
+use symbols::names::DebugFiles;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use super::link::{ConsolePump, Link, Phase, Watcher, link};
+use super::output;
+use super::screen::{ConsoleTarget, Progress, Screen};
+use super::spec::Outcome;
+use super::terminal::{ESCAPE, Keys, RawMode};
+use crate::args::RecordingArgs;
+use crate::control::{self, server::Server};
+use crate::errors::{Error, ExitCode, Reason};
+use crate::portable::PortableError;
+use crate::top::{self, own::Beside};
+use crate::{report, symbolize};
+
+/// How long the console's last output may take to be written.
+const CONSOLE_LIMIT: Duration = Duration::from_secs(2);
+/// How many lines of the console an error shows.
+const LAST_LINES: usize = 10;
+
+/// Where the guest's input comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KeySource {
+    None,
+    /// A person types: raw mode, and a key that ends the run.
+    Terminal,
+    /// A file or a pipe.
+    Stream,
+}
+
+/// A seed that a person can type: 32 bits.
+pub fn random_seed() -> u64 {
+    use std::hash::{BuildHasher, Hasher};
+    // std seeds its hash maps from the kernel's random numbers.
+    std::collections::hash_map::RandomState::new().build_hasher().finish() & 0xffff_ffff
+}
+
+/// A recording whose options are sound.
+pub struct Recording<'a> {
+    args: &'a RecordingArgs,
+    places: Option<DebugFiles>,
+}
+
+/// Where a guest's two streams go.
+pub struct Streams {
+    /// Its console.
+    pub console: ConsoleTarget,
+    /// Where the console's input comes from.
+    pub keys: KeySource,
+    /// Output of a command that does not go to the console.
+    pub output: ConsoleTarget,
+}
+
+impl Streams {
+    /// Of a guest whose console is somebody else's.
+    pub fn none() -> Self {
+        Self { console: ConsoleTarget::None, keys: KeySource::None, output: ConsoleTarget::None }
+    }
+}
+
+/// What shows them.
+struct Screens {
+    console: Arc<Screen>,
+    output: Arc<Screen>,
+}
+
+/// What came of it.
+#[derive(Debug)]
+pub struct Recorded {
+    /// How the guest ended, and what was recorded.
+    pub outcome: Outcome,
+    /// The console's last lines.
+    pub last_lines: Vec<String>,
+    /// Somebody ended it.
+    pub interrupted: bool,
+    /// Standard output carries the console.
+    pub console_on_stdout: bool,
+    /// It carries that, or the output of a command.
+    stdout_taken: bool,
+    places: Option<DebugFiles>,
+}
+
+impl<'a> Recording<'a> {
+    /// Looks at everything that can be wrong before there is a guest.
+    pub fn prepare(args: &'a RecordingArgs) -> Result<Self, Error> {
+        if args.until_precision.is_some() && !estimate::trustworthy(args.clock.into()) {
+            return Err(Error::Usage(
+                "--until-precision needs a clock with chance: under --clock fixed no interval is valid"
+                    .to_owned(),
+            ));
+        }
+        if args.top {
+            top::terminal::check()?;
+        }
+        output::check(&args.output, args.force)?;
+        Ok(Self { args, places: symbolize::named_places(&args.debug)? })
+    }
+
+    /// Runs what `start` begins to its end, with its console, its progress and its control socket. `image` is what it is
+    /// called.
+    pub fn record<F: Future<Output = Result<Outcome, Error>>>(
+        self,
+        image: String,
+        streams: Streams,
+        start: impl FnOnce(Link, live::Shared) -> F,
+    ) -> Result<Recorded, Error> {
+        let args = self.args;
+        let Streams { console, keys, output } = streams;
+        let console_on_stdout = matches!(console, ConsoleTarget::Stdout);
+        let output_on_stdout = matches!(output, ConsoleTarget::Stdout);
+        let progress = match () {
+            () if args.quiet || args.top => Progress::Off,
+            // The terminal is the guest's as soon as it runs.
+            () if keys == KeySource::Terminal => Progress::UntilGuest,
+            // So is it a command's with its first word.
+            () if output_on_stdout && io::stdout().is_terminal() => Progress::UntilGuest,
+            () if io::stderr().is_terminal() => Progress::Live,
+            () if args.verbose => Progress::Lines,
+            () => Progress::Off,
+        };
+        let screens = Screens {
+            // Two streams on one terminal can't both be kept apart from a live line.
+            output: Arc::new(Screen::new(output, Progress::Off)),
+            console: Arc::new(Screen::new(console, progress)),
+        };
+        let outcome = run_to_end(args, image, (&screens, keys), start);
+        let (outcome, last_lines, interrupted) = match outcome {
+            Ok(ended) => ended,
+            Err(error) => {
+                screens.console.close();
+                if is_before_guest(&error) {
+                    output::remove(&args.output);
+                }
+                return Err(error);
+            }
+        };
+        for (screen, whose) in [(&screens.console, "console"), (&screens.output, "command")] {
+            if let Some(error) = screen.close() {
+                eprintln!("vprof: the {whose}'s output is incomplete: {}", Reason(&error));
+            }
+        }
+        Ok(Recorded {
+            outcome,
+            last_lines,
+            interrupted,
+            console_on_stdout,
+            stdout_taken: console_on_stdout || output_on_stdout,
+            places: self.places,
+        })
+    }
+}
+
+impl Recorded {
+    /// Adds names from elsewhere and shows the summary; then gives the exit code, where the guest's end is `code`.
+    pub fn conclude(
+        mut self,
+        args: &RecordingArgs,
+        code: impl FnOnce(&Self) -> Result<ExitCode, Error>,
+    ) -> Result<ExitCode, Error> {
+        let places = self.places.take();
+        let named = places.map_or(Ok(()), |places| symbolize::add_names(&args.output, &places, args.quiet));
+        let summary = named.and_then(|()| summarize(args, self.stdout_taken));
+        let code = expect(args, &self.outcome, code(&self)?);
+        match summary {
+            Err(error) if !error.is_broken_pipe() => Err(error),
+            _ => Ok(code),
+        }
+    }
+}
+
+/// True where nothing was recorded: the profile would only stand in the way of the next run.
+fn is_before_guest(error: &Error) -> bool {
+    match error {
+        Error::Start(_)
+        | Error::Attach(_)
+        | Error::Stopped
+        | Error::Image(_)
+        | Error::Host(_)
+        | Error::File { .. } => true,
+        Error::Portable(
+            PortableError::Frozen { before_guest, .. } | PortableError::Died { before_guest, .. },
+        ) => *before_guest,
+        Error::Portable(
+            PortableError::Start { .. } | PortableError::Program(_) | PortableError::Inside(_),
+        ) => true,
+        _ => false,
+    }
+}
+
+/// Runs the guest and everything around it; returns with the console's last lines.
+fn run_to_end<F: Future<Output = Result<Outcome, Error>>>(
+    args: &RecordingArgs,
+    image: String,
+    (screens, keys): (&Screens, KeySource),
+    start: impl FnOnce(Link, live::Shared) -> F,
+) -> Result<(Outcome, Vec<String>, bool), Error> {
+    let screen = &screens.console;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|source| Error::System { action: "start the runtime", source })?;
+    let (guest_side, Watcher { stop, input, control, console, output, phase }) = link();
+    let tables = live::Shared::default();
+    let run = control::server::Run {
+        image,
+        profile: std::path::absolute(&args.output).unwrap_or_else(|_| args.output.clone()),
+        tables: tables.clone(),
+        phase: phase.clone(),
+        control,
+        stop: stop.clone(),
+    };
+    let view = top::own::Parts {
+        tables: tables.clone(),
+        phase: phase.clone(),
+        control: run.control.clone(),
+        stop: stop.clone(),
+    };
+    let server = serve(args, run)?;
+    let no_thread = |source| Error::System { action: "start a thread", source };
+    let shown = Arc::clone(screen);
+    let pump = console.pump(move |bytes| shown.console(bytes)).map_err(no_thread)?;
+    let shown = Arc::clone(&screens.output);
+    let output = output.pump(move |bytes| shown.console(bytes)).map_err(no_thread)?;
+    // Before raw mode: a signal without a handler would end this process and leave the terminal raw.
+    let signals = {
+        let _runtime = runtime.enter();
+        Signals::new()?
+    };
+    let terminal_error = |source| Error::System { action: "use the terminal as console", source };
+    let raw = match keys {
+        KeySource::Terminal => {
+            if !args.quiet {
+                eprintln!("vprof: the console takes all keys; Ctrl-] ends the run");
+            }
+            Some(RawMode::enter().map_err(terminal_error)?)
+        }
+        _ => None,
+    };
+    let escape = raw.is_some().then_some(ESCAPE);
+    let reader = match keys {
+        KeySource::None => None,
+        _ => Some(Keys::start(input, stop.clone(), escape).map_err(terminal_error)?),
+    };
+    let view = show(args, view, screen)?;
+    let outcome = runtime.block_on(async {
+        let run = start(guest_side, tables);
+        watch(run, signals, &stop, phase, screen, args.quiet).await
+    });
+    let interrupted = *stop.borrow();
+    drop(server);
+    drop(reader);
+    drop(raw);
+    if let Some(failed) = view.and_then(Beside::finish) {
+        eprintln!("vprof: there was no live view: {failed}");
+    }
+    screen.release();
+    let last_lines = pump.last_lines(LAST_LINES);
+    finish_console(pump, screen, "console");
+    finish_console(output, screen, "command");
+    outcome.map(|outcome| (outcome, last_lines, interrupted))
+}
+
+fn finish_console(pump: ConsolePump, screen: &Screen, whose: &str) {
+    let dropped = pump.finish(CONSOLE_LIMIT);
+    if dropped > 0 {
+        screen.note(&format!(
+            "{} of the {whose}'s output were not shown: their reader was too slow",
+            crate::render::units::bytes(dropped)
+        ));
+    }
+}
+
+/// Opens the live view, if it is wanted; what there is to say meanwhile is said after it.
+fn show(args: &RecordingArgs, view: top::own::Parts, screen: &Screen) -> Result<Option<Beside>, Error> {
+    if !args.top {
+        return Ok(None);
+    }
+    screen.hold();
+    Ok(Some(Beside::start(view)?))
+}
+
+/// Opens the control socket. A run that nobody asked to have one goes on without.
+fn serve(args: &RecordingArgs, run: control::server::Run) -> Result<Option<Server>, Error> {
+    let wanted = args.control.as_deref();
+    if wanted == Some(Path::new("none")) {
+        return Ok(None);
+    }
+    match (Server::start(wanted, run), wanted) {
+        (Ok(server), _) => Ok(Some(server)),
+        (Err(error), Some(path)) => Err(Error::file("make the socket", path, error)),
+        (Err(error), None) => {
+            if args.verbose {
+                eprintln!("vprof: no control socket: {}", Reason(&error));
+            }
+            Ok(None)
+        }
+    }
+}
+
+/// Waits for the run's end, shows its progress, and ends it on a signal.
+async fn watch(
+    run: impl Future<Output = Result<Outcome, Error>>,
+    mut signals: Signals,
+    stop: &tokio::sync::watch::Sender<bool>,
+    mut phase: tokio::sync::watch::Receiver<Phase>,
+    screen: &Screen,
+    quiet: bool,
+) -> Result<Outcome, Error> {
+    tokio::pin!(run);
+    let mut stops = 0;
+    let mut phase_open = true;
+    loop {
+        tokio::select! {
+            outcome = &mut run => return outcome,
+            () = signals.next() => {
+                stops += 1;
+                if stops > 1 {
+                    // Dropping the run ends the machine at once.
+                    return Err(Error::Interrupted);
+                }
+                if !quiet {
+                    screen.note("ending the run; once more to give it up");
+                }
+                stop.send_replace(true);
+            }
+            changed = phase.changed(), if phase_open => match changed {
+                Ok(()) => screen.progress(&phase.borrow_and_update().clone()),
+                Err(_) => phase_open = false,
+            },
+        }
+    }
+}
+
+/// The signals that end a run.
+struct Signals([Signal; 4]);
+
+impl Signals {
+    fn new() -> Result<Self, Error> {
+        let listen =
+            |kind| signal(kind).map_err(|source| Error::System { action: "wait for signals", source });
+        Ok(Self([
+            listen(SignalKind::interrupt())?,
+            listen(SignalKind::terminate())?,
+            listen(SignalKind::hangup())?,
+            listen(SignalKind::quit())?,
+        ]))
+    }
+
+    async fn next(&mut self) {
+        let [interrupt, terminate, hangup, quit] = &mut self.0;
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+            _ = hangup.recv() => {}
+            _ = quit.recv() => {}
+        }
+    }
+}
+
+/// Prints the summary. Where standard output carries the console, it goes to standard error.
+fn summarize(args: &RecordingArgs, console_on_stdout: bool) -> Result<(), Error> {
+    if args.json {
+        return report::print_json(&args.output);
+    }
+    if args.quiet {
+        return Ok(());
+    }
+    report::print_summary(&args.output, console_on_stdout)?;
+    eprintln!(
+        "vprof: the profile is in {0}; `vprof report {0}` shows this again",
+        crate::errors::Shown(&args.output)
+    );
+    Ok(())
+}
+
+/// Says so where the precision that was asked for was not reached. A command that failed tells more by its own code.
+fn expect(args: &RecordingArgs, outcome: &Outcome, code: ExitCode) -> ExitCode {
+    let seen = outcome.totals.seen;
+    if let Some(start) = args.start_when.as_ref().filter(|_| seen.start_ns.is_none()) {
+        let start = crate::render::escape(&start.to_string()).into_owned();
+        eprintln!("vprof: the run ended before {start} was seen (--start-when): nothing was sampled");
+        return if code == ExitCode::Done { ExitCode::Expectation } else { code };
+    }
+    if let Some(stop) = args.stop_when.as_ref().filter(|_| seen.stop_ns.is_none() && !args.quiet) {
+        let stop = crate::render::escape(&stop.to_string()).into_owned();
+        eprintln!("vprof: the run ended before {stop} was seen (--stop-when): it was sampled to its end");
+    }
+    let Some(missed) =
+        args.until_precision.and_then(|wanted| missed(wanted, outcome.totals.precision.as_ref()))
+    else {
+        return code;
+    };
+    eprintln!("vprof: {missed}");
+    if code == ExitCode::Done { ExitCode::Expectation } else { code }
+}
+
+/// What was reached instead of the precision that was asked for.
+fn missed(wanted: f64, found: Option<&Precision>) -> Option<String> {
+    let wanted = format!("{} %", wanted * 100.0);
+    let Some(found) = found else {
+        return Some(format!(
+            "the run ended before its largest share was known to within {wanted}: nothing was sampled"
+        ));
+    };
+    let longer = match found.needed {
+        Some(times) => format!("; a run {times:.1} times as long would do"),
+        None => String::new(),
+    };
+    (!found.reached).then(|| {
+        format!(
+            "the run ended before its largest share was known to within {wanted}: that of {} is {:.2} %, known to \
+             within {:.2} %{longer}",
+            crate::render::escape(&found.name),
+            found.share.share * 100.0,
+            found.share.distance() * 100.0
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_not_reached_is_told() {
+        let share = estimate::share(300, 1_000);
+        let found = |reached| Precision {
+            wanted: 0.01,
+            name: "g\x1bzip".to_owned(),
+            process: true,
+            share,
+            reached,
+            needed: estimate::needed_for(&share, 0.01),
+        };
+        assert_eq!(missed(0.01, Some(&found(true))), None);
+        assert_eq!(
+            missed(0.01, Some(&found(false))).unwrap(),
+            "the run ended before its largest share was known to within 1 %: that of g\\x1bzip is 30.00 %, known to \
+             within 2.91 %; a run 8.2 times as long would do"
+        );
+        assert!(missed(0.005, None).unwrap().ends_with("within 0.5 %: nothing was sampled"));
+    }
+
+    #[test]
+    fn seeds_differ_and_can_be_typed() {
+        assert!(random_seed() <= u64::from(u32::MAX));
+        assert_ne!((random_seed(), random_seed()), (random_seed(), random_seed()));
+    }
+}

@@ -1,0 +1,184 @@
+//! The same run several times, and how the runs lie.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use sampler::report::Report;
+use sampler::{Filter, Profile};
+use serde::{Deserialize, Serialize};
+
+use super::one;
+use crate::args::RunArgs;
+use crate::errors::{Error, ExitCode};
+use crate::render::boot::spread as table;
+use crate::render::{Page, units};
+use crate::report::{write_json, write_text};
+use crate::spread::Spread;
+
+/// Programs whose shares are compared.
+const PROGRAMS: usize = 10;
+
+/// What several runs came to.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Repeated {
+    /// vprof's version.
+    version: String,
+    /// The profiles, in order.
+    profiles: Vec<PathBuf>,
+    /// Times, s.
+    times_s: Vec<Spread>,
+    /// Shares of all time in the guest that was not idle.
+    shares: Vec<Spread>,
+}
+
+/// What is measured of one run.
+#[derive(Debug, Default)]
+struct Measured {
+    times_s: Vec<(String, f64)>,
+    shares: BTreeMap<String, f64>,
+}
+
+/// The arguments of the run `n` of so many: each has a profile of its own.
+pub fn numbered(args: &RunArgs, n: u32, of: u32) -> RunArgs {
+    let mut own = args.clone();
+    if of > 1 {
+        own.recording.output = with_number(&args.recording.output, n);
+        // Runs with one seed would have the same intervals: that is what a seed is for, one run at a time.
+        own.recording.seed = args.recording.seed.map(|seed| seed.wrapping_add(u64::from(n - 1)));
+    }
+    own
+}
+
+/// `NAME.N.vprof` for `NAME.vprof`.
+fn with_number(path: &Path, n: u32) -> PathBuf {
+    let mut name = path.file_stem().unwrap_or_default().to_owned();
+    name.push(format!(".{n}"));
+    if let Some(extension) = path.extension() {
+        name.push(".");
+        name.push(extension);
+    }
+    path.with_file_name(name)
+}
+
+/// `vprof run --repeat`.
+pub fn command(args: &RunArgs, times: u32) -> Result<ExitCode, Error> {
+    // All names are looked at before the first run: it may take long.
+    for n in 1..=times {
+        super::output::check(&numbered(args, n, times.max(2)).recording.output, args.recording.force)?;
+    }
+    let mut profiles = Vec::new();
+    let mut measured = Vec::new();
+    for n in 1..=times {
+        let mut own = numbered(args, n, times.max(2));
+        own.repeat = None;
+        own.recording.quiet = true;
+        own.recording.json = false;
+        // What is not shown as a whole goes where it would go for one run.
+        if args.recording.json && own.console.is_none() {
+            own.console = Some(PathBuf::from("none"));
+        }
+        if !args.recording.quiet {
+            eprintln!("vprof: run {n} of {times}");
+        }
+        let run = one(&own)?;
+        if run.interrupted {
+            return Err(Error::Interrupted);
+        }
+        if run.code != ExitCode::Done {
+            eprintln!("vprof: run {n} of {times} ended with code {}: no more are made", run.code.number());
+            return Ok(run.code);
+        }
+        measured.push(measure(&own)?);
+        profiles.push(own.recording.output);
+    }
+    let repeated = repeated(profiles, &measured);
+    if args.recording.json {
+        write_json(&repeated)?;
+    } else if !args.recording.quiet {
+        let text = render(&repeated, Page::stdout().for_summary());
+        if args.command.is_empty() { write_text(&text)? } else { eprint!("{text}") }
+    }
+    Ok(ExitCode::Done)
+}
+
+fn measure(args: &RunArgs) -> Result<Measured, Error> {
+    let profile = Profile::open(&args.recording.output)?;
+    let report = Report::read(&profile, &Filter::default())?;
+    let mut measured = Measured::default();
+    measured.times_s.push(("run".to_owned(), report.duration_s));
+    for process in &report.processes {
+        *measured.shares.entry(process.comm.clone()).or_insert(0.0) += process.estimate.share;
+    }
+    if !args.command.is_empty() {
+        let filter = Filter { tree: Some("command".to_owned()), ..Filter::default() };
+        // A command too short for a sample has no times.
+        if let Ok(report) = Report::read(&profile, &filter) {
+            let time = report.processes.iter().map(|process| process.estimate.time_s).sum();
+            measured.times_s.push(("CPU time of the command's processes".to_owned(), time));
+            let share = report.processes.iter().map(|process| process.estimate.share).sum();
+            measured.shares.insert("the command's processes".to_owned(), share);
+        }
+    }
+    Ok(measured)
+}
+
+fn repeated(profiles: Vec<PathBuf>, measured: &[Measured]) -> Repeated {
+    let names: Vec<&str> = measured
+        .first()
+        .map_or_else(Vec::new, |first| first.times_s.iter().map(|(name, _)| name.as_str()).collect());
+    let times = |name: &str| {
+        let of = |run: &Measured| run.times_s.iter().find(|(own, _)| own == name).map(|(_, s)| *s);
+        measured.iter().filter_map(of).collect::<Vec<_>>()
+    };
+    let mut programs: Vec<&String> = measured.iter().flat_map(|run| run.shares.keys()).collect();
+    programs.sort();
+    programs.dedup();
+    // A program that a run has not seen had no share there.
+    let shares = |name: &String| {
+        measured.iter().map(|run| run.shares.get(name).copied().unwrap_or(0.0)).collect::<Vec<_>>()
+    };
+    let mut shares: Vec<Spread> =
+        programs.iter().filter_map(|name| Spread::of(name, &shares(name))).collect();
+    shares.sort_by(|a, b| b.median.total_cmp(&a.median));
+    shares.truncate(PROGRAMS);
+    Repeated {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        profiles,
+        times_s: names.iter().filter_map(|name| Spread::of(name, &times(name))).collect(),
+        shares,
+    }
+}
+
+fn render(repeated: &Repeated, page: Page) -> String {
+    let title = format!("{} runs: spread is standard deviation over mean", repeated.profiles.len());
+    let mut text = format!("{}\n", page.style.bold(&title));
+    let time =
+        |s: f64| units::duration(std::time::Duration::try_from_secs_f64(s.max(0.0)).unwrap_or_default());
+    table(&mut text, &repeated.times_s, time, page);
+    text.push_str("\nShares\n");
+    table(&mut text, &repeated.shares, units::percent, page);
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_run_has_a_profile_of_its_own() {
+        assert_eq!(with_number(Path::new("/a/b.c.vprof"), 3), Path::new("/a/b.c.3.vprof"));
+        assert_eq!(with_number(Path::new("out"), 1), Path::new("out.1"));
+    }
+
+    #[test]
+    fn a_program_that_is_not_in_all_runs_counts_as_nothing_there() {
+        let run = |shares: &[(&str, f64)]| Measured {
+            times_s: vec![("run".to_owned(), 2.0)],
+            shares: shares.iter().map(|(name, share)| ((*name).to_owned(), *share)).collect(),
+        };
+        let all = repeated(Vec::new(), &[run(&[("a", 0.5)]), run(&[("a", 0.7), ("b", 0.2)])]);
+        let told: Vec<_> = all.shares.iter().map(|s| (s.name.as_str(), s.min, s.max)).collect();
+        assert_eq!(told, [("a", 0.5, 0.7), ("b", 0.0, 0.2)]);
+        assert_eq!(all.times_s[0].median, 2.0);
+    }
+}

@@ -1,0 +1,170 @@
+//! `vprof attach` on a VMM with a few bytes of code at CPL 3 as its guest, which every KVM runs. The VMM is this test's own
+//! binary, started again.
+
+mod support;
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::{Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use support::{refused, run, stderr, stdout, vprof};
+use vmm::config::FLAT_ENTRY;
+use vmm::{Console, Machine, Payload, Unobserved, VmConfig, probe};
+
+/// Set in the VMM.
+const VMM: &str = "VPROF_TEST_VMM";
+/// `1: jmp 1b`
+const SPIN: &[u8] = &[0xeb, 0xfe];
+
+/// A VMM with two vCPUs: the first spins, the second waits for its start.
+struct Vm(Child);
+
+impl Vm {
+    /// Starts this binary again for the test `test`. `None`, loudly, where there is no KVM.
+    fn start(test: &str) -> Option<(Self, MutexGuard<'static, ()>)> {
+        static ONE: Mutex<()> = Mutex::new(());
+        if let Err(error) = probe::open() {
+            let _ = writeln!(std::io::stderr(), "SKIPPED: no /dev/kvm ({error})");
+            return None;
+        }
+        let one = ONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", test, "--nocapture"]).env(VMM, "1").stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        assert!(lines.any(|line| line.unwrap().contains("it runs")));
+        Some((Self(child), one))
+    }
+
+    fn pid(&self) -> String {
+        self.0.id().to_string()
+    }
+}
+
+impl Drop for Vm {
+    fn drop(&mut self) {
+        let _ended = self.0.kill();
+        let _status = self.0.wait();
+    }
+}
+
+/// Is the VMM where this process was started for it.
+fn play() {
+    if std::env::var_os(VMM).is_none() {
+        return;
+    }
+    let config = VmConfig {
+        vcpus: 2,
+        memory_bytes: 64 << 20,
+        payload: Payload::Flat { code: SPIN.to_vec(), cpl: 3 },
+        disks: Vec::new(),
+        console: Console(Box::new(std::io::sink())),
+        second_console: None,
+    };
+    let machine = Machine::start(config, |_| Unobserved).unwrap();
+    println!("it runs");
+    machine.wait(Some(Duration::from_secs(100))).unwrap();
+    std::process::exit(0)
+}
+
+fn json(output: &Output) -> Value {
+    assert!(output.status.success(), "{}", stderr(output));
+    serde_json::from_str(&stdout(output)).unwrap()
+}
+
+#[test]
+fn a_profile_of_a_vm_that_runs_already() {
+    play();
+    let Some((vm, _one)) = Vm::start("a_profile_of_a_vm_that_runs_already") else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let profile = directory.path().join("a.vprof");
+    let mut attach = vprof(["attach", &vm.pid(), "-F", "500", "-d", "2s", "--json", "-o"]);
+    let report = json(&attach.arg(&profile).output().unwrap());
+    assert_eq!(report["host"], "attached");
+    assert!(report["samples"].as_u64().unwrap() > 200, "{report}");
+    let at = format!("{FLAT_ENTRY:#x}");
+    let query = "SELECT address, count(*) FROM v_samples WHERE vcpu = 0 GROUP BY 1";
+    let mut ask = vprof(["query"]);
+    let rows = stdout(&ask.arg(&profile).args([query, "--csv"]).output().unwrap());
+    assert_eq!(rows.lines().skip(1).count(), 1, "{rows}");
+    assert!(rows.contains(&at), "{rows}");
+
+    let mut ask = vprof(["stat"]);
+    let stat = json(&ask.arg(&profile).arg("--json").output().unwrap());
+    assert!(stat["not_had"].as_str().unwrap().contains("not known"), "{stat}");
+    for vcpu in stat["vcpus"].as_array().unwrap() {
+        let ns = |value: &Value| value.as_u64().unwrap();
+        let wall = ns(&vcpu["wall_ns"]);
+        let states: u64 = vcpu["states"].as_object().unwrap().values().map(ns).sum();
+        assert_eq!(states, wall, "{vcpu}");
+        assert!(wall > 1_500_000_000, "{vcpu}");
+        // The second waits for its start; the first spins as far as the host lets it.
+        let state = |name: &str| ns(&vcpu["states"][name]);
+        match vcpu["id"].as_u64() {
+            Some(0) => assert!(state("guest") + state("waiting") + state("sampler") > wall / 2, "{vcpu}"),
+            _ => assert!(state("halted") > wall * 9 / 10, "{vcpu}"),
+        }
+    }
+    let mut ask = vprof(["stat"]);
+    let shown = stdout(&ask.arg(&profile).output().unwrap());
+    assert!(shown.contains("not known: exits of the VMM"), "{shown}");
+}
+
+#[test]
+fn one_vprof_at_a_time_until_the_vm_ends() {
+    play();
+    let Some((vm, _one)) = Vm::start("one_vprof_at_a_time_until_the_vm_ends") else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let (first, second) = (directory.path().join("a.vprof"), directory.path().join("b.vprof"));
+    let socket = directory.path().join("run.sock");
+    let mut attach = vprof(["attach", &vm.pid(), "-q", "-o"]);
+    attach.arg(&first).arg("--control").arg(&socket);
+    let mut attached = attach.spawn().unwrap();
+    let begin = Instant::now();
+    let ctl = || vprof(["ctl", "--run"]).arg(&socket).args(["--json", "status"]).output().unwrap();
+    loop {
+        let status = ctl();
+        if status.status.success() && stdout(&status).contains("\"samples\":") {
+            break;
+        }
+        assert!(begin.elapsed() < Duration::from_secs(20), "{}", stderr(&status));
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let mut again = vprof(["attach", &vm.pid(), "-o"]);
+    let other = format!("another vprof (process {})", attached.id());
+    refused(&again.arg(&second).output().unwrap(), 1, &[&other]);
+    assert!(!second.exists());
+    drop(vm);
+    let begin = Instant::now();
+    let status = loop {
+        if let Some(status) = attached.try_wait().unwrap() {
+            break status;
+        }
+        assert!(begin.elapsed() < Duration::from_secs(20), "the end of the VM was not noticed");
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    assert!(status.success());
+    let mut ask = vprof(["query"]);
+    let rows = ask.arg(&first).args(["SELECT text FROM event WHERE kind = 'end'", "--csv"]).output().unwrap();
+    assert!(stdout(&rows).contains("process has ended"), "{}", stdout(&rows));
+}
+
+#[test]
+fn what_is_no_vm_is_told() {
+    play();
+    let directory = tempfile::tempdir().unwrap();
+    let at = |words: &[&str]| {
+        let output =
+            vprof(["attach", "-o"]).arg(directory.path().join("a.vprof")).args(words).output().unwrap();
+        assert!(!directory.path().join("a.vprof").exists());
+        output
+    };
+    refused(&at(&[&std::process::id().to_string()]), 1, &["runs no virtual machine"]);
+    refused(&at(&["999999999"]), 1, &["there is no process 999999999"]);
+    refused(&at(&["--name", "no such vm"]), 1, &["no virtual machine is named no such vm"]);
+    refused(&at(&["1", "--disk", "/nowhere"]), 1, &["/nowhere"]);
+    assert_eq!(run(["attach"]).status.code(), Some(2));
+    assert_eq!(run(["attach", "0"]).status.code(), Some(2));
+}

@@ -1,0 +1,174 @@
+//! A flame chart of a boot as SVG: what ran when, on each vCPU, below the phases.
+
+use std::io::{self, Write};
+
+use sampler::boot::{Chart, Piece};
+
+use crate::text::plain;
+
+/// Width of the picture, px.
+const WIDTH: f64 = 1_600.0;
+/// Height of a row, px.
+const ROW: f64 = 16.0;
+/// Room at the left and right, px.
+const MARGIN: f64 = 10.0;
+/// What is narrower is left out, px.
+const NARROWEST: f64 = 0.3;
+/// Width of a letter of 11 px, px.
+const LETTER: f64 = 6.6;
+/// Rectangles of the picture, at most: the widest are drawn.
+const MOST: usize = 60_000;
+
+/// Writes the picture.
+pub(crate) fn write(chart: &Chart, title: &str, out: &mut dyn Write) -> io::Result<()> {
+    let scale = (WIDTH - 2.0 * MARGIN) / chart.end_s.max(1e-9);
+    let rows = |pieces: &[Piece]| pieces.iter().map(|piece| piece.depth + 1).max().unwrap_or(0);
+    let all: usize = chart.vcpus.iter().map(|(_, pieces)| rows(pieces) + 2).sum();
+    let height = ROW * (all as f64 + 6.0);
+    writeln!(
+        out,
+        "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" \
+         height=\"{height}\" viewBox=\"0 0 {WIDTH} {height}\" font-family=\"monospace\" font-size=\"11\">\n\
+         <rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n\
+         <text x=\"{MARGIN}\" y=\"{:.1}\" font-size=\"13\">Boot of {}: time from the guest's first instruction</text>",
+        ROW,
+        xml(title)
+    )?;
+    axis(chart.end_s, scale, height, out)?;
+    let mut top = ROW * 3.0;
+    pieces(&chart.phases, (top, scale), out)?;
+    top += ROW * 2.0;
+    for (vcpu, lane) in &chart.vcpus {
+        writeln!(out, "<text x=\"{MARGIN}\" y=\"{:.1}\">vCPU {vcpu}</text>", top + 12.0)?;
+        top += ROW;
+        pieces(lane, (top, scale), out)?;
+        top += ROW * (rows(lane) as f64 + 1.0);
+    }
+    writeln!(out, "</svg>")
+}
+
+/// Lines at round times.
+fn axis(end_s: f64, scale: f64, height: f64, out: &mut dyn Write) -> io::Result<()> {
+    let rough = end_s.max(1e-6) / 10.0;
+    let power = 10_f64.powf(rough.log10().floor());
+    let step =
+        [1.0, 2.0, 5.0, 10.0].into_iter().map(|n| n * power).find(|step| *step >= rough).unwrap_or(rough);
+    for n in 0..=10 {
+        let at = f64::from(n) * step;
+        if at > end_s {
+            break;
+        }
+        let x = MARGIN + at * scale;
+        writeln!(
+            out,
+            "<line x1=\"{x:.1}\" x2=\"{x:.1}\" y1=\"{:.1}\" y2=\"{height}\" stroke=\"#dddddd\"/>\
+             <text x=\"{x:.1}\" y=\"{:.1}\" fill=\"#666666\">{at:.3} s</text>",
+            ROW * 2.6,
+            ROW * 2.4
+        )?;
+    }
+    Ok(())
+}
+
+fn pieces(all: &[Piece], (top, scale): (f64, f64), out: &mut dyn Write) -> io::Result<()> {
+    let width = |piece: &Piece| (piece.to_s - piece.from_s) * scale;
+    let mut shown: Vec<&Piece> = all.iter().filter(|piece| width(piece) >= NARROWEST).collect();
+    shown.sort_by(|a, b| width(b).total_cmp(&width(a)));
+    shown.truncate(MOST);
+    for piece in shown {
+        let (x, y, width) = (MARGIN + piece.from_s * scale, top + piece.depth as f64 * ROW, width(piece));
+        let name = plain(&piece.name);
+        let fill = colour(&name, piece.kernel);
+        let milliseconds = (piece.to_s - piece.from_s) * 1e3;
+        write!(
+            out,
+            "<g><title>{} ({milliseconds:.1} ms from {:.3} s)</title>\
+             <rect x=\"{x:.2}\" y=\"{y:.1}\" width=\"{width:.2}\" height=\"{:.1}\" fill=\"{fill}\" stroke=\"#ffffff\" stroke-width=\"0.3\"/>",
+            xml(&name),
+            piece.from_s,
+            ROW - 1.0
+        )?;
+        let letters = ((width - 4.0) / LETTER).max(0.0).floor();
+        if letters >= 3.0 {
+            let fits = name.chars().scan(0.0, |used, c| {
+                *used += 1.0;
+                (*used <= letters).then_some(c)
+            });
+            write!(
+                out,
+                "<text x=\"{:.2}\" y=\"{:.1}\">{}</text>",
+                x + 2.0,
+                y + 12.0,
+                xml(&fits.collect::<String>())
+            )?;
+        }
+        writeln!(out, "</g>")?;
+    }
+    Ok(())
+}
+
+/// A colour that goes with a name: warm for the kernel, green for programs.
+fn colour(name: &str, kernel: bool) -> String {
+    let hash = name.bytes().fold(0_u32, |hash, byte| hash.wrapping_mul(31).wrapping_add(u32::from(byte)));
+    let (base, light) = (if kernel { 20 } else { 110 }, 62 + hash / 64 % 16);
+    format!("hsl({},65%,{light}%)", base + hash % 40)
+}
+
+/// Text in XML.
+fn xml(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in plain(text).chars() {
+        match c {
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '&' => out.push_str("&amp;"),
+            '"' => out.push_str("&quot;"),
+            '\u{fffe}' | '\u{ffff}' => out.push('\u{fffd}'),
+            c => out.push(c),
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chart_is_well_formed_whatever_names_are() {
+        let piece = |name: &str, depth, from_s, to_s| Piece {
+            name: name.to_owned(),
+            kernel: depth == 0,
+            depth,
+            from_s,
+            to_s,
+        };
+        let lane = vec![
+            piece("init<&\"", 0, 0.0, 2.0),
+            piece("\x1b]do_one\u{ffff}", 1, 0.5, 1.0),
+            piece("narrow", 1, 1.0, 1.000_001),
+        ];
+        let chart = Chart { end_s: 2.0, phases: vec![piece("kernel", 0, 0.0, 1.0)], vcpus: vec![(0, lane)] };
+        let mut svg = Vec::new();
+        write(&chart, "a<b", &mut svg).unwrap();
+        let svg = String::from_utf8(svg).unwrap();
+        assert!(svg.contains("init&lt;&amp;&quot; (2000.0 ms from 0.000 s)") && !svg.contains("narrow"));
+        let mut reader = quick_xml::Reader::from_str(&svg);
+        let mut rects = 0;
+        loop {
+            match reader.read_event().unwrap() {
+                quick_xml::events::Event::Eof => break,
+                quick_xml::events::Event::Empty(tag) if tag.name().as_ref() == b"rect" => rects += 1,
+                _ => {}
+            }
+        }
+        assert_eq!(rects, 4);
+    }
+
+    #[test]
+    fn an_empty_boot_is_a_picture_too() {
+        let mut svg = Vec::new();
+        write(&Chart::default(), "", &mut svg).unwrap();
+        assert!(String::from_utf8(svg).unwrap().ends_with("</svg>\n"));
+    }
+}

@@ -1,0 +1,41 @@
+//! `restart`: starts the kernel of the disk anew without a reset of the machine (kexec).
+
+use std::ffi::CString;
+use std::fs::{self, File};
+use std::os::fd::AsRawFd;
+use std::process::ExitCode;
+
+use guest_programs::{Args, Error, main_with};
+use nix::errno::Errno;
+
+const USAGE: &str = "restart
+loads /boot/vmlinuz and /boot/initrd.img with the command line of now, and starts them";
+
+fn open(path: &str) -> Result<File, Error> {
+    File::open(path).map_err(Error::system("open the kernel or its initrd"))
+}
+
+fn run(_: &Args) -> Result<(), Error> {
+    let (kernel, initrd) = (open("/boot/vmlinuz")?, open("/boot/initrd.img")?);
+    let line = fs::read("/proc/cmdline").map_err(Error::system("read the command line"))?;
+    let line = CString::new(line.trim_ascii()).map_err(Error::system("take the command line"))?;
+    // SAFETY: both descriptors are open, and `line` is as long as is said and ended by a NUL.
+    let loaded = unsafe {
+        libc::syscall(
+            libc::SYS_kexec_file_load,
+            kernel.as_raw_fd(),
+            initrd.as_raw_fd(),
+            line.as_bytes_with_nul().len(),
+            line.as_ptr(),
+            0_u64,
+        )
+    };
+    Errno::result(loaded).map_err(Error::system("load a kernel"))?;
+    // SAFETY: takes no pointer; does not return where it works.
+    let started = unsafe { libc::reboot(libc::LINUX_REBOOT_CMD_KEXEC) };
+    Errno::result(started).map(drop).map_err(Error::system("start the kernel"))
+}
+
+fn main() -> ExitCode {
+    main_with(USAGE, &[], run)
+}

@@ -1,0 +1,181 @@
+//! The observer of a vCPU that runs in another VMM: the same sample, and a clock that rests on the host's scheduler.
+//!
+//! A thread that is looked at from outside has no entries and exits to stamp. The scheduler's books say exactly how long it
+//! ran, waited and was blocked; what it did in the time that it ran, and what it was blocked in, the ticks tell:
+//!
+//! ```text
+//!  wall ─┬─ waiting                          exact
+//!        ├─ ran      ─┬─ guest, halted, vmm  by ticks        [`Seen`]
+//!        └─ blocked  ─┬─ sampler             the stops
+//!                     └─ halted, vmm         by ticks
+//! ```
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use attach::{Missed, Observer, ThreadId, Tick};
+use symbols::PhysicalMemory;
+use vmm::monotonic_ns;
+
+use crate::microstate::States;
+use crate::microstate::clock::{Place, Places};
+use crate::microstate::host::{ThreadReader, ThreadTimes, schedstat_of};
+use crate::record::Moment;
+use crate::vcpu::VcpuSampler;
+
+/// What ticks of an attached vCPU have found its thread at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sight {
+    /// On a CPU, in the guest.
+    Guest,
+    /// On a CPU, polling for a wake-up of the halted guest.
+    Polling,
+    /// On a CPU, in the VMM.
+    Vmm,
+    /// Blocked, the guest being halted.
+    Halted,
+    /// Blocked in the VMM.
+    VmmBlocked,
+}
+
+/// How many ticks have found what. Written by the thread that ticks, read by the collector.
+#[derive(Debug, Default)]
+pub(crate) struct Seen([AtomicU64; 5]);
+
+impl Seen {
+    pub(crate) fn note(&self, what: Sight) {
+        self.0[what as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// `ns` times the part of `what` among the ticks that have found one of `all`; 0 without any.
+    fn part(&self, ns: u64, what: Sight, all: &[Sight]) -> u64 {
+        let count = |sight: Sight| u128::from(self.0[sight as usize].load(Ordering::Relaxed));
+        let of: u128 = all.iter().map(|sight| count(*sight)).sum();
+        if of == 0 {
+            return 0;
+        }
+        u64::try_from(u128::from(ns) * count(what) / of).unwrap_or(ns)
+    }
+}
+
+/// Where the time of an attached vCPU's thread went: exact by the scheduler's books, split by what ticks have seen. KVM
+/// tells how long it `polled` where it tells anything.
+pub(crate) fn split(places: &Places, times: Option<ThreadTimes>, seen: &Seen, polled: Option<u64>) -> States {
+    let wall = places.wall();
+    // Without books everything counts for the guest.
+    let times = times.unwrap_or(ThreadTimes { run_ns: wall, waited_ns: 0 });
+    let ran = times.run_ns.min(wall);
+    let waiting = times.waited_ns.min(wall - ran);
+    let blocked = wall - ran - waiting;
+    let sampler = places.sampler.min(blocked);
+    let asleep = blocked - sampler;
+    let on = [Sight::Guest, Sight::Polling, Sight::Vmm];
+    let vmm_on = seen.part(ran, Sight::Vmm, &on);
+    let polling = polled.unwrap_or_else(|| seen.part(ran, Sight::Polling, &on)).min(ran - vmm_on);
+    let vmm_off = seen.part(asleep, Sight::VmmBlocked, &[Sight::Halted, Sight::VmmBlocked]);
+    States {
+        guest: ran - vmm_on - polling,
+        halted: asleep - vmm_off + polling,
+        waiting,
+        kvm: 0,
+        vmm: vmm_on + vmm_off,
+        sampler,
+        paused: 0,
+    }
+}
+
+impl Observer for VcpuSampler {
+    fn started(&mut self, thread: ThreadId) -> Option<Duration> {
+        let now = monotonic_ns();
+        let times = ThreadReader::of(thread.process, thread.thread).and_then(|reader| reader.read());
+        self.attached_to(schedstat_of(thread.process, thread.thread));
+        let clock = &self.published().clock;
+        clock.start_of(thread.process, thread.thread, now, times);
+        clock.change(Place::Run, now);
+        self.first_interval()
+    }
+
+    fn pass(&mut self, now_ns: u64) -> Option<Duration> {
+        self.pass_while_off(now_ns)
+    }
+
+    fn ticked<M: PhysicalMemory>(&mut self, tick: &Tick<'_, M>) -> Option<Duration> {
+        let moment = Moment {
+            due_ns: tick.due_ns,
+            now_ns: tick.now_ns,
+            regs: tick.regs,
+            sregs: tick.sregs,
+            memory: tick.memory,
+        };
+        let mut halted = false;
+        let next = self.serve(&moment, || {
+            let activity = tick.activity();
+            halted = matches!(activity, Some(vmm::Activity::Halted | vmm::Activity::NotStarted));
+            activity
+        });
+        self.published().seen.note(match (halted, tick.blocked) {
+            (_, true) => Sight::Halted,
+            (true, false) => Sight::Polling,
+            (false, false) => Sight::Guest,
+        });
+        next
+    }
+
+    fn missed(&mut self, why: Missed, due_ns: u64, now_ns: u64) -> Option<Duration> {
+        match why {
+            Missed::InVmm => self.published().seen.note(Sight::Vmm),
+            Missed::BlockedInVmm => self.published().seen.note(Sight::VmmBlocked),
+            Missed::NotRun | Missed::Traced => {}
+        }
+        self.next_after(due_ns, now_ns)
+    }
+
+    fn held(&mut self, from_ns: u64, to_ns: u64) {
+        let clock = &self.published().clock;
+        clock.change(Place::Sampler, from_ns);
+        clock.change(Place::Run, to_ns);
+    }
+
+    fn stopped(&mut self) {
+        let clock = &self.published().clock;
+        let times = clock.reader().and_then(|reader| reader.read());
+        clock.end(monotonic_ns(), times);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn seen(counts: [u64; 5]) -> Seen {
+        Seen(counts.map(AtomicU64::new))
+    }
+
+    #[test]
+    fn books_are_exact_and_ticks_split_them() {
+        let places = Places { run: 980, sampler: 20, ..Places::default() };
+        let times = Some(ThreadTimes { run_ns: 400, waited_ns: 80 });
+        // 1,000 of wall, 520 blocked, of which 20 in stops.
+        let split = split(&places, times, &seen([60, 20, 20, 40, 10]), None);
+        assert_eq!((split.guest, split.vmm, split.halted), (240, 80 + 100, 400 + 80));
+        assert_eq!((split.waiting, split.sampler, split.wall()), (80, 20, 1_000));
+        let told = super::split(&places, times, &seen([60, 20, 20, 40, 10]), Some(100));
+        assert_eq!((told.guest, told.halted, told.wall()), (220, 500, 1_000));
+    }
+
+    proptest! {
+        /// Whatever the books and ticks say, the states add up to the wall time.
+        #[test]
+        fn states_add_up(
+            run in 0_u64..1 << 50, sampler in 0_u64..1 << 50, ran in any::<u64>(), waited in any::<u64>(),
+            counts in prop::array::uniform5(0_u64..1 << 50), polled in prop::option::of(any::<u64>()),
+        ) {
+            let places = Places { run, sampler, ..Places::default() };
+            let times = Some(ThreadTimes { run_ns: ran, waited_ns: waited });
+            let states = split(&places, times, &seen(counts), polled);
+            prop_assert_eq!(states.wall(), run + sampler);
+        }
+    }
+}

@@ -1,0 +1,222 @@
+use std::path::Path;
+
+use tempfile::tempdir;
+
+use super::*;
+use crate::batch::{
+    Batch, CensusMomentRow, CensusStateRow, CgroupRow, ConsoleRow, EventRow, Fell, FrameKind, FrameRow,
+    InstanceRow, MicrostateRow, Mode, SampleRow, Sink, StackRow, VcpuRow,
+};
+use crate::microstate::States;
+use crate::profile::{Profile, ProfileWriter};
+
+const MS: u64 = 1_000_000;
+/// An address of the kernel's half.
+const KERNEL: u64 = 0xffff_ffff_8100_0000;
+
+/// Frames of the fixture, by id from 1.
+const FUNCTIONS: [&str; 9] = [
+    "start_kernel",
+    "mm_init",
+    "kernel_init",
+    "do_one_initcall",
+    "acpi_init",
+    "pci_scan",
+    "net_init",
+    "main",
+    "panic",
+];
+
+/// Stacks by id from 1: parent, frame.
+const STACKS: [(u32, u32); 9] = [(0, 1), (1, 2), (0, 3), (3, 4), (4, 5), (5, 6), (4, 7), (0, 8), (3, 9)];
+
+fn event(ms: u64, kind: &str, text: &str) -> EventRow {
+    EventRow { time_ns: ms * MS, kind: kind.to_owned(), text: text.to_owned() }
+}
+
+/// A boot made by hand: it begins at 100 ms, and each ms has a sample.
+fn batch() -> Batch {
+    let meta = [("version", "0"), ("host", "kvm"), ("kernel", "6.1.0"), ("duration_ns", "1000000000")];
+    let mut batch = Batch {
+        meta: meta.map(|(key, value)| (key.to_owned(), value.to_owned())).to_vec(),
+        vcpus: vec![VcpuRow::default()],
+        ..Batch::default()
+    };
+    for ((id, name), address) in (1..).zip(FUNCTIONS).zip(KERNEL..) {
+        let kernel = name != "main";
+        batch.frames.push(FrameRow {
+            id,
+            address: if kernel { address } else { 0x40_0000 },
+            kind: if kernel { FrameKind::Kernel } else { FrameKind::User },
+            symbol: Some(name.to_owned()),
+            module: (name == "net_init").then(|| "net".to_owned()),
+            ..FrameRow::default()
+        });
+    }
+    batch.frames.push(FrameRow {
+        id: 10,
+        address: 0x10_0000,
+        kind: FrameKind::Kernel,
+        ..FrameRow::default()
+    });
+    for (id, (parent, frame)) in (1..).zip(STACKS) {
+        batch.stacks.push(StackRow { id, parent: (parent > 0).then_some(parent), frame });
+    }
+    for (id, pid, comm, cgroup) in [(1, 1, "init", None), (2, 40, "sshd", Some(1))] {
+        let comm = comm.to_owned();
+        batch.instances.push(InstanceRow { id, pid, comm, cgroup, ..InstanceRow::default() });
+    }
+    let path = "/system.slice/ssh.service".to_owned();
+    batch.cgroups.push(CgroupRow { id: 1, path, unit: Some("ssh.service".to_owned()), container: None });
+    let guest = States { guest: 900 * MS, ..States::default() };
+    batch.microstates.push(MicrostateRow { vcpu: 0, time_ns: 1_000 * MS, states: guest });
+    let mut add = |from: u64, to: u64, frame: u32, stack: Option<u32>, mode: Mode, instance: Option<u32>| {
+        batch.samples.extend((from..to).map(|ms| SampleRow {
+            time_ns: ms * MS,
+            frame,
+            stack,
+            mode,
+            instance,
+            fell: Fell::Guest,
+            ..SampleRow::default()
+        }));
+    };
+    add(100, 200, 10, None, Mode::Boot, None);
+    add(200, 250, 1, None, Mode::Boot, None);
+    add(250, 300, 2, Some(2), Mode::Boot, None);
+    add(300, 310, 3, Some(3), Mode::Kernel, Some(1));
+    add(310, 390, 6, Some(6), Mode::Kernel, Some(1));
+    add(390, 400, 6, Some(6), Mode::HardIrq, Some(1));
+    add(400, 500, 8, Some(8), Mode::User, Some(1));
+    add(500, 520, 7, Some(7), Mode::Kernel, Some(1));
+    add(520, 700, 8, Some(8), Mode::User, Some(2));
+    batch.events.push(event(405, "init", "/init rootfs"));
+    batch.events.push(event(480, "init", "/bin/run init rootfs"));
+    batch.events.push(event(550, "init", "/usr/lib/systemd/systemd ext4"));
+    batch.events.push(event(650, "condition", "unit:ssh.service: the run ends"));
+    batch
+}
+
+fn profile_of(directory: &Path, batch: &Batch) -> Profile {
+    let path = directory.join("boot.vprof");
+    let mut writer = ProfileWriter::create(&path, false).expect("a profile");
+    writer.write(batch).expect("rows that fit");
+    writer.finish().expect("a profile");
+    Profile::open(&path).expect("a profile")
+}
+
+fn read(batch: &Batch) -> Boot {
+    let directory = tempdir().expect("a directory");
+    Boot::read(&profile_of(directory.path(), batch)).expect("a boot")
+}
+
+/// From where to where a phase goes, ms.
+fn bounds(boot: &Boot, name: &str) -> (f64, f64) {
+    let phase = boot.phase(name).unwrap_or_else(|| panic!("no {name}"));
+    (phase.from_s * 1e3, phase.to_s * 1e3)
+}
+
+#[test]
+fn phases_follow_one_another_from_the_first_instruction_on() {
+    let boot = read(&batch());
+    assert!((boot.began_s - 0.1).abs() < 1e-9 && boot.reached_s.is_some_and(|s| (s - 0.55).abs() < 1e-9));
+    for (name, from, to) in [
+        ("total", 0.0, 550.0),
+        ("decompression", 0.0, 100.0),
+        ("kernel", 100.0, 300.0),
+        ("early", 100.0, 200.0),
+        ("initcalls", 200.0, 300.0),
+        ("initrd", 300.0, 450.0),
+        ("userspace", 450.0, 550.0),
+    ] {
+        let found = bounds(&boot, name);
+        assert!((found.0 - from).abs() < 1.5 && (found.1 - to).abs() < 1.5, "{name}: {found:?}");
+    }
+    let names: Vec<&str> = boot.phases.iter().map(|phase| phase.name.as_str()).collect();
+    assert_eq!(names, PHASES);
+    assert!(boot.phases.iter().all(|phase| phase.ended && phase.within_s < 0.0021));
+}
+
+#[test]
+fn what_the_kernel_called_has_its_time_without_interrupts() {
+    let boot = read(&batch());
+    let told = |calls: &[Call]| {
+        let call = |call: &Call| (call.function.clone(), call.module.clone(), call.time.samples);
+        calls.iter().map(call).collect::<Vec<_>>()
+    };
+    assert_eq!(told(&boot.early), [("mm_init".to_owned(), None, 50)]);
+    let net = ("net_init".to_owned(), Some("net".to_owned()), 20);
+    assert_eq!(told(&boot.initcalls), [("acpi_init".to_owned(), None, 80), net]);
+    let acpi = &boot.initcalls[0];
+    // 80 of 100 samples, in 100 ms.
+    assert!((acpi.time.s - 0.08).abs() < 0.002 && acpi.time.low_s < 0.08 && acpi.time.high_s > 0.08);
+    assert!((acpi.from_s - 0.21).abs() < 0.001 && (acpi.to_s - 0.289).abs() < 0.001);
+}
+
+#[test]
+fn units_and_programs_of_the_first_process_are_told() {
+    let boot = read(&batch());
+    assert_eq!(boot.init.len(), 3);
+    assert_eq!((boot.init[1].path.as_str(), boot.init[1].filesystem.as_str()), ("/bin/run init", "rootfs"));
+    let units: Vec<_> = boot.units.iter().map(|unit| (unit.name.as_str(), unit.processes)).collect();
+    assert_eq!(units, [("ssh.service", 1)]);
+    assert_eq!(boot.processes[0].name, "sshd");
+}
+
+#[test]
+fn a_boot_that_ends_early_has_the_phases_that_it_came_to() {
+    let mut cut = batch();
+    cut.samples.retain(|sample| sample.time_ns < 260 * MS);
+    cut.events.clear();
+    cut.meta[3].1 = (260 * MS).to_string();
+    let boot = read(&cut);
+    let told: Vec<_> = boot.phases.iter().map(|phase| (phase.name.as_str(), phase.ended)).collect();
+    assert_eq!(told, [("total", false), ("decompression", true), ("kernel", false), ("early", false)]);
+    let nothing = Batch { meta: cut.meta, ..Batch::default() };
+    assert_eq!(read(&nothing).phases.iter().filter(|phase| phase.samples > 0).count(), 0);
+}
+
+#[test]
+fn a_chart_joins_samples_with_the_same_calls() {
+    let directory = tempdir().expect("a directory");
+    let chart = Chart::read(&profile_of(directory.path(), &batch())).expect("a chart");
+    let (vcpu, pieces) = &chart.vcpus[0];
+    let acpi: Vec<_> = pieces.iter().filter(|piece| piece.name == "acpi_init").collect();
+    assert_eq!((*vcpu, acpi.len(), acpi[0].depth), (0, 1, 3));
+    assert!((acpi[0].from_s - 0.209).abs() < 0.002 && (acpi[0].to_s - 0.299).abs() < 0.002, "{:?}", acpi[0]);
+    assert!(pieces.iter().all(|piece| piece.from_s <= piece.to_s && piece.to_s <= chart.end_s + 1e-9));
+}
+
+#[test]
+fn evidence_tells_panics_progress_and_sleepers() {
+    let mut batch = batch();
+    for (ms, line) in
+        [(300, "hello\r\n"), (900, "\x1b[1mKernel panic - not "), (901, "syncing: no init\n"), (902, "> ")]
+    {
+        batch.console.push(ConsoleRow { time_ns: ms * MS, bytes: line.as_bytes().to_vec() });
+    }
+    batch.meta.push(("kernel_died".to_owned(), "0".to_owned()));
+    batch.census_moments.push(CensusMomentRow { id: 1, time_ns: 600 * MS, ..CensusMomentRow::default() });
+    batch.census_moments.push(CensusMomentRow { id: 2, time_ns: 700 * MS, ..CensusMomentRow::default() });
+    let state = |instance, moment, state, stack| CensusStateRow {
+        instance,
+        tid: 1,
+        moment,
+        state,
+        cause: crate::exact::Cause::Other,
+        stack,
+    };
+    batch.census_states.push(state(1, 1, Some(crate::exact::State::Disk), 9));
+    batch.census_states.push(state(2, 1, Some(crate::exact::State::Sleep), 0));
+    batch.census_states.push(state(2, 2, Some(crate::exact::State::Running), 0));
+    let directory = tempdir().expect("a directory");
+    let evidence = Evidence::read(&profile_of(directory.path(), &batch)).expect("evidence");
+    assert_eq!(evidence.panic_line.as_deref(), Some("Kernel panic - not syncing: no init"));
+    assert_eq!((evidence.oops_line.as_deref(), evidence.died, evidence.panicked), (None, Some(false), None));
+    assert_eq!(evidence.console, ["hello", "Kernel panic - not syncing: no init", ">"]);
+    assert!((evidence.progress_s - 0.902).abs() < 1e-9 && evidence.busiest() > 0.99);
+    assert_eq!(evidence.vcpus[0].process.as_deref(), Some("sshd"));
+    let blocked: Vec<_> =
+        evidence.blocked.iter().map(|task| (task.comm.as_str(), task.stack.join(" "))).collect();
+    assert_eq!(blocked, [("init", "panic kernel_init".to_owned())]);
+}

@@ -1,0 +1,106 @@
+//! How the collector ends.
+
+use std::sync::mpsc::RecvTimeoutError;
+use std::time::{Duration, Instant};
+
+use vmm::monotonic_ns;
+
+use super::aim::Aim;
+use super::namer::Wish;
+use super::news::take_name;
+use super::{Collector, FLUSH_PERIOD, NamerHandle};
+use crate::session::{Ending, Totals};
+
+/// How long the finder may take to end: its longest step, reading a kernel's symbols, takes about a second.
+const FINDER_LIMIT: Duration = Duration::from_secs(10);
+/// How long naming may go on after the end of a run.
+const NAMER_LIMIT: Duration = Duration::from_secs(60);
+
+impl Collector {
+    /// Drains everything, lets the finder end, writes the last rows and closes the sink.
+    pub(crate) fn close(mut self) -> Totals {
+        let ended_ns = monotonic_ns();
+        self.collect();
+        self.end_finder();
+        self.collect();
+        if let Some(exact) = &mut self.exact {
+            exact.close(&mut self.resolver, &mut self.batch);
+        }
+        if let Some(census) = &mut self.census {
+            census.close(&mut self.resolver, &mut self.batch);
+        }
+        self.end_namer();
+        let Ending { meta, complete } = self.shared.ending();
+        self.flush();
+        if self.totals.lost > 0 {
+            self.event("lost", format!("{} samples were lost in all", self.totals.lost));
+        }
+        if self.stacks_missed > 0 {
+            let missed = self.stacks_missed;
+            self.event("lost", format!("{missed} samples have no stack: the collector did not keep up"));
+        }
+        let duration = ended_ns.saturating_sub(self.shared.zero_ns);
+        self.read_meters(true);
+        self.totals.seen = self.gate.seen;
+        self.totals.precision = self.aim.as_ref().and_then(Aim::look);
+        let mut last = std::mem::take(&mut self.batch);
+        last.meta = meta;
+        last.meta.push(("duration_ns".to_owned(), duration.to_string()));
+        if complete {
+            last.meta.push(("complete".to_owned(), "1".to_owned()));
+        }
+        if self.totals.sink_error.is_none()
+            && let Err(error) = self.sink.write(&last).and_then(|()| self.sink.finish())
+        {
+            self.fail(error.0);
+        }
+        self.totals
+    }
+
+    pub(super) fn end_finder(&mut self) {
+        self.ask_finder();
+        let Some(finder) = self.finder.take() else { return };
+        finder.wanted.stop();
+        let until = Instant::now() + FINDER_LIMIT;
+        loop {
+            match finder.news.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                Ok(news) => self.hear(news),
+                Err(RecvTimeoutError::Disconnected) => return self.bury(finder),
+                Err(RecvTimeoutError::Timeout) => {
+                    return self
+                        .event("missing", format!("the thread finder did not end within {FINDER_LIMIT:?}"));
+                }
+            }
+        }
+    }
+
+    /// Waits until all frames have their names.
+    pub(super) fn end_namer(&mut self) {
+        self.ask_namer();
+        self.resolver.code(&mut self.batch);
+        let Some(NamerHandle { wanted, named, thread }) = self.namer.take() else { return };
+        for (file, address) in self.resolver.hot_programs() {
+            drop(wanted.send(Wish::Code(file, address)));
+        }
+        drop(wanted);
+        let until = Instant::now() + NAMER_LIMIT;
+        while Instant::now() < until {
+            match named.recv_timeout(FLUSH_PERIOD) {
+                Ok(named) => take_name(named, &mut self.batch),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) if thread.join().is_err() => {
+                    return self.event("missing", "naming user code failed unexpectedly".to_owned());
+                }
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+            // Whoever reads the rows takes long silence for a collector that hangs.
+            if self.flushed.elapsed() >= FLUSH_PERIOD {
+                self.flush();
+            }
+        }
+        self.event(
+            "missing",
+            format!("naming user code took more than {NAMER_LIMIT:?}: the rest has no names"),
+        );
+    }
+}

@@ -1,0 +1,180 @@
+//! What the collector hears of the guest's kernel, and what it has named.
+
+use std::sync::Arc;
+use std::sync::mpsc::{self, TryRecvError};
+use std::thread;
+use std::time::Duration;
+
+use vmm::monotonic_ns;
+
+use super::finder::{Code, News};
+use super::namer::{Named, Namer, Wish};
+use super::presence::Trust;
+use super::walker::{Source, Walker};
+use super::{Collector, FinderHandle, NamerHandle};
+use crate::batch::Batch;
+use crate::record::Record;
+
+/// How long in all the collector waits for the programs of an initrd: less than a ring holds.
+const WALKER_PATIENCE: Duration = Duration::from_secs(1);
+/// How long the namer does; a run may end so much later.
+const NAMER_PATIENCE: Duration = Duration::from_secs(20);
+
+impl Collector {
+    /// Whether the record is of the kernel that was found, or from before that; ends all reading of it where it is gone.
+    pub(super) fn trusts(&mut self, record: &Record) -> bool {
+        let Some(memory) = &self.memory else { return true };
+        let reader = self.readers.get().map(|readers| &readers.current);
+        match self.presence.judge(record, memory, reader) {
+            Trust::Known => true,
+            Trust::Doubtful => false,
+            Trust::Gone => {
+                self.kernel_gone();
+                false
+            }
+        }
+    }
+
+    /// The guest has started another kernel: nothing is read of the old one any more.
+    fn kernel_gone(&mut self) {
+        self.event(
+            "missing",
+            "the guest started another kernel (kexec): what ran from then on has no names".to_owned(),
+        );
+        self.finder = None;
+        self.resolver.kernel_gone();
+        if let Some(exact) = &mut self.exact {
+            exact.kernel_gone(&mut self.batch);
+        }
+        if let Some(census) = &mut self.census {
+            census.close(&mut self.resolver, &mut self.batch);
+        }
+    }
+
+    pub(super) fn hear_finder(&mut self) {
+        let Some(finder) = self.finder.take() else { return };
+        loop {
+            match finder.news.try_recv() {
+                Ok(news) => self.hear(news),
+                Err(TryRecvError::Empty) => break,
+                Err(TryRecvError::Disconnected) => return self.bury(finder),
+            }
+        }
+        self.finder = Some(finder);
+    }
+
+    pub(super) fn ask_finder(&mut self) {
+        let Some(finder) = &self.finder else { return };
+        if let Some((cr3, five_level)) = self.resolver.candidate.take() {
+            finder.wanted.candidate(cr3, five_level);
+        }
+        if std::mem::take(&mut self.resolver.unknown_module) {
+            finder.wanted.modules();
+        }
+    }
+
+    pub(super) fn hear(&mut self, news: News) {
+        match news {
+            News::Kernel(found) => {
+                let release = found.release.unwrap_or_else(|| "of unknown release".to_owned());
+                let after = Duration::from_nanos(monotonic_ns().saturating_sub(self.shared.zero_ns));
+                let symbols = found.symbols;
+                self.event(
+                    "kernel",
+                    format!("Linux {release} found {after:.2?} after the start, {symbols} symbols"),
+                );
+                self.batch.meta.push(("kernel".to_owned(), release.clone()));
+                self.shared.status().kernel = Some(release);
+                if let (Some(kernel), Some(memory)) = (&found.code.kernel, &self.memory) {
+                    self.resolver.ledger.found(Arc::clone(kernel), memory.clone());
+                }
+                if let Some(kernel) = &found.code.kernel {
+                    self.presence.found(Arc::clone(kernel));
+                }
+                if let Some(exact) = &mut self.exact {
+                    exact.kernel_found(found.code.kernel.clone());
+                }
+                let walker = self.walker(&found.code);
+                if let (Some(census), Some(kernel), Some(memory)) =
+                    (&mut self.census, found.code.kernel, &self.memory)
+                {
+                    census.start(kernel, memory.clone(), &mut self.batch);
+                }
+                self.resolver.kernel_found(found.code.names, walker, &mut self.batch);
+            }
+            News::Code(code) => {
+                self.resolver.modules_changed(code.names, code.unwinder, &mut self.batch);
+            }
+            News::Interrupts(interrupts) => self.resolver.interrupts_changed(&interrupts),
+            News::SystemCalls(names) => {
+                let named = (0..).zip(names).filter_map(|(number, name)| Some((number, name?)));
+                self.batch.syscalls.extend(named);
+            }
+            News::Books(all) => self.resolver.books(&all, &mut self.batch),
+            News::Tasks(tasks) | News::Sight(tasks) => {
+                self.gate.list(&tasks);
+                self.resolver.list(&tasks, &mut self.batch);
+                if let Some(program) = self.resolver.init_program(&tasks) {
+                    self.event("init", program);
+                }
+            }
+            News::Trouble(trouble) => {
+                let rows = trouble.meta().map(|(key, value)| (key.to_owned(), value));
+                self.batch.meta.extend(rows);
+            }
+            News::Missing(text) => self.event("missing", text),
+        }
+    }
+
+    /// A walker of stacks for the kernel that was found; its namer is started, too.
+    fn walker(&mut self, code: &Code) -> Option<Walker> {
+        let guest = self.guest.take()?;
+        let (kernel, unwinder) = (code.kernel.clone()?, code.unwinder.clone()?);
+        let source = |patience| {
+            Source::new(Arc::clone(&kernel), guest.memory.clone(), (guest.files)())
+                .with_initrd(guest.initrd.clone(), patience)
+        };
+        let namer = Namer::new(source(NAMER_PATIENCE), (guest.files)());
+        let ((wanted, to_name), (to_tell, named)) = (mpsc::channel(), mpsc::channel());
+        let thread = thread::Builder::new().name("namer".to_owned());
+        match thread.spawn(move || namer.run(&to_name, &to_tell)) {
+            Ok(thread) => self.namer = Some(NamerHandle { wanted, named, thread }),
+            Err(error) => self.event("missing", format!("user code is not named: no thread: {error}")),
+        }
+        let source = source(WALKER_PATIENCE);
+        source.prepare();
+        Some(Walker::new(unwinder, source, guest.depth))
+    }
+
+    pub(super) fn ask_namer(&mut self) {
+        let Some(namer) = &self.namer else { return self.resolver.nameless.clear() };
+        for nameless in self.resolver.nameless.drain(..) {
+            // The namer ends early only by a panic, which is told at the end.
+            drop(namer.wanted.send(Wish::Name(nameless)));
+        }
+        while let Ok(named) = namer.named.try_recv() {
+            take_name(named, &mut self.batch);
+        }
+    }
+
+    /// The finder's thread has ended by itself, which it does only by a panic.
+    pub(super) fn bury(&mut self, mut finder: FinderHandle) {
+        if finder.thread.take().is_some_and(|thread| thread.join().is_err()) {
+            self.event(
+                "missing",
+                "reading the guest's kernel failed unexpectedly: names stop here".to_owned(),
+            );
+        }
+    }
+}
+
+pub(super) fn take_name(named: Named, batch: &mut Batch) {
+    match named {
+        Named::Frame(row, mut inlined) => {
+            batch.frames.push(row);
+            batch.inlined.append(&mut inlined);
+        }
+        Named::File(row) => batch.files.push(row),
+        Named::Code(row) => batch.code.push(row),
+    }
+}

@@ -1,0 +1,89 @@
+//! What the collector does about what is waited for.
+
+use std::sync::atomic::Ordering;
+
+use vmm::monotonic_ns;
+
+use super::Collector;
+use crate::conditions::{Action, Condition};
+use crate::record::Record;
+use crate::session::Ask;
+
+impl Collector {
+    /// Begins to wait for what was asked for, as of `at_ns` since the run's start, or as of now.
+    pub(super) fn take_waits(&mut self, at_ns: Option<u64>) {
+        for ask in self.shared.waits() {
+            let now_ns = at_ns.unwrap_or_else(|| self.now_ns());
+            match ask {
+                Ask::Wait(wait) => {
+                    if self.gate.arm(wait, now_ns) {
+                        self.close_at(now_ns);
+                    }
+                }
+                Ask::Open => {
+                    if self.gate.open(now_ns) {
+                        self.open_at(now_ns);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Looks at what has come, and does what follows.
+    pub(super) fn wait(&mut self) {
+        self.gate.look(&self.batch);
+        let now_ns = self.now_ns();
+        for action in self.gate.decide(now_ns) {
+            match action {
+                Action::Open(condition) => {
+                    self.open_at(now_ns);
+                    self.saw(&condition, "sampling begins");
+                }
+                Action::Close(condition, end) => {
+                    self.close_at(now_ns);
+                    // No ticks from now on: nobody waits for the next samples.
+                    self.shared.pace(0.0);
+                    self.saw(&condition, "sampling ends");
+                    self.shared.reached.fetch_or(end, Ordering::AcqRel);
+                }
+                Action::End(condition) => {
+                    self.saw(&condition, "the run ends");
+                    self.shared.reached.store(true, Ordering::Release);
+                }
+            }
+        }
+        if let Some(finder) = &self.finder {
+            finder.wanted.sights(self.gate.needs_tasks());
+        }
+    }
+
+    /// A sample that is not kept.
+    pub(super) fn pass_over(&mut self, vcpu: usize, record: &Record) {
+        self.resolver.pass_over(record);
+        if let Some(count) = self.passed_over.get_mut(vcpu) {
+            *count += 1;
+        }
+        self.shared.passed_over.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn open_at(&mut self, time_ns: u64) {
+        self.batch.rates.extend(self.meters.iter().map(|meter| meter.pace_from(time_ns)));
+        let mut status = self.shared.status();
+        status.sampling = true;
+        self.shared.pace(status.wanted_hz);
+    }
+
+    fn close_at(&mut self, time_ns: u64) {
+        let rows = self.meters.iter().map(|meter| meter.pace_from(time_ns));
+        self.batch.rates.extend(rows.map(|row| crate::batch::RateRow { rate_hz: 0.0, ..row }));
+        self.shared.status().sampling = false;
+    }
+
+    fn saw(&mut self, condition: &Condition, so: &str) {
+        self.event("condition", format!("{}: {so}", crate::text::printable(&condition.to_string())));
+    }
+
+    fn now_ns(&self) -> u64 {
+        monotonic_ns().saturating_sub(self.shared.zero_ns)
+    }
+}

@@ -1,0 +1,165 @@
+//! Whether samples are kept, and what is waited for.
+
+use symbols::TaskSnapshot;
+
+use super::{Condition, Seen, Trigger, Wait};
+use crate::batch::{Batch, ConsoleRow};
+use crate::text;
+
+/// A line of the console is looked at up to here, bytes.
+const LINE: usize = 4 << 10;
+
+/// What is to be done.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Action {
+    /// Samples count from now on.
+    Open(Condition),
+    /// They do no more; the run ends, if true.
+    Close(Condition, bool),
+    /// The run ends.
+    End(Condition),
+}
+
+/// Rows of a batch that were looked at.
+#[derive(Debug, Default)]
+struct Looked {
+    console: usize,
+    events: usize,
+    cgroups: usize,
+}
+
+/// What is waited for, and what was seen.
+#[derive(Debug, Default)]
+pub(crate) struct Gate {
+    closed: bool,
+    start: Option<Trigger>,
+    stop: Option<(Trigger, bool)>,
+    until: Option<Trigger>,
+    tasks: bool,
+    line: Vec<u8>,
+    looked: Looked,
+    pub(crate) seen: Seen,
+}
+
+impl Gate {
+    /// Samples are not kept.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed
+    }
+
+    /// Waits for something. True where samples are no more kept until then. A condition that cannot be waited for was
+    /// refused before, and is none here.
+    pub(crate) fn arm(&mut self, wait: Wait, now_ns: u64) -> bool {
+        let trigger = |condition| Trigger::new(condition).ok();
+        match wait {
+            Wait::Start(when) => {
+                self.start = trigger(when);
+                let closes = self.start.is_some() && !self.closed;
+                self.closed |= closes;
+                return closes;
+            }
+            Wait::Stop { when, end } => {
+                self.stop = trigger(when).map(|trigger| (trigger.counting_from(now_ns), end));
+            }
+            Wait::Until(when) => self.until = trigger(when),
+            Wait::Tasks => self.tasks = true,
+        }
+        false
+    }
+
+    /// Somebody wants samples now: nothing has to happen before. True where there were none.
+    pub(crate) fn open(&mut self, now_ns: u64) -> bool {
+        self.start = None;
+        if let Some((trigger, _)) = &mut self.stop {
+            trigger.since_ns = now_ns;
+        }
+        std::mem::replace(&mut self.closed, false)
+    }
+
+    /// All tasks have to be listed often.
+    pub(crate) fn needs_tasks(&self) -> bool {
+        let stop = self.stop.as_ref().map(|(trigger, _)| trigger).filter(|_| !self.closed);
+        let waits = self.start.iter().chain(stop).chain(&self.until);
+        self.tasks || waits.into_iter().any(|trigger| trigger.condition.needs_tasks())
+    }
+
+    /// Those whose time has come: the end of sampling is waited for once it has begun.
+    fn triggers(&mut self) -> impl Iterator<Item = &mut Trigger> {
+        let stop = self.stop.as_mut().map(|(trigger, _)| trigger).filter(|_| !self.closed);
+        self.start.iter_mut().chain(stop).chain(&mut self.until)
+    }
+
+    /// A task ran.
+    pub(crate) fn task(&mut self, task: &TaskSnapshot) {
+        self.triggers().for_each(|trigger| trigger.task(&task.process_comm));
+    }
+
+    /// All tasks that exist.
+    pub(crate) fn list(&mut self, tasks: &[TaskSnapshot]) {
+        for trigger in self.triggers() {
+            tasks.iter().for_each(|task| trigger.task(&task.process_comm));
+            trigger.listed(tasks.iter().any(|task| trigger.speaks_of(&task.process_comm)));
+        }
+    }
+
+    /// Looks at the rows of `batch` that are new since the last call.
+    pub(crate) fn look(&mut self, batch: &Batch) {
+        let Looked { console, events, cgroups } = std::mem::replace(
+            &mut self.looked,
+            Looked { console: batch.console.len(), events: batch.events.len(), cgroups: batch.cgroups.len() },
+        );
+        if self.start.is_none() && self.stop.is_none() && self.until.is_none() {
+            return;
+        }
+        for row in batch.console.get(console..).unwrap_or_default() {
+            self.console(row);
+        }
+        for event in
+            batch.events.get(events..).unwrap_or_default().iter().filter(|event| event.kind == "mark")
+        {
+            self.triggers().for_each(|trigger| trigger.mark(&event.text));
+        }
+        for group in batch.cgroups.get(cgroups..).unwrap_or_default() {
+            self.triggers().for_each(|trigger| trigger.cgroup(&group.path));
+        }
+    }
+
+    /// The batch was written: the next one has other rows.
+    pub(crate) fn forget_rows(&mut self) {
+        self.looked = Looked::default();
+    }
+
+    fn console(&mut self, row: &ConsoleRow) {
+        for part in row.bytes.split_inclusive(|&byte| byte == b'\n') {
+            let room = LINE.saturating_sub(self.line.len());
+            self.line.extend_from_slice(part.get(..room).unwrap_or(part));
+            let line = text::plain(&String::from_utf8_lossy(&self.line));
+            let line = line.trim_end_matches(['\r', '\n']).to_owned();
+            self.triggers().for_each(|trigger| trigger.line(&line));
+            if part.ends_with(b"\n") {
+                self.line.clear();
+            }
+        }
+    }
+
+    /// What has to be done at `now_ns` since the run's start.
+    pub(crate) fn decide(&mut self, now_ns: u64) -> Vec<Action> {
+        let mut actions = Vec::new();
+        if let Some(met) = self.start.take_if(|trigger| trigger.is_met(now_ns)) {
+            self.seen.start_ns = Some(now_ns);
+            self.open(now_ns);
+            actions.push(Action::Open(met.condition));
+        } else if !self.closed
+            && let Some((met, end)) = self.stop.take_if(|(trigger, _)| trigger.is_met(now_ns))
+        {
+            self.seen.stop_ns = Some(now_ns);
+            self.closed = true;
+            actions.push(Action::Close(met.condition, end));
+        }
+        if let Some(met) = self.until.take_if(|trigger| trigger.is_met(now_ns)) {
+            self.seen.until_ns = Some(now_ns);
+            actions.push(Action::End(met.condition));
+        }
+        actions
+    }
+}

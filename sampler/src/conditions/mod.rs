@@ -1,0 +1,119 @@
+//! Conditions that a run waits for: to begin or to end sampling, or to end itself.
+//!
+//! ```text
+//!  armed ──▶ [`Gate`] ◀── console, marks, tasks, control groups, as the collector gets them
+//!              └── closed: samples are taken, but none is kept; the time counts as not sampled
+//! ```
+//!
+//! The collector looks every 10 ms. Tasks are listed every 20 ms while a process or a unit is waited for.
+
+mod gate;
+mod trigger;
+
+use std::fmt;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+pub(crate) use gate::{Action, Gate};
+pub(crate) use trigger::Trigger;
+
+/// Bytes of a pattern, at most.
+const LONGEST_PATTERN: usize = 1_000;
+/// Bytes that a compiled pattern may take.
+const LARGEST_PATTERN: usize = 1 << 20;
+
+/// Something that a guest comes to.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Condition {
+    /// A line of the console, also one that is not finished, has a match of this regular expression; escape sequences are
+    /// taken out before.
+    Console(String),
+    /// A process has this name (`comm`, of which the guest keeps 15 bytes).
+    Process(String),
+    /// A process of this name was there, and there is none any more.
+    ProcessEnd(String),
+    /// A mark with this text was put into the profile through the control socket.
+    Mark(String),
+    /// So much time has passed: of the run, and for the end of sampling since it began.
+    Time(Duration),
+    /// A systemd unit: a process is in a control group of this name.
+    Unit(String),
+}
+
+/// A regular expression that does not compile.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BadPattern {
+    /// It is none.
+    #[error("the regular expression is wrong at character {at}: {why}")]
+    Syntax {
+        /// The place, from 1.
+        at: usize,
+        /// What is wrong there.
+        why: String,
+    },
+    /// It would take too much memory.
+    #[error("the regular expression is too large")]
+    TooLarge,
+}
+
+impl Condition {
+    /// Whether the condition can be waited for.
+    ///
+    /// # Errors
+    /// Its regular expression does not compile.
+    pub fn check(&self) -> Result<(), BadPattern> {
+        Trigger::new(self.clone()).map(drop)
+    }
+
+    /// Whether all tasks have to be listed to see it.
+    pub(crate) fn needs_tasks(&self) -> bool {
+        matches!(self, Self::Process(_) | Self::ProcessEnd(_) | Self::Unit(_))
+    }
+}
+
+impl fmt::Display for Condition {
+    /// As it is written on a command line.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Console(pattern) => write!(f, "console:{pattern}"),
+            Self::Process(name) => write!(f, "process:{name}"),
+            Self::ProcessEnd(name) => write!(f, "process-end:{name}"),
+            Self::Mark(text) => write!(f, "mark:{text}"),
+            Self::Time(time) => write!(f, "time:{time:?}"),
+            Self::Unit(name) => write!(f, "unit:{name}"),
+        }
+    }
+}
+
+/// What is to be waited for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Wait {
+    /// Sampling is off until then.
+    Start(Condition),
+    /// Sampling ends then, once it has begun; the run as well, if `end`.
+    Stop {
+        /// When.
+        when: Condition,
+        /// The run ends, too.
+        end: bool,
+    },
+    /// The run ends then; it was successful.
+    Until(Condition),
+    /// For nothing: tasks are listed as often as if a process was waited for, so that each is in the profile soon.
+    Tasks,
+}
+
+/// When what was waited for was seen, ns since the run's start.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Seen {
+    /// The last [`Wait::Start`].
+    pub start_ns: Option<u64>,
+    /// The last [`Wait::Stop`].
+    pub stop_ns: Option<u64>,
+    /// [`Wait::Until`].
+    pub until_ns: Option<u64>,
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,126 @@
+use proptest::prelude::*;
+use symbols::TaskSnapshot;
+
+use super::*;
+use crate::batch::{Batch, CgroupRow, ConsoleRow, EventRow};
+
+fn batch(console: &[&str]) -> Batch {
+    let row = |text: &&str| ConsoleRow { time_ns: 0, bytes: text.as_bytes().to_vec() };
+    Batch { console: console.iter().map(row).collect(), ..Batch::default() }
+}
+
+fn named(name: &str) -> TaskSnapshot {
+    let mut task = TaskSnapshot { pid: 7, ..TaskSnapshot::default() };
+    task.process_comm[..name.len()].copy_from_slice(name.as_bytes());
+    task
+}
+
+fn started_by(condition: Condition) -> Gate {
+    let mut gate = Gate::default();
+    assert!(gate.arm(Wait::Start(condition), 0) && gate.is_closed());
+    gate
+}
+
+#[test]
+fn a_line_is_seen_whole_or_unfinished_and_without_colours() {
+    for parts in [&["noise\n", "\x1b[1mwarm\x1b[0m up"][..], &["wa", "rm up: "], &["warm up done\r\n"]] {
+        let when = Condition::Console("^warm up".to_owned());
+        let mut gate = started_by(when.clone());
+        gate.look(&batch(&["lukewarm up\n"]));
+        assert!(gate.decide(1).is_empty());
+        gate.forget_rows();
+        gate.look(&batch(parts));
+        assert_eq!(gate.decide(2), [Action::Open(when)], "{parts:?}");
+        assert!(!gate.is_closed() && gate.seen.start_ns == Some(2));
+    }
+}
+
+#[test]
+fn a_row_is_looked_at_once() {
+    let mut gate = started_by(Condition::Console("abab".to_owned()));
+    let mut rows = batch(&["ab"]);
+    gate.look(&rows);
+    gate.look(&rows);
+    assert!(gate.decide(0).is_empty());
+    rows.console.push(ConsoleRow { time_ns: 0, bytes: b"ab".to_vec() });
+    gate.look(&rows);
+    assert_eq!(gate.decide(0).len(), 1);
+}
+
+#[test]
+fn a_process_is_there_when_it_has_the_name_and_gone_when_two_lists_say_so() {
+    let mut gate = started_by(Condition::Process("a-name-of-many-bytes".to_owned()));
+    gate.arm(Wait::Stop { when: Condition::ProcessEnd("a-name-of-many-bytes".to_owned()), end: true }, 0);
+    assert!(gate.needs_tasks());
+    gate.list(&[named("sh")]);
+    assert!(gate.decide(1).is_empty());
+    gate.task(&named("a-name-of-many-"));
+    assert!(matches!(gate.decide(2)[..], [Action::Open(_)]));
+    for (tasks, ends) in [
+        (vec![], false),
+        (vec![], false),
+        (vec![named("a-name-of-many-")], false),
+        (vec![], false),
+        (vec![named("a-name-of-many-")], false),
+        (vec![named("sh")], false),
+        (vec![], true),
+    ] {
+        gate.list(&tasks);
+        assert_eq!(matches!(gate.decide(3)[..], [Action::Close(_, true)]), ends);
+    }
+    assert!(gate.is_closed() && !gate.needs_tasks());
+}
+
+#[test]
+fn the_end_is_waited_for_once_sampling_has_begun() {
+    let mut gate = started_by(Condition::Time(Duration::from_nanos(100)));
+    gate.arm(Wait::Stop { when: Condition::Time(Duration::from_nanos(50)), end: false }, 0);
+    assert!(gate.decide(99).is_empty());
+    assert!(matches!(gate.decide(120)[..], [Action::Open(_)]));
+    assert!(gate.decide(169).is_empty());
+    assert!(matches!(gate.decide(170)[..], [Action::Close(_, false)]));
+}
+
+#[test]
+fn marks_and_units_are_seen_and_somebody_may_open_before() {
+    let mut gate = started_by(Condition::Mark("go".to_owned()));
+    gate.arm(Wait::Until(Condition::Unit("nginx.service".to_owned())), 0);
+    let event =
+        |kind: &str, text: &str| EventRow { time_ns: 0, kind: kind.to_owned(), text: text.to_owned() };
+    let group = |path: &str| CgroupRow { id: 1, path: path.to_owned(), unit: None, container: None };
+    let mut rows = Batch { events: vec![event("kernel", "go"), event("mark", "gone")], ..Batch::default() };
+    rows.cgroups = vec![group("/system.slice/nginx.services")];
+    gate.look(&rows);
+    assert!(gate.decide(1).is_empty());
+    rows.events.push(event("mark", "go"));
+    rows.cgroups.push(group("/system.slice/nginx.service/worker"));
+    gate.look(&rows);
+    assert!(matches!(gate.decide(2)[..], [Action::Open(_), Action::End(_)]));
+    assert_eq!(gate.seen, Seen { start_ns: Some(2), stop_ns: None, until_ns: Some(2) });
+    let mut gate = started_by(Condition::Mark("go".to_owned()));
+    assert!(gate.open(5) && !gate.open(6) && !gate.is_closed());
+}
+
+#[test]
+fn a_pattern_that_does_not_compile_is_refused_with_the_place() {
+    let error =
+        |pattern: &str| Condition::Console(pattern.to_owned()).check().expect_err(pattern).to_string();
+    assert_eq!(error("é(ab"), "the regular expression is wrong at character 2: unclosed group");
+    assert_eq!(error("ab)"), "the regular expression is wrong at character 3: unopened group");
+    assert!(error("((a{1000}){1000}){1000}").contains("too large"));
+    assert!(error(&"a".repeat(1_001)).contains("too large"));
+    assert!(Condition::Console("^login: $".to_owned()).check().is_ok());
+}
+
+proptest! {
+    #[test]
+    fn any_output_is_looked_at_within_bounds(chunks in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..300), 0..30)) {
+        let mut gate = started_by(Condition::Console("never\u{10ffff}never".to_owned()));
+        for bytes in chunks {
+            let rows = Batch { console: vec![ConsoleRow { time_ns: 0, bytes }], ..Batch::default() };
+            gate.look(&rows);
+            gate.forget_rows();
+        }
+        prop_assert!(gate.decide(0).is_empty());
+    }
+}

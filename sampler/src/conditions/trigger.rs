@@ -1,0 +1,112 @@
+//! One condition, and what was seen of it so far.
+
+use regex::Regex;
+
+use super::{BadPattern, Condition, LARGEST_PATTERN, LONGEST_PATTERN};
+
+/// Bytes of a name that the guest keeps (`TASK_COMM_LEN`, include/linux/sched.h, 6.12, less its NUL).
+const COMM: usize = 15;
+
+/// A condition that is waited for.
+#[derive(Debug)]
+pub(crate) struct Trigger {
+    pub condition: Condition,
+    pattern: Option<Regex>,
+    /// When it was armed, or what it counts from began, ns since the run's start.
+    pub since_ns: u64,
+    /// The process was there.
+    was_there: bool,
+    /// Lists in a row without it.
+    absent: u8,
+    met: bool,
+}
+
+impl Trigger {
+    pub(crate) fn new(condition: Condition) -> Result<Self, BadPattern> {
+        let pattern = match &condition {
+            Condition::Console(pattern) => Some(compile(pattern)?),
+            _ => None,
+        };
+        Ok(Self { condition, pattern, since_ns: 0, was_there: false, absent: 0, met: false })
+    }
+
+    /// The same, counted from this moment, ns since the run's start.
+    pub(crate) fn counting_from(self, since_ns: u64) -> Self {
+        Self { since_ns, ..self }
+    }
+
+    /// It was seen, or is so now, at `now_ns` since the run's start.
+    pub(crate) fn is_met(&self, now_ns: u64) -> bool {
+        let due = match self.condition {
+            Condition::Time(time) => u128::from(now_ns.saturating_sub(self.since_ns)) >= time.as_nanos(),
+            _ => false,
+        };
+        self.met || due
+    }
+
+    /// A line of the console as far as it has come, without escape sequences.
+    pub(crate) fn line(&mut self, line: &str) {
+        self.met |= self.pattern.as_ref().is_some_and(|pattern| pattern.is_match(line));
+    }
+
+    /// A mark was made.
+    pub(crate) fn mark(&mut self, text: &str) {
+        self.met |= matches!(&self.condition, Condition::Mark(wanted) if wanted == text);
+    }
+
+    /// A process of this name is there.
+    pub(crate) fn task(&mut self, comm: &[u8; 16]) {
+        match &self.condition {
+            Condition::Process(name) => self.met |= is_named(comm, name),
+            Condition::ProcessEnd(name) if is_named(comm, name) => (self.was_there, self.absent) = (true, 0),
+            _ => {}
+        }
+    }
+
+    /// All tasks were told by [`Self::task`], with `there` of the wanted name among them. They are read while the guest
+    /// runs, so that two lists have to agree on an end.
+    pub(crate) fn listed(&mut self, there: bool) {
+        if self.was_there && matches!(self.condition, Condition::ProcessEnd(_)) {
+            self.absent = if there { 0 } else { self.absent.saturating_add(1) };
+            self.met |= self.absent >= 2;
+        }
+    }
+
+    /// Whether a task of this name is what the condition speaks of.
+    pub(crate) fn speaks_of(&self, comm: &[u8; 16]) -> bool {
+        matches!(&self.condition, Condition::Process(name) | Condition::ProcessEnd(name) if is_named(comm, name))
+    }
+
+    /// A control group has a process.
+    pub(crate) fn cgroup(&mut self, path: &str) {
+        if let Condition::Unit(unit) = &self.condition {
+            self.met |= path.split('/').any(|part| part == unit);
+        }
+    }
+}
+
+fn compile(pattern: &str) -> Result<Regex, BadPattern> {
+    if pattern.len() > LONGEST_PATTERN {
+        return Err(BadPattern::TooLarge);
+    }
+    if let Err(error) = regex_syntax::parse(pattern) {
+        let (at, why) = match &error {
+            regex_syntax::Error::Parse(error) => (error.span().start.offset, error.kind().to_string()),
+            regex_syntax::Error::Translate(error) => (error.span().start.offset, error.kind().to_string()),
+            other => (0, other.to_string()),
+        };
+        let at = pattern.get(..at).map_or(0, |before| before.chars().count()) + 1;
+        return Err(BadPattern::Syntax { at, why });
+    }
+    regex::RegexBuilder::new(pattern)
+        .size_limit(LARGEST_PATTERN)
+        .dfa_size_limit(LARGEST_PATTERN)
+        .build()
+        .map_err(|_| BadPattern::TooLarge)
+}
+
+fn is_named(comm: &[u8; 16], name: &str) -> bool {
+    let end = comm.iter().position(|&byte| byte == 0).unwrap_or(comm.len());
+    let name = name.as_bytes();
+    comm.get(..end).is_some_and(|own| own == name.get(..COMM).unwrap_or(name))
+}

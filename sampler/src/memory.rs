@@ -1,0 +1,48 @@
+//! The memory of a guest, whoever runs it.
+
+use std::sync::Arc;
+
+use attach::ForeignMemory;
+use symbols::{Kernel, PhysAddr, PhysicalMemory};
+use vmm::GuestMemoryMmap;
+
+/// Guest physical memory. Cheap to clone.
+#[derive(Debug, Clone)]
+pub enum GuestMemory {
+    /// Of a machine of this process.
+    Own(GuestMemoryMmap),
+    /// Of another VMM's.
+    Foreign(ForeignMemory),
+}
+
+impl GuestMemory {
+    /// The guest's kernel, where it was found already.
+    pub(crate) fn kernel(&self) -> Option<&Arc<Kernel>> {
+        match self {
+            Self::Own(_) => None,
+            Self::Foreign(memory) => memory.kernel(),
+        }
+    }
+}
+
+impl PhysicalMemory for GuestMemory {
+    #[inline]
+    fn read(&self, at: PhysAddr, into: &mut [u8]) -> Option<()> {
+        match self {
+            Self::Own(memory) => PhysicalMemory::read(memory, at, into),
+            Self::Foreign(memory) => memory.read(at, into),
+        }
+    }
+}
+
+impl From<GuestMemoryMmap> for GuestMemory {
+    fn from(memory: GuestMemoryMmap) -> Self {
+        Self::Own(memory)
+    }
+}
+
+impl From<ForeignMemory> for GuestMemory {
+    fn from(memory: ForeignMemory) -> Self {
+        Self::Foreign(memory)
+    }
+}

@@ -80,6 +80,7 @@ fn vmm(rate_hz: f64) {
     let config = VmConfig {
         vcpus: 1,
         memory_bytes: 64 << 20,
+        huge_pages: false,
         payload: Payload::Flat { code: COUNT.to_vec(), cpl: 3 },
         disks: Vec::new(),
         console: Console(Box::new(std::io::sink())),

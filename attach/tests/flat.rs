@@ -68,6 +68,7 @@ fn vmm(role: &str) -> ! {
     let config = VmConfig {
         vcpus: 2,
         memory_bytes: 64 << 20,
+        huge_pages: false,
         payload: Payload::Flat { code, cpl: 3 },
         disks: Vec::new(),
         console: Console(Box::new(std::io::sink())),

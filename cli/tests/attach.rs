@@ -58,6 +58,7 @@ fn play() {
     let config = VmConfig {
         vcpus: 2,
         memory_bytes: 64 << 20,
+        huge_pages: false,
         payload: Payload::Flat { code: SPIN.to_vec(), cpl: 3 },
         disks: Vec::new(),
         console: Console(Box::new(std::io::sink())),

@@ -97,11 +97,11 @@ pub fn command(args: &BootArgs) -> Result<ExitCode, Error> {
 /// Options of a run that mean nothing here.
 fn refuse(run: &RunArgs) -> Result<(), Error> {
     let given = [
-        ("--start-when", run.start_when.is_some(), "a boot is sampled from its beginning on"),
-        ("--stop-when", run.stop_when.is_some(), "a boot ends with --until"),
-        ("--until-precision", run.until_precision.is_some(), "a boot ends with --until"),
-        ("--duration", run.duration.is_some(), "a boot ends with --timeout"),
-        ("--top", run.top, "boots are judged at their end"),
+        ("--start-when", run.recording.start_when.is_some(), "a boot is sampled from its beginning on"),
+        ("--stop-when", run.recording.stop_when.is_some(), "a boot ends with --until"),
+        ("--until-precision", run.recording.until_precision.is_some(), "a boot ends with --until"),
+        ("--duration", run.recording.duration.is_some(), "a boot ends with --timeout"),
+        ("--top", run.recording.top, "boots are judged at their end"),
     ];
     match given.into_iter().find(|(_, given, _)| *given) {
         Some((option, _, why)) => Err(Error::Usage(format!("{option} is an option of `vprof run`: {why}"))),

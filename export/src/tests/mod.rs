@@ -59,7 +59,7 @@ fn folded_times_add_up_to_the_exact_time() {
 fn a_filter_chooses_for_every_format() {
     let made = fixture::plain();
     let filter = Filter { modes: vec![ModeGroup::Irq], ..Filter::default() };
-    let other = [Format::Firefox, Format::Html];
+    let other = [Format::Firefox, Format::Html, Format::Bootchart];
     for format in Format::all().filter(|format| !format.is_binary() && !other.contains(format)) {
         let text = text(&made, &Request { filter: filter.clone(), ..Request::new(format) });
         assert!(text.contains("vfs_read") && !text.contains("mix"), "{format}: {text}");
@@ -117,6 +117,7 @@ fn names_and_files_tell_formats() {
     }
     assert_eq!(Format::of_file("a.pb.gz"), Some(Format::Pprof));
     assert_eq!(Format::of_file("graph.svg"), Some(Format::Flamegraph));
+    assert_eq!(Format::of_file("graph.boot.svg"), Some(Format::Bootchart));
     assert_eq!(Format::of_file("what"), None);
     assert!("perf".parse::<Format>().is_err());
 }

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use sampler::boot::{Chart, Piece};
 
-use crate::text::plain;
+use crate::text::{plain, xml};
 
 /// Width of the picture, px.
 const WIDTH: f64 = 1_600.0;
@@ -112,22 +112,6 @@ fn colour(name: &str, kernel: bool) -> String {
     let hash = name.bytes().fold(0_u32, |hash, byte| hash.wrapping_mul(31).wrapping_add(u32::from(byte)));
     let (base, light) = (if kernel { 20 } else { 110 }, 62 + hash / 64 % 16);
     format!("hsl({},65%,{light}%)", base + hash % 40)
-}
-
-/// Text in XML.
-fn xml(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for c in plain(text).chars() {
-        match c {
-            '<' => out.push_str("&lt;"),
-            '>' => out.push_str("&gt;"),
-            '&' => out.push_str("&amp;"),
-            '"' => out.push_str("&quot;"),
-            '\u{fffe}' | '\u{ffff}' => out.push('\u{fffd}'),
-            c => out.push(c),
-        }
-    }
-    out
 }
 
 #[cfg(test)]

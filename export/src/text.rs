@@ -14,7 +14,23 @@ pub fn plain(text: &str) -> Cow<'_, str> {
     without(text, |_| false)
 }
 
-/// The same, with all of `separators` as escapes, too.
+/// [`plain`] as text in XML: what is no character of it (XML 1.0, section 2.2) is replaced.
+pub fn xml(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in plain(text).chars() {
+        match c {
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '&' => out.push_str("&amp;"),
+            '"' => out.push_str("&quot;"),
+            '\u{fffe}' | '\u{ffff}' => out.push('\u{fffd}'),
+            c => out.push(c),
+        }
+    }
+    out
+}
+
+/// [`plain`], with all of `separators` as escapes, too.
 pub fn plain_without<'a>(text: &'a str, separators: &[char]) -> Cow<'a, str> {
     without(text, |c| separators.contains(&c))
 }

@@ -2,7 +2,6 @@
 
 use super::Outcome;
 use super::check::Check;
-use crate::render::escape;
 
 /// The whole file.
 pub fn render(outcome: &Outcome) -> String {
@@ -44,24 +43,9 @@ fn case(check: &Check, outcome: &Outcome) -> String {
     }
 }
 
-/// Text in XML: what is no character of it (XML 1.0, section 2.2) is shown as an escape.
+/// Lines of text in XML.
 fn xml(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for line in text.split_inclusive('\n') {
-        let (line, end) = line.strip_suffix('\n').map_or((line, ""), |line| (line, "\n"));
-        for c in escape(line).chars() {
-            match c {
-                '<' => out.push_str("&lt;"),
-                '>' => out.push_str("&gt;"),
-                '&' => out.push_str("&amp;"),
-                '"' => out.push_str("&quot;"),
-                '\u{fffe}' | '\u{ffff}' => out.push('\u{fffd}'),
-                c => out.push(c),
-            }
-        }
-        out.push_str(end);
-    }
-    out
+    text.split('\n').map(export::text::xml).collect::<Vec<_>>().join("\n")
 }
 
 #[cfg(test)]

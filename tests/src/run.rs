@@ -129,6 +129,7 @@ impl Running {
     /// Waits until `vprof ctl` says what is wanted, and gives that.
     pub fn wait_for_ctl(&mut self, arguments: &[&str], wanted: impl Fn(&Value) -> bool) -> Value {
         let mut said = Value::Null;
+        self.wait_until("control socket", |run| run.profile.with_extension("sock").exists());
         self.wait_until("such answer", |run| {
             said = run.ctl(arguments);
             wanted(&said)

@@ -44,18 +44,11 @@ fn only_the_benchmark_is_sampled_in_each_of_several_runs() {
 
 #[test]
 fn a_mark_starts_sampling_and_the_socket_ends_it() {
-    let running = Guest::demo()
+    let mut running = Guest::demo()
         .options(["--start-when", "mark:go now", "-q"])
         .script("sleep 2; exec python3 -c 'while True: pass'")
         .start();
-    // A client that is there before the guest is refused no more than one after.
-    let status = loop {
-        let status = running.ctl(&["status"]);
-        if status["kernel"].is_string() {
-            break status;
-        }
-        std::thread::sleep(std::time::Duration::from_millis(200));
-    };
+    let status = running.wait_for_ctl(&["status"], |status| status["kernel"].is_string());
     // Those of the last moment are not looked at yet.
     assert!(status["sampling"] == false && status["samples"].as_u64() < Some(100), "{status}");
     running.ctl(&["stop", "--when", "time:1s", "--then", "end"]);

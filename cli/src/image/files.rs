@@ -84,7 +84,8 @@ struct OnDisks(Arc<Disks>);
 impl GuestFiles for OnDisks {
     fn open(&self, path: &str) -> Option<Box<dyn ReadAt>> {
         let below = path.match_indices('/').take(MOUNT_DEPTH + 1).filter_map(|(at, _)| path.get(at..));
-        below.filter(|path| path.len() > 1).find_map(|path| self.find(path))
+        // The root alone is asked for to have every file system loaded before the guest changes it.
+        below.filter(|below| below.len() > 1 || path == "/").find_map(|path| self.find(path))
     }
 }
 

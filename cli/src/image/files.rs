@@ -137,3 +137,35 @@ impl ReadAt for OnDisk {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn files_are_found_below_mounts_and_after_the_guest_has_changed_its_disk() {
+        let directory = tempfile::tempdir().unwrap();
+        let (root, image) = (directory.path().join("root"), directory.path().join("image"));
+        std::fs::create_dir_all(root.join("bin")).unwrap();
+        std::fs::write(root.join("bin/program"), b"its bytes").unwrap();
+        std::fs::write(&image, vec![0; 1 << 20]).unwrap();
+        let mut make = Command::new("mke2fs");
+        make.args(["-q", "-F", "-t", "ext4", "-d"]).arg(&root).arg(&image);
+        assert!(make.status().expect("mke2fs (Debian package e2fsprogs) is installed").success());
+        let file = std::fs::File::options().read(true).write(true).open(&image).unwrap();
+        let open = open(vec![Contents::Raw(Arc::new(file.try_clone().unwrap()))]);
+        let files = open();
+        assert!(files.open("/").is_none(), "a directory has no bytes");
+        // What a guest does to its superblock, made worse.
+        file.write_all_at(&[0xff; 1024], 1024).unwrap();
+        for path in ["/bin/program", "/home/bin/program"] {
+            let found = files.open(path).expect(path);
+            let mut bytes = [0; 9];
+            assert_eq!((found.read_at(0, &mut bytes), &bytes), (Some(()), b"its bytes"), "{path}");
+        }
+        assert!(files.open("/bin").is_none() && files.open("/bin/other").is_none());
+    }
+}

@@ -84,8 +84,14 @@ struct OnDisks(Arc<Disks>);
 impl GuestFiles for OnDisks {
     fn open(&self, path: &str) -> Option<Box<dyn ReadAt>> {
         let below = path.match_indices('/').take(MOUNT_DEPTH + 1).filter_map(|(at, _)| path.get(at..));
-        // The root alone is asked for to have every file system loaded before the guest changes it.
-        below.filter(|below| below.len() > 1 || path == "/").find_map(|path| self.find(path))
+        below.filter(|path| path.len() > 1).find_map(|path| self.find(path))
+    }
+
+    fn prepare(&self) {
+        for index in 0..self.0.volumes().len() {
+            // One that cannot be loaded is remembered as such.
+            let _ = self.0.with(index, |_| Some(()));
+        }
     }
 }
 
@@ -158,6 +164,7 @@ mod tests {
         let file = std::fs::File::options().read(true).write(true).open(&image).unwrap();
         let open = open(vec![Contents::Raw(Arc::new(file.try_clone().unwrap()))]);
         let files = open();
+        files.prepare();
         assert!(files.open("/").is_none(), "a directory has no bytes");
         // What a guest does to its superblock, made worse.
         file.write_all_at(&[0xff; 1024], 1024).unwrap();

@@ -66,8 +66,9 @@ impl Presence {
         let (kernel, failed) = match self {
             Self::NotFound => return Trust::Known,
             Self::Gone => return Trust::Doubtful,
-            Self::There(kernel, _) if runs_kernel && !high => (Arc::clone(kernel), 0),
-            Self::There(_, seen_ns) if !runs_kernel || record.time_ns < *seen_ns + PERIOD_NS => {
+            Self::There(_, seen_ns)
+                if !runs_kernel || high && record.time_ns < seen_ns.saturating_add(PERIOD_NS) =>
+            {
                 return Trust::Known;
             }
             Self::There(kernel, _) => (Arc::clone(kernel), 0),

@@ -18,6 +18,10 @@ const BLOCK: usize = 256 << 10;
 pub trait GuestFiles: Send {
     /// The regular file at `path`, an absolute path of the guest.
     fn open(&self, path: &str) -> Option<Box<dyn ReadAt>>;
+
+    /// Looks at what they lie on, on the thread that will read them, while the guest has not changed it yet: once it has
+    /// mounted a file system and writes to it, its disk may be in a state in which it cannot be opened.
+    fn prepare(&self) {}
 }
 
 /// What a debug file is looked for by.

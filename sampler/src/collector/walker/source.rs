@@ -71,10 +71,9 @@ impl Source {
         self
     }
 
-    /// Has the guest's disks looked at, on the thread that will read them: once the guest has mounted a file system and
-    /// writes to it, the state that its disk is in may be such that it cannot be opened.
+    /// Has the guest's disks looked at ([`GuestFiles::prepare`]).
     pub(crate) fn prepare(&self) {
-        self.files.open("/");
+        self.files.prepare();
     }
 
     /// The bytes of `file` and where they are, or why they cannot be had.

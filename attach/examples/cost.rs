@@ -59,7 +59,7 @@ struct Outside {
 }
 
 impl Observer for Outside {
-    fn started(&mut self, _: ThreadId) -> Option<Duration> {
+    fn started(&mut self, _: Option<ThreadId>) -> Option<Duration> {
         Some(self.intervals.next())
     }
     fn ticked<M: PhysicalMemory>(&mut self, tick: &Tick<'_, M>) -> Option<Duration> {
@@ -85,6 +85,7 @@ fn vmm(rate_hz: f64) {
         disks: Vec::new(),
         console: Console(Box::new(std::io::sink())),
         second_console: None,
+        extra: vmm::Extra::default(),
     };
     let kick = |_| Kick((rate_hz > 0.0).then(|| Intervals::new(rate_hz)));
     let machine = Machine::start(config, kick).expect("KVM runs code at CPL 3");

@@ -48,7 +48,7 @@ pub enum AttachError {
     },
     /// QEMU without KVM.
     #[error(
-        "process {pid} ({name}) runs its guest without KVM: vprof attaches to vCPUs of KVM only (QEMU: `-accel kvm`)"
+        "process {pid} ({name}) runs its guest without KVM: that has no vCPUs of KVM; attach by QEMU's GDB stub (`--gdb HOST:PORT`)"
     )]
     NoKvm {
         /// The process.
@@ -103,6 +103,9 @@ pub enum AttachError {
         /// Process ids and names of those.
         running: Vec<(i32, String)>,
     },
+    /// A GDB stub cannot be used.
+    #[error(transparent)]
+    Gdb(#[from] crate::gdb::GdbError),
     /// A step that always works did not.
     #[error("can't {action}: {source}")]
     Host {

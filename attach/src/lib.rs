@@ -19,6 +19,7 @@
 //! The process' `SIGRTMIN + 6` belongs to this crate: it gets a thread that waits for a stop out of its wait.
 
 mod error;
+pub mod gdb;
 mod lock;
 mod machine;
 mod memory;

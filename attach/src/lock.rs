@@ -46,11 +46,20 @@ fn peer(stream: &UnixStream) -> Option<i32> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
+    use std::sync::{Mutex, MutexGuard, PoisonError};
+
     use super::*;
+
+    /// Tests that take this process do it one after the other.
+    pub(crate) fn alone() -> MutexGuard<'static, ()> {
+        static ALONE: Mutex<()> = Mutex::new(());
+        ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 
     #[test]
     fn a_process_is_taken_once_until_it_is_let_go() {
+        let _alone = alone();
         let own = i32::try_from(std::process::id()).unwrap();
         let process = Process::open(own).unwrap();
         let first = Lock::take(&process).unwrap();

@@ -38,6 +38,10 @@ pub enum End {
     VcpusEnded,
     /// The guest was reset: what was known of its kernel is so no more.
     Reset,
+    /// The GDB stub has closed the connection, and the VMM's process goes on, or can't be seen.
+    StubClosed,
+    /// The GDB stub does not answer any more.
+    StubSilent,
 }
 
 /// What is told while it runs.
@@ -67,7 +71,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Shared {
-    fn new(vcpus: usize) -> io::Result<Self> {
+    pub(crate) fn new(vcpus: usize) -> io::Result<Self> {
         // SAFETY: takes no pointers; gives a new descriptor or an error.
         let fd = unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) };
         if fd < 0 {
@@ -99,6 +103,21 @@ impl Shared {
         unsafe {
             libc::write(self.ended.as_raw_fd(), one.as_ptr().cast(), one.len());
         }
+    }
+
+    /// How it has ended.
+    pub(crate) fn how(&self) -> End {
+        lock(&self.end).unwrap_or(End::Detached)
+    }
+
+    /// Takes what is new.
+    pub(crate) fn news(&self) -> Vec<News> {
+        std::mem::take(&mut lock(&self.news))
+    }
+
+    /// Becomes readable at the end.
+    pub(crate) fn ended_fd(&self) -> BorrowedFd<'_> {
+        self.ended.as_fd()
     }
 
     /// The thread of a vCPU has ended. Whether its process has, too, is told by whoever looks at that.
@@ -184,7 +203,7 @@ impl<O: Observer> Attached<O> {
 
     /// What is new since the last call.
     pub fn news(&self) -> Vec<News> {
-        std::mem::take(&mut lock(&self.shared.news))
+        self.shared.news()
     }
 
     /// Asks every thread to let its vCPU go; returns at once.
@@ -194,7 +213,7 @@ impl<O: Observer> Attached<O> {
 
     /// A descriptor (eventfd) that becomes readable at the end. It stays readable; reading it must not be done.
     pub fn ended_fd(&self) -> BorrowedFd<'_> {
-        self.shared.ended.as_fd()
+        self.shared.ended_fd()
     }
 
     /// True once it is over.
@@ -212,8 +231,7 @@ impl<O: Observer> Attached<O> {
     pub fn wait(mut self) -> Result<Ended<O>, AttachError> {
         self.stop();
         let observers = self.join()?;
-        let end = lock(&self.shared.end).unwrap_or(End::Detached);
-        Ok(Ended { end, observers })
+        Ok(Ended { end: self.shared.how(), observers })
     }
 
     fn join(&mut self) -> Result<Vec<O>, AttachError> {
@@ -253,7 +271,7 @@ impl<O: Observer> Drop for Attached<O> {
 }
 
 /// Watches the process until the end, and looks for the layout of the memory meanwhile.
-fn watch(process: &Process, memory: &ForeignMemory, shared: &Shared) {
+pub(crate) fn watch(process: &Process, memory: &ForeignMemory, shared: &Shared) {
     let begin = Instant::now();
     let prover = Prover::new(memory.clone());
     let (mut pause_ms, mut told, mut proven) = (FIRST_PAUSE_MS, false, false);

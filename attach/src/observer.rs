@@ -28,6 +28,8 @@ pub struct Tick<'a, M> {
     pub memory: &'a M,
     /// The thread is blocked in KVM_RUN and was not stopped.
     pub blocked: bool,
+    /// Whether the vCPU is halted, where whoever stopped it knows.
+    pub halted: Option<bool>,
 }
 
 impl<M> Tick<'_, M> {
@@ -36,8 +38,11 @@ impl<M> Tick<'_, M> {
     /// and before it does it may poll for a while.
     pub fn activity(&self) -> Option<Activity> {
         match () {
-            () if self.sregs.cr0 & CR0_PE == 0 && self.blocked => Some(Activity::NotStarted),
-            () if self.blocked => Some(Activity::Halted),
+            () if self.sregs.cr0 & CR0_PE == 0 && (self.blocked || self.halted == Some(true)) => {
+                Some(Activity::NotStarted)
+            }
+            () if self.blocked || self.halted == Some(true) => Some(Activity::Halted),
+            () if self.halted == Some(false) => Some(Activity::Running),
             // Behind a HLT, as far as its code can be read: only tables of long mode are walked.
             () if self.sregs.efer & EFER_LMA != 0 => Some(Activity::Halted),
             () => Some(Activity::Running),
@@ -60,8 +65,8 @@ pub enum Missed {
 
 /// Watches one attached vCPU. Every method is called on a thread of its own, which belongs to this vCPU.
 pub trait Observer: Send + 'static {
-    /// Called once, with the vCPU's thread. Returns the time to the first tick, `None` for no ticks.
-    fn started(&mut self, thread: ThreadId) -> Option<Duration>;
+    /// Called once, with the vCPU's thread where that is known. Returns the time to the first tick, `None` for no ticks.
+    fn started(&mut self, thread: Option<ThreadId>) -> Option<Duration>;
 
     /// A tick is due. Returns the time to the next where this one is not wanted.
     fn pass(&mut self, now_ns: u64) -> Option<Duration> {

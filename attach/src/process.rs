@@ -100,6 +100,11 @@ impl Process {
         Ok(entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect())
     }
 
+    /// This process may read its memory (`mem_open`, fs/proc/base.c, asks for what `process_vm_readv` does).
+    pub(crate) fn may_be_read(&self) -> bool {
+        fs::File::open(format!("/proc/{}/mem", self.pid)).is_ok()
+    }
+
     /// The program looks like QEMU.
     pub(crate) fn is_qemu(&self) -> bool {
         let program = fs::read_link(format!("/proc/{}/exe", self.pid)).unwrap_or_default();

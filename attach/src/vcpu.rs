@@ -48,42 +48,17 @@ impl<O: Observer> Ticker<O> {
         unsafe {
             libc::prctl(libc::PR_SET_TIMERSLACK, SLACK_NS);
         }
-        let mut next = self.observer.started(self.vcpu.id);
+        let mut next = self.observer.started(Some(self.vcpu.id));
         let mut from_ns = monotonic_ns();
         while let Some(after) = next {
             let due_ns = from_ns.saturating_add(u64::try_from(after.as_nanos()).unwrap_or(u64::MAX));
-            if !self.sleep_until(due_ns) {
+            if !sleep_until(&self.shared, due_ns) {
                 break;
             }
             (next, from_ns) = self.tick(due_ns);
         }
         self.observer.stopped();
         self.observer
-    }
-
-    /// False when the thread is to end.
-    fn sleep_until(&self, due_ns: u64) -> bool {
-        while !self.shared.is_over() {
-            let now_ns = monotonic_ns();
-            if now_ns >= due_ns {
-                return true;
-            }
-            let look = now_ns.saturating_add(u64::try_from(LOOK.as_nanos()).unwrap_or(u64::MAX));
-            let until = due_ns.min(look);
-            let part = |value: u64| libc::c_long::try_from(value).unwrap_or(libc::c_long::MAX);
-            let until =
-                libc::timespec { tv_sec: part(until / 1_000_000_000), tv_nsec: part(until % 1_000_000_000) };
-            // SAFETY: the pointer is valid for the call; a wait that a signal ends early is begun again.
-            unsafe {
-                libc::clock_nanosleep(
-                    libc::CLOCK_MONOTONIC,
-                    libc::TIMER_ABSTIME,
-                    &raw const until,
-                    std::ptr::null_mut(),
-                );
-            }
-        }
-        false
     }
 
     /// Serves a tick; the time to the next, and from when on.
@@ -173,6 +148,7 @@ impl<O: Observer> Ticker<O> {
             sregs: &registers.1,
             memory,
             blocked,
+            halted: None,
         })
     }
 
@@ -203,4 +179,29 @@ impl<O: Observer> Ticker<O> {
             self.shared.end(End::Reset);
         }
     }
+}
+
+/// False when the thread is to end.
+pub(crate) fn sleep_until(shared: &Shared, due_ns: u64) -> bool {
+    while !shared.is_over() {
+        let now_ns = monotonic_ns();
+        if now_ns >= due_ns {
+            return true;
+        }
+        let look = now_ns.saturating_add(u64::try_from(LOOK.as_nanos()).unwrap_or(u64::MAX));
+        let until = due_ns.min(look);
+        let part = |value: u64| libc::c_long::try_from(value).unwrap_or(libc::c_long::MAX);
+        let until =
+            libc::timespec { tv_sec: part(until / 1_000_000_000), tv_nsec: part(until % 1_000_000_000) };
+        // SAFETY: the pointer is valid for the call; a wait that a signal ends early is begun again.
+        unsafe {
+            libc::clock_nanosleep(
+                libc::CLOCK_MONOTONIC,
+                libc::TIMER_ABSTIME,
+                &raw const until,
+                std::ptr::null_mut(),
+            );
+        }
+    }
+    false
 }

@@ -73,6 +73,7 @@ fn vmm(role: &str) -> ! {
         disks: Vec::new(),
         console: Console(Box::new(std::io::sink())),
         second_console: None,
+        extra: vmm::Extra::default(),
     };
     let machine = Machine::start(config, |_| Unobserved).unwrap();
     println!("it runs");
@@ -167,8 +168,8 @@ impl Recorder {
 }
 
 impl Observer for Recorder {
-    fn started(&mut self, thread: ThreadId) -> Option<Duration> {
-        self.thread = Some(thread);
+    fn started(&mut self, thread: Option<ThreadId>) -> Option<Duration> {
+        self.thread = thread;
         Some(self.interval)
     }
 

@@ -4,6 +4,8 @@ mod attach;
 mod boot;
 mod ctl;
 mod diff;
+#[cfg(test)]
+mod documented;
 mod export;
 mod filter;
 mod image;
@@ -27,10 +29,10 @@ pub use export::ExportArgs;
 pub use filter::FilterArgs;
 pub use image::{ImageCommand, InspectArgs};
 use parse::parse_positive_time;
-pub use parse::{parse_condition, rate_in_range};
+pub use parse::{NetworkChoice, parse_condition, rate_in_range};
 pub use recording::{Clock, RecordingArgs, Then};
 pub use report::ReportArgs;
-pub use run::{HostChoice, RunArgs};
+pub use run::{ConsoleDevice, HostChoice, RunArgs};
 pub use simulate::SimulateArgs;
 pub use top::TopArgs;
 
@@ -178,6 +180,9 @@ pub enum Command {
         /// The directory; made if it is not there
         directory: PathBuf,
     },
+    /// Let a machine behind a GDB stub run on when vprof is killed
+    #[command(hide = true)]
+    GdbGuard,
     /// Print a completion script for a shell
     Completions {
         /// The shell

@@ -13,6 +13,7 @@ use sampler::report::ReportError;
 use crate::image::ImageError;
 use crate::portable::PortableError;
 use crate::run::host::HostError;
+use crate::run::network::NetworkError;
 
 /// How `vprof` ends, as documented in its help.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,6 +58,9 @@ pub enum Error {
     /// No host for the guest.
     #[error(transparent)]
     Host(#[from] HostError),
+    /// The guest's network can't be had.
+    #[error(transparent)]
+    Network(#[from] NetworkError),
     /// The portable host failed.
     #[error(transparent)]
     Portable(#[from] PortableError),

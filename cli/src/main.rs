@@ -76,6 +76,7 @@ fn main() -> ExitCode {
         Command::Image(ImageCommand::Inspect(args)) => image::inspect::command(&args),
         Command::Doctor(args) => doctor::command(&args),
         Command::Man { directory } => man::command(&Cli::command(), &directory),
+        Command::GdbGuard => attach::gdb::guard(),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "vprof", &mut script);

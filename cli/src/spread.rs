@@ -9,6 +9,10 @@ pub struct Spread {
     pub name: String,
     /// How often.
     pub count: usize,
+    /// Each, in the order of measurement.
+    pub values: Vec<f64>,
+    /// Their mean.
+    pub mean: f64,
     /// The middle one, or the mean of the two in the middle.
     pub median: f64,
     /// The smallest.
@@ -31,7 +35,8 @@ impl Spread {
         let middle = |at: usize| sorted.get(at).copied().unwrap_or(max);
         let median = (middle((sorted.len() - 1) / 2) + middle(sorted.len() / 2)) / 2.0;
         let cv = (sorted.len() > 1 && mean > 0.0).then(|| variance.sqrt() / mean);
-        Some(Self { name: name.to_owned(), count: sorted.len(), median, min, max, cv })
+        let (name, values) = (name.to_owned(), values.to_vec());
+        Some(Self { name, count: sorted.len(), values, mean, median, min, max, cv })
     }
 }
 
@@ -43,6 +48,7 @@ mod tests {
     fn the_spread_is_as_by_hand() {
         let spread = Spread::of("a", &[3.0, 1.0, 2.0, 6.0]).unwrap();
         assert_eq!((spread.median, spread.min, spread.max, spread.count), (2.5, 1.0, 6.0, 4));
+        assert_eq!((spread.mean, spread.values.as_slice()), (3.0, [3.0, 1.0, 2.0, 6.0].as_slice()));
         // Mean 3, squared distances 0 + 4 + 1 + 9 over 3.
         assert!((spread.cv.unwrap() - (14.0_f64 / 3.0).sqrt() / 3.0).abs() < 1e-12);
         assert_eq!(Spread::of("a", &[2.0]).unwrap().cv, None);

@@ -63,6 +63,7 @@ fn play() {
         disks: Vec::new(),
         console: Console(Box::new(std::io::sink())),
         second_console: None,
+        extra: vmm::Extra::default(),
     };
     let machine = Machine::start(config, |_| Unobserved).unwrap();
     println!("it runs");

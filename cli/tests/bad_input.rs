@@ -318,6 +318,56 @@ fn no_hypervisor_ends_with_4_and_what_to_type() {
 }
 
 #[test]
+fn networks_that_cannot_be_had() {
+    let files = Files::new();
+    let (bundle, bin) = fake_host(files.0.path(), "exit 1");
+    let run = |network: &str| {
+        let mut command = vprof(["run", "-q", "--host", "portable", "--net", network]);
+        command.env("PATH", &bin).arg("--portable-host").arg(&bundle);
+        let output =
+            command.arg(files.path("kernel")).arg("-o").arg(files.path("out.vprof")).output().unwrap();
+        assert!(!files.path("out.vprof").exists(), "a profile was left behind: {}", stderr(&output));
+        output
+    };
+    refused(&run("passt"), 1, &["passt is not in PATH", "sudo apt install passt"]);
+    refused(&run("tap=a/b"), 1, &["\"a/b\" is no name of a network interface"]);
+    let passt = bin.join("passt");
+    fs::write(&passt, "#!/bin/bash\necho 'No external interface' >&2\nexit 1\n").unwrap();
+    fs::set_permissions(&passt, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    refused(&run("passt"), 1, &["passt ended as soon as it was started: No external interface"]);
+    for wrong in ["user", "tap,mac=01:00:00:00:00:01", "passt,mac=1"] {
+        assert_eq!(run(wrong).status.code(), Some(2), "{wrong}");
+    }
+}
+
+#[test]
+fn qcow2_images_that_name_themselves_or_nothing() {
+    let files = Files::new();
+    for name in ["gone.img", "loop.qcow2"] {
+        // Header of version 2: magic, version, place and length of the backing file's name, cluster bits, size, no
+        // encryption, L1 entries and table, refcount table and its clusters.
+        let mut image = b"QFI\xfb\0\0\0\x02".to_vec();
+        image.extend(512_u64.to_be_bytes());
+        image.extend(u32::try_from(name.len()).unwrap().to_be_bytes());
+        image.extend(16_u32.to_be_bytes());
+        image.extend((1_u64 << 20).to_be_bytes());
+        image.extend([0_u32, 1].map(u32::to_be_bytes).concat());
+        image.extend([1_u64 << 16, 2 << 16].map(u64::to_be_bytes).concat());
+        image.extend(1_u32.to_be_bytes());
+        image.resize(512, 0);
+        image.extend(name.as_bytes());
+        // The refcount table has one block, which counts the four clusters.
+        image.resize(2 << 16, 0);
+        image.extend((3_u64 << 16).to_be_bytes());
+        image.resize(3 << 16, 0);
+        image.extend([1_u16; 4].map(u16::to_be_bytes).concat());
+        image.resize(4 << 16, 0);
+        files.write("loop.qcow2", &image);
+        refused(&files.image("loop.qcow2"), 1, &["needs a backing file", "qemu-img convert -O qcow2"]);
+    }
+}
+
+#[test]
 fn more_memory_than_there_is_on_kvm() {
     let host = fs::read_to_string("/proc/meminfo").unwrap();
     let total: u64 = host.lines().next().unwrap().split_whitespace().nth(1).unwrap().parse().unwrap();

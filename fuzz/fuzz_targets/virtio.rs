@@ -3,12 +3,15 @@
 #![no_main]
 
 use std::fs::File;
+use std::io::Write;
+use std::os::unix::net::UnixStream;
 
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 use vmm::fuzz::Hardware;
-use vmm::{Disk, DiskMode};
+use vmm::net::Stream;
+use vmm::{Disk, DiskMode, Network};
 
 /// Bytes of guest memory.
 const MEMORY: usize = 1 << 20;
@@ -23,31 +26,59 @@ const DESCRIPTORS: u64 = 0x1_0000;
 const AVAILABLE: u64 = 0x2_0000;
 const USED: u64 = 0x3_0000;
 const BUFFERS: u64 = 0x4_0000;
+/// Bytes from the table and rings of one queue to those of the next.
+const QUEUE: u64 = 0x1000;
+/// Devices (disk, random numbers, network card, console), and queues of one at most.
+const DEVICES: usize = 4;
+const QUEUES: usize = 2;
 
 #[derive(Debug, Arbitrary)]
 enum Step {
     /// Sets one device up as the specification has it.
-    Start(bool),
+    Start(Place),
     /// A descriptor: index, address, length, flags, next.
-    Descriptor(u8, At, u32, u16, u8),
+    Descriptor(Place, u8, At, u32, u16, u8),
     /// The header of a block request: type, sector.
     Header(u8, u32),
     /// Makes a head available, and tells so.
-    Submit(bool, u8),
+    Submit(Place, u8),
     /// Makes so many entries of the ring available at once.
-    Announce(bool, u16),
+    Announce(Place, u16),
     /// Writes a word into memory.
     Memory(u32, u64),
     /// Writes to a register of a device: offset, bytes, width.
-    Register(bool, u16, u32, u8),
+    Register(Place, u16, u32, u8),
     /// Reads one.
     Read(u32, u8),
     /// Selects a configuration register and writes it: device, register, value, width.
     Config(u8, u8, u32, u8),
     /// Writes and reads a port.
     Port(u16, u32, u8),
+    /// Something comes over the network: a frame of this length, or bytes as they are.
+    Frame(u16),
+    Cable([u8; 4]),
     /// Lets the devices work.
     Serve,
+}
+
+/// A device and one of its queues.
+#[derive(Debug, Clone, Copy, Arbitrary)]
+struct Place(u8, bool);
+
+impl Place {
+    fn device(self) -> usize {
+        usize::from(self.0) % DEVICES
+    }
+
+    /// Disk and random numbers have one queue only.
+    fn queue(self) -> usize {
+        usize::from(self.1 && self.device() > 1)
+    }
+
+    /// Where a table or ring of the queue lies.
+    fn at(self, start: u64) -> u64 {
+        start + self.queue() as u64 * QUEUE
+    }
 }
 
 #[derive(Debug, Arbitrary)]
@@ -72,7 +103,8 @@ impl At {
 struct Driver {
     hardware: Hardware,
     memory: GuestMemoryMmap,
-    next: [u16; 2],
+    cable: UnixStream,
+    next: [[u16; QUEUES]; DEVICES],
 }
 
 impl Driver {
@@ -81,8 +113,8 @@ impl Driver {
         let _ = self.memory.write_slice(bytes, GuestAddress(at));
     }
 
-    fn register(&mut self, rng: bool, offset: u64, bytes: &[u8]) {
-        self.hardware.write_memory(u64::from(rng) * WINDOW + offset, bytes);
+    fn register(&mut self, place: Place, offset: u64, bytes: &[u8]) {
+        self.hardware.write_memory(place.device() as u64 * WINDOW + offset, bytes);
     }
 
     fn config(&mut self, device: u8, register: u8, bytes: &[u8]) {
@@ -93,39 +125,50 @@ impl Driver {
         self.hardware.read_port(0xcfc, &mut back);
     }
 
-    fn start(&mut self, rng: bool) {
-        self.config(1 + u8::from(rng), 4, &6u16.to_le_bytes());
-        self.config(1 + u8::from(rng), 0x42, &0x8000u16.to_le_bytes());
+    fn start(&mut self, place: Place) {
+        let device = u8::try_from(place.device() + 1).unwrap_or(0);
+        self.config(device, 4, &6u16.to_le_bytes());
+        self.config(device, 0x42, &0x8000u16.to_le_bytes());
         for (offset, bytes) in [(0x14, &[1][..]), (0x14, &[3]), (0x08, &[1, 0, 0, 0]), (0x0c, &[1, 0, 0, 0])]
         {
-            self.register(rng, offset, bytes);
+            self.register(place, offset, bytes);
         }
-        self.register(rng, 0x14, &[0x0b]);
-        self.register(rng, 0x18, &16u16.to_le_bytes());
-        self.register(rng, 0x1a, &1u16.to_le_bytes());
-        for (offset, address) in [(0x20, DESCRIPTORS), (0x28, AVAILABLE), (0x30, USED)] {
-            let [a, b, c, d, ..] = address.to_le_bytes();
-            self.register(rng, offset, &[a, b, c, d]);
-            self.register(rng, offset + 4, &[0; 4]);
+        self.register(place, 0x14, &[0x0b]);
+        for queue in [false, true].map(|second| Place(place.0, second)) {
+            let index = u16::try_from(queue.queue()).unwrap_or(0);
+            self.register(place, 0x16, &index.to_le_bytes());
+            self.register(place, 0x18, &16u16.to_le_bytes());
+            self.register(place, 0x1a, &(index + 1).to_le_bytes());
+            for (offset, address) in [(0x20, DESCRIPTORS), (0x28, AVAILABLE), (0x30, USED)] {
+                let [a, b, c, d, ..] = queue.at(address).to_le_bytes();
+                self.register(place, offset, &[a, b, c, d]);
+                self.register(place, offset + 4, &[0; 4]);
+            }
+            self.register(place, 0x1c, &1u16.to_le_bytes());
         }
-        self.register(rng, 0x1c, &1u16.to_le_bytes());
-        self.register(rng, 0x14, &[0x0f]);
-        self.next[usize::from(rng)] = 0;
+        self.register(place, 0x14, &[0x0f]);
+        self.next[place.device()] = [0; QUEUES];
         self.hardware.serve();
     }
 
-    fn announce(&mut self, rng: bool, index: u16) {
-        self.put(AVAILABLE + 2, &index.to_le_bytes());
-        self.register(rng, 0x3000, &[0, 0]);
+    fn announce(&mut self, place: Place, index: u16) {
+        self.put(place.at(AVAILABLE) + 2, &index.to_le_bytes());
+        self.register(place, 0x3000 + place.queue() as u64 * 4, &[0, 0]);
+        self.hardware.serve();
+    }
+
+    /// Bytes from the other end; what finds no room is lost.
+    fn cable(&mut self, bytes: &[u8]) {
+        let _ = self.cable.write(bytes);
         self.hardware.serve();
     }
 
     fn step(&mut self, step: &Step) {
         let width = |bytes: [u8; 4], choice: u8| bytes[..1 << (choice % 3)].to_vec();
         match step {
-            Step::Start(rng) => self.start(*rng),
-            Step::Descriptor(index, at, length, flags, next) => {
-                let place = DESCRIPTORS + u64::from(*index) * 16;
+            Step::Start(place) => self.start(*place),
+            Step::Descriptor(of, index, at, length, flags, next) => {
+                let place = of.at(DESCRIPTORS) + u64::from(*index) * 16;
                 self.put(place, &at.address().to_le_bytes());
                 self.put(place + 8, &length.to_le_bytes());
                 self.put(place + 12, &flags.to_le_bytes());
@@ -135,18 +178,18 @@ impl Driver {
                 self.put(BUFFERS, &u64::from(*kind).to_le_bytes());
                 self.put(BUFFERS + 8, &u64::from(*sector).to_le_bytes());
             }
-            Step::Submit(rng, head) => {
-                let next = &mut self.next[usize::from(*rng)];
-                let slot = AVAILABLE + 4 + u64::from(*next % 16) * 2;
+            Step::Submit(place, head) => {
+                let next = &mut self.next[place.device()][place.queue()];
+                let slot = place.at(AVAILABLE) + 4 + u64::from(*next % 16) * 2;
                 *next = next.wrapping_add(1);
                 let index = *next;
                 self.put(slot, &u16::from(*head).to_le_bytes());
-                self.announce(*rng, index);
+                self.announce(*place, index);
             }
-            Step::Announce(rng, index) => self.announce(*rng, *index),
+            Step::Announce(place, index) => self.announce(*place, *index),
             Step::Memory(at, value) => self.put(u64::from(*at) % MEMORY as u64, &value.to_le_bytes()),
-            Step::Register(rng, offset, value, choice) => {
-                self.register(*rng, u64::from(*offset), &width(value.to_le_bytes(), *choice));
+            Step::Register(place, offset, value, choice) => {
+                self.register(*place, u64::from(*offset), &width(value.to_le_bytes(), *choice));
                 self.hardware.serve();
             }
             Step::Read(offset, length) => {
@@ -154,13 +197,19 @@ impl Driver {
                 self.hardware.read_memory(u64::from(*offset), &mut bytes);
             }
             Step::Config(device, register, value, choice) => {
-                self.config(device % 4, *register, &width(value.to_le_bytes(), *choice));
+                self.config(device % 6, *register, &width(value.to_le_bytes(), *choice));
             }
             Step::Port(port, value, choice) => {
                 let bytes = width(value.to_le_bytes(), *choice);
                 self.hardware.write_port(*port, &bytes);
                 self.hardware.read_port(*port, &mut bytes.clone());
             }
+            Step::Frame(length) => {
+                let mut bytes = u32::from(*length).to_be_bytes().to_vec();
+                bytes.resize(4 + usize::from(*length), 0x5a);
+                self.cable(&bytes);
+            }
+            Step::Cable(bytes) => self.cable(bytes),
             Step::Serve => self.hardware.serve(),
         }
     }
@@ -176,15 +225,19 @@ fuzz_target!(|input: (u8, Vec<Step>)| {
     let Ok(file) = tempfile::tempfile() else { return };
     let (Ok(()), Ok(view)) = (file.set_len(DISK), file.try_clone()) else { return };
     let Ok(memory) = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), MEMORY)]) else { return };
-    let Some(hardware) = Hardware::new(Disk { file: file.into(), mode }, &memory) else { return };
-    let mut driver = Driver { hardware, memory, next: [0; 2] };
+    let Ok((ours, cable)) = UnixStream::pair() else { return };
+    let (Ok(()), Ok(backend)) = (cable.set_nonblocking(true), Stream::new(ours)) else { return };
+    let network = Network { mac: [2, 0, 0, 0, 0, 1], backend: Box::new(backend) };
+    let disk = Disk { file: file.into(), mode };
+    let Some(hardware) = Hardware::new(disk, network, &memory) else { return };
+    let mut driver = Driver { hardware, memory, cable, next: [[0; QUEUES]; DEVICES] };
     for step in steps.iter().take(STEPS) {
         driver.step(step);
     }
     assert_eq!(File::metadata(&view).map(|meta| meta.len()).ok(), Some(DISK), "a disk keeps its size");
     // Whatever was done, a reset makes devices that work.
-    for rng in [false, true] {
-        driver.register(rng, 0x14, &[0]);
+    for device in 0..4 {
+        driver.register(Place(device, false), 0x14, &[0]);
         driver.hardware.serve();
     }
 });

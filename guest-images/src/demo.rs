@@ -46,6 +46,13 @@ const NEEDED_MODULES: &[&str] = &["virtio_pci", "virtio_blk", "ext4"];
 /// No others: in the portable host the guest takes a tenth of a second to check the signature of each.
 const USEFUL_MODULES: &[&str] = &["crc32c_generic", "virtio_rng"];
 
+/// Modules that lie on the disk, for whoever loads them: `insmod` on each line of [`MORE_MODULES_ORDER`].
+const MORE_MODULES: &[&str] = &["virtio_net", "virtio_console"];
+/// What they are in, and the list of them, each after all that it needs.
+const MORE_MODULES_DIRECTORY: &str = "usr/lib/modules/more";
+/// See above.
+const MORE_MODULES_ORDER: &str = "usr/lib/modules/more/load-order";
+
 /// The workload in `/usr/bin/demo-load`.
 const LOAD_SCRIPT: &str = include_str!("demo-load.sh");
 /// That in `/usr/bin/mixed-load`.
@@ -158,6 +165,7 @@ fn fill(
     put_directory(&boot, 0o755)?;
     fs::rename(&kernel.image, boot.join("vmlinuz")).context("cannot name the kernel /boot/vmlinuz")?;
     put(&boot.join("initrd.img"), 0o644, &initrd_of(&kernel, binaries)?)?;
+    put_more_modules(root, &kernel)?;
     for name in WORKLOADS {
         put(&root.join("usr/bin").join(name), 0o755, &read(&binaries.join(name))?)?;
     }
@@ -169,6 +177,20 @@ fn fill(
     }
     settle(root)?;
     Ok(kernel)
+}
+
+/// The modules that are not in the initrd.
+fn put_more_modules(root: &Path, kernel: &Kernel) -> Result<()> {
+    let loaded = kernel.modules.load_order(NEEDED_MODULES, USEFUL_MODULES)?;
+    let modules = kernel.modules.load_order(&[], MORE_MODULES)?;
+    put_directory(&root.join(MORE_MODULES_DIRECTORY), 0o755)?;
+    let mut order = String::new();
+    for module in modules.iter().filter(|module| !loaded.contains(module)) {
+        let path = format!("{MORE_MODULES_DIRECTORY}/{}.ko", module.name);
+        put(&root.join(&path), 0o644, &module.contents)?;
+        order.push_str(&format!("/{path}\n"));
+    }
+    put(&root.join(MORE_MODULES_ORDER), 0o644, order.as_bytes())
 }
 
 /// The initrd: init, modules, and one workload for guests that have no disk.

@@ -16,8 +16,8 @@ use crate::{Progress, initrd};
 
 /// What makes `/dev/kvm` on the emulated AMD machine, and what reaches its disks and ports.
 const NEEDED_MODULES: &[&str] = &["kvm_amd", "virtio_pci", "virtio_blk", "virtio_console"];
-/// Entropy for programs that ask for it early.
-const USEFUL_MODULES: &[&str] = &["virtio_rng"];
+/// Entropy for programs that ask for it early, and what reaches a network.
+const USEFUL_MODULES: &[&str] = &["virtio_rng", "virtio_net"];
 
 /// Everything in this crate that decides what the bundle holds.
 const RECIPE: &[&str] = &[

@@ -1,5 +1,7 @@
 //! The observer of a vCPU that runs in another VMM: the same sample, and a clock that rests on the host's scheduler.
 //!
+//! Behind a GDB stub there are no threads at all: stops are exact, and everything else is by ticks.
+//!
 //! A thread that is looked at from outside has no entries and exits to stamp. The scheduler's books say exactly how long it
 //! ran, waited and was blocked; what it did in the time that it ran, and what it was blocked in, the ticks tell:
 //!
@@ -62,8 +64,9 @@ impl Seen {
 /// tells how long it `polled` where it tells anything.
 pub(crate) fn split(places: &Places, times: Option<ThreadTimes>, seen: &Seen, polled: Option<u64>) -> States {
     let wall = places.wall();
-    // Without books everything counts for the guest.
-    let times = times.unwrap_or(ThreadTimes { run_ns: wall, waited_ns: 0 });
+    // Without books it ran whenever it was not stopped.
+    let run_ns = wall.saturating_sub(places.sampler);
+    let times = times.unwrap_or(ThreadTimes { run_ns, waited_ns: 0 });
     let ran = times.run_ns.min(wall);
     let waiting = times.waited_ns.min(wall - ran);
     let blocked = wall - ran - waiting;
@@ -84,13 +87,17 @@ pub(crate) fn split(places: &Places, times: Option<ThreadTimes>, seen: &Seen, po
     }
 }
 
+/// The thread of a vCPU that has none: of no process, and without a number.
+const NOBODY: ThreadId = ThreadId { process: -1, thread: 0 };
+
 impl Observer for VcpuSampler {
-    fn started(&mut self, thread: ThreadId) -> Option<Duration> {
+    fn started(&mut self, thread: Option<ThreadId>) -> Option<Duration> {
         let now = monotonic_ns();
-        let times = ThreadReader::of(thread.process, thread.thread).and_then(|reader| reader.read());
-        self.attached_to(schedstat_of(thread.process, thread.thread));
+        let ThreadId { process, thread } = thread.unwrap_or(NOBODY);
+        let times = ThreadReader::of(process, thread).and_then(|reader| reader.read());
+        self.attached_to((thread != NOBODY.thread).then(|| schedstat_of(process, thread)));
         let clock = &self.published().clock;
-        clock.start_of(thread.process, thread.thread, now, times);
+        clock.start_of(process, thread, now, times);
         clock.change(Place::Run, now);
         self.first_interval()
     }
@@ -103,6 +110,7 @@ impl Observer for VcpuSampler {
         let moment = Moment {
             due_ns: tick.due_ns,
             now_ns: tick.now_ns,
+            in_run: true,
             regs: tick.regs,
             sregs: tick.sregs,
             memory: tick.memory,
@@ -161,6 +169,8 @@ mod tests {
         let split = split(&places, times, &seen([60, 20, 20, 40, 10]), None);
         assert_eq!((split.guest, split.vmm, split.halted), (240, 80 + 100, 400 + 80));
         assert_eq!((split.waiting, split.sampler, split.wall()), (80, 20, 1_000));
+        let bare = super::split(&places, None, &seen([60, 20, 20, 40, 10]), None);
+        assert_eq!((bare.guest, bare.halted, bare.vmm, bare.sampler), (588, 196, 196, 20), "without books");
         let told = super::split(&places, times, &seen([60, 20, 20, 40, 10]), Some(100));
         assert_eq!((told.guest, told.halted, told.wall()), (220, 500, 1_000));
     }

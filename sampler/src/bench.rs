@@ -226,7 +226,8 @@ pub fn serve_ticks(ticks: u32) -> Cost {
     let serve = || {
         for _ in 0..ticks {
             let now_ns = monotonic_ns();
-            let moment = Moment { due_ns: now_ns, now_ns, regs: &regs, sregs: &sregs, memory: &memory };
+            let moment =
+                Moment { due_ns: now_ns, now_ns, in_run: true, regs: &regs, sregs: &sregs, memory: &memory };
             std::hint::black_box(sampler.serve(&moment, || None));
             std::hint::black_box(ends.samples.pop().is_ok());
         }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use attach::ForeignMemory;
+use attach::gdb::{Source, StubMemory};
 use symbols::{Kernel, PhysAddr, PhysicalMemory};
 use vmm::GuestMemoryMmap;
 
@@ -13,13 +14,15 @@ pub enum GuestMemory {
     Own(GuestMemoryMmap),
     /// Of another VMM's.
     Foreign(ForeignMemory),
+    /// Through a GDB stub.
+    Stub(StubMemory),
 }
 
 impl GuestMemory {
     /// The guest's kernel, where it was found already.
     pub(crate) fn kernel(&self) -> Option<&Arc<Kernel>> {
         match self {
-            Self::Own(_) => None,
+            Self::Own(_) | Self::Stub(_) => None,
             Self::Foreign(memory) => memory.kernel(),
         }
     }
@@ -31,6 +34,7 @@ impl PhysicalMemory for GuestMemory {
         match self {
             Self::Own(memory) => PhysicalMemory::read(memory, at, into),
             Self::Foreign(memory) => memory.read(at, into),
+            Self::Stub(memory) => memory.read(at, into),
         }
     }
 }
@@ -44,5 +48,14 @@ impl From<GuestMemoryMmap> for GuestMemory {
 impl From<ForeignMemory> for GuestMemory {
     fn from(memory: ForeignMemory) -> Self {
         Self::Foreign(memory)
+    }
+}
+
+impl From<Source> for GuestMemory {
+    fn from(source: Source) -> Self {
+        match source {
+            Source::Process(memory) => Self::Foreign(memory),
+            Source::Stub(memory) => Self::Stub(memory),
+        }
     }
 }

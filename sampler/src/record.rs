@@ -34,6 +34,8 @@ pub struct Moment<'a, M> {
     pub due_ns: u64,
     /// When the tick was served, CLOCK_MONOTONIC ns.
     pub now_ns: u64,
+    /// It came while the vCPU was in KVM_RUN, and not while an exit was being served.
+    pub in_run: bool,
     /// General registers.
     pub regs: &'a kvm_regs,
     /// Segment and control registers.
@@ -85,7 +87,7 @@ pub struct Record {
     pub five_level: bool,
     /// Executed HLT, or was not started yet.
     pub halted: bool,
-    /// What the vCPU was in when the tick was due.
+    /// What the vCPU was in when the tick came.
     pub fell: Fell,
     /// Current task and preempt count; `None` when they could not be read.
     pub current: Option<Current>,
@@ -225,7 +227,8 @@ mod tests {
         activity: Option<Activity>,
     ) -> (Record, u32) {
         let asked = Cell::new(0);
-        let moment = Moment { due_ns: 100, now_ns: 130, regs: &state.0, sregs: &state.1, memory };
+        let moment =
+            Moment { due_ns: 100, now_ns: 130, in_run: true, regs: &state.0, sregs: &state.1, memory };
         let record = take(
             &moment,
             |_| None,

@@ -143,11 +143,12 @@ pub struct VcpuSampler {
     readers: Arc<OnceLock<Readers>>,
     vcpu: usize,
     published: Arc<Published>,
-    /// Of the last KVM_RUN, CLOCK_MONOTONIC ns.
-    entered_ns: u64,
+    /// The end of the last KVM_RUN, CLOCK_MONOTONIC ns.
     exited_ns: u64,
     /// The thread's scheduler books.
     schedstat: Option<File>,
+    /// There is no thread: how late a tick comes says nothing.
+    threadless: bool,
     idle: Idle,
     /// Exact mode, where it is wanted.
     recorder: Option<Recorder>,
@@ -185,9 +186,9 @@ impl VcpuSampler {
             readers,
             vcpu: usize::from(vcpu),
             published: Arc::clone(&published),
-            entered_ns: 0,
             exited_ns: 0,
             schedstat: None,
+            threadless: false,
             idle: Idle::default(),
             recorder: None,
         };
@@ -210,7 +211,7 @@ impl VcpuSampler {
         let vcpu = self.vcpu;
         let readers = self.readers.get();
         let mut record = record::take(moment, |memory| readers?.current.read(memory, vcpu), activity);
-        record.fell = self.fell(&record, moment.due_ns);
+        record.fell = self.fell(&record, moment.in_run);
         if let Some(ns) = self.idle.ticked(record.halted.then_some(moment.regs)) {
             Published::add_ns(&self.published.kvm_ns, ns);
         }
@@ -270,9 +271,10 @@ impl VcpuSampler {
         &self.published
     }
 
-    /// The vCPU's thread is another process', and these are its scheduler's books.
-    pub(crate) fn attached_to(&mut self, schedstat: Option<File>) {
-        self.schedstat = schedstat;
+    /// The vCPU's thread, if it has one, is another process', with these books of the scheduler.
+    pub(crate) fn attached_to(&mut self, schedstat: Option<Option<File>>) {
+        self.threadless = schedstat.is_none();
+        self.schedstat = schedstat.flatten();
     }
 
     /// The time to the next tick, counted from now.
@@ -288,12 +290,12 @@ impl VcpuSampler {
         self.recorder = Some(recorder);
     }
 
-    /// What the vCPU was in when the tick was due.
-    fn fell(&self, record: &Record, due_ns: u64) -> Fell {
+    /// What the vCPU was in when the tick came, by the same entries and exits as the clock of states.
+    fn fell(&self, record: &Record, in_run: bool) -> Fell {
         match () {
             () if record.halted => Fell::Halted,
-            // Served only after the next entry: it hit the machine, not the guest.
-            () if due_ns < self.entered_ns => Fell::Vmm,
+            () if !in_run => Fell::Vmm,
+            () if self.threadless => Fell::Guest,
             // Where the thread runs a tick is served within a fraction of that; the scheduler's books have the last word.
             () if record.late_ns >= STOPPED_NS => Fell::Waiting,
             () if record.late_ns > LATE_NS && self.waited_for(record.late_ns) => Fell::Waiting,
@@ -323,7 +325,6 @@ impl Observer for VcpuSampler {
         if let Some(recorder) = &mut self.recorder {
             recorder.entering(now_ns);
         }
-        self.entered_ns = now_ns;
         self.idle.entering();
     }
 
@@ -340,6 +341,7 @@ impl Observer for VcpuSampler {
         let moment = Moment {
             due_ns: tick.due_ns,
             now_ns: tick.now_ns,
+            in_run: tick.in_run,
             regs: tick.regs,
             sregs: tick.sregs,
             memory: tick.memory,
@@ -386,9 +388,14 @@ mod tests {
     }
 
     fn tick(sampler: &mut VcpuSampler, due_ns: u64, now_ns: u64) -> Option<Duration> {
+        tick_in(true, sampler, due_ns, now_ns)
+    }
+
+    fn tick_in(in_run: bool, sampler: &mut VcpuSampler, due_ns: u64, now_ns: u64) -> Option<Duration> {
         let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), 0x1000)]).expect("memory");
         let (regs, sregs) = (kvm_regs::default(), kvm_sregs::default());
-        sampler.serve(&Moment { due_ns, now_ns, regs: &regs, sregs: &sregs, memory: &memory }, || None)
+        sampler
+            .serve(&Moment { due_ns, now_ns, in_run, regs: &regs, sregs: &sregs, memory: &memory }, || None)
     }
 
     #[test]
@@ -431,10 +438,9 @@ mod tests {
         sampler.exited(Exit::Io { port: 0x3f8, write: true }, ms(3));
         sampler.entering(ms(4));
         sampler.exited(Exit::Interrupted, ms(9));
-        // Due before the last entry, in it, and long before it was served.
-        for (due, now) in [(ms(4) - 1, ms(4)), (ms(9), ms(9))] {
-            tick(&mut sampler, due, now);
-        }
+        // While the port was served, and in KVM_RUN, be it the one before that.
+        tick_in(false, &mut sampler, ms(4) - 1, ms(4));
+        tick(&mut sampler, ms(3), ms(4));
         // By the scheduler's books it did not wait; without them a late tick tells nothing.
         published.waited_ns.store(u64::MAX, Ordering::Relaxed);
         tick(&mut sampler, ms(5), ms(9));

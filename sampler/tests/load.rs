@@ -96,6 +96,7 @@ fn profiled(path: &Path, spinners: usize) -> Seen {
         disks: Vec::new(),
         console: Console(Box::new(std::io::sink())),
         second_console: None,
+        extra: vmm::Extra::default(),
     };
     let mut samplers = samplers.into_iter();
     let mut machine =

@@ -43,6 +43,7 @@ fn run(path: &Path) -> ! {
         disks: Vec::new(),
         console: Console(Box::new(std::io::sink())),
         second_console: None,
+        extra: vmm::Extra::default(),
     };
     let mut samplers = samplers.into_iter();
     let mut machine =

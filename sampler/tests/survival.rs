@@ -53,7 +53,8 @@ fn write_until_killed(path: &Path, flood: bool) -> ! {
         }
         let now_ns = vmm::monotonic_ns();
         let regs = kvm_regs { rip: n, ..Default::default() };
-        let moment = Moment { due_ns: now_ns, now_ns, regs: &regs, sregs: &sregs, memory: &memory };
+        let moment =
+            Moment { due_ns: now_ns, now_ns, in_run: true, regs: &regs, sregs: &sregs, memory: &memory };
         samplers[0].serve(&moment, || None);
         if !flood && n % 20 == 0 {
             println!("at {n}");

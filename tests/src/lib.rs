@@ -10,8 +10,10 @@
 //!
 //! Guests run one at a time: two would share the host's CPUs and blur each other's time.
 
+mod emulated;
 mod image;
 mod kernel;
+mod network;
 mod report;
 mod run;
 mod terminal;
@@ -22,8 +24,10 @@ use std::process::{Command, Stdio};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
+pub use emulated::Emulated;
 pub use image::Disk;
 pub use kernel::{Lost, kernel_of, kernel_without};
+pub use network::Network;
 pub use report::{Function, Process, Report, Row, Vcpu, Walks};
 pub use run::{Run, Running};
 pub use terminal::Terminal;

@@ -23,7 +23,7 @@ pub struct Running {
     directory: Option<tempfile::TempDir>,
     profile: PathBuf,
     deadline: Instant,
-    _turn: MutexGuard<'static, ()>,
+    turn: Option<MutexGuard<'static, ()>>,
 }
 
 /// A `vprof run` that has ended.
@@ -41,11 +41,23 @@ pub struct Run {
 
 impl Running {
     pub(crate) fn spawn(
-        mut command: Command,
+        command: Command,
         directory: tempfile::TempDir,
         profile: PathBuf,
         limit: Duration,
         turn: MutexGuard<'static, ()>,
+    ) -> Self {
+        let mut running = Self::beside(command, directory, profile, limit);
+        running.turn = Some(turn);
+        running
+    }
+
+    /// For a guest whose turn it is already.
+    pub(crate) fn beside(
+        mut command: Command,
+        directory: tempfile::TempDir,
+        profile: PathBuf,
+        limit: Duration,
     ) -> Self {
         let open = || tempfile::tempfile().expect("a temporary file");
         let (stdout, stderr) = (open(), open());
@@ -66,8 +78,13 @@ impl Running {
             directory: Some(directory),
             profile,
             deadline: Instant::now() + limit,
-            _turn: turn,
+            turn: None,
         }
+    }
+
+    /// The process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
     }
 
     /// The profile being written.
@@ -109,6 +126,11 @@ impl Running {
         // SAFETY: `limit` is valid for the call, and no old limit is asked for.
         let done = unsafe { libc::prlimit(pid, libc::RLIMIT_FSIZE, &raw const limit, std::ptr::null_mut()) };
         assert_eq!(done, 0, "{}", std::io::Error::last_os_error());
+    }
+
+    /// Waits for the end, however that is.
+    pub fn wait(mut self) {
+        self.child.wait().expect("vprof is our child");
     }
 
     /// Waits until the profile holds at least this many samples.

@@ -93,6 +93,7 @@ fn options() -> Result<Options, Fail> {
             disks,
             console,
             second_console: None,
+            extra: vmm::Extra::default(),
         },
         limit,
         interval,

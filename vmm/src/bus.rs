@@ -3,6 +3,7 @@
 //! ```text
 //! 0x064        i8042 command     write 0xfe: reset
 //! 0x0f4        EXIT_PORT         write: the machine ends with that value
+//! 0x0f8        COMMAND_PORT      write: how long the guest's command took
 //! 0x2f8-0x2ff  COM2, if the machine has one
 //! 0x3f8-0x3ff  COM1
 //! 0x600-0x601  ACPI sleep control and status
@@ -12,11 +13,12 @@
 //!
 //! What nobody answers reads as ones and takes writes without effect, as on a PC.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::End;
 use crate::acpi::{self, RESET_CONTROL, SLEEP_CONTROL, SLEEP_STATUS};
-use crate::machine::EXIT_PORT;
+use crate::machine::{COMMAND_PORT, EXIT_PORT};
 use crate::pci::{CONFIG_ADDRESS, CONFIG_DATA, PciBus};
 use crate::serial::{COM_PORTS, COM1, COM2, SerialPort};
 
@@ -37,12 +39,19 @@ pub(crate) struct Bus {
     serial: SerialPort,
     second: Option<SerialPort>,
     pci: Mutex<PciBus>,
+    /// What was written to [`COMMAND_PORT`].
+    command_ns: AtomicU64,
 }
 
 impl Bus {
     /// A bus with these devices.
     pub(crate) fn new(serial: SerialPort, second: Option<SerialPort>, pci: PciBus) -> Self {
-        Self { serial, second, pci: Mutex::new(pci) }
+        Self { serial, second, pci: Mutex::new(pci), command_ns: AtomicU64::new(0) }
+    }
+
+    /// How long the guest's command took by its own clock, ns, where it has told.
+    pub(crate) fn command_ns(&self) -> Option<u64> {
+        Some(self.command_ns.load(Ordering::Relaxed)).filter(|ns| *ns > 0)
     }
 
     /// Bytes typed for the guest; returns how many were taken.
@@ -79,6 +88,11 @@ impl Bus {
     pub(crate) fn write_port(&self, port: u16, data: &[u8]) -> Option<End> {
         match (port, data) {
             (EXIT_PORT, [_] | [_, _] | [_, _, _, _]) => Some(End::Exited(number(data))),
+            (COMMAND_PORT, [_, _, _, _]) => {
+                let old = self.command_ns.load(Ordering::Relaxed);
+                self.command_ns.store((old << 32) | u64::from(number(data)), Ordering::Relaxed);
+                None
+            }
             (SLEEP_CONTROL, [value]) if acpi::is_power_off(*value) => Some(End::PowerOff),
             (RESET_CONTROL, [value]) => (value & RESET_CPU != 0).then_some(End::Reset),
             (I8042, [I8042_RESET]) => Some(End::Reset),
@@ -143,6 +157,17 @@ pub(crate) mod tests {
         let all = bus.write_port(EXIT_PORT, &0xdead_beef_u32.to_le_bytes());
         assert_eq!(all, Some(End::Exited(0xdead_beef)));
         assert_eq!(bus.write_port(EXIT_PORT, &[0; 3]), None);
+    }
+
+    #[test]
+    fn the_command_port_takes_a_number_in_two_halves() {
+        let bus = bus();
+        assert_eq!(bus.command_ns(), None);
+        for half in [0x12_u32, 0x3456_789a] {
+            assert_eq!(bus.write_port(COMMAND_PORT, &half.to_le_bytes()), None);
+        }
+        assert_eq!(bus.write_port(COMMAND_PORT, &[1]), None);
+        assert_eq!(bus.command_ns(), Some(0x12_3456_789a));
     }
 
     #[test]

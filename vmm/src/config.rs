@@ -4,6 +4,8 @@ use std::fmt;
 use std::fs::File;
 use std::io::{self, Write};
 
+use crate::net::Backend;
+
 /// Everything that [`crate::Machine::start`] needs to know.
 #[derive(Debug)]
 pub struct VmConfig {
@@ -22,6 +24,26 @@ pub struct VmConfig {
     pub console: Console,
     /// Gets every byte the guest writes to its second serial port (COM2), which is there only with this.
     pub second_console: Option<Console>,
+    /// Devices that few machines have.
+    pub extra: Extra,
+}
+
+/// Devices besides disks, serial ports and the random number generator; none by default.
+#[derive(Debug, Default)]
+pub struct Extra {
+    /// A virtio-net card.
+    pub network: Option<Network>,
+    /// A virtio-console (`hvc0`), with what gets every byte that the guest writes to it.
+    pub console: Option<Console>,
+}
+
+/// A network card.
+#[derive(Debug)]
+pub struct Network {
+    /// Its address, as the guest reads it.
+    pub mac: [u8; 6],
+    /// What it is plugged into.
+    pub backend: Box<dyn Backend>,
 }
 
 /// The most vCPUs a machine may have.
@@ -115,7 +137,7 @@ pub enum DiskMode {
     Snapshot,
 }
 
-/// Where the serial console's output goes. Written from vCPU threads: must be quick.
+/// Where a console's output goes. A serial port's is written from vCPU threads: must be quick.
 pub struct Console(pub Box<dyn Write + Send>);
 
 impl fmt::Debug for Console {

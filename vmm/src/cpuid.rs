@@ -208,6 +208,21 @@ mod tests {
     }
 
     #[test]
+    fn many_vcpus_have_ids_of_their_own() {
+        for (vcpus, bits) in [(17, 5), (32, 5), (33, 6), (64, 6)] {
+            let last = vcpus - 1;
+            let cpuid = for_vcpu(&host(), Topology { vcpus }, last, true).unwrap();
+            let [vcpus, last] = [vcpus, last].map(u32::from);
+            assert_eq!(find(&cpuid, 1, 0).ebx >> 16, last << 8 | vcpus);
+            let cores = find(&cpuid, 0xb, 1);
+            assert_eq!((cores.eax, cores.ebx, cores.edx), (bits, vcpus, last));
+            assert_eq!(find(&cpuid, 0x8000_0008, 0).ecx, bits << 12 | last);
+            assert_eq!(find(&cpuid, 0x8000_001e, 0).eax, last);
+            assert_eq!((find(&cpuid, 4, 3).eax >> 14) & 0xfff, (1 << bits) - 1);
+        }
+    }
+
+    #[test]
     fn only_the_last_level_cache_is_shared() {
         let cpuid = for_vcpu(&host(), Topology { vcpus: 4 }, 0, true).unwrap();
         assert_eq!((find(&cpuid, 4, 0).eax >> 14) & 0xfff, 0);

@@ -1,5 +1,5 @@
 //! The devices on the PCI bus and their threads: disks first, so that they get the lowest slots,
-//! then the random number generator.
+//! then the random number generator, then what few machines have.
 
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
@@ -10,7 +10,7 @@ use kvm_ioctls::{IoEventAddress, NoDatamatch, VmFd};
 use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::config::Disk;
+use crate::config::{Disk, Extra};
 use crate::error::{StartError, WaitError};
 use crate::injected::Tally;
 use crate::machine;
@@ -19,14 +19,16 @@ use crate::pci::PciBus;
 use crate::pci::msix::{MessageSink, Msix};
 use crate::vcpu::kick;
 use crate::virtio::block::Block;
+use crate::virtio::console::{self, Input};
 use crate::virtio::link::{Command, Link};
+use crate::virtio::net::Net;
 use crate::virtio::rng::Rng;
 use crate::virtio::transport::{BAR_SIZE, Doorbells, VirtioPci};
 use crate::virtio::worker::Worker;
 use crate::virtio::{Interrupts, VirtioDevice};
 
-/// Most disks: every slot but those of the host bridge and the random number generator.
-pub(crate) const MOST_DISKS: usize = PciBus::ROOM - 1;
+/// Most disks: every slot but those of the host bridge and of the devices below.
+pub(crate) const MOST_DISKS: usize = PciBus::ROOM - 4;
 
 /// KVM as what carries interrupts and doorbells.
 #[derive(Debug)]
@@ -65,12 +67,15 @@ impl Doorbells for KvmWires {
 pub(crate) struct Devices {
     threads: Vec<(Arc<Link>, JoinHandle<()>)>,
     tallies: Vec<Arc<Tally>>,
+    names: Vec<String>,
+    console: Option<Arc<Input>>,
 }
 
 impl Devices {
     /// Makes all devices, puts them on a bus and starts their threads.
     pub(crate) fn start(
         disks: Vec<Disk>,
+        extra: Extra,
         vm: &Arc<VmFd>,
         memory: &GuestMemoryMmap,
     ) -> Result<(Self, PciBus), StartError> {
@@ -83,13 +88,24 @@ impl Devices {
             list.push((format!("disk {index}"), Box::new(block)));
         }
         list.push(("rng".to_owned(), Box::new(Rng)));
+        if let Some(network) = extra.network {
+            list.push(("network".to_owned(), Box::new(Net::new(network))));
+        }
+
+        let mut input = None;
+        if let Some(output) = extra.console {
+            let input = input.insert(Input::new().map_err(StartError::host("an event descriptor"))?);
+            list.push(("console".to_owned(), Box::new(console::Console::new(output, Arc::clone(input)))));
+        }
 
         let mut bus = PciBus::new();
-        let mut devices = Self { threads: Vec::new(), tallies: Vec::new() };
+        let mut devices =
+            Self { threads: Vec::new(), tallies: Vec::new(), names: Vec::new(), console: input };
         let mut window = u32::try_from(PCI_WINDOW_START).unwrap_or(u32::MAX);
         for (name, device) in list {
             let tally = Tally::new(&name);
             devices.tallies.push(Arc::clone(&tally));
+            devices.names.push(name.clone());
             let wires = Arc::new(KvmWires { vm: Arc::clone(vm), tally });
             devices.add(&mut bus, name, device, window, &wires, memory)?;
             window = window.saturating_add(BAR_SIZE);
@@ -129,6 +145,16 @@ impl Devices {
         self.threads.push((Arc::clone(&link), thread));
         bus.add(Box::new(VirtioPci::new(&identity, window, link, interrupts, memory.clone(), doorbells)));
         Ok(())
+    }
+
+    /// Their names, in the order of their slots.
+    pub(crate) fn names(&self) -> &[String] {
+        &self.names
+    }
+
+    /// Bytes for the virtio-console; returns how many were taken, `None` without such a device.
+    pub(crate) fn console_input(&self, bytes: &[u8]) -> Option<usize> {
+        self.console.as_ref().map(|input| input.put(bytes))
     }
 
     /// The counts of their interrupts.

@@ -8,14 +8,16 @@ use vmm_sys_util::eventfd::EventFd;
 
 use crate::boot;
 use crate::bus::Bus;
-use crate::config::{Console, Disk, Payload};
+use crate::config::{Console, Disk, Network, Payload};
 use crate::injected::Tally;
 use crate::memory::PCI_WINDOW_START;
 use crate::pci::PciBus;
 use crate::pci::msix::{MessageSink, Msix};
 use crate::serial::SerialPort;
 use crate::virtio::block::Block;
+use crate::virtio::console::{self, Input};
 use crate::virtio::link::Link;
+use crate::virtio::net::Net;
 use crate::virtio::rng::Rng;
 use crate::virtio::transport::{BAR_SIZE, Doorbells, VirtioPci};
 use crate::virtio::worker::{Queues, Worker};
@@ -36,7 +38,7 @@ impl Doorbells for Unwired {
     fn detach(&self, _: u64, _: &EventFd) {}
 }
 
-/// All devices of a machine with one disk, as its vCPUs reach them.
+/// All devices of a machine with one disk, a network card and a virtio-console, as its vCPUs reach them.
 #[derive(Debug)]
 pub struct Hardware {
     bus: Bus,
@@ -45,11 +47,19 @@ pub struct Hardware {
 
 impl Hardware {
     /// Devices over `memory`; `None` where the host refuses a descriptor or the disk.
-    pub fn new(disk: Disk, memory: &GuestMemoryMmap) -> Option<Self> {
+    pub fn new(disk: Disk, network: Network, memory: &GuestMemoryMmap) -> Option<Self> {
         let mut pci = PciBus::new();
         let mut workers = Vec::new();
         let mut window = u32::try_from(PCI_WINDOW_START).ok()?;
-        let devices: [Box<dyn VirtioDevice>; 2] = [Box::new(Block::new(0, disk).ok()?), Box::new(Rng)];
+        let input = Input::new().ok()?;
+        input.put(b"typed");
+        let console = console::Console::new(Console(Box::new(std::io::sink())), input);
+        let devices: [Box<dyn VirtioDevice>; 4] = [
+            Box::new(Block::new(0, disk).ok()?),
+            Box::new(Rng),
+            Box::new(Net::new(network)),
+            Box::new(console),
+        ];
         for device in devices {
             let identity = device.identity();
             let queues = identity.queues.len();
@@ -64,7 +74,7 @@ impl Hardware {
                 Arc::new(Unwired),
             );
             pci.add(Box::new(function));
-            workers.push((Worker { device, link, interrupts, memory: memory.clone() }, Queues::new()));
+            workers.push((Worker { device, link, interrupts, memory: memory.clone() }, Queues::default()));
             window = window.checked_add(BAR_SIZE)?;
         }
         let serial = SerialPort::new(

@@ -5,7 +5,7 @@
 //!
 //! - memory with a hole below 4 GiB, page tables, the kernel, its initrd and command line,
 //! - ACPI tables for a hardware-reduced platform,
-//! - COM1, and virtio disks and a random number generator on a PCI bus,
+//! - COM1, and virtio disks, a random number generator and, where wanted, a network card on a PCI bus,
 //! - vCPUs, each on a thread of its own with a timer that ticks its observer.
 //!
 //! # Signals
@@ -29,6 +29,7 @@ mod injected;
 mod kvm;
 mod machine;
 mod memory;
+pub mod net;
 pub mod observer;
 mod pci;
 pub mod probe;
@@ -41,11 +42,11 @@ mod virtio;
 
 pub use boot::check_kernel;
 pub use clock::monotonic_ns;
-pub use config::{Console, Disk, DiskFile, DiskFormat, DiskMode, Payload, VmConfig};
+pub use config::{Console, Disk, DiskFile, DiskFormat, DiskMode, Extra, Network, Payload, VmConfig};
 pub use counters::Counters;
 pub use error::{DiskError, KernelError, KvmError, StartError, WaitError};
 pub use injected::{Injected, Injections};
-pub use machine::{EXIT_PORT, End, Ended, Machine};
+pub use machine::{COMMAND_PORT, EXIT_PORT, End, Ended, Machine};
 pub use observer::{Activity, Exit, Observer, Tick, Trip, Unobserved, Verdict};
 pub use regions::{Region, Space};
 pub use tripwire::{

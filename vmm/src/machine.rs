@@ -31,6 +31,9 @@ use crate::vcpu::{self, run::Vcpu};
 /// I/O port: a write of 8, 16 or 32 bits ends the machine with [`End::Exited`].
 pub const EXIT_PORT: u16 = 0xf4;
 
+/// I/O port: two writes of 32 bits, the upper half first, tell how long the guest's command took, ns.
+pub const COMMAND_PORT: u16 = 0xf8;
+
 /// How long a thread gets to end after it was told to.
 pub(crate) const THREAD_LIMIT: Duration = Duration::from_secs(5);
 
@@ -71,6 +74,8 @@ pub struct Ended<O> {
     pub end: End,
     /// The observers, in the order of vCPUs.
     pub observers: Vec<O>,
+    /// How long the guest's command took by the guest's own clock, ns, where it has told ([`COMMAND_PORT`]).
+    pub command_ns: Option<u64>,
 }
 
 impl<O: Observer> Machine<O> {
@@ -81,7 +86,8 @@ impl<O: Observer> Machine<O> {
     ///
     /// Every reason why this host cannot run this machine; nothing is left behind then.
     pub fn start(config: VmConfig, mut make: impl FnMut(u8) -> O) -> Result<Self, StartError> {
-        let VmConfig { vcpus, memory_bytes, huge_pages, payload, disks, console, second_console } = config;
+        let VmConfig { vcpus, memory_bytes, huge_pages, payload, disks, console, second_console, extra } =
+            config;
         if !(1..=MAX_VCPUS).contains(&vcpus) {
             return Err(StartError::Vcpus { asked: vcpus });
         }
@@ -99,8 +105,8 @@ impl<O: Observer> Machine<O> {
 
         let vm = Arc::new(kvm.create_vm().map_err(StartError::kvm("make a VM"))?);
         prepare(&vm, &memory)?;
-        let regions = regions::of(disks.len());
-        let (devices, pci) = Devices::start(disks, &vm, &memory)?;
+        let (devices, pci) = Devices::start(disks, extra, &vm, &memory)?;
+        let regions = regions::of(devices.names());
         let tally = Tally::new("serial port");
         let mut tallies: Vec<_> = devices.tallies().iter().chain([&tally]).map(Arc::clone).collect();
         let first = serial(&vm, tally, COM1_IRQ, console)?;
@@ -174,9 +180,10 @@ impl<O: Observer> Machine<O> {
         self.tripwires.clone()
     }
 
-    /// Bytes for the guest's serial console; returns how many were taken (the FIFO may be full).
+    /// Bytes for the guest's console, the virtio-console where it has one, else the serial port; returns how many were
+    /// taken (the FIFO may be full).
     pub fn console_input(&self, bytes: &[u8]) -> usize {
-        self.bus.console_input(bytes)
+        self.devices.console_input(bytes).unwrap_or_else(|| self.bus.console_input(bytes))
     }
 
     /// Bytes for the guest's second serial port; returns how many were taken: none without such a port.
@@ -215,7 +222,7 @@ impl<O: Observer> Machine<O> {
         }
         let observers = self.join()?.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         let end = self.control.end().unwrap_or(End::Stopped);
-        Ok(Ended { end, observers })
+        Ok(Ended { end, observers, command_ns: self.bus.command_ns() })
     }
 
     /// Joins all threads, vCPUs first: no request can come to a device after them. The inner result

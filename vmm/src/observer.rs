@@ -54,6 +54,9 @@ pub struct Tick<'a> {
     pub due_ns: u64,
     /// When KVM_RUN returned for it, CLOCK_MONOTONIC nanoseconds: the same reading that [`Observer::exited`] got.
     pub now_ns: u64,
+    /// The timer's signal came in KVM_RUN: between an [`Observer::entering`] and the [`Observer::exited`] after it. Else it came
+    /// while an exit was being served.
+    pub in_run: bool,
     /// General registers, from the shared run page.
     pub regs: &'a kvm_regs,
     /// Segment and control registers, from the shared run page.

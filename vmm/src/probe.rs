@@ -105,6 +105,7 @@ fn speed(cpl: u8) -> Result<f64, ProbeError> {
         disks: Vec::new(),
         console: Console(Box::new(std::io::sink())),
         second_console: None,
+        extra: crate::config::Extra::default(),
     };
     let machine = Machine::start(config, |_| Meter { readings: readings.clone(), sent: 0 })?;
     drop(readings);

@@ -2,7 +2,7 @@
 
 use crate::acpi::{RESET_CONTROL, SLEEP_CONTROL, SLEEP_STATUS};
 use crate::bus::I8042;
-use crate::machine::EXIT_PORT;
+use crate::machine::{COMMAND_PORT, EXIT_PORT};
 use crate::memory::PCI_WINDOW_START;
 use crate::pci::{CONFIG_ADDRESS, CONFIG_DATA};
 use crate::serial::{COM_PORTS, COM1, COM2};
@@ -31,9 +31,9 @@ pub struct Region {
     pub last: u64,
 }
 
-/// All regions of a machine with that many disks; where two overlap the first one answers. A guest that moves a disk's
-/// registers (Linux leaves them where they are) moves them out of its region.
-pub(crate) fn of(disks: usize) -> Vec<Region> {
+/// All regions of a machine with these virtio devices, in the order of their slots; where two overlap the first one
+/// answers. A guest that moves a device's registers (Linux leaves them where they are) moves them out of its region.
+pub(crate) fn of(devices: &[String]) -> Vec<Region> {
     let ports = |name: &str, first: u16, last: u16| Region {
         name: name.to_owned(),
         space: Space::Ports,
@@ -49,10 +49,11 @@ pub(crate) fn of(disks: usize) -> Vec<Region> {
         ports("power register", SLEEP_STATUS, SLEEP_STATUS),
         ports("keyboard controller", I8042, I8042),
         ports("exit port", EXIT_PORT, EXIT_PORT),
+        ports("command port", COMMAND_PORT, COMMAND_PORT + 3),
         ports("tripwires", TRIP_PORT, TRIP_PORT + u16::from(TRIP_PORTS) - 1),
     ];
-    let names = (0..disks).map(|disk| format!("disk {disk}")).chain(["rng".to_owned()]);
-    list.extend(names.zip(0..).map(|(name, slot)| {
+    list.extend(devices.iter().zip(0..).map(|(name, slot)| {
+        let name = name.clone();
         let first = PCI_WINDOW_START + slot * u64::from(BAR_SIZE);
         Region { name, space: Space::Memory, first, last: first + u64::from(BAR_SIZE) - 1 }
     }));
@@ -71,7 +72,7 @@ mod tests {
 
     #[test]
     fn an_address_leads_to_its_device() {
-        let list = of(2);
+        let list = of(&["disk 0", "disk 1", "rng"].map(str::to_owned));
         assert_eq!(name(&list, Space::Ports, 0x3f8), Some("serial port"));
         assert_eq!(name(&list, Space::Ports, 0x3ff), Some("serial port"));
         assert_eq!(name(&list, Space::Ports, 0x400), None);

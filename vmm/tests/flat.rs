@@ -36,6 +36,7 @@ fn flat(code: &[u8], cpl: u8) -> VmConfig {
         disks: Vec::new(),
         console: Console(Box::new(std::io::sink())),
         second_console: None,
+        extra: vmm::Extra::default(),
     }
 }
 
@@ -121,6 +122,61 @@ fn ticks_arrive_when_due_with_the_guests_registers() {
     assert_eq!(seen.activity, Some(Activity::Running));
     assert_eq!((seen.started, seen.stopped), (1, 1));
     assert!(seen.interrupted >= seen.ticks.len() && seen.entered >= seen.interrupted);
+}
+
+/// Ticks at irregular intervals, and the times in and out of KVM_RUN by its entries and exits.
+#[derive(Default)]
+struct Places {
+    since_ns: u64,
+    serving: bool,
+    in_run_ns: u64,
+    serving_ns: u64,
+    ticks_in_run: u32,
+    ticks: u32,
+}
+
+impl Observer for Places {
+    fn started(&mut self) -> Option<Duration> {
+        Some(Duration::from_millis(1))
+    }
+    fn entering(&mut self, now_ns: u64) {
+        // Serving a tick is neither: none comes meanwhile.
+        self.serving_ns += if self.serving { now_ns - self.since_ns } else { 0 };
+        self.since_ns = now_ns;
+    }
+    fn exited(&mut self, exit: Exit, now_ns: u64) {
+        self.in_run_ns += now_ns - self.since_ns;
+        self.since_ns = now_ns;
+        self.serving = exit != Exit::Interrupted;
+        let begun = Instant::now();
+        while self.serving && begun.elapsed() < Duration::from_micros(20) {}
+    }
+    fn ticked(&mut self, tick: &Tick<'_>) -> Option<Duration> {
+        self.ticks += 1;
+        self.ticks_in_run += u32::from(tick.in_run);
+        // Multiples of the golden ratio modulo 1 are spread evenly.
+        let part = (f64::from(self.ticks) * 0.618_033_988_749_895).fract();
+        Some(Duration::from_secs_f64((0.5 + part) * 500e-6))
+    }
+}
+
+/// A guest that exits every few dozen microseconds: most ticks are served a few exits after they were due.
+#[test]
+fn ticks_come_in_kvm_run_as_often_as_the_vcpu_is_there() {
+    let Some(_one) = kvm() else { return };
+    // `mov $0x80, %edx; 1: mov $20000, %ecx; 2: dec %ecx; jnz 2b; out %al, (%dx); jmp 1b`
+    let code = [0xba, 0x80, 0, 0, 0, 0xb9, 0x20, 0x4e, 0, 0, 0xff, 0xc9, 0x75, 0xfc, 0xee, 0xeb, 0xf4];
+    let machine = Machine::start(flat(&code, 3), |_| Places::default()).unwrap();
+    std::thread::sleep(Duration::from_millis(1_500));
+    machine.stop();
+    let seen = &machine.wait(SOON).unwrap().observers[0];
+    let ticks = f64::from(seen.ticks);
+    assert!(ticks > 300.0, "{ticks} ticks");
+    let time = seen.in_run_ns as f64 / (seen.in_run_ns + seen.serving_ns) as f64;
+    assert!((0.1..0.9).contains(&time), "{time} of the time in KVM_RUN");
+    let told = f64::from(seen.ticks_in_run) / ticks;
+    // Five standard deviations.
+    assert!((told - time).abs() < 2.5 / ticks.sqrt(), "{told} of {ticks} ticks, {time} of the time");
 }
 
 #[test]

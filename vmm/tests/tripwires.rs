@@ -71,6 +71,7 @@ fn machine(code: &[u8], withdraw_at: Option<usize>, interval: Option<Duration>) 
         disks: Vec::new(),
         console: Console(Box::new(std::io::sink())),
         second_console: None,
+        extra: vmm::Extra::default(),
     };
     let shared = Arc::clone(&seen);
     let start = Machine::start(config, |_| Counter { seen: Arc::clone(&shared), withdraw_at, interval });

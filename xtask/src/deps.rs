@@ -57,6 +57,7 @@ const NEEDS: &[Need] = &[
 const FOR_TESTS: &[Need] = &[
     Need { package: "chromium", sign: Sign::Program("chromium"), purpose: "clicks through pages in tests" },
     Need { package: "golang-go", sign: Sign::Program("go"), purpose: "reads pprof profiles in tests" },
+    Need { package: "iproute2", sign: Sign::Program("ip"), purpose: "makes taps in tests" },
     Need { package: "nodejs", sign: Sign::Program("node"), purpose: "runs speedscope's importers in tests" },
     Need { package: "npm", sign: Sign::Program("npm"), purpose: "fetches speedscope for tests" },
     Need { package: "python3", sign: Sign::Program("python3"), purpose: "reads CSV and Parquet in tests" },

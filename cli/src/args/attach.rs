@@ -11,6 +11,7 @@ Examples:
   vprof attach 4711                        until Ctrl-C, or until the VM ends
   vprof attach 4711 -d 30s -F 200          30 seconds, 200 samples a second and vCPU
   vprof attach --name web -o web.vprof     by QEMU's -name, crosvm's --name, Firecracker's --id
+  vprof attach --gdb localhost:1234        by QEMU's GDB stub: without KVM, too
   vprof attach 4711 --top                  live on this terminal
   vprof attach 4711 --disk web.qcow2       names from the guest's own files
 ";
@@ -19,6 +20,9 @@ const NOTES: &str = "\
 The VM has to run on KVM, under QEMU, Firecracker, Cloud Hypervisor, crosvm or vprof. Nothing is asked \
 of it, and nothing in it is changed; when vprof ends, in whatever way, the VM runs on. A sample \
 stops one vCPU for some 100 us: fewer samples cost less (-F). docs/attach.md tells what is had and what not.
+
+With --gdb the VM needs no KVM, but QEMU's option `-gdb tcp:127.0.0.1:1234`. A sample stops all vCPUs then; \
+the rate is lowered where stops would take more than a tenth of the time.
 
 It takes the right to trace the VM's process: run it as root, or once
   sudo setcap cap_sys_ptrace,cap_dac_read_search+ep $(command -v vprof)
@@ -31,12 +35,16 @@ Exit codes: 0 done, also if the VM ended; 1 failed; 2 the command line is wrong;
 #[command(before_help = EXAMPLES, after_help = NOTES, help_template = TEMPLATE)]
 pub struct AttachArgs {
     /// Process of the virtual machine
-    #[arg(required_unless_present = "name", conflicts_with = "name", value_parser = clap::value_parser!(i32).range(1..))]
+    #[arg(required_unless_present_any = ["name", "gdb"], conflicts_with = "name", value_parser = clap::value_parser!(i32).range(1..))]
     pub pid: Option<i32>,
 
     /// The virtual machine with this name, in the place of PID
     #[arg(long, value_name = "NAME", help_heading = "Guest")]
     pub name: Option<String>,
+
+    /// The virtual machine behind the GDB stub at this address, in the place of PID: QEMU's with KVM or without
+    #[arg(long, value_name = "HOST:PORT", help_heading = "Guest", conflicts_with_all = ["pid", "name"])]
+    pub gdb: Option<String>,
 
     /// A disk image of the guest, raw or qcow2, from which functions of its programs get their names; only read; repeatable
     #[arg(long, value_name = "FILE", help_heading = "Guest")]

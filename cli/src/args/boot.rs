@@ -22,6 +22,10 @@ Phases: `decompression` from the guest's first instruction to its kernel's, `ear
 `initcalls` up to the first process in user mode, `kernel` for both; `initrd` while the first process runs \
 programs of the initrd, `userspace` from then to what was waited for, and `total`. Budgets hold for the median of --repeat.
 
+Signs that a guest comes further are console output, a new process, an answer of its disk, output of its command, an \
+exit of a new kind. With --hang-after it has failed once there was none for so long; without, that is looked at when \
+the --timeout is over. A guest may well be still for 2 minutes while it waits for a network or a device.
+
 A guest that resets itself is started again, as a machine would, up to --reboots times. It fails with the first of: a \
 kernel panic, an oops, a triple fault, a reboot loop, a power-off, a hang, the time-out, a budget, the baseline. With \
 several boots on both sides a phase counts as slower than the baseline by Welch's test at 1 %, over all phases \
@@ -56,6 +60,10 @@ pub struct BootArgs {
     /// It has failed when it is not up after this time
     #[arg(long, value_name = "TIME", default_value = "5m", value_parser = parse_positive_time, help_heading = "Expectations")]
     pub timeout: Duration,
+
+    /// It hangs when it has come no further for this time, and the boot ends then; off unless given
+    #[arg(long, value_name = "TIME", value_parser = parse_positive_time, help_heading = "Expectations")]
+    pub hang_after: Option<Duration>,
 
     /// A phase may take so long, like total=3s; repeatable
     #[arg(long, value_name = "PHASE=TIME", value_parser = parse_budget, help_heading = "Expectations")]

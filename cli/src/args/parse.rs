@@ -8,6 +8,8 @@ use sampler::boot::PHASES;
 use sampler::conditions::Condition;
 use sampler::report::By;
 
+use crate::run::network::NetworkKind;
+
 /// A span of time since the run's start; open ends are `None`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Span {
@@ -15,6 +17,53 @@ pub struct Span {
     pub from: Option<Duration>,
     /// Its end.
     pub to: Option<Duration>,
+}
+
+/// What `--net` takes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NetworkChoice {
+    /// What the card is plugged into.
+    pub kind: NetworkKind,
+    /// The card's address; `None` for one of the run's own.
+    pub mac: Option<[u8; 6]>,
+}
+
+/// A network card from `tap`, `tap=NAME` or `passt`, each with `,mac=02:00:00:00:00:01` where that matters.
+pub fn parse_network(text: &str) -> Result<NetworkChoice, String> {
+    let advice = "write it like tap, tap=NAME or passt, and ,mac=02:00:00:00:00:01 after it";
+    let mut words = text.split(',');
+    let kind = match words.next() {
+        Some("tap") => NetworkKind::Tap("vprof0".to_owned()),
+        Some("passt") => NetworkKind::Passt,
+        Some(word) => NetworkKind::Tap(word.strip_prefix("tap=").ok_or(advice)?.to_owned()),
+        None => return Err(advice.to_owned()),
+    };
+    let mut mac = None;
+    for word in words {
+        let address = word.strip_prefix("mac=").ok_or(advice)?;
+        mac = Some(parse_mac(address)?);
+    }
+    Ok(NetworkChoice { kind, mac })
+}
+
+/// The address of one card, of 48 bits.
+fn parse_mac(text: &str) -> Result<[u8; 6], String> {
+    let bytes: Option<Vec<u8>> = text.split(':').map(hex_byte).collect();
+    let bytes: [u8; 6] = bytes
+        .and_then(|bytes| bytes.try_into().ok())
+        .ok_or("a MAC address is six bytes like 02:00:00:00:00:01")?;
+    match bytes {
+        [0, 0, 0, 0, 0, 0] => Err("00:00:00:00:00:00 is no card's address".to_owned()),
+        [first, ..] if first & 1 == 1 => Err(format!(
+            "{text} is a group's address: a card's has an even first byte, like 02:00:00:00:00:01"
+        )),
+        _ => Ok(bytes),
+    }
+}
+
+fn hex_byte(text: &str) -> Option<u8> {
+    let digits = text.len() == 2 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    u8::from_str_radix(text, 16).ok().filter(|_| digits)
 }
 
 /// Bytes from `512M`, `2G`, `1.5GiB`; a multiple of 4 KiB.
@@ -198,6 +247,36 @@ fn parse_decimal(text: &str) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn networks_are_read() {
+        let tap = |name: &str, mac| Ok(NetworkChoice { kind: NetworkKind::Tap(name.to_owned()), mac });
+        let mac = [2, 0, 0, 0, 0xab, 1];
+        assert_eq!(parse_network("tap"), tap("vprof0", None));
+        assert_eq!(parse_network("tap=br-vm,mac=02:00:00:00:aB:01"), tap("br-vm", Some(mac)));
+        assert_eq!(
+            parse_network("passt,mac=02:00:00:00:ab:01"),
+            Ok(NetworkChoice { kind: NetworkKind::Passt, mac: Some(mac) })
+        );
+        for wrong in [
+            "",
+            "user",
+            "tap0",
+            "passt=x",
+            "passtx",
+            "tap,",
+            "tap,mac",
+            "tap,mac=",
+            "tap,mac=02:00:00:00:00",
+            "tap,mac=2:0:0:0:0:1",
+            "tap,mac=01:00:00:00:00:01",
+            "tap,mac=00:00:00:00:00:00",
+            "tap,up=1",
+            "tap,mac=02:00:00:00:00:+1",
+        ] {
+            assert!(parse_network(wrong).is_err(), "{wrong}");
+        }
+    }
 
     #[test]
     fn memory_has_a_unit_and_bounds() {

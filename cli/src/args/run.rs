@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use sampler::conditions::Wait;
 
-use super::parse::{parse_memory, parse_positive_time};
+use super::parse::{NetworkChoice, parse_memory, parse_network, parse_positive_time};
 use super::{RecordingArgs, TEMPLATE, Then};
 
 const EXAMPLES: &str = "\
@@ -95,11 +95,22 @@ pub struct RunArgs {
     #[arg(long, conflicts_with = "snapshot", help_heading = "Guest")]
     pub read_only: bool,
 
-    /// Where the guest's serial console goes: `-` (standard output, with keys from the terminal), `none`, or a FILE.
+    /// Give the guest a network card (eth0): `tap[=NAME]` is an interface of this host, vprof0 by default, made for the run
+    /// unless it is there; `passt` reaches what this host reaches and needs no root. `,mac=02:00:00:00:00:01` sets the
+    /// card's address
+    #[arg(long, value_name = "NETWORK", value_parser = parse_network, help_heading = "Guest")]
+    pub net: Option<NetworkChoice>,
+
+    /// Where the guest's console goes: `-` (standard output, with keys from the terminal), `none`, or a FILE.
     /// Default: `-` on a terminal or with a command, else `none`; with a command under systemd, whose output is not on
     /// the console, `none`. The profile has it in any case
     #[arg(long, value_name = "WHERE", help_heading = "Guest")]
     pub console: Option<PathBuf>,
+
+    /// The device that is the guest's console: `serial` has every message from the first on; `virtio` (hvc0) costs an exit
+    /// for a buffer, not for each byte, and shows nothing before the guest has loaded its driver
+    #[arg(long, value_enum, default_value_t, value_name = "DEVICE", help_heading = "Guest")]
+    pub console_device: ConsoleDevice,
 
     /// Where the guest runs: `kvm` is this machine's own, `portable` a software-emulated host with KVM in it
     /// (slow, works everywhere), `auto` the first that can
@@ -140,6 +151,16 @@ impl RunArgs {
         // A command's exit code is wanted.
         self.recording.waits(if self.command.is_empty() { Then::End } else { Then::GoOn })
     }
+}
+
+/// `--console-device`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub enum ConsoleDevice {
+    /// The first serial port, ttyS0
+    #[default]
+    Serial,
+    /// The virtio-console, hvc0
+    Virtio,
 }
 
 /// `--host`.

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::args::{BootArgs, RunArgs};
 use crate::errors::{Error, ExitCode};
 use crate::output::Output;
-use crate::render::{self, Page};
+use crate::render::{self, Page, units};
 use crate::report::{write_json, write_text};
 use crate::run::spec::GuestEnd;
 use crate::run::{self, repeat};
@@ -65,6 +65,13 @@ pub struct Attempt {
 /// Runs the command.
 pub fn command(args: &BootArgs) -> Result<ExitCode, Error> {
     refuse(&args.run)?;
+    if let Some(after) = args.hang_after.filter(|after| *after >= args.timeout) {
+        return Err(Error::Usage(format!(
+            "--hang-after {} can never come: the boot is over after {} (--timeout)",
+            units::duration(after),
+            units::duration(args.timeout)
+        )));
+    }
     let baseline = args.baseline.as_deref().map(Baseline::read).transpose()?;
     // What can't be written is better known before the guest runs.
     for path in [&args.junit, &args.save_baseline].into_iter().flatten() {
@@ -170,7 +177,7 @@ fn walls(boots: &[Attempt], phase: &str) -> Vec<f64> {
 /// One boot, with as many resets in between as are allowed.
 fn boot(args: &BootArgs, run: &RunArgs) -> Result<Attempt, Error> {
     let until = args.until();
-    let mut waits = vec![Wait::Tasks];
+    let mut waits = vec![Wait::Still(args.hang_after)];
     waits.extend(until.clone().map(Wait::Until));
     let places = symbolize::named_places(&run.recording.debug)?;
     let mut reboots = 0;

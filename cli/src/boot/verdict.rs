@@ -9,7 +9,7 @@ use crate::render::escape;
 use crate::run::recording::Recorded;
 use crate::run::spec::GuestEnd;
 
-/// Without console output and without a new process for this part of the run, and for [`STILL_S`], it hangs.
+/// A guest that has come no further for this part of the run, and for [`STILL_S`], hangs when its time is over.
 const STILL_PART: f64 = 0.25;
 /// At least so long, s.
 const STILL_S: f64 = 5.0;
@@ -103,15 +103,17 @@ pub fn judge(
             (Verdict::Interrupted, format!("the run was ended after {after}, before {until_shown}"))
         }
         // A guest that is booted is not left.
-        GuestEnd::Stopped | GuestEnd::Left(_) => still(evidence, &until_shown),
+        GuestEnd::Stopped | GuestEnd::Left(_) => {
+            still(evidence, &until_shown, ended.outcome.totals.seen.still_ns.is_some())
+        }
     }
 }
 
-/// Of a guest that was not up in time: whether it still went on.
-fn still(evidence: &Evidence, until: &str) -> (Verdict, String) {
+/// Of a guest that was not up in time, or had come no further for long enough (`hangs`): whether it still went on.
+fn still(evidence: &Evidence, until: &str, hangs: bool) -> (Verdict, String) {
     let silent = (evidence.duration_s - evidence.progress_s).max(0.0);
     let not = format!("{until} was not seen within {:.2} s", evidence.duration_s);
-    if silent < STILL_S.max(evidence.duration_s * STILL_PART) {
+    if !hangs && silent < STILL_S.max(evidence.duration_s * STILL_PART) {
         return (Verdict::TimeOut, format!("{not}, though the guest still went on: {}", doing(evidence)));
     }
     let nothing = format!("the guest hangs: {not}, and nothing new happened in the last {silent:.1} s");
@@ -123,7 +125,8 @@ fn still(evidence: &Evidence, until: &str) -> (Verdict, String) {
         let who = waits.map_or_else(String::new, |task| {
             let what = task.stack.iter().find(|name| !is_scheduler(name)).map_or("", String::as_str);
             let (comm, what) = (escape(&task.comm), escape(what));
-            format!("; {comm} (pid {}) sleeps in {what} since {:.2} s", task.pid, task.since_s)
+            let slept = (evidence.duration_s - task.since_s).max(0.0);
+            format!("; {comm} (pid {}) has slept in {what} for {slept:.1} s", task.pid)
         });
         (Verdict::HangIdle, format!("{nothing}; all vCPUs wait{who}"))
     }
@@ -179,16 +182,17 @@ mod tests {
 
     #[test]
     fn a_hang_is_told_from_a_slow_guest() {
-        let (verdict, sentence) = still(&evidence(35.0, 0.9), "console:up");
+        let (verdict, sentence) = still(&evidence(35.0, 0.9), "console:up", false);
         assert_eq!(verdict, Verdict::TimeOut);
         assert!(
             sentence.contains("vCPU 1 is busy for 90 % of the time, with loop in spin\\x1b"),
             "{sentence}"
         );
-        assert_eq!(still(&evidence(29.0, 0.9), "console:up").0, Verdict::HangBusy);
-        let (verdict, sentence) = still(&evidence(29.0, 0.01), "console:up");
+        assert_eq!(still(&evidence(35.0, 0.9), "console:up", true).0, Verdict::HangBusy);
+        assert_eq!(still(&evidence(29.0, 0.9), "console:up", false).0, Verdict::HangBusy);
+        let (verdict, sentence) = still(&evidence(29.0, 0.01), "console:up", false);
         assert_eq!(verdict, Verdict::HangIdle);
-        assert!(sentence.ends_with("cp (pid 42) sleeps in wait_on_page_bit since 3.00 s"), "{sentence}");
+        assert!(sentence.ends_with("cp (pid 42) has slept in wait_on_page_bit for 37.0 s"), "{sentence}");
     }
 
     #[test]

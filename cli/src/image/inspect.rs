@@ -100,7 +100,11 @@ fn inspect(args: &InspectArgs) -> Result<Inspection, ImageError> {
     let run = match choice::choose(&survey, path) {
         Ok(choice) => RunShown {
             boots: true,
-            cmdline: Some(crate::run::spec::cmdline(Some(&choice.words), None)),
+            cmdline: Some(crate::run::spec::cmdline(
+                Some(&choice.words),
+                crate::args::ConsoleDevice::Serial,
+                None,
+            )),
             sentence: choice.sentence,
         },
         Err(error) => RunShown { boots: false, cmdline: None, sentence: error.to_string() },

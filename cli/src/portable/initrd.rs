@@ -37,6 +37,7 @@ pub fn make(bundle: &Bundle, spec: &RunSpec, payload: &Payload) -> Result<Initrd
                     writes: if disk.writes == Writes::Refused { Writes::Refused } else { Writes::Kept },
                 })
                 .collect(),
+            network: spec.network.as_ref().map(|network| network.inside()),
             ..spec.clone()
         },
         has_initrd: payload.initrd.is_some(),

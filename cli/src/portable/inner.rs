@@ -23,6 +23,7 @@ use crate::errors::Error;
 use crate::image::Payload;
 use crate::run::guest;
 use crate::run::link::{Control, Phase, Watcher, link};
+use crate::run::network::{NetworkKind, NetworkSpec, Plugged};
 use crate::run::spec::Outcome;
 
 /// How long a device may take to appear after its module was loaded.
@@ -70,10 +71,12 @@ fn serve() -> Result<(), Sentence> {
 fn job(port: &Port, modules: Vec<PathBuf>) -> Result<Outcome, Sentence> {
     port.send(&FromHost::Hello { kernel: kernel_release(), version: env!("CARGO_PKG_VERSION").to_owned() })
         .map_err(|e| e.to_string())?;
-    for module in modules {
-        load(&module)?;
-    }
     let job: Job = serde_json::from_slice(&take(JOB_FILE)?).map_err(|e| format!("{JOB_FILE}: {e}"))?;
+    for module in modules {
+        if job.run.network.is_some() || !is_for_networks(&module) {
+            load(&module)?;
+        }
+    }
     if job.run.huge_pages {
         reserve_huge_pages(job.run.memory_bytes)?;
     }
@@ -83,6 +86,7 @@ fn job(port: &Port, modules: Vec<PathBuf>) -> Result<Outcome, Sentence> {
         wait_for(device)?;
     }
     wait_for(Path::new("/dev/kvm"))?;
+    let network = job.run.network.as_ref().map(plug_in).transpose()?;
     let disks =
         job.run.disks.iter().map(|d| d.open()).collect::<Result<Vec<_>, _>>().map_err(|e| e.to_string())?;
     // Their data has to be on the disk before the outer half ends the machine.
@@ -113,7 +117,7 @@ fn job(port: &Port, modules: Vec<PathBuf>) -> Result<Outcome, Sentence> {
         .map_err(|e| format!("can't start the runtime: {e}"))?;
     let payload = Payload { kernel, initrd };
     let outcome = runtime.block_on(async {
-        let run = guest::run(&job.run, disks, payload, Box::new(PortSink(port.clone())), guest_side);
+        let run = guest::run(&job.run, disks, network, payload, Box::new(PortSink(port.clone())), guest_side);
         tokio::pin!(run);
         loop {
             tokio::select! {
@@ -133,6 +137,24 @@ fn job(port: &Port, modules: Vec<PathBuf>) -> Result<Outcome, Sentence> {
     output_pump.finish(FLUSH_LIMIT);
     write_back(port, &written)?;
     outcome.map_err(|error: Error| error.to_string())
+}
+
+/// Needed only by guests with a network card.
+fn is_for_networks(module: &Path) -> bool {
+    const MODULES: &[&str] = &["failover", "net_failover", "virtio_net"];
+    module.file_stem().and_then(|name| name.to_str()).is_some_and(|name| MODULES.contains(&name))
+}
+
+/// Opens the card through which QEMU passes the guest's frames on.
+fn plug_in(network: &NetworkSpec) -> Result<Plugged, Sentence> {
+    if let NetworkKind::Interface(name) = &network.kind {
+        wait_for(&Path::new("/sys/class/net").join(name)).map_err(|absent| {
+            format!("{absent}: its bundle is an old one, `cargo xtask image portable-host` makes it anew")
+        })?;
+        // The address is the guest's: this host has nothing to say under it. A kernel without IPv6 has no such file.
+        let _ = std::fs::write(format!("/proc/sys/net/ipv6/conf/{name}/disable_ipv6"), "1");
+    }
+    Plugged::open(network).map_err(|e| e.to_string())
 }
 
 /// Has this host's kernel set huge pages aside for the guest's memory; whether they suffice, the guest's start tells.

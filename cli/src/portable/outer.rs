@@ -15,11 +15,12 @@ use super::bundle::Bundle;
 use super::initrd::{self, Initrd};
 use super::log::Log;
 use super::message::{Decoder, FromHost, ToHost, encode};
-use super::qemu::{Machine, Qemu};
+use super::qemu::{Card, Machine, Qemu};
 use super::{PortableError, start_error};
 use crate::errors::Error;
 use crate::image::Payload;
 use crate::run::link::{Link, Phase};
+use crate::run::network::{Passt, Plugged};
 use crate::run::spec::{Outcome, RunSpec};
 
 /// Memory of the inner host beyond the guest's, its kernel and initial file system, bytes.
@@ -73,7 +74,9 @@ pub async fn run(
     let mut restarts = 0;
     loop {
         let attempt = Attempt { setup, spec, initrd: &initrd, payload_bytes, restarts };
-        match attempt.run(&mut link, open_sink(restarts)?).await {
+        // A network that can't be had leaves no profile behind.
+        let network = spec.network.as_ref().map(Plugged::open).transpose()?;
+        match attempt.run(&mut link, network, open_sink(restarts)?).await {
             Ok(outcome) => return Ok(outcome),
             Err(Broken::Again(_)) if restarts < MAX_RESTARTS && !*link.stop.borrow() => restarts += 1,
             Err(Broken::Again(error) | Broken::Final(error)) => return Err(error),
@@ -118,7 +121,12 @@ impl Stage {
 }
 
 impl Attempt<'_> {
-    async fn run(&self, link: &mut Link, sink: Box<dyn Sink>) -> Result<Outcome, Broken> {
+    async fn run(
+        &self,
+        link: &mut Link,
+        network: Option<Plugged>,
+        sink: Box<dyn Sink>,
+    ) -> Result<Outcome, Broken> {
         let restarted = match self.restarts {
             0 => String::new(),
             n => format!(" again ({n} of {MAX_RESTARTS}): it had frozen"),
@@ -130,7 +138,7 @@ impl Attempt<'_> {
         let (ours, theirs) = std::os::unix::net::UnixStream::pair().map_err(start_error("make its port"))?;
         ours.set_nonblocking(true).map_err(start_error("make its port"))?;
         let port = UnixStream::from_std(ours).map_err(start_error("make its port"))?;
-        let mut child = self.spawn(theirs.into())?;
+        let mut child = self.spawn(theirs.into(), network.as_ref())?;
         let log = Log::keep(&mut child);
         let mut heard =
             Heard { stage: Stage::Booting, kernel_up: false, at: Instant::now(), sink, sink_error: None };
@@ -138,6 +146,9 @@ impl Attempt<'_> {
         // The disks are written when the inner half says that it is done; there is nothing to wait for.
         let _ = child.start_kill();
         let _ = child.wait().await;
+        if let Some(text) = network.and_then(Plugged::into_passt).and_then(Passt::failure) {
+            heard.write(&Batch { meta: vec![("network_failure".to_owned(), text)], ..Batch::default() });
+        }
         let finished = heard.sink.finish().err().map(|e| e.to_string());
         match result {
             Ok(mut outcome) => {
@@ -149,7 +160,7 @@ impl Attempt<'_> {
         }
     }
 
-    fn spawn(&self, port: OwnedFd) -> Result<Child, PortableError> {
+    fn spawn(&self, port: OwnedFd, network: Option<&Plugged>) -> Result<Child, Error> {
         let cpus = std::thread::available_parallelism().map_or(1, usize::from).min(MAX_CPUS);
         let cpu_limit = self.spec.duration.map(|duration| {
             duration.saturating_add(CPU_SLACK).saturating_mul(u32::try_from(cpus).unwrap_or(1) + 1)
@@ -162,12 +173,20 @@ impl Attempt<'_> {
             .saturating_add(self.spec.memory_bytes / 32)
             .saturating_add(2 * self.initrd.bytes)
             .saturating_add(5 * self.payload_bytes);
+        let card = match (network, &self.spec.network) {
+            (Some(network), Some(spec)) => {
+                Some((network.cable().map_err(start_error("pass its network on"))?, spec.mac))
+            }
+            _ => None,
+        };
+        let card = card.as_ref().map(|(cable, mac)| Card { cable, mac: *mac });
         let machine = Machine {
             qemu: &self.setup.qemu,
             kernel: &self.setup.bundle.kernel,
             initrd: &self.initrd.fd,
             port: &port,
             disks: &self.spec.disks,
+            card,
             memory_bytes,
             cpus,
             cpu_limit,
@@ -175,7 +194,7 @@ impl Attempt<'_> {
         tokio::process::Command::from(machine.command())
             .kill_on_drop(true)
             .spawn()
-            .map_err(start_error("start QEMU"))
+            .map_err(|e| start_error("start QEMU")(e).into())
     }
 
     async fn talk(

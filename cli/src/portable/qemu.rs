@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use super::message::PORT;
 use crate::image::contents::Format;
+use crate::run::network::{Cable, mac_text};
 use crate::run::spec::{DiskSpec, Writes};
 
 /// The program.
@@ -37,6 +38,15 @@ pub fn find() -> Option<Qemu> {
     Some(Qemu { path, version })
 }
 
+/// A network card of the inner host.
+#[derive(Debug, Clone, Copy)]
+pub struct Card<'a> {
+    /// What it is plugged into.
+    pub cable: &'a Cable,
+    /// Its address, which is that of the guest's own card.
+    pub mac: [u8; 6],
+}
+
 /// What QEMU is started with.
 #[derive(Debug)]
 pub struct Machine<'a> {
@@ -50,6 +60,8 @@ pub struct Machine<'a> {
     pub port: &'a OwnedFd,
     /// The guest's disks.
     pub disks: &'a [DiskSpec],
+    /// The guest's network card, seen from outside.
+    pub card: Option<Card<'a>>,
     /// Memory of the inner host, bytes.
     pub memory_bytes: u64,
     /// CPUs of the inner host.
@@ -104,6 +116,17 @@ impl Machine<'_> {
                 format!("virtio-blk-pci,drive=disk{i},werror=report,rerror=report").into(),
             ]);
         }
+        if let Some(Card { cable, mac }) = &self.card {
+            let netdev = match cable {
+                Cable::Tap(fd) => format!("tap,id=net,fd={}", fd.as_raw_fd()),
+                Cable::Stream(fd) => format!("socket,id=net,fd={}", fd.as_raw_fd()),
+            };
+            // Frames as they are on the wire, whole and with their checksums.
+            let plain = "csum=off,gso=off,guest_csum=off,guest_tso4=off,guest_tso6=off,guest_ecn=off,guest_ufo=off,\
+                 host_tso4=off,host_tso6=off,host_ecn=off,host_ufo=off";
+            let device = format!("virtio-net-pci,netdev=net,romfile=,mac={},{plain}", mac_text(*mac));
+            arguments.extend(["-netdev".into(), netdev.into(), "-device".into(), device.into()]);
+        }
         arguments
     }
 
@@ -114,7 +137,8 @@ impl Machine<'_> {
         command.args(self.arguments());
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command.process_group(0);
-        let inherited = [self.initrd.as_raw_fd(), self.port.as_raw_fd()];
+        let cable = self.card.map_or(self.port.as_raw_fd(), |card| card.cable.as_raw_fd());
+        let inherited = [self.initrd.as_raw_fd(), self.port.as_raw_fd(), cable];
         let parent = std::process::id();
         let cpu_seconds = self.cpu_limit.map(|limit| limit.as_secs().max(1));
         // SAFETY: between fork and exec only system calls that are async-signal-safe are made, on values that the
@@ -127,7 +151,7 @@ impl Machine<'_> {
 }
 
 /// Runs in the child between fork and exec.
-fn prepare_child(parent: u32, inherited: [RawFd; 2], cpu_seconds: Option<u64>) -> io::Result<()> {
+fn prepare_child(parent: u32, inherited: [RawFd; 3], cpu_seconds: Option<u64>) -> io::Result<()> {
     let checked = |result: libc::c_int| if result == -1 { Err(io::Error::last_os_error()) } else { Ok(()) };
     // SAFETY: PR_SET_PDEATHSIG takes a signal number and touches no memory.
     checked(unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) })?;
@@ -196,6 +220,7 @@ mod tests {
             initrd: &a,
             port: &b,
             disks: &disks,
+            card: None,
             memory_bytes: (1 << 30) + 1,
             cpus: 2,
             cpu_limit: None,

@@ -1,7 +1,5 @@
 //! How a guest came up: `report --boot`, and the end of `vprof boot`.
 
-use std::time::Duration;
-
 use sampler::boot::{Boot, Call, Estimated, Phase, Unit};
 
 use super::exact::more;
@@ -14,23 +12,19 @@ use crate::spread::Spread;
 /// Rows per table after a boot.
 const ROWS: usize = 10;
 
-fn seconds(s: f64) -> String {
-    units::duration(Duration::try_from_secs_f64(s.max(0.0)).unwrap_or_default())
-}
-
 /// One boot with at most `rows` rows per table.
 pub fn render(boot: &Boot, rows: usize, page: Page) -> String {
     let mut text = String::new();
     let kernel = boot.kernel.as_deref().unwrap_or("of unknown release");
     let until = match boot.reached_s {
-        Some(reached) => format!("up after {}", seconds(reached)),
-        None => "up to the end of the run".to_owned(),
+        Some(reached) => format!("up after {}", units::seconds(reached)),
+        None => "up to the run's end".to_owned(),
     };
-    let title = format!("Boot of Linux {} on the host {}: {until}", escape(kernel), escape(&boot.host));
+    let title = format!("Boot of Linux {}, host {}: {until}", escape(kernel), escape(&boot.host));
     wrapped(&mut text, &page.style.bold(&title), "", page.width);
     wrapped(
         &mut text,
-        "Times count from the guest's first instruction. CPU time is estimated by samples, with its 95 % interval.",
+        "Times count from the guest's first instruction; CPU time is estimated by samples.",
         "  ",
         page.width,
     );
@@ -45,7 +39,7 @@ pub fn render(boot: &Boot, rows: usize, page: Page) -> String {
         for program in boot.init.iter().take(rows) {
             let (system, path) =
                 (escape(&program.filesystem).into_owned(), escape(&program.path).into_owned());
-            table.row(vec![seconds(program.from_s), system, path]);
+            table.row(vec![units::seconds(program.from_s), system, path]);
         }
         text.push_str(&table.render(page.width));
         more(&mut text, boot.init.len(), rows);
@@ -65,11 +59,11 @@ fn phases(text: &mut String, phases: &[Phase], page: Page) {
         let indent = if matches!(phase.name.as_str(), "early" | "initcalls") { "  " } else { "" };
         let open = if phase.ended { "" } else { " (not ended)" };
         table.row(vec![
-            seconds(phase.from_s),
-            seconds(phase.to_s),
-            seconds(phase.wall_s),
-            seconds(phase.within_s),
-            seconds(phase.guest_s),
+            units::seconds(phase.from_s),
+            units::seconds(phase.to_s),
+            units::seconds(phase.wall_s),
+            units::seconds(phase.within_s),
+            units::seconds(phase.guest_s),
             units::count(phase.samples),
             format!("{indent}{}{open}", phase.name),
         ]);
@@ -78,7 +72,7 @@ fn phases(text: &mut String, phases: &[Phase], page: Page) {
 }
 
 fn interval(time: &Estimated) -> String {
-    format!("{} - {}", seconds(time.low_s), seconds(time.high_s))
+    format!("{} - {}", units::seconds(time.low_s), units::seconds(time.high_s))
 }
 
 /// Those with the most CPU time, in the order of time.
@@ -107,9 +101,9 @@ fn calls(text: &mut String, (title, note): (&str, &str), calls: &[Call], rows: u
         let module =
             call.module.as_deref().map_or_else(String::new, |module| format!(" [{}]", escape(module)));
         table.row(vec![
-            seconds(call.from_s),
-            seconds(call.to_s),
-            seconds(call.time.s),
+            units::seconds(call.from_s),
+            units::seconds(call.to_s),
+            units::seconds(call.time.s),
             interval(&call.time),
             format!("{}{module}", escape(&call.function)),
         ]);
@@ -134,9 +128,9 @@ fn units_of(text: &mut String, title: &str, all: &[Unit], rows: usize, page: Pag
     let mut table = Table::new(&columns).indent(2).flexible(5);
     for unit in most(all, rows, |unit| unit.time.samples) {
         table.row(vec![
-            seconds(unit.from_s),
-            seconds(unit.to_s),
-            seconds(unit.time.s),
+            units::seconds(unit.from_s),
+            units::seconds(unit.to_s),
+            units::seconds(unit.time.s),
             interval(&unit.time),
             units::count(unit.processes),
             escape(&unit.name).into_owned(),
@@ -179,7 +173,7 @@ pub fn outcome(outcome: &Outcome, page: Page) -> String {
                 outcome.boots.len()
             ),
         );
-        spread(&mut text, &outcome.spread, seconds, page);
+        spread(&mut text, &outcome.spread, units::seconds, page);
     }
     if let Some(evidence) = outcome.boots.iter().find_map(|attempt| attempt.evidence.as_ref()) {
         stacks(&mut text, evidence, page);
@@ -200,7 +194,12 @@ pub fn outcome(outcome: &Outcome, page: Page) -> String {
 fn stacks(text: &mut String, evidence: &sampler::boot::Evidence, page: Page) {
     let joined =
         |stack: &[String]| stack.iter().map(|name| escape(name).into_owned()).collect::<Vec<_>>().join(" < ");
-    heading(text, page.style, "In the end", ": vCPUs, and tasks that slept; innermost function first");
+    heading(
+        text,
+        page.style,
+        "In the end",
+        ": vCPUs, and tasks that slept, with the time since then; innermost function first",
+    );
     for vcpu in &evidence.vcpus {
         let who = vcpu.process.as_deref().unwrap_or("nothing");
         let line = format!(
@@ -214,12 +213,12 @@ fn stacks(text: &mut String, evidence: &sampler::boot::Evidence, page: Page) {
     }
     for task in &evidence.blocked {
         let line = format!(
-            "{} {}/{} ({}) since {}: {}",
+            "{} {}/{} ({}) for {}: {}",
             escape(&task.comm),
             task.pid,
             task.tid,
             escape(&task.state),
-            seconds(task.since_s),
+            units::seconds(evidence.duration_s - task.since_s),
             joined(&task.stack)
         );
         wrapped(text, &line, "  ", page.width);

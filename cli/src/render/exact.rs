@@ -1,9 +1,7 @@
 //! `report --exact`: tasks and their states, where they slept, who woke whom.
 
-use std::collections::BTreeMap;
-use std::time::Duration;
-
 use sampler::report::{ExactReport, OffCpu, Part, Parts, Task, TaskStates};
+use std::collections::BTreeMap;
 
 use super::summary::{heading, wrapped};
 use super::table::{Align, Table};
@@ -29,21 +27,17 @@ pub fn render(report: &ExactReport, rows: usize, page: Page) -> String {
     text
 }
 
-pub(super) fn seconds(s: f64) -> String {
-    units::duration(Duration::try_from_secs_f64(s).unwrap_or_default())
-}
-
 fn facts(text: &mut String, report: &ExactReport, page: Page) {
     let sum = |of: fn(&sampler::report::ExactVcpu) -> u64| report.vcpus.iter().map(of).sum::<u64>();
     let span = report.to_s - report.from_s;
-    let title = format!("Exact data of {}, from {} on", seconds(span), seconds(report.from_s));
+    let title = format!("Exact data of {}, from {} on", units::seconds(span), units::seconds(report.from_s));
     wrapped(text, &page.style.bold(&title), "", page.width);
     let cost: f64 = report.vcpus.iter().map(|vcpu| vcpu.cost_s).sum();
     let events = format!(
         "{}, {} lost; they took {} of the vCPUs' time",
         units::counted(sum(|vcpu| vcpu.trips), "event"),
         units::count(sum(|vcpu| vcpu.lost)),
-        seconds(cost)
+        units::seconds(cost)
     );
     wrapped(text, &events, "  ", page.width);
     let known = report.vcpus.iter().all(|vcpu| vcpu.guest_switches.is_some());

@@ -7,6 +7,7 @@ pub mod csv;
 pub mod diff;
 pub mod exact;
 pub mod live;
+pub mod repeat;
 pub mod rusage;
 pub mod simulate;
 pub mod stat;

@@ -1,7 +1,5 @@
 //! `report --states`: what each task did, exactly or by the census.
 
-use std::time::Duration;
-
 use sampler::report::{Known, StateReport, TaskSpent, TimeIn};
 
 use super::exact::{more, name};
@@ -18,13 +16,9 @@ pub fn render(report: &StateReport, rows: usize, page: Page) -> String {
     text
 }
 
-fn seconds(s: f64) -> String {
-    units::duration(Duration::try_from_secs_f64(s).unwrap_or_default())
-}
-
 fn facts(text: &mut String, report: &StateReport, page: Page) {
-    let span = seconds(report.to_s - report.from_s);
-    let from = seconds(report.from_s);
+    let span = units::seconds(report.to_s - report.from_s);
+    let from = units::seconds(report.from_s);
     let Some(census) = &report.census else {
         let title = format!("States of tasks, exactly: {span}, from {from} on");
         wrapped(text, &page.style.bold(&title), "", page.width);
@@ -43,8 +37,8 @@ fn facts(text: &mut String, report: &StateReport, page: Page) {
         units::counted(census.moments, "moment"),
         census.hz,
         units::count(census.missed),
-        seconds(census.late_s),
-        seconds(census.cost_s)
+        units::seconds(census.late_s),
+        units::seconds(census.cost_s)
     );
     wrapped(text, &moments, "  ", page.width);
     if census.torn > 0 {
@@ -76,7 +70,7 @@ fn tasks(text: &mut String, report: &StateReport, rows: usize, page: Page) {
         };
         table.row(vec![
             task.task.tid.to_string(),
-            seconds(task.life_s),
+            units::seconds(task.life_s),
             part(task.running.share),
             of(&["user"]),
             of(&["system"]),
@@ -125,9 +119,9 @@ fn waits(text: &mut String, report: &StateReport, rows: usize, page: Page) {
     .flexible(6);
     for (task, state) in list.iter().take(rows) {
         table.row(vec![
-            seconds(state.s),
-            seconds(state.low_s),
-            seconds(state.high_s),
+            units::seconds(state.s),
+            units::seconds(state.low_s),
+            units::seconds(state.high_s),
             units::percent(state.share),
             escape(&state.state).into_owned(),
             escape(&state.cause).into_owned(),

@@ -5,7 +5,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use sampler::Filter;
-use sampler::report::{Ends, Estimate, Function, ModeGroup, Process, ProcessKind, Report, Vcpu};
+use sampler::report::{
+    CommandTimes, Ends, Estimate, Function, ModeGroup, Process, ProcessKind, Report, Vcpu,
+};
 
 use super::table::{Align, Table};
 use super::{Page, Style, escape, units};
@@ -19,6 +21,7 @@ pub(super) const WIDE: usize = 110;
 pub fn render(report: &Report, profile: &Path, rows: usize, page: Page) -> String {
     let mut text = title(report, page);
     facts(&mut text, report, page);
+    command(&mut text, report, page);
     vcpus(&mut text, &report.vcpus, page);
     if report.busy_samples == 0 {
         text.push_str("\nNo sample hit anything but idle vCPUs.\n");
@@ -38,10 +41,6 @@ pub fn render(report: &Report, profile: &Path, rows: usize, page: Page) -> Strin
     text
 }
 
-fn seconds(s: f64) -> String {
-    units::duration(Duration::try_from_secs_f64(s).unwrap_or_default())
-}
-
 /// What was profiled, and what part of it is shown.
 pub fn title(report: &Report, page: Page) -> String {
     let mut text = String::new();
@@ -51,7 +50,7 @@ pub fn title(report: &Report, page: Page) -> String {
     };
     let title = format!(
         "{} of {kernel} on {}, host: {}",
-        seconds(report.duration_s),
+        units::seconds(report.duration_s),
         units::counted(report.vcpus.len() as u64, "vCPU"),
         escape(&report.host)
     );
@@ -192,6 +191,30 @@ pub(super) fn heading(text: &mut String, style: Style, title: &str, note: &str) 
     text.push('\n');
 }
 
+/// What the run's own command took.
+fn command(text: &mut String, report: &Report, page: Page) {
+    let Some(CommandTimes { command, wall_s, cpu, user, system }) = &report.command else { return };
+    let estimated =
+        [("CPU time of its processes", cpu), ("  in user code", user), ("  in the kernel", system)];
+    if wall_s.is_none() && cpu.is_none() {
+        return;
+    }
+    let title = format!("Command: {}", escape(command));
+    text.push('\n');
+    wrapped(text, &page.style.bold(&title), "", page.width);
+    let columns = [("time", Align::Right), ("95 % interval", Align::Right), ("what", Align::Left)];
+    let mut table = Table::new(&columns).indent(2).flexible(2);
+    if let Some(wall) = wall_s {
+        table.row(vec![units::seconds(*wall), String::new(), "wall, by the guest's clock".to_owned()]);
+    }
+    for (name, estimate) in estimated {
+        let Some(Estimate { time_s, time_low_s, time_high_s, .. }) = estimate else { continue };
+        let interval = format!("{} - {}", units::seconds(*time_low_s), units::seconds(*time_high_s));
+        table.row(vec![units::seconds(*time_s), interval, name.to_owned()]);
+    }
+    text.push_str(&table.render(page.width));
+}
+
 fn vcpus(text: &mut String, vcpus: &[Vcpu], page: Page) {
     heading(text, page.style, "vCPUs", ": where their samples hit");
     let columns = ["vCPU", "samples", "lost", "user", "kernel", "hard irq", "soft irq", "idle"];
@@ -227,7 +250,7 @@ pub(super) fn estimate_columns(share: &'static str, page: Page) -> Vec<(&'static
 
 pub(super) fn estimate_cells(estimate: &Estimate, page: Page) -> Vec<String> {
     let Estimate { samples, share, share_low, share_high, time_s, .. } = *estimate;
-    let mut cells = vec![units::percent(share), interval(share_low, share_high), seconds(time_s)];
+    let mut cells = vec![units::percent(share), interval(share_low, share_high), units::seconds(time_s)];
     cells.extend((page.width >= WIDE).then(|| units::count(samples)));
     cells
 }

@@ -18,6 +18,11 @@ pub fn bytes(n: u64) -> String {
     format!("{n} {}", if n == 1 { "byte" } else { "bytes" })
 }
 
+/// A duration in s, as [`duration`] shows it; `0 ns` for what is none: below zero, not a number, or too long.
+pub fn seconds(s: f64) -> String {
+    duration(Duration::try_from_secs_f64(s).unwrap_or_default())
+}
+
 /// A duration: `850 us`, `12.3 ms`, `4.25 s`, `2 min 05 s`, `1 h 02 min`.
 pub fn duration(d: Duration) -> String {
     let ns = d.as_nanos();
@@ -25,7 +30,7 @@ pub fn duration(d: Duration) -> String {
         0..1_000 => format!("{ns} ns"),
         1_000..1_000_000 => format!("{} us", ns / 1_000),
         1_000_000..1_000_000_000 => format!("{}.{} ms", ns / 1_000_000, ns / 100_000 % 10),
-        _ => seconds(d),
+        _ => up_to_hours(d),
     }
 }
 
@@ -47,7 +52,7 @@ pub fn brief(ns: u64) -> String {
     format!("{value:.digits$} {}", UNITS[unit])
 }
 
-fn seconds(d: Duration) -> String {
+fn up_to_hours(d: Duration) -> String {
     let s = d.as_secs();
     match s {
         0..100 => format!("{:.2} s", d.as_secs_f64()),

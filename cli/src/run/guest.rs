@@ -5,16 +5,18 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use sampler::{Initrd, Session, SessionConfig, Sink};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
-use vmm::{Console, Disk, Machine, VmConfig};
+use vmm::{Console, Disk, Extra, Machine, VmConfig};
 
 use super::link::{Control, Link, Phase};
 use super::load::HostLoad;
+use super::network::{Passt, Plugged};
 use super::spec::{DiskSpec, GuestEnd, Outcome, RunSpec};
 use super::systemd::{GuestCommand, Progress, Receiver};
 use crate::errors::Error;
@@ -33,10 +35,11 @@ const INPUT_BUFFER: usize = 4 << 10;
 const STOP_LIMIT: Duration = Duration::from_secs(5);
 
 /// Boots the guest, samples it into `sink`, and returns when it has ended. `disks` are the open files of the
-/// spec's disks.
+/// spec's disks, `network` is what its card is plugged into.
 pub async fn run(
     spec: &RunSpec,
     disks: Vec<File>,
+    network: Option<Plugged>,
     payload: Payload,
     sink: Box<dyn Sink>,
     link: Link,
@@ -72,7 +75,9 @@ pub async fn run(
     if let Some(Ok(initrd)) = payload.initrd.as_deref().map(Initrd::keep) {
         session.booted_with(initrd);
     }
+    let (card, passt) = network.map(Plugged::into_card).unzip();
     let (receiver, progress) = spec.command.as_ref().map(|command| Receiver::new(command, output)).unzip();
+    let console = Shared(Arc::new(Mutex::new(Tee(session.console(), Box::new(console)))));
     let config = VmConfig {
         vcpus: spec.vcpus,
         memory_bytes: spec.memory_bytes,
@@ -83,8 +88,9 @@ pub async fn run(
             cmdline: spec.cmdline.clone(),
         },
         disks,
-        console: Console(Box::new(Tee(session.console(), Box::new(console)))),
+        console: Console(Box::new(console.clone())),
         second_console: receiver.map(|receiver| Console(Box::new(receiver))),
+        extra: Extra { network: card, console: spec.virtio_console.then(|| Console(Box::new(console))) },
     };
     let mut command =
         spec.command.as_ref().zip(progress).map(|(command, progress)| Command { command, progress });
@@ -110,8 +116,12 @@ pub async fn run(
     let ended = machine.wait(Some(STOP_LIMIT))?;
     // The observers hold the writing ends of the rings that the collector empties.
     drop(ended.observers);
+    meta.extend(ended.command_ns.map(|ns| ("command_wall_ns".to_owned(), ns.to_string())));
     let status = command.and_then(|command| command.status());
     let end = status.map_or_else(|| ended.end.into(), |status| GuestEnd::Exited(status.into()));
+    if let Some(sentence) = passt.flatten().and_then(Passt::failure) {
+        session.event("network", &sentence);
+    }
     session.event("end", &end.sentence());
     let totals = session.finish(meta);
     for (disk, contents) in spec.disks.iter().zip(&contents).filter(|(disk, _)| disk.is_written()) {
@@ -195,10 +205,10 @@ impl Command<'_> {
         }
     }
 
-    /// How it has ended, if it has.
+    /// Its exit status, once it has ended.
     fn status(&self) -> Option<u8> {
         match *self.progress.borrow() {
-            Progress::Ended(status) => Some(status),
+            Progress::Ended(ended) => Some(ended),
             _ => None,
         }
     }
@@ -308,6 +318,20 @@ pub async fn watch(
 fn feed(machine: &impl Subject, waiting: &mut VecDeque<u8>) {
     let taken = machine.input(waiting.make_contiguous());
     waiting.drain(..taken.min(waiting.len()));
+}
+
+/// One place for the output of several devices.
+#[derive(Clone)]
+struct Shared(Arc<Mutex<Tee>>);
+
+impl Write for Shared {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).flush()
+    }
 }
 
 /// Writes to both: the profile and whoever watches. Neither waits.

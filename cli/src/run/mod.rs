@@ -4,6 +4,7 @@ pub mod guest;
 pub mod host;
 pub mod link;
 mod load;
+pub mod network;
 pub mod output;
 pub mod recording;
 pub mod repeat;
@@ -20,12 +21,13 @@ use std::path::Path;
 use sampler::conditions::Wait;
 use sampler::{ProfileWriter, Sink, live};
 
-use crate::args::RunArgs;
+use crate::args::{ConsoleDevice, RunArgs};
 use crate::errors::{Error, ExitCode};
 use crate::image::{self, ImageError, Loaded, Payload};
 use crate::portable::{PortableError, outer};
 use host::{Chosen, Host};
 use link::Link;
+use network::{NetworkSpec, Plugged};
 use recording::{KeySource, Recorded, Recording, Streams, random_seed};
 use screen::ConsoleTarget;
 use spec::{DiskSpec, GuestEnd, Outcome, RunSpec, Writes};
@@ -110,7 +112,8 @@ impl Plan {
         let files = disks.iter().map(DiskSpec::open_locked).collect::<Result<Vec<_>, ImageError>>()?;
         let unit = command.as_ref().map(GuestCommand::cmdline);
         let appended: Vec<&str> = unit.as_deref().into_iter().chain(args.append.as_deref()).collect();
-        let cmdline = spec::cmdline(loaded.disk_words.as_deref(), Some(&appended.join(" ")));
+        let cmdline =
+            spec::cmdline(loaded.disk_words.as_deref(), args.console_device, Some(&appended.join(" ")));
         let spec = RunSpec {
             vcpus: args.cpus,
             memory_bytes: args.memory,
@@ -118,6 +121,8 @@ impl Plan {
             meta: meta(args, &loaded.origin, &cmdline),
             cmdline,
             disks,
+            network: args.net.as_ref().map(|choice| NetworkSpec::new(choice, seed)),
+            virtio_console: args.console_device == ConsoleDevice::Virtio,
             command,
             rate_hz: args.recording.rate,
             clock: args.recording.clock.into(),
@@ -264,7 +269,10 @@ async fn start(
         Ok(Box::new(live::LiveSink::new(Box::new(writer), tables.clone())))
     };
     match &chosen.host {
-        Host::Kvm => guest::run(&spec, disks, payload, create(args.recording.force)?, link).await,
+        Host::Kvm => {
+            let network = spec.network.as_ref().map(Plugged::open).transpose()?;
+            guest::run(&spec, disks, network, payload, create(args.recording.force)?, link).await
+        }
         Host::Portable(setup) => {
             let outcome = outer::run(setup, &spec, payload, link, |restarts| {
                 create(args.recording.force || restarts > 0)

@@ -3,38 +3,50 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use sampler::report::Report;
+use sampler::report::{Estimate, Report};
 use sampler::{Filter, Profile};
 use serde::{Deserialize, Serialize};
 
 use super::one;
 use crate::args::RunArgs;
 use crate::errors::{Error, ExitCode};
-use crate::render::boot::spread as table;
-use crate::render::{Page, units};
+use crate::render::{self, Page, units};
 use crate::report::{write_json, write_text};
 use crate::spread::Spread;
 
 /// Programs whose shares are compared.
 const PROGRAMS: usize = 10;
 
+/// What is measured of each run, by its name in JSON, and for people.
+pub const TIMES: [(&str, &str); 5] = [
+    ("wall", "wall time of the command"),
+    ("cpu", "CPU time of its processes"),
+    ("user", "  in user code"),
+    ("system", "  in the kernel"),
+    ("run", "the whole run, with the guest's boot"),
+];
+
 /// What several runs came to.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-struct Repeated {
+pub struct Repeated {
     /// vprof's version.
-    version: String,
+    pub version: String,
+    /// The command, its words separated by blanks.
+    pub command: Option<String>,
     /// The profiles, in order.
-    profiles: Vec<PathBuf>,
+    pub profiles: Vec<PathBuf>,
     /// Times, s.
-    times_s: Vec<Spread>,
+    pub times_s: Vec<Spread>,
     /// Shares of all time in the guest that was not idle.
-    shares: Vec<Spread>,
+    pub shares: Vec<Spread>,
 }
 
 /// What is measured of one run.
 #[derive(Debug, Default)]
 struct Measured {
-    times_s: Vec<(String, f64)>,
+    command: Option<String>,
+    /// By a name of [`TIMES`].
+    times_s: Vec<(&'static str, f64)>,
     shares: BTreeMap<String, f64>,
 }
 
@@ -88,46 +100,66 @@ pub fn command(args: &RunArgs, times: u32) -> Result<ExitCode, Error> {
             eprintln!("vprof: run {n} of {times} ended with code {}: no more are made", run.code.number());
             return Ok(run.code);
         }
-        measured.push(measure(&own)?);
+        let found = measure(&own)?;
+        if !args.recording.quiet {
+            eprintln!("vprof: run {n} of {times} {}", sentence(&found));
+        }
+        measured.push(found);
         profiles.push(own.recording.output);
     }
     let repeated = repeated(profiles, &measured);
     if args.recording.json {
         write_json(&repeated)?;
     } else if !args.recording.quiet {
-        let text = render(&repeated, Page::stdout().for_summary());
+        let text = render::repeat::render(&repeated, Page::stdout().for_summary());
         if args.command.is_empty() { write_text(&text)? } else { eprint!("{text}") }
     }
     Ok(ExitCode::Done)
+}
+
+/// A run in one line.
+fn sentence(run: &Measured) -> String {
+    let of = |wanted: &str| {
+        let found = run.times_s.iter().find(|(name, _)| *name == wanted);
+        found.map(|(_, s)| units::seconds(*s))
+    };
+    let command = of("wall").map(|wall| format!("took {wall}"));
+    let run = || format!("ended after {}", of("run").unwrap_or_default());
+    let parts = [("user", "in user code"), ("system", "in the kernel")];
+    let parts = parts.map(|(name, where_to)| of(name).map(|time| format!("{time} {where_to}")));
+    let parts = parts.into_iter().flatten().collect::<Vec<_>>().join(", ");
+    match command {
+        Some(command) if parts.is_empty() => command,
+        Some(command) => format!("{command}: {parts}"),
+        None if parts.is_empty() => run(),
+        None => format!("{}; its command: {parts}", run()),
+    }
 }
 
 fn measure(args: &RunArgs) -> Result<Measured, Error> {
     let profile = Profile::open(&args.recording.output)?;
     let report = Report::read(&profile, &Filter::default())?;
     let mut measured = Measured::default();
-    measured.times_s.push(("run".to_owned(), report.duration_s));
     for process in &report.processes {
         *measured.shares.entry(process.comm.clone()).or_insert(0.0) += process.estimate.share;
     }
-    if !args.command.is_empty() {
-        let filter = Filter { tree: Some("command".to_owned()), ..Filter::default() };
-        // A command too short for a sample has no times.
-        if let Ok(report) = Report::read(&profile, &filter) {
-            let time = report.processes.iter().map(|process| process.estimate.time_s).sum();
-            measured.times_s.push(("CPU time of the command's processes".to_owned(), time));
-            let share = report.processes.iter().map(|process| process.estimate.share).sum();
-            measured.shares.insert("the command's processes".to_owned(), share);
-        }
+    if let Some(command) = report.command {
+        let time = |estimate: Option<Estimate>| estimate.map(|estimate| estimate.time_s);
+        let times = [command.wall_s, time(command.cpu), time(command.user), time(command.system)].into_iter();
+        let named = TIMES.iter().zip(times).filter_map(|((name, _), s)| Some((*name, s?)));
+        measured.times_s.extend(named);
+        measured
+            .shares
+            .insert("the command's processes".to_owned(), command.cpu.map_or(0.0, |cpu| cpu.share));
+        measured.command = Some(command.command);
     }
+    measured.times_s.push(("run", report.duration_s));
     Ok(measured)
 }
 
 fn repeated(profiles: Vec<PathBuf>, measured: &[Measured]) -> Repeated {
-    let names: Vec<&str> = measured
-        .first()
-        .map_or_else(Vec::new, |first| first.times_s.iter().map(|(name, _)| name.as_str()).collect());
     let times = |name: &str| {
-        let of = |run: &Measured| run.times_s.iter().find(|(own, _)| own == name).map(|(_, s)| *s);
+        let of = |run: &Measured| run.times_s.iter().find(|(own, _)| *own == name).map(|(_, s)| *s);
         measured.iter().filter_map(of).collect::<Vec<_>>()
     };
     let mut programs: Vec<&String> = measured.iter().flat_map(|run| run.shares.keys()).collect();
@@ -143,21 +175,11 @@ fn repeated(profiles: Vec<PathBuf>, measured: &[Measured]) -> Repeated {
     shares.truncate(PROGRAMS);
     Repeated {
         version: env!("CARGO_PKG_VERSION").to_owned(),
+        command: measured.first().and_then(|run| run.command.clone()),
         profiles,
-        times_s: names.iter().filter_map(|name| Spread::of(name, &times(name))).collect(),
+        times_s: TIMES.iter().filter_map(|(name, _)| Spread::of(name, &times(name))).collect(),
         shares,
     }
-}
-
-fn render(repeated: &Repeated, page: Page) -> String {
-    let title = format!("{} runs: spread is standard deviation over mean", repeated.profiles.len());
-    let mut text = format!("{}\n", page.style.bold(&title));
-    let time =
-        |s: f64| units::duration(std::time::Duration::try_from_secs_f64(s.max(0.0)).unwrap_or_default());
-    table(&mut text, &repeated.times_s, time, page);
-    text.push_str("\nShares\n");
-    table(&mut text, &repeated.shares, units::percent, page);
-    text
 }
 
 #[cfg(test)]
@@ -173,7 +195,8 @@ mod tests {
     #[test]
     fn a_program_that_is_not_in_all_runs_counts_as_nothing_there() {
         let run = |shares: &[(&str, f64)]| Measured {
-            times_s: vec![("run".to_owned(), 2.0)],
+            times_s: vec![("run", 2.0)],
+            command: None,
             shares: shares.iter().map(|(name, share)| ((*name).to_owned(), *share)).collect(),
         };
         let all = repeated(Vec::new(), &[run(&[("a", 0.5)]), run(&[("a", 0.7), ("b", 0.2)])]);

@@ -9,7 +9,9 @@ use sampler::{ClockKind, Totals};
 use serde::{Deserialize, Serialize};
 use vmm::{DiskMode, End};
 
+use super::network::NetworkSpec;
 use super::systemd::GuestCommand;
+use crate::args::ConsoleDevice;
 use crate::image::contents::{Contents, Format};
 use crate::image::{self, ImageError};
 
@@ -26,6 +28,10 @@ pub struct RunSpec {
     pub cmdline: String,
     /// Disks in the order in which the guest sees them.
     pub disks: Vec<DiskSpec>,
+    /// The guest's network card.
+    pub network: Option<NetworkSpec>,
+    /// The guest's console is a virtio-console.
+    pub virtio_console: bool,
     /// A command for a guest with systemd.
     pub command: Option<GuestCommand>,
     /// Mean ticks per second and vCPU.
@@ -192,11 +198,14 @@ impl DiskSpec {
 
 /// The kernel command line: the words of the disk's own boot loader, ours, then the user's. Of those that name the same
 /// thing the last one wins.
-pub fn cmdline(disk_words: Option<&str>, append: Option<&str>) -> String {
+pub fn cmdline(disk_words: Option<&str>, device: ConsoleDevice, append: Option<&str>) -> String {
     // panic=-1 resets a panicked guest at once; otherwise it would spin until someone looks.
-    let ours = Some("console=ttyS0 quiet panic=-1");
+    let ours = match device {
+        ConsoleDevice::Serial => "console=ttyS0 quiet panic=-1",
+        ConsoleDevice::Virtio => "console=hvc0 quiet panic=-1",
+    };
     let parts =
-        [disk_words, ours, append].into_iter().flatten().map(str::trim).filter(|part| !part.is_empty());
+        [disk_words, Some(ours), append].into_iter().flatten().map(str::trim).filter(|part| !part.is_empty());
     parts.collect::<Vec<_>>().join(" ")
 }
 
@@ -211,9 +220,11 @@ mod tests {
 
     #[test]
     fn the_users_words_come_last() {
-        assert_eq!(cmdline(None, None), "console=ttyS0 quiet panic=-1");
+        let serial = ConsoleDevice::Serial;
+        assert_eq!(cmdline(None, serial, None), "console=ttyS0 quiet panic=-1");
+        assert_eq!(cmdline(None, ConsoleDevice::Virtio, None), "console=hvc0 quiet panic=-1");
         assert_eq!(
-            cmdline(Some("root=/dev/vda rw"), Some(" root=/dev/vdb ")),
+            cmdline(Some("root=/dev/vda rw"), serial, Some(" root=/dev/vdb ")),
             "root=/dev/vda rw console=ttyS0 quiet panic=-1 root=/dev/vdb"
         );
     }

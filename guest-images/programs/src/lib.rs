@@ -4,7 +4,7 @@
 //! | between | what |
 //! |---|---|
 //! | launcher and init | [`COMMAND_FILE`], written by [`encode_command`], read by [`decode_command`] |
-//! | init and launcher | [`EXIT_PORT`], on which the command's exit status arrives |
+//! | init and launcher | [`COMMAND_PORT`], on which it arrives how long the command took, and [`EXIT_PORT`], for its exit status |
 //! | recipes and any init | [`LOAD_ORDER`], the kernel modules to load, one path a line |
 //! | recipes and users | [`WORKLOADS`], programs whose use of the CPU is known by construction |
 
@@ -31,6 +31,8 @@ pub const LOAD_ORDER: &str = "/lib/modules/load-order";
 ///
 /// The same port that QEMU's `isa-debug-exit` is usually given, so images end under plain QEMU too.
 pub const EXIT_PORT: u16 = 0xf4;
+/// I/O port that takes how long the command took, ns, as two 32-bit writes, the upper half first. Plain QEMU ignores it.
+pub const COMMAND_PORT: u16 = 0xf8;
 /// What init runs from the root disk when no command was given.
 pub const DEMO_LOAD: &str = "/usr/bin/demo-load";
 /// Programs of many kinds and languages at once.

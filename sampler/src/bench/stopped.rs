@@ -57,7 +57,14 @@ pub struct StackFigures {
 impl Stopped {
     fn moment(&self) -> Moment<'_, GuestMemoryMmap> {
         let now_ns = monotonic_ns();
-        Moment { due_ns: now_ns, now_ns, regs: &self.regs, sregs: &self.sregs, memory: &self.memory }
+        Moment {
+            due_ns: now_ns,
+            now_ns,
+            in_run: true,
+            regs: &self.regs,
+            sregs: &self.sregs,
+            memory: &self.memory,
+        }
     }
 }
 

@@ -42,7 +42,8 @@ pub struct Evidence {
     pub died: Option<bool>,
     /// Length of the run, s.
     pub duration_s: f64,
-    /// The last time that the guest came further: console output, or a new process, s since the run's start.
+    /// The last time that the guest came further ([`Wait::Still`](crate::conditions::Wait::Still)), s since the run's
+    /// start.
     pub progress_s: f64,
     /// What each vCPU did in the last two seconds.
     pub vcpus: Vec<LastOf>,
@@ -105,15 +106,17 @@ fn read(connection: &Connection) -> rusqlite::Result<Evidence> {
             .optional()?;
         Ok(value.map(|value| value == "1"))
     };
-    let duration: Option<i64> = connection
-        .query_row("SELECT CAST(value AS INTEGER) FROM meta WHERE key = 'duration_ns'", [], |row| row.get(0))
-        .optional()?;
-    let duration_ns = duration.unwrap_or(0).max(0).cast_unsigned();
+    let ns = |key: &str| -> rusqlite::Result<u64> {
+        let sql = "SELECT CAST(value AS INTEGER) FROM meta WHERE key = ?";
+        let value: Option<i64> = connection.query_row(sql, [key], |row| row.get(0)).optional()?;
+        Ok(value.unwrap_or(0).max(0).cast_unsigned())
+    };
+    let duration_ns = ns("duration_ns")?;
     let mut evidence = Evidence {
         panicked: flag("kernel_panicked")?,
         died: flag("kernel_died")?,
         duration_s: duration_ns as f64 / 1e9,
-        progress_s: progress(connection)? as f64 / 1e9,
+        progress_s: ns("progress_ns")? as f64 / 1e9,
         vcpus: vcpus(connection, duration_ns)?,
         blocked: blocked(connection)?,
         ..Evidence::default()
@@ -157,22 +160,6 @@ fn console(connection: &Connection, evidence: &mut Evidence) -> rusqlite::Result
     }
     evidence.console = last.into();
     Ok(())
-}
-
-/// When the guest last came further, ns.
-fn progress(connection: &Connection) -> rusqlite::Result<u64> {
-    let last = [
-        "SELECT coalesce(max(time_ns), 0) FROM console",
-        "SELECT coalesce(max(time_ns), 0) FROM event WHERE kind IN ('init', 'kernel')",
-        "SELECT coalesce(max(first), 0) FROM (SELECT min(time_ns) AS first FROM sample WHERE instance IS NOT NULL GROUP BY instance)",
-        "SELECT coalesce(max(first), 0) FROM (SELECT min(m.time_ns) AS first FROM census_state s \
-         JOIN census_moment m ON m.id = s.moment GROUP BY s.instance)",
-    ];
-    let mut newest = 0;
-    for sql in last {
-        newest = newest.max(connection.query_row(sql, [], |row| unsigned(row, 0))?);
-    }
-    Ok(newest)
 }
 
 fn vcpus(connection: &Connection, duration_ns: u64) -> rusqlite::Result<Vec<LastOf>> {

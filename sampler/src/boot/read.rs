@@ -34,6 +34,25 @@ pub(super) struct Who {
     pub unit: Option<String>,
 }
 
+/// A stretch of a vCPU's time, ns since the run's start.
+#[derive(Debug, Clone, Copy)]
+struct Stretch {
+    vcpu: u8,
+    from_ns: u64,
+    to_ns: u64,
+    /// In the guest.
+    guest_ns: u64,
+}
+
+impl Stretch {
+    /// Its time in the guest between two moments, ns.
+    fn within(&self, (from, to): (u64, u64)) -> f64 {
+        let inside = self.to_ns.min(to).saturating_sub(self.from_ns.max(from));
+        let length = self.to_ns.saturating_sub(self.from_ns);
+        if length > 0 { self.guest_ns as f64 * (inside as f64 / length as f64) } else { 0.0 }
+    }
+}
+
 /// What is read of a profile.
 #[derive(Debug)]
 pub(super) struct Input {
@@ -44,8 +63,8 @@ pub(super) struct Input {
     pub end_ns: u64,
     pub reached_ns: Option<u64>,
     programs: Vec<(u64, String)>,
-    /// Time in the guest by stretch: from, to, ns.
-    guest: Vec<(u64, u64, u64)>,
+    /// Time in the guest, by vCPU and time.
+    guest: Vec<Stretch>,
     kernel: Option<String>,
     host: String,
 }
@@ -76,7 +95,7 @@ impl Input {
             code: Code::read(connection)?,
             hits: hits(connection)?,
             who: who(connection)?,
-            began_ns: guest.iter().map(|stretch| stretch.0).min().unwrap_or(0),
+            began_ns: guest.iter().map(|stretch| stretch.from_ns).min().unwrap_or(0),
             end_ns: reached_ns.unwrap_or(duration),
             reached_ns,
             programs: connection
@@ -200,42 +219,53 @@ impl Input {
 
     /// Time in the guest within a stretch of the run, of all vCPUs, ns.
     fn guest_ns(&self, from: u64, to: u64) -> f64 {
-        let part = |&(start, end, ns): &(u64, u64, u64)| {
-            let inside = end.min(to).saturating_sub(start.max(from));
-            if end > start { ns as f64 * (inside as f64 / (end - start) as f64) } else { 0.0 }
-        };
-        self.guest.iter().map(part).sum()
+        self.guest.iter().map(|stretch| stretch.within((from, to))).sum()
     }
 
-    fn estimated(&self, samples: u64, all: u64, guest_ns: f64) -> Estimated {
+    /// Samples between two moments, each with the time that it stands for, ns: those of a stretch divide its time in the
+    /// guest. Ticks are missing more in some stretches than in others, where the host is busy or emulated.
+    fn weighted(&self, span: (u64, u64)) -> Vec<(&Hit, f64)> {
+        let place = |hit: &Hit| {
+            let place = self.guest.partition_point(|s| (s.vcpu, s.to_ns) < (hit.vcpu, hit.time_ns));
+            let stretch = self.guest.get(place)?;
+            (stretch.vcpu == hit.vcpu && stretch.from_ns <= hit.time_ns).then_some(place)
+        };
+        let hits: Vec<(&Hit, Option<usize>)> = self.within(span).map(|hit| (hit, place(hit))).collect();
+        let mut counts = vec![0_u64; self.guest.len()];
+        for place in hits.iter().filter_map(|(_, place)| *place) {
+            counts[place] += 1;
+        }
+        let weight = |place: usize| {
+            self.guest.get(place).map_or(0.0, |s| s.within(span)) / counts[place].max(1) as f64
+        };
+        hits.into_iter().map(|(hit, place)| (hit, place.map_or(0.0, weight))).collect()
+    }
+
+    /// So many samples of all, which stand for `ns`.
+    fn estimated(samples: u64, all: u64, ns: f64) -> Estimated {
         let share = share(samples, all);
-        let s = |part: f64| part * guest_ns / 1e9;
+        let s = |part: f64| if share.share > 0.0 { part / share.share * ns / 1e9 } else { 0.0 };
         Estimated { samples, s: s(share.share), low_s: s(share.low), high_s: s(share.high) }
     }
 
     /// What the kernel called, by the frame that `of` tells. Interrupts are no part of it.
     fn calls(&self, span: (u64, u64), of: impl Fn(&Hit) -> Option<i64>) -> Vec<Call> {
-        let mut calls: HashMap<(&str, Option<&str>), (u64, u64, u64)> = HashMap::new();
+        let mut calls: HashMap<(&str, Option<&str>), Seen> = HashMap::new();
         let mut all = 0;
-        for hit in self.within(span) {
+        for (hit, ns) in self.weighted(span) {
             all += 1;
             let Some(function) = of(hit).and_then(|frame| self.code.functions.get(&frame)) else { continue };
             if matches!(hit.mode.as_str(), "kernel" | "boot") {
-                let call = calls.entry((&function.symbol, function.module.as_deref())).or_insert((
-                    hit.time_ns,
-                    hit.time_ns,
-                    0,
-                ));
-                *call = (call.0, hit.time_ns, call.2 + 1);
+                let name = (function.symbol.as_str(), function.module.as_deref());
+                calls.entry(name).or_default().meet(hit.time_ns, ns);
             }
         }
-        let guest_ns = self.guest_ns(span.0, span.1);
-        let call = |((function, module), (from, to, count)): ((&str, Option<&str>), (u64, u64, u64))| Call {
+        let call = |((function, module), seen): ((&str, Option<&str>), Seen)| Call {
             function: function.to_owned(),
             module: module.map(str::to_owned),
-            from_s: self.since(from),
-            to_s: self.since(to),
-            time: self.estimated(count, all, guest_ns),
+            from_s: self.since(seen.from_ns),
+            to_s: self.since(seen.to_ns),
+            time: Self::estimated(seen.samples, all, seen.ns),
         };
         let mut calls: Vec<Call> = calls.into_iter().map(call).collect();
         calls.sort_by(|a, b| a.from_s.total_cmp(&b.from_s));
@@ -244,31 +274,49 @@ impl Input {
 
     /// Time of processes, by what `of` tells of them.
     fn units(&self, span: (u64, u64), of: impl Fn(&Who) -> Option<String>) -> Vec<Unit> {
-        let mut units: HashMap<String, (u64, u64, u64, BTreeSet<i64>)> = HashMap::new();
+        let mut units: HashMap<String, (Seen, BTreeSet<i64>)> = HashMap::new();
         let mut all = 0;
-        for hit in self.within(span) {
+        for (hit, ns) in self.weighted(span) {
             all += 1;
             let Some(instance) = hit.instance.filter(|_| matches!(hit.mode.as_str(), "user" | "kernel"))
             else {
                 continue;
             };
             if let Some(name) = self.who.get(&instance).and_then(&of) {
-                let unit = units.entry(name).or_insert((hit.time_ns, hit.time_ns, 0, BTreeSet::new()));
-                (unit.1, unit.2) = (hit.time_ns, unit.2 + 1);
-                unit.3.insert(instance);
+                let (seen, processes) = units.entry(name).or_default();
+                seen.meet(hit.time_ns, ns);
+                processes.insert(instance);
             }
         }
-        let guest_ns = self.guest_ns(span.0, span.1);
-        let unit = |(name, (from, to, count, processes)): (String, (u64, u64, u64, BTreeSet<i64>))| Unit {
+        let unit = |(name, (seen, processes)): (String, (Seen, BTreeSet<i64>))| Unit {
             name,
-            from_s: self.since(from),
-            to_s: self.since(to),
+            from_s: self.since(seen.from_ns),
+            to_s: self.since(seen.to_ns),
             processes: processes.len() as u64,
-            time: self.estimated(count, all, guest_ns),
+            time: Self::estimated(seen.samples, all, seen.ns),
         };
         let mut units: Vec<Unit> = units.into_iter().map(unit).collect();
         units.sort_by(|a, b| a.from_s.total_cmp(&b.from_s).then_with(|| a.name.cmp(&b.name)));
         units
+    }
+}
+
+/// What samples have in common: the times of the first and the last one, how many there are, and the time that they stand for.
+#[derive(Debug, Clone, Copy, Default)]
+struct Seen {
+    from_ns: u64,
+    to_ns: u64,
+    samples: u64,
+    ns: f64,
+}
+
+impl Seen {
+    /// One more, later than all before.
+    fn meet(&mut self, time_ns: u64, ns: f64) {
+        if self.samples == 0 {
+            self.from_ns = time_ns;
+        }
+        *self = Self { from_ns: self.from_ns, to_ns: time_ns, samples: self.samples + 1, ns: self.ns + ns };
     }
 }
 
@@ -318,12 +366,13 @@ fn who(connection: &Connection) -> rusqlite::Result<HashMap<i64, Who>> {
     connection.prepare(sql)?.query_map([], who)?.collect()
 }
 
-fn guest(connection: &Connection) -> rusqlite::Result<Vec<(u64, u64, u64)>> {
-    let sql = "SELECT time_ns, guest_ns + halted_ns + waiting_ns + kvm_ns + vmm_ns + sampler_ns + paused_ns, guest_ns \
-               FROM microstate ORDER BY time_ns";
+fn guest(connection: &Connection) -> rusqlite::Result<Vec<Stretch>> {
+    let sql = "SELECT time_ns, guest_ns + halted_ns + waiting_ns + kvm_ns + vmm_ns + sampler_ns + paused_ns, guest_ns, vcpu \
+               FROM microstate ORDER BY vcpu, time_ns";
     let stretch = |row: &rusqlite::Row<'_>| {
-        let (end, length) = (unsigned(row, 0)?, unsigned(row, 1)?);
-        Ok((end.saturating_sub(length), end, unsigned(row, 2)?))
+        let (to_ns, length) = (unsigned(row, 0)?, unsigned(row, 1)?);
+        let from_ns = to_ns.saturating_sub(length);
+        Ok(Stretch { vcpu: row.get(3)?, from_ns, to_ns, guest_ns: unsigned(row, 2)? })
     };
     connection.prepare(sql)?.query_map([], stretch)?.collect()
 }

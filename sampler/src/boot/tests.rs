@@ -177,6 +177,26 @@ fn a_boot_that_ends_early_has_the_phases_that_it_came_to() {
 }
 
 #[test]
+fn where_ticks_are_missing_those_that_came_stand_for_more() {
+    let mut batch = batch();
+    let stretch = |time_ms: u64, length_ms: u64| MicrostateRow {
+        vcpu: 0,
+        time_ns: time_ms * MS,
+        states: States { guest: length_ms * MS, ..States::default() },
+    };
+    batch.microstates = vec![stretch(350, 250), stretch(450, 100), stretch(1_000, 550)];
+    // Three of four ticks of a stretch are lost.
+    batch.samples.retain(|sample| {
+        let ms = sample.time_ns / MS;
+        !(350..450).contains(&ms) || ms.is_multiple_of(4)
+    });
+    let boot = read(&batch);
+    let acpi = boot.initcalls.iter().find(|call| call.function == "acpi_init").expect("acpi_init");
+    assert_eq!(acpi.time.samples, 50);
+    assert!((acpi.time.s - 0.080).abs() < 0.003 && acpi.time.low_s < 0.080, "{:?}", acpi.time);
+}
+
+#[test]
 fn a_chart_joins_samples_with_the_same_calls() {
     let directory = tempdir().expect("a directory");
     let chart = Chart::read(&profile_of(directory.path(), &batch())).expect("a chart");
@@ -195,7 +215,8 @@ fn evidence_tells_panics_progress_and_sleepers() {
     {
         batch.console.push(ConsoleRow { time_ns: ms * MS, bytes: line.as_bytes().to_vec() });
     }
-    batch.meta.push(("kernel_died".to_owned(), "0".to_owned()));
+    let meta = [("kernel_died", "0".to_owned()), ("progress_ns", (902 * MS).to_string())];
+    batch.meta.extend(meta.map(|(key, value)| (key.to_owned(), value)));
     batch.census_moments.push(CensusMomentRow { id: 1, time_ns: 600 * MS, ..CensusMomentRow::default() });
     batch.census_moments.push(CensusMomentRow { id: 2, time_ns: 700 * MS, ..CensusMomentRow::default() });
     let state = |instance, moment, state, stack| CensusStateRow {

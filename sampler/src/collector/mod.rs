@@ -292,6 +292,7 @@ impl Collector {
             }
             let row = |Injected { device, vector, count }| InjectedRow { device, vector, count };
             self.batch.injected = self.injections.read().into_iter().map(row).collect();
+            self.gate.counted(&self.batch);
         }
     }
 
@@ -396,6 +397,8 @@ impl Collector {
         self.totals.lost = lost;
         let duration = monotonic_ns().saturating_sub(self.shared.zero_ns);
         self.batch.meta.push(("duration_ns".to_owned(), duration.to_string()));
+        let progress = self.gate.progress_ns().map(|ns| ("progress_ns".to_owned(), ns.to_string()));
+        self.batch.meta.extend(progress);
         if self.totals.sink_error.is_none() {
             match self.sink.write(&self.batch) {
                 Ok(()) => self.totals.samples += self.batch.samples.len() as u64,

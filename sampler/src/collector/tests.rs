@@ -170,8 +170,9 @@ fn ticks(sampler: &mut VcpuSampler, count: u64) {
     for n in 0..count {
         let now_ns = monotonic_ns();
         let regs = kvm_regs { rip: n, ..Default::default() };
-        sampler
-            .serve(&Moment { due_ns: now_ns, now_ns, regs: &regs, sregs: &sregs, memory: &memory }, || None);
+        let moment =
+            Moment { due_ns: now_ns, now_ns, in_run: true, regs: &regs, sregs: &sregs, memory: &memory };
+        sampler.serve(&moment, || None);
     }
 }
 

@@ -50,6 +50,17 @@ impl Collector {
                     self.saw(&condition, "the run ends");
                     self.shared.reached.store(true, Ordering::Release);
                 }
+                Action::Panicked => {
+                    self.event("panic", "the guest's kernel has panicked: the run ends".to_owned());
+                    self.shared.reached.store(true, Ordering::Release);
+                }
+                Action::Still(still) => {
+                    self.event(
+                        "still",
+                        format!("the guest has come no further for {still:.1?}: the run ends"),
+                    );
+                    self.shared.reached.store(true, Ordering::Release);
+                }
             }
         }
         if let Some(finder) = &self.finder {

@@ -1,8 +1,10 @@
 //! Whether samples are kept, and what is waited for.
 
+use std::time::Duration;
+
 use symbols::TaskSnapshot;
 
-use super::{Condition, Seen, Trigger, Wait};
+use super::{Condition, Going, Seen, Trigger, Wait};
 use crate::batch::{Batch, ConsoleRow};
 use crate::text;
 
@@ -18,6 +20,10 @@ pub(crate) enum Action {
     Close(Condition, bool),
     /// The run ends.
     End(Condition),
+    /// The run ends: the guest has come no further for so long.
+    Still(Duration),
+    /// The run ends: the kernel has panicked and does nothing any more.
+    Panicked,
 }
 
 /// Rows of a batch that were looked at.
@@ -35,7 +41,8 @@ pub(crate) struct Gate {
     start: Option<Trigger>,
     stop: Option<(Trigger, bool)>,
     until: Option<Trigger>,
-    tasks: bool,
+    /// Whether the guest comes further, where that is watched.
+    going: Option<Going>,
     line: Vec<u8>,
     looked: Looked,
     pub(crate) seen: Seen,
@@ -62,7 +69,7 @@ impl Gate {
                 self.stop = trigger(when).map(|trigger| (trigger.counting_from(now_ns), end));
             }
             Wait::Until(when) => self.until = trigger(when),
-            Wait::Tasks => self.tasks = true,
+            Wait::Still(limit) => self.going = Some(Going::new(limit, now_ns)),
         }
         false
     }
@@ -80,7 +87,7 @@ impl Gate {
     pub(crate) fn needs_tasks(&self) -> bool {
         let stop = self.stop.as_ref().map(|(trigger, _)| trigger).filter(|_| !self.closed);
         let waits = self.start.iter().chain(stop).chain(&self.until);
-        self.tasks || waits.into_iter().any(|trigger| trigger.condition.needs_tasks())
+        self.going.is_some() || waits.into_iter().any(|trigger| trigger.condition.needs_tasks())
     }
 
     /// Those whose time has come: the end of sampling is waited for once it has begun.
@@ -91,11 +98,17 @@ impl Gate {
 
     /// A task ran.
     pub(crate) fn task(&mut self, task: &TaskSnapshot) {
+        if let Some(going) = &mut self.going {
+            going.task(task);
+        }
         self.triggers().for_each(|trigger| trigger.task(&task.process_comm));
     }
 
     /// All tasks that exist.
     pub(crate) fn list(&mut self, tasks: &[TaskSnapshot]) {
+        if let Some(going) = &mut self.going {
+            tasks.iter().for_each(|task| going.task(task));
+        }
         for trigger in self.triggers() {
             tasks.iter().for_each(|task| trigger.task(&task.process_comm));
             trigger.listed(tasks.iter().any(|task| trigger.speaks_of(&task.process_comm)));
@@ -108,7 +121,13 @@ impl Gate {
             &mut self.looked,
             Looked { console: batch.console.len(), events: batch.events.len(), cgroups: batch.cgroups.len() },
         );
-        if self.start.is_none() && self.stop.is_none() && self.until.is_none() {
+        if let Some(going) = &mut self.going {
+            going.rows(
+                batch.console.get(console..).unwrap_or_default(),
+                batch.events.get(events..).unwrap_or_default(),
+            );
+        }
+        if self.start.is_none() && self.stop.is_none() && self.until.is_none() && self.going.is_none() {
             return;
         }
         for row in batch.console.get(console..).unwrap_or_default() {
@@ -124,6 +143,18 @@ impl Gate {
         }
     }
 
+    /// Exits and interrupts of `batch` were counted.
+    pub(crate) fn counted(&mut self, batch: &Batch) {
+        if let Some(going) = &mut self.going {
+            going.counted(batch);
+        }
+    }
+
+    /// The last sign that the guest came further, ns since the run's start, where that is watched.
+    pub(crate) fn progress_ns(&self) -> Option<u64> {
+        self.going.as_ref().map(|going| going.last_ns)
+    }
+
     /// The batch was written: the next one has other rows.
     pub(crate) fn forget_rows(&mut self) {
         self.looked = Looked::default();
@@ -136,6 +167,9 @@ impl Gate {
             let line = text::plain(&String::from_utf8_lossy(&self.line));
             let line = line.trim_end_matches(['\r', '\n']).to_owned();
             self.triggers().for_each(|trigger| trigger.line(&line));
+            if let Some(going) = &mut self.going {
+                going.line(&line);
+            }
             if part.ends_with(b"\n") {
                 self.line.clear();
             }
@@ -159,6 +193,15 @@ impl Gate {
         if let Some(met) = self.until.take_if(|trigger| trigger.is_met(now_ns)) {
             self.seen.until_ns = Some(now_ns);
             actions.push(Action::End(met.condition));
+        }
+        if let Some(still) = self.going.as_mut().and_then(|going| going.still(now_ns))
+            && self.seen.until_ns.is_none()
+        {
+            self.seen.still_ns = Some(now_ns);
+            actions.push(Action::Still(still));
+        }
+        if self.going.as_mut().is_some_and(Going::take_panic) {
+            actions.push(Action::Panicked);
         }
         actions
     }

@@ -8,6 +8,7 @@
 //! The collector looks every 10 ms. Tasks are listed every 20 ms while a process or a unit is waited for.
 
 mod gate;
+mod going;
 mod trigger;
 
 use std::fmt;
@@ -16,6 +17,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use gate::{Action, Gate};
+pub(crate) use going::Going;
 pub(crate) use trigger::Trigger;
 
 /// Bytes of a pattern, at most.
@@ -100,8 +102,11 @@ pub enum Wait {
     },
     /// The run ends then; it was successful.
     Until(Condition),
-    /// For nothing: tasks are listed as often as if a process was waited for, so that each is in the profile soon.
-    Tasks,
+    /// The guest has come no further for so long: neither console output nor a new process, nor an answer of its disk,
+    /// nor output of its command, nor an exit of a new kind. The run ends then; it was no success. Without a time it is
+    /// only noted when the guest last came further (`progress_ns` in `meta`). Tasks are listed as often as if a process was
+    /// waited for, so that each is in the profile soon.
+    Still(Option<Duration>),
 }
 
 /// When what was waited for was seen, ns since the run's start.
@@ -113,6 +118,8 @@ pub struct Seen {
     pub stop_ns: Option<u64>,
     /// [`Wait::Until`].
     pub until_ns: Option<u64>,
+    /// [`Wait::Still`].
+    pub still_ns: Option<u64>,
 }
 
 #[cfg(test)]

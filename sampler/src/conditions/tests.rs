@@ -2,7 +2,7 @@ use proptest::prelude::*;
 use symbols::TaskSnapshot;
 
 use super::*;
-use crate::batch::{Batch, CgroupRow, ConsoleRow, EventRow};
+use crate::batch::{Batch, CgroupRow, ConsoleRow, EventRow, ExitRow, InjectedRow};
 
 fn batch(console: &[&str]) -> Batch {
     let row = |text: &&str| ConsoleRow { time_ns: 0, bytes: text.as_bytes().to_vec() };
@@ -96,7 +96,7 @@ fn marks_and_units_are_seen_and_somebody_may_open_before() {
     rows.cgroups.push(group("/system.slice/nginx.service/worker"));
     gate.look(&rows);
     assert!(matches!(gate.decide(2)[..], [Action::Open(_), Action::End(_)]));
-    assert_eq!(gate.seen, Seen { start_ns: Some(2), stop_ns: None, until_ns: Some(2) });
+    assert_eq!(gate.seen, Seen { start_ns: Some(2), stop_ns: None, until_ns: Some(2), still_ns: None });
     let mut gate = started_by(Condition::Mark("go".to_owned()));
     assert!(gate.open(5) && !gate.open(6) && !gate.is_closed());
 }
@@ -110,6 +110,74 @@ fn a_pattern_that_does_not_compile_is_refused_with_the_place() {
     assert!(error("((a{1000}){1000}){1000}").contains("too large"));
     assert!(error(&"a".repeat(1_001)).contains("too large"));
     assert!(Condition::Console("^login: $".to_owned()).check().is_ok());
+}
+
+#[test]
+fn a_panic_in_which_the_kernel_stays_ends_the_run() {
+    let mut gate = Gate::default();
+    gate.arm(Wait::Still(None), 0);
+    gate.look(&batch(&["[    1.0] Kernel panic - not syncing: no init\n", "---[ end Kernel panic - not"]));
+    assert!(gate.decide(1).is_empty());
+    gate.forget_rows();
+    gate.look(&batch(&[" syncing: no init ]---"]));
+    assert_eq!(gate.decide(2), [Action::Panicked]);
+    assert!(gate.decide(3).is_empty());
+}
+
+#[test]
+fn a_guest_goes_on_by_output_processes_disks_and_new_kinds_of_exits() {
+    let exit = |id, device: &str| ExitRow {
+        id,
+        reason: "port write".to_owned(),
+        device: Some(device.to_owned()),
+        ..ExitRow::default()
+    };
+    let disk = |count| vec![InjectedRow { device: "disk 0".to_owned(), vector: None, count }];
+    let event = EventRow { time_ns: 0, kind: "stopped".to_owned(), text: String::new() };
+    let mut gate = Gate::default();
+    gate.arm(Wait::Still(Some(Duration::from_nanos(10))), 0);
+    assert!(gate.needs_tasks());
+    let task = |start_ns, kernel_thread, name| TaskSnapshot { start_ns, kernel_thread, ..named(name) };
+    gate.task(&task(5, false, "sh"));
+    type Sign<'a> = &'a dyn Fn(&mut Gate);
+    let signs: [(&str, Sign<'_>, bool); 12] = [
+        ("first process", &|_| {}, true),
+        ("console", &|gate| gate.look(&batch(&["."])), true),
+        (
+            "vprof was stopped",
+            &|gate| gate.look(&Batch { events: vec![event.clone()], ..Batch::default() }),
+            true,
+        ),
+        ("process", &|gate| gate.list(&[task(5, false, "sh"), task(6, false, "cp")]), true),
+        ("the same processes", &|gate| gate.list(&[task(5, false, "sh"), task(6, false, "cp")]), false),
+        ("work queue", &|gate| gate.list(&[task(9, true, "kworker/0:1")]), false),
+        ("disk", &|gate| gate.counted(&Batch { injected: disk(7), ..Batch::default() }), true),
+        ("still disk", &|gate| gate.counted(&Batch { injected: disk(7), ..Batch::default() }), false),
+        ("new exit", &|gate| gate.counted(&Batch { exits: vec![exit(4, "rng")], ..Batch::default() }), true),
+        (
+            "the same exit",
+            &|gate| gate.counted(&Batch { exits: vec![exit(4, "rng")], ..Batch::default() }),
+            false,
+        ),
+        (
+            "output of a command",
+            &|gate| gate.counted(&Batch { exits: vec![exit(1, "second serial port")], ..Batch::default() }),
+            true,
+        ),
+        ("nothing", &|_| {}, false),
+    ];
+    let (mut now_ns, mut last_ns) = (0, 0);
+    for (what, sign, goes_on) in signs {
+        now_ns += 2;
+        sign(&mut gate);
+        gate.forget_rows();
+        assert!(gate.decide(now_ns).is_empty(), "{what}");
+        last_ns = if goes_on { now_ns } else { last_ns };
+        assert_eq!(gate.progress_ns(), Some(last_ns), "{what}");
+    }
+    assert!(gate.decide(last_ns + 9).is_empty());
+    assert_eq!(gate.decide(last_ns + 10), [Action::Still(Duration::from_nanos(10))]);
+    assert!(gate.decide(last_ns + 99).is_empty() && gate.seen.still_ns == Some(last_ns + 10));
 }
 
 proptest! {

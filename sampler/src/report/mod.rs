@@ -7,6 +7,7 @@ mod by;
 mod census;
 mod charged;
 mod code;
+mod command;
 mod exact;
 mod family;
 mod filter;
@@ -31,6 +32,7 @@ use serde::{Deserialize, Serialize};
 
 pub use annotate::{Annotation, Hit, MOST_CODE, Target};
 pub use by::{Breakdown, By, Row};
+pub use command::CommandTimes;
 pub use exact::{
     ExactReport, ExactVcpu, InterruptSource, InterruptTime, OffCpu, Part, Parts, SoftInterrupt, StateTime,
     Task, TaskStates, Wakeup,
@@ -227,6 +229,8 @@ pub struct Report {
     pub lateness: Lateness,
     /// One row per vCPU.
     pub vcpus: Vec<Vcpu>,
+    /// What the run's own command took.
+    pub command: Option<CommandTimes>,
     /// How many times as long a run has to be for half the interval of the largest share of `processes`.
     pub needed_for_half: Option<f64>,
     /// Processes and what is not charged to any; shares add up to 1 without a process filter.

@@ -11,7 +11,8 @@ use super::tables::{Tables, part, seconds};
 use super::tree::CallTree;
 use super::view::View;
 use super::{
-    Estimate, Filter, Lateness, ModeTimes, Overhead, Process, Report, ReportError, Request, Sort, Vcpu,
+    CommandTimes, Estimate, Filter, Lateness, ModeTimes, Overhead, Process, Report, ReportError, Request,
+    Sort, Vcpu,
 };
 use crate::batch::{Mode, VcpuRow};
 use crate::estimate::{self, Tallies};
@@ -109,6 +110,7 @@ fn summary(filter: &Filter, view: &View<'_>) -> Report {
         },
         lateness: lateness(sums),
         vcpus: shown.map(|row| vcpu(row, sums)).collect(),
+        command: CommandTimes::new(filter, view),
         needed_for_half: needed_for_half(&processes),
         processes,
         functions: functions(view),

@@ -132,13 +132,45 @@ fn a_triple_fault_is_told() {
     assert_eq!((run.status.code(), verdict(&run).as_str()), (Some(3), "triple-fault"), "{}", run.stderr);
 }
 
+/// How long a guest came no further in the end, s.
+fn still_s(run: &Run) -> f64 {
+    let evidence = &run.said()["boots"][0]["evidence"];
+    number(&evidence["duration_s"]) - number(&evidence["progress_s"])
+}
+
+#[test]
+fn a_hang_is_told_at_the_time_out_too() {
+    let run =
+        judged(&["--until", "never", "--timeout", "30s"], "exec python3 -c 'while True: pass'").exited(3);
+    assert_eq!(verdict(&run), "hang-busy", "{}", failure(&run));
+}
+
+#[test]
+#[ignore = "takes minutes where the machine is busy"]
+fn a_guest_that_goes_on_in_silence_does_not_hang() {
+    // Now the console, now the disk, now a process: each alone for longer than the limit.
+    let script = "exec python3 -uc '
+import os, time
+for i in range(12): print(i); time.sleep(1)
+data = open(\"/data\", \"wb\")
+for i in range(12): data.write(b\"x\"); data.flush(); os.fsync(data.fileno()); time.sleep(1)
+for i in range(12):
+    if os.fork() == 0: time.sleep(0.3); os._exit(0)
+    os.wait(); time.sleep(1)
+print(\"up\"); time.sleep(60)
+'";
+    let run = judged(&["--until", "^up", "--timeout", "10m", "--hang-after", "6s"], script).exited(0);
+    assert_eq!(verdict(&run), "up");
+}
+
 #[test]
 fn a_hang_in_which_all_wait_names_who_sleeps_where() {
     // A frozen file system holds whoever writes to it, in a sleep that nothing else ends.
     let freeze = "python3 -c 'import fcntl, os; fcntl.ioctl(os.open(\"/\", 0), 0xC0045877, 0); open(\"/held\", \"w\")'";
-    let run = judged(&["--until", "never", "--timeout", "30s"], freeze).exited(3);
+    let run = judged(&["--until", "never", "--timeout", "10m", "--hang-after", "10s"], freeze).exited(3);
     assert_eq!(verdict(&run), "hang-idle", "{}", failure(&run));
     assert!(failure(&run).contains("all vCPUs wait; python3"), "{}", failure(&run));
+    assert!(still_s(&run) >= 10.0 && number(&run.said()["boots"][0]["evidence"]["duration_s"]) < 300.0);
     let blocked = &run.said()["boots"][0]["evidence"]["blocked"][0];
     assert_eq!(
         (blocked["comm"].as_str(), blocked["state"].as_str()),
@@ -153,9 +185,10 @@ fn a_hang_in_which_all_wait_names_who_sleeps_where() {
 
 #[test]
 fn a_hang_of_a_busy_guest_names_what_it_does() {
-    let run =
-        judged(&["--until", "never", "--timeout", "30s"], "exec python3 -c 'while True: pass'").exited(3);
+    let busy = "exec python3 -c 'while True: pass'";
+    let run = judged(&["--until", "never", "--timeout", "10m", "--hang-after", "8s"], busy).exited(3);
     assert_eq!(verdict(&run), "hang-busy", "{}", failure(&run));
+    assert!(still_s(&run) >= 8.0 && number(&run.said()["boots"][0]["evidence"]["duration_s"]) < 300.0);
     let vcpu = &run.said()["boots"][0]["evidence"]["vcpus"][0];
     assert_eq!(vcpu["process"], "python3", "{vcpu}");
 }

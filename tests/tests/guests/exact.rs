@@ -53,6 +53,26 @@ fn everything_adds_up(run: &Run) {
     assert!(((busy + idle) / (2.0 * span) - 1.0).abs() < 0.02, "{busy} + {idle} is not 2 x {span}");
 }
 
+/// Two ways to measure the same time: by what happened between two events, and by the part of all ticks that found the task
+/// on a CPU, whatever that CPU was doing.
+fn ticks_agree_with_events(run: &Run) {
+    let rows = run.query(
+        "WITH span AS (SELECT min(from_ns) low, max(to_ns) high FROM task_life), \
+         tick AS (SELECT s.* FROM sample s, span WHERE s.time_ns BETWEEN low AND high), \
+         task AS (SELECT instance, sum(ns) ns FROM task_state WHERE state IN ('running', 'interrupted') GROUP BY 1) \
+         SELECT comm, ns / (2.0 * (high - low)) * (SELECT count(*) FROM tick), \
+         (SELECT count(*) FROM tick WHERE tick.instance = task.instance AND fell <> 'halted') \
+         FROM task JOIN instance i ON i.id = task.instance, span WHERE pid <> 0 ORDER BY ns DESC LIMIT 5",
+    );
+    assert_eq!(rows.len(), 5);
+    for row in &rows {
+        let (expected, met) = (row[1].as_f64().expect("ticks"), row[2].as_f64().expect("ticks"));
+        // Five standard deviations of independent ticks, and what a busy machine serves too late to count.
+        let tolerance = 5.0 * expected.sqrt() + 0.05 * expected + 5.0;
+        assert!((met - expected).abs() < tolerance, "{met} ticks met {row:?}");
+    }
+}
+
 fn programs_have_their_states(run: &Run) {
     assert!(ms(run, "threads", "cause = 'futex'") > 1000.0, "{:?}", run.query("SELECT * FROM v_task_states"));
     let sleep = ms(run, "sleep", "cause = 'timer'");
@@ -77,6 +97,12 @@ fn counts_times_and_states_are_the_guests_6_1() {
     let run = watched(Guest::demo(), MIXTURE);
     everything_adds_up(&run);
     programs_have_their_states(&run);
+}
+
+#[test]
+#[ignore = "takes minutes where the machine is busy"]
+fn ticks_tell_the_times_that_events_tell() {
+    ticks_agree_with_events(&watched(Guest::demo(), MIXTURE));
 }
 
 #[test]

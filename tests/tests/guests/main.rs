@@ -1,6 +1,7 @@
 //! Unmodified Debian guests, end to end: `vprof run` on whatever KVM there is, the portable host's where the
 //! machine's own cannot run a kernel.
 
+mod attach;
 mod attribution;
 mod bad_moments;
 mod books;
@@ -19,6 +20,7 @@ mod kernels;
 mod lifecycle;
 mod microstates;
 mod names;
+mod network;
 mod qcow2;
 mod stacks;
 mod states;

@@ -155,15 +155,22 @@ impl Kick {
         unsafe { AtomicU8::from_ptr(self.immediate_exit) }.store(value, Ordering::Relaxed);
     }
 
-    /// To be called right before KVM_RUN: makes it return at once if there is something to do, of which `wanted` tells.
-    pub(crate) fn prepare(&self, wanted: impl FnOnce() -> bool) {
+    /// To be called right before KVM_RUN: makes it return at once if there is something to do, of which `wanted` tells, or
+    /// a tick to serve. Returns whether there is a tick.
+    pub(crate) fn prepare(&self, wanted: impl FnOnce() -> bool) -> bool {
         self.set(0);
         // The handler runs on this thread: the order in the program is all it takes.
         compiler_fence(Ordering::SeqCst);
-        let ticked = LOCAL.with(|local| local.ticked.load(Ordering::Relaxed));
+        let ticked = self.has_ticked();
         if ticked || wanted() {
             self.set(1);
         }
+        ticked
+    }
+
+    /// A tick has come and was not taken.
+    pub(crate) fn has_ticked(&self) -> bool {
+        LOCAL.with(|local| local.ticked.load(Ordering::Relaxed))
     }
 
     /// True once per tick.

@@ -81,6 +81,7 @@ impl<O: Observer> Vcpu<O> {
             table: &tripwires.table(),
             tripwires: &tripwires,
             withdraw: false,
+            in_run: false,
             registers_in_page,
             kick,
             timer,
@@ -109,6 +110,8 @@ struct Running<'a, O> {
     tripwires: &'a Tripwires,
     /// The observer wants the tripwires gone before the guest runs on.
     withdraw: bool,
+    /// The tick that is to be served came in KVM_RUN.
+    in_run: bool,
     registers_in_page: bool,
     kick: Kick,
     timer: Timer,
@@ -133,9 +136,13 @@ impl<O: Observer> Running<'_, O> {
     fn enter(&mut self) -> State {
         self.observer.entering(monotonic_ns());
         let withdraw = self.withdraw;
-        self.kick.prepare(|| withdraw || self.control.wants_something());
+        let ticked_before = self.kick.prepare(|| withdraw || self.control.wants_something());
         let result = self.fd.run();
         let now_ns = monotonic_ns();
+        // A signal's handler runs when the ioctl returns. An exit that has another reason is served first, the tick after it.
+        if !ticked_before {
+            self.in_run = self.kick.has_ticked();
+        }
         self.observer.exited(exit::classify(&result), now_ns);
         if let Ok(VcpuExit::IoOut(port, [_])) = &result
             && is_trip_port(*port)
@@ -170,6 +177,7 @@ impl<O: Observer> Running<'_, O> {
             vcpu.observer.ticked(&Tick {
                 due_ns: vcpu.timer.due_ns(),
                 now_ns: now,
+                in_run: vcpu.in_run,
                 regs,
                 sregs,
                 memory: vcpu.memory,

@@ -12,7 +12,7 @@ use virtio_queue::{Reader, Writer};
 use vm_memory::GuestMemoryMmap;
 
 use super::disk::{SECTOR, Store};
-use super::{Broken, Chain, Identity, VirtioDevice};
+use super::{Broken, Chain, Identity, Served, VirtioDevice};
 use crate::config::Disk;
 use crate::error::DiskError;
 
@@ -126,10 +126,11 @@ impl VirtioDevice for Block {
     /// buffers that the driver may cut as it likes.
     fn serve(
         &mut self,
+        _: usize,
         memory: &GuestMemoryMmap,
         chain: Chain<'_>,
         interrupted: &dyn Fn() -> bool,
-    ) -> Result<u32, Broken> {
+    ) -> Result<Served, Broken> {
         let mut reader: Reader<'_> = chain.clone().reader(memory).map_err(|_| Broken)?;
         let mut writer: Writer<'_> = chain.writer(memory).map_err(|_| Broken)?;
         let data = writer.available_bytes().checked_sub(1).ok_or(Broken)?;
@@ -156,6 +157,6 @@ impl VirtioDevice for Block {
         };
         status_at.write_all(&[status.byte()]).map_err(|_| Broken)?;
         let written = writer.bytes_written().checked_add(1).ok_or(Broken)?;
-        u32::try_from(written).map_err(|_| Broken)
+        u32::try_from(written).map(Served::Done).map_err(|_| Broken)
     }
 }

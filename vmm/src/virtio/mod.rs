@@ -11,13 +11,16 @@
 //! ```
 
 pub(crate) mod block;
+pub(crate) mod console;
 mod disk;
 pub(crate) mod link;
+pub(crate) mod net;
 mod registers;
 pub(crate) mod rng;
 pub(crate) mod transport;
 pub(crate) mod worker;
 
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU16, Ordering};
 
@@ -49,19 +52,35 @@ pub(crate) struct Identity {
     pub queues: &'static [u16],
 }
 
+/// What became of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Served {
+    /// It is done, and so many bytes were written into the guest's buffers.
+    Done(u32),
+    /// What it asks for has not come yet: it stays the first of its queue until
+    /// [`VirtioDevice::source`] has something to read.
+    Waits,
+}
+
 /// One virtio device. Lives on its own thread.
 pub(crate) trait VirtioDevice: Send {
     /// What it is.
     fn identity(&self) -> Identity;
 
-    /// Serves one request and returns how many bytes it wrote into the guest's buffers. A long
-    /// request ends early once `interrupted` says so; its answer is then dropped.
+    /// Serves one request of a queue. A long request ends early once `interrupted` says so; its
+    /// answer is then dropped.
     fn serve(
         &mut self,
+        queue: usize,
         memory: &GuestMemoryMmap,
         chain: Chain<'_>,
         interrupted: &dyn Fn() -> bool,
-    ) -> Result<u32, Broken>;
+    ) -> Result<Served, Broken>;
+
+    /// What becomes readable when something comes from outside. `None` where nothing ever does.
+    fn source(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
 }
 
 /// A device that has nothing to say to an interrupt: `VIRTIO_MSI_NO_VECTOR`.

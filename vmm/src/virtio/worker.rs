@@ -1,4 +1,4 @@
-//! A device's thread: waits for kicks and commands, takes requests off the queues, answers.
+//! A device's thread: waits for kicks, commands and what comes from outside, takes requests off the queues, answers.
 
 use std::ops::ControlFlow;
 use std::os::fd::AsRawFd;
@@ -9,7 +9,10 @@ use virtio_queue::{Queue, QueueOwnedT, QueueT};
 use vm_memory::GuestMemoryMmap;
 
 use super::link::{Command, Link};
-use super::{Broken, Interrupts, VirtioDevice};
+use super::{Broken, Interrupts, Served, VirtioDevice};
+
+/// Requests of one queue that are served before the next queue has its turn.
+const BURST: usize = 64;
 
 /// A device and all that its thread needs.
 pub(crate) struct Worker {
@@ -29,13 +32,32 @@ impl std::fmt::Debug for Worker {
     }
 }
 
-/// The queues that the driver set up; empty while the device is idle.
-pub(crate) type Queues = Vec<Option<Queue>>;
+/// The queues that the driver set up, and what is left to do on them.
+#[derive(Debug, Default)]
+pub(crate) struct Queues {
+    /// Empty while the device is idle.
+    list: Vec<Option<Queue>>,
+    /// A request waits for the device's source.
+    waits: bool,
+    /// A queue has requests that nobody is going to kick for.
+    more: bool,
+}
+
+/// Why a queue is not served any further.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Left {
+    /// It is empty, or a command waits.
+    Nothing,
+    /// Its first request waits for the device's source.
+    Waits,
+    /// It has had its turn.
+    More,
+}
 
 impl Worker {
     /// Serves until [`Command::Stop`].
     pub(crate) fn run(mut self) {
-        let mut queues = Queues::new();
+        let mut queues = Queues::default();
         loop {
             self.wait(&queues);
             if self.turn(&mut queues).is_break() {
@@ -49,77 +71,94 @@ impl Worker {
         match self.link.take() {
             Some(Command::Stop) => return ControlFlow::Break(()),
             Some(Command::Reset) => {
-                *queues = Queues::new();
+                *queues = Queues::default();
                 self.link.reset_done();
             }
-            Some(Command::Start(new)) => *queues = new,
+            Some(Command::Start(list)) => *queues = Queues { list, ..Queues::default() },
             None => {}
         }
+        (queues.waits, queues.more) = (false, false);
         // After a start every queue is served, whether a kick has been seen or not: it may
         // have come before.
-        for (index, slot) in queues.iter_mut().enumerate() {
+        for (index, slot) in queues.list.iter_mut().enumerate() {
             let _not_kicked = self.link.kicks.get(index).map(|kick| kick.read());
-            if let Some(queue) = slot
-                && self.serve(index, queue) == Err(Broken)
-            {
-                self.link.set_broken();
-                self.interrupts.config_changed();
+            let Some(queue) = slot else { continue };
+            match self.serve(index, queue) {
+                Ok(Left::Nothing) => {}
+                Ok(Left::Waits) => queues.waits = true,
+                Ok(Left::More) => queues.more = true,
+                Err(Broken) => {
+                    self.link.set_broken();
+                    self.interrupts.config_changed();
+                }
             }
         }
         if self.link.broken() {
-            *queues = Queues::new();
+            *queues = Queues::default();
         }
         ControlFlow::Continue(())
     }
 
-    /// Sleeps until there is a command or, while the device is started, a kick.
+    /// Sleeps until there is a command or, while the device is started, a kick or what a request waits for.
     fn wait(&self, queues: &Queues) {
         let readable = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-        let kicks = self.link.kicks.iter().take(queues.len());
-        let mut fds: Vec<libc::pollfd> =
-            std::iter::once(&self.link.wake).chain(kicks).map(|event| readable(event.as_raw_fd())).collect();
-        // SAFETY: `fds` is valid for that many entries, and its descriptors live in `link`. A
-        // failed poll (EINTR, ENOMEM) is a spurious wake-up, which the caller bears.
+        let kicks = self.link.kicks.iter().take(queues.list.len());
+        let events = std::iter::once(&self.link.wake).chain(kicks).map(AsRawFd::as_raw_fd);
+        let source = self.device.source().filter(|_| queues.waits).map(|source| source.as_raw_fd());
+        let mut fds: Vec<libc::pollfd> = events.chain(source).map(readable).collect();
+        let patience = if queues.more { 0 } else { -1 };
+        // SAFETY: `fds` is valid for that many entries, and its descriptors live in `link` and in
+        // the device. A failed poll (EINTR, ENOMEM) is a spurious wake-up, which the caller bears.
         unsafe {
-            libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, -1);
+            libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, patience);
         }
     }
 
-    /// Serves a queue until it is empty or a command waits.
-    fn serve(&mut self, index: usize, queue: &mut Queue) -> Result<(), Broken> {
+    /// Serves a queue until it is empty, has to wait, has had its turn, or a command waits.
+    fn serve(&mut self, index: usize, queue: &mut Queue) -> Result<Left, Broken> {
+        let mut served = 0;
         loop {
             queue.disable_notification(&self.memory).map_err(|_| Broken)?;
-            while self.serve_one(index, queue)? {
-                if self.link.interrupted() {
-                    return Ok(());
+            while let Some(answer) = self.serve_one(index, queue)? {
+                served += 1;
+                match answer {
+                    Served::Waits => return Ok(Left::Waits),
+                    Served::Done(_) if self.link.interrupted() => return Ok(Left::Nothing),
+                    Served::Done(_) if served == BURST => return Ok(Left::More),
+                    Served::Done(_) => {}
                 }
             }
             if !queue.enable_notification(&self.memory).map_err(|_| Broken)? {
-                return Ok(());
+                return Ok(Left::Nothing);
             }
         }
     }
 
     /// Serves the next request, if there is one.
-    fn serve_one(&mut self, index: usize, queue: &mut Queue) -> Result<bool, Broken> {
+    fn serve_one(&mut self, index: usize, queue: &mut Queue) -> Result<Option<Served>, Broken> {
         let memory = &self.memory;
         let filled = queue.avail_idx(memory, Ordering::Acquire).map_err(|_| Broken)?;
         if filled.0 == queue.next_avail() {
-            return Ok(false);
+            return Ok(None);
         }
         // No chain although the ring says that there is one: an index beyond the ring's size or
         // a ring outside of memory.
         let chain = queue.iter(memory).map_err(|_| Broken)?.next().ok_or(Broken)?;
         let head = chain.head_index();
         let link = &self.link;
-        let written = self.device.serve(memory, chain, &|| link.interrupted())?;
+        let served = self.device.serve(index, memory, chain, &|| link.interrupted())?;
         if link.resetting() {
-            return Ok(false);
+            return Ok(None);
         }
-        queue.add_used(memory, head, written).map_err(|_| Broken)?;
-        if queue.needs_notification(memory).map_err(|_| Broken)? {
-            self.interrupts.queue_used(index);
+        match served {
+            Served::Waits => queue.go_to_previous_position(),
+            Served::Done(written) => {
+                queue.add_used(memory, head, written).map_err(|_| Broken)?;
+                if queue.needs_notification(memory).map_err(|_| Broken)? {
+                    self.interrupts.queue_used(index);
+                }
+            }
         }
-        Ok(true)
+        Ok(Some(served))
     }
 }

@@ -14,6 +14,8 @@ impl Sink for Nowhere {
 
 fn spec(disk: Option<Writes>) -> RunSpec {
     RunSpec {
+        network: None,
+        virtio_console: false,
         vcpus: 1,
         memory_bytes: 1 << 30,
         huge_pages: false,

@@ -88,6 +88,7 @@ fn report() -> Report {
         started_unix_s: 1.7e9,
         duration_s: 20.034,
         unsampled_s: 0.0,
+        command: None,
         rate_hz: 1000.0,
         measured_rate_hz: 998.2,
         clock: "uniform".to_owned(),

@@ -63,7 +63,8 @@ impl Observer for AsStopped {
     }
     fn ticked(&mut self, tick: &Tick<'_>) -> Option<Duration> {
         let (regs, sregs) = (&self.regs, &self.sregs);
-        let moment = Moment { due_ns: tick.due_ns, now_ns: tick.now_ns, regs, sregs, memory: tick.memory };
+        let Tick { due_ns, now_ns, in_run, memory, .. } = *tick;
+        let moment = Moment { due_ns, now_ns, in_run, regs, sregs, memory };
         self.sampler.serve(&moment, || tick.activity())
     }
     fn stopped(&mut self) {
@@ -164,6 +165,7 @@ fn turn<O: Observer>(inner: O, start: impl FnOnce(GuestMemoryMmap)) -> Measured<
         disks: Vec::new(),
         console: Console(Box::new(std::io::sink())),
         second_console: None,
+        extra: vmm::Extra::default(),
     };
     let measuring = Arc::new(AtomicBool::new(false));
     let mut inner = Some(inner);

@@ -204,7 +204,7 @@ fn address() -> impl Strategy<Value = u64> {
     ]
 }
 
-fn descriptor() -> impl Strategy<Value = (u64, u32, u16, u16)> {
+pub(super) fn descriptor() -> impl Strategy<Value = (u64, u32, u16, u16)> {
     let length =
         prop_oneof![Just(0u32), Just(1), Just(16), Just(512), Just(u32::MAX), any::<u32>(), 0..8192u32];
     let flags = prop_oneof![0..8u16, any::<u16>()];

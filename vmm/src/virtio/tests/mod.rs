@@ -1,8 +1,10 @@
 //! Transport, worker and devices together: [`Rig`] is a device with its thread, and the guest's side of
 //! it. [`driver`] uses it as a guest's driver would, [`hostile`] as it should not.
 
+mod console;
 mod driver;
 mod hostile;
+mod network;
 
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -28,6 +30,8 @@ const MEMORY: u64 = 8 << 20;
 const DESCRIPTORS: u64 = 0x1_0000;
 const AVAILABLE: u64 = 0x2_0000;
 const USED: u64 = 0x3_0000;
+/// Bytes from the tables and rings of a queue to those of the next one.
+const QUEUE_STEP: u64 = 0x1000;
 const BUFFERS: u64 = 0x10_0000;
 const SIZE: u16 = 16;
 
@@ -57,7 +61,10 @@ struct Rig {
     bells: Arc<Bells>,
     link: Arc<Link>,
     thread: Option<JoinHandle<()>>,
-    next: u16,
+    /// The queue that everything below is about, and how many there are.
+    queue: u16,
+    queues: u16,
+    next: [u16; 4],
 }
 
 impl Rig {
@@ -81,7 +88,17 @@ impl Rig {
         let thread = std::thread::spawn(move || worker.run());
         let window = u32::try_from(PCI_WINDOW_START).unwrap();
         let pci = VirtioPci::new(&identity, window, Arc::clone(&link), interrupts, memory.clone(), doorbells);
-        Self { pci, memory, messages, bells, link, thread: Some(thread), next: 0 }
+        Self {
+            pci,
+            memory,
+            messages,
+            bells,
+            link,
+            thread: Some(thread),
+            queue: 0,
+            queues: u16::try_from(queues).unwrap(),
+            next: [0; 4],
+        }
     }
 
     fn disk(mode: DiskMode, sectors: u64) -> (Self, std::fs::File) {
@@ -111,13 +128,13 @@ impl Rig {
         self.write(offset + 4, &high.to_le_bytes());
     }
 
-    /// The driver's initialization (specification 3.1.1) with one queue, MSI-X vector 1 for it and 0
-    /// for the configuration.
+    /// The driver's initialization (specification 3.1.1), MSI-X vector 0 for the configuration, and those after it for
+    /// the queues.
     fn start(&mut self) {
         self.pci.write_config(COMMAND, &6u16.to_le_bytes());
         // Message control of the MSI-X capability, which is the first one.
         self.pci.write_config(0x42, &0x8000u16.to_le_bytes());
-        for vector in [0u64, 1] {
+        for vector in 0..=u64::from(self.queues) {
             let entry = 0x4000 + vector * 16;
             self.write(entry, &0xfee0_0000u64.to_le_bytes());
             self.write(entry + 8, &(0x40 + u32::try_from(vector).unwrap()).to_le_bytes());
@@ -130,18 +147,36 @@ impl Rig {
         self.write(0x14, &[0x0b]);
         assert_eq!(self.status(), 0x0b, "features were accepted");
         self.write(0x10, &0u16.to_le_bytes());
-        self.write(0x16, &0u16.to_le_bytes());
-        self.write(0x18, &SIZE.to_le_bytes());
-        self.write(0x1a, &1u16.to_le_bytes());
-        self.address(0x20, DESCRIPTORS);
-        self.address(0x28, AVAILABLE);
-        self.address(0x30, USED);
-        self.write(0x1c, &1u16.to_le_bytes());
+        for queue in 0..self.queues {
+            let offset = u64::from(queue) * QUEUE_STEP;
+            self.write(0x16, &queue.to_le_bytes());
+            self.write(0x18, &SIZE.to_le_bytes());
+            self.write(0x1a, &(queue + 1).to_le_bytes());
+            self.address(0x20, DESCRIPTORS + offset);
+            self.address(0x28, AVAILABLE + offset);
+            self.address(0x30, USED + offset);
+            self.write(0x1c, &1u16.to_le_bytes());
+        }
         self.write(0x14, &[0x0f]);
     }
 
+    /// From now on it is about this queue.
+    fn on(&mut self, queue: u16) -> &mut Self {
+        self.queue = queue;
+        self
+    }
+
+    /// Where a table or ring of the queue lies.
+    fn at(&self, start: u64) -> u64 {
+        start + u64::from(self.queue) * QUEUE_STEP
+    }
+
+    fn next(&self) -> u16 {
+        self.next[usize::from(self.queue)]
+    }
+
     fn descriptor(&self, index: u16, address: u64, length: u32, flags: u16, next: u16) {
-        let at = DESCRIPTORS + u64::from(index) * 16;
+        let at = self.at(DESCRIPTORS) + u64::from(index) * 16;
         self.put_descriptor(at, address, length, flags, next);
     }
 
@@ -154,26 +189,27 @@ impl Rig {
 
     /// Makes descriptor `head` available and kicks.
     fn submit(&mut self, head: u16) {
-        let slot = AVAILABLE + 4 + u64::from(self.next % SIZE) * 2;
+        let next = self.next();
+        let slot = self.at(AVAILABLE) + 4 + u64::from(next % SIZE) * 2;
         self.memory.write_obj(head, GuestAddress(slot)).unwrap();
-        self.next = self.next.wrapping_add(1);
-        self.announce(self.next);
+        self.next[usize::from(self.queue)] = next.wrapping_add(1);
+        self.announce(next.wrapping_add(1));
     }
 
     fn announce(&mut self, index: u16) {
-        self.memory.write_obj(index, GuestAddress(AVAILABLE + 2)).unwrap();
-        self.write(0x3000, &0u16.to_le_bytes());
+        self.memory.write_obj(index, GuestAddress(self.at(AVAILABLE) + 2)).unwrap();
+        self.write(0x3000 + u64::from(self.queue) * 4, &self.queue.to_le_bytes());
     }
 
     fn used(&self) -> u16 {
-        self.memory.read_obj(GuestAddress(USED + 2)).unwrap()
+        self.memory.read_obj(GuestAddress(self.at(USED) + 2)).unwrap()
     }
 
     /// Waits until the last request was answered; the number of bytes that the device wrote.
     fn answer(&mut self) -> u32 {
-        let next = self.next;
+        let next = self.next();
         until(|| self.used() == next);
-        let slot = USED + 4 + u64::from((next - 1) % SIZE) * 8;
+        let slot = self.at(USED) + 4 + u64::from((next - 1) % SIZE) * 8;
         self.memory.read_obj(GuestAddress(slot + 4)).unwrap()
     }
 
@@ -198,18 +234,26 @@ impl Rig {
     fn reset(&mut self) {
         self.write(0x14, &[0]);
         until(|| self.status() == 0);
-        self.next = 0;
-        self.memory.write_obj(0u32, GuestAddress(AVAILABLE)).unwrap();
-        self.memory.write_obj(0u32, GuestAddress(USED)).unwrap();
+        self.next = [0; 4];
+        for queue in 0..self.queues {
+            let offset = u64::from(queue) * QUEUE_STEP;
+            self.memory.write_obj(0u32, GuestAddress(AVAILABLE + offset)).unwrap();
+            self.memory.write_obj(0u32, GuestAddress(USED + offset)).unwrap();
+        }
     }
 
-    /// The device must ask for a reset, tell so once, and work again after it.
-    fn expect_broken_then_recover(&mut self) {
+    /// The device must ask for a reset, tell so once, and start again.
+    fn expect_broken(&mut self) {
         until(|| self.status() & 0x40 != 0);
         until(|| self.messages.0.lock().unwrap().contains(&(0xfee0_0000, 0x40)));
         self.messages.0.lock().unwrap().clear();
         self.reset();
         self.start();
+    }
+
+    /// As above, and the disk must work again.
+    fn expect_broken_then_recover(&mut self) {
+        self.expect_broken();
         assert_eq!(self.request(0, 0, 512, true), 0, "works again");
     }
 }

@@ -7,6 +7,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::sys::signal::{SigHandler, SigSet, Signal, signal};
@@ -25,11 +26,12 @@ const ENVIRONMENT: &[(&str, &str)] = &[
     ("LANG", "C.UTF-8"),
 ];
 
-/// Runs the command to its end and reaps every process that dies meanwhile. Returns the exit status.
-pub fn run(argv: Vec<OsString>) -> u8 {
+/// Runs the command to its end and reaps every process that dies meanwhile. Returns the exit status, and how long it
+/// took.
+pub fn run(argv: Vec<OsString>) -> (u8, Duration) {
     let mut words = argv.into_iter();
     let Some(program) = words.next() else {
-        return STATUS_SETUP;
+        return (STATUS_SETUP, Duration::ZERO);
     };
     let mut command = Command::new(&program);
     command.args(words).env_clear().envs(ENVIRONMENT.iter().copied());
@@ -38,13 +40,15 @@ pub fn run(argv: Vec<OsString>) -> u8 {
         // The command still has the console that init itself has, only without job control.
         eprintln!("guest-init: no terminal for the command: {error}");
     }
-    match command.spawn() {
+    let begun = Instant::now();
+    let status = match command.spawn() {
         Ok(child) => reap_until_end_of(child.id()),
         Err(error) => {
             eprintln!("guest-init: {}: {error}", program.display());
             if error.kind() == ErrorKind::NotFound { 127 } else { 126 }
         }
-    }
+    };
+    (status, begun.elapsed())
 }
 
 /// Gives the command the console's terminal and makes it its foreground process group, so that a shell has job control

@@ -4,7 +4,7 @@ use std::arch::asm;
 use std::thread::sleep;
 use std::time::Duration;
 
-use guest_programs::EXIT_PORT;
+use guest_programs::{COMMAND_PORT, EXIT_PORT};
 use nix::errno::Errno;
 use nix::mount::{MsFlags, mount};
 use nix::sys::reboot::{RebootMode, reboot};
@@ -13,8 +13,9 @@ use nix::sys::termios::tcdrain;
 use nix::sys::wait::wait;
 use nix::unistd::Pid;
 
-/// Ends the guest. A status goes to the machine's exit port; without one, or without such a port, power goes off.
-pub fn end(status: Option<u8>) -> ! {
+/// Ends the guest. A command's status goes to the machine's exit port, and how long it took to the one for that; without
+/// a command, or without such ports, power goes off.
+pub fn end(command: Option<(u8, Duration)>) -> ! {
     // Everyone but init itself; when nobody is left the kernel says ESRCH, which is fine.
     let _ = kill(Pid::from_raw(-1), Signal::SIGKILL);
     while !matches!(wait(), Err(errno) if errno != Errno::EINTR) {}
@@ -23,8 +24,8 @@ pub fn end(status: Option<u8>) -> ! {
     nix::unistd::sync();
     // Fails for an initramfs, which has nothing to lose.
     let _ = mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY, None::<&str>);
-    if let Some(status) = status {
-        report(status);
+    if let Some((status, took)) = command {
+        report(status, took);
     }
     let _ = reboot(RebootMode::RB_POWER_OFF);
     // Init must never return: the kernel would panic.
@@ -33,15 +34,24 @@ pub fn end(status: Option<u8>) -> ! {
     }
 }
 
-/// Writes the status to the exit port. Returns where no machine listens there.
-fn report(status: u8) {
+/// Writes time and status to their ports. Returns where no machine listens there.
+fn report(status: u8, took: Duration) {
+    let ns = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+    let [upper, lower] =
+        [ns >> 32, ns & u64::from(u32::MAX)].map(|half| u32::try_from(half).unwrap_or(u32::MAX));
+    for (port, value) in [(COMMAND_PORT, upper), (COMMAND_PORT, lower), (EXIT_PORT, status.into())] {
+        write(port, value);
+    }
+}
+
+fn write(port: u16, value: u32) {
     // SAFETY: ioperm only changes which ports this thread may use.
-    if unsafe { libc::ioperm(EXIT_PORT.into(), 4, 1) } != 0 {
+    if unsafe { libc::ioperm(port.into(), 4, 1) } != 0 {
         return;
     }
-    // SAFETY: the four ports from EXIT_PORT on were just permitted; a write there reaches the machine's exit device
-    // or nothing at all, and touches no memory of this process.
+    // SAFETY: the four ports from `port` on were just permitted; a write there reaches a device of the machine or
+    // nothing at all, and touches no memory of this process.
     unsafe {
-        asm!("out dx, eax", in("dx") EXIT_PORT, in("eax") u32::from(status), options(nomem, nostack, preserves_flags));
+        asm!("out dx, eax", in("dx") port, in("eax") value, options(nomem, nostack, preserves_flags));
     }
 }

@@ -7,7 +7,7 @@
 //!
 //! mount /proc /sys /dev -> load modules -> first virtio disk? -> mount it, make it the root
 //!   -> run the command (or /usr/bin/demo-load) on the console, reap orphans -> end everything, unmount
-//!   -> with a command: its exit status to I/O port 0xf4; without: power off
+//!   -> with a command: the time that it took to I/O port 0xf8, its exit status to 0xf4; without: power off
 //! ```
 //!
 //! Kernel command line: `ro` keeps the root read-only, `root=/dev/NAME` chooses another disk.
@@ -22,6 +22,7 @@ mod root;
 
 use std::fs;
 use std::process::{self, ExitCode};
+use std::time::Duration;
 
 use guest_programs::{COMMAND_FILE, DEMO_LOAD, decode_command};
 
@@ -39,14 +40,14 @@ fn main() -> ExitCode {
     // Read first: after the change of the root it cannot be reached any more.
     let given = fs::read(COMMAND_FILE).map(|bytes| decode_command(&bytes)).unwrap_or_default();
     let has_command = !given.is_empty();
-    let status = match set_up() {
+    let (status, took) = match set_up() {
         Ok(()) => command::run(if has_command { given } else { vec![DEMO_LOAD.into()] }),
         Err(why) => {
             eprintln!("guest-init: {why}");
-            STATUS_SETUP
+            (STATUS_SETUP, Duration::ZERO)
         }
     };
-    end::end(has_command.then_some(status))
+    end::end(has_command.then_some((status, took)))
 }
 
 /// Brings up what a program may expect of a Linux system.

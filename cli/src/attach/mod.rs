@@ -1,17 +1,22 @@
 //! `vprof attach`: profiles a virtual machine that runs under another VMM.
 
+pub mod gdb;
+
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use attach::{Attached, End, News, Observer, Process, Target};
-use sampler::{OpenFiles, ProfileWriter, Session, SessionConfig, Sink, live, no_files};
+use attach::{AttachError, Attached, End, Ended, News, Observer, Process, Target};
+use sampler::{
+    GuestMemory, OpenFiles, ProfileWriter, Session, SessionConfig, Sink, VcpuSampler, live, no_files,
+};
 
 use crate::args::{AttachArgs, Then};
 use crate::errors::{Error, ExitCode};
 use crate::image;
+use crate::render::{escape, units};
 use crate::run::guest::{Heard, Subject, watch};
 use crate::run::link::Link;
-use crate::run::recording::{Recording, Streams, random_seed};
+use crate::run::recording::{Recorded, Recording, Streams, random_seed};
 use crate::run::spec::{DiskSpec, GuestEnd, Outcome, Writes};
 
 /// What an attached machine does not tell, as the profile has it.
@@ -21,10 +26,30 @@ const NOT_HAD: &str = "exits of the VMM by reason and device, interrupts that it
 /// How long the guest's memory is looked for before the first sample.
 const PROOF_LIMIT: Duration = Duration::from_secs(3);
 
+/// A machine to be profiled, as the profile knows it.
+struct Plan {
+    /// What it is called.
+    label: String,
+    /// By what it is profiled.
+    by: String,
+    /// What is not had, as a sentence.
+    not_had: String,
+    pid: Option<i32>,
+    vcpus: usize,
+    rate_hz: f64,
+    /// KVM's counters of the vCPUs.
+    counters: Vec<Option<vmm::Counters>>,
+    /// What is to be told in the profile.
+    note: Option<String>,
+}
+
 /// Runs the command.
 pub fn command(args: &AttachArgs) -> Result<ExitCode, Error> {
     let recording = Recording::prepare(&args.recording)?;
     let files = open_disks(&args.disk)?;
+    if let Some(address) = &args.gdb {
+        return gdb::command(args, address, recording, files);
+    }
     let pid = match (args.pid, &args.name) {
         (Some(pid), _) => pid,
         (None, Some(name)) => attach::named(name)?,
@@ -38,9 +63,29 @@ pub fn command(args: &AttachArgs) -> Result<ExitCode, Error> {
         eprintln!("vprof: attached to {label}, {}", vcpus(&target));
     }
     target.prove(PROOF_LIMIT);
-    let recorded = recording.record(label.clone(), Streams::none(), |link, tables| {
-        profile(args, target, files, label, link, tables)
+    let plan = Plan {
+        label: label.clone(),
+        by: program(pid),
+        not_had: NOT_HAD.to_owned(),
+        pid: Some(pid),
+        vcpus: target.vcpus(),
+        rate_hz: args.recording.rate,
+        counters: target.counters(),
+        note: None,
+    };
+    let start = |samplers| {
+        let attached = Attached::start(target, samplers)?;
+        let memory = attached.memory();
+        Ok((attached, memory))
+    };
+    let recorded = recording.record(label, Streams::none(), |link, tables| {
+        profile(args, plan, files, (link, tables), start, Attached::wait)
     })?;
+    conclude(args, recorded)
+}
+
+/// Tells the end and shows the summary.
+fn conclude(args: &AttachArgs, recorded: Recorded) -> Result<ExitCode, Error> {
     if let (GuestEnd::Left(sentence), false) = (&recorded.outcome.end, args.recording.quiet) {
         eprintln!("vprof: {sentence}");
     }
@@ -51,11 +96,11 @@ pub fn command(args: &AttachArgs) -> Result<ExitCode, Error> {
 }
 
 fn label(process: &Process) -> String {
-    format!("process {} ({})", process.pid(), crate::render::escape(process.name()))
+    format!("process {} ({})", process.pid(), escape(process.name()))
 }
 
 fn vcpus(target: &Target) -> String {
-    let shown = crate::render::units::counted(u64::try_from(target.vcpus()).unwrap_or(u64::MAX), "vCPU");
+    let shown = units::counted(u64::try_from(target.vcpus()).unwrap_or(u64::MAX), "vCPU");
     match target.unseen() {
         0 => shown,
         unseen => format!("{shown} ({unseen} more were not seen in the guest and are left out)"),
@@ -74,14 +119,17 @@ fn open_disks(paths: &[PathBuf]) -> Result<OpenFiles, Error> {
     Ok(image::files::open(paths.iter().map(open).collect::<Result<_, _>>()?))
 }
 
+/// One sampler per vCPU, as whoever ticks takes them.
+type Samplers = Box<dyn FnMut(usize) -> VcpuSampler>;
+
 /// Samples the machine until it ends, or until vprof is to let it go.
-async fn profile(
+async fn profile<A: Subject, M: Into<GuestMemory>>(
     args: &AttachArgs,
-    target: Target,
+    plan: Plan,
     files: OpenFiles,
-    label: String,
-    link: Link,
-    tables: live::Shared,
+    (link, tables): (Link, live::Shared),
+    start: impl FnOnce(Samplers) -> Result<(A, M), AttachError>,
+    wait: impl FnOnce(A) -> Result<Ended<VcpuSampler>, AttachError>,
 ) -> Result<Outcome, Error> {
     let Link { mut stop, mut input, mut control, console, output, phase } = link;
     // An attached machine's console is its VMM's.
@@ -90,33 +138,36 @@ async fn profile(
     let writer = ProfileWriter::create(&recording.output, recording.force)?;
     let sink: Box<dyn Sink> = Box::new(live::LiveSink::new(Box::new(writer), tables));
     let meta = [
-        ("image", label),
-        ("host", "attached".to_owned()),
-        ("host_reason", program(target.process().pid())),
-        ("pid", target.process().pid().to_string()),
-        ("not_had", NOT_HAD.to_owned()),
+        ("image", Some(plan.label)),
+        ("host", Some("attached".to_owned())),
+        ("host_reason", Some(plan.by)),
+        ("pid", plan.pid.map(|pid| pid.to_string())),
+        ("not_had", Some(plan.not_had)),
     ];
     let config = SessionConfig {
-        vcpus: u8::try_from(target.vcpus()).unwrap_or(u8::MAX),
-        rate_hz: recording.rate,
+        vcpus: u8::try_from(plan.vcpus).unwrap_or(u8::MAX),
+        rate_hz: plan.rate_hz,
         clock: recording.clock.into(),
         seed: recording.seed.unwrap_or_else(random_seed),
         stack_depth: usize::from(recording.depth),
         exact: false,
         census_hz: recording.census,
         precision: recording.until_precision,
-        meta: meta.map(|(key, value)| (key.to_owned(), value)).to_vec(),
+        meta: meta.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))).collect(),
     };
     let (mut session, samplers) = Session::new(config, sink, files);
-    session.count_by(target.counters());
+    session.count_by(plan.counters);
     recording.waits(Then::End).into_iter().for_each(|wait| session.wait_for(wait));
+    if let Some(note) = &plan.note {
+        session.event("rate", note);
+    }
     let mut samplers = samplers.into_iter();
-    let attached =
-        Attached::start(target, |_| samplers.next().expect("the session has one observer per vCPU"))?;
-    session.start(attached.memory()).map_err(|error| Error::Sink(error.to_string()))?;
+    let (attached, memory) =
+        start(Box::new(move |_| samplers.next().expect("the session has one observer per vCPU")))?;
+    session.start(memory).map_err(|error| Error::Sink(error.to_string()))?;
     let heard = Heard::new(&mut stop, &mut input, &mut control);
     watch(&attached, &session, recording.duration, heard, None, &phase).await?;
-    let ended = attached.wait()?;
+    let ended = wait(attached)?;
     // The observers hold the writing ends of the rings that the collector empties.
     drop(ended.observers);
     let sentence = match ended.end {
@@ -126,6 +177,10 @@ async fn profile(
             "the process has no vCPU threads any more: it executes another program, or has closed its machine"
         }
         End::Reset => "the guest was reset, so that what was known of its kernel is so no more: attach again",
+        End::StubClosed => {
+            "the GDB stub has closed the connection: its VMM has ended, or has no stub any more"
+        }
+        End::StubSilent => "the GDB stub does not answer any more",
     };
     session.event("end", sentence);
     let totals = session.finish(Vec::new());
@@ -135,7 +190,17 @@ async fn profile(
 /// The program of the process.
 fn program(pid: i32) -> String {
     let path = std::fs::read_link(Path::new("/proc").join(pid.to_string()).join("exe")).unwrap_or_default();
-    format!("runs under {}", crate::render::escape(&path.to_string_lossy()))
+    format!("runs under {}", escape(&path.to_string_lossy()))
+}
+
+/// Writes what is new of the machine into the profile.
+fn tell(session: &Session, news: Vec<News>) {
+    for news in news {
+        match news {
+            News::Memory(text) => session.event("memory", &text),
+            News::NoMemory(text) => session.event("missing", &text),
+        }
+    }
 }
 
 impl<O: Observer> Subject for Attached<O> {
@@ -157,11 +222,6 @@ impl<O: Observer> Subject for Attached<O> {
     }
 
     fn look(&self, session: &Session) {
-        for news in self.news() {
-            match news {
-                News::Memory(text) => session.event("memory", &text),
-                News::NoMemory(text) => session.event("missing", &text),
-            }
-        }
+        tell(session, self.news());
     }
 }

@@ -1,0 +1,178 @@
+//! What a stub tells of its target: the architecture, and where each register lies in the answer to `g` ("Debugging with
+//! GDB", appendix G Target Descriptions).
+
+use std::collections::HashSet;
+
+use quick_xml::Reader;
+use quick_xml::events::{BytesStart, Event};
+
+/// Files that a description includes, at most.
+const FILES: usize = 32;
+/// Registers, at most; QEMU's x86-64 has some 60.
+const REGISTERS: usize = 4_096;
+/// Bits of the widest register, at most.
+const WIDEST: usize = 1 << 16;
+/// The description's first file.
+const FIRST: &str = "target.xml";
+
+/// A description that can't be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Unusable;
+
+/// Where a register is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// Its first byte in the answer to `g`.
+    pub(crate) offset: usize,
+    /// Its bytes.
+    pub(crate) bytes: usize,
+}
+
+/// A target as its stub describes it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Description {
+    architecture: Option<String>,
+    /// Names and bits, by numbers.
+    registers: Vec<(usize, String, usize)>,
+}
+
+impl Description {
+    /// Reads the description. `fetch` gives the text of a file of it.
+    ///
+    /// # Errors
+    /// What `fetch` fails with, and what is no description.
+    pub fn read<E: From<Unusable>>(mut fetch: impl FnMut(&str) -> Result<String, E>) -> Result<Self, E> {
+        let mut description = Self::default();
+        let mut seen = HashSet::new();
+        // The last is the next, and what a file includes comes in its place.
+        let mut files = vec![FIRST.to_owned()];
+        while let Some(file) = files.pop() {
+            if seen.len() >= FILES || !seen.insert(file.clone()) {
+                return Err(Unusable.into());
+            }
+            let included = description.take(&fetch(&file)?)?;
+            files.extend(included.into_iter().rev());
+        }
+        description.registers.sort_by_key(|(number, ..)| *number);
+        Ok(description)
+    }
+
+    /// The architecture by GDB's name, like `i386:x86-64`.
+    pub fn architecture(&self) -> Option<&str> {
+        self.architecture.as_deref()
+    }
+
+    /// Where the register is; `None` where there is none of this name.
+    pub(crate) fn place(&self, name: &str) -> Option<Place> {
+        let mut offset: usize = 0;
+        for (_, known, bits) in &self.registers {
+            let bytes = bits.div_ceil(8);
+            if known == name {
+                return Some(Place { offset, bytes });
+            }
+            offset = offset.checked_add(bytes)?;
+        }
+        None
+    }
+
+    /// Takes one file; the names of those that it includes.
+    fn take(&mut self, text: &str) -> Result<Vec<String>, Unusable> {
+        let mut reader = Reader::from_str(text);
+        let (mut included, mut in_architecture) = (Vec::new(), false);
+        loop {
+            match reader.read_event().map_err(|_| Unusable)? {
+                Event::Start(tag) => {
+                    in_architecture = tag.local_name().as_ref() == b"architecture";
+                    self.tag(&tag, &mut included)?;
+                }
+                Event::Empty(tag) => self.tag(&tag, &mut included)?,
+                Event::Text(text) if in_architecture => {
+                    let name = String::from_utf8_lossy(&text).trim().replace(char::is_control, "?");
+                    self.architecture.get_or_insert(name);
+                }
+                Event::End(_) => in_architecture = false,
+                Event::Eof => return Ok(included),
+                _ => {}
+            }
+        }
+    }
+
+    fn tag(&mut self, tag: &BytesStart<'_>, included: &mut Vec<String>) -> Result<(), Unusable> {
+        let attribute = |name: &[u8]| {
+            let found = tag.attributes().flatten().find(|one| one.key.local_name().as_ref() == name)?;
+            String::from_utf8(found.value.into_owned()).ok()
+        };
+        let number = |name: &[u8]| attribute(name).and_then(|text| text.parse::<usize>().ok());
+        match tag.local_name().as_ref() {
+            b"include" => included.push(attribute(b"href").ok_or(Unusable)?),
+            b"reg" => {
+                let bits = number(b"bitsize").filter(|bits| *bits <= WIDEST).ok_or(Unusable)?;
+                // One more than the register before it, where nothing else is said.
+                let next = self.registers.last().map_or(0, |(number, ..)| number.saturating_add(1));
+                let at = number(b"regnum").unwrap_or(next);
+                self.registers.push((at, attribute(b"name").ok_or(Unusable)?, bits));
+            }
+            _ => {}
+        }
+        if self.registers.len() > REGISTERS || included.len() > FILES { Err(Unusable) } else { Ok(()) }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// The file as QEMU 7.2 sends it.
+    pub(crate) const TARGET: &str = r#"<?xml version="1.0"?><!DOCTYPE target SYSTEM "gdb-target.dtd"><target><architecture>i386:x86-64</architecture><xi:include href="core.xml"/></target>"#;
+
+    /// Registers of the names and bits, as a feature's file.
+    pub(crate) fn feature(registers: &[(&str, usize)]) -> String {
+        let one = |(name, bits): &(&str, usize)| format!("<reg name=\"{name}\" bitsize=\"{bits}\"/>\n");
+        let list: String = registers.iter().map(one).collect();
+        format!("<?xml version=\"1.0\"?>\n<feature name=\"org.gnu.gdb.i386.core\">\n{list}</feature>")
+    }
+
+    fn read(files: &[(&str, &str)]) -> Result<Description, Unusable> {
+        Description::read(|name| {
+            files.iter().find(|(known, _)| *known == name).map(|(_, text)| (*text).to_owned()).ok_or(Unusable)
+        })
+    }
+
+    #[test]
+    fn registers_lie_one_behind_the_other_by_their_numbers() {
+        let core = feature(&[("rax", 64), ("eflags", 32), ("st0", 80), ("cr3", 64)]);
+        let found = read(&[(FIRST, TARGET), ("core.xml", &core)]).unwrap();
+        assert_eq!(found.architecture(), Some("i386:x86-64"));
+        assert_eq!(found.place("cr3"), Some(Place { offset: 22, bytes: 8 }));
+        assert_eq!(found.place("cr4"), None);
+        let numbered = "<target><feature><reg name='b' bitsize='32' regnum='7'/><reg name='c' bitsize='8'/>\
+                        <reg name='a' bitsize='64' regnum='1'></reg></feature></target>";
+        let found = read(&[(FIRST, numbered)]).unwrap();
+        assert_eq!(found.architecture(), None);
+        assert_eq!(found.place("b"), Some(Place { offset: 8, bytes: 4 }));
+        assert_eq!(found.place("c"), Some(Place { offset: 12, bytes: 1 }));
+    }
+
+    #[test]
+    fn hostile_descriptions_are_unusable() {
+        let itself = "<target><xi:include href='target.xml'/></target>";
+        let wide = "<target><reg name='a' bitsize='99999999999'/></target>";
+        let nameless = "<target><reg bitsize='8'/></target>";
+        let many = format!("<target>{}</target>", "<reg name='a' bitsize='8'/>".repeat(REGISTERS + 1));
+        let lost = "<target><xi:include href='nowhere.xml'/></target>";
+        for text in [itself, wide, nameless, &many, lost, "<target><reg name='a'", "<a></b>"] {
+            assert_eq!(read(&[(FIRST, text)]), Err(Unusable), "{}", &text[..text.len().min(80)]);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_survived(text in "[<>/a-z='\" !&;\\[\\]-]{0,200}") {
+            if let Ok(found) = read(&[(FIRST, &text)]) {
+                prop_assert!(found.registers.len() <= REGISTERS);
+            }
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! Lets a machine run on whose profiler was killed.
+//!
+//! A stub keeps its machine stopped when the connection ends within a stop, as it does when a process is killed. A second
+//! process holds the connection, too, and waits for the first one's end by a pipe:
+//!
+//! ```text
+//! vprof ── pipe: bytes for the stub, then how things stand ──▶ guard ── at its end, if need be ──▶ stub
+//! ```
+
+use std::io::{self, Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, ChildStdin, Command, Stdio};
+
+use super::client::{Client, State};
+
+/// Bytes for the stub, at most; their number comes first.
+const MOST: usize = 255;
+/// How things stand: the guard is to let the machine run on, or to do nothing.
+const RESCUE: u8 = b'r';
+const LEAVE: u8 = b'l';
+
+/// The guard's process, as long as this lives.
+#[derive(Debug)]
+pub(crate) struct Guard {
+    child: Child,
+    pipe: Option<ChildStdin>,
+    told: u8,
+}
+
+impl Guard {
+    /// Starts `program`, which is to call [`keep_guard`].
+    pub(crate) fn start(mut program: Command, client: &Client) -> io::Result<Self> {
+        let connection = OwnedFd::from(client.handle()?);
+        // A group of its own: Ctrl-C is for vprof.
+        program.stdin(Stdio::piped()).stdout(connection).stderr(Stdio::null()).process_group(0);
+        let mut child = program.spawn()?;
+        let mut pipe = child.stdin.take();
+        let words = client.last_words();
+        let mut bytes = vec![u8::try_from(words.len()).unwrap_or(0)];
+        bytes.extend(words);
+        bytes.push(RESCUE);
+        if let Some(pipe) = &mut pipe {
+            pipe.write_all(&bytes)?;
+        }
+        Ok(Self { child, pipe, told: RESCUE })
+    }
+
+    /// Tells how things stand, where that has changed.
+    pub(crate) fn tell(&mut self, state: State) {
+        self.say(if state == State::Paused { LEAVE } else { RESCUE });
+    }
+
+    fn say(&mut self, what: u8) {
+        if std::mem::replace(&mut self.told, what) != what
+            && let Some(pipe) = &mut self.pipe
+        {
+            // A guard that is gone can't be told.
+            let _gone = pipe.write_all(&[what]);
+        }
+    }
+}
+
+impl Guard {
+    /// Ends it where there is nothing to do for it.
+    pub(crate) fn dismiss(mut self) {
+        self.say(LEAVE);
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        drop(self.pipe.take());
+        // It ends at the end of the pipe.
+        let _gone = self.child.wait();
+    }
+}
+
+/// What the guard's process does: reads standard input to its end, and writes to standard output what it was told, if the last
+/// word was not that all is well.
+///
+/// # Errors
+/// Input can't be read, or output not written.
+pub fn keep_guard(input: &mut impl Read, output: &mut impl Write) -> io::Result<()> {
+    let mut length = [0];
+    input.read_exact(&mut length)?;
+    let mut words = [0; MOST];
+    let words = words.get_mut(..usize::from(length[0])).unwrap_or_default();
+    input.read_exact(words)?;
+    let (mut last, mut some) = (LEAVE, [0; 64]);
+    loop {
+        match input.read(&mut some) {
+            Ok(0) => break,
+            Ok(count) => last = some.get(..count).and_then(<[u8]>::last).copied().unwrap_or(last),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    if last == RESCUE { output.write_all(words).and_then(|()| output.flush()) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn guarded(input: &[u8]) -> Option<Vec<u8>> {
+        let mut output = Vec::new();
+        keep_guard(&mut &input[..], &mut output).ok().map(|()| output)
+    }
+
+    #[test]
+    fn the_last_word_counts() {
+        assert_eq!(guarded(b"\x02$Dr").as_deref(), Some(&b"$D"[..]));
+        assert_eq!(guarded(b"\x02$Drlr").as_deref(), Some(&b"$D"[..]));
+        assert_eq!(guarded(b"\x02$Drl").as_deref(), Some(&b""[..]));
+        assert_eq!(guarded(b"\x02$D").as_deref(), Some(&b""[..]), "killed before it began");
+        assert_eq!(guarded(b"\x02$"), None);
+    }
+}

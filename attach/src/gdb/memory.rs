@@ -1,0 +1,133 @@
+//! The guest's physical memory, through its stub.
+//!
+//! A stub reads memory of a stopped machine only, so that each read beside the samples is a stop of its own. What was read is
+//! kept for a moment, and larger reads are cut up with a pause behind each part.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use symbols::{PhysAddr, PhysicalMemory};
+
+use super::client::{Client, State};
+
+/// Bytes that are read and kept together.
+const BLOCK: usize = 32 << 10;
+/// Blocks that are kept.
+const BLOCKS: usize = 256;
+/// How long a block is good: guests change their lists all the time, whoever walks them.
+const FRESH: Duration = Duration::from_millis(200);
+/// Bytes that are read in one stop.
+const PART: usize = 128 << 10;
+/// The machine runs for at least this many times as long as it was stopped for a read.
+const REST: u32 = 2;
+
+/// The connection, which the ticks and whoever reads memory share.
+pub(crate) type Line = Arc<Mutex<Client>>;
+
+/// Takes the connection.
+pub(crate) fn hold(line: &Line) -> MutexGuard<'_, Client> {
+    line.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Reads at a stop of whoever holds the machine; nothing while it runs.
+#[derive(Debug, Clone)]
+pub(crate) struct Stopped(pub(crate) Line);
+
+impl PhysicalMemory for Stopped {
+    fn read(&self, at: PhysAddr, into: &mut [u8]) -> Option<()> {
+        let mut client = hold(&self.0);
+        (client.state() == State::Stopped).then(|| client.read_memory(at.0, into).ok().flatten())?
+    }
+}
+
+/// Guest physical memory through a stub, at any time. Cheap to clone.
+#[derive(Clone)]
+pub struct StubMemory {
+    line: Line,
+    blocks: Arc<Mutex<HashMap<u64, Block>>>,
+}
+
+/// Bytes as they were at a moment; `None` where there are none.
+struct Block {
+    read: Instant,
+    bytes: Option<Box<[u8]>>,
+}
+
+impl fmt::Debug for StubMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StubMemory").finish_non_exhaustive()
+    }
+}
+
+impl StubMemory {
+    pub(crate) fn new(line: Line) -> Self {
+        Self { line, blocks: Arc::default() }
+    }
+
+    /// Reads in a stop of its own, or in one that is there.
+    fn fetch(&self, at: u64, into: &mut [u8]) -> Option<()> {
+        let begin = Instant::now();
+        let (read, own) = {
+            let mut client = hold(&self.line);
+            let own = client.state() != State::Stopped;
+            client.stop_and_ask(&[]).ok()??;
+            let read = client.read_memory(at, into).ok();
+            if own {
+                client.go().ok()?;
+            }
+            (read?, own)
+        };
+        if own {
+            sleep(begin.elapsed() * REST);
+        }
+        read
+    }
+
+    fn block(&self, number: u64) -> Option<()> {
+        let bytes = u64::try_from(BLOCK).ok()?;
+        let mut block = vec![0; BLOCK].into_boxed_slice();
+        let read = self.fetch(number.checked_mul(bytes)?, &mut block);
+        let mut blocks = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
+        if blocks.len() >= BLOCKS {
+            blocks.retain(|_, block| block.read.elapsed() < FRESH);
+        }
+        if blocks.len() < BLOCKS {
+            blocks.insert(number, Block { read: Instant::now(), bytes: read.map(|()| block) });
+        }
+        Some(())
+    }
+
+    /// Copies out of a block that is fresh; `None` where there is none.
+    fn kept(&self, number: u64, offset: usize, into: &mut [u8]) -> Option<Option<()>> {
+        let blocks = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
+        let block = blocks.get(&number).filter(|block| block.read.elapsed() < FRESH)?;
+        let part = block.bytes.as_ref().and_then(|bytes| bytes.get(offset..offset.checked_add(into.len())?));
+        Some(part.map(|part| into.copy_from_slice(part)))
+    }
+}
+
+impl PhysicalMemory for StubMemory {
+    fn read(&self, at: PhysAddr, into: &mut [u8]) -> Option<()> {
+        let block_bytes = u64::try_from(BLOCK).ok()?;
+        let offset = usize::try_from(at.0 % block_bytes).ok()?;
+        if offset.checked_add(into.len())? <= BLOCK {
+            let number = at.0 / block_bytes;
+            if let Some(kept) = self.kept(number, offset, into) {
+                return kept;
+            }
+            self.block(number)?;
+            if let Some(kept) = self.kept(number, offset, into) {
+                return kept;
+            }
+        }
+        let mut next = at;
+        for part in into.chunks_mut(PART) {
+            self.fetch(next.0, part)?;
+            next = next.checked_add(u64::try_from(part.len()).ok()?)?;
+        }
+        Some(())
+    }
+}

@@ -1,0 +1,321 @@
+//! A stub that this test plays: QEMU's ways, on a socket.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use symbols::{PhysAddr, PhysicalMemory};
+use vmm::{Activity, monotonic_ns};
+
+use super::description::tests::TARGET;
+use super::packet::{Decoder, frame};
+use super::x86::tests::{answer, core};
+use super::{GdbAttached, GdbTarget, Source};
+use crate::error::AttachError;
+use crate::lock::tests::alone;
+use crate::machine::End;
+use crate::observer::{Missed, Observer, Tick};
+use crate::thread::ThreadId;
+
+/// How the stub behaves.
+#[derive(Debug, Clone)]
+struct Manner {
+    /// `target.xml`.
+    target: String,
+    /// The machine was paused before anyone came.
+    paused: bool,
+    /// It closes the connection at this stop.
+    closes_at: usize,
+}
+
+impl Default for Manner {
+    fn default() -> Self {
+        Self { target: TARGET.to_owned(), paused: false, closes_at: usize::MAX }
+    }
+}
+
+/// What it was asked for, and whether the machine runs.
+#[derive(Debug, Default)]
+struct Seen {
+    running: bool,
+    stops: usize,
+    listed: bool,
+    detached: bool,
+    virtual_again: bool,
+}
+
+/// The lock of this process is held by one test at a time.
+struct Stub {
+    _alone: MutexGuard<'static, ()>,
+    seen: Arc<Mutex<Seen>>,
+    address: String,
+    thread: JoinHandle<()>,
+}
+
+/// Byte `at` of its memory.
+fn byte(at: u64) -> u8 {
+    u8::try_from(at % 251).unwrap()
+}
+
+fn reply(manner: &Manner, seen: &mut Seen, command: &str) -> Option<String> {
+    let file = |text: &str, from: &str| {
+        let offset = usize::from_str_radix(from.split(',').next().unwrap(), 16).unwrap();
+        format!("l{}", &text[offset..])
+    };
+    Some(match command {
+        _ if command.starts_with("qSupported") => "PacketSize=1000;qXfer:features:read+".to_owned(),
+        "qqemu.PhyMemMode" => "0".to_owned(),
+        "Qqemu.PhyMemMode:1" => "OK".to_owned(),
+        "Qqemu.PhyMemMode:0" => {
+            seen.virtual_again = true;
+            "OK".to_owned()
+        }
+        "qfThreadInfo" => "m01".to_owned(),
+        "qsThreadInfo" => ["m02", "l"][usize::from(std::mem::replace(&mut seen.listed, true))].to_owned(),
+        // CPU#0 [running], CPU#1 [halted ]
+        "qThreadExtraInfo,01" => "4350552330205b72756e6e696e675d".to_owned(),
+        "qThreadExtraInfo,02" => "4350552331205b68616c746564205d".to_owned(),
+        "Hg01" | "Hg02" => "OK".to_owned(),
+        "g" => answer(0xffff_ffff_8100_0000, 0x10, 0x5000),
+        "c" => {
+            seen.running = true;
+            return None;
+        }
+        "D;1" => {
+            (seen.detached, seen.running) = (true, true);
+            "OK".to_owned()
+        }
+        _ => match (command.strip_prefix("qXfer:features:read:"), command.strip_prefix('m')) {
+            (Some(name), _) => match name.split_once(':').unwrap() {
+                ("target.xml", from) => file(&manner.target, from),
+                (_, from) => file(&core(), from),
+            },
+            (_, Some(range)) => {
+                let (at, length) = range.split_once(',').unwrap();
+                let number = |text| u64::from_str_radix(text, 16).unwrap();
+                let bytes = number(at)..number(at) + number(length);
+                if bytes.end > 1 << 20 {
+                    "E14".to_owned()
+                } else {
+                    bytes.map(|at| format!("{:02x}", byte(at))).collect()
+                }
+            }
+            _ => String::new(),
+        },
+    })
+}
+
+fn serve(mut stream: TcpStream, manner: &Manner, seen: &Mutex<Seen>) {
+    let mut decoder = Decoder::default();
+    let say = |stream: &mut TcpStream, text: &str| {
+        let mut bytes = Vec::new();
+        frame(text.as_bytes(), &mut bytes);
+        stream.write_all(&bytes)
+    };
+    if !manner.paused {
+        say(&mut stream, "T02thread:01;").unwrap();
+    }
+    let mut bytes = [0; 4096];
+    loop {
+        let Ok(count @ 1..) = stream.read(&mut bytes) else { return };
+        // One by one: what stops the machine may come along with what has let it run.
+        for byte in &bytes[..count] {
+            let mut seen = seen.lock().unwrap();
+            if seen.running && !seen.detached {
+                seen.running = false;
+                seen.stops += 1;
+                if seen.stops >= manner.closes_at {
+                    return;
+                }
+                say(&mut stream, "T02thread:01;").unwrap();
+                continue;
+            }
+            decoder.feed(&[*byte]);
+            while let Some(command) = decoder.next_packet().unwrap() {
+                let said = reply(manner, &mut seen, std::str::from_utf8(&command).unwrap());
+                if said.is_some_and(|said| say(&mut stream, &said).is_err()) {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+impl Stub {
+    fn start(manner: Manner) -> Self {
+        let alone = alone();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let seen = Arc::new(Mutex::new(Seen::default()));
+        let shared = Arc::clone(&seen);
+        let thread = thread::spawn(move || serve(listener.accept().unwrap().0, &manner, &shared));
+        Self { _alone: alone, seen, address, thread }
+    }
+
+    fn connect(&self) -> Result<GdbTarget, AttachError> {
+        GdbTarget::connect(&self.address, 4, None)
+    }
+
+    fn end(self) -> Seen {
+        self.thread.join().unwrap();
+        Arc::into_inner(self.seen).unwrap().into_inner().unwrap()
+    }
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    leads: bool,
+    ticks: usize,
+    halted: usize,
+    read: usize,
+    held_ns: u64,
+}
+
+impl Observer for Counts {
+    fn started(&mut self, thread: Option<ThreadId>) -> Option<Duration> {
+        assert_eq!(thread, None);
+        Some(Duration::from_millis(1))
+    }
+
+    fn ticked<M: PhysicalMemory>(&mut self, tick: &Tick<'_, M>) -> Option<Duration> {
+        assert_eq!((tick.regs.rip, tick.sregs.cr3), (0xffff_ffff_8100_0000, 0x5000));
+        let mut some = [0; 8];
+        let expected = std::array::from_fn(|index| byte(0x1_0ffc + index as u64));
+        self.read +=
+            usize::from(tick.memory.read(PhysAddr(0x1_0ffc), &mut some).is_some() && some == expected);
+        self.halted += usize::from(tick.activity() == Some(Activity::Halted));
+        self.ticks += 1;
+        // Only the first one's clock counts.
+        Some(Duration::from_millis(if self.leads { 1 } else { 10_000 }))
+    }
+
+    fn missed(&mut self, why: Missed, _: u64, _: u64) -> Option<Duration> {
+        panic!("{why:?}");
+    }
+
+    fn held(&mut self, from_ns: u64, to_ns: u64) {
+        self.held_ns += to_ns - from_ns;
+    }
+}
+
+fn observer(vcpu: usize) -> Counts {
+    Counts { leads: vcpu == 0, ..Counts::default() }
+}
+
+#[test]
+fn every_stop_is_a_sample_of_each_vcpu_and_the_machine_runs_in_the_end() {
+    let stub = Stub::start(Manner::default());
+    let mut target = stub.connect().unwrap();
+    assert_eq!(target.vcpus(), 2);
+    assert!(target.process().is_none(), "this process is no QEMU");
+    // It runs on as soon as it was asked.
+    while !stub.seen.lock().unwrap().running {
+        thread::sleep(Duration::from_millis(1));
+    }
+    target.prove(Duration::from_millis(500));
+    assert!(target.sustainable_hz().is_some_and(|hz| hz > 1.0));
+    let begin_ns = monotonic_ns();
+    let attached = GdbAttached::start(target, observer).unwrap();
+    let Source::Stub(memory) = attached.memory().clone() else { panic!("no QEMU listens") };
+    let mut many = vec![0; 100_000];
+    // Beside the samples, in stops of its own.
+    memory.read(PhysAddr(7), &mut many).unwrap();
+    assert!(many.iter().zip(7..).all(|(found, at)| *found == byte(at)));
+    assert_eq!(memory.read(PhysAddr(1 << 20), &mut [0; 8]), None);
+    while attached.sustainable_hz().is_none() {
+        thread::sleep(Duration::from_millis(1));
+    }
+    let ended = attached.wait().unwrap();
+    let passed_ns = monotonic_ns() - begin_ns;
+    assert_eq!(ended.end, End::Detached);
+    let [first, second] = &ended.observers[..] else { panic!() };
+    assert!(first.ticks >= 16 && first.ticks == second.ticks);
+    assert_eq!((first.halted, second.halted), (0, second.ticks));
+    assert_eq!((first.read, second.read), (first.ticks, second.ticks));
+    assert!(first.held_ns > 0 && first.held_ns < passed_ns);
+    // The last that has the connection.
+    drop(memory);
+    let seen = stub.end();
+    assert!(seen.running && seen.detached && seen.virtual_again, "{seen:?}");
+}
+
+#[test]
+fn a_stub_that_hangs_up_is_an_end() {
+    let stub = Stub::start(Manner { closes_at: 5, ..Manner::default() });
+    let attached = GdbAttached::start(stub.connect().unwrap(), observer).unwrap();
+    while !attached.has_ended() {
+        thread::sleep(Duration::from_millis(1));
+    }
+    let ended = attached.wait().unwrap();
+    assert_eq!((ended.end, ended.observers[0].ticks), (End::StubClosed, 4));
+}
+
+fn refusal(manner: Manner) -> (String, Seen) {
+    let stub = Stub::start(manner);
+    let error = stub.connect().unwrap_err();
+    (error.to_string(), stub.end())
+}
+
+#[test]
+fn what_cannot_be_profiled_runs_on_as_it_was() {
+    let (text, seen) = refusal(Manner { paused: true, ..Manner::default() });
+    assert!(text.contains("is paused"), "{text}");
+    assert!(!seen.running && !seen.detached, "whoever has paused it lets it run on");
+    let arm = TARGET.replace("i386:x86-64", "aarch64");
+    let (text, seen) = refusal(Manner { target: arm, ..Manner::default() });
+    assert!(text.contains("architecture aarch64; vprof profiles x86-64"), "{text}");
+    assert!(seen.running, "{seen:?}");
+    let bare = "<target><reg name='rax' bitsize='64'/></target>".to_owned();
+    let (text, seen) = refusal(Manner { target: bare, ..Manner::default() });
+    assert!(text.contains("does not give the register rbx") && seen.running, "{text}");
+    let (text, seen) = refusal(Manner { target: "<".to_owned(), ..Manner::default() });
+    assert!(text.contains("does not describe its registers") && seen.running, "{text}");
+}
+
+/// The sentence about a peer that does something else; it gets `says` for its first bytes.
+fn other(says: &'static [u8]) -> String {
+    let _alone = alone();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let peer = thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.write_all(says).unwrap();
+        let mut some = [0; 256];
+        let _some = stream.read(&mut some);
+    });
+    let error = GdbTarget::connect(&address, 4, None).unwrap_err();
+    peer.join().unwrap();
+    error.to_string()
+}
+
+#[test]
+fn what_is_no_stub_is_said() {
+    assert!(other(b"SSH-2.0-OpenSSH_9.2\r\n").contains("is no GDB stub: what it sends"));
+    assert!(other(b"").contains("closed the connection"));
+    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let nobody = GdbTarget::connect(&free, 4, None).unwrap_err().to_string();
+    assert!(nobody.starts_with(&format!("nothing listens at {free}")), "{nobody}");
+    for text in ["", "localhost", "localhost:port", "nowhere.invalid:1"] {
+        let error = GdbTarget::connect(text, 4, None).unwrap_err().to_string();
+        assert!(error.contains("is no address of a GDB stub"), "{error}");
+    }
+}
+
+#[test]
+fn one_debugger_at_a_time() {
+    let stub = Stub::start(Manner::default());
+    let target = stub.connect().unwrap();
+    let again = stub.connect().unwrap_err().to_string();
+    assert!(again.contains("is being profiled by another vprof"), "{again}");
+    drop(target);
+    assert!(stub.end().running);
+    let _alone = alone();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let _debugger = TcpStream::connect(address).unwrap();
+    let _served = listener.accept().unwrap();
+    let error = GdbTarget::connect(&address.to_string(), 4, None).unwrap_err().to_string();
+    assert!(error.contains("has a debugger already"), "{error}");
+}

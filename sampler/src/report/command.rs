@@ -1,0 +1,53 @@
+//! The run's own command (`vprof run IMAGE -- CMD`): the times that a benchmark asks for.
+
+use serde::{Deserialize, Serialize};
+
+use super::family::{COMMAND, family};
+use super::sums::Charged;
+use super::view::View;
+use super::{Estimate, Filter};
+use crate::batch::Mode;
+
+/// What the command took.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct CommandTimes {
+    /// Its words, separated by blanks.
+    pub command: String,
+    /// From its start to its end by the guest's monotonic clock, s; `None` where the guest has not told, or it has not ended.
+    pub wall_s: Option<f64>,
+    /// CPU time of it and of all processes that came of it; `None` in a report on another part of the profile.
+    pub cpu: Option<Estimate>,
+    /// The part of it in user code.
+    pub user: Option<Estimate>,
+    /// The part of it in the kernel: system calls and page faults, without interrupts.
+    pub system: Option<Estimate>,
+}
+
+impl CommandTimes {
+    /// `None` for a run without a command.
+    pub(super) fn new(filter: &Filter, view: &View<'_>) -> Option<Self> {
+        let meta = &view.tables.meta;
+        let command = meta.get("command")?.clone();
+        let wall_ns = meta.get("command_wall_ns").and_then(|ns| ns.parse::<u64>().ok());
+        let wall_s = wall_ns.map(super::tables::seconds);
+        let tree = Filter { tree: Some(COMMAND.to_owned()), ..Filter::default() };
+        if *filter != Filter::default() && *filter != tree {
+            return Some(Self { command, wall_s, ..Self::default() });
+        }
+        let family = family(view.tables, COMMAND);
+        let whole = |wanted: &dyn Fn(Mode) -> bool| {
+            let (found, _) = view.by_deed(|deed| match deed.thread.charged {
+                Charged::Instance(id) if family.contains(&id) && wanted(deed.mode) => Some(()),
+                _ => None,
+            });
+            found.into_iter().map(|((), estimate)| estimate).next().unwrap_or_default()
+        };
+        Some(Self {
+            command,
+            wall_s,
+            cpu: Some(whole(&|_| true)),
+            user: Some(whole(&|mode| mode == Mode::User)),
+            system: Some(whole(&|mode| mode != Mode::User)),
+        })
+    }
+}

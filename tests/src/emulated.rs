@@ -1,0 +1,246 @@
+//! A guest under QEMU without KVM, whom vprof does not know before it attaches by QEMU's GDB stub.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::MutexGuard;
+use std::time::{Duration, Instant};
+
+use crate::kernel::kernel_of;
+use crate::{Run, Running, images, vprof};
+
+/// The emulator.
+const QEMU: &str = "qemu-system-x86_64";
+/// How long the guest may take to say something, or the monitor to answer.
+const LIMIT: Duration = Duration::from_secs(120);
+/// How often it is looked at.
+const PAUSE: Duration = Duration::from_millis(50);
+/// How long `vprof attach` may run.
+const ATTACH_LIMIT: Duration = Duration::from_secs(120);
+/// How long a guest may stand still after its profiler was killed: its guard has to notice that.
+const RESUME_LIMIT: Duration = Duration::from_secs(5);
+/// What QEMU's monitor asks with.
+const PROMPT: &str = "(qemu) ";
+
+/// A guest under QEMU's emulation; killed when dropped.
+#[derive(Debug)]
+pub struct Emulated {
+    qemu: Child,
+    monitor: UnixStream,
+    stub: String,
+    directory: tempfile::TempDir,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Emulated {
+    /// Boots the demo image, which runs `script`, with more options for QEMU; returns when the guest has printed `ready`.
+    ///
+    /// # Panics
+    /// QEMU is not there, or the guest does not come up.
+    pub fn start(options: &[&str], script: &str) -> Self {
+        let turn = crate::one_at_a_time();
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let image = images().join("demo.img");
+        let (kernel, initrd) = kernel_of(&image, directory.path());
+        add_command(&initrd, &["sh", "-c", script]);
+        let monitor = directory.path().join("monitor");
+        let serial = format!("file:{}", directory.path().join("console").display());
+        let mut qemu = Command::new(QEMU);
+        qemu.args([
+            "-display",
+            "none",
+            "-nodefaults",
+            "-no-reboot",
+            "-accel",
+            "tcg,thread=multi",
+            "-cpu",
+            "max",
+        ])
+        .args(["-append", "root=/dev/vda console=ttyS0 quiet panic=-1", "-gdb", "tcp:127.0.0.1:0"])
+        .arg("-kernel")
+        .arg(kernel)
+        .arg("-initrd")
+        .arg(initrd)
+        .arg("-drive")
+        .arg(format!("file={},if=virtio,format=raw,snapshot=on", image.display()))
+        .arg("-serial")
+        .arg(serial)
+        .arg("-monitor")
+        .arg(format!("unix:{},server=on,wait=off", monitor.display()))
+        .args(options)
+        .stdin(Stdio::null());
+        let mut qemu = qemu.spawn().expect("QEMU is installed");
+        let monitor = connected(&mut qemu, &monitor);
+        let mut guest = Self { qemu, monitor, stub: String::new(), directory, _turn: turn };
+        guest.answer();
+        guest.stub = guest.stub_address();
+        guest.wait_for_console("ready");
+        guest
+    }
+
+    /// HOST:PORT of the stub.
+    pub fn stub(&self) -> &str {
+        &self.stub
+    }
+
+    /// QEMU's process.
+    pub fn pid(&self) -> u32 {
+        self.qemu.id()
+    }
+
+    /// What QEMU's monitor says to a command.
+    ///
+    /// # Panics
+    /// It says nothing.
+    pub fn monitor(&mut self, command: &str) -> String {
+        self.monitor.write_all(format!("{command}\n").as_bytes()).expect("the monitor listens");
+        self.answer()
+    }
+
+    /// Whether QEMU lets the guest run.
+    pub fn runs(&mut self) -> bool {
+        self.monitor("info status").contains("running")
+    }
+
+    /// The console so far.
+    pub fn console(&self) -> String {
+        std::fs::read(self.directory.path().join("console"))
+            .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+            .unwrap_or_default()
+    }
+
+    /// Waits for a line on the console, and gives it.
+    ///
+    /// # Panics
+    /// It does not come.
+    pub fn wait_for_console(&mut self, what: &str) -> String {
+        let begin = Instant::now();
+        loop {
+            let console = self.console();
+            // A line is whole when the next has begun.
+            if let Some((lines, _)) = console.rsplit_once('\n')
+                && let Some(line) = lines.lines().find(|line| line.contains(what))
+            {
+                return line.to_owned();
+            }
+            let ended = self.qemu.try_wait().expect("QEMU is our child");
+            assert!(ended.is_none() && begin.elapsed() < LIMIT, "no {what} ({ended:?}): {console}");
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    /// Ends QEMU.
+    pub fn kill(&mut self) {
+        self.qemu.kill().expect("it runs");
+    }
+
+    /// Waits until QEMU lets the guest run.
+    ///
+    /// # Panics
+    /// It does not.
+    pub fn wait_until_it_runs(&mut self, when: &str) {
+        let begin = Instant::now();
+        while !self.runs() {
+            assert!(begin.elapsed() < RESUME_LIMIT, "{when}: the guest stands still");
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    /// Another address of the stub, at which this process listens and passes on what one client says.
+    pub fn tunnel(&self) -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("an address").to_string();
+        let stub = self.stub.clone();
+        std::thread::spawn(move || {
+            let (client, _) = listener.accept()?;
+            let server = TcpStream::connect(stub)?;
+            let (mut from, mut to) = (client.try_clone()?, server.try_clone()?);
+            client.set_nodelay(true).and_then(|()| server.set_nodelay(true))?;
+            std::thread::spawn(move || {
+                let copied = std::io::copy(&mut from, &mut to);
+                to.shutdown(Shutdown::Write).and(copied)
+            });
+            let (mut from, mut to) = (server, client);
+            std::io::copy(&mut from, &mut to)
+        });
+        address
+    }
+
+    /// `vprof attach --gdb` with more options.
+    pub fn attach(&self, options: &[&str]) -> Running {
+        self.attach_at(&self.stub, options)
+    }
+
+    /// The same, by another address.
+    pub fn attach_at(&self, stub: &str, options: &[&str]) -> Running {
+        self.attach_with(&[&["--gdb", stub], options].concat())
+    }
+
+    /// `vprof attach` with these arguments.
+    pub fn attach_with(&self, arguments: &[&str]) -> Running {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let profile = directory.path().join("out.vprof");
+        let mut command = Command::new(vprof());
+        command.args(["attach", "-o"]).arg(&profile);
+        command.arg("--control").arg(profile.with_extension("sock")).args(arguments).stdin(Stdio::null());
+        Running::beside(command, directory, profile, ATTACH_LIMIT)
+    }
+
+    /// The same, to its end.
+    pub fn attached(&self, options: &[&str]) -> Run {
+        self.attach(options).finish()
+    }
+
+    /// What the monitor says up to its next prompt.
+    fn answer(&mut self) -> String {
+        let mut said = Vec::new();
+        let mut some = [0; 4096];
+        loop {
+            let text = String::from_utf8_lossy(&said);
+            if text.ends_with(PROMPT) {
+                return text.into_owned();
+            }
+            let count = self.monitor.read(&mut some).expect("the monitor answers");
+            assert!(count > 0, "QEMU's monitor has ended: {text}");
+            said.extend_from_slice(&some[..count]);
+        }
+    }
+
+    fn stub_address(&mut self) -> String {
+        let devices = self.monitor("info chardev");
+        let line = devices.lines().find(|line| line.starts_with("gdb:")).expect("the stub's device");
+        let (_, address) = line.split_once("tcp:").expect("an address");
+        address.split(',').next().expect("a part").trim().to_owned()
+    }
+}
+
+impl Drop for Emulated {
+    fn drop(&mut self) {
+        // Both fail only if it is gone already.
+        let _ = self.qemu.kill();
+        let _ = self.qemu.wait();
+    }
+}
+
+/// Appends an archive with the guest's command.
+fn add_command(initrd: &Path, words: &[&str]) {
+    let mut bytes = std::fs::read(initrd).expect("the initrd just written");
+    bytes.resize(bytes.len().next_multiple_of(guest_images::ALIGNMENT), 0);
+    bytes.extend(guest_images::command_archive(words).expect("a short command"));
+    std::fs::write(initrd, bytes).expect("room for an initrd");
+}
+
+fn connected(qemu: &mut Child, path: &PathBuf) -> UnixStream {
+    let begin = Instant::now();
+    loop {
+        if let Ok(stream) = UnixStream::connect(path) {
+            stream.set_read_timeout(Some(LIMIT)).expect("a limit");
+            return stream;
+        }
+        let ended = qemu.try_wait().expect("QEMU is our child");
+        assert!(ended.is_none() && begin.elapsed() < LIMIT, "QEMU has no monitor ({ended:?})");
+        std::thread::sleep(PAUSE);
+    }
+}

@@ -1,0 +1,71 @@
+//! Networks for guests, apart from this machine's own.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, TcpListener};
+use std::process::Command;
+
+/// The host's address on the tap; the guest takes the next one.
+pub const HOST: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 1);
+
+/// A tap with [`HOST`] in a network namespace that nothing else is in, and a server on TCP port 7 that sends all it gets back.
+#[derive(Debug)]
+pub struct Network {
+    tap: &'static str,
+}
+
+impl Network {
+    /// Calls `test` on a thread in such a namespace, which what it starts is in as well. `None`, and a line that says so,
+    /// where this process may not make one.
+    ///
+    /// # Panics
+    /// The tap can't be made, and if `test` panics.
+    pub fn apart<T: Send>(test: impl FnOnce(&Self) -> T + Send) -> Option<T> {
+        let apart = || {
+            if let Err(error) = nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET) {
+                eprintln!("SKIPPED: no network namespace of its own ({error}); root may make one");
+                return None;
+            }
+            let network = Self { tap: "tap-guest" };
+            network.ip(&["tuntap", "add", "dev", network.tap, "mode", "tap"]);
+            network.ip(&["address", "add", &format!("{HOST}/24"), "dev", network.tap]);
+            network.ip(&["link", "set", network.tap, "up"]);
+            serve_echo();
+            Some(test(&network))
+        };
+        std::thread::scope(|scope| scope.spawn(apart).join())
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    }
+
+    /// The tap's name.
+    pub fn tap(&self) -> &str {
+        self.tap
+    }
+
+    /// What `ip` says in the namespace.
+    ///
+    /// # Panics
+    /// It fails.
+    pub fn ip(&self, arguments: &[&str]) -> String {
+        let output = Command::new("ip").args(arguments).output().expect("ip, of the package iproute2");
+        assert!(output.status.success(), "ip {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+}
+
+/// Starts the server; it ends with the process.
+fn serve_echo() {
+    let listener = TcpListener::bind((HOST, 7)).expect("the address is the tap's");
+    std::thread::spawn(move || {
+        for mut connection in listener.incoming().flatten() {
+            std::thread::spawn(move || {
+                let mut buffer = [0; 16 << 10];
+                // Either fails when the guest is gone.
+                while let Ok(count @ 1..) = connection.read(&mut buffer) {
+                    if connection.write_all(&buffer[..count]).is_err() {
+                        break;
+                    }
+                }
+            });
+        }
+    });
+}

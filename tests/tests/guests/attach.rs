@@ -1,0 +1,174 @@
+//! `vprof attach` by QEMU's GDB stub, to guests under emulation.
+
+use std::io::Write;
+
+use nix::sys::signal::Signal;
+use vprof_tests::{Emulated, Report, Run, assert_share};
+
+/// Two processes that share CPU 0 three to one for longer than any test looks.
+const SPLIT: &str = "split --seconds 300 --ratio 3:1 --cpu 0 & echo ready; wait";
+
+/// What a profile of [`SPLIT`] says, whatever memory the guest has.
+fn assert_split(run: &Run) -> Report {
+    let report = run.report();
+    let (alpha, beta) = (report.process("alpha"), report.process("beta"));
+    // The scheduler's own share of 3:1 is not exact to the tick: half a percent of leeway lies within the bound of so few.
+    assert_share("alpha", alpha.samples, alpha.samples + beta.samples, 0.75);
+    let named = run.number(
+        "SELECT avg(symbol IS NOT NULL) FROM sample JOIN frame ON frame.id = sample.frame \
+         JOIN mode ON mode.id = sample.mode WHERE mode.name = 'kernel'",
+    );
+    assert!(named > 0.9, "{named} of the kernel's samples have names");
+    report
+}
+
+fn skip(what: &str) {
+    let _ = writeln!(std::io::stderr(), "SKIPPED: {what}");
+}
+
+#[test]
+fn one_vcpu_without_kvm() {
+    let mut guest = Emulated::start(&["-m", "512", "-smp", "1"], SPLIT);
+    let run = guest.attached(&["-d", "8s", "-F", "100"]).succeeded();
+    assert_split(&run);
+    assert!(run.stderr.contains("memory from its process"), "{}", run.stderr);
+    assert!(guest.runs(), "it runs on");
+}
+
+#[test]
+fn two_vcpus_without_kvm_of_which_one_idles() {
+    let guest = Emulated::start(&["-m", "512", "-smp", "2"], SPLIT);
+    let run = guest.attached(&["-d", "8s", "-F", "100"]).succeeded();
+    assert_split(&run);
+    let halted = "SELECT 1.0 * halted_ns / (guest_ns + halted_ns) FROM vcpu WHERE id = ";
+    let (busy, idle) = (run.number(&format!("{halted}0")), run.number(&format!("{halted}1")));
+    assert!(busy < 0.1 && idle > 0.9, "halted: {busy} and {idle}");
+    assert_eq!(
+        run.number("SELECT count(DISTINCT n) FROM (SELECT count(*) AS n FROM sample GROUP BY vcpu)"),
+        1.0
+    );
+}
+
+/// What lies above 4 GiB is a second piece of the memory.
+#[test]
+fn memory_above_4_gib() {
+    let guest = Emulated::start(&["-m", "5G", "-smp", "1"], SPLIT);
+    let run = guest.attached(&["-d", "6s", "-F", "100"]).succeeded();
+    assert_split(&run);
+    let memory = run.query("SELECT text FROM event WHERE kind = 'memory'");
+    assert!(memory[0][0].as_str().is_some_and(|text| text.contains("at 0x100000000")), "{memory:?}");
+}
+
+#[test]
+fn memory_in_a_file_shared_by_its_vmm() {
+    let file = tempfile::NamedTempFile::new().expect("a temporary file");
+    let backend = format!("memory-backend-file,id=m,size=512M,share=on,mem-path={}", file.path().display());
+    let machine = ["-m", "512", "-machine", "q35,memory-backend=m", "-object", &backend];
+    let guest = Emulated::start(&machine, SPLIT);
+    assert_split(&guest.attached(&["-d", "6s", "-F", "100"]).succeeded());
+}
+
+#[test]
+fn memory_in_huge_pages() {
+    let free = std::fs::read_to_string("/proc/meminfo").expect("/proc");
+    let free = free.lines().find_map(|line| line.strip_prefix("HugePages_Free:")?.trim().parse().ok());
+    // 512 MiB in pages of 2 MiB.
+    if free.unwrap_or(0) < 256 {
+        return skip("this machine has not 256 free huge pages: `sysctl vm.nr_hugepages=256`");
+    }
+    let machine = ["-m", "512", "-machine", "q35,memory-backend=m"];
+    let backend = ["-object", "memory-backend-memfd,id=m,size=512M,hugetlb=on,hugetlbsize=2M"];
+    let guest = Emulated::start(&[machine, [backend[0], backend[1], "-smp", "1"]].concat(), SPLIT);
+    assert_split(&guest.attached(&["-d", "6s", "-F", "100"]).succeeded());
+}
+
+/// Behind a tunnel nothing is known of QEMU's process.
+#[test]
+fn memory_through_the_stub() {
+    let mut guest = Emulated::start(&["-m", "512", "-smp", "1"], SPLIT);
+    let tunnel = guest.tunnel();
+    let mut attached = guest.attach_at(&tunnel, &["-F", "50"]);
+    attached.wait_for_samples(3);
+    attached.signal(Signal::SIGINT);
+    let run = attached.finish().succeeded();
+    assert!(run.stderr.contains("memory through the stub"), "{}", run.stderr);
+    assert!(guest.runs(), "it runs on");
+}
+
+/// Whenever it comes: in a stop, or between two.
+#[test]
+fn a_killed_vprof_leaves_the_guest_running() {
+    let mut guest = Emulated::start(&["-m", "512", "-smp", "1"], SPLIT);
+    for round in 0..10 {
+        let mut attached = guest.attach(&["-F", "1000", "-q"]);
+        attached.wait_for_samples(1);
+        attached.signal(Signal::SIGKILL);
+        attached.wait();
+        guest.wait_until_it_runs(&format!("round {round}"));
+    }
+    // And the stub serves the next.
+    guest.attached(&["-d", "1s"]).succeeded();
+    assert!(guest.runs());
+}
+
+#[test]
+fn a_vmm_that_ends_ends_the_profile() {
+    let mut guest = Emulated::start(&["-m", "512"], SPLIT);
+    let mut attached = guest.attach(&[]);
+    attached.wait_for_samples(50);
+    guest.kill();
+    let run = attached.finish().succeeded();
+    assert!(run.stderr.contains("process has ended"), "{}", run.stderr);
+    assert!(run.number("SELECT count(*) FROM sample") > 0.0);
+}
+
+#[test]
+fn a_guest_that_others_pause_stays_so() {
+    let mut guest = Emulated::start(&["-m", "512"], SPLIT);
+    let mut attached = guest.attach(&["-F", "100"]);
+    attached.wait_for_samples(50);
+    guest.monitor("stop");
+    attached.wait_for_rows("FROM microstate WHERE vmm_ns > 0", 5);
+    assert!(!guest.runs(), "vprof has let it run on");
+    attached.signal(Signal::SIGINT);
+    attached.finish().succeeded();
+    assert!(!guest.runs(), "vprof has let it run on at its end");
+    let refused = guest.attached(&[]).exited(1);
+    assert!(refused.stderr.contains("is paused: let it run on"), "{}", refused.stderr);
+    guest.monitor("cont");
+    guest.attached(&["-d", "1s"]).succeeded();
+}
+
+#[test]
+fn a_stub_has_one_debugger() {
+    let mut guest = Emulated::start(&["-m", "512"], SPLIT);
+    let mut attached = guest.attach(&[]);
+    attached.wait_for_samples(1);
+    let refused = guest.attached(&[]).exited(1);
+    assert!(
+        refused.stderr.contains(&format!("by another vprof (process {})", attached.pid())),
+        "{}",
+        refused.stderr
+    );
+    attached.signal(Signal::SIGINT);
+    attached.finish().succeeded();
+    assert!(guest.runs());
+}
+
+#[test]
+fn a_guest_that_is_reset_ends_the_profile() {
+    let mut guest = Emulated::start(&["-m", "512", "-action", "reboot=reset"], SPLIT);
+    let mut attached = guest.attach(&["-F", "200"]);
+    attached.wait_for_samples(50);
+    guest.monitor("system_reset");
+    let run = attached.finish().succeeded();
+    assert!(run.stderr.contains("the guest was reset"), "{}", run.stderr);
+    assert!(guest.runs());
+}
+
+#[test]
+fn by_its_process_a_vm_without_kvm_is_refused_with_the_way_that_works() {
+    let guest = Emulated::start(&["-m", "512"], SPLIT);
+    let refused = guest.attach_with(&[&guest.pid().to_string()]).finish().exited(1);
+    assert!(refused.stderr.contains("without KVM") && refused.stderr.contains("--gdb"), "{}", refused.stderr);
+}

@@ -1,0 +1,97 @@
+//! The guest's network card, and its virtio-console.
+
+use vprof_tests::{Guest, Network};
+
+/// Loads the drivers that the image's initrd does not have.
+const DRIVERS: &str =
+    "for module in $(cat /usr/lib/modules/more/load-order); do /usr/sbin/insmod $module; done; ";
+
+/// Brings eth0 up and sends 1.25 MiB to the host, from where they come back meanwhile.
+const TRAFFIC: &str = "\
+import fcntl, os, socket, struct
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+address = socket.inet_aton('10.99.0.2')
+fcntl.ioctl(s, 0x8916, struct.pack('16sH2s4s8s', b'eth0', socket.AF_INET, b'', address, b''))
+fcntl.ioctl(s, 0x8914, struct.pack('16sH14s', b'eth0', 0x41, b''))
+data = os.urandom(5 << 18)
+c = socket.create_connection(('10.99.0.1', 7), timeout=60)
+if os.fork() == 0:
+    c.sendall(data)
+    os._exit(0)
+back = bytearray()
+while len(back) < len(data):
+    part = c.recv(1 << 16)
+    assert part, 'the connection ended'
+    back += part
+assert back == data, 'what came back is not what was sent'
+read = lambda name: int(open('/sys/class/net/eth0/statistics/' + name).read())
+print(len(back), 'bytes came back;', 'errors:', read('rx_errors') + read('tx_errors'), flush=True)
+";
+
+#[test]
+#[ignore = "takes minutes where the machine is busy"]
+fn a_guest_talks_to_the_host_through_a_tap() {
+    let Some((run, links)) = Network::apart(|network| {
+        let run = Guest::demo()
+            .options(["-F", "200", "--net", &format!("tap={},mac=02:00:00:00:be:ef", network.tap())])
+            .command([
+                "sh",
+                "-c",
+                &format!("{DRIVERS}cat /sys/class/net/eth0/address; exec python3 -c \"$0\""),
+                TRAFFIC,
+            ])
+            .run()
+            .succeeded();
+        (run, network.ip(&["link", "show", network.tap()]))
+    }) else {
+        return;
+    };
+    assert!(run.stdout.contains("02:00:00:00:be:ef"), "{}", run.stdout);
+    assert!(run.stdout.contains("1310720 bytes came back; errors: 0"), "{}", run.stdout);
+    assert!(links.contains("tap-guest"), "a tap that was there stays: {links}");
+    let stat = run.json(&["stat"]);
+    let of = |part: &str| {
+        stat[part].as_array().expect("a list").iter().filter(|row| row["device"] == "network").count()
+    };
+    assert!(of("exits") > 0 && of("interrupts") > 0, "{stat}");
+}
+
+#[test]
+fn a_network_that_cannot_be_had_is_told_before_the_guest_starts() {
+    for (network, sentence) in [
+        ("tap=lo", "the network interface lo is no tap"),
+        ("tap=a-name-of-16-chr", "is no name of a network interface"),
+    ] {
+        let run = Guest::demo().options(["--net", network]).run();
+        assert!(run.stderr.contains(sentence), "{}", run.stderr);
+        run.exited(1);
+    }
+}
+
+#[test]
+#[ignore = "takes minutes where the machine is busy"]
+fn a_virtio_console_has_the_output_of_the_kernel_and_of_its_users() {
+    let run = Guest::demo()
+        .options(["-F", "200", "--console-device", "virtio", "--append", "console=ttyS0 console=hvc0"])
+        .script(&format!(
+            "{DRIVERS}i=0; while [ $i -lt 200 ]; do echo \"line $i of the virtio console\"; i=$((i+1)); done >/dev/hvc0"
+        ))
+        .run()
+        .succeeded();
+    for line in [0, 99, 199] {
+        assert!(
+            run.stdout.contains(&format!("line {line} of the virtio console\r\n")),
+            "{line}: {}",
+            run.stdout
+        );
+    }
+    let exits = run.json(&["stat"])["exits"].clone();
+    let console: i64 = exits
+        .as_array()
+        .expect("a list")
+        .iter()
+        .filter(|row| row["device"] == "console")
+        .filter_map(|row| row["count"].as_i64())
+        .sum();
+    assert!((1..1_000).contains(&console), "6,000 bytes would be as many exits: {exits}");
+}

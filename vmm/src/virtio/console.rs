@@ -1,0 +1,136 @@
+//! virtio-console (specification 5.3) with one port, which Linux calls `hvc0`. A whole buffer is one kick, where a serial
+//! port takes an exit for each byte.
+
+use std::collections::VecDeque;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use virtio_bindings::virtio_ids::VIRTIO_ID_CONSOLE;
+use vm_memory::GuestMemoryMmap;
+use vmm_sys_util::eventfd::EventFd;
+
+use super::{Broken, Chain, Identity, Served, VirtioDevice};
+use crate::config;
+
+/// Buffers that may wait, per direction.
+const QUEUE: u16 = 64;
+/// The queue of buffers for what is typed; the other one, 1, has the guest's output.
+const RECEIVE: usize = 0;
+/// Bytes that are moved at once; between two moves a reset or a stop is noticed.
+const CHUNK: usize = 4 << 10;
+/// Most bytes that wait for the guest.
+const MOST_INPUT: usize = 64 << 10;
+
+/// What is typed for the guest.
+#[derive(Debug)]
+pub(crate) struct Input {
+    waiting: Mutex<VecDeque<u8>>,
+    /// Readable after something was typed.
+    event: EventFd,
+}
+
+impl Input {
+    /// Nothing is typed yet.
+    pub(crate) fn new() -> io::Result<Arc<Self>> {
+        let event = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?;
+        Ok(Arc::new(Self { waiting: Mutex::new(VecDeque::new()), event }))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, VecDeque<u8>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Bytes for the guest; returns how many were taken.
+    pub(crate) fn put(&self, bytes: &[u8]) -> usize {
+        let mut waiting = self.lock();
+        let taken = bytes.len().min(MOST_INPUT.saturating_sub(waiting.len()));
+        waiting.extend(&bytes[..taken]);
+        // A full counter is as readable as any other.
+        let _full = self.event.write(1);
+        taken
+    }
+
+    /// Moves the first bytes into `into`; how many those are.
+    fn take(&self, into: &mut [u8]) -> usize {
+        // First, so that what is typed from now on is not missed.
+        let _nothing = self.event.read();
+        // Reading from a queue in memory does not fail.
+        self.lock().read(into).unwrap_or(0)
+    }
+}
+
+/// The console.
+#[derive(Debug)]
+pub(crate) struct Console {
+    output: config::Console,
+    input: Arc<Input>,
+    buffer: Vec<u8>,
+}
+
+impl Console {
+    /// A console whose output goes to `output`.
+    pub(crate) fn new(output: config::Console, input: Arc<Input>) -> Self {
+        Self { output, input, buffer: vec![0; CHUNK] }
+    }
+
+    fn receive(&mut self, memory: &GuestMemoryMmap, chain: Chain<'_>) -> Result<Served, Broken> {
+        let mut writer = chain.writer(memory).map_err(|_| Broken)?;
+        let room = writer.available_bytes().min(CHUNK);
+        if room == 0 {
+            return Err(Broken);
+        }
+        let taken = self.input.take(&mut self.buffer[..room]);
+        if taken == 0 {
+            return Ok(Served::Waits);
+        }
+        writer.write_all(&self.buffer[..taken]).map_err(|_| Broken)?;
+        u32::try_from(taken).map(Served::Done).map_err(|_| Broken)
+    }
+
+    /// A sink that fails loses the bytes, as a terminal that is switched off would.
+    fn transmit(
+        &mut self,
+        memory: &GuestMemoryMmap,
+        chain: Chain<'_>,
+        interrupted: &dyn Fn() -> bool,
+    ) -> Result<Served, Broken> {
+        let mut reader = chain.reader(memory).map_err(|_| Broken)?;
+        while reader.available_bytes() > 0 && !interrupted() {
+            let length = reader.available_bytes().min(CHUNK);
+            let chunk = &mut self.buffer[..length];
+            reader.read_exact(chunk).map_err(|_| Broken)?;
+            let _lost = self.output.0.write_all(chunk);
+        }
+        Ok(Served::Done(0))
+    }
+}
+
+impl VirtioDevice for Console {
+    fn identity(&self) -> Identity {
+        Identity {
+            id: super::device_id(VIRTIO_ID_CONSOLE),
+            // Simple communication controller, other.
+            class: [0, 0x80, 0x07],
+            features: 0,
+            // struct virtio_console_config: nothing of it counts without features.
+            config: vec![0; 12],
+            queues: &[QUEUE, QUEUE],
+        }
+    }
+
+    fn serve(
+        &mut self,
+        queue: usize,
+        memory: &GuestMemoryMmap,
+        chain: Chain<'_>,
+        interrupted: &dyn Fn() -> bool,
+    ) -> Result<Served, Broken> {
+        if queue == RECEIVE { self.receive(memory, chain) } else { self.transmit(memory, chain, interrupted) }
+    }
+
+    fn source(&self) -> Option<BorrowedFd<'_>> {
+        // SAFETY: the descriptor is the event's, which lives as long as this borrow of it.
+        Some(unsafe { BorrowedFd::borrow_raw(self.input.event.as_raw_fd()) })
+    }
+}

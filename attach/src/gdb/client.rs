@@ -68,6 +68,8 @@ pub(crate) enum State {
     Stopped,
     /// By somebody else, who is to let it run on.
     Paused,
+    /// It was let go: any byte would stop it again.
+    Left,
 }
 
 /// A connection.
@@ -209,11 +211,12 @@ impl Client {
         Ok(answers)
     }
 
-    /// Stops the machine and asks; `None` where somebody else has paused it.
+    /// Stops the machine and asks; `None` where somebody else has paused it, and once it was let go.
     pub(crate) fn stop_and_ask(&mut self, commands: &[Vec<u8>]) -> Result<Option<Vec<Vec<u8>>>, Lost> {
         self.listen()?;
         match self.state {
             State::Stopped => {}
+            State::Left => return Ok(None),
             State::Paused => {
                 // Whatever comes while it runs stops it, and it says so.
                 if !self.ask(b"?")?.starts_with(STOPPED_ASKED) || !self.qemu {
@@ -274,9 +277,15 @@ impl Client {
         if self.qemu { b"D;1" } else { b"D" }
     }
 
-    /// Lets the machine go. One that somebody else has paused stays so.
+    /// Lets the machine go, for good. One that somebody else has paused stays so.
     pub(crate) fn leave(&mut self) -> Result<(), Lost> {
         self.limit = LAST_LIMIT;
+        let left = self.say_farewell();
+        self.state = State::Left;
+        left
+    }
+
+    fn say_farewell(&mut self) -> Result<(), Lost> {
         self.listen()?;
         if self.state == State::Running {
             self.send(&[INTERRUPT], &[])?;
@@ -287,7 +296,6 @@ impl Client {
         }
         if self.state == State::Stopped {
             self.ask(self.detach())?;
-            self.state = State::Running;
         }
         Ok(())
     }

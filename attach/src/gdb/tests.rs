@@ -123,7 +123,7 @@ fn serve(mut stream: TcpStream, manner: &Manner, seen: &Mutex<Seen>) {
         // One by one: what stops the machine may come along with what has let it run.
         for byte in &bytes[..count] {
             let mut seen = seen.lock().unwrap();
-            if seen.running && !seen.detached {
+            if seen.running {
                 seen.running = false;
                 seen.stops += 1;
                 if seen.stops >= manner.closes_at {
@@ -235,7 +235,8 @@ fn every_stop_is_a_sample_of_each_vcpu_and_the_machine_runs_in_the_end() {
     assert_eq!((first.halted, second.halted), (0, second.ticks));
     assert_eq!((first.read, second.read), (first.ticks, second.ticks));
     assert!(first.held_ns > 0 && first.held_ns < passed_ns);
-    // The last that has the connection.
+    // The last that has the connection: to read would stop the machine again.
+    assert_eq!(memory.read(PhysAddr(0x8_0000), &mut [0; 8]), None);
     drop(memory);
     let seen = stub.end();
     assert!(seen.running && seen.detached && seen.virtual_again, "{seen:?}");

@@ -18,7 +18,7 @@ use super::link::{Control, Link, Phase};
 use super::load::HostLoad;
 use super::network::{Passt, Plugged};
 use super::spec::{DiskSpec, GuestEnd, Outcome, RunSpec};
-use super::systemd::{GuestCommand, Progress, Receiver};
+use super::systemd::{Ended, GuestCommand, Progress, Receiver};
 use crate::errors::Error;
 use crate::image::contents::Contents;
 use crate::image::{self, Payload};
@@ -116,9 +116,10 @@ pub async fn run(
     let ended = machine.wait(Some(STOP_LIMIT))?;
     // The observers hold the writing ends of the rings that the collector empties.
     drop(ended.observers);
-    meta.extend(ended.command_ns.map(|ns| ("command_wall_ns".to_owned(), ns.to_string())));
-    let status = command.and_then(|command| command.status());
-    let end = status.map_or_else(|| ended.end.into(), |status| GuestEnd::Exited(status.into()));
+    let command = command.and_then(|command| command.ended());
+    let wall = command.map_or(ended.command_ns.map(Duration::from_nanos), |command| command.wall);
+    meta.extend(wall.map(|wall| ("command_wall_ns".to_owned(), wall.as_nanos().to_string())));
+    let end = command.map_or_else(|| ended.end.into(), |command| GuestEnd::Exited(command.status.into()));
     if let Some(sentence) = passt.flatten().and_then(Passt::failure) {
         session.event("network", &sentence);
     }
@@ -205,8 +206,8 @@ impl Command<'_> {
         }
     }
 
-    /// Its exit status, once it has ended.
-    fn status(&self) -> Option<u8> {
+    /// How it has ended, once it has.
+    fn ended(&self) -> Option<Ended> {
         match *self.progress.borrow() {
             Progress::Ended(ended) => Some(ended),
             _ => None,
@@ -270,7 +271,7 @@ pub async fn watch(
                     script = command.as_deref().map_or(&[], |command| command.command.script());
                 }
                 Progress::Running => session.event("command", "the guest is up and the command begins"),
-                Progress::Ended(status) => {
+                Progress::Ended(Ended { status, .. }) => {
                     session.event("command", &format!("the command ended with status {status}"));
                     if !stopping && command.as_deref().is_some_and(|command| !command.command.shuts_down) {
                         stopping = true;

@@ -10,7 +10,7 @@
 //!   starts the system's own default target
 //!         ── mark ──────────────────>       the command begins
 //!         ── its output, byte for byte ──>  standard output
-//!         ── mark, exit status ──────────>  the run's exit code
+//!         ── mark, exit status, times ───>  the run's exit code; how long it took
 //! ```
 //!
 //! Nothing of it reaches the guest's disks: the script lies in /run. Quoting is easy, since all that stands on the
@@ -19,6 +19,7 @@
 use std::ffi::OsString;
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
@@ -27,6 +28,8 @@ use tokio::sync::watch;
 const READY: &[u8] = b"ready\n";
 /// More is never said before that, bytes: a guest that probes its serial ports may send something.
 const MAX_NOISE: usize = 4096;
+/// Bytes behind the last mark, at most: a status, and two numbers of 64 bits, each behind a blank.
+const MAX_LAST: usize = 3 + 2 * (1 + 20);
 
 /// A command for a guest with systemd.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -77,7 +80,18 @@ export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 cd /root || cd /
 "
     .to_vec();
-    script.extend(format!("printf '\\033_vprof-{seed:016x}:' >&3\n(exec").into_bytes());
+    // The third line of timer_list is "now at ... nsecs", CLOCK_MONOTONIC (kernel/time/timer_list.c). All of it is the
+    // shell's own: no process is made between the two readings but the command.
+    script.extend(
+        format!(
+            "now() {{ now=; {{ read -r x; read -r x; read -r x x now x; }} </proc/timer_list; }} 2>/dev/null\n\
+             printf '\\033_vprof-{seed:016x}:' >&3\n\
+             now\n\
+             begun=$now\n\
+             (exec"
+        )
+        .into_bytes(),
+    );
     for word in words {
         script.push(b' ');
         script.extend(quoted(word.as_bytes()));
@@ -88,8 +102,9 @@ cd /root || cd /
         format!(
             ") </dev/null >&3 2>&3 3>&-\n\
              status=$?\n\
+             now\n\
              stty raw -echo <&3\n\
-             printf '\\033_vprof-{seed:016x}:%d;' $status >&3\n\
+             printf '\\033_vprof-{seed:016x}:%s;' \"$status $begun $now\" >&3\n\
              stty raw -echo <&3\n\
              {end}\n\
              exit 0\n"
@@ -121,8 +136,29 @@ pub enum Progress {
     Taken,
     /// It runs.
     Running,
-    /// It has ended with this status.
-    Ended(u8),
+    /// It has ended.
+    Ended(Ended),
+}
+
+/// How a command has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ended {
+    /// Its exit status.
+    pub status: u8,
+    /// From its start to its end by the guest's CLOCK_MONOTONIC, if the guest can tell.
+    pub wall: Option<Duration>,
+}
+
+impl Ended {
+    /// Reads "status begun ended", decimal, ns; the times may be missing.
+    fn parse(text: &[u8]) -> Self {
+        let mut words = std::str::from_utf8(text).unwrap_or_default().split_ascii_whitespace();
+        let status = words.next().and_then(|word| word.parse().ok()).unwrap_or(u8::MAX);
+        let mut ns = || words.next()?.parse::<u64>().ok();
+        let wall =
+            ns().zip(ns()).and_then(|(begun, ended)| ended.checked_sub(begun)).map(Duration::from_nanos);
+        Self { status, wall }
+    }
 }
 
 /// The port's other end: takes what the guest sends, gives on what is the command's.
@@ -155,14 +191,15 @@ impl<W: Write> Receiver<W> {
     fn during(&mut self) {
         if let Some(at) = find(&self.held, &self.mark) {
             let after = &self.held[at + self.mark.len()..];
-            // Three digits and the semicolon.
-            if let Some(end) = after.iter().take(4).position(|byte| *byte == b';') {
-                let digits = std::str::from_utf8(&after[..end]).ok();
-                let status = digits.and_then(|digits| digits.parse().ok());
-                self.give(at);
-                self.progress.send_replace(Progress::Ended(status.unwrap_or(u8::MAX)));
-            } else if after.len() < 4 {
-                self.give(at);
+            let end = after.iter().take(MAX_LAST + 1).position(|byte| *byte == b';');
+            let ended = match end {
+                Some(end) => Some(Ended::parse(&after[..end])),
+                None if after.len() > MAX_LAST => Some(Ended::parse(b"")),
+                None => None,
+            };
+            self.give(at);
+            if let Some(ended) = ended {
+                self.progress.send_replace(Progress::Ended(ended));
             }
             return;
         }
@@ -250,11 +287,14 @@ mod tests {
     #[test]
     fn output_and_status_are_told_apart_however_they_arrive() {
         let stream =
-            b"\0noise ready\nx\x1b_vprof-0000000000000007:hello \x1b_vprof\n\x1b_vprof-0000000000000007:42;later";
+            b"\0noise ready\nx\x1b_vprof-0000000000000007:hello \x1b_vprof\n\x1b_vprof-0000000000000007:42 17000 18500;later";
         for piece in [1, 2, 3, 7, stream.len()] {
             assert_eq!(
                 receive(stream, piece),
-                (b"hello \x1b_vprof\n".to_vec(), Progress::Ended(42)),
+                (
+                    b"hello \x1b_vprof\n".to_vec(),
+                    Progress::Ended(Ended { status: 42, wall: Some(Duration::from_nanos(1_500)) })
+                ),
                 "{piece}"
             );
         }
@@ -268,9 +308,19 @@ mod tests {
 
     #[test]
     fn a_status_that_is_none_is_a_failure() {
-        let (_, progress) =
-            receive(b"ready\n\x1b_vprof-0000000000000007:\x1b_vprof-0000000000000007:999;", 5);
-        assert_eq!(progress, Progress::Ended(255));
+        let no_semicolon = [b'9'; MAX_LAST + 1];
+        for last in [b"999 1 2;".as_slice(), &no_semicolon] {
+            let marks = b"ready\n\x1b_vprof-0000000000000007:\x1b_vprof-0000000000000007:".as_slice();
+            let (_, progress) = receive(&[marks, last].concat(), 5);
+            assert!(matches!(progress, Progress::Ended(Ended { status: 255, .. })), "{progress:?}");
+        }
+    }
+
+    #[test]
+    fn a_guest_that_cannot_tell_the_time_has_none() {
+        for last in [b"0  ".as_slice(), b"0 5", b"0 7 5", b"0 x 5"] {
+            assert_eq!(Ended::parse(last), Ended { status: 0, wall: None });
+        }
     }
 
     /// What a shell makes of the script's words, without the guest around it.

@@ -5,11 +5,10 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
 
 use crate::kernel::kernel_of;
-use crate::{Run, Running, images, vprof};
+use crate::{Run, Running, Turn, images, vprof};
 
 /// The emulator.
 const QEMU: &str = "qemu-system-x86_64";
@@ -21,6 +20,8 @@ const PAUSE: Duration = Duration::from_millis(50);
 const ATTACH_LIMIT: Duration = Duration::from_secs(120);
 /// How long a guest may stand still after its profiler was killed: its guard has to notice that.
 const RESUME_LIMIT: Duration = Duration::from_secs(5);
+/// Looks at a guest that was paused, with [`PAUSE`] between two, all of which must find it so: several ticks pass meanwhile.
+const STILL: u32 = 10;
 /// What QEMU's monitor asks with.
 const PROMPT: &str = "(qemu) ";
 
@@ -31,7 +32,7 @@ pub struct Emulated {
     monitor: UnixStream,
     stub: String,
     directory: tempfile::TempDir,
-    _turn: MutexGuard<'static, ()>,
+    _turn: Turn,
 }
 
 impl Emulated {
@@ -40,7 +41,7 @@ impl Emulated {
     /// # Panics
     /// QEMU is not there, or the guest does not come up.
     pub fn start(options: &[&str], script: &str) -> Self {
-        let turn = crate::one_at_a_time();
+        let turn = Turn::beside_others();
         let directory = tempfile::tempdir().expect("a temporary directory");
         let image = images().join("demo.img");
         let (kernel, initrd) = kernel_of(&image, directory.path());
@@ -102,6 +103,19 @@ impl Emulated {
     /// Whether QEMU lets the guest run.
     pub fn runs(&mut self) -> bool {
         self.monitor("info status").contains("running")
+    }
+
+    /// Has QEMU pause the guest, for good: within a stop of a debugger `stop` does nothing, and the debugger lets it run on.
+    pub fn pause(&mut self) {
+        let mut still = 0;
+        while still < STILL {
+            if self.runs() {
+                still = 0;
+                self.monitor("stop");
+            }
+            std::thread::sleep(PAUSE);
+            still += 1;
+        }
     }
 
     /// The console so far.

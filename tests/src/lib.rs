@@ -8,7 +8,8 @@
 //! assert!(run.report().process("spin").share > 0.5);
 //! ```
 //!
-//! Guests run one at a time: two would share the host's CPUs and blur each other's time.
+//! A guest runs alone, since two would share the host's CPUs and blur each other's time, unless its test says that it
+//! does not measure ([`Guest::beside_others`]).
 
 mod emulated;
 mod image;
@@ -21,7 +22,7 @@ mod terminal;
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
 pub use emulated::Emulated;
@@ -45,6 +46,7 @@ pub struct Guest {
     limit: Duration,
     write_through: bool,
     in_place: bool,
+    beside_others: bool,
 }
 
 /// A guest takes far less; this only keeps a broken one from holding up everything else.
@@ -77,7 +79,14 @@ impl Guest {
             limit: RUN_LIMIT,
             write_through: false,
             in_place: false,
+            beside_others: false,
         }
+    }
+
+    /// May run at the same time as guests of other tests: nothing that the test looks at depends on how fast it runs.
+    pub fn beside_others(mut self) -> Self {
+        self.beside_others = true;
+        self
     }
 
     /// Is judged by `vprof boot` instead.
@@ -129,7 +138,7 @@ impl Guest {
 
     /// Starts the guest.
     pub fn start(self) -> Running {
-        let turn = one_at_a_time();
+        let turn = if self.beside_others { Turn::beside_others() } else { Turn::alone() };
         let directory = tempfile::tempdir().expect("a temporary directory");
         let profile = directory.path().join("out.vprof");
         let mut command = Command::new(vprof());
@@ -193,8 +202,22 @@ pub fn images() -> &'static Path {
     })
 }
 
-fn one_at_a_time() -> MutexGuard<'static, ()> {
-    static TURN: Mutex<()> = Mutex::new(());
-    // A failed test leaves nothing half done behind: its guest is killed.
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+/// The right to run a guest. Whoever holds one must not wait for another.
+#[derive(Debug)]
+pub(crate) struct Turn {
+    _alone: Option<RwLockWriteGuard<'static, ()>>,
+    _beside: Option<RwLockReadGuard<'static, ()>>,
+}
+
+/// A failed test leaves nothing half done behind: its guest is killed.
+static TURNS: RwLock<()> = RwLock::new(());
+
+impl Turn {
+    pub(crate) fn alone() -> Self {
+        Self { _alone: Some(TURNS.write().unwrap_or_else(PoisonError::into_inner)), _beside: None }
+    }
+
+    pub(crate) fn beside_others() -> Self {
+        Self { _alone: None, _beside: Some(TURNS.read().unwrap_or_else(PoisonError::into_inner)) }
+    }
 }

@@ -4,13 +4,13 @@ use std::io::{Read, Seek};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
-use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
+use crate::Turn;
 use crate::report::Report;
 use crate::terminal::Terminal;
 
@@ -23,7 +23,7 @@ pub struct Running {
     directory: Option<tempfile::TempDir>,
     profile: PathBuf,
     deadline: Instant,
-    turn: Option<MutexGuard<'static, ()>>,
+    turn: Option<Turn>,
 }
 
 /// A `vprof run` that has ended.
@@ -45,7 +45,7 @@ impl Running {
         directory: tempfile::TempDir,
         profile: PathBuf,
         limit: Duration,
-        turn: MutexGuard<'static, ()>,
+        turn: Turn,
     ) -> Self {
         let mut running = Self::beside(command, directory, profile, limit);
         running.turn = Some(turn);
@@ -108,7 +108,12 @@ impl Running {
             .arg("--json")
             .args(arguments);
         let output = command.output().expect("vprof starts");
-        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        assert!(
+            output.status.success(),
+            "{arguments:?}: {}; the run itself: {}",
+            String::from_utf8_lossy(&output.stderr),
+            read_all(&mut self.stderr.try_clone().expect("another handle"))
+        );
         serde_json::from_slice(&output.stdout).expect("JSON")
     }
 

@@ -131,6 +131,9 @@ fn failed(outcome: &Outcome, failure: &str) -> String {
 
 fn boots(args: &BootArgs, baseline: Option<&Baseline>) -> Result<Outcome, Error> {
     let times = args.run.repeat.unwrap_or(1);
+    if times > 1 {
+        repeat::warn_of_writes(&args.run);
+    }
     let mut boots = Vec::new();
     for n in 1..=times {
         let mut run = repeat::numbered(&args.run, n, times);

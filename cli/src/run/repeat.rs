@@ -72,12 +72,22 @@ fn with_number(path: &Path, n: u32) -> PathBuf {
     path.with_file_name(name)
 }
 
+/// Says that runs may differ by what those before have written.
+pub fn warn_of_writes(args: &RunArgs) {
+    if !(args.snapshot || args.read_only || args.recording.quiet) {
+        eprintln!(
+            "vprof: what a run writes to its disks, the next one finds there: --snapshot has each begin with the same"
+        );
+    }
+}
+
 /// `vprof run --repeat`.
 pub fn command(args: &RunArgs, times: u32) -> Result<ExitCode, Error> {
     // All names are looked at before the first run: it may take long.
     for n in 1..=times {
         super::output::check(&numbered(args, n, times.max(2)).recording.output, args.recording.force)?;
     }
+    warn_of_writes(args);
     let mut profiles = Vec::new();
     let mut measured = Vec::new();
     for n in 1..=times {

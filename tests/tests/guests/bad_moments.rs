@@ -4,7 +4,7 @@ use vprof_tests::Guest;
 
 #[test]
 fn a_full_disk_ends_the_run_and_what_was_written_stays_readable() {
-    let mut running = Guest::demo().script("spin --seconds 1000").start();
+    let mut running = Guest::demo().beside_others().script("spin --seconds 1000").start();
     running.wait_for_samples(1000);
     let size = std::fs::metadata(running.profile()).expect("a profile").len();
     running.limit_file_size(size.max(256 << 10));
@@ -18,7 +18,7 @@ fn a_full_disk_ends_the_run_and_what_was_written_stays_readable() {
 fn another_kernel_gets_no_names_of_the_first_one() {
     const RESTARTED: &str = "FROM event WHERE kind = 'missing' AND text LIKE '%started another kernel%'";
     let later = format!("FROM v_samples WHERE time_s > (SELECT time_ns * 1e-9 {RESTARTED})");
-    let mut running = Guest::demo().script("spin --seconds 2; restart").start();
+    let mut running = Guest::demo().beside_others().script("spin --seconds 2; restart").start();
     running.wait_for_rows(RESTARTED, 1);
     // What unpacks it runs at low addresses, then the kernel itself where the first one was or elsewhere.
     running.wait_for_rows(&format!("{later} AND address LIKE '0xffffffff%'"), 500);
@@ -33,7 +33,8 @@ fn another_kernel_gets_no_names_of_the_first_one() {
 
 #[test]
 fn a_guest_that_resets_after_a_panic_ends_the_run() {
-    let run = Guest::demo().options(["--append", "panic=-1 rdinit=/nowhere init=/nowhere"]).run();
+    let run =
+        Guest::demo().beside_others().options(["--append", "panic=-1 rdinit=/nowhere init=/nowhere"]).run();
     assert_eq!(run.query("SELECT value FROM meta WHERE key = 'complete'")[0][0], "1");
     let ends = run.query("SELECT text FROM event WHERE kind = 'end'");
     assert!(ends[0][0].as_str().is_some_and(|text| text.contains("reset")), "{ends:?}");

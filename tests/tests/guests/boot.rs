@@ -5,7 +5,12 @@ use vprof_tests::{Guest, Run};
 
 /// A guest that is judged, with what it runs once it is up.
 fn judged(options: &[&str], script: &str) -> Run {
-    Guest::demo().boot().options(options.iter().copied().chain(["--json"])).script(script).run()
+    Guest::demo()
+        .beside_others()
+        .boot()
+        .options(options.iter().copied().chain(["--json"]))
+        .script(script)
+        .run()
 }
 
 fn verdict(run: &Run) -> String {
@@ -123,6 +128,7 @@ fn a_reboot_loop_is_told_after_the_last_start() {
 fn a_triple_fault_is_told() {
     let options = ["--until", "never", "--append", "reboot=triple,force"];
     let run = Guest::demo()
+        .beside_others()
         .boot()
         .options(options)
         .options(["--json"])

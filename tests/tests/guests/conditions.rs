@@ -14,6 +14,7 @@ fn only_the_benchmark_is_sampled_in_each_of_several_runs() {
                   sh -c 'dd if=/dev/zero bs=1M count=60 2>/dev/null | sha256sum'; \
                   i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done; echo over";
     let run = Guest::demo()
+        .beside_others()
         .options(["--start-when", "process:sha256sum", "--stop-when", "process-end:sha256sum"])
         .options(["--repeat", "2", "--json"])
         .script(script)
@@ -45,6 +46,7 @@ fn only_the_benchmark_is_sampled_in_each_of_several_runs() {
 #[test]
 fn a_mark_starts_sampling_and_the_socket_ends_it() {
     let mut running = Guest::demo()
+        .beside_others()
         .options(["--start-when", "mark:go now", "-q"])
         .script("sleep 2; exec python3 -c 'while True: pass'")
         .start();

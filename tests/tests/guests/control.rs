@@ -24,7 +24,7 @@ fn seen_in_a_terminal(running: &Running) {
 
 #[test]
 fn sampling_stops_and_goes_on_and_the_run_is_ended() {
-    let mut running = Guest::demo().script("spin --seconds 1000").start();
+    let mut running = Guest::demo().beside_others().script("spin --seconds 1000").start();
     running.wait_for_samples(1);
     let spins = |look: &Value| look["processes"][0]["comm"] == "spin";
     running.wait_for_ctl(&["tables", "--last", "1s"], spins);

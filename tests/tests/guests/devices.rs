@@ -6,7 +6,12 @@ use vprof_tests::Guest;
 
 #[test]
 fn every_vcpu_comes_up_and_is_sampled() {
-    let run = Guest::demo().options(["--cpus", "2"]).script("nproc; spin --seconds 2").run().succeeded();
+    let run = Guest::demo()
+        .beside_others()
+        .options(["--cpus", "2"])
+        .script("nproc; spin --seconds 2")
+        .run()
+        .succeeded();
     assert!(run.stdout.lines().any(|l| l.trim() == "2"), "stdout: {}", run.stdout);
     let vcpus = run.report().vcpus();
     assert_eq!(vcpus.len(), 2);
@@ -15,8 +20,12 @@ fn every_vcpu_comes_up_and_is_sampled() {
 
 #[test]
 fn memory_above_four_gigabytes_is_there() {
-    let run =
-        Guest::demo().options(["--memory", "5G"]).script("grep MemTotal /proc/meminfo").run().succeeded();
+    let run = Guest::demo()
+        .beside_others()
+        .options(["--memory", "5G"])
+        .script("grep MemTotal /proc/meminfo")
+        .run()
+        .succeeded();
     let line = run.stdout.lines().find(|l| l.contains("MemTotal")).expect("a line of meminfo");
     let kib: u64 = line.split_whitespace().nth(1).and_then(|n| n.parse().ok()).expect("a number");
     assert!(kib > 4_500_000, "{line}");
@@ -25,6 +34,7 @@ fn memory_above_four_gigabytes_is_there() {
 #[test]
 fn random_numbers_come_from_the_host() {
     let run = Guest::demo()
+        .beside_others()
         .script("cat /sys/class/misc/hw_random/rng_current; head -c 16 /dev/hwrng | wc -c")
         .run()
         .succeeded();
@@ -41,6 +51,7 @@ fn a_second_disk_is_written_through_and_a_snapshot_is_not() {
             options.push("--snapshot".into());
         }
         let run = Guest::demo()
+            .beside_others()
             .write_through()
             .options(options)
             .script(
@@ -60,6 +71,7 @@ fn a_second_disk_is_written_through_and_a_snapshot_is_not() {
 fn memory_in_huge_pages_is_memory() {
     // The portable host's kernel reserves them for the guest; another machine's need not have any.
     let run = Guest::demo()
+        .beside_others()
         .options(["--huge-pages", "--host", "portable", "--memory", "256M"])
         .script("grep MemTotal /proc/meminfo; spin --seconds 1")
         .run()

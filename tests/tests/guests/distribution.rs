@@ -30,7 +30,12 @@ fn ran() -> &'static Run {
     static RUN: OnceLock<Run> = OnceLock::new();
     RUN.get_or_init(|| {
         let command = ["bash", "-c", SCRIPT, "bash"].iter().chain(WORDS);
-        Guest::debian().options(["-F", "400", "--census", "1"]).command(command).run().exited(42)
+        Guest::debian()
+            .beside_others()
+            .options(["-F", "400", "--census", "1"])
+            .command(command)
+            .run()
+            .exited(42)
     })
 }
 
@@ -38,6 +43,19 @@ fn ran() -> &'static Run {
 fn a_command_has_its_words_its_output_and_its_exit_code() {
     let words: String = WORDS.iter().map(|word| format!("{word}\0")).collect();
     assert_eq!(ran().stdout, format!("{words}active\n/root\nerror\nno input\n"));
+}
+
+#[test]
+fn a_command_has_its_times() {
+    let times = ran().report().get("command").clone();
+    let (wall, cpu) = (
+        times["wall_s"].as_f64().expect("the guest's clock"),
+        times["cpu"]["time_s"].as_f64().expect("samples"),
+    );
+    assert!(
+        0.0 < cpu && cpu < wall * 1.1 && wall < ran().number("SELECT max(time_ns) / 1e9 FROM sample"),
+        "{times}"
+    );
 }
 
 #[test]

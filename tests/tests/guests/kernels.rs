@@ -9,7 +9,7 @@ const SCRIPT: &str = "uname -r; grep -m 1 flags /proc/cpuinfo; grep ' _text$' /p
 
 /// Asserts all that a report promises of a kernel that is known.
 fn everything_is_named(guest: Guest) -> Run {
-    let run = guest.options(["--rate", "1000"]).script(SCRIPT).run().succeeded();
+    let run = guest.beside_others().options(["--rate", "1000"]).script(SCRIPT).run().succeeded();
     let report = run.report();
     let release = report.get("kernel").as_str().expect("a release").to_owned();
     assert!(run.stdout.lines().any(|line| line.trim() == release), "{release} in {}", run.stdout);
@@ -102,7 +102,7 @@ fn run_without(lost: Lost) -> Run {
     let (kernel, initrd) = kernel_without(lost, &images().join("demo.img"), directory.path());
     let guest = Guest::demo().options(["--kernel".as_ref(), kernel.as_os_str()]);
     let guest = guest.options(["--initrd".as_ref(), initrd.as_os_str()]);
-    let run = guest.options(["--rate", "1000"]).script(SCRIPT).run().succeeded();
+    let run = guest.beside_others().options(["--rate", "1000"]).script(SCRIPT).run().succeeded();
     assert!(run.stdout.contains("cloud-amd64"), "the command ran: {}", run.stdout);
     run
 }

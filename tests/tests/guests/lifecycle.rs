@@ -7,19 +7,20 @@ use vprof_tests::Guest;
 
 #[test]
 fn the_commands_exit_code_and_output_are_the_runs() {
-    let run = Guest::demo().script("echo hello from the guest; exit 7").run().exited(7);
+    let run = Guest::demo().beside_others().script("echo hello from the guest; exit 7").run().exited(7);
     assert!(run.stdout.contains("hello from the guest"), "stdout: {}", run.stdout);
     assert_eq!(run.query("SELECT value FROM meta WHERE key = 'complete'")[0][0], "1");
 }
 
 #[test]
 fn a_command_ended_by_a_signal_exits_with_128_and_its_number() {
-    Guest::demo().script("kill -TERM $$").run().exited(128 + 15);
+    Guest::demo().beside_others().script("kill -TERM $$").run().exited(128 + 15);
 }
 
 #[test]
 fn a_duration_ends_the_run() {
-    let run = Guest::demo().options(["--duration", "8"]).script("sleep 1000").run().succeeded();
+    let run =
+        Guest::demo().beside_others().options(["--duration", "8"]).script("sleep 1000").run().succeeded();
     let seconds = run.report().number("duration_s");
     assert!((8.0..12.0).contains(&seconds), "{seconds} s");
 }
@@ -27,7 +28,7 @@ fn a_duration_ends_the_run() {
 #[test]
 fn an_interrupt_ends_the_run_with_a_complete_profile() {
     for signal in [Signal::SIGINT, Signal::SIGTERM] {
-        let mut running = Guest::demo().script("spin --seconds 1000").start();
+        let mut running = Guest::demo().beside_others().script("spin --seconds 1000").start();
         running.wait_for_samples(2000);
         running.signal(signal);
         let run = running.finish().succeeded();
@@ -38,7 +39,7 @@ fn an_interrupt_ends_the_run_with_a_complete_profile() {
 
 #[test]
 fn a_killed_run_leaves_all_but_the_last_second() {
-    let mut running = Guest::demo().script("spin --seconds 1000").start();
+    let mut running = Guest::demo().beside_others().script("spin --seconds 1000").start();
     running.wait_for_samples(2000);
     let started = std::time::Instant::now();
     std::thread::sleep(Duration::from_secs(2));

@@ -33,6 +33,7 @@ print(len(back), 'bytes came back;', 'errors:', read('rx_errors') + read('tx_err
 fn a_guest_talks_to_the_host_through_a_tap() {
     let Some((run, links)) = Network::apart(|network| {
         let run = Guest::demo()
+            .beside_others()
             .options(["-F", "200", "--net", &format!("tap={},mac=02:00:00:00:be:ef", network.tap())])
             .command([
                 "sh",
@@ -62,7 +63,7 @@ fn a_network_that_cannot_be_had_is_told_before_the_guest_starts() {
         ("tap=lo", "the network interface lo is no tap"),
         ("tap=a-name-of-16-chr", "is no name of a network interface"),
     ] {
-        let run = Guest::demo().options(["--net", network]).run();
+        let run = Guest::demo().beside_others().options(["--net", network]).run();
         assert!(run.stderr.contains(sentence), "{}", run.stderr);
         run.exited(1);
     }
@@ -71,7 +72,7 @@ fn a_network_that_cannot_be_had_is_told_before_the_guest_starts() {
 #[test]
 #[ignore = "takes minutes where the machine is busy"]
 fn a_virtio_console_has_the_output_of_the_kernel_and_of_its_users() {
-    let run = Guest::demo()
+    let run = Guest::demo().beside_others()
         .options(["-F", "200", "--console-device", "virtio", "--append", "console=ttyS0 console=hvc0"])
         .script(&format!(
             "{DRIVERS}i=0; while [ $i -lt 200 ]; do echo \"line $i of the virtio console\"; i=$((i+1)); done >/dev/hvc0"

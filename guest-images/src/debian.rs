@@ -115,7 +115,8 @@ impl DebianOptions {
 }
 
 /// Besides what every Debian has: what makes it a system that boots, and the boot loader with its tool.
-const PACKAGES: &str = "linux-image-cloud-amd64,systemd-sysv,dbus,udev,systemd-boot,iproute2";
+const PACKAGES: &str =
+    "linux-image-cloud-amd64,systemd-sysv,dbus,udev,systemd-boot,systemd-boot-efi,iproute2";
 
 /// Identifies the root file system.
 const ROOT_UUID: &str = "6f1d2c3e-5a4b-4c8d-9e7f-767072660002";

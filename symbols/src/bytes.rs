@@ -43,6 +43,11 @@ pub(crate) fn printable(bytes: &[u8]) -> String {
         .collect()
 }
 
+/// Guest text in UTF-8 without control characters, each of which becomes `?`; what is no UTF-8 becomes U+FFFD.
+pub(crate) fn utf8(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -59,6 +64,8 @@ mod tests {
     #[test]
     fn text_is_printable() {
         assert_eq!(printable(b"a\x1b[31m b\xff"), "a?[31m b?");
+        assert_eq!(utf8("gr\u{f6}\u{df}er\t\u{1b}[2J\u{9b}".as_bytes()), "gr\u{f6}\u{df}er??[2J?");
+        assert_eq!(utf8(b"a\xff"), "a\u{fffd}");
         assert_eq!(until_nul(b"ab\0c"), b"ab");
         assert_eq!(until_nul(b"abc"), b"abc");
     }

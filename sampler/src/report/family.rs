@@ -9,6 +9,8 @@ use super::tables::{Instance, Tables};
 pub const COMMAND: &str = "command";
 /// systemd's unit for a command of the kernel's command line (systemd-run-generator(8)).
 const COMMAND_UNIT: &str = "kernel-command-line.service";
+/// Bytes of a command line that was cut by whoever read it, at least.
+const LONG_COMMAND: usize = 256;
 /// Generations that are looked at.
 const DEEPEST: usize = 1_000;
 
@@ -37,27 +39,36 @@ pub(super) fn family(tables: &Tables, wanted: &str) -> HashSet<u32> {
     found
 }
 
-/// Where the run's command began: the first process with its command line; else those of its systemd unit; else the first
-/// with its name.
+/// Where the run's command began: the first process with its command line; else the first of its systemd unit with its
+/// program's name, or all of that unit; else the first with its name.
 fn roots(tables: &Tables, command: &str) -> HashSet<u32> {
-    let first = |is: &dyn Fn(&Instance) -> bool| {
-        let fits = tables.instances.iter().filter(|(_, instance)| !instance.kernel_thread && is(instance));
+    let first = |is: &dyn Fn(u32, &Instance) -> bool| {
+        let fits =
+            tables.instances.iter().filter(|(id, instance)| !instance.kernel_thread && is(**id, instance));
         fits.min_by_key(|(id, instance)| (instance.start_ns, **id)).map(|(&id, _)| id)
     };
-    if let Some(id) = first(&|instance| instance.command.as_deref() == Some(command)) {
+    // As command lines of processes are kept.
+    let command: String = command.chars().map(|c| if c.is_control() { '?' } else { c }).collect();
+    let is_command = |line: &str| {
+        command.strip_prefix(line).is_some_and(|rest| rest.is_empty() || line.len() >= LONG_COMMAND)
+    };
+    if let Some(id) = first(&|_, instance| instance.command.as_deref().is_some_and(is_command)) {
         return HashSet::from([id]);
     }
-    let in_unit = |id: &u32| {
-        tables.cgroup_of(*id).is_some_and(|group| group.path.split('/').any(|part| part == COMMAND_UNIT))
+    let in_unit = |id: u32| {
+        tables.cgroup_of(id).is_some_and(|group| group.path.split('/').any(|part| part == COMMAND_UNIT))
     };
-    let unit: HashSet<u32> = tables.instances.keys().copied().filter(in_unit).collect();
-    if !unit.is_empty() {
-        return unit;
-    }
     let program = command.split(' ').next().and_then(|path| path.rsplit('/').next()).unwrap_or_default();
     // `comm` holds 15 bytes.
     let comm = program.get(..15).unwrap_or(program);
-    first(&|instance| instance.comm == comm && instance.pid > 1).into_iter().collect()
+    if let Some(id) = first(&|id, instance| instance.comm == comm && in_unit(id)) {
+        return HashSet::from([id]);
+    }
+    let unit: HashSet<u32> = tables.instances.keys().copied().filter(|id| in_unit(*id)).collect();
+    if !unit.is_empty() {
+        return unit;
+    }
+    first(&|_, instance| instance.comm == comm && instance.pid > 1).into_iter().collect()
 }
 
 /// The parent of each instance: of those with its parent's id the last that had begun before it.

@@ -2,7 +2,7 @@
 
 use super::layout::{ArgvLayout, CgroupLayout, ParentLayout, UidLayout, WorkerLayout};
 use crate::address::VirtAddr;
-use crate::bytes::{index, printable};
+use crate::bytes::{index, utf8};
 use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
 use crate::paging::AddressSpace;
@@ -84,7 +84,7 @@ pub(super) fn argv<M: PhysicalMemory>(
     if text.is_empty() && bytes.is_empty() {
         return Ok(Vec::new());
     }
-    Ok(text.split(|&b| b == 0).take(MAX_ARGS).map(printable).collect())
+    Ok(text.split(|&b| b == 0).take(MAX_ARGS).map(utf8).collect())
 }
 
 /// The path of the control group: that of version 2, or, where the task is in none but its root, that of the

@@ -100,7 +100,7 @@ pub struct Process {
     pub parent: Result<i32, Missing>,
     /// The program that it runs; [`Missing::NoUserMemory`] for kernel threads.
     pub exe: Result<FileRef, Missing>,
-    /// Its arguments in printable ASCII: the first 256, and of those the first 4 KiB.
+    /// Its arguments, with `?` for each control character: the first 256, and of those the first 4 KiB.
     pub argv: Result<Vec<String>, Missing>,
     /// Path of its control group: of version 2, or else of the first hierarchy of version 1 that it is in.
     /// [`systemd_unit`] and [`container`] tell more of it.

@@ -152,7 +152,6 @@ fn a_hang_is_told_at_the_time_out_too() {
 }
 
 #[test]
-#[ignore = "takes minutes where the machine is busy"]
 fn a_guest_that_goes_on_in_silence_does_not_hang() {
     // Now the console, now the disk, now a process: each alone for longer than the limit.
     let script = "exec python3 -uc '

@@ -100,7 +100,6 @@ fn counts_times_and_states_are_the_guests_6_1() {
 }
 
 #[test]
-#[ignore = "takes minutes where the machine is busy"]
 fn ticks_tell_the_times_that_events_tell() {
     ticks_agree_with_events(&watched(Guest::demo(), MIXTURE));
 }

@@ -29,7 +29,6 @@ print(len(back), 'bytes came back;', 'errors:', read('rx_errors') + read('tx_err
 ";
 
 #[test]
-#[ignore = "takes minutes where the machine is busy"]
 fn a_guest_talks_to_the_host_through_a_tap() {
     let Some((run, links)) = Network::apart(|network| {
         let run = Guest::demo()
@@ -70,7 +69,6 @@ fn a_network_that_cannot_be_had_is_told_before_the_guest_starts() {
 }
 
 #[test]
-#[ignore = "takes minutes where the machine is busy"]
 fn a_virtio_console_has_the_output_of_the_kernel_and_of_its_users() {
     let run = Guest::demo().beside_others()
         .options(["-F", "200", "--console-device", "virtio", "--append", "console=ttyS0 console=hvc0"])

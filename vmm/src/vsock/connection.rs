@@ -295,8 +295,9 @@ impl Connection {
     }
 
     fn take_data(&mut self, data: &[u8]) -> Verdict {
-        // More than it had room for by what it knows at best, or after it had said that nothing more would come.
-        if self.outgoing.len() + data.len() > MOST_DATA || self.guest_closed & NO_SEND != 0 {
+        // By what the guest can know at best.
+        let under_way = self.outgoing.len() + self.taken.wrapping_sub(self.told_taken) as usize;
+        if under_way + data.len() > MOST_DATA || self.guest_closed & NO_SEND != 0 {
             return Verdict::Refused;
         }
         self.outgoing.extend(data);

@@ -29,7 +29,7 @@ pub use export::ExportArgs;
 pub use filter::FilterArgs;
 pub use image::{ImageCommand, InspectArgs};
 use parse::parse_positive_time;
-pub use parse::{NetworkChoice, parse_condition, rate_in_range};
+pub use parse::{NetworkChoice, VsockChoice, parse_condition, rate_in_range};
 pub use recording::{Clock, RecordingArgs, Then};
 pub use report::ReportArgs;
 pub use run::{ConsoleDevice, HostChoice, RunArgs};

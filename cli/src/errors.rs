@@ -14,6 +14,7 @@ use crate::image::ImageError;
 use crate::portable::PortableError;
 use crate::run::host::HostError;
 use crate::run::network::NetworkError;
+use crate::run::vsock::VsockError;
 
 /// How `vprof` ends, as documented in its help.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,6 +62,9 @@ pub enum Error {
     /// The guest's network can't be had.
     #[error(transparent)]
     Network(#[from] NetworkError),
+    /// The guest's sockets can't be had.
+    #[error(transparent)]
+    Vsock(#[from] VsockError),
     /// The portable host failed.
     #[error(transparent)]
     Portable(#[from] PortableError),

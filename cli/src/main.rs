@@ -26,6 +26,7 @@ mod report;
 mod run;
 mod rusage;
 mod simulate;
+mod socket;
 mod spread;
 mod stat;
 mod symbolize;

@@ -3,15 +3,17 @@
 #![no_main]
 
 use std::fs::File;
-use std::io::Write;
-use std::os::unix::net::UnixStream;
+use std::io::{Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
 
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 use vmm::fuzz::Hardware;
 use vmm::net::Stream;
-use vmm::{Disk, DiskMode, Network};
+use vmm::vsock::{Header, Sockets};
+use vmm::{Disk, DiskMode, Network, Vsock};
 
 /// Bytes of guest memory.
 const MEMORY: usize = 1 << 20;
@@ -28,9 +30,13 @@ const USED: u64 = 0x3_0000;
 const BUFFERS: u64 = 0x4_0000;
 /// Bytes from the table and rings of one queue to those of the next.
 const QUEUE: u64 = 0x1000;
-/// Devices (disk, random numbers, network card, console), and queues of one at most.
-const DEVICES: usize = 4;
+/// Devices (disk, random numbers, network card, console, sockets), and queues of one that are used at most: the third one
+/// of the last has no requests.
+const DEVICES: usize = 5;
 const QUEUES: usize = 2;
+/// The guest's context id, and programs of the host that talk to it at once.
+const CID: u32 = 3;
+const PROGRAMS: usize = 4;
 
 #[derive(Debug, Arbitrary)]
 enum Step {
@@ -57,6 +63,11 @@ enum Step {
     /// Something comes over the network: a frame of this length, or bytes as they are.
     Frame(u16),
     Cable([u8; 4]),
+    /// The header of a packet between two ports: operation, the guest's port, the host's, flags, bytes, and room and bytes
+    /// taken as its sender tells them.
+    Packet(u8, bool, bool, u8, u16, u32, u32),
+    /// A program of the host connects, writes, reads or ends.
+    Program(u8, u16),
     /// Lets the devices work.
     Serve,
 }
@@ -104,6 +115,10 @@ struct Driver {
     hardware: Hardware,
     memory: GuestMemoryMmap,
     cable: UnixStream,
+    /// Where programs connect to the guest, those that have, and one that takes the guest's connections.
+    sockets: PathBuf,
+    programs: Vec<UnixStream>,
+    listener: UnixListener,
     next: [[u16; QUEUES]; DEVICES],
 }
 
@@ -163,6 +178,32 @@ impl Driver {
         self.hardware.serve();
     }
 
+    fn program(&mut self, act: u8, length: u16) -> Option<()> {
+        match act % 5 {
+            0 | 1 if self.programs.len() == PROGRAMS => {}
+            0 => {
+                let mut program = UnixStream::connect(&self.sockets).ok()?;
+                program.set_nonblocking(true).ok()?;
+                program.write_all(b"CONNECT 1\n").ok()?;
+                self.programs.push(program);
+            }
+            1 => {
+                let (program, _) = self.listener.accept().ok()?;
+                program.set_nonblocking(true).ok()?;
+                self.programs.push(program);
+            }
+            2 => drop(self.programs.pop()),
+            3 => {
+                // What finds no room is lost.
+                let _ = self.programs.last_mut()?.write(&vec![0x5a; usize::from(length)]);
+            }
+            _ => {
+                let _ = self.programs.last_mut()?.read(&mut vec![0; usize::from(length)]);
+            }
+        }
+        Some(())
+    }
+
     fn step(&mut self, step: &Step) {
         let width = |bytes: [u8; 4], choice: u8| bytes[..1 << (choice % 3)].to_vec();
         match step {
@@ -197,7 +238,7 @@ impl Driver {
                 self.hardware.read_memory(u64::from(*offset), &mut bytes);
             }
             Step::Config(device, register, value, choice) => {
-                self.config(device % 6, *register, &width(value.to_le_bytes(), *choice));
+                self.config(device % 7, *register, &width(value.to_le_bytes(), *choice));
             }
             Step::Port(port, value, choice) => {
                 let bytes = width(value.to_le_bytes(), *choice);
@@ -210,6 +251,26 @@ impl Driver {
                 self.cable(&bytes);
             }
             Step::Cable(bytes) => self.cable(bytes),
+            Step::Packet(op, guest, host, flags, len, buf_alloc, fwd_cnt) => {
+                let header = Header {
+                    src_cid: CID.into(),
+                    dst_cid: 2,
+                    src_port: u32::from(*guest),
+                    dst_port: u32::from(*host),
+                    len: (*len).into(),
+                    kind: 1,
+                    op: (*op).into(),
+                    flags: (*flags).into(),
+                    buf_alloc: *buf_alloc,
+                    fwd_cnt: *fwd_cnt,
+                };
+                self.put(BUFFERS, &header.to_bytes());
+            }
+            Step::Program(act, length) => {
+                // What a program can't do does not happen.
+                let _ = self.program(*act, *length);
+                self.hardware.serve();
+            }
             Step::Serve => self.hardware.serve(),
         }
     }
@@ -229,14 +290,26 @@ fuzz_target!(|input: (u8, Vec<Step>)| {
     let (Ok(()), Ok(backend)) = (cable.set_nonblocking(true), Stream::new(ours)) else { return };
     let network = Network { mac: [2, 0, 0, 0, 0, 1], backend: Box::new(backend) };
     let disk = Disk { file: file.into(), mode };
-    let Some(hardware) = Hardware::new(disk, network, &memory) else { return };
-    let mut driver = Driver { hardware, memory, cable, next: [[0; QUEUES]; DEVICES] };
+    let Ok(directory) = tempfile::tempdir() else { return };
+    let path = directory.path().join("s");
+    let (Ok(programs), Ok(listener)) =
+        (UnixListener::bind(&path), UnixListener::bind(directory.path().join("s_1")))
+    else {
+        return;
+    };
+    let (Ok(()), Ok(sockets)) = (listener.set_nonblocking(true), Sockets::new(programs, &path, CID)) else {
+        return;
+    };
+    let vsock = Vsock { cid: CID, backend: Box::new(sockets) };
+    let Some(hardware) = Hardware::new(disk, network, vsock, &memory) else { return };
+    let next = [[0; QUEUES]; DEVICES];
+    let mut driver = Driver { hardware, memory, cable, sockets: path, programs: Vec::new(), listener, next };
     for step in steps.iter().take(STEPS) {
         driver.step(step);
     }
     assert_eq!(File::metadata(&view).map(|meta| meta.len()).ok(), Some(DISK), "a disk keeps its size");
     // Whatever was done, a reset makes devices that work.
-    for device in 0..4 {
+    for device in 0..5 {
         driver.register(Place(device, false), 0x14, &[0]);
         driver.hardware.serve();
     }

@@ -47,7 +47,7 @@ const NEEDED_MODULES: &[&str] = &["virtio_pci", "virtio_blk", "ext4"];
 const USEFUL_MODULES: &[&str] = &["crc32c_generic", "virtio_rng"];
 
 /// Modules that lie on the disk, for whoever loads them: `insmod` on each line of [`MORE_MODULES_ORDER`].
-const MORE_MODULES: &[&str] = &["virtio_net", "virtio_console"];
+const MORE_MODULES: &[&str] = &["virtio_net", "virtio_console", "vmw_vsock_virtio_transport"];
 /// What they are in, and the list of them, each after all that it needs.
 const MORE_MODULES_DIRECTORY: &str = "usr/lib/modules/more";
 /// See above.

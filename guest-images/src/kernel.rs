@@ -148,10 +148,14 @@ const LEFT_OUT: &[&str] = &[
     "--exclude=*/config",
     "--exclude=*/modules.builtin.modinfo",
     "--exclude=*/modules.order",
-    "--exclude=*/kernel/net",
+    // Of networks core and vmw_vsock are left, of their drivers those without a directory, like virtio_net.
+    "--exclude=*/kernel/net/[!cv]*",
+    "--exclude=*/kernel/net/c[!o]*",
+    "--exclude=*/kernel/drivers/net/*/*",
     "--exclude=*/kernel/sound",
-    // What is left are block, bus, char, virt, virtio and little else.
-    "--exclude=*/kernel/drivers/[!bcv]*",
+    // What is left besides are block, bus, char, virt, virtio and little else.
+    "--exclude=*/kernel/drivers/[!bcnv]*",
+    "--exclude=*/kernel/drivers/n[!e]*",
     "--exclude=*/kernel/drivers/bluetooth",
     "--exclude=*/kernel/drivers/comedi",
     "--exclude=*/kernel/drivers/crypto",

@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::{self, Write};
 
 use crate::net::Backend;
+use crate::vsock;
 
 /// Everything that [`crate::Machine::start`] needs to know.
 #[derive(Debug)]
@@ -35,6 +36,17 @@ pub struct Extra {
     pub network: Option<Network>,
     /// A virtio-console (`hvc0`), with what gets every byte that the guest writes to it.
     pub console: Option<Console>,
+    /// A virtio-vsock device.
+    pub vsock: Option<Vsock>,
+}
+
+/// A virtio-vsock device.
+#[derive(Debug)]
+pub struct Vsock {
+    /// The guest's context id: 3 or more, and not 2^32 - 1 (VIRTIO 1.2, 5.10.4).
+    pub cid: u32,
+    /// What it is connected to.
+    pub backend: Box<dyn vsock::Backend>,
 }
 
 /// A network card.

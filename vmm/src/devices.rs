@@ -24,6 +24,7 @@ use crate::virtio::link::{Command, Link};
 use crate::virtio::net::Net;
 use crate::virtio::rng::Rng;
 use crate::virtio::transport::{BAR_SIZE, Doorbells, VirtioPci};
+use crate::virtio::vsock::Vsock;
 use crate::virtio::worker::Worker;
 use crate::virtio::{Interrupts, VirtioDevice};
 
@@ -96,6 +97,9 @@ impl Devices {
         if let Some(output) = extra.console {
             let input = input.insert(Input::new().map_err(StartError::host("an event descriptor"))?);
             list.push(("console".to_owned(), Box::new(console::Console::new(output, Arc::clone(input)))));
+        }
+        if let Some(vsock) = extra.vsock {
+            list.push(("vsock".to_owned(), Box::new(Vsock::new(vsock))));
         }
 
         let mut bus = PciBus::new();

@@ -8,7 +8,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use crate::boot;
 use crate::bus::Bus;
-use crate::config::{Console, Disk, Network, Payload};
+use crate::config::{self, Console, Disk, Network, Payload};
 use crate::injected::Tally;
 use crate::memory::PCI_WINDOW_START;
 use crate::pci::PciBus;
@@ -20,6 +20,7 @@ use crate::virtio::link::Link;
 use crate::virtio::net::Net;
 use crate::virtio::rng::Rng;
 use crate::virtio::transport::{BAR_SIZE, Doorbells, VirtioPci};
+use crate::virtio::vsock::Vsock;
 use crate::virtio::worker::{Queues, Worker};
 use crate::virtio::{Interrupts, VirtioDevice};
 
@@ -38,7 +39,7 @@ impl Doorbells for Unwired {
     fn detach(&self, _: u64, _: &EventFd) {}
 }
 
-/// All devices of a machine with one disk, a network card and a virtio-console, as its vCPUs reach them.
+/// All devices of a machine with one disk, a network card, a virtio-console and sockets, as its vCPUs reach them.
 #[derive(Debug)]
 pub struct Hardware {
     bus: Bus,
@@ -47,18 +48,19 @@ pub struct Hardware {
 
 impl Hardware {
     /// Devices over `memory`; `None` where the host refuses a descriptor or the disk.
-    pub fn new(disk: Disk, network: Network, memory: &GuestMemoryMmap) -> Option<Self> {
+    pub fn new(disk: Disk, network: Network, vsock: config::Vsock, memory: &GuestMemoryMmap) -> Option<Self> {
         let mut pci = PciBus::new();
         let mut workers = Vec::new();
         let mut window = u32::try_from(PCI_WINDOW_START).ok()?;
         let input = Input::new().ok()?;
         input.put(b"typed");
         let console = console::Console::new(Console(Box::new(std::io::sink())), input);
-        let devices: [Box<dyn VirtioDevice>; 4] = [
+        let devices: [Box<dyn VirtioDevice>; 5] = [
             Box::new(Block::new(0, disk).ok()?),
             Box::new(Rng),
             Box::new(Net::new(network)),
             Box::new(console),
+            Box::new(Vsock::new(vsock)),
         ];
         for device in devices {
             let identity = device.identity();

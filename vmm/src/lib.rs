@@ -5,7 +5,8 @@
 //!
 //! - memory with a hole below 4 GiB, page tables, the kernel, its initrd and command line,
 //! - ACPI tables for a hardware-reduced platform,
-//! - COM1, and virtio disks, a random number generator and, where wanted, a network card on a PCI bus,
+//! - COM1, and virtio disks, a random number generator and, where wanted, a network card, a
+//!   console and sockets on a PCI bus,
 //! - vCPUs, each on a thread of its own with a timer that ticks its observer.
 //!
 //! # Signals
@@ -39,10 +40,11 @@ mod serial;
 mod tripwire;
 mod vcpu;
 mod virtio;
+pub mod vsock;
 
 pub use boot::check_kernel;
 pub use clock::monotonic_ns;
-pub use config::{Console, Disk, DiskFile, DiskFormat, DiskMode, Extra, Network, Payload, VmConfig};
+pub use config::{Console, Disk, DiskFile, DiskFormat, DiskMode, Extra, Network, Payload, VmConfig, Vsock};
 pub use counters::Counters;
 pub use error::{DiskError, KernelError, KvmError, StartError, WaitError};
 pub use injected::{Injected, Injections};

@@ -1,5 +1,6 @@
 //! Values of options: sizes, times, rates, spans.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
@@ -59,6 +60,33 @@ fn parse_mac(text: &str) -> Result<[u8; 6], String> {
         )),
         _ => Ok(bytes),
     }
+}
+
+/// What `--vsock` takes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VsockChoice {
+    /// The socket of programs that connect to the guest.
+    pub path: PathBuf,
+    /// The guest's context id.
+    pub cid: u32,
+}
+
+/// Sockets from `PATH`, with `,cid=N` behind it where that matters.
+pub fn parse_vsock(text: &str) -> Result<VsockChoice, String> {
+    let (path, cid) = match text.rsplit_once(",cid=") {
+        Some((path, cid)) => (path, parse_cid(cid)?),
+        None => (text, 3),
+    };
+    if path.is_empty() {
+        return Err("write it like PATH or PATH,cid=3".to_owned());
+    }
+    Ok(VsockChoice { path: path.into(), cid })
+}
+
+/// A context id of a guest: the first three and the last have meanings of their own (VIRTIO 1.2, 5.10.4).
+fn parse_cid(text: &str) -> Result<u32, String> {
+    let cid = text.parse().ok().filter(|cid| (3..u32::MAX).contains(cid));
+    cid.ok_or_else(|| "a guest's context id is a number from 3 to 4294967294".to_owned())
 }
 
 fn hex_byte(text: &str) -> Option<u8> {
@@ -247,6 +275,16 @@ fn parse_decimal(text: &str) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sockets_are_read() {
+        let vsock = |path: &str, cid| Ok(VsockChoice { path: path.into(), cid });
+        assert_eq!(parse_vsock("/run/vm.sock"), vsock("/run/vm.sock", 3));
+        assert_eq!(parse_vsock("a,b,cid=9,cid=4294967294"), vsock("a,b,cid=9", u32::MAX - 1));
+        for wrong in ["", ",cid=3", "s,cid=", "s,cid=2", "s,cid=4294967295", "s,cid=x", "s,cid=3,"] {
+            assert!(parse_vsock(wrong).is_err(), "{wrong}");
+        }
+    }
 
     #[test]
     fn networks_are_read() {

@@ -7,7 +7,9 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use sampler::conditions::Wait;
 
-use super::parse::{NetworkChoice, parse_memory, parse_network, parse_positive_time};
+use super::parse::{
+    NetworkChoice, VsockChoice, parse_memory, parse_network, parse_positive_time, parse_vsock,
+};
 use super::{RecordingArgs, TEMPLATE, Then};
 
 const EXAMPLES: &str = "\
@@ -100,6 +102,12 @@ pub struct RunArgs {
     /// card's address
     #[arg(long, value_name = "NETWORK", value_parser = parse_network, help_heading = "Guest")]
     pub net: Option<NetworkChoice>,
+
+    /// Connect sockets of the guest (AF_VSOCK) with Unix sockets of this host: a program connects to PATH and writes
+    /// `CONNECT PORT`, and the guest's connections to port PORT of context id 2 go to PATH_PORT. The guest's own context
+    /// id is 3; `,cid=N` sets it
+    #[arg(long, value_name = "PATH", value_parser = parse_vsock, help_heading = "Guest")]
+    pub vsock: Option<VsockChoice>,
 
     /// Where the guest's console goes: `-` (standard output, with keys from the terminal), `none`, or a FILE.
     /// Default: `-` on a terminal or with a command, else `none`; with a command under systemd, whose output is not on

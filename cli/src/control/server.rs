@@ -2,7 +2,6 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -68,7 +67,8 @@ impl Server {
                 place::socket(std::process::id())
             }
         };
-        let listener = bind(&socket)?;
+        let listener = crate::socket::listen(&socket)?;
+        listener.set_nonblocking(true)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let (stop, stopped) = oneshot::channel();
         let thread = std::thread::Builder::new().name("vprof-control".to_owned()).spawn(move || {
@@ -96,25 +96,6 @@ impl Drop for Server {
         // Removed already, at worst.
         drop(std::fs::remove_file(&self.socket));
     }
-}
-
-/// A socket that only its owner may use.
-fn bind(path: &Path) -> io::Result<std::os::unix::net::UnixListener> {
-    let bound = match std::os::unix::net::UnixListener::bind(path) {
-        Err(error) if error.kind() == io::ErrorKind::AddrInUse && is_dead(path) => {
-            std::fs::remove_file(path)?;
-            std::os::unix::net::UnixListener::bind(path)
-        }
-        bound => bound,
-    }?;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
-    bound.set_nonblocking(true)?;
-    Ok(bound)
-}
-
-/// A socket at which nobody listens.
-fn is_dead(path: &Path) -> bool {
-    std::os::unix::net::UnixStream::connect(path).is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused)
 }
 
 async fn accept(listener: UnixListener, served: Arc<Served>) {

@@ -7,6 +7,7 @@
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -15,13 +16,15 @@ use nix::kmod::{ModuleInitFlags, finit_module};
 use nix::mount::{MsFlags, mount};
 use nix::sys::reboot::{RebootMode, reboot};
 use sampler::{Batch, Sink, SinkError};
+use vmm::vsock::Relay;
 
 use super::message::{
-    Decoder, FromHost, INITRD_FILE, JOB_FILE, Job, KERNEL_FILE, MODULE_ORDER, PORT, ToHost, encode,
+    Decoder, FromHost, INITRD_FILE, JOB_FILE, Job, KERNEL_FILE, MODULE_ORDER, PORT, ToHost, VSOCK_PORT,
+    encode,
 };
 use crate::errors::Error;
 use crate::image::Payload;
-use crate::run::guest;
+use crate::run::guest::{self, Connected};
 use crate::run::link::{Control, Phase, Watcher, link};
 use crate::run::network::{NetworkKind, NetworkSpec, Plugged};
 use crate::run::spec::Outcome;
@@ -86,7 +89,10 @@ fn job(port: &Port, modules: Vec<PathBuf>) -> Result<Outcome, Sentence> {
         wait_for(device)?;
     }
     wait_for(Path::new("/dev/kvm"))?;
-    let network = job.run.network.as_ref().map(plug_in).transpose()?;
+    let connected = Connected {
+        network: job.run.network.as_ref().map(plug_in).transpose()?,
+        vsock: job.run.vsock_cid.map(relayed_sockets).transpose()?,
+    };
     let disks =
         job.run.disks.iter().map(|d| d.open()).collect::<Result<Vec<_>, _>>().map_err(|e| e.to_string())?;
     // Their data has to be on the disk before the outer half ends the machine.
@@ -117,7 +123,8 @@ fn job(port: &Port, modules: Vec<PathBuf>) -> Result<Outcome, Sentence> {
         .map_err(|e| format!("can't start the runtime: {e}"))?;
     let payload = Payload { kernel, initrd };
     let outcome = runtime.block_on(async {
-        let run = guest::run(&job.run, disks, network, payload, Box::new(PortSink(port.clone())), guest_side);
+        let run =
+            guest::run(&job.run, disks, connected, payload, Box::new(PortSink(port.clone())), guest_side);
         tokio::pin!(run);
         loop {
             tokio::select! {
@@ -155,6 +162,14 @@ fn plug_in(network: &NetworkSpec) -> Result<Plugged, Sentence> {
         let _ = std::fs::write(format!("/proc/sys/net/ipv6/conf/{name}/disable_ipv6"), "1");
     }
     Plugged::open(network).map_err(|e| e.to_string())
+}
+
+/// A virtio-vsock device whose sockets the outer half has.
+fn relayed_sockets(cid: u32) -> Result<vmm::Vsock, Sentence> {
+    let device = wait_for_port(VSOCK_PORT)?;
+    let port = OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(&device);
+    let relay = port.and_then(Relay::new).map_err(|e| format!("{}: {e}", device.display()))?;
+    Ok(vmm::Vsock { cid, backend: Box::new(relay) })
 }
 
 /// Has this host's kernel set huge pages aside for the guest's memory; whether they suffice, the guest's start tells.
@@ -229,19 +244,10 @@ struct Port(Arc<Mutex<File>>);
 impl Port {
     /// Loads modules until the port is there, and opens it.
     fn open(modules: &mut Vec<PathBuf>) -> Result<Self, Sentence> {
-        while find_port().is_none() && !modules.is_empty() {
+        while find_port(PORT).is_none() && !modules.is_empty() {
             load(&modules.remove(0))?;
         }
-        let deadline = Instant::now() + DEVICE_LIMIT;
-        let device = loop {
-            match find_port() {
-                Some(device) if device.exists() => break device,
-                _ if Instant::now() > deadline => {
-                    return Err(format!("no virtio-serial port named {PORT}"));
-                }
-                _ => std::thread::sleep(Duration::from_millis(5)),
-            }
-        };
+        let device = wait_for_port(PORT)?;
         let file = OpenOptions::new()
             .read(true)
             .write(true)
@@ -270,11 +276,23 @@ impl Sink for PortSink {
     }
 }
 
-fn find_port() -> Option<PathBuf> {
+/// The device of a virtio-serial port, once it is there.
+fn wait_for_port(name: &str) -> Result<PathBuf, Sentence> {
+    let deadline = Instant::now() + DEVICE_LIMIT;
+    loop {
+        match find_port(name) {
+            Some(device) if device.exists() => return Ok(device),
+            _ if Instant::now() > deadline => return Err(format!("no virtio-serial port named {name}")),
+            _ => std::thread::sleep(Duration::from_millis(5)),
+        }
+    }
+}
+
+fn find_port(wanted: &str) -> Option<PathBuf> {
     let ports = std::fs::read_dir("/sys/class/virtio-ports").ok()?;
     ports.flatten().find_map(|port| {
         let name = std::fs::read_to_string(port.path().join("name")).ok()?;
-        (name.trim() == PORT).then(|| Path::new("/dev").join(port.file_name()))
+        (name.trim() == wanted).then(|| Path::new("/dev").join(port.file_name()))
     })
 }
 

@@ -22,6 +22,7 @@ use crate::image::Payload;
 use crate::run::link::{Link, Phase};
 use crate::run::network::{Passt, Plugged};
 use crate::run::spec::{Outcome, RunSpec};
+use crate::run::vsock::{Listening, Serving};
 
 /// Memory of the inner host beyond the guest's, its kernel and initial file system, bytes.
 const OVERHEAD: u64 = 320 << 20;
@@ -65,6 +66,7 @@ pub async fn run(
     spec: &RunSpec,
     payload: Payload,
     mut link: Link,
+    vsock: Option<&Listening>,
     mut open_sink: impl FnMut(u32) -> Result<Box<dyn Sink>, Error>,
 ) -> Result<Outcome, Error> {
     let initrd = initrd::make(&setup.bundle, spec, &payload)?;
@@ -73,7 +75,7 @@ pub async fn run(
     drop(payload);
     let mut restarts = 0;
     loop {
-        let attempt = Attempt { setup, spec, initrd: &initrd, payload_bytes, restarts };
+        let attempt = Attempt { setup, spec, initrd: &initrd, payload_bytes, vsock, restarts };
         // A network that can't be had leaves no profile behind.
         let network = spec.network.as_ref().map(Plugged::open).transpose()?;
         match attempt.run(&mut link, network, open_sink(restarts)?).await {
@@ -89,6 +91,7 @@ struct Attempt<'a> {
     spec: &'a RunSpec,
     initrd: &'a Initrd,
     payload_bytes: u64,
+    vsock: Option<&'a Listening>,
     restarts: u32,
 }
 
@@ -138,7 +141,8 @@ impl Attempt<'_> {
         let (ours, theirs) = std::os::unix::net::UnixStream::pair().map_err(start_error("make its port"))?;
         ours.set_nonblocking(true).map_err(start_error("make its port"))?;
         let port = UnixStream::from_std(ours).map_err(start_error("make its port"))?;
-        let mut child = self.spawn(theirs.into(), network.as_ref())?;
+        let (vsock, vsock_port) = self.vsock.map(Listening::serve).transpose()?.unzip();
+        let mut child = self.spawn(theirs.into(), vsock_port, network.as_ref())?;
         let log = Log::keep(&mut child);
         let mut heard =
             Heard { stage: Stage::Booting, kernel_up: false, at: Instant::now(), sink, sink_error: None };
@@ -146,8 +150,14 @@ impl Attempt<'_> {
         // The disks are written when the inner half says that it is done; there is nothing to wait for.
         let _ = child.start_kill();
         let _ = child.wait().await;
-        if let Some(text) = network.and_then(Plugged::into_passt).and_then(Passt::failure) {
-            heard.write(&Batch { meta: vec![("network_failure".to_owned(), text)], ..Batch::default() });
+        let failures = [
+            ("network_failure", network.and_then(Plugged::into_passt).and_then(Passt::failure)),
+            ("vsock_failure", vsock.and_then(Serving::end)),
+        ];
+        for (key, failure) in failures {
+            if let Some(text) = failure {
+                heard.write(&Batch { meta: vec![(key.to_owned(), text)], ..Batch::default() });
+            }
         }
         let finished = heard.sink.finish().err().map(|e| e.to_string());
         match result {
@@ -160,7 +170,12 @@ impl Attempt<'_> {
         }
     }
 
-    fn spawn(&self, port: OwnedFd, network: Option<&Plugged>) -> Result<Child, Error> {
+    fn spawn(
+        &self,
+        port: OwnedFd,
+        vsock: Option<OwnedFd>,
+        network: Option<&Plugged>,
+    ) -> Result<Child, Error> {
         let cpus = std::thread::available_parallelism().map_or(1, usize::from).min(MAX_CPUS);
         let cpu_limit = self.spec.duration.map(|duration| {
             duration.saturating_add(CPU_SLACK).saturating_mul(u32::try_from(cpus).unwrap_or(1) + 1)
@@ -185,6 +200,7 @@ impl Attempt<'_> {
             kernel: &self.setup.bundle.kernel,
             initrd: &self.initrd.fd,
             port: &port,
+            vsock: vsock.as_ref(),
             disks: &self.spec.disks,
             card,
             memory_bytes,

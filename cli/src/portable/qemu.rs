@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use super::message::PORT;
+use super::message::{PORT, VSOCK_PORT};
 use crate::image::contents::Format;
 use crate::run::network::{Cable, mac_text};
 use crate::run::spec::{DiskSpec, Writes};
@@ -58,6 +58,8 @@ pub struct Machine<'a> {
     pub initrd: &'a OwnedFd,
     /// One end of a socket pair: the port.
     pub port: &'a OwnedFd,
+    /// One end of another: the port of the guest's virtio-vsock device.
+    pub vsock: Option<&'a OwnedFd>,
     /// The guest's disks.
     pub disks: &'a [DiskSpec],
     /// The guest's network card, seen from outside.
@@ -94,8 +96,13 @@ impl Machine<'_> {
         // The inner host's own messages, kept for errors.
         add(&["-chardev", "stdio,id=log,signal=off", "-serial", "chardev:log"]);
         add(&["-chardev", &format!("socket,id=port,fd={}", self.port.as_raw_fd())]);
-        add(&["-device", "virtio-serial-pci,max_ports=2"]);
+        // The first of them is for a console.
+        add(&["-device", "virtio-serial-pci,max_ports=3"]);
         add(&["-device", &format!("virtserialport,chardev=port,name={PORT}")]);
+        if let Some(vsock) = self.vsock {
+            add(&["-chardev", &format!("socket,id=vsock,fd={}", vsock.as_raw_fd())]);
+            add(&["-device", &format!("virtserialport,chardev=vsock,name={VSOCK_PORT}")]);
+        }
         arguments.extend(["-kernel".into(), self.kernel.as_os_str().to_owned()]);
         // A full disk under a snapshot is an I/O error for the guest; by default QEMU would stand still.
         for (i, disk) in self.disks.iter().enumerate() {
@@ -138,7 +145,8 @@ impl Machine<'_> {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command.process_group(0);
         let cable = self.card.map_or(self.port.as_raw_fd(), |card| card.cable.as_raw_fd());
-        let inherited = [self.initrd.as_raw_fd(), self.port.as_raw_fd(), cable];
+        let vsock = self.vsock.unwrap_or(self.port).as_raw_fd();
+        let inherited = [self.initrd.as_raw_fd(), self.port.as_raw_fd(), vsock, cable];
         let parent = std::process::id();
         let cpu_seconds = self.cpu_limit.map(|limit| limit.as_secs().max(1));
         // SAFETY: between fork and exec only system calls that are async-signal-safe are made, on values that the
@@ -151,7 +159,7 @@ impl Machine<'_> {
 }
 
 /// Runs in the child between fork and exec.
-fn prepare_child(parent: u32, inherited: [RawFd; 3], cpu_seconds: Option<u64>) -> io::Result<()> {
+fn prepare_child(parent: u32, inherited: [RawFd; 4], cpu_seconds: Option<u64>) -> io::Result<()> {
     let checked = |result: libc::c_int| if result == -1 { Err(io::Error::last_os_error()) } else { Ok(()) };
     // SAFETY: PR_SET_PDEATHSIG takes a signal number and touches no memory.
     checked(unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) })?;
@@ -219,6 +227,7 @@ mod tests {
             kernel: Path::new("/k"),
             initrd: &a,
             port: &b,
+            vsock: Some(&a),
             disks: &disks,
             card: None,
             memory_bytes: (1 << 30) + 1,
@@ -227,6 +236,7 @@ mod tests {
         };
         let words: Vec<_> = machine.arguments().iter().map(|w| w.to_string_lossy().into_owned()).collect();
         assert!(words.contains(&"1025M".to_owned()));
+        assert!(words.contains(&"virtserialport,chardev=vsock,name=vprof.vsock".to_owned()), "{words:?}");
         assert!(words.iter().any(|w| w.contains("snapshot=on") && w.ends_with("/x,,y.img")), "{words:?}");
         assert!(words.iter().any(|w| w.contains("format=qcow2,snapshot=off") && w.ends_with("/z.img")));
     }

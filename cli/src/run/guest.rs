@@ -12,7 +12,7 @@ use sampler::{Initrd, Session, SessionConfig, Sink};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
-use vmm::{Console, Disk, Extra, Machine, VmConfig};
+use vmm::{Console, Disk, Extra, Machine, VmConfig, Vsock};
 
 use super::link::{Control, Link, Phase};
 use super::load::HostLoad;
@@ -34,12 +34,21 @@ const INPUT_BUFFER: usize = 4 << 10;
 /// How long the vCPUs get to stop.
 const STOP_LIMIT: Duration = Duration::from_secs(5);
 
+/// What the guest's devices are connected to, where it has such devices.
+#[derive(Debug)]
+pub struct Connected {
+    /// Its network card.
+    pub network: Option<Plugged>,
+    /// Its virtio-vsock device.
+    pub vsock: Option<Vsock>,
+}
+
 /// Boots the guest, samples it into `sink`, and returns when it has ended. `disks` are the open files of the
-/// spec's disks, `network` is what its card is plugged into.
+/// spec's disks.
 pub async fn run(
     spec: &RunSpec,
     disks: Vec<File>,
-    network: Option<Plugged>,
+    connected: Connected,
     payload: Payload,
     sink: Box<dyn Sink>,
     link: Link,
@@ -75,7 +84,7 @@ pub async fn run(
     if let Some(Ok(initrd)) = payload.initrd.as_deref().map(Initrd::keep) {
         session.booted_with(initrd);
     }
-    let (card, passt) = network.map(Plugged::into_card).unzip();
+    let (card, passt) = connected.network.map(Plugged::into_card).unzip();
     let (receiver, progress) = spec.command.as_ref().map(|command| Receiver::new(command, output)).unzip();
     let console = Shared(Arc::new(Mutex::new(Tee(session.console(), Box::new(console)))));
     let config = VmConfig {
@@ -90,7 +99,11 @@ pub async fn run(
         disks,
         console: Console(Box::new(console.clone())),
         second_console: receiver.map(|receiver| Console(Box::new(receiver))),
-        extra: Extra { network: card, console: spec.virtio_console.then(|| Console(Box::new(console))) },
+        extra: Extra {
+            network: card,
+            console: spec.virtio_console.then(|| Console(Box::new(console))),
+            vsock: connected.vsock,
+        },
     };
     let mut command =
         spec.command.as_ref().zip(progress).map(|(command, progress)| Command { command, progress });

@@ -12,6 +12,7 @@ pub mod screen;
 pub mod spec;
 pub mod systemd;
 pub mod terminal;
+pub mod vsock;
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -25,6 +26,7 @@ use crate::args::{ConsoleDevice, RunArgs};
 use crate::errors::{Error, ExitCode};
 use crate::image::{self, ImageError, Loaded, Payload};
 use crate::portable::{PortableError, outer};
+use guest::Connected;
 use host::{Chosen, Host};
 use link::Link;
 use network::{NetworkSpec, Plugged};
@@ -32,6 +34,7 @@ use recording::{KeySource, Recorded, Recording, Streams, random_seed};
 use screen::ConsoleTarget;
 use spec::{DiskSpec, GuestEnd, Outcome, RunSpec, Writes};
 use systemd::GuestCommand;
+use vsock::{Listening, VsockError};
 
 /// Runs the command.
 pub fn command(args: &RunArgs) -> Result<ExitCode, Error> {
@@ -86,6 +89,8 @@ struct Plan {
     payload: Payload,
     /// Held open, and with it locked, for the whole run.
     disks: Vec<File>,
+    /// There for the whole run.
+    vsock: Option<Listening>,
     /// What is booted of a disk and why, for people.
     choice: Option<String>,
 }
@@ -110,6 +115,7 @@ impl Plan {
             .map(|path| DiskSpec::at(path, writes(args)))
             .collect::<Result<_, _>>()?;
         let files = disks.iter().map(DiskSpec::open_locked).collect::<Result<Vec<_>, ImageError>>()?;
+        let vsock = args.vsock.as_ref().map(Listening::open).transpose()?;
         let unit = command.as_ref().map(GuestCommand::cmdline);
         let appended: Vec<&str> = unit.as_deref().into_iter().chain(args.append.as_deref()).collect();
         let cmdline =
@@ -122,6 +128,7 @@ impl Plan {
             cmdline,
             disks,
             network: args.net.as_ref().map(|choice| NetworkSpec::new(choice, seed)),
+            vsock_cid: vsock.as_ref().map(Listening::cid),
             virtio_console: args.console_device == ConsoleDevice::Virtio,
             command,
             rate_hz: args.recording.rate,
@@ -135,7 +142,7 @@ impl Plan {
             duration: args.recording.duration,
             waits,
         };
-        Ok(Self { spec, payload: loaded.payload, disks: files, choice: loaded.sentence })
+        Ok(Self { spec, payload: loaded.payload, disks: files, vsock, choice: loaded.sentence })
     }
 }
 
@@ -259,7 +266,7 @@ async fn start(
     link: Link,
     tables: live::Shared,
 ) -> Result<Outcome, Error> {
-    let Plan { mut spec, payload, disks, choice: _ } = plan;
+    let Plan { mut spec, payload, disks, vsock, choice: _ } = plan;
     spec.meta.push(("host".to_owned(), chosen.name().to_owned()));
     spec.meta.push(("host_reason".to_owned(), chosen.why.clone()));
     let create = |force| -> Result<Box<dyn Sink>, Error> {
@@ -271,10 +278,15 @@ async fn start(
     match &chosen.host {
         Host::Kvm => {
             let network = spec.network.as_ref().map(Plugged::open).transpose()?;
-            guest::run(&spec, disks, network, payload, create(args.recording.force)?, link).await
+            let device = |listening: &Listening| {
+                let backend = Box::new(listening.sockets()?);
+                Ok::<_, VsockError>(vmm::Vsock { cid: listening.cid(), backend })
+            };
+            let connected = Connected { network, vsock: vsock.as_ref().map(device).transpose()? };
+            guest::run(&spec, disks, connected, payload, create(args.recording.force)?, link).await
         }
         Host::Portable(setup) => {
-            let outcome = outer::run(setup, &spec, payload, link, |restarts| {
+            let outcome = outer::run(setup, &spec, payload, link, vsock.as_ref(), |restarts| {
                 create(args.recording.force || restarts > 0)
             })
             .await;

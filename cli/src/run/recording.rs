@@ -185,6 +185,7 @@ fn is_before_guest(error: &Error) -> bool {
         | Error::Stopped
         | Error::Image(_)
         | Error::Host(_)
+        | Error::Vsock(_)
         | Error::File { .. } => true,
         Error::Portable(
             PortableError::Frozen { before_guest, .. } | PortableError::Died { before_guest, .. },

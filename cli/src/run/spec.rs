@@ -30,6 +30,8 @@ pub struct RunSpec {
     pub disks: Vec<DiskSpec>,
     /// The guest's network card.
     pub network: Option<NetworkSpec>,
+    /// Context id of the guest's virtio-vsock device.
+    pub vsock_cid: Option<u32>,
     /// The guest's console is a virtio-console.
     pub virtio_console: bool,
     /// A command for a guest with systemd.

@@ -24,3 +24,4 @@ mod network;
 mod qcow2;
 mod stacks;
 mod states;
+mod vsock;

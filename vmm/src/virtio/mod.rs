@@ -18,6 +18,7 @@ pub(crate) mod net;
 mod registers;
 pub(crate) mod rng;
 pub(crate) mod transport;
+pub(crate) mod vsock;
 pub(crate) mod worker;
 
 use std::os::fd::BorrowedFd;
@@ -58,7 +59,7 @@ pub(crate) enum Served {
     /// It is done, and so many bytes were written into the guest's buffers.
     Done(u32),
     /// What it asks for has not come yet: it stays the first of its queue until
-    /// [`VirtioDevice::source`] has something to read.
+    /// [`VirtioDevice::source`] has something to read, or [`VirtioDevice::is_ready`].
     Waits,
 }
 
@@ -81,6 +82,15 @@ pub(crate) trait VirtioDevice: Send {
     fn source(&self) -> Option<BorrowedFd<'_>> {
         None
     }
+
+    /// True if the first request of a queue would no longer be told to wait, though the source may have nothing to read.
+    fn is_ready(&self, queue: usize) -> bool {
+        let _ = queue;
+        false
+    }
+
+    /// The driver was reset (specification 2.4): it knows of nothing that was begun.
+    fn reset(&mut self) {}
 }
 
 /// A device that has nothing to say to an interrupt: `VIRTIO_MSI_NO_VECTOR`.

@@ -37,8 +37,8 @@ impl std::fmt::Debug for Worker {
 pub(crate) struct Queues {
     /// Empty while the device is idle.
     list: Vec<Option<Queue>>,
-    /// A request waits for the device's source.
-    waits: bool,
+    /// Those whose first request waits for the device's source.
+    waits: Vec<usize>,
     /// A queue has requests that nobody is going to kick for.
     more: bool,
 }
@@ -72,12 +72,14 @@ impl Worker {
             Some(Command::Stop) => return ControlFlow::Break(()),
             Some(Command::Reset) => {
                 *queues = Queues::default();
+                self.device.reset();
                 self.link.reset_done();
             }
             Some(Command::Start(list)) => *queues = Queues { list, ..Queues::default() },
             None => {}
         }
-        (queues.waits, queues.more) = (false, false);
+        queues.waits.clear();
+        queues.more = false;
         // After a start every queue is served, whether a kick has been seen or not: it may
         // have come before.
         for (index, slot) in queues.list.iter_mut().enumerate() {
@@ -85,7 +87,7 @@ impl Worker {
             let Some(queue) = slot else { continue };
             match self.serve(index, queue) {
                 Ok(Left::Nothing) => {}
-                Ok(Left::Waits) => queues.waits = true,
+                Ok(Left::Waits) => queues.waits.push(index),
                 Ok(Left::More) => queues.more = true,
                 Err(Broken) => {
                     self.link.set_broken();
@@ -96,6 +98,8 @@ impl Worker {
         if self.link.broken() {
             *queues = Queues::default();
         }
+        // A queue that came later may have brought what an earlier one waits for.
+        queues.more |= queues.waits.iter().any(|index| self.device.is_ready(*index));
         ControlFlow::Continue(())
     }
 
@@ -104,7 +108,8 @@ impl Worker {
         let readable = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
         let kicks = self.link.kicks.iter().take(queues.list.len());
         let events = std::iter::once(&self.link.wake).chain(kicks).map(AsRawFd::as_raw_fd);
-        let source = self.device.source().filter(|_| queues.waits).map(|source| source.as_raw_fd());
+        let source =
+            self.device.source().filter(|_| !queues.waits.is_empty()).map(|source| source.as_raw_fd());
         let mut fds: Vec<libc::pollfd> = events.chain(source).map(readable).collect();
         let patience = if queues.more { 0 } else { -1 };
         // SAFETY: `fds` is valid for that many entries, and its descriptors live in `link` and in

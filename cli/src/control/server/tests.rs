@@ -153,15 +153,3 @@ fn a_hundred_clients_are_held_and_a_slow_one_is_alone_in_it() {
     });
     assert!(refused.count() >= 200 - CLIENTS);
 }
-
-#[test]
-fn a_socket_that_is_left_over_is_taken_and_a_living_one_is_not() {
-    let stage = Stage::new();
-    let error = bind(&stage.socket).unwrap_err();
-    assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
-    let left = stage.socket.with_extension("left");
-    drop(std::os::unix::net::UnixListener::bind(&left).unwrap());
-    let bound = bind(&left).unwrap();
-    assert_eq!(std::fs::metadata(&left).unwrap().permissions().mode() & 0o777, 0o600);
-    drop(bound);
-}

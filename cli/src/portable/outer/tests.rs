@@ -15,6 +15,7 @@ impl Sink for Nowhere {
 fn spec(disk: Option<Writes>) -> RunSpec {
     RunSpec {
         network: None,
+        vsock_cid: None,
         virtio_console: false,
         vcpus: 1,
         memory_bytes: 1 << 30,
@@ -55,7 +56,8 @@ fn heard(stage: Stage, kernel_up: bool) -> Heard {
 fn tried_again(disk: Option<Writes>, stage: Stage, kernel_up: bool) -> bool {
     let (setup, spec) = (setup(), spec(disk));
     let initrd = Initrd { fd: OwnedFd::from(std::fs::File::open("/dev/null").unwrap()), bytes: 0 };
-    let attempt = Attempt { setup: &setup, spec: &spec, initrd: &initrd, payload_bytes: 0, restarts: 0 };
+    let attempt =
+        Attempt { setup: &setup, spec: &spec, initrd: &initrd, payload_bytes: 0, vsock: None, restarts: 0 };
     let silent = Ended::Silent(Duration::from_secs(30));
     match attempt.explain(silent, &heard(stage, kernel_up), String::new()) {
         Broken::Again(_) => true,
@@ -93,7 +95,8 @@ async fn the_first_failure_of_the_sink_is_kept_and_no_more_is_written() {
 async fn another_version_inside_is_refused() {
     let (setup, spec) = (setup(), spec(None));
     let initrd = Initrd { fd: OwnedFd::from(std::fs::File::open("/dev/null").unwrap()), bytes: 0 };
-    let attempt = Attempt { setup: &setup, spec: &spec, initrd: &initrd, payload_bytes: 0, restarts: 0 };
+    let attempt =
+        Attempt { setup: &setup, spec: &spec, initrd: &initrd, payload_bytes: 0, vsock: None, restarts: 0 };
     let (mut link, _watcher) = crate::run::link::link();
     let hello = FromHost::Hello { kernel: "6.1".to_owned(), version: "0.0.0-other".to_owned() };
     let refused = attempt.hear(hello, &mut link, &mut heard(Stage::Booting, false));

@@ -5,6 +5,7 @@ mod console;
 mod driver;
 mod hostile;
 mod network;
+mod vsock;
 
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;

@@ -1,0 +1,79 @@
+//! Sockets between programs of the guest and of the host.
+
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+
+use vprof_tests::Guest;
+
+/// Loads the drivers that the image's initrd does not have.
+const DRIVERS: &str =
+    "for module in $(cat /usr/lib/modules/more/load-order); do /usr/sbin/insmod $module; done; ";
+
+/// Connects to the host, then is connected to; each time sends 1 MiB, which comes back meanwhile.
+const TRAFFIC: &str = "\
+import os, socket
+def talk(way, connection):
+    data = os.urandom(1 << 20)
+    if os.fork() == 0:
+        connection.sendall(data)
+        connection.shutdown(socket.SHUT_WR)
+        os._exit(0)
+    back = bytearray()
+    while part := connection.recv(1 << 16):
+        back += part
+    assert back == data, 'what came back is not what was sent'
+    print(way, len(back), 'bytes came back', flush=True)
+    connection.close()
+listener = socket.socket(socket.AF_VSOCK)
+listener.bind((socket.VMADDR_CID_ANY, 5000))
+listener.listen()
+refused = socket.socket(socket.AF_VSOCK)
+print('refused:', refused.connect_ex((2, 1001)), flush=True)
+there = socket.socket(socket.AF_VSOCK)
+there.connect((2, 1000))
+talk('there:', there)
+connection, (cid, port) = listener.accept()
+talk('from %d:' % cid, connection)
+";
+
+/// Sends back all that comes on a connection of the guest, and then on one to the guest.
+fn echo(guest: UnixStream, path: &Path) -> io::Result<()> {
+    io::copy(&mut &guest, &mut &guest)?;
+    drop(guest);
+    let mut program = UnixStream::connect(path)?;
+    program.write_all(b"CONNECT 5000\n")?;
+    let mut reader = BufReader::new(program.try_clone()?);
+    let mut answer = String::new();
+    reader.read_line(&mut answer)?;
+    assert!(answer.starts_with("OK "), "{answer}");
+    io::copy(&mut reader, &mut program).map(drop)
+}
+
+#[test]
+#[ignore = "takes minutes where the machine is busy"]
+fn programs_of_guest_and_host_talk_in_both_directions() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("sock");
+    let listener = UnixListener::bind(directory.path().join("sock_1000")).unwrap();
+    let sockets = path.clone();
+    // What fails here, the guest misses.
+    std::thread::spawn(move || {
+        listener.incoming().for_each(|guest| echo(guest.unwrap(), &sockets).unwrap());
+    });
+    let run = Guest::demo()
+        .options(["-F", "200", "--vsock", &format!("{},cid=77", path.display())])
+        .command(["sh", "-c", &format!("{DRIVERS}exec python3 -c \"$0\""), TRAFFIC])
+        .run()
+        .succeeded();
+    assert!(run.stdout.contains("refused: 104"), "ECONNRESET: {}", run.stdout);
+    for way in ["there:", "from 2:"] {
+        assert!(run.stdout.contains(&format!("{way} 1048576 bytes came back")), "{}", run.stdout);
+    }
+    assert!(!path.exists(), "the socket is removed");
+    let stat = run.json(&["stat"]);
+    let of = |part: &str| {
+        stat[part].as_array().expect("a list").iter().filter(|row| row["device"] == "vsock").count()
+    };
+    assert!(of("exits") > 0 && of("interrupts") > 0, "{stat}");
+}

@@ -1,0 +1,62 @@
+//! What a guest's virtio-vsock device is connected to: Unix sockets of the host, as programs of Firecracker's and Cloud
+//! Hypervisor's users know them.
+//!
+//! | who connects | how |
+//! |---|---|
+//! | the guest, to port P of context id 2 | whoever listens at the socket `PATH_P` has the other end |
+//! | a program of the host | connects to `PATH`, writes `CONNECT P\n`, and reads `OK PORT\n` once the guest has accepted |
+//!
+//! [`Sockets`] is all of that. Where the guest runs on another machine than those programs, [`Relay`] is in its place, and
+//! passes packets over a stream to [`serve`], which has the sockets:
+//!
+//! ```text
+//! device ── Backend ── Sockets ── programs
+//! device ── Backend ── Relay ──── stream ──── serve ── Sockets ── programs
+//! ```
+
+mod connection;
+mod packet;
+mod relay;
+mod sockets;
+
+use std::fmt;
+use std::io;
+use std::os::fd::BorrowedFd;
+
+pub use packet::{HEADER, Header, MOST_DATA};
+pub use relay::{Relay, serve};
+pub use sockets::Sockets;
+
+/// Carries packets between a guest's virtio-vsock device and the outside. Used by the device's own thread; waits for nothing.
+pub trait Backend: Send + fmt::Debug {
+    /// Takes a packet of the guest, which names the guest as its sender. `false` where there is no room: it is to come
+    /// again once [`Self::can_send`].
+    ///
+    /// # Errors
+    /// The other end is gone for good.
+    fn send(&mut self, header: &Header, data: &[u8]) -> io::Result<bool>;
+
+    /// Gives the next packet for the guest, with at most as much data as `into` has room for.
+    ///
+    /// # Errors
+    /// The other end is gone for good.
+    fn receive(&mut self, into: &mut [u8]) -> io::Result<Option<Header>>;
+
+    /// Takes notice of what made the descriptor readable, which it then is no more.
+    ///
+    /// # Errors
+    /// The other end is gone for good.
+    fn notice(&mut self) -> io::Result<()>;
+
+    /// There is room for a packet of the guest.
+    fn can_send(&self) -> bool;
+
+    /// There may be a packet for the guest, whatever the descriptor says.
+    fn can_receive(&self) -> bool;
+
+    /// The guest knows of no connection any more.
+    fn reset(&mut self);
+
+    /// Becomes readable when [`Self::notice`] has something to do.
+    fn descriptor(&self) -> BorrowedFd<'_>;
+}

@@ -18,7 +18,7 @@ use crate::{Progress, disk, initrd, rootfs};
 /// The image's name without `.img`.
 const NAME: &str = "kvm-host";
 /// Debian packages of the root file system; apt adds what they depend on.
-const PACKAGES: &[&str] = &["coreutils", "dash", "grep", "mount", "qemu-system-x86"];
+const PACKAGES: &[&str] = &["coreutils", "dash", "grep", "mount", "qemu-system-x86", "util-linux"];
 /// What makes `/dev/kvm` on an AMD machine, and what reaches the host's disks and ports.
 const NEEDED_MODULES: &[&str] = &["virtio_pci", "virtio_blk", "ext4", "kvm_amd", "virtio_console"];
 /// Modules that some kernels have built in. ext4 finds its checksum by an alias, so it names no dependency on it.

@@ -192,7 +192,17 @@ impl KvmHost {
         false
     }
 
+    /// The same of a QEMU, as long as it has not ended.
+    fn comes_true_of(&mut self, name: &str, condition: &str) -> bool {
+        let lives = format!("kill -0 $(cat /run/{name}.pid) 2>/dev/null");
+        self.comes_true(&format!("{condition} || ! {lives}"))
+            && self.sh(&format!("{lives} && {condition}")).code == 0
+    }
+
     /// Starts QEMU with KVM under this name.
+    ///
+    /// # Panics
+    /// It does not start.
     pub fn qemu(&mut self, name: &str, options: &str) {
         self.must(&format!(
             "set -e; cd /run; mkfifo {name}.in {name}.out; cat {name}.out >{name}.said &
@@ -200,7 +210,8 @@ impl KvmHost {
              -serial file:{name}.console -chardev pipe,id=monitor,path={name} -mon chardev=monitor \
              {options} 2>{name}.errors & echo $! >{name}.pid"
         ));
-        self.wait_until(&prompted(&format!("cat /run/{name}.said")));
+        let up = self.comes_true_of(name, &prompted(&format!("cat /run/{name}.said")));
+        assert!(up, "QEMU does not start\n{}", self.state());
     }
 
     /// Boots the demo image, which runs `script`, in QEMU with KVM; returns when the guest has printed `ready`.
@@ -226,7 +237,7 @@ impl KvmHost {
     /// # Panics
     /// They have not: the guest does not come up.
     pub fn wait_for_console(&mut self, name: &str, lines: u32, what: &str) {
-        let up = self.comes_true(&format!("[ $(grep -c '{what}' /run/{name}.console) = {lines} ]"));
+        let up = self.comes_true_of(name, &format!("[ $(grep -c '{what}' /run/{name}.console) = {lines} ]"));
         // vprof has no part in that.
         self.broken |= !up;
         assert!(up, "the guest does not come up\n{}", self.state());

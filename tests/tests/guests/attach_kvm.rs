@@ -185,9 +185,9 @@ fn guests_without_linux() {
             "is paused: none of its vCPUs was in the guest for 3 s",
         );
         host.kill("asleep");
-        host.must(r"printf '\373\364\353\374%506s\125\252' '' >/run/sector");
-        host.qemu("sector", "-drive file=sector,format=raw,if=ide,snapshot=on");
-        host.wait_for_monitor("sector", "info registers", "EIP=00007c0");
+        host.must(r"printf '\353\376%508s\125\252' '' >/run/sector");
+        host.qemu("sector", "-drive file=sector,format=raw,if=ide");
+        host.wait_for_monitor("sector", "info registers", "EIP=00007c00");
         host.qemu("firmware", "");
         let sector = host.attach("--name sector -d 12s");
         let firmware = host.attach("--name firmware -d 12s");

@@ -286,7 +286,7 @@ fn watch_for(process: &Process, memory: &ForeignMemory, shared: &Shared, patienc
             return shared.end(End::ProcessEnded);
         }
         if shared.left.load(Ordering::Acquire) == 0 {
-            let process_too = process.ended_within(100);
+            let process_too = process.ended_within(100) || process.is_ending();
             return shared.end(if process_too { End::ProcessEnded } else { End::VcpusEnded });
         }
         if memory.is_proven() {

@@ -272,6 +272,11 @@ impl<O: Observer> Drop for Attached<O> {
 
 /// Watches the process until the end, and looks for the layout of the memory meanwhile.
 pub(crate) fn watch(process: &Process, memory: &ForeignMemory, shared: &Shared) {
+    watch_for(process, memory, shared, PATIENCE);
+}
+
+/// The same; after `patience` without a layout that is told.
+fn watch_for(process: &Process, memory: &ForeignMemory, shared: &Shared, patience: Duration) {
     let begin = Instant::now();
     let prover = Prover::new(memory.clone());
     let (mut pause_ms, mut told, mut proven) = (FIRST_PAUSE_MS, false, false);
@@ -281,7 +286,7 @@ pub(crate) fn watch(process: &Process, memory: &ForeignMemory, shared: &Shared) 
             return shared.end(End::ProcessEnded);
         }
         if shared.left.load(Ordering::Acquire) == 0 {
-            let process_too = process.ended_within(100);
+            let process_too = process.ended_within(100) || process.is_ending();
             return shared.end(if process_too { End::ProcessEnded } else { End::VcpusEnded });
         }
         if memory.is_proven() {
@@ -292,18 +297,15 @@ pub(crate) fn watch(process: &Process, memory: &ForeignMemory, shared: &Shared) 
             continue;
         }
         pause_ms = pause_ms.saturating_mul(2).min(LAST_PAUSE_MS);
-        let Some(tables) = shared.tables.last() else { continue };
-        match prover.attempt(tables) {
-            Ok(true) => {}
-            Ok(false) | Err(_) if begin.elapsed() >= PATIENCE && !told => {
-                told = true;
-                lock(&shared.news).push(News::NoMemory(
-                    "no Linux kernel proves how the guest's memory lies in the VMM: samples have addresses and no names \
-                     until one does"
-                        .to_owned(),
-                ));
-            }
-            Ok(false) | Err(_) => {}
+        // Firmware and boot loaders may never have tables that can be walked.
+        let attempt = shared.tables.last().map(|tables| prover.attempt(tables));
+        let found = matches!(attempt, Some(Ok(true)));
+        if !found && begin.elapsed() >= patience && !std::mem::replace(&mut told, true) {
+            lock(&shared.news).push(News::NoMemory(
+                "no Linux kernel proves how the guest's memory lies in the VMM: samples have addresses and no names \
+                 until one does"
+                    .to_owned(),
+            ));
         }
     }
 }
@@ -316,4 +318,30 @@ fn describe(memory: &ForeignMemory) -> String {
     };
     let list: Vec<String> = pieces.iter().map(piece).collect();
     format!("the guest's kernel proves its memory: {}", list.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guest_without_page_tables_is_told_once() {
+        let pid = i32::try_from(std::process::id()).unwrap();
+        let (process, memory) = (Process::open(pid).unwrap(), ForeignMemory::new(pid));
+        let shared = Shared::new(1).unwrap();
+        thread::scope(|scope| {
+            scope.spawn(|| watch_for(&process, &memory, &shared, Duration::ZERO));
+            let begin = Instant::now();
+            let mut news = Vec::new();
+            // The pauses between the looks so far: one more would have told it again.
+            while begin.elapsed() < Duration::from_millis(500)
+                || news.is_empty() && begin.elapsed() < THREAD_LIMIT
+            {
+                news.extend(shared.news());
+                thread::sleep(WAKE);
+            }
+            shared.end(End::Detached);
+            assert!(matches!(&news[..], [News::NoMemory(_)]), "{news:?}");
+        });
+    }
 }

@@ -14,6 +14,9 @@ const VCPU: &str = "anon_inode:kvm-vcpu:";
 /// has its number since 6.2.
 const STATS: &str = "anon_inode:kvm-vcpu-stats:";
 
+/// In a process' flags: it is being shut down (include/linux/sched.h).
+const PF_EXITING: u64 = 4;
+
 /// A process, known by a descriptor that is not reused.
 #[derive(Debug)]
 pub struct Process {
@@ -94,6 +97,12 @@ impl Process {
         numbered(self.pid, STATS)
     }
 
+    /// It has begun to end: giving back the memory of a large machine takes seconds.
+    pub(crate) fn is_ending(&self) -> bool {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.pid)).unwrap_or_default();
+        Stat::read(self.pid).is_none_or(|stat| stat.flags & PF_EXITING != 0) || is_killed(&status)
+    }
+
     /// Its threads.
     pub(crate) fn threads(&self) -> io::Result<Vec<i32>> {
         let entries = fs::read_dir(format!("/proc/{}/task", self.pid))?;
@@ -141,9 +150,19 @@ pub(crate) fn tracer_of(pid: i32, thread: i32) -> Option<(i32, String)> {
     Some((tracer, name_of(tracer)))
 }
 
-/// Two fields of /proc/PID/stat (proc_pid_stat(5)).
+/// Whether SIGKILL waits for a thread or its process, by /proc/PID/status (proc_pid_status(5)).
+fn is_killed(status: &str) -> bool {
+    let pending =
+        |line: &str| line.strip_prefix("SigPnd:").or_else(|| line.strip_prefix("ShdPnd:")).map(str::to_owned);
+    let masks =
+        status.lines().filter_map(pending).filter_map(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    masks.fold(0, |all, mask| all | mask) & (1 << (libc::SIGKILL - 1)) != 0
+}
+
+/// Three fields of /proc/PID/stat (proc_pid_stat(5)).
 struct Stat {
     state: u8,
+    flags: u64,
     start: u64,
 }
 
@@ -157,8 +176,9 @@ impl Stat {
         let (_, rest) = text.rsplit_once(')')?;
         let mut fields = rest.split_ascii_whitespace();
         let state = *fields.next()?.as_bytes().first()?;
-        // Field 22; `state` is field 3.
-        Some(Self { state, start: fields.nth(18)?.parse().ok()? })
+        // Fields 9 and 22; `state` is field 3.
+        let flags = fields.nth(5)?.parse().ok()?;
+        Some(Self { state, flags, start: fields.nth(12)?.parse().ok()? })
     }
 }
 
@@ -214,8 +234,25 @@ mod tests {
     fn names_with_brackets_do_not_shift_the_fields() {
         let text = "12 (a) R (b) S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 4711 20";
         let stat = Stat::parse(text).unwrap();
-        assert_eq!((stat.state, stat.start), (b'S', 4711));
+        assert_eq!((stat.state, stat.flags, stat.start), (b'S', 6, 4711));
         assert!(Stat::parse("12 (a) S 1").is_none() && Stat::parse("").is_none());
+    }
+
+    #[test]
+    fn a_process_that_ends_is_told_from_one_that_goes_on() {
+        let own = Process::open(i32::try_from(std::process::id()).unwrap()).unwrap();
+        assert!(!own.is_ending());
+        let mut child = std::process::Command::new("sleep").arg("100").spawn().unwrap();
+        let process = Process::open(i32::try_from(child.id()).unwrap()).unwrap();
+        assert!(!process.is_ending());
+        child.kill().unwrap();
+        // A zombie then, until it is waited for.
+        assert!(process.ended_within(5_000) && process.is_ending());
+        child.wait().unwrap();
+        assert!(process.is_ending());
+        assert!(
+            is_killed("SigPnd:\t0000000000000000\nShdPnd:\t0000000000000100\n") && !is_killed("SigPnd:\t0\n")
+        );
     }
 
     #[test]

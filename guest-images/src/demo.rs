@@ -2,17 +2,17 @@
 
 use std::collections::HashMap;
 use std::fs;
-use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use guest_programs::{DEMO_LOAD, INIT, MIXED_LOAD, WORKLOADS};
 
 use crate::binary::programs;
-use crate::debs::{Store, Wanted, unpack};
+use crate::debs::{Store, Wanted};
 use crate::kernel::{Flavour, Kernel, Series, wanted};
 use crate::manifest::{Input, Manifest, Program, fingerprint, product, sha256_of};
-use crate::place::{Lock, guest_directory, make_directory};
+use crate::place::{Lock, guest_directory};
+use crate::rootfs::{self, put, put_directory, read, set_mode, settle};
 use crate::{Progress, disk, foreign, initrd};
 
 /// Debian packages of the root file system; apt adds what they depend on.
@@ -30,16 +30,6 @@ const PACKAGES: &[&str] = &[
     "sed",
 ];
 
-/// Parts of Debian packages that no guest reads.
-const LEFT_OUT: &[&str] = &[
-    "--exclude=./usr/share/doc",
-    "--exclude=./usr/share/info",
-    "--exclude=./usr/share/lintian",
-    "--exclude=./usr/share/locale",
-    "--exclude=./usr/share/man",
-    "--exclude=./usr/share/bug",
-];
-
 /// Modules without which the guest cannot reach its disk.
 const NEEDED_MODULES: &[&str] = &["virtio_pci", "virtio_blk", "ext4"];
 /// Modules that some kernels have built in. ext4 finds its checksum by an alias, so it names no dependency on it.
@@ -47,7 +37,8 @@ const NEEDED_MODULES: &[&str] = &["virtio_pci", "virtio_blk", "ext4"];
 const USEFUL_MODULES: &[&str] = &["crc32c_generic", "virtio_rng"];
 
 /// Modules that lie on the disk, for whoever loads them: `insmod` on each line of [`MORE_MODULES_ORDER`].
-const MORE_MODULES: &[&str] = &["virtio_net", "virtio_console", "vmw_vsock_virtio_transport"];
+const MORE_MODULES: &[&str] =
+    &["virtio_net", "virtio_console", "virtio_balloon", "vmw_vsock_virtio_transport"];
 /// What they are in, and the list of them, each after all that it needs.
 const MORE_MODULES_DIRECTORY: &str = "usr/lib/modules/more";
 /// See above.
@@ -69,6 +60,7 @@ const RECIPE: &[&str] = &[
     include_str!("initrd.rs"),
     include_str!("kernel.rs"),
     include_str!("modules.rs"),
+    include_str!("rootfs.rs"),
 ];
 
 /// Which demo image.
@@ -150,21 +142,9 @@ fn fill(
     kernel_inputs: &[Input],
     binaries: &Path,
 ) -> Result<Kernel> {
-    // Packages of Debian 12 still hold /bin and /lib; a merged /usr must be there before them.
-    for directory in ["bin", "sbin", "lib", "lib64"] {
-        put_directory(&root.join("usr").join(directory), 0o755)?;
-        let link = root.join(directory);
-        symlink(format!("usr/{directory}"), &link)
-            .with_context(|| format!("cannot make the link {}", link.display()))?;
-    }
-    for input in root_inputs {
-        unpack(&store.path(input), root, LEFT_OUT)?;
-    }
+    rootfs::unpack_packages(&store.paths(root_inputs), root)?;
     let kernel = Kernel::unpack(&store.paths(kernel_inputs), root)?;
-    let boot = root.join("boot");
-    put_directory(&boot, 0o755)?;
-    fs::rename(&kernel.image, boot.join("vmlinuz")).context("cannot name the kernel /boot/vmlinuz")?;
-    put(&boot.join("initrd.img"), 0o644, &initrd_of(&kernel, binaries)?)?;
+    rootfs::put_boot(root, &kernel, &initrd_of(&kernel, binaries)?)?;
     put_more_modules(root, &kernel)?;
     for name in WORKLOADS {
         put(&root.join("usr/bin").join(name), 0o755, &read(&binaries.join(name))?)?;
@@ -206,53 +186,6 @@ fn initrd_of(kernel: &Kernel, binaries: &Path) -> Result<Vec<u8>> {
         initrd::compress(&archive.finish()?)
     };
     make().context("cannot make the initrd")
-}
-
-/// What the installation scripts of packages, which did not run, would have left, as far as programs look at it.
-fn settle(root: &Path) -> Result<()> {
-    for directory in ["dev", "proc", "sys", "run", "etc", "mnt", "usr/local", "usr/local/bin"] {
-        put_directory(&root.join(directory), 0o755)?;
-    }
-    for (directory, mode) in [("root", 0o700), ("tmp", 0o1777), ("var/tmp", 0o1777)] {
-        put_directory(&root.join(directory), mode)?;
-    }
-    for (file, text) in [
-        (
-            "etc/passwd",
-            "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
-        ),
-        ("etc/group", "root:x:0:\ntty:x:5:\nnogroup:x:65534:\n"),
-        ("etc/hostname", "vprof-guest\n"),
-        ("etc/hosts", "127.0.0.1 localhost vprof-guest\n"),
-        ("etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files\n"),
-    ] {
-        put(&root.join(file), 0o644, text.as_bytes())?;
-    }
-    let sh = root.join("usr/bin/sh");
-    if sh.symlink_metadata().is_err() {
-        symlink("dash", &sh).context("cannot make the link /bin/sh")?;
-    }
-    Ok(())
-}
-
-fn read(path: &Path) -> Result<Vec<u8>> {
-    fs::read(path).with_context(|| format!("cannot read {}", path.display()))
-}
-
-fn put(path: &Path, mode: u32, contents: &[u8]) -> Result<()> {
-    fs::write(path, contents).with_context(|| format!("cannot write {}", path.display()))?;
-    set_mode(path, mode)
-}
-
-/// Makes a directory with this mode whatever the umask.
-fn put_directory(path: &Path, mode: u32) -> Result<()> {
-    make_directory(path)?;
-    set_mode(path, mode)
-}
-
-fn set_mode(path: &Path, mode: u32) -> Result<()> {
-    fs::set_permissions(path, fs::Permissions::from_mode(mode))
-        .with_context(|| format!("cannot set the mode of {}", path.display()))
 }
 
 #[cfg(test)]

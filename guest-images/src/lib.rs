@@ -13,6 +13,7 @@
 //! | [`demo`] | `target/guest/demo.img`, a whole-disk ext4 with kernel, initrd and a small Debian; `demo.manifest.json` beside it |
 //! | [`debian`] | `target/guest/debian.img`, an unmodified Debian with systemd on a disk with partitions, installed by Debian's own tools |
 //! | [`portable_host`] | `target/guest/portable-host/`, kernel and modules for the emulated host that offers a real `/dev/kvm` |
+//! | [`kvm_host`] | `target/guest/kvm-host.img`, a small Debian with QEMU and KVM, in which other VMMs run guests |
 //! | [`static_binary`] | a program of this workspace that runs as the only file of an initramfs |
 //!
 //! Everything is made again only when something it is made of has changed. Several processes may ask for the same
@@ -34,11 +35,13 @@ mod esp;
 mod foreign;
 mod initrd;
 mod kernel;
+mod kvm_host;
 mod manifest;
 mod modules;
 mod partitions;
 mod place;
 mod portable;
+mod rootfs;
 mod sources;
 mod tools;
 
@@ -47,6 +50,7 @@ pub use binary::static_binary;
 pub use debian::{DebianOptions, DebianRelease, FileFormat, debian};
 pub use demo::{DemoOptions, demo};
 pub use kernel::{Flavour, Series, Unknown};
+pub use kvm_host::kvm_host;
 pub use manifest::{Input, Manifest};
 pub use place::guest_directory;
 pub use portable::portable_host;

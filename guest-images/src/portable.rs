@@ -14,10 +14,10 @@ use crate::manifest::{Manifest, fingerprint, product};
 use crate::place::{Lock, guest_directory, make_directory, write_whole};
 use crate::{Progress, initrd};
 
-/// What makes `/dev/kvm` on the emulated AMD machine, and what reaches its disks and ports.
-const NEEDED_MODULES: &[&str] = &["kvm_amd", "virtio_pci", "virtio_blk", "virtio_console"];
-/// Entropy for programs that ask for it early, and what reaches a network.
-const USEFUL_MODULES: &[&str] = &["virtio_rng", "virtio_net"];
+/// What makes `/dev/kvm` on the emulated AMD machine, and what reaches its disks, its ports and a network.
+const NEEDED_MODULES: &[&str] = &["kvm_amd", "virtio_pci", "virtio_blk", "virtio_console", "virtio_net"];
+/// Entropy for programs that ask for it early.
+const USEFUL_MODULES: &[&str] = &["virtio_rng"];
 
 /// Everything in this crate that decides what the bundle holds.
 const RECIPE: &[&str] = &[

@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use crate::kernel::kernel_of;
 use crate::{Run, Running, Turn, images, vprof};
 
 /// The emulator.
-const QEMU: &str = "qemu-system-x86_64";
+pub(crate) const QEMU: &str = "qemu-system-x86_64";
 /// How long the guest may take to say something, or the monitor to answer.
 const LIMIT: Duration = Duration::from_secs(120);
 /// How often it is looked at.
@@ -239,14 +239,15 @@ impl Drop for Emulated {
 }
 
 /// Appends an archive with the guest's command.
-fn add_command(initrd: &Path, words: &[&str]) {
+pub(crate) fn add_command(initrd: &Path, words: &[&str]) {
     let mut bytes = std::fs::read(initrd).expect("the initrd just written");
     bytes.resize(bytes.len().next_multiple_of(guest_images::ALIGNMENT), 0);
     bytes.extend(guest_images::command_archive(words).expect("a short command"));
     std::fs::write(initrd, bytes).expect("room for an initrd");
 }
 
-fn connected(qemu: &mut Child, path: &PathBuf) -> UnixStream {
+/// The socket at which QEMU listens.
+pub(crate) fn connected(qemu: &mut Child, path: &Path) -> UnixStream {
     let begin = Instant::now();
     loop {
         if let Ok(stream) = UnixStream::connect(path) {
@@ -254,7 +255,7 @@ fn connected(qemu: &mut Child, path: &PathBuf) -> UnixStream {
             return stream;
         }
         let ended = qemu.try_wait().expect("QEMU is our child");
-        assert!(ended.is_none() && begin.elapsed() < LIMIT, "QEMU has no monitor ({ended:?})");
+        assert!(ended.is_none() && begin.elapsed() < LIMIT, "QEMU does not listen ({ended:?})");
         std::thread::sleep(PAUSE);
     }
 }

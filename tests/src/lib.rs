@@ -14,6 +14,7 @@
 mod emulated;
 mod image;
 mod kernel;
+mod kvm_host;
 mod network;
 mod report;
 mod run;
@@ -28,6 +29,7 @@ use std::time::Duration;
 pub use emulated::Emulated;
 pub use image::Disk;
 pub use kernel::{Lost, kernel_of, kernel_without};
+pub use kvm_host::{KvmHost, Profiling, Said, on_kvm_host};
 pub use network::Network;
 pub use report::{Function, Process, Report, Row, Vcpu, Walks};
 pub use run::{Run, Running};

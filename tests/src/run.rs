@@ -210,6 +210,16 @@ impl Drop for Running {
 }
 
 impl Run {
+    /// A run that was elsewhere, of which this came back.
+    pub(crate) fn of(status: ExitStatus, stdout: String, stderr: String, profile: &[u8]) -> Self {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let path = directory.path().join("out.vprof");
+        if !profile.is_empty() {
+            std::fs::write(&path, profile).expect("room for a profile");
+        }
+        Self { status, stdout, stderr, profile: path, _directory: directory }
+    }
+
     /// Whether it ended by what QEMU's emulation of SVM is known to do now and then: freeze, reset, or make the guest
     /// triple-fault.
     pub(crate) fn portable_host_failed(&self) -> bool {

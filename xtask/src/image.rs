@@ -5,7 +5,8 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Args, Subcommand};
 use guest_images::{
-    DebianOptions, DebianRelease, DemoOptions, FileFormat, Flavour, Series, debian, demo, portable_host,
+    DebianOptions, DebianRelease, DemoOptions, FileFormat, Flavour, Series, debian, demo, kvm_host,
+    portable_host,
 };
 
 use crate::deps;
@@ -18,6 +19,8 @@ pub enum Image {
     Demo(Demo),
     /// An unmodified Debian with systemd on a disk with partitions, installed by Debian's own tools
     Debian(Debian),
+    /// A small Debian with QEMU and KVM, in which tests run virtual machines that are not vprof's
+    KvmHost,
     /// Kernel and modules of the emulated host that offers a real /dev/kvm
     PortableHost,
 }
@@ -57,6 +60,7 @@ pub fn run(image: &Image) -> Result<ExitCode> {
         Image::Debian(Debian { release, format }) => {
             debian(&DebianOptions { release: *release, format: *format }, &line)?
         }
+        Image::KvmHost => kvm_host(&line)?,
         Image::PortableHost => portable_host(&line)?,
     };
     println!("{}", path.display());

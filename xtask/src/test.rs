@@ -48,6 +48,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         guest_images::demo(&DemoOptions { series, flavour }, &line)?;
     }
     guest_images::debian(&DebianOptions::default(), &line)?;
+    guest_images::kvm_host(&line)?;
     let tools = Tools::build(&line)?;
     line.end();
 

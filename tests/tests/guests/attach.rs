@@ -8,8 +8,8 @@ use vprof_tests::{Emulated, Report, Run, assert_share};
 /// Two processes that share CPU 0 three to one for longer than any test looks.
 const SPLIT: &str = "split --seconds 300 --ratio 3:1 --cpu 0 & echo ready; wait";
 
-/// What a profile of [`SPLIT`] says, whatever memory the guest has.
-fn assert_split(run: &Run) -> Report {
+/// What a profile of two processes says that share a CPU three to one, whatever memory the guest has.
+pub(crate) fn assert_split(run: &Run) -> Report {
     let report = run.report();
     let (alpha, beta) = (report.process("alpha"), report.process("beta"));
     // The scheduler's own share of 3:1 is not exact to the tick: half a percent of leeway lies within the bound of so few.

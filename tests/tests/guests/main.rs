@@ -2,6 +2,7 @@
 //! machine's own cannot run a kernel.
 
 mod attach;
+mod attach_kvm;
 mod attribution;
 mod bad_moments;
 mod books;

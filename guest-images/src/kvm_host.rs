@@ -1,0 +1,90 @@
+//! A small Debian with QEMU, and a kernel with KVM: a host for virtual machines of others, wherever an AMD processor with
+//! SVM is, emulated ones too.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use guest_programs::INIT;
+
+use crate::binary::programs;
+use crate::debs::{Store, Wanted};
+use crate::kernel::{Flavour, Kernel, Series, wanted};
+use crate::manifest::{Input, Manifest, Program, fingerprint, product, sha256_of};
+use crate::place::{Lock, guest_directory};
+use crate::{Progress, disk, initrd, rootfs};
+
+/// The image's name without `.img`.
+const NAME: &str = "kvm-host";
+/// Debian packages of the root file system; apt adds what they depend on.
+const PACKAGES: &[&str] = &["coreutils", "dash", "grep", "mount", "qemu-system-x86", "util-linux"];
+/// What makes `/dev/kvm` on an AMD machine, and what reaches the host's disks and ports.
+const NEEDED_MODULES: &[&str] = &["virtio_pci", "virtio_blk", "ext4", "kvm_amd", "virtio_console"];
+/// Modules that some kernels have built in. ext4 finds its checksum by an alias, so it names no dependency on it.
+const USEFUL_MODULES: &[&str] = &["crc32c_generic", "virtio_rng"];
+
+/// Everything in this crate that decides what the image holds.
+const RECIPE: &[&str] = &[
+    include_str!("kvm_host.rs"),
+    include_str!("archive.rs"),
+    include_str!("debs.rs"),
+    include_str!("disk.rs"),
+    include_str!("initrd.rs"),
+    include_str!("kernel.rs"),
+    include_str!("modules.rs"),
+    include_str!("rootfs.rs"),
+];
+
+/// Makes the image of a host with KVM and QEMU and returns its path, `target/guest/kvm-host.img`, a whole-disk ext4;
+/// `kvm-host.manifest.json` beside it says what is in it. Its init is that of [`demo`](crate::demo), and wants a command.
+///
+/// # Errors
+/// A tool is missing, Debian's archive cannot be reached, a program does not compile, the disk is full.
+pub fn kvm_host(progress: &dyn Progress) -> Result<PathBuf> {
+    let lock = Lock::take()?;
+    let directory = guest_directory();
+    let image = directory.join(NAME).with_added_extension("img");
+    let manifest_path = directory.join(NAME).with_added_extension("manifest.json");
+
+    progress.begin("building the guest's programs");
+    let init = programs()?.join(INIT);
+    progress.end();
+    let programs = vec![Program { name: INIT.to_owned(), sha256: sha256_of(&init)? }];
+    let mut store = Store::open(&directory)?;
+    let kernel_inputs = store.fetch(wanted(Series::default(), Flavour::default()), progress)?;
+    let root_inputs = store.fetch(Wanted::Closure(PACKAGES), progress)?;
+    let packages: Vec<Input> = root_inputs.iter().chain(&kernel_inputs).cloned().collect();
+    let fingerprint = fingerprint(RECIPE, &packages, &programs);
+    if Manifest::is_current(&manifest_path, &fingerprint) {
+        return Ok(image);
+    }
+
+    progress.begin(&format!("making {}", image.display()));
+    let stage = lock.stage()?;
+    let root = stage.path().join("root");
+    rootfs::unpack_packages(&store.paths(&root_inputs), &root)?;
+    let kernel = Kernel::unpack(&store.paths(&kernel_inputs), &root)?;
+    rootfs::put_boot(&root, &kernel, &initrd_of(&kernel, &rootfs::read(&init)?)?)?;
+    rootfs::settle(&root)?;
+    let fresh = stage.path().join("image");
+    let uuid = "6f1d2c3e-5a4b-4c8d-9e7f-767072660003";
+    disk::make(&root, &fresh, &disk::Ext4 { label: NAME, uuid, free: 32 << 20, owners: HashMap::new() })?;
+    let made = product(&fresh, &format!("{NAME}.img"))?;
+    fs::rename(&fresh, &image).with_context(|| format!("cannot write {}", image.display()))?;
+    Manifest { fingerprint, kernel_release: kernel.release, products: vec![made], packages, programs }
+        .write(&manifest_path)?;
+    progress.end();
+    Ok(image)
+}
+
+/// Init and modules. Not compressed: an emulated CPU would unpack it slowly.
+fn initrd_of(kernel: &Kernel, init: &[u8]) -> Result<Vec<u8>> {
+    let modules = kernel.modules.load_order(NEEDED_MODULES, USEFUL_MODULES)?;
+    let make = || {
+        let mut archive = initrd::base(&modules)?;
+        archive.file("init", 0o755, init)?;
+        archive.finish()
+    };
+    make().context("cannot make the initrd")
+}

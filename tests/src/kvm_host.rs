@@ -1,0 +1,395 @@
+//! A Linux host with KVM, emulated, on which other VMMs run guests.
+//!
+//! ```text
+//!  this machine ── QEMU, emulating an AMD processor with SVM
+//!                   └── the host: kvm-host.img; /dev/vdb is demo.img, /dev/vdc is the vprof under test
+//!                        ├── QEMU with KVM ── a guest: kernel, initrd and root of demo.img
+//!                        └── vprof attach
+//! ```
+//!
+//! The host does what it is asked by shell scripts, one at a time, through a port:
+//!
+//! | direction | bytes |
+//! |---|---|
+//! | to the host | the script's length, a newline, the script |
+//! | back | exit code, length of the output, length of the errors, a newline, output, errors |
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::MutexGuard;
+use std::time::{Duration, Instant};
+
+use crate::emulated::{QEMU, add_command, connected};
+use crate::kernel::kernel_of;
+use crate::{REPEATS, Run, images, vprof};
+
+/// How long a script may take: a host that says nothing for so long is frozen.
+const LIMIT: Duration = Duration::from_secs(40);
+/// How long something that is waited for may take.
+const PATIENCE: Duration = Duration::from_secs(100);
+/// How long one script waits, in steps of 0.2 s.
+const STEPS: u32 = 20;
+/// Room for the guests' memory and for huge pages.
+const MEMORY: &str = "3G";
+
+/// The host's command line: nothing that takes time and protects nobody, no console but for trouble, clocks that need no
+/// calibration.
+const CMDLINE: &str = "root=/dev/vda ro console=ttyS0 quiet loglevel=4 panic=-1 mitigations=off tsc=reliable \
+     no_timer_check nowatchdog audit=0 apparmor=0 random.trust_cpu=on cryptomgr.notests i8042.noaux i8042.nokbd";
+
+/// What the host runs: it serves the port. Each script has a session of its own: with stopped processes in the server's, the
+/// kernel would hang that up.
+const SERVER: &str = r#"
+until set -- /dev/vport*p1 && [ -c "$1" ]; do sleep 0.05; done
+exec 3<>"$1"
+while read -r length <&3; do
+    head -c "$length" <&3 >/run/script
+    setsid sh /run/script >/run/stdout 2>/run/stderr </dev/null 3>&-
+    status=$?
+    printf '%s %s %s\n' $status "$(stat -c %s /run/stdout)" "$(stat -c %s /run/stderr)" >&3
+    cat /run/stdout /run/stderr >&3
+done"#;
+
+/// What is done first. Guests may have more memory than the host: they do not use it.
+const PREPARE: &str = "set -e
+echo 1 >/proc/sys/vm/overcommit_memory
+cat /dev/vdc >/run/vprof
+chmod 755 /run/vprof
+mount -t ext4 -o ro,noload /dev/vdb /mnt
+cp /mnt/boot/vmlinuz /run/vmlinuz
+cp /mnt/boot/initrd.img /run/initrd
+truncate -s %4 /run/initrd
+[ -c /dev/kvm ]";
+
+/// An emulated host; it ends when dropped.
+#[derive(Debug)]
+pub struct KvmHost {
+    qemu: Child,
+    port: BufReader<UnixStream>,
+    /// The emulation has failed, and no test.
+    broken: bool,
+    /// How often vprof was started.
+    profilings: u32,
+    directory: tempfile::TempDir,
+    _turn: MutexGuard<'static, ()>,
+}
+
+/// How a script has ended.
+#[derive(Debug)]
+pub struct Said {
+    /// Its exit code.
+    pub code: i32,
+    /// Its output.
+    pub stdout: String,
+    /// What it said on standard error.
+    pub stderr: String,
+}
+
+/// A `vprof` that was started on a host.
+#[derive(Debug)]
+pub struct Profiling(String);
+
+/// Calls `test` with a host that has just booted; again, and saying so, where the emulation has failed (docs/limits.md).
+///
+/// # Panics
+/// If `test` panics.
+pub fn on_kvm_host(test: impl Fn(&mut KvmHost)) {
+    for repeat in 0.. {
+        let mut host = KvmHost::boot();
+        let Err(panic) = catch_unwind(AssertUnwindSafe(|| {
+            host.prepare();
+            test(&mut host);
+        })) else {
+            return;
+        };
+        if !host.broken || repeat == REPEATS {
+            resume_unwind(panic);
+        }
+        eprintln!("REPEATED, the emulated host failed");
+    }
+}
+
+impl KvmHost {
+    fn boot() -> Self {
+        let turn = crate::one_at_a_time();
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let image = images().join("kvm-host.img");
+        let (kernel, initrd) = kernel_of(&image, directory.path());
+        add_command(&initrd, &["sh", "-c", SERVER]);
+        let port = directory.path().join("port");
+        let mut qemu = Command::new(QEMU);
+        qemu.args(["-display", "none", "-nodefaults", "-no-reboot", "-accel", "tcg,thread=multi"])
+            .args(["-machine", "q35", "-cpu", "max", "-smp", "2", "-m", MEMORY, "-append", CMDLINE])
+            .arg("-kernel")
+            .arg(kernel)
+            .arg("-initrd")
+            .arg(initrd)
+            .arg("-serial")
+            .arg(format!("file:{}", directory.path().join("console").display()))
+            .arg("-chardev")
+            .arg(format!("socket,id=port,server=on,wait=off,path={}", port.display()))
+            .args(["-device", "virtio-serial-pci", "-device", "virtserialport,chardev=port"])
+            .stdin(Stdio::null());
+        for file in [&image, &images().join("demo.img"), vprof()] {
+            qemu.arg("-drive").arg(format!("file={},if=virtio,format=raw,readonly=on", file.display()));
+        }
+        // SAFETY: prctl takes numbers here and is async-signal-safe; nothing else happens between fork and exec.
+        unsafe {
+            qemu.pre_exec(|| match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) {
+                0 => Ok(()),
+                _ => Err(std::io::Error::last_os_error()),
+            });
+        }
+        let mut qemu = qemu.spawn().expect("QEMU is installed");
+        let port = connected(&mut qemu, &port);
+        port.set_read_timeout(Some(LIMIT)).expect("a limit");
+        Self { qemu, port: BufReader::new(port), broken: false, profilings: 0, directory, _turn: turn }
+    }
+
+    fn prepare(&mut self) {
+        self.must(PREPARE);
+    }
+
+    /// Runs a shell script to its end.
+    ///
+    /// # Panics
+    /// The host does not answer.
+    pub fn sh(&mut self, script: &str) -> Said {
+        let (code, stdout, stderr) = self.asked(script);
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        Said { code, stdout: text(&stdout), stderr: text(&stderr) }
+    }
+
+    /// Runs a shell script that has to succeed, and gives its output.
+    ///
+    /// # Panics
+    /// It fails.
+    pub fn must(&mut self, script: &str) -> String {
+        let said = self.sh(script);
+        assert_eq!(said.code, 0, "{script}: {said:?}\n{}", self.state());
+        said.stdout
+    }
+
+    /// Waits until a shell's condition holds.
+    ///
+    /// # Panics
+    /// It does not.
+    pub fn wait_until(&mut self, condition: &str) {
+        assert!(self.comes_true(condition), "{condition} does not come true\n{}", self.state());
+    }
+
+    /// Whether a shell's condition comes to hold.
+    fn comes_true(&mut self, condition: &str) -> bool {
+        let begin = Instant::now();
+        while begin.elapsed() < PATIENCE {
+            if self.sh(&waiting(condition)).code == 0 {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// The same of a QEMU, as long as it has not ended.
+    fn comes_true_of(&mut self, name: &str, condition: &str) -> bool {
+        let lives = format!("kill -0 $(cat /run/{name}.pid) 2>/dev/null");
+        self.comes_true(&format!("{condition} || ! {lives}"))
+            && self.sh(&format!("{lives} && {condition}")).code == 0
+    }
+
+    /// Starts QEMU with KVM under this name.
+    ///
+    /// # Panics
+    /// It does not start.
+    pub fn qemu(&mut self, name: &str, options: &str) {
+        self.must(&format!(
+            "set -e; cd /run; mkfifo {name}.in {name}.out; cat {name}.out >{name}.said &
+             qemu-system-x86_64 -name {name} -accel kvm -cpu host -display none -nodefaults -no-reboot \
+             -serial file:{name}.console -chardev pipe,id=monitor,path={name} -mon chardev=monitor \
+             {options} 2>{name}.errors & echo $! >{name}.pid"
+        ));
+        let up = self.comes_true_of(name, &prompted(&format!("cat /run/{name}.said")));
+        assert!(up, "QEMU does not start\n{}", self.state());
+    }
+
+    /// Boots the demo image, which runs `script`, in QEMU with KVM; returns when the guest has printed `ready`.
+    ///
+    /// # Panics
+    /// The guest does not come up.
+    pub fn guest(&mut self, name: &str, options: &str, script: &str) {
+        let archive = guest_images::command_archive(["sh", "-c", script]).expect("a short command");
+        let octal: String = archive.iter().map(|byte| format!("\\{byte:03o}")).collect();
+        self.must(&format!("printf '{octal}' | cat /run/initrd - >/run/{name}.initrd"));
+        self.qemu(
+            name,
+            &format!(
+                "-kernel vmlinuz -initrd {name}.initrd -append 'root=/dev/vda ro console=ttyS0 quiet panic=-1' \
+                 -drive file=/dev/vdb,if=virtio,format=raw,readonly=on {options}"
+            ),
+        );
+        self.wait_for_console(name, 1, "ready");
+    }
+
+    /// Waits until that many lines of the guest's console have this in them.
+    ///
+    /// # Panics
+    /// They have not: the guest does not come up.
+    pub fn wait_for_console(&mut self, name: &str, lines: u32, what: &str) {
+        let up = self.comes_true_of(name, &format!("[ $(grep -c '{what}' /run/{name}.console) = {lines} ]"));
+        // vprof has no part in that.
+        self.broken |= !up;
+        assert!(up, "the guest does not come up\n{}", self.state());
+    }
+
+    /// What QEMU's monitor says to a command.
+    pub fn monitor(&mut self, name: &str, command: &str) -> String {
+        let said = format!("tail -c +$((before + 1)) /run/{name}.said");
+        self.must(&format!(
+            "before=$(stat -c %s /run/{name}.said); echo '{command}' >/run/{name}.in
+             {}
+             {said}",
+            waiting(&prompted(&said))
+        ))
+    }
+
+    /// Asks QEMU's monitor until it says this.
+    ///
+    /// # Panics
+    /// It does not.
+    pub fn wait_for_monitor(&mut self, name: &str, command: &str, what: &str) {
+        let mut said = String::new();
+        let begin = Instant::now();
+        while begin.elapsed() < PATIENCE {
+            said = self.monitor(name, command);
+            if said.contains(what) {
+                return;
+            }
+        }
+        panic!("{command} does not come to say {what}: {said}");
+    }
+
+    /// Whether QEMU lets the guest run.
+    pub fn runs(&mut self, name: &str) -> bool {
+        self.monitor(name, "info status").contains("running")
+    }
+
+    /// Ends QEMU.
+    pub fn kill(&mut self, name: &str) {
+        self.must(&format!("kill -9 $(cat /run/{name}.pid)"));
+    }
+
+    /// Starts `vprof attach` with these words of a shell.
+    pub fn attach(&mut self, words: &str) -> Profiling {
+        self.vprof(&format!("attach {words}"))
+    }
+
+    /// Starts `vprof` with these words of a shell, the first of which is a command that makes a profile.
+    pub fn vprof(&mut self, words: &str) -> Profiling {
+        self.profilings += 1;
+        let at = format!("/run/profiling{}", self.profilings);
+        let (command, words) = words.split_once(' ').unwrap_or((words, ""));
+        self.must(&format!(
+            "mkdir {at}; cd {at}; {{
+                 /run/vprof {command} -o out.vprof --control out.sock {words} >stdout 2>stderr & echo $! >pid
+                 wait $!; echo $? >status; }} &"
+        ));
+        self.wait_until(&format!("[ -s {at}/pid ]"));
+        Profiling(at)
+    }
+
+    /// Waits until the profile is being written.
+    pub fn wait_for_profile(&mut self, profiling: &Profiling) {
+        self.wait_until(&format!("[ -s {0}/out.vprof ] || [ -s {0}/status ]", profiling.0));
+    }
+
+    /// Waits until a vprof has this in its output.
+    pub fn wait_for_output(&mut self, profiling: &Profiling, what: &str) {
+        self.wait_until(&format!("grep -q '{what}' {}/stdout", profiling.0));
+    }
+
+    /// The process of a vprof.
+    pub fn pid(&mut self, profiling: &Profiling) -> String {
+        self.must(&format!("cat {}/pid", profiling.0)).trim().to_owned()
+    }
+
+    /// Sends a signal to a vprof.
+    pub fn signal(&mut self, profiling: &Profiling, signal: &str) {
+        self.must(&format!("kill -{signal} $(cat {}/pid)", profiling.0));
+    }
+
+    /// Waits for the end of a vprof, and takes out what it has left.
+    pub fn finish(&mut self, profiling: Profiling) -> Run {
+        let Profiling(at) = profiling;
+        self.wait_until(&format!("[ -s {at}/status ]"));
+        let mut file = |name: &str| self.asked(&format!("cat {at}/{name}")).1;
+        let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+        let (status, stdout, stderr) = (text(file("status")), text(file("stdout")), text(file("stderr")));
+        let status: i32 = status.trim().parse().expect("an exit code");
+        let profile = file("out.vprof");
+        self.must(&format!("rm -r {at}"));
+        Run::of(ExitStatus::from_raw(status << 8), stdout, stderr, &profile)
+    }
+
+    /// `vprof attach` to its end.
+    pub fn attached(&mut self, words: &str) -> Run {
+        let profiling = self.attach(words);
+        self.finish(profiling)
+    }
+
+    /// Sends a script and reads its end.
+    fn asked(&mut self, script: &str) -> (i32, Vec<u8>, Vec<u8>) {
+        let answer = self.answer(script);
+        answer.unwrap_or_else(|error| {
+            self.broken = true;
+            panic!("the emulated host does not answer ({error}) to {script}\n{}", self.state());
+        })
+    }
+
+    fn answer(&mut self, script: &str) -> std::io::Result<(i32, Vec<u8>, Vec<u8>)> {
+        let request = format!("{}\n{script}", script.len());
+        self.port.get_mut().write_all(request.as_bytes())?;
+        let mut line = String::new();
+        self.port.read_line(&mut line)?;
+        let numbers: Vec<usize> = line.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+        let [code, stdout, stderr] = numbers[..] else {
+            return Err(std::io::ErrorKind::UnexpectedEof.into());
+        };
+        let mut bytes = |count: usize| {
+            let mut bytes = vec![0; count];
+            self.port.read_exact(&mut bytes).map(|()| bytes)
+        };
+        Ok((i32::try_from(code).unwrap_or(i32::MAX), bytes(stdout)?, bytes(stderr)?))
+    }
+
+    /// What may tell why something did not come.
+    fn state(&mut self) -> String {
+        let console = std::fs::read(self.directory.path().join("console")).unwrap_or_default();
+        let console = String::from_utf8_lossy(&console).into_owned();
+        let files = "cd /run; tail -n 20 *.console *.errors *.said profiling*/std*";
+        let inside = if self.broken { None } else { self.answer(files).ok() };
+        let inside = inside.map(|(_, files, _)| String::from_utf8_lossy(&files).into_owned());
+        format!("console of the host: {console}\n{}", inside.unwrap_or_default())
+    }
+}
+
+impl Drop for KvmHost {
+    fn drop(&mut self) {
+        // Both fail only if it is gone already.
+        let _ = self.qemu.kill();
+        let _ = self.qemu.wait();
+    }
+}
+
+/// The condition that what a command prints ends with the prompt of QEMU's monitor.
+fn prompted(command: &str) -> String {
+    format!("{command} | tail -n 1 | grep -q '^(qemu) $'")
+}
+
+/// A script that succeeds as soon as the condition holds, and fails where it does not come to that.
+fn waiting(condition: &str) -> String {
+    format!(
+        "steps=0; until {condition}; do steps=$((steps + 1)); [ $steps -lt {STEPS} ] || exit 1; sleep 0.2; done"
+    )
+}

@@ -1,0 +1,203 @@
+//! `vprof attach` to guests under QEMU with KVM, and under vprof, on an emulated host.
+
+use vprof_tests::{KvmHost, Run, on_kvm_host};
+
+use crate::attach::assert_split;
+
+/// Two processes that share CPU 0 three to one for longer than any test looks; by work, since emulated clocks are none to
+/// share by.
+const SPLIT: &str = "split --seconds 900 --ratio 3:1 --slice-rounds 500000 --cpu 0 & echo ready; wait";
+/// What the checksumming guest reads.
+const SUMMED: &str = "usr/lib/x86_64-linux-gnu/libcrypto.so.3";
+/// Kills a profiler of the VM `web`: every fifth while it looks for the guest's memory, the others while they sample. No thread
+/// of the VM is traced or stands still then.
+const KILL: &str = r#"set -e
+vm=$(cat /run/web.pid)
+/run/vprof attach $vm -q -F 2000 -o /run/killed.vprof & vprof=$!
+if [ $((round % 5)) = 0 ]; then sleep 1.$round; else
+    until [ -s /run/killed.vprof ]; do sleep 0.05; done
+    sleep 0.0$round
+fi
+kill -9 $vprof
+status=0
+wait $vprof || status=$?
+[ $status = 137 ]
+if grep -hE '^(TracerPid:.[^0]|State:.[tT])' /proc/$vm/task/*/status; then exit 1; fi
+rm -f /run/killed.vprof*"#;
+/// How many are killed.
+const KILLS: u32 = 20;
+
+/// One sentence, and exit code 1.
+fn assert_refused(run: Run, sentence: &str) {
+    let run = run.exited(1);
+    assert!(run.stderr.contains(sentence) && run.stderr.lines().count() == 1, "{}", run.stderr);
+}
+
+/// The last sentence on standard error, after a profile was written.
+fn assert_ended(run: Run, sentence: &str) {
+    let run = run.succeeded();
+    assert!(run.stderr.contains(sentence), "{}", run.stderr);
+    assert!(run.number("SELECT count(*) FROM sample") > 0.0);
+}
+
+fn memory_of(run: &Run) -> String {
+    let rows = run.query("SELECT text FROM event WHERE kind = 'memory'");
+    rows[0][0].as_str().expect("a text").to_owned()
+}
+
+#[test]
+fn one_vcpu_by_its_process_and_by_its_name() {
+    on_kvm_host(|host| {
+        host.guest("web", "-m 512 -smp 1", SPLIT);
+        assert_split(&host.attached("$(cat /run/web.pid) -d 6s -F 100").succeeded());
+        assert!(host.runs("web"), "it runs on");
+        let run = host.attached("--name web -d 6s -F 100 --disk /dev/vdb").succeeded();
+        assert_split(&run);
+        let burns = run.user_code("alpha", "function").rows();
+        assert!(burns.iter().any(|row| row.name.contains("burn")), "named by the disk: {burns:?}");
+        assert_refused(host.attached("--name db"), "no virtual machine is named db (");
+    });
+}
+
+/// What lies above 4 GiB is a second piece of the memory.
+#[test]
+fn two_vcpus_of_which_one_idles_and_memory_above_4_gib() {
+    on_kvm_host(|host| {
+        host.guest("web", "-m 5G -smp 2", SPLIT);
+        let run = host.attached("--name web -d 8s -F 100").succeeded();
+        assert_split(&run);
+        assert!(memory_of(&run).contains("at 0x100000000"), "{}", memory_of(&run));
+        let of =
+            |what: &str, vcpu: u8| run.number(&format!("SELECT 1.0 * {what} FROM vcpu WHERE id = {vcpu}"));
+        let halted = [0, 1].map(|vcpu| of("halted_ns / (guest_ns + halted_ns)", vcpu));
+        assert!(halted[0] < 0.1 && halted[1] > 0.9, "halted: {halted:?}");
+        // It is looked at as often, and stopped but once a second.
+        let ticks =
+            [0, 1].map(|vcpu| run.number(&format!("SELECT count(*) FROM sample WHERE vcpu = {vcpu}")));
+        assert!(ticks[1] > 0.7 * ticks[0], "ticks: {ticks:?}");
+        let stopped = [0, 1].map(|vcpu| of("sampler_ns", vcpu));
+        assert!(stopped[1] < 0.2 * stopped[0], "ns in stops: {stopped:?}");
+    });
+}
+
+#[test]
+fn memory_in_a_shared_file_and_in_huge_pages() {
+    on_kvm_host(|host| {
+        let machine = "-m 512 -machine q35,memory-backend=m -object";
+        let file = "memory-backend-file,id=m,size=512M,share=on,mem-path=/dev/shm/ram";
+        host.guest("file", &format!("{machine} {file}"), SPLIT);
+        assert_split(&host.attached("--name file -d 5s -F 100").succeeded());
+        host.kill("file");
+        host.must(
+            "rm /dev/shm/ram; echo 256 >/proc/sys/vm/nr_hugepages; grep 'HugePages_Free: *256' /proc/meminfo",
+        );
+        let huge = "memory-backend-memfd,id=m,size=512M,hugetlb=on,hugetlbsize=2M";
+        host.guest("huge", &format!("{machine} {huge}"), SPLIT);
+        assert_split(&host.attached("--name huge -d 5s -F 100").succeeded());
+    });
+}
+
+#[test]
+fn vprof_profiles_vprof() {
+    on_kvm_host(|host| {
+        let run = host.vprof(&format!("run /dev/vdb --read-only --host kvm -F 100 -- sh -c '{SPLIT}'"));
+        host.wait_for_output(&run, "ready");
+        let pid = host.pid(&run);
+        assert_split(&host.attached(&format!("{pid} -d 6s -F 100")).succeeded());
+        host.signal(&run, "TERM");
+        assert_split(&host.finish(run).succeeded());
+    });
+}
+
+/// The guest reads and sums the same file over and over again, in ever new processes.
+#[test]
+fn killed_profilers_leave_the_guest_as_it_was() {
+    on_kvm_host(|host| {
+        let script = format!("echo ready; cd /; while sha256sum {SUMMED}; do :; done");
+        host.guest("web", "-m 512 -smp 2", &script);
+        let expected = host.must(&format!("cd /mnt; sha256sum {SUMMED}"));
+        for round in 0..KILLS {
+            host.must(&format!("round={round}; {KILL}"));
+        }
+        let sums = |host: &mut KvmHost| {
+            let console = host.must("cat /run/web.console");
+            let (lines, _) = console.rsplit_once('\n').expect("lines");
+            let sums = lines.lines().skip_while(|line| !line.contains("ready")).skip(1);
+            sums.map(|line| assert_eq!(line.trim(), expected.trim(), "{console}")).count()
+        };
+        let before = sums(host);
+        host.attached("--name web -d 2s").succeeded();
+        let after = sums(host);
+        assert!(before > 5 && after > before, "{before} and then {after} sums");
+    });
+}
+
+#[test]
+fn bad_moments_of_a_guest() {
+    on_kvm_host(|host| {
+        let balloon =
+            "for module in $(grep balloon /usr/lib/modules/more/load-order); do insmod $module; done";
+        let options = "-m 512 -smp 1 -device virtio-balloon-pci -action reboot=reset";
+        host.guest("web", options, &format!("{balloon}; {SPLIT}"));
+
+        let first = host.attach("--name web -F 100");
+        host.wait_for_profile(&first);
+        let by = host.pid(&first);
+        let sentence = format!("is being profiled by another vprof (process {by}) already: one at a time");
+        assert_refused(host.attached("--name web"), &sentence);
+        host.monitor("web", "balloon 384");
+        host.wait_for_monitor("web", "info balloon", "actual=384");
+        host.signal(&first, "TERM");
+        assert_split(&host.finish(first).succeeded());
+        assert_split(&host.attached("--name web -d 4s -F 100").succeeded());
+
+        host.monitor("web", "stop");
+        assert_refused(host.attached("--name web"), "is paused: none of its vCPUs was in the guest for 3 s");
+        assert!(!host.runs("web"), "vprof has let it run on");
+        host.monitor("web", "cont");
+        host.must("kill -STOP $(cat /run/web.pid)");
+        assert_refused(host.attached("--name web"), "is stopped: let it run on (`kill -CONT");
+        host.must("kill -CONT $(cat /run/web.pid)");
+
+        let reset = host.attach("--name web");
+        host.wait_for_profile(&reset);
+        host.must("sleep 1");
+        host.monitor("web", "system_reset");
+        assert_ended(host.finish(reset), "the guest was reset");
+        host.wait_for_console("web", 2, "ready");
+        let ended = host.attach("--name web");
+        host.wait_for_profile(&ended);
+        host.must("sleep 1");
+        host.kill("web");
+        assert_ended(host.finish(ended), "process has ended");
+        assert_refused(host.attached("$(cat /run/web.pid)"), "there is no process");
+        assert_refused(host.attached("1"), "runs no virtual machine: it has no vCPU of KVM");
+    });
+}
+
+/// Firmware without anything to boot, and a boot sector that jumps to itself.
+#[test]
+fn guests_without_linux() {
+    on_kvm_host(|host| {
+        host.qemu("asleep", "-S");
+        assert_refused(
+            host.attached("--name asleep"),
+            "is paused: none of its vCPUs was in the guest for 3 s",
+        );
+        host.kill("asleep");
+        host.must(r"printf '\353\376%508s\125\252' '' >/run/sector");
+        host.qemu("sector", "-drive file=sector,format=raw,if=ide");
+        host.wait_for_monitor("sector", "info registers", "EIP=00007c00");
+        host.qemu("firmware", "");
+        let sector = host.attach("--name sector -d 12s");
+        let firmware = host.attach("--name firmware -d 12s");
+        for profiling in [sector, firmware] {
+            let run = host.finish(profiling).succeeded();
+            let missing = run.report().get("missing").to_string();
+            assert!(missing.contains("no Linux kernel proves how the guest's memory lies"), "{missing}");
+            assert!(run.stdout.contains("no Linux kernel proves"), "{}", run.stdout);
+            assert!(run.number("SELECT count(*) FROM sample") > 0.0);
+        }
+        assert!(host.runs("sector") && host.runs("firmware"), "they run on");
+    });
+}

@@ -19,12 +19,11 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
 
 use crate::emulated::{QEMU, add_command, connected};
 use crate::kernel::kernel_of;
-use crate::{REPEATS, Run, images, vprof};
+use crate::{REPEATS, Run, Turn, images, vprof};
 
 /// How long a script may take: a host that says nothing for so long is frozen.
 const LIMIT: Duration = Duration::from_secs(40);
@@ -74,7 +73,7 @@ pub struct KvmHost {
     /// How often vprof was started.
     profilings: u32,
     directory: tempfile::TempDir,
-    _turn: MutexGuard<'static, ()>,
+    _turn: Turn,
 }
 
 /// How a script has ended.
@@ -114,7 +113,7 @@ pub fn on_kvm_host(test: impl Fn(&mut KvmHost)) {
 
 impl KvmHost {
     fn boot() -> Self {
-        let turn = crate::one_at_a_time();
+        let turn = Turn::alone();
         let directory = tempfile::tempdir().expect("a temporary directory");
         let image = images().join("kvm-host.img");
         let (kernel, initrd) = kernel_of(&image, directory.path());

@@ -46,7 +46,9 @@ fn echo(guest: UnixStream, path: &Path) -> io::Result<()> {
     let mut reader = BufReader::new(program.try_clone()?);
     let mut answer = String::new();
     reader.read_line(&mut answer)?;
-    assert!(answer.starts_with("OK "), "{answer}");
+    if !answer.starts_with("OK ") {
+        return Err(io::Error::other(answer));
+    }
     io::copy(&mut reader, &mut program).map(drop)
 }
 
@@ -57,9 +59,9 @@ fn programs_of_guest_and_host_talk_in_both_directions() {
     let path = directory.path().join("sock");
     let listener = UnixListener::bind(directory.path().join("sock_1000")).unwrap();
     let sockets = path.clone();
-    // What fails here, the guest misses.
+    // What fails here, the guest misses; where the portable host failed it comes again.
     std::thread::spawn(move || {
-        listener.incoming().for_each(|guest| echo(guest.unwrap(), &sockets).unwrap());
+        listener.incoming().flatten().for_each(|guest| drop(echo(guest, &sockets)));
     });
     let run = Guest::demo()
         .options(["-F", "200", "--vsock", &format!("{},cid=77", path.display())])

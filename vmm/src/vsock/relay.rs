@@ -87,7 +87,8 @@ impl<S: Read + Write> Packets<S> {
     fn flush(&mut self) -> io::Result<bool> {
         while !self.outgoing.is_empty() {
             match self.stream.write(&self.outgoing) {
-                Ok(0) => return Err(ErrorKind::WriteZero.into()),
+                // A virtio-serial port may tell so that its queue is full.
+                Ok(0) => return Ok(false),
                 Ok(count) => drop(self.outgoing.drain(..count)),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),

@@ -145,8 +145,8 @@ fn bad_moments_of_a_guest() {
         let by = host.pid(&first);
         let sentence = format!("is being profiled by another vprof (process {by}) already: one at a time");
         assert_refused(host.attached("--name web"), &sentence);
-        host.monitor("web", "balloon 384");
-        host.wait_for_monitor("web", "info balloon", "actual=384");
+        host.monitor("web", "balloon 480");
+        host.wait_for_monitor("web", "info balloon", "actual=480");
         host.signal(&first, "TERM");
         let report = host.finish(first).succeeded().report();
         let [alpha, beta] = ["alpha", "beta"].map(|name| report.process(name).samples as f64);

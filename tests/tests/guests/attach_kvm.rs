@@ -145,10 +145,13 @@ fn bad_moments_of_a_guest() {
         let by = host.pid(&first);
         let sentence = format!("is being profiled by another vprof (process {by}) already: one at a time");
         assert_refused(host.attached("--name web"), &sentence);
-        host.monitor("web", "balloon 384");
-        host.wait_for_monitor("web", "info balloon", "actual=384");
+        host.monitor("web", "balloon 480");
+        host.wait_for_monitor("web", "info balloon", "actual=480");
         host.signal(&first, "TERM");
-        assert_split(&host.finish(first).succeeded());
+        let report = host.finish(first).succeeded().report();
+        let [alpha, beta] = ["alpha", "beta"].map(|name| report.process(name).samples as f64);
+        // A balloon holds the guest up for as long as it likes, in whosever turn.
+        assert!((alpha / (alpha + beta) - 0.75).abs() < 0.15, "{alpha} and {beta} samples");
         assert_split(&host.attached("--name web -d 4s -F 100").succeeded());
 
         host.monitor("web", "stop");

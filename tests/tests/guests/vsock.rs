@@ -53,7 +53,6 @@ fn echo(guest: UnixStream, path: &Path) -> io::Result<()> {
 }
 
 #[test]
-#[ignore = "takes minutes where the machine is busy"]
 fn programs_of_guest_and_host_talk_in_both_directions() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("sock");
@@ -64,6 +63,7 @@ fn programs_of_guest_and_host_talk_in_both_directions() {
         listener.incoming().flatten().for_each(|guest| drop(echo(guest, &sockets)));
     });
     let run = Guest::demo()
+        .beside_others()
         .options(["-F", "200", "--vsock", &format!("{},cid=77", path.display())])
         .command(["sh", "-c", &format!("{DRIVERS}exec python3 -c \"$0\""), TRAFFIC])
         .run()

@@ -333,6 +333,9 @@ impl Observer for VcpuSampler {
         let place = if exit == Exit::Interrupted { Place::Sampler } else { Place::Vmm };
         self.published.clock.change(place, now_ns);
         self.published.exits.begin(exit);
+        if let (Exit::Interrupted, Some(recorder)) = (exit, &mut self.recorder) {
+            recorder.interrupted(now_ns);
+        }
         Published::add(&self.published.exit_count);
         self.idle.exited(exit);
     }

@@ -99,7 +99,7 @@ fn tasks(text: &mut String, report: &ExactReport, rows: usize, page: Page) {
             ms(of(&["queue"])),
             ms(of(&["sleep"])),
             ms(of(&["disk"])),
-            ms(of(&["stopped", "zombie", "unknown"])),
+            ms(of(&["sampler", "stopped", "zombie", "unknown"])),
             name(&task.task),
         ]);
     }
@@ -119,8 +119,9 @@ fn sleeps(text: &mut String, report: &ExactReport, rows: usize, page: Page) {
     heading(text, page.style, "Waits", ": what tasks waited for, kernel threads left out");
     let mut list: Vec<(&TaskStates, &sampler::report::StateTime)> = Vec::new();
     for task in report.tasks.iter().filter(|task| !task.task.kernel_thread) {
-        let waits =
-            |state: &&sampler::report::StateTime| !matches!(state.state.as_str(), "running" | "interrupted");
+        let waits = |state: &&sampler::report::StateTime| {
+            !matches!(state.state.as_str(), "running" | "interrupted" | "sampler")
+        };
         list.extend(
             task.states.iter().filter(waits).filter(|state| state.s > 0.0).map(|state| (task, state)),
         );

@@ -78,7 +78,7 @@ fn tasks(text: &mut String, report: &StateReport, rows: usize, page: Page) {
             of(&["queue"]),
             of(&["sleep"]),
             of(&["disk"]),
-            of(&["stopped", "zombie", "unknown"]),
+            of(&["sampler", "stopped", "zombie", "unknown"]),
             name(&task.task),
         ]);
     }

@@ -8,6 +8,8 @@
 //!             └─── sleep, disk, stopped ◀┘
 //! ```
 //!
+//! What vprof itself takes of a CPU's time, for ticks and events, is no time of `running` or `interrupted` but of `sampler`.
+//!
 //! Knows no guest, no thread and no profile: times and tasks come in, sums go out.
 
 use std::collections::HashMap;
@@ -27,6 +29,8 @@ struct Task {
     released: bool,
     /// It was charged since the sums were last taken.
     charged: bool,
+    /// What vprof has taken of its time on a CPU, and is not charged yet.
+    served_ns: u64,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -37,6 +41,9 @@ struct Cpu {
     idle_since: Option<u64>,
     /// Since when it serves an interrupt, and whose.
     interrupted: Option<(u64, Source)>,
+    /// What vprof has taken of its time, in all, and of that within the interrupt.
+    served_ns: Option<u64>,
+    interrupt_served_ns: u64,
     idle_ns: u64,
 }
 
@@ -85,6 +92,21 @@ impl Accounts {
         }
     }
 
+    /// What vprof has taken of a CPU's time so far, in all: known with each event, before the event itself.
+    pub(crate) fn served(&mut self, cpu: usize, in_all_ns: u64) {
+        let current = self.current(cpu);
+        let Some(cpu) = self.cpus.get_mut(cpu) else { return };
+        let before = cpu.served_ns.replace(in_all_ns);
+        let ns = before.map_or(0, |before| in_all_ns.saturating_sub(before));
+        cpu.interrupt_served_ns = cpu.interrupt_served_ns.saturating_add(ns);
+        if let Some((id, state)) = current
+            && state.is_on_cpu()
+            && let Some(task) = self.tasks.get_mut(&id.address)
+        {
+            task.served_ns = task.served_ns.saturating_add(ns);
+        }
+    }
+
     /// A CPU has switched. Idle tasks are `None`.
     pub(crate) fn switch(
         &mut self,
@@ -98,7 +120,7 @@ impl Accounts {
         // A switch between was lost: whoever ran before does so no more.
         if let Some(before) = before.filter(|&before| previous.is_none_or(|(id, _)| id.address != before))
             && let Some(task) = self.tasks.get(&before).copied()
-            && matches!(task.doing.state, State::Running | State::Interrupted)
+            && task.doing.state.is_on_cpu()
         {
             let id = TaskId { address: before, who: task.who };
             self.enter(time_ns, id, Doing::plain(State::Unknown));
@@ -162,6 +184,7 @@ impl Accounts {
         self.interrupt_end(time_ns, cpu);
         let Some(at) = self.cpus.get_mut(cpu) else { return };
         at.interrupted = Some((time_ns, source));
+        at.interrupt_served_ns = 0;
         if let Some((id, State::Running)) = self.current(cpu) {
             self.enter(time_ns, id, Doing::plain(State::Interrupted));
         }
@@ -176,11 +199,12 @@ impl Accounts {
 
     /// A CPU has served a hard interrupt.
     pub(crate) fn interrupt_end(&mut self, time_ns: u64, cpu: usize) {
-        let interrupted = self.cpus.get_mut(cpu).and_then(|cpu| cpu.interrupted.take());
-        let Some((since_ns, source)) = interrupted else { return };
+        let Some(at) = self.cpus.get_mut(cpu) else { return };
+        let Some((since_ns, source)) = at.interrupted.take() else { return };
+        let served_ns = at.interrupt_served_ns;
         let current = self.current(cpu);
         let who = current.map_or(Who::default(), |(id, _)| id.who);
-        let ns = time_ns.saturating_sub(since_ns);
+        let ns = time_ns.saturating_sub(since_ns).saturating_sub(served_ns);
         self.sums.interrupts.entry((cpu, who)).or_default().add(ns);
         let one = Handled { sum: Sum { ns, count: 1 }, max_ns: ns };
         self.sums.sources.entry((cpu, source)).or_default().add(&one);
@@ -204,7 +228,7 @@ impl Accounts {
         }
         for cpu in &mut self.cpus {
             cpu.charge_idle(time_ns);
-            (cpu.current, cpu.idle_since, cpu.interrupted) = (None, None, None);
+            (cpu.current, cpu.idle_since, cpu.interrupted, cpu.served_ns) = (None, None, None, None);
         }
     }
 
@@ -241,6 +265,9 @@ impl Accounts {
         if let Some(task) = self.tasks.get_mut(&id.address) {
             charge(task, time_ns, &mut self.sums);
             task.doing = doing;
+            if !doing.state.is_on_cpu() {
+                task.served_ns = 0;
+            }
         } else if self.tasks.len() < TASKS {
             let task = Task {
                 who: id.who,
@@ -249,6 +276,7 @@ impl Accounts {
                 from_ns: time_ns,
                 released: false,
                 charged: true,
+                served_ns: 0,
             };
             self.tasks.insert(id.address, task);
         } else {
@@ -281,8 +309,13 @@ fn charge(task: &mut Task, time_ns: u64, sums: &mut Sums) {
     let spent = time_ns.saturating_sub(task.since_ns);
     task.since_ns = time_ns.max(task.since_ns);
     task.charged = true;
-    if spent > 0 {
-        sums.states.entry((task.who, task.doing)).or_default().ns += spent;
+    // What was served before the last settling may be told only now.
+    let served = if task.doing.state.is_on_cpu() { task.served_ns.min(spent) } else { 0 };
+    task.served_ns -= served;
+    for (doing, ns) in [(task.doing, spent - served), (Doing::plain(State::Sampler), served)] {
+        if ns > 0 {
+            sums.states.entry((task.who, doing)).or_default().ns += ns;
+        }
     }
 }
 

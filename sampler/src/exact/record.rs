@@ -39,6 +39,8 @@ pub(crate) struct EventReaders {
 pub(crate) struct TripRecord {
     /// CLOCK_MONOTONIC ns.
     pub time_ns: u64,
+    /// Time that vprof has taken of this vCPU before, for ticks and events, ns.
+    pub served_ns: u64,
     pub event: Event,
     /// Raw preempt count of the CPU; 0 where it was not read.
     pub preempt_count: u32,
@@ -53,8 +55,8 @@ pub(crate) struct TripRecord {
 }
 
 impl TripRecord {
-    fn new(time_ns: u64, event: Event) -> Self {
-        Self { time_ns, event, preempt_count: 0, next: None, task: None, number: 0, books: None }
+    fn new((time_ns, served_ns): (u64, u64), event: Event) -> Self {
+        Self { time_ns, served_ns, event, preempt_count: 0, next: None, task: None, number: 0, books: None }
     }
 }
 
@@ -105,8 +107,10 @@ pub(crate) struct Recorder {
     readers: Arc<OnceLock<Readers>>,
     events: Arc<OnceLock<EventReaders>>,
     counters: Arc<TripCounters>,
-    /// When KVM_RUN returned with a trip that is being served.
-    since_ns: Option<u64>,
+    /// When KVM_RUN returned for what is being served, and whether that is a trip.
+    since: Option<(u64, bool)>,
+    /// See [`TripRecord::served_ns`].
+    served_ns: u64,
 }
 
 impl Recorder {
@@ -128,7 +132,14 @@ impl Recorder {
         let counters = Arc::new(TripCounters::default());
         let ends = TripEnds { events: out, pool: giver, counters: Arc::clone(&counters) };
         let vcpu = usize::from(vcpu);
-        (Self { vcpu, ring, pool, spare: None, readers, events, counters, since_ns: None }, ends)
+        let recorder =
+            Self { vcpu, ring, pool, spare: None, readers, events, counters, since: None, served_ns: 0 };
+        (recorder, ends)
+    }
+
+    /// KVM_RUN has returned at `now_ns` for a tick, or for another signal.
+    pub(crate) fn interrupted(&mut self, now_ns: u64) {
+        self.since = Some((now_ns, false));
     }
 
     /// Serves a trip at `now_ns`. True when all tripwires must go before the guest goes on: it is about to look at its own
@@ -140,11 +151,11 @@ impl Recorder {
         regs: &kvm_regs,
         memory: &M,
     ) -> bool {
-        self.since_ns = Some(now_ns);
+        self.since = Some((now_ns, true));
         add(&self.counters.trips, 1);
         // Set before any tripwire was.
         let Some(EventReaders { sites, states, books }) = self.events.get() else { return false };
-        let mut record = TripRecord::new(now_ns, event);
+        let mut record = TripRecord::new((now_ns, self.served_ns), event);
         let mut stack = None;
         match event {
             Event::Read | Event::Patch => {
@@ -203,8 +214,12 @@ impl Recorder {
 
     /// KVM_RUN is entered at `now_ns`.
     pub(crate) fn entering(&mut self, now_ns: u64) {
-        if let Some(since_ns) = self.since_ns.take() {
-            add(&self.counters.cost_ns, now_ns.saturating_sub(since_ns));
+        if let Some((since_ns, is_trip)) = self.since.take() {
+            let ns = now_ns.saturating_sub(since_ns);
+            self.served_ns = self.served_ns.wrapping_add(ns);
+            if is_trip {
+                add(&self.counters.cost_ns, ns);
+            }
         }
     }
 }

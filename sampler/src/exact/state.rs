@@ -11,6 +11,8 @@ pub enum State {
     Running,
     /// On a CPU that serves a hard interrupt.
     Interrupted,
+    /// On a CPU while vprof serves a tick or an event there: no time of the guest's.
+    Sampler,
     /// Could run, and waits for a CPU.
     Queue,
     /// Sleeps; a signal wakes it.
@@ -28,9 +30,10 @@ pub enum State {
 
 impl State {
     /// All, in the order of reports.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Running,
         Self::Interrupted,
+        Self::Sampler,
         Self::Queue,
         Self::Sleep,
         Self::Disk,
@@ -39,11 +42,17 @@ impl State {
         Self::Unknown,
     ];
 
+    /// The task has a CPU, and the guest's time goes on there.
+    pub(crate) fn is_on_cpu(self) -> bool {
+        matches!(self, Self::Running | Self::Interrupted)
+    }
+
     /// As in table `task_state`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Running => "running",
             Self::Interrupted => "interrupted",
+            Self::Sampler => "sampler",
             Self::Queue => "queue",
             Self::Sleep => "sleep",
             Self::Disk => "disk",

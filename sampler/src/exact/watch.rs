@@ -280,6 +280,7 @@ impl Watch {
         let mut id = |task: &TaskSnapshot| who(task, time_ns, resolver, batch);
         let task = record.task.as_ref().and_then(|task| Some((id(&task.task)?, task)));
         let accounts = &mut self.accounts;
+        accounts.served(vcpu, record.served_ns);
         match record.event {
             Event::Switch => {
                 let next = record.next.as_ref().and_then(id);

@@ -246,7 +246,7 @@ CREATE TABLE sample (
 CREATE TABLE task_state (
     instance INTEGER NOT NULL,  -- instance.id
     tid      INTEGER NOT NULL,
-    state    TEXT NOT NULL,     -- running, interrupted, queue, sleep, disk, stopped, zombie, unknown
+    state    TEXT NOT NULL,     -- running, interrupted, sampler, queue, sleep, disk, stopped, zombie, unknown
     cause    TEXT NOT NULL,     -- what it slept for, like futex; empty: it did not sleep
     stack    INTEGER NOT NULL,  -- stack.id of what it slept in, kernel and program; 0: none
     ns       INTEGER NOT NULL,

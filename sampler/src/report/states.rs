@@ -313,9 +313,11 @@ fn exact_states(
             })
         };
         let (on, interrupted) = (sum("running"), sum("interrupted"));
-        let both = (on.0.saturating_add(interrupted.0), on.1);
+        let sampler = sum("sampler");
+        let with_cpu = [interrupted.0, sampler.0].into_iter().fold(on.0, u64::saturating_add);
         let (mut states, samples) = ticks.divide(key, &TimeIn::exact("running", "", on, life), false);
         states.push(TimeIn::exact("interrupted", "", interrupted, life));
+        states.push(TimeIn::exact("sampler", "", sampler, life));
         states.extend(STATES.iter().skip(1).map(|state| TimeIn::exact(state, "", sum(state), life)));
         let waits = own.into_iter().flatten().filter(|((state, _), _)| WAITS.contains(&state.as_str()));
         let mut waits: Vec<TimeIn> =
@@ -324,7 +326,7 @@ fn exact_states(
         TaskSpent {
             task: task(key, tables),
             life_s: seconds(life),
-            running: TimeIn::exact("running", "", both, life),
+            running: TimeIn::exact("running", "", (with_cpu, on.1), life),
             states,
             waits,
             samples,

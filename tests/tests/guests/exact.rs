@@ -48,7 +48,8 @@ fn everything_adds_up(run: &Run) {
     assert!(run.number("SELECT count(*) FROM task_life WHERE ended") > 5.0);
     // Each vCPU is idle or runs a task, with an interrupt or without.
     let span = run.number("SELECT max(to_ns) - min(from_ns) FROM task_life");
-    let busy = run.number("SELECT sum(ns) FROM task_state WHERE state IN ('running', 'interrupted')");
+    let busy =
+        run.number("SELECT sum(ns) FROM task_state WHERE state IN ('running', 'interrupted', 'sampler')");
     let idle = run.number("SELECT sum(idle_ns) FROM exact_vcpu");
     assert!(((busy + idle) / (2.0 * span) - 1.0).abs() < 0.02, "{busy} + {idle} is not 2 x {span}");
 }
@@ -59,10 +60,11 @@ fn ticks_agree_with_events(run: &Run) {
     let rows = run.query(
         "WITH span AS (SELECT min(from_ns) low, max(to_ns) high FROM task_life), \
          tick AS (SELECT s.* FROM sample s, span WHERE s.time_ns BETWEEN low AND high), \
+         served AS (SELECT coalesce(sum(sampler_ns), 0) ns FROM microstate m, span WHERE m.time_ns BETWEEN low AND high), \
          task AS (SELECT instance, sum(ns) ns FROM task_state WHERE state IN ('running', 'interrupted') GROUP BY 1) \
-         SELECT comm, ns / (2.0 * (high - low)) * (SELECT count(*) FROM tick), \
+         SELECT comm, task.ns / (2.0 * (high - low) - served.ns) * (SELECT count(*) FROM tick), \
          (SELECT count(*) FROM tick WHERE tick.instance = task.instance AND fell <> 'halted') \
-         FROM task JOIN instance i ON i.id = task.instance, span WHERE pid <> 0 ORDER BY ns DESC LIMIT 5",
+         FROM task JOIN instance i ON i.id = task.instance, span, served WHERE pid <> 0 ORDER BY task.ns DESC LIMIT 5",
     );
     assert_eq!(rows.len(), 5);
     for row in &rows {

@@ -101,7 +101,8 @@ fn a_cpu_that_is_unplugged_and_comes_back_is_watched_on() {
     counts_and_lives_add_up(&run);
     // A CPU that is off has nothing to run; both together have been busy or idle all the time.
     let span = run.number("SELECT max(to_ns) - min(from_ns) FROM task_life");
-    let busy = run.number("SELECT sum(ns) FROM task_state WHERE state IN ('running', 'interrupted')");
+    let busy =
+        run.number("SELECT sum(ns) FROM task_state WHERE state IN ('running', 'interrupted', 'sampler')");
     let idle = run.number("SELECT sum(idle_ns) FROM exact_vcpu");
     assert!(((busy + idle) / (2.0 * span) - 1.0).abs() < 0.02, "{busy} + {idle} is not 2 x {span}");
 }

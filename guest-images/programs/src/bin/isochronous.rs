@@ -13,11 +13,16 @@ use std::time::Duration;
 use guest_programs::{Args, Error, burn, busy, main_with, pin, process_cpu, seconds, since_boot};
 
 const USAGE: &str = "isochronous [--seconds N] [--period-micros N] [--work-micros N] [--log-millis N] [--cpu N]
-works for N us (2250) of every period of N us (22500) for N seconds (10); prints, of about every N ms (100), the time
+does what took it N us (2250) of CPU time when it was tried out, at the start of every period of N us (22500), for N
+seconds (10); prints, of about every N ms (100), the time
 since its start, the time that /proc/stat saw CPUs busy, and its own CPU time, all in ms";
 
-/// Rounds of work between two looks at the clock, about 1 us on a 3 GHz CPU.
+/// Rounds in one piece of work, about 1 us on a 3 GHz CPU.
 const ROUNDS: u32 = 1_000;
+/// Pieces between two looks at the clock, which is a system call.
+const PIECES: u64 = 32;
+/// CPU time for which work is tried out.
+const TRIAL: Duration = Duration::from_millis(100);
 
 /// One line of the log: time since the start, of `/proc/stat`, and CPU time.
 type Line = (Duration, Duration, Duration);
@@ -35,15 +40,16 @@ fn run(args: &Args) -> Result<(), Error> {
     // The kernel may otherwise wake a sleeper 50 us late.
     nix::sys::prctl::set_timerslack(1).map_err(Error::system("ask for exact sleeps"))?;
 
+    let (each, mut state) = work_of(work);
     println!("isochronous starts");
     let start = since_boot();
     let (cpu_start, busy_start) = (process_cpu(), busy().unwrap_or_default());
     let mut log: Vec<Line> = Vec::new();
-    let (mut frame, mut due, mut state) = (Duration::ZERO, Duration::ZERO, 1);
+    let (mut frame, mut due) = (Duration::ZERO, Duration::ZERO);
     while frame < length {
         std::thread::sleep((start + frame).saturating_sub(since_boot()));
-        let end = start + frame + work;
-        while since_boot() < end {
+        // A frame takes what it takes, however late it begins.
+        for _ in 0..each {
             state = burn(ROUNDS, state);
         }
         if frame >= due {
@@ -62,6 +68,22 @@ fn run(args: &Args) -> Result<(), Error> {
     }
     print!("{text}");
     Ok(())
+}
+
+/// How many pieces go into so much CPU time, as far as a trial tells, and what the work has come to.
+fn work_of(time: Duration) -> (u64, u64) {
+    let (begin, mut state, mut count) = (process_cpu(), 1, 0);
+    loop {
+        for _ in 0..PIECES {
+            state = burn(ROUNDS, state);
+        }
+        count += PIECES;
+        let taken = process_cpu() - begin;
+        if taken >= TRIAL {
+            let pieces = u128::from(count) * time.as_nanos() / taken.as_nanos();
+            return (u64::try_from(pieces).unwrap_or(u64::MAX), state);
+        }
+    }
 }
 
 fn main() -> ExitCode {

@@ -65,6 +65,11 @@ fn a_switch_tells_both_tasks_and_a_wake_only_what_it_wakes() {
     assert_ne!(records[1].preempt_count, 0);
     assert_eq!((count(&ends.counters.trips), count(&ends.counters.switches)), (4, 1));
     assert_eq!(count(&ends.counters.cost_ns), 5, "of the last trip");
+    recorder.interrupted(50);
+    recorder.entering(60);
+    assert!(!recorder.serve(Event::InterruptEnd, 70, &call(0, 0, 0), &guest.memory));
+    assert_eq!(ends.events.pop().unwrap().record.served_ns, 5 + 10);
+    assert_eq!(count(&ends.counters.cost_ns), 5, "a tick is no trip");
 }
 
 #[test]

@@ -13,8 +13,8 @@ const LENGTH: f64 = 10.0;
 
 const ABOUT: &str = "\
 The audio tool *vat* processed a frame every 22.5 ms. Seen by a clock of 10 ms it appeared at four points of its period only, \
-and its CPU time, which should have grown in a straight line, had flat and steep regions of about 30 s each. `isochronous` works 2.25 ms at \
-the start of every 22.5 ms, or 2 ms of every 24.02 ms, which is nearly six ticks of a kernel with `CONFIG_HZ=250`: six ticks and the \
+and its CPU time, which should have grown in a straight line, had flat and steep regions of about 30 s each. `isochronous` does a piece of \
+work of 2.25 ms at the start of every 22.5 ms, or of 2 ms every 24.02 ms, which is nearly six ticks of a kernel with `CONFIG_HZ=250`: six ticks and the \
 20 us by which such programs drift.";
 
 const DISCUSSION: &str = "\
@@ -25,8 +25,8 @@ apart, where the paper had four, 2.5 ms apart: too many to be far off with 2.25 
 (`--clock fixed`) at the program's own rate: it goes wrong by whatever phase the two happen to have; at random intervals, the default, no phase is preferred, and chance remains.
 
 The truth for vprof is exact mode, which stamps each switch and each interrupt, in the same run and for the whole of the program's life: its start and its \
-end, too, which the program's own clock leaves out. Both columns hold the interrupts that hit the program, and what vprof and the host took of its time: a \
-tick tells who has the CPU, whoever uses it. The program's own clock is no truth for ticks of an emulated machine. The scheduler charges a task from the \
+end, too, which the program's own clock leaves out. Both columns hold the interrupts that hit the program, and what the VMM and the host took of its time: a \
+tick tells who has the CPU, whoever uses it; neither holds what vprof took, for ticks and events. The program's own clock is no truth for ticks of an emulated machine. The scheduler charges a task from the \
 moment at which it is picked; it is the current one, for a tick and for exact mode, when the switch is over. Natively that is less than a microsecond, \
 emulated it has been seen to take a millisecond, half of what this program works in a period.";
 
@@ -118,7 +118,7 @@ pub fn run(_: usize) -> Result<Section> {
         let log = log(&run)?;
         let start = printed_at(&run, "isochronous starts")?;
         let length = log.last().map_or(LENGTH, |(time, ..)| *time);
-        let grown = growth(&run, Of::Wall, "v.comm = 'isochronous'")?;
+        let grown = growth(&run, Of::Rest, "v.comm = 'isochronous'")?;
         let seen = since(&grown, start, length);
         let exact: Vec<_> = log.iter().map(|(time, _, cpu)| (*time, *cpu)).collect();
         let ticked: Vec<_> = log.iter().map(|(time, stat, _)| (*time, *stat)).collect();

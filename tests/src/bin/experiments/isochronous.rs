@@ -28,7 +28,10 @@ The truth for vprof is exact mode, which stamps each switch and each interrupt, 
 end, too, which the program's own clock leaves out. Both columns hold the interrupts that hit the program, and what the VMM and the host took of its time: a \
 tick tells who has the CPU, whoever uses it; neither holds what vprof took, for ticks and events. The program's own clock is no truth for ticks of an emulated machine. The scheduler charges a task from the \
 moment at which it is picked; it is the current one, for a tick and for exact mode, when the switch is over. Natively that is less than a microsecond, \
-emulated it has been seen to take a millisecond, half of what this program works in a period.";
+emulated it has been seen to take a millisecond, half of what this program works in a period. \
+Ticks tell less than exact mode here, by more than chance at 1,000 Hz. The likely cause, not measured by itself: an emulated guest runs on for a moment \
+when a tick is due, and is stopped at once where it idles, so that what is due in the last moment of a piece of work is seen behind it; a fraction of a \
+millisecond is a tenth of the work. Natively the tick's interrupt stops the guest.";
 
 /// What is run: the program's options, vprof's, and words for both.
 struct Case {

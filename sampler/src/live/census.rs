@@ -109,9 +109,14 @@ mod tests {
         }
         let (all, step_ns) = census.since(0);
         // Moments 1 to 3 and 10 running, 4 to 9 in the queue; the other is there up to moment 8.
-        assert_eq!((all[&(1, 1)][0], all[&(1, 1)][2], all[&(1, 2)][3], step_ns), (4, 6, 8, 100));
+        let at = |wanted| State::ALL.iter().position(|state| *state == wanted).unwrap();
+        let [running, queue, sleep] = [State::Running, State::Queue, State::Sleep].map(at);
+        assert_eq!(
+            (all[&(1, 1)][running], all[&(1, 1)][queue], all[&(1, 2)][sleep], step_ns),
+            (4, 6, 8, 100)
+        );
         let (late, _) = census.since(800);
-        assert_eq!((late[&(1, 1)][0], late[&(1, 1)][2], late.get(&(1, 2))), (1, 1, None));
+        assert_eq!((late[&(1, 1)][running], late[&(1, 1)][queue], late.get(&(1, 2))), (1, 1, None));
         assert_eq!(census.since(5_000).0.len(), 0);
     }
 }

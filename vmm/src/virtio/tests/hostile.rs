@@ -3,7 +3,6 @@
 use std::io::Write;
 
 use proptest::prelude::*;
-use vm_memory::{Bytes, GuestAddress};
 
 use super::*;
 
@@ -225,12 +224,7 @@ proptest! {
         let mut rig = if rng { Rig::new(Box::new(Rng)) } else { Rig::disk(DiskMode::Snapshot, 64).0 };
         rig.start();
         rig.header(header.0, header.1);
-        for (index, (address, length, flags, next)) in (0..).zip(&descriptors) {
-            rig.descriptor(index, *address, *length, *flags, *next);
-        }
-        for (slot, head) in (0u64..).zip(&heads) {
-            rig.memory.write_obj(*head, GuestAddress(AVAILABLE + 4 + slot * 2)).unwrap();
-        }
+        rig.scribble(&descriptors, &heads);
         rig.announce(filled);
         std::thread::sleep(Duration::from_micros(200));
         rig.reset();

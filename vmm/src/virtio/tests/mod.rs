@@ -181,6 +181,16 @@ impl Rig {
         self.put_descriptor(at, address, length, flags, next);
     }
 
+    /// Fills the table and the ring of the queue with these descriptors and heads of chains, whatever they say.
+    fn scribble(&self, descriptors: &[(u64, u32, u16, u16)], heads: &[u16]) {
+        for (index, (address, length, flags, next)) in (0..).zip(descriptors) {
+            self.descriptor(index, *address, *length, *flags, *next);
+        }
+        for (slot, head) in (0u64..).zip(heads) {
+            self.memory.write_obj(*head, GuestAddress(self.at(AVAILABLE) + 4 + slot * 2)).unwrap();
+        }
+    }
+
     fn put_descriptor(&self, at: u64, address: u64, length: u32, flags: u16, next: u16) {
         self.memory.write_obj(address, GuestAddress(at)).unwrap();
         self.memory.write_obj(length, GuestAddress(at + 8)).unwrap();

@@ -210,14 +210,7 @@ proptest! {
         let (mut rig, mut other) = card();
         for queue in [RECEIVE, TRANSMIT] {
             let part = usize::from(queue * SIZE)..usize::from((queue + 1) * SIZE);
-            rig.on(queue);
-            for (index, (address, length, flags, next)) in (0..).zip(&descriptors[part.clone()]) {
-                rig.descriptor(index, *address, *length, *flags, *next);
-            }
-            for (slot, head) in (0u64..).zip(&heads[part]) {
-                let ring = rig.at(AVAILABLE);
-                rig.memory.write_obj(*head, GuestAddress(ring + 4 + slot * 2)).unwrap();
-            }
+            rig.on(queue).scribble(&descriptors[part.clone()], &heads[part]);
         }
         frames.iter().for_each(|length| put(&mut other, &frame(*length, 1)));
         for (queue, filled) in (0..).zip(&filled) {

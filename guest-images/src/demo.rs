@@ -49,19 +49,8 @@ const LOAD_SCRIPT: &str = include_str!("demo-load.sh");
 /// That in `/usr/bin/mixed-load`.
 const MIXED_SCRIPT: &str = include_str!("mixed-load.sh");
 
-/// Everything in this crate that decides what an image holds: when it changes, images are made anew.
-const RECIPE: &[&str] = &[
-    LOAD_SCRIPT,
-    MIXED_SCRIPT,
-    include_str!("demo.rs"),
-    include_str!("archive.rs"),
-    include_str!("debs.rs"),
-    include_str!("disk.rs"),
-    include_str!("initrd.rs"),
-    include_str!("kernel.rs"),
-    include_str!("modules.rs"),
-    include_str!("rootfs.rs"),
-];
+/// What decides what an image holds, besides what every root file system is made by: when it changes, images are made anew.
+const RECIPE: &[&str] = &[LOAD_SCRIPT, MIXED_SCRIPT, include_str!("demo.rs")];
 
 /// Which demo image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -109,7 +98,7 @@ pub fn demo(options: &DemoOptions, progress: &dyn Progress) -> Result<PathBuf> {
     let kernel_inputs = store.fetch(wanted(options.series, options.flavour), progress)?;
     let root_inputs = store.fetch(Wanted::Closure(PACKAGES), progress)?;
     let packages: Vec<Input> = root_inputs.iter().chain(&kernel_inputs).cloned().collect();
-    let fingerprint = fingerprint(&[RECIPE, foreign::SOURCES].concat(), &packages, &programs);
+    let fingerprint = fingerprint(&[RECIPE, rootfs::RECIPE, foreign::SOURCES].concat(), &packages, &programs);
     if Manifest::is_current(&manifest_path, &fingerprint) {
         return Ok(image);
     }

@@ -24,18 +24,6 @@ const NEEDED_MODULES: &[&str] = &["virtio_pci", "virtio_blk", "ext4", "kvm_amd",
 /// Modules that some kernels have built in. ext4 finds its checksum by an alias, so it names no dependency on it.
 const USEFUL_MODULES: &[&str] = &["crc32c_generic", "virtio_rng"];
 
-/// Everything in this crate that decides what the image holds.
-const RECIPE: &[&str] = &[
-    include_str!("kvm_host.rs"),
-    include_str!("archive.rs"),
-    include_str!("debs.rs"),
-    include_str!("disk.rs"),
-    include_str!("initrd.rs"),
-    include_str!("kernel.rs"),
-    include_str!("modules.rs"),
-    include_str!("rootfs.rs"),
-];
-
 /// Makes the image of a host with KVM and QEMU and returns its path, `target/guest/kvm-host.img`, a whole-disk ext4;
 /// `kvm-host.manifest.json` beside it says what is in it. Its init is that of [`demo`](crate::demo), and wants a command.
 ///
@@ -55,7 +43,8 @@ pub fn kvm_host(progress: &dyn Progress) -> Result<PathBuf> {
     let kernel_inputs = store.fetch(wanted(Series::default(), Flavour::default()), progress)?;
     let root_inputs = store.fetch(Wanted::Closure(PACKAGES), progress)?;
     let packages: Vec<Input> = root_inputs.iter().chain(&kernel_inputs).cloned().collect();
-    let fingerprint = fingerprint(RECIPE, &packages, &programs);
+    let fingerprint =
+        fingerprint(&[&[include_str!("kvm_host.rs")], rootfs::RECIPE].concat(), &packages, &programs);
     if Manifest::is_current(&manifest_path, &fingerprint) {
         return Ok(image);
     }

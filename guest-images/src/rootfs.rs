@@ -10,6 +10,17 @@ use crate::debs::unpack;
 use crate::kernel::Kernel;
 use crate::place::make_directory;
 
+/// Everything in this crate that takes part in making a whole-disk image of such a file system.
+pub(crate) const RECIPE: &[&str] = &[
+    include_str!("archive.rs"),
+    include_str!("debs.rs"),
+    include_str!("disk.rs"),
+    include_str!("initrd.rs"),
+    include_str!("kernel.rs"),
+    include_str!("modules.rs"),
+    include_str!("rootfs.rs"),
+];
+
 /// Parts of Debian packages that no guest reads.
 const LEFT_OUT: &[&str] = &[
     "--exclude=./usr/share/doc",

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, ExitCode, ExitStatus, Stdio};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use clap::Args;
 use guest_images::{DebianOptions, DemoOptions, Flavour, Progress, Series};
 
@@ -65,9 +65,8 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         let status = test(packages).args(&options.arguments).status().context(NO_CARGO)?;
         return Ok(exit_code(status));
     }
-    let guests = guests(&test)?;
     let (status, outcome) = watched(&mut test(&["--workspace"]))?;
-    if status.success() || !outcome.is_worth_repeating(&guests) {
+    if status.success() || outcome.failed.is_empty() || !outcome.is_worth_repeating(&guests(&test)?) {
         return Ok(exit_code(status));
     }
     repeat(&outcome.failed, &test)
@@ -83,6 +82,7 @@ fn guests(test: &impl Fn(&[&str]) -> Command) -> Result<Vec<String>> {
         .stderr(Stdio::inherit())
         .output()
         .context(NO_CARGO)?;
+    ensure!(output.status.success(), "cannot list the tests of guests ({})", output.status);
     let text = String::from_utf8_lossy(&output.stdout);
     Ok(text.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect())
 }

@@ -35,19 +35,18 @@ impl CommandTimes {
             return Some(Self { command, wall_s, ..Self::default() });
         }
         let family = family(view.tables, COMMAND);
-        let whole = |wanted: &dyn Fn(Mode) -> bool| {
-            let (found, _) = view.by_deed(|deed| match deed.thread.charged {
-                Charged::Instance(id) if family.contains(&id) && wanted(deed.mode) => Some(()),
-                _ => None,
-            });
-            found.into_iter().map(|((), estimate)| estimate).next().unwrap_or_default()
-        };
+        let is_its = |charged| matches!(charged, Charged::Instance(id) if family.contains(&id));
+        // The interval of the whole does not follow from those of its parts.
+        let (whole, _) = view.by_deed(|deed| is_its(deed.thread.charged).then_some(()));
+        let (parts, _) = view.by_deed(|deed| is_its(deed.thread.charged).then_some(deed.mode == Mode::User));
+        let part =
+            |user| parts.iter().find(|(of, _)| *of == user).map_or_else(Estimate::default, |(_, part)| *part);
         Some(Self {
             command,
             wall_s,
-            cpu: Some(whole(&|_| true)),
-            user: Some(whole(&|mode| mode == Mode::User)),
-            system: Some(whole(&|mode| mode != Mode::User)),
+            cpu: Some(whole.into_iter().map(|((), whole)| whole).next().unwrap_or_default()),
+            user: Some(part(true)),
+            system: Some(part(false)),
         })
     }
 }

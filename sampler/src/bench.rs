@@ -6,7 +6,6 @@ mod made_up;
 mod stopped;
 
 use std::path::Path;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
@@ -116,6 +115,7 @@ fn record(n: u64) -> Record {
         halted: false,
         fell: Fell::Guest,
         current: Some(Current { preempt_count: if interrupt { 0x0001_0000 } else { 0 }, task: Some(task) }),
+        kernel_mapped: None,
     }
 }
 
@@ -218,7 +218,7 @@ pub fn read_functions(path: &Path, written: u64) -> Result<(Cost, Breakdown), Be
 /// current task.
 pub fn serve_ticks(ticks: u32) -> Cost {
     let intervals = Intervals::new(ClockKind::Uniform, 1_000.0, 1, 0);
-    let (mut sampler, mut ends, _) = VcpuSampler::new(0, intervals, (1_024, 1), Arc::default());
+    let (mut sampler, mut ends, _) = VcpuSampler::new(0, intervals, (1_024, 1), Default::default());
     let Ok(memory) = GuestMemoryMmap::<()>::from_ranges(&[(vm_memory::GuestAddress(0), 0x1000)]) else {
         return Cost::default();
     };

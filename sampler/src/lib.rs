@@ -19,6 +19,7 @@ mod memory;
 pub mod microstate;
 mod naming;
 mod pace;
+mod presence;
 pub mod profile;
 pub mod record;
 pub mod report;

@@ -12,6 +12,8 @@ use vmm::Activity;
 
 use crate::batch::Fell;
 
+/// Kernel addresses are the upper half, whatever the number of page table levels.
+pub(crate) const KERNEL_HALF: u64 = 1 << 63;
 /// CR0.PE, protected mode (Intel SDM vol. 3, 2.5).
 const CR0_PE: u64 = 1;
 /// CR0.PG, paging (Intel SDM vol. 3, 2.5).
@@ -91,6 +93,8 @@ pub struct Record {
     pub fell: Fell,
     /// Current task and preempt count; `None` when they could not be read.
     pub current: Option<Current>,
+    /// Whether the page tables mapped the kernel that was found; `None` where that was not looked at.
+    pub kernel_mapped: Option<bool>,
 }
 
 /// Reads one sample. `current` reads the running task where that is possible yet; `activity` asks KVM for the run
@@ -120,6 +124,7 @@ pub fn take<M: PhysicalMemory>(
         halted,
         fell: Fell::Guest,
         current: current(moment.memory),
+        kernel_mapped: None,
     }
 }
 

@@ -21,7 +21,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use serde::{Deserialize, Serialize};
 use symbols::elf::ReadAt;
 use symbols::names::GuestFiles;
-use symbols::{StackCopy, StackReader};
+use symbols::{KernelPlace, StackCopy, StackReader};
 use vmm::{Counters, Machine, Observer, monotonic_ns};
 
 use crate::batch::{EventRow, Sink, SinkError};
@@ -235,6 +235,7 @@ impl Drop for FailOnPanic {
 pub struct Session {
     shared: Arc<Shared>,
     readers: Arc<OnceLock<Readers>>,
+    place: Arc<OnceLock<KernelPlace>>,
     stack_depth: usize,
     files: OpenFiles,
     initrd: Option<Initrd>,
@@ -279,6 +280,7 @@ impl Session {
     pub fn new(config: SessionConfig, sink: Box<dyn Sink>, files: OpenFiles) -> (Session, Vec<VcpuSampler>) {
         let zero_ns = monotonic_ns();
         let readers = Arc::new(OnceLock::new());
+        let place = Arc::new(OnceLock::new());
         let slots = ring_slots(config.rate_hz, config.vcpus);
         let boxes = pool_boxes(config.rate_hz, config.vcpus, config.stack_depth);
         let mut samplers = Vec::new();
@@ -287,7 +289,7 @@ impl Session {
         for vcpu in 0..config.vcpus {
             let intervals = Intervals::new(config.clock, config.rate_hz, config.seed, vcpu);
             let (sampler, ends, clocks) =
-                VcpuSampler::new(vcpu, intervals, (slots, boxes), Arc::clone(&readers));
+                VcpuSampler::new(vcpu, intervals, (slots, boxes), (Arc::clone(&readers), Arc::clone(&place)));
             samplers.push(sampler);
             rings.push(ends);
             published.push(clocks);
@@ -331,7 +333,7 @@ impl Session {
         }
         let stack_depth = config.stack_depth;
         let idle = Some(collector);
-        (Session { shared, readers, stack_depth, files, initrd: None, idle, running: None }, samplers)
+        (Session { shared, readers, place, stack_depth, files, initrd: None, idle, running: None }, samplers)
     }
 
     /// Programs that are not on the guest's disks are read from the initrd that it was booted with. To be called before
@@ -374,7 +376,11 @@ impl Session {
         let wanted = Arc::new(Wanted::default());
         let (sender, news) = mpsc::channel();
         let user_bytes = if self.stack_depth == 0 { None } else { Some(StackReader::USER_BYTES) };
-        let guest = LinuxGuest::new(memory.clone(), Arc::clone(&self.readers), (vcpus, user_bytes));
+        let guest = LinuxGuest::new(
+            memory.clone(),
+            (Arc::clone(&self.readers), Arc::clone(&self.place)),
+            (vcpus, user_bytes),
+        );
         let finder = Finder::new(guest, Arc::clone(&wanted), sender);
         let thread = spawn("finder", move || finder.run())?;
         collector.attach(FinderHandle { wanted, news, thread: Some(thread) });

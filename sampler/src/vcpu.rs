@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use kvm_bindings::kvm_regs;
 use rtrb::{Consumer, Producer, PushError, RingBuffer};
-use symbols::{Event, PhysicalMemory, StackCopy};
+use symbols::{Event, KernelPlace, PhysicalMemory, StackCopy};
 use vmm::{Activity, Exit, Observer, Tick, Trip, Verdict, monotonic_ns};
 
 use crate::attached::Seen;
@@ -27,6 +27,7 @@ use crate::microstate::clock::{Place, StateClock};
 use crate::microstate::exits::ExitTable;
 use crate::microstate::host::{own_cpu_time, own_schedstat, own_times, waited};
 use crate::pace::Pace;
+use crate::presence::Look;
 use crate::record::{self, Moment, Readers, Record, Sampled};
 use crate::report::LATE_NS;
 
@@ -141,6 +142,7 @@ pub struct VcpuSampler {
     /// A box that was taken but not sent.
     spare: Option<Box<StackCopy>>,
     readers: Arc<OnceLock<Readers>>,
+    look: Look,
     vcpu: usize,
     published: Arc<Published>,
     /// The end of the last KVM_RUN, CLOCK_MONOTONIC ns.
@@ -167,7 +169,7 @@ impl VcpuSampler {
         vcpu: u8,
         intervals: Option<Intervals>,
         (slots, boxes): (usize, usize),
-        readers: Arc<OnceLock<Readers>>,
+        (readers, place): (Arc<OnceLock<Readers>>, Arc<OnceLock<KernelPlace>>),
     ) -> (Self, Ends, Arc<Published>) {
         let (ring, samples) = RingBuffer::new(slots);
         let (mut giver, pool) = RingBuffer::new(boxes);
@@ -184,6 +186,7 @@ impl VcpuSampler {
             pool,
             spare: None,
             readers,
+            look: Look::new(place),
             vcpu: usize::from(vcpu),
             published: Arc::clone(&published),
             exited_ns: 0,
@@ -212,6 +215,7 @@ impl VcpuSampler {
         let readers = self.readers.get();
         let mut record = record::take(moment, |memory| readers?.current.read(memory, vcpu), activity);
         record.fell = self.fell(&record, moment.in_run);
+        record.kernel_mapped = self.look.at(&record, moment.memory);
         if let Some(ns) = self.idle.ticked(record.halted.then_some(moment.regs)) {
             Published::add_ns(&self.published.kvm_ns, ns);
         }
@@ -386,7 +390,7 @@ mod tests {
 
     fn sampler(slots: usize, kind: ClockKind) -> (VcpuSampler, Consumer<Sampled>, Arc<Published>) {
         let (sampler, ends, counters) =
-            VcpuSampler::new(2, Intervals::new(kind, 0.1, 1, 2), (slots, 1), Arc::default());
+            VcpuSampler::new(2, Intervals::new(kind, 0.1, 1, 2), (slots, 1), Default::default());
         (sampler, ends.samples, counters)
     }
 
@@ -506,7 +510,7 @@ mod tests {
 
     #[test]
     fn without_a_rate_there_are_no_ticks() {
-        let (mut sampler, _ring, _) = VcpuSampler::new(0, None, (1, 1), Arc::default());
+        let (mut sampler, _ring, _) = VcpuSampler::new(0, None, (1, 1), Default::default());
         assert_eq!(sampler.started(), None);
     }
 }

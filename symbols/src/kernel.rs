@@ -11,6 +11,7 @@ use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
 use crate::module::Modules;
 use crate::paging::AddressSpace;
+use crate::place::KernelPlace;
 use crate::stack::StackReader;
 use crate::symbol::SymbolAt;
 use crate::task::{self, TaskSnapshot};
@@ -19,7 +20,7 @@ use crate::view::View;
 
 /// With page-table isolation (PTI) a process's own tables lie one page above the kernel's
 /// (`PTI_USER_PGTABLE_BIT`, arch/x86/include/asm/pgtable.h).
-const PTI_USER: u64 = 0x1000;
+pub(crate) const PTI_USER: u64 = 0x1000;
 /// What the banner starts with (`linux_banner`, init/version-timestamp.c).
 const BANNER: &[u8] = b"Linux version ";
 /// A release is shorter than this (`__NEW_UTS_LEN`, include/uapi/linux/utsname.h).
@@ -120,29 +121,26 @@ impl Kernel {
         &self.missing
     }
 
-    /// Whether these page tables of a vCPU that runs in the kernel map this very kernel: its banner at the place where it
-    /// was found, with the same release. A guest that has started another one (kexec) maps that. Always true of a kernel
-    /// whose banner is not known. `reader` is what was made of the per-CPU areas, if that was done:
-    /// another boot of the same kernel may have them elsewhere.
-    pub fn is_mapped_by(
-        &self,
-        memory: &impl PhysicalMemory,
-        (cr3, five_level): (u64, bool),
-        reader: Option<&CurrentReader>,
-    ) -> bool {
-        let banner = self.symbols.as_ref().and_then(|symbols| symbols.address_of("linux_banner"));
-        let Some((at, release)) = banner.zip(self.release.as_deref()) else { return true };
-        let place = self.image.translate(at);
-        // Under PTI entry code runs on the process's own tables still.
-        let mapped = [cr3, cr3 & !PTI_USER].into_iter().any(|cr3| {
-            let found = AddressSpace::new(cr3, five_level).translate(memory, VirtAddr(at));
-            found.is_some_and(|found| Some(found.phys) == place)
-        });
-        mapped
-            && release_at(memory, &self.image, at).as_deref() == Some(release)
+    /// Where this kernel's banner lies, by which a stopped vCPU is known to run it; `None` for a kernel whose banner or
+    /// release is not known.
+    pub fn place(&self) -> Option<KernelPlace> {
+        let at = self.banner()?;
+        Some(KernelPlace::new(VirtAddr(at), self.image.translate(at)?))
+    }
+
+    /// Whether this very kernel is still in memory: its banner with the same release, and the variables of each CPU where
+    /// `reader` has them, if that was made. Another boot of the same kernel may have them elsewhere. Always true of a
+    /// kernel whose banner is not known.
+    pub fn is_there(&self, memory: &impl PhysicalMemory, reader: Option<&CurrentReader>) -> bool {
+        self.banner().is_none_or(|at| release_at(memory, &self.image, at) == self.release)
             && reader.is_none_or(|before| {
                 self.current_reader(memory).is_ok_and(|now| now.has_the_places_of(before))
             })
+    }
+
+    /// The address of `linux_banner`, if the release could be read from there.
+    fn banner(&self) -> Option<u64> {
+        self.release.as_ref().and(self.symbols.as_ref())?.address_of("linux_banner")
     }
 
     /// Start and end virtual address of the mapped kernel image.

@@ -80,15 +80,20 @@ struct Known {
 impl Known {
     fn find(stopped: &Stopped) -> Result<Self, BenchError> {
         let readers: Arc<OnceLock<Readers>> = Arc::default();
+        let place = Arc::default();
         let wanted = (1, Some(StackReader::USER_BYTES));
-        let mut guest = LinuxGuest::new(stopped.memory.clone().into(), Arc::clone(&readers), wanted);
+        let mut guest = LinuxGuest::new(
+            stopped.memory.clone().into(),
+            (Arc::clone(&readers), Arc::clone(&place)),
+            wanted,
+        );
         let record = crate::record::take(&stopped.moment(), |_| None, || None);
         let found = guest.find(record.cr3, record.five_level)?;
         if let Some(reason) = guest.publish_reader()? {
             return Err(reason.into());
         }
         let code = guest.code()?.unwrap_or(found.code);
-        let (sampler, ends, _) = VcpuSampler::new(0, None, (1, 1), readers);
+        let (sampler, ends, _) = VcpuSampler::new(0, None, (1, 1), (readers, place));
         let (Some(kernel), Some(unwinder)) = (code.kernel, code.unwinder) else {
             return Err(BenchError::NoStack);
         };

@@ -12,7 +12,6 @@ mod ledger;
 pub(crate) mod mode;
 mod namer;
 mod news;
-mod presence;
 pub(crate) mod resolver;
 mod stacks;
 mod waiting;
@@ -38,13 +37,13 @@ use crate::initrd::Initrd;
 use crate::memory::GuestMemory;
 use crate::microstate::host::{own_schedstat, waited};
 use crate::microstate::meter::Meter;
+use crate::presence::Presence;
 use crate::record::{Readers, Sampled};
 use crate::session::{OpenFiles, Shared, Totals};
 use crate::vcpu::Ends;
 use aim::Aim;
 use finder::{News, Wanted};
 use namer::{Named, Wish};
-use presence::Presence;
 use resolver::Resolver;
 #[cfg(feature = "fuzz")]
 pub(crate) use walker::PerfMap;
@@ -314,7 +313,7 @@ impl Collector {
                     break;
                 };
                 let id = u8::try_from(vcpu).unwrap_or(u8::MAX);
-                let known = self.trusts(&record);
+                let known = self.trusts(vcpu, &record);
                 record.current = record.current.filter(|_| known);
                 let task = record.current.and_then(|current| current.task);
                 if let Some(task) = &task {

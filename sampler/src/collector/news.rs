@@ -9,10 +9,10 @@ use vmm::monotonic_ns;
 
 use super::finder::{Code, News};
 use super::namer::{Named, Namer, Wish};
-use super::presence::Trust;
 use super::walker::{Source, Walker};
 use super::{Collector, FinderHandle, NamerHandle};
 use crate::batch::Batch;
+use crate::presence::Trust;
 use crate::record::Record;
 
 /// How long in all the collector waits for the programs of an initrd: less than a ring holds.
@@ -22,10 +22,10 @@ const NAMER_PATIENCE: Duration = Duration::from_secs(20);
 
 impl Collector {
     /// Whether the record is of the kernel that was found, or from before that; ends all reading of it where it is gone.
-    pub(super) fn trusts(&mut self, record: &Record) -> bool {
+    pub(super) fn trusts(&mut self, vcpu: usize, record: &Record) -> bool {
         let Some(memory) = &self.memory else { return true };
         let reader = self.readers.get().map(|readers| &readers.current);
-        match self.presence.judge(record, memory, reader) {
+        match self.presence.judge((vcpu, record), memory, reader) {
             Trust::Known => true,
             Trust::Doubtful => false,
             Trust::Gone => {
@@ -89,7 +89,7 @@ impl Collector {
                     self.resolver.ledger.found(Arc::clone(kernel), memory.clone());
                 }
                 if let Some(kernel) = &found.code.kernel {
-                    self.presence.found(Arc::clone(kernel));
+                    self.presence.found(Arc::clone(kernel), monotonic_ns());
                 }
                 if let Some(exact) = &mut self.exact {
                     exact.kernel_found(found.code.kernel.clone());

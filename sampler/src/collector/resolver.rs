@@ -17,11 +17,8 @@ use super::walker::{FileEntry, Owner, Step, Walker};
 use crate::batch::{Batch, CpuTimeRow, Mode, SampleRow};
 use crate::exact::Cause;
 use crate::exact::state::Source;
-use crate::record::Record;
+use crate::record::{KERNEL_HALF, Record};
 use crate::text;
-
-/// Kernel addresses are the upper half, whatever the number of page table levels.
-pub(super) const KERNEL_HALF: u64 = 1 << 63;
 
 /// Module of code in memory without a file, which a program has made itself.
 const ANONYMOUS: &str = "anonymous";

@@ -30,8 +30,11 @@ fn another_kernel_is_told_from_the_one_that_was_found() {
     for five_level in [false, true] {
         let (guest, kernel) = booted(|c| c.five_level = five_level);
         let reader = kernel.current_reader(&guest.memory).expect("per-CPU areas");
-        let is_there =
-            |guest: &Guest, cr3| kernel.is_mapped_by(&guest.memory, (cr3, guest.five_level), Some(&reader));
+        let place = kernel.place().expect("a banner");
+        let is_there = |guest: &Guest, cr3| {
+            place.is_mapped(&guest.memory, cr3, guest.five_level)
+                && kernel.is_there(&guest.memory, Some(&reader))
+        };
         assert!(is_there(&guest, guest.cr3));
         assert!(is_there(&guest, guest.cr3 | 0x1000), "a process's tables under PTI");
         assert!(!is_there(&guest, 0), "other page tables");
@@ -45,7 +48,7 @@ fn another_kernel_is_told_from_the_one_that_was_found() {
         let at = kernel.address_space().translate(&booting.memory, offsets).expect("mapped").phys;
         booting.put(at, &[0; 64]);
         assert!(!is_there(&booting, booting.cr3));
-        assert!(kernel.is_mapped_by(&booting.memory, (booting.cr3, five_level), None));
+        assert!(kernel.is_there(&booting.memory, None));
     }
 }
 

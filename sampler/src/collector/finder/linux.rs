@@ -3,7 +3,7 @@
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use symbols::{Interrupts, Kernel, KernelUnwinder, Missing, Modules, TaskSnapshot, VirtAddr};
+use symbols::{Interrupts, Kernel, KernelPlace, KernelUnwinder, Missing, Modules, TaskSnapshot, VirtAddr};
 use vmm::monotonic_ns;
 
 use super::{Code, Found, Guest, Listed, Trouble};
@@ -22,6 +22,7 @@ pub(crate) struct LinuxGuest {
     kernel: Option<Arc<Kernel>>,
     modules: Vec<(String, VirtAddr, u64)>,
     readers: Arc<OnceLock<Readers>>,
+    place: Arc<OnceLock<KernelPlace>>,
     vcpus: u8,
     /// Bytes of user stack to copy; `None` for no stacks at all.
     user_bytes: Option<usize>,
@@ -33,7 +34,7 @@ pub(crate) struct LinuxGuest {
 impl LinuxGuest {
     pub(crate) fn new(
         memory: GuestMemory,
-        readers: Arc<OnceLock<Readers>>,
+        (readers, place): (Arc<OnceLock<Readers>>, Arc<OnceLock<KernelPlace>>),
         (vcpus, user_bytes): (u8, Option<usize>),
     ) -> Self {
         Self {
@@ -41,6 +42,7 @@ impl LinuxGuest {
             kernel: None,
             modules: Vec::new(),
             readers,
+            place,
             vcpus,
             user_bytes,
             unwinder: None,
@@ -76,6 +78,10 @@ impl Guest for LinuxGuest {
             None => Arc::new(Kernel::find(&self.memory, cr3, five_level)?),
         };
         self.kernel = Some(Arc::clone(&kernel));
+        if let Some(place) = kernel.place() {
+            // Set once: there is no second kernel.
+            let _ = self.place.set(place);
+        }
         Ok(Found {
             release: kernel.release().map(crate::text::printable),
             symbols: kernel.symbol_count(),

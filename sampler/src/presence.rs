@@ -1,0 +1,272 @@
+//! Whether the kernel that was found is still the one that runs: a guest may start another one (kexec), and then every
+//! name that is read from the memory of the old one is wrong.
+//!
+//! ```text
+//!   There ──low code in kernel mode──> Doubted ──its page tables map the kernel──> There
+//!                                          └──they do not, three times──> Gone
+//! ```
+//!
+//! On its way to another kernel a guest runs copying and unpacking code at low addresses, for longer than most sampling
+//! intervals. The code that starts a CPU lies there, too, so that is a doubt only, and one about that vCPU.
+//!
+//! The page tables are looked at while the vCPU stands still ([`Look`]). Later, in the collector ([`Presence`]), they may be
+//! those of a process that has ended since.
+
+use std::sync::{Arc, OnceLock};
+
+use symbols::{CurrentReader, Kernel, KernelPlace, PhysicalMemory};
+
+use crate::record::{KERNEL_HALF, Record};
+
+/// How often a vCPU's page tables are looked at without a doubt, ns.
+const PERIOD_NS: u64 = 1_000_000_000;
+/// So many looks in a row must fail: the guest runs meanwhile.
+const LOOKS: u32 = 3;
+
+/// What a record says of the kernel.
+enum Where {
+    /// Nothing: the vCPU was in user code, or halted. One that was not started yet counts as halted.
+    Elsewhere,
+    /// In kernel mode, but not where a 64-bit kernel's code is.
+    Low,
+    /// In a 64-bit kernel.
+    High,
+}
+
+impl Where {
+    fn of(record: &Record) -> Self {
+        match record {
+            Record { halted: true, .. } => Self::Elsewhere,
+            Record { cpl: 1.., .. } => Self::Elsewhere,
+            Record { long_mode: true, rip: KERNEL_HALF.., .. } => Self::High,
+            _ => Self::Low,
+        }
+    }
+}
+
+/// The vCPU's side.
+#[derive(Debug, Default)]
+pub(crate) struct Look {
+    /// Where the kernel is, once it was found.
+    place: Arc<OnceLock<KernelPlace>>,
+    /// CLOCK_MONOTONIC ns.
+    due_ns: u64,
+}
+
+impl Look {
+    pub(crate) fn new(place: Arc<OnceLock<KernelPlace>>) -> Self {
+        Self { place, due_ns: 0 }
+    }
+
+    /// Whether the page tables that `record` was taken under map the kernel that was found; `None` where that was not
+    /// looked at. No allocation, and a few reads of `memory` once a second.
+    pub(crate) fn at(&mut self, record: &Record, memory: &impl PhysicalMemory) -> Option<bool> {
+        let place = self.place.get()?;
+        match Where::of(record) {
+            Where::High if record.time_ns >= self.due_ns => {
+                let mapped = place.is_mapped(memory, record.cr3, record.five_level);
+                self.due_ns = if mapped { record.time_ns.saturating_add(PERIOD_NS) } else { 0 };
+                Some(mapped)
+            }
+            Where::Low => {
+                self.due_ns = 0;
+                None
+            }
+            Where::High | Where::Elsewhere => None,
+        }
+    }
+}
+
+/// What a sample may be taken for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Trust {
+    /// Of the kernel that was found, or of a time before it.
+    Known,
+    /// Nothing is to be made of it but where it was.
+    Doubtful,
+    /// The same; this is the one that shows that another kernel runs.
+    Gone,
+}
+
+/// The collector's side: what is known of the kernel that was found.
+#[derive(Debug, Default)]
+pub(crate) enum Presence {
+    /// None was found yet.
+    #[default]
+    NotFound,
+    /// It runs, as far as is known.
+    There(There),
+    /// Another one runs.
+    Gone,
+}
+
+/// A kernel that runs, as far as is known.
+#[derive(Debug)]
+pub(crate) struct There {
+    kernel: Arc<Kernel>,
+    /// Since when vCPUs look for it, CLOCK_MONOTONIC ns.
+    since_ns: u64,
+    /// By vCPU how often a look has failed, where there is a doubt.
+    doubts: Vec<Option<u32>>,
+}
+
+impl Presence {
+    /// A kernel was found, and vCPUs look for it, by this time.
+    pub(crate) fn found(&mut self, kernel: Arc<Kernel>, now_ns: u64) {
+        *self = Self::There(There { kernel, since_ns: now_ns, doubts: Vec::new() });
+    }
+
+    /// What `record` of `vcpu` may be taken for; `reader` is what reads the current tasks.
+    pub(crate) fn judge(
+        &mut self,
+        (vcpu, record): (usize, &Record),
+        memory: &impl PhysicalMemory,
+        reader: Option<&CurrentReader>,
+    ) -> Trust {
+        let There { kernel, doubts, .. } = match self {
+            Self::NotFound => return Trust::Known,
+            // Before the kernel was found the vCPU may have run anything.
+            Self::There(there) if record.time_ns < there.since_ns => return Trust::Known,
+            Self::There(there) => there,
+            Self::Gone => return Trust::Doubtful,
+        };
+        if doubts.len() <= vcpu {
+            doubts.resize(vcpu + 1, None);
+        }
+        let doubt = &mut doubts[vcpu];
+        match (Where::of(record), record.kernel_mapped) {
+            (_, Some(true)) if kernel.is_there(memory, reader) => *doubt = None,
+            (_, Some(_)) => {
+                let failed = doubt.map_or(1, |failed| failed + 1);
+                *doubt = Some(failed);
+                if failed >= LOOKS {
+                    *self = Self::Gone;
+                    return Trust::Gone;
+                }
+            }
+            (Where::Low, None) => {
+                doubt.get_or_insert(0);
+            }
+            (Where::High | Where::Elsewhere, None) => {}
+        }
+        if doubt.is_none() { Trust::Known } else { Trust::Doubtful }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use symbols::fixture::{Config, Guest, Style};
+    use symbols::{FlatMemory, PhysAddr};
+
+    use super::*;
+
+    const SECOND: u64 = 1_000_000_000;
+
+    /// A guest with its kernel, found, and both sides that watch it.
+    struct Watched {
+        guest: Guest,
+        memory: FlatMemory<Vec<u8>>,
+        look: Look,
+        presence: Presence,
+    }
+
+    impl Watched {
+        fn new() -> Self {
+            let guest = Config::new(Style::V6_12).build();
+            let memory = guest.memory.clone();
+            let kernel = Kernel::find(&memory, guest.cr3, guest.five_level).expect("a kernel");
+            let place = Arc::new(OnceLock::from(kernel.place().expect("a banner")));
+            let mut presence = Presence::default();
+            presence.found(Arc::new(kernel), SECOND);
+            Self { guest, memory, look: Look::new(place), presence }
+        }
+
+        /// A tick in the kernel at this time, under these page tables.
+        fn tick(&mut self, time_ns: u64, cr3: u64) -> Record {
+            let five_level = self.guest.five_level;
+            let rip = self.guest.text(0x1404).0;
+            let mut record = Record { time_ns, rip, cr3, five_level, long_mode: true, ..Record::default() };
+            record.kernel_mapped = self.look.at(&record, &self.memory);
+            record
+        }
+
+        fn low(&mut self, time_ns: u64) -> Record {
+            let mut record = Record { time_ns, rip: 0x9_8000, ..Record::default() };
+            record.kernel_mapped = self.look.at(&record, &self.memory);
+            record
+        }
+
+        fn judge(&mut self, vcpu: usize, record: &Record) -> Trust {
+            self.presence.judge((vcpu, record), &self.memory, None)
+        }
+    }
+
+    #[test]
+    fn tables_are_looked_at_once_a_second_and_at_a_doubt() {
+        let mut watched = Watched::new();
+        let cr3 = watched.guest.cr3;
+        let mapped = |watched: &mut Watched, at| watched.tick(at, cr3).kernel_mapped;
+        assert_eq!(mapped(&mut watched, SECOND), Some(true));
+        assert_eq!(mapped(&mut watched, SECOND + 1), None);
+        assert_eq!(mapped(&mut watched, 2 * SECOND), Some(true));
+        assert_eq!(watched.low(2 * SECOND + 1).kernel_mapped, None);
+        assert_eq!(mapped(&mut watched, 2 * SECOND + 2), Some(true));
+        let user = Record { cpl: 3, time_ns: 9 * SECOND, ..Record::default() };
+        assert_eq!(watched.look.at(&user, &watched.memory), None);
+    }
+
+    #[test]
+    fn tables_that_were_right_then_may_be_gone_when_they_are_judged() {
+        let mut watched = Watched::new();
+        let cr3 = watched.guest.cr3;
+        let records: Vec<_> = (1..9).map(|n| watched.tick(n * SECOND, cr3)).collect();
+        watched.guest.put(PhysAddr(cr3), &[0; 4096]);
+        for record in &records {
+            assert_eq!(watched.judge(0, record), Trust::Known);
+        }
+    }
+
+    #[test]
+    fn three_looks_at_other_tables_are_another_kernel() {
+        let mut watched = Watched::new();
+        let cr3 = watched.guest.cr3;
+        let record = watched.tick(SECOND, cr3);
+        assert_eq!(watched.judge(0, &record), Trust::Known);
+        for (n, trust) in [(2, Trust::Doubtful), (3, Trust::Doubtful), (4, Trust::Gone), (5, Trust::Doubtful)]
+        {
+            let record = watched.tick(n * SECOND, 0);
+            assert_eq!(watched.judge(0, &record), trust, "{n}");
+        }
+    }
+
+    #[test]
+    fn low_code_is_a_doubt_about_its_vcpu() {
+        let mut watched = Watched::new();
+        let cr3 = watched.guest.cr3;
+        let user = Record { cpl: 3, time_ns: SECOND, ..Record::default() };
+        let low = watched.low(0);
+        assert_eq!(watched.judge(1, &low), Trust::Known, "of a time before");
+        let low = watched.low(SECOND);
+        assert_eq!(watched.judge(1, &low), Trust::Doubtful);
+        assert_eq!(watched.judge(1, &user), Trust::Doubtful);
+        assert_eq!(watched.judge(0, &user), Trust::Known);
+        let record = watched.tick(SECOND + 1, cr3);
+        assert_eq!(watched.judge(1, &record), Trust::Known);
+        assert_eq!(watched.judge(1, &user), Trust::Known);
+    }
+
+    #[test]
+    fn a_kernel_that_was_overwritten_is_gone() {
+        let mut watched = Watched::new();
+        let cr3 = watched.guest.cr3;
+        let records: Vec<_> = (1..4).map(|n| watched.tick(n * SECOND, cr3)).collect();
+        let Presence::There(there) = &watched.presence else { panic!("found") };
+        let kernel = &there.kernel;
+        let banner = kernel.address_of("linux_banner").expect("a banner");
+        let at = kernel.address_space().translate(&watched.memory, banner).expect("mapped").phys;
+        watched.guest.put(at, &[0; 64]);
+        watched.memory = watched.guest.memory.clone();
+        let judged: Vec<_> = records.iter().map(|record| watched.judge(0, record)).collect();
+        assert_eq!(judged, [Trust::Doubtful, Trust::Doubtful, Trust::Gone]);
+    }
+}

@@ -1,0 +1,30 @@
+//! Where a kernel lies: what a stopped vCPU's page tables are compared with.
+
+use crate::address::{PhysAddr, VirtAddr};
+use crate::kernel::PTI_USER;
+use crate::memory::PhysicalMemory;
+use crate::paging::AddressSpace;
+
+/// Where the banner of a kernel lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KernelPlace {
+    at: VirtAddr,
+    phys: PhysAddr,
+}
+
+impl KernelPlace {
+    pub(crate) fn new(at: VirtAddr, phys: PhysAddr) -> Self {
+        Self { at, phys }
+    }
+
+    /// Whether these page tables of a vCPU that stands still in kernel code map the kernel where it was found. A guest that
+    /// has started another one (kexec) maps that. To be asked while the vCPU stands still: the tables of a process that
+    /// has ended since may hold anything. No allocation; two walks at most.
+    pub fn is_mapped(&self, memory: &impl PhysicalMemory, cr3: u64, five_level: bool) -> bool {
+        // Under PTI entry code runs on the process's own tables still, which map but a part of the kernel.
+        [cr3, cr3 & !PTI_USER].into_iter().any(|cr3| {
+            let found = AddressSpace::new(cr3, five_level).translate(memory, self.at);
+            found.is_some_and(|found| found.phys == self.phys)
+        })
+    }
+}

@@ -189,10 +189,13 @@ impl Running {
             );
             std::thread::sleep(Duration::from_millis(20));
         };
+        let (stdout, stderr) = (read_all(&mut self.stdout), read_all(&mut self.stderr));
+        // Shown where the test fails.
+        println!("{stderr}");
         Run {
             status,
-            stdout: read_all(&mut self.stdout),
-            stderr: read_all(&mut self.stderr),
+            stdout,
+            stderr,
             profile: self.profile.clone(),
             _directory: self.directory.take().expect("taken only here"),
         }

@@ -1,6 +1,9 @@
 //! The result as Markdown, for a comment to a change.
 
+use sampler::boot::Evidence;
+
 use super::Outcome;
+use crate::render::boot::last_seen;
 use crate::render::escape;
 
 /// Initcalls that are shown.
@@ -36,13 +39,26 @@ pub fn render(outcome: &Outcome) -> String {
     if let Some(attempt) = outcome.boots.first() {
         calls(&mut text, &attempt.boot);
     }
-    let evidence = outcome.boots.iter().find_map(|attempt| attempt.evidence.as_ref());
-    if let Some(evidence) = evidence.filter(|evidence| !evidence.console.is_empty()) {
-        text.push_str("\nThe console's last lines:\n\n");
-        // Four blanks: no line can end the block.
-        evidence.console.iter().for_each(|line| text.push_str(&format!("    {}\n", escape(line))));
+    if let Some(evidence) = outcome.boots.iter().find_map(|attempt| attempt.evidence.as_ref()) {
+        end(&mut text, evidence);
     }
     text
+}
+
+fn end(text: &mut String, evidence: &Evidence) {
+    verbatim(text, "vCPUs, and tasks that slept, in the end; innermost function first", &last_seen(evidence));
+    let console: Vec<String> = evidence.console.iter().map(|line| escape(line).into_owned()).collect();
+    verbatim(text, "The console's last lines", &console);
+}
+
+/// Lines as they are, if there are any.
+fn verbatim(text: &mut String, title: &str, lines: &[String]) {
+    if lines.is_empty() {
+        return;
+    }
+    text.push_str(&format!("\n{title}:\n\n"));
+    // Four blanks: no line can end the block.
+    lines.iter().for_each(|line| text.push_str(&format!("    {line}\n")));
 }
 
 fn calls(text: &mut String, boot: &sampler::boot::Boot) {
@@ -82,11 +98,28 @@ fn code(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use sampler::boot::LastOf;
+
     use super::*;
 
     #[test]
     fn a_guests_text_is_no_markup() {
         assert_eq!(plain("a|b `c` <img> @all\x1b"), "a\\|b \\`c\\` \\<img\\> \\@all\\\\x1b");
         assert_eq!(code("a`b|c"), "a'b\\|c");
+    }
+
+    #[test]
+    fn a_hang_is_told_with_stacks_and_the_console() {
+        let vcpu = LastOf { busy: 1.0, process: Some("sh\n# no heading".to_owned()), ..LastOf::default() };
+        let vcpu = LastOf { stack: vec!["native_halt".to_owned(), "panic".to_owned()], ..vcpu };
+        let evidence =
+            Evidence { console: vec!["last line".to_owned()], vcpus: vec![vcpu], ..Evidence::default() };
+        let mut text = String::new();
+        end(&mut text, &evidence);
+        assert!(
+            text.contains("\n    vCPU 0: 100 % busy, last with sh\\x0a# no heading: native_halt < panic\n"),
+            "{text}"
+        );
+        assert!(text.ends_with("The console's last lines:\n\n    last line\n"), "{text}");
     }
 }

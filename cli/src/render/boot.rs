@@ -192,27 +192,33 @@ pub fn outcome(outcome: &Outcome, page: Page) -> String {
 
 /// What vCPUs and sleeping tasks were at in the end.
 fn stacks(text: &mut String, evidence: &sampler::boot::Evidence, page: Page) {
-    let joined =
-        |stack: &[String]| stack.iter().map(|name| escape(name).into_owned()).collect::<Vec<_>>().join(" < ");
     heading(
         text,
         page.style,
         "In the end",
         ": vCPUs, and tasks that slept, with the time since then; innermost function first",
     );
-    for vcpu in &evidence.vcpus {
+    for line in last_seen(evidence) {
+        wrapped(text, &line, "  ", page.width);
+    }
+}
+
+/// A line for each vCPU and each task that slept in the end, with nothing in it that a terminal would act on.
+pub fn last_seen(evidence: &sampler::boot::Evidence) -> Vec<String> {
+    let joined =
+        |stack: &[String]| stack.iter().map(|name| escape(name).into_owned()).collect::<Vec<_>>().join(" < ");
+    let vcpus = evidence.vcpus.iter().map(|vcpu| {
         let who = vcpu.process.as_deref().unwrap_or("nothing");
-        let line = format!(
+        format!(
             "vCPU {}: {:.0} % busy, last with {}: {}",
             vcpu.vcpu,
             vcpu.busy * 100.0,
             escape(who),
             joined(&vcpu.stack)
-        );
-        wrapped(text, &line, "  ", page.width);
-    }
-    for task in &evidence.blocked {
-        let line = format!(
+        )
+    });
+    let tasks = evidence.blocked.iter().map(|task| {
+        format!(
             "{} {}/{} ({}) for {}: {}",
             escape(&task.comm),
             task.pid,
@@ -220,9 +226,9 @@ fn stacks(text: &mut String, evidence: &sampler::boot::Evidence, page: Page) {
             escape(&task.state),
             units::seconds(evidence.duration_s - task.since_s),
             joined(&task.stack)
-        );
-        wrapped(text, &line, "  ", page.width);
-    }
+        )
+    });
+    vcpus.chain(tasks).collect()
 }
 
 #[cfg(test)]

@@ -117,19 +117,20 @@ fn functions(rows: &[FunctionShare]) -> Table {
 }
 
 /// States of tasks (`sampler::exact::State`), their columns, and when these give way.
-const TASK_STATES: [(&str, Column); 7] = [
+const TASK_STATES: [(&str, Column); 8] = [
     ("running", column("running", 8, 0)),
     ("interrupted", column("irq", 7, 5)),
     ("queue", column("queue", 7, 1)),
     ("sleep", column("sleep", 7, 2)),
     ("disk", column("disk", 7, 3)),
-    ("stopped", column("stopped", 8, 6)),
-    ("zombie", column("zombie", 7, 7)),
+    ("sampler", column("sampler", 8, 6)),
+    ("stopped", column("stopped", 8, 7)),
+    ("zombie", column("zombie", 7, 8)),
 ];
 
 fn tasks(rows: &[TaskShare]) -> Table {
     let states = TASK_STATES.iter().map(|(_, column)| *column);
-    let rest = [column("tid", 7, 4), column("pid", 7, 8), column("process", 0, 0)];
+    let rest = [column("tid", 7, 4), column("pid", 7, 9), column("process", 0, 0)];
     let row = |task: &TaskShare| {
         let part = |name: &str| task.states.iter().find(|(state, _)| state == name).map_or(0.0, |(_, p)| *p);
         let mut row: Vec<_> = TASK_STATES.iter().map(|(name, _)| Value::Share(part(name))).collect();

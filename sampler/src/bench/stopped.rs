@@ -116,7 +116,7 @@ impl Known {
 
     fn walker(&self, stopped: &Stopped, files: &OpenFiles) -> Walker {
         let (kernel, unwinder) = (Arc::clone(&self.kernel), Arc::clone(&self.unwinder));
-        Walker::new(unwinder, Source::new(kernel, stopped.memory.clone().into(), files()), DEPTH)
+        Walker::new(Some(unwinder), Source::new(kernel, stopped.memory.clone().into(), files()), DEPTH)
     }
 }
 

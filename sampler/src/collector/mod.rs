@@ -227,7 +227,7 @@ impl Collector {
         }
     }
 
-    /// Stacks of at most `depth` frames are to be walked in this guest.
+    /// The guest to be read; stacks of at most `depth` frames are to be walked in it.
     pub(crate) fn look_at(
         &mut self,
         memory: GuestMemory,
@@ -235,7 +235,7 @@ impl Collector {
         depth: usize,
     ) {
         self.memory = Some(memory.clone());
-        self.guest = (depth > 0).then_some(Guest { memory, files, initrd, depth });
+        self.guest = Some(Guest { memory, files, initrd, depth });
     }
 
     /// The collector's thread: runs until the session ends.

@@ -126,24 +126,32 @@ impl Collector {
         }
     }
 
-    /// A walker of stacks for the kernel that was found; its namer is started, too.
+    /// A walker for the kernel that was found; where stacks are wanted, a namer of their frames is started, too.
     fn walker(&mut self, code: &Code) -> Option<Walker> {
         let guest = self.guest.take()?;
-        let (kernel, unwinder) = (code.kernel.clone()?, code.unwinder.clone()?);
+        let kernel = code.kernel.clone()?;
         let source = |patience| {
             Source::new(Arc::clone(&kernel), guest.memory.clone(), (guest.files)())
                 .with_initrd(guest.initrd.clone(), patience)
         };
-        let namer = Namer::new(source(NAMER_PATIENCE), (guest.files)());
+        let walks = code.unwinder.is_some();
+        if walks {
+            self.start(Namer::new(source(NAMER_PATIENCE), (guest.files)()));
+        }
+        let source = source(WALKER_PATIENCE);
+        if walks {
+            source.prepare();
+        }
+        Some(Walker::new(code.unwinder.clone(), source, guest.depth))
+    }
+
+    fn start(&mut self, namer: Namer) {
         let ((wanted, to_name), (to_tell, named)) = (mpsc::channel(), mpsc::channel());
         let thread = thread::Builder::new().name("namer".to_owned());
         match thread.spawn(move || namer.run(&to_name, &to_tell)) {
             Ok(thread) => self.namer = Some(NamerHandle { wanted, named, thread }),
             Err(error) => self.event("missing", format!("user code is not named: no thread: {error}")),
         }
-        let source = source(WALKER_PATIENCE);
-        source.prepare();
-        Some(Walker::new(unwinder, source, guest.depth))
     }
 
     pub(super) fn ask_namer(&mut self) {

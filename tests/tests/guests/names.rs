@@ -167,3 +167,12 @@ fn a_program_that_was_replaced_is_two_files() {
     assert_eq!(symbols, ["half", "sum_of_indices"]);
     assert!(rows[0][0].is_string() && rows[0][0] != rows[1][0], "{rows:?}");
 }
+
+#[test]
+fn a_command_is_all_that_it_started_also_without_stacks() {
+    let guest = Guest::demo().beside_others().options(["--depth", "0"]);
+    let report = guest.script("spin --seconds 2; true").run().succeeded().report();
+    let command = report.get("command")["cpu"]["samples"].as_i64().expect("samples");
+    let spin = report.process("spin").samples;
+    assert!(spin > 200 && command >= spin, "{command} of the command, {spin} of what it started");
+}

@@ -89,7 +89,8 @@ pub(crate) struct Walked {
 /// Walks the stacks of one guest.
 #[derive(Debug)]
 pub(crate) struct Walker {
-    unwinder: Arc<KernelUnwinder>,
+    /// `None` where no stacks are wanted: who processes are is read all the same.
+    unwinder: Option<Arc<KernelUnwinder>>,
     users: UserUnwinder,
     source: Source,
     spaces: Spaces,
@@ -100,7 +101,7 @@ pub(crate) struct Walker {
 
 impl Walker {
     /// A walker for stacks of at most `depth` frames.
-    pub(crate) fn new(unwinder: Arc<KernelUnwinder>, source: Source, depth: usize) -> Self {
+    pub(crate) fn new(unwinder: Option<Arc<KernelUnwinder>>, source: Source, depth: usize) -> Self {
         Self {
             unwinder,
             users: UserUnwinder::new(),
@@ -114,7 +115,7 @@ impl Walker {
 
     /// Other modules are loaded.
     pub(crate) fn unwinder_changed(&mut self, unwinder: Arc<KernelUnwinder>) {
-        self.unwinder = unwinder;
+        self.unwinder = Some(unwinder);
     }
 
     /// Where the walker reads the guest from.
@@ -135,7 +136,8 @@ impl Walker {
         steps: &mut Vec<Step>,
         batch: &mut Batch,
     ) -> Walked {
-        let end = self.unwinder.walk_copy(copy, self.depth, |frame| {
+        let Some(unwinder) = &self.unwinder else { return Walked::default() };
+        let end = unwinder.walk_copy(copy, self.depth, |frame| {
             steps.push(Step::Kernel { address: frame.address.0, call: frame.kind == FrameKind::Return });
         });
         let user = match end {

@@ -84,10 +84,9 @@ pub enum Of {
 pub fn growth(run: &Run, of: Of, condition: &str) -> Result<Vec<(f64, f64)>> {
     let (fell, time) = match of {
         Of::Guest => ("= 'guest'", "guest_ns"),
-        Of::Wall => (
-            "IS NOT NULL",
-            "guest_ns + halted_ns + waiting_ns + kvm_ns + vmm_ns + sampler_ns + paused_ns",
-        ),
+        Of::Wall => {
+            ("IS NOT NULL", "guest_ns + halted_ns + waiting_ns + kvm_ns + vmm_ns + sampler_ns + paused_ns")
+        }
     };
     let number = |value: &serde_json::Value| value.as_f64().unwrap_or(0.0);
     let samples = run.query(&format!(

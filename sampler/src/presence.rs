@@ -16,7 +16,7 @@ use std::sync::{Arc, OnceLock};
 
 use symbols::{CurrentReader, Kernel, KernelPlace, PhysicalMemory};
 
-use crate::record::{KERNEL_HALF, Record};
+use crate::record::Record;
 
 /// How often a vCPU's page tables are looked at without a doubt, ns.
 const PERIOD_NS: u64 = 1_000_000_000;
@@ -35,17 +35,16 @@ enum Where {
 
 impl Where {
     fn of(record: &Record) -> Self {
-        match record {
-            Record { halted: true, .. } => Self::Elsewhere,
-            Record { cpl: 1.., .. } => Self::Elsewhere,
-            Record { long_mode: true, rip: KERNEL_HALF.., .. } => Self::High,
-            _ => Self::Low,
+        match () {
+            () if record.halted || record.cpl != 0 => Self::Elsewhere,
+            () if record.in_64_bit_kernel() => Self::High,
+            () => Self::Low,
         }
     }
 }
 
 /// The vCPU's side.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Look {
     /// Where the kernel is, once it was found.
     place: Arc<OnceLock<KernelPlace>>,

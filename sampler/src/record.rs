@@ -97,6 +97,13 @@ pub struct Record {
     pub kernel_mapped: Option<bool>,
 }
 
+impl Record {
+    /// Whether the instruction lies where the code of a 64-bit kernel does.
+    pub(crate) fn in_64_bit_kernel(&self) -> bool {
+        self.long_mode && self.rip & KERNEL_HALF != 0
+    }
+}
+
 /// Reads one sample. `current` reads the running task where that is possible yet; `activity` asks KVM for the run
 /// state, which costs a system call and is therefore called only where the guest most likely idles.
 pub fn take<M: PhysicalMemory>(

@@ -20,11 +20,17 @@ use crate::view::View;
 
 /// With page-table isolation (PTI) a process's own tables lie one page above the kernel's
 /// (`PTI_USER_PGTABLE_BIT`, arch/x86/include/asm/pgtable.h).
-pub(crate) const PTI_USER: u64 = 0x1000;
+const PTI_USER: u64 = 0x1000;
 /// What the banner starts with (`linux_banner`, init/version-timestamp.c).
 const BANNER: &[u8] = b"Linux version ";
 /// A release is shorter than this (`__NEW_UTS_LEN`, include/uapi/linux/utsname.h).
 const MAX_RELEASE: usize = 64;
+
+/// Page tables that may be meant by `cr3`: its own, and where PTI may have made these a process's, the kernel's.
+pub(crate) fn roots(cr3: u64) -> impl Iterator<Item = u64> {
+    let kernels = cr3 & !PTI_USER;
+    [Some(cr3), (kernels != cr3).then_some(kernels)].into_iter().flatten()
+}
 
 /// One booted kernel as found in guest memory: immutable, shared between threads.
 #[derive(Debug)]
@@ -70,9 +76,7 @@ impl Kernel {
         five_level: bool,
         mut ended: impl FnMut(FindStep),
     ) -> Result<Kernel, Missing> {
-        let (image, found_by) = [cr3, cr3 & !PTI_USER]
-            .into_iter()
-            .take(if cr3 & PTI_USER == 0 { 1 } else { 2 })
+        let (image, found_by) = roots(cr3)
             .filter_map(|cr3| {
                 let space = AddressSpace::new(cr3, five_level);
                 Some((Image::find(memory, &space)?, space))

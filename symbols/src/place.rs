@@ -1,7 +1,7 @@
 //! Where a kernel lies: what a stopped vCPU's page tables are compared with.
 
 use crate::address::{PhysAddr, VirtAddr};
-use crate::kernel::PTI_USER;
+use crate::kernel::roots;
 use crate::memory::PhysicalMemory;
 use crate::paging::AddressSpace;
 
@@ -22,7 +22,7 @@ impl KernelPlace {
     /// has ended since may hold anything. No allocation; two walks at most.
     pub fn is_mapped(&self, memory: &impl PhysicalMemory, cr3: u64, five_level: bool) -> bool {
         // Under PTI entry code runs on the process's own tables still, which map but a part of the kernel.
-        [cr3, cr3 & !PTI_USER].into_iter().any(|cr3| {
+        roots(cr3).any(|cr3| {
             let found = AddressSpace::new(cr3, five_level).translate(memory, self.at);
             found.is_some_and(|found| found.phys == self.phys)
         })

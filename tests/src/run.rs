@@ -189,13 +189,10 @@ impl Running {
             );
             std::thread::sleep(Duration::from_millis(20));
         };
-        let (stdout, stderr) = (read_all(&mut self.stdout), read_all(&mut self.stderr));
-        // Shown where the test fails.
-        println!("{stderr}");
         Run {
             status,
-            stdout,
-            stderr,
+            stdout: read_all(&mut self.stdout),
+            stderr: read_all(&mut self.stderr),
             profile: self.profile.clone(),
             _directory: self.directory.take().expect("taken only here"),
         }
@@ -241,6 +238,8 @@ impl Run {
 
     /// Asserts an exit code.
     pub fn exited(self, code: i32) -> Self {
+        // Where the test fails later on, this is shown with it.
+        println!("{}", self.stderr);
         assert_eq!(
             self.status.code(),
             Some(code),

@@ -134,15 +134,12 @@ impl Collector {
             Source::new(Arc::clone(&kernel), guest.memory.clone(), (guest.files)())
                 .with_initrd(guest.initrd.clone(), patience)
         };
-        let walks = code.unwinder.is_some();
-        if walks {
+        let own = source(WALKER_PATIENCE);
+        if code.unwinder.is_some() {
             self.start(Namer::new(source(NAMER_PATIENCE), (guest.files)()));
+            own.prepare();
         }
-        let source = source(WALKER_PATIENCE);
-        if walks {
-            source.prepare();
-        }
-        Some(Walker::new(code.unwinder.clone(), source, guest.depth))
+        Some(Walker::new(code.unwinder.clone(), own, guest.depth))
     }
 
     fn start(&mut self, namer: Namer) {

@@ -139,7 +139,7 @@ impl Resolver {
     pub(crate) fn pass_over(&mut self, record: &Record) {
         self.classifier.classify(record);
         self.latest_ns = self.latest_ns.max(record.time_ns);
-        if record.rip & KERNEL_HALF != 0 && record.long_mode {
+        if record.in_64_bit_kernel() {
             self.candidate = Some((record.cr3, record.five_level));
         }
     }

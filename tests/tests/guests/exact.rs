@@ -30,7 +30,7 @@ pub(crate) fn counts_and_lives_add_up(run: &Run) {
     assert_eq!(switches.len(), 2);
     for (seen, counted) in switches {
         // At either end the kernel may have counted a switch that can't be seen yet (docs/limits.md).
-        assert!(seen > 20 && (seen - counted).abs() <= 2, "{seen} switches seen, {counted} counted");
+        assert!(seen > 100 && (seen - counted).abs() <= 2, "{seen} switches seen, {counted} counted");
     }
     let off = run.query(
         "SELECT l.instance, l.tid, to_ns - from_ns, sum(ns) FROM task_life l \

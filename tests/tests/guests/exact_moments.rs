@@ -124,7 +124,7 @@ fn a_guest_that_changes_its_clock_is_watched_on() {
 fn a_guest_that_reboots_keeps_its_exact_data() {
     let run = Guest::demo()
         .options(["--cpus", "2", "--exact"])
-        .script("threads --seconds 1; echo b > /proc/sysrq-trigger; sleep 5")
+        .script("threads --seconds 1 --cpu 0; echo b > /proc/sysrq-trigger; sleep 5")
         .run();
     let ends = run.query("SELECT text FROM event WHERE kind = 'end'");
     assert!(ends[0][0].as_str().is_some_and(|text| text.contains("reset")), "{ends:?}");

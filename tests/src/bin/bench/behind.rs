@@ -78,7 +78,8 @@ pub fn rows() -> anyhow::Result<Vec<Row>> {
 
 /// Memory of a `vprof` that records at 5 kHz beyond its guest's.
 pub fn memory() -> Row {
-    let run = Guest::demo().options(["--rate", "5000"]).script("spin --seconds 3").run().succeeded();
+    let run = Guest::demo().options(["--rate", "5000"]).script("spin --seconds 3").run();
+    assert!(run.status.success(), "{}: {}", run.status, run.stderr);
     let bytes = run.number("SELECT CAST(value AS INTEGER) FROM meta WHERE key = 'memory_beyond_guest_bytes'");
     let report = run.report();
     Row::text("memory of vprof beyond the guest's", format!("{:.0} MB", bytes / 1e6), "at most 64 MB").detail(

@@ -83,7 +83,8 @@ const RUSAGE_NOTES: &str = "\
 What the guest tells is read from its memory: what getrusage, /proc/PID/stat and /proc/stat would \
 show. It is read every second, and every fifth of a second for processes that samples hit, so the \
 last figures of a process are from shortly before its end; the truth counts up to the same moment. \
-docs/statistics.md tells how the truth and its interval are made.";
+CPUs, and processes that were there before, count on both sides from the moment on at which \
+the guest's books were first read. docs/statistics.md tells how the truth and its interval are made.";
 
 const STAT_EXAMPLES: &str = "\
 Examples:

@@ -28,6 +28,9 @@ pub fn render(rusage: &Rusage, rows: usize, page: Page) -> String {
     let note = "* what is told lies outside of the 95 % interval of the truth. Told: user and system as getrusage and \
                 /proc/PID/stat show them when they were last read. Truly: without interrupts that hit the process (irq).";
     wrapped(&mut text, note, "", page.width);
+    if let Some(note) = since(rusage) {
+        wrapped(&mut text, &note, "", page.width);
+    }
     if rusage.unsampled_s > 0.0 {
         let off = units::duration(std::time::Duration::from_secs_f64(rusage.unsampled_s));
         let note = format!(
@@ -41,6 +44,23 @@ pub fn render(rusage: &Rusage, rows: usize, page: Page) -> String {
         wrapped(&mut text, note, "", page.width);
     }
     text
+}
+
+/// From when on things that were there before vprof count.
+fn since(rusage: &Rusage) -> Option<String> {
+    let starts = rusage.processes.iter().filter_map(|process| process.since_s);
+    let (count, cpus) = (starts.clone().count(), rusage.cpus.iter().filter_map(|cpu| cpu.since_s));
+    let since = starts.chain(cpus).reduce(f64::min)?;
+    let processes = match count {
+        0 => String::new(),
+        1 => " and 1 process".to_owned(),
+        many => format!(" and {} processes", units::count(many as u64)),
+    };
+    let since = units::duration(std::time::Duration::from_secs_f64(since));
+    Some(format!(
+        "The CPUs{processes} were there before the guest's books were first read, {since} after the run's start: both sides \
+         count from then on. --json has what was told by then (before)."
+    ))
 }
 
 fn more(all: usize, rows: usize) -> String {
@@ -158,6 +178,9 @@ pub fn as_csv(rusage: &Rusage) -> String {
         "interrupted_ns",
         "difference_ns",
         "outside",
+        "since_s",
+        "before_user_ns",
+        "before_system_ns",
     ]);
     for p in &rusage.processes {
         text.push_str(&csv::line(&[
@@ -174,6 +197,9 @@ pub fn as_csv(rusage: &Rusage) -> String {
             p.interrupted_ns.to_string(),
             p.difference_ns.to_string(),
             u8::from(p.outside).to_string(),
+            start(p.since_s),
+            p.before_user_ns.to_string(),
+            p.before_system_ns.to_string(),
         ]));
     }
     for t in &rusage.threads {
@@ -192,16 +218,31 @@ pub fn as_csv(rusage: &Rusage) -> String {
             String::new(),
             told.saturating_sub(t.true_cpu_ns.cast_signed()).to_string(),
             u8::from(t.outside).to_string(),
+            start(t.since_s),
+            String::new(),
+            String::new(),
         ]));
     }
     for cpu in &rusage.cpus {
         let sides = cpu.reported.named().into_iter().zip(cpu.truly.named());
         let ends = cpu.low.named().into_iter().zip(cpu.high.named());
-        for (((name, told), (_, truly)), ((_, low), (_, high))) in sides.zip(ends) {
+        let since = start(cpu.since_s);
+        let before = cpu.before.named().into_iter();
+        for ((((name, told), (_, truly)), ((_, low), (_, high))), (_, before)) in sides.zip(ends).zip(before)
+        {
             let difference = told.cast_signed().saturating_sub(truly.cast_signed());
             // A told time of a CPU stands in the column of user time.
-            let _ = write!(text, "cpu,{name},,{},,{told},,{truly},{low},{high},,{difference},\r\n", cpu.cpu);
+            let _ = write!(
+                text,
+                "cpu,{name},,{},,{told},,{truly},{low},{high},,{difference},,{since},{before},\r\n",
+                cpu.cpu
+            );
         }
     }
     text
+}
+
+/// When the books were first read, empty for what began later.
+fn start(since_s: Option<f64>) -> String {
+    since_s.map(|s| s.to_string()).unwrap_or_default()
 }

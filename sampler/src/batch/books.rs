@@ -3,12 +3,14 @@
 use serde::{Deserialize, Serialize};
 use symbols::CpuBooks;
 
-/// A row of table `rusage`: what the guest's kernel kept of a process when it was last read. A row with a known instance
-/// replaces the earlier.
+/// A row of table `rusage`: what the guest's kernel kept of a process when it was first or last read. A row replaces the
+/// earlier one of the same instance and kind.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RusageRow {
     /// Instance row id.
     pub instance: u32,
+    /// Of a process that was there when the guest's books were first read: what they said then.
+    pub first: bool,
     /// When it was read, ns since the run's start.
     pub time_ns: u64,
     /// User time as getrusage and `/proc/PID/stat` tell it, ns.
@@ -29,13 +31,16 @@ pub struct RusageRow {
     pub involuntary: u64,
 }
 
-/// A row of table `thread_time`: what the guest's kernel kept of a thread of a process with several.
+/// A row of table `thread_time`: what the guest's kernel kept of a thread of a process with several. First readings are of
+/// all threads: a process may become one with several.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ThreadTimeRow {
     /// Instance row id.
     pub instance: u32,
     /// Thread id.
     pub tid: i32,
+    /// See [`RusageRow::first`].
+    pub first: bool,
     /// When it was read, ns since the run's start.
     pub time_ns: u64,
     /// `utime`, ns.
@@ -46,9 +51,11 @@ pub struct ThreadTimeRow {
     pub runtime_ns: u64,
 }
 
-/// A row of table `cpu_time`: what the guest's kernel kept of a CPU when it was last read, as in `/proc/stat`.
+/// A row of table `cpu_time`: what the guest's kernel kept of a CPU when it was first or last read, as in `/proc/stat`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CpuTimeRow {
+    /// See [`RusageRow::first`].
+    pub first: bool,
     /// When it was read, ns since the run's start.
     pub time_ns: u64,
     /// What was kept.

@@ -1,13 +1,17 @@
 //! The precision that a run is to reach: its own tallies of who is charged, as the report's table of processes has them.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 
-use crate::batch::{Fell, SampleRow, VcpuRow};
-use crate::clock::ClockKind;
+use crate::batch::{Batch, Fell, SampleRow};
+use crate::clock::{ClockKind, mean_ns};
 use crate::estimate::{Tallies, Ticks, needed_for, reached};
 use crate::report::Charged;
+use crate::report::paces::{Paces, scaled};
 use crate::session::Precision;
 use crate::text;
+
+/// Ticks of a vCPU that wait for the clocks' word on their stretch of time, at most; more count without it.
+const MOST_HELD: usize = 65_536;
 
 /// What is kept until the precision is reached: two bytes per tick, and one tally per process and vCPU.
 #[derive(Debug)]
@@ -17,6 +21,7 @@ pub(crate) struct Aim {
     ticks: Ticks,
     charged: HashMap<Charged, Charge>,
     vcpus: Vec<Vcpu>,
+    paces: Paces,
 }
 
 #[derive(Debug, Default)]
@@ -27,12 +32,19 @@ struct Charge {
     kernel_thread: bool,
 }
 
-#[derive(Debug, Clone, Copy, Default)]
+/// A tick: when, whether it fell into the guest, and who is charged.
+#[derive(Debug, Clone, Copy)]
+struct Held {
+    time_ns: u64,
+    guest: bool,
+    charged: Option<Charged>,
+}
+
+#[derive(Debug, Clone, Default)]
 struct Vcpu {
-    /// Ticks that fell into the guest.
-    guest: u64,
-    /// Exact time in the guest, ns.
+    /// Exact time in the guest while it was sampled, ns.
     guest_ns: u64,
+    held: VecDeque<Held>,
 }
 
 impl Aim {
@@ -40,9 +52,10 @@ impl Aim {
     pub(crate) fn new(wanted: f64, clock: ClockKind, rate_hz: f64, vcpus: u8) -> Self {
         Self {
             wanted,
-            ticks: Ticks::new(clock, 1e9 / rate_hz),
+            ticks: Ticks::new(clock, mean_ns(rate_hz)),
             charged: HashMap::new(),
             vcpus: vec![Vcpu::default(); usize::from(vcpus)],
+            paces: Paces::default(),
         }
     }
 
@@ -50,50 +63,62 @@ impl Aim {
     pub(crate) fn sample(&mut self, sample: &SampleRow, task: Option<([u8; 16], bool)>) {
         let guest = sample.fell == Fell::Guest;
         let charged = Charged::of(sample.mode, sample.instance).filter(|_| guest);
-        let tick = self.ticks.tick(sample.vcpu, sample.time_ns, charged.is_some());
-        if let Some(vcpu) = self.vcpus.get_mut(usize::from(sample.vcpu)) {
-            vcpu.guest += u64::from(guest);
+        if let (Some(charged), Some((comm, kernel_thread))) = (charged, task) {
+            let charge = self.charged.entry(charged).or_default();
+            (charge.comm, charge.kernel_thread) = (comm, kernel_thread);
         }
-        let Some(charged) = charged else { return };
-        let charge = self.charged.entry(charged).or_default();
-        charge.tallies.add(&self.ticks, tick);
-        (charge.comm, charge.kernel_thread) = task.unwrap_or((charge.comm, charge.kernel_thread));
+        let Some(vcpu) = self.vcpus.get_mut(usize::from(sample.vcpu)) else { return };
+        vcpu.held.push_back(Held { time_ns: sample.time_ns, guest, charged });
+        if vcpu.held.len() > MOST_HELD {
+            self.count(sample.vcpu, u64::MAX);
+        }
     }
 
-    /// Takes what the clocks of states say.
-    pub(crate) fn clocks(&mut self, rows: &[VcpuRow]) {
-        for row in rows {
-            if let Some(vcpu) = self.vcpus.get_mut(usize::from(row.id)) {
-                vcpu.guest_ns = row.states.guest;
+    /// Takes what the clocks of states say of the time since the last call, and counts the ticks in it; at the end all.
+    pub(crate) fn clocks(&mut self, batch: &Batch, ended: bool) {
+        for row in &batch.rates {
+            self.paces.push(row);
+            self.ticks.change_mean(row.vcpu, [(row.time_ns, mean_ns(row.rate_hz))]);
+        }
+        for row in &batch.microstates {
+            let begin_ns = row.time_ns.saturating_sub(row.states.wall());
+            let parts: Vec<_> =
+                self.paces.divide(row.vcpu, (begin_ns, row.time_ns), row.states.guest).collect();
+            if let Some(vcpu) = self.vcpus.get_mut(usize::from(row.vcpu)) {
+                vcpu.guest_ns = parts.iter().fold(vcpu.guest_ns, |sum, (_, ns)| sum.saturating_add(*ns));
+            }
+            self.ticks.divide(row.vcpu, parts);
+            self.count(row.vcpu, row.time_ns);
+        }
+        if ended {
+            for row in &batch.vcpus {
+                self.count(row.id, u64::MAX);
+            }
+        }
+    }
+
+    /// Counts the ticks up to a moment.
+    fn count(&mut self, id: u8, until_ns: u64) {
+        let Some(vcpu) = self.vcpus.get_mut(usize::from(id)) else { return };
+        while let Some(held) = vcpu.held.pop_front_if(|held| held.time_ns <= until_ns) {
+            let tick = self.ticks.tick_of_part(id, held.time_ns, held.guest, held.charged.is_some());
+            if let Some(charged) = held.charged {
+                self.charged.entry(charged).or_default().tallies.add(&self.ticks, tick);
             }
         }
     }
 
     /// Where the run stands, by the largest share; `None` where nothing was sampled.
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        clippy::cast_precision_loss,
-        reason = "times and counts below 2^53"
-    )]
     pub(crate) fn look(&self) -> Option<Precision> {
-        let part = |id: u8, vcpu: &Vcpu| match vcpu.guest {
-            0 => 1.0,
-            guest => self.ticks.inside_of(id) as f64 / guest as f64,
-        };
-        let times: Vec<(u8, u64)> = (0..)
-            .zip(&self.vcpus)
-            .map(|(id, vcpu)| (id, (vcpu.guest_ns as f64 * part(id, vcpu)).round() as u64))
-            .collect();
-        let per_tick: Vec<(u8, f64)> =
-            times.iter().map(|&(id, ns)| (id, ns as f64 / self.ticks.inside_of(id).max(1) as f64)).collect();
-        let time = |tallies: &Tallies| -> f64 {
-            let of = |&(id, ns): &(u8, f64)| tallies.of(id).map_or(0.0, |tally| tally.count() as f64 * ns);
-            per_tick.iter().map(of).sum()
-        };
-        let (charged, charge) =
-            self.charged.iter().max_by(|a, b| time(&a.1.tallies).total_cmp(&time(&b.1.tallies)))?;
-        let share = self.ticks.estimate(&times, &charge.tallies).share;
+        let time = |(id, vcpu): (u8, &Vcpu)| (id, scaled(vcpu.guest_ns, self.ticks.part_inside(id)));
+        let times: Vec<(u8, u64)> = (0..).zip(&self.vcpus).map(time).collect();
+        let estimates = self.charged.iter().map(|(charged, charge)| {
+            let estimate = self.ticks.estimate(&times, &charge.tallies);
+            (charged, charge, estimate)
+        });
+        let sampled = estimates.filter(|(_, _, estimate)| estimate.samples > 0);
+        let (charged, charge, largest) = sampled.max_by(|a, b| a.2.time.ns.total_cmp(&b.2.time.ns))?;
+        let share = largest.share;
         Some(Precision {
             wanted: self.wanted,
             name: match charged {
@@ -111,8 +136,17 @@ impl Aim {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::batch::Mode;
+    use crate::batch::{MicrostateRow, Mode, RateRow};
     use crate::microstate::States;
+
+    /// Stretches of vCPU 0: end, and length, all of it in the guest.
+    fn stretches(list: impl IntoIterator<Item = (u64, u64)>) -> Batch {
+        let row = |(time_ns, guest)| {
+            let states = States { guest, ..States::default() };
+            MicrostateRow { vcpu: 0, time_ns, states }
+        };
+        Batch { microstates: list.into_iter().map(row).collect(), ..Batch::default() }
+    }
 
     /// A thousand ticks a second on one vCPU: every fourth hits instance 2, the others instance 1.
     fn aim(samples: u64, fell: Fell) -> Aim {
@@ -131,8 +165,7 @@ mod tests {
             aim.sample(&SampleRow { instance: Some(3), fell, ..row }, task);
             aim.sample(&SampleRow { instance: Some(3), fell, ..row }, task);
         }
-        let states = States { guest: samples * 1_000_000, ..States::default() };
-        aim.clocks(&[VcpuRow { id: 0, states, samples, lost: 0, exits: 0 }]);
+        aim.clocks(&stretches([(samples * 1_000_000, samples * 1_000_000)]), false);
         aim
     }
 
@@ -159,5 +192,44 @@ mod tests {
             );
         }
         assert!(aim(400, Fell::Guest).look().expect("samples").share.share < 0.7);
+    }
+
+    #[test]
+    fn a_phase_that_lost_ticks_counts_for_its_time() {
+        const SECOND: u64 = 1_000_000_000;
+        let mut aim = Aim::new(0.03, ClockKind::Exponential, 1_000.0, 1);
+        // Two seconds of instance 1 with all ticks, then two of instance 2 with a quarter of them.
+        for n in 0..4_000_u64 {
+            let instance = Some(if n < 2_000 { 1 } else { 2 });
+            if n < 2_000 || n % 4 == 0 {
+                let time_ns = n * 1_000_000;
+                let row = SampleRow {
+                    mode: Mode::User,
+                    fell: Fell::Guest,
+                    instance,
+                    time_ns,
+                    ..SampleRow::default()
+                };
+                aim.sample(&row, Some((*b"work\0\0\0\0\0\0\0\0\0\0\0\0", false)));
+            }
+            // What the clocks say comes later than the samples.
+            if n % 500 == 499 {
+                let end = (n + 1) / 500 * SECOND / 2;
+                aim.clocks(&stretches([(end, SECOND / 2)]), n == 3_999);
+            }
+        }
+        let share = aim.look().expect("samples").share;
+        assert!((share.share - 0.5).abs() < 0.01, "{share:?}");
+    }
+
+    #[test]
+    fn time_without_sampling_counts_for_nothing() {
+        const SECOND: u64 = 1_000_000_000;
+        let mut aim = aim(1_000, Fell::Vmm);
+        let rates = [(0.0, SECOND), (1_000.0, 9 * SECOND)];
+        let rates = rates.map(|(rate_hz, time_ns)| RateRow { vcpu: 0, time_ns, rate_hz });
+        aim.clocks(&Batch { rates: rates.into(), ..stretches([(9 * SECOND, 8 * SECOND)]) }, false);
+        let before = aim.look().expect("samples").share;
+        assert!((before.share - 0.75).abs() < 0.01, "{before:?}");
     }
 }

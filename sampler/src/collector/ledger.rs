@@ -1,5 +1,6 @@
 //! The guest's own books of CPU time, read again and again: of all processes every second, and of those that samples hit
-//! with every batch, so that the last numbers of a process are from shortly before its end.
+//! with every batch, so that the last numbers of a process are from shortly before its end. What was there before vprof is
+//! known by the first reading.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -33,6 +34,8 @@ pub(crate) struct Ledger {
     hit: HashMap<u32, TaskSnapshot>,
     /// Instances whose last books are known: what is read or told of them later is older, or another's.
     ended: HashSet<u32>,
+    /// All books were read once.
+    opened: bool,
     zero_ns: u64,
 }
 
@@ -50,14 +53,26 @@ impl Ledger {
     /// Their kernel runs no more.
     pub(crate) fn gone(&mut self) {
         self.guest = None;
+        self.opened = false;
         self.hit.clear();
     }
 
     /// A sample has hit the instance.
     pub(crate) fn note(&mut self, instance: u32, task: &TaskSnapshot) {
-        if self.hit.len() < MOST_HIT && self.guest.is_some() && !self.has_ended(instance) {
+        if self.hit.len() < MOST_HIT && self.opened && !self.has_ended(instance) {
             self.hit.insert(instance, *task);
         }
+    }
+
+    /// Takes note that all books were read. Returns whether it was the first time: what they say then is of a time that no
+    /// sample has seen, and each later figure counts from it.
+    pub(crate) fn open(&mut self) -> bool {
+        !std::mem::replace(&mut self.opened, true)
+    }
+
+    /// Whether all books were read.
+    pub(crate) fn is_open(&self) -> bool {
+        self.opened
     }
 
     /// The last books of the instance are known.
@@ -83,18 +98,25 @@ impl Ledger {
             let Ok(Some(books)) = kernel.books_of(memory, task.task) else { continue };
             let same = (books.leader.pid, books.leader.start_ns) == (task.pid, task.start_ns);
             if same {
-                process_rows(instance, read_ns.saturating_sub(self.zero_ns), &books, batch);
+                process_rows(instance, read_ns.saturating_sub(self.zero_ns), &books, false, batch);
             }
         }
     }
 }
 
-/// Adds what a process kept at `time_ns` since the run's start.
-pub(crate) fn process_rows(instance: u32, time_ns: u64, books: &ProcessBooks, batch: &mut Batch) {
+/// Adds what a process kept at `time_ns` since the run's start, when it was `first` read or later.
+pub(crate) fn process_rows(
+    instance: u32,
+    time_ns: u64,
+    books: &ProcessBooks,
+    first: bool,
+    batch: &mut Batch,
+) {
     let (user_ns, system_ns) = books.told;
     let CpuTime { runtime_ns, run_delay_ns, voluntary, involuntary, .. } = books.time;
     batch.rusage.push(RusageRow {
         instance,
+        first,
         time_ns,
         user_ns,
         system_ns,
@@ -105,11 +127,12 @@ pub(crate) fn process_rows(instance: u32, time_ns: u64, books: &ProcessBooks, ba
         voluntary,
         involuntary,
     });
-    // A process with one thread has told everything.
-    if books.threads.len() > 1 {
+    // A process with one thread has told everything, unless it gets more.
+    if first || books.threads.len() > 1 {
         batch.thread_times.extend(books.threads.iter().map(|thread| ThreadTimeRow {
             instance,
             tid: thread.task.tid,
+            first,
             time_ns,
             tick_user_ns: thread.time.user_ns,
             tick_system_ns: thread.time.system_ns,

@@ -281,7 +281,7 @@ impl Collector {
             self.batch.microstates.extend(window);
         }
         if let Some(aim) = &mut self.aim {
-            aim.clocks(&self.batch.vcpus);
+            aim.clocks(&self.batch, ended);
         }
         if ended || self.counted.elapsed() >= COUNTERS_PERIOD {
             self.counted = Instant::now();

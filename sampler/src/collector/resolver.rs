@@ -154,13 +154,14 @@ impl Resolver {
     /// Takes over the books of all processes.
     pub(crate) fn books(&mut self, all: &AllBooks, batch: &mut Batch) {
         let time_ns = all.read_ns.saturating_sub(self.zero_ns);
+        let first = self.ledger.open();
         for books in &all.processes {
             let instance = self.task(&books.leader, all.read_ns, batch);
             if !self.ledger.has_ended(instance) {
-                process_rows(instance, time_ns, books, batch);
+                process_rows(instance, time_ns, books, first, batch);
             }
         }
-        batch.cpu_times.extend(all.cpus.iter().map(|&books| CpuTimeRow { time_ns, books }));
+        batch.cpu_times.extend(all.cpus.iter().map(|&books| CpuTimeRow { first, time_ns, books }));
     }
 
     /// Takes over the last books of a process of which nothing is left.
@@ -173,7 +174,10 @@ impl Resolver {
     ) {
         let LastBooks { time, told } = *books;
         let books = ProcessBooks { leader: *leader, time, told, threads: Vec::new() };
-        process_rows(instance, read_ns.saturating_sub(self.zero_ns), &books, batch);
+        // Without a first reading nobody knows how much of it was before vprof.
+        if self.ledger.is_open() {
+            process_rows(instance, read_ns.saturating_sub(self.zero_ns), &books, false, batch);
+        }
         self.ledger.end(instance);
     }
 

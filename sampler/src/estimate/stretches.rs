@@ -52,6 +52,8 @@ pub(super) struct Stretches {
     rest_ns: u64,
     /// Where the last one ends that is.
     until_ns: u64,
+    /// There is any exact time.
+    timed: bool,
     /// The last is the one that ticks are counted in.
     groups: Vec<Group>,
     /// Of all groups but the last two, which may still change.
@@ -99,14 +101,13 @@ impl Sums {
 }
 
 impl Stretches {
-    pub fn new(list: impl IntoIterator<Item = (u64, u64)>, never_even: bool) -> Self {
-        let mut list: Vec<_> = list.into_iter().collect();
-        list.sort_by_key(|(end, _)| *end);
-        let rest_ns = list.iter().fold(0, |sum: u64, (_, ns)| sum.saturating_add(*ns));
-        if rest_ns == 0 {
-            list.clear();
-        }
-        Self { list, rest_ns, never_even, ..Self::default() }
+    /// With these behind those that are known.
+    pub fn extend(&mut self, more: impl IntoIterator<Item = (u64, u64)>) {
+        self.list.extend(more);
+        let ahead = &mut self.list[self.next..];
+        ahead.sort_by_key(|(end, _)| *end);
+        self.rest_ns = ahead.iter().fold(0, |sum: u64, (_, ns)| sum.saturating_add(*ns));
+        self.timed |= self.rest_ns > 0;
     }
 
     /// The next tick; returns its group. From the 65,536th on, groups are one.
@@ -182,7 +183,7 @@ impl Stretches {
     }
 
     fn uneven(&self, sums: &Sums) -> bool {
-        !self.list.is_empty() && (self.never_even || sums.uneven())
+        self.timed && (self.never_even || sums.uneven())
     }
 
     /// The part of the exact time that is inside; `None` without ticks in that time.
@@ -197,9 +198,15 @@ impl Stretches {
 mod tests {
     use super::*;
 
+    fn of(list: impl IntoIterator<Item = (u64, u64)>) -> Stretches {
+        let mut stretches = Stretches::default();
+        stretches.extend(list);
+        stretches
+    }
+
     /// A hundred ticks in a stretch of 100 ns; the second has lost four of five. The third has none.
     fn uneven() -> Stretches {
-        let mut stretches = Stretches::new([(100, 100), (200, 100), (300, 50)], false);
+        let mut stretches = of([(100, 100), (200, 100), (300, 50)]);
         for time in 1..=100 {
             assert_eq!(stretches.tick(time, true, time % 2 == 0), 0);
         }
@@ -222,7 +229,7 @@ mod tests {
 
     #[test]
     fn a_stretch_with_few_ticks_joins_the_next() {
-        let mut stretches = Stretches::new([(100, 100), (200, 100), (300, 100)], false);
+        let mut stretches = of([(100, 100), (200, 100), (300, 100)]);
         for time in [10, 20, 110, 120] {
             assert_eq!(stretches.tick(time, true, true), 0);
         }
@@ -240,7 +247,7 @@ mod tests {
             without.tick(time, true, time <= 10);
         }
         assert_eq!((without.inside(), without.part_inside()), (None, Some(0.25)));
-        let mut even = Stretches::new((1..=10).map(|n| (n * 100, 100)), false);
+        let mut even = of((1..=10).map(|n| (n * 100, 100)));
         for time in 1..=1_000_u64 {
             // 100 in one stretch, 90 in the next.
             even.tick(time, time % 10 > 0 || (time - 1) / 100 % 2 == 0, true);
@@ -249,8 +256,19 @@ mod tests {
     }
 
     #[test]
+    fn stretches_may_come_one_by_one() {
+        let mut stretches = of([(100, 100)]);
+        (1..=100).for_each(|time| drop(stretches.tick(time, true, time % 2 == 0)));
+        stretches.extend([(200, 100)]);
+        (101..=200).step_by(5).for_each(|time| drop(stretches.tick(time, true, true)));
+        stretches.extend([(300, 50)]);
+        assert_eq!(stretches.inside(), uneven().inside());
+        assert_eq!(stretches.part_inside(), uneven().part_inside());
+    }
+
+    #[test]
     fn many_groups_add_up() {
-        let mut stretches = Stretches::new((1..=70_000).map(|n| (n * 20, 20)), false);
+        let mut stretches = of((1..=70_000).map(|n| (n * 20, 20)));
         let mut last = 0;
         for time in 1..=70_000 * 20 {
             last = stretches.tick(time, true, true);

@@ -35,19 +35,20 @@ impl Ticks {
     }
 
     /// The exact time of `vcpu` divides like this over the run: for each stretch its end, ns since the moment that ticks
-    /// are told from, and its part of the time, ns. To be told before the first tick, in the order of time. Then a share
+    /// are told from, and its part of the time, ns. To be told before the ticks that fell into them, in the order of time,
+    /// all at once or one after the other. Then a share
     /// is put together of the shares of the stretches, so that one with many lost or late ticks counts for its time
     /// and not for its ticks.
     pub fn divide(&mut self, vcpu: u8, stretches: impl IntoIterator<Item = (u64, u64)>) {
-        let track = self.track_mut(vcpu);
-        track.stretches = Stretches::new(stretches, !track.changes.is_empty());
+        self.track_mut(vcpu).stretches.extend(stretches);
     }
 
     /// Since when `vcpu` has ticked at another mean interval, ns since the moment that ticks are told from, and at which,
-    /// ns. To be told before the first tick, in the order of time. Its ticks then count by [`Self::divide`]'s stretches.
+    /// ns. To be told before the ticks since then, in the order of time. Its ticks then count by [`Self::divide`]'s
+    /// stretches.
     pub fn change_mean(&mut self, vcpu: u8, changes: impl IntoIterator<Item = (u64, f64)>) {
         let track = self.track_mut(vcpu);
-        track.changes = changes.into_iter().collect();
+        track.changes.extend(changes);
         track.stretches.never_even |= !track.changes.is_empty();
     }
 

@@ -77,6 +77,12 @@ impl States {
         }
     }
 
+    /// Each field's.
+    #[must_use]
+    pub(crate) fn map(&self, with: impl Fn(u64) -> u64) -> Self {
+        self.zip(self, |ns, _| with(ns))
+    }
+
     /// What was added since `earlier`.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {

@@ -1,4 +1,4 @@
--- Schema 1 of a vprof profile. Described for users in docs/profile.md.
+-- Schema 3 of a vprof profile. Described for users in docs/profile.md.
 --
 -- Addresses, CR3 and the stack pointer are unsigned 64-bit numbers in SQLite's signed integers: an address of the
 -- kernel's half is negative; printf('%x', address) shows it as is. Times are nanoseconds.
@@ -78,33 +78,37 @@ CREATE TABLE injected (
 
 -- What the guest's kernel kept of each process when it was last read.
 CREATE TABLE rusage (
-    instance       INTEGER PRIMARY KEY,  -- instance.id
-    time_ns        INTEGER NOT NULL,     -- when it was read, since the run's start
-    user_ns        INTEGER NOT NULL,     -- as getrusage and /proc/PID/stat tell it
+    instance       INTEGER NOT NULL,  -- instance.id
+    first          INTEGER NOT NULL,  -- 1: as the first reading found it, of what was there then; 0: as the last one
+    time_ns        INTEGER NOT NULL,  -- when it was read, since the run's start
+    user_ns        INTEGER NOT NULL,  -- as getrusage and /proc/PID/stat tell it
     system_ns      INTEGER NOT NULL,
-    tick_user_ns   INTEGER NOT NULL,     -- utime of all threads
-    tick_system_ns INTEGER NOT NULL,     -- stime of all threads
-    runtime_ns     INTEGER NOT NULL,     -- sum_exec_runtime of all threads
-    run_delay_ns   INTEGER NOT NULL,     -- living threads on the guest's run queues
-    voluntary      INTEGER NOT NULL,     -- context switches
-    involuntary    INTEGER NOT NULL
-);
+    tick_user_ns   INTEGER NOT NULL,  -- utime of all threads
+    tick_system_ns INTEGER NOT NULL,  -- stime of all threads
+    runtime_ns     INTEGER NOT NULL,  -- sum_exec_runtime of all threads
+    run_delay_ns   INTEGER NOT NULL,  -- living threads on the guest's run queues
+    voluntary      INTEGER NOT NULL,  -- context switches
+    involuntary    INTEGER NOT NULL,
+    PRIMARY KEY (instance, first)
+) WITHOUT ROWID;
 
--- The same of the threads of processes with several.
+-- The same of the threads of processes with several, and first of all threads.
 CREATE TABLE thread_time (
     instance       INTEGER NOT NULL,  -- instance.id
     tid            INTEGER NOT NULL,
+    first          INTEGER NOT NULL,  -- as in rusage
     time_ns        INTEGER NOT NULL,
     tick_user_ns   INTEGER NOT NULL,
     tick_system_ns INTEGER NOT NULL,
     runtime_ns     INTEGER NOT NULL,
-    PRIMARY KEY (instance, tid)
+    PRIMARY KEY (instance, tid, first)
 ) WITHOUT ROWID;
 
 -- What the guest's kernel kept of each CPU, as in /proc/stat.
 CREATE TABLE cpu_time (
-    cpu        INTEGER PRIMARY KEY,  -- the guest's number
-    time_ns    INTEGER NOT NULL,     -- when it was read, since the run's start
+    cpu        INTEGER NOT NULL,  -- the guest's number
+    first      INTEGER NOT NULL,  -- as in rusage
+    time_ns    INTEGER NOT NULL,  -- when it was read, since the run's start
     user_ns    INTEGER NOT NULL,
     nice_ns    INTEGER NOT NULL,
     system_ns  INTEGER NOT NULL,
@@ -112,8 +116,9 @@ CREATE TABLE cpu_time (
     irq_ns     INTEGER NOT NULL,
     idle_ns    INTEGER NOT NULL,
     iowait_ns  INTEGER NOT NULL,
-    steal_ns   INTEGER NOT NULL
-);
+    steal_ns   INTEGER NOT NULL,
+    PRIMARY KEY (cpu, first)
+) WITHOUT ROWID;
 
 CREATE TABLE instance (
     id            INTEGER PRIMARY KEY,  -- 1 and up

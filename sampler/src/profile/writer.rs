@@ -219,26 +219,39 @@ fn write_times(to: &Transaction<'_>, batch: &Batch) -> rusqlite::Result<()> {
     each(to, "INSERT OR REPLACE INTO kvm_counter VALUES (?, ?, ?, ?)", &batch.kvm_counters, |sql, c| {
         sql.execute(params![c.vcpu, c.name, count(c.value), c.grows])
     })?;
-    let sql = "INSERT OR REPLACE INTO rusage VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
+    let sql = "INSERT OR REPLACE INTO rusage VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
     each(to, sql, &batch.rusage, |sql, r| {
         let times = [r.time_ns, r.user_ns, r.system_ns, r.tick_user_ns, r.tick_system_ns].map(count);
         let more = [r.runtime_ns, r.run_delay_ns, r.voluntary, r.involuntary].map(count);
         sql.execute(params![
-            r.instance, times[0], times[1], times[2], times[3], times[4], more[0], more[1], more[2], more[3]
+            r.instance, r.first, times[0], times[1], times[2], times[3], times[4], more[0], more[1], more[2],
+            more[3]
         ])
     })?;
-    let sql = "INSERT OR REPLACE INTO thread_time VALUES (?, ?, ?, ?, ?, ?)";
+    let sql = "INSERT OR REPLACE INTO thread_time VALUES (?, ?, ?, ?, ?, ?, ?)";
     each(to, sql, &batch.thread_times, |sql, t| {
         let times = [t.time_ns, t.tick_user_ns, t.tick_system_ns, t.runtime_ns].map(count);
-        sql.execute(params![t.instance, t.tid, times[0], times[1], times[2], times[3]])
+        sql.execute(params![t.instance, t.tid, t.first, times[0], times[1], times[2], times[3]])
     })?;
-    let sql = "INSERT OR REPLACE INTO cpu_time VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
+    let sql = "INSERT OR REPLACE INTO cpu_time VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
     each(to, sql, &batch.cpu_times, |sql, c| {
         let CpuBooks { cpu, .. } = c.books;
         let busy = [c.books.user_ns, c.books.nice_ns, c.books.system_ns, c.books.softirq_ns, c.books.irq_ns];
         let [user, nice, system, softirq, irq] = busy.map(count);
         let [idle, iowait, steal] = [c.books.idle_ns, c.books.iowait_ns, c.books.steal_ns].map(count);
-        sql.execute(params![cpu, count(c.time_ns), user, nice, system, softirq, irq, idle, iowait, steal])
+        sql.execute(params![
+            cpu,
+            c.first,
+            count(c.time_ns),
+            user,
+            nice,
+            system,
+            softirq,
+            irq,
+            idle,
+            iowait,
+            steal
+        ])
     })?;
     if !batch.injected.is_empty() {
         to.execute("DELETE FROM injected", [])?;

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use rusqlite::Connection;
 
 use super::tables::{part, unsigned};
+use crate::batch::RateRow;
 
 /// Changes of the sampling rate.
 #[derive(Debug, Default)]
@@ -23,6 +24,11 @@ impl Paces {
             changes.entry(row.get(0)?).or_default().push((unsigned(row, 1)?, row.get(2)?));
         }
         Ok(Self { changes })
+    }
+
+    /// Takes a change, the latest of its vCPU.
+    pub(crate) fn push(&mut self, row: &RateRow) {
+        self.changes.entry(row.vcpu).or_default().push((row.time_ns, row.rate_hz));
     }
 
     /// The changes of one vCPU.
@@ -63,7 +69,7 @@ impl Paces {
     clippy::cast_sign_loss,
     reason = "not negative; the cast saturates"
 )]
-pub(super) fn scaled(ns: u64, part: f64) -> u64 {
+pub(crate) fn scaled(ns: u64, part: f64) -> u64 {
     if part >= 1.0 { ns } else { (ns as f64 * part).round() as u64 }
 }
 

@@ -200,7 +200,7 @@ impl Span {
             };
             let sum =
                 |parts: &[(u64, u64)]| parts.iter().fold(0, |sum: u64, (_, ns)| sum.saturating_add(*ns));
-            let (guest, halted) = (divide(|own| own.guest_ns), divide(|own| own.halted_ns));
+            let (guest, halted) = (divide(|own| own.states.guest), divide(|own| own.states.halted));
             let (guest_ns, halted_ns) = match own.is_empty() {
                 _ if whole && changes.is_empty() => (row.states.guest, row.states.halted),
                 true => (
@@ -221,8 +221,7 @@ impl Span {
 pub(crate) struct Stretch {
     pub begin: u64,
     pub end: u64,
-    pub guest_ns: u64,
-    halted_ns: u64,
+    pub states: States,
 }
 
 impl Stretch {
@@ -234,12 +233,9 @@ impl Stretch {
         let mut rows = statement.query([])?;
         let mut stretches: HashMap<u8, Vec<Self>> = HashMap::new();
         while let Some(row) = rows.next()? {
-            let (end, guest_ns, halted_ns) = (unsigned(row, 1)?, unsigned(row, 2)?, unsigned(row, 3)?);
-            let mut begin = end;
-            for state in 2..=8 {
-                begin = begin.saturating_sub(unsigned(row, state)?);
-            }
-            stretches.entry(row.get(0)?).or_default().push(Self { begin, end, guest_ns, halted_ns });
+            let (end, states) = (unsigned(row, 1)?, states(row, 2)?);
+            let begin = end.saturating_sub(states.wall());
+            stretches.entry(row.get(0)?).or_default().push(Self { begin, end, states });
         }
         Ok(stretches)
     }
@@ -268,6 +264,19 @@ pub(crate) fn unsigned(row: &Row<'_>, column: usize) -> rusqlite::Result<u64> {
     Ok(row.get::<_, i64>(column)?.max(0).cast_unsigned())
 }
 
+/// The seven states, from `column` on.
+fn states(row: &Row<'_>, column: usize) -> rusqlite::Result<States> {
+    Ok(States {
+        guest: unsigned(row, column)?,
+        halted: unsigned(row, column + 1)?,
+        waiting: unsigned(row, column + 2)?,
+        kvm: unsigned(row, column + 3)?,
+        vmm: unsigned(row, column + 4)?,
+        sampler: unsigned(row, column + 5)?,
+        paused: unsigned(row, column + 6)?,
+    })
+}
+
 pub(crate) fn vcpus(connection: &Connection) -> rusqlite::Result<Vec<VcpuRow>> {
     let sql = "SELECT id, samples, lost, exits, guest_ns, halted_ns, waiting_ns, kvm_ns, vmm_ns, sampler_ns, \
                paused_ns \
@@ -278,15 +287,7 @@ pub(crate) fn vcpus(connection: &Connection) -> rusqlite::Result<Vec<VcpuRow>> {
             samples: unsigned(row, 1)?,
             lost: unsigned(row, 2)?,
             exits: unsigned(row, 3)?,
-            states: States {
-                guest: unsigned(row, 4)?,
-                halted: unsigned(row, 5)?,
-                waiting: unsigned(row, 6)?,
-                kvm: unsigned(row, 7)?,
-                vmm: unsigned(row, 8)?,
-                sampler: unsigned(row, 9)?,
-                paused: unsigned(row, 10)?,
-            },
+            states: states(row, 4)?,
         })
     };
     connection.prepare(sql)?.query_map([], vcpu)?.collect()

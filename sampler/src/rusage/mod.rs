@@ -35,7 +35,7 @@ pub struct Rusage {
     pub cpus: Vec<CpuRusage>,
 }
 
-/// What is told of one process, and what was so until it was last read.
+/// What is told of one process, and what was so, between the first and the last reading of its books.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ProcessRusage {
     /// Program name.
@@ -44,12 +44,19 @@ pub struct ProcessRusage {
     pub pid: i32,
     /// Instance number.
     pub instance: u32,
+    /// Of a process that was there before vprof: when its books were first read, s since the run's start. All that follows
+    /// is of the time since then, except `before_user_ns` and `before_system_ns`.
+    pub since_s: Option<f64>,
     /// When the books were last read, s since the run's start.
     pub read_s: f64,
     /// User time as getrusage and `/proc/PID/stat` tell it, ns.
     pub reported_user_ns: u64,
     /// System time as they tell it, ns.
     pub reported_system_ns: u64,
+    /// User time that they told at `since_s`, ns.
+    pub before_user_ns: u64,
+    /// System time that they told then, ns.
+    pub before_system_ns: u64,
     /// The scheduler's run time (`sum_exec_runtime`), ns.
     pub runtime_ns: u64,
     /// Time on the guest's run queues, of living threads, ns.
@@ -85,6 +92,8 @@ pub struct ThreadRusage {
     pub instance: u32,
     /// Thread id.
     pub tid: i32,
+    /// As of a process.
+    pub since_s: Option<f64>,
     /// `utime`, ns.
     pub reported_user_ns: u64,
     /// `stime`, ns.
@@ -106,11 +115,18 @@ pub struct ThreadRusage {
 pub struct CpuRusage {
     /// Number of the CPU in the guest, and of its vCPU.
     pub cpu: u32,
+    /// When its books were first read, s since the run's start; all times but `before` are since then.
+    pub since_s: Option<f64>,
+    /// When they were last read, s since the run's start.
+    pub read_s: f64,
     /// What is told.
     pub reported: CpuTimes,
-    /// What was so until it was last read.
+    /// What was told at `since_s`.
+    pub before: CpuTimes,
+    /// What was so.
     pub truly: CpuTimes,
-    /// Ends of the 95 % intervals of the same times; those of exact times fall together.
+    /// Ends of the 95 % intervals of the same times. Times of states are exact, but known in stretches of a fifth of a
+    /// second: their ends differ by what the first and the last of them leave open.
     pub low: CpuTimes,
     /// See `low`.
     pub high: CpuTimes,
@@ -152,6 +168,18 @@ impl Rusage {
 }
 
 impl CpuTimes {
+    /// What has grown since an earlier reading.
+    fn since(&self, first: &Self) -> Self {
+        Self {
+            user_ns: self.user_ns.saturating_sub(first.user_ns),
+            system_ns: self.system_ns.saturating_sub(first.system_ns),
+            irq_ns: self.irq_ns.saturating_sub(first.irq_ns),
+            softirq_ns: self.softirq_ns.saturating_sub(first.softirq_ns),
+            idle_ns: self.idle_ns.saturating_sub(first.idle_ns),
+            steal_ns: self.steal_ns.saturating_sub(first.steal_ns),
+        }
+    }
+
     /// Names and values, in the order of the fields.
     pub fn named(&self) -> [(&'static str, u64); 6] {
         let Self { user_ns, system_ns, irq_ns, softirq_ns, idle_ns, steal_ns } = *self;
@@ -166,10 +194,11 @@ impl CpuTimes {
     }
 }
 
-/// Whether a time lies outside of an interval. What the guest keeps is up to a tick old.
-fn is_outside(told_ns: u64, truth: &Time) -> bool {
-    let told = as_f64(told_ns);
-    told < truth.low_ns - TICK_NS || told > truth.high_ns
+/// Whether a time lies outside of an interval. What the guest keeps is up to a tick old, at the last reading and, if the
+/// time is told since a first one, at that as well.
+fn is_outside(told_ns: u64, since_first: bool, truth: &Time) -> bool {
+    let (told, unbooked) = (as_f64(told_ns), if since_first { TICK_NS } else { 0.0 });
+    told < truth.low_ns - TICK_NS || told > truth.high_ns + unbooked
 }
 
 /// The longest tick of Linux on x86, ns (`CONFIG_HZ_100`): so much of what runs now is not booked yet.

@@ -5,12 +5,13 @@ use std::collections::{BTreeMap, HashMap};
 use rusqlite::{Connection, Row};
 
 use super::{CpuRusage, CpuTimes, ProcessRusage, Rusage, ThreadRusage, is_outside};
-use crate::batch::{Fell, Mode, RusageRow, VcpuRow};
+use crate::batch::{Fell, Mode, VcpuRow};
 use crate::clock::{ClockKind, mean_ns};
 use crate::estimate::{Tallies, Ticks, Time, trustworthy};
+use crate::microstate::States;
 use crate::profile::{MODES, Profile, ProfileError, snapshot};
-use crate::report::paces::Paces;
-use crate::report::tables::{Stretch, seconds, unsigned, vcpus};
+use crate::report::paces::{Paces, scaled};
+use crate::report::tables::{Stretch, part, seconds, unsigned, vcpus};
 
 impl Rusage {
     /// Reads the books and the truth of a profile.
@@ -33,18 +34,89 @@ impl Rusage {
 /// Who an instance is: name, pid, number.
 type Who = (String, i32, u32);
 
-/// A thread's books: when they were read, `utime`, `stime`, run time.
-type ThreadTime = (u64, u64, u64, u64);
+/// The books of a process or of a thread, ns and counts.
+#[derive(Debug, Clone, Copy)]
+struct Told {
+    user_ns: u64,
+    system_ns: u64,
+    runtime_ns: u64,
+    run_delay_ns: u64,
+    switches: u64,
+}
+
+/// What was kept of one thing when it was first read, if it was there then, and when it was last read.
+#[derive(Debug)]
+struct Kept<T> {
+    first: Option<(u64, T)>,
+    last: (u64, T),
+}
+
+impl<T> Kept<T> {
+    /// Whether a moment of the run lies between the two readings; without a first one, before the last.
+    fn covers(&self, time_ns: u64) -> bool {
+        self.since_ns().is_none_or(|since| since < time_ns) && time_ns <= self.last.0
+    }
+
+    fn since_ns(&self) -> Option<u64> {
+        self.first.as_ref().map(|(time_ns, _)| *time_ns)
+    }
+}
+
+impl Kept<Told> {
+    /// What was told between the two readings. How the kernel divides the sum changes in hindsight, the sum does not.
+    fn grown(&self) -> Told {
+        let Some((_, first)) = self.first else { return self.last.1 };
+        let last = self.last.1;
+        let sum = |told: &Told| told.user_ns.saturating_add(told.system_ns);
+        let all = sum(&last).saturating_sub(sum(&first));
+        let user_ns = last.user_ns.saturating_sub(first.user_ns).min(all);
+        Told {
+            user_ns,
+            system_ns: all - user_ns,
+            runtime_ns: last.runtime_ns.saturating_sub(first.runtime_ns),
+            run_delay_ns: last.run_delay_ns.saturating_sub(first.run_delay_ns),
+            switches: last.switches.saturating_sub(first.switches),
+        }
+    }
+
+    /// User and system time that was told at the first reading.
+    fn before(&self) -> (u64, u64) {
+        self.first.map_or((0, 0), |(_, first)| (first.user_ns, first.system_ns))
+    }
+
+    fn is_outside(&self, truth: &Time) -> bool {
+        let grown = self.grown();
+        is_outside(grown.user_ns.saturating_add(grown.system_ns), self.first.is_some(), truth)
+    }
+}
 
 /// What the profile holds of the guest's books.
 struct Books {
     meta: BTreeMap<String, String>,
     vcpus: Vec<VcpuRow>,
     instances: HashMap<u32, Who>,
-    processes: HashMap<u32, RusageRow>,
-    threads: HashMap<(u32, i32), ThreadTime>,
+    processes: HashMap<u32, Kept<Told>>,
+    threads: HashMap<(u32, i32), Kept<Told>>,
     thread_names: HashMap<(u32, i32), String>,
-    cpus: Vec<(u32, CpuTimes)>,
+    cpus: BTreeMap<u32, Kept<CpuTimes>>,
+}
+
+/// What was read later than at the first reading, with that. A first reading of more than the last is another's: of a
+/// thread whose id was given again.
+fn kept<K: Ord, T>(
+    rows: impl IntoIterator<Item = (K, (bool, u64, T))>,
+    grew: impl Fn(&T, &T) -> bool,
+) -> BTreeMap<K, Kept<T>> {
+    let (mut first, mut last) = (BTreeMap::new(), BTreeMap::new());
+    for (key, (is_first, time_ns, row)) in rows {
+        let side = if is_first { &mut first } else { &mut last };
+        side.insert(key, (time_ns, row));
+    }
+    let join = |(key, last): (K, (u64, T))| {
+        let first = first.remove(&key).filter(|first: &(u64, T)| grew(&first.1, &last.1));
+        (key, Kept { first, last })
+    };
+    last.into_iter().map(join).collect()
 }
 
 fn rows<T>(
@@ -61,51 +133,55 @@ impl Books {
         let instances = rows(connection, "SELECT id, comm, pid, number FROM instance", |row| {
             Ok((row.get(0)?, (row.get(1)?, row.get(2)?, row.get(3)?)))
         })?;
-        let sql = "SELECT instance, time_ns, user_ns, system_ns, tick_user_ns, tick_system_ns, runtime_ns, \
-                   run_delay_ns, voluntary, involuntary FROM rusage";
+        let sql = "SELECT instance, first, time_ns, user_ns, system_ns, runtime_ns, run_delay_ns, \
+                   voluntary + involuntary FROM rusage";
         let processes = rows(connection, sql, |row| {
-            Ok(RusageRow {
-                instance: row.get(0)?,
-                time_ns: unsigned(row, 1)?,
-                user_ns: unsigned(row, 2)?,
-                system_ns: unsigned(row, 3)?,
-                tick_user_ns: unsigned(row, 4)?,
-                tick_system_ns: unsigned(row, 5)?,
-                runtime_ns: unsigned(row, 6)?,
-                run_delay_ns: unsigned(row, 7)?,
-                voluntary: unsigned(row, 8)?,
-                involuntary: unsigned(row, 9)?,
-            })
+            let told = Told {
+                user_ns: unsigned(row, 3)?,
+                system_ns: unsigned(row, 4)?,
+                runtime_ns: unsigned(row, 5)?,
+                run_delay_ns: unsigned(row, 6)?,
+                switches: unsigned(row, 7)?,
+            };
+            Ok((row.get(0)?, (row.get(1)?, unsigned(row, 2)?, told)))
         })?;
-        let sql = "SELECT instance, tid, time_ns, tick_user_ns, tick_system_ns, runtime_ns FROM thread_time";
+        let sql =
+            "SELECT instance, tid, first, time_ns, tick_user_ns, tick_system_ns, runtime_ns FROM thread_time";
         let threads = rows(connection, sql, |row| {
-            let time = (unsigned(row, 2)?, unsigned(row, 3)?, unsigned(row, 4)?, unsigned(row, 5)?);
-            Ok(((row.get(0)?, row.get(1)?), time))
+            let told = Told {
+                user_ns: unsigned(row, 4)?,
+                system_ns: unsigned(row, 5)?,
+                runtime_ns: unsigned(row, 6)?,
+                run_delay_ns: 0,
+                switches: 0,
+            };
+            Ok(((row.get(0)?, row.get(1)?), (row.get(2)?, unsigned(row, 3)?, told)))
         })?;
         let names = rows(connection, "SELECT instance, tid, comm FROM thread", |row| {
             Ok(((row.get(0)?, row.get(1)?), row.get(2)?))
         })?;
-        let sql = "SELECT cpu, user_ns + nice_ns, system_ns, irq_ns, softirq_ns, idle_ns + iowait_ns, steal_ns \
-                   FROM cpu_time ORDER BY cpu";
+        let sql = "SELECT cpu, first, time_ns, user_ns + nice_ns, system_ns, irq_ns, softirq_ns, \
+                   idle_ns + iowait_ns, steal_ns FROM cpu_time";
         let cpus = rows(connection, sql, |row| {
             let times = CpuTimes {
-                user_ns: unsigned(row, 1)?,
-                system_ns: unsigned(row, 2)?,
-                irq_ns: unsigned(row, 3)?,
-                softirq_ns: unsigned(row, 4)?,
-                idle_ns: unsigned(row, 5)?,
-                steal_ns: unsigned(row, 6)?,
+                user_ns: unsigned(row, 3)?,
+                system_ns: unsigned(row, 4)?,
+                irq_ns: unsigned(row, 5)?,
+                softirq_ns: unsigned(row, 6)?,
+                idle_ns: unsigned(row, 7)?,
+                steal_ns: unsigned(row, 8)?,
             };
-            Ok((row.get(0)?, times))
+            Ok((row.get(0)?, (row.get(1)?, unsigned(row, 2)?, times)))
         })?;
+        let grew = |first: &Told, last: &Told| first.runtime_ns <= last.runtime_ns;
         Ok(Self {
             meta: meta.into_iter().collect(),
             vcpus: vcpus(connection)?,
             instances: instances.into_iter().collect(),
-            processes: processes.into_iter().map(|row| (row.instance, row)).collect(),
-            threads: threads.into_iter().collect(),
+            processes: kept(processes, grew).into_iter().collect(),
+            threads: kept(threads, grew).into_iter().collect(),
             thread_names: names.into_iter().collect(),
-            cpus,
+            cpus: kept(cpus, |_, _| true),
         })
     }
 
@@ -116,14 +192,15 @@ impl Books {
     fn compare(&self, seen: &Seen) -> Rusage {
         let text = |key: &str| self.meta.get(key).cloned();
         let duration = self.meta.get("duration_ns").and_then(|ns| ns.parse().ok()).unwrap_or(0);
+        let processes = self.processes.iter();
         let mut processes: Vec<_> =
-            self.processes.values().filter_map(|row| self.process(row, seen)).collect();
+            processes.filter_map(|(id, kept)| self.process(*id, kept, seen)).collect();
         processes.sort_by_key(|p| {
             let told = p.reported_user_ns + p.reported_system_ns;
             (std::cmp::Reverse(told.max(p.true_cpu_ns)), p.pid, p.instance)
         });
-        let mut threads: Vec<_> =
-            self.threads.iter().filter_map(|(key, time)| self.thread(*key, *time, seen)).collect();
+        let threads = self.threads.iter();
+        let mut threads: Vec<_> = threads.filter_map(|(key, kept)| self.thread(*key, kept, seen)).collect();
         threads.sort_by_key(|t| (std::cmp::Reverse(t.runtime_ns.max(t.true_cpu_ns)), t.tid));
         Rusage {
             version: text("version").unwrap_or_default(),
@@ -134,25 +211,29 @@ impl Books {
             intervals_valid: trustworthy(self.clock()),
             processes,
             threads,
-            cpus: self.cpus.iter().filter_map(|(cpu, told)| self.cpu(*cpu, *told, seen)).collect(),
+            cpus: self.cpus.iter().filter_map(|(cpu, kept)| self.cpu(*cpu, kept, seen)).collect(),
         }
     }
 
-    fn process(&self, row: &RusageRow, seen: &Seen) -> Option<ProcessRusage> {
-        let (comm, pid, instance) = self.instances.get(&row.instance)?.clone();
-        let of = |key| seen.time(&self.vcpus, seen.processes.get(&(row.instance, key)));
+    fn process(&self, id: u32, kept: &Kept<Told>, seen: &Seen) -> Option<ProcessRusage> {
+        let (comm, pid, instance) = self.instances.get(&id)?.clone();
+        let of = |part| seen.time(&self.vcpus, seen.processes.get(&(id, part)));
         let (samples, truth) = of(Part::All);
-        let told = row.user_ns.saturating_add(row.system_ns);
+        let (grown, before) = (kept.grown(), kept.before());
+        let told = grown.user_ns.saturating_add(grown.system_ns);
         Some(ProcessRusage {
             comm,
             pid,
             instance,
-            read_s: seconds(row.time_ns),
-            reported_user_ns: row.user_ns,
-            reported_system_ns: row.system_ns,
-            runtime_ns: row.runtime_ns,
-            run_delay_ns: row.run_delay_ns,
-            switches: row.voluntary.saturating_add(row.involuntary),
+            since_s: kept.since_ns().map(seconds),
+            read_s: seconds(kept.last.0),
+            reported_user_ns: grown.user_ns,
+            reported_system_ns: grown.system_ns,
+            before_user_ns: before.0,
+            before_system_ns: before.1,
+            runtime_ns: grown.runtime_ns,
+            run_delay_ns: grown.run_delay_ns,
+            switches: grown.switches,
             samples,
             true_cpu_ns: whole(truth.ns),
             true_low_ns: whole(truth.low_ns),
@@ -160,51 +241,87 @@ impl Books {
             true_user_ns: whole(of(Part::User).1.ns),
             interrupted_ns: whole(of(Part::Interrupted).1.ns),
             difference_ns: told.cast_signed().saturating_sub(whole(truth.ns).cast_signed()),
-            outside: seen.unsampled_ns == 0 && is_outside(told, &truth),
+            outside: seen.unsampled_ns == 0 && kept.is_outside(&truth),
         })
     }
 
-    fn thread(&self, key: (u32, i32), time: ThreadTime, seen: &Seen) -> Option<ThreadRusage> {
+    fn thread(&self, key: (u32, i32), kept: &Kept<Told>, seen: &Seen) -> Option<ThreadRusage> {
         let (_, pid, instance) = self.instances.get(&key.0)?.clone();
-        let (_, user, system, runtime_ns) = time;
+        let grown = kept.grown();
         let (_, truth) = seen.time(&self.vcpus, seen.threads.get(&key));
         Some(ThreadRusage {
             comm: self.thread_names.get(&key).cloned(),
             pid,
             instance,
             tid: key.1,
-            reported_user_ns: user,
-            reported_system_ns: system,
-            runtime_ns,
+            since_s: kept.since_ns().map(seconds),
+            reported_user_ns: grown.user_ns,
+            reported_system_ns: grown.system_ns,
+            runtime_ns: grown.runtime_ns,
             true_cpu_ns: whole(truth.ns),
             true_low_ns: whole(truth.low_ns),
             true_high_ns: whole(truth.high_ns),
-            outside: seen.unsampled_ns == 0 && is_outside(user.saturating_add(system), &truth),
+            outside: seen.unsampled_ns == 0 && kept.is_outside(&truth),
         })
     }
 
     /// The guest's CPUs are numbered as their vCPUs.
-    fn cpu(&self, cpu: u32, reported: CpuTimes, seen: &Seen) -> Option<CpuRusage> {
+    fn cpu(&self, cpu: u32, kept: &Kept<CpuTimes>, seen: &Seen) -> Option<CpuRusage> {
         let vcpu = self.vcpus.iter().find(|vcpu| u32::from(vcpu.id) == cpu)?;
-        let states = &vcpu.states;
         let of = |mode| seen.time(std::slice::from_ref(vcpu), seen.modes.get(&(vcpu.id, mode))).1;
         let [user, system, irq, softirq, idle] = Kind::ALL.map(of);
-        let steal = states.waiting + states.vmm + states.sampler + states.paused;
-        let times = |part: fn(&Time) -> f64| CpuTimes {
+        let states = seen.clocks.get(&vcpu.id).map_or_else(
+            || Ends::whole(&vcpu.states),
+            |stretches| Ends::between(stretches, kept.since_ns().unwrap_or(0), kept.last.0),
+        );
+        let times = |part: fn(&Time) -> f64, states: &States| CpuTimes {
             user_ns: whole(part(&user)),
             system_ns: whole(part(&system)),
             irq_ns: whole(part(&irq)),
             softirq_ns: whole(part(&softirq)),
             idle_ns: states.halted + states.kvm + whole(part(&idle)),
-            steal_ns: steal,
+            steal_ns: states.waiting + states.vmm + states.sampler + states.paused,
         };
         Some(CpuRusage {
             cpu,
-            reported,
-            truly: times(|time| time.ns),
-            low: times(|time| time.low_ns),
-            high: times(|time| time.high_ns),
+            since_s: kept.since_ns().map(seconds),
+            read_s: seconds(kept.last.0),
+            reported: kept.first.map_or(kept.last.1, |(_, first)| kept.last.1.since(&first)),
+            before: kept.first.map_or_else(CpuTimes::default, |(_, first)| first),
+            truly: times(|time| time.ns, &states.likely),
+            low: times(|time| time.low_ns, &states.low),
+            high: times(|time| time.high_ns, &states.high),
         })
+    }
+}
+
+/// The times of states between two moments: exact but for the stretches that a moment cuts, of which both parts may have
+/// had all of a state's time.
+struct Ends {
+    likely: States,
+    low: States,
+    high: States,
+}
+
+impl Ends {
+    fn whole(states: &States) -> Self {
+        Self { likely: *states, low: *states, high: *states }
+    }
+
+    fn between(stretches: &[Stretch], from: u64, to: u64) -> Self {
+        let mut ends = Self::whole(&States::default());
+        for stretch in stretches {
+            let inside = stretch.end.min(to).saturating_sub(stretch.begin.max(from));
+            let length = stretch.end.saturating_sub(stretch.begin);
+            if inside == 0 {
+                continue;
+            }
+            let add = |to: &mut States, of: &dyn Fn(u64) -> u64| *to = to.plus(&stretch.states.map(of));
+            add(&mut ends.likely, &|ns| scaled(ns, part(inside, length)));
+            add(&mut ends.low, &|ns| ns.saturating_sub(length - inside));
+            add(&mut ends.high, &|ns| ns.min(inside));
+        }
+        ends
     }
 }
 
@@ -243,7 +360,7 @@ impl Kind {
     }
 }
 
-/// What the samples say, each process and thread up to the moment of its books.
+/// What the samples say, of each process, thread and CPU between the readings of its books.
 struct Seen {
     ticks: Ticks,
     /// Time of vCPUs in the guest where they were not sampled throughout: what was sampled, ns.
@@ -251,7 +368,9 @@ struct Seen {
     unsampled_ns: u64,
     processes: HashMap<(u32, Part), Tallies>,
     threads: HashMap<(u32, i32), Tallies>,
+    /// Of CPUs, between the readings of their books.
     modes: HashMap<(u8, Kind), Tallies>,
+    clocks: HashMap<u8, Vec<Stretch>>,
 }
 
 impl Seen {
@@ -267,9 +386,10 @@ impl Seen {
             processes: HashMap::new(),
             threads: HashMap::new(),
             modes: HashMap::new(),
+            clocks: Stretch::read(connection)?,
         };
-        for (vcpu, stretches) in Stretch::read(connection)? {
-            let divide = |own: &Stretch| paces.divide(vcpu, (own.begin, own.end), own.guest_ns);
+        for (&vcpu, stretches) in &seen.clocks {
+            let divide = |own: &Stretch| paces.divide(vcpu, (own.begin, own.end), own.states.guest);
             let parts: Vec<_> = stretches.iter().flat_map(divide).collect();
             let changes = paces.of(vcpu);
             if !changes.is_empty() {
@@ -303,7 +423,9 @@ impl Seen {
             return;
         }
         let Self { ticks, processes, threads, modes, .. } = self;
-        modes.entry((vcpu, Kind::of(mode))).or_default().add(ticks, tick);
+        if books.cpus.get(&u32::from(vcpu)).is_some_and(|kept| kept.covers(time_ns)) {
+            modes.entry((vcpu, Kind::of(mode))).or_default().add(ticks, tick);
+        }
         let Some(instance) = instance else { return };
         let parts: &[Part] = match mode {
             Mode::User => &[Part::All, Part::User],
@@ -311,13 +433,15 @@ impl Seen {
             Mode::HardIrq | Mode::SoftIrq | Mode::Nmi => &[Part::Interrupted],
             Mode::Idle | Mode::Boot | Mode::Unknown => return,
         };
-        if books.processes.get(&instance).is_some_and(|row| time_ns <= row.time_ns) {
+        if books.processes.get(&instance).is_some_and(|kept| kept.covers(time_ns)) {
             for part in parts {
                 processes.entry((instance, *part)).or_default().add(ticks, tick);
             }
         }
         let thread = tid.map(|tid| (instance, tid)).filter(|_| parts.contains(&Part::All));
-        if let Some(key) = thread.filter(|key| books.threads.get(key).is_some_and(|time| time_ns <= time.0)) {
+        if let Some(key) =
+            thread.filter(|key| books.threads.get(key).is_some_and(|kept| kept.covers(time_ns)))
+        {
             threads.entry(key).or_default().add(ticks, tick);
         }
     }

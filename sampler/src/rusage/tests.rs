@@ -2,7 +2,8 @@ use symbols::CpuBooks;
 
 use super::*;
 use crate::batch::{
-    Batch, CpuTimeRow, Fell, InstanceRow, Mode, RusageRow, SampleRow, Sink, ThreadTimeRow, VcpuRow,
+    Batch, CpuTimeRow, Fell, InstanceRow, MicrostateRow, Mode, RusageRow, SampleRow, Sink, ThreadTimeRow,
+    VcpuRow,
 };
 use crate::microstate::States;
 use crate::profile::{Profile, ProfileWriter};
@@ -11,7 +12,7 @@ const MS: u64 = 1_000_000;
 
 /// Ten seconds of one vCPU, of which the guest had eight: of a thousand samples in it `hog` has half, a tenth of that
 /// in the kernel, and soft interrupts a tenth; the guest's own books know nothing of `hog`.
-fn profile(directory: &std::path::Path) -> Profile {
+fn batch() -> Batch {
     let meta =
         [("clock", "exponential"), ("rate_hz", "100"), ("duration_ns", "10000000000"), ("host", "kvm")];
     let mut batch = Batch {
@@ -35,8 +36,9 @@ fn profile(directory: &std::path::Path) -> Profile {
             ..ThreadTimeRow::default()
         }],
         cpu_times: vec![CpuTimeRow {
+            first: false,
+            time_ns: 10_000 * MS,
             books: CpuBooks { user_ns: 9_000 * MS, idle_ns: MS, iowait_ns: MS, ..CpuBooks::default() },
-            ..CpuTimeRow::default()
         }],
         ..Batch::default()
     };
@@ -64,16 +66,20 @@ fn profile(directory: &std::path::Path) -> Profile {
             ..SampleRow::default()
         });
     }
+    batch
+}
+
+fn profile(directory: &std::path::Path, batch: &Batch) -> Profile {
     let path = directory.join("run.vprof");
     let mut writer = ProfileWriter::create(&path, false).expect("a new profile");
-    writer.write(&batch).expect("room");
+    writer.write(batch).expect("room");
     Profile::open(&path).expect("a profile")
 }
 
 #[test]
 fn what_the_guest_does_not_see_is_told() {
     let directory = tempfile::tempdir().expect("a directory");
-    let rusage = Rusage::read(&profile(directory.path())).expect("books");
+    let rusage = Rusage::read(&profile(directory.path(), &batch())).expect("books");
     assert!(rusage.intervals_valid && rusage.processes.len() == 2);
     let [hog, victim] = &rusage.processes[..] else { panic!("two processes") };
     assert_eq!((hog.comm.as_str(), hog.samples, hog.true_cpu_ns), ("hog", 500, 4_000 * MS));
@@ -90,7 +96,7 @@ fn what_the_guest_does_not_see_is_told() {
 #[test]
 fn a_cpu_is_compared_with_its_vcpu() {
     let directory = tempfile::tempdir().expect("a directory");
-    let rusage = Rusage::read(&profile(directory.path())).expect("books");
+    let rusage = Rusage::read(&profile(directory.path(), &batch())).expect("books");
     let [cpu] = &rusage.cpus[..] else { panic!("one CPU") };
     assert_eq!((cpu.reported.user_ns, cpu.reported.idle_ns), (9_000 * MS, 2 * MS));
     assert_eq!((cpu.truly.user_ns, cpu.truly.softirq_ns), (6_800 * MS, 800 * MS));
@@ -99,4 +105,90 @@ fn a_cpu_is_compared_with_its_vcpu() {
     assert_eq!(sum, 10_000 * MS);
     assert_eq!((cpu.low.steal_ns, cpu.high.steal_ns), (500 * MS, 500 * MS), "exact");
     assert!(cpu.low.user_ns < cpu.truly.user_ns && cpu.truly.user_ns < cpu.high.user_ns);
+}
+
+/// The same, but the books were first read after two seconds, when `hog` had used a second of its own, and the vCPU's states
+/// are known in stretches of two seconds.
+fn later() -> Batch {
+    let mut batch = batch();
+    for second in [2, 4, 6, 8, 10_u64] {
+        batch.microstates.push(MicrostateRow {
+            vcpu: 0,
+            time_ns: second * 1_000 * MS,
+            states: States { guest: 1_600 * MS, halted: 300 * MS, waiting: 100 * MS, ..States::default() },
+        });
+    }
+    let first = RusageRow {
+        instance: 1,
+        first: true,
+        time_ns: 2_000 * MS,
+        user_ns: 900 * MS,
+        system_ns: 100 * MS,
+        runtime_ns: 1_000 * MS,
+        ..RusageRow::default()
+    };
+    // The kernel divides the sum of 4.1 s otherwise than before.
+    let last = RusageRow {
+        first: false,
+        time_ns: 10_000 * MS,
+        user_ns: 4_090 * MS,
+        system_ns: 10 * MS,
+        runtime_ns: 4_100 * MS,
+        ..first
+    };
+    batch.rusage[0] = last;
+    batch.rusage.push(first);
+    // Of what ended before it was read again nothing can be compared.
+    batch.rusage.push(RusageRow { instance: 2, ..first });
+    batch.rusage.remove(1);
+    let last = batch.cpu_times[0];
+    let books = CpuBooks { user_ns: 3_000 * MS, idle_ns: MS, ..CpuBooks::default() };
+    batch.cpu_times = vec![
+        CpuTimeRow { time_ns: 9_000 * MS, ..last },
+        CpuTimeRow { first: true, time_ns: 3_000 * MS, books },
+    ];
+    batch
+}
+
+#[test]
+fn what_was_before_the_first_reading_is_left_out_on_both_sides() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let rusage = Rusage::read(&profile(directory.path(), &later())).expect("books");
+    let [hog] = &rusage.processes[..] else { panic!("one process: {:?}", rusage.processes) };
+    // A sample at 2 s is of the time before: 400 of 500 are left, less one.
+    assert_eq!((hog.samples, hog.since_s, hog.read_s), (399, Some(2.0), 10.0));
+    assert_eq!((hog.before_user_ns, hog.before_system_ns), (900 * MS, 100 * MS));
+    assert_eq!((hog.reported_user_ns, hog.reported_system_ns, hog.runtime_ns), (3_100 * MS, 0, 3_100 * MS));
+    assert_eq!(hog.true_cpu_ns, 3_192 * MS);
+    assert!(!hog.outside, "{hog:?}");
+    let [cpu] = &rusage.cpus[..] else { panic!("one CPU") };
+    assert_eq!((cpu.since_s, cpu.read_s), (Some(3.0), 9.0));
+    assert_eq!(
+        (cpu.reported.user_ns, cpu.before.user_ns, cpu.reported.idle_ns),
+        (6_000 * MS, 3_000 * MS, MS)
+    );
+    assert_eq!((cpu.truly.idle_ns, cpu.truly.steal_ns), (900 * MS, 300 * MS));
+    // Two stretches are whole; of the two that are cut, all of a state may be inside or outside.
+    assert_eq!((cpu.low.steal_ns, cpu.high.steal_ns), (200 * MS, 400 * MS));
+    let of_guest = cpu.truly.user_ns + cpu.truly.system_ns + cpu.truly.irq_ns + cpu.truly.softirq_ns;
+    assert_eq!(of_guest, 4_800 * MS);
+}
+
+#[test]
+fn a_first_reading_is_late_by_a_tick_too() {
+    let truth = Time { ns: 50e6, low_ns: 40e6, high_ns: 60e6 };
+    assert!(is_outside(65_000_000, false, &truth) && !is_outside(65_000_000, true, &truth));
+    assert!(!is_outside(31_000_000, false, &truth) && is_outside(29_000_000, true, &truth));
+}
+
+#[test]
+fn an_id_that_is_given_again_has_no_first_reading() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let mut batch = batch();
+    let last = ThreadTimeRow { tick_user_ns: 7 * MS, runtime_ns: 7 * MS, ..batch.thread_times[0] };
+    let first =
+        ThreadTimeRow { first: true, time_ns: MS, tick_user_ns: 90 * MS, runtime_ns: 90 * MS, ..last };
+    batch.thread_times = vec![first, last];
+    let rusage = Rusage::read(&profile(directory.path(), &batch)).expect("books");
+    assert_eq!((rusage.threads[0].since_s, rusage.threads[0].reported_user_ns), (None, 7 * MS));
 }

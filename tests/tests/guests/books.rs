@@ -27,6 +27,16 @@ fn books_are_those_of_the_guests_proc() {
     // The guest's clock also runs while the host does not run the guest.
     assert!(ns("true_low_ns") <= 1.1 * told, "{spin}");
     assert!(ns("true_high_ns") > 0.5 * told, "{spin}");
+    assert!(spin["since_s"].is_null(), "it began later: {spin}");
     let cpu = &rusage["cpus"][0];
     assert!(cpu["reported"]["user_ns"].as_f64() > Some(1e9 * 0.5 * told), "{cpu}");
+    // Both sides are of the time between the two readings, of which no sample has seen the time before.
+    let s = |value: &serde_json::Value| value.as_f64().expect("a number");
+    let length = s(&cpu["read_s"]) - s(&cpu["since_s"]);
+    let sum = |times: &str| cpu[times].as_object().expect("times").values().map(s).sum::<f64>() / 1e9;
+    assert!(length > 3.0 && (sum("truly") - length).abs() < 0.05 * length, "{cpu}");
+    assert!(sum("reported") < 1.1 * length, "{cpu}");
+    let init = rusage["processes"].as_array().expect("processes").iter().find(|p| p["pid"] == 1);
+    let init = init.expect("init");
+    assert!(s(&init["since_s"]) > 0.0 && s(&init["since_s"]) <= s(&cpu["since_s"]), "{init}");
 }

@@ -29,7 +29,7 @@ pub fn process<'a>(rusage: &'a Rusage, comm: &str) -> Result<&'a ProcessRusage> 
 /// `utime` and `stime` of a process together, which only ticks add to, ns.
 pub fn ticked(run: &Run, comm: &str) -> Result<u64> {
     let sql = format!(
-        "SELECT tick_user_ns + tick_system_ns FROM rusage JOIN instance ON id = instance WHERE comm = '{comm}'"
+        "SELECT tick_user_ns + tick_system_ns FROM rusage JOIN instance ON id = instance WHERE comm = '{comm}' AND NOT first"
     );
     let rows = run.query(&sql);
     let value = rows.first().and_then(|row| row.first()?.as_u64());

@@ -6,9 +6,11 @@ function showBooks(profile) {
   const { rusage } = profile;
   const rows = rusage.processes.slice(0, MOST_BOOKS);
   const { booksRead: read, booksOutside: outside } = profile;
+  const { since_s: since } = rusage.cpus[0] ?? {};
+  const from = typeof since === 'number' ? `. CPUs, and processes that were there before, count since the books were first read, at ${moment(since, 0.01)} s` : '';
   $('books-note').textContent = rows.length === 0
     ? "None of the guest's books were read."
-    : `CPU time that the guest's kernel tells of each process (getrusage, /proc/PID/stat) beside the true time with its 95 % interval, over the whole run${read > rows.length ? `; the ${rows.length} with most of ${count(read)}` : ''}. ${outside === 0 ? 'None lies outside of its interval.' : `${outside === 1 ? '1 process was' : `${count(outside)} processes were`} told outside of the interval.`}`;
+    : `CPU time that the guest's kernel tells of each process (getrusage, /proc/PID/stat) beside the true time with its 95 % interval${read > rows.length ? `; the ${rows.length} with most of ${count(read)}` : ''}${from}. ${outside === 0 ? 'None lies outside of its interval.' : `${outside === 1 ? '1 process was' : `${count(outside)} processes were`} told outside of the interval.`}`;
   if (rows.length > 0) {
     $('books-chart').replaceChildren(booksLegend(), booksChart(rows));
   }

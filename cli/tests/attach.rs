@@ -4,7 +4,9 @@
 mod support;
 
 use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, Command, Output, Stdio};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -31,7 +33,8 @@ impl Vm {
         }
         let one = ONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", test, "--nocapture"]).env(VMM, "1").stdout(Stdio::piped());
+        command.args(["--exact", test, "--nocapture"]).env(VMM, "1");
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         assert!(lines.any(|line| line.unwrap().contains("it runs")));
@@ -50,7 +53,47 @@ impl Drop for Vm {
     }
 }
 
-/// Is the VMM where this process was started for it.
+/// A vprof that is attached and has samples.
+struct Attached {
+    vprof: Child,
+    profile: PathBuf,
+}
+
+impl Attached {
+    fn to(vm: &Vm, directory: &Path) -> Self {
+        let (profile, socket) = (directory.join("a.vprof"), directory.join("run.sock"));
+        let mut attach = vprof(["attach", &vm.pid(), "-q", "-o"]);
+        let vprof_there = attach.arg(&profile).arg("--control").arg(&socket).spawn().unwrap();
+        let begin = Instant::now();
+        let ctl = || vprof(["ctl", "--run"]).arg(&socket).args(["--json", "status"]).output().unwrap();
+        loop {
+            let status = ctl();
+            if status.status.success() && stdout(&status).contains("\"samples\":") {
+                break;
+            }
+            assert!(begin.elapsed() < Duration::from_secs(20), "{}", stderr(&status));
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        Self { vprof: vprof_there, profile }
+    }
+
+    /// Its end, which must come by itself, and what the profile says of it.
+    fn end(mut self) -> (ExitStatus, String) {
+        let begin = Instant::now();
+        let status = loop {
+            if let Some(status) = self.vprof.try_wait().unwrap() {
+                break status;
+            }
+            assert!(begin.elapsed() < Duration::from_secs(20), "the end of the VM was not noticed");
+            std::thread::sleep(Duration::from_millis(20));
+        };
+        let sql = "SELECT text FROM event WHERE kind = 'end'";
+        let rows = vprof(["query"]).arg(&self.profile).args([sql, "--csv"]).output().unwrap();
+        (status, stdout(&rows))
+    }
+}
+
+/// Is the VMM where this process was started for it. A line on its input has it run another program.
 fn play() {
     if std::env::var_os(VMM).is_none() {
         return;
@@ -67,6 +110,12 @@ fn play() {
     };
     let machine = Machine::start(config, |_| Unobserved).unwrap();
     println!("it runs");
+    std::thread::spawn(|| {
+        if std::io::stdin().lines().next().is_some() {
+            let error = Command::new("sleep").arg("100").exec();
+            eprintln!("no other program: {error}");
+        }
+    });
     machine.wait(Some(Duration::from_secs(100))).unwrap();
     std::process::exit(0)
 }
@@ -119,38 +168,32 @@ fn one_vprof_at_a_time_until_the_vm_ends() {
     play();
     let Some((vm, _one)) = Vm::start("one_vprof_at_a_time_until_the_vm_ends") else { return };
     let directory = tempfile::tempdir().unwrap();
-    let (first, second) = (directory.path().join("a.vprof"), directory.path().join("b.vprof"));
-    let socket = directory.path().join("run.sock");
-    let mut attach = vprof(["attach", &vm.pid(), "-q", "-o"]);
-    attach.arg(&first).arg("--control").arg(&socket);
-    let mut attached = attach.spawn().unwrap();
-    let begin = Instant::now();
-    let ctl = || vprof(["ctl", "--run"]).arg(&socket).args(["--json", "status"]).output().unwrap();
-    loop {
-        let status = ctl();
-        if status.status.success() && stdout(&status).contains("\"samples\":") {
-            break;
-        }
-        assert!(begin.elapsed() < Duration::from_secs(20), "{}", stderr(&status));
-        std::thread::sleep(Duration::from_millis(50));
-    }
+    let second = directory.path().join("b.vprof");
+    let attached = Attached::to(&vm, directory.path());
     let mut again = vprof(["attach", &vm.pid(), "-o"]);
-    let other = format!("another vprof (process {})", attached.id());
+    let other = format!("another vprof (process {})", attached.vprof.id());
     refused(&again.arg(&second).output().unwrap(), 1, &[&other]);
     assert!(!second.exists());
     drop(vm);
-    let begin = Instant::now();
-    let status = loop {
-        if let Some(status) = attached.try_wait().unwrap() {
-            break status;
-        }
-        assert!(begin.elapsed() < Duration::from_secs(20), "the end of the VM was not noticed");
-        std::thread::sleep(Duration::from_millis(20));
-    };
+    let (status, end) = attached.end();
     assert!(status.success());
-    let mut ask = vprof(["query"]);
-    let rows = ask.arg(&first).args(["SELECT text FROM event WHERE kind = 'end'", "--csv"]).output().unwrap();
-    assert!(stdout(&rows).contains("process has ended"), "{}", stdout(&rows));
+    assert!(end.contains("process has ended"), "{end}");
+}
+
+#[test]
+fn a_vmm_that_runs_another_program_is_let_go() {
+    play();
+    let Some((mut vm, _one)) = Vm::start("a_vmm_that_runs_another_program_is_let_go") else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let attached = Attached::to(&vm, directory.path());
+    vm.0.stdin.take().unwrap().write_all(b"go\n").unwrap();
+    let (status, end) = attached.end();
+    assert!(status.success());
+    assert!(end.contains("vCPU"), "{end}");
+    let other = std::fs::read_to_string(format!("/proc/{}/status", vm.pid())).unwrap();
+    let of = |key: &str| other.lines().find_map(|line| line.strip_prefix(key)).unwrap().trim().to_owned();
+    assert_eq!((of("Name:"), of("TracerPid:")), ("sleep".to_owned(), "0".to_owned()), "{other}");
+    assert!(of("State:").starts_with('S'), "it sleeps by itself: {other}");
 }
 
 #[test]

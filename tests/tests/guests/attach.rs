@@ -22,6 +22,25 @@ pub(crate) fn assert_split(run: &Run) -> Report {
     report
 }
 
+/// The books of a guest that was there before vprof count on both sides from their first reading on.
+fn assert_books(run: &Run) {
+    let rusage = run.json(&["rusage"]);
+    let processes = rusage["processes"].as_array().expect("processes");
+    let alpha = processes.iter().find(|process| process["comm"] == "alpha").expect("alpha");
+    let ns = |key: &str| alpha[key].as_f64().expect("a time");
+    let told = ns("reported_user_ns") + ns("reported_system_ns");
+    assert!(told > 1e9 && (told - ns("true_cpu_ns")).abs() < 0.2 * told, "{alpha}");
+    // What a process has done since the guest's boot, init and kernel threads most of all, is none of the run's.
+    let length = rusage["duration_s"].as_f64().expect("a number") * 1e9;
+    for process in processes {
+        let told = process["reported_user_ns"].as_f64().zip(process["reported_system_ns"].as_f64());
+        assert!(process["since_s"].is_f64() && told.is_some_and(|(a, b)| a + b <= length), "{process}");
+    }
+    let before = processes.iter().find(|process| process["pid"] == 1).expect("init");
+    let told = |key: &str| before[key].as_f64().expect("a time");
+    assert!(told("before_system_ns") > 10.0 * told("reported_system_ns"), "{before}");
+}
+
 fn skip(what: &str) {
     let _ = writeln!(std::io::stderr(), "SKIPPED: {what}");
 }
@@ -32,6 +51,7 @@ fn one_vcpu_without_kvm() {
     let run = guest.attached(&["-d", "8s", "-F", "100"]).succeeded();
     assert_split(&run);
     assert!(run.stderr.contains("memory from its process"), "{}", run.stderr);
+    assert_books(&run);
     assert!(guest.runs(), "it runs on");
 }
 

@@ -36,7 +36,4 @@ fn books_are_those_of_the_guests_proc() {
     let sum = |times: &str| cpu[times].as_object().expect("times").values().map(s).sum::<f64>() / 1e9;
     assert!(length > 3.0 && (sum("truly") - length).abs() < 0.05 * length, "{cpu}");
     assert!(sum("reported") < 1.1 * length, "{cpu}");
-    let init = rusage["processes"].as_array().expect("processes").iter().find(|p| p["pid"] == 1);
-    let init = init.expect("init");
-    assert!(s(&init["since_s"]) > 0.0 && s(&init["since_s"]) <= s(&cpu["since_s"]), "{init}");
 }

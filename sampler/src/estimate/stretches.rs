@@ -258,9 +258,13 @@ mod tests {
     #[test]
     fn stretches_may_come_one_by_one() {
         let mut stretches = of([(100, 100)]);
-        (1..=100).for_each(|time| drop(stretches.tick(time, true, time % 2 == 0)));
+        for time in 1..=100 {
+            stretches.tick(time, true, time % 2 == 0);
+        }
         stretches.extend([(200, 100)]);
-        (101..=200).step_by(5).for_each(|time| drop(stretches.tick(time, true, true)));
+        for time in (101..=200).step_by(5) {
+            stretches.tick(time, true, true);
+        }
         stretches.extend([(300, 50)]);
         assert_eq!(stretches.inside(), uneven().inside());
         assert_eq!(stretches.part_inside(), uneven().part_inside());

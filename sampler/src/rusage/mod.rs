@@ -2,6 +2,7 @@
 //!
 //! [`Rusage`] serializes to exactly the object that docs/json.md describes; a test compares the two.
 
+mod books;
 mod read;
 #[cfg(test)]
 mod tests;

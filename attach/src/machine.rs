@@ -34,7 +34,8 @@ pub enum End {
     Detached,
     /// The VMM's process has ended.
     ProcessEnded,
-    /// The threads of all vCPUs have ended, and the process goes on: it executes another program, or has closed the machine.
+    /// The threads of all vCPUs have ended, or its descriptors of them are closed, and the process goes on: it executes
+    /// another program, or has closed the machine.
     VcpusEnded,
     /// The guest was reset: what was known of its kernel is so no more.
     Reset,
@@ -174,6 +175,7 @@ impl<O: Observer> Attached<O> {
         install_handler().map_err(failed("install a signal handler"))?;
         let Target { process, vcpus, lock, memory, .. } = target;
         let shared = Arc::new(Shared::new(vcpus.len()).map_err(failed("make an event descriptor"))?);
+        let descriptors: Vec<_> = vcpus.iter().map(|vcpu| vcpu.fd).collect();
         let mut attached = Self { vcpus: Vec::new(), watcher: None, shared, memory, _lock: lock };
         for (index, vcpu) in vcpus.into_iter().enumerate() {
             let ticker = Ticker {
@@ -190,7 +192,7 @@ impl<O: Observer> Attached<O> {
             attached.vcpus.push(spawned.map_err(failed("start a thread"))?);
         }
         let (shared, memory) = (Arc::clone(&attached.shared), attached.memory.clone());
-        let watch = move || watch(&process, &memory, &shared);
+        let watch = move || watch(&process, &descriptors, &memory, &shared);
         let spawned = thread::Builder::new().name("attach".to_owned()).spawn(watch);
         attached.watcher = Some(spawned.map_err(failed("start a thread"))?);
         Ok(attached)
@@ -270,13 +272,14 @@ impl<O: Observer> Drop for Attached<O> {
     }
 }
 
-/// Watches the process until the end, and looks for the layout of the memory meanwhile.
-pub(crate) fn watch(process: &Process, memory: &ForeignMemory, shared: &Shared) {
-    watch_for(process, memory, shared, PATIENCE);
+/// Watches the process and its descriptors of vCPUs, if it has any, until the end, and looks for the layout of the memory
+/// meanwhile.
+pub(crate) fn watch(process: &Process, vcpus: &[i32], memory: &ForeignMemory, shared: &Shared) {
+    watch_for(process, vcpus, memory, shared, PATIENCE);
 }
 
 /// The same; after `patience` without a layout that is told.
-fn watch_for(process: &Process, memory: &ForeignMemory, shared: &Shared, patience: Duration) {
+fn watch_for(process: &Process, vcpus: &[i32], memory: &ForeignMemory, shared: &Shared, patience: Duration) {
     let begin = Instant::now();
     let prover = Prover::new(memory.clone());
     let (mut pause_ms, mut told, mut proven) = (FIRST_PAUSE_MS, false, false);
@@ -285,7 +288,8 @@ fn watch_for(process: &Process, memory: &ForeignMemory, shared: &Shared, patienc
         if process.ended_within(pause_ms.min(100)) {
             return shared.end(End::ProcessEnded);
         }
-        if shared.left.load(Ordering::Acquire) == 0 {
+        let closed = !vcpus.is_empty() && !process.holds_vcpu(vcpus);
+        if closed || shared.left.load(Ordering::Acquire) == 0 {
             let process_too = process.ended_within(100) || process.is_ending();
             return shared.end(if process_too { End::ProcessEnded } else { End::VcpusEnded });
         }
@@ -330,7 +334,7 @@ mod tests {
         let (process, memory) = (Process::open(pid).unwrap(), ForeignMemory::new(pid));
         let shared = Shared::new(1).unwrap();
         thread::scope(|scope| {
-            scope.spawn(|| watch_for(&process, &memory, &shared, Duration::ZERO));
+            scope.spawn(|| watch_for(&process, &[], &memory, &shared, Duration::ZERO));
             let begin = Instant::now();
             let mut news = Vec::new();
             // The pauses between the looks so far: one more would have told it again.
@@ -343,5 +347,15 @@ mod tests {
             shared.end(End::Detached);
             assert!(matches!(&news[..], [News::NoMemory(_)]), "{news:?}");
         });
+    }
+
+    #[test]
+    fn a_process_that_has_closed_its_vcpus_is_let_go() {
+        let pid = i32::try_from(std::process::id()).unwrap();
+        let (process, memory) = (Process::open(pid).unwrap(), ForeignMemory::new(pid));
+        let shared = Shared::new(1).unwrap();
+        let other = std::fs::File::open("/dev/null").unwrap();
+        watch_for(&process, &[other.as_raw_fd()], &memory, &shared, PATIENCE);
+        assert_eq!(shared.how(), End::VcpusEnded);
     }
 }

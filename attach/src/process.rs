@@ -92,6 +92,15 @@ impl Process {
         numbered(self.pid, VCPU)
     }
 
+    /// Whether one of these descriptors is a vCPU's. KVM has them closed when the process executes another program
+    /// (O_CLOEXEC, `create_vcpu_fd`, virt/kvm/kvm_main.c, Linux 6.12), though a thread may keep its number.
+    pub(crate) fn holds_vcpu(&self, descriptors: &[i32]) -> bool {
+        descriptors.iter().any(|fd| {
+            let link = fs::read_link(format!("/proc/{}/fd/{fd}", self.pid));
+            link.is_ok_and(|link| link.to_str().is_some_and(|link| link.starts_with(VCPU)))
+        })
+    }
+
     /// Its descriptors of vCPUs' counters.
     pub(crate) fn counters(&self) -> io::Result<Vec<(u32, i32)>> {
         numbered(self.pid, STATS)

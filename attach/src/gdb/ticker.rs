@@ -72,7 +72,7 @@ impl<O: Observer> GdbAttached<O> {
             let (memory, process, shared) = (memory.clone(), Arc::clone(process), Arc::clone(&shared));
             let spawned = thread::Builder::new()
                 .name("attach".to_owned())
-                .spawn(move || watch(&process, &memory, &shared));
+                .spawn(move || watch(&process, &[], &memory, &shared));
             attached.watcher = Some(spawned.map_err(failed("start a thread"))?);
         }
         let observers = (0..target.vcpus()).map(make).collect();

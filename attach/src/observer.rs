@@ -3,15 +3,29 @@
 use std::time::Duration;
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
-use symbols::PhysicalMemory;
+use symbols::{AddressSpace, PhysicalMemory, VirtAddr};
 use vmm::Activity;
 
+use crate::memory::CR4_LA57;
 use crate::thread::ThreadId;
 
 /// CR0.PE, protected mode (Intel SDM vol. 3, 2.5).
 pub(crate) const CR0_PE: u64 = 1;
 /// EFER.LMA, long mode active (Intel SDM vol. 3, 2.2.1).
 pub(crate) const EFER_LMA: u64 = 1 << 10;
+/// Opcode of HLT (Intel SDM vol. 2).
+const OPCODE_HLT: u8 = 0xf4;
+
+/// Whether the instruction before the next one is a HLT, as far as the tables of long mode and memory can be read.
+pub(crate) fn behind_halt(regs: &kvm_regs, sregs: &kvm_sregs, memory: &impl PhysicalMemory) -> bool {
+    if sregs.efer & EFER_LMA == 0 {
+        return false;
+    }
+    let space = AddressSpace::new(sregs.cr3, sregs.cr4 & CR4_LA57 != 0);
+    let at = space.translate(memory, VirtAddr(regs.rip.wrapping_sub(1)));
+    let mut code = [0];
+    at.and_then(|at| memory.read(at.phys, &mut code)).is_some() && code == [OPCODE_HLT]
+}
 
 /// A tick at which the guest's registers are known: its vCPU was in the guest, or halted.
 #[derive(Debug)]
@@ -32,7 +46,7 @@ pub struct Tick<'a, M> {
     pub halted: Option<bool>,
 }
 
-impl<M> Tick<'_, M> {
+impl<M: PhysicalMemory> Tick<'_, M> {
     /// What the vCPU is doing, where its instruction pointer is one that a halted vCPU may have. KVM cannot be asked from
     /// outside of the VMM, so it is told by where the thread stands: KVM blocks in KVM_RUN only while the guest is halted,
     /// and before it does it may poll for a while.
@@ -43,8 +57,8 @@ impl<M> Tick<'_, M> {
             }
             () if self.blocked || self.halted == Some(true) => Some(Activity::Halted),
             () if self.halted == Some(false) => Some(Activity::Running),
-            // Behind a HLT, as far as its code can be read: only tables of long mode are walked.
-            () if self.sregs.efer & EFER_LMA != 0 => Some(Activity::Halted),
+            // Memory that is not known to lie anywhere says nothing of a halt: the thread runs.
+            () if behind_halt(self.regs, self.sregs, self.memory) => Some(Activity::Halted),
             () => Some(Activity::Running),
         }
     }
@@ -87,4 +101,45 @@ pub trait Observer: Send + 'static {
 
     /// Called once at the end.
     fn stopped(&mut self) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use symbols::PhysAddr;
+
+    use super::*;
+
+    /// One page each of tables, which map the first GiB as it is, and a HLT at 0x5000.
+    struct Memory(bool);
+
+    impl PhysicalMemory for Memory {
+        fn read(&self, at: PhysAddr, into: &mut [u8]) -> Option<()> {
+            // Present, and in the second table a page of 1 GiB (Intel SDM vol. 3, 4.5).
+            let word: u64 = match at.0 & !7 {
+                0x1000 => 0x2001,
+                0x2000 => 0x81,
+                0x5000 => OPCODE_HLT.into(),
+                _ => 0,
+            };
+            let from = usize::try_from(at.0 & 7).ok()?;
+            into.copy_from_slice(word.to_le_bytes().get(from..from + into.len())?);
+            self.0.then_some(())
+        }
+    }
+
+    #[test]
+    fn a_thread_that_runs_is_halted_only_behind_a_halt_that_was_read() {
+        let activity = |known: bool, rip: u64, blocked: bool, efer: u64| {
+            let regs = kvm_regs { rip, ..Default::default() };
+            let sregs = kvm_sregs { cr0: CR0_PE, cr3: 0x1000, efer, ..Default::default() };
+            let memory = &Memory(known);
+            let (regs, sregs) = (&regs, &sregs);
+            Tick { due_ns: 0, now_ns: 0, regs, sregs, memory, blocked, halted: None }.activity()
+        };
+        assert_eq!(activity(true, 0x5001, false, EFER_LMA), Some(Activity::Halted));
+        assert_eq!(activity(true, 0x5002, false, EFER_LMA), Some(Activity::Running));
+        assert_eq!(activity(false, 0x5001, false, EFER_LMA), Some(Activity::Running), "nothing can be read");
+        assert_eq!(activity(true, 0x5001, false, 0), Some(Activity::Running), "no tables of long mode");
+        assert_eq!(activity(false, 0x5002, true, EFER_LMA), Some(Activity::Halted), "KVM has blocked it");
+    }
 }

@@ -4,13 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvm_bindings::{KVM_EXIT_HLT, kvm_regs, kvm_sregs};
-use symbols::{AddressSpace, PhysicalMemory, VirtAddr};
 use vmm::monotonic_ns;
 
 use crate::machine::{End, Shared};
+use crate::memory::ForeignMemory;
 use crate::memory::cache::StopMemory;
-use crate::memory::{CR4_LA57, ForeignMemory};
-use crate::observer::{CR0_PE, EFER_LMA, Missed, Observer, Tick};
+use crate::observer::{CR0_PE, EFER_LMA, Missed, Observer, Tick, behind_halt};
 use crate::stop::{Refused, Stop};
 use crate::target::Vcpu;
 use crate::thread::Doing;
@@ -22,8 +21,6 @@ const NOT_RUN_NS: u64 = 4_000;
 const LOOK: Duration = Duration::from_millis(100);
 /// How old the registers of the idle loop may be, ns. A guest may halt elsewhere, too, like in a spinlock of its own.
 const IDLE_NS: u64 = 1_000_000_000;
-/// Opcode of HLT (Intel SDM vol. 2).
-const OPCODE_HLT: u8 = 0xf4;
 /// Lateness of timers, ns: none is wanted (PR_SET_TIMERSLACK, prctl(2)).
 const SLACK_NS: libc::c_ulong = 1;
 
@@ -154,13 +151,7 @@ impl<O: Observer> Ticker<O> {
 
     /// Whether a vCPU that was blocked in KVM_RUN a moment before is so still: behind a HLT, or not started yet.
     fn is_halted(&self, (regs, sregs): &(kvm_regs, kvm_sregs)) -> bool {
-        if sregs.cr0 & CR0_PE == 0 {
-            return true;
-        }
-        let space = AddressSpace::new(sregs.cr3, sregs.cr4 & CR4_LA57 != 0);
-        let at = space.translate(&self.memory, VirtAddr(regs.rip.wrapping_sub(1)));
-        let mut code = [0];
-        at.and_then(|at| self.memory.read(at.phys, &mut code)).is_some() && code == [OPCODE_HLT]
+        sregs.cr0 & CR0_PE == 0 || behind_halt(regs, sregs, &self.memory)
     }
 
     /// Whether the guest has run since the last stop.

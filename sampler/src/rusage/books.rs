@@ -68,13 +68,25 @@ impl Kept<Told> {
     }
 }
 
+impl Kept<CpuTimes> {
+    /// What was told between the two readings.
+    pub fn grown(&self) -> CpuTimes {
+        self.last.1.since(&self.before())
+    }
+
+    /// What was told at the first reading.
+    pub fn before(&self) -> CpuTimes {
+        self.first.map_or_else(CpuTimes::default, |(_, first)| first)
+    }
+}
+
 /// What the profile holds of the guest's books.
 pub(super) struct Books {
     pub meta: BTreeMap<String, String>,
     pub vcpus: Vec<VcpuRow>,
     pub instances: HashMap<u32, Who>,
-    pub processes: HashMap<u32, Kept<Told>>,
-    pub threads: HashMap<(u32, i32), Kept<Told>>,
+    pub processes: BTreeMap<u32, Kept<Told>>,
+    pub threads: BTreeMap<(u32, i32), Kept<Told>>,
     pub thread_names: HashMap<(u32, i32), String>,
     pub cpus: BTreeMap<u32, Kept<CpuTimes>>,
 }
@@ -156,8 +168,8 @@ impl Books {
             meta: meta.into_iter().collect(),
             vcpus: vcpus(connection)?,
             instances: instances.into_iter().collect(),
-            processes: kept(processes, grew).into_iter().collect(),
-            threads: kept(threads, grew).into_iter().collect(),
+            processes: kept(processes, grew),
+            threads: kept(threads, grew),
             thread_names: names.into_iter().collect(),
             cpus: kept(cpus, |_, _| true),
         })

@@ -136,11 +136,8 @@ fn later() -> Batch {
         runtime_ns: 4_100 * MS,
         ..first
     };
-    batch.rusage[0] = last;
-    batch.rusage.push(first);
     // Of what ended before it was read again nothing can be compared.
-    batch.rusage.push(RusageRow { instance: 2, ..first });
-    batch.rusage.remove(1);
+    batch.rusage = vec![last, first, RusageRow { instance: 2, ..first }];
     let last = batch.cpu_times[0];
     let books = CpuBooks { user_ns: 3_000 * MS, idle_ns: MS, ..CpuBooks::default() };
     batch.cpu_times = vec![

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
-use symbols::{Current, Missing, TaskSnapshot};
+use symbols::{Current, Missing, Serving, TaskSnapshot};
 use vmm::GuestMemoryMmap;
 
 use crate::batch::{Batch, Fell, Sink, VcpuRow};
@@ -68,6 +68,9 @@ pub enum BenchError {
     /// The guest's kernel is not understood.
     #[error("the guest is not understood: {0}")]
     Missing(#[from] Missing),
+    /// Samples of the guest are not all that they could be.
+    #[error("the guest is not understood: {0}")]
+    NotRead(String),
     /// A sample came without its stack.
     #[error("a sample has no stack")]
     NoStack,
@@ -114,7 +117,11 @@ fn record(n: u64) -> Record {
         five_level: false,
         halted: false,
         fell: Fell::Guest,
-        current: Some(Current { preempt_count: if interrupt { 0x0001_0000 } else { 0 }, task: Some(task) }),
+        current: Some(Current {
+            serving: if interrupt { Serving::HardIrq } else { Serving::Task },
+            task: Some(task),
+            ..Default::default()
+        }),
         kernel_mapped: None,
     }
 }

@@ -133,7 +133,7 @@ fn current(memory: &impl PhysicalMemory, reader: &CurrentReader) {
     let mut tids = 0i64;
     for &cpu in &cpus {
         let current = reader.read(memory, cpu).unwrap_or_default();
-        println!("cpu {cpu:<10} preempt count {:#x}", current.preempt_count);
+        println!("cpu {cpu:<10} preempt count {:#x}: {:?}", current.preempt_count, current.serving);
         let Some(task) = current.task else {
             println!("cpu {cpu:<10} no task");
             continue;

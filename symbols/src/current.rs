@@ -15,6 +15,7 @@ use crate::kallsyms::table::SymbolTable;
 use crate::layout::{Layouts, TaskLayout};
 use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
+use crate::preempt::{PreemptBits, Serving};
 use crate::task::{TaskMemory, TaskSnapshot};
 use crate::view::View;
 
@@ -24,8 +25,11 @@ const MAX_CPUS: u32 = 8192;
 /// What the current CPU is doing, read at a tick.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Current {
-    /// Raw `__preempt_count` (bit 31 inverted need-resched; 0x00f00000 NMI, 0x000f0000 hardirq, 0x0000ff00 softirq/bh).
+    /// Lower 32 bits of `__preempt_count`, raw; [`Serving`] is what they say.
     pub preempt_count: u32,
+    /// What the CPU serves in the kernel; [`Serving::Task`] also for interrupts of a kernel that counts them in an unknown
+    /// way, which [`CurrentReader::missing`] tells.
+    pub serving: Serving,
     /// The current task; `None` when it could not be read.
     pub task: Option<TaskSnapshot>,
 }
@@ -36,6 +40,7 @@ pub struct CurrentReader {
     /// By APIC id, which is what a VMM numbers its vCPUs by.
     cpus: Vec<Option<PerCpu>>,
     tasks: Tasks,
+    bits: Result<PreemptBits, Missing>,
 }
 
 /// Physical addresses of one CPU's variables.
@@ -116,7 +121,17 @@ impl CurrentReader {
         let per_cpu = (*self.cpus.get(cpu)?)?;
         let preempt_count = memory.read_u32(per_cpu.preempt_count)?;
         let task = memory.read_u64(per_cpu.task)?;
-        Some(Current { preempt_count, task: self.tasks.layout.snapshot(&TasksIn(&self.tasks, memory), task) })
+        let serving = self.bits.as_ref().copied().unwrap_or_default().serving(preempt_count);
+        Some(Current {
+            preempt_count,
+            serving,
+            task: self.tasks.layout.snapshot(&TasksIn(&self.tasks, memory), task),
+        })
+    }
+
+    /// What it cannot tell.
+    pub fn missing(&self) -> Option<&Missing> {
+        self.bits.as_ref().err()
     }
 
     /// Whether every CPU that `before` knows has its variables where `before` has them.
@@ -151,7 +166,8 @@ impl CurrentReader {
             let at = |variable: u64| view.translate(base.wrapping_add(variable));
             Some(PerCpu { task: at(task)?, preempt_count: at(preempt_count)? })
         });
-        Ok(Self { cpus, tasks: Tasks { layout, places } })
+        let bits = PreemptBits::find(view, symbols, preempt_count);
+        Ok(Self { cpus, tasks: Tasks { layout, places }, bits })
     }
 }
 

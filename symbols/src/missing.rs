@@ -27,6 +27,9 @@ pub enum Missing {
     /// The kernel has not set up its per-CPU areas yet: ask again later.
     #[error("the kernel has not set up its per-CPU areas yet")]
     PerCpuNotReady,
+    /// The code that counts hard interrupts is not of a known form.
+    #[error("how this kernel counts interrupts is unknown: what they hit gets their time")]
+    NoHardIrqBits,
     /// No mapping of physical memory was found in the kernel's page tables.
     #[error("the kernel's direct map was not found")]
     NoDirectMap,
@@ -74,6 +77,7 @@ mod tests {
             Missing::NoField("task_struct.comm".into()),
             Missing::Unreadable("the cgroup".into()),
             Missing::NotCached,
+            Missing::NoHardIrqBits,
         ] {
             let text = missing.to_string();
             assert!(!text.contains('\n') && text.len() < 80, "{text}");

@@ -89,8 +89,8 @@ impl Known {
         );
         let record = crate::record::take(&stopped.moment(), |_| None, || None);
         let found = guest.find(record.cr3, record.five_level)?;
-        if let Some(reason) = guest.publish_reader()? {
-            return Err(reason.into());
+        if let Some(reason) = guest.publish_reader()?.into_iter().next() {
+            return Err(BenchError::NotRead(reason));
         }
         let code = guest.code()?.unwrap_or(found.code);
         let (sampler, ends, _) = VcpuSampler::new(0, None, (1, 1), (readers, place));

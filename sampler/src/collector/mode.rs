@@ -1,13 +1,9 @@
 //! What a sample hit: user code, a task in the kernel, an interrupt, idleness or a kernel that is still starting.
 
+use symbols::Serving;
+
 use crate::batch::Mode;
 use crate::record::Record;
-
-/// `NMI_MASK`, `HARDIRQ_MASK` and `SOFTIRQ_OFFSET` of the preempt count (linux/preempt.h, 6.1 and 6.12). The softirq
-/// field counts in steps of two for `local_bh_disable`, so only its lowest bit says that a soft interrupt is served.
-const NMI: u32 = 0x00f0_0000;
-const HARDIRQ: u32 = 0x000f_0000;
-const SERVING_SOFTIRQ: u32 = 0x0000_0100;
 
 /// Classifies samples in the order in which they were drained.
 #[derive(Debug, Default)]
@@ -39,20 +35,13 @@ impl Classifier {
         let Some(current) = record.current else {
             return if self.seen_tasks { Mode::Unknown } else { Mode::Boot };
         };
-        let count = current.preempt_count;
-        if count & NMI != 0 {
-            return Mode::Nmi;
-        }
-        if count & HARDIRQ != 0 {
-            return Mode::HardIrq;
-        }
-        if count & SERVING_SOFTIRQ != 0 {
-            return Mode::SoftIrq;
-        }
-        match task {
-            Some(task) if task.pid == 0 && self.seen_tasks => Mode::Idle,
-            Some(task) if task.pid == 0 => Mode::Boot,
-            _ => Mode::Kernel,
+        match (current.serving, task) {
+            (Serving::Nmi, _) => Mode::Nmi,
+            (Serving::HardIrq, _) => Mode::HardIrq,
+            (Serving::SoftIrq, _) => Mode::SoftIrq,
+            (Serving::Task, Some(task)) if task.pid == 0 && self.seen_tasks => Mode::Idle,
+            (Serving::Task, Some(task)) if task.pid == 0 => Mode::Boot,
+            (Serving::Task, _) => Mode::Kernel,
         }
     }
 }
@@ -63,27 +52,24 @@ mod tests {
 
     use super::*;
 
-    fn record(cpl: u8, preempt_count: u32, pid: Option<i32>) -> Record {
+    fn record(cpl: u8, serving: Serving, pid: Option<i32>) -> Record {
         let task = pid.map(|pid| TaskSnapshot { pid, tid: pid, ..Default::default() });
-        Record { cpl, current: Some(Current { preempt_count, task }), ..Default::default() }
+        Record { cpl, current: Some(Current { serving, task, ..Default::default() }), ..Default::default() }
     }
 
     #[test]
-    fn the_preempt_count_tells_interrupts() {
+    fn what_is_served_is_the_mode() {
         let mut classifier = Classifier::default();
-        let mut mode = |count| classifier.classify(&record(0, count, Some(7)));
-        assert_eq!(mode(0x8000_0000), Mode::Kernel);
-        assert_eq!(mode(0x8000_0003), Mode::Kernel);
-        assert_eq!(mode(0x0000_0200), Mode::Kernel, "bottom halves off is not serving one");
-        assert_eq!(mode(0x0000_0100), Mode::SoftIrq);
-        assert_eq!(mode(0x0000_0301), Mode::SoftIrq);
-        assert_eq!(mode(0x0001_0100), Mode::HardIrq);
-        assert_eq!(mode(0x0011_0000), Mode::Nmi);
+        let mut mode = |serving| classifier.classify(&record(0, serving, Some(7)));
+        assert_eq!(mode(Serving::Task), Mode::Kernel);
+        assert_eq!(mode(Serving::SoftIrq), Mode::SoftIrq);
+        assert_eq!(mode(Serving::HardIrq), Mode::HardIrq);
+        assert_eq!(mode(Serving::Nmi), Mode::Nmi);
     }
 
     #[test]
     fn cpl_3_is_user_whatever_the_counts_say() {
-        assert_eq!(Classifier::default().classify(&record(3, 0x0011_0100, Some(0))), Mode::User);
+        assert_eq!(Classifier::default().classify(&record(3, Serving::Nmi, Some(0))), Mode::User);
         assert_eq!(Classifier::default().classify(&Record { cpl: 3, ..Default::default() }), Mode::User);
     }
 
@@ -91,8 +77,8 @@ mod tests {
     fn idle_is_halted_or_the_idle_task_outside_of_interrupts() {
         let mut classifier = Classifier::default();
         classifier.tasks_exist();
-        assert_eq!(classifier.classify(&record(0, 0, Some(0))), Mode::Idle);
-        assert_eq!(classifier.classify(&record(0, 0x1_0000, Some(0))), Mode::HardIrq);
+        assert_eq!(classifier.classify(&record(0, Serving::Task, Some(0))), Mode::Idle);
+        assert_eq!(classifier.classify(&record(0, Serving::HardIrq, Some(0))), Mode::HardIrq);
         let halted = Record { halted: true, ..Default::default() };
         assert_eq!(Classifier::default().classify(&halted), Mode::Idle);
     }
@@ -102,16 +88,16 @@ mod tests {
         let mut classifier = Classifier::default();
         let nothing = Record::default();
         assert_eq!(classifier.classify(&nothing), Mode::Boot);
-        assert_eq!(classifier.classify(&record(0, 1, Some(0))), Mode::Boot);
-        assert_eq!(classifier.classify(&record(0, 0, Some(1))), Mode::Kernel);
+        assert_eq!(classifier.classify(&record(0, Serving::Task, Some(0))), Mode::Boot);
+        assert_eq!(classifier.classify(&record(0, Serving::Task, Some(1))), Mode::Kernel);
         assert_eq!(classifier.classify(&nothing), Mode::Unknown);
-        assert_eq!(classifier.classify(&record(0, 1, Some(0))), Mode::Idle);
+        assert_eq!(classifier.classify(&record(0, Serving::Task, Some(0))), Mode::Idle);
         let mut without_kernel = Classifier::default();
         assert_eq!(without_kernel.classify(&nothing), Mode::Boot);
         without_kernel.classify(&Record { cpl: 3, ..nothing });
         assert_eq!(without_kernel.classify(&nothing), Mode::Unknown);
         assert_eq!(
-            without_kernel.classify(&record(0, 0, None)),
+            without_kernel.classify(&record(0, Serving::Task, None)),
             Mode::Kernel,
             "the interrupt depth is known"
         );

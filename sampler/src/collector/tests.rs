@@ -2,7 +2,7 @@ use std::sync::Mutex;
 use std::sync::atomic::AtomicUsize;
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
-use symbols::{Current, TaskSnapshot};
+use symbols::{Current, Serving, TaskSnapshot};
 use vm_memory::GuestAddress;
 use vmm::{GuestMemoryMmap, Observer};
 
@@ -19,8 +19,8 @@ fn task(pid: i32, name: &str) -> TaskSnapshot {
     TaskSnapshot { pid, tid: pid, start_ns: 7, process_comm: comm, comm, ..Default::default() }
 }
 
-fn hit(cpl: u8, rip: u64, preempt_count: u32, task: Option<TaskSnapshot>) -> Record {
-    let current = task.map(|task| Current { preempt_count, task: Some(task) });
+fn hit(cpl: u8, rip: u64, serving: Serving, task: Option<TaskSnapshot>) -> Record {
+    let current = task.map(|task| Current { serving, task: Some(task), ..Default::default() });
     Record {
         time_ns: 1_500,
         late_ns: 9,
@@ -38,12 +38,12 @@ fn a_run_is_resolved() {
     let mut resolver = Resolver::new(1_000);
     let mut batch = Batch::default();
     let gzip = task(5, "gzip");
-    resolver.sample(0, &hit(0, 0x1234, 0, None), None, &mut batch);
-    resolver.sample(0, &hit(0, 0x77, 0, None), None, &mut batch);
+    resolver.sample(0, &hit(0, 0x1234, Serving::Task, None), None, &mut batch);
+    resolver.sample(0, &hit(0, 0x77, Serving::Task, None), None, &mut batch);
     resolver.kernel_found(Arc::new(Fake::default()), None, &mut batch);
-    resolver.sample(1, &hit(3, 0x40_0000, 0, Some(gzip)), None, &mut batch);
-    resolver.sample(1, &hit(0, 0x1240, 0x1_0000, Some(gzip)), None, &mut batch);
-    resolver.sample(0, &hit(0, 0x1240, 0, Some(task(0, "swapper/0"))), None, &mut batch);
+    resolver.sample(1, &hit(3, 0x40_0000, Serving::Task, Some(gzip)), None, &mut batch);
+    resolver.sample(1, &hit(0, 0x1240, Serving::HardIrq, Some(gzip)), None, &mut batch);
+    resolver.sample(0, &hit(0, 0x1240, Serving::Task, Some(task(0, "swapper/0"))), None, &mut batch);
     let modes: Vec<_> = batch.samples.iter().map(|s| (s.vcpu, s.mode, s.frame, s.instance)).collect();
     assert_eq!(
         modes,
@@ -76,17 +76,22 @@ fn kernel_code_gives_candidates_and_unknown_modules_a_request() {
     let mut resolver = Resolver::new(0);
     let mut batch = Batch::default();
     let high = 0xff11_0000_8100_0000;
-    resolver.sample(0, &hit(3, high, 0, None), None, &mut batch);
-    resolver.sample(0, &hit(0, 0x1000, 0, None), None, &mut batch);
-    resolver.sample(0, &Record { long_mode: false, ..hit(0, high, 0, None) }, None, &mut batch);
+    resolver.sample(0, &hit(3, high, Serving::Task, None), None, &mut batch);
+    resolver.sample(0, &hit(0, 0x1000, Serving::Task, None), None, &mut batch);
+    resolver.sample(0, &Record { long_mode: false, ..hit(0, high, Serving::Task, None) }, None, &mut batch);
     assert_eq!(resolver.candidate, None);
-    resolver.sample(0, &Record { five_level: true, ..hit(0, high + 1, 0, None) }, None, &mut batch);
+    resolver.sample(
+        0,
+        &Record { five_level: true, ..hit(0, high + 1, Serving::Task, None) },
+        None,
+        &mut batch,
+    );
     assert_eq!(resolver.candidate.take(), Some((0x1000, true)));
     assert!(!resolver.unknown_module, "without a kernel every address is unknown");
     resolver.kernel_found(Arc::new(Fake::default()), None, &mut batch);
-    resolver.sample(0, &hit(0, high + 2, 0, None), None, &mut batch);
+    resolver.sample(0, &hit(0, high + 2, Serving::Task, None), None, &mut batch);
     assert!(std::mem::take(&mut resolver.unknown_module));
-    resolver.sample(0, &hit(0, high + 2, 0, None), None, &mut batch);
+    resolver.sample(0, &hit(0, high + 2, Serving::Task, None), None, &mut batch);
     assert!(!resolver.unknown_module, "an address asks once");
 }
 
@@ -99,7 +104,7 @@ fn tasks_without_samples_are_listed() {
     resolver.list(&[task(0, "swapper/0"), task(1, "init"), task(1, "init")], &mut batch);
     let names: Vec<_> = batch.instances.iter().map(|i| i.comm.as_str()).collect();
     assert_eq!(names, ["swapper/0", "init"]);
-    resolver.sample(0, &hit(0, 0x1000, 0, Some(task(0, "swapper/0"))), None, &mut batch);
+    resolver.sample(0, &hit(0, 0x1000, Serving::Task, Some(task(0, "swapper/0"))), None, &mut batch);
     assert_eq!(batch.samples[0].mode, Mode::Idle, "tasks exist, so the boot is over");
 }
 

@@ -6,8 +6,8 @@ use std::sync::{Arc, OnceLock};
 use kvm_bindings::kvm_regs;
 use rtrb::{Consumer, Producer, PushError, RingBuffer};
 use symbols::{
-    Event, LastBooks, LastBooksReader, PhysicalMemory, Rest, StackCopy, TaskSnapshot, TaskState, TaskStates,
-    TripSites,
+    Event, LastBooks, LastBooksReader, PhysicalMemory, Rest, Serving, StackCopy, TaskSnapshot, TaskState,
+    TaskStates, TripSites,
 };
 
 use crate::record::Readers;
@@ -42,8 +42,8 @@ pub(crate) struct TripRecord {
     /// Time that vprof has taken of this vCPU before, for ticks and events, ns.
     pub served_ns: u64,
     pub event: Event,
-    /// Raw preempt count of the CPU; 0 where it was not read.
-    pub preempt_count: u32,
+    /// What the CPU serves when it wakes a task; else, and where it was not read, [`Serving::Task`].
+    pub serving: Serving,
     /// The task that a switch has led to.
     pub next: Option<TaskSnapshot>,
     /// The task that the event is about.
@@ -56,7 +56,16 @@ pub(crate) struct TripRecord {
 
 impl TripRecord {
     fn new((time_ns, served_ns): (u64, u64), event: Event) -> Self {
-        Self { time_ns, served_ns, event, preempt_count: 0, next: None, task: None, number: 0, books: None }
+        Self {
+            time_ns,
+            served_ns,
+            event,
+            serving: Serving::Task,
+            next: None,
+            task: None,
+            number: 0,
+            books: None,
+        }
     }
 }
 
@@ -175,7 +184,7 @@ impl Recorder {
                     return false;
                 }
                 let current = self.readers.get().and_then(|readers| readers.current.read(memory, self.vcpu));
-                record.preempt_count = current.map_or(0, |current| current.preempt_count);
+                record.serving = current.map_or(Serving::Task, |current| current.serving);
             }
             Event::New => record.task = states.read(memory, regs.rdi),
             Event::Release => {

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use symbols::{Event, Kernel, TaskSnapshot};
+use symbols::{Event, Kernel, Serving, TaskSnapshot};
 use vmm::{GuestMemoryMmap, Tripwires, monotonic_ns};
 
 use super::accounts::Accounts;
@@ -30,9 +30,6 @@ const SETTLE: Duration = Duration::from_secs(1);
 const SLACK_NS: u64 = 20_000_000;
 /// Tries at letting all vCPUs stand still.
 const TRIES: u32 = 20;
-/// Bits of the preempt count: hard interrupt or NMI, and serving a soft interrupt (include/linux/preempt.h).
-const HARD: u32 = 0x00ff_0000;
-const SOFT: u32 = 0x0000_0100;
 
 /// An event that waits for its turn.
 #[derive(Debug)]
@@ -288,10 +285,10 @@ impl Watch {
                 accounts.switch(time_ns, vcpu, previous, next);
             }
             Event::Wake => {
-                let by = match record.preempt_count {
-                    count if count & HARD != 0 => Some(Waker::Hard),
-                    count if count & SOFT != 0 => Some(Waker::Soft),
-                    _ => None,
+                let by = match record.serving {
+                    Serving::HardIrq | Serving::Nmi => Some(Waker::Hard),
+                    Serving::SoftIrq => Some(Waker::Soft),
+                    Serving::Task => None,
                 };
                 if let Some((id, _)) = task {
                     accounts.wake(time_ns, vcpu, by, id);

@@ -2,7 +2,7 @@
 
 use super::{STYLES, booted, comm, find, styled};
 use crate::fixture::{Config, Style, phys_to_virt};
-use crate::{Missing, PhysAddr, PhysicalMemory};
+use crate::{Missing, PhysAddr, PhysicalMemory, Serving};
 
 #[test]
 fn every_style_and_paging_mode_has_current_tasks() {
@@ -18,7 +18,10 @@ fn every_style_and_paging_mode_has_current_tasks() {
                 let first = reader.read(&guest.memory, 0).unwrap();
                 let second = reader.read(&guest.memory, 1).unwrap();
                 assert_eq!(first.preempt_count, 0x8000_0000);
-                assert_eq!(second.preempt_count, 0x8001_0001);
+                let interrupted = if style == Style::V6_15 { 0x8100_0001 } else { 0x8001_0001 };
+                assert_eq!(second.preempt_count, interrupted);
+                assert_eq!((first.serving, second.serving), (Serving::Task, Serving::HardIrq));
+                assert_eq!(reader.missing(), None);
                 let (first, second) = (first.task.unwrap(), second.task.unwrap());
                 assert_eq!(Some(first.task), guest.task(1));
                 assert_eq!((first.pid, first.tid, first.start_ns), (1, 1, 20));
@@ -33,6 +36,19 @@ fn every_style_and_paging_mode_has_current_tasks() {
                 assert_eq!(reader.read(&guest.memory, usize::MAX), None);
             }
         }
+    }
+}
+
+#[test]
+fn a_kernel_that_counts_interrupts_in_an_unknown_way_is_told() {
+    for style in STYLES {
+        let mut guest = Config::new(style).build();
+        // Where `irq_enter_rcu` adds to the preempt count.
+        guest.put_text(0x50c5, &[0x90; 16]);
+        let reader = find(&guest).unwrap().current_reader(&guest.memory).unwrap();
+        assert_eq!(reader.missing(), Some(&Missing::NoHardIrqBits));
+        let current = reader.read(&guest.memory, 1).unwrap();
+        assert_eq!((current.serving, current.task.unwrap().tid), (Serving::Task, 102));
     }
 }
 

@@ -90,7 +90,7 @@ impl Guest for LinuxGuest {
         })
     }
 
-    fn publish_reader(&mut self) -> Result<Option<Missing>, Missing> {
+    fn publish_reader(&mut self) -> Result<Vec<String>, Missing> {
         let reader = self.kernel()?.current_reader(&self.memory)?;
         // The reader is final, so one that knows but some vCPUs waits: the kernel may be setting up the others at this
         // very moment. Or it was told to leave them alone.
@@ -106,9 +106,13 @@ impl Guest for LinuxGuest {
             },
             None => Err(None),
         };
-        let (stacks, missing) = match stacks {
-            Ok(stacks) => (Some(stacks), None),
-            Err(missing) => (None, missing),
+        let mut missing: Vec<String> = reader.missing().map(ToString::to_string).into_iter().collect();
+        let stacks = match stacks {
+            Ok(stacks) => Some(stacks),
+            Err(reason) => {
+                missing.extend(reason.map(|reason| format!("no call stacks: {reason}")));
+                None
+            }
         };
         // Set once: a second reader of the same kernel would be the same.
         drop(self.readers.set(Readers { current: reader, stacks }));

@@ -108,8 +108,8 @@ pub(crate) struct Listed {
 pub(crate) trait Guest: Send + 'static {
     /// Looks for the kernel through these page tables.
     fn find(&mut self, cr3: u64, five_level: bool) -> Result<Found, Missing>;
-    /// Hands the reader of current tasks to the vCPUs; returns why it does not read stacks, too.
-    fn publish_reader(&mut self) -> Result<Option<Missing>, Missing>;
+    /// Hands the reader of current tasks to the vCPUs; returns what it cannot read, each with the reason.
+    fn publish_reader(&mut self) -> Result<Vec<String>, Missing>;
     /// The code with the modules that are loaded now; `None` when they are the same as before.
     fn code(&mut self) -> Result<Option<Code>, Missing>;
     /// Handlers of interrupts; `None` when they are the same as before.
@@ -317,10 +317,10 @@ impl<G: Guest> Finder<G> {
     fn follow(&mut self, stop: bool) {
         if !self.published && !stop && self.reader.due() {
             let result = self.guest.publish_reader();
-            if let Some(no_stacks) = self.reader.note(result, Duration::ZERO) {
+            if let Some(missing) = self.reader.note(result, Duration::ZERO) {
                 self.published = true;
-                if let Some(reason) = no_stacks {
-                    self.tell_text(format!("no call stacks: {reason}"));
+                for text in missing {
+                    self.tell_text(text);
                 }
             }
         }

@@ -28,9 +28,9 @@ impl Guest for Scripted {
         let release = Some("6.1.0".to_owned());
         Ok(Found { release, symbols: 3, missing: Vec::new(), code: code(Fake::default()) })
     }
-    fn publish_reader(&mut self) -> Result<Option<Missing>, Missing> {
+    fn publish_reader(&mut self) -> Result<Vec<String>, Missing> {
         let failed = self.reads.fetch_add(1, Ordering::SeqCst) < self.reader_fails;
-        if failed { Err(Missing::NoKernelImage) } else { Ok(None) }
+        if failed { Err(Missing::NoKernelImage) } else { Ok(Vec::new()) }
     }
     fn code(&mut self) -> Result<Option<Code>, Missing> {
         let first = self.module_reads.fetch_add(1, Ordering::SeqCst) == 0;

@@ -1,14 +1,13 @@
 use symbols::fixture::{Config, Guest, Style};
-use symbols::{FlatMemory, Kernel};
+use symbols::{FlatMemory, Kernel, Serving};
 
 use super::*;
 
 const NOP: [u8; 5] = [0x0f, 0x1f, 0x44, 0, 0];
-const FUNCTIONS: [(u64, &str); 9] = [
+const FUNCTIONS: [(u64, &str); 8] = [
     (0x5000, "finish_task_switch"),
     (0x5040, "try_to_wake_up"),
     (0x5080, "wake_up_new_task"),
-    (0x50c0, "irq_enter_rcu"),
     (0x5100, "irq_exit_rcu"),
     (0x5140, "release_task"),
     (0x5180, "copy_from_kernel_nofault"),
@@ -62,7 +61,7 @@ fn a_switch_tells_both_tasks_and_a_wake_only_what_it_wakes() {
     let from = switch.task.unwrap();
     assert_eq!((from.task.tid, from.rest()), (1, Rest::Interruptible));
     assert_eq!(switch.next.unwrap().tid, 102, "what vCPU 1 runs");
-    assert_ne!(records[1].preempt_count, 0);
+    assert_eq!(records[1].serving, Serving::HardIrq);
     assert_eq!((count(&ends.counters.trips), count(&ends.counters.switches)), (4, 1));
     assert_eq!(count(&ends.counters.cost_ns), 5, "of the last trip");
     recorder.interrupted(50);

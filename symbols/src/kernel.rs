@@ -226,8 +226,7 @@ impl Kernel {
         modules: &Modules,
         before: &KernelUnwinder,
     ) -> KernelUnwinder {
-        let layout = self.layouts.as_ref().ok().and_then(|layouts| layouts.orc.as_ref().ok());
-        before.with_modules(&self.view(memory), layout, modules)
+        before.with_modules(&self.view(memory), modules)
     }
 
     /// An unwinder of kernel stacks, for the image and for these modules, whose tables are read now.

@@ -15,6 +15,9 @@ pub enum Missing {
     /// The bytes between `__start_BTF` and `__stop_BTF` are no BTF.
     #[error("the BTF of this kernel cannot be read: no process names")]
     BadBtf,
+    /// The tables that the kernel unwinds itself by are not what they should be.
+    #[error("the kernel's unwind tables (ORC) are of an unknown form")]
+    BadOrc,
     /// A symbol that is needed is not in kallsyms.
     #[error("this kernel has no symbol {0}")]
     NoSymbol(String),

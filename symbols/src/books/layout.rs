@@ -10,8 +10,10 @@ pub(crate) struct BooksLayout {
     pub(crate) task: Result<TaskTimes, Missing>,
     /// `signal_struct`: times of threads that have ended.
     pub(crate) ended: Result<Ended, Missing>,
+    /// `kernel_cpustat.cpustat` (include/linux/kernel_stat.h): all that there is until 7.1 or later, behind others in 7.3.
+    pub(crate) cpu: Result<usize, Missing>,
     /// `tick_sched.idle_sleeptime` and `.iowait_sleeptime` (kernel/time/tick-sched.h): ns; the kernel's own idle time is
-    /// there when it stops its tick.
+    /// there when it stops its tick. In 7.3 `cpustat` has it.
     pub(crate) sleep: Option<(usize, usize)>,
 }
 
@@ -51,6 +53,7 @@ impl BooksLayout {
         Self {
             task: TaskTimes::new(btf),
             ended: Ended::new(btf),
+            cpu: offset(btf, "kernel_cpustat", "cpustat"),
             sleep: sleep("idle_sleeptime").zip(sleep("iowait_sleeptime")),
         }
     }

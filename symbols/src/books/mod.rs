@@ -194,7 +194,7 @@ impl Kernel {
         let layouts = self.layouts.as_ref().map_err(Clone::clone)?;
         let symbols = self.symbol_table()?;
         let view = self.view(memory);
-        let stat = self.symbol("kernel_cpustat")?;
+        let stat = self.symbol("kernel_cpustat")?.wrapping_add(layouts.books.cpu.clone()? as u64);
         let sleep = layouts.books.sleep.zip(self.symbol("tick_cpu_sched").ok());
         let areas = Areas::new(&view, symbols, self.symbol("__per_cpu_offset")?, stat)?;
         let read = |(cpu, base): (u32, u64)| {

@@ -9,7 +9,8 @@
 //!
 //! ORC is the table that Linux unwinds itself by: for each run of instructions one rule of six bytes. The image has one
 //! (`__start_orc_unwind_ip`: where each rule starts to hold, relative to its own place; `__start_orc_unwind`: the
-//! rules), and so has every module (`module.arch`). Rules were laid out in three ways, told apart by BTF, not by version:
+//! rules), and so has every module (`module.arch`). Rules were laid out in three ways, told apart by BTF, and name registers
+//! by one of two sets of numbers, told apart by which number nearly all rules have; neither by version:
 //!
 //! | kernels      | kind                                                                         | exact address      |
 //! |--------------|------------------------------------------------------------------------------|--------------------|
@@ -17,7 +18,7 @@
 //! | 6.3          | the same                                                                     | `signal:1`         |
 //! | since 6.4    | `type:3` undefined, bottom, call, regs, partial regs                          | `signal:1`         |
 //!
-//! Sources: arch/x86/include/asm/orc_types.h and arch/x86/kernel/unwind_orc.c of Linux 5.10, 6.1, 6.3 and 6.12;
+//! Sources: arch/x86/include/asm/orc_types.h and arch/x86/kernel/unwind_orc.c of Linux 5.10, 6.1, 6.3, 6.12 and 7.3;
 //! arch/x86/kernel/unwind_frame.c and arch/x86/include/asm/frame.h for frame pointers.
 //!
 //! Tables are the guest's, so nothing in them is believed: at most [`MAX_RULES`] rules are kept, a walk takes no more
@@ -43,7 +44,7 @@ use crate::module::Modules;
 use crate::registers::{Registers, StackMemory};
 use crate::stack::StackCopy;
 use crate::view::View;
-use rule::Rule;
+use rule::{Format, Rule};
 use table::{Budget, Table};
 
 /// Rules that are kept of image and modules together, at most, of 12 bytes each; distribution kernels have 400,000 to
@@ -58,14 +59,14 @@ const RETURN_HOOKS: [&str; 4] =
 /// Tables of the modules; without ORC only what is code.
 fn module_tables<M: PhysicalMemory>(
     view: &View<'_, M>,
-    layout: Option<&OrcLayout>,
+    format: Option<&Format>,
     modules: &Modules,
     budget: &mut Budget,
 ) -> Vec<Table> {
-    match layout {
-        Some(layout) => modules
+    match format {
+        Some(format) => modules
             .orc_tables()
-            .filter_map(|(text, orc)| Table::of_module(view, layout, text, orc, budget))
+            .filter_map(|(text, orc)| Table::of_module(view, format, text, orc, budget))
             .collect(),
         None => modules
             .iter()
@@ -78,8 +79,8 @@ fn module_tables<M: PhysicalMemory>(
 #[derive(Debug)]
 pub struct KernelUnwinder {
     image: (u64, u64),
-    /// Of the image, which never changes.
-    orc: Result<Arc<Table>, Missing>,
+    /// Of the image, which never changes, and how it is written.
+    orc: Result<(Arc<Table>, Format), Missing>,
     /// By start address.
     modules: Vec<Table>,
     /// Start and end of the entry code; empty if not known.
@@ -105,13 +106,14 @@ impl KernelUnwinder {
             let place = |name: &str| symbol(name).ok_or_else(|| Missing::NoSymbol(name.into()));
             let addresses = (place("__start_orc_unwind_ip")?, place("__stop_orc_unwind_ip")?);
             let rules = (place("__start_orc_unwind")?, place("__stop_orc_unwind")?);
-            let table = Table::of_image(view, &layout, addresses, rules, &mut budget);
-            Ok((table.ok_or_else(|| Missing::NoSymbol("__start_orc_unwind".into()))?, layout))
+            let (table, format) =
+                Table::of_image(view, layout, addresses, rules, &mut budget).ok_or(Missing::BadOrc)?;
+            Ok((Arc::new(table), format))
         });
         Self {
             image: view.image.range(),
-            modules: module_tables(view, orc.as_ref().ok().map(|(_, layout)| layout), modules, &mut budget),
-            orc: orc.map(|(table, _)| Arc::new(table)),
+            modules: module_tables(view, orc.as_ref().ok().map(|(_, format)| format), modules, &mut budget),
+            orc,
             entry: symbol("__entry_text_start").zip(symbol("__entry_text_end")).unwrap_or_default(),
             hooks: RETURN_HOOKS.map(|name| symbol(name).unwrap_or(0)),
             switch: symbol("__switch_to_asm").unwrap_or(u64::MAX),
@@ -120,16 +122,11 @@ impl KernelUnwinder {
     }
 
     /// The same for other modules; what is known of the image is not read again.
-    pub(crate) fn with_modules<M: PhysicalMemory>(
-        &self,
-        view: &View<'_, M>,
-        layout: Option<&OrcLayout>,
-        modules: &Modules,
-    ) -> Self {
-        let used = self.orc.as_ref().map_or(0, |table| table.len());
-        let mut budget = Budget::new(MAX_RULES.saturating_sub(used));
-        let layout = layout.filter(|_| self.orc.is_ok());
-        Self { orc: self.orc.clone(), modules: module_tables(view, layout, modules, &mut budget), ..*self }
+    pub(crate) fn with_modules<M: PhysicalMemory>(&self, view: &View<'_, M>, modules: &Modules) -> Self {
+        let image = self.orc.as_ref().ok();
+        let mut budget = Budget::new(MAX_RULES.saturating_sub(image.map_or(0, |(table, _)| table.len())));
+        let modules = module_tables(view, image.map(|(_, format)| format), modules, &mut budget);
+        Self { orc: self.orc.clone(), modules, ..*self }
     }
 
     /// Why there are no ORC tables, so that frame pointers must do; `None` where there are.
@@ -139,7 +136,8 @@ impl KernelUnwinder {
 
     /// Number of rules known, of image and modules together.
     pub fn rules(&self) -> usize {
-        self.orc.as_ref().map_or(0, |table| table.len()) + self.modules.iter().map(Table::len).sum::<usize>()
+        self.orc.as_ref().map_or(0, |(table, _)| table.len())
+            + self.modules.iter().map(Table::len).sum::<usize>()
     }
 
     /// Unwinds from `registers`, those of an interrupted kernel, calling `push` for each frame, innermost first; `limit`
@@ -188,8 +186,8 @@ impl KernelUnwinder {
 
     /// The rule that holds at `at`; `None` outside of all code with rules.
     fn rule_at(&self, at: u64) -> Option<Rule> {
-        let table =
-            self.orc.as_deref().ok().filter(|table| table.contains(at)).or_else(|| self.module_at(at));
+        let image = self.orc.as_ref().ok().map(|(table, _)| &**table);
+        let table = image.filter(|table| table.contains(at)).or_else(|| self.module_at(at));
         table?.find(at)
     }
 

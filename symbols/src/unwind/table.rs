@@ -1,6 +1,6 @@
 //! The rules of the image, or of one module, by address.
 
-use super::rule::Rule;
+use super::rule::{Format, Numbers, Rule};
 use crate::layout::OrcLayout;
 use crate::memory::PhysicalMemory;
 use crate::module::ModuleOrc;
@@ -51,25 +51,29 @@ impl Table {
         Self { start, end, ..Self::default() }
     }
 
-    /// The image's, whose arrays lie at `addresses` and `rules`, start and end.
+    /// The image's, whose arrays lie at `addresses` and `rules`, start and end; and what they tell of how all rules of this
+    /// kernel are written.
     pub(super) fn of_image<M: PhysicalMemory>(
         view: &View<'_, M>,
-        layout: &OrcLayout,
+        fields: OrcLayout,
         addresses: (u64, u64),
         rules: (u64, u64),
         budget: &mut Budget,
-    ) -> Option<Self> {
+    ) -> Option<(Self, Format)> {
         // What is allocated is bounded by what is mapped.
         budget.take(crate::bytes::index(addresses.1.checked_sub(addresses.0)?) / ADDRESS)?;
         let address_bytes = view.image.bytes(view.memory, addresses)?;
         let rule_bytes = view.image.bytes(view.memory, rules)?;
-        Self::new(layout, view.image.range(), (addresses.0, &address_bytes), &rule_bytes, budget)
+        let format = Format { fields, numbers: Numbers::told_by(&fields, &rule_bytes)? };
+        let table =
+            Self::new(&format, view.image.range(), (addresses.0, &address_bytes), &rule_bytes, budget)?;
+        Some((table, format))
     }
 
     /// A module's, whose code is `text`.
     pub(super) fn of_module<M: PhysicalMemory>(
         view: &View<'_, M>,
-        layout: &OrcLayout,
+        format: &Format,
         text: (u64, u64),
         orc: ModuleOrc,
         budget: &mut Budget,
@@ -82,31 +86,33 @@ impl Table {
             Some(bytes)
         };
         let addresses = read(orc.addresses, count * ADDRESS)?;
-        let rules = read(orc.entries, count * layout.size)?;
-        Self::new(layout, text, (orc.addresses, &addresses), &rules, budget)
+        let rules = read(orc.entries, count * format.fields.size)?;
+        Self::new(format, text, (orc.addresses, &addresses), &rules, budget)
     }
 
     /// Takes both arrays apart. Addresses are relative to their own place; what lies outside of `range` is left out, and
     /// so is a table without rules, or with more than `budget` allows.
     pub(super) fn new(
-        layout: &OrcLayout,
+        format: &Format,
         range: (u64, u64),
         (base, addresses): (u64, &[u8]),
         rules: &[u8],
         budget: &mut Budget,
     ) -> Option<Self> {
         let mut table = Self::empty(range);
-        let count = (addresses.len() / ADDRESS).min(rules.len() / layout.size.max(1));
+        let count = (addresses.len() / ADDRESS).min(rules.len() / format.fields.size.max(1));
         table.addresses.reserve_exact(count);
         table.rules.reserve_exact(count);
         let mut place = base;
-        for (address, rule) in addresses.chunks_exact(ADDRESS).zip(rules.chunks_exact(layout.size.max(1))) {
+        for (address, rule) in
+            addresses.chunks_exact(ADDRESS).zip(rules.chunks_exact(format.fields.size.max(1)))
+        {
             let distance = i32::from_le_bytes(address.try_into().ok()?);
             let at = place.wrapping_add_signed(i64::from(distance));
             place = place.wrapping_add(ADDRESS as u64);
             if let Some(offset) = table.offset(at) {
                 table.addresses.push(offset);
-                table.rules.push(Rule::decode(layout, rule));
+                table.rules.push(Rule::decode(format, rule));
             }
         }
         if !table.addresses.is_sorted() {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 
-use super::rule::{Base, Kind, Rule};
+use super::rule::{Base, Format, Kind, Numbers, Rule};
 use super::table::{Budget, Table};
 use super::{Broken, FrameKind, KernelFrame, KernelUnwinder, MAX_RULES, RETURN_HOOKS, WalkEnd};
 use crate::layout::{Bits, OrcLayout};
@@ -17,13 +17,15 @@ const ENTRY: u64 = TEXT + 0x8_0000;
 const MODULE: u64 = 0xffff_ffff_c030_0000;
 const STACK: u64 = 0xffff_c900_0000_0000;
 
-/// `ORC_REG_*`.
+/// `ORC_REG_*`, as [`Numbers::StackPointerIs5`] has them.
 const SP: u16 = 5;
 const BP: u16 = 4;
 const PREV_SP: u16 = 1;
+/// What each of them is in [`Numbers::StackPointerIs3`].
+const RENUMBERED: [u16; 11] = [0, 8, 2, 5, 4, 3, 6, 7, 10, 9, 1];
 
-/// Until 6.2, 6.3, and since 6.4.
-fn layouts() -> [OrcLayout; 3] {
+/// Until 6.2, 6.3, since 6.4, and 7.3.
+fn formats() -> [Format; 4] {
     let old = OrcLayout {
         size: 6,
         sp_offset: (0, 16),
@@ -35,7 +37,9 @@ fn layouts() -> [OrcLayout; 3] {
         end: Some((42, 1)),
     };
     let middle = OrcLayout { signal: Some((42, 1)), end: Some((43, 1)), ..old };
-    [old, middle, OrcLayout { kind: (40, 3), signal: Some((43, 1)), end: None, ..old }]
+    let new = OrcLayout { kind: (40, 3), signal: Some((43, 1)), end: None, ..old };
+    let five = |fields| Format { fields, numbers: Numbers::StackPointerIs5 };
+    [five(old), five(middle), five(new), Format { fields: new, numbers: Numbers::StackPointerIs3 }]
 }
 
 /// A rule as a test writes it: offset in the text, what is at SP or BP, offsets.
@@ -51,7 +55,12 @@ fn rule(at: u64, kind: Kind, sp: (u16, i16)) -> Written {
     Written { at, sp, bp: (0, 0), kind }
 }
 
-fn bytes(layout: &OrcLayout, written: &Written) -> Vec<u8> {
+fn bytes(format: &Format, written: &Written) -> Vec<u8> {
+    let layout = &format.fields;
+    let number = |number: u16| match format.numbers {
+        Numbers::StackPointerIs5 => number,
+        Numbers::StackPointerIs3 => RENUMBERED[usize::from(number)],
+    };
     let three = layout.kind.1 == 3;
     let kind = match written.kind {
         Kind::Undefined => 0,
@@ -83,8 +92,8 @@ fn bytes(layout: &OrcLayout, written: &Written) -> Vec<u8> {
     let mut put = |bits: Bits, value: u64| word |= (value & ((1 << bits.1) - 1)) << bits.0;
     put(layout.sp_offset, u64::from(written.sp.1.cast_unsigned()));
     put(layout.bp_offset, u64::from(written.bp.1.cast_unsigned()));
-    put(layout.sp_reg, u64::from(written.sp.0));
-    put(layout.bp_reg, u64::from(written.bp.0));
+    put(layout.sp_reg, u64::from(number(written.sp.0)));
+    put(layout.bp_reg, u64::from(number(written.bp.0)));
     put(layout.kind, kind);
     if let Some(signal) = layout.signal {
         put(signal, u64::from(exact));
@@ -95,7 +104,7 @@ fn bytes(layout: &OrcLayout, written: &Written) -> Vec<u8> {
     word.to_le_bytes()[..layout.size].to_vec()
 }
 
-fn table(layout: &OrcLayout, range: (u64, u64), rules: &[Written]) -> Option<Table> {
+fn table(format: &Format, range: (u64, u64), rules: &[Written]) -> Option<Table> {
     let base = END + 0x1000;
     let addresses: Vec<u8> = (0u64..)
         .zip(rules)
@@ -104,14 +113,14 @@ fn table(layout: &OrcLayout, range: (u64, u64), rules: &[Written]) -> Option<Tab
             i32::try_from(distance).unwrap_or(0).to_le_bytes()
         })
         .collect();
-    let entries: Vec<u8> = rules.iter().flat_map(|written| bytes(layout, written)).collect();
-    Table::new(layout, range, (base, &addresses), &entries, &mut Budget::new(MAX_RULES))
+    let entries: Vec<u8> = rules.iter().flat_map(|written| bytes(format, written)).collect();
+    Table::new(format, range, (base, &addresses), &entries, &mut Budget::new(MAX_RULES))
 }
 
 fn with_table(orc: Result<Table, Missing>) -> KernelUnwinder {
     KernelUnwinder {
         image: (TEXT, END),
-        orc: orc.map(Arc::new),
+        orc: orc.map(|table| (Arc::new(table), formats()[0])),
         modules: Vec::new(),
         entry: (ENTRY, ENTRY + 0x1000),
         hooks: [0; RETURN_HOOKS.len()],
@@ -120,8 +129,8 @@ fn with_table(orc: Result<Table, Missing>) -> KernelUnwinder {
     }
 }
 
-fn unwinder(layout: &OrcLayout, rules: &[Written]) -> KernelUnwinder {
-    with_table(Ok(table(layout, (TEXT, END), rules).expect("rules")))
+fn unwinder(format: &Format, rules: &[Written]) -> KernelUnwinder {
+    with_table(Ok(table(format, (TEXT, END), rules).expect("rules")))
 }
 
 fn by_frame_pointer() -> KernelUnwinder {
@@ -166,9 +175,9 @@ fn reason(end: WalkEnd) -> Option<Broken> {
 
 #[test]
 fn a_system_call_ends_at_the_users_registers() {
-    for layout in layouts() {
+    for format in formats() {
         let unwinder = unwinder(
-            &layout,
+            &format,
             &[
                 rule(0x100, Kind::Call, (SP, 16)),
                 Written { bp: (PREV_SP, -16), ..rule(0x200, Kind::Call, (BP, 16)) },
@@ -189,9 +198,9 @@ fn a_system_call_ends_at_the_users_registers() {
 
 #[test]
 fn an_interrupt_leads_from_its_stack_to_what_it_interrupted() {
-    for layout in layouts() {
+    for format in formats() {
         let unwinder = unwinder(
-            &layout,
+            &format,
             &[
                 rule(0x100, Kind::Call, (SP, 8)),
                 // The word at SP is the RSP that was left.
@@ -224,8 +233,8 @@ fn an_interrupt_leads_from_its_stack_to_what_it_interrupted() {
 
 #[test]
 fn an_iret_frame_keeps_all_registers() {
-    for layout in layouts() {
-        let unwinder = unwinder(&layout, &[rule(0x8_0000, Kind::Partial, (SP, 8))]);
+    for format in formats() {
+        let unwinder = unwinder(&format, &[rule(0x8_0000, Kind::Partial, (SP, 8))]);
         let stack = vec![u64::MAX, 0x40_1000, 0x33, 0x246, 0x7fff_0000, 0x2b];
         let (frames, end) = walk(&unwinder, at(ENTRY, STACK, 0x77), stack);
         assert_eq!(frames, [(ENTRY, true)]);
@@ -237,9 +246,9 @@ fn an_iret_frame_keeps_all_registers() {
 
 #[test]
 fn registers_that_are_popped_already_are_still_had() {
-    let [_, _, layout] = layouts();
+    let [_, _, format, _] = formats();
     // All of the pt_regs lies below the stack pointer, but for the words from R8 on.
-    let unwinder = unwinder(&layout, &[rule(0x8_0000, Kind::Regs, (SP, -72))]);
+    let unwinder = unwinder(&format, &[rule(0x8_0000, Kind::Regs, (SP, -72))]);
     let mut stack = vec![0xdead; 9];
     stack.extend(&pt_regs(0x40_1000, 0x33, 0x7fff_0000)[9..]);
     let registers = at(ENTRY, STACK + 72, 0x77);
@@ -252,7 +261,7 @@ fn registers_that_are_popped_already_are_still_had() {
 
 #[test]
 fn what_is_wrong_is_told() {
-    let [_, _, layout] = layouts();
+    let [_, _, format, _] = formats();
     let rules = [
         rule(0x100, Kind::Call, (SP, 16)),
         rule(0x200, Kind::Call, (SP, -8)),
@@ -262,7 +271,7 @@ fn what_is_wrong_is_told() {
         rule(0x600, Kind::Call, (BP, 0)),
         rule(0x8_0000, Kind::Undefined, (0, 0)),
     ];
-    let mut unwinder = unwinder(&layout, &rules);
+    let mut unwinder = unwinder(&format, &rules);
     unwinder.hooks[0] = TEXT + 0x177;
     let ends = |rip: u64, stack: Vec<u64>| reason(walk(&unwinder, at(rip, STACK, STACK + 8), stack).1);
     assert_eq!(ends(TEXT + 0x100, vec![0]), Some(Broken::NotCopied));
@@ -290,26 +299,26 @@ fn what_is_wrong_is_told() {
 
 #[test]
 fn the_stack_pointer_may_not_go_down_by_calls() {
-    let [_, _, layout] = layouts();
-    let unwinder = unwinder(&layout, &[rule(0x100, Kind::Call, (SP, 0)), rule(0x200, Kind::Bottom, (0, 0))]);
+    let [_, _, format, _] = formats();
+    let unwinder = unwinder(&format, &[rule(0x100, Kind::Call, (SP, 0)), rule(0x200, Kind::Bottom, (0, 0))]);
     let (_, end) = walk(&unwinder, at(TEXT + 0x100, STACK + 8, 0), vec![TEXT + 0x201, 0]);
     assert_eq!(reason(end), Some(Broken::StackPointer));
 }
 
 #[test]
 fn a_call_to_nothing_leads_to_its_caller() {
-    let [_, _, layout] = layouts();
-    let unwinder = unwinder(&layout, &[rule(0x200, Kind::Bottom, (0, 0))]);
+    let [_, _, format, _] = formats();
+    let unwinder = unwinder(&format, &[rule(0x200, Kind::Bottom, (0, 0))]);
     let (frames, end) = walk(&unwinder, at(0, STACK, 0), vec![TEXT + 0x201]);
     assert_eq!((frames, end), (vec![(0, true), (TEXT + 0x201, false)], WalkEnd::Complete));
 }
 
 #[test]
 fn thunks_and_stuffed_return_addresses_are_left() {
-    let [_, _, layout] = layouts();
+    let [_, _, format, _] = formats();
     // The rule of the switch is wrong by a word.
     let rules = [rule(0x200, Kind::Bottom, (0, 0)), rule(0x9_0000, Kind::Call, (SP, 64))];
-    let unwinder = unwinder(&layout, &rules);
+    let unwinder = unwinder(&format, &rules);
     let (thunks, switch) = (unwinder.thunks, unwinder.switch);
     let caller = TEXT + 0x201;
     for (rip, stack) in [
@@ -325,8 +334,8 @@ fn thunks_and_stuffed_return_addresses_are_left() {
 
 #[test]
 fn generated_code_is_left_by_its_frame_pointer() {
-    let [_, _, layout] = layouts();
-    let unwinder = unwinder(&layout, &[rule(0x200, Kind::Bottom, (0, 0))]);
+    let [_, _, format, _] = formats();
+    let unwinder = unwinder(&format, &[rule(0x200, Kind::Bottom, (0, 0))]);
     let (frames, end) =
         walk(&unwinder, at(MODULE, STACK, STACK + 16), vec![1, 2, STACK + 64, TEXT + 0x201, 0]);
     assert_eq!((frames, end), (vec![(MODULE, true), (TEXT + 0x201, false)], WalkEnd::Complete));
@@ -336,12 +345,12 @@ fn generated_code_is_left_by_its_frame_pointer() {
 
 #[test]
 fn modules_have_tables_of_their_own() {
-    let [_, _, layout] = layouts();
-    let mut unwinder = unwinder(&layout, &[rule(0x200, Kind::Bottom, (0, 0))]);
+    let [_, _, format, _] = formats();
+    let mut unwinder = unwinder(&format, &[rule(0x200, Kind::Bottom, (0, 0))]);
     for i in 0..3 {
         let range = (MODULE + i * 0x4000, MODULE + i * 0x4000 + 0x2000);
         unwinder.modules.extend(table(
-            &layout,
+            &format,
             range,
             &[rule(0, Kind::Call, (SP, 8 + 8 * i16::try_from(i).unwrap()))],
         ));
@@ -375,14 +384,31 @@ fn a_kernel_with_frame_pointers_needs_no_table() {
 }
 
 #[test]
+fn most_rules_tell_which_number_is_which_register() {
+    for format in formats() {
+        let told = |written: &[Written]| {
+            let bytes: Vec<u8> = written.iter().flat_map(|written| bytes(&format, written)).collect();
+            Numbers::told_by(&format.fields, &bytes)
+        };
+        let by_sp = rule(0, Kind::Call, (SP, 8));
+        let others =
+            [rule(0, Kind::Call, (BP, 16)), rule(0, Kind::Call, (6, 0)), rule(0, Kind::Regs, (3, 0))];
+        assert_eq!(told(&[&[by_sp; 3], &others[..]].concat()), Some(format.numbers));
+        assert_eq!(told(&[&[by_sp; 2], &others[..]].concat()), None, "half of all calls");
+        assert_eq!(told(&[]), None);
+        assert_eq!(told(&[rule(0, Kind::Undefined, (0, 0)), rule(0, Kind::Bottom, (0, 0))]), None);
+    }
+}
+
+#[test]
 fn of_two_rules_at_one_address_the_real_one_holds() {
-    for layout in layouts() {
+    for format in formats() {
         let both = [
             rule(0x100, Kind::Call, (SP, 8)),
             rule(0x100, Kind::Undefined, (0, 0)),
             rule(0x80, Kind::Bottom, (0, 0)),
         ];
-        let table = table(&layout, (TEXT, END), &both).unwrap();
+        let table = table(&format, (TEXT, END), &both).unwrap();
         let found = table.find(TEXT + 0x123).unwrap();
         assert_eq!((found.kind, found.sp, found.sp_offset), (Kind::Call, Base::Sp, 8));
         assert_eq!(table.find(TEXT + 0x7f), None);
@@ -398,9 +424,9 @@ proptest! {
     ) {
         starts.sort_unstable();
         starts.dedup();
-        let [_, _, layout] = layouts();
+        let [_, _, format, _] = formats();
         let rules: Vec<Written> = starts.iter().map(|&at| rule(at, Kind::Call, (SP, i16::try_from(at).unwrap()))).collect();
-        let table = table(&layout, (TEXT, END), &rules).unwrap();
+        let table = table(&format, (TEXT, END), &rules).unwrap();
         for at in asked {
             let plain = starts.iter().rev().find(|&&start| start <= at);
             let found = table.find(TEXT + at).map(|rule| u64::from(rule.sp_offset.cast_unsigned()));
@@ -410,7 +436,7 @@ proptest! {
 
     #[test]
     fn arbitrary_tables_and_stacks_end(
-        which in 0usize..3,
+        which in 0usize..4,
         entries in prop::collection::vec(any::<[u8; 6]>(), 1..40),
         distances in prop::collection::vec(-0x10_2000i32..0, 40),
         words in prop::collection::vec(prop_oneof![
@@ -422,10 +448,10 @@ proptest! {
         pointers: bool,
         limit in 0usize..200,
     ) {
-        let layout = layouts()[which];
+        let format = formats()[which];
         let addresses: Vec<u8> = distances.iter().flat_map(|d| d.to_le_bytes()).collect();
         let rules: Vec<u8> = entries.concat();
-        let table = Table::new(&layout, (TEXT, END), (END + 0x1000, &addresses), &rules, &mut Budget::new(MAX_RULES));
+        let table = Table::new(&format, (TEXT, END), (END + 0x1000, &addresses), &rules, &mut Budget::new(MAX_RULES));
         let mut unwinder = with_table(table.ok_or(Missing::NoKallsyms));
         if pointers {
             unwinder.orc = Err(Missing::NoKallsyms);
@@ -438,9 +464,9 @@ proptest! {
     }
 
     #[test]
-    fn a_rule_of_any_bytes_is_taken_apart(which in 0usize..3, bytes in prop::collection::vec(any::<u8>(), 0..8)) {
-        let decoded = Rule::decode(&layouts()[which], &bytes);
-        prop_assert!(decoded.sp != Base::Undefined || decoded.kind != Kind::Call || which == 2);
+    fn a_rule_of_any_bytes_is_taken_apart(which in 0usize..4, bytes in prop::collection::vec(any::<u8>(), 0..8)) {
+        let decoded = Rule::decode(&formats()[which], &bytes);
+        prop_assert!(decoded.sp != Base::Undefined || decoded.kind != Kind::Call || which >= 2);
     }
 }
 
@@ -454,9 +480,9 @@ fn a_budget_ends() {
 /// their place on the task's stack.
 #[test]
 fn a_copy_tells_the_users_registers_where_rules_do_not() {
-    let [_, _, layout] = layouts();
+    let [_, _, format, _] = formats();
     let rules = [rule(0x200, Kind::Bottom, (0, 0)), rule(0x8_0000, Kind::Undefined, (0, 0))];
-    let unwinder = unwinder(&layout, &rules);
+    let unwinder = unwinder(&format, &rules);
     let mut guest = crate::stack::tests::Guest::new();
     guest.enter_kernel();
     for (rip, depth) in [(ENTRY + 1, 48), (ENTRY + 1, 0x200), (TEXT + 0x200, 0x200)] {

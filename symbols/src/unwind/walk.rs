@@ -21,7 +21,8 @@ const THUNK: u64 = 32;
 const THUNKS: u64 = 16;
 /// Bytes of a call instruction.
 const CALL: u64 = 5;
-/// RDX, RDI, R10 and R13 in [`Registers::gpr`].
+/// RAX, RDX, RDI, R10 and R13 in [`Registers::gpr`].
+const AX: usize = 0;
 const DX: usize = 1;
 const DI: usize = 5;
 const R10: usize = 10;
@@ -199,6 +200,7 @@ impl State {
             Base::R13 => register(R13),
             Base::Di => register(DI),
             Base::Dx => register(DX),
+            Base::Ax => register(AX),
             Base::Undefined | Base::PreviousSp => Err(Broken::NoRule),
         }
     }

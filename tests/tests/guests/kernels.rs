@@ -15,7 +15,8 @@ fn everything_is_named(guest: Guest) -> Run {
     assert!(run.stdout.lines().any(|line| line.trim() == release), "{release} in {}", run.stdout);
     assert_eq!(report.get("missing").as_array().map(Vec::len), Some(0), "{}", report.get("missing"));
     let (spin, syscalls) = (report.process("spin"), report.process("syscalls"));
-    assert!(spin.samples > 50 && spin.user_share > 0.8 * spin.share, "{spin:?}");
+    // On a slow emulated machine the system calls and page faults of a program's start and end take a part, too.
+    assert!(spin.samples > 50 && spin.user_share > 0.6 * spin.share, "{spin:?}");
     assert!(syscalls.samples > 50 && syscalls.kernel_share > 0.5 * syscalls.share, "{syscalls:?}");
     // What /dev/zero reads with; its full name differs between kernels.
     let functions = report.functions();
@@ -26,7 +27,23 @@ fn everything_is_named(guest: Guest) -> Run {
         "SELECT count(*) FROM frame WHERE kind = 'kernel' AND module IS NOT NULL AND symbol IS NOT NULL",
     );
     assert!(in_modules > 0.0, "no function of a module has a name");
+    let walks = report.walks("kernel");
+    assert!(walks.walks > 500 && walks.lost() * 20 <= walks.walks, "{walks:?}");
+    // The timer's interrupts alone.
+    let vcpus = report.vcpus();
+    assert!(vcpus.iter().all(|vcpu| (0.01..0.5).contains(&vcpu.hardirq)), "{vcpus:?}");
+    the_cpus_books_add_up(&run);
     run
+}
+
+/// Asserts that what a CPU's books tell since they were first read is about as long as that.
+fn the_cpus_books_add_up(run: &Run) {
+    let rusage = run.json(&["rusage"]);
+    let cpu = &rusage["cpus"][0];
+    let number = |value: &serde_json::Value| value.as_f64().expect("a number");
+    let length = number(&cpu["read_s"]) - number(&cpu["since_s"]);
+    let told: f64 = cpu["reported"].as_object().expect("times").values().map(|ns| number(ns) / 1e9).sum();
+    assert!(length > 1.0 && (0.5..1.1).contains(&(told / length)), "{told} s of {length} s: {cpu}");
 }
 
 /// [`everything_is_named`] with words on the kernel's command line.

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use sampler::rusage::{CpuRusage, ProcessRusage, Rusage, ThreadRusage};
+use sampler::rusage::{CpuRusage, ProcessRusage, Rusage, ThreadRusage, difference};
 
 use super::summary::{heading, wrapped};
 use super::table::{Align, Table};
@@ -156,7 +156,7 @@ fn of_cpu(text: &mut String, cpu: &CpuRusage, page: Page) {
             units::brief(told),
             units::brief(truly),
             if exact { "exact".to_owned() } else { half(truly, (low, high)) },
-            signed(told.cast_signed().saturating_sub(truly.cast_signed())),
+            signed(difference(told, truly)),
         ]);
     }
     text.push_str(&table.render(page.width));
@@ -203,7 +203,7 @@ pub fn as_csv(rusage: &Rusage) -> String {
         ]));
     }
     for t in &rusage.threads {
-        let told = t.reported_user_ns.saturating_add(t.reported_system_ns).cast_signed();
+        let told = t.reported_user_ns.saturating_add(t.reported_system_ns);
         text.push_str(&csv::line(&[
             "thread".to_owned(),
             t.comm.clone().unwrap_or_default(),
@@ -216,7 +216,7 @@ pub fn as_csv(rusage: &Rusage) -> String {
             t.true_low_ns.to_string(),
             t.true_high_ns.to_string(),
             String::new(),
-            told.saturating_sub(t.true_cpu_ns.cast_signed()).to_string(),
+            difference(told, t.true_cpu_ns).to_string(),
             u8::from(t.outside).to_string(),
             start(t.since_s),
             String::new(),
@@ -230,7 +230,7 @@ pub fn as_csv(rusage: &Rusage) -> String {
         let before = cpu.before.named().into_iter();
         for ((((name, told), (_, truly)), ((_, low), (_, high))), (_, before)) in sides.zip(ends).zip(before)
         {
-            let difference = told.cast_signed().saturating_sub(truly.cast_signed());
+            let difference = difference(told, truly);
             // A told time of a CPU stands in the column of user time.
             let _ = write!(
                 text,

@@ -117,6 +117,11 @@ fn rows<T>(
     connection.prepare(sql)?.query_map([], row)?.collect()
 }
 
+/// `column` and the next together. They are what a guest says, so SQL, where sums may overflow, must not add them.
+fn both(row: &Row<'_>, column: usize) -> rusqlite::Result<u64> {
+    Ok(unsigned(row, column)?.saturating_add(unsigned(row, column + 1)?))
+}
+
 impl Books {
     pub fn read(connection: &Connection) -> rusqlite::Result<Self> {
         let meta = rows(connection, "SELECT key, value FROM meta", |row| Ok((row.get(0)?, row.get(1)?)))?;
@@ -124,14 +129,14 @@ impl Books {
             Ok((row.get(0)?, (row.get(1)?, row.get(2)?, row.get(3)?)))
         })?;
         let sql = "SELECT instance, first, time_ns, user_ns, system_ns, runtime_ns, run_delay_ns, \
-                   voluntary + involuntary FROM rusage";
+                   voluntary, involuntary FROM rusage";
         let processes = rows(connection, sql, |row| {
             let told = Told {
                 user_ns: unsigned(row, 3)?,
                 system_ns: unsigned(row, 4)?,
                 runtime_ns: unsigned(row, 5)?,
                 run_delay_ns: unsigned(row, 6)?,
-                switches: unsigned(row, 7)?,
+                switches: both(row, 7)?,
             };
             Ok((row.get(0)?, (row.get(1)?, unsigned(row, 2)?, told)))
         })?;
@@ -150,16 +155,16 @@ impl Books {
         let names = rows(connection, "SELECT instance, tid, comm FROM thread", |row| {
             Ok(((row.get(0)?, row.get(1)?), row.get(2)?))
         })?;
-        let sql = "SELECT cpu, first, time_ns, user_ns + nice_ns, system_ns, irq_ns, softirq_ns, \
-                   idle_ns + iowait_ns, steal_ns FROM cpu_time";
+        let sql = "SELECT cpu, first, time_ns, user_ns, nice_ns, system_ns, irq_ns, softirq_ns, \
+                   idle_ns, iowait_ns, steal_ns FROM cpu_time";
         let cpus = rows(connection, sql, |row| {
             let times = CpuTimes {
-                user_ns: unsigned(row, 3)?,
-                system_ns: unsigned(row, 4)?,
-                irq_ns: unsigned(row, 5)?,
-                softirq_ns: unsigned(row, 6)?,
-                idle_ns: unsigned(row, 7)?,
-                steal_ns: unsigned(row, 8)?,
+                user_ns: both(row, 3)?,
+                system_ns: unsigned(row, 5)?,
+                irq_ns: unsigned(row, 6)?,
+                softirq_ns: unsigned(row, 7)?,
+                idle_ns: both(row, 8)?,
+                steal_ns: unsigned(row, 10)?,
             };
             Ok((row.get(0)?, (row.get(1)?, unsigned(row, 2)?, times)))
         })?;

@@ -150,6 +150,12 @@ pub struct CpuTimes {
     pub steal_ns: u64,
 }
 
+/// What a guest tells less what is true, ns; what it tells may be any number.
+pub fn difference(told_ns: u64, truly_ns: u64) -> i64 {
+    let difference = i128::from(told_ns) - i128::from(truly_ns);
+    i64::try_from(difference).unwrap_or(if difference < 0 { i64::MIN } else { i64::MAX })
+}
+
 impl Rusage {
     /// Keeps only the processes of this name, process id or `name#instance`, with their threads.
     ///

@@ -88,7 +88,7 @@ impl Books {
             true_high_ns: whole(truth.high_ns),
             true_user_ns: whole(of(Part::User).1.ns),
             interrupted_ns: whole(of(Part::Interrupted).1.ns),
-            difference_ns: told.cast_signed().saturating_sub(whole(truth.ns).cast_signed()),
+            difference_ns: super::difference(told, whole(truth.ns)),
             outside: seen.unsampled_ns == 0 && kept.is_outside(&truth),
         })
     }

@@ -107,6 +107,44 @@ fn a_cpu_is_compared_with_its_vcpu() {
     assert!(cpu.low.user_ns < cpu.truly.user_ns && cpu.truly.user_ns < cpu.high.user_ns);
 }
 
+#[test]
+fn a_guest_that_claims_all_the_time_there_is_can_be_compared() {
+    const MOST: u64 = u64::MAX;
+    let mut batch = batch();
+    for row in &mut batch.rusage {
+        let (instance, time_ns) = (row.instance, row.time_ns);
+        *row = RusageRow {
+            instance,
+            first: false,
+            time_ns,
+            user_ns: MOST,
+            system_ns: MOST,
+            tick_user_ns: MOST,
+            tick_system_ns: MOST,
+            runtime_ns: MOST,
+            run_delay_ns: MOST,
+            voluntary: MOST,
+            involuntary: MOST,
+        };
+    }
+    let books = CpuBooks {
+        cpu: 0,
+        user_ns: MOST,
+        nice_ns: MOST,
+        system_ns: MOST,
+        softirq_ns: MOST,
+        irq_ns: MOST,
+        idle_ns: MOST,
+        iowait_ns: MOST,
+        steal_ns: MOST,
+    };
+    batch.cpu_times[0].books = books;
+    let directory = tempfile::tempdir().expect("a directory");
+    let rusage = Rusage::read(&profile(directory.path(), &batch)).expect("books");
+    assert!(rusage.processes.iter().all(|process| process.outside && process.difference_ns > 0));
+    assert!(rusage.cpus[0].reported.user_ns >= i64::MAX.cast_unsigned());
+}
+
 /// The same, but the books were first read after two seconds, when `hog` had used a second of its own, and the vCPU's states
 /// are known in stretches of two seconds.
 fn later() -> Batch {

@@ -28,6 +28,9 @@ pub(crate) struct TaskTimes {
     /// `nvcsw` and `nivcsw`, unsigned long.
     pub(crate) voluntary: usize,
     pub(crate) involuntary: usize,
+    /// `usage`, refcount_t: 0 from the moment on at which the task and what belongs to it are freed (`__put_task_struct`,
+    /// kernel/fork.c).
+    pub(crate) usage: usize,
     /// `sched_info.run_delay`, ns, where the kernel keeps it (`CONFIG_SCHED_INFO`).
     pub(crate) run_delay: Option<usize>,
 }
@@ -68,6 +71,7 @@ impl TaskTimes {
             runtime: task("se.sum_exec_runtime")?,
             voluntary: task("nvcsw")?,
             involuntary: task("nivcsw")?,
+            usage: task("usage")?,
             run_delay: task("sched_info.run_delay").ok(),
         })
     }

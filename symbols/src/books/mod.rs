@@ -164,6 +164,8 @@ impl Kernel {
         let layouts = self.layouts.as_ref().map_err(Clone::clone)?;
         let (layout, links) = (layouts.task.clone()?, layouts.threads.clone()?);
         let (times, ended) = (layouts.books.task.clone()?, layouts.books.ended.clone()?);
+        // What was freed is no process's any more: the numbers that were read may be anything.
+        let is_freed = |task: u64| view.u32(task, times.usage).is_none_or(|references| references == 0);
         let mut read = || {
             let leader = layout.snapshot(view, leader)?;
             let signal = view.u64(leader.task, links.signal)?;
@@ -176,12 +178,13 @@ impl Kernel {
                 let Some(task) = layout.snapshot(view, thread).filter(|task| task.pid == leader.pid) else {
                     continue;
                 };
-                let Some(own) = times.read(|offset| view.u64(thread, offset)) else { continue };
+                let own = times.read(|offset| view.u64(thread, offset)).filter(|_| !is_freed(thread));
+                let Some(own) = own else { continue };
                 time.add(&own);
                 threads.push(ThreadBooks { task, time: own });
             }
             let told = time.told(ended.told_before(|offset| view.u64(signal, offset)));
-            Some(ProcessBooks { leader, time, told, threads })
+            (!is_freed(leader.task)).then_some(ProcessBooks { leader, time, told, threads })
         };
         Ok(read())
     }

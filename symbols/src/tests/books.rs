@@ -43,6 +43,25 @@ fn a_process_is_the_sum_of_its_threads_and_of_those_that_have_ended() {
 }
 
 #[test]
+fn what_was_freed_has_no_books() {
+    for style in STYLES {
+        let (mut guest, kernel) = guest(&Config::new(style));
+        guest.free_task(100);
+        assert_eq!(kernel.books_of(&guest.memory, guest.task(100).expect("a leader")).expect("books"), None);
+        let books = kernel.books(&guest.memory).expect("books");
+        assert_eq!(books.iter().map(|process| process.leader.pid).collect::<Vec<_>>(), [1, 2]);
+    }
+    // A thread of a process that goes on.
+    let (mut guest, kernel) = guest(&Config::new(Style::V6_12));
+    let before =
+        kernel.books_of(&guest.memory, guest.task(100).expect("a leader")).expect("books").expect("some");
+    guest.free_task(103);
+    let after =
+        kernel.books_of(&guest.memory, guest.task(100).expect("a leader")).expect("books").expect("some");
+    assert_eq!((before.threads.len(), after.threads.len()), (4, 3));
+}
+
+#[test]
 fn the_last_books_are_the_leaders_and_of_those_that_have_ended() {
     for style in STYLES {
         let (guest, kernel) = guest(&Config::new(style));

@@ -147,7 +147,7 @@ fn still_s(run: &Run) -> f64 {
 #[test]
 fn a_hang_is_told_at_the_time_out_too() {
     let run =
-        judged(&["--until", "never", "--timeout", "30s"], "exec python3 -c 'while True: pass'").exited(3);
+        judged(&["--until", "never", "--timeout", "60s"], "exec python3 -c 'while True: pass'").exited(3);
     assert_eq!(verdict(&run), "hang-busy", "{}", failure(&run));
 }
 

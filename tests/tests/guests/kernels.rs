@@ -15,9 +15,9 @@ fn everything_is_named(guest: Guest) -> Run {
     assert!(run.stdout.lines().any(|line| line.trim() == release), "{release} in {}", run.stdout);
     assert_eq!(report.get("missing").as_array().map(Vec::len), Some(0), "{}", report.get("missing"));
     let (spin, syscalls) = (report.process("spin"), report.process("syscalls"));
-    // On a slow emulated machine the system calls and page faults of a program's start and end take a part, too.
-    assert!(spin.samples > 50 && spin.user_share > 0.6 * spin.share, "{spin:?}");
-    assert!(syscalls.samples > 50 && syscalls.kernel_share > 0.5 * syscalls.share, "{syscalls:?}");
+    // On a slow emulated machine ticks, and the system calls and page faults of a program's start and end, take up to half.
+    assert!(spin.samples > 50 && spin.user_share > 0.4 * spin.share, "{spin:?}");
+    assert!(syscalls.samples > 50 && syscalls.kernel_share > 0.6 * syscalls.share, "{syscalls:?}");
     // What /dev/zero reads with; its full name differs between kernels.
     let functions = report.functions();
     let clearing =

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::boot::Entry;
+use super::boot::{Entry, Unified};
 use super::survey::Survey;
 use super::{ImageError, MAX_FILE, initrd, kernel};
 use crate::render::escape;
@@ -28,7 +28,14 @@ pub fn choose(survey: &Survey, image: &Path) -> Result<Choice, ImageError> {
         return Err(ImageError::NoKernel { path: image.to_owned(), looked: survey.looked() });
     };
     let inside = |source| ImageError::Inside { image: image.to_owned(), source: Box::new(source) };
-    let kernel = read(survey, &entry, &entry.kernel, image)?;
+    let mut kernel = read(survey, &entry, &entry.kernel, image)?;
+    let mut archives: Vec<(&str, Vec<u8>)> = Vec::new();
+    if entry.unified {
+        let fail = |reason| inside(ImageError::Kernel { path: entry.kernel.clone().into(), reason });
+        let parts = Unified::of(&kernel).map_err(fail)?;
+        archives.extend(parts.initrds.iter().map(|bytes| (entry.kernel.as_str(), bytes.to_vec())));
+        kernel = parts.kernel.to_vec();
+    }
     if kernel.is_empty() {
         return Err(inside(ImageError::Empty {
             path: entry.kernel.into(),
@@ -36,9 +43,11 @@ pub fn choose(survey: &Survey, image: &Path) -> Result<Choice, ImageError> {
         }));
     }
     kernel::check(&kernel, Path::new(&entry.kernel)).map_err(inside)?;
-    let mut initrd: Option<Vec<u8>> = None;
     for path in &entry.initrds {
-        let bytes = read(survey, &entry, path, image)?;
+        archives.push((path, read(survey, &entry, path, image)?));
+    }
+    let mut initrd: Option<Vec<u8>> = None;
+    for (path, bytes) in archives {
         initrd::check(&bytes, Path::new(path)).map_err(inside)?;
         match &mut initrd {
             None => initrd = Some(bytes),
@@ -50,7 +59,7 @@ pub fn choose(survey: &Survey, image: &Path) -> Result<Choice, ImageError> {
         }
     }
     let words = words(survey, entry.options.as_deref(), initrd.is_some());
-    let sentence = sentence(survey, &entry, &words);
+    let sentence = sentence(survey, &entry, initrd.is_some(), &words);
     let origin = format!("{} in {}", entry.kernel, image.display());
     Ok(Choice { kernel, initrd, words, origin, sentence })
 }
@@ -105,8 +114,8 @@ fn is_foreign_device(value: &str) -> bool {
 }
 
 /// One line: the kernel, what named it, the root, and what is worth knowing about that.
-fn sentence(survey: &Survey, entry: &Entry, words: &str) -> String {
-    let initrd = if entry.initrds.is_empty() { " without an initrd" } else { "" };
+fn sentence(survey: &Survey, entry: &Entry, has_initrd: bool, words: &str) -> String {
+    let initrd = if has_initrd { "" } else { " without an initrd" };
     let title = entry.title.as_deref().map(|title| format!(", {}", escape(title))).unwrap_or_default();
     let mut text = format!(
         "kernel: {}{initrd} on {}, by {}{title}; {}",

@@ -143,7 +143,7 @@ impl Survey {
             "there is no file system that vprof reads (ext4, vfat)".to_owned()
         } else {
             format!(
-                "looked for loader/entries, grub.cfg, extlinux.conf, /boot/vmlinuz, /vmlinuz and /boot/vmlinuz-* on {}",
+                "looked for loader/entries, EFI/Linux/*.efi, grub.cfg, extlinux.conf, /boot/vmlinuz, /vmlinuz and /boot/vmlinuz-* on {}",
                 readable.join(", ")
             )
         };

@@ -107,11 +107,14 @@ fn memory_in_huge_pages() {
 fn memory_through_the_stub() {
     let mut guest = Emulated::start(&["-m", "512", "-smp", "1"], SPLIT);
     let tunnel = guest.tunnel();
-    let mut attached = guest.attach_at(&tunnel, &["-F", "50"]);
+    let mut attached = guest.attach_at(&tunnel, &["-F", "1000"]);
     attached.wait_for_samples(3);
     attached.signal(Signal::SIGINT);
     let run = attached.finish().succeeded();
     assert!(run.stderr.contains("memory through the stub"), "{}", run.stderr);
+    // What a stub holds is found and said.
+    assert!(run.stderr.contains(" Hz in the place of 1000 Hz"), "{}", run.stderr);
+    assert!(run.number("SELECT CAST(value AS REAL) FROM meta WHERE key = 'rate_hz'") < 1000.0);
     assert!(guest.runs(), "it runs on");
 }
 

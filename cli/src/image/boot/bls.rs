@@ -1,13 +1,19 @@
-//! Entries of the boot loader specification, type 1 (uapi-group.org): systemd-boot's, and those of Fedora's GRUB.
+//! Entries of the boot loader specification (uapi-group.org), type 1: systemd-boot's, and those of Fedora's GRUB; and type 2:
+//! unified kernel images.
 
 use std::cmp::Reverse;
 
 use super::grub::Environment;
-use super::{Entry, MAX_CONFIG, MAX_ENTRIES, config, find_file, readable, rooted, version};
+use super::{Entry, MAX_CONFIG, MAX_ENTRIES, Unified, config, find_file, readable, rooted, version};
+use crate::image::MAX_FILE;
 use crate::image::volume::{Files, Volume};
 
 /// Where a volume has the loader's directory.
 const PLACES: &[&str] = &["/loader", "/boot/loader"];
+/// Where a volume has unified kernel images.
+const UNIFIED: &str = "/EFI/Linux";
+/// Unified kernel images of a volume that are looked at, at most, the newest by their names: each is read.
+const MAX_UNIFIED: usize = 16;
 
 /// An entry file's fields.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -20,6 +26,7 @@ struct Fields {
     initrds: Vec<String>,
     options: Vec<String>,
     foreign: bool,
+    unified: bool,
 }
 
 /// The entries in the order of the loader's menu, its default first.
@@ -28,16 +35,22 @@ pub fn entries(volumes: &[Volume]) -> Vec<Entry> {
     for (index, files) in readable(volumes) {
         for place in PLACES {
             let mut entries = read_all(files, &format!("{place}/entries"));
+            if *place == "/loader" {
+                entries.extend(read_unified(files));
+            }
             sort(&mut entries);
             if let Some(wanted) =
                 config(files, &format!("{place}/loader.conf")).as_deref().and_then(default_pattern)
             {
                 // Stable: the order of the others stays.
-                entries.sort_by_key(|entry| !matches(&wanted, entry.file.trim_end_matches(".conf")));
+                entries.sort_by_key(|entry| !matches(&wanted, id(&entry.file)));
             }
             let environment = Environment::of(files);
             let made = entries.into_iter().filter_map(|entry| {
-                let source = format!("{place}/entries/{}", entry.file);
+                let source = match entry.unified {
+                    true => "its place (unified kernel image)".to_owned(),
+                    false => format!("{place}/entries/{}", entry.file),
+                };
                 make(volumes, index, entry, source, &environment)
             });
             found.extend(made);
@@ -53,6 +66,33 @@ fn read_all(files: &dyn Files, directory: &str) -> Vec<Fields> {
         Some(Fields { file: name, ..parse(&String::from_utf8_lossy(&bytes)) })
     };
     names.filter_map(read).filter(|entry| !entry.foreign && entry.linux.is_some()).collect()
+}
+
+fn read_unified(files: &dyn Files) -> Vec<Fields> {
+    let mut names = files.names(UNIFIED);
+    names.retain(|name| name.to_ascii_lowercase().ends_with(".efi"));
+    names.sort_by(|a, b| version(b).cmp(&version(a)));
+    let read = |name: String| {
+        let path = format!("{UNIFIED}/{name}");
+        let file = files.read(&path, MAX_FILE).ok()?;
+        let image = Unified::of(&file).ok()?;
+        Some(Fields {
+            file: name,
+            title: image.title,
+            version: image.version,
+            sort_key: image.sort_key,
+            linux: Some(path),
+            options: image.options.into_iter().collect(),
+            unified: true,
+            ..Fields::default()
+        })
+    };
+    names.into_iter().take(MAX_UNIFIED).filter_map(read).collect()
+}
+
+/// What loader.conf calls an entry by.
+fn id(file: &str) -> &str {
+    file.trim_end_matches(".conf").trim_end_matches(".efi")
 }
 
 fn make(
@@ -79,6 +119,7 @@ fn make(
         kernel,
         initrds: initrds.map(|path| place(&path).map_or(path, |(_, path)| path)).collect(),
         options: Some(environment.expand(&entry.options.join(" "))),
+        unified: entry.unified,
         title: entry.title,
         source,
     })
@@ -124,7 +165,7 @@ fn sort(entries: &mut [Fields]) {
 /// The pattern that `default` in loader.conf gives; a name beginning with `@` stands for something else.
 fn default_pattern(text: &str) -> Option<String> {
     let line = text.lines().map(str::trim).rfind(|line| line.starts_with("default"))?;
-    let pattern = line.strip_prefix("default")?.trim().trim_end_matches(".conf");
+    let pattern = id(line.strip_prefix("default")?.trim());
     (!pattern.is_empty() && !pattern.starts_with('@')).then(|| pattern.to_owned())
 }
 

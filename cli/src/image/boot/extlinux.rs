@@ -37,6 +37,7 @@ pub fn entries(volumes: &[Volume]) -> Vec<Entry> {
                     kernel,
                     initrds: label.initrds.iter().map(|file| absolute(file)).collect(),
                     options: Some(label.append),
+                    unified: false,
                     title: label.title.or(Some(label.name)),
                     source: path.clone(),
                 })

@@ -118,6 +118,7 @@ impl Item {
                 .map(|word| rooted(strip_device(&word)))
                 .collect(),
             options: Some(options.join(" ")),
+            unified: false,
             title: self.titles.last().cloned(),
             source: source.to_owned(),
         })

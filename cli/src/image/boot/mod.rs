@@ -2,7 +2,7 @@
 //!
 //! | asked in this order | where |
 //! |---|---|
-//! | boot loader specification | `loader/entries/*.conf` on any volume, or in `/boot` |
+//! | boot loader specification | `loader/entries/*.conf` on any volume, or in `/boot`; unified kernel images `EFI/Linux/*.efi` |
 //! | GRUB | `grub.cfg` in `boot/grub`, `boot/grub2`, `grub`, `grub2` |
 //! | extlinux | `extlinux.conf` in `boot/extlinux`, `extlinux`, `boot/syslinux`, `syslinux` |
 //! | links and names | `/boot/vmlinuz`, `/vmlinuz`, the newest `/boot/vmlinuz-*` |
@@ -14,8 +14,10 @@ mod bls;
 mod extlinux;
 mod grub;
 mod plain;
+mod unified;
 
 use super::volume::{Files, Volume};
+pub use unified::Unified;
 
 /// A configuration file beyond this is not read, bytes.
 const MAX_CONFIG: u64 = 1 << 20;
@@ -33,6 +35,8 @@ pub struct Entry {
     pub initrds: Vec<String>,
     /// Words for its command line; `None` where nothing tells them.
     pub options: Option<String>,
+    /// The kernel is a unified image: initrd and options are in it.
+    pub unified: bool,
     /// What it calls itself, if it does.
     pub title: Option<String>,
     /// What named it: a file, or how it was found.

@@ -9,7 +9,7 @@ pub fn entries(volumes: &[Volume]) -> Vec<Entry> {
         .filter_map(|(volume, files)| {
             let (kernel, source) = kernel_path(files)?;
             let initrds = initrd_path(files, &kernel).into_iter().collect();
-            Some(Entry { volume, kernel, initrds, options: None, title: None, source })
+            Some(Entry { volume, kernel, initrds, options: None, unified: false, title: None, source })
         })
         .collect()
 }

@@ -30,8 +30,8 @@ impl Files for Table {
     }
 }
 
-fn volume(files: &[(&str, &str)]) -> Volume {
-    let table = files.iter().map(|(path, text)| ((*path).to_owned(), text.as_bytes().to_vec()));
+fn volume<T: AsRef<[u8]>>(files: &[(&str, T)]) -> Volume {
+    let table = files.iter().map(|(path, bytes)| ((*path).to_owned(), bytes.as_ref().to_vec()));
     let files: Box<dyn Files> = Box::new(Table(table.collect()));
     Volume { part: part_of(b"x"), signature: None, files: Some(Ok(files)) }
 }
@@ -132,5 +132,37 @@ fn names_tell_where_no_loader_does() {
 fn entries_without_their_kernel_are_none() {
     let esp = volume(&[("/loader/entries/a.conf", "linux /gone\n"), ("/boot/vmlinuz", "")]);
     assert_eq!(first(&[esp]).source, "/boot/vmlinuz");
-    assert!(entries(&[volume(&[])]).is_empty());
+    assert!(entries(&[volume::<&str>(&[])]).is_empty());
+}
+
+#[test]
+fn unified_kernel_images_on_an_efi_system_partition() {
+    let image = |version: &str| {
+        super::unified::tests::pe(&[
+            (".osrel", b"ID=debian\nPRETTY_NAME=\"Debian\"\n"),
+            (".uname", version.as_bytes()),
+            (".cmdline", b"quiet"),
+            (".linux", b"kernel"),
+        ])
+    };
+    let esp = volume(&[
+        ("/EFI/Linux/debian-6.1.0-9.efi", image("6.1.0-9")),
+        ("/EFI/Linux/debian-6.1.0-10.efi", image("6.1.0-10")),
+        ("/EFI/Linux/damaged.efi", b"MZ".to_vec()),
+        ("/EFI/BOOT/BOOTX64.EFI", image("0")),
+    ]);
+    let root = volume(&[("/boot/vmlinuz", ""), ("/boot/initrd.img", "")]);
+    let all = entries(&[esp, root]);
+    assert_eq!(all.len(), 3, "{all:#?}");
+    let newest = &all[0];
+    assert_eq!((newest.volume, newest.kernel.as_str()), (0, "/EFI/Linux/debian-6.1.0-10.efi"));
+    assert_eq!((newest.options.as_deref(), newest.title.as_deref()), (Some("quiet"), Some("Debian")));
+    assert!(newest.unified && newest.initrds.is_empty() && !all[2].unified);
+    // The loader's own choice, by the name of the file.
+    let esp = volume(&[
+        ("/loader/loader.conf", b"default debian-6.1.0-9.efi\n".to_vec()),
+        ("/EFI/Linux/debian-6.1.0-9.efi", image("6.1.0-9")),
+        ("/EFI/Linux/debian-6.1.0-10.efi", image("6.1.0-10")),
+    ]);
+    assert_eq!(first(&[esp]).kernel, "/EFI/Linux/debian-6.1.0-9.efi");
 }

@@ -77,7 +77,7 @@ impl Emulated {
         let mut guest = Self { qemu, monitor, stub: String::new(), directory, _turn: turn };
         guest.answer();
         guest.stub = guest.stub_address();
-        guest.wait_for_console("ready");
+        guest.wait_for_console(1, "ready");
         guest
     }
 
@@ -125,19 +125,18 @@ impl Emulated {
             .unwrap_or_default()
     }
 
-    /// Waits for a line on the console, and gives it.
+    /// Waits until that many lines of the console have this in them.
     ///
     /// # Panics
-    /// It does not come.
-    pub fn wait_for_console(&mut self, what: &str) -> String {
+    /// They have not.
+    pub fn wait_for_console(&mut self, lines: usize, what: &str) {
         let begin = Instant::now();
         loop {
             let console = self.console();
             // A line is whole when the next has begun.
-            if let Some((lines, _)) = console.rsplit_once('\n')
-                && let Some(line) = lines.lines().find(|line| line.contains(what))
-            {
-                return line.to_owned();
+            let whole = console.rsplit_once('\n').map_or("", |(whole, _)| whole);
+            if whole.lines().filter(|line| line.contains(what)).count() >= lines {
+                return;
             }
             let ended = self.qemu.try_wait().expect("QEMU is our child");
             assert!(ended.is_none() && begin.elapsed() < LIMIT, "no {what} ({ended:?}): {console}");

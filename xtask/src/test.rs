@@ -16,14 +16,19 @@ use crate::progress::Line;
 const IMAGES: &[(Series, Flavour)] = &[
     (Series::V5_10, Flavour::Cloud),
     (Series::V6_1, Flavour::Cloud),
+    (Series::V6_12, Flavour::Cloud),
+    (Series::Newest, Flavour::Cloud),
+];
+/// Those that only ignored ones boot.
+const MORE_IMAGES: &[(Series, Flavour)] = &[
     (Series::V6_1, Flavour::Generic),
     (Series::V6_1, Flavour::Rt),
-    (Series::V6_12, Flavour::Cloud),
     (Series::V6_12, Flavour::Generic),
     (Series::V6_12, Flavour::Rt),
-    (Series::Newest, Flavour::Cloud),
     (Series::Newest, Flavour::Rt),
 ];
+/// What libtest calls for tests that are ignored, too.
+const INCLUDE_IGNORED: &str = "--include-ignored";
 
 /// How many guest tests may fail and be run again, each alone: more is no accident of the emulation. On a slow machine two
 /// emulated guests beside each other have accidents.
@@ -34,9 +39,27 @@ const SEED: (&str, &str) = ("PROPTEST_RNG_SEED", "20040229");
 /// What the tests may be told.
 #[derive(Debug, Args)]
 pub struct Options {
+    /// Also the guest tests that are ignored else: more kernels, more ways to fail, longer runs
+    #[arg(long)]
+    all: bool,
     /// Arguments for cargo test, like a test's name, or `-p symbols`
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<OsString>,
+}
+
+impl Options {
+    /// What cargo test gets.
+    fn for_cargo(&self) -> Vec<OsString> {
+        let mut arguments = self.arguments.clone();
+        if self.all {
+            let end = arguments.iter().position(|argument| argument == "--").unwrap_or_else(|| {
+                arguments.push("--".into());
+                arguments.len() - 1
+            });
+            arguments.insert(end + 1, INCLUDE_IGNORED.into());
+        }
+        arguments
+    }
 }
 
 /// Runs the tests.
@@ -45,7 +68,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     if !deps::ensure_for_tests(&line)? {
         return Ok(ExitCode::FAILURE);
     }
-    for &(series, flavour) in IMAGES {
+    for &(series, flavour) in IMAGES.iter().chain(if options.all { MORE_IMAGES } else { &[] }) {
         guest_images::demo(&DemoOptions { series, flavour }, &line)?;
     }
     guest_images::debian(&DebianOptions::default(), &line)?;
@@ -63,10 +86,10 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     };
     if !options.arguments.is_empty() {
         let packages: &[&str] = if chooses_packages(&options.arguments) { &[] } else { &["--workspace"] };
-        let status = test(packages).args(&options.arguments).status().context(NO_CARGO)?;
+        let status = test(packages).args(options.for_cargo()).status().context(NO_CARGO)?;
         return Ok(exit_code(status));
     }
-    let (status, outcome) = watched(&mut test(&["--workspace"]))?;
+    let (status, outcome) = watched(test(&["--workspace"]).args(options.for_cargo()))?;
     if status.success() || outcome.failed.is_empty() || !outcome.is_worth_repeating(&guests(&test)?) {
         return Ok(exit_code(status));
     }
@@ -94,7 +117,8 @@ const NO_CARGO: &str = "cannot start cargo test";
 /// (docs/limits.md), a mistake in vprof fails again.
 fn repeat(failed: &[String], test: &impl Fn(&[&str]) -> Command) -> Result<ExitCode> {
     eprintln!("REPEATED, failed beside others: {}", failed.join(", "));
-    let mut arguments = [GUESTS.as_slice(), &["--", "--exact", "--test-threads", "1"]].concat();
+    let mut arguments =
+        [GUESTS.as_slice(), &["--", "--exact", INCLUDE_IGNORED, "--test-threads", "1"]].concat();
     arguments.extend(failed.iter().map(String::as_str));
     let (status, outcome) = watched(&mut test(&arguments))?;
     let passed = status.success() && outcome.passed == failed.len();
@@ -185,6 +209,20 @@ mod tests {
         // One more began to fail and took the summary along.
         outcome.take("test kernels::c ... FAILED");
         assert!(!outcome.is_worth_repeating(&guests));
+    }
+
+    #[test]
+    fn ignored_tests_are_asked_for_behind_the_two_dashes() {
+        let told = |all, words: &[&str]| {
+            let arguments = words.iter().map(OsString::from).collect();
+            Options { all, arguments }.for_cargo().join(" ".as_ref()).into_string().unwrap()
+        };
+        assert_eq!(told(false, &["kernels::"]), "kernels::");
+        assert_eq!(told(true, &[]), "-- --include-ignored");
+        assert_eq!(
+            told(true, &["-p", "vmm", "--", "--nocapture"]),
+            "-p vmm -- --include-ignored --nocapture"
+        );
     }
 
     #[test]

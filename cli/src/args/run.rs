@@ -50,7 +50,7 @@ failed keeps its code), 4 no usable hypervisor.";
 #[derive(Debug, Clone, Args)]
 #[command(before_help = EXAMPLES, after_help = NOTES, help_template = TEMPLATE)]
 pub struct RunArgs {
-    /// Disk image (raw or qcow2) with a kernel (docs/images.md), or a kernel (bzImage or vmlinux)
+    /// Disk image (raw or qcow2) with a kernel (docs/images.md), or a kernel (bzImage, vmlinux or unified image)
     pub image: PathBuf,
 
     /// Command to run in the guest once it is up, and end the run with: on disk images whose init is systemd, and on

@@ -2,9 +2,10 @@
 
 use std::path::Path;
 
-use super::boot::{Entry, Unified};
+use super::boot::Entry;
+use super::kernel::{self, Parts};
 use super::survey::Survey;
-use super::{ImageError, MAX_FILE, initrd, kernel};
+use super::{ImageError, MAX_FILE, initrd};
 use crate::render::escape;
 
 /// What to boot of a disk.
@@ -28,36 +29,21 @@ pub fn choose(survey: &Survey, image: &Path) -> Result<Choice, ImageError> {
         return Err(ImageError::NoKernel { path: image.to_owned(), looked: survey.looked() });
     };
     let inside = |source| ImageError::Inside { image: image.to_owned(), source: Box::new(source) };
-    let mut kernel = read(survey, &entry, &entry.kernel, image)?;
-    let mut archives: Vec<(&str, Vec<u8>)> = Vec::new();
-    if entry.unified {
-        let fail = |reason| inside(ImageError::Kernel { path: entry.kernel.clone().into(), reason });
-        let parts = Unified::of(&kernel).map_err(fail)?;
-        archives.extend(parts.initrds.iter().map(|bytes| (entry.kernel.as_str(), bytes.to_vec())));
-        kernel = parts.kernel.to_vec();
-    }
-    if kernel.is_empty() {
+    let file = read(survey, &entry, &entry.kernel, image)?;
+    if file.is_empty() {
         return Err(inside(ImageError::Empty {
             path: entry.kernel.into(),
             wanted: "an image with a whole kernel, or one with --kernel",
         }));
     }
-    kernel::check(&kernel, Path::new(&entry.kernel)).map_err(inside)?;
+    let Parts { kernel, mut initrds, .. } =
+        kernel::take_apart(file, Path::new(&entry.kernel)).map_err(inside)?;
     for path in &entry.initrds {
-        archives.push((path, read(survey, &entry, path, image)?));
+        let archive = read(survey, &entry, path, image)?;
+        initrd::check(&archive, Path::new(path)).map_err(inside)?;
+        initrds.push(archive);
     }
-    let mut initrd: Option<Vec<u8>> = None;
-    for (path, bytes) in archives {
-        initrd::check(&bytes, Path::new(path)).map_err(inside)?;
-        match &mut initrd {
-            None => initrd = Some(bytes),
-            Some(all) => {
-                // Each archive begins at a multiple of four (Documentation/driver-api/early-userspace/buffer-format.rst).
-                all.resize(all.len().next_multiple_of(4), 0);
-                all.extend(bytes);
-            }
-        }
-    }
+    let initrd = initrd::joined(initrds);
     let words = words(survey, entry.options.as_deref(), initrd.is_some());
     let sentence = sentence(survey, &entry, initrd.is_some(), &words);
     let origin = format!("{} in {}", entry.kernel, image.display());

@@ -36,6 +36,16 @@ pub fn check(initrd: &[u8], path: &Path) -> Result<(), ImageError> {
     })
 }
 
+/// One after the other, as a boot loader hands them over; `None` for none.
+pub fn joined(archives: impl IntoIterator<Item = Vec<u8>>) -> Option<Vec<u8>> {
+    archives.into_iter().reduce(|mut all, next| {
+        // Each archive begins at a multiple of four (Documentation/driver-api/early-userspace/buffer-format.rst).
+        all.resize(all.len().next_multiple_of(4), 0);
+        all.extend(next);
+        all
+    })
+}
+
 /// True if the first archive of a whole initrd, bare or in gzip, has this file.
 pub fn contains(initrd: &[u8], name: &str) -> bool {
     let mut unpacked = Vec::new();

@@ -31,6 +31,7 @@ use std::path::{Path, PathBuf};
 
 use crate::errors::{Reason, Shown};
 use contents::{Contents, Format, Part};
+use kernel::Parts;
 use sniff::Content;
 use survey::Survey;
 
@@ -192,8 +193,10 @@ pub struct Request<'a> {
 pub struct Loaded {
     /// Kernel and initrd.
     pub payload: Payload,
-    /// Where IMAGE is a disk and not a kernel: words for the kernel's command line that lead to its root.
-    pub disk_words: Option<String>,
+    /// IMAGE is a disk and not a kernel.
+    pub is_disk: bool,
+    /// Words for the kernel's command line: of a disk those that lead to its root, of a unified kernel image its own.
+    pub words: Option<String>,
     /// One line on where the kernel came from, for the profile.
     pub origin: String,
     /// What was chosen of a disk and why, in one line for people.
@@ -205,8 +208,8 @@ pub struct Loaded {
 /// More than any header of a kernel, bytes.
 const BEGINNING: usize = 1 << 20;
 
-const WANTED_IMAGE: &str = "a disk image (raw or qcow2) or a kernel (bzImage or vmlinux)";
-const WANTED_KERNEL: &str = "a kernel for x86-64 (bzImage or vmlinux)";
+const WANTED_IMAGE: &str = "a disk image (raw or qcow2) or a kernel (bzImage, vmlinux or unified image)";
+const WANTED_KERNEL: &str = "a kernel for x86-64 (bzImage, vmlinux or unified image)";
 const WANTED_INITRD: &str = "an initrd (a cpio archive, compressed or not)";
 /// What a disk has to be.
 pub const WANTED_DISK: &str = "a disk image (raw or qcow2)";
@@ -217,7 +220,7 @@ pub fn load(request: Request<'_>) -> Result<Loaded, ImageError> {
     let content = sniff::content(&disk, request.image)?;
     let given_initrd = request.initrd.map(read_initrd).transpose()?;
     match content {
-        Content::BzImage | Content::Elf if disk.is_raw() => {
+        Content::BzImage | Content::Elf | Content::Unified if disk.is_raw() => {
             if let Some(kernel) = request.kernel {
                 return Err(ImageError::Foreign {
                     path: request.image.to_owned(),
@@ -225,12 +228,11 @@ pub fn load(request: Request<'_>) -> Result<Loaded, ImageError> {
                     advice: format!("with --kernel {} IMAGE has to be a disk image", Shown(kernel)),
                 });
             }
-            let kernel =
-                read_all("the kernel", open("the kernel", request.image, WANTED_IMAGE)?, request.image)?;
-            kernel::check(&kernel, request.image)?;
+            let Parts { kernel, initrds, options } = read_kernel(request.image)?;
             Ok(Loaded {
-                payload: Payload { kernel, initrd: given_initrd },
-                disk_words: None,
+                payload: Payload { kernel, initrd: given_initrd.or_else(|| initrd::joined(initrds)) },
+                is_disk: false,
+                words: options,
                 origin: request.image.display().to_string(),
                 sentence: None,
                 has_systemd: Some(false),
@@ -239,7 +241,7 @@ pub fn load(request: Request<'_>) -> Result<Loaded, ImageError> {
         Content::Foreign { found, advice } => {
             Err(ImageError::Foreign { path: request.image.to_owned(), found, advice })
         }
-        Content::Unknown | Content::BzImage | Content::Elf => match request.kernel {
+        Content::Unknown | Content::BzImage | Content::Elf | Content::Unified => match request.kernel {
             // Any disk will do where the kernel does not come from it.
             Some(kernel) => with_kernel(&disk, kernel, given_initrd, request.image),
             None => from_disk(&disk, given_initrd, request.image),
@@ -262,15 +264,16 @@ fn with_kernel(
     initrd: Option<Vec<u8>>,
     image: &Path,
 ) -> Result<Loaded, ImageError> {
-    let payload = Payload { kernel: read_kernel(kernel)?, initrd };
+    let parts = read_kernel(kernel)?;
+    let payload = Payload { kernel: parts.kernel, initrd: initrd.or_else(|| initrd::joined(parts.initrds)) };
     let survey = match Survey::of(disk, image) {
         // A guest may make more of a damaged table, and --append can name the root.
         Err(ImageError::PartitionTable { .. }) => None,
         other => Some(other?),
     };
     let words = match &survey {
-        Some(survey) => choice::words(survey, None, payload.initrd.is_some()),
-        None => "root=/dev/vda rw".to_owned(),
+        Some(survey) => choice::words(survey, parts.options.as_deref(), payload.initrd.is_some()),
+        None => parts.options.unwrap_or_else(|| "root=/dev/vda rw".to_owned()),
     };
     let has_systemd = survey.as_ref().and_then(|survey| choice::has_systemd(survey, &words));
     let notes = survey.map(|survey| choice::root_notes(&survey, &words)).filter(|notes| !notes.is_empty());
@@ -278,7 +281,8 @@ fn with_kernel(
         payload,
         has_systemd,
         sentence: notes.map(|notes| format!("{words}; {}", notes.join("; "))),
-        disk_words: Some(words),
+        is_disk: true,
+        words: Some(words),
         origin: kernel.display().to_string(),
     })
 }
@@ -293,7 +297,8 @@ fn from_disk(disk: &Part, given_initrd: Option<Vec<u8>>, image: &Path) -> Result
     Ok(Loaded {
         has_systemd: choice::has_systemd(&survey, &choice.words),
         payload: Payload { kernel: choice.kernel, initrd: given_initrd.or(choice.initrd) },
-        disk_words: Some(choice.words),
+        is_disk: true,
+        words: Some(choice.words),
         origin: choice.origin,
         sentence: Some(choice.sentence),
     })
@@ -315,10 +320,9 @@ fn no_disk(disk: &Part, image: &Path) -> Result<ImageError, ImageError> {
     })
 }
 
-fn read_kernel(path: &Path) -> Result<Vec<u8>, ImageError> {
-    let kernel = read_all("the kernel", open("the kernel", path, WANTED_KERNEL)?, path)?;
-    kernel::check(&kernel, path)?;
-    Ok(kernel)
+fn read_kernel(path: &Path) -> Result<Parts, ImageError> {
+    let file = read_all("the kernel", open("the kernel", path, WANTED_KERNEL)?, path)?;
+    kernel::take_apart(file, path)
 }
 
 fn read_initrd(path: &Path) -> Result<Vec<u8>, ImageError> {

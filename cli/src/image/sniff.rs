@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use super::ImageError;
+use super::boot::Unified;
 use super::contents::Part;
 
 /// How much is looked at: an ISO 9660 volume descriptor at 32 KiB is the farthest sign.
@@ -15,6 +16,8 @@ pub enum Content {
     BzImage,
     /// An ELF file.
     Elf,
+    /// A PE file for x86-64 with a section `.linux`: a unified kernel image.
+    Unified,
     /// Something known that can't be used.
     Foreign {
         /// Like "a VMDK image".
@@ -46,6 +49,9 @@ fn of(head: &[u8]) -> Content {
     }
     if at(0, b"\x7fELF") {
         return Content::Elf;
+    }
+    if Unified::is(head) {
+        return Content::Unified;
     }
     const RAW: &str = "convert it with `qemu-img convert -O raw IN OUT`";
     const UNPACK: &str = "unpack it first";
@@ -86,6 +92,9 @@ mod tests {
     fn known_signs_are_told() {
         assert_eq!(of(&super::super::test_files::bzimage(64)), Content::BzImage);
         assert_eq!(of(&with(0, b"\x7fELF")), Content::Elf);
+        let pe = super::super::boot::unified::tests::pe;
+        assert_eq!(of(&pe(&[(".linux", &[0; 0x10000])])), Content::Unified);
+        assert_eq!(of(&pe(&[(".text", b"a boot loader")])), Content::Unknown);
         assert_eq!(of(&with(1080, &[0x53, 0xef])), Content::Unknown);
         assert_eq!(of(&[0; 4096]), Content::Unknown);
         assert_eq!(of(b"hello"), Content::Unknown);

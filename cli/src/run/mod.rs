@@ -105,7 +105,7 @@ impl Plan {
         let mut loaded = image::load(request)?;
         let seed = args.recording.seed.unwrap_or_else(random_seed);
         let command = take_command(args, &mut loaded, seed)?;
-        let image_disk = loaded.disk_words.as_ref().map(|_| &args.image);
+        let image_disk = loaded.is_disk.then_some(&args.image);
         let disks: Vec<DiskSpec> = image_disk
             .into_iter()
             .chain(&args.disk)
@@ -118,8 +118,7 @@ impl Plan {
         let vsock = args.vsock.as_ref().map(Listening::open).transpose()?;
         let unit = command.as_ref().map(GuestCommand::cmdline);
         let appended: Vec<&str> = unit.as_deref().into_iter().chain(args.append.as_deref()).collect();
-        let cmdline =
-            spec::cmdline(loaded.disk_words.as_deref(), args.console_device, Some(&appended.join(" ")));
+        let cmdline = spec::cmdline(loaded.words.as_deref(), args.console_device, Some(&appended.join(" ")));
         let spec = RunSpec {
             vcpus: args.cpus,
             memory_bytes: args.memory,
@@ -156,7 +155,7 @@ fn take_command(args: &RunArgs, loaded: &mut Loaded, seed: u64) -> Result<Option
     if image::command::is_taken(&loaded.payload) {
         return image::command::add(&mut loaded.payload, words).map(|()| None);
     }
-    if loaded.disk_words.is_none() || loaded.has_systemd == Some(false) {
+    if !loaded.is_disk || loaded.has_systemd == Some(false) {
         return Err(image::command::refuse(&loaded.payload));
     }
     image::command::check_length(words)?;

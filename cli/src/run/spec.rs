@@ -198,16 +198,16 @@ impl DiskSpec {
     }
 }
 
-/// The kernel command line: the words of the disk's own boot loader, ours, then the user's. Of those that name the same
+/// The kernel command line: the words of the disk's own boot loader or of a unified kernel image, ours, then the user's. Of those that name the same
 /// thing the last one wins.
-pub fn cmdline(disk_words: Option<&str>, device: ConsoleDevice, append: Option<&str>) -> String {
+pub fn cmdline(theirs: Option<&str>, device: ConsoleDevice, append: Option<&str>) -> String {
     // panic=-1 resets a panicked guest at once; otherwise it would spin until someone looks.
     let ours = match device {
         ConsoleDevice::Serial => "console=ttyS0 quiet panic=-1",
         ConsoleDevice::Virtio => "console=hvc0 quiet panic=-1",
     };
     let parts =
-        [disk_words, Some(ours), append].into_iter().flatten().map(str::trim).filter(|part| !part.is_empty());
+        [theirs, Some(ours), append].into_iter().flatten().map(str::trim).filter(|part| !part.is_empty());
     parts.collect::<Vec<_>>().join(" ")
 }
 

@@ -19,7 +19,7 @@ impl Numbers {
         for bytes in rules.chunks_exact(fields.size.max(1)) {
             let word = Word::new(bytes);
             let number = word.field(fields.sp_reg);
-            if number != 0 && kind_of(fields, word, number == 0) == Kind::Call {
+            if number != 0 && kind_of(fields, word, false) == Kind::Call {
                 calls += 1;
                 five += usize::from(number == 5);
                 three += usize::from(number == 3);

@@ -61,6 +61,7 @@ fn one_vcpu_by_its_process_and_by_its_name() {
 
 /// What lies above 4 GiB is a second piece of the memory.
 #[test]
+#[ignore = "an emulated host of its own: --all"]
 fn two_vcpus_of_which_one_idles_and_memory_above_4_gib() {
     on_kvm_host(|host| {
         host.guest("web", "-m 5G -smp 2", SPLIT);
@@ -81,6 +82,7 @@ fn two_vcpus_of_which_one_idles_and_memory_above_4_gib() {
 }
 
 #[test]
+#[ignore = "an emulated host of its own: --all"]
 fn memory_in_a_shared_file_and_in_huge_pages() {
     on_kvm_host(|host| {
         let machine = "-m 512 -machine q35,memory-backend=m -object";
@@ -98,6 +100,7 @@ fn memory_in_a_shared_file_and_in_huge_pages() {
 }
 
 #[test]
+#[ignore = "an emulated host of its own: --all"]
 fn vprof_profiles_vprof() {
     on_kvm_host(|host| {
         let run = host.vprof(&format!("run /dev/vdb --read-only --host kvm -F 100 -- sh -c '{SPLIT}'"));
@@ -111,6 +114,7 @@ fn vprof_profiles_vprof() {
 
 /// The guest reads and sums the same file over and over again, in ever new processes.
 #[test]
+#[ignore = "an emulated host of its own: --all"]
 fn killed_profilers_leave_the_guest_as_it_was() {
     on_kvm_host(|host| {
         let script = format!("echo ready; cd /; while sha256sum {SUMMED}; do :; done");
@@ -133,6 +137,7 @@ fn killed_profilers_leave_the_guest_as_it_was() {
 }
 
 #[test]
+#[ignore = "an emulated host of its own: --all"]
 fn bad_moments_of_a_guest() {
     on_kvm_host(|host| {
         let balloon =
@@ -180,6 +185,7 @@ fn bad_moments_of_a_guest() {
 
 /// Firmware without anything to boot, and a boot sector that jumps to itself.
 #[test]
+#[ignore = "an emulated host of its own: --all"]
 fn guests_without_linux() {
     on_kvm_host(|host| {
         host.qemu("asleep", "-S");

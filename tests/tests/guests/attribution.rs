@@ -7,7 +7,7 @@ use vprof_tests::{Guest, Run};
 
 /// Two processes that share CPU 0 three to one, one that sleeps, and a disk read on CPU 1.
 const MIXTURE: &str = "sleeper --seconds 6 & split --seconds 6 --ratio 3:1 --cpu 0 & \
-     dd if=/dev/vda of=/dev/null bs=64k count=4000 iflag=direct 2>/dev/null; wait";
+     dd if=/dev/vda of=/dev/null bs=64k count=600 iflag=direct 2>/dev/null; wait";
 
 fn mixture(kernel: &'static str) -> &'static Run {
     static DEFAULT: OnceLock<Run> = OnceLock::new();
@@ -48,6 +48,7 @@ fn shares_of_a_known_split_come_out_6_1() {
 }
 
 #[test]
+#[ignore = "another kernel: --all"]
 fn shares_of_a_known_split_come_out_6_12() {
     known_split_is_found("6.12");
 }
@@ -74,6 +75,7 @@ fn a_functions_module_is_named_6_1() {
 }
 
 #[test]
+#[ignore = "another kernel: --all"]
 fn a_functions_module_is_named_6_12() {
     modules_are_named("6.12");
 }
@@ -110,10 +112,11 @@ fn kernel_functions_have_names() {
 }
 
 #[test]
+#[ignore = "a hundred processes: --all"]
 fn every_life_of_a_program_is_an_instance_of_its_own() {
     let run = Guest::demo()
         .options(["--rate", "1000"])
-        .script("shortlived --count 200 --cpu-millis 50 --name brief")
+        .script("shortlived --count 100 --cpu-millis 30 --name brief")
         .run()
         .succeeded();
     let rows = run.query(
@@ -121,7 +124,7 @@ fn every_life_of_a_program_is_an_instance_of_its_own() {
          WHERE comm = 'brief' ORDER BY number",
     );
     let numbers: Vec<i64> = rows.iter().filter_map(|r| r[0].as_i64()).collect();
-    assert_eq!(numbers, (0..200).collect::<Vec<_>>());
+    assert_eq!(numbers, (0..100).collect::<Vec<_>>());
     let brief = run.report().processes_named("brief");
-    assert_eq!(brief.len(), 200);
+    assert_eq!(brief.len(), 100);
 }

@@ -15,6 +15,7 @@ fn a_full_disk_ends_the_run_and_what_was_written_stays_readable() {
 }
 
 #[test]
+#[ignore = "one more change of the guest: --all"]
 fn another_kernel_gets_no_names_of_the_first_one() {
     const RESTARTED: &str = "FROM event WHERE kind = 'missing' AND text LIKE '%started another kernel%'";
     let later = format!("FROM v_samples WHERE time_s > (SELECT time_ns * 1e-9 {RESTARTED})");
@@ -32,6 +33,7 @@ fn another_kernel_gets_no_names_of_the_first_one() {
 }
 
 #[test]
+#[ignore = "one more way to end: --all"]
 fn a_guest_that_resets_after_a_panic_ends_the_run() {
     let run =
         Guest::demo().beside_others().options(["--append", "panic=-1 rdinit=/nowhere init=/nowhere"]).run();

@@ -107,6 +107,7 @@ fn a_panic_is_told_with_the_consoles_last_lines() {
 }
 
 #[test]
+#[ignore = "one more way to fail: --all"]
 fn an_oops_is_told_by_the_kernels_taint_though_the_guest_comes_up() {
     // 128: TAINT_DIE, as an oops leaves it.
     let run =
@@ -116,6 +117,7 @@ fn an_oops_is_told_by_the_kernels_taint_though_the_guest_comes_up() {
 }
 
 #[test]
+#[ignore = "one more way to fail: --all"]
 fn a_reboot_loop_is_told_after_the_last_start() {
     let run =
         judged(&["--until", "never", "--reboots", "1"], "echo b > /proc/sysrq-trigger; sleep 60").exited(3);
@@ -125,6 +127,7 @@ fn a_reboot_loop_is_told_after_the_last_start() {
 }
 
 #[test]
+#[ignore = "one more way to fail: --all"]
 fn a_triple_fault_is_told() {
     let options = ["--until", "never", "--append", "reboot=triple,force"];
     let run = Guest::demo()
@@ -145,6 +148,7 @@ fn still_s(run: &Run) -> f64 {
 }
 
 #[test]
+#[ignore = "a minute and a half: --all"]
 fn a_hang_is_told_at_the_time_out_too() {
     // A quarter of it has to be silent: on a slow machine the guest takes a minute to come this far.
     let run =
@@ -153,6 +157,7 @@ fn a_hang_is_told_at_the_time_out_too() {
 }
 
 #[test]
+#[ignore = "a minute: --all"]
 fn a_guest_that_goes_on_in_silence_does_not_hang() {
     // Now the console, now the disk, now a process: each alone for longer than the limit.
     let script = "exec python3 -uc '
@@ -170,6 +175,7 @@ print(\"up\"); time.sleep(60)
 }
 
 #[test]
+#[ignore = "one more way to fail: --all"]
 fn a_hang_in_which_all_wait_names_who_sleeps_where() {
     // A frozen file system holds whoever writes to it, in a sleep that nothing else ends.
     let freeze = "python3 -c 'import fcntl, os; fcntl.ioctl(os.open(\"/\", 0), 0xC0045877, 0); open(\"/held\", \"w\")'";
@@ -190,6 +196,7 @@ fn a_hang_in_which_all_wait_names_who_sleeps_where() {
 }
 
 #[test]
+#[ignore = "one more way to fail: --all"]
 fn a_hang_of_a_busy_guest_names_what_it_does() {
     let busy = "exec python3 -c 'while True: pass'";
     let run = judged(&["--until", "never", "--timeout", "10m", "--hang-after", "8s"], busy).exited(3);

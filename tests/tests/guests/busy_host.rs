@@ -43,6 +43,7 @@ fn waiting(run: &Run) -> f64 {
 }
 
 #[test]
+#[ignore = "two guests that run long: --all"]
 fn a_busy_host_changes_no_share() {
     let (quiet_run, quiet) = split("0");
     let (loaded_run, loaded) = split("4");
@@ -62,6 +63,7 @@ fn a_busy_host_changes_no_share() {
 /// Liang's rule: what has not run since the last tick is not charged. A vCPU that is halted most of the time is mostly
 /// met halted, and the little that its program works is neither missed nor made more of.
 #[test]
+#[ignore = "a guest that runs long: --all"]
 fn a_guest_that_mostly_halts_is_charged_what_it_works() {
     // 40 ms of every half second.
     let program = "isochronous --seconds 20 --period-micros 500000 --work-micros 40000";

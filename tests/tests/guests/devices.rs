@@ -5,43 +5,33 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use vprof_tests::Guest;
 
 #[test]
-fn every_vcpu_comes_up_and_is_sampled() {
+fn every_vcpu_comes_up_memory_lies_above_four_gigabytes_and_random_numbers_come_from_the_host() {
     let run = Guest::demo()
         .beside_others()
-        .options(["--cpus", "2"])
-        .script("nproc; spin --seconds 2")
+        .options(["--cpus", "2", "--memory", "5G"])
+        .script(
+            "nproc; grep MemTotal /proc/meminfo; cat /sys/class/misc/hw_random/rng_current; \
+             head -c 16 /dev/hwrng | wc -c; spin --seconds 2",
+        )
         .run()
         .succeeded();
-    assert!(run.stdout.lines().any(|l| l.trim() == "2"), "stdout: {}", run.stdout);
+    assert_eq!(
+        run.stdout.lines().filter(|line| ["2", "16"].contains(&line.trim())).count(),
+        2,
+        "{}",
+        run.stdout
+    );
     let vcpus = run.report().vcpus();
     assert_eq!(vcpus.len(), 2);
     assert!(vcpus.iter().all(|v| v.samples > 0), "{vcpus:?}");
-}
-
-#[test]
-fn memory_above_four_gigabytes_is_there() {
-    let run = Guest::demo()
-        .beside_others()
-        .options(["--memory", "5G"])
-        .script("grep MemTotal /proc/meminfo")
-        .run()
-        .succeeded();
     let line = run.stdout.lines().find(|l| l.contains("MemTotal")).expect("a line of meminfo");
     let kib: u64 = line.split_whitespace().nth(1).and_then(|n| n.parse().ok()).expect("a number");
     assert!(kib > 4_500_000, "{line}");
+    assert!(run.stdout.contains("virtio_rng"), "{}", run.stdout);
 }
 
 #[test]
-fn random_numbers_come_from_the_host() {
-    let run = Guest::demo()
-        .beside_others()
-        .script("cat /sys/class/misc/hw_random/rng_current; head -c 16 /dev/hwrng | wc -c")
-        .run()
-        .succeeded();
-    assert!(run.stdout.contains("virtio_rng"), "stdout: {}", run.stdout);
-}
-
-#[test]
+#[ignore = "two guests: --all"]
 fn a_second_disk_is_written_through_and_a_snapshot_is_not() {
     for (snapshot, expected) in [(false, *b"written!"), (true, [0; 8])] {
         let mut disk = tempfile::NamedTempFile::new().expect("a temporary file");
@@ -68,6 +58,7 @@ fn a_second_disk_is_written_through_and_a_snapshot_is_not() {
 }
 
 #[test]
+#[ignore = "one more kind of memory: --all"]
 fn memory_in_huge_pages_is_memory() {
     // The portable host's kernel reserves them for the guest; another machine's need not have any.
     let run = Guest::demo()

@@ -1,11 +1,21 @@
 //! Exact mode against what the guest itself counts and does.
 
+use std::sync::OnceLock;
+
 use serde_json::Value;
 use vprof_tests::{Guest, Run};
+
+use crate::stacks::programs;
 
 /// Threads that take turns by a futex, a sleep, a pipe, and a child that is waited for.
 const MIXTURE: &str = "threads --seconds 2 --cpu 0 & from=$(date +%s%N); sleep 1; echo slept $(($(date +%s%N) - from)); \
      dd if=/dev/zero bs=64k count=300 2>/dev/null | gzip -1 | cat >/dev/null; wait";
+
+/// The mixture on the demo image.
+fn mixture() -> &'static Run {
+    static RUN: OnceLock<Run> = OnceLock::new();
+    RUN.get_or_init(|| watched(Guest::demo(), MIXTURE))
+}
 
 pub(crate) fn watched(guest: Guest, script: &str) -> Run {
     guest.options(["--cpus", "2", "--exact"]).script(script).run().succeeded()
@@ -107,17 +117,18 @@ fn programs_have_their_states(run: &Run) {
 
 #[test]
 fn counts_times_and_states_are_the_guests_6_1() {
-    let run = watched(Guest::demo(), MIXTURE);
-    everything_adds_up(&run);
-    programs_have_their_states(&run);
+    everything_adds_up(mixture());
+    programs_have_their_states(mixture());
 }
 
 #[test]
+#[ignore = "many ticks: --all"]
 fn ticks_tell_the_times_that_events_tell() {
-    ticks_agree_with_events(&watched(Guest::demo(), MIXTURE));
+    ticks_agree_with_events(mixture());
 }
 
 #[test]
+#[ignore = "another kernel: --all"]
 fn counts_times_and_states_are_the_guests_6_12() {
     let run = watched(Guest::demo_with_kernel("6.12"), MIXTURE);
     everything_adds_up(&run);
@@ -126,18 +137,17 @@ fn counts_times_and_states_are_the_guests_6_12() {
 
 #[test]
 fn the_report_shows_tasks_and_refuses_a_profile_without() {
-    let run = watched(Guest::demo(), "sleep 0.3");
-    let report = run.exact_report();
+    let report = mixture().exact_report();
     let tasks = report["tasks"].as_array().expect("tasks");
     assert!(tasks.iter().any(|task| task["comm"] == "sleep" && task["ended"] == Value::Bool(true)));
-    let plain = Guest::demo().script("true").run().succeeded();
-    let (status, stderr) = plain.refused(&["report", "--exact"]);
+    let (status, stderr) = programs().refused(&["report", "--exact"]);
     assert_eq!(status, Some(1));
     assert!(stderr.trim().lines().count() == 1 && stderr.contains("run --exact"), "{stderr}");
 }
 
 /// The guest's own function tracer finds its code as it left it.
 #[test]
+#[ignore = "one more change of the guest: --all"]
 fn a_guest_that_traces_itself_meets_no_tripwire() {
     let run = watched(
         Guest::demo(),

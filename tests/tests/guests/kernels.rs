@@ -28,7 +28,7 @@ fn everything_is_named(guest: Guest) -> Run {
     );
     assert!(in_modules > 0.0, "no function of a module has a name");
     let walks = report.walks("kernel");
-    assert!(walks.walks > 500 && walks.lost() * 20 <= walks.walks, "{walks:?}");
+    assert!(walks.walks > 200 && walks.lost() * 20 <= walks.walks, "{walks:?}");
     // The timer's interrupts alone.
     let vcpus = report.vcpus();
     assert!(vcpus.iter().all(|vcpu| (0.01..0.5).contains(&vcpu.hardirq)), "{vcpus:?}");
@@ -66,12 +66,14 @@ fn debian_11s_5_10() {
 }
 
 #[test]
+#[ignore = "the kernel of all other tests: --all"]
 fn debian_12s_6_1_with_kaslr_and_five_levels() {
     let run = everything_is_named(Guest::demo());
     assert!(is_moved_by_kaslr(&run) && has_flag(&run, "la57"), "{}", run.stdout);
 }
 
 #[test]
+#[ignore = "another kernel: --all"]
 fn debian_13s_6_12() {
     everything_is_named(Guest::demo_with_kernel("6.12"));
 }
@@ -82,32 +84,38 @@ fn debians_newest() {
 }
 
 #[test]
+#[ignore = "another kernel: --all"]
 fn the_generic_flavour() {
     everything_is_named(Guest::demo_with_kernel("generic"));
 }
 
 #[test]
+#[ignore = "another kernel: --all"]
 fn the_realtime_flavour() {
     everything_is_named(Guest::demo_with_kernel("rt"));
 }
 
 #[test]
+#[ignore = "another kernel: --all"]
 fn debian_13s_realtime_6_12() {
     everything_is_named(Guest::demo_with_kernel("6.12-rt"));
 }
 
 #[test]
+#[ignore = "another kernel: --all"]
 fn the_newest_realtime_flavour() {
     everything_is_named(Guest::demo_with_kernel("newest-rt"));
 }
 
 #[test]
+#[ignore = "another command line: --all"]
 fn without_kaslr_page_table_isolation_and_five_levels() {
     let run = told("nokaslr pti=off no5lvl");
     assert!(!is_moved_by_kaslr(&run) && !has_flag(&run, "la57") && !has_flag(&run, "pti"), "{}", run.stdout);
 }
 
 #[test]
+#[ignore = "another command line: --all"]
 fn with_page_table_isolation() {
     let run = told("pti=on");
     assert!(has_flag(&run, "pti"), "{}", run.stdout);
@@ -131,6 +139,7 @@ fn missing(run: &Run) -> Vec<String> {
 }
 
 #[test]
+#[ignore = "another kernel: --all"]
 fn without_btf_functions_have_names_and_processes_have_not() {
     let run = run_without(Lost::Btf);
     let report = run.report();
@@ -139,17 +148,18 @@ fn without_btf_functions_have_names_and_processes_have_not() {
     let named = |name: &str| functions.iter().any(|f| f.symbol.contains(name));
     assert!(named("clear_user") || named("rep_stos"), "{functions:#?}");
     // User code is told by its privilege level and address, of whom is not known.
-    assert!(run.number("SELECT count(*) FROM sample WHERE cpl = 3") > 500.0);
+    assert!(run.number("SELECT count(*) FROM sample WHERE cpl = 3") > 100.0);
     assert_eq!(run.number("SELECT count(*) FROM instance WHERE pid > 0"), 0.0);
     assert_eq!(missing(&run), ["the BTF of this kernel cannot be read: no process names"]);
 }
 
 #[test]
+#[ignore = "another kernel: --all"]
 fn without_kallsyms_samples_are_told_by_their_addresses() {
     let run = run_without(Lost::Kallsyms);
     // The banner is found without symbols.
     assert!(run.report().get("kernel").as_str().is_some_and(|release| run.stdout.contains(release)));
-    assert!(run.number("SELECT count(*) FROM sample WHERE cpl = 3") > 500.0);
+    assert!(run.number("SELECT count(*) FROM sample WHERE cpl = 3") > 100.0);
     let kernel = "SELECT count(DISTINCT f.address) FROM sample s JOIN frame f ON f.id = s.frame \
                   WHERE f.kind = 'kernel' AND f.symbol IS NULL";
     assert!(run.number(kernel) > 50.0, "kernel code by address");

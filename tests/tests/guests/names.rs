@@ -37,7 +37,7 @@ fn assert_inlined(program: &str, symbol: &str, function: &str, source: &str, lin
          AND inlined.source LIKE '%/{source}' AND inlined.line BETWEEN {first} AND {last}"
     ));
     let all = of("true");
-    assert!(all > 200.0 && right >= 0.9 * all, "{right} of {all}");
+    assert!(all > 50.0 && right >= 0.9 * all, "{right} of {all}");
 }
 
 #[test]
@@ -45,7 +45,7 @@ fn inlined_functions_of_rust_are_functions_of_their_own() {
     assert_inlined("inlined", "mixed_in_twice", "outer", "inlined.rs", (19, 24));
     let rows = programs().user_code("inlined", "function");
     let (inner, outer) = (rows.row("mixed_in_twice"), rows.row("mixed_in"));
-    assert!(inner.self_samples > 200 && outer.total_samples >= inner.total_samples, "{inner:?} {outer:?}");
+    assert!(inner.self_samples > 50 && outer.total_samples >= inner.total_samples, "{inner:?} {outer:?}");
 }
 
 #[test]
@@ -73,7 +73,7 @@ fn threads_have_their_names_and_shares() {
 fn a_library_that_was_loaded_late_is_named() {
     let work = programs().user_code("dlopened", "function").row("plugin_work");
     assert_eq!(work.module.as_deref(), Some("libplugin.so"));
-    assert!(work.self_samples > 200, "{work:?}");
+    assert!(work.self_samples > 50, "{work:?}");
     let called = |text: &str| text.starts_with("plugin_work;plugin_entry;main;");
     let stacks = programs().user_stacks("dlopened");
     let found: i64 = stacks.iter().filter(|(text, _)| called(text)).map(|(_, samples)| samples).sum();
@@ -85,7 +85,7 @@ fn system_calls_are_named() {
     let report = named().report_with(&["--by", "syscall", "--process", "dd", "--mode", "kernel"]);
     let all: i64 = report.rows().iter().map(|row| row.self_samples).sum();
     let copied = report.row("read").self_samples + report.row("write").self_samples;
-    assert!(copied > 200 && copied * 10 >= all * 9, "{copied} of {all}");
+    assert!(copied > 50 && copied * 10 >= all * 9, "{copied} of {all}");
 }
 
 #[test]
@@ -168,11 +168,17 @@ fn a_program_that_was_replaced_is_two_files() {
     assert!(rows[0][0].is_string() && rows[0][0] != rows[1][0], "{rows:?}");
 }
 
+/// A command that starts another, where next to nothing is asked for.
+pub fn without_stacks_and_census() -> &'static Run {
+    static RUN: OnceLock<Run> = OnceLock::new();
+    let guest = || Guest::demo().beside_others().options(["--depth", "0", "--census", "0"]);
+    RUN.get_or_init(|| guest().script("spin --seconds 2; true").run().succeeded())
+}
+
 #[test]
 fn a_command_is_all_that_it_started_also_without_stacks() {
-    let guest = Guest::demo().beside_others().options(["--depth", "0"]);
-    let report = guest.script("spin --seconds 2; true").run().succeeded().report();
+    let report = without_stacks_and_census().report();
     let command = report.get("command")["cpu"]["samples"].as_i64().expect("samples");
     let spin = report.process("spin").samples;
-    assert!(spin > 200 && command >= spin, "{command} of the command, {spin} of what it started");
+    assert!(spin > 50 && command >= spin, "{command} of the command, {spin} of what it started");
 }

@@ -31,18 +31,15 @@ fn a_qcow2_image_boots_and_keeps_what_is_written() {
     let read = run.query("SELECT read_from FROM file WHERE path = '/usr/bin/spin'");
     assert_eq!(read[0][0], "image", "{read:?}");
     qemu_img(&["check"], &[&image]);
-    let run = Guest::image(&image)
-        .beside_others()
-        .script("cat /root/note; echo lost >/root/note")
-        .run()
-        .succeeded();
+    let before = std::fs::read(&image).expect("the image");
+    let again = Guest::image(&image).beside_others();
+    let run = again.script("cat /root/note; echo lost >/root/note; sync").run().succeeded();
     assert!(run.stdout.contains("kept"), "{}", run.stdout);
-    let run = Guest::image(&image).beside_others().script("cat /root/note").run().succeeded();
-    assert!(run.stdout.contains("kept") && !run.stdout.contains("lost"), "{}", run.stdout);
-    qemu_img(&["check"], &[&image]);
+    assert!(std::fs::read(&image).expect("the image") == before, "a snapshot is not written");
 }
 
 #[test]
+#[ignore = "one more image: --all"]
 fn compressed_clusters_are_read() {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let image = converted(directory.path(), true);

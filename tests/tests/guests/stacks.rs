@@ -36,7 +36,7 @@ fn count(run: &Run, program: &str, function: &str, is: impl Fn(&[&str]) -> bool)
             found += if is(&stack) { samples } else { 0 };
         }
     }
-    assert!(all > 100, "{program} has {all} samples in {function}");
+    assert!(all > 50, "{program} has {all} samples in {function}");
     (found, all)
 }
 
@@ -85,6 +85,7 @@ fn a_recursion_is_on_the_stack_as_deep_as_it_went() {
 }
 
 #[test]
+#[ignore = "more programs: --all"]
 fn a_stack_deeper_than_asked_for_is_cut_and_says_so() {
     // Above the work there may be what reads the clock.
     let cut = |stack: &[&str]| stack.len() == 21 && times(stack, "descend") >= 16 && stack[20] == "too deep";
@@ -112,19 +113,22 @@ fn at_ten_instructions(program: &str) -> (f64, f64) {
 }
 
 #[test]
+#[ignore = "more programs: --all"]
 fn a_loop_is_within_its_handful_of_instructions() {
     let (ten, all) = at_ten_instructions("loop");
-    assert!(all > 500.0 && ten >= 0.95 * all, "{ten} of {all}");
+    assert!(all > 100.0 && ten >= 0.95 * all, "{ten} of {all}");
 }
 
 #[test]
+#[ignore = "more programs: --all"]
 fn a_nested_call_is_within_its_inner_loop() {
     let (ten, all) = at_ten_instructions("call");
     let inner = sleepy().user_code("call", "function").row("loop").self_samples as f64;
-    assert!(all > 500.0 && ten >= 0.95 * all && inner >= 0.95 * all, "{ten}, {inner} of {all}");
+    assert!(all > 100.0 && ten >= 0.95 * all && inner >= 0.95 * all, "{ten}, {inner} of {all}");
 }
 
 #[test]
+#[ignore = "more programs: --all"]
 fn a_btree_spends_most_in_find_index() {
     let rows = sleepy().user_code("btree", "function").rows();
     let largest = rows.iter().max_by_key(|row| row.self_samples).expect("functions");
@@ -137,13 +141,13 @@ fn a_btree_spends_most_in_find_index() {
 #[test]
 fn walks_over_the_kernels_stacks_reach_the_end() {
     let walks = mixed_load().report().walks("kernel");
-    assert!(walks.walks > 2000 && walks.lost() * 100 <= walks.walks, "{walks:?}");
+    assert!(walks.walks > 500 && walks.lost() * 100 <= walks.walks, "{walks:?}");
 }
 
 #[test]
 fn walks_over_programs_stacks_reach_the_end() {
     let walks = mixed_load().report().walks("user");
-    assert!(walks.walks > 2000 && walks.lost() * 20 <= walks.walks, "{walks:?}");
+    assert!(walks.walks > 500 && walks.lost() * 20 <= walks.walks, "{walks:?}");
 }
 
 /// Debian's fzf is stripped: its names and its frames are told by Go's own table.

@@ -112,13 +112,15 @@ fn make(
         })
     };
     let (volume, kernel) = place(&entry.linux?)?;
+    let options = entry.options.join(" ");
     let initrds = entry.initrds.iter().map(|path| environment.expand(path));
     let initrds = initrds.flat_map(|paths| paths.split_whitespace().map(str::to_owned).collect::<Vec<_>>());
     Some(Entry {
         volume,
         kernel,
         initrds: initrds.map(|path| place(&path).map_or(path, |(_, path)| path)).collect(),
-        options: Some(environment.expand(&entry.options.join(" "))),
+        // GRUB expands what stands in its files; what stands in an image's own section nobody does.
+        options: Some(if entry.unified { options } else { environment.expand(&options) }),
         unified: entry.unified,
         title: entry.title,
         source,

@@ -14,7 +14,7 @@ mod bls;
 mod extlinux;
 mod grub;
 mod plain;
-mod unified;
+pub mod unified;
 
 use super::volume::{Files, Volume};
 pub use unified::Unified;

@@ -141,7 +141,7 @@ fn unified_kernel_images_on_an_efi_system_partition() {
         super::unified::tests::pe(&[
             (".osrel", b"ID=debian\nPRETTY_NAME=\"Debian\"\n"),
             (".uname", version.as_bytes()),
-            (".cmdline", b"quiet"),
+            (".cmdline", b"quiet word=$kept"),
             (".linux", b"kernel"),
         ])
     };
@@ -156,7 +156,10 @@ fn unified_kernel_images_on_an_efi_system_partition() {
     assert_eq!(all.len(), 3, "{all:#?}");
     let newest = &all[0];
     assert_eq!((newest.volume, newest.kernel.as_str()), (0, "/EFI/Linux/debian-6.1.0-10.efi"));
-    assert_eq!((newest.options.as_deref(), newest.title.as_deref()), (Some("quiet"), Some("Debian")));
+    assert_eq!(
+        (newest.options.as_deref(), newest.title.as_deref()),
+        (Some("quiet word=$kept"), Some("Debian"))
+    );
     assert!(newest.unified && newest.initrds.is_empty() && !all[2].unified);
     // The loader's own choice, by the name of the file.
     let esp = volume(&[

@@ -2,6 +2,7 @@
 //! Microsoft's "PE Format").
 
 use goblin::pe::header::{COFF_MACHINE_X86_64, Header};
+use goblin::pe::section_table::SectionTable;
 
 /// Bytes of the signature before the COFF header, and of that.
 const HEADERS: usize = 4 + 20;
@@ -27,23 +28,14 @@ impl<'a> Unified<'a> {
     /// Takes a file apart; why not, where it is none for this machine. Of several profiles the first holds, as it does where
     /// nobody chooses one.
     pub fn of(file: &'a [u8]) -> Result<Self, String> {
-        let header = Header::parse(file).map_err(|reason| format!("it is no PE file ({reason})"))?;
-        let coff = &header.coff_header;
-        if coff.machine != COFF_MACHINE_X86_64 {
-            return Err("it is for another architecture than x86-64".to_owned());
-        }
-        let pointer = usize::try_from(header.dos_header.pe_pointer).unwrap_or(usize::MAX);
-        let mut at = pointer.saturating_add(HEADERS).saturating_add(coff.size_of_optional_header.into());
-        let sections = coff
-            .sections(file, &mut at)
-            .map_err(|reason| format!("its sections can't be read ({reason})"))?;
+        let sections = sections(file)?;
         let (mut image, mut microcode, mut initrd) = (Self::default(), None, None);
         let (mut release, mut uname, mut profiles) = (String::new(), String::new(), 0);
         for section in &sections {
             // What is mapped beyond the bytes of the file is zero, what is in the file beyond that is padding.
             let length = section.size_of_raw_data.min(section.virtual_size) as usize;
             let start = section.pointer_to_raw_data as usize;
-            let name = section.name.split(|byte| *byte == 0).next().unwrap_or_default();
+            let name = name(section);
             if name == b".profile" {
                 profiles += 1;
             }
@@ -76,6 +68,28 @@ impl<'a> Unified<'a> {
         image.sort_key = field(&release, "IMAGE_ID").or_else(|| field(&release, "ID"));
         Ok(image)
     }
+
+    /// Is this the beginning of such a file?
+    pub fn is(beginning: &[u8]) -> bool {
+        sections(beginning).is_ok_and(|sections| sections.iter().any(|section| name(section) == b".linux"))
+    }
+}
+
+/// The table of sections of a PE file for x86-64.
+fn sections(file: &[u8]) -> Result<Vec<SectionTable>, String> {
+    let header = Header::parse(file).map_err(|reason| format!("it is no PE file ({reason})"))?;
+    let coff = &header.coff_header;
+    if coff.machine != COFF_MACHINE_X86_64 {
+        return Err("it is for another architecture than x86-64".to_owned());
+    }
+    let pointer = usize::try_from(header.dos_header.pe_pointer).unwrap_or(usize::MAX);
+    let mut at = pointer.saturating_add(HEADERS).saturating_add(coff.size_of_optional_header.into());
+    coff.sections(file, &mut at).map_err(|reason| format!("its sections can't be read ({reason})"))
+}
+
+/// A section's name without what pads it.
+fn name(section: &SectionTable) -> &[u8] {
+    section.name.split(|byte| *byte == 0).next().unwrap_or_default()
 }
 
 /// A field of os-release(5), without its quotes.

@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 
 use vprof_tests::{Guest, Run};
 
-/// Two processes that share CPU 0 three to one, one that sleeps, and a disk read on CPU 1.
+/// Two processes that share a CPU three to one, one that sleeps, and one that reads the disk.
 const MIXTURE: &str = "sleeper --seconds 6 & split --seconds 6 --ratio 3:1 --cpu 0 & \
      dd if=/dev/vda of=/dev/null bs=64k count=600 iflag=direct 2>/dev/null; wait";
 
@@ -16,7 +16,7 @@ fn mixture(kernel: &'static str) -> &'static Run {
         "6.12" => (&NEWER, Guest::demo_with_kernel("6.12")),
         _ => (&DEFAULT, Guest::demo()),
     };
-    run.get_or_init(|| guest.options(["--cpus", "2", "--rate", "1000"]).script(MIXTURE).run().succeeded())
+    run.get_or_init(|| guest.options(["--rate", "1000"]).script(MIXTURE).run().succeeded())
 }
 
 /// CPU seconds that `split` printed for one of its processes.

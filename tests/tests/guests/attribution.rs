@@ -112,11 +112,11 @@ fn kernel_functions_have_names() {
 }
 
 #[test]
-#[ignore = "a hundred processes: --all"]
+#[ignore = "two hundred processes: --all"]
 fn every_life_of_a_program_is_an_instance_of_its_own() {
     let run = Guest::demo()
         .options(["--rate", "1000"])
-        .script("shortlived --count 100 --cpu-millis 30 --name brief")
+        .script("shortlived --count 200 --cpu-millis 50 --name brief")
         .run()
         .succeeded();
     let rows = run.query(
@@ -124,7 +124,7 @@ fn every_life_of_a_program_is_an_instance_of_its_own() {
          WHERE comm = 'brief' ORDER BY number",
     );
     let numbers: Vec<i64> = rows.iter().filter_map(|r| r[0].as_i64()).collect();
-    assert_eq!(numbers, (0..100).collect::<Vec<_>>());
+    assert_eq!(numbers, (0..200).collect::<Vec<_>>());
     let brief = run.report().processes_named("brief");
-    assert_eq!(brief.len(), 100);
+    assert_eq!(brief.len(), 200);
 }

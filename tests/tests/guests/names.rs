@@ -11,7 +11,7 @@ const SCRIPT: &str = "\
     sh -c 'echo 0 >/sys/fs/cgroup/shop.slice/till.service/cgroup.procs; exec spin --seconds 4 --name till' & \
     cp /usr/bin/spin /tmp/ghost; exec 9</tmp/ghost; rm /tmp/ghost; /proc/self/fd/9 --seconds 4 --name ghost & \
     dd if=/dev/zero of=/dev/null bs=64k 2>/dev/null & copy=$!; \
-    dd if=/dev/vda of=/dev/null bs=4k count=400 iflag=direct 2>/dev/null; kill $copy; \
+    dd if=/dev/vda of=/dev/null bs=4k count=400 iflag=direct 2>/dev/null; sleep 4; kill $copy; \
     dd if=/dev/zero of=/var/tmp/written bs=64k count=64 conv=fsync 2>/dev/null; \
     cp /usr/bin/loop /var/tmp/changing; /var/tmp/changing --seconds 1; \
     cp /usr/bin/shares /var/tmp/new; mv /var/tmp/new /var/tmp/changing; /var/tmp/changing --seconds 1; wait";
@@ -21,15 +21,16 @@ fn named() -> &'static Run {
     RUN.get_or_init(|| Guest::demo().script(SCRIPT).run().succeeded())
 }
 
-/// Asserts that most user samples of `program` are in `symbol`, inlined in `function`, at one of `lines` of `source`.
+/// Asserts that most samples in `program`'s own code, without the libraries that start it, are in `symbol`, inlined in
+/// `function`, at one of `lines` of `source`.
 fn assert_inlined(program: &str, symbol: &str, function: &str, source: &str, lines: (i64, i64)) {
     let (first, last) = lines;
     let of = |condition: &str| {
         programs().number(&format!(
             "SELECT count(*) FROM sample JOIN frame ON frame.id = sample.frame \
-             JOIN instance ON instance.id = sample.instance \
+             JOIN instance ON instance.id = sample.instance JOIN file ON file.id = frame.file \
              LEFT JOIN inlined ON inlined.frame = frame.id AND depth = 0 \
-             WHERE comm = '{program}' AND frame.kind = 'user' AND {condition}"
+             WHERE comm = '{program}' AND file.path = '/usr/bin/{program}' AND {condition}"
         ))
     };
     let right = of(&format!(
@@ -37,8 +38,7 @@ fn assert_inlined(program: &str, symbol: &str, function: &str, source: &str, lin
          AND inlined.source LIKE '%/{source}' AND inlined.line BETWEEN {first} AND {last}"
     ));
     let all = of("true");
-    // The rest is its start: much, where a slow machine leaves it little time.
-    assert!(all > 50.0 && right >= 0.75 * all, "{right} of {all}");
+    assert!(all > 50.0 && right >= 0.9 * all, "{right} of {all}");
 }
 
 #[test]
@@ -86,8 +86,7 @@ fn system_calls_are_named() {
     let report = named().report_with(&["--by", "syscall", "--process", "dd", "--mode", "kernel"]);
     let all: i64 = report.rows().iter().map(|row| row.self_samples).sum();
     let copied = report.row("read").self_samples + report.row("write").self_samples;
-    // The rest is the start of three programs: much, where a slow machine leaves little time.
-    assert!(copied > 50 && copied * 4 >= all * 3, "{copied} of {all}");
+    assert!(copied > 200 && copied * 10 >= all * 9, "{copied} of {all}");
 }
 
 #[test]
@@ -173,8 +172,10 @@ fn a_program_that_was_replaced_is_two_files() {
 /// A command that starts another, where next to nothing is asked for.
 pub fn without_stacks_and_census() -> &'static Run {
     static RUN: OnceLock<Run> = OnceLock::new();
-    let guest = || Guest::demo().beside_others().options(["--depth", "0", "--census", "0"]);
-    RUN.get_or_init(|| guest().script("spin --seconds 2; true").run().succeeded())
+    RUN.get_or_init(|| {
+        let guest = Guest::demo().beside_others().options(["--depth", "0", "--census", "0"]);
+        guest.script("spin --seconds 2; true").run().succeeded()
+    })
 }
 
 #[test]
@@ -182,5 +183,5 @@ fn a_command_is_all_that_it_started_also_without_stacks() {
     let report = without_stacks_and_census().report();
     let command = report.get("command")["cpu"]["samples"].as_i64().expect("samples");
     let spin = report.process("spin").samples;
-    assert!(spin > 50 && command >= spin, "{command} of the command, {spin} of what it started");
+    assert!(spin > 200 && command >= spin, "{command} of the command, {spin} of what it started");
 }

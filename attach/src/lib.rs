@@ -30,9 +30,10 @@ mod stop;
 mod target;
 mod thread;
 mod vcpu;
+mod watch;
 
 pub use error::AttachError;
-pub use machine::{Attached, End, Ended, News};
+pub use machine::{Attached, End, Ended, News, Standing};
 pub use memory::{ForeignMemory, Layout, Piece};
 pub use observer::{Missed, Observer, Tick};
 pub use process::{Process, named};

@@ -11,21 +11,16 @@ use std::time::{Duration, Instant};
 use crate::error::AttachError;
 use crate::lock::Lock;
 use crate::memory::cache::StopMemory;
-use crate::memory::{ForeignMemory, Prover, Table};
+use crate::memory::{ForeignMemory, Table};
 use crate::observer::Observer;
-use crate::process::Process;
 use crate::target::Target;
 use crate::vcpu::Ticker;
+use crate::watch::{Watched, Watcher};
 
 /// How long threads get to end: each at most one wait of its own.
 const THREAD_LIMIT: Duration = Duration::from_secs(5);
 /// How often a thread that does not end is woken.
 const WAKE: Duration = Duration::from_millis(10);
-/// Pause between two looks for the layout: the first, and the longest.
-const FIRST_PAUSE_MS: i32 = 10;
-const LAST_PAUSE_MS: i32 = 1_000;
-/// When it is told that no layout was found so far.
-const PATIENCE: Duration = Duration::from_secs(10);
 
 /// How an attached machine came to its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,6 +47,23 @@ pub enum News {
     Memory(String),
     /// It was not, for a while; it is looked for on.
     NoMemory(String),
+    /// The machine stands still.
+    Stands(Standing),
+    /// It runs on.
+    Moves,
+    /// A vCPU with this number of KVM's was plugged in, or has run for the first time; it is not profiled.
+    Plugged(u32),
+    /// The thread of the vCPU with this number of KVM's has ended, and the machine has not.
+    Unplugged(u32),
+}
+
+/// Why a machine stands still.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Standing {
+    /// Its VMM keeps every vCPU out of the guest.
+    Paused,
+    /// Its VMM's process was stopped by a signal.
+    Stopped,
 }
 
 /// What the threads share.
@@ -61,6 +73,7 @@ pub(crate) struct Shared {
     end: Mutex<Option<End>>,
     /// vCPUs whose threads have not ended.
     left: AtomicUsize,
+    standing: Mutex<Option<Standing>>,
     /// Page tables that a vCPU has used.
     pub(crate) tables: Table,
     news: Mutex<Vec<News>>,
@@ -84,6 +97,7 @@ impl Shared {
             over: AtomicBool::new(false),
             end: Mutex::new(None),
             left: AtomicUsize::new(vcpus),
+            standing: Mutex::default(),
             tables: Table::default(),
             news: Mutex::default(),
             ended,
@@ -109,6 +123,28 @@ impl Shared {
     /// How it has ended.
     pub(crate) fn how(&self) -> End {
         lock(&self.end).unwrap_or(End::Detached)
+    }
+
+    /// Why the machine stands still, if it does.
+    pub(crate) fn standing(&self) -> Option<Standing> {
+        *lock(&self.standing)
+    }
+
+    /// The machine stands still, or runs on; a change is told.
+    pub(crate) fn stands(&self, standing: Option<Standing>) {
+        if std::mem::replace(&mut *lock(&self.standing), standing) != standing {
+            self.tell(standing.map_or(News::Moves, News::Stands));
+        }
+    }
+
+    /// Somebody is to hear this.
+    pub(crate) fn tell(&self, news: News) {
+        lock(&self.news).push(news);
+    }
+
+    /// All vCPUs' threads have ended.
+    pub(crate) fn is_deserted(&self) -> bool {
+        self.left.load(Ordering::Acquire) == 0
     }
 
     /// Takes what is new.
@@ -173,9 +209,10 @@ impl<O: Observer> Attached<O> {
     pub fn start(target: Target, mut make: impl FnMut(usize) -> O) -> Result<Self, AttachError> {
         let failed = |action| move |source| AttachError::Host { action, source };
         install_handler().map_err(failed("install a signal handler"))?;
-        let Target { process, vcpus, lock, memory, .. } = target;
+        let Target { process, vcpus, known, lock, memory } = target;
         let shared = Arc::new(Shared::new(vcpus.len()).map_err(failed("make an event descriptor"))?);
-        let descriptors: Vec<_> = vcpus.iter().map(|vcpu| vcpu.fd).collect();
+        let watched = vcpus.iter().map(|vcpu| Watched::of(&process, vcpu)).collect::<io::Result<_>>();
+        let watched = watched.map_err(|error| AttachError::of(process.pid(), "look at its vCPUs", error))?;
         let mut attached = Self { vcpus: Vec::new(), watcher: None, shared, memory, _lock: lock };
         for (index, vcpu) in vcpus.into_iter().enumerate() {
             let ticker = Ticker {
@@ -191,9 +228,9 @@ impl<O: Observer> Attached<O> {
             let spawned = thread::Builder::new().name(name).spawn(move || ticker.run());
             attached.vcpus.push(spawned.map_err(failed("start a thread"))?);
         }
-        let (shared, memory) = (Arc::clone(&attached.shared), attached.memory.clone());
-        let watch = move || watch(&process, &descriptors, &memory, &shared);
-        let spawned = thread::Builder::new().name("attach".to_owned()).spawn(watch);
+        let watcher = Watcher::new(Arc::new(process), attached.memory.clone(), Arc::clone(&attached.shared))
+            .with_vcpus(watched, known);
+        let spawned = thread::Builder::new().name("attach".to_owned()).spawn(move || watcher.run());
         attached.watcher = Some(spawned.map_err(failed("start a thread"))?);
         Ok(attached)
     }
@@ -269,93 +306,5 @@ impl<O: Observer> Drop for Attached<O> {
         self.stop();
         // Whoever wants to know which thread hangs or panicked calls `wait`.
         let _hung = self.join();
-    }
-}
-
-/// Watches the process and its descriptors of vCPUs, if it has any, until the end, and looks for the layout of the memory
-/// meanwhile.
-pub(crate) fn watch(process: &Process, vcpus: &[i32], memory: &ForeignMemory, shared: &Shared) {
-    watch_for(process, vcpus, memory, shared, PATIENCE);
-}
-
-/// The same; after `patience` without a layout that is told.
-fn watch_for(process: &Process, vcpus: &[i32], memory: &ForeignMemory, shared: &Shared, patience: Duration) {
-    let begin = Instant::now();
-    let prover = Prover::new(memory.clone());
-    let (mut pause_ms, mut told, mut proven) = (FIRST_PAUSE_MS, false, false);
-    while !shared.is_over() {
-        // Ended first: its threads end with it.
-        if process.ended_within(pause_ms.min(100)) {
-            return shared.end(End::ProcessEnded);
-        }
-        let closed = !vcpus.is_empty() && !process.holds_vcpu(vcpus);
-        if closed || shared.left.load(Ordering::Acquire) == 0 {
-            let process_too = process.ended_within(100) || process.is_ending();
-            return shared.end(if process_too { End::ProcessEnded } else { End::VcpusEnded });
-        }
-        if memory.is_proven() {
-            if !std::mem::replace(&mut proven, true) {
-                lock(&shared.news).push(News::Memory(describe(memory)));
-            }
-            pause_ms = 100;
-            continue;
-        }
-        pause_ms = pause_ms.saturating_mul(2).min(LAST_PAUSE_MS);
-        // Firmware and boot loaders may never have tables that can be walked.
-        let attempt = shared.tables.last().map(|tables| prover.attempt(tables));
-        let found = matches!(attempt, Some(Ok(true)));
-        if !found && begin.elapsed() >= patience && !std::mem::replace(&mut told, true) {
-            lock(&shared.news).push(News::NoMemory(
-                "no Linux kernel proves how the guest's memory lies in the VMM: samples have addresses and no names \
-                 until one does"
-                    .to_owned(),
-            ));
-        }
-    }
-}
-
-/// The layout in a sentence.
-fn describe(memory: &ForeignMemory) -> String {
-    let pieces = memory.layout().map(|layout| layout.pieces().to_vec()).unwrap_or_default();
-    let piece = |piece: &crate::Piece| {
-        format!("{} MiB at {:#x} are at {:#x} in the VMM", piece.bytes >> 20, piece.guest, piece.host)
-    };
-    let list: Vec<String> = pieces.iter().map(piece).collect();
-    format!("the guest's kernel proves its memory: {}", list.join(", "))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_guest_without_page_tables_is_told_once() {
-        let pid = i32::try_from(std::process::id()).unwrap();
-        let (process, memory) = (Process::open(pid).unwrap(), ForeignMemory::new(pid));
-        let shared = Shared::new(1).unwrap();
-        thread::scope(|scope| {
-            scope.spawn(|| watch_for(&process, &[], &memory, &shared, Duration::ZERO));
-            let begin = Instant::now();
-            let mut news = Vec::new();
-            // The pauses between the looks so far: one more would have told it again.
-            while begin.elapsed() < Duration::from_millis(500)
-                || news.is_empty() && begin.elapsed() < THREAD_LIMIT
-            {
-                news.extend(shared.news());
-                thread::sleep(WAKE);
-            }
-            shared.end(End::Detached);
-            assert!(matches!(&news[..], [News::NoMemory(_)]), "{news:?}");
-        });
-    }
-
-    #[test]
-    fn a_process_that_has_closed_its_vcpus_is_let_go() {
-        let pid = i32::try_from(std::process::id()).unwrap();
-        let (process, memory) = (Process::open(pid).unwrap(), ForeignMemory::new(pid));
-        let shared = Shared::new(1).unwrap();
-        let other = std::fs::File::open("/dev/null").unwrap();
-        watch_for(&process, &[other.as_raw_fd()], &memory, &shared, PATIENCE);
-        assert_eq!(shared.how(), End::VcpusEnded);
     }
 }

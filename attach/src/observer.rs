@@ -69,8 +69,10 @@ impl<M: PhysicalMemory> Tick<'_, M> {
 pub enum Missed {
     /// The thread ran, or wanted to run, in the VMM.
     InVmm,
-    /// The thread was blocked in the VMM: it serves an exit, or the machine is paused.
+    /// The thread was blocked in the VMM: it serves an exit.
     BlockedInVmm,
+    /// The machine stands still: its VMM has paused it, or a signal has stopped that.
+    Paused,
     /// The thread has not run since the tick before: the sample would be the same again.
     NotRun,
     /// Another tracer has the thread.

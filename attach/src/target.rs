@@ -26,8 +26,8 @@ const PAUSE: Duration = Duration::from_millis(2);
 pub struct Target {
     pub(crate) process: Process,
     pub(crate) vcpus: Vec<Vcpu>,
-    /// vCPUs whose thread was not found.
-    pub(crate) unseen: usize,
+    /// KVM's numbers of all vCPUs, also of those whose threads were not found.
+    pub(crate) known: Vec<u32>,
     pub(crate) lock: Lock,
     pub(crate) memory: ForeignMemory,
 }
@@ -79,9 +79,9 @@ impl Target {
                 .map_err(|error| AttachError::of(pid, "map the run page of a vCPU", error))?;
             vcpus.push(Vcpu { number: *number, fd: *fd, id, files, page });
         }
-        let unseen = descriptors.len() - vcpus.len();
+        let known = descriptors.iter().map(|(number, _)| *number).collect();
         let memory = ForeignMemory::new(pid);
-        Ok(Self { process, vcpus, unseen, lock, memory })
+        Ok(Self { process, vcpus, known, lock, memory })
     }
 
     /// The process.
@@ -96,7 +96,7 @@ impl Target {
 
     /// How many have no thread that was in the guest while they were looked for.
     pub fn unseen(&self) -> usize {
-        self.unseen
+        self.known.len() - self.vcpus.len()
     }
 
     /// Looks for the place of the guest's memory, at most that long, so that the first sample has a name already. Each look

@@ -6,7 +6,7 @@ use std::time::Duration;
 use kvm_bindings::{KVM_EXIT_HLT, kvm_regs, kvm_sregs};
 use vmm::monotonic_ns;
 
-use crate::machine::{End, Shared};
+use crate::machine::{End, Shared, Standing};
 use crate::memory::ForeignMemory;
 use crate::memory::cache::StopMemory;
 use crate::observer::{CR0_PE, EFER_LMA, Missed, Observer, Tick, behind_halt};
@@ -64,6 +64,10 @@ impl<O: Observer> Ticker<O> {
         if let Some(after) = self.observer.pass(asked_ns) {
             return (Some(after), asked_ns);
         }
+        let standing = self.shared.standing();
+        if standing == Some(Standing::Stopped) {
+            return (self.observer.missed(Missed::Paused, due_ns, asked_ns), asked_ns);
+        }
         let idle = self.idle.filter(|(_, met_ns)| asked_ns.saturating_sub(*met_ns) < IDLE_NS);
         match (self.vcpu.files.doing(), idle) {
             (Ok(Doing::BlockedInRun(fd)), idle) if fd == self.vcpu.fd => match idle {
@@ -76,7 +80,10 @@ impl<O: Observer> Ticker<O> {
                 let next = self.idle.and_then(|(registers, _)| self.show(&registers, due_ns, asked_ns, true));
                 (next, asked_ns)
             }
-            (Ok(_), _) => (self.observer.missed(Missed::BlockedInVmm, due_ns, asked_ns), asked_ns),
+            (Ok(_), _) => {
+                let why = standing.map_or(Missed::BlockedInVmm, |_| Missed::Paused);
+                (self.observer.missed(why, due_ns, asked_ns), asked_ns)
+            }
             (Err(_), _) => (self.gone(), asked_ns),
         }
     }

@@ -4,11 +4,12 @@
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use attach::{AttachError, Attached, End, Missed, Observer, Target, ThreadId, Tick};
+use attach::{AttachError, Attached, End, Missed, News, Observer, Standing, Target, ThreadId, Tick};
 use symbols::PhysicalMemory;
 use vmm::config::FLAT_ENTRY;
 use vmm::{Activity, Console, Machine, Payload, Unobserved, VmConfig, probe};
@@ -62,9 +63,9 @@ fn checksum() -> u32 {
     u32::try_from((a ^ d) & 0xffff_ffff).unwrap()
 }
 
-/// The child: a VMM that says how its guest ended.
+/// The child: a VMM that says how its guest ended. One becomes another program after a second.
 fn vmm(role: &str) -> ! {
-    let code = if role == "loops" { LOOPS.to_vec() } else { checksum_code() };
+    let code = if role == "checksum" { checksum_code() } else { LOOPS.to_vec() };
     let config = VmConfig {
         vcpus: 2,
         memory_bytes: 64 << 20,
@@ -77,6 +78,10 @@ fn vmm(role: &str) -> ! {
     };
     let machine = Machine::start(config, |_| Unobserved).unwrap();
     println!("it runs");
+    if role == "exec" {
+        std::thread::sleep(Duration::from_secs(1));
+        panic!("{}", Command::new("sleep").arg("100").exec());
+    }
     let ended = machine.wait(Some(Duration::from_secs(100))).unwrap();
     println!("{:?}", ended.end);
     std::process::exit(0)
@@ -186,6 +191,7 @@ impl Observer for Recorder {
         let name = match why {
             Missed::InVmm => "in the VMM",
             Missed::BlockedInVmm => "blocked in the VMM",
+            Missed::Paused => "paused",
             Missed::NotRun => "not run",
             Missed::Traced => "traced",
         };
@@ -273,14 +279,55 @@ fn the_end_of_the_vmm_is_the_end() {
     let target = Target::look(vm.pid(), MOST).unwrap();
     let attached = Attached::start(target, |_| Recorder::new(Duration::from_micros(200))).unwrap();
     std::thread::sleep(Duration::from_millis(300));
-    let begin = Instant::now();
     drop(vm);
+    assert_ended(attached, End::ProcessEnded);
+}
+
+#[test]
+fn a_vmm_that_executes_another_program_has_no_machine_any_more() {
+    play();
+    let Some(_one) = kvm() else { return };
+    let vm = Role::start("a_vmm_that_executes_another_program_has_no_machine_any_more", "vmm exec");
+    let target = Target::look(vm.pid(), MOST).unwrap();
+    let attached = Attached::start(target, |_| Recorder::new(Duration::from_micros(200))).unwrap();
+    assert_ended(attached, End::VcpusEnded);
+}
+
+/// It comes to that end by itself.
+fn assert_ended(attached: Attached<Recorder>, end: End) {
+    let begin = Instant::now();
     while !attached.has_ended() {
-        assert!(begin.elapsed() < Duration::from_secs(5), "not noticed");
+        assert!(begin.elapsed() < Duration::from_secs(8), "not noticed");
         std::thread::sleep(Duration::from_millis(1));
     }
     let ended = attached.wait().unwrap();
-    assert_eq!((ended.end, ended.observers.len()), (End::ProcessEnded, 2));
+    assert_eq!((ended.end, ended.observers.len()), (end, 2));
+}
+
+#[test]
+fn a_vmm_that_is_stopped_is_waited_for() {
+    play();
+    let Some(_one) = kvm() else { return };
+    let vm = Role::start("a_vmm_that_is_stopped_is_waited_for", "vmm loops");
+    let target = Target::look(vm.pid(), MOST).unwrap();
+    let attached = Attached::start(target, |_| Recorder::new(Duration::from_millis(1))).unwrap();
+    let told = |wanted: News| {
+        let begin = Instant::now();
+        while !attached.news().contains(&wanted) {
+            assert!(begin.elapsed() < Duration::from_secs(5), "{wanted:?} is not told");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        std::thread::sleep(Duration::from_millis(300));
+    };
+    vm.signal(libc::SIGSTOP);
+    told(News::Stands(Standing::Stopped));
+    vm.signal(libc::SIGCONT);
+    told(News::Moves);
+    let seen = attached.wait().unwrap().observers;
+    for vcpu in &seen {
+        assert!(vcpu.missed.get("paused").is_some_and(|ticks| *ticks > 50), "{vcpu:?}");
+    }
+    assert!(seen[0].ticks() > 50, "it runs on: {seen:?}");
 }
 
 #[test]

@@ -97,8 +97,8 @@ Examples:
 const STAT_NOTES: &str = "\
 The states of a vCPU add up to its wall time: `guest` executes the guest, `halted` waits for an \
 interrupt, `waiting` lacks a CPU of the host, `kvm` gets a halted guest out of KVM_RUN and in again, \
-`vmm` serves exits, `sampler` reads samples, `paused` is held by vprof. Exits that KVM handles by \
-itself are part of `guest`; KVM's counters count them.";
+`vmm` serves exits, `sampler` reads samples, `paused` is held by vprof, or by the VMM of an attached \
+virtual machine. Exits that KVM handles by itself are part of `guest`; KVM's counters count them.";
 
 const QUERY_EXAMPLES: &str = "\
 Examples:

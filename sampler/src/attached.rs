@@ -9,6 +9,7 @@
 //!  wall ─┬─ waiting                          exact
 //!        ├─ ran      ─┬─ guest, halted, vmm  by ticks        [`Seen`]
 //!        └─ blocked  ─┬─ sampler             the stops
+//!                     ├─ paused              from the tick that finds it so to the one that does not
 //!                     └─ halted, vmm         by ticks
 //! ```
 
@@ -65,13 +66,14 @@ impl Seen {
 pub(crate) fn split(places: &Places, times: Option<ThreadTimes>, seen: &Seen, polled: Option<u64>) -> States {
     let wall = places.wall();
     // Without books it ran whenever it was not stopped.
-    let run_ns = wall.saturating_sub(places.sampler);
+    let run_ns = wall.saturating_sub(places.sampler).saturating_sub(places.paused);
     let times = times.unwrap_or(ThreadTimes { run_ns, waited_ns: 0 });
     let ran = times.run_ns.min(wall);
     let waiting = times.waited_ns.min(wall - ran);
     let blocked = wall - ran - waiting;
     let sampler = places.sampler.min(blocked);
-    let asleep = blocked - sampler;
+    let paused = places.paused.min(blocked - sampler);
+    let asleep = blocked - sampler - paused;
     let on = [Sight::Guest, Sight::Polling, Sight::Vmm];
     let vmm_on = seen.part(ran, Sight::Vmm, &on);
     let polling = polled.unwrap_or_else(|| seen.part(ran, Sight::Polling, &on)).min(ran - vmm_on);
@@ -83,7 +85,7 @@ pub(crate) fn split(places: &Places, times: Option<ThreadTimes>, seen: &Seen, po
         kvm: 0,
         vmm: vmm_on + vmm_off,
         sampler,
-        paused: 0,
+        paused,
     }
 }
 
@@ -107,6 +109,7 @@ impl Observer for VcpuSampler {
     }
 
     fn ticked<M: PhysicalMemory>(&mut self, tick: &Tick<'_, M>) -> Option<Duration> {
+        self.published().clock.pause(false, tick.now_ns);
         let moment = Moment {
             due_ns: tick.due_ns,
             now_ns: tick.now_ns,
@@ -130,10 +133,11 @@ impl Observer for VcpuSampler {
     }
 
     fn missed(&mut self, why: Missed, due_ns: u64, now_ns: u64) -> Option<Duration> {
+        self.published().clock.pause(why == Missed::Paused, now_ns);
         match why {
             Missed::InVmm => self.published().seen.note(Sight::Vmm),
             Missed::BlockedInVmm => self.published().seen.note(Sight::VmmBlocked),
-            Missed::NotRun | Missed::Traced => {}
+            Missed::Paused | Missed::NotRun | Missed::Traced => {}
         }
         self.next_after(due_ns, now_ns)
     }
@@ -173,19 +177,23 @@ mod tests {
         assert_eq!((bare.guest, bare.halted, bare.vmm, bare.sampler), (588, 196, 196, 20), "without books");
         let told = super::split(&places, times, &seen([60, 20, 20, 40, 10]), Some(100));
         assert_eq!((told.guest, told.halted, told.wall()), (220, 500, 1_000));
+        let held = Places { run: 680, paused: 300, ..places };
+        let held = super::split(&held, times, &seen([60, 20, 20, 40, 10]), None);
+        assert_eq!((held.paused, held.vmm, held.halted, held.wall()), (300, 80 + 40, 160 + 80, 1_000));
     }
 
     proptest! {
         /// Whatever the books and ticks say, the states add up to the wall time.
         #[test]
         fn states_add_up(
-            run in 0_u64..1 << 50, sampler in 0_u64..1 << 50, ran in any::<u64>(), waited in any::<u64>(),
+            run in 0_u64..1 << 50, sampler in 0_u64..1 << 50, paused in 0_u64..1 << 50, ran in any::<u64>(),
+            waited in any::<u64>(),
             counts in prop::array::uniform5(0_u64..1 << 50), polled in prop::option::of(any::<u64>()),
         ) {
-            let places = Places { run, sampler, ..Places::default() };
+            let places = Places { run, sampler, paused, ..Places::default() };
             let times = Some(ThreadTimes { run_ns: ran, waited_ns: waited });
             let states = split(&places, times, &seen(counts), polled);
-            prop_assert_eq!(states.wall(), run + sampler);
+            prop_assert_eq!(states.wall(), run + sampler + paused);
         }
     }
 }

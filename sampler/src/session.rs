@@ -110,6 +110,8 @@ pub struct Status {
     pub top: Option<(String, f64)>,
     /// The guest's kernel release once it was found.
     pub kernel: Option<String>,
+    /// Why the machine stands still, if it does, as a sentence.
+    pub standing: Option<String>,
     /// The vCPUs are sampled; else sampling was stopped for a while.
     pub sampling: bool,
     /// The mean rate that is wanted while they are, ticks per second and vCPU.
@@ -443,6 +445,11 @@ impl Session {
         self.pace(&status);
         drop(status);
         self.event("sampling", &format!("the rate was set to {rate_hz} Hz"));
+    }
+
+    /// Tells whoever looks that the machine stands still, and why, or that it does no more.
+    pub fn stands(&self, why: Option<&str>) {
+        self.shared.status().standing = why.map(str::to_owned);
     }
 
     fn pace(&self, status: &Status) {

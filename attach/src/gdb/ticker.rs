@@ -16,12 +16,13 @@ use super::stub::Vcpu;
 use super::target::{GdbTarget, MOST_STOPPED, Source};
 use crate::error::AttachError;
 use crate::lock::Lock;
-use crate::machine::{End, Ended, News, Shared, watch};
+use crate::machine::{End, Ended, News, Shared, Standing};
 use crate::memory::ForeignMemory;
 use crate::memory::cache::StopMemory;
 use crate::observer::{EFER_LMA, Missed, Observer, Tick};
 use crate::process::Process;
 use crate::vcpu::sleep_until;
+use crate::watch::Watcher;
 
 /// How long the thread gets to end: an answer of the stub that is waited for, and a farewell.
 const THREAD_LIMIT: Duration = Duration::from_secs(8);
@@ -69,10 +70,8 @@ impl<O: Observer> GdbAttached<O> {
             _lock: target.lock.take(),
         };
         if let (Source::Process(memory), Some(process)) = (&memory, &target.process) {
-            let (memory, process, shared) = (memory.clone(), Arc::clone(process), Arc::clone(&shared));
-            let spawned = thread::Builder::new()
-                .name("attach".to_owned())
-                .spawn(move || watch(&process, &[], &memory, &shared));
+            let watcher = Watcher::new(Arc::clone(process), memory.clone(), Arc::clone(&shared));
+            let spawned = thread::Builder::new().name("attach".to_owned()).spawn(move || watcher.run());
             attached.watcher = Some(spawned.map_err(failed("start a thread"))?);
         }
         let observers = (0..target.vcpus()).map(make).collect();
@@ -214,8 +213,12 @@ impl<O: Observer> Ticker<O> {
         let vcpus = answers.and_then(|answers| self.target.stub.read(&answers));
         let next = match &vcpus {
             Some(vcpus) => self.show(vcpus, due_ns, now_ns),
-            None => all(&mut self.observers, |observer| observer.missed(Missed::InVmm, due_ns, now_ns)),
+            None => {
+                let why = if state == State::Paused { Missed::Paused } else { Missed::InVmm };
+                all(&mut self.observers, |observer| observer.missed(why, due_ns, now_ns))
+            }
         };
+        self.shared.stands((state == State::Paused).then_some(Standing::Paused));
         hold(&line).go()?;
         if state == State::Stopped {
             let end_ns = monotonic_ns();

@@ -8,10 +8,10 @@ use attach::Observer;
 use attach::gdb::{GdbAttached, GdbTarget, Source, keep_guard};
 use sampler::{OpenFiles, Session};
 
-use super::{PROOF_LIMIT, Plan, conclude, label, profile, program, tell};
+use super::{PROOF_LIMIT, Plan, conclude, counted, label, profile, program, tell};
 use crate::args::AttachArgs;
 use crate::errors::{Error, ExitCode};
-use crate::render::{escape, units};
+use crate::render::escape;
 use crate::run::guest::Subject;
 use crate::run::recording::{Recording, Streams};
 
@@ -33,7 +33,7 @@ pub(super) fn command(
     let mut target = GdbTarget::connect(address, usize::from(vmm::config::MAX_VCPUS), Some(guard_program()))?;
     let stub = format!("the GDB stub at {}", escape(address));
     let label = target.process().map_or_else(|| stub.clone(), label);
-    let vcpus = units::counted(u64::try_from(target.vcpus()).unwrap_or(u64::MAX), "vCPU");
+    let vcpus = counted(target.vcpus());
     let memory = match target.memory() {
         Source::Process(_) => "memory from its process",
         Source::Stub(_) => "memory through the stub",
@@ -58,7 +58,7 @@ pub(super) fn command(
         vcpus: target.vcpus(),
         rate_hz: held.unwrap_or(wanted),
         counters: Vec::new(),
-        note,
+        note: note.map(|note| ("rate", note)),
     };
     let start = |samplers| {
         let attached = GdbAttached::start(target, samplers)?;

@@ -5,7 +5,7 @@ pub mod gdb;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use attach::{AttachError, Attached, End, Ended, News, Observer, Process, Target};
+use attach::{AttachError, Attached, End, Ended, News, Observer, Process, Standing, Target};
 use sampler::{
     GuestMemory, OpenFiles, ProfileWriter, Session, SessionConfig, Sink, VcpuSampler, live, no_files,
 };
@@ -23,6 +23,10 @@ use crate::run::spec::{DiskSpec, GuestEnd, Outcome, Writes};
 const NOT_HAD: &str = "exits of the VMM by reason and device, interrupts that its devices raise, and the console are not known \
                        of a VM under another VMM; its time in the VMM is estimated by samples";
 
+/// Why an attached machine may stand still.
+const PAUSED: &str = "the virtual machine is paused, or has migrated away";
+const STOPPED: &str = "the virtual machine's process is stopped by a signal";
+
 /// How long the guest's memory is looked for before the first sample.
 const PROOF_LIMIT: Duration = Duration::from_secs(3);
 
@@ -39,8 +43,8 @@ struct Plan {
     rate_hz: f64,
     /// KVM's counters of the vCPUs.
     counters: Vec<Option<vmm::Counters>>,
-    /// What is to be told in the profile.
-    note: Option<String>,
+    /// What is to be told in the profile: an event's kind, and a sentence.
+    note: Option<(&'static str, String)>,
 }
 
 /// Runs the command.
@@ -71,7 +75,7 @@ pub fn command(args: &AttachArgs) -> Result<ExitCode, Error> {
         vcpus: target.vcpus(),
         rate_hz: args.recording.rate,
         counters: target.counters(),
-        note: None,
+        note: Some(target.unseen()).filter(|unseen| *unseen > 0).map(|unseen| ("missing", left_out(unseen))),
     };
     let start = |samplers| {
         let attached = Attached::start(target, samplers)?;
@@ -100,11 +104,21 @@ fn label(process: &Process) -> String {
 }
 
 fn vcpus(target: &Target) -> String {
-    let shown = units::counted(u64::try_from(target.vcpus()).unwrap_or(u64::MAX), "vCPU");
+    let shown = counted(target.vcpus());
     match target.unseen() {
         0 => shown,
-        unseen => format!("{shown} ({unseen} more were not seen in the guest and are left out)"),
+        unseen => format!("{shown} ({})", left_out(unseen)),
     }
+}
+
+fn counted(vcpus: usize) -> String {
+    units::counted(u64::try_from(vcpus).unwrap_or(u64::MAX), "vCPU")
+}
+
+/// What is said of vCPUs whose threads were not found.
+fn left_out(unseen: usize) -> String {
+    let (were, are) = if unseen == 1 { ("was", "is") } else { ("were", "are") };
+    format!("{} more {were} not seen in the guest and {are} left out", counted(unseen))
 }
 
 /// The guest's files on its disks, which its VMM has open as well: they are only read.
@@ -158,8 +172,8 @@ async fn profile<A: Subject, M: Into<GuestMemory>>(
     let (mut session, samplers) = Session::new(config, sink, files);
     session.count_by(plan.counters);
     recording.waits(Then::End).into_iter().for_each(|wait| session.wait_for(wait));
-    if let Some(note) = &plan.note {
-        session.event("rate", note);
+    if let Some((kind, note)) = &plan.note {
+        session.event(kind, note);
     }
     let mut samplers = samplers.into_iter();
     let (attached, memory) =
@@ -199,6 +213,28 @@ fn tell(session: &Session, news: Vec<News>) {
         match news {
             News::Memory(text) => session.event("memory", &text),
             News::NoMemory(text) => session.event("missing", &text),
+            News::Stands(standing) => {
+                let why = match standing {
+                    Standing::Paused => PAUSED,
+                    Standing::Stopped => STOPPED,
+                };
+                session.event("paused", why);
+                session.stands(Some(why));
+            }
+            News::Moves => {
+                session.event("paused", "the virtual machine runs on");
+                session.stands(None);
+            }
+            News::Plugged(number) => session.event(
+                "missing",
+                &format!("vCPU {number} was plugged in later, and is not in this profile: attach again"),
+            ),
+            News::Unplugged(number) => {
+                session.event(
+                    "missing",
+                    &format!("vCPU {number} was taken out: it is in this profile up to then"),
+                );
+            }
         }
     }
 }

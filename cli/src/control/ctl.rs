@@ -148,6 +148,9 @@ fn list(json: bool) -> Result<(), Error> {
 fn status(about: &About) -> String {
     let sampling = match (&about.preparing, about.sampling) {
         (Some(what), _) => format!("not there yet: {}", escape(what)),
+        (None, _) if about.standing.is_some() => {
+            escape(about.standing.as_deref().unwrap_or_default()).into_owned()
+        }
         (None, true) => format!("sampled at {}", units::rate(about.rate_hz)),
         (None, false) => "sampling is stopped".to_owned(),
     };

@@ -119,6 +119,8 @@ pub struct About {
     pub lost: u64,
     /// The guest's kernel release, once it was found.
     pub kernel: Option<String>,
+    /// Why an attached machine stands still, if it does.
+    pub standing: Option<String>,
 }
 
 /// A line as a request, with the `id` that goes back with the answer; or the sentence that does instead.

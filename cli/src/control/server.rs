@@ -193,6 +193,7 @@ impl Served {
             samples: status.samples,
             lost: status.lost,
             kernel: status.kernel,
+            standing: status.standing,
         }
     }
 

@@ -204,6 +204,10 @@ fn running(status: &Status) -> String {
         units::rate(status.rate_hz),
         units::count(status.lost),
     );
+    if let Some(why) = &status.standing {
+        line.push_str(&format!("  {why}"));
+        return line;
+    }
     match (&status.top, &status.kernel) {
         (Some((comm, share)), _) => {
             line.push_str(&format!("  top: {} {}", escape(comm), units::percent(*share)));
@@ -229,6 +233,7 @@ mod tests {
             rate_hz: 998.7,
             top: Some(("gzip\x1b[2J".to_owned(), 0.934)),
             kernel: Some("6.1.0".to_owned()),
+            standing: None,
         };
         assert_eq!(running(&status), "1:15  74,123 samples  999 Hz  2 lost  top: gzip\\x1b[2J 93.4 %");
         status.top = None;

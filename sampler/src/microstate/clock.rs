@@ -97,6 +97,13 @@ impl StateClock {
         self.version.store(version.wrapping_add(2), Ordering::Release);
     }
 
+    /// From now on the thread is held, or not any more; nothing where that is so already. Only the vCPU's thread calls this.
+    pub(crate) fn pause(&self, held: bool, now_ns: u64) {
+        if held != (self.place.load(Ordering::Relaxed) == Place::Paused as u64) {
+            self.change(if held { Place::Paused } else { Place::Run }, now_ns);
+        }
+    }
+
     /// The thread ends: time stands still from now on.
     pub(crate) fn end(&self, now_ns: u64, times: Option<ThreadTimes>) {
         if let Some(ThreadTimes { run_ns, waited_ns }) = times {

@@ -183,6 +183,44 @@ fn bad_moments_of_a_guest() {
     });
 }
 
+/// Paused, given another CPU, and migrated away while it is profiled.
+#[test]
+#[ignore = "an emulated host of its own: --all"]
+fn a_guest_that_does_not_stay_as_it_was() {
+    on_kvm_host(|host| {
+        host.guest("web", "-m 256 -smp 1,maxcpus=2", SPLIT);
+        let profiling = host.attach("--name web -F 100");
+        host.wait_for_profile(&profiling);
+        let pid = host.pid(&profiling);
+        let is =
+            |what: &str| format!("/run/vprof ctl status --run /run/profiling1/out.sock | grep -q '{what}'");
+        host.must("sleep 2");
+        host.monitor("web", "stop");
+        host.wait_until(&is("the virtual machine is paused, or has migrated away"));
+        host.must("sleep 2");
+        host.monitor("web", "cont");
+        host.wait_until(&is("sampled at 100 Hz"));
+        host.monitor("web", "device_add host-x86_64-cpu,id=more,socket-id=0,core-id=1,thread-id=0");
+        host.must("sleep 2");
+        host.monitor("web", "migrate \"exec:cat >/dev/null\"");
+        host.wait_until(&is("the virtual machine is paused, or has migrated away"));
+        host.must(&format!("kill -0 {pid}"));
+        host.signal(&profiling, "TERM");
+        let run = host.finish(profiling).succeeded();
+        assert_split(&run);
+        let told =
+            |kind: &str| run.query(&format!("SELECT text FROM event WHERE kind = '{kind}' ORDER BY time_ns"));
+        assert_eq!(told("paused").len(), 3, "{:?}", told("paused"));
+        assert!(
+            told("missing")[0][0]
+                .as_str()
+                .is_some_and(|text| text.starts_with("vCPU 1 was plugged in later"))
+        );
+        let paused = run.number("SELECT paused_ns / 1e9 FROM vcpu");
+        assert!(paused > 1.5, "{paused} s");
+    });
+}
+
 /// Firmware without anything to boot, and a boot sector that jumps to itself.
 #[test]
 #[ignore = "an emulated host of its own: --all"]

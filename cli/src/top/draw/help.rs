@@ -28,7 +28,7 @@ const LINES: [(&str, &str); 36] = [
     ("k", "so long in KVM for a halted guest"),
     ("v", "in vprof, serving exits"),
     ("s", "in vprof, taking samples"),
-    ("p", "paused by vprof"),
+    ("p", "paused by vprof, or by its own VMM"),
     ("", "Figures on the right are of the span, and exact; several vCPUs share a"),
     ("", "row with their means where there is no room."),
     ("", ""),

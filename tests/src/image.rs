@@ -1,4 +1,4 @@
-//! Files of an image that is one ext4 file system.
+//! Files of an image's ext4 file system.
 
 use std::error::Error;
 use std::fs::File;
@@ -12,21 +12,30 @@ use ext4_view::{Ext4, Ext4Read};
 #[derive(Debug)]
 pub struct Disk(Ext4);
 
-struct Image(File);
+/// A file, from this byte on.
+struct Image(File, u64);
 
 impl Ext4Read for Image {
     fn read(&mut self, at: u64, into: &mut [u8]) -> Result<(), Box<dyn Error + Send + Sync + 'static>> {
-        self.0.read_exact_at(into, at).map_err(Into::into)
+        self.0.read_exact_at(into, self.1 + at).map_err(Into::into)
     }
 }
 
 impl Disk {
-    /// Opens it.
+    /// Opens the one that is the whole image.
     ///
     /// # Errors
     /// It cannot be read, or is something else.
     pub fn open(image: &Path) -> anyhow::Result<Self> {
-        Ok(Self(Ext4::load(Box::new(Image(File::open(image)?)))?))
+        Self::open_at(image, 0)
+    }
+
+    /// Opens the one of a partition, which starts at that byte.
+    ///
+    /// # Errors
+    /// It cannot be read, or is something else.
+    pub fn open_at(image: &Path, start: u64) -> anyhow::Result<Self> {
+        Ok(Self(Ext4::load(Box::new(Image(File::open(image)?, start)))?))
     }
 
     /// The bytes of a file.

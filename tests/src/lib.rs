@@ -69,8 +69,17 @@ impl Guest {
 
     /// An unmodified Debian with systemd, on a disk with partitions.
     pub fn debian() -> Self {
+        Self::distribution("debian.img")
+    }
+
+    /// The release after that one, on a disk in qcow2.
+    pub fn debian_trixie() -> Self {
+        Self::distribution("debian-trixie.qcow2")
+    }
+
+    fn distribution(image: &str) -> Self {
         // It starts a whole system, which takes an emulated host on a slow machine minutes.
-        Self { limit: 2 * RUN_LIMIT, ..Self::image(images().join("debian.img")) }
+        Self { limit: 2 * RUN_LIMIT, ..Self::image(images().join(image)) }
     }
 
     /// Any image or kernel.

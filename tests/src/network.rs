@@ -4,10 +4,13 @@ use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener};
 use std::process::Command;
 
-/// The host's address on the tap; the guest takes the next one.
-pub const HOST: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 1);
+/// The host's address on the tap.
+const HOST: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 1);
+/// Where the host's default route leads. Nothing is there; a guest behind passt finds the host's own servers at it.
+const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 254);
 
-/// A tap with [`HOST`] in a network namespace that nothing else is in, and a server on TCP port 7 that sends all it gets back.
+/// A tap with an address in a network namespace that nothing else is in, and a server on TCP port 7 that sends all it gets
+/// back.
 #[derive(Debug)]
 pub struct Network {
     tap: &'static str,
@@ -29,11 +32,23 @@ impl Network {
             network.ip(&["tuntap", "add", "dev", network.tap, "mode", "tap"]);
             network.ip(&["address", "add", &format!("{HOST}/24"), "dev", network.tap]);
             network.ip(&["link", "set", network.tap, "up"]);
+            network.ip(&["link", "set", "lo", "up"]);
+            network.ip(&["route", "add", "default", "via", &GATEWAY.to_string()]);
             serve_echo();
             Some(test(&network))
         };
         std::thread::scope(|scope| scope.spawn(apart).join())
             .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    }
+
+    /// The guest's address and the host's, for a guest at the tap.
+    pub fn by_tap(&self) -> [String; 2] {
+        [Ipv4Addr::new(10, 99, 0, 2), HOST].map(|address| address.to_string())
+    }
+
+    /// The same for a guest behind passt, which has the host's own address.
+    pub fn by_passt(&self) -> [String; 2] {
+        [HOST, GATEWAY].map(|address| address.to_string())
     }
 
     /// The tap's name.
@@ -54,7 +69,7 @@ impl Network {
 
 /// Starts the server; it ends with the process.
 fn serve_echo() {
-    let listener = TcpListener::bind((HOST, 7)).expect("the address is the tap's");
+    let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 7)).expect("nobody else is in the namespace");
     std::thread::spawn(move || {
         for mut connection in listener.incoming().flatten() {
             std::thread::spawn(move || {

@@ -176,17 +176,23 @@ impl Running {
         }
     }
 
+    /// What may tell why it does not go on.
+    fn state(&mut self) -> String {
+        let stderr = read_all(&mut self.stderr);
+        let socket = self.profile.with_extension("sock");
+        let status = Command::new(crate::vprof()).args(["ctl", "status", "--run"]).arg(socket).output();
+        let status = status.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
+        let console = "SELECT CAST(bytes AS TEXT) FROM console ORDER BY time_ns DESC LIMIT 20";
+        format!("stderr: {stderr}\n{status:?}\nconsole, the last first: {:?}", query(&self.profile, console))
+    }
+
     /// Waits for the end, within the limit of the guest.
     pub fn finish(mut self) -> Run {
         let status = loop {
             if let Some(status) = self.child.try_wait().expect("vprof is our child") {
                 break status;
             }
-            assert!(
-                Instant::now() < self.deadline,
-                "vprof did not end in time; stderr: {}",
-                read_all(&mut self.stderr)
-            );
+            assert!(Instant::now() < self.deadline, "vprof did not end in time; {}", self.state());
             std::thread::sleep(Duration::from_millis(20));
         };
         Run {

@@ -45,11 +45,16 @@ impl Tools {
     /// them.
     pub fn cargo(&self) -> Command {
         let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        self.tell(&mut cargo);
         cargo
+    }
+
+    /// Puts them into a command's environment.
+    pub fn tell(&self, command: &mut Command) {
+        command
             .env("VPROF_BIN", &self.vprof)
             .env("VPROF_GUEST_DIR", guest_directory())
             .env("VPROF_PORTABLE_HOST", &self.portable_host);
-        cargo
     }
 }
 

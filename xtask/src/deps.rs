@@ -60,6 +60,7 @@ const FOR_TESTS: &[Need] = &[
     Need { package: "iproute2", sign: Sign::Program("ip"), purpose: "makes taps in tests" },
     Need { package: "nodejs", sign: Sign::Program("node"), purpose: "runs speedscope's importers in tests" },
     Need { package: "npm", sign: Sign::Program("npm"), purpose: "fetches speedscope for tests" },
+    Need { package: "passt", sign: Sign::Program("passt"), purpose: "is a guest's network in tests" },
     Need { package: "python3", sign: Sign::Program("python3"), purpose: "reads CSV and Parquet in tests" },
 ];
 

@@ -2,11 +2,13 @@
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, ExitStatus, Stdio};
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
-use guest_images::{DebianOptions, DemoOptions, Flavour, Progress, Series};
+use guest_images::{DebianOptions, DebianRelease, DemoOptions, FileFormat, Flavour, Progress, Series};
+use serde_json::Value;
 
 use crate::demo::{Tools, exit_code};
 use crate::deps;
@@ -72,6 +74,10 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         guest_images::demo(&DemoOptions { series, flavour }, &line)?;
     }
     guest_images::debian(&DebianOptions::default(), &line)?;
+    if options.all {
+        let (release, format) = (DebianRelease::Trixie, FileFormat::Qcow2);
+        guest_images::debian(&DebianOptions { release, format }, &line)?;
+    }
     guest_images::kvm_host(&line)?;
     let tools = Tools::build(&line)?;
     line.end();
@@ -90,39 +96,69 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         return Ok(exit_code(status));
     }
     let (status, outcome) = watched(test(&["--workspace"]).args(options.for_cargo()))?;
-    if status.success() || outcome.failed.is_empty() || !outcome.is_worth_repeating(&guests(&test)?) {
+    if status.success() || outcome.failed.is_empty() {
         return Ok(exit_code(status));
     }
-    repeat(&outcome.failed, &test)
-}
-
-/// Chooses the tests of guests, and the same features of all dependencies as `--workspace` alone: nothing is built twice.
-const GUESTS: [&str; 3] = ["--workspace", "--test", "guests"];
-
-/// Names of all tests of guests.
-fn guests(test: &impl Fn(&[&str]) -> Command) -> Result<Vec<String>> {
-    let output = test(&GUESTS)
-        .args(["--", "--list", "--format", "terse"])
-        .stderr(Stdio::inherit())
-        .output()
-        .context(NO_CARGO)?;
-    ensure!(output.status.success(), "cannot list the tests of guests ({})", output.status);
-    let text = String::from_utf8_lossy(&output.stdout);
-    Ok(text.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect())
+    let guests = Guests::built(test(&["--workspace", "--no-run", "--message-format", "json"]), &tools)?;
+    if !outcome.is_worth_repeating(&guests.names()?) {
+        return Ok(exit_code(status));
+    }
+    guests.repeat(&outcome.failed)
 }
 
 const NO_CARGO: &str = "cannot start cargo test";
 
-/// Runs tests of guests that failed once more, each alone: QEMU's emulation of SVM fails a guest now and then
-/// (docs/limits.md), a mistake in vprof fails again.
-fn repeat(failed: &[String], test: &impl Fn(&[&str]) -> Command) -> Result<ExitCode> {
-    eprintln!("REPEATED, failed beside others: {}", failed.join(", "));
-    let mut arguments =
-        [GUESTS.as_slice(), &["--", "--exact", INCLUDE_IGNORED, "--test-threads", "1"]].concat();
-    arguments.extend(failed.iter().map(String::as_str));
-    let (status, outcome) = watched(&mut test(&arguments))?;
-    let passed = status.success() && outcome.passed == failed.len();
-    Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+/// The program with the tests of guests.
+struct Guests<'a> {
+    program: PathBuf,
+    tools: &'a Tools,
+}
+
+impl<'a> Guests<'a> {
+    /// The one that this command, which only builds, says that it has built. `cargo test --test guests` would build
+    /// dependencies once more, for it leaves out the features that tests of other packages ask for.
+    fn built(mut command: Command, tools: &'a Tools) -> Result<Self> {
+        let output = command.stderr(Stdio::inherit()).output().context(NO_CARGO)?;
+        ensure!(output.status.success(), "cannot build the tests ({})", output.status);
+        let program = String::from_utf8_lossy(&output.stdout).lines().find_map(program_of_guests);
+        Ok(Self { program: program.context("cargo has built no tests of guests")?, tools })
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(&self.program);
+        self.tools.tell(&mut command);
+        // Where cargo starts it.
+        command.current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests"));
+        command
+    }
+
+    /// Names of all tests.
+    fn names(&self) -> Result<Vec<String>> {
+        let output = self.command().args(["--list", "--format", "terse"]).output().context(NO_GUESTS)?;
+        ensure!(output.status.success(), "cannot list the tests of guests ({})", output.status);
+        let text = String::from_utf8_lossy(&output.stdout);
+        Ok(text.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect())
+    }
+
+    /// Runs tests that failed once more, each alone: QEMU's emulation of SVM fails a guest now and then (docs/limits.md), a
+    /// mistake in vprof fails again.
+    fn repeat(&self, failed: &[String]) -> Result<ExitCode> {
+        eprintln!("REPEATED, failed beside others: {}", failed.join(", "));
+        let mut command = self.command();
+        command.args(["--exact", INCLUDE_IGNORED, "--test-threads", "1"]).args(failed);
+        let (status, outcome) = watched(&mut command)?;
+        let passed = status.success() && outcome.passed == failed.len();
+        Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    }
+}
+
+const NO_GUESTS: &str = "cannot start the tests of guests";
+
+/// The tests of guests, if they are what this line of `--message-format json` tells of (The Cargo Book, External Tools).
+fn program_of_guests(line: &str) -> Option<PathBuf> {
+    let message: Value = serde_json::from_str(line).ok()?;
+    let is_it = message["reason"] == "compiler-artifact" && message["target"]["name"] == "guests";
+    message["executable"].as_str().filter(|_| is_it).map(PathBuf::from)
 }
 
 /// What the lines of a test's output say.

@@ -75,7 +75,7 @@ fn a_guest_that_mostly_halts_is_charged_what_it_works() {
         "SELECT sum(halted_ns + kvm_ns) * 1.0 / \
          sum(guest_ns + halted_ns + waiting_ns + kvm_ns + vmm_ns + sampler_ns + paused_ns) FROM microstate WHERE {window}"
     ));
-    assert!(halted > 0.8, "halted for {halted} of the time");
+    assert!(halted > 0.6, "halted for {halted} of the time");
     let ticks = run.number(&format!("SELECT avg(fell = 'halted') FROM sample WHERE {window}"));
     assert!((ticks - halted).abs() < 0.1, "{ticks} of the ticks, {halted} of the time");
     // The scheduler's own count, which no tick is needed for.

@@ -1,10 +1,11 @@
 //! An unmodified Debian with systemd: found on its disk, booted, and a command in it.
 
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
 use serde_json::Value;
-use vprof_tests::{Guest, Run, images, vprof};
+use vprof_tests::{Disk, Guest, Run, images, kernel_of, vprof};
 
 /// Words that a shell, systemd, the kernel's command line or a terminal would each change in their own way.
 const WORDS: &[&str] = &[
@@ -95,13 +96,18 @@ fn programs_of_a_partition_have_names_from_the_image() {
     assert!(all > 200 && named * 3 >= all, "{named} of {all}: {rows:#?}");
 }
 
-#[test]
-fn an_image_is_inspected() {
+/// What `vprof image inspect` says of Debian's image.
+fn inspected() -> Value {
     let image = images().join("debian.img");
     let output =
         Command::new(vprof()).args(["image", "inspect", "--json"]).arg(image).output().expect("vprof starts");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let found: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    serde_json::from_slice(&output.stdout).expect("JSON")
+}
+
+#[test]
+fn an_image_is_inspected() {
+    let found = inspected();
     assert_eq!(
         (&found["partition_table"], &found["run"]["boots"]),
         (&Value::from("GPT"), &Value::from(true))
@@ -110,4 +116,55 @@ fn an_image_is_inspected() {
         found["volumes"].as_array().expect("volumes").iter().map(|v| &v["contents"]).collect();
     assert_eq!(contents, ["vfat", "ext4"]);
     assert_eq!(found["kernels"].as_array().map(Vec::len), Some(2));
+}
+
+/// Of the demo image's kernel and initrd, by systemd's own stub.
+fn unified_kernel_image(directory: &Path) -> PathBuf {
+    let start = inspected()["volumes"][1]["start"].as_u64().expect("a place");
+    let debian = Disk::open_at(&images().join("debian.img"), start).expect("its root file system");
+    let stub = directory.join("stub");
+    let bytes = debian.read("/usr/lib/systemd/boot/efi/linuxx64.efi.stub").expect("systemd-boot-efi");
+    std::fs::write(&stub, bytes).expect("room for it");
+    let (kernel, initrd) = kernel_of(&images().join("demo.img"), directory);
+    let words = directory.join("words");
+    std::fs::write(&words, "root=/dev/vda rw words.of=its-own\0").expect("room for it");
+    let unified = directory.join("linux.efi");
+    let mut objcopy = Command::new("objcopy");
+    // Anywhere behind the stub's own sections, and apart from each other: firmware would load them there.
+    for (section, file, at) in [
+        (".cmdline", &words, "0x10000000"),
+        (".linux", &kernel, "0x20000000"),
+        (".initrd", &initrd, "0x30000000"),
+    ] {
+        objcopy.arg("--add-section").arg(format!("{section}={}", file.display()));
+        objcopy.args(["--change-section-vma", &format!("{section}={at}")]);
+    }
+    let made = objcopy.args([&stub, &unified]).status().expect("objcopy starts");
+    assert!(made.success());
+    unified
+}
+
+#[test]
+#[ignore = "one more way to give a kernel: --all"]
+fn a_unified_kernel_image_brings_its_initrd_and_its_words() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let unified = unified_kernel_image(directory.path());
+    let run = Guest::demo()
+        .beside_others()
+        .options(["--kernel".as_ref(), unified.as_os_str()])
+        .script("cat /proc/cmdline; spin --seconds 1")
+        .run()
+        .succeeded();
+    assert!(run.stdout.contains("words.of=its-own"), "{}", run.stdout);
+    assert!(run.report().process("spin").share > 0.0);
+}
+
+#[test]
+#[ignore = "one more distribution, in qcow2: --all"]
+fn the_next_release_in_qcow2_runs_a_command() {
+    let run = Guest::debian_trixie().beside_others().command(["cat", "/etc/os-release"]).run().succeeded();
+    assert!(run.stdout.contains("VERSION_CODENAME=trixie\n"), "{}", run.stdout);
+    assert_eq!(run.report().get("missing").as_array().map(Vec::len), Some(0));
+    let read = run.query("SELECT DISTINCT read_from FROM file WHERE path LIKE '/usr/lib/systemd/systemd'");
+    assert_eq!(read, [[Value::from("image")]]);
 }

@@ -51,12 +51,13 @@ fn a_busy_guest_is_in_the_guest() {
 fn an_idle_guest_is_halted() {
     let run = Guest::demo().script("sleep 8").run().succeeded();
     let stat = adds_up(&run);
-    // Booting takes the rest. Under emulation it costs much to get a halted vCPU out of KVM_RUN and in again.
+    // Under emulation it costs much to get a halted vCPU out of KVM_RUN and in again.
     let halted = part(&stat, 0, "halted") + part(&stat, 0, "kvm");
-    assert!(halted > 0.3, "{}", stat["vcpus"]);
+    let wall = stat["vcpus"][0]["wall_ns"].as_f64().expect("a time") / 1e9;
+    // Of the eight that it sleeps; booting takes the rest.
+    assert!(halted * wall > 4.0, "{}", stat["vcpus"]);
     // The samples know it from KVM's run state, the clock from the host's scheduler.
     let ticks = run.number("SELECT count(*) FROM sample WHERE halted") / 1_000.0;
-    let wall = stat["vcpus"][0]["wall_ns"].as_f64().expect("a time") / 1e9;
     assert!((ticks / wall / halted - 1.0).abs() < 0.25, "{ticks} s by ticks: {}", stat["vcpus"]);
 }
 

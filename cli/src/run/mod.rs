@@ -60,7 +60,7 @@ fn one(args: &RunArgs) -> Result<One, Error> {
 /// Runs a guest once, waiting for `waits`, and records it.
 pub fn once(args: &RunArgs, waits: Vec<Wait>) -> Result<Recorded, Error> {
     let recording = Recording::prepare(&args.recording)?;
-    let plan = Plan::make(args, waits)?;
+    let mut plan = Plan::make(args, waits)?;
     let streams = streams(args, plan.spec.command.is_some())?;
     let chosen = host::choose(args.host, args.portable_host.as_deref(), args.host_timeout)?;
     if !args.recording.quiet {
@@ -70,7 +70,9 @@ pub fn once(args: &RunArgs, waits: Vec<Wait>) -> Result<Recorded, Error> {
     }
     if matches!(chosen.host, Host::Portable(_)) {
         enough_memory(args.memory)?;
+        plan.spec.cmdline = spec::patient(&plan.spec.cmdline);
     }
+    plan.spec.meta.push(("cmdline".to_owned(), plan.spec.cmdline.clone()));
     let image = spec::shown(&args.image);
     let recorded =
         recording.record(image, streams, |link, tables| start(args, plan, &chosen, link, tables))?;
@@ -123,7 +125,7 @@ impl Plan {
             vcpus: args.cpus,
             memory_bytes: args.memory,
             huge_pages: args.huge_pages,
-            meta: meta(args, &loaded.origin, &cmdline),
+            meta: meta(args, &loaded.origin),
             cmdline,
             disks,
             network: args.net.as_ref().map(|choice| NetworkSpec::new(choice, seed)),
@@ -171,13 +173,12 @@ fn writes(args: &RunArgs) -> Writes {
     }
 }
 
-fn meta(args: &RunArgs, kernel_file: &str, cmdline: &str) -> Vec<(String, String)> {
+fn meta(args: &RunArgs, kernel_file: &str) -> Vec<(String, String)> {
     let words = |words: &[OsString]| words.iter().map(|w| w.to_string_lossy()).collect::<Vec<_>>().join(" ");
     let mut rows = vec![
         ("version", env!("CARGO_PKG_VERSION").to_owned()),
         ("image", spec::shown(&args.image)),
         ("kernel_file", kernel_file.to_owned()),
-        ("cmdline", cmdline.to_owned()),
         ("memory_bytes", args.memory.to_string()),
         ("snapshot", args.snapshot.to_string()),
     ];

@@ -198,6 +198,15 @@ impl DiskSpec {
     }
 }
 
+/// In an emulated host a system takes many times as long to start as systemd waits for its devices and services: 90 s
+/// (systemd-system.conf(5); these words: kernel-command-line(7), systemd 257; older versions know the first one).
+const PATIENT: &str = "systemd.default_timeout_start_sec=900 systemd.default_device_timeout_sec=900";
+
+/// The kernel command line on an emulated host: whatever it says of the same things itself comes later, and so wins.
+pub fn patient(cmdline: &str) -> String {
+    format!("{PATIENT} {cmdline}")
+}
+
 /// The kernel command line: the words of the disk's own boot loader or of a unified kernel image, ours, then the user's.
 /// Of those that name the same thing the last one wins.
 pub fn cmdline(theirs: Option<&str>, device: ConsoleDevice, append: Option<&str>) -> String {

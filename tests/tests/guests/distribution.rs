@@ -162,7 +162,12 @@ fn a_unified_kernel_image_brings_its_initrd_and_its_words() {
 #[test]
 #[ignore = "one more distribution, in qcow2: --all"]
 fn the_next_release_in_qcow2_runs_a_command() {
-    let run = Guest::debian_trixie().beside_others().command(["cat", "/etc/os-release"]).run().succeeded();
+    let run = Guest::debian_trixie()
+        .beside_others()
+        .options(["-F", "200"])
+        .command(["cat", "/etc/os-release"])
+        .run()
+        .succeeded();
     assert!(run.stdout.contains("VERSION_CODENAME=trixie\n"), "{}", run.stdout);
     assert_eq!(run.report().get("missing").as_array().map(Vec::len), Some(0));
     let read = run.query("SELECT DISTINCT read_from FROM file WHERE path LIKE '/usr/lib/systemd/systemd'");

@@ -51,7 +51,7 @@ pub enum News {
     Stands(Standing),
     /// It runs on.
     Moves,
-    /// A vCPU with this number of KVM's was plugged in, or has run for the first time; it is not profiled.
+    /// A vCPU with this number of KVM's was plugged in; it is not profiled.
     Plugged(u32),
     /// The thread of the vCPU with this number of KVM's has ended, and the machine has not.
     Unplugged(u32),

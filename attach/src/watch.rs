@@ -21,8 +21,10 @@ const FIRST_PAUSE_MS: i32 = 10;
 const LAST_PAUSE_MS: i32 = 1_000;
 /// When it is told that no layout was found so far.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// A machine none of whose vCPUs was in the guest for so long is paused: no exit takes that long on all of them.
+/// A machine none of whose vCPUs was in the guest for so long, at so many looks, is paused: no exit takes that long on all of
+/// them.
 const STILL: Duration = Duration::from_secs(1);
+const STILL_LOOKS: u32 = 5;
 /// How often all descriptors of the process are looked at.
 const LIST: Duration = Duration::from_secs(1);
 
@@ -53,6 +55,19 @@ impl Watched {
             Ok(_) => self.page.exit_reason() != KVM_EXIT_HLT,
             Err(_) => true,
         }
+    }
+}
+
+/// Since when, and at how many looks, no vCPU was in the guest.
+#[derive(Debug, Default)]
+struct Stillness(Option<(Instant, u32)>);
+
+impl Stillness {
+    /// Takes in a look; whether the machine is paused.
+    fn look(&mut self, held: bool, now: Instant) -> bool {
+        let (since, looks) = self.0.unwrap_or((now, 0));
+        self.0 = held.then_some((since, looks.saturating_add(1)));
+        held && looks >= STILL_LOOKS && now.saturating_duration_since(since) >= STILL
     }
 }
 
@@ -91,7 +106,7 @@ impl Watcher {
         let begin = Instant::now();
         let prover = Prover::new(self.memory.clone());
         let (mut pause_ms, mut told, mut proven) = (FIRST_PAUSE_MS, false, false);
-        let (mut moved, mut listed) = (begin, begin);
+        let (mut stillness, mut listed) = (Stillness::default(), begin);
         while !self.shared.is_over() {
             // Ended first: its threads end with it.
             if self.process.ended_within(pause_ms.min(LOOK_MS)) {
@@ -101,7 +116,7 @@ impl Watcher {
                 let process_too = self.process.ended_within(LOOK_MS) || self.process.is_ending();
                 return self.shared.end(if process_too { End::ProcessEnded } else { End::VcpusEnded });
             }
-            self.look_for_pauses(&mut moved);
+            self.look_for_pauses(&mut stillness);
             if listed.elapsed() >= LIST {
                 listed = Instant::now();
                 self.look_for_others();
@@ -133,20 +148,20 @@ impl Watcher {
         closed || self.shared.is_deserted()
     }
 
-    /// Whether the machine stands still; it has `moved` then for the last time.
-    fn look_for_pauses(&self, moved: &mut Instant) {
+    /// Whether the machine stands still.
+    fn look_for_pauses(&self, stillness: &mut Stillness) {
         if self.vcpus.is_empty() {
             return;
         }
         if self.process.is_stopped() {
-            *moved = Instant::now();
+            *stillness = Stillness::default();
             return self.shared.stands(Some(Standing::Stopped));
         }
-        if !self.vcpus.iter().all(Watched::is_held) {
-            *moved = Instant::now();
-            self.shared.stands(None);
-        } else if moved.elapsed() >= STILL {
+        let held = self.vcpus.iter().all(Watched::is_held);
+        if stillness.look(held, Instant::now()) {
             self.shared.stands(Some(Standing::Paused));
+        } else if !held {
+            self.shared.stands(None);
         }
     }
 
@@ -221,6 +236,16 @@ mod tests {
         let other = std::fs::File::open("/dev/null").unwrap();
         Watcher { descriptors: vec![other.as_raw_fd()], ..watcher(&shared, PATIENCE) }.run();
         assert_eq!(shared.how(), End::VcpusEnded);
+    }
+
+    #[test]
+    fn one_look_after_a_long_time_makes_no_pause() {
+        let (mut stillness, begin) = (Stillness::default(), Instant::now());
+        let at = |ms| begin + Duration::from_millis(ms);
+        assert!(!stillness.look(true, begin) && !stillness.look(true, at(5_000)));
+        assert!(!stillness.look(false, at(5_100)));
+        assert!((52..62).all(|look| !stillness.look(true, at(look * 100))));
+        assert!(stillness.look(true, at(6_200)));
     }
 
     #[test]

@@ -144,7 +144,7 @@ fn a_guest_that_others_pause_stays_so(guest: &mut Emulated) {
     let mut attached = guest.attach(&["-F", "100"]);
     attached.wait_for_samples(50);
     guest.pause();
-    attached.wait_for_rows("FROM microstate WHERE vmm_ns > 0", 5);
+    attached.wait_for_rows("FROM microstate WHERE paused_ns > 0", 5);
     assert!(!guest.runs(), "vprof has let it run on");
     attached.signal(Signal::SIGINT);
     attached.finish().succeeded();

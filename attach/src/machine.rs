@@ -230,8 +230,7 @@ impl<O: Observer> Attached<O> {
         }
         let watcher = Watcher::new(Arc::new(process), attached.memory.clone(), Arc::clone(&attached.shared))
             .with_vcpus(watched, known);
-        let spawned = thread::Builder::new().name("attach".to_owned()).spawn(move || watcher.run());
-        attached.watcher = Some(spawned.map_err(failed("start a thread"))?);
+        attached.watcher = Some(watcher.start().map_err(failed("start a thread"))?);
         Ok(attached)
     }
 

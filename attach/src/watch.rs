@@ -3,6 +3,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use kvm_bindings::KVM_EXIT_HLT;
@@ -101,8 +102,13 @@ impl Watcher {
         self
     }
 
+    /// Starts the thread.
+    pub(crate) fn start(self) -> io::Result<JoinHandle<()>> {
+        thread::Builder::new().name("attach".to_owned()).spawn(move || self.run())
+    }
+
     /// Looks until the end.
-    pub(crate) fn run(mut self) {
+    fn run(mut self) {
         let begin = Instant::now();
         let prover = Prover::new(self.memory.clone());
         let (mut pause_ms, mut told, mut proven) = (FIRST_PAUSE_MS, false, false);
@@ -116,10 +122,12 @@ impl Watcher {
                 let process_too = self.process.ended_within(LOOK_MS) || self.process.is_ending();
                 return self.shared.end(if process_too { End::ProcessEnded } else { End::VcpusEnded });
             }
-            self.look_for_pauses(&mut stillness);
-            if listed.elapsed() >= LIST {
-                listed = Instant::now();
-                self.look_for_others();
+            if !self.vcpus.is_empty() {
+                self.look_for_pauses(&mut stillness);
+                if listed.elapsed() >= LIST {
+                    listed = Instant::now();
+                    self.look_for_others();
+                }
             }
             if self.memory.is_proven() {
                 if !std::mem::replace(&mut proven, true) {
@@ -150,9 +158,6 @@ impl Watcher {
 
     /// Whether the machine stands still.
     fn look_for_pauses(&self, stillness: &mut Stillness) {
-        if self.vcpus.is_empty() {
-            return;
-        }
         if self.process.is_stopped() {
             *stillness = Stillness::default();
             return self.shared.stands(Some(Standing::Stopped));
@@ -167,9 +172,6 @@ impl Watcher {
 
     /// vCPUs that were plugged in, and those that were taken out.
     fn look_for_others(&mut self) {
-        if self.vcpus.is_empty() {
-            return;
-        }
         // What ends meanwhile is told as the end.
         for (number, _) in self.process.vcpus().unwrap_or_default() {
             if !self.known.contains(&number) {
@@ -199,7 +201,6 @@ fn describe(memory: &ForeignMemory) -> String {
 #[cfg(test)]
 mod tests {
     use std::os::fd::AsRawFd;
-    use std::thread;
 
     use super::*;
 

@@ -275,9 +275,7 @@ fn traced(pid: i32) -> bool {
 fn the_end_of_the_vmm_is_the_end() {
     play();
     let Some(_one) = kvm() else { return };
-    let vm = Role::start("the_end_of_the_vmm_is_the_end", "vmm loops");
-    let target = Target::look(vm.pid(), MOST).unwrap();
-    let attached = Attached::start(target, |_| Recorder::new(Duration::from_micros(200))).unwrap();
+    let (vm, attached) = attached("the_end_of_the_vmm_is_the_end", "vmm loops");
     std::thread::sleep(Duration::from_millis(300));
     drop(vm);
     assert_ended(attached, End::ProcessEnded);
@@ -287,10 +285,16 @@ fn the_end_of_the_vmm_is_the_end() {
 fn a_vmm_that_executes_another_program_has_no_machine_any_more() {
     play();
     let Some(_one) = kvm() else { return };
-    let vm = Role::start("a_vmm_that_executes_another_program_has_no_machine_any_more", "vmm exec");
-    let target = Target::look(vm.pid(), MOST).unwrap();
-    let attached = Attached::start(target, |_| Recorder::new(Duration::from_micros(200))).unwrap();
+    let test = "a_vmm_that_executes_another_program_has_no_machine_any_more";
+    let (_vm, attached) = attached(test, "vmm exec");
     assert_ended(attached, End::VcpusEnded);
+}
+
+/// A VMM that was started for the test, and its profiler, which ticks every 200 us.
+fn attached(test: &str, role: &str) -> (Role, Attached<Recorder>) {
+    let vm = Role::start(test, role);
+    let target = Target::look(vm.pid(), MOST).unwrap();
+    (vm, Attached::start(target, |_| Recorder::new(Duration::from_micros(200))).unwrap())
 }
 
 /// It comes to that end by itself.
@@ -308,9 +312,7 @@ fn assert_ended(attached: Attached<Recorder>, end: End) {
 fn a_vmm_that_is_stopped_is_waited_for() {
     play();
     let Some(_one) = kvm() else { return };
-    let vm = Role::start("a_vmm_that_is_stopped_is_waited_for", "vmm loops");
-    let target = Target::look(vm.pid(), MOST).unwrap();
-    let attached = Attached::start(target, |_| Recorder::new(Duration::from_millis(1))).unwrap();
+    let (vm, attached) = attached("a_vmm_that_is_stopped_is_waited_for", "vmm loops");
     let told = |wanted: News| {
         let begin = Instant::now();
         while !attached.news().contains(&wanted) {

@@ -71,8 +71,7 @@ impl<O: Observer> GdbAttached<O> {
         };
         if let (Source::Process(memory), Some(process)) = (&memory, &target.process) {
             let watcher = Watcher::new(Arc::clone(process), memory.clone(), Arc::clone(&shared));
-            let spawned = thread::Builder::new().name("attach".to_owned()).spawn(move || watcher.run());
-            attached.watcher = Some(spawned.map_err(failed("start a thread"))?);
+            attached.watcher = Some(watcher.start().map_err(failed("start a thread"))?);
         }
         let observers = (0..target.vcpus()).map(make).collect();
         let ticker = Ticker { target, observers, memory: at_stop, shared, pace, stops: 0, stopped_s: 0.0 };

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::io;
 
+use crate::process::Process;
+
 /// Why a process cannot be attached to; the message is a whole sentence.
 #[derive(Debug, thiserror::Error)]
 pub enum AttachError {
@@ -44,6 +46,16 @@ pub enum AttachError {
         /// The process.
         pid: i32,
         /// Its name.
+        name: String,
+    },
+    /// Its machine ended while it was being attached to.
+    #[error(
+        "the virtual machine of process {pid} ({name}) ended while vprof attached to it: the process runs on without"
+    )]
+    Ended {
+        /// The process.
+        pid: i32,
+        /// Its name now.
         name: String,
     },
     /// QEMU without KVM.
@@ -121,7 +133,11 @@ impl AttachError {
     pub(crate) fn of(pid: i32, action: &'static str, source: io::Error) -> Self {
         match source.raw_os_error() {
             Some(libc::EPERM | libc::EACCES) => Self::Permission { pid },
-            Some(libc::ESRCH | libc::ENOENT) => Self::NoProcess { pid },
+            // A thread or a descriptor is gone, or all of them.
+            Some(libc::ESRCH | libc::ENOENT | libc::EBADF) => match Process::open(pid) {
+                Ok(process) if !process.is_ending() => Self::Ended { pid, name: process.name().to_owned() },
+                _ => Self::NoProcess { pid },
+            },
             _ => Self::Host { action, source },
         }
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
 use symbols::{AddressSpace, PhysicalMemory, VirtAddr};
-use vmm::Activity;
+use vmm::{Activity, stands_at_reset};
 
 use crate::memory::CR4_LA57;
 use crate::thread::ThreadId;
@@ -49,7 +49,7 @@ pub struct Tick<'a, M> {
 impl<M: PhysicalMemory> Tick<'_, M> {
     /// What the vCPU is doing, where its instruction pointer is one that a halted vCPU may have. KVM cannot be asked from
     /// outside of the VMM, so it is told by where the thread stands: KVM blocks in KVM_RUN only while the guest is halted,
-    /// and before it does it may poll for a while.
+    /// before it does it may poll for a while, and a thread that was just let go has to come to its block again.
     pub fn activity(&self) -> Option<Activity> {
         match () {
             () if self.sregs.cr0 & CR0_PE == 0 && (self.blocked || self.halted == Some(true)) => {
@@ -57,6 +57,7 @@ impl<M: PhysicalMemory> Tick<'_, M> {
             }
             () if self.blocked || self.halted == Some(true) => Some(Activity::Halted),
             () if self.halted == Some(false) => Some(Activity::Running),
+            () if stands_at_reset(self.regs, self.sregs) => Some(Activity::NotStarted),
             // Memory that is not known to lie anywhere says nothing of a halt: the thread runs.
             () if behind_halt(self.regs, self.sregs, self.memory) => Some(Activity::Halted),
             () => Some(Activity::Running),
@@ -143,5 +144,21 @@ mod tests {
         assert_eq!(activity(false, 0x5001, false, EFER_LMA), Some(Activity::Running), "nothing can be read");
         assert_eq!(activity(true, 0x5001, false, 0), Some(Activity::Running), "no tables of long mode");
         assert_eq!(activity(false, 0x5002, true, EFER_LMA), Some(Activity::Halted), "KVM has blocked it");
+    }
+
+    #[test]
+    fn a_vcpu_that_has_executed_nothing_is_not_started_wherever_its_thread_is() {
+        let activity = |rip: u64, blocked: bool, halted: Option<bool>| {
+            let regs = kvm_regs { rip, ..Default::default() };
+            let mut sregs = kvm_sregs::default();
+            sregs.cs.base = 0xffff_0000;
+            let (regs, sregs, memory) = (&regs, &sregs, &Memory(false));
+            Tick { due_ns: 0, now_ns: 0, regs, sregs, memory, blocked, halted }.activity()
+        };
+        for blocked in [true, false] {
+            assert_eq!(activity(0xfff0, blocked, None), Some(Activity::NotStarted), "{blocked}");
+        }
+        assert_eq!(activity(0xfff0, false, Some(false)), Some(Activity::Running), "a stub knows");
+        assert_eq!(activity(0xfff5, false, None), Some(Activity::Running), "firmware");
     }
 }

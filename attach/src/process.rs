@@ -39,7 +39,7 @@ impl Process {
             let error = io::Error::last_os_error();
             // EINVAL: no process id at all, or that of a thread.
             return Err(match error.raw_os_error() {
-                Some(libc::EINVAL) => AttachError::NoProcess { pid },
+                Some(libc::EINVAL | libc::ESRCH) => AttachError::NoProcess { pid },
                 _ => AttachError::of(pid, "open a process", error),
             });
         };

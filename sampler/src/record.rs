@@ -8,14 +8,12 @@ use symbols::{
     AddressSpace, Current, CurrentReader, PhysAddr, PhysicalMemory, Registers, StackCopy, StackReader,
     StackSample, VirtAddr,
 };
-use vmm::Activity;
+use vmm::{Activity, stands_at_reset};
 
 use crate::batch::Fell;
 
 /// Kernel addresses are the upper half, whatever the number of page table levels.
 pub(crate) const KERNEL_HALF: u64 = 1 << 63;
-/// CR0.PE, protected mode (Intel SDM vol. 3, 2.5).
-const CR0_PE: u64 = 1;
 /// CR0.PG, paging (Intel SDM vol. 3, 2.5).
 const CR0_PG: u64 = 1 << 31;
 /// CR4.LA57, 5-level paging (Intel SDM vol. 3, 2.5).
@@ -24,8 +22,6 @@ const CR4_LA57: u64 = 1 << 12;
 const EFER_LMA: u64 = 1 << 10;
 /// RFLAGS.IF, interrupts on (Intel SDM vol. 3, 2.3).
 const RFLAGS_IF: u64 = 1 << 9;
-/// Instruction pointer after reset and INIT (Intel SDM vol. 3, 10.1.4).
-const RESET_RIP: u64 = 0xfff0;
 /// Opcode of HLT (Intel SDM vol. 2).
 const OPCODE_HLT: u8 = 0xf4;
 
@@ -179,7 +175,7 @@ fn linear(sregs: &kvm_sregs, ip: u64) -> u64 {
 /// Whether KVM is worth asking: KVM leaves RIP behind the HLT that it has executed, a vCPU that waits for INIT or SIPI
 /// stands at the reset vector, and a byte that cannot be read says nothing either way.
 fn may_be_halted(regs: &kvm_regs, sregs: &kvm_sregs, memory: &impl PhysicalMemory) -> bool {
-    if sregs.cr0 & CR0_PE == 0 && regs.rip == RESET_RIP {
+    if stands_at_reset(regs, sregs) {
         return true;
     }
     let last = linear(sregs, regs.rip.wrapping_sub(1));
@@ -211,6 +207,8 @@ mod tests {
     use super::*;
 
     const PRESENT: u64 = 1;
+    /// CR0.PE, protected mode (Intel SDM vol. 3, 2.5).
+    const CR0_PE: u64 = 1;
     const CODE: u64 = 0xffff_ffff_8100_0000;
 
     /// 1 MiB of memory whose 4-level tables at 0x1000 map `CODE` to the page at 0x8000.
@@ -308,7 +306,7 @@ mod tests {
         let memory = memory();
         let mut sregs = kvm_sregs::default();
         sregs.cs.base = 0xffff_0000;
-        let regs = kvm_regs { rip: RESET_RIP, ..Default::default() };
+        let regs = kvm_regs { rip: 0xfff0, ..Default::default() };
         let (record, asked) = sample(&memory, &(regs, sregs), Some(Activity::NotStarted));
         assert_eq!((record.halted, record.rip, asked), (true, 0xffff_fff0, 1));
         assert!(!record.long_mode);

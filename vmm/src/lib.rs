@@ -49,7 +49,7 @@ pub use counters::Counters;
 pub use error::{DiskError, KernelError, KvmError, StartError, WaitError};
 pub use injected::{Injected, Injections};
 pub use machine::{COMMAND_PORT, EXIT_PORT, End, Ended, Machine};
-pub use observer::{Activity, Exit, Observer, Tick, Trip, Unobserved, Verdict};
+pub use observer::{Activity, Exit, Observer, Tick, Trip, Unobserved, Verdict, stands_at_reset};
 pub use regions::{Region, Space};
 pub use tripwire::{
     AtWithdrawal, MAX_SITES, Site, TRIP_KINDS, TRIP_NOP, TRIP_PORT, TRIP_PORTS, TripwireError, Tripwires,

@@ -20,6 +20,16 @@ pub enum Activity {
     NotStarted,
 }
 
+/// CR0.PE, protected mode (Intel SDM vol. 3, 2.5).
+const CR0_PE: u64 = 1;
+/// Instruction pointer after reset and INIT, and the base of CS (Intel SDM vol. 3, 10.1.4).
+const RESET: (u64, u64) = (0xfff0, 0xffff_0000);
+
+/// Whether the vCPU stands where reset and INIT put it: it has executed nothing since.
+pub fn stands_at_reset(regs: &kvm_regs, sregs: &kvm_sregs) -> bool {
+    sregs.cr0 & CR0_PE == 0 && (regs.rip, sregs.cs.base) == RESET
+}
+
 /// Why KVM_RUN returned, in the words of `linux/kvm.h`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exit {

@@ -308,6 +308,11 @@ impl KvmHost {
         self.wait_until(&format!("grep -q '{what}' {}/stdout", profiling.0));
     }
 
+    /// Waits until `vprof ctl status` says this of a vprof's run.
+    pub fn wait_for_status(&mut self, profiling: &Profiling, what: &str) {
+        self.wait_until(&format!("/run/vprof ctl status --run {}/out.sock | grep -q '{what}'", profiling.0));
+    }
+
     /// The process of a vprof.
     pub fn pid(&mut self, profiling: &Profiling) -> String {
         self.must(&format!("cat {}/pid", profiling.0)).trim().to_owned()

@@ -10,6 +10,9 @@ use guest_images::{DemoOptions, Flavour, Progress, Series, guest_directory, port
 use crate::deps;
 use crate::progress::Line;
 
+/// Name of the process that the guest's load begins with (`guest-images/src/demo-load.sh`).
+const LOAD: &str = "demo-load";
+
 /// What the demo may be told.
 #[derive(Debug, Args)]
 pub struct Options {
@@ -19,7 +22,7 @@ pub struct Options {
     /// Configuration of the guest's kernel: cloud, generic or rt
     #[arg(long, default_value_t)]
     flavour: Flavour,
-    /// Seconds of the guest's time to profile
+    /// Seconds of the guest's load to profile
     #[arg(long, default_value_t = 20)]
     seconds: u32,
 }
@@ -70,9 +73,11 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     let profile = image.with_extension("vprof");
 
     let (vprof, image, profile) = (short(&vprof), short(&image), short(&profile));
-    let seconds = format!("{}s", options.seconds);
-    // With --snapshot the image stays what its manifest says.
-    let arguments = ["run", &image, "--snapshot", "-d", &seconds, "-o", &profile, "--force"];
+    // Once the guest is up. With --snapshot the image stays what its manifest says.
+    let begin = format!("process:{LOAD}");
+    let end = format!("time:{}s", options.seconds);
+    let arguments =
+        ["run", &image, "--snapshot", "--start-when", &begin, "--stop-when", &end, "-o", &profile, "--force"];
     eprintln!("$ {vprof} {}", arguments.join(" "));
     let status = Command::new(&vprof)
         .args(arguments)

@@ -19,7 +19,7 @@ use std::fs::File;
 use std::io::{self, IsTerminal};
 use std::path::Path;
 
-use sampler::conditions::Wait;
+use sampler::conditions::{Condition, Wait};
 use sampler::{ProfileWriter, Sink, live};
 
 use crate::args::{ConsoleDevice, RunArgs};
@@ -98,7 +98,7 @@ struct Plan {
 }
 
 impl Plan {
-    fn make(args: &RunArgs, waits: Vec<Wait>) -> Result<Self, Error> {
+    fn make(args: &RunArgs, mut waits: Vec<Wait>) -> Result<Self, Error> {
         let request = image::Request {
             image: &args.image,
             kernel: args.kernel.as_deref(),
@@ -107,6 +107,9 @@ impl Plan {
         let mut loaded = image::load(request)?;
         let seed = args.recording.seed.unwrap_or_else(random_seed);
         let command = take_command(args, &mut loaded, seed)?;
+        if command.is_some() {
+            waits.push(Wait::Until(Condition::Console(systemd::NO_COMMAND.to_owned())));
+        }
         let image_disk = loaded.is_disk.then_some(&args.image);
         let disks: Vec<DiskSpec> = image_disk
             .into_iter()
@@ -322,6 +325,11 @@ fn judge(args: &RunArgs, recorded: &Recorded) -> Result<ExitCode, Error> {
             Ok(code) => Ok(ExitCode::Guest(code)),
             Err(_) => Err(Error::Guest(format!("it reported the exit status {code}, which is none"))),
         },
+        // Nothing else is waited for beside a command.
+        GuestEnd::Stopped if outcome.totals.seen.until_ns.is_some() => Err(Error::Guest(format!(
+            "it came up in emergency or rescue mode, where no command runs{}",
+            last()
+        ))),
         GuestEnd::PowerOff | GuestEnd::Reset if !args.command.is_empty() => {
             Err(Error::Guest(format!("it ended before its command did{}", last())))
         }

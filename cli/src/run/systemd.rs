@@ -31,6 +31,10 @@ const MAX_NOISE: usize = 4096;
 /// Bytes behind the last mark, at most: a status, and two numbers of 64 bits, each behind a blank.
 const MAX_LAST: usize = 3 + 2 * (1 + 20);
 
+/// What the console says when the default target is never reached, and so no command runs: a regular expression
+/// (`systemd-sulogin-shell`, src/sulogin-shell/sulogin-shell.c, systemd 252 and 257).
+pub const NO_COMMAND: &str = "^You are in (emergency|rescue) mode\\.";
+
 /// A command for a guest with systemd.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GuestCommand {

@@ -197,18 +197,17 @@ fn a_guest_that_does_not_stay_as_it_was() {
         let profiling = host.attach("--name web -F 100");
         host.wait_for_profile(&profiling);
         let pid = host.pid(&profiling);
-        let is =
-            |what: &str| format!("/run/vprof ctl status --run /run/profiling1/out.sock | grep -q '{what}'");
+        let standing = "the virtual machine is paused, or has migrated away";
         host.must("sleep 2");
         host.monitor("web", "stop");
-        host.wait_until(&is("the virtual machine is paused, or has migrated away"));
+        host.wait_for_status(&profiling, standing);
         host.must("sleep 2");
         host.monitor("web", "cont");
-        host.wait_until(&is("sampled at 100 Hz"));
+        host.wait_for_status(&profiling, "sampled at 100 Hz");
         host.monitor("web", "device_add host-x86_64-cpu,id=more,socket-id=0,core-id=1,thread-id=0");
         host.must("sleep 2");
         host.monitor("web", "migrate \"exec:cat >/dev/null\"");
-        host.wait_until(&is("the virtual machine is paused, or has migrated away"));
+        host.wait_for_status(&profiling, standing);
         host.must(&format!("kill -0 {pid}"));
         host.signal(&profiling, "TERM");
         let run = host.finish(profiling).succeeded();

@@ -5,7 +5,7 @@ use std::time::Duration;
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::Style;
-use sampler::live::{Sampling, Span};
+use sampler::live::{Sampling, Span, VcpuShare};
 use unicode_width::UnicodeWidthStr;
 
 use super::put;
@@ -59,9 +59,11 @@ fn run(state: &State, theme: Theme) -> Vec<Piece> {
     };
     let time = Duration::try_from_secs_f64(look.time_s).unwrap_or_default();
     let Sampling { on, rate_hz, clock, samples, lost, .. } = &look.sampling;
+    let notice = |text: &str| Piece { text: text.to_owned(), style: theme.notice(), rank: 1 };
     let rate = match on {
+        _ if stands_still(&look.vcpus) => notice("VM PAUSED"),
         true => piece(units::rate(*rate_hz), 3),
-        false => Piece { text: "SAMPLING STOPPED".to_owned(), style: theme.notice(), rank: 1 },
+        false => notice("SAMPLING STOPPED"),
     };
     let lost_style = if *lost > 0 { theme.heading() } else { Style::new() };
     vec![
@@ -73,6 +75,12 @@ fn run(state: &State, theme: Theme) -> Vec<Piece> {
         piece(units::counted(*samples, "sample"), 4),
         Piece { text: format!("{} lost", units::count(*lost)), style: lost_style, rank: 4 },
     ]
+}
+
+/// Every vCPU was kept out of the guest for most of its last stretch.
+fn stands_still(vcpus: &[VcpuShare]) -> bool {
+    let is_paused = |vcpu: &VcpuShare| vcpu.now.iter().any(|(state, part)| state == "paused" && *part > 0.5);
+    !vcpus.is_empty() && vcpus.iter().all(is_paused)
 }
 
 /// What the figures speak of.

@@ -6,6 +6,7 @@ use proptest::prelude::*;
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::style::Color;
+use sampler::live::Snapshot;
 use unicode_width::UnicodeWidthStr;
 
 use super::*;
@@ -96,6 +97,22 @@ fn a_run_that_does_not_run_yet_says_so() {
     let drawn = text(&mut state, (80, 24), PLAIN);
     assert!(drawn.starts_with(" The guest does not run yet.\n"), "{drawn}");
     assert!(drawn.contains("No samples in this span") && drawn.ends_with("booting the portable host ...\n"));
+}
+
+#[test]
+fn a_machine_that_stands_still_is_told_where_others_have_their_rate() {
+    let mut state = watched(2, "");
+    let mut look = fixture::look(2, 21.0);
+    let pause = |look: &mut Snapshot, vcpu: usize| look.vcpus[vcpu].now = vec![("paused".to_owned(), 0.9)];
+    pause(&mut look, 0);
+    state.event(Event::Look(Box::new(look.clone())));
+    assert!(!text(&mut state, (80, 24), PLAIN).contains("VM PAUSED"), "one of two runs");
+    pause(&mut look, 1);
+    state.event(Event::Look(Box::new(look)));
+    for size in [(80, 24), (40, 10)] {
+        let drawn = text(&mut state, size, PLAIN);
+        assert!(drawn.lines().next().is_some_and(|line| line.contains("VM PAUSED")), "{drawn}");
+    }
 }
 
 #[test]

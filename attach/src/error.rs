@@ -50,7 +50,7 @@ pub enum AttachError {
     },
     /// Its machine ended while it was being attached to.
     #[error(
-        "the virtual machine of process {pid} ({name}) ended while vprof attached to it: the process runs on without"
+        "the virtual machine of process {pid} ({name}) ended while vprof attached to it: the process runs on without one"
     )]
     Ended {
         /// The process.

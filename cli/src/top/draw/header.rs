@@ -60,10 +60,12 @@ fn run(state: &State, theme: Theme) -> Vec<Piece> {
     let time = Duration::try_from_secs_f64(look.time_s).unwrap_or_default();
     let Sampling { on, rate_hz, clock, samples, lost, .. } = &look.sampling;
     let notice = |text: &str| Piece { text: text.to_owned(), style: theme.notice(), rank: 1 };
-    let rate = match on {
-        _ if stands_still(&look.vcpus) => notice("VM PAUSED"),
-        true => piece(units::rate(*rate_hz), 3),
-        false => notice("SAMPLING STOPPED"),
+    let rate = if stands_still(&look.vcpus) {
+        notice("VM PAUSED")
+    } else if *on {
+        piece(units::rate(*rate_hz), 3)
+    } else {
+        notice("SAMPLING STOPPED")
     };
     let lost_style = if *lost > 0 { theme.heading() } else { Style::new() };
     vec![

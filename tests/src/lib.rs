@@ -19,12 +19,12 @@ mod network;
 mod report;
 mod run;
 mod terminal;
+mod turn;
 
 use std::ffi::{OsStr, OsString};
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::{Once, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 pub use emulated::Emulated;
@@ -35,6 +35,8 @@ pub use network::Network;
 pub use report::{Function, Process, Report, Row, Vcpu, Walks};
 pub use run::{Run, Running};
 pub use terminal::Terminal;
+
+use turn::Turn;
 
 /// How often a guest is run again because the portable host failed.
 const REPEATS: usize = 2;
@@ -213,40 +215,4 @@ pub fn images() -> &'static Path {
         );
         directory
     })
-}
-
-/// The right to run a guest. Whoever holds one must not wait for another.
-#[derive(Debug)]
-pub(crate) struct Turn {
-    _alone: Option<RwLockWriteGuard<'static, ()>>,
-    _beside: Option<RwLockReadGuard<'static, ()>>,
-}
-
-/// A failed test leaves nothing half done behind: its guest is killed.
-static TURNS: RwLock<()> = RwLock::new(());
-
-/// Says why a test fails when it does: libtest does when all others have ended, many minutes later.
-fn tell_failures_at_once() {
-    static HOOKED: Once = Once::new();
-    HOOKED.call_once(|| {
-        let usual = std::panic::take_hook();
-        std::panic::set_hook(Box::new(move |panic| {
-            let thread = std::thread::current();
-            // A line that cannot be written is in what libtest says at the end.
-            let _ = writeln!(std::io::stderr(), "{}: {panic}", thread.name().unwrap_or("a thread"));
-            usual(panic);
-        }));
-    });
-}
-
-impl Turn {
-    pub(crate) fn alone() -> Self {
-        tell_failures_at_once();
-        Self { _alone: Some(TURNS.write().unwrap_or_else(PoisonError::into_inner)), _beside: None }
-    }
-
-    pub(crate) fn beside_others() -> Self {
-        tell_failures_at_once();
-        Self { _alone: None, _beside: Some(TURNS.read().unwrap_or_else(PoisonError::into_inner)) }
-    }
 }

@@ -95,32 +95,42 @@ pub fn ensure_for_tests(line: &Line) -> Result<bool> {
 }
 
 fn met<'a>(needs: impl Iterator<Item = &'a Need>, line: &Line) -> Result<bool> {
-    let missing: Vec<&Need> = needs.filter(|need| !need.is_met()).collect();
-    if missing.is_empty() {
-        return Ok(true);
+    let needs: Vec<&Need> = needs.collect();
+    // apt may remove an installed package that conflicts with a new one (qemu-utils from backports with qemu-system-x86):
+    // such a package is installed in the second round.
+    for _ in 0..2 {
+        let missing = unmet(&needs);
+        if missing.is_empty() {
+            return Ok(true);
+        }
+        eprintln!("missing Debian packages:");
+        for need in &missing {
+            eprintln!("  {:<24}{}", need.package, need.purpose);
+        }
+        let packages: Vec<&str> = missing.iter().map(|need| need.package).collect();
+        if find_program("apt-get").is_none() {
+            bail!("this machine has no apt-get: vprof's images are built on Debian and Ubuntu");
+        }
+        if !is_root()? {
+            eprintln!(
+                "to install them, type:\n  sudo apt-get install -y --no-install-recommends {}",
+                packages.join(" ")
+            );
+            return Ok(false);
+        }
+        let step = format!("installing {}", packages.join(" "));
+        line.during(&step, || install(&packages))?;
     }
-    eprintln!("missing Debian packages:");
-    for need in &missing {
-        eprintln!("  {:<24}{}", need.package, need.purpose);
-    }
-    let packages: Vec<&str> = missing.iter().map(|need| need.package).collect();
-    if find_program("apt-get").is_none() {
-        bail!("this machine has no apt-get: vprof's images are built on Debian and Ubuntu");
-    }
-    if !is_root()? {
-        eprintln!(
-            "to install them, type:\n  sudo apt-get install -y --no-install-recommends {}",
-            packages.join(" ")
-        );
-        return Ok(false);
-    }
-    let step = format!("installing {}", packages.join(" "));
-    line.during(&step, || install(&packages))?;
-    let still: Vec<&str> = missing.iter().filter(|need| !need.is_met()).map(|need| need.package).collect();
+    let still: Vec<&str> = unmet(&needs).iter().map(|need| need.package).collect();
     if !still.is_empty() {
         bail!("apt-get installed the packages, but {} is not there: try to reinstall it", still.join(" "));
     }
     Ok(true)
+}
+
+/// The needs whose sign is missing.
+fn unmet<'a>(needs: &[&'a Need]) -> Vec<&'a Need> {
+    needs.iter().copied().filter(|need| !need.is_met()).collect()
 }
 
 fn install(packages: &[&str]) -> Result<()> {

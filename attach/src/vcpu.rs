@@ -122,8 +122,10 @@ impl<O: Observer> Ticker<O> {
             Err(why) => Err(why),
         };
         drop(stop);
-        self.observer.held(asked_ns, monotonic_ns());
-        (next.unwrap_or_else(|why| self.observer.missed(why, due_ns, now_ns)), now_ns)
+        let end_ns = monotonic_ns();
+        self.observer.held(asked_ns, end_ns);
+        // The clock stands still while the vCPU does.
+        (next.unwrap_or_else(|why| self.observer.missed(why, due_ns, now_ns)), end_ns)
     }
 
     /// The guest's registers at a stop.

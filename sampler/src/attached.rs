@@ -105,7 +105,11 @@ impl Observer for VcpuSampler {
     }
 
     fn pass(&mut self, now_ns: u64) -> Option<Duration> {
-        self.pass_while_off(now_ns)
+        let passed = self.pass_while_off(now_ns);
+        if passed.is_none() {
+            self.ask(now_ns);
+        }
+        passed
     }
 
     fn ticked<M: PhysicalMemory>(&mut self, tick: &Tick<'_, M>) -> Option<Duration> {

@@ -25,11 +25,11 @@ use crate::exact::record::Recorder;
 use crate::microstate::States;
 use crate::microstate::clock::{Place, StateClock};
 use crate::microstate::exits::ExitTable;
-use crate::microstate::host::{own_cpu_time, own_schedstat, own_times, waited};
+use crate::microstate::host::{own_cpu_time, own_times};
+use crate::microstate::wait::WaitDetector;
 use crate::pace::Pace;
 use crate::presence::Look;
 use crate::record::{self, Moment, Readers, Record, Sampled};
-use crate::report::LATE_NS;
 
 /// A tick that is served this late has met a process that the host had stopped (SIGSTOP), which is no wait by the books of the
 /// host's scheduler, ns.
@@ -45,8 +45,6 @@ pub(crate) struct Published {
     exit_count: AtomicU64,
     /// Time in KVM_RUN on a CPU while the guest was halted, ns.
     kvm_ns: AtomicU64,
-    /// Time that the thread has waited for a CPU, as the collector has last read it, ns.
-    pub waited_ns: AtomicU64,
     /// How fast it is sampled.
     pub pace: Pace,
     /// Where the thread's time goes.
@@ -147,8 +145,8 @@ pub struct VcpuSampler {
     published: Arc<Published>,
     /// The end of the last KVM_RUN, CLOCK_MONOTONIC ns.
     exited_ns: u64,
-    /// The thread's scheduler books.
-    schedstat: Option<File>,
+    /// Whether the thread had a CPU of the host when a tick was due.
+    wait: WaitDetector,
     /// There is no thread: how late a tick comes says nothing.
     threadless: bool,
     idle: Idle,
@@ -190,7 +188,7 @@ impl VcpuSampler {
             vcpu: usize::from(vcpu),
             published: Arc::clone(&published),
             exited_ns: 0,
-            schedstat: None,
+            wait: WaitDetector::default(),
             threadless: false,
             idle: Idle::default(),
             recorder: None,
@@ -199,10 +197,10 @@ impl VcpuSampler {
     }
 
     /// Serves one tick: what [`Observer::ticked`] does, with the tick's parts given one by one so that it runs on any
-    /// registers and memory. Never allocates. Returns the time from [`Moment::now_ns`] to the next tick.
+    /// registers and memory. Never allocates. Returns how long the guest is to run until the next tick.
     ///
     /// Ticks are due at the sums of the intervals, whenever they are served: lateness depends on what the guest does,
-    /// and must not move the clock. Only where the next tick would be overdue already does the clock start anew.
+    /// and must not move the clock ([`Intervals::next_tick_ns`]).
     pub fn serve<M: PhysicalMemory>(
         &mut self,
         moment: &Moment<'_, M>,
@@ -214,7 +212,9 @@ impl VcpuSampler {
         let vcpu = self.vcpu;
         let readers = self.readers.get();
         let mut record = record::take(moment, |memory| readers?.current.read(memory, vcpu), activity);
-        record.fell = self.fell(&record, moment.in_run);
+        let waited = self.wait.waited_at(moment.due_ns, moment.now_ns)
+            || !self.threadless && record.late_ns >= STOPPED_NS;
+        record.fell = fell(&record, moment.in_run, waited);
         record.kernel_mapped = self.look.at(&record, moment.memory);
         if let Some(ns) = self.idle.ticked(record.halted.then_some(moment.regs)) {
             Published::add_ns(&self.published.kvm_ns, ns);
@@ -249,16 +249,13 @@ impl VcpuSampler {
         if self.off {
             return Some(LOOK_AGAIN);
         }
-        let interval = self.intervals.as_mut().map(Intervals::next_ns);
-        interval.map(|interval| {
-            let left = due_ns.saturating_add(interval).checked_sub(now_ns).filter(|&left| left > 0);
-            Duration::from_nanos(left.unwrap_or(interval))
-        })
+        let intervals = self.intervals.as_mut()?;
+        Some(Duration::from_nanos(intervals.next_tick_ns(due_ns, now_ns).saturating_sub(now_ns)))
     }
 
     /// The time to the first tick.
     pub(crate) fn first_interval(&mut self) -> Option<Duration> {
-        self.intervals.as_mut().map(|intervals| Duration::from_nanos(intervals.next_ns()))
+        self.intervals.as_mut().map(|intervals| Duration::from_nanos(intervals.first_ns()))
     }
 
     /// Takes up another rate. The time to the next tick where this one is no sample: looking whether to go on is not random.
@@ -278,13 +275,18 @@ impl VcpuSampler {
     /// The vCPU's thread, if it has one, is another process', with these books of the scheduler.
     pub(crate) fn attached_to(&mut self, schedstat: Option<Option<File>>) {
         self.threadless = schedstat.is_none();
-        self.schedstat = schedstat.flatten();
+        self.wait = WaitDetector::foreign(schedstat.flatten());
+    }
+
+    /// The thread, another process', is about to be stopped for a tick.
+    pub(crate) fn ask(&mut self, now_ns: u64) {
+        self.wait.ask(now_ns);
     }
 
     /// The time to the next tick, counted from now.
     fn next_alone(&mut self) -> Duration {
         match &mut self.intervals {
-            Some(intervals) if !self.off => Duration::from_nanos(intervals.next_ns()),
+            Some(intervals) if !self.off => Duration::from_nanos(intervals.first_ns()),
             _ => LOOK_AGAIN,
         }
     }
@@ -293,32 +295,25 @@ impl VcpuSampler {
     pub(crate) fn record_events(&mut self, recorder: Recorder) {
         self.recorder = Some(recorder);
     }
+}
 
-    /// What the vCPU was in when the tick came, by the same entries and exits as the clock of states.
-    fn fell(&self, record: &Record, in_run: bool) -> Fell {
-        match () {
-            () if record.halted => Fell::Halted,
-            () if !in_run => Fell::Vmm,
-            () if self.threadless => Fell::Guest,
-            // Where the thread runs a tick is served within a fraction of that; the scheduler's books have the last word.
-            () if record.late_ns >= STOPPED_NS => Fell::Waiting,
-            () if record.late_ns > LATE_NS && self.waited_for(record.late_ns) => Fell::Waiting,
-            () => Fell::Guest,
-        }
-    }
-
-    /// Whether the thread has waited for a CPU for most of the last `late_ns`, as far as can be told: since the collector
-    /// has last read its books, which is a few ms ago. Asked only of ticks that came late.
-    fn waited_for(&self, late_ns: u64) -> bool {
-        let Some(now) = self.schedstat.as_ref().and_then(waited) else { return true };
-        now.saturating_sub(self.published.waited_ns.load(Ordering::Relaxed)) >= late_ns / 2
+/// What the vCPU was in when the tick came, by the same entries and exits as the clock of states.
+fn fell(record: &Record, in_run: bool, waited: bool) -> Fell {
+    if record.halted {
+        Fell::Halted
+    } else if !in_run {
+        Fell::Vmm
+    } else if waited {
+        Fell::Waiting
+    } else {
+        Fell::Guest
     }
 }
 
 impl Observer for VcpuSampler {
     fn started(&mut self) -> Option<Duration> {
         let now = monotonic_ns();
-        self.schedstat = own_schedstat();
+        self.wait = WaitDetector::own();
         self.published.clock.start(now, own_times());
         self.first_interval()
     }
@@ -430,9 +425,9 @@ mod tests {
         let now = monotonic_ns();
         let left = tick(&mut sampler, now - 4_000_000_000, now).expect("ticks");
         assert!(left <= seconds(6) && left > seconds(5), "{left:?}");
-        // A tick later than a whole interval: the clock starts anew instead of ticking at once.
+        // A tick later than a whole interval: the one that has passed meanwhile is passed over.
         let now = monotonic_ns();
-        assert_eq!(tick(&mut sampler, now - 11_000_000_000, now), Some(seconds(10)));
+        assert_eq!(tick(&mut sampler, now - 11_000_000_000, now), Some(seconds(9)));
     }
 
     #[test]
@@ -448,10 +443,7 @@ mod tests {
         // While the port was served, and in KVM_RUN, be it the one before that.
         tick_in(false, &mut sampler, ms(4) - 1, ms(4));
         tick(&mut sampler, ms(3), ms(4));
-        // By the scheduler's books it did not wait; without them a late tick tells nothing.
-        published.waited_ns.store(u64::MAX, Ordering::Relaxed);
-        tick(&mut sampler, ms(5), ms(9));
-        sampler.schedstat = None;
+        // By the scheduler's books it did not wait, however late the tick came.
         tick(&mut sampler, ms(5), ms(9));
         sampler.entering(ms(11));
         let (_, places) = published.clock.read(|| ms(20)).expect("started");
@@ -462,10 +454,9 @@ mod tests {
         assert_eq!((port.count, port.total_ns), (1, 1_000_000));
         assert_eq!(published.row(2, States::default()).exits, 2);
         // The host had stopped the process, which is no wait by the scheduler's books.
-        sampler.schedstat = own_schedstat();
         tick(&mut sampler, ms(12), ms(512));
         let fell: Vec<_> = std::iter::from_fn(|| ring.pop().ok()).map(|s| s.record.fell).collect();
-        assert_eq!(fell, [Fell::Vmm, Fell::Guest, Fell::Guest, Fell::Waiting, Fell::Waiting]);
+        assert_eq!(fell, [Fell::Vmm, Fell::Guest, Fell::Guest, Fell::Waiting]);
         sampler.stopped();
         assert!(published.clock.last().is_some());
     }

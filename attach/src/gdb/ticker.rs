@@ -219,12 +219,14 @@ impl<O: Observer> Ticker<O> {
         };
         self.shared.stands((state == State::Paused).then_some(Standing::Paused));
         hold(&line).go()?;
-        if state == State::Stopped {
-            let end_ns = monotonic_ns();
-            self.observers.iter_mut().for_each(|observer| observer.held(asked_ns, end_ns));
-            self.note_cost(end_ns.saturating_sub(asked_ns));
+        if state != State::Stopped {
+            return Ok((next, now_ns));
         }
-        Ok((next, now_ns))
+        let end_ns = monotonic_ns();
+        self.observers.iter_mut().for_each(|observer| observer.held(asked_ns, end_ns));
+        self.note_cost(end_ns.saturating_sub(asked_ns));
+        // The clock stands still while the machine does.
+        Ok((next, end_ns))
     }
 
     /// A sample of each vCPU.

@@ -77,22 +77,25 @@ impl<M: PhysicalMemory> Taker<M> {
     /// Runs until it is stopped, or nobody listens any more.
     pub(super) fn run(mut self) {
         let Some(census) = self.begin() else { return };
-        let plan = &self.plan;
-        let Some(mut intervals) = Intervals::new(ClockKind::Uniform, plan.hz, plan.seed, STREAM) else {
+        let (hz, seed) = (self.plan.hz, self.plan.seed);
+        let Some(mut intervals) = Intervals::new(ClockKind::Uniform, hz, seed, STREAM) else {
             return;
         };
         let mut from_ns = monotonic_ns();
         if self.told.send(Told::Begins(from_ns)).is_err() {
             return;
         }
-        let mut pace = Pace::new(self.plan.hz);
+        let mut pace = Pace::new(hz);
+        let mut first = Some(intervals.first_ns());
         loop {
             let stretch = pace.stretch;
-            let interval = intervals.next_ns() << stretch;
+            intervals.set_rate(hz / f64::from(1_u32 << stretch));
             // Moments are due at the sums of the intervals, whenever they come: lateness depends on what the guest does, and
-            // must not move the clock. Only one that would be overdue already starts it anew.
-            let (drawn, now) = (from_ns.saturating_add(interval), monotonic_ns());
-            let due_ns = if drawn > now { drawn } else { now.saturating_add(interval) };
+            // must not move the clock.
+            let due_ns = match first.take() {
+                Some(first_ns) => from_ns.saturating_add(first_ns),
+                None => intervals.next_tick_ns(from_ns, monotonic_ns()),
+            };
             if !self.wait(due_ns) {
                 return;
             }

@@ -299,7 +299,6 @@ impl Collector {
     pub(crate) fn collect(&mut self) {
         self.take_waits(None);
         for meter in &mut self.meters {
-            meter.tell_waited();
             let pace = meter.pace(self.shared.zero_ns);
             // While samples are not kept none is taken, as far as the profile goes.
             self.batch.rates.extend(pace.filter(|_| !self.gate.is_closed()));

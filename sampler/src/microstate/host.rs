@@ -35,15 +35,10 @@ impl ThreadReader {
         Some(Self { clock: None, schedstat: schedstat_of(process, thread)? })
     }
 
-    /// Time waited so far, ns.
-    pub(crate) fn waited(&self) -> Option<u64> {
-        waited(&self.schedstat)
-    }
-
     /// The times now; `None` once the thread is gone.
     pub(crate) fn read(&self) -> Option<ThreadTimes> {
         // Time waited first: what is run between the two readings is at least counted as run.
-        let ThreadTimes { run_ns, waited_ns } = books(&self.schedstat)?;
+        let ThreadTimes { run_ns, waited_ns } = times_as_of_update(&self.schedstat)?;
         let run_ns = self.clock.map_or(Some(run_ns), cpu_time)?;
         Some(ThreadTimes { run_ns, waited_ns })
     }
@@ -71,17 +66,30 @@ pub(crate) fn own_cpu_time() -> Option<u64> {
 
 /// Time waited so far, ns. Allocates nothing.
 pub(crate) fn waited(schedstat: &File) -> Option<u64> {
-    books(schedstat).map(|times| times.waited_ns)
+    times_as_of_update(schedstat).map(|times| times.waited_ns)
 }
 
 /// The first two numbers of schedstat (Documentation/scheduler/sched-stats.rst: time spent on the CPU, and waiting on a run
-/// queue, ns).
-fn books(schedstat: &File) -> Option<ThreadTimes> {
+/// queue, ns). The first is as of the scheduler's last update. Allocates nothing.
+pub(crate) fn times_as_of_update(schedstat: &File) -> Option<ThreadTimes> {
     let mut text = [0; 96];
     let length = schedstat.read_at(&mut text, 0).ok()?;
     let text = std::str::from_utf8(text.get(..length)?).ok()?;
     let mut words = text.split_ascii_whitespace().map(str::parse);
     Some(ThreadTimes { run_ns: words.next()?.ok()?, waited_ns: words.next()?.ok()? })
+}
+
+/// How often the calling thread has left a CPU, to block or to wait (getrusage(2), RUSAGE_THREAD). 0 where the host does
+/// not count it.
+pub(crate) fn context_switches() -> u64 {
+    // SAFETY: rusage is plain data for which all zeroes is a valid value.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: the pointer is valid for the call.
+    if unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) } != 0 {
+        return 0;
+    }
+    let count = usage.ru_nvcsw.saturating_add(usage.ru_nivcsw);
+    u64::try_from(count).unwrap_or(0)
 }
 
 fn cpu_time(clock: libc::clockid_t) -> Option<u64> {

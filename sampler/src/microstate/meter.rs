@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use vmm::{Counters as KvmCounters, Region, counters::Kind, monotonic_ns};
 
@@ -86,13 +85,6 @@ impl Meter {
     /// The sampling rate that is in force, as a row from this moment on, ns since the run's start.
     pub(crate) fn pace_from(&self, time_ns: u64) -> RateRow {
         RateRow { vcpu: self.vcpu, time_ns, rate_hz: self.rate_hz }
-    }
-
-    /// Tells the vCPU's thread how long it has waited for a CPU so far.
-    pub(crate) fn tell_waited(&mut self) {
-        if let Some(ns) = self.thread().and_then(ThreadReader::waited) {
-            self.published.waited_ns.store(ns, Ordering::Relaxed);
-        }
     }
 
     fn thread(&mut self) -> Option<&ThreadReader> {

@@ -17,6 +17,7 @@ pub(crate) mod exits;
 pub(crate) mod histogram;
 pub(crate) mod host;
 pub(crate) mod meter;
+pub(crate) mod wait;
 
 use serde::{Deserialize, Serialize};
 

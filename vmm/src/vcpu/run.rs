@@ -184,8 +184,12 @@ impl<O: Observer> Running<'_, O> {
                 vcpu: vcpu.fd,
             })
         })?;
+        // The tick came in KVM_RUN; one that comes before the guest has run again does not.
+        self.in_run = false;
         if let Some(next) = next {
-            self.arm(now, next);
+            // The clock stands still while a tick is served: its time is not the guest's, and would bring the next tick
+            // nearer to the code that was dear to sample.
+            self.arm(monotonic_ns(), next);
         }
         Ok(())
     }

@@ -1,0 +1,210 @@
+//! Whether a vCPU's thread waited for a CPU of the host when a tick was due.
+//!
+//! A tick that was due in such a wait is served at the instruction where the thread had lost its CPU. It says nothing about
+//! the guest, whose time does not hold the wait, however short the wait was.
+//!
+//! The scheduler brings `se.sum_exec_runtime` of a thread up to date when the thread arrives on a CPU, and seldom again
+//! before it leaves (kernel/sched/fair.c, Linux 6.12: `set_next_entity`, `update_curr`). The first number of schedstat shows
+//! that field as it is; the thread's CPU clock shows it brought up to now. The difference is the time since the last update:
+//!
+//! ```text
+//!        due          update (arrival)    exit  now
+//!  ───────┼────────────────┼────────────────┼────┼──>
+//!         └──── gap ───────┘└── CPU clock - sum ─┘
+//! ```
+//!
+//! Without a gap the thread has been on a CPU from `due` on. With one it has waited, if the time that it has waited since
+//! the tick before accounts for the gap: an update by the scheduler's own tick may fall between `due` and the exit, too.
+
+use std::fs::File;
+
+use super::host::{ThreadTimes, context_switches, own_cpu_time, own_schedstat, times_as_of_update, waited};
+use vmm::monotonic_ns;
+
+/// How a tick finds out whether it was due in a wait.
+#[derive(Debug, Default)]
+pub(crate) enum WaitDetector {
+    /// There is no thread, or its host keeps no books of waits.
+    #[default]
+    Unknown,
+    /// The calling thread's own.
+    Own(OwnThread),
+    /// The thread of another process.
+    Foreign(ForeignThread),
+}
+
+/// The calling thread, as of the last tick.
+#[derive(Debug)]
+pub(crate) struct OwnThread {
+    schedstat: File,
+    /// How often it had left a CPU.
+    switches: u64,
+    /// How long it had waited, ns.
+    waited_ns: u64,
+}
+
+/// A thread of another process.
+#[derive(Debug)]
+pub(crate) struct ForeignThread {
+    schedstat: File,
+    /// How long it had waited when it was asked to stop, and when that was, ns.
+    asked: Option<(u64, u64)>,
+}
+
+impl WaitDetector {
+    /// For the calling thread.
+    pub(crate) fn own() -> Self {
+        own_schedstat().map_or(Self::Unknown, |schedstat| {
+            let waited_ns = waited(&schedstat).unwrap_or(0);
+            Self::Own(OwnThread { schedstat, switches: context_switches(), waited_ns })
+        })
+    }
+
+    /// For the thread with these books of the scheduler, if it has any.
+    pub(crate) fn foreign(schedstat: Option<File>) -> Self {
+        schedstat.map_or(Self::Unknown, |schedstat| Self::Foreign(ForeignThread { schedstat, asked: None }))
+    }
+
+    /// A thread of another process is about to be stopped, at `now_ns`. What it waits from then on belongs to the tick.
+    pub(crate) fn ask(&mut self, now_ns: u64) {
+        if let Self::Foreign(thread) = self {
+            thread.asked = waited(&thread.schedstat).map(|waited_ns| (waited_ns, now_ns));
+        }
+    }
+
+    /// Whether the thread waited at `due_ns`; it stopped at `stopped_ns`, CLOCK_MONOTONIC ns. To be called at every tick:
+    /// what it reads is also what the next tick is compared with.
+    pub(crate) fn waited_at(&mut self, due_ns: u64, stopped_ns: u64) -> bool {
+        match self {
+            Self::Unknown => false,
+            Self::Own(thread) => thread.waited_at(due_ns),
+            Self::Foreign(thread) => thread.waited(stopped_ns),
+        }
+    }
+}
+
+impl OwnThread {
+    fn waited_at(&mut self, due_ns: u64) -> bool {
+        let switches = context_switches();
+        // It has not left its CPU since the last tick.
+        if std::mem::replace(&mut self.switches, switches) == switches {
+            return false;
+        }
+        // This order: reading the clock brings the other two up to date.
+        let Some(ThreadTimes { run_ns: updated_ns, waited_ns }) = times_as_of_update(&self.schedstat) else {
+            return false;
+        };
+        let Some(ran_ns) = own_cpu_time() else { return false };
+        let since_update_ns = ran_ns.saturating_sub(updated_ns);
+        let waited_ns = waited_ns.saturating_sub(std::mem::replace(&mut self.waited_ns, waited_ns));
+        fell_into_wait(monotonic_ns().saturating_sub(since_update_ns), due_ns, waited_ns)
+    }
+}
+
+impl ForeignThread {
+    /// A thread that waits when it is asked to stop does so when it has a CPU again; its time waited grows by then.
+    fn waited(&mut self, stopped_ns: u64) -> bool {
+        let Some((before_ns, asked_ns)) = self.asked.take() else { return false };
+        let waited_ns = waited(&self.schedstat).map_or(0, |now_ns| now_ns.saturating_sub(before_ns));
+        fell_into_wait(stopped_ns, asked_ns, waited_ns)
+    }
+}
+
+/// Whether a wait accounts for the gap between `due_ns` and `arrived_ns`, of which the thread has waited `waited_ns` at most.
+fn fell_into_wait(arrived_ns: u64, due_ns: u64, waited_ns: u64) -> bool {
+    let gap_ns = arrived_ns.saturating_sub(due_ns);
+    gap_ns > 0 && waited_ns > gap_ns / 2
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::thread;
+
+    use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+    use nix::unistd::Pid;
+
+    use super::*;
+
+    /// Puts the calling thread on the first CPU that it may use.
+    fn pin() {
+        let allowed = sched_getaffinity(Pid::from_raw(0)).expect("an affinity");
+        let cpu = (0..CpuSet::count()).find(|cpu| allowed.is_set(*cpu).unwrap_or(false)).expect("a CPU");
+        let mut one = CpuSet::new();
+        one.set(cpu).expect("a CPU's number");
+        sched_setaffinity(Pid::from_raw(0), &one).expect("an allowed CPU");
+    }
+
+    /// Ticks that are due at random moments of a thread which shares its CPU with another one. Between two readings of the
+    /// clock the thread either runs for well under 20 us or waits; in a virtual machine its CPU may also be stolen, which no
+    /// book of waits holds.
+    #[test]
+    fn waits_are_told_from_running_whatever_their_length() {
+        let stop = Arc::new(AtomicBool::new(false));
+        let rival = {
+            let stop = Arc::clone(&stop);
+            thread::spawn(move || {
+                pin();
+                while !stop.load(Ordering::Relaxed) {
+                    // Short and long runs.
+                    let until = monotonic_ns() + 300_000;
+                    while monotonic_ns() < until {}
+                    thread::sleep(std::time::Duration::from_micros(200));
+                }
+            })
+        };
+        let ticks = thread::spawn(|| {
+            pin();
+            let mut detector = WaitDetector::own();
+            let (mut in_waits, mut right_in_waits, mut running, mut right_running) = (0, 0, 0, 0);
+            let mut due_ns = monotonic_ns() + 1_000_000;
+            let mut before_ns = monotonic_ns();
+            while in_waits + running < 1_000 {
+                let now_ns = monotonic_ns();
+                if now_ns >= due_ns {
+                    let waited = detector.waited_at(due_ns, now_ns);
+                    match now_ns - before_ns {
+                        0..20_000 => {
+                            running += 1;
+                            right_running += u32::from(!waited);
+                        }
+                        // An interrupt of the host's, or a wait.
+                        20_000..100_000 => {}
+                        _ => {
+                            in_waits += 1;
+                            right_in_waits += u32::from(waited);
+                        }
+                    }
+                    // 0.7 to 1.3 ms, in steps that are in no relation to the rival's.
+                    due_ns = monotonic_ns() + 700_000 + (now_ns / 7) % 600_000;
+                }
+                before_ns = now_ns;
+            }
+            (in_waits, right_in_waits, running, right_running)
+        });
+        let (in_waits, right_in_waits, running, right_running) = ticks.join().expect("no panic");
+        stop.store(true, Ordering::Relaxed);
+        rival.join().expect("no panic");
+        assert!(in_waits >= 100 && running >= 100, "{in_waits} and {running} ticks");
+        assert!(right_in_waits * 100 >= in_waits * 85, "{right_in_waits} of {in_waits} in waits");
+        assert!(right_running * 100 >= running * 85, "{right_running} of {running} on a CPU");
+    }
+
+    #[test]
+    fn a_gap_needs_a_wait_that_accounts_for_it() {
+        assert!(fell_into_wait(150, 100, 40));
+        assert!(!fell_into_wait(150, 100, 20), "an update by the scheduler's tick");
+        assert!(!fell_into_wait(100, 100, 40), "on a CPU since");
+        assert!(!fell_into_wait(90, 100, 1_000), "a wait before it was due");
+    }
+
+    #[test]
+    fn a_foreign_thread_waits_from_the_request_on() {
+        let mut detector = WaitDetector::foreign(own_schedstat());
+        assert!(!detector.waited_at(0, u64::MAX), "was not asked");
+        detector.ask(monotonic_ns());
+        assert!(!detector.waited_at(0, monotonic_ns()), "this thread runs");
+        assert!(!WaitDetector::Unknown.waited_at(0, u64::MAX));
+    }
+}

@@ -13,7 +13,7 @@
 //! exit before (a KVM_RUN with `immediate_exit` set does just that, `kvm_arch_vcpu_ioctl_run` in
 //! `arch/x86/kvm/x86.c`, Linux 6.1), so that the registers are those between two instructions.
 //!
-//! Serving a tick takes no lock, allocates nothing and makes one system call, which re-arms the
+//! Serving a tick takes no lock, allocates nothing and makes one system call here, which re-arms the
 //! timer: the registers are in the run page and the time comes from the vDSO.
 
 use std::ptr::NonNull;

@@ -12,6 +12,7 @@
 //! |---|---|
 //! | [`demo`] | `target/guest/demo.img`, a whole-disk ext4 with kernel, initrd and a small Debian; `demo.manifest.json` beside it |
 //! | [`debian`] | `target/guest/debian.img`, an unmodified Debian with systemd on a disk with partitions, installed by Debian's own tools |
+//! | [`corpus`] | `target/guest/corpus-bookworm.img`, a Debian with real programs and workloads that measure themselves; `corpus-trixie.img` |
 //! | [`portable_host`] | `target/guest/portable-host/`, kernel and modules for the emulated host that offers a real `/dev/kvm` |
 //! | [`kvm_host`] | `target/guest/kvm-host.img`, a small Debian with QEMU and KVM, in which other VMMs run guests |
 //! | [`static_binary`] | a program of this workspace that runs as the only file of an initramfs |
@@ -27,6 +28,7 @@
 mod apt;
 mod archive;
 mod binary;
+mod corpus;
 mod debian;
 mod debs;
 mod demo;
@@ -34,6 +36,7 @@ mod disk;
 mod esp;
 mod foreign;
 mod initrd;
+mod installation;
 mod kernel;
 mod kvm_host;
 mod manifest;
@@ -47,6 +50,7 @@ mod tools;
 
 pub use archive::{ALIGNMENT, Archive, command_archive};
 pub use binary::static_binary;
+pub use corpus::corpus;
 pub use debian::{DebianOptions, DebianRelease, FileFormat, debian};
 pub use demo::{DemoOptions, demo};
 pub use kernel::{Flavour, Series, Unknown};

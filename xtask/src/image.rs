@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Args, Subcommand};
 use guest_images::{
-    DebianOptions, DebianRelease, DemoOptions, FileFormat, Flavour, Series, debian, demo, kvm_host,
+    DebianOptions, DebianRelease, DemoOptions, FileFormat, Flavour, Series, corpus, debian, demo, kvm_host,
     portable_host,
 };
 
@@ -19,6 +19,8 @@ pub enum Image {
     Demo(Demo),
     /// An unmodified Debian with systemd on a disk with partitions, installed by Debian's own tools
     Debian(Debian),
+    /// A Debian with servers and language runtimes, and workloads that measure themselves
+    Corpus(Corpus),
     /// A small Debian with QEMU and KVM, in which tests run virtual machines that are not vprof's
     KvmHost,
     /// Kernel and modules of the emulated host that offers a real /dev/kvm
@@ -47,6 +49,14 @@ pub struct Debian {
     format: FileFormat,
 }
 
+/// Which image of real programs.
+#[derive(Debug, Args)]
+pub struct Corpus {
+    /// Debian's release: bookworm or trixie
+    #[arg(long, default_value_t)]
+    release: DebianRelease,
+}
+
 /// Makes the image, if something in it changed, and prints its path.
 pub fn run(image: &Image) -> Result<ExitCode> {
     let line = Line::new();
@@ -60,6 +70,7 @@ pub fn run(image: &Image) -> Result<ExitCode> {
         Image::Debian(Debian { release, format }) => {
             debian(&DebianOptions { release: *release, format: *format }, &line)?
         }
+        Image::Corpus(Corpus { release }) => corpus(*release, &line)?,
         Image::KvmHost => kvm_host(&line)?,
         Image::PortableHost => portable_host(&line)?,
     };

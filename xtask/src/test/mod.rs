@@ -110,6 +110,9 @@ fn build_images(all: bool, line: &Line) -> Result<()> {
     if all {
         let (release, format) = (DebianRelease::Trixie, FileFormat::Qcow2);
         guest_images::debian(&DebianOptions { release, format }, line)?;
+        for release in [DebianRelease::Bookworm, DebianRelease::Trixie] {
+            guest_images::corpus(release, line)?;
+        }
     }
     guest_images::kvm_host(line)?;
     Ok(())

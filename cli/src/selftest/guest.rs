@@ -1,0 +1,269 @@
+//! Inside a guest of `vprof selftest`: this program as init, and as the workloads, which measure themselves.
+//!
+//! ```text
+//! init -> st-shares   half 50 %, third 30 %, fifth 20 % of its CPU time, by its thread's CPU clock
+//!      -> st-kernel   a third of that time, nearly all in the kernel
+//!      -> st-ping, st-pong   switch to each other through two pipes, and count their context switches
+//!      -> st-rounds   as much work as fits into a CPU time
+//! ```
+//!
+//! Each prints lines `selftest KEY VALUE` on the console.
+
+use std::fs::{self, OpenOptions};
+use std::hint::black_box;
+use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::time::Duration;
+
+use guest_programs::{
+    Error, Turns, burn, fork_child, process_cpu, set_name, since_boot, thread_cpu, wait_for,
+};
+use nix::mount::{MsFlags, mount};
+use nix::sys::reboot::{RebootMode, reboot};
+use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::termios::tcdrain;
+use serde::{Deserialize, Serialize};
+
+/// Where init finds its [`Load`], and what makes it init of a self-test.
+pub const LOAD_FILE: &str = "/vprof/selftest";
+/// What a line of the console with a measured value begins with.
+pub const MARK: &str = "selftest ";
+/// The last line of a guest whose programs all ended well.
+pub const DONE: &str = "done";
+
+/// Name of the process that divides its time.
+pub const SHARES: &str = "st-shares";
+/// Name of the process that works in the kernel.
+pub const KERNEL: &str = "st-kernel";
+/// Names of the processes that switch to each other.
+pub const PLAYERS: [&str; 2] = ["st-ping", "st-pong"];
+/// Name of the process that counts its work.
+pub const ROUNDS: &str = "st-rounds";
+/// Functions of [`SHARES`] with their shares of its time, per cent.
+pub const FUNCTIONS: [(&str, u32); 3] = [("half", 50), ("third", 30), ("fifth", 20)];
+
+/// Length of the shortest turn of a function, per per cent of its share.
+const SLICE: Duration = Duration::from_micros(400);
+/// Work between two readings of a clock: about 20 us on a 3 GHz CPU.
+const WORK: u32 = 20_000;
+
+/// What a guest does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Load {
+    /// Sleep before the work, ms: until then vprof has found the kernel.
+    pub sleep_ms: u64,
+    /// CPU time of [`SHARES`], ms; of [`KERNEL`] a third of it.
+    pub shares_ms: u64,
+    /// How often [`PLAYERS`] switch to each other and back.
+    pub switches: u32,
+    /// CPU time of [`ROUNDS`], ms.
+    pub rounds_ms: u64,
+}
+
+/// True in the init process of a guest of the self-test.
+pub fn is_guest() -> bool {
+    std::process::id() == 1 && Path::new(LOAD_FILE).exists()
+}
+
+/// Runs the load and turns the machine off; never returns.
+pub fn main() -> ! {
+    if let Err(error) = work() {
+        say("error", error);
+    }
+    // What was printed is still in the serial port's queue; the machine would end before it is out.
+    let _ = tcdrain(io::stdout());
+    let _ = reboot(RebootMode::RB_POWER_OFF);
+    // A guest without ACPI ends by a reset.
+    let _ = reboot(RebootMode::RB_AUTOBOOT);
+    loop {
+        std::thread::park();
+    }
+}
+
+fn say(key: &str, value: impl std::fmt::Display) {
+    println!("{MARK}{key} {value}");
+}
+
+fn work() -> Result<(), Error> {
+    prepare_system().map_err(|source| Error::System { what: "prepare the guest", source })?;
+    let text = fs::read(LOAD_FILE).map_err(|source| Error::System { what: "read its load", source })?;
+    let load: Load = serde_json::from_slice(&text)
+        .map_err(|error| Error::System { what: "read its load", source: error.into() })?;
+    let begun = since_boot();
+    std::thread::sleep(Duration::from_millis(load.sleep_ms));
+    say("slept", (since_boot() - begun).as_secs_f64());
+    if load.shares_ms > 0 {
+        let time = Duration::from_millis(load.shares_ms);
+        wait_for(fork_child(|| divide(time))?)?;
+        wait_for(fork_child(|| call_kernel(time / 3))?)?;
+    }
+    if load.switches > 0 {
+        play(load.switches)?;
+    }
+    if load.rounds_ms > 0 {
+        wait_for(fork_child(|| count_rounds(Duration::from_millis(load.rounds_ms)))?)?;
+    }
+    say(DONE, since_boot().as_secs_f64());
+    Ok(())
+}
+
+fn prepare_system() -> io::Result<()> {
+    for (kind, place) in [("proc", "/proc"), ("devtmpfs", "/dev")] {
+        // A kernel with CONFIG_DEVTMPFS_MOUNT does not do this for an initramfs.
+        mount(Some(kind), place, Some(kind), MsFlags::empty(), None::<&str>)?;
+    }
+    let console = OpenOptions::new().read(true).write(true).open("/dev/console")?;
+    nix::unistd::dup2_stdin(console.as_fd())?;
+    nix::unistd::dup2_stdout(console.as_fd())?;
+    nix::unistd::dup2_stderr(console.as_fd())?;
+    Ok(())
+}
+
+/// Turns of the three functions.
+struct Work {
+    half: Turns,
+    third: Turns,
+    fifth: Turns,
+}
+
+#[inline(never)]
+fn half(turns: &mut Turns) {
+    turns.take();
+    black_box("half");
+}
+
+#[inline(never)]
+fn third(turns: &mut Turns) {
+    turns.take();
+    black_box("third");
+}
+
+#[inline(never)]
+fn fifth(turns: &mut Turns) {
+    turns.take();
+    black_box("fifth");
+}
+
+#[inline(never)]
+fn left(half_turns: &mut Turns) {
+    half(half_turns);
+    // Something to come back for: a call at the end would be a jump, and this function on no stack.
+    black_box("left");
+}
+
+#[inline(never)]
+fn right(third_turns: &mut Turns, fifth_turns: &mut Turns) {
+    third(third_turns);
+    fifth(fifth_turns);
+    black_box("right");
+}
+
+/// [`SHARES`].
+fn divide(time: Duration) -> Result<(), Error> {
+    set_name(SHARES)?;
+    let [half, third, fifth] = FUNCTIONS.map(|(_, percent)| Turns::new(SLICE * percent));
+    let mut work = Work { half, third, fifth };
+    while process_cpu() < time {
+        left(&mut work.half);
+        right(&mut work.third, &mut work.fifth);
+    }
+    for ((name, _), turns) in FUNCTIONS.iter().zip([work.half, work.third, work.fifth]) {
+        say(name, turns.used.as_secs_f64());
+    }
+    say(SHARES, process_cpu().as_secs_f64());
+    Ok(())
+}
+
+/// [`KERNEL`].
+fn call_kernel(time: Duration) -> Result<(), Error> {
+    set_name(KERNEL)?;
+    let read = |source| Error::System { what: "read /dev/zero", source };
+    let mut zero = fs::File::open("/dev/zero").map_err(read)?;
+    let mut page = vec![0; 256 << 10];
+    while process_cpu() < time {
+        zero.read_exact(&mut page).map_err(read)?;
+    }
+    say(KERNEL, process_cpu().as_secs_f64());
+    Ok(())
+}
+
+/// [`PLAYERS`].
+fn play(rounds: u32) -> Result<(), Error> {
+    let pipe = || io::pipe().map_err(|source| Error::System { what: "make a pipe", source });
+    let ((from_ping, to_pong), (from_pong, to_ping)) = (pipe()?, pipe()?);
+    let [ping, pong] = PLAYERS;
+    let first = fork_child(|| pass_on(ping, rounds, (&from_pong, &to_pong), true))?;
+    let second = fork_child(|| pass_on(pong, rounds, (&from_ping, &to_ping), false))?;
+    wait_for(first)?;
+    wait_for(second)
+}
+
+/// Sends a byte and waits for its answer, or the other way round; then prints its own context switches.
+fn pass_on(
+    name: &str,
+    rounds: u32,
+    (mut from, mut to): (&io::PipeReader, &io::PipeWriter),
+    serves: bool,
+) -> Result<(), Error> {
+    set_name(name)?;
+    let failed = |source| Error::System { what: "use a pipe", source };
+    let mut byte = [0];
+    for _ in 0..rounds {
+        if serves {
+            to.write_all(&byte).map_err(failed)?;
+        }
+        from.read_exact(&mut byte).map_err(failed)?;
+        if !serves {
+            to.write_all(&byte).map_err(failed)?;
+        }
+    }
+    let usage = getrusage(UsageWho::RUSAGE_SELF)
+        .map_err(|errno| Error::System { what: "ask for the resource usage", source: errno.into() })?;
+    say(name, usage.voluntary_context_switches() + usage.involuntary_context_switches());
+    Ok(())
+}
+
+/// [`ROUNDS`].
+fn count_rounds(time: Duration) -> Result<(), Error> {
+    set_name(ROUNDS)?;
+    let (start, mut rounds, mut state) = (since_boot(), 0_u64, 1);
+    // By the clock on the wall: what a sample takes is no CPU time of the guest.
+    while since_boot() - start < time {
+        state = burn(WORK, state);
+        rounds += 1;
+    }
+    black_box(state);
+    let took = (since_boot() - start).as_secs_f64();
+    #[allow(clippy::cast_precision_loss, reason = "far fewer than 2^52")]
+    say(ROUNDS, rounds as f64 / took);
+    Ok(())
+}
+
+/// Values on the console of a guest, by key.
+pub fn parse_console(text: &str) -> Vec<(String, String)> {
+    text.lines()
+        .filter_map(|line| {
+            let (_, told) = line.split_once(MARK)?;
+            let (key, value) = told.trim_end().split_once(' ')?;
+            Some((key.to_owned(), value.to_owned()))
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_read_from_among_other_lines() {
+        let text = "[    0.1] booting\r\nselftest half 1.5\r\n[    2.0] clock: selftest done 2.25\r\nselftest\r\n";
+        let pairs = [("half", "1.5"), ("done", "2.25")];
+        assert_eq!(parse_console(text), pairs.map(|(key, value)| (key.to_owned(), value.to_owned())));
+    }
+
+    #[test]
+    fn shares_make_a_whole() {
+        assert_eq!(FUNCTIONS.iter().map(|(_, percent)| percent).sum::<u32>(), 100);
+    }
+}

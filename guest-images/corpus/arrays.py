@@ -1,0 +1,37 @@
+"""numpy in phases of known shares: arrays.py SECONDS. Prints `phase NAME SECONDS`, by the thread's CPU clock."""
+
+import sys
+import time
+
+import numpy
+
+
+def dot(matrix):
+    return matrix.dot(matrix)
+
+
+def exp(matrix):
+    return numpy.exp(matrix)
+
+
+def main(seconds):
+    matrix = numpy.full((96, 96), 0.5)
+    assert dot(matrix)[0, 0] == 24.0 and exp(matrix)[0, 0] > 1.648
+    phases = [("dot", dot, 0.6), ("exp", exp, 0.4)]
+    used = dict.fromkeys([name for name, _, _ in phases], 0.0)
+    done = 0.0
+    while done < seconds:
+        done += 0.25
+        for name, run, weight in phases:
+            start = now = time.thread_time()
+            end = start + done * weight - used[name]
+            while now < end:
+                run(matrix)
+                now = time.thread_time()
+            used[name] += now - start
+    for name, spent in used.items():
+        print("phase %s %.6f" % (name, spent))
+    print("total %.6f" % time.process_time())
+
+
+main(float(sys.argv[1]))

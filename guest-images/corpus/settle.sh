@@ -1,0 +1,29 @@
+# Runs in the new system's namespace: $1 is its root, $2 the directory of the programs.
+set -eu
+root=$1
+echo corpus >"$root/etc/hostname"
+: >"$root/etc/resolv.conf"
+cat >"$root/etc/hosts" <<HOSTS
+127.0.0.1 localhost
+127.0.1.1 corpus
+::1 localhost ip6-localhost ip6-loopback
+HOSTS
+echo "UUID=$ROOT_UUID / ext4 errors=remount-ro 0 1" >"$root/etc/fstab"
+chroot "$root" passwd --quiet --delete root
+
+# A test starts the server that it wants: all of them at once would take an emulated guest minutes.
+for unit in nginx redis-server postgresql podman podman-restart apt-daily.timer apt-daily-upgrade.timer \
+    dpkg-db-backup.timer e2scrub_all.timer e2scrub_reap fstrim.timer phpsessionclean.timer man-db.timer \
+    systemd-timesyncd podman-auto-update.timer; do
+    if chroot "$root" systemctl list-unit-files --quiet "$unit" >/dev/null 2>&1; then
+        chroot "$root" systemctl --quiet disable "$unit"
+    fi
+done
+
+mkdir -p "$root/opt/corpus"
+cp "$2"/* "$root/opt/corpus/"
+chmod 755 "$root"/opt/corpus/*
+# Compilers would take an emulated guest minutes as well.
+chroot "$root" javac -d /opt/corpus /opt/corpus/Phases.java
+chroot "$root" env HOME=/tmp GOCACHE=/tmp/go-build GO111MODULE=off go build -o /opt/corpus/phases-go /opt/corpus/phases.go
+rm -rf "$root/tmp/go-build"

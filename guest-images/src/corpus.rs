@@ -1,0 +1,151 @@
+//! Real programs of Debian's packages on one disk, with small workloads that measure themselves.
+//!
+//! ```text
+//! Debian packages --mmdebstrap--> a directory, with guest-images/corpus below /opt --mke2fs -d--> corpus-bookworm.img
+//! ```
+//!
+//! The disk is one ext4 without partitions; systemd is its init. The servers are installed and do not start by
+//! themselves.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+use crate::debian::DebianRelease;
+use crate::installation::{Installation, quoted};
+use crate::manifest::{Manifest, fingerprint, product};
+use crate::place::{Lock, guest_directory, make_directory};
+use crate::sources::Release;
+use crate::{Progress, disk};
+
+/// Besides what every Debian has: a system that boots, and what both releases name alike.
+const PACKAGES: &str = "linux-image-cloud-amd64,systemd-sysv,dbus,udev,iproute2,procps,gdb,\
+    nginx,redis-server,redis-tools,postgresql,nodejs,perl,python3,python3-numpy,golang-go";
+/// What is of one release.
+const BOOKWORM: &str = "openjdk-17-jdk-headless,ruby3.1,php8.2-cli,php8.2-opcache,wrk";
+/// What is of one release.
+const TRIXIE: &str = "openjdk-21-jdk-headless,ruby3.3,php8.4-cli,php8.4-opcache,podman,crun";
+
+/// Identifies the file system.
+const ROOT_UUID: &str = "6f1d2c3e-5a4b-4c8d-9e7f-767072660006";
+
+/// Room for what a guest writes, bytes: a small database.
+const FREE: u64 = 1 << 30;
+
+/// What an installer would have asked, and where the programs go; mmdebstrap gives the root's path as `$1`.
+const SETTLE: &str = include_str!("../corpus/settle.sh");
+
+/// The programs, which are below `/opt/corpus` in the guest.
+const PROGRAMS: &[(&str, &str)] = &[
+    ("phases.py", include_str!("../corpus/phases.py")),
+    ("arrays.py", include_str!("../corpus/arrays.py")),
+    ("Phases.java", include_str!("../corpus/Phases.java")),
+    ("phases.js", include_str!("../corpus/phases.js")),
+    ("phases.rb", include_str!("../corpus/phases.rb")),
+    ("phases.php", include_str!("../corpus/phases.php")),
+    ("phases.pl", include_str!("../corpus/phases.pl")),
+    ("phases.go", include_str!("../corpus/phases.go")),
+    ("phases.sh", include_str!("../corpus/phases.sh")),
+    ("servers.sh", include_str!("../corpus/servers.sh")),
+];
+
+/// The suites of a release, and its packages as mmdebstrap takes them.
+fn contents(release: DebianRelease) -> (Release, String) {
+    let (suites, own) = match release {
+        DebianRelease::Bookworm => (Release::Bookworm, BOOKWORM),
+        DebianRelease::Trixie => (Release::Trixie, TRIXIE),
+    };
+    (suites, format!("{PACKAGES},{own}"))
+}
+
+/// Everything that decides what the image holds.
+fn recipe(release: DebianRelease) -> String {
+    let (suites, packages) = contents(release);
+    let mut parts = vec![
+        suites.suites(),
+        &packages,
+        SETTLE,
+        include_str!("corpus.rs"),
+        include_str!("installation.rs"),
+        include_str!("disk.rs"),
+    ];
+    parts.extend(PROGRAMS.iter().map(|(_, text)| *text));
+    fingerprint(&parts, &[], &[])
+}
+
+/// Makes `corpus-RELEASE.img` and returns its path below `target/guest`; a manifest beside it says what is in it.
+///
+/// # Errors
+/// A tool is missing, Debian's archive cannot be reached, the disk is full.
+pub fn corpus(release: DebianRelease, progress: &dyn Progress) -> Result<PathBuf> {
+    let lock = Lock::take()?;
+    let name = format!("corpus-{release}.img");
+    let image = guest_directory().join(&name);
+    let manifest = image.with_extension("manifest.json");
+    let recipe = recipe(release);
+    if Manifest::is_current(&manifest, &recipe) {
+        return Ok(image);
+    }
+    let stage = lock.stage()?;
+    progress.begin(&format!("installing the corpus of Debian's {release}"));
+    let fresh = stage.path().join("disk");
+    let kernel_release = build(release, stage.path(), &fresh)?;
+    let made = product(&fresh, &name)?;
+    fs::rename(&fresh, &image).with_context(|| format!("cannot write {}", image.display()))?;
+    // Which packages these are, the image's own package database knows.
+    Manifest {
+        fingerprint: recipe,
+        kernel_release,
+        products: vec![made],
+        packages: Vec::new(),
+        programs: Vec::new(),
+    }
+    .write(&manifest)?;
+    progress.end();
+    Ok(image)
+}
+
+/// Makes the disk `image` in the directory `stage`; returns the kernel's release.
+fn build(release: DebianRelease, stage: &Path, image: &Path) -> Result<String> {
+    let programs = stage.join("programs");
+    make_directory(&programs)?;
+    let settle = stage.join("settle.sh");
+    let write = |path: &Path, text: &str| {
+        fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+    };
+    write(&settle, SETTLE)?;
+    for (name, text) in PROGRAMS {
+        write(&programs.join(name), text)?;
+    }
+    let hook = format!("ROOT_UUID={ROOT_UUID} sh {} \"$1\" {}", quoted(&settle)?, quoted(&programs)?);
+    let (suites, packages) = contents(release);
+    let root = Installation { release: suites, packages: &packages, hook }.unpack_into(stage)?;
+    let file_system = disk::Ext4 { label: "corpus", uuid: ROOT_UUID, free: FREE, owners: root.owners };
+    disk::make(&root.path, image, &file_system)?;
+    Ok(root.kernel_release)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_release_has_its_own_recipe() {
+        assert_ne!(recipe(DebianRelease::Bookworm), recipe(DebianRelease::Trixie));
+    }
+
+    #[test]
+    fn every_program_is_in_the_image() {
+        let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus");
+        let mut found: Vec<_> = fs::read_dir(directory)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .filter(|name| name != "settle.sh")
+            .collect();
+        let mut named: Vec<_> = PROGRAMS.iter().map(|(name, _)| (*name).to_owned()).collect();
+        found.sort();
+        named.sort();
+        assert_eq!(found, named);
+    }
+}

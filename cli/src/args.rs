@@ -13,6 +13,7 @@ mod parse;
 mod recording;
 mod report;
 mod run;
+mod selftest;
 mod simulate;
 mod top;
 
@@ -33,6 +34,7 @@ pub use parse::{NetworkChoice, VsockChoice, parse_condition, rate_in_range};
 pub use recording::{Clock, RecordingArgs, Then};
 pub use report::ReportArgs;
 pub use run::{ConsoleDevice, HostChoice, RunArgs};
+pub use selftest::SelftestArgs;
 pub use simulate::SimulateArgs;
 pub use top::TopArgs;
 
@@ -175,6 +177,8 @@ pub enum Command {
     Image(ImageCommand),
     /// Tell what this machine can do, and what `run` will use
     Doctor(DoctorArgs),
+    /// Compare what vprof measures on this machine with what guests measure of themselves
+    Selftest(SelftestArgs),
     /// Write manual pages into a directory
     #[command(hide = true)]
     Man {

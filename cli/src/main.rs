@@ -1,8 +1,9 @@
 //! `vprof`: see inside any Linux virtual machine from the host.
 //!
 //! This crate is the only one that prints. Commands: [`run`], [`boot`], [`report`], [`stat`], [`rusage`], [`annotate`], [`diff`],
-//! [`export`], [`query`], [`symbolize`], [`simulate`], [`image`], [`doctor`]. Started as the init of
-//! a portable host, the same program is that host's inner half ([`portable::inner`]).
+//! [`export`], [`query`], [`symbolize`], [`simulate`], [`image`], [`doctor`], [`selftest`]. Started as the init of
+//! a portable host, the same program is that host's inner half ([`portable::inner`]); as the init of a guest of the
+//! self-test, it is all of that guest's programs ([`selftest::guest`]).
 
 mod annotate;
 mod args;
@@ -25,6 +26,7 @@ mod render;
 mod report;
 mod run;
 mod rusage;
+mod selftest;
 mod simulate;
 mod socket;
 mod spread;
@@ -45,6 +47,9 @@ static ALLOCATOR: symbols::counted::Counted = symbols::counted::Counted;
 fn main() -> ExitCode {
     if portable::inner::is_inner() {
         portable::inner::main();
+    }
+    if selftest::guest::is_guest() {
+        selftest::guest::main();
     }
     // A limit on file sizes shall be an error of write(2), which is reported, and not a signal, which kills.
     // SAFETY: no other thread runs yet, and ignoring a signal installs no handler.
@@ -76,6 +81,7 @@ fn main() -> ExitCode {
         Command::Ctl(args) => control::ctl::command(&args),
         Command::Image(ImageCommand::Inspect(args)) => image::inspect::command(&args),
         Command::Doctor(args) => doctor::command(&args),
+        Command::Selftest(args) => selftest::command(&args),
         Command::Man { directory } => man::command(&Cli::command(), &directory),
         Command::GdbGuard => attach::gdb::guard(),
         Command::Completions { shell } => {

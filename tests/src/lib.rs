@@ -11,6 +11,7 @@
 //! A guest runs alone, since two would share the host's CPUs and blur each other's time, unless its test says that it
 //! does not measure ([`Guest::beside_others`]).
 
+pub mod corpus;
 mod emulated;
 mod image;
 mod kernel;
@@ -71,17 +72,18 @@ impl Guest {
 
     /// An unmodified Debian with systemd, on a disk with partitions.
     pub fn debian() -> Self {
-        Self::distribution("debian.img")
+        Self::distribution(images().join("debian.img"))
     }
 
     /// The release after that one, on a disk in qcow2.
     pub fn debian_trixie() -> Self {
-        Self::distribution("debian-trixie.qcow2")
+        Self::distribution(images().join("debian-trixie.qcow2"))
     }
 
-    fn distribution(image: &str) -> Self {
+    /// An image with a whole system.
+    pub fn distribution(image: impl Into<PathBuf>) -> Self {
         // It starts a whole system, which takes an emulated host on a slow machine minutes.
-        Self { limit: 2 * RUN_LIMIT, ..Self::image(images().join(image)) }
+        Self { limit: 2 * RUN_LIMIT, ..Self::image(image) }
     }
 
     /// Any image or kernel.

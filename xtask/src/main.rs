@@ -1,7 +1,8 @@
-//! The developer's commands: `cargo xtask demo`, `test`, `fuzz`, `bench`, `experiments`, `image`, `install`,
+//! The developer's commands: `cargo xtask demo`, `test`, `fuzz`, `bench`, `experiments`, `corpus`, `image`, `install`,
 //! `deps`.
 
 mod bench;
+mod corpus;
 mod demo;
 mod deps;
 mod experiments;
@@ -35,6 +36,8 @@ enum Command {
     Bench,
     /// Run the papers' experiments on guests and write docs/experiments.md
     Experiments(experiments::Options),
+    /// Profile real programs that measure themselves and write the table of docs/guests.md
+    Corpus(corpus::Options),
     /// Install the program, its manual pages and completions into a prefix
     Install(install::Options),
     /// Make an image
@@ -51,6 +54,7 @@ fn main() -> ExitCode {
         Command::Fuzz(options) => fuzz::run(&options),
         Command::Bench => bench::run(),
         Command::Experiments(options) => experiments::run(&options),
+        Command::Corpus(options) => corpus::run(&options),
         Command::Install(options) => install::run(&options),
         Command::Image(image) => image::run(&image),
         Command::Deps => deps::run(),

@@ -6,24 +6,58 @@ use std::path::{Path, PathBuf};
 use goblin::elf::{Elf, program_header};
 
 use super::PortableError;
+use crate::image::cpio;
 
 /// A program and the files that it needs to start.
 #[derive(Debug)]
 pub struct Program {
-    /// The program's bytes, without what is not loaded (debug information).
+    /// The program's bytes.
     pub bytes: Vec<u8>,
     /// Shared objects, dynamic loader included, at the paths at which it looks for them.
     pub libraries: Vec<(PathBuf, Vec<u8>)>,
 }
 
-/// Reads the running program. A static one is all there is to it; a dynamic one takes along what it has loaded.
+impl Program {
+    /// Adds it to an archive as `init`, with the libraries at their paths.
+    pub fn write(&self, archive: &mut cpio::Writer) {
+        archive.file("init", 0o755, &self.bytes);
+        let mut made = BTreeSet::new();
+        for (path, content) in &self.libraries {
+            let name = path.to_string_lossy();
+            let name = name.trim_start_matches('/');
+            for (at, _) in name.match_indices('/') {
+                if made.insert(name[..at].to_owned()) {
+                    archive.directory(&name[..at]);
+                }
+            }
+            archive.file(name, 0o755, content);
+        }
+    }
+}
+
+/// Reads the running program without what is not loaded. A static one is all there is to it; a dynamic one takes along
+/// what it has loaded.
 pub fn own() -> Result<Program, PortableError> {
+    let (mut program, loaded) = parse()?;
+    if let Ok(end) = usize::try_from(loaded) {
+        program.bytes.truncate(end);
+    }
+    Ok(program)
+}
+
+/// Reads the running program as [`own`] does, with its symbols.
+pub fn whole() -> Result<Program, PortableError> {
+    parse().map(|(program, _)| program)
+}
+
+/// The running program, and where in its file what is loaded ends.
+fn parse() -> Result<(Program, u64), PortableError> {
     let read = |path: &Path| {
         std::fs::read(path).map_err(|e| {
             PortableError::Program(format!("can't read {}: {}", path.display(), crate::errors::Reason(&e)))
         })
     };
-    let mut bytes = read(Path::new("/proc/self/exe"))?;
+    let bytes = read(Path::new("/proc/self/exe"))?;
     let (end, interpreter) = {
         let elf = Elf::parse(&bytes)
             .map_err(|e| PortableError::Program(format!("its ELF headers can't be read: {e}")))?;
@@ -31,9 +65,6 @@ pub fn own() -> Result<Program, PortableError> {
         let end = loads.map(|p| p.p_offset.saturating_add(p.p_filesz)).max().unwrap_or(0);
         (end, elf.interpreter.map(PathBuf::from))
     };
-    if let Ok(end) = usize::try_from(end) {
-        bytes.truncate(end);
-    }
     let mut libraries = Vec::new();
     if let Some(interpreter) = interpreter {
         let maps = read(Path::new("/proc/self/maps"))?;
@@ -42,7 +73,7 @@ pub fn own() -> Result<Program, PortableError> {
             libraries.push((path, content));
         }
     }
-    Ok(Program { bytes, libraries })
+    Ok((Program { bytes, libraries }, end))
 }
 
 /// The shared objects of a process by its `/proc/PID/maps`: files that are mapped executable, besides the program.

@@ -48,18 +48,7 @@ pub fn make(bundle: &Bundle, spec: &RunSpec, payload: &Payload) -> Result<Initrd
     for directory in ["dev", "proc", "sys", "tmp", "vprof"] {
         archive.directory(directory);
     }
-    archive.file("init", 0o755, &program.bytes);
-    let mut made = std::collections::BTreeSet::new();
-    for (path, content) in &program.libraries {
-        let name = path.to_string_lossy();
-        let name = name.trim_start_matches('/');
-        for (at, _) in name.match_indices('/') {
-            if made.insert(name[..at].to_owned()) {
-                archive.directory(&name[..at]);
-            }
-        }
-        archive.file(name, 0o755, content);
-    }
+    program.write(&mut archive);
     archive.file(JOB_FILE.trim_start_matches('/'), 0o644, &job);
     archive.file(KERNEL_FILE.trim_start_matches('/'), 0o644, &payload.kernel);
     if let Some(initrd) = &payload.initrd {

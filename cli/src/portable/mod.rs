@@ -13,7 +13,7 @@
 //! as `--host kvm` does, and sends what it would write and print. [`outer`] only moves messages.
 
 pub mod bundle;
-mod exe;
+pub mod exe;
 mod initrd;
 pub mod inner;
 mod log;

@@ -9,6 +9,7 @@ pub mod exact;
 pub mod live;
 pub mod repeat;
 pub mod rusage;
+pub mod selftest;
 pub mod simulate;
 pub mod stat;
 pub mod states;

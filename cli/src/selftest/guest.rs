@@ -16,14 +16,12 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::Duration;
 
-use guest_programs::{
-    Error, Turns, burn, fork_child, process_cpu, set_name, since_boot, thread_cpu, wait_for,
-};
 use nix::mount::{MsFlags, mount};
 use nix::sys::reboot::{RebootMode, reboot};
-use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::termios::tcdrain;
 use serde::{Deserialize, Serialize};
+
+use super::work::{Turns, burn, process_cpu, since_boot, start_child, voluntary_switches, wait_for};
 
 /// Where init finds its [`Load`], and what makes it init of a self-test.
 pub const LOAD_FILE: &str = "/vprof/selftest";
@@ -45,8 +43,6 @@ pub const FUNCTIONS: [(&str, u32); 3] = [("half", 50), ("third", 30), ("fifth", 
 
 /// Length of the shortest turn of a function, per per cent of its share.
 const SLICE: Duration = Duration::from_micros(400);
-/// Work between two readings of a clock: about 20 us on a 3 GHz CPU.
-const WORK: u32 = 20_000;
 
 /// What a guest does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -85,24 +81,22 @@ fn say(key: &str, value: impl std::fmt::Display) {
     println!("{MARK}{key} {value}");
 }
 
-fn work() -> Result<(), Error> {
-    prepare_system().map_err(|source| Error::System { what: "prepare the guest", source })?;
-    let text = fs::read(LOAD_FILE).map_err(|source| Error::System { what: "read its load", source })?;
-    let load: Load = serde_json::from_slice(&text)
-        .map_err(|error| Error::System { what: "read its load", source: error.into() })?;
+fn work() -> io::Result<()> {
+    prepare_system()?;
+    let load: Load = serde_json::from_slice(&fs::read(LOAD_FILE)?)?;
     let begun = since_boot();
     std::thread::sleep(Duration::from_millis(load.sleep_ms));
     say("slept", (since_boot() - begun).as_secs_f64());
     if load.shares_ms > 0 {
         let time = Duration::from_millis(load.shares_ms);
-        wait_for(fork_child(|| divide(time))?)?;
-        wait_for(fork_child(|| call_kernel(time / 3))?)?;
+        wait_for(start_child(SHARES, || divide(time))?)?;
+        wait_for(start_child(KERNEL, || call_kernel(time / 3))?)?;
     }
     if load.switches > 0 {
         play(load.switches)?;
     }
     if load.rounds_ms > 0 {
-        wait_for(fork_child(|| count_rounds(Duration::from_millis(load.rounds_ms)))?)?;
+        wait_for(start_child(ROUNDS, || count_rounds(Duration::from_millis(load.rounds_ms)))?)?;
     }
     say(DONE, since_boot().as_secs_f64());
     Ok(())
@@ -160,8 +154,7 @@ fn right(third_turns: &mut Turns, fifth_turns: &mut Turns) {
 }
 
 /// [`SHARES`].
-fn divide(time: Duration) -> Result<(), Error> {
-    set_name(SHARES)?;
+fn divide(time: Duration) -> io::Result<()> {
     let [half, third, fifth] = FUNCTIONS.map(|(_, percent)| Turns::new(SLICE * percent));
     let mut work = Work { half, third, fifth };
     while process_cpu() < time {
@@ -176,25 +169,22 @@ fn divide(time: Duration) -> Result<(), Error> {
 }
 
 /// [`KERNEL`].
-fn call_kernel(time: Duration) -> Result<(), Error> {
-    set_name(KERNEL)?;
-    let read = |source| Error::System { what: "read /dev/zero", source };
-    let mut zero = fs::File::open("/dev/zero").map_err(read)?;
+fn call_kernel(time: Duration) -> io::Result<()> {
+    let mut zero = fs::File::open("/dev/zero")?;
     let mut page = vec![0; 256 << 10];
     while process_cpu() < time {
-        zero.read_exact(&mut page).map_err(read)?;
+        zero.read_exact(&mut page)?;
     }
     say(KERNEL, process_cpu().as_secs_f64());
     Ok(())
 }
 
 /// [`PLAYERS`].
-fn play(rounds: u32) -> Result<(), Error> {
-    let pipe = || io::pipe().map_err(|source| Error::System { what: "make a pipe", source });
-    let ((from_ping, to_pong), (from_pong, to_ping)) = (pipe()?, pipe()?);
+fn play(rounds: u32) -> io::Result<()> {
+    let ((from_ping, to_pong), (from_pong, to_ping)) = (io::pipe()?, io::pipe()?);
     let [ping, pong] = PLAYERS;
-    let first = fork_child(|| pass_on(ping, rounds, (&from_pong, &to_pong), true))?;
-    let second = fork_child(|| pass_on(pong, rounds, (&from_ping, &to_ping), false))?;
+    let first = start_child(ping, || pass_on(ping, rounds, (&from_pong, &to_pong), true))?;
+    let second = start_child(pong, || pass_on(pong, rounds, (&from_ping, &to_ping), false))?;
     wait_for(first)?;
     wait_for(second)
 }
@@ -205,32 +195,27 @@ fn pass_on(
     rounds: u32,
     (mut from, mut to): (&io::PipeReader, &io::PipeWriter),
     serves: bool,
-) -> Result<(), Error> {
-    set_name(name)?;
-    let failed = |source| Error::System { what: "use a pipe", source };
+) -> io::Result<()> {
     let mut byte = [0];
     for _ in 0..rounds {
         if serves {
-            to.write_all(&byte).map_err(failed)?;
+            to.write_all(&byte)?;
         }
-        from.read_exact(&mut byte).map_err(failed)?;
+        from.read_exact(&mut byte)?;
         if !serves {
-            to.write_all(&byte).map_err(failed)?;
+            to.write_all(&byte)?;
         }
     }
-    let usage = getrusage(UsageWho::RUSAGE_SELF)
-        .map_err(|errno| Error::System { what: "ask for the resource usage", source: errno.into() })?;
-    say(name, usage.voluntary_context_switches() + usage.involuntary_context_switches());
+    say(name, voluntary_switches()?);
     Ok(())
 }
 
 /// [`ROUNDS`].
-fn count_rounds(time: Duration) -> Result<(), Error> {
-    set_name(ROUNDS)?;
+fn count_rounds(time: Duration) -> io::Result<()> {
     let (start, mut rounds, mut state) = (since_boot(), 0_u64, 1);
     // By the clock on the wall: what a sample takes is no CPU time of the guest.
     while since_boot() - start < time {
-        state = burn(WORK, state);
+        state = burn(state);
         rounds += 1;
     }
     black_box(state);
@@ -257,7 +242,8 @@ mod tests {
 
     #[test]
     fn values_are_read_from_among_other_lines() {
-        let text = "[    0.1] booting\r\nselftest half 1.5\r\n[    2.0] clock: selftest done 2.25\r\nselftest\r\n";
+        let text =
+            "[    0.1] booting\r\nselftest half 1.5\r\n[    2.0] clock: selftest done 2.25\r\nselftest\r\n";
         let pairs = [("half", "1.5"), ("done", "2.25")];
         assert_eq!(parse_console(text), pairs.map(|(key, value)| (key.to_owned(), value.to_owned())));
     }

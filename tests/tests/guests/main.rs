@@ -10,6 +10,7 @@ mod boot;
 mod busy_host;
 mod conditions;
 mod control;
+mod corpus;
 mod devices;
 mod distribution;
 mod exact;

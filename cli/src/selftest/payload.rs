@@ -1,0 +1,52 @@
+//! What the guests of the self-test boot: a kernel of this machine, and this program as their only file.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::guest::{LOAD_FILE, Load};
+use crate::errors::{Error, Shown};
+use crate::image::cpio;
+use crate::portable::{PortableError, bundle, exe};
+
+/// The kernel to boot: the one that was given, else that of this machine, else that of the portable host.
+///
+/// # Errors
+/// None of them can be read.
+pub fn find_kernel(given: Option<&Path>, portable: Option<&Path>) -> Result<PathBuf, Error> {
+    if let Some(path) = given {
+        return Ok(path.to_owned());
+    }
+    let own = own_kernel();
+    if fs::File::open(&own).is_ok() {
+        return Ok(own);
+    }
+    match bundle::find(portable) {
+        Ok(bundle) => Ok(bundle.kernel),
+        Err(_) => Err(Error::Usage(format!(
+            "can't read {}, the kernel of this machine, and there is no portable host with another one: give one with \
+             --kernel FILE, or run this as root",
+            Shown(&own)
+        ))),
+    }
+}
+
+/// The file of the running kernel as distributions name it.
+fn own_kernel() -> PathBuf {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    Path::new("/boot").join(format!("vmlinuz-{}", release.trim()))
+}
+
+/// Makes the initial file system with this program as init.
+///
+/// # Errors
+/// The running program cannot be read.
+pub fn make_initrd(load: &Load) -> Result<Vec<u8>, Error> {
+    let mut archive = cpio::Writer::append_to(Vec::new());
+    for directory in ["dev", "proc", "vprof"] {
+        archive.directory(directory);
+    }
+    exe::whole()?.write(&mut archive);
+    let load = serde_json::to_vec(load).map_err(|error| PortableError::Program(error.to_string()))?;
+    archive.file(LOAD_FILE.trim_start_matches('/'), 0o644, &load);
+    Ok(archive.finish())
+}

@@ -1,0 +1,429 @@
+//! Real programs of Debian's packages that measure themselves, and what a profile says of them.
+//!
+//! An [`Entry`] is a program on a corpus image. Its workload (guest-images/corpus) prints on its standard output
+//!
+//! ```text
+//! phase NAME SECONDS            CPU time of a function, by the thread's or process's own CPU clock
+//! total SECONDS                 of the process
+//! process COMM PID SECONDS      of a process of a server, by its schedstat
+//! unit NAME SECONDS             of a control group, by systemd
+//! ```
+
+use std::collections::BTreeMap;
+
+use crate::{Guest, Run, images};
+
+/// Standard errors that a share may be off by chance.
+const Z_ALLOWED: f64 = 3.29;
+
+/// A program, and what a profile of it has to have at least.
+#[derive(Debug, Clone, Copy)]
+pub struct Entry {
+    /// Name of the test and of the row.
+    pub name: &'static str,
+    /// The runtime as people call it.
+    pub runtime: &'static str,
+    /// Debian's release, whose image it is on.
+    pub release: &'static str,
+    /// The command in the guest.
+    pub command: &'static str,
+    /// Name of its process in the profile.
+    pub process: &'static str,
+    /// Phases, and a part of the name of the function that is on the stack in each, lower case without underscores.
+    /// Empty where a profile cannot show them.
+    pub phases: &'static [(&'static str, &'static str)],
+    /// Least part of its samples in user code whose function has a name.
+    pub named: f64,
+    /// Least part of its user stacks that lead to their end.
+    pub complete: f64,
+}
+
+const RUN_PHASES: &[(&str, &str)] = &[("fib", "runfib"), ("sieve", "runsieve"), ("text", "runtext")];
+
+/// All programs, in the order of the table. The bounds are below what was measured, for another compiler's or kernel's sake.
+pub const ENTRIES: &[Entry] = &[
+    Entry {
+        name: "python_11",
+        runtime: "CPython 3.11",
+        release: "bookworm",
+        command: "python3 /opt/corpus/phases.py 10",
+        process: "python3",
+        phases: &[],
+        named: 0.4,
+        complete: 0.98,
+    },
+    Entry {
+        name: "python_13_perf",
+        runtime: "CPython 3.13 `-X perf`",
+        release: "trixie",
+        command: "python3 -X perf /opt/corpus/phases.py 10",
+        process: "python3",
+        phases: RUN_PHASES,
+        named: 0.4,
+        complete: 0.0,
+    },
+    Entry {
+        name: "numpy",
+        runtime: "numpy 1.24",
+        release: "bookworm",
+        command: "python3 /opt/corpus/arrays.py 10",
+        process: "python3",
+        phases: &[("dot", "gemm"), ("exp", "exp")],
+        named: 0.4,
+        complete: 0.9,
+    },
+    Entry {
+        name: "node_18",
+        runtime: "Node.js 18 `--perf-basic-prof`",
+        release: "bookworm",
+        command: "node --perf-basic-prof /opt/corpus/phases.js 10",
+        process: "node",
+        phases: RUN_PHASES,
+        named: 0.5,
+        complete: 0.95,
+    },
+    Entry {
+        name: "node_20",
+        runtime: "Node.js 20 `--perf-basic-prof`",
+        release: "trixie",
+        command: "node --perf-basic-prof /opt/corpus/phases.js 10",
+        process: "node",
+        phases: RUN_PHASES,
+        named: 0.5,
+        complete: 0.95,
+    },
+    Entry {
+        name: "java_17",
+        runtime: "OpenJDK 17 `-XX:+DumpPerfMapAtExit`",
+        release: "bookworm",
+        command: "java -XX:+PreserveFramePointer -XX:+DumpPerfMapAtExit -cp /opt/corpus Phases 15",
+        process: "java",
+        phases: &[],
+        named: 0.2,
+        complete: 0.0,
+    },
+    Entry {
+        name: "java_21",
+        runtime: "OpenJDK 21 `-XX:+DumpPerfMapAtExit`",
+        release: "trixie",
+        command: "java -XX:+PreserveFramePointer -XX:+UnlockDiagnosticVMOptions -XX:+DumpPerfMapAtExit \
+                  -cp /opt/corpus Phases 15",
+        process: "java",
+        phases: &[],
+        named: 0.2,
+        complete: 0.0,
+    },
+    Entry {
+        name: "go_19",
+        runtime: "Go 1.19",
+        release: "bookworm",
+        command: "/opt/corpus/phases-go 10",
+        process: "phases-go",
+        phases: RUN_PHASES,
+        named: 0.95,
+        complete: 0.95,
+    },
+    Entry {
+        name: "go_24",
+        runtime: "Go 1.24",
+        release: "trixie",
+        command: "/opt/corpus/phases-go 10",
+        process: "phases-go",
+        phases: RUN_PHASES,
+        named: 0.95,
+        complete: 0.95,
+    },
+    Entry {
+        name: "ruby_31",
+        runtime: "Ruby 3.1",
+        release: "bookworm",
+        command: "ruby /opt/corpus/phases.rb 10",
+        process: "ruby",
+        phases: &[],
+        named: 0.2,
+        complete: 0.95,
+    },
+    Entry {
+        name: "ruby_33_yjit",
+        runtime: "Ruby 3.3 `--yjit`",
+        release: "trixie",
+        command: "ruby --yjit /opt/corpus/phases.rb 10",
+        process: "ruby",
+        phases: &[],
+        named: 0.2,
+        complete: 0.0,
+    },
+    Entry {
+        name: "php_82",
+        runtime: "PHP 8.2",
+        release: "bookworm",
+        command: "php /opt/corpus/phases.php 10",
+        process: "php",
+        phases: &[],
+        named: 0.5,
+        complete: 0.95,
+    },
+    Entry {
+        name: "php_82_jit",
+        runtime: "PHP 8.2, JIT with `opcache.jit_debug=16`",
+        release: "bookworm",
+        command: "php -d opcache.enable_cli=1 -d opcache.jit_buffer_size=32M -d opcache.jit=1255 \
+                  -d opcache.jit_debug=16 /opt/corpus/phases.php 10",
+        process: "php",
+        phases: &[],
+        named: 0.3,
+        complete: 0.0,
+    },
+    Entry {
+        name: "perl",
+        runtime: "Perl 5.36",
+        release: "bookworm",
+        command: "perl /opt/corpus/phases.pl 10",
+        process: "perl",
+        phases: &[],
+        named: 0.5,
+        complete: 0.98,
+    },
+    Entry {
+        name: "bash",
+        runtime: "bash 5.2",
+        release: "bookworm",
+        command: "bash /opt/corpus/phases.sh 10",
+        process: "bash",
+        phases: &[],
+        named: 0.2,
+        complete: 0.95,
+    },
+    Entry {
+        name: "postgresql_15",
+        runtime: "PostgreSQL 15, pgbench",
+        release: "bookworm",
+        command: "/opt/corpus/servers.sh postgresql 10",
+        process: "postgres",
+        phases: &[],
+        named: 0.4,
+        complete: 0.95,
+    },
+    Entry {
+        name: "redis_7",
+        runtime: "redis 7, redis-benchmark",
+        release: "bookworm",
+        command: "/opt/corpus/servers.sh redis 10",
+        process: "redis-server",
+        phases: &[],
+        named: 0.3,
+        complete: 0.95,
+    },
+    Entry {
+        name: "nginx",
+        runtime: "nginx 1.22, wrk",
+        release: "bookworm",
+        command: "/opt/corpus/servers.sh nginx 10",
+        process: "nginx",
+        phases: &[],
+        named: 0.3,
+        complete: 0.95,
+    },
+];
+
+/// A value by vprof next to the program's own.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Compared {
+    /// The phase or process.
+    pub name: String,
+    /// By the program's own clock.
+    pub own: f64,
+    /// By vprof.
+    pub found: f64,
+    /// How far they may be apart.
+    pub tolerance: f64,
+}
+
+impl Compared {
+    /// True where they are no further apart than that.
+    pub fn agrees(&self) -> bool {
+        (self.found - self.own).abs() <= self.tolerance
+    }
+}
+
+/// What a profile says of an entry.
+#[derive(Debug, Clone)]
+pub struct Measured {
+    /// Samples of its process in user code.
+    pub samples: i64,
+    /// Part of them whose function has a name.
+    pub named: f64,
+    /// Part of its user stacks that lead to their end.
+    pub complete: f64,
+    /// Shares of the phases in the samples of the process.
+    pub phases: Vec<Compared>,
+    /// CPU times, s: of the process, or of each process of a server that used more than a tenth of a second.
+    pub times: Vec<Compared>,
+}
+
+impl Entry {
+    /// The entry of this name.
+    ///
+    /// # Panics
+    /// There is none.
+    pub fn named(name: &str) -> &'static Self {
+        ENTRIES.iter().find(|entry| entry.name == name).unwrap_or_else(|| panic!("no entry {name:?}"))
+    }
+
+    /// Runs the guest.
+    pub fn run(&self) -> Run {
+        Guest::distribution(images().join(format!("corpus-{}.img", self.release)))
+            .options(["-m", "1G", "--rate", "500"])
+            .command(["sh", "-c", &format!("exec {}", self.command)])
+            .run()
+            .succeeded()
+    }
+
+    /// Reads what its profile says.
+    pub fn measure(&self, run: &Run) -> Measured {
+        let told = Told::parse(&run.stdout);
+        let user = run.user_code(self.process, "function");
+        let (code, walks) = (user.get("user_code"), user.walks("user"));
+        let samples = code["samples"].as_i64().expect("samples");
+        Measured {
+            samples,
+            named: 1.0 - code["unnamed_share"].as_f64().expect("a share"),
+            complete: 1.0 - walks.lost() as f64 / walks.walks.max(1) as f64,
+            phases: self.phases(run, &told),
+            times: self.times(run, &told),
+        }
+    }
+
+    /// Shares of the phases in those samples of the process that are in any of them.
+    fn phases(&self, run: &Run, told: &Told) -> Vec<Compared> {
+        let samples: Vec<f64> = self.phases.iter().map(|(_, function)| self.below(run, function)).collect();
+        let (all, own_all) = (samples.iter().sum::<f64>(), told.phases.values().sum::<f64>());
+        let compared = |((name, _), found): (&(&str, &str), &f64)| {
+            let own = told.phases.get(*name).copied().unwrap_or(0.0) / own_all;
+            let chance = Z_ALLOWED * (own * (1.0 - own) / all.max(1.0)).sqrt();
+            // Besides chance: what runs between two readings of the program's clock is in no phase, or in both.
+            Compared { name: (*name).to_owned(), own, found: found / all.max(1.0), tolerance: chance + 0.02 }
+        };
+        self.phases.iter().zip(&samples).map(compared).collect()
+    }
+
+    /// Samples of the process with such a function on their stack.
+    fn below(&self, run: &Run, function: &str) -> f64 {
+        run.number(&format!(
+            "WITH RECURSIVE inside(id) AS (\
+                SELECT s.id FROM stack s JOIN frame f ON f.id = s.frame \
+                WHERE replace(lower(f.symbol), '_', '') LIKE '%{function}%' \
+                UNION SELECT s.id FROM stack s JOIN inside ON s.parent = inside.id) \
+             SELECT count(*) FROM sample JOIN instance i ON i.id = sample.instance \
+             WHERE i.comm = '{}' AND fell = 'guest' AND stack IN inside",
+            self.process
+        ))
+    }
+
+    fn times(&self, run: &Run, told: &Told) -> Vec<Compared> {
+        let processes = run.report().get("processes").as_array().cloned().unwrap_or_default();
+        let estimate = |fits: &dyn Fn(&serde_json::Value) -> bool| {
+            let fitting = processes.iter().filter(|process| fits(process));
+            let sum =
+                |key: &str| -> f64 { fitting.clone().filter_map(|process| process[key].as_f64()).sum() };
+            (sum("time_s"), (sum("time_high_s") - sum("time_low_s")) / 2.0)
+        };
+        let compared = |name: &str, own: f64, (found, half): (f64, f64)| Compared {
+            name: name.to_owned(),
+            own,
+            found,
+            // 1.96 standard errors are half an interval. Besides chance: the guest's kernel charges a process for what
+            // the emulated machine's interrupts and exits take, which is more than a tenth on a busy host.
+            tolerance: half / 1.96 * Z_ALLOWED + 0.15 * own + 0.1,
+        };
+        let of_total = told
+            .total
+            .map(|own| compared(self.process, own, estimate(&|process| process["comm"] == self.process)));
+        let of_processes = told.processes.iter().filter(|(_, _, own)| *own > 0.1).map(|(comm, pid, own)| {
+            compared(&format!("{comm} {pid}"), *own, estimate(&|process| process["pid"] == *pid))
+        });
+        of_total.into_iter().chain(of_processes).collect()
+    }
+
+    /// Sentences on what is not as it has to be.
+    pub fn faults(&self, measured: &Measured) -> Vec<String> {
+        let mut faults = Vec::new();
+        if measured.samples < 500 {
+            faults.push(format!("{} samples in user code are too few", measured.samples));
+        }
+        for (what, found, least) in
+            [("named", measured.named, self.named), ("complete", measured.complete, self.complete)]
+        {
+            if found < least {
+                faults.push(format!("{what}: {found:.3} is below {least}"));
+            }
+        }
+        let apart = measured.phases.iter().chain(&measured.times).filter(|compared| !compared.agrees());
+        faults.extend(apart.map(|compared| format!("{compared:?}")));
+        faults
+    }
+}
+
+/// What a workload printed.
+#[derive(Debug, Default, PartialEq)]
+struct Told {
+    phases: BTreeMap<String, f64>,
+    total: Option<f64>,
+    processes: Vec<(String, i64, f64)>,
+}
+
+impl Told {
+    fn parse(stdout: &str) -> Self {
+        let mut told = Self::default();
+        for line in stdout.lines() {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            match words[..] {
+                ["phase", name, seconds] => {
+                    told.phases.extend(seconds.parse().ok().map(|s| (name.to_owned(), s)));
+                }
+                ["total", seconds] => told.total = seconds.parse().ok(),
+                ["process", comm, pid, seconds] => {
+                    let numbers = pid.parse().ok().zip(seconds.parse().ok());
+                    told.processes.extend(numbers.map(|(pid, s)| (comm.to_owned(), pid, s)));
+                }
+                _ => {}
+            }
+        }
+        told
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_workload_prints_is_read() {
+        let told = Told::parse("phase fib 1.5\nnoise\nphase text 0.5\ntotal 2.25\nprocess postgres 31 4.5\n");
+        assert_eq!(told.phases["fib"], 1.5);
+        assert_eq!((told.phases.len(), told.total), (2, Some(2.25)));
+        assert_eq!(told.processes, [("postgres".to_owned(), 31, 4.5)]);
+    }
+
+    #[test]
+    fn values_too_far_apart_are_faults() {
+        let entry = Entry::named("go_19");
+        let compared = |found| Compared { name: "fib".into(), own: 0.5, found, tolerance: 0.03 };
+        let measured = |found, named| Measured {
+            samples: 1_000,
+            named,
+            complete: 1.0,
+            phases: vec![compared(found)],
+            times: Vec::new(),
+        };
+        assert_eq!(entry.faults(&measured(0.52, 1.0)), Vec::<String>::new());
+        assert_eq!(entry.faults(&measured(0.54, 1.0)).len(), 1);
+        assert_eq!(entry.faults(&measured(0.54, 0.1)).len(), 2);
+    }
+
+    #[test]
+    fn names_are_unique() {
+        let names: std::collections::BTreeSet<_> = ENTRIES.iter().map(|entry| entry.name).collect();
+        assert_eq!(names.len(), ENTRIES.len());
+    }
+}

@@ -153,6 +153,12 @@ impl Guest {
         self.start().finish()
     }
 
+    /// Does what runs guests of its own, while no other guest runs.
+    pub fn alone<T>(work: impl FnOnce() -> T) -> T {
+        let _turn = Turn::alone();
+        work()
+    }
+
     /// Starts the guest.
     pub fn start(self) -> Running {
         let turn = if self.beside_others { Turn::beside_others() } else { Turn::alone() };

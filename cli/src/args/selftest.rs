@@ -29,7 +29,7 @@ hypervisor.";
 #[derive(Debug, Args)]
 #[command(before_help = EXAMPLES, after_help = NOTES, help_template = TEMPLATE)]
 pub struct SelftestArgs {
-    /// Kernel of the guests [default: /boot/vmlinuz of the running kernel, then that of the portable host]
+    /// Kernel of the guests, or a disk image with one [default: /boot/vmlinuz of the running kernel, then that of the portable host]
     #[arg(long, value_name = "FILE")]
     pub kernel: Option<PathBuf>,
 

@@ -27,7 +27,11 @@ use super::work::{Turns, burn, process_cpu, since_boot, start_child, voluntary_s
 pub const LOAD_FILE: &str = "/vprof/selftest";
 /// What a line of the console with a measured value begins with.
 pub const MARK: &str = "selftest ";
-/// The last line of a guest whose programs all ended well.
+/// Key of the time that init slept, s.
+pub const SLEPT: &str = "slept";
+/// Key of the moment after that, by the guest's monotonic clock, s.
+pub const AWAKE: &str = "awake";
+/// Key of the moment at which all programs have ended well, by the same clock: the last line.
 pub const DONE: &str = "done";
 
 /// Name of the process that divides its time.
@@ -86,7 +90,9 @@ fn work() -> io::Result<()> {
     let load: Load = serde_json::from_slice(&fs::read(LOAD_FILE)?)?;
     let begun = since_boot();
     std::thread::sleep(Duration::from_millis(load.sleep_ms));
-    say("slept", (since_boot() - begun).as_secs_f64());
+    let awake = since_boot();
+    say(SLEPT, (awake - begun).as_secs_f64());
+    say(AWAKE, awake.as_secs_f64());
     if load.shares_ms > 0 {
         let time = Duration::from_millis(load.shares_ms);
         wait_for(start_child(SHARES, || divide(time))?)?;

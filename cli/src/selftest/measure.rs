@@ -7,11 +7,13 @@ use sampler::report::{By, Request, Row};
 use sampler::{Filter, Profile, Report};
 
 use super::check::{Check, Unit, chance_of_share, chance_of_time};
-use super::guest::{DONE, FUNCTIONS, KERNEL, PLAYERS, ROUNDS, SHARES, parse_console};
+use super::guest::{AWAKE, DONE, FUNCTIONS, KERNEL, MARK, PLAYERS, ROUNDS, SHARES, SLEPT, parse_console};
 use crate::errors::Error;
 
 /// Why times are not judged in the portable host.
 const EMULATED: &str = "emulated host";
+/// The states of a vCPU in table `microstate`; they add up to its wall time.
+const ALL_STATES: &str = "guest_ns + halted_ns + waiting_ns + kvm_ns + vmm_ns + sampler_ns + paused_ns";
 /// The functions that call others, with the callee that is looked for below them.
 const CALLER: (&str, &str) = ("left", "half");
 
@@ -19,9 +21,43 @@ const CALLER: (&str, &str) = ("left", "half");
 #[derive(Debug)]
 pub struct Finished {
     profile: Profile,
+    console: Console,
     told: Vec<(String, String)>,
     /// What `vprof report` says of the whole.
     pub report: Report,
+}
+
+/// What a guest wrote, which came in pieces.
+#[derive(Debug, Default)]
+struct Console {
+    text: String,
+    /// Where in the text each piece begins, and when it came, s since the run's start.
+    pieces: Vec<(usize, f64)>,
+}
+
+impl Console {
+    fn read(profile: &Profile) -> Result<Self, Error> {
+        let table = profile.query("SELECT time_ns / 1e9, CAST(bytes AS TEXT) FROM console ORDER BY id")?;
+        let mut console = Self::default();
+        for row in &table.rows {
+            if let [time, Value::Text(piece)] = &row[..] {
+                console.add(number(time).unwrap_or(0.0), piece);
+            }
+        }
+        Ok(console)
+    }
+
+    fn add(&mut self, time_s: f64, piece: &str) {
+        self.pieces.push((self.text.len(), time_s));
+        self.text.push_str(piece);
+    }
+
+    /// When the guest began to print a value, s since the run's start.
+    fn printed(&self, key: &str) -> Option<f64> {
+        let place = self.text.find(&format!("{MARK}{key} "))?;
+        let before = self.pieces.partition_point(|(start, _)| *start <= place);
+        self.pieces.get(before.checked_sub(1)?).map(|(_, time)| *time)
+    }
 }
 
 impl Finished {
@@ -32,12 +68,12 @@ impl Finished {
     pub fn read(path: &Path) -> Result<Self, Error> {
         let profile = Profile::open(path)?;
         let report = Report::read(&profile, &Filter::default())?;
-        let console = profile.query("SELECT CAST(bytes AS TEXT) FROM console ORDER BY id")?;
-        let text: String = console.rows.iter().filter_map(|row| text(row.first()?)).collect();
-        let told = parse_console(&text);
-        let finished = Self { profile, told, report };
+        let console = Console::read(&profile)?;
+        let told = parse_console(&console.text);
+        let finished = Self { profile, console, told, report };
         if finished.told(DONE).is_none() {
-            let last = text.lines().filter(|line| !line.trim().is_empty()).next_back().unwrap_or("nothing");
+            let mut lines = finished.console.text.lines().filter(|line| !line.trim().is_empty());
+            let last = lines.next_back().unwrap_or("nothing");
             return Err(Error::Guest(format!(
                 "the guest of the self-test did not run to its end; its console's last line: {}",
                 crate::render::escape(last.trim())
@@ -61,6 +97,14 @@ impl Finished {
     fn number(&self, sql: &str) -> Result<Option<f64>, Error> {
         let table = self.profile.query(sql)?;
         Ok(table.rows.first().and_then(|row| row.first()).and_then(number))
+    }
+
+    /// Time of the first vCPU in states, s, by the stretches that end between two moments.
+    fn states(&self, columns: &str, span: Option<(f64, f64)>) -> Result<Option<f64>, Error> {
+        let Some((from, to)) = span else { return Ok(None) };
+        self.number(&format!(
+            "SELECT sum({columns}) / 1e9 FROM microstate WHERE vcpu = 0 AND time_ns > {from} * 1e9 AND time_ns <= {to} * 1e9"
+        ))
     }
 
     /// The report on one process by function.
@@ -88,22 +132,18 @@ impl Finished {
             let rows = report.iter().filter_map(|report| report.by.as_ref()).flat_map(|by| &by.rows);
             rows.filter(|row| is_function(row, name)).max_by_key(|row| row.total.samples)
         };
-        let process = self.report.processes.iter().find(|process| process.comm == SHARES);
-        let whole: f64 = FUNCTIONS.iter().filter_map(|(name, _)| self.told(name)).sum();
+        let own_whole: f64 = FUNCTIONS.iter().filter_map(|(name, _)| self.told(name)).sum();
+        let whole: f64 = FUNCTIONS.iter().filter_map(|(name, _)| row(name)).map(|row| row.total.share).sum();
         for (name, _) in FUNCTIONS {
-            let own = self.told(name).unwrap_or(0.0) / whole;
-            let (part, chance) = match (row(name), process) {
-                (Some(row), Some(process)) if process.estimate.share > 0.0 => (
-                    Some(row.total.share / process.estimate.share),
-                    chance_of_share(&row.total) / process.estimate.share,
-                ),
-                _ => (None, 0.0),
-            };
-            // What the process does besides, and on an emulated machine what its caches and ticks add.
-            let besides = if self.is_emulated() { 0.02 } else { 0.01 };
+            let own = self.told(name).unwrap_or(0.0) / own_whole;
+            let found = row(name).map(|row| &row.total);
+            let part = found.map(|found| found.share / whole);
+            let chance = found.map_or(0.0, |found| chance_of_share(found) / whole);
+            // Besides chance: interrupts that a turn's clock counts and its function's samples do not.
+            let besides = if self.is_emulated() { 0.02 } else { 0.005 };
             checks.push(
                 Check::near(
-                    format!("share of `{name}` in {SHARES}"),
+                    format!("share of `{name}` in its process"),
                     Unit::Part,
                     part,
                     (own, chance + besides),
@@ -207,33 +247,30 @@ impl Finished {
 
     /// The exact states of the vCPUs, and what a sample costs.
     fn times(&self) -> Result<Vec<Check>, Error> {
-        let wall = self.report.vcpus.first().map(|vcpu| vcpu.wall_s);
-        let run = self.report.duration_s;
-        let slept = self.told("slept").unwrap_or(0.0);
-        // The guest says that it woke when it does: what came before is its sleep.
-        let halted = self.number(&format!(
-            "SELECT sum(halted_ns) / 1e9 FROM microstate, (SELECT time_ns AS woke FROM console WHERE \
-             instr(CAST(bytes AS TEXT), 'selftest slept') > 0 ORDER BY id LIMIT 1) \
-             WHERE time_ns > woke - {slept} * 1e9 AND time_ns <= woke"
-        ))?;
+        let told = |key: &str| self.told(key).unwrap_or(0.0);
+        let (slept, worked) = (told(SLEPT), told(DONE) - told(AWAKE));
+        let awake = self.console.printed(AWAKE);
+        let halted = self.states("halted_ns", awake.map(|awake| (awake - slept, awake)))?;
+        let all = self.states(ALL_STATES, awake.zip(self.console.printed(DONE)))?;
         let overhead = &self.report.overhead;
         #[allow(clippy::cast_precision_loss, reason = "far fewer than 2^52")]
         let samples = self.report.samples as f64;
         let cost = (samples > 0.0).then(|| overhead.sampler_s / samples);
         Ok(vec![
+            // Stretches of microstates are a fifth of a second long: one at either end lies partly outside.
             Check::near(
-                "states of the vCPU add up",
-                Unit::Seconds,
-                wall,
-                (run, 0.02 * run + 0.1),
-                "wall time of the run",
-            ),
-            // Stretches of microstates are a fifth of a second long: one at either end lies half outside.
-            Check::near(
-                "halted while the guest slept",
+                "vCPU halted while the guest slept",
                 Unit::Seconds,
                 halted,
                 (slept, 0.4 + 0.05 * slept),
+                "its own clock",
+            )
+            .unless(self.not_on_emulated()),
+            Check::near(
+                "all states of the vCPU while it worked",
+                Unit::Seconds,
+                all,
+                (worked, 0.4 + 0.01 * worked),
                 "its own clock",
             )
             .unless(self.not_on_emulated()),
@@ -306,18 +343,30 @@ fn ratio(caller: &Row, callee: &Row) -> f64 {
     caller.total.samples as f64 / callee.total.samples.max(1) as f64
 }
 
-fn text(value: &Value) -> Option<&str> {
-    match value {
-        Value::Text(text) => Some(text),
-        _ => None,
-    }
-}
-
 #[allow(clippy::cast_precision_loss, reason = "far fewer than 2^52")]
 fn number(value: &Value) -> Option<f64> {
     match value {
         Value::Integer(number) => Some(*number as f64),
         Value::Real(number) => Some(*number),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_in_pieces_was_printed_when_it_began() {
+        let mut console = Console::default();
+        for (time, piece) in
+            [(1.0, "[ 0.1] x\r\n"), (2.0, "self"), (3.0, "test awake 7.5\r"), (4.0, "\nselftest done 9\n")]
+        {
+            console.add(time, piece);
+        }
+        assert_eq!(console.printed(AWAKE), Some(2.0));
+        // It begins in the middle of a piece.
+        assert_eq!(console.printed(DONE), Some(4.0));
+        assert_eq!(console.printed(SLEPT), None);
     }
 }

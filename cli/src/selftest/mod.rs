@@ -178,6 +178,8 @@ fn run_args(
     let mut run = *run;
     run.initrd = Some(initrd.to_owned());
     run.memory = MEMORY;
+    // A disk image with a kernel is one, too.
+    run.snapshot = true;
     run.host = args.host;
     run.portable_host = args.portable_host.clone();
     run.host_timeout = args.host_timeout;

@@ -24,6 +24,7 @@ mod microstates;
 mod names;
 mod network;
 mod qcow2;
+mod selftest;
 mod stacks;
 mod states;
 mod vsock;

@@ -69,8 +69,8 @@ struct Planned {
 /// Runs the command.
 pub fn command(args: &SelftestArgs) -> Result<ExitCode, Error> {
     let portable = args.portable_host.as_deref();
-    let kernel = payload::find_kernel(args.kernel.as_deref(), portable)?;
     let chosen = host::choose(args.host, portable, args.host_timeout)?;
+    let kernel = payload::find_kernel(args.kernel.as_deref(), portable)?;
     eprintln!("vprof: {}", chosen.sentence());
     let emulated = matches!(chosen.host, Host::Portable(_));
     let temporary =

@@ -12,9 +12,9 @@ const HEADING: &str = "\
 
 /// A line of the table, with its end.
 pub fn row(entry: &Entry, measured: &Measured, kernel: &str) -> String {
-    let list = |values: &[Compared], show: fn(f64) -> String| {
+    let list = |values: &[Compared], judged: bool, show: fn(f64) -> String| {
         let one = |value: &Compared| {
-            let far = if value.agrees() { "" } else { " (too far)" };
+            let far = if judged && !value.agrees() { " (too far)" } else { "" };
             format!("{} {}, {}{far}", value.name, show(value.own), show(value.found))
         };
         let texts: Vec<String> = values.iter().map(one).collect();
@@ -28,8 +28,8 @@ pub fn row(entry: &Entry, measured: &Measured, kernel: &str) -> String {
         measured.samples,
         percent(measured.named),
         percent(measured.complete),
-        list(&measured.phases, percent),
-        list(&measured.times, |seconds| format!("{seconds:.2} s")),
+        list(&measured.phases, true, percent),
+        list(&measured.times, !measured.emulated, |seconds| format!("{seconds:.2} s")),
         entry.name
     )
 }
@@ -74,6 +74,7 @@ mod tests {
             complete: 1.0,
             phases: vec![compared(0.51), compared(0.6)],
             times: Vec::new(),
+            emulated: true,
         };
         let text = row(Entry::named("go_19"), &measured, "6.1.0");
         assert!(text.contains("fib 50.0 %, 51.0 %; fib 50.0 %, 60.0 % (too far) | not shown |"), "{text}");

@@ -259,7 +259,8 @@ pub struct Measured {
     pub complete: f64,
     /// Shares of the phases in the samples of the process.
     pub phases: Vec<Compared>,
-    /// CPU times, s: of the process, or of each process of a server that used more than a tenth of a second. A guest's
+    /// CPU times, s: of the process, or of each process of a server that used more than a tenth of a second and of its
+    /// control group. A guest's
     /// kernel charges its tasks for what an emulated machine's interrupts and exits take: then they are not judged.
     pub times: Vec<Compared>,
     /// The host was emulated.
@@ -354,7 +355,15 @@ impl Entry {
         let of_processes = told.processes.iter().filter(|(_, _, own)| *own > 0.1).map(|(comm, pid, own)| {
             compared(&format!("{comm} {pid}"), *own, estimate(&|process| process["pid"] == *pid))
         });
-        of_total.into_iter().chain(of_processes).collect()
+        let by_cgroup = run.report_with(&["--by", "cgroup"]);
+        let of_units = told.units.iter().filter_map(|(name, own)| {
+            let rows = by_cgroup.get("by")["rows"].as_array()?;
+            let found = &rows.iter().find(|row| row["unit"] == name.as_str())?["self"];
+            let number = |key: &str| found[key].as_f64();
+            let half = (number("time_high_s")? - number("time_low_s")?) / 2.0;
+            Some(compared(name, *own, (number("time_s")?, half)))
+        });
+        of_total.into_iter().chain(of_processes).chain(of_units).collect()
     }
 
     /// Sentences on what is not as it has to be.
@@ -383,6 +392,7 @@ struct Told {
     phases: BTreeMap<String, f64>,
     total: Option<f64>,
     processes: Vec<(String, i64, f64)>,
+    units: Vec<(String, f64)>,
 }
 
 impl Told {
@@ -399,6 +409,9 @@ impl Told {
                     let numbers = pid.parse().ok().zip(seconds.parse().ok());
                     told.processes.extend(numbers.map(|(pid, s)| (comm.to_owned(), pid, s)));
                 }
+                ["unit", name, seconds] => {
+                    told.units.extend(seconds.parse().ok().map(|s| (name.to_owned(), s)));
+                }
                 _ => {}
             }
         }
@@ -412,10 +425,13 @@ mod tests {
 
     #[test]
     fn what_a_workload_prints_is_read() {
-        let told = Told::parse("phase fib 1.5\nnoise\nphase text 0.5\ntotal 2.25\nprocess postgres 31 4.5\n");
+        let told = Told::parse(
+            "phase fib 1.5\nnoise\nphase text 0.5\ntotal 2.25\nprocess postgres 31 4.5\nunit a.service 5\n",
+        );
         assert_eq!(told.phases["fib"], 1.5);
         assert_eq!((told.phases.len(), told.total), (2, Some(2.25)));
         assert_eq!(told.processes, [("postgres".to_owned(), 31, 4.5)]);
+        assert_eq!(told.units, [("a.service".to_owned(), 5.0)]);
     }
 
     #[test]

@@ -27,6 +27,8 @@ use crate::render::{self, Page};
 use crate::report::{write_json, write_text};
 use crate::run;
 use crate::run::host::{self, Host};
+use crate::run::recording::Recorded;
+use crate::run::spec::GuestEnd;
 use guest::Load;
 use measure::Finished;
 
@@ -146,13 +148,8 @@ fn run_guest(
     let run = run_args(args, planned, (kernel, &initrd), directory)?;
     let mut left = if emulated { REPEATS } else { 0 };
     let finished = loop {
-        let result =
-            run::once(&run, Vec::new()).and_then(|recorded| match &recorded.outcome.totals.sink_error {
-                Some(error) => Err(Error::Sink(error.clone())),
-                None => Finished::read(&run.recording.output),
-            });
-        match result {
-            Err(error) if left > 0 => {
+        match run::once(&run, Vec::new()).and_then(|recorded| judge(&recorded, &run)) {
+            Err(error @ (Error::Portable(_) | Error::Guest(_))) if left > 0 => {
                 left -= 1;
                 eprintln!("vprof: {error}");
                 eprintln!("vprof: the emulated host fails now and then; the guest is run again");
@@ -162,6 +159,19 @@ fn run_guest(
     };
     std::fs::remove_file(&initrd).map_err(|e| Error::file("remove", &initrd, e))?;
     finished
+}
+
+/// The profile of a run, if nothing went wrong in it.
+fn judge(recorded: &Recorded, run: &RunArgs) -> Result<Finished, Error> {
+    if recorded.interrupted {
+        let source = std::io::ErrorKind::Interrupted.into();
+        return Err(Error::System { action: "finish the self-test", source });
+    }
+    match (&recorded.outcome.totals.sink_error, &recorded.outcome.end) {
+        (Some(error), _) => Err(Error::Sink(error.clone())),
+        (None, GuestEnd::Failed(reason)) => Err(Error::Guest(reason.clone())),
+        _ => Finished::read(&run.recording.output),
+    }
 }
 
 /// The command line of `vprof run` for a guest.

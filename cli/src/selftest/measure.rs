@@ -298,7 +298,8 @@ impl Finished {
             Unit::Count,
             of_vcpus("switches")?.filter(|_| guest.is_some()),
             (guest.unwrap_or(0.0), 2.0),
-            "its kernel's count",
+            // Why there is none, where the kernel cannot be followed.
+            self.report.meta.get("exact_missing").map_or("its kernel's count", String::as_str),
         )];
         for name in PLAYERS {
             let own = self.told(name).unwrap_or(0.0);

@@ -134,7 +134,6 @@ impl StateReport {
         let _snapshot = crate::profile::snapshot(connection).map_err(sql)?;
         let tables = Tables::read(connection).map_err(sql)?;
         let chosen = Selection::of_tasks(filter, profile, &tables)?;
-        let ticks = Parts::read(connection, filter).map_err(sql)?;
         let part_of_run = filter.from_ns.is_some() || filter.to_ns.is_some();
         let has_exact = tables.meta.contains_key("exact_from_ns");
         let exact = match source {
@@ -149,12 +148,13 @@ impl StateReport {
             if part_of_run {
                 return Err(ReportError::NoStates("exact times are of the whole run only".to_owned()));
             }
-            exact_states(connection, &tables, &ticks, |key| chosen.has_task(key)).map_err(sql)?
+            exact_states(connection, &tables, |key| chosen.has_task(key)).map_err(sql)?
         } else {
             let moments = moments(connection, &tables, filter).map_err(sql)?;
             if moments.len() == 0 {
                 return Err(ReportError::NoStates(why_no_census(&tables)));
             }
+            let ticks = Parts::read(connection, moments.span()).map_err(sql)?;
             estimated(connection, &tables, &ticks, &moments, |key| chosen.has_task(key)).map_err(sql)?
         };
         report.tasks.sort_by(|a, b| {
@@ -198,9 +198,10 @@ struct Part {
 struct Parts(HashMap<Key, Part>);
 
 impl Parts {
-    fn read(connection: &Connection, filter: &Filter) -> rusqlite::Result<Self> {
+    /// By the samples of a span, ns since the run's start: the one that the times are of.
+    fn read(connection: &Connection, (from_ns, to_ns): (u64, u64)) -> rusqlite::Result<Self> {
         let signed = |ns: u64| i64::try_from(ns).unwrap_or(i64::MAX);
-        let span = (signed(filter.from_ns.unwrap_or(0)), signed(filter.to_ns.unwrap_or(u64::MAX)));
+        let span = (signed(from_ns), signed(to_ns));
         let mut statement = connection.prepare(
             "SELECT s.instance, s.tid, sum(m.name = 'user'), sum(m.name IN ('kernel', 'softirq')), \
              sum(m.name IN ('hardirq', 'nmi')) FROM sample s JOIN mode m ON m.id = s.mode \
@@ -286,9 +287,12 @@ fn by_time(list: &mut [TimeIn]) {
 fn exact_states(
     connection: &Connection,
     tables: &Tables,
-    ticks: &Parts,
     chosen: impl Fn(Key) -> bool,
 ) -> rusqlite::Result<StateReport> {
+    let from_ns: u64 = tables.parsed("exact_from_ns");
+    let to_ns = tables.meta.get("exact_to_ns").and_then(|ns| ns.parse().ok());
+    let to_ns = to_ns.unwrap_or_else(|| tables.parsed("duration_ns"));
+    let ticks = Parts::read(connection, (from_ns, to_ns))?;
     let mut lives: HashMap<Key, u64> = HashMap::new();
     let mut statement = connection.prepare("SELECT instance, tid, to_ns - from_ns FROM task_life")?;
     let mut rows = statement.query([])?;
@@ -332,12 +336,10 @@ fn exact_states(
             samples,
         }
     };
-    let from_ns: u64 = tables.parsed("exact_from_ns");
-    let to_ns = tables.meta.get("exact_to_ns").and_then(|ns| ns.parse().ok());
     Ok(StateReport {
         source: Known::Exact,
         from_s: seconds(from_ns),
-        to_s: seconds(to_ns.unwrap_or_else(|| tables.parsed("duration_ns"))),
+        to_s: seconds(to_ns),
         census: None,
         tasks: lives.iter().filter(|(key, _)| chosen(**key)).map(one).collect(),
     })
@@ -453,5 +455,56 @@ fn one(key: Key, stays: &[Stay], (tables, ticks, moments): (&Tables, &Parts, &Mo
         states: divided,
         waits,
         samples,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::batch::{Batch, Fell, InstanceRow, Mode, SampleRow, Sink, TaskLifeRow, TaskStateRow};
+    use crate::exact::State;
+    use crate::profile::ProfileWriter;
+
+    /// Exact data of the first 5 s of a minute: the thread runs user code then, and the kernel's for the rest.
+    #[test]
+    fn exact_time_divides_by_the_samples_of_its_own_span() {
+        const SECOND: u64 = 1_000_000_000;
+        let meta = [("duration_ns", 60), ("exact_from_ns", 0), ("exact_to_ns", 5)];
+        let mut batch = Batch {
+            meta: meta.map(|(key, s)| (key.to_owned(), (s * SECOND).to_string())).to_vec(),
+            instances: vec![InstanceRow { id: 1, pid: 7, comm: "work".to_owned(), ..InstanceRow::default() }],
+            ..Batch::default()
+        };
+        let (instance, tid) = (1, 7);
+        let to_ns = 5 * SECOND;
+        batch.task_lives.push(TaskLifeRow { instance, tid, to_ns, ..TaskLifeRow::default() });
+        let ran = TaskStateRow {
+            instance,
+            tid,
+            state: State::Running,
+            ns: to_ns,
+            count: 1,
+            ..TaskStateRow::default()
+        };
+        batch.task_states.push(ran);
+        batch.samples.extend((0..600).map(|n| SampleRow {
+            time_ns: n * SECOND / 10,
+            mode: if n < 50 { Mode::User } else { Mode::Kernel },
+            instance: Some(instance),
+            tid: Some(tid),
+            fell: Fell::Guest,
+            ..SampleRow::default()
+        }));
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("exact.vprof");
+        let mut writer = ProfileWriter::create(&path, false).expect("a profile");
+        writer.write(&batch).expect("rows that fit");
+        writer.finish().expect("a profile");
+        let profile = Profile::open(&path).expect("a profile");
+        let report = StateReport::read(&profile, &Filter::default(), Source::Exact).expect("states");
+        let task = &report.tasks[0];
+        let user = task.states.iter().find(|time| time.state == "user").expect("user time");
+        assert!((user.s - 5.0).abs() < 0.2 && user.high_s >= 5.0, "{user:?}");
+        assert_eq!(task.samples, 50);
     }
 }

@@ -10,7 +10,7 @@ function showBooks(profile) {
   const from = typeof since === 'number' ? `. CPUs, and processes that were there before, count since the books were first read, at ${moment(since, 0.01)} s` : '';
   $('books-note').textContent = rows.length === 0
     ? "None of the guest's books were read."
-    : `CPU time that the guest's kernel tells of each process (getrusage, /proc/PID/stat) beside the true time with its 95 % interval${read > rows.length ? `; the ${rows.length} with most of ${count(read)}` : ''}${from}. ${outside === 0 ? 'None lies outside of its interval.' : `${outside === 1 ? '1 process was' : `${count(outside)} processes were`} told outside of the interval.`}`;
+    : `CPU time that the guest's kernel tells of each process (getrusage, /proc/PID/stat) beside the true time with its 95 % interval${read > rows.length ? `; the ${rows.length} with most of ${count(read)}` : ''}${from}. ${rusage.unsampled_s > 0 ? 'Sampling was stopped for a part of the run, which is in what is told and not in the true time: the two do not compare.' : outside === 0 ? 'None is further from it than chance explains.' : `${outside === 1 ? '1 process was' : `${count(outside)} processes were`} told further from it than chance explains.`}`;
   if (rows.length > 0) {
     $('books-chart').replaceChildren(booksLegend(), booksChart(rows));
   }

@@ -50,12 +50,13 @@ function tiles({ report, processes, isPart }) {
   const user = processes.reduce((sum, row) => sum + row.user_share, 0);
   const interrupts = processes.filter((row) => row.kind === 'interrupt').reduce((sum, row) => sum + row.share, 0);
   const vcpus = report.vcpus;
-  const wall = vcpus.reduce((sum, vcpu) => sum + vcpu.wall_s, 0);
+  // Of the time in which it was sampled and had a CPU of the host.
+  const idle = vcpus.reduce((sum, vcpu) => sum + vcpu.times.idle.time_s, 0);
   const started = report.started_unix_s > 0 ? new Date(report.started_unix_s * 1000).toISOString().replace('T', ' ').slice(0, 16) : '';
   const busyKnown = report.busy_samples > 0;
   return [
     [duration(report.duration_s), started ? `length of the run, ${started} UTC` : 'length of the run'],
-    [duration(busy), `of CPU time on ${counted(vcpus.length, 'vCPU')}${wall > 0 && !isPart ? `, ${percent(busy / wall)} of it busy` : ''}`],
+    [duration(busy), `of CPU time on ${counted(vcpus.length, 'vCPU')}${busy + idle > 0 && !isPart ? `, idle for ${percent(idle / (busy + idle))} of their sampled time` : ''}`],
     [busyKnown ? percent(user) : '–', 'of that in user code'],
     [busyKnown ? percent(Math.max(0, 1 - user - interrupts)) : '–', 'in the kernel'],
     [busyKnown ? percent(interrupts) : '–', 'in interrupts'],

@@ -104,7 +104,7 @@ virtual machine. Exits that KVM handles by itself are part of `guest`; KVM's cou
 
 const QUERY_EXAMPLES: &str = "\
 Examples:
-  vprof query vprof.vprof \"SELECT comm, pid, share FROM v_processes LIMIT 5\"
+  vprof query vprof.vprof \"SELECT comm, pid, samples FROM v_processes LIMIT 5\"
   vprof query vprof.vprof \"SELECT * FROM v_functions\" --csv
 ";
 

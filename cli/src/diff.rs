@@ -17,6 +17,13 @@ use crate::report::{all_for_zero, filter, write_json, write_text};
 /// Runs the command.
 pub fn command(args: &DiffArgs) -> Result<ExitCode, Error> {
     let [before, after] = sides(args);
+    if args.fail_above.is_some() && !args.single && before.len() == 1 && after.len() == 1 {
+        return Err(Error::Usage(
+            "--fail-above needs two or more runs of each side, since re-runs of one program differ: make them with \
+             `vprof run --repeat 3` and give them with --before and --after, or judge these two with --single"
+                .to_owned(),
+        ));
+    }
     let filter = filter(&args.filter);
     let [first, second] = [open(&before)?, open(&after)?];
     let diff = Diff::read(&first, &second, &filter, args.by)?;
@@ -51,15 +58,25 @@ fn open(paths: &[PathBuf]) -> Result<Vec<Profile>, Error> {
 
 /// Whether increases are as small as they shall be; the others are named on standard error.
 fn judged(diff: &Diff, limit: Limit) -> ExitCode {
+    let time = &diff.whole.time_s;
+    let too_much = match limit {
+        Limit::Growth(limit) => diff.whole.growth() > limit,
+        Limit::Seconds(limit) => time.marked && time.change > limit,
+        Limit::Points(limit) => return judged_rows(diff, limit),
+    };
+    if !too_much {
+        return ExitCode::Done;
+    }
+    let what = if diff.whole.command { "CPU time of the command" } else { "CPU time" };
+    eprintln!("vprof: more than --fail-above allows: {what} grew {}", render::growth(time));
+    ExitCode::Expectation
+}
+
+/// Whether no row's share has grown by more than this.
+fn judged_rows(diff: &Diff, limit: f64) -> ExitCode {
     let grown: Vec<String> = diff
         .grown(limit)
-        .map(|row| {
-            let by = match limit {
-                Limit::Share(_) => format!("{} points", render::points(row.share.change)),
-                Limit::Seconds(_) => render::seconds(row.time_s.change),
-            };
-            format!("{} ({by})", escape(&row.key.name))
-        })
+        .map(|row| format!("{} ({} points)", escape(&row.key.name), render::points(row.share.change)))
         .collect();
     if grown.is_empty() {
         return ExitCode::Done;

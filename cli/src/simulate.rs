@@ -6,12 +6,14 @@ use sampler::simulate::{Options, study};
 
 use crate::args::SimulateArgs;
 use crate::errors::{Error, ExitCode};
-use crate::render::{Page, simulate};
+use crate::output::Output;
+use crate::render::{Page, coverage, simulate};
 use crate::report::{write_json, write_text};
 
 /// Runs the command.
 pub fn command(args: &SimulateArgs) -> Result<ExitCode, Error> {
     let options = Options { seed: args.seed, runs: args.runs, clock: args.clock.map(Into::into) };
+    let picture = args.plot.as_ref().map(|path| Output::open(path, args.force)).transpose()?;
     let live = io::stderr().is_terminal() && !args.quiet;
     let result = study(&options, |done, all| {
         if live {
@@ -20,6 +22,12 @@ pub fn command(args: &SimulateArgs) -> Result<ExitCode, Error> {
             let _ = write!(io::stderr().lock(), "\rmachine {done} of {all}{end}");
         }
     });
+    if let Some(mut output) = picture {
+        match output.writer().write_all(coverage::plot(&result).as_bytes()) {
+            Ok(()) => output.finish()?,
+            Err(source) => return Err(output.error(source)),
+        }
+    }
     if args.json {
         write_json(&result)?;
     } else {

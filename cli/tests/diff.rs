@@ -62,7 +62,7 @@ fn people_read_changes_with_intervals_and_what_they_do_not_cover() {
     let profiles = Profiles::new();
     let text = stdout(&profiles.diff(&["a1", "b1"]));
     assert!(text.contains("+50.00") && text.contains("do_work") && text.contains('*'), "{text}");
-    assert!(text.contains("two runs of the same programs differ"), "{text}");
+    assert!(text.contains("compares these two runs only") && text.contains("--repeat"), "{text}");
     assert!(!text.chars().any(|c| c.is_control() && c != '\n'), "{text:?}");
     let several = stdout(&profiles.diff(&["--before", "a1", "a2", "--after", "b1", "b2", "--by", "stack"]));
     assert!(several.contains("2 runs, each") && !several.contains("Note"), "{several}");
@@ -72,15 +72,50 @@ fn people_read_changes_with_intervals_and_what_they_do_not_cover() {
     assert!(filtered.contains("do_work") && !filtered.contains("[user]"), "{filtered}");
 }
 
+/// The name of a process that is not printed as it is.
+const EVIL: &str = "evil\x1b[2J,\"x\"";
+
 #[test]
 fn an_increase_beyond_the_limit_is_exit_code_3() {
     let profiles = Profiles::new();
-    for (limit, code) in [("40%", 3), ("60%", 0), ("1ms", 3), ("10s", 0)] {
-        let output = profiles.diff(&["a1", "b1", "--by", "process", "--fail-above", limit]);
-        assert_eq!(output.status.code(), Some(code), "{limit}: {}", stderr(&output));
-        assert_eq!(stderr(&output).contains("evil\\x1b[2J"), code == 3, "{}", stderr(&output));
+    let several = ["--before", "a1", "a2", "--after", "b1", "b2"];
+    let judge = |more: &[&str]| profiles.diff(&several.iter().chain(more).copied().collect::<Vec<_>>());
+    // Of evil's share 25 to 75 %: 50 points, and three times the time. Of calm it is the other way round.
+    for (limit, process, code) in [
+        ("40pt", None, 3),
+        ("60pt", None, 0),
+        ("5%", Some(EVIL), 3),
+        ("250%", Some(EVIL), 0),
+        ("1ms", Some(EVIL), 3),
+        ("10s", Some(EVIL), 0),
+        ("0%", Some("calm"), 0),
+        ("5%", None, 0),
+    ] {
+        let of: Vec<&str> = process.into_iter().flat_map(|name| ["--process", name]).collect();
+        let output = judge(&[&["--by", "process", "--fail-above", limit][..], &of].concat());
+        assert_eq!(output.status.code(), Some(code), "{limit} {process:?}: {}", stderr(&output));
+        assert_eq!(
+            stderr(&output).contains("more than --fail-above allows"),
+            code == 3,
+            "{}",
+            stderr(&output)
+        );
     }
-    assert_eq!(profiles.diff(&["a1", "a2", "--fail-above", "0%"]).status.code(), Some(0));
+    let rows = judge(&["--by", "process", "--fail-above", "40pt"]);
+    assert!(
+        stderr(&rows).contains("evil\\x1b[2J") && stderr(&rows).contains("(+50.00 points)"),
+        "{}",
+        stderr(&rows)
+    );
+}
+
+#[test]
+fn one_run_of_each_is_judged_only_if_that_is_asked_for() {
+    let profiles = Profiles::new();
+    let words = ["a1", "b1", "--process", EVIL, "--fail-above", "5%"];
+    refused(&profiles.diff(&words), 2, &["--fail-above", "--repeat", "--single"]);
+    let output = profiles.diff(&[&words[..], &["--single"]].concat());
+    assert_eq!(output.status.code(), Some(3), "{}", stderr(&output));
 }
 
 #[test]
@@ -100,9 +135,12 @@ fn what_can_not_be_compared_is_refused() {
     refused(&profiles.diff(&["--before", "a1", "--after", "b1", "b2"]), 2, &["1 before and 2 after"]);
     refused(&profiles.diff(&["a1", "missing.vprof"]), 1, &["missing.vprof"]);
     refused(&profiles.diff(&["a1", "b1", "--process", "nobody"]), 1, &["nobody"]);
-    for words in
-        [&["a1"][..], &["a1", "b1", "--after", "b2"], &["--before", "a1"], &["a1", "b1", "--fail-above", "5"]]
-    {
+    for words in [
+        &["a1"][..],
+        &["a1", "b1", "--after", "b2"],
+        &["--before", "a1"],
+        &["a1", "b1", "--fail-above", "5", "--single"],
+    ] {
         assert_eq!(profiles.diff(words).status.code(), Some(2), "{words:?}");
     }
 }

@@ -32,7 +32,7 @@ use crate::collector::console::ConsoleQueue;
 use crate::collector::finder::{Finder, LinuxGuest, Wanted};
 use crate::collector::{Collector, FinderHandle};
 use crate::conditions::{Seen, Wait};
-use crate::estimate::Share;
+use crate::estimate::{ONE_CLOCK, Share};
 use crate::exact::watch::Watch;
 use crate::initrd::Initrd;
 use crate::memory::GuestMemory;
@@ -314,7 +314,9 @@ impl Session {
         let mut collector =
             Collector::new(Arc::clone(&shared), (rings, Arc::clone(&readers)), sink, first_meta(&config));
         if let Some(wanted) = config.precision {
-            collector.aim_at(Aim::new(wanted, config.clock, config.rate_hz, config.vcpus));
+            let one_clock = config.meta.iter().any(|(key, value)| key == ONE_CLOCK && value == "1");
+            let clock = (config.clock, config.rate_hz);
+            collector.aim_at(Aim::new(wanted, clock, config.vcpus, one_clock));
         }
         if config.exact {
             let (watch, recorders) = Watch::new(config.vcpus, zero_ns, &readers);

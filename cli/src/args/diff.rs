@@ -16,18 +16,23 @@ Examples:
   vprof diff before.vprof after.vprof
   vprof diff before.vprof after.vprof --by stack --flamegraph diff.svg
   vprof diff --before a1.vprof a2.vprof a3.vprof --after b1.vprof b2.vprof b3.vprof
-  vprof diff --before base-*.vprof --after new-*.vprof --fail-above 5% --markdown
+  vprof diff --before base-*.vprof --after new-*.vprof --fail-above 5% --markdown   for CI
 ";
 
 const NOTES: &str = "\
 A change is marked (*) where it is more than chance: where nothing has changed, a table has any mark in at most 5 % of \
 cases. Chances are adjusted for all rows being looked at (Holm), whatever their number.
 
-With one run before and one after, intervals are about the time of these two runs: that two runs of the very same \
-programs differ is not in them. With several runs of each they come from how runs of a side differ (Welch's t), and a \
-marked change is one of the programs. Three to five runs of each are a good start. docs/statistics.md has the details.
+With one run before and one after, chance is that of which moments were sampled, and a mark is about these two runs only: \
+a re-run of the very same program may be marked as well. To compare programs, make several runs of each \
+(vprof run --repeat 3, --before, --after): intervals then come from how runs of a side differ (Welch's t). Three to five \
+runs of each are a good start. docs/statistics.md has the details.
 
-Exit codes: 0 done, 1 failed, 2 the command line is wrong, 3 a marked increase exceeds --fail-above.";
+--fail-above 5% is about CPU time: of the command and all that it started, in runs with a command (vprof run IMAGE -- CMD); \
+of what --process and the like choose; else of all that ran. It exits with 3 if that time has grown by more than 5 % of \
+what it was, and the growth is more than chance. It never fails since something else takes less.
+
+Exit codes: 0 done, 1 failed, 2 the command line is wrong, 3 an increase beyond chance exceeds --fail-above.";
 
 /// `vprof diff`.
 #[derive(Debug, Args)]
@@ -54,10 +59,14 @@ pub struct DiffArgs {
     #[arg(long, default_value = "function", value_name = "WHAT", value_parser = by_parser())]
     pub by: SharesBy,
 
-    /// Exit with code 3 if a marked increase exceeds this: of the share of CPU time, in points, like 5%, or of the time
-    /// per run, like 50ms
+    /// Exit with code 3 if CPU time per run has grown beyond chance, and by more than this: a part of what it was, like 5%, or
+    /// a time, like 50ms; or if the share of any row has, in points, like 5pt
     #[arg(long, value_name = "LIMIT", value_parser = parse_limit)]
     pub fail_above: Option<Limit>,
+
+    /// Let --fail-above judge one run of each side, which may differ by chance
+    #[arg(long, requires = "fail_above")]
+    pub single: bool,
 
     /// Rows to show; 0 for all
     #[arg(short = 'n', long, default_value_t = 20, value_name = "ROWS")]
@@ -93,19 +102,24 @@ fn by_parser() -> impl TypedValueParser<Value = SharesBy> {
     })
 }
 
-/// Points of a share with `%`, else a time.
+/// Growth with `%`, points of a share with `pt`, else a time.
 fn parse_limit(text: &str) -> Result<Limit, String> {
-    if text.ends_with('%') {
-        return match text.trim_end_matches('%').trim().parse::<f64>() {
-            Ok(points) if (0.0..=100.0).contains(&points) => Ok(Limit::Share(points / 100.0)),
-            _ => Err(format!("{text} is no number of points from 0% to 100%")),
-        };
+    let number = |text: &str| text.trim().parse::<f64>().ok().filter(|n| n.is_finite() && *n >= 0.0);
+    if let Some(percent) = text.strip_suffix('%') {
+        let growth = number(percent).ok_or_else(|| format!("{text} is not a growth like 5%"))?;
+        return Ok(Limit::Growth(growth / 100.0));
+    }
+    if let Some(points) = text.strip_suffix("pt") {
+        let points = number(points).filter(|points| *points <= 100.0);
+        return Ok(Limit::Points(
+            points.ok_or_else(|| format!("{text} is not a number of points, 0pt to 100pt"))? / 100.0,
+        ));
     }
     if text.ends_with(|c: char| c.is_ascii_digit()) {
-        return Err("it has no unit: give points of a share, like 5%, or a time, like 50ms".to_owned());
+        return Err("it has no unit: give a growth like 5%, a time like 50ms, or points of a share like 5pt"
+            .to_owned());
     }
-    let time =
-        parse_positive_time(text).map_err(|error| format!("{error}; or give points of a share, like 5%"))?;
+    let time = parse_positive_time(text).map_err(|error| format!("{error}; or give a growth, like 5%"))?;
     Ok(Limit::Seconds(time.as_secs_f64()))
 }
 
@@ -114,11 +128,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn limits_are_points_or_times() {
-        assert_eq!(parse_limit("5%"), Ok(Limit::Share(0.05)));
-        assert_eq!(parse_limit("0%"), Ok(Limit::Share(0.0)));
+    fn limits_are_growth_points_or_times() {
+        assert_eq!(parse_limit("5%"), Ok(Limit::Growth(0.05)));
+        assert_eq!(parse_limit("0%"), Ok(Limit::Growth(0.0)));
+        assert_eq!(parse_limit("150%"), Ok(Limit::Growth(1.5)));
+        assert_eq!(parse_limit("5pt"), Ok(Limit::Points(0.05)));
         assert_eq!(parse_limit("50ms"), Ok(Limit::Seconds(0.05)));
-        for wrong in ["", "5", "-1%", "101%", "x%", "%"] {
+        for wrong in ["", "5", "-1%", "inf%", "101pt", "x%", "%", "pt"] {
             assert!(parse_limit(wrong).is_err(), "{wrong}");
         }
     }

@@ -1,5 +1,7 @@
 //! `vprof simulate`.
 
+use std::path::PathBuf;
+
 use clap::Args;
 
 use super::{Clock, TEMPLATE};
@@ -10,6 +12,7 @@ Examples:
   vprof simulate -q                        only what they say together
   vprof simulate --clock fixed             where a clock without chance goes wrong
   vprof simulate --runs 2000 --seed 7      closer, and other random numbers
+  vprof simulate --runs 2000 --plot coverage.svg
   vprof simulate --json | jq '.rows[] | select(.fails)'
 ";
 
@@ -40,6 +43,14 @@ pub struct SimulateArgs {
     /// Print JSON (docs/json.md)
     #[arg(long)]
     pub json: bool,
+
+    /// Also write a picture (SVG) of how often intervals of every kind held the truth
+    #[arg(long, value_name = "FILE")]
+    pub plot: Option<PathBuf>,
+
+    /// Replace the picture if it exists
+    #[arg(long, requires = "plot")]
+    pub force: bool,
 
     /// No progress and no tables, only what they say together
     #[arg(long, short = 'q', conflicts_with = "json")]

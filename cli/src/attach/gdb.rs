@@ -55,6 +55,7 @@ pub(super) fn command(
         by: format!("through {stub}{}, {memory}", under.unwrap_or_default()),
         not_had: NOT_HAD.to_owned(),
         pid: target.process().map(attach::Process::pid),
+        one_clock: true,
         vcpus: target.vcpus(),
         rate_hz: held.unwrap_or(wanted),
         counters: Vec::new(),

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use attach::{AttachError, Attached, End, Ended, News, Observer, Process, Standing, Target};
+use sampler::estimate::ONE_CLOCK;
 use sampler::{
     GuestMemory, OpenFiles, ProfileWriter, Session, SessionConfig, Sink, VcpuSampler, live, no_files,
 };
@@ -39,6 +40,8 @@ struct Plan {
     /// What is not had, as a sentence.
     not_had: String,
     pid: Option<i32>,
+    /// All vCPUs are ticked at once.
+    one_clock: bool,
     vcpus: usize,
     rate_hz: f64,
     /// KVM's counters of the vCPUs.
@@ -72,6 +75,7 @@ pub fn command(args: &AttachArgs) -> Result<ExitCode, Error> {
         by: program(pid),
         not_had: NOT_HAD.to_owned(),
         pid: Some(pid),
+        one_clock: false,
         vcpus: target.vcpus(),
         rate_hz: args.recording.rate,
         counters: target.counters(),
@@ -157,6 +161,8 @@ async fn profile<A: Subject, M: Into<GuestMemory>>(
         ("host_reason", Some(plan.by)),
         ("pid", plan.pid.map(|pid| pid.to_string())),
         ("not_had", Some(plan.not_had)),
+        // Behind a stub all vCPUs stop at once.
+        (ONE_CLOCK, plan.one_clock.then(|| "1".to_owned())),
     ];
     let config = SessionConfig {
         vcpus: u8::try_from(plan.vcpus).unwrap_or(u8::MAX),

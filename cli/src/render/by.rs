@@ -18,7 +18,7 @@ pub fn render(report: &Report, breakdown: &Breakdown, rows: usize, page: Page) -
         &mut text,
         page.style,
         plural(breakdown.by),
-        &format!(": shares of the {all} that were not idle"),
+        &format!(": shares of the time that was not idle, by {all}"),
     );
     if !breakdown.rows.is_empty() {
         text.push_str(&table(breakdown, rows, page).render(page.width));

@@ -24,7 +24,7 @@ pub fn render(diff: &Diff, rows: usize, page: Page) -> String {
         return text;
     }
     let title = page.style.bold(&format!("{} by change of share", plural(diff.by)));
-    let _ = writeln!(text, "{title}: points of CPU time with their 95 % interval; * more than chance");
+    let _ = writeln!(text, "{title}: points of CPU time with their 95 % interval; * {}", mark(diff));
     text.push_str(&table(diff, rows, page.width >= WIDE).render(page.width));
     let left = diff.rows.len().saturating_sub(rows);
     if left > 0 {
@@ -66,7 +66,8 @@ pub fn markdown(diff: &Diff, rows: usize) -> String {
     };
     let _ = writeln!(
         text,
-        "\n\\* more than chance, over all {} rows that were tested (Holm, 5 %).{more}",
+        "\n\\* {}, over all {} rows that were tested (Holm, 5 %).{more}",
+        mark(diff),
         diff.tested
     );
     for note in notes(diff) {
@@ -83,19 +84,45 @@ fn heading(diff: &Diff) -> Vec<String> {
     };
     let share = diff.rows.iter().filter(|row| row.share.marked).count();
     let time = diff.rows.iter().filter(|row| row.time_s.marked).count();
+    let whole = if diff.whole.command { "command" } else { "CPU time" };
     vec![
         side("before", &diff.before),
         side("after", &diff.after),
-        format!("more than chance: {share} of {} changes of share, {time} of time", diff.tested),
+        format!(
+            "{whole}: {} {}",
+            growth(&diff.whole.time_s),
+            if diff.whole.time_s.marked { "*" } else { "" }
+        )
+        .trim_end()
+        .to_owned(),
+        format!("{}: {share} of {} changes of share, {time} of time", mark(diff), diff.tested),
     ]
+}
+
+/// What a mark means.
+fn mark(diff: &Diff) -> &'static str {
+    match diff.method {
+        Method::TwoRuns => "more than the chance of sampling",
+        Method::Welch => "more than chance",
+    }
+}
+
+/// `from 1.000 s to 1.200 s, by +20.0 % (+10.0 to +30.0 %)`.
+pub fn growth(time: &Change) -> String {
+    let part = |s: f64| format!("{:+.1}", s / time.before * 100.0);
+    let by = match time.before > 0.0 {
+        true => format!(", by {} % ({} to {} %)", part(time.change), part(time.low), part(time.high)),
+        false => String::new(),
+    };
+    format!("from {:.3} s to {:.3} s{by}", time.before, time.after)
 }
 
 fn notes(diff: &Diff) -> Vec<String> {
     let mut notes = Vec::new();
     if diff.method == Method::TwoRuns {
         notes.push(
-            "one run of each: that two runs of the same programs differ is not in the intervals; give several with \
-             --before and --after"
+            "one run of each: this compares these two runs only, and a re-run of the same program may be marked as well. \
+             Make several of each (`vprof run --repeat 3`), and give them with --before and --after"
                 .to_owned(),
         );
     }

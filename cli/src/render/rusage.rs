@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use sampler::rusage::{CpuRusage, ProcessRusage, Rusage, ThreadRusage, difference};
+use sampler::rusage::{CpuRusage, Rusage, ThreadRusage, difference};
 
 use super::summary::{heading, wrapped};
 use super::table::{Align, Table};
@@ -19,23 +19,24 @@ pub fn render(rusage: &Rusage, rows: usize, page: Page) -> String {
     let title =
         format!("What {kernel} told of its CPU time, and what was so; host: {}", escape(&rusage.host));
     wrapped(&mut text, &page.style.bold(&title), "", page.width);
-    processes(&mut text, &rusage.processes, rows, page);
+    if rusage.unsampled_s > 0.0 {
+        let off = units::duration(std::time::Duration::from_secs_f64(rusage.unsampled_s));
+        let note = format!(
+            "Sampling was stopped for {off}: what is told holds that time, the truth does not. They do not compare, and \
+             nothing is marked."
+        );
+        wrapped(&mut text, &note, "", page.width);
+    }
+    processes(&mut text, rusage, rows, page);
     threads(&mut text, &rusage.threads, rows, page);
     for cpu in &rusage.cpus {
         of_cpu(&mut text, cpu, page);
     }
     text.push('\n');
-    let note = "* what is told lies outside of the 95 % interval of the truth. Told: user and system as getrusage and \
+    let note = "* what is told is further from the truth than chance explains, over all rows (Holm, 5 %). Told: user and system as getrusage and \
                 /proc/PID/stat show them when they were last read. Truly: without interrupts that hit the process (irq).";
     wrapped(&mut text, note, "", page.width);
     if let Some(note) = since(rusage) {
-        wrapped(&mut text, &note, "", page.width);
-    }
-    if rusage.unsampled_s > 0.0 {
-        let off = units::duration(std::time::Duration::from_secs_f64(rusage.unsampled_s));
-        let note = format!(
-            "Sampling was stopped for {off}: what is told holds that time, the truth does not, and nothing is marked."
-        );
         wrapped(&mut text, &note, "", page.width);
     }
     if !rusage.intervals_valid {
@@ -81,7 +82,8 @@ fn half(middle: u64, (low, high): (u64, u64)) -> String {
     units::brief(middle.saturating_sub(low).max(high.saturating_sub(middle)))
 }
 
-fn processes(text: &mut String, list: &[ProcessRusage], rows: usize, page: Page) {
+fn processes(text: &mut String, rusage: &Rusage, rows: usize, page: Page) {
+    let list = &rusage.processes;
     heading(text, page.style, "Processes", &more(list.len(), rows));
     let right = |name| (name, Align::Right);
     let columns = [
@@ -102,7 +104,7 @@ fn processes(text: &mut String, list: &[ProcessRusage], rows: usize, page: Page)
             units::brief(process.reported_system_ns),
             units::brief(process.true_cpu_ns),
             half(process.true_cpu_ns, (process.true_low_ns, process.true_high_ns)),
-            signed(process.difference_ns),
+            if rusage.unsampled_s > 0.0 { "-".to_owned() } else { signed(process.difference_ns) },
             units::brief(process.interrupted_ns),
             if process.outside { OUTSIDE } else { "" }.to_owned(),
         ]);

@@ -216,12 +216,15 @@ fn command(text: &mut String, report: &Report, page: Page) {
 }
 
 fn vcpus(text: &mut String, vcpus: &[Vcpu], page: Page) {
-    heading(text, page.style, "vCPUs", ": where their samples hit");
-    let columns = ["vCPU", "samples", "lost", "user", "kernel", "hard irq", "soft irq", "idle"];
+    heading(text, page.style, "vCPUs", ": where their samples hit, and how many met no guest");
+    let columns =
+        ["vCPU", "samples", "lost", "user", "kernel", "hard irq", "soft irq", "idle", "in VMM", "no CPU"];
     let mut table = Table::new(&columns.map(|name| (name, Align::Right))).indent(2);
     for vcpu in vcpus {
         let mut cells = vec![vcpu.id.to_string(), units::count(vcpu.samples), units::count(vcpu.lost)];
         cells.extend([vcpu.user, vcpu.kernel, vcpu.hardirq, vcpu.softirq, vcpu.idle].map(units::percent));
+        // What met no guest is counted, as it is no part of what the guest did.
+        cells.extend([vcpu.vmm_samples, vcpu.waiting_samples].map(units::count));
         table.row(cells);
     }
     text.push_str(&table.render(page.width));
@@ -260,7 +263,10 @@ fn processes(text: &mut String, report: &Report, rows: usize, page: Page) {
         text,
         page.style,
         "Processes",
-        &format!(": shares of the {} that were not idle", units::counted(report.busy_samples, "sample")),
+        &format!(
+            ": shares of the time that was not idle, by {}",
+            units::counted(report.busy_samples, "sample")
+        ),
     );
     let mut columns = estimate_columns("share", page);
     columns.extend([

@@ -11,6 +11,7 @@
 //! what `start_kernel` called, and what `do_one_initcall` called (init/main.c, Linux 6.12).
 
 mod chart;
+pub(crate) mod clocked;
 mod evidence;
 mod places;
 mod read;
@@ -94,7 +95,7 @@ pub struct Estimated {
     pub samples: u64,
     /// Estimate.
     pub s: f64,
-    /// Lower end of its 95 % interval, as if samples were independent.
+    /// Lower end of its 95 % interval.
     pub low_s: f64,
     /// Upper end.
     pub high_s: f64,

@@ -4,9 +4,10 @@ use std::collections::{BTreeSet, HashMap};
 
 use rusqlite::{Connection, OptionalExtension};
 
+use super::clocked::{Clocked, Clocks};
 use super::places::Code;
-use super::{Boot, Call, Estimated, Phase, Program, Unit};
-use crate::estimate::share;
+use super::{Boot, Call, Phase, Program, Unit};
+use crate::estimate::Tallies;
 use crate::profile::{Profile, ProfileError, snapshot};
 use crate::report::tables::unsigned;
 
@@ -16,6 +17,7 @@ const INITRD: [&str; 3] = ["rootfs", "ramfs", "tmpfs"];
 /// A sample that fell into the guest.
 #[derive(Debug, Clone)]
 pub(super) struct Hit {
+    pub sample: i64,
     pub vcpu: u8,
     pub time_ns: u64,
     pub stack: Option<i64>,
@@ -37,7 +39,6 @@ pub(super) struct Who {
 /// A stretch of a vCPU's time, ns since the run's start.
 #[derive(Debug, Clone, Copy)]
 struct Stretch {
-    vcpu: u8,
     from_ns: u64,
     to_ns: u64,
     /// In the guest.
@@ -65,6 +66,7 @@ pub(super) struct Input {
     programs: Vec<(u64, String)>,
     /// Time in the guest, by vCPU and time.
     guest: Vec<Stretch>,
+    clocks: Clocks,
     kernel: Option<String>,
     host: String,
 }
@@ -92,6 +94,7 @@ impl Input {
         let duration = meta("duration_ns")?.and_then(|ns| ns.parse().ok()).unwrap_or(0);
         let programs = "SELECT time_ns, text FROM event WHERE kind = 'init' ORDER BY id";
         Ok(Self {
+            clocks: Clocks::read(connection)?,
             code: Code::read(connection)?,
             hits: hits(connection)?,
             who: who(connection)?,
@@ -222,42 +225,15 @@ impl Input {
         self.guest.iter().map(|stretch| stretch.within((from, to))).sum()
     }
 
-    /// Samples between two moments, each with the time that it stands for, ns: those of a stretch divide its time in the
-    /// guest. Ticks are missing more in some stretches than in others, where the host is busy or emulated.
-    fn weighted(&self, span: (u64, u64)) -> Vec<(&Hit, f64)> {
-        let place = |hit: &Hit| {
-            let place = self.guest.partition_point(|s| (s.vcpu, s.to_ns) < (hit.vcpu, hit.time_ns));
-            let stretch = self.guest.get(place)?;
-            (stretch.vcpu == hit.vcpu && stretch.from_ns <= hit.time_ns).then_some(place)
-        };
-        let hits: Vec<(&Hit, Option<usize>)> = self.within(span).map(|hit| (hit, place(hit))).collect();
-        let mut counts = vec![0_u64; self.guest.len()];
-        for place in hits.iter().filter_map(|(_, place)| *place) {
-            counts[place] += 1;
-        }
-        let weight = |place: usize| {
-            self.guest.get(place).map_or(0.0, |s| s.within(span)) / counts[place].max(1) as f64
-        };
-        hits.into_iter().map(|(hit, place)| (hit, place.map_or(0.0, weight))).collect()
-    }
-
-    /// So many samples of all, which stand for `ns`.
-    fn estimated(samples: u64, all: u64, ns: f64) -> Estimated {
-        let share = share(samples, all);
-        let s = |part: f64| if share.share > 0.0 { part / share.share * ns / 1e9 } else { 0.0 };
-        Estimated { samples, s: s(share.share), low_s: s(share.low), high_s: s(share.high) }
-    }
-
     /// What the kernel called, by the frame that `of` tells. Interrupts are no part of it.
     fn calls(&self, span: (u64, u64), of: impl Fn(&Hit) -> Option<i64>) -> Vec<Call> {
         let mut calls: HashMap<(&str, Option<&str>), Seen> = HashMap::new();
-        let mut all = 0;
-        for (hit, ns) in self.weighted(span) {
-            all += 1;
+        let clocked = self.clocks.within(span);
+        for hit in self.within(span) {
             let Some(function) = of(hit).and_then(|frame| self.code.functions.get(&frame)) else { continue };
             if matches!(hit.mode.as_str(), "kernel" | "boot") {
                 let name = (function.symbol.as_str(), function.module.as_deref());
-                calls.entry(name).or_default().meet(hit.time_ns, ns);
+                calls.entry(name).or_default().meet(hit, &clocked);
             }
         }
         let call = |((function, module), seen): ((&str, Option<&str>), Seen)| Call {
@@ -265,7 +241,7 @@ impl Input {
             module: module.map(str::to_owned),
             from_s: self.since(seen.from_ns),
             to_s: self.since(seen.to_ns),
-            time: Self::estimated(seen.samples, all, seen.ns),
+            time: clocked.estimate(&seen.tallies),
         };
         let mut calls: Vec<Call> = calls.into_iter().map(call).collect();
         calls.sort_by(|a, b| a.from_s.total_cmp(&b.from_s));
@@ -275,16 +251,15 @@ impl Input {
     /// Time of processes, by what `of` tells of them.
     fn units(&self, span: (u64, u64), of: impl Fn(&Who) -> Option<String>) -> Vec<Unit> {
         let mut units: HashMap<String, (Seen, BTreeSet<i64>)> = HashMap::new();
-        let mut all = 0;
-        for (hit, ns) in self.weighted(span) {
-            all += 1;
+        let clocked = self.clocks.within(span);
+        for hit in self.within(span) {
             let Some(instance) = hit.instance.filter(|_| matches!(hit.mode.as_str(), "user" | "kernel"))
             else {
                 continue;
             };
             if let Some(name) = self.who.get(&instance).and_then(&of) {
                 let (seen, processes) = units.entry(name).or_default();
-                seen.meet(hit.time_ns, ns);
+                seen.meet(hit, &clocked);
                 processes.insert(instance);
             }
         }
@@ -293,7 +268,7 @@ impl Input {
             from_s: self.since(seen.from_ns),
             to_s: self.since(seen.to_ns),
             processes: processes.len() as u64,
-            time: Self::estimated(seen.samples, all, seen.ns),
+            time: clocked.estimate(&seen.tallies),
         };
         let mut units: Vec<Unit> = units.into_iter().map(unit).collect();
         units.sort_by(|a, b| a.from_s.total_cmp(&b.from_s).then_with(|| a.name.cmp(&b.name)));
@@ -301,22 +276,22 @@ impl Input {
     }
 }
 
-/// What samples have in common: the times of the first and the last one, how many there are, and the time that they stand for.
-#[derive(Debug, Clone, Copy, Default)]
+/// What samples have in common: the times of the first and the last one, and their tallies.
+#[derive(Debug, Clone, Default)]
 struct Seen {
     from_ns: u64,
     to_ns: u64,
-    samples: u64,
-    ns: f64,
+    tallies: Tallies,
 }
 
 impl Seen {
     /// One more, later than all before.
-    fn meet(&mut self, time_ns: u64, ns: f64) {
-        if self.samples == 0 {
-            self.from_ns = time_ns;
+    fn meet(&mut self, hit: &Hit, clocked: &Clocked) {
+        if self.tallies.count() == 0 {
+            self.from_ns = hit.time_ns;
         }
-        *self = Self { from_ns: self.from_ns, to_ns: time_ns, samples: self.samples + 1, ns: self.ns + ns };
+        self.to_ns = hit.time_ns;
+        clocked.count(hit.sample, &mut self.tallies);
     }
 }
 
@@ -341,18 +316,19 @@ impl Bounds {
 }
 
 fn hits(connection: &Connection) -> rusqlite::Result<Vec<Hit>> {
-    let sql = "SELECT s.vcpu, s.time_ns, s.stack, s.frame, m.name, f.address, s.instance FROM sample s \
+    let sql = "SELECT s.id, s.vcpu, s.time_ns, s.stack, s.frame, m.name, f.address, s.instance FROM sample s \
                JOIN mode m ON m.id = s.mode JOIN frame f ON f.id = s.frame \
                WHERE s.fell = 'guest' AND m.name <> 'idle' ORDER BY s.time_ns, s.id";
     let hit = |row: &rusqlite::Row<'_>| {
         Ok(Hit {
-            vcpu: row.get(0)?,
-            time_ns: unsigned(row, 1)?,
-            stack: row.get(2)?,
-            frame: row.get(3)?,
-            mode: row.get(4)?,
-            kernel_half: row.get::<_, i64>(5)? < 0,
-            instance: row.get(6)?,
+            sample: row.get(0)?,
+            vcpu: row.get(1)?,
+            time_ns: unsigned(row, 2)?,
+            stack: row.get(3)?,
+            frame: row.get(4)?,
+            mode: row.get(5)?,
+            kernel_half: row.get::<_, i64>(6)? < 0,
+            instance: row.get(7)?,
         })
     };
     connection.prepare(sql)?.query_map([], hit)?.collect()
@@ -367,12 +343,12 @@ fn who(connection: &Connection) -> rusqlite::Result<HashMap<i64, Who>> {
 }
 
 fn guest(connection: &Connection) -> rusqlite::Result<Vec<Stretch>> {
-    let sql = "SELECT time_ns, guest_ns + halted_ns + waiting_ns + kvm_ns + vmm_ns + sampler_ns + paused_ns, guest_ns, vcpu \
+    let sql = "SELECT time_ns, guest_ns + halted_ns + waiting_ns + kvm_ns + vmm_ns + sampler_ns + paused_ns, guest_ns \
                FROM microstate ORDER BY vcpu, time_ns";
     let stretch = |row: &rusqlite::Row<'_>| {
         let (to_ns, length) = (unsigned(row, 0)?, unsigned(row, 1)?);
         let from_ns = to_ns.saturating_sub(length);
-        Ok(Stretch { vcpu: row.get(3)?, from_ns, to_ns, guest_ns: unsigned(row, 2)? })
+        Ok(Stretch { from_ns, to_ns, guest_ns: unsigned(row, 2)? })
     };
     connection.prepare(sql)?.query_map([], stretch)?.collect()
 }

@@ -196,6 +196,70 @@ fn where_ticks_are_missing_those_that_came_stand_for_more() {
     assert!((acpi.time.s - 0.080).abs() < 0.003 && acpi.time.low_s < 0.080, "{:?}", acpi.time);
 }
 
+/// Samples of a boot whose kernel has 40 ms of an initcall and 10 ms of the idle task in turn.
+#[test]
+fn time_of_the_idle_task_is_nobodys() {
+    let mut batch = batch();
+    for sample in &mut batch.samples {
+        if (310..390).contains(&(sample.time_ns / MS)) && (sample.time_ns / MS).is_multiple_of(5) {
+            (sample.mode, sample.frame, sample.stack) = (Mode::Idle, 1, None);
+        }
+    }
+    let boot = read(&batch);
+    let acpi = boot.initcalls.iter().find(|call| call.function == "acpi_init").expect("acpi_init");
+    assert_eq!(acpi.time.samples, 64);
+    assert!((acpi.time.s - 0.064).abs() < 0.001, "{:?}", acpi.time);
+}
+
+/// A vCPU that runs `on_us` of a program every 0.2 s and is halted otherwise, sampled at `rate` Hz for 200 s: a stretch of
+/// the clock holds one such run, and many hold no sample.
+fn mostly_halted(on_us: u64, rate: f64) -> f64 {
+    use crate::clock::{ClockKind, Intervals};
+    const PERIOD: u64 = 200 * MS;
+    let mut batch = batch();
+    batch.samples.clear();
+    batch.events.truncate(1);
+    batch.meta.extend([("clock", "uniform"), ("rate_hz", "200")].map(|(k, v)| (k.to_owned(), v.to_owned())));
+    let (count, mut now) = (1_000, 0);
+    batch.meta[3].1 = (count * PERIOD).to_string();
+    let mut intervals = Intervals::new(ClockKind::Uniform, rate, 3, 0).expect("a clock");
+    let row =
+        SampleRow { frame: 8, stack: Some(8), mode: Mode::User, instance: Some(1), ..SampleRow::default() };
+    // The first samples are of all phases before user space.
+    for (time_ns, frame, stack) in [(0, 1, 1), (1, 3, 3), (2, 8, 8)] {
+        let mode = if frame == 8 { Mode::User } else { Mode::Kernel };
+        let stack = Some(stack);
+        batch.samples.push(SampleRow { time_ns, frame, stack, mode, fell: Fell::Guest, ..row.clone() });
+    }
+    loop {
+        now += intervals.next_ns();
+        if now >= count * PERIOD {
+            break;
+        }
+        let guest = now % PERIOD >= PERIOD - on_us * 1_000;
+        let fell = if guest { Fell::Guest } else { Fell::Halted };
+        batch.samples.push(SampleRow { time_ns: now, fell, instance: Some(2), ..row.clone() });
+    }
+    let guest = on_us * 1_000;
+    batch.microstates = (1..=count)
+        .map(|n| {
+            let states = States { guest, halted: PERIOD - guest, ..States::default() };
+            MicrostateRow { vcpu: 0, time_ns: n * PERIOD, states }
+        })
+        .collect();
+    let boot = read(&batch);
+    let unit = boot.processes.iter().find(|unit| unit.name == "sshd").expect("sshd");
+    unit.time.s / ((count * guest) as f64 / 1e9)
+}
+
+#[test]
+fn stretches_without_a_sample_lose_no_time() {
+    for (on_us, rate) in [(1_000, 200.0), (2_000, 200.0), (1_000, 1_000.0)] {
+        let told = mostly_halted(on_us, rate);
+        assert!((0.99..1.001).contains(&told), "{told} of the time, {on_us} us at {rate} Hz");
+    }
+}
+
 #[test]
 fn a_chart_joins_samples_with_the_same_calls() {
     let directory = tempdir().expect("a directory");

@@ -4,21 +4,21 @@ use std::collections::{HashMap, VecDeque};
 
 use crate::batch::{Batch, Fell, SampleRow};
 use crate::clock::{ClockKind, mean_ns};
-use crate::estimate::{Tallies, Ticks, needed_for, reached};
-use crate::report::Charged;
-use crate::report::paces::{Paces, scaled};
+use crate::estimate::{PartTallies, PartTicks, Ticks, needed_for, reached};
+use crate::report::paces::Paces;
+use crate::report::{Charged, is_ksoftirqd};
 use crate::session::Precision;
 use crate::text;
 
 /// Ticks of a vCPU that wait for the clocks' word on their stretch of time, at most; more count without it.
 const MOST_HELD: usize = 65_536;
 
-/// What is kept until the precision is reached: two bytes per tick, and one tally per process and vCPU.
+/// What is kept until the precision is reached: four bytes per tick, and two tallies per process and vCPU.
 #[derive(Debug)]
 pub(crate) struct Aim {
     wanted: f64,
-    /// Inside are ticks that fell into the guest and did not find it idle.
-    ticks: Ticks,
+    /// Timed are ticks that fell into the guest, inside those that did not find it idle.
+    ticks: PartTicks,
     charged: HashMap<Charged, Charge>,
     vcpus: Vec<Vcpu>,
     paces: Paces,
@@ -26,7 +26,7 @@ pub(crate) struct Aim {
 
 #[derive(Debug, Default)]
 struct Charge {
-    tallies: Tallies,
+    tallies: PartTallies,
     /// Name of the process, and whether it is none but a kernel thread.
     comm: [u8; 16],
     kernel_thread: bool,
@@ -49,10 +49,17 @@ struct Vcpu {
 
 impl Aim {
     /// Half an interval of at most `wanted` (0.01 for one per cent of the whole).
-    pub(crate) fn new(wanted: f64, clock: ClockKind, rate_hz: f64, vcpus: u8) -> Self {
+    pub(crate) fn new(wanted: f64, (clock, rate_hz): (ClockKind, f64), vcpus: u8, one_clock: bool) -> Self {
+        let ticks = || {
+            let mut ticks = Ticks::new(clock, mean_ns(rate_hz));
+            if one_clock {
+                ticks.tick_at_once();
+            }
+            ticks
+        };
         Self {
             wanted,
-            ticks: Ticks::new(clock, mean_ns(rate_hz)),
+            ticks: PartTicks::new(ticks),
             charged: HashMap::new(),
             vcpus: vec![Vcpu::default(); usize::from(vcpus)],
             paces: Paces::default(),
@@ -62,7 +69,8 @@ impl Aim {
     /// Takes a sample with its task: name of the process, and whether it is a kernel thread.
     pub(crate) fn sample(&mut self, sample: &SampleRow, task: Option<([u8; 16], bool)>) {
         let guest = sample.fell == Fell::Guest;
-        let charged = Charged::of(sample.mode, sample.instance).filter(|_| guest);
+        let serves = |_| task.is_some_and(|(comm, kernel)| is_ksoftirqd(&text::comm(&comm), kernel));
+        let charged = Charged::of(sample.mode, sample.instance, serves).filter(|_| guest);
         if let (Some(charged), Some((comm, kernel_thread))) = (charged, task) {
             let charge = self.charged.entry(charged).or_default();
             (charge.comm, charge.kernel_thread) = (comm, kernel_thread);
@@ -101,7 +109,7 @@ impl Aim {
     fn count(&mut self, id: u8, until_ns: u64) {
         let Some(vcpu) = self.vcpus.get_mut(usize::from(id)) else { return };
         while let Some(held) = vcpu.held.pop_front_if(|held| held.time_ns <= until_ns) {
-            let tick = self.ticks.tick_of_part(id, held.time_ns, held.guest, held.charged.is_some());
+            let tick = self.ticks.tick(id, held.time_ns, held.guest, held.charged.is_some());
             if let Some(charged) = held.charged {
                 self.charged.entry(charged).or_default().tallies.add(&self.ticks, tick);
             }
@@ -110,8 +118,7 @@ impl Aim {
 
     /// Where the run stands, by the largest share; `None` where nothing was sampled.
     pub(crate) fn look(&self) -> Option<Precision> {
-        let time = |(id, vcpu): (u8, &Vcpu)| (id, scaled(vcpu.guest_ns, self.ticks.part_inside(id)));
-        let times: Vec<(u8, u64)> = (0..).zip(&self.vcpus).map(time).collect();
+        let times: Vec<(u8, u64)> = (0..).zip(&self.vcpus).map(|(id, vcpu)| (id, vcpu.guest_ns)).collect();
         let estimates = self.charged.iter().map(|(charged, charge)| {
             let estimate = self.ticks.estimate(&times, &charge.tallies);
             (charged, charge, estimate)
@@ -150,7 +157,7 @@ mod tests {
 
     /// A thousand ticks a second on one vCPU: every fourth hits instance 2, the others instance 1.
     fn aim(samples: u64, fell: Fell) -> Aim {
-        let mut aim = Aim::new(0.03, ClockKind::Exponential, 1_000.0, 1);
+        let mut aim = Aim::new(0.03, (ClockKind::Exponential, 1_000.0), 1, false);
         for n in 0..samples {
             let instance = Some(if n % 4 == 0 { 2 } else { 1 });
             let comm = if n % 4 == 0 { b"calm" } else { b"busy" };
@@ -197,7 +204,7 @@ mod tests {
     #[test]
     fn a_phase_that_lost_ticks_counts_for_its_time() {
         const SECOND: u64 = 1_000_000_000;
-        let mut aim = Aim::new(0.03, ClockKind::Exponential, 1_000.0, 1);
+        let mut aim = Aim::new(0.03, (ClockKind::Exponential, 1_000.0), 1, false);
         // Two seconds of instance 1 with all ticks, then two of instance 2 with a quarter of them.
         for n in 0..4_000_u64 {
             let instance = Some(if n < 2_000 { 1 } else { 2 });
@@ -220,6 +227,31 @@ mod tests {
         }
         let share = aim.look().expect("samples").share;
         assert!((share.share - 0.5).abs() < 0.01, "{share:?}");
+    }
+
+    /// Two vCPUs, each busy with a process of its own for half of the time that it is in the guest.
+    #[test]
+    fn what_a_vcpu_is_busy_for_is_an_estimate() {
+        let mut aim = Aim::new(0.01, (ClockKind::Exponential, 1_000.0), 2, false);
+        for n in 0..10_000_u64 {
+            for vcpu in 0..2_u8 {
+                // Out of step, as random ticks are.
+                let busy = (n * 7 + n / 3) % 2 == u64::from(vcpu);
+                let (mode, instance) =
+                    if busy { (Mode::User, Some(vcpu.into())) } else { (Mode::Idle, None) };
+                let time_ns = n * 1_000_000;
+                let row =
+                    SampleRow { vcpu, mode, fell: Fell::Guest, instance, time_ns, ..SampleRow::default() };
+                aim.sample(&row, Some((*b"work\0\0\0\0\0\0\0\0\0\0\0\0", false)));
+            }
+        }
+        let states = States { guest: 10_000_000_000, ..States::default() };
+        let row = |vcpu| MicrostateRow { vcpu, time_ns: 10_000_000_000, states };
+        aim.clocks(&Batch { microstates: vec![row(0), row(1)], ..Batch::default() }, true);
+        let found = aim.look().expect("samples");
+        // The standard error of a ratio of two halves of 10,000 samples: sqrt(2 * 0.25^2 * 0.25 / 10,000) / 0.5^2 / 2.
+        let half = found.share.distance();
+        assert!((half / (1.96 * 0.003_535) - 1.0).abs() < 0.02, "{found:?}");
     }
 
     #[test]

@@ -44,7 +44,7 @@ impl Collector {
         self.totals.seen = self.gate.seen;
         self.totals.precision = self.aim.as_ref().and_then(Aim::look);
         let mut last = std::mem::take(&mut self.batch);
-        last.meta = meta;
+        last.meta.extend(meta);
         last.meta.push(("duration_ns".to_owned(), duration.to_string()));
         if complete {
             last.meta.push(("complete".to_owned(), "1".to_owned()));

@@ -32,6 +32,7 @@ use vmm::{
 use crate::batch::{Batch, EventRow, InjectedRow, Sink};
 use crate::census::Notes;
 use crate::conditions::Gate;
+use crate::estimate::guest_error_key;
 use crate::exact::watch::Watch;
 use crate::initrd::Initrd;
 use crate::memory::GuestMemory;
@@ -277,6 +278,9 @@ impl Collector {
             let (mut row, window) = meter.read(self.shared.zero_ns);
             let passed_over = self.passed_over.get(usize::from(row.id)).copied().unwrap_or(0);
             row.samples = row.samples.saturating_sub(passed_over);
+            if let Some(error) = meter.guest_error() {
+                self.batch.meta.push((guest_error_key(row.id), error.to_string()));
+            }
             self.batch.vcpus.push(row);
             self.batch.microstates.extend(window);
         }

@@ -4,7 +4,7 @@
 //! it speaks of the time of these two runs. With several it comes from how the runs of a side differ, and speaks of runs
 //! like these. docs/statistics.md says more.
 
-mod significance;
+pub(crate) mod significance;
 #[cfg(test)]
 mod tests;
 
@@ -14,10 +14,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::estimate::Z_95;
 use crate::profile::Profile;
-use crate::report::{Estimate, Filter, ReportError, ShareKey, Shares, SharesBy};
+use crate::report::command::has_command;
+use crate::report::{COMMAND, Estimate, Filter, ReportError, ShareKey, Shares, SharesBy};
 use significance::{Tested, holm, one_run, welch};
 
-/// Chance that a table of things that have not changed has any mark.
+/// Chance that a table of things that have not changed has any mark. With several runs of each side, things are programs;
+/// with one of each, they are the times of these very runs, and a re-run of one program has changed.
 pub const LEVEL: f64 = 0.05;
 /// Things with fewer samples than this in all runs together are not tested: they could never be marked, and each test
 /// makes the others stricter.
@@ -62,8 +64,26 @@ pub struct Change {
     pub p: Option<f64>,
     /// The same for the largest of all changes in the table (Holm): marked where it is at most [`LEVEL`].
     pub p_adjusted: Option<f64>,
-    /// The change is more than chance.
+    /// The change is more than chance: with one run of each side, more than that of which moments were sampled.
     pub marked: bool,
+}
+
+/// CPU time per run of all that is judged together.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Whole {
+    /// It is the time of the command's process tree (`vprof run IMAGE -- CMD`); else of what the filter chooses, which may be
+    /// all time in the guest that is not idle.
+    pub command: bool,
+    /// Time per run, s. It is tested by itself: `p_adjusted` is `p`.
+    pub time_s: Change,
+}
+
+impl Whole {
+    /// Growth as a part of the time before, beyond chance; negative where it has shrunk, 0 where it may be chance.
+    pub fn growth(&self) -> f64 {
+        let Change { before, change, marked, .. } = self.time_s;
+        if marked { change / before } else { 0.0 }
+    }
 }
 
 /// One function, process or stack.
@@ -103,7 +123,7 @@ pub struct Side {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Method {
-    /// From the intervals of two runs.
+    /// From the intervals of two runs. It is about these two runs only: a re-run of one program may be marked.
     TwoRuns,
     /// From the differences between runs of a side: Welch's t.
     Welch,
@@ -120,7 +140,7 @@ pub struct Diff {
     pub method: Method,
     /// Whether intervals hold: not under a fixed clock.
     pub intervals_valid: bool,
-    /// Chance of any mark where nothing has changed.
+    /// Chance of any mark where nothing has changed, see [`LEVEL`].
     pub level: f64,
     /// Rows that are tested.
     pub tested: usize,
@@ -128,6 +148,8 @@ pub struct Diff {
     pub before: Side,
     /// After.
     pub after: Side,
+    /// What a limit of time judges.
+    pub whole: Whole,
     /// The largest change of share first, marked ones before others.
     pub rows: Vec<DiffRow>,
 }
@@ -156,10 +178,23 @@ impl Diff {
             profiles.iter().map(read).collect::<Result<Vec<_>, _>>()
         };
         let (first, second) = (read(before)?, read(after)?);
-        match missing {
-            Some(error) if found == 0 => Err(error.into()),
-            _ => Self::of(&first, &second, filter, by),
+        if let Some(error) = missing.filter(|_| found == 0) {
+            return Err(error.into());
         }
+        let mut diff = Self::of(&first, &second, filter, by)?;
+        let with_command = |profiles: &[Profile]| -> Result<bool, ReportError> {
+            let mut all = profiles.iter().map(has_command);
+            all.try_fold(true, |so_far, has| Ok(so_far && has?))
+        };
+        if filter.is_of_all() && with_command(before)? && with_command(after)? {
+            let tree = Filter { tree: Some(COMMAND.to_owned()), ..filter.clone() };
+            let read = |profiles: &[Profile]| {
+                let runs = profiles.iter().map(|profile| Shares::read(profile, &tree, SharesBy::Process));
+                runs.collect::<Result<Vec<_>, _>>()
+            };
+            diff.whole = whole(&read(before)?, &read(after)?, diff.method, true);
+        }
+        Ok(diff)
     }
 
     /// Compares what was read.
@@ -193,29 +228,38 @@ impl Diff {
             tested,
             before: side(before),
             after: side(after),
+            whole: whole(before, after, method, false),
             rows,
         })
     }
 
-    /// Rows that got more, marked.
-    pub fn grown(&self, more_than: Limit) -> impl Iterator<Item = &DiffRow> {
-        self.rows.iter().filter(move |row| {
-            let (change, limit) = match more_than {
-                Limit::Share(limit) => (&row.share, limit),
-                Limit::Seconds(limit) => (&row.time_s, limit),
-            };
-            change.marked && change.change > limit
-        })
+    /// Rows whose share has grown by more than this, marked; 0.05 is five points.
+    pub fn grown(&self, share: f64) -> impl Iterator<Item = &DiffRow> {
+        self.rows.iter().filter(move |row| row.share.marked && row.share.change > share)
     }
 }
 
 /// How much more is too much.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Limit {
-    /// Of the share: 0.05 is five points.
-    Share(f64),
-    /// Of the time per run, s.
+    /// Of [`Diff::whole`], as a part of what it was: 0.05 is a twentieth more.
+    Growth(f64),
+    /// Of [`Diff::whole`], s per run.
     Seconds(f64),
+    /// Of the share of any row: 0.05 is five points.
+    Points(f64),
+}
+
+/// The change of all that was chosen together.
+fn whole(before: &[Shares], after: &[Shares], method: Method, command: bool) -> Whole {
+    let value =
+        |run: &Shares| Value { at: run.whole.time_s, low: run.whole.time_low_s, high: run.whole.time_high_s };
+    let values = |runs: &[Shares]| runs.iter().map(value).collect::<Vec<_>>();
+    let samples: u64 = before.iter().chain(after).map(|run| run.whole.samples).sum();
+    let mut time_s = change(&values(before), &values(after), method, samples >= FEWEST);
+    time_s.p_adjusted = time_s.p;
+    time_s.marked = time_s.p.is_some_and(|p| p <= LEVEL);
+    Whole { command, time_s }
 }
 
 /// A thing's estimates in all runs of both sides.
@@ -256,10 +300,10 @@ fn rows(before: &[Shares], after: &[Shares], method: Method) -> Vec<DiffRow> {
 
 /// A value of one run with its 95 % interval.
 #[derive(Debug, Clone, Copy)]
-struct Value {
-    at: f64,
-    low: f64,
-    high: f64,
+pub(crate) struct Value {
+    pub at: f64,
+    pub low: f64,
+    pub high: f64,
 }
 
 impl Value {

@@ -7,7 +7,7 @@ use crate::estimate::Z_95;
 
 /// A change's 95 % interval, and the chance of such a change where there is none.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Tested {
+pub(crate) struct Tested {
     pub low: f64,
     pub high: f64,
     pub p: f64,
@@ -16,7 +16,7 @@ pub(super) struct Tested {
 /// Of one run before and one after: the squared distances to the ends of their intervals add, each on the side that the
 /// change's end is on (R. G. Newcombe, Interval estimation for the difference between independent proportions, Statistics
 /// in Medicine 17, 1998, method 10). The chance is that of a normal deviate as far out as zero is by the same distance.
-pub(super) fn one_run(before: Value, after: Value) -> Tested {
+pub(crate) fn one_run(before: Value, after: Value) -> Tested {
     let change = after.at - before.at;
     let down = (after.at - after.low).hypot(before.high - before.at);
     let up = (after.high - after.at).hypot(before.at - before.low);
@@ -28,7 +28,7 @@ pub(super) fn one_run(before: Value, after: Value) -> Tested {
 /// Of several runs on both sides: Welch's t (B. L. Welch, The generalization of "Student's" problem when several different
 /// population variances are involved, Biometrika 34, 1947), from the variance between the runs of a side. That is taken
 /// for no less than what sampling alone makes of it, since few runs may lie close together by chance.
-pub(super) fn welch(before: &[Value], after: &[Value]) -> Tested {
+pub(crate) fn welch(before: &[Value], after: &[Value]) -> Tested {
     let (before, after) = (Spread::of(before), Spread::of(after));
     let change = after.mean - before.mean;
     let variance = before.of_mean + after.of_mean;
@@ -70,7 +70,7 @@ impl Spread {
 }
 
 /// Chance of a normal deviate at least this far from zero.
-fn two_sided(z: f64) -> f64 {
+pub(crate) fn two_sided(z: f64) -> f64 {
     match Normal::new(0.0, 1.0) {
         Ok(normal) if z.is_finite() => (2.0 * normal.sf(z)).min(1.0),
         _ => 0.0,
@@ -80,7 +80,7 @@ fn two_sided(z: f64) -> f64 {
 /// Chances adjusted for all being looked at together (S. Holm, A simple sequentially rejective multiple test procedure,
 /// Scandinavian Journal of Statistics 6, 1979): the chance of any at most `x` by mistake is at most `x`, however they depend
 /// on one another.
-pub(super) fn holm(chances: &[f64]) -> Vec<f64> {
+pub(crate) fn holm(chances: &[f64]) -> Vec<f64> {
     let mut order: Vec<usize> = (0..chances.len()).collect();
     order.sort_by(|a, b| chances[*a].total_cmp(&chances[*b]));
     let mut adjusted = vec![1.0; chances.len()];

@@ -12,17 +12,19 @@ use crate::report::Estimate;
 
 /// A run of `samples` ticks whose things have these weights, in as much time as each takes.
 fn run(random: &mut ChaCha8Rng, weights: &[f64], samples: u64, busy_s: f64) -> Shares {
-    let all: f64 = weights.iter().sum();
+    let sum: f64 = weights.iter().sum();
     let mut ticks = Ticks::new(ClockKind::Exponential, 1e6);
     let mut tallies = vec![Tallies::default(); weights.len()];
+    let mut all = Tallies::default();
     for n in 0..samples {
         let tick = ticks.tick(0, n * 1_000_000, true);
-        let mut at = random.random::<f64>() * all;
+        let mut at = random.random::<f64>() * sum;
         let hit = weights.iter().position(|weight| {
             at -= weight;
             at < 0.0
         });
         tallies[hit.unwrap_or(0)].add(&ticks, tick);
+        all.add(&ticks, tick);
     }
     let ns = vec![(0, Duration::from_secs_f64(busy_s).as_nanos().try_into().expect("a short run"))];
     let estimate = |tallies: &Tallies| {
@@ -34,6 +36,7 @@ fn run(random: &mut ChaCha8Rng, weights: &[f64], samples: u64, busy_s: f64) -> S
     Shares {
         rows: hit.map(|(n, tallies)| (key(n), estimate(tallies))).collect(),
         absent: estimate(&Tallies::default()),
+        whole: estimate(&all),
         busy_samples: samples,
         busy_s,
         duration_s: busy_s,
@@ -86,9 +89,10 @@ fn a_function_that_is_a_fifth_slower_is_found_and_no_other() {
     let (truth, truth_s) = (1.2 / 5.2 - 0.2, 0.8);
     assert!(row.share.low < truth && truth < row.share.high, "{row:?}");
     assert!(row.time_s.low < truth_s && truth_s < row.time_s.high, "{row:?}");
-    assert_eq!(diff.grown(Limit::Seconds(0.5)).count(), 1);
-    assert_eq!(diff.grown(Limit::Seconds(1.5)).count(), 0);
-    assert_eq!(diff.grown(Limit::Share(0.02)).map(|row| row.key.name.as_str()).collect::<Vec<_>>(), ["f2"]);
+    assert_eq!(diff.grown(0.02).map(|row| row.key.name.as_str()).collect::<Vec<_>>(), ["f2"]);
+    let whole = &diff.whole;
+    assert!(!whole.command && (whole.time_s.change - 0.8).abs() < 1e-3, "{whole:?}");
+    assert!((whole.growth() - 0.04).abs() < 1e-3, "{whole:?}");
 }
 
 /// Runs whose functions differ from run to run by a few percent.
@@ -159,4 +163,16 @@ fn measurements_are_compared_group_by_group() {
     let marked: Vec<bool> = changes.iter().map(|change| change.marked).collect();
     assert_eq!(marked, [true, false, false]);
     assert!((changes[0].change - 0.5).abs() < 1e-9 && changes[0].low > 0.4);
+}
+
+/// Where one thing is faster, the shares of all others grow; no time does.
+#[test]
+fn an_improvement_is_no_growth_of_time() {
+    let mut random = ChaCha8Rng::seed_from_u64(12);
+    let diff = diff(
+        &[run(&mut random, &[1.0, 3.0], 4_000, 4.0), run(&mut random, &[1.0, 3.0], 4_000, 4.0)],
+        &[run(&mut random, &[1.0, 1.0], 2_000, 2.0), run(&mut random, &[1.0, 1.0], 2_000, 2.0)],
+    );
+    assert_eq!(diff.grown(0.05).map(|row| row.key.name.as_str()).collect::<Vec<_>>(), ["f0"]);
+    assert!(diff.whole.time_s.marked && diff.whole.growth() < -0.49, "{:?}", diff.whole);
 }

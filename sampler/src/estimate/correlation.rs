@@ -51,41 +51,45 @@ struct Correlations {
 impl Correlations {
     fn of(track: &Track, tally: &Tally, p: f64) -> Option<Self> {
         let (same, near) = tally.pairs(track);
-        let ticks = track.len() as f64;
         // The sum of e^2 over all ticks.
         let square = track.inside as f64 * p * (1.0 - p);
-        let correlation = |same: f64, near: f64, both: f64, all: f64| {
+        Self::new(track, square, |count| {
+            let same = count(&same);
+            (same - p * count(&near) + p * p * count(&track.both), same * (1.0 - p))
+        })
+    }
+
+    /// Of any deviation with the mean 0 whose squares add up to `square` over all ticks. `products` tells of a class of pairs,
+    /// of which a function counts those of any kind, the sum of its products and about that of their squares.
+    fn new(
+        track: &Track,
+        square: f64,
+        products: impl Fn(&dyn Fn(&Pairs) -> f64) -> (f64, f64),
+    ) -> Option<Self> {
+        let ticks = track.len() as f64;
+        let correlation = |count: &dyn Fn(&Pairs) -> f64| {
+            let all = count(&track.all);
             if all < 1.0 {
                 return Measured { value: 0.0, error: f64::INFINITY };
             }
-            let sum = same - p * near + p * p * both;
+            let (sum, squares) = products(count);
             let scale = ticks / (square * all);
             // Independent samples give 1/all; runs add the chance by which each of their pairs fell into this class.
-            Measured { value: sum * scale, error: (1.0 / all + same * (1.0 - p) * scale * scale).sqrt() }
+            Measured { value: sum * scale, error: (1.0 / all + squares * scale * scale).sqrt() }
         };
-        let class = |i: usize| {
-            let [same, near, both, all] =
-                [same.first[i], near.first[i], track.both.first[i], track.all.first[i]];
-            correlation(same.into(), near.into(), both.into(), all.into())
-        };
-        let sum = |pairs: Pairs| pairs.first.iter().map(|&n| f64::from(n)).sum();
-        let all: f64 = sum(track.all);
-        if ticks < 2.0 || square <= 0.0 || all < 1.0 {
+        let first = |pairs: &Pairs| pairs.first.iter().map(|&n| f64::from(n)).sum();
+        let second = |pairs: &Pairs| f64::from(pairs.second);
+        if ticks < 2.0 || square <= 0.0 || first(&track.all) < 1.0 {
             return None;
         }
-        let first = correlation(sum(same), sum(near), sum(track.both), all);
-        let second = correlation(
-            same.second.into(),
-            near.second.into(),
-            track.both.second.into(),
-            track.all.second.into(),
-        );
-        let plain =
-            |measured: Measured, all: f64| Measured { error: all.max(1.0).sqrt().recip(), ..measured };
+        let plain = |count: &dyn Fn(&Pairs) -> f64| {
+            let error = count(&track.all).max(1.0).sqrt().recip();
+            Measured { error, ..correlation(count) }
+        };
         Some(Self {
-            classes: [0, 1, 2, 3].map(class),
-            first: plain(first, all),
-            second: plain(second, track.all.second.into()),
+            classes: [0, 1, 2, 3].map(|class| correlation(&|pairs| f64::from(pairs.first[class]))),
+            first: plain(&first),
+            second: plain(&second),
         })
     }
 
@@ -132,15 +136,85 @@ impl Correlations {
     }
 }
 
-/// The design effect for one state on one vCPU under the uniform clock, of which this part of the ticks is there. What is
-/// missing at random takes the same part of what the clock's evenness is worth: `u(t)` and `1/m` of docs/statistics.md
-/// both shrink by it.
-pub(super) fn design_effect(track: &Track, tally: &Tally, kept: f64) -> f64 {
+/// The design effect for one state on one vCPU under the uniform clock.
+pub(super) fn design_effect(track: &Track, tally: &Tally) -> f64 {
     let (k, n) = (tally.count(), track.inside);
     if k < FEWEST || n.saturating_sub(k) < FEWEST {
         return 1.0;
     }
     let p = k as f64 / n as f64;
-    let effect = Correlations::of(track, tally, p).map_or(1.0, |correlations| correlations.effect());
-    if effect < 1.0 { 1.0 - kept * (1.0 - effect) } else { effect }
+    kept_effect(track, Correlations::of(track, tally, p).map_or(1.0, |correlations| correlations.effect()))
+}
+
+/// A deviation that has one value for ticks of a state, one for others of the part that the state belongs to, and one for
+/// the rest of the ticks inside; its mean over these is 0.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Contrast {
+    pub hit: f64,
+    pub part: f64,
+    pub rest: f64,
+}
+
+impl Contrast {
+    /// Sum of its squares over so many ticks of each kind.
+    pub fn squares(&self, [hit, part, rest]: [f64; 3]) -> f64 {
+        hit * self.hit.powi(2) + part * self.part.powi(2) + rest * self.rest.powi(2)
+    }
+
+    /// Its square, as a deviation of the same kind.
+    fn squared(&self) -> Self {
+        Self { hit: self.hit.powi(2), part: self.part.powi(2), rest: self.rest.powi(2) }
+    }
+
+    /// The sum of its products over pairs of ticks: it is `rest` for all inside, more by a step for those in the part, and
+    /// by another for those of the state.
+    fn products(&self, track: &Track, pairs: &PartPairs, count: &dyn Fn(&Pairs) -> f64) -> f64 {
+        let (rest, part, hit) = (self.rest, self.part - self.rest, self.hit - self.part);
+        rest * rest * count(&track.both)
+            + rest * part * count(&pairs.part_near_whole)
+            + part * part * count(&pairs.part)
+            + rest * hit * count(&pairs.near_whole)
+            + part * hit * count(&pairs.near_part)
+            + hit * hit * count(&pairs.same)
+    }
+}
+
+/// Pairs of ticks of a state, of the part that it belongs to, and of all inside. Neighbours count on each side.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct PartPairs {
+    /// Both of the state.
+    pub same: Pairs,
+    /// One of the state, the other in the part; the other inside.
+    pub near_part: Pairs,
+    pub near_whole: Pairs,
+    /// Both in the part.
+    pub part: Pairs,
+    /// One in the part, the other inside.
+    pub part_near_whole: Pairs,
+}
+
+/// The design effect of a contrast on one vCPU under the uniform clock, with so many ticks of each kind.
+pub(super) fn contrast_effect(
+    track: &Track,
+    pairs: &PartPairs,
+    contrast: &Contrast,
+    counts: [f64; 3],
+) -> f64 {
+    let (square, fourth) = (contrast.squares(counts), contrast.squared().squares(counts));
+    // As many ticks of one size would carry the variance. A state of `k` of many samples has this number of them.
+    if square * square < (FEWEST as f64 - 0.1) * fourth {
+        return 1.0;
+    }
+    let squared = contrast.squared();
+    let correlations = Correlations::new(track, square, |count| {
+        (contrast.products(track, pairs, count), squared.products(track, pairs, count))
+    });
+    let effect = correlations.map_or(1.0, |correlations| correlations.effect());
+    kept_effect(track, effect)
+}
+
+/// What is missing at random takes the same part of what the clock's evenness is worth: `u(t)` and `1/m` of
+/// docs/statistics.md both shrink by it.
+fn kept_effect(track: &Track, effect: f64) -> f64 {
+    if effect < 1.0 { 1.0 - track.kept() * (1.0 - effect) } else { effect }
 }

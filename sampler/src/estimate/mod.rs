@@ -31,6 +31,7 @@
 mod correlation;
 mod design;
 mod interval;
+mod part;
 mod plan;
 mod strata;
 mod stretches;
@@ -39,9 +40,10 @@ mod tally;
 mod tests;
 
 pub use interval::{Share, Z_95, share};
+pub use part::{PartTallies, PartTicks};
 pub use plan::{needed, needed_for, reached};
 pub use strata::{Estimate, Time};
-pub use tally::{Tallies, Tally, Tick, Ticks};
+pub use tally::{ONE_CLOCK, Tallies, Tally, Tick, Ticks, guest_error_key};
 
 use crate::clock::ClockKind;
 

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::correlation::design_effect;
-use super::interval::{Share, around};
+use super::interval::{Share, Z_95, around};
 use super::stretches::Weights;
 use super::tally::{Tallies, Tally, Ticks, Track};
 use crate::clock::ClockKind;
@@ -42,13 +42,17 @@ struct Stratum {
     /// Ticks inside.
     inside: f64,
     effect: f64,
+    /// Relative variance of the time.
+    time_error: f64,
+    /// By how much it may be shorter and longer, as parts of it.
+    time_bounds: [f64; 2],
 }
 
 impl Stratum {
-    fn new(weight: f64, ticks: &Ticks, track: &Track, tally: Option<&Tally>) -> Self {
+    fn new((vcpu, weight): (u8, f64), ticks: &Ticks, track: &Track, tally: Option<&Tally>) -> Self {
         let (count, inside) = (tally.map_or(0, Tally::count), track.inside);
         let runs = match tally {
-            Some(tally) if ticks.clock == ClockKind::Uniform => design_effect(track, tally, track.kept()),
+            Some(tally) if ticks.clock == ClockKind::Uniform => design_effect(track, tally),
             _ => 1.0,
         };
         let (share, uneven) = match track.stretches.inside() {
@@ -59,7 +63,8 @@ impl Stratum {
             }
             None => (count as f64 / inside as f64, 1.0),
         };
-        Self { weight, share, inside: inside as f64, effect: runs * uneven }
+        let (time_error, time_bounds) = (ticks.time_error(vcpu), ticks.time_bounds(vcpu));
+        Self { weight, share, inside: inside as f64, effect: runs * uneven, time_error, time_bounds }
     }
 }
 
@@ -97,42 +102,62 @@ impl Ticks {
             };
             let tally = tallies.of(*vcpu);
             (k, n) = (k + tally.map_or(0, Tally::count), n + track.inside);
-            strata.push(Stratum::new(weight, self, track, tally));
+            strata.push(Stratum::new((*vcpu, weight), self, track, tally));
         }
         let known = 1.0 - unseen;
         if n == 0 || known <= 0.0 {
             return Estimate {
                 samples: k,
                 share: Share::UNKNOWN,
-                time: time(Share::UNKNOWN, total),
+                time: time(Share::UNKNOWN, total, 0.0, [0.0; 2]),
                 effective: 0.0,
             };
         }
         let share: f64 = strata.iter().map(|s| s.weight / known * s.share).sum();
-        let effective = effective(&strata, known, k as f64, n as f64);
-        let seen = around(share.min(1.0), effective, k, n);
-        let share = Share { share: seen.share, low: seen.low * known, high: seen.high * known + unseen };
-        Estimate { samples: k, share, time: time(share, total), effective }
+        let interval = |effective| {
+            let seen = around(share.min(1.0), effective, k, n);
+            Share { share: seen.share, low: seen.low * known, high: seen.high * known + unseen }
+        };
+        let effective = |of_share| self.effective(&strata, known, (k as f64, n as f64), of_share);
+        let of_time = interval(effective(false));
+        let (share, effective) = match self.times_are_exact() {
+            true => (of_time, effective(false)),
+            false => (interval(effective(true)), effective(true)),
+        };
+        let errors = strata.iter().map(|s| s.weight * s.share * s.time_error.sqrt());
+        let error = self.variance_of_sum(errors).sqrt();
+        let bounds = [0, 1].map(|end| strata.iter().map(|s| s.weight * s.share * s.time_bounds[end]).sum());
+        Estimate { samples: k, share, time: time(of_time, total, error, bounds), effective }
+    }
+
+    /// The number of independent samples with the same variance. Variances are taken at shares that are drawn towards the
+    /// common one by one sample per vCPU, so that a vCPU whose few samples all missed the state does not count as certain.
+    /// The variance `of_share` holds that of the times that are estimates, by which vCPUs weigh more or less.
+    fn effective(&self, strata: &[Stratum], known: f64, (k, n): (f64, f64), of_share: bool) -> f64 {
+        if let [one] = strata {
+            return one.inside / one.effect;
+        }
+        let common = (k + 0.5) / (n + 1.0);
+        let drawn = |s: &Stratum| (s.share * s.inside + common) / (s.inside + 1.0);
+        let p: f64 = strata.iter().map(|s| s.weight / known * drawn(s)).sum();
+        let error = |s: &Stratum| {
+            let drawn = drawn(s);
+            let of_time = if of_share { (drawn - p).powi(2) * s.time_error } else { 0.0 };
+            s.weight / known * (s.effect * drawn * (1.0 - drawn) / s.inside + of_time).sqrt()
+        };
+        p * (1.0 - p) / self.variance_of_sum(strata.iter().map(error))
     }
 }
 
-/// The number of independent samples with the same variance. Variances are taken at shares that are drawn towards the
-/// common one by one sample per vCPU, so that a vCPU whose few samples all missed the state does not count as certain.
-fn effective(strata: &[Stratum], known: f64, k: f64, n: f64) -> f64 {
-    if let [one] = strata {
-        return one.inside / one.effect;
-    }
-    let common = (k + 0.5) / (n + 1.0);
-    let (mut p, mut variance) = (0.0, 0.0);
-    for stratum in strata {
-        let weight = stratum.weight / known;
-        let drawn = (stratum.share * stratum.inside + common) / (stratum.inside + 1.0);
-        p += weight * drawn;
-        variance += weight * weight * stratum.effect * drawn * (1.0 - drawn) / stratum.inside;
-    }
-    p * (1.0 - p) / variance
-}
-
-fn time(share: Share, total_ns: f64) -> Time {
-    Time { ns: share.share * total_ns, low_ns: share.low * total_ns, high_ns: share.high * total_ns }
+/// A share's time. `error` is the standard error that the whole time brings in, as a part of it; distances of independent
+/// errors add as squares (G. Zou, A. Donner, Construction of confidence limits about effect measures, Statistics in Medicine
+/// 27, 2008). By `bounds`, parts of the whole as well, it may be shorter and longer besides, which no chance limits.
+fn time(share: Share, total_ns: f64, error: f64, bounds: [f64; 2]) -> Time {
+    let [at, low, high] = [share.share, share.low, share.high];
+    let [low, high] = match error > 0.0 {
+        true => [(at - (at - low).hypot(Z_95 * error)).max(0.0), at + (high - at).hypot(Z_95 * error)],
+        false => [low, high],
+    };
+    let [low, high] = [(low - bounds[0]).max(0.0), high + bounds[1]];
+    Time { ns: at * total_ns, low_ns: low * total_ns, high_ns: high * total_ns }
 }

@@ -1,7 +1,7 @@
 //! What is counted while samples go by: the ticks of each vCPU, and for each thing of interest its samples and the
 //! pairs of them that are neighbours, or next but one.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use super::correlation::Pairs;
 use super::stretches::{Stretches, Weights};
@@ -10,6 +10,14 @@ use crate::clock::ClockKind;
 /// Bounds of the classes of intervals between neighbouring ticks, as parts of the mean: a quarter each of what the
 /// uniform clock draws. Longer ones (a tick served late, a lost sample) do not join neighbours.
 const CLASSES: [f64; 4] = [0.75, 1.0, 1.25, 1.6];
+
+/// Key of a profile's `meta`: `1` where one clock ticks all vCPUs.
+pub const ONE_CLOCK: &str = "one_clock";
+
+/// Key of a profile's `meta` for the relative standard error of a vCPU's time in the guest, where that is an estimate.
+pub fn guest_error_key(vcpu: u8) -> String {
+    format!("guest_error_{vcpu}")
+}
 
 /// One tick of one vCPU, as [`Ticks::tick`] gave it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,12 +34,79 @@ pub struct Ticks {
     mean_ns: f64,
     /// By vCPU.
     tracks: Vec<Track>,
+    /// One clock ticks all vCPUs.
+    one_clock: bool,
+    /// Relative variances of the times of vCPUs that are estimates themselves.
+    time_errors: Vec<(u8, f64)>,
+    /// By how much the times of vCPUs may be shorter and longer than what is taken, as parts of them.
+    time_bounds: Vec<(u8, [f64; 2])>,
 }
 
 impl Ticks {
     /// No ticks yet, of a clock with this mean interval.
     pub fn new(clock: ClockKind, mean_ns: f64) -> Self {
-        Self { clock, mean_ns, tracks: Vec::new() }
+        Self {
+            clock,
+            mean_ns,
+            tracks: Vec::new(),
+            one_clock: false,
+            time_errors: Vec::new(),
+            time_bounds: Vec::new(),
+        }
+    }
+
+    /// All vCPUs are ticked at the same moments, by one clock: their errors may go together.
+    pub fn tick_at_once(&mut self) {
+        self.one_clock = true;
+    }
+
+    /// The time of `vcpu` is an estimate itself, with this relative standard error.
+    pub fn time_is_estimated(&mut self, vcpu: u8, relative_error: f64) {
+        if relative_error > 0.0 {
+            self.time_errors.push((vcpu, relative_error * relative_error));
+        }
+    }
+
+    /// The time of `vcpu` is taken for `ns`, and lies between these two: the moments that it is between cut stretches of the
+    /// clock.
+    pub fn time_lies_within(&mut self, vcpu: u8, ns: u64, (low, high): (u64, u64)) {
+        if ns > 0 && (low < ns || ns < high) {
+            let part = |apart: u64| apart as f64 / ns as f64;
+            self.time_bounds.push((vcpu, [part(ns.saturating_sub(low)), part(high.saturating_sub(ns))]));
+        }
+    }
+
+    /// See [`Self::time_lies_within`].
+    pub(super) fn time_bounds(&self, vcpu: u8) -> [f64; 2] {
+        self.time_bounds.iter().find(|(of, _)| *of == vcpu).map_or([0.0; 2], |(_, bounds)| *bounds)
+    }
+
+    /// What a profile's `meta` says of its clocks: whether one ticks all vCPUs, and which times are estimates.
+    pub fn tell(&mut self, meta: &BTreeMap<String, String>) {
+        if meta.get(ONE_CLOCK).is_some_and(|value| value == "1") {
+            self.tick_at_once();
+        }
+        for vcpu in 0..=u8::MAX {
+            let error = meta.get(&guest_error_key(vcpu)).and_then(|text| text.parse::<f64>().ok());
+            if let Some(error) = error.filter(|error| error.is_finite()) {
+                self.time_is_estimated(vcpu, error);
+            }
+        }
+    }
+
+    /// Variance of a vCPU's time over its square; 0 where it is exact.
+    pub(super) fn time_error(&self, vcpu: u8) -> f64 {
+        self.time_errors.iter().find(|(of, _)| *of == vcpu).map_or(0.0, |(_, error)| *error)
+    }
+
+    pub(super) fn times_are_exact(&self) -> bool {
+        self.time_errors.is_empty()
+    }
+
+    /// Variance of a sum over vCPUs from the standard errors. Under one clock for all nothing is known of how errors go
+    /// together; they add up at the most, and do so where vCPUs work in step.
+    pub(super) fn variance_of_sum(&self, errors: impl Iterator<Item = f64>) -> f64 {
+        if self.one_clock { errors.sum::<f64>().powi(2) } else { errors.map(|error| error * error).sum() }
     }
 
     /// The exact time of `vcpu` divides like this over the run: for each stretch its end, ns since the moment that ticks

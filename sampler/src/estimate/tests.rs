@@ -149,6 +149,22 @@ fn a_wanted_precision_is_reached_or_not() {
     assert_eq!(needed_for(&wide, 0.0), None);
 }
 
+#[test]
+fn a_time_that_is_cut_or_estimated_is_less_certain() {
+    let (mut ticks, tally) = regular(ClockKind::Exponential, 1_000, 2);
+    let plain = ticks.estimate(&[(0, 1_000)], &tally).time;
+    ticks.time_lies_within(0, 1_000, (900, 1_200));
+    let cut = ticks.estimate(&[(0, 1_000)], &tally).time;
+    assert!(
+        (plain.low_ns - cut.low_ns - 50.0).abs() < 1e-9 && (cut.high_ns - plain.high_ns - 100.0).abs() < 1e-9
+    );
+    let (mut ticks, all) = regular(ClockKind::Exponential, 1_000, 1);
+    ticks.time_is_estimated(0, 0.02);
+    let estimate = ticks.estimate(&[(0, 1_000)], &all);
+    // All of the guest's time, which is known to 2 %.
+    assert!((estimate.time.high_ns - 1_039.2).abs() < 0.1 && estimate.share.high <= 1.0, "{estimate:?}");
+}
+
 mod properties {
     use proptest::prelude::*;
 

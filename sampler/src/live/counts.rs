@@ -39,9 +39,10 @@ pub(super) struct Counts {
 }
 
 impl Counts {
-    pub fn add(&mut self, row: &SampleRow) {
+    /// Counts a sample; `is_ksoftirqd` tells instances that serve soft interrupts.
+    pub fn add(&mut self, row: &SampleRow, is_ksoftirqd: impl FnOnce(u32) -> bool) {
         let kind = match row.fell {
-            Fell::Guest => Charged::of(row.mode, row.instance).map(|charged| Kind {
+            Fell::Guest => Charged::of(row.mode, row.instance, is_ksoftirqd).map(|charged| Kind {
                 charged,
                 mode: row.mode,
                 frame: row.frame,

@@ -16,8 +16,8 @@ use crate::batch::{Batch, ExitRow, InstanceRow, MicrostateRow, Mode, TaskStateRo
 use crate::estimate::share;
 use crate::exact::State;
 use crate::microstate::States;
-use crate::report::Charged;
 use crate::report::tables::{part, seconds};
+use crate::report::{Charged, is_ksoftirqd};
 
 /// The longest span of the last seconds, ns: what is older is forgotten.
 const LONGEST_NS: u64 = 60_000_000_000;
@@ -107,7 +107,11 @@ impl Tables {
         batch.frames.iter().for_each(|row| self.code.frame(row));
         batch.inlined.iter().for_each(|row| self.code.inlined(row));
         batch.stacks.iter().for_each(|row| self.code.stack(row));
-        batch.samples.iter().for_each(|row| self.counts.add(row));
+        for row in &batch.samples {
+            let serves =
+                |id| self.instances.get(&id).is_some_and(|own| is_ksoftirqd(&own.comm, own.kernel_thread));
+            self.counts.add(row, serves);
+        }
         self.vcpus.extend(batch.vcpus.iter().map(|row| (row.id, *row)));
         self.rates.extend(batch.rates.iter().map(|row| (row.vcpu, row.rate_hz)));
         self.stretches.extend(&batch.microstates);

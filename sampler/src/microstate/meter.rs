@@ -33,6 +33,8 @@ pub(crate) struct Meter {
     counters: Vec<u64>,
     /// The sampling rate that was told.
     rate_hz: f64,
+    /// Relative standard error of the time in the guest of an attached vCPU.
+    guest_error: f64,
 }
 
 impl Meter {
@@ -47,6 +49,7 @@ impl Meter {
             told: States::default(),
             exits: HashMap::new(),
             counters: Vec::new(),
+            guest_error: 0.0,
         }
     }
 
@@ -73,6 +76,11 @@ impl Meter {
             window = (states.wall() > 0).then_some(MicrostateRow { vcpu: self.vcpu, time_ns, states });
         }
         (self.published.row(self.vcpu, self.told), window)
+    }
+
+    /// Relative standard error of the time in the guest up to now; `None` where that is exact.
+    pub(crate) fn guest_error(&self) -> Option<f64> {
+        Some(self.guest_error).filter(|error| *error > 0.0)
     }
 
     /// The sampling rate, if it has changed since the last call.
@@ -103,7 +111,9 @@ impl Meter {
         });
         if self.published.clock.is_foreign() {
             let polled = self.kvm.is_some().then(|| self.polled());
-            return attached::split(places, times, &self.published.seen, polled);
+            let states = attached::split(places, times, &self.published.seen, polled);
+            self.guest_error = attached::guest_error(&states, times, &self.published.seen, polled);
+            return states;
         }
         let inside =
             Inside { kvm_ns: self.published.kvm_ns(), polled_ns: self.polled(), stopped_ns: self.stopped_ns };

@@ -379,18 +379,22 @@ JOIN mode m ON m.id = s.mode
 LEFT JOIN frame f ON f.id = s.frame
 LEFT JOIN instance i ON i.id = s.instance;
 
--- Who is charged for each sample that fell into the guest and is not idle: interrupts are not charged to the process they hit.
+-- Who is charged for each sample that fell into the guest and is not idle: interrupts are not charged to the process they hit,
+-- but soft interrupts that a kernel thread ksoftirqd/N serves are its own work.
 CREATE VIEW v_charged AS
 SELECT s.id,
        s.vcpu,
        m.name AS mode,
        CASE WHEN m.name IN ('hardirq', 'nmi') THEN '[hard interrupts]'
+            WHEN m.name = 'softirq' AND i.kernel_thread AND i.comm GLOB 'ksoftirqd/*' THEN i.comm
             WHEN m.name = 'softirq' THEN '[soft interrupts]'
             WHEN m.name = 'boot' THEN '[early boot]'
             WHEN m.name = 'unknown' OR i.id IS NULL THEN '[unknown]'
             ELSE i.comm END AS comm,
-       CASE WHEN m.name IN ('user', 'kernel') AND i.id IS NOT NULL THEN i.pid ELSE 0 END AS pid,
-       CASE WHEN m.name IN ('user', 'kernel') AND i.id IS NOT NULL THEN i.number ELSE 0 END AS instance
+       CASE WHEN m.name IN ('user', 'kernel') AND i.id IS NOT NULL THEN i.pid
+            WHEN m.name = 'softirq' AND i.kernel_thread AND i.comm GLOB 'ksoftirqd/*' THEN i.pid ELSE 0 END AS pid,
+       CASE WHEN m.name IN ('user', 'kernel') AND i.id IS NOT NULL THEN i.number
+            WHEN m.name = 'softirq' AND i.kernel_thread AND i.comm GLOB 'ksoftirqd/*' THEN i.number ELSE 0 END AS instance
 FROM sample s
 JOIN mode m ON m.id = s.mode
 LEFT JOIN instance i ON i.id = s.instance
@@ -401,9 +405,9 @@ SELECT comm,
        pid,
        instance,
        count(*) AS samples,
-       count(*) * 1.0 / sum(count(*)) OVER () AS share,
-       sum(mode = 'user') * 1.0 / sum(count(*)) OVER () AS user_share,
-       sum(mode <> 'user') * 1.0 / sum(count(*)) OVER () AS kernel_share
+       count(*) * 1.0 / sum(count(*)) OVER () AS sample_share,
+       sum(mode = 'user') * 1.0 / sum(count(*)) OVER () AS user_sample_share,
+       sum(mode <> 'user') * 1.0 / sum(count(*)) OVER () AS kernel_sample_share
 FROM v_charged
 GROUP BY comm, pid, instance
 ORDER BY samples DESC;
@@ -420,7 +424,7 @@ SELECT coalesce(n.symbol,
        coalesce(f.module, CASE WHEN f.kind = 'user' THEN coalesce(i.comm, '[unknown]') END) AS module,
        m.name AS mode,
        count(*) AS samples,
-       count(*) * 1.0 / sum(count(*)) OVER () AS share
+       count(*) * 1.0 / sum(count(*)) OVER () AS sample_share
 FROM sample s
 JOIN mode m ON m.id = s.mode
 JOIN frame f ON f.id = s.frame

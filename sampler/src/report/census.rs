@@ -11,7 +11,7 @@ use crate::estimate::{Estimate, Tallies, Tick, Ticks};
 
 /// A moment of the census.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Moment {
+pub(crate) struct Moment {
     pub id: u64,
     /// Since the run's start.
     pub time_ns: u64,
@@ -22,7 +22,7 @@ pub(super) struct Moment {
 
 /// A task in one state: from a moment to the next change, by place among the moments.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Stay {
+pub(crate) struct Stay {
     pub from: usize,
     pub to: usize,
     pub state: String,
@@ -31,7 +31,7 @@ pub(super) struct Stay {
 
 /// What is known of one state of a task.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Spent {
+pub(crate) struct Spent {
     /// As a part of the time of the census.
     pub time: Estimate,
     /// As a part of the task's life.
@@ -40,7 +40,7 @@ pub(super) struct Spent {
 
 /// All moments of the chosen time, and the clock that they make.
 #[derive(Debug)]
-pub(super) struct Moments {
+pub(crate) struct Moments {
     list: Vec<Moment>,
     /// When the first interval began.
     from_ns: u64,
@@ -94,7 +94,7 @@ impl Clock {
 
 impl Moments {
     /// Of a census that began at `from_ns`, with a mean of `hz` moments per second.
-    pub(super) fn new(list: Vec<Moment>, from_ns: u64, hz: f64) -> Self {
+    pub(crate) fn new(list: Vec<Moment>, from_ns: u64, hz: f64) -> Self {
         let mean_ns = mean_ns(hz);
         let clock = Clock::new(&list, from_ns, mean_ns, |_| true);
         let mut all = Tallies::default();
@@ -103,29 +103,29 @@ impl Moments {
         Self { list, from_ns, mean_ns, clock, always: Spent { time: always, life: always } }
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.list.len()
     }
 
     /// How late they came in the mean, s.
-    pub(super) fn late_s(&self) -> f64 {
+    pub(crate) fn late_s(&self) -> f64 {
         let sum: f64 = self.list.iter().map(|moment| moment.late_ns as f64 / 1e9).sum();
         sum / (self.len() as f64).max(1.0)
     }
 
     /// From the beginning of the first interval to the last moment.
-    pub(super) fn span(&self) -> (u64, u64) {
+    pub(crate) fn span(&self) -> (u64, u64) {
         (self.from_ns, self.list.last().map_or(self.from_ns, |last| last.time_ns))
     }
 
     /// The place of the first moment with this id or a later one.
-    pub(super) fn place(&self, id: u64) -> usize {
+    pub(crate) fn place(&self, id: u64) -> usize {
         self.list.partition_point(|moment| moment.id < id)
     }
 
     /// What a task has spent that stayed in these states, in the order of time and without overlap: its life, and for
     /// each of `keys` the stays that it chooses.
-    pub(super) fn spent(&self, stays: &[Stay], keys: &[&dyn Fn(&Stay) -> bool]) -> (Spent, Vec<Spent>) {
+    pub(crate) fn spent(&self, stays: &[Stay], keys: &[&dyn Fn(&Stay) -> bool]) -> (Spent, Vec<Spent>) {
         if let [one] = stays
             && (one.from, one.to) == (0, self.len())
         {

@@ -5,8 +5,9 @@ use serde::{Deserialize, Serialize};
 use super::family::{COMMAND, family};
 use super::sums::Charged;
 use super::view::View;
-use super::{Estimate, Filter};
+use super::{Estimate, Filter, ReportError};
 use crate::batch::Mode;
+use crate::profile::Profile;
 
 /// What the command took.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -21,6 +22,16 @@ pub struct CommandTimes {
     pub user: Option<Estimate>,
     /// The part of it in the kernel: system calls and page faults, without interrupts.
     pub system: Option<Estimate>,
+}
+
+/// Whether a profile is of a run with a command of its own.
+///
+/// # Errors
+/// See [`ReportError`].
+pub(crate) fn has_command(profile: &Profile) -> Result<bool, ReportError> {
+    let sql = "SELECT EXISTS (SELECT 1 FROM meta WHERE key = 'command')";
+    let found = profile.connection().query_row(sql, [], |row| row.get(0));
+    Ok(found.map_err(|error| profile.error(&error))?)
 }
 
 impl CommandTimes {

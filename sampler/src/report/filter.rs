@@ -44,6 +44,14 @@ pub struct Filter {
     pub to_ns: Option<u64>,
 }
 
+impl Filter {
+    /// Nothing but the vCPU and the time is chosen.
+    pub fn is_of_all(&self) -> bool {
+        let Self { vcpu, from_ns, to_ns, .. } = *self;
+        *self == Self { vcpu, from_ns, to_ns, ..Self::default() }
+    }
+}
+
 /// Modes as a person tells them apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

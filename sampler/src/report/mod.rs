@@ -4,10 +4,10 @@
 
 mod annotate;
 mod by;
-mod census;
+pub(crate) mod census;
 mod charged;
 mod code;
-mod command;
+pub(crate) mod command;
 mod exact;
 mod family;
 mod filter;
@@ -48,7 +48,7 @@ pub use recording::{
 };
 pub use shares::{ShareKey, Shares, SharesBy};
 pub use states::{CensusFacts, Known, Source, StateReport, TaskSpent, TimeIn};
-pub(crate) use sums::Charged;
+pub(crate) use sums::{Charged, is_ksoftirqd};
 pub use tree::{CallTree, Direction, LEAST_PART, TreeNode, TreeRequest};
 
 use crate::batch::Fell;
@@ -298,6 +298,11 @@ pub struct Vcpu {
     pub softirq: f64,
     /// Halted, in the idle task, or not started.
     pub idle: f64,
+    /// Samples that met the VMM, and that came late since the vCPU lacked a CPU of the host: they are no part of the five
+    /// above, which add up to 1.
+    pub vmm_samples: u64,
+    /// See `vmm_samples`.
+    pub waiting_samples: u64,
     /// Its time in the chosen part of the run, by what the guest did.
     pub times: ModeTimes,
     /// Executing the guest, whole run, s. This and the next six add up to `wall_s`.

@@ -163,6 +163,8 @@ fn vcpu(row: &VcpuRow, sums: &Sums) -> Vcpu {
         hardirq: of(&[Mode::HardIrq, Mode::Nmi]),
         softirq: of(&[Mode::SoftIrq]),
         idle: of(&[Mode::Idle]),
+        vmm_samples: own.map_or(0, |own| own.vmm),
+        waiting_samples: own.map_or(0, |own| own.samples.saturating_sub(split + own.vmm)),
         times: own.map_or_else(ModeTimes::default, |own| times(row.id, own, sums)),
         guest_s: seconds(row.states.guest),
         halted_s: seconds(row.states.halted),

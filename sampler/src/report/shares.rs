@@ -47,6 +47,8 @@ pub struct Shares {
     pub rows: Vec<(ShareKey, Estimate)>,
     /// What is said of a thing that no sample hit.
     pub absent: Estimate,
+    /// All that was chosen together.
+    pub whole: Estimate,
     /// Samples that fell into the guest and are not idle.
     pub busy_samples: u64,
     /// The time that all shares are of, s.
@@ -66,7 +68,8 @@ impl Shares {
     pub(crate) fn read_none(profile: &Profile, filter: &Filter, by: SharesBy) -> Result<Self, ReportError> {
         let Filter { vcpu, from_ns, to_ns, .. } = *filter;
         let whole = Filter { vcpu, from_ns, to_ns, ..Filter::default() };
-        Ok(Self { rows: Vec::new(), ..Self::read(profile, &whole, by)? })
+        let found = Self::read(profile, &whole, by)?;
+        Ok(Self { rows: Vec::new(), whole: found.absent, ..found })
     }
 
     /// Reads them from the part of a profile that `filter` chooses.
@@ -83,9 +86,11 @@ impl Shares {
         };
         let (tables, tape) = (view.tables, &view.sums.tape);
         let absent = tape.estimates(1, |_| &[]).pop().unwrap_or_default();
+        let whole = tape.estimates(1, |_| &[0]).pop().unwrap_or_default();
         Ok(Self {
             rows,
             absent,
+            whole,
             busy_samples: tape.busy(),
             busy_s: seconds(tape.busy_ns()),
             duration_s: tables.duration_s(),

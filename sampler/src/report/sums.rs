@@ -42,10 +42,16 @@ impl Charged {
         }
     }
 
-    /// `None` for idleness. Interrupts are not charged to the process that they hit.
-    pub(crate) fn of(mode: Mode, instance: Option<u32>) -> Option<Self> {
+    /// `None` for idleness. Interrupts are not charged to the process that they hit; soft interrupts that a CPU's ksoftirqd
+    /// serves are its own work, as in the kernel's books.
+    pub(crate) fn of(
+        mode: Mode,
+        instance: Option<u32>,
+        is_ksoftirqd: impl FnOnce(u32) -> bool,
+    ) -> Option<Self> {
         match (mode, instance) {
             (Mode::Idle, _) => None,
+            (Mode::SoftIrq, Some(instance)) if is_ksoftirqd(instance) => Some(Self::Instance(instance)),
             (Mode::HardIrq | Mode::Nmi, _) => Some(Self::HardIrq),
             (Mode::SoftIrq, _) => Some(Self::SoftIrq),
             (Mode::Boot, _) => Some(Self::Boot),
@@ -53,6 +59,12 @@ impl Charged {
             (Mode::User | Mode::Kernel | Mode::Unknown, _) => Some(Self::Unknown),
         }
     }
+}
+
+/// Whether a task is the kernel's thread that serves a CPU's soft interrupts (kernel/softirq.c, Linux 6.12): `ksoftirqd/N`.
+/// A process that calls itself so is none.
+pub(crate) fn is_ksoftirqd(comm: &str, kernel_thread: bool) -> bool {
+    kernel_thread && comm.starts_with("ksoftirqd/")
 }
 
 /// The code that a sample hit: places of a frame and of its stack ([`NONE`] without one).
@@ -156,6 +168,8 @@ pub(super) struct VcpuSums {
     pub tallies: [Tallies; TIMES],
     /// Those that found it halted.
     pub halted: u64,
+    /// Those that met the VMM; the rest of `samples` waited for a CPU of the host.
+    pub vmm: u64,
     /// Exact time halted, ns.
     pub halted_ns: u64,
 }
@@ -258,12 +272,14 @@ impl Sums {
             chosen: 0,
             leaves: Interned::new(),
             deeds: Interned::new(),
-            tape: Tape::new(tables.clock(), tables.mean_ns(), &spans),
+            tape: Tape::new(tables, &spans),
             late: Histogram::new_with_bounds(1, u64::MAX >> 1, 3).expect("three digits are allowed"),
             late_over: 0,
             unsampled_ns: spans.iter().map(|span| span.unsampled_ns).max().unwrap_or(0),
         };
-        Sample::read(profile, filter, (code, stacks), |sample| sums.add(sample, selection, stacks))?;
+        Sample::read(profile, filter, (code, stacks), |sample| {
+            sums.add(sample, selection, (tables, stacks))
+        })?;
         for span in &spans {
             sums.vcpus.entry(span.vcpu).or_default().halted_ns = span.halted_ns;
         }
@@ -271,14 +287,14 @@ impl Sums {
         Ok(sums)
     }
 
-    fn add(&mut self, sample: &Sample, selection: &Selection, stacks: &Stacks) {
+    fn add(&mut self, sample: &Sample, selection: &Selection, (tables, stacks): (&Tables, &Stacks)) {
         let Sample { vcpu, mode, frame, stack, tid, .. } = *sample;
         self.samples += 1;
         self.ticks.count(sample.fell);
         self.late.saturating_record(sample.late_ns);
         self.late_over += u64::from(sample.late_ns > LATE_NS);
         let guest = sample.fell == Some(Fell::Guest);
-        let charged = Charged::of(mode, sample.instance);
+        let charged = Charged::of(mode, sample.instance, |id| tables.is_ksoftirqd(id));
         let tick = self.tape.tick(vcpu, sample.time_ns, guest, charged.is_some());
         let slot = MODES.iter().position(|(known, _)| *known == mode).unwrap_or(MODE_COUNT - 1);
         let own = self.vcpus.entry(vcpu).or_default();
@@ -287,6 +303,7 @@ impl Sums {
             let halted = u64::from(sample.fell == Some(Fell::Halted));
             own.modes[slot] += halted;
             own.halted += halted;
+            own.vmm += u64::from(sample.fell == Some(Fell::Vmm));
             return;
         }
         own.modes[slot] += 1;

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use rusqlite::{Connection, Row};
 
 use super::paces::{Paces, scaled};
+use super::sums::is_ksoftirqd;
 use super::{Event, Filter};
 use crate::batch::VcpuRow;
 use crate::clock::{ClockKind, mean_ns};
@@ -131,6 +132,11 @@ impl Tables {
         seconds(self.parsed("duration_ns"))
     }
 
+    /// Whether an instance serves soft interrupts.
+    pub(super) fn is_ksoftirqd(&self, instance: u32) -> bool {
+        self.instances.get(&instance).is_some_and(|own| is_ksoftirqd(&own.comm, own.kernel_thread))
+    }
+
     /// Where a process belongs.
     pub(super) fn cgroup_of(&self, instance: u32) -> Option<&Cgroup> {
         self.cgroups.get(&self.instances.get(&instance)?.cgroup?)
@@ -167,6 +173,8 @@ pub(crate) struct Span {
     pub means: Vec<(u64, f64)>,
     /// Time of the run in which it was not sampled, ns.
     pub unsampled_ns: u64,
+    /// What `guest_ns` is at least and at most: how the time of a stretch lies within it is not known.
+    pub guest_bounds: (u64, u64),
 }
 
 impl Span {
@@ -210,7 +218,17 @@ impl Span {
                 false => (sum(&guest), sum(&halted)),
             };
             let unsampled_ns = paces.unsampled_ns(row.id, duration);
-            Self { vcpu: row.id, guest_ns, halted_ns, stretches: guest, means, unsampled_ns }
+            let cut = own
+                .iter()
+                .filter(|own| (own.begin < from && from < own.end) || (own.begin < to && to < own.end));
+            let guest_bounds = cut.fold((guest_ns, guest_ns), |(low, high), own| {
+                let (all, length) = (own.states.guest, own.end.saturating_sub(own.begin));
+                let inside = own.end.min(to).saturating_sub(own.begin.max(from));
+                let taken = scaled(all, part(own.begin, own.end));
+                let least = all.saturating_sub(length - inside);
+                (low.saturating_sub(taken - least.min(taken)), high + (all.min(inside).max(taken) - taken))
+            });
+            Self { vcpu: row.id, guest_ns, halted_ns, stretches: guest, means, unsampled_ns, guest_bounds }
         };
         Ok(chosen.map(span).collect())
     }

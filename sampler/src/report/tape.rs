@@ -4,9 +4,8 @@
 //! pass keeps 16 bytes per chosen sample, and each table tallies its rows from them.
 
 use super::Estimate;
-use super::tables::{Span, seconds};
-use crate::ClockKind;
-use crate::estimate::{Tallies, Tick, Ticks, Time};
+use super::tables::{Span, Tables, seconds};
+use crate::estimate::{PartTallies, PartTicks, Tallies, Tick, Ticks, Time};
 
 /// A chosen sample: its tick, and the places of its [`super::sums::Leaf`] and [`super::sums::Deed`].
 #[derive(Debug, Clone, Copy)]
@@ -19,38 +18,25 @@ pub(super) struct Hit {
 /// The ticks of a part of a profile.
 #[derive(Debug)]
 pub(super) struct Tape {
-    /// Inside are the ticks that fell into the guest.
-    guest: Ticks,
-    /// Inside are those of them that did not find it idle.
-    busy: Ticks,
+    /// Timed are the ticks that fell into the guest, inside those of them that did not find it idle.
+    ticks: PartTicks,
     hits: Vec<Hit>,
     /// Exact times of the vCPUs in the guest, ns.
     guest_ns: Vec<(u8, u64)>,
     /// What of them is not idle, ns: the clock does not tell that, the ticks do.
-    busy_ns: Vec<(u8, u64)>,
-    /// Some tick found the guest idle, but not halted: then busy time is an estimate itself.
-    idles: bool,
+    busy_ns: u64,
 }
 
 impl Tape {
-    /// No ticks yet, of a clock with this mean interval. `spans` are what the clocks of states say.
-    pub(super) fn new(clock: ClockKind, mean_ns: f64, spans: &[Span]) -> Self {
-        Self {
-            guest: ticks(clock, mean_ns, spans),
-            busy: ticks(clock, mean_ns, spans),
-            hits: Vec::new(),
-            guest_ns: Vec::new(),
-            busy_ns: Vec::new(),
-            idles: false,
-        }
+    /// No ticks yet, of the clock of a profile. `spans` are what the clocks of states say.
+    pub(super) fn new(tables: &Tables, spans: &[Span]) -> Self {
+        let ticks = PartTicks::new(|| ticks(tables, spans));
+        Self { ticks, hits: Vec::new(), guest_ns: Vec::new(), busy_ns: 0 }
     }
 
     /// The next tick of a vCPU: whether it fell into the guest, and whether it found it doing something.
     pub(super) fn tick(&mut self, vcpu: u8, time_ns: u64, guest: bool, busy: bool) -> Tick {
-        self.idles |= guest && !busy;
-        // Both know the tick by the same place.
-        self.busy.tick_of_part(vcpu, time_ns, guest, guest && busy);
-        self.guest.tick(vcpu, time_ns, guest)
+        self.ticks.tick(vcpu, time_ns, guest, busy)
     }
 
     /// The tick belongs to this leaf and deed.
@@ -60,60 +46,48 @@ impl Tape {
 
     /// Adds a tick that fell into the guest to a tally for [`Self::of_vcpu`].
     pub(super) fn add(&self, tick: Tick, tallies: &mut Tallies) {
-        tallies.add(&self.guest, tick);
+        tallies.add(self.ticks.whole(), tick);
     }
 
     /// All ticks are told. `spans` are what the clocks of states say.
     pub(super) fn close(&mut self, vcpus: impl Iterator<Item = u8>, spans: &[Span]) {
-        for vcpu in vcpus {
-            let ns = guest_ns(vcpu, spans, &self.guest);
-            let busy = self.busy.inside_of(vcpu);
-            self.guest_ns.push((vcpu, ns));
-            let at_least = u64::from(busy > 0);
-            let part = self.busy.part_inside(vcpu);
-            self.busy_ns.push((vcpu, rounded(ns as f64 * part).max(at_least)));
-        }
+        self.ticks.close();
+        self.guest_ns = vcpus.map(|vcpu| (vcpu, guest_ns(vcpu, spans, self.ticks.whole()))).collect();
+        let busy = self.ticks.part_times(&self.guest_ns);
+        self.busy_ns = busy.iter().fold(0, |sum, (_, ns)| sum.saturating_add(*ns));
     }
 
     /// Ticks that fell into the guest, not idle.
     pub(super) fn busy(&self) -> u64 {
-        self.busy.inside()
+        self.ticks.part().inside()
     }
 
     /// Time in the guest that is not idle, all vCPUs, ns.
     pub(super) fn busy_ns(&self) -> u64 {
-        self.busy_ns.iter().fold(0, |sum, (_, ns)| sum.saturating_add(*ns))
+        self.busy_ns
     }
 
     /// Tallies the chosen samples: `rows_of` says to which rows each belongs. Places that are not below `rows` are none.
     pub(super) fn estimates<'a>(&self, rows: usize, rows_of: impl Fn(&Hit) -> &'a [u32]) -> Vec<Estimate> {
-        let mut busy = vec![Tallies::default(); rows];
-        let mut guest = vec![Tallies::default(); if self.idles { rows } else { 0 }];
+        let mut tallies = vec![PartTallies::default(); rows];
         for hit in &self.hits {
             for &row in rows_of(hit) {
-                if let Some(tallies) = busy.get_mut(row as usize) {
-                    tallies.add(&self.busy, hit.tick);
-                }
-                if let Some(tallies) = guest.get_mut(row as usize) {
-                    tallies.add(&self.guest, hit.tick);
+                if let Some(tallies) = tallies.get_mut(row as usize) {
+                    tallies.add(&self.ticks, hit.tick);
                 }
             }
         }
-        let estimate = |(row, tallies)| {
-            let whole = self.busy.estimate(&self.busy_ns, tallies);
-            let time = match guest.get(row) {
-                Some(tallies) => self.guest.estimate(&self.guest_ns, tallies).time,
-                None => whole.time,
-            };
-            Estimate::new(whole.samples, whole.share, time)
+        let estimate = |tallies| {
+            let found = self.ticks.estimate(&self.guest_ns, tallies);
+            Estimate::new(found.samples, found.share, found.time)
         };
-        busy.iter().enumerate().map(estimate).collect()
+        tallies.iter().map(estimate).collect()
     }
 
     /// The time of a mode of one vCPU: samples, and the time in the guest.
     pub(super) fn of_vcpu(&self, vcpu: u8, tallies: &Tallies) -> (u64, Time) {
         let own = self.guest_ns.iter().copied().filter(|(id, _)| *id == vcpu);
-        let estimate = self.guest.estimate(&own.collect::<Vec<_>>(), tallies);
+        let estimate = self.ticks.whole().estimate(&own.collect::<Vec<_>>(), tallies);
         (estimate.samples, estimate.time)
     }
 
@@ -124,11 +98,13 @@ impl Tape {
 }
 
 /// No ticks yet, with what the clocks of states say.
-pub(super) fn ticks(clock: ClockKind, mean_ns: f64, spans: &[Span]) -> Ticks {
-    let mut ticks = Ticks::new(clock, mean_ns);
+pub(super) fn ticks(tables: &Tables, spans: &[Span]) -> Ticks {
+    let mut ticks = Ticks::new(tables.clock(), tables.mean_ns());
+    ticks.tell(&tables.meta);
     for span in spans {
         ticks.divide(span.vcpu, span.stretches.iter().copied());
         ticks.change_mean(span.vcpu, span.means.iter().copied());
+        ticks.time_lies_within(span.vcpu, span.guest_ns, span.guest_bounds);
     }
     ticks
 }

@@ -245,8 +245,9 @@ fn views_agree_with_the_report() {
     let integer = |value: u64| Value::Integer(value.try_into().expect("small"));
     let near =
         |value: &Value, expected: f64| matches!(value, Value::Real(value) if (value - expected).abs() < 1e-9);
-    let processes =
-        rows("SELECT comm, pid, instance, samples, share, user_share, kernel_share FROM v_processes");
+    let processes = rows(
+        "SELECT comm, pid, instance, samples, sample_share, user_sample_share, kernel_sample_share FROM v_processes",
+    );
     assert_eq!(processes.len(), report.processes.len());
     for p in &report.processes {
         let same = |row: &&Vec<Value>| {
@@ -259,7 +260,7 @@ fn views_agree_with_the_report() {
             "{row:?}"
         );
     }
-    let functions = rows("SELECT symbol, module, mode, samples, share FROM v_functions");
+    let functions = rows("SELECT symbol, module, mode, samples, sample_share FROM v_functions");
     assert_eq!(functions.len(), report.functions.len());
     for f in &report.functions {
         let module = f.module.clone().map_or(Value::Null, Value::Text);
@@ -454,6 +455,32 @@ fn rows_have_their_part_of_the_exact_time() {
     }
     let idle = report.vcpus[1].times.idle;
     assert_eq!((idle.samples, idle.time_s, report.vcpus[0].times.nmi.samples), (20, 1.9, 1));
+}
+
+/// Soft interrupts are charged to nobody, but those of ksoftirqd to it; a process that has its name is not the kernel's.
+#[test]
+fn soft_interrupts_of_ksoftirqd_are_its_own_work() {
+    let mut run = known();
+    for (id, kernel_thread) in [(5, true), (6, false)] {
+        let comm = "ksoftirqd/0".to_owned();
+        let pid = 100 + i32::try_from(id).expect("small");
+        run.batch.instances.push(InstanceRow { id, pid, comm, kernel_thread, ..InstanceRow::default() });
+        run.batch.samples.extend((0..3).map(|n| SampleRow {
+            time_ns: 1_990 * MS + n,
+            mode: Mode::SoftIrq,
+            instance: Some(id),
+            fell: Fell::Guest,
+            frame: 1,
+            ..SampleRow::default()
+        }));
+    }
+    let (_directory, path) = run.write();
+    let report = read(&path, &Filter::default());
+    let named: Vec<_> = report.processes.iter().filter(|p| p.comm == "ksoftirqd/0").collect();
+    assert_eq!(named.iter().map(|p| (p.pid, p.estimate.samples)).collect::<Vec<_>>(), [(105, 3)]);
+    let profile = Profile::open(&path).expect("a profile");
+    let view = profile.query("SELECT pid, samples FROM v_processes WHERE comm = 'ksoftirqd/0'");
+    assert_eq!(view.expect("an answer").rows, [[Value::Integer(105), Value::Integer(3)]]);
 }
 
 /// An idle task that does not halt: a process's share is of busy time, its time a part of all time in the guest.

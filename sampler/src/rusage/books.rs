@@ -1,12 +1,13 @@
 //! The guest's books as the profile has them: first and last readings.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use rusqlite::{Connection, Row};
 
-use super::{CpuTimes, is_outside};
+use super::{CpuTimes, chance};
 use crate::batch::VcpuRow;
 use crate::estimate::Time;
+use crate::report::is_ksoftirqd;
 use crate::report::tables::{unsigned, vcpus};
 
 /// Who an instance is: name, pid, number.
@@ -62,9 +63,10 @@ impl Kept<Told> {
         self.first.map_or((0, 0), |(_, first)| (first.user_ns, first.system_ns))
     }
 
-    pub fn is_outside(&self, truth: &Time) -> bool {
+    /// Chance that what is told is this far from the truth where it is right.
+    pub fn chance(&self, truth: &Time) -> f64 {
         let grown = self.grown();
-        is_outside(grown.user_ns.saturating_add(grown.system_ns), self.first.is_some(), truth)
+        chance(grown.user_ns.saturating_add(grown.system_ns), self.first.is_some(), truth)
     }
 }
 
@@ -85,6 +87,8 @@ pub(super) struct Books {
     pub meta: BTreeMap<String, String>,
     pub vcpus: Vec<VcpuRow>,
     pub instances: HashMap<u32, Who>,
+    /// Instances that serve soft interrupts.
+    pub ksoftirqds: HashSet<u32>,
     pub processes: BTreeMap<u32, Kept<Told>>,
     pub threads: BTreeMap<(u32, i32), Kept<Told>>,
     pub thread_names: HashMap<(u32, i32), String>,
@@ -125,6 +129,10 @@ fn both(row: &Row<'_>, column: usize) -> rusqlite::Result<u64> {
 impl Books {
     pub fn read(connection: &Connection) -> rusqlite::Result<Self> {
         let meta = rows(connection, "SELECT key, value FROM meta", |row| Ok((row.get(0)?, row.get(1)?)))?;
+        let serving = rows(connection, "SELECT id, comm, kernel_thread FROM instance", |row| {
+            let comm: String = row.get(1)?;
+            Ok(is_ksoftirqd(&comm, row.get(2)?).then_some(row.get(0)?))
+        })?;
         let instances = rows(connection, "SELECT id, comm, pid, number FROM instance", |row| {
             Ok((row.get(0)?, (row.get(1)?, row.get(2)?, row.get(3)?)))
         })?;
@@ -173,6 +181,7 @@ impl Books {
             meta: meta.into_iter().collect(),
             vcpus: vcpus(connection)?,
             instances: instances.into_iter().collect(),
+            ksoftirqds: serving.into_iter().flatten().collect(),
             processes: kept(processes, grew),
             threads: kept(threads, grew),
             thread_names: names.into_iter().collect(),

@@ -9,7 +9,9 @@ mod tests;
 
 use serde::{Deserialize, Serialize};
 
-use crate::estimate::Time;
+use crate::diff::LEVEL;
+use crate::diff::significance::{holm, two_sided};
+use crate::estimate::{Time, Z_95};
 use crate::report::{ReportError, is_process, no_such};
 
 /// The books of processes, threads and CPUs, next to the truth.
@@ -78,7 +80,7 @@ pub struct ProcessRusage {
     pub interrupted_ns: u64,
     /// What is told less what is true, ns.
     pub difference_ns: i64,
-    /// What is told lies outside of the interval.
+    /// What is told is further from the estimate than chance explains, in all rows together.
     pub outside: bool,
 }
 
@@ -107,7 +109,7 @@ pub struct ThreadRusage {
     pub true_low_ns: u64,
     /// Upper end of its 95 % interval.
     pub true_high_ns: u64,
-    /// `utime + stime` lies outside of the interval.
+    /// `utime + stime` is further from the estimate than chance explains, in all rows together.
     pub outside: bool,
 }
 
@@ -201,11 +203,20 @@ impl CpuTimes {
     }
 }
 
-/// Whether a time lies outside of an interval. What the guest keeps is up to a tick old, at the last reading and, if the
-/// time is told since a first one, at that as well.
-fn is_outside(told_ns: u64, since_first: bool, truth: &Time) -> bool {
+/// Chance that a right time is told as far from an estimate as this, at most: what the guest keeps is up to a tick old, at
+/// the last reading and, if the time is told since a first one, at that as well.
+fn chance(told_ns: u64, since_first: bool, truth: &Time) -> f64 {
     let (told, unbooked) = (as_f64(told_ns), if since_first { TICK_NS } else { 0.0 });
-    told < truth.low_ns - TICK_NS || told > truth.high_ns + unbooked
+    let (apart, half) = match told > truth.ns {
+        true => (told - unbooked - truth.ns, truth.high_ns - truth.ns),
+        false => (truth.ns - TICK_NS - told, truth.ns - truth.low_ns),
+    };
+    if apart <= 0.0 { 1.0 } else { two_sided(apart / half * Z_95) }
+}
+
+/// Which of many rows are told other than they were, where by chance none is in 95 of 100 profiles (Holm).
+fn outside(chances: &[f64]) -> impl Iterator<Item = bool> {
+    holm(chances).into_iter().map(|chance| chance <= LEVEL)
 }
 
 /// The longest tick of Linux on x86, ns (`CONFIG_HZ_100`): so much of what runs now is not booked yet.

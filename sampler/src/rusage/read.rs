@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use rusqlite::Connection;
 
 use super::books::{Books, Kept, Told};
-use super::{CpuRusage, CpuTimes, ProcessRusage, Rusage, ThreadRusage};
+use super::{CpuRusage, CpuTimes, ProcessRusage, Rusage, ThreadRusage, outside};
 use crate::batch::{Fell, Mode, VcpuRow};
 use crate::clock::{ClockKind, mean_ns};
 use crate::estimate::{Tallies, Ticks, Time, trustworthy};
@@ -41,14 +41,21 @@ impl Books {
         let text = |key: &str| self.meta.get(key).cloned();
         let duration = self.meta.get("duration_ns").and_then(|ns| ns.parse().ok()).unwrap_or(0);
         let processes = self.processes.iter();
-        let mut processes: Vec<_> =
-            processes.filter_map(|(id, kept)| self.process(*id, kept, seen)).collect();
+        let found = processes.filter_map(|(id, kept)| self.process(*id, kept, seen));
+        let (mut processes, chances): (Vec<_>, Vec<_>) = found.unzip();
+        for (process, outside) in processes.iter_mut().zip(outside(&chances)) {
+            process.outside = outside && seen.unsampled_ns == 0;
+        }
         processes.sort_by_key(|p| {
             let told = p.reported_user_ns + p.reported_system_ns;
             (std::cmp::Reverse(told.max(p.true_cpu_ns)), p.pid, p.instance)
         });
         let threads = self.threads.iter();
-        let mut threads: Vec<_> = threads.filter_map(|(key, kept)| self.thread(*key, kept, seen)).collect();
+        let found = threads.filter_map(|(key, kept)| self.thread(*key, kept, seen));
+        let (mut threads, chances): (Vec<_>, Vec<_>) = found.unzip();
+        for (thread, outside) in threads.iter_mut().zip(outside(&chances)) {
+            thread.outside = outside && seen.unsampled_ns == 0;
+        }
         threads.sort_by_key(|t| (std::cmp::Reverse(t.runtime_ns.max(t.true_cpu_ns)), t.tid));
         Rusage {
             version: text("version").unwrap_or_default(),
@@ -63,13 +70,14 @@ impl Books {
         }
     }
 
-    fn process(&self, id: u32, kept: &Kept<Told>, seen: &Seen) -> Option<ProcessRusage> {
+    /// With the chance that it is told so where it is right; what is outside is known of all together.
+    fn process(&self, id: u32, kept: &Kept<Told>, seen: &Seen) -> Option<(ProcessRusage, f64)> {
         let (comm, pid, instance) = self.instances.get(&id)?.clone();
         let of = |part| seen.time(&self.vcpus, seen.processes.get(&(id, part)));
         let (samples, truth) = of(Part::All);
         let (grown, before) = (kept.grown(), kept.before());
         let told = grown.user_ns.saturating_add(grown.system_ns);
-        Some(ProcessRusage {
+        let process = ProcessRusage {
             comm,
             pid,
             instance,
@@ -89,15 +97,16 @@ impl Books {
             true_user_ns: whole(of(Part::User).1.ns),
             interrupted_ns: whole(of(Part::Interrupted).1.ns),
             difference_ns: super::difference(told, whole(truth.ns)),
-            outside: seen.unsampled_ns == 0 && kept.is_outside(&truth),
-        })
+            outside: false,
+        };
+        Some((process, kept.chance(&truth)))
     }
 
-    fn thread(&self, key: (u32, i32), kept: &Kept<Told>, seen: &Seen) -> Option<ThreadRusage> {
+    fn thread(&self, key: (u32, i32), kept: &Kept<Told>, seen: &Seen) -> Option<(ThreadRusage, f64)> {
         let (_, pid, instance) = self.instances.get(&key.0)?.clone();
         let grown = kept.grown();
         let (_, truth) = seen.time(&self.vcpus, seen.threads.get(&key));
-        Some(ThreadRusage {
+        let thread = ThreadRusage {
             comm: self.thread_names.get(&key).cloned(),
             pid,
             instance,
@@ -109,8 +118,9 @@ impl Books {
             true_cpu_ns: whole(truth.ns),
             true_low_ns: whole(truth.low_ns),
             true_high_ns: whole(truth.high_ns),
-            outside: seen.unsampled_ns == 0 && kept.is_outside(&truth),
-        })
+            outside: false,
+        };
+        Some((thread, kept.chance(&truth)))
     }
 
     /// The guest's CPUs are numbered as their vCPUs.
@@ -236,6 +246,7 @@ impl Seen {
             modes: HashMap::new(),
             clocks: Stretch::read(connection)?,
         };
+        seen.ticks.tell(&books.meta);
         for (&vcpu, stretches) in &seen.clocks {
             let divide = |own: &Stretch| paces.divide(vcpu, (own.begin, own.end), own.states.guest);
             let parts: Vec<_> = stretches.iter().flat_map(divide).collect();
@@ -278,6 +289,8 @@ impl Seen {
         let parts: &[Part] = match mode {
             Mode::User => &[Part::All, Part::User],
             Mode::Kernel => &[Part::All],
+            // Its own work: the kernel's books charge it for them as well.
+            Mode::SoftIrq if books.ksoftirqds.contains(&instance) => &[Part::All],
             Mode::HardIrq | Mode::SoftIrq | Mode::Nmi => &[Part::Interrupted],
             Mode::Idle | Mode::Boot | Mode::Unknown => return,
         };

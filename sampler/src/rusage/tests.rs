@@ -212,8 +212,22 @@ fn what_was_before_the_first_reading_is_left_out_on_both_sides() {
 #[test]
 fn a_first_reading_is_late_by_a_tick_too() {
     let truth = Time { ns: 50e6, low_ns: 40e6, high_ns: 60e6 };
-    assert!(is_outside(65_000_000, false, &truth) && !is_outside(65_000_000, true, &truth));
-    assert!(!is_outside(31_000_000, false, &truth) && is_outside(29_000_000, true, &truth));
+    let is_outside = |told_ns, since_first| chance(told_ns, since_first, &truth) < LEVEL;
+    assert!(is_outside(65_000_000, false) && !is_outside(65_000_000, true));
+    assert!(!is_outside(31_000_000, false) && is_outside(29_000_000, true));
+}
+
+/// Of many right rows some are outside of their own 95 % interval.
+#[test]
+fn many_rows_are_judged_together() {
+    let truth = Time { ns: 50e6, low_ns: 40e6, high_ns: 60e6 };
+    let mut chances = vec![1.0; 100];
+    // Two and four standard errors away.
+    chances[3] = chance(60_500_000, false, &truth);
+    assert!(chances[3] < LEVEL && outside(&chances[3..4]).any(|is| is));
+    assert!(outside(&chances).all(|is| !is));
+    chances[5] = chance(72_000_000, false, &truth);
+    assert!(outside(&chances).enumerate().all(|(n, is)| is == (n == 5)));
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! What is simulated.
 
 use super::program::{Program, Task, Vcpu};
+use super::quantities::Quantity;
 use super::{Paper, Section};
 use crate::clock::ClockKind;
 
@@ -27,6 +28,10 @@ pub(super) struct Case {
     /// Part of the ticks of the first half of the run that are lost.
     pub lost: f64,
     pub start: Start,
+    /// One clock ticks all vCPUs.
+    pub at_once: bool,
+    /// What is estimated.
+    pub quantity: Quantity,
     /// Different courses that are profiled in turn; one, as in the paper, is profiled again and again.
     pub courses: u32,
     pub clocks: &'static [ClockKind],
@@ -34,6 +39,7 @@ pub(super) struct Case {
 }
 
 const PAPERS: &[ClockKind] = &[ClockKind::Fixed, ClockKind::Uniform];
+const UNIFORM: &[ClockKind] = &[ClockKind::Uniform];
 const RANDOM: &[ClockKind] = &[ClockKind::Uniform, ClockKind::Exponential];
 const ALL: &[ClockKind] = &[ClockKind::Uniform, ClockKind::Exponential, ClockKind::Fixed];
 
@@ -51,6 +57,8 @@ impl Case {
             noise: 0.0,
             lost: 0.0,
             start: Start::Anywhere,
+            at_once: false,
+            quantity: Quantity::Share,
             courses: 20,
             clocks: ALL,
             paper: None,
@@ -65,7 +73,7 @@ impl Case {
 
     /// Number of states that are estimated, from 1.
     pub fn states(&self) -> u8 {
-        match self.vcpus.first().map(|vcpu| &vcpu.program) {
+        match self.vcpus.first().map(|vcpu| &vcpu.program).filter(|_| self.section != Section::Printed) {
             Some(Program::Tasks(tasks)) => u8::try_from(tasks.len()).unwrap_or(1),
             _ => 1,
         }
@@ -74,7 +82,7 @@ impl Case {
 
 /// All cases, in the order of their sections.
 pub(super) fn all() -> Vec<Case> {
-    [single(), mixed(), noisy(), granularity(), adversaries(), estimator()].concat()
+    [single(), mixed(), noisy(), granularity(), adversaries(), estimator(), printed()].concat()
 }
 
 /// Section 5.2.1: a million units, a sample every 100.
@@ -159,6 +167,14 @@ fn estimator() -> Vec<Case> {
         let programs = std::iter::once(program).chain(std::iter::repeat_n(never, 7));
         programs.map(|program| Vcpu { program, load: 1.0 }).collect()
     };
+    let polling = |work: Program, idle: f64| Program::Polling { work: Box::new(work), idle, spell: 2.0 };
+    let apart = |shares: [f64; 2], idle: f64| -> Vec<Vcpu> {
+        let program = |share: f64| match share {
+            0.0 | 1.0 => Program::Periodic { period: 1.0, from: 0.0, to: share },
+            _ => runs(share, 0.5),
+        };
+        shares.map(|share| Vcpu { program: polling(program(share), idle), load: 1.0 }).to_vec()
+    };
     let short = runs(0.3, 0.5);
     let phases = |run: f64| Program::Phases { shares: [0.5, 0.1], phase: 50.0, run };
     let halves = |run: f64| Program::Halves { shares: [0.5, 0.1], run };
@@ -183,8 +199,70 @@ fn estimator() -> Vec<Case> {
             ..case("4 vCPUs, runs of 0.02", short.clone(), 1_000.0)
         },
         Case { vcpus: pinned(runs(0.1, 0.02)), ..case("on 1 of 8 vCPUs", short.clone(), 500.0) },
-        Case { vcpus: pinned(runs(0.01, 0.02)), ..case("on 1 of 8, rare", short, 500.0) },
+        Case { vcpus: pinned(runs(0.01, 0.02)), ..case("on 1 of 8, rare", short.clone(), 500.0) },
+        Case { vcpus: apart([1.0, 0.0], 0.5), ..case("2 vCPUs poll, 100 and 0 %", short.clone(), 1_000.0) },
+        Case { vcpus: apart([0.95, 0.05], 0.1), ..case("2 vCPUs poll, 95 and 5 %", short.clone(), 1_000.0) },
+        Case { vcpus: apart([1.0, 0.0], 0.005), ..case("2 vCPUs poll rarely", short.clone(), 10_000.0) },
         Case { lost: 0.5, ..case("half lost in one phase", halves(0.02), 2_000.0) },
         Case { lost: 0.5, ..case("half lost, runs of 2", halves(2.0), 2_000.0) },
     ]
+}
+
+/// Every kind of interval, each of states in short, middling and long runs, and of a state that is rare.
+fn printed() -> Vec<Case> {
+    let runs = |share: f64, run: f64| vec![Vcpu { program: Program::Runs { share, run }, load: 0.6 }];
+    // Two states in blocks of these lengths.
+    let tasks = |length: f64| {
+        let tasks = [0.2, 0.1].map(|share| Task { share, granularity: length });
+        vec![Vcpu { program: Program::Tasks(tasks.to_vec()), load: 0.6 }]
+    };
+    let polling = |run: f64| {
+        [0.6, 0.1]
+            .map(|share| {
+                let work = Box::new(Program::Runs { share, run });
+                Vcpu { program: Program::Polling { work, idle: 0.4, spell: run }, load: 0.8 }
+            })
+            .to_vec()
+    };
+    let case = |name: &str, run: &str, quantity: Quantity, vcpus: Vec<Vcpu>| Case {
+        // A census has no other clock.
+        clocks: if quantity == Quantity::Census { UNIFORM } else { RANDOM },
+        quantity,
+        courses: if quantity == Quantity::SixRuns { 200 } else { 20 },
+        vcpus,
+        ..Case::new(
+            Section::Printed,
+            format!("{name}, {run}"),
+            Program::Runs { share: 0.3, run: 1.0 },
+            2_000.0,
+        )
+    };
+    let lengths = [("runs of 0.05", 0.05), ("runs of 2", 2.0), ("runs of 30", 30.0)];
+    let mut cases = Vec::new();
+    for (name, quantity) in [
+        ("share", Quantity::Share),
+        ("time", Quantity::Time),
+        ("callers", Quantity::Callers),
+        ("change, two runs", Quantity::TwoRuns),
+        ("change, 3 and 3 runs", Quantity::SixRuns),
+        ("time in a boot", Quantity::Boot),
+        ("rusage", Quantity::Rusage),
+        ("task state, census", Quantity::Census),
+        ("user part, exact", Quantity::ExactPart),
+    ] {
+        for (run, length) in lengths {
+            let vcpus = match quantity {
+                Quantity::Share | Quantity::Time => polling(length),
+                Quantity::Callers => tasks(length),
+                Quantity::Census => {
+                    vec![Vcpu { program: Program::Runs { share: 0.3, run: length }, load: 1.0 }]
+                }
+                _ => runs(0.3, length),
+            };
+            cases.push(case(name, run, quantity, vcpus));
+        }
+        let rare = vec![Vcpu { program: Program::Runs { share: 0.001, run: 0.02 }, load: 1.0 }];
+        cases.push(case(name, "rare", quantity, rare));
+    }
+    cases
 }

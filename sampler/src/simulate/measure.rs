@@ -4,65 +4,111 @@ use rand::rngs::ChaCha8Rng;
 use rand::{RngExt, SeedableRng};
 
 use super::program::MEAN_NS;
-use super::timeline::{OUTSIDE, Timeline};
+use super::timeline::{OUTSIDE, POLLING, Timeline};
 use crate::clock::{ClockKind, Intervals};
-use crate::estimate::{Estimate, Tallies, Ticks};
+use crate::estimate::{Estimate, PartTallies, PartTicks, Share, Ticks};
 
 /// Length of the stretches for which the exact clock is read: 200 intervals, as the collector does at 1,000 Hz.
-const STRETCH_NS: u64 = 200 * MEAN_NS;
+pub(super) const STRETCH_NS: u64 = 200 * MEAN_NS;
 
 /// A course of a machine, with the truth.
 #[derive(Debug)]
 pub(super) struct Machine {
     pub vcpus: Vec<Timeline>,
+    /// One clock ticks all vCPUs.
+    pub at_once: bool,
     /// Part of the ticks of the first half of the run that are lost.
     pub lost: f64,
 }
 
 impl Machine {
     /// Exact times of the vCPUs in the guest.
-    fn times(&self) -> Vec<(u8, u64)> {
+    pub fn times(&self) -> Vec<(u8, u64)> {
         let time = |line: &Timeline| line.time(|state| state != OUTSIDE);
         (0_u8..).zip(&self.vcpus).map(|(vcpu, line)| (vcpu, time(line))).collect()
     }
 
-    /// The true share of a state of the time in the guest.
-    pub fn truth(&self, state: u8) -> f64 {
-        let sum = |wanted: &dyn Fn(u8) -> bool| self.vcpus.iter().map(|line| line.time(wanted)).sum::<u64>();
-        sum(&|s| s == state) as f64 / sum(&|s| s != OUTSIDE) as f64
+    fn sum(&self, wanted: &dyn Fn(u8) -> bool) -> f64 {
+        self.vcpus.iter().map(|line| line.time(wanted)).sum::<u64>() as f64
     }
 
-    /// Profiles the machine once: an estimate for each of the states 1 to `states`. `start_ns` is when the clock starts.
-    pub fn profile(&self, clock: ClockKind, seed: u64, start_ns: u64, states: u8) -> Vec<Estimate> {
-        let mut ticks = Ticks::new(clock, MEAN_NS as f64);
-        let mut tallies = vec![Tallies::default(); usize::from(states)];
+    /// The true share of a state of the time that is shared out.
+    pub fn truth(&self, state: u8) -> f64 {
+        self.sum(&|s| s == state) / self.sum(&|s| s != OUTSIDE && s != POLLING)
+    }
+
+    /// The true part of the state in the whole time in the guest.
+    pub fn true_time(&self, state: u8) -> f64 {
+        self.sum(&|s| s == state) / self.sum(&|s| s != OUTSIDE)
+    }
+
+    /// A time's interval, as parts of the whole time in the guest.
+    pub fn as_share(&self, estimate: &Estimate) -> Share {
+        let part = |ns: f64| ns / self.sum(&|s| s != OUTSIDE);
+        let time = estimate.time;
+        Share { share: part(time.ns), low: part(time.low_ns), high: part(time.high_ns) }
+    }
+
+    /// The ticks of one profiling, vCPU by vCPU. `start_ns` is when the clock starts.
+    pub fn ticks(&self, clock: ClockKind, seed: u64, start_ns: u64) -> Vec<Tick> {
+        let mut ticks = Vec::new();
         let mut random = ChaCha8Rng::seed_from_u64(!seed);
         for (vcpu, line) in (0_u8..).zip(&self.vcpus) {
+            let stream = if self.at_once { 0 } else { vcpu };
             // The product's clock takes a rate.
-            let Some(mut intervals) = Intervals::new(clock, 1e9 / MEAN_NS as f64, seed, vcpu) else {
+            let Some(mut intervals) = Intervals::new(clock, 1e9 / MEAN_NS as f64, seed, stream) else {
                 continue;
             };
-            ticks.divide(vcpu, line.stretches(STRETCH_NS, |state| state != OUTSIDE));
             let mut cursor = line.cursor();
-            let mut now = start_ns + intervals.next_ns();
-            while now < line.length() {
-                if now < line.length() / 2 && self.lost > 0.0 && random.random::<f64>() < self.lost {
-                    now += intervals.next_ns();
-                    continue;
+            let mut time_ns = start_ns + intervals.next_ns();
+            while time_ns < line.length() {
+                let may_be_lost = time_ns < line.length() / 2 && self.lost > 0.0;
+                if !(may_be_lost && random.random::<f64>() < self.lost) {
+                    ticks.push(Tick { vcpu, time_ns, state: cursor.at(time_ns) });
                 }
-                let state = cursor.at(now);
-                let tick = ticks.tick(vcpu, now, state != OUTSIDE);
-                if let Some(tally) =
-                    usize::from(state).checked_sub(1).and_then(|place| tallies.get_mut(place))
-                {
-                    tally.add(&ticks, tick);
-                }
-                now += intervals.next_ns();
+                time_ns += intervals.next_ns();
+            }
+        }
+        ticks
+    }
+
+    /// Profiles the machine once: an estimate for each of the states 1 to `states`.
+    pub fn profile(&self, clock: ClockKind, seed: u64, start_ns: u64, states: u8) -> Vec<Estimate> {
+        let rows: Vec<[u8; 1]> = (1..=states).map(|state| [state]).collect();
+        let rows: Vec<&[u8]> = rows.iter().map(|row| row.as_slice()).collect();
+        self.profile_rows(clock, seed, start_ns, &rows)
+    }
+
+    /// The same for rows that each hold some states.
+    pub fn profile_rows(&self, clock: ClockKind, seed: u64, start_ns: u64, rows: &[&[u8]]) -> Vec<Estimate> {
+        let mut ticks = PartTicks::new(|| {
+            let mut ticks = Ticks::new(clock, MEAN_NS as f64);
+            if self.at_once {
+                ticks.tick_at_once();
+            }
+            ticks
+        });
+        for (vcpu, line) in (0_u8..).zip(&self.vcpus) {
+            ticks.divide(vcpu, line.stretches(STRETCH_NS, |state| state != OUTSIDE));
+        }
+        let mut tallies = vec![PartTallies::default(); rows.len()];
+        for Tick { vcpu, time_ns, state } in self.ticks(clock, seed, start_ns) {
+            let tick = ticks.tick(vcpu, time_ns, state != OUTSIDE, state != POLLING);
+            for (_, tallies) in rows.iter().zip(&mut tallies).filter(|(row, _)| row.contains(&state)) {
+                tallies.add(&ticks, tick);
             }
         }
         let times = self.times();
         tallies.iter().map(|tallies| ticks.estimate(&times, tallies)).collect()
     }
+}
+
+/// A tick, and what it finds.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Tick {
+    pub vcpu: u8,
+    pub time_ns: u64,
+    pub state: u8,
 }
 
 /// Mean, spread and coverage of many estimates.
@@ -82,10 +128,9 @@ pub(super) struct Spread {
 
 impl Spread {
     /// Adds an estimate whose value and interval were moved by `shift` against what was counted.
-    pub fn add(&mut self, estimate: &Estimate, truth: f64, shift: f64) {
+    pub fn add(&mut self, samples: u64, share: Share, truth: f64, shift: f64) {
         self.runs += 1;
         let runs = f64::from(self.runs);
-        let share = estimate.share;
         let value = share.share + shift;
         // Welford's update: of the error, since the truth may differ from run to run.
         let old = self.error;
@@ -94,7 +139,7 @@ impl Spread {
         self.mean += (value - self.mean) / runs;
         self.truth += (truth - self.truth) / runs;
         self.half_width += ((share.high - share.low) / 2.0 - self.half_width) / runs;
-        self.samples += (estimate.samples as f64 - self.samples) / runs;
+        self.samples += (samples as f64 - self.samples) / runs;
         self.lowest = Some(self.lowest.map_or(value, |lowest| lowest.min(value)));
         self.highest = self.highest.max(value);
         self.covered += u32::from((share.low + shift..=share.high + shift).contains(&truth));

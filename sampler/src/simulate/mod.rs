@@ -8,6 +8,7 @@
 mod cases;
 mod measure;
 mod program;
+mod quantities;
 mod timeline;
 
 use rand::rngs::ChaCha8Rng;
@@ -49,12 +50,21 @@ pub enum Section {
     Adversary,
     /// Few samples, short runs, mixtures, several vCPUs.
     Estimator,
+    /// Every kind of interval that vprof prints.
+    Printed,
 }
 
 impl Section {
     /// All, in their order.
-    pub const ALL: [Self; 6] =
-        [Self::Single, Self::Mixed, Self::Noise, Self::Granularity, Self::Adversary, Self::Estimator];
+    pub const ALL: [Self; 7] = [
+        Self::Single,
+        Self::Mixed,
+        Self::Noise,
+        Self::Granularity,
+        Self::Adversary,
+        Self::Estimator,
+        Self::Printed,
+    ];
 }
 
 /// All that was simulated.
@@ -122,13 +132,16 @@ fn run(case: &Case, number: u64, options: &Options) -> Vec<Row> {
         .map(|n| {
             let mut random = ChaCha8Rng::seed_from_u64(seed(1, n));
             let vcpus = case.vcpus.iter().map(|vcpu| vcpu.course(&mut random, case.ticks)).collect();
-            Machine { vcpus, lost: case.lost }
+            Machine { vcpus, lost: case.lost, at_once: case.at_once }
         })
         .collect();
     let truths: Vec<Vec<f64>> = machines
         .iter()
         .map(|machine| (1..=case.states()).map(|state| machine.truth(state)).collect())
         .collect();
+    if case.section == Section::Printed {
+        return printed(case, &machines, seed, options);
+    }
     let mut rows = Vec::new();
     for &clock in case.clocks.iter().filter(|clock| options.clock.is_none_or(|only| only == **clock)) {
         let mut spreads = vec![Spread::default(); usize::from(case.states())];
@@ -142,7 +155,8 @@ fn run(case: &Case, number: u64, options: &Options) -> Vec<Row> {
             };
             let estimates = machine.profile(clock, seed(3, n), start, case.states());
             for ((spread, estimate), truth) in spreads.iter_mut().zip(&estimates).zip(truth) {
-                spread.add(estimate, *truth, noise(case, estimate.samples, &mut random));
+                let shift = noise(case, estimate.samples, &mut random);
+                spread.add(estimate.samples, estimate.share, *truth, shift);
             }
         }
         let rows_of =
@@ -150,6 +164,25 @@ fn run(case: &Case, number: u64, options: &Options) -> Vec<Row> {
         rows.extend(rows_of);
     }
     rows
+}
+
+/// The rows of one kind of interval.
+fn printed(case: &Case, machines: &[Machine], seed: impl Fn(u64, u64) -> u64, options: &Options) -> Vec<Row> {
+    let clocks = case.clocks.iter().filter(|clock| options.clock.is_none_or(|only| only == **clock));
+    let row_of = |&clock: &ClockKind| {
+        let mut spread = Spread::default();
+        for n in 0..u64::from(options.runs) {
+            let mut random = ChaCha8Rng::seed_from_u64(seed(4, n));
+            let of = case.quantity.machines();
+            let chosen: Vec<&Machine> =
+                (0..of).filter_map(|_| machines.get(random.random_range(0..machines.len()))).collect();
+            let seeds: Vec<u64> = (0..of).map(|_| random.random()).collect();
+            let found = case.quantity.measure(&chosen, clock, &seeds);
+            spread.add(found.samples, found.share, found.truth, 0.0);
+        }
+        row(case, 0, clock, &spread, options)
+    };
+    clocks.map(row_of).collect()
 }
 
 /// What noise in the units of events adds to a share: each sample stands for 100 units and a normal number of its own,

@@ -4,7 +4,7 @@ use rand::RngExt;
 use rand::rngs::ChaCha8Rng;
 use rand_distr::{Distribution, Exp1};
 
-use super::timeline::{OUTSIDE, REST, Timeline};
+use super::timeline::{OUTSIDE, POLLING, REST, Timeline};
 
 /// Mean interval of the simulated clock, ns: 1 ms, so that what the product's clock rounds to whole nanoseconds and
 /// cuts at 1 us is far below what is simulated.
@@ -47,6 +47,15 @@ pub(super) enum Program {
         from: f64,
         /// Where it ends.
         to: f64,
+    },
+    /// Another program, while the guest is not idle.
+    Polling {
+        /// What it does.
+        work: Box<Program>,
+        /// Part of the time in which the guest is idle without being halted.
+        idle: f64,
+        /// Mean length of such a spell.
+        spell: f64,
     },
 }
 
@@ -102,6 +111,11 @@ impl Program {
                     }
                     n += 1.0;
                 }
+            }
+            Self::Polling { work, idle, spell } => {
+                let mut idles = Timeline::default();
+                runs(&mut idles, random, length, *idle, *spell, POLLING);
+                line = work.course(random, intervals).within(&idles);
             }
         }
         line.truncated(length)

@@ -2,7 +2,9 @@
 
 /// State of a moment at which the vCPU is not in the guest.
 pub(super) const OUTSIDE: u8 = u8::MAX;
-/// Idle, or any state that nobody asks for.
+/// State of a moment at which the guest is idle, but not halted: it is no part of what is shared out.
+pub(super) const POLLING: u8 = u8::MAX - 1;
+/// Any state that nobody asks for.
 pub(super) const REST: u8 = 0;
 
 /// States, one after the other; two that follow each other differ.
@@ -43,7 +45,7 @@ impl Timeline {
         self
     }
 
-    /// This course where `outer` is in the guest, [`OUTSIDE`] elsewhere; as long as the shorter.
+    /// This course where `outer` is at [`REST`], what that is doing elsewhere; as long as the shorter.
     pub fn within(&self, outer: &Self) -> Self {
         let mut both = Self::default();
         let (mut inner_at, mut outer_at) = (self.cursor(), outer.cursor());
@@ -52,7 +54,7 @@ impl Timeline {
             let now = both.length();
             let (outside, state) = (outer_at.at(now), inner_at.at(now));
             let until = inner_at.end().min(outer_at.end()).min(end);
-            both.push(if outside == OUTSIDE { OUTSIDE } else { state }, until - now);
+            both.push(if outside == REST { state } else { outside }, until - now);
         }
         both
     }
@@ -62,6 +64,14 @@ impl Timeline {
         let starts = std::iter::once(0).chain(self.ends.iter().copied());
         let spans = starts.zip(&self.ends).zip(&self.states);
         spans.filter(|(_, state)| wanted(**state)).map(|((start, end), _)| end - start).sum()
+    }
+
+    /// Time in a state before a moment, ns.
+    pub fn time_until(&self, until: u64, wanted: impl Fn(u8) -> bool) -> u64 {
+        let starts = std::iter::once(0).chain(self.ends.iter().copied());
+        let spans = starts.zip(&self.ends).zip(&self.states);
+        let spans = spans.take_while(|((start, _), _)| *start < until).filter(|(_, state)| wanted(**state));
+        spans.map(|((start, end), _)| (*end).min(until) - start).sum()
     }
 
     /// Stretches of this length: the end of each, ns, and the time in wanted states within it, ns.

@@ -69,6 +69,8 @@ fn report() -> Report {
         hardirq: 0.0004,
         softirq: 0.0096,
         idle,
+        vmm_samples: 7,
+        waiting_samples: 300 * u64::from(id),
         times: ModeTimes::default(),
         halted_s: 0.0,
         waiting_s: 0.0,
@@ -162,7 +164,7 @@ vCPUs: where their samples hit
      0   10,000     0  50.0 %  10.0 %    <0.1 %     1.0 %  39.0 %
      1   10,000     1  50.0 %  10.0 %    <0.1 %     1.0 %  39.0 %
 
-Processes: shares of the 1,000 samples that were not idle
+Processes: shares of the time that was not idle, by 1,000 samples
    share  95 % interval      time    user  kernel   pid  name#instance
   48.0 %  46.0 - 50.0 %  480.0 ms  36.0 %  12.0 %   312  gzip#0
   30.0 %  28.0 - 32.0 %  300.0 ms  22.5 %   7.5 %  1313  evil\\x1b[2Jname\\x0a#17

@@ -49,7 +49,7 @@ impl Recording {
         let spans = Span::read(connection, &tables, &request.filter).map_err(sql)?;
         let mut reader = Reader::new(&tables, &code, &stacks);
         let total = tables.vcpus.iter().map(|row| row.samples).sum();
-        let mut all = ticks(tables.clock(), tables.mean_ns(), &spans);
+        let mut all = ticks(&tables, &spans);
         let mut chosen: Vec<(Tick, RecordedSample)> = Vec::new();
         let mut halted: HashMap<u8, u64> = HashMap::new();
         let mut seen = 0;
@@ -62,7 +62,7 @@ impl Recording {
             if sample.fell == Some(Fell::Halted) {
                 *halted.entry(sample.vcpu).or_default() += 1;
             }
-            let charged = Charged::of(sample.mode, sample.instance);
+            let charged = Charged::of(sample.mode, sample.instance, |id| tables.is_ksoftirqd(id));
             let wanted = match (sample.fell, charged) {
                 (Some(Fell::Guest), Some(charged)) => selection.chooses(charged, sample),
                 (Some(Fell::Guest), None) | (Some(Fell::Halted), _) => request.idle,

@@ -229,7 +229,7 @@ fn census(machine: &Machine, clock: ClockKind, seed: u64) -> Measured {
     let Some((found, line)) = spent.first().zip(machine.vcpus.first()) else { return none() };
     let (time, whole) = (found.time.time, end.max(1) as f64);
     let share = Share { share: time.ns / whole, low: time.low_ns / whole, high: time.high_ns / whole };
-    let truth = line.time_until(end, &|state| state == 1) as f64 / whole;
+    let truth = line.time_until(end, |state| state == 1) as f64 / whole;
     Measured { samples: found.time.samples, share, truth }
 }
 

@@ -7,19 +7,19 @@
 //!
 //! Nothing in it knows of vprof. systemd-boot's `kernel-install` writes the boot loader's entry.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
+use crate::installation::{Installation, quoted};
 use crate::kernel::Unknown;
 use crate::manifest::{Manifest, Product, fingerprint, product};
-use crate::place::{Lock, guest_directory, make_directory};
-use crate::sources::{MIRROR_VARIABLE, Mirrors, Release};
-use crate::tools::{output_of, run, tool};
+use crate::place::{Lock, guest_directory};
+use crate::sources::Release;
+use crate::tools::{run, tool};
 use crate::{Progress, disk, esp, partitions};
 
 /// Which of Debian's releases.
@@ -133,6 +133,7 @@ const RECIPE: &[&str] = &[
     include_str!("debian.rs"),
     include_str!("disk.rs"),
     include_str!("esp.rs"),
+    include_str!("installation.rs"),
     include_str!("partitions.rs"),
 ];
 
@@ -190,84 +191,21 @@ fn record(path: &Path, fingerprint: String, kernel_release: String, made: Produc
 /// Makes `disk` in the directory `stage`; returns the kernel's release.
 fn build(release: DebianRelease, stage: &Path, progress: &dyn Progress) -> Result<String> {
     progress.begin(&format!("installing Debian's {release}"));
-    let tar = stage.join("rootfs.tar");
-    install(release, stage, &tar)?;
+    let settle = stage.join("settle.sh");
+    fs::write(&settle, SETTLE).with_context(|| format!("cannot write {}", settle.display()))?;
+    let hook = format!("ROOT_UUID={ROOT_UUID} ESP_ID={ESP_ID} sh {} \"$1\"", quoted(&settle)?);
+    let installation = Installation { release: release.suites(), packages: PACKAGES, hook };
+    let root = installation.unpack_into(stage)?;
     progress.end();
     progress.begin("making the Debian image");
-    let root = stage.join("root");
-    make_directory(&root)?;
-    // The kernel makes /dev itself; device files could be unpacked by root only.
-    let mut unpack = tool("tar", "tar")?;
-    unpack.args(["-x", "--no-same-owner", "--preserve-permissions", "--exclude=./dev/*", "-C"]).arg(&root);
-    run(unpack.arg("-f").arg(&tar))?;
-    let owners = owners(&output_of(tool("tar", "tar")?.args(["--numeric-owner", "-tvf"]).arg(&tar))?);
-    fs::remove_file(&tar).with_context(|| format!("cannot remove {}", tar.display()))?;
-    let kernel = kernel_release(&root)?;
-
     let esp = stage.join("esp");
-    esp::make(&root.join("boot/efi"), &esp, ESP_ID)?;
-    let file_system = disk::Ext4 { label: "debian", uuid: ROOT_UUID, free: 512 << 20, owners };
+    esp::make(&root.path.join("boot/efi"), &esp, ESP_ID)?;
+    let file_system = disk::Ext4 { label: "debian", uuid: ROOT_UUID, free: 512 << 20, owners: root.owners };
     let root_image = stage.join("rootfs");
-    disk::make(&root, &root_image, &file_system)?;
+    disk::make(&root.path, &root_image, &file_system)?;
     partitions::join(&stage.join("disk"), &esp, &root_image)?;
     progress.end();
-    Ok(kernel)
-}
-
-/// Debian's own installation into an archive.
-fn install(release: DebianRelease, stage: &Path, tar: &Path) -> Result<()> {
-    let mirrors = Mirrors::of_machine(Path::new("/etc/apt"), std::env::var(MIRROR_VARIABLE).ok())?;
-    let sources = stage.join("debian.sources");
-    let settle = stage.join("settle.sh");
-    let write = |path: &Path, text: &str| {
-        fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
-    };
-    write(&sources, &mirrors.to_deb822(release.suites()))?;
-    write(&settle, SETTLE)?;
-    let mut mmdebstrap = tool("mmdebstrap", "mmdebstrap")?;
-    mmdebstrap.args(["--quiet", "--format=tar", "--variant=important"]);
-    mmdebstrap.arg(format!("--include={PACKAGES}"));
-    let hook = format!("ROOT_UUID={ROOT_UUID} ESP_ID={ESP_ID} sh {} \"$1\"", quoted(&settle)?);
-    mmdebstrap.arg(format!("--customize-hook={hook}"));
-    mmdebstrap.arg(release.to_string()).arg(tar).arg(&sources);
-    run(&mut mmdebstrap).map(drop).context("cannot install Debian")
-}
-
-/// A path as a word of a shell.
-fn quoted(path: &Path) -> Result<String> {
-    match path.to_str() {
-        Some(text) if !text.contains('\'') => Ok(format!("'{text}'")),
-        _ => bail!("{} has a name that a shell cannot be told", path.display()),
-    }
-}
-
-/// Who owns what in the listing of an archive, besides root.
-fn owners(listing: &str) -> HashMap<PathBuf, (u32, u32)> {
-    listing.lines().filter_map(owner).filter(|(_, owner)| *owner != (0, 0)).collect()
-}
-
-/// Reads `MODE USER/GROUP SIZE DATE TIME ./PATH`, to which a link adds ` -> TARGET`.
-fn owner(line: &str) -> Option<(PathBuf, (u32, u32))> {
-    let mut rest = line;
-    let mut word = || {
-        let (word, after) = rest.trim_start().split_once(' ')?;
-        rest = after;
-        Some(word)
-    };
-    let (mode, owner) = (word()?, word()?);
-    let (_size, _date, _time) = (word()?, word()?, word()?);
-    let (user, group) = owner.split_once('/')?;
-    let path = if mode.starts_with('l') { rest.split(" -> ").next()? } else { rest };
-    let path = path.trim_start().trim_start_matches("./").trim_end_matches('/');
-    Some((path.into(), (user.parse().ok()?, group.parse().ok()?)))
-}
-
-/// The release of the one kernel that is installed.
-fn kernel_release(root: &Path) -> Result<String> {
-    let modules = root.join("usr/lib/modules");
-    let mut entries = fs::read_dir(&modules).with_context(|| format!("cannot list {}", modules.display()))?;
-    let first = entries.next().context("Debian was installed without a kernel")?;
-    Ok(first.context("cannot list the kernel's modules")?.file_name().to_string_lossy().into_owned())
+    Ok(root.kernel_release)
 }
 
 #[cfg(test)]
@@ -291,16 +229,5 @@ mod tests {
         }
         let error = "sid".parse::<DebianRelease>().unwrap_err().to_string();
         assert_eq!(error, "there is no sid: use bookworm or trixie");
-    }
-
-    #[test]
-    fn owners_are_read_from_a_listing() {
-        let listing = "\
-            drwxr-xr-x 0/0               0 2026-01-01 10:00 ./etc/\n\
-            drwxr-sr-x 0/999             0 2026-01-01 10:00 ./var/log/journal/\n\
-            -rw-r----- 0/42            123 2026-01-01 10:00 ./etc/with space\n\
-            lrwxrwxrwx 7/8               0 2026-01-01 10:00 ./a -> b -> c\n";
-        let expected = [("var/log/journal", (0, 999)), ("etc/with space", (0, 42)), ("a", (7, 8))];
-        assert_eq!(owners(listing), expected.map(|(path, owner)| (path.into(), owner)).into());
     }
 }

@@ -6,7 +6,7 @@ use sampler::ClockKind;
 use sampler::simulate::{Row, Section, Study};
 
 /// From the left edge to the scale, px.
-const LEFT: f64 = 210.0;
+const LEFT: f64 = 230.0;
 /// Length of the scale, px.
 const LENGTH: f64 = 430.0;
 /// From one row to the next, px.

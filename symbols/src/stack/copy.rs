@@ -4,8 +4,9 @@ use crate::pt_regs::PtRegs;
 use crate::registers::{Registers, StackMemory};
 use crate::unwind::{FrameKind, UserRegisters};
 
-/// Runs of bytes that a copy holds, at most: four kernel stacks, the user's registers, the user stack.
-const MAX_SEGMENTS: usize = 6;
+/// Runs of bytes that a copy holds, at most: four kernel stacks, the user's registers, and the user stack, whose eleven
+/// pages have at most five holes between them.
+const MAX_SEGMENTS: usize = 11;
 
 /// Bytes of stack that lie together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -19,7 +20,8 @@ struct Segment {
 /// Why a copy ends earlier than it was meant to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct StackGaps {
-    /// A page of the user stack was not present. Beyond the end of a stack none is, so this is no loss by itself.
+    /// A page of the user stack was not present: one that the program has never touched, or one beyond the stack's end. This
+    /// is no loss by itself.
     pub user_not_present: bool,
     /// A page of a kernel stack was not present.
     pub kernel_not_present: bool,

@@ -1,7 +1,7 @@
 //! What is copied of a guest's stacks at a sample, with the guest CPU stopped, for being unwound later.
 //!
 //! ```text
-//! user mode   user stack: from RSP - 128 (red zone) up, to a limit or to the first page that is not present
+//! user mode   user stack: from RSP - 128 (red zone) up, to a limit, without pages that are not present
 //! kernel mode the stack that RSP is on, from RSP to its top, then the one that it interrupted, and so on:
 //!               interrupt stack   its topmost word is the RSP that was left   (hardirq_stack_ptr)
 //!               exception stack,  its topmost words are the iret frame        (TSS: sp0, ist)

@@ -28,6 +28,8 @@ const TSS: usize = 104;
 const TSS_SP0: usize = 4;
 /// Offsets of IST1 to IST7 in it: the tops of the exception stacks.
 const TSS_IST: [usize; 7] = [36, 44, 52, 60, 68, 76, 84];
+/// Bytes of the smallest page.
+const PAGE: u64 = 4096;
 /// `TOP_OF_KERNEL_STACK_PADDING` with CONFIG_X86_FRED (arch/x86/include/asm/thread_info.h, 6.9); else there is none.
 const FRED_PADDING: u64 = 16;
 
@@ -328,7 +330,8 @@ fn is_kernel(address: u64) -> bool {
     address >> 63 == 1
 }
 
-/// Copies up to `bytes` of the user stack at `rsp`.
+/// Copies what is present of the `bytes` of user stack at `rsp`. A page that is not there is left out: the callers of a
+/// function with a large array that it has not touched lie beyond it.
 fn copy_user(
     space: &AddressSpace,
     memory: &impl PhysicalMemory,
@@ -339,7 +342,17 @@ fn copy_user(
     let red = rsp.saturating_sub(RED_ZONE);
     let start = if space.translate(memory, VirtAddr(red)).is_some() { red } else { rsp };
     let end = start.saturating_add(bytes as u64);
-    into.gaps.user_not_present = !copy_pages(space, memory, (start, end), into);
+    let mut at = start;
+    while at < end {
+        let next = (at | (PAGE - 1)).saturating_add(1).min(end);
+        if !copy_pages(space, memory, (at, next), into) {
+            if into.gaps.full {
+                return;
+            }
+            into.gaps.user_not_present = true;
+        }
+        at = next;
+    }
 }
 
 /// RSP in the iret frame that ends at `top`, if what lies there is one.

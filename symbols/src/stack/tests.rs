@@ -176,6 +176,24 @@ fn a_user_stack_starts_with_its_red_zone_and_ends_where_no_page_is() {
 }
 
 #[test]
+fn a_hole_in_a_user_stack_is_left_out() {
+    let mut guest = Guest::new();
+    // The second page, and one that lies outside of the guest's memory.
+    for (page, entry) in [(1, 0), (3, 0x80_0000_0007)] {
+        guest.put(USER + 0x3000 + ((USER_STACK + page * 0x1000) >> 12 & 511) * 8, entry);
+    }
+    guest.put(PAGES + 0x12_000, 42);
+    guest.put(PAGES + 0x14_010, 77);
+    let copy = guest.copied(3, USER_STACK + 0x880, false);
+    let expected = [(USER_STACK + 0x800, 0x800), (USER_STACK + 0x2000, 0x1000), (USER_STACK + 0x4000, 0x800)];
+    assert_eq!(segments(&copy), expected);
+    assert_eq!(copy.gaps(), NO_MORE_USER_PAGES);
+    let words =
+        [0x1000, 0xffc, 0x1ff8, 0x1ffc, 0x2000, 0x3000, 0x4010].map(|at| copy.read_u64(USER_STACK + at));
+    assert_eq!(words, [None, None, None, None, Some(42), None, Some(77)]);
+}
+
+#[test]
 fn a_system_call_has_both_stacks() {
     let mut guest = Guest::new();
     guest.enter_kernel();

@@ -41,6 +41,9 @@ impl UserFrame {
 /// Why a frame may be wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, thiserror::Error)]
 pub enum Doubt {
+    /// No CFI covers the callee: the frame is where the instructions that run next in the callee lead to.
+    #[error("by the code that returns")]
+    Code,
     /// No CFI covers the callee: the frame is where RBP points, which is right if the callee keeps a frame pointer.
     /// Wrong where RBP is the caller's still: then the caller is skipped.
     #[error("by frame pointer")]

@@ -2,8 +2,10 @@
 
 use super::code::{LONGEST_CALL, RETURN_STEPS, TRAMPOLINE, ends_with_call, signal_return};
 use super::frame::{Doubt, Place, State};
-use super::images::Images;
+use super::images::{Image, ImageCode, Images};
+use super::leave::{Left, leave};
 use super::row::RA;
+use super::work::Work;
 use crate::registers::{Registers, StackMemory};
 
 /// What was found out.
@@ -13,6 +15,8 @@ pub(super) enum Guess {
     Caller(Doubt),
     /// `state` is now what a signal interrupted.
     Interrupted,
+    /// `state` goes on in the same frame, in other code.
+    Jumped,
     /// There is no caller.
     Outermost,
     /// Nothing is plausible.
@@ -25,9 +29,15 @@ pub(super) fn caller(
     place: Place,
     stack: &impl StackMemory,
     images: &impl Images,
+    work: &mut Work,
 ) -> Guess {
     if is_signal_return(state.rip(), images) {
         return interrupted(state, stack).map_or(Guess::Nothing, |()| Guess::Interrupted);
+    }
+    match leave(state, stack, images, work) {
+        Some(Left::Return) => return Guess::Caller(Doubt::Code),
+        Some(Left::Jump) => return Guess::Jumped,
+        None => {}
     }
     // A leaf has just been called if its first word is a return address: assembly seldom pushes anything.
     if place == Place::Exact && by_return_address(state, stack, images).is_some() {
@@ -67,10 +77,11 @@ fn by_frame_pointer(
     let plausible = match rip {
         0 => saved == 0,
         // Whoever makes a thread's or coroutine's first frame by hand writes any address: no call is before it.
-        _ => {
-            images.find(rip.wrapping_sub(1)).is_some()
-                && (saved == 0 || follows_call(rip, images) != Some(false))
-        }
+        _ => images.find(rip.wrapping_sub(1)).is_some_and(|image| {
+            saved == 0
+                || follows_call(rip, images) != Some(false)
+                || is_pushed(&image, (rbp, saved), stack, images)
+        }),
     };
     plausible.then_some(())?;
     let rsp = rbp.checked_add(16)?;
@@ -80,6 +91,25 @@ fn by_frame_pointer(
     state.set(Registers::RBP, Some(saved));
     state.set(RA, Some(rip));
     Some(())
+}
+
+/// Whether an interpreter has pushed the address in `image` by hand, as HotSpot's does: it is one of code made at run
+/// time, and the frame pointer that was saved beside it is that of a frame further up the stack, which returns to code, too.
+fn is_pushed(
+    image: &Image<'_>,
+    (rbp, saved): (u64, u64),
+    stack: &impl StackMemory,
+    images: &impl Images,
+) -> bool {
+    matches!(image.code, ImageCode::Anonymous)
+        && saved > rbp.saturating_add(8)
+        && saved.is_multiple_of(8)
+        && stack.read_u64(saved).is_some_and(|next| next == 0 || next > saved)
+        && saved.checked_add(8).and_then(|at| stack.read_u64(at)).is_some_and(|rip| {
+            images.find(rip.wrapping_sub(1)).is_some_and(|image| {
+                matches!(image.code, ImageCode::Anonymous) || follows_call(rip, images) == Some(true)
+            })
+        })
 }
 
 /// Whether a call is right before `address`; `None` where the code is not known.

@@ -1,7 +1,7 @@
 //! The walk from a frame to its callers.
 
 use super::cache::RowCache;
-use super::frame::{Place, State, UserFrame};
+use super::frame::{Doubt, Place, State, UserFrame};
 use super::guess::{Guess, caller};
 use super::images::{Image, ImageCode, Images};
 use super::row::{Row, RowContext};
@@ -76,9 +76,18 @@ impl UserUnwinder {
         let rsp = state.rsp();
         let (place, doubt) = match self.by_cfi(state, frame, image, stack, bounds)? {
             Some(place) => (place, None),
-            None => match caller(state, frame.place, stack, images) {
+            None => match caller(state, frame.place, stack, images, &mut bounds.work) {
                 Guess::Caller(doubt) => (Place::Return, Some(doubt)),
                 Guess::Interrupted => (Place::Exact, None),
+                // Never to a lower place on the stack; the number of frames bounds how often.
+                Guess::Jumped if state.rsp() >= rsp => {
+                    return Ok(UserFrame {
+                        address: state.rip(),
+                        place: Place::Exact,
+                        doubt: Some(Doubt::Code),
+                    });
+                }
+                Guess::Jumped => return Err(Broken::CfaBackwards.into()),
                 Guess::Outermost => return Err(UserEnd::Complete),
                 Guess::Nothing => return Err(uncovered(image).into()),
             },

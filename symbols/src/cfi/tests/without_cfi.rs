@@ -89,3 +89,127 @@ fn a_signal_trampoline_without_cfi_gives_the_interrupted_registers() {
         assert_eq!(walked.len(), frames, "{steps} bytes into it");
     }
 }
+
+/// Where the code of [`made`] is.
+const MADE: u64 = JIT + 0x100;
+
+/// As [`process`], with this code made at run time, and nothing that can be run around it.
+fn made<'a>(table: &'a CfiTable, code: &[u8]) -> Process<'a> {
+    let mut process = process(table, true);
+    let mut page = vec![0xcc; 0x1000];
+    page[0x100..0x100 + code.len()].copy_from_slice(code);
+    process.code.push((JIT, page));
+    process
+}
+
+#[test]
+fn a_trampoline_is_left_as_its_code_says() {
+    let table = table();
+    // call *%rcx; add $8, %rsp; ret
+    let process = made(&table, &[0xff, 0xd1, 0x48, 0x83, 0xc4, 8, 0xc3]);
+    let stack = Words::new([(RSP + 8, MADE + 2), (RSP + 24, CALLER), (RSP + 40, BIAS + 0x3010)]);
+    let (frames, end) = walk_with(&process, &registers(BIAS + 0x2000, RSP, 3), &stack);
+    assert_eq!(addresses(&frames), [BIAS + 0x2000, MADE + 2, CALLER, BIAS + 0x3010]);
+    assert_eq!((frames[2].doubt, end), (Some(Doubt::Code), UserEnd::Complete));
+    // A word that no call is before, or that is no code, is none.
+    for word in [LEAF, 0x1234] {
+        let mut process = made(&table, &[0xff, 0xd1, 0x48, 0x83, 0xc4, 8, 0xc3]);
+        process.code.push((LEAF - 7, vec![0x90; 7]));
+        let stack = Words::new([(RSP + 8, MADE + 2), (RSP + 24, word)]);
+        let (frames, _) = walk_with(&process, &registers(BIAS + 0x2000, RSP, 3), &stack);
+        assert_eq!(addresses(&frames), [BIAS + 0x2000, MADE + 2], "{word:x}");
+    }
+}
+
+#[test]
+fn the_way_out_is_found_behind_branches_and_pops() {
+    let table = table();
+    let words =
+        [(RSP, 1), (RSP + 8, RSP + 0x500), (RSP + 16, 3), (RSP + 24, CALLER), (RSP + 40, BIAS + 0x3010)];
+    let ways: [&[u8]; 5] = [
+        // test %eax, %eax; je 1f; 0: jmp 0b; 1: pop %rbx; pop %rbp; pop %r13; ret
+        &[0x85, 0xc0, 0x74, 2, 0xeb, 0xfe, 0x5b, 0x5d, 0x41, 0x5d, 0xc3],
+        // push %rax; call; pop %rcx; lea 24(%rsp), %rsp; ret
+        &[0x50, 0xe8, 0, 0, 0, 0, 0x59, 0x48, 0x8d, 0x64, 0x24, 24, 0xc3],
+        // sub $8, %rsp; mov %eax, (%rsp); add $32, %rsp; ret
+        &[0x48, 0x83, 0xec, 8, 0x89, 4, 0x24, 0x48, 0x83, 0xc4, 32, 0xc3],
+        // lea 16(%rsp), %rbp; leave; ret
+        &[0x48, 0x8d, 0x6c, 0x24, 16, 0xc9, 0xc3],
+        // jmp 1f; int3; 1: mov $24, %eax; pop %rdx; pop %rdx; pop %rdx; ret
+        &[0xeb, 1, 0xcc, 0xb8, 24, 0, 0, 0, 0x5a, 0x5a, 0x5a, 0xc3],
+    ];
+    for code in ways {
+        let (frames, end) = walk_with(&made(&table, code), &registers(MADE, RSP, 3), &Words::new(words));
+        let expected = [MADE, CALLER, BIAS + 0x3010];
+        assert_eq!((addresses(&frames), end), (expected.to_vec(), UserEnd::Complete), "{code:x?}");
+    }
+}
+
+#[test]
+fn a_way_that_is_not_sure_leads_nowhere() {
+    let table = table();
+    let ways: [&[u8]; 6] = [
+        // movq $0, 24(%rsp); add $24, %rsp; ret: the word there is not that of the sample any more.
+        &[0x48, 0xc7, 0x44, 0x24, 24, 0, 0, 0, 0, 0x48, 0x83, 0xc4, 24, 0xc3],
+        // mov %eax, 28(%rsp); add $24, %rsp; ret: nor a part of it.
+        &[0x89, 0x44, 0x24, 28, 0x48, 0x83, 0xc4, 24, 0xc3],
+        // and $-16, %rsp; add $24, %rsp; ret
+        &[0x48, 0x83, 0xe4, 0xf0, 0x48, 0x83, 0xc4, 24, 0xc3],
+        // jmp *%rax
+        &[0xff, 0xe0],
+        // ud2
+        &[0x0f, 0x0b],
+        // 0: jmp 0b
+        &[0xeb, 0xfe],
+    ];
+    for code in ways {
+        let words = Words::new([(RSP + 24, CALLER)]);
+        let (frames, end) = walk_with(&made(&table, code), &registers(MADE, RSP, 3), &words);
+        let expected = (vec![MADE], crate::cfi::Broken::AnonymousCode.into());
+        assert_eq!((addresses(&frames), end), expected, "{code:x?}");
+    }
+}
+
+#[test]
+fn code_that_jumps_back_into_its_interpreter_is_in_the_interpreters_frame() {
+    let table = table();
+    // add $16, %rsp; jmp *(%r15)
+    let mut process = made(&table, &[0x48, 0x83, 0xc4, 16, 0x41, 0xff, 0x27]);
+    let opline = BIAS + 0x9000;
+    process.code.push((opline, (BIAS + 0x2004).to_le_bytes().to_vec()));
+    let stack = Words::new([(RSP + 24, CALLER), (RSP + 40, BIAS + 0x3010)]);
+    let mut from = registers(MADE, RSP, 3);
+    from.gpr[15] = opline;
+    let (frames, end) = walk_with(&process, &from, &stack);
+    assert_eq!(addresses(&frames), [MADE, BIAS + 0x2004, CALLER, BIAS + 0x3010]);
+    assert_eq!((frames[1].place, frames[1].doubt, end), (Place::Exact, Some(Doubt::Code), UserEnd::Complete));
+}
+
+#[test]
+fn a_return_address_pushed_by_hand_needs_a_chain_of_frame_pointers() {
+    let table = table();
+    let process = made(&table, &[]);
+    let [first, second] = [RSP + 0x40, RSP + 0x80];
+    let walked = |saved: u64, next: u64, rip: u64| {
+        let stack = Words::new([
+            (first, saved),
+            (first + 8, MADE + 0x20),
+            (second, next),
+            (second + 8, rip),
+            (second + 24, BIAS + 0x3010),
+        ]);
+        addresses(&walk_with(&process, &registers(MADE, RSP, first), &stack).0)
+    };
+    let whole = [MADE, MADE + 0x20, CALLER, BIAS + 0x3010];
+    assert_eq!(walked(second, second + 0x100, CALLER), whole);
+    assert_eq!(walked(second, 0, CALLER), whole);
+    for (saved, next, rip) in [
+        (RSP + 8, 0, CALLER),
+        (second, first, CALLER),
+        (second, 0, LEAF),
+        (second, 0, 5),
+        (second + 4, 0, CALLER),
+    ] {
+        assert_eq!(walked(saved, next, rip), [MADE], "{saved:x} {next:x} {rip:x}");
+    }
+}

@@ -1,0 +1,408 @@
+//! The caller of code without CFI, by what this code does until it returns.
+//!
+//! From the frame's own address the instructions are followed, both ways at a branch, breadth first, until the first way that
+//! leaves:
+//!
+//! ```text
+//! ret                           the word at RSP is where the caller goes on
+//! jmp to code that has CFI      that code goes on in the same frame: its rules lead further
+//! ```
+//!
+//! Only what moves between RSP, RBP, the other registers and the stack is computed; all else makes a value unknown, and
+//! a way on which RSP is not known ends. What a way has stored on the stack is not read back from the copy.
+//! Instructions: Intel SDM volume 2.
+
+use std::collections::{HashSet, VecDeque};
+
+use iced_x86::{
+    Code, Decoder, DecoderOptions, FlowControl, Instruction, InstructionInfoFactory, MemorySize, Mnemonic,
+    OpAccess, OpKind, Register,
+};
+
+use super::code::{LONGEST_CALL, ends_with_call};
+use super::frame::State;
+use super::images::{Image, ImageCode, Images};
+use super::row::RA;
+use super::work::Work;
+use crate::registers::{Registers, StackMemory};
+
+/// Instructions that are followed for one frame, at most.
+const INSTRUCTIONS: usize = 1024;
+/// Ways that wait to be followed, at most.
+const WAYS: usize = 64;
+/// Words that a way has stored and that are remembered, at most; a way that stores more ends.
+const STORED: usize = 64;
+/// Units of a walk's work for one instruction: 16,000 instructions in all.
+const UNITS: usize = 16;
+/// Bytes of code that are read at once.
+const CHUNK: usize = 64;
+/// Bytes of the longest instruction.
+const LONGEST: usize = 15;
+/// Bytes of a page.
+const PAGE: u64 = 4096;
+
+/// DWARF columns that a called function keeps (System V ABI, AMD64 supplement 1.0, figure 3.4): code made at run time need
+/// not keep more than the stack and, if it has one, the frame pointer.
+const KEPT_BY_CALLS: [usize; 2] = [Registers::RBP, Registers::RSP];
+
+/// How the code is left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Left {
+    /// It returns.
+    Return,
+    /// It goes on in code that has CFI.
+    Jump,
+}
+
+/// One way through the code: registers, and what it has stored on the stack.
+#[derive(Debug, Clone)]
+struct Way {
+    state: State,
+    stored: Vec<(u64, Option<u64>)>,
+}
+
+/// What an instruction does to a way.
+enum Next {
+    /// The one behind it follows.
+    Through,
+    /// It may go to this address, too.
+    Branch(u64),
+    /// It goes there.
+    Jump(u64),
+    /// The code is left.
+    Left(Left),
+    /// It cannot be followed further.
+    Lost,
+}
+
+/// Moves `state` to where the code at its RIP leaves to; `None`, with nothing done, if no way there is found.
+pub(super) fn leave<I: Images>(
+    state: &mut State,
+    stack: &impl StackMemory,
+    images: &I,
+    work: &mut Work,
+) -> Option<Left> {
+    let start = state.rip();
+    let mut seen = HashSet::from([start]);
+    let mut waiting = VecDeque::from([(start, Way { state: state.clone(), stored: Vec::new() })]);
+    let mut info = InstructionInfoFactory::new();
+    let mut left = INSTRUCTIONS;
+    while let Some((mut at, mut way)) = waiting.pop_front() {
+        let mut code = Chunk::default();
+        loop {
+            left = left.checked_sub(1)?;
+            work.take(UNITS).ok()?;
+            let Some(instruction) = code.instruction(at, images) else { break };
+            let wait = match way.step(&instruction, stack, images, &mut info) {
+                Next::Through => None,
+                Next::Branch(target) => Some(target),
+                Next::Left(how) => {
+                    *state = way.state;
+                    return Some(how);
+                }
+                Next::Jump(target) if seen.insert(target) => {
+                    waiting.push_back((target, way));
+                    break;
+                }
+                Next::Jump(_) | Next::Lost => break,
+            };
+            if let Some(target) = wait
+                && waiting.len() < WAYS
+                && seen.insert(target)
+            {
+                waiting.push_back((target, way.clone()));
+                // The other way waits, too: the shortest way out comes first.
+                if seen.insert(instruction.next_ip()) {
+                    waiting.push_back((instruction.next_ip(), way));
+                }
+                break;
+            }
+            at = instruction.next_ip();
+        }
+    }
+    None
+}
+
+impl Way {
+    fn step<I: Images>(
+        &mut self,
+        instruction: &Instruction,
+        stack: &impl StackMemory,
+        images: &I,
+        info: &mut InstructionInfoFactory,
+    ) -> Next {
+        match instruction.flow_control() {
+            FlowControl::Next => {
+                let known = self.compute(instruction, stack, info);
+                if known.is_some() && self.state.get(Registers::RSP).is_ok() {
+                    Next::Through
+                } else {
+                    Next::Lost
+                }
+            }
+            FlowControl::ConditionalBranch => Next::Branch(instruction.near_branch_target()),
+            FlowControl::Call | FlowControl::IndirectCall => {
+                self.forget_but(&KEPT_BY_CALLS);
+                Next::Through
+            }
+            FlowControl::Return => {
+                self.ret(instruction, stack, images).map_or(Next::Lost, |()| Next::Left(Left::Return))
+            }
+            FlowControl::UnconditionalBranch => self.jump(instruction.near_branch_target(), images),
+            FlowControl::IndirectBranch => match self.target(instruction, images) {
+                Some(target) => self.jump(target, images),
+                None => Next::Lost,
+            },
+            _ => Next::Lost,
+        }
+    }
+
+    fn jump<I: Images>(&mut self, target: u64, images: &I) -> Next {
+        match images.find(target) {
+            Some(Image { code: ImageCode::Cfi(_), .. }) => {
+                self.state.set(RA, Some(target));
+                Next::Left(Left::Jump)
+            }
+            Some(Image { code: ImageCode::Anonymous | ImageCode::NoCfi, .. }) => Next::Jump(target),
+            _ => Next::Lost,
+        }
+    }
+
+    /// Where an indirect jump leads to.
+    fn target<I: Images>(&self, instruction: &Instruction, images: &I) -> Option<u64> {
+        match instruction.op0_kind() {
+            OpKind::Register => self.get(instruction.op0_register()),
+            OpKind::Memory if instruction.segment_prefix() == Register::None => {
+                let mut word = [0; 8];
+                images.code(self.address(instruction)?, &mut word)?;
+                Some(u64::from_le_bytes(word))
+            }
+            _ => None,
+        }
+    }
+
+    /// A return to an address that is one: behind a call, or in code made at run time, which may push it by hand.
+    fn ret<I: Images>(
+        &mut self,
+        instruction: &Instruction,
+        stack: &impl StackMemory,
+        images: &I,
+    ) -> Option<()> {
+        let rsp = self.rsp();
+        let rip = self.load(rsp, stack)?;
+        let image = images.find(rip.wrapping_sub(1))?;
+        let mut code = [0; LONGEST_CALL];
+        let call =
+            images.code(rip.checked_sub(LONGEST_CALL as u64)?, &mut code).map(|()| ends_with_call(&code));
+        (call == Some(true) || matches!(image.code, ImageCode::Anonymous)).then_some(())?;
+        let dropped = if instruction.op_count() == 1 { u64::from(instruction.immediate16()) } else { 0 };
+        self.state.set(Registers::RSP, Some(rsp.checked_add(8)?.checked_add(dropped)?));
+        self.state.set(RA, Some(rip));
+        // What is above is what the caller had, as far as it is kept.
+        for column in 0..RA {
+            if !KEPT_BY_FUNCTIONS.contains(&column) {
+                self.state.set(column, None);
+            }
+        }
+        Some(())
+    }
+
+    /// Computes what the instruction does to registers and stack; `None` if the way ends.
+    fn compute(
+        &mut self,
+        instruction: &Instruction,
+        stack: &impl StackMemory,
+        info: &mut InstructionInfoFactory,
+    ) -> Option<()> {
+        let wide = |register: Register| register.is_gpr64().then(|| column(register)).flatten();
+        match instruction.mnemonic() {
+            Mnemonic::Push if instruction.stack_pointer_increment() == -8 => {
+                let value = match instruction.op0_kind() {
+                    OpKind::Register => self.get(instruction.op0_register()),
+                    _ => None,
+                };
+                let rsp = self.rsp().checked_sub(8)?;
+                self.state.set(Registers::RSP, Some(rsp));
+                return self.store(rsp, value);
+            }
+            Mnemonic::Pop if instruction.code() == Code::Pop_r64 => {
+                let rsp = self.rsp();
+                let value = self.load(rsp, stack);
+                self.state.set(Registers::RSP, Some(rsp.checked_add(8)?));
+                self.state.set(column(instruction.op0_register())?, value);
+                return Some(());
+            }
+            Mnemonic::Leave if instruction.code() == Code::Leaveq => {
+                let rbp = self.state.get(Registers::RBP).ok()?;
+                self.state.set(Registers::RSP, Some(rbp.checked_add(8)?));
+                self.state.set(Registers::RBP, self.load(rbp, stack));
+                return Some(());
+            }
+            Mnemonic::Add | Mnemonic::Sub if wide(instruction.op0_register()).is_some() => {
+                let to = wide(instruction.op0_register())?;
+                let by = immediate(instruction, 1);
+                let value = self.state.get(to).ok().zip(by).map(|(value, by)| {
+                    if instruction.mnemonic() == Mnemonic::Add {
+                        value.wrapping_add(by)
+                    } else {
+                        value.wrapping_sub(by)
+                    }
+                });
+                self.state.set(to, value);
+                return Some(());
+            }
+            Mnemonic::Lea if wide(instruction.op0_register()).is_some() => {
+                let value = self.address(instruction);
+                self.state.set(wide(instruction.op0_register())?, value);
+                return Some(());
+            }
+            Mnemonic::Mov if wide(instruction.op0_register()).is_some() => {
+                let value = match instruction.op1_kind() {
+                    OpKind::Register => self.get(instruction.op1_register()),
+                    OpKind::Memory if instruction.segment_prefix() == Register::None => {
+                        self.address(instruction).and_then(|at| self.load(at, stack))
+                    }
+                    _ => immediate(instruction, 1),
+                };
+                self.state.set(wide(instruction.op0_register())?, value);
+                return Some(());
+            }
+            _ => {}
+        }
+        self.other(instruction, info)
+    }
+
+    /// Forgets what any other instruction writes.
+    fn other(&mut self, instruction: &Instruction, info: &mut InstructionInfoFactory) -> Option<()> {
+        let used = info.info(instruction);
+        let writes = |access: OpAccess| {
+            matches!(
+                access,
+                OpAccess::Write | OpAccess::CondWrite | OpAccess::ReadWrite | OpAccess::ReadCondWrite
+            )
+        };
+        // By the registers before the instruction.
+        for memory in used.used_memory().iter().filter(|memory| writes(memory.access())) {
+            let of_stack = [Register::RSP, Register::RBP].contains(&memory.base());
+            if !of_stack || memory.index() != Register::None {
+                continue;
+            }
+            let at = self.get(memory.base())?.wrapping_add(memory.displacement());
+            let bytes = if memory.memory_size() == MemorySize::Unknown {
+                64
+            } else {
+                memory.memory_size().size() as u64
+            };
+            for word in 0..bytes.div_ceil(8).max(1) {
+                self.store(at.wrapping_add(word * 8), None)?;
+            }
+        }
+        for register in used.used_registers().iter().filter(|register| writes(register.access())) {
+            if let Some(column) = column(register.register().full_register()) {
+                self.state.set(column, None);
+            }
+        }
+        Some(())
+    }
+
+    fn rsp(&self) -> u64 {
+        self.state.rsp()
+    }
+
+    fn get(&self, register: Register) -> Option<u64> {
+        if !register.is_gpr64() {
+            return None;
+        }
+        self.state.get(column(register)?).ok()
+    }
+
+    /// The address of a memory operand.
+    fn address(&self, instruction: &Instruction) -> Option<u64> {
+        if instruction.is_ip_rel_memory_operand() {
+            return Some(instruction.ip_rel_memory_address());
+        }
+        let part = |register| if register == Register::None { Some(0) } else { self.get(register) };
+        let index =
+            part(instruction.memory_index())?.wrapping_mul(u64::from(instruction.memory_index_scale()));
+        let base = part(instruction.memory_base())?;
+        Some(base.wrapping_add(index).wrapping_add(instruction.memory_displacement64()))
+    }
+
+    fn load(&self, at: u64, stack: &impl StackMemory) -> Option<u64> {
+        let overlaps = |stored: u64| at.abs_diff(stored) < 8;
+        match self.stored.iter().rev().find(|(stored, _)| overlaps(*stored)) {
+            Some(&(stored, value)) if stored == at => value,
+            Some(_) => None,
+            None => stack.read_u64(at),
+        }
+    }
+
+    fn store(&mut self, at: u64, value: Option<u64>) -> Option<()> {
+        if self.stored.len() == STORED {
+            return None;
+        }
+        self.stored.push((at, value));
+        Some(())
+    }
+
+    fn forget_but(&mut self, kept: &[usize]) {
+        for column in (0..RA).filter(|column| !kept.contains(column)) {
+            self.state.set(column, None);
+        }
+    }
+}
+
+/// DWARF columns that a function hands back as it got them: RBX, RBP, RSP, R12 to R15.
+const KEPT_BY_FUNCTIONS: [usize; 7] = [3, Registers::RBP, Registers::RSP, 12, 13, 14, 15];
+
+/// DWARF column of a general register of 64 bits.
+fn column(register: Register) -> Option<usize> {
+    // In the order of the instruction set: RAX, RCX, RDX, RBX, RSP, RBP, RSI, RDI, R8 to R15.
+    const COLUMNS: [usize; 16] =
+        [0, 2, 1, 3, Registers::RSP, Registers::RBP, 4, 5, 8, 9, 10, 11, 12, 13, 14, 15];
+    register.is_gpr64().then(|| COLUMNS.get(register.number()).copied()).flatten()
+}
+
+/// An immediate operand.
+fn immediate(instruction: &Instruction, operand: u32) -> Option<u64> {
+    let kind = instruction.op_kind(operand);
+    let is_immediate = !matches!(kind, OpKind::Register | OpKind::Memory);
+    is_immediate.then(|| instruction.try_immediate(operand).ok()).flatten()
+}
+
+/// Code that has been read.
+#[derive(Debug)]
+struct Chunk {
+    start: u64,
+    len: usize,
+    bytes: [u8; CHUNK],
+}
+
+impl Default for Chunk {
+    fn default() -> Self {
+        Self { start: 0, len: 0, bytes: [0; CHUNK] }
+    }
+}
+
+impl Chunk {
+    /// The instruction at `at`, if it is one.
+    fn instruction(&mut self, at: u64, images: &impl Images) -> Option<Instruction> {
+        self.decode(at).or_else(|| {
+            // To the end of the page, or, for an instruction that goes on in the next one, beyond it.
+            let page = crate::bytes::index(PAGE - at % PAGE).min(CHUNK);
+            [CHUNK, page, LONGEST].into_iter().find_map(|len| {
+                (self.start, self.len) = (at, 0);
+                images.code(at, self.bytes.get_mut(..len)?)?;
+                self.len = len;
+                self.decode(at)
+            })
+        })
+    }
+
+    fn decode(&self, at: u64) -> Option<Instruction> {
+        let offset = crate::bytes::index(at.checked_sub(self.start)?);
+        let bytes = self.bytes.get(..self.len)?.get(offset..)?;
+        let instruction = Decoder::with_ip(64, bytes, at, DecoderOptions::NONE).decode();
+        (!instruction.is_invalid()).then_some(instruction)
+    }
+}

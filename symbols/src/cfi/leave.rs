@@ -141,6 +141,8 @@ impl Way {
                 }
             }
             FlowControl::ConditionalBranch => Next::Branch(instruction.near_branch_target()),
+            // Takes the address of the code: what is called does not return.
+            FlowControl::Call if instruction.near_branch_target() == instruction.next_ip() => Next::Lost,
             FlowControl::Call | FlowControl::IndirectCall => {
                 self.forget_but(&KEPT_BY_CALLS);
                 Next::Through
@@ -149,10 +151,13 @@ impl Way {
                 self.ret(instruction, stack, images).map_or(Next::Lost, |()| Next::Left(Left::Return))
             }
             FlowControl::UnconditionalBranch => self.jump(instruction.near_branch_target(), images),
-            FlowControl::IndirectBranch => match self.target(instruction, images) {
-                Some(target) => self.jump(target, images),
-                None => Next::Lost,
-            },
+            // Within code made at run time this may be a return to a caller, whose own frame must not be passed over.
+            FlowControl::IndirectBranch => {
+                match self.target(instruction, images).map(|target| self.jump(target, images)) {
+                    Some(Next::Left(how)) => Next::Left(how),
+                    _ => Next::Lost,
+                }
+            }
             _ => Next::Lost,
         }
     }

@@ -98,6 +98,8 @@ fn made<'a>(table: &'a CfiTable, code: &[u8]) -> Process<'a> {
     let mut process = process(table, true);
     let mut page = vec![0xcc; 0x1000];
     page[0x100..0x100 + code.len()].copy_from_slice(code);
+    // Behind what is no call: add $16, %rsp; ret
+    page[0x208..0x20d].copy_from_slice(&[0x48, 0x83, 0xc4, 16, 0xc3]);
     process.code.push((JIT, page));
     process
 }
@@ -130,7 +132,7 @@ fn the_way_out_is_found_behind_branches_and_pops() {
         // test %eax, %eax; je 1f; 0: jmp 0b; 1: pop %rbx; pop %rbp; pop %r13; ret
         &[0x85, 0xc0, 0x74, 2, 0xeb, 0xfe, 0x5b, 0x5d, 0x41, 0x5d, 0xc3],
         // push %rax; call; pop %rcx; lea 24(%rsp), %rsp; ret
-        &[0x50, 0xe8, 0, 0, 0, 0, 0x59, 0x48, 0x8d, 0x64, 0x24, 24, 0xc3],
+        &[0x50, 0xe8, 1, 0, 0, 0, 0x59, 0x48, 0x8d, 0x64, 0x24, 24, 0xc3],
         // sub $8, %rsp; mov %eax, (%rsp); add $32, %rsp; ret
         &[0x48, 0x83, 0xec, 8, 0x89, 4, 0x24, 0x48, 0x83, 0xc4, 32, 0xc3],
         // lea 16(%rsp), %rbp; leave; ret
@@ -148,7 +150,7 @@ fn the_way_out_is_found_behind_branches_and_pops() {
 #[test]
 fn a_way_that_is_not_sure_leads_nowhere() {
     let table = table();
-    let ways: [&[u8]; 6] = [
+    let ways: [&[u8]; 8] = [
         // movq $0, 24(%rsp); add $24, %rsp; ret: the word there is not that of the sample any more.
         &[0x48, 0xc7, 0x44, 0x24, 24, 0, 0, 0, 0, 0x48, 0x83, 0xc4, 24, 0xc3],
         // mov %eax, 28(%rsp); add $24, %rsp; ret: nor a part of it.
@@ -157,13 +159,17 @@ fn a_way_that_is_not_sure_leads_nowhere() {
         &[0x48, 0x83, 0xe4, 0xf0, 0x48, 0x83, 0xc4, 24, 0xc3],
         // jmp *%rax
         &[0xff, 0xe0],
+        // pop %rcx; jmp *%rcx: an interpreter's return, to code that has a frame of its own.
+        &[0x59, 0xff, 0xe1],
+        // call 0f; 0: add $24, %rsp; ret: its return address stays on the stack.
+        &[0xe8, 0, 0, 0, 0, 0x48, 0x83, 0xc4, 24, 0xc3],
         // ud2
         &[0x0f, 0x0b],
         // 0: jmp 0b
         &[0xeb, 0xfe],
     ];
     for code in ways {
-        let words = Words::new([(RSP + 24, CALLER)]);
+        let words = Words::new([(RSP, JIT + 0x208), (RSP + 24, CALLER), (RSP + 32, CALLER)]);
         let (frames, end) = walk_with(&made(&table, code), &registers(MADE, RSP, 3), &words);
         let expected = (vec![MADE], crate::cfi::Broken::AnonymousCode.into());
         assert_eq!((addresses(&frames), end), expected, "{code:x?}");

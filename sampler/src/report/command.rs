@@ -16,7 +16,8 @@ pub struct CommandTimes {
     pub command: String,
     /// From its start to its end by the guest's monotonic clock, s; `None` where the guest has not told, or it has not ended.
     pub wall_s: Option<f64>,
-    /// CPU time of it and of all processes that came of it; `None` in a report on another part of the profile.
+    /// CPU time of it and of all processes that came of it; `None` in a report on another part of the profile, and where
+    /// none of its processes is known.
     pub cpu: Option<Estimate>,
     /// The part of it in user code.
     pub user: Option<Estimate>,
@@ -46,6 +47,9 @@ impl CommandTimes {
             return Some(Self { command, wall_s, ..Self::default() });
         }
         let family = family(view.tables, COMMAND);
+        if family.is_empty() {
+            return Some(Self { command, wall_s, ..Self::default() });
+        }
         let is_its = |charged| matches!(charged, Charged::Instance(id) if family.contains(&id));
         // The interval of the whole does not follow from those of its parts.
         let (whole, _) = view.by_deed(|deed| is_its(deed.thread.charged).then_some(()));

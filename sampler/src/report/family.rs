@@ -9,8 +9,6 @@ use super::tables::{Instance, Tables};
 pub const COMMAND: &str = "command";
 /// systemd's unit for a command of the kernel's command line (systemd-run-generator(8)).
 const COMMAND_UNIT: &str = "kernel-command-line.service";
-/// Bytes of a command line that was cut by whoever read it, at least.
-const LONG_COMMAND: usize = 256;
 /// Generations that are looked at.
 const DEEPEST: usize = 1_000;
 
@@ -18,7 +16,7 @@ const DEEPEST: usize = 1_000;
 /// read is its reaper's child.
 pub(super) fn family(tables: &Tables, wanted: &str) -> HashSet<u32> {
     let mut found: HashSet<u32> = match tables.meta.get("command") {
-        Some(command) if wanted == COMMAND => roots(tables, command),
+        Some(_) if wanted == COMMAND => roots(tables),
         _ => {
             let named = |i: &Instance| is_process((&i.comm, i.pid, i.number), wanted);
             tables.instances.iter().filter(|(_, instance)| named(instance)).map(|(&id, _)| id).collect()
@@ -39,36 +37,32 @@ pub(super) fn family(tables: &Tables, wanted: &str) -> HashSet<u32> {
     found
 }
 
-/// Where the run's command began: the first process with its command line; else the first of its systemd unit with its
-/// program's name, or all of that unit; else the first with its name.
-fn roots(tables: &Tables, command: &str) -> HashSet<u32> {
-    let first = |is: &dyn Fn(u32, &Instance) -> bool| {
+/// The processes that the run's command began with; none where that cannot be known. Words say nothing of it: a shell
+/// replaces itself by its last command, and a child of it that does not exec keeps its command line.
+///
+/// Under systemd the command has a unit of its own, whose shell does nothing else from the command's start to its end.
+/// The init of the images that are made for a command starts it alone, and gets its orphans.
+fn roots(tables: &Tables) -> HashSet<u32> {
+    let of = |is: &dyn Fn(u32, &Instance) -> bool| {
         let fits =
             tables.instances.iter().filter(|(id, instance)| !instance.kernel_thread && is(**id, instance));
-        fits.min_by_key(|(id, instance)| (instance.start_ns, **id)).map(|(&id, _)| id)
+        fits.map(|(&id, _)| id).collect::<HashSet<u32>>()
     };
-    // As command lines of processes are kept.
-    let command: String = command.chars().map(|c| if c.is_control() { '?' } else { c }).collect();
-    let is_command = |line: &str| {
-        command.strip_prefix(line).is_some_and(|rest| rest.is_empty() || line.len() >= LONG_COMMAND)
-    };
-    if let Some(id) = first(&|_, instance| instance.command.as_deref().is_some_and(is_command)) {
-        return HashSet::from([id]);
-    }
     let in_unit = |id: u32| {
         tables.cgroup_of(id).is_some_and(|group| group.path.split('/').any(|part| part == COMMAND_UNIT))
     };
-    let program = command.split(' ').next().and_then(|path| path.rsplit('/').next()).unwrap_or_default();
-    // `comm` holds 15 bytes.
-    let comm = program.get(..15).unwrap_or(program);
-    if let Some(id) = first(&|id, instance| instance.comm == comm && in_unit(id)) {
-        return HashSet::from([id]);
-    }
-    let unit: HashSet<u32> = tables.instances.keys().copied().filter(|id| in_unit(*id)).collect();
+    let unit = of(&|id, _| in_unit(id));
     if !unit.is_empty() {
-        return unit;
+        let ns = |key: &str| tables.meta.get(key)?.parse::<u64>().ok();
+        let Some((begun, took)) = ns("command_begun_ns").zip(ns("command_wall_ns")) else { return unit };
+        let during = begun..=begun.saturating_add(took);
+        let its = of(&|id, instance| in_unit(id) && during.contains(&instance.start_ns));
+        // A guest that has slept counts starts by another clock.
+        return if its.is_empty() { unit } else { its };
     }
-    first(&|_, instance| instance.comm == comm && instance.pid > 1).into_iter().collect()
+    let systemd = tables.cgroups.values().any(|group| group.unit.is_some())
+        || tables.instances.values().any(|instance| instance.pid == 1 && instance.comm == "systemd");
+    if systemd { HashSet::new() } else { of(&|_, instance| instance.parent_pid == Some(1)) }
 }
 
 /// The parent of each instance: of those with its parent's id the last that had begun before it.

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use rusqlite::{Connection, Row};
+use symbols::CpuTime;
 
 use super::{CpuTimes, chance};
 use crate::batch::VcpuRow;
@@ -151,13 +152,16 @@ impl Books {
         let sql =
             "SELECT instance, tid, first, time_ns, tick_user_ns, tick_system_ns, runtime_ns FROM thread_time";
         let threads = rows(connection, sql, |row| {
-            let told = Told {
+            let ticks = CpuTime {
                 user_ns: unsigned(row, 4)?,
                 system_ns: unsigned(row, 5)?,
                 runtime_ns: unsigned(row, 6)?,
-                run_delay_ns: 0,
-                switches: 0,
+                ..CpuTime::default()
             };
+            // As `/proc/PID/task/TID/stat` and getrusage do (`task_cputime_adjusted`, kernel/sched/cputime.c).
+            let (user_ns, system_ns) = ticks.told((0, 0));
+            let told =
+                Told { user_ns, system_ns, runtime_ns: ticks.runtime_ns, run_delay_ns: 0, switches: 0 };
             Ok(((row.get(0)?, row.get(1)?), (row.get(2)?, unsigned(row, 3)?, told)))
         })?;
         let names = rows(connection, "SELECT instance, tid, comm FROM thread", |row| {

@@ -241,3 +241,33 @@ fn an_id_that_is_given_again_has_no_first_reading() {
     let rusage = Rusage::read(&profile(directory.path(), &batch)).expect("books");
     assert_eq!((rusage.threads[0].since_s, rusage.threads[0].reported_user_ns), (None, 7 * MS));
 }
+
+/// Ticks and the scheduler's clock disagree: a process with two threads whose books were read at once.
+#[test]
+fn threads_are_told_as_the_kernel_shows_them_and_agree_with_their_process() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let mut batch = batch();
+    let row = ThreadTimeRow { instance: 2, tid: 8, time_ns: 5_000 * MS, ..ThreadTimeRow::default() };
+    batch.thread_times = vec![
+        // Runs between the ticks.
+        ThreadTimeRow { tick_user_ns: 30 * MS, tick_system_ns: 10 * MS, runtime_ns: 2_000 * MS, ..row },
+        // Runs when they come.
+        ThreadTimeRow {
+            tid: 9,
+            tick_user_ns: 1_230 * MS,
+            tick_system_ns: 1_230 * MS,
+            runtime_ns: 500 * MS,
+            ..row
+        },
+    ];
+    let (user_ns, system_ns) = (1_750 * MS, 750 * MS);
+    batch.rusage[1] = RusageRow { user_ns, system_ns, runtime_ns: 2_500 * MS, ..batch.rusage[1] };
+    let rusage = Rusage::read(&profile(directory.path(), &batch)).expect("books");
+    let told: Vec<_> =
+        rusage.threads.iter().map(|t| (t.tid, t.reported_user_ns, t.reported_system_ns)).collect();
+    assert_eq!(told, [(8, 1_500 * MS, 500 * MS), (9, 250 * MS, 250 * MS)]);
+    let process = rusage.processes.iter().find(|process| process.pid == 8).expect("read");
+    let sum = |of: fn(&ThreadRusage) -> u64| rusage.threads.iter().map(of).sum::<u64>();
+    assert_eq!(process.reported_user_ns, sum(|thread| thread.reported_user_ns));
+    assert_eq!(process.reported_system_ns, sum(|thread| thread.reported_system_ns));
+}

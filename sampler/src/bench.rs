@@ -225,7 +225,7 @@ pub fn read_functions(path: &Path, written: u64) -> Result<(Cost, Breakdown), Be
 /// current task.
 pub fn serve_ticks(ticks: u32) -> Cost {
     let intervals = Intervals::new(ClockKind::Uniform, 1_000.0, 1, 0);
-    let (mut sampler, mut ends, _) = VcpuSampler::new(0, intervals, (1_024, 1), Default::default());
+    let (mut sampler, mut ends, _) = VcpuSampler::new(0, intervals, (1_024, 1, 0), Default::default());
     let Ok(memory) = GuestMemoryMmap::<()>::from_ranges(&[(vm_memory::GuestAddress(0), 0x1000)]) else {
         return Cost::default();
     };

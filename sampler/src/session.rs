@@ -50,6 +50,11 @@ const RINGS_BYTES: usize = 16 << 20;
 const POOL_SECONDS: f64 = 0.25;
 /// All pools together take at most this many bytes.
 const POOLS_BYTES: usize = 16 << 20;
+/// Boxes for stacks beside the pool, which a collector that is held up needs: together at most this many bytes, of which a
+/// guest that never holds it up touches none.
+const RESERVES_BYTES: usize = 48 << 20;
+/// With its reserve a pool holds the stacks of this many seconds, as far as memory allows.
+const RESERVE_SECONDS: f64 = 2.0;
 /// The smallest pool, stacks.
 const POOL_LEAST: usize = 8;
 /// The smallest ring, records.
@@ -146,6 +151,8 @@ pub struct Totals {
     pub precision: Option<Precision>,
     /// When what was waited for was seen.
     pub seen: Seen,
+    /// The run ended since the guest had started another kernel ([`Session::ends_with_kernel`]).
+    pub kernel_gone: bool,
     /// The first failure of the sink; what was written before stays readable.
     pub sink_error: Option<String>,
 }
@@ -276,6 +283,20 @@ fn pool_boxes(rate_hz: f64, vcpus: u8, depth: usize) -> usize {
     ((rate_hz * POOL_SECONDS) as usize).clamp(POOL_LEAST, most)
 }
 
+/// Stacks in the reserve of each vCPU's pool.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "float to integer casts saturate"
+)]
+fn reserve_boxes(rate_hz: f64, vcpus: u8, depth: usize) -> usize {
+    if depth == 0 {
+        return 0;
+    }
+    let most = RESERVES_BYTES / StackCopy::BYTES / usize::from(vcpus.max(1));
+    ((rate_hz * RESERVE_SECONDS) as usize).min(most)
+}
+
 impl Session {
     /// Prepares a session and one observer per vCPU, in order. A rate that is not a positive number means no ticks.
     /// Programs of the guest are read from `files` first.
@@ -285,13 +306,18 @@ impl Session {
         let place = Arc::new(OnceLock::new());
         let slots = ring_slots(config.rate_hz, config.vcpus);
         let boxes = pool_boxes(config.rate_hz, config.vcpus, config.stack_depth);
+        let reserve = reserve_boxes(config.rate_hz, config.vcpus, config.stack_depth);
         let mut samplers = Vec::new();
         let mut rings = Vec::new();
         let mut published = Vec::new();
         for vcpu in 0..config.vcpus {
             let intervals = Intervals::new(config.clock, config.rate_hz, config.seed, vcpu);
-            let (sampler, ends, clocks) =
-                VcpuSampler::new(vcpu, intervals, (slots, boxes), (Arc::clone(&readers), Arc::clone(&place)));
+            let (sampler, ends, clocks) = VcpuSampler::new(
+                vcpu,
+                intervals,
+                (slots, boxes, reserve),
+                (Arc::clone(&readers), Arc::clone(&place)),
+            );
             samplers.push(sampler);
             rings.push(ends);
             published.push(clocks);
@@ -344,6 +370,14 @@ impl Session {
     /// [`Self::start`].
     pub fn booted_with(&mut self, initrd: Initrd) {
         self.initrd = Some(initrd);
+    }
+
+    /// The run is for something that its kernel takes along, like a command: when the guest starts another kernel (kexec) the
+    /// session is [`Session::reached`]. To be called before [`Self::start`].
+    pub fn ends_with_kernel(&mut self) {
+        if let Some(collector) = &mut self.idle {
+            collector.ends_with_kernel = true;
+        }
     }
 
     /// Takes what only the machine knows of its vCPUs: KVM's counters, the devices whose names exits get, and the tripwires
@@ -563,6 +597,8 @@ mod tests {
             let boxes = pool_boxes(f64::INFINITY, vcpus, 127);
             assert!(boxes >= POOL_LEAST);
             assert!(vcpus > 32 || boxes * StackCopy::BYTES * usize::from(vcpus) <= POOLS_BYTES);
+            let reserve = reserve_boxes(f64::INFINITY, vcpus, 127);
+            assert!(reserve * StackCopy::BYTES * usize::from(vcpus) <= RESERVES_BYTES);
             assert!(slots >= RING_LEAST && slots * size_of::<Sampled>() * usize::from(vcpus) <= RINGS_BYTES);
         }
     }

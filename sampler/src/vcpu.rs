@@ -127,6 +127,19 @@ pub(crate) struct Ends {
     pub samples: Consumer<Sampled>,
     /// Boxes for stacks go back here.
     pub pool: Producer<Box<StackCopy>>,
+    /// Boxes that are needed only while many are under way.
+    pub reserve: Producer<Box<StackCopy>>,
+}
+
+impl Ends {
+    /// Gives back a box: to the reserve only while the pool has all of its own. So boxes of the reserve are touched, and take
+    /// memory, only where the collector was held up.
+    pub(crate) fn give_back(&mut self, stack: Box<StackCopy>) {
+        if let Err(PushError::Full(stack)) = self.pool.push(stack) {
+            // There are no more boxes than both have room for.
+            drop(self.reserve.push(stack));
+        }
+    }
 }
 
 /// The observer of one vCPU.
@@ -137,6 +150,8 @@ pub struct VcpuSampler {
     ring: Producer<Sampled>,
     /// Boxes for stacks, given back by the collector.
     pool: Consumer<Box<StackCopy>>,
+    /// And those that are there for when the pool is empty.
+    reserve: Consumer<Box<StackCopy>>,
     /// A box that was taken but not sent.
     spare: Option<Box<StackCopy>>,
     readers: Arc<OnceLock<Readers>>,
@@ -162,18 +177,19 @@ impl fmt::Debug for VcpuSampler {
 
 impl VcpuSampler {
     /// The observer of vCPU `vcpu`, the other ends of its ring of `slots` samples and of its pool of `boxes` for their
-    /// stacks, and what it publishes.
+    /// stacks, with a reserve of more, and what it publishes.
     pub(crate) fn new(
         vcpu: u8,
         intervals: Option<Intervals>,
-        (slots, boxes): (usize, usize),
+        (slots, boxes, reserve): (usize, usize, usize),
         (readers, place): (Arc<OnceLock<Readers>>, Arc<OnceLock<KernelPlace>>),
     ) -> (Self, Ends, Arc<Published>) {
         let (ring, samples) = RingBuffer::new(slots);
-        let (mut giver, pool) = RingBuffer::new(boxes);
-        for _ in 0..boxes {
-            // The ring has as many slots.
-            drop(giver.push(Box::default()));
+        let (giver, pool) = RingBuffer::new(boxes);
+        let (spares, reserve_out) = RingBuffer::new(reserve);
+        let mut ends = Ends { samples, pool: giver, reserve: spares };
+        for _ in 0..boxes.saturating_add(reserve) {
+            ends.give_back(Box::default());
         }
         let published = Arc::new(Published::default());
         published.pace.start(intervals.as_ref().map_or(0.0, Intervals::rate_hz));
@@ -182,6 +198,7 @@ impl VcpuSampler {
             off: false,
             ring,
             pool,
+            reserve: reserve_out,
             spare: None,
             readers,
             look: Look::new(place),
@@ -193,7 +210,7 @@ impl VcpuSampler {
             idle: Idle::default(),
             recorder: None,
         };
-        (sampler, Ends { samples, pool: giver }, published)
+        (sampler, ends, published)
     }
 
     /// Serves one tick: what [`Observer::ticked`] does, with the tick's parts given one by one so that it runs on any
@@ -224,7 +241,8 @@ impl VcpuSampler {
         if let Some((reader, user_bytes)) = readers.and_then(|readers| readers.stacks.as_ref())
             && !record.halted
         {
-            sampled.stack = self.spare.take().or_else(|| self.pool.pop().ok());
+            sampled.stack =
+                self.spare.take().or_else(|| self.pool.pop().or_else(|_| self.reserve.pop()).ok());
             match &mut sampled.stack {
                 Some(stack) => record::copy_stacks((reader, *user_bytes), vcpu, moment, &record, stack),
                 None => sampled.stack_missed = true,
@@ -385,7 +403,7 @@ mod tests {
 
     fn sampler(slots: usize, kind: ClockKind) -> (VcpuSampler, Consumer<Sampled>, Arc<Published>) {
         let (sampler, ends, counters) =
-            VcpuSampler::new(2, Intervals::new(kind, 0.1, 1, 2), (slots, 1), Default::default());
+            VcpuSampler::new(2, Intervals::new(kind, 0.1, 1, 2), (slots, 1, 0), Default::default());
         (sampler, ends.samples, counters)
     }
 
@@ -500,8 +518,26 @@ mod tests {
     }
 
     #[test]
+    fn the_reserve_is_used_only_while_the_pool_is_empty() {
+        let (mut sampler, mut ends, _) = VcpuSampler::new(0, None, (8, 2, 3), Default::default());
+        let address = |stack: &StackCopy| std::ptr::from_ref(stack) as usize;
+        let mut take = || sampler.pool.pop().or_else(|_| sampler.reserve.pop());
+        let all: Vec<_> = std::iter::from_fn(|| take().ok()).collect();
+        let pool: Vec<_> = all[..2].iter().map(|stack| address(stack)).collect();
+        assert_eq!(all.len(), 5);
+        all.into_iter().for_each(|stack| ends.give_back(stack));
+        // A collector that keeps up: the same two again and again.
+        for _ in 0..20 {
+            let stack = take().expect("a box");
+            assert!(pool.contains(&address(&stack)));
+            ends.give_back(stack);
+        }
+        assert_eq!(std::iter::from_fn(|| take().ok()).count(), 5, "none is lost");
+    }
+
+    #[test]
     fn without_a_rate_there_are_no_ticks() {
-        let (mut sampler, _ring, _) = VcpuSampler::new(0, None, (1, 1), Default::default());
+        let (mut sampler, _ring, _) = VcpuSampler::new(0, None, (1, 1, 0), Default::default());
         assert_eq!(sampler.started(), None);
     }
 }

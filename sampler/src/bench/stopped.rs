@@ -93,7 +93,7 @@ impl Known {
             return Err(BenchError::NotRead(reason));
         }
         let code = guest.code()?.unwrap_or(found.code);
-        let (sampler, ends, _) = VcpuSampler::new(0, None, (1, 1), (readers, place));
+        let (sampler, ends, _) = VcpuSampler::new(0, None, (1, 1, 0), (readers, place));
         let (Some(kernel), Some(unwinder)) = (code.kernel, code.unwinder) else {
             return Err(BenchError::NoStack);
         };

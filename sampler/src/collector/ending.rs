@@ -37,7 +37,8 @@ impl Collector {
         }
         if self.stacks_missed > 0 {
             let missed = self.stacks_missed;
-            self.event("lost", format!("{missed} samples have no stack: the collector did not keep up"));
+            let samples = if missed == 1 { "sample has" } else { "samples have" };
+            self.event("missing", format!("{missed} {samples} no stack: the collector did not keep up"));
         }
         let duration = ended_ns.saturating_sub(self.shared.zero_ns);
         self.read_meters(true);
@@ -46,6 +47,7 @@ impl Collector {
         let mut last = std::mem::take(&mut self.batch);
         last.meta.extend(meta);
         last.meta.push(("duration_ns".to_owned(), duration.to_string()));
+        last.meta.push(("samples_without_stack".to_owned(), self.stacks_missed.to_string()));
         if complete {
             last.meta.push(("complete".to_owned(), "1".to_owned()));
         }

@@ -116,11 +116,21 @@ impl Identities {
         let Some(known) = self.known.get_mut(&(task.pid, task.start_ns)) else { return };
         known.details = Details {
             parent_pid: process.parent.ok(),
-            command: process.argv.ok().filter(|argv| !argv.is_empty()).map(|argv| argv.join(" ")),
+            command: process.argv.ok().and_then(|argv| command(&argv)),
             exe: process.exe.ok().map(|file| walker.file(&file, batch)),
             cgroup,
         };
         batch.instances.push(row(task, known));
+    }
+
+    /// Takes over the command line that the process of `task` has now.
+    pub(crate) fn retitle(&mut self, task: &TaskSnapshot, argv: &[String], rows: &mut Vec<InstanceRow>) {
+        let Some(known) = self.known.get_mut(&(task.pid, task.start_ns)) else { return };
+        let command = command(argv);
+        if known.comm == task.process_comm && command.is_some() && known.details.command != command {
+            known.details.command = command;
+            rows.push(row(task, known));
+        }
     }
 
     /// The row of a control group.
@@ -158,6 +168,12 @@ fn next_number(own: &mut HashMap<[u8; 16], u32>, shared: &mut u32, comm: [u8; 16
     let number = *counter;
     *counter = counter.saturating_add(1);
     number
+}
+
+/// A command line. Who has written a title over it has filled the rest with NULs or blanks.
+fn command(argv: &[String]) -> Option<String> {
+    let line = argv.join(" ").trim_end_matches(' ').to_owned();
+    (!line.is_empty()).then_some(line)
 }
 
 fn row(task: &TaskSnapshot, known: &Known) -> InstanceRow {
@@ -229,6 +245,23 @@ mod tests {
         identities.resolve(&task(3, 3, 12, "sh"), 0, &mut rows);
         let told = [(1, "sh#0".into()), (2, "sh#1".into()), (2, "gzip#0".into()), (3, "sh#2".into())];
         assert_eq!(names(&rows), told);
+    }
+
+    #[test]
+    fn a_title_takes_the_place_of_the_command_line() {
+        let (mut identities, mut rows) = (Identities::default(), Vec::new());
+        let (backend, other) = (task(2, 2, 9, "postgres"), task(2, 2, 9, "sh"));
+        let words = |line: &str| line.split('|').map(str::to_owned).collect::<Vec<_>>();
+        identities.retitle(&backend, &words("postgres"), &mut rows);
+        assert!(rows.is_empty(), "not known yet");
+        identities.resolve(&backend, 0, &mut rows);
+        rows.clear();
+        for line in ["postgres|-D|/data", "postgres: walwriter ||||", "postgres: walwriter |", "||"] {
+            identities.retitle(&backend, &words(line), &mut rows);
+        }
+        identities.retitle(&other, &words("sh"), &mut rows);
+        let told: Vec<_> = rows.iter().map(|row| (row.id, row.command.as_deref())).collect();
+        assert_eq!(told, [(1, Some("postgres -D /data")), (1, Some("postgres: walwriter"))]);
     }
 
     #[test]

@@ -89,9 +89,10 @@ impl Ledger {
         self.ended.contains(&instance)
     }
 
-    /// Reads the books of the instances that were hit since the last call.
-    pub(crate) fn read_hit(&mut self, batch: &mut Batch) {
-        let Some((kernel, memory)) = &self.guest else { return };
+    /// Reads the books of the instances that were hit since the last call, and returns which of them are still there.
+    pub(crate) fn read_hit(&mut self, batch: &mut Batch) -> Vec<TaskSnapshot> {
+        let mut there = Vec::new();
+        let Some((kernel, memory)) = &self.guest else { return there };
         for (instance, task) in self.hit.drain() {
             let read_ns = monotonic_ns();
             // A process that is gone has left its last numbers; a kernel without books is told of when all are read.
@@ -99,8 +100,10 @@ impl Ledger {
             let same = (books.leader.pid, books.leader.start_ns) == (task.pid, task.start_ns);
             if same {
                 process_rows(instance, read_ns.saturating_sub(self.zero_ns), &books, false, batch);
+                there.push(task);
             }
         }
+        there
     }
 }
 

@@ -128,6 +128,8 @@ pub(crate) struct Collector {
     flushed: Instant,
     window_began: Instant,
     lost_told: bool,
+    /// The run ends when the guest starts another kernel.
+    pub(crate) ends_with_kernel: bool,
     totals: Totals,
 }
 
@@ -174,6 +176,7 @@ impl Collector {
             flushed: now,
             window_began: now,
             lost_told: false,
+            ends_with_kernel: false,
             totals: Totals::default(),
         }
     }
@@ -333,8 +336,7 @@ impl Collector {
                     }
                 }
                 if let Some(stack) = stack {
-                    // There are no more boxes than the pool has room for.
-                    drop(self.rings[vcpu].pool.push(stack));
+                    self.rings[vcpu].give_back(stack);
                 }
                 if self.batch.samples.len() >= FLUSH_SAMPLES {
                     self.flush();
@@ -385,7 +387,7 @@ impl Collector {
     pub(crate) fn flush(&mut self) {
         self.flushed = Instant::now();
         self.read_meters(false);
-        self.resolver.ledger.read_hit(&mut self.batch);
+        self.resolver.read_hit(&mut self.batch);
         if let Some(exact) = &mut self.exact {
             exact.flush(&mut self.resolver, &mut self.batch);
         }

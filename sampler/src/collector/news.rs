@@ -1,6 +1,7 @@
 //! What the collector hears of the guest's kernel, and what it has named.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, TryRecvError};
 use std::thread;
 use std::time::Duration;
@@ -36,11 +37,15 @@ impl Collector {
     }
 
     /// The guest has started another kernel: nothing is read of the old one any more.
-    fn kernel_gone(&mut self) {
+    pub(super) fn kernel_gone(&mut self) {
         self.event(
             "missing",
             "the guest started another kernel (kexec): what ran from then on has no names".to_owned(),
         );
+        if self.ends_with_kernel {
+            self.totals.kernel_gone = true;
+            self.shared.reached.store(true, Ordering::Release);
+        }
         self.finder = None;
         self.resolver.kernel_gone();
         if let Some(exact) = &mut self.exact {

@@ -164,6 +164,19 @@ impl Resolver {
         batch.cpu_times.extend(all.cpus.iter().map(|&books| CpuTimeRow { first, time_ns, books }));
     }
 
+    /// Reads the books of the processes that were hit since the last call, and again what they call themselves: many set their
+    /// command line to what they do (setproctitle). No more are read than [`Ledger`] notes.
+    pub(crate) fn read_hit(&mut self, batch: &mut Batch) {
+        let there = self.ledger.read_hit(batch);
+        let Some(walker) = &self.walker else { return };
+        let source = walker.source();
+        for task in there.iter().filter(|task| !task.kernel_thread) {
+            if let Ok(argv) = source.kernel.arguments(&source.memory, task.task) {
+                self.identities.retitle(task, &argv, &mut batch.instances);
+            }
+        }
+    }
+
     /// Takes over the last books of a process of which nothing is left.
     pub(crate) fn ended(
         &mut self,

@@ -274,6 +274,33 @@ fn lost_samples_are_told() {
 }
 
 #[test]
+fn a_run_that_its_kernel_takes_along_ends_with_that() {
+    for ends_with_kernel in [false, true] {
+        let (session, _samplers) = session(&Memory::new(usize::MAX), 1);
+        let mut collector = session.into_parts();
+        collector.ends_with_kernel = ends_with_kernel;
+        collector.kernel_gone();
+        assert_eq!(collector.shared.reached.load(Ordering::SeqCst), ends_with_kernel);
+        assert_eq!(collector.close().kernel_gone, ends_with_kernel);
+    }
+}
+
+#[test]
+fn samples_without_a_stack_are_told() {
+    let sink = Memory::new(usize::MAX);
+    let (session, _samplers) = session(&sink, 1);
+    let mut collector = session.into_parts();
+    collector.stacks_missed = 821;
+    collector.close();
+    let all = sink.all();
+    assert_eq!(value(&all, "samples_without_stack"), Some("821"));
+    assert_eq!(
+        (all.events[0].kind.as_str(), &all.events[0].text[..25]),
+        ("missing", "821 samples have no stack")
+    );
+}
+
+#[test]
 fn a_dropped_session_ends_incomplete() {
     let sink = Memory::new(usize::MAX);
     let (mut session, mut samplers) = session(&sink, 1);

@@ -97,6 +97,8 @@ pub struct Row {
     pub pid: Option<i32>,
     /// Thread id.
     pub tid: Option<i32>,
+    /// Command line of a process, as it was last read.
+    pub command: Option<String>,
     /// systemd unit of a control group.
     pub unit: Option<String>,
     /// Container of a control group.

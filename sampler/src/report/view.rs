@@ -195,6 +195,7 @@ impl View<'_> {
                 name: instance.name(),
                 kind: task_kind(instance.kernel_thread),
                 pid: Some(instance.pid),
+                command: instance.command.clone(),
                 ..Row::default()
             }),
             Who::Cgroup(id) => match id.and_then(|id| self.tables.cgroups.get(&id)) {

@@ -148,13 +148,21 @@ impl Kernel {
         Process {
             parent: known(&layouts.parent).and_then(|layout| identity::parent(&view, layout, task)),
             exe: self.exe(&view, layouts, task),
-            argv: known(&layouts.argv).and_then(|layout| {
-                let mm = mm(&view, known(&layouts.mm)?, task)?;
-                identity::argv(&view, layout, mm, &self.user_memory(memory, task)?)
-            }),
+            argv: self.arguments(memory, task),
             cgroup: known(&layouts.cgroup).and_then(|layout| identity::cgroup(&view, layout, task)),
             uid: known(&layouts.uid).and_then(|layout| identity::uid(&view, layout, task)),
         }
+    }
+
+    /// The arguments of the process of `task` as it has them now, as in [`Process::argv`].
+    ///
+    /// # Errors
+    /// [`Missing::NoUserMemory`] for a kernel thread and an ending process; what is missing to read them.
+    pub fn arguments(&self, memory: &impl PhysicalMemory, task: u64) -> Result<Vec<String>, Missing> {
+        let (view, layouts) = (self.view(memory), self.process_layouts()?);
+        let layout = known(&layouts.argv)?;
+        let mm = mm(&view, known(&layouts.mm)?, task)?;
+        identity::argv(&view, layout, mm, &self.user_memory(memory, task)?)
     }
 
     /// The function that `task`, a thread of a work queue, is running now; `None` while it waits for work, and

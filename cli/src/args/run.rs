@@ -111,7 +111,7 @@ pub struct RunArgs {
 
     /// Where the guest's console goes: `-` (standard output, with keys from the terminal), `none`, or a FILE.
     /// Default: `-` on a terminal or with a command, else `none`; with a command under systemd, whose output is not on
-    /// the console, `none`. The profile has it in any case
+    /// the console but shown wherever that goes, `none`. The profile has it in any case
     #[arg(long, value_name = "WHERE", help_heading = "Guest")]
     pub console: Option<PathBuf>,
 

@@ -75,7 +75,10 @@ fn columns(by: By, wide: bool) -> &'static [Column] {
         By::Line => &[KIND, ("line", Align::Left, in_module)],
         By::Module => &[KIND, ("module", Align::Left, name)],
         By::Process => &[("program", Align::Left, task)],
-        By::Instance => &[("pid", Align::Right, |row| number(row.pid)), ("name#instance", Align::Left, task)],
+        By::Instance => &[
+            ("pid", Align::Right, |row| number(row.pid)),
+            ("name#instance, command line", Align::Left, titled),
+        ],
         By::Thread => &[
             ("tid", Align::Right, |row| number(row.tid)),
             ("process", Align::Left, |row| optional(row.process.as_deref())),
@@ -126,7 +129,7 @@ fn number(id: Option<i32>) -> String {
 }
 
 fn name(row: &Row) -> String {
-    escape(&row.name).into_owned()
+    super::visible(&row.name).into_owned()
 }
 
 fn task(row: &Row) -> String {
@@ -134,6 +137,12 @@ fn task(row: &Row) -> String {
         Some("kernel_thread") => format!("[{}]", escape(&row.name)),
         _ => name(row),
     }
+}
+
+/// A process and what it was called with, or calls itself.
+fn titled(row: &Row) -> String {
+    let command = row.command.as_deref().map(|command| format!("  {}", escape(command)));
+    task(row) + &command.unwrap_or_default()
 }
 
 fn in_module(row: &Row) -> String {
@@ -175,6 +184,19 @@ mod tests {
         let name = name.to_owned();
         let (own, total) = (estimate(own), estimate(total));
         Row { name, kind: Some(kind.to_owned()), own, total, ..Row::default() }
+    }
+
+    #[test]
+    fn a_process_is_told_by_its_title_and_no_name_is_an_empty_cell() {
+        let title = Some("postgres: walwriter".to_owned());
+        let rows = vec![
+            Row { pid: Some(7), command: title, ..row("postgres#18", "process", 60, 60) },
+            row("", "process", 30, 30),
+        ];
+        let breakdown = Breakdown { by: By::Instance, rows, outside: estimate(10) };
+        let text = table(&breakdown, 10, Page { width: 80, style: Style::Plain }).render(80);
+        assert!(text.contains("postgres#18  postgres: walwriter"), "{text}");
+        assert!(text.trim_end().ends_with("''"), "{text}");
     }
 
     #[test]

@@ -26,6 +26,11 @@ use std::path::Path;
 /// Makes a text of the guest safe to print: it can neither move the cursor nor fake a line.
 pub use export::text::plain as escape;
 
+/// A name of the guest, safe to print; in quotes where nothing of it would be seen.
+pub fn visible(name: &str) -> Cow<'_, str> {
+    if name.trim().is_empty() { Cow::Owned(format!("'{}'", escape(name))) } else { escape(name) }
+}
+
 /// Whether to use bold text: standard output is a terminal and NO_COLOR (no-color.org) is unset or empty.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Style {
@@ -130,6 +135,11 @@ mod tests {
         assert_eq!(escape("\u{202e}gpj.exe"), "\\u{202e}gpj.exe");
         assert_eq!(escape("\u{61c}x"), "\\u{61c}x");
         assert_eq!(escape("größe"), "größe");
+    }
+
+    #[test]
+    fn names_without_ink_are_quoted() {
+        assert_eq!((visible("sh"), visible(""), visible(" ")), ("sh".into(), "''".into(), "' '".into()));
     }
 
     #[test]

@@ -82,10 +82,10 @@ fn facts(text: &mut String, report: &Report, page: Page) {
         wrapped(text, &format!("The host froze early and was started anew, {times}."), "  ", page.width);
     }
     let samples = format!(
-        "{} ({} not idle), {} lost, {} of {} asked for, {} clock, seed {}",
+        "{} ({} not idle), {}, {} of {} asked for, {} clock, seed {}",
         units::counted(report.samples, "sample"),
         units::count(report.busy_samples),
-        units::count(report.lost),
+        lost(report),
         units::rate(report.measured_rate_hz),
         units::rate(report.rate_hz),
         escape(&report.clock),
@@ -115,6 +115,16 @@ fn facts(text: &mut String, report: &Report, page: Page) {
     wrapped(text, &overhead, "  ", page.width);
     if report.meta.get("exact").is_some_and(|value| value == "1") {
         wrapped(text, &exact(report), "  ", page.width);
+    }
+}
+
+/// Samples that are not there, and those that lack what they were to have.
+fn lost(report: &Report) -> String {
+    let lost = format!("{} lost", units::count(report.lost));
+    let stackless = report.meta.get("samples_without_stack").and_then(|n| n.parse::<u64>().ok());
+    match stackless.filter(|&count| count > 0) {
+        Some(count) => format!("{lost}, {} without a stack", units::count(count)),
+        None => lost,
     }
 }
 
@@ -236,7 +246,7 @@ pub(super) fn interval(low: f64, high: f64) -> String {
 }
 
 fn process_name(process: &Process) -> String {
-    let name = escape(&process.comm);
+    let name = super::visible(&process.comm);
     match process.kind {
         ProcessKind::Process => format!("{name}#{}", process.instance),
         ProcessKind::KernelThread => format!("[{name}]"),

@@ -79,6 +79,9 @@ pub async fn run(
         sink,
         image::files::open(contents.clone()),
     );
+    if spec.meta.iter().any(|(key, _)| key == "command") {
+        session.ends_with_kernel();
+    }
     spec.waits.iter().for_each(|wait| session.wait_for(wait.clone()));
     // Without room for it names come from the guest's memory alone.
     if let Some(Ok(initrd)) = payload.initrd.as_deref().map(Initrd::keep) {
@@ -130,8 +133,10 @@ pub async fn run(
     // The observers hold the writing ends of the rings that the collector empties.
     drop(ended.observers);
     let command = command.and_then(|command| command.ended());
-    let wall = command.map_or(ended.command_ns.map(Duration::from_nanos), |command| command.wall);
+    let ran = command.and_then(|command| command.ran);
+    let wall = ran.map_or(ended.command_ns.map(Duration::from_nanos), |(_, wall)| Some(wall));
     meta.extend(wall.map(|wall| ("command_wall_ns".to_owned(), wall.as_nanos().to_string())));
+    meta.extend(ran.map(|(begun_ns, _)| ("command_begun_ns".to_owned(), begun_ns.to_string())));
     let end = command.map_or_else(|| ended.end.into(), |command| GuestEnd::Exited(command.status.into()));
     if let Some(sentence) = passt.flatten().and_then(Passt::failure) {
         session.event("network", &sentence);

@@ -191,12 +191,10 @@ fn meta(args: &RunArgs, kernel_file: &str) -> Vec<(String, String)> {
     rows.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
 }
 
-/// Where the streams go. A command with an output of its own has standard output for that, unless the console is
-/// told to be nowhere.
+/// Where the streams go. A command with an output of its own has standard output for that, wherever the console goes.
 fn streams(args: &RunArgs, own_output: bool) -> Result<Streams, Error> {
     let (console, keys) = console_target(args, own_output)?;
-    let muted = args.console.as_deref().is_some_and(|place| place == "none");
-    let shown = own_output && !args.recording.json && !args.recording.top && !muted;
+    let shown = own_output && !args.recording.json && !args.recording.top;
     let output = if shown { ConsoleTarget::Stdout } else { ConsoleTarget::None };
     Ok(Streams { console, keys, output })
 }
@@ -325,6 +323,10 @@ fn judge(args: &RunArgs, recorded: &Recorded) -> Result<ExitCode, Error> {
             Ok(code) => Ok(ExitCode::Guest(code)),
             Err(_) => Err(Error::Guest(format!("it reported the exit status {code}, which is none"))),
         },
+        GuestEnd::Stopped if outcome.totals.kernel_gone => Err(Error::Guest(format!(
+            "it started another kernel (kexec), and its command ended with the first{}",
+            last()
+        ))),
         // Nothing else is waited for beside a command.
         GuestEnd::Stopped if outcome.totals.seen.until_ns.is_some() => Err(Error::Guest(format!(
             "it came up in emergency or rescue mode, where no command runs{}",
@@ -340,6 +342,19 @@ fn judge(args: &RunArgs, recorded: &Recorded) -> Result<ExitCode, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_commands_output_is_shown_wherever_the_console_goes() {
+        use clap::Parser;
+        let shown = |words: &[&str]| {
+            let words = [&["vprof", "run", "x.img"][..], words, &["--", "true"][..]].concat();
+            let cli = crate::args::Cli::try_parse_from(words).unwrap();
+            let crate::args::Command::Run(args) = cli.command else { panic!("a run") };
+            matches!(streams(&args, true).unwrap().output, ConsoleTarget::Stdout)
+        };
+        assert!(shown(&[]) && shown(&["--console", "none"]) && shown(&["--console", "/dev/null"]));
+        assert!(!shown(&["--json"]), "standard output is for the report");
+    }
 
     #[test]
     fn the_hosts_memory_is_ram_and_swap() {

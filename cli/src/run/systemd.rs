@@ -149,8 +149,8 @@ pub enum Progress {
 pub struct Ended {
     /// Its exit status.
     pub status: u8,
-    /// From its start to its end by the guest's CLOCK_MONOTONIC, if the guest can tell.
-    pub wall: Option<Duration>,
+    /// Its start by the guest's CLOCK_MONOTONIC, ns, and how long it took, if the guest can tell.
+    pub ran: Option<(u64, Duration)>,
 }
 
 impl Ended {
@@ -159,9 +159,10 @@ impl Ended {
         let mut words = std::str::from_utf8(text).unwrap_or_default().split_ascii_whitespace();
         let status = words.next().and_then(|word| word.parse().ok()).unwrap_or(u8::MAX);
         let mut ns = || words.next()?.parse::<u64>().ok();
-        let wall =
-            ns().zip(ns()).and_then(|(begun, ended)| ended.checked_sub(begun)).map(Duration::from_nanos);
-        Self { status, wall }
+        let ran = ns()
+            .zip(ns())
+            .and_then(|(begun, ended)| Some((begun, Duration::from_nanos(ended.checked_sub(begun)?))));
+        Self { status, ran }
     }
 }
 
@@ -297,7 +298,7 @@ mod tests {
                 receive(stream, piece),
                 (
                     b"hello \x1b_vprof\n".to_vec(),
-                    Progress::Ended(Ended { status: 42, wall: Some(Duration::from_nanos(1_500)) })
+                    Progress::Ended(Ended { status: 42, ran: Some((17_000, Duration::from_nanos(1_500))) })
                 ),
                 "{piece}"
             );
@@ -323,7 +324,7 @@ mod tests {
     #[test]
     fn a_guest_that_cannot_tell_the_time_has_none() {
         for last in [b"0  ".as_slice(), b"0 5", b"0 7 5", b"0 x 5"] {
-            assert_eq!(Ended::parse(last), Ended { status: 0, wall: None });
+            assert_eq!(Ended::parse(last), Ended { status: 0, ran: None });
         }
     }
 

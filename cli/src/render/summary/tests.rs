@@ -59,6 +59,16 @@ fn profile() -> &'static Path {
 const PAGE: Page = Page { width: WIDTH, style: Style::Plain };
 
 /// A report with everything that can look odd: hostile names, long names, many rows, reasons.
+#[test]
+fn samples_without_a_stack_stand_beside_the_lost_ones() {
+    let (mut report, page) = (report(), Page { width: 80, style: Style::Plain });
+    let told = |report: &Report| render(report, Path::new("x.vprof"), 10, page).contains("without a stack");
+    report.meta.insert("samples_without_stack".to_owned(), "0".to_owned());
+    assert!(!told(&report));
+    report.meta.insert("samples_without_stack".to_owned(), "821".to_owned());
+    assert!(render(&report, Path::new("x.vprof"), 10, page).contains(" lost, 821 without a stack"));
+}
+
 fn report() -> Report {
     let vcpu = |id, idle| Vcpu {
         id,

@@ -91,10 +91,12 @@ pub trait Observer: Send + 'static {
         None
     }
 
-    /// The vCPU stands still, or is halted. Returns the time from [`Tick::now_ns`] to the next tick, `None` to stop ticking.
+    /// The vCPU stands still, or is halted. Returns the time to the next tick, counted from [`Tick::now_ns`] without the time
+    /// for which the vCPU is kept standing; `None` to stop ticking.
     fn ticked<M: PhysicalMemory>(&mut self, tick: &Tick<'_, M>) -> Option<Duration>;
 
-    /// The tick that was due then has no registers. Returns the time from `now_ns` to the next tick, `None` to stop ticking.
+    /// The tick that was due then has no registers. Returns the time to the next tick, counted likewise from `now_ns`; `None` to
+    /// stop ticking.
     fn missed(&mut self, why: Missed, due_ns: u64, now_ns: u64) -> Option<Duration>;
 
     /// The vCPU's thread was kept from running between these times, CLOCK_MONOTONIC ns.

@@ -48,8 +48,10 @@ const SHORTEST_NS: f64 = 1_000.0;
 /// The longest interval, ns (one hour): keeps sums of intervals far from overflow.
 const LONGEST_NS: f64 = 3_600e9;
 
-/// How many ticks may be passed over one by one. More have passed only while the host had stopped the thread for long.
-const MOST_PASSED: u32 = 64;
+/// Intervals by which a late tick is followed one by one. Where more have passed, whole means are left out: after so many
+/// draws of a random clock nothing is left of where it stood (for the uniform one a part of e^-52), and a fixed clock keeps
+/// its phase.
+const MOST_DRAWN: u64 = 32;
 
 /// The endless stream of intervals of one vCPU. Neither allocates nor makes system calls.
 #[derive(Debug)]
@@ -84,52 +86,55 @@ impl Intervals {
     }
 
     /// The next interval, ns: between 1 us and one hour.
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "clamped to a small positive range"
-    )]
     pub fn next_ns(&mut self) -> u64 {
         let factor: f64 = match self.kind {
-            ClockKind::Uniform => {
-                let unit: f64 = StandardUniform.sample(&mut self.random);
-                0.5 + unit
-            }
+            ClockKind::Uniform => 0.5 + self.unit(),
             ClockKind::Exponential => Exp1.sample(&mut self.random),
             ClockKind::Fixed => 1.0,
         };
-        (self.mean_ns * factor).clamp(SHORTEST_NS, LONGEST_NS) as u64
+        self.times_mean(factor)
     }
 
-    /// When the first tick after `now_ns` is due, where the last was due at `due_ns`: ticks are due at the sums of the
-    /// intervals, whenever they are served, and those that have passed meanwhile are passed over. A clock that started again
-    /// at `now_ns` would not tick within the first half interval, and never hit what follows a wait.
-    pub fn next_tick_ns(&mut self, due_ns: u64, now_ns: u64) -> u64 {
-        let mut next_ns = due_ns;
-        for _ in 0..MOST_PASSED {
-            next_ns = next_ns.saturating_add(self.next_ns());
-            if next_ns > now_ns {
-                return next_ns;
+    /// The time from a start to the first tick, ns: what is left, at a moment that knows nothing of the clock, of the interval
+    /// that it falls into (the stationary residual life of a renewal process, density (1 - F(x)) / mean). From the start on every
+    /// moment is as likely to be hit as any other; a whole interval would leave out the first half of one. A fixed clock
+    /// starts with its mean.
+    pub fn first_ns(&mut self) -> u64 {
+        let factor: f64 = match self.kind {
+            // The interval that a moment falls into has a density proportional to its length.
+            ClockKind::Uniform => (0.25 + 2.0 * self.unit()).sqrt() * self.unit(),
+            ClockKind::Exponential => Exp1.sample(&mut self.random),
+            ClockKind::Fixed => 1.0,
+        };
+        self.times_mean(factor)
+    }
+
+    /// When the tick after the one that was due at `due_ns` is due: at the first sum of intervals that is after `now_ns`.
+    /// Lateness depends on what guest and host do, and must not move the clock; ticks that are overdue already are left out.
+    pub fn next_due(&mut self, due_ns: u64, now_ns: u64) -> u64 {
+        let mean = self.times_mean(1.0);
+        let passed = now_ns.saturating_sub(due_ns) / mean;
+        let mut due_ns = due_ns.saturating_add(passed.saturating_sub(MOST_DRAWN).saturating_mul(mean));
+        // No interval is shorter than 1 us, and less than MOST_DRAWN + 1 means are left.
+        loop {
+            due_ns = due_ns.saturating_add(self.next_ns());
+            if due_ns > now_ns || due_ns == u64::MAX {
+                return due_ns;
             }
         }
-        now_ns.saturating_add(self.first_ns())
     }
 
-    /// The time from any moment to the next tick of a clock that has ticked for ever, ns; a fixed clock's is its interval.
-    /// A clock begins so, since what it samples may begin at the same moment: its density of ticks is even from there on.
-    /// The density of that time is the chance of a longer interval over the mean (renewal theory: Cox, 1962, 5.2).
+    /// Uniform in [0, 1).
+    fn unit(&mut self) -> f64 {
+        StandardUniform.sample(&mut self.random)
+    }
+
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
         reason = "clamped to a small positive range"
     )]
-    pub fn first_ns(&mut self) -> u64 {
-        if self.kind != ClockKind::Uniform {
-            return self.next_ns();
-        }
-        // Even up to half the mean, then falling linearly to 0 at one and a half; half of the chance in each part.
-        let unit: f64 = StandardUniform.sample(&mut self.random);
-        let factor = if unit < 0.5 { unit } else { 1.5 - (2.0 * (1.0 - unit)).sqrt() };
+    fn times_mean(&self, factor: f64) -> u64 {
         (self.mean_ns * factor).clamp(SHORTEST_NS, LONGEST_NS) as u64
     }
 }
@@ -178,52 +183,6 @@ mod tests {
     const PINNED_UNIFORM_1: [u64; 4] = [1_351_912, 550_913, 1_058_752, 600_535];
     const PINNED_EXPONENTIAL: [u64; 4] = [446_903, 156_701, 1_214_798, 580_435];
 
-    /// Counts ticks by the tenth of an interval after the end of a wait in which they are due.
-    fn ticks_after_waits(kind: ClockKind, waited: impl Fn(u64) -> u64) -> [u32; 10] {
-        let mut intervals = Intervals::new(kind, 1_000.0, 5, 0).expect("a positive rate");
-        let mut after = [0; 10];
-        for wait in 0..50_000_u64 {
-            let due = intervals.first_ns();
-            let end = due + waited(wait);
-            let tenth = (intervals.next_tick_ns(due, end) - end) / 100_000;
-            if let Some(count) = usize::try_from(tenth).ok().and_then(|tenth| after.get_mut(tenth)) {
-                *count += 1;
-            }
-        }
-        after
-    }
-
-    #[test]
-    fn what_follows_a_wait_is_hit_as_often_as_anything_else() {
-        // Waits of 2 to 5 intervals, and a stop of minutes.
-        for kind in [ClockKind::Uniform, ClockKind::Exponential] {
-            let waits = ticks_after_waits(kind, |n| 2_000_000 + n * 60);
-            let stops = ticks_after_waits(kind, |_| 300_000_000_000);
-            for after in [waits, stops] {
-                // A tenth of an interval holds 5,000 of 50,000 first ticks; by the exponential clock 4,758 in the first.
-                let first_half: u32 = after[..5].iter().sum();
-                let expected = if kind == ClockKind::Uniform { 25_000 } else { 19_673 };
-                assert!(first_half.abs_diff(expected) < 600, "{kind:?} {after:?}");
-                assert!(after[0] > 4_500, "{kind:?} {after:?}");
-            }
-        }
-    }
-
-    #[test]
-    fn ticks_are_due_at_the_sums_of_the_intervals() {
-        let sums: Vec<u64> = draw(ClockKind::Uniform, 7, 3, 6)
-            .iter()
-            .scan(100, |sum, interval| {
-                *sum += interval;
-                Some(*sum)
-            })
-            .collect();
-        let mut intervals = Intervals::new(ClockKind::Uniform, 1_000.0, 7, 3).expect("a positive rate");
-        assert_eq!(intervals.next_tick_ns(100, 150), sums[0]);
-        assert_eq!(intervals.next_tick_ns(sums[0], sums[2]), sums[3], "two have passed");
-        assert_eq!(intervals.next_tick_ns(sums[3], sums[3]), sums[4]);
-    }
-
     #[test]
     fn uniform_has_its_range_moments_and_shape() {
         let values = draw(ClockKind::Uniform, 42, 0, 100_000);
@@ -262,6 +221,70 @@ mod tests {
             a.iter().zip(&b).map(|(&a, &b)| (a as f64 - 1e6) * (b as f64 - 1e6)).sum::<f64>() / 1e5;
         let correlation = covariance / (288_675.0 * 288_675.0);
         assert!(correlation.abs() < 4.0 / 316.2, "correlation {correlation}");
+    }
+
+    /// Counts by tenths of an interval, chi-square with 9 degrees of freedom against equal ones: above 27.9 in one of 1,000.
+    fn chi_square(bins: [u32; 10]) -> f64 {
+        let mean = f64::from(bins.iter().sum::<u32>()) / 10.0;
+        bins.iter().map(|&bin| (f64::from(bin) - mean).powi(2) / mean).sum()
+    }
+
+    /// A tick is due while the host has taken the CPU, for 0.1 to 200 intervals. All that runs afterwards is as likely to be hit
+    /// as anything else.
+    #[test]
+    fn after_a_wait_every_moment_is_as_likely_to_be_hit() {
+        for kind in [ClockKind::Uniform, ClockKind::Exponential] {
+            for wait in [100_000, 1_700_000, 4_000_000, 200_000_000] {
+                let mut intervals = Intervals::new(kind, 1_000.0, wait, 0).expect("a positive rate");
+                let (mut due, mut from, mut bins) = (intervals.first_ns(), 0, [0_u32; 10]);
+                // A million intervals of guest, in pieces of 7.3, each followed by a wait.
+                for _ in 0..20_000 {
+                    let (stop, go) = (from + 7_300_000, from + 7_300_000 + wait);
+                    while due < stop {
+                        if let Some(bin) =
+                            bins.get_mut(usize::try_from((due - from) / 100_000).expect("small"))
+                        {
+                            *bin += 1;
+                        }
+                        due = intervals.next_due(due, due);
+                    }
+                    // One that is due in the wait is served at its end.
+                    if due < go {
+                        due = intervals.next_due(due, go);
+                    }
+                    from = go;
+                }
+                let all = f64::from(bins.iter().sum::<u32>());
+                assert!((all - 20_000.0).abs() < 600.0, "{kind:?} {wait}: {bins:?}");
+                assert!(chi_square(bins) < 27.9, "{kind:?} {wait}: {bins:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_first_tick_leaves_nothing_out() {
+        let mut bins = [0_u32; 10];
+        for seed in 0..20_000 {
+            let mut intervals =
+                Intervals::new(ClockKind::Uniform, 1_000.0, seed, 0).expect("a positive rate");
+            let mut due = intervals.first_ns();
+            while due < 1_000_000 {
+                bins[usize::try_from(due / 100_000).expect("small")] += 1;
+                due = intervals.next_due(due, due);
+            }
+        }
+        assert!((f64::from(bins.iter().sum::<u32>()) - 20_000.0).abs() < 600.0, "{bins:?}");
+        assert!(chi_square(bins) < 27.9, "{bins:?}");
+    }
+
+    #[test]
+    fn a_stop_of_years_takes_no_longer_and_keeps_a_fixed_phase() {
+        let mut fixed = Intervals::new(ClockKind::Fixed, 1_000.0, 0, 0).expect("a positive rate");
+        let years = 300_000_000_000_000_000;
+        assert_eq!(fixed.next_due(7, years), years + 7);
+        assert_eq!(fixed.next_due(u64::MAX - 1, u64::MAX), u64::MAX);
+        let mut fast = Intervals::new(ClockKind::Exponential, 1e12, 0, 0).expect("a positive rate");
+        assert!(fast.next_due(0, years) > years);
     }
 
     #[test]

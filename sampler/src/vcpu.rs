@@ -162,6 +162,9 @@ pub struct VcpuSampler {
     exited_ns: u64,
     /// Whether the thread had a CPU of the host when a tick was due.
     wait: WaitDetector,
+    /// When the last exact event was shown, and the entry after it, CLOCK_MONOTONIC ns: the sampler's time, in which the clock
+    /// runs on.
+    event: Option<(u64, u64)>,
     /// There is no thread: how late a tick comes says nothing.
     threadless: bool,
     idle: Idle,
@@ -206,6 +209,7 @@ impl VcpuSampler {
             published: Arc::clone(&published),
             exited_ns: 0,
             wait: WaitDetector::default(),
+            event: None,
             threadless: false,
             idle: Idle::default(),
             recorder: None,
@@ -217,7 +221,7 @@ impl VcpuSampler {
     /// registers and memory. Never allocates. Returns how long the guest is to run until the next tick.
     ///
     /// Ticks are due at the sums of the intervals, whenever they are served: lateness depends on what the guest does,
-    /// and must not move the clock ([`Intervals::next_tick_ns`]).
+    /// and must not move the clock ([`Intervals::next_due`]).
     pub fn serve<M: PhysicalMemory>(
         &mut self,
         moment: &Moment<'_, M>,
@@ -225,6 +229,10 @@ impl VcpuSampler {
     ) -> Option<Duration> {
         if let Some(next) = self.pass_while_off(moment.now_ns) {
             return Some(next);
+        }
+        // A tick that was due while an event was served is of nothing that the clock of states tells.
+        if !moment.in_run && self.event.is_some_and(|(from, to)| (from..to).contains(&moment.due_ns)) {
+            return self.next_after(moment.due_ns, moment.now_ns);
         }
         let vcpu = self.vcpu;
         let readers = self.readers.get();
@@ -268,7 +276,7 @@ impl VcpuSampler {
             return Some(LOOK_AGAIN);
         }
         let intervals = self.intervals.as_mut()?;
-        Some(Duration::from_nanos(intervals.next_tick_ns(due_ns, now_ns).saturating_sub(now_ns)))
+        Some(Duration::from_nanos(intervals.next_due(due_ns, now_ns).saturating_sub(now_ns)))
     }
 
     /// The time to the first tick.
@@ -339,6 +347,9 @@ impl Observer for VcpuSampler {
     fn entering(&mut self, now_ns: u64) {
         self.published.exits.end(now_ns.saturating_sub(self.exited_ns));
         self.published.clock.change(Place::Run, now_ns);
+        if let Some((_, to_ns @ u64::MAX)) = &mut self.event {
+            *to_ns = now_ns;
+        }
         if let Some(recorder) = &mut self.recorder {
             recorder.entering(now_ns);
         }
@@ -371,6 +382,7 @@ impl Observer for VcpuSampler {
 
     fn tripped(&mut self, trip: &Trip<'_>) -> Verdict {
         self.published.clock.change(Place::Sampler, trip.now_ns);
+        self.event = Some((trip.now_ns, u64::MAX));
         let (Some(recorder), Some(event)) = (&mut self.recorder, Event::from_number(trip.kind)) else {
             return Verdict::Keep;
         };
@@ -477,6 +489,22 @@ mod tests {
         assert_eq!(fell, [Fell::Vmm, Fell::Guest, Fell::Guest, Fell::Waiting]);
         sampler.stopped();
         assert!(published.clock.last().is_some());
+    }
+
+    #[test]
+    fn a_tick_that_is_due_while_an_event_is_served_is_no_sample() {
+        let (mut sampler, mut ring, _) = sampler(8, ClockKind::Fixed);
+        sampler.started();
+        let start = monotonic_ns();
+        sampler.event = Some((start + 10, u64::MAX));
+        sampler.entering(start + 30);
+        for due in [9, 10, 29, 30] {
+            assert!(tick_in(false, &mut sampler, start + due, start + 40).is_some());
+        }
+        // One that came once the guest ran is.
+        tick(&mut sampler, start + 20, start + 40);
+        let times: Vec<_> = std::iter::from_fn(|| ring.pop().ok()).map(|s| s.record.late_ns).collect();
+        assert_eq!(times, [31, 10, 20]);
     }
 
     #[test]

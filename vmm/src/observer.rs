@@ -138,7 +138,8 @@ pub trait Observer: Send + 'static {
         let _ = (exit, now_ns);
     }
 
-    /// The timer expired. Returns the time from the end of this call to the next tick, `None` to stop ticking.
+    /// The timer expired. Returns the time to the next tick, counted from the next [`Observer::entering`]; `None` to stop
+    /// ticking.
     fn ticked(&mut self, tick: &Tick<'_>) -> Option<Duration>;
 
     /// The guest called a function with a tripwire.

@@ -77,30 +77,30 @@ impl<M: PhysicalMemory> Taker<M> {
     /// Runs until it is stopped, or nobody listens any more.
     pub(super) fn run(mut self) {
         let Some(census) = self.begin() else { return };
-        let (hz, seed) = (self.plan.hz, self.plan.seed);
-        let Some(mut intervals) = Intervals::new(ClockKind::Uniform, hz, seed, STREAM) else {
+        let plan = &self.plan;
+        let Some(mut intervals) = Intervals::new(ClockKind::Uniform, plan.hz, plan.seed, STREAM) else {
             return;
         };
-        let mut from_ns = monotonic_ns();
+        let from_ns = monotonic_ns();
         if self.told.send(Told::Begins(from_ns)).is_err() {
             return;
         }
-        let mut pace = Pace::new(hz);
-        let mut first = Some(intervals.first_ns());
+        let mut pace = Pace::new(self.plan.hz);
+        let mut before_ns = None;
         loop {
             let stretch = pace.stretch;
-            intervals.set_rate(hz / f64::from(1_u32 << stretch));
+            intervals.set_rate(self.plan.hz / f64::from(1_u32 << stretch));
             // Moments are due at the sums of the intervals, whenever they come: lateness depends on what the guest does, and
-            // must not move the clock.
-            let due_ns = match first.take() {
-                Some(first_ns) => from_ns.saturating_add(first_ns),
-                None => intervals.next_tick_ns(from_ns, monotonic_ns()),
+            // must not move the clock. Those that are overdue already are left out.
+            let due_ns = match before_ns {
+                Some(before_ns) => intervals.next_due(before_ns, monotonic_ns()),
+                None => from_ns.saturating_add(intervals.first_ns()),
             };
+            before_ns = Some(due_ns);
             if !self.wait(due_ns) {
                 return;
             }
             let (time_ns, before) = (monotonic_ns(), own_cpu_time().unwrap_or(0));
-            from_ns = due_ns;
             let changes = self.moment(&census);
             let cost = own_cpu_time().unwrap_or(0).saturating_sub(before);
             pace.note(cost);

@@ -13,7 +13,10 @@
 //! exit before (a KVM_RUN with `immediate_exit` set does just that, `kvm_arch_vcpu_ioctl_run` in
 //! `arch/x86/kvm/x86.c`, Linux 6.1), so that the registers are those between two instructions.
 //!
-//! Serving a tick takes no lock, allocates nothing and makes one system call here, which re-arms the
+//! The sampling clock stands still from the exit for a tick to the entry after it: the timer is armed at the entry. Otherwise
+//! the next tick would be due while this one is served, and hit the same place again.
+//!
+//! Serving a tick takes no lock, allocates nothing and makes one system call, which re-arms the
 //! timer: the registers are in the run page and the time comes from the vDSO.
 
 use std::ptr::NonNull;
@@ -81,7 +84,8 @@ impl<O: Observer> Vcpu<O> {
             table: &tripwires.table(),
             tripwires: &tripwires,
             withdraw: false,
-            in_run: false,
+            origin: TickOrigin::default(),
+            next: None,
             registers_in_page,
             kick,
             timer,
@@ -94,6 +98,30 @@ impl<O: Observer> Vcpu<O> {
         observer.stopped();
         drop(fd);
         observer
+    }
+}
+
+/// Where the tick that is to be served came.
+#[derive(Debug, Default)]
+struct TickOrigin {
+    in_run: bool,
+}
+
+impl TickOrigin {
+    /// It came while KVM_RUN was under way. An exit that has another reason is served first, the tick after it.
+    fn came_in_run(&mut self) {
+        self.in_run = true;
+    }
+
+    /// It was there before KVM_RUN, which was entered at `entered_ns`. One that was due later than that has come since, in
+    /// what is told as time in KVM_RUN; what is known of any other stays.
+    fn met_before(&mut self, due_ns: u64, entered_ns: u64) {
+        self.in_run |= due_ns >= entered_ns;
+    }
+
+    /// Whether it came in KVM_RUN. Nothing is known of the tick after it.
+    fn take(&mut self) -> bool {
+        std::mem::take(&mut self.in_run)
     }
 }
 
@@ -110,8 +138,9 @@ struct Running<'a, O> {
     tripwires: &'a Tripwires,
     /// The observer wants the tripwires gone before the guest runs on.
     withdraw: bool,
-    /// The tick that is to be served came in KVM_RUN.
-    in_run: bool,
+    origin: TickOrigin,
+    /// Time from the next entry to the next tick, where that is not armed yet.
+    next: Option<Duration>,
     registers_in_page: bool,
     kick: Kick,
     timer: Timer,
@@ -119,9 +148,7 @@ struct Running<'a, O> {
 
 impl<O: Observer> Running<'_, O> {
     fn until_end(&mut self) -> End {
-        if let Some(first) = self.observer.started() {
-            self.arm(monotonic_ns(), first);
-        }
+        self.next = self.observer.started();
         let mut state = State::Enter;
         loop {
             state = match state {
@@ -134,14 +161,21 @@ impl<O: Observer> Running<'_, O> {
 
     /// Runs the guest until it exits, and serves the exit.
     fn enter(&mut self) -> State {
-        self.observer.entering(monotonic_ns());
+        let mut entered_ns = monotonic_ns();
+        if let Some(next) = self.next.take() {
+            self.arm(entered_ns, next);
+            entered_ns = monotonic_ns();
+        }
+        self.observer.entering(entered_ns);
         let withdraw = self.withdraw;
         let ticked_before = self.kick.prepare(|| withdraw || self.control.wants_something());
         let result = self.fd.run();
         let now_ns = monotonic_ns();
         // A signal's handler runs when the ioctl returns. An exit that has another reason is served first, the tick after it.
-        if !ticked_before {
-            self.in_run = self.kick.has_ticked();
+        if ticked_before {
+            self.origin.met_before(self.timer.due_ns(), entered_ns);
+        } else if self.kick.has_ticked() {
+            self.origin.came_in_run();
         }
         self.observer.exited(exit::classify(&result), now_ns);
         if let Ok(VcpuExit::IoOut(port, [_])) = &result
@@ -173,24 +207,18 @@ impl<O: Observer> Running<'_, O> {
     }
 
     fn tick(&mut self, now: u64) -> Result<(), End> {
-        let next = self.with_registers(|vcpu, regs, sregs| {
+        let in_run = self.origin.take();
+        self.next = self.with_registers(|vcpu, regs, sregs| {
             vcpu.observer.ticked(&Tick {
                 due_ns: vcpu.timer.due_ns(),
                 now_ns: now,
-                in_run: vcpu.in_run,
+                in_run,
                 regs,
                 sregs,
                 memory: vcpu.memory,
                 vcpu: vcpu.fd,
             })
         })?;
-        // The tick came in KVM_RUN; one that comes before the guest has run again does not.
-        self.in_run = false;
-        if let Some(next) = next {
-            // The clock stands still while a tick is served: its time is not the guest's, and would bring the next tick
-            // nearer to the code that was dear to sample.
-            self.arm(monotonic_ns(), next);
-        }
         Ok(())
     }
 
@@ -266,5 +294,26 @@ impl<O: Observer> Running<'_, O> {
             (Err(error), _) | (_, Err(error)) => format!("\n  registers unreadable: {error}"),
         };
         End::Failed(format!("vCPU {}: {reason}{detail}{registers}", self.id))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::TickOrigin;
+
+    #[test]
+    fn a_tick_is_placed_by_where_it_came_and_not_by_the_one_before() {
+        let mut origin = TickOrigin::default();
+        origin.came_in_run();
+        // Another exit was served first, and KVM_RUN entered again for the tick.
+        origin.met_before(90, 100);
+        assert!(origin.take());
+        // The next has come while a port was served.
+        origin.met_before(110, 120);
+        assert!(!origin.take(), "the tick before is no evidence");
+        // This one between the stamp and the system call.
+        origin.met_before(121, 120);
+        assert!(origin.take());
+        assert!(!origin.take());
     }
 }

@@ -495,9 +495,12 @@ fn a_helper_of_the_worker_is_no_work() {
     assert_eq!(workers, ["kworker/0:1 (drain_pages)", "kworker/0:1"]);
 }
 
+/// Name, pid, parent, start, row of its control group, command line.
+type Process = (&'static str, i32, i32, u64, Option<u32>, &'static str);
+
 /// A profile of a command in which each process ran for as many samples as its number says: name, pid, parent, start, row of
 /// its control group, command line.
-fn of_command(processes: &[(&str, i32, i32, u64, Option<u32>, &str)], times: Option<(u64, u64)>) -> Run {
+fn of_command(processes: &[Process], times: Option<(u64, u64)>) -> Run {
     let mut run = Run::new();
     run.batch
         .meta

@@ -93,7 +93,7 @@ fn tables_by_everything() {
         let output = profile.report(&["--by", by]);
         assert!(output.status.success(), "{by}: {}", stderr(&output));
         let text = stdout(&output);
-        assert!(text.contains(": shares of the 400 samples that were not idle\n"), "{text}");
+        assert!(text.contains(": shares of the time that was not idle, by 400 samples\n"), "{text}");
         assert!(!text.chars().any(|c| c.is_control() && c != '\n'), "{text:?}");
         let report: Value = serde_json::from_slice(&profile.report(&["--by", by, "--json"]).stdout).unwrap();
         assert_eq!(report["by"]["by"], by);

@@ -228,7 +228,7 @@ fn command(text: &mut String, report: &Report, page: Page) {
 fn vcpus(text: &mut String, vcpus: &[Vcpu], page: Page) {
     heading(text, page.style, "vCPUs", ": where their samples hit, and how many met no guest");
     let columns =
-        ["vCPU", "samples", "lost", "user", "kernel", "hard irq", "soft irq", "idle", "in VMM", "no CPU"];
+        ["vCPU", "samples", "lost", "user", "kernel", "hardirq", "softirq", "idle", "VMM", "no CPU"];
     let mut table = Table::new(&columns.map(|name| (name, Align::Right))).indent(2);
     for vcpu in vcpus {
         let mut cells = vec![vcpu.id.to_string(), units::count(vcpu.samples), units::count(vcpu.lost)];

@@ -1,4 +1,5 @@
 use super::program::{Program, Vcpu};
+use super::quantities::Quantity;
 use super::*;
 
 #[test]
@@ -39,6 +40,8 @@ fn losing(lost: f64, vcpus: Vec<Vcpu>, ticks: f64, clock: ClockKind, runs: u32) 
         ticks,
         courses: 50,
         clocks: &[ClockKind::Uniform, ClockKind::Exponential, ClockKind::Fixed],
+        at_once: false,
+        quantity: Quantity::Share,
         ..cases::all().pop().expect("cases")
     };
     run(&case, 1_000, &Options { seed: 11, runs, clock: Some(clock) }).pop().expect("a row")
@@ -173,6 +176,7 @@ fn one_clock_for_vcpus_in_step_is_covered() {
                 courses: 1,
                 clocks: &RANDOM,
                 lost: 0.0,
+                quantity: Quantity::Share,
                 ..cases::all().pop().expect("cases")
             };
             let options = Options { seed: 11, runs: 1_000, clock: Some(clock) };

@@ -169,10 +169,10 @@ const EXPECTED: &str = "\
   0.4 % of vCPU time in the sampler, ticks served 21 us late (median), 80 us (99
     of 100)
 
-vCPUs: where their samples hit
-  vCPU  samples  lost    user  kernel  hard irq  soft irq    idle
-     0   10,000     0  50.0 %  10.0 %    <0.1 %     1.0 %  39.0 %
-     1   10,000     1  50.0 %  10.0 %    <0.1 %     1.0 %  39.0 %
+vCPUs: where their samples hit, and how many met no guest
+  vCPU  samples  lost    user  kernel  hardirq  softirq    idle  VMM  no CPU
+     0   10,000     0  50.0 %  10.0 %   <0.1 %    1.0 %  39.0 %    7       0
+     1   10,000     1  50.0 %  10.0 %   <0.1 %    1.0 %  39.0 %    7     300
 
 Processes: shares of the time that was not idle, by 1,000 samples
    share  95 % interval      time    user  kernel   pid  name#instance

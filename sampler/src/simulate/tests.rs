@@ -1,5 +1,4 @@
 use super::program::{Program, Vcpu};
-use super::quantities::Quantity;
 use super::*;
 
 #[test]
@@ -32,6 +31,11 @@ fn on(vcpus: Vec<Vcpu>, ticks: f64, clock: ClockKind, runs: u32) -> Row {
     losing(0.0, vcpus, ticks, clock, runs)
 }
 
+/// A case of which the share of one state is estimated.
+fn of_one_share() -> Case {
+    cases::all().into_iter().rfind(|case| case.section == Section::Estimator).expect("such cases")
+}
+
 /// The same with ticks lost in the first half.
 fn losing(lost: f64, vcpus: Vec<Vcpu>, ticks: f64, clock: ClockKind, runs: u32) -> Row {
     let case = Case {
@@ -40,9 +44,7 @@ fn losing(lost: f64, vcpus: Vec<Vcpu>, ticks: f64, clock: ClockKind, runs: u32) 
         ticks,
         courses: 50,
         clocks: &[ClockKind::Uniform, ClockKind::Exponential, ClockKind::Fixed],
-        at_once: false,
-        quantity: Quantity::Share,
-        ..cases::all().pop().expect("cases")
+        ..of_one_share()
     };
     run(&case, 1_000, &Options { seed: 11, runs, clock: Some(clock) }).pop().expect("a row")
 }
@@ -176,8 +178,7 @@ fn one_clock_for_vcpus_in_step_is_covered() {
                 courses: 1,
                 clocks: &RANDOM,
                 lost: 0.0,
-                quantity: Quantity::Share,
-                ..cases::all().pop().expect("cases")
+                ..of_one_share()
             };
             let options = Options { seed: 11, runs: 1_000, clock: Some(clock) };
             let row = run(&case, 1_000, &options).pop().expect("a row");

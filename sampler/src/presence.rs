@@ -3,8 +3,11 @@
 //!
 //! ```text
 //!   There ──low code in kernel mode──> Doubted ──its page tables map the kernel──> There
-//!                                          └──they do not, three times──> Gone
+//!                                          └──they do not, at three places──> Gone
 //! ```
+//!
+//! A vCPU that stands still proves nothing, however often it is looked at: one that the host's emulation has frozen may show
+//! the registers of another machine.
 //!
 //! On its way to another kernel a guest runs copying and unpacking code at low addresses, for longer than most sampling
 //! intervals. The code that starts a CPU lies there, too, so that is a doubt only, and one about that vCPU.
@@ -20,7 +23,7 @@ use crate::record::Record;
 
 /// How often a vCPU's page tables are looked at without a doubt, ns.
 const PERIOD_NS: u64 = 1_000_000_000;
-/// So many looks in a row must fail: the guest runs meanwhile.
+/// So many looks in a row must fail, each at another instruction than the one before: the guest runs meanwhile.
 const LOOKS: u32 = 3;
 
 /// What a record says of the kernel.
@@ -105,8 +108,17 @@ pub(crate) struct There {
     kernel: Arc<Kernel>,
     /// Since when vCPUs look for it, CLOCK_MONOTONIC ns.
     since_ns: u64,
-    /// By vCPU how often a look has failed, where there is a doubt.
-    doubts: Vec<Option<u32>>,
+    /// By vCPU, where there is a doubt.
+    doubts: Vec<Option<Doubt>>,
+}
+
+/// A doubt that the kernel that was found still runs on a vCPU.
+#[derive(Debug, Clone, Copy, Default)]
+struct Doubt {
+    /// Looks in a row that have failed, each at another instruction than the one before.
+    failed: u32,
+    /// Where the last of them was.
+    rip: u64,
 }
 
 impl Presence {
@@ -136,15 +148,17 @@ impl Presence {
         match (Where::of(record), record.kernel_mapped) {
             (_, Some(true)) if kernel.is_there(memory, reader) => *doubt = None,
             (_, Some(_)) => {
-                let failed = doubt.map_or(1, |failed| failed + 1);
-                *doubt = Some(failed);
-                if failed >= LOOKS {
+                let doubt = doubt.get_or_insert_default();
+                if doubt.failed == 0 || doubt.rip != record.rip {
+                    *doubt = Doubt { failed: doubt.failed + 1, rip: record.rip };
+                }
+                if doubt.failed >= LOOKS {
                     *self = Self::Gone;
                     return Trust::Gone;
                 }
             }
             (Where::Low, None) => {
-                doubt.get_or_insert(0);
+                doubt.get_or_insert_default();
             }
             (Where::High | Where::Elsewhere, None) => {}
         }
@@ -180,10 +194,10 @@ mod tests {
             Self { guest, memory, look: Look::new(place), presence }
         }
 
-        /// A tick in the kernel at this time, under these page tables.
+        /// A tick in the kernel at this time, under these page tables, each second at another instruction.
         fn tick(&mut self, time_ns: u64, cr3: u64) -> Record {
             let five_level = self.guest.five_level;
-            let rip = self.guest.text(0x1404).0;
+            let rip = self.guest.text(0x1404).0 + time_ns / SECOND;
             let mut record = Record { time_ns, rip, cr3, five_level, long_mode: true, ..Record::default() };
             record.kernel_mapped = self.look.at(&record, &self.memory);
             record
@@ -236,6 +250,19 @@ mod tests {
             let record = watched.tick(n * SECOND, 0);
             assert_eq!(watched.judge(0, &record), trust, "{n}");
         }
+    }
+
+    #[test]
+    fn a_vcpu_that_stands_still_proves_no_other_kernel() {
+        let mut watched = Watched::new();
+        let frozen = watched.tick(SECOND, 0);
+        for n in 1..100 {
+            let record = Record { time_ns: n * SECOND, ..frozen };
+            assert_eq!(watched.judge(0, &record), Trust::Doubtful, "{n}");
+        }
+        let two: Vec<_> = [100, 101].map(|n| watched.tick(n * SECOND, 0)).to_vec();
+        assert_eq!(watched.judge(0, &two[0]), Trust::Doubtful);
+        assert_eq!(watched.judge(0, &two[1]), Trust::Gone, "it runs");
     }
 
     #[test]

@@ -99,12 +99,13 @@ fn facts(text: &mut String, report: &Report, page: Page) {
     }
     if report.ticks.vmm + report.ticks.waiting > 0 {
         let beside = format!(
-            "{} fell into the VMM, {} came late while the vCPU lacked a CPU: they count for no share",
+            "{} fell into the VMM, {} came while the vCPU lacked a CPU: they count for no share",
             units::counted(report.ticks.vmm, "tick"),
             units::count(report.ticks.waiting)
         );
         wrapped(text, &beside, "  ", page.width);
     }
+    stalls(text, report, page);
     let late = |ns| units::duration(Duration::from_nanos(ns));
     let overhead = format!(
         "{} of vCPU time in the sampler, ticks served {} late (median), {} (99 of 100)",
@@ -116,6 +117,19 @@ fn facts(text: &mut String, report: &Report, page: Page) {
     if report.meta.get("exact").is_some_and(|value| value == "1") {
         wrapped(text, &exact(report), "  ", page.width);
     }
+}
+
+/// What the guest's kernel has reported of CPUs or threads that did not get on.
+fn stalls(text: &mut String, report: &Report, page: Page) {
+    let mut reports = report.events.iter().filter(|event| event.kind == "stall");
+    let Some(first) = reports.next() else { return };
+    let more = match reports.count() {
+        0 => String::new(),
+        count => format!(", and {count} more (events of kind `stall`)"),
+    };
+    let at = units::seconds(first.time_s);
+    let line = format!("The guest's kernel reports a stall at {at}: {}{more}", escape(&first.text));
+    wrapped(text, &line, "  ", page.width);
 }
 
 /// Samples that are not there, and those that lack what they were to have.

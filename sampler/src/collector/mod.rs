@@ -14,6 +14,7 @@ mod namer;
 mod news;
 pub(crate) mod resolver;
 mod stacks;
+mod stall;
 mod waiting;
 pub(crate) mod walker;
 
@@ -46,6 +47,7 @@ use aim::Aim;
 use finder::{News, Wanted};
 use namer::{Named, Wish};
 use resolver::Resolver;
+use stall::{STALL, StallReports};
 #[cfg(feature = "fuzz")]
 pub(crate) use walker::PerfMap;
 
@@ -118,6 +120,7 @@ pub(crate) struct Collector {
     gate: Gate,
     /// Samples of each vCPU that were not kept.
     passed_over: Vec<u64>,
+    stalls: StallReports,
     /// The precision that is to be reached.
     aim: Option<Aim>,
     /// Exact mode, where it is wanted.
@@ -169,6 +172,7 @@ impl Collector {
             resolver,
             gate: Gate::default(),
             passed_over,
+            stalls: StallReports::default(),
             aim: None,
             exact: None,
             census: None,
@@ -351,7 +355,11 @@ impl Collector {
         }
         self.ask_finder();
         self.ask_namer();
+        let known = self.batch.console.len();
         let dropped = self.shared.console.take(&mut self.batch.console);
+        let reports = self.stalls.in_rows(self.batch.console.get(known..).unwrap_or_default());
+        let event = |(time_ns, text)| EventRow { time_ns, kind: STALL.to_owned(), text };
+        self.batch.events.extend(reports.into_iter().map(event));
         if dropped > 0 {
             self.batch.meta.push(("console_dropped_bytes".to_owned(), dropped.to_string()));
         }

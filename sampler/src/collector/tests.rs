@@ -333,3 +333,18 @@ fn a_finder_that_panics_is_told_and_sampling_goes_on() {
         sink.all().events.iter().any(|event| event.kind == "missing" && event.text.contains("unexpectedly"))
     );
 }
+
+#[test]
+fn a_stall_on_the_console_is_an_event() {
+    use std::io::Write;
+    let sink = Memory::new(usize::MAX);
+    let (mut session, _samplers) = session(&sink, 1);
+    session.start(guest()).expect("starts");
+    let line = b"[    9.1] rcu: INFO: rcu_preempt detected stalls on CPUs/tasks:\n";
+    session.console().write_all(line).expect("never fails");
+    session.finish(Vec::new());
+    let all = sink.all();
+    let stalls: Vec<_> = all.events.iter().filter(|event| event.kind == "stall").collect();
+    assert_eq!(stalls.len(), 1, "{:?}", all.events);
+    assert_eq!(stalls[0].text, "[    9.1] rcu: INFO: rcu_preempt detected stalls on CPUs/tasks:");
+}

@@ -164,8 +164,8 @@ const EXPECTED: &str = "\
     tell.
   20,000 samples (1,000 not idle), 1 lost, 998 Hz of 1000 Hz asked for, uniform
     clock, seed 42
-  20 ticks fell into the VMM, 3 came late while the vCPU lacked a CPU: they
-    count for no share
+  20 ticks fell into the VMM, 3 came while the vCPU lacked a CPU: they count for
+    no share
   0.4 % of vCPU time in the sampler, ticks served 21 us late (median), 80 us (99
     of 100)
 
@@ -273,4 +273,20 @@ fn an_idle_guest_has_no_empty_tables() {
     let text = render(&report, profile(), 10, PAGE);
     assert!(text.contains("No sample hit anything but idle vCPUs."));
     assert!(!text.contains("Processes"));
+}
+
+#[test]
+fn a_stall_that_the_kernel_reports_is_a_line() {
+    let mut report = report();
+    let line = "rcu: rcu_preempt kthread starved for 15020 jiffies!";
+    for time_s in [63.5, 70.0] {
+        report.events.push(sampler::report::Event {
+            time_s,
+            kind: "stall".to_owned(),
+            text: line.to_owned(),
+        });
+    }
+    let text = render(&report, profile(), 5, PAGE);
+    let lines: String = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(lines.contains(&format!("reports a stall at 63.50 s: {line}, and 1 more")), "{text}");
 }

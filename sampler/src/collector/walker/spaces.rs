@@ -4,7 +4,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use symbols::cfi::{Image, ImageCode, Images};
-use symbols::{Mapping, MappingKind, VirtAddr};
+use symbols::elf::ReadAt;
+use symbols::{FileRef, Mapping, MappingKind, VirtAddr};
 
 use super::Owner;
 use super::files::{FileEntry, Files};
@@ -107,6 +108,7 @@ impl Space {
         for mapping in mappings.iter().filter(|mapping| mapping.execute) {
             let range = (mapping.start, mapping.end);
             let file = match &mapping.kind {
+                MappingKind::File(file) if is_memory(file, || head(source, file)) => None,
                 MappingKind::File(file) => Some(files.entry(file, &mut batch.files)),
                 MappingKind::Vdso => {
                     source.vdso(owner.task.task, range).map(|bytes| files.vdso(bytes, &mut batch.files))
@@ -171,6 +173,28 @@ impl Space {
     }
 }
 
+/// First bytes of a program or library (ELF specification 1.2, figure 1-4).
+const ELF: [u8; 4] = *b"\x7fELF";
+
+/// Whether what is mapped is memory that the kernel keeps in a file which no directory has: shared anonymous memory
+/// (`shmem_zero_setup` in mm/shmem.c, Linux 5.10 to 6.12: `dev/zero`), that of memfd_create (mm/memfd.c: `memfd:NAME`)
+/// and of System V (ipc/shm.c: `SYSV` and the key). A library may lie in such a file, too: it is one by its first bytes.
+fn is_memory(file: &FileRef, head: impl FnOnce() -> Option<[u8; 4]>) -> bool {
+    let name = file.path.strip_prefix('/').unwrap_or(&file.path);
+    let made_for_mapping = name == "dev/zero" || name.starts_with("memfd:") || name.starts_with("SYSV");
+    file.deleted
+        && matches!(file.filesystem.as_str(), "tmpfs" | "hugetlbfs")
+        && made_for_mapping
+        && head() != Some(ELF)
+}
+
+/// The first bytes of a file, as far as they can be read.
+fn head(source: &Source, file: &FileRef) -> Option<[u8; 4]> {
+    let mut bytes = [0; 4];
+    source.open(file).ok()?.0.read_at(0, &mut bytes)?;
+    Some(bytes)
+}
+
 impl Region {
     /// Virtual address minus address in the file. The file was read before, if it can be.
     fn bias(&self, file: &FileEntry) -> u64 {
@@ -206,5 +230,40 @@ impl Images for SpaceImages<'_> {
         let space =
             symbols::AddressSpace::new(self.space.root, self.source.kernel.address_space().five_level());
         space.read(&self.source.memory, VirtAddr(address), into)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(path: &str, deleted: bool, filesystem: &str) -> FileRef {
+        FileRef {
+            path: path.to_owned(),
+            raw_path: path.as_bytes().to_vec(),
+            deleted,
+            device: (0, 1),
+            inode: 1025,
+            size: 32 << 20,
+            filesystem: filesystem.to_owned(),
+            modified: None,
+            address_space: 0,
+            stacked: None,
+        }
+    }
+
+    #[test]
+    fn memory_that_is_shared_is_no_file() {
+        let code = || Some([0x55, 0x48, 0x89, 0xe5]);
+        for path in ["/dev/zero", "/memfd:doublemapper", "memfd:a/b", "/SYSV00000000"] {
+            assert!(is_memory(&file(path, true, "tmpfs"), code), "{path}");
+            assert!(is_memory(&file(path, true, "tmpfs"), || None), "{path}");
+            assert!(!is_memory(&file(path, true, "tmpfs"), || Some(ELF)), "{path}: a library");
+            assert!(!is_memory(&file(path, false, "tmpfs"), code), "{path}: a file of this name");
+            assert!(!is_memory(&file(path, true, "ext4"), code), "{path}: a file of this name");
+        }
+        for path in ["/dev/shm/zero", "/usr/lib/libz.so", ""] {
+            assert!(!is_memory(&file(path, true, "tmpfs"), code), "{path}");
+        }
     }
 }

@@ -101,7 +101,10 @@ fn look_up(kernel: &Kernel, memory: &GuestMemoryMmap, found: &[Read]) -> usize {
             if file.deleted {
                 continue;
             }
-            match kernel.lookup(memory, task.task, &file.raw_path) {
+            let found = kernel
+                .root_directory(memory, task.task)
+                .and_then(|root| kernel.lookup(memory, root, &file.raw_path));
+            match found {
                 Ok(other) if other == **file => same += 1,
                 // In a lower layer of a stacked file system.
                 Err(Missing::NotCached) if file.stacked.is_some() => below += 1,

@@ -73,7 +73,9 @@ pub use pagecache::PageCache;
 pub use paging::{AddressSpace, Translation};
 pub use place::KernelPlace;
 pub use preempt::Serving;
-pub use process::{FileRef, Mapping, MappingKind, Process, StackedFile, container, systemd_unit};
+pub use process::{
+    FileRef, Mapping, MappingKind, Process, RootDirectory, StackedFile, container, systemd_unit,
+};
 pub use registers::{Registers, StackMemory};
 pub use stack::{StackCopy, StackGaps, StackReader, StackSample};
 pub use symbol::SymbolAt;

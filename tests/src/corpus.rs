@@ -146,6 +146,16 @@ pub const ENTRIES: &[Entry] = &[
         complete: 0.95,
     },
     Entry {
+        name: "ruby_31_yjit",
+        runtime: "Ruby 3.1 `--yjit`",
+        release: "bookworm",
+        command: "ruby --yjit /opt/corpus/phases.rb 10",
+        process: "ruby",
+        phases: &[],
+        named: 0.2,
+        complete: 0.95,
+    },
+    Entry {
         name: "ruby_33_yjit",
         runtime: "Ruby 3.3 `--yjit`",
         release: "trixie",

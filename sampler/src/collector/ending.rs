@@ -29,6 +29,7 @@ impl Collector {
         if let Some(census) = &mut self.census {
             census.close(&mut self.resolver, &mut self.batch);
         }
+        self.resolver.name_made(true, &mut self.batch);
         self.end_namer();
         let Ending { meta, complete } = self.shared.ending();
         self.flush();

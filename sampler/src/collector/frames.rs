@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::fmt;
 
-use super::walker::{ReasonOf, Symbol};
+use super::walker::{Late, ReasonOf, Symbol};
 use crate::batch::{FrameKind, FrameRow, lookup};
 use crate::text;
 
@@ -12,7 +12,9 @@ use crate::text;
 /// about costs rows in the file but no memory here. Readers of the profile add up by address, not by row.
 const REMEMBERED: usize = 262_144;
 
-/// Module of code that a program has made and named.
+/// Module of code in memory without a file, which a program has made itself.
+const ANONYMOUS: &str = "anonymous";
+/// Module of such code that the program has named.
 const JIT: &str = "[jit]";
 
 /// A kernel address' name.
@@ -76,6 +78,8 @@ pub(crate) struct Frames {
     /// Of kernel frames, by row id.
     functions: HashMap<u32, Function>,
     unnamed: Vec<(u32, u64, bool)>,
+    /// Frames of code that an instance has made and not named yet: row id, address, and whether a call returns there.
+    made: HashMap<u32, Vec<(u32, u64, bool)>>,
     given: u32,
 }
 
@@ -118,13 +122,13 @@ impl Frames {
         (id, true)
     }
 
-    /// The row of an address of a process's own memory; without an instance the process is not known.
+    /// The row of an address of a process's own memory, or of no known one; without an instance the process is not known.
     pub(crate) fn user(
         &mut self,
         address: u64,
         call: bool,
         instance: Option<u32>,
-        module: Option<&str>,
+        anonymous: bool,
         rows: &mut Vec<FrameRow>,
     ) -> u32 {
         let key = Key::Process { instance: instance.unwrap_or(0), address, call };
@@ -132,9 +136,36 @@ impl Frames {
             return id;
         }
         let id = self.add(key);
-        let (kind, module) = (FrameKind::User, module.map(str::to_owned));
+        let (kind, module) = (FrameKind::User, anonymous.then(|| ANONYMOUS.to_owned()));
         rows.push(FrameRow { id, address, call, kind, instance, module, ..FrameRow::default() });
+        if let Some(instance) = instance.filter(|_| anonymous) {
+            self.made.entry(instance).or_default().push((id, address, call));
+        }
         id
+    }
+
+    /// Instances with code of their own making that has no name yet.
+    pub(crate) fn without_names(&self) -> Vec<u32> {
+        self.made.keys().copied().collect()
+    }
+
+    /// Names code that `instance` has made.
+    pub(crate) fn name_made(&mut self, instance: u32, late: &Late<'_>, rows: &mut Vec<FrameRow>) {
+        let (map, ended) = match late {
+            Late::Unchanged => return,
+            Late::Changed(map) => (Some(*map), false),
+            Late::Ended(map) => (*map, true),
+        };
+        if let Some((map, frames)) = map.zip(self.made.get_mut(&instance)) {
+            frames.retain(|&(id, address, call)| {
+                let Some(symbol) = map.find(lookup(address, call)) else { return true };
+                rows.push(made_row(id, (address, call), Some(instance), symbol));
+                false
+            });
+        }
+        if ended || self.made.get(&instance).is_some_and(Vec::is_empty) {
+            self.made.remove(&instance);
+        }
     }
 
     /// The row of an address in code that a process has made, in the function `symbol`. Other code may follow at the same
@@ -152,19 +183,7 @@ impl Frames {
             return id;
         }
         let id = self.add(key);
-        let (kind, name) = (FrameKind::User, symbol.name.to_string());
-        let (module, offset) = (Some(JIT.to_owned()), address.wrapping_sub(symbol.start));
-        rows.push(FrameRow {
-            id,
-            address,
-            call,
-            kind,
-            instance,
-            symbol: Some(name),
-            module,
-            offset,
-            ..FrameRow::default()
-        });
+        rows.push(made_row(id, (address, call), instance, symbol));
         id
     }
 
@@ -191,6 +210,7 @@ impl Frames {
             self.known.clear();
             self.functions.clear();
             self.unnamed.clear();
+            self.made.clear();
         }
         self.given = self.given.saturating_add(1);
         self.known.insert(key, self.given);
@@ -234,6 +254,20 @@ impl Frames {
     }
 }
 
+fn made_row(id: u32, (address, call): (u64, bool), instance: Option<u32>, symbol: &Symbol) -> FrameRow {
+    FrameRow {
+        id,
+        address,
+        call,
+        kind: FrameKind::User,
+        instance,
+        symbol: Some(symbol.name.to_string()),
+        module: Some(JIT.to_owned()),
+        offset: address.wrapping_sub(symbol.start),
+        ..FrameRow::default()
+    }
+}
+
 fn kernel_row(id: u32, address: u64, call: bool, name: Option<Name>) -> FrameRow {
     let (symbol, module, offset) = name.map_or((None, None, 0), |n| (n.symbol, n.module, n.offset));
     let clean = |name: Option<String>| name.map(|name| text::printable(&name));
@@ -251,6 +285,7 @@ fn kernel_row(id: u32, address: u64, call: bool, name: Option<Name>) -> FrameRow
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use super::super::walker::PerfMap;
     use super::*;
 
     /// Image of 0x1000 bytes at 0x1000, symbols of 0x100 bytes each; one module at 0x10000 if it has a name.
@@ -278,10 +313,10 @@ pub(crate) mod tests {
     #[test]
     fn addresses_are_stored_once_and_per_instance() {
         let (mut frames, mut rows) = (Frames::default(), Vec::new());
-        let a = frames.user(0x1000, false, Some(1), None, &mut rows);
-        assert_eq!(frames.user(0x1000, false, Some(1), None, &mut rows), a);
-        assert_ne!(frames.user(0x1000, false, Some(2), None, &mut rows), a);
-        assert_ne!(frames.user(0x1000, false, None, None, &mut rows), a);
+        let a = frames.user(0x1000, false, Some(1), false, &mut rows);
+        assert_eq!(frames.user(0x1000, false, Some(1), false, &mut rows), a);
+        assert_ne!(frames.user(0x1000, false, Some(2), false, &mut rows), a);
+        assert_ne!(frames.user(0x1000, false, None, false, &mut rows), a);
         let k = frames.kernel(0x1000, false, None, &mut rows);
         assert_eq!(frames.kernel(0x1000, false, None, &mut rows), k);
         assert_eq!(
@@ -319,7 +354,7 @@ pub(crate) mod tests {
     fn made_code_that_is_renamed_gets_a_row_of_its_own() {
         let (mut frames, mut rows) = (Frames::default(), Vec::new());
         let symbol = |start, name: &str| Symbol { start, end: 0x1100, name: name.into() };
-        let before = frames.user(0x1010, false, Some(1), Some("anonymous"), &mut rows);
+        let before = frames.user(0x1010, false, Some(1), true, &mut rows);
         let first = frames.made(0x1010, false, Some(1), &symbol(0x1000, "first"), &mut rows);
         assert_eq!(frames.made(0x1010, false, Some(1), &symbol(0x1000, "first"), &mut rows), first);
         let others = [
@@ -333,6 +368,38 @@ pub(crate) mod tests {
         let jit = || Some("[jit]".to_owned());
         assert_eq!(row(&rows[1]), (Some("first".into()), jit(), 0x10));
         assert_eq!(row(&rows[3]), (Some("second".into()), jit(), 8));
+    }
+
+    #[test]
+    fn made_code_gets_its_name_when_the_program_tells_it() {
+        let (mut frames, mut rows) = (Frames::default(), Vec::new());
+        let early = frames.user(0x1010, false, Some(1), true, &mut rows);
+        let call = frames.user(0x1020, true, Some(1), true, &mut rows);
+        let never = frames.user(0x9000, false, Some(1), true, &mut rows);
+        frames.user(0x1010, false, Some(2), true, &mut rows);
+        frames.user(0x1010, false, Some(3), false, &mut rows);
+        rows.clear();
+        let map = PerfMap::parse(b"1000 20 first\n");
+        frames.name_made(1, &Late::Unchanged, &mut rows);
+        assert!(rows.is_empty());
+        frames.name_made(1, &Late::Changed(&map), &mut rows);
+        let names: Vec<_> = rows
+            .iter()
+            .map(|row| (row.id, row.symbol.as_deref(), row.module.as_deref(), row.offset))
+            .collect();
+        // What a call returns to behind the function's end is in it.
+        assert_eq!(names, [(early, Some("first"), Some(JIT), 0x10), (call, Some("first"), Some(JIT), 0x20)]);
+        rows.clear();
+        frames.name_made(
+            1,
+            &Late::Ended(Some(&PerfMap::parse(b"1000 20 second\n9000 20 last\n"))),
+            &mut rows,
+        );
+        let names: Vec<_> = rows.iter().map(|row| (row.id, row.symbol.as_deref())).collect();
+        assert_eq!(names, [(never, Some("last"))]);
+        assert_eq!(frames.without_names(), [2]);
+        frames.name_made(2, &Late::Ended(None), &mut rows);
+        assert!(frames.without_names().is_empty());
     }
 
     #[test]
@@ -364,9 +431,10 @@ pub(crate) mod tests {
         let (mut frames, mut rows) = (Frames::default(), Vec::new());
         for address in 0..600_000 {
             frames.kernel(address, false, None, &mut rows);
-            frames.user(address, false, Some(1), None, &mut rows);
+            frames.user(address, false, Some(1), true, &mut rows);
             rows.clear();
         }
         assert!(frames.known.len() <= REMEMBERED && frames.unnamed.len() <= REMEMBERED);
+        assert!(frames.made[&1].len() <= REMEMBERED);
     }
 }

@@ -396,6 +396,7 @@ impl Collector {
         self.flushed = Instant::now();
         self.read_meters(false);
         self.resolver.read_hit(&mut self.batch);
+        self.resolver.name_made(false, &mut self.batch);
         if let Some(exact) = &mut self.exact {
             exact.flush(&mut self.resolver, &mut self.batch);
         }

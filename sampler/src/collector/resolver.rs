@@ -20,9 +20,6 @@ use crate::exact::state::Source;
 use crate::record::{KERNEL_HALF, Record};
 use crate::text;
 
-/// Module of code in memory without a file, which a program has made itself.
-const ANONYMOUS: &str = "anonymous";
-
 /// Samples of about a second, for the live line.
 #[derive(Debug, Default)]
 pub(crate) struct Window {
@@ -112,7 +109,7 @@ impl Resolver {
         let frame = placed
             .frame
             .or(leaf)
-            .unwrap_or_else(|| self.frames.user(record.rip, false, instance, None, &mut batch.frames));
+            .unwrap_or_else(|| self.frames.user(record.rip, false, instance, false, &mut batch.frames));
         self.count(mode, instance, task.as_ref());
         batch.samples.push(SampleRow {
             vcpu,
@@ -174,6 +171,14 @@ impl Resolver {
             if let Ok(argv) = source.kernel.arguments(&source.memory, task.task) {
                 self.identities.retitle(task, &argv, &mut batch.instances);
             }
+        }
+    }
+
+    /// Names code that processes have made and that had no name when it was hit; `last` at the end of a run.
+    pub(crate) fn name_made(&mut self, last: bool, batch: &mut Batch) {
+        let Some(walker) = &mut self.walker else { return };
+        for instance in self.frames.without_names() {
+            self.frames.name_made(instance, &walker.late(instance, last), &mut batch.frames);
         }
     }
 
@@ -287,8 +292,7 @@ impl Resolver {
                 self.frames.made(*address, *call, owner.map(|owner| owner.instance), made, rows)
             }
             Step::User { address, call, file: None, anonymous, made: None } => {
-                let module = anonymous.then_some(ANONYMOUS);
-                self.frames.user(*address, *call, owner.map(|owner| owner.instance), module, rows)
+                self.frames.user(*address, *call, owner.map(|owner| owner.instance), *anonymous, rows)
             }
             Step::Reason { of, why } => self.frames.reason(*of, why, rows),
         }

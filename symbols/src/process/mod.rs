@@ -93,6 +93,10 @@ pub enum MappingKind {
     Special(String),
 }
 
+/// The root directory of a process. It stays where it is when the process ends.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct RootDirectory(Path);
+
 /// Who a process is. Each answer stands for itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Process {
@@ -178,22 +182,37 @@ impl Kernel {
         identity::work(&self.view(memory), known(&self.process_layouts()?.worker)?, task)
     }
 
-    /// The file that the process of `task` would find at `path`, from its root directory and across mount
-    /// points: as far as the guest's kernel keeps the names on the way in memory, which it does for a file that
-    /// was just written. Symbolic links are not followed, `..` is not understood; on overlayfs only files of the upper
-    /// layer, written ones, are found; at most 32 components, and 65,536 names in a directory.
+    /// The root directory of the process of `task`.
+    ///
+    /// # Errors
+    /// What is missing to read it; a kernel's or an ending process's task has none.
+    pub fn root_directory(&self, memory: &impl PhysicalMemory, task: u64) -> Result<RootDirectory, Missing> {
+        let view = self.view(memory);
+        let layouts = self.process_layouts()?;
+        let files = Files { view: &view, layout: known(&layouts.file)?, root: None };
+        root(&files, known(&layouts.root)?, task)
+            .map(RootDirectory)
+            .ok_or_else(|| Missing::Unreadable("the root directory of the process".into()))
+    }
+
+    /// The file that a process with the root directory `root` would find at `path`, across mount points: as far as the
+    /// guest's kernel keeps the names on the way in memory, which it does for a file that was just written. Symbolic links are
+    /// not followed, `..` is not understood; on overlayfs only files of the upper layer, written ones, are found; at most 32
+    /// components, and 65,536 names in a directory.
     ///
     /// # Errors
     /// [`Missing::NotCached`] where the way ends; what is missing to go it.
-    pub fn lookup(&self, memory: &impl PhysicalMemory, task: u64, path: &[u8]) -> Result<FileRef, Missing> {
+    pub fn lookup(
+        &self,
+        memory: &impl PhysicalMemory,
+        root: RootDirectory,
+        path: &[u8],
+    ) -> Result<FileRef, Missing> {
         let view = self.view(memory);
         let layouts = self.process_layouts()?;
         let (file, layout) = (known(&layouts.file)?, known(&layouts.lookup)?);
-        let mut files = Files { view: &view, layout: file, root: None };
-        let root = root(&files, known(&layouts.root)?, task);
-        files.root = root;
-        let root = root.ok_or_else(|| Missing::Unreadable("the root directory of the process".into()))?;
-        Lookup::new(&files, layout).file(root, path).ok_or(Missing::NotCached)
+        let files = Files { view: &view, layout: file, root: Some(root.0) };
+        Lookup::new(&files, layout).file(root.0, path).ok_or(Missing::NotCached)
     }
 
     /// The memory of the process of `task`, by its own page tables. It is the process's only as long as the

@@ -19,7 +19,7 @@ const MAX_PATH: usize = 4096;
 const MAX_NAME: u32 = 255;
 
 /// A `struct path`: a name in a mount.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Path {
     /// A `struct vfsmount`.
     pub(super) mount: u64,

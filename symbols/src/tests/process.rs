@@ -2,7 +2,10 @@
 
 use super::{STYLES, find, styled};
 use crate::fixture::{Config, Guest, Style, cached_byte};
-use crate::{InterruptAction, Kernel, Mapping, MappingKind, Missing, PageCache, PhysAddr, Vector, VirtAddr};
+use crate::{
+    FileRef, InterruptAction, Kernel, Mapping, MappingKind, Missing, PageCache, PhysAddr, PhysicalMemory,
+    Vector, VirtAddr,
+};
 use proptest::prelude::*;
 
 fn both_trees(check: impl Fn(Style, Guest, Kernel)) {
@@ -145,16 +148,26 @@ fn the_page_cache_has_the_bytes_of_whole_pages() {
     }
 }
 
+/// What the process of `task` would find at `path`.
+fn look_up(
+    kernel: &Kernel,
+    memory: &impl PhysicalMemory,
+    task: u64,
+    path: &[u8],
+) -> Result<FileRef, Missing> {
+    kernel.lookup(memory, kernel.root_directory(memory, task)?, path)
+}
+
 #[test]
 fn a_path_leads_to_the_file_that_is_mapped() {
     both_trees(|style, guest, kernel| {
         let task = guest.task(100).unwrap();
         for mapping in &mappings(&guest, &kernel)[..3] {
             let MappingKind::File(file) = &mapping.kind else { panic!("{mapping:?}") };
-            let found = kernel.lookup(&guest.memory, task, &file.raw_path);
+            let found = look_up(&kernel, &guest.memory, task, &file.raw_path);
             assert_eq!(found.as_ref(), Ok(&**file), "{style:?}");
         }
-        let at = |path: &str| kernel.lookup(&guest.memory, task, path.as_bytes());
+        let at = |path: &str| look_up(&kernel, &guest.memory, task, path.as_bytes());
         assert_eq!(at("//srv/./bin/").map(|file| file.path), Ok("/srv/bin".into()));
         // The root of what is mounted, not the directory below it.
         assert_eq!(at("/srv").map(|file| file.raw_path), Ok(b"/srv".into()));
@@ -163,7 +176,7 @@ fn a_path_leads_to_the_file_that_is_mapped() {
         {
             assert_eq!(at(none), Err(Missing::NotCached), "{none}");
         }
-        let kernel_thread = kernel.lookup(&guest.memory, guest.task(2).unwrap(), b"/srv");
+        let kernel_thread = look_up(&kernel, &guest.memory, guest.task(2).unwrap(), b"/srv");
         assert_eq!(kernel_thread, Err(Missing::Unreadable("the root directory of the process".into())));
     });
 }
@@ -174,8 +187,8 @@ fn a_removed_file_is_not_looked_up() {
         let (mut guest, kernel) = styled(style, |_| ());
         let (task, places) = (guest.task(100).unwrap(), guest.places);
         put(&mut guest, &kernel, places.program_dentry + 16, &[0; 8]);
-        assert_eq!(kernel.lookup(&guest.memory, task, b"/srv/bin/pro\x01gram"), Err(Missing::NotCached));
-        assert!(kernel.lookup(&guest.memory, task, b"/srv/bin").is_ok());
+        assert_eq!(look_up(&kernel, &guest.memory, task, b"/srv/bin/pro\x01gram"), Err(Missing::NotCached));
+        assert!(look_up(&kernel, &guest.memory, task, b"/srv/bin").is_ok());
     }
 }
 
@@ -185,7 +198,7 @@ fn what_is_no_file_of_the_name_does_not_stand_behind_a_stacked_one() {
     let (task, places) = (guest.task(100).unwrap(), guest.places);
     for other in [0, places.bin_dentry, places.mm, u64::MAX] {
         put(&mut guest, &kernel, places.stacked_inode + 600, &other.to_le_bytes());
-        assert_eq!(kernel.lookup(&guest.memory, task, b"/stacked"), Err(Missing::NotCached), "{other:#x}");
+        assert_eq!(look_up(&kernel, &guest.memory, task, b"/stacked"), Err(Missing::NotCached), "{other:#x}");
     }
 }
 
@@ -197,13 +210,13 @@ fn a_directory_that_is_a_loop_ends() {
         // The second name follows itself; the first is still found.
         let second = guest.places.program_dentry + 144;
         put(&mut guest, &kernel, second, &second.to_le_bytes());
-        assert_eq!(kernel.lookup(&guest.memory, task, b"/srv/bin/x"), Err(Missing::NotCached));
-        assert!(kernel.lookup(&guest.memory, task, b"/srv/bin/pro\x01gram").is_ok());
+        assert_eq!(look_up(&kernel, &guest.memory, task, b"/srv/bin/x"), Err(Missing::NotCached));
+        assert!(look_up(&kernel, &guest.memory, task, b"/srv/bin/pro\x01gram").is_ok());
         // A directory within itself: as deep as a path may be.
         put(&mut guest, &kernel, bin + 24, &bin.to_le_bytes());
         put(&mut guest, &kernel, bin + 160, &(bin + 144).to_le_bytes());
         for path in [b"/srv/bin".to_vec(), [b"/srv".to_vec(), b"/bin".repeat(40)].concat()] {
-            assert_eq!(kernel.lookup(&guest.memory, task, &path), Err(Missing::NotCached));
+            assert_eq!(look_up(&kernel, &guest.memory, task, &path), Err(Missing::NotCached));
         }
     }
 }
@@ -300,7 +313,7 @@ proptest! {
             prop_assert!(process.cgroup.map_or(0, |path| path.len()) <= 4096);
             let _ = kernel.work_function(&guest.memory, task);
             for path in [&b"/srv/bin/pro\x01gram"[..], b"/stacked", b"/", &b"/srv/bin".repeat(100), &path] {
-                if let Ok(file) = kernel.lookup(&guest.memory, task, path) {
+                if let Ok(file) = look_up(&kernel, &guest.memory, task, path) {
                     prop_assert!(file.raw_path.len() <= 4096);
                 }
             }

@@ -1,8 +1,11 @@
 //! Names of code that processes make at run time: from their maps `/tmp/perf-PID.map`, out of the guest's page cache.
+//!
+//! Some programs write their map long after the code, on demand or when they end. What an address was that had no name
+//! when it was hit is therefore asked again, with each version of the map, for the last time when the process has ended.
 
 use std::collections::HashMap;
 
-use symbols::{FileRef, PageCache, TaskSnapshot};
+use symbols::{FileRef, PageCache, RootDirectory};
 
 use super::Owner;
 use super::perfmap::{PerfMap, Symbol};
@@ -38,14 +41,28 @@ enum Look {
     New(Version, PerfMap),
 }
 
+/// Where the map of a process is.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    pid: i32,
+    /// The `task_struct`.
+    task: u64,
+    directory: RootDirectory,
+}
+
 /// One process.
 #[derive(Debug, Default)]
 struct Known {
     /// Of its page tables: another one since an exec.
     root: u64,
+    place: Option<Place>,
     looked_ns: Option<u64>,
     version: Option<Version>,
     map: PerfMap,
+    /// The version that [`PerfMaps::late`] gave last.
+    given: Option<Version>,
+    /// The process ran another program before, and [`PerfMaps::late`] was not called since.
+    replaced: bool,
 }
 
 /// All maps that are known.
@@ -53,6 +70,17 @@ struct Known {
 pub(super) struct PerfMaps {
     known: HashMap<u32, Known>,
     rest_until_ns: u64,
+}
+
+/// What a map says of addresses that were hit before.
+#[derive(Debug)]
+pub(crate) enum Late<'a> {
+    /// Nothing that it had not said yet: ask again.
+    Unchanged,
+    /// There is something new.
+    Changed(&'a PerfMap),
+    /// It will not change any more. What it says is given if that is new.
+    Ended(Option<&'a PerfMap>),
 }
 
 impl PerfMaps {
@@ -63,53 +91,121 @@ impl PerfMaps {
         address: u64,
         source: &Source,
     ) -> Option<&Symbol> {
-        self.find_with((owner.instance, root & ROOT), address, monotonic_ns, |version| {
-            look(source, &owner.task, version)
-        })
+        let place = || {
+            let directory = source.kernel.root_directory(&source.memory, owner.task.task).ok()?;
+            Some(Place { pid: owner.task.pid, task: owner.task.task, directory })
+        };
+        self.known_of(owner.instance, root & ROOT, place);
+        self.find_with(owner.instance, address, monotonic_ns, |place, version| look(source, place, version))
     }
 
-    fn find_with(
-        &mut self,
-        (instance, root): (u32, u64),
-        address: u64,
-        clock: impl Fn() -> u64,
-        look: impl FnOnce(Option<Version>) -> Look,
-    ) -> Option<&Symbol> {
+    /// What there is to say of addresses of `instance` that had no name when they were hit. `last` at the end of a run.
+    pub(super) fn late(&mut self, instance: u32, last: bool, source: &Source) -> Late<'_> {
+        let lives = |known: &Known| {
+            known.place.is_some_and(|place| {
+                let space = source.kernel.user_memory(&source.memory, place.task);
+                space.is_ok_and(|space| space.root().0 & ROOT == known.root)
+            })
+        };
+        self.late_with(
+            instance,
+            monotonic_ns,
+            |known| !last && lives(known),
+            |place, version| look(source, place, version),
+        )
+    }
+
+    /// The entry of a process, a new one if it runs another program now.
+    fn known_of(&mut self, instance: u32, root: u64, place: impl FnOnce() -> Option<Place>) {
         if self.known.len() >= REMEMBERED && !self.known.contains_key(&instance) {
             self.known.clear();
         }
         let known = self.known.entry(instance).or_default();
         if known.root != root {
-            *known = Known { root, ..Known::default() };
+            let replaced = known.root != 0;
+            *known = Known { root, place: place(), replaced, ..Known::default() };
         }
-        let now = clock();
+    }
+
+    fn find_with(
+        &mut self,
+        instance: u32,
+        address: u64,
+        clock: impl Fn() -> u64,
+        look: impl FnOnce(Place, Option<Version>) -> Look,
+    ) -> Option<&Symbol> {
+        let known = self.known.get(&instance)?;
         let patience = if known.map.find(address).is_some() { BELIEVED_NS } else { AGAIN_NS };
-        let due = known.looked_ns.is_none_or(|looked| now.saturating_sub(looked) >= patience);
-        if due && now >= self.rest_until_ns {
-            known.looked_ns = Some(now);
-            if let Look::New(version, map) = look(known.version) {
-                (known.version, known.map) = (Some(version), map);
-                self.keep_small(instance);
-            }
-            let end = clock();
-            self.rest_until_ns = end.saturating_add(REST.saturating_mul(end.saturating_sub(now)));
-        }
+        self.look(instance, patience, clock, look);
         self.known.get(&instance)?.map.find(address)
+    }
+
+    fn late_with(
+        &mut self,
+        instance: u32,
+        clock: impl Fn() -> u64,
+        lives: impl FnOnce(&Known) -> bool,
+        look: impl FnOnce(Place, Option<Version>) -> Look,
+    ) -> Late<'_> {
+        let Some(known) = self.known.get_mut(&instance) else { return Late::Ended(None) };
+        if std::mem::take(&mut known.replaced) {
+            // The map of the program that was asked for is gone.
+            return Late::Ended(None);
+        }
+        // Before the look: what it writes before it ends is seen then.
+        let lives = lives(known);
+        let looked = self.look(instance, if lives { AGAIN_NS } else { 0 }, clock, look);
+        let Some(known) = self.known.get_mut(&instance) else { return Late::Ended(None) };
+        let new = (known.version.is_some() && known.given != known.version).then_some(&known.map);
+        known.given = known.version;
+        match new {
+            new if looked && !lives => Late::Ended(new),
+            Some(map) => Late::Changed(map),
+            None => Late::Unchanged,
+        }
+    }
+
+    /// Looks at the map of `instance` if that was not done for `patience` ns. Returns whether it was done.
+    fn look(
+        &mut self,
+        instance: u32,
+        patience: u64,
+        clock: impl Fn() -> u64,
+        look: impl FnOnce(Place, Option<Version>) -> Look,
+    ) -> bool {
+        let Some(known) = self.known.get_mut(&instance) else { return false };
+        let now = clock();
+        let due = known.looked_ns.is_none_or(|looked| now.saturating_sub(looked) >= patience);
+        if !due || now < self.rest_until_ns {
+            return false;
+        }
+        known.looked_ns = Some(now);
+        if let Some(place) = known.place
+            && let Look::New(version, map) = look(place, known.version)
+        {
+            (known.version, known.map) = (Some(version), map);
+            self.keep_small(instance);
+        }
+        let end = clock();
+        self.rest_until_ns = end.saturating_add(REST.saturating_mul(end.saturating_sub(now)));
+        true
     }
 
     /// Forgets the maps of all processes but one, if they take too much together.
     fn keep_small(&mut self, instance: u32) {
         let memory: usize = self.known.values().map(|known| known.map.memory()).sum();
         if memory > MAX_MEMORY {
-            self.known.retain(|&other, _| other == instance);
+            for (_, known) in self.known.iter_mut().filter(|(other, _)| **other != instance) {
+                (known.map, known.version) = (PerfMap::default(), None);
+            }
         }
     }
 }
 
-/// Reads the map of the process of `task`, unless it is still that of `known`.
-fn look(source: &Source, task: &TaskSnapshot, known: Option<Version>) -> Look {
-    let path = format!("/tmp/perf-{}.map", task.pid);
-    let Ok(file) = source.kernel.lookup(&source.memory, task.task, path.as_bytes()) else {
+/// Reads the map at `place`, unless it is still that of `known`.
+fn look(source: &Source, place: Place, known: Option<Version>) -> Look {
+    let path = format!("/tmp/perf-{}.map", place.pid);
+    let Ok(file) = source.kernel.lookup(&source.memory, place.directory, path.as_bytes()) else {
         return Look::Nothing;
     };
     let version = (file.address_space, file.size, file.modified);
@@ -149,24 +245,61 @@ mod tests {
         Look::New((1, size, None), PerfMap::parse(format!("1000 10 {name}\n").as_bytes()))
     }
 
+    fn place() -> Option<Place> {
+        Some(Place { pid: 1, task: 2, directory: RootDirectory::default() })
+    }
+
     /// What is found at `address` and how often the map was looked at.
     fn find(
         maps: &mut PerfMaps,
-        who: (u32, u64),
+        (instance, root): (u32, u64),
         (address, now): (u64, u64),
         look: impl FnOnce(Option<Version>) -> Look,
     ) -> (Option<String>, u32) {
         let looks = Cell::new(0);
+        maps.known_of(instance, root, place);
         let found = maps.find_with(
-            who,
+            instance,
             address,
             || now,
-            |version| {
+            |_, version| {
                 looks.set(looks.get() + 1);
                 look(version)
             },
         );
         (found.map(|symbol| symbol.name.to_string()), looks.get())
+    }
+
+    /// What there is to say of 0x1000 that was not said yet, and whether that is all.
+    fn late(maps: &mut PerfMaps, (lives, now): (bool, u64), look: Look) -> (Option<String>, bool) {
+        let name = |map: &PerfMap| map.find(0x1000).map(|symbol| symbol.name.to_string());
+        match maps.late_with(1, || now, |_| lives, |_, _| look) {
+            Late::Unchanged => (None, false),
+            Late::Changed(map) => (name(map), false),
+            Late::Ended(map) => (map.and_then(name), true),
+        }
+    }
+
+    #[test]
+    fn a_map_that_comes_late_is_given_once() {
+        let mut maps = PerfMaps::default();
+        assert_eq!(find(&mut maps, (1, 7), (0x1000, 5), |_| Look::Nothing), (None, 1));
+        assert_eq!(late(&mut maps, (true, 6), map(1, "too early")), (None, false));
+        let at = 5 + AGAIN_NS;
+        assert_eq!(late(&mut maps, (true, at), map(1, "one")), (Some("one".into()), false));
+        assert_eq!(late(&mut maps, (true, 2 * at), Look::Same), (None, false));
+        assert_eq!(late(&mut maps, (true, 3 * at), map(2, "two")), (Some("two".into()), false));
+        // A process that ended is asked at once, for the last time.
+        assert_eq!(late(&mut maps, (false, 3 * at + 1), map(3, "three")), (Some("three".into()), true));
+        assert_eq!(late(&mut maps, (false, 3 * at + 2), Look::Same), (None, true));
+    }
+
+    #[test]
+    fn a_map_says_nothing_of_the_program_before_an_exec() {
+        let mut maps = PerfMaps::default();
+        find(&mut maps, (1, 7), (0x1000, 5), |_| Look::Nothing);
+        find(&mut maps, (1, 8), (0x1000, 6), |_| map(1, "another program's"));
+        assert_eq!(late(&mut maps, (true, 7), Look::Same), (None, true));
     }
 
     #[test]
@@ -212,24 +345,25 @@ mod tests {
         let clock = Cell::new(1_000);
         let mut large = |instance, at| {
             clock.set(at);
-            maps.find_with(
-                (instance, 1),
+            maps.known_of(instance, 1, place);
+            let found = maps.find_with(
+                instance,
                 179_999 * 8,
                 || clock.get(),
-                |_| {
+                |_, _| {
                     clock.set(at + 100);
                     let text: String = (0..180_000)
                         .map(|i| format!("{:x} 8 a_function_with_a_name_of_some_length_{i:080}\n", i * 8))
                         .collect();
                     Look::New((1, 1, None), PerfMap::parse(text.as_bytes()))
                 },
-            )
-            .is_some()
+            );
+            found.is_some()
         };
         assert!(large(1, 1_000));
         assert!(!large(2, 1_499), "a rest of four times as long");
         assert!(large(2, 1_500));
-        assert_eq!(maps.known.len(), 1, "two are too large together");
+        assert!(maps.known[&1].map.find(0).is_none(), "two are too large together");
         let memory: usize = maps.known.values().map(|known| known.map.memory()).sum();
         assert!(memory > MAX_MEMORY / 2 && memory <= MAX_MEMORY, "{memory}");
     }

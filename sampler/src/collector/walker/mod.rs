@@ -23,8 +23,9 @@ use symbols::{Broken, FrameKind, KernelUnwinder, StackCopy, TaskSnapshot, UserRe
 
 use crate::batch::Batch;
 pub(crate) use files::{FileEntry, Files};
+pub(crate) use maps::Late;
 use maps::PerfMaps;
-#[cfg(feature = "fuzz")]
+#[cfg(any(test, feature = "fuzz"))]
 pub(crate) use perfmap::PerfMap;
 pub(crate) use perfmap::Symbol;
 pub(crate) use source::Source;
@@ -126,6 +127,11 @@ impl Walker {
     /// The entry of a file that is known by other means, such as the program of a process.
     pub(crate) fn file(&mut self, file: &symbols::FileRef, batch: &mut Batch) -> u32 {
         self.files.entry(file, &mut batch.files).id()
+    }
+
+    /// What there is to say of code that a process has made, and that had no name when it was hit; `last` at the end of a run.
+    pub(crate) fn late(&mut self, instance: u32, last: bool) -> Late<'_> {
+        self.maps.late(instance, last, &self.source)
     }
 
     /// Walks the stack in `copy`; `steps` get the frames, innermost first, and `batch` the rows of files and mappings.

@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use symbols::cfi::{Image, ImageCode, Images};
-use symbols::elf::ReadAt;
 use symbols::{FileRef, Mapping, MappingKind, VirtAddr};
 
 use super::Owner;

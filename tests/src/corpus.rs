@@ -98,7 +98,7 @@ pub const ENTRIES: &[Entry] = &[
         name: "java_17",
         runtime: "OpenJDK 17 `-XX:+DumpPerfMapAtExit`",
         release: "bookworm",
-        command: "java -XX:+PreserveFramePointer -XX:+DumpPerfMapAtExit -cp /opt/corpus Phases 15",
+        command: "java -XX:+UnlockDiagnosticVMOptions -XX:+DumpPerfMapAtExit -cp /opt/corpus Phases 15",
         process: "java",
         phases: &[],
         named: 0.2,
@@ -108,8 +108,7 @@ pub const ENTRIES: &[Entry] = &[
         name: "java_21",
         runtime: "OpenJDK 21 `-XX:+DumpPerfMapAtExit`",
         release: "trixie",
-        command: "java -XX:+PreserveFramePointer -XX:+UnlockDiagnosticVMOptions -XX:+DumpPerfMapAtExit \
-                  -cp /opt/corpus Phases 15",
+        command: "java -XX:+UnlockDiagnosticVMOptions -XX:+DumpPerfMapAtExit -cp /opt/corpus Phases 15",
         process: "java",
         phases: &[],
         named: 0.2,

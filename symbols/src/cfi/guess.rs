@@ -3,7 +3,7 @@
 use super::code::{LONGEST_CALL, RETURN_STEPS, TRAMPOLINE, ends_with_call, signal_return};
 use super::frame::{Doubt, Place, State};
 use super::images::{Image, ImageCode, Images};
-use super::leave::{Left, leave};
+use super::leave::{Behind, Left, leave};
 use super::row::RA;
 use super::work::Work;
 use crate::registers::{Registers, StackMemory};
@@ -34,25 +34,57 @@ pub(super) fn caller(
     if is_signal_return(state.rip(), images) {
         return interrupted(state, stack).map_or(Guess::Nothing, |()| Guess::Interrupted);
     }
-    match leave(state, stack, images, work) {
-        Some(Left::Return) => return Guess::Caller(Doubt::Code),
-        Some(Left::Jump) => return Guess::Jumped,
-        None => {}
+    let left = |left| match left {
+        Left::Return => Guess::Caller(Doubt::Code),
+        Left::Jump => Guess::Jumped,
+    };
+    if let Some(how) = leave(state, (place, Behind::Nothing), stack, images, work) {
+        return left(how);
     }
     // A leaf has just been called if its first word is a return address: assembly seldom pushes anything.
     if place == Place::Exact && by_return_address(state, stack, images).is_some() {
         return Guess::Caller(Doubt::ReturnAddress);
     }
-    match state.get(Registers::RBP) {
+    let at = if place == Place::Exact { state.rip() } else { state.rip().wrapping_sub(1) };
+    let made = images.find(at).is_some_and(|image| matches!(image.code, ImageCode::Anonymous));
+    let rbp = state.get(Registers::RBP).ok();
+    // Code made at run time may use RBP for anything.
+    if !made || rbp.is_some_and(|rbp| is_backed(rbp, stack)) {
+        let guess = by_rbp(state, rbp, place, stack, images);
+        if guess != Guess::Nothing || !made {
+            return guess;
+        }
+    }
+    match leave(state, (place, Behind::Code), stack, images, work) {
+        Some(how) => left(how),
+        None => by_rbp(state, rbp, place, stack, images),
+    }
+}
+
+fn by_rbp(
+    state: &mut State,
+    rbp: Option<u64>,
+    place: Place,
+    stack: &impl StackMemory,
+    images: &impl Images,
+) -> Guess {
+    match rbp {
         // The mark of the outermost frame (System V ABI, AMD64 supplement 1.0, section 3.4.1). In a leaf RBP may be
         // anything.
-        Ok(0) if place == Place::Return => Guess::Outermost,
-        Ok(rbp) if by_frame_pointer(state, rbp, stack, images).is_some() => match state.rip() {
+        Some(0) if place == Place::Return => Guess::Outermost,
+        Some(rbp) if by_frame_pointer(state, rbp, stack, images).is_some() => match state.rip() {
             0 => Guess::Outermost,
             _ => Guess::Caller(Doubt::FramePointer),
         },
         _ => Guess::Nothing,
     }
+}
+
+/// Whether the frame pointer that was saved at `rbp` is zero or that of a frame further up the stack.
+fn is_backed(rbp: u64, stack: &impl StackMemory) -> bool {
+    stack.read_u64(rbp).is_some_and(|saved| {
+        saved == 0 || saved > rbp && saved.is_multiple_of(8) && stack.read_u64(saved).is_some()
+    })
 }
 
 fn by_return_address(state: &mut State, stack: &impl StackMemory, images: &impl Images) -> Option<()> {

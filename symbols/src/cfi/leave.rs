@@ -9,7 +9,12 @@
 //! ```
 //!
 //! Only what moves between RSP, RBP, the other registers and the stack is computed; all else makes a value unknown, and
-//! a way on which RSP is not known ends. What a way has stored on the stack is not read back from the copy.
+//! a way on which RSP is not known ends. What a way has stored on the stack is not read back from the copy. Other memory is read
+//! as it is by now, which RSP and RBP never come from: it tells where a dispatch goes, and all that it may go to shares the
+//! frame.
+//!
+//! Where nothing better is found, the code behind a jump to an unknown place is followed, too: it has the same frame if it is of
+//! the same function, and one as deep if it is the next one's.
 //! Instructions: Intel SDM volume 2.
 
 use std::collections::{HashSet, VecDeque};
@@ -20,7 +25,7 @@ use iced_x86::{
 };
 
 use super::code::{LONGEST_CALL, ends_with_call};
-use super::frame::State;
+use super::frame::{Place, State};
 use super::images::{Image, ImageCode, Images};
 use super::row::RA;
 use super::work::Work;
@@ -69,22 +74,37 @@ enum Next {
     Branch(u64),
     /// It goes there.
     Jump(u64),
+    /// It goes where is not known.
+    Unknown,
     /// The code is left.
     Left(Left),
     /// It cannot be followed further.
     Lost,
 }
 
+/// What is followed behind a jump to a place that is not known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Behind {
+    Nothing,
+    /// The code that stands behind it.
+    Code,
+}
+
 /// Moves `state` to where the code at its RIP leaves to; `None`, with nothing done, if no way there is found.
 pub(super) fn leave<I: Images>(
     state: &mut State,
+    (place, behind): (Place, Behind),
     stack: &impl StackMemory,
     images: &I,
     work: &mut Work,
 ) -> Option<Left> {
     let start = state.rip();
     let mut seen = HashSet::from([start]);
-    let mut waiting = VecDeque::from([(start, Way { state: state.clone(), stored: Vec::new() })]);
+    let mut first = Way { state: state.clone(), stored: Vec::new() };
+    if place == Place::Return {
+        first.forget_but(&KEPT_BY_FUNCTIONS);
+    }
+    let mut waiting = VecDeque::from([(start, first)]);
     let mut info = InstructionInfoFactory::new();
     let mut left = INSTRUCTIONS;
     while let Some((mut at, mut way)) = waiting.pop_front() {
@@ -95,6 +115,10 @@ pub(super) fn leave<I: Images>(
             let Some(instruction) = code.instruction(at, images) else { break };
             let wait = match way.step(&instruction, stack, images, &mut info) {
                 Next::Through => None,
+                Next::Unknown if behind == Behind::Code && seen.insert(instruction.next_ip()) => {
+                    waiting.push_back((instruction.next_ip(), way));
+                    break;
+                }
                 Next::Branch(target) => Some(target),
                 Next::Left(how) => {
                     *state = way.state;
@@ -104,7 +128,7 @@ pub(super) fn leave<I: Images>(
                     waiting.push_back((target, way));
                     break;
                 }
-                Next::Jump(_) | Next::Lost => break,
+                Next::Jump(_) | Next::Unknown | Next::Lost => break,
             };
             if let Some(target) = wait
                 && waiting.len() < WAYS
@@ -133,7 +157,7 @@ impl Way {
     ) -> Next {
         match instruction.flow_control() {
             FlowControl::Next => {
-                let known = self.compute(instruction, stack, info);
+                let known = self.compute(instruction, stack, images, info);
                 if known.is_some() && self.state.get(Registers::RSP).is_ok() {
                     Next::Through
                 } else {
@@ -144,20 +168,29 @@ impl Way {
             // Takes the address of the code: what is called does not return.
             FlowControl::Call if instruction.near_branch_target() == instruction.next_ip() => Next::Lost,
             FlowControl::Call | FlowControl::IndirectCall => {
-                self.forget_but(&KEPT_BY_CALLS);
+                let target = match instruction.near_branch_target() {
+                    0 => self.target(instruction, images),
+                    target => Some(target),
+                };
+                let is_function = target
+                    .and_then(|target| images.find(target))
+                    .is_some_and(|image| matches!(image.code, ImageCode::Cfi(_) | ImageCode::NoCfi));
+                self.forget_but(if is_function { &KEPT_BY_FUNCTIONS } else { &KEPT_BY_CALLS });
                 Next::Through
             }
             FlowControl::Return => {
                 self.ret(instruction, stack, images).map_or(Next::Lost, |()| Next::Left(Left::Return))
             }
             FlowControl::UnconditionalBranch => self.jump(instruction.near_branch_target(), images),
-            // Within code made at run time this may be a return to a caller, whose own frame must not be passed over.
-            FlowControl::IndirectBranch => {
-                match self.target(instruction, images).map(|target| self.jump(target, images)) {
-                    Some(Next::Left(how)) => Next::Left(how),
-                    _ => Next::Lost,
-                }
-            }
+            FlowControl::IndirectBranch => match self.target(instruction, images) {
+                None => Next::Unknown,
+                Some(target) => match self.jump(target, images) {
+                    // By a register, within code made at run time, this may be a return to a caller, whose own frame must not
+                    // be passed over. By a table or the like it is not.
+                    Next::Jump(_) if instruction.op0_kind() == OpKind::Register => Next::Lost,
+                    next => next,
+                },
+            },
             _ => Next::Lost,
         }
     }
@@ -213,10 +246,11 @@ impl Way {
     }
 
     /// Computes what the instruction does to registers and stack; `None` if the way ends.
-    fn compute(
+    fn compute<I: Images>(
         &mut self,
         instruction: &Instruction,
         stack: &impl StackMemory,
+        images: &I,
         info: &mut InstructionInfoFactory,
     ) -> Option<()> {
         let wide = |register: Register| register.is_gpr64().then(|| column(register)).flatten();
@@ -262,14 +296,20 @@ impl Way {
                 return Some(());
             }
             Mnemonic::Mov if wide(instruction.op0_register()).is_some() => {
+                let to = column(instruction.op0_register())?;
                 let value = match instruction.op1_kind() {
                     OpKind::Register => self.get(instruction.op1_register()),
                     OpKind::Memory if instruction.segment_prefix() == Register::None => {
-                        self.address(instruction).and_then(|at| self.load(at, stack))
+                        let at = self.address(instruction);
+                        let of_frame = [Registers::RSP, Registers::RBP].contains(&to);
+                        at.and_then(|at| {
+                            self.load(at, stack)
+                                .or_else(|| if of_frame { None } else { self.fetch(at, images) })
+                        })
                     }
                     _ => immediate(instruction, 1),
                 };
-                self.state.set(wide(instruction.op0_register())?, value);
+                self.state.set(to, value);
                 return Some(());
             }
             _ => {}
@@ -340,6 +380,16 @@ impl Way {
             Some(_) => None,
             None => stack.read_u64(at),
         }
+    }
+
+    /// A word of memory that the way has not stored to and that is not of the copied stack, as it is by now.
+    fn fetch<I: Images>(&self, at: u64, images: &I) -> Option<u64> {
+        if self.stored.iter().any(|(stored, _)| at.abs_diff(*stored) < 8) {
+            return None;
+        }
+        let mut word = [0; 8];
+        images.code(at, &mut word)?;
+        Some(u64::from_le_bytes(word))
     }
 
     fn store(&mut self, at: u64, value: Option<u64>) -> Option<()> {

@@ -19,7 +19,7 @@ mod spaces;
 use std::sync::Arc;
 
 use symbols::cfi::{Place as At, UserEnd, UserUnwinder};
-use symbols::{Broken, FrameKind, KernelUnwinder, StackCopy, TaskSnapshot, UserRegisters, WalkEnd};
+use symbols::{Broken, FrameKind, KernelUnwinder, Missing, StackCopy, TaskSnapshot, UserRegisters, WalkEnd};
 
 use crate::batch::Batch;
 pub(crate) use files::{FileEntry, Files};
@@ -177,11 +177,10 @@ impl Walker {
         batch: &mut Batch,
     ) {
         let space = self.spaces.of(owner, user.registers.rip, &self.source, &mut self.files, batch);
-        // What exec has replaced has no stack any more; the saved registers are still its.
-        if !copy.is_user_mode()
-            && user.system_call().is_some_and(|number| EXEC.contains(&number))
-            && space.lacks(user.registers.rip)
-        {
+        // What exec has replaced has no stack any more, nor has a process that ends; the saved registers are still its.
+        let replaced = user.system_call().is_some_and(|number| EXEC.contains(&number))
+            && space.lacks(user.registers.rip);
+        if !copy.is_user_mode() && (replaced || space.missing() == Some(&Missing::NoUserMemory)) {
             return;
         }
         let images = space.images(&self.source, &self.files);
@@ -202,7 +201,9 @@ impl Walker {
         let reason = match end {
             UserEnd::Complete => doubt.map(|doubt| (ReasonOf::Doubt, doubt.to_string())),
             UserEnd::Broken(why) => {
-                let why = space.missing().map_or_else(|| why.to_string(), str::to_owned);
+                let why = space
+                    .missing()
+                    .map_or_else(|| why.to_string(), |missing| format!("mappings not read: {missing}"));
                 Some((ReasonOf::User, why))
             }
         };

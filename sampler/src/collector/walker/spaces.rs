@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use symbols::cfi::{Image, ImageCode, Images};
-use symbols::{FileRef, Mapping, MappingKind, VirtAddr};
+use symbols::{FileRef, Mapping, MappingKind, Missing, VirtAddr};
 
 use super::Owner;
 use super::files::{FileEntry, Files};
@@ -49,7 +49,7 @@ pub(super) struct Space {
     read_ns: u64,
     /// By start address.
     regions: Vec<Region>,
-    missing: Option<String>,
+    missing: Option<Missing>,
 }
 
 /// All processes.
@@ -80,14 +80,15 @@ impl Spaces {
         if space.root != root || stale {
             match source.kernel.mappings(&source.memory, owner.task.task) {
                 Ok(mappings) => {
+                    let before = std::mem::take(space);
+                    let made = if before.root == root { before.made() } else { Vec::new() };
                     let fresh = Space { root, read_ns: now, ..Space::default() };
-                    *space = fresh.with(&mappings, owner, source, files, batch);
+                    *space = fresh.with((&mappings, &made), owner, source, files, batch);
                 }
                 // A process that ends has none any more: what was read before still holds.
                 Err(_) if space.root == root && !space.regions.is_empty() => space.read_ns = now,
                 Err(missing) => {
-                    let missing = Some(format!("mappings not read: {missing}"));
-                    *space = Space { root, read_ns: now, missing, ..Space::default() };
+                    *space = Space { root, read_ns: now, missing: Some(missing), ..Space::default() };
                 }
             }
         }
@@ -96,16 +97,26 @@ impl Spaces {
 }
 
 impl Space {
+    /// Takes over `mappings`: those that can be run, and those in whose place code was `made` before. A program that writes
+    /// its code takes the right to run it away meanwhile, and returns there.
     fn with(
         mut self,
-        mappings: &[Mapping],
+        (mappings, made): (&[Mapping], &[(u64, u64)]),
         owner: &Owner,
         source: &Source,
         files: &mut Files,
         batch: &mut Batch,
     ) -> Self {
-        for mapping in mappings.iter().filter(|mapping| mapping.execute) {
+        for mapping in mappings {
             let range = (mapping.start, mapping.end);
+            if !mapping.execute {
+                let is_file = matches!(&mapping.kind, MappingKind::File(file) if !is_memory(file, || None));
+                if mapping.write && !is_file && overlaps(made, range) {
+                    let (start, end) = range;
+                    self.regions.push(Region { start, end, file_offset: 0, file: None, unknown_file: false });
+                }
+                continue;
+            }
             let file = match &mapping.kind {
                 MappingKind::File(file) if is_memory(file, || head(source, file)) => None,
                 MappingKind::File(file) => Some(files.entry(file, &mut batch.files)),
@@ -143,9 +154,15 @@ impl Space {
         self.missing.is_none() && self.region(address).is_none()
     }
 
+    /// Where code that the program has made lies, by address.
+    fn made(&self) -> Vec<(u64, u64)> {
+        let made = self.regions.iter().filter(|region| region.file.is_none() && !region.unknown_file);
+        made.map(|region| (region.start, region.end)).collect()
+    }
+
     /// Why there are no mappings.
-    pub(super) fn missing(&self) -> Option<&str> {
-        self.missing.as_deref()
+    pub(super) fn missing(&self) -> Option<&Missing> {
+        self.missing.as_ref()
     }
 
     /// Where `address` is, by the mapping of `lookup`, which lies in the calling instruction of a return address.
@@ -170,6 +187,12 @@ impl Space {
     pub(super) fn images<'a>(&'a self, source: &'a Source, files: &'a Files) -> SpaceImages<'a> {
         SpaceImages { space: self, source, files }
     }
+}
+
+/// Whether one of `ranges`, by address and disjoint, has a byte of this one.
+fn overlaps(ranges: &[(u64, u64)], (start, end): (u64, u64)) -> bool {
+    let after = ranges.partition_point(|&(other, _)| other < end);
+    after.checked_sub(1).and_then(|last| ranges.get(last)).is_some_and(|&(_, other_end)| other_end > start)
 }
 
 /// First bytes of a program or library (ELF specification 1.2, figure 1-4).
@@ -249,6 +272,23 @@ mod tests {
             address_space: 0,
             stacked: None,
         }
+    }
+
+    #[test]
+    fn ranges_overlap_where_they_share_a_byte() {
+        let made = [(10, 20), (30, 40)];
+        for (range, wanted) in [
+            ((0, 10), false),
+            ((0, 11), true),
+            ((15, 16), true),
+            ((20, 30), false),
+            ((20, 31), true),
+            ((39, 50), true),
+            ((40, 50), false),
+        ] {
+            assert_eq!(overlaps(&made, range), wanted, "{range:?}");
+        }
+        assert!(!overlaps(&[], (0, u64::MAX)));
     }
 
     #[test]

@@ -179,16 +179,66 @@ fn a_way_that_is_not_sure_leads_nowhere() {
 #[test]
 fn code_that_jumps_back_into_its_interpreter_is_in_the_interpreters_frame() {
     let table = table();
-    // add $16, %rsp; jmp *(%r15)
-    let mut process = made(&table, &[0x48, 0x83, 0xc4, 16, 0x41, 0xff, 0x27]);
-    let opline = BIAS + 0x9000;
-    process.code.push((opline, (BIAS + 0x2004).to_le_bytes().to_vec()));
+    let (opline, frame, handler) = (BIAS + 0x9000, BIAS + 0x9100, (BIAS + 0x2004).to_le_bytes());
+    let ways: [&[u8]; 3] = [
+        // add $16, %rsp; jmp *(%r15)
+        &[0x48, 0x83, 0xc4, 16, 0x41, 0xff, 0x27],
+        // add $16, %rsp; mov (%r14), %r15; add $-8, %r15; jmp *(%r15)
+        &[0x48, 0x83, 0xc4, 16, 0x4d, 0x8b, 0x3e, 0x49, 0x83, 0xc7, 0xf8, 0x41, 0xff, 0x27],
+        // mov $0x555500002000, %rax; call *%rax: a function, which keeps R15; add $16, %rsp; jmp *(%r15)
+        &[0x48, 0xb8, 0x00, 0x20, 0, 0, 0x55, 0x55, 0, 0, 0xff, 0xd0, 0x48, 0x83, 0xc4, 16, 0x41, 0xff, 0x27],
+    ];
+    for code in ways {
+        let mut process = made(&table, code);
+        process.code.push((opline, handler.to_vec()));
+        process.code.push((frame, (opline + 8).to_le_bytes().to_vec()));
+        let stack = Words::new([(RSP + 24, CALLER), (RSP + 40, BIAS + 0x3010)]);
+        let mut from = registers(MADE, RSP, 3);
+        (from.gpr[14], from.gpr[15]) = (frame, opline);
+        let (frames, end) = walk_with(&process, &from, &stack);
+        assert_eq!(addresses(&frames), [MADE, BIAS + 0x2004, CALLER, BIAS + 0x3010], "{code:x?}");
+        let first = (frames[1].place, frames[1].doubt);
+        assert_eq!((first, end), ((Place::Exact, Some(Doubt::Code)), UserEnd::Complete));
+    }
+}
+
+#[test]
+fn a_table_within_made_code_leads_on_in_its_frame() {
+    let table = table();
+    // jmp *1f(%rip); int3; 1: the address of 2; 2: add $24, %rsp; ret
+    let mut code = vec![0xff, 0x25, 1, 0, 0, 0, 0xcc];
+    code.extend((MADE + 15).to_le_bytes());
+    code.extend([0x48, 0x83, 0xc4, 24, 0xc3]);
     let stack = Words::new([(RSP + 24, CALLER), (RSP + 40, BIAS + 0x3010)]);
-    let mut from = registers(MADE, RSP, 3);
-    from.gpr[15] = opline;
-    let (frames, end) = walk_with(&process, &from, &stack);
-    assert_eq!(addresses(&frames), [MADE, BIAS + 0x2004, CALLER, BIAS + 0x3010]);
-    assert_eq!((frames[1].place, frames[1].doubt, end), (Place::Exact, Some(Doubt::Code), UserEnd::Complete));
+    let (frames, end) = walk_with(&made(&table, &code), &registers(MADE, RSP, 3), &stack);
+    assert_eq!((addresses(&frames), end), (vec![MADE, CALLER, BIAS + 0x3010], UserEnd::Complete));
+}
+
+#[test]
+fn behind_a_jump_to_anywhere_stands_code_that_leaves_the_same_frame() {
+    let table = table();
+    // call; jmp *%rax; pop %rbx; pop %r12; pop %r13; mov $52, %eax; ret
+    let code = [0xe8, 0, 1, 0, 0, 0xff, 0xe0, 0x5b, 0x41, 0x5c, 0x41, 0x5d, 0xb8, 52, 0, 0, 0, 0xc3];
+    let far = RSP + 0x400;
+    let words = [(RSP - 8, MADE + 5), (RSP + 24, CALLER), (RSP + 40, BIAS + 0x3010)];
+    let walked = |rbp, words: &[(u64, u64)]| {
+        let (frames, end) = walk_with(
+            &made(&table, &code),
+            &registers(BIAS + 0x2000, RSP - 16, rbp),
+            &Words::new(words.iter().copied()),
+        );
+        (addresses(&frames), frames.get(2).and_then(|frame| frame.doubt), end)
+    };
+    let expected =
+        (vec![BIAS + 0x2000, MADE + 5, CALLER, BIAS + 0x3010], Some(Doubt::Code), UserEnd::Complete);
+    // RBP may be anything there: zero, or a place whose next word is an old return address.
+    assert_eq!(walked(0, &words), expected);
+    let old = [&words[..], &[(far, 7), (far + 8, CALLER)]].concat();
+    assert_eq!(walked(far, &old), expected);
+    // A chain of frame pointers counts for more.
+    let chain =
+        [&words[..], &[(far, far + 0x40), (far + 8, CALLER), (far + 0x40, 0), (far + 0x48, 0)]].concat();
+    assert_eq!(walked(far, &chain).1, Some(Doubt::FramePointer));
 }
 
 #[test]

@@ -39,7 +39,11 @@ impl Collector {
         if self.stacks_missed > 0 {
             let missed = self.stacks_missed;
             let samples = if missed == 1 { "sample has" } else { "samples have" };
-            self.event("missing", format!("{missed} {samples} no stack: the collector did not keep up"));
+            let longest = self.steps.longest();
+            self.event(
+                "missing",
+                format!("{missed} {samples} no stack: the collector did not keep up; {longest}"),
+            );
         }
         let duration = ended_ns.saturating_sub(self.shared.zero_ns);
         self.read_meters(true);

@@ -15,6 +15,7 @@ mod news;
 pub(crate) mod resolver;
 mod stacks;
 mod stall;
+mod steps;
 mod waiting;
 pub(crate) mod walker;
 
@@ -48,6 +49,7 @@ use finder::{News, Wanted};
 use namer::{Named, Wish};
 use resolver::Resolver;
 use stall::{STALL, StallReports};
+use steps::{Step, Steps};
 #[cfg(feature = "fuzz")]
 pub(crate) use walker::PerfMap;
 
@@ -121,6 +123,7 @@ pub(crate) struct Collector {
     /// Samples of each vCPU that were not kept.
     passed_over: Vec<u64>,
     stalls: StallReports,
+    steps: Steps,
     /// The precision that is to be reached.
     aim: Option<Aim>,
     /// Exact mode, where it is wanted.
@@ -173,6 +176,7 @@ impl Collector {
             gate: Gate::default(),
             passed_over,
             stalls: StallReports::default(),
+            steps: Steps::default(),
             aim: None,
             exact: None,
             census: None,
@@ -316,6 +320,7 @@ impl Collector {
         }
         // News first: what it says was so before the samples that are drained now.
         self.hear_finder();
+        let began = Instant::now();
         for vcpu in 0..self.rings.len() {
             // No more than stands there now: a ring that fills as fast as it is drained must not starve the others.
             for _ in 0..self.rings[vcpu].samples.slots() {
@@ -347,12 +352,14 @@ impl Collector {
                 }
             }
         }
+        let began = self.steps.note(Step::Samples, began);
         if let Some(exact) = &mut self.exact {
             exact.step(&mut self.resolver, &mut self.batch);
         }
         if let Some(census) = &mut self.census {
             census.step(&mut self.resolver, &mut self.batch);
         }
+        self.steps.note(Step::Events, began);
         self.ask_finder();
         self.ask_namer();
         let known = self.batch.console.len();
@@ -395,8 +402,11 @@ impl Collector {
     pub(crate) fn flush(&mut self) {
         self.flushed = Instant::now();
         self.read_meters(false);
+        let began = Instant::now();
         self.resolver.read_hit(&mut self.batch);
+        let began = self.steps.note(Step::Books, began);
         self.resolver.name_made(false, &mut self.batch);
+        self.steps.note(Step::Maps, began);
         if let Some(exact) = &mut self.exact {
             exact.flush(&mut self.resolver, &mut self.batch);
         }
@@ -413,10 +423,12 @@ impl Collector {
         let progress = self.gate.progress_ns().map(|ns| ("progress_ns".to_owned(), ns.to_string()));
         self.batch.meta.extend(progress);
         if self.totals.sink_error.is_none() {
+            let began = Instant::now();
             match self.sink.write(&self.batch) {
                 Ok(()) => self.totals.samples += self.batch.samples.len() as u64,
                 Err(error) => self.fail(error.0),
             }
+            self.steps.note(Step::Write, began);
         }
         self.gate.look(&self.batch);
         self.gate.forget_rows();

@@ -62,7 +62,7 @@ pub const ENTRIES: &[Entry] = &[
         process: "python3",
         phases: RUN_PHASES,
         named: 0.4,
-        complete: 0.0,
+        complete: 0.95,
     },
     Entry {
         name: "numpy",
@@ -102,7 +102,7 @@ pub const ENTRIES: &[Entry] = &[
         process: "java",
         phases: &[],
         named: 0.2,
-        complete: 0.0,
+        complete: 0.95,
     },
     Entry {
         name: "java_21",
@@ -112,7 +112,7 @@ pub const ENTRIES: &[Entry] = &[
         process: "java",
         phases: &[],
         named: 0.2,
-        complete: 0.0,
+        complete: 0.95,
     },
     Entry {
         name: "go_19",
@@ -183,7 +183,7 @@ pub const ENTRIES: &[Entry] = &[
         process: "php",
         phases: &[],
         named: 0.3,
-        complete: 0.0,
+        complete: 0.95,
     },
     Entry {
         name: "perl",

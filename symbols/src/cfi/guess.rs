@@ -5,6 +5,7 @@ use super::frame::{Doubt, Place, State};
 use super::images::{Image, ImageCode, Images};
 use super::leave::{Behind, Left, leave};
 use super::row::RA;
+use super::ways::Ways;
 use super::work::Work;
 use crate::registers::{Registers, StackMemory};
 
@@ -29,34 +30,42 @@ pub(super) fn caller(
     place: Place,
     stack: &impl StackMemory,
     images: &impl Images,
-    work: &mut Work,
+    (work, ways): (&mut Work, &mut Ways),
 ) -> Guess {
     if is_signal_return(state.rip(), images) {
         return interrupted(state, stack).map_or(Guess::Nothing, |()| Guess::Interrupted);
     }
-    let left = |left| match left {
-        Left::Return => Guess::Caller(Doubt::Code),
-        Left::Jump => Guess::Jumped,
+    let go = |state: &mut State, (left, next)| {
+        *state = next;
+        match left {
+            Left::Return => Guess::Caller(Doubt::Code),
+            Left::Jump => Guess::Jumped,
+        }
     };
-    if let Some(how) = leave(state, (place, Behind::Nothing), stack, images, work) {
-        return left(how);
-    }
-    // A leaf has just been called if its first word is a return address: assembly seldom pushes anything.
-    if place == Place::Exact && by_return_address(state, stack, images).is_some() {
-        return Guess::Caller(Doubt::ReturnAddress);
-    }
+    let found = leave(state, (place, Behind::Nothing), stack, images, (work, ways));
     let at = if place == Place::Exact { state.rip() } else { state.rip().wrapping_sub(1) };
     let made = images.find(at).is_some_and(|image| matches!(image.code, ImageCode::Anonymous));
     let rbp = state.get(Registers::RBP).ok();
     // Code made at run time may use RBP for anything.
-    if !made || rbp.is_some_and(|rbp| is_backed(rbp, stack)) {
+    let backed = rbp.is_some_and(|rbp| is_backed(rbp, stack));
+    match found {
+        // What is jumped to may have another frame by its tables than at its start.
+        Some((Left::Jump, _)) if made && backed => {}
+        Some(found) => return go(state, found),
+        // A leaf has just been called if its first word is a return address: assembly seldom pushes anything.
+        None if place == Place::Exact && by_return_address(state, stack, images).is_some() => {
+            return Guess::Caller(Doubt::ReturnAddress);
+        }
+        None => {}
+    }
+    if !made || backed {
         let guess = by_rbp(state, rbp, place, stack, images);
         if guess != Guess::Nothing || !made {
             return guess;
         }
     }
-    match leave(state, (place, Behind::Code), stack, images, work) {
-        Some(how) => left(how),
+    match found.or_else(|| leave(state, (place, Behind::Code), stack, images, (work, ways))) {
+        Some(found) => go(state, found),
         None => by_rbp(state, rbp, place, stack, images),
     }
 }

@@ -24,10 +24,12 @@ use iced_x86::{
     OpAccess, OpKind, Register,
 };
 
+use super::Broken;
 use super::code::{LONGEST_CALL, ends_with_call};
 use super::frame::{Place, State};
 use super::images::{Image, ImageCode, Images};
 use super::row::RA;
+use super::ways::{HEAD, Known, Start, Ways};
 use super::work::Work;
 use crate::registers::{Registers, StackMemory};
 
@@ -64,6 +66,8 @@ pub(super) enum Left {
 struct Way {
     state: State,
     stored: Vec<(u64, Option<u64>)>,
+    /// Number of its last instruction.
+    last: Option<usize>,
 }
 
 /// What an instruction does to a way.
@@ -83,71 +87,159 @@ enum Next {
 }
 
 /// What is followed behind a jump to a place that is not known.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Behind {
     Nothing,
     /// The code that stands behind it.
     Code,
 }
 
-/// Moves `state` to where the code at its RIP leaves to; `None`, with nothing done, if no way there is found.
+/// How the code at the RIP of `state` is left, and the registers then; `None` if no way is found.
 pub(super) fn leave<I: Images>(
-    state: &mut State,
+    state: &State,
     (place, behind): (Place, Behind),
     stack: &impl StackMemory,
     images: &I,
-    work: &mut Work,
-) -> Option<Left> {
-    let start = state.rip();
-    let mut seen = HashSet::from([start]);
-    let mut first = Way { state: state.clone(), stored: Vec::new() };
-    if place == Place::Return {
-        first.forget_but(&KEPT_BY_FUNCTIONS);
-    }
-    let mut waiting = VecDeque::from([(start, first)]);
-    let mut info = InstructionInfoFactory::new();
-    let mut left = INSTRUCTIONS;
-    while let Some((mut at, mut way)) = waiting.pop_front() {
-        let mut code = Chunk::default();
-        loop {
-            left = left.checked_sub(1)?;
-            work.take(UNITS).ok()?;
-            let Some(instruction) = code.instruction(at, images) else { break };
-            let wait = match way.step(&instruction, stack, images, &mut info) {
-                Next::Through => None,
-                Next::Unknown if behind == Behind::Code && seen.insert(instruction.next_ip()) => {
-                    waiting.push_back((instruction.next_ip(), way));
-                    break;
+    (work, ways): (&mut Work, &mut Ways),
+) -> Option<(Left, State)> {
+    let first = Way::new(state, place);
+    let mut head = [0; HEAD];
+    // Code at the end of what can be read is not remembered.
+    let known_by =
+        images.code(state.rip(), &mut head).map(|()| Start { at: state.rip(), place, behind, head });
+    if let Some(start) = &known_by {
+        match ways.recall(start) {
+            Known::Way(way) => {
+                if let Some(left) = first.clone().follow(&way, stack, images, work) {
+                    return Some(left);
                 }
-                Next::Branch(target) => Some(target),
-                Next::Left(how) => {
-                    *state = way.state;
-                    return Some(how);
-                }
-                Next::Jump(target) if seen.insert(target) => {
-                    waiting.push_back((target, way));
-                    break;
-                }
-                Next::Jump(_) | Next::Unknown | Next::Lost => break,
-            };
-            if let Some(target) = wait
-                && waiting.len() < WAYS
-                && seen.insert(target)
-            {
-                waiting.push_back((target, way.clone()));
-                // The other way waits, too: the shortest way out comes first.
-                if seen.insert(instruction.next_ip()) {
-                    waiting.push_back((instruction.next_ip(), way));
-                }
-                break;
             }
-            at = instruction.next_ip();
+            Known::Nothing => return None,
+            Known::Unasked => {}
         }
     }
-    None
+    let mut search = Search::new(first);
+    let found = search.run(behind, stack, images, work).ok()?;
+    if let Some(start) = known_by {
+        ways.remember(start, found.as_ref().map(|(way, _)| search.passed(way)));
+    }
+    found.map(|(way, left)| (left, way.state))
+}
+
+/// The search for a way out.
+struct Search {
+    /// Instructions that were followed, each with the number of the one before it on its way.
+    followed: Vec<(Instruction, Option<usize>)>,
+    seen: HashSet<u64>,
+    waiting: VecDeque<(u64, Way)>,
+}
+
+impl Search {
+    fn new(first: Way) -> Self {
+        let start = first.state.rip();
+        Self { followed: Vec::new(), seen: HashSet::from([start]), waiting: VecDeque::from([(start, first)]) }
+    }
+
+    /// The first way out, breadth first.
+    ///
+    /// # Errors
+    /// The walk's work is spent.
+    fn run<I: Images>(
+        &mut self,
+        behind: Behind,
+        stack: &impl StackMemory,
+        images: &I,
+        work: &mut Work,
+    ) -> Result<Option<(Way, Left)>, Broken> {
+        let mut info = InstructionInfoFactory::new();
+        while let Some((mut at, mut way)) = self.waiting.pop_front() {
+            let mut code = Chunk::default();
+            loop {
+                if self.followed.len() == INSTRUCTIONS {
+                    return Ok(None);
+                }
+                work.take(UNITS)?;
+                let Some(instruction) = code.instruction(at, images) else { break };
+                self.followed.push((instruction, way.last));
+                way.last = Some(self.followed.len() - 1);
+                at = instruction.next_ip();
+                match way.step(&instruction, stack, images, &mut info) {
+                    Next::Through => {}
+                    Next::Left(how) => return Ok(Some((way, how))),
+                    Next::Branch(target) => {
+                        if self.waiting.len() < WAYS && self.seen.insert(target) {
+                            self.waiting.push_back((target, way.clone()));
+                            // The other way waits, too: the shortest way out comes first.
+                            if self.seen.insert(at) {
+                                self.waiting.push_back((at, way));
+                            }
+                            break;
+                        }
+                    }
+                    Next::Jump(target) => {
+                        self.wait_for(target, way);
+                        break;
+                    }
+                    Next::Unknown if behind == Behind::Code => {
+                        self.wait_for(at, way);
+                        break;
+                    }
+                    Next::Unknown | Next::Lost => break,
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    fn wait_for(&mut self, at: u64, way: Way) {
+        if self.seen.insert(at) {
+            self.waiting.push_back((at, way));
+        }
+    }
+
+    /// The instructions of a way, in their order.
+    fn passed(&self, way: &Way) -> Vec<Instruction> {
+        let before =
+            |&(_, before): &(Instruction, Option<usize>)| before.and_then(|at| self.followed.get(at));
+        let last = way.last.and_then(|at| self.followed.get(at));
+        let mut passed: Vec<_> =
+            std::iter::successors(last, |at| before(at)).map(|&(instruction, _)| instruction).collect();
+        passed.reverse();
+        passed
+    }
 }
 
 impl Way {
+    fn new(state: &State, place: Place) -> Self {
+        let mut way = Self { state: state.clone(), stored: Vec::new(), last: None };
+        if place == Place::Return {
+            way.forget_but(&KEPT_BY_FUNCTIONS);
+        }
+        way
+    }
+
+    /// Goes a way that was found before; `None` where it does not lead out this time.
+    fn follow<I: Images>(
+        mut self,
+        passed: &[Instruction],
+        stack: &impl StackMemory,
+        images: &I,
+        work: &mut Work,
+    ) -> Option<(Left, State)> {
+        let mut info = InstructionInfoFactory::new();
+        for (number, instruction) in passed.iter().enumerate() {
+            work.take(UNITS).ok()?;
+            let next = passed.get(number + 1).map(Instruction::ip);
+            match self.step(instruction, stack, images, &mut info) {
+                Next::Left(how) => return Some((how, self.state)),
+                Next::Through | Next::Branch(_) | Next::Unknown => {}
+                Next::Jump(target) if next == Some(target) => {}
+                Next::Jump(_) | Next::Lost => return None,
+            }
+        }
+        None
+    }
+
     fn step<I: Images>(
         &mut self,
         instruction: &Instruction,

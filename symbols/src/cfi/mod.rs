@@ -15,7 +15,8 @@
 //! A frame is pushed only where it is known, or carries a [`Doubt`]; a walk that cannot go on says why ([`Broken`]).
 //! CFI is the guest's own data. Its bounds: 64 MiB of a section, 2^21 functions in it, 16 KiB of one CIE or FDE, 40
 //! columns and 6 kept states of a row, 1,000 operations and 64 values of one expression, 2^18 units of work and 8 signal
-//! frames in one walk, 2^14 rows in the cache; of code without CFI 1,024 instructions for a frame.
+//! frames in one walk, 2^14 rows in the cache; of code without CFI 1,024 instructions for a frame, and
+//! 4,096 ways of 2^16 instructions in all that are remembered.
 
 mod cache;
 mod code;
@@ -31,6 +32,7 @@ mod table;
 #[cfg(test)]
 mod tests;
 mod walk;
+mod ways;
 mod work;
 
 pub use cache::CacheUse;

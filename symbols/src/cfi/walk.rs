@@ -5,6 +5,7 @@ use super::frame::{Doubt, Place, State, UserFrame};
 use super::guess::{Guess, caller};
 use super::images::{Image, ImageCode, Images};
 use super::row::{Row, RowContext};
+use super::ways::Ways;
 use super::work::Work;
 use super::{Broken, CacheUse, UserEnd};
 use crate::registers::{Registers, StackMemory};
@@ -16,6 +17,7 @@ const SIGNAL_FRAMES: u32 = 8;
 #[derive(Debug)]
 pub struct UserUnwinder {
     cache: RowCache,
+    ways: Ways,
     context: Box<RowContext>,
 }
 
@@ -26,9 +28,10 @@ impl Default for UserUnwinder {
 }
 
 impl UserUnwinder {
-    /// Takes less than 1 MB of memory. Grows, by rows that are not the usual ones, to 7 MB at most.
+    /// Takes less than 1 MB of memory. Grows, by rows that are not the usual ones and by ways through code without CFI, to
+    /// 10 MB at most.
     pub fn new() -> Self {
-        Self { cache: RowCache::new(), context: Box::new(RowContext::new_in()) }
+        Self { cache: RowCache::new(), ways: Ways::default(), context: Box::new(RowContext::new_in()) }
     }
 
     /// How often rows were found in the cache.
@@ -76,7 +79,7 @@ impl UserUnwinder {
         let rsp = state.rsp();
         let (place, doubt) = match self.by_cfi(state, frame, image, stack, bounds)? {
             Some(place) => (place, None),
-            None => match caller(state, frame.place, stack, images, &mut bounds.work) {
+            None => match caller(state, frame.place, stack, images, (&mut bounds.work, &mut self.ways)) {
                 Guess::Caller(doubt) => (Place::Return, Some(doubt)),
                 Guess::Interrupted => (Place::Exact, None),
                 // Never to a lower place on the stack; the number of frames bounds how often.

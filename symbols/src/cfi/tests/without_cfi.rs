@@ -2,7 +2,7 @@
 
 use super::builder::{Builder, OUTERMOST, cfa_offset};
 use super::{BIAS, JIT, Process, RSP, Words, addresses, registers, walk_with};
-use crate::cfi::{CfiTable, Doubt, ImageCode, Place, UserEnd, UserFrame};
+use crate::cfi::{CfiTable, Doubt, ImageCode, Place, UserEnd, UserFrame, UserUnwinder};
 use crate::registers::Registers;
 
 const CALLER: u64 = BIAS + 0x2010;
@@ -268,4 +268,48 @@ fn a_return_address_pushed_by_hand_needs_a_chain_of_frame_pointers() {
     ] {
         assert_eq!(walked(saved, next, rip), [MADE], "{saved:x} {next:x} {rip:x}");
     }
+}
+
+#[test]
+fn a_frame_pointer_with_a_chain_counts_for_more_than_a_jump_into_a_file() {
+    let table = table();
+    // jmp *(%r15)
+    let mut process = made(&table, &[0x41, 0xff, 0x27]);
+    process.code.push((BIAS + 0x9000, (BIAS + 0x2004).to_le_bytes().to_vec()));
+    let far = RSP + 0x40;
+    let words =
+        [(far, far + 0x40), (far + 8, CALLER), (far + 0x40, 0), (far + 0x48, 0), (far + 24, BIAS + 0x3010)];
+    let mut from = registers(MADE, RSP, far);
+    from.gpr[15] = BIAS + 0x9000;
+    let (frames, end) = walk_with(&process, &from, &Words::new(words));
+    assert_eq!(addresses(&frames), [MADE, CALLER, BIAS + 0x3010]);
+    assert_eq!((frames[1].doubt, end), (Some(Doubt::FramePointer), UserEnd::Complete));
+}
+
+#[test]
+fn a_way_that_was_found_before_is_gone_again_as_long_as_the_code_is_the_same() {
+    let table = table();
+    let mut unwinder = UserUnwinder::new();
+    let mut walked = |code: &[u8], words: &[(u64, u64)]| {
+        let mut frames = Vec::new();
+        let stack = Words::new(words.iter().copied());
+        let from = registers(MADE, RSP, 3);
+        unwinder.walk(&from, &stack, &made(&table, code), 32, |frame| frames.push(frame.address));
+        frames
+    };
+    // test %eax, %eax; je 1f; pop %rbx; ret; 1: pop %rbx; pop %rbx; ret
+    let branch = [0x85, 0xc0, 0x74, 2, 0x5b, 0xc3, 0x5b, 0x5b, 0xc3];
+    let short = [(RSP + 8, CALLER), (RSP + 24, BIAS + 0x3010)];
+    let long = [(RSP + 8, 7), (RSP + 16, CALLER), (RSP + 32, BIAS + 0x3010)];
+    let expected = [MADE, CALLER, BIAS + 0x3010];
+    for words in [&short[..], &long, &long, &short, &short] {
+        // The way of the time before leads to no code: another one is looked for.
+        assert_eq!(walked(&branch, words), expected);
+    }
+    // Other code in the same place: pop three times; ret
+    let last = [(RSP + 24, CALLER), (RSP + 40, BIAS + 0x3010)];
+    assert_eq!(walked(&[0x5b, 0x5b, 0x5b, 0xc3], &last), expected);
+    // No code at all: that is remembered, too, and a way is found when there is code again.
+    assert_eq!(walked(&[0x0f, 0x0b], &last), [MADE]);
+    assert_eq!(walked(&[0x5b, 0x5b, 0x5b, 0xc3], &last), expected);
 }

@@ -119,17 +119,20 @@ fn facts(text: &mut String, report: &Report, page: Page) {
     }
 }
 
-/// What the guest's kernel has reported of CPUs or threads that did not get on.
+/// Where the guest, or a CPU or a thread of it, did not get on: as its kernel has reported, or by what its vCPUs and tasks did.
 fn stalls(text: &mut String, report: &Report, page: Page) {
-    let mut reports = report.events.iter().filter(|event| event.kind == "stall");
-    let Some(first) = reports.next() else { return };
-    let more = match reports.count() {
-        0 => String::new(),
-        count => format!(", and {count} more (events of kind `stall`)"),
-    };
-    let at = units::seconds(first.time_s);
-    let line = format!("The guest's kernel reports a stall at {at}: {}{more}", escape(&first.text));
-    wrapped(text, &line, "  ", page.width);
+    for (kind, what) in
+        [("stall", "The guest's kernel reports a stall"), ("standstill", "The guest stood still")]
+    {
+        let mut events = report.events.iter().filter(|event| event.kind == kind);
+        let Some(first) = events.next() else { continue };
+        let more = match events.count() {
+            0 => String::new(),
+            count => format!(", and {count} more (events of kind `{kind}`)"),
+        };
+        let at = units::seconds(first.time_s);
+        wrapped(text, &format!("{what} at {at}: {}{more}", escape(&first.text)), "  ", page.width);
+    }
 }
 
 /// Samples that are not there, and those that lack what they were to have.
@@ -367,8 +370,8 @@ fn walks(kernel: &Ends, user: &Ends) -> Option<String> {
     });
     let doubt = if user.doubtful > 0 {
         format!(
-            "; {} follow from no unwind table but from frame pointers",
-            units::counted(user.doubtful, "user walk")
+            "; {} of them by code without unwind tables: by its instructions or frame pointers",
+            units::count(user.doubtful)
         )
     } else {
         String::new()

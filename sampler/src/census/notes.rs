@@ -16,7 +16,7 @@ use super::{Bill, Change, Moment, Plan, Seen, Told};
 use crate::batch::{Batch, CensusMomentRow, CensusStateRow, EventRow};
 use crate::collector::resolver::Resolver;
 use crate::exact::Cause;
-use crate::exact::state::{Doing, Who};
+use crate::exact::state::{Doing, State, Who};
 use crate::memory::GuestMemory;
 
 /// Moments that wait for the collector, at most.
@@ -153,6 +153,11 @@ impl Notes {
             cause: told.cause,
             stack: told.stack,
         });
+    }
+
+    /// The tasks that could run and had no CPU when they were last looked at.
+    pub(crate) fn ready(&self) -> impl Iterator<Item = Who> {
+        self.doing.values().filter(|(_, doing)| doing.state == State::Queue).map(|&(who, _)| who)
     }
 
     /// Sums up to now.

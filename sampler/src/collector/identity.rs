@@ -210,6 +210,11 @@ impl Threads {
         self.known.insert(key, task.comm);
         rows.push(ThreadRow { instance, tid: task.tid, comm: text::comm(&task.comm) });
     }
+
+    /// The name of a thread, printable; empty where it is not known any more.
+    pub(crate) fn name(&self, instance: u32, tid: i32) -> String {
+        self.known.get(&(instance, tid)).map_or_else(String::new, text::comm)
+    }
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ mod news;
 pub(crate) mod resolver;
 mod stacks;
 mod stall;
+mod standstill;
 mod steps;
 mod waiting;
 pub(crate) mod walker;
@@ -49,6 +50,7 @@ use finder::{News, Wanted};
 use namer::{Named, Wish};
 use resolver::Resolver;
 use stall::{STALL, StallReports};
+use standstill::{STANDSTILL, Standstill};
 use steps::{Step, Steps};
 #[cfg(feature = "fuzz")]
 pub(crate) use walker::PerfMap;
@@ -123,6 +125,7 @@ pub(crate) struct Collector {
     /// Samples of each vCPU that were not kept.
     passed_over: Vec<u64>,
     stalls: StallReports,
+    standstill: Standstill,
     steps: Steps,
     /// The precision that is to be reached.
     aim: Option<Aim>,
@@ -176,6 +179,7 @@ impl Collector {
             gate: Gate::default(),
             passed_over,
             stalls: StallReports::default(),
+            standstill: Standstill::default(),
             steps: Steps::default(),
             aim: None,
             exact: None,
@@ -412,6 +416,11 @@ impl Collector {
         }
         if let Some(census) = &self.census {
             census.flush(&mut self.batch);
+            let still = self.standstill.look(self.meters.len(), &self.batch.microstates, census.ready());
+            if let Some((who, took_ns)) = still {
+                let name = self.resolver.thread_name(who);
+                self.event(STANDSTILL, standstill::sentence(who, &name, took_ns));
+            }
         }
         let lost: u64 = self.batch.vcpus.iter().map(|row| row.lost).sum();
         if lost > 0 && !std::mem::replace(&mut self.lost_told, true) {

@@ -16,7 +16,7 @@ use super::stacks::Stacks;
 use super::walker::{FileEntry, Owner, Step, Walker};
 use crate::batch::{Batch, CpuTimeRow, Mode, SampleRow};
 use crate::exact::Cause;
-use crate::exact::state::Source;
+use crate::exact::state::{Source, Who};
 use crate::record::{KERNEL_HALF, Record};
 use crate::text;
 
@@ -197,6 +197,11 @@ impl Resolver {
             process_rows(instance, read_ns.saturating_sub(self.zero_ns), &books, false, batch);
         }
         self.ledger.end(instance);
+    }
+
+    /// The name of a thread.
+    pub(crate) fn thread_name(&self, who: Who) -> String {
+        self.threads.name(who.instance, who.tid)
     }
 
     /// The stack row id of what `task` sleeps in (0 without a stack), read at `read_ns`, and what its kernel functions tell.

@@ -30,8 +30,8 @@ pub struct Ends {
     pub complete: u64,
     /// `complete / walks`, 0 without any.
     pub complete_share: f64,
-    /// Of the complete ones those with frames that were found by frame pointer or return address, where no unwind table
-    /// tells.
+    /// Of the complete ones those with frames that were found by what their callee's code does, by frame pointer or by return
+    /// address, where no unwind table tells.
     pub doubtful: u64,
     /// Why the others did not, the most frequent reason first.
     pub broken: Vec<Broken>,

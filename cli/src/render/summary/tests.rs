@@ -286,7 +286,10 @@ fn a_stall_that_the_kernel_reports_is_a_line() {
             text: line.to_owned(),
         });
     }
+    let (kind, still) = ("standstill".to_owned(), "all vCPUs were halted".to_owned());
+    report.events.push(sampler::report::Event { time_s: 80.0, kind, text: still });
     let text = render(&report, profile(), 5, PAGE);
     let lines: String = text.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(lines.contains(&format!("reports a stall at 63.50 s: {line}, and 1 more")), "{text}");
+    assert!(lines.contains("stood still at 80.00 s: all vCPUs were halted"), "{text}");
 }

@@ -1,0 +1,141 @@
+//! A guest that stands still: all of its vCPUs are halted for many seconds while a task could run, as after a timer or a wake-up
+//! that the host has lost.
+
+use crate::batch::MicrostateRow;
+use crate::exact::state::Who;
+
+/// Kind of the profile's events that tell of it.
+pub(super) const STANDSTILL: &str = "standstill";
+/// A standstill takes at least this long, ns: longer than any bandwidth period (`cpu.max`) keeps a group from its CPUs.
+const LEAST_NS: u64 = 5_000_000_000;
+/// What of its time a vCPU may be in the guest and still count as halted: one part in this many.
+const BUSY_PART: u64 = 200;
+/// Tasks that are watched through a standstill, at most.
+const WATCHED: usize = 16;
+/// Standstills that are told, at most.
+const MOST: u32 = 16;
+
+/// Looks for standstills.
+#[derive(Debug, Default)]
+pub(super) struct Standstill {
+    /// Since when all vCPUs are halted, ns since the run's start, and which tasks could run all the time.
+    halted: Option<(u64, Vec<Who>)>,
+    /// The present one was told.
+    told: bool,
+    count: u32,
+}
+
+impl Standstill {
+    /// Takes what the clocks of the vCPUs have counted since the last call and the tasks that could run when they were last
+    /// looked at. Returns a task that could run for all of a standstill, once, and how long that was so far, ns.
+    pub(super) fn look(
+        &mut self,
+        vcpus: usize,
+        windows: &[MicrostateRow],
+        ready: impl Iterator<Item = Who>,
+    ) -> Option<(Who, u64)> {
+        let now = windows.iter().map(|window| window.time_ns).max()?;
+        let halted = |window: &MicrostateRow| {
+            let (all, states) = (window.states.wall(), window.states);
+            (states.halted.saturating_add(states.kvm)).saturating_mul(BUSY_PART)
+                >= all.saturating_mul(BUSY_PART - 1)
+        };
+        if vcpus == 0 || !windows.iter().all(halted) {
+            (self.halted, self.told) = (None, false);
+            return None;
+        }
+        let ready: Vec<Who> = ready.collect();
+        let Some((since, watched)) = &mut self.halted else {
+            self.halted = Some((now, ready.into_iter().take(WATCHED).collect()));
+            return None;
+        };
+        watched.retain(|who| ready.contains(who));
+        let (took, first) = (now.saturating_sub(*since), watched.first().copied());
+        if watched.is_empty() {
+            // Who could run then has run, or sleeps: the wait of those that can now begins here.
+            self.halted = Some((now, ready.into_iter().take(WATCHED).collect()));
+        }
+        if took < LEAST_NS || self.told || self.count == MOST {
+            return None;
+        }
+        let who = first?;
+        self.told = true;
+        self.count += 1;
+        Some((who, took))
+    }
+}
+
+/// What an event says of it.
+pub(super) fn sentence(who: Who, name: &str, took_ns: u64) -> String {
+    let seconds = took_ns / 1_000_000_000;
+    format!(
+        "all vCPUs were halted for {seconds} s and more while thread {} ({name}) could run; the host may have lost a timer or a \
+         wake-up",
+        who.tid
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::microstate::States;
+
+    const SECOND: u64 = 1_000_000_000;
+
+    fn who(tid: i32) -> Who {
+        Who { instance: 1, tid }
+    }
+
+    /// Windows of both vCPUs, a second long; the second one is so long in the guest, ns.
+    fn windows(second: u64, guest: u64) -> [MicrostateRow; 2] {
+        let row = |vcpu, guest| MicrostateRow {
+            vcpu,
+            time_ns: second * SECOND,
+            states: States { guest, halted: SECOND - guest, ..States::default() },
+        };
+        [row(0, 0), row(1, guest)]
+    }
+
+    #[test]
+    fn a_task_that_could_run_while_all_vcpus_are_halted_is_told_once() {
+        let mut standstill = Standstill::default();
+        for second in 1..=5 {
+            assert_eq!(
+                standstill.look(2, &windows(second, SECOND / 1_000), [who(3), who(7)].into_iter()),
+                None
+            );
+        }
+        // One of them slept meanwhile.
+        let found = standstill.look(2, &windows(6, 0), [who(7)].into_iter());
+        assert_eq!(found, Some((who(7), 5 * SECOND)));
+        assert_eq!(standstill.look(2, &windows(7, 0), [who(7)].into_iter()), None);
+        assert!(
+            sentence(who(7), "dd", 5 * SECOND)
+                .starts_with("all vCPUs were halted for 5 s and more while thread 7 (dd)")
+        );
+        // It goes on, and stands still again.
+        assert_eq!(standstill.look(2, &windows(8, SECOND / 2), [].into_iter()), None);
+        for second in 9..=13 {
+            assert_eq!(standstill.look(2, &windows(second, 0), [who(7)].into_iter()), None);
+        }
+        assert!(standstill.look(2, &windows(14, 0), [who(7)].into_iter()).is_some());
+    }
+
+    #[test]
+    fn a_guest_that_idles_or_works_does_not_stand_still() {
+        let mut standstill = Standstill::default();
+        for second in 1..20 {
+            assert_eq!(standstill.look(2, &windows(second, 0), [].into_iter()), None, "nobody can run");
+        }
+        for second in 20..40 {
+            // Each for less than five seconds.
+            let ready = who(i32::try_from(second / 4).unwrap());
+            assert_eq!(standstill.look(2, &windows(second, 0), [ready].into_iter()), None);
+        }
+        for second in 40..60 {
+            let busy = windows(second, SECOND / 100);
+            assert_eq!(standstill.look(2, &busy, [who(1)].into_iter()), None, "a vCPU works");
+        }
+        assert_eq!(standstill.look(2, &[], [who(1)].into_iter()), None);
+    }
+}

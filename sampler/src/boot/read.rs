@@ -225,15 +225,31 @@ impl Input {
         self.guest.iter().map(|stretch| stretch.within((from, to))).sum()
     }
 
-    /// What the kernel called, by the frame that `of` tells. Interrupts are no part of it.
+    /// What the kernel called, by the frame that `of` tells. Interrupts are no part of it. Samples of one process in a row are of
+    /// one call, until it calls another function or goes back to its program: modules whose initcalls end by calling the same
+    /// function are as many calls.
     fn calls(&self, span: (u64, u64), of: impl Fn(&Hit) -> Option<i64>) -> Vec<Call> {
-        let mut calls: HashMap<(&str, Option<&str>), Seen> = HashMap::new();
+        let mut calls: Vec<((&str, Option<&str>), Seen)> = Vec::new();
+        let mut last: HashMap<Option<i64>, usize> = HashMap::new();
         let clocked = self.clocks.within(span);
         for hit in self.within(span) {
+            if hit.mode == "user" {
+                last.remove(&hit.instance);
+                continue;
+            }
             let Some(function) = of(hit).and_then(|frame| self.code.functions.get(&frame)) else { continue };
             if matches!(hit.mode.as_str(), "kernel" | "boot") {
                 let name = (function.symbol.as_str(), function.module.as_deref());
-                calls.entry(name).or_default().meet(hit, &clocked);
+                let same = last.get(&hit.instance).copied();
+                let same = same.filter(|&at| calls.get(at).is_some_and(|(before, _)| *before == name));
+                let at = same.unwrap_or_else(|| {
+                    calls.push((name, Seen::default()));
+                    calls.len() - 1
+                });
+                last.insert(hit.instance, at);
+                if let Some((_, seen)) = calls.get_mut(at) {
+                    seen.meet(hit, &clocked);
+                }
             }
         }
         let call = |((function, module), seen): ((&str, Option<&str>), Seen)| Call {
@@ -243,9 +259,8 @@ impl Input {
             to_s: self.since(seen.to_ns),
             time: clocked.estimate(&seen.tallies),
         };
-        let mut calls: Vec<Call> = calls.into_iter().map(call).collect();
-        calls.sort_by(|a, b| a.from_s.total_cmp(&b.from_s));
-        calls
+        // In the order of their first samples, which is that of time.
+        calls.into_iter().map(call).collect()
     }
 
     /// Time of processes, by what `of` tells of them.

@@ -154,6 +154,29 @@ fn what_the_kernel_called_has_its_time_without_interrupts() {
 }
 
 #[test]
+fn modules_whose_initcalls_end_in_the_same_function_are_as_many_calls() {
+    let mut batch = batch();
+    for sample in &mut batch.samples {
+        // Another process loads two more modules, and is back in its program between them.
+        if matches!(sample.time_ns / MS, 525..530 | 540..545) {
+            (sample.mode, sample.frame, sample.stack) = (Mode::Kernel, 7, Some(7));
+        }
+        // In the first one an interrupt, and the program of another process, are no end.
+        match sample.time_ns / MS {
+            510 => sample.mode = Mode::HardIrq,
+            511 => (sample.mode, sample.instance) = (Mode::User, Some(2)),
+            _ => {}
+        }
+    }
+    let boot = read(&batch);
+    let calls = boot.initcalls.iter().filter(|call| call.function == "net_init");
+    let told: Vec<_> = calls
+        .map(|call| ((1e3 * call.from_s).round(), (1e3 * call.to_s).round(), call.time.samples))
+        .collect();
+    assert_eq!(told, [(400.0, 419.0, 18), (425.0, 429.0, 5), (440.0, 444.0, 5)]);
+}
+
+#[test]
 fn units_and_programs_of_the_first_process_are_told() {
     let boot = read(&batch());
     assert_eq!(boot.init.len(), 3);

@@ -65,6 +65,8 @@ pub(super) enum Left {
 #[derive(Debug, Clone)]
 struct Way {
     state: State,
+    /// RSP at its beginning.
+    begin: u64,
     stored: Vec<(u64, Option<u64>)>,
     /// Number of its last instruction.
     last: Option<usize>,
@@ -211,7 +213,7 @@ impl Search {
 
 impl Way {
     fn new(state: &State, place: Place) -> Self {
-        let mut way = Self { state: state.clone(), stored: Vec::new(), last: None };
+        let mut way = Self { state: state.clone(), begin: state.rsp(), stored: Vec::new(), last: None };
         if place == Place::Return {
             way.forget_but(&KEPT_BY_FUNCTIONS);
         }
@@ -289,11 +291,20 @@ impl Way {
 
     fn jump<I: Images>(&mut self, target: u64, images: &I) -> Next {
         match images.find(target) {
-            Some(Image { code: ImageCode::Cfi(_), .. }) => {
+            Some(Image { bias, code: ImageCode::Cfi(table), .. })
+                if table.function_start(target.wrapping_sub(bias)).is_some() =>
+            {
+                // A function is entered with the stack as it was, or higher.
+                if self.rsp() < self.begin {
+                    return Next::Lost;
+                }
                 self.state.set(RA, Some(target));
                 Next::Left(Left::Jump)
             }
-            Some(Image { code: ImageCode::Anonymous | ImageCode::NoCfi, .. }) => Next::Jump(target),
+            // Files have code that their tables do not cover, too.
+            Some(Image { code: ImageCode::Anonymous | ImageCode::NoCfi | ImageCode::Cfi(_), .. }) => {
+                Next::Jump(target)
+            }
             _ => Next::Lost,
         }
     }

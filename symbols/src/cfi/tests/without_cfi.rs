@@ -313,3 +313,20 @@ fn a_way_that_was_found_before_is_gone_again_as_long_as_the_code_is_the_same() {
     assert_eq!(walked(&[0x0f, 0x0b], &last), [MADE]);
     assert_eq!(walked(&[0x5b, 0x5b, 0x5b, 0xc3], &last), expected);
 }
+
+#[test]
+fn code_of_a_file_that_its_tables_do_not_cover_is_followed_within_its_frame() {
+    let table = table();
+    let mut process = process(&table, true);
+    // push %rbp; jmp 0x5100; there: pop %rbp; ret. Tables cover neither.
+    process.code.push((LEAF, vec![0x55, 0xe9, 0xfa, 0, 0, 0]));
+    process.code.push((LEAF + 0x100, [&[0x5d, 0xc3][..], &[0xcc; 80]].concat()));
+    let stack = Words::new([(RSP, CALLER), (RSP + 16, BIAS + 0x3010)]);
+    let (frames, end) = walk_with(&process, &registers(LEAF, RSP, 3), &stack);
+    assert_eq!((addresses(&frames), end), (vec![LEAF, CALLER, BIAS + 0x3010], UserEnd::Complete));
+    // push %rbp; jmp 0x2000, which is a function: no frame of it begins above what was pushed.
+    let mut process = made(&table, &[0x55, 0x48, 0xb8, 0x00, 0x20, 0, 0, 0x55, 0x55, 0, 0, 0xff, 0xe0]);
+    process.file = ImageCode::Cfi(&table);
+    let (frames, _) = walk_with(&process, &registers(MADE, RSP, 3), &Words::new([(RSP + 8, 7)]));
+    assert_eq!(addresses(&frames), [MADE]);
+}

@@ -82,7 +82,14 @@ fn with_everything(of_four: u64) -> Batch {
 /// Half of a second of exact data: two tasks, one of which sleeps for a pipe.
 fn with_exact() -> Batch {
     let mut batch = with_everything(3);
-    for (key, value) in [("exact", "1"), ("exact_from_ns", "100000000"), ("exact_to_ns", "600000000")] {
+    for (key, value) in [
+        ("exact", "1"),
+        ("exact_from_ns", "100000000"),
+        ("exact_to_ns", "600000000"),
+        ("exact_cost_ns", "4000000"),
+        ("exact_switching_ns", "16000000"),
+        ("exact_switching_samples", "16"),
+    ] {
         batch.meta.push((key.to_owned(), value.to_owned()));
     }
     let spent = |instance, tid, state, cause, ns, count| TaskStateRow {

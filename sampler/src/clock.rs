@@ -85,6 +85,11 @@ impl Intervals {
         1e9 / self.mean_ns
     }
 
+    /// Mean time between two ticks, ns.
+    pub(crate) fn mean_ns(&self) -> u64 {
+        self.times_mean(1.0)
+    }
+
     /// The next interval, ns: between 1 us and one hour.
     pub fn next_ns(&mut self) -> u64 {
         let factor: f64 = match self.kind {

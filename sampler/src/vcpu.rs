@@ -240,6 +240,11 @@ impl VcpuSampler {
         let waited = self.wait.waited_at(moment.due_ns, moment.now_ns)
             || !self.threadless && record.late_ns >= STOPPED_NS;
         record.fell = fell(&record, moment.in_run, waited);
+        if let (Fell::Guest, Some(recorder), Some(intervals)) =
+            (record.fell, &mut self.recorder, &self.intervals)
+        {
+            recorder.sampled(moment.regs.rip, intervals.mean_ns());
+        }
         record.kernel_mapped = self.look.at(&record, moment.memory);
         if let Some(ns) = self.idle.ticked(record.halted.then_some(moment.regs)) {
             Published::add_ns(&self.published.kvm_ns, ns);

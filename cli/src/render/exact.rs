@@ -1,6 +1,6 @@
 //! `report --exact`: tasks and their states, where they slept, who woke whom.
 
-use sampler::report::{ExactReport, OffCpu, Part, Parts, Task, TaskStates};
+use sampler::report::{ExactCost, ExactReport, OffCpu, Part, Parts, Task, TaskStates};
 use std::collections::BTreeMap;
 
 use super::summary::{heading, wrapped};
@@ -32,14 +32,14 @@ fn facts(text: &mut String, report: &ExactReport, page: Page) {
     let span = report.to_s - report.from_s;
     let title = format!("Exact data of {}, from {} on", units::seconds(span), units::seconds(report.from_s));
     wrapped(text, &page.style.bold(&title), "", page.width);
-    let cost: f64 = report.vcpus.iter().map(|vcpu| vcpu.cost_s).sum();
     let events = format!(
-        "{}, {} lost; they took {} of the vCPUs' time",
+        "{}, {} lost",
         units::counted(sum(|vcpu| vcpu.trips), "event"),
         units::count(sum(|vcpu| vcpu.lost)),
-        units::seconds(cost)
     );
     wrapped(text, &events, "  ", page.width);
+    let served: f64 = report.vcpus.iter().map(|vcpu| vcpu.cost_s).sum();
+    wrapped(text, &cost(report.cost.as_ref(), served), "  ", page.width);
     let known = report.vcpus.iter().all(|vcpu| vcpu.guest_switches.is_some());
     let (seen, own) = (sum(|vcpu| vcpu.switches), sum(|vcpu| vcpu.guest_switches.unwrap_or(0)));
     let seen = units::count(seen);
@@ -58,6 +58,26 @@ fn facts(text: &mut String, report: &ExactReport, page: Page) {
         Some(_) => {}
         None => wrapped(text, "The run was cut short, or goes on.", "  ", page.width),
     }
+}
+
+/// What exact mode cost, in one clause; of a profile that does not tell the whole, vprof's own part alone.
+pub(super) fn cost(cost: Option<&ExactCost>, served_s: f64) -> String {
+    let Some(cost) = cost else {
+        return format!(
+            "vprof's own part of their cost is {} of the vCPUs' time, without the switches between guest and host",
+            units::seconds(served_s)
+        );
+    };
+    format!(
+        "exact mode cost about {} of the vCPUs' {}: {} vprof's own part, {} (95 %: {} to {}) the switches between \
+         guest and host",
+        units::seconds(cost.whole_s),
+        units::seconds(cost.of_s),
+        units::seconds(cost.served_s),
+        units::seconds(cost.switching_s),
+        units::seconds(cost.switching_low_s),
+        units::seconds(cost.switching_high_s),
+    )
 }
 
 pub(super) fn name(task: &Task) -> String {

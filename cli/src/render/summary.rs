@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use sampler::Filter;
 use sampler::report::{
-    CommandTimes, Ends, Estimate, Function, ModeGroup, Process, ProcessKind, Report, Vcpu,
+    CommandTimes, Ends, Estimate, ExactCost, Function, ModeGroup, Process, ProcessKind, Report, Vcpu,
 };
 
 use super::table::{Align, Table};
@@ -152,11 +152,13 @@ fn exact(report: &Report) -> String {
         return format!("Exact mode: none, {}", escape(reason));
     }
     let end = report.meta.get("exact_end").filter(|end| *end != "the run ended");
+    let told = ExactCost::told(|key| report.meta.get(key).map(String::as_str), report.vcpus.len());
+    let served = Duration::from_nanos(number("exact_cost_ns")).as_secs_f64();
     format!(
-        "Exact mode: {}, {} lost, {} of the vCPUs' time{}; `vprof report --exact` shows them",
+        "Exact mode: {}, {} lost; {}{}; `vprof report --exact` shows them",
         units::counted(number("exact_events"), "event"),
         units::count(number("exact_lost")),
-        units::duration(Duration::from_nanos(number("exact_cost_ns"))),
+        super::exact::cost(told.as_ref(), served),
         end.map_or_else(String::new, |end| format!(", until {}", escape(end)))
     )
 }

@@ -8,7 +8,8 @@
 //!             └─── sleep, disk, stopped ◀┘
 //! ```
 //!
-//! What vprof itself takes of a CPU's time, for ticks and events, is no time of `running` or `interrupted` but of `sampler`.
+//! What vprof itself takes of a CPU's time, for ticks, events and the switches to the host for these, is no time of `running`
+//! or `interrupted` but of `sampler`.
 //!
 //! Knows no guest, no thread and no profile: times and tasks come in, sums go out.
 

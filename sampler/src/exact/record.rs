@@ -39,7 +39,8 @@ pub(crate) struct EventReaders {
 pub(crate) struct TripRecord {
     /// CLOCK_MONOTONIC ns.
     pub time_ns: u64,
-    /// Time that vprof has taken of this vCPU before, for ticks and events, ns.
+    /// Time that vprof has taken of this vCPU before, ns: measured for ticks and events, and estimated for the switches
+    /// between guest and host that events cost ([`Recorder::sampled`]).
     pub served_ns: u64,
     pub event: Event,
     /// What the CPU serves when it wakes a task; else, and where it was not read, [`Serving::Task`].
@@ -91,6 +92,10 @@ pub(crate) struct TripCounters {
     pub stacks_missed: AtomicU64,
     /// From exits to entries, ns.
     pub cost_ns: AtomicU64,
+    /// Samples that fell between guest and host for a trip.
+    pub switching: AtomicU64,
+    /// What they stand for, ns: each for the mean time between two ticks.
+    pub switching_ns: AtomicU64,
 }
 
 fn add(counter: &AtomicU64, value: u64) {
@@ -120,6 +125,9 @@ pub(crate) struct Recorder {
     since: Option<(u64, bool)>,
     /// See [`TripRecord::served_ns`].
     served_ns: u64,
+    /// What the samples between guest and host stand for, ns, and the trips since the first of all.
+    switching_ns: u64,
+    trips: u64,
 }
 
 impl Recorder {
@@ -141,14 +149,36 @@ impl Recorder {
         let counters = Arc::new(TripCounters::default());
         let ends = TripEnds { events: out, pool: giver, counters: Arc::clone(&counters) };
         let vcpu = usize::from(vcpu);
-        let recorder =
-            Self { vcpu, ring, pool, spare: None, readers, events, counters, since: None, served_ns: 0 };
+        let recorder = Self {
+            vcpu,
+            ring,
+            pool,
+            spare: None,
+            readers,
+            events,
+            counters,
+            since: None,
+            served_ns: 0,
+            switching_ns: 0,
+            trips: 0,
+        };
         (recorder, ends)
     }
 
     /// KVM_RUN has returned at `now_ns` for a tick, or for another signal.
     pub(crate) fn interrupted(&mut self, now_ns: u64) {
         self.since = Some((now_ns, false));
+    }
+
+    /// A sample in the guest's own time was at `rip`, one every `mean_ns` in the mean. The guest stands at a tripwire for as
+    /// long as the switch to the host and back takes: no clock of the host's sees that time, but samples fall in it as
+    /// often as it is long.
+    pub(crate) fn sampled(&mut self, rip: u64, mean_ns: u64) {
+        if self.trips > 0 && self.events.get().is_some_and(|events| events.sites.are_at(rip)) {
+            self.switching_ns = self.switching_ns.saturating_add(mean_ns);
+            add(&self.counters.switching, 1);
+            add(&self.counters.switching_ns, mean_ns);
+        }
     }
 
     /// Serves a trip at `now_ns`. True when all tripwires must go before the guest goes on: it is about to look at its own
@@ -165,6 +195,9 @@ impl Recorder {
         // Set before any tripwire was.
         let Some(EventReaders { sites, states, books }) = self.events.get() else { return false };
         let mut record = TripRecord::new((now_ns, self.served_ns), event);
+        // The way back into the guest follows, and the way out for the next one: both are the next record's.
+        self.trips = self.trips.saturating_add(1);
+        self.served_ns = self.served_ns.wrapping_add(self.switching_ns / self.trips);
         let mut stack = None;
         match event {
             Event::Read | Event::Patch => {

@@ -11,7 +11,8 @@ pub enum State {
     Running,
     /// On a CPU that serves a hard interrupt.
     Interrupted,
-    /// On a CPU while vprof serves a tick or an event there: no time of the guest's.
+    /// On a CPU while vprof serves a tick or an event there, or the CPU is on its way to the host and back for one: no time
+    /// of the guest's.
     Sampler,
     /// Could run, and waits for a CPU.
     Queue,

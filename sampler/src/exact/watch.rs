@@ -348,6 +348,8 @@ impl Watch {
             ("exact_events", self.sum(|counters| &counters.trips)),
             ("exact_lost", self.sum(|counters| &counters.lost)),
             ("exact_cost_ns", self.sum(|counters| &counters.cost_ns)),
+            ("exact_switching_ns", self.sum(|counters| &counters.switching_ns)),
+            ("exact_switching_samples", self.sum(|counters| &counters.switching)),
         ] {
             batch.meta.push((key.to_owned(), value.to_string()));
         }

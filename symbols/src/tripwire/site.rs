@@ -166,6 +166,13 @@ impl Kernel {
 }
 
 impl TripSites {
+    /// Whether an instruction pointer is at what stands in one of the no-ops' places, or right behind it, where the guest
+    /// goes on.
+    pub fn are_at(&self, rip: u64) -> bool {
+        let within = |site: &TripSite| rip.wrapping_sub(site.virt.0) <= NOP.len() as u64;
+        self.sites.iter().any(within)
+    }
+
     /// Whether this call of [`Event::Read`] or [`Event::Patch`] concerns one of the sites. `arguments` are RDI, RSI, RDX and
     /// RCX (System V ABI, AMD64 supplement 1.0, 3.2.3).
     pub fn concerns(&self, event: Event, arguments: [u64; 4]) -> bool {
@@ -240,5 +247,7 @@ mod tests {
         );
         assert!(!sites.concerns(Event::Patch, [0x2000, 0, u64::MAX, 0x1010]));
         assert!(!sites.concerns(Event::Wake, [0x1000; 4]));
+        assert!(sites.are_at(0x1000) && sites.are_at(0x1005));
+        assert!(!sites.are_at(0xfff) && !sites.are_at(0x1006));
     }
 }

@@ -72,6 +72,32 @@ fn a_switch_tells_both_tasks_and_a_wake_only_what_it_wakes() {
 }
 
 #[test]
+fn samples_at_a_tripwire_are_what_its_switches_to_the_host_cost() {
+    let (guest, mut recorder, mut ends) = recorder();
+    let site = guest.text(0x5040).0;
+    let mut served = || {
+        assert!(!recorder.serve(Event::InterruptEnd, 1, &call(0, 0, 0), &guest.memory));
+        ends.events.pop().unwrap().record.served_ns
+    };
+    assert_eq!([served(), served()], [0, 0]);
+    // Neither what follows the tripwire nor another function is one.
+    for rip in [site + 6, site - 1, guest.text(0x5300).0] {
+        recorder.sampled(rip, 1_000);
+    }
+    assert_eq!(count(&recorder.counters.switching), 0);
+    recorder.sampled(site, 1_000);
+    recorder.sampled(site + 5, 2_000);
+    let counters = Arc::clone(&recorder.counters);
+    assert_eq!((count(&counters.switching), count(&counters.switching_ns)), (2, 3_000));
+    let mut served = || {
+        assert!(!recorder.serve(Event::InterruptEnd, 1, &call(0, 0, 0), &guest.memory));
+        ends.events.pop().unwrap().record.served_ns
+    };
+    // 3,000 ns over three trips, then over four: each pays the mean, after its own record.
+    assert_eq!([served(), served(), served()], [0, 1_000, 1_750]);
+}
+
+#[test]
 fn the_last_task_of_a_process_brings_its_books() {
     let (mut guest, mut recorder, mut ends) = recorder();
     guest.set_times(100, [30, 10, 50, 3, 1, 7]);

@@ -5,10 +5,13 @@ mod parts;
 mod stacks;
 mod tasks;
 
+use std::collections::HashMap;
+
 use rusqlite::{Connection, params};
 use serde::{Deserialize, Serialize};
 
 use super::{By, Estimate, Filter, ModeGroup, Report, ReportError, Request};
+use crate::estimate::Z_95;
 use crate::profile::Profile;
 pub use parts::{Part, Parts};
 use stacks::Stacks;
@@ -157,8 +160,64 @@ pub struct ExactVcpu {
     pub interrupts: u64,
     /// Sleeps whose stack was not read.
     pub stacks_missed: u64,
-    /// From the events' exits to the next entries, s: what exact mode itself cost.
+    /// From the events' exits to the next entries, s: vprof's own part of what exact mode cost.
     pub cost_s: f64,
+}
+
+/// What exact mode itself has cost the vCPUs.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct ExactCost {
+    /// Both parts, s.
+    pub whole_s: f64,
+    /// Of the vCPUs' time while there was exact data, s.
+    pub of_s: f64,
+    /// From the events' exits to the next entries, s: measured.
+    pub served_s: f64,
+    /// Switches from the guest to the host and back, s: estimated by the samples at watched functions' first instructions.
+    pub switching_s: f64,
+    /// Lower end of its 95 % interval, s.
+    pub switching_low_s: f64,
+    /// Upper end, s.
+    pub switching_high_s: f64,
+    /// Those samples.
+    pub switching_samples: u64,
+}
+
+impl ExactCost {
+    /// The keys of table `meta` that tell it.
+    const KEYS: [&str; 6] = [
+        "exact_from_ns",
+        "exact_to_ns",
+        "duration_ns",
+        "exact_cost_ns",
+        "exact_switching_ns",
+        "exact_switching_samples",
+    ];
+
+    /// The cost as table `meta` tells it, of `vcpus` vCPUs; `None` where there is no exact data, or in a profile that
+    /// does not tell it.
+    #[expect(clippy::cast_precision_loss, reason = "counts below 2^53")]
+    pub fn told<'a>(meta: impl Fn(&str) -> Option<&'a str>, vcpus: usize) -> Option<Self> {
+        let number = |key: &str| meta(key).and_then(|value| value.parse::<u64>().ok());
+        let from_ns = number("exact_from_ns")?;
+        let to_ns = number("exact_to_ns").or_else(|| number("duration_ns")).unwrap_or(from_ns);
+        let served_s = seconds(number("exact_cost_ns")?);
+        let switching_s = seconds(number("exact_switching_ns")?);
+        let samples = number("exact_switching_samples")?;
+        // Of samples that are few among all: a Poisson count's score interval (n + z²/2 ± z √(n + z²/4)).
+        let (n, square) = (samples as f64, Z_95 * Z_95);
+        let (middle, half) = (n + square / 2.0, Z_95 * (n + square / 4.0).sqrt());
+        let each = if samples == 0 { 0.0 } else { switching_s / n };
+        Some(Self {
+            whole_s: served_s + switching_s,
+            of_s: seconds(to_ns.saturating_sub(from_ns)) * vcpus as f64,
+            served_s,
+            switching_s,
+            switching_low_s: each * (middle - half),
+            switching_high_s: each * (middle + half),
+            switching_samples: samples,
+        })
+    }
 }
 
 /// The exact part of a profile.
@@ -174,6 +233,8 @@ pub struct ExactReport {
     pub complete: bool,
     /// Tasks that ran although their wake had not been seen; their wait for a CPU counts as sleep.
     pub unseen_wakes: u64,
+    /// What exact mode itself cost; `None` in a profile that does not tell it.
+    pub cost: Option<ExactCost>,
     /// One row per vCPU.
     pub vcpus: Vec<ExactVcpu>,
     /// Tasks, longest on a CPU first.
@@ -224,7 +285,12 @@ impl ExactReport {
             let advice = "`--exact` without --process lists all".to_owned();
             return Err(ReportError::NoSuch { what: "task of", wanted: wanted.to_owned(), advice });
         }
+        let mut told = HashMap::new();
+        for key in ExactCost::KEYS {
+            told.extend(meta(key)?.map(|value| (key, value)));
+        }
         Ok(Self {
+            cost: ExactCost::told(|key| told.get(key).map(String::as_str), vcpus.len()),
             from_s: seconds(from_ns),
             to_s: seconds(end_ns),
             end: meta("exact_end")?,
@@ -307,4 +373,28 @@ fn key(row: &rusqlite::Row<'_>, first: usize) -> rusqlite::Result<Key> {
 /// A count or time that was written as one.
 fn count(row: &rusqlite::Row<'_>, column: usize) -> rusqlite::Result<u64> {
     Ok(row.get::<_, i64>(column)?.unsigned_abs())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_whole_cost_is_the_measured_and_the_sampled_part() {
+        let all = [1_000_000_000, 76_000_000_000, 90_000_000_000, 6_000_000_000, 16_000_000_000, 400];
+        let told = |known: usize| {
+            let meta: HashMap<_, _> = ExactCost::KEYS
+                .into_iter()
+                .zip(all.map(|value: u64| value.to_string()))
+                .take(known)
+                .collect();
+            ExactCost::told(|key| meta.get(key).map(String::as_str), 2)
+        };
+        let cost = told(6).expect("all is told");
+        let times = [cost.served_s, cost.switching_s, cost.whole_s, cost.of_s];
+        assert!(times.iter().zip([6.0, 16.0, 22.0, 150.0]).all(|(is, should)| (is - should).abs() < 1e-9));
+        // 400 samples: 5 % to either side, twice that for 95 %.
+        assert!((cost.switching_low_s - 14.5).abs() < 0.1 && (cost.switching_high_s - 17.7).abs() < 0.1);
+        assert_eq!(told(4), None, "a profile that knows nothing of switches between guest and host");
+    }
 }

@@ -112,6 +112,15 @@ pub(crate) struct TripEnds {
     pub counters: Arc<TripCounters>,
 }
 
+/// The switches between guest and host for the events of one kind.
+#[derive(Debug, Clone, Copy, Default)]
+struct Switching {
+    /// What the samples in them stand for, ns.
+    ns: u64,
+    /// How many events there were.
+    trips: u64,
+}
+
 /// Records the events of one vCPU.
 pub(crate) struct Recorder {
     vcpu: usize,
@@ -125,9 +134,8 @@ pub(crate) struct Recorder {
     since: Option<(u64, bool)>,
     /// See [`TripRecord::served_ns`].
     served_ns: u64,
-    /// What the samples between guest and host stand for, ns, and the trips since the first of all.
-    switching_ns: u64,
-    trips: u64,
+    /// By the number of the event.
+    switching: [Switching; Event::COUNT],
 }
 
 impl Recorder {
@@ -159,8 +167,7 @@ impl Recorder {
             counters,
             since: None,
             served_ns: 0,
-            switching_ns: 0,
-            trips: 0,
+            switching: [Switching::default(); Event::COUNT],
         };
         (recorder, ends)
     }
@@ -174,8 +181,10 @@ impl Recorder {
     /// long as the switch to the host and back takes: no clock of the host's sees that time, but samples fall in it as
     /// often as it is long.
     pub(crate) fn sampled(&mut self, rip: u64, mean_ns: u64) {
-        if self.trips > 0 && self.events.get().is_some_and(|events| events.sites.are_at(rip)) {
-            self.switching_ns = self.switching_ns.saturating_add(mean_ns);
+        let event = self.events.get().and_then(|events| events.sites.event_at(rip));
+        let switching = event.and_then(|event| self.switching.get_mut(usize::from(event.number())));
+        if let Some(switching) = switching.filter(|switching| switching.trips > 0) {
+            switching.ns = switching.ns.saturating_add(mean_ns);
             add(&self.counters.switching, 1);
             add(&self.counters.switching_ns, mean_ns);
         }
@@ -196,8 +205,10 @@ impl Recorder {
         let Some(EventReaders { sites, states, books }) = self.events.get() else { return false };
         let mut record = TripRecord::new((now_ns, self.served_ns), event);
         // The way back into the guest follows, and the way out for the next one: both are the next record's.
-        self.trips = self.trips.saturating_add(1);
-        self.served_ns = self.served_ns.wrapping_add(self.switching_ns / self.trips);
+        if let Some(switching) = self.switching.get_mut(usize::from(event.number())) {
+            switching.trips = switching.trips.saturating_add(1);
+            self.served_ns = self.served_ns.wrapping_add(switching.ns / switching.trips);
+        }
         let mut stack = None;
         match event {
             Event::Read | Event::Patch => {

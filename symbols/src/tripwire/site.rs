@@ -59,6 +59,9 @@ const EVENTS: [Event; 9] = [
 ];
 
 impl Event {
+    /// How many there are.
+    pub const COUNT: usize = EVENTS.len();
+
     /// The event of this number.
     pub fn from_number(number: u8) -> Option<Self> {
         EVENTS.get(usize::from(number)).copied()
@@ -166,11 +169,10 @@ impl Kernel {
 }
 
 impl TripSites {
-    /// Whether an instruction pointer is at what stands in one of the no-ops' places, or right behind it, where the guest
-    /// goes on.
-    pub fn are_at(&self, rip: u64) -> bool {
-        let within = |site: &TripSite| rip.wrapping_sub(site.virt.0) <= NOP.len() as u64;
-        self.sites.iter().any(within)
+    /// The event of the no-op in whose place an instruction pointer is, or right behind it, where the guest goes on.
+    pub fn event_at(&self, rip: u64) -> Option<Event> {
+        let within = |site: &&TripSite| rip.wrapping_sub(site.virt.0) <= NOP.len() as u64;
+        self.sites.iter().find(within).map(|site| site.event)
     }
 
     /// Whether this call of [`Event::Read`] or [`Event::Patch`] concerns one of the sites. `arguments` are RDI, RSI, RDX and
@@ -247,7 +249,7 @@ mod tests {
         );
         assert!(!sites.concerns(Event::Patch, [0x2000, 0, u64::MAX, 0x1010]));
         assert!(!sites.concerns(Event::Wake, [0x1000; 4]));
-        assert!(sites.are_at(0x1000) && sites.are_at(0x1005));
-        assert!(!sites.are_at(0xfff) && !sites.are_at(0x1006));
+        assert_eq!([0x1000, 0x1005].map(|rip| sites.event_at(rip)), [Some(Event::Wake); 2]);
+        assert_eq!([0xfff, 0x1006].map(|rip| sites.event_at(rip)), [None; 2]);
     }
 }

@@ -74,7 +74,7 @@ fn a_switch_tells_both_tasks_and_a_wake_only_what_it_wakes() {
 #[test]
 fn samples_at_a_tripwire_are_what_its_switches_to_the_host_cost() {
     let (guest, mut recorder, mut ends) = recorder();
-    let site = guest.text(0x5040).0;
+    let site = guest.text(0x5100).0;
     let mut served = || {
         assert!(!recorder.serve(Event::InterruptEnd, 1, &call(0, 0, 0), &guest.memory));
         ends.events.pop().unwrap().record.served_ns
@@ -89,12 +89,13 @@ fn samples_at_a_tripwire_are_what_its_switches_to_the_host_cost() {
     recorder.sampled(site + 5, 2_000);
     let counters = Arc::clone(&recorder.counters);
     assert_eq!((count(&counters.switching), count(&counters.switching_ns)), (2, 3_000));
-    let mut served = || {
-        assert!(!recorder.serve(Event::InterruptEnd, 1, &call(0, 0, 0), &guest.memory));
+    let mut served = |event| {
+        assert!(!recorder.serve(event, 1, &call(0, 0, 0), &guest.memory));
         ends.events.pop().unwrap().record.served_ns
     };
-    // 3,000 ns over three trips, then over four: each pays the mean, after its own record.
-    assert_eq!([served(), served(), served()], [0, 1_000, 1_750]);
+    // 3,000 ns over three trips, then over four: each pays the mean, after its own record. Those of another kind pay nothing.
+    assert_eq!([Event::InterruptEnd; 3].map(&mut served), [0, 1_000, 1_750]);
+    assert_eq!([Event::Vector; 2].map(&mut served), [2_350; 2]);
 }
 
 #[test]

@@ -86,6 +86,10 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         .with_context(|| format!("cannot start {vprof}"))?;
     if !status.success() {
         // vprof has said why.
+        eprintln!(
+            "Where the host is emulated (\"host: portable\" above), the emulator itself makes the guest fail now and \
+             then, most often by a triple fault: type the command again."
+        );
         return Ok(exit_code(status));
     }
     println!();

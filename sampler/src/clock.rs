@@ -117,7 +117,7 @@ impl Intervals {
     /// When the tick after the one that was due at `due_ns` is due: at the first sum of intervals that is after `now_ns`.
     /// Lateness depends on what guest and host do, and must not move the clock; ticks that are overdue already are left out.
     pub fn next_due(&mut self, due_ns: u64, now_ns: u64) -> u64 {
-        let mean = self.times_mean(1.0);
+        let mean = self.mean_ns();
         let passed = now_ns.saturating_sub(due_ns) / mean;
         let mut due_ns = due_ns.saturating_add(passed.saturating_sub(MOST_DRAWN).saturating_mul(mean));
         // No interval is shorter than 1 us, and less than MOST_DRAWN + 1 means are left.

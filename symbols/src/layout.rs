@@ -12,7 +12,7 @@ use crate::iomem::ResourceLayout;
 use crate::missing::Missing;
 use crate::pagecache::PageCacheLayout;
 use crate::process::{MmLayout, ProcessLayouts};
-use crate::tripwire::StateLayout;
+use crate::tripwire::{StateLayout, TraceLayout};
 
 /// `TASK_COMM_LEN` (include/linux/sched.h).
 pub(crate) const COMM: usize = 16;
@@ -33,6 +33,7 @@ pub(crate) struct Layouts {
     pub(crate) stack: Result<StackLayout, Missing>,
     /// The scheduler's state of a task.
     pub(crate) state: Result<StateLayout, Missing>,
+    pub(crate) trace: Result<TraceLayout, Missing>,
     /// What else a census reads of a task.
     pub(crate) sight: Result<SightLayout, Missing>,
     /// How an entry of the ORC tables is laid out; an error in a kernel without them.
@@ -209,6 +210,7 @@ impl Layouts {
             apic_id_size: btf.variable_size("x86_cpu_to_apicid"),
             stack: StackLayout::new(btf),
             state: StateLayout::new(btf),
+            trace: TraceLayout::new(btf),
             sight: SightLayout::new(btf),
             orc: OrcLayout::new(btf),
             process: ProcessLayouts::new(btf),

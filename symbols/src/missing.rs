@@ -27,6 +27,9 @@ pub enum Missing {
     /// A function does not start with the no-op of function tracing (CONFIG_DYNAMIC_FTRACE), or is traced by the guest.
     #[error("the kernel's {0} does not start with a no-op: not traceable, or traced by the guest")]
     NoNoOp(String),
+    /// A function is not of a form that is known.
+    #[error("the kernel's {0} is of an unknown form")]
+    UnknownCode(String),
     /// The kernel has not set up its per-CPU areas yet: ask again later.
     #[error("the kernel has not set up its per-CPU areas yet")]
     PerCpuNotReady,

@@ -15,8 +15,12 @@ use vmm::{
 const LOOP: &[u8] = &[0x0f, 0x1f, 0x44, 0x00, 0x00, 0x48, 0xff, 0xc0, 0xeb, 0xf6];
 /// `1: out %al, $0xe0; jmp 1b`: the guest's own use of a tripwire's port.
 const OWN_OUT: &[u8] = &[0xe6, 0xe0, 0xeb, 0xfc];
-const SITE: Site = Site { virt: FLAT_ENTRY, phys: FLAT_ENTRY, kind: 11 };
+const SITE: Site = Site { virt: FLAT_ENTRY, phys: FLAT_ENTRY, kind: 11, loads_rdi: None };
 const SOON: Option<Duration> = Some(Duration::from_secs(20));
+
+/// `1: xor %edi,%edi; mov $0x12345,%rdi; add %rdi,%rax; jmp 1b`: RAX grows by what RDI is loaded with.
+const LOADS: &[u8] = &[0x31, 0xff, 0x48, 0xc7, 0xc7, 0x45, 0x23, 0x01, 0x00, 0x48, 0x01, 0xf8, 0xeb, 0xf2];
+const LOAD: Site = Site { virt: FLAT_ENTRY + 2, phys: FLAT_ENTRY + 2, kind: 12, loads_rdi: Some(0x12345) };
 
 /// Of one vCPU: RAX at each trip, and how often it stood still.
 #[derive(Debug, Default)]
@@ -42,8 +46,12 @@ impl Observer for Counter {
         self.interval
     }
     fn tripped(&mut self, trip: &Trip<'_>) -> Verdict {
-        assert_eq!(trip.kind, SITE.kind);
-        assert!([FLAT_ENTRY, FLAT_ENTRY + 5].contains(&trip.regs.rip), "{:#x}", trip.regs.rip);
+        let at = match trip.kind {
+            11 => [0, 5],
+            12 => [2, 9],
+            kind => panic!("a trip of kind {kind}"),
+        };
+        assert!(at.contains(&(trip.regs.rip - FLAT_ENTRY)), "{:#x}", trip.regs.rip);
         let mut seen = self.seen.lock().unwrap();
         seen.trips.push(trip.regs.rax);
         if self.withdraw_at == Some(seen.trips.len()) { Verdict::Withdraw } else { Verdict::Keep }
@@ -117,6 +125,31 @@ fn each_call_trips_once_until_the_tripwire_is_taken_away() {
         assert_eq!(seen.trips.len(), after);
         assert!(interval.is_none() || seen.ticks > 10, "{} ticks", seen.ticks);
     }
+}
+
+#[test]
+fn a_load_in_whose_place_a_tripwire_stands_is_done() {
+    // The third time it is taken away, and the instruction itself loads the register.
+    let Some((machine, seen)) = machine(LOADS, Some(1000), Some(Duration::from_micros(200))) else { return };
+    let wires = machine.tripwires();
+    for _ in 0..2 {
+        wires.set(&[LOAD], || (), Box::new(|_| ())).unwrap();
+        let before = seen.lock().unwrap().trips.len();
+        wait_for(&seen, |seen| seen.trips.len() > before + 200 || seen.trips.len() >= 1000);
+        wires.withdraw().unwrap();
+    }
+    if seen.lock().unwrap().trips.len() < 1000 {
+        wires.set(&[LOAD], || (), Box::new(|_| ())).unwrap();
+        wait_for(&seen, |seen| seen.trips.len() >= 1000);
+    }
+    std::thread::sleep(Duration::from_millis(20));
+    assert_eq!(machine.memory().read_obj::<[u8; 14]>(GuestAddress(FLAT_ENTRY)).unwrap(), *LOADS);
+    machine.stop();
+    machine.wait(SOON).unwrap();
+    let seen = seen.lock().unwrap();
+    let steps: Vec<u64> = seen.trips.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    assert!(seen.trips.len() >= 1000 && steps.iter().all(|step| step % 0x12345 == 0 && *step > 0));
+    assert!(steps.iter().filter(|step| **step == 0x12345).count() >= 990, "one trip a round while it is set");
 }
 
 #[test]

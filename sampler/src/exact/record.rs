@@ -211,8 +211,8 @@ impl Recorder {
         }
         let mut stack = None;
         match event {
-            Event::Read | Event::Patch => {
-                return sites.concerns(event, [regs.rdi, regs.rsi, regs.rdx, regs.rcx]);
+            Event::Trace | Event::Patch | Event::Core => {
+                return sites.concerns(event, [regs.rdi, regs.rsi, regs.rdx, regs.rcx], memory);
             }
             Event::Switch => {
                 add(&self.counters.switches, 1);

@@ -88,7 +88,12 @@ pub(crate) fn set(
     let sites: Vec<Site> = found
         .sites
         .iter()
-        .map(|site| Site { virt: site.virt.0, phys: site.phys.0, kind: site.event.number() })
+        .map(|site| Site {
+            virt: site.virt.0,
+            phys: site.phys.0,
+            kind: site.event.number(),
+            loads_rdi: site.loads,
+        })
         .collect();
     // A second try finds the same.
     let readers = events.get_or_init(|| EventReaders { sites: found, states, books });
@@ -166,7 +171,7 @@ mod tests {
             withdrawn: Withdrawn { reason, foreign },
         };
         assert_eq!(end(WithdrawReason::Ended, Vec::new()).sentence(), "the run ended");
-        let site = Site { virt: 1, phys: 1, kind: Event::Wake.number() };
+        let site = Site { virt: 1, phys: 1, kind: Event::Wake.number(), loads_rdi: None };
         let told = end(WithdrawReason::Asked, vec![site]).sentence();
         assert!(told.contains("try_to_wake_up"), "{told}");
         assert!(end(WithdrawReason::Observer, Vec::new()).sentence().contains("its own code"));

@@ -317,7 +317,7 @@ impl Watch {
                 accounts.interrupt_vector(vcpu, vector);
             }
             Event::InterruptEnd => accounts.interrupt_end(time_ns, vcpu),
-            Event::Read | Event::Patch => {}
+            Event::Trace | Event::Patch | Event::Core => {}
         }
     }
 

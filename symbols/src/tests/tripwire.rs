@@ -1,31 +1,15 @@
 //! Sites of events and states of tasks.
 
 use super::{STYLES, empty, find, styled};
-use crate::fixture::{Config, Guest, Style, phys_to_virt};
+use crate::fixture::trace::{FUNCTIONS, LOCK, NOP, PREPARE};
+use crate::fixture::{Guest, Style, phys_to_virt};
 use crate::{Event, Kernel, Missing, PhysicalMemory, Rest};
 
-const NOP: [u8; 5] = [0x0f, 0x1f, 0x44, 0, 0];
 const ENDBR: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
-const FUNCTIONS: [(u64, &str); 8] = [
-    (0x5000, "finish_task_switch.isra.0"),
-    (0x5040, "try_to_wake_up"),
-    (0x5080, "wake_up_new_task"),
-    (0x5100, "irq_exit_rcu"),
-    (0x5140, "release_task"),
-    (0x5180, "copy_from_kernel_nofault"),
-    (0x51c0, "__text_poke"),
-    (0x5200, "__common_interrupt"),
-];
 
 /// A guest with all functions, whose text `change` may change.
 fn traceable(style: Style, change: impl FnOnce(&mut Guest)) -> (Guest, Kernel) {
-    let mut config = Config::new(style);
-    config.functions.extend(FUNCTIONS.map(|(at, name)| (at, 'T', name.into())));
-    config.functions.push((0x5240, 't', "try_to_wake_up.cold".into()));
-    let mut guest = config.build();
-    for (at, _) in FUNCTIONS {
-        guest.put_text(at, &NOP);
-    }
+    let mut guest = Guest::traceable(style);
     change(&mut guest);
     let kernel = find(&guest).expect("a kernel");
     (guest, kernel)
@@ -39,8 +23,9 @@ fn each_event_has_its_site() {
         assert!(found.missing.is_empty());
         let mut sites: Vec<_> = found.sites.iter().map(|site| (site.virt, site.event.function())).collect();
         sites.sort();
-        // One that each guest has.
-        let all = FUNCTIONS.into_iter().chain([(0x50c0, "irq_enter_rcu")]);
+        // One that each guest has, and one behind its landing pad.
+        let others = [(0x50c0, "irq_enter_rcu"), (PREPARE + 4, "ftrace_arch_code_modify_prepare")];
+        let all = FUNCTIONS.into_iter().chain(others);
         let mut wanted: Vec<_> =
             all.map(|(at, name)| (guest.text(at), name.split('.').next().unwrap())).collect();
         wanted.sort();
@@ -48,7 +33,12 @@ fn each_event_has_its_site() {
         for site in &found.sites {
             let mut bytes = [0; 5];
             guest.memory.read(site.phys, &mut bytes).unwrap();
-            assert_eq!(bytes, NOP);
+            let is_load = site.event == Event::Trace;
+            assert_eq!(
+                (bytes == NOP, site.loads.is_some(), site.bytes()),
+                (!is_load, is_load, if is_load { 7 } else { 5 })
+            );
+            assert!(!is_load || site.loads == Some(guest.text(LOCK).0));
         }
     }
 }
@@ -58,6 +48,8 @@ fn a_site_may_stand_behind_a_landing_pad() {
     let (guest, kernel) = traceable(Style::V6_12, |guest| {
         guest.put_text(0x5040, &[&ENDBR[..], &NOP].concat());
         guest.put_text(0x5080, &[&[0x66, 0x0f, 0x1f, 0][..], &NOP].concat());
+        guest.set_traced_at(0x5040, 0x5044);
+        guest.set_traced_at(0x5080, 0x5084);
     });
     let found = kernel.trip_sites(&guest.memory).unwrap();
     let at = |event| found.sites.iter().find(|site| site.event == event).unwrap().virt;
@@ -78,12 +70,57 @@ fn what_stands_elsewhere_is_a_reason() {
     let (guest, kernel) = styled(Style::V6_1, |_| ());
     let missing = kernel.trip_sites(&guest.memory).unwrap_err();
     assert_eq!(missing, Missing::NoSymbol("finish_task_switch".into()));
+    // Another argument of the same call, and the same argument of no call.
+    for at in [PREPARE + 8, PREPARE + 11] {
+        let (guest, kernel) = traceable(Style::V6_12, |guest| guest.put_text(at, &[0xcc]));
+        let missing = kernel.trip_sites(&guest.memory).unwrap_err();
+        assert_eq!(missing, Missing::UnknownCode("ftrace_arch_code_modify_prepare".into()));
+    }
+}
+
+#[test]
+fn an_argument_is_loaded_by_its_distance_too() {
+    let (guest, kernel) = traceable(Style::V6_12, |guest| {
+        let distance = u32::try_from(LOCK - (PREPARE + 5 + 7)).unwrap().to_le_bytes();
+        guest.put_text(
+            PREPARE,
+            &[&[0x55, 0x48, 0x89, 0xe5, 0x90, 0x48, 0x8d, 0x3d][..], &distance, &[0xe8]].concat(),
+        );
+    });
+    let found = kernel.trip_sites(&guest.memory).unwrap();
+    let site = found.sites.iter().find(|site| site.event == Event::Trace).unwrap();
+    assert_eq!((site.virt, site.loads), (guest.text(PREPARE + 5), Some(guest.text(LOCK).0)));
+}
+
+#[test]
+fn the_tracers_books_tell_who_is_traced() {
+    for style in STYLES {
+        let (mut guest, kernel) = traceable(style, |_| ());
+        let found = kernel.trip_sites(&guest.memory).unwrap();
+        let concerns = |guest: &Guest| found.concerns(Event::Trace, [0; 4], &guest.memory);
+        assert!(!concerns(&guest));
+        for (at, _) in FUNCTIONS {
+            guest.set_tracers(at, 1);
+            assert!(concerns(&guest), "{at:#x}");
+            guest.set_tracers(at, 0);
+            assert!(!concerns(&guest), "flags are no tracers");
+        }
+    }
+    // A list that ends too early, one that goes in a circle, and one of nowhere.
+    for next in [0, 0x5680, 0x1234] {
+        let (guest, kernel) = traceable(Style::V6_1, |guest| {
+            let next = if next == 0x5680 { guest.text(next).0 } else { next };
+            guest.put_text(0x5680, &next.to_le_bytes());
+        });
+        let missing = kernel.trip_sites(&guest.memory).unwrap_err();
+        assert!(matches!(missing, Missing::Unreadable(_)), "{missing}");
+    }
 }
 
 #[test]
 fn interrupts_are_seen_at_both_ends_or_not_at_all() {
     // Without the vectors of devices nothing else is lost.
-    for (at, function, left) in [(0x5100, "irq_exit_rcu", 6), (0x5200, "__common_interrupt", 8)] {
+    for (at, function, left) in [(0x5100, "irq_exit_rcu", 7), (0x5200, "__common_interrupt", 9)] {
         let (guest, kernel) = traceable(Style::V6_1, |guest| guest.put_text(at, &[0xcc]));
         let found = kernel.trip_sites(&guest.memory).unwrap();
         assert_eq!(found.missing, [Missing::NoNoOp(function.into())]);

@@ -9,17 +9,24 @@
 //!  irq_enter_rcu, irq_exit_rcu   around the handler of a hard interrupt, before soft interrupts are served
 //!  __common_interrupt(regs, vector)
 //!                                between the two, for interrupts of devices (out of line since 5.11)
-//!  copy_from_kernel_nofault(dst, src, size), __text_poke(..)
-//!                                before the kernel reads its own text to verify it, and before it changes it
+//!  ftrace_arch_code_modify_prepare()
+//!                                before the function tracer verifies and changes the beginnings of functions
+//!  __text_poke(..)               before the kernel changes its text
+//!  read_kcore_iter(..)           before a program is shown it
 //! ```
 //!
-//! (kernel/sched/core.c, kernel/softirq.c, kernel/exit.c, mm/maccess.c, arch/x86/kernel/alternative.c,
-//! arch/x86/include/asm/idtentry.h, Linux 6.1 and 6.12.)
+//! (kernel/sched/core.c, kernel/softirq.c, kernel/exit.c, arch/x86/kernel/ftrace.c, arch/x86/kernel/alternative.c,
+//! fs/proc/kcore.c, arch/x86/include/asm/idtentry.h, Linux 6.1 and 6.12.)
+//!
+//! All but one begin with a no-op for the function tracer. Its own code has none, but what it calls first is
+//! `mutex_lock(&text_mutex)`: the instruction that loads the argument is as good a place.
 //! Knows nothing of how the calls are seen.
 
 mod site;
 mod state;
+mod trace;
 
 pub use site::{Event, TripSite, TripSites};
 pub(crate) use state::StateLayout;
 pub use state::{Rest, TaskState, TaskStates};
+pub(crate) use trace::TraceLayout;

@@ -15,6 +15,14 @@ const BEFORE: [[u8; 4]; 4] =
     [[0xf3, 0x0f, 0x1e, 0xfa], [0x66, 0x0f, 0x1f, 0x00], [0x0f, 0x1f, 0x40, 0x00], [0x0f, 0x1f, 0x40, 0xd6]];
 /// Bytes of a page; a site lies within one.
 const PAGE: u64 = 4096;
+/// The instructions that load an address into RDI, the first argument of a call: `mov $imm32, %rdi` and
+/// `lea rel32(%rip), %rdi` (Intel SDM vol. 2, MOV and LEA), each with 4 more bytes.
+const LOADS: [[u8; 3]; 2] = [[0x48, 0xc7, 0xc7], [0x48, 0x8d, 0x3d]];
+/// Bytes of such an instruction, and of the opcode of the CALL behind it.
+const LOAD: usize = 7;
+const CALL: u8 = 0xe8;
+/// So many bytes of a function are searched for it: a landing pad, the frame pointer and other arguments come first.
+const SEARCHED: usize = 32;
 /// Functions of one name, at most: the compiler makes variants.
 const MAX_VARIANTS: usize = 4;
 /// Bytes of a patch of the kernel's text around which it is taken for one of a site.
@@ -37,25 +45,29 @@ pub enum Event {
     InterruptEnd,
     /// Nothing will be left of the task that is the first argument.
     Release,
-    /// The kernel reads its own memory at the second argument, as many bytes as the third says.
-    Read,
+    /// The kernel is about to change what its function tracer traces, under the lock that guards its text. Before it writes
+    /// the beginning of a function it verifies it.
+    Trace,
     /// The kernel changes its text at one of the arguments.
     Patch,
     /// The handler of a hard interrupt has found that a device raised it; its vector is the second argument.
     Vector,
+    /// A program reads the kernel's memory through `/proc/kcore`.
+    Core,
 }
 
 /// Events in the order of their numbers.
-const EVENTS: [Event; 9] = [
+const EVENTS: [Event; 10] = [
     Event::Switch,
     Event::Wake,
     Event::New,
     Event::InterruptBegin,
     Event::InterruptEnd,
     Event::Release,
-    Event::Read,
+    Event::Trace,
     Event::Patch,
     Event::Vector,
+    Event::Core,
 ];
 
 impl Event {
@@ -67,7 +79,7 @@ impl Event {
         EVENTS.get(usize::from(number)).copied()
     }
 
-    /// Its number, 0 to 8.
+    /// Its number, 0 to 9.
     pub fn number(self) -> u8 {
         self as u8
     }
@@ -81,16 +93,28 @@ impl Event {
             Self::InterruptBegin => "irq_enter_rcu",
             Self::InterruptEnd => "irq_exit_rcu",
             Self::Release => "release_task",
-            Self::Read => "copy_from_kernel_nofault",
+            Self::Trace => "ftrace_arch_code_modify_prepare",
             Self::Patch => "__text_poke",
             Self::Vector => "__common_interrupt",
+            Self::Core => "read_kcore_iter",
         }
+    }
+
+    /// Whether a call of the function `name` is this event.
+    fn is_call_of(self, name: &str) -> bool {
+        // Of 6.3 and before.
+        is_variant(name, self.function()) || self == Self::Core && is_variant(name, "read_kcore")
     }
 
     /// Without these there is nothing exact: switches and wakes are what states follow from, and a kernel must not find
     /// bytes in its text that it has not put there.
     fn is_needed(self) -> bool {
         !matches!(self, Self::InterruptBegin | Self::InterruptEnd | Self::Vector)
+    }
+
+    /// A kernel without this function has no such event: there is no `/proc/kcore` without CONFIG_PROC_KCORE.
+    fn may_never_come(self) -> bool {
+        self == Self::Core
     }
 }
 
@@ -99,10 +123,19 @@ impl Event {
 pub struct TripSite {
     /// What a call means.
     pub event: Event,
-    /// Address of the no-op.
+    /// Address of the instruction: the no-op, or the one that loads an argument.
     pub virt: VirtAddr,
     /// Physical address of the same byte; all of it lies in one page.
     pub phys: PhysAddr,
+    /// What the instruction at the site loads into RDI; `None` for a no-op.
+    pub loads: Option<u64>,
+}
+
+impl TripSite {
+    /// Bytes of the instruction: 5 or 7.
+    pub fn bytes(&self) -> usize {
+        self.loads.map_or(NOP.len(), |_| LOAD)
+    }
 }
 
 /// All places of one kernel.
@@ -112,6 +145,8 @@ pub struct TripSites {
     pub sites: Vec<TripSite>,
     /// Why some events cannot be seen; the others make sense without them.
     pub missing: Vec<Missing>,
+    /// Where the function tracer counts who traces the functions that are called.
+    pub(super) traced: Vec<PhysAddr>,
 }
 
 impl Kernel {
@@ -123,13 +158,16 @@ impl Kernel {
         let mut found: [Vec<u64>; EVENTS.len()] = Default::default();
         for (name, at) in self.symbols() {
             for (addresses, event) in found.iter_mut().zip(EVENTS) {
-                if is_variant(name, event.function()) && addresses.len() < MAX_VARIANTS {
+                if event.is_call_of(name) && addresses.len() < MAX_VARIANTS {
                     addresses.push(at.0);
                 }
             }
         }
-        let mut all = TripSites { sites: Vec::new(), missing: Vec::new() };
+        let mut all = TripSites { sites: Vec::new(), missing: Vec::new(), traced: Vec::new() };
         for (addresses, event) in found.iter().zip(EVENTS) {
+            if addresses.is_empty() && event.may_never_come() {
+                continue;
+            }
             match self.sites_of(memory, event, addresses) {
                 Ok(sites) => all.sites.extend(sites),
                 Err(reason) if event.is_needed() => return Err(reason),
@@ -142,6 +180,9 @@ impl Kernel {
         if !interrupts.into_iter().all(has) {
             all.sites.retain(|site| !interrupts.contains(&site.event) && site.event != Event::Vector);
         }
+        let functions: Vec<u64> =
+            all.sites.iter().filter(|site| site.loads.is_none()).map(|site| site.virt.0).collect();
+        all.traced = self.trace_counts(memory, &functions)?;
         Ok(all)
     }
 
@@ -154,41 +195,43 @@ impl Kernel {
         if addresses.is_empty() {
             return Err(Missing::NoSymbol(event.function().to_owned()));
         }
-        let view = self.view(memory);
+        let image = self.view(memory).image;
+        // Kernel's tracer is built without no-ops.
+        let loads = if event == Event::Trace { Some(self.symbol("text_mutex")?) } else { None };
         let site = |&address: &u64| {
-            let virt = no_op(memory, view.image, address)?;
-            let phys = view.image.translate(virt)?;
-            let within = virt & (PAGE - 1) <= PAGE - NOP.len() as u64;
-            within.then_some(TripSite { event, virt: VirtAddr(virt), phys })
+            let virt = match loads {
+                Some(argument) => load(memory, image, address, argument)?,
+                None => no_op(memory, image, address)?,
+            };
+            let site = TripSite { event, virt: VirtAddr(virt), phys: image.translate(virt)?, loads };
+            (virt & (PAGE - 1) <= PAGE - site.bytes() as u64).then_some(site)
         };
-        addresses
-            .iter()
-            .map(|address| site(address).ok_or_else(|| Missing::NoNoOp(event.function().to_owned())))
-            .collect()
+        let missing = || match loads {
+            Some(_) => Missing::UnknownCode(event.function().to_owned()),
+            None => Missing::NoNoOp(event.function().to_owned()),
+        };
+        addresses.iter().map(|address| site(address).ok_or_else(missing)).collect()
     }
 }
 
 impl TripSites {
-    /// The event of the no-op in whose place an instruction pointer is, or right behind it, where the guest goes on.
+    /// The event of the instruction in whose place an instruction pointer is, or right behind it, where the guest goes on.
     pub fn event_at(&self, rip: u64) -> Option<Event> {
-        let within = |site: &&TripSite| rip.wrapping_sub(site.virt.0) <= NOP.len() as u64;
+        let within = |site: &&TripSite| rip.wrapping_sub(site.virt.0) <= site.bytes() as u64;
         self.sites.iter().find(within).map(|site| site.event)
     }
 
-    /// Whether this call of [`Event::Read`] or [`Event::Patch`] concerns one of the sites. `arguments` are RDI, RSI, RDX and
-    /// RCX (System V ABI, AMD64 supplement 1.0, 3.2.3).
-    pub fn concerns(&self, event: Event, arguments: [u64; 4]) -> bool {
-        let [_, source, size, _] = arguments;
+    /// Whether this call of [`Event::Trace`], [`Event::Patch`] or [`Event::Core`] leads to one of the sites' bytes.
+    /// `arguments` are RDI, RSI, RDX and RCX (System V ABI, AMD64 supplement 1.0, 3.2.3).
+    pub fn concerns(&self, event: Event, arguments: [u64; 4], memory: &impl PhysicalMemory) -> bool {
         match event {
-            Event::Read => {
-                let end = source.saturating_add(size);
-                self.sites.iter().any(|site| site.virt.0 < end && source < site.virt.0 + NOP.len() as u64)
-            }
+            Event::Trace => self.are_traced(memory),
             // The compiler may have moved its arguments.
             Event::Patch => {
                 let near = |at: u64| self.sites.iter().any(|site| at.abs_diff(site.virt.0) < NEAR);
                 arguments.into_iter().any(near)
             }
+            Event::Core => true,
             _ => false,
         }
     }
@@ -215,16 +258,33 @@ fn no_op(memory: &impl PhysicalMemory, image: &Image, address: u64) -> Option<u6
     }
 }
 
+/// Where the function at `address` loads `argument` into RDI, right before it calls another.
+fn load(memory: &impl PhysicalMemory, image: &Image, address: u64, argument: u64) -> Option<u64> {
+    let mut start = [0; SEARCHED];
+    image.read(memory, address, &mut start)?;
+    (address..).zip(start.windows(LOAD + 1)).find_map(|(at, window)| {
+        let (opcode, rest) = window.split_first_chunk::<3>()?;
+        let (value, call) = rest.split_first_chunk::<4>()?;
+        let value = i64::from(i32::from_le_bytes(*value)).cast_unsigned();
+        let [immediate, relative] = LOADS;
+        let is_it = call == [CALL]
+            && (*opcode == immediate && value == argument
+                || *opcode == relative && at.wrapping_add(LOAD as u64).wrapping_add(value) == argument);
+        is_it.then_some(at)
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory::FlatMemory;
 
     #[test]
     fn events_have_numbers() {
-        for number in 0..9 {
-            assert_eq!(Event::from_number(number).map(Event::number), Some(number));
+        for (event, number) in EVENTS.into_iter().zip(0..) {
+            assert_eq!((Event::from_number(number), event.number()), (Some(event), number));
         }
-        assert_eq!(Event::from_number(9), None);
+        assert_eq!(Event::from_number(10), None);
     }
 
     #[test]
@@ -235,21 +295,28 @@ mod tests {
         for name in ["", "ff", "f_x", "f.cold", "f.isra.0.cold", "f.part.0", "__pfx_f"] {
             assert!(!is_variant(name, "f"), "{name}");
         }
+        assert!(Event::Core.is_call_of("read_kcore") && Event::Core.is_call_of("read_kcore_iter"));
     }
 
     #[test]
-    fn a_read_or_patch_concerns_the_sites_that_it_touches() {
-        let site = TripSite { event: Event::Wake, virt: VirtAddr(0x1000), phys: PhysAddr(0) };
-        let sites = TripSites { sites: vec![site], missing: Vec::new() };
-        let read = |source, size| sites.concerns(Event::Read, [0, source, size, 0]);
-        assert!(read(0x1000, 5) && read(0x1004, 1) && read(0xf00, 0x101) && read(0, u64::MAX));
-        assert!(!read(0x1005, 100) && !read(0xff0, 16) && !read(0x1000, 0));
-        assert!(
-            sites.concerns(Event::Patch, [1, 0x1001, 2, 3]) && sites.concerns(Event::Patch, [0, 0, 0, 0xff8])
-        );
-        assert!(!sites.concerns(Event::Patch, [0x2000, 0, u64::MAX, 0x1010]));
-        assert!(!sites.concerns(Event::Wake, [0x1000; 4]));
+    fn a_call_concerns_the_sites_that_it_leads_to() {
+        let site = TripSite { event: Event::Wake, virt: VirtAddr(0x1000), phys: PhysAddr(0), loads: None };
+        let load = TripSite { event: Event::Trace, virt: VirtAddr(0x2000), loads: Some(1), ..site };
+        let sites = TripSites { sites: vec![site, load], missing: Vec::new(), traced: vec![PhysAddr(8)] };
+        let with_count = |count: u64| {
+            let memory = [[0; 8], count.to_le_bytes()].concat();
+            sites.concerns(Event::Trace, [0; 4], &FlatMemory(memory))
+        };
+        // Flags stand above the count.
+        assert!(with_count(1) && with_count(1 << 31 | 0xffff) && !with_count(0) && !with_count(1 << 31));
+        let nothing = FlatMemory([0_u8; 0]);
+        assert!(sites.concerns(Event::Trace, [0; 4], &nothing), "a count that cannot be read");
+        let concerns = |event, arguments| sites.concerns(event, arguments, &nothing);
+        assert!(concerns(Event::Patch, [1, 0x1001, 2, 3]) && concerns(Event::Patch, [0, 0, 0, 0xff8]));
+        assert!(!concerns(Event::Patch, [0x3000, 0, u64::MAX, 0x1010]));
+        assert!(concerns(Event::Core, [0; 4]) && !concerns(Event::Wake, [0x1000; 4]));
         assert_eq!([0x1000, 0x1005].map(|rip| sites.event_at(rip)), [Some(Event::Wake); 2]);
-        assert_eq!([0xfff, 0x1006].map(|rip| sites.event_at(rip)), [None; 2]);
+        assert_eq!([0x2000, 0x2007].map(|rip| sites.event_at(rip)), [Some(Event::Trace); 2]);
+        assert_eq!([0xfff, 0x1006, 0x2008].map(|rip| sites.event_at(rip)), [None; 3]);
     }
 }

@@ -2,15 +2,18 @@
 //!
 //! A kernel built for function tracing starts each function with a no-op of 5 bytes. A tripwire writes one instruction
 //! of the same length over it, so that no instruction pointer can ever stand inside of it, neither when it is set nor
-//! when it is taken away:
+//! when it is taken away. An instruction of 7 bytes that loads an address into RDI will do as well:
 //!
 //! ```text
-//! 0f 1f 44 00 00      nopl 0(%rax,%rax)       as the kernel left it
-//! 3e 3e 3e e6 PORT    ds ds ds out %al,$PORT  set; segment prefixes mean nothing to OUT (Intel SDM vol. 2, 2.1.1)
+//! 0f 1f 44 00 00            nopl 0(%rax,%rax)       as the kernel left it
+//! 3e 3e 3e e6 PORT          ds ds ds out %al,$PORT  set; prefixes mean nothing to OUT (Intel SDM vol. 2, 2.1.1)
+//!
+//! 48 c7 c7 IMM32            mov $IMM32,%rdi         or 48 8d 3d REL32, lea REL32(%rip),%rdi
+//! 3e 3e 3e 3e 3e e6 PORT    out %al,$PORT           set; the vCPU thread loads RDI
 //! ```
 //!
 //! The guest's OUT leads to KVM_EXIT_IO, which the vCPU thread shows to its observer and then lets pass: no device is
-//! there, and no register changes. Memory is patched only while every vCPU stands still ([`crate::control`]), and all of
+//! there, and no other register changes. Memory is patched only while every vCPU stands still ([`crate::control`]), and all of
 //! it is put back before the machine's memory is let go.
 
 mod table;
@@ -36,21 +39,69 @@ pub const TRIP_PORTS: u8 = 8;
 pub const TRIP_PORT: u16 = 0xe0;
 /// The no-op that a tripwire takes the place of (`x86_nops[5]`, arch/x86/include/asm/nops.h).
 pub const TRIP_NOP: [u8; 5] = [0x0f, 0x1f, 0x44, 0x00, 0x00];
-/// Opcode of OUT imm8, AL, behind three prefixes that select DS.
-const OUT: [u8; 4] = [0x3e, 0x3e, 0x3e, 0xe6];
+/// Opcodes of the instructions that load an address into RDI.
+const LOADS: [[u8; 3]; 2] = [[0x48, 0xc7, 0xc7], [0x48, 0x8d, 0x3d]];
+/// Bytes of such an instruction: no tripwire is longer.
+const LONGEST: usize = 7;
+/// A prefix that selects DS, and the opcode of OUT imm8, AL.
+const DS: u8 = 0x3e;
+const OUT: u8 = 0xe6;
 
+/// Bytes of a page.
+const PAGE: u64 = 4096;
 /// How long vCPUs get to stand still. They need microseconds, unless a device or the host holds one up.
 const STILL_LIMIT: Duration = Duration::from_secs(1);
 
 /// A place for a tripwire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Site {
-    /// Virtual address of the no-op, by which a trip is told.
+    /// Virtual address of the instruction, by which a trip is told.
     pub virt: u64,
-    /// Guest physical address of the same byte. The no-op must not cross a page.
+    /// Guest physical address of the same byte. The instruction must not cross a page.
     pub phys: u64,
     /// What a trip there means to whoever sets it, below [`TRIP_KINDS`].
     pub kind: u8,
+    /// What the instruction loads into RDI: it has 7 bytes. `None` for the no-op of 5.
+    pub loads_rdi: Option<u64>,
+}
+
+impl Site {
+    /// Bytes of the instruction.
+    fn length(&self) -> usize {
+        self.loads_rdi.map_or(TRIP_NOP.len(), |_| LONGEST)
+    }
+
+    /// Whether this is what it can take the place of.
+    fn fits(&self, found: &Code) -> bool {
+        match self.loads_rdi {
+            None => found.bytes() == TRIP_NOP,
+            Some(_) => LOADS.iter().any(|opcode| found.bytes().starts_with(opcode)),
+        }
+    }
+}
+
+/// The bytes of one instruction at a site.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Code {
+    bytes: [u8; LONGEST],
+    length: usize,
+}
+
+impl Code {
+    /// The instruction that trips.
+    fn trip(site: &Site) -> Self {
+        let length = site.length();
+        let mut bytes = [DS; LONGEST];
+        let [port, _] = port_of(site.kind).to_le_bytes();
+        for (byte, value) in bytes.iter_mut().take(length).rev().zip([port, OUT]) {
+            *byte = value;
+        }
+        Self { bytes, length }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        self.bytes.get(..self.length).unwrap_or_default()
+    }
 }
 
 /// Why tripwires were taken away.
@@ -88,9 +139,11 @@ pub enum TripwireError {
     /// The machine has ended.
     #[error("the machine has ended")]
     Ended,
-    /// What stands at a site is not the no-op, or no memory.
-    #[error("at {virt:#x} there is no 5-byte no-op but {}", Hex(found))]
-    NoNop {
+    /// What stands at a site is not what a tripwire can take the place of, or no memory.
+    #[error("at {virt:#x} there is no {} but {}", if *load { "load of RDI" } else { "5-byte no-op" }, Hex(found))]
+    Unfit {
+        /// An instruction that loads RDI was asked for, not the no-op.
+        load: bool,
         /// Virtual address of the site.
         virt: u64,
         /// What stands there; nothing where there is no memory.
@@ -131,7 +184,8 @@ pub struct Tripwires {
 /// What is set.
 #[derive(Default)]
 struct Set {
-    sites: Vec<Site>,
+    /// With what stood there before.
+    sites: Vec<(Site, Code)>,
     at_withdrawal: Option<AtWithdrawal>,
     /// Nobody would take them away again.
     closed: bool,
@@ -146,13 +200,6 @@ impl fmt::Debug for Tripwires {
 /// The port of a kind.
 fn port_of(kind: u8) -> u16 {
     TRIP_PORT + u16::from(kind % TRIP_PORTS)
-}
-
-/// The instruction that trips.
-fn patch(kind: u8) -> [u8; 5] {
-    let [a, b, c, d] = OUT;
-    let [port, _] = port_of(kind).to_le_bytes();
-    [a, b, c, d, port]
 }
 
 impl Tripwires {
@@ -185,7 +232,8 @@ impl Tripwires {
     ) -> Result<(), TripwireError> {
         let count = sites.len();
         let twice = |(i, site): (usize, &Site)| sites.iter().take(i).any(|other| other.virt == site.virt);
-        let unusable = sites.iter().any(|site| site.kind >= TRIP_KINDS || site.phys % 0x1000 > 0xffb);
+        let crosses = |site: &Site| site.phys % PAGE > PAGE - site.length() as u64;
+        let unusable = sites.iter().any(|site| site.kind >= TRIP_KINDS || crosses(site));
         if count == 0 || count > MAX_SITES || unusable || sites.iter().enumerate().any(twice) {
             return Err(TripwireError::Sites { count });
         }
@@ -197,18 +245,12 @@ impl Tripwires {
         if !set.sites.is_empty() {
             return Err(TripwireError::Set);
         }
+        let before = sites.iter().map(|site| self.fitting(site)).collect::<Result<Vec<_>, _>>()?;
         for site in sites {
-            let found = self.bytes(site);
-            if found != Some(TRIP_NOP) {
-                let found = found.map_or_else(Vec::new, |bytes| bytes.to_vec());
-                return Err(TripwireError::NoNop { virt: site.virt, found });
-            }
-        }
-        for site in sites {
-            self.write(site, patch(site.kind));
+            self.write(site, &Code::trip(site));
         }
         self.table.fill(sites);
-        set.sites = sites.to_vec();
+        set.sites = sites.iter().copied().zip(before).collect();
         set.at_withdrawal = Some(at_withdrawal);
         at_set();
         Ok(())
@@ -245,11 +287,12 @@ impl Tripwires {
         if sites.is_empty() {
             return Ok(None);
         }
-        let (ours, foreign): (Vec<_>, _) = sites.iter().partition(|site| self.is_ours(site));
-        for site in &ours {
-            self.write(site, TRIP_NOP);
+        let (ours, foreign): (Vec<_>, Vec<_>) = sites.into_iter().partition(|(site, _)| self.is_ours(site));
+        for (site, before) in &ours {
+            self.write(site, before);
         }
         self.table.fill(&[]);
+        let foreign = foreign.into_iter().map(|(site, _)| site).collect();
         let withdrawn = Withdrawn { reason, foreign };
         if let Some(tell) = set.at_withdrawal.take() {
             tell(&withdrawn);
@@ -259,7 +302,7 @@ impl Tripwires {
 
     /// Sites that are set but whose bytes are the tripwire's no longer: the guest has changed its code.
     pub fn foreign(&self) -> Vec<Site> {
-        self.lock().sites.iter().filter(|site| !self.is_ours(site)).copied().collect()
+        self.lock().sites.iter().map(|(site, _)| *site).filter(|site| !self.is_ours(site)).collect()
     }
 
     /// True as long as some are set.
@@ -271,19 +314,31 @@ impl Tripwires {
         self.control.hold(vcpu, STILL_LIMIT).map_err(|missing| TripwireError::NotStill { missing })
     }
 
-    fn bytes(&self, site: &Site) -> Option<[u8; 5]> {
-        let mut bytes = [0; 5];
-        self.memory.read_slice(&mut bytes, GuestAddress(site.phys)).ok()?;
-        Some(bytes)
+    /// What stands at a site; `None` where there is no memory.
+    fn code(&self, site: &Site) -> Option<Code> {
+        let mut code = Code { bytes: [DS; LONGEST], length: site.length() };
+        let bytes = code.bytes.get_mut(..code.length)?;
+        self.memory.read_slice(bytes, GuestAddress(site.phys)).ok()?;
+        Some(code)
+    }
+
+    /// What stands at a site that a tripwire can take the place of.
+    fn fitting(&self, site: &Site) -> Result<Code, TripwireError> {
+        let found = self.code(site);
+        found.filter(|found| site.fits(found)).ok_or_else(|| TripwireError::Unfit {
+            load: site.loads_rdi.is_some(),
+            virt: site.virt,
+            found: found.map_or_else(Vec::new, |found| found.bytes().to_vec()),
+        })
     }
 
     fn is_ours(&self, site: &Site) -> bool {
-        self.bytes(site) == Some(patch(site.kind))
+        self.code(site) == Some(Code::trip(site))
     }
 
-    fn write(&self, site: &Site, bytes: [u8; 5]) {
+    fn write(&self, site: &Site, code: &Code) {
         // The site was read a moment ago, and memory does not go away.
-        let _in_memory = self.memory.write_slice(&bytes, GuestAddress(site.phys));
+        let _in_memory = self.memory.write_slice(code.bytes(), GuestAddress(site.phys));
     }
 }
 

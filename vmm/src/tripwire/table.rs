@@ -1,11 +1,8 @@
 //! Which instruction pointers trip, as vCPU threads look them up: without a lock.
 
-use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
-use super::{MAX_SITES, Site, TRIP_NOP, TRIP_PORT, TRIP_PORTS, port_of};
-
-/// Bytes of a tripwire.
-const LENGTH: u64 = TRIP_NOP.len() as u64;
+use super::{MAX_SITES, Site, TRIP_PORT, TRIP_PORTS, port_of};
 
 /// The sites that are set. Filled only while all vCPUs stand still, whose lock orders the stores before their loads.
 #[derive(Debug, Default)]
@@ -18,6 +15,20 @@ pub(crate) struct Table {
 struct Entry {
     virt: AtomicU64,
     kind: AtomicU8,
+    /// Bytes of the instruction.
+    length: AtomicU8,
+    /// Whether it loads RDI, and what.
+    loads: AtomicBool,
+    rdi: AtomicU64,
+}
+
+/// A tripwire that was met.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Met {
+    /// [`Site::kind`].
+    pub kind: u8,
+    /// What RDI has to hold when the guest goes on, where the tripwire stands for an instruction that loads it.
+    pub rdi: Option<u64>,
 }
 
 /// Whether tripwires use this port.
@@ -30,21 +41,27 @@ impl Table {
         for (entry, site) in self.sites.iter().zip(sites) {
             entry.virt.store(site.virt, Ordering::Relaxed);
             entry.kind.store(site.kind, Ordering::Relaxed);
+            let length = u8::try_from(site.length()).unwrap_or(u8::MAX);
+            entry.length.store(length, Ordering::Relaxed);
+            entry.loads.store(site.loads_rdi.is_some(), Ordering::Relaxed);
+            entry.rdi.store(site.loads_rdi.unwrap_or(0), Ordering::Relaxed);
         }
         self.count.store(sites.len(), Ordering::Relaxed);
     }
 
-    /// The kind of the tripwire whose OUT to `port` at `rip` this is; `None` for the guest's own. At the exit KVM leaves RIP at the OUT
+    /// The tripwire whose OUT to `port` at `rip` this is; `None` for the guest's own. At the exit KVM leaves RIP at the OUT
     /// (`kvm_fast_pio`, arch/x86/kvm/x86.c, Linux 6.1), or behind it where it has to emulate the instruction
     /// (`x86_emulate_instruction`, same file).
-    pub(crate) fn kind(&self, port: u16, rip: u64) -> Option<u8> {
+    pub(crate) fn met(&self, port: u16, rip: u64) -> Option<Met> {
         let count = self.count.load(Ordering::Relaxed);
         let at = |entry: &&Entry| {
             let from = rip.wrapping_sub(entry.virt.load(Ordering::Relaxed));
-            from == 0 || from == LENGTH
+            from == 0 || from == u64::from(entry.length.load(Ordering::Relaxed))
         };
-        let kind = self.sites.iter().take(count).find(at)?.kind.load(Ordering::Relaxed);
-        (port_of(kind) == port).then_some(kind)
+        let entry = self.sites.iter().take(count).find(at)?;
+        let kind = entry.kind.load(Ordering::Relaxed);
+        let rdi = entry.loads.load(Ordering::Relaxed).then(|| entry.rdi.load(Ordering::Relaxed));
+        (port_of(kind) == port).then_some(Met { kind, rdi })
     }
 }
 
@@ -64,12 +81,15 @@ mod tests {
     #[test]
     fn only_a_set_site_trips_and_only_by_its_own_port() {
         let table = Table::default();
-        assert_eq!(table.kind(0xe0, 0), None);
-        table.fill(&[Site { virt: 0x10, phys: 1, kind: 2 }, Site { virt: 0x20, phys: 2, kind: 10 }]);
-        assert_eq!([0x10, 0x15, 0x20].map(|rip| table.kind(0xe2, rip)), [Some(2), Some(2), Some(10)]);
-        assert_eq!([0x11, 0xf].map(|rip| table.kind(0xe2, rip)), [None, None]);
-        assert_eq!(table.kind(0xe3, 0x10), None);
+        assert_eq!(table.met(0xe0, 0), None);
+        let site = Site { virt: 0x10, phys: 1, kind: 2, loads_rdi: None };
+        let load = Site { virt: 0x20, phys: 2, kind: 10, loads_rdi: Some(77) };
+        table.fill(&[site, load]);
+        let [no_op, loads] = [Met { kind: 2, rdi: None }, Met { kind: 10, rdi: Some(77) }].map(Some);
+        assert_eq!([0x10, 0x15, 0x20, 0x27].map(|rip| table.met(0xe2, rip)), [no_op, no_op, loads, loads]);
+        assert_eq!([0x11, 0xf, 0x17, 0x25].map(|rip| table.met(0xe2, rip)), [None; 4]);
+        assert_eq!(table.met(0xe3, 0x10), None);
         table.fill(&[]);
-        assert_eq!(table.kind(0xe2, 0x10), None);
+        assert_eq!(table.met(0xe2, 0x10), None);
     }
 }

@@ -18,7 +18,7 @@ fn still() -> (Tripwires, GuestMemoryMmap) {
 }
 
 fn site(phys: u64, kind: u8) -> Site {
-    Site { virt: 0xffff_ffff_8000_0000 + phys, phys, kind }
+    Site { virt: 0xffff_ffff_8000_0000 + phys, phys, kind, loads_rdi: None }
 }
 
 fn all(memory: &GuestMemoryMmap) -> Vec<u8> {
@@ -55,6 +55,28 @@ fn memory_is_byte_for_byte_what_it_was() {
     assert_eq!(told.lock().unwrap().take(), Some(withdrawn));
     assert_eq!(all(&memory), before);
     assert_eq!(wires.withdraw(), Ok(None));
+}
+
+#[test]
+fn a_load_of_rdi_is_as_good_a_place() {
+    let (wires, memory) = still();
+    let load = |phys, value| Site { loads_rdi: Some(value), ..site(phys, 3) };
+    for (at, code) in [(0x100, [0x48, 0xc7, 0xc7, 1, 2, 3, 4]), (0xff9, [0x48, 0x8d, 0x3d, 1, 2, 3, 4])] {
+        memory.write_slice(&code, GuestAddress(at)).unwrap();
+    }
+    let before = all(&memory);
+    wires.set(&[load(0x100, 5), load(0xff9, 6), site(0x200, 0)], || (), nothing()).unwrap();
+    let changed = all(&memory);
+    for at in [0x100, 0xff9] {
+        assert_eq!(changed[at..at + 7], [0x3e, 0x3e, 0x3e, 0x3e, 0x3e, 0xe6, 0xe3]);
+    }
+    assert_eq!(changed.iter().zip(&before).filter(|(a, b)| a != b).count(), 19);
+    wires.withdraw().unwrap();
+    assert_eq!(all(&memory), before);
+    let refused = wires.set(&[load(0x200, 5)], || (), nothing()).unwrap_err();
+    assert_eq!(refused.to_string(), "at 0xffffffff80000200 there is no load of RDI but 0f 1f 44 00 00 00 00");
+    let crosses = wires.set(&[load(0xffa, 5)], || (), nothing());
+    assert_eq!(crosses, Err(TripwireError::Sites { count: 1 }));
 }
 
 #[test]

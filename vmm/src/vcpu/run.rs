@@ -225,14 +225,22 @@ impl<O: Observer> Running<'_, O> {
     /// Shows a trip, if it is one: nobody answers these ports, so that there is nothing else to serve. KVM completes the
     /// OUT at the next KVM_RUN.
     fn trip(&mut self, port: u16, now_ns: u64) -> State {
-        let verdict = self.with_registers(|vcpu, regs, sregs| {
-            let Some(kind) = vcpu.table.kind(port, regs.rip) else { return Verdict::Keep };
-            vcpu.observer.tripped(&Trip { kind, now_ns, regs, sregs, memory: vcpu.memory })
+        let shown = self.with_registers(|vcpu, regs, sregs| {
+            let met = vcpu.table.met(port, regs.rip)?;
+            let trip = Trip { kind: met.kind, now_ns, regs, sregs, memory: vcpu.memory };
+            let verdict = vcpu.observer.tripped(&trip);
+            Some((verdict, met.rdi.map(|rdi| kvm_regs { rdi, ..*regs })))
         });
-        match verdict {
-            Ok(verdict) => {
+        match shown {
+            Ok(None) => State::Enter,
+            Ok(Some((verdict, loaded))) => {
                 self.withdraw |= verdict == Verdict::Withdraw;
-                State::Enter
+                // KVM takes RIP for unchanged, and completes the OUT all the same.
+                let loaded = loaded.map_or(Ok(()), |regs| self.fd.set_regs(&regs));
+                let failed = |error| format!("cannot change a register at a tripwire: {error}");
+                loaded
+                    .map_err(failed)
+                    .map_or_else(|reason| State::Ended(self.failure(&reason)), |()| State::Enter)
             }
             Err(end) => State::Ended(end),
         }

@@ -1,28 +1,11 @@
-use symbols::fixture::{Config, Guest, Style};
+use symbols::fixture::{Guest, Style};
 use symbols::{FlatMemory, Kernel, Serving};
 
 use super::*;
 
-const NOP: [u8; 5] = [0x0f, 0x1f, 0x44, 0, 0];
-const FUNCTIONS: [(u64, &str); 8] = [
-    (0x5000, "finish_task_switch"),
-    (0x5040, "try_to_wake_up"),
-    (0x5080, "wake_up_new_task"),
-    (0x5100, "irq_exit_rcu"),
-    (0x5140, "release_task"),
-    (0x5180, "copy_from_kernel_nofault"),
-    (0x51c0, "__text_poke"),
-    (0x5200, "__common_interrupt"),
-];
-
 /// A recorder of vCPU 1 in a guest whose sites are known.
 fn recorder() -> (Guest, Recorder, TripEnds) {
-    let mut config = Config::new(Style::V6_12);
-    config.functions.extend(FUNCTIONS.map(|(at, name)| (at, 'T', name.into())));
-    let mut guest = config.build();
-    for (at, _) in FUNCTIONS {
-        guest.put_text(at, &NOP);
-    }
+    let guest = Guest::traceable(Style::V6_12);
     let kernel = Kernel::find(&guest.memory, guest.cr3, guest.five_level).expect("a kernel");
     let (readers, events) = (Arc::new(OnceLock::new()), Arc::new(OnceLock::new()));
     let current = kernel.current_reader(&guest.memory).expect("a reader");
@@ -124,12 +107,14 @@ fn an_interrupt_tells_its_entry_and_a_devices_its_vector() {
 }
 
 #[test]
-fn a_look_at_a_sites_bytes_takes_the_tripwires_away() {
-    let (guest, mut recorder, mut ends) = recorder();
+fn whoever_would_see_a_sites_bytes_takes_the_tripwires_away() {
+    let (mut guest, mut recorder, mut ends) = recorder();
     let site = guest.text(0x5040).0;
-    assert!(recorder.serve(Event::Read, 1, &call(0, site, 5), &guest.memory));
-    assert!(!recorder.serve(Event::Read, 2, &call(0, site + 8, 5), &guest.memory));
-    assert!(recorder.serve(Event::Patch, 3, &call(0, site + 1, 0), &guest.memory));
+    assert!(recorder.serve(Event::Patch, 1, &call(0, site + 1, 0), &guest.memory));
+    assert!(!recorder.serve(Event::Trace, 2, &call(0, site, 0), &guest.memory), "another function's tracer");
+    guest.set_tracers(0x5040, 1);
+    assert!(recorder.serve(Event::Trace, 3, &call(0, 0, 0), &guest.memory));
+    assert!(recorder.serve(Event::Core, 4, &call(0, 0, 0), &guest.memory));
     assert!(ends.events.pop().is_err(), "guards are no events");
 }
 

@@ -20,6 +20,7 @@ use attach::{Missed, Observer, ThreadId, Tick};
 use symbols::PhysicalMemory;
 use vmm::monotonic_ns;
 
+use crate::clock::Held;
 use crate::microstate::States;
 use crate::microstate::clock::{Place, Places};
 use crate::microstate::host::{ThreadReader, ThreadTimes, schedstat_of};
@@ -196,7 +197,7 @@ impl Observer for VcpuSampler {
             Missed::BlockedInVmm => self.published().seen.note(Sight::VmmBlocked),
             Missed::Paused | Missed::NotRun | Missed::Traced => {}
         }
-        self.next_after(due_ns, now_ns)
+        self.next_after(due_ns, Held::since(now_ns))
     }
 
     fn held(&mut self, from_ns: u64, to_ns: u64) {

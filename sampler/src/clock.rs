@@ -53,6 +53,22 @@ const LONGEST_NS: f64 = 3_600e9;
 /// its phase.
 const MOST_DRAWN: u64 = 32;
 
+/// What the clock makes of the time from when a tick was due to when the guest goes on. CLOCK_MONOTONIC, ns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Held {
+    /// Ticks that were due up to then have passed.
+    pub passed_ns: u64,
+    /// Since then the tick has kept the guest from running, and the clock stands still.
+    pub stood_ns: u64,
+}
+
+impl Held {
+    /// The clock stands still from one moment on, up to which ticks have passed.
+    pub fn since(ns: u64) -> Self {
+        Self { passed_ns: ns, stood_ns: ns }
+    }
+}
+
 /// The endless stream of intervals of one vCPU. Neither allocates nor makes system calls.
 #[derive(Debug)]
 pub struct Intervals {
@@ -114,8 +130,13 @@ impl Intervals {
         self.times_mean(factor)
     }
 
+    /// The time from when the guest goes on after a tick that was due at `due_ns` to the next one, ns; at least 1 us.
+    pub fn next_after(&mut self, due_ns: u64, held: Held) -> u64 {
+        self.next_due(due_ns, held.passed_ns).saturating_sub(held.stood_ns).max(1_000)
+    }
+
     /// When the tick after the one that was due at `due_ns` is due: at the first sum of intervals that is after `now_ns`.
-    /// Lateness depends on what guest and host do, and must not move the clock; ticks that are overdue already are left out.
+    /// What the host does meanwhile must not move the clock; ticks that are overdue already are left out.
     pub fn next_due(&mut self, due_ns: u64, now_ns: u64) -> u64 {
         let mean = self.mean_ns();
         let passed = now_ns.saturating_sub(due_ns) / mean;

@@ -20,7 +20,7 @@ use vmm::{Activity, Exit, Observer, Tick, Trip, Verdict, monotonic_ns};
 
 use crate::attached::Seen;
 use crate::batch::{Fell, VcpuRow};
-use crate::clock::Intervals;
+use crate::clock::{Held, Intervals};
 use crate::exact::record::Recorder;
 use crate::microstate::States;
 use crate::microstate::clock::{Place, StateClock};
@@ -220,8 +220,8 @@ impl VcpuSampler {
     /// Serves one tick: what [`Observer::ticked`] does, with the tick's parts given one by one so that it runs on any
     /// registers and memory. Never allocates. Returns how long the guest is to run until the next tick.
     ///
-    /// Ticks are due at the sums of the intervals, whenever they are served: lateness depends on what the guest does,
-    /// and must not move the clock ([`Intervals::next_due`]).
+    /// The clock stands still while a tick keeps the guest from running, and goes on while anything else does, whenever ticks
+    /// are served ([`Intervals::next_after`]).
     pub fn serve<M: PhysicalMemory>(
         &mut self,
         moment: &Moment<'_, M>,
@@ -232,14 +232,20 @@ impl VcpuSampler {
         }
         // A tick that was due while an event was served is of nothing that the clock of states tells.
         if !moment.in_run && self.event.is_some_and(|(from, to)| (from..to).contains(&moment.due_ns)) {
-            return self.next_after(moment.due_ns, moment.now_ns);
+            return self.next_after(moment.due_ns, Held::since(moment.now_ns));
         }
         let vcpu = self.vcpu;
         let readers = self.readers.get();
         let mut record = record::take(moment, |memory| readers?.current.read(memory, vcpu), activity);
-        let waited = self.wait.waited_at(moment.due_ns, moment.now_ns)
-            || !self.threadless && record.late_ns >= STOPPED_NS;
-        record.fell = fell(&record, moment.in_run, waited);
+        let wait = self.wait.waited_at(moment.due_ns, moment.now_ns);
+        let stopped = !self.threadless && record.late_ns >= STOPPED_NS;
+        record.fell = fell(&record, moment.in_run, wait.is_some() || stopped);
+        let held = match (record.fell, wait) {
+            // The vCPU's own timer interrupts the guest at once: what comes late is the thread's way out of KVM.
+            (Fell::Guest, _) if self.wait.is_own() => Held::since(moment.due_ns),
+            (Fell::Waiting, Some(held)) if !stopped => held,
+            _ => Held::since(moment.now_ns),
+        };
         if let (Fell::Guest, Some(recorder), Some(intervals)) =
             (record.fell, &mut self.recorder, &self.intervals)
         {
@@ -270,18 +276,18 @@ impl VcpuSampler {
                 Published::add(&self.published.lost);
             }
         }
-        self.next_after(moment.due_ns, moment.now_ns)
+        self.next_after(moment.due_ns, held)
     }
 }
 
 impl VcpuSampler {
-    /// The time from `now_ns` to the tick that follows the one that was due then.
-    pub(crate) fn next_after(&mut self, due_ns: u64, now_ns: u64) -> Option<Duration> {
+    /// [`Intervals::next_after`], or the time until the vCPU is looked at again.
+    pub(crate) fn next_after(&mut self, due_ns: u64, held: Held) -> Option<Duration> {
         if self.off {
             return Some(LOOK_AGAIN);
         }
         let intervals = self.intervals.as_mut()?;
-        Some(Duration::from_nanos(intervals.next_due(due_ns, now_ns).saturating_sub(now_ns)))
+        Some(Duration::from_nanos(intervals.next_after(due_ns, held)))
     }
 
     /// The time to the first tick.
@@ -453,16 +459,24 @@ mod tests {
     }
 
     #[test]
-    fn lateness_does_not_move_the_clock() {
+    fn the_clock_stands_still_with_the_guest_alone() {
         let (mut sampler, _ring, _) = sampler(8, ClockKind::Fixed);
         let seconds = Duration::from_secs;
         assert_eq!(sampler.started(), Some(seconds(10)));
+        let now = monotonic_ns();
+        assert_eq!(tick(&mut sampler, now - 400_000_000, now), Some(seconds(10)));
+        // What is later than that was stopped by a signal, and the time has gone by.
         let now = monotonic_ns();
         let left = tick(&mut sampler, now - 4_000_000_000, now).expect("ticks");
         assert!(left <= seconds(6) && left > seconds(5), "{left:?}");
         // A tick later than a whole interval: the one that has passed meanwhile is passed over.
         let now = monotonic_ns();
         assert_eq!(tick(&mut sampler, now - 11_000_000_000, now), Some(seconds(9)));
+        // As well while an exit was served.
+        assert_eq!(tick_in(false, &mut sampler, now - 400_000_000, now), Some(Duration::from_millis(9_600)));
+        // Nothing is known of a thread of another process.
+        sampler.attached_to(Some(None));
+        assert_eq!(tick(&mut sampler, now - 400_000_000, now), Some(Duration::from_millis(9_600)));
     }
 
     #[test]

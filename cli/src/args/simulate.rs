@@ -19,8 +19,9 @@ Examples:
 const NOTES: &str = "\
 No guest runs. Made-up vCPUs are profiled again and again by vprof's own sampling clock and \
 estimator: the programs of the unbiasedness study (Wen, Cheng, Lin, Yin 2021, tables 2 to 6), runs \
-of all lengths, programs that work against the clock, and few samples on few or many vCPUs. \
-docs/statistics.md says what to expect and why. The same options give the same numbers.
+of all lengths, programs that work against the clock, few samples on few or many vCPUs, and hosts \
+whose ticks come late, wait for a CPU and take long to serve. docs/statistics.md says what to \
+expect and why. The same options give the same numbers.
 
 Exit codes: 0 done; 1 failed; 2 the command line is wrong.";
 

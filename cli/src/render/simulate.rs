@@ -64,6 +64,11 @@ fn about(section: Section) -> (&'static str, &'static str) {
             "Hard for an estimator",
             "Few samples, short and long runs (of so many intervals), mixtures, several vCPUs.",
         ),
+        Section::Host => (
+            "On a host that does other things, too",
+            "Ticks that come late (by so many intervals) or while the vCPU's thread waits for a CPU, at random or for \
+             its quota; what runs right after a wait or a halt; ticks that take long to serve; attached virtual machines.",
+        ),
         Section::Printed => (
             "Every kind of interval",
             "What reports, comparisons, boots and the guest's books print, in runs of so many intervals; 2,000 ticks \

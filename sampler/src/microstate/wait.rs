@@ -19,6 +19,7 @@
 use std::fs::File;
 
 use super::host::{ThreadTimes, context_switches, own_cpu_time, own_schedstat, times_as_of_update, waited};
+use crate::clock::Held;
 use vmm::monotonic_ns;
 
 /// How a tick finds out whether it was due in a wait.
@@ -60,6 +61,11 @@ impl WaitDetector {
         })
     }
 
+    /// Whether this is of the calling thread, and waits are known.
+    pub(crate) fn is_own(&self) -> bool {
+        matches!(self, Self::Own(_))
+    }
+
     /// For the thread with these books of the scheduler, if it has any.
     pub(crate) fn foreign(schedstat: Option<File>) -> Self {
         schedstat.map_or(Self::Unknown, |schedstat| Self::Foreign(ForeignThread { schedstat, asked: None }))
@@ -72,46 +78,48 @@ impl WaitDetector {
         }
     }
 
-    /// Whether the thread waited at `due_ns`; it stopped at `stopped_ns`, CLOCK_MONOTONIC ns. To be called at every tick:
-    /// what it reads is also what the next tick is compared with.
-    pub(crate) fn waited_at(&mut self, due_ns: u64, stopped_ns: u64) -> bool {
+    /// What the clock makes of the wait, if the thread waited at `due_ns`; it stopped at `stopped_ns`, both CLOCK_MONOTONIC ns.
+    /// To be called at every tick: what it reads is also what the next tick is compared with.
+    pub(crate) fn waited_at(&mut self, due_ns: u64, stopped_ns: u64) -> Option<Held> {
         match self {
-            Self::Unknown => false,
+            Self::Unknown => None,
             Self::Own(thread) => thread.waited_at(due_ns),
-            Self::Foreign(thread) => thread.waited(stopped_ns),
+            Self::Foreign(thread) => thread.waited(due_ns, stopped_ns),
         }
     }
 }
 
 impl OwnThread {
-    fn waited_at(&mut self, due_ns: u64) -> bool {
+    fn waited_at(&mut self, due_ns: u64) -> Option<Held> {
         let switches = context_switches();
         // It has not left its CPU since the last tick.
         if std::mem::replace(&mut self.switches, switches) == switches {
-            return false;
+            return None;
         }
         // This order: reading the clock brings the other two up to date.
-        let Some(ThreadTimes { run_ns: updated_ns, waited_ns }) = times_as_of_update(&self.schedstat) else {
-            return false;
-        };
-        let Some(ran_ns) = own_cpu_time() else { return false };
+        let ThreadTimes { run_ns: updated_ns, waited_ns } = times_as_of_update(&self.schedstat)?;
+        let ran_ns = own_cpu_time()?;
         let since_update_ns = ran_ns.saturating_sub(updated_ns);
         let waited_ns = waited_ns.saturating_sub(std::mem::replace(&mut self.waited_ns, waited_ns));
-        fell_into_wait(monotonic_ns().saturating_sub(since_update_ns), due_ns, waited_ns)
+        let arrived_ns = monotonic_ns().saturating_sub(since_update_ns);
+        fell_into_wait(arrived_ns, due_ns, waited_ns).then(|| Held::since(arrived_ns))
     }
 }
 
 impl ForeignThread {
     /// A thread that waits when it is asked to stop does so when it has a CPU again; its time waited grows by then.
-    fn waited(&mut self, stopped_ns: u64) -> bool {
-        let Some((before_ns, asked_ns)) = self.asked.take() else { return false };
-        let waited_ns = waited(&self.schedstat).map_or(0, |now_ns| now_ns.saturating_sub(before_ns));
-        fell_into_wait(stopped_ns, asked_ns, waited_ns)
+    fn waited(&mut self, due_ns: u64, stopped_ns: u64) -> Option<Held> {
+        let (before_ns, asked_ns) = self.asked.take()?;
+        let waited_ns = waited(&self.schedstat)?.saturating_sub(before_ns);
+        // One that is due now would be asked for as much later as this one was, when the thread runs again.
+        let passed_ns = stopped_ns.saturating_sub(asked_ns.saturating_sub(due_ns));
+        let held = Held { passed_ns, stood_ns: stopped_ns };
+        fell_into_wait(stopped_ns, asked_ns, waited_ns).then_some(held)
     }
 }
 
 /// Whether a wait accounts for the gap between `due_ns` and `arrived_ns`, of which the thread has waited `waited_ns` at most.
-fn fell_into_wait(arrived_ns: u64, due_ns: u64, waited_ns: u64) -> bool {
+pub(crate) fn fell_into_wait(arrived_ns: u64, due_ns: u64, waited_ns: u64) -> bool {
     let gap_ns = arrived_ns.saturating_sub(due_ns);
     gap_ns > 0 && waited_ns > gap_ns / 2
 }
@@ -163,7 +171,11 @@ mod tests {
             while in_waits + running < 1_000 {
                 let now_ns = monotonic_ns();
                 if now_ns >= due_ns {
-                    let waited = detector.waited_at(due_ns, now_ns);
+                    let held = detector.waited_at(due_ns, now_ns);
+                    let waited = held.is_some();
+                    assert!(
+                        held.is_none_or(|held| held.passed_ns > due_ns && held.stood_ns == held.passed_ns)
+                    );
                     match now_ns - before_ns {
                         0..20_000 => {
                             running += 1;
@@ -202,9 +214,9 @@ mod tests {
     #[test]
     fn a_foreign_thread_waits_from_the_request_on() {
         let mut detector = WaitDetector::foreign(own_schedstat());
-        assert!(!detector.waited_at(0, u64::MAX), "was not asked");
+        assert_eq!(detector.waited_at(0, u64::MAX), None, "was not asked");
         detector.ask(monotonic_ns());
-        assert!(!detector.waited_at(0, monotonic_ns()), "this thread runs");
-        assert!(!WaitDetector::Unknown.waited_at(0, u64::MAX));
+        assert_eq!(detector.waited_at(0, monotonic_ns()), None, "this thread runs");
+        assert_eq!(WaitDetector::Unknown.waited_at(0, u64::MAX), None);
     }
 }

@@ -1,6 +1,7 @@
 //! What is simulated.
 
-use super::program::{Program, Task, Vcpu};
+use super::host::Host;
+use super::program::{Program, Task, Vcpu, Waits};
 use super::quantities::Quantity;
 use super::{Paper, Section};
 use crate::clock::ClockKind;
@@ -30,6 +31,8 @@ pub(super) struct Case {
     pub start: Start,
     /// One clock ticks all vCPUs.
     pub at_once: bool,
+    /// How ticks are served.
+    pub host: Host,
     /// What is estimated.
     pub quantity: Quantity,
     /// Different courses that are profiled in turn; one, as in the paper, is profiled again and again.
@@ -58,6 +61,7 @@ impl Case {
             lost: 0.0,
             start: Start::Anywhere,
             at_once: false,
+            host: Host::default(),
             quantity: Quantity::Share,
             courses: 20,
             clocks: ALL,
@@ -82,7 +86,7 @@ impl Case {
 
 /// All cases, in the order of their sections.
 pub(super) fn all() -> Vec<Case> {
-    [single(), mixed(), noisy(), granularity(), adversaries(), estimator(), printed()].concat()
+    [single(), mixed(), noisy(), granularity(), adversaries(), estimator(), printed(), host()].concat()
 }
 
 /// Section 5.2.1: a million units, a sample every 100.
@@ -208,6 +212,66 @@ fn estimator() -> Vec<Case> {
     ]
 }
 
+/// A virtual machine on a host that does other things, too.
+fn host() -> Vec<Case> {
+    let case = |name: &str, host: Host, programs: &[Program]| Case {
+        clocks: RANDOM,
+        host,
+        vcpus: programs.iter().map(|program| Vcpu { program: program.clone(), load: 1.0 }).collect(),
+        ..Case::new(Section::Host, name, Program::Runs { share: 0.3, run: 1.0 }, 2_000.0)
+    };
+    let runs = |share: f64, run: f64| Program::Runs { share, run };
+    // Nothing but what follows a wait.
+    let after = |waits: Waits, after: f64| {
+        let nothing = Program::Periodic { period: 1.0, from: 0.0, to: 0.0 };
+        Program::Waiting { work: Box::new(nothing), waits, after }
+    };
+    let random = |run: f64, wait: f64| Waits::Random { run, wait };
+    let with_waits =
+        |work: Program, waits: Waits| Program::Waiting { work: Box::new(work), waits, after: 0.1 };
+    // A VMM that takes a part of the thread's time on a CPU, which only ticks can tell from the guest's.
+    let vmm = |work: Program| Program::Polling { work: Box::new(work), idle: 0.2, spell: 0.1 };
+    let woken = |halt: f64, wait: f64| Program::Woken { halt, wait, run: 0.1, rest: 0.4 };
+    let prompt = Host::default();
+    let late = Host { late: 0.1, ..prompt };
+    let slow = Host { service: 0.6, ..prompt };
+    let busy = Host { late: 0.05, service: 0.1, ..prompt };
+    let asked = Host { runs_on: true, ..late };
+    let quota = Waits::Quota { period: 10.0, run: 3.0 };
+    let four = [
+        with_waits(runs(0.3, 0.5), random(2.0, 1.0)),
+        with_waits(runs(0.1, 5.0), quota),
+        woken(0.8, 0.3),
+        woken(5.0, 0.0),
+    ];
+    vec![
+        case("late ticks", late, &[runs(0.3, 0.3)]),
+        case("after long waits", prompt, &[after(random(5.0, 5.0), 0.2)]),
+        case("after waits of 1", late, &[after(random(2.0, 1.0), 0.1)]),
+        case("after waits of 0.1", prompt, &[after(random(1.0, 0.1), 0.05)]),
+        case("after a quota's waits", late, &[after(quota, 0.2)]),
+        case("woken from halts", late, &[woken(0.8, 0.0)]),
+        case("woken, waits for a CPU", late, &[woken(0.8, 0.3)]),
+        case("served in 0.6, period 0.7", slow, &[Program::Periodic { period: 0.7, from: 0.0, to: 0.35 }]),
+        case("served in 0.6, period 1.6", slow, &[Program::Periodic { period: 1.6, from: 0.0, to: 0.5 }]),
+        case("4 vCPUs, all of it", busy, &four),
+        case("attached, after waits", asked, &[after(random(2.0, 1.0), 0.1)]),
+        case(
+            "attached, 2 vCPUs",
+            asked,
+            &[vmm(with_waits(runs(0.6, 0.5), random(2.0, 1.0))), vmm(runs(0.1, 2.0))],
+        ),
+        Case {
+            at_once: true,
+            ..case(
+                "attached by a stub",
+                prompt,
+                &[woken(0.5, 0.0), runs(0.1, 2.0), runs(0.6, 0.2), vmm(runs(0.3, 5.0))],
+            )
+        },
+    ]
+}
+
 /// Every kind of interval, each of states in short, middling and long runs, and of a state that is rare.
 fn printed() -> Vec<Case> {
     let runs = |share: f64, run: f64| vec![Vcpu { program: Program::Runs { share, run }, load: 0.6 }];
@@ -237,14 +301,14 @@ fn printed() -> Vec<Case> {
             2_000.0,
         )
     };
-    let lengths = [("runs of 0.05", 0.05), ("runs of 2", 2.0), ("runs of 30", 30.0)];
+    let lengths = [("0.05", 0.05), ("2", 2.0), ("30", 30.0)];
     let mut cases = Vec::new();
     for (name, quantity) in [
         ("share", Quantity::Share),
         ("time", Quantity::Time),
         ("callers", Quantity::Callers),
         ("change, two runs", Quantity::TwoRuns),
-        ("change, 3 and 3 runs", Quantity::SixRuns),
+        ("change, six runs", Quantity::SixRuns),
         ("time in a boot", Quantity::Boot),
         ("rusage", Quantity::Rusage),
         ("task state, census", Quantity::Census),

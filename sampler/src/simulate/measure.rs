@@ -3,8 +3,9 @@
 use rand::rngs::ChaCha8Rng;
 use rand::{RngExt, SeedableRng};
 
+use super::host::Host;
 use super::program::MEAN_NS;
-use super::timeline::{OUTSIDE, POLLING, Timeline};
+use super::timeline::{POLLING, Timeline, in_guest};
 use crate::clock::{ClockKind, Intervals};
 use crate::estimate::{Estimate, PartTallies, PartTicks, Share, Ticks};
 
@@ -19,12 +20,14 @@ pub(super) struct Machine {
     pub at_once: bool,
     /// Part of the ticks of the first half of the run that are lost.
     pub lost: f64,
+    /// How the others are served.
+    pub host: Host,
 }
 
 impl Machine {
     /// Exact times of the vCPUs in the guest.
     pub fn times(&self) -> Vec<(u8, u64)> {
-        let time = |line: &Timeline| line.time(|state| state != OUTSIDE);
+        let time = |line: &Timeline| line.time(in_guest);
         (0_u8..).zip(&self.vcpus).map(|(vcpu, line)| (vcpu, time(line))).collect()
     }
 
@@ -34,17 +37,17 @@ impl Machine {
 
     /// The true share of a state of the time that is shared out.
     pub fn truth(&self, state: u8) -> f64 {
-        self.sum(&|s| s == state) / self.sum(&|s| s != OUTSIDE && s != POLLING)
+        self.sum(&|s| s == state) / self.sum(&|s| in_guest(s) && s != POLLING)
     }
 
     /// The true part of the state in the whole time in the guest.
     pub fn true_time(&self, state: u8) -> f64 {
-        self.sum(&|s| s == state) / self.sum(&|s| s != OUTSIDE)
+        self.sum(&|s| s == state) / self.sum(&in_guest)
     }
 
     /// A time's interval, as parts of the whole time in the guest.
     pub fn as_share(&self, estimate: &Estimate) -> Share {
-        let part = |ns: f64| ns / self.sum(&|s| s != OUTSIDE);
+        let part = |ns: f64| ns / self.sum(&in_guest);
         let time = estimate.time;
         Share { share: part(time.ns), low: part(time.low_ns), high: part(time.high_ns) }
     }
@@ -56,17 +59,17 @@ impl Machine {
         for (vcpu, line) in (0_u8..).zip(&self.vcpus) {
             let stream = if self.at_once { 0 } else { vcpu };
             // The product's clock takes a rate.
-            let Some(mut intervals) = Intervals::new(clock, 1e9 / MEAN_NS as f64, seed, stream) else {
+            let Some(intervals) = Intervals::new(clock, 1e9 / MEAN_NS as f64, seed, stream) else {
                 continue;
             };
-            let mut cursor = line.cursor();
-            let mut time_ns = start_ns + intervals.next_ns();
-            while time_ns < line.length() {
+            let mut lateness = ChaCha8Rng::seed_from_u64(seed);
+            // The clock's streams are of the same seed: those of vCPUs have lower numbers.
+            lateness.set_stream(256 + u64::from(vcpu));
+            for (time_ns, state) in self.host.serve(line, intervals, start_ns, lateness) {
                 let may_be_lost = time_ns < line.length() / 2 && self.lost > 0.0;
                 if !(may_be_lost && random.random::<f64>() < self.lost) {
-                    ticks.push(Tick { vcpu, time_ns, state: cursor.at(time_ns) });
+                    ticks.push(Tick { vcpu, time_ns, state });
                 }
-                time_ns += intervals.next_ns();
             }
         }
         ticks
@@ -89,11 +92,11 @@ impl Machine {
             ticks
         });
         for (vcpu, line) in (0_u8..).zip(&self.vcpus) {
-            ticks.divide(vcpu, line.stretches(STRETCH_NS, |state| state != OUTSIDE));
+            ticks.divide(vcpu, line.stretches(STRETCH_NS, in_guest));
         }
         let mut tallies = vec![PartTallies::default(); rows.len()];
         for Tick { vcpu, time_ns, state } in self.ticks(clock, seed, start_ns) {
-            let tick = ticks.tick(vcpu, time_ns, state != OUTSIDE, state != POLLING);
+            let tick = ticks.tick(vcpu, time_ns, in_guest(state), state != POLLING);
             for (_, tallies) in rows.iter().zip(&mut tallies).filter(|(row, _)| row.contains(&state)) {
                 tallies.add(&ticks, tick);
             }

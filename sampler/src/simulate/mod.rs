@@ -2,10 +2,11 @@
 //!
 //! It reproduces the simulation of Y. Wen, G. Cheng, B. Lin and J. Yin, *Probability Analysis to Improve the Confidence
 //! in Profiling Accuracy* (2021), tables 2 to 6, and goes on to runs of all lengths, to programs that work against
-//! the clock, and to what is hard for an estimator. Ticks come from the product's [`crate::clock::Intervals`] and go
+//! the clock, to what is hard for an estimator, and to what a host does to ticks. Ticks come from the product's [`crate::clock::Intervals`] and go
 //! through the product's [`crate::estimate`]. A result is a function of the options alone.
 
 mod cases;
+mod host;
 mod measure;
 mod program;
 mod quantities;
@@ -50,19 +51,22 @@ pub enum Section {
     Adversary,
     /// Few samples, short runs, mixtures, several vCPUs.
     Estimator,
+    /// Late ticks, waits, quotas, service time, halts, attached virtual machines.
+    Host,
     /// Every kind of interval that vprof prints.
     Printed,
 }
 
 impl Section {
     /// All, in their order.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Single,
         Self::Mixed,
         Self::Noise,
         Self::Granularity,
         Self::Adversary,
         Self::Estimator,
+        Self::Host,
         Self::Printed,
     ];
 }
@@ -132,7 +136,7 @@ fn run(case: &Case, number: u64, options: &Options) -> Vec<Row> {
         .map(|n| {
             let mut random = ChaCha8Rng::seed_from_u64(seed(1, n));
             let vcpus = case.vcpus.iter().map(|vcpu| vcpu.course(&mut random, case.ticks)).collect();
-            Machine { vcpus, lost: case.lost, at_once: case.at_once }
+            Machine { vcpus, lost: case.lost, at_once: case.at_once, host: case.host }
         })
         .collect();
     let truths: Vec<Vec<f64>> = machines

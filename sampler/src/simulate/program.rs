@@ -4,7 +4,7 @@ use rand::RngExt;
 use rand::rngs::ChaCha8Rng;
 use rand_distr::{Distribution, Exp1};
 
-use super::timeline::{OUTSIDE, POLLING, REST, Timeline};
+use super::timeline::{OUTSIDE, POLLING, REST, Timeline, WAITING};
 
 /// Mean interval of the simulated clock, ns: 1 ms, so that what the product's clock rounds to whole nanoseconds and
 /// cuts at 1 us is far below what is simulated.
@@ -57,6 +57,60 @@ pub(super) enum Program {
         /// Mean length of such a spell.
         spell: f64,
     },
+    /// Another program on a host that takes the CPU away, where the guest stands still. State 1 runs right after each wait, as the
+    /// interrupts do that have come meanwhile, and what they wake.
+    Waiting {
+        /// What the guest does.
+        work: Box<Program>,
+        /// When it gets no CPU.
+        waits: Waits,
+        /// Length of state 1 after a wait.
+        after: f64,
+    },
+    /// Halted until an interrupt comes; then the vCPU's thread waits for a CPU, state 1 runs, and something else.
+    Woken {
+        /// Mean length of a halt.
+        halt: f64,
+        /// Mean length of a wait.
+        wait: f64,
+        /// Length of state 1.
+        run: f64,
+        /// Mean length of the rest.
+        rest: f64,
+    },
+}
+
+/// How a host takes a CPU away.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) enum Waits {
+    /// At random, of exponential lengths with these means.
+    Random {
+        /// From one wait to the next.
+        run: f64,
+        /// Of a wait.
+        wait: f64,
+    },
+    /// As a quota does (cpu.max): so long in each period, then not until the next.
+    Quota {
+        /// Length of a period.
+        period: f64,
+        /// Time with a CPU in each.
+        run: f64,
+    },
+}
+
+impl Waits {
+    /// Length of the next spell with a CPU, and of the wait after it, ns.
+    fn draw(self, random: &mut ChaCha8Rng) -> (u64, u64) {
+        let mut of = |mean: f64| {
+            let drawn: f64 = Exp1.sample(random);
+            ns(drawn * mean).max(1)
+        };
+        match self {
+            Self::Random { run, wait } => (of(run), of(wait)),
+            Self::Quota { period, run } => (ns(run), ns(period - run)),
+        }
+    }
 }
 
 /// A task of the unbiasedness study.
@@ -116,6 +170,30 @@ impl Program {
                 let mut idles = Timeline::default();
                 runs(&mut idles, random, length, *idle, *spell, POLLING);
                 line = work.course(random, intervals).within(&idles);
+            }
+            Self::Waiting { work, waits, after } => {
+                let course = work.course(random, intervals);
+                let (mut at, mut done) = (course.cursor(), 0);
+                while line.length() < length {
+                    let (run, wait) = waits.draw(random);
+                    let until = done + run;
+                    while done < until {
+                        let state = at.at(done);
+                        let end = at.end().min(until);
+                        line.push(state, end - done);
+                        done = end;
+                    }
+                    line.push(WAITING, wait);
+                    line.push(1, ns(*after));
+                }
+            }
+            Self::Woken { halt, wait, run, rest } => {
+                while line.length() < length {
+                    for (state, mean) in [(OUTSIDE, *halt), (WAITING, *wait), (1, *run), (REST, *rest)] {
+                        let drawn: f64 = if state == 1 { 1.0 } else { Exp1.sample(random) };
+                        line.push(state, ns(drawn * mean));
+                    }
+                }
             }
         }
         line.truncated(length)

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use super::measure::{Machine, STRETCH_NS, Tick};
 use super::program::MEAN_NS;
-use super::timeline::OUTSIDE;
+use super::timeline::in_guest;
 use crate::boot::clocked::{Clocks, Moment as BootMoment};
 use crate::clock::ClockKind;
 use crate::diff::Value;
@@ -146,7 +146,7 @@ fn part(machine: &Machine) -> ((u64, u64), f64, f64) {
             .map(|line| (line.time_until(ends.1, wanted) - line.time_until(ends.0, wanted)) as f64)
             .sum()
     };
-    (ends, time(&|state| state == 1), time(&|state| state != OUTSIDE))
+    (ends, time(&|state| state == 1), time(&in_guest))
 }
 
 fn in_part(machine: &Machine, clock: ClockKind, seed: u64, boot: bool) -> Measured {
@@ -164,10 +164,10 @@ fn in_part(machine: &Machine, clock: ClockKind, seed: u64, boot: bool) -> Measur
     } else {
         let mut all = Ticks::new(clock, MEAN_NS as f64);
         for (vcpu, line) in (0_u8..).zip(&machine.vcpus) {
-            all.divide(vcpu, line.stretches(STRETCH_NS, |state| state != OUTSIDE));
+            all.divide(vcpu, line.stretches(STRETCH_NS, in_guest));
         }
         for tick in &ticks {
-            let told = all.tick(tick.vcpu, tick.time_ns, tick.state != OUTSIDE);
+            let told = all.tick(tick.vcpu, tick.time_ns, in_guest(tick.state));
             if tick.state == 1 && (ends.0..ends.1).contains(&tick.time_ns) {
                 tallies.add(&all, told);
             }
@@ -187,11 +187,11 @@ fn in_part(machine: &Machine, clock: ClockKind, seed: u64, boot: bool) -> Measur
 fn clocks(machine: &Machine, clock: ClockKind, ticks: &[Tick]) -> Clocks {
     let meta = [("clock", clock.name().to_owned()), ("rate_hz", (1_000_000_000 / MEAN_NS).to_string())];
     let moment = |(id, tick): (i64, &Tick)| {
-        (id, BootMoment { vcpu: tick.vcpu, time_ns: tick.time_ns, guest: tick.state != OUTSIDE })
+        (id, BootMoment { vcpu: tick.vcpu, time_ns: tick.time_ns, guest: in_guest(tick.state) })
     };
     let stretches = |line: &super::timeline::Timeline| {
         let mut begin = 0;
-        let ends = line.stretches(STRETCH_NS, |state| state != OUTSIDE);
+        let ends = line.stretches(STRETCH_NS, in_guest);
         let stretch = |(end, guest): (u64, u64)| {
             let states = States { guest, halted: end - begin - guest, ..States::default() };
             Stretch { begin: std::mem::replace(&mut begin, end), end, states }
@@ -237,6 +237,6 @@ fn census(machine: &Machine, clock: ClockKind, seed: u64) -> Measured {
 fn exact_part(machine: &Machine, clock: ClockKind, seed: u64) -> Measured {
     let ticks = machine.ticks(clock, seed, 0);
     let count = |wanted: &dyn Fn(u8) -> bool| ticks.iter().filter(|tick| wanted(tick.state)).count() as u64;
-    let (hits, all) = (count(&|state| state == 1), count(&|state| state != OUTSIDE));
+    let (hits, all) = (count(&|state| state == 1), count(&in_guest));
     Measured { samples: hits, share: crate::estimate::share(hits, all), truth: machine.true_time(1) }
 }

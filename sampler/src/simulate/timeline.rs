@@ -4,8 +4,15 @@
 pub(super) const OUTSIDE: u8 = u8::MAX;
 /// State of a moment at which the guest is idle, but not halted: it is no part of what is shared out.
 pub(super) const POLLING: u8 = u8::MAX - 1;
+/// State of a moment at which the vCPU's thread waits for a CPU of the host: the guest stands still.
+pub(super) const WAITING: u8 = u8::MAX - 2;
 /// Any state that nobody asks for.
 pub(super) const REST: u8 = 0;
+
+/// Whether a moment in this state is the guest's.
+pub(super) fn in_guest(state: u8) -> bool {
+    state != OUTSIDE && state != WAITING
+}
 
 /// States, one after the other; two that follow each other differ.
 #[derive(Debug, Default, Clone)]
@@ -91,6 +98,13 @@ impl Timeline {
         stretches
     }
 
+    /// Moments from and to which the vCPU's thread waits, ns.
+    pub fn waits(&self) -> impl Iterator<Item = (u64, u64)> {
+        let starts = std::iter::once(0).chain(self.ends.iter().copied());
+        let spans = starts.zip(&self.ends).zip(&self.states);
+        spans.filter(|(_, state)| **state == WAITING).map(|((start, end), _)| (start, *end))
+    }
+
     /// Looks up moments that never go back.
     pub fn cursor(&self) -> Cursor<'_> {
         Cursor { timeline: self, place: 0 }
@@ -142,5 +156,8 @@ mod tests {
         outer.push(REST, 10);
         let both = line.within(&outer);
         assert_eq!((both.length(), both.time(|s| s == 1), both.time(|s| s == OUTSIDE)), (22, 3, 12));
+        outer.push(WAITING, 5);
+        assert_eq!(outer.waits().collect::<Vec<_>>(), [(22, 27)]);
+        assert!(in_guest(REST) && in_guest(POLLING) && !in_guest(WAITING) && !in_guest(OUTSIDE));
     }
 }

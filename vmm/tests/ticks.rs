@@ -1,0 +1,100 @@
+//! When ticks stop the guest, on this host's KVM, with a few bytes of code at CPL 3 as the guest.
+
+use std::io::Write;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use vmm::{Console, Machine, Observer, Payload, Tick, VmConfig, probe};
+
+/// ```text
+/// 1: rdtsc; shl $32, %rdx; or %rdx, %rax     RAX: the TSC
+///    mov %rax, %rcx; sub %rbx, %rcx          RCX: how much of it has gone by since it was read last
+///    mov %rax, %rbx                          RBX: when it was read
+///    cmp $1500, %rcx; jb 1b
+///    add %rcx, %rsi; inc %rdi; jmp 1b        RSI, RDI: sum and number of the times without the CPU
+/// ```
+const STOPWATCH: &[u8] = &[
+    0x0f, 0x31, 0x48, 0xc1, 0xe2, 0x20, 0x48, 0x09, 0xd0, 0x48, 0x89, 0xc1, 0x48, 0x29, 0xd9, 0x48, 0x89,
+    0xc3, 0x48, 0x81, 0xf9, 0xdc, 0x05, 0x00, 0x00, 0x72, 0xe5, 0x48, 0x01, 0xce, 0x48, 0xff, 0xc7, 0xeb,
+    0xdd,
+];
+
+/// A tick, and the entry after it.
+#[derive(Debug, Clone, Copy)]
+struct Stop {
+    due_ns: u64,
+    exited_ns: u64,
+    entered_ns: u64,
+    read: u64,
+    gone: u64,
+    gaps: u64,
+}
+
+#[derive(Debug)]
+struct Stops(Arc<Mutex<Vec<Stop>>>);
+
+impl Observer for Stops {
+    fn started(&mut self) -> Option<Duration> {
+        Some(Duration::from_millis(1))
+    }
+    fn ticked(&mut self, tick: &Tick<'_>) -> Option<Duration> {
+        let (regs, entered_ns) = (tick.regs, 0);
+        let stop = Stop {
+            due_ns: tick.due_ns,
+            exited_ns: tick.now_ns,
+            entered_ns,
+            read: regs.rbx,
+            gone: regs.rsi,
+            gaps: regs.rdi,
+        };
+        self.0.lock().unwrap().push(stop);
+        Some(Duration::from_nanos(1_000_000 + tick.now_ns % 1_000_000))
+    }
+    fn entering(&mut self, now_ns: u64) {
+        if let Some(stop) = self.0.lock().unwrap().last_mut().filter(|stop| stop.entered_ns == 0) {
+            stop.entered_ns = now_ns;
+        }
+    }
+}
+
+/// The clock of samples relies on this: however late the thread is out of KVM, the guest has executed nothing since the tick was
+/// due.
+#[test]
+fn a_tick_stops_the_guest_when_it_is_due() {
+    if let Err(error) = probe::open() {
+        let _ = writeln!(std::io::stderr(), "SKIPPED: no /dev/kvm ({error})");
+        return;
+    }
+    let stops = Arc::new(Mutex::new(Vec::new()));
+    let config = VmConfig {
+        vcpus: 1,
+        memory_bytes: 8 << 20,
+        huge_pages: false,
+        payload: Payload::Flat { code: STOPWATCH.to_vec(), cpl: 3 },
+        disks: Vec::new(),
+        console: Console(Box::new(std::io::sink())),
+        second_console: None,
+        extra: vmm::Extra::default(),
+    };
+    let shared = Arc::clone(&stops);
+    let machine = Machine::start(config, |_| Stops(Arc::clone(&shared))).unwrap();
+    std::thread::sleep(Duration::from_secs(2));
+    machine.stop();
+    machine.wait(Some(Duration::from_secs(20))).unwrap();
+    let stops = stops.lock().unwrap();
+    let (first, last) = (stops[10], stops[stops.len() - 2]);
+    let per_ns = (last.read - first.read) as f64 / (last.exited_ns - first.exited_ns) as f64;
+    // Stops after which the guest missed nothing else until the next: what it missed beyond what the thread tells.
+    let mut beyond: Vec<f64> = stops[10..stops.len() - 1]
+        .windows(2)
+        .filter(|pair| pair[1].gaps - pair[0].gaps == 1)
+        .map(|pair| {
+            let missed_ns = (pair[1].gone - pair[0].gone) as f64 / per_ns;
+            missed_ns - (pair[0].entered_ns - pair[0].due_ns) as f64
+        })
+        .collect();
+    beyond.sort_by(f64::total_cmp);
+    assert!(beyond.len() > 50, "{} of {} stops", beyond.len(), stops.len());
+    // Entering and leaving take time, too; the clock's readings are good for a microsecond.
+    assert!(beyond[beyond.len() / 2] > -1_000.0, "{:?} ns", beyond[beyond.len() / 2]);
+}

@@ -2,23 +2,18 @@
 
 use std::env;
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::sync::OnceLock;
 
 use anyhow::{Context, Result, bail, ensure};
 use guest_programs::{INIT, WITH_LINES, WORKLOADS};
 
 use crate::place::workspace;
-use crate::tools::{find_program, output_of};
 
-const MUSL: &str = "x86_64-unknown-linux-musl";
-const GLIBC: &str = "x86_64-unknown-linux-gnu";
+/// The target of `.cargo/config.toml`, whose flags make every program static.
+const TARGET: &str = "x86_64-unknown-linux-gnu";
 
-/// Builds a program of this workspace statically and returns its path. Takes a moment when it is built already.
-///
-/// The target is musl where Rust has it and Debian's musl-tools are installed (C dependencies need `musl-gcc`), else glibc.
-/// The build has the directory `target/static` of the workspace to itself, because flags differ from other builds'.
+/// Builds a program of this workspace for release and returns its path. Takes a moment when it is built already.
 ///
 /// # Errors
 /// There is no such program, or it does not compile: the compiler's last lines are in the error.
@@ -46,31 +41,17 @@ pub(crate) fn programs() -> Result<PathBuf> {
 }
 
 fn output_directory() -> PathBuf {
-    workspace().join("target/static").join(target()).join("release")
+    workspace().join("target").join(TARGET).join("release")
 }
 
-/// What most programs are relieved of: their symbols stay.
+/// Removes debug information and keeps symbols (`profile.strip`).
 const STRIPPED: &str = "'debuginfo'";
 
 /// Runs cargo with these arguments; `strip` is the profile's setting of that name.
 fn build(strip: &str, arguments: &[&str]) -> Result<()> {
-    let mut command = cargo();
-    command.args([
-        "build",
-        "--quiet",
-        "--release",
-        "--config",
-        &format!("profile.release.strip={strip}"),
-        "--target",
-        target(),
-    ]);
-    command.arg("--target-dir").arg(workspace().join("target/static")).args(arguments);
-    if target() == GLIBC {
-        // With --target given the flags do not reach build scripts and procedural macros, which cannot be static.
-        let mut flags = env::var_os("RUSTFLAGS").unwrap_or_default();
-        flags.push(" -C target-feature=+crt-static");
-        command.env("RUSTFLAGS", flags).env_remove("CARGO_ENCODED_RUSTFLAGS");
-    }
+    let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo")));
+    command.args(["build", "--quiet", "--release", "--config", &format!("profile.release.strip={strip}")]);
+    command.args(arguments).current_dir(workspace());
     let output = command.stdin(Stdio::null()).output().context("cannot start cargo")?;
     if !output.status.success() {
         // What the compiler says has its own lines, and all of them matter.
@@ -81,24 +62,6 @@ fn build(strip: &str, arguments: &[&str]) -> Result<()> {
         );
     }
     Ok(())
-}
-
-fn cargo() -> Command {
-    let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo")));
-    command.current_dir(workspace());
-    command
-}
-
-/// The target that static programs are built for.
-fn target() -> &'static str {
-    static TARGET: OnceLock<&str> = OnceLock::new();
-    TARGET.get_or_init(|| {
-        let rustc = env::var_os("RUSTC").unwrap_or_else(|| OsString::from("rustc"));
-        let sysroot = output_of(Command::new(rustc).args(["--print", "sysroot"]).current_dir(workspace()));
-        let has_musl = sysroot
-            .is_ok_and(|path| Path::new(path.trim()).join("lib/rustlib").join(MUSL).join("lib").is_dir());
-        if has_musl && find_program("musl-gcc").is_some() { MUSL } else { GLIBC }
-    })
 }
 
 #[cfg(test)]

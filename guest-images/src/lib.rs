@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! Debian packages --apt-get, own state--> target/guest/debs --dpkg-deb--> a directory --mke2fs -d--> demo.img
-//! this workspace  --cargo, static------> target/static      ------------------^
+//! this workspace  --cargo, static------> target/*/release   ------------------^
 //! ```
 //!
 //! | made | what it is |

@@ -44,7 +44,9 @@ pub mod vsock;
 
 pub use boot::check_kernel;
 pub use clock::monotonic_ns;
-pub use config::{Console, Disk, DiskFile, DiskFormat, DiskMode, Extra, Network, Payload, VmConfig, Vsock};
+pub use config::{
+    Console, Disk, DiskFile, DiskFormat, DiskMode, Extra, FLAT_ENTRY, Network, Payload, VmConfig, Vsock,
+};
 pub use counters::Counters;
 pub use error::{DiskError, KernelError, KvmError, StartError, WaitError};
 pub use injected::{Injected, Injections};

@@ -47,7 +47,7 @@ impl Tools {
     /// A call of cargo that finds these tools and the guest images in its environment, as the crate `tests` looks for
     /// them.
     pub fn cargo(&self) -> Command {
-        let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        let mut cargo = cargo();
         self.tell(&mut cargo);
         cargo
     }
@@ -110,6 +110,11 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         println!("  {command}\n      {purpose}");
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The cargo that runs this program.
+pub fn cargo() -> Command {
+    Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
 }
 
 /// The path as a person in this directory would type it.

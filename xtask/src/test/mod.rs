@@ -5,7 +5,8 @@ mod programs;
 mod timings;
 
 use std::ffi::OsString;
-use std::process::ExitCode;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
@@ -14,7 +15,7 @@ use guest_images::{DebianOptions, DebianRelease, DemoOptions, FileFormat, Flavou
 use self::outcome::Outcome;
 use self::programs::{Programs, TestProgram};
 use self::timings::Timings;
-use crate::demo::{Tools, exit_code};
+use crate::demo::{Tools, cargo, exit_code};
 use crate::deps;
 use crate::progress::Line;
 
@@ -33,6 +34,8 @@ const MORE_IMAGES: &[(Series, Flavour)] = &[
     (Series::V6_12, Flavour::Rt),
     (Series::Newest, Flavour::Rt),
 ];
+/// Packages whose tests boot guests.
+const WITH_GUESTS: [&str; 2] = ["vprof-tests", "guest-images"];
 /// What libtest calls for tests that are ignored, too.
 const INCLUDE_IGNORED: &str = "--include-ignored";
 
@@ -70,39 +73,54 @@ impl Options {
 
 /// Runs the tests.
 pub fn run(options: &Options) -> Result<ExitCode> {
+    if !needs_guests(&options.arguments) {
+        return run_cargo(&mut cargo(), options);
+    }
     let line = Line::new();
     let mut timings = Timings::default();
     if !timings.measure("Debian packages", || deps::ensure_for_tests(&line))? {
         return Ok(ExitCode::FAILURE);
     }
-    timings.measure("guest images", || build_images(options.all, &line))?;
-    let tools = timings.measure("static vprof, portable host", || Tools::build(&line))?;
+    // Fetching packages waits for the network, the compiler does not.
+    let (programs, portable_host) = timings.measure("test programs, guest images", || {
+        std::thread::scope(|scope| {
+            let images = scope.spawn(|| build_images(options.all, &line));
+            let programs = Programs::build();
+            let host = images.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            anyhow::Ok((programs?, host?))
+        })
+    })?;
     line.end();
-
-    let mut cargo = tools.cargo();
-    // Programs inherit it.
-    if std::env::var_os(SEED.0).is_none() {
-        cargo.env(SEED.0, SEED.1);
-    }
-    cargo.args(["test", "--no-fail-fast"]);
+    let tools = Tools { vprof: programs.vprof().to_owned(), portable_host };
     if !options.arguments.is_empty() {
-        if !chooses_packages(&options.arguments) {
-            cargo.arg("--workspace");
-        }
-        let status = cargo.args(options.for_cargo()).status().context(NO_CARGO)?;
-        return Ok(exit_code(status));
+        return run_cargo(&mut tools.cargo(), options);
     }
-    let passed = run_all(&tools, options.all, &mut timings);
+    let passed = run_all(&programs, &tools, options.all, &mut timings);
     if options.timings {
         print!("{timings}");
     }
     passed
 }
 
+/// Calls `cargo test` with the arguments that were given.
+fn run_cargo(cargo: &mut Command, options: &Options) -> Result<ExitCode> {
+    // Programs inherit it.
+    if std::env::var_os(SEED.0).is_none() {
+        cargo.env(SEED.0, SEED.1);
+    }
+    cargo.args(["test", "--no-fail-fast"]);
+    // With another choice of packages, features of dependencies differ, and they are built again.
+    if packages(&options.arguments).next().is_none() {
+        cargo.arg("--workspace");
+    }
+    let status = cargo.args(options.for_cargo()).status().context(NO_CARGO)?;
+    Ok(exit_code(status))
+}
+
 const NO_CARGO: &str = "cannot start cargo test";
 
-/// Builds what the tests boot.
-fn build_images(all: bool, line: &Line) -> Result<()> {
+/// Builds what the tests boot; returns the portable host's bundle.
+fn build_images(all: bool, line: &Line) -> Result<PathBuf> {
     for &(series, flavour) in IMAGES.iter().chain(if all { MORE_IMAGES } else { &[] }) {
         guest_images::demo(&DemoOptions { series, flavour }, line)?;
     }
@@ -115,12 +133,11 @@ fn build_images(all: bool, line: &Line) -> Result<()> {
         }
     }
     guest_images::kvm_host(line)?;
-    Ok(())
+    guest_images::portable_host(line)
 }
 
 /// Runs every test program, the guests' last, and the examples in the documentation.
-fn run_all(tools: &Tools, all: bool, timings: &mut Timings) -> Result<ExitCode> {
-    let programs = timings.measure("test programs", || Programs::build(tools.cargo()))?;
+fn run_all(programs: &Programs, tools: &Tools, all: bool, timings: &mut Timings) -> Result<ExitCode> {
     let included: &[&str] = if all { &[INCLUDE_IGNORED] } else { &[] };
     let mut failed = Vec::new();
     for program in programs.without_guests() {
@@ -174,13 +191,28 @@ fn repeat(guests: &TestProgram, tools: &Tools, failed: &[String]) -> Result<bool
     Ok(outcome.is_success() && outcome.passed() == failed.len())
 }
 
-/// Do the arguments for cargo say which packages to test? What follows `--` is for the tests themselves.
-fn chooses_packages(arguments: &[OsString]) -> bool {
-    arguments
-        .iter()
-        .map(|argument| argument.to_string_lossy())
-        .take_while(|argument| argument != "--")
-        .any(|argument| argument.starts_with("-p") || argument.starts_with("--package"))
+/// The packages that the arguments for cargo choose. What follows `--` is for the tests themselves.
+fn packages(arguments: &[OsString]) -> impl Iterator<Item = String> {
+    let words = arguments.iter().map(|argument| argument.to_string_lossy().into_owned());
+    let mut words = words.take_while(|argument| argument != "--");
+    std::iter::from_fn(move || {
+        loop {
+            let word = words.next()?;
+            match word.as_str() {
+                "-p" | "--package" => return words.next(),
+                _ => {}
+            }
+            if let Some(name) = word.strip_prefix("--package=").or_else(|| word.strip_prefix("-p")) {
+                return Some(name.to_owned());
+            }
+        }
+    })
+}
+
+/// Whether tests may boot guests: those of chosen packages that do not, need no image.
+fn needs_guests(arguments: &[OsString]) -> bool {
+    let mut packages = packages(arguments).peekable();
+    packages.peek().is_none() || packages.any(|name| WITH_GUESTS.contains(&name.as_str()))
 }
 
 #[cfg(test)]
@@ -202,12 +234,12 @@ mod tests {
     }
 
     #[test]
-    fn chosen_packages_are_respected() {
-        let chooses =
-            |words: &[&str]| chooses_packages(&words.iter().map(OsString::from).collect::<Vec<_>>());
-        assert!(chooses(&["-p", "vmm"]));
-        assert!(chooses(&["--package=vmm", "name"]));
-        assert!(!chooses(&["some_name", "--", "-p"]));
-        assert!(!chooses(&[]));
+    fn images_are_made_where_a_chosen_package_boots_guests() {
+        let words = |words: &[&str]| words.iter().map(OsString::from).collect::<Vec<_>>();
+        let chosen = |given: &[&str]| packages(&words(given)).collect::<Vec<_>>();
+        assert_eq!(chosen(&["-p", "vmm", "--package=symbols", "name", "--", "-p", "x"]), ["vmm", "symbols"]);
+        assert!(needs_guests(&words(&[])) && needs_guests(&words(&["kernels::"])));
+        assert!(needs_guests(&words(&["-p", "vmm", "-pvprof-tests"])));
+        assert!(!needs_guests(&words(&["-p", "vmm", "guest"])));
     }
 }

@@ -6,14 +6,19 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use crate::demo::Tools;
+use crate::demo::{Tools, cargo};
 
 /// The target with the tests of guests.
 const GUESTS: &str = "guests";
+/// The target that is the product.
+const VPROF: &str = "vprof";
 
-/// Every test program of the workspace.
+/// Every test program of the workspace, and the `vprof` of the same build.
 #[derive(Debug)]
-pub struct Programs(Vec<TestProgram>);
+pub struct Programs {
+    tests: Vec<TestProgram>,
+    vprof: PathBuf,
+}
 
 /// One test program.
 #[derive(Debug, PartialEq, Eq)]
@@ -28,21 +33,30 @@ pub struct TestProgram {
 }
 
 impl Programs {
-    /// Builds all of them in one call, so that the features of dependencies are the same in each.
+    /// Builds all of them in one call, so that the features of dependencies are the same in each and no dependency is built twice.
     ///
     /// # Errors
-    /// One does not compile.
-    pub fn build(mut cargo: Command) -> Result<Self> {
+    /// One does not compile, or binutils are missing.
+    pub fn build() -> Result<Self> {
+        let mut cargo = cargo();
         cargo.args(["test", "--workspace", "--no-run", "--message-format", "json-render-diagnostics"]);
         let output = cargo.stderr(Stdio::inherit()).output().context("cannot start cargo test")?;
         ensure!(output.status.success(), "cannot build the tests ({})", output.status);
         let messages = String::from_utf8_lossy(&output.stdout);
-        Ok(Self(messages.lines().filter_map(TestProgram::from_message).collect()))
+        let built: Vec<Value> = messages.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+        let vprof = built.iter().find_map(vprof).context("cargo has built no vprof")?;
+        let tests = built.iter().filter_map(TestProgram::from_message).collect();
+        Ok(Self { tests, vprof: without_debug_information(&vprof)? })
+    }
+
+    /// The `vprof` under test, static and small: an emulated host loads it whole.
+    pub fn vprof(&self) -> &Path {
+        &self.vprof
     }
 
     /// Those of units and of KVM.
     pub fn without_guests(&self) -> impl Iterator<Item = &TestProgram> {
-        self.0.iter().filter(|program| program.target != GUESTS)
+        self.tests.iter().filter(|program| program.target != GUESTS)
     }
 
     /// The one of guests.
@@ -50,15 +64,29 @@ impl Programs {
     /// # Errors
     /// There is none.
     pub fn guests(&self) -> Result<&TestProgram> {
-        let found = self.0.iter().find(|program| program.target == GUESTS);
+        let found = self.tests.iter().find(|program| program.target == GUESTS);
         found.context("cargo has built no tests of guests")
     }
 }
 
+/// The executable of the product, if the message reports it.
+fn vprof(message: &Value) -> Option<PathBuf> {
+    let is_it = message["target"]["name"] == VPROF && message["profile"]["test"] == false;
+    message["executable"].as_str().filter(|_| is_it).map(PathBuf::from)
+}
+
+/// A copy next to the program that has its symbols, but no debug information.
+fn without_debug_information(program: &Path) -> Result<PathBuf> {
+    let copy = program.with_file_name("vprof-under-test");
+    let status = Command::new("objcopy").arg("--strip-debug").arg(program).arg(&copy).status();
+    let status = status.context("cannot start objcopy (Debian package binutils)")?;
+    ensure!(status.success(), "objcopy cannot copy {} ({status})", program.display());
+    Ok(copy)
+}
+
 impl TestProgram {
-    /// From a line of `--message-format json` (The Cargo Book, External Tools), if it reports a test program.
-    fn from_message(line: &str) -> Option<Self> {
-        let message: Value = serde_json::from_str(line).ok()?;
+    /// From a message of `--message-format json` (The Cargo Book, External Tools), if it reports a test program.
+    fn from_message(message: &Value) -> Option<Self> {
         let is_test = message["reason"] == "compiler-artifact" && message["profile"]["test"] == true;
         let executable = message["executable"].as_str().filter(|_| is_test)?;
         let directory = Path::new(message["manifest_path"].as_str()?).parent()?;
@@ -96,10 +124,13 @@ mod tests {
     fn a_test_program_is_found_in_cargos_messages() {
         let line = r#"{"reason":"compiler-artifact","manifest_path":"/w/vmm/Cargo.toml","target":{"name":"flat"},
             "profile":{"test":true},"executable":"/w/target/debug/deps/flat-1"}"#;
-        let program = TestProgram::from_message(&line.replace('\n', "")).unwrap();
+        let message = |text: &str| serde_json::from_str::<Value>(text).unwrap();
+        let program = TestProgram::from_message(&message(line)).unwrap();
         assert_eq!(program.label(), "vmm flat");
         assert_eq!(program.directory, Path::new("/w/vmm"));
-        assert_eq!(TestProgram::from_message(&line.replace("true", "false")), None);
-        assert_eq!(TestProgram::from_message("warning: unused"), None);
+        assert_eq!(TestProgram::from_message(&message(&line.replace("true", "false"))), None);
+        let built = line.replace("true", "false").replace("flat\"", "vprof\"");
+        assert_eq!(vprof(&message(&built)), Some("/w/target/debug/deps/flat-1".into()));
+        assert_eq!(vprof(&message(&built.replace("false", "true"))), None);
     }
 }

@@ -1,10 +1,12 @@
 //! Figures 3 and 4 of McCanne and Torek: a program that works in step with a clock, seen by that clock.
 
 use anyhow::{Context, Result, ensure};
+use sampler::clock::ClockKind;
 use vprof_tests::Run;
 
 use crate::document::Section;
 use crate::measured::{Of, boot, end, growth, lateness, lines, printed_at, rusage, setting, since, value};
+use crate::native::{self, Case as NativeCase, Shares};
 use crate::plot::{Line, Plot};
 use crate::table::{Table, median, more};
 
@@ -76,6 +78,18 @@ const CASES: [Case; 5] = [
     },
 ];
 
+const FAST: NativeCase =
+    NativeCase { period_us: 22_500, work_us: 2_250, rate_hz: 1_000.0, clock: ClockKind::Uniform };
+
+/// The same program and clocks natively.
+const NATIVE_CASES: [(&str, NativeCase); 5] = [
+    ("22.5 ms, random, 1000 Hz", FAST),
+    ("22.5 ms, random, 200 Hz", NativeCase { rate_hz: 200.0, ..FAST }),
+    ("24.02 ms, random, 1000 Hz", NativeCase { period_us: 24_020, work_us: 2_000, ..FAST }),
+    ("22.5 ms, random, 22.5 ms on average", NativeCase { rate_hz: 1e6 / 22_500.0, ..FAST }),
+    ("22.5 ms, fixed, 22.5 ms", NativeCase { rate_hz: 1e6 / 22_500.0, clock: ClockKind::Fixed, ..FAST }),
+];
+
 /// What the program printed: (s, `/proc/stat` s, CPU s).
 fn log(run: &Run) -> Result<Vec<(f64, f64, f64)>> {
     let read = |line| {
@@ -96,64 +110,127 @@ fn on_cpu(run: &Run) -> f64 {
     )
 }
 
-/// How far chance takes a count of ticks, as a part of it: 1.96 standard deviations of independent ones.
-fn chance(run: &Run) -> f64 {
-    let all = run.number("SELECT count(*) FROM sample");
-    let met = run.number("SELECT count(*) FROM v_samples WHERE comm = 'isochronous'");
-    1.96 * ((1.0 - met / all) / met).sqrt()
+/// What a case came to in all of its runs.
+#[derive(Debug, Default)]
+struct Sum {
+    own: f64,
+    stat: f64,
+    exact: f64,
+    sampled: f64,
+    /// Samples that met the program, and all.
+    met: f64,
+    all: f64,
+}
+
+impl Sum {
+    /// How far chance takes the count of ticks, as a part of it: 1.96 standard deviations of independent ones.
+    fn chance(&self) -> f64 {
+        chance(self.met / self.all, self.all)
+    }
+
+    fn row(&self, name: &str) -> [String; 8] {
+        let seconds = |value: f64| format!("{value:.2} s");
+        [
+            name.to_owned(),
+            seconds(self.own),
+            seconds(self.stat),
+            more(self.stat, self.own),
+            seconds(self.exact),
+            seconds(self.sampled),
+            more(self.sampled, self.exact),
+            format!("+-{:.1} %", self.chance() * 100.0),
+        ]
+    }
+}
+
+/// 1.96 standard deviations of the count of `ticks` independent ones that meet a state with this share, as a part of the count.
+fn chance(share: f64, ticks: f64) -> f64 {
+    1.96 * ((1.0 - share) / (share * ticks)).sqrt()
 }
 
 /// Makes the section.
-pub fn run(_: usize) -> Result<Section> {
-    let mut table = Table::new(&[
-        "period and clock",
-        "its own clock",
-        "`/proc/stat`",
-        "off by",
-        "exact",
-        "vprof",
-        "off by",
-        "chance",
-    ]);
+pub fn run(runs: usize) -> Result<Section> {
+    let headings =
+        ["period and clock", "its own clock", "`/proc/stat`", "off by", "exact", "vprof", "off by", "chance"];
+    let mut table = Table::new(&headings);
     let (mut plots, mut images) = (Vec::new(), String::new());
     let (mut measured, mut late) = (String::new(), Vec::new());
     for case in CASES {
         let options = [case.clock, &["--depth", "0", "--exact"]].concat();
-        let run = boot(&options, &format!("isochronous --seconds {LENGTH} {}", case.program))?;
-        let log = log(&run)?;
-        let start = printed_at(&run, "isochronous starts")?;
-        let length = log.last().map_or(LENGTH, |(time, ..)| *time);
-        let grown = growth(&run, Of::Wall, "v.comm = 'isochronous'")?;
-        let seen = since(&grown, start, length);
-        let exact: Vec<_> = log.iter().map(|(time, _, cpu)| (*time, *cpu)).collect();
-        let ticked: Vec<_> = log.iter().map(|(time, stat, _)| (*time, *stat)).collect();
-        let (own, stat) = (end(&exact), end(&ticked));
-        let (truth, estimate) = (on_cpu(&run), end(&grown));
-        table.row([
-            case.name.to_owned(),
-            format!("{own:.2} s"),
-            format!("{stat:.2} s"),
-            more(stat, own),
-            format!("{truth:.2} s"),
-            format!("{estimate:.2} s"),
-            more(estimate, truth),
-            format!("+-{:.0} %", chance(&run) * 100.0),
-        ]);
-        if let Some((file, title)) = case.plot {
-            let line = |name: &str, points| Line { name: name.to_owned(), points };
-            let lines =
-                vec![line("/proc/stat, by ticks", ticked), line("its own clock", exact), line("vprof", seen)];
-            plots.push((file, Plot { title, x: "real time, s", y: "CPU time, s", lines }.svg()));
-            images.push_str(&format!("![{title}](experiments/{file}.svg)\n\n"));
+        let mut sum = Sum::default();
+        for number in 0..runs {
+            let run = boot(&options, &format!("isochronous --seconds {LENGTH} {}", case.program))?;
+            let log = log(&run)?;
+            let start = printed_at(&run, "isochronous starts")?;
+            let length = log.last().map_or(LENGTH, |(time, ..)| *time);
+            let grown = growth(&run, Of::Wall, "v.comm = 'isochronous'")?;
+            let exact: Vec<_> = log.iter().map(|(time, _, cpu)| (*time, *cpu)).collect();
+            let ticked: Vec<_> = log.iter().map(|(time, stat, _)| (*time, *stat)).collect();
+            sum.own += end(&exact);
+            sum.stat += end(&ticked);
+            sum.exact += on_cpu(&run);
+            sum.sampled += end(&grown);
+            sum.met += run.number("SELECT count(*) FROM v_samples WHERE comm = 'isochronous'");
+            sum.all += run.number("SELECT count(*) FROM sample");
+            measured = setting(&rusage(&run)?, 1);
+            late.push(lateness(&run)?);
+            if let (0, Some((file, title))) = (number, case.plot) {
+                let line = |name: &str, points| Line { name: name.to_owned(), points };
+                let seen = since(&grown, start, length);
+                let lines = vec![
+                    line("/proc/stat, by ticks", ticked),
+                    line("its own clock", exact),
+                    line("vprof", seen),
+                ];
+                plots.push((file, Plot { title, x: "real time, s", y: "CPU time, s", lines }.svg()));
+                images.push_str(&format!("![{title}](experiments/{file}.svg)\n\n"));
+            }
         }
-        measured = setting(&rusage(&run)?, 1);
-        late.push(lateness(&run)?);
+        table.row(sum.row(case.name));
     }
     let text = format!(
         "## A program in step with the clock\n\nSection 5.3 and figures 3 and 4 of McCanne and Torek. {ABOUT}\n\n{images}{}\n{measured} \
-         vprof's ticks were served {:.0} us late (median). \"chance\" is how far 95 of 100 such counts of ticks lie from the truth at most.\n\n{DISCUSSION}",
+         Times are sums of {runs} runs, the pictures are of the first. vprof's ticks were served {:.0} us late (median). \
+         \"chance\" is how far 95 of 100 such counts of ticks are from the measured time at most.\n\n{}\n{DISCUSSION}",
         table.markdown(),
-        median(&late).unwrap_or_default()
+        median(&late).unwrap_or_default(),
+        natively(runs)?
     );
     Ok(Section { text, plots })
+}
+
+/// The same on this machine's own KVM, as a paragraph with its table.
+fn natively(runs: usize) -> Result<String> {
+    if let Err(error) = vmm::probe::open() {
+        return Ok(format!("Not measured natively: {error}.\n"));
+    }
+    let mut table =
+        Table::new(&["period and clock", "ticks", "worked", "vprof", "off by", "chance", "of the runs"]);
+    for (name, case) in NATIVE_CASES {
+        let mut shares = Vec::new();
+        for seed in 1..=runs as u64 {
+            shares.push(case.run(seed)?);
+        }
+        let mean = |of: &dyn Fn(&Shares) -> f64| shares.iter().map(of).sum::<f64>() / shares.len() as f64;
+        let ticks: u64 = shares.iter().map(|run| run.ticks).sum();
+        let (own, sampled) = (mean(&|run| run.own), mean(&|run| run.sampled));
+        let off: Vec<f64> = shares.iter().map(|run| run.sampled / run.own - 1.0).collect();
+        let each = off.iter().map(|off| format!("{:+.1}", off * 100.0)).collect::<Vec<_>>().join(", ");
+        table.row([
+            name.to_owned(),
+            ticks.to_string(),
+            format!("{:.3} %", own * 100.0),
+            format!("{:.3} %", sampled * 100.0),
+            more(sampled, own),
+            format!("+-{:.1} %", chance(own, ticks as f64) * 100.0),
+            each,
+        ]);
+    }
+    Ok(format!(
+        "Natively, on this machine's KVM, as a program of 116 bytes at privilege level 3 that works in the first part of each period and rests \
+         in a loop else, {runs} times {} s for each clock. \"Worked\" is the part of its time by its own account, the time-stamp counter, which \
+         leaves out what it did not run (the host's other work and vprof's).\n\n{}",
+        native::LENGTH,
+        table.markdown()
+    ))
 }

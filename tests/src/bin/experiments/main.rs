@@ -10,6 +10,7 @@ mod hog;
 mod interference;
 mod isochronous;
 mod measured;
+mod native;
 mod overhead;
 mod plot;
 mod table;

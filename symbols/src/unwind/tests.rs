@@ -1,5 +1,7 @@
 //! Walks of stacks that are made by hand.
 
+mod generated;
+
 use std::sync::Arc;
 
 use proptest::prelude::*;
@@ -121,7 +123,8 @@ fn with_table(orc: Result<Table, Missing>) -> KernelUnwinder {
     KernelUnwinder {
         image: (TEXT, END),
         orc: orc.map(|table| (Arc::new(table), formats()[0])),
-        modules: Vec::new(),
+        modules: Arc::default(),
+        generated: Arc::default(),
         entry: (ENTRY, ENTRY + 0x1000),
         hooks: [0; RETURN_HOOKS.len()],
         switch: TEXT + 0x9_0000,
@@ -347,14 +350,11 @@ fn generated_code_is_left_by_its_frame_pointer() {
 fn modules_have_tables_of_their_own() {
     let [_, _, format, _] = formats();
     let mut unwinder = unwinder(&format, &[rule(0x200, Kind::Bottom, (0, 0))]);
-    for i in 0..3 {
+    let modules = (0..3).filter_map(|i| {
         let range = (MODULE + i * 0x4000, MODULE + i * 0x4000 + 0x2000);
-        unwinder.modules.extend(table(
-            &format,
-            range,
-            &[rule(0, Kind::Call, (SP, 8 + 8 * i16::try_from(i).unwrap()))],
-        ));
-    }
+        table(&format, range, &[rule(0, Kind::Call, (SP, 8 + 8 * i16::try_from(i).unwrap()))])
+    });
+    unwinder.modules = Arc::new(modules.collect());
     assert_eq!((unwinder.modules.len(), unwinder.rules()), (3, 4));
     let (frames, end) = walk(&unwinder, at(MODULE + 0x5fff, STACK, 0), vec![0, TEXT + 0x201]);
     assert_eq!((frames.len(), end), (2, WalkEnd::Complete));

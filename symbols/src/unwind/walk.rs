@@ -124,7 +124,7 @@ impl KernelUnwinder {
         match rule {
             Some(rule) => self.apply(&rule, state, stack),
             None if self.is_code(at) => Err(Broken::NoRule),
-            None => self.step_out_of_generated_code(state, stack),
+            None => self.step_out_of_generated_code(at, state, stack),
         }
     }
 
@@ -136,7 +136,7 @@ impl KernelUnwinder {
         (state.kind == FrameKind::Exact).then_some(Rule { sp_offset, ..Rule::NULL_CALL })
     }
 
-    fn apply(&self, rule: &Rule, state: &mut State, stack: &impl StackMemory) -> Step {
+    pub(super) fn apply(&self, rule: &Rule, state: &mut State, stack: &impl StackMemory) -> Step {
         match rule.kind {
             Kind::Bottom => return Ok(Some(WalkEnd::Complete)),
             Kind::Undefined if self.in_entry_code(state.ip) => return Err(Broken::EntryCode),

@@ -412,3 +412,25 @@ impl Resolver {
         self.listed = tasks.iter().map(sight).collect();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::frames::tests::Fake;
+    use super::*;
+
+    #[test]
+    fn code_without_a_name_is_asked_for_wherever_it_is_in_a_stack() {
+        let (mut resolver, mut batch) = (Resolver::new(0), Batch::default());
+        let frame = |address| Step::Kernel { address, call: true };
+        resolver.step(&frame(0xffff_ffff_c030_0010), None, &mut batch);
+        assert!(!resolver.unknown_code, "without a kernel every address is unknown");
+        resolver.kernel_found(Arc::new(Fake { module: Some("ext4") }), None, &mut batch);
+        resolver.step(&frame(0x1010), None, &mut batch);
+        resolver.step(&frame(0x10010), None, &mut batch);
+        assert!(!resolver.unknown_code, "the image and a module");
+        resolver.step(&frame(0xffff_ffff_c030_0020), None, &mut batch);
+        assert!(std::mem::take(&mut resolver.unknown_code));
+        resolver.step(&frame(0xffff_ffff_c030_0020), None, &mut batch);
+        assert!(!resolver.unknown_code, "an address asks once");
+    }
+}

@@ -285,6 +285,9 @@ fn what_is_wrong_is_told() {
     assert_eq!(ends(TEXT + 0x500, vec![0; 40]), Some(Broken::BadRegisters));
     assert_eq!(ends(END + 0x50, vec![0; 4]), Some(Broken::UnknownCode));
     assert_eq!(ends(TEXT + 0x100, vec![0, TEXT + 0x177]), Some(Broken::ReturnHook));
+    // The hook has its own name, not that of the function before it.
+    let (frames, _) = walk(&unwinder, at(TEXT + 0x100, STACK, 0), vec![0, TEXT + 0x177]);
+    assert_eq!(frames, [(TEXT + 0x100, true), (TEXT + 0x177, true)]);
     // R13 behind a call is not known.
     assert_eq!(ends(TEXT + 0x100, vec![0, TEXT + 0x401]), Some(Broken::NoRegister));
     // A function that returns to itself without end.

@@ -12,11 +12,14 @@ use std::process::ExitCode;
 use guest_programs::{Args, Error, main_with, seconds, since_boot};
 
 const USAGE: &str = "filter [--seconds N] [--classic]
-sends itself datagrams for N seconds (10) on a socket with a filter of thousands of instructions: a BPF program of the
-name filter, or with --classic one of the old instruction set; prints how many";
+sends itself datagrams for N seconds (10) on a socket with a filter that runs thousands of instructions: a BPF program
+of the name filter, or with --classic one of the old instruction set; prints how many";
 
-/// Instructions of the program that compute: a loop without a jump.
-const WORK: u16 = 4000;
+/// Rounds of the program's loop.
+const ROUNDS: i32 = 5000;
+/// Instructions of the old set that compute, without a loop. A socket's options may take 20 KiB by default
+/// (net.core.optmem_max), of which each instruction takes 8 bytes.
+const WORK: u16 = 2000;
 /// `BPF_PROG_LOAD` and `BPF_PROG_TYPE_SOCKET_FILTER` (include/uapi/linux/bpf.h).
 const PROG_LOAD: libc::c_int = 5;
 const SOCKET_FILTER: u32 = 1;
@@ -48,27 +51,38 @@ struct Load {
     name: [u8; 16],
 }
 
-/// `mov`, `mul` and `add` of a constant, 64 bits wide, and `exit`.
+/// `mov`, `mul` and `add` of a constant, 64 bits wide; a load of 32 bits; a jump if less than a constant; `exit`.
 const MOV: u8 = 0xb7;
 const MUL: u8 = 0x27;
 const ADD: u8 = 0x07;
+const LOAD: u8 = 0x61;
+const JUMP_LESS: u8 = 0xa5;
 const EXIT: u8 = 0x95;
-/// The same of the accumulator in the old instruction set, and `ret` of a constant.
+/// The same of the accumulator in the old instruction set, a load of the length, and `ret` of a constant.
+const CLASSIC_LEN: u16 = 0x80;
 const CLASSIC_ADD: u16 = 0x04;
 const CLASSIC_MUL: u16 = 0x24;
 const CLASSIC_RET: u16 = 0x06;
 /// Bytes of a datagram that are let through.
-const KEEP: u16 = 0x7fff;
+const KEEP: i32 = 0x7fff;
 
 /// Loads the program and attaches it.
 fn attach(socket: &UnixDatagram) -> Result<(), Error> {
-    let op = |code, register, immediate| Instruction { code, registers: register, offset: 0, immediate };
-    let mut program = vec![op(MOV, 2, 1)];
-    program.extend((0..WORK).map(|i| if i % 2 == 0 { op(MUL, 2, 3) } else { op(ADD, 2, 1) }));
-    program.extend([op(MOV, 0, i32::from(KEEP)), op(EXIT, 0, 0)]);
+    let op = |code, registers, immediate| Instruction { code, registers, offset: 0, immediate };
+    let program = [
+        // R1 is the context, whose first member is the datagram's length.
+        op(LOAD, 0x12, 0),
+        op(MOV, 3, 0),
+        op(MUL, 2, 3),
+        op(ADD, 2, 1),
+        op(ADD, 3, 1),
+        Instruction { offset: -4, ..op(JUMP_LESS, 3, ROUNDS) },
+        op(MOV, 0, KEEP),
+        op(EXIT, 0, 0),
+    ];
     let load = Load {
         kind: SOCKET_FILTER,
-        count: u32::from(WORK) + 3,
+        count: u32::try_from(program.len()).unwrap_or(0),
         instructions: program.as_ptr().addr() as u64,
         license: c"GPL".as_ptr().addr() as u64,
         log_level: 0,
@@ -89,13 +103,13 @@ fn attach(socket: &UnixDatagram) -> Result<(), Error> {
 /// Attaches a program of the old instruction set.
 fn attach_classic(socket: &UnixDatagram) -> Result<(), Error> {
     let op = |code, k| libc::sock_filter { code, jt: 0, jf: 0, k };
-    let mut program: Vec<_> =
-        (0..WORK).map(|i| if i % 2 == 0 { op(CLASSIC_MUL, 3) } else { op(CLASSIC_ADD, 1) }).collect();
-    program.push(op(CLASSIC_RET, u32::from(KEEP)));
+    let mut program = vec![op(CLASSIC_LEN, 0)];
+    program.extend((0..WORK).map(|i| if i % 2 == 0 { op(CLASSIC_MUL, 3) } else { op(CLASSIC_ADD, 1) }));
+    program.push(op(CLASSIC_RET, KEEP.unsigned_abs()));
     set_option(
         socket,
         libc::SO_ATTACH_FILTER,
-        &libc::sock_fprog { len: WORK + 1, filter: program.as_mut_ptr() },
+        &libc::sock_fprog { len: WORK + 2, filter: program.as_mut_ptr() },
     )
 }
 

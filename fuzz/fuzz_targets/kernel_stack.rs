@@ -1,14 +1,15 @@
-//! Kernel stacks: copies of a guest's stacks, ORC tables of image and modules, walks by them and by frame pointers.
+//! Kernel stacks: copies of a guest's stacks, ORC tables of image and modules, walks by them, by frame pointers, and
+//! through generated code.
 
 #![no_main]
 
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use symbols::fixture::{Config, Guest, Style, phys_to_virt};
 use symbols::{Kernel, PhysAddr, PhysicalMemory, StackCopy, StackReader, StackSample, WalkEnd};
-use vprof_fuzz::guests::{MODULES, PAGE_TABLES, PER_CPU, TASKS};
+use vprof_fuzz::guests::{GENERATED, GENERATED_CODE, MODULES, PAGE_TABLES, PER_CPU, TASKS};
 use vprof_fuzz::memory::{Patch, Patched, Place};
 use vprof_fuzz::stacks::{Word, registers};
 
@@ -150,6 +151,8 @@ enum Slot {
     Task(u8),
     /// Code of the module.
     Module(u16),
+    /// Generated code.
+    Generated(u16),
     /// A code segment: kernel or user.
     Segment(bool),
 }
@@ -197,6 +200,7 @@ impl Sound {
             Slot::Here(word) => word.value(self.guest.text(CODE).0, rsp),
             Slot::Task(word) => self.direct(self.stack + STACK - TAIL) + u64::from(word) * 8,
             Slot::Module(offset) => self.guest.module_text(0, u64::from(offset)).0,
+            Slot::Generated(offset) => self.guest.generated(u64::from(offset)),
             Slot::Segment(user) => {
                 if user {
                     0x33
@@ -215,7 +219,17 @@ impl Sound {
 
 fuzz_target!(|input: Input| {
     let sound = &SOUND[usize::from(input.guest) % SOUND.len()];
-    let places = [ADDRESSES.1, ENTRIES.1, MODULE_PLACE.1, TASKS, PER_CPU, MODULES, PAGE_TABLES];
+    let places = [
+        ADDRESSES.1,
+        ENTRIES.1,
+        MODULE_PLACE.1,
+        TASKS,
+        PER_CPU,
+        MODULES,
+        PAGE_TABLES,
+        GENERATED,
+        GENERATED_CODE,
+    ];
     let (rsp, place) = sound.rsp(input.rsp);
     let mut memory = Patched::new(&sound.guest.memory, &places, &input.patches);
     memory.write(sound.stack + STACK - TAIL, sound.bytes(&input.task_words, rsp, TAIL));
@@ -225,7 +239,8 @@ fuzz_target!(|input: Input| {
     let kernel = &sound.kernel;
     let Ok(reader) = kernel.stack_reader(&memory) else { return };
     let modules = kernel.modules(&memory).unwrap_or_default();
-    let unwinder = kernel.unwinder(&memory, &modules);
+    let generated = Arc::new(kernel.generated_code(&memory));
+    let unwinder = kernel.unwinder(&memory, &modules).with_generated(generated);
 
     let words: Vec<u64> = input.words.iter().map(|&slot| sound.value(slot, rsp)).collect();
     let rip = sound.value(input.rip, rsp);

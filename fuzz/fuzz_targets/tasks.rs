@@ -1,11 +1,11 @@
-//! Lists and tables of a kernel that was found: modules, tasks, current tasks, interrupts, system calls.
+//! Lists and tables of a kernel that was found: modules, generated code, tasks, current tasks, interrupts, system calls.
 
 #![no_main]
 
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use symbols::VirtAddr;
-use vprof_fuzz::guests::{DATA, MODULES, PER_CPU, PROCESS, TASKS, sound};
+use vprof_fuzz::guests::{DATA, GENERATED, GENERATED_CODE, MODULES, PER_CPU, PROCESS, TASKS, sound};
 use vprof_fuzz::memory::{Patch, Patched};
 
 #[derive(Debug, Arbitrary)]
@@ -16,7 +16,7 @@ struct Input {
 
 fuzz_target!(|input: Input| {
     let guest = sound(input.guest);
-    let places = [DATA, MODULES, TASKS, PER_CPU, MODULES, TASKS, PROCESS];
+    let places = [DATA, MODULES, TASKS, PER_CPU, GENERATED, GENERATED_CODE, PROCESS];
     let memory = Patched::new(&guest.guest.memory, &places, &input.patches);
     let kernel = &guest.kernel;
     if let Ok(tasks) = kernel.tasks(&memory) {
@@ -32,6 +32,12 @@ fuzz_target!(|input: Input| {
         }
         let _ = modules.symbol_at(VirtAddr(u64::MAX));
         let _ = kernel.unwinder(&memory, &modules);
+        let _ = kernel.other_modules(&memory, &modules);
+    }
+    let generated = kernel.generated_code(&memory);
+    assert!(generated.iter().count() <= 4 * 4096);
+    for offset in (0..0x6000).step_by(0x40) {
+        let _ = generated.symbol_at(VirtAddr(guest.guest.generated(offset)));
     }
     if let Ok(reader) = kernel.current_reader(&memory) {
         for cpu in reader.cpus().take(16).chain([0, 1, usize::MAX]) {

@@ -32,6 +32,11 @@ pub const ARGUMENTS: Place = (0x2b0_0f00, 0x200);
 /// Its modules.
 pub const MODULES: Place = (0x2c0_0000, 0x8000);
 
+/// Lists of the code that its kernel has generated.
+pub const GENERATED: Place = (0x230_5000, 0x600);
+/// That code.
+pub const GENERATED_CODE: Place = (0x2c1_0000, 0x1000);
+
 /// A guest, and the kernel as it is found while nothing is wrong.
 #[derive(Debug)]
 pub struct Sound {

@@ -117,6 +117,7 @@ mod tests {
         assert!(said("handler", &brief).starts_with("on_alarm ran "));
         assert!(said("jit", &brief).contains(" b jit_inner\n"));
         assert!(said("inlined", &brief).starts_with("outer used 0."));
+        assert!(said("filter", &["--classic", "--seconds", "0.05"]).starts_with("filter sent "));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use crate::kallsyms::table::SymbolTable;
 use crate::layout::Layouts;
 use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
-use crate::module::Modules;
+use crate::module::{ModuleHead, Modules};
 use crate::paging::AddressSpace;
 use crate::place::KernelPlace;
 use crate::stack::StackReader;
@@ -185,8 +185,23 @@ impl Kernel {
     /// # Errors
     /// What is missing to find them.
     pub fn modules(&self, memory: &impl PhysicalMemory) -> Result<Modules, Missing> {
-        let layout = self.layouts.clone()?.module?;
-        Modules::read(&self.view(memory), &layout, self.symbol("modules")?)
+        Ok(self.other_modules(memory, &Modules::default())?.unwrap_or_default())
+    }
+
+    /// The loaded modules as [`Kernel::modules`] reads them; `None` while they are `known`, which few reads show.
+    ///
+    /// # Errors
+    /// What is missing to find them.
+    pub fn other_modules(
+        &self,
+        memory: &impl PhysicalMemory,
+        known: &Modules,
+    ) -> Result<Option<Modules>, Missing> {
+        let layouts = self.layouts.as_ref().map_err(Clone::clone)?;
+        let layout = layouts.module.as_ref().map_err(Clone::clone)?;
+        let view = self.view(memory);
+        let heads = ModuleHead::all(&view, layout, self.symbol("modules")?)?;
+        Ok((!known.have(&heads)).then(|| Modules::read(&view, layout, heads)))
     }
 
     /// All tasks (threads) but the idle ones, read now; at most 65,536. Threads that start or end meanwhile may

@@ -7,6 +7,7 @@ use crate::books::BooksLayout;
 use crate::btf::Btf;
 use crate::census::SightLayout;
 use crate::gather::Gather;
+use crate::generated::GeneratedLayout;
 use crate::interrupt::InterruptLayouts;
 use crate::iomem::ResourceLayout;
 use crate::missing::Missing;
@@ -42,6 +43,7 @@ pub(crate) struct Layouts {
     pub(crate) books: BooksLayout,
     pub(crate) page_cache: Result<PageCacheLayout, Missing>,
     pub(crate) interrupts: InterruptLayouts,
+    pub(crate) generated: GeneratedLayout,
     pub(crate) resource: Result<ResourceLayout, Missing>,
 }
 
@@ -217,6 +219,7 @@ impl Layouts {
             books: BooksLayout::new(btf),
             page_cache: PageCacheLayout::new(btf),
             interrupts: InterruptLayouts::new(btf),
+            generated: GeneratedLayout::new(btf),
             resource: ResourceLayout::new(btf),
         }
     }

@@ -31,6 +31,7 @@ pub mod elf;
 #[cfg(any(test, feature = "fixture"))]
 pub mod fixture;
 mod gather;
+mod generated;
 pub mod go;
 mod image;
 pub mod initrd;
@@ -64,6 +65,7 @@ pub use address::{PhysAddr, VirtAddr};
 pub use books::{CpuBooks, CpuTime, LastBooks, LastBooksReader, ProcessBooks, ThreadBooks};
 pub use census::{Sight, TaskCensus, Way};
 pub use current::{Current, CurrentReader};
+pub use generated::GeneratedCode;
 pub use interrupt::{InterruptAction, InterruptLine, Interrupts, Softirq, Vector};
 pub use kernel::{FindStep, Kernel};
 pub use memory::{FlatMemory, PhysicalMemory};

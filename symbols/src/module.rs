@@ -85,28 +85,78 @@ impl Modules {
 
     /// Start and end of the text of each module that has ORC tables, and where those are; ascending.
     pub(crate) fn orc_tables(&self) -> impl Iterator<Item = ((u64, u64), ModuleOrc)> {
-        // The end was checked when the module was read.
+        // The end was checked with the head.
         self.sorted.iter().filter_map(|m| Some(((m.start, m.start + m.size), m.orc?)))
     }
 
-    /// Reads all modules on the list at `head`.
+    /// Reads all modules with the heads `heads`.
     pub(crate) fn read<M: PhysicalMemory>(
         view: &View<'_, M>,
         layout: &ModuleLayout,
-        head: u64,
-    ) -> Result<Self, Missing> {
-        let links = list(view, head, MAX_MODULES).ok_or(Missing::ModuleList)?;
+        heads: Vec<ModuleHead>,
+    ) -> Self {
         let mut budget = Budget { symbols: MAX_ALL_SYMBOLS, strings: MAX_ALL_STRINGS };
-        let mut sorted = Vec::new();
+        Self { sorted: heads.into_iter().map(|head| Module::read(view, layout, head, &mut budget)).collect() }
+    }
+
+    /// True if these are the modules with the heads `heads`.
+    pub(crate) fn have(&self, heads: &[ModuleHead]) -> bool {
+        let same = |(module, head): (&Module, &ModuleHead)| {
+            (module.start, module.size, &module.name) == (head.start, head.size, &head.name)
+        };
+        self.sorted.len() == heads.len() && self.sorted.iter().zip(heads).all(same)
+    }
+}
+
+/// Text of a module without what takes long to read.
+#[derive(Debug)]
+pub(crate) struct ModuleHead {
+    /// Address of its `struct module`.
+    at: u64,
+    name: String,
+    start: u64,
+    size: u64,
+}
+
+impl ModuleHead {
+    /// Reads those of all modules on the list at `list_head`, by start address.
+    pub(crate) fn all<M: PhysicalMemory>(
+        view: &View<'_, M>,
+        layout: &ModuleLayout,
+        list_head: u64,
+    ) -> Result<Vec<Self>, Missing> {
+        let links = list(view, list_head, MAX_MODULES).ok_or(Missing::ModuleList)?;
+        let mut heads = Vec::new();
         for link in links {
             let at = link.wrapping_sub(layout.list as u64);
             let text = Some((layout.text_base, layout.text_size));
             for place in [text, layout.init_text].into_iter().flatten() {
-                sorted.extend(Module::read(view, layout, at, place, &mut budget));
+                heads.extend(Self::read(view, layout, at, place));
             }
         }
-        sorted.sort_by_key(|m| m.start);
-        Ok(Self { sorted })
+        heads.sort_by_key(|head| head.start);
+        Ok(heads)
+    }
+
+    /// Reads that of the text at `place` of the module at `at`: offsets of base and size.
+    fn read<M: PhysicalMemory>(
+        view: &View<'_, M>,
+        layout: &ModuleLayout,
+        at: u64,
+        (base, size): (usize, usize),
+    ) -> Option<Self> {
+        if view.u32(at, layout.state)? == UNFORMED {
+            return None;
+        }
+        let mut name = vec![0; layout.name_len];
+        view.read(at.checked_add(layout.name as u64)?, &mut name)?;
+        let start = view.u64(at, base)?;
+        let size = u64::from(view.u32(at, size)?);
+        start.checked_add(size)?;
+        if start == 0 || size == 0 || size > MAX_TEXT {
+            return None;
+        }
+        Some(Self { at, name: printable(until_nul(&name)), start, size })
     }
 }
 
@@ -117,28 +167,17 @@ struct Budget {
 }
 
 impl Module {
-    /// Reads the text at `place` of the module at `at`: offsets of base and size.
+    /// Reads symbols and the place of unwind tables.
     fn read<M: PhysicalMemory>(
         view: &View<'_, M>,
         layout: &ModuleLayout,
-        at: u64,
-        (base, size): (usize, usize),
+        ModuleHead { at, name, start, size }: ModuleHead,
         budget: &mut Budget,
-    ) -> Option<Self> {
-        if view.u32(at, layout.state)? == UNFORMED {
-            return None;
-        }
-        let mut name = vec![0; layout.name_len];
-        view.read(at.checked_add(layout.name as u64)?, &mut name)?;
-        let start = view.u64(at, base)?;
-        let size = u64::from(view.u32(at, size)?);
-        let end = start.checked_add(size)?;
-        if start == 0 || size == 0 || size > MAX_TEXT {
-            return None;
-        }
+    ) -> Self {
         let (names, functions) = layout
             .kallsyms
-            .and_then(|layout| symbols(view, &layout, at, (start, end), budget))
+            // The end was checked with the head.
+            .and_then(|layout| symbols(view, &layout, at, (start, start + size), budget))
             .unwrap_or_default();
         let orc = layout.orc.and_then(|layout| {
             Some(ModuleOrc {
@@ -147,7 +186,7 @@ impl Module {
                 count: view.u32(at, layout.count)?,
             })
         });
-        Some(Self { name: printable(until_nul(&name)), start, size, names, functions, orc })
+        Self { name, start, size, names, functions, orc }
     }
 }
 

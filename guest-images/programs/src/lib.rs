@@ -44,6 +44,7 @@ pub const WORKLOADS: &[&str] = &[
     "blocked",
     "btree",
     "call",
+    "filter",
     "handler",
     "hog",
     "inlined",

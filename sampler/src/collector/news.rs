@@ -73,7 +73,7 @@ impl Collector {
         if let Some((cr3, five_level)) = self.resolver.candidate.take() {
             finder.wanted.candidate(cr3, five_level);
         }
-        if std::mem::take(&mut self.resolver.unknown_module) {
+        if std::mem::take(&mut self.resolver.unknown_code) {
             finder.wanted.modules();
         }
     }

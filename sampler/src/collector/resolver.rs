@@ -14,7 +14,7 @@ use super::mode::Classifier;
 use super::namer::Nameless;
 use super::stacks::Stacks;
 use super::walker::{FileEntry, Owner, Step, Walker};
-use crate::batch::{Batch, CpuTimeRow, Mode, SampleRow};
+use crate::batch::{Batch, CpuTimeRow, FrameRow, Mode, SampleRow};
 use crate::exact::Cause;
 use crate::exact::state::{Source, Who};
 use crate::record::{KERNEL_HALF, Record};
@@ -67,8 +67,8 @@ pub(crate) struct Resolver {
     listed: HashSet<(i32, u64, [u8; 16])>,
     /// CR3 and CR4.LA57 of the last kernel code that ran.
     pub(crate) candidate: Option<(u64, bool)>,
-    /// An address was hit that may belong to a module loaded since.
-    pub(crate) unknown_module: bool,
+    /// An address was met that may belong to a module loaded or to code generated since.
+    pub(crate) unknown_code: bool,
     /// Frames of files, to be named.
     pub(crate) nameless: Vec<Nameless>,
     /// Whose books of CPU time are to be read.
@@ -218,8 +218,7 @@ impl Resolver {
         let Some(walker) = &mut self.walker else { return (0, Cause::Other) };
         let mut steps = std::mem::take(&mut self.steps);
         steps.clear();
-        let walked = walker.walk(stack, owner, &mut steps, batch);
-        self.unknown_module |= walked.unknown_code;
+        walker.walk(stack, owner, &mut steps, batch);
         let ids: Vec<u32> = steps.iter().map(|step| self.step(step, owner, batch)).collect();
         let functions = ids.iter().filter_map(|&id| Some(self.frames.function(id)?.1));
         let cause = Cause::of(functions);
@@ -247,7 +246,6 @@ impl Resolver {
         let mut steps = std::mem::take(&mut self.steps);
         steps.clear();
         let walked = walker.walk(stack, owner, &mut steps, batch);
-        self.unknown_module |= walked.unknown_code;
         match steps.first() {
             Some(Step::Kernel { address, .. }) => self.hot.kernel(*address),
             Some(Step::User { address, file: Some(file), .. }) => self.hot.file(file, *address),
@@ -283,9 +281,7 @@ impl Resolver {
     fn step(&mut self, step: &Step, owner: Option<Owner>, batch: &mut Batch) -> u32 {
         let rows = &mut batch.frames;
         match step {
-            Step::Kernel { address, call } => {
-                self.frames.kernel(*address, *call, self.names.as_deref(), rows)
-            }
+            Step::Kernel { address, call } => self.kernel_row(*address, *call, rows),
             Step::User { address, call, file: Some(file), .. } => {
                 let (id, new) = self.frames.file((file.id(), file.name()), *address, *call, rows);
                 if new && let Some(row) = rows.last() {
@@ -304,16 +300,21 @@ impl Resolver {
     }
 
     fn kernel_frame(&mut self, record: &Record, batch: &mut Batch) -> u32 {
-        let before = batch.frames.len();
-        let frame = self.frames.kernel(record.rip, false, self.names.as_deref(), &mut batch.frames);
-        if record.rip & KERNEL_HALF != 0 {
-            if record.long_mode {
-                self.candidate = Some((record.cr3, record.five_level));
-            }
-            let outside = self.names.as_ref().is_some_and(|names| !names.in_image(record.rip));
-            if outside && batch.frames[before..].iter().any(|row| row.symbol.is_none()) {
-                self.unknown_module = true;
-            }
+        if record.rip & KERNEL_HALF != 0 && record.long_mode {
+            self.candidate = Some((record.cr3, record.five_level));
+        }
+        self.kernel_row(record.rip, false, &mut batch.frames)
+    }
+
+    /// The row of a kernel address; one that is met for the first time, without a name, may be of code that is new.
+    fn kernel_row(&mut self, address: u64, call: bool, rows: &mut Vec<FrameRow>) -> u32 {
+        let before = rows.len();
+        let names = self.names.as_deref();
+        let frame = self.frames.kernel(address, call, names, rows);
+        let outside = address & KERNEL_HALF != 0 && names.is_some_and(|names| !names.in_image(address));
+        let unnamed = |row: &FrameRow| row.symbol.is_none() && row.module.is_none();
+        if outside && rows.get(before..).is_some_and(|new| new.iter().any(unnamed)) {
+            self.unknown_code = true;
         }
         frame
     }
@@ -369,7 +370,7 @@ impl Resolver {
         self.interrupts.update(interrupts);
     }
 
-    /// Other modules are loaded.
+    /// Other modules are loaded, or other code is generated.
     pub(crate) fn modules_changed(
         &mut self,
         names: Arc<dyn Names>,
@@ -409,5 +410,27 @@ impl Resolver {
             }
         }
         self.listed = tasks.iter().map(sight).collect();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::frames::tests::Fake;
+    use super::*;
+
+    #[test]
+    fn code_without_a_name_is_asked_for_wherever_it_is_in_a_stack() {
+        let (mut resolver, mut batch) = (Resolver::new(0), Batch::default());
+        let frame = |address| Step::Kernel { address, call: true };
+        resolver.step(&frame(0xffff_ffff_c030_0010), None, &mut batch);
+        assert!(!resolver.unknown_code, "without a kernel every address is unknown");
+        resolver.kernel_found(Arc::new(Fake { module: Some("ext4") }), None, &mut batch);
+        resolver.step(&frame(0x1010), None, &mut batch);
+        resolver.step(&frame(0x10010), None, &mut batch);
+        assert!(!resolver.unknown_code, "the image and a module");
+        resolver.step(&frame(0xffff_ffff_c030_0020), None, &mut batch);
+        assert!(std::mem::take(&mut resolver.unknown_code));
+        resolver.step(&frame(0xffff_ffff_c030_0020), None, &mut batch);
+        assert!(!resolver.unknown_code, "an address asks once");
     }
 }

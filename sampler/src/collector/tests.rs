@@ -72,7 +72,7 @@ fn a_run_is_resolved() {
 }
 
 #[test]
-fn kernel_code_gives_candidates_and_unknown_modules_a_request() {
+fn kernel_code_gives_candidates_and_unknown_code_a_request() {
     let mut resolver = Resolver::new(0);
     let mut batch = Batch::default();
     let high = 0xff11_0000_8100_0000;
@@ -87,12 +87,12 @@ fn kernel_code_gives_candidates_and_unknown_modules_a_request() {
         &mut batch,
     );
     assert_eq!(resolver.candidate.take(), Some((0x1000, true)));
-    assert!(!resolver.unknown_module, "without a kernel every address is unknown");
+    assert!(!resolver.unknown_code, "without a kernel every address is unknown");
     resolver.kernel_found(Arc::new(Fake::default()), None, &mut batch);
     resolver.sample(0, &hit(0, high + 2, Serving::Task, None), None, &mut batch);
-    assert!(std::mem::take(&mut resolver.unknown_module));
+    assert!(std::mem::take(&mut resolver.unknown_code));
     resolver.sample(0, &hit(0, high + 2, Serving::Task, None), None, &mut batch);
-    assert!(!resolver.unknown_module, "an address asks once");
+    assert!(!resolver.unknown_code, "an address asks once");
 }
 
 #[test]

@@ -19,6 +19,16 @@ fn ask_everything(guest: &Guest) {
     }
     let modules = kernel.modules(&guest.memory).unwrap_or_default();
     let _ = (kernel.unwinder(&guest.memory, &modules), kernel.stack_reader(&guest.memory));
+    let generated = kernel.generated_code(&guest.memory);
+    for (_, _, start, size) in generated.iter() {
+        for at in [start.0, start.0 + size / 2, start.0 + size - 1, start.0.wrapping_sub(1)] {
+            let _ = (
+                generated.symbol_at(VirtAddr(at)),
+                generated.rule_at(at, true),
+                generated.rule_at(at, false),
+            );
+        }
+    }
     for offset in (0..0x40_0000).step_by(0x1_0000) {
         let _ = kernel.symbol_at(guest.text(offset));
     }

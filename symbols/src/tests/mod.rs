@@ -5,6 +5,7 @@ mod books;
 mod census;
 mod current;
 mod find;
+mod generated;
 mod hostile;
 mod iomem;
 mod lists;

@@ -1,5 +1,5 @@
 //! Steps by the frame pointer: for kernels without ORC (CONFIG_UNWINDER_FRAME_POINTER), and out of code that has been
-//! generated while the kernel ran (BPF programs, tracers' trampolines), which keeps RBP as a frame pointer.
+//! generated while the kernel ran and keeps RBP as a frame pointer (BPF programs and trampolines).
 //!
 //! ```text
 //! RBP -> caller's RBP | return address | caller's frame ...
@@ -36,13 +36,13 @@ impl KernelUnwinder {
     }
 
     /// A step out of code that is neither the image's nor a module's.
-    pub(super) fn step_out_of_generated_code(&self, state: &mut State, stack: &impl StackMemory) -> Step {
+    pub(super) fn step_by_generated_frame(&self, state: &mut State, stack: &impl StackMemory) -> Step {
         let (old_sp, old_bp) = (state.sp, state.bp);
         if old_bp < old_sp || old_bp & 7 != 0 {
             return Err(Broken::UnknownCode);
         }
         state.enter_frame(stack).map_err(|_| Broken::UnknownCode)?;
-        if !self.is_code(state.ip) && state.bp <= old_bp {
+        if !self.is_code(state.ip) && !self.generated.contains(state.ip) && state.bp <= old_bp {
             return Err(Broken::UnknownCode);
         }
         state.check_direction(old_sp, true)

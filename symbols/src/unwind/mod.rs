@@ -4,7 +4,8 @@
 //! registers -> address -> rule of ORC: where the caller's stack pointer, address and RBP are -> caller -> ...
 //!                |                                                        `-> pt_regs: an interrupt, an exception,
 //!                |                                                            a system call; of user mode: the end
-//!                `-> no rule: frame pointer, where a kernel or its generated code keeps one
+//!                |-> generated code: the rule of what it is a copy of, or its frame pointer
+//!                `-> no rule: frame pointer, where a kernel keeps one
 //! ```
 //!
 //! ORC is the table that Linux unwinds itself by: for each run of instructions one rule of six bytes. The image has one
@@ -26,6 +27,7 @@
 
 mod frame;
 mod frame_pointer;
+mod generated;
 mod rule;
 mod table;
 #[cfg(test)]
@@ -36,6 +38,7 @@ pub use frame::{Broken, FrameKind, KernelFrame, UserRegisters, WalkEnd};
 
 use std::sync::Arc;
 
+use crate::generated::GeneratedCode;
 use crate::kallsyms::table::SymbolTable;
 use crate::layout::OrcLayout;
 use crate::memory::PhysicalMemory;
@@ -82,7 +85,8 @@ pub struct KernelUnwinder {
     /// Of the image, which never changes, and how it is written.
     orc: Result<(Arc<Table>, Format), Missing>,
     /// By start address.
-    modules: Vec<Table>,
+    modules: Arc<Vec<Table>>,
+    generated: Arc<GeneratedCode>,
     /// Start and end of the entry code; empty if not known.
     entry: (u64, u64),
     hooks: [u64; RETURN_HOOKS.len()],
@@ -112,7 +116,13 @@ impl KernelUnwinder {
         });
         Self {
             image: view.image.range(),
-            modules: module_tables(view, orc.as_ref().ok().map(|(_, format)| format), modules, &mut budget),
+            modules: Arc::new(module_tables(
+                view,
+                orc.as_ref().ok().map(|(_, format)| format),
+                modules,
+                &mut budget,
+            )),
+            generated: Arc::default(),
             orc,
             entry: symbol("__entry_text_start").zip(symbol("__entry_text_end")).unwrap_or_default(),
             hooks: RETURN_HOOKS.map(|name| symbol(name).unwrap_or(0)),
@@ -126,7 +136,17 @@ impl KernelUnwinder {
         let image = self.orc.as_ref().ok();
         let mut budget = Budget::new(MAX_RULES.saturating_sub(image.map_or(0, |(table, _)| table.len())));
         let modules = module_tables(view, image.map(|(_, format)| format), modules, &mut budget);
-        Self { orc: self.orc.clone(), modules, ..*self }
+        Self {
+            orc: self.orc.clone(),
+            modules: Arc::new(modules),
+            generated: Arc::clone(&self.generated),
+            ..*self
+        }
+    }
+
+    /// The same for other generated code.
+    pub fn with_generated(&self, generated: Arc<GeneratedCode>) -> Self {
+        Self { orc: self.orc.clone(), modules: Arc::clone(&self.modules), generated, ..*self }
     }
 
     /// Why there are no ORC tables, so that frame pointers must do; `None` where there are.

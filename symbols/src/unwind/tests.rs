@@ -1,5 +1,7 @@
 //! Walks of stacks that are made by hand.
 
+mod generated;
+
 use std::sync::Arc;
 
 use proptest::prelude::*;
@@ -121,7 +123,8 @@ fn with_table(orc: Result<Table, Missing>) -> KernelUnwinder {
     KernelUnwinder {
         image: (TEXT, END),
         orc: orc.map(|table| (Arc::new(table), formats()[0])),
-        modules: Vec::new(),
+        modules: Arc::default(),
+        generated: Arc::default(),
         entry: (ENTRY, ENTRY + 0x1000),
         hooks: [0; RETURN_HOOKS.len()],
         switch: TEXT + 0x9_0000,
@@ -282,6 +285,9 @@ fn what_is_wrong_is_told() {
     assert_eq!(ends(TEXT + 0x500, vec![0; 40]), Some(Broken::BadRegisters));
     assert_eq!(ends(END + 0x50, vec![0; 4]), Some(Broken::UnknownCode));
     assert_eq!(ends(TEXT + 0x100, vec![0, TEXT + 0x177]), Some(Broken::ReturnHook));
+    // The hook has its own name, not that of the function before it.
+    let (frames, _) = walk(&unwinder, at(TEXT + 0x100, STACK, 0), vec![0, TEXT + 0x177]);
+    assert_eq!(frames, [(TEXT + 0x100, true), (TEXT + 0x177, true)]);
     // R13 behind a call is not known.
     assert_eq!(ends(TEXT + 0x100, vec![0, TEXT + 0x401]), Some(Broken::NoRegister));
     // A function that returns to itself without end.
@@ -347,14 +353,11 @@ fn generated_code_is_left_by_its_frame_pointer() {
 fn modules_have_tables_of_their_own() {
     let [_, _, format, _] = formats();
     let mut unwinder = unwinder(&format, &[rule(0x200, Kind::Bottom, (0, 0))]);
-    for i in 0..3 {
+    let modules = (0..3).filter_map(|i| {
         let range = (MODULE + i * 0x4000, MODULE + i * 0x4000 + 0x2000);
-        unwinder.modules.extend(table(
-            &format,
-            range,
-            &[rule(0, Kind::Call, (SP, 8 + 8 * i16::try_from(i).unwrap()))],
-        ));
-    }
+        table(&format, range, &[rule(0, Kind::Call, (SP, 8 + 8 * i16::try_from(i).unwrap()))])
+    });
+    unwinder.modules = Arc::new(modules.collect());
     assert_eq!((unwinder.modules.len(), unwinder.rules()), (3, 4));
     let (frames, end) = walk(&unwinder, at(MODULE + 0x5fff, STACK, 0), vec![0, TEXT + 0x201]);
     assert_eq!((frames.len(), end), (2, WalkEnd::Complete));

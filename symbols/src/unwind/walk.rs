@@ -71,7 +71,9 @@ impl KernelUnwinder {
             switches: 0,
         };
         for _ in 0..limit {
-            push(KernelFrame { address: VirtAddr(state.ip), kind: state.kind });
+            // No call returns to a tracer's hook: the code before its first instruction is another function's.
+            let kind = if self.is_at_hook(&state) { FrameKind::Exact } else { state.kind };
+            push(KernelFrame { address: VirtAddr(state.ip), kind });
             match self.step(&mut state, stack) {
                 Ok(None) => {}
                 Ok(Some(end)) => return end,
@@ -79,6 +81,11 @@ impl KernelUnwinder {
             }
         }
         WalkEnd::Broken(Broken::Limit)
+    }
+
+    /// True where a tracer has replaced the return address.
+    fn is_at_hook(&self, state: &State) -> bool {
+        state.kind == FrameKind::Return && state.ip != 0 && self.hooks.contains(&state.ip)
     }
 
     /// While it switches stacks, the kernel fills the processor's return stack buffer with calls (FILL_RETURN_BUFFER,
@@ -106,7 +113,7 @@ impl KernelUnwinder {
     }
 
     fn step(&self, state: &mut State, stack: &impl StackMemory) -> Step {
-        if state.kind == FrameKind::Return && state.ip != 0 && self.hooks.contains(&state.ip) {
+        if self.is_at_hook(state) {
             return Err(Broken::ReturnHook);
         }
         if self.orc.is_err() {
@@ -124,7 +131,7 @@ impl KernelUnwinder {
         match rule {
             Some(rule) => self.apply(&rule, state, stack),
             None if self.is_code(at) => Err(Broken::NoRule),
-            None => self.step_out_of_generated_code(state, stack),
+            None => self.step_out_of_generated_code(at, state, stack),
         }
     }
 
@@ -136,7 +143,7 @@ impl KernelUnwinder {
         (state.kind == FrameKind::Exact).then_some(Rule { sp_offset, ..Rule::NULL_CALL })
     }
 
-    fn apply(&self, rule: &Rule, state: &mut State, stack: &impl StackMemory) -> Step {
+    pub(super) fn apply(&self, rule: &Rule, state: &mut State, stack: &impl StackMemory) -> Step {
         match rule.kind {
             Kind::Bottom => return Ok(Some(WalkEnd::Complete)),
             Kind::Undefined if self.in_entry_code(state.ip) => return Err(Broken::EntryCode),

@@ -16,6 +16,7 @@ mod distribution;
 mod exact;
 mod exact_moments;
 mod exact_parts;
+mod generated;
 mod initrd;
 mod jit;
 mod kernels;

@@ -3,7 +3,9 @@
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use symbols::{Interrupts, Kernel, KernelPlace, KernelUnwinder, Missing, Modules, TaskSnapshot, VirtAddr};
+use symbols::{
+    GeneratedCode, Interrupts, Kernel, KernelPlace, KernelUnwinder, Missing, Modules, TaskSnapshot, VirtAddr,
+};
 use vmm::monotonic_ns;
 
 use super::{Code, Found, Guest, Listed, Trouble};
@@ -20,7 +22,8 @@ const PARTIAL_PATIENCE: Duration = Duration::from_secs(1);
 pub(crate) struct LinuxGuest {
     memory: GuestMemory,
     kernel: Option<Arc<Kernel>>,
-    modules: Vec<(String, VirtAddr, u64)>,
+    modules: Arc<Modules>,
+    generated: Arc<GeneratedCode>,
     readers: Arc<OnceLock<Readers>>,
     place: Arc<OnceLock<KernelPlace>>,
     vcpus: u8,
@@ -40,7 +43,8 @@ impl LinuxGuest {
         Self {
             memory,
             kernel: None,
-            modules: Vec::new(),
+            modules: Arc::default(),
+            generated: Arc::default(),
             readers,
             place,
             vcpus,
@@ -55,18 +59,29 @@ impl LinuxGuest {
         self.kernel.as_ref().ok_or(Missing::NoKernelImage)
     }
 
-    /// The kernel's code with these modules; unwind tables only where stacks are wanted.
-    fn code_with(&mut self, kernel: Arc<Kernel>, modules: Modules) -> Code {
+    /// The kernel's code with other modules, if they have changed, and with this generated code; unwind tables only where
+    /// stacks are wanted.
+    fn code_with(&mut self, kernel: Arc<Kernel>, modules: Option<Modules>, generated: GeneratedCode) -> Code {
+        let same_modules = modules.is_none();
+        if let Some(modules) = modules {
+            self.modules = Arc::new(modules);
+        }
+        self.generated = Arc::new(generated);
         if self.user_bytes.is_some() {
+            let generated = Arc::clone(&self.generated);
             self.unwinder = Some(Arc::new(match &self.unwinder {
-                Some(before) => kernel.unwinder_for(&self.memory, &modules, before),
-                None => kernel.unwinder(&self.memory, &modules),
+                Some(before) if same_modules => before.with_generated(generated),
+                Some(before) => {
+                    kernel.unwinder_for(&self.memory, &self.modules, before).with_generated(generated)
+                }
+                None => kernel.unwinder(&self.memory, &self.modules).with_generated(generated),
             }));
         }
+        let (modules, generated) = (Arc::clone(&self.modules), Arc::clone(&self.generated));
         Code {
             unwinder: self.unwinder.clone(),
             kernel: Some(Arc::clone(&kernel)),
-            names: Arc::new(LinuxNames { kernel, modules }),
+            names: Arc::new(LinuxNames { kernel, modules, generated }),
         }
     }
 }
@@ -86,7 +101,7 @@ impl Guest for LinuxGuest {
             release: kernel.release().map(crate::text::printable),
             symbols: kernel.symbol_count(),
             missing: kernel.missing().to_vec(),
-            code: self.code_with(kernel, Modules::default()),
+            code: self.code_with(kernel, None, GeneratedCode::default()),
         })
     }
 
@@ -121,14 +136,12 @@ impl Guest for LinuxGuest {
 
     fn code(&mut self) -> Result<Option<Code>, Missing> {
         let kernel = Arc::clone(self.kernel()?);
-        let modules = kernel.modules(&self.memory)?;
-        let list: Vec<_> =
-            modules.iter().map(|(name, start, bytes)| (name.to_owned(), start, bytes)).collect();
-        if list == self.modules {
+        let modules = kernel.other_modules(&self.memory, &self.modules)?;
+        let generated = kernel.generated_code(&self.memory);
+        if modules.is_none() && generated == *self.generated {
             return Ok(None);
         }
-        self.modules = list;
-        Ok(Some(self.code_with(kernel, modules)))
+        Ok(Some(self.code_with(kernel, modules, generated)))
     }
 
     fn interrupts(&mut self) -> Result<Option<Interrupts>, Missing> {
@@ -191,14 +204,18 @@ const TAINT_WARN: u64 = 1 << 9;
 #[derive(Debug)]
 struct LinuxNames {
     kernel: Arc<Kernel>,
-    modules: Modules,
+    modules: Arc<Modules>,
+    generated: Arc<GeneratedCode>,
 }
 
 impl Names for LinuxNames {
     fn name(&self, address: u64) -> Option<Name> {
         let at = VirtAddr(address);
-        let found =
-            if self.in_image(address) { self.kernel.symbol_at(at) } else { self.modules.symbol_at(at) }?;
+        let found = if self.in_image(address) {
+            self.kernel.symbol_at(at)
+        } else {
+            self.modules.symbol_at(at).or_else(|| self.generated.symbol_at(at))
+        }?;
         Some(Name {
             symbol: Some(found.name).filter(|name| !name.is_empty()).map(str::to_owned),
             module: found.module.map(str::to_owned),

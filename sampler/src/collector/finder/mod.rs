@@ -2,7 +2,8 @@
 //! host, and the rings must be drained meanwhile.
 //!
 //! ```text
-//!   searching ──find──> no reader ──publish──> following: modules every 3 s or on request, tasks every second
+//!   searching ──find──> no reader ──publish──> following: modules and generated code every 3 s or on request,
+//!                                                         tasks every second
 //! ```
 //!
 //! Everything is retried with growing pauses, since the guest is only just booting. What keeps failing is told once.
@@ -28,7 +29,7 @@ const LAST_PAUSE: Duration = Duration::from_millis(200);
 const PATIENCE: Duration = Duration::from_secs(30);
 /// What will not come is told at once, and tried again at this period only.
 const HOPELESS_PERIOD: Duration = Duration::from_secs(3);
-/// Modules are read again at this period, and on request at most this often.
+/// Modules and generated code are read again at this period, and on request at most this often.
 const MODULES_PERIOD: Duration = Duration::from_secs(3);
 const MODULES_AT_MOST: Duration = Duration::from_millis(50);
 /// Tasks that no sample hits are still listed, at this period.
@@ -42,7 +43,7 @@ const SIGHT_COST: u32 = 10;
 pub(crate) enum News {
     /// The kernel was found.
     Kernel(Found),
-    /// Other modules are loaded than before.
+    /// Other modules are loaded than before, or other code has been generated.
     Code(Code),
     /// Interrupts have other handlers than before.
     Interrupts(Interrupts),
@@ -60,7 +61,7 @@ pub(crate) enum News {
     Missing(String),
 }
 
-/// The code of the kernel with its modules.
+/// The code of the kernel with its modules and what it has generated.
 #[derive(Debug)]
 pub(crate) struct Code {
     pub names: Arc<dyn Names>,
@@ -110,7 +111,7 @@ pub(crate) trait Guest: Send + 'static {
     fn find(&mut self, cr3: u64, five_level: bool) -> Result<Found, Missing>;
     /// Hands the reader of current tasks to the vCPUs; returns what it cannot read, each with the reason.
     fn publish_reader(&mut self) -> Result<Vec<String>, Missing>;
-    /// The code with the modules that are loaded now; `None` when they are the same as before.
+    /// The code with what is loaded and generated now; `None` when that is the same as before.
     fn code(&mut self) -> Result<Option<Code>, Missing>;
     /// Handlers of interrupts; `None` when they are the same as before.
     fn interrupts(&mut self) -> Result<Option<Interrupts>, Missing>;
@@ -151,7 +152,7 @@ impl Wanted {
         }
     }
 
-    /// An address outside of the kernel image and of all known modules was hit.
+    /// An address outside of the kernel image, of all known modules and of all known generated code was met.
     pub(crate) fn modules(&self) {
         if !std::mem::replace(&mut self.lock().modules, true) {
             self.bell.notify_one();

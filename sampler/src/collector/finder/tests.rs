@@ -165,3 +165,30 @@ fn modules_are_read_on_request_but_not_too_often() {
     assert!(begin.elapsed() < MODULES_PERIOD, "{:?}", begin.elapsed());
     rest(&wanted, &news, thread);
 }
+
+#[test]
+fn generated_code_is_named_from_when_it_is_there() {
+    use symbols::fixture::{Config, Style, generated::PROGRAM};
+    use vm_memory::{Bytes, GuestAddress};
+
+    let mut guest = Config::new(Style::V6_12).build();
+    let program = guest.generated(PROGRAM.0) + 8;
+    let size = guest.memory.0.len();
+    let memory = vmm::GuestMemoryMmap::from_ranges(&[(GuestAddress(0), size)]).expect("memory");
+    memory.write_slice(&guest.memory.0, GuestAddress(0)).expect("as much memory");
+    let places = (Arc::default(), Arc::default());
+    let mut linux = LinuxGuest::new(memory.clone().into(), places, (2, Some(0)));
+    let found = linux.find(guest.cr3, guest.five_level).expect("a kernel");
+    assert_eq!(found.code.names.name(program), None, "lists are read with the modules");
+    let code = linux.code().expect("modules").expect("others than before");
+    let name = code.names.name(program).expect("a BPF program");
+    assert_eq!((name.symbol.as_deref(), name.offset), (Some("bpf_prog_6deef7357e7b4530_fixture"), 8));
+    assert!(linux.code().expect("modules").is_none(), "nothing has changed");
+    let unwinder = code.unwinder.expect("stacks are wanted");
+    // Of the modules nothing is changed: what is known of them is kept.
+    guest.set_program(b"bpf_prog_other\0", program - 8, program + 8);
+    memory.write_slice(&guest.memory.0, GuestAddress(0)).expect("as much memory");
+    let code = linux.code().expect("modules").expect("another program");
+    assert_eq!(code.names.name(program).and_then(|name| name.symbol), Some("bpf_prog_other".to_owned()));
+    assert!(code.unwinder.is_some_and(|other| other.rules() == unwinder.rules()));
+}

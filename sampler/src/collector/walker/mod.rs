@@ -19,7 +19,7 @@ mod spaces;
 use std::sync::Arc;
 
 use symbols::cfi::{Place as At, UserEnd, UserUnwinder};
-use symbols::{Broken, FrameKind, KernelUnwinder, Missing, StackCopy, TaskSnapshot, UserRegisters, WalkEnd};
+use symbols::{FrameKind, KernelUnwinder, Missing, StackCopy, TaskSnapshot, UserRegisters, WalkEnd};
 
 use crate::batch::Batch;
 pub(crate) use files::{FileEntry, Files};
@@ -83,8 +83,6 @@ pub(crate) struct Owner {
 pub(crate) struct Walked {
     /// The system call that the task was in.
     pub syscall: Option<u32>,
-    /// The kernel's stack leads through code that is not known: a module that was loaded since.
-    pub unknown_code: bool,
 }
 
 /// Walks the stacks of one guest.
@@ -114,7 +112,7 @@ impl Walker {
         }
     }
 
-    /// Other modules are loaded.
+    /// Other modules are loaded, or other code is generated.
     pub(crate) fn unwinder_changed(&mut self, unwinder: Arc<KernelUnwinder>) {
         self.unwinder = Some(unwinder);
     }
@@ -154,17 +152,16 @@ impl Walker {
                 copy.task_pt_regs()
             }
         };
-        let unknown_code = end == WalkEnd::Broken(Broken::UnknownCode);
-        let Some(user) = user else { return Walked { syscall: None, unknown_code } };
+        let Some(user) = user else { return Walked::default() };
         let left = self.depth.saturating_sub(steps.len());
         if let Some(owner) = owner.filter(|owner| !owner.task.kernel_thread) {
             let Some(root) = copy.user_root() else {
                 steps.push(Step::Reason { of: ReasonOf::User, why: NEXT_TASK.to_owned() });
-                return Walked { syscall: None, unknown_code };
+                return Walked::default();
             };
             self.walk_user(&user, copy, (&owner, root), left, steps, batch);
         }
-        Walked { syscall: user.system_call().filter(|_| !copy.is_user_mode()), unknown_code }
+        Walked { syscall: user.system_call().filter(|_| !copy.is_user_mode()) }
     }
 
     fn walk_user(

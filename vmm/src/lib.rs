@@ -45,7 +45,7 @@ pub mod vsock;
 pub use boot::check_kernel;
 pub use clock::monotonic_ns;
 pub use config::{Console, Disk, DiskFile, DiskFormat, DiskMode, Extra, Network, Payload, VmConfig, Vsock};
-pub use counters::Counters;
+pub use counters::{CounterSum, Counters};
 pub use error::{DiskError, KernelError, KvmError, StartError, WaitError};
 pub use injected::{Injected, Injections};
 pub use machine::{COMMAND_PORT, EXIT_PORT, End, Ended, Machine};

@@ -36,6 +36,7 @@ const LONGEST_NS: u64 = 1_000_000_000;
 
 /// What waits for its turn.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "nearly all are events")]
 enum Waiting {
     Event {
         record: TripRecord,

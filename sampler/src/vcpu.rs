@@ -16,7 +16,7 @@ use std::time::Duration;
 use kvm_bindings::kvm_regs;
 use rtrb::{Consumer, Producer, PushError, RingBuffer};
 use symbols::{Event, KernelPlace, PhysicalMemory, StackCopy};
-use vmm::{Activity, Exit, Observer, Tick, Trip, Verdict, monotonic_ns};
+use vmm::{Activity, CounterSum, Exit, Observer, Tick, Trip, Verdict, monotonic_ns};
 
 use crate::attached::Seen;
 use crate::batch::{Fell, VcpuRow};
@@ -43,7 +43,7 @@ pub(crate) struct Published {
     samples: AtomicU64,
     lost: AtomicU64,
     exit_count: AtomicU64,
-    /// Time in KVM_RUN on a CPU while the guest was halted, ns.
+    /// Time in KVM_RUN on a CPU while the guest was halted, without polling, ns.
     kvm_ns: AtomicU64,
     /// How fast it is sampled.
     pub pace: Pace,
@@ -53,6 +53,8 @@ pub(crate) struct Published {
     pub exits: ExitTable,
     /// What ticks have found, where the thread is another process'.
     pub seen: Seen,
+    /// For how long KVM has polled for a wake-up of the halted guest, where it counts that.
+    pub polls: OnceLock<CounterSum>,
 }
 
 impl Published {
@@ -85,24 +87,28 @@ impl Published {
     }
 }
 
-/// Measures what it costs to enter and leave KVM_RUN with a halted guest, by the thread's own CPU time. The clock is read
-/// only while the vCPU idles.
+/// Measures what it costs to enter and leave KVM_RUN with a halted guest, by the thread's own CPU time, without the time that
+/// KVM polls for a wake-up meanwhile, which counts as halted. Clock and counter are read only while the vCPU idles.
 #[derive(Debug, Default)]
 struct Idle {
     /// The registers of the halted vCPU at the last tick.
     regs: Option<kvm_regs>,
-    /// The thread's CPU time at the last entry, and what the last KVM_RUN has taken of it, ns.
-    entered: Option<u64>,
+    /// At the last entry: for how long KVM had polled, and the thread's CPU time, ns.
+    entered: Option<(u64, u64)>,
+    /// What the last KVM_RUN has taken of the CPU time, ns.
     spent: Option<u64>,
 }
 
 impl Idle {
-    fn entering(&mut self) {
-        self.entered = self.regs.and_then(|_| own_cpu_time());
+    fn entering(&mut self, polled: impl FnOnce() -> Option<u64>) {
+        self.entered = self.regs.and_then(|_| Some((polled().unwrap_or(0), own_cpu_time()?)));
     }
 
-    fn exited(&mut self, exit: Exit) {
-        self.spent = self.entered.take().and_then(|from| own_cpu_time()?.checked_sub(from));
+    fn exited(&mut self, exit: Exit, polled: impl FnOnce() -> Option<u64>) {
+        self.spent = self.entered.take().and_then(|(polled_before, from)| {
+            let ran = own_cpu_time()?.checked_sub(from)?;
+            Some(ran.saturating_sub(polled().unwrap_or(0).saturating_sub(polled_before)))
+        });
         if exit != Exit::Interrupted {
             self.regs = None;
         }
@@ -364,7 +370,8 @@ impl Observer for VcpuSampler {
         if let Some(recorder) = &mut self.recorder {
             recorder.entering(now_ns);
         }
-        self.idle.entering();
+        let polls = self.published.polls.get();
+        self.idle.entering(|| polls?.read());
     }
 
     fn exited(&mut self, exit: Exit, now_ns: u64) {
@@ -376,7 +383,8 @@ impl Observer for VcpuSampler {
             recorder.interrupted(now_ns);
         }
         Published::add(&self.published.exit_count);
-        self.idle.exited(exit);
+        let polls = self.published.polls.get();
+        self.idle.exited(exit, || polls?.read());
     }
 
     fn ticked(&mut self, tick: &Tick<'_>) -> Option<Duration> {
@@ -530,14 +538,27 @@ mod tests {
     fn a_halted_vcpu_that_has_not_run_costs_kvms_time_only() {
         let mut idle = Idle::default();
         let halted = kvm_regs { rip: 7, ..Default::default() };
+        // What KVM has polled for when it is left, ns: none of it when it is entered.
+        let mut polled = 0;
         let mut round = |regs: Option<&kvm_regs>, exit| {
-            idle.entering();
+            idle.entering(|| Some(1_000));
             let busy = Instant::now();
             while busy.elapsed() < Duration::from_micros(200) {}
-            idle.exited(exit);
+            idle.exited(exit, || Some(1_000 + polled));
+            polled = 1_000_000_000;
             idle.ticked(regs)
         };
         let interrupted = Exit::Interrupted;
+        assert_eq!(round(Some(&halted), interrupted), None, "it may have run before");
+        assert_eq!(round(Some(&halted), interrupted), Some(0), "it was polled for all the time");
+        let mut idle = Idle::default();
+        let mut round = |regs: Option<&kvm_regs>, exit| {
+            idle.entering(|| None);
+            let busy = Instant::now();
+            while busy.elapsed() < Duration::from_micros(200) {}
+            idle.exited(exit, || None);
+            idle.ticked(regs)
+        };
         assert_eq!(round(Some(&halted), interrupted), None, "it may have run before");
         assert!(round(Some(&halted), interrupted).is_some_and(|ns| ns > 0));
         let moved = kvm_regs { rax: 1, ..halted };

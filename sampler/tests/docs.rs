@@ -119,7 +119,8 @@ fn a_report_fits_its_schema() {
     assert_eq!(back.samples, report.samples);
 }
 
-/// Samples of the task: one before there is exact data, of which nothing counts, then four parts of its time.
+/// Samples of the task: one before there is exact data, of which nothing counts, then the parts of its time. An interrupt counts
+/// only where the preempt count does not show it: what it takes before and after its events.
 fn samples() -> Vec<SampleRow> {
     let sample = |time_ns, mode, stack, interrupt| SampleRow {
         time_ns,
@@ -137,7 +138,8 @@ fn samples() -> Vec<SampleRow> {
         sample(1200, Mode::Kernel, Some(2), None),
         sample(1300, Mode::Kernel, Some(4), None),
         sample(1400, Mode::SoftIrq, Some(2), Some(2)),
-        sample(1500, Mode::HardIrq, Some(2), Some(1)),
+        SampleRow { preempt_count: Some(0x8001_0000), ..sample(1500, Mode::HardIrq, Some(2), Some(1)) },
+        SampleRow { preempt_count: Some(0x8000_0000), ..sample(1600, Mode::HardIrq, Some(2), Some(1)) },
     ]
 }
 
@@ -147,9 +149,15 @@ fn exact_profile(path: &Path) -> Profile {
     let state =
         |state, cause, stack, ns| TaskStateRow { instance: 1, tid: 8, state, cause, stack, ns, count: 2 };
     let first = Batch {
-        meta: [("exact", "1"), ("exact_from_ns", "1000"), ("duration_ns", "2000"), ("rate_hz", "1000")]
-            .map(|(key, value)| (key.to_owned(), value.to_owned()))
-            .to_vec(),
+        meta: [
+            ("exact", "1"),
+            ("exact_from_ns", "1000"),
+            ("duration_ns", "2000"),
+            ("rate_hz", "1000"),
+            ("hardirq_bits", "983040"),
+        ]
+        .map(|(key, value)| (key.to_owned(), value.to_owned()))
+        .to_vec(),
         instances: vec![InstanceRow { id: 1, pid: 7, comm: "sleeper".into(), ..InstanceRow::default() }],
         threads: vec![ThreadRow { instance: 1, tid: 8, comm: "worker".into() }],
         frames: vec![
@@ -236,8 +244,8 @@ fn an_exact_report_fits_its_schema() {
         assert!((task.running_s - 400e-9).abs() < 1e-12);
         let parts = task.parts.expect("samples");
         let counts = [parts.user, parts.system, parts.trap, parts.soft].map(|part| part.samples);
-        assert_eq!((parts.samples, counts), (4, [1; 4]));
-        assert!(parts.trap.low < 0.25 && parts.trap.share == 0.25 && parts.trap.high > 0.25);
+        assert_eq!((parts.samples, counts), (5, [1, 2, 1, 1]));
+        assert!(parts.trap.low < 0.2 && parts.trap.share == 0.2 && parts.trap.high > 0.2);
         assert_eq!(task.states[0].count, 2);
         assert_eq!(report.off_cpu[0].stack, ["schedule", "pipe_read"]);
         assert_eq!(report.wakeups.len(), 2);

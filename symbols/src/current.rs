@@ -129,6 +129,11 @@ impl CurrentReader {
         })
     }
 
+    /// The bits of the preempt count that count hard interrupts; `None` where they are not known.
+    pub fn hardirq_bits(&self) -> Option<u32> {
+        self.bits.as_ref().ok().map(|bits| bits.hardirq())
+    }
+
     /// What it cannot tell.
     pub fn missing(&self) -> Option<&Missing> {
         self.bits.as_ref().err()
@@ -199,11 +204,6 @@ impl Areas {
 
     fn is_initial(image: &Image, address: u64) -> bool {
         image.contains(address)
-    }
-
-    /// Number and offset of each CPU that has an area.
-    pub(crate) fn present(&self) -> impl Iterator<Item = (u32, u64)> {
-        (0..).zip(&self.offsets).filter_map(|(cpu, offset)| Some((cpu, (*offset)?)))
     }
 
     /// The address of the first CPU's copy.

@@ -75,6 +75,11 @@ impl PreemptBits {
         })
     }
 
+    /// The bits that count hard interrupts.
+    pub(crate) fn hardirq(self) -> u32 {
+        self.hardirq
+    }
+
     /// What a CPU with this count serves.
     #[inline]
     pub(crate) fn serving(self, count: u32) -> Serving {

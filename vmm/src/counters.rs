@@ -108,6 +108,33 @@ impl Counters {
             bytes.map_or(0, |bytes| u64::from_ne_bytes(*bytes))
         }))
     }
+
+    /// A reader of the sum of the counters with these names, for another thread; `None` if there is none of them.
+    pub fn sum_of(&self, names: &[&str]) -> Option<CounterSum> {
+        let named = self.list.iter().filter(|counter| names.contains(&counter.name.as_str()));
+        let at: Vec<u64> = named.map(|counter| self.values_at + counter.offset as u64).collect();
+        let file = self.file.try_clone().ok()?;
+        (!at.is_empty()).then_some(CounterSum { file, at })
+    }
+}
+
+/// Reads the sum of a few counters of one vCPU, again and again.
+#[derive(Debug)]
+pub struct CounterSum {
+    file: File,
+    /// Where each value is in the file.
+    at: Vec<u64>,
+}
+
+impl CounterSum {
+    /// The present sum; `None` if the descriptor cannot be read. Allocates nothing.
+    pub fn read(&self) -> Option<u64> {
+        self.at.iter().try_fold(0_u64, |sum, at| {
+            let mut value = [0; 8];
+            self.file.read_exact_at(&mut value, *at).ok()?;
+            Some(sum.saturating_add(u64::from_ne_bytes(value)))
+        })
+    }
 }
 
 /// One number of a descriptor or header; all are in the host's byte order.
@@ -173,6 +200,11 @@ mod tests {
         let kinds: Vec<_> = counters.list().iter().map(|c| (c.name.as_str(), c.kind)).collect();
         assert_eq!(kinds, [("exits", Kind::Cumulative), ("blocking", Kind::Instant)]);
         assert_eq!(counters.read().unwrap().collect::<Vec<_>>(), [7, 1]);
+        let sum = |names: &[&str]| counters.sum_of(names).and_then(|sum| sum.read());
+        assert_eq!(
+            [sum(&["blocking"]), sum(&["blocking", "exits"]), sum(&["hist"])],
+            [Some(1), Some(8), None]
+        );
     }
 
     #[test]

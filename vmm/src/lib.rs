@@ -47,7 +47,7 @@ pub use clock::monotonic_ns;
 pub use config::{
     Console, Disk, DiskFile, DiskFormat, DiskMode, Extra, FLAT_ENTRY, Network, Payload, VmConfig, Vsock,
 };
-pub use counters::Counters;
+pub use counters::{CounterSum, Counters};
 pub use error::{DiskError, KernelError, KvmError, StartError, WaitError};
 pub use injected::{Injected, Injections};
 pub use machine::{COMMAND_PORT, EXIT_PORT, End, Ended, Machine};

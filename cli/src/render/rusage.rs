@@ -34,7 +34,9 @@ pub fn render(rusage: &Rusage, rows: usize, page: Page) -> String {
     }
     text.push('\n');
     let note = "* what is told is further from the truth than chance explains, over all rows (Holm, 5 %). Told: user and system as getrusage and \
-                /proc/PID/stat show them when they were last read. Truly: without interrupts that hit the process (irq).";
+                /proc/PID/stat show them when they were last read. Truly: in the guest, without interrupts that hit the process (irq). What the host, the VMM and vprof \
+                took meanwhile is in what is told, since the guest's kernel cannot see it, and not in the latter: a process \
+                may be marked though its kernel counts as it should.";
     wrapped(&mut text, note, "", page.width);
     if let Some(note) = since(rusage) {
         wrapped(&mut text, &note, "", page.width);

@@ -10,7 +10,7 @@ pub enum Mode {
     User,
     /// Kernel code on behalf of a task.
     Kernel,
-    /// Hard interrupt handler.
+    /// Hard interrupt: its entry, handler and exit.
     HardIrq,
     /// Soft interrupt handler.
     SoftIrq,
@@ -24,6 +24,10 @@ pub enum Mode {
     #[default]
     Unknown,
 }
+
+/// Key in table `meta` of the bits that count hard interrupts in a preempt count. A sample in mode `hardirq` without any of them
+/// is in the interrupt's entry or exit.
+pub const HARDIRQ_BITS: &str = "hardirq_bits";
 
 /// A row of table `interrupt`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -85,7 +89,7 @@ pub enum Fell {
     Halted,
     /// Out of KVM_RUN.
     Vmm,
-    /// Most likely without a CPU of the host: the tick was served more than 1 ms late.
+    /// Without a CPU of the host, or stopped with its whole process, when the tick was due.
     Waiting,
 }
 

@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::fmt;
 
+use super::entry::Part;
 use super::walker::{Late, ReasonOf, Symbol};
 use crate::batch::{FrameKind, FrameRow, lookup};
 use crate::text;
@@ -68,8 +69,13 @@ enum Key {
     },
 }
 
-/// A function of the kernel: start address and symbol.
-type Function = (u64, Box<str>);
+/// A function of the kernel.
+#[derive(Debug)]
+struct Function {
+    start: u64,
+    symbol: Box<str>,
+    part: Part,
+}
 
 /// All frames that are remembered.
 #[derive(Debug, Default)]
@@ -202,7 +208,12 @@ impl Frames {
 
     /// The function of a kernel frame: start address and symbol.
     pub(crate) fn function(&self, id: u32) -> Option<(u64, &str)> {
-        self.functions.get(&id).map(|(start, symbol)| (*start, symbol.as_ref()))
+        self.functions.get(&id).map(|function| (function.start, function.symbol.as_ref()))
+    }
+
+    /// What the function of a kernel frame says of whose code it is.
+    pub(crate) fn part(&self, id: u32) -> Part {
+        self.functions.get(&id).map_or(Part::Other, |function| function.part)
     }
 
     fn add(&mut self, key: Key) -> u32 {
@@ -221,7 +232,8 @@ impl Frames {
         match name {
             Some(Name { symbol: Some(symbol), offset, .. }) => {
                 let start = lookup(address, call).wrapping_sub(*offset);
-                self.functions.insert(id, (start, symbol.as_str().into()));
+                let part = Part::of(symbol);
+                self.functions.insert(id, Function { start, symbol: symbol.as_str().into(), part });
             }
             Some(_) => {}
             None => self.unnamed.push((id, address, call)),

@@ -9,10 +9,24 @@ use crate::exact::state::Source;
 
 /// What entry functions of vectors start with (arch/x86/include/asm/idtentry.h, since 5.8).
 const VECTOR_ENTRY: &str = "sysvec_";
-/// What may stand before that: the functions' inner parts, and those of FRED (arch/x86/include/asm/idtentry.h, 6.9).
-const ENTRY_PARTS: [&str; 3] = ["__", "instr_", "fred_"];
-/// The functions that serve device interrupts whatever their handler (arch/x86/kernel/irq.c).
-const DEVICE_ENTRIES: [&str; 3] = ["common_interrupt", "__common_interrupt", "do_IRQ"];
+/// Prefixes of that: of the entries in assembler, of the functions' inner parts, and of those of FRED
+/// (arch/x86/include/asm/idtentry.h, 6.9).
+const ENTRY_PARTS: [&str; 4] = ["asm_", "__", "instr_", "fred_"];
+/// The functions that serve device interrupts whatever their handler (arch/x86/entry/entry_64.S, arch/x86/kernel/irq.c,
+/// arch/x86/entry/entry_fred.c).
+const DEVICE_ENTRIES: [&str; 6] = [
+    "common_interrupt",
+    "__common_interrupt",
+    "do_IRQ",
+    "asm_common_interrupt",
+    "irq_entries_start",
+    "fred_extint",
+];
+/// The functions that serve vectors that belong to nothing (arch/x86/kernel/apic/apic.c).
+const SPURIOUS_ENTRIES: [&str; 4] =
+    ["spurious_interrupt", "__spurious_interrupt", "asm_spurious_interrupt", "spurious_entries_start"];
+/// What such an interrupt is called.
+const SPURIOUS: &str = "spurious interrupt";
 /// What a device interrupt is called whose device is not known.
 const ANY_DEVICE: &str = "device interrupt";
 /// The functions that serve soft interrupts (kernel/softirq.c; the second since 6.9).
@@ -50,6 +64,16 @@ fn vector_of(symbol: &str) -> Option<&str> {
 /// The name without what the compiler appends to copies of a function, like `.isra.0`.
 fn base(symbol: &str) -> &str {
     symbol.split_once('.').map_or(symbol, |(base, _)| base)
+}
+
+/// Whether a hard interrupt enters the kernel, or is served, by this function.
+pub(super) fn is_hard_entry(symbol: &str) -> bool {
+    vector_of(symbol).is_some() || DEVICE_ENTRIES.contains(&symbol) || SPURIOUS_ENTRIES.contains(&symbol)
+}
+
+/// Whether this function serves soft interrupts.
+pub(super) fn is_soft_entry(symbol: &str) -> bool {
+    SOFT_ENTRIES.contains(&symbol)
 }
 
 /// Names interrupts.
@@ -99,8 +123,7 @@ impl InterruptNames {
     }
 
     /// The row of a hard interrupt on `vcpu` by what raised it. `symbol` is the function that its handler was called from.
-    /// `None` as long as nothing tells its name, unless this is the `last` chance. CPUs of the guest are numbered as vCPUs:
-    /// both by the order of the machine's MADT.
+    /// `None` as long as nothing tells its name, unless this is the `last` chance.
     pub(crate) fn source(
         &mut self,
         (vcpu, source): (usize, Source),
@@ -159,11 +182,13 @@ impl InterruptNames {
                 Some(Told::Hard(vector.to_owned()))
             } else if DEVICE_ENTRIES.contains(&symbol) {
                 Some(Told::Device)
+            } else if SPURIOUS_ENTRIES.contains(&symbol) {
+                Some(Told::Hard(SPURIOUS.to_owned()))
             } else if let Some((_, name)) = SOFT_TAILS.iter().find(|(function, _)| *function == base(symbol))
             {
                 Some(Told::Soft((*name).to_owned()))
             } else {
-                SOFT_ENTRIES.contains(&symbol).then_some(Told::AnySoft)
+                is_soft_entry(symbol).then_some(Told::AnySoft)
             }
         };
         self.handlers.get(&start).cloned().or_else(by_symbol)
@@ -229,10 +254,21 @@ mod tests {
         let tail = [(6, "load_balance"), (7, "_nohz_idle_balance.isra.0"), (3, "handle_softirqs")];
         assert_eq!(of(Mode::SoftIrq, &tail).as_deref(), Some("soft: SCHED"));
         assert_eq!(of(Mode::Nmi, &[]).as_deref(), Some("nmi: NMI"));
+        let entered = [(7, "error_entry"), (8, "asm_sysvec_apic_timer_interrupt")];
+        assert_eq!(names.of(Mode::HardIrq, entered.into_iter(), &mut rows), Some(1), "as in the handler");
         assert_eq!(rows.len(), 6);
         assert_eq!(names.of(Mode::Kernel, disk.into_iter(), &mut rows), None);
         assert_eq!(names.of(Mode::HardIrq, [(9, "schedule")].into_iter(), &mut rows), None);
         assert_eq!(names.of(Mode::Nmi, std::iter::empty(), &mut rows), Some(6), "a row is made once");
+        for (symbol, name) in [
+            ("irq_entries_start", "device interrupt"),
+            ("asm_common_interrupt", "device interrupt"),
+            ("spurious_entries_start", "spurious interrupt"),
+        ] {
+            let id = names.of(Mode::HardIrq, [(1, symbol)].into_iter(), &mut rows);
+            let row = rows.iter().find(|row| Some(row.id) == id);
+            assert_eq!(row.map(|row| row.name.as_str()), Some(name));
+        }
     }
 
     #[test]

@@ -3,6 +3,7 @@
 pub(crate) mod aim;
 pub(crate) mod console;
 mod ending;
+mod entry;
 pub(crate) mod finder;
 pub(crate) mod frames;
 mod hot;
@@ -32,7 +33,7 @@ use vmm::{
     Counters, GuestMemoryMmap, Injected, Injections, Machine, Observer, Region, Tripwires, monotonic_ns,
 };
 
-use crate::batch::{Batch, EventRow, InjectedRow, Sink};
+use crate::batch::{Batch, EventRow, HARDIRQ_BITS, InjectedRow, Sink};
 use crate::census::Notes;
 use crate::conditions::Gate;
 use crate::estimate::guest_error_key;
@@ -310,6 +311,8 @@ impl Collector {
             }
             let row = |Injected { device, vector, count }| InjectedRow { device, vector, count };
             self.batch.injected = self.injections.read().into_iter().map(row).collect();
+            let bits = self.readers.get().and_then(|readers| readers.current.hardirq_bits());
+            self.batch.meta.extend(bits.map(|bits| (HARDIRQ_BITS.to_owned(), bits.to_string())));
             self.gate.counted(&self.batch);
         }
     }

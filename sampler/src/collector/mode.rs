@@ -2,6 +2,7 @@
 
 use symbols::Serving;
 
+use super::entry::{self, Part};
 use crate::batch::Mode;
 use crate::record::Record;
 
@@ -44,6 +45,20 @@ impl Classifier {
             (Serving::Task, _) => Mode::Kernel,
         }
     }
+}
+
+/// The mode of a sample of the kernel that the preempt count puts into `mode`, by the functions at its top: [`entry::interrupt`].
+pub(crate) fn refined(
+    mode: Mode,
+    record: &Record,
+    functions: impl Iterator<Item = Part>,
+    returned: impl FnOnce() -> Option<Part>,
+) -> Mode {
+    let counted = matches!(mode, Mode::User | Mode::HardIrq | Mode::Nmi);
+    if counted || record.halted || record.current.is_none() {
+        return mode;
+    }
+    entry::interrupt(functions, returned).unwrap_or(mode)
 }
 
 #[cfg(test)]

@@ -5,16 +5,17 @@ use std::sync::Arc;
 
 use symbols::{Interrupts, KernelUnwinder, LastBooks, ProcessBooks, StackCopy, TaskSnapshot};
 
+use super::entry::Part;
 use super::frames::{Frames, Names};
 use super::hot::Hot;
 use super::identity::{Identities, Threads};
 use super::interrupts::InterruptNames;
 use super::ledger::{AllBooks, Ledger, process_rows};
-use super::mode::Classifier;
+use super::mode::{Classifier, refined};
 use super::namer::Nameless;
 use super::stacks::Stacks;
 use super::walker::{FileEntry, Owner, Step, Walker};
-use crate::batch::{Batch, CpuTimeRow, FrameRow, Mode, SampleRow};
+use crate::batch::{Batch, CpuTimeRow, FrameRow, Mode, SampleRow, lookup};
 use crate::exact::Cause;
 use crate::exact::state::{Source, Who};
 use crate::record::{KERNEL_HALF, Record};
@@ -78,6 +79,7 @@ pub(crate) struct Resolver {
 /// Where a sample's frames went.
 #[derive(Debug, Default)]
 struct Placed {
+    mode: Mode,
     frame: Option<u32>,
     stack: Option<u32>,
     interrupt: Option<u32>,
@@ -105,7 +107,15 @@ impl Resolver {
         });
         let leaf = if mode == Mode::User { None } else { Some(self.kernel_frame(record, batch)) };
         let owner = instance.zip(task).map(|(instance, task)| Owner { instance, task });
-        let placed = stack.map(|stack| self.place(stack, owner, mode, batch)).unwrap_or_default();
+        let placed = match stack {
+            Some(stack) => self.place(stack, owner, (mode, record), batch),
+            None => None,
+        };
+        let placed = placed.unwrap_or_else(|| Placed {
+            mode: refined(mode, record, leaf.map(|leaf| self.frames.part(leaf)).into_iter(), || None),
+            ..Placed::default()
+        });
+        let mode = placed.mode;
         let frame = placed
             .frame
             .or(leaf)
@@ -240,9 +250,15 @@ impl Resolver {
         self.identities.describe(task, walker, batch);
     }
 
-    /// Walks the stack and stores its frames.
-    fn place(&mut self, stack: &StackCopy, owner: Option<Owner>, mode: Mode, batch: &mut Batch) -> Placed {
-        let Some(walker) = &mut self.walker else { return Placed::default() };
+    /// Walks the stack and stores its frames; `None` where stacks cannot be walked. The mode is the one by the preempt count.
+    fn place(
+        &mut self,
+        stack: &StackCopy,
+        owner: Option<Owner>,
+        (mode, record): (Mode, &Record),
+        batch: &mut Batch,
+    ) -> Option<Placed> {
+        let walker = self.walker.as_mut()?;
         let mut steps = std::mem::take(&mut self.steps);
         steps.clear();
         let walked = walker.walk(stack, owner, &mut steps, batch);
@@ -252,8 +268,23 @@ impl Resolver {
             _ => {}
         }
         let ids: Vec<u32> = steps.iter().map(|step| self.step(step, owner, batch)).collect();
-        let functions = ids.iter().map_while(|&id| self.frames.function(id));
+        // Up to the code that was interrupted, whose registers were saved.
+        let called = |step: &Step| matches!(step, Step::Kernel { call: true, .. });
+        let since = 1 + steps.iter().skip(1).take_while(|step| called(step)).count();
+        let parts = ids.iter().take(since).map(|&id| self.frames.part(id));
+        let mut returned = None;
+        let mode = refined(mode, record, parts, || {
+            let address = self.walker.as_ref()?.returned_to(stack)?;
+            let name = self.names.as_ref()?.name(lookup(address, true))?;
+            let function = (address.wrapping_sub(name.offset), name.symbol?);
+            let part = Part::of(&function.1);
+            returned = Some(function);
+            Some(part)
+        });
+        let returned = returned.iter().map(|(start, symbol)| (*start, symbol.as_str()));
+        let functions = returned.chain(ids.iter().map_while(|&id| self.frames.function(id)));
         let placed = Placed {
+            mode,
             frame: steps
                 .first()
                 .filter(|step| !matches!(step, Step::Reason { .. }))
@@ -263,7 +294,7 @@ impl Resolver {
             syscall: walked.syscall,
         };
         self.steps = steps;
-        placed
+        Some(placed)
     }
 
     /// The kernel code that was hit most.

@@ -71,6 +71,47 @@ fn a_run_is_resolved() {
     assert_eq!((window.samples(), window.top()), (5, Some(("gzip".to_owned(), 0.25))));
 }
 
+/// Names of an interrupt's entry at 0x1000, of what all entries share at 0x1100, of other code from there on.
+#[derive(Debug)]
+struct EntryNames;
+
+impl frames::Names for EntryNames {
+    fn name(&self, address: u64) -> Option<frames::Name> {
+        let symbol = match address >> 8 {
+            0x10 => "asm_sysvec_call_function_single",
+            0x11 => "error_entry",
+            _ => "do_idle",
+        };
+        Some(frames::Name { symbol: Some(symbol.to_owned()), module: None, offset: address & 0xff })
+    }
+
+    fn in_image(&self, _: u64) -> bool {
+        true
+    }
+}
+
+#[test]
+fn entry_of_an_interrupt_is_not_the_tasks() {
+    let mut resolver = Resolver::new(0);
+    let mut batch = Batch::default();
+    resolver.kernel_found(Arc::new(EntryNames), None, &mut batch);
+    let (gzip, idle) = (task(5, "gzip"), task(0, "swapper/0"));
+    let mut mode = |record: Record| {
+        resolver.sample(0, &record, None, &mut batch);
+        batch.samples.last().map(|sample| sample.mode)
+    };
+    assert_eq!(mode(hit(0, 0x1010, Serving::Task, Some(gzip))), Some(Mode::HardIrq));
+    assert_eq!(mode(hit(0, 0x1010, Serving::Task, Some(idle))), Some(Mode::HardIrq));
+    assert_eq!(mode(hit(0, 0x1010, Serving::SoftIrq, Some(gzip))), Some(Mode::HardIrq));
+    assert_eq!(mode(hit(0, 0x1010, Serving::Nmi, Some(gzip))), Some(Mode::Nmi));
+    assert_eq!(mode(hit(0, 0x1110, Serving::Task, Some(gzip))), Some(Mode::Kernel), "may be an exception's");
+    assert_eq!(mode(hit(0, 0x1210, Serving::SoftIrq, Some(gzip))), Some(Mode::SoftIrq));
+    assert_eq!(mode(hit(3, 0x1010, Serving::Task, Some(gzip))), Some(Mode::User));
+    let halted = Record { halted: true, ..hit(0, 0x1010, Serving::Task, Some(idle)) };
+    assert_eq!(mode(halted), Some(Mode::Idle));
+    assert_eq!(mode(hit(0, 0x1010, Serving::Task, None)), Some(Mode::Unknown), "nothing is known of the CPU");
+}
+
 #[test]
 fn kernel_code_gives_candidates_and_unknown_code_a_request() {
     let mut resolver = Resolver::new(0);

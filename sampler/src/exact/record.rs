@@ -53,6 +53,8 @@ pub(crate) struct TripRecord {
     pub number: u64,
     /// What the process has come to whose last task this is.
     pub books: Option<LastBooks>,
+    /// When the first event was lost since the one before in the ring, CLOCK_MONOTONIC ns; 0 if none was.
+    pub lost_ns: u64,
 }
 
 impl TripRecord {
@@ -66,6 +68,7 @@ impl TripRecord {
             task: None,
             number: 0,
             books: None,
+            lost_ns: 0,
         }
     }
 }
@@ -86,6 +89,11 @@ pub(crate) struct TripCounters {
     pub trips: AtomicU64,
     /// Trips whose record found no room.
     pub lost: AtomicU64,
+    /// When the first one was lost since the last that was not, CLOCK_MONOTONIC ns; 0 if none was. What the ring holds when this
+    /// is set is older.
+    pub losing_ns: AtomicU64,
+    /// The time of the event that is being recorded, CLOCK_MONOTONIC ns; 0 between events, when all are in the ring.
+    pub serving_ns: AtomicU64,
     /// Switches among the trips.
     pub switches: AtomicU64,
     /// Sleeps without a stack, since all boxes were under way.
@@ -136,6 +144,8 @@ pub(crate) struct Recorder {
     served_ns: u64,
     /// By the number of the event.
     switching: [Switching; Event::COUNT],
+    /// See [`TripCounters::losing_ns`].
+    losing_ns: u64,
 }
 
 impl Recorder {
@@ -168,6 +178,7 @@ impl Recorder {
             since: None,
             served_ns: 0,
             switching: [Switching::default(); Event::COUNT],
+            losing_ns: 0,
         };
         (recorder, ends)
     }
@@ -199,6 +210,13 @@ impl Recorder {
         regs: &kvm_regs,
         memory: &M,
     ) -> bool {
+        self.counters.serving_ns.store(now_ns, Ordering::Release);
+        let withdraw = self.record(event, now_ns, regs, memory);
+        self.counters.serving_ns.store(0, Ordering::Release);
+        withdraw
+    }
+
+    fn record<M: PhysicalMemory>(&mut self, event: Event, now_ns: u64, regs: &kvm_regs, memory: &M) -> bool {
         self.since = Some((now_ns, true));
         add(&self.counters.trips, 1);
         // Set before any tripwire was.
@@ -240,11 +258,24 @@ impl Recorder {
             Event::Vector => record.number = regs.rsi,
             Event::InterruptEnd => {}
         }
-        if let Err(PushError::Full(tripped)) = self.ring.push(Tripped { record, stack }) {
-            self.spare = tripped.stack.or(self.spare.take());
-            add(&self.counters.lost, 1);
-        }
+        self.push(Tripped { record, stack });
         false
+    }
+
+    fn push(&mut self, mut tripped: Tripped) {
+        let now_ns = tripped.record.time_ns;
+        tripped.record.lost_ns = self.losing_ns;
+        let losing_ns = match self.ring.push(tripped) {
+            Ok(()) => 0,
+            Err(PushError::Full(tripped)) => {
+                self.spare = tripped.stack.or(self.spare.take());
+                add(&self.counters.lost, 1);
+                if self.losing_ns == 0 { now_ns } else { self.losing_ns }
+            }
+        };
+        if std::mem::replace(&mut self.losing_ns, losing_ns) != losing_ns {
+            self.counters.losing_ns.store(losing_ns, Ordering::Release);
+        }
     }
 
     /// The stack that `task` sleeps in, if it does.

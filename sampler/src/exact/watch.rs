@@ -31,13 +31,30 @@ const SLACK_NS: u64 = 20_000_000;
 /// Tries at letting all vCPUs stand still.
 const TRIES: u32 = 20;
 
-/// An event that waits for its turn.
+/// For how long an event that a vCPU's thread records holds up all others: a thread that is stopped must not do so for ever.
+const LONGEST_NS: u64 = 1_000_000_000;
+
+/// What waits for its turn.
 #[derive(Debug)]
-struct Waiting {
-    record: TripRecord,
-    /// What the task that was switched from sleeps in.
-    cause: Cause,
-    stack: u32,
+#[expect(clippy::large_enum_variant, reason = "nearly all are events")]
+enum Waiting {
+    Event {
+        record: TripRecord,
+        /// What the task that was switched from sleeps in.
+        cause: Cause,
+        stack: u32,
+    },
+    /// Events are missing from this moment on, CLOCK_MONOTONIC ns.
+    Loss(u64),
+}
+
+impl Waiting {
+    fn time_ns(&self) -> u64 {
+        match self {
+            Self::Event { record, .. } => record.time_ns,
+            Self::Loss(time_ns) => *time_ns,
+        }
+    }
 }
 
 /// Where exact mode stands.
@@ -66,8 +83,8 @@ pub(crate) struct Watch {
     accounts: Accounts,
     sources: Sources,
     waiting: Vec<VecDeque<Waiting>>,
-    /// What was lost when it was last looked at.
-    lost: u64,
+    /// Of each vCPU: when the last loss began that is among `waiting`, or has had its turn, CLOCK_MONOTONIC ns.
+    losses: Vec<u64>,
     start_switches: Vec<Option<u64>>,
     /// Up to when everybody is charged, CLOCK_MONOTONIC ns.
     settled_ns: u64,
@@ -102,7 +119,7 @@ impl Watch {
             accounts: Accounts::new(usize::from(vcpus)),
             sources: Sources::default(),
             waiting: (0..vcpus).map(|_| VecDeque::new()).collect(),
-            lost: 0,
+            losses: vec![0; usize::from(vcpus)],
             start_switches: Vec::new(),
             settled_ns: 0,
             done_ns: 0,
@@ -141,7 +158,7 @@ impl Watch {
             self.looked = Instant::now();
             self.try_to_set(resolver, batch);
         }
-        let until_ns = monotonic_ns().saturating_sub(SLACK_NS);
+        let until_ns = self.complete_until(monotonic_ns());
         self.drain(resolver, batch);
         self.account(until_ns, resolver, batch);
         if matches!(self.phase, Phase::On) {
@@ -151,6 +168,14 @@ impl Watch {
             self.settled = Instant::now();
             self.settle(until_ns);
         }
+    }
+
+    /// Up to when all events are in the rings.
+    fn complete_until(&self, now_ns: u64) -> u64 {
+        let slack_ns = now_ns.saturating_sub(SLACK_NS);
+        let serving = self.ends.iter().map(|ends| ends.counters.serving_ns.load(Ordering::Acquire));
+        let first = serving.filter(|ns| *ns != 0).min();
+        first.map_or(slack_ns, |ns| slack_ns.min(ns - 1)).max(now_ns.saturating_sub(LONGEST_NS))
     }
 
     fn try_to_set(&mut self, resolver: &mut Resolver, batch: &mut Batch) {
@@ -238,9 +263,17 @@ impl Watch {
 
     /// Takes what is in the rings.
     fn drain(&mut self, resolver: &mut Resolver, batch: &mut Batch) {
-        for (ends, waiting) in self.ends.iter_mut().zip(&mut self.waiting) {
+        for ((ends, waiting), loss_ns) in self.ends.iter_mut().zip(&mut self.waiting).zip(&mut self.losses) {
+            // Before the ring is looked into: what it holds is older than this.
+            let losing_ns = ends.counters.losing_ns.load(Ordering::Acquire);
+            let mut lose = |waiting: &mut VecDeque<Waiting>, from_ns: u64| {
+                if from_ns != 0 && std::mem::replace(loss_ns, from_ns) != from_ns {
+                    waiting.push_back(Waiting::Loss(from_ns));
+                }
+            };
             for _ in 0..ends.events.slots() {
                 let Ok(tripped) = ends.events.pop() else { break };
+                lose(waiting, tripped.record.lost_ns);
                 let (mut stack, mut cause) = (0, Cause::Other);
                 if let (Some(copy), Some(task)) = (tripped.stack, tripped.record.task) {
                     let time_ns = tripped.record.time_ns;
@@ -248,31 +281,37 @@ impl Watch {
                     // There are no more boxes than the pool has room for.
                     drop(ends.pool.push(copy));
                 }
-                waiting.push_back(Waiting { record: tripped.record, cause, stack });
+                waiting.push_back(Waiting::Event { record: tripped.record, cause, stack });
             }
+            lose(waiting, losing_ns);
         }
     }
 
     /// Accounts for all events up to `until_ns`, in their order in time.
     fn account(&mut self, until_ns: u64, resolver: &mut Resolver, batch: &mut Batch) {
         loop {
-            let time = |queue: &VecDeque<Waiting>| queue.front().map(|first| first.record.time_ns);
+            let time = |queue: &VecDeque<Waiting>| queue.front().map(Waiting::time_ns);
             let first =
                 self.waiting.iter().enumerate().filter_map(|(vcpu, queue)| Some((time(queue)?, vcpu)));
             let Some((_, vcpu)) = first.min().filter(|(time, _)| *time <= until_ns) else { break };
-            let Some(event) = self.waiting.get_mut(vcpu).and_then(VecDeque::pop_front) else { break };
-            self.done_ns = self.done_ns.max(event.record.time_ns);
-            self.event(vcpu, &event, resolver, batch);
-        }
-        let lost = self.sum(|counters| &counters.lost);
-        if lost > self.lost {
-            self.lost = lost;
-            self.accounts.lose(self.done_ns);
+            let Some(next) = self.waiting.get_mut(vcpu).and_then(VecDeque::pop_front) else { break };
+            self.done_ns = self.done_ns.max(next.time_ns());
+            match next {
+                Waiting::Event { record, cause, stack } => {
+                    self.event(vcpu, (&record, cause, stack), resolver, batch);
+                }
+                Waiting::Loss(time_ns) => self.accounts.lose(time_ns),
+            }
         }
     }
 
-    fn event(&mut self, vcpu: usize, event: &Waiting, resolver: &mut Resolver, batch: &mut Batch) {
-        let Waiting { record, cause, stack } = event;
+    fn event(
+        &mut self,
+        vcpu: usize,
+        (record, cause, stack): (&TripRecord, Cause, u32),
+        resolver: &mut Resolver,
+        batch: &mut Batch,
+    ) {
         let time_ns = record.time_ns;
         let mut id = |task: &TaskSnapshot| who(task, time_ns, resolver, batch);
         let task = record.task.as_ref().and_then(|task| Some((id(&task.task)?, task)));
@@ -281,7 +320,7 @@ impl Watch {
         match record.event {
             Event::Switch => {
                 let next = record.next.as_ref().and_then(id);
-                let previous = task.map(|(id, task)| (id, left(task, *cause, *stack)));
+                let previous = task.map(|(id, task)| (id, left(task, cause, stack)));
                 accounts.switch(time_ns, vcpu, previous, next);
             }
             Event::Wake => {
@@ -389,7 +428,7 @@ impl Watch {
         self.flush(resolver, batch);
         self.sources.push(true, resolver, batch);
         for (count, what) in [
-            (self.lost, "events were lost: exact times are incomplete"),
+            (self.sum(|counters| &counters.lost), "events were lost: exact times are incomplete"),
             (self.accounts.untracked, "events are of more tasks than are followed"),
         ] {
             if count > 0 {
@@ -398,5 +437,88 @@ impl Watch {
         }
         let unseen = self.accounts.unseen_wakes.to_string();
         batch.meta.push(("exact_unseen_wakes".to_owned(), unseen));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvm_bindings::kvm_regs;
+    use symbols::fixture::{Guest, Style};
+
+    use super::*;
+    use crate::exact::state::{Doing, State, TaskId, Who};
+
+    /// A watch over one vCPU that runs a task from time 0 on, and its recorder, whose ring is full: an event is lost at 1 ms.
+    fn watch(guest: &Guest) -> (Watch, Recorder) {
+        let kernel = Kernel::find(&guest.memory, guest.cr3, guest.five_level).expect("a kernel");
+        let readers: Arc<OnceLock<Readers>> = Arc::default();
+        let current = kernel.current_reader(&guest.memory).expect("a reader");
+        readers.set(Readers { current, stacks: None }).expect("once");
+        let (mut watch, mut recorders) = Watch::new(1, 0, &readers);
+        let sites = kernel.trip_sites(&guest.memory).expect("sites");
+        let states = kernel.task_states(&guest.memory).expect("states");
+        watch.events.set(EventReaders { sites, states, books: None }).expect("once");
+        let task = TaskId { address: 8, who: Who { instance: 1, tid: 8 } };
+        watch.accounts.runs(0, 0, Some(task));
+        let mut recorder = recorders.remove(0);
+        let mut serve = |time_ns| {
+            recorder.serve(Event::InterruptEnd, time_ns, &kvm_regs::default(), &guest.memory);
+        };
+        (1..=watch.ends[0].events.buffer().capacity() as u64).for_each(&mut serve);
+        assert_eq!(watch.ends[0].counters.lost.load(Ordering::Relaxed), 0);
+        serve(1_000_000);
+        (watch, recorder)
+    }
+
+    fn ns(watch: &mut Watch, state: State) -> u64 {
+        let who = Who { instance: 1, tid: 8 };
+        watch.accounts.take().states.get(&(who, Doing::plain(state))).map_or(0, |sum| sum.ns)
+    }
+
+    #[test]
+    fn what_is_lost_is_unknown_from_the_first_lost_event_on() {
+        let guest = Guest::traceable(Style::V6_12);
+        let (mut watch, mut recorder) = watch(&guest);
+        let (mut resolver, mut batch) = (Resolver::new(0), Batch::default());
+        let mut serve = |time_ns| {
+            recorder.serve(Event::InterruptEnd, time_ns, &kvm_regs::default(), &guest.memory);
+        };
+        // The ring is full of older events: this is the second one that is lost.
+        serve(1_200_000);
+        watch.drain(&mut resolver, &mut batch);
+        watch.account(u64::MAX, &mut resolver, &mut batch);
+        serve(1_300_000);
+        watch.drain(&mut resolver, &mut batch);
+        watch.account(u64::MAX, &mut resolver, &mut batch);
+        watch.accounts.settle(1_500_000);
+        assert_eq!(ns(&mut watch, State::Unknown), 500_000);
+    }
+
+    #[test]
+    fn a_loss_that_is_over_when_the_ring_is_looked_into_counts_from_its_begin() {
+        let guest = Guest::traceable(Style::V6_12);
+        let (mut watch, mut recorder) = watch(&guest);
+        let (mut resolver, mut batch) = (Resolver::new(0), Batch::default());
+        drop(watch.ends[0].events.pop());
+        recorder.serve(Event::InterruptEnd, 1_400_000, &kvm_regs::default(), &guest.memory);
+        assert_eq!(watch.ends[0].counters.losing_ns.load(Ordering::Relaxed), 0);
+        watch.drain(&mut resolver, &mut batch);
+        watch.account(u64::MAX, &mut resolver, &mut batch);
+        watch.accounts.settle(1_500_000);
+        assert_eq!(ns(&mut watch, State::Unknown), 500_000);
+    }
+
+    #[test]
+    fn an_event_that_is_being_recorded_holds_up_what_is_younger() {
+        let (watch, _) = Watch::new(2, 0, &Arc::default());
+        let now_ns = 5_000_000_000;
+        assert_eq!(watch.complete_until(now_ns), now_ns - SLACK_NS);
+        let serving = |ns| watch.ends[1].counters.serving_ns.store(ns, Ordering::Relaxed);
+        serving(now_ns - 10);
+        assert_eq!(watch.complete_until(now_ns), now_ns - SLACK_NS);
+        serving(now_ns - 70_000_000);
+        assert_eq!(watch.complete_until(now_ns), now_ns - 70_000_001);
+        serving(1);
+        assert_eq!(watch.complete_until(now_ns), now_ns - LONGEST_NS, "not for ever");
     }
 }

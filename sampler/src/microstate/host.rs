@@ -79,17 +79,28 @@ pub(crate) fn times_as_of_update(schedstat: &File) -> Option<ThreadTimes> {
     Some(ThreadTimes { run_ns: words.next()?.ok()?, waited_ns: words.next()?.ok()? })
 }
 
-/// How often the calling thread has left a CPU, to block or to wait (getrusage(2), RUSAGE_THREAD). 0 where the host does
-/// not count it.
-pub(crate) fn context_switches() -> u64 {
+/// What a thread has been through.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct ThreadCounts {
+    /// How often it has left a CPU, to block or to wait.
+    pub switches: u64,
+    /// How often it has waited for a page of memory to be read, the guest's as well as its own.
+    pub faults: u64,
+}
+
+/// The counts of the calling thread (getrusage(2), RUSAGE_THREAD). 0 where the host does not count.
+pub(crate) fn own_counts() -> ThreadCounts {
     // SAFETY: rusage is plain data for which all zeroes is a valid value.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
     // SAFETY: the pointer is valid for the call.
     if unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) } != 0 {
-        return 0;
+        return ThreadCounts::default();
     }
-    let count = usage.ru_nvcsw.saturating_add(usage.ru_nivcsw);
-    u64::try_from(count).unwrap_or(0)
+    let count = |count| u64::try_from(count).unwrap_or(0);
+    ThreadCounts {
+        switches: count(usage.ru_nvcsw.saturating_add(usage.ru_nivcsw)),
+        faults: count(usage.ru_majflt),
+    }
 }
 
 fn cpu_time(clock: libc::clockid_t) -> Option<u64> {

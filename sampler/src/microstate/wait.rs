@@ -15,10 +15,14 @@
 //!
 //! Without a gap the thread has been on a CPU from `due` on. With one it has waited, if the time that it has waited since
 //! the tick before accounts for the gap: an update by the scheduler's own tick may fall between `due` and the exit, too.
+//! A thread that has had a page read from a disk meanwhile was blocked in the gap, which no time waited accounts for: a guest
+//! whose memory is swapped out would else be seen where it touches it, for as long as that takes.
 
 use std::fs::File;
 
-use super::host::{ThreadTimes, context_switches, own_cpu_time, own_schedstat, times_as_of_update, waited};
+use super::host::{
+    ThreadCounts, ThreadTimes, own_counts, own_cpu_time, own_schedstat, times_as_of_update, waited,
+};
 use crate::clock::Held;
 use vmm::monotonic_ns;
 
@@ -38,8 +42,7 @@ pub(crate) enum WaitDetector {
 #[derive(Debug)]
 pub(crate) struct OwnThread {
     schedstat: File,
-    /// How often it had left a CPU.
-    switches: u64,
+    counts: ThreadCounts,
     /// How long it had waited, ns.
     waited_ns: u64,
 }
@@ -57,7 +60,7 @@ impl WaitDetector {
     pub(crate) fn own() -> Self {
         own_schedstat().map_or(Self::Unknown, |schedstat| {
             let waited_ns = waited(&schedstat).unwrap_or(0);
-            Self::Own(OwnThread { schedstat, switches: context_switches(), waited_ns })
+            Self::Own(OwnThread { schedstat, counts: own_counts(), waited_ns })
         })
     }
 
@@ -91,9 +94,10 @@ impl WaitDetector {
 
 impl OwnThread {
     fn waited_at(&mut self, due_ns: u64) -> Option<Held> {
-        let switches = context_switches();
+        let counts = own_counts();
+        let before = std::mem::replace(&mut self.counts, counts);
         // It has not left its CPU since the last tick.
-        if std::mem::replace(&mut self.switches, switches) == switches {
+        if before.switches == counts.switches {
             return None;
         }
         // This order: reading the clock brings the other two up to date.
@@ -102,8 +106,14 @@ impl OwnThread {
         let since_update_ns = ran_ns.saturating_sub(updated_ns);
         let waited_ns = waited_ns.saturating_sub(std::mem::replace(&mut self.waited_ns, waited_ns));
         let arrived_ns = monotonic_ns().saturating_sub(since_update_ns);
-        fell_into_wait(arrived_ns, due_ns, waited_ns).then(|| Held::since(arrived_ns))
+        let faulted = before.faults != counts.faults;
+        fell_off_cpu((arrived_ns, due_ns), waited_ns, faulted).then(|| Held::since(arrived_ns))
     }
+}
+
+/// Whether a thread that has arrived on a CPU later than `due_ns` had none then: it waited, or it `faulted`.
+fn fell_off_cpu((arrived_ns, due_ns): (u64, u64), waited_ns: u64, faulted: bool) -> bool {
+    fell_into_wait(arrived_ns, due_ns, waited_ns) || faulted && arrived_ns > due_ns
 }
 
 impl ForeignThread {
@@ -209,6 +219,13 @@ mod tests {
         assert!(!fell_into_wait(150, 100, 20), "an update by the scheduler's tick");
         assert!(!fell_into_wait(100, 100, 40), "on a CPU since");
         assert!(!fell_into_wait(90, 100, 1_000), "a wait before it was due");
+    }
+
+    #[test]
+    fn a_gap_after_a_page_was_read_is_no_time_on_a_cpu() {
+        assert!(fell_off_cpu((150, 100), 0, true));
+        assert!(!fell_off_cpu((150, 100), 0, false));
+        assert!(!fell_off_cpu((90, 100), 0, true), "read before the tick was due");
     }
 
     #[test]

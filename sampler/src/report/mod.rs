@@ -55,8 +55,7 @@ use crate::batch::Fell;
 use crate::estimate;
 use crate::profile::ProfileError;
 
-/// Samples served later than this are told apart: the host had most likely descheduled the vCPU's thread, so they say
-/// more about the host than about the guest. 1 ms in ns.
+/// Samples served later than this are counted: a busy host, or one that is emulated. 1 ms in ns.
 pub const LATE_NS: u64 = 1_000_000;
 
 /// What a report shall answer beside the summary.
@@ -119,7 +118,7 @@ pub struct TickCounts {
     pub halted: u64,
     /// Out of KVM_RUN.
     pub vmm: u64,
-    /// Served more than 1 ms late: most likely without a CPU of the host. Also what is not told.
+    /// Due while the vCPU's thread lacked a CPU of the host, or was stopped. Also what is not known.
     pub waiting: u64,
 }
 

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::census::{Moment, Moments, Spent, Stay};
 use super::exact::Task;
 use super::filter::Selection;
-use super::tables::{Instance, Tables, UNKNOWN, seconds, unsigned};
+use super::tables::{Instance, Tables, UNKNOWN, hardirq_bits, seconds, unsigned};
 use super::{Filter, ReportError};
 use crate::estimate::{Share, share};
 use crate::profile::Profile;
@@ -191,7 +191,10 @@ fn task((instance, tid): Key, tables: &Tables) -> Task {
 struct Part {
     user: u64,
     system: u64,
+    /// Between begin and end of a hard interrupt's event.
     interrupted: u64,
+    /// Before and after: how it enters and leaves the kernel.
+    around: u64,
 }
 
 #[derive(Debug, Default)]
@@ -201,25 +204,29 @@ impl Parts {
     /// By the samples of a span, ns since the run's start: the one that the times are of.
     fn read(connection: &Connection, (from_ns, to_ns): (u64, u64)) -> rusqlite::Result<Self> {
         let signed = |ns: u64| i64::try_from(ns).unwrap_or(i64::MAX);
-        let span = (signed(from_ns), signed(to_ns));
+        let span = (signed(from_ns), signed(to_ns), hardirq_bits(connection)?);
         let mut statement = connection.prepare(
             "SELECT s.instance, s.tid, sum(m.name = 'user'), sum(m.name IN ('kernel', 'softirq')), \
-             sum(m.name IN ('hardirq', 'nmi')) FROM sample s JOIN mode m ON m.id = s.mode \
+             sum(m.name IN ('hardirq', 'nmi')), sum(m.name = 'hardirq' AND coalesce(s.preempt_count & ?3 = 0, 0)) \
+             FROM sample s JOIN mode m ON m.id = s.mode \
              WHERE s.instance IS NOT NULL AND s.tid IS NOT NULL AND s.fell = 'guest' AND m.name <> 'idle' \
-             AND s.time_ns >= ? AND s.time_ns < ? GROUP BY s.instance, s.tid",
+             AND s.time_ns >= ?1 AND s.time_ns < ?2 GROUP BY s.instance, s.tid",
         )?;
         let rows = statement.query_map(span, |row| {
-            let part =
-                Part { user: unsigned(row, 2)?, system: unsigned(row, 3)?, interrupted: unsigned(row, 4)? };
+            let around = unsigned(row, 5)?;
+            let interrupted = unsigned(row, 4)?.saturating_sub(around);
+            let part = Part { user: unsigned(row, 2)?, system: unsigned(row, 3)?, interrupted, around };
             Ok(((row.get(0)?, row.get(1)?), part))
         })?;
         Ok(Self(rows.collect::<Result<_, _>>()?))
     }
 
-    /// `running` as user, system and (where the time holds it) interrupted time; as it is without samples.
+    /// `running` as user, system and (where the time holds it) interrupted time; as it is without samples. Time that events
+    /// limit holds what a hard interrupt takes before and after them: as system time.
     fn divide(&self, key: Key, running: &TimeIn, with_interrupts: bool) -> (Vec<TimeIn>, u64) {
-        let Part { user, system, interrupted } = self.0.get(&key).copied().unwrap_or_default();
-        let interrupted = if with_interrupts { interrupted } else { 0 };
+        let Part { user, system, interrupted, around } = self.0.get(&key).copied().unwrap_or_default();
+        let (system, interrupted) =
+            if with_interrupts { (system, interrupted + around) } else { (system + around, 0) };
         let all = user + system + interrupted;
         if all == 0 {
             return (vec![running.clone()], 0);

@@ -2,12 +2,12 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use rusqlite::{Connection, Row};
+use rusqlite::{Connection, OptionalExtension, Row};
 
 use super::paces::{Paces, scaled};
 use super::sums::is_ksoftirqd;
 use super::{Event, Filter};
-use crate::batch::VcpuRow;
+use crate::batch::{HARDIRQ_BITS, VcpuRow};
 use crate::clock::{ClockKind, mean_ns};
 use crate::microstate::States;
 
@@ -280,6 +280,14 @@ fn map<M: FromIterator<(K, V)>, K, V>(
 
 pub(crate) fn unsigned(row: &Row<'_>, column: usize) -> rusqlite::Result<u64> {
     Ok(row.get::<_, i64>(column)?.max(0).cast_unsigned())
+}
+
+/// The bits of a preempt count that count hard interrupts. All of them where they are not known: a profile without them has no
+/// samples that are an interrupt's by their functions alone.
+pub(crate) fn hardirq_bits(connection: &Connection) -> rusqlite::Result<i64> {
+    let sql = "SELECT CAST(value AS INTEGER) FROM meta WHERE key = ?";
+    let bits = connection.query_row(sql, [HARDIRQ_BITS], |row| row.get(0)).optional()?;
+    Ok(bits.unwrap_or(i64::from(u32::MAX)))
 }
 
 /// The seven states, from `column` on.

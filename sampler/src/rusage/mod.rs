@@ -68,7 +68,8 @@ pub struct ProcessRusage {
     pub switches: u64,
     /// Samples that the truth is made of.
     pub samples: u64,
-    /// CPU time, user and system, without interrupts that hit the process, ns.
+    /// CPU time in the guest, user and system, without interrupts that hit the process, and without what the host, the VMM and
+    /// vprof took meanwhile, ns.
     pub true_cpu_ns: u64,
     /// Lower end of its 95 % interval.
     pub true_low_ns: u64,

@@ -123,7 +123,7 @@ impl Books {
         Some((thread, kept.chance(&truth)))
     }
 
-    /// The guest's CPUs are numbered as their vCPUs.
+    /// Books of CPUs have the numbers of their vCPUs.
     fn cpu(&self, cpu: u32, kept: &Kept<CpuTimes>, seen: &Seen) -> Option<CpuRusage> {
         let vcpu = self.vcpus.iter().find(|vcpu| u32::from(vcpu.id) == cpu)?;
         let of = |mode| seen.time(std::slice::from_ref(vcpu), seen.modes.get(&(vcpu.id, mode))).1;

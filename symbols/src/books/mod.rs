@@ -97,7 +97,7 @@ pub struct ProcessBooks {
 /// The books of one CPU as `/proc/stat` tells them, ns.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CpuBooks {
-    /// The CPU's number in the guest.
+    /// The CPU's APIC id, which is the number of its vCPU; its number in the guest where the kernel does not show that.
     pub cpu: u32,
     /// User code.
     pub user_ns: u64,
@@ -189,7 +189,7 @@ impl Kernel {
         Ok(read())
     }
 
-    /// The books of every CPU, in the order of the guest's numbers. The guest adds the time of a sleep when it ends.
+    /// The books of every CPU, in the order of the vCPUs. The guest adds the time of a sleep when it ends.
     ///
     /// # Errors
     /// What is missing to read them.
@@ -200,7 +200,9 @@ impl Kernel {
         let stat = self.symbol("kernel_cpustat")?.wrapping_add(layouts.books.cpu.clone()? as u64);
         let sleep = layouts.books.sleep.zip(self.symbol("tick_cpu_sched").ok());
         let areas = Areas::new(&view, symbols, self.symbol("__per_cpu_offset")?, stat)?;
-        let read = |(cpu, base): (u32, u64)| {
+        let by_vcpu = areas.by_apic_id(&view, symbols, layouts, Some);
+        let read = |(cpu, base): (u32, Option<u64>)| {
+            let base = base?;
             let mut numbers = [0; CPU_FIELDS];
             for (index, number) in numbers.iter_mut().enumerate() {
                 *number = view.u64(base.wrapping_add(stat), index * 8)?;
@@ -225,7 +227,7 @@ impl Kernel {
             }
             Some(books)
         };
-        Ok(areas.present().filter_map(read).collect())
+        Ok((0..).zip(by_vcpu).filter_map(read).collect())
     }
 }
 

@@ -8,6 +8,7 @@ use std::ops::ControlFlow;
 pub(crate) use layout::InterruptLayouts;
 
 use crate::address::VirtAddr;
+use crate::current::Areas;
 use crate::kernel::Kernel;
 use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
@@ -23,8 +24,6 @@ const MAX_ACTIONS: usize = 32;
 const NAME: usize = 64;
 /// Number of softirqs (`NR_SOFTIRQS`, include/linux/interrupt.h): the same since 2.6.33.
 const SOFTIRQS: u64 = 10;
-/// CPUs whose vectors are read, at most.
-const MAX_CPUS: u32 = 1024;
 /// Interrupt vectors of a CPU (`NR_VECTORS`, arch/x86/include/asm/irq_vectors.h).
 const VECTORS: usize = 256;
 /// Entries of the vector table from here on are marks, not pointers (`VECTOR_RETRIGGERED` and
@@ -74,7 +73,7 @@ pub struct Softirq {
 /// A vector of a CPU that belongs to an interrupt line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Vector {
-    /// The kernel's number of the CPU.
+    /// The CPU's APIC id, which is the number of its vCPU; its number in the guest where the kernel does not show that.
     pub cpu: u32,
     /// The vector.
     pub vector: u8,
@@ -144,12 +143,12 @@ impl Kernel {
         desc: &DescLayout,
     ) -> Result<Vec<Vector>, Missing> {
         let what = || Missing::Unreadable("the table of interrupt vectors".into());
-        let areas = self.symbol("__per_cpu_offset")?;
+        let (symbols, layouts) = (self.symbol_table()?, self.layouts.as_ref().map_err(Clone::clone)?);
         let table = self.symbol("vector_irq")?;
-        let cpus = view.u32(self.symbol("nr_cpu_ids")?, 0).ok_or_else(what)?.min(MAX_CPUS);
+        let areas = Areas::new(view, symbols, self.symbol("__per_cpu_offset")?, table)?;
         let mut found = Vec::new();
-        for cpu in 0..cpus {
-            let area = view.u64(areas, cpu as usize * 8).ok_or_else(what)?;
+        for (cpu, area) in (0..).zip(areas.by_apic_id(view, symbols, layouts, Some)) {
+            let Some(area) = area else { continue };
             let mut entries = [0; VECTORS * 8];
             view.read(table.wrapping_add(area), &mut entries).ok_or_else(what)?;
             for vector in 0..=u8::MAX {

@@ -138,6 +138,11 @@ impl StackCopy {
         PtRegs::read(self, self.pt_regs?).and_then(UserRegisters::new)
     }
 
+    /// Address of the registers with which the program entered the kernel; `None` for a kernel thread.
+    pub(crate) fn user_registers_at(&self) -> Option<u64> {
+        self.pt_regs
+    }
+
     /// The user's registers when the sample was taken in the kernel's entry code, while they were pushed or popped.
     pub(crate) fn entry_registers(&self) -> Option<UserRegisters> {
         let user_stack = self.registers.rsp() >> 63 == 0;

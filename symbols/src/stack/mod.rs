@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! user mode   user stack: from RSP - 128 (red zone) up, to a limit, without pages that are not present
-//! kernel mode the stack that RSP is on, from RSP to its top, then the one that it interrupted, and so on:
+//! kernel mode the stack that RSP is on, from RSP (in entry code from 136 bytes below) to its top, then the one that it
+//!             interrupted, and so on:
 //!               interrupt stack   its topmost word is the RSP that was left   (hardirq_stack_ptr)
 //!               exception stack,  its topmost words are the iret frame        (TSS: sp0, ist)
 //!               entry stack
@@ -23,4 +24,5 @@ mod reader;
 pub(crate) mod tests;
 
 pub use copy::{StackCopy, StackGaps};
+pub(crate) use reader::entry_code;
 pub use reader::{StackReader, StackSample};

@@ -16,6 +16,9 @@ use crate::view::View;
 
 /// Bytes below RSP that a function may use (System V ABI, AMD64 supplement 1.0, 3.2.2).
 const RED_ZONE: u64 = 128;
+/// Bytes below RSP that are copied in the kernel's entry code: while it takes a `pt_regs` off its stack, RSP is at most at its
+/// iret frame, and the word below the `pt_regs` is where the last function that was called with it returned to.
+const LEFT_BEHIND: u64 = pt_regs::IRET + 8;
 /// Kernel stacks that interrupt each other and are copied, at most.
 const MAX_STACKS: usize = 4;
 /// Bytes of an exception stack, at most; they have 4 to 16 KiB.
@@ -67,6 +70,8 @@ pub struct StackReader {
     pub(super) padding: u64,
     /// Where a task that has never run goes on.
     pub(super) fork: [u64; FORK.len()],
+    /// Start and end of the entry code; empty if not known.
+    pub(super) entry: (u64, u64),
 }
 
 /// Physical addresses of one CPU's variables.
@@ -122,7 +127,9 @@ impl StackReader {
             (Some(rsp), sample.cr3, true)
         } else {
             let stack = sample.task.and_then(|task| self.task_stack(memory, task));
-            let left = self.copy_kernel(memory, vcpu, (stack, rsp), into);
+            let in_entry = (self.entry.0..self.entry.1).contains(&sample.registers.rip);
+            let below = if in_entry { LEFT_BEHIND } else { 0 };
+            let left = self.copy_kernel(memory, vcpu, (stack, rsp, below), into);
             let own = stack.map(|(_, top)| top);
             let top = if let Left::Kernel(top @ Some(_)) = left { top } else { own };
             let is_own = top == own;
@@ -189,7 +196,8 @@ impl StackReader {
         let saved = place.and_then(|at| {
             let sp = at.checked_add(pt_regs::SP)?;
             if into.read_u64(sp).is_none() {
-                copy_pages(&self.kernel, memory, (at, at.checked_add(pt_regs::SIZE)?), into);
+                let from = at.checked_sub(8)?;
+                copy_pages(&self.kernel, memory, (from, at.checked_add(pt_regs::SIZE)?), into);
             }
             into.read_u64(sp)
         });
@@ -213,12 +221,12 @@ impl StackReader {
         top.checked_sub(self.padding + pt_regs::SIZE)
     }
 
-    /// Copies the stack that `rsp` is on, and those that it interrupted.
+    /// Copies the stack that `rsp` is on, from `below` bytes below it on, and those that it interrupted.
     fn copy_kernel(
         &self,
         memory: &impl PhysicalMemory,
         vcpu: usize,
-        (task, rsp): (Option<(u64, u64)>, u64),
+        (task, rsp, below): (Option<(u64, u64)>, u64, u64),
         into: &mut StackCopy,
     ) -> Left {
         let per_cpu = self.cpus.get(vcpu).copied().flatten();
@@ -230,7 +238,9 @@ impl StackReader {
             let place = self.place(memory, per_cpu, task, at);
             let (Place::Task(top) | Place::Other(top) | Place::Interrupt { top, .. } | Place::Exception(top)) =
                 place;
-            if !copy_pages(&self.kernel, memory, (at, top), into) {
+            // Not beyond the page: the one below may be missing, which is not a gap in the stack.
+            let below = if at == rsp { below.min(at % PAGE) } else { 0 };
+            if !copy_pages(&self.kernel, memory, (at - below, top), into) {
                 into.gaps.kernel_not_present = !into.gaps.full;
                 return Left::Kernel(None);
             }
@@ -321,8 +331,15 @@ impl StackReader {
             kernel: view.space,
             padding: if fred { FRED_PADDING } else { 0 },
             fork: FORK.map(|name| symbols.address_of(name).unwrap_or(u64::MAX)),
+            entry: entry_code(symbols),
         })
     }
+}
+
+/// Start and end of the code by which the kernel is entered and left (`.entry.text`); empty if not known.
+pub(crate) fn entry_code(symbols: &SymbolTable) -> (u64, u64) {
+    let symbol = |name| symbols.address_of(name);
+    symbol("__entry_text_start").zip(symbol("__entry_text_end")).unwrap_or_default()
 }
 
 /// True for the upper half of the address space.

@@ -32,6 +32,8 @@ const IRQ_TOP: u64 = STACKS + 0x9000;
 const ENTRY_TOP: u64 = STACKS + 0xb000;
 const NMI_TOP: u64 = STACKS + 0xe000;
 const USER_STACK: u64 = 0x7fff_ffff_8000;
+/// The kernel's entry code.
+pub(crate) const ENTRY: u64 = 0xffff_ffff_8108_0000;
 
 /// A guest of one CPU: task stack at pages 0 to 3, interrupt stack at 5 to 8, entry stack at 10, NMI stack at 12 and 13;
 /// user stack of five pages.
@@ -60,6 +62,7 @@ impl Guest {
             kernel: AddressSpace::new(KERNEL, false),
             padding: 0,
             fork: [1, 2],
+            entry: (ENTRY, ENTRY + 0x1000),
         };
         let mut guest = Self { memory: FlatMemory(vec![0; RAM]), reader };
         for page in (0..4).chain(5..9).chain([10, 12, 13]) {
@@ -97,16 +100,28 @@ impl Guest {
 
     /// Copies with RSP `depth` bytes below the top of the task's stack.
     pub(crate) fn copy_at(&self, rip: u64, cpl: u8, depth: u64, into: &mut StackCopy) {
-        self.copy(cpl, TOP - depth, false, into);
-        into.registers.rip = rip;
+        self.copy_in(USER, (rip, cpl, TOP - depth), false, into);
+    }
+
+    /// Copies in entry code, at `rip`, with RSP `depth` bytes below the top of the stack that the processor enters the
+    /// kernel on.
+    pub(crate) fn copy_on_entry_stack(&mut self, rip: u64, depth: u64, into: &mut StackCopy) {
+        self.put_stack(ENTRY_TOP - 32, 0x33);
+        self.put_stack(ENTRY_TOP - 16, USER_STACK + 0x4900);
+        self.copy_in(USER, (rip, 0, ENTRY_TOP - depth), false, into);
+    }
+
+    /// Puts a word `depth` bytes below the top of the task's stack.
+    pub(crate) fn put_below_top(&mut self, depth: u64, value: u64) {
+        self.put_stack(TOP - depth, value);
     }
 
     pub(crate) fn copy(&self, cpl: u8, rsp: u64, kernel_thread: bool, into: &mut StackCopy) {
-        self.copy_in(USER, cpl, rsp, kernel_thread, into);
+        self.copy_in(USER, (0x1234, cpl, rsp), kernel_thread, into);
     }
 
-    fn copy_in(&self, cr3: u64, cpl: u8, rsp: u64, kernel_thread: bool, into: &mut StackCopy) {
-        let mut registers = Registers { rip: 0x1234, ..Registers::default() };
+    fn copy_in(&self, cr3: u64, (rip, cpl, rsp): (u64, u8, u64), kernel_thread: bool, into: &mut StackCopy) {
+        let mut registers = Registers { rip, ..Registers::default() };
         registers.gpr[Registers::RSP] = rsp;
         let sample = StackSample {
             registers: &registers,
@@ -234,7 +249,7 @@ fn an_entry_stack_leads_to_user_mode() {
     guest.put_stack(ENTRY_TOP - 32, 0x33);
     guest.put_stack(ENTRY_TOP - 16, USER_STACK + 0x4900);
     let copy = guest.copied(0, ENTRY_TOP - 40, false);
-    let regs = (TOP - pt_regs::SIZE, crate::bytes::index(pt_regs::SIZE));
+    let regs = (TOP - pt_regs::SIZE - 8, crate::bytes::index(pt_regs::SIZE + 8));
     assert_eq!(segments(&copy), [(ENTRY_TOP - 40, 40), regs, (USER_STACK + 0x4880, 0x780)]);
     // Without an iret frame there, by what is saved on the task's stack.
     guest.enter_kernel();
@@ -254,7 +269,7 @@ fn while_the_kernel_switches_a_user_stack_is_found_by_its_own_tables() {
     guest.put(MM + 8, DIRECT + USER);
     let switching = |guest: &Guest, rsp: u64| {
         let mut copy = StackCopy::new();
-        guest.copy_in(KERNEL, 0, rsp, false, &mut copy);
+        guest.copy_in(KERNEL, (0x1234, 0, rsp), false, &mut copy);
         (segments(&copy).last().copied(), copy.user_root())
     };
     // CR3 is the next task's, which has no such stack.

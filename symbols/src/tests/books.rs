@@ -101,6 +101,17 @@ fn cpus_have_their_own_books() {
     }
 }
 
+#[test]
+fn the_books_of_cpus_are_those_of_their_vcpus() {
+    for style in STYLES {
+        let (mut guest, kernel) = guest(&Config { apic_ids: vec![4, 1], ..Config::new(style) });
+        guest.set_cpu_times(style, 1, [10, 0, 0, 0, 0, 0, 0, 0], [0, 0]);
+        let books = kernel.cpu_books(&guest.memory).expect("books");
+        let users: Vec<_> = books.iter().map(|books| (books.cpu, books.user_ns)).collect();
+        assert_eq!(users, [(1, 10), (4, 0)]);
+    }
+}
+
 /// Values as `cputime_adjust` makes them, computed by hand.
 #[test]
 fn what_is_told_is_the_ticks_proportion_of_the_run_time() {

@@ -237,6 +237,9 @@ fn interrupts_and_system_calls_have_names() {
         assert_eq!(interrupts.vectors, Ok(vec![Vector { cpu: 0, vector: 34, irq: 4 }]));
         let calls = kernel.system_calls(&guest.memory).unwrap();
         assert_eq!(calls, [Some("read".into()), None, Some("stat".into())]);
+        let (guest, kernel) = styled(style, |config| config.apic_ids = vec![4, 1]);
+        let vectors = kernel.interrupts(&guest.memory).vectors;
+        assert_eq!(vectors, Ok(vec![Vector { cpu: 4, vector: 34, irq: 4 }]), "by vCPU");
     }
 }
 

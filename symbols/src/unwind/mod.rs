@@ -45,7 +45,7 @@ use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
 use crate::module::Modules;
 use crate::registers::{Registers, StackMemory};
-use crate::stack::StackCopy;
+use crate::stack::{StackCopy, entry_code};
 use crate::view::View;
 use rule::{Format, Rule};
 use table::{Budget, Table};
@@ -124,7 +124,7 @@ impl KernelUnwinder {
             )),
             generated: Arc::default(),
             orc,
-            entry: symbol("__entry_text_start").zip(symbol("__entry_text_end")).unwrap_or_default(),
+            entry: symbols.map(entry_code).unwrap_or_default(),
             hooks: RETURN_HOOKS.map(|name| symbol(name).unwrap_or(0)),
             switch: symbol("__switch_to_asm").unwrap_or(u64::MAX),
             thunks: symbol("__x86_indirect_thunk_array").unwrap_or(u64::MAX),

@@ -12,6 +12,8 @@ use super::{Broken, FrameKind, KernelFrame, KernelUnwinder, MAX_RULES, RETURN_HO
 use crate::layout::{Bits, OrcLayout};
 use crate::missing::Missing;
 use crate::registers::{Registers, StackMemory};
+use crate::stack::StackCopy;
+use crate::stack::tests::{ENTRY as ENTRY_CODE, Guest};
 
 const TEXT: u64 = 0xffff_ffff_8100_0000;
 const END: u64 = TEXT + 0x10_0000;
@@ -501,4 +503,50 @@ fn a_copy_tells_the_users_registers_where_rules_do_not() {
     guest.copy_at(0x1234, 3, 0x200, &mut copy);
     let end = unwinder.walk_copy(&copy, 10, |frame| panic!("{frame:?}"));
     assert!(matches!(end, WalkEnd::User(user) if user.registers.rip == 0x1234));
+}
+
+/// Registers are taken off the stack by code that is the same for system calls, exceptions and interrupts.
+#[test]
+fn the_way_out_shows_what_has_returned_to_it() {
+    assert_eq!(ENTRY, ENTRY_CODE);
+    for format in formats() {
+        let unwinder = unwinder(
+            &format,
+            &[
+                rule(0x8_0000, Kind::Regs, (SP, 0)),
+                // Five registers have been popped, all but the iret frame, and that one has another stack.
+                rule(0x8_0100, Kind::Regs, (SP, -40)),
+                rule(0x8_0200, Kind::Partial, (SP, 0)),
+                rule(0x8_0300, Kind::Undefined, (0, 0)),
+            ],
+        );
+        let mut copy = StackCopy::new();
+        let mut guest = Guest::new();
+        // Of a program: on top of the task's stack.
+        guest.enter_kernel();
+        guest.put_below_top(168 + 8, ENTRY + 0x77);
+        for (offset, depth) in [(0, 168), (0x100, 168 - 40), (0x200, 168 - 128), (0x2ff, 168 - 128)] {
+            guest.copy_at(ENTRY + offset, 0, depth, &mut copy);
+            assert_eq!(unwinder.returned_to(&copy).map(|at| at.0), Some(ENTRY + 0x77), "{offset:#x}");
+        }
+        for offset in [0x200, 0x300] {
+            guest.copy_on_entry_stack(ENTRY + offset, 40, &mut copy);
+            assert_eq!(unwinder.returned_to(&copy).map(|at| at.0), Some(ENTRY + 0x77), "{offset:#x}");
+        }
+        // Of the kernel: wherever it was.
+        let depth = 0x600;
+        guest.put_below_top(depth - 136, 0x10);
+        guest.put_below_top(depth + 8, ENTRY + 0x99);
+        for (offset, depth) in [(0, depth), (0x100, depth - 40), (0x200, depth - 128)] {
+            guest.copy_at(ENTRY + offset, 0, depth, &mut copy);
+            assert_eq!(unwinder.returned_to(&copy).map(|at| at.0), Some(ENTRY + 0x99), "{offset:#x}");
+        }
+        // Not in entry code, and where the word is in another page, which may not be there.
+        guest.copy_at(TEXT + 0x100, 0, 168, &mut copy);
+        assert_eq!(unwinder.returned_to(&copy), None);
+        guest.put_below_top(0x1000 - 136, 0x10);
+        guest.copy_at(ENTRY, 0, 0x1000, &mut copy);
+        assert_eq!(unwinder.returned_to(&copy), None);
+        assert!(!copy.gaps().kernel_not_present);
+    }
 }

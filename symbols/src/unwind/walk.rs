@@ -5,6 +5,7 @@ use super::{Broken, FrameKind, KernelFrame, KernelUnwinder, UserRegisters, WalkE
 use crate::address::VirtAddr;
 use crate::pt_regs::{self, Mode, PtRegs};
 use crate::registers::{Registers, StackMemory};
+use crate::stack::StackCopy;
 
 /// Times that the stack pointer may go down, at most: switches between the stacks of a CPU, of which there are seven.
 const MAX_SWITCHES: u32 = 8;
@@ -61,15 +62,7 @@ impl KernelUnwinder {
         limit: usize,
         mut push: impl FnMut(KernelFrame),
     ) -> WalkEnd {
-        let mut state = State {
-            ip: registers.rip,
-            kind,
-            sp: registers.rsp(),
-            bp: registers.rbp(),
-            gpr: registers.gpr,
-            known: kind == FrameKind::Exact,
-            switches: 0,
-        };
+        let mut state = State::at((registers, kind));
         for _ in 0..limit {
             // No call returns to a tracer's hook: the code before its first instruction is another function's.
             let kind = if self.is_at_hook(&state) { FrameKind::Exact } else { state.kind };
@@ -86,6 +79,33 @@ impl KernelUnwinder {
     /// True where a tracer has replaced the return address.
     fn is_at_hook(&self, state: &State) -> bool {
         state.kind == FrameKind::Return && state.ip != 0 && self.hooks.contains(&state.ip)
+    }
+
+    /// Where the last function returned to that was called with the registers which a sample in entry code finds saved: in the
+    /// entry code of the system call, exception or interrupt that is left. All ways out of the kernel share the code that
+    /// restores registers, and only this word below them, which is not overwritten before the next entry, tells
+    /// which one it was. `None` outside of entry code, and where it was not copied.
+    pub fn returned_to(&self, copy: &StackCopy) -> Option<VirtAddr> {
+        let registers = copy.registers();
+        if !self.in_entry_code(registers.rip) {
+            return None;
+        }
+        let state = State::at((registers, FrameKind::Exact));
+        let here = self.rule_at(registers.rip).and_then(|rule| {
+            let sp = state.previous_sp(&rule, copy).ok()?;
+            match rule.kind {
+                Kind::Regs => Some(sp),
+                Kind::Partial => sp.checked_sub(pt_regs::IRET),
+                Kind::Undefined | Kind::Bottom | Kind::Call => None,
+            }
+        });
+        let is_kernels = |at: &u64| {
+            let cs = at.checked_add(pt_regs::CS).and_then(|at| copy.read_u64(at));
+            cs.and_then(Mode::of) == Some(Mode::Kernel)
+        };
+        // A user's are always at the same place, though its iret frame may be copied to another stack.
+        let at = here.filter(is_kernels).or_else(|| copy.user_registers_at())?;
+        copy.read_u64(at.checked_sub(8)?).map(VirtAddr)
     }
 
     /// While it switches stacks, the kernel fills the processor's return stack buffer with calls (FILL_RETURN_BUFFER,
@@ -182,6 +202,18 @@ impl KernelUnwinder {
 }
 
 impl State {
+    fn at((registers, kind): (&Registers, FrameKind)) -> Self {
+        Self {
+            ip: registers.rip,
+            kind,
+            sp: registers.rsp(),
+            bp: registers.rbp(),
+            gpr: registers.gpr,
+            known: kind == FrameKind::Exact,
+            switches: 0,
+        }
+    }
+
     /// Breaks off when the stack pointer has gone down where it must not.
     pub(super) fn check_direction(&mut self, old_sp: u64, same_stack: bool) -> Step {
         if self.sp <= old_sp {

@@ -128,3 +128,47 @@ fn every_life_of_a_program_is_an_instance_of_its_own() {
     let brief = run.report().processes_named("brief");
     assert_eq!(brief.len(), 200);
 }
+
+/// Samples of vCPU 0 in the guest, in a span of seconds since the loop began.
+fn hits(run: &Run, condition: &str, (from_s, to_s): (f64, f64)) -> f64 {
+    let sql = format!(
+        "WITH began AS (SELECT min(s.time_ns) AS ns FROM v_samples v JOIN sample s ON s.id = v.id \
+         WHERE v.comm = 'interfered' AND v.mode = 'user') \
+         SELECT count(*) FROM v_samples v JOIN sample s ON s.id = v.id, began \
+         WHERE s.vcpu = 0 AND s.fell = 'guest' AND s.time_ns - began.ns BETWEEN {} AND {} AND {condition}",
+        from_s * 1e9,
+        to_s * 1e9
+    );
+    run.query(&sql)[0][0].as_f64().expect("a number")
+}
+
+/// Datagrams that another CPU sends are received on the loop's CPU, by interrupts that it has nothing to do with.
+#[test]
+#[ignore = "an emulated guest with two vCPUs for half a minute: --all"]
+fn a_storm_of_interrupts_is_not_charged_to_whom_it_hits() {
+    let run = Guest::demo()
+        .options(["--rate", "1000", "--cpus", "2"])
+        .command(["interfered", "--seconds", "15"])
+        .run()
+        .succeeded();
+    let storm = (5.0, 10.0);
+    let served = hits(&run, "v.mode IN ('hardirq', 'softirq')", storm);
+    let own = hits(&run, "v.comm = 'interfered' AND v.mode = 'kernel'", storm);
+    assert!(served > 100.0, "{served} samples in interrupts: there was no storm");
+    assert!(own < 0.1 * served, "{own} samples in the loop's own kernel code, {served} in interrupts");
+    let entered = "(v.symbol LIKE 'asm_sysvec_%' OR v.symbol LIKE 'sysvec_%')";
+    let whole = (0.0, 15.0);
+    let (all, named) = (
+        hits(&run, entered, whole),
+        hits(
+            &run,
+            &format!(
+                "{entered} AND v.mode = 'hardirq' AND s.interrupt IN (SELECT id FROM interrupt WHERE kind = 'hard' \
+                 AND name IN ('apic_timer_interrupt', 'call_function_single', 'reschedule_ipi', 'irq_work', \
+                 'call_function'))"
+            ),
+            whole,
+        ),
+    );
+    assert!(all > 3.0 && named == all, "{named} of {all} samples at an interrupt's entry are its own");
+}

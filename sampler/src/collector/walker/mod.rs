@@ -164,6 +164,11 @@ impl Walker {
         Walked { syscall: user.system_call().filter(|_| !copy.is_user_mode()) }
     }
 
+    /// Where in the entry code of the kernel it was returned to last, if the stack is left by code that all entries share.
+    pub(crate) fn returned_to(&self, copy: &StackCopy) -> Option<u64> {
+        self.unwinder.as_ref()?.returned_to(copy).map(|address| address.0)
+    }
+
     fn walk_user(
         &mut self,
         user: &UserRegisters,

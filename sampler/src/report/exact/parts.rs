@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Key, Stacks, key};
 use crate::estimate::{Share, share};
+use crate::report::tables::hardirq_bits;
 
 /// A part of a whole.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -28,7 +29,8 @@ pub struct Parts {
     pub samples: u64,
     /// User code.
     pub user: Part,
-    /// The kernel outside of what follows: system calls, and all that kernel threads do.
+    /// The kernel outside of what follows: system calls, all that kernel threads do, and how hard interrupts enter and leave the
+    /// kernel before and after their events.
     pub system: Part,
     /// Handlers of exceptions of the processor: page faults and the like, from user code or from the kernel's own.
     pub trap: Part,
@@ -66,14 +68,15 @@ pub(super) fn read(
     span: (u64, u64),
 ) -> rusqlite::Result<HashMap<Key, Parts>> {
     let traps = stacks.in_exceptions();
+    let hardirq_bits = hardirq_bits(connection)?;
     let mut counts: HashMap<Key, Counts> = HashMap::new();
     let mut statement = connection.prepare(
         "SELECT s.instance, s.tid, m.name, s.stack FROM sample s JOIN mode m ON m.id = s.mode \
-         WHERE m.name IN ('user', 'kernel', 'softirq') AND s.fell = 'guest' AND s.instance IS NOT NULL \
-         AND s.tid IS NOT NULL AND s.time_ns BETWEEN ? AND ?",
+         WHERE (m.name IN ('user', 'kernel', 'softirq') OR m.name = 'hardirq' AND s.preempt_count & ?3 = 0) \
+         AND s.fell = 'guest' AND s.instance IS NOT NULL AND s.tid IS NOT NULL AND s.time_ns BETWEEN ?1 AND ?2",
     )?;
     let [from, to] = [span.0, span.1].map(|ns| i64::try_from(ns).unwrap_or(i64::MAX));
-    let mut rows = statement.query(params![from, to])?;
+    let mut rows = statement.query(params![from, to, hardirq_bits])?;
     while let Some(row) = rows.next()? {
         let counts = counts.entry(key(row, 0)?).or_default();
         let in_trap = row.get::<_, Option<i64>>(3)?.is_some_and(|stack| traps.contains(&stack));

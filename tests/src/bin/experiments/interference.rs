@@ -22,7 +22,7 @@ during the onslaught, under 4.4BSD next to none. Linux without `CONFIG_IRQ_TIME_
 did, in two ways. The total of getrusage is the scheduler's run time, which runs on while interrupts are served: all of \
 their time is the loop's. How that total divides into user and system time is told by the ticks, and a tick that finds a soft \
 interrupt being served counts as system time of whoever was interrupted. A tick cannot find a hard interrupt being served, \
-because interrupts are off there: those go into user time. vprof charges interrupts to no process; it says whom they hit. Loads that the host \
+because interrupts are off there: those go into user time. vprof charges interrupts to no process, from their entry to their exit; it says whom they hit. Loads that the host \
 takes away are in the guest's books, too, because the guest cannot see them.";
 
 /// What the loop printed: (s, user s, system s).
@@ -40,7 +40,8 @@ fn log(run: &Run) -> Result<Vec<(f64, f64, f64)>> {
 /// Makes the section.
 pub fn run(_: usize) -> Result<Section> {
     let command = format!("interfered --seconds {}", 3.0 * THIRD);
-    let run = boot(&["-F", "1000", "--depth", "0", "--cpus", "2"], &command)?;
+    // Stacks show which kernel code is the entry or the exit of an interrupt.
+    let run = boot(&["-F", "1000", "--cpus", "2"], &command)?;
     let log = log(&run)?;
     let sent = lines(&run, "storm").find_map(|line| value(line, "sent")).context("the storm sent nothing")?;
     let start = printed_at(&run, "interfered starts")?;

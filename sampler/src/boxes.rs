@@ -56,12 +56,17 @@ pub(crate) fn boxes(pool: usize, reserve: usize) -> (Boxes, Returns) {
     let mut returns = Returns { pool: pool_in, reserve: reserve_in };
     let count = pool.saturating_add(reserve);
     let mut room = BytesMut::zeroed(count.saturating_mul(StackCopy::BYTES).saturating_add(PAGE));
-    // A huge page would take memory for 32 boxes at once.
+    // A huge page would take memory for 32 boxes at once; an allocator may have written the zeroes.
     advise(&mut room, libc::MADV_NOHUGEPAGE);
+    advise(&mut room, libc::MADV_DONTNEED);
     // Pages belong to one box each.
     drop(room.split_to(room.as_ptr().align_offset(PAGE).min(PAGE)));
     for _ in 0..count {
-        returns.give_back(Box::new(StackCopy::in_buffer(room.split_to(StackCopy::BYTES))));
+        let stack = Box::new(StackCopy::in_buffer(room.split_to(StackCopy::BYTES)));
+        if let Err(PushError::Full(stack)) = returns.pool.push(stack) {
+            // Both together have room for all.
+            drop(returns.reserve.push(stack));
+        }
     }
     (Boxes { pool: pool_out, reserve: reserve_out }, returns)
 }

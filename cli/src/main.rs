@@ -16,6 +16,7 @@ mod diff;
 mod doctor;
 mod errors;
 mod export;
+mod heap;
 mod image;
 mod man;
 mod output;

@@ -4,6 +4,7 @@ mod attached;
 pub mod batch;
 pub mod bench;
 pub mod boot;
+mod boxes;
 mod census;
 pub mod clock;
 mod collector;

@@ -46,13 +46,14 @@ pub use crate::vcpu::VcpuSampler;
 const RING_SECONDS: f64 = 4.0;
 /// All rings together take at most this many bytes.
 const RINGS_BYTES: usize = 16 << 20;
-/// A pool holds the stacks of this many seconds, as far as memory allows: several rounds of the collector.
-const POOL_SECONDS: f64 = 0.25;
+/// A pool holds the stacks of this many seconds, as far as memory allows: some rounds of the collector. All of it is used in
+/// turn, so that all of it takes memory.
+const POOL_SECONDS: f64 = 0.03;
 /// All pools together take at most this many bytes.
 const POOLS_BYTES: usize = 16 << 20;
-/// Boxes for stacks beside the pool, which a collector that is held up needs: together at most this many bytes, of which a
-/// guest that never holds it up touches none.
-const RESERVES_BYTES: usize = 48 << 20;
+/// Boxes for stacks beside the pool, which a collector that is held up needs: together room for at most this many bytes,
+/// which takes memory only while stacks are in it.
+const RESERVES_BYTES: usize = 128 << 20;
 /// With its reserve a pool holds the stacks of this many seconds, as far as memory allows.
 const RESERVE_SECONDS: f64 = 2.0;
 /// The smallest pool, stacks.

@@ -20,6 +20,7 @@ use vmm::{Activity, CounterSum, Exit, Observer, Tick, Trip, Verdict, monotonic_n
 
 use crate::attached::Seen;
 use crate::batch::{Fell, VcpuRow};
+use crate::boxes::{Boxes, Returns, boxes};
 use crate::clock::{Held, Intervals};
 use crate::exact::record::Recorder;
 use crate::microstate::States;
@@ -132,20 +133,7 @@ pub(crate) struct Ends {
     /// Samples come out here.
     pub samples: Consumer<Sampled>,
     /// Boxes for stacks go back here.
-    pub pool: Producer<Box<StackCopy>>,
-    /// Boxes that are needed only while many are under way.
-    pub reserve: Producer<Box<StackCopy>>,
-}
-
-impl Ends {
-    /// Gives back a box: to the reserve only while the pool has all of its own. So boxes of the reserve are touched, and take
-    /// memory, only where the collector was held up.
-    pub(crate) fn give_back(&mut self, stack: Box<StackCopy>) {
-        if let Err(PushError::Full(stack)) = self.pool.push(stack) {
-            // There are no more boxes than both have room for.
-            drop(self.reserve.push(stack));
-        }
-    }
+    pub boxes: Returns,
 }
 
 /// The observer of one vCPU.
@@ -155,9 +143,7 @@ pub struct VcpuSampler {
     off: bool,
     ring: Producer<Sampled>,
     /// Boxes for stacks, given back by the collector.
-    pool: Consumer<Box<StackCopy>>,
-    /// And those that are there for when the pool is empty.
-    reserve: Consumer<Box<StackCopy>>,
+    boxes: Boxes,
     /// A box that was taken but not sent.
     spare: Option<Box<StackCopy>>,
     readers: Arc<OnceLock<Readers>>,
@@ -185,29 +171,24 @@ impl fmt::Debug for VcpuSampler {
 }
 
 impl VcpuSampler {
-    /// The observer of vCPU `vcpu`, the other ends of its ring of `slots` samples and of its pool of `boxes` for their
-    /// stacks, with a reserve of more, and what it publishes.
+    /// The observer of vCPU `vcpu`, the other ends of its ring of `slots` samples and of its `pool` of boxes for their
+    /// stacks, with a `reserve` of more, and what it publishes.
     pub(crate) fn new(
         vcpu: u8,
         intervals: Option<Intervals>,
-        (slots, boxes, reserve): (usize, usize, usize),
+        (slots, pool, reserve): (usize, usize, usize),
         (readers, place): (Arc<OnceLock<Readers>>, Arc<OnceLock<KernelPlace>>),
     ) -> (Self, Ends, Arc<Published>) {
         let (ring, samples) = RingBuffer::new(slots);
-        let (giver, pool) = RingBuffer::new(boxes);
-        let (spares, reserve_out) = RingBuffer::new(reserve);
-        let mut ends = Ends { samples, pool: giver, reserve: spares };
-        for _ in 0..boxes.saturating_add(reserve) {
-            ends.give_back(Box::default());
-        }
+        let (boxes, returns) = boxes(pool, reserve);
+        let ends = Ends { samples, boxes: returns };
         let published = Arc::new(Published::default());
         published.pace.start(intervals.as_ref().map_or(0.0, Intervals::rate_hz));
         let sampler = Self {
             intervals,
             off: false,
             ring,
-            pool,
-            reserve: reserve_out,
+            boxes,
             spare: None,
             readers,
             look: Look::new(place),
@@ -266,8 +247,7 @@ impl VcpuSampler {
         if let Some((reader, user_bytes)) = readers.and_then(|readers| readers.stacks.as_ref())
             && !record.halted
         {
-            sampled.stack =
-                self.spare.take().or_else(|| self.pool.pop().or_else(|_| self.reserve.pop()).ok());
+            sampled.stack = self.spare.take().or_else(|| self.boxes.take());
             match &mut sampled.stack {
                 Some(stack) => record::copy_stacks((reader, *user_bytes), vcpu, moment, &record, stack),
                 None => sampled.stack_missed = true,
@@ -583,24 +563,6 @@ mod tests {
         let times: Vec<_> = std::iter::from_fn(|| ring.pop().ok()).map(|s| s.record.time_ns).collect();
         assert_eq!(times, [at(0), at(350)]);
         assert_eq!(published.pace.in_force(), (4.0, at(100)));
-    }
-
-    #[test]
-    fn the_reserve_is_used_only_while_the_pool_is_empty() {
-        let (mut sampler, mut ends, _) = VcpuSampler::new(0, None, (8, 2, 3), Default::default());
-        let address = |stack: &StackCopy| std::ptr::from_ref(stack) as usize;
-        let mut take = || sampler.pool.pop().or_else(|_| sampler.reserve.pop());
-        let all: Vec<_> = std::iter::from_fn(|| take().ok()).collect();
-        let pool: Vec<_> = all[..2].iter().map(|stack| address(stack)).collect();
-        assert_eq!(all.len(), 5);
-        all.into_iter().for_each(|stack| ends.give_back(stack));
-        // A collector that keeps up: the same two again and again.
-        for _ in 0..20 {
-            let stack = take().expect("a box");
-            assert!(pool.contains(&address(&stack)));
-            ends.give_back(stack);
-        }
-        assert_eq!(std::iter::from_fn(|| take().ok()).count(), 5, "none is lost");
     }
 
     #[test]

@@ -1,12 +1,17 @@
 //! From ticks on a synthetic guest's memory to names in a report: observer, finder, collector, profile and report.
 
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
 use sampler::profile::Value;
 use sampler::record::Moment;
-use sampler::{ClockKind, Filter, Profile, ProfileWriter, Report, Session, SessionConfig, VcpuSampler};
+use sampler::{
+    Batch, ClockKind, Filter, Profile, ProfileWriter, Report, Session, SessionConfig, Sink, SinkError,
+    VcpuSampler,
+};
 use symbols::VirtAddr;
 use symbols::fixture::{Config, Guest, Style};
 use vm_memory::{Bytes, GuestAddress};
@@ -27,12 +32,16 @@ impl Run {
     }
 
     fn start_with(guest: &Guest, path: &Path, stack_depth: usize) -> Self {
+        let writer = ProfileWriter::create(path, false).expect("a new profile");
+        Self::start_into(guest, Box::new(writer), (2, stack_depth))
+    }
+
+    fn start_into(guest: &Guest, sink: Box<dyn Sink>, (vcpus, stack_depth): (u8, usize)) -> Self {
         let memory =
             GuestMemoryMmap::from_ranges(&[(GuestAddress(0), guest.memory.0.len())]).expect("memory");
         memory.write_slice(&guest.memory.0, GuestAddress(0)).expect("inside");
-        let writer = ProfileWriter::create(path, false).expect("a new profile");
         let config = SessionConfig {
-            vcpus: 2,
+            vcpus,
             rate_hz: 1e3,
             clock: ClockKind::Uniform,
             seed: 1,
@@ -42,7 +51,7 @@ impl Run {
             precision: None,
             meta: Vec::new(),
         };
-        let (mut session, mut samplers) = Session::new(config, Box::new(writer), sampler::no_files());
+        let (mut session, mut samplers) = Session::new(config, sink, sampler::no_files());
         session.start(memory.clone()).expect("a disk with room");
         for sampler in &mut samplers {
             sampler.started();
@@ -222,4 +231,72 @@ fn what_a_kernel_lacks_is_told() {
     assert_eq!(samples(&report, "vfs_read", "unknown"), (5, None));
     assert_eq!(samples(&report, "[user]", "user"), (1, Some("[unknown]")));
     assert!(report.processes.iter().all(|p| p.pid == 0 && p.comm.starts_with('[')));
+}
+
+/// A sink that holds up whoever writes while the lock is held.
+struct Held {
+    lock: Arc<Mutex<()>>,
+    /// Somebody is held up, or was.
+    held_up: Arc<AtomicBool>,
+    writer: ProfileWriter,
+}
+
+impl Sink for Held {
+    fn write(&mut self, batch: &Batch) -> Result<(), SinkError> {
+        if self.lock.try_lock().is_err() {
+            self.held_up.store(true, Ordering::Release);
+            drop(self.lock.lock().unwrap_or_else(PoisonError::into_inner));
+        }
+        self.writer.write(batch)
+    }
+
+    fn finish(&mut self) -> Result<(), SinkError> {
+        self.writer.finish()
+    }
+}
+
+/// At 1,000 Hz and with 4 vCPUs.
+#[test]
+fn a_collector_that_is_held_up_for_half_a_second_costs_no_stack() {
+    const VCPUS: u8 = 4;
+    const TICKS: i64 = 500;
+    let mut config = Config::new(Style::V6_12);
+    (config.apic_ids, config.running) = (vec![0, 1, 2, 3], vec![1, 102, 1, 102]);
+    config.preempt_counts = vec![0; 4];
+    let guest = config.build();
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("guest.vprof");
+    let lock = Arc::new(Mutex::new(()));
+    let writer = ProfileWriter::create(&path, false).expect("a new profile");
+    let held_up = Arc::new(AtomicBool::new(false));
+    let held = Held { lock: Arc::clone(&lock), held_up: Arc::clone(&held_up), writer };
+    let mut run = Run::start_into(&guest, Box::new(held), (VCPUS, 127));
+    let stacks = |profile: &Profile| {
+        let row = profile.query("SELECT count(stack) FROM sample").expect("an answer").rows.swap_remove(0);
+        if let [Value::Integer(count)] = row[..] { count } else { panic!("{row:?}") }
+    };
+    run.until(guest.text(0x1404), |_| stacks(&Profile::open(&path).expect("a profile")) > 0);
+    let guard = lock.lock().expect("nobody panics");
+    while !held_up.load(Ordering::Acquire) {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let begin = Instant::now();
+    for _ in 0..TICKS {
+        for vcpu in 0..usize::from(VCPUS) {
+            run.tick(vcpu, 0, guest.text(0x3010), Activity::Running);
+        }
+    }
+    let took = begin.elapsed();
+    drop(guard);
+    run.end(&path);
+    let profile = Profile::open(&path).expect("a profile");
+    assert!(stacks(&profile) >= i64::from(VCPUS) * TICKS, "{}", stacks(&profile));
+    let sql = "SELECT CAST(value AS INTEGER) FROM meta WHERE key = 'samples_without_stack'";
+    assert_eq!(profile.query(sql).expect("an answer").rows, [[Value::Integer(0)]]);
+    let sql = "SELECT CAST(value AS INTEGER) FROM meta WHERE key = 'collector_longest_ns'";
+    let longest = &profile.query(sql).expect("an answer").rows[0][0];
+    assert!(
+        matches!(longest, Value::Integer(ns) if u128::from(ns.cast_unsigned()) >= took.as_nanos()),
+        "{longest:?}"
+    );
 }

@@ -15,6 +15,8 @@ use crate::{Guest, Run, images, kernel_of};
 
 /// The workload that starts servers by systemd.
 const SERVERS: &str = "/servers.sh";
+/// Memory that vprof may take beyond the guest's, bytes (docs/performance.md).
+const MEMORY: f64 = 64e6;
 /// Standard errors that a share may be off by chance.
 const Z_ALLOWED: f64 = 3.29;
 
@@ -274,6 +276,8 @@ pub struct Measured {
     /// control group. A guest's
     /// kernel charges its tasks for what an emulated machine's interrupts and exits take: then they are not judged.
     pub times: Vec<Compared>,
+    /// Memory that vprof took beyond the guest's at the end, bytes.
+    pub memory: f64,
     /// The host was emulated.
     pub emulated: bool,
 }
@@ -314,6 +318,8 @@ impl Entry {
             complete: 1.0 - walks.lost() as f64 / walks.walks.max(1) as f64,
             phases: self.phases(run, &told),
             times: self.times(run, &told),
+            memory: run
+                .number("SELECT CAST(value AS INTEGER) FROM meta WHERE key = 'memory_beyond_guest_bytes'"),
             emulated: run.report().get("host") == "portable",
         }
     }
@@ -390,6 +396,9 @@ impl Entry {
                 faults.push(format!("{what}: {found:.3} is below {least}"));
             }
         }
+        if measured.memory > MEMORY {
+            faults.push(format!("vprof took {:.1} MB beyond the guest's memory", measured.memory / 1e6));
+        }
         let times = if measured.emulated { &[][..] } else { &measured.times[..] };
         let apart = measured.phases.iter().chain(times).filter(|compared| !compared.agrees());
         faults.extend(apart.map(|compared| format!("{compared:?}")));
@@ -455,6 +464,7 @@ mod tests {
             complete: 1.0,
             phases: vec![compared(found)],
             times: vec![compared(0.9)],
+            memory: MEMORY,
             emulated: true,
         };
         assert_eq!(entry.faults(&measured(0.52, 1.0)), Vec::<String>::new());
@@ -462,6 +472,8 @@ mod tests {
         assert_eq!(entry.faults(&measured(0.54, 0.1)).len(), 2);
         let native = Measured { emulated: false, ..measured(0.52, 1.0) };
         assert_eq!(entry.faults(&native).len(), 1);
+        let large = Measured { memory: MEMORY + 1.0, ..measured(0.52, 1.0) };
+        assert_eq!(entry.faults(&large), ["vprof took 64.0 MB beyond the guest's memory"]);
     }
 
     #[test]

@@ -13,6 +13,7 @@ use sampler::{
 
 use crate::args::{AttachArgs, Then};
 use crate::errors::{Error, ExitCode};
+use crate::heap;
 use crate::image;
 use crate::render::{escape, units};
 use crate::run::guest::{Heard, Subject, watch};
@@ -175,6 +176,7 @@ async fn profile<A: Subject, M: Into<GuestMemory>>(
         precision: recording.until_precision,
         meta: meta.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))).collect(),
     };
+    heap::give_back_at_once();
     let (mut session, samplers) = Session::new(config, sink, files);
     session.count_by(plan.counters);
     recording.waits(Then::End).into_iter().for_each(|wait| session.wait_for(wait));

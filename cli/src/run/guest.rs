@@ -20,6 +20,7 @@ use super::network::{Passt, Plugged};
 use super::spec::{DiskSpec, GuestEnd, Outcome, RunSpec};
 use super::systemd::{Ended, GuestCommand, Progress, Receiver};
 use crate::errors::Error;
+use crate::heap;
 use crate::image::contents::Contents;
 use crate::image::{self, Payload};
 
@@ -64,6 +65,7 @@ pub async fn run(
     let disk =
         |(disk, contents): (&DiskSpec, &Contents)| Ok(Disk { file: contents.to_disk()?, mode: disk.mode() });
     let disks = spec.disks.iter().zip(&contents).map(disk).collect::<io::Result<_>>().map_err(same)?;
+    heap::give_back_at_once();
     let (mut session, observers) = Session::new(
         SessionConfig {
             vcpus: spec.vcpus,

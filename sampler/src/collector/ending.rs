@@ -36,13 +36,17 @@ impl Collector {
         if self.totals.lost > 0 {
             self.event("lost", format!("{} samples were lost in all", self.totals.lost));
         }
+        let (doing, longest) = self.steps.longest();
         if self.stacks_missed > 0 {
             let missed = self.stacks_missed;
             let samples = if missed == 1 { "sample has" } else { "samples have" };
-            let longest = self.steps.longest();
+            let longest = longest.as_secs_f64();
             self.event(
                 "missing",
-                format!("{missed} {samples} no stack: the collector did not keep up; {longest}"),
+                format!(
+                    "{missed} {samples} no stack: the collector did not keep up; it took up to {longest:.1} s at once \
+                     for {doing}"
+                ),
             );
         }
         let duration = ended_ns.saturating_sub(self.shared.zero_ns);
@@ -53,6 +57,8 @@ impl Collector {
         last.meta.extend(meta);
         last.meta.push(("duration_ns".to_owned(), duration.to_string()));
         last.meta.push(("samples_without_stack".to_owned(), self.stacks_missed.to_string()));
+        last.meta.push(("collector_longest_ns".to_owned(), longest.as_nanos().to_string()));
+        last.meta.push(("collector_longest_step".to_owned(), doing.to_owned()));
         if complete {
             last.meta.push(("complete".to_owned(), "1".to_owned()));
         }

@@ -326,8 +326,9 @@ impl Collector {
             self.batch.rates.extend(pace.filter(|_| !self.gate.is_closed()));
         }
         // News first: what it says was so before the samples that are drained now.
-        self.hear_finder();
         let began = Instant::now();
+        self.hear_finder();
+        let mut began = self.steps.note(Step::News, began);
         for vcpu in 0..self.rings.len() {
             // No more than stands there now: a ring that fills as fast as it is drained must not starve the others.
             for _ in 0..self.rings[vcpu].samples.slots() {
@@ -352,14 +353,15 @@ impl Collector {
                     }
                 }
                 if let Some(stack) = stack {
-                    self.rings[vcpu].give_back(stack);
+                    self.rings[vcpu].boxes.give_back(stack);
                 }
+                began = self.steps.note(Step::Samples, began);
                 if self.batch.samples.len() >= FLUSH_SAMPLES {
                     self.flush();
+                    began = Instant::now();
                 }
             }
         }
-        let began = self.steps.note(Step::Samples, began);
         if let Some(exact) = &mut self.exact {
             exact.step(&mut self.resolver, &mut self.batch);
         }

@@ -18,8 +18,11 @@ use crate::text;
 
 /// Files whose symbols are held at once, at most.
 const HELD: usize = 32;
-/// Bytes that the symbols of all files but the last may take together; those used longest ago are given up.
-const HELD_BYTES: i64 = 512 << 20;
+/// Bytes that the symbols of all files but the last may take together; those used longest ago are given up, and read again
+/// when they are asked for. Those of the largest libraries of language runtimes take 6 to 12 MB.
+const HELD_BYTES: i64 = 24 << 20;
+/// Wishes that are put in the order of their files at once, at most.
+const AT_ONCE: usize = 8_192;
 
 /// A frame that wants a name.
 #[derive(Debug)]
@@ -35,6 +38,16 @@ pub(crate) enum Wish {
     Name(Nameless),
     /// The code of the function that covers an address of a file.
     Code(Arc<FileEntry>, u64),
+}
+
+impl Wish {
+    /// The file that it is about.
+    fn file(&self) -> &FileEntry {
+        match self {
+            Self::Name(nameless) => &nameless.file,
+            Self::Code(file, _) => file,
+        }
+    }
 }
 
 /// What a wish brings.
@@ -98,18 +111,27 @@ impl Namer {
     /// Names what comes until all senders are gone.
     pub(crate) fn run(mut self, wanted: &Receiver<Wish>, named: &Sender<Named>) {
         self.source.prepare();
-        for wish in wanted {
-            let answer = match wish {
-                Wish::Name(nameless) => {
-                    let (row, inlined) = self.name(nameless, named);
-                    Some(Named::Frame(row, inlined))
+        while let Ok(first) = wanted.recv() {
+            let mut wishes: Vec<Wish> =
+                std::iter::once(first).chain(wanted.try_iter().take(AT_ONCE)).collect();
+            // So that symbols that were given up are read once for all that have come meanwhile.
+            wishes.sort_by_key(|wish| wish.file().id());
+            for wish in wishes {
+                // The receiver is gone only when the session was dropped.
+                if self.answer(wish, named).is_some_and(|answer| named.send(answer).is_err()) {
+                    return;
                 }
-                Wish::Code(file, address) => self.code(&file, address, named).map(Named::Code),
-            };
-            // The receiver is gone only when the session was dropped.
-            if answer.is_some_and(|answer| named.send(answer).is_err()) {
-                return;
             }
+        }
+    }
+
+    fn answer(&mut self, wish: Wish, named: &Sender<Named>) -> Option<Named> {
+        match wish {
+            Wish::Name(nameless) => {
+                let (row, inlined) = self.name(nameless, named);
+                Some(Named::Frame(row, inlined))
+            }
+            Wish::Code(file, address) => self.code(&file, address, named).map(Named::Code),
         }
     }
 
@@ -171,11 +193,14 @@ impl Namer {
         Some(&held.symbols)
     }
 
+    /// Bytes that the symbols of all files take.
+    fn bytes(&self) -> i64 {
+        self.held.values().flatten().map(|held| held.bytes).sum()
+    }
+
     /// Gives up what was asked for longest ago, until there is room for another file.
     fn make_room(&mut self) {
-        let bytes =
-            |held: &HashMap<u32, Option<Held>>| held.values().flatten().map(|held| held.bytes).sum::<i64>();
-        while self.held.len() >= HELD || bytes(&self.held) > HELD_BYTES {
+        while self.held.len() >= HELD || self.bytes() > HELD_BYTES {
             let oldest = self.held.iter().min_by_key(|(_, held)| held.as_ref().map_or(0, |held| held.used));
             let Some(oldest) = oldest.map(|(&id, _)| id) else { return };
             self.held.remove(&oldest);
@@ -207,4 +232,118 @@ fn own_symbols(elf: &ElfFile, symbols: &Symbolizer) -> &'static str {
     }
     let sections = [".symtab", ".gnu_debugdata", ".dynsym"];
     sections.into_iter().find(|name| elf.has_section(name)).unwrap_or("nothing")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use symbols::Kernel;
+    use symbols::counted::Counted;
+    use symbols::fixture::{Config, Style};
+    use vm_memory::{Bytes, GuestAddress};
+    use vmm::GuestMemoryMmap;
+
+    use super::super::walker::Files;
+    use super::*;
+    use crate::session::no_files;
+
+    #[global_allocator]
+    static ALLOCATOR: Counted = Counted;
+
+    fn namer() -> Namer {
+        let guest = Config::new(Style::V6_12).build();
+        let bytes = &guest.memory.0;
+        let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), bytes.len())]).expect("memory");
+        memory.write_slice(bytes, GuestAddress(0)).expect("inside");
+        let kernel = Kernel::find(&memory, guest.cr3, guest.five_level).expect("a kernel");
+        Namer::new(Source::new(Arc::new(kernel), memory.into(), no_files()()), no_files()())
+    }
+
+    const FUNCTIONS: u32 = 40_000;
+    /// Bytes of each function.
+    const SIZE: u64 = 64;
+
+    /// A program of 64 MiB of code with a symbol table and nothing else (ELF specification 1.2, chapter 1).
+    fn program() -> Vec<u8> {
+        let words = |words: &[u64]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
+        let halves = |halves: &[u32]| halves.iter().flat_map(|half| half.to_le_bytes()).collect::<Vec<u8>>();
+        let (mut symbols, mut names) = (vec![0_u8; 24], vec![0_u8]);
+        for number in 0..FUNCTIONS {
+            // A global function of section 1.
+            symbols.extend(halves(&[u32::try_from(names.len()).expect("short"), 0x1_0012]));
+            symbols.extend(words(&[u64::from(number) * SIZE + SIZE, SIZE]));
+            names.extend(format!("_ZN7library6engine8function{number:06}Ev\0").bytes());
+        }
+        let sections = b"\0.symtab\0.strtab\0.shstrtab\0";
+        let mut file = [&[0x7f, b'E', b'L', b'F', 2, 1, 1][..], &[0; 9], &[3, 0, 62, 0, 1, 0, 0, 0]].concat();
+        let start = 64 + 56;
+        let (at_names, at_sections) = (start + symbols.len(), start + symbols.len() + names.len());
+        let table = at_sections + sections.len();
+        file.extend(words(&[SIZE, 64, table as u64]));
+        file.extend([0, 0, 0, 0, 64, 0, 56, 0, 1, 0, 64, 0, 4, 0, 3, 0]);
+        // PT_LOAD, readable and executable.
+        file.extend(halves(&[1, 5]));
+        file.extend(words(&[0, 0, 0, start as u64, 64 << 20, 4096]));
+        for part in [&symbols[..], &names, sections] {
+            file.extend(part);
+        }
+        file.extend([0; 64]);
+        let headers = [
+            (1, 2, start, symbols.len()),
+            (9, 3, at_names, names.len()),
+            (17, 3, at_sections, sections.len()),
+        ];
+        for (name, kind, at, size) in headers {
+            file.extend(halves(&[name, kind]));
+            file.extend(words(&[0, 0, at as u64, size as u64, 2, 1, 24]));
+        }
+        file
+    }
+
+    #[test]
+    fn symbols_of_many_large_programs_take_bounded_memory_and_are_read_once_for_a_row_of_wishes() {
+        const PROGRAMS: u64 = 24;
+        let program = program();
+        let (mut files, mut rows) = (Files::default(), Vec::new());
+        let programs: Vec<_> = (0..PROGRAMS)
+            .map(|n| files.vdso([&program[..], &n.to_le_bytes()].concat().into(), &mut rows))
+            .collect();
+        let mut namer = namer();
+        let (to_tell, named) = mpsc::channel();
+        let wish = |file: &Arc<FileEntry>| {
+            let row = FrameRow { address: 5 * SIZE + 1, file: Some(file.id()), ..FrameRow::default() };
+            Wish::Name(Nameless { row, file: Arc::clone(file) })
+        };
+        let mut largest = 0;
+        for program in &programs {
+            let before = namer.bytes();
+            assert!(before <= HELD_BYTES + largest, "{before} bytes");
+            namer.answer(wish(program), &to_tell);
+            largest = largest.max(namer.held[&program.id()].as_ref().expect("symbols").bytes);
+        }
+        assert!(largest * i64::try_from(PROGRAMS).expect("few") > 2 * HELD_BYTES, "{largest} bytes each");
+        assert!(namer.held.len() < programs.len(), "some were given up");
+
+        // All programs in turn, three times: one file row for each that was read again.
+        drop(named);
+        let (wanted, to_name) = mpsc::channel();
+        let (to_tell, named) = mpsc::channel();
+        for program in programs.iter().cycle().take(3 * programs.len()) {
+            wanted.send(wish(program)).expect("a receiver");
+        }
+        drop(wanted);
+        namer.run(&to_name, &to_tell);
+        drop(to_tell);
+        let (mut frames, mut read) = (0, 0);
+        for answer in named {
+            match answer {
+                Named::Frame(row, _) => frames += u64::from(row.symbol.is_some()),
+                Named::File(_) => read += 1,
+                Named::Code(_) => {}
+            }
+        }
+        assert_eq!(frames, 3 * PROGRAMS);
+        assert!(read <= PROGRAMS, "{read} readings of {PROGRAMS} programs");
+    }
 }

@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 /// What the collector does, again and again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Step {
-    /// Takes samples from the rings, and walks their stacks.
+    /// Takes over what was found of the guest's kernel, and opens its disks.
+    News,
+    /// Takes a sample from its ring and walks its stack, which may have to read the tables of a program first.
     Samples,
     /// Takes events of exact mode and of the census.
     Events,
@@ -18,12 +20,13 @@ pub(super) enum Step {
 }
 
 impl Step {
-    const ALL: [Self; 5] = [Self::Samples, Self::Events, Self::Books, Self::Maps, Self::Write];
+    const ALL: [Self; 6] = [Self::News, Self::Samples, Self::Events, Self::Books, Self::Maps, Self::Write];
 
     /// As part of a sentence.
     fn doing(self) -> &'static str {
         match self {
-            Self::Samples => "walking stacks",
+            Self::News => "taking over what was found of the guest",
+            Self::Samples => "walking a stack",
             Self::Events => "taking events",
             Self::Books => "reading the processes' books",
             Self::Maps => "reading maps of code made at run time",
@@ -52,12 +55,10 @@ impl Steps {
         }
     }
 
-    /// The step that took longest at once, as a sentence without its end.
-    pub(super) fn longest(&self) -> String {
+    /// What the step that took longest at once does, and its time.
+    pub(super) fn longest(&self) -> (&'static str, Duration) {
         let slowest = Step::ALL.into_iter().zip(self.longest).max_by_key(|&(_, took)| took);
-        slowest.map_or_else(String::new, |(step, took)| {
-            format!("it took up to {:.1} s at once for {}", took.as_secs_f64(), step.doing())
-        })
+        slowest.map_or_else(Default::default, |(step, took)| (step.doing(), took))
     }
 }
 
@@ -66,11 +67,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_longest_step_is_told() {
+    fn the_longest_step_is_known() {
         let mut steps = Steps::default();
         steps.add(Step::Write, Duration::from_millis(300));
         steps.add(Step::Samples, Duration::from_millis(1_250));
         steps.add(Step::Samples, Duration::from_millis(20));
-        assert_eq!(steps.longest(), "it took up to 1.2 s at once for walking stacks");
+        assert_eq!(steps.longest(), ("walking a stack", Duration::from_millis(1_250)));
     }
 }

@@ -3,7 +3,7 @@
 use super::demangle::Names;
 use super::mini::debug_data;
 use super::plt::{Target, stubs};
-use super::symbols::{RawSymbol, SymbolTable};
+use super::symbols::{RawSymbol, SymbolNames, SymbolTable};
 use crate::elf::ElfFile;
 
 /// How many functions before an address may enclose it: those between start inside and end before it.
@@ -58,6 +58,7 @@ pub fn unnamed(module: &str, start: Option<u64>) -> String {
     }
 }
 
+/// A function: 32 bytes, of which a large library has a hundred thousand.
 #[derive(Debug, Clone, Copy)]
 struct Entry {
     start: u64,
@@ -73,17 +74,29 @@ struct Entry {
 enum Name {
     /// Table, offset.
     Symbol(u8, u32),
-    /// What a PLT entry jumps to.
-    Stub(Target),
+    /// Which of the stubs of the PLT it is.
+    Stub(u32),
 }
 
-/// The functions of one file, sorted.
+/// What a stub of the PLT jumps to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Callee {
+    /// The function with the name at this offset of `.dynsym`'s names.
+    Named(u32),
+    /// What the resolver at this address chose.
+    Resolver(u64),
+    /// The dynamic linker.
+    Linker,
+    Unknown,
+}
+
+/// The functions of one file, sorted. Of its symbol tables only the names are kept.
 #[derive(Debug, Default)]
 pub struct FunctionTable {
     entries: Vec<Entry>,
-    tables: Vec<SymbolTable>,
-    /// `.dynsym`, which relocations count.
-    dynamic: Option<SymbolTable>,
+    /// Of each table.
+    tables: Vec<SymbolNames>,
+    stubs: Vec<Callee>,
     names: Names,
 }
 
@@ -102,10 +115,16 @@ impl FunctionTable {
         }
         let dynamic = SymbolTable::read(elf, ".dynsym", ".dynstr").ok();
         tables.extend(dynamic.clone());
-        let mut table = Self { entries: Vec::new(), tables, dynamic, names: Names::default() };
-        table.add_symbols(elf);
-        table.add_stubs(elf);
+        let mut table = Self {
+            entries: symbols(elf, &tables),
+            tables: tables.iter().map(|table| table.names().clone()).collect(),
+            stubs: Vec::new(),
+            names: Names::default(),
+        };
+        // The last of the tables, if it is there, is `.dynsym`.
+        table.add_stubs(elf, dynamic.as_ref());
         table.close_gaps(elf);
+        table.entries.shrink_to_fit();
         table
     }
 
@@ -157,22 +176,24 @@ impl FunctionTable {
             Name::Symbol(table, offset) => self
                 .tables
                 .get(usize::from(table))
-                .map_or_else(String::new, |t| self.names.readable(t.name(offset))),
-            Name::Stub(target) => format!("{}@plt", self.target_name(target)),
+                .map_or_else(String::new, |names| self.names.readable(names.get(offset))),
+            Name::Stub(number) => format!("{}@plt", self.callee(number)),
         }
     }
 
-    fn target_name(&self, target: Target) -> String {
-        match target {
-            Target::Symbol(number) => {
-                let name = self.dynamic.as_ref().and_then(|dynamic| dynamic.name_of(number));
-                name.map_or_else(|| "?".into(), |name| self.names.readable(name))
+    /// The name of what a stub jumps to.
+    fn callee(&self, stub: u32) -> String {
+        match self.stubs.get(crate::bytes::index(stub.into())).unwrap_or(&Callee::Unknown) {
+            Callee::Named(offset) => {
+                let names = self.tables.last();
+                names.map_or_else(String::new, |names| self.names.readable(names.get(*offset)))
             }
-            Target::Resolver(address) => match self.covering(address).map(|resolver| resolver.name) {
+            Callee::Resolver(address) => match self.covering(*address).map(|resolver| resolver.name) {
                 Some(name @ Name::Symbol(..)) => self.name(name),
                 _ => format!("*{address:#x}"),
             },
-            Target::Linker => "_dl_runtime_resolve".into(),
+            Callee::Linker => "_dl_runtime_resolve".into(),
+            Callee::Unknown => "?".into(),
         }
     }
 
@@ -181,47 +202,24 @@ impl FunctionTable {
         self.entries.get(..after)?.iter().rev().take(MAX_NESTED).find(|entry| address < entry.end)
     }
 
-    /// One entry for each start address: of several names the one with a type, a size and the widest
-    /// binding, then with the fewest leading underscores, then the shortest, then the first by its letters.
-    fn add_symbols(&mut self, elf: &ElfFile) {
-        let mut found = Vec::new();
-        for (number, table) in (0u8..).zip(&self.tables) {
-            found.extend(table.functions().filter(|s| elf.is_executable(s.start)).map(|s| (number, s)));
+    /// Adds the stubs of the PLT, which jump to symbols of `dynamic`.
+    fn add_stubs(&mut self, elf: &ElfFile, dynamic: Option<&SymbolTable>) {
+        for (number, stub) in (0..).zip(stubs(elf)) {
+            self.stubs.push(match stub.target {
+                Target::Symbol(symbol) => {
+                    dynamic.and_then(|table| table.name_of(symbol)).map_or(Callee::Unknown, Callee::Named)
+                }
+                Target::Resolver(address) => Callee::Resolver(address),
+                Target::Linker => Callee::Linker,
+            });
+            self.entries.push(Entry {
+                start: stub.start,
+                end: stub.start.saturating_add(stub.size),
+                name: Name::Stub(number),
+                kind: FunctionKind::Plt,
+                is_sized: true,
+            });
         }
-        let rank = |&(number, symbol): &(u8, RawSymbol)| {
-            let name = self.tables.get(usize::from(number)).map_or(&[][..], |table| table.name(symbol.name));
-            let name = name.get(..MAX_RANKED).unwrap_or(name);
-            let underscores = name.iter().take_while(|&&b| b == b'_').count();
-            (symbol.kind, symbol.size == 0, symbol.binding, underscores, name.len(), name)
-        };
-        found.sort_by(|a, b| a.1.start.cmp(&b.1.start).then_with(|| rank(a).cmp(&rank(b))));
-        found.dedup_by_key(|(_, symbol)| symbol.start);
-        let mut covered = 0;
-        let mut entries = Vec::with_capacity(found.len());
-        for (number, symbol) in found {
-            // A label inside a function is a place in it.
-            if symbol.kind == FunctionKind::Label && symbol.start < covered {
-                continue;
-            }
-            let end = symbol.start.saturating_add(symbol.size);
-            if symbol.kind != FunctionKind::Label {
-                covered = covered.max(end);
-            }
-            let name = Name::Symbol(number, symbol.name);
-            let is_sized = symbol.size > 0;
-            entries.push(Entry { start: symbol.start, end, name, kind: symbol.kind, is_sized });
-        }
-        self.entries = entries;
-    }
-
-    fn add_stubs(&mut self, elf: &ElfFile) {
-        self.entries.extend(stubs(elf).into_iter().map(|stub| Entry {
-            start: stub.start,
-            end: stub.start.saturating_add(stub.size),
-            name: Name::Stub(stub.target),
-            kind: FunctionKind::Plt,
-            is_sized: true,
-        }));
         self.entries.sort_by_key(|entry| (entry.start, entry.kind));
         self.entries.dedup_by_key(|entry| entry.start);
     }
@@ -248,4 +246,37 @@ impl FunctionTable {
             next = entry.start;
         }
     }
+}
+
+/// One entry for each start address: of several names the one with a type, a size and the widest binding, then with the
+/// fewest leading underscores, then the shortest, then the first by its letters.
+fn symbols(elf: &ElfFile, tables: &[SymbolTable]) -> Vec<Entry> {
+    let mut found = Vec::new();
+    for (number, table) in (0u8..).zip(tables) {
+        found.extend(table.functions().filter(|s| elf.is_executable(s.start)).map(|s| (number, s)));
+    }
+    let rank = |&(number, symbol): &(u8, RawSymbol)| {
+        let name = tables.get(usize::from(number)).map_or(&[][..], |table| table.names().get(symbol.name));
+        let name = name.get(..MAX_RANKED).unwrap_or(name);
+        let underscores = name.iter().take_while(|&&b| b == b'_').count();
+        (symbol.kind, symbol.size == 0, symbol.binding, underscores, name.len(), name)
+    };
+    found.sort_by(|a, b| a.1.start.cmp(&b.1.start).then_with(|| rank(a).cmp(&rank(b))));
+    found.dedup_by_key(|(_, symbol)| symbol.start);
+    let mut covered = 0;
+    let mut entries = Vec::with_capacity(found.len());
+    for (number, symbol) in found {
+        // A label inside a function is a place in it.
+        if symbol.kind == FunctionKind::Label && symbol.start < covered {
+            continue;
+        }
+        let end = symbol.start.saturating_add(symbol.size);
+        if symbol.kind != FunctionKind::Label {
+            covered = covered.max(end);
+        }
+        let name = Name::Symbol(number, symbol.name);
+        let is_sized = symbol.size > 0;
+        entries.push(Entry { start: symbol.start, end, name, kind: symbol.kind, is_sized });
+    }
+    entries
 }

@@ -16,12 +16,16 @@ const MAX_SYMBOLS: usize = 4 << 20;
 /// Bytes of one name, at most: a longer one is cut there.
 const MAX_NAME: usize = 16 << 10;
 
-/// A symbol table with its names.
+/// A symbol table with its names, as long as it is read.
 #[derive(Debug, Clone)]
 pub(super) struct SymbolTable {
     entries: Arc<[u8]>,
-    names: Arc<[u8]>,
+    names: SymbolNames,
 }
+
+/// The names of a symbol table, which outlive it.
+#[derive(Debug, Clone)]
+pub(super) struct SymbolNames(Arc<[u8]>);
 
 /// One function of a symbol table.
 #[derive(Debug, Clone, Copy)]
@@ -46,7 +50,7 @@ impl SymbolTable {
                 count: (entries.len() / ENTRY) as u64,
             });
         }
-        Ok(Self { entries, names: elf.section(names)?.bytes })
+        Ok(Self { entries, names: SymbolNames(elf.section(names)?.bytes) })
     }
 
     /// The functions, and the untyped labels that hand-written assembler leaves, in file order.
@@ -71,19 +75,26 @@ impl SymbolTable {
             let name = u32_at(entry, 0)?;
             let symbol =
                 RawSymbol { start: u64_at(entry, 8)?, size: u64_at(entry, 16)?, name, kind, binding };
-            self.names.get(index(name.into())).is_some_and(|first| *first != 0).then_some(symbol)
+            self.names.0.get(index(name.into())).is_some_and(|first| *first != 0).then_some(symbol)
         })
     }
 
-    /// The name at `offset`, empty where there is none.
-    pub fn name(&self, offset: u32) -> &[u8] {
-        let rest = self.names.get(index(offset.into())..).unwrap_or_default();
-        until_nul(rest.get(..MAX_NAME).unwrap_or(rest))
+    /// The offset of the name of the symbol with this number, as relocations count them; `None` without a name.
+    pub fn name_of(&self, number: u32) -> Option<u32> {
+        let entry = self.entries.chunks_exact(ENTRY).nth(index(number.into()))?;
+        u32_at(entry, 0).filter(|&name| !self.names.get(name).is_empty())
     }
 
-    /// The name of the symbol with this number, as relocations count them.
-    pub fn name_of(&self, number: u32) -> Option<&[u8]> {
-        let entry = self.entries.chunks_exact(ENTRY).nth(index(number.into()))?;
-        Some(self.name(u32_at(entry, 0)?)).filter(|name| !name.is_empty())
+    /// The names.
+    pub fn names(&self) -> &SymbolNames {
+        &self.names
+    }
+}
+
+impl SymbolNames {
+    /// The name at `offset`, empty where there is none.
+    pub fn get(&self, offset: u32) -> &[u8] {
+        let rest = self.0.get(index(offset.into())..).unwrap_or_default();
+        until_nul(rest.get(..MAX_NAME).unwrap_or(rest))
     }
 }

@@ -1,5 +1,7 @@
 //! The copy of some stacks, in a buffer that is used again and again.
 
+use bytes::BytesMut;
+
 use crate::pt_regs::PtRegs;
 use crate::registers::{Registers, StackMemory};
 use crate::unwind::{FrameKind, UserRegisters};
@@ -41,7 +43,7 @@ pub struct StackCopy {
     pub(super) user_root: Option<u64>,
     segments: [Segment; MAX_SEGMENTS],
     count: usize,
-    bytes: Box<[u8]>,
+    bytes: BytesMut,
     used: usize,
 }
 
@@ -62,6 +64,11 @@ impl StackCopy {
 
     /// An empty copy that holds at most `bytes`; the only place that allocates.
     pub fn with_room(bytes: usize) -> Self {
+        Self::in_buffer(BytesMut::zeroed(bytes))
+    }
+
+    /// An empty copy that holds at most what fits into `buffer`.
+    pub fn in_buffer(buffer: BytesMut) -> Self {
         Self {
             registers: Registers::default(),
             first: FrameKind::Exact,
@@ -71,7 +78,7 @@ impl StackCopy {
             user_root: None,
             segments: [Segment::default(); MAX_SEGMENTS],
             count: 0,
-            bytes: vec![0; bytes].into_boxed_slice(),
+            bytes: buffer,
             used: 0,
         }
     }
@@ -86,6 +93,12 @@ impl StackCopy {
         self.user_root = None;
         self.count = 0;
         self.used = 0;
+    }
+
+    /// Forgets what was copied, and returns the buffer, whatever is in it.
+    pub fn take_back(&mut self) -> &mut [u8] {
+        self.clear();
+        &mut self.bytes
     }
 
     /// The registers at the sample, where a walk starts.

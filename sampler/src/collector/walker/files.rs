@@ -230,7 +230,7 @@ impl Files {
     }
 
     /// The entry of a vDSO.
-    pub(super) fn vdso(&mut self, bytes: Arc<[u8]>, rows: &mut Vec<FileRow>) -> Arc<FileEntry> {
+    pub(crate) fn vdso(&mut self, bytes: Arc<[u8]>, rows: &mut Vec<FileRow>) -> Arc<FileEntry> {
         if let Some(entry) = self.vdsos.get(&bytes) {
             return Arc::clone(entry);
         }

@@ -74,6 +74,7 @@ mod tests {
             complete: 1.0,
             phases: vec![compared(0.51), compared(0.6)],
             times: Vec::new(),
+            memory: 40e6,
             emulated: true,
         };
         let text = row(Entry::named("go_19"), &measured, "6.1.0");

@@ -190,8 +190,8 @@ impl Resolver {
         books: &LastBooks,
         batch: &mut Batch,
     ) {
-        let LastBooks { time, told } = *books;
-        let books = ProcessBooks { leader: *leader, time, told, threads: Vec::new() };
+        let LastBooks { time, told, children } = *books;
+        let books = ProcessBooks { leader: *leader, time, told, children, threads: Vec::new() };
         // Without a first reading nobody knows how much of it was before vprof.
         if self.ledger.is_open() {
             process_rows(instance, read_ns.saturating_sub(self.zero_ns), &books, false, batch);

@@ -9,7 +9,7 @@ mod charged;
 mod code;
 pub(crate) mod command;
 mod exact;
-mod family;
+pub(crate) mod family;
 mod filter;
 mod near;
 mod numbers;

@@ -46,6 +46,8 @@ pub const WORKLOADS: &[&str] = &[
     "blocked",
     "btree",
     "call",
+    "children",
+    "faults",
     "handler",
     "hog",
     "inlined",

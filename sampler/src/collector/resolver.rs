@@ -15,8 +15,8 @@ use super::namer::Nameless;
 use super::stacks::Stacks;
 use super::walker::{FileEntry, Owner, Step, Walker};
 use crate::batch::{Batch, CpuTimeRow, Mode, SampleRow};
-use crate::exact::Cause;
 use crate::exact::state::{Source, Who};
+use crate::exact::{Cause, Fault};
 use crate::record::{KERNEL_HALF, Record};
 use crate::text;
 
@@ -82,6 +82,7 @@ struct Placed {
     stack: Option<u32>,
     interrupt: Option<u32>,
     syscall: Option<u32>,
+    fault: Option<Fault>,
 }
 
 impl Resolver {
@@ -129,6 +130,7 @@ impl Resolver {
             stack: placed.stack,
             syscall: placed.syscall.filter(|_| mode == Mode::Kernel),
             interrupt: placed.interrupt,
+            fault: placed.fault,
         });
     }
 
@@ -222,9 +224,20 @@ impl Resolver {
         self.unknown_module |= walked.unknown_code;
         let ids: Vec<u32> = steps.iter().map(|step| self.step(step, owner, batch)).collect();
         let functions = ids.iter().filter_map(|&id| Some(self.frames.function(id)?.1));
-        let cause = Cause::of(functions);
+        let kernel = self.kernel_functions(&steps, &ids);
+        let cause = Cause::of_sleep(functions, kernel, walked.from_user, stack.is_fetching());
         self.steps = steps;
         (self.stacks.intern(ids.iter().rev().copied(), &mut batch.stacks).unwrap_or(0), cause)
+    }
+
+    /// The functions of the kernel among these steps, innermost first; `ids` are the frames of the steps.
+    fn kernel_functions<'a>(
+        &'a self,
+        steps: &'a [Step],
+        ids: &'a [u32],
+    ) -> impl Iterator<Item = &'a str> + Clone {
+        let of_kernel = steps.iter().zip(ids).filter(|(step, _)| matches!(step, Step::Kernel { .. }));
+        of_kernel.filter_map(|(_, &id)| Some(self.frames.function(id)?.1))
     }
 
     /// The instance of `task`. Who it is, is read when it is new, after an exec, and when user code runs for the first time.
@@ -255,7 +268,10 @@ impl Resolver {
         }
         let ids: Vec<u32> = steps.iter().map(|step| self.step(step, owner, batch)).collect();
         let functions = ids.iter().map_while(|&id| self.frames.function(id));
+        let kernel = self.kernel_functions(&steps, &ids);
+        let fault = Fault::of(kernel, walked.from_user, stack.is_fetching());
         let placed = Placed {
+            fault: fault.filter(|_| mode == Mode::Kernel),
             frame: steps
                 .first()
                 .filter(|step| !matches!(step, Step::Reason { .. }))

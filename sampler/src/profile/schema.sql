@@ -251,7 +251,8 @@ CREATE TABLE sample (
     stack         INTEGER,              -- stack.id of the innermost frame; NULL: no stack was taken
     syscall       INTEGER,              -- syscall.number that the task was in
     interrupt     INTEGER,              -- interrupt.id that was served
-    fell          TEXT NOT NULL         -- what the vCPU was in when the tick came: guest, halted, vmm, waiting
+    fell          TEXT NOT NULL,        -- what the vCPU was in when the tick came: guest, halted, vmm, waiting
+    fault         TEXT                  -- page fault that was served: text, data, kernel; NULL: none, or not known
 );
 
 -- Exact mode: what each task did, how long and how often.

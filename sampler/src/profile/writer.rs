@@ -10,6 +10,7 @@ use symbols::CpuBooks;
 
 use super::{APPLICATION_ID, CreateError, MODES, SCHEMA, SCHEMA_VERSION, mode_id};
 use crate::batch::{Batch, Sink, SinkError};
+use crate::exact::Fault;
 use crate::microstate::States;
 
 /// How long a write waits for another process that holds the file, which only a checkpoint of a reader does.
@@ -356,8 +357,8 @@ fn write_code(to: &Transaction<'_>, batch: &Batch) -> rusqlite::Result<()> {
 
 fn write_samples(to: &Transaction<'_>, batch: &Batch) -> rusqlite::Result<()> {
     let sql = "INSERT INTO sample (vcpu, mode, instance, frame, late_ns, time_ns, halted, cpl, interrupts_on, tid, \
-               preempt_count, rsp, cr3, stack, syscall, interrupt, fell) \
-               VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
+               preempt_count, rsp, cr3, stack, syscall, interrupt, fell, fault) \
+               VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
     each(to, sql, &batch.samples, |sql, s| {
         sql.execute(params![
             s.vcpu,
@@ -377,6 +378,7 @@ fn write_samples(to: &Transaction<'_>, batch: &Batch) -> rusqlite::Result<()> {
             s.syscall,
             s.interrupt,
             s.fell.name(),
+            s.fault.map(Fault::name),
         ])
     })
 }

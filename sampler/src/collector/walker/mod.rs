@@ -83,6 +83,8 @@ pub(crate) struct Owner {
 pub(crate) struct Walked {
     /// The system call that the task was in.
     pub syscall: Option<u32>,
+    /// The kernel's stack was followed to where the kernel was entered from user mode.
+    pub from_user: bool,
     /// The kernel's stack leads through code that is not known: a module that was loaded since.
     pub unknown_code: bool,
 }
@@ -155,16 +157,17 @@ impl Walker {
             }
         };
         let unknown_code = end == WalkEnd::Broken(Broken::UnknownCode);
-        let Some(user) = user else { return Walked { syscall: None, unknown_code } };
+        let walked = Walked { syscall: None, from_user: matches!(end, WalkEnd::User(_)), unknown_code };
+        let Some(user) = user else { return walked };
         let left = self.depth.saturating_sub(steps.len());
         if let Some(owner) = owner.filter(|owner| !owner.task.kernel_thread) {
             let Some(root) = copy.user_root() else {
                 steps.push(Step::Reason { of: ReasonOf::User, why: NEXT_TASK.to_owned() });
-                return Walked { syscall: None, unknown_code };
+                return walked;
             };
             self.walk_user(&user, copy, (&owner, root), left, steps, batch);
         }
-        Walked { syscall: user.system_call().filter(|_| !copy.is_user_mode()), unknown_code }
+        Walked { syscall: user.system_call().filter(|_| !copy.is_user_mode()), ..walked }
     }
 
     fn walk_user(

@@ -31,14 +31,14 @@ of the size given when it has the token.";
 
 const LEFT_OUT: &str = "\
 Not measured: memory latencies and the bandwidths of copies in memory, since an emulated processor has no caches to miss and neither touches the kernel; RPC and HTTP, \
-whose servers this image does not have and which add a library to the rows of UDP and TCP. Of an array's growth with the size of a ring the same holds: \
-emulated, the rows of 4 to 64 KiB differ by the pages that the processor looks up after a switch, not by cache lines. lmbench takes the signal from the protection fault; here the paper's \
+whose servers this image does not have and which add a library to the rows of UDP and TCP. For the same reason the rows of 4 to 64 KiB are not what they are on a processor: \
+an array costs the pages that are looked up again after a switch, and no cache lines. lmbench takes the signal from the protection fault; here the paper's \
 two are added. The size of its mapped file is not in the paper: here it is 4 MiB, a tenth of which is touched. Files are on ext4 here. The scheduler decides which of the paper's processors a process runs on; here all are on one.";
 
 const DISCUSSION: &str = "\
 Chubb pays at every event, little. vprof that samples pays at every tick, whatever the guest does in between, and nothing at events: a call or a switch \
 costs more only by the ticks' share of the time. In exact mode each switch and each wake leaves the guest, each hard interrupt twice (tripwires): \
-the price of changing nothing in the guest's kernel, and high where exits are emulated. Whatever neither switches nor starts a process (system calls, signals, `select`, faults, files that are cached) costs nothing more by itself.";
+the price of changing nothing in the guest's kernel, and high where exits are emulated. No tripwire is on the way of what neither switches nor starts a process (system calls, signals, `select`, faults, files that are cached), and a difference within the scatter is not one.";
 
 /// What one run printed, in the units of the tables.
 fn read(run: &Run) -> Result<HashMap<String, f64>> {
@@ -109,7 +109,7 @@ fn repeatability(values: &Values) -> String {
     parts.sort_by(f64::total_cmp);
     match (median(&parts), parts.last()) {
         (Some(middle), Some(most)) => format!(
-            "The standard deviation of the runs of a measurement under one setting is {:.0} % of their mean in the middle, {:.0} % at most: a difference of less than twice its row's says nothing.",
+            "The standard deviation of the runs of a measurement under one setting is {:.0} % of their mean in the middle, {:.0} % at most: a difference of less than twice its row's, which is that of the runs with vprof off, says nothing.",
             middle * 100.0,
             most * 100.0
         ),

@@ -137,7 +137,10 @@ impl StackReader {
         };
         let space = AddressSpace::new(root, sample.five_level);
         into.user_root = is_own.then(|| space.root().0);
-        if is_own && sample.cpl != 3 && !sample.kernel_thread {
+        // While the kernel is entered or left on another stack, what is on the task's is of an earlier entry.
+        let saved_now =
+            into.pt_regs.is_some_and(|at| at.checked_sub(rsp).is_some_and(|below| below < self.layout.size));
+        if is_own && sample.cpl != 3 && !sample.kernel_thread && saved_now {
             into.fetching = fetching(&space, memory, Some(sample.cr2), into);
         }
         if let Some(rsp) = user.filter(|rsp| !is_kernel(*rsp)) {

@@ -338,9 +338,9 @@ fn a_fault_at_the_next_instruction_is_seen_by_its_page() {
     guest.put(tables + ((USER_STACK + 0x5000) >> 12 & 511) * 8, (PAGES + 0x2_0000) | 7);
     guest.put_stack(saved + pt_regs::IRET, USER_STACK + 0x5ff8);
     assert_eq!(sleeping(&guest), Some(false));
-    let mut sampled = |guest: &Guest, cr2: u64| {
+    let mut sampled_at = |guest: &Guest, rsp: u64, cr2: u64| {
         let mut registers = Registers::default();
-        registers.gpr[Registers::RSP] = TOP - 0x200;
+        registers.gpr[Registers::RSP] = rsp;
         let task = Some(DIRECT + TASK);
         let (cpl, cr3, five_level, kernel_thread, user_bytes) = (0, USER, false, false, 0);
         let registers = &registers;
@@ -348,6 +348,11 @@ fn a_fault_at_the_next_instruction_is_seen_by_its_page() {
         guest.reader.copy(&guest.memory, 1, &sample, &mut small);
         small.is_fetching()
     };
+    // Saved by an earlier entry: this one is still on the entry stack, or pushes its own.
+    for rsp in [ENTRY_TOP - 40, TOP - 8] {
+        assert_eq!(sampled_at(&guest, rsp, 0), None, "{rsp:x}");
+    }
+    let mut sampled = |guest: &Guest, cr2: u64| sampled_at(guest, TOP - 0x200, cr2);
     // Its page is there by now; the processor's register still says where it has faulted.
     for (cr2, fetching) in [(0x5ff8, true), (0x6000, true), (0x5000, false), (0x6001, false)] {
         assert_eq!(sampled(&guest, USER_STACK + cr2), Some(fetching), "{cr2:x}");

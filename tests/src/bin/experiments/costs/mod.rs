@@ -38,7 +38,7 @@ two are added. The size of its mapped file is not in the paper: here it is 4 MiB
 const DISCUSSION: &str = "\
 Chubb pays at every event, little. vprof that samples pays at every tick, whatever the guest does in between, and nothing at events: a call or a switch \
 costs more only by the ticks' share of the time. In exact mode each switch and each wake leaves the guest, each hard interrupt twice (tripwires): \
-the price of changing nothing in the guest's kernel, and high where exits are emulated. No tripwire is on the way of what neither switches nor starts a process (system calls, signals, `select`, faults, files that are cached), and a difference within the scatter is not one.";
+the price of changing nothing in the guest's kernel, and high where exits are emulated. A signal is such a wake, too, of a task that runs. No tripwire is on the way of other system calls, of `select`, of faults and of cached files, and a difference within the scatter is not one.";
 
 /// What one run printed, in the units of the tables.
 fn read(run: &Run) -> Result<HashMap<String, f64>> {

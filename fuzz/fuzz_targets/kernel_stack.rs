@@ -249,6 +249,7 @@ fuzz_target!(|input: Input| {
         registers: &registers,
         cpl: if input.cpl % 4 == 3 { 3 } else { 0 },
         cr3: sound.user_cr3,
+        cr2: registers.rip,
         five_level: sound.guest.five_level,
         task: Some(sound.task),
         kernel_thread: input.kernel_thread,

@@ -252,7 +252,7 @@ fn seconds_of(console: &str, start: &str) -> f64 {
 fn programs_of_experiments_print_what_is_read_of_them() {
     let ended = Guest::of(Series::V6_1, Flavour::Cloud)
         .script(
-            "victim --rounds 1000000 && isochronous --seconds 0.5 && latency --seconds 0.05 --processes 2,5 &&
+            "victim --rounds 1000000 && isochronous --seconds 0.5 && latency --seconds 0.01 --processes 2,5 &&
              blocked --seconds 0.5 --waiting 2 --working 1 && interfered --seconds 1.5 &&
              { latency --processes 1; test $? = 2; } && { isochronous --work-micros 30000; test $? = 2; }",
         )
@@ -265,7 +265,7 @@ fn programs_of_experiments_print_what_is_read_of_them() {
     assert!(seconds_of(&ended.console, "victim real ") > 0.0);
     assert!(seconds_of(&ended.console, "work-0 used ") > seconds_of(&ended.console, "wait-0 used "));
     for start in
-        ["isochronous starts", "null call ", "switch of 2 ", "switch of 5 ", "wait-1 used ", "storm sent "]
+        ["isochronous starts", "null_call ", "switch_64k_2 ", "tcp_rate ", "wait-1 used ", "storm sent "]
     {
         assert_eq!(starting(start).len(), 1, "{start}: {}", ended.console);
     }

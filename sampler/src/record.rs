@@ -144,6 +144,7 @@ pub fn copy_stacks<M: PhysicalMemory>(
         registers: &registers(moment.regs),
         cpl: record.cpl,
         cr3: record.cr3,
+        cr2: moment.sregs.cr2,
         five_level: record.five_level,
         task: task.map(|task| task.task),
         kernel_thread: task.is_none_or(|task| task.kernel_thread),

@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 use sampler::batch::{
     Batch, CensusMomentRow, CensusStateRow, ExactVcpuRow, FrameRow, InstanceRow, InterruptRow,
     InterruptSourceRow, InterruptTimeRow, Mode, SampleRow, Sink, StackRow, TaskLifeRow, TaskStateRow,
-    ThreadRow, WakeupRow,
+    ThreadRow, WaitedRow, WakeupRow,
 };
 use sampler::boot::{Boot, Call, Estimated, PHASES, Phase, Program, Unit};
 use sampler::diff::Diff;
-use sampler::exact::{Cause, State};
+use sampler::exact::{Cause, Fault, State};
 use sampler::profile::{Table, Value as Cell};
 use sampler::report::{
     By, Direction, ExactReport, Known, ModeGroup, ReportError, Request, SharesBy, Source, StateReport,
@@ -136,7 +136,7 @@ fn samples() -> Vec<SampleRow> {
         sample(500, Mode::User, None, None),
         sample(1100, Mode::User, None, None),
         sample(1200, Mode::Kernel, Some(2), None),
-        sample(1300, Mode::Kernel, Some(4), None),
+        SampleRow { fault: Some(Fault::Data), ..sample(1300, Mode::Kernel, Some(4), None) },
         sample(1400, Mode::SoftIrq, Some(2), Some(2)),
         SampleRow { preempt_count: Some(0x8001_0000), ..sample(1500, Mode::HardIrq, Some(2), Some(1)) },
         SampleRow { preempt_count: Some(0x8000_0000), ..sample(1600, Mode::HardIrq, Some(2), Some(1)) },
@@ -158,8 +158,12 @@ fn exact_profile(path: &Path) -> Profile {
         ]
         .map(|(key, value)| (key.to_owned(), value.to_owned()))
         .to_vec(),
-        instances: vec![InstanceRow { id: 1, pid: 7, comm: "sleeper".into(), ..InstanceRow::default() }],
+        instances: vec![
+            InstanceRow { id: 1, pid: 7, comm: "sleeper".into(), ..InstanceRow::default() },
+            InstanceRow { id: 2, pid: 6, comm: "sh".into(), ..InstanceRow::default() },
+        ],
         threads: vec![ThreadRow { instance: 1, tid: 8, comm: "worker".into() }],
+        waited: vec![WaitedRow { child: 1, by: 2, time_ns: 1900 }],
         frames: vec![
             frame(1, "pipe_read"),
             frame(2, "schedule"),
@@ -176,7 +180,10 @@ fn exact_profile(path: &Path) -> Profile {
             state(State::Running, Cause::None, 0, 300),
             state(State::Sleep, Cause::Pipe, 2, 500),
         ],
-        task_lives: vec![TaskLifeRow { instance: 1, tid: 8, from_ns: 1000, to_ns: 1800, ended: false }],
+        task_lives: vec![
+            TaskLifeRow { instance: 1, tid: 8, from_ns: 1000, to_ns: 1800, ended: false },
+            TaskLifeRow { instance: 2, tid: 6, from_ns: 1000, to_ns: 2000, ended: false },
+        ],
         wakeups: vec![
             WakeupRow { by: "task".into(), waker: 1, waker_tid: 8, woken: 1, woken_tid: 8, count: 3 },
             WakeupRow { by: "hard".into(), woken: 1, woken_tid: 8, count: 4, ..WakeupRow::default() },
@@ -245,11 +252,14 @@ fn an_exact_report_fits_its_schema() {
         let parts = task.parts.expect("samples");
         let counts = [parts.user, parts.system, parts.trap, parts.soft].map(|part| part.samples);
         assert_eq!((parts.samples, counts), (5, [1, 2, 1, 1]));
+        let faults = [parts.text_fault, parts.data_fault, parts.kernel_fault].map(|part| part.samples);
+        assert_eq!(faults, [0, 1, 0]);
         assert!(parts.trap.low < 0.2 && parts.trap.share == 0.2 && parts.trap.high > 0.2);
         assert_eq!(task.states[0].count, 2);
         assert_eq!(report.off_cpu[0].stack, ["schedule", "pipe_read"]);
         assert_eq!(report.wakeups.len(), 2);
         assert_eq!((report.vcpus[0].switches, report.vcpus[0].guest_switches), (5, Some(5)));
+        assert_eq!(report.children.len(), usize::from(process.is_none()), "the process itself has none");
         let interrupts = if process.is_none() { 2 } else { 1 };
         assert_eq!(report.interrupts.len(), interrupts);
         if process.is_some() {
@@ -263,6 +273,10 @@ fn an_exact_report_fits_its_schema() {
         let soft = &report.soft_interrupts;
         assert_eq!((soft.len(), soft[0].name.as_str(), soft[0].estimate.samples), (1, "NET_RX", 1));
     }
+    let children = &ExactReport::read(&profile, Some("sh")).expect("exact data").children[0];
+    assert_eq!((children.comm.as_str(), children.waited_for, children.processes), ("sh", 1, 1));
+    let sum: f64 = children.states.iter().map(|state| state.s).sum();
+    assert!((sum - 1e-6).abs() < 1e-12 && (children.running_s - 400e-9).abs() < 1e-12, "{children:?}");
     let nobody = ExactReport::read(&profile, Some("sleeper#1")).unwrap_err().to_string();
     assert!(nobody.contains("sleeper#1"), "{nobody}");
 }

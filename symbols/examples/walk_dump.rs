@@ -221,6 +221,7 @@ fn running(guest: &Guest, cpus: &[Cpu], print: bool, sums: &mut Sums) -> Result<
             registers: &cpu.registers,
             cpl: cpu.cpl,
             cr3: cpu.cr3,
+            cr2: 0,
             five_level: cpu.five_level,
             task: task.map(|t| t.task),
             kernel_thread: task.is_some_and(|t| t.kernel_thread),

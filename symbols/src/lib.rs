@@ -62,7 +62,7 @@ mod unwind;
 mod view;
 
 pub use address::{PhysAddr, VirtAddr};
-pub use books::{CpuBooks, CpuTime, LastBooks, LastBooksReader, ProcessBooks, ThreadBooks};
+pub use books::{ChildBooks, CpuBooks, CpuTime, LastBooks, LastBooksReader, ProcessBooks, ThreadBooks};
 pub use census::{Sight, TaskCensus, Way};
 pub use current::{Current, CurrentReader};
 pub use generated::GeneratedCode;

@@ -12,7 +12,7 @@ use crate::registers::{Registers, StackMemory};
 /// Bytes of it.
 pub(crate) const SIZE: u64 = 168;
 /// Offset of `orig_ax`: the system call's number, an exception's error code, or all ones.
-const ORIG_AX: u64 = 120;
+pub(crate) const ORIG_AX: u64 = 120;
 /// Offset of `ip`, with which the iret frame starts.
 pub(crate) const IRET: u64 = 128;
 /// Offset of `cs`.

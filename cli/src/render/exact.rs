@@ -18,6 +18,8 @@ pub fn render(report: &ExactReport, rows: usize, page: Page) -> String {
     let mut text = String::new();
     facts(&mut text, report, page);
     tasks(&mut text, report, rows, page);
+    children(&mut text, report, rows, page);
+    faults(&mut text, report, rows, page);
     sleeps(&mut text, report, rows, page);
     off_cpu(&mut text, report, rows, page);
     wakeups(&mut text, report, rows, page);
@@ -127,11 +129,73 @@ fn tasks(text: &mut String, report: &ExactReport, rows: usize, page: Page) {
     more(text, report.tasks.len(), rows);
 }
 
+/// What the children of processes did that they have waited for.
+fn children(text: &mut String, report: &ExactReport, rows: usize, page: Page) {
+    if report.children.is_empty() {
+        return;
+    }
+    heading(
+        text,
+        page.style,
+        "Children",
+        ": ms in each state of all that a process has waited for, and of theirs",
+    );
+    let right = ["waited for", "sums of", "life", "running", "irq", "queue", "sleep", "disk", "other"];
+    let mut columns: Vec<(&str, Align)> = right.map(|name| (name, Align::Right)).to_vec();
+    columns.push(("process", Align::Left));
+    let mut table = Table::new(&columns).indent(2).flexible(9);
+    for process in report.children.iter().take(rows) {
+        let of = |names: &[&str]| {
+            let fits = process.states.iter().filter(|s| names.contains(&s.state.as_str()));
+            ms(fits.fold(0.0, |sum, state| sum + state.s))
+        };
+        table.row(vec![
+            units::count(process.waited_for),
+            units::count(process.processes),
+            ms(process.life_s),
+            ms(process.running_s),
+            of(&["interrupted"]),
+            of(&["queue"]),
+            of(&["sleep"]),
+            of(&["disk"]),
+            of(&["sampler", "stopped", "zombie", "unknown"]),
+            format!("{}#{}", escape(&process.comm), process.instance),
+        ]);
+    }
+    text.push_str(&table.render(page.width));
+    more(text, report.children.len(), rows);
+}
+
 pub(super) fn more(text: &mut String, all: usize, rows: usize) {
     let left = all.saturating_sub(rows) as u64;
     if left > 0 {
         text.push_str(&format!("  {} more; -n 0 shows all\n", units::count(left)));
     }
+}
+
+/// Kinds of page faults in the time of tasks on a CPU.
+fn faults(text: &mut String, report: &ExactReport, rows: usize, page: Page) {
+    let of = |task: &TaskStates| {
+        let parts = task.parts?;
+        let faults = [parts.text_fault, parts.data_fault, parts.kernel_fault];
+        faults.iter().any(|part| part.samples > 0).then_some(faults)
+    };
+    let list: Vec<_> = report.tasks.iter().filter_map(|task| Some((task, of(task)?))).collect();
+    if list.is_empty() {
+        return;
+    }
+    heading(text, page.style, "Page faults", ": parts of running by samples, with 95 % intervals");
+    let kinds = ["text", "data", "kernel"].map(|name| (name, Align::Right));
+    let columns = [kinds.as_slice(), &[("task", Align::Left)]].concat();
+    let mut table = Table::new(&columns).indent(2).flexible(3);
+    for (task, faults) in list.iter().take(rows) {
+        let cell = |part: &Part| {
+            format!("{:.1} % ({:.1} to {:.1})", part.share * 100.0, part.low * 100.0, part.high * 100.0)
+        };
+        table.row(faults.iter().map(cell).chain([name(&task.task)]).collect());
+    }
+    text.push_str(&table.render(page.width));
+    more(text, list.len(), rows);
 }
 
 /// What the tasks waited for, by cause.

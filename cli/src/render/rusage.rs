@@ -28,6 +28,7 @@ pub fn render(rusage: &Rusage, rows: usize, page: Page) -> String {
         wrapped(&mut text, &note, "", page.width);
     }
     processes(&mut text, rusage, rows, page);
+    children(&mut text, rusage, rows, page);
     threads(&mut text, &rusage.threads, rows, page);
     for cpu in &rusage.cpus {
         of_cpu(&mut text, cpu, page);
@@ -114,6 +115,47 @@ fn processes(text: &mut String, rusage: &Rusage, rows: usize, page: Page) {
     text.push_str(&table.render(page.width));
 }
 
+/// Children that were waited for, as getrusage(RUSAGE_CHILDREN) returns them.
+fn children(text: &mut String, rusage: &Rusage, rows: usize, page: Page) {
+    let mut list: Vec<_> =
+        rusage.processes.iter().filter_map(|process| Some((process, process.children.as_ref()?))).collect();
+    let Some((_, first)) = list.first() else { return };
+    let note = if first.seen {
+        ", and theirs (getrusage of children)"
+    } else {
+        ", and theirs (getrusage of children); truly: of those that have ended, by their parents"
+    };
+    list.sort_by_key(|(_, children)| {
+        std::cmp::Reverse(children.reported_user_ns.saturating_add(children.reported_system_ns))
+    });
+    heading(text, page.style, "Children that were waited for", &format!("{note}{}", more(list.len(), rows)));
+    let right = |name| (name, Align::Right);
+    let columns = [
+        ("of process", Align::Left),
+        right("known"),
+        right("told user"),
+        right("system"),
+        right("truly"),
+        right("+- (95 %)"),
+        right("difference"),
+        right("faults"),
+    ];
+    let mut table = Table::new(&columns).indent(2).flexible(0);
+    for (process, children) in list.iter().take(rows) {
+        table.row(vec![
+            format!("{}#{}", escape(&process.comm), process.instance),
+            units::count(children.processes),
+            units::brief(children.reported_user_ns),
+            units::brief(children.reported_system_ns),
+            units::brief(children.true_cpu_ns),
+            half(children.true_cpu_ns, (children.true_low_ns, children.true_high_ns)),
+            if rusage.unsampled_s > 0.0 { "-".to_owned() } else { signed(children.difference_ns) },
+            units::count(children.minor_faults.saturating_add(children.major_faults)),
+        ]);
+    }
+    text.push_str(&table.render(page.width));
+}
+
 fn threads(text: &mut String, list: &[ThreadRusage], rows: usize, page: Page) {
     if list.is_empty() {
         return;
@@ -166,7 +208,7 @@ fn of_cpu(text: &mut String, cpu: &CpuRusage, page: Page) {
     text.push_str(&table.render(page.width));
 }
 
-/// Every figure as a line: processes, threads, and CPUs by state.
+/// Every figure as a line: processes, their children, threads, and CPUs by state.
 pub fn as_csv(rusage: &Rusage) -> String {
     let mut text = csv::line(&[
         "kind",
@@ -204,6 +246,27 @@ pub fn as_csv(rusage: &Rusage) -> String {
             start(p.since_s),
             p.before_user_ns.to_string(),
             p.before_system_ns.to_string(),
+        ]));
+    }
+    for p in &rusage.processes {
+        let Some(children) = &p.children else { continue };
+        text.push_str(&csv::line(&[
+            "children".to_owned(),
+            p.comm.clone(),
+            p.pid.to_string(),
+            p.instance.to_string(),
+            String::new(),
+            children.reported_user_ns.to_string(),
+            children.reported_system_ns.to_string(),
+            children.true_cpu_ns.to_string(),
+            children.true_low_ns.to_string(),
+            children.true_high_ns.to_string(),
+            String::new(),
+            children.difference_ns.to_string(),
+            String::new(),
+            start(p.since_s),
+            String::new(),
+            String::new(),
         ]));
     }
     for t in &rusage.threads {

@@ -1,7 +1,7 @@
 //! `simulate`: what many profilings of made-up machines gave, and what it says.
 
 use sampler::ClockKind;
-use sampler::simulate::{Paper, Row, Section, Study};
+use sampler::simulate::{Paper, Row, Section, Study, Unit};
 
 use super::summary::{heading, wrapped};
 use super::table::{Align, Table};
@@ -33,6 +33,7 @@ pub fn render(study: &Study, page: Page) -> String {
             table(&mut text, &rows, page);
         }
     }
+    units_of(&mut text, study, page);
     text.push_str(&conclusion(study, page));
     text
 }
@@ -91,6 +92,41 @@ fn table(text: &mut String, rows: &[&Row], page: Page) {
     papers(text, rows, page);
 }
 
+/// How many ticks one run of a state gets.
+fn units_of(text: &mut String, study: &Study, page: Page) {
+    let clocks: Vec<ClockKind> =
+        CLOCKS.into_iter().filter(|clock| study.units.iter().any(|unit| unit.clock == *clock)).collect();
+    if clocks.is_empty() {
+        return;
+    }
+    heading(text, page.style, "One run", "");
+    let note = "How many ticks a run of so many intervals gets: the mean, the variance, and how often the number is off by a \
+                unit or more, in per cent. The study gives less than 2.28, twice the standard deviation of its worst case, on one side.";
+    wrapped(text, note, "  ", page.width);
+    let mut columns = vec![("intervals", Align::Right)];
+    for clock in &clocks {
+        columns.extend([(short(*clock), Align::Right), ("var", Align::Right), ("off", Align::Right)]);
+    }
+    let mut table = Table::new(&columns).indent(1);
+    let mut runs: Vec<f64> = study.units.iter().map(|unit| unit.run).collect();
+    runs.sort_by(f64::total_cmp);
+    runs.dedup();
+    for run in runs {
+        let of = |clock: &ClockKind| study.units.iter().find(|unit| unit.run == run && unit.clock == *clock);
+        let cells = |unit: &Unit| {
+            [format!("{:.2}", unit.mean), format!("{:.2}", unit.variance), format!("{:.1}", unit.off * 100.0)]
+        };
+        let cells = clocks.iter().filter_map(of).flat_map(cells);
+        table.row(std::iter::once(run.to_string()).chain(cells).collect());
+    }
+    text.push_str(&table.render(page.width));
+}
+
+/// The name of a clock above a narrow column.
+fn short(clock: ClockKind) -> &'static str {
+    if clock == ClockKind::Exponential { "expon." } else { clock.name() }
+}
+
 /// What the unbiasedness study says of the same machine.
 fn papers(text: &mut String, rows: &[&Row], page: Page) {
     let with: Vec<(&Row, Paper)> = rows.iter().filter_map(|row| Some((*row, row.paper?))).collect();
@@ -112,8 +148,7 @@ fn papers(text: &mut String, rows: &[&Row], page: Page) {
 fn beside(rows: &[&Row], clocks: &[ClockKind], page: Page) -> String {
     let mut columns = vec![("", Align::Left), ("truth", Align::Right)];
     for clock in clocks {
-        let short = if *clock == ClockKind::Exponential { "expon." } else { clock.name() };
-        columns.extend([(short, Align::Right), ("var", Align::Right), ("held", Align::Right)]);
+        columns.extend([(short(*clock), Align::Right), ("var", Align::Right), ("held", Align::Right)]);
     }
     let mut table = Table::new(&columns).indent(1).flexible(0);
     let mut names: Vec<&str> = rows.iter().map(|row| row.name.as_str()).collect();

@@ -11,6 +11,7 @@
 mod args;
 mod books;
 mod clock;
+mod network;
 mod process;
 mod work;
 
@@ -20,6 +21,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 pub use args::{Args, Error, main_with};
 pub use books::{busy, told};
 pub use clock::{process_cpu, seconds, since_boot, thread_cpu};
+pub use network::raise_loopback;
 pub use process::{fork_child, pin, set_name, wait_for};
 pub use work::{Turns, burn, burn_here, burn_until_cpu, burn_until_deadline};
 
@@ -44,6 +46,8 @@ pub const WORKLOADS: &[&str] = &[
     "blocked",
     "btree",
     "call",
+    "children",
+    "faults",
     "filter",
     "handler",
     "hog",

@@ -1,7 +1,7 @@
 //! What the guest's own books say.
 
 use serde::{Deserialize, Serialize};
-use symbols::CpuBooks;
+use symbols::{ChildBooks, CpuBooks};
 
 /// A row of table `rusage`: what the guest's kernel kept of a process when it was first or last read. A row replaces the
 /// earlier one of the same instance and kind.
@@ -29,6 +29,8 @@ pub struct RusageRow {
     pub voluntary: u64,
     /// Involuntary context switches.
     pub involuntary: u64,
+    /// Children that it has waited for.
+    pub children: ChildBooks,
 }
 
 /// A row of table `thread_time`: what the guest's kernel kept of a thread of a process with several. First readings are of

@@ -38,6 +38,17 @@ pub struct TaskLifeRow {
     pub ended: bool,
 }
 
+/// A row of table `waited`: a process has waited for a child that had ended.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WaitedRow {
+    /// Instance row id of the child.
+    pub child: u32,
+    /// Instance row id of the process that waited.
+    pub by: u32,
+    /// Since the run's start, ns.
+    pub time_ns: u64,
+}
+
 /// A row of table `wakeup`: how often somebody has woken somebody since the row before; rows of one key add up.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WakeupRow {

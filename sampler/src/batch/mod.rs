@@ -75,6 +75,8 @@ pub struct Batch {
     pub task_states: Vec<TaskStateRow>,
     /// Table `task_life`.
     pub task_lives: Vec<TaskLifeRow>,
+    /// Table `waited`.
+    pub waited: Vec<WaitedRow>,
     /// Table `wakeup`.
     pub wakeups: Vec<WakeupRow>,
     /// Table `interrupt_time`.
@@ -120,6 +122,7 @@ impl Batch {
             samples,
             task_states,
             task_lives,
+            waited,
             wakeups,
             interrupt_times,
             interrupt_sources,
@@ -153,6 +156,7 @@ impl Batch {
         samples.clear();
         task_states.clear();
         task_lives.clear();
+        waited.clear();
         wakeups.clear();
         interrupt_times.clear();
         interrupt_sources.clear();

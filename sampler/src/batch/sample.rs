@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::exact::Fault;
+
 /// Where a sample hit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -77,6 +79,8 @@ pub struct SampleRow {
     pub syscall: Option<u32>,
     /// Interrupt row id of the interrupt that was served.
     pub interrupt: Option<u32>,
+    /// Kind of the page fault that was served, where that is known.
+    pub fault: Option<Fault>,
 }
 
 /// What a vCPU was in when a tick was due.

@@ -129,6 +129,7 @@ pub(crate) fn process_rows(
         run_delay_ns,
         voluntary,
         involuntary,
+        children: books.children,
     });
     // A process with one thread has told everything, unless it gets more.
     if first || books.threads.len() > 1 {

@@ -16,8 +16,8 @@ use super::namer::Nameless;
 use super::stacks::Stacks;
 use super::walker::{FileEntry, Owner, Step, Walker};
 use crate::batch::{Batch, CpuTimeRow, FrameRow, Mode, SampleRow, lookup};
-use crate::exact::Cause;
 use crate::exact::state::{Source, Who};
+use crate::exact::{Cause, Fault};
 use crate::record::{KERNEL_HALF, Record};
 use crate::text;
 
@@ -84,6 +84,7 @@ struct Placed {
     stack: Option<u32>,
     interrupt: Option<u32>,
     syscall: Option<u32>,
+    fault: Option<Fault>,
 }
 
 impl Resolver {
@@ -139,6 +140,7 @@ impl Resolver {
             stack: placed.stack,
             syscall: placed.syscall.filter(|_| mode == Mode::Kernel),
             interrupt: placed.interrupt,
+            fault: placed.fault,
         });
     }
 
@@ -200,8 +202,8 @@ impl Resolver {
         books: &LastBooks,
         batch: &mut Batch,
     ) {
-        let LastBooks { time, told } = *books;
-        let books = ProcessBooks { leader: *leader, time, told, threads: Vec::new() };
+        let LastBooks { time, told, children } = *books;
+        let books = ProcessBooks { leader: *leader, time, told, children, threads: Vec::new() };
         // Without a first reading nobody knows how much of it was before vprof.
         if self.ledger.is_open() {
             process_rows(instance, read_ns.saturating_sub(self.zero_ns), &books, false, batch);
@@ -228,12 +230,23 @@ impl Resolver {
         let Some(walker) = &mut self.walker else { return (0, Cause::Other) };
         let mut steps = std::mem::take(&mut self.steps);
         steps.clear();
-        walker.walk(stack, owner, &mut steps, batch);
+        let walked = walker.walk(stack, owner, &mut steps, batch);
         let ids: Vec<u32> = steps.iter().map(|step| self.step(step, owner, batch)).collect();
         let functions = ids.iter().filter_map(|&id| Some(self.frames.function(id)?.1));
-        let cause = Cause::of(functions);
+        let kernel = self.kernel_functions(&steps, &ids);
+        let cause = Cause::of_sleep(functions, kernel, walked.from_user, stack.is_fetching());
         self.steps = steps;
         (self.stacks.intern(ids.iter().rev().copied(), &mut batch.stacks).unwrap_or(0), cause)
+    }
+
+    /// The functions of the kernel among these steps, innermost first; `ids` are the frames of the steps.
+    fn kernel_functions<'a>(
+        &'a self,
+        steps: &'a [Step],
+        ids: &'a [u32],
+    ) -> impl Iterator<Item = &'a str> + Clone {
+        let of_kernel = steps.iter().zip(ids).filter(|(step, _)| matches!(step, Step::Kernel { .. }));
+        of_kernel.filter_map(|(_, &id)| Some(self.frames.function(id)?.1))
     }
 
     /// The instance of `task`. Who it is, is read when it is new, after an exec, and when user code runs for the first time.
@@ -281,10 +294,13 @@ impl Resolver {
             returned = Some(function);
             Some(part)
         });
+        let kernel = self.kernel_functions(&steps, &ids);
+        let fault = Fault::of(kernel, walked.from_user, stack.is_fetching());
         let returned = returned.iter().map(|(start, symbol)| (*start, symbol.as_str()));
         let functions = returned.chain(ids.iter().map_while(|&id| self.frames.function(id)));
         let placed = Placed {
             mode,
+            fault: fault.filter(|_| mode == Mode::Kernel),
             frame: steps
                 .first()
                 .filter(|step| !matches!(step, Step::Reason { .. }))

@@ -180,6 +180,11 @@ impl Accounts {
         }
     }
 
+    /// What a CPU runs; `None` while it is idle.
+    pub(crate) fn runs_on(&self, cpu: usize) -> Option<Who> {
+        self.current(cpu).map(|(id, _)| id.who)
+    }
+
     /// A CPU begins to serve a hard interrupt.
     pub(crate) fn interrupt_begin(&mut self, time_ns: u64, cpu: usize, source: Source) {
         self.interrupt_end(time_ns, cpu);

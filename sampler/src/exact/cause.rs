@@ -2,14 +2,22 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::fault::{Fault, is_called};
+
 /// What a task sleeps for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Serialize, Deserialize)]
 pub enum Cause {
     /// It does not sleep, or what for is not known.
     #[default]
     None,
-    /// A page of its memory.
+    /// A page of its memory; which kind of fault is not known.
     PageFault,
+    /// The page of its next instruction.
+    TextFault,
+    /// A page that an instruction of its program reads or writes.
+    DataFault,
+    /// A page of its program that the kernel reads, writes or holds on its behalf.
+    KernelFault,
     /// A futex: a mutex, a condition, the end of a thread.
     Futex,
     /// One of several files: poll, select, epoll.
@@ -70,10 +78,34 @@ const FUNCTIONS: &[(Cause, &[&str])] = &[
 ];
 
 impl Cause {
+    /// The cause of a sleep: `functions` are all on its stack, innermost first, `kernel` those of the kernel;
+    /// for the rest see [`Fault::of`].
+    pub(crate) fn of_sleep<'a>(
+        functions: impl Iterator<Item = &'a str> + Clone,
+        kernel: impl Iterator<Item = &'a str> + Clone,
+        from_user: bool,
+        fetching: Option<bool>,
+    ) -> Self {
+        let cause = Self::of(functions);
+        if cause != Self::PageFault {
+            return cause;
+        }
+        match Fault::of(kernel.clone(), from_user, fetching) {
+            Some(Fault::Text) => Self::TextFault,
+            Some(Fault::Data) => Self::DataFault,
+            Some(Fault::Kernel) => Self::KernelFault,
+            // No exception: the kernel itself asks for a page, to read a disk into it, say.
+            None if kernel.clone().any(|function| is_called(function, "__get_user_pages*")) => {
+                Self::KernelFault
+            }
+            None => Self::PageFault,
+        }
+    }
+
     /// The cause that these functions tell, innermost first.
-    pub(crate) fn of<'a>(functions: impl Iterator<Item = &'a str> + Clone) -> Self {
+    fn of<'a>(functions: impl Iterator<Item = &'a str> + Clone) -> Self {
         let tells = |names: &&[&str]| {
-            functions.clone().any(|function| names.iter().any(|name| is_named(function, name)))
+            functions.clone().any(|function| names.iter().any(|name| is_called(function, name)))
         };
         FUNCTIONS.iter().find(|(_, names)| tells(names)).map_or(Self::Other, |(cause, _)| *cause)
     }
@@ -83,6 +115,9 @@ impl Cause {
         match self {
             Self::None => "",
             Self::PageFault => "page fault",
+            Self::TextFault => "text fault",
+            Self::DataFault => "data fault",
+            Self::KernelFault => "kernel fault",
             Self::Futex => "futex",
             Self::Poll => "poll",
             Self::Pipe => "pipe",
@@ -96,15 +131,6 @@ impl Cause {
             Self::Work => "work",
             Self::Other => "other",
         }
-    }
-}
-
-/// Whether the function, or the one that the compiler has made it a variant of, has this name.
-fn is_named(function: &str, name: &str) -> bool {
-    let base = function.split('.').next().unwrap_or(function);
-    match name.strip_suffix('*') {
-        Some(start) => base.starts_with(start),
-        None => base == name,
     }
 }
 
@@ -128,6 +154,19 @@ mod tests {
             of("schedule io_schedule folio_wait_bit_common filemap_fault handle_mm_fault.isra.0"),
             Cause::PageFault
         );
+        let fault = "schedule io_schedule filemap_fault handle_mm_fault";
+        let kind = |rest: &str, fetching| {
+            let stack = format!("{fault} {rest}");
+            Cause::of_sleep(stack.split(' '), stack.split(' '), true, fetching)
+        };
+        let entry = "exc_page_fault asm_exc_page_fault";
+        assert_eq!(kind(entry, Some(true)), Cause::TextFault);
+        assert_eq!(kind(entry, Some(false)), Cause::DataFault);
+        assert_eq!(kind(entry, None), Cause::PageFault);
+        assert_eq!(kind(&format!("{entry} copy_user_generic vfs_read"), Some(false)), Cause::KernelFault);
+        assert_eq!(kind("__get_user_pages_locked bio_iov_iter_get_pages", Some(false)), Cause::KernelFault);
+        let pipe = "schedule pipe_read".split(' ');
+        assert_eq!(Cause::of_sleep(pipe.clone(), pipe, true, Some(true)), Cause::Pipe);
         assert_eq!(of("schedule worker_thread kthread ret_from_fork"), Cause::Work);
         assert_eq!(of("schedule something_new"), Cause::Other);
         assert_eq!(Cause::of(std::iter::empty()), Cause::Other);

@@ -12,6 +12,7 @@
 
 pub(crate) mod accounts;
 pub(crate) mod cause;
+pub(crate) mod fault;
 pub(crate) mod record;
 mod rows;
 mod setting;
@@ -20,4 +21,5 @@ mod task;
 pub(crate) mod watch;
 
 pub use cause::Cause;
+pub use fault::Fault;
 pub use state::State;

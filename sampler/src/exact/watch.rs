@@ -17,7 +17,7 @@ use super::rows::{self, Sources};
 use super::setting::{self, EndCell, NotSet, Start};
 use super::state::{Left, Source, Waker};
 use super::task::{left, who};
-use crate::batch::{Batch, EventRow, ExactVcpuRow};
+use crate::batch::{Batch, EventRow, ExactVcpuRow, WaitedRow};
 use crate::collector::resolver::Resolver;
 use crate::record::Readers;
 
@@ -340,6 +340,13 @@ impl Watch {
             }
             Event::Release => {
                 if let Some((id, task)) = task {
+                    // `wait_task_zombie` (kernel/exit.c) adds the books of the child to those of the process that waits,
+                    // which runs; a task of which nobody is told goes by itself.
+                    let by = accounts.runs_on(vcpu).map_or(0, |who| who.instance);
+                    if task.task.tid == task.task.pid && by != 0 && by != id.who.instance {
+                        let time_ns = time_ns.saturating_sub(self.zero_ns);
+                        batch.waited.push(WaitedRow { child: id.who.instance, by, time_ns });
+                    }
                     accounts.release(time_ns, id.address);
                     if let Some(books) = &record.books {
                         resolver.ended((id.who.instance, &task.task), time_ns, books, batch);

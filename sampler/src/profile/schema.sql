@@ -89,6 +89,13 @@ CREATE TABLE rusage (
     run_delay_ns   INTEGER NOT NULL,  -- living threads on the guest's run queues
     voluntary      INTEGER NOT NULL,  -- context switches
     involuntary    INTEGER NOT NULL,
+    -- Children that it has waited for, and theirs: getrusage(RUSAGE_CHILDREN)
+    children_user_ns      INTEGER NOT NULL,
+    children_system_ns    INTEGER NOT NULL,
+    children_voluntary    INTEGER NOT NULL,
+    children_involuntary  INTEGER NOT NULL,
+    children_minor_faults INTEGER NOT NULL,
+    children_major_faults INTEGER NOT NULL,
     PRIMARY KEY (instance, first)
 ) WITHOUT ROWID;
 
@@ -244,7 +251,8 @@ CREATE TABLE sample (
     stack         INTEGER,              -- stack.id of the innermost frame; NULL: no stack was taken
     syscall       INTEGER,              -- syscall.number that the task was in
     interrupt     INTEGER,              -- interrupt.id that was served
-    fell          TEXT NOT NULL         -- what the vCPU was in when the tick came: guest, halted, vmm, waiting
+    fell          TEXT NOT NULL,        -- what the vCPU was in when the tick came: guest, halted, vmm, waiting
+    fault         TEXT                  -- page fault that was served: text, data, kernel; NULL: none, or not known
 );
 
 -- Exact mode: what each task did, how long and how often.
@@ -268,6 +276,13 @@ CREATE TABLE task_life (
     ended    INTEGER NOT NULL,  -- 1: nothing is left of it
     PRIMARY KEY (instance, tid)
 ) WITHOUT ROWID;
+
+-- Exact mode: which process waited for which child of its own, the end of the child.
+CREATE TABLE waited (
+    child   INTEGER PRIMARY KEY,  -- instance.id
+    "by"    INTEGER NOT NULL,     -- instance.id
+    time_ns INTEGER NOT NULL      -- since the run's start
+);
 
 -- Exact mode: who woke whom.
 CREATE TABLE wakeup (

@@ -5,11 +5,12 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rusqlite::{Connection, ErrorCode, OpenFlags, Statement, Transaction, params};
+use rusqlite::{Connection, ErrorCode, OpenFlags, Statement, Transaction, params, params_from_iter};
 use symbols::CpuBooks;
 
 use super::{APPLICATION_ID, CreateError, MODES, SCHEMA, SCHEMA_VERSION, mode_id};
 use crate::batch::{Batch, Sink, SinkError};
+use crate::exact::Fault;
 use crate::microstate::States;
 
 /// How long a write waits for another process that holds the file, which only a checkpoint of a reader does.
@@ -219,14 +220,21 @@ fn write_times(to: &Transaction<'_>, batch: &Batch) -> rusqlite::Result<()> {
     each(to, "INSERT OR REPLACE INTO kvm_counter VALUES (?, ?, ?, ?)", &batch.kvm_counters, |sql, c| {
         sql.execute(params![c.vcpu, c.name, count(c.value), c.grows])
     })?;
-    let sql = "INSERT OR REPLACE INTO rusage VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
+    let sql = "INSERT OR REPLACE INTO rusage VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
     each(to, sql, &batch.rusage, |sql, r| {
         let times = [r.time_ns, r.user_ns, r.system_ns, r.tick_user_ns, r.tick_system_ns].map(count);
         let more = [r.runtime_ns, r.run_delay_ns, r.voluntary, r.involuntary].map(count);
-        sql.execute(params![
-            r.instance, r.first, times[0], times[1], times[2], times[3], times[4], more[0], more[1], more[2],
-            more[3]
-        ])
+        let children = [
+            r.children.user_ns,
+            r.children.system_ns,
+            r.children.voluntary,
+            r.children.involuntary,
+            r.children.minor_faults,
+            r.children.major_faults,
+        ];
+        let numbers = times.into_iter().chain(more).chain(children.map(count));
+        let head = [i64::from(r.instance), i64::from(r.first)];
+        sql.execute(params_from_iter(head.into_iter().chain(numbers)))
     })?;
     let sql = "INSERT OR REPLACE INTO thread_time VALUES (?, ?, ?, ?, ?, ?, ?)";
     each(to, sql, &batch.thread_times, |sql, t| {
@@ -349,8 +357,8 @@ fn write_code(to: &Transaction<'_>, batch: &Batch) -> rusqlite::Result<()> {
 
 fn write_samples(to: &Transaction<'_>, batch: &Batch) -> rusqlite::Result<()> {
     let sql = "INSERT INTO sample (vcpu, mode, instance, frame, late_ns, time_ns, halted, cpl, interrupts_on, tid, \
-               preempt_count, rsp, cr3, stack, syscall, interrupt, fell) \
-               VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
+               preempt_count, rsp, cr3, stack, syscall, interrupt, fell, fault) \
+               VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
     each(to, sql, &batch.samples, |sql, s| {
         sql.execute(params![
             s.vcpu,
@@ -370,6 +378,7 @@ fn write_samples(to: &Transaction<'_>, batch: &Batch) -> rusqlite::Result<()> {
             s.syscall,
             s.interrupt,
             s.fell.name(),
+            s.fault.map(Fault::name),
         ])
     })
 }
@@ -386,6 +395,9 @@ fn write_exact(to: &Transaction<'_>, batch: &Batch) -> rusqlite::Result<()> {
                SET from_ns = min(from_ns, excluded.from_ns), to_ns = max(to_ns, excluded.to_ns), ended = excluded.ended";
     each(to, sql, &batch.task_lives, |sql, l| {
         sql.execute(params![l.instance, l.tid, count(l.from_ns), count(l.to_ns), l.ended])
+    })?;
+    each(to, "INSERT OR REPLACE INTO waited VALUES (?, ?, ?)", &batch.waited, |sql, w| {
+        sql.execute(params![w.child, w.by, count(w.time_ns)])
     })?;
     let sql = "INSERT INTO wakeup VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE \
                SET count = count + excluded.count";

@@ -22,7 +22,8 @@ pub(super) fn family(tables: &Tables, wanted: &str) -> HashSet<u32> {
             tables.instances.iter().filter(|(_, instance)| named(instance)).map(|(&id, _)| id).collect()
         }
     };
-    let parents = parents(tables);
+    let births: Vec<Birth> = tables.instances.iter().map(|(&id, instance)| birth(id, instance)).collect();
+    let parents = parents(&births);
     for _ in 0..DEEPEST {
         let children: Vec<u32> = parents
             .iter()
@@ -65,15 +66,32 @@ fn roots(tables: &Tables) -> HashSet<u32> {
     if systemd { HashSet::new() } else { of(&|_, instance| instance.parent_pid == Some(1)) }
 }
 
+fn birth(id: u32, instance: &Instance) -> Birth {
+    let Instance { pid, parent_pid, start_ns, .. } = *instance;
+    Birth { id, pid, parent_pid, start_ns }
+}
+
+/// The beginning of a process.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Birth {
+    /// Instance row id.
+    pub id: u32,
+    pub pid: i32,
+    /// `None` where it was not read.
+    pub parent_pid: Option<i32>,
+    /// By the guest's clock, ns.
+    pub start_ns: u64,
+}
+
 /// The parent of each instance: of those with its parent's id the last that had begun before it.
-fn parents(tables: &Tables) -> HashMap<u32, u32> {
+pub(crate) fn parents(births: &[Birth]) -> HashMap<u32, u32> {
     let mut by_pid: HashMap<i32, Vec<(u64, u32)>> = HashMap::new();
-    for (&id, instance) in &tables.instances {
-        by_pid.entry(instance.pid).or_default().push((instance.start_ns, id));
+    for birth in births {
+        by_pid.entry(birth.pid).or_default().push((birth.start_ns, birth.id));
     }
-    let parent = |child: &Instance| {
+    let parent = |child: &Birth| {
         let lives = by_pid.get(&child.parent_pid?)?;
         lives.iter().filter(|(start, _)| *start <= child.start_ns).max().map(|(_, id)| *id)
     };
-    tables.instances.iter().filter_map(|(&id, child)| Some((id, parent(child)?))).collect()
+    births.iter().filter_map(|child| Some((child.id, parent(child)?))).collect()
 }

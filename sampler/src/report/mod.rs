@@ -9,7 +9,7 @@ mod charged;
 mod code;
 pub(crate) mod command;
 mod exact;
-mod family;
+pub(crate) mod family;
 mod filter;
 mod near;
 mod numbers;
@@ -34,8 +34,8 @@ pub use annotate::{Annotation, Hit, MOST_CODE, Target};
 pub use by::{Breakdown, By, Row};
 pub use command::CommandTimes;
 pub use exact::{
-    ExactCost, ExactReport, ExactVcpu, InterruptSource, InterruptTime, OffCpu, Part, Parts, SoftInterrupt,
-    StateTime, Task, TaskStates, Wakeup,
+    ChildrenStates, ExactCost, ExactReport, ExactVcpu, InterruptSource, InterruptTime, OffCpu, Part, Parts,
+    SoftInterrupt, StateTime, Task, TaskStates, Wakeup,
 };
 pub use family::COMMAND;
 pub use filter::{Filter, ModeGroup, Sort};

@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use rusqlite::{Connection, Row};
-use symbols::CpuTime;
+use symbols::{ChildBooks, CpuTime};
 
+use super::children::Families;
 use super::{CpuTimes, chance};
 use crate::batch::VcpuRow;
 use crate::estimate::Time;
@@ -15,13 +16,27 @@ use crate::report::tables::{unsigned, vcpus};
 type Who = (String, i32, u32);
 
 /// The books of a process or of a thread, ns and counts.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Told {
     pub user_ns: u64,
     pub system_ns: u64,
     pub runtime_ns: u64,
     pub run_delay_ns: u64,
     pub switches: u64,
+    /// Of a process.
+    pub children: ChildBooks,
+}
+
+/// What children have added.
+fn since(last: &ChildBooks, first: &ChildBooks) -> ChildBooks {
+    ChildBooks {
+        user_ns: last.user_ns.saturating_sub(first.user_ns),
+        system_ns: last.system_ns.saturating_sub(first.system_ns),
+        voluntary: last.voluntary.saturating_sub(first.voluntary),
+        involuntary: last.involuntary.saturating_sub(first.involuntary),
+        minor_faults: last.minor_faults.saturating_sub(first.minor_faults),
+        major_faults: last.major_faults.saturating_sub(first.major_faults),
+    }
 }
 
 /// What was kept of one thing when it was first read, if it was there then, and when it was last read.
@@ -56,6 +71,7 @@ impl Kept<Told> {
             runtime_ns: last.runtime_ns.saturating_sub(first.runtime_ns),
             run_delay_ns: last.run_delay_ns.saturating_sub(first.run_delay_ns),
             switches: last.switches.saturating_sub(first.switches),
+            children: since(&last.children, &first.children),
         }
     }
 
@@ -94,6 +110,8 @@ pub(super) struct Books {
     pub threads: BTreeMap<(u32, i32), Kept<Told>>,
     pub thread_names: HashMap<(u32, i32), String>,
     pub cpus: BTreeMap<u32, Kept<CpuTimes>>,
+    /// Who was waited for by whom.
+    pub families: Families,
 }
 
 /// What was read later than at the first reading, with that. A first reading of more than the last is another's: of a
@@ -138,7 +156,8 @@ impl Books {
             Ok((row.get(0)?, (row.get(1)?, row.get(2)?, row.get(3)?)))
         })?;
         let sql = "SELECT instance, first, time_ns, user_ns, system_ns, runtime_ns, run_delay_ns, \
-                   voluntary, involuntary FROM rusage";
+                   voluntary, involuntary, children_user_ns, children_system_ns, children_voluntary, \
+                   children_involuntary, children_minor_faults, children_major_faults FROM rusage";
         let processes = rows(connection, sql, |row| {
             let told = Told {
                 user_ns: unsigned(row, 3)?,
@@ -146,6 +165,14 @@ impl Books {
                 runtime_ns: unsigned(row, 5)?,
                 run_delay_ns: unsigned(row, 6)?,
                 switches: both(row, 7)?,
+                children: ChildBooks {
+                    user_ns: unsigned(row, 9)?,
+                    system_ns: unsigned(row, 10)?,
+                    voluntary: unsigned(row, 11)?,
+                    involuntary: unsigned(row, 12)?,
+                    minor_faults: unsigned(row, 13)?,
+                    major_faults: unsigned(row, 14)?,
+                },
             };
             Ok((row.get(0)?, (row.get(1)?, unsigned(row, 2)?, told)))
         })?;
@@ -160,8 +187,7 @@ impl Books {
             };
             // As `/proc/PID/task/TID/stat` and getrusage do (`task_cputime_adjusted`, kernel/sched/cputime.c).
             let (user_ns, system_ns) = ticks.told((0, 0));
-            let told =
-                Told { user_ns, system_ns, runtime_ns: ticks.runtime_ns, run_delay_ns: 0, switches: 0 };
+            let told = Told { user_ns, system_ns, runtime_ns: ticks.runtime_ns, ..Told::default() };
             Ok(((row.get(0)?, row.get(1)?), (row.get(2)?, unsigned(row, 3)?, told)))
         })?;
         let names = rows(connection, "SELECT instance, tid, comm FROM thread", |row| {
@@ -181,15 +207,19 @@ impl Books {
             Ok((row.get(0)?, (row.get(1)?, unsigned(row, 2)?, times)))
         })?;
         let grew = |first: &Told, last: &Told| first.runtime_ns <= last.runtime_ns;
+        let processes = kept(processes, grew);
+        let cpus = kept(cpus, |_, _| true);
+        let last_ns = cpus.values().map(|kept: &Kept<CpuTimes>| kept.last.0).max();
         Ok(Self {
             meta: meta.into_iter().collect(),
             vcpus: vcpus(connection)?,
             instances: instances.into_iter().collect(),
             ksoftirqds: serving.into_iter().flatten().collect(),
-            processes: kept(processes, grew),
+            families: Families::read(connection, &processes, last_ns)?,
+            processes,
             threads: kept(threads, grew),
             thread_names: names.into_iter().collect(),
-            cpus: kept(cpus, |_, _| true),
+            cpus,
         })
     }
 }

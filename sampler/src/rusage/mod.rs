@@ -3,6 +3,7 @@
 //! [`Rusage`] serializes to exactly the object that docs/json.md describes; a test compares the two.
 
 mod books;
+mod children;
 mod read;
 #[cfg(test)]
 mod tests;
@@ -83,6 +84,39 @@ pub struct ProcessRusage {
     pub difference_ns: i64,
     /// What is told is further from the estimate than chance explains, in all rows together.
     pub outside: bool,
+    /// Children that it has waited for; `None` where neither the guest nor vprof knows of any.
+    pub children: Option<ChildrenRusage>,
+}
+
+/// Children of a process that it has waited for, and theirs, as getrusage(RUSAGE_CHILDREN) sums them: what was waited for
+/// between the first and the last reading of the books of the process.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ChildrenRusage {
+    /// Processes that `true_cpu_ns` is of: children, and children that they waited for.
+    pub processes: u64,
+    /// Exact mode has seen who waited for whom. Else these are the processes that have ended, by their parents as they were
+    /// read, which may be too many or too few.
+    pub seen: bool,
+    /// User time as getrusage returns it, ns.
+    pub reported_user_ns: u64,
+    /// System time as it returns it, ns.
+    pub reported_system_ns: u64,
+    /// Context switches, both kinds, by the guest's books.
+    pub switches: u64,
+    /// Page faults without I/O, by the guest's books.
+    pub minor_faults: u64,
+    /// Page faults with I/O, by the guest's books.
+    pub major_faults: u64,
+    /// Samples that the truth is made of.
+    pub samples: u64,
+    /// CPU time of these processes, user and system, without interrupts that hit them, ns.
+    pub true_cpu_ns: u64,
+    /// Lower end of its 95 % interval.
+    pub true_low_ns: u64,
+    /// Upper end of its 95 % interval.
+    pub true_high_ns: u64,
+    /// What is reported less what is true, ns.
+    pub difference_ns: i64,
 }
 
 /// What is told of one thread.

@@ -3,9 +3,10 @@
 use std::collections::HashMap;
 
 use rusqlite::Connection;
+use symbols::ChildBooks;
 
 use super::books::{Books, Kept, Told};
-use super::{CpuRusage, CpuTimes, ProcessRusage, Rusage, ThreadRusage, outside};
+use super::{ChildrenRusage, CpuRusage, CpuTimes, ProcessRusage, Rusage, ThreadRusage, outside};
 use crate::batch::{Fell, Mode, VcpuRow};
 use crate::clock::{ClockKind, mean_ns};
 use crate::estimate::{Tallies, Ticks, Time, trustworthy};
@@ -98,8 +99,32 @@ impl Books {
             interrupted_ns: whole(of(Part::Interrupted).1.ns),
             difference_ns: super::difference(told, whole(truth.ns)),
             outside: false,
+            children: self.children(id, &grown, seen),
         };
         Some((process, kept.chance(&truth)))
+    }
+
+    fn children(&self, id: u32, grown: &Told, seen: &Seen) -> Option<ChildrenRusage> {
+        let (books, processes) = (grown.children, self.families.below(id));
+        if books == ChildBooks::default() && processes == 0 {
+            return None;
+        }
+        let (samples, truth) = seen.time(&self.vcpus, seen.processes.get(&(id, Part::Children)));
+        let told = books.user_ns.saturating_add(books.system_ns);
+        Some(ChildrenRusage {
+            processes,
+            seen: self.families.seen(),
+            reported_user_ns: books.user_ns,
+            reported_system_ns: books.system_ns,
+            switches: books.voluntary.saturating_add(books.involuntary),
+            minor_faults: books.minor_faults,
+            major_faults: books.major_faults,
+            samples,
+            true_cpu_ns: whole(truth.ns),
+            true_low_ns: whole(truth.low_ns),
+            true_high_ns: whole(truth.high_ns),
+            difference_ns: super::difference(told, whole(truth.ns)),
+        })
     }
 
     fn thread(&self, key: (u32, i32), kept: &Kept<Told>, seen: &Seen) -> Option<(ThreadRusage, f64)> {
@@ -192,6 +217,8 @@ enum Part {
     User,
     /// Interrupts that hit it.
     Interrupted,
+    /// The own code of those that it has waited for.
+    Children,
 }
 
 /// What is told apart of a CPU.
@@ -297,6 +324,11 @@ impl Seen {
         if books.processes.get(&instance).is_some_and(|kept| kept.covers(time_ns)) {
             for part in parts {
                 processes.entry((instance, *part)).or_default().add(ticks, tick);
+            }
+        }
+        if parts.contains(&Part::All) {
+            for &above in books.families.above(instance) {
+                processes.entry((above, Part::Children)).or_default().add(ticks, tick);
             }
         }
         let thread = tid.map(|tid| (instance, tid)).filter(|_| parts.contains(&Part::All));

@@ -1,9 +1,9 @@
-use symbols::CpuBooks;
+use symbols::{ChildBooks, CpuBooks};
 
 use super::*;
 use crate::batch::{
     Batch, CpuTimeRow, Fell, InstanceRow, MicrostateRow, Mode, RusageRow, SampleRow, Sink, ThreadTimeRow,
-    VcpuRow,
+    VcpuRow, WaitedRow,
 };
 use crate::microstate::States;
 use crate::profile::{Profile, ProfileWriter};
@@ -107,6 +107,70 @@ fn a_cpu_is_compared_with_its_vcpu() {
     assert!(cpu.low.user_ns < cpu.truly.user_ns && cpu.truly.user_ns < cpu.high.user_ns);
 }
 
+/// `sh` has started `victim`, which has started `hog`; both have ended, and books are read a second later.
+fn family() -> Batch {
+    let mut batch = batch();
+    for (instance, parent_pid) in batch.instances.iter_mut().zip([8, 6]) {
+        instance.parent_pid = Some(parent_pid);
+    }
+    batch.instances.push(InstanceRow { id: 3, pid: 6, comm: "sh".to_owned(), ..InstanceRow::default() });
+    let children =
+        ChildBooks { user_ns: 7_000 * MS, system_ns: 300 * MS, minor_faults: 5, ..ChildBooks::default() };
+    let of_sh = RusageRow { instance: 3, time_ns: 11_000 * MS, children, ..RusageRow::default() };
+    batch.rusage.push(of_sh);
+    batch.cpu_times[0].time_ns = 11_000 * MS;
+    batch
+}
+
+#[test]
+fn children_are_those_that_have_ended_by_their_parents() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let rusage = Rusage::read(&profile(directory.path(), &family())).expect("books");
+    let of = |comm: &str| {
+        let process = rusage.processes.iter().find(|process| process.comm == comm).expect("a process");
+        process.children.clone()
+    };
+    let sh = of("sh").expect("children");
+    assert_eq!((sh.processes, sh.seen, sh.samples), (2, false, 900));
+    assert_eq!((sh.reported_user_ns, sh.reported_system_ns, sh.minor_faults), (7_000 * MS, 300 * MS, 5));
+    assert_eq!((sh.true_cpu_ns, sh.difference_ns), (7_200 * MS, 100_000_000));
+    assert!(sh.true_low_ns < 7_200 * MS && 7_200 * MS < sh.true_high_ns);
+    let victim = of("victim").expect("a child");
+    assert_eq!((victim.processes, victim.samples, victim.reported_user_ns), (1, 500, 0));
+    assert_eq!(of("hog"), None);
+    // Its last books are those of the last moment: it lives.
+    let mut batch = family();
+    batch.rusage[0].time_ns = 11_000 * MS;
+    let directory = tempfile::tempdir().expect("a directory");
+    let rusage = Rusage::read(&profile(directory.path(), &batch)).expect("books");
+    let sh = rusage.processes.iter().find(|process| process.comm == "sh").expect("a process");
+    assert_eq!(sh.children.as_ref().map(|children| children.processes), Some(1));
+}
+
+#[test]
+fn what_exact_mode_has_seen_says_who_waited() {
+    let mut batch = family();
+    batch.meta.push(("exact_from_ns".to_owned(), "0".to_owned()));
+    // The parent of hog went away, and sh has inherited it.
+    batch.waited = vec![WaitedRow { child: 1, by: 3, time_ns: 10_500 * MS }];
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = profile(directory.path(), &batch);
+    let rusage = Rusage::read(&path).expect("books");
+    let known: Vec<_> = rusage.processes.iter().map(|p| (p.comm.as_str(), p.children.is_some())).collect();
+    assert_eq!(known, [("hog", false), ("victim", false), ("sh", true)]);
+    let sh = rusage.processes[2].children.as_ref().expect("a child");
+    assert_eq!((sh.processes, sh.seen, sh.samples), (1, true, 500));
+    // What was waited for before the books were first read is in neither.
+    let first = RusageRow { first: true, time_ns: 10_600 * MS, ..batch.rusage[2] };
+    batch.rusage.push(first);
+    // A damaged profile whose children are each other's.
+    batch.waited.extend([(2, 1), (1, 2)].map(|(child, by)| WaitedRow { child, by, time_ns: MS }));
+    let directory = tempfile::tempdir().expect("a directory");
+    let rusage = Rusage::read(&profile(directory.path(), &batch)).expect("books");
+    let sh = rusage.processes.iter().find(|process| process.comm == "sh").expect("a process");
+    assert_eq!(sh.children, None);
+}
+
 #[test]
 fn a_guest_that_claims_all_the_time_there_is_can_be_compared() {
     const MOST: u64 = u64::MAX;
@@ -125,6 +189,7 @@ fn a_guest_that_claims_all_the_time_there_is_can_be_compared() {
             run_delay_ns: MOST,
             voluntary: MOST,
             involuntary: MOST,
+            children: ChildBooks { user_ns: MOST, system_ns: MOST, ..ChildBooks::default() },
         };
     }
     let books = CpuBooks {

@@ -11,6 +11,7 @@ mod measure;
 mod program;
 mod quantities;
 mod timeline;
+mod units;
 
 use rand::rngs::ChaCha8Rng;
 use rand::{RngExt, SeedableRng};
@@ -23,6 +24,7 @@ use measure::{Machine, Spread};
 use program::MEAN_NS;
 
 pub use measure::Summary;
+pub use units::Unit;
 
 /// What to simulate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,6 +82,8 @@ pub struct Study {
     pub runs: u32,
     /// Rows of a section stand together, those of a case too.
     pub rows: Vec<Row>,
+    /// How many ticks one run of a state gets.
+    pub units: Vec<Unit>,
 }
 
 /// Many profilings of one state under one clock.
@@ -122,7 +126,8 @@ pub fn study(options: &Options, mut progress: impl FnMut(usize, usize)) -> Study
         rows.extend(run(case, n, options));
         progress(rows_done(n), cases.len());
     }
-    Study { seed: options.seed, runs: options.runs, rows }
+    let units = units::units(options, |case, n| mixed(mixed(mixed(options.seed ^ 5) ^ case) ^ n));
+    Study { seed: options.seed, runs: options.runs, rows, units }
 }
 
 fn rows_done(n: u64) -> usize {

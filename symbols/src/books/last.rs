@@ -1,7 +1,7 @@
 //! The books of a process at the moment at which nothing will be left of it.
 
 use super::layout::{Ended, TaskTimes};
-use super::{CpuTime, Kernel};
+use super::{ChildBooks, CpuTime, Kernel};
 use crate::current::{Areas, TaskPlaces};
 use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
@@ -13,6 +13,8 @@ pub struct LastBooks {
     pub time: CpuTime,
     /// User and system time as its parent is told them (wait4), ns.
     pub told: (u64, u64),
+    /// Children that it has waited for.
+    pub children: ChildBooks,
 }
 
 /// Reads books without allocating: addresses are resolved beforehand.
@@ -35,7 +37,12 @@ impl LastBooksReader {
         let signal = word(leader, self.signal)?;
         let mut time = self.ended.read(|offset| word(signal, offset))?;
         time.add(&self.times.read(|offset| word(leader, offset))?);
-        Some(LastBooks { time, told: time.told(self.ended.told_before(|offset| word(signal, offset))) })
+        let children = self.ended.children(|offset| word(signal, offset))?;
+        Some(LastBooks {
+            time,
+            children,
+            told: time.told(self.ended.told_before(|offset| word(signal, offset))),
+        })
     }
 }
 

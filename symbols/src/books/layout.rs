@@ -48,6 +48,22 @@ pub(crate) struct Ended {
     pub(crate) involuntary: usize,
     /// `prev_cputime`: utime and stime, u64, ns, that were last told, which never go back.
     pub(crate) told: Option<usize>,
+    /// Sums over children that were waited for, and over theirs (`wait_task_zombie`, kernel/exit.c).
+    pub(crate) children: Children,
+}
+
+/// Members of `struct signal_struct`, all of 64 bits.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Children {
+    /// `cutime` and `cstime`, ns.
+    pub(crate) user: usize,
+    pub(crate) system: usize,
+    /// `cnvcsw` and `cnivcsw`.
+    pub(crate) voluntary: usize,
+    pub(crate) involuntary: usize,
+    /// `cmin_flt` and `cmaj_flt`.
+    pub(crate) minor_faults: usize,
+    pub(crate) major_faults: usize,
 }
 
 impl BooksLayout {
@@ -87,6 +103,14 @@ impl Ended {
             voluntary: signal("nvcsw")?,
             involuntary: signal("nivcsw")?,
             told: signal("prev_cputime").ok(),
+            children: Children {
+                user: signal("cutime")?,
+                system: signal("cstime")?,
+                voluntary: signal("cnvcsw")?,
+                involuntary: signal("cnivcsw")?,
+                minor_faults: signal("cmin_flt")?,
+                major_faults: signal("cmaj_flt")?,
+            },
         })
     }
 }

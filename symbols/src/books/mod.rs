@@ -72,6 +72,23 @@ impl CpuTime {
     }
 }
 
+/// What the children of a process have used that it has waited for, and theirs, as getrusage(RUSAGE_CHILDREN) returns it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChildBooks {
+    /// User time, ns: what getrusage had returned for each child.
+    pub user_ns: u64,
+    /// System time, ns.
+    pub system_ns: u64,
+    /// Voluntary context switches.
+    pub voluntary: u64,
+    /// Involuntary context switches.
+    pub involuntary: u64,
+    /// Page faults without I/O.
+    pub minor_faults: u64,
+    /// Page faults with I/O.
+    pub major_faults: u64,
+}
+
 /// The books of one thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ThreadBooks {
@@ -90,6 +107,8 @@ pub struct ProcessBooks {
     pub time: CpuTime,
     /// User and system time as getrusage and `/proc/PID/stat` tell them, ns.
     pub told: (u64, u64),
+    /// Children that it has waited for.
+    pub children: ChildBooks,
     /// Its living threads.
     pub threads: Vec<ThreadBooks>,
 }
@@ -184,7 +203,8 @@ impl Kernel {
                 threads.push(ThreadBooks { task, time: own });
             }
             let told = time.told(ended.told_before(|offset| view.u64(signal, offset)));
-            (!is_freed(leader.task)).then_some(ProcessBooks { leader, time, told, threads })
+            let children = ended.children(|offset| view.u64(signal, offset))?;
+            (!is_freed(leader.task)).then_some(ProcessBooks { leader, time, told, children, threads })
         };
         Ok(read())
     }
@@ -255,6 +275,18 @@ impl Ended {
             run_delay_ns: 0,
             voluntary: word(self.voluntary)?,
             involuntary: word(self.involuntary)?,
+        })
+    }
+
+    /// `word` reads the `signal_struct` at an offset.
+    fn children(&self, word: impl Fn(usize) -> Option<u64>) -> Option<ChildBooks> {
+        Some(ChildBooks {
+            user_ns: word(self.children.user)?,
+            system_ns: word(self.children.system)?,
+            voluntary: word(self.children.voluntary)?,
+            involuntary: word(self.children.involuntary)?,
+            minor_faults: word(self.children.minor_faults)?,
+            major_faults: word(self.children.major_faults)?,
         })
     }
 

@@ -41,6 +41,7 @@ pub struct StackCopy {
     pub(super) pt_regs: Option<u64>,
     pub(super) gaps: StackGaps,
     pub(super) user_root: Option<u64>,
+    pub(super) fetching: Option<bool>,
     segments: [Segment; MAX_SEGMENTS],
     count: usize,
     bytes: BytesMut,
@@ -76,6 +77,7 @@ impl StackCopy {
             pt_regs: None,
             gaps: StackGaps::default(),
             user_root: None,
+            fetching: None,
             segments: [Segment::default(); MAX_SEGMENTS],
             count: 0,
             bytes: buffer,
@@ -91,6 +93,7 @@ impl StackCopy {
         self.pt_regs = None;
         self.gaps = StackGaps::default();
         self.user_root = None;
+        self.fetching = None;
         self.count = 0;
         self.used = 0;
     }
@@ -125,6 +128,13 @@ impl StackCopy {
     /// kernel stack is already that of the next task, to which the kernel is switching: the user stack is that one's, too.
     pub fn user_root(&self) -> Option<u64> {
         self.user_root
+    }
+
+    /// Of a task that came into the kernel otherwise than by a system call: whether the page of the program's next instruction
+    /// was not present, or is what the processor has faulted at. In a page fault it is that page that is being fetched then.
+    /// `None` where this was not, or could not be, found out.
+    pub fn is_fetching(&self) -> Option<bool> {
+        self.fetching
     }
 
     /// Bytes that were copied.

@@ -33,6 +33,8 @@ const TSS_SP0: usize = 4;
 const TSS_IST: [usize; 7] = [36, 44, 52, 60, 68, 76, 84];
 /// Bytes of the smallest page.
 const PAGE: u64 = 4096;
+/// Bytes of an instruction, at most (Intel SDM volume 2, 2.3.11).
+const MAX_INSTRUCTION: u64 = 15;
 /// `TOP_OF_KERNEL_STACK_PADDING` with CONFIG_X86_FRED (arch/x86/include/asm/thread_info.h, 6.9); else there is none.
 const FRED_PADDING: u64 = 16;
 
@@ -48,6 +50,8 @@ pub struct StackSample<'a> {
     pub cpl: u8,
     /// CR3.
     pub cr3: u64,
+    /// CR2: where the processor has faulted last.
+    pub cr2: u64,
     /// CR4.LA57: 5-level paging.
     pub five_level: bool,
     /// Address of the current task_struct, if it is known.
@@ -140,6 +144,12 @@ impl StackReader {
         };
         let space = AddressSpace::new(root, sample.five_level);
         into.user_root = is_own.then(|| space.root().0);
+        // While the kernel is entered or left on another stack, what is on the task's is of an earlier entry.
+        let saved_now =
+            into.pt_regs.is_some_and(|at| at.checked_sub(rsp).is_some_and(|below| below < self.layout.size));
+        if is_own && sample.cpl != 3 && !sample.kernel_thread && saved_now {
+            into.fetching = fetching(&space, memory, Some(sample.cr2), into);
+        }
         if let Some(rsp) = user.filter(|rsp| !is_kernel(*rsp)) {
             copy_user(&space, memory, (rsp, sample.user_bytes), into);
         }
@@ -173,10 +183,10 @@ impl StackReader {
         }
         into.pt_regs = self.pt_regs(top);
         let user_rsp = into.pt_regs.and_then(|at| into.read_u64(at.checked_add(pt_regs::SP)?));
-        if let Some(root) = self.user_root(memory, task).filter(|_| user_bytes > 0)
-            && let Some(rsp) = user_rsp.filter(|rsp| !is_kernel(*rsp))
-        {
-            let space = AddressSpace::new(root, self.kernel.five_level());
+        let Some(root) = self.user_root(memory, task) else { return Some(()) };
+        let space = AddressSpace::new(root, self.kernel.five_level());
+        into.fetching = fetching(&space, memory, None, into);
+        if let Some(rsp) = user_rsp.filter(|rsp| user_bytes > 0 && !is_kernel(*rsp)) {
             into.user_root = Some(space.root().0);
             copy_user(&space, memory, (rsp, user_bytes), into);
         }
@@ -340,6 +350,27 @@ impl StackReader {
 pub(crate) fn entry_code(symbols: &SymbolTable) -> (u64, u64) {
     let symbol = |name| symbols.address_of(name);
     symbol("__entry_text_start").zip(symbol("__entry_text_end")).unwrap_or_default()
+}
+
+/// See [`StackCopy::is_fetching`]: by the saved registers that are in `into`, and by CR2 where that is the task's.
+///
+/// While a fault at an instruction is being resolved its page is not present; afterwards, on the way out of the kernel, CR2
+/// still has the address, or that of the next page for an instruction that reaches into it.
+fn fetching(
+    space: &AddressSpace,
+    memory: &impl PhysicalMemory,
+    cr2: Option<u64>,
+    into: &StackCopy,
+) -> Option<bool> {
+    let word = |offset: u64| into.read_u64(into.pt_regs?.checked_add(offset)?);
+    // Of an exception, all ones (`idtentry_body`, arch/x86/entry/entry_64.S).
+    if word(pt_regs::ORIG_AX)? != u64::MAX {
+        return None;
+    }
+    let rip = word(pt_regs::IRET).filter(|rip| !is_kernel(*rip))?;
+    let next_page = (rip | (PAGE - 1)).checked_add(1)?;
+    let at_fault = |cr2: u64| cr2 == rip || cr2 == next_page && next_page - rip < MAX_INSTRUCTION;
+    Some(space.translate(memory, VirtAddr(rip)).is_none() || cr2.is_some_and(at_fault))
 }
 
 /// True for the upper half of the address space.

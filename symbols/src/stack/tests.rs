@@ -127,6 +127,7 @@ impl Guest {
             registers: &registers,
             cpl,
             cr3,
+            cr2: 0,
             five_level: false,
             task: Some(DIRECT + TASK),
             kernel_thread,
@@ -327,6 +328,56 @@ fn a_task_that_sleeps_goes_on_where_it_called() {
     assert_eq!(copy.first(), FrameKind::Exact);
     guest.put(TASK + 0x18, TOP);
     assert_eq!(guest.reader.copy_sleeping(&guest.memory, task, 0, &mut copy), None);
+}
+
+#[test]
+fn a_fault_at_the_next_instruction_is_seen_by_its_page() {
+    const RIP: u64 = 0x40_1000;
+    let mut guest = Guest::new();
+    guest.fall_asleep();
+    let mut copy = StackCopy::new();
+    let mut sleeping = |guest: &Guest| {
+        guest.sleeping(&mut copy).expect("a stack");
+        copy.is_fetching()
+    };
+    assert_eq!(sleeping(&guest), None, "in a system call");
+    let saved = TOP - pt_regs::SIZE;
+    guest.put_stack(saved + pt_regs::ORIG_AX, u64::MAX);
+    assert_eq!(sleeping(&guest), Some(true));
+    // Without a user stack, as the census copies, too.
+    let mut small = StackCopy::new();
+    guest.reader.copy_sleeping(&guest.memory, (DIRECT + TASK, false), 0, &mut small).expect("a stack");
+    assert_eq!((small.is_fetching(), small.user_root()), (Some(true), None));
+    // Tables behind those of the stack.
+    let tables = USER + 0x3000;
+    guest.put(tables + ((USER_STACK + 0x5000) >> 12 & 511) * 8, (PAGES + 0x2_0000) | 7);
+    guest.put_stack(saved + pt_regs::IRET, USER_STACK + 0x5ff8);
+    assert_eq!(sleeping(&guest), Some(false));
+    let mut sampled_at = |guest: &Guest, rsp: u64, cr2: u64| {
+        let mut registers = Registers::default();
+        registers.gpr[Registers::RSP] = rsp;
+        let task = Some(DIRECT + TASK);
+        let (cpl, cr3, five_level, kernel_thread, user_bytes) = (0, USER, false, false, 0);
+        let registers = &registers;
+        let sample = StackSample { registers, cpl, cr3, cr2, five_level, task, kernel_thread, user_bytes };
+        guest.reader.copy(&guest.memory, 1, &sample, &mut small);
+        small.is_fetching()
+    };
+    // Saved by an earlier entry: this one is still on the entry stack, or pushes its own.
+    for rsp in [ENTRY_TOP - 40, TOP - 8] {
+        assert_eq!(sampled_at(&guest, rsp, 0), None, "{rsp:x}");
+    }
+    let mut sampled = |guest: &Guest, cr2: u64| sampled_at(guest, TOP - 0x200, cr2);
+    // Its page is there by now; the processor's register still says where it has faulted.
+    for (cr2, fetching) in [(0x5ff8, true), (0x6000, true), (0x5000, false), (0x6001, false)] {
+        assert_eq!(sampled(&guest, USER_STACK + cr2), Some(fetching), "{cr2:x}");
+    }
+    guest.put_stack(saved + pt_regs::IRET, USER_STACK + 0x5100);
+    assert_eq!(sampled(&guest, USER_STACK + 0x6000), Some(false), "no instruction is that long");
+    guest.put_stack(saved + pt_regs::IRET, RIP);
+    assert_eq!(sampled(&guest, 0), Some(true));
+    guest.put_stack(saved + pt_regs::IRET, u64::MAX);
+    assert_eq!(sampled(&guest, 0), None);
 }
 
 #[test]

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::{STYLES, find};
 use crate::fixture::{Config, Guest, Style};
-use crate::{CpuTime, Kernel};
+use crate::{ChildBooks, CpuTime, Kernel};
 
 /// Process 100 has threads 100 to 103; two have run, and others have ended.
 fn guest(config: &Config) -> (Guest, Kernel) {
@@ -39,6 +39,28 @@ fn a_process_is_the_sum_of_its_threads_and_of_those_that_have_ended() {
         let of = kernel.books_of(&guest.memory, guest.task(103).expect("a thread")).expect("books");
         assert_eq!(of.as_ref(), Some(many), "from any of its threads");
         assert_eq!(kernel.books_of(&guest.memory, 0x1234).expect("books"), None);
+    }
+}
+
+#[test]
+fn children_that_were_waited_for_have_books_of_their_own() {
+    let children = ChildBooks {
+        user_ns: 1,
+        system_ns: 2,
+        voluntary: 3,
+        involuntary: 4,
+        minor_faults: 5,
+        major_faults: 6,
+    };
+    for style in STYLES {
+        let (mut guest, _) = guest(&Config::new(style));
+        guest.set_child_books(100, [1, 2, 3, 4, 5, 6]);
+        let kernel = find(&guest).expect("a kernel");
+        let leader = guest.task(100).expect("a leader");
+        let books = kernel.books_of(&guest.memory, leader).expect("books").expect("some");
+        assert_eq!((books.children, books.told), (children, (60, 40)), "they are not its own");
+        let last = kernel.last_books(&guest.memory).expect("a reader").read(&guest.memory, leader);
+        assert_eq!(last.expect("books").children, children);
     }
 }
 

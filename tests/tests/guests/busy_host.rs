@@ -60,7 +60,7 @@ fn a_busy_host_changes_no_share() {
     }
 }
 
-/// Liang's rule: what has not run since the last tick is not charged. A vCPU that is halted most of the time is mostly
+/// What has not run is not charged, the aim of Liang's profiler. A vCPU that is halted most of the time is mostly
 /// met halted, and the little that its program works is neither missed nor made more of.
 #[test]
 #[ignore = "a guest that runs long: --all"]

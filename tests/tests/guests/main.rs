@@ -14,6 +14,7 @@ mod corpus;
 mod devices;
 mod distribution;
 mod exact;
+mod exact_books;
 mod exact_moments;
 mod exact_parts;
 mod generated;

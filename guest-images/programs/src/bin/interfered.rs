@@ -10,14 +10,13 @@ use std::fmt::Write as _;
 use std::fs;
 use std::hint::black_box;
 use std::net::UdpSocket;
-use std::os::fd::AsRawFd;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use guest_programs::{
-    Args, Error, burn, fork_child, main_with, pin, seconds, set_name, since_boot, told, wait_for,
+    Args, Error, burn, fork_child, main_with, pin, raise_loopback, seconds, set_name, since_boot, told,
+    wait_for,
 };
-use nix::errno::Errno;
 
 const USAGE: &str = "interfered [--seconds N]
 loops on CPU 0 for N seconds (9); in the middle third a child on CPU 1 sends datagrams whose soft interrupts CPU 0
@@ -32,24 +31,10 @@ const BURST: u64 = 16;
 /// Which CPUs receive what the loopback device sends, a mask (Documentation/networking/scaling.rst, RPS).
 const STEERING: &str = "/sys/class/net/lo/queues/rx-0/rps_cpus";
 
-/// Switches the loopback device on.
-fn raise(socket: &UdpSocket) -> Result<(), Error> {
-    // SAFETY: all bytes zero are a valid ifreq.
-    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-    for (to, from) in request.ifr_name.iter_mut().zip(b"lo") {
-        *to = from.cast_signed();
-    }
-    // IFF_UP is 1.
-    request.ifr_ifru.ifru_flags = 1;
-    // SAFETY: the descriptor is open and the request outlives the call, which only reads it.
-    let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS, &raw const request) };
-    Errno::result(result).map(drop).map_err(Error::system("switch the loopback device on"))
-}
-
 /// Sends datagrams to itself from one moment to another; how many.
 fn storm(from: Duration, to: Duration) -> Result<u64, Error> {
+    raise_loopback()?;
     let socket = UdpSocket::bind("0.0.0.0:0").map_err(Error::system("make a socket"))?;
-    raise(&socket)?;
     let port = socket.local_addr().map_err(Error::system("ask for the port"))?.port();
     socket.connect(("127.0.0.1", port)).map_err(Error::system("connect a socket"))?;
     fs::write(STEERING, "1").map_err(Error::system("steer packets to CPU 0"))?;

@@ -83,6 +83,8 @@ pub(crate) struct Owner {
 pub(crate) struct Walked {
     /// The system call that the task was in.
     pub syscall: Option<u32>,
+    /// The kernel's stack was followed to where the kernel was entered from user mode.
+    pub from_user: bool,
 }
 
 /// Walks the stacks of one guest.
@@ -152,16 +154,17 @@ impl Walker {
                 copy.task_pt_regs()
             }
         };
-        let Some(user) = user else { return Walked::default() };
+        let walked = Walked { syscall: None, from_user: matches!(end, WalkEnd::User(_)) };
+        let Some(user) = user else { return walked };
         let left = self.depth.saturating_sub(steps.len());
         if let Some(owner) = owner.filter(|owner| !owner.task.kernel_thread) {
             let Some(root) = copy.user_root() else {
                 steps.push(Step::Reason { of: ReasonOf::User, why: NEXT_TASK.to_owned() });
-                return Walked::default();
+                return walked;
             };
             self.walk_user(&user, copy, (&owner, root), left, steps, batch);
         }
-        Walked { syscall: user.system_call().filter(|_| !copy.is_user_mode()) }
+        Walked { syscall: user.system_call().filter(|_| !copy.is_user_mode()), ..walked }
     }
 
     /// Where in the entry code of the kernel it was returned to last, if the stack is left by code that all entries share.

@@ -1,5 +1,6 @@
 //! What exact mode has found: `vprof report --exact`. Serializes to the object that docs/json.md describes.
 
+mod children;
 mod interrupts;
 mod parts;
 mod stacks;
@@ -64,6 +65,28 @@ pub struct TaskStates {
     /// How that divides, estimated by samples; `None` without samples.
     pub parts: Option<Parts>,
     /// Most time first.
+    pub states: Vec<StateTime>,
+}
+
+/// What the children of a process did that it has waited for, and theirs: Chubb's `MSA_CHILDREN`. A child that nobody waited for,
+/// since its parent ignores its end, is in no sum.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ChildrenStates {
+    /// Program name of the process.
+    pub comm: String,
+    /// Process id.
+    pub pid: i32,
+    /// Instance number.
+    pub instance: u32,
+    /// Children that it has waited for.
+    pub waited_for: u64,
+    /// Processes in the sums: these children, and those that they had waited for.
+    pub processes: u64,
+    /// How long their threads were followed, together, s.
+    pub life_s: f64,
+    /// Exact time on a CPU, handlers of hard interrupts left out, s.
+    pub running_s: f64,
+    /// Most time first; the times add up to `life_s`.
     pub states: Vec<StateTime>,
 }
 
@@ -239,6 +262,8 @@ pub struct ExactReport {
     pub vcpus: Vec<ExactVcpu>,
     /// Tasks, longest on a CPU first.
     pub tasks: Vec<TaskStates>,
+    /// Sums over children that were waited for, most time on a CPU first.
+    pub children: Vec<ChildrenStates>,
     /// Sleeps by task and place, longest first.
     pub off_cpu: Vec<OffCpu>,
     /// Most wakes first.
@@ -298,6 +323,7 @@ impl ExactReport {
             unseen_wakes: meta("exact_unseen_wakes")?.and_then(|text| text.parse().ok()).unwrap_or(0),
             vcpus,
             tasks,
+            children: children::read(connection, &names, chosen).map_err(sql)?,
             off_cpu: tasks::off_cpu(connection, (&names, &stacks), chosen).map_err(sql)?,
             wakeups: tasks::wakeups(connection, &names, chosen).map_err(sql)?,
             interrupts: interrupts::interrupts(connection, &names, chosen).map_err(sql)?,

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Key, Stacks, key};
 use crate::estimate::{Share, share};
+use crate::exact::Fault;
 use crate::report::tables::hardirq_bits;
 
 /// A part of a whole.
@@ -22,7 +23,7 @@ pub struct Part {
     pub high: f64,
 }
 
-/// The parts of a task's time on a CPU; they add up to 1.
+/// The parts of a task's time on a CPU; `user`, `system`, `trap` and `soft` add up to 1.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Parts {
     /// Samples of all parts.
@@ -34,9 +35,18 @@ pub struct Parts {
     pub system: Part,
     /// Handlers of exceptions of the processor: page faults and the like, from user code or from the kernel's own.
     pub trap: Part,
+    /// Of `trap`: page faults at a program's next instruction.
+    pub text_fault: Part,
+    /// Of `trap`: page faults at what an instruction of a program reads or writes.
+    pub data_fault: Part,
+    /// Of `trap`: page faults of the kernel at memory of the program.
+    pub kernel_fault: Part,
     /// Soft interrupts that were served meanwhile.
     pub soft: Part,
 }
+
+/// Kinds of page faults, in the order of [`Counts::faults`].
+const FAULTS: [Fault; 3] = [Fault::Text, Fault::Data, Fault::Kernel];
 
 /// Samples by part.
 #[derive(Debug, Clone, Copy, Default)]
@@ -45,19 +55,31 @@ struct Counts {
     system: u64,
     trap: u64,
     soft: u64,
+    /// Of `trap`: of text, of data, of the kernel.
+    faults: [u64; 3],
 }
 
 impl Counts {
     /// Intervals as for independent samples: of what the sampling clock makes of them this is the wide end, but for tasks in
     /// step with it (docs/statistics.md).
     fn parts(self) -> Parts {
-        let Self { user, system, trap, soft } = self;
+        let Self { user, system, trap, soft, faults } = self;
         let all = user + system + trap + soft;
         let part = |samples| {
             let Share { share, low, high } = share(samples, all);
             Part { samples, share, low, high }
         };
-        Parts { samples: all, user: part(user), system: part(system), trap: part(trap), soft: part(soft) }
+        let [text_fault, data_fault, kernel_fault] = faults.map(part);
+        Parts {
+            samples: all,
+            user: part(user),
+            system: part(system),
+            trap: part(trap),
+            text_fault,
+            data_fault,
+            kernel_fault,
+            soft: part(soft),
+        }
     }
 }
 
@@ -71,7 +93,7 @@ pub(super) fn read(
     let hardirq_bits = hardirq_bits(connection)?;
     let mut counts: HashMap<Key, Counts> = HashMap::new();
     let mut statement = connection.prepare(
-        "SELECT s.instance, s.tid, m.name, s.stack FROM sample s JOIN mode m ON m.id = s.mode \
+        "SELECT s.instance, s.tid, m.name, s.stack, s.fault FROM sample s JOIN mode m ON m.id = s.mode \
          WHERE (m.name IN ('user', 'kernel', 'softirq') OR m.name = 'hardirq' AND s.preempt_count & ?3 = 0) \
          AND s.fell = 'guest' AND s.instance IS NOT NULL AND s.tid IS NOT NULL AND s.time_ns BETWEEN ?1 AND ?2",
     )?;
@@ -87,6 +109,12 @@ pub(super) fn read(
             _ => &mut counts.system,
         };
         *count += 1;
+        if in_trap && let Some(kind) = row.get::<_, Option<String>>(4)? {
+            let of = FAULTS.iter().zip(&mut counts.faults).find(|(fault, _)| fault.name() == kind);
+            if let Some((_, count)) = of {
+                *count += 1;
+            }
+        }
     }
     Ok(counts.into_iter().map(|(key, counts)| (key, counts.parts())).collect())
 }

@@ -41,6 +41,18 @@ impl Names {
         self.0.get(&(instance, tid)).cloned().unwrap_or_else(unknown)
     }
 
+    /// A thread of each process, the first one where it is known, by instance row id.
+    pub(super) fn leaders(&self) -> HashMap<u32, Key> {
+        let mut leaders: HashMap<u32, Key> = HashMap::new();
+        for (&key, task) in &self.0 {
+            let leader = leaders.entry(key.0).or_insert(key);
+            if task.tid == task.pid {
+                *leader = key;
+            }
+        }
+        leaders
+    }
+
     pub(super) fn is(&self, key: Key, wanted: &str) -> bool {
         self.0.get(&key).is_some_and(|task| is_process((&task.comm, task.pid, task.instance), wanted))
     }

@@ -45,6 +45,14 @@ pub fn median(values: &[f64]) -> Option<f64> {
     }
 }
 
+/// The standard deviation of values, as a part of their mean; `None` of fewer than two.
+pub fn deviation(values: &[f64]) -> Option<f64> {
+    let count = values.len() as f64;
+    let mean = values.iter().sum::<f64>() / count;
+    let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
+    (values.len() > 1 && mean > 0.0).then(|| (squares / (count - 1.0)).sqrt() / mean)
+}
+
 /// How far values of the same thing lie apart at most, as a sentence.
 pub fn scatter<'a>(groups: impl IntoIterator<Item = &'a Vec<f64>>) -> String {
     let apart = |values: &Vec<f64>| {
@@ -89,6 +97,12 @@ mod tests {
         assert_eq!(median(&[]), None);
         assert_eq!(median(&[3.0, 1.0, 2.0]), Some(2.0));
         assert_eq!(median(&[4.0, 1.0]), Some(2.5));
+    }
+
+    #[test]
+    fn deviations_are_parts_of_the_mean() {
+        assert_eq!(deviation(&[3.0]), None);
+        assert_eq!(deviation(&[9.0, 10.0, 11.0]), Some(0.1));
     }
 
     #[test]

@@ -1,0 +1,113 @@
+//! How many ticks one run of a state gets: sections 3.3 to 3.5 of the unbiasedness study, which says of a fixed clock that a run
+//! of R intervals gets [R] or [R] + 1 of them, and of the worst such R that "the probability of misestimating the mean
+//! value by one more unit event is less than 0.0228".
+
+use rand::rngs::ChaCha8Rng;
+use rand::{RngExt, SeedableRng};
+use serde::{Deserialize, Serialize};
+
+use super::Options;
+use super::host::Host;
+use super::measure::Machine;
+use super::program::MEAN_NS;
+use super::timeline::{REST, Timeline};
+use crate::clock::ClockKind;
+
+/// Lengths of the run, intervals.
+const RUNS: [f64; 7] = [0.3, 0.5, 1.0, 1.5, 2.8, 10.0, 30.0];
+/// Before and after it, intervals.
+const AROUND: u64 = 3;
+/// The state of the run.
+const STATE: u8 = 1;
+/// What is less than a unit by rounding only.
+const ROUNDING: f64 = 1e-9;
+
+/// One run of a state, met by many clocks that have nothing to do with it.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Unit {
+    /// Length of the run, intervals: what the mean has to be.
+    pub run: f64,
+    /// The sampling clock.
+    pub clock: ClockKind,
+    /// Mean number of ticks in the run.
+    pub mean: f64,
+    /// Variance of that number.
+    pub variance: f64,
+    /// Part of the profilings in which the number was off by one unit or more.
+    pub off: f64,
+}
+
+/// All lengths under all clocks that are asked for.
+pub(super) fn units(options: &Options, seed: impl Fn(u64, u64) -> u64) -> Vec<Unit> {
+    let clocks = [ClockKind::Uniform, ClockKind::Exponential, ClockKind::Fixed];
+    let clocks = clocks.into_iter().filter(|clock| options.clock.is_none_or(|only| only == *clock));
+    let cases = clocks.flat_map(|clock| RUNS.map(|run| (clock, run)));
+    (0..)
+        .zip(cases)
+        .map(|(number, (clock, run))| unit(run, clock, options.runs, |n| seed(number, n)))
+        .collect()
+}
+
+fn unit(run: f64, clock: ClockKind, profilings: u32, seed: impl Fn(u64) -> u64) -> Unit {
+    let mut line = Timeline::default();
+    line.push(REST, AROUND * MEAN_NS);
+    line.push(STATE, intervals(run));
+    line.push(REST, AROUND * MEAN_NS);
+    let machine = Machine { vcpus: vec![line], lost: 0.0, at_once: false, host: Host::default() };
+    let (mut sum, mut squares, mut off) = (0.0, 0.0, 0_u32);
+    for n in 0..u64::from(profilings) {
+        let seed = seed(n);
+        let start = match clock {
+            ClockKind::Fixed => ChaCha8Rng::seed_from_u64(!seed).random_range(0..MEAN_NS),
+            _ => 0,
+        };
+        let ticks =
+            machine.ticks(clock, seed, start).iter().filter(|tick| tick.state == STATE).count() as f64;
+        sum += ticks;
+        squares += (ticks - run).powi(2);
+        off += u32::from((ticks - run).abs() > 1.0 - ROUNDING);
+    }
+    let count = f64::from(profilings.max(1));
+    let mean = sum / count;
+    Unit { run, clock, mean, variance: squares / count - (mean - run).powi(2), off: f64::from(off) / count }
+}
+
+/// So many intervals, ns.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "some intervals")]
+fn intervals(run: f64) -> u64 {
+    (run * MEAN_NS as f64).round() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::simulate::mixed;
+
+    fn of(run: f64, clock: ClockKind) -> Unit {
+        let unit = unit(run, clock, 4_000, |n| mixed(mixed(n) ^ 7));
+        let error = (unit.variance / 4_000.0).sqrt();
+        assert!((unit.mean - run).abs() <= 4.0 * error + 1e-9, "unbiased: {unit:?}");
+        unit
+    }
+
+    #[test]
+    fn a_fixed_clock_is_never_off_by_a_unit() {
+        for (run, variance) in [(0.3, 0.21), (0.5, 0.25), (1.0, 0.0), (2.8, 0.16)] {
+            let unit = of(run, ClockKind::Fixed);
+            assert!((unit.variance - variance).abs() < 0.02, "[R] or [R] + 1: {unit:?}");
+            assert_eq!(unit.off, 0.0, "{unit:?}");
+        }
+    }
+
+    #[test]
+    fn random_clocks_are_by_their_variance() {
+        // Poisson: of a mean of one, all numbers but one.
+        let unit = of(1.0, ClockKind::Exponential);
+        assert!((unit.off - (1.0 - (-1.0_f64).exp())).abs() < 0.03 && (unit.variance - 1.0).abs() < 0.1);
+        let unit = of(0.5, ClockKind::Uniform);
+        assert_eq!(unit.off, 0.0, "no two intervals are as short as that: {unit:?}");
+        // A renewal process: one twelfth of the length, and a sixth for its two ends (Cox 1962, 4.5).
+        let unit = of(30.0, ClockKind::Uniform);
+        assert!((2.0..3.2).contains(&unit.variance) && unit.off > 0.4, "{unit:?}");
+    }
+}

@@ -1,0 +1,182 @@
+//! Chubb's tables of lmbench: system calls, processes, switches, files and communication, with and without what
+//! measures them.
+
+mod paper;
+
+use std::collections::{BTreeMap, HashMap};
+
+use anyhow::{Context, Result, ensure};
+use vprof_tests::Run;
+
+use crate::document::Section;
+use crate::measured::{boot, rusage, setting};
+use crate::table::{Table, deviation, median, more};
+use paper::{PaperTable, TABLES, Unit};
+
+/// Off as far as the options allow, sampling, and exact.
+const SETTINGS: [(&str, &[&str]); 3] = [
+    ("off", &["-F", "0.1", "--depth", "0", "--census", "0"]),
+    ("sampling", &["-F", "1000"]),
+    // The kernel is looked for at ticks, so exact mode needs some.
+    ("exact", &["-F", "20", "--depth", "0", "--exact", "--census", "0"]),
+];
+/// Each measurement takes a tenth of a second.
+const SCRIPT: &str = "latency --seconds 0.1";
+
+const ABOUT: &str = "\
+P. Chubb, *Micro-State Accounting for Linux*, asks lmbench what his accounting costs: each system call and each switch reads a clock and books the time \
+gone by. His figures are of an IA64 machine at 900 MHz with two processors' kernel (2.5.72 and 2.5.72msa, means of five runs). `latency` has programs of the same \
+design: ten parts of each measurement, of which the least mean counts. In a ring of processes a token goes round, less what pipes cost without a switch; each process sums an array \
+of the size given when it has the token.";
+
+const LEFT_OUT: &str = "\
+Not measured: memory latencies and the bandwidths of copies in memory, since an emulated processor has no caches to miss and neither touches the kernel; RPC and HTTP, \
+whose servers this image does not have and which add a library to the rows of UDP and TCP. For the same reason the rows of 4 to 64 KiB are not what they are on a processor: \
+an array costs the pages that are looked up again after a switch, and no cache lines. lmbench takes the signal from the protection fault; here the paper's \
+two are added. The size of its mapped file is not in the paper: here it is 4 MiB, a tenth of which is touched. Files are on ext4 here. The scheduler decides which of the paper's processors a process runs on; here all are on one.";
+
+const DISCUSSION: &str = "\
+Chubb pays at every event, little. vprof that samples pays at every tick, whatever the guest does in between, and nothing at events: a call or a switch \
+costs more only by the ticks' share of the time. In exact mode each switch and each wake leaves the guest, each hard interrupt twice (tripwires): \
+the price of changing nothing in the guest's kernel, and high where exits are emulated. A signal is such a wake, too, of a task that runs. No tripwire is on the way of other system calls, of `select`, of faults and of cached files, and a difference within the scatter is not one.";
+
+/// What one run printed, in the units of the tables.
+fn read(run: &Run) -> Result<HashMap<String, f64>> {
+    let printed: HashMap<&str, f64> = run
+        .stdout
+        .lines()
+        .filter_map(|line| {
+            let mut words = line.split_whitespace();
+            Some((words.next()?, words.next()?.parse().ok()?))
+        })
+        .collect();
+    let mut values = HashMap::new();
+    for table in &TABLES {
+        for (key, ..) in table.rows {
+            let value = printed.get(key).with_context(|| format!("{key} was not printed"))?;
+            let value = if table.unit == Unit::Us { value / 1e3 } else { *value };
+            ensure!(value > 0.0, "{key} is {value}");
+            values.insert((*key).to_owned(), value);
+        }
+    }
+    Ok(values)
+}
+
+/// Values of all runs by what was measured and the setting.
+type Values = BTreeMap<(String, &'static str), Vec<f64>>;
+
+fn table(of: &PaperTable, values: &Values) -> Result<String> {
+    let mut table =
+        Table::new(&["", "Chubb: without", "with", "", "vprof: off", "s.d.", "sampling", "", "exact", ""]);
+    for (key, label, without, with) in of.rows {
+        let of_setting = |name| values.get(&((*key).to_owned(), name)).map_or(&[][..], Vec::as_slice);
+        let middle = |name| median(of_setting(name)).context("nothing was measured");
+        let [off, sampling, exact] = SETTINGS.map(|(name, _)| middle(name));
+        let (off, sampling, exact) = (off?, sampling?, exact?);
+        let cell = |value: f64| match of.unit {
+            Unit::Us => format!("{} us", digits(value)),
+            Unit::Rate => format!("{} MB/s", digits(value)),
+        };
+        table.row([
+            (*label).to_owned(),
+            cell(*without),
+            cell(*with),
+            more(*with, *without),
+            cell(off),
+            deviation(of_setting("off")).map_or_else(String::new, |part| format!("{:.0} %", part * 100.0)),
+            cell(sampling),
+            more(sampling, off),
+            cell(exact),
+            more(exact, off),
+        ]);
+    }
+    Ok(format!("### {}\n\n{}", of.title, table.markdown()))
+}
+
+/// A number with three digits that count.
+fn digits(value: f64) -> String {
+    let decimals = match value {
+        _ if value < 10.0 => 2,
+        _ if value < 100.0 => 1,
+        _ => 0,
+    };
+    format!("{value:.decimals$}")
+}
+
+/// How well measurements repeat, as a sentence.
+fn repeatability(values: &Values) -> String {
+    let mut parts: Vec<f64> = values.values().filter_map(|values| deviation(values)).collect();
+    parts.sort_by(f64::total_cmp);
+    match (median(&parts), parts.last()) {
+        (Some(middle), Some(most)) => format!(
+            "The standard deviation of the runs of a measurement under one setting is {:.0} % of their mean in the middle, {:.0} % at most: a difference of less than twice its row's, which is that of the runs with vprof off, says nothing.",
+            middle * 100.0,
+            most * 100.0
+        ),
+        _ => "How well such times repeat, one run cannot say.".to_owned(),
+    }
+}
+
+/// Makes the section.
+pub fn run(runs: usize) -> Result<Section> {
+    let mut values = Values::new();
+    let mut measured = String::new();
+    for _ in 0..runs {
+        for (name, options) in SETTINGS {
+            let run = boot(options, SCRIPT)?;
+            if name == "exact" {
+                let missing = run.query("SELECT value FROM meta WHERE key = 'exact_missing'");
+                ensure!(missing.is_empty(), "there is no exact data: {missing:?}");
+                let rows = run.query("SELECT sum(switches) FROM exact_vcpu");
+                let switches = rows.first().and_then(|row| row.first()?.as_f64());
+                ensure!(switches > Some(1000.0), "exact mode saw {switches:?} switches");
+            }
+            for (what, value) in read(&run)? {
+                values.entry((what, name)).or_default().push(value);
+            }
+            measured = setting(&rusage(&run)?, runs);
+        }
+    }
+    let tables = TABLES.iter().map(|of| table(of, &values)).collect::<Result<Vec<_>>>()?;
+    let text = format!(
+        "## What system calls, processes and switches cost\n\n{ABOUT}\n\n{LEFT_OUT}\n\n{}\n{measured} Off is a tick every 10 s on average, sampling is 1000 Hz with stacks. {}\n\n{DISCUSSION}",
+        tables.join("\n"),
+        repeatability(&values)
+    );
+    Ok(Section { text, plots: Vec::new() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_have_three_digits() {
+        assert_eq!([0.364, 12.345, 3541.5].map(digits), ["0.36", "12.3", "3542"]);
+    }
+
+    #[test]
+    fn each_measurement_has_one_row() {
+        let mut keys: Vec<_> = TABLES.iter().flat_map(|table| table.rows).map(|(key, ..)| key).collect();
+        let all = keys.len();
+        keys.sort_unstable();
+        keys.dedup();
+        assert_eq!(keys.len(), all);
+    }
+
+    #[test]
+    fn a_table_has_the_middle_of_the_runs_and_how_they_repeat() {
+        const ROWS: &[paper::PaperRow] = &[("a", "A", 2.0, 2.2)];
+        let of = PaperTable { title: "T", unit: Unit::Us, rows: ROWS };
+        let mut values = Values::new();
+        for (name, runs) in [("off", [9.0, 10.0, 11.0]), ("sampling", [20.0; 3]), ("exact", [5.0; 3])] {
+            values.insert(("a".to_owned(), name), runs.to_vec());
+        }
+        let row =
+            "| A | 2.00 us | 2.20 us | +10.0 % | 10.0 us | 10 % | 20.0 us | +100.0 % | 5.00 us | -50.0 % |";
+        let text = table(&of, &values).unwrap();
+        assert!(text.starts_with("### T\n") && text.contains(row), "{text}");
+        assert!(repeatability(&values).contains("0 % of their mean in the middle, 10 % at most"));
+        assert!(table(&of, &Values::new()).is_err());
+    }
+}

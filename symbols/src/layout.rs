@@ -6,6 +6,7 @@
 use crate::books::BooksLayout;
 use crate::btf::Btf;
 use crate::census::SightLayout;
+use crate::clock::ClockLayout;
 use crate::gather::Gather;
 use crate::interrupt::InterruptLayouts;
 use crate::iomem::ResourceLayout;
@@ -43,6 +44,7 @@ pub(crate) struct Layouts {
     pub(crate) page_cache: Result<PageCacheLayout, Missing>,
     pub(crate) interrupts: InterruptLayouts,
     pub(crate) resource: Result<ResourceLayout, Missing>,
+    pub(crate) clock: Result<ClockLayout, Missing>,
 }
 
 /// `struct task_struct` (include/linux/sched.h): what a snapshot needs, and how to read it in few reads.
@@ -218,6 +220,7 @@ impl Layouts {
             page_cache: PageCacheLayout::new(btf),
             interrupts: InterruptLayouts::new(btf),
             resource: ResourceLayout::new(btf),
+            clock: ClockLayout::new(btf),
         }
     }
 }

@@ -1,0 +1,171 @@
+//! What the first process says of its units.
+//!
+//! The identifiers are those of systemd's sd-messages.h (version 257; in use since version 183), the fields those of
+//! systemd.journal-fields(7) and of `job_emit_start_message`, `job_emit_done_message` and `manager_notify_finished`
+//! (src/core/job.c, src/core/manager.c).
+
+use std::collections::HashSet;
+
+use super::{Journal, JournalBytes, JournalEntry, JournalError, Wanted};
+use crate::bytes::printable;
+
+/// `SD_MESSAGE_UNIT_STARTING`: a start job runs.
+const STARTING: &[u8] = b"MESSAGE_ID=7d4958e842da4a758f6c1cdc7b36dcc5";
+/// `SD_MESSAGE_UNIT_STARTED`: it has succeeded.
+const STARTED: &[u8] = b"MESSAGE_ID=39f53479d3a045ac8e11786248231fbf";
+/// `SD_MESSAGE_UNIT_FAILED`: it has not.
+const FAILED: &[u8] = b"MESSAGE_ID=be02cf6855d2428ba40df7e9d022f03d";
+/// `SD_MESSAGE_STARTUP_FINISHED`: the jobs of the boot are done.
+const FINISHED: &[u8] = b"MESSAGE_ID=b07a249cd024414a82dd00cd181378ff";
+/// Of the first process: journald writes fields that begin with `_` itself.
+const OF_INIT: &[u8] = b"_PID=1";
+/// When the sender has sent it, µs since 1970.
+const SENT: &[u8] = b"_SOURCE_REALTIME_TIMESTAMP=";
+const WANTED: Wanted<'static> = Wanted {
+    all_of: &[OF_INIT],
+    one_of: &[STARTING, STARTED, FAILED, FINISHED],
+    fields: &[
+        b"MESSAGE_ID=",
+        b"UNIT=",
+        b"JOB_TYPE=",
+        b"JOB_RESULT=",
+        b"KERNEL_USEC=",
+        b"INITRD_USEC=",
+        b"USERSPACE_USEC=",
+        SENT,
+    ],
+};
+/// A message waits no longer than this for journald, µs: what says otherwise is a clock that was set meanwhile.
+const LONGEST_WAIT_US: u64 = 600_000_000;
+/// Messages that are kept of one boot, at most.
+const MOST_MESSAGES: usize = 20_000;
+
+/// Something that the first process has said of a unit.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct UnitMessage {
+    /// When, ns by the guest's CLOCK_MONOTONIC.
+    pub monotonic_ns: u64,
+    /// What.
+    pub step: UnitStep,
+}
+
+/// What became of a unit, or of all.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum UnitStep {
+    /// Its start job runs.
+    Starting(String),
+    /// It is active; a target: reached.
+    Started(String),
+    /// Its start job has ended with this result instead.
+    Failed(String, String),
+    /// All jobs of the boot are done.
+    Finished(Startup),
+}
+
+/// How long the boot took, by systemd, ns.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct Startup {
+    /// From the beginning of the kernel's clock to the first process, or to the initrd's.
+    pub kernel_ns: u64,
+    /// From there to the system's first process; `None` without systemd in the initrd.
+    pub initrd_ns: Option<u64>,
+    /// From there to the end.
+    pub userspace_ns: u64,
+}
+
+impl Startup {
+    /// The end by the guest's CLOCK_MONOTONIC, ns.
+    pub fn end_ns(&self) -> u64 {
+        self.kernel_ns.saturating_add(self.initrd_ns.unwrap_or(0)).saturating_add(self.userspace_ns)
+    }
+}
+
+/// The messages of one boot, out of as many journals as it has.
+#[derive(Debug)]
+pub struct UnitMessages {
+    boot_id: [u8; 16],
+    /// Those that were returned, with the time at which journald took them: it copies messages from one file to another.
+    known: HashSet<(u64, UnitStep)>,
+    /// When the last one was taken, and when it was sent, µs.
+    last_us: (u64, u64),
+}
+
+impl UnitMessages {
+    /// Of this boot.
+    pub fn new(boot_id: [u8; 16]) -> Self {
+        Self { boot_id, known: HashSet::new(), last_us: (0, 0) }
+    }
+
+    /// Reads what has come to `journal` since the last call.
+    ///
+    /// # Errors
+    /// See [`JournalError`].
+    pub fn read(
+        &mut self,
+        journal: &mut Journal,
+        bytes: &impl JournalBytes,
+    ) -> Result<Vec<UnitMessage>, JournalError> {
+        let mut entries = Vec::new();
+        let read = journal.read(bytes, &WANTED, &mut entries);
+        let messages: Vec<_> = entries.iter().filter_map(|entry| self.take(entry)).collect();
+        // What came before the damage is in order.
+        if messages.is_empty() { read.map(|()| messages) } else { Ok(messages) }
+    }
+
+    /// The message of an entry, unless it was there before.
+    fn take(&mut self, entry: &JournalEntry) -> Option<UnitMessage> {
+        if entry.boot_id != self.boot_id || self.known.len() >= MOST_MESSAGES {
+            return None;
+        }
+        let step = step(entry)?;
+        if !self.known.insert((entry.monotonic_us, step.clone())) {
+            return None;
+        }
+        let (last_us, last_sent_us) = self.last_us;
+        // The first process sends one message after the other, whatever its clock is set to meanwhile.
+        let first_us = if entry.monotonic_us < last_us { 0 } else { last_sent_us };
+        let sent_us = sent(entry).max(first_us).min(entry.monotonic_us);
+        self.last_us = (entry.monotonic_us, sent_us);
+        let monotonic_ns = match &step {
+            UnitStep::Finished(startup) => startup.end_ns(),
+            _ => sent_us.saturating_mul(1_000),
+        };
+        Some(UnitMessage { monotonic_ns, step })
+    }
+}
+
+/// When a message was sent, µs by CLOCK_MONOTONIC: journald may take it much later.
+fn sent(entry: &JournalEntry) -> u64 {
+    let waited = number(entry, SENT).and_then(|sent| entry.realtime_us.checked_sub(sent));
+    let waited = waited.filter(|&waited| waited <= LONGEST_WAIT_US).unwrap_or(0);
+    entry.monotonic_us.saturating_sub(waited)
+}
+
+fn step(entry: &JournalEntry) -> Option<UnitStep> {
+    let id = entry.fields.iter().find(|field| field.starts_with(b"MESSAGE_ID="))?.as_slice();
+    if id == FINISHED {
+        let ns = |name: &[u8]| number(entry, name).map(|us| us.saturating_mul(1_000));
+        let (kernel_ns, userspace_ns) = (ns(b"KERNEL_USEC=")?, ns(b"USERSPACE_USEC=")?);
+        return Some(UnitStep::Finished(Startup { kernel_ns, initrd_ns: ns(b"INITRD_USEC="), userspace_ns }));
+    }
+    let unit = value(entry, b"UNIT=").filter(|unit| !unit.is_empty()).map(printable)?;
+    // Versions before 247 say no type here.
+    let starts = value(entry, b"JOB_TYPE=").is_none_or(|kind| kind == b"start");
+    match id {
+        STARTING if starts => Some(UnitStep::Starting(unit)),
+        STARTED if starts => Some(UnitStep::Started(unit)),
+        FAILED if starts => {
+            let result = value(entry, b"JOB_RESULT=").map_or_else(|| "failed".to_owned(), printable);
+            Some(UnitStep::Failed(unit, result))
+        }
+        _ => None,
+    }
+}
+
+fn value<'a>(entry: &'a JournalEntry, name: &[u8]) -> Option<&'a [u8]> {
+    entry.fields.iter().find_map(|field| field.strip_prefix(name))
+}
+
+fn number(entry: &JournalEntry, name: &[u8]) -> Option<u64> {
+    std::str::from_utf8(value(entry, name)?).ok()?.parse().ok()
+}

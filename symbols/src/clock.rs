@@ -78,7 +78,8 @@ impl Kernel {
         };
         let monotonic_ns = (0..ATTEMPTS).find_map(|_| read()).ok_or_else(torn)?;
         let tick = self.symbol("tick_nsec").ok().and_then(|at| view.u64(at, 0));
-        let tick_ns = tick.filter(|tick| (SHORTEST_TICK..=LONGEST_TICK).contains(tick)).unwrap_or(LONGEST_TICK);
+        let tick_ns =
+            tick.filter(|tick| (SHORTEST_TICK..=LONGEST_TICK).contains(tick)).unwrap_or(LONGEST_TICK);
         Ok(GuestClock { monotonic_ns, tick_ns })
     }
 

@@ -89,6 +89,8 @@ pub struct Batch {
     pub census_states: Vec<CensusStateRow>,
     /// Table `console`.
     pub console: Vec<ConsoleRow>,
+    /// Table `unit_event`.
+    pub unit_events: Vec<UnitEventRow>,
     /// Table `event`.
     pub events: Vec<EventRow>,
 }
@@ -127,6 +129,7 @@ impl Batch {
             census_moments,
             census_states,
             console,
+            unit_events,
             events,
             code,
         } = self;
@@ -160,6 +163,7 @@ impl Batch {
         census_moments.clear();
         census_states.clear();
         console.clear();
+        unit_events.clear();
         events.clear();
         code.clear();
     }

@@ -6,7 +6,9 @@ use rusqlite::{Connection, OptionalExtension};
 
 use super::clocked::{Clocked, Clocks};
 use super::places::Code;
-use super::{Boot, Call, Phase, Program, Unit};
+use super::systemd::Messages;
+use super::{Boot, Call, Estimated, Phase, Program, UNTIL, Unit};
+use crate::conditions::STARTED;
 use crate::estimate::Tallies;
 use crate::profile::{Profile, ProfileError, snapshot};
 use crate::report::tables::unsigned;
@@ -63,6 +65,9 @@ pub(super) struct Input {
     pub began_ns: u64,
     pub end_ns: u64,
     pub reached_ns: Option<u64>,
+    /// The end is what the boot came to, and not the run's.
+    up: bool,
+    messages: Messages,
     programs: Vec<(u64, String)>,
     /// Time in the guest, by vCPU and time.
     guest: Vec<Stretch>,
@@ -91,7 +96,13 @@ impl Input {
         let guest = guest(connection)?;
         let reached = "SELECT time_ns FROM event WHERE kind = 'condition' AND text LIKE '%: the run ends' ORDER BY id LIMIT 1";
         let reached_ns = connection.query_row(reached, [], |row| unsigned(row, 0)).optional()?;
-        let duration = meta("duration_ns")?.and_then(|ns| ns.parse().ok()).unwrap_or(0);
+        let duration: u64 = meta("duration_ns")?.and_then(|ns| ns.parse().ok()).unwrap_or(0);
+        let messages = Messages::read(connection)?;
+        let until = meta(UNTIL)?;
+        // systemd's word has its own time; the run saw it a moment later.
+        let started_ns = messages.finished_ns().filter(|_| until.is_none_or(|until| until == STARTED));
+        let reached_ns = reached_ns.map(|ns| started_ns.map_or(ns, |started| started.min(ns)));
+        let up_ns = reached_ns.or(started_ns);
         let programs = "SELECT time_ns, text FROM event WHERE kind = 'init' ORDER BY id";
         Ok(Self {
             clocks: Clocks::read(connection)?,
@@ -99,8 +110,10 @@ impl Input {
             hits: hits(connection)?,
             who: who(connection)?,
             began_ns: guest.iter().map(|stretch| stretch.from_ns).min().unwrap_or(0),
-            end_ns: reached_ns.unwrap_or(duration),
+            end_ns: up_ns.unwrap_or(duration),
             reached_ns,
+            up: up_ns.is_some(),
+            messages,
             programs: connection
                 .prepare(programs)?
                 .query_map([], |row| Ok((unsigned(row, 0)?, row.get(1)?)))?
@@ -145,6 +158,7 @@ impl Input {
             boot.processes = self.units(span, |who| Some(who.comm.clone()));
             boot.processes.sort_by_key(|unit| std::cmp::Reverse(unit.time.samples));
         }
+        boot.systemd = self.messages.systemd(self);
         boot
     }
 
@@ -166,7 +180,7 @@ impl Input {
         let begin = (self.began_ns, self.began_ns);
         let end = (self.end_ns, self.end_ns);
         let is = |at: (u64, u64)| at.1 != u64::MAX;
-        let mut all = vec![Bounds::new("total", begin, end, self.reached_ns.is_some())];
+        let mut all = vec![Bounds::new("total", begin, end, self.up)];
         let mut add = |name, from: (u64, u64), to: (u64, u64)| {
             if is(from) {
                 all.push(Bounds::new(name, from, if is(to) { to } else { end }, is(to)));
@@ -181,7 +195,7 @@ impl Input {
         }
         if is(user) {
             let from = root.unwrap_or(user);
-            all.push(Bounds::new("userspace", from, end, self.reached_ns.is_some()));
+            all.push(Bounds::new("userspace", from, end, self.up));
         }
         all
     }
@@ -214,6 +228,21 @@ impl Input {
             samples: self.within((from, to)).count() as u64,
             ended: bounds.ended,
         }
+    }
+
+    /// CPU time between two moments, of all that ran and of one unit.
+    pub(super) fn cpu(&self, span: (u64, u64), unit: &str) -> (Estimated, Estimated) {
+        let clocked = self.clocks.within(span);
+        let (mut all, mut own) = (Tallies::default(), Tallies::default());
+        for hit in self.within(span) {
+            clocked.count(hit.sample, &mut all);
+            let who = hit.instance.filter(|_| matches!(hit.mode.as_str(), "user" | "kernel"));
+            let of = who.and_then(|instance| self.who.get(&instance)?.unit.as_deref());
+            if of == Some(unit) {
+                clocked.count(hit.sample, &mut own);
+            }
+        }
+        (clocked.estimate(&all), clocked.estimate(&own))
     }
 
     fn within(&self, (from, to): (u64, u64)) -> impl Iterator<Item = &Hit> {

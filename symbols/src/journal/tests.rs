@@ -38,11 +38,7 @@ fn whole(bytes: &[u8]) -> Holey<'_> {
     Holey { bytes, hole: u64::MAX..u64::MAX, reads: Cell::new(0) }
 }
 
-fn read(
-    messages: &mut UnitMessages,
-    journal: &mut Journal,
-    bytes: &impl JournalBytes,
-) -> Vec<(u64, String)> {
+fn read(messages: &mut UnitMessages, journal: &mut Journal, bytes: &impl JournalBytes) -> Vec<(u64, String)> {
     let found = messages.read(journal, bytes).expect("a journal");
     found.into_iter().map(|message| (message.monotonic_ns / 1_000, shown(&message.step))).collect()
 }

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use symbols::{Interrupts, Kernel, KernelPlace, KernelUnwinder, Missing, Modules, TaskSnapshot, VirtAddr};
 use vmm::monotonic_ns;
 
-use super::{Code, Found, Guest, Listed, Trouble};
+use super::units::UnitWatch;
+use super::{Code, Found, Guest, Listed, Trouble, UnitNews};
 use crate::collector::frames::{Name, Names};
 use crate::collector::ledger::AllBooks;
 use crate::memory::GuestMemory;
@@ -29,6 +30,7 @@ pub(crate) struct LinuxGuest {
     unwinder: Option<Arc<KernelUnwinder>>,
     interrupts: Option<Interrupts>,
     partial_since: Option<Instant>,
+    units: UnitWatch,
 }
 
 impl LinuxGuest {
@@ -48,6 +50,7 @@ impl LinuxGuest {
             unwinder: None,
             interrupts: None,
             partial_since: None,
+            units: UnitWatch::default(),
         }
     }
 
@@ -150,6 +153,11 @@ impl Guest for LinuxGuest {
 
     fn sight(&mut self) -> Result<Vec<TaskSnapshot>, Missing> {
         self.kernel()?.tasks(&self.memory)
+    }
+
+    fn units(&mut self, journald: &[TaskSnapshot]) -> Result<UnitNews, String> {
+        let kernel = self.kernel.as_ref().ok_or("no kernel was found")?;
+        self.units.read(kernel, &self.memory, journald)
     }
 
     fn trouble(&mut self) -> Trouble {

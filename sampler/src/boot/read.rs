@@ -67,6 +67,8 @@ pub(super) struct Input {
     pub reached_ns: Option<u64>,
     /// The end is what the boot came to, and not the run's.
     up: bool,
+    /// How far from it the end may have been, ns: of one that systemd says.
+    end_within_ns: u64,
     messages: Messages,
     programs: Vec<(u64, String)>,
     /// Time in the guest, by vCPU and time.
@@ -113,6 +115,7 @@ impl Input {
             end_ns: up_ns.unwrap_or(duration),
             reached_ns,
             up: up_ns.is_some(),
+            end_within_ns: if up_ns.is_some() && up_ns == started_ns { messages.within_ns() } else { 0 },
             messages,
             programs: connection
                 .prepare(programs)?
@@ -178,7 +181,8 @@ impl Input {
         };
         let root = left.map(|ns| (ns, ns)).filter(|root| root.0 > user.1);
         let begin = (self.began_ns, self.began_ns);
-        let end = (self.end_ns, self.end_ns);
+        let end =
+            (self.end_ns.saturating_sub(self.end_within_ns), self.end_ns.saturating_add(self.end_within_ns));
         let is = |at: (u64, u64)| at.1 != u64::MAX;
         let mut all = vec![Bounds::new("total", begin, end, self.up)];
         let mut add = |name, from: (u64, u64), to: (u64, u64)| {

@@ -119,7 +119,7 @@ pub(super) struct Messages {
 
 impl Messages {
     pub(super) fn read(connection: &Connection) -> rusqlite::Result<Self> {
-        let sql = "SELECT time_ns, step, unit, result FROM unit_event ORDER BY id";
+        let sql = "SELECT time_ns, step, unit, result FROM unit_event ORDER BY guest_ns, id";
         let message = |row: &rusqlite::Row<'_>| {
             let step = match row.get_ref(1)?.as_str()? {
                 "starting" => Step::Starting,
@@ -153,6 +153,11 @@ impl Messages {
     /// When the boot was over, ns since the run's start.
     pub(super) fn finished_ns(&self) -> Option<u64> {
         self.all.iter().find(|message| message.step == Step::Finished).map(|message| message.time_ns)
+    }
+
+    /// How far times of messages may be from when it was, ns.
+    pub(super) fn within_ns(&self) -> u64 {
+        self.within_ns
     }
 
     pub(super) fn systemd(&self, input: &Input) -> Systemd {

@@ -1,5 +1,10 @@
 //! What the first process says of its units.
 //!
+//! Before systemd-journald runs, messages go to the kernel's log, and from there as bare texts into the journal. They are
+//! understood where they name the unit (`StatusUnitFormat=combined` or `name`, the first being the default since version 252),
+//! by what `job_start_message_format` and `job_done_message_format` put before it (src/core/job.c, and the tables
+//! `*_vtable.status_message_formats` of the types of units).
+//!
 //! The identifiers are those of systemd's sd-messages.h (version 257; in use since version 183), the fields those of
 //! systemd.journal-fields(7) and of `job_emit_start_message`, `job_emit_done_message` and `manager_notify_finished`
 //! (src/core/job.c, src/core/manager.c).
@@ -21,10 +26,47 @@ const FINISHED: &[u8] = b"MESSAGE_ID=b07a249cd024414a82dd00cd181378ff";
 const OF_INIT: &[u8] = b"_PID=1";
 /// When the sender has sent it, µs since 1970.
 const SENT: &[u8] = b"_SOURCE_REALTIME_TIMESTAMP=";
+/// From the kernel's log, by systemd.
+const OF_KERNEL_LOG: &[u8] = b"_TRANSPORT=kernel";
+const BY_SYSTEMD: &[u8] = b"SYSLOG_IDENTIFIER=systemd";
+/// When a message of the kernel's log was written, µs by the log's clock, which starts with CLOCK_MONOTONIC.
+const LOGGED: &[u8] = b"_SOURCE_MONOTONIC_TIMESTAMP=";
+/// What the texts of units begin with that are active.
+const ACTIVE: [&str; 9] = [
+    "Started ",
+    "Finished ",
+    "Reached target ",
+    "Mounted ",
+    "Listening on ",
+    "Created slice ",
+    "Set up automount ",
+    "Activated swap ",
+    "Found device ",
+];
+/// And of those whose start job runs.
+const BEGINS: [&str; 3] = ["Starting ", "Mounting ", "Activating swap "];
+/// Types of units (systemd.unit(5)).
+const TYPES: [&str; 11] = [
+    "service",
+    "socket",
+    "device",
+    "mount",
+    "automount",
+    "swap",
+    "target",
+    "path",
+    "timer",
+    "slice",
+    "scope",
+];
+/// Those of [`WANTED`]'s values that say what an entry is: the first, and the next four; the last two.
 const WANTED: Wanted<'static> = Wanted {
-    all_of: &[OF_INIT],
-    one_of: &[STARTING, STARTED, FAILED, FINISHED],
+    values: &[OF_INIT, STARTING, STARTED, FAILED, FINISHED, OF_KERNEL_LOG, BY_SYSTEMD],
+    is_wanted: |values| values & 1 != 0 && values & 0x1e != 0 || values & 0x60 == 0x60,
     fields: &[
+        LOGGED,
+        b"SYSLOG_PID=1",
+        b"MESSAGE=",
         b"MESSAGE_ID=",
         b"UNIT=",
         b"JOB_TYPE=",
@@ -121,27 +163,34 @@ impl UnitMessages {
         if !self.known.insert((entry.monotonic_us, step.clone())) {
             return None;
         }
-        let (last_us, last_sent_us) = self.last_us;
-        // The first process sends one message after the other, whatever its clock is set to meanwhile.
-        let first_us = if entry.monotonic_us < last_us { 0 } else { last_sent_us };
-        let sent_us = sent(entry).max(first_us).min(entry.monotonic_us);
-        self.last_us = (entry.monotonic_us, sent_us);
+        let sent_us = match number(entry, LOGGED) {
+            Some(logged_us) => logged_us.min(entry.monotonic_us),
+            None => self.sent(entry),
+        };
         let monotonic_ns = match &step {
             UnitStep::Finished(startup) => startup.end_ns(),
             _ => sent_us.saturating_mul(1_000),
         };
         Some(UnitMessage { monotonic_ns, step })
     }
-}
 
-/// When a message was sent, µs by CLOCK_MONOTONIC: journald may take it much later.
-fn sent(entry: &JournalEntry) -> u64 {
-    let waited = number(entry, SENT).and_then(|sent| entry.realtime_us.checked_sub(sent));
-    let waited = waited.filter(|&waited| waited <= LONGEST_WAIT_US).unwrap_or(0);
-    entry.monotonic_us.saturating_sub(waited)
+    /// When a message was sent, µs by CLOCK_MONOTONIC: journald may take it much later.
+    fn sent(&mut self, entry: &JournalEntry) -> u64 {
+        let waited = number(entry, SENT).and_then(|sent| entry.realtime_us.checked_sub(sent));
+        let waited = waited.filter(|&waited| waited <= LONGEST_WAIT_US).unwrap_or(0);
+        let (last_us, last_sent_us) = self.last_us;
+        // The first process sends one message after the other, whatever its clock is set to meanwhile.
+        let first_us = if entry.monotonic_us < last_us { 0 } else { last_sent_us };
+        let sent_us = entry.monotonic_us.saturating_sub(waited).max(first_us).min(entry.monotonic_us);
+        self.last_us = (entry.monotonic_us, sent_us);
+        sent_us
+    }
 }
 
 fn step(entry: &JournalEntry) -> Option<UnitStep> {
+    if number(entry, LOGGED).is_some() {
+        return logged(entry);
+    }
     let id = entry.fields.iter().find(|field| field.starts_with(b"MESSAGE_ID="))?.as_slice();
     if id == FINISHED {
         let ns = |name: &[u8]| number(entry, name).map(|us| us.saturating_mul(1_000));
@@ -160,6 +209,22 @@ fn step(entry: &JournalEntry) -> Option<UnitStep> {
         }
         _ => None,
     }
+}
+
+/// What a message of the kernel's log says.
+fn logged(entry: &JournalEntry) -> Option<UnitStep> {
+    if !entry.fields.iter().any(|field| field == b"SYSLOG_PID=1") {
+        return None;
+    }
+    let text = printable(value(entry, b"MESSAGE=")?);
+    let unit = |begins: &[&str]| {
+        let rest = begins.iter().find_map(|begin| text.strip_prefix(begin))?;
+        // `NAME - Description.`, or `NAME...` and `NAME.`
+        let name = rest.split(' ').next()?.trim_end_matches('.');
+        let kind = name.rsplit_once('.').filter(|(stem, _)| !stem.is_empty())?.1;
+        TYPES.contains(&kind).then(|| name.to_owned())
+    };
+    unit(&ACTIVE).map(UnitStep::Started).or_else(|| unit(&BEGINS).map(UnitStep::Starting))
 }
 
 fn value<'a>(entry: &'a JournalEntry, name: &[u8]) -> Option<&'a [u8]> {

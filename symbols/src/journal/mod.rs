@@ -92,13 +92,13 @@ pub struct JournalEntry {
     pub fields: Vec<Vec<u8>>,
 }
 
-/// What an entry must have, and what is read of it.
+/// Which entries are wanted, and what is read of them.
 #[derive(Debug, Clone, Copy)]
 pub struct Wanted<'a> {
-    /// An entry without one of these, `FIELD=value`, is passed over; 32 at most count.
-    pub all_of: &'a [&'a [u8]],
-    /// And one of these must be there.
-    pub one_of: &'a [&'a [u8]],
+    /// `FIELD=value` that entries are told by: 32 at most.
+    pub values: &'a [&'a [u8]],
+    /// Whether an entry is wanted that has these of them, the first in bit 0.
+    pub is_wanted: fn(u32) -> bool,
     /// Beginnings, `FIELD=`, of what is read of such an entry.
     pub fields: &'a [&'a [u8]],
 }
@@ -124,16 +124,8 @@ pub struct Journal {
     next: u64,
     /// The object at which bytes were missing at the last call.
     stuck: Option<u64>,
-    /// DATA objects: which of the fields that entries must have they are.
-    known: HashMap<u64, Known>,
-}
-
-/// Which of the wanted values a DATA object is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Known {
-    AllOf(u8),
-    OneOf,
-    Other,
+    /// DATA objects: which of the wanted values they are, as a bit.
+    known: HashMap<u64, u32>,
 }
 
 /// Why the way from object to object ends.
@@ -144,7 +136,7 @@ enum Stop {
 }
 
 impl Journal {
-    /// Reads the entries that have come since the last call, those of `wanted`, in the order of the file; the same file is to be
+    /// Reads the wanted entries that have come since the last call, in the order of the file; the same file is to be
     /// asked for the same fields at each call. Where bytes that are not the file's newest are not there, the rest up to the newest is
     /// left out at the second call.
     ///
@@ -219,7 +211,7 @@ impl Journal {
         };
         let items = entry.get(ITEMS..).unwrap_or_default().chunks_exact(item).filter_map(offset);
         let items: Vec<u64> = items.filter(|&at| at != 0).collect();
-        if !self.is_wanted(header, window, wanted, &items) {
+        if !(wanted.is_wanted)(self.values(header, window, wanted, &items)) {
             return Ok(Found::Nothing(next));
         }
         let field = |&at: &u64| window.data(at, header.compact).ok().flatten();
@@ -228,31 +220,31 @@ impl Journal {
         Ok(Found::Entry(JournalEntry { realtime_us, monotonic_us, boot_id, fields }, next))
     }
 
-    /// Whether an entry with these items has what it must have. An item that is not there counts as another one.
-    fn is_wanted<B: JournalBytes>(
+    /// Which of the wanted values an entry with these items has. An item that is not there is none of them.
+    fn values<B: JournalBytes>(
         &mut self,
         header: &Header,
         window: &mut Window<'_, B>,
         wanted: &Wanted<'_>,
         items: &[u64],
-    ) -> bool {
-        let (mut all, mut one) = (0_u32, wanted.one_of.is_empty());
+    ) -> u32 {
+        let mut values = 0;
         for &at in items {
-            let known = self.known.get(&at).copied().or_else(|| {
-                let found = classify(&window.data(at, header.compact).ok()?, wanted);
-                if self.known.len() >= MOST_KNOWN {
-                    self.known.clear();
-                }
-                self.known.insert(at, found);
-                Some(found)
-            });
-            match known {
-                Some(Known::AllOf(which)) => all |= 1_u32.checked_shl(u32::from(which)).unwrap_or(0),
-                Some(Known::OneOf) => one = true,
-                Some(Known::Other) | None => {}
+            if let Some(known) = self.known.get(&at) {
+                values |= known;
+                continue;
             }
+            let Ok(field) = window.data(at, header.compact) else { continue };
+            let place = field.and_then(|field| wanted.values.iter().position(|value| *value == field));
+            let bit =
+                place.and_then(|place| u32::try_from(place).ok()).and_then(|place| 1_u32.checked_shl(place));
+            if self.known.len() >= MOST_KNOWN {
+                self.known.clear();
+            }
+            self.known.insert(at, bit.unwrap_or(0));
+            values |= bit.unwrap_or(0);
         }
-        one && all.count_ones() as usize == wanted.all_of.len()
+        values
     }
 }
 
@@ -265,16 +257,6 @@ enum Found {
     Nothing(u64),
     /// The last object is not complete yet.
     Unfinished,
-}
-
-fn classify(field: &Option<Vec<u8>>, wanted: &Wanted<'_>) -> Known {
-    let Some(field) = field else { return Known::Other };
-    let place = wanted.all_of.iter().position(|value| field == value);
-    match place.and_then(|place| u8::try_from(place).ok()) {
-        Some(place) => Known::AllOf(place),
-        None if wanted.one_of.iter().any(|value| field == value) => Known::OneOf,
-        None => Known::Other,
-    }
 }
 
 impl Header {

@@ -101,6 +101,34 @@ fn messages_of_the_first_process_are_read_from_both_formats() {
 }
 
 #[test]
+fn what_was_said_before_journald_ran_is_read_from_the_kernels_log() {
+    let mut journal = JournalWriter::new(true, BOOT);
+    let mut say = |us: u64, pid: &[u8], text: &str| {
+        let (text, at) = (format!("MESSAGE={text}"), format!("_SOURCE_MONOTONIC_TIMESTAMP={us}"));
+        let of: [&[u8]; 2] = [b"_TRANSPORT=kernel", b"SYSLOG_IDENTIFIER=systemd"];
+        // journald takes all of it at once, later.
+        journal.entry((9_000 + us, 5_000 + us), &[of[0], of[1], pid, text.as_bytes(), at.as_bytes()]);
+    };
+    say(10, b"SYSLOG_PID=1", "Reached target swap.target - Swaps.");
+    say(11, b"SYSLOG_PID=1", "Reached target Local File Systems.");
+    say(12, b"SYSLOG_PID=12", "Started a.service - A.");
+    say(13, b"SYSLOG_PID=1", "Starting a-b@c.service...");
+    say(14, b"SYSLOG_PID=1", "Mounted dev-hugepages.mount - Huge Pages File System.");
+    say(15, b"SYSLOG_PID=1", "Started .service, systemd 252.39-1 running in system mode");
+    say(16, b"SYSLOG_PID=1", "Created slice system-getty.slice - Slice /system/getty.");
+    journal.entry((19_000, 9_000), &[b"_PID=1", STARTED, b"UNIT=z.target"]);
+    let found = read(&mut UnitMessages::new(BOOT), &mut Journal::default(), &whole(journal.bytes()));
+    let expected = [
+        (10, "started swap.target"),
+        (13, "starting a-b@c.service"),
+        (14, "started dev-hugepages.mount"),
+        (16, "started system-getty.slice"),
+        (9_000, "started z.target"),
+    ];
+    assert_eq!(found, expected.map(|(us, text)| (us, text.to_owned())));
+}
+
+#[test]
 fn an_entry_counts_once_the_header_knows_it() {
     let mut journal = boot(false);
     let (mut messages, mut state) = (UnitMessages::new(BOOT), Journal::default());

@@ -26,5 +26,6 @@ mod network;
 mod qcow2;
 mod selftest;
 mod stacks;
+mod startup;
 mod states;
 mod vsock;

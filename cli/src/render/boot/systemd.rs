@@ -17,8 +17,10 @@ pub(super) fn render(text: &mut String, systemd: &Systemd, rows: usize, page: Pa
     let known = format!("times of units are known to {}", units::seconds(systemd.within_s));
     let sentence = match &systemd.startup {
         Some(startup) => format!(
-            "Startup finished after {} ({known}). systemd's own account, from the beginning of the kernel's clock: {}.",
+            "Startup finished after {} ({known}). systemd's own account counts from the beginning of the kernel's clock, \
+             at {}: {}.",
             units::seconds(startup.at_s),
+            units::seconds(startup.at_s - total_s(startup)),
             account(startup)
         ),
         None => format!("It had not finished its startup when the run ended; {known}."),
@@ -38,9 +40,13 @@ pub(super) fn render(text: &mut String, systemd: &Systemd, rows: usize, page: Pa
 fn account(startup: &Startup) -> String {
     let Startup { kernel_s, initrd_s, userspace_s, .. } = startup;
     let initrd = initrd_s.map_or_else(String::new, |s| format!(" + {} initrd", units::seconds(s)));
-    let sum = units::seconds(kernel_s + initrd_s.unwrap_or(0.0) + userspace_s);
+    let sum = units::seconds(total_s(startup));
     let (kernel, userspace) = (units::seconds(*kernel_s), units::seconds(*userspace_s));
     format!("{kernel} kernel{initrd} + {userspace} userspace = {sum}")
+}
+
+fn total_s(startup: &Startup) -> f64 {
+    startup.kernel_s + startup.initrd_s.unwrap_or(0.0) + startup.userspace_s
 }
 
 fn targets(text: &mut String, systemd: &Systemd, rows: usize, page: Page) {

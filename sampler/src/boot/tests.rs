@@ -196,7 +196,6 @@ fn said(ms: u64, step: &str, unit: &str) -> UnitEventRow {
         step: step.to_owned(),
         unit,
         result,
-        ..UnitEventRow::default()
     }
 }
 

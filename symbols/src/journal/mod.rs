@@ -27,7 +27,7 @@ const SIGNATURE: &[u8; 8] = b"LPKSHHRH";
 /// Bytes of the header up to `n_data`, which all versions have.
 const HEADER: usize = 208;
 /// Bytes of an object's header.
-const OBJECT: u64 = 16;
+const OBJECT: usize = 16;
 /// Objects begin at a multiple of this.
 const ALIGN: u64 = 8;
 /// `HEADER_INCOMPATIBLE_*`: compressed by XZ, LZ4 or zstd, keyed hashes, and [`COMPACT`].
@@ -54,7 +54,7 @@ const MOST_OBJECTS: usize = 200_000;
 /// DATA objects whose worth is remembered, at most.
 const MOST_KNOWN: usize = 65_536;
 /// Bytes that are fetched at once.
-const PAGE: u64 = 4_096;
+const PAGE: usize = 4_096;
 
 /// Where the bytes of a journal come from.
 pub trait JournalBytes {
@@ -190,7 +190,7 @@ impl Journal {
         let next = size
             .checked_next_multiple_of(ALIGN)
             .and_then(|size| at.checked_add(size))
-            .filter(|&next| size >= OBJECT && next <= LARGEST)
+            .filter(|&next| size >= OBJECT as u64 && next <= LARGEST)
             .ok_or(Stop::Damaged(at))?;
         if kind != ENTRY {
             return Ok(Found::Nothing(next));
@@ -294,7 +294,7 @@ impl Header {
 struct Window<'a, B> {
     bytes: &'a B,
     start: u64,
-    page: Option<Box<[u8; PAGE as usize]>>,
+    page: Option<Box<[u8; PAGE]>>,
 }
 
 impl<'a, B: JournalBytes> Window<'a, B> {
@@ -306,8 +306,8 @@ impl<'a, B: JournalBytes> Window<'a, B> {
         let mut done = 0;
         while done < into.len() {
             let at = offset.checked_add(done as u64).ok_or(Stop::Damaged(offset))?;
-            let page = self.page(at - at % PAGE)?;
-            let from = page.get(index(at % PAGE)..).unwrap_or_default();
+            let page = self.page(at - at % PAGE as u64)?;
+            let from = page.get(index(at % PAGE as u64)..).unwrap_or_default();
             let rest = into.get_mut(done..).unwrap_or_default();
             let count = from.len().min(rest.len());
             for (to, from) in rest.iter_mut().zip(from) {
@@ -318,9 +318,9 @@ impl<'a, B: JournalBytes> Window<'a, B> {
         Ok(())
     }
 
-    fn page(&mut self, start: u64) -> Result<&[u8; PAGE as usize], Stop> {
+    fn page(&mut self, start: u64) -> Result<&[u8; PAGE], Stop> {
         if self.page.is_none() || self.start != start {
-            let mut page = self.page.take().unwrap_or_else(|| Box::new([0; PAGE as usize]));
+            let mut page = self.page.take().unwrap_or_else(|| Box::new([0; PAGE]));
             self.bytes.read(start, page.as_mut_slice()).ok_or(Stop::NotThere)?;
             self.start = start;
             self.page = Some(page);
@@ -330,7 +330,7 @@ impl<'a, B: JournalBytes> Window<'a, B> {
 
     /// Type, flags and size of the object at `at`.
     fn object(&mut self, at: u64) -> Result<(u8, u8, u64), Stop> {
-        let mut object = [0; OBJECT as usize];
+        let mut object = [0; OBJECT];
         self.read(at, &mut object)?;
         let [kind, flags, ..] = object;
         Ok((kind, flags, u64_at(&object, 8).unwrap_or(0)))

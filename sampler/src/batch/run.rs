@@ -18,8 +18,9 @@ pub struct UnitEventRow {
     pub time_ns: u64,
     /// The same by the guest's CLOCK_MONOTONIC, ns.
     pub guest_ns: u64,
-    /// How far from `time_ns` it may have been, ns: how well the two clocks are known by each other.
-    pub within_ns: u64,
+    /// How far from `time_ns` it may have been, ns: how well the two clocks are known by each other; `None`: not known, the
+    /// time is that of the kernel's log.
+    pub within_ns: Option<u64>,
     /// `starting`, `started`, `failed`, or `finished`: the whole boot.
     pub step: String,
     /// The unit.

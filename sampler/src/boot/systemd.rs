@@ -35,7 +35,7 @@ pub struct Systemd {
     pub failed: Vec<FailedUnit>,
     /// What the boot waited for, the default target first.
     pub chain: Vec<Link>,
-    /// Times of units may be wrong by so much, s: how well the guest's clock is known by the host's.
+    /// Times of units may be wrong by so much, s, but those of the kernel's log: how well the guest's clock is known by the host's.
     pub within_s: f64,
 }
 
@@ -59,6 +59,8 @@ pub struct Target {
     pub name: String,
     /// When, s.
     pub at_s: f64,
+    /// The time is that of the kernel's log, and may be wrong by more than [`Systemd::within_s`].
+    pub by_log: bool,
 }
 
 /// A unit that failed to start.
@@ -81,6 +83,8 @@ pub struct Link {
     pub from_s: f64,
     /// It was active, s.
     pub to_s: f64,
+    /// It began at a time of the kernel's log.
+    pub by_log: bool,
     /// From then to the beginning of the next one, s; of the first, 0.
     pub gap_s: f64,
     /// CPU time of its own processes meanwhile.
@@ -93,6 +97,7 @@ pub struct Link {
 #[derive(Debug, Clone)]
 struct Message {
     time_ns: u64,
+    by_log: bool,
     step: Step,
     unit: String,
     result: String,
@@ -119,7 +124,8 @@ pub(super) struct Messages {
 
 impl Messages {
     pub(super) fn read(connection: &Connection) -> rusqlite::Result<Self> {
-        let sql = "SELECT time_ns, step, unit, result FROM unit_event ORDER BY guest_ns, id";
+        let sql =
+            "SELECT time_ns, step, unit, result, within_ns IS NULL FROM unit_event ORDER BY guest_ns, id";
         let message = |row: &rusqlite::Row<'_>| {
             let step = match row.get_ref(1)?.as_str()? {
                 "starting" => Step::Starting,
@@ -128,7 +134,8 @@ impl Messages {
                 _ => Step::Failed,
             };
             let text = |at| row.get::<_, Option<String>>(at).map(Option::unwrap_or_default);
-            Ok(Message { time_ns: unsigned(row, 0)?, step, unit: text(2)?, result: text(3)? })
+            let by_log = row.get(4)?;
+            Ok(Message { time_ns: unsigned(row, 0)?, by_log, step, unit: text(2)?, result: text(3)? })
         };
         let meta = |key: &str| -> rusqlite::Result<Option<String>> {
             let mut statement = connection.prepare_cached("SELECT value FROM meta WHERE key = ?")?;
@@ -175,8 +182,11 @@ impl Messages {
             userspace_s: seconds(userspace.unwrap_or(0)),
         });
         let of = |step: Step| self.all.iter().filter(move |message| message.step == step);
-        let target =
-            |message: &Message| Target { name: message.unit.clone(), at_s: input.since(message.time_ns) };
+        let target = |message: &Message| Target {
+            name: message.unit.clone(),
+            at_s: input.since(message.time_ns),
+            by_log: message.by_log,
+        };
         let failed = |message: &Message| FailedUnit {
             name: message.unit.clone(),
             at_s: input.since(message.time_ns),
@@ -205,6 +215,7 @@ impl Messages {
                 name: active.unit.clone(),
                 from_s: input.since(span.0),
                 to_s: input.since(span.1),
+                by_log: began.by_log,
                 gap_s: gap_ns as f64 / 1e9,
                 own,
                 all,

@@ -343,7 +343,7 @@ CREATE TABLE unit_event (
     id        INTEGER PRIMARY KEY,  -- in the order of systemd's messages
     time_ns   INTEGER NOT NULL,     -- when, since the run's start
     guest_ns  INTEGER NOT NULL,     -- the same by the guest's CLOCK_MONOTONIC
-    within_ns INTEGER NOT NULL,     -- how far from time_ns it may have been
+    within_ns INTEGER,              -- how far from time_ns it may have been; NULL: not known
     step      TEXT NOT NULL,        -- starting, started, failed; finished: the whole boot
     unit      TEXT,                 -- NULL: the whole boot
     result    TEXT                  -- of a failed one: failed, timeout, dependency ...

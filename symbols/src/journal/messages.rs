@@ -29,7 +29,7 @@ const SENT: &[u8] = b"_SOURCE_REALTIME_TIMESTAMP=";
 /// From the kernel's log, by systemd.
 const OF_KERNEL_LOG: &[u8] = b"_TRANSPORT=kernel";
 const BY_SYSTEMD: &[u8] = b"SYSLOG_IDENTIFIER=systemd";
-/// When a message of the kernel's log was written, µs by the log's clock, which starts with CLOCK_MONOTONIC.
+/// When a message of the kernel's log was written, µs by the log's clock (`local_clock`).
 const LOGGED: &[u8] = b"_SOURCE_MONOTONIC_TIMESTAMP=";
 /// What the texts of units begin with that are active.
 const ACTIVE: [&str; 9] = [
@@ -87,6 +87,9 @@ const MOST_MESSAGES: usize = 20_000;
 pub struct UnitMessage {
     /// When, ns by the guest's CLOCK_MONOTONIC.
     pub monotonic_ns: u64,
+    /// The time is that of the kernel's log, whose clock is another one, if only a little: it began earlier by what
+    /// CLOCK_MONOTONIC lost before it had a clock source.
+    pub by_log: bool,
     /// What.
     pub step: UnitStep,
 }
@@ -163,7 +166,8 @@ impl UnitMessages {
         if !self.known.insert((entry.monotonic_us, step.clone())) {
             return None;
         }
-        let sent_us = match number(entry, LOGGED) {
+        let logged = number(entry, LOGGED);
+        let sent_us = match logged {
             Some(logged_us) => logged_us.min(entry.monotonic_us),
             None => self.sent(entry),
         };
@@ -171,7 +175,7 @@ impl UnitMessages {
             UnitStep::Finished(startup) => startup.end_ns(),
             _ => sent_us.saturating_mul(1_000),
         };
-        Some(UnitMessage { monotonic_ns, step })
+        Some(UnitMessage { monotonic_ns, by_log: logged.is_some(), step })
     }
 
     /// When a message was sent, µs by CLOCK_MONOTONIC: journald may take it much later.

@@ -26,6 +26,10 @@ pub(super) fn render(text: &mut String, systemd: &Systemd, rows: usize, page: Pa
         None => format!("It had not finished its startup when the run ended; {known}."),
     };
     wrapped(text, &sentence, "  ", page.width);
+    if systemd.targets.iter().any(|target| target.by_log) {
+        let note = "Times with ~ are those of the kernel's log, whose clock is a little ahead.";
+        wrapped(text, note, "  ", page.width);
+    }
     targets(text, systemd, rows, page);
     for unit in systemd.failed.iter().take(rows) {
         let (name, result) = (escape(&unit.name), escape(&unit.result));
@@ -45,6 +49,11 @@ fn account(startup: &Startup) -> String {
     format!("{kernel} kernel{initrd} + {userspace} userspace = {sum}")
 }
 
+/// A time, marked where it is that of the kernel's log.
+fn by(log: bool, s: f64) -> String {
+    format!("{}{}", if log { "~" } else { "" }, units::seconds(s))
+}
+
 fn total_s(startup: &Startup) -> f64 {
     startup.kernel_s + startup.initrd_s.unwrap_or(0.0) + startup.userspace_s
 }
@@ -58,7 +67,7 @@ fn targets(text: &mut String, systemd: &Systemd, rows: usize, page: Page) {
     // The last ones are what a boot is for.
     let skipped = systemd.targets.len().saturating_sub(rows);
     for target in systemd.targets.iter().skip(skipped) {
-        table.row(vec![units::seconds(target.at_s), escape(&target.name).into_owned()]);
+        table.row(vec![by(target.by_log, target.at_s), escape(&target.name).into_owned()]);
     }
     text.push_str(&table.render(page.width));
     more(text, systemd.targets.len(), rows);
@@ -87,7 +96,7 @@ fn chain(text: &mut String, chain: &[Link], rows: usize, page: Page) {
         let at_once = took <= 0.0;
         let or_none = |s: f64| if at_once { String::new() } else { units::seconds(s) };
         table.row(vec![
-            units::seconds(link.from_s),
+            by(link.by_log, link.from_s),
             or_none(took),
             units::seconds(link.gap_s),
             or_none(link.own.s),
@@ -131,13 +140,14 @@ mod tests {
             name: name.to_owned(),
             from_s,
             to_s,
+            by_log: false,
             gap_s: 0.001,
             own: time(own),
             all: time(all),
         };
         let systemd = Systemd {
             startup: Some(Startup { at_s: 91.6, kernel_s: 22.646, initrd_s: None, userspace_s: 68.88 }),
-            targets: vec![Target { name: "multi-user.target\x1b[2J".to_owned(), at_s: 89.43 }],
+            targets: vec![Target { name: "multi-user.target\x1b[2J".to_owned(), at_s: 89.43, by_log: true }],
             failed: vec![FailedUnit {
                 name: "a.service".to_owned(),
                 at_s: 3.0,
@@ -160,7 +170,8 @@ mod tests {
             let row = text.lines().find(|line| line.contains(&format!("{unit}.service"))).expect("a row");
             assert!(row.contains(word), "{row}");
         }
-        assert!(text.contains("22.646 s kernel + 68.880 s userspace = 91.526 s"), "{text}");
+        assert!(text.contains("~89.43 s") && text.contains("Times with ~"), "{text}");
+        assert!(text.contains("22.65 s kernel + 68.88 s userspace = 91.53 s"), "{text}");
     }
 
     #[test]

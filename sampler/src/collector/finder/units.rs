@@ -146,6 +146,7 @@ impl UnitWatch {
                 }
             };
             let (step, guest_ns) = (step.to_owned(), message.monotonic_ns);
+            let within_ns = (!message.by_log).then_some(within_ns);
             news.rows.push(UnitEventRow { time_ns, guest_ns, within_ns, step, unit, result });
         }
         news

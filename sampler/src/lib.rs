@@ -14,6 +14,7 @@ pub mod estimate;
 pub mod exact;
 #[cfg(feature = "fuzz")]
 pub mod fuzz;
+mod guest_clock;
 mod initrd;
 pub mod live;
 mod memory;

@@ -249,6 +249,7 @@ pub struct Session {
     stack_depth: usize,
     files: OpenFiles,
     initrd: Option<Initrd>,
+    boots: bool,
     idle: Option<Collector>,
     running: Option<JoinHandle<Totals>>,
 }
@@ -364,13 +365,31 @@ impl Session {
         }
         let stack_depth = config.stack_depth;
         let idle = Some(collector);
-        (Session { shared, readers, place, stack_depth, files, initrd: None, idle, running: None }, samplers)
+        (
+            Session {
+                shared,
+                readers,
+                place,
+                stack_depth,
+                files,
+                initrd: None,
+                boots: false,
+                idle,
+                running: None,
+            },
+            samplers,
+        )
     }
 
     /// Programs that are not on the guest's disks are read from the initrd that it was booted with. To be called before
     /// [`Self::start`].
     pub fn booted_with(&mut self, initrd: Initrd) {
         self.initrd = Some(initrd);
+    }
+
+    /// The guest is booted by this run: what its systemd says of units is read. To be called before [`Self::start`].
+    pub fn boots(&mut self) {
+        self.boots = true;
     }
 
     /// The run is for something that its kernel takes along, like a command: when the guest starts another kernel (kexec) the
@@ -420,7 +439,7 @@ impl Session {
             (Arc::clone(&self.readers), Arc::clone(&self.place)),
             (vcpus, user_bytes),
         );
-        let finder = Finder::new(guest, Arc::clone(&wanted), sender);
+        let finder = Finder::new(guest, Arc::clone(&wanted), sender).follow_units(self.boots);
         let thread = spawn("finder", move || finder.run())?;
         collector.attach(FinderHandle { wanted, news, thread: Some(thread) });
         collector.look_at(memory, (Arc::clone(&self.files), self.initrd.clone()), self.stack_depth);

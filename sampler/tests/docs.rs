@@ -9,7 +9,9 @@ use sampler::batch::{
     InterruptSourceRow, InterruptTimeRow, Mode, SampleRow, Sink, StackRow, TaskLifeRow, TaskStateRow,
     ThreadRow, WaitedRow, WakeupRow,
 };
-use sampler::boot::{Boot, Call, Estimated, PHASES, Phase, Program, Unit};
+use sampler::boot::{
+    Boot, Call, Estimated, FailedUnit, Link, PHASES, Phase, Program, Startup, Systemd, Target, Unit,
+};
 use sampler::diff::Diff;
 use sampler::exact::{Cause, Fault, State};
 use sampler::profile::{Table, Value as Cell};
@@ -502,6 +504,14 @@ fn a_boot_fits_its_schema() {
         init: vec![program],
         units: vec![unit.clone()],
         processes: vec![unit],
+        systemd: Systemd {
+            missing: Some("no journal".to_owned()),
+            startup: Some(Startup { initrd_s: Some(1.0), ..Startup::default() }),
+            targets: vec![Target::default()],
+            failed: vec![FailedUnit::default()],
+            chain: vec![Link { own: time, all: time, ..Link::default() }],
+            within_s: 0.003,
+        },
     };
     check(&serde_json::to_value(&boot).expect("JSON"), &schema, "boot");
 }

@@ -6,6 +6,7 @@
 use crate::books::BooksLayout;
 use crate::btf::Btf;
 use crate::census::SightLayout;
+use crate::clock::ClockLayout;
 use crate::gather::Gather;
 use crate::generated::GeneratedLayout;
 use crate::interrupt::InterruptLayouts;
@@ -45,6 +46,7 @@ pub(crate) struct Layouts {
     pub(crate) interrupts: InterruptLayouts,
     pub(crate) generated: GeneratedLayout,
     pub(crate) resource: Result<ResourceLayout, Missing>,
+    pub(crate) clock: Result<ClockLayout, Missing>,
 }
 
 /// `struct task_struct` (include/linux/sched.h): what a snapshot needs, and how to read it in few reads.
@@ -221,6 +223,7 @@ impl Layouts {
             interrupts: InterruptLayouts::new(btf),
             generated: GeneratedLayout::new(btf),
             resource: ResourceLayout::new(btf),
+            clock: ClockLayout::new(btf),
         }
     }
 }

@@ -11,7 +11,8 @@ use super::{RunArgs, TEMPLATE};
 
 const EXAMPLES: &str = "\
 Examples:
-  vprof boot guest.img --until 'login:'            boots it, and says where the time went
+  vprof boot guest.img                             boots it, and says where the time went
+  vprof boot guest.img --until 'login:'            the same up to a line of its console
   vprof boot guest.img --until-unit ssh.service --timeout 60s --budget total=10s --budget kernel=2s
   vprof boot guest.img --until ready --repeat 5 --save-baseline boot.json
   vprof boot guest.img --until ready --repeat 5 --baseline boot.json --junit boot.xml --md
@@ -21,6 +22,10 @@ const NOTES: &str = "\
 Phases: `decompression` from the guest's first instruction to its kernel's, `early` up to the first initcall, \
 `initcalls` up to the first process in user mode, `kernel` for both; `initrd` while the first process runs \
 programs of the initrd, `userspace` from then to what was waited for, and `total`. Budgets hold for the median of --repeat.
+
+Without one of --until... a guest is up when its systemd says \"Startup finished\", or when it has ended by itself, \
+whichever comes first; with a command (-- CMD) when that has ended with status 0. What systemd says is read from the \
+journal in the guest's memory.
 
 Signs that a guest comes further are console output, a new process, an answer of its disk, output of its command, an \
 exit of a new kind. With --hang-after it has failed once there was none for so long; without, that is looked at when \
@@ -46,16 +51,26 @@ not met: the first one is told; 4 no usable hypervisor. docs/boot.md has an exam
 pub struct BootArgs {
     /// The guest is up when a line of its console has a match of this
     #[arg(long, value_name = "REGEX", value_parser = parse_pattern, help_heading = "Expectations",
-        conflicts_with_all = ["until_process", "until_unit"])]
+        conflicts_with_all = ["until_process", "until_unit", "until_started", "until_end"])]
     pub until: Option<Condition>,
 
     /// The guest is up when it has a process of this name
-    #[arg(long, value_name = "NAME", help_heading = "Expectations", conflicts_with = "until_unit")]
+    #[arg(long, value_name = "NAME", help_heading = "Expectations",
+        conflicts_with_all = ["until_unit", "until_started", "until_end"])]
     pub until_process: Option<String>,
 
     /// The guest is up when this systemd unit has a process
-    #[arg(long, value_name = "UNIT", help_heading = "Expectations")]
+    #[arg(long, value_name = "UNIT", help_heading = "Expectations",
+        conflicts_with_all = ["until_started", "until_end"])]
     pub until_unit: Option<String>,
+
+    /// The guest is up when its systemd says "Startup finished"
+    #[arg(long, help_heading = "Expectations", conflicts_with = "until_end")]
+    pub until_started: bool,
+
+    /// The guest is up when it has ended by itself
+    #[arg(long, help_heading = "Expectations")]
+    pub until_end: bool,
 
     /// It has failed when it is not up after this time
     #[arg(long, value_name = "TIME", default_value = "5m", value_parser = parse_positive_time, help_heading = "Expectations")]
@@ -96,10 +111,17 @@ pub struct BootArgs {
 }
 
 impl BootArgs {
+    /// What ends the boot: what means that the guest is up, and where nothing is said, the end of its startup.
+    pub fn waited(&self) -> Option<Condition> {
+        let by_default = self.run.command.is_empty() && !self.until_end;
+        self.until().or_else(|| by_default.then_some(Condition::Started))
+    }
+
     /// What means that the guest is up; `None`: its end by itself, or its command's with status 0.
     pub fn until(&self) -> Option<Condition> {
+        let started = || self.until_started.then_some(Condition::Started);
         let process = || self.until_process.clone().map(Condition::Process);
         let unit = || self.until_unit.clone().map(Condition::Unit);
-        self.until.clone().or_else(process).or_else(unit)
+        self.until.clone().or_else(process).or_else(unit).or_else(started)
     }
 }

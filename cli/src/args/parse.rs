@@ -122,8 +122,10 @@ pub fn parse_memory(text: &str) -> Result<u64, String> {
 
 /// What `--start-when` and `--stop-when` take.
 pub fn parse_condition(text: &str) -> Result<Condition, String> {
-    let advice =
-        "write it like console:REGEX, process:NAME, process-end:NAME, mark:TEXT, unit:NAME or time:5s";
+    let advice = "write it like console:REGEX, process:NAME, process-end:NAME, mark:TEXT, unit:NAME, started or time:5s";
+    if text == "started" {
+        return Ok(Condition::Started);
+    }
     let (kind, what) = text.split_once(':').ok_or(advice)?;
     let named = || if what.is_empty() { Err(format!("{kind}: what?")) } else { Ok(what.to_owned()) };
     let condition = match kind {

@@ -37,8 +37,8 @@ The run ends when the guest powers off or resets, when its command ends, after \
 it has all but the last second.
 
 A CONDITION is console:REGEX (a line of the console, finished or not, without its colours), process:NAME, \
-process-end:NAME (none of this name is left), unit:NAME (a systemd unit has a process), mark:TEXT (of \
-`vprof ctl mark`), or time:5s (since the run's start, or since sampling began). It is seen within 20 ms, \
+process-end:NAME (none of this name is left), unit:NAME (a systemd unit has a process), started (systemd says \
+\"Startup finished\"), mark:TEXT (of `vprof ctl mark`), or time:5s (since the run's start, or since sampling began). It is seen within 20 ms, \
 processes and units within 50 ms where the guest has no more than some thousand tasks. What the guest does without being \
 sampled is in no share and no estimated time.
 

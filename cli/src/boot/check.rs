@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Attempt, shown};
+use super::{Attempt, expected};
 use crate::args::BootArgs;
 use crate::boot::verdict::Verdict;
 use crate::spread::Spread;
@@ -26,7 +26,7 @@ pub struct Check {
 
 /// Whether each boot came up.
 pub fn of_boots(args: &BootArgs, boots: &[Attempt]) -> Vec<Check> {
-    let until = shown(args.until().as_ref());
+    let until = expected(args.until().as_ref(), args.waited().as_ref());
     let check = |(n, attempt): (usize, &Attempt)| Check {
         name: format!("boot {n}: {until}"),
         passed: attempt.verdict == Verdict::Up,

@@ -179,9 +179,9 @@ fn walls(boots: &[Attempt], phase: &str) -> Vec<f64> {
 
 /// One boot, with as many resets in between as are allowed.
 fn boot(args: &BootArgs, run: &RunArgs) -> Result<Attempt, Error> {
-    let until = args.until();
+    let (until, waited) = (args.until(), args.waited());
     let mut waits = vec![Wait::Still(args.hang_after)];
-    waits.extend(until.clone().map(Wait::Until));
+    waits.extend(waited.clone().map(Wait::Until));
     let places = symbolize::named_places(&run.recording.debug)?;
     let mut reboots = 0;
     loop {
@@ -209,16 +209,29 @@ fn boot(args: &BootArgs, run: &RunArgs) -> Result<Attempt, Error> {
             symbolize::add_names(&run.recording.output, places, run.recording.quiet)?;
         }
         let boot = Boot::read(&Profile::open(&run.recording.output)?)?;
-        let (verdict, sentence) = verdict::judge(until.as_ref(), &ended, &evidence, (&boot, reboots));
+        let (verdict, sentence) =
+            verdict::judge((until.as_ref(), waited.as_ref()), &ended, &evidence, (&boot, reboots));
         let evidence = (verdict != Verdict::Up).then_some(evidence);
         let profile = run.recording.output.clone();
         return Ok(Attempt { profile, verdict, sentence, reboots, boot, evidence });
     }
 }
 
+/// What is expected of a boot, in a sentence: what was asked for, and what ends it where nothing was.
+fn expected(until: Option<&Condition>, waited: Option<&Condition>) -> String {
+    match (until, waited) {
+        (None, Some(waited)) => format!("{} or its own end", shown(Some(waited))),
+        (until, _) => shown(until),
+    }
+}
+
 /// A condition in a sentence.
 fn shown(until: Option<&Condition>) -> String {
-    until.map_or_else(|| "its end".to_owned(), |until| render::escape(&until.to_string()).into_owned())
+    match until {
+        None => "its end".to_owned(),
+        Some(Condition::Started) => "the end of its startup".to_owned(),
+        Some(until) => render::escape(&until.to_string()).into_owned(),
+    }
 }
 
 fn writable(path: &Path) -> Result<(), Error> {

@@ -4,7 +4,7 @@ use sampler::boot::{Boot, Evidence, LastOf};
 use sampler::conditions::Condition;
 use serde::{Deserialize, Serialize};
 
-use super::shown;
+use super::{expected, shown};
 use crate::render::escape;
 use crate::run::recording::Recorded;
 use crate::run::spec::GuestEnd;
@@ -63,17 +63,18 @@ pub fn failed_by_itself(evidence: &Evidence) -> Option<(Verdict, String)> {
 
 /// Judges a boot whose guest was started again so often.
 pub fn judge(
-    until: Option<&Condition>,
+    (until, waited): (Option<&Condition>, Option<&Condition>),
     ended: &Recorded,
     evidence: &Evidence,
     (boot, reboots): (&Boot, u32),
 ) -> (Verdict, String) {
-    let until_shown = shown(until);
+    let until_shown = expected(until, waited);
     if let Some((verdict, sentence)) = failed_by_itself(evidence) {
         return (verdict, sentence);
     }
-    if let Some(reached) = boot.reached_s {
-        return (Verdict::Up, format!("{until_shown} was seen after {reached:.3} s"));
+    // A command's run may also end since no command will run.
+    if let Some(reached) = boot.reached_s.filter(|_| waited.is_some()) {
+        return (Verdict::Up, format!("{} was seen after {reached:.3} s", shown(waited)));
     }
     let after = format!("{:.2} s", evidence.duration_s);
     match &ended.outcome.end {

@@ -1,5 +1,7 @@
 //! How a guest came up: `report --boot`, and the end of `vprof boot`.
 
+mod systemd;
+
 use sampler::boot::{Boot, Call, Estimated, Phase, Unit};
 
 use super::exact::more;
@@ -16,7 +18,9 @@ const ROWS: usize = 10;
 pub fn render(boot: &Boot, rows: usize, page: Page) -> String {
     let mut text = String::new();
     let kernel = boot.kernel.as_deref().unwrap_or("of unknown release");
-    let until = match boot.reached_s {
+    let started_s = boot.systemd.startup.as_ref().map(|startup| startup.at_s);
+    let started_s = started_s.filter(|_| boot.phase("total").is_some_and(|total| total.ended));
+    let until = match boot.reached_s.or(started_s) {
         Some(reached) => format!("up after {}", units::seconds(reached)),
         None => "up to the run's end".to_owned(),
     };
@@ -29,6 +33,7 @@ pub fn render(boot: &Boot, rows: usize, page: Page) -> String {
         page.width,
     );
     phases(&mut text, &boot.phases, page);
+    systemd::render(&mut text, &boot.systemd, rows, page);
     calls(&mut text, ("Early kernel", ": what start_kernel called"), &boot.early, rows, page);
     calls(&mut text, ("Initcalls", ": those of modules, too"), &boot.initcalls, rows, page);
     if !boot.init.is_empty() {

@@ -84,6 +84,7 @@ pub async fn run(
     if spec.meta.iter().any(|(key, _)| key == "command") {
         session.ends_with_kernel();
     }
+    session.boots();
     spec.waits.iter().for_each(|wait| session.wait_for(wait.clone()));
     // Without room for it names come from the guest's memory alone.
     if let Some(Ok(initrd)) = payload.initrd.as_deref().map(Initrd::keep) {

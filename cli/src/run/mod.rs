@@ -107,6 +107,10 @@ impl Plan {
         let mut loaded = image::load(request)?;
         let seed = args.recording.seed.unwrap_or_else(random_seed);
         let command = take_command(args, &mut loaded, seed)?;
+        let until = waits.iter().find_map(|wait| match wait {
+            Wait::Until(condition) => Some(("until".to_owned(), condition.to_string())),
+            _ => None,
+        });
         if command.is_some() {
             waits.push(Wait::Until(Condition::Console(systemd::NO_COMMAND.to_owned())));
         }
@@ -128,7 +132,7 @@ impl Plan {
             vcpus: args.cpus,
             memory_bytes: args.memory,
             huge_pages: args.huge_pages,
-            meta: meta(args, &loaded.origin),
+            meta: meta(args, &loaded.origin).into_iter().chain(until).collect(),
             cmdline,
             disks,
             network: args.net.as_ref().map(|choice| NetworkSpec::new(choice, seed)),

@@ -91,6 +91,8 @@ pub struct Batch {
     pub census_states: Vec<CensusStateRow>,
     /// Table `console`.
     pub console: Vec<ConsoleRow>,
+    /// Table `unit_event`.
+    pub unit_events: Vec<UnitEventRow>,
     /// Table `event`.
     pub events: Vec<EventRow>,
 }
@@ -130,6 +132,7 @@ impl Batch {
             census_moments,
             census_states,
             console,
+            unit_events,
             events,
             code,
         } = self;
@@ -164,6 +167,7 @@ impl Batch {
         census_moments.clear();
         census_states.clear();
         console.clear();
+        unit_events.clear();
         events.clear();
         code.clear();
     }

@@ -15,6 +15,7 @@ pub(crate) mod clocked;
 mod evidence;
 mod places;
 mod read;
+mod systemd;
 #[cfg(test)]
 mod tests;
 
@@ -22,6 +23,15 @@ use serde::{Deserialize, Serialize};
 
 pub use chart::{Chart, Piece};
 pub use evidence::{Blocked, Evidence, LastOf};
+pub use systemd::{FailedUnit, Link, Startup, Systemd, Target};
+
+/// Key of `meta`: `read`, or why systemd's journal was not read.
+pub(crate) const SYSTEMD_JOURNAL: &str = "systemd_journal";
+/// Keys of `meta`: what systemd says that the kernel, the initrd and the rest of a boot took, ns.
+pub(crate) const STARTUP_TIMES: [&str; 3] =
+    ["systemd_kernel_ns", "systemd_initrd_ns", "systemd_userspace_ns"];
+/// Key of `meta`: what a run waits for, at whose end it ends.
+pub(crate) const UNTIL: &str = "until";
 
 /// Names of phases, in the order of time; `kernel` is `early` and `initcalls` together, `total` all of them.
 pub const PHASES: [&str; 7] =
@@ -50,6 +60,8 @@ pub struct Boot {
     pub units: Vec<Unit>,
     /// Programs that ran from the first process on, those with the most time first.
     pub processes: Vec<Unit>,
+    /// What systemd says of it.
+    pub systemd: Systemd,
 }
 
 /// A part of the boot.

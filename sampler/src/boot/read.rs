@@ -6,7 +6,9 @@ use rusqlite::{Connection, OptionalExtension};
 
 use super::clocked::{Clocked, Clocks};
 use super::places::Code;
-use super::{Boot, Call, Phase, Program, Unit};
+use super::systemd::Messages;
+use super::{Boot, Call, Estimated, Phase, Program, UNTIL, Unit};
+use crate::conditions::STARTED;
 use crate::estimate::Tallies;
 use crate::profile::{Profile, ProfileError, snapshot};
 use crate::report::tables::unsigned;
@@ -63,6 +65,11 @@ pub(super) struct Input {
     pub began_ns: u64,
     pub end_ns: u64,
     pub reached_ns: Option<u64>,
+    /// The end is what the boot came to, and not the run's.
+    up: bool,
+    /// How far from it the end may have been, ns: of one that systemd says.
+    end_within_ns: u64,
+    messages: Messages,
     programs: Vec<(u64, String)>,
     /// Time in the guest, by vCPU and time.
     guest: Vec<Stretch>,
@@ -91,7 +98,13 @@ impl Input {
         let guest = guest(connection)?;
         let reached = "SELECT time_ns FROM event WHERE kind = 'condition' AND text LIKE '%: the run ends' ORDER BY id LIMIT 1";
         let reached_ns = connection.query_row(reached, [], |row| unsigned(row, 0)).optional()?;
-        let duration = meta("duration_ns")?.and_then(|ns| ns.parse().ok()).unwrap_or(0);
+        let duration: u64 = meta("duration_ns")?.and_then(|ns| ns.parse().ok()).unwrap_or(0);
+        let messages = Messages::read(connection)?;
+        let until = meta(UNTIL)?;
+        // systemd's word has its own time; the run saw it a moment later.
+        let started_ns = messages.finished_ns().filter(|_| until.is_none_or(|until| until == STARTED));
+        let reached_ns = reached_ns.map(|ns| started_ns.map_or(ns, |started| started.min(ns)));
+        let up_ns = reached_ns.or(started_ns);
         let programs = "SELECT time_ns, text FROM event WHERE kind = 'init' ORDER BY id";
         Ok(Self {
             clocks: Clocks::read(connection)?,
@@ -99,8 +112,11 @@ impl Input {
             hits: hits(connection)?,
             who: who(connection)?,
             began_ns: guest.iter().map(|stretch| stretch.from_ns).min().unwrap_or(0),
-            end_ns: reached_ns.unwrap_or(duration),
+            end_ns: up_ns.unwrap_or(duration),
             reached_ns,
+            up: up_ns.is_some(),
+            end_within_ns: if up_ns.is_some() && up_ns == started_ns { messages.within_ns() } else { 0 },
+            messages,
             programs: connection
                 .prepare(programs)?
                 .query_map([], |row| Ok((unsigned(row, 0)?, row.get(1)?)))?
@@ -145,6 +161,7 @@ impl Input {
             boot.processes = self.units(span, |who| Some(who.comm.clone()));
             boot.processes.sort_by_key(|unit| std::cmp::Reverse(unit.time.samples));
         }
+        boot.systemd = self.messages.systemd(self);
         boot
     }
 
@@ -164,9 +181,10 @@ impl Input {
         };
         let root = left.map(|ns| (ns, ns)).filter(|root| root.0 > user.1);
         let begin = (self.began_ns, self.began_ns);
-        let end = (self.end_ns, self.end_ns);
+        let end =
+            (self.end_ns.saturating_sub(self.end_within_ns), self.end_ns.saturating_add(self.end_within_ns));
         let is = |at: (u64, u64)| at.1 != u64::MAX;
-        let mut all = vec![Bounds::new("total", begin, end, self.reached_ns.is_some())];
+        let mut all = vec![Bounds::new("total", begin, end, self.up)];
         let mut add = |name, from: (u64, u64), to: (u64, u64)| {
             if is(from) {
                 all.push(Bounds::new(name, from, if is(to) { to } else { end }, is(to)));
@@ -181,7 +199,7 @@ impl Input {
         }
         if is(user) {
             let from = root.unwrap_or(user);
-            all.push(Bounds::new("userspace", from, end, self.reached_ns.is_some()));
+            all.push(Bounds::new("userspace", from, end, self.up));
         }
         all
     }
@@ -214,6 +232,21 @@ impl Input {
             samples: self.within((from, to)).count() as u64,
             ended: bounds.ended,
         }
+    }
+
+    /// CPU time between two moments, of all that ran and of one unit.
+    pub(super) fn cpu(&self, span: (u64, u64), unit: &str) -> (Estimated, Estimated) {
+        let clocked = self.clocks.within(span);
+        let (mut all, mut own) = (Tallies::default(), Tallies::default());
+        for hit in self.within(span) {
+            clocked.count(hit.sample, &mut all);
+            let who = hit.instance.filter(|_| matches!(hit.mode.as_str(), "user" | "kernel"));
+            let of = who.and_then(|instance| self.who.get(&instance)?.unit.as_deref());
+            if of == Some(unit) {
+                clocked.count(hit.sample, &mut own);
+            }
+        }
+        (clocked.estimate(&all), clocked.estimate(&own))
     }
 
     fn within(&self, (from, to): (u64, u64)) -> impl Iterator<Item = &Hit> {

@@ -5,7 +5,7 @@ use tempfile::tempdir;
 use super::*;
 use crate::batch::{
     Batch, CensusMomentRow, CensusStateRow, CgroupRow, ConsoleRow, EventRow, Fell, FrameKind, FrameRow,
-    InstanceRow, MicrostateRow, Mode, SampleRow, Sink, StackRow, VcpuRow,
+    InstanceRow, MicrostateRow, Mode, SampleRow, Sink, StackRow, UnitEventRow, VcpuRow,
 };
 use crate::microstate::States;
 use crate::profile::{Profile, ProfileWriter};
@@ -184,6 +184,106 @@ fn units_and_programs_of_the_first_process_are_told() {
     let units: Vec<_> = boot.units.iter().map(|unit| (unit.name.as_str(), unit.processes)).collect();
     assert_eq!(units, [("ssh.service", 1)]);
     assert_eq!(boot.processes[0].name, "sshd");
+}
+
+fn said(ms: u64, step: &str, unit: &str) -> UnitEventRow {
+    let unit = (!unit.is_empty()).then(|| unit.to_owned());
+    let result = (step == "failed").then(|| "timeout".to_owned());
+    UnitEventRow {
+        time_ns: ms * MS,
+        guest_ns: (ms - 50) * MS,
+        within_ns: (unit.as_deref() != Some("early.target")).then_some(3 * MS),
+        step: step.to_owned(),
+        unit,
+        result,
+    }
+}
+
+/// The same boot, with what systemd said of it; its run is not waited for.
+fn started() -> Batch {
+    let mut batch = batch();
+    batch.events.retain(|event| event.kind != "condition");
+    batch.unit_events = vec![
+        said(550, "started", "early.target"),
+        said(551, "starting", "a.service"),
+        said(552, "starting", "ssh.service"),
+        said(553, "started", "b.socket"),
+        said(580, "started", "a.service"),
+        said(582, "starting", "late.service"),
+        said(600, "started", "ssh.service"),
+        said(602, "started", "c.timer"),
+        said(603, "failed", "late.service"),
+        said(610, "started", "multi-user.target"),
+        said(611, "started", "other.target"),
+        said(630, "finished", ""),
+    ];
+    let times =
+        STARTUP_TIMES.iter().zip([200, 150, 180]).map(|(key, ms)| ((*key).to_owned(), (ms * MS).to_string()));
+    batch.meta.extend(times);
+    batch.meta.push((SYSTEMD_JOURNAL.to_owned(), "read".to_owned()));
+    batch
+}
+
+#[test]
+fn a_boot_ends_when_systemd_says_so() {
+    let boot = read(&started());
+    assert_eq!(boot.reached_s, None);
+    for name in ["total", "userspace"] {
+        let phase = boot.phase(name).expect("a phase");
+        assert!((phase.to_s - 0.53).abs() < 1e-9 && phase.ended, "{phase:?}");
+    }
+    let startup = boot.systemd.startup.expect("an end");
+    let near = |a: f64, b: f64| (a - b).abs() < 1e-9;
+    assert!(near(startup.at_s, 0.53) && near(startup.kernel_s, 0.2) && near(startup.userspace_s, 0.18));
+    assert_eq!(startup.initrd_s, Some(0.15));
+    assert!(near(boot.systemd.within_s, 0.003) && boot.systemd.missing.is_none());
+}
+
+#[test]
+fn what_was_waited_for_comes_before_what_systemd_says() {
+    for (until, event, end_s) in [
+        // Seen 20 ms after it was so.
+        ("started", Some(650), 0.53),
+        ("unit:ssh.service", Some(650), 0.55),
+        // Not seen: the boot is as long as the run.
+        ("unit:none.service", None, 0.9),
+    ] {
+        let mut batch = started();
+        batch.meta.push((UNTIL.to_owned(), until.to_owned()));
+        batch.events.extend(event.map(|ms| self::event(ms, "condition", &format!("{until}: the run ends"))));
+        let boot = read(&batch);
+        let total = boot.phase("total").expect("a phase");
+        assert!((total.to_s - end_s).abs() < 1e-9 && total.ended == event.is_some(), "{until}: {total:?}");
+        assert_eq!(boot.reached_s.is_some(), event.is_some());
+    }
+}
+
+#[test]
+fn the_chain_leads_from_the_default_target_to_what_became_active_before() {
+    let systemd = read(&started()).systemd;
+    let chain: Vec<_> =
+        systemd.chain.iter().map(|link| (link.name.as_str(), (link.gap_s * 1e3).round())).collect();
+    assert_eq!(chain, [("multi-user.target", 0.0), ("ssh.service", 10.0), ("early.target", 2.0)]);
+    let ssh = &systemd.chain[1];
+    // sshd of the fixture runs all the time.
+    assert!((ssh.to_s - ssh.from_s - 0.048).abs() < 1e-9, "{ssh:?}");
+    assert_eq!((ssh.own.samples, ssh.all.samples), (48, 48));
+    assert!((ssh.own.s - 0.048).abs() < 0.004, "{ssh:?}");
+    assert_eq!(systemd.chain.iter().map(|link| link.by_log).collect::<Vec<_>>(), [false, false, true]);
+    let targets: Vec<_> = systemd.targets.iter().map(|target| target.name.as_str()).collect();
+    assert_eq!(targets, ["early.target", "multi-user.target", "other.target"]);
+    let failed: Vec<_> =
+        systemd.failed.iter().map(|unit| (unit.name.as_str(), unit.result.as_str())).collect();
+    assert_eq!(failed, [("late.service", "timeout")]);
+}
+
+#[test]
+fn why_systemd_says_nothing_is_said() {
+    let mut batch = batch();
+    batch.meta.push((SYSTEMD_JOURNAL.to_owned(), "no process systemd-journald was seen".to_owned()));
+    let systemd = read(&batch).systemd;
+    assert_eq!(systemd.missing.as_deref(), Some("no process systemd-journald was seen"));
+    assert!(systemd.chain.is_empty() && systemd.startup.is_none());
 }
 
 #[test]

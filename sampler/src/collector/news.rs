@@ -6,13 +6,15 @@ use std::sync::mpsc::{self, TryRecvError};
 use std::thread;
 use std::time::Duration;
 
+use symbols::journal::Startup;
 use vmm::monotonic_ns;
 
-use super::finder::{Code, News};
+use super::finder::{Code, News, UnitNews};
 use super::namer::{Named, Namer, Wish};
 use super::walker::{Source, Walker};
 use super::{Collector, FinderHandle, NamerHandle};
 use crate::batch::Batch;
+use crate::boot::{STARTUP_TIMES, SYSTEMD_JOURNAL};
 use crate::presence::Trust;
 use crate::record::Record;
 
@@ -123,6 +125,14 @@ impl Collector {
                     self.event("init", program);
                 }
             }
+            News::Units(UnitNews { mut rows, startup }) => {
+                rows.iter_mut().for_each(|row| row.time_ns = row.time_ns.saturating_sub(self.shared.zero_ns));
+                self.batch.unit_events.append(&mut rows);
+                self.batch.meta.push((SYSTEMD_JOURNAL.to_owned(), "read".to_owned()));
+                let times = startup.map(startup_meta).into_iter().flatten();
+                self.batch.meta.extend(times.map(|(key, ns)| (key.to_owned(), ns.to_string())));
+            }
+            News::NoUnits(reason) => self.batch.meta.push((SYSTEMD_JOURNAL.to_owned(), reason)),
             News::Trouble(trouble) => {
                 let rows = trouble.meta().map(|(key, value)| (key.to_owned(), value));
                 self.batch.meta.extend(rows);
@@ -176,6 +186,17 @@ impl Collector {
             );
         }
     }
+}
+
+/// Rows of `meta` of what systemd says a boot took.
+fn startup_meta(startup: Startup) -> impl Iterator<Item = (&'static str, u64)> {
+    let [kernel, initrd, userspace] = STARTUP_TIMES;
+    let times = [
+        Some((kernel, startup.kernel_ns)),
+        startup.initrd_ns.map(|ns| (initrd, ns)),
+        Some((userspace, startup.userspace_ns)),
+    ];
+    times.into_iter().flatten()
 }
 
 pub(super) fn take_name(named: Named, batch: &mut Batch) {

@@ -32,6 +32,7 @@ struct Looked {
     console: usize,
     events: usize,
     cgroups: usize,
+    units: usize,
 }
 
 /// What is waited for, and what was seen.
@@ -117,10 +118,13 @@ impl Gate {
 
     /// Looks at the rows of `batch` that are new since the last call.
     pub(crate) fn look(&mut self, batch: &Batch) {
-        let Looked { console, events, cgroups } = std::mem::replace(
-            &mut self.looked,
-            Looked { console: batch.console.len(), events: batch.events.len(), cgroups: batch.cgroups.len() },
-        );
+        let now = Looked {
+            console: batch.console.len(),
+            events: batch.events.len(),
+            cgroups: batch.cgroups.len(),
+            units: batch.unit_events.len(),
+        };
+        let Looked { console, events, cgroups, units } = std::mem::replace(&mut self.looked, now);
         if let Some(going) = &mut self.going {
             going.rows(
                 batch.console.get(console..).unwrap_or_default(),
@@ -137,6 +141,10 @@ impl Gate {
             batch.events.get(events..).unwrap_or_default().iter().filter(|event| event.kind == "mark")
         {
             self.triggers().for_each(|trigger| trigger.mark(&event.text));
+        }
+        let units = batch.unit_events.get(units..).unwrap_or_default();
+        if units.iter().any(|unit| unit.step == "finished") {
+            self.triggers().for_each(Trigger::started);
         }
         for group in batch.cgroups.get(cgroups..).unwrap_or_default() {
             self.triggers().for_each(|trigger| trigger.cgroup(&group.path));

@@ -25,6 +25,9 @@ const LONGEST_PATTERN: usize = 1_000;
 /// Bytes that a compiled pattern may take.
 const LARGEST_PATTERN: usize = 1 << 20;
 
+/// [`Condition::Started`] as it is written on a command line.
+pub(crate) const STARTED: &str = "started";
+
 /// Something that a guest comes to.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Condition {
@@ -41,6 +44,8 @@ pub enum Condition {
     Time(Duration),
     /// A systemd unit: a process is in a control group of this name.
     Unit(String),
+    /// systemd says that the boot is over ("Startup finished"): the default target and all that it wants are there.
+    Started,
 }
 
 /// A regular expression that does not compile.
@@ -70,7 +75,7 @@ impl Condition {
 
     /// Whether all tasks have to be listed to see it.
     pub(crate) fn needs_tasks(&self) -> bool {
-        matches!(self, Self::Process(_) | Self::ProcessEnd(_) | Self::Unit(_))
+        matches!(self, Self::Process(_) | Self::ProcessEnd(_) | Self::Unit(_) | Self::Started)
     }
 }
 
@@ -84,6 +89,7 @@ impl fmt::Display for Condition {
             Self::Mark(text) => write!(f, "mark:{text}"),
             Self::Time(time) => write!(f, "time:{time:?}"),
             Self::Unit(name) => write!(f, "unit:{name}"),
+            Self::Started => write!(f, "{STARTED}"),
         }
     }
 }

@@ -2,7 +2,7 @@ use proptest::prelude::*;
 use symbols::TaskSnapshot;
 
 use super::*;
-use crate::batch::{Batch, CgroupRow, ConsoleRow, EventRow, ExitRow, InjectedRow};
+use crate::batch::{Batch, CgroupRow, ConsoleRow, EventRow, ExitRow, InjectedRow, UnitEventRow};
 
 fn batch(console: &[&str]) -> Batch {
     let row = |text: &&str| ConsoleRow { time_ns: 0, bytes: text.as_bytes().to_vec() };
@@ -33,6 +33,20 @@ fn a_line_is_seen_whole_or_unfinished_and_without_colours() {
         assert_eq!(gate.decide(2), [Action::Open(when)], "{parts:?}");
         assert!(!gate.is_closed() && gate.seen.start_ns == Some(2));
     }
+}
+
+#[test]
+fn a_boot_is_over_when_systemd_says_so_of_all_of_it() {
+    let mut gate = Gate::default();
+    gate.arm(Wait::Until(Condition::Started), 0);
+    assert!(gate.needs_tasks());
+    let row = |step: &str| UnitEventRow { step: step.to_owned(), ..UnitEventRow::default() };
+    let mut rows = Batch { unit_events: vec![row("started")], ..Batch::default() };
+    gate.look(&rows);
+    assert!(gate.decide(1).is_empty());
+    rows.unit_events.push(row("finished"));
+    gate.look(&rows);
+    assert_eq!(gate.decide(2), [Action::End(Condition::Started)]);
 }
 
 #[test]

@@ -77,6 +77,11 @@ impl Trigger {
         matches!(&self.condition, Condition::Process(name) | Condition::ProcessEnd(name) if is_named(comm, name))
     }
 
+    /// systemd says that the boot is over.
+    pub(crate) fn started(&mut self) {
+        self.met |= self.condition == Condition::Started;
+    }
+
     /// A control group has a process.
     pub(crate) fn cgroup(&mut self, path: &str) {
         if let Condition::Unit(unit) = &self.condition {

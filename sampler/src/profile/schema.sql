@@ -353,6 +353,17 @@ CREATE TABLE console (
     bytes   BLOB NOT NULL      -- one line, or a part of one
 );
 
+-- What systemd has said of its units while the guest came up, as its journal has it.
+CREATE TABLE unit_event (
+    id        INTEGER PRIMARY KEY,  -- in the order of systemd's messages
+    time_ns   INTEGER NOT NULL,     -- when, since the run's start
+    guest_ns  INTEGER NOT NULL,     -- the same by the guest's CLOCK_MONOTONIC
+    within_ns INTEGER,              -- how far from time_ns it may have been; NULL: not known
+    step      TEXT NOT NULL,        -- starting, started, failed; finished: the whole boot
+    unit      TEXT,                 -- NULL: the whole boot
+    result    TEXT                  -- of a failed one: failed, timeout, dependency ...
+);
+
 CREATE TABLE event (
     id      INTEGER PRIMARY KEY,
     time_ns INTEGER NOT NULL,

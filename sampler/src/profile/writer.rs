@@ -172,6 +172,13 @@ fn write_small(to: &Transaction<'_>, batch: &Batch) -> rusqlite::Result<()> {
     each(to, "INSERT INTO console (time_ns, bytes) VALUES (?, ?)", &batch.console, |sql, row| {
         sql.execute(params![count(row.time_ns), row.bytes])
     })?;
+    let sql =
+        "INSERT INTO unit_event (time_ns, guest_ns, within_ns, step, unit, result) VALUES (?, ?, ?, ?, ?, ?)";
+    each(to, sql, &batch.unit_events, |sql, row| {
+        let ([time_ns, guest_ns], within_ns) =
+            ([row.time_ns, row.guest_ns].map(count), row.within_ns.map(count));
+        sql.execute(params![time_ns, guest_ns, within_ns, row.step, row.unit, row.result])
+    })?;
     each(to, "INSERT INTO event (time_ns, kind, text) VALUES (?, ?, ?)", &batch.events, |sql, row| {
         sql.execute(params![count(row.time_ns), row.kind, row.text])
     })

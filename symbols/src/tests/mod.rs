@@ -3,6 +3,7 @@
 mod allocations;
 mod books;
 mod census;
+mod clock;
 mod current;
 mod find;
 mod generated;

@@ -80,6 +80,7 @@ fn a_guest_that_comes_up_has_phases_and_its_budgets_are_judged() {
         units.iter().find(|unit| unit["name"] == "load.service").unwrap_or_else(|| panic!("{units:?}"));
     assert!(number(&load["time"]["low_s"]) > 0.0 && number(&load["from_s"]) > kernel.2, "{load}");
     assert_eq!(boot["init"][0]["filesystem"], "rootfs", "{}", boot["init"]);
+    assert_eq!(boot["systemd"]["missing"], "no process systemd-journald was seen", "{}", boot["systemd"]);
     // One budget is broken, and is what is told; the file has them all.
     assert!(failure(&run).starts_with("userspace took "), "{}", failure(&run));
     assert!(run.stderr.contains(&failure(&run)), "{}", run.stderr);

@@ -28,5 +28,6 @@ mod network;
 mod qcow2;
 mod selftest;
 mod stacks;
+mod startup;
 mod states;
 mod vsock;

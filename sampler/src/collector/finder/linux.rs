@@ -8,7 +8,8 @@ use symbols::{
 };
 use vmm::monotonic_ns;
 
-use super::{Code, Found, Guest, Listed, Trouble};
+use super::units::UnitWatch;
+use super::{Code, Found, Guest, Listed, Trouble, UnitNews};
 use crate::collector::frames::{Name, Names};
 use crate::collector::ledger::AllBooks;
 use crate::memory::GuestMemory;
@@ -32,6 +33,7 @@ pub(crate) struct LinuxGuest {
     unwinder: Option<Arc<KernelUnwinder>>,
     interrupts: Option<Interrupts>,
     partial_since: Option<Instant>,
+    units: UnitWatch,
 }
 
 impl LinuxGuest {
@@ -52,6 +54,7 @@ impl LinuxGuest {
             unwinder: None,
             interrupts: None,
             partial_since: None,
+            units: UnitWatch::default(),
         }
     }
 
@@ -163,6 +166,11 @@ impl Guest for LinuxGuest {
 
     fn sight(&mut self) -> Result<Vec<TaskSnapshot>, Missing> {
         self.kernel()?.tasks(&self.memory)
+    }
+
+    fn units(&mut self, journald: &[TaskSnapshot]) -> Result<UnitNews, String> {
+        let kernel = self.kernel.as_ref().ok_or("no kernel was found")?;
+        self.units.read(kernel, &self.memory, journald)
     }
 
     fn trouble(&mut self) -> Trouble {

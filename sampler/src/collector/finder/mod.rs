@@ -9,6 +9,7 @@
 //! Everything is retried with growing pauses, since the guest is only just booting. What keeps failing is told once.
 
 mod linux;
+mod units;
 
 use std::collections::HashSet;
 use std::sync::mpsc::Sender;
@@ -20,6 +21,8 @@ use symbols::{Interrupts, Kernel, KernelUnwinder, Missing, TaskSnapshot};
 use super::frames::Names;
 use super::ledger::AllBooks;
 pub(crate) use linux::LinuxGuest;
+use units::JOURNALD;
+pub(crate) use units::UnitNews;
 
 /// Pauses between attempts grow from the first to the second, while what is missing may still come.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
@@ -37,6 +40,8 @@ const TASKS_PERIOD: Duration = Duration::from_secs(1);
 /// While somebody waits for a task they are listed at this period, or so rarely that it takes a tenth of a CPU at most.
 const SIGHT_PERIOD: Duration = Duration::from_millis(20);
 const SIGHT_COST: u32 = 10;
+/// The journal of a guest that comes up is read at this period, or so rarely that it takes a tenth of a CPU at most.
+const UNITS_PERIOD: Duration = Duration::from_millis(50);
 
 /// What the finder tells the collector.
 #[derive(Debug)]
@@ -55,6 +60,10 @@ pub(crate) enum News {
     Sight(Vec<TaskSnapshot>),
     /// What the guest keeps of the time of its processes and CPUs.
     Books(AllBooks),
+    /// What systemd says of its units.
+    Units(UnitNews),
+    /// Why that is not known, one sentence.
+    NoUnits(String),
     /// What the kernel notes of its own failures.
     Trouble(Trouble),
     /// Something cannot be read.
@@ -121,6 +130,9 @@ pub(crate) trait Guest: Send + 'static {
     fn tasks(&mut self) -> Result<Listed, Missing>;
     /// All tasks, and nothing else.
     fn sight(&mut self) -> Result<Vec<TaskSnapshot>, Missing>;
+    /// What systemd has said of its units since the last call; `journald` are the processes that may write its journal. Or
+    /// why that cannot be read, one sentence.
+    fn units(&mut self, journald: &[TaskSnapshot]) -> Result<UnitNews, String>;
     /// What the kernel notes of its own failures, as far as that can be read.
     fn trouble(&mut self) -> Trouble;
 }
@@ -219,6 +231,18 @@ impl Job {
     }
 }
 
+impl Units {
+    /// All tasks that exist.
+    fn meet(&mut self, tasks: &[TaskSnapshot]) {
+        if self.wanted {
+            self.journald.clear();
+            let is_leader = |task: &&TaskSnapshot| task.tid == task.pid && !task.kernel_thread;
+            let journald = tasks.iter().filter(is_leader).filter(|task| task.process_comm == *JOURNALD);
+            self.journald.extend(journald);
+        }
+    }
+}
+
 /// The finder's thread.
 #[derive(Debug)]
 pub(crate) struct Finder<G> {
@@ -234,6 +258,21 @@ pub(crate) struct Finder<G> {
     modules_read: Instant,
     tasks: Job,
     sight: Job,
+    units: Units,
+}
+
+/// How the messages of systemd are followed.
+#[derive(Debug)]
+struct Units {
+    /// They are wanted, and the boot is not over.
+    wanted: bool,
+    /// Processes that may write the journal, as of the last list of tasks.
+    journald: Vec<TaskSnapshot>,
+    next: Instant,
+    /// There were some.
+    seen: bool,
+    /// Why there are none, as it was last told.
+    told: Option<String>,
 }
 
 impl<G: Guest> Finder<G> {
@@ -251,7 +290,20 @@ impl<G: Guest> Finder<G> {
             modules_read: Instant::now(),
             tasks: Job::new(),
             sight: Job::new(),
+            units: Units {
+                wanted: false,
+                journald: Vec::new(),
+                next: Instant::now(),
+                seen: false,
+                told: None,
+            },
         }
+    }
+
+    /// Reads what systemd says of its units, too.
+    pub(crate) fn follow_units(mut self, wanted: bool) -> Self {
+        self.units.wanted = wanted;
+        self
     }
 
     /// Runs until [`Wanted::stop`]; then reads once more what the end of the run may have brought.
@@ -260,6 +312,7 @@ impl<G: Guest> Finder<G> {
             let stop = self.wanted.lock().stop;
             if self.found {
                 self.follow(stop);
+                self.follow_journal(stop);
             } else {
                 self.search(stop);
             }
@@ -288,6 +341,9 @@ impl<G: Guest> Finder<G> {
         let mut next = self.modules.next.min(self.tasks.next);
         if self.wanted.lock().sights {
             next = next.min(self.sight.next);
+        }
+        if self.units.wanted && !self.units.journald.is_empty() {
+            next = next.min(self.units.next);
         }
         (false, if self.published { next } else { next.min(self.reader.next) })
     }
@@ -343,12 +399,14 @@ impl<G: Guest> Finder<G> {
             let result = self.guest.sight();
             let period = SIGHT_PERIOD.max(begun.elapsed() * SIGHT_COST);
             if let Some(tasks) = self.sight.note(result, period) {
+                self.units.meet(&tasks);
                 self.tell(News::Sight(tasks));
             }
         }
         if stop || self.tasks.due() {
             let result = self.guest.tasks();
             if let Some(Listed { tasks, books }) = self.tasks.note(result, TASKS_PERIOD) {
+                self.units.meet(&tasks);
                 self.tell(News::Tasks(tasks));
                 match books {
                     Ok(books) => self.tell(News::Books(books)),
@@ -357,6 +415,35 @@ impl<G: Guest> Finder<G> {
                     Err(reason) => self.tell_text(format!("no CPU time as the guest keeps it: {reason}")),
                 }
             }
+        }
+    }
+
+    /// Reads what systemd has said of its units.
+    fn follow_journal(&mut self, stop: bool) {
+        if !self.units.wanted || !stop && Instant::now() < self.units.next {
+            return;
+        }
+        let begun = Instant::now();
+        let read = if self.units.journald.is_empty() {
+            Err("no process systemd-journald was seen".to_owned())
+        } else {
+            self.guest.units(&self.units.journald)
+        };
+        self.units.next = begun + UNITS_PERIOD.max(begun.elapsed() * SIGHT_COST);
+        let reason = match read {
+            Ok(news) if !news.rows.is_empty() => {
+                self.units.seen = true;
+                // The boot is over: what starts later is no part of it.
+                self.units.wanted = news.startup.is_none();
+                return self.tell(News::Units(news));
+            }
+            Ok(_) => "systemd's journal has no message about a unit".to_owned(),
+            Err(reason) => reason,
+        };
+        // What was read stays, also when systemd-journald ends.
+        if !self.units.seen && self.units.told.as_ref() != Some(&reason) {
+            self.units.told = Some(reason.clone());
+            self.tell(News::NoUnits(reason));
         }
     }
 

@@ -45,6 +45,9 @@ impl Guest for Scripted {
     fn sight(&mut self) -> Result<Vec<TaskSnapshot>, Missing> {
         Ok(vec![TaskSnapshot::default()])
     }
+    fn units(&mut self, journald: &[TaskSnapshot]) -> Result<UnitNews, String> {
+        Err(format!("{} to ask", journald.len()))
+    }
     fn trouble(&mut self) -> Trouble {
         Trouble { died: Some(false), ..Trouble::default() }
     }
@@ -71,6 +74,8 @@ fn rest(wanted: &Wanted, news: &Receiver<News>, thread: JoinHandle<()>) -> Vec<S
         News::Tasks(tasks) => format!("{} tasks", tasks.len()),
         News::Books(_) => "books".to_owned(),
         News::Trouble(trouble) => format!("{} of trouble", trouble.meta().count()),
+        News::Units(news) => format!("{} units", news.rows.len()),
+        News::NoUnits(reason) => reason,
         News::Sight(_) => "sight".to_owned(),
         News::Missing(text) => text,
     });
@@ -104,6 +109,19 @@ fn finds_after_failures_then_follows() {
     let (last, kinds) = kinds.split_last().expect("words");
     assert_eq!(last, "1 of trouble");
     assert!(kinds[2..].chunks(2).all(|kinds| kinds == ["1 tasks", "books"]), "{kinds:?}");
+}
+
+#[test]
+fn why_nothing_is_known_of_units_is_told_once() {
+    let wanted = Arc::new(Wanted::default());
+    let (sender, news) = channel();
+    let finder = Finder::new(Scripted::default(), Arc::clone(&wanted), sender).follow_units(true);
+    wanted.candidate(0x1000, true);
+    let thread = std::thread::spawn(move || finder.run());
+    std::thread::sleep(Duration::from_millis(150));
+    let told = rest(&wanted, &news, thread);
+    let reasons = told.iter().filter(|text| text.as_str() == "no process systemd-journald was seen");
+    assert_eq!(reasons.count(), 1, "{told:?}");
 }
 
 #[test]

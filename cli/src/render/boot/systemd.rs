@@ -1,0 +1,184 @@
+//! What systemd says of a boot.
+
+use sampler::boot::{Link, Startup, Systemd};
+
+use super::super::exact::more;
+use super::super::summary::{heading, wrapped};
+use super::super::table::{Align, Table};
+use super::super::{Page, escape, units};
+
+/// All of it, or why there is none; at most `rows` rows per table.
+pub(super) fn render(text: &mut String, systemd: &Systemd, rows: usize, page: Page) {
+    heading(text, page.style, "systemd", "");
+    if let Some(missing) = &systemd.missing {
+        let sentence = format!("Units and targets have no times: {}.", escape(missing));
+        return wrapped(text, &sentence, "  ", page.width);
+    }
+    let known = format!("times of units are known to {}", units::seconds(systemd.within_s));
+    let sentence = match &systemd.startup {
+        Some(startup) => format!(
+            "Startup finished after {} ({known}). systemd's own account counts from the beginning of the kernel's clock, \
+             at {}: {}.",
+            units::seconds(startup.at_s),
+            units::seconds(startup.at_s - total_s(startup)),
+            account(startup)
+        ),
+        None => format!("It had not finished its startup when the run ended; {known}."),
+    };
+    wrapped(text, &sentence, "  ", page.width);
+    if systemd.targets.iter().any(|target| target.by_log) {
+        let note = "Times with ~ are those of the kernel's log, whose clock is a little ahead.";
+        wrapped(text, note, "  ", page.width);
+    }
+    targets(text, systemd, rows, page);
+    for unit in systemd.failed.iter().take(rows) {
+        let (name, result) = (escape(&unit.name), escape(&unit.result));
+        let sentence = format!("{name} did not start ({result}), at {}.", units::seconds(unit.at_s));
+        wrapped(text, &sentence, "  ", page.width);
+    }
+    more(text, systemd.failed.len(), rows);
+    chain(text, &systemd.chain, rows, page);
+}
+
+/// As systemd-analyze says it.
+fn account(startup: &Startup) -> String {
+    let Startup { kernel_s, initrd_s, userspace_s, .. } = startup;
+    let initrd = initrd_s.map_or_else(String::new, |s| format!(" + {} initrd", units::seconds(s)));
+    let sum = units::seconds(total_s(startup));
+    let (kernel, userspace) = (units::seconds(*kernel_s), units::seconds(*userspace_s));
+    format!("{kernel} kernel{initrd} + {userspace} userspace = {sum}")
+}
+
+/// A time, marked where it is that of the kernel's log.
+fn by(log: bool, s: f64) -> String {
+    format!("{}{}", if log { "~" } else { "" }, units::seconds(s))
+}
+
+fn total_s(startup: &Startup) -> f64 {
+    startup.kernel_s + startup.initrd_s.unwrap_or(0.0) + startup.userspace_s
+}
+
+fn targets(text: &mut String, systemd: &Systemd, rows: usize, page: Page) {
+    if systemd.targets.is_empty() {
+        return;
+    }
+    heading(text, page.style, "Targets", ": when they were reached");
+    let mut table = Table::new(&[("at", Align::Right), ("target", Align::Left)]).indent(2).flexible(1);
+    // The last ones are what a boot is for.
+    let skipped = systemd.targets.len().saturating_sub(rows);
+    for target in systemd.targets.iter().skip(skipped) {
+        table.row(vec![by(target.by_log, target.at_s), escape(&target.name).into_owned()]);
+    }
+    text.push_str(&table.render(page.width));
+    more(text, systemd.targets.len(), rows);
+}
+
+fn chain(text: &mut String, chain: &[Link], rows: usize, page: Page) {
+    if chain.is_empty() {
+        return;
+    }
+    heading(text, page.style, "What the boot waited for", ", the last first");
+    let note = "Each row is the unit that became active last before the one above began to start (`gap` later). That is \
+                the order of time: which units are ordered behind which is in unit files, which vprof does not read.";
+    wrapped(text, note, "  ", page.width);
+    let columns = [
+        ("from", Align::Right),
+        ("took", Align::Right),
+        ("gap", Align::Right),
+        ("own CPU", Align::Right),
+        ("all CPU", Align::Right),
+        ("mostly", Align::Left),
+        ("unit", Align::Left),
+    ];
+    let mut table = Table::new(&columns).indent(2).flexible(6);
+    for link in chain.iter().take(rows) {
+        let took = link.to_s - link.from_s;
+        let at_once = took <= 0.0;
+        let or_none = |s: f64| if at_once { String::new() } else { units::seconds(s) };
+        table.row(vec![
+            by(link.by_log, link.from_s),
+            or_none(took),
+            units::seconds(link.gap_s),
+            or_none(link.own.s),
+            or_none(link.all.s),
+            mostly(link).to_owned(),
+            escape(&link.name).into_owned(),
+        ]);
+    }
+    text.push_str(&table.render(page.width));
+    more(text, chain.len(), rows);
+}
+
+/// What at least half of a unit's start went into.
+fn mostly(link: &Link) -> &'static str {
+    let half = (link.to_s - link.from_s) / 2.0;
+    match () {
+        () if half <= 0.0 => "",
+        () if link.own.s >= half => "itself",
+        () if link.all.s - link.own.s >= half => "others",
+        () => "waiting",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sampler::boot::{Estimated, FailedUnit, Target};
+
+    use super::*;
+    use crate::render::Style;
+
+    fn shown(systemd: &Systemd) -> String {
+        let mut text = String::new();
+        render(&mut text, systemd, 10, Page { width: 80, style: Style::Plain });
+        text
+    }
+
+    #[test]
+    fn a_boot_fits_80_columns_and_is_harmless() {
+        let time = |s: f64| Estimated { s, ..Estimated::default() };
+        let link = |name: &str, from_s: f64, to_s: f64, own: f64, all: f64| Link {
+            name: name.to_owned(),
+            from_s,
+            to_s,
+            by_log: false,
+            gap_s: 0.001,
+            own: time(own),
+            all: time(all),
+        };
+        let systemd = Systemd {
+            startup: Some(Startup { at_s: 91.6, kernel_s: 22.646, initrd_s: None, userspace_s: 68.88 }),
+            targets: vec![Target { name: "multi-user.target\x1b[2J".to_owned(), at_s: 89.43, by_log: true }],
+            failed: vec![FailedUnit {
+                name: "a.service".to_owned(),
+                at_s: 3.0,
+                result: "timeout".to_owned(),
+            }],
+            chain: vec![
+                link("multi-user.target", 89.43, 89.43, 0.0, 0.0),
+                link("slow.service", 20.0, 80.0, 1.0, 20.0),
+                link("busy.service", 10.0, 12.0, 1.5, 2.5),
+                link("behind.service", 10.0, 12.0, 0.2, 2.5),
+                link(&"long-".repeat(20), 1.0, 2.0, 0.2, 2.5),
+            ],
+            within_s: 0.003,
+            missing: None,
+        };
+        let text = shown(&systemd);
+        assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+        assert!(!text.contains('\x1b'), "{text}");
+        for (word, unit) in [("waiting", "slow"), ("itself", "busy"), ("others", "behind")] {
+            let row = text.lines().find(|line| line.contains(&format!("{unit}.service"))).expect("a row");
+            assert!(row.contains(word), "{row}");
+        }
+        assert!(text.contains("~89.43 s") && text.contains("Times with ~"), "{text}");
+        assert!(text.contains("22.65 s kernel + 68.88 s userspace = 91.53 s"), "{text}");
+    }
+
+    #[test]
+    fn a_boot_without_a_journal_has_one_sentence() {
+        let missing = Some("no process systemd-journald was seen".to_owned());
+        let text = shown(&Systemd { missing, ..Systemd::default() });
+        assert!(text.contains("have no times: no process systemd-journald was seen."), "{text}");
+        assert!(text.lines().filter(|line| !line.is_empty()).count() == 2, "{text}");
+    }
+}

@@ -1,0 +1,167 @@
+//! What systemd says of its units, out of the journal that systemd-journald has mapped.
+//!
+//! ```text
+//! tasks ── systemd-journal, a child of process 1 ── its mappings ── .../system.journal ── page cache ── messages
+//! ```
+//!
+//! Early in a boot the journal is in /run, later its messages are copied to /var, where there is one. Messages have the
+//! guest's CLOCK_MONOTONIC; [`ClockBounds`] says what that is by the host's.
+
+use std::time::{Duration, Instant};
+
+use symbols::journal::{Journal, JournalBytes, Startup, UnitMessage, UnitMessages, UnitStep};
+use symbols::{FileRef, Kernel, MappingKind, Missing, PageCache, TaskSnapshot};
+use vmm::monotonic_ns;
+
+use crate::batch::UnitEventRow;
+use crate::guest_clock::ClockBounds;
+use crate::memory::GuestMemory;
+
+/// `comm` of systemd-journald: 15 bytes and a NUL.
+pub(super) const JOURNALD: &[u8; 16] = b"systemd-journal\0";
+/// Processes of that name that are looked at: containers have their own.
+const MOST_CANDIDATES: usize = 64;
+/// How often it is asked which files it has mapped.
+const FILES_PERIOD: Duration = Duration::from_millis(500);
+/// Journals that are followed, at most; each has a place in memory.
+const MOST_FILES: usize = 16;
+/// Readings of the clock in a row, and the pause between them: some ticks of the guest's.
+const READINGS: usize = 16;
+const READING_PAUSE: Duration = Duration::from_micros(700);
+
+/// What has come.
+#[derive(Debug, Default)]
+pub(crate) struct UnitNews {
+    /// Rows whose times are the host's monotonic clock, ns.
+    pub rows: Vec<UnitEventRow>,
+    /// The boot is over, as systemd says.
+    pub startup: Option<Startup>,
+}
+
+/// Follows the journal of a guest.
+#[derive(Debug, Default)]
+pub(super) struct UnitWatch {
+    messages: Option<UnitMessages>,
+    files: Vec<(FileRef, Journal)>,
+    files_read: Option<Instant>,
+    clock: ClockBounds,
+    /// Messages from before the clock was known.
+    waiting: Vec<UnitMessage>,
+}
+
+impl UnitWatch {
+    /// Reads what has come since the last call. `tasks` are processes that may be systemd-journald.
+    ///
+    /// # Errors
+    /// Why nothing can be read, one sentence.
+    pub(super) fn read(
+        &mut self,
+        kernel: &Kernel,
+        memory: &GuestMemory,
+        tasks: &[TaskSnapshot],
+    ) -> Result<UnitNews, String> {
+        self.find_files(kernel, memory, tasks)?;
+        if self.messages.is_none() {
+            let boot_id = kernel.boot_id(memory).map_err(|missing| missing.to_string())?;
+            self.messages = Some(UnitMessages::new(boot_id));
+        }
+        let cache = PageCache::new(kernel, memory).map_err(|missing| missing.to_string())?;
+        let mut failed = None;
+        if let Some(messages) = &mut self.messages {
+            for (file, journal) in &mut self.files {
+                match messages.read(journal, &Cached { cache: &cache, memory, file }) {
+                    Ok(mut news) => self.waiting.append(&mut news),
+                    Err(error) => failed = Some(error.to_string()),
+                }
+            }
+        }
+        self.read_clock(kernel, memory).map_err(|missing| missing.to_string())?;
+        let news = self.place();
+        match failed {
+            Some(failed) if news.rows.is_empty() => Err(failed),
+            _ => Ok(news),
+        }
+    }
+
+    /// Which journals systemd-journald has mapped; those that it had before stay as far as they were read.
+    fn find_files(
+        &mut self,
+        kernel: &Kernel,
+        memory: &GuestMemory,
+        tasks: &[TaskSnapshot],
+    ) -> Result<(), String> {
+        if self.files_read.is_some_and(|read| read.elapsed() < FILES_PERIOD) {
+            return Ok(());
+        }
+        let is_the_systems = |task: &&TaskSnapshot| matches!(kernel.process(memory, task.task).parent, Ok(1));
+        let journald = tasks.iter().take(MOST_CANDIDATES).find(is_the_systems);
+        let journald = journald.ok_or("no child of process 1 is systemd-journald")?;
+        let mappings = kernel.mappings(memory, journald.task).map_err(|missing| missing.to_string())?;
+        let mut known = std::mem::take(&mut self.files);
+        for mapping in mappings {
+            let MappingKind::File(file) = mapping.kind else { continue };
+            let same = |(other, _): &(FileRef, Journal)| other.address_space == file.address_space;
+            let is_journal = !file.deleted && file.raw_path.ends_with(b"/system.journal");
+            if !is_journal || self.files.iter().any(same) || self.files.len() >= MOST_FILES {
+                continue;
+            }
+            let state = known.iter_mut().find(|known| same(known)).map(|(_, state)| std::mem::take(state));
+            self.files.push((FileRef::clone(&file), state.unwrap_or_default()));
+        }
+        self.files_read = Some(Instant::now());
+        if self.files.is_empty() { Err("systemd-journald has no journal open".to_owned()) } else { Ok(()) }
+    }
+
+    /// Reads the guest's clock: some times in a row while it is not known to a tick.
+    fn read_clock(&mut self, kernel: &Kernel, memory: &GuestMemory) -> Result<(), Missing> {
+        for n in 0..READINGS {
+            if n > 0 {
+                std::thread::sleep(READING_PAUSE);
+            }
+            let before_ns = monotonic_ns();
+            let clock = kernel.clock(memory)?;
+            self.clock.note((before_ns, monotonic_ns()), clock);
+            if self.clock.is_narrow(clock.tick_ns) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// The messages that wait, by the host's clock.
+    fn place(&mut self) -> UnitNews {
+        let mut news = UnitNews::default();
+        if !self.clock.is_known() {
+            return news;
+        }
+        for message in self.waiting.drain(..) {
+            let Some((time_ns, within_ns)) = self.clock.to_host(message.monotonic_ns) else { continue };
+            let (step, unit, result) = match message.step {
+                UnitStep::Starting(unit) => ("starting", Some(unit), None),
+                UnitStep::Started(unit) => ("started", Some(unit), None),
+                UnitStep::Failed(unit, result) => ("failed", Some(unit), Some(result)),
+                UnitStep::Finished(startup) => {
+                    news.startup = Some(startup);
+                    ("finished", None, None)
+                }
+            };
+            let (step, guest_ns) = (step.to_owned(), message.monotonic_ns);
+            let within_ns = (!message.by_log).then_some(within_ns);
+            news.rows.push(UnitEventRow { time_ns, guest_ns, within_ns, step, unit, result });
+        }
+        news
+    }
+}
+
+/// A file in the page cache.
+struct Cached<'a> {
+    cache: &'a PageCache<'a>,
+    memory: &'a GuestMemory,
+    file: &'a FileRef,
+}
+
+impl JournalBytes for Cached<'_> {
+    fn read(&self, offset: u64, into: &mut [u8]) -> Option<()> {
+        self.cache.read(self.memory, self.file, offset, into)
+    }
+}

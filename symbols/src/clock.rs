@@ -1,0 +1,97 @@
+//! The guest's CLOCK_MONOTONIC as its kernel keeps it in memory.
+//!
+//! ```text
+//! tk_fast_mono: seq | base[0] | base[1]      base + (xtime_nsec >> shift): the time at the last tick
+//! ```
+//!
+//! The kernel writes one copy while readers take the other, which the lowest bit of `seq` selects (a latch).
+//! Source: kernel/time/timekeeping.c, `struct tk_fast`, and include/linux/timekeeper_internal.h, `struct tk_read_base`,
+//! of Linux 5.10 to 6.12.
+
+use crate::btf::Btf;
+use crate::kernel::Kernel;
+use crate::layout::offset;
+use crate::memory::PhysicalMemory;
+use crate::missing::Missing;
+
+/// Attempts until both copies are left alone meanwhile.
+const ATTEMPTS: usize = 8;
+/// A tick is no longer than this, ns (`CONFIG_HZ` is 100 or more), and no shorter.
+const LONGEST_TICK: u64 = 10_000_000;
+const SHORTEST_TICK: u64 = 100_000;
+
+/// What is read of the clock.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ClockLayout {
+    seq: usize,
+    base: usize,
+    size: usize,
+    /// `tk_read_base`: `base`, `xtime_nsec`, `shift`.
+    ns: usize,
+    fraction: usize,
+    shift: usize,
+}
+
+impl ClockLayout {
+    pub(crate) fn new(btf: &Btf) -> Result<Self, Missing> {
+        let size = btf.size("tk_read_base").filter(|&size| size > 0);
+        Ok(Self {
+            seq: offset(btf, "tk_fast", "seq")?,
+            base: offset(btf, "tk_fast", "base")?,
+            size: size.ok_or_else(|| Missing::NoField("tk_read_base".into()))?,
+            ns: offset(btf, "tk_read_base", "base")?,
+            fraction: offset(btf, "tk_read_base", "xtime_nsec")?,
+            shift: offset(btf, "tk_read_base", "shift")?,
+        })
+    }
+}
+
+/// The clock at a tick of the guest's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GuestClock {
+    /// CLOCK_MONOTONIC, ns: as of the last tick, and at most [`Self::tick_ns`] before it.
+    pub monotonic_ns: u64,
+    /// Length of a tick, ns.
+    pub tick_ns: u64,
+}
+
+impl Kernel {
+    /// The guest's CLOCK_MONOTONIC as its last tick has left it.
+    ///
+    /// # Errors
+    /// What is missing to read it.
+    pub fn clock(&self, memory: &impl PhysicalMemory) -> Result<GuestClock, Missing> {
+        let layouts = self.layouts.as_ref().map_err(Clone::clone)?;
+        let layout = layouts.clock.as_ref().map_err(Clone::clone)?;
+        let at = self.symbol("tk_fast_mono")?;
+        let view = self.view(memory);
+        let torn = || Missing::Unreadable("the guest's clock".into());
+        let read = || {
+            let seq = view.u32(at, layout.seq)?;
+            let copy = if seq & 1 == 0 { 0 } else { layout.size };
+            let base = at.checked_add(layout.base as u64)?.checked_add(copy as u64)?;
+            let (ns, fraction) = (view.u64(base, layout.ns)?, view.u64(base, layout.fraction)?);
+            let shift = view.u32(base, layout.shift)?;
+            let fraction = fraction.checked_shr(shift)?;
+            (view.u32(at, layout.seq)? == seq).then_some(())?;
+            ns.checked_add(fraction)
+        };
+        let monotonic_ns = (0..ATTEMPTS).find_map(|_| read()).ok_or_else(torn)?;
+        let tick = self.symbol("tick_nsec").ok().and_then(|at| view.u64(at, 0));
+        let tick_ns =
+            tick.filter(|tick| (SHORTEST_TICK..=LONGEST_TICK).contains(tick)).unwrap_or(LONGEST_TICK);
+        Ok(GuestClock { monotonic_ns, tick_ns })
+    }
+
+    /// The identifier of this boot, as in `/proc/sys/kernel/random/boot_id`: zero until somebody asks for it.
+    ///
+    /// # Errors
+    /// What is missing to read it.
+    pub fn boot_id(&self, memory: &impl PhysicalMemory) -> Result<[u8; 16], Missing> {
+        // drivers/char/random.c, Linux 5.10 to 6.12.
+        let at = self.symbol("sysctl_bootid")?;
+        let mut id = [0; 16];
+        let read = self.view(memory).read(at, &mut id).filter(|()| id != [0; 16]);
+        read.map(|()| id).ok_or_else(|| Missing::Unreadable("the boot's identifier".into()))
+    }
+}

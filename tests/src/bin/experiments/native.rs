@@ -86,26 +86,34 @@ impl Case {
     }
 }
 
-/// Samples by address of the instruction, of those that fell into the guest.
+/// The frames of samples that fell into the guest.
+#[derive(Debug, Default)]
+struct Frames {
+    /// Addresses of instructions, by frame.
+    addresses: HashMap<u32, u64>,
+    /// One of each sample.
+    samples: Vec<u32>,
+}
+
+/// A sink that keeps them.
 #[derive(Debug, Default, Clone)]
-struct Counted(Arc<Mutex<(HashMap<u32, u64>, Vec<u32>)>>);
+struct Counted(Arc<Mutex<Frames>>);
 
 impl Counted {
     /// Ticks that met the work, and all.
     fn met(&self) -> (u64, u64) {
         let counted = self.0.lock().expect("no thread panics with it");
-        let (addresses, samples) = &*counted;
-        let is_work = |frame: &&u32| addresses.get(frame).is_some_and(|at| LOOP_OF_WORK.contains(at));
-        (samples.iter().filter(is_work).count() as u64, samples.len() as u64)
+        let is_work = |frame: &&u32| counted.addresses.get(frame).is_some_and(|at| LOOP_OF_WORK.contains(at));
+        (counted.samples.iter().filter(is_work).count() as u64, counted.samples.len() as u64)
     }
 }
 
 impl Sink for Counted {
     fn write(&mut self, batch: &Batch) -> Result<(), SinkError> {
         let mut counted = self.0.lock().expect("no thread panics with it");
-        let (addresses, samples) = &mut *counted;
-        addresses.extend(batch.frames.iter().map(|frame| (frame.id, frame.address)));
-        samples.extend(batch.samples.iter().filter(|row| row.fell == Fell::Guest).map(|row| row.frame));
+        counted.addresses.extend(batch.frames.iter().map(|frame| (frame.id, frame.address)));
+        let in_guest = batch.samples.iter().filter(|row| row.fell == Fell::Guest);
+        counted.samples.extend(in_guest.map(|row| row.frame));
         Ok(())
     }
 }

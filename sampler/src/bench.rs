@@ -13,6 +13,7 @@ use symbols::{Current, Missing, Serving, TaskSnapshot};
 use vmm::GuestMemoryMmap;
 
 use crate::batch::{Batch, Fell, Sink, VcpuRow};
+use crate::capacity::Capacity;
 use crate::clock::{ClockKind, Intervals};
 use crate::collector::resolver::Resolver;
 use crate::microstate::States;
@@ -225,7 +226,8 @@ pub fn read_functions(path: &Path, written: u64) -> Result<(Cost, Breakdown), Be
 /// current task.
 pub fn serve_ticks(ticks: u32) -> Cost {
     let intervals = Intervals::new(ClockKind::Uniform, 1_000.0, 1, 0);
-    let (mut sampler, mut ends, _) = VcpuSampler::new(0, intervals, (1_024, 1, 0), Default::default());
+    let (mut sampler, mut ends, _) =
+        VcpuSampler::new(0, intervals, Capacity { ring: 1_024, pool: 1, reserve: 0 }, Default::default());
     let Ok(memory) = GuestMemoryMmap::<()>::from_ranges(&[(vm_memory::GuestAddress(0), 0x1000)]) else {
         return Cost::default();
     };

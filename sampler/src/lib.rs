@@ -5,6 +5,7 @@ pub mod batch;
 pub mod bench;
 pub mod boot;
 mod boxes;
+mod capacity;
 mod census;
 pub mod clock;
 mod collector;

@@ -12,7 +12,6 @@
 
 use std::fmt;
 use std::io::Write;
-use std::mem::size_of;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 use std::thread::JoinHandle;
@@ -21,10 +20,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use serde::{Deserialize, Serialize};
 use symbols::elf::ReadAt;
 use symbols::names::GuestFiles;
-use symbols::{KernelPlace, StackCopy, StackReader};
+use symbols::{KernelPlace, StackReader};
 use vmm::{Counters, Machine, Observer, monotonic_ns};
 
 use crate::batch::{EventRow, Sink, SinkError};
+use crate::capacity::Capacity;
 use crate::census::{Notes, Plan};
 use crate::clock::{ClockKind, Intervals};
 use crate::collector::aim::Aim;
@@ -37,29 +37,11 @@ use crate::exact::watch::Watch;
 use crate::initrd::Initrd;
 use crate::memory::GuestMemory;
 use crate::microstate::meter::Meter;
-use crate::record::{Readers, Sampled};
+use crate::record::Readers;
 use crate::vcpu::Published;
 
 pub use crate::vcpu::VcpuSampler;
 
-/// A ring holds at least this many seconds of samples, as far as memory allows: longer than a disk stalls.
-const RING_SECONDS: f64 = 4.0;
-/// All rings together take at most this many bytes.
-const RINGS_BYTES: usize = 16 << 20;
-/// A pool holds the stacks of this many seconds, as far as memory allows: some rounds of the collector. All of it is used in
-/// turn, so that all of it takes memory.
-const POOL_SECONDS: f64 = 0.03;
-/// All pools together take at most this many bytes.
-const POOLS_BYTES: usize = 16 << 20;
-/// Boxes for stacks beside the pool, which a collector that is held up needs: together room for at most this many bytes,
-/// which takes memory only while stacks are in it.
-const RESERVES_BYTES: usize = 128 << 20;
-/// With its reserve a pool holds the stacks of this many seconds, as far as memory allows.
-const RESERVE_SECONDS: f64 = 2.0;
-/// The smallest pool, stacks.
-const POOL_LEAST: usize = 8;
-/// The smallest ring, records.
-const RING_LEAST: usize = 256;
 /// Events that wait for the collector; more are dropped.
 const EVENTS_WAITING: usize = 10_000;
 
@@ -260,45 +242,6 @@ impl fmt::Debug for Session {
     }
 }
 
-/// Records that fit in each vCPU's ring.
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "float to integer casts saturate"
-)]
-fn ring_slots(rate_hz: f64, vcpus: u8) -> usize {
-    let most = RINGS_BYTES / size_of::<Sampled>() / usize::from(vcpus.max(1));
-    ((rate_hz * RING_SECONDS) as usize).clamp(RING_LEAST, most)
-}
-
-/// Stacks in each vCPU's pool.
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "float to integer casts saturate"
-)]
-fn pool_boxes(rate_hz: f64, vcpus: u8, depth: usize) -> usize {
-    if depth == 0 {
-        return 1;
-    }
-    let most = (POOLS_BYTES / StackCopy::BYTES / usize::from(vcpus.max(1))).max(POOL_LEAST);
-    ((rate_hz * POOL_SECONDS) as usize).clamp(POOL_LEAST, most)
-}
-
-/// Stacks in the reserve of each vCPU's pool.
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "float to integer casts saturate"
-)]
-fn reserve_boxes(rate_hz: f64, vcpus: u8, depth: usize) -> usize {
-    if depth == 0 {
-        return 0;
-    }
-    let most = RESERVES_BYTES / StackCopy::BYTES / usize::from(vcpus.max(1));
-    ((rate_hz * RESERVE_SECONDS) as usize).min(most)
-}
-
 impl Session {
     /// Prepares a session and one observer per vCPU, in order. A rate that is not a positive number means no ticks.
     /// Programs of the guest are read from `files` first.
@@ -306,20 +249,14 @@ impl Session {
         let zero_ns = monotonic_ns();
         let readers = Arc::new(OnceLock::new());
         let place = Arc::new(OnceLock::new());
-        let slots = ring_slots(config.rate_hz, config.vcpus);
-        let boxes = pool_boxes(config.rate_hz, config.vcpus, config.stack_depth);
-        let reserve = reserve_boxes(config.rate_hz, config.vcpus, config.stack_depth);
+        let capacity = Capacity::new(config.rate_hz, config.vcpus, config.stack_depth);
         let mut samplers = Vec::new();
         let mut rings = Vec::new();
         let mut published = Vec::new();
         for vcpu in 0..config.vcpus {
             let intervals = Intervals::new(config.clock, config.rate_hz, config.seed, vcpu);
-            let (sampler, ends, clocks) = VcpuSampler::new(
-                vcpu,
-                intervals,
-                (slots, boxes, reserve),
-                (Arc::clone(&readers), Arc::clone(&place)),
-            );
+            let (sampler, ends, clocks) =
+                VcpuSampler::new(vcpu, intervals, capacity, (Arc::clone(&readers), Arc::clone(&place)));
             samplers.push(sampler);
             rings.push(ends);
             published.push(clocks);
@@ -600,26 +537,4 @@ fn first_meta(config: &SessionConfig) -> Vec<(String, String)> {
         .map(|(key, value)| (key.to_owned(), value))
         .chain(config.meta.iter().cloned())
         .collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn rings_hold_seconds_and_stay_within_memory() {
-        assert_eq!(ring_slots(1_000.0, 2), 4_000);
-        for rate in [f64::NAN, -1.0, 0.0, 1.0] {
-            assert_eq!(ring_slots(rate, 1), RING_LEAST);
-        }
-        for vcpus in [0, 1, 64, 255] {
-            let slots = ring_slots(f64::INFINITY, vcpus);
-            let boxes = pool_boxes(f64::INFINITY, vcpus, 127);
-            assert!(boxes >= POOL_LEAST);
-            assert!(vcpus > 32 || boxes * StackCopy::BYTES * usize::from(vcpus) <= POOLS_BYTES);
-            let reserve = reserve_boxes(f64::INFINITY, vcpus, 127);
-            assert!(reserve * StackCopy::BYTES * usize::from(vcpus) <= RESERVES_BYTES);
-            assert!(slots >= RING_LEAST && slots * size_of::<Sampled>() * usize::from(vcpus) <= RINGS_BYTES);
-        }
-    }
 }

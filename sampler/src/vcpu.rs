@@ -21,6 +21,7 @@ use vmm::{Activity, CounterSum, Exit, Observer, Tick, Trip, Verdict, monotonic_n
 use crate::attached::Seen;
 use crate::batch::{Fell, VcpuRow};
 use crate::boxes::{Boxes, Returns, boxes};
+use crate::capacity::Capacity;
 use crate::clock::{Held, Intervals};
 use crate::exact::record::Recorder;
 use crate::microstate::States;
@@ -171,16 +172,16 @@ impl fmt::Debug for VcpuSampler {
 }
 
 impl VcpuSampler {
-    /// The observer of vCPU `vcpu`, the other ends of its ring of `slots` samples and of its `pool` of boxes for their
-    /// stacks, with a `reserve` of more, and what it publishes.
+    /// The observer of vCPU `vcpu`, the other ends of its ring of samples and of its pool of boxes for their stacks, and what
+    /// it publishes.
     pub(crate) fn new(
         vcpu: u8,
         intervals: Option<Intervals>,
-        (slots, pool, reserve): (usize, usize, usize),
+        capacity: Capacity,
         (readers, place): (Arc<OnceLock<Readers>>, Arc<OnceLock<KernelPlace>>),
     ) -> (Self, Ends, Arc<Published>) {
-        let (ring, samples) = RingBuffer::new(slots);
-        let (boxes, returns) = boxes(pool, reserve);
+        let (ring, samples) = RingBuffer::new(capacity.ring);
+        let (boxes, returns) = boxes(capacity.pool, capacity.reserve);
         let ends = Ends { samples, boxes: returns };
         let published = Arc::new(Published::default());
         published.pace.start(intervals.as_ref().map_or(0.0, Intervals::rate_hz));
@@ -413,8 +414,12 @@ mod tests {
     use crate::clock::ClockKind;
 
     fn sampler(slots: usize, kind: ClockKind) -> (VcpuSampler, Consumer<Sampled>, Arc<Published>) {
-        let (sampler, ends, counters) =
-            VcpuSampler::new(2, Intervals::new(kind, 0.1, 1, 2), (slots, 1, 0), Default::default());
+        let (sampler, ends, counters) = VcpuSampler::new(
+            2,
+            Intervals::new(kind, 0.1, 1, 2),
+            Capacity { ring: slots, pool: 1, reserve: 0 },
+            Default::default(),
+        );
         (sampler, ends.samples, counters)
     }
 
@@ -567,7 +572,8 @@ mod tests {
 
     #[test]
     fn without_a_rate_there_are_no_ticks() {
-        let (mut sampler, _ring, _) = VcpuSampler::new(0, None, (1, 1, 0), Default::default());
+        let (mut sampler, _ring, _) =
+            VcpuSampler::new(0, None, Capacity { ring: 1, pool: 1, reserve: 0 }, Default::default());
         assert_eq!(sampler.started(), None);
     }
 }

@@ -9,6 +9,7 @@ use vmm::{GuestMemoryMmap, monotonic_ns};
 use super::{BATCH, BenchError, Cost, measured};
 use crate::VcpuSampler;
 use crate::batch::{Batch, Sink};
+use crate::capacity::Capacity;
 use crate::collector::finder::{Guest, LinuxGuest};
 use crate::collector::frames::Names;
 use crate::collector::resolver::Resolver;
@@ -93,7 +94,8 @@ impl Known {
             return Err(BenchError::NotRead(reason));
         }
         let code = guest.code()?.unwrap_or(found.code);
-        let (sampler, ends, _) = VcpuSampler::new(0, None, (1, 1, 0), (readers, place));
+        let (sampler, ends, _) =
+            VcpuSampler::new(0, None, Capacity { ring: 1, pool: 1, reserve: 0 }, (readers, place));
         let (Some(kernel), Some(unwinder)) = (code.kernel, code.unwinder) else {
             return Err(BenchError::NoStack);
         };

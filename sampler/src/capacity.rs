@@ -1,0 +1,82 @@
+//! Room for the samples of one vCPU between its thread and the collector, by the sampling rate and within bounds of memory.
+
+use std::mem::size_of;
+
+use symbols::StackCopy;
+
+use crate::record::Sampled;
+
+/// A ring holds at least this many seconds of samples, as far as memory allows: longer than a disk stalls.
+const RING_SECONDS: f64 = 4.0;
+/// All rings together take at most this many bytes.
+const RINGS_BYTES: usize = 16 << 20;
+/// A pool holds the stacks of this many seconds, as far as memory allows: some rounds of the collector. All of it is used in
+/// turn, so that all of it takes memory.
+const POOL_SECONDS: f64 = 0.03;
+/// All pools together take at most this many bytes.
+const POOLS_BYTES: usize = 16 << 20;
+/// Boxes for stacks beside the pool, which a collector that is held up needs: together room for at most this many bytes,
+/// which takes memory only while stacks are in it.
+const RESERVES_BYTES: usize = 128 << 20;
+/// With its reserve a pool holds the stacks of this many seconds, as far as memory allows.
+const RESERVE_SECONDS: f64 = 2.0;
+/// The smallest pool, stacks.
+const POOL_LEAST: usize = 8;
+/// The smallest ring, records.
+const RING_LEAST: usize = 256;
+
+/// Sizes of the queues of one vCPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Capacity {
+    /// Records in the ring.
+    pub ring: usize,
+    /// Stacks in the pool.
+    pub pool: usize,
+    /// Stacks in the reserve of the pool.
+    pub reserve: usize,
+}
+
+impl Capacity {
+    /// For a mean rate in Hz and at most `depth` frames of a stack.
+    pub fn new(rate_hz: f64, vcpus: u8, depth: usize) -> Self {
+        let share = |bytes: usize, each: usize| bytes / each / usize::from(vcpus.max(1));
+        let ring = samples(rate_hz, RING_SECONDS).clamp(RING_LEAST, share(RINGS_BYTES, size_of::<Sampled>()));
+        if depth == 0 {
+            return Self { ring, pool: 1, reserve: 0 };
+        }
+        let most = share(POOLS_BYTES, StackCopy::BYTES).max(POOL_LEAST);
+        let pool = samples(rate_hz, POOL_SECONDS).clamp(POOL_LEAST, most);
+        let reserve = samples(rate_hz, RESERVE_SECONDS).min(share(RESERVES_BYTES, StackCopy::BYTES));
+        Self { ring, pool, reserve }
+    }
+}
+
+/// Samples in so many seconds.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "float to integer casts saturate"
+)]
+fn samples(rate_hz: f64, seconds: f64) -> usize {
+    (rate_hz * seconds) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rings_hold_seconds_and_stay_within_memory() {
+        assert_eq!(Capacity::new(1_000.0, 2, 0).ring, 4_000);
+        for rate in [f64::NAN, -1.0, 0.0, 1.0] {
+            assert_eq!(Capacity::new(rate, 1, 127).ring, RING_LEAST);
+        }
+        for vcpus in [0, 1, 64, 255] {
+            let Capacity { ring, pool, reserve } = Capacity::new(f64::INFINITY, vcpus, 127);
+            assert!(pool >= POOL_LEAST);
+            assert!(vcpus > 32 || pool * StackCopy::BYTES * usize::from(vcpus) <= POOLS_BYTES);
+            assert!(reserve * StackCopy::BYTES * usize::from(vcpus) <= RESERVES_BYTES);
+            assert!(ring >= RING_LEAST && ring * size_of::<Sampled>() * usize::from(vcpus) <= RINGS_BYTES);
+        }
+    }
+}

@@ -144,11 +144,11 @@ impl Guest {
     /// Runs the guest to its end; again, and saying so, where the portable host's own emulation failed (docs/limits.md).
     pub fn run(self) -> Run {
         for _ in 0..REPEATS {
-            let run = self.clone().start().finish();
-            if !run.portable_host_failed() {
-                return run;
+            match self.clone().start().finish_unless_frozen() {
+                Ok(run) if !run.portable_host_failed() => return run,
+                Ok(run) => eprintln!("REPEATED, the portable host failed: {}", run.stderr),
+                Err(state) => eprintln!("REPEATED, the guest froze: {state}"),
             }
-            eprintln!("REPEATED, the portable host failed: {}", run.stderr);
         }
         self.start().finish()
     }

@@ -14,6 +14,12 @@ use crate::Turn;
 use crate::report::Report;
 use crate::terminal::Terminal;
 
+/// How often a run is looked at.
+const PAUSE: Duration = Duration::from_millis(20);
+/// How long a guest may go without a sample: emulated ones freeze now and then (docs/limits.md), and would hold up all others
+/// until their limit.
+const FROZEN: Duration = Duration::from_secs(60);
+
 /// A `vprof run` under way; killed when dropped.
 #[derive(Debug)]
 pub struct Running {
@@ -188,13 +194,50 @@ impl Running {
 
     /// Waits for the end, within the limit of the guest.
     pub fn finish(mut self) -> Run {
-        let status = loop {
+        loop {
             if let Some(status) = self.child.try_wait().expect("vprof is our child") {
-                break status;
+                return self.ended(status);
             }
-            assert!(Instant::now() < self.deadline, "vprof did not end in time; {}", self.state());
-            std::thread::sleep(Duration::from_millis(20));
-        };
+            self.assert_in_time();
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    /// The same, or what may show why no sample was taken for [`FROZEN`].
+    pub(crate) fn finish_unless_frozen(mut self) -> Result<Run, String> {
+        let (mut samples, mut since, mut asked) = (None, Instant::now(), Instant::now());
+        loop {
+            if let Some(status) = self.child.try_wait().expect("vprof is our child") {
+                return Ok(self.ended(status));
+            }
+            self.assert_in_time();
+            if asked.elapsed() > FROZEN / 10 {
+                asked = Instant::now();
+                let now = self.samples();
+                if now.is_none() || now != samples {
+                    (samples, since) = (now, asked);
+                } else if since.elapsed() > FROZEN {
+                    return Err(self.state());
+                }
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    /// How many samples there are; `None` where vprof does not answer, as before it has a guest.
+    fn samples(&self) -> Option<u64> {
+        let socket = self.profile.with_extension("sock");
+        let output =
+            Command::new(crate::vprof()).args(["ctl", "status", "--json", "--run"]).arg(socket).output();
+        let status: Value = serde_json::from_slice(&output.ok()?.stdout).ok()?;
+        status["samples"].as_u64()
+    }
+
+    fn assert_in_time(&mut self) {
+        assert!(Instant::now() < self.deadline, "vprof did not end in time; {}", self.state());
+    }
+
+    fn ended(&mut self, status: ExitStatus) -> Run {
         Run {
             status,
             stdout: read_all(&mut self.stdout),

@@ -39,6 +39,11 @@ pub use terminal::Terminal;
 
 use turn::Turn;
 
+/// A query of the frames at tripwires, where the guest is while exact mode switches to the host and back.
+pub const FRAMES_AT_TRIPWIRES: &str = "SELECT id FROM frame WHERE kind = 'kernel' AND \"offset\" < 10 \
+    AND (symbol LIKE 'finish_task_switch%' OR symbol IN ('try_to_wake_up', 'wake_up_new_task', 'release_task', \
+    'irq_enter_rcu', 'irq_exit_rcu', '__common_interrupt', '__text_poke'))";
+
 /// How often a guest is run again because the portable host failed.
 const REPEATS: usize = 2;
 

@@ -3,7 +3,7 @@
 use std::sync::OnceLock;
 
 use serde_json::Value;
-use vprof_tests::{Guest, Run};
+use vprof_tests::{FRAMES_AT_TRIPWIRES, Guest, Run};
 
 use crate::stacks::programs;
 
@@ -78,20 +78,17 @@ pub(crate) fn each_vcpu_is_idle_or_runs_a_task(run: &Run) {
 /// Two ways to measure the same time: by what happened between two events, and by the part of all ticks that found the task
 /// on a CPU, whatever that CPU was doing. The switches to the host and back that events cost are the task's in neither.
 fn ticks_agree_with_events(run: &Run) {
-    let rows = run.query(
+    let rows = run.query(&format!(
         "WITH span AS (SELECT min(from_ns) low, max(to_ns) high FROM task_life), \
-         tripwire AS (SELECT id FROM frame WHERE kind = 'kernel' AND \"offset\" < 10 AND (symbol LIKE 'finish_task_switch%' \
-           OR symbol IN ('try_to_wake_up', 'wake_up_new_task', 'release_task', 'irq_enter_rcu', 'irq_exit_rcu', \
-           '__common_interrupt', '__text_poke'))), \
          tick AS (SELECT s.* FROM sample s, span WHERE s.time_ns BETWEEN low AND high \
-           AND s.frame NOT IN (SELECT id FROM tripwire)), \
+           AND s.frame NOT IN ({FRAMES_AT_TRIPWIRES})), \
          lost AS (SELECT coalesce(sum(sampler_ns), 0) + (SELECT value FROM meta WHERE key = 'exact_switching_ns') ns \
            FROM microstate m, span WHERE m.time_ns BETWEEN low AND high), \
          task AS (SELECT instance, sum(ns) ns FROM task_state WHERE state IN ('running', 'interrupted') GROUP BY 1) \
          SELECT comm, task.ns / ((SELECT count(*) FROM vcpu) * 1.0 * (high - low) - lost.ns) * (SELECT count(*) FROM tick), \
          (SELECT count(*) FROM tick WHERE tick.instance = task.instance AND fell <> 'halted') \
-         FROM task JOIN instance i ON i.id = task.instance, span, lost WHERE pid <> 0 ORDER BY task.ns DESC LIMIT 5",
-    );
+         FROM task JOIN instance i ON i.id = task.instance, span, lost WHERE pid <> 0 ORDER BY task.ns DESC LIMIT 5"
+    ));
     assert_eq!(rows.len(), 5);
     for row in &rows {
         let (expected, met) = (row[1].as_f64().expect("ticks"), row[2].as_f64().expect("ticks"));

@@ -73,7 +73,8 @@ fn first_piece(pieces: &[(f64, &str)], text: &str) -> Option<f64> {
 pub enum Of {
     /// What the guest executed, by the samples that fell into it.
     Guest,
-    /// All of it, by all samples: what took the time of a task is part of it, be it the guest, the VMM, the host or vprof.
+    /// All but vprof's own, in which its clock stands still, by all samples: what took the time of a task is part of it, be it the
+    /// guest, the VMM or the host.
     Wall,
 }
 
@@ -84,9 +85,7 @@ pub enum Of {
 pub fn growth(run: &Run, of: Of, condition: &str) -> Result<Vec<(f64, f64)>> {
     let (fell, time) = match of {
         Of::Guest => ("= 'guest'", "guest_ns"),
-        Of::Wall => {
-            ("IS NOT NULL", "guest_ns + halted_ns + waiting_ns + kvm_ns + vmm_ns + sampler_ns + paused_ns")
-        }
+        Of::Wall => ("IS NOT NULL", "guest_ns + halted_ns + waiting_ns + kvm_ns + vmm_ns + paused_ns"),
     };
     let number = |value: &serde_json::Value| value.as_f64().unwrap_or(0.0);
     let samples = run.query(&format!(

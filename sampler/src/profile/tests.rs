@@ -133,7 +133,7 @@ fn one_file_with_everything_remains() {
         ]
     );
     let pragmas = "SELECT application_id, user_version FROM pragma_application_id, pragma_user_version";
-    assert_eq!(first(&profile, pragmas), [Value::Integer(APPLICATION_ID.into()), Value::Integer(3)]);
+    assert_eq!(first(&profile, pragmas), [Value::Integer(APPLICATION_ID.into()), Value::Integer(4)]);
 }
 
 #[test]
@@ -297,9 +297,9 @@ fn what_is_no_profile_is_told() {
     other.execute_batch("CREATE TABLE sample (x)").expect("room");
     assert_eq!(open_error(&path), format!("{shown} is not a vprof profile"));
     other.pragma_update(None, "application_id", APPLICATION_ID).expect("room");
-    for (found, told) in [(4, "use a newer vprof"), (2, "record again, or use the vprof that wrote it")] {
+    for (found, told) in [(5, "use a newer vprof"), (3, "record again, or use the vprof that wrote it")] {
         other.pragma_update(None, "user_version", found).expect("room");
-        let version = format!("has version {found} of the profile format, and this vprof reads version 3");
+        let version = format!("has version {found} of the profile format, and this vprof reads version 4");
         assert_eq!(open_error(&path), format!("{shown} {version}: {told}"));
     }
 }

@@ -4,7 +4,7 @@ use anyhow::{Context, Result, ensure};
 use sampler::rusage::ThreadRusage;
 
 use crate::document::Section;
-use crate::measured::{Of, boot, end, growth, rusage, setting, value};
+use crate::measured::{boot, end, growth, rusage, setting, value};
 use crate::table::{Table, seconds};
 
 const SECONDS: f64 = 6.0;
@@ -47,7 +47,7 @@ pub fn run(_: usize) -> Result<Section> {
         let threads = named(start);
         ensure!(threads.len() <= count, "more threads {name} than were made");
         let tids = format!("v.tid IN (SELECT tid FROM thread WHERE comm LIKE '{start}%')");
-        let seen = end(&growth(&run, Of::Guest, &format!("{tids} AND v.mode IN ('user', 'kernel')"))?);
+        let seen = end(&growth(&run, &format!("{tids} AND v.mode IN ('user', 'kernel')"))?);
         table.row([
             name.to_owned(),
             format!("{:.2} s", printed(start)?),

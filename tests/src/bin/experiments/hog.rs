@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use vprof_tests::Run;
 
 use crate::document::Section;
-use crate::measured::{Of, at, boot, growth, lines, process, rusage, setting, ticked, value};
+use crate::measured::{at, boot, growth, lines, process, rusage, setting, ticked, value};
 use crate::table::{Table, median};
 
 /// The victim alone, then beside the hog, which outlives it.
@@ -44,7 +44,7 @@ fn times(run: &Run, comm: &str, real: Option<f64>) -> Result<Times> {
     let rusage = rusage(run)?;
     let books = process(&rusage, comm)?;
     let seconds = |ns: u64| Some(ns as f64 / 1e9);
-    let grown = growth(run, Of::Guest, &format!("v.comm = '{comm}' AND v.mode IN ('user', 'kernel')"))?;
+    let grown = growth(run, &format!("v.comm = '{comm}' AND v.mode IN ('user', 'kernel')"))?;
     Ok([
         real,
         seconds(books.reported_user_ns + books.reported_system_ns),

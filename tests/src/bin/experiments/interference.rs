@@ -4,7 +4,7 @@ use anyhow::{Context, Result, ensure};
 use vprof_tests::Run;
 
 use crate::document::Section;
-use crate::measured::{Of, at, boot, growth, lines, printed_at, rusage, setting, since, value};
+use crate::measured::{at, boot, growth, lines, printed_at, rusage, setting, since, value};
 use crate::plot::{Line, Plot};
 use crate::table::Table;
 
@@ -45,9 +45,7 @@ pub fn run(_: usize) -> Result<Section> {
     let log = log(&run)?;
     let sent = lines(&run, "storm").find_map(|line| value(line, "sent")).context("the storm sent nothing")?;
     let start = printed_at(&run, "interfered starts")?;
-    let seen = |condition: &str| -> Result<_> {
-        Ok(since(&growth(&run, Of::Guest, condition)?, start, 3.0 * THIRD))
-    };
+    let seen = |condition: &str| -> Result<_> { Ok(since(&growth(&run, condition)?, start, 3.0 * THIRD)) };
     let told: Vec<_> = log.iter().map(|(time, user, system)| (*time, user + system)).collect();
     let told_system: Vec<_> = log.iter().map(|(time, _, system)| (*time, *system)).collect();
     let own = seen("v.comm = 'interfered' AND v.mode IN ('user', 'kernel')")?;

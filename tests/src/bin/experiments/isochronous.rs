@@ -5,7 +5,7 @@ use sampler::clock::ClockKind;
 use vprof_tests::{FRAMES_AT_TRIPWIRES, Run};
 
 use crate::document::Section;
-use crate::measured::{Of, boot, end, growth, lateness, lines, printed_at, rusage, setting, since, value};
+use crate::measured::{boot, end, growth, lateness, lines, printed_at, rusage, setting, since, value};
 use crate::native::{self, Case as NativeCase, Shares};
 use crate::plot::{Line, Plot};
 use crate::table::{Table, median, more};
@@ -29,7 +29,7 @@ apart, where the paper had four, 2.5 ms apart: too many to be far off with 2.25 
 
 vprof's measure in the guest is exact mode, which stamps each switch and each interrupt, in the same run and for the whole of the \
 program's life: its start and its end, too, which the program's own clock leaves out. Both columns hold the interrupts that hit the program, and what the VMM \
-and the host took of its time; both leave out what vprof took: ticks, events, and the switches between guest and host for them. The program's own clock is no \
+and the host took of its time; both leave out what vprof took: events, and the switches between guest and host for them. The program's own clock is no \
 measure for ticks of an emulated machine: the scheduler charges a task from the moment at which it is picked; it is the current one, for a tick and for exact \
 mode, when the switch is over. Natively that is less than a microsecond, emulated it has been seen to take a millisecond, half of what this program works in a \
 period. What is left in the emulated guest is its own: it runs on for a moment when a tick is due, and is stopped at once where it idles, so that what is due \
@@ -119,7 +119,7 @@ struct Sum {
     stat: f64,
     exact: f64,
     sampled: f64,
-    /// Samples that met the program, and all.
+    /// Samples in the guest that met the program, and all of them.
     met: f64,
     all: f64,
 }
@@ -166,7 +166,7 @@ pub fn run(runs: usize) -> Result<Section> {
             let log = log(&run)?;
             let start = printed_at(&run, "isochronous starts")?;
             let length = log.last().map_or(LENGTH, |(time, ..)| *time);
-            let grown = growth(&run, Of::Wall, &met)?;
+            let grown = growth(&run, &met)?;
             let exact: Vec<_> = log.iter().map(|(time, _, cpu)| (*time, *cpu)).collect();
             let ticked: Vec<_> = log.iter().map(|(time, stat, _)| (*time, *stat)).collect();
             sum.own += end(&exact);
@@ -176,7 +176,7 @@ pub fn run(runs: usize) -> Result<Section> {
             sum.met += run.number(&format!(
                 "SELECT count(*) FROM v_samples v JOIN sample s ON s.id = v.id WHERE {met}"
             ));
-            sum.all += run.number("SELECT count(*) FROM sample");
+            sum.all += run.number("SELECT count(*) FROM sample WHERE fell = 'guest'");
             measured = setting(&rusage(&run)?, 1);
             late.push(lateness(&run)?);
             if let (0, Some((file, title))) = (number, case.plot) {

@@ -68,32 +68,17 @@ fn first_piece(pieces: &[(f64, &str)], text: &str) -> Option<f64> {
     pieces.iter().find(holds).map(|(time, _)| *time)
 }
 
-/// Which time the samples divide.
-#[derive(Debug, Clone, Copy)]
-pub enum Of {
-    /// What the guest executed, by the samples that fell into it.
-    Guest,
-    /// All but vprof's own, in which its clock stands still, by all samples: what took the time of a task is part of it, be it the
-    /// guest, the VMM or the host.
-    Wall,
-}
-
 /// How the time of what meets a condition on `v_samples` grows on vCPU 0: points (s since the run's start, s).
 ///
-/// In each stretch of the vCPU's state clock it is the samples' share of the time: by stretches, because an emulated host does
-/// not serve as many ticks in a second of one kind as of another.
-pub fn growth(run: &Run, of: Of, condition: &str) -> Result<Vec<(f64, f64)>> {
-    let (fell, time) = match of {
-        Of::Guest => ("= 'guest'", "guest_ns"),
-        Of::Wall => ("IS NOT NULL", "guest_ns + halted_ns + waiting_ns + kvm_ns + vmm_ns + paused_ns"),
-    };
+/// In each stretch of the vCPU's state clock it is the share of the samples in the guest, of the time in the guest: by stretches,
+/// because an emulated host does not serve as many ticks in a second of one kind as of another.
+pub fn growth(run: &Run, condition: &str) -> Result<Vec<(f64, f64)>> {
     let number = |value: &serde_json::Value| value.as_f64().unwrap_or(0.0);
     let samples = run.query(&format!(
         "SELECT s.time_ns, coalesce({condition}, 0) FROM v_samples v JOIN sample s ON s.id = v.id \
-         WHERE s.vcpu = 0 AND s.fell {fell} ORDER BY s.time_ns"
+         WHERE s.vcpu = 0 AND s.fell = 'guest' ORDER BY s.time_ns"
     ));
-    let stretches =
-        run.query(&format!("SELECT time_ns, {time} FROM microstate WHERE vcpu = 0 ORDER BY time_ns"));
+    let stretches = run.query("SELECT time_ns, guest_ns FROM microstate WHERE vcpu = 0 ORDER BY time_ns");
     ensure!(!samples.is_empty() && !stretches.is_empty(), "the profile holds no samples of vCPU 0");
     let samples: Vec<_> = samples.iter().map(|row| (number(&row[0]), number(&row[1]) > 0.0)).collect();
     let stretches: Vec<_> = stretches.iter().map(|row| (number(&row[0]), number(&row[1]))).collect();

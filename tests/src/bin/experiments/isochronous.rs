@@ -28,8 +28,9 @@ apart, where the paper had four, 2.5 ms apart: too many to be far off with 2.25 
 (`--clock fixed`) at the program's own rate: it goes wrong by whatever phase the two happen to have; at random intervals, the default, no phase is preferred, and chance remains.
 
 vprof's measure in the guest is exact mode, which stamps each switch and each interrupt, in the same run and for the whole of the \
-program's life: its start and its end, too, which the program's own clock leaves out. Both columns hold the interrupts that hit the program, and what the VMM \
-and the host took of its time; both leave out what vprof took: events, and the switches between guest and host for them. The program's own clock is no \
+program's life: its start and its end, too, which the program's own clock leaves out. Both columns hold the interrupts that hit the program, \
+and leave out what vprof took: events, and the switches between guest and host for them. Exact mode's column has what the VMM and the host took of its \
+time, too. The program's own clock is no \
 measure for ticks of an emulated machine: the scheduler charges a task from the moment at which it is picked; it is the current one, for a tick and for exact \
 mode, when the switch is over. Natively that is less than a microsecond, emulated it has been seen to take a millisecond, half of what this program works in a \
 period. What is left in the emulated guest is its own: it runs on for a moment when a tick is due, and is stopped at once where it idles, so that what is due \

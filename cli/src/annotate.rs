@@ -10,11 +10,12 @@ use iced_x86::{
 use sampler::Profile;
 use sampler::report::{Annotation, Estimate, Hit, MOST_CODE, Target};
 use serde::{Serialize, Serializer};
+use text::clean::escaped;
 
 use crate::args::AnnotateArgs;
 use crate::errors::{Error, ExitCode};
 use crate::render::table::cut;
-use crate::render::{Page, annotate, escape, symbolize_command};
+use crate::render::{Page, annotate, symbolize_command};
 use crate::report::{all_for_zero, filter, write_json, write_text};
 
 /// Longest name of a call's target in an instruction, columns.
@@ -218,7 +219,7 @@ impl SymbolResolver for Names {
         if instruction.flow_control() == FlowControl::Next {
             return None;
         }
-        let name = cut(&escape(self.0.get(&address)?), LONGEST_NAME);
+        let name = cut(&escaped(self.0.get(&address)?), LONGEST_NAME);
         Some(SymbolResult::with_string(address, name))
     }
 }

@@ -13,10 +13,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use clap::{Arg, ArgAction, Command};
-use sampler::report::near;
+use text::suggest::suggest;
 
 use crate::errors::{Reason, Shown};
-use crate::render::escape;
+use text::clean::escaped;
 
 /// Names the file, or, empty, none.
 pub const VARIABLE: &str = "VPROF_CONFIG";
@@ -90,12 +90,12 @@ fn with_defaults(mut command: Command, text: &str) -> Result<Command, String> {
         let line = error
             .span()
             .map_or(1, |span| text.get(..span.start).map_or(1, |before| before.lines().count().max(1)));
-        format!("line {line}: {}", escape(error.message()))
+        format!("line {line}: {}", escaped(error.message()))
     })?;
     for (name, keys) in &tables {
         let known = || command.get_subcommands().map(Command::get_name);
         if !known().any(|known| known == name) {
-            return Err(format!("[{}]: vprof has no such command{}", escape(name), meant(name, known())));
+            return Err(format!("[{}]: vprof has no such command{}", escaped(name), meant(name, known())));
         }
         let toml::Value::Table(keys) = keys else {
             return Err(format!("{name}: it is a table, written [{name}]"));
@@ -105,7 +105,9 @@ fn with_defaults(mut command: Command, text: &str) -> Result<Command, String> {
             for (key, value) in keys {
                 match with_default(subcommand.clone(), key, value) {
                     Ok(changed) => subcommand = changed,
-                    Err(what) => failed = failed.take().or(Some(format!("[{name}] {}: {what}", escape(key)))),
+                    Err(what) => {
+                        failed = failed.take().or(Some(format!("[{name}] {}: {what}", escaped(key))))
+                    }
                 }
             }
             subcommand
@@ -153,7 +155,7 @@ fn plain(value: &toml::Value) -> Result<String, String> {
 
 /// What may have been meant.
 fn meant<'a>(wanted: &str, names: impl Iterator<Item = &'a str>) -> String {
-    match near(wanted, names).first() {
+    match suggest(wanted, names).first() {
         Some(name) => format!("; did you mean {name}?"),
         None => String::new(),
     }

@@ -7,11 +7,12 @@ use ::export::{ExportError, write_difference};
 use sampler::diff::{Diff, Limit};
 use sampler::report::SharesBy;
 use sampler::{Filter, Profile};
+use text::clean::escaped;
 
 use crate::args::DiffArgs;
 use crate::errors::{Error, ExitCode};
 use crate::output::Output;
-use crate::render::{Page, diff as render, escape};
+use crate::render::{Page, diff as render};
 use crate::report::{all_for_zero, filter, write_json, write_text};
 
 /// Runs the command.
@@ -76,7 +77,7 @@ fn judged(diff: &Diff, limit: Limit) -> ExitCode {
 fn judged_rows(diff: &Diff, limit: f64) -> ExitCode {
     let grown: Vec<String> = diff
         .grown(limit)
-        .map(|row| format!("{} ({} points)", escape(&row.key.name), render::points(row.share.change)))
+        .map(|row| format!("{} ({} points)", escaped(&row.key.name), render::points(row.share.change)))
         .collect();
     if grown.is_empty() {
         return ExitCode::Done;
@@ -100,7 +101,7 @@ fn flamegraph(
     let us = diff.after.busy_s * 1e6;
     let mut stacks: BTreeMap<String, (u64, u64)> = BTreeMap::new();
     for row in &diff.rows {
-        let sums = stacks.entry(escape(&row.key.name).into_owned()).or_default();
+        let sums = stacks.entry(escaped(&row.key.name).into_owned()).or_default();
         sums.0 += whole(row.share.before * us);
         sums.1 += whole(row.share.after * us);
     }

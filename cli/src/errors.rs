@@ -72,7 +72,7 @@ pub enum Error {
     #[error(transparent)]
     Profile(#[from] ProfileError),
     /// The profile has no such part. Names of the guest stand in its message.
-    #[error("{}", crate::render::escape(&.0.to_string()))]
+    #[error("{}", text::clean::escaped(&.0.to_string()))]
     Report(#[from] ReportError),
     /// The profile can't be created.
     #[error(transparent)]
@@ -108,7 +108,7 @@ pub enum Error {
     #[error("{} exists and is not a profile: --force replaces profiles only", Shown(.0))]
     OutputForeign(PathBuf),
     /// Runs can't be compared. Names of the guest stand in its message.
-    #[error("{}", crate::render::escape(&.0.to_string()))]
+    #[error("{}", text::clean::escaped(&.0.to_string()))]
     Diff(#[from] sampler::diff::DiffError),
     /// A file is no baseline of boots, or not of boots like these.
     #[error("{0}")]
@@ -120,7 +120,7 @@ pub enum Error {
     #[error("{} is a profile, or another database, and is left alone: give another name with -o", Shown(.0))]
     ExportOverProfile(PathBuf),
     /// An export failed. Names of the guest stand in its message.
-    #[error("{}", crate::render::escape(&.0.to_string()))]
+    #[error("{}", text::clean::escaped(&.0.to_string()))]
     Export(#[from] ::export::ExportError),
     /// The machine could not start.
     #[error("the machine could not start: {0}")]
@@ -186,7 +186,7 @@ pub struct Shown<'a>(pub &'a Path);
 
 impl fmt::Display for Shown<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&crate::render::escape(&self.0.to_string_lossy()))
+        f.write_str(&text::clean::escaped(&self.0.to_string_lossy()))
     }
 }
 

@@ -3,7 +3,10 @@
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
-use crate::render::{escape, table, terminal_columns, units};
+use text::clean::escaped;
+use text::units;
+
+use crate::render::{table, terminal_columns};
 
 /// Goes to the line's start and erases it (ECMA-48: EL).
 const ERASE: &str = "\r\x1b[K";
@@ -35,7 +38,7 @@ impl Progress {
         }
         let part = if all == 0 { 1.0 } else { (done as f64 / all as f64).min(1.0) };
         let line = format!("{}  {}  {}", self.what, units::counted(done, "sample"), units::percent(part));
-        let line = table::cut(&escape(&line), terminal_columns().unwrap_or(80).saturating_sub(1));
+        let line = table::cut(&escaped(&line), terminal_columns().unwrap_or(80).saturating_sub(1));
         // There is nobody to tell that standard error can't be written.
         let _ = write!(io::stderr().lock(), "{ERASE}{line}");
         (self.shown, self.due) = (true, Instant::now() + AGAIN);

@@ -5,11 +5,12 @@ use std::ops::ControlFlow;
 
 use sampler::Profile;
 use sampler::profile::Value;
+use text::clean::escaped;
 
 use crate::args::QueryArgs;
 use crate::errors::{Error, ExitCode};
 use crate::render::table::{Align, Table};
-use crate::render::{Style, csv, escape};
+use crate::render::{Style, csv};
 use crate::report::stdout_error;
 
 /// Runs the command.
@@ -93,7 +94,7 @@ fn table(profile: &Profile, sql: &str, out: &mut impl Write, style: Style) -> Re
             .iter()
             .all(|row| matches!(row.get(column), Some(Value::Integer(_) | Value::Real(_) | Value::Null)))
     };
-    let names: Vec<String> = answer.columns.iter().map(|name| escape(name).into_owned()).collect();
+    let names: Vec<String> = answer.columns.iter().map(|name| escaped(name).into_owned()).collect();
     let columns: Vec<(&str, Align)> = names
         .iter()
         .enumerate()
@@ -101,7 +102,7 @@ fn table(profile: &Profile, sql: &str, out: &mut impl Write, style: Style) -> Re
         .collect();
     let mut table = Table::new(&columns);
     for row in &answer.rows {
-        table.row(row.iter().map(|value| escape(&text(value)).into_owned()).collect());
+        table.row(row.iter().map(|value| escaped(&text(value)).into_owned()).collect());
     }
     let text = table.render(usize::MAX);
     let (heading, rows) = text.split_once('\n').unwrap_or((&text, ""));

@@ -9,11 +9,13 @@ use std::path::{Path, PathBuf};
 use sampler::profile::EditError;
 use sampler::symbolize::{NotFound, Progress, Symbolized, symbolize};
 use symbols::names::DebugFiles;
+use text::clean::escaped;
+use text::units;
 
 use crate::args::{DebugArgs, SymbolizeArgs};
 use crate::debuginfod::Debuginfod;
 use crate::errors::{Error, ExitCode};
-use crate::render::{escape, table, terminal_columns, units};
+use crate::render::{table, terminal_columns};
 use crate::report::{write_json, write_text};
 
 /// Goes to the line's start and erases it (ECMA-48: EL).
@@ -87,7 +89,7 @@ fn places(args: &DebugArgs) -> Result<Option<DebugFiles>, Error> {
 
 fn show(progress: Progress<'_>) {
     let Progress { done, files, path } = progress;
-    let line = format!("file {} of {files}: {}", done + 1, escape(path));
+    let line = format!("file {} of {files}: {}", done + 1, escaped(path));
     let width = terminal_columns().unwrap_or(80).saturating_sub(1);
     // See `watched` for a failure.
     let _ = write!(io::stderr().lock(), "{ERASE}{}", table::cut(&line, width));
@@ -112,7 +114,7 @@ fn render(result: &Symbolized) -> String {
     );
     // Writing to a String can't fail.
     for file in &result.found {
-        let (path, by, frames) = (escape(&file.path), escape(&file.debug_file), file.frames);
+        let (path, by, frames) = (escaped(&file.path), escaped(&file.debug_file), file.frames);
         let (before, after, all) = (count(frames.before), count(frames.after), counted(frames.all, "frame"));
         let _ = writeln!(text, "  {path}: {after} of {all} named ({before} before), by {by}");
     }
@@ -121,10 +123,10 @@ fn render(result: &Symbolized) -> String {
         text.push_str("\nUnnamed for want of a debug file\n");
     }
     for file in result.not_found.iter().filter(unnamed) {
-        let (path, reason) = (escape(&file.path), escape(&file.reason));
+        let (path, reason) = (escaped(&file.path), escaped(&file.reason));
         let frames = counted(file.frames.all - file.frames.before, "frame");
         let _ = match &file.build_id {
-            Some(id) => writeln!(text, "  {frames}: build-id {} ({path}): {reason}", escape(id)),
+            Some(id) => writeln!(text, "  {frames}: build-id {} ({path}): {reason}", escaped(id)),
             None => writeln!(text, "  {frames}: {path}: {reason}"),
         };
     }

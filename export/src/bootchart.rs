@@ -3,8 +3,7 @@
 use std::io::{self, Write};
 
 use sampler::boot::{Chart, Piece};
-
-use crate::text::{plain, xml};
+use text::clean::{escaped, xml};
 
 /// Width of the picture, px.
 const WIDTH: f64 = 1_600.0;
@@ -77,7 +76,7 @@ fn pieces(all: &[Piece], (top, scale): (f64, f64), out: &mut dyn Write) -> io::R
     shown.truncate(MOST);
     for piece in shown {
         let (x, y, width) = (MARGIN + piece.from_s * scale, top + piece.depth as f64 * ROW, width(piece));
-        let name = plain(&piece.name);
+        let name = escaped(&piece.name);
         let fill = colour(&name, piece.kernel);
         let milliseconds = (piece.to_s - piece.from_s) * 1e3;
         write!(

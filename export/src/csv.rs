@@ -5,10 +5,10 @@ use std::io::Write;
 
 use sampler::batch::FrameKind;
 use sampler::report::Recording;
+use text::clean::escaped;
 
 use crate::folded::Names;
 use crate::rows::{COLUMNS, Row};
-use crate::text::plain;
 use crate::{ExportError, Request};
 
 /// Writes the format.
@@ -42,7 +42,7 @@ pub(crate) fn write(
 
 /// A field: in quotes where it has a character that means something (RFC 4180, 2.6 and 2.7).
 fn quoted(text: &str) -> Cow<'_, str> {
-    let text = plain(text);
+    let text = escaped(text);
     if text.contains(['"', ',']) { format!("\"{}\"", text.replace('"', "\"\"")).into() } else { text }
 }
 

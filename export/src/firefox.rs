@@ -14,8 +14,9 @@ use fxprof_processed_profile::{
 };
 use sampler::batch::{FrameKind, Mode};
 use sampler::report::{RecordedSample, Recording};
+use text::clean::escaped;
 
-use crate::text::{plain, symbol};
+use crate::names::symbol;
 use crate::{ExportError, Request};
 
 /// Writes the format.
@@ -88,11 +89,11 @@ impl<'a> Writer<'a> {
             .checked_add(Duration::from_nanos(about.started_unix_ns))
             .unwrap_or(SystemTime::UNIX_EPOCH);
         let mut profile = Profile::new(
-            &plain(title),
+            &escaped(title),
             start.into(),
             SamplingInterval::from_nanos(interval_ns(about.rate_hz)),
         );
-        profile.set_os_name(&plain(&format!("Linux {}", about.kernel.as_deref().unwrap_or(""))));
+        profile.set_os_name(&escaped(&format!("Linux {}", about.kernel.as_deref().unwrap_or(""))));
         // All names are in it.
         profile.set_symbolicated(true);
         let categories = Categories::new(&mut profile);
@@ -112,9 +113,9 @@ impl<'a> Writer<'a> {
         }
         let label = |function| {
             let function: &sampler::report::RecordedFunction = function;
-            let name = plain(symbol(function));
+            let name = escaped(symbol(function));
             match &function.module {
-                Some(module) if !name.starts_with('[') => format!("{name} [{}]", plain(module)),
+                Some(module) if !name.starts_with('[') => format!("{name} [{}]", escaped(module)),
                 _ => name.into_owned(),
             }
         };
@@ -158,10 +159,10 @@ impl<'a> Writer<'a> {
         let handle = *self
             .processes
             .entry(of.process?)
-            .or_insert_with(|| profile.add_process(&plain(&process.instance()), pid, at(0)));
+            .or_insert_with(|| profile.add_process(&escaped(&process.instance()), pid, at(0)));
         let tid = of.tid.and_then(|tid| u32::try_from(tid).ok()).unwrap_or(pid);
         let thread = profile.add_thread(handle, tid, at(0), tid == pid);
-        profile.set_thread_name(thread, &plain(&of.name));
+        profile.set_thread_name(thread, &escaped(&of.name));
         self.threads.insert(owner, thread);
         Some(thread)
     }
@@ -190,7 +191,7 @@ impl<'a> Writer<'a> {
             };
             let category =
                 if sample.mode == Mode::Idle { self.categories.idle } else { CategoryHandle::OTHER };
-            frames.push(info(self.profile.intern_string(&plain(&name)), category));
+            frames.push(info(self.profile.intern_string(&escaped(&name)), category));
         }
         let mut places: Vec<u32> = recording.frames_of(sample.stack).collect();
         places.reverse();
@@ -213,8 +214,8 @@ impl<'a> Writer<'a> {
     fn events(&mut self) {
         let Some(thread) = self.first_vcpu else { return };
         for event in &self.recording.events {
-            let name = self.profile.intern_string(&plain(&event.kind));
-            let text = self.profile.intern_string(&plain(&event.text));
+            let name = self.profile.intern_string(&escaped(&event.kind));
+            let text = self.profile.intern_string(&escaped(&event.text));
             let time = MarkerTiming::Instant(at(nanos(event.time_s * 1e9)));
             self.profile.add_marker(thread, time, EventMarker { name, text });
         }

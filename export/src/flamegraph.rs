@@ -5,9 +5,9 @@ use std::io::Write;
 use inferno::flamegraph::color::{BasicPalette, MultiPalette, Palette};
 use inferno::flamegraph::{Options, from_lines};
 use sampler::report::Recording;
+use text::clean::escaped;
 
 use crate::folded::lines;
-use crate::text::plain;
 use crate::{Count, ExportError, Format, Request};
 
 /// Writes the format.
@@ -49,7 +49,7 @@ pub fn write_difference(
 
 fn options(title: &str, count: Count, colors: Palette) -> Options<'static> {
     let mut options = Options::default();
-    options.title = plain(title).into_owned();
+    options.title = escaped(title).into_owned();
     options.colors = colors;
     options.count_name = match count {
         Count::Time => "us".to_owned(),

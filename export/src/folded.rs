@@ -8,9 +8,10 @@ use std::io::Write;
 
 use sampler::batch::FrameKind;
 use sampler::report::Recording;
+use text::clean::escaped_with;
 
+use crate::names::symbol;
 use crate::sums::{Sum, Sums};
-use crate::text::{plain_without, symbol};
 use crate::{Count, ExportError, Request, Root};
 
 /// What each frame of a recording is in a folded line.
@@ -23,7 +24,7 @@ pub(crate) struct Names<'a> {
 
 impl<'a> Names<'a> {
     pub(crate) fn new(recording: &'a Recording, marked: bool) -> Self {
-        let name = |function| plain_without(symbol(function), &[';']).into_owned();
+        let name = |function| escaped_with(symbol(function), &[';']).into_owned();
         Self { recording, functions: recording.functions.iter().map(name).collect(), marked }
     }
 
@@ -60,7 +61,7 @@ pub(crate) fn lines(recording: &Recording, (root, count): (Root, Count), marked:
         .roots
         .iter()
         .map(|names| {
-            names.iter().map(|name| plain_without(name, &[';']).into_owned()).collect::<Vec<_>>().join(";")
+            names.iter().map(|name| escaped_with(name, &[';']).into_owned()).collect::<Vec<_>>().join(";")
         })
         .collect();
     // Stacks of different addresses may have the same names.

@@ -11,7 +11,7 @@
 //! ```
 //!
 //! [`write`] reads the chosen part of a profile as a [`Recording`] and hands it to the module of the format. All text of the
-//! guest goes through [`text`] first. Nothing here knows a terminal or a file.
+//! guest goes through [`text::clean`] first. Nothing here knows a terminal or a file.
 
 mod bootchart;
 mod csv;
@@ -20,6 +20,7 @@ mod flamegraph;
 mod folded;
 mod format;
 mod html;
+pub mod names;
 mod parquet;
 mod perf_script;
 mod pprof;
@@ -27,7 +28,6 @@ mod rows;
 mod sums;
 #[cfg(test)]
 mod tests;
-pub mod text;
 
 use std::io::{self, Write};
 

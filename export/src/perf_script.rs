@@ -15,8 +15,9 @@ use std::io::Write;
 
 use sampler::batch::FrameKind;
 use sampler::report::{Owner, RecordedFrame, Recording};
+use text::clean::{escaped, escaped_with};
 
-use crate::text::{plain, plain_without, symbol};
+use crate::names::symbol;
 use crate::{ExportError, Request};
 
 /// Name of the event.
@@ -52,7 +53,7 @@ pub(crate) fn write(
 /// blank nor has it a blank before a digit.
 fn task(recording: &Recording, owner: &Owner) -> String {
     let pid = recording.process_of(owner).map_or(0, |process| process.pid);
-    let name = plain(&owner.name);
+    let name = escaped(&owner.name);
     let mut safe = String::with_capacity(name.len());
     let mut chars = name.chars().peekable();
     while let Some(c) = chars.next() {
@@ -86,8 +87,8 @@ fn lines(recording: &Recording, place: u32, frame: &RecordedFrame) -> String {
             }
         };
         // The module is what stands in the last parentheses.
-        let module = plain_without(&module, &['(', ')']);
-        let name = plain(symbol(function));
+        let module = escaped_with(&module, &['(', ')']);
+        let name = escaped(symbol(function));
         let offset = match (own, function.kind, name.starts_with('[')) {
             (true, FrameKind::Kernel | FrameKind::User, false) => format!("+{:#x}", frame.offset),
             _ => String::new(),

@@ -3,7 +3,7 @@
 use sampler::batch::FrameKind;
 use sampler::report::{RecordedSample, Recording};
 
-use crate::text::{mode_name, symbol};
+use crate::names::{mode_name, symbol};
 
 /// Names of the columns.
 pub(crate) const COLUMNS: [&str; 18] = [

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use sampler::report::Recording;
 
-use crate::{Count, Root, text};
+use crate::{Count, Root, names};
 
 /// Samples of one stack.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -55,7 +55,7 @@ impl Sums {
             .owners
             .iter()
             .map(|owner| {
-                *known.entry(text::roots(recording, owner, root)).or_insert_with_key(|names| {
+                *known.entry(names::roots(recording, owner, root)).or_insert_with_key(|names| {
                     roots.push(names.clone());
                     u32::try_from(roots.len() - 1).unwrap_or(u32::MAX)
                 })

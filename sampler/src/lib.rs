@@ -31,7 +31,6 @@ pub mod session;
 pub mod simulate;
 pub mod stat;
 pub mod symbolize;
-mod text;
 mod vcpu;
 
 pub use batch::{Batch, Sink, SinkError};

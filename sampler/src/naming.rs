@@ -3,7 +3,7 @@
 use symbols::names::{DebugFile, DebugFiles, FunctionStarts, Origin, Symbolizer, unnamed};
 
 use crate::batch::{FrameRow, InlinedRow};
-use crate::text;
+use text::clean;
 
 /// Names `row`, an address of a file called `module`: by `symbols`, else by the start of its function.
 pub(crate) fn name_frame(
@@ -12,7 +12,7 @@ pub(crate) fn name_frame(
     symbols: Option<&Symbolizer>,
     starts: &dyn FunctionStarts,
 ) -> (FrameRow, Vec<InlinedRow>) {
-    let clean = |path: Option<String>| path.map(|path| text::printable(&path));
+    let clean = |path: Option<String>| path.map(|path| clean::printable(&path));
     let at = row.lookup();
     let start = match symbols.and_then(|symbols| symbols.find(at, starts)) {
         Some(function) => Some(function.start),
@@ -22,7 +22,7 @@ pub(crate) fn name_frame(
     let mut frames = symbols.map(|symbols| symbols.frames_at(at, starts)).unwrap_or_default();
     let own = frames.pop();
     let symbol = own.as_ref().and_then(|own| own.function.clone()).unwrap_or_else(|| unnamed(module, start));
-    row.symbol = Some(text::printable(&symbol));
+    row.symbol = Some(clean::printable(&symbol));
     (row.source, row.line) = own.map_or((None, None), |own| (clean(own.file), own.line));
     let inlined = frames
         .into_iter()
@@ -30,7 +30,7 @@ pub(crate) fn name_frame(
         .map(|(frame, depth)| InlinedRow {
             frame: row.id,
             depth,
-            symbol: text::printable(frame.function.as_deref().unwrap_or("[inlined]")),
+            symbol: clean::printable(frame.function.as_deref().unwrap_or("[inlined]")),
             source: clean(frame.file),
             line: frame.line,
         })
@@ -43,20 +43,20 @@ pub(crate) fn name_frame(
 pub(crate) fn is_nameless(symbol: Option<&str>, module: Option<&str>, address: u64, offset: u64) -> bool {
     let Some(symbol) = symbol else { return true };
     let Some(module) = module.filter(|_| symbol.ends_with(']')) else { return false };
-    let tells = |start| text::printable(&unnamed(module, start)) == symbol;
+    let tells = |start| clean::printable(&unnamed(module, start)) == symbol;
     tells(None) || tells(Some(address.wrapping_sub(offset)))
 }
 
 /// The start of its function that a frame's present name tells.
 pub(crate) fn present_start(row: &FrameRow) -> Option<u64> {
     let (symbol, module) = (row.symbol.as_deref()?, row.module.as_deref().unwrap_or_default());
-    let known = symbol != text::printable(&unnamed(module, None));
+    let known = symbol != clean::printable(&unnamed(module, None));
     known.then(|| row.address.wrapping_sub(row.offset))
 }
 
 /// A debug file, as `file.named_by` has it.
 pub(crate) fn named_by(origin: &Origin) -> String {
-    text::printable(&match origin {
+    clean::printable(&match origin {
         Origin::Guest(path) => format!("{path} in the guest"),
         Origin::Host(path) => path.display().to_string(),
         Origin::Source(name) => name.clone(),

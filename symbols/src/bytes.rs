@@ -31,23 +31,6 @@ pub(crate) fn until_nul(bytes: &[u8]) -> &[u8] {
     &bytes[..end]
 }
 
-/// Guest text as a string of printable ASCII: what is not becomes `?`, so that no name can carry
-/// control characters to a terminal.
-pub(crate) fn printable(bytes: &[u8]) -> String {
-    bytes
-        .iter()
-        .map(|&b| match b {
-            b' '..=b'~' => char::from(b),
-            _ => '?',
-        })
-        .collect()
-}
-
-/// Guest text in UTF-8 without control characters, each of which becomes `?`; what is no UTF-8 becomes U+FFFD.
-pub(crate) fn utf8(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).chars().map(|c| if c.is_control() { '?' } else { c }).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -62,10 +45,7 @@ mod tests {
     }
 
     #[test]
-    fn text_is_printable() {
-        assert_eq!(printable(b"a\x1b[31m b\xff"), "a?[31m b?");
-        assert_eq!(utf8("gr\u{f6}\u{df}er\t\u{1b}[2J\u{9b}".as_bytes()), "gr\u{f6}\u{df}er??[2J?");
-        assert_eq!(utf8(b"a\xff"), "a\u{fffd}");
+    fn strings_end_at_their_nul() {
         assert_eq!(until_nul(b"ab\0c"), b"ab");
         assert_eq!(until_nul(b"abc"), b"abc");
     }

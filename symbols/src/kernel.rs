@@ -1,8 +1,10 @@
 //! A booted kernel: found in guest memory, then asked.
 
+use text::clean::ascii;
+
 use crate::address::VirtAddr;
 use crate::btf::{self, Btf};
-use crate::bytes::{printable, until_nul};
+use crate::bytes::until_nul;
 use crate::current::CurrentReader;
 use crate::image::Image;
 use crate::kallsyms::table::SymbolTable;
@@ -297,5 +299,5 @@ fn release_at(memory: &impl PhysicalMemory, image: &Image, at: u64) -> Option<St
     let text = text.strip_prefix(BANNER)?;
     let end = text.iter().position(|&b| b == b' ')?;
     // A version starts with a digit; a format string for one does not.
-    text[0].is_ascii_digit().then(|| printable(until_nul(&text[..end])))
+    text[0].is_ascii_digit().then(|| ascii(until_nul(&text[..end])))
 }

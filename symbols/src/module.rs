@@ -4,8 +4,10 @@
 //! down to what is loaded, with a type letter for each entry (`struct mod_kallsyms`,
 //! include/linux/module.h).
 
+use text::clean::ascii;
+
 use crate::address::VirtAddr;
-use crate::bytes::{printable, u32_at, u64_at, until_nul};
+use crate::bytes::{u32_at, u64_at, until_nul};
 use crate::kallsyms::MAX_NAME;
 use crate::kallsyms::decode::Names;
 use crate::kallsyms::functions::{Functions, Symbol};
@@ -156,7 +158,7 @@ impl ModuleHead {
         if start == 0 || size == 0 || size > MAX_TEXT {
             return None;
         }
-        Some(Self { at, name: printable(until_nul(&name)), start, size })
+        Some(Self { at, name: ascii(until_nul(&name)), start, size })
     }
 }
 
@@ -230,7 +232,7 @@ fn symbols<M: PhysicalMemory>(
         if name.is_empty() || !(text.0..text.1).contains(&value) {
             continue;
         }
-        names.push(&printable(&name[..name.len().min(MAX_NAME)]));
+        names.push(&ascii(&name[..name.len().min(MAX_NAME)]));
         kept.push((value, kind));
     }
     names.shrink();

@@ -1,7 +1,9 @@
 //! Reads the kernel's virtual memory.
 
+use text::clean::ascii;
+
 use crate::address::{PhysAddr, VirtAddr};
-use crate::bytes::{index, printable, until_nul};
+use crate::bytes::{index, until_nul};
 use crate::image::Image;
 use crate::memory::PhysicalMemory;
 use crate::paging::AddressSpace;
@@ -57,6 +59,6 @@ impl<M: PhysicalMemory> View<'_, M> {
             self.read(at.checked_add(first.len() as u64)?, rest)?;
         }
         let text = until_nul(&bytes);
-        (!text.is_empty()).then(|| printable(text))
+        (!text.is_empty()).then(|| ascii(text))
     }
 }

@@ -112,9 +112,9 @@ pub fn parse_memory(text: &str) -> Result<u64, String> {
     let least = 32 << 20;
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)]
     if scaled > most as f64 {
-        Err(format!("the most is {}", crate::render::units::bytes(most)))
+        Err(format!("the most is {}", text::units::bytes(most)))
     } else if (scaled as u64) < least {
-        Err(format!("the least is {}", crate::render::units::bytes(least)))
+        Err(format!("the least is {}", text::units::bytes(least)))
     } else {
         Ok(scaled as u64 & !0xfff)
     }
@@ -135,7 +135,7 @@ pub fn parse_condition(text: &str) -> Result<Condition, String> {
         "mark" => Condition::Mark(named()?),
         "unit" => Condition::Unit(named()?),
         "time" => Condition::Time(parse_positive_time(what)?),
-        _ => return Err(format!("{:?} is no kind of condition: {advice}", crate::render::escape(kind))),
+        _ => return Err(format!("{:?} is no kind of condition: {advice}", text::clean::escaped(kind))),
     };
     condition.check().map_err(|error| error.to_string())?;
     Ok(condition)
@@ -152,7 +152,7 @@ pub fn parse_budget(text: &str) -> Result<(String, Duration), String> {
     let (phase, time) = text.split_once('=').ok_or("write it like total=3s")?;
     if !PHASES.contains(&phase) {
         let near = PHASES.iter().min_by_key(|known| distance(phase, known)).copied().unwrap_or_default();
-        let phase = crate::render::escape(phase);
+        let phase = text::clean::escaped(phase);
         return Err(format!(
             "there is no phase {phase:?}, did you mean {near}? Phases are {}",
             PHASES.join(", ")

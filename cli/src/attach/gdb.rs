@@ -11,9 +11,9 @@ use sampler::{OpenFiles, Session};
 use super::{PROOF_LIMIT, Plan, conclude, counted, label, profile, program, tell};
 use crate::args::AttachArgs;
 use crate::errors::{Error, ExitCode};
-use crate::render::escape;
 use crate::run::guest::Subject;
 use crate::run::recording::{Recording, Streams};
+use text::clean::escaped;
 
 /// What a machine behind a stub does not tell, as the profile has it.
 const NOT_HAD: &str = "a GDB stub stops all vCPUs together and tells nothing between two stops: how a vCPU's time divides \
@@ -31,7 +31,7 @@ pub(super) fn command(
     files: OpenFiles,
 ) -> Result<ExitCode, Error> {
     let mut target = GdbTarget::connect(address, usize::from(vmm::config::MAX_VCPUS), Some(guard_program()))?;
-    let stub = format!("the GDB stub at {}", escape(address));
+    let stub = format!("the GDB stub at {}", escaped(address));
     let label = target.process().map_or_else(|| stub.clone(), label);
     let vcpus = counted(target.vcpus());
     let memory = match target.memory() {

@@ -10,12 +10,13 @@ use sampler::estimate::ONE_CLOCK;
 use sampler::{
     GuestMemory, OpenFiles, ProfileWriter, Session, SessionConfig, Sink, VcpuSampler, live, no_files,
 };
+use text::clean::escaped;
+use text::units;
 
 use crate::args::{AttachArgs, Then};
 use crate::errors::{Error, ExitCode};
 use crate::heap;
 use crate::image;
-use crate::render::{escape, units};
 use crate::run::guest::{Heard, Subject, watch};
 use crate::run::link::Link;
 use crate::run::recording::{Recorded, Recording, Streams, random_seed};
@@ -105,7 +106,7 @@ fn conclude(args: &AttachArgs, recorded: Recorded) -> Result<ExitCode, Error> {
 }
 
 fn label(process: &Process) -> String {
-    format!("process {} ({})", process.pid(), escape(process.name()))
+    format!("process {} ({})", process.pid(), escaped(process.name()))
 }
 
 fn vcpus(target: &Target) -> String {
@@ -212,7 +213,7 @@ async fn profile<A: Subject, M: Into<GuestMemory>>(
 /// The program of the process.
 fn program(pid: i32) -> String {
     let path = std::fs::read_link(Path::new("/proc").join(pid.to_string()).join("exe")).unwrap_or_default();
-    format!("runs under {}", escape(&path.to_string_lossy()))
+    format!("runs under {}", escaped(&path.to_string_lossy()))
 }
 
 /// Writes what is new of the machine into the profile.

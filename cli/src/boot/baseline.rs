@@ -59,7 +59,7 @@ impl Baseline {
         }
         let text = std::fs::read(path).map_err(|error| Error::file("read", path, error))?;
         let baseline: Self = serde_json::from_slice(&text)
-            .map_err(|error| wrong(crate::render::escape(&error.to_string()).into_owned()))?;
+            .map_err(|error| wrong(text::clean::escaped(&error.to_string()).into_owned()))?;
         match () {
             () if baseline.vprof_boot_baseline != VERSION => {
                 Err(wrong(format!("its version is {}, and not {VERSION}", baseline.vprof_boot_baseline)))
@@ -84,7 +84,7 @@ impl Baseline {
         if let Some(other) = boots.iter().find(|attempt| attempt.boot.host != self.host) {
             return Err(Error::Baseline(format!(
                 "the baseline is of the host {:?} and these boots of {:?}: their times can't be compared",
-                crate::render::escape(&self.host),
+                text::clean::escaped(&self.host),
                 other.boot.host
             )));
         }

@@ -45,7 +45,7 @@ fn case(check: &Check, outcome: &Outcome) -> String {
 
 /// Lines of text in XML.
 fn xml(text: &str) -> String {
-    text.split('\n').map(export::text::xml).collect::<Vec<_>>().join("\n")
+    text.split('\n').map(text::clean::xml).collect::<Vec<_>>().join("\n")
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use sampler::boot::Evidence;
 
 use super::Outcome;
 use crate::render::boot::last_seen;
-use crate::render::escape;
+use text::clean::{escaped, markdown, markdown_code};
 
 /// Initcalls that are shown.
 const CALLS: usize = 10;
@@ -12,9 +12,9 @@ const CALLS: usize = 10;
 /// The whole text.
 pub fn render(outcome: &Outcome) -> String {
     let mark = if outcome.passed { "passed" } else { "**failed**" };
-    let mut text = format!("### Boot of `{}`: {mark}\n\n", code(&outcome.image));
+    let mut text = format!("### Boot of `{}`: {mark}\n\n", markdown_code(&outcome.image));
     if let Some(failure) = &outcome.failure {
-        text.push_str(&format!("{}\n\n", plain(failure)));
+        text.push_str(&format!("{}\n\n", markdown(failure)));
     }
     let found = outcome.spread.iter().any(|spread| spread.count > 0);
     if found {
@@ -34,7 +34,7 @@ pub fn render(outcome: &Outcome) -> String {
             () if check.passed => "met",
             () => "**not met**",
         };
-        text.push_str(&format!("| {} | {mark}: {} |\n", plain(&check.name), plain(&check.message)));
+        text.push_str(&format!("| {} | {mark}: {} |\n", markdown(&check.name), markdown(&check.message)));
     }
     if let Some(attempt) = outcome.boots.first() {
         calls(&mut text, &attempt.boot);
@@ -47,7 +47,7 @@ pub fn render(outcome: &Outcome) -> String {
 
 fn end(text: &mut String, evidence: &Evidence) {
     verbatim(text, "vCPUs, and tasks that slept, in the end; innermost function first", &last_seen(evidence));
-    let console: Vec<String> = evidence.console.iter().map(|line| escape(line).into_owned()).collect();
+    let console: Vec<String> = evidence.console.iter().map(|line| escaped(line).into_owned()).collect();
     verbatim(text, "The console's last lines", &console);
 }
 
@@ -71,7 +71,7 @@ fn calls(text: &mut String, boot: &sampler::boot::Boot) {
     for call in calls.into_iter().take(CALLS) {
         text.push_str(&format!(
             "| `{}` | {:.1} ms | {:.3} s |\n",
-            code(&call.function),
+            markdown_code(&call.function),
             call.time.s * 1e3,
             call.from_s
         ));
@@ -79,34 +79,11 @@ fn calls(text: &mut String, boot: &sampler::boot::Boot) {
     text.push_str("\n</details>\n");
 }
 
-/// Text that is no markup in a table.
-fn plain(text: &str) -> String {
-    let mut out = String::new();
-    for c in escape(text).chars() {
-        if matches!(c, '|' | '`' | '*' | '_' | '<' | '>' | '[' | ']' | '\\' | '#' | '&' | '@') {
-            out.push('\\');
-        }
-        out.push(c);
-    }
-    out
-}
-
-/// Text between backquotes in a table.
-fn code(text: &str) -> String {
-    escape(text).replace('`', "'").replace('|', "\\|")
-}
-
 #[cfg(test)]
 mod tests {
     use sampler::boot::LastOf;
 
     use super::*;
-
-    #[test]
-    fn a_guests_text_is_no_markup() {
-        assert_eq!(plain("a|b `c` <img> @all\x1b"), "a\\|b \\`c\\` \\<img\\> \\@all\\\\x1b");
-        assert_eq!(code("a`b|c"), "a'b\\|c");
-    }
 
     #[test]
     fn a_hang_is_told_with_stacks_and_the_console() {

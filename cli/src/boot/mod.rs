@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::args::{BootArgs, RunArgs};
 use crate::errors::{Error, ExitCode};
 use crate::output::Output;
-use crate::render::{self, Page, units};
+use crate::render::{self, Page};
 use crate::report::{write_json, write_text};
 use crate::run::spec::GuestEnd;
 use crate::run::{self, repeat};
@@ -24,6 +24,7 @@ use crate::spread::Spread;
 use crate::symbolize;
 use baseline::Baseline;
 use check::Check;
+use text::units;
 use verdict::Verdict;
 
 /// What all boots came to.
@@ -123,7 +124,7 @@ fn failed(outcome: &Outcome, failure: &str) -> String {
     if let Some(evidence) = evidence.filter(|evidence| !evidence.console.is_empty()) {
         text.push_str("the console's last lines:\n");
         for line in &evidence.console {
-            text.push_str(&format!("  {}\n", render::escape(line)));
+            text.push_str(&format!("  {}\n", text::clean::escaped(line)));
         }
     }
     text
@@ -144,7 +145,7 @@ fn boots(args: &BootArgs, baseline: Option<&Baseline>) -> Result<Outcome, Error>
         }
         let attempt = boot(args, &run)?;
         if times > 1 && !args.run.recording.quiet {
-            eprintln!("vprof: boot {n} of {times}: {}", render::escape(&attempt.sentence));
+            eprintln!("vprof: boot {n} of {times}: {}", text::clean::escaped(&attempt.sentence));
         }
         let interrupted = attempt.verdict == Verdict::Interrupted;
         boots.push(attempt);
@@ -230,7 +231,7 @@ fn shown(until: Option<&Condition>) -> String {
     match until {
         None => "its end".to_owned(),
         Some(Condition::Started) => "the end of its startup".to_owned(),
-        Some(until) => render::escape(&until.to_string()).into_owned(),
+        Some(until) => text::clean::escaped(&until.to_string()).into_owned(),
     }
 }
 

@@ -5,9 +5,9 @@ use sampler::conditions::Condition;
 use serde::{Deserialize, Serialize};
 
 use super::{expected, shown};
-use crate::render::escape;
 use crate::run::recording::Recorded;
 use crate::run::spec::GuestEnd;
+use text::clean::escaped;
 
 /// A guest that has come no further for this part of the run, and for [`STILL_S`], hangs when its time is over.
 const STILL_PART: f64 = 0.25;
@@ -46,7 +46,7 @@ pub enum Verdict {
 
 /// A failure of the kernel's own: a panic, or an oops.
 pub fn failed_by_itself(evidence: &Evidence) -> Option<(Verdict, String)> {
-    let line = |line: &Option<String>| line.as_deref().map(|line| escape(line).into_owned());
+    let line = |line: &Option<String>| line.as_deref().map(|line| escaped(line).into_owned());
     if let Some(line) = line(&evidence.panic_line) {
         return Some((Verdict::Panic, format!("the kernel panicked: {line}")));
     }
@@ -82,7 +82,7 @@ pub fn judge(
             (Verdict::TripleFault, format!("the guest had a triple fault after {after}"))
         }
         GuestEnd::Failed(reason) => {
-            (Verdict::Failed, format!("the guest failed after {after}: {}", escape(reason)))
+            (Verdict::Failed, format!("the guest failed after {after}: {}", escaped(reason)))
         }
         GuestEnd::Reset if reboots > 0 => (
             Verdict::RebootLoop,
@@ -125,7 +125,7 @@ fn still(evidence: &Evidence, until: &str, hangs: bool) -> (Verdict, String) {
         let waits = waits.or_else(|| evidence.blocked.iter().find(|task| task.pid == 1));
         let who = waits.map_or_else(String::new, |task| {
             let what = task.stack.iter().find(|name| !is_scheduler(name)).map_or("", String::as_str);
-            let (comm, what) = (escape(&task.comm), escape(what));
+            let (comm, what) = (escaped(&task.comm), escaped(what));
             let slept = (evidence.duration_s - task.since_s).max(0.0);
             format!("; {comm} (pid {}) has slept in {what} for {slept:.1} s", task.pid)
         });
@@ -150,8 +150,8 @@ fn doing(evidence: &Evidence) -> String {
     format!(
         "vCPU {vcpu} is busy for {:.0} % of the time, with {} in {}",
         busy * 100.0,
-        escape(process),
-        escape(function)
+        escaped(process),
+        escaped(function)
     )
 }
 

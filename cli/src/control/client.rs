@@ -47,7 +47,7 @@ impl Client {
             match (reply.ok, reply.error) {
                 (Some(ok), _) => return Ok(ok),
                 (None, Some(sentence)) => {
-                    return Err(Error::Control(crate::render::escape(&sentence).into_owned()));
+                    return Err(Error::Control(text::clean::escaped(&sentence).into_owned()));
                 }
                 // A look that was asked for before.
                 (None, None) => {}

@@ -4,15 +4,17 @@ use std::io;
 
 use sampler::live::View;
 use serde_json::Value;
+use text::clean::escaped;
+use text::units;
 
 use super::client::Client;
 use super::place;
 use super::protocol::{About, Request};
 use crate::args::{CtlArgs, CtlCommand};
 use crate::errors::{Error, ExitCode};
+use crate::render::Page;
 use crate::render::live as tables;
 use crate::render::table::{Align, Table};
-use crate::render::{Page, escape, units};
 use crate::report::{all_for_zero, stdout_error, write_json, write_text};
 
 /// Runs the command.
@@ -46,7 +48,7 @@ pub fn command(args: &CtlArgs) -> Result<ExitCode, Error> {
                 |when| format!("sampling is stopped until {when}"),
             );
             let when = when.as_ref().map(ToString::to_string);
-            done(args, client.ask(&Request::Start { when })?, &escape(&so))?;
+            done(args, client.ask(&Request::Start { when })?, &escaped(&so))?;
         }
         CtlCommand::Stop { when, then } => {
             let so = when.as_ref().map_or_else(
@@ -54,7 +56,7 @@ pub fn command(args: &CtlArgs) -> Result<ExitCode, Error> {
                 |when| format!("sampling stops at {when}"),
             );
             let when = when.as_ref().map(ToString::to_string);
-            done(args, client.ask(&Request::Stop { when, then: *then })?, &escape(&so))?;
+            done(args, client.ask(&Request::Stop { when, then: *then })?, &escaped(&so))?;
         }
         CtlCommand::Rate { hz } => {
             done(
@@ -70,7 +72,7 @@ pub fn command(args: &CtlArgs) -> Result<ExitCode, Error> {
         CtlCommand::Write => {
             let written = client.ask(&Request::Write)?;
             let path = written.get("profile").and_then(Value::as_str).unwrap_or_default();
-            let sentence = format!("what was recorded so far is in {}", escape(path));
+            let sentence = format!("what was recorded so far is in {}", escaped(path));
             done(args, written.clone(), &sentence)?;
         }
         CtlCommand::End => done(args, client.ask(&Request::End)?, "the run ends")?,
@@ -102,7 +104,7 @@ fn watch(client: &mut Client, request: &Request) -> Result<(), Error> {
             Err(error) => return Err(error),
         };
         if let Some(error) = reply.error {
-            return Err(Error::Control(escape(&error).into_owned()));
+            return Err(Error::Control(escaped(&error).into_owned()));
         }
         if let Some(look) = reply.snapshot {
             let line = serde_json::to_string(&look).map_err(|error| stdout_error(error.into()))?;
@@ -138,8 +140,8 @@ fn list(json: bool) -> Result<(), Error> {
             run.pid.to_string(),
             units::duration(std::time::Duration::from_secs_f64(run.time_s)),
             units::count(run.samples),
-            escape(&run.image).into_owned(),
-            escape(&run.profile.to_string_lossy()).into_owned(),
+            escaped(&run.image).into_owned(),
+            escaped(&run.profile.to_string_lossy()).into_owned(),
         ]);
     }
     write_text(&table.render(Page::stdout().width))
@@ -147,21 +149,21 @@ fn list(json: bool) -> Result<(), Error> {
 
 fn status(about: &About) -> String {
     let sampling = match (&about.preparing, about.sampling) {
-        (Some(what), _) => format!("not there yet: {}", escape(what)),
+        (Some(what), _) => format!("not there yet: {}", escaped(what)),
         (None, _) if about.standing.is_some() => {
-            escape(about.standing.as_deref().unwrap_or_default()).into_owned()
+            escaped(about.standing.as_deref().unwrap_or_default()).into_owned()
         }
         (None, true) => format!("sampled at {}", units::rate(about.rate_hz)),
         (None, false) => "sampling is stopped".to_owned(),
     };
     let kernel =
-        about.kernel.as_deref().map_or_else(|| "not found yet".to_owned(), |k| escape(k).into_owned());
+        about.kernel.as_deref().map_or_else(|| "not found yet".to_owned(), |k| escaped(k).into_owned());
     format!(
         "run      {} (vprof {})\nimage    {}\nprofile  {}\nkernel   {kernel}\ntime     {}\nguest    {sampling}\nsamples  {}, {} lost\n",
         about.pid,
-        escape(&about.version),
-        escape(&about.image),
-        escape(&about.profile.to_string_lossy()),
+        escaped(&about.version),
+        escaped(&about.image),
+        escaped(&about.profile.to_string_lossy()),
         units::duration(std::time::Duration::from_secs_f64(about.time_s)),
         units::count(about.samples),
         units::count(about.lost),

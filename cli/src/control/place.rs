@@ -87,7 +87,7 @@ pub fn connect(wanted: Option<&str>) -> Result<Found, Error> {
             let runs = listed(&running());
             Err(Error::Control(format!(
                 "{} is no run that can be talked to: {runs}",
-                crate::render::escape(wanted)
+                text::clean::escaped(wanted)
             )))
         }
         Err(error) => Err(Error::file("connect to", &path, error)),

@@ -138,7 +138,7 @@ pub fn understand(line: &[u8]) -> (Option<Value>, Result<Request, String>) {
         None => Err("a request needs \"do\", like {\"do\":\"status\"}".to_owned()),
         Some(verb) if !VERBS.contains(&verb.as_str()) => Err(format!(
             "there is no {:?}: \"do\" is one of {}",
-            crate::render::escape(&verb),
+            text::clean::escaped(&verb),
             VERBS.join(", ")
         )),
         // serde takes more fields than a verb without any has.

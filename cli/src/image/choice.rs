@@ -6,7 +6,7 @@ use super::boot::Entry;
 use super::kernel::{self, Parts};
 use super::survey::Survey;
 use super::{ImageError, MAX_FILE, initrd};
-use crate::render::escape;
+use text::clean::escaped;
 
 /// What to boot of a disk.
 #[derive(Debug)]
@@ -102,13 +102,13 @@ fn is_foreign_device(value: &str) -> bool {
 /// One line: the kernel, what named it, the root, and what is worth knowing about that.
 fn sentence(survey: &Survey, entry: &Entry, has_initrd: bool, words: &str) -> String {
     let initrd = if has_initrd { "" } else { " without an initrd" };
-    let title = entry.title.as_deref().map(|title| format!(", {}", escape(title))).unwrap_or_default();
+    let title = entry.title.as_deref().map(|title| format!(", {}", escaped(title))).unwrap_or_default();
     let mut text = format!(
         "kernel: {}{initrd} on {}, by {}{title}; {}",
-        escape(&entry.kernel),
+        escaped(&entry.kernel),
         survey.place(entry.volume),
-        escape(&entry.source),
-        root_value(words).map_or_else(|| "no root=".to_owned(), |root| format!("root={}", escape(root)))
+        escaped(&entry.source),
+        root_value(words).map_or_else(|| "no root=".to_owned(), |root| format!("root={}", escaped(root)))
     );
     if let Some(note) = survey.table.as_ref().and_then(|table| table.damage.as_deref()) {
         text.push_str(&format!("; its partition table is damaged: {note}"));
@@ -144,7 +144,7 @@ pub fn root_notes(survey: &Survey, words: &str) -> Vec<String> {
         None => notes.push(format!(
             "vprof does not read {place}: programs' code is read from the guest's memory alone"
         )),
-        Some(Err(reason)) => notes.push(format!("vprof can't read {place}: {}", escape(reason))),
+        Some(Err(reason)) => notes.push(format!("vprof can't read {place}: {}", escaped(reason))),
         Some(Ok(_)) => {}
     }
     if signature.is_some_and(|signature| signature.dirty) {

@@ -1,6 +1,8 @@
 //! `vprof image inspect`: what a disk has, and what `vprof run` would do with it.
 
 use serde::Serialize;
+use text::clean::escaped;
+use text::units;
 
 use super::contents::Part;
 use super::survey::Survey;
@@ -8,7 +10,6 @@ use super::{ImageError, choice, open_disk, sniff};
 use crate::args::InspectArgs;
 use crate::errors::{Error, ExitCode};
 use crate::image::boot::Entry;
-use crate::render::{escape, units};
 use crate::report::{write_json, write_text};
 
 /// What is told of an image.
@@ -157,7 +158,7 @@ fn text(inspection: &Inspection) -> String {
     let mut lines = Vec::new();
     let size = inspection.bytes.map_or_else(|| "size not known".to_owned(), units::bytes);
     let table = inspection.partition_table.unwrap_or("no partition table");
-    lines.push(format!("{}: {}, {size}, {table}", escape(&inspection.image), inspection.format));
+    lines.push(format!("{}: {}, {size}, {table}", escaped(&inspection.image), inspection.format));
     if let Some(damage) = &inspection.damage {
         lines.push(format!("  damaged: {damage}"));
     }
@@ -168,32 +169,32 @@ fn text(inspection: &Inspection) -> String {
         }];
         words.push(volume.contents.unwrap_or("unknown contents").to_owned());
         words.extend(volume.bytes.map(units::bytes));
-        words.extend(volume.label.as_ref().map(|label| format!("label {}", escape(label))));
-        words.extend(volume.uuid.as_ref().map(|uuid| format!("UUID {}", escape(uuid))));
+        words.extend(volume.label.as_ref().map(|label| format!("label {}", escaped(label))));
+        words.extend(volume.uuid.as_ref().map(|uuid| format!("UUID {}", escaped(uuid))));
         words.extend(volume.partition_uuid.as_ref().map(|uuid| format!("PARTUUID {uuid}")));
         words.extend(volume.dirty.then(|| "not unmounted".to_owned()));
-        words.extend(volume.error.as_ref().map(|error| format!("can't be read: {}", escape(error))));
+        words.extend(volume.error.as_ref().map(|error| format!("can't be read: {}", escaped(error))));
         lines.push(words.join("  "));
     }
     for kernel in &inspection.kernels {
         let place = kernel.partition.map(|number| format!(" on partition {number}")).unwrap_or_default();
         let title =
-            kernel.title.as_deref().map(|title| format!(" \"{}\"", escape(title))).unwrap_or_default();
+            kernel.title.as_deref().map(|title| format!(" \"{}\"", escaped(title))).unwrap_or_default();
         lines.push(format!(
             "  kernel: {}{place}, by {}{title}",
-            escape(&kernel.kernel),
-            escape(&kernel.source)
+            escaped(&kernel.kernel),
+            escaped(&kernel.source)
         ));
         for initrd in &kernel.initrds {
-            lines.push(format!("    initrd:  {}", escape(initrd)));
+            lines.push(format!("    initrd:  {}", escaped(initrd)));
         }
         if let Some(options) = kernel.options.as_deref().filter(|options| !options.is_empty()) {
-            lines.push(format!("    options: {}", escape(options)));
+            lines.push(format!("    options: {}", escaped(options)));
         }
     }
     lines.push(match &inspection.run.cmdline {
         Some(cmdline) => {
-            format!("vprof run: {}\n  command line: {}", inspection.run.sentence, escape(cmdline))
+            format!("vprof run: {}\n  command line: {}", inspection.run.sentence, escaped(cmdline))
         }
         None => format!("vprof run: {}", inspection.run.sentence),
     });

@@ -122,7 +122,7 @@ pub enum ImageError {
         reason: String,
     },
     /// A qcow2 file is only a part of a disk.
-    #[error("{} needs {what} ({}), and vprof opens no file that an image names: make one image of both with `qemu-img convert -O qcow2 IN OUT`", Shown(.path), crate::render::escape(.name))]
+    #[error("{} needs {what} ({}), and vprof opens no file that an image names: make one image of both with `qemu-img convert -O qcow2 IN OUT`", Shown(.path), text::clean::escaped(.name))]
     NeedsFile {
         /// The image.
         path: PathBuf,
@@ -362,7 +362,7 @@ fn read_all(what: &'static str, mut file: File, path: &Path) -> Result<Vec<u8>, 
     if size > MAX_FILE {
         return Err(ImageError::Foreign {
             path: path.to_owned(),
-            found: format!("{} large", crate::render::units::bytes(size)),
+            found: format!("{} large", text::units::bytes(size)),
             advice: format!("{what} has to be smaller than 2 GiB"),
         });
     }

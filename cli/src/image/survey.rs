@@ -2,12 +2,14 @@
 
 use std::path::Path;
 
+use text::clean::escaped;
+use text::units;
+
 use super::ImageError;
 use super::boot::{self, Entry};
 use super::contents::Part;
 use super::partition::{self, Kind, Partition, Table};
 use super::volume::Volume;
-use crate::render::{escape, units};
 
 /// A disk: its partitions, or the one volume that it is, and what they hold.
 #[derive(Debug)]
@@ -154,7 +156,7 @@ impl Survey {
         }
         for (index, volume) in self.volumes.iter().enumerate() {
             if let Some(Err(reason)) = &volume.files {
-                text.push_str(&format!("; {}: {}", self.place(index), escape(reason)));
+                text.push_str(&format!("; {}: {}", self.place(index), escaped(reason)));
             }
         }
         if let Some(damage) = self.table.as_ref().and_then(|table| table.damage.as_deref()) {

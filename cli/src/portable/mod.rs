@@ -24,8 +24,9 @@ pub mod qemu;
 use std::io;
 use std::time::Duration;
 
+use text::units;
+
 use crate::errors::{ExitCode, Reason};
-use crate::render::units;
 
 /// Why the portable host could not do its work.
 #[derive(Debug, thiserror::Error)]
@@ -120,7 +121,7 @@ impl std::fmt::Display for Log<'_> {
             return Ok(());
         }
         f.write_str("; its last words:")?;
-        self.0.lines().try_for_each(|line| write!(f, "\n  {}", crate::render::escape(line)))
+        self.0.lines().try_for_each(|line| write!(f, "\n  {}", text::clean::escaped(line)))
     }
 }
 

@@ -1,8 +1,11 @@
 //! `annotate`: the lines of a function for people.
 
+use text::clean::escaped;
+use text::units;
+
+use super::Page;
 use super::summary::{heading, wrapped};
 use super::table::{Align, Table};
-use super::{Page, escape, units};
 use crate::annotate::{Listing, Place};
 
 /// The listing, with the lines that `rows` leaves of it.
@@ -19,7 +22,7 @@ pub fn render(listing: &Listing, rows: usize, page: Page) -> String {
     heading(&mut text, page.style, &name, "");
     wrapped(&mut text, note.trim_start_matches(": "), "  ", page.width);
     for note in &listing.notes {
-        wrapped(&mut text, &escape(note), "  ", page.width);
+        wrapped(&mut text, &escaped(note), "  ", page.width);
     }
     if listing.lines.is_empty() {
         return text;
@@ -37,7 +40,7 @@ pub fn render(listing: &Listing, rows: usize, page: Page) -> String {
     for line in listing.lines.iter().take(rows) {
         if line.source.is_some() && line.source != source {
             let at = line.source.as_deref().unwrap_or_default();
-            table.row(vec![String::new(), String::new(), String::new(), format!("; {}", escape(at))]);
+            table.row(vec![String::new(), String::new(), String::new(), format!("; {}", escaped(at))]);
             source.clone_from(&line.source);
         }
         table.row(vec![part(line.self_part), part(line.called_part), place(&line.place), line.text.clone()]);

@@ -3,11 +3,13 @@
 mod systemd;
 
 use sampler::boot::{Boot, Call, Estimated, Phase, Unit};
+use text::clean::escaped;
+use text::units;
 
+use super::Page;
 use super::exact::more;
 use super::summary::{heading, wrapped};
 use super::table::{Align, Table};
-use super::{Page, escape, units};
 use crate::boot::Outcome;
 use crate::spread::Spread;
 
@@ -24,7 +26,7 @@ pub fn render(boot: &Boot, rows: usize, page: Page) -> String {
         Some(reached) => format!("up after {}", units::seconds(reached)),
         None => "up to the run's end".to_owned(),
     };
-    let title = format!("Boot of Linux {}, host {}: {until}", escape(kernel), escape(&boot.host));
+    let title = format!("Boot of Linux {}, host {}: {until}", escaped(kernel), escaped(&boot.host));
     wrapped(&mut text, &page.style.bold(&title), "", page.width);
     wrapped(
         &mut text,
@@ -43,7 +45,7 @@ pub fn render(boot: &Boot, rows: usize, page: Page) -> String {
             .flexible(2);
         for program in boot.init.iter().take(rows) {
             let (system, path) =
-                (escape(&program.filesystem).into_owned(), escape(&program.path).into_owned());
+                (escaped(&program.filesystem).into_owned(), escaped(&program.path).into_owned());
             table.row(vec![units::seconds(program.from_s), system, path]);
         }
         text.push_str(&table.render(page.width));
@@ -104,13 +106,13 @@ fn calls(text: &mut String, (title, note): (&str, &str), calls: &[Call], rows: u
     let mut table = Table::new(&columns).indent(2).flexible(4);
     for call in most(calls, rows, |call| call.time.samples) {
         let module =
-            call.module.as_deref().map_or_else(String::new, |module| format!(" [{}]", escape(module)));
+            call.module.as_deref().map_or_else(String::new, |module| format!(" [{}]", escaped(module)));
         table.row(vec![
             units::seconds(call.from_s),
             units::seconds(call.to_s),
             units::seconds(call.time.s),
             interval(&call.time),
-            format!("{}{module}", escape(&call.function)),
+            format!("{}{module}", escaped(&call.function)),
         ]);
     }
     text.push_str(&table.render(page.width));
@@ -138,7 +140,7 @@ fn units_of(text: &mut String, title: &str, all: &[Unit], rows: usize, page: Pag
             units::seconds(unit.time.s),
             interval(&unit.time),
             units::count(unit.processes),
-            escape(&unit.name).into_owned(),
+            escaped(&unit.name).into_owned(),
         ]);
     }
     text.push_str(&table.render(page.width));
@@ -157,7 +159,7 @@ pub fn spread(text: &mut String, all: &[Spread], show: impl Fn(f64) -> String, p
     let mut table = Table::new(&columns).indent(2).flexible(4);
     for one in all {
         let cv = one.cv.map_or_else(String::new, |cv| format!("{:.1} %", cv * 100.0));
-        table.row(vec![show(one.median), show(one.min), show(one.max), cv, escape(&one.name).into_owned()]);
+        table.row(vec![show(one.median), show(one.min), show(one.max), cv, escaped(&one.name).into_owned()]);
     }
     text.push_str(&table.render(page.width));
 }
@@ -190,7 +192,7 @@ pub fn outcome(outcome: &Outcome, page: Page) -> String {
             () if check.passed => "met",
             () => "NOT MET",
         };
-        wrapped(&mut text, &format!("{mark}: {}", escape(&check.message)), "  ", page.width);
+        wrapped(&mut text, &format!("{mark}: {}", escaped(&check.message)), "  ", page.width);
     }
     text
 }
@@ -210,25 +212,26 @@ fn stacks(text: &mut String, evidence: &sampler::boot::Evidence, page: Page) {
 
 /// A line for each vCPU and each task that slept in the end, with nothing in it that a terminal would act on.
 pub fn last_seen(evidence: &sampler::boot::Evidence) -> Vec<String> {
-    let joined =
-        |stack: &[String]| stack.iter().map(|name| escape(name).into_owned()).collect::<Vec<_>>().join(" < ");
+    let joined = |stack: &[String]| {
+        stack.iter().map(|name| escaped(name).into_owned()).collect::<Vec<_>>().join(" < ")
+    };
     let vcpus = evidence.vcpus.iter().map(|vcpu| {
         let who = vcpu.process.as_deref().unwrap_or("nothing");
         format!(
             "vCPU {}: {:.0} % busy, last with {}: {}",
             vcpu.vcpu,
             vcpu.busy * 100.0,
-            escape(who),
+            escaped(who),
             joined(&vcpu.stack)
         )
     });
     let tasks = evidence.blocked.iter().map(|task| {
         format!(
             "{} {}/{} ({}) for {}: {}",
-            escape(&task.comm),
+            escaped(&task.comm),
             task.pid,
             task.tid,
-            escape(&task.state),
+            escaped(&task.state),
             units::seconds(evidence.duration_s - task.since_s),
             joined(&task.stack)
         )

@@ -1,10 +1,12 @@
 //! `report --by`: one table.
 
 use sampler::report::{Breakdown, By, Report, Row};
+use text::clean::escaped;
+use text::units;
 
+use super::Page;
 use super::summary::{WIDE, estimate_cells, estimate_columns, heading, interval, nothing, rest, title};
 use super::table::{Align, Table, cut};
-use super::{Page, escape, units};
 
 /// The table with at most `rows` rows.
 pub fn render(report: &Report, breakdown: &Breakdown, rows: usize, page: Page) -> String {
@@ -121,7 +123,7 @@ fn table(breakdown: &Breakdown, rows: usize, page: Page) -> Table {
 }
 
 fn optional(text: Option<&str>) -> String {
-    text.map_or_else(String::new, |text| escape(text).into_owned())
+    text.map_or_else(String::new, |text| escaped(text).into_owned())
 }
 
 fn number(id: Option<i32>) -> String {
@@ -134,14 +136,14 @@ fn name(row: &Row) -> String {
 
 fn task(row: &Row) -> String {
     match row.kind.as_deref() {
-        Some("kernel_thread") => format!("[{}]", escape(&row.name)),
+        Some("kernel_thread") => format!("[{}]", escaped(&row.name)),
         _ => name(row),
     }
 }
 
 /// A process and what it was called with, or calls itself.
 fn titled(row: &Row) -> String {
-    let command = row.command.as_deref().map(|command| format!("  {}", escape(command)));
+    let command = row.command.as_deref().map(|command| format!("  {}", escaped(command)));
     task(row) + &command.unwrap_or_default()
 }
 

@@ -1,7 +1,7 @@
 //! Comma-separated values by RFC 4180: lines end with CR LF, quotes are doubled. What a terminal could take for a command
 //! is escaped, as in all text; JSON has it as it is.
 
-use super::escape;
+use text::clean::escaped;
 
 /// One line.
 pub fn line<T: AsRef<str>>(fields: &[T]) -> String {
@@ -10,7 +10,7 @@ pub fn line<T: AsRef<str>>(fields: &[T]) -> String {
 }
 
 fn field(text: &str) -> String {
-    let text = escape(text);
+    let text = escaped(text);
     if text.contains([',', '"']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text.into_owned() }
 }
 

@@ -4,9 +4,11 @@ use std::fmt::Write as _;
 
 use sampler::diff::{Change, Diff, DiffRow, Method, Side};
 use sampler::report::{ShareKey, SharesBy};
+use text::clean::escaped;
+use text::units;
 
 use super::table::{Align, Table};
-use super::{Page, escape, units, with_module};
+use super::{Page, with_module};
 
 /// Columns from which the time has its interval, too.
 const WIDE: usize = 120;
@@ -132,8 +134,8 @@ fn notes(diff: &Diff) -> Vec<String> {
     if diff.before.hosts != diff.after.hosts {
         notes.push(format!(
             "the runs were made on different hosts ({} and {}): times do not compare",
-            escape(&diff.before.hosts.join(", ")),
-            escape(&diff.after.hosts.join(", "))
+            escaped(&diff.before.hosts.join(", ")),
+            escaped(&diff.after.hosts.join(", "))
         ));
     }
     if !(diff.before.complete && diff.after.complete) {

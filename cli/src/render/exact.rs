@@ -2,10 +2,12 @@
 
 use sampler::report::{ExactCost, ExactReport, OffCpu, Part, Parts, Task, TaskStates};
 use std::collections::BTreeMap;
+use text::clean::escaped;
+use text::units;
 
+use super::Page;
 use super::summary::{heading, wrapped};
 use super::table::{Align, Table};
-use super::{Page, escape, units};
 
 /// Branches with a smaller part of all sleep are left out of the tree.
 const LEAST_PART: f64 = 0.005;
@@ -55,7 +57,7 @@ fn facts(text: &mut String, report: &ExactReport, page: Page) {
     }
     match &report.end {
         Some(end) if end != "the run ended" => {
-            wrapped(text, &format!("It ends early: {}.", escape(end)), "  ", page.width);
+            wrapped(text, &format!("It ends early: {}.", escaped(end)), "  ", page.width);
         }
         Some(_) => {}
         None => wrapped(text, "The run was cut short, or goes on.", "  ", page.width),
@@ -83,10 +85,10 @@ pub(super) fn cost(cost: Option<&ExactCost>, served_s: f64) -> String {
 }
 
 pub(super) fn name(task: &Task) -> String {
-    let comm = escape(&task.comm);
+    let comm = escaped(&task.comm);
     match &task.thread {
         _ if task.kernel_thread => format!("[{comm}]"),
-        Some(thread) if *thread != task.comm => format!("{comm}#{}/{}", task.instance, escape(thread)),
+        Some(thread) if *thread != task.comm => format!("{comm}#{}/{}", task.instance, escaped(thread)),
         _ if task.pid == 0 => comm.into_owned(),
         _ => format!("{comm}#{}", task.instance),
     }
@@ -159,7 +161,7 @@ fn children(text: &mut String, report: &ExactReport, rows: usize, page: Page) {
             of(&["sleep"]),
             of(&["disk"]),
             of(&["sampler", "stopped", "zombie", "unknown"]),
-            format!("{}#{}", escape(&process.comm), process.instance),
+            format!("{}#{}", escaped(&process.comm), process.instance),
         ]);
     }
     text.push_str(&table.render(page.width));
@@ -274,7 +276,7 @@ fn off_cpu(text: &mut String, report: &ExactReport, rows: usize, page: Page) {
         }
         shown += 1;
         let indent = "  ".repeat(depth.min(20));
-        table.row(vec![ms(node.s), units::count(node.count), format!("{indent}{}", escape(function))]);
+        table.row(vec![ms(node.s), units::count(node.count), format!("{indent}{}", escaped(function))]);
     });
     text.push_str(&table.render(page.width));
     more(text, shown + left, shown);
@@ -333,7 +335,7 @@ fn sources(text: &mut String, report: &ExactReport, rows: usize, page: Page) {
             format!("{:.1}", source.mean_s * 1e6),
             format!("{:.1}", source.max_s * 1e6),
             source.vector.map_or("-".to_owned(), |vector| vector.to_string()),
-            escape(&source.name).into_owned(),
+            escaped(&source.name).into_owned(),
         ]);
     }
     text.push_str(&table.render(page.width));
@@ -354,7 +356,7 @@ fn soft_interrupts(text: &mut String, report: &ExactReport, rows: usize, page: P
             units::count(estimate.samples),
             ms(estimate.time_s),
             format!("{} - {}", ms(estimate.time_low_s), ms(estimate.time_high_s)),
-            escape(&soft.name).into_owned(),
+            escaped(&soft.name).into_owned(),
         ]);
     }
     text.push_str(&table.render(page.width));

@@ -4,10 +4,12 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use sampler::live::Snapshot;
+use text::clean::escaped;
+use text::units;
 
 use super::summary::heading;
 use super::table::{Align, Table};
-use super::{Page, escape, units, with_module};
+use super::{Page, with_module};
 
 /// The tables of one look.
 pub fn render(look: &Snapshot, page: Page) -> String {
@@ -61,7 +63,7 @@ fn processes(text: &mut String, look: &Snapshot, page: Page) {
             units::percent(process.share.distance()),
             units::percent(process.user),
             if process.pid == 0 { String::new() } else { process.pid.to_string() },
-            escape(&process.comm).into_owned(),
+            escaped(&process.comm).into_owned(),
         ]);
     }
     heading(text, page.style, "Processes", "");

@@ -17,18 +17,16 @@ pub mod states;
 pub mod summary;
 pub mod table;
 pub mod tree;
-pub mod units;
 
 use std::borrow::Cow;
 use std::io::IsTerminal;
 use std::path::Path;
 
-/// Makes a text of the guest safe to print: it can neither move the cursor nor fake a line.
-pub use export::text::plain as escape;
+use text::clean::escaped;
 
 /// A name of the guest, safe to print; in quotes where nothing of it would be seen.
 pub fn visible(name: &str) -> Cow<'_, str> {
-    if name.trim().is_empty() { Cow::Owned(format!("'{}'", escape(name))) } else { escape(name) }
+    if name.trim().is_empty() { Cow::Owned(format!("'{}'", escaped(name))) } else { escaped(name) }
 }
 
 /// Whether to use bold text: standard output is a terminal and NO_COLOR (no-color.org) is unset or empty.
@@ -106,12 +104,12 @@ pub fn with_module(name: &str, module: Option<&str>) -> String {
     match module {
         // Code without a name is called like its module.
         Some(module) if name.strip_prefix('[').and_then(|n| n.strip_suffix(']')) == Some(module) => {
-            escape(name).into_owned()
+            escaped(name).into_owned()
         }
         // What is no file has its brackets already: `[vdso]`, `[jit]`.
-        Some(module) if module.starts_with('[') => format!("{} {}", escape(name), escape(module)),
-        Some(module) => format!("{} [{}]", escape(name), escape(module)),
-        None => escape(name).into_owned(),
+        Some(module) if module.starts_with('[') => format!("{} {}", escaped(name), escaped(module)),
+        Some(module) => format!("{} [{}]", escaped(name), escaped(module)),
+        None => escaped(name).into_owned(),
     }
 }
 
@@ -121,7 +119,7 @@ pub fn symbolize_command(profile: &Path) -> String {
     let plain = |c: char| c.is_alphanumeric() || "/._-+=:@%,".contains(c);
     let word =
         if path.chars().all(plain) { path } else { Cow::Owned(format!("'{}'", path.replace('\'', r"'\''"))) };
-    format!("vprof symbolize {} --debug-dir /usr/lib/debug", escape(&word))
+    format!("vprof symbolize {} --debug-dir /usr/lib/debug", escaped(&word))
 }
 
 #[cfg(test)]
@@ -130,11 +128,11 @@ mod tests {
 
     #[test]
     fn control_characters_become_escapes() {
-        assert_eq!(escape("kworker/0:1-events"), "kworker/0:1-events");
-        assert_eq!(escape("a\x1b[2Jb\n\u{9b}"), "a\\x1b[2Jb\\x0a\\x9b");
-        assert_eq!(escape("\u{202e}gpj.exe"), "\\u{202e}gpj.exe");
-        assert_eq!(escape("\u{61c}x"), "\\u{61c}x");
-        assert_eq!(escape("größe"), "größe");
+        assert_eq!(escaped("kworker/0:1-events"), "kworker/0:1-events");
+        assert_eq!(escaped("a\x1b[2Jb\n\u{9b}"), "a\\x1b[2Jb\\x0a\\x9b");
+        assert_eq!(escaped("\u{202e}gpj.exe"), "\\u{202e}gpj.exe");
+        assert_eq!(escaped("\u{61c}x"), "\\u{61c}x");
+        assert_eq!(escaped("größe"), "größe");
     }
 
     #[test]

@@ -1,8 +1,11 @@
 //! How several runs lie: the end of `vprof run --repeat`.
 
+use text::clean::escaped;
+use text::units;
+
+use super::Page;
 use super::boot::spread as table;
 use super::summary::{heading, wrapped};
-use super::{Page, escape, units};
 use crate::run::repeat::{Repeated, TIMES};
 use crate::spread::Spread;
 
@@ -10,7 +13,7 @@ use crate::spread::Spread;
 pub fn render(repeated: &Repeated, page: Page) -> String {
     let mut text = String::new();
     let of =
-        repeated.command.as_deref().map_or_else(String::new, |command| format!(" of {}", escape(command)));
+        repeated.command.as_deref().map_or_else(String::new, |command| format!(" of {}", escaped(command)));
     wrapped(&mut text, &page.style.bold(&format!("{} runs{of}", repeated.profiles.len())), "", page.width);
     let for_people = |one: &Spread| {
         let told = TIMES.iter().find(|(name, _)| *name == one.name);

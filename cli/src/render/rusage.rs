@@ -3,10 +3,12 @@
 use std::fmt::Write as _;
 
 use sampler::rusage::{CpuRusage, Rusage, ThreadRusage, difference};
+use text::clean::escaped;
+use text::units;
 
 use super::summary::{heading, wrapped};
 use super::table::{Align, Table};
-use super::{Page, csv, escape, units};
+use super::{Page, csv};
 
 /// What marks a figure of the guest outside of the interval of the truth.
 const OUTSIDE: &str = "*";
@@ -15,9 +17,9 @@ const OUTSIDE: &str = "*";
 pub fn render(rusage: &Rusage, rows: usize, page: Page) -> String {
     let mut text = String::new();
     let kernel =
-        rusage.kernel.as_deref().map_or_else(|| "a guest".to_owned(), |k| format!("Linux {}", escape(k)));
+        rusage.kernel.as_deref().map_or_else(|| "a guest".to_owned(), |k| format!("Linux {}", escaped(k)));
     let title =
-        format!("What {kernel} told of its CPU time, and what was so; host: {}", escape(&rusage.host));
+        format!("What {kernel} told of its CPU time, and what was so; host: {}", escaped(&rusage.host));
     wrapped(&mut text, &page.style.bold(&title), "", page.width);
     if rusage.unsampled_s > 0.0 {
         let off = units::duration(std::time::Duration::from_secs_f64(rusage.unsampled_s));
@@ -102,7 +104,7 @@ fn processes(text: &mut String, rusage: &Rusage, rows: usize, page: Page) {
     let mut table = Table::new(&columns).indent(2).flexible(0);
     for process in list.iter().take(rows) {
         table.row(vec![
-            format!("{}#{}", escape(&process.comm), process.instance),
+            format!("{}#{}", escaped(&process.comm), process.instance),
             units::brief(process.reported_user_ns),
             units::brief(process.reported_system_ns),
             units::brief(process.true_cpu_ns),
@@ -143,7 +145,7 @@ fn children(text: &mut String, rusage: &Rusage, rows: usize, page: Page) {
     let mut table = Table::new(&columns).indent(2).flexible(0);
     for (process, children) in list.iter().take(rows) {
         table.row(vec![
-            format!("{}#{}", escape(&process.comm), process.instance),
+            format!("{}#{}", escaped(&process.comm), process.instance),
             units::count(children.processes),
             units::brief(children.reported_user_ns),
             units::brief(children.reported_system_ns),
@@ -174,7 +176,7 @@ fn threads(text: &mut String, list: &[ThreadRusage], rows: usize, page: Page) {
     let mut table = Table::new(&columns).indent(2).flexible(0);
     for thread in list.iter().take(rows) {
         table.row(vec![
-            escape(thread.comm.as_deref().unwrap_or("?")).into_owned(),
+            escaped(thread.comm.as_deref().unwrap_or("?")).into_owned(),
             thread.tid.to_string(),
             units::brief(thread.reported_user_ns),
             units::brief(thread.reported_system_ns),

@@ -1,7 +1,10 @@
 //! The table of `vprof selftest`: a text for a bug report.
 
+use text::clean::escaped;
+use text::units;
+
+use super::Page;
 use super::table::{Align, Table};
-use super::{Page, escape, units};
 use crate::selftest::{Check, Judgement, Outcome, Unit};
 
 /// The machine, one row per check, and the verdict.
@@ -29,7 +32,7 @@ pub fn render(outcome: &Outcome, page: Page) -> String {
             ),
         ),
     ] {
-        facts.row(vec![name.to_owned(), escape(&fact).into_owned()]);
+        facts.row(vec![name.to_owned(), escaped(&fact).into_owned()]);
     }
     let mut table = Table::new(&[
         ("check", Align::Left),

@@ -2,10 +2,11 @@
 
 use sampler::ClockKind;
 use sampler::simulate::{Paper, Row, Section, Study, Unit};
+use text::units;
 
+use super::Page;
 use super::summary::{heading, wrapped};
 use super::table::{Align, Table};
-use super::{Page, units};
 
 const CLOCKS: [ClockKind; 3] = [ClockKind::Uniform, ClockKind::Exponential, ClockKind::Fixed];
 

@@ -3,9 +3,11 @@
 use std::fmt::Write as _;
 
 use sampler::stat::{CounterStat, ExitStat, Stat};
+use text::clean::escaped;
+use text::units;
 
 use super::table::{Align, Table};
-use super::{Page, csv, escape, units};
+use super::{Page, csv};
 
 /// States in the order in which they are shown; all others of a profile follow.
 const STATES: [&str; 7] = ["guest", "halted", "waiting", "kvm", "vmm", "sampler", "paused"];
@@ -15,7 +17,7 @@ pub fn render(stat: &Stat, rows: usize, page: Page) -> String {
     let mut text = title(stat, page);
     vcpus(&mut text, stat, page);
     if let Some(what) = &stat.not_had {
-        let _ = writeln!(text, "\nnot known: {}", escape(what));
+        let _ = writeln!(text, "\nnot known: {}", escaped(what));
     }
     exits(&mut text, stat, rows, page);
     interrupts(&mut text, stat, rows, page);
@@ -26,14 +28,14 @@ pub fn render(stat: &Stat, rows: usize, page: Page) -> String {
 
 fn title(stat: &Stat, page: Page) -> String {
     let kernel =
-        stat.kernel.as_deref().map_or_else(|| "a guest".to_owned(), |k| format!("Linux {}", escape(k)));
+        stat.kernel.as_deref().map_or_else(|| "a guest".to_owned(), |k| format!("Linux {}", escaped(k)));
     let span = if stat.from_s > 0.0 {
         format!("{:.2} s to {:.2} s", stat.from_s, stat.to_s)
     } else {
         format!("{:.2} s", stat.to_s)
     };
     let state = if stat.complete { "" } else { ", not complete" };
-    let line = format!("{span} of {kernel}, host: {}{state}", escape(&stat.host));
+    let line = format!("{span} of {kernel}, host: {}{state}", escaped(&stat.host));
     page.style.bold(&super::table::cut(&line, page.width)) + "\n"
 }
 
@@ -71,7 +73,7 @@ fn what(exit: &ExitStat) -> String {
         // Whether it has ports or memory is the device's business.
         (Some(device), _) => {
             let how = exit.reason.rsplit(' ').next().unwrap_or_default();
-            format!("{}, {how}", escape(device))
+            format!("{}, {how}", escaped(device))
         }
         (None, Some(address)) => format!("{}: {address:#x}", exit.reason),
         (None, None) => exit.reason.clone(),
@@ -104,7 +106,7 @@ fn interrupts(text: &mut String, stat: &Stat, rows: usize, page: Page) {
     let mut table = Table::new(&columns).indent(2).flexible(0);
     for interrupt in stat.interrupts.iter().take(rows) {
         let vector = interrupt.vector.map_or_else(|| "line".to_owned(), |vector| vector.to_string());
-        table.row(vec![escape(&interrupt.device).into_owned(), vector, units::count(interrupt.count)]);
+        table.row(vec![escaped(&interrupt.device).into_owned(), vector, units::count(interrupt.count)]);
     }
     text.push_str(&table.render(page.width));
 }
@@ -121,7 +123,7 @@ fn served(text: &mut String, stat: &Stat, rows: usize, page: Page) {
     for served in served.iter().take(rows) {
         let vector = served.vector.map_or_else(|| "-".to_owned(), |vector| vector.to_string());
         let times = [served.total_ns, served.mean_ns, served.max_ns].map(units::brief);
-        let first = [escape(&served.name).into_owned(), vector, units::count(served.count)];
+        let first = [escaped(&served.name).into_owned(), vector, units::count(served.count)];
         table.row(first.into_iter().chain(times).collect());
     }
     text.push_str(&table.render(page.width));
@@ -147,7 +149,7 @@ fn counters(text: &mut String, stat: &Stat, rows: usize, page: Page) {
     let mut table = Table::new(&[("counter", Align::Left), ("value", Align::Right)]).indent(2);
     for (name, value) in sums.into_iter().take(rows) {
         let shown = if is_time(name) { units::brief(value) } else { units::count(value) };
-        table.row(vec![escape(name).into_owned(), shown]);
+        table.row(vec![escaped(name).into_owned(), shown]);
     }
     text.push_str(&table.render(page.width));
 }

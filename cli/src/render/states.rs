@@ -1,11 +1,13 @@
 //! `report --states`: what each task did, exactly or by the census.
 
 use sampler::report::{Known, StateReport, TaskSpent, TimeIn};
+use text::clean::escaped;
+use text::units;
 
+use super::Page;
 use super::exact::{more, name};
 use super::summary::{heading, wrapped};
 use super::table::{Align, Table};
-use super::{Page, escape, units};
 
 /// The report with at most `rows` rows per table.
 pub fn render(report: &StateReport, rows: usize, page: Page) -> String {
@@ -123,8 +125,8 @@ fn waits(text: &mut String, report: &StateReport, rows: usize, page: Page) {
             units::seconds(state.low_s),
             units::seconds(state.high_s),
             units::percent(state.share),
-            escape(&state.state).into_owned(),
-            escape(&state.cause).into_owned(),
+            escaped(&state.state).into_owned(),
+            escaped(&state.cause).into_owned(),
             name(&task.task),
         ]);
     }

@@ -8,9 +8,11 @@ use sampler::Filter;
 use sampler::report::{
     CommandTimes, Ends, Estimate, ExactCost, Function, ModeGroup, Process, ProcessKind, Report, Vcpu,
 };
+use text::clean::escaped;
+use text::units;
 
 use super::table::{Align, Table};
-use super::{Page, Style, escape, units};
+use super::{Page, Style};
 
 /// Columns of a line, where no terminal has more.
 pub const WIDTH: usize = 80;
@@ -35,7 +37,7 @@ pub fn render(report: &Report, profile: &Path, rows: usize, page: Page) -> Strin
     if !report.missing.is_empty() {
         heading(&mut text, page.style, "Missing", "");
         for reason in &report.missing {
-            wrapped(&mut text, &escape(reason), "  ", page.width);
+            wrapped(&mut text, &escaped(reason), "  ", page.width);
         }
     }
     text
@@ -45,14 +47,14 @@ pub fn render(report: &Report, profile: &Path, rows: usize, page: Page) -> Strin
 pub fn title(report: &Report, page: Page) -> String {
     let mut text = String::new();
     let kernel = match &report.kernel {
-        Some(release) => format!("Linux {}", escape(release)),
+        Some(release) => format!("Linux {}", escaped(release)),
         None => "an unknown kernel".to_owned(),
     };
     let title = format!(
         "{} of {kernel} on {}, host: {}",
         units::seconds(report.duration_s),
         units::counted(report.vcpus.len() as u64, "vCPU"),
-        escape(&report.host)
+        escaped(&report.host)
     );
     wrapped(&mut text, &page.style.bold(&title), "", page.width);
     if report.host == "portable" {
@@ -88,7 +90,7 @@ fn facts(text: &mut String, report: &Report, page: Page) {
         lost(report),
         units::rate(report.measured_rate_hz),
         units::rate(report.rate_hz),
-        escape(&report.clock),
+        escaped(&report.clock),
         report.seed
     );
     wrapped(text, &samples, "  ", page.width);
@@ -131,7 +133,7 @@ fn stalls(text: &mut String, report: &Report, page: Page) {
             count => format!(", and {count} more (events of kind `{kind}`)"),
         };
         let at = units::seconds(first.time_s);
-        wrapped(text, &format!("{what} at {at}: {}{more}", escape(&first.text)), "  ", page.width);
+        wrapped(text, &format!("{what} at {at}: {}{more}", escaped(&first.text)), "  ", page.width);
     }
 }
 
@@ -149,7 +151,7 @@ fn lost(report: &Report) -> String {
 fn exact(report: &Report) -> String {
     let number = |key: &str| report.meta.get(key).and_then(|value| value.parse::<u64>().ok()).unwrap_or(0);
     if let Some(reason) = report.meta.get("exact_missing") {
-        return format!("Exact mode: none, {}", escape(reason));
+        return format!("Exact mode: none, {}", escaped(reason));
     }
     let end = report.meta.get("exact_end").filter(|end| *end != "the run ended");
     let told = ExactCost::told(|key| report.meta.get(key).map(String::as_str), report.vcpus.len());
@@ -159,7 +161,7 @@ fn exact(report: &Report) -> String {
         units::counted(number("exact_events"), "event"),
         units::count(number("exact_lost")),
         super::exact::cost(told.as_ref(), served),
-        end.map_or_else(String::new, |end| format!(", until {}", escape(end)))
+        end.map_or_else(String::new, |end| format!(", until {}", escaped(end)))
     )
 }
 
@@ -179,7 +181,7 @@ fn part(report: &Report) -> Option<String> {
     let filter = &report.filter;
     let mut parts = Vec::new();
     if let Some(process) = &filter.process {
-        parts.push(format!("process {}", escape(process)));
+        parts.push(format!("process {}", escaped(process)));
     }
     let named = [
         ("what came of", &filter.tree),
@@ -188,8 +190,9 @@ fn part(report: &Report) -> Option<String> {
         ("thread", &filter.thread),
         ("stacks with", &filter.symbol),
     ];
-    parts
-        .extend(named.iter().filter_map(|(what, name)| Some(format!("{what} {}", escape(name.as_deref()?)))));
+    parts.extend(
+        named.iter().filter_map(|(what, name)| Some(format!("{what} {}", escaped(name.as_deref()?)))),
+    );
     let mode = |group: &ModeGroup| match group {
         ModeGroup::User => "user code",
         ModeGroup::Kernel => "kernel code",
@@ -228,7 +231,7 @@ fn command(text: &mut String, report: &Report, page: Page) {
     if wall_s.is_none() && cpu.is_none() {
         return;
     }
-    let title = format!("Command: {}", escape(command));
+    let title = format!("Command: {}", escaped(command));
     text.push('\n');
     wrapped(text, &page.style.bold(&title), "", page.width);
     let columns = [("time", Align::Right), ("95 % interval", Align::Right), ("what", Align::Left)];
@@ -337,7 +340,7 @@ fn functions(text: &mut String, report: &Report, rows: usize, page: Page) {
     for function in report.functions.iter().take(rows) {
         let Function { symbol, module, mode, estimate } = function;
         let mut cells = estimate_cells(estimate, page);
-        cells.extend([escape(mode).into_owned(), super::with_module(symbol, module.as_deref())]);
+        cells.extend([escaped(mode).into_owned(), super::with_module(symbol, module.as_deref())]);
         table.row(cells);
     }
     text.push_str(&table.render(page.width));
@@ -368,7 +371,7 @@ fn walks(kernel: &Ends, user: &Ends) -> Option<String> {
     }
     let most = kernel.broken.iter().chain(&user.broken).max_by_key(|broken| broken.walks);
     let why = most.map_or_else(String::new, |broken| {
-        format!("; most others: {} ({})", escape(&broken.reason), units::percent(broken.share))
+        format!("; most others: {} ({})", escaped(&broken.reason), units::percent(broken.share))
     });
     let doubt = if user.doubtful > 0 {
         format!(
@@ -389,14 +392,14 @@ fn unnamed(report: &Report, profile: &Path) -> Option<String> {
     }
     let mut line = format!("Unnamed code: {} of user samples", units::percent(code.unnamed_share));
     if let Some(file) = code.files.first().filter(|file| file.unnamed > 0) {
-        let path = escape(&file.path);
+        let path = escaped(&file.path);
         line.push_str(&match (&file.build_id, &file.read_from, &file.named_by) {
             (Some(id), _, by) if by.as_deref().is_none_or(is_stripped) => format!(
                 "; most is {path}: `{}` would name it by the debug file of build-id {}",
                 super::symbolize_command(profile),
-                escape(id)
+                escaped(id)
             ),
-            (None, Some(read), None) => format!("; most is {path} ({})", escape(read)),
+            (None, Some(read), None) => format!("; most is {path} ({})", escaped(read)),
             _ => format!("; most is {path}"),
         });
     }

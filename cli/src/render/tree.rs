@@ -1,15 +1,17 @@
 //! `report --callers` and `--callees`: an indented table.
 
 use sampler::report::{CallTree, Direction, LEAST_PART, Report};
+use text::clean::escaped;
+use text::units;
 
+use super::Page;
 use super::summary::{heading, title, wrapped};
 use super::table::{Align, Table};
-use super::{Page, escape, units};
 
 /// The tree with at most `rows` rows.
 pub fn render(report: &Report, tree: &CallTree, rows: usize, page: Page) -> String {
     let mut text = title(report, page);
-    let symbol = escape(&tree.symbol);
+    let symbol = escaped(&tree.symbol);
     let what = match tree.direction {
         Direction::Callers => format!("Callers of {symbol}"),
         Direction::Callees => format!("What {symbol} calls"),

@@ -79,7 +79,7 @@ pub fn once(args: &RunArgs, waits: Vec<Wait>) -> Result<Recorded, Error> {
     if recorded.outcome.host_restarts > 0 {
         eprintln!(
             "vprof: the portable host froze early and was started anew, {}",
-            crate::render::units::counted(recorded.outcome.host_restarts.into(), "time")
+            text::units::counted(recorded.outcome.host_restarts.into(), "time")
         );
     }
     Ok(recorded)

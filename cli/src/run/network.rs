@@ -245,7 +245,7 @@ impl Passt {
         if lines.is_empty() {
             "it said nothing".to_owned()
         } else {
-            crate::render::escape(&lines.join("; ")).into_owned()
+            text::clean::escaped(&lines.join("; ")).into_owned()
         }
     }
 }

@@ -275,7 +275,7 @@ fn finish_console(pump: ConsolePump, screen: &Screen, whose: &str) {
     if dropped > 0 {
         screen.note(&format!(
             "{} of the {whose}'s output were not shown: their reader was too slow",
-            crate::render::units::bytes(dropped)
+            text::units::bytes(dropped)
         ));
     }
 }
@@ -387,12 +387,12 @@ fn summarize(args: &RecordingArgs, console_on_stdout: bool) -> Result<(), Error>
 fn expect(args: &RecordingArgs, outcome: &Outcome, code: ExitCode) -> ExitCode {
     let seen = outcome.totals.seen;
     if let Some(start) = args.start_when.as_ref().filter(|_| seen.start_ns.is_none()) {
-        let start = crate::render::escape(&start.to_string()).into_owned();
+        let start = text::clean::escaped(&start.to_string()).into_owned();
         eprintln!("vprof: the run ended before {start} was seen (--start-when): nothing was sampled");
         return if code == ExitCode::Done { ExitCode::Expectation } else { code };
     }
     if let Some(stop) = args.stop_when.as_ref().filter(|_| seen.stop_ns.is_none() && !args.quiet) {
-        let stop = crate::render::escape(&stop.to_string()).into_owned();
+        let stop = text::clean::escaped(&stop.to_string()).into_owned();
         eprintln!("vprof: the run ended before {stop} was seen (--stop-when): it was sampled to its end");
     }
     let Some(missed) =
@@ -420,7 +420,7 @@ fn missed(wanted: f64, found: Option<&Precision>) -> Option<String> {
         format!(
             "the run ended before its largest share was known to within {wanted}: that of {} is {:.2} %, known to \
              within {:.2} %{longer}",
-            crate::render::escape(&found.name),
+            text::clean::escaped(&found.name),
             found.share.share * 100.0,
             found.share.distance() * 100.0
         )

@@ -6,11 +6,12 @@ use std::path::{Path, PathBuf};
 use sampler::report::{Estimate, Report};
 use sampler::{Filter, Profile};
 use serde::{Deserialize, Serialize};
+use text::units;
 
 use super::one;
 use crate::args::RunArgs;
 use crate::errors::{Error, ExitCode};
-use crate::render::{self, Page, units};
+use crate::render::{self, Page};
 use crate::report::{write_json, write_text};
 use crate::spread::Spread;
 

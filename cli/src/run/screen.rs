@@ -6,9 +6,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use sampler::Status;
+use text::clean::escaped;
+use text::units;
 
 use super::link::Phase;
-use crate::render::{escape, table, units};
+use crate::render::table;
 
 /// Where the guest's console goes.
 #[derive(Debug)]
@@ -210,9 +212,9 @@ fn running(status: &Status) -> String {
     }
     match (&status.top, &status.kernel) {
         (Some((comm, share)), _) => {
-            line.push_str(&format!("  top: {} {}", escape(comm), units::percent(*share)));
+            line.push_str(&format!("  top: {} {}", escaped(comm), units::percent(*share)));
         }
-        (None, Some(release)) => line.push_str(&format!("  Linux {}", escape(release))),
+        (None, Some(release)) => line.push_str(&format!("  Linux {}", escaped(release))),
         (None, None) => line.push_str("  guest is booting"),
     }
     line

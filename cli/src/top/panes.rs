@@ -1,9 +1,10 @@
 //! The panes: what of a look each of them shows.
 
 use sampler::live::{ExitRate, FunctionShare, Note, ProcessShare, Snapshot, TaskShare};
+use text::clean::escaped;
 
 use super::table::{Column, Order, Table, Value, column};
-use crate::render::{escape, with_module};
+use crate::render::with_module;
 
 /// One of the tables, or of the texts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,7 +72,7 @@ const LAST: u16 = 16;
 const NOT_SAMPLED: &str = "No samples in this span that were not idle.";
 
 fn text(text: &str) -> Value {
-    Value::Text(escape(text).into_owned())
+    Value::Text(escaped(text).into_owned())
 }
 
 fn processes(rows: &[ProcessShare]) -> Table {
@@ -87,8 +88,8 @@ fn processes(rows: &[ProcessShare]) -> Table {
     let row = |process: &ProcessShare| {
         let (share, margin, bar) = Value::of(&process.share);
         let name = match (process.pid, process.instance) {
-            (0, _) => escape(&process.comm).into_owned(),
-            (_, instance) => format!("{}#{instance}", escape(&process.comm)),
+            (0, _) => escaped(&process.comm).into_owned(),
+            (_, instance) => format!("{}#{instance}", escaped(&process.comm)),
         };
         let samples = Value::Count(process.samples);
         let pid = Value::Id(process.pid.into());
@@ -156,11 +157,11 @@ fn exits(rows: &[ExitRate]) -> Table {
     let row = |exit: &ExitRate| {
         let reason = match (&exit.device, exit.address) {
             (Some(device), Some(address)) => {
-                format!("{}, {}: {address:#x}", escape(device), escape(&exit.reason))
+                format!("{}, {}: {address:#x}", escaped(device), escaped(&exit.reason))
             }
-            (Some(device), None) => format!("{}, {}", escape(device), escape(&exit.reason)),
-            (None, Some(address)) => format!("{}: {address:#x}", escape(&exit.reason)),
-            (None, None) => escape(&exit.reason).into_owned(),
+            (Some(device), None) => format!("{}, {}", escaped(device), escaped(&exit.reason)),
+            (None, Some(address)) => format!("{}: {address:#x}", escaped(&exit.reason)),
+            (None, None) => escaped(&exit.reason).into_owned(),
         };
         vec![
             Value::Share(exit.share),

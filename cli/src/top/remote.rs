@@ -13,7 +13,7 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use super::steer::{Command, Event, Run};
 use crate::control::protocol::{Reply, Request};
 use crate::errors::{Error, Reason};
-use crate::render::escape;
+use text::clean::escaped;
 
 /// The longest line that is taken, bytes: many times 200 rows of each table.
 const LONGEST: usize = 16 << 20;
@@ -75,7 +75,7 @@ impl Run for Remote {
             match serde_json::from_slice(&line) {
                 Ok(Reply { snapshot: Some(look), .. }) => return Event::Look(look),
                 Ok(Reply { error: Some(sentence), .. }) => {
-                    return Event::Told(escape(&sentence).into_owned());
+                    return Event::Told(escaped(&sentence).into_owned());
                 }
                 // Done.
                 Ok(_) => {}

@@ -3,8 +3,7 @@
 use std::cmp::Ordering;
 
 use sampler::estimate::Share;
-
-use crate::render::units;
+use text::units;
 
 /// What stands in a cell.
 #[derive(Debug, Clone, PartialEq)]

@@ -31,7 +31,7 @@ pub fn check() -> Result<(), Error> {
         Ok(term) if !term.is_empty() && term != "dumb" => Ok(()),
         term => Err(Error::Usage(format!(
             "a live view needs a terminal that can be steered, and TERM is \"{}\": {instead}",
-            crate::render::escape(&term.unwrap_or_default())
+            text::clean::escaped(&term.unwrap_or_default())
         ))),
     }
 }

@@ -2,14 +2,12 @@
 
 use serde_json::Value;
 
-use crate::text;
-
 /// No name of the page is longer, characters.
 const LONGEST: usize = 1_000;
 
 /// One line without characters that move, hide or reorder text, of bounded length.
 pub(super) fn name(text: &str) -> String {
-    cut(&text::plain(text), LONGEST)
+    cut(&text::clean::escaped(text), LONGEST)
 }
 
 /// At most `longest` characters, the last of them an ellipsis where there are more.

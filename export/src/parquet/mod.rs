@@ -17,9 +17,9 @@ use sampler::report::{RecordedSample, Recording};
 
 use crate::folded::Names;
 use crate::rows::{COLUMNS, Row};
-use crate::text::plain;
 use crate::{ExportError, Request};
 use column::{Chunk, Column, GZIP, Kind, PLAIN, RLE, RLE_DICTIONARY};
+use text::clean::escaped;
 use thrift::Struct;
 
 const MAGIC: &[u8; 4] = b"PAR1";
@@ -97,19 +97,19 @@ fn columns(recording: &Recording, names: &Names<'_>, samples: &[RecordedSample])
         weight.double(row.weight_ns);
         vcpu.integer(Some(row.vcpu.into()));
         mode.text(row.mode);
-        process.text(&plain(row.process));
+        process.text(&escaped(row.process));
         instance.integer(row.instance);
         pid.integer(row.pid);
         tid.integer(row.tid);
-        thread.text(&plain(row.thread));
-        function.text(&plain(row.function));
-        module.text(&plain(row.module));
+        thread.text(&escaped(row.thread));
+        function.text(&escaped(row.function));
+        module.text(&escaped(row.module));
         kind.text(row.kind.map_or("", FrameKind::name));
         address.integer(row.address.map(u64::cast_signed));
-        source.text(&plain(row.source));
+        source.text(&escaped(row.source));
         line.integer(row.line);
-        syscall.text(&plain(row.syscall));
-        interrupt.text(&plain(row.interrupt));
+        syscall.text(&escaped(row.syscall));
+        interrupt.text(&escaped(row.interrupt));
         text.text(&stack.1);
     }
     columns

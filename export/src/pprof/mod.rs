@@ -18,8 +18,10 @@ use flate2::write::GzEncoder;
 use prost::Message as _;
 use sampler::report::{RecordedSample, Recording};
 
+use text::clean::escaped;
+
+use crate::names::mode_name;
 use crate::sums::Sum;
-use crate::text::{mode_name, plain};
 use crate::{ExportError, Format, Request};
 use proto::{Label, Profile, Sample, ValueType};
 use tables::{Code, Strings};
@@ -80,7 +82,7 @@ fn profile(recording: &Recording) -> Result<Profile, ExportError> {
         format!("vprof {}, host {}", about.version, about.host),
         format!("Linux {}", about.kernel.as_deref().unwrap_or("of an unknown release")),
     ];
-    let comment = comment.map(|text| strings.place(&plain(&text))).to_vec();
+    let comment = comment.map(|text| strings.place(&escaped(&text))).to_vec();
     let mut of = |kind, unit| ValueType { r#type: strings.place(kind), unit: strings.place(unit) };
     let sample_type = vec![of("samples", "count"), of("time", "nanoseconds")];
     let period_type = Some(of("time", "nanoseconds"));
@@ -112,7 +114,7 @@ fn profile(recording: &Recording) -> Result<Profile, ExportError> {
 fn labels(recording: &Recording, key: Key, strings: &mut Strings) -> Vec<Label> {
     let mut labels = Vec::new();
     let mut text = |key: &str, value: &str, strings: &mut Strings| {
-        let (key, str) = (strings.place(key), strings.place(&plain(value)));
+        let (key, str) = (strings.place(key), strings.place(&escaped(value)));
         labels.push(Label { key, str, num: 0 });
     };
     text("mode", key.mode, strings);

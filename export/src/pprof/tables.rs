@@ -4,9 +4,10 @@ use std::collections::HashMap;
 
 use sampler::batch::FrameKind;
 use sampler::report::{RecordedFrame, Recording};
+use text::clean::escaped;
 
 use super::proto::{Function, Line, Location, Mapping};
-use crate::text::{plain, symbol};
+use crate::names::symbol;
 
 /// The table of texts.
 #[derive(Debug)]
@@ -92,12 +93,12 @@ impl<'a> Code<'a> {
         let mut lines = Vec::new();
         for entry in recording.entries_of(place) {
             let at = entry.line.and_then(|line| recording.lines.get(line as usize));
-            let filename = at.map_or(0, |at| strings.place(&plain(&at.source)));
+            let filename = at.map_or(0, |at| strings.place(&escaped(&at.source)));
             let next = self.functions.len() as u64 + 1;
             let function_id = *self.known_functions.entry((entry.function, filename)).or_insert(next);
             if function_id == next {
                 let name = recording.functions.get(entry.function as usize).map_or("[unknown]", symbol);
-                let name = strings.place(&plain(name));
+                let name = strings.place(&escaped(name));
                 self.functions.push(Function { id: next, name, system_name: name, filename });
             }
             lines.push(Line { function_id, line: at.and_then(|at| at.line).unwrap_or(0).into() });
@@ -152,8 +153,8 @@ impl<'a> Code<'a> {
                     None => ("[unknown]".to_owned(), None),
                 },
             };
-            mapping.filename = strings.place(&plain(&name));
-            mapping.build_id = strings.place(&plain(build_id.unwrap_or_default()));
+            mapping.filename = strings.place(&escaped(&name));
+            mapping.build_id = strings.place(&escaped(build_id.unwrap_or_default()));
             mapping
         });
         (mappings.collect(), locations, functions)

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::profile::{Profile, ProfileError, snapshot};
 use crate::report::tables::unsigned;
-use crate::text;
+use text::clean;
 
 /// Lines of the console that are kept.
 const LAST_LINES: usize = 20;
@@ -138,8 +138,8 @@ fn console(connection: &Connection, evidence: &mut Evidence) -> rusqlite::Result
             line.extend_from_slice(bytes.get(..room).unwrap_or(bytes));
         }
         if ends {
-            let told = text::plain(&String::from_utf8_lossy(&line));
-            let told = text::printable(told.trim_end());
+            let told = clean::without_escape_sequences(&String::from_utf8_lossy(&line));
+            let told = clean::printable(told.trim_end());
             line.clear();
             if told.contains(PANIC) {
                 evidence.panic_line.get_or_insert_with(|| told.clone());

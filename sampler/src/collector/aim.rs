@@ -8,7 +8,7 @@ use crate::estimate::{PartTallies, PartTicks, Ticks, needed_for, reached};
 use crate::report::paces::Paces;
 use crate::report::{Charged, is_ksoftirqd};
 use crate::session::Precision;
-use crate::text;
+use text::clean;
 
 /// Ticks of a vCPU that wait for the clocks' word on their stretch of time, at most; more count without it.
 const MOST_HELD: usize = 65_536;
@@ -69,7 +69,7 @@ impl Aim {
     /// Takes a sample with its task: name of the process, and whether it is a kernel thread.
     pub(crate) fn sample(&mut self, sample: &SampleRow, task: Option<([u8; 16], bool)>) {
         let guest = sample.fell == Fell::Guest;
-        let serves = |_| task.is_some_and(|(comm, kernel)| is_ksoftirqd(&text::comm(&comm), kernel));
+        let serves = |_| task.is_some_and(|(comm, kernel)| is_ksoftirqd(&clean::comm(&comm), kernel));
         let charged = Charged::of(sample.mode, sample.instance, serves).filter(|_| guest);
         if let (Some(charged), Some((comm, kernel_thread))) = (charged, task) {
             let charge = self.charged.entry(charged).or_default();
@@ -129,7 +129,7 @@ impl Aim {
         Some(Precision {
             wanted: self.wanted,
             name: match charged {
-                Charged::Instance(_) => text::comm(&charge.comm),
+                Charged::Instance(_) => clean::comm(&charge.comm),
                 other => other.name().to_owned(),
             },
             process: matches!(charged, Charged::Instance(_)) && !charge.kernel_thread,

@@ -7,7 +7,7 @@ use std::fmt;
 use super::entry::Part;
 use super::walker::{Late, ReasonOf, Symbol};
 use crate::batch::{FrameKind, FrameRow, lookup};
-use crate::text;
+use text::clean;
 
 /// How many addresses are remembered at once. Beyond that all are forgotten and get new rows, so a guest that jumps
 /// about costs rows in the file but no memory here. Readers of the profile add up by address, not by row.
@@ -122,7 +122,7 @@ impl Frames {
             return (id, false);
         }
         let id = self.add(key);
-        let module = Some(text::printable(module));
+        let module = Some(clean::printable(module));
         let kind = FrameKind::User;
         rows.push(FrameRow { id, address, call, kind, file: Some(file), module, ..FrameRow::default() });
         (id, true)
@@ -200,7 +200,7 @@ impl Frames {
             return id;
         }
         let id = self.add(key);
-        let (kind, symbol) = (FrameKind::Reason, Some(text::printable(why)));
+        let (kind, symbol) = (FrameKind::Reason, Some(clean::printable(why)));
         let module = Some(of.name().to_owned());
         rows.push(FrameRow { id, kind, symbol, module, ..FrameRow::default() });
         id
@@ -282,7 +282,7 @@ fn made_row(id: u32, (address, call): (u64, bool), instance: Option<u32>, symbol
 
 fn kernel_row(id: u32, address: u64, call: bool, name: Option<Name>) -> FrameRow {
     let (symbol, module, offset) = name.map_or((None, None, 0), |n| (n.symbol, n.module, n.offset));
-    let clean = |name: Option<String>| name.map(|name| text::printable(&name));
+    let clean = |name: Option<String>| name.map(|name| clean::printable(&name));
     let offset = if call { offset.wrapping_add(1) } else { offset };
     FrameRow {
         id,

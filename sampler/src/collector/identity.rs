@@ -10,7 +10,7 @@ use symbols::TaskSnapshot;
 
 use super::walker::Walker;
 use crate::batch::{Batch, CgroupRow, InstanceRow, ThreadRow};
-use crate::text;
+use text::clean;
 
 /// How many instances are remembered at once. Beyond that the longest unseen half is forgotten; one of those that
 /// shows up again then counts as a new instance. A guest that forks endlessly must not exhaust the host's memory.
@@ -144,10 +144,10 @@ impl Identities {
             return id;
         }
         self.cgroups.insert(path.to_owned(), id);
-        let clean = |name: Option<&str>| name.map(text::printable);
+        let clean = |name: Option<&str>| name.map(clean::printable);
         rows.push(CgroupRow {
             id,
-            path: text::printable(path),
+            path: clean::printable(path),
             unit: clean(symbols::systemd_unit(path)),
             container: clean(symbols::container(path)),
         });
@@ -181,7 +181,7 @@ fn row(task: &TaskSnapshot, known: &Known) -> InstanceRow {
         id: known.id,
         pid: task.pid,
         start_ns: task.start_ns,
-        comm: text::comm(&known.comm),
+        comm: clean::comm(&known.comm),
         number: known.number,
         kernel_thread: known.kernel_thread,
         parent_pid: known.details.parent_pid,
@@ -208,12 +208,12 @@ impl Threads {
             self.known.clear();
         }
         self.known.insert(key, task.comm);
-        rows.push(ThreadRow { instance, tid: task.tid, comm: text::comm(&task.comm) });
+        rows.push(ThreadRow { instance, tid: task.tid, comm: clean::comm(&task.comm) });
     }
 
     /// The name of a thread, printable; empty where it is not known any more.
     pub(crate) fn name(&self, instance: u32, tid: i32) -> String {
-        self.known.get(&(instance, tid)).map_or_else(String::new, text::comm)
+        self.known.get(&(instance, tid)).map_or_else(String::new, clean::comm)
     }
 }
 

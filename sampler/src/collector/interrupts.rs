@@ -98,11 +98,11 @@ impl InterruptNames {
         }
         self.handlers.clear();
         for (handler, names) in devices {
-            self.handlers.insert(handler, Told::Hard(crate::text::printable(&names.join(", "))));
+            self.handlers.insert(handler, Told::Hard(text::clean::printable(&names.join(", "))));
         }
         for softirq in interrupts.softirqs.iter().flatten() {
             if let Some(handler) = softirq.handler {
-                self.handlers.insert(handler.0, Told::Soft(crate::text::printable(&softirq.name)));
+                self.handlers.insert(handler.0, Told::Soft(text::clean::printable(&softirq.name)));
             }
         }
         self.update_lines(interrupts);
@@ -113,7 +113,7 @@ impl InterruptNames {
         let name = |irq: u32| {
             let line = interrupts.lines.iter().flatten().find(|line| line.irq == irq)?;
             let names: Vec<&str> = line.actions.iter().map(|action| action.name.as_str()).collect();
-            (!names.is_empty()).then(|| crate::text::printable(&names.join(", ")))
+            (!names.is_empty()).then(|| text::clean::printable(&names.join(", ")))
         };
         for vector in interrupts.vectors.iter().flatten() {
             if let Some(name) = name(vector.irq) {

@@ -14,7 +14,7 @@ use super::hot::MAX_BYTES;
 use super::walker::{FileEntry, Source};
 use crate::batch::{CodeRow, CodeSource, FileRow, FrameRow, InlinedRow};
 use crate::naming::{name_frame, named_by, shared_with};
-use crate::text;
+use text::clean;
 
 /// Files whose symbols are held at once, at most.
 const HELD: usize = 32;
@@ -141,7 +141,7 @@ impl Namer {
         named: &Sender<Named>,
     ) -> (FrameRow, Vec<InlinedRow>) {
         let starts = |address| file.function_start(address);
-        let module = text::printable(file.name());
+        let module = clean::printable(file.name());
         let before = allocated();
         let (row, inlined) =
             name_frame(row, &module, self.symbols(&file, named), &starts as &dyn FunctionStarts);

@@ -19,7 +19,7 @@ use crate::batch::{Batch, CpuTimeRow, FrameRow, Mode, SampleRow, lookup};
 use crate::exact::state::{Source, Who};
 use crate::exact::{Cause, Fault};
 use crate::record::{KERNEL_HALF, Record};
-use crate::text;
+use text::clean;
 
 /// Samples of about a second, for the live line.
 #[derive(Debug, Default)]
@@ -40,7 +40,7 @@ impl Window {
     pub(crate) fn top(&self) -> Option<(String, f64)> {
         let (_, (count, comm)) =
             self.processes.iter().max_by_key(|&(&id, &(count, _))| (count, u32::MAX - id))?;
-        Some((text::comm(comm), *count as f64 / self.busy as f64))
+        Some((clean::comm(comm), *count as f64 / self.busy as f64))
     }
 }
 
@@ -436,7 +436,7 @@ impl Resolver {
         let source = self.walker.as_ref()?.source();
         let init = tasks.iter().find(|task| task.tid == 1 && !task.kernel_thread)?;
         let exe = source.kernel.process(&source.memory, init.task).exe.ok()?;
-        let program = format!("{} {}", text::printable(&exe.path), text::printable(&exe.filesystem));
+        let program = format!("{} {}", clean::printable(&exe.path), clean::printable(&exe.filesystem));
         if self.init.as_ref() == Some(&program) {
             return None;
         }

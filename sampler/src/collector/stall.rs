@@ -2,7 +2,7 @@
 //! timer that the host has lost.
 
 use crate::batch::ConsoleRow;
-use crate::text::{plain, printable};
+use text::clean::{printable, without_escape_sequences};
 
 /// Kind of the profile's events that hold such reports.
 pub(crate) const STALL: &str = "stall";
@@ -39,7 +39,7 @@ impl StallReports {
             let line = String::from_utf8_lossy(&line);
             if self.found < MOST && is_report(&line) {
                 self.found += 1;
-                reports.push((row.time_ns, printable(plain(&line).trim())));
+                reports.push((row.time_ns, printable(without_escape_sequences(&line).trim())));
             }
         }
         reports

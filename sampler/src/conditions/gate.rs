@@ -6,7 +6,7 @@ use symbols::TaskSnapshot;
 
 use super::{Condition, Going, Seen, Trigger, Wait};
 use crate::batch::{Batch, ConsoleRow};
-use crate::text;
+use text::clean;
 
 /// A line of the console is looked at up to here, bytes.
 const LINE: usize = 4 << 10;
@@ -172,7 +172,7 @@ impl Gate {
         for part in row.bytes.split_inclusive(|&byte| byte == b'\n') {
             let room = LINE.saturating_sub(self.line.len());
             self.line.extend_from_slice(part.get(..room).unwrap_or(part));
-            let line = text::plain(&String::from_utf8_lossy(&self.line));
+            let line = clean::without_escape_sequences(&String::from_utf8_lossy(&self.line));
             let line = line.trim_end_matches(['\r', '\n']).to_owned();
             self.triggers().for_each(|trigger| trigger.line(&line));
             if let Some(going) = &mut self.going {

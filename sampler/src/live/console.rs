@@ -1,14 +1,14 @@
 //! The console's last lines as plain text.
 
-use crate::text;
+use text::clean;
 
 /// The lines of what a guest wrote, at most `most` of the last: without escape sequences, and of a line that was written
 /// over only what stands there last.
 pub(super) fn lines(bytes: &[u8], most: usize) -> Vec<String> {
-    let plain = text::plain(&String::from_utf8_lossy(bytes));
+    let plain = clean::without_escape_sequences(&String::from_utf8_lossy(bytes));
     let shown = |line: &str| {
         let line = line.trim_end_matches('\r');
-        text::printable(&line.rsplit('\r').next().unwrap_or(line).replace('\t', "    "))
+        clean::printable(&line.rsplit('\r').next().unwrap_or(line).replace('\t', "    "))
     };
     let lines: Vec<_> = plain.lines().map(shown).collect();
     lines[lines.len().saturating_sub(most)..].to_vec()

@@ -13,7 +13,7 @@ use super::{Estimate, ReportError};
 use crate::batch::FrameKind;
 use crate::naming::is_nameless;
 use crate::profile::Profile;
-use crate::text::printable;
+use text::clean::printable;
 
 /// More code of one function than this is not read, bytes. Functions of the kernel have up to 64 KiB.
 pub const MOST_CODE: u32 = 256 << 10;

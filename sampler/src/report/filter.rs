@@ -8,13 +8,13 @@ use serde::{Deserialize, Serialize};
 use super::ReportError;
 use super::code::{Code, matches};
 use super::family::family;
-use super::near::near;
 use super::stacks::{Stacks, has};
 use super::sums::{Charged, Sample};
 use super::tables::{Instance, Tables, seconds};
 use crate::batch::Mode;
 use crate::profile::Profile;
-use crate::text::printable;
+use text::clean::printable;
+use text::suggest::suggest;
 
 /// Which part of a profile is reported. An absent part means no restriction; all parts have to hold.
 ///
@@ -240,7 +240,7 @@ fn check(filter: &Filter, tables: &Tables) -> Result<(), ReportError> {
 
 /// What to say of a name that is not there: the nearest ones, or what lists them.
 pub(crate) fn no_such(what: &'static str, wanted: &str, names: Vec<&str>, list: &str) -> ReportError {
-    let near = near(wanted, names.into_iter());
+    let near = suggest(wanted, names.into_iter());
     let advice = if near.is_empty() {
         format!("`vprof report FILE {list}` lists them")
     } else {

@@ -11,7 +11,6 @@ pub(crate) mod command;
 mod exact;
 pub(crate) mod family;
 mod filter;
-mod near;
 mod numbers;
 pub(crate) mod paces;
 mod quality;
@@ -40,7 +39,6 @@ pub use exact::{
 pub use family::COMMAND;
 pub use filter::{Filter, ModeGroup, Sort};
 pub(crate) use filter::{is_process, no_such};
-pub use near::near;
 pub use quality::{Broken, Ends, File, UserCode, Walks};
 pub use recording::{
     About, FrameEntry, Owner, RecordedFile, RecordedFrame, RecordedFunction, RecordedMapping,

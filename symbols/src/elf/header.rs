@@ -6,9 +6,10 @@ use goblin::elf::program_header::ProgramHeader;
 use goblin::elf::program_header::program_header64::SIZEOF_PHDR;
 use goblin::elf::section_header::section_header64::SIZEOF_SHDR;
 use goblin::elf::section_header::{SHN_XINDEX, SectionHeader};
+use text::clean::ascii;
 
 use super::{ElfError, MAX_SECTIONS, MAX_SEGMENTS, ReadAt};
-use crate::bytes::{array_at, printable, u16_at, u32_at, u64_at, until_nul};
+use crate::bytes::{array_at, u16_at, u32_at, u64_at, until_nul};
 
 /// Bytes of an `Elf64_Ehdr`.
 const FILE_HEADER: usize = 64;
@@ -156,7 +157,7 @@ fn read_sections(
     let named = |header: SectionHeader| {
         let name = names.get(header.sh_name..).unwrap_or_default();
         let name = until_nul(name.get(..MAX_NAME).unwrap_or(name));
-        (printable(name), header)
+        (ascii(name), header)
     };
     Ok(headers.into_iter().map(named).collect())
 }

@@ -1,7 +1,9 @@
 //! Notes and links that tell which build a file is.
 
+use text::clean::ascii;
+
 use super::{BuildId, DebugLink};
-use crate::bytes::{index, printable, u32_at, until_nul};
+use crate::bytes::{index, u32_at, until_nul};
 
 /// `NT_GNU_BUILD_ID` (elf.h).
 const BUILD_ID: u32 = 3;
@@ -42,13 +44,13 @@ pub(super) fn debug_link(bytes: &[u8]) -> Option<DebugLink> {
 pub(super) fn alt_link(bytes: &[u8]) -> Option<(String, BuildId)> {
     let path = until_nul(bytes);
     let id = BuildId::new(bytes.get(path.len().checked_add(1)?..)?)?;
-    Some((printable(path), id))
+    Some((ascii(path), id))
 }
 
 /// A plain file name: one that leaves its directory is none.
 fn file_name(name: &[u8]) -> Option<String> {
     let plain = !name.is_empty() && name.len() <= 255 && name != b"." && name != b"..";
-    (plain && name.iter().all(|b| matches!(b, b' '..=b'~') && *b != b'/')).then(|| printable(name))
+    (plain && name.iter().all(|b| matches!(b, b' '..=b'~') && *b != b'/')).then(|| ascii(name))
 }
 
 #[cfg(test)]

@@ -18,13 +18,14 @@ mod layout;
 pub(crate) use layout::GeneratedLayout;
 
 use crate::address::VirtAddr;
-use crate::bytes::{index, printable, until_nul};
+use crate::bytes::{index, until_nul};
 use crate::kernel::Kernel;
 use crate::memory::PhysicalMemory;
 use crate::symbol::SymbolAt;
 use crate::task::list;
 use crate::view::View;
 use jit::Frameless;
+use text::clean::ascii;
 
 /// Entries of each list that are read, at most.
 const MAX_ENTRIES: usize = 4096;
@@ -192,7 +193,7 @@ impl<M: PhysicalMemory> Reader<'_, M> {
             let len = end.checked_sub(start).filter(|len| (1..=MAX_CODE).contains(len))?;
             let mut name = vec![0; layout.name_len];
             self.view.read(at.checked_add(layout.name as u64)?, &mut name)?;
-            let name = printable(until_nul(&name));
+            let name = ascii(until_nul(&name));
             let form = if name.starts_with("bpf_dispatcher_") {
                 Form::Frameless
             } else {

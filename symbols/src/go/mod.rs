@@ -20,7 +20,9 @@ mod tests;
 
 use std::sync::Arc;
 
-use crate::bytes::{index, printable, u32_at, u64_at, until_nul};
+use text::clean::ascii;
+
+use crate::bytes::{index, u32_at, u64_at, until_nul};
 use crate::elf::ElfFile;
 
 /// Sections that hold it; the second in programs that are loaded anywhere.
@@ -251,7 +253,7 @@ impl GoTable {
     fn text_at(&self, table: usize, offset: u32) -> Option<String> {
         let rest = self.bytes.get(table.checked_add(index(offset.into()))?..)?;
         let text = until_nul(rest.get(..MAX_TEXT).unwrap_or(rest));
-        (!text.is_empty()).then(|| printable(text))
+        (!text.is_empty()).then(|| ascii(text))
     }
 }
 

@@ -12,7 +12,7 @@
 use std::collections::HashSet;
 
 use super::{Journal, JournalBytes, JournalEntry, JournalError, Wanted};
-use crate::bytes::printable;
+use text::clean::ascii;
 
 /// `SD_MESSAGE_UNIT_STARTING`: a start job runs.
 const STARTING: &[u8] = b"MESSAGE_ID=7d4958e842da4a758f6c1cdc7b36dcc5";
@@ -201,14 +201,14 @@ fn step(entry: &JournalEntry) -> Option<UnitStep> {
         let (kernel_ns, userspace_ns) = (ns(b"KERNEL_USEC=")?, ns(b"USERSPACE_USEC=")?);
         return Some(UnitStep::Finished(Startup { kernel_ns, initrd_ns: ns(b"INITRD_USEC="), userspace_ns }));
     }
-    let unit = value(entry, b"UNIT=").filter(|unit| !unit.is_empty()).map(printable)?;
+    let unit = value(entry, b"UNIT=").filter(|unit| !unit.is_empty()).map(ascii)?;
     // Versions before 247 say no type here.
     let starts = value(entry, b"JOB_TYPE=").is_none_or(|kind| kind == b"start");
     match id {
         STARTING if starts => Some(UnitStep::Starting(unit)),
         STARTED if starts => Some(UnitStep::Started(unit)),
         FAILED if starts => {
-            let result = value(entry, b"JOB_RESULT=").map_or_else(|| "failed".to_owned(), printable);
+            let result = value(entry, b"JOB_RESULT=").map_or_else(|| "failed".to_owned(), ascii);
             Some(UnitStep::Failed(unit, result))
         }
         _ => None,
@@ -220,7 +220,7 @@ fn logged(entry: &JournalEntry) -> Option<UnitStep> {
     if !entry.fields.iter().any(|field| field == b"SYSLOG_PID=1") {
         return None;
     }
-    let text = printable(value(entry, b"MESSAGE=")?);
+    let text = ascii(value(entry, b"MESSAGE=")?);
     let unit = |begins: &[&str]| {
         let rest = begins.iter().find_map(|begin| text.strip_prefix(begin))?;
         // `NAME - Description.`, or `NAME...` and `NAME.`

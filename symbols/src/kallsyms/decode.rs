@@ -1,8 +1,8 @@
 //! Expands the compressed names of kallsyms.
 
-use crate::bytes::printable;
 use crate::kallsyms::MAX_NAME;
 use crate::kallsyms::locate::{Arrays, name_length};
+use text::clean::ascii;
 
 /// Expanded names, at most: hostile tokens are as long as their table, and names repeat them.
 const MAX_EXPANDED: usize = 32 << 20;
@@ -46,7 +46,7 @@ impl Names {
 /// The names of all symbols and the letter of each one's type.
 pub(crate) fn decode(arrays: &Arrays) -> (Names, Vec<u8>) {
     // Names of printable tokens are printable: cleaning the 256 tokens is enough.
-    let tokens: Vec<String> = (0..=255).map(|token| printable(arrays.tokens.get(token))).collect();
+    let tokens: Vec<String> = (0..=255).map(|token| ascii(arrays.tokens.get(token))).collect();
     let mut names = Names::default();
     let mut types = Vec::with_capacity(arrays.addresses.len());
     let mut name = String::with_capacity(MAX_NAME);

@@ -6,7 +6,7 @@ use std::fmt::{self, Write};
 
 use cpp_demangle::{DemangleOptions, ParseOptions, Symbol};
 
-use crate::bytes::printable;
+use text::clean::ascii;
 
 /// Bytes of a mangled name that is demangled, at most. Work grows with this length.
 const MAX_MANGLED: usize = 8 << 10;
@@ -22,7 +22,7 @@ pub fn readable(name: &[u8]) -> String {
         Some(at) if at > 0 => &name[..at],
         _ => name,
     };
-    demangle(name).unwrap_or_else(|| printable(name.get(..MAX_NAME).unwrap_or(name)))
+    demangle(name).unwrap_or_else(|| ascii(name.get(..MAX_NAME).unwrap_or(name)))
 }
 
 fn demangle(name: &[u8]) -> Option<String> {

@@ -8,8 +8,8 @@ use gimli::{Dwarf, SectionId};
 use super::demangle::Names;
 pub use super::meter::Stopped;
 use super::meter::{MAX_BUILT, Meter, Metered, Source};
-use crate::bytes::printable;
 use crate::elf::{ElfError, ElfFile};
+use text::clean::ascii;
 
 /// Bytes of all sections of DWARF of one file, at most.
 const MAX_SECTIONS: u64 = 1 << 30;
@@ -116,7 +116,7 @@ impl SourceLines {
             let file = location.and_then(|location| location.file).map(str::as_bytes);
             found.push(SourceFrame {
                 function: name.map(|name| self.names.readable(name.as_bytes())),
-                file: file.map(|file| printable(file.get(..MAX_PATH).unwrap_or(file))),
+                file: file.map(|file| ascii(file.get(..MAX_PATH).unwrap_or(file))),
                 line: location.and_then(|location| location.line),
             });
             if found.len() == MAX_FRAMES {

@@ -2,9 +2,9 @@
 
 use super::layout::{FileLayout, InodeLayout};
 use super::path::{Path, Paths};
-use crate::bytes::printable;
 use crate::memory::PhysicalMemory;
 use crate::view::View;
+use text::clean::ascii;
 
 /// `FMODE_BACKING` (include/linux/fs.h): the file stands behind one of a stacked file system. Bit 25 since 6.5,
 /// bit 24 in later kernels, 6.12.117 among them; the other bit has another meaning there.
@@ -105,7 +105,7 @@ impl<M: PhysicalMemory> Files<'_, M> {
         let links = stacked.as_ref().map_or(inode.links, |stacked| stacked.links);
         let raw_path = paths.name(opened, self.root).unwrap_or_default();
         Some(FileRef {
-            path: printable(&raw_path),
+            path: ascii(&raw_path),
             raw_path,
             deleted: links == 0 || paths.unlinked(opened.dentry)?,
             device: inode.device,

@@ -1,8 +1,10 @@
 //! Who a process is: parent, user, arguments, control group, and what a work queue's thread works on.
 
+use text::clean::utf8;
+
 use super::layout::{ArgvLayout, CgroupLayout, ParentLayout, UidLayout, WorkerLayout};
 use crate::address::VirtAddr;
-use crate::bytes::{index, utf8};
+use crate::bytes::index;
 use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
 use crate::paging::AddressSpace;

@@ -3,10 +3,10 @@
 use std::error::Error;
 
 use ext4_view::{Ext4, Ext4Read};
+use text::units;
 
 use super::{Files, MOST_NAMES};
 use crate::image::contents::Part;
-use crate::render::units;
 
 struct Reader(Part);
 

@@ -1,17 +1,19 @@
 //! What systemd says of a boot.
 
 use sampler::boot::{Link, Startup, Systemd};
+use text::clean::escaped;
+use text::units;
 
+use super::super::Page;
 use super::super::exact::more;
 use super::super::summary::{heading, wrapped};
 use super::super::table::{Align, Table};
-use super::super::{Page, escape, units};
 
 /// All of it, or why there is none; at most `rows` rows per table.
 pub(super) fn render(text: &mut String, systemd: &Systemd, rows: usize, page: Page) {
     heading(text, page.style, "systemd", "");
     if let Some(missing) = &systemd.missing {
-        let sentence = format!("Units and targets have no times: {}.", escape(missing));
+        let sentence = format!("Units and targets have no times: {}.", escaped(missing));
         return wrapped(text, &sentence, "  ", page.width);
     }
     let known = format!("times of units are known to {}", units::seconds(systemd.within_s));
@@ -32,7 +34,7 @@ pub(super) fn render(text: &mut String, systemd: &Systemd, rows: usize, page: Pa
     }
     targets(text, systemd, rows, page);
     for unit in systemd.failed.iter().take(rows) {
-        let (name, result) = (escape(&unit.name), escape(&unit.result));
+        let (name, result) = (escaped(&unit.name), escaped(&unit.result));
         let sentence = format!("{name} did not start ({result}), at {}.", units::seconds(unit.at_s));
         wrapped(text, &sentence, "  ", page.width);
     }
@@ -67,7 +69,7 @@ fn targets(text: &mut String, systemd: &Systemd, rows: usize, page: Page) {
     // The last ones are what a boot is for.
     let skipped = systemd.targets.len().saturating_sub(rows);
     for target in systemd.targets.iter().skip(skipped) {
-        table.row(vec![by(target.by_log, target.at_s), escape(&target.name).into_owned()]);
+        table.row(vec![by(target.by_log, target.at_s), escaped(&target.name).into_owned()]);
     }
     text.push_str(&table.render(page.width));
     more(text, systemd.targets.len(), rows);
@@ -102,7 +104,7 @@ fn chain(text: &mut String, chain: &[Link], rows: usize, page: Page) {
             or_none(link.own.s),
             or_none(link.all.s),
             mostly(link).to_owned(),
-            escape(&link.name).into_owned(),
+            escaped(&link.name).into_owned(),
         ]);
     }
     text.push_str(&table.render(page.width));

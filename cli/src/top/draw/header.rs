@@ -6,11 +6,12 @@ use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::Style;
 use sampler::live::{Sampling, Span, VcpuShare};
+use text::clean::escaped;
+use text::units;
 use unicode_width::UnicodeWidthStr;
 
 use super::put;
 use super::theme::Theme;
-use crate::render::{escape, units};
 use crate::top::state::State;
 
 /// A piece of a line; those with the highest rank give way first.
@@ -49,13 +50,13 @@ fn run(state: &State, theme: Theme) -> Vec<Piece> {
         }];
     }
     let kernel = match &look.kernel {
-        Some(release) => format!("Linux {}", escape(release)),
+        Some(release) => format!("Linux {}", escaped(release)),
         None => "kernel not found yet".to_owned(),
     };
     let host = match look.host.as_str() {
         "kvm" => "KVM".to_owned(),
         "portable" => "portable".to_owned(),
-        other => format!("host: {}", escape(other)),
+        other => format!("host: {}", escaped(other)),
     };
     let time = Duration::try_from_secs_f64(look.time_s).unwrap_or_default();
     let Sampling { on, rate_hz, clock, samples, lost, .. } = &look.sampling;
@@ -73,7 +74,7 @@ fn run(state: &State, theme: Theme) -> Vec<Piece> {
         piece(host, 3),
         piece(units::clock(time), 1),
         rate,
-        piece(escape(clock).into_owned(), 5),
+        piece(escaped(clock).into_owned(), 5),
         piece(units::counted(*samples, "sample"), 4),
         Piece { text: format!("{} lost", units::count(*lost)), style: lost_style, rank: 4 },
     ]

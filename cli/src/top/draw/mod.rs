@@ -21,7 +21,7 @@ use ratatui::style::Style;
 use unicode_width::UnicodeWidthStr;
 
 use super::state::{Question, State};
-use crate::render::escape;
+use text::clean::escaped;
 use theme::Theme;
 
 /// The smallest screen that shows anything of use.
@@ -89,8 +89,8 @@ fn last_line(buffer: &mut Buffer, area: Rect, state: &State, theme: Theme) -> Op
         }
         None => {
             let (line, style) = match (&state.message, &state.ended) {
-                (Some(message), _) => (escape(message).into_owned(), theme.notice()),
-                (None, Some(why)) => (format!("{}; q quits", escape(why)), theme.notice()),
+                (Some(message), _) => (escaped(message).into_owned(), theme.notice()),
+                (None, Some(why)) => (format!("{}; q quits", escaped(why)), theme.notice()),
                 (None, None) => (hint(area.width, state).to_owned(), Style::new()),
             };
             put(buffer, place, &line, style, theme);
@@ -98,7 +98,7 @@ fn last_line(buffer: &mut Buffer, area: Rect, state: &State, theme: Theme) -> Op
         }
     };
     // Its end is what is being typed.
-    let typed = escape(typed);
+    let typed = escaped(typed);
     let room = usize::from(area.width).saturating_sub(question.len() + 1);
     let mut end = typed.as_ref();
     while end.width() > room {

@@ -3,10 +3,11 @@
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::{Color, Style};
+use text::clean::escaped;
+use text::units;
 
 use super::theme::Theme;
 use super::{put, put_right};
-use crate::render::{escape, units};
 use crate::top::panes::Pane;
 use crate::top::state::State;
 use crate::top::table::{Table, Value};
@@ -47,7 +48,7 @@ pub fn draw(buffer: &mut Buffer, area: Rect, state: &mut State, theme: Theme) {
 /// How tasks are known, the filter, and which rows are on the screen.
 fn where_in(table: &Table, state: &State, first: usize, body: usize) -> String {
     let filter = &state.here().filter;
-    let filter = if filter.is_empty() { String::new() } else { format!("with \"{}\"  ", escape(filter)) };
+    let filter = if filter.is_empty() { String::new() } else { format!("with \"{}\"  ", escaped(filter)) };
     let known = match (state.pane, state.look.exact) {
         (Pane::Tasks, true) => "exact  ",
         (Pane::Tasks, false) => "census  ",

@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use sampler::live::{Snapshot, Span, View};
+use text::units;
 
 use super::history::History;
 use super::keys::Key;
 use super::panes::Pane;
 use super::steer::{self, Command, Event};
 use super::table::Order;
-use crate::render::units;
 
 /// Rows of each table that are asked for.
 pub const ROWS: usize = 200;

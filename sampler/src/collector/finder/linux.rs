@@ -101,7 +101,7 @@ impl Guest for LinuxGuest {
             let _ = self.place.set(place);
         }
         Ok(Found {
-            release: kernel.release().map(crate::text::printable),
+            release: kernel.release().map(text::clean::printable),
             symbols: kernel.symbol_count(),
             missing: kernel.missing().to_vec(),
             code: self.code_with(kernel, None, GeneratedCode::default()),

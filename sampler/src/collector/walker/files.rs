@@ -11,7 +11,7 @@ use symbols::go::GoTable;
 
 use super::source::Source;
 use crate::batch::FileRow;
-use crate::text;
+use text::clean;
 
 /// Files that are remembered, at most; beyond that all are forgotten and read again when needed.
 const REMEMBERED: usize = 4096;
@@ -155,7 +155,7 @@ impl FileEntry {
         let loaded = self.loaded.get();
         let mut row = FileRow {
             id: self.id,
-            path: text::printable(self.path()),
+            path: clean::printable(self.path()),
             build_id: loaded.and_then(|loaded| loaded.build_id.clone()),
             read_from: loaded.map(|loaded| match &loaded.read_from {
                 Ok(place) => (*place).to_owned(),
@@ -167,7 +167,7 @@ impl FileEntry {
         if let Content::File(file) = &self.content {
             row.device = file.device.0 << 20 | file.device.1;
             row.inode = file.inode;
-            row.filesystem = text::printable(&file.filesystem);
+            row.filesystem = clean::printable(&file.filesystem);
             row.deleted = self.deleted.load(Ordering::Relaxed);
         }
         row

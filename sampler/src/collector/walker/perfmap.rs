@@ -10,7 +10,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::text;
+use text::clean;
 
 /// Functions of one map, at most: the last ones.
 const MAX_SYMBOLS: usize = 200_000;
@@ -101,7 +101,7 @@ fn symbol(line: &[u8]) -> Option<Symbol> {
     if size == 0 || name.is_empty() {
         return None;
     }
-    let name = text::printable(&String::from_utf8_lossy(name)).into();
+    let name = clean::printable(&String::from_utf8_lossy(name)).into();
     Some(Symbol { start, end: start.checked_add(size)?, name })
 }
 

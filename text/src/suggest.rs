@@ -1,4 +1,4 @@
-//! Names that somebody may have meant.
+//! Names that resemble a mistyped one.
 
 /// At most so many are offered.
 const OFFERED: usize = 3;
@@ -6,13 +6,13 @@ const OFFERED: usize = 3;
 const COMPARED: usize = 48;
 
 /// The names nearest to `wanted`, the nearest first: those that hold it, and those a few letters away.
-pub fn near<'a>(wanted: &str, names: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
+pub fn suggest<'a>(wanted: &str, names: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
     if wanted.is_empty() {
         return Vec::new();
     }
     let lower = wanted.to_ascii_lowercase();
-    let near = |name: &'a str| Some((distance(&lower, name)?, name.len(), name));
-    let mut found: Vec<(usize, usize, &str)> = names.filter_map(near).collect();
+    let candidate = |name: &'a str| Some((distance(&lower, name)?, name.len(), name));
+    let mut found: Vec<(usize, usize, &str)> = names.filter_map(candidate).collect();
     found.sort_unstable();
     found.dedup();
     found.truncate(OFFERED);
@@ -63,11 +63,11 @@ mod tests {
     }
 
     #[test]
-    fn near_names_are_offered() {
+    fn similar_names_are_offered() {
         let names = ["schedule", "schedule_timeout", "vfs_read", "ksys_read", "main"];
-        assert_eq!(near("shedule", names.into_iter()), ["schedule"]);
-        assert_eq!(near("READ", names.into_iter()), ["vfs_read", "ksys_read"]);
-        assert!(near("quite_another", names.into_iter()).is_empty());
-        assert!(near("", names.into_iter()).is_empty());
+        assert_eq!(suggest("shedule", names.into_iter()), ["schedule"]);
+        assert_eq!(suggest("READ", names.into_iter()), ["vfs_read", "ksys_read"]);
+        assert!(suggest("quite_another", names.into_iter()).is_empty());
+        assert!(suggest("", names.into_iter()).is_empty());
     }
 }

@@ -1,0 +1,44 @@
+//! Names of functions, modes and roots as exports show them.
+
+use sampler::batch::Mode;
+use sampler::report::{Owner, RecordedFunction, Recording};
+
+use crate::Root;
+
+/// In place of an empty name.
+const UNKNOWN: &str = "[unknown]";
+
+/// What a function is called; never empty.
+pub fn symbol(function: &RecordedFunction) -> &str {
+    if function.symbol.is_empty() { UNKNOWN } else { &function.symbol }
+}
+
+/// What a mode is called in table `mode`.
+pub(crate) fn mode_name(mode: Mode) -> &'static str {
+    match mode {
+        Mode::User => "user",
+        Mode::Kernel => "kernel",
+        Mode::HardIrq => "hardirq",
+        Mode::SoftIrq => "softirq",
+        Mode::Nmi => "nmi",
+        Mode::Idle => "idle",
+        Mode::Boot => "boot",
+        Mode::Unknown => "unknown",
+    }
+}
+
+/// What stands above the outermost frame of an owner's stacks: nothing, one name or two.
+pub fn roots(recording: &Recording, owner: &Owner, root: Root) -> Vec<String> {
+    let process = recording.process_of(owner);
+    let mut names = match (root, process) {
+        (Root::None, _) => Vec::new(),
+        (_, None) => vec![owner.name.clone()],
+        (Root::Process, Some(process)) => vec![process.comm.clone()],
+        (Root::Thread, Some(process)) => {
+            let tid = owner.tid.map_or_else(String::new, |tid| format!("/{tid}"));
+            vec![process.instance(), format!("{}{tid}", owner.name)]
+        }
+    };
+    names.iter_mut().filter(|name| name.is_empty()).for_each(|name| UNKNOWN.clone_into(name));
+    names
+}

@@ -1,0 +1,7 @@
+//! Text for people: cleaning of text that comes from a guest, numbers with units, and suggestions for mistyped names.
+//!
+//! A leaf: depends on no other crate.
+
+pub mod clean;
+pub mod suggest;
+pub mod units;

@@ -7,8 +7,8 @@ use iced_x86::{
     Decoder, DecoderOptions, FlowControl, Formatter, GasFormatter, Instruction, IntelFormatter,
     SymbolResolver, SymbolResult,
 };
-use sampler::Profile;
-use sampler::report::{Annotation, Estimate, Hit, MOST_CODE, Target};
+use profile::Profile;
+use profile::report::{Annotation, Estimate, Hit, MOST_CODE, Target};
 use serde::{Serialize, Serializer};
 use text::clean::escaped;
 

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use ::export::{ExportError, write_difference};
-use sampler::diff::{Diff, Limit};
-use sampler::report::SharesBy;
-use sampler::{Filter, Profile};
+use profile::diff::{Diff, Limit};
+use profile::report::SharesBy;
+use profile::{Filter, Profile};
 use text::clean::escaped;
 
 use crate::args::DiffArgs;

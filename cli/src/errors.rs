@@ -7,8 +7,8 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use sampler::profile::{CreateError, EditError, ProfileError, QueryError};
-use sampler::report::ReportError;
+use profile::report::ReportError;
+use profile::store::{CreateError, EditError, ProfileError, QueryError};
 
 use crate::image::ImageError;
 use crate::portable::PortableError;
@@ -109,7 +109,7 @@ pub enum Error {
     OutputForeign(PathBuf),
     /// Runs can't be compared. Names of the guest stand in its message.
     #[error("{}", text::clean::escaped(&.0.to_string()))]
-    Diff(#[from] sampler::diff::DiffError),
+    Diff(#[from] profile::diff::DiffError),
     /// A file is no baseline of boots, or not of boots like these.
     #[error("{0}")]
     Baseline(String),
@@ -166,7 +166,7 @@ impl Error {
     /// The exit code that goes with the error.
     pub fn exit_code(&self) -> ExitCode {
         match self {
-            Self::Usage(_) | Self::Diff(sampler::diff::DiffError::Uneven { .. }) => ExitCode::Usage,
+            Self::Usage(_) | Self::Diff(profile::diff::DiffError::Uneven { .. }) => ExitCode::Usage,
             Self::Host(error) => error.exit_code(),
             Self::Portable(error) => error.exit_code(),
             Self::Start(vmm::StartError::Kvm(_)) => ExitCode::NoHypervisor,

@@ -4,7 +4,7 @@ use std::io::{self, IsTerminal};
 use std::path::Path;
 
 use ::export::{ExportError, Format, PageError, PageRequest, Request, write_page};
-use sampler::Profile;
+use profile::Profile;
 
 use crate::args::ExportArgs;
 use crate::errors::{Error, ExitCode};

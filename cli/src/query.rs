@@ -3,8 +3,8 @@
 use std::io::{self, BufWriter, IsTerminal, Write};
 use std::ops::ControlFlow;
 
-use sampler::Profile;
-use sampler::profile::Value;
+use profile::Profile;
+use profile::store::Value;
 use text::clean::escaped;
 
 use crate::args::QueryArgs;

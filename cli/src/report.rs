@@ -3,9 +3,9 @@
 use std::io::{self, IsTerminal, Write};
 use std::path::Path;
 
-use sampler::boot::Boot;
-use sampler::report::{Direction, ExactReport, Request, Source, StateReport, TreeRequest};
-use sampler::{Filter, Profile, Report};
+use profile::boot::Boot;
+use profile::report::{Direction, ExactReport, Request, Source, StateReport, TreeRequest};
+use profile::{Filter, Profile, Report};
 
 use crate::args::{FilterArgs, ReportArgs};
 use crate::errors::{Error, ExitCode};

@@ -1,7 +1,7 @@
 //! `vprof rusage`: the guest's own books of CPU time next to the truth.
 
-use sampler::Profile;
-use sampler::rusage::Rusage;
+use profile::Profile;
+use profile::rusage::Rusage;
 
 use crate::args::RusageArgs;
 use crate::errors::{Error, ExitCode};

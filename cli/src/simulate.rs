@@ -2,7 +2,7 @@
 
 use std::io::{self, IsTerminal, Write};
 
-use sampler::simulate::{Options, study};
+use profile::simulate::{Options, study};
 
 use crate::args::SimulateArgs;
 use crate::errors::{Error, ExitCode};

@@ -4,8 +4,8 @@ use std::io::{self, IsTerminal};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use sampler::Profile;
-use sampler::stat::Stat;
+use profile::Profile;
+use profile::stat::Stat;
 
 use crate::args::StatArgs;
 use crate::errors::{Error, ExitCode};
@@ -27,7 +27,7 @@ pub fn command(args: &StatArgs) -> Result<ExitCode, Error> {
         let Some(vcpu) = args.cpu else { return Ok(stat) };
         let count = stat.vcpus.len();
         if usize::from(vcpu) >= count {
-            return Err(sampler::report::ReportError::NoSuchVcpu { vcpu, count }.into());
+            return Err(profile::report::ReportError::NoSuchVcpu { vcpu, count }.into());
         }
         Ok(stat.of_vcpu(vcpu))
     };

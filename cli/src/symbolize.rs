@@ -6,8 +6,8 @@ use std::fs;
 use std::io::{self, IsTerminal, Write as _};
 use std::path::{Path, PathBuf};
 
-use sampler::profile::EditError;
-use sampler::symbolize::{NotFound, Progress, Symbolized, symbolize};
+use profile::store::EditError;
+use profile::symbolize::{NotFound, Progress, Symbolized, symbolize};
 use symbols::names::DebugFiles;
 use text::clean::escaped;
 use text::units;

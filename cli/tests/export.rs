@@ -7,8 +7,8 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
-use sampler::bench;
 use support::{refused, run, stderr, stdout, vprof, write_profile};
+use testkit::made_up;
 
 struct Profile(tempfile::TempDir);
 
@@ -111,7 +111,7 @@ fn a_place_without_room_leaves_no_half_file() {
 fn a_reader_that_ends_early_is_no_failure() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("long.vprof");
-    bench::write_profile(&path, false, 50_000).unwrap();
+    made_up::write_profile(&path, 50_000, 0);
     let mut child = vprof(["export", path.to_str().unwrap(), "--format", "csv"])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

@@ -11,8 +11,8 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use nix::pty::openpty;
-use sampler::batch::{Batch, FileRow, FrameKind, FrameRow, InstanceRow, Mode, SampleRow, Sink, VcpuRow};
-use sampler::profile::ProfileWriter;
+use profile::rows::{Batch, FileRow, FrameKind, FrameRow, InstanceRow, Mode, SampleRow, Sink, VcpuRow};
+use profile::store::ProfileWriter;
 use support::{refused, run, stderr, stdout, vprof, write_profile};
 use symbols::elf::ElfFile;
 use symbols::names::Symbolizer;

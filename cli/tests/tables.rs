@@ -7,13 +7,13 @@ mod support;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use sampler::batch::{
+use profile::rows::States;
+use profile::rows::{
     Batch, CensusMomentRow, CensusStateRow, CgroupRow, CpuTimeRow, ExactVcpuRow, ExitRow, InjectedRow,
     InterruptRow, InterruptSourceRow, InterruptTimeRow, KvmCounterRow, MicrostateRow, RusageRow, StackRow,
     TaskLifeRow, TaskStateRow, ThreadRow, WakeupRow,
 };
-use sampler::exact::{Cause, State};
-use sampler::microstate::States;
+use profile::rows::{Cause, State};
 use support::{batch_of, run, stderr, stdout, write_batch, write_profile_of};
 use symbols::CpuBooks;
 

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use sampler::boot::{Chart, Piece};
+use profile::boot::{Chart, Piece};
 use text::clean::{escaped, xml};
 
 /// Width of the picture, px.

@@ -3,8 +3,8 @@
 use std::borrow::Cow;
 use std::io::Write;
 
-use sampler::batch::FrameKind;
-use sampler::report::Recording;
+use profile::report::Recording;
+use profile::rows::FrameKind;
 use text::clean::escaped;
 
 use crate::folded::Names;

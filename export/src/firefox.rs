@@ -12,8 +12,8 @@ use fxprof_processed_profile::{
     MarkerFieldFlags, MarkerFieldFormat, MarkerTiming, ProcessHandle, Profile, SamplingInterval, StackHandle,
     StaticSchemaMarker, StaticSchemaMarkerField, StringHandle, ThreadHandle, Timestamp,
 };
-use sampler::batch::{FrameKind, Mode};
-use sampler::report::{RecordedSample, Recording};
+use profile::report::{RecordedSample, Recording};
+use profile::rows::{FrameKind, Mode};
 use text::clean::escaped;
 
 use crate::names::symbol;
@@ -112,7 +112,7 @@ impl<'a> Writer<'a> {
             profile.add_initial_selected_thread(thread);
         }
         let label = |function| {
-            let function: &sampler::report::RecordedFunction = function;
+            let function: &profile::report::RecordedFunction = function;
             let name = escaped(symbol(function));
             match &function.module {
                 Some(module) if !name.starts_with('[') => format!("{name} [{}]", escaped(module)),

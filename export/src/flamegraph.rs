@@ -4,7 +4,7 @@ use std::io::Write;
 
 use inferno::flamegraph::color::{BasicPalette, MultiPalette, Palette};
 use inferno::flamegraph::{Options, from_lines};
-use sampler::report::Recording;
+use profile::report::Recording;
 use text::clean::escaped;
 
 use crate::folded::lines;

@@ -6,8 +6,8 @@
 use std::collections::HashMap;
 use std::io::Write;
 
-use sampler::batch::FrameKind;
-use sampler::report::Recording;
+use profile::report::Recording;
+use profile::rows::FrameKind;
 use text::clean::escaped_with;
 
 use crate::names::symbol;

@@ -3,7 +3,7 @@
 //! ```no_run
 //! use std::path::Path;
 //!
-//! let profile = sampler::Profile::open(Path::new("vprof.vprof"))?;
+//! let profile = profile::Profile::open(Path::new("vprof.vprof"))?;
 //! let request = export::Request::new(export::Format::Folded);
 //! let mut text = Vec::new();
 //! export::write(&profile, &request, &mut text, &mut |_, _| {})?;
@@ -31,8 +31,8 @@ mod tests;
 
 use std::io::{self, Write};
 
-use sampler::report::{Filter, Recording, RecordingRequest, ReportError};
-use sampler::{Profile, ProfileError};
+use profile::report::{Filter, Recording, RecordingRequest, ReportError};
+use profile::{Profile, ProfileError};
 
 pub use flamegraph::write_difference;
 pub use format::{Count, Format, Root};
@@ -116,7 +116,7 @@ pub fn write(
         if request.filter != Filter::default() {
             return Err(ExportError::Whole(request.format));
         }
-        let chart = sampler::boot::Chart::read(profile)?;
+        let chart = profile::boot::Chart::read(profile)?;
         bootchart::write(&chart, &request.title, out)?;
         return Ok(out.flush()?);
     }

@@ -1,7 +1,7 @@
 //! Names of functions, modes and roots as exports show them.
 
-use sampler::batch::Mode;
-use sampler::report::{Owner, RecordedFunction, Recording};
+use profile::report::{Owner, RecordedFunction, Recording};
+use profile::rows::Mode;
 
 use crate::Root;
 

@@ -13,8 +13,8 @@
 use std::fmt::Write as _;
 use std::io::Write;
 
-use sampler::batch::FrameKind;
-use sampler::report::{Owner, RecordedFrame, Recording};
+use profile::report::{Owner, RecordedFrame, Recording};
+use profile::rows::FrameKind;
 use text::clean::{escaped, escaped_with};
 
 use crate::names::symbol;

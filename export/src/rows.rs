@@ -1,7 +1,7 @@
 //! A sample as a row of a table.
 
-use sampler::batch::FrameKind;
-use sampler::report::{RecordedSample, Recording};
+use profile::report::{RecordedSample, Recording};
+use profile::rows::FrameKind;
 
 use crate::names::{mode_name, symbol};
 

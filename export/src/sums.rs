@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use sampler::report::Recording;
+use profile::report::Recording;
 
 use crate::{Count, Root, names};
 

@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 
 use export::{Format, Request};
 use npm::Package;
-use sampler::{Profile, bench, profile};
+use profile::Profile;
 use serde_json::Value;
+use testkit::made_up;
 
 const PROFILER: Package = Package {
     name: "@firefox-devtools/profiler-cli@0.10.0",
@@ -79,7 +80,7 @@ fn the_firefox_profiler_finds_what_the_profile_says() {
     let Some(package) = PROFILER.fetched() else { return };
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("made-up.vprof");
-    bench::write_profile_with_stacks(&path, false, SAMPLES, 100).expect("a profile");
+    made_up::write_profile(&path, SAMPLES, 100);
     let opened = Profile::open(&path).expect("a profile");
     let mut bytes = Vec::new();
     export::write(&opened, &Request::new(Format::Firefox), &mut bytes, &mut |_, _| {}).expect("an export");
@@ -111,7 +112,8 @@ fn the_firefox_profiler_finds_what_the_profile_says() {
         let rows = opened.query(&sql).expect("the query works").rows;
         assert_eq!(rows.len(), found.len(), "{rows:?} {found:?}");
         for row in rows {
-            let [profile::Value::Text(mode), profile::Value::Integer(count)] = row.as_slice() else {
+            let [profile::store::Value::Text(mode), profile::store::Value::Integer(count)] = row.as_slice()
+            else {
                 panic!("{row:?}")
             };
             let category = match mode.as_str() {

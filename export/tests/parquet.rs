@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use export::{Format, Request};
-use sampler::{Profile, bench};
+use profile::Profile;
+use testkit::made_up;
 
 const PACKAGE: &str = "pyarrow==26.0.1";
 
@@ -47,7 +48,7 @@ fn pyarrow_reads_the_columns_of_csv() {
     let Some(python) = python() else { return };
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("made-up.vprof");
-    bench::write_profile_with_stacks(&path, false, SAMPLES, 500).expect("a profile");
+    made_up::write_profile(&path, SAMPLES, 500);
     let profile = Profile::open(&path).expect("a profile");
     let mut files = Vec::new();
     for format in [Format::Parquet, Format::Csv] {

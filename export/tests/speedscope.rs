@@ -8,8 +8,9 @@ use std::process::Command;
 
 use export::{Count, Format, Request};
 use npm::Package;
-use sampler::{Profile, bench};
+use profile::Profile;
 use serde_json::Value;
+use testkit::made_up;
 
 const SPEEDSCOPE: Package = Package {
     name: "speedscope@1.25.0",
@@ -33,7 +34,7 @@ fn speedscope_reads_what_it_is_said_to_read() {
     let Some(bundle) = bundle() else { return };
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("made-up.vprof");
-    bench::write_profile_with_stacks(&path, false, SAMPLES, 100).expect("a profile");
+    made_up::write_profile(&path, SAMPLES, 100);
     let profile = Profile::open(&path).expect("a profile");
     let formats = [Format::Folded, Format::PerfScript, Format::Pprof];
     let mut command = Command::new("node");

@@ -7,10 +7,10 @@ use std::sync::LazyLock;
 
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
+use profile::report::{By, Request};
+use profile::{Filter, Profile, Report};
 use rusqlite::Connection;
 use rusqlite::types::Value;
-use sampler::report::{By, Request};
-use sampler::{Filter, Profile, Report};
 use tempfile::TempDir;
 
 /// Samples and stacks of the sound profile.
@@ -67,7 +67,7 @@ static SOUND: LazyLock<Sound> = LazyLock::new(|| {
     let directory = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() };
     let directory = directory.expect("a directory");
     let path = directory.path().join("fuzz.vprof");
-    sampler::bench::write_profile_with_stacks(&path, true, SAMPLES, STACKS).expect("a profile");
+    testkit::made_up::write_profile(&path, SAMPLES, STACKS);
     let connection = Connection::open(&path).expect("the profile");
     let _: String = connection
         .query_row("PRAGMA journal_mode = DELETE", [], |row| row.get(0))

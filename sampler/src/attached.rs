@@ -20,12 +20,12 @@ use attach::{Missed, Observer, ThreadId, Tick};
 use symbols::PhysicalMemory;
 use vmm::monotonic_ns;
 
-use crate::clock::Held;
-use crate::microstate::States;
 use crate::microstate::clock::{Place, Places};
 use crate::microstate::host::{ThreadReader, ThreadTimes, schedstat_of};
 use crate::record::Moment;
 use crate::vcpu::VcpuSampler;
+use profile::clock::Held;
+use profile::rows::States;
 
 /// What ticks of an attached vCPU have found its thread at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

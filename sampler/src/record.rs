@@ -10,7 +10,7 @@ use symbols::{
 };
 use vmm::{Activity, stands_at_reset};
 
-use crate::batch::Fell;
+use profile::rows::Fell;
 
 /// Kernel addresses are the upper half, whatever the number of page table levels.
 pub(crate) const KERNEL_HALF: u64 = 1 << 63;

@@ -23,22 +23,22 @@ use symbols::names::GuestFiles;
 use symbols::{KernelPlace, StackReader};
 use vmm::{Counters, Machine, Observer, monotonic_ns};
 
-use crate::batch::{EventRow, Sink, SinkError};
 use crate::capacity::Capacity;
 use crate::census::{Notes, Plan};
-use crate::clock::{ClockKind, Intervals};
 use crate::collector::aim::Aim;
 use crate::collector::console::ConsoleQueue;
 use crate::collector::finder::{Finder, LinuxGuest, Wanted};
 use crate::collector::{Collector, FinderHandle};
 use crate::conditions::{Seen, Wait};
-use crate::estimate::{ONE_CLOCK, Share};
 use crate::exact::watch::Watch;
 use crate::initrd::Initrd;
 use crate::memory::GuestMemory;
 use crate::microstate::meter::Meter;
 use crate::record::Readers;
 use crate::vcpu::Published;
+use profile::clock::{ClockKind, Intervals};
+use profile::estimate::{ONE_CLOCK, Share};
+use profile::rows::{EventRow, Sink, SinkError};
 
 pub use crate::vcpu::VcpuSampler;
 

@@ -19,12 +19,9 @@ use symbols::{Event, KernelPlace, PhysicalMemory, StackCopy};
 use vmm::{Activity, CounterSum, Exit, Observer, Tick, Trip, Verdict, monotonic_ns};
 
 use crate::attached::Seen;
-use crate::batch::{Fell, VcpuRow};
 use crate::boxes::{Boxes, Returns, boxes};
 use crate::capacity::Capacity;
-use crate::clock::{Held, Intervals};
 use crate::exact::record::Recorder;
-use crate::microstate::States;
 use crate::microstate::clock::{Place, StateClock};
 use crate::microstate::exits::ExitTable;
 use crate::microstate::host::{own_cpu_time, own_times};
@@ -32,6 +29,9 @@ use crate::microstate::wait::WaitDetector;
 use crate::pace::Pace;
 use crate::presence::Look;
 use crate::record::{self, Moment, Readers, Record, Sampled};
+use profile::clock::{Held, Intervals};
+use profile::rows::States;
+use profile::rows::{Fell, VcpuRow};
 
 /// A tick that is served this late has met a process that the host had stopped (SIGSTOP), which is no wait by the books of the
 /// host's scheduler, ns.
@@ -411,7 +411,7 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
-    use crate::clock::ClockKind;
+    use profile::clock::ClockKind;
 
     fn sampler(slots: usize, kind: ClockKind) -> (VcpuSampler, Consumer<Sampled>, Arc<Published>) {
         let (sampler, ends, counters) = VcpuSampler::new(

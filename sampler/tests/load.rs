@@ -6,8 +6,9 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use sampler::profile::Value;
-use sampler::{ClockKind, Profile, ProfileWriter, Session, SessionConfig, VcpuSampler};
+use profile::store::Value;
+use profile::{ClockKind, Profile, ProfileWriter};
+use sampler::{Session, SessionConfig, VcpuSampler};
 use vmm::config::FLAT_ENTRY;
 use vmm::{Console, Exit, Machine, Observer, Payload, Tick, VmConfig};
 

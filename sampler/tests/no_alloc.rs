@@ -7,8 +7,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
+use profile::{Batch, ClockKind, Sink, SinkError};
 use sampler::record::Moment;
-use sampler::{Batch, ClockKind, Session, SessionConfig, Sink, SinkError, VcpuSampler};
+use sampler::{Session, SessionConfig, VcpuSampler};
 use symbols::fixture::{Config, Style};
 use vm_memory::{Bytes, GuestAddress};
 use vmm::{Activity, Exit, GuestMemoryMmap, Observer, monotonic_ns};

@@ -9,8 +9,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use sampler::profile::Value;
-use sampler::{ClockKind, Filter, Profile, ProfileWriter, Report, Session, SessionConfig};
+use profile::store::Value;
+use profile::{ClockKind, Filter, Profile, ProfileWriter, Report};
+use sampler::{Session, SessionConfig};
 use vmm::{Console, Machine, Payload, VmConfig, probe};
 
 const RUN: &str = "VPROF_TEST_STOPPED";

@@ -10,9 +10,10 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
-use sampler::profile::Value;
+use profile::store::Value;
+use profile::{ClockKind, Filter, Profile, ProfileWriter, Report};
 use sampler::record::Moment;
-use sampler::{ClockKind, Filter, Profile, ProfileWriter, Report, Session, SessionConfig};
+use sampler::{Session, SessionConfig};
 use vm_memory::GuestAddress;
 use vmm::{GuestMemoryMmap, Observer};
 

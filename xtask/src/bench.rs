@@ -20,7 +20,7 @@ pub fn run() -> Result<ExitCode> {
     line.end();
     let status = tools
         .cargo()
-        .args(["run", "--quiet", "--release", "--package", "vprof-tests", "--bin", "bench"])
+        .args(["run", "--quiet", "--release", "--package", "bench"])
         .status()
         .context("cannot start cargo run")?;
     Ok(exit_code(status))

@@ -11,7 +11,7 @@ use crate::demo::{Tools, exit_code};
 use crate::deps;
 use crate::progress::Line;
 
-/// The experiments that the program `experiments` of the crate `tests` knows.
+/// The experiments that the program `experiments` knows.
 const NAMES: [&str; 6] = ["hog", "interference", "isochronous", "overhead", "costs", "blocked"];
 
 /// Which experiments, and how often.
@@ -37,7 +37,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     let documents = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
     let status = tools
         .cargo()
-        .args(["run", "--quiet", "--package", "vprof-tests", "--bin", "experiments", "--"])
+        .args(["run", "--quiet", "--package", "experiments", "--"])
         .arg(documents)
         .arg(options.runs.to_string())
         .args(&options.names)

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 use clap::builder::TypedValueParser;
-use sampler::diff::Limit;
-use sampler::report::SharesBy;
+use profile::diff::Limit;
+use profile::report::SharesBy;
 
 use super::parse::parse_positive_time;
 use super::{FilterArgs, TEMPLATE};

@@ -1,7 +1,7 @@
 //! Which part of a profile a command looks at.
 
 use clap::{Args, ValueEnum};
-use sampler::report::ModeGroup;
+use profile::report::ModeGroup;
 
 use super::parse::{Span, parse_span};
 

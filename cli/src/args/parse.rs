@@ -4,10 +4,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use sampler::Sort;
-use sampler::boot::PHASES;
+use profile::Sort;
+use profile::boot::PHASES;
+use profile::report::By;
 use sampler::conditions::Condition;
-use sampler::report::By;
 
 use crate::run::network::NetworkKind;
 

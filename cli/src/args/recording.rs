@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use sampler::ClockKind;
+use profile::ClockKind;
 use sampler::conditions::{Condition, Wait};
 use serde::{Deserialize, Serialize};
 

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use sampler::Sort;
-use sampler::report::{By, Source};
+use profile::Sort;
+use profile::report::{By, Source};
 
 use super::parse::{by_parser, sort_parser};
 use super::{DebugArgs, FilterArgs, TEMPLATE};

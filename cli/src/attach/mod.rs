@@ -6,10 +6,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use attach::{AttachError, Attached, End, Ended, News, Observer, Process, Standing, Target};
-use sampler::estimate::ONE_CLOCK;
-use sampler::{
-    GuestMemory, OpenFiles, ProfileWriter, Session, SessionConfig, Sink, VcpuSampler, live, no_files,
-};
+use profile::estimate::ONE_CLOCK;
+use profile::{ProfileWriter, Sink, live};
+use sampler::{GuestMemory, OpenFiles, Session, SessionConfig, VcpuSampler, no_files};
 use text::clean::escaped;
 use text::units;
 

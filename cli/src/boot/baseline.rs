@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use sampler::boot::PHASES;
-use sampler::diff;
+use profile::boot::PHASES;
+use profile::diff;
 use serde::{Deserialize, Serialize};
 
 use super::check::Check;

@@ -1,6 +1,6 @@
 //! The result as Markdown, for a comment to a change.
 
-use sampler::boot::Evidence;
+use profile::boot::Evidence;
 
 use super::Outcome;
 use crate::render::boot::last_seen;
@@ -61,7 +61,7 @@ fn verbatim(text: &mut String, title: &str, lines: &[String]) {
     lines.iter().for_each(|line| text.push_str(&format!("    {line}\n")));
 }
 
-fn calls(text: &mut String, boot: &sampler::boot::Boot) {
+fn calls(text: &mut String, boot: &profile::boot::Boot) {
     let mut calls: Vec<_> = boot.initcalls.iter().collect();
     calls.sort_by(|a, b| b.time.s.total_cmp(&a.time.s));
     if calls.is_empty() {
@@ -81,7 +81,7 @@ fn calls(text: &mut String, boot: &sampler::boot::Boot) {
 
 #[cfg(test)]
 mod tests {
-    use sampler::boot::LastOf;
+    use profile::boot::LastOf;
 
     use super::*;
 

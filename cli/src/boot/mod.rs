@@ -8,8 +8,8 @@ mod verdict;
 
 use std::path::{Path, PathBuf};
 
-use sampler::Profile;
-use sampler::boot::{Boot, Evidence, PHASES};
+use profile::Profile;
+use profile::boot::{Boot, Evidence, PHASES};
 use sampler::conditions::{Condition, Wait};
 use serde::{Deserialize, Serialize};
 

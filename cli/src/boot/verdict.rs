@@ -1,6 +1,6 @@
 //! How a boot ended.
 
-use sampler::boot::{Boot, Evidence, LastOf};
+use profile::boot::{Boot, Evidence, LastOf};
 use sampler::conditions::Condition;
 use serde::{Deserialize, Serialize};
 
@@ -157,7 +157,7 @@ fn doing(evidence: &Evidence) -> String {
 
 #[cfg(test)]
 mod tests {
-    use sampler::boot::Blocked;
+    use profile::boot::Blocked;
 
     use super::*;
 

@@ -4,7 +4,7 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use sampler::live::{Snapshot, View};
+use profile::live::{Snapshot, View};
 use serde_json::Value;
 
 use super::place::Found;

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use sampler::live::View;
+use profile::live::View;
 use serde_json::Value;
 use text::clean::escaped;
 use text::units;
@@ -82,8 +82,8 @@ pub fn command(args: &CtlArgs) -> Result<ExitCode, Error> {
 
 fn view(last: Option<std::time::Duration>, rows: usize) -> View {
     let span = match last {
-        Some(last) => sampler::live::Span::Last(last.as_secs_f64()),
-        None => sampler::live::Span::Run,
+        Some(last) => profile::live::Span::Last(last.as_secs_f64()),
+        None => profile::live::Span::Run,
     };
     View { span, rows: all_for_zero(rows).min(10_000) }
 }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use sampler::live::{Snapshot, View};
+use profile::live::{Snapshot, View};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -177,7 +177,7 @@ fn check(request: Request) -> Result<Request, String> {
 
 #[cfg(test)]
 mod tests {
-    use sampler::live::Span;
+    use profile::live::Span;
 
     use super::*;
 

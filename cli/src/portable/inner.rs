@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use nix::kmod::{ModuleInitFlags, finit_module};
 use nix::mount::{MsFlags, mount};
 use nix::sys::reboot::{RebootMode, reboot};
-use sampler::{Batch, Sink, SinkError};
+use profile::{Batch, Sink, SinkError};
 use vmm::vsock::Relay;
 
 use super::message::{

@@ -9,7 +9,8 @@
 
 use std::path::PathBuf;
 
-use sampler::{Batch, Status};
+use profile::Batch;
+use sampler::Status;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 

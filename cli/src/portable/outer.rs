@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::process::ExitStatus;
 use std::time::Duration;
 
-use sampler::{Batch, Sink};
+use profile::{Batch, Sink};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::process::Child;

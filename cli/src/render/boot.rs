@@ -2,7 +2,7 @@
 
 mod systemd;
 
-use sampler::boot::{Boot, Call, Estimated, Phase, Unit};
+use profile::boot::{Boot, Call, Estimated, Phase, Unit};
 use text::clean::escaped;
 use text::units;
 
@@ -198,7 +198,7 @@ pub fn outcome(outcome: &Outcome, page: Page) -> String {
 }
 
 /// What vCPUs and sleeping tasks were at in the end.
-fn stacks(text: &mut String, evidence: &sampler::boot::Evidence, page: Page) {
+fn stacks(text: &mut String, evidence: &profile::boot::Evidence, page: Page) {
     heading(
         text,
         page.style,
@@ -211,7 +211,7 @@ fn stacks(text: &mut String, evidence: &sampler::boot::Evidence, page: Page) {
 }
 
 /// A line for each vCPU and each task that slept in the end, with nothing in it that a terminal would act on.
-pub fn last_seen(evidence: &sampler::boot::Evidence) -> Vec<String> {
+pub fn last_seen(evidence: &profile::boot::Evidence) -> Vec<String> {
     let joined = |stack: &[String]| {
         stack.iter().map(|name| escaped(name).into_owned()).collect::<Vec<_>>().join(" < ")
     };

@@ -1,6 +1,6 @@
 //! `report --by`: one table.
 
-use sampler::report::{Breakdown, By, Report, Row};
+use profile::report::{Breakdown, By, Report, Row};
 use text::clean::escaped;
 use text::units;
 
@@ -172,7 +172,7 @@ fn function(row: &Row) -> String {
 
 #[cfg(test)]
 mod tests {
-    use sampler::report::Estimate;
+    use profile::report::Estimate;
 
     use super::super::Style;
     use super::*;

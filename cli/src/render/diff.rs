@@ -2,8 +2,8 @@
 
 use std::fmt::Write as _;
 
-use sampler::diff::{Change, Diff, DiffRow, Method, Side};
-use sampler::report::{ShareKey, SharesBy};
+use profile::diff::{Change, Diff, DiffRow, Method, Side};
+use profile::report::{ShareKey, SharesBy};
 use text::clean::escaped;
 use text::units;
 

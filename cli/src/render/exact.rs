@@ -1,6 +1,6 @@
 //! `report --exact`: tasks and their states, where they slept, who woke whom.
 
-use sampler::report::{ExactCost, ExactReport, OffCpu, Part, Parts, Task, TaskStates};
+use profile::report::{ExactCost, ExactReport, OffCpu, Part, Parts, Task, TaskStates};
 use std::collections::BTreeMap;
 use text::clean::escaped;
 use text::units;
@@ -32,7 +32,7 @@ pub fn render(report: &ExactReport, rows: usize, page: Page) -> String {
 }
 
 fn facts(text: &mut String, report: &ExactReport, page: Page) {
-    let sum = |of: fn(&sampler::report::ExactVcpu) -> u64| report.vcpus.iter().map(of).sum::<u64>();
+    let sum = |of: fn(&profile::report::ExactVcpu) -> u64| report.vcpus.iter().map(of).sum::<u64>();
     let span = report.to_s - report.from_s;
     let title = format!("Exact data of {}, from {} on", units::seconds(span), units::seconds(report.from_s));
     wrapped(text, &page.style.bold(&title), "", page.width);
@@ -203,9 +203,9 @@ fn faults(text: &mut String, report: &ExactReport, rows: usize, page: Page) {
 /// What the tasks waited for, by cause.
 fn sleeps(text: &mut String, report: &ExactReport, rows: usize, page: Page) {
     heading(text, page.style, "Waits", ": what tasks waited for, kernel threads left out");
-    let mut list: Vec<(&TaskStates, &sampler::report::StateTime)> = Vec::new();
+    let mut list: Vec<(&TaskStates, &profile::report::StateTime)> = Vec::new();
     for task in report.tasks.iter().filter(|task| !task.task.kernel_thread) {
-        let waits = |state: &&sampler::report::StateTime| {
+        let waits = |state: &&profile::report::StateTime| {
             !matches!(state.state.as_str(), "running" | "interrupted" | "sampler")
         };
         list.extend(

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use sampler::live::Snapshot;
+use profile::live::Snapshot;
 use text::clean::escaped;
 use text::units;
 
@@ -89,8 +89,8 @@ fn functions(text: &mut String, look: &Snapshot, page: Page) {
 
 #[cfg(test)]
 mod tests {
-    use sampler::estimate::share;
-    use sampler::live::{FunctionShare, ModeShares, ProcessShare, Sampling, VcpuShare};
+    use profile::estimate::share;
+    use profile::live::{FunctionShare, ModeShares, ProcessShare, Sampling, VcpuShare};
 
     use super::*;
     use crate::render::Style;

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use sampler::rusage::{CpuRusage, Rusage, ThreadRusage, difference};
+use profile::rusage::{CpuRusage, Rusage, ThreadRusage, difference};
 use text::clean::escaped;
 use text::units;
 

@@ -1,7 +1,7 @@
 //! `simulate`: what many profilings of made-up machines gave, and what it says.
 
-use sampler::ClockKind;
-use sampler::simulate::{Paper, Row, Section, Study, Unit};
+use profile::ClockKind;
+use profile::simulate::{Paper, Row, Section, Study, Unit};
 use text::units;
 
 use super::Page;

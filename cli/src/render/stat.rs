@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use sampler::stat::{CounterStat, ExitStat, Stat};
+use profile::stat::{CounterStat, ExitStat, Stat};
 use text::clean::escaped;
 use text::units;
 

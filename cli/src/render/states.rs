@@ -1,6 +1,6 @@
 //! `report --states`: what each task did, exactly or by the census.
 
-use sampler::report::{Known, StateReport, TaskSpent, TimeIn};
+use profile::report::{Known, StateReport, TaskSpent, TimeIn};
 use text::clean::escaped;
 use text::units;
 
@@ -136,7 +136,7 @@ fn waits(text: &mut String, report: &StateReport, rows: usize, page: Page) {
 
 #[cfg(test)]
 mod tests {
-    use sampler::report::{CensusFacts, Task};
+    use profile::report::{CensusFacts, Task};
 
     use super::*;
     use crate::render::Style;

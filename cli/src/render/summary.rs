@@ -4,8 +4,8 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::time::Duration;
 
-use sampler::Filter;
-use sampler::report::{
+use profile::Filter;
+use profile::report::{
     CommandTimes, Ends, Estimate, ExactCost, Function, ModeGroup, Process, ProcessKind, Report, Vcpu,
 };
 use text::clean::escaped;

@@ -1,6 +1,6 @@
 //! `report --callers` and `--callees`: an indented table.
 
-use sampler::report::{CallTree, Direction, LEAST_PART, Report};
+use profile::report::{CallTree, Direction, LEAST_PART, Report};
 use text::clean::escaped;
 use text::units;
 

@@ -8,7 +8,8 @@ use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use sampler::{Initrd, Session, SessionConfig, Sink};
+use profile::Sink;
+use sampler::{Initrd, Session, SessionConfig};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};

@@ -19,8 +19,8 @@ use std::fs::File;
 use std::io::{self, IsTerminal};
 use std::path::Path;
 
+use profile::{ProfileWriter, Sink, live};
 use sampler::conditions::{Condition, Wait};
-use sampler::{ProfileWriter, Sink, live};
 
 use crate::args::{ConsoleDevice, RunArgs};
 use crate::errors::{Error, ExitCode};

@@ -6,7 +6,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sampler::{Precision, estimate, live};
+use profile::{estimate, live};
+use sampler::Precision;
 use symbols::names::DebugFiles;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use sampler::report::{Estimate, Report};
-use sampler::{Filter, Profile};
+use profile::report::{Estimate, Report};
+use profile::{Filter, Profile};
 use serde::{Deserialize, Serialize};
 use text::units;
 

@@ -4,8 +4,9 @@ use std::fs::{File, OpenOptions, TryLockError};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use profile::ClockKind;
+use sampler::Totals;
 use sampler::conditions::Wait;
-use sampler::{ClockKind, Totals};
 use serde::{Deserialize, Serialize};
 use vmm::{DiskMode, End};
 

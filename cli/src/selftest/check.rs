@@ -1,6 +1,6 @@
 //! What is compared, and how it is judged.
 
-use sampler::report::Estimate;
+use profile::report::Estimate;
 use serde::{Deserialize, Serialize};
 
 /// Half a 95 % interval, in standard errors.

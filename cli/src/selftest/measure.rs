@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use sampler::profile::Value;
-use sampler::report::{By, Request, Row};
-use sampler::{Filter, Profile, Report};
+use profile::report::{By, Request, Row};
+use profile::store::Value;
+use profile::{Filter, Profile, Report};
 
 use super::check::{Check, Unit, chance_of_share, chance_of_time};
 use super::guest::{AWAKE, DONE, FUNCTIONS, KERNEL, MARK, PLAYERS, ROUNDS, SHARES, SLEPT, parse_console};

@@ -1,7 +1,7 @@
 //! Looks that never were, for tests.
 
-use sampler::estimate::share;
-use sampler::live::{
+use profile::estimate::share;
+use profile::live::{
     ExitRate, FunctionShare, ModeShares, Note, ProcessShare, Sampling, Snapshot, TaskShare, VcpuShare,
 };
 

@@ -3,12 +3,12 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use sampler::live::Snapshot;
+use profile::live::Snapshot;
 
 /// Columns that are kept.
 const KEPT: usize = 600;
 
-/// The states of a vCPU, as [`sampler::microstate::States`] names them.
+/// The states of a vCPU, as [`profile::rows::States`] names them.
 pub const STATES: [&str; 7] = ["guest", "halted", "waiting", "kvm", "vmm", "sampler", "paused"];
 
 /// Parts of a time by state, in the order of [`STATES`]; all 0 where nothing is known.
@@ -90,7 +90,7 @@ impl History {
 
 #[cfg(test)]
 mod tests {
-    use sampler::live::VcpuShare;
+    use profile::live::VcpuShare;
 
     use super::*;
 

@@ -3,7 +3,7 @@
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use sampler::live::{Shared, View};
+use profile::live::{Shared, View};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Interval, MissedTickBehavior, interval};
 
@@ -160,7 +160,7 @@ impl Run for Own {
 
 #[cfg(test)]
 mod tests {
-    use sampler::batch::Batch;
+    use profile::rows::Batch;
 
     use super::*;
 

@@ -1,6 +1,6 @@
 //! The panes: what of a look each of them shows.
 
-use sampler::live::{ExitRate, FunctionShare, Note, ProcessShare, Snapshot, TaskShare};
+use profile::live::{ExitRate, FunctionShare, Note, ProcessShare, Snapshot, TaskShare};
 use text::clean::escaped;
 
 use super::table::{Column, Order, Table, Value, column};
@@ -117,7 +117,7 @@ fn functions(rows: &[FunctionShare]) -> Table {
     Table { columns: COLUMNS.to_vec(), rows: rows.iter().map(row).collect(), last: 32, empty: NOT_SAMPLED }
 }
 
-/// States of tasks (`sampler::exact::State`), their columns, and when these give way.
+/// States of tasks (`profile::rows::State`), their columns, and when these give way.
 const TASK_STATES: [(&str, Column); 8] = [
     ("running", column("running", 8, 0)),
     ("interrupted", column("irq", 7, 5)),

@@ -4,7 +4,7 @@ use std::io;
 use std::os::unix::net::UnixStream as StdStream;
 use std::time::Duration;
 
-use sampler::live::View;
+use profile::live::View;
 use serde::Serialize;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
@@ -103,7 +103,7 @@ impl Run for Remote {
 
 #[cfg(test)]
 mod tests {
-    use sampler::live::{Snapshot, Span};
+    use profile::live::{Snapshot, Span};
     use serde_json::json;
 
     use super::*;

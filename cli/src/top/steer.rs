@@ -1,6 +1,6 @@
 //! The run that is looked at: what it tells, and what it is told.
 
-use sampler::live::{Snapshot, View};
+use profile::live::{Snapshot, View};
 
 use crate::errors::Error;
 

@@ -2,7 +2,7 @@
 
 use std::cmp::Ordering;
 
-use sampler::estimate::Share;
+use profile::estimate::Share;
 use text::units;
 
 /// What stands in a cell.

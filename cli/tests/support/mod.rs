@@ -7,11 +7,11 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use sampler::batch::{
+use profile::rows::States;
+use profile::rows::{
     Batch, EventRow, Fell, FrameKind, FrameRow, InstanceRow, Mode, SampleRow, Sink, VcpuRow,
 };
-use sampler::microstate::States;
-use sampler::profile::ProfileWriter;
+use profile::store::ProfileWriter;
 
 /// The program under test, without anything of the environment that changes what it does.
 pub fn vprof<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Command {

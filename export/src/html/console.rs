@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
 
-use sampler::Profile;
-use sampler::profile::{QueryError, Value};
+use profile::Profile;
+use profile::store::{QueryError, Value};
 
 use super::clean::{cut, name};
 

@@ -3,9 +3,9 @@
 
 use std::collections::HashMap;
 
-use sampler::report::{Event, ExactReport, Report, Row};
-use sampler::rusage::Rusage;
-use sampler::stat::Stat;
+use profile::report::{Event, ExactReport, Report, Row};
+use profile::rusage::Rusage;
+use profile::stat::Stat;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 

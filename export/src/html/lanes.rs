@@ -1,9 +1,9 @@
 //! The lanes of the timeline: states of each vCPU in stretches, and how its samples divide the time in the guest.
 
-use sampler::Profile;
-use sampler::batch::Mode;
-use sampler::profile::{QueryError, Value};
-use sampler::report::{Recording, Report, Vcpu};
+use profile::Profile;
+use profile::report::{Recording, Report, Vcpu};
+use profile::rows::Mode;
+use profile::store::{QueryError, Value};
 use serde_json::{Value as Json, json};
 
 /// Stretches of a lane, at most: neighbours are taken together.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use sampler::report::{ExactReport, OffCpu, Recording};
+use profile::report::{ExactReport, OffCpu, Recording};
 
 use super::block::Numbers;
 use super::samples::rounded;

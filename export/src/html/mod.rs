@@ -21,13 +21,13 @@ mod who;
 
 use std::io::{self, Write};
 
-use sampler::profile::QueryError;
-use sampler::report::{
+use profile::report::{
     By, ExactReport, Filter, Recording, RecordingRequest, Report, ReportError, Request as ReportRequest,
 };
-use sampler::rusage::Rusage;
-use sampler::stat::Stat;
-use sampler::{Profile, ProfileError};
+use profile::rusage::Rusage;
+use profile::stat::Stat;
+use profile::store::QueryError;
+use profile::{Profile, ProfileError};
 
 use block::Block;
 use tree::{Functions, Tree};

@@ -4,7 +4,7 @@
 //! how far it is from the one before, its number of entries, and what one of its samples stands for; of each entry how far its
 //! node is from that of the one before, its role, and its number of samples. Entries of a cell are in the order of nodes.
 
-use sampler::report::{Filter, Recording};
+use profile::report::{Filter, Recording};
 
 use super::block::{Block, Numbers};
 use super::facts::Facts;

@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use sampler::batch::FrameKind;
-use sampler::report::Recording;
+use profile::report::Recording;
+use profile::rows::FrameKind;
 
 use super::block::Numbers;
 

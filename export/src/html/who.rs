@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use sampler::batch::Mode;
-use sampler::report::{Owner, Process, ProcessKind, Recording, Report, Task};
+use profile::report::{Owner, Process, ProcessKind, Recording, Report, Task};
+use profile::rows::Mode;
 use serde_json::{Value, json};
 
 use super::tree::small;

@@ -12,8 +12,8 @@ mod thrift;
 
 use std::io::Write;
 
-use sampler::batch::FrameKind;
-use sampler::report::{RecordedSample, Recording};
+use profile::report::{RecordedSample, Recording};
+use profile::rows::FrameKind;
 
 use crate::folded::Names;
 use crate::rows::{COLUMNS, Row};

@@ -15,8 +15,8 @@ use std::io::Write;
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
+use profile::report::{RecordedSample, Recording};
 use prost::Message as _;
-use sampler::report::{RecordedSample, Recording};
 
 use text::clean::escaped;
 

@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use sampler::batch::FrameKind;
-use sampler::report::{RecordedFrame, Recording};
+use profile::report::{RecordedFrame, Recording};
+use profile::rows::FrameKind;
 use text::clean::escaped;
 
 use super::proto::{Function, Line, Location, Mapping};

@@ -2,12 +2,12 @@
 
 use std::path::PathBuf;
 
-use sampler::batch::{
+use profile::rows::States;
+use profile::rows::{
     Batch, EventRow, Fell, FileRow, FrameKind, FrameRow, InlinedRow, InstanceRow, InterruptRow, Mode,
     SampleRow, StackRow, ThreadRow, VcpuRow,
 };
-use sampler::microstate::States;
-use sampler::{ProfileWriter, Sink};
+use profile::{ProfileWriter, Sink};
 use tempfile::TempDir;
 
 /// Samples that fell into the guest, none of them idle.

@@ -5,8 +5,8 @@ mod hostile;
 mod page;
 mod readers;
 
-use sampler::Profile;
-use sampler::report::{Filter, ModeGroup};
+use profile::Profile;
+use profile::report::{Filter, ModeGroup};
 
 use crate::{Count, ExportError, Format, Request, Root, write};
 use fixture::{Made, SAMPLES};

@@ -8,7 +8,6 @@ use vmm::{GuestMemoryMmap, monotonic_ns};
 
 use super::{BATCH, BenchError, Cost, measured};
 use crate::VcpuSampler;
-use crate::batch::{Batch, Sink};
 use crate::capacity::Capacity;
 use crate::collector::finder::{Guest, LinuxGuest};
 use crate::collector::frames::Names;
@@ -17,6 +16,7 @@ use crate::collector::walker::{Owner, Source, Step, Walker};
 use crate::record::{Moment, Readers, Record, Sampled};
 use crate::session::OpenFiles;
 use crate::vcpu::Ends;
+use profile::rows::{Batch, Sink};
 
 /// Frames of a stack, at most, as by default.
 const DEPTH: usize = 127;

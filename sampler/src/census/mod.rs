@@ -18,8 +18,8 @@ use std::time::Duration;
 
 use symbols::{StackCopy, TaskSnapshot};
 
-use crate::exact::State;
 use crate::record::Readers;
+use profile::rows::State;
 
 pub(crate) use notes::Notes;
 

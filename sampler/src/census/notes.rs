@@ -13,11 +13,12 @@ use vmm::monotonic_ns;
 
 use super::taker::Taker;
 use super::{Bill, Change, Moment, Plan, Seen, Told};
-use crate::batch::{Batch, CensusMomentRow, CensusStateRow, EventRow};
 use crate::collector::resolver::Resolver;
-use crate::exact::Cause;
-use crate::exact::state::{Doing, State, Who};
+use crate::exact::state::{Doing, Who};
 use crate::memory::GuestMemory;
+use profile::rows::Cause;
+use profile::rows::State;
+use profile::rows::{Batch, CensusMomentRow, CensusStateRow, EventRow};
 
 /// Moments that wait for the collector, at most.
 const WAITING: usize = 4;
@@ -223,7 +224,7 @@ impl Drop for Notes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::exact::State;
+    use profile::rows::State;
 
     fn notes() -> Notes {
         Notes::new(Plan { hz: 10.0, seed: 0, vcpus: 1, readers: Arc::default(), zero_ns: 1_000 })

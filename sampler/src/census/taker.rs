@@ -11,10 +11,10 @@ use symbols::{Kernel, PhysicalMemory, Rest, Sight, StackCopy, TaskCensus, TaskSn
 use vmm::monotonic_ns;
 
 use super::{Bill, Change, MOST_COST, MOST_STRETCH, Moment, Plan, Seen, Told};
-use crate::clock::{ClockKind, Intervals};
-use crate::exact::State;
 use crate::exact::record::STACK_BYTES;
 use crate::microstate::host::own_cpu_time;
+use profile::clock::{ClockKind, Intervals};
+use profile::rows::State;
 
 /// The stream of intervals: behind those of all vCPUs.
 const STREAM: u8 = u8::MAX;

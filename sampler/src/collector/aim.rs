@@ -2,12 +2,12 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use crate::batch::{Batch, Fell, SampleRow};
-use crate::clock::{ClockKind, mean_ns};
-use crate::estimate::{PartTallies, PartTicks, Ticks, needed_for, reached};
-use crate::report::paces::Paces;
-use crate::report::{Charged, is_ksoftirqd};
 use crate::session::Precision;
+use profile::clock::{ClockKind, mean_ns};
+use profile::estimate::{PartTallies, PartTicks, Ticks, needed_for, reached};
+use profile::paces::Paces;
+use profile::rows::{Batch, Fell, SampleRow};
+use profile::rows::{Charged, is_ksoftirqd};
 use text::clean;
 
 /// Ticks of a vCPU that wait for the clocks' word on their stretch of time, at most; more count without it.
@@ -143,8 +143,8 @@ impl Aim {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::batch::{MicrostateRow, Mode, RateRow};
-    use crate::microstate::States;
+    use profile::rows::States;
+    use profile::rows::{MicrostateRow, Mode, RateRow};
 
     /// Stretches of vCPU 0: end, and length, all of it in the guest.
     fn stretches(list: impl IntoIterator<Item = (u64, u64)>) -> Batch {

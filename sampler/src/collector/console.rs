@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::batch::ConsoleRow;
+use profile::rows::ConsoleRow;
 use vmm::monotonic_ns;
 
 /// The most bytes that wait for the collector, which fetches them every 20 ms. Beyond that the oldest are dropped

@@ -18,7 +18,7 @@
 //! 7.3.
 
 use super::interrupts::{is_hard_entry, is_soft_entry};
-use crate::batch::Mode;
+use profile::rows::Mode;
 
 /// What hard interrupts call before and after their handlers (kernel/softirq.c).
 const AROUND_HANDLERS: [&str; 5] =

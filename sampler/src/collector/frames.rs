@@ -6,7 +6,7 @@ use std::fmt;
 
 use super::entry::Part;
 use super::walker::{Late, ReasonOf, Symbol};
-use crate::batch::{FrameKind, FrameRow, lookup};
+use profile::rows::{FrameKind, FrameRow, lookup};
 use text::clean;
 
 /// How many addresses are remembered at once. Beyond that all are forgotten and get new rows, so a guest that jumps

@@ -9,7 +9,7 @@ use symbols::VirtAddr;
 
 use super::frames::Names;
 use super::walker::{FileEntry, Source};
-use crate::batch::{CodeRow, CodeSource};
+use profile::rows::{CodeRow, CodeSource};
 
 /// Functions of the kernel whose code is kept, and functions of programs, at most.
 const KEPT: usize = 256;

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use symbols::TaskSnapshot;
 
 use super::walker::Walker;
-use crate::batch::{Batch, CgroupRow, InstanceRow, ThreadRow};
+use profile::rows::{Batch, CgroupRow, InstanceRow, ThreadRow};
 use text::clean;
 
 /// How many instances are remembered at once. Beyond that the longest unseen half is forgotten; one of those that

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use symbols::Interrupts;
 
-use crate::batch::{InterruptRow, Mode};
 use crate::exact::state::Source;
+use profile::rows::{InterruptRow, Mode};
 
 /// What entry functions of vectors start with (arch/x86/include/asm/idtentry.h, since 5.8).
 const VECTOR_ENTRY: &str = "sysvec_";

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use symbols::{CpuBooks, CpuTime, Kernel, ProcessBooks, TaskSnapshot};
 use vmm::monotonic_ns;
 
-use crate::batch::{Batch, RusageRow, ThreadTimeRow};
 use crate::memory::GuestMemory;
+use profile::rows::{Batch, RusageRow, ThreadTimeRow};
 
 /// Processes whose books are read with one batch, at most; the others wait until all are read.
 const MOST_HIT: usize = 256;

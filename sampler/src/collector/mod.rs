@@ -33,10 +33,8 @@ use vmm::{
     Counters, GuestMemoryMmap, Injected, Injections, Machine, Observer, Region, Tripwires, monotonic_ns,
 };
 
-use crate::batch::{Batch, EventRow, HARDIRQ_BITS, InjectedRow, Sink};
 use crate::census::Notes;
 use crate::conditions::Gate;
-use crate::estimate::guest_error_key;
 use crate::exact::watch::Watch;
 use crate::initrd::Initrd;
 use crate::memory::GuestMemory;
@@ -49,6 +47,8 @@ use crate::vcpu::Ends;
 use aim::Aim;
 use finder::{News, Wanted};
 use namer::{Named, Wish};
+use profile::estimate::guest_error_key;
+use profile::rows::{Batch, EventRow, HARDIRQ_BITS, InjectedRow, Sink};
 use resolver::Resolver;
 use stall::{STALL, StallReports};
 use standstill::{STANDSTILL, Standstill};
@@ -195,11 +195,11 @@ impl Collector {
     }
 
     /// Writes what is there, so that a sink that cannot be written to is known before the guest runs.
-    pub(crate) fn begin(&mut self) -> Result<(), crate::SinkError> {
+    pub(crate) fn begin(&mut self) -> Result<(), profile::SinkError> {
         self.take_waits(Some(0));
         self.flush();
         match &self.totals.sink_error {
-            Some(error) => Err(crate::SinkError(error.clone())),
+            Some(error) => Err(profile::SinkError(error.clone())),
             None => Ok(()),
         }
     }

@@ -3,8 +3,8 @@
 use symbols::Serving;
 
 use super::entry::{self, Part};
-use crate::batch::Mode;
 use crate::record::Record;
+use profile::rows::Mode;
 
 /// Classifies samples in the order in which they were drained.
 #[derive(Debug, Default)]

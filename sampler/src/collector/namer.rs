@@ -12,8 +12,8 @@ use symbols::names::{DebugFiles, DebugQuery, FunctionStarts, GuestFiles, SourceL
 
 use super::hot::MAX_BYTES;
 use super::walker::{FileEntry, Source};
-use crate::batch::{CodeRow, CodeSource, FileRow, FrameRow, InlinedRow};
-use crate::naming::{name_frame, named_by, shared_with};
+use profile::naming::{name_frame, named_by, shared_with};
+use profile::rows::{CodeRow, CodeSource, FileRow, FrameRow, InlinedRow};
 use text::clean;
 
 /// Files whose symbols are held at once, at most.

@@ -13,10 +13,10 @@ use super::finder::{Code, News, UnitNews};
 use super::namer::{Named, Namer, Wish};
 use super::walker::{Source, Walker};
 use super::{Collector, FinderHandle, NamerHandle};
-use crate::batch::Batch;
-use crate::boot::{STARTUP_TIMES, SYSTEMD_JOURNAL};
 use crate::presence::Trust;
 use crate::record::Record;
+use profile::boot::{STARTUP_TIMES, SYSTEMD_JOURNAL};
+use profile::rows::Batch;
 
 /// How long in all the collector waits for the programs of an initrd: less than a ring holds.
 const WALKER_PATIENCE: Duration = Duration::from_secs(1);

@@ -15,10 +15,10 @@ use super::mode::{Classifier, refined};
 use super::namer::Nameless;
 use super::stacks::Stacks;
 use super::walker::{FileEntry, Owner, Step, Walker};
-use crate::batch::{Batch, CpuTimeRow, FrameRow, Mode, SampleRow, lookup};
 use crate::exact::state::{Source, Who};
-use crate::exact::{Cause, Fault};
 use crate::record::{KERNEL_HALF, Record};
+use profile::rows::{Batch, CpuTimeRow, FrameRow, Mode, SampleRow, lookup};
+use profile::rows::{Cause, Fault};
 use text::clean;
 
 /// Samples of about a second, for the live line.

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use crate::batch::StackRow;
+use profile::rows::StackRow;
 
 /// How many stacks are remembered at once. Beyond that all are forgotten and get new rows.
 const REMEMBERED: usize = 1 << 20;

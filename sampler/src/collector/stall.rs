@@ -1,7 +1,7 @@
 //! Stalls that the guest's kernel reports on its console: a CPU or a thread that did not get on for many seconds, be it by a
 //! timer that the host has lost.
 
-use crate::batch::ConsoleRow;
+use profile::rows::ConsoleRow;
 use text::clean::{printable, without_escape_sequences};
 
 /// Kind of the profile's events that hold such reports.

@@ -1,8 +1,8 @@
 //! A guest that stands still: all of its vCPUs are halted for many seconds while a task could run, as after a timer or a wake-up
 //! that the host has lost.
 
-use crate::batch::MicrostateRow;
 use crate::exact::state::Who;
+use profile::rows::MicrostateRow;
 
 /// Kind of the profile's events that tell of it.
 pub(super) const STANDSTILL: &str = "standstill";
@@ -78,7 +78,7 @@ pub(super) fn sentence(who: Who, name: &str, took_ns: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::microstate::States;
+    use profile::rows::States;
 
     const SECOND: u64 = 1_000_000_000;
 

@@ -8,10 +8,10 @@ use vmm::{GuestMemoryMmap, Observer};
 
 use super::frames::tests::Fake;
 use super::*;
-use crate::batch::{Mode, SinkError};
-use crate::clock::ClockKind;
 use crate::record::{Moment, Record};
 use crate::session::{Session, SessionConfig, VcpuSampler, no_files};
+use profile::clock::ClockKind;
+use profile::rows::{Mode, SinkError};
 
 fn task(pid: i32, name: &str) -> TaskSnapshot {
     let mut comm = [0; 16];

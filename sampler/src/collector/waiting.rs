@@ -86,7 +86,7 @@ impl Collector {
 
     fn close_at(&mut self, time_ns: u64) {
         let rows = self.meters.iter().map(|meter| meter.pace_from(time_ns));
-        self.batch.rates.extend(rows.map(|row| crate::batch::RateRow { rate_hz: 0.0, ..row }));
+        self.batch.rates.extend(rows.map(|row| profile::rows::RateRow { rate_hz: 0.0, ..row }));
         self.shared.status().sampling = false;
     }
 

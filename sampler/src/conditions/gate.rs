@@ -5,7 +5,7 @@ use std::time::Duration;
 use symbols::TaskSnapshot;
 
 use super::{Condition, Going, Seen, Trigger, Wait};
-use crate::batch::{Batch, ConsoleRow};
+use profile::rows::{Batch, ConsoleRow};
 use text::clean;
 
 /// A line of the console is looked at up to here, bytes.

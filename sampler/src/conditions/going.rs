@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use symbols::TaskSnapshot;
 
-use crate::batch::{Batch, ConsoleRow, EventRow, ExitRow, InjectedRow};
+use profile::rows::{Batch, ConsoleRow, EventRow, ExitRow, InjectedRow};
 
 /// Events that show that the guest went on, or could not: vprof itself was stopped meanwhile.
 const EVENTS: [&str; 5] = ["init", "kernel", "command", "mark", "stopped"];

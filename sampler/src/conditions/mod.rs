@@ -25,9 +25,6 @@ const LONGEST_PATTERN: usize = 1_000;
 /// Bytes that a compiled pattern may take.
 const LARGEST_PATTERN: usize = 1 << 20;
 
-/// [`Condition::Started`] as it is written on a command line.
-pub(crate) const STARTED: &str = "started";
-
 /// Something that a guest comes to.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Condition {
@@ -89,7 +86,7 @@ impl fmt::Display for Condition {
             Self::Mark(text) => write!(f, "mark:{text}"),
             Self::Time(time) => write!(f, "time:{time:?}"),
             Self::Unit(name) => write!(f, "unit:{name}"),
-            Self::Started => write!(f, "{STARTED}"),
+            Self::Started => write!(f, "{}", profile::boot::STARTED),
         }
     }
 }

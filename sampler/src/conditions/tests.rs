@@ -2,7 +2,7 @@ use proptest::prelude::*;
 use symbols::TaskSnapshot;
 
 use super::*;
-use crate::batch::{Batch, CgroupRow, ConsoleRow, EventRow, ExitRow, InjectedRow, UnitEventRow};
+use profile::rows::{Batch, CgroupRow, ConsoleRow, EventRow, ExitRow, InjectedRow, UnitEventRow};
 
 fn batch(console: &[&str]) -> Batch {
     let row = |text: &&str| ConsoleRow { time_ns: 0, bytes: text.as_bytes().to_vec() };

@@ -15,7 +15,9 @@
 
 use std::collections::HashMap;
 
-use super::state::{Doing, Handled, Left, Life, Source, State, Sum, TaskId, Waker, Who};
+use profile::rows::State;
+
+use super::state::{Doing, Handled, Left, Life, Source, Sum, TaskId, Waker, Who};
 
 /// Tasks that are followed, at most; more are counted.
 const TASKS: usize = 1 << 17;

@@ -11,15 +11,9 @@
 //! Linux*, 2003) and Solaris, none of which is sampled. The states of a task add up to its life.
 
 pub(crate) mod accounts;
-pub(crate) mod cause;
-pub(crate) mod fault;
 pub(crate) mod record;
 mod rows;
 mod setting;
 pub(crate) mod state;
 mod task;
 pub(crate) mod watch;
-
-pub use cause::Cause;
-pub use fault::Fault;
-pub use state::State;

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use super::accounts::Sums;
 use super::state::{Handled, Source, Waker, Who};
-use crate::batch::{Batch, InterruptSourceRow, InterruptTimeRow, TaskLifeRow, TaskStateRow, WakeupRow};
 use crate::collector::resolver::Resolver;
+use profile::rows::{Batch, InterruptSourceRow, InterruptTimeRow, TaskLifeRow, TaskStateRow, WakeupRow};
 
 /// Sources that wait for their names, at most: addresses of callers are the guest's word.
 const WAITING: usize = 4_096;

@@ -1,68 +1,6 @@
 //! What tasks can be in, and how they and interrupts are called.
 
-use super::cause::Cause;
-
-/// What a task does.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default, serde::Serialize, serde::Deserialize,
-)]
-pub enum State {
-    /// On a CPU.
-    Running,
-    /// On a CPU that serves a hard interrupt.
-    Interrupted,
-    /// On a CPU while vprof serves a tick or an event there, or the CPU is on its way to the host and back for one: no time
-    /// of the guest's.
-    Sampler,
-    /// Could run, and waits for a CPU.
-    Queue,
-    /// Sleeps; a signal wakes it.
-    Sleep,
-    /// Sleeps uninterruptibly: mostly for a disk or for a lock of the kernel.
-    Disk,
-    /// Stopped, traced or frozen.
-    Stopped,
-    /// Has ended, and its parent has not asked for it.
-    Zombie,
-    /// Not known: events were lost.
-    #[default]
-    Unknown,
-}
-
-impl State {
-    /// All, in the order of reports.
-    pub const ALL: [Self; 9] = [
-        Self::Running,
-        Self::Interrupted,
-        Self::Sampler,
-        Self::Queue,
-        Self::Sleep,
-        Self::Disk,
-        Self::Stopped,
-        Self::Zombie,
-        Self::Unknown,
-    ];
-
-    /// The task has a CPU, and the guest's time goes on there.
-    pub(crate) fn is_on_cpu(self) -> bool {
-        matches!(self, Self::Running | Self::Interrupted)
-    }
-
-    /// As in table `task_state`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Running => "running",
-            Self::Interrupted => "interrupted",
-            Self::Sampler => "sampler",
-            Self::Queue => "queue",
-            Self::Sleep => "sleep",
-            Self::Disk => "disk",
-            Self::Stopped => "stopped",
-            Self::Zombie => "zombie",
-            Self::Unknown => "unknown",
-        }
-    }
-}
+use profile::rows::{Cause, State};
 
 /// A state, and in what it is spent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]

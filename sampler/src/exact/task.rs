@@ -2,10 +2,10 @@
 
 use symbols::{Rest, TaskSnapshot, TaskState};
 
-use super::cause::Cause;
-use super::state::{Doing, Left, State, TaskId, Who};
-use crate::batch::Batch;
+use super::state::{Doing, Left, TaskId, Who};
 use crate::collector::resolver::Resolver;
+use profile::rows::Batch;
+use profile::rows::{Cause, State};
 
 /// The task as the accounts name it; `None` for an idle task.
 pub(super) fn who(

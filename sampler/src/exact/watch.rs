@@ -11,15 +11,15 @@ use symbols::{Event, Kernel, Serving, TaskSnapshot};
 use vmm::{GuestMemoryMmap, Tripwires, monotonic_ns};
 
 use super::accounts::Accounts;
-use super::cause::Cause;
 use super::record::{EventReaders, Recorder, TripEnds, TripRecord};
 use super::rows::{self, Sources};
 use super::setting::{self, EndCell, NotSet, Start};
 use super::state::{Left, Source, Waker};
 use super::task::{left, who};
-use crate::batch::{Batch, EventRow, ExactVcpuRow, WaitedRow};
 use crate::collector::resolver::Resolver;
 use crate::record::Readers;
+use profile::rows::Cause;
+use profile::rows::{Batch, EventRow, ExactVcpuRow, WaitedRow};
 
 /// How often setting is tried until the kernel has booted, and how often the tripwires are looked at afterwards.
 const LOOK: Duration = Duration::from_millis(100);
@@ -453,7 +453,9 @@ mod tests {
     use symbols::fixture::{Guest, Style};
 
     use super::*;
-    use crate::exact::state::{Doing, State, TaskId, Who};
+    use profile::rows::State;
+
+    use crate::exact::state::{Doing, TaskId, Who};
 
     /// A watch over one vCPU that runs a task from time 0 on, and its recorder, whose ring is full: an event is lost at 1 ms.
     fn watch(guest: &Guest) -> (Watch, Recorder) {

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use vmm::Exit;
 
-use super::histogram::Histogram;
+use profile::histogram::Histogram;
 
 /// Reasons and addresses that are told apart; what comes later shares one row per reason. Booting Linux uses about 90.
 const SLOTS: usize = 192;

@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use vmm::{Counters as KvmCounters, Region, counters::Kind, monotonic_ns};
 
-use super::States;
 use super::clock::Places;
 use super::exits::{ExitCount, Key};
-use super::histogram::quantile;
 use super::host::{ThreadReader, ThreadTimes};
 use crate::attached;
-use crate::batch::{ExitRow, KvmCounterRow, MicrostateRow, RateRow, VcpuRow};
 use crate::vcpu::Published;
+use profile::histogram::quantile;
+use profile::rows::States;
+use profile::rows::{ExitRow, KvmCounterRow, MicrostateRow, RateRow, VcpuRow};
 
 /// KVM's times of halts that ended while it still polled (arch/x86/kvm/x86.c, `kvm_vcpu_stats_desc`, Linux 6.12). The
 /// thread runs then, but the guest does not.

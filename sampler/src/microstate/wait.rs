@@ -23,7 +23,7 @@ use std::fs::File;
 use super::host::{
     ThreadCounts, ThreadTimes, own_counts, own_cpu_time, own_schedstat, times_as_of_update, waited,
 };
-use crate::clock::Held;
+use profile::clock::{Held, fell_into_wait};
 use vmm::monotonic_ns;
 
 /// How a tick finds out whether it was due in a wait.
@@ -126,12 +126,6 @@ impl ForeignThread {
         let held = Held { passed_ns, stood_ns: stopped_ns };
         fell_into_wait(stopped_ns, asked_ns, waited_ns).then_some(held)
     }
-}
-
-/// Whether a wait accounts for the gap between `due_ns` and `arrived_ns`, of which the thread has waited `waited_ns` at most.
-pub(crate) fn fell_into_wait(arrived_ns: u64, due_ns: u64, waited_ns: u64) -> bool {
-    let gap_ns = arrived_ns.saturating_sub(due_ns);
-    gap_ns > 0 && waited_ns > gap_ns / 2
 }
 
 #[cfg(test)]

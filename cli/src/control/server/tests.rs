@@ -1,7 +1,7 @@
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream as StdStream;
 
-use sampler::{Batch, Sink, SinkError};
+use profile::{Batch, Sink, SinkError};
 use tempfile::TempDir;
 
 use super::*;

@@ -7,8 +7,8 @@ use crate::run::spec::{DiskSpec, Writes};
 struct Nowhere;
 
 impl Sink for Nowhere {
-    fn write(&mut self, _: &Batch) -> Result<(), sampler::SinkError> {
-        Err(sampler::SinkError("the disk is full".to_owned()))
+    fn write(&mut self, _: &Batch) -> Result<(), profile::SinkError> {
+        Err(profile::SinkError("the disk is full".to_owned()))
     }
 }
 
@@ -27,7 +27,7 @@ fn spec(disk: Option<Writes>) -> RunSpec {
             .collect(),
         command: None,
         rate_hz: 1.0,
-        clock: sampler::ClockKind::Uniform,
+        clock: profile::ClockKind::Uniform,
         seed: 0,
         stack_depth: 127,
         exact: false,

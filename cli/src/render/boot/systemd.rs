@@ -1,6 +1,6 @@
 //! What systemd says of a boot.
 
-use sampler::boot::{Link, Startup, Systemd};
+use profile::boot::{Link, Startup, Systemd};
 use text::clean::escaped;
 use text::units;
 
@@ -124,7 +124,7 @@ fn mostly(link: &Link) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use sampler::boot::{Estimated, FailedUnit, Target};
+    use profile::boot::{Estimated, FailedUnit, Target};
 
     use super::*;
     use crate::render::Style;

@@ -1,6 +1,6 @@
 use std::collections::BTreeMap;
 
-use sampler::report::{Broken, File, Lateness, ModeTimes, Overhead, TickCounts, UserCode, Walks};
+use profile::report::{Broken, File, Lateness, ModeTimes, Overhead, TickCounts, UserCode, Walks};
 
 use super::*;
 
@@ -280,14 +280,14 @@ fn a_stall_that_the_kernel_reports_is_a_line() {
     let mut report = report();
     let line = "rcu: rcu_preempt kthread starved for 15020 jiffies!";
     for time_s in [63.5, 70.0] {
-        report.events.push(sampler::report::Event {
+        report.events.push(profile::report::Event {
             time_s,
             kind: "stall".to_owned(),
             text: line.to_owned(),
         });
     }
     let (kind, still) = ("standstill".to_owned(), "all vCPUs were halted".to_owned());
-    report.events.push(sampler::report::Event { time_s: 80.0, kind, text: still });
+    report.events.push(profile::report::Event { time_s: 80.0, kind, text: still });
     let text = render(&report, profile(), 5, PAGE);
     let lines: String = text.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(lines.contains(&format!("reports a stall at 63.50 s: {line}, and 1 more")), "{text}");

@@ -1,9 +1,9 @@
 //! The vCPUs: over time, and the states of their span.
 
+use profile::live::{ModeShares, Snapshot, VcpuShare};
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::Style;
-use sampler::live::{ModeShares, Snapshot, VcpuShare};
 
 use super::put_right;
 use super::theme::Theme;

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
+use profile::live::{Sampling, Span, VcpuShare};
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::Style;
-use sampler::live::{Sampling, Span, VcpuShare};
 use text::clean::escaped;
 use text::units;
 use unicode_width::UnicodeWidthStr;

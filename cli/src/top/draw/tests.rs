@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
+use profile::live::Snapshot;
 use proptest::prelude::*;
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::style::Color;
-use sampler::live::Snapshot;
 use unicode_width::UnicodeWidthStr;
 
 use super::*;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use sampler::live::{Snapshot, Span, View};
+use profile::live::{Snapshot, Span, View};
 use text::units;
 
 use super::history::History;

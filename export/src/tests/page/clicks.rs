@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use sampler::bench;
+use testkit::made_up;
 
 use super::browser::Browser;
 use super::{fixture, little, number, page_file};
@@ -12,7 +12,7 @@ use crate::PageRequest;
 fn opened() -> Option<(tempfile::TempDir, std::path::PathBuf, Browser)> {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("made-up.vprof");
-    bench::write_profile_with_stacks(&path, false, 20_000, 500).expect("a profile");
+    made_up::write_profile(&path, 20_000, 500);
     let browser = Browser::open(&page_file(&path, &PageRequest::default()))?;
     Some((directory, path, browser))
 }

@@ -7,9 +7,9 @@ use std::io::Read;
 use std::path::Path;
 
 use flate2::read::ZlibDecoder;
-use sampler::Profile;
-use sampler::profile::Value as Cell;
-use sampler::report::Filter;
+use profile::Profile;
+use profile::report::Filter;
+use profile::store::Value as Cell;
 use serde_json::Value;
 
 use super::fixture::{self, Made};

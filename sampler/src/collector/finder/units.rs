@@ -13,9 +13,9 @@ use symbols::journal::{Journal, JournalBytes, Startup, UnitMessage, UnitMessages
 use symbols::{FileRef, Kernel, MappingKind, Missing, PageCache, TaskSnapshot};
 use vmm::monotonic_ns;
 
-use crate::batch::UnitEventRow;
 use crate::guest_clock::ClockBounds;
 use crate::memory::GuestMemory;
+use profile::rows::UnitEventRow;
 
 /// `comm` of systemd-journald: 15 bytes and a NUL.
 pub(super) const JOURNALD: &[u8; 16] = b"systemd-journal\0";

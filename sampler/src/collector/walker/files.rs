@@ -10,7 +10,7 @@ use symbols::elf::{ElfFile, ReadAt, Section, Segment};
 use symbols::go::GoTable;
 
 use super::source::Source;
-use crate::batch::FileRow;
+use profile::rows::FileRow;
 use text::clean;
 
 /// Files that are remembered, at most; beyond that all are forgotten and read again when needed.

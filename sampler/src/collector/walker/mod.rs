@@ -21,13 +21,13 @@ use std::sync::Arc;
 use symbols::cfi::{Place as At, UserEnd, UserUnwinder};
 use symbols::{FrameKind, KernelUnwinder, Missing, StackCopy, TaskSnapshot, UserRegisters, WalkEnd};
 
-use crate::batch::Batch;
 pub(crate) use files::{FileEntry, Files};
 pub(crate) use maps::Late;
 use maps::PerfMaps;
 #[cfg(any(test, feature = "fuzz"))]
 pub(crate) use perfmap::PerfMap;
 pub(crate) use perfmap::Symbol;
+use profile::rows::Batch;
 pub(crate) use source::Source;
 use spaces::{Place, Spaces};
 

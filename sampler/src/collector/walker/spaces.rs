@@ -9,7 +9,7 @@ use symbols::{FileRef, Mapping, MappingKind, Missing, VirtAddr};
 use super::Owner;
 use super::files::{FileEntry, Files};
 use super::source::Source;
-use crate::batch::{Batch, MappingRow};
+use profile::rows::{Batch, MappingRow};
 use vmm::monotonic_ns;
 
 /// Processes whose mappings are remembered, at most; beyond that all are forgotten.

@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use super::*;
-use crate::exact::Cause;
+use profile::rows::Cause;
 
 fn task(number: u64) -> TaskId {
     let tid = i32::try_from(number).unwrap();

@@ -1,0 +1,278 @@
+//! What a tick costs the guest: a sample against a bare kick that reads nothing, on a guest that only counts.
+//!
+//! The guest runs at privilege level 3, which every KVM executes natively. In its memory lies that of a real guest, which
+//! was stopped in its kernel: what is sampled is that moment, task and stacks included. All variants take turns within
+//! one run, so that a noisy machine disturbs them alike.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use kvm_bindings::{kvm_regs, kvm_sregs};
+use profile::clock::{ClockKind, Intervals};
+use profile::rows::SampleRow;
+use profile::{Batch, Sink, SinkError};
+use sampler::bench::Stopped;
+use sampler::record::Moment;
+use sampler::{Session, SessionConfig, VcpuSampler};
+use vmm::{Console, Exit, GuestMemoryMmap, Machine, Observer, Payload, Tick, VmConfig, monotonic_ns};
+
+use crate::dump;
+use crate::table::{Row, median};
+
+/// `again: inc %rax; jmp again`: counts as fast as the processor can.
+const COUNT: &[u8] = &[0x48, 0xff, 0xc0, 0xeb, 0xfb];
+/// Rounds; the median of them counts.
+const ROUNDS: usize = 9;
+/// How long each variant runs in a round.
+const TURN: Duration = Duration::from_millis(500);
+const SEED: u64 = 1;
+/// Frames of a stack, at most, as by default.
+const DEPTH: usize = 127;
+/// Finding a kernel takes a tenth of a second.
+const FOUND_LIMIT: Duration = Duration::from_secs(20);
+
+/// Kicks at random intervals and reads nothing.
+struct Bare(Intervals);
+
+impl Observer for Bare {
+    fn started(&mut self) -> Option<Duration> {
+        Some(Duration::from_nanos(self.0.next_ns()))
+    }
+    fn ticked(&mut self, _: &Tick<'_>) -> Option<Duration> {
+        Some(Duration::from_nanos(self.0.next_ns()))
+    }
+}
+
+/// Serves every tick as if it had hit a real guest at the moment at which that one was stopped: with that guest's
+/// registers, on its memory, which the counting guest carries along.
+struct AsStopped {
+    sampler: VcpuSampler,
+    regs: kvm_regs,
+    sregs: kvm_sregs,
+}
+
+impl Observer for AsStopped {
+    fn started(&mut self) -> Option<Duration> {
+        self.sampler.started()
+    }
+    fn entering(&mut self, now_ns: u64) {
+        self.sampler.entering(now_ns);
+    }
+    fn exited(&mut self, exit: Exit, now_ns: u64) {
+        self.sampler.exited(exit, now_ns);
+    }
+    fn ticked(&mut self, tick: &Tick<'_>) -> Option<Duration> {
+        let (regs, sregs) = (&self.regs, &self.sregs);
+        let Tick { due_ns, now_ns, in_run, memory, .. } = *tick;
+        let moment = Moment { due_ns, now_ns, in_run, regs, sregs, memory };
+        self.sampler.serve(&moment, || tick.activity())
+    }
+    fn stopped(&mut self) {
+        self.sampler.stopped();
+    }
+}
+
+/// Counts what it gets and drops it: the disk is measured elsewhere.
+#[derive(Debug, Default, Clone)]
+struct Nowhere {
+    tasks: Arc<AtomicU64>,
+    stacks: Arc<AtomicU64>,
+}
+
+impl Sink for Nowhere {
+    fn write(&mut self, batch: &Batch) -> Result<(), SinkError> {
+        let count =
+            |is: &dyn Fn(&SampleRow) -> bool| batch.samples.iter().filter(|row| is(row)).count() as u64;
+        self.tasks.fetch_add(count(&|row| row.instance.is_some()), Ordering::Relaxed);
+        self.stacks.fetch_add(count(&|row| row.stack.is_some()), Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+/// Measures another observer from outside, from the moment on at which it is told to.
+struct Measured<O> {
+    inner: O,
+    measuring: Arc<AtomicBool>,
+    exited_ns: u64,
+    ticked: bool,
+    gaps_ns: Vec<u64>,
+    first: Option<(u64, u64)>,
+    last: (u64, u64),
+}
+
+impl<O> Measured<O> {
+    fn new(inner: O, measuring: Arc<AtomicBool>) -> Self {
+        // Room for every tick of a turn: nothing is allocated while it runs.
+        Self {
+            inner,
+            measuring,
+            exited_ns: 0,
+            ticked: false,
+            gaps_ns: Vec::with_capacity(100_000),
+            first: None,
+            last: (0, 0),
+        }
+    }
+
+    /// Loops of the guest per second between the first and the last tick.
+    fn speed(&self) -> f64 {
+        let first = self.first.expect("ticks arrive");
+        let (ns, loops) = (self.last.0 - first.0, self.last.1 - first.1);
+        assert!(loops > 0, "the guest counts");
+        loops as f64 / ns as f64 * 1e9
+    }
+
+    /// The median time from an exit to the next entry, ns.
+    fn gap(&self) -> f64 {
+        median(&self.gaps_ns.iter().map(|&ns| ns as f64).collect::<Vec<_>>())
+    }
+}
+
+impl<O: Observer> Observer for Measured<O> {
+    fn started(&mut self) -> Option<Duration> {
+        self.inner.started()
+    }
+    fn entering(&mut self, now_ns: u64) {
+        self.inner.entering(now_ns);
+        if std::mem::take(&mut self.ticked) && self.gaps_ns.len() < self.gaps_ns.capacity() {
+            self.gaps_ns.push(monotonic_ns() - self.exited_ns);
+        }
+    }
+    fn exited(&mut self, exit: Exit, now_ns: u64) {
+        self.exited_ns = now_ns;
+        self.inner.exited(exit, now_ns);
+    }
+    fn ticked(&mut self, tick: &Tick<'_>) -> Option<Duration> {
+        if self.measuring.load(Ordering::Relaxed) {
+            self.ticked = true;
+            self.last = (tick.now_ns, tick.regs.rax);
+            self.first.get_or_insert(self.last);
+        }
+        self.inner.ticked(tick)
+    }
+    fn stopped(&mut self) {
+        self.inner.stopped();
+    }
+}
+
+/// Runs the counting guest, measured from the end of `start` on.
+fn turn<O: Observer>(inner: O, start: impl FnOnce(GuestMemoryMmap)) -> Measured<O> {
+    let config = VmConfig {
+        vcpus: 1,
+        memory_bytes: dump::MEMORY as u64,
+        huge_pages: false,
+        payload: Payload::Flat { code: COUNT.to_vec(), cpl: 3 },
+        disks: Vec::new(),
+        console: Console(Box::new(std::io::sink())),
+        second_console: None,
+        extra: vmm::Extra::default(),
+    };
+    let measuring = Arc::new(AtomicBool::new(false));
+    let mut inner = Some(inner);
+    let machine =
+        Machine::start(config, |_| Measured::new(inner.take().expect("one vCPU"), Arc::clone(&measuring)))
+            .unwrap_or_else(|error| panic!("the counting guest does not start: {error}"));
+    start(machine.memory());
+    measuring.store(true, Ordering::Relaxed);
+    std::thread::sleep(TURN);
+    machine.stop();
+    let mut ended = machine.wait(Some(Duration::from_secs(5))).expect("the machine ends");
+    ended.observers.remove(0)
+}
+
+fn bare(rate_hz: f64) -> Measured<Bare> {
+    turn(Bare(Intervals::new(ClockKind::Uniform, rate_hz, SEED, 0).expect("a rate")), |_| {})
+}
+
+/// Samples with the current task and, where `stack_depth` is not 0, with stacks.
+fn sampled(rate_hz: f64, stack_depth: usize, stopped: &Stopped) -> Measured<AsStopped> {
+    let config = SessionConfig {
+        vcpus: 1,
+        rate_hz,
+        clock: ClockKind::Uniform,
+        seed: SEED,
+        stack_depth,
+        exact: false,
+        census_hz: 0.0,
+        precision: None,
+        meta: Vec::new(),
+    };
+    let sink = Nowhere::default();
+    let (mut session, mut samplers) = Session::new(config, Box::new(sink.clone()), sampler::no_files());
+    let complete = if stack_depth == 0 { &sink.tasks } else { &sink.stacks };
+    let inner = AsStopped { sampler: samplers.remove(0), regs: stopped.regs, sregs: stopped.sregs };
+    let measured = turn(inner, |memory| {
+        dump::copy(&stopped.memory, &memory);
+        session.start(memory).expect("the collector starts");
+        let deadline = Instant::now() + FOUND_LIMIT;
+        while complete.load(Ordering::Relaxed) < 10 {
+            assert!(Instant::now() < deadline, "the kernel in the counting guest's memory is not found");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    });
+    let counted = measured.gaps_ns.len() as u64;
+    let totals = session.finish(Vec::new());
+    assert_eq!(totals.lost, 0, "the ring is never full here");
+    assert!(counted > 0, "samples arrive");
+    assert!(complete.load(Ordering::Relaxed) >= counted, "{sink:?}: not all of {counted} are complete");
+    measured
+}
+
+/// Exit to re-entry, and the guest's slow-down at several rates.
+///
+/// # Errors
+/// Why there is no KVM to measure on.
+pub fn rows(stopped: &Stopped) -> Result<Vec<Row>, String> {
+    vmm::probe::open().map_err(|error| error.to_string())?;
+    let mut rows = gaps(stopped);
+    rows.extend([100.0, 1000.0, 5000.0].map(|rate_hz| slow_down(rate_hz, stopped)));
+    Ok(rows)
+}
+
+fn gaps(stopped: &Stopped) -> Vec<Row> {
+    let (mut bare_ns, mut task_ns, mut stack_ns) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..ROUNDS {
+        bare_ns.push(bare(1000.0).gap());
+        task_ns.push(sampled(1000.0, 0, stopped).gap());
+        stack_ns.push(sampled(1000.0, DEPTH, stopped).gap());
+    }
+    let bare = median(&bare_ns);
+    let row = |what: &str, budget: &str, sample: f64| {
+        let what = format!("exit to re-entry: sample {what} / bare kick");
+        Row::ratio(&what, sample / bare, budget).detail(format!(
+            "{:.2} us / {:.2} us",
+            sample / 1000.0,
+            bare / 1000.0
+        ))
+    };
+    vec![
+        row("with its task", "at most 1.25", median(&task_ns)),
+        row("with task and stacks", "at most 2", median(&stack_ns)),
+    ]
+}
+
+fn slow_down(rate_hz: f64, stopped: &Stopped) -> Row {
+    let (mut ratios, mut kicked, mut seen) = (Vec::new(), Vec::new(), Vec::new());
+    let with_stacks = || sampled(rate_hz, DEPTH, stopped).speed();
+    for round in 0..ROUNDS {
+        // Ten ticks a second tell the speed and cost next to nothing.
+        let quiet = bare(10.0).speed();
+        // Neighbours in time are compared, and take turns in being first: a noisy machine drifts.
+        let (bare, sampled) = if round % 2 == 0 {
+            (bare(rate_hz).speed(), with_stacks())
+        } else {
+            let sampled = with_stacks();
+            (bare(rate_hz).speed(), sampled)
+        };
+        ratios.push(bare / sampled);
+        kicked.push((1.0 - bare / quiet) * 100.0);
+        seen.push((1.0 - sampled / quiet) * 100.0);
+    }
+    let what = format!("guest's time at {rate_hz} Hz: sampled with stacks / bare kicks");
+    Row::ratio(&what, median(&ratios), "at most 1.1").detail(format!(
+        "slow-down {:.1} % / {:.1} %",
+        median(&seen),
+        median(&kicked)
+    ))
+}

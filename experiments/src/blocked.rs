@@ -1,0 +1,66 @@
+//! Liang's mostly blocked program: threads that did not run are charged nothing.
+
+use anyhow::{Context, Result, ensure};
+use profile::rusage::ThreadRusage;
+
+use crate::document::Section;
+use crate::measured::{boot, end, growth, rusage, setting, value};
+use crate::table::{Table, seconds};
+
+const SECONDS: f64 = 6.0;
+const WAITING: usize = 16;
+const WORKING: usize = 2;
+
+const ABOUT: &str = "\
+S. Liang, *Thread-Aware CPU Time Sampling* (1998), made a profiler for programs \"in which most threads are blocked most of the time\". It \
+suspends all threads at every tick and charges only those whose registers have changed since the last one. `blocked` has 16 threads that wait, \
+half of them in one call, half waking four times a second, and 2 that work, on one CPU.";
+
+const DISCUSSION: &str = "\
+The paper gives no table for this; its figure is the overhead of \"less than 20%\" at a tick every millisecond. Asking all threads at every tick, \
+without looking whether they ran, charges each of them the whole time, as the column \"charging all\" would have it. vprof needs no suspending and no comparing: a tick looks at what the CPU runs, so a thread that waits cannot be hit. Nor is a \
+loop of one instruction lost, the case in which the paper's registers stay the same. What the waiting threads are charged is what they used to \
+start, to look around, and to end.";
+
+/// Makes the section.
+pub fn run(_: usize) -> Result<Section> {
+    let command = format!("blocked --seconds {SECONDS} --waiting {WAITING} --working {WORKING}");
+    let run = boot(&["-F", "1000", "--depth", "0"], &command)?;
+    let rusage = rusage(&run)?;
+    let named = |start: &str| -> Vec<&ThreadRusage> {
+        let of = |thread: &&ThreadRusage| thread.comm.as_ref().is_some_and(|comm| comm.starts_with(start));
+        rusage.threads.iter().filter(of).collect()
+    };
+    let printed = |start: &str| -> Result<f64> {
+        let lines = run.stdout.lines().filter(|line| line.trim().starts_with(start));
+        let used: Option<Vec<f64>> = lines.map(|line| value(line, "used")).collect();
+        let used = used.filter(|used| !used.is_empty()).context("a thread printed no time")?;
+        Ok(used.iter().sum())
+    };
+    let mut table =
+        Table::new(&["threads", "their own clocks", "the guest's books", "charging all", "vprof"]);
+    for (name, start, count) in [
+        ("`work-0`", "work-0", 1),
+        ("`work-1`", "work-1", 1),
+        ("the 16 that wait, together", "wait-", WAITING),
+    ] {
+        let threads = named(start);
+        ensure!(threads.len() <= count, "more threads {name} than were made");
+        let tids = format!("v.tid IN (SELECT tid FROM thread WHERE comm LIKE '{start}%')");
+        let seen = end(&growth(&run, &format!("{tids} AND v.mode IN ('user', 'kernel')"))?);
+        table.row([
+            name.to_owned(),
+            format!("{:.2} s", printed(start)?),
+            seconds(threads.iter().map(|thread| thread.runtime_ns).sum()),
+            format!("{:.2} s", SECONDS * count as f64),
+            format!("{seen:.2} s"),
+        ]);
+    }
+    let hit = named("wait-").iter().filter(|thread| thread.true_cpu_ns > 0).count();
+    let text = format!(
+        "## A mostly blocked program\n\n{ABOUT}\n\n{}\n{} {hit} of the {WAITING} waiting threads were ever hit by a sample.\n\n{DISCUSSION}",
+        table.markdown(),
+        setting(&rusage, 1)
+    );
+    Ok(Section { text, plots: Vec::new() })
+}

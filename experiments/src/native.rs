@@ -1,0 +1,218 @@
+//! A program in step with the clock, on this machine's own KVM: a few bytes of code at privilege level 3, which every KVM
+//! executes natively, that keep their own account of when they ran.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use profile::clock::ClockKind;
+use profile::rows::Fell;
+use profile::{Batch, Sink, SinkError};
+use sampler::{Session, SessionConfig, VcpuSampler};
+use vmm::{Console, Exit, FLAT_ENTRY, Machine, Observer, Payload, Tick, VmConfig};
+
+/// How long the program runs for each clock and run, s.
+pub const LENGTH: u64 = 30;
+/// How long its clock is compared with the host's.
+const PILOT: Duration = Duration::from_secs(1);
+
+/// Works in the first part of each period, and rests in the other; both are loops that read the time-stamp counter. What has
+/// gone by since the last reading is added to R12 (work) or R13 (rest), unless it is so much that the program did not run.
+///
+/// ```text
+///       movabs $PERIOD, %r9; movabs $WORK, %r10
+///       rdtsc (into %rax); mov %rax, %rbx; mov %rax, %r8
+/// work: rdtsc; mov %rax, %rcx; sub %rbx, %rcx; mov %rax, %rbx
+///       cmp $1500, %rcx; jae 1f; add %rcx, %r12
+/// 1:    sub %r8, %rax; cmp %r10, %rax; jb work
+/// rest: the same with %r13 and %r9
+///       add %r9, %r8; jmp work
+/// ```
+const CODE: &[u8] = &[
+    0x49, 0xb9, 0, 0, 0, 0, 0, 0, 0, 0, 0x49, 0xba, 0, 0, 0, 0, 0, 0, 0, 0, 0x0f, 0x31, 0x48, 0xc1, 0xe2,
+    0x20, 0x48, 0x09, 0xd0, 0x48, 0x89, 0xc3, 0x49, 0x89, 0xc0, // work:
+    0x0f, 0x31, 0x48, 0xc1, 0xe2, 0x20, 0x48, 0x09, 0xd0, 0x48, 0x89, 0xc1, 0x48, 0x29, 0xd9, 0x48, 0x89,
+    0xc3, 0x48, 0x81, 0xf9, 0xdc, 0x05, 0x00, 0x00, 0x73, 0x03, 0x49, 0x01, 0xcc, 0x4c, 0x29, 0xc0, 0x4c,
+    0x39, 0xd0, 0x72, 0xda, // rest:
+    0x0f, 0x31, 0x48, 0xc1, 0xe2, 0x20, 0x48, 0x09, 0xd0, 0x48, 0x89, 0xc1, 0x48, 0x29, 0xd9, 0x48, 0x89,
+    0xc3, 0x48, 0x81, 0xf9, 0xdc, 0x05, 0x00, 0x00, 0x73, 0x03, 0x49, 0x01, 0xcd, 0x4c, 0x29, 0xc0, 0x4c,
+    0x39, 0xc8, 0x72, 0xda, 0x4d, 0x01, 0xc8, 0xeb, 0xaf,
+];
+/// Where the immediate operands and the loops are in [`CODE`].
+const PERIOD: usize = 2;
+const WORK: usize = 12;
+const LOOP_OF_WORK: std::ops::Range<u64> = FLAT_ENTRY + 0x23..FLAT_ENTRY + 0x49;
+
+/// A program and the clock that samples it.
+#[derive(Debug, Clone, Copy)]
+pub struct Case {
+    /// Length of a period, us.
+    pub period_us: u64,
+    /// Work in each, us.
+    pub work_us: u64,
+    /// Mean rate, Hz.
+    pub rate_hz: f64,
+    /// How intervals are drawn.
+    pub clock: ClockKind,
+}
+
+/// What one run gave.
+#[derive(Debug, Clone, Copy)]
+pub struct Shares {
+    /// Part of the program's time that it worked, by its own account.
+    pub own: f64,
+    /// The same by the ticks that fell into the guest.
+    pub sampled: f64,
+    /// How many ticks that were.
+    pub ticks: u64,
+}
+
+impl Case {
+    /// Runs it on this machine's KVM.
+    ///
+    /// # Errors
+    /// There is no KVM, or the machine does not run.
+    pub fn run(&self, seed: u64) -> Result<Shares> {
+        // Any times do for the pilot, which only tells how fast the counter counts.
+        let pilot = run(self, (1 << 20, 1 << 10), seed, PILOT)?.1;
+        let per_us = pilot.counts_per_us();
+        let counts = |us: u64| us * per_us;
+        let (counted, account) =
+            run(self, (counts(self.period_us), counts(self.work_us)), seed, Duration::from_secs(LENGTH))?;
+        let (work, rest) = account.worked_and_rested();
+        let (met, ticks) = counted.met();
+        ensure!(ticks > 0, "no tick fell into the guest");
+        Ok(Shares { own: work as f64 / (work + rest) as f64, sampled: met as f64 / ticks as f64, ticks })
+    }
+}
+
+/// The frames of samples that fell into the guest.
+#[derive(Debug, Default)]
+struct Frames {
+    /// Addresses of instructions, by frame.
+    addresses: HashMap<u32, u64>,
+    /// One of each sample.
+    samples: Vec<u32>,
+}
+
+/// A sink that keeps them.
+#[derive(Debug, Default, Clone)]
+struct Counted(Arc<Mutex<Frames>>);
+
+impl Counted {
+    /// Ticks that met the work, and all.
+    fn met(&self) -> (u64, u64) {
+        let counted = self.0.lock().expect("no thread panics with it");
+        let is_work = |frame: &&u32| counted.addresses.get(frame).is_some_and(|at| LOOP_OF_WORK.contains(at));
+        (counted.samples.iter().filter(is_work).count() as u64, counted.samples.len() as u64)
+    }
+}
+
+impl Sink for Counted {
+    fn write(&mut self, batch: &Batch) -> Result<(), SinkError> {
+        let mut counted = self.0.lock().expect("no thread panics with it");
+        counted.addresses.extend(batch.frames.iter().map(|frame| (frame.id, frame.address)));
+        let in_guest = batch.samples.iter().filter(|row| row.fell == Fell::Guest);
+        counted.samples.extend(in_guest.map(|row| row.frame));
+        Ok(())
+    }
+}
+
+/// What the program's registers said at the first and at the last tick.
+#[derive(Debug, Clone, Copy, Default)]
+struct Account {
+    first: Option<Reading>,
+    last: Reading,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Reading {
+    time_ns: u64,
+    counter: u64,
+    worked: u64,
+    rested: u64,
+}
+
+impl Account {
+    fn counts_per_us(&self) -> u64 {
+        let first = self.first.unwrap_or_default();
+        (self.last.counter - first.counter) * 1_000 / (self.last.time_ns - first.time_ns).max(1)
+    }
+
+    fn worked_and_rested(&self) -> (u64, u64) {
+        let first = self.first.unwrap_or_default();
+        (self.last.worked - first.worked, self.last.rested - first.rested)
+    }
+}
+
+/// The product's own sampler, and a look at the program's registers at each tick.
+struct Observed {
+    sampler: VcpuSampler,
+    account: Account,
+}
+
+impl Observer for Observed {
+    fn started(&mut self) -> Option<Duration> {
+        self.sampler.started()
+    }
+    fn entering(&mut self, now_ns: u64) {
+        self.sampler.entering(now_ns);
+    }
+    fn exited(&mut self, exit: Exit, now_ns: u64) {
+        self.sampler.exited(exit, now_ns);
+    }
+    fn ticked(&mut self, tick: &Tick<'_>) -> Option<Duration> {
+        let regs = tick.regs;
+        self.account.last =
+            Reading { time_ns: tick.now_ns, counter: regs.rbx, worked: regs.r12, rested: regs.r13 };
+        // The counter has been read by then.
+        if regs.rbx > 0 {
+            self.account.first.get_or_insert(self.account.last);
+        }
+        self.sampler.ticked(tick)
+    }
+    fn stopped(&mut self) {
+        self.sampler.stopped();
+    }
+}
+
+/// Runs the program with this period and this work, in counts of the time-stamp counter.
+fn run(case: &Case, (period, work): (u64, u64), seed: u64, length: Duration) -> Result<(Counted, Account)> {
+    let mut code = CODE.to_vec();
+    code[PERIOD..PERIOD + 8].copy_from_slice(&period.to_le_bytes());
+    code[WORK..WORK + 8].copy_from_slice(&work.to_le_bytes());
+    let config = SessionConfig {
+        vcpus: 1,
+        rate_hz: case.rate_hz,
+        clock: case.clock,
+        seed,
+        stack_depth: 0,
+        exact: false,
+        census_hz: 0.0,
+        precision: None,
+        meta: Vec::new(),
+    };
+    let counted = Counted::default();
+    let (mut session, mut samplers) = Session::new(config, Box::new(counted.clone()), sampler::no_files());
+    let machine = VmConfig {
+        vcpus: 1,
+        memory_bytes: 8 << 20,
+        huge_pages: false,
+        payload: Payload::Flat { code, cpl: 3 },
+        disks: Vec::new(),
+        console: Console(Box::new(std::io::sink())),
+        second_console: None,
+        extra: vmm::Extra::default(),
+    };
+    let machine =
+        Machine::start(machine, |_| Observed { sampler: samplers.remove(0), account: Account::default() })?;
+    session.start(machine.memory())?;
+    std::thread::sleep(length);
+    machine.stop();
+    let ended = machine.wait(Some(Duration::from_secs(20)))?;
+    let account = ended.observers.first().context("a machine without a vCPU")?.account;
+    let totals = session.finish(Vec::new());
+    ensure!(totals.lost == 0 && account.first.is_some(), "{} samples were lost", totals.lost);
+    Ok((counted, account))
+}

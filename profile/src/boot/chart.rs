@@ -1,0 +1,102 @@
+//! What ran when: stacks over time, for a flame chart.
+
+use super::read::{Hit, Input};
+use crate::store::{Profile, ProfileError};
+
+/// Calls that are shown, outermost first.
+const DEEPEST: usize = 24;
+/// A piece ends where no sample of its vCPU follows for this long, ns.
+const LONGEST_GAP: u64 = 50_000_000;
+
+/// A boot over time.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Chart {
+    /// Up to here, s since the guest's first instruction.
+    pub end_s: f64,
+    /// Phases, all at depth 0: a lane of their own.
+    pub phases: Vec<Piece>,
+    /// By vCPU: what ran; depth 0 is the process, the next its outermost function.
+    pub vcpus: Vec<(u8, Vec<Piece>)>,
+}
+
+/// Something that was seen from one sample to another.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Piece {
+    /// Process or function.
+    pub name: String,
+    /// It is kernel code.
+    pub kernel: bool,
+    /// Calls above it.
+    pub depth: usize,
+    /// Its beginning, s.
+    pub from_s: f64,
+    /// Its end, s.
+    pub to_s: f64,
+}
+
+impl Chart {
+    /// The chart of a profile's boot.
+    ///
+    /// # Errors
+    /// See [`ProfileError`].
+    pub fn read(profile: &Profile) -> Result<Self, ProfileError> {
+        let input = Input::read(profile.connection()).map_err(|error| profile.error(&error))?;
+        let mut vcpus: Vec<u8> = input.hits.iter().map(|hit| hit.vcpu).collect();
+        vcpus.sort_unstable();
+        vcpus.dedup();
+        let lane = |bounds: &super::read::Bounds| Piece {
+            name: bounds.name.to_owned(),
+            kernel: !matches!(bounds.name, "initrd" | "userspace"),
+            depth: 0,
+            from_s: input.since(bounds.from_ns),
+            to_s: input.since(bounds.to_ns),
+        };
+        let phases = input.phases();
+        let parts = phases.iter().filter(|bounds| !matches!(bounds.name, "total" | "kernel"));
+        Ok(Self {
+            end_s: input.since(input.end_ns),
+            phases: parts.map(lane).collect(),
+            vcpus: vcpus.into_iter().map(|vcpu| (vcpu, pieces(&input, vcpu))).collect(),
+        })
+    }
+}
+
+fn path(input: &Input, hit: &Hit) -> Vec<(String, bool)> {
+    let who = hit.instance.and_then(|instance| input.who.get(&instance)).filter(|who| who.pid != 0);
+    let root = match who {
+        Some(who) => (who.comm.clone(), false),
+        None if hit.kernel_half => ("kernel".to_owned(), true),
+        None => ("decompression".to_owned(), true),
+    };
+    let mut frames = input.code.frames(hit.stack);
+    if frames.is_empty() && hit.kernel_half {
+        frames.push(hit.frame);
+    }
+    let function = |frame: i64| {
+        let kernel = input.code.functions.get(&frame).is_some_and(|function| function.kernel);
+        (input.code.name(frame).to_owned(), kernel)
+    };
+    std::iter::once(root).chain(frames.into_iter().map(function)).take(DEEPEST).collect()
+}
+
+/// Joins samples that follow one another and have the same calls.
+fn pieces(input: &Input, vcpu: u8) -> Vec<Piece> {
+    let mut done = Vec::new();
+    let mut open: Vec<Piece> = Vec::new();
+    let mut last_ns = 0;
+    let hits = input.hits.iter().filter(|hit| hit.vcpu == vcpu && hit.time_ns <= input.end_ns);
+    for hit in hits {
+        let gap = hit.time_ns.saturating_sub(last_ns) > LONGEST_GAP;
+        let from_s = if gap { input.since(hit.time_ns) } else { input.since(last_ns) };
+        let path = path(input, hit);
+        let same = open.iter().zip(&path).take_while(|(piece, (name, _))| piece.name == *name).count();
+        done.extend(open.drain(if gap { 0 } else { same }..));
+        for (depth, (name, kernel)) in path.into_iter().enumerate().skip(open.len()) {
+            open.push(Piece { name, kernel, depth, from_s, to_s: from_s });
+        }
+        last_ns = hit.time_ns;
+        open.iter_mut().for_each(|piece| piece.to_s = input.since(last_ns));
+    }
+    done.extend(open);
+    done
+}

@@ -1,0 +1,232 @@
+//! What a profile has to say about a boot that failed.
+
+use rusqlite::{Connection, OptionalExtension};
+use serde::{Deserialize, Serialize};
+
+use crate::numbers::unsigned;
+use crate::store::{Profile, ProfileError, snapshot};
+use text::clean;
+
+/// Lines of the console that are kept.
+const LAST_LINES: usize = 20;
+/// A line is cut here, bytes.
+const LINE: usize = 1_000;
+/// What a panic's line says (kernel/panic.c, `vpanic`, Linux 6.12).
+const PANIC: &str = "Kernel panic - not syncing";
+/// What the first line of an oops says (arch/x86/kernel/dumpstack.c `__die_header`, arch/x86/mm/fault.c, lib/bug.c,
+/// arch/x86/kernel/traps.c, Linux 6.12).
+const OOPS: [&str; 5] = [
+    "BUG: unable to handle",
+    "BUG: kernel NULL pointer",
+    "kernel BUG at",
+    "general protection fault",
+    "Oops: ",
+];
+/// Sleeping tasks that are shown.
+const MOST_BLOCKED: usize = 50;
+/// What a vCPU did last is told by its samples of this time, ns.
+const LAST_NS: u64 = 2_000_000_000;
+
+/// What is known of the end of a run.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Evidence {
+    /// The last lines of the console.
+    pub console: Vec<String>,
+    /// The line of the console that tells of a panic.
+    pub panic_line: Option<String>,
+    /// The first line that tells of an oops.
+    pub oops_line: Option<String>,
+    /// The kernel's own notes: a CPU has panicked; `None` where that could not be read.
+    pub panicked: Option<bool>,
+    /// There was an oops.
+    pub died: Option<bool>,
+    /// Length of the run, s.
+    pub duration_s: f64,
+    /// The last time that the guest came further ([`Wait::Still`](crate::conditions::Wait::Still)), s since the run's
+    /// start.
+    pub progress_s: f64,
+    /// What each vCPU did in the last two seconds.
+    pub vcpus: Vec<LastOf>,
+    /// Tasks that slept at the end: those that nothing can wake up first, then the first process.
+    pub blocked: Vec<Blocked>,
+}
+
+/// What a vCPU did in the end.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct LastOf {
+    /// Its number.
+    pub vcpu: u8,
+    /// Part of its samples in which it was not idle.
+    pub busy: f64,
+    /// The process of its last sample that was not idle.
+    pub process: Option<String>,
+    /// The functions of that sample, innermost first.
+    pub stack: Vec<String>,
+}
+
+/// A task that slept in the end.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Blocked {
+    /// Its process' name.
+    pub comm: String,
+    /// Process id.
+    pub pid: i64,
+    /// Thread id.
+    pub tid: i64,
+    /// `sleep`, or `disk`: nothing but what it waits for can wake it.
+    pub state: String,
+    /// What for, where that is known.
+    pub cause: String,
+    /// Asleep since then, s since the run's start.
+    pub since_s: f64,
+    /// The functions it sleeps in, innermost first.
+    pub stack: Vec<String>,
+}
+
+impl Evidence {
+    /// Reads it.
+    ///
+    /// # Errors
+    /// See [`ProfileError`].
+    pub fn read(profile: &Profile) -> Result<Self, ProfileError> {
+        read(profile.connection()).map_err(|error| profile.error(&error))
+    }
+
+    /// Part of the last two seconds in which vCPUs were busy, of the busiest.
+    pub fn busiest(&self) -> f64 {
+        self.vcpus.iter().map(|vcpu| vcpu.busy).fold(0.0, f64::max)
+    }
+}
+
+fn read(connection: &Connection) -> rusqlite::Result<Evidence> {
+    let _snapshot = snapshot(connection)?;
+    let flag = |key: &str| -> rusqlite::Result<Option<bool>> {
+        let value: Option<String> = connection
+            .query_row("SELECT value FROM meta WHERE key = ?", [key], |row| row.get(0))
+            .optional()?;
+        Ok(value.map(|value| value == "1"))
+    };
+    let ns = |key: &str| -> rusqlite::Result<u64> {
+        let sql = "SELECT CAST(value AS INTEGER) FROM meta WHERE key = ?";
+        let value: Option<i64> = connection.query_row(sql, [key], |row| row.get(0)).optional()?;
+        Ok(value.unwrap_or(0).max(0).cast_unsigned())
+    };
+    let duration_ns = ns("duration_ns")?;
+    let mut evidence = Evidence {
+        panicked: flag("kernel_panicked")?,
+        died: flag("kernel_died")?,
+        duration_s: duration_ns as f64 / 1e9,
+        progress_s: ns("progress_ns")? as f64 / 1e9,
+        vcpus: vcpus(connection, duration_ns)?,
+        blocked: blocked(connection)?,
+        ..Evidence::default()
+    };
+    console(connection, &mut evidence)?;
+    Ok(evidence)
+}
+
+fn console(connection: &Connection, evidence: &mut Evidence) -> rusqlite::Result<()> {
+    let mut statement = connection.prepare("SELECT bytes FROM console ORDER BY id")?;
+    let mut rows = statement.query([])?;
+    let mut line = Vec::new();
+    let mut last = std::collections::VecDeque::new();
+    loop {
+        let bytes: Option<Vec<u8>> = rows.next()?.map(|row| row.get(0)).transpose()?;
+        let ends = bytes.as_ref().is_none_or(|bytes| bytes.ends_with(b"\n"));
+        if let Some(bytes) = &bytes {
+            let room = LINE.saturating_sub(line.len());
+            line.extend_from_slice(bytes.get(..room).unwrap_or(bytes));
+        }
+        if ends {
+            let told = clean::without_escape_sequences(&String::from_utf8_lossy(&line));
+            let told = clean::printable(told.trim_end());
+            line.clear();
+            if told.contains(PANIC) {
+                evidence.panic_line.get_or_insert_with(|| told.clone());
+            }
+            if OOPS.iter().any(|mark| told.contains(mark)) {
+                evidence.oops_line.get_or_insert_with(|| told.clone());
+            }
+            if !told.is_empty() {
+                last.push_back(told);
+                if last.len() > LAST_LINES {
+                    last.pop_front();
+                }
+            }
+        }
+        if bytes.is_none() {
+            break;
+        }
+    }
+    evidence.console = last.into();
+    Ok(())
+}
+
+fn vcpus(connection: &Connection, duration_ns: u64) -> rusqlite::Result<Vec<LastOf>> {
+    let from = i64::try_from(duration_ns.saturating_sub(LAST_NS)).unwrap_or(i64::MAX);
+    let busy = "SELECT avg(m.name <> 'idle') FROM sample s JOIN mode m ON m.id = s.mode WHERE s.vcpu = ? AND s.time_ns >= ?";
+    let last = "SELECT i.comm, s.stack, f.symbol, f.address FROM sample s JOIN mode m ON m.id = s.mode \
+                JOIN frame f ON f.id = s.frame LEFT JOIN instance i ON i.id = s.instance \
+                WHERE s.vcpu = ? AND s.time_ns >= ? AND m.name <> 'idle' ORDER BY s.time_ns DESC LIMIT 1";
+    let ids: Vec<u8> = connection
+        .prepare("SELECT id FROM vcpu ORDER BY id")?
+        .query_map([], |row| row.get(0))?
+        .collect::<Result<_, _>>()?;
+    let mut all = Vec::new();
+    for vcpu in ids {
+        let busy: Option<f64> = connection.query_row(busy, (vcpu, from), |row| row.get(0))?;
+        let mut told = LastOf { vcpu, busy: busy.unwrap_or(0.0), ..LastOf::default() };
+        let mut statement = connection.prepare(last)?;
+        let mut rows = statement.query((vcpu, from))?;
+        if let Some(row) = rows.next()? {
+            told.process = row.get(0)?;
+            told.stack = match row.get::<_, Option<i64>>(1)? {
+                Some(stack) => frames(connection, stack)?,
+                None => {
+                    let (symbol, address): (Option<String>, i64) = (row.get(2)?, row.get(3)?);
+                    vec![symbol.unwrap_or_else(|| format!("{address:#x}"))]
+                }
+            };
+        }
+        all.push(told);
+    }
+    Ok(all)
+}
+
+/// The functions of a stack, innermost first.
+fn frames(connection: &Connection, stack: i64) -> rusqlite::Result<Vec<String>> {
+    let sql = "WITH RECURSIVE up (id, parent, frame, depth) AS ( \
+               SELECT id, parent, frame, 0 FROM stack WHERE id = ? \
+               UNION ALL SELECT s.id, s.parent, s.frame, up.depth + 1 FROM up JOIN stack s ON s.id = up.parent \
+               WHERE up.depth < 1024) \
+               SELECT coalesce(f.symbol, f.module, printf('0x%x', f.address)) FROM up JOIN frame f ON f.id = up.frame \
+               ORDER BY up.depth";
+    connection.prepare(sql)?.query_map([stack], |row| row.get(0))?.collect()
+}
+
+/// The last state of tasks that sleep, by the census.
+fn blocked(connection: &Connection) -> rusqlite::Result<Vec<Blocked>> {
+    let sql = "SELECT i.comm, i.pid, s.tid, s.state, s.cause, m.time_ns, s.stack FROM census_state s \
+               JOIN (SELECT instance, tid, max(moment) AS moment FROM census_state GROUP BY instance, tid) last \
+               ON last.instance = s.instance AND last.tid = s.tid AND last.moment = s.moment \
+               JOIN census_moment m ON m.id = s.moment JOIN instance i ON i.id = s.instance \
+               WHERE s.state = 'disk' OR (s.state = 'sleep' AND i.kernel_thread = 0) \
+               ORDER BY s.state <> 'disk', i.pid, s.tid LIMIT ?";
+    let most = i64::try_from(MOST_BLOCKED).unwrap_or(i64::MAX);
+    let mut statement = connection.prepare(sql)?;
+    let mut rows = statement.query([most])?;
+    let mut all = Vec::new();
+    while let Some(row) = rows.next()? {
+        let stack: i64 = row.get(6)?;
+        all.push(Blocked {
+            comm: row.get(0)?,
+            pid: row.get(1)?,
+            tid: row.get(2)?,
+            state: row.get(3)?,
+            cause: row.get(4)?,
+            since_s: unsigned(row, 5)? as f64 / 1e9,
+            stack: if stack > 0 { frames(connection, stack)? } else { Vec::new() },
+        });
+    }
+    Ok(all)
+}

@@ -1,0 +1,129 @@
+//! Durations in buckets of equal ratio: eight to the power of two, so that a bucket is at most an eighth of its lower
+//! end wide.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Buckets for each power of two.
+const PARTS: u64 = 8;
+/// Durations below this many ns share the first bucket: 64.
+const LEAST_BITS: u32 = 6;
+/// Durations of 2^36 ns (69 s) and more share the last bucket.
+const MOST_BITS: u32 = 36;
+/// How many buckets there are.
+pub const BUCKETS: usize = (MOST_BITS - LEAST_BITS) as usize * 8 + 2;
+
+/// The bucket of a duration in ns.
+fn bucket(ns: u64) -> usize {
+    if ns < 1 << LEAST_BITS {
+        return 0;
+    }
+    let power = ns.ilog2();
+    if power >= MOST_BITS {
+        return BUCKETS - 1;
+    }
+    // The three bits below the highest one.
+    let part = (ns >> (power - 3)) % PARTS;
+    let index = u64::from(power - LEAST_BITS) * PARTS + part + 1;
+    usize::try_from(index).unwrap_or(BUCKETS - 1)
+}
+
+/// The shortest duration of a bucket, ns; for [`BUCKETS`] what lies beyond all.
+pub fn low_ns(bucket: usize) -> u64 {
+    let Some(index) = bucket.checked_sub(1).and_then(|index| u64::try_from(index).ok()) else { return 0 };
+    let power = LEAST_BITS + u32::try_from(index / PARTS).unwrap_or(MOST_BITS);
+    (PARTS + index % PARTS) << (power.min(MOST_BITS) - 3)
+}
+
+/// Counts durations on one thread; any other may read. A reader may miss what is being counted.
+#[derive(Debug)]
+pub struct Histogram([AtomicU64; BUCKETS]);
+
+impl Default for Histogram {
+    fn default() -> Self {
+        Self([const { AtomicU64::new(0) }; BUCKETS])
+    }
+}
+
+impl Histogram {
+    /// Counts one. Only one thread may call this.
+    pub fn count(&self, ns: u64) {
+        if let Some(count) = self.0.get(bucket(ns)) {
+            count.store(count.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        }
+    }
+
+    /// Shortest duration and count of each bucket that is not empty.
+    pub fn read(&self) -> Vec<(u64, u64)> {
+        let counts = self.0.iter().enumerate().map(|(bucket, count)| (bucket, count.load(Ordering::Relaxed)));
+        counts.filter(|(_, count)| *count > 0).map(|(bucket, count)| (low_ns(bucket), count)).collect()
+    }
+}
+
+/// The duration below which the part `q` of all lie, ns: the middle of its bucket, but not more than `max_ns`.
+/// `buckets` holds shortest durations and counts in rising order.
+pub fn quantile(buckets: &[(u64, u64)], q: f64, max_ns: u64) -> u64 {
+    let all: u64 = buckets.iter().map(|(_, count)| count).sum();
+    #[expect(
+        clippy::cast_precision_loss,
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a rank among fewer than 2^52; the cast saturates"
+    )]
+    let rank = ((all as f64 * q).ceil() as u64).max(1);
+    let mut seen = 0;
+    for (low, count) in buckets {
+        seen += count;
+        if seen >= rank {
+            return middle(*low).min(max_ns);
+        }
+    }
+    0
+}
+
+/// The middle of the bucket that begins there.
+fn middle(low: u64) -> u64 {
+    let next = low_ns((bucket(low) + 1).min(BUCKETS - 1)).max(low);
+    low + (next - low) / 2
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn a_duration_lies_in_its_bucket(ns in 0..u64::MAX) {
+            let at = bucket(ns);
+            prop_assert!(at < BUCKETS && low_ns(at) <= ns);
+            if at + 1 < BUCKETS {
+                prop_assert!(ns < low_ns(at + 1));
+                prop_assert!(at == 0 || low_ns(at + 1) - low_ns(at) <= low_ns(at) / 8);
+            }
+        }
+    }
+
+    #[test]
+    fn buckets_rise_without_a_gap() {
+        assert_eq!((low_ns(0), low_ns(1), low_ns(2), low_ns(9)), (0, 64, 72, 128));
+        assert!((1..BUCKETS).all(|at| low_ns(at) > low_ns(at - 1) && bucket(low_ns(at)) == at));
+        assert_eq!(low_ns(BUCKETS - 1), 1 << MOST_BITS);
+    }
+
+    #[test]
+    fn quantiles_are_those_of_the_list() {
+        let histogram = Histogram::default();
+        for ns in 1..=1_000 {
+            histogram.count(ns * 1_000);
+        }
+        let buckets = histogram.read();
+        for (q, truth) in [(0.5, 500_000.0), (0.99, 990_000.0), (0.01, 10_000.0)] {
+            #[expect(clippy::cast_precision_loss, reason = "small")]
+            let found = quantile(&buckets, q, 1_000_000) as f64;
+            assert!((found / truth - 1.0).abs() < 0.07, "{q}: {found}");
+        }
+        assert_eq!(quantile(&buckets, 1.0, 1_000_000), 1_000_000.min(quantile(&buckets, 1.0, u64::MAX)));
+        assert_eq!(quantile(&[], 0.5, 7), 0);
+    }
+}

@@ -1,0 +1,33 @@
+//! The profile: its rows, its file, and everything that is computed from it.
+//!
+//! ```text
+//!  sampler ──▶ [`rows::Batch`] ──▶ [`rows::Sink`] ─┬─▶ [`ProfileWriter`] ──▶ file ──▶ [`Profile`]
+//!                                                  │                                     │
+//!                                                  └─▶ [`live`]       [`report`] [`diff`] [`rusage`] [`stat`] [`boot`]
+//!                                                                           └──────┬──────┘
+//!                                                              [`clock`] ──▶ [`estimate`] ◀── [`simulate`]
+//! ```
+//!
+//! No KVM, no guest and no other process is needed here: profiles are read on any Linux machine.
+
+pub mod boot;
+pub mod clock;
+pub mod diff;
+pub mod estimate;
+pub mod histogram;
+pub mod live;
+pub mod naming;
+mod numbers;
+pub mod paces;
+pub mod report;
+pub mod rows;
+pub mod rusage;
+pub mod simulate;
+pub mod stat;
+pub mod store;
+pub mod symbolize;
+
+pub use clock::ClockKind;
+pub use report::{Filter, Report, Sort};
+pub use rows::{Batch, Sink, SinkError};
+pub use store::{Profile, ProfileError, ProfileWriter};

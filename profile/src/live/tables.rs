@@ -1,0 +1,367 @@
+//! Takes batches, and makes snapshots.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap, VecDeque};
+
+use serde::{Deserialize, Serialize};
+
+use super::census::{Census, Seen};
+use super::code::{Code, NONE};
+use super::console;
+use super::counts::{Counts, Kind};
+use super::snapshot::{
+    ExitRate, FunctionShare, ModeShares, Note, ProcessShare, Sampling, Snapshot, TaskShare, VcpuShare,
+};
+use crate::estimate::share;
+use crate::numbers::{part, seconds};
+use crate::rows::State;
+use crate::rows::States;
+use crate::rows::{Batch, ExitRow, InstanceRow, MicrostateRow, Mode, TaskStateRow, VcpuRow};
+use crate::rows::{Charged, is_ksoftirqd};
+
+/// The longest span of the last seconds, ns: what is older is forgotten.
+const LONGEST_NS: u64 = 60_000_000_000;
+/// The span of bars over time, ns: longer than a batch takes.
+const NOW_NS: u64 = 450_000_000;
+/// Events that are kept.
+const EVENTS: usize = 200;
+/// Bytes of the console's end that are kept.
+const CONSOLE: usize = 32 << 10;
+/// Lines of it that are shown.
+const LINES: usize = 200;
+/// Rows of task states of the last seconds that are kept.
+const TASK_ROWS: usize = 1 << 16;
+
+/// What time tables are to speak of.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Span {
+    /// The whole run up to now.
+    Run,
+    /// The last seconds, at most 60.
+    Last(f64),
+}
+
+/// How somebody wants to look.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct View {
+    /// The time to speak of.
+    pub span: Span,
+    /// Rows per table, at most.
+    pub rows: usize,
+}
+
+impl Default for View {
+    fn default() -> Self {
+        Self { span: Span::Last(5.0), rows: 50 }
+    }
+}
+
+/// An exit's row, and what it was a second or so before.
+#[derive(Debug)]
+struct ExitHistory {
+    row: ExitRow,
+    count: u64,
+    total_ns: u64,
+    seconds: f64,
+    told_ns: u64,
+}
+
+/// Instance row id and thread id.
+pub(super) type TaskKey = (u32, i32);
+
+/// Reason, address and device of exits.
+type ExitKey = (String, Option<u64>, Option<String>);
+
+/// The tables of a run that goes on.
+#[derive(Debug, Default)]
+pub struct Tables {
+    /// Time of the latest batch since the run's start, ns.
+    now_ns: u64,
+    meta: HashMap<String, String>,
+    vcpus: BTreeMap<u8, VcpuRow>,
+    rates: HashMap<u8, f64>,
+    stretches: VecDeque<MicrostateRow>,
+    instances: HashMap<u32, InstanceRow>,
+    code: Code,
+    counts: Counts,
+    exits: HashMap<u32, ExitHistory>,
+    tasks: VecDeque<(u64, TaskStateRow)>,
+    census: Census,
+    events: VecDeque<Note>,
+    console: VecDeque<u8>,
+}
+
+impl Tables {
+    /// Counts what a batch tells.
+    pub fn add(&mut self, batch: &Batch) {
+        for (key, value) in &batch.meta {
+            if key == "duration_ns" {
+                self.now_ns = value.parse().unwrap_or(self.now_ns).max(self.now_ns);
+            } else {
+                self.meta.insert(key.clone(), value.clone());
+            }
+        }
+        self.instances.extend(batch.instances.iter().map(|row| (row.id, row.clone())));
+        batch.frames.iter().for_each(|row| self.code.frame(row));
+        batch.inlined.iter().for_each(|row| self.code.inlined(row));
+        batch.stacks.iter().for_each(|row| self.code.stack(row));
+        for row in &batch.samples {
+            let serves =
+                |id| self.instances.get(&id).is_some_and(|own| is_ksoftirqd(&own.comm, own.kernel_thread));
+            self.counts.add(row, serves);
+        }
+        self.vcpus.extend(batch.vcpus.iter().map(|row| (row.id, *row)));
+        self.rates.extend(batch.rates.iter().map(|row| (row.vcpu, row.rate_hz)));
+        self.stretches.extend(&batch.microstates);
+        batch.exits.iter().for_each(|row| self.exit(row));
+        let now_ns = self.now_ns;
+        self.tasks.extend(batch.task_states.iter().map(|row| (now_ns, *row)));
+        batch.census_moments.iter().for_each(|row| self.census.moment(row));
+        batch.census_states.iter().for_each(|row| self.census.change(row));
+        for row in &batch.events {
+            let time_s = seconds(row.time_ns);
+            self.events.push_back(Note { time_s, kind: row.kind.clone(), text: row.text.clone() });
+        }
+        batch.console.iter().for_each(|row| self.console.extend(&row.bytes));
+        self.forget();
+    }
+
+    fn forget(&mut self) {
+        let before = self.now_ns.saturating_sub(LONGEST_NS);
+        self.counts.forget(before);
+        while self.stretches.front().is_some_and(|row| row.time_ns < before) {
+            self.stretches.pop_front();
+        }
+        while self.tasks.len() > TASK_ROWS || self.tasks.front().is_some_and(|(time, _)| *time < before) {
+            self.tasks.pop_front();
+        }
+        let excess = self.events.len().saturating_sub(EVENTS);
+        self.events.drain(..excess);
+        let excess = self.console.len().saturating_sub(CONSOLE);
+        self.console.drain(..excess);
+    }
+
+    fn exit(&mut self, row: &ExitRow) {
+        let now_ns = self.now_ns;
+        let history = self.exits.entry(row.id).or_insert_with(|| ExitHistory {
+            row: ExitRow::default(),
+            count: 0,
+            total_ns: 0,
+            seconds: 0.0,
+            told_ns: 0,
+        });
+        history.count = row.count.saturating_sub(history.row.count);
+        history.total_ns = row.total_ns.saturating_sub(history.row.total_ns);
+        history.seconds = seconds(now_ns.saturating_sub(history.told_ns));
+        history.told_ns = now_ns;
+        // The buckets are the largest part, and nobody looks at them here.
+        history.row = ExitRow { times: Vec::new(), ..row.clone() };
+    }
+
+    /// Time of the latest batch since the run's start, ns.
+    pub fn time_ns(&self) -> u64 {
+        self.now_ns
+    }
+
+    /// One look.
+    pub fn snapshot(&self, view: &View) -> Snapshot {
+        let from_ns = match view.span {
+            Span::Run => 0,
+            Span::Last(s) => self.now_ns.saturating_sub(ns(s.clamp(0.1, 60.0))),
+        };
+        let from_ns = from_ns.max(self.counts.kept_from().filter(|_| view.span != Span::Run).unwrap_or(0));
+        let counts = match view.span {
+            Span::Run => self.counts.whole(),
+            Span::Last(_) => self.counts.since(from_ns, None),
+        };
+        let busy = counts.iter().filter(|(kind, _)| kind.is_some()).map(|(_, count)| count).sum();
+        Snapshot {
+            time_s: seconds(self.now_ns),
+            span_s: seconds(self.now_ns.saturating_sub(from_ns)),
+            kernel: self.meta.get("kernel").cloned(),
+            host: self.meta.get("host").cloned().unwrap_or_else(|| "unknown".to_owned()),
+            sampling: self.sampling(counts.values().sum()),
+            vcpus: self.vcpus(from_ns, view.span == Span::Run),
+            modes: modes(&counts),
+            processes: self.processes(&counts, busy, view.rows),
+            functions: self.functions(&counts, busy, view.rows),
+            tasks: self.tasks(from_ns, view.rows),
+            exact: self.meta.get("exact").is_some_and(|exact| exact == "1"),
+            exits: self.exits(view.rows),
+            events: self.events.iter().cloned().collect(),
+            console: console::lines(&self.console.iter().copied().collect::<Vec<_>>(), LINES),
+        }
+    }
+
+    fn sampling(&self, counted: u64) -> Sampling {
+        let told = self.meta.get("rate_hz").and_then(|rate| rate.parse().ok()).unwrap_or(0.0);
+        // All vCPUs have one rate, but for the moment in which it changes.
+        let rate_hz = self.rates.values().copied().reduce(f64::max);
+        let sum = |of: fn(&VcpuRow) -> u64| self.vcpus.values().map(of).sum();
+        Sampling {
+            on: rate_hz.is_none_or(|rate| rate > 0.0),
+            rate_hz: rate_hz.filter(|rate| *rate > 0.0).unwrap_or(told),
+            clock: self.meta.get("clock").cloned().unwrap_or_default(),
+            samples: sum(|row| row.samples),
+            lost: sum(|row| row.lost),
+            counted,
+        }
+    }
+
+    fn vcpus(&self, from_ns: u64, run: bool) -> Vec<VcpuShare> {
+        let since = |vcpu: u8, from_ns: u64| {
+            let own = self.stretches.iter().filter(|row| row.vcpu == vcpu && row.time_ns > from_ns);
+            own.fold(States::default(), |sum, row| sum.plus(&row.states))
+        };
+        let share = |row: &VcpuRow| VcpuShare {
+            id: row.id,
+            states: parts(&if run { row.states } else { since(row.id, from_ns) }),
+            now: parts(&since(row.id, self.now_ns.saturating_sub(NOW_NS))),
+            modes: modes(&self.counts.since(from_ns, Some(row.id))),
+        };
+        self.vcpus.values().map(share).collect()
+    }
+
+    fn processes(&self, counts: &HashMap<Option<Kind>, u64>, busy: u64, rows: usize) -> Vec<ProcessShare> {
+        let mut sums: HashMap<Charged, (u64, u64)> = HashMap::new();
+        for (kind, count) in counts {
+            let Some(kind) = kind else { continue };
+            let (all, user) = sums.entry(kind.charged).or_default();
+            *all += count;
+            *user += if kind.mode == Mode::User { *count } else { 0 };
+        }
+        let mut sums: Vec<_> = sums.into_iter().collect();
+        sums.sort_unstable_by_key(|(charged, (all, _))| (Reverse(*all), *charged));
+        sums.truncate(rows);
+        let row = |(charged, (samples, user)): (Charged, (u64, u64))| {
+            let instance = match charged {
+                Charged::Instance(id) => self.instances.get(&id),
+                _ => None,
+            };
+            ProcessShare {
+                comm: instance.map_or_else(|| charged.name().to_owned(), |row| row.comm.clone()),
+                pid: instance.map_or(0, |row| row.pid),
+                instance: instance.map_or(0, |row| row.number),
+                kernel_thread: instance.is_some_and(|row| row.kernel_thread),
+                samples,
+                share: share(samples, busy),
+                user: part(user, samples),
+            }
+        };
+        sums.into_iter().map(row).collect()
+    }
+
+    fn functions(&self, counts: &HashMap<Option<Kind>, u64>, busy: u64, rows: usize) -> Vec<FunctionShare> {
+        let numbers = self.code.count() + 1;
+        let (mut own, mut total) = (vec![0_u64; numbers], vec![0_u64; numbers]);
+        // The last stack that counted for a function, so that recursion counts once.
+        let mut last = vec![0_usize; numbers];
+        for (place, (kind, count)) in (1..).zip(counts) {
+            let Some(kind) = kind else { continue };
+            own[self.code.innermost(kind.frame) as usize] += count;
+            self.code.functions(kind.frame, kind.stack, |function| {
+                let function = function as usize;
+                if std::mem::replace(&mut last[function], place) != place {
+                    total[function] += count;
+                }
+            });
+        }
+        let mut sums: Vec<_> = (NONE + 1..).zip(own.into_iter().zip(total).skip(1)).collect();
+        sums.retain(|(_, (_, total))| *total > 0);
+        sums.sort_unstable_by_key(|(function, (own, total))| (Reverse(*own), Reverse(*total), *function));
+        sums.truncate(rows);
+        let row = |(function, (own, total))| {
+            let function = self.code.function(function)?;
+            Some(FunctionShare {
+                symbol: function.symbol.clone(),
+                module: function.module.clone(),
+                samples: own,
+                own: share(own, busy),
+                total: share(total, busy),
+            })
+        };
+        sums.into_iter().filter_map(row).collect()
+    }
+
+    fn tasks(&self, from_ns: u64, rows: usize) -> Vec<TaskShare> {
+        let mut sums: HashMap<TaskKey, Seen> = HashMap::new();
+        for (_, row) in self.tasks.iter().filter(|(time, _)| *time > from_ns) {
+            let place = State::ALL.iter().position(|state| *state == row.state).unwrap_or(0);
+            sums.entry((row.instance, row.tid)).or_default()[place] += row.ns;
+        }
+        if sums.is_empty() {
+            let (seen, step_ns) = self.census.since(from_ns);
+            sums =
+                seen.into_iter().map(|(task, seen)| (task, seen.map(|moments| moments * step_ns))).collect();
+        }
+        let mut sums: Vec<_> = sums.into_iter().collect();
+        // Running, in a queue, waiting for a disk.
+        sums.sort_unstable_by_key(|(key, states)| (Reverse(states[0]), Reverse(states[2] + states[4]), *key));
+        sums.truncate(rows);
+        let row = |((instance, tid), states): (TaskKey, Seen)| {
+            let instance = self.instances.get(&instance);
+            let all = states.iter().sum();
+            let parts = State::ALL.iter().zip(states);
+            TaskShare {
+                comm: instance.map_or_else(|| Charged::Unknown.name().to_owned(), |row| row.comm.clone()),
+                pid: instance.map_or(0, |row| row.pid),
+                tid,
+                time_s: seconds(all),
+                states: parts.map(|(state, ns)| (state.name().to_owned(), part(ns, all))).collect(),
+            }
+        };
+        sums.into_iter().map(row).collect()
+    }
+
+    fn exits(&self, rows: usize) -> Vec<ExitRate> {
+        // What was not told of with the last ones has not grown.
+        let latest = self.exits.values().map(|history| history.told_ns).max().unwrap_or(0);
+        let mut sums: BTreeMap<ExitKey, (u64, u64, f64)> = BTreeMap::new();
+        for history in self.exits.values().filter(|history| history.told_ns == latest && history.count > 0) {
+            let key = (history.row.reason.clone(), history.row.address, history.row.device.clone());
+            let (count, total_ns, s) = sums.entry(key).or_default();
+            (*count, *total_ns, *s) = (*count + history.count, *total_ns + history.total_ns, history.seconds);
+        }
+        let rate = |((reason, address, device), (count, total_ns, s)): (_, (u64, u64, f64))| ExitRate {
+            reason,
+            device,
+            address,
+            per_s: if s > 0.0 { count as f64 / s } else { 0.0 },
+            mean_ns: part(total_ns, count),
+            share: if s > 0.0 { seconds(total_ns) / s } else { 0.0 },
+        };
+        let mut rates: Vec<_> = sums.into_iter().map(rate).collect();
+        rates.sort_by(|a, b| b.share.total_cmp(&a.share));
+        rates.truncate(rows);
+        rates
+    }
+}
+
+/// Parts of the wall time by state.
+fn parts(states: &States) -> Vec<(String, f64)> {
+    let wall = states.wall();
+    states.named().iter().map(|(name, ns)| ((*name).to_owned(), part(*ns, wall))).collect()
+}
+
+fn modes(counts: &HashMap<Option<Kind>, u64>) -> ModeShares {
+    let mut shares = ModeShares::default();
+    let all = counts.values().sum();
+    for (kind, count) in counts {
+        let of = match kind.map(|kind| kind.mode) {
+            None | Some(Mode::Idle) => &mut shares.idle,
+            Some(Mode::User) => &mut shares.user,
+            Some(Mode::Kernel | Mode::Boot | Mode::Unknown) => &mut shares.kernel,
+            Some(Mode::HardIrq | Mode::Nmi) => &mut shares.hardirq,
+            Some(Mode::SoftIrq) => &mut shares.softirq,
+        };
+        *of += part(*count, all);
+    }
+    shares
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a few seconds")]
+fn ns(s: f64) -> u64 {
+    (s * 1e9) as u64
+}

@@ -1,0 +1,199 @@
+use super::*;
+use crate::rows::State;
+use crate::rows::States;
+use crate::rows::{
+    ConsoleRow, EventRow, ExitRow, Fell, FrameKind, FrameRow, InlinedRow, InstanceRow, MicrostateRow, Mode,
+    RateRow, SampleRow, StackRow, TaskStateRow, VcpuRow,
+};
+
+const MS: u64 = 1_000_000;
+
+fn frame(id: u32, symbol: &str, kind: FrameKind) -> FrameRow {
+    FrameRow { id, symbol: Some(symbol.to_owned()), kind, ..FrameRow::default() }
+}
+
+fn sample(ms: u64, instance: u32, mode: Mode, (frame, stack): (u32, Option<u32>)) -> SampleRow {
+    let time_ns = ms * MS;
+    SampleRow {
+        time_ns,
+        mode,
+        instance: Some(instance),
+        frame,
+        stack,
+        fell: Fell::Guest,
+        ..SampleRow::default()
+    }
+}
+
+/// `main` calls `work`, which calls itself; `helper` is a copy in it. A second of it, then a second of `other`.
+fn batch() -> Batch {
+    let mut batch = Batch::default();
+    let meta = [("duration_ns", "2000000000"), ("rate_hz", "1000"), ("host", "kvm"), ("kernel", "6.1")];
+    batch.meta = meta.map(|(key, value)| (key.to_owned(), value.to_owned())).to_vec();
+    for (id, comm) in [(1, "spin"), (2, "other")] {
+        let (pid, comm) = (100 + i32::try_from(id).unwrap(), comm.to_owned());
+        batch.instances.push(InstanceRow { id, pid, comm, ..InstanceRow::default() });
+    }
+    let (kernel, user) = (FrameKind::Kernel, FrameKind::User);
+    batch.frames = vec![
+        frame(1, "main", user),
+        frame(2, "work", user),
+        frame(3, "vfs_read", kernel),
+        frame(4, "gone", FrameKind::Reason),
+    ];
+    batch.inlined =
+        vec![InlinedRow { frame: 2, depth: 0, symbol: "helper".to_owned(), source: None, line: None }];
+    for (id, parent, frame) in [(1, None, 1), (2, Some(1), 2), (3, Some(2), 2), (4, None, 4), (5, Some(4), 3)]
+    {
+        batch.stacks.push(StackRow { id, parent, frame });
+    }
+    for n in 0..10 {
+        batch.samples.push(sample(n * 100, 1, Mode::User, (2, Some(3))));
+    }
+    for n in 10..20 {
+        batch.samples.push(sample(n * 100, 2, Mode::Kernel, (3, Some(5))));
+    }
+    let halted =
+        SampleRow { fell: Fell::Halted, mode: Mode::Idle, time_ns: 1_950 * MS, ..SampleRow::default() };
+    let beside = SampleRow { fell: Fell::Vmm, ..halted.clone() };
+    batch.samples.extend([halted, beside]);
+    let states = States { guest: 900 * MS, vmm: 100 * MS, ..States::default() };
+    batch.vcpus = vec![VcpuRow { id: 0, samples: 21, states: states.plus(&states), ..VcpuRow::default() }];
+    let idle = States { halted: 1_000 * MS, ..States::default() };
+    batch.microstates = vec![
+        MicrostateRow { vcpu: 0, time_ns: 1_000 * MS, states },
+        MicrostateRow { vcpu: 0, time_ns: 2_000 * MS, states: idle },
+    ];
+    batch.events.push(EventRow { time_ns: MS, kind: "mark".to_owned(), text: "here".to_owned() });
+    batch.console.push(ConsoleRow { time_ns: MS, bytes: b"a\nb\n".to_vec() });
+    batch
+}
+
+#[test]
+fn the_whole_run_and_its_end_are_told_apart() {
+    let mut tables = Tables::default();
+    tables.add(&batch());
+    let run = tables.snapshot(&View { span: Span::Run, rows: 10 });
+    let shares = |snapshot: &Snapshot| {
+        snapshot
+            .processes
+            .iter()
+            .map(|p| (p.comm.clone(), p.samples, p.share.share, p.user))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(shares(&run), [("spin".to_owned(), 10, 0.5, 1.0), ("other".to_owned(), 10, 0.5, 0.0)]);
+    assert_eq!(
+        (run.sampling.counted, run.time_s, run.span_s, run.kernel.as_deref()),
+        (21, 2.0, 2.0, Some("6.1"))
+    );
+    assert!(run.sampling.on && (run.sampling.rate_hz - 1_000.0).abs() < 1e-9);
+    assert!((run.modes.user - 10.0 / 21.0).abs() < 1e-12 && (run.modes.idle - 1.0 / 21.0).abs() < 1e-12);
+    assert_eq!(
+        (run.events[0].text.as_str(), run.console.as_slice()),
+        ("here", ["a".to_owned(), "b".to_owned()].as_slice())
+    );
+    let last = tables.snapshot(&View { span: Span::Last(1.0), rows: 10 });
+    assert_eq!(shares(&last), [("other".to_owned(), 10, 1.0, 0.0)]);
+    let vcpu = &last.vcpus[0];
+    assert_eq!(vcpu.states[1], ("halted".to_owned(), 1.0));
+    assert!((run.vcpus[0].states[0].1 - 0.9).abs() < 1e-12, "{run:?}");
+}
+
+#[test]
+fn functions_count_once_for_each_stack() {
+    let mut tables = Tables::default();
+    tables.add(&batch());
+    let run = tables.snapshot(&View { span: Span::Run, rows: 10 });
+    let rows: Vec<_> = run.functions.iter().map(|f| (f.symbol.as_str(), f.samples, f.total.share)).collect();
+    assert_eq!(rows, [("vfs_read", 10, 0.5), ("helper", 10, 0.5), ("main", 0, 0.5), ("work", 0, 0.5)]);
+    // A better name takes the place of the first.
+    tables.add(&Batch { frames: vec![frame(3, "ksys_read", FrameKind::Kernel)], ..Batch::default() });
+    let run = tables.snapshot(&View { span: Span::Run, rows: 2 });
+    assert_eq!((run.functions.len(), run.functions[1].symbol.as_str()), (2, "ksys_read"));
+}
+
+#[test]
+fn exits_and_tasks_are_rates_of_late() {
+    let mut tables = Tables::default();
+    let told = |s: u64, count: u64| Batch {
+        meta: vec![("duration_ns".to_owned(), (s * 1_000 * MS).to_string())],
+        exits: vec![ExitRow {
+            id: 1,
+            reason: "port write".to_owned(),
+            count,
+            total_ns: count * 1_000,
+            ..ExitRow::default()
+        }],
+        task_states: vec![
+            TaskStateRow {
+                instance: 1,
+                tid: 7,
+                state: State::Running,
+                ns: 250 * MS,
+                ..TaskStateRow::default()
+            },
+            TaskStateRow {
+                instance: 1,
+                tid: 7,
+                state: State::Queue,
+                ns: 750 * MS,
+                ..TaskStateRow::default()
+            },
+        ],
+        rates: vec![RateRow { vcpu: 0, time_ns: 0, rate_hz: 0.0 }],
+        ..Batch::default()
+    };
+    tables.add(&told(1, 1_000));
+    tables.add(&told(3, 5_000));
+    let look = tables.snapshot(&View { span: Span::Last(1.0), rows: 10 });
+    let exit = &look.exits[0];
+    assert_eq!((exit.per_s, exit.mean_ns, exit.reason.as_str()), (2_000.0, 1_000.0, "port write"));
+    assert!((exit.share - 0.002).abs() < 1e-12);
+    assert_eq!((look.tasks.len(), look.tasks[0].tid, look.tasks[0].time_s), (1, 7, 1.0));
+    assert!(look.tasks[0].states.contains(&("queue".to_owned(), 0.75)), "{:?}", look.tasks[0].states);
+    assert!(!look.sampling.on);
+}
+
+#[test]
+fn a_sink_that_fails_counts_nothing() {
+    struct Full;
+    impl Sink for Full {
+        fn write(&mut self, _: &Batch) -> Result<(), SinkError> {
+            Err(SinkError("full".to_owned()))
+        }
+    }
+    let shared = Shared::default();
+    let mut sink = LiveSink::new(Box::new(Full), shared.clone());
+    assert!(sink.write(&batch()).is_err());
+    assert_eq!(shared.lock().snapshot(&View::default()).sampling.counted, 0);
+}
+
+mod properties {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        /// Whatever rows come, in whatever order, a look ends and its shares stay in range.
+        #[test]
+        fn any_rows_are_bounded(
+            stacks in prop::collection::vec((0_u32..40, prop::option::of(0_u32..40), 0_u32..9), 0..40),
+            samples in prop::collection::vec((0_u64..90_000, 0_u32..4, 0_u32..9, prop::option::of(0_u32..60)), 0..60),
+            rows in 0_usize..5,
+        ) {
+            let mut batch = batch();
+            batch.stacks.extend(stacks.into_iter().map(|(id, parent, frame)| StackRow { id, parent, frame }));
+            for (ms, instance, frame, stack) in samples {
+                batch.samples.push(sample(ms, instance, Mode::User, (frame, stack)));
+            }
+            batch.frames.push(frame(u32::MAX, "far", FrameKind::User));
+            let mut tables = Tables::default();
+            tables.add(&batch);
+            for span in [Span::Run, Span::Last(2.0), Span::Last(f64::NAN)] {
+                let look = tables.snapshot(&View { span, rows });
+                prop_assert!(look.functions.len() <= rows && look.processes.len() <= rows);
+                prop_assert!(look.functions.iter().all(|f| f.total.share <= 1.0 && f.own.share <= 1.0));
+            }
+        }
+    }
+}

@@ -1,0 +1,269 @@
+//! The machine code of one function, and where in it samples hit.
+
+use std::collections::BTreeMap;
+
+use rusqlite::{Connection, OptionalExtension, params};
+use serde::Serialize;
+
+use super::code::{Code, Frame, NONE, matches};
+use super::filter::{Filter, no_such_symbol};
+use super::read::Loaded;
+use super::view::{Lists, View, frames};
+use super::{Estimate, ReportError};
+use crate::naming::is_nameless;
+use crate::rows::FrameKind;
+use crate::store::Profile;
+use text::clean::printable;
+
+/// More code of one function than this is not read, bytes. Functions of the kernel have up to 64 KiB.
+pub const MOST_CODE: u32 = 256 << 10;
+/// At most so many functions of one name are listed.
+const MOST_LISTED: usize = 8;
+
+/// Which function.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Target {
+    /// Its name, or where it starts, as `0x...`.
+    pub symbol: String,
+    /// Kernel module or file name, where several have a function of that name; `kernel` for the kernel image.
+    pub module: Option<String>,
+}
+
+/// A function with its code and the samples in it.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Annotation {
+    /// The function.
+    pub symbol: String,
+    /// Kernel module, or file name of user code.
+    pub module: Option<String>,
+    /// `user` or `kernel`.
+    pub kind: String,
+    /// No symbol covers it: its name only tells where it starts.
+    pub nameless: bool,
+    /// Address of its first byte; of the ELF file for user code of a file.
+    pub start: u64,
+    /// Its code, at most [`MOST_CODE`]; `None` where the profile has none.
+    pub code: Option<Vec<u8>>,
+    /// Where the code was read: `guest memory` or `file`.
+    pub read: Option<String>,
+    /// Samples in it, and in what it called.
+    pub own: Estimate,
+    /// Samples with it on their stack, each counted once.
+    pub total: Estimate,
+    /// Where samples hit, by address.
+    pub hits: BTreeMap<u64, Hit>,
+    /// Names of other functions of the same module, by their first address.
+    #[serde(skip)]
+    pub names: BTreeMap<u64, String>,
+}
+
+/// Samples at an address.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Hit {
+    /// Samples at this instruction.
+    pub own: u64,
+    /// Samples in what was called by the instruction before this address.
+    pub called: u64,
+    /// Source file and line, where known.
+    pub source: Option<String>,
+}
+
+/// What makes a function another one than all of the same name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Place {
+    function: u32,
+    file: Option<u32>,
+    start: u64,
+}
+
+impl Place {
+    fn of(code: &Code, at: u32, frame: &Frame) -> Self {
+        Self { function: code.own(at), file: frame.file, start: frame.address.wrapping_sub(frame.offset) }
+    }
+}
+
+impl Annotation {
+    /// Reads one function with the samples that `filter` chooses.
+    ///
+    /// # Errors
+    /// See [`ReportError`]: no function of that name, or several.
+    pub fn read(profile: &Profile, filter: &Filter, target: &Target) -> Result<Self, ReportError> {
+        let loaded = Loaded::read(profile, filter)?;
+        let view = loaded.view();
+        let place = choose(&view, target)?;
+        let function = &view.code.functions[place.function as usize];
+        let found = read_code(profile.connection(), place, function.module.as_deref());
+        let (code, read) = found.map_err(|error| profile.error(&error))?.unzip();
+        let mut annotation = Self {
+            symbol: function.symbol.clone(),
+            module: function.module.clone(),
+            kind: function.kind.name().to_owned(),
+            nameless: is_nameless(Some(&function.symbol), function.module.as_deref(), place.start, 0),
+            start: place.start,
+            code,
+            read,
+            own: Estimate::default(),
+            total: Estimate::default(),
+            hits: BTreeMap::new(),
+            names: names(view.code, place),
+        };
+        annotation.count(&view, place);
+        Ok(annotation)
+    }
+
+    fn count(&mut self, view: &View<'_>, place: Place) {
+        let is = |at: u32| Place::of(view.code, at, &view.code.frames[at as usize]) == place;
+        let chosen: Vec<bool> = (0..view.code.frames.len()).map(|at| is(super::code::small(at))).collect();
+        // Rows: the function's own, and its total.
+        let mut rows = Lists::default();
+        let mut seen = Vec::new();
+        for &(leaf, samples) in &view.sums.leaves.list {
+            seen.clear();
+            if chosen[leaf.frame as usize] {
+                rows.push(0);
+                self.hit(view.code, leaf.frame).own += samples;
+                seen.push(view.code.frames[leaf.frame as usize].address);
+            }
+            let on_stack = frames(view.stacks, &leaf).filter(|&at| at != leaf.frame && chosen[at as usize]);
+            for at in on_stack {
+                let address = view.code.frames[at as usize].address;
+                if !seen.contains(&address) {
+                    self.hit(view.code, at).called += samples;
+                    seen.push(address);
+                }
+            }
+            if !seen.is_empty() {
+                rows.push(1);
+            }
+            rows.end();
+        }
+        let found = view.sums.tape.estimates(2, |hit| rows.of(hit.leaf));
+        if let [own, total] = found[..] {
+            (self.own, self.total) = (own, total);
+        }
+    }
+
+    fn hit(&mut self, code: &Code, at: u32) -> &mut Hit {
+        let frame = &code.frames[at as usize];
+        let hit = self.hits.entry(frame.address).or_default();
+        if hit.source.is_none() {
+            let line = code.entries[frame.slots()].first().map_or(NONE, |entry| entry.line);
+            hit.source = code.lines.get(line as usize).map(|at| match at.line {
+                Some(line) => format!("{}:{line}", at.source),
+                None => at.source.clone(),
+            });
+        }
+        hit
+    }
+}
+
+/// The one function that is meant.
+fn choose(view: &View<'_>, target: &Target) -> Result<Place, ReportError> {
+    let code = view.code;
+    let address = target.symbol.strip_prefix("0x").and_then(|digits| u64::from_str_radix(digits, 16).ok());
+    let mut places: Vec<(bool, Place)> = Vec::new();
+    for (at, frame) in code.frames.iter().enumerate().filter(|(_, f)| f.named && f.kind != FrameKind::Reason)
+    {
+        let place = Place::of(code, super::code::small(at), frame);
+        let function = &code.functions[place.function as usize];
+        let module = function.module.as_deref().unwrap_or("kernel");
+        let wanted = match address {
+            Some(address) => place.start == address,
+            None => matches(&function.symbol, &target.symbol),
+        };
+        if wanted && target.module.as_deref().is_none_or(|wanted| wanted == module) {
+            places.push((function.symbol == target.symbol, place));
+        }
+    }
+    // The name itself goes before names that only begin with it.
+    if places.iter().any(|(exact, _)| *exact) {
+        places.retain(|(exact, _)| *exact);
+    }
+    let mut places: Vec<Place> = places.into_iter().map(|(_, place)| place).collect();
+    places.sort_unstable();
+    places.dedup();
+    match places.as_slice() {
+        [place] => Ok(*place),
+        [] => Err(none(view, target)),
+        several => {
+            Err(ReportError::Ambiguous { wanted: printable(&target.symbol), found: list(code, several) })
+        }
+    }
+}
+
+fn none(view: &View<'_>, target: &Target) -> ReportError {
+    let code = view.code;
+    let named = code.named(&target.symbol);
+    if !named.contains(&true) {
+        return no_such_symbol(&target.symbol, code);
+    }
+    let mut into = Vec::new();
+    let mut modules = Vec::new();
+    for (at, frame) in code.frames.iter().enumerate() {
+        let entries = &code.entries[frame.slots()];
+        let own = &code.functions[code.own(super::code::small(at)) as usize];
+        let Some(entry) = entries.iter().find(|entry| named[entry.function as usize]) else { continue };
+        let function = &code.functions[entry.function as usize];
+        let module = function.module.clone().unwrap_or_else(|| "kernel".to_owned());
+        if target.module.as_ref().is_some_and(|wanted| *wanted != module) {
+            modules.push(module);
+        } else {
+            into.push(own.symbol.clone());
+        }
+    }
+    for names in [&mut into, &mut modules] {
+        names.sort();
+        names.dedup();
+        names.truncate(MOST_LISTED);
+    }
+    let advice = if into.is_empty() {
+        format!("--module may be {}", modules.join(", "))
+    } else {
+        format!("the compiler has copied it into {}: annotate that", into.join(", "))
+    };
+    let what = "code of its own for";
+    ReportError::NoSuch { what, wanted: printable(&target.symbol), advice: printable(&advice) }
+}
+
+/// Functions of one name, told apart by module and address.
+fn list(code: &Code, places: &[Place]) -> String {
+    let name = |place: &Place| {
+        let function = &code.functions[place.function as usize];
+        let module = function.module.as_deref().unwrap_or("kernel");
+        format!("{} of {module} at {:#x}", function.symbol, place.start)
+    };
+    let mut names: Vec<String> = places.iter().take(MOST_LISTED).map(name).collect();
+    if places.len() > MOST_LISTED {
+        names.push(format!("{} more", places.len() - MOST_LISTED));
+    }
+    printable(&names.join("; "))
+}
+
+/// First addresses of the sampled functions of the same module.
+fn names(code: &Code, of: Place) -> BTreeMap<u64, String> {
+    let kind = code.functions[of.function as usize].kind;
+    let same = |frame: &&Frame| frame.named && frame.kind == kind && frame.file == of.file;
+    let frames = code.frames.iter().filter(same);
+    frames
+        .map(|frame| {
+            let slots = frame.slots();
+            let own = code.entries[slots.end - 1].function;
+            (frame.address.wrapping_sub(frame.offset), code.functions[own as usize].symbol.clone())
+        })
+        .collect()
+}
+
+/// The code from the function's start to the end of what was kept.
+fn read_code(
+    connection: &Connection,
+    place: Place,
+    module: Option<&str>,
+) -> rusqlite::Result<Option<(Vec<u8>, String)>> {
+    // A function's row begins at or shortly before it; of several the nearest is the best.
+    let sql = "SELECT substr(bytes, ?1 - start + 1, ?4), read FROM code \
+               WHERE start <= ?1 AND ?1 - start < length(bytes) \
+               AND file IS ?2 AND (?2 IS NOT NULL OR module IS ?3) ORDER BY start DESC LIMIT 1";
+    let start = place.start.cast_signed();
+    let values = params![start, place.file, module, MOST_CODE];
+    connection.query_row(sql, values, |row| Ok((row.get(0)?, row.get(1)?))).optional()
+}

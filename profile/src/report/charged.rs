@@ -1,0 +1,111 @@
+//! The tables of processes and functions.
+
+use std::collections::HashMap;
+
+use super::view::View;
+use super::{Estimate, Function, Process, ProcessKind, Thread};
+use crate::rows::Charged;
+use crate::rows::Mode;
+use crate::store::MODES;
+
+/// One row per process, and per thing that samples are charged to instead.
+pub(super) fn processes(view: &View<'_>) -> Vec<Process> {
+    let known = |charged| match charged {
+        Charged::Instance(id) if !view.tables.instances.contains_key(&id) => Charged::Unknown,
+        charged => charged,
+    };
+    let (all, _) = view.by_deed(|deed| Some(known(deed.thread.charged)));
+    let user = view.by_deed(|deed| (deed.mode == Mode::User).then(|| known(deed.thread.charged))).0;
+    let user: HashMap<Charged, Estimate> = user.into_iter().collect();
+    let mut threads = threads(view);
+    let mut of = |(charged, estimate): (Charged, Estimate)| {
+        let user = user.get(&charged).map_or(0.0, |user| user.share);
+        let kind = match charged {
+            Charged::HardIrq | Charged::SoftIrq => ProcessKind::Interrupt,
+            Charged::Boot => ProcessKind::Boot,
+            Charged::Unknown | Charged::Instance(_) => ProcessKind::Unknown,
+        };
+        let row = row((charged.name(), kind), estimate, user);
+        match charged {
+            Charged::Instance(id) => process(id, row, threads.remove(&id).unwrap_or_default(), view),
+            _ => row,
+        }
+    };
+    all.into_iter().map(&mut of).collect()
+}
+
+fn row((comm, kind): (&str, ProcessKind), estimate: Estimate, user_share: f64) -> Process {
+    Process {
+        comm: comm.to_owned(),
+        pid: 0,
+        instance: 0,
+        kind,
+        estimate,
+        user_share,
+        kernel_share: (estimate.share - user_share).max(0.0),
+        parent_pid: None,
+        command: None,
+        exe: None,
+        cgroup: None,
+        unit: None,
+        container: None,
+        threads: Vec::new(),
+    }
+}
+
+/// The row of an instance, from one without its names.
+fn process(id: u32, row: Process, threads: Vec<Thread>, view: &View<'_>) -> Process {
+    let tables = view.tables;
+    let Some(instance) = tables.instances.get(&id) else { return row };
+    let group = tables.cgroup_of(id);
+    Process {
+        comm: instance.comm.clone(),
+        kind: if instance.kernel_thread { ProcessKind::KernelThread } else { ProcessKind::Process },
+        pid: instance.pid,
+        instance: instance.number,
+        parent_pid: instance.parent_pid,
+        command: instance.command.clone(),
+        exe: instance.exe.and_then(|file| tables.files.get(&file)).map(|file| file.path.clone()),
+        cgroup: group.map(|group| group.path.clone()),
+        unit: group.and_then(|group| group.unit.clone()),
+        container: group.and_then(|group| group.container.clone()),
+        threads,
+        ..row
+    }
+}
+
+/// The threads of each instance, most samples first.
+fn threads(view: &View<'_>) -> HashMap<u32, Vec<Thread>> {
+    let (found, _) = view.by_deed(|deed| match deed.thread.charged {
+        Charged::Instance(id) => Some((id, deed.thread.tid?)),
+        _ => None,
+    });
+    let mut threads: HashMap<u32, Vec<Thread>> = HashMap::new();
+    for ((id, tid), estimate) in found {
+        let comm = view.tables.threads.get(&(id, tid)).cloned();
+        threads.entry(id).or_default().push(Thread { tid, comm, estimate });
+    }
+    for list in threads.values_mut() {
+        list.sort_by_key(|thread| (std::cmp::Reverse(thread.estimate.samples), thread.tid));
+    }
+    threads
+}
+
+/// One row per innermost function and mode.
+pub(super) fn functions(view: &View<'_>) -> Vec<Function> {
+    let (found, _) = view.by_leaf(|leaf| {
+        let first = view.code.frames[leaf.frame as usize].slots().start;
+        Some((view.code.entries.get(first)?.function, leaf.mode))
+    });
+    let row = |((function, mode), estimate): ((u32, Mode), Estimate)| {
+        let name = MODES.iter().find(|(known, _)| *known == mode).map_or("unknown", |(_, name)| name);
+        let function = &view.code.functions[function as usize];
+        Function {
+            symbol: function.symbol.clone(),
+            module: function.module.clone(),
+            mode: name.to_owned(),
+            estimate,
+        }
+    };
+    found.into_iter().map(row).collect()
+}

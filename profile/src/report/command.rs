@@ -1,0 +1,67 @@
+//! The run's own command (`vprof run IMAGE -- CMD`): the times that a benchmark asks for.
+
+use serde::{Deserialize, Serialize};
+
+use super::family::{COMMAND, family};
+use super::view::View;
+use super::{Estimate, Filter, ReportError};
+use crate::rows::Charged;
+use crate::rows::Mode;
+use crate::store::Profile;
+
+/// What the command took.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct CommandTimes {
+    /// Its words, separated by blanks.
+    pub command: String,
+    /// From its start to its end by the guest's monotonic clock, s; `None` where the guest has not told, or it has not ended.
+    pub wall_s: Option<f64>,
+    /// CPU time of it and of all processes that came of it; `None` in a report on another part of the profile, and where
+    /// none of its processes is known.
+    pub cpu: Option<Estimate>,
+    /// The part of it in user code.
+    pub user: Option<Estimate>,
+    /// The part of it in the kernel: system calls and page faults, without interrupts.
+    pub system: Option<Estimate>,
+}
+
+/// Whether a profile is of a run with a command of its own.
+///
+/// # Errors
+/// See [`ReportError`].
+pub(crate) fn has_command(profile: &Profile) -> Result<bool, ReportError> {
+    let sql = "SELECT EXISTS (SELECT 1 FROM meta WHERE key = 'command')";
+    let found = profile.connection().query_row(sql, [], |row| row.get(0));
+    Ok(found.map_err(|error| profile.error(&error))?)
+}
+
+impl CommandTimes {
+    /// `None` for a run without a command.
+    pub(super) fn new(filter: &Filter, view: &View<'_>) -> Option<Self> {
+        let meta = &view.tables.meta;
+        let command = meta.get("command")?.clone();
+        let wall_ns = meta.get("command_wall_ns").and_then(|ns| ns.parse::<u64>().ok());
+        let wall_s = wall_ns.map(crate::numbers::seconds);
+        let tree = Filter { tree: Some(COMMAND.to_owned()), ..Filter::default() };
+        if *filter != Filter::default() && *filter != tree {
+            return Some(Self { command, wall_s, ..Self::default() });
+        }
+        let family = family(view.tables, COMMAND);
+        if family.is_empty() {
+            return Some(Self { command, wall_s, ..Self::default() });
+        }
+        let is_its = |charged| matches!(charged, Charged::Instance(id) if family.contains(&id));
+        // The interval of the whole does not follow from those of its parts.
+        let (whole, _) = view.by_deed(|deed| is_its(deed.thread.charged).then_some(()));
+        let (parts, _) = view.by_deed(|deed| is_its(deed.thread.charged).then_some(deed.mode == Mode::User));
+        let part =
+            |user| parts.iter().find(|(of, _)| *of == user).map_or_else(Estimate::default, |(_, part)| *part);
+        Some(Self {
+            command,
+            wall_s,
+            cpu: Some(whole.into_iter().map(|((), whole)| whole).next().unwrap_or_default()),
+            user: Some(part(true)),
+            system: Some(part(false)),
+        })
+    }
+}

@@ -1,0 +1,426 @@
+//! What exact mode has found: `vprof report --exact`. Serializes to the object that docs/json.md describes.
+
+mod children;
+mod interrupts;
+mod parts;
+mod stacks;
+mod tasks;
+
+use std::collections::HashMap;
+
+use rusqlite::{Connection, params};
+use serde::{Deserialize, Serialize};
+
+use super::{By, Estimate, Filter, ModeGroup, Report, ReportError, Request};
+use crate::estimate::Z_95;
+use crate::store::Profile;
+pub use parts::{Part, Parts};
+use stacks::Stacks;
+use tasks::Names;
+
+/// A task of the guest.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Task {
+    /// Program name; `[idle]` for the idle tasks.
+    pub comm: String,
+    /// Process id; 0 for the idle tasks.
+    pub pid: i32,
+    /// Instance number.
+    pub instance: u32,
+    /// Thread id.
+    pub tid: i32,
+    /// The thread's own name.
+    pub thread: Option<String>,
+    /// A kernel thread.
+    pub kernel_thread: bool,
+}
+
+/// Time in one state.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct StateTime {
+    /// `running`, `interrupted`, `queue`, `sleep`, `disk`, `stopped`, `zombie` or `unknown`.
+    pub state: String,
+    /// What a sleep is for, like `futex`; empty otherwise.
+    pub cause: String,
+    /// Exact time, s.
+    pub s: f64,
+    /// Its part of the task's life.
+    pub share: f64,
+    /// How often the state began.
+    pub count: u64,
+}
+
+/// A task and what it did. The times of its states add up to `life_s`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TaskStates {
+    /// Which.
+    #[serde(flatten)]
+    pub task: Task,
+    /// How long it was followed, s.
+    pub life_s: f64,
+    /// It has ended, and nothing is left of it.
+    pub ended: bool,
+    /// Exact time on a CPU, handlers of hard interrupts left out, s.
+    pub running_s: f64,
+    /// How that divides, estimated by samples; `None` without samples.
+    pub parts: Option<Parts>,
+    /// Most time first.
+    pub states: Vec<StateTime>,
+}
+
+/// What the children of a process did that it has waited for, and theirs: Chubb's `MSA_CHILDREN`. A child that nobody waited for,
+/// since its parent ignores its end, is in no sum.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ChildrenStates {
+    /// Program name of the process.
+    pub comm: String,
+    /// Process id.
+    pub pid: i32,
+    /// Instance number.
+    pub instance: u32,
+    /// Children that it has waited for.
+    pub waited_for: u64,
+    /// Processes in the sums: these children, and those that they had waited for.
+    pub processes: u64,
+    /// How long their threads were followed, together, s.
+    pub life_s: f64,
+    /// Exact time on a CPU, handlers of hard interrupts left out, s.
+    pub running_s: f64,
+    /// Most time first; the times add up to `life_s`.
+    pub states: Vec<StateTime>,
+}
+
+/// Time that a task was asleep in one place.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct OffCpu {
+    /// Which.
+    #[serde(flatten)]
+    pub task: Task,
+    /// `sleep`, `disk` or `stopped`.
+    pub state: String,
+    /// What for.
+    pub cause: String,
+    /// Exact time until it was woken, s.
+    pub s: f64,
+    /// How often.
+    pub count: u64,
+    /// Functions, innermost first, the kernel's and then the program's; empty where the stack was not read.
+    pub stack: Vec<String>,
+}
+
+/// How often somebody was woken by somebody.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Wakeup {
+    /// `task`, or an interrupt: `hard` or `soft`.
+    pub by: String,
+    /// Who; `None` for an interrupt.
+    pub waker: Option<Task>,
+    /// Who was woken.
+    pub woken: Task,
+    /// How often.
+    pub count: u64,
+}
+
+/// Time in handlers of hard interrupts that interrupted one task.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct InterruptTime {
+    /// vCPU.
+    pub vcpu: u8,
+    /// The interrupted task.
+    #[serde(flatten)]
+    pub task: Task,
+    /// Exact time, s.
+    pub s: f64,
+    /// How many.
+    pub count: u64,
+}
+
+/// Time in handlers of hard interrupts by what raised them, over all vCPUs.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct InterruptSource {
+    /// Who handles it: a device, or what the kernel calls one of the machine's own vectors.
+    pub name: String,
+    /// The vector of a device; `None` for the machine's own, whose names tell.
+    pub vector: Option<u8>,
+    /// How many.
+    pub count: u64,
+    /// Exact time, s.
+    pub s: f64,
+    /// `s / count`.
+    pub mean_s: f64,
+    /// The longest, s.
+    pub max_s: f64,
+}
+
+/// Time in soft interrupts of one kind, estimated by samples.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SoftInterrupt {
+    /// As in `/proc/softirqs`.
+    pub name: String,
+    /// Samples in it, its share of what is not idle, and its time.
+    #[serde(flatten)]
+    pub estimate: Estimate,
+}
+
+/// What one vCPU contributed.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ExactVcpu {
+    /// 0 and up.
+    pub id: u8,
+    /// Exits for events.
+    pub trips: u64,
+    /// Events that were lost.
+    pub lost: u64,
+    /// Switches that were seen.
+    pub switches: u64,
+    /// Switches by the kernel's own count, where it could be read.
+    pub guest_switches: Option<u64>,
+    /// Nothing to run, s.
+    pub idle_s: f64,
+    /// In handlers of hard interrupts, s.
+    pub interrupt_s: f64,
+    /// Hard interrupts.
+    pub interrupts: u64,
+    /// Sleeps whose stack was not read.
+    pub stacks_missed: u64,
+    /// From the events' exits to the next entries, s: vprof's own part of what exact mode cost.
+    pub cost_s: f64,
+}
+
+/// What exact mode itself has cost the vCPUs.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct ExactCost {
+    /// Both parts, s.
+    pub whole_s: f64,
+    /// Of the vCPUs' time while there was exact data, s.
+    pub of_s: f64,
+    /// From the events' exits to the next entries, s: measured.
+    pub served_s: f64,
+    /// Switches from the guest to the host and back, s: estimated by the samples at watched functions' first instructions.
+    pub switching_s: f64,
+    /// Lower end of its 95 % interval, s.
+    pub switching_low_s: f64,
+    /// Upper end, s.
+    pub switching_high_s: f64,
+    /// Those samples.
+    pub switching_samples: u64,
+}
+
+impl ExactCost {
+    /// The keys of table `meta` that tell it.
+    const KEYS: [&str; 6] = [
+        "exact_from_ns",
+        "exact_to_ns",
+        "duration_ns",
+        "exact_cost_ns",
+        "exact_switching_ns",
+        "exact_switching_samples",
+    ];
+
+    /// The cost as table `meta` tells it, of `vcpus` vCPUs; `None` where there is no exact data, or in a profile that
+    /// does not tell it.
+    #[expect(clippy::cast_precision_loss, reason = "counts below 2^53")]
+    pub fn told<'a>(meta: impl Fn(&str) -> Option<&'a str>, vcpus: usize) -> Option<Self> {
+        let number = |key: &str| meta(key).and_then(|value| value.parse::<u64>().ok());
+        let from_ns = number("exact_from_ns")?;
+        let to_ns = number("exact_to_ns").or_else(|| number("duration_ns")).unwrap_or(from_ns);
+        let served_s = seconds(number("exact_cost_ns")?);
+        let switching_s = seconds(number("exact_switching_ns")?);
+        let samples = number("exact_switching_samples")?;
+        // Of samples that are few among all: a Poisson count's score interval (n + z²/2 ± z √(n + z²/4)).
+        let (n, square) = (samples as f64, Z_95 * Z_95);
+        let (middle, half) = (n + square / 2.0, Z_95 * (n + square / 4.0).sqrt());
+        let each = if samples == 0 { 0.0 } else { switching_s / n };
+        Some(Self {
+            whole_s: served_s + switching_s,
+            of_s: seconds(to_ns.saturating_sub(from_ns)) * vcpus as f64,
+            served_s,
+            switching_s,
+            switching_low_s: each * (middle - half),
+            switching_high_s: each * (middle + half),
+            switching_samples: samples,
+        })
+    }
+}
+
+/// The exact part of a profile.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ExactReport {
+    /// Since the run's start, s.
+    pub from_s: f64,
+    /// Since the run's start, s; the end of the run where nothing ended it before.
+    pub to_s: f64,
+    /// Why it ended there; `None` in a run that was cut short or goes on.
+    pub end: Option<String>,
+    /// No event was lost: all times are exact.
+    pub complete: bool,
+    /// Tasks that ran although their wake had not been seen; their wait for a CPU counts as sleep.
+    pub unseen_wakes: u64,
+    /// What exact mode itself cost; `None` in a profile that does not tell it.
+    pub cost: Option<ExactCost>,
+    /// One row per vCPU.
+    pub vcpus: Vec<ExactVcpu>,
+    /// Tasks, longest on a CPU first.
+    pub tasks: Vec<TaskStates>,
+    /// Sums over children that were waited for, most time on a CPU first.
+    pub children: Vec<ChildrenStates>,
+    /// Sleeps by task and place, longest first.
+    pub off_cpu: Vec<OffCpu>,
+    /// Most wakes first.
+    pub wakeups: Vec<Wakeup>,
+    /// Hard interrupts by whom they interrupted; most time first.
+    pub interrupts: Vec<InterruptTime>,
+    /// Hard interrupts by what raised them; most time first. Empty where one process is chosen.
+    pub sources: Vec<InterruptSource>,
+    /// Soft interrupts; most time first. Empty where one process is chosen.
+    pub soft_interrupts: Vec<SoftInterrupt>,
+}
+
+/// By instance row id and thread id.
+type Key = (u32, i32);
+
+impl ExactReport {
+    /// Reads the exact part of a profile; of `process` only, if one is named (a program name, a process id or name#instance).
+    ///
+    /// # Errors
+    /// [`ReportError::NoExact`] where there is none, [`ReportError::NoSuch`] for a process that is not among the tasks.
+    pub fn read(profile: &Profile, process: Option<&str>) -> Result<Self, ReportError> {
+        let mut report = Self::read_exact(profile, process)?;
+        if process.is_none() {
+            report.soft_interrupts = soft_interrupts(profile)?;
+        }
+        Ok(report)
+    }
+
+    /// All but what is estimated for the whole guest.
+    fn read_exact(profile: &Profile, process: Option<&str>) -> Result<Self, ReportError> {
+        let connection = profile.connection();
+        let sql = |error: rusqlite::Error| profile.error(&error);
+        // One transaction, so that all parts are of the same moment of a run that goes on.
+        let _snapshot = crate::store::snapshot(connection).map_err(sql)?;
+        let meta = |key: &str| meta(connection, key).map_err(sql);
+        let (from_ns, end_ns) = span(connection).map_err(sql)??;
+        let names = Names::read(connection).map_err(sql)?;
+        let stacks = Stacks::read(connection).map_err(sql)?;
+        let chosen = |key: Key| process.is_none_or(|wanted| names.is(key, wanted));
+        let vcpus = interrupts::vcpus(connection).map_err(sql)?;
+        let parts = parts::read(connection, &stacks, (from_ns, end_ns)).map_err(sql)?;
+        let tasks = tasks::states(connection, (&names, &parts), chosen).map_err(sql)?;
+        if let Some(wanted) = process.filter(|_| tasks.is_empty()) {
+            let advice = "`--exact` without --process lists all".to_owned();
+            return Err(ReportError::NoSuch { what: "task of", wanted: wanted.to_owned(), advice });
+        }
+        let mut told = HashMap::new();
+        for key in ExactCost::KEYS {
+            told.extend(meta(key)?.map(|value| (key, value)));
+        }
+        Ok(Self {
+            cost: ExactCost::told(|key| told.get(key).map(String::as_str), vcpus.len()),
+            from_s: seconds(from_ns),
+            to_s: seconds(end_ns),
+            end: meta("exact_end")?,
+            complete: vcpus.iter().all(|vcpu| vcpu.lost == 0),
+            unseen_wakes: meta("exact_unseen_wakes")?.and_then(|text| text.parse().ok()).unwrap_or(0),
+            vcpus,
+            tasks,
+            children: children::read(connection, &names, chosen).map_err(sql)?,
+            off_cpu: tasks::off_cpu(connection, (&names, &stacks), chosen).map_err(sql)?,
+            wakeups: tasks::wakeups(connection, &names, chosen).map_err(sql)?,
+            interrupts: interrupts::interrupts(connection, &names, chosen).map_err(sql)?,
+            sources: match process {
+                None => interrupts::sources(connection).map_err(sql)?,
+                Some(_) => Vec::new(),
+            },
+            soft_interrupts: Vec::new(),
+        })
+    }
+}
+
+/// From when to when there is exact data, ns since the run's start.
+fn span(connection: &Connection) -> rusqlite::Result<Result<(u64, u64), ReportError>> {
+    let number = |key: &str| meta(connection, key).map(|text| text?.parse::<u64>().ok());
+    if let Some(from_ns) = number("exact_from_ns")? {
+        let end_ns = number("exact_to_ns")?.or(number("duration_ns")?).unwrap_or(from_ns);
+        return Ok(Ok((from_ns, end_ns)));
+    }
+    let reason = match (meta(connection, "exact_missing")?, meta(connection, "exact")?.as_deref()) {
+        (Some(reason), _) => reason,
+        (None, Some("1")) => "the run was cut short before the guest's kernel had booted".to_owned(),
+        _ => "it was made without `vprof run --exact`".to_owned(),
+    };
+    Ok(Err(ReportError::NoExact(reason)))
+}
+
+/// No function is called at the end of soft interrupts, so that events cannot tell their time; samples can.
+fn soft_interrupts(profile: &Profile) -> Result<Vec<SoftInterrupt>, ReportError> {
+    let sql = |error: rusqlite::Error| profile.error(&error);
+    let (from_ns, to_ns) = span(profile.connection()).map_err(sql)??;
+    let filter = Filter {
+        modes: vec![ModeGroup::Irq],
+        from_ns: Some(from_ns),
+        to_ns: Some(to_ns),
+        ..Filter::default()
+    };
+    let report = match Report::read_with(profile, &filter, &Request::By(By::Irq)) {
+        // Of a run that was killed the last part may be missing.
+        Err(ReportError::AfterEnd(_)) => return Ok(Vec::new()),
+        report => report?,
+    };
+    let rows = report.by.map(|breakdown| breakdown.rows).unwrap_or_default();
+    let mut soft: Vec<SoftInterrupt> = rows
+        .into_iter()
+        .filter(|row| row.kind.as_deref() == Some("soft"))
+        .map(|row| SoftInterrupt { name: row.name, estimate: row.own })
+        .collect();
+    soft.sort_by(|a, b| b.estimate.time_s.total_cmp(&a.estimate.time_s).then_with(|| a.name.cmp(&b.name)));
+    Ok(soft)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a time in ns below 2^53")]
+fn seconds(ns: u64) -> f64 {
+    ns as f64 / 1e9
+}
+
+#[expect(clippy::cast_precision_loss, reason = "times and counts below 2^53")]
+fn part(of: u64, all: u64) -> f64 {
+    if all == 0 { 0.0 } else { of as f64 / all as f64 }
+}
+
+fn meta(connection: &Connection, key: &str) -> rusqlite::Result<Option<String>> {
+    let mut statement = connection.prepare_cached("SELECT value FROM meta WHERE key = ?")?;
+    let mut rows = statement.query(params![key])?;
+    rows.next()?.map(|row| row.get(0)).transpose()
+}
+
+fn key(row: &rusqlite::Row<'_>, first: usize) -> rusqlite::Result<Key> {
+    Ok((row.get(first)?, row.get(first + 1)?))
+}
+
+/// A count or time that was written as one.
+fn count(row: &rusqlite::Row<'_>, column: usize) -> rusqlite::Result<u64> {
+    Ok(row.get::<_, i64>(column)?.unsigned_abs())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_whole_cost_is_the_measured_and_the_sampled_part() {
+        let all = [1_000_000_000, 76_000_000_000, 90_000_000_000, 6_000_000_000, 16_000_000_000, 400];
+        let told = |known: usize| {
+            let meta: HashMap<_, _> = ExactCost::KEYS
+                .into_iter()
+                .zip(all.map(|value: u64| value.to_string()))
+                .take(known)
+                .collect();
+            ExactCost::told(|key| meta.get(key).map(String::as_str), 2)
+        };
+        let cost = told(6).expect("all is told");
+        let times = [cost.served_s, cost.switching_s, cost.whole_s, cost.of_s];
+        assert!(times.iter().zip([6.0, 16.0, 22.0, 150.0]).all(|(is, should)| (is - should).abs() < 1e-9));
+        // 400 samples: 5 % to either side, twice that for 95 %.
+        assert!((cost.switching_low_s - 14.5).abs() < 0.1 && (cost.switching_high_s - 17.7).abs() < 0.1);
+        assert_eq!(told(4), None, "a profile that knows nothing of switches between guest and host");
+    }
+}

@@ -1,0 +1,297 @@
+//! Which part of a profile is reported, and in what order.
+
+use std::collections::HashSet;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use super::ReportError;
+use super::code::{Code, matches};
+use super::family::family;
+use super::stacks::{Stacks, has};
+use super::sums::Sample;
+use super::tables::{Instance, Tables};
+use crate::numbers::seconds;
+use crate::rows::Charged;
+use crate::rows::Mode;
+use crate::store::Profile;
+use text::clean::printable;
+use text::suggest::suggest;
+
+/// Which part of a profile is reported. An absent part means no restriction; all parts have to hold.
+///
+/// The vCPU and the time choose the samples that shares refer to. All other parts restrict the rows of a report, and
+/// their shares still refer to all samples of the vCPU and time that are not idle.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Filter {
+    /// Only this process: a program name (all its instances), a pid, or `name#number`.
+    pub process: Option<String>,
+    /// Only a process and its descendants: as for `process`, or `command` for the run's own (`vprof run IMAGE -- CMD`).
+    pub tree: Option<String>,
+    /// Only this life of a process: `name#number`.
+    pub instance: Option<String>,
+    /// Only processes whose control group's path has this part.
+    pub cgroup: Option<String>,
+    /// Only this thread: its name, or its thread id.
+    pub thread: Option<String>,
+    /// Only samples with this function on their stack.
+    pub symbol: Option<String>,
+    /// Only these modes; empty for all.
+    pub modes: Vec<ModeGroup>,
+    /// Only this vCPU.
+    pub vcpu: Option<u8>,
+    /// Only samples at or after this time since the run's start, ns.
+    pub from_ns: Option<u64>,
+    /// Only samples before this time since the run's start, ns.
+    pub to_ns: Option<u64>,
+}
+
+impl Filter {
+    /// Nothing but the vCPU and the time is chosen.
+    pub fn is_of_all(&self) -> bool {
+        let Self { vcpu, from_ns, to_ns, .. } = *self;
+        *self == Self { vcpu, from_ns, to_ns, ..Self::default() }
+    }
+}
+
+/// Modes as a person tells them apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ModeGroup {
+    /// User code.
+    User,
+    /// Kernel code outside of interrupts, early boot included.
+    Kernel,
+    /// Hard interrupts, soft interrupts and NMIs.
+    Irq,
+}
+
+impl ModeGroup {
+    fn has(self, mode: Mode) -> bool {
+        match mode {
+            Mode::User => self == Self::User,
+            Mode::Kernel | Mode::Boot | Mode::Unknown => self == Self::Kernel,
+            Mode::HardIrq | Mode::SoftIrq | Mode::Nmi => self == Self::Irq,
+            Mode::Idle => false,
+        }
+    }
+}
+
+/// What a [`Filter`] means in one profile.
+#[derive(Debug, Default)]
+pub(super) struct Selection {
+    instances: Option<HashSet<u32>>,
+    threads: Option<HashSet<(u32, i32)>>,
+    modes: Vec<ModeGroup>,
+    symbol: Option<OnStack>,
+}
+
+/// Where a function is: by place of stack, and of frame for samples without a stack.
+#[derive(Debug)]
+struct OnStack {
+    stacks: Vec<bool>,
+    frames: Vec<bool>,
+}
+
+impl Selection {
+    /// Finds what the filter names.
+    ///
+    /// # Errors
+    /// It names something that the profile does not have.
+    pub(super) fn new(
+        filter: &Filter,
+        profile: &Profile,
+        tables: &Tables,
+        code: &Code,
+        stacks: &Stacks,
+    ) -> Result<Self, ReportError> {
+        let mut selection = Self::of_tasks(filter, profile, tables)?;
+        selection.modes.clone_from(&filter.modes);
+        if let Some(wanted) = &filter.symbol {
+            let functions = code.named(wanted);
+            if !functions.contains(&true) {
+                return Err(no_such_symbol(wanted, code));
+            }
+            let frames =
+                (0..code.frames.len()).map(|n| has(code, super::code::small(n), &functions)).collect();
+            selection.symbol = Some(OnStack { stacks: stacks.with(code, &functions), frames });
+        }
+        Ok(selection)
+    }
+
+    /// Finds the tasks that the filter names, by process, instance, control group and thread; the other parts do not
+    /// choose tasks.
+    ///
+    /// # Errors
+    /// It names something that the profile does not have.
+    pub(super) fn of_tasks(filter: &Filter, profile: &Profile, tables: &Tables) -> Result<Self, ReportError> {
+        check(filter, tables)?;
+        let mut selection = Self::default();
+        if let Some(wanted) = &filter.process {
+            let found = instances(tables, |i| is_process((&i.comm, i.pid, i.number), wanted));
+            let names = || tables.instances.values().map(|i| i.comm.as_str()).collect();
+            selection.narrow(found, || no_such("process", wanted, names(), "--by process"))?;
+        }
+        if let Some(wanted) = &filter.tree {
+            let names = || tables.instances.values().map(|i| i.comm.as_str()).collect();
+            selection
+                .narrow(family(tables, wanted), || no_such("process", wanted, names(), "--by process"))?;
+        }
+        if let Some(wanted) = &filter.instance {
+            let found = instances(tables, |i| is_numbered((&i.comm, i.number), wanted));
+            let names: Vec<String> = tables.instances.values().map(Instance::name).collect();
+            let names = || names.iter().map(String::as_str).collect();
+            selection.narrow(found, || no_such("instance", wanted, names(), "--by instance"))?;
+        }
+        if let Some(wanted) = &filter.cgroup {
+            let belongs =
+                |id: &u32| tables.cgroup_of(*id).is_some_and(|group| group.path.contains(wanted.as_str()));
+            let found = tables.instances.keys().copied().filter(belongs).collect();
+            let names = || tables.cgroups.values().map(|group| group.path.as_str()).collect();
+            selection.narrow(found, || no_such("control group", wanted, names(), "--by cgroup"))?;
+        }
+        if let Some(wanted) = &filter.thread {
+            selection.threads = Some(threads(profile, tables, wanted)?);
+        }
+        Ok(selection)
+    }
+
+    /// Whether the task, by instance row id and thread id, is one of the chosen.
+    pub(super) fn has_task(&self, (instance, tid): (u32, i32)) -> bool {
+        self.instances.as_ref().is_none_or(|ids| ids.contains(&instance))
+            && self.threads.as_ref().is_none_or(|ids| ids.contains(&(instance, tid)))
+    }
+
+    /// Keeps the instances that are in `found`, too.
+    fn narrow(&mut self, found: HashSet<u32>, none: impl FnOnce() -> ReportError) -> Result<(), ReportError> {
+        if found.is_empty() {
+            return Err(none());
+        }
+        self.instances = Some(match self.instances.take() {
+            Some(earlier) => earlier.intersection(&found).copied().collect(),
+            None => found,
+        });
+        Ok(())
+    }
+
+    /// Whether a sample that is charged like this is wanted.
+    pub(super) fn chooses(&self, charged: Charged, sample: &Sample) -> bool {
+        let Self { instances, threads, modes, symbol } = self;
+        let instance = match charged {
+            Charged::Instance(id) => Some(id),
+            _ => None,
+        };
+        let at = |list: &[bool], place: u32| list.get(place as usize).copied().unwrap_or(false);
+        (modes.is_empty() || modes.iter().any(|group| group.has(sample.mode)))
+            && instances.as_ref().is_none_or(|ids| instance.is_some_and(|id| ids.contains(&id)))
+            && threads
+                .as_ref()
+                .is_none_or(|ids| instance.zip(sample.tid).is_some_and(|thread| ids.contains(&thread)))
+            && symbol.as_ref().is_none_or(|on| at(&on.stacks, sample.stack) || at(&on.frames, sample.frame))
+    }
+}
+
+fn instances(tables: &Tables, is: impl Fn(&Instance) -> bool) -> HashSet<u32> {
+    tables.instances.iter().filter(|(_, instance)| is(instance)).map(|(&id, _)| id).collect()
+}
+
+fn is_numbered((comm, number): (&str, u32), wanted: &str) -> bool {
+    let numbered = wanted.rsplit_once('#').and_then(|(comm, n)| Some((comm, n.parse::<u32>().ok()?)));
+    numbered == Some((comm, number))
+}
+
+/// Whether `wanted` is the process' name, its id, or its name with its instance number.
+pub(crate) fn is_process((comm, pid, number): (&str, i32, u32), wanted: &str) -> bool {
+    comm == wanted || wanted.parse() == Ok(pid) || is_numbered((comm, number), wanted)
+}
+
+/// Threads by name, or by thread id, named or not.
+fn threads(profile: &Profile, tables: &Tables, wanted: &str) -> Result<HashSet<(u32, i32)>, ReportError> {
+    let mut found: HashSet<(u32, i32)> =
+        tables.threads.iter().filter(|(_, comm)| *comm == wanted).map(|(&key, _)| key).collect();
+    if let Ok(tid) = wanted.parse::<i32>() {
+        let sql = "SELECT DISTINCT instance FROM sample WHERE tid = ? AND instance IS NOT NULL";
+        let ids = profile
+            .connection()
+            .prepare(sql)
+            .and_then(|mut sql| sql.query_map([tid], |row| row.get(0))?.collect::<Result<Vec<u32>, _>>());
+        let ids = ids.map_err(|error| profile.error(&error))?;
+        found.extend(ids.into_iter().map(|instance| (instance, tid)));
+        found.extend(tables.threads.keys().filter(|(_, known)| *known == tid));
+    }
+    if found.is_empty() {
+        let names = tables.threads.values().map(String::as_str).collect();
+        return Err(no_such("thread", wanted, names, "--by thread"));
+    }
+    Ok(found)
+}
+
+fn check(filter: &Filter, tables: &Tables) -> Result<(), ReportError> {
+    let (vcpus, duration_s) = (tables.vcpus.len(), tables.duration_s());
+    if let Some(vcpu) = filter.vcpu.filter(|&vcpu| usize::from(vcpu) >= vcpus) {
+        return Err(ReportError::NoSuchVcpu { vcpu, count: vcpus });
+    }
+    if filter.from_ns.is_some_and(|from| seconds(from) > duration_s) {
+        return Err(ReportError::AfterEnd(duration_s));
+    }
+    match (filter.from_ns, filter.to_ns) {
+        (from, Some(to)) if to <= from.unwrap_or(0) => Err(ReportError::EmptyRange),
+        _ => Ok(()),
+    }
+}
+
+/// What to say of a name that is not there: the nearest ones, or what lists them.
+pub(crate) fn no_such(what: &'static str, wanted: &str, names: Vec<&str>, list: &str) -> ReportError {
+    let near = suggest(wanted, names.into_iter());
+    let advice = if near.is_empty() {
+        format!("`vprof report FILE {list}` lists them")
+    } else {
+        format!("near are {}", near.join(", "))
+    };
+    ReportError::NoSuch { what, wanted: printable(wanted), advice: printable(&advice) }
+}
+
+pub(super) fn no_such_symbol(wanted: &str, code: &Code) -> ReportError {
+    let without = code.names().filter(|name| !matches(name, wanted));
+    no_such("function", wanted, without.collect(), "--by function -n 0")
+}
+
+/// What rows of a report are ordered by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Sort {
+    /// Most samples first; of their own, where rows have a total, too.
+    #[default]
+    Samples,
+    /// Most samples in total first, those in what it calls included.
+    Total,
+    /// Name of the row.
+    Name,
+    /// Process id; rows without one stay in the order of samples.
+    Pid,
+    /// Most user time first; among functions, user code first.
+    User,
+    /// Most kernel time first; among functions, kernel code first.
+    Kernel,
+}
+
+impl Sort {
+    /// All keys with their names on the command line.
+    pub const ALL: [(&'static str, Sort); 7] = [
+        ("self", Sort::Samples),
+        ("samples", Sort::Samples),
+        ("total", Sort::Total),
+        ("name", Sort::Name),
+        ("pid", Sort::Pid),
+        ("user", Sort::User),
+        ("kernel", Sort::Kernel),
+    ];
+}
+
+impl FromStr for Sort {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        let found = Self::ALL.iter().find(|(known, _)| *known == name).map(|(_, sort)| *sort);
+        found.ok_or_else(|| format!("{name} is none of {}", Self::ALL.map(|(known, _)| known).join(", ")))
+    }
+}

@@ -1,0 +1,462 @@
+//! What a profile says: the numbers behind the summary and `vprof report --json`.
+//!
+//! [`Report`] serializes to exactly the object that docs/json.md describes; a test compares the two.
+
+mod annotate;
+mod by;
+pub(crate) mod census;
+mod charged;
+mod code;
+pub(crate) mod command;
+mod exact;
+pub(crate) mod family;
+mod filter;
+mod number_map;
+mod quality;
+mod read;
+mod recording;
+mod shares;
+mod stacks;
+mod states;
+mod sums;
+pub(crate) mod tables;
+mod tape;
+mod tree;
+mod view;
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+pub use annotate::{Annotation, Hit, MOST_CODE, Target};
+pub use by::{Breakdown, By, Row};
+pub use command::CommandTimes;
+pub use exact::{
+    ChildrenStates, ExactCost, ExactReport, ExactVcpu, InterruptSource, InterruptTime, OffCpu, Part, Parts,
+    SoftInterrupt, StateTime, Task, TaskStates, Wakeup,
+};
+pub use family::COMMAND;
+pub use filter::{Filter, ModeGroup, Sort};
+pub(crate) use filter::{is_process, no_such};
+pub use quality::{Broken, Ends, File, UserCode, Walks};
+pub use recording::{
+    About, FrameEntry, Owner, RecordedFile, RecordedFrame, RecordedFunction, RecordedMapping,
+    RecordedProcess, RecordedSample, Recording, RecordingRequest, SourceLine, StackNode,
+};
+pub use shares::{ShareKey, Shares, SharesBy};
+pub use states::{CensusFacts, Known, Source, StateReport, TaskSpent, TimeIn};
+pub use tree::{CallTree, Direction, LEAST_PART, TreeNode, TreeRequest};
+
+use crate::estimate;
+use crate::rows::Fell;
+use crate::store::ProfileError;
+
+/// What a report shall answer beside the summary.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum Request {
+    /// Nothing more.
+    #[default]
+    Summary,
+    /// Samples by one thing.
+    By(By),
+    /// Callers or callees of a function.
+    Tree(TreeRequest),
+}
+
+/// What samples say of one thing: its share of all time in the guest that is not idle, and the time itself, each with its
+/// 95 % interval (docs/statistics.md). Shares of vCPUs count by the exact time of each.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct Estimate {
+    /// Samples that fell into the guest.
+    pub samples: u64,
+    /// Share of all non-idle time in the guest.
+    pub share: f64,
+    /// Lower end of the share's interval.
+    pub share_low: f64,
+    /// Upper end of the share's interval.
+    pub share_high: f64,
+    /// Time, s.
+    pub time_s: f64,
+    /// Lower end of the time's interval, s.
+    pub time_low_s: f64,
+    /// Upper end of the time's interval, s.
+    pub time_high_s: f64,
+}
+
+impl Estimate {
+    pub(crate) fn new(samples: u64, share: estimate::Share, time: estimate::Time) -> Self {
+        Self {
+            samples,
+            share: share.share,
+            share_low: share.low,
+            share_high: share.high,
+            time_s: time.ns / 1e9,
+            time_low_s: time.low_ns / 1e9,
+            time_high_s: time.high_ns / 1e9,
+        }
+    }
+
+    /// The share with its interval.
+    pub fn interval(&self) -> estimate::Share {
+        estimate::Share { share: self.share, low: self.share_low, high: self.share_high }
+    }
+}
+
+/// Samples by what their tick fell into. Only those that fell into the guest tell how its time divides.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TickCounts {
+    /// Executing the guest.
+    pub guest: u64,
+    /// Halted, or not yet started.
+    pub halted: u64,
+    /// Out of KVM_RUN.
+    pub vmm: u64,
+    /// Due while the vCPU's thread lacked a CPU of the host, or was stopped. Also what is not known.
+    pub waiting: u64,
+}
+
+impl TickCounts {
+    fn count(&mut self, fell: Option<Fell>) {
+        let count = match fell {
+            Some(Fell::Guest) => &mut self.guest,
+            Some(Fell::Halted) => &mut self.halted,
+            Some(Fell::Vmm) => &mut self.vmm,
+            Some(Fell::Waiting) | None => &mut self.waiting,
+        };
+        *count += 1;
+    }
+}
+
+/// Why a report could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum ReportError {
+    /// The profile could not be read.
+    #[error(transparent)]
+    Profile(#[from] ProfileError),
+    /// Nothing of this name.
+    #[error("the profile has no {what} {wanted}: {advice}")]
+    NoSuch {
+        /// Like "process".
+        what: &'static str,
+        /// What was asked for.
+        wanted: String,
+        /// Names that are near, or what lists them.
+        advice: String,
+    },
+    /// Several functions have this name.
+    #[error(
+        "several functions are called {wanted}: {found}; choose with --module, or give the address instead"
+    )]
+    Ambiguous {
+        /// What was asked for.
+        wanted: String,
+        /// Some of them.
+        found: String,
+    },
+    /// The profile has no exact data.
+    #[error("the profile has no exact data: {0}")]
+    NoExact(String),
+    /// The profile does not tell what tasks did.
+    #[error("the profile does not tell what tasks did: {0}")]
+    NoStates(String),
+    /// No such vCPU.
+    #[error("the profile has no vCPU {vcpu}: it has {count}, counted from 0")]
+    NoSuchVcpu {
+        /// What was asked for.
+        vcpu: u8,
+        /// How many there are.
+        count: usize,
+    },
+    /// The time range lies outside of the run.
+    #[error("the time range begins after the end of the run, which lasted {0:.3} s")]
+    AfterEnd(f64),
+    /// The time range ends before it begins.
+    #[error("the time range ends before it begins")]
+    EmptyRange,
+}
+
+/// A report over one profile, or a part of it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// vprof's version that wrote the profile.
+    pub version: String,
+    /// `kvm`, `portable`, or `unknown`.
+    pub host: String,
+    /// The guest's kernel release.
+    pub kernel: Option<String>,
+    /// False when the run was cut short (killed, or still going on).
+    pub complete: bool,
+    /// Start of the run, seconds since 1970.
+    pub started_unix_s: f64,
+    /// Length of the run, s.
+    pub duration_s: f64,
+    /// Mean rate that was asked for, per vCPU.
+    pub rate_hz: f64,
+    /// Ticks served per second and vCPU.
+    pub measured_rate_hz: f64,
+    /// Time in which a vCPU was not sampled, since sampling was stopped, s; the longest of all vCPUs. No share and no
+    /// estimated time speaks of it.
+    pub unsampled_s: f64,
+    /// `uniform`, `exponential` or `fixed`.
+    pub clock: String,
+    /// Whether intervals hold: not under a fixed clock, which a program can be in step with.
+    pub intervals_valid: bool,
+    /// Seed of the clock.
+    pub seed: u64,
+    /// Samples of the chosen vCPUs and time.
+    pub samples: u64,
+    /// What their ticks fell into.
+    pub ticks: TickCounts,
+    /// Those that fell into the guest and did not find it idle: what all shares refer to.
+    pub busy_samples: u64,
+    /// Those of them that the whole filter chooses.
+    pub chosen_samples: u64,
+    /// Samples lost in the whole run.
+    pub lost: u64,
+    /// What part of the profile this is.
+    pub filter: Filter,
+    /// What sampling cost.
+    pub overhead: Overhead,
+    /// How late ticks were served.
+    pub lateness: Lateness,
+    /// One row per vCPU.
+    pub vcpus: Vec<Vcpu>,
+    /// What the run's own command took.
+    pub command: Option<CommandTimes>,
+    /// How many times as long a run has to be for half the interval of the largest share of `processes`.
+    pub needed_for_half: Option<f64>,
+    /// Processes and what is not charged to any; shares add up to 1 without a process filter.
+    pub processes: Vec<Process>,
+    /// The innermost functions, inlined ones too; shares add up to 1 without a process filter.
+    pub functions: Vec<Function>,
+    /// How the walks over stacks ended.
+    pub stacks: Walks,
+    /// What of the user code has a name.
+    pub user_code: UserCode,
+    /// The samples by one thing, where that was asked for.
+    pub by: Option<Breakdown>,
+    /// Callers or callees, where they were asked for.
+    pub tree: Option<CallTree>,
+    /// What could not be read of the guest.
+    pub missing: Vec<String>,
+    /// What happened in the run.
+    pub events: Vec<Event>,
+    /// All other keys of table `meta`.
+    pub meta: BTreeMap<String, String>,
+}
+
+/// What sampling cost, over the whole run and all vCPUs.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Overhead {
+    /// Time in the sampler, from an exit to the next entry, s.
+    pub sampler_s: f64,
+    /// Time executing the guest, s.
+    pub guest_s: f64,
+    /// Wall time of all vCPUs, s.
+    pub wall_s: f64,
+    /// `sampler_s / wall_s`.
+    pub share: f64,
+}
+
+/// How late ticks were served.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lateness {
+    /// Median, ns, to three digits.
+    pub median_ns: u64,
+    /// 99th percentile, ns, to three digits.
+    pub p99_ns: u64,
+    /// Largest, ns, to three digits.
+    pub max_ns: u64,
+    /// Samples served more than 1 ms late.
+    pub over_1ms: u64,
+}
+
+/// One vCPU. The five fractions are of its samples in the guest or halted, and add up to 1.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Vcpu {
+    /// 0 and up.
+    pub id: u8,
+    /// Samples in the chosen time.
+    pub samples: u64,
+    /// Samples lost in the whole run.
+    pub lost: u64,
+    /// At CPL 3.
+    pub user: f64,
+    /// In the kernel outside of interrupts; also early boot, and what could not be told.
+    pub kernel: f64,
+    /// In hard interrupts and NMIs.
+    pub hardirq: f64,
+    /// In soft interrupts.
+    pub softirq: f64,
+    /// Halted, in the idle task, or not started.
+    pub idle: f64,
+    /// Samples that met the VMM, and that came late since the vCPU lacked a CPU of the host: they are no part of the five
+    /// above, which add up to 1.
+    pub vmm_samples: u64,
+    /// See `vmm_samples`.
+    pub waiting_samples: u64,
+    /// Its time in the chosen part of the run, by what the guest did.
+    pub times: ModeTimes,
+    /// Executing the guest, whole run, s. This and the next six add up to `wall_s`.
+    pub guest_s: f64,
+    /// Halted, s.
+    pub halted_s: f64,
+    /// Ready to run without a CPU of the host, s.
+    pub waiting_s: f64,
+    /// Entering and leaving KVM_RUN with a halted guest, s.
+    pub kvm_s: f64,
+    /// Serving exits, s.
+    pub vmm_s: f64,
+    /// In the sampler, s.
+    pub sampler_s: f64,
+    /// Held by vprof, s.
+    pub paused_s: f64,
+    /// Wall time, s.
+    pub wall_s: f64,
+    /// Returns of KVM_RUN.
+    pub exits: u64,
+}
+
+/// The time of a vCPU that was executing the guest or halted, by what the guest did. The shares are of that time and add
+/// up to 1.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct ModeTimes {
+    /// At CPL 3.
+    pub user: Estimate,
+    /// In the kernel outside of interrupts; also early boot, and what could not be told.
+    pub kernel: Estimate,
+    /// In hard interrupts.
+    pub hardirq: Estimate,
+    /// In soft interrupts.
+    pub softirq: Estimate,
+    /// In NMIs.
+    pub nmi: Estimate,
+    /// Halted, which is known exactly, or in the idle task.
+    pub idle: Estimate,
+}
+
+/// What a row of [`Report::processes`] is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ProcessKind {
+    /// A process.
+    Process,
+    /// A kernel thread.
+    KernelThread,
+    /// Hard or soft interrupts, whichever process they hit.
+    Interrupt,
+    /// The kernel before it has tasks.
+    Boot,
+    /// The process could not be read.
+    Unknown,
+}
+
+/// One life of one process, or a pseudo-row for what is charged to none.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Process {
+    /// Program name, or a name in brackets for a pseudo-row.
+    pub comm: String,
+    /// Process id; 0 for a pseudo-row.
+    pub pid: i32,
+    /// Instance number; 0 for a pseudo-row.
+    pub instance: u32,
+    /// What the row is.
+    pub kind: ProcessKind,
+    /// What is charged to it.
+    #[serde(flatten)]
+    pub estimate: Estimate,
+    /// The part of the share in its user code.
+    pub user_share: f64,
+    /// The rest of the share.
+    pub kernel_share: f64,
+    /// Process id of the parent.
+    pub parent_pid: Option<i32>,
+    /// Command line.
+    pub command: Option<String>,
+    /// Path of the program.
+    pub exe: Option<String>,
+    /// Path of the control group.
+    pub cgroup: Option<String>,
+    /// systemd unit of the control group.
+    pub unit: Option<String>,
+    /// Container of the control group.
+    pub container: Option<String>,
+    /// Threads that were hit, most samples first.
+    pub threads: Vec<Thread>,
+}
+
+/// A thread of a process.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Thread {
+    /// Thread id.
+    pub tid: i32,
+    /// Its own name.
+    pub comm: Option<String>,
+    /// What is charged to it.
+    #[serde(flatten)]
+    pub estimate: Estimate,
+}
+
+/// A function of kernel or user code. Code without a name counts by its module, or as `[user]` by its program.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Function {
+    /// Symbol; `[module]`, `[user]` or an address where none covers it.
+    pub symbol: String,
+    /// Kernel module, or file name of user code; the program's name for `[user]`.
+    pub module: Option<String>,
+    /// `user`, `kernel`, `hardirq`, `softirq`, `nmi`, `boot` or `unknown`.
+    pub mode: String,
+    /// What samples say of it.
+    #[serde(flatten)]
+    pub estimate: Estimate,
+}
+
+/// Something that happened.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Event {
+    /// Seconds since the run's start.
+    pub time_s: f64,
+    /// Kind, like `kernel` or `lost`.
+    pub kind: String,
+    /// One sentence.
+    pub text: String,
+}
+
+impl Report {
+    /// Orders processes, functions and the rows of [`Self::by`]: by samples of their own means by the share that those stand
+    /// for. Rows that tie stay in the order of shares, of samples, then of names.
+    pub fn sort(&mut self, by: Sort) {
+        if let Some(breakdown) = &mut self.by {
+            breakdown.sort(by);
+        }
+        let shares = |a: f64, b: f64| b.total_cmp(&a);
+        let most = |a: &Estimate, b: &Estimate| shares(a.share, b.share).then(b.samples.cmp(&a.samples));
+        self.processes.sort_by(|a, b| {
+            let main = match by {
+                Sort::Samples | Sort::Total => most(&a.estimate, &b.estimate),
+                Sort::Name => a.comm.cmp(&b.comm),
+                Sort::Pid => a.pid.cmp(&b.pid),
+                Sort::User => shares(a.user_share, b.user_share),
+                Sort::Kernel => shares(a.kernel_share, b.kernel_share),
+            };
+            let rest = |p: &Process| (p.pid, p.instance);
+            main.then(most(&a.estimate, &b.estimate))
+                .then_with(|| a.comm.cmp(&b.comm))
+                .then(rest(a).cmp(&rest(b)))
+        });
+        self.functions.sort_by(|a, b| {
+            let user = |f: &Function| f.mode == "user";
+            let main = match by {
+                Sort::Samples | Sort::Total | Sort::Pid => most(&a.estimate, &b.estimate),
+                Sort::Name => a.symbol.cmp(&b.symbol),
+                Sort::User => user(b).cmp(&user(a)),
+                Sort::Kernel => user(a).cmp(&user(b)),
+            };
+            main.then(most(&a.estimate, &b.estimate))
+                .then_with(|| (&a.symbol, &a.module, &a.mode).cmp(&(&b.symbol, &b.module, &b.mode)))
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests;

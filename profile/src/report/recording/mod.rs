@@ -1,0 +1,260 @@
+//! The samples of a profile one by one, as programs that show them otherwise need them.
+//!
+//! Everything has a small number, which is its place in one of the lists of a [`Recording`]: a sample names its owner and
+//! its stack, a stack its frame and its callers, a frame its functions. So an export touches text once per function and
+//! not once per sample.
+
+mod read;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use super::stacks::MOST_FRAMES;
+use super::{Event, Filter};
+use crate::rows::{FrameKind, Mode};
+
+/// What shall be read.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct RecordingRequest {
+    /// Which part of the profile.
+    pub filter: Filter,
+    /// Also the samples that found a vCPU idle or halted. They belong to no process, so only the filter's vCPU and time
+    /// choose among them.
+    pub idle: bool,
+}
+
+/// The chosen samples of a profile, and what they refer to.
+#[derive(Debug, Clone)]
+pub struct Recording {
+    /// What the profile says of the run.
+    pub about: About,
+    /// The chosen vCPUs, rising.
+    pub vcpus: Vec<u8>,
+    /// In the order of time.
+    pub samples: Vec<RecordedSample>,
+    /// Processes and threads that samples belong to.
+    pub owners: Vec<Owner>,
+    /// All processes of the profile by the numbers that owners name.
+    pub processes: Vec<RecordedProcess>,
+    /// A caller stands before what it calls.
+    pub stacks: Vec<StackNode>,
+    /// Code addresses.
+    pub frames: Vec<RecordedFrame>,
+    /// What [`RecordedFrame::entries`] are places in.
+    pub entries: Vec<FrameEntry>,
+    /// Functions.
+    pub functions: Vec<RecordedFunction>,
+    /// Source lines.
+    pub lines: Vec<SourceLine>,
+    /// Files of user code.
+    pub files: Vec<RecordedFile>,
+    /// Executable memory of processes.
+    pub mappings: Vec<RecordedMapping>,
+    /// Kind (`hard`, `soft`, `nmi`) and name of interrupts.
+    pub interrupts: Vec<(String, String)>,
+    /// Names of system calls by number.
+    pub syscalls: BTreeMap<u32, String>,
+    /// What happened in the run, in the order of time.
+    pub events: Vec<Event>,
+}
+
+/// The run.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct About {
+    /// vprof's version that wrote the profile.
+    pub version: String,
+    /// `kvm`, `portable` or `unknown`.
+    pub host: String,
+    /// The guest's kernel release.
+    pub kernel: Option<String>,
+    /// False when the run was cut short, or goes on.
+    pub complete: bool,
+    /// Start of the run, ns since 1970.
+    pub started_unix_ns: u64,
+    /// Length of the run, ns.
+    pub duration_ns: u64,
+    /// Mean rate of the clock per vCPU.
+    pub rate_hz: f64,
+    /// All keys of table `meta`.
+    pub meta: BTreeMap<String, String>,
+}
+
+/// One sample.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RecordedSample {
+    /// When its tick was served, ns since the run's start.
+    pub time_ns: u64,
+    /// The time that it stands for, ns: the exact time of its vCPU in the guest, shared out among the ticks that fell into
+    /// it as estimates do; for a halted vCPU, the exact time halted.
+    pub weight_ns: f64,
+    /// Place in [`Recording::owners`].
+    pub owner: u32,
+    /// Place in [`Recording::stacks`].
+    pub stack: u32,
+    /// System call that the task was in.
+    pub syscall: Option<u32>,
+    /// Place in [`Recording::interrupts`] of what was served.
+    pub interrupt: Option<u32>,
+    /// What the vCPU was doing.
+    pub mode: Mode,
+    /// The vCPU.
+    pub vcpu: u8,
+}
+
+/// A thread, or what is charged in place of one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Owner {
+    /// Place in [`Recording::processes`]; `None` for interrupts, early boot, idleness and what is not known.
+    pub process: Option<u32>,
+    /// Thread id.
+    pub tid: Option<i32>,
+    /// The thread's own name, its process' where it has none; like `[hard interrupts]` without a process.
+    pub name: String,
+}
+
+/// A process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RecordedProcess {
+    /// Program name.
+    pub comm: String,
+    /// Counted by program name from 0.
+    pub number: u32,
+    /// Process id.
+    pub pid: i32,
+    /// A kernel thread.
+    pub kernel_thread: bool,
+    /// The parent's process id.
+    pub parent_pid: Option<i32>,
+    /// Command line.
+    pub command: Option<String>,
+    /// Path of its control group.
+    pub cgroup: Option<String>,
+}
+
+impl RecordedProcess {
+    /// `name#number`.
+    pub fn instance(&self) -> String {
+        format!("{}#{}", self.comm, self.number)
+    }
+}
+
+/// A frame and its callers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StackNode {
+    /// The caller's place in [`Recording::stacks`], always a smaller one.
+    pub parent: Option<u32>,
+    /// Place in [`Recording::frames`].
+    pub frame: u32,
+}
+
+/// A code address, or the reason why frames are missing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RecordedFrame {
+    /// Kernel code, user code, or a reason.
+    pub kind: FrameKind,
+    /// Virtual, or the ELF file's own where `file` is set.
+    pub address: u64,
+    /// A return address: the call lies right before it.
+    pub call: bool,
+    /// Place in [`Recording::files`].
+    pub file: Option<u32>,
+    /// Place in [`Recording::processes`] of the address space, for user code without a file.
+    pub process: Option<u32>,
+    /// Bytes from the start of its function, where that is known.
+    pub offset: u64,
+    /// Places in [`Recording::entries`]: at least one.
+    pub(super) first: u32,
+    pub(super) count: u32,
+}
+
+/// A function at a frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FrameEntry {
+    /// Place in [`Recording::functions`].
+    pub function: u32,
+    /// Place in [`Recording::lines`].
+    pub line: Option<u32>,
+}
+
+/// A function.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct RecordedFunction {
+    /// Its name; in brackets where it stands for what has none, as `[no frame: page not present]` for a reason.
+    pub symbol: String,
+    /// Kernel module, or file name of user code; `None` for the kernel's image and for reasons.
+    pub module: Option<String>,
+    /// Kernel code, user code, or a reason.
+    pub kind: FrameKind,
+}
+
+/// A source line.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct SourceLine {
+    /// Path of the source file, as the compiler told it.
+    pub source: String,
+    /// From 1.
+    pub line: Option<u32>,
+}
+
+/// A file of user code.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RecordedFile {
+    /// Path in the guest.
+    pub path: String,
+    /// Hexadecimal.
+    pub build_id: Option<String>,
+}
+
+/// Executable memory of a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RecordedMapping {
+    /// Place in [`Recording::processes`].
+    pub process: u32,
+    /// First address.
+    pub start: u64,
+    /// Behind the last byte.
+    pub end: u64,
+    /// Place in [`Recording::files`].
+    pub file: Option<u32>,
+    /// Offset in the file, bytes.
+    pub file_offset: u64,
+}
+
+impl RecordedFrame {
+    /// The places of its functions in [`Recording::entries`]: the innermost inlined one first, its own last.
+    pub fn entries(&self) -> Range<usize> {
+        let first = self.first as usize;
+        first..first.saturating_add(self.count as usize)
+    }
+}
+
+impl Recording {
+    /// The functions of a frame: the innermost inlined one first, its own last.
+    pub fn entries_of(&self, frame: u32) -> &[FrameEntry] {
+        let places = self.frames.get(frame as usize).map(RecordedFrame::entries);
+        places.and_then(|places| self.entries.get(places)).unwrap_or_default()
+    }
+
+    /// The frames of a stack, innermost first.
+    pub fn frames_of(&self, stack: u32) -> impl Iterator<Item = u32> + '_ {
+        let mut next = self.stacks.get(stack as usize);
+        std::iter::from_fn(move || {
+            let node = next?;
+            next = node.parent.and_then(|parent| self.stacks.get(parent as usize));
+            Some(node.frame)
+        })
+        .take(MOST_FRAMES)
+    }
+
+    /// The process of an owner.
+    pub fn process_of(&self, owner: &Owner) -> Option<&RecordedProcess> {
+        self.processes.get(owner.process? as usize)
+    }
+
+    /// Time of all samples, ns.
+    pub fn weight_ns(&self) -> f64 {
+        self.samples.iter().map(|sample| sample.weight_ns).sum()
+    }
+}

@@ -1,0 +1,353 @@
+//! Reads a [`Recording`].
+
+use std::collections::HashMap;
+
+use rusqlite::Connection;
+
+use super::{
+    About, FrameEntry, Owner, RecordedFile, RecordedFrame, RecordedFunction, RecordedMapping,
+    RecordedProcess, RecordedSample, Recording, RecordingRequest, SourceLine, StackNode,
+};
+use crate::estimate::Tick;
+use crate::numbers::unsigned;
+use crate::report::ReportError;
+use crate::report::code::{Code, NONE, small};
+use crate::report::filter::Selection;
+use crate::report::number_map::NumberMap;
+use crate::report::stacks::{DOUBT, Stacks};
+use crate::report::sums::Sample;
+use crate::report::tables::{Span, Tables};
+use crate::report::tape::{guest_ns, ticks};
+use crate::rows::Charged;
+use crate::rows::{Fell, FrameKind, Mode};
+use crate::store::{Profile, snapshot};
+
+/// Name of the owner of idle samples.
+const IDLE: &str = "[idle]";
+/// Outermost frame of samples without a stack, in profiles that have stacks.
+const NO_STACK: &str = "[no frame: no stack was taken]";
+/// Samples between two tellings of how far the reading is.
+const TELL_EVERY: u64 = 1 << 16;
+
+impl Recording {
+    /// Reads the chosen samples. `progress` is told now and then how many samples are read, and of how many the profile
+    /// has.
+    ///
+    /// # Errors
+    /// See [`ReportError`].
+    pub fn read(
+        profile: &Profile,
+        request: &RecordingRequest,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Self, ReportError> {
+        let connection = profile.connection();
+        let sql = |error: rusqlite::Error| profile.error(&error);
+        // One transaction, so that all parts are of the same moment of a run that goes on.
+        let _snapshot = snapshot(connection).map_err(sql)?;
+        let tables = Tables::read(connection).map_err(sql)?;
+        let code = Code::read(connection, &tables.instances).map_err(sql)?;
+        let stacks = Stacks::read(connection, &code).map_err(sql)?;
+        let selection = Selection::new(&request.filter, profile, &tables, &code, &stacks)?;
+        let spans = Span::read(connection, &tables, &request.filter).map_err(sql)?;
+        let mut reader = Reader::new(&tables, &code, &stacks);
+        let total = tables.vcpus.iter().map(|row| row.samples).sum();
+        let mut all = ticks(&tables, &spans);
+        let mut chosen: Vec<(Tick, RecordedSample)> = Vec::new();
+        let mut halted: HashMap<u8, u64> = HashMap::new();
+        let mut seen = 0;
+        Sample::read(profile, &request.filter, (&code, &stacks), |sample| {
+            seen += 1;
+            if seen % TELL_EVERY == 0 {
+                progress(seen, total);
+            }
+            let tick = all.tick(sample.vcpu, sample.time_ns, sample.fell == Some(Fell::Guest));
+            if sample.fell == Some(Fell::Halted) {
+                *halted.entry(sample.vcpu).or_default() += 1;
+            }
+            let charged = Charged::of(sample.mode, sample.instance, |id| tables.is_ksoftirqd(id));
+            let wanted = match (sample.fell, charged) {
+                (Some(Fell::Guest), Some(charged)) => selection.chooses(charged, sample),
+                (Some(Fell::Guest), None) | (Some(Fell::Halted), _) => request.idle,
+                _ => false,
+            };
+            if wanted {
+                chosen.push((tick, reader.sample(sample, charged)));
+            }
+        })
+        .map_err(sql)?;
+        // What a tick stands for is known when all of them are.
+        let weights: Vec<_> = (0..=u8::MAX)
+            .map(|vcpu| {
+                let exact = spans.iter().find(|span| span.vcpu == vcpu).map_or(0, |span| span.halted_ns);
+                let count = halted.get(&vcpu).copied().unwrap_or(0).max(1);
+                (all.stands_for(vcpu, guest_ns(vcpu, &spans, &all)), exact as f64 / count as f64)
+            })
+            .collect();
+        for (tick, sample) in &mut chosen {
+            if let Some((of_tick, of_halted)) = weights.get(usize::from(sample.vcpu)) {
+                // The reader has marked the halted ones.
+                sample.weight_ns = if sample.weight_ns < 0.0 { *of_halted } else { of_tick(*tick) };
+            }
+        }
+        let mut samples: Vec<RecordedSample> = chosen.into_iter().map(|(_, sample)| sample).collect();
+        // Each vCPU's come in the order of time.
+        samples.sort_by_key(|sample| sample.time_ns);
+        progress(seen, seen);
+        let mappings = mappings(connection, &reader).map_err(sql)?;
+        let vcpus = spans.iter().map(|span| span.vcpu).collect();
+        Ok(reader.finish(samples, vcpus, mappings))
+    }
+}
+
+/// What has been met of a profile so far.
+struct Reader<'a> {
+    tables: &'a Tables,
+    code: &'a Code,
+    nodes: Vec<StackNode>,
+    owners: Vec<Owner>,
+    known_owners: NumberMap<(u32, i32), u32>,
+    /// Stacks of samples whose own frame is not the innermost of their stack, by frame and stack.
+    added: NumberMap<(u32, u32), u32>,
+    /// By row id.
+    processes: NumberMap<u32, u32>,
+    files: NumberMap<u32, u32>,
+    interrupts: NumberMap<u32, u32>,
+    /// The stack that says that there is none.
+    no_stack: Option<u32>,
+}
+
+impl<'a> Reader<'a> {
+    fn new(tables: &'a Tables, code: &'a Code, stacks: &Stacks) -> Self {
+        let node = |node: &crate::report::stacks::Node| StackNode {
+            parent: (node.parent != NONE).then_some(node.parent),
+            frame: node.frame,
+        };
+        let mut nodes: Vec<StackNode> = stacks.all().iter().map(node).collect();
+        let no_stack = (!nodes.is_empty()).then(|| small(nodes.len()));
+        if no_stack.is_some() {
+            // `finish` adds the frame behind all others.
+            nodes.push(StackNode { parent: None, frame: small(code.frames.len()) });
+        }
+        Self {
+            tables,
+            code,
+            nodes,
+            owners: Vec::new(),
+            known_owners: NumberMap::default(),
+            added: NumberMap::default(),
+            processes: places(tables.instances.keys()),
+            files: places(tables.files.keys()),
+            interrupts: places(tables.interrupts.keys()),
+            no_stack,
+        }
+    }
+
+    /// A sample whose weight is not known yet: below 0 for a halted one.
+    fn sample(&mut self, sample: &Sample, charged: Option<Charged>) -> RecordedSample {
+        let halted = sample.fell == Some(Fell::Halted);
+        let idle = halted || charged.is_none();
+        RecordedSample {
+            time_ns: sample.time_ns,
+            weight_ns: if halted { -1.0 } else { 0.0 },
+            owner: self.owner(charged.filter(|_| !idle), sample.tid),
+            stack: self.stack(sample),
+            syscall: sample.syscall.filter(|_| sample.mode == Mode::Kernel),
+            interrupt: sample.interrupt.and_then(|id| self.interrupts.get(&id).copied()),
+            mode: if idle { Mode::Idle } else { sample.mode },
+            vcpu: sample.vcpu,
+        }
+    }
+
+    fn owner(&mut self, charged: Option<Charged>, tid: Option<i32>) -> u32 {
+        let process = match charged {
+            Some(Charged::Instance(id)) => self.processes.get(&id).copied(),
+            _ => None,
+        };
+        let tid = tid.filter(|_| process.is_some());
+        let kind = match (process, charged) {
+            (Some(process), _) => process,
+            (None, None) => NONE,
+            (None, Some(Charged::HardIrq)) => NONE - 1,
+            (None, Some(Charged::SoftIrq)) => NONE - 2,
+            (None, Some(Charged::Boot)) => NONE - 3,
+            (None, Some(Charged::Unknown | Charged::Instance(_))) => NONE - 4,
+        };
+        // No thread id is negative.
+        let key = (kind, tid.unwrap_or(-1));
+        if let Some(&known) = self.known_owners.get(&key) {
+            return known;
+        }
+        let thread = match (charged, tid) {
+            (Some(Charged::Instance(id)), Some(tid)) => self.tables.threads.get(&(id, tid)),
+            _ => None,
+        };
+        let comm = match charged {
+            Some(Charged::Instance(id)) => self.tables.instances.get(&id).map(|instance| &instance.comm),
+            _ => None,
+        };
+        let other = charged.map_or(IDLE, Charged::name);
+        let name = thread.or(comm).map_or_else(|| other.to_owned(), String::clone);
+        let place = small(self.owners.len());
+        self.owners.push(Owner { process, tid, name });
+        self.known_owners.insert(key, place);
+        place
+    }
+
+    /// Its stack, with the frame that it hit where no stack tells of that.
+    fn stack(&mut self, sample: &Sample) -> u32 {
+        if self.nodes.get(sample.stack as usize).is_some_and(|node| node.frame == sample.frame) {
+            return sample.stack;
+        }
+        *self.added.entry((sample.frame, sample.stack)).or_insert_with(|| {
+            let parent = match sample.stack {
+                NONE if sample.mode == Mode::Boot => None,
+                NONE => self.no_stack,
+                stack => Some(stack),
+            };
+            self.nodes.push(StackNode { parent, frame: sample.frame });
+            small(self.nodes.len() - 1)
+        })
+    }
+
+    fn finish(
+        self,
+        samples: Vec<RecordedSample>,
+        vcpus: Vec<u8>,
+        mappings: Vec<RecordedMapping>,
+    ) -> Recording {
+        let Self { tables, code, .. } = &self;
+        let place = |known: &NumberMap<u32, u32>, id: Option<u32>| id.and_then(|id| known.get(&id).copied());
+        let frame = |frame: &crate::report::code::Frame| {
+            let slots = frame.slots();
+            RecordedFrame {
+                kind: frame.kind,
+                address: frame.address,
+                call: frame.call,
+                file: place(&self.files, frame.file),
+                process: place(&self.processes, frame.instance),
+                offset: frame.offset,
+                first: small(slots.start),
+                count: small(slots.len()),
+            }
+        };
+        let mut frames: Vec<RecordedFrame> = code.frames.iter().map(frame).collect();
+        let entry = |entry: &crate::report::code::Entry| FrameEntry {
+            function: entry.function,
+            line: (entry.line != NONE).then_some(entry.line),
+        };
+        let mut entries: Vec<FrameEntry> = code.entries.iter().map(entry).collect();
+        let mut functions: Vec<RecordedFunction> = code.functions.iter().map(function).collect();
+        let first = small(entries.len());
+        entries.push(FrameEntry { function: small(functions.len()), line: None });
+        functions.push(RecordedFunction {
+            symbol: NO_STACK.to_owned(),
+            module: None,
+            kind: FrameKind::Reason,
+        });
+        frames.push(RecordedFrame {
+            kind: FrameKind::Reason,
+            address: 0,
+            call: false,
+            file: None,
+            process: None,
+            offset: 0,
+            first,
+            count: 1,
+        });
+        let line =
+            |line: &crate::report::code::Line| SourceLine { source: line.source.clone(), line: line.line };
+        Recording {
+            about: about(tables),
+            vcpus,
+            samples,
+            processes: in_order(&self.processes, |id| process(tables, id)),
+            frames,
+            entries,
+            functions,
+            lines: code.lines.iter().map(line).collect(),
+            files: in_order(&self.files, |id| {
+                let file = tables.files.get(&id)?;
+                Some(RecordedFile { path: file.path.clone(), build_id: file.build_id.clone() })
+            }),
+            mappings,
+            interrupts: in_order(&self.interrupts, |id| tables.interrupts.get(&id).cloned()),
+            syscalls: tables.syscalls.iter().map(|(number, name)| (*number, name.clone())).collect(),
+            events: tables.events.clone(),
+            owners: self.owners,
+            stacks: self.nodes,
+        }
+    }
+}
+
+/// Places for row ids, in their order.
+fn places<'a>(ids: impl Iterator<Item = &'a u32>) -> NumberMap<u32, u32> {
+    let mut ids: Vec<u32> = ids.copied().collect();
+    ids.sort_unstable();
+    ids.into_iter().enumerate().map(|(place, id)| (id, small(place))).collect()
+}
+
+/// What stands at each place.
+fn in_order<T>(places: &NumberMap<u32, u32>, thing: impl Fn(u32) -> Option<T>) -> Vec<T> {
+    let mut ids: Vec<(u32, u32)> = places.iter().map(|(&id, &place)| (place, id)).collect();
+    ids.sort_unstable();
+    ids.into_iter().filter_map(|(_, id)| thing(id)).collect()
+}
+
+fn function(function: &crate::report::code::Function) -> RecordedFunction {
+    if function.kind != FrameKind::Reason {
+        let (symbol, module, kind) = (function.symbol.clone(), function.module.clone(), function.kind);
+        return RecordedFunction { symbol, module, kind };
+    }
+    let what = if function.module.as_deref() == Some(DOUBT) { "doubtful frames" } else { "no frame" };
+    RecordedFunction {
+        symbol: format!("[{what}: {}]", function.symbol),
+        module: None,
+        kind: FrameKind::Reason,
+    }
+}
+
+fn process(tables: &Tables, id: u32) -> Option<RecordedProcess> {
+    let instance = tables.instances.get(&id)?;
+    Some(RecordedProcess {
+        comm: instance.comm.clone(),
+        number: instance.number,
+        pid: instance.pid,
+        kernel_thread: instance.kernel_thread,
+        parent_pid: instance.parent_pid,
+        command: instance.command.clone(),
+        cgroup: tables.cgroup_of(id).map(|group| group.path.clone()),
+    })
+}
+
+fn about(tables: &Tables) -> About {
+    let text = |key: &str| tables.meta.get(key).cloned();
+    About {
+        version: text("version").unwrap_or_default(),
+        host: text("host").unwrap_or_else(|| "unknown".to_owned()),
+        kernel: text("kernel"),
+        complete: text("complete").is_some_and(|value| value == "1"),
+        started_unix_ns: tables.parsed("started_unix_ns"),
+        duration_ns: tables.parsed("duration_ns"),
+        rate_hz: tables.parsed("rate_hz"),
+        meta: tables.meta.clone(),
+    }
+}
+
+fn mappings(connection: &Connection, reader: &Reader<'_>) -> rusqlite::Result<Vec<RecordedMapping>> {
+    let sql = "SELECT instance, start, end, file, file_offset FROM mapping ORDER BY instance, start";
+    let mut statement = connection.prepare(sql)?;
+    let mut rows = statement.query([])?;
+    let mut mappings = Vec::new();
+    while let Some(row) = rows.next()? {
+        let Some(&process) = reader.processes.get(&row.get(0)?) else { continue };
+        let file: Option<u32> = row.get(3)?;
+        mappings.push(RecordedMapping {
+            process,
+            start: row.get::<_, i64>(1)?.cast_unsigned(),
+            end: row.get::<_, i64>(2)?.cast_unsigned(),
+            file: file.and_then(|id| reader.files.get(&id).copied()),
+            file_offset: unsigned(row, 4)?,
+        });
+    }
+    Ok(mappings)
+}

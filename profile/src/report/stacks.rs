@@ -1,0 +1,161 @@
+//! The tree of stacks in memory.
+//!
+//! A parent stands before its children, so each walk outwards ends, whatever a damaged profile says.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use rusqlite::Connection;
+
+use super::code::{Code, NONE, UNKNOWN_FRAME, small};
+use super::number_map::NumberMap;
+use crate::rows::FrameKind;
+
+/// The kernel function that calls the work functions of kernel worker threads (kernel/workqueue.c, Linux 6.1).
+const WORK_CALLER: &str = "process_one_work";
+/// Frames farther out than this are not looked at. No walk takes so many; only a damaged profile has them.
+pub(super) const MOST_FRAMES: usize = 4_096;
+/// `frame.module` of a reason that ended a walk over user code.
+const USER: &str = "user";
+/// `frame.module` of a doubt about the frames of user code: the walk reached the end.
+pub(super) const DOUBT: &str = "doubt";
+
+/// A row of table `stack`: a frame and its callers.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Node {
+    /// The caller, or [`NONE`].
+    pub parent: u32,
+    /// The frame.
+    pub frame: u32,
+    /// The function that a worker thread was working on, or [`NONE`].
+    pub work: u32,
+    /// The function that says why kernel frames are missing, or [`NONE`].
+    pub kernel_broken: u32,
+    /// The function that says why user frames are missing, or [`NONE`].
+    pub user_broken: u32,
+    /// Not all user frames follow from unwind tables.
+    pub doubtful: bool,
+    /// There are kernel frames.
+    pub kernel: bool,
+    /// There are user frames, or a reason why not.
+    pub user: bool,
+}
+
+/// All stacks of a profile.
+#[derive(Debug, Default)]
+pub(super) struct Stacks {
+    nodes: Vec<Node>,
+    index: NumberMap<u32, u32>,
+}
+
+/// The frame from which work functions are called: that of [`WORK_CALLER`] which calls most functions. It calls helpers,
+/// too, each from a place of its own.
+fn work_caller(rows: &[(u32, Option<u32>, u32)], code: &Code) -> Option<u32> {
+    let calls = |frame: u32| {
+        let function = &code.functions[code.own(frame) as usize];
+        function.kind == FrameKind::Kernel && function.module.is_none() && function.symbol == WORK_CALLER
+    };
+    let callers: HashMap<u32, u32> =
+        rows.iter().filter(|(.., frame)| calls(*frame)).map(|&(id, _, frame)| (id, frame)).collect();
+    let mut called: BTreeMap<u32, HashSet<u32>> = BTreeMap::new();
+    for (_, parent, frame) in rows {
+        if let Some(caller) = parent.and_then(|parent| callers.get(&parent)) {
+            called.entry(*caller).or_default().insert(code.own(*frame));
+        }
+    }
+    called.into_iter().max_by_key(|(_, functions)| functions.len()).map(|(frame, _)| frame)
+}
+
+impl Stacks {
+    /// Reads table `stack`.
+    pub(super) fn read(connection: &Connection, code: &Code) -> rusqlite::Result<Self> {
+        let mut statement = connection.prepare("SELECT id, parent, frame FROM stack ORDER BY id")?;
+        let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?, code.frame(row.get(2)?))))?;
+        let rows: Vec<(u32, Option<u32>, u32)> = rows.collect::<rusqlite::Result<_>>()?;
+        let caller = work_caller(&rows, code);
+        let mut stacks = Self::default();
+        for (id, parent, frame) in rows {
+            let parent = parent.map_or(NONE, |id| stacks.find(id));
+            let node = stacks.node(parent, frame, code, caller);
+            let place = small(stacks.nodes.len());
+            stacks.index.insert(id, place);
+            stacks.nodes.push(node);
+        }
+        Ok(stacks)
+    }
+
+    fn node(&self, parent: u32, frame: u32, code: &Code, caller: Option<u32>) -> Node {
+        let mut node = match self.get(parent) {
+            Some(caller) => Node { parent, frame, ..*caller },
+            None => Node {
+                parent: NONE,
+                frame,
+                work: NONE,
+                kernel_broken: NONE,
+                user_broken: NONE,
+                doubtful: false,
+                kernel: false,
+                user: false,
+            },
+        };
+        let own = code.own(frame);
+        let function = &code.functions[own as usize];
+        match function.kind {
+            FrameKind::Kernel => node.kernel |= frame != UNKNOWN_FRAME,
+            FrameKind::User => node.user = true,
+            FrameKind::Reason if function.module.as_deref() == Some(USER) => {
+                node.user = true;
+                node.user_broken = own;
+            }
+            FrameKind::Reason if function.module.as_deref() == Some(DOUBT) => {
+                node.user = true;
+                node.doubtful = true;
+            }
+            FrameKind::Reason => node.kernel_broken = own,
+        }
+        if self.get(parent).is_some_and(|parent| Some(parent.frame) == caller) {
+            node.work = own;
+        }
+        node
+    }
+
+    /// Where the stack with this row id is, or [`NONE`].
+    pub(super) fn find(&self, id: u32) -> u32 {
+        self.index.get(&id).copied().unwrap_or(NONE)
+    }
+
+    /// All of them, a caller before what it calls.
+    pub(super) fn all(&self) -> &[Node] {
+        &self.nodes
+    }
+
+    /// A stack by its place.
+    pub(super) fn get(&self, place: u32) -> Option<&Node> {
+        self.nodes.get(place as usize)
+    }
+
+    /// The frames of a stack, innermost first.
+    pub(super) fn frames(&self, place: u32) -> impl Iterator<Item = u32> {
+        let mut next = self.get(place);
+        std::iter::from_fn(move || {
+            let node = next?;
+            next = self.get(node.parent);
+            Some(node.frame)
+        })
+        .take(MOST_FRAMES)
+    }
+
+    /// For each stack, whether one of these functions is on it, inlined or not.
+    pub(super) fn with(&self, code: &Code, functions: &[bool]) -> Vec<bool> {
+        let mut with: Vec<bool> = Vec::with_capacity(self.nodes.len());
+        for node in &self.nodes {
+            let above = with.get(node.parent as usize).copied().unwrap_or(false);
+            with.push(above || has(code, node.frame, functions));
+        }
+        with
+    }
+}
+
+/// Whether one of these functions is at a frame.
+pub(super) fn has(code: &Code, frame: u32, functions: &[bool]) -> bool {
+    code.entries[code.frames[frame as usize].slots()].iter().any(|entry| functions[entry.function as usize])
+}

@@ -1,0 +1,275 @@
+//! One pass over the samples. Only small integers are touched and kept, so a million samples take well under a second.
+
+use std::collections::BTreeMap;
+use std::hash::Hash;
+
+use hdrhistogram::Histogram;
+use rusqlite::{Row, params};
+
+use super::TickCounts;
+use super::code::{BOOT_FRAME, Code, NONE, small};
+use super::filter::{Filter, Selection};
+use super::number_map::NumberMap;
+use super::stacks::Stacks;
+use super::tables::{Span, Tables};
+use super::tape::Tape;
+use crate::estimate::Tallies;
+use crate::numbers::unsigned;
+use crate::rows::{Charged, Fell, FrameKind, LATE_NS, Mode};
+use crate::store::{MODES, Profile};
+
+/// Number of modes.
+pub(super) const MODE_COUNT: usize = MODES.len();
+
+/// The code that a sample hit: places of a frame and of its stack ([`NONE`] without one).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Leaf {
+    pub frame: u32,
+    pub stack: u32,
+    pub mode: Mode,
+}
+
+/// A thread, with what a kernel worker was working on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct ThreadKey {
+    pub charged: Charged,
+    pub tid: Option<i32>,
+    /// Place of a function, or [`NONE`].
+    pub work: u32,
+}
+
+/// What a sample of a task was doing for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Doing {
+    /// User code.
+    User,
+    /// A system call.
+    Syscall(u32),
+    /// Kernel code without a system call, as page faults and kernel threads are.
+    Kernel,
+}
+
+/// What a sample was about, beside the code that it hit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Deed {
+    pub thread: ThreadKey,
+    pub mode: Mode,
+    syscall: Option<u32>,
+    interrupt: Option<u32>,
+}
+
+impl Deed {
+    /// What it did for its task; `None` in interrupts, and before there are tasks.
+    pub(super) fn doing(&self) -> Option<Doing> {
+        match self.mode {
+            Mode::User => Some(Doing::User),
+            Mode::Kernel => Some(self.syscall.map_or(Doing::Kernel, Doing::Syscall)),
+            _ => None,
+        }
+    }
+
+    /// Mode and `interrupt.id`, in an interrupt.
+    pub(super) fn interrupt(&self) -> Option<(Mode, Option<u32>)> {
+        matches!(self.mode, Mode::HardIrq | Mode::SoftIrq | Mode::Nmi).then_some((self.mode, self.interrupt))
+    }
+}
+
+/// What the chosen samples have, each with its number of samples.
+#[derive(Debug)]
+pub(super) struct Interned<T> {
+    pub list: Vec<(T, u64)>,
+    places: NumberMap<T, u32>,
+}
+
+impl<T: Copy + Eq + Hash> Interned<T> {
+    fn new() -> Self {
+        Self { list: Vec::new(), places: NumberMap::default() }
+    }
+
+    fn count(&mut self, item: T) -> u32 {
+        let place = *self.places.entry(item).or_insert_with(|| {
+            self.list.push((item, 0));
+            small(self.list.len() - 1)
+        });
+        self.list[place as usize].1 += 1;
+        place
+    }
+}
+
+/// Number of times that a vCPU's is divided into.
+pub(super) const TIMES: usize = 6;
+
+/// Which of the fields of [`super::ModeTimes`] a mode counts for.
+fn slot_of(mode: Mode) -> usize {
+    match mode {
+        Mode::User => 0,
+        Mode::Kernel | Mode::Boot | Mode::Unknown => 1,
+        Mode::HardIrq => 2,
+        Mode::SoftIrq => 3,
+        Mode::Nmi => 4,
+        Mode::Idle => 5,
+    }
+}
+
+/// One vCPU.
+#[derive(Debug, Default)]
+pub(super) struct VcpuSums {
+    /// All samples.
+    pub samples: u64,
+    /// Those that fell into the guest, or found it halted.
+    pub modes: [u64; MODE_COUNT],
+    /// Those that fell into the guest, by what [`slot_of`] says.
+    pub tallies: [Tallies; TIMES],
+    /// Those that found it halted.
+    pub halted: u64,
+    /// Those that met the VMM; the rest of `samples` waited for a CPU of the host.
+    pub vmm: u64,
+    /// Exact time halted, ns.
+    pub halted_ns: u64,
+}
+
+/// Counts of samples by everything that a report shows.
+#[derive(Debug)]
+pub(super) struct Sums {
+    pub vcpus: BTreeMap<u8, VcpuSums>,
+    pub samples: u64,
+    pub ticks: TickCounts,
+    /// Chosen by the whole filter: fell into the guest, not idle.
+    pub chosen: u64,
+    pub leaves: Interned<Leaf>,
+    pub deeds: Interned<Deed>,
+    pub tape: Tape,
+    pub late: Histogram<u64>,
+    pub late_over: u64,
+    /// The longest time in which a vCPU was not sampled, ns.
+    pub unsampled_ns: u64,
+}
+
+/// A row of table `sample`, with places instead of row ids.
+#[derive(Debug)]
+pub(super) struct Sample {
+    pub vcpu: u8,
+    pub mode: Mode,
+    pub instance: Option<u32>,
+    pub frame: u32,
+    late_ns: u64,
+    pub time_ns: u64,
+    pub fell: Option<Fell>,
+    pub stack: u32,
+    pub tid: Option<i32>,
+    pub syscall: Option<u32>,
+    pub interrupt: Option<u32>,
+}
+
+impl Sample {
+    /// Tells `each` of the samples of the chosen vCPU and time, those of a vCPU in the order of time.
+    pub(super) fn read(
+        profile: &Profile,
+        filter: &Filter,
+        (code, stacks): (&Code, &Stacks),
+        mut each: impl FnMut(&Self),
+    ) -> rusqlite::Result<()> {
+        let bound = |time: Option<u64>| time.map(|time| i64::try_from(time).unwrap_or(i64::MAX));
+        // The order of ids is that of time for each vCPU.
+        let mut statement = profile.connection().prepare(
+            "SELECT vcpu, mode, instance, frame, late_ns, stack, tid, syscall, interrupt, time_ns, fell FROM sample \
+             WHERE (?1 IS NULL OR vcpu = ?1) AND (?2 IS NULL OR time_ns >= ?2) AND (?3 IS NULL OR time_ns < ?3) \
+             ORDER BY id",
+        )?;
+        let mut rows = statement.query(params![filter.vcpu, bound(filter.from_ns), bound(filter.to_ns)])?;
+        while let Some(row) = rows.next()? {
+            each(&Self::of(row, code, stacks)?);
+        }
+        Ok(())
+    }
+
+    fn of(row: &Row<'_>, code: &Code, stacks: &Stacks) -> rusqlite::Result<Self> {
+        let mode = usize::from(row.get::<_, u8>(1)?);
+        let mode = MODES.get(mode).map_or(Mode::Unknown, |(mode, _)| *mode);
+        let mut frame = code.frame(row.get(3)?);
+        if mode == Mode::Boot {
+            let hit = &code.frames[frame as usize];
+            let unnamed = hit.kind == FrameKind::Kernel && !hit.named;
+            let module = code.innermost(frame).module.is_some();
+            frame = if unnamed && !module { BOOT_FRAME } else { frame };
+        }
+        Ok(Self {
+            vcpu: row.get(0)?,
+            mode,
+            instance: row.get(2)?,
+            frame,
+            late_ns: row.get::<_, i64>(4)?.max(0).cast_unsigned(),
+            stack: row.get::<_, Option<u32>>(5)?.map_or(NONE, |id| stacks.find(id)),
+            tid: row.get(6)?,
+            syscall: row.get(7)?,
+            interrupt: row.get(8)?,
+            time_ns: unsigned(row, 9)?,
+            fell: row.get_ref(10)?.as_str().ok().and_then(Fell::from_name),
+        })
+    }
+}
+
+impl Sums {
+    /// Counts the samples of the chosen vCPU and time, and of those what `selection` chooses.
+    pub(super) fn read(
+        profile: &Profile,
+        filter: &Filter,
+        selection: &Selection,
+        tables: &Tables,
+        (code, stacks): (&Code, &Stacks),
+    ) -> rusqlite::Result<Self> {
+        let spans = Span::read(profile.connection(), tables, filter)?;
+        let mut sums = Self {
+            vcpus: BTreeMap::new(),
+            samples: 0,
+            ticks: TickCounts::default(),
+            chosen: 0,
+            leaves: Interned::new(),
+            deeds: Interned::new(),
+            tape: Tape::new(tables, &spans),
+            late: Histogram::new_with_bounds(1, u64::MAX >> 1, 3).expect("three digits are allowed"),
+            late_over: 0,
+            unsampled_ns: spans.iter().map(|span| span.unsampled_ns).max().unwrap_or(0),
+        };
+        Sample::read(profile, filter, (code, stacks), |sample| {
+            sums.add(sample, selection, (tables, stacks))
+        })?;
+        for span in &spans {
+            sums.vcpus.entry(span.vcpu).or_default().halted_ns = span.halted_ns;
+        }
+        sums.tape.close(sums.vcpus.keys().copied(), &spans);
+        Ok(sums)
+    }
+
+    fn add(&mut self, sample: &Sample, selection: &Selection, (tables, stacks): (&Tables, &Stacks)) {
+        let Sample { vcpu, mode, frame, stack, tid, .. } = *sample;
+        self.samples += 1;
+        self.ticks.count(sample.fell);
+        self.late.saturating_record(sample.late_ns);
+        self.late_over += u64::from(sample.late_ns > LATE_NS);
+        let guest = sample.fell == Some(Fell::Guest);
+        let charged = Charged::of(mode, sample.instance, |id| tables.is_ksoftirqd(id));
+        let tick = self.tape.tick(vcpu, sample.time_ns, guest, charged.is_some());
+        let slot = MODES.iter().position(|(known, _)| *known == mode).unwrap_or(MODE_COUNT - 1);
+        let own = self.vcpus.entry(vcpu).or_default();
+        own.samples += 1;
+        if !guest {
+            let halted = u64::from(sample.fell == Some(Fell::Halted));
+            own.modes[slot] += halted;
+            own.halted += halted;
+            own.vmm += u64::from(sample.fell == Some(Fell::Vmm));
+            return;
+        }
+        own.modes[slot] += 1;
+        self.tape.add(tick, &mut own.tallies[slot_of(mode)]);
+        let Some(charged) = charged.filter(|charged| selection.chooses(*charged, sample)) else { return };
+        self.chosen += 1;
+        let leaf = self.leaves.count(Leaf { frame, stack, mode });
+        let task = matches!(charged, Charged::Instance(_));
+        let work = stacks.get(stack).filter(|_| task).map_or(NONE, |node| node.work);
+        let thread = ThreadKey { charged, tid: tid.filter(|_| task), work };
+        let Sample { syscall, interrupt, .. } = *sample;
+        let deed = self.deeds.count(Deed { thread, mode, syscall, interrupt });
+        self.tape.hit(tick, leaf, deed);
+    }
+}

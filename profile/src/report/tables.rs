@@ -1,0 +1,314 @@
+//! The small tables of a profile as a report needs them.
+
+use std::collections::{BTreeMap, HashMap};
+
+use rusqlite::{Connection, OptionalExtension, Row};
+
+use super::{Event, Filter};
+use crate::clock::{ClockKind, mean_ns};
+use crate::numbers::{part, seconds, unsigned};
+use crate::paces::{Paces, scaled};
+use crate::rows::States;
+use crate::rows::is_ksoftirqd;
+use crate::rows::{HARDIRQ_BITS, VcpuRow};
+
+/// Stands for a name that is not known.
+pub(super) const UNKNOWN: &str = "[unknown]";
+
+/// A row of table `instance`.
+#[derive(Debug)]
+pub(super) struct Instance {
+    pub pid: i32,
+    pub comm: String,
+    pub number: u32,
+    pub kernel_thread: bool,
+    /// Since guest boot, ns.
+    pub start_ns: u64,
+    pub parent_pid: Option<i32>,
+    pub command: Option<String>,
+    pub exe: Option<u32>,
+    pub cgroup: Option<u32>,
+}
+
+impl Instance {
+    /// `name#number`.
+    pub(super) fn name(&self) -> String {
+        format!("{}#{}", self.comm, self.number)
+    }
+}
+
+/// A row of table `cgroup`.
+#[derive(Debug)]
+pub(super) struct Cgroup {
+    pub path: String,
+    pub unit: Option<String>,
+    pub container: Option<String>,
+}
+
+/// A row of table `file`.
+#[derive(Debug)]
+pub(super) struct FileNames {
+    pub path: String,
+    pub build_id: Option<String>,
+    pub read_from: Option<String>,
+    pub named_by: Option<String>,
+}
+
+/// All small tables.
+#[derive(Debug)]
+pub(super) struct Tables {
+    pub meta: BTreeMap<String, String>,
+    pub vcpus: Vec<VcpuRow>,
+    pub instances: HashMap<u32, Instance>,
+    pub threads: HashMap<(u32, i32), String>,
+    pub cgroups: HashMap<u32, Cgroup>,
+    pub files: HashMap<u32, FileNames>,
+    /// Kind and name.
+    pub interrupts: HashMap<u32, (String, String)>,
+    pub syscalls: HashMap<u32, String>,
+    pub events: Vec<Event>,
+}
+
+impl Tables {
+    pub(super) fn read(connection: &Connection) -> rusqlite::Result<Self> {
+        let instance = |row: &Row<'_>| {
+            let instance = Instance {
+                pid: row.get(1)?,
+                comm: row.get(2)?,
+                number: row.get(3)?,
+                kernel_thread: row.get(4)?,
+                parent_pid: row.get(5)?,
+                command: row.get(6)?,
+                exe: row.get(7)?,
+                cgroup: row.get(8)?,
+                start_ns: unsigned(row, 9)?,
+            };
+            Ok((row.get(0)?, instance))
+        };
+        let cgroup = |row: &Row<'_>| {
+            Ok((row.get(0)?, Cgroup { path: row.get(1)?, unit: row.get(2)?, container: row.get(3)? }))
+        };
+        let file = |row: &Row<'_>| {
+            let (path, build_id) = (row.get(1)?, row.get(2)?);
+            Ok((row.get(0)?, FileNames { path, build_id, read_from: row.get(3)?, named_by: row.get(4)? }))
+        };
+        let instances = "SELECT id, pid, comm, number, kernel_thread, parent_pid, command, exe, cgroup, start_ns FROM instance";
+        let files = "SELECT id, path, build_id, read_from, named_by FROM file";
+        Ok(Self {
+            meta: map(connection, "SELECT key, value FROM meta", |row| Ok((row.get(0)?, row.get(1)?)))?,
+            vcpus: vcpus(connection)?,
+            instances: map(connection, instances, instance)?,
+            threads: map(connection, "SELECT instance, tid, comm FROM thread", |row| {
+                Ok(((row.get(0)?, row.get(1)?), row.get(2)?))
+            })?,
+            cgroups: map(connection, "SELECT id, path, unit, container FROM cgroup", cgroup)?,
+            files: map(connection, files, file)?,
+            interrupts: map(connection, "SELECT id, kind, name FROM interrupt", |row| {
+                Ok((row.get(0)?, (row.get(1)?, row.get(2)?)))
+            })?,
+            syscalls: map(connection, "SELECT number, name FROM syscall", |row| {
+                Ok((row.get(0)?, row.get(1)?))
+            })?,
+            events: events(connection)?,
+        })
+    }
+
+    /// A value of table `meta`, or its type's default.
+    pub(super) fn parsed<T: std::str::FromStr + Default>(&self, key: &str) -> T {
+        self.meta.get(key).and_then(|value| value.parse().ok()).unwrap_or_default()
+    }
+
+    /// The sampling clock.
+    pub(super) fn clock(&self) -> ClockKind {
+        ClockKind::told(self.meta.get("clock").map(String::as_str))
+    }
+
+    /// Mean time between two ticks of a vCPU, ns.
+    pub(super) fn mean_ns(&self) -> f64 {
+        mean_ns(self.parsed("rate_hz"))
+    }
+
+    /// Length of the run, s.
+    pub(super) fn duration_s(&self) -> f64 {
+        seconds(self.parsed("duration_ns"))
+    }
+
+    /// Whether an instance serves soft interrupts.
+    pub(super) fn is_ksoftirqd(&self, instance: u32) -> bool {
+        self.instances.get(&instance).is_some_and(|own| is_ksoftirqd(&own.comm, own.kernel_thread))
+    }
+
+    /// Where a process belongs.
+    pub(super) fn cgroup_of(&self, instance: u32) -> Option<&Cgroup> {
+        self.cgroups.get(&self.instances.get(&instance)?.cgroup?)
+    }
+
+    /// `meta` without what has a field of its own.
+    pub(super) fn other_meta(&self) -> BTreeMap<String, String> {
+        const OWN: [&str; 10] = [
+            "version",
+            "host",
+            "kernel",
+            "complete",
+            "started_unix_ns",
+            "duration_ns",
+            "rate_hz",
+            "clock",
+            "seed",
+            "vcpus",
+        ];
+        let other = self.meta.iter().filter(|(key, _)| !OWN.contains(&key.as_str()));
+        other.map(|(key, value)| (key.clone(), value.clone())).collect()
+    }
+}
+
+/// What the clocks of states say of one vCPU in the chosen time.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Span {
+    pub vcpu: u8,
+    pub guest_ns: u64,
+    pub halted_ns: u64,
+    /// How the time in the guest divides over the run: the ends of stretches, ns since its start, and their parts.
+    pub stretches: Vec<(u64, u64)>,
+    /// Since when the mean interval was another, ns since the run's start, and which, ns.
+    pub means: Vec<(u64, f64)>,
+    /// Time of the run in which it was not sampled, ns.
+    pub unsampled_ns: u64,
+    /// What `guest_ns` is at least and at most: how the time of a stretch lies within it is not known.
+    pub guest_bounds: (u64, u64),
+}
+
+impl Span {
+    /// Of the chosen vCPUs. A part of the run is put together of the stretches of table `microstate`, the first and
+    /// the last of them in proportion; without stretches, of the whole run in proportion.
+    pub(super) fn read(
+        connection: &Connection,
+        tables: &Tables,
+        filter: &Filter,
+    ) -> rusqlite::Result<Vec<Self>> {
+        let (from, to) = (filter.from_ns.unwrap_or(0), filter.to_ns.unwrap_or(u64::MAX));
+        let whole = filter.from_ns.is_none() && filter.to_ns.is_none();
+        let duration: u64 = tables.parsed("duration_ns");
+        let part = |begin: u64, end: u64| {
+            part(end.min(to).saturating_sub(begin.max(from)), end.saturating_sub(begin))
+        };
+        let (mut stretches, paces) = (Stretch::read(connection)?, Paces::read(connection)?);
+        let chosen = tables.vcpus.iter().filter(|row| filter.vcpu.is_none_or(|wanted| wanted == row.id));
+        let span = |row: &VcpuRow| {
+            let own = stretches.remove(&row.id).unwrap_or_default();
+            let changes = paces.of(row.id);
+            let means = changes.iter().map(|(since, rate_hz)| (*since, mean_ns(*rate_hz))).collect();
+            // Of the stretches within the chosen time, what was sampled.
+            let divide = |of: fn(&Stretch) -> u64| {
+                let within = |own: &Stretch| {
+                    let (begin, end) = (own.begin.max(from), own.end.min(to));
+                    ((begin, end.max(begin)), scaled(of(own), part(own.begin, own.end)))
+                };
+                let parts = own.iter().map(within);
+                parts.flat_map(|(stretch, ns)| paces.divide(row.id, stretch, ns)).collect::<Vec<_>>()
+            };
+            let sum =
+                |parts: &[(u64, u64)]| parts.iter().fold(0, |sum: u64, (_, ns)| sum.saturating_add(*ns));
+            let (guest, halted) = (divide(|own| own.states.guest), divide(|own| own.states.halted));
+            let (guest_ns, halted_ns) = match own.is_empty() {
+                _ if whole && changes.is_empty() => (row.states.guest, row.states.halted),
+                true => (
+                    scaled(row.states.guest, part(0, duration)),
+                    scaled(row.states.halted, part(0, duration)),
+                ),
+                false => (sum(&guest), sum(&halted)),
+            };
+            let unsampled_ns = paces.unsampled_ns(row.id, duration);
+            let cut = own
+                .iter()
+                .filter(|own| (own.begin < from && from < own.end) || (own.begin < to && to < own.end));
+            let guest_bounds = cut.fold((guest_ns, guest_ns), |(low, high), own| {
+                let (all, length) = (own.states.guest, own.end.saturating_sub(own.begin));
+                let inside = own.end.min(to).saturating_sub(own.begin.max(from));
+                let taken = scaled(all, part(own.begin, own.end));
+                let least = all.saturating_sub(length - inside);
+                (low.saturating_sub(taken - least.min(taken)), high + (all.min(inside).max(taken) - taken))
+            });
+            Self { vcpu: row.id, guest_ns, halted_ns, stretches: guest, means, unsampled_ns, guest_bounds }
+        };
+        Ok(chosen.map(span).collect())
+    }
+}
+
+/// A row of table `microstate`: what the clocks say of one vCPU from `begin` to `end`, ns since the run's start.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Stretch {
+    pub begin: u64,
+    pub end: u64,
+    pub states: States,
+}
+
+impl Stretch {
+    /// All of them by vCPU, in the order of time.
+    pub(crate) fn read(connection: &Connection) -> rusqlite::Result<HashMap<u8, Vec<Self>>> {
+        let sql = "SELECT vcpu, time_ns, guest_ns, halted_ns, waiting_ns, kvm_ns, vmm_ns, sampler_ns, paused_ns \
+                   FROM microstate ORDER BY time_ns";
+        let mut statement = connection.prepare(sql)?;
+        let mut rows = statement.query([])?;
+        let mut stretches: HashMap<u8, Vec<Self>> = HashMap::new();
+        while let Some(row) = rows.next()? {
+            let (end, states) = (unsigned(row, 1)?, states(row, 2)?);
+            let begin = end.saturating_sub(states.wall());
+            stretches.entry(row.get(0)?).or_default().push(Self { begin, end, states });
+        }
+        Ok(stretches)
+    }
+}
+
+fn map<M: FromIterator<(K, V)>, K, V>(
+    connection: &Connection,
+    sql: &str,
+    read: impl FnMut(&Row<'_>) -> rusqlite::Result<(K, V)>,
+) -> rusqlite::Result<M> {
+    connection.prepare(sql)?.query_map([], read)?.collect()
+}
+
+/// The bits of a preempt count that count hard interrupts. All of them where they are not known: a profile without them has no
+/// samples that are an interrupt's by their functions alone.
+pub(crate) fn hardirq_bits(connection: &Connection) -> rusqlite::Result<i64> {
+    let sql = "SELECT CAST(value AS INTEGER) FROM meta WHERE key = ?";
+    let bits = connection.query_row(sql, [HARDIRQ_BITS], |row| row.get(0)).optional()?;
+    Ok(bits.unwrap_or(i64::from(u32::MAX)))
+}
+
+/// The seven states, from `column` on.
+fn states(row: &Row<'_>, column: usize) -> rusqlite::Result<States> {
+    Ok(States {
+        guest: unsigned(row, column)?,
+        halted: unsigned(row, column + 1)?,
+        waiting: unsigned(row, column + 2)?,
+        kvm: unsigned(row, column + 3)?,
+        vmm: unsigned(row, column + 4)?,
+        sampler: unsigned(row, column + 5)?,
+        paused: unsigned(row, column + 6)?,
+    })
+}
+
+pub(crate) fn vcpus(connection: &Connection) -> rusqlite::Result<Vec<VcpuRow>> {
+    let sql = "SELECT id, samples, lost, exits, guest_ns, halted_ns, waiting_ns, kvm_ns, vmm_ns, sampler_ns, \
+               paused_ns \
+               FROM vcpu ORDER BY id";
+    let vcpu = |row: &Row<'_>| {
+        Ok(VcpuRow {
+            id: row.get(0)?,
+            samples: unsigned(row, 1)?,
+            lost: unsigned(row, 2)?,
+            exits: unsigned(row, 3)?,
+            states: states(row, 4)?,
+        })
+    };
+    connection.prepare(sql)?.query_map([], vcpu)?.collect()
+}
+
+fn events(connection: &Connection) -> rusqlite::Result<Vec<Event>> {
+    let sql = "SELECT time_ns, kind, text FROM event ORDER BY time_ns, id";
+    let event = |row: &Row<'_>| {
+        Ok(Event { time_s: seconds(unsigned(row, 0)?), kind: row.get(1)?, text: row.get(2)? })
+    };
+    connection.prepare(sql)?.query_map([], event)?.collect()
+}

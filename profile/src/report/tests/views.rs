@@ -1,0 +1,586 @@
+//! Profiles with stacks, inlined functions, threads, control groups, interrupts and system calls.
+
+use super::*;
+use crate::rows::{CgroupRow, CodeRow, CodeSource, FileRow, InlinedRow, InterruptRow, StackRow, ThreadRow};
+
+/// Frames, named by the numbers that the samples use.
+const MAIN: u32 = 1;
+const WORK: u32 = 2;
+const RECURSE: u32 = 3;
+const READ: u32 = 4;
+const VFS: u32 = 5;
+const NO_CFI: u32 = 6;
+const NO_STACK: u32 = 7;
+const UNNAMED: u32 = 8;
+const PROCESS_WORK: u32 = 9;
+const DRAIN: u32 = 10;
+const WORK_LEAF: u32 = 11;
+const RECURSE_CALL: u32 = 12;
+
+fn text(text: &str) -> Option<String> {
+    Some(text.to_owned())
+}
+
+fn frames() -> Vec<FrameRow> {
+    let row = |id, address, call, kind, symbol: Option<&str>, module: Option<&str>, offset| FrameRow {
+        id,
+        address,
+        call,
+        kind,
+        file: (kind == FrameKind::User).then_some(1),
+        symbol: symbol.map(str::to_owned),
+        module: module.map(str::to_owned),
+        offset,
+        ..Default::default()
+    };
+    let (user, kernel, reason) = (FrameKind::User, FrameKind::Kernel, FrameKind::Reason);
+    let mut frames = vec![
+        row(MAIN, 0x1010, true, user, Some("main"), Some("prog"), 0x10),
+        row(WORK, 0x2004, true, user, Some("work"), Some("prog"), 4),
+        row(RECURSE, 0x3008, false, user, Some("recurse(int)"), Some("prog"), 8),
+        row(READ, 0xffff_ffff_8100_0020, true, kernel, Some("ksys_read"), None, 0x20),
+        row(VFS, 0xffff_ffff_8100_0105, false, kernel, Some("vfs_read.isra.0"), None, 5),
+        row(NO_CFI, 0, false, reason, Some("no CFI for this code"), Some("user"), 0),
+        row(NO_STACK, 0, false, reason, Some("stack is swapped out"), Some("kernel"), 0),
+        row(UNNAMED, 0x9000, false, user, None, Some("prog"), 0),
+        row(PROCESS_WORK, 0xffff_ffff_8100_1000, true, kernel, Some("process_one_work"), None, 0x30),
+        row(DRAIN, 0xffff_ffff_8100_2000, true, kernel, Some("drain_pages"), None, 0x40),
+        row(WORK_LEAF, 0x2001, false, user, Some("work"), Some("prog"), 1),
+        row(RECURSE_CALL, 0x3006, true, user, Some("recurse(int)"), Some("prog"), 6),
+    ];
+    let work = &mut frames[WORK_LEAF as usize - 1];
+    (work.source, work.line) = (text("work.c"), Some(20));
+    frames
+}
+
+/// `main` calls `work`, into whose leaf `hash` and in that `mix` is inlined. 100 busy samples, 10 idle.
+pub(in crate::report) fn known() -> Run {
+    let mut run = Run::new();
+    run.batch.frames = frames();
+    let inlined = |depth, symbol: &str, line| InlinedRow {
+        frame: WORK_LEAF,
+        depth,
+        symbol: symbol.to_owned(),
+        source: text("mix.h"),
+        line: Some(line),
+    };
+    run.batch.inlined = vec![inlined(0, "mix", 7), inlined(1, "hash", 3)];
+    let stack = |id, parent, frame| StackRow { id, parent, frame };
+    run.batch.stacks = vec![
+        stack(1, None, MAIN),
+        stack(2, Some(1), WORK_LEAF),
+        stack(3, Some(1), RECURSE_CALL),
+        stack(4, Some(3), RECURSE_CALL),
+        stack(5, Some(4), RECURSE),
+        stack(6, Some(1), READ),
+        stack(7, Some(6), VFS),
+        stack(8, None, NO_CFI),
+        stack(9, Some(8), UNNAMED),
+        stack(10, None, NO_STACK),
+        stack(11, Some(10), VFS),
+        stack(12, None, PROCESS_WORK),
+        stack(13, Some(12), DRAIN),
+        stack(14, Some(13), VFS),
+        // A parent that comes later: damaged, and no endless walk.
+        stack(15, Some(16), MAIN),
+        stack(16, Some(15), WORK),
+    ];
+    run.batch.files = vec![FileRow {
+        id: 1,
+        path: "/usr/bin/prog".to_owned(),
+        build_id: text("abcd"),
+        read_from: text("image"),
+        named_by: text(".dynsym"),
+        ..Default::default()
+    }];
+    run.batch.cgroups = vec![
+        CgroupRow {
+            id: 1,
+            path: "/system.slice/web.service".to_owned(),
+            unit: text("web.service"),
+            container: None,
+        },
+        CgroupRow { id: 2, path: "/docker/0123".to_owned(), unit: None, container: text("0123") },
+    ];
+    for (instance, group) in run.batch.instances.iter_mut().zip([1, 2]) {
+        instance.cgroup = Some(group);
+        instance.parent_pid = Some(1);
+        instance.command = text("gzip -k /big");
+        instance.exe = Some(1);
+    }
+    let thread = |instance, tid, comm: &str| ThreadRow { instance, tid, comm: comm.to_owned() };
+    run.batch.threads = vec![thread(1, 10, "gzip"), thread(1, 15, "writer"), thread(3, 2, "kworker/0:1")];
+    let interrupt =
+        |id, kind: &str, name: &str| InterruptRow { id, kind: kind.to_owned(), name: name.to_owned() };
+    run.batch.interrupts = vec![interrupt(1, "hard", "virtio0-req.0"), interrupt(2, "soft", "NET_RX")];
+    run.batch.syscalls = vec![(0, "read".to_owned())];
+    add(&mut run, 30, Mode::User, (1, 10), (WORK_LEAF, 2), (None, None));
+    add(&mut run, 20, Mode::User, (1, 15), (RECURSE, 5), (None, None));
+    add(&mut run, 15, Mode::Kernel, (2, 11), (VFS, 7), (Some(0), None));
+    add(&mut run, 10, Mode::User, (2, 11), (UNNAMED, 9), (None, None));
+    add(&mut run, 5, Mode::Kernel, (2, 11), (VFS, 11), (None, None));
+    add(&mut run, 10, Mode::Kernel, (3, 2), (VFS, 14), (None, None));
+    add(&mut run, 6, Mode::HardIrq, (1, 10), (VFS, 7), (Some(0), Some(1)));
+    add(&mut run, 4, Mode::SoftIrq, (1, 10), (VFS, 0), (None, None));
+    add(&mut run, 10, Mode::Idle, (4, 0), (VFS, 0), (None, None));
+    run
+}
+
+/// Adds samples of a thread (instance, tid) in code (frame, stack; 0 for none), in (system call, interrupt).
+fn add(
+    run: &mut Run,
+    count: u64,
+    mode: Mode,
+    (instance, tid): (u32, i32),
+    (frame, stack): (u32, u32),
+    (syscall, interrupt): (Option<u32>, Option<u32>),
+) {
+    let first = run.batch.samples.len();
+    run.add(count, 0, mode, Some(instance), frame);
+    for sample in &mut run.batch.samples[first..] {
+        sample.tid = Some(tid);
+        sample.stack = (stack != 0).then_some(stack);
+        (sample.syscall, sample.interrupt) = (syscall, interrupt);
+    }
+}
+
+fn ask(run: &Run, filter: &Filter, request: &Request) -> Result<Report, ReportError> {
+    let (_directory, path) = run.write();
+    Report::read_with(&Profile::open(&path).expect("a profile"), filter, request)
+}
+
+/// Rows as name, own and total samples.
+fn by(run: &Run, by: By, filter: &Filter) -> (Vec<(String, u64, u64)>, u64) {
+    let report = ask(run, filter, &Request::By(by)).expect("a report");
+    let breakdown = report.by.expect("what was asked for");
+    let own: u64 = breakdown.rows.iter().map(|row| row.own.samples).sum();
+    assert_eq!(own + breakdown.outside.samples, report.chosen_samples, "{by:?}");
+    for row in &breakdown.rows {
+        assert!(
+            row.own.samples <= row.total.samples && row.total.samples <= report.chosen_samples,
+            "{row:?}"
+        );
+        assert!(row.own.share_low <= row.own.share && row.own.share <= row.own.share_high);
+        assert_eq!(row.total.share, row.total.samples as f64 / report.busy_samples as f64);
+    }
+    let rows = breakdown.rows.into_iter().map(|row| (row.name, row.own.samples, row.total.samples));
+    (rows.collect(), breakdown.outside.samples)
+}
+
+fn rows(expected: &[(&str, u64, u64)]) -> Vec<(String, u64, u64)> {
+    expected.iter().map(|&(name, own, total)| (name.to_owned(), own, total)).collect()
+}
+
+#[test]
+fn functions_count_once_per_sample_and_inlined_ones_for_themselves() {
+    let (found, outside) = by(&known(), By::Function, &Filter::default());
+    let expected = [
+        ("vfs_read.isra.0", 40, 40),
+        ("mix", 30, 30),
+        ("recurse(int)", 20, 20),
+        ("[prog]", 10, 10),
+        ("main", 0, 71),
+        ("hash", 0, 30),
+        ("work", 0, 30),
+        ("ksys_read", 0, 21),
+        ("drain_pages", 0, 10),
+        ("process_one_work", 0, 10),
+    ];
+    assert_eq!((found, outside), (rows(&expected), 0));
+}
+
+/// What a query over the stacks finds by searching their text.
+#[test]
+fn totals_agree_with_the_stacks_as_text() {
+    let run = known();
+    let (found, _) = by(&run, By::Function, &Filter::default());
+    let (_directory, path) = run.write();
+    let profile = Profile::open(&path).expect("a profile");
+    for symbol in ["main", "recurse(int)", "ksys_read", "work", "process_one_work"] {
+        let sql = format!(
+            "SELECT count(*) FROM sample s JOIN v_stacks v ON v.id = s.stack WHERE ';' || text || ';' LIKE '%;{symbol};%'"
+        );
+        let row = found.iter().find(|(name, ..)| name == symbol).expect("a row");
+        let total = i64::try_from(row.2).expect("small");
+        assert_eq!(profile.query(&sql).expect("an answer").rows, [[Value::Integer(total)]], "{symbol}");
+    }
+}
+
+#[test]
+fn code_by_instruction_line_and_module() {
+    let run = known();
+    let (instructions, _) = by(&run, By::Instruction, &Filter::default());
+    assert!(instructions.contains(&("vfs_read.isra.0+0x5".to_owned(), 40, 40)), "{instructions:?}");
+    assert!(instructions.contains(&("work+0x1".to_owned(), 30, 30)));
+    assert!(instructions.contains(&("call before recurse(int)+0x6".to_owned(), 0, 20)));
+    assert!(instructions.contains(&("0x9000".to_owned(), 10, 10)));
+    let (lines, _) = by(&run, By::Line, &Filter::default());
+    let expected = [
+        ("[kernel]", 40, 40),
+        ("[prog]", 30, 81),
+        ("mix.h:7", 30, 30),
+        ("mix.h:3", 0, 30),
+        ("work.c:20", 0, 30),
+    ];
+    assert_eq!(lines, rows(&expected));
+    let (modules, _) = by(&run, By::Module, &Filter::default());
+    assert_eq!(modules, rows(&[("prog", 60, 81), ("kernel", 40, 40)]));
+}
+
+#[test]
+fn tasks_by_process_instance_thread_and_control_group() {
+    let run = known();
+    let all = Filter::default();
+    let others = [("[hard interrupts]", 6, 6), ("[soft interrupts]", 4, 4)];
+    let with = |mine: &[(&str, u64, u64)]| rows(&[mine, &others].concat());
+    assert_eq!(by(&run, By::Process, &all).0, with(&[("gzip", 80, 80), ("kthreadd", 10, 10)]));
+    assert_eq!(
+        by(&run, By::Instance, &all).0,
+        with(&[("gzip#0", 50, 50), ("gzip#1", 30, 30), ("kthreadd#0", 10, 10)])
+    );
+    assert_eq!(
+        by(&run, By::Thread, &all).0,
+        // Thread 11 of the second gzip has no row of its own.
+        with(&[
+            ("gzip", 30, 30),
+            ("gzip", 30, 30),
+            ("writer", 20, 20),
+            ("kworker/0:1 (drain_pages)", 10, 10)
+        ])
+    );
+    assert_eq!(
+        by(&run, By::Cgroup, &all).0,
+        with(&[("/system.slice/web.service", 50, 50), ("/docker/0123", 30, 30), ("[not read]", 10, 10)])
+    );
+}
+
+#[test]
+fn interrupts_and_system_calls() {
+    let run = known();
+    let (irqs, outside) = by(&run, By::Irq, &Filter::default());
+    assert_eq!((irqs, outside), (rows(&[("virtio0-req.0", 6, 6), ("[unknown]", 4, 4)]), 90));
+    let (calls, outside) = by(&run, By::Syscall, &Filter::default());
+    let expected = [("[user]", 60, 60), ("[no system call]", 15, 15), ("read", 15, 15)];
+    assert_eq!((calls, outside), (rows(&expected), 10));
+}
+
+#[test]
+fn processes_tell_where_they_belong() {
+    let report = ask(&known(), &Filter::default(), &Request::Summary).expect("a report");
+    let gzip = &report.processes[0];
+    assert_eq!((gzip.parent_pid, gzip.command.as_deref()), (Some(1), Some("gzip -k /big")));
+    assert_eq!((gzip.exe.as_deref(), gzip.unit.as_deref()), (Some("/usr/bin/prog"), Some("web.service")));
+    assert_eq!(gzip.cgroup.as_deref(), Some("/system.slice/web.service"));
+    assert_eq!(report.processes[1].container.as_deref(), Some("0123"));
+    let threads: Vec<_> =
+        gzip.threads.iter().map(|t| (t.tid, t.comm.as_deref(), t.estimate.samples)).collect();
+    assert_eq!(threads, [(10, Some("gzip"), 30), (15, Some("writer"), 20)]);
+    assert!(report.by.is_none() && report.tree.is_none());
+}
+
+#[test]
+fn quality_of_walks_and_names() {
+    let report = ask(&known(), &Filter::default(), &Request::Summary).expect("a report");
+    let broken = |ends: &Ends| ends.broken.iter().map(|b| (b.reason.clone(), b.walks)).collect::<Vec<_>>();
+    let Walks { kernel, user } = &report.stacks;
+    // 15 + 5 + 10 + 6 kernel walks; the four samples in soft interrupts have no stack.
+    assert_eq!((kernel.walks, kernel.complete), (36, 31));
+    assert_eq!(broken(kernel), [("stack is swapped out".to_owned(), 5)]);
+    assert_eq!((user.walks, user.complete), (30 + 20 + 15 + 10 + 6, 71));
+    assert_eq!(broken(user), [("no CFI for this code".to_owned(), 10)]);
+    assert!((user.complete_share - 71.0 / 81.0).abs() < 1e-12);
+    let code = &report.user_code;
+    assert_eq!((code.samples, code.unnamed, code.files.len()), (60, 10, 1));
+    assert_eq!((code.files[0].build_id.as_deref(), code.files[0].unnamed), (Some("abcd"), 10));
+}
+
+/// A filter with one part.
+fn only(set: impl FnOnce(&mut Filter)) -> Filter {
+    let mut filter = Filter::default();
+    set(&mut filter);
+    filter
+}
+
+#[test]
+fn filters_restrict_and_combine() {
+    let run = known();
+    let chosen = |set: &dyn Fn(&mut Filter)| {
+        let report = ask(&run, &only(set), &Request::Summary).expect("a report");
+        assert_eq!(report.busy_samples, 100);
+        let own: u64 = report.functions.iter().map(|f| f.estimate.samples).sum();
+        assert_eq!(own, report.chosen_samples);
+        report.chosen_samples
+    };
+    assert_eq!(chosen(&|_| ()), 100);
+    assert_eq!(chosen(&|f| f.instance = text("gzip#1")), 30);
+    assert_eq!(chosen(&|f| f.cgroup = text("web")), 50);
+    assert_eq!(chosen(&|f| f.thread = text("writer")), 20);
+    assert_eq!(chosen(&|f| f.thread = text("11")), 30);
+    assert_eq!(chosen(&|f| f.symbol = text("main")), 71);
+    // Also without the arguments or the compiler's suffix, inlined, and where there is no stack.
+    assert_eq!(chosen(&|f| f.symbol = text("recurse")), 20);
+    assert_eq!(chosen(&|f| f.symbol = text("hash")), 30);
+    assert_eq!(chosen(&|f| f.symbol = text("vfs_read")), 40);
+    assert_eq!(chosen(&|f| f.modes = vec![ModeGroup::User]), 60);
+    assert_eq!(chosen(&|f| f.modes = vec![ModeGroup::Kernel, ModeGroup::Irq]), 40);
+    assert_eq!(chosen(&|f| (f.process, f.symbol) = (text("gzip"), text("ksys_read"))), 15);
+    assert_eq!(chosen(&|f| (f.process, f.modes) = (text("gzip"), vec![ModeGroup::Irq])), 0);
+    assert_eq!(chosen(&|f| (f.process, f.cgroup) = (text("kthreadd"), text("web"))), 0);
+}
+
+#[test]
+fn wrong_names_are_told_with_near_ones() {
+    let run = known();
+    let told = |set: &dyn Fn(&mut Filter)| {
+        ask(&run, &only(set), &Request::Summary).expect_err("nothing of that name").to_string()
+    };
+    assert_eq!(told(&|f| f.symbol = text("main2")), "the profile has no function main2: near are main");
+    assert_eq!(
+        told(&|f| f.symbol = text("\x1b[2J")),
+        "the profile has no function \u{fffd}[2J: `vprof report FILE --by function -n 0` lists them"
+    );
+    assert_eq!(
+        told(&|f| f.cgroup = text("/docker/0124")),
+        "the profile has no control group /docker/0124: near are /docker/0123"
+    );
+    assert_eq!(told(&|f| f.thread = text("riter")), "the profile has no thread riter: near are writer");
+    assert!(told(&|f| f.instance = text("gzip#7")).contains("no instance gzip#7: near are gzip#0, gzip#1"));
+}
+
+fn tree(run: &Run, symbol: &str, direction: Direction, depth: u32) -> Result<CallTree, ReportError> {
+    let request = TreeRequest { symbol: symbol.to_owned(), direction, depth };
+    let report = ask(run, &Filter::default(), &Request::Tree(request))?;
+    Ok(report.tree.expect("what was asked for"))
+}
+
+fn shape(tree: &CallTree) -> Vec<(u32, &str, u64)> {
+    tree.nodes.iter().map(|node| (node.depth, node.symbol.as_str(), node.estimate.samples)).collect()
+}
+
+#[test]
+fn callers_and_callees() {
+    let run = known();
+    let callers = tree(&run, "vfs_read", Direction::Callers, 10).expect("a tree");
+    let expected = [
+        (0, "vfs_read.isra.0", 40),
+        (1, "ksys_read", 21),
+        (2, "main", 21),
+        (1, "drain_pages", 10),
+        (2, "process_one_work", 10),
+        (1, "[stack is swapped out]", 5),
+    ];
+    assert_eq!(shape(&callers), expected);
+    assert_eq!((callers.total.samples, callers.total.share), (40, 0.4));
+    assert_eq!((callers.nodes[1].estimate.share, callers.nodes[1].part), (0.21, 21.0 / 40.0));
+    let callees = tree(&run, "main", Direction::Callees, 3).expect("a tree");
+    let expected = [
+        (0, "main", 71),
+        (1, "work", 30),
+        (2, "hash", 30),
+        (3, "mix", 30),
+        (1, "ksys_read", 21),
+        (2, "vfs_read.isra.0", 21),
+        (1, "recurse(int)", 20),
+        (2, "recurse(int)", 20),
+        (3, "recurse(int)", 20),
+    ];
+    assert_eq!(shape(&callees), expected);
+    // Recursion counts once, and its callers are those from outside.
+    let callers = tree(&run, "recurse", Direction::Callers, 1).expect("a tree");
+    assert_eq!(shape(&callers), [(0, "recurse(int)", 20), (1, "main", 20)]);
+    assert!(tree(&run, "nothing", Direction::Callers, 1).is_err());
+}
+
+#[test]
+fn small_branches_are_left_out() {
+    let mut run = known();
+    add(&mut run, 9_000, Mode::User, (1, 10), (WORK_LEAF, 2), (None, None));
+    let callees = tree(&run, "main", Direction::Callees, 1).expect("a tree");
+    assert_eq!((shape(&callees).len(), callees.left_out), (2, 2));
+}
+
+#[test]
+fn damaged_stacks_end() {
+    let mut run = known();
+    add(&mut run, 1, Mode::User, (1, 10), (WORK, 16), (None, None));
+    let (found, _) = by(&run, By::Function, &Filter::default());
+    assert!(found.contains(&("work".to_owned(), 1, 31)), "{found:?}");
+}
+
+fn annotate(run: &Run, symbol: &str, module: Option<&str>) -> Result<Annotation, ReportError> {
+    let (_directory, path) = run.write();
+    let target = Target { symbol: symbol.to_owned(), module: module.map(str::to_owned) };
+    Annotation::read(&Profile::open(&path).expect("a profile"), &Filter::default(), &target)
+}
+
+#[test]
+fn code_is_annotated() {
+    let mut run = known();
+    let code = |start, file, bytes: &[u8]| CodeRow {
+        start,
+        file,
+        module: None,
+        bytes: bytes.to_vec(),
+        read: if file.is_some() { CodeSource::File } else { CodeSource::Memory },
+    };
+    run.batch.code = vec![
+        code(0x2ff0, Some(1), &[0x90; 0x20]),
+        code(0x3000, Some(2), &[0xcc; 0x20]),
+        code(0xffff_ffff_8100_0100, None, &[0xc3; 9]),
+    ];
+    let recurse = annotate(&run, "recurse", None).expect("a function");
+    assert_eq!((recurse.start, recurse.code.map(|bytes| bytes.len())), (0x3000, Some(0x10)));
+    assert_eq!((recurse.read.as_deref(), recurse.own.samples, recurse.total.samples), (Some("file"), 20, 20));
+    assert_eq!(recurse.hits[&0x3008], Hit { own: 20, called: 0, source: None });
+    assert_eq!(recurse.hits[&0x3006], Hit { own: 0, called: 20, source: None });
+    assert_eq!(recurse.names[&0x2000], "work");
+    let vfs = annotate(&run, "0xffffffff81000100", None).expect("a function");
+    assert_eq!((vfs.symbol.as_str(), vfs.code), ("vfs_read.isra.0", Some(vec![0xc3; 9])));
+    let work = annotate(&run, "work", Some("prog")).expect("a function");
+    assert_eq!((work.code, work.own.samples, work.total.samples), (None, 30, 30));
+    assert_eq!(work.hits[&0x2001].source.as_deref(), Some("mix.h:7"));
+}
+
+#[test]
+fn what_can_not_be_annotated_is_told() {
+    let mut run = known();
+    let error =
+        |run: &Run, symbol: &str, module| annotate(run, symbol, module).expect_err("a reason").to_string();
+    assert_eq!(
+        error(&run, "mix", None),
+        "the profile has no code of its own for mix: the compiler has copied it into work: annotate that"
+    );
+    assert_eq!(
+        error(&run, "work", Some("libc")),
+        "the profile has no code of its own for work: --module may be prog"
+    );
+    assert!(error(&run, "wrk", None).ends_with("no function wrk: near are work"));
+    let module = text("other");
+    run.batch.frames.push(FrameRow {
+        id: 90,
+        module,
+        address: 0x77,
+        offset: 1,
+        file: None,
+        ..frames()[1].clone()
+    });
+    assert_eq!(
+        error(&run, "work", None),
+        "several functions are called work: work of prog at 0x2000; work of other at 0x76; choose with --module, \
+         or give the address instead"
+    );
+}
+
+#[test]
+fn a_helper_of_the_worker_is_no_work() {
+    let mut run = known();
+    // Called from another place: the second work function that is called from the first place decides which is which.
+    let helper = FrameRow { id: 100, offset: 0x90, ..run.batch.frames[PROCESS_WORK as usize - 1].clone() };
+    run.batch.frames.push(FrameRow { address: helper.address + 0x60, ..helper });
+    let stack = |id, parent, frame| StackRow { id, parent, frame };
+    run.batch.stacks.extend([stack(20, Some(12), READ), stack(21, None, 100), stack(22, Some(21), VFS)]);
+    let sample =
+        run.batch.samples.iter_mut().find(|sample| sample.stack == Some(14)).expect("a worker's sample");
+    sample.stack = Some(22);
+    let (_directory, path) = run.write();
+    let report = Report::read_with(
+        &Profile::open(&path).expect("a profile"),
+        &Filter::default(),
+        &Request::By(By::Thread),
+    )
+    .expect("a report");
+    let rows = report.by.expect("rows").rows;
+    let workers: Vec<_> =
+        rows.iter().filter(|row| row.name.starts_with("kworker")).map(|row| row.name.as_str()).collect();
+    assert_eq!(workers, ["kworker/0:1 (drain_pages)", "kworker/0:1"]);
+}
+
+/// Name, pid, parent, start, row of its control group, command line.
+type Process = (&'static str, i32, i32, u64, Option<u32>, &'static str);
+
+/// A profile of a command in which each process ran for as many samples as its number says: name, pid, parent, start, row of
+/// its control group, command line.
+fn of_command(processes: &[Process], times: Option<(u64, u64)>) -> Run {
+    let mut run = Run::new();
+    run.batch
+        .meta
+        .push(("command".to_owned(), "bash -c (sleep 3; :) & python3 cpu.py; wait; date".to_owned()));
+    if let Some((begun, took)) = times {
+        for (key, ns) in [("command_begun_ns", begun), ("command_wall_ns", took)] {
+            run.batch.meta.push((key.to_owned(), ns.to_string()));
+        }
+    }
+    run.batch.instances.clear();
+    for (id, &(comm, pid, parent, start_ns, cgroup, command)) in (1..).zip(processes) {
+        run.batch.instances.push(crate::rows::InstanceRow {
+            id,
+            pid,
+            start_ns,
+            comm: comm.to_owned(),
+            parent_pid: Some(parent),
+            command: text(command),
+            cgroup,
+            ..Default::default()
+        });
+        run.add(u64::try_from(pid).expect("positive"), 0, Mode::User, Some(id), 5);
+    }
+    run
+}
+
+fn samples_of_command(run: &Run) -> Option<u64> {
+    let report = ask(run, &Filter::default(), &Request::Summary).expect("a report");
+    report.command.expect("a command").cpu.map(|cpu| cpu.samples)
+}
+
+const BASH: &str = "bash -c (sleep 3; :) & python3 cpu.py; wait; date";
+
+#[test]
+fn the_commands_processes_are_those_of_its_unit_from_its_start_to_its_end() {
+    let group = |id, path: &str, unit: &str| CgroupRow {
+        id,
+        path: path.to_owned(),
+        unit: text(unit),
+        container: None,
+    };
+    let unit = Some(1);
+    let processes = [
+        ("systemd", 1, 0, 0, Some(2), "/sbin/init"),
+        ("sh", 2, 1, 10, unit, "/bin/sh /run/vprof-command"),
+        ("systemctl", 3, 2, 11, unit, "systemctl start multi-user.target"),
+        // bash, which has become its last command.
+        ("date", 5, 2, 100, unit, "date"),
+        // Its subshell has not.
+        ("bash", 7, 5, 101, unit, BASH),
+        ("python3", 11, 5, 102, unit, "python3 cpu.py"),
+        // Started by one of the command's in a group of its own.
+        ("worker", 13, 11, 103, Some(3), "worker"),
+        ("sync", 17, 2, 301, unit, "sync"),
+        ("nginx", 19, 1, 50, Some(3), "nginx"),
+    ];
+    let mut run = of_command(&processes, Some((100, 200)));
+    run.batch.cgroups = vec![
+        group(1, "/system.slice/kernel-command-line.service", "kernel-command-line.service"),
+        group(2, "/init.scope", "init.scope"),
+        group(3, "/system.slice/other.service", "other.service"),
+    ];
+    assert_eq!(samples_of_command(&run), Some(5 + 7 + 11 + 13));
+    // It has not ended: all of its unit.
+    run.batch.meta.retain(|(key, _)| key != "command_wall_ns");
+    assert_eq!(samples_of_command(&run), Some(2 + 3 + 5 + 7 + 11 + 13 + 17));
+    // None of its unit was seen: better nothing than something else.
+    let mut run = of_command(&processes[..1], None);
+    run.batch.cgroups = vec![group(2, "/init.scope", "init.scope")];
+    assert_eq!(samples_of_command(&run), None);
+}
+
+#[test]
+fn the_command_of_an_init_that_is_made_for_it_is_all_that_init_starts() {
+    let processes = [
+        ("init", 1, 0, 0, None, "/init"),
+        ("date", 5, 1, 100, None, "date"),
+        ("bash", 7, 5, 101, None, BASH),
+        ("python3", 11, 5, 102, None, "python3 cpu.py"),
+        ("orphan", 13, 1, 103, None, "orphan"),
+    ];
+    assert_eq!(samples_of_command(&of_command(&processes, None)), Some(5 + 7 + 11 + 13));
+}

@@ -1,0 +1,215 @@
+//! Who calls a function, and what it calls.
+
+use std::collections::HashMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::code::{Function, NONE, small};
+use super::filter::no_such_symbol;
+use super::sums::Leaf;
+use super::view::{Lists, View, frames};
+use super::{Estimate, ReportError};
+use crate::numbers::part;
+use crate::rows::FrameKind;
+
+/// Branches with a smaller part of the function's samples are left out.
+pub const LEAST_PART: f64 = 0.01;
+/// A tree grows no more nodes than this: deeper callers then count for the last one that has a node.
+const MOST_NODES: usize = 1 << 20;
+
+/// Which way a tree of calls grows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Direction {
+    /// Outwards: who calls the function.
+    Callers,
+    /// Inwards: what the function calls.
+    Callees,
+}
+
+/// A question for a tree of calls.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TreeRequest {
+    /// The function.
+    pub symbol: String,
+    /// Which way.
+    pub direction: Direction,
+    /// How many calls deep.
+    pub depth: u32,
+}
+
+/// The callers or callees of a function. Each sample counts once: from the outermost place of the function on its
+/// stack, so that recursion shows up among the callees.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct CallTree {
+    /// The function that was asked for.
+    pub symbol: String,
+    /// Which way the tree grows.
+    pub direction: Direction,
+    /// Samples with the function on their stack.
+    pub total: Estimate,
+    /// The function itself and then each node before its own branches, the largest branch first.
+    pub nodes: Vec<TreeNode>,
+    /// Branches that were left out, each with less than one in a hundred of the function's samples.
+    pub left_out: u64,
+}
+
+/// A function in a tree of calls, reached by the nodes above it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TreeNode {
+    /// 0 for the function itself.
+    pub depth: u32,
+    /// The function; in brackets why the stack ends here.
+    pub symbol: String,
+    /// Kernel module, or file name of user code.
+    pub module: Option<String>,
+    /// `user`, `kernel`, or `reason` for the end of a stack.
+    pub kind: String,
+    /// What reached it this way.
+    #[serde(flatten)]
+    pub estimate: Estimate,
+    /// Part of the samples of the function that was asked for.
+    pub part: f64,
+}
+
+/// A node while the tree grows.
+struct Growing {
+    function: u32,
+    /// The node above it; its own place for the function itself.
+    above: u32,
+    samples: u64,
+    branches: Vec<u32>,
+}
+
+impl CallTree {
+    pub(super) fn new(request: &TreeRequest, view: &View<'_>) -> Result<Self, ReportError> {
+        let wanted = view.code.named(&request.symbol);
+        let Some(first) = wanted.iter().position(|&is| is) else {
+            return Err(no_such_symbol(&request.symbol, view.code));
+        };
+        let mut nodes = vec![Growing { function: small(first), above: 0, samples: 0, branches: Vec::new() }];
+        // Where each leaf's path ends.
+        let mut ends = Vec::with_capacity(view.sums.leaves.list.len());
+        let mut known: HashMap<(u32, u32), u32> = HashMap::new();
+        let mut path = Vec::new();
+        for &(leaf, samples) in &view.sums.leaves.list {
+            if !path_from(view, &leaf, &wanted, request.direction, &mut path) {
+                ends.push(NONE);
+                continue;
+            }
+            nodes[0].samples += samples;
+            let mut at = 0;
+            for &function in path.iter().take(request.depth as usize) {
+                let next = match known.get(&(at, function)) {
+                    Some(&next) => next,
+                    None if nodes.len() >= MOST_NODES => break,
+                    None => {
+                        let next = small(nodes.len());
+                        nodes.push(Growing { function, above: at, samples: 0, branches: Vec::new() });
+                        nodes[at as usize].branches.push(next);
+                        known.insert((at, function), next);
+                        next
+                    }
+                };
+                nodes[next as usize].samples += samples;
+                at = next;
+            }
+            ends.push(at);
+        }
+        let mut tree = Self {
+            symbol: request.symbol.clone(),
+            direction: request.direction,
+            total: Estimate::default(),
+            nodes: Vec::new(),
+            left_out: 0,
+        };
+        let places = tree.flatten(&mut nodes, view);
+        tree.estimate(&nodes, &ends, &places, view);
+        Ok(tree)
+    }
+
+    /// Estimates what is listed: each leaf counts for the nodes from its path's end up.
+    fn estimate(&mut self, nodes: &[Growing], ends: &[u32], places: &[u32], view: &View<'_>) {
+        let mut rows = Lists::default();
+        for &end in ends {
+            let mut next = nodes.get(end as usize).map(|_| end);
+            while let Some(at) = next {
+                let place = places[at as usize];
+                if place != NONE {
+                    rows.push(place);
+                }
+                next = Some(nodes[at as usize].above).filter(|&above| above != at);
+            }
+            rows.end();
+        }
+        let found = view.sums.tape.estimates(self.nodes.len(), |hit| rows.of(hit.leaf));
+        for (node, estimate) in self.nodes.iter_mut().zip(found) {
+            node.estimate = estimate;
+        }
+        self.total = self.nodes.first().map(|node| node.estimate).unwrap_or_default();
+    }
+
+    /// Lists the nodes that are large enough, without recursion: depth is what somebody asked for. Returns where each node
+    /// is listed, [`NONE`] for those that are not.
+    fn flatten(&mut self, nodes: &mut [Growing], view: &View<'_>) -> Vec<u32> {
+        let mut places = vec![NONE; nodes.len()];
+        let total = nodes[0].samples;
+        let name = |function: u32| {
+            let Function { symbol, module, kind } = &view.code.functions[function as usize];
+            (symbol, module, *kind)
+        };
+        let mut open = vec![(0_u32, 0_u32)];
+        while let Some((at, depth)) = open.pop() {
+            let mut branches = std::mem::take(&mut nodes[at as usize].branches);
+            let node = &nodes[at as usize];
+            let (symbol, module, kind) = name(node.function);
+            places[at as usize] = small(self.nodes.len());
+            self.nodes.push(TreeNode {
+                depth,
+                symbol: if kind == FrameKind::Reason { format!("[{symbol}]") } else { symbol.clone() },
+                module: module.clone().filter(|_| kind != FrameKind::Reason),
+                kind: kind.name().to_owned(),
+                estimate: Estimate::default(),
+                part: part(node.samples, total),
+            });
+            let before = branches.len();
+            branches.retain(|&branch| part(nodes[branch as usize].samples, total) >= LEAST_PART);
+            self.left_out += (before - branches.len()) as u64;
+            // The last is taken first.
+            branches.sort_by(|&a, &b| {
+                let (a, b) = (&nodes[a as usize], &nodes[b as usize]);
+                a.samples.cmp(&b.samples).then_with(|| {
+                    let ((name_a, module_a, _), (name_b, module_b, _)) = (name(a.function), name(b.function));
+                    (name_b, module_b).cmp(&(name_a, module_a))
+                })
+            });
+            open.extend(branches.into_iter().map(|branch| (branch, depth + 1)));
+        }
+        places
+    }
+}
+
+/// Puts into `path` the functions from the outermost wanted one on, in the order in which the tree grows. False where
+/// none is on the stack.
+fn path_from(
+    view: &View<'_>,
+    leaf: &Leaf,
+    wanted: &[bool],
+    direction: Direction,
+    path: &mut Vec<u32>,
+) -> bool {
+    path.clear();
+    for frame in frames(view.stacks, leaf) {
+        let slots = view.code.frames[frame as usize].slots();
+        path.extend(view.code.entries[slots].iter().map(|entry| entry.function));
+    }
+    let Some(place) = path.iter().rposition(|&function| wanted[function as usize]) else { return false };
+    match direction {
+        Direction::Callers => drop(path.drain(..=place)),
+        Direction::Callees => {
+            path.truncate(place);
+            path.reverse();
+        }
+    }
+    true
+}

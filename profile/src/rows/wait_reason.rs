@@ -1,0 +1,174 @@
+//! What a task sleeps for, told by the kernel's functions that it sleeps in.
+
+use serde::{Deserialize, Serialize};
+
+use super::page_fault::{Fault, is_called};
+
+/// What a task sleeps for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Serialize, Deserialize)]
+pub enum Cause {
+    /// It does not sleep, or what for is not known.
+    #[default]
+    None,
+    /// A page of its memory; which kind of fault is not known.
+    PageFault,
+    /// The page of its next instruction.
+    TextFault,
+    /// A page that an instruction of its program reads or writes.
+    DataFault,
+    /// A page of its program that the kernel reads, writes or holds on its behalf.
+    KernelFault,
+    /// A futex: a mutex, a condition, the end of a thread.
+    Futex,
+    /// One of several files: poll, select, epoll.
+    Poll,
+    /// A pipe.
+    Pipe,
+    /// A socket.
+    Socket,
+    /// A time: sleep and the like.
+    Timer,
+    /// The end of a child.
+    Child,
+    /// A signal.
+    Signal,
+    /// A terminal.
+    Terminal,
+    /// A block device, or a page of a file.
+    Block,
+    /// A lock of the kernel.
+    Lock,
+    /// Work: a kernel thread that has nothing to do.
+    Work,
+    /// Something else.
+    Other,
+}
+
+/// Functions that tell a cause (Linux 6.1 and 6.12), in the order in which they are asked: a fault may read a disk, and
+/// poll sleeps by a timer. A name that ends in `*` stands for all that begin so.
+const FUNCTIONS: &[(Cause, &[&str])] = &[
+    (Cause::PageFault, &["handle_mm_fault", "exc_page_fault", "do_user_addr_fault"]),
+    (Cause::Futex, &["futex_*", "__futex_*", "do_futex"]),
+    (
+        Cause::Poll,
+        &["do_sys_poll", "do_poll", "do_select", "ep_poll", "do_epoll_wait", "poll_schedule_timeout"],
+    ),
+    (Cause::Pipe, &["pipe_*", "anon_pipe_*", "fifo_open", "wait_for_partner"]),
+    (
+        Cause::Socket,
+        &["sock_*", "__sys_recv*", "__sys_send*", "__sys_accept*", "inet_*", "sk_wait_data", "unix_stream_*"],
+    ),
+    (Cause::Timer, &["do_nanosleep", "hrtimer_nanosleep", "clock_nanosleep*", "msleep*", "usleep_range*"]),
+    (Cause::Child, &["do_wait", "kernel_wait4", "wait_for_vfork_done*"]),
+    (Cause::Signal, &["sigsuspend", "do_sigtimedwait", "__x64_sys_pause", "do_signal_stop", "ptrace_stop"]),
+    (Cause::Terminal, &["n_tty_*", "tty_*"]),
+    (
+        Cause::Block,
+        &[
+            "io_schedule*",
+            "folio_wait_bit_common",
+            "__wait_on_buffer",
+            "submit_bio_wait",
+            "blk_mq_*",
+            "jbd2_log_wait_commit",
+        ],
+    ),
+    (Cause::Lock, &["__mutex_lock*", "mutex_lock*", "rwsem_down_*", "rt_mutex_*", "__rt_mutex_*", "down*"]),
+    (Cause::Work, &["kthread", "kthreadd", "worker_thread"]),
+];
+
+impl Cause {
+    /// The cause of a sleep: `functions` are all on its stack, innermost first, `kernel` those of the kernel;
+    /// for the rest see [`Fault::of`].
+    pub fn of_sleep<'a>(
+        functions: impl Iterator<Item = &'a str> + Clone,
+        kernel: impl Iterator<Item = &'a str> + Clone,
+        from_user: bool,
+        fetching: Option<bool>,
+    ) -> Self {
+        let cause = Self::of(functions);
+        if cause != Self::PageFault {
+            return cause;
+        }
+        match Fault::of(kernel.clone(), from_user, fetching) {
+            Some(Fault::Text) => Self::TextFault,
+            Some(Fault::Data) => Self::DataFault,
+            Some(Fault::Kernel) => Self::KernelFault,
+            // No exception: the kernel itself asks for a page, to read a disk into it, say.
+            None if kernel.clone().any(|function| is_called(function, "__get_user_pages*")) => {
+                Self::KernelFault
+            }
+            None => Self::PageFault,
+        }
+    }
+
+    /// The cause that these functions tell, innermost first.
+    fn of<'a>(functions: impl Iterator<Item = &'a str> + Clone) -> Self {
+        let tells = |names: &&[&str]| {
+            functions.clone().any(|function| names.iter().any(|name| is_called(function, name)))
+        };
+        FUNCTIONS.iter().find(|(_, names)| tells(names)).map_or(Self::Other, |(cause, _)| *cause)
+    }
+
+    /// As in table `task_state`; empty for [`Cause::None`].
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::None => "",
+            Self::PageFault => "page fault",
+            Self::TextFault => "text fault",
+            Self::DataFault => "data fault",
+            Self::KernelFault => "kernel fault",
+            Self::Futex => "futex",
+            Self::Poll => "poll",
+            Self::Pipe => "pipe",
+            Self::Socket => "socket",
+            Self::Timer => "timer",
+            Self::Child => "child",
+            Self::Signal => "signal",
+            Self::Terminal => "terminal",
+            Self::Block => "block",
+            Self::Lock => "lock",
+            Self::Work => "work",
+            Self::Other => "other",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(stack: &str) -> Cause {
+        Cause::of(stack.split(' '))
+    }
+
+    #[test]
+    fn stacks_of_linux_tell_their_causes() {
+        assert_eq!(of("schedule futex_wait_queue futex_wait do_futex __x64_sys_futex"), Cause::Futex);
+        assert_eq!(of("schedule do_nanosleep hrtimer_nanosleep __x64_sys_nanosleep"), Cause::Timer);
+        assert_eq!(of("schedule pipe_read vfs_read ksys_read"), Cause::Pipe);
+        assert_eq!(of("schedule schedule_hrtimeout_range do_sys_poll __x64_sys_poll"), Cause::Poll);
+        assert_eq!(of("schedule do_wait kernel_wait4 __do_sys_wait4"), Cause::Child);
+        assert_eq!(of("schedule io_schedule folio_wait_bit_common filemap_read"), Cause::Block);
+        assert_eq!(
+            of("schedule io_schedule folio_wait_bit_common filemap_fault handle_mm_fault.isra.0"),
+            Cause::PageFault
+        );
+        let fault = "schedule io_schedule filemap_fault handle_mm_fault";
+        let kind = |rest: &str, fetching| {
+            let stack = format!("{fault} {rest}");
+            Cause::of_sleep(stack.split(' '), stack.split(' '), true, fetching)
+        };
+        let entry = "exc_page_fault asm_exc_page_fault";
+        assert_eq!(kind(entry, Some(true)), Cause::TextFault);
+        assert_eq!(kind(entry, Some(false)), Cause::DataFault);
+        assert_eq!(kind(entry, None), Cause::PageFault);
+        assert_eq!(kind(&format!("{entry} copy_user_generic vfs_read"), Some(false)), Cause::KernelFault);
+        assert_eq!(kind("__get_user_pages_locked bio_iov_iter_get_pages", Some(false)), Cause::KernelFault);
+        let pipe = "schedule pipe_read".split(' ');
+        assert_eq!(Cause::of_sleep(pipe.clone(), pipe, true, Some(true)), Cause::Pipe);
+        assert_eq!(of("schedule worker_thread kthread ret_from_fork"), Cause::Work);
+        assert_eq!(of("schedule something_new"), Cause::Other);
+        assert_eq!(Cause::of(std::iter::empty()), Cause::Other);
+    }
+}

@@ -1,0 +1,242 @@
+//! Every kind of interval that vprof prints, made by the code that prints it, for a machine whose truth is known.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::measure::{Machine, STRETCH_NS, Tick};
+use super::program::MEAN_NS;
+use super::timeline::in_guest;
+use crate::boot::clocked::{Clocks, Moment as BootMoment};
+use crate::clock::ClockKind;
+use crate::diff::Value;
+use crate::diff::significance::{Tested, one_run, welch};
+use crate::estimate::{Share, Tallies, Ticks};
+use crate::paces::Paces;
+use crate::report::census::{Moment, Moments, Stay};
+use crate::report::tables::Stretch;
+use crate::rows::States;
+
+/// What is estimated of state 1.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Quantity {
+    /// Its share of the time in the guest that is not idle: rows of reports, functions within a process too.
+    Share,
+    /// Its time, as a part of the time in the guest.
+    Time,
+    /// The share of it and of state 2 together, as of callers.
+    Callers,
+    /// The difference of its shares in two runs.
+    TwoRuns,
+    /// The difference of its shares in three runs and three more.
+    SixRuns,
+    /// Its time in a part of the run, of a boot's units and calls.
+    Boot,
+    /// Its time between two readings of the guest's books.
+    Rusage,
+    /// Time of a task in a state, by a census at the moments of the ticks.
+    Census,
+    /// Its part of a task's exact time on a CPU.
+    ExactPart,
+}
+
+/// An estimate with its interval, and what is true.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Measured {
+    pub samples: u64,
+    pub share: Share,
+    pub truth: f64,
+}
+
+/// The part of the run that [`Quantity::Boot`] and [`Quantity::Rusage`] are of, in thousandths of it.
+const PART: (u64, u64) = (301, 703);
+/// Runs of a side of [`Quantity::SixRuns`].
+pub(super) const RUNS: usize = 3;
+
+impl Quantity {
+    /// Machines that one profiling is made of.
+    pub fn machines(self) -> usize {
+        match self {
+            Self::TwoRuns => 2,
+            Self::SixRuns => 2 * RUNS,
+            _ => 1,
+        }
+    }
+
+    /// Profiles machines, each from a seed of its own.
+    pub fn measure(self, machines: &[&Machine], clock: ClockKind, seeds: &[u64]) -> Measured {
+        let Some((machine, seed)) = machines.first().zip(seeds.first()) else {
+            return Measured { samples: 0, share: Share { share: 0.0, low: 0.0, high: 1.0 }, truth: 0.0 };
+        };
+        let all = || machines.iter().zip(seeds).map(|(machine, seed)| share(machine, clock, *seed)).collect();
+        match self {
+            Self::Share => share(machine, clock, *seed),
+            Self::Time | Self::Callers => whole(machine, clock, *seed, self),
+            Self::TwoRuns => two_runs(all()),
+            Self::SixRuns => six_runs(all()),
+            Self::Boot | Self::Rusage => in_part(machine, clock, *seed, self == Self::Boot),
+            Self::Census => census(machine, clock, *seed),
+            Self::ExactPart => exact_part(machine, clock, *seed),
+        }
+    }
+}
+
+fn share(machine: &Machine, clock: ClockKind, seed: u64) -> Measured {
+    let estimate = machine.profile(clock, seed, 0, 1).pop();
+    estimate.map_or_else(none, |found| Measured {
+        samples: found.samples,
+        share: found.share,
+        truth: machine.truth(1),
+    })
+}
+
+fn none() -> Measured {
+    Measured { samples: 0, share: Share { share: 0.0, low: 0.0, high: 1.0 }, truth: 0.0 }
+}
+
+fn whole(machine: &Machine, clock: ClockKind, seed: u64, quantity: Quantity) -> Measured {
+    let callers = quantity == Quantity::Callers;
+    let Some(found) = machine.profile_rows(clock, seed, 0, &[&[1], &[1, 2]]).into_iter().nth(callers.into())
+    else {
+        return none();
+    };
+    match callers {
+        true => Measured {
+            samples: found.samples,
+            share: found.share,
+            truth: machine.truth(1) + machine.truth(2),
+        },
+        false => {
+            let share = machine.as_share(&found);
+            Measured { samples: found.samples, share, truth: machine.true_time(1) }
+        }
+    }
+}
+
+fn value(found: &Measured) -> Value {
+    Value { at: found.share.share, low: found.share.low, high: found.share.high }
+}
+
+fn changed(Tested { low, high, .. }: Tested, change: f64, truth: f64, samples: u64) -> Measured {
+    Measured { samples, share: Share { share: change, low, high }, truth }
+}
+
+fn two_runs(found: Vec<Measured>) -> Measured {
+    let [before, after] = found.as_slice() else { return none() };
+    let change = after.share.share - before.share.share;
+    let samples = before.samples + after.samples;
+    changed(one_run(value(before), value(after)), change, after.truth - before.truth, samples)
+}
+
+/// The truth is that of the program, which is the same on both sides.
+fn six_runs(found: Vec<Measured>) -> Measured {
+    let values: Vec<Value> = found.iter().map(value).collect();
+    let (before, after) = values.split_at(RUNS.min(values.len()));
+    let mean = |side: &[Value]| side.iter().map(|value| value.at).sum::<f64>() / side.len().max(1) as f64;
+    let samples = found.iter().map(|run| run.samples).sum();
+    changed(welch(before, after), mean(after) - mean(before), 0.0, samples)
+}
+
+/// The ends of [`PART`], and the time in state 1 and in the guest between them, ns.
+fn part(machine: &Machine) -> ((u64, u64), f64, f64) {
+    let length = machine.vcpus.iter().map(super::timeline::Timeline::length).max().unwrap_or(0);
+    let ends = (length / 1_000 * PART.0, length / 1_000 * PART.1);
+    let time = |wanted: &dyn Fn(u8) -> bool| -> f64 {
+        machine
+            .vcpus
+            .iter()
+            .map(|line| (line.time_until(ends.1, wanted) - line.time_until(ends.0, wanted)) as f64)
+            .sum()
+    };
+    (ends, time(&|state| state == 1), time(&in_guest))
+}
+
+fn in_part(machine: &Machine, clock: ClockKind, seed: u64, boot: bool) -> Measured {
+    let (ends, true_ns, guest_ns) = part(machine);
+    let ticks = machine.ticks(clock, seed, 0);
+    let hits = (0_i64..).zip(&ticks).filter(|(_, tick)| tick.state == 1);
+    let hits = hits.filter(|(_, tick)| (ends.0..ends.1).contains(&tick.time_ns));
+    let mut tallies = Tallies::default();
+    let [ns, low, high] = if boot {
+        let clocks = clocks(machine, clock, &ticks);
+        let clocked = clocks.within(ends);
+        hits.for_each(|(id, _)| clocked.count(id, &mut tallies));
+        let found = clocked.estimate(&tallies);
+        [found.s, found.low_s, found.high_s].map(|s| s * 1e9)
+    } else {
+        let mut all = Ticks::new(clock, MEAN_NS as f64);
+        for (vcpu, line) in (0_u8..).zip(&machine.vcpus) {
+            all.divide(vcpu, line.stretches(STRETCH_NS, in_guest));
+        }
+        for tick in &ticks {
+            let told = all.tick(tick.vcpu, tick.time_ns, in_guest(tick.state));
+            if tick.state == 1 && (ends.0..ends.1).contains(&tick.time_ns) {
+                tallies.add(&all, told);
+            }
+        }
+        let found = all.estimate(&machine.times(), &tallies).time;
+        [found.ns, found.low_ns, found.high_ns]
+    };
+    let [share, low, high] = [ns, low, high].map(|ns| ns / guest_ns.max(1.0));
+    Measured {
+        samples: tallies.count(),
+        share: Share { share, low, high },
+        truth: true_ns / guest_ns.max(1.0),
+    }
+}
+
+/// What a boot reads of a profile.
+fn clocks(machine: &Machine, clock: ClockKind, ticks: &[Tick]) -> Clocks {
+    let meta = [("clock", clock.name().to_owned()), ("rate_hz", (1_000_000_000 / MEAN_NS).to_string())];
+    let moment = |(id, tick): (i64, &Tick)| {
+        (id, BootMoment { vcpu: tick.vcpu, time_ns: tick.time_ns, guest: in_guest(tick.state) })
+    };
+    let stretches = |line: &super::timeline::Timeline| {
+        let mut begin = 0;
+        let ends = line.stretches(STRETCH_NS, in_guest);
+        let stretch = |(end, guest): (u64, u64)| {
+            let states = States { guest, halted: end - begin - guest, ..States::default() };
+            Stretch { begin: std::mem::replace(&mut begin, end), end, states }
+        };
+        ends.into_iter().map(stretch).collect::<Vec<_>>()
+    };
+    let all: HashMap<u8, Vec<Stretch>> = (0..).zip(machine.vcpus.iter().map(stretches)).collect();
+    let meta: BTreeMap<String, String> = meta.map(|(key, value)| (key.to_owned(), value)).into();
+    Clocks::new(meta, (0..).zip(ticks).map(moment).collect(), all, Paces::default())
+}
+
+/// Ticks as moments of a census, and the course of the first vCPU as what a task does.
+fn census(machine: &Machine, clock: ClockKind, seed: u64) -> Measured {
+    let ticks = machine.ticks(clock, seed, 0);
+    let moment = |(id, tick): (u64, &Tick)| Moment { id, time_ns: tick.time_ns, stretch: 0, late_ns: 0 };
+    let moments: Vec<Moment> = (0..).zip(&ticks).map(moment).collect();
+    let end = ticks.last().map_or(0, |tick| tick.time_ns);
+    let mut stays: Vec<Stay> = Vec::new();
+    for (place, tick) in ticks.iter().enumerate() {
+        let state = if tick.state == 1 { "sleep" } else { "running" };
+        match stays.last_mut().filter(|stay| stay.state == state) {
+            Some(stay) => stay.to = place + 1,
+            None => {
+                stays.push(Stay {
+                    from: place,
+                    to: place + 1,
+                    state: state.to_owned(),
+                    cause: String::new(),
+                });
+            }
+        }
+    }
+    let moments = Moments::new(moments, 0, 1e9 / MEAN_NS as f64);
+    let (_, spent) = moments.spent(&stays, &[&|stay: &Stay| stay.state == "sleep"]);
+    let Some((found, line)) = spent.first().zip(machine.vcpus.first()) else { return none() };
+    let (time, whole) = (found.time.time, end.max(1) as f64);
+    let share = Share { share: time.ns / whole, low: time.low_ns / whole, high: time.high_ns / whole };
+    let truth = line.time_until(end, |state| state == 1) as f64 / whole;
+    Measured { samples: found.time.samples, share, truth }
+}
+
+/// The time in the guest as a task's exact time on a CPU.
+fn exact_part(machine: &Machine, clock: ClockKind, seed: u64) -> Measured {
+    let ticks = machine.ticks(clock, seed, 0);
+    let count = |wanted: &dyn Fn(u8) -> bool| ticks.iter().filter(|tick| wanted(tick.state)).count() as u64;
+    let (hits, all) = (count(&|state| state == 1), count(&in_guest));
+    Measured { samples: hits, share: crate::estimate::share(hits, all), truth: machine.true_time(1) }
+}

@@ -1,0 +1,183 @@
+//! Names the user code of a finished profile by debug files.
+//!
+//! A run names code by what it finds in the guest. Distributions strip their programs, so that much of it stays without
+//! a name; debug files that were installed or fetched later name it here. A file is used only when it has the very
+//! build-id that the profile has of the program, and a frame is changed only where that file knows more of it: a name
+//! never gets worse.
+
+use std::collections::HashSet;
+use std::path::Path;
+
+use serde::Serialize;
+use symbols::elf::BuildId;
+use symbols::names::{DebugFile, DebugFiles, DebugQuery, Symbolizer};
+
+use crate::naming::{is_nameless, name_frame, named_by, present_start, shared_with};
+use crate::rows::{FrameRow, InlinedRow};
+use crate::store::{CodeFile, EditError, Editor};
+
+#[cfg(test)]
+mod tests;
+
+/// How far it is, before each file.
+#[derive(Debug, Clone, Copy)]
+pub struct Progress<'a> {
+    /// Files that are done.
+    pub done: usize,
+    /// All files.
+    pub files: usize,
+    /// Path of the file that comes now, in the guest.
+    pub path: &'a str,
+}
+
+/// Frames of user code and how many of them have a name.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Frames {
+    /// All.
+    pub all: usize,
+    /// With a name before.
+    pub before: usize,
+    /// With a name now.
+    pub after: usize,
+}
+
+impl Frames {
+    fn of(frames: &[FrameRow]) -> Self {
+        let before = frames.iter().filter(|row| has_name(row)).count();
+        Self { all: frames.len(), before, after: before }
+    }
+
+    fn add(&mut self, other: Self) {
+        self.all += other.all;
+        self.before += other.before;
+        self.after += other.after;
+    }
+}
+
+/// A file of the guest whose debug file was found.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Found {
+    /// Its path in the guest.
+    pub path: String,
+    /// Its build-id, hexadecimal.
+    pub build_id: String,
+    /// The debug file: a path of the host, or the name of a source.
+    pub debug_file: String,
+    /// Its frames.
+    pub frames: Frames,
+}
+
+/// A file of the guest without a debug file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct NotFound {
+    /// Its path in the guest.
+    pub path: String,
+    /// Its build-id, hexadecimal.
+    pub build_id: Option<String>,
+    /// Why, in a few words.
+    pub reason: String,
+    /// Its frames.
+    pub frames: Frames,
+}
+
+/// What came of it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Symbolized {
+    /// Files with a debug file, those with the most new names first.
+    pub found: Vec<Found>,
+    /// Files without, those with the most unnamed frames first.
+    pub not_found: Vec<NotFound>,
+    /// The frames of all files.
+    pub frames: Frames,
+}
+
+/// Names the user code of the profile at `path` by what `debug` finds. Each file's names are stored at once: what was
+/// stored before a failure stays.
+///
+/// # Errors
+/// See [`EditError`]. A debug file that is not found or damaged is none.
+pub fn symbolize(
+    path: &Path,
+    debug: &DebugFiles,
+    mut progress: impl FnMut(Progress<'_>),
+) -> Result<Symbolized, EditError> {
+    let mut editor = Editor::open(path)?;
+    let files = editor.files()?;
+    let mut result = Symbolized::default();
+    for (done, file) in files.iter().enumerate() {
+        progress(Progress { done, files: files.len(), path: &file.path });
+        let old = editor.frames(file.id)?;
+        let mut frames = Frames::of(&old);
+        match find(file, debug) {
+            Ok((build_id, debug_file)) => {
+                let debug_path = named_by(&debug_file.origin);
+                let new = rename(&old, &debug_file, debug);
+                // A debug file that knows no more than the program itself has named nothing.
+                if !new.is_empty() {
+                    editor.rename(file.id, &debug_path, &new)?;
+                }
+                frames.after += gained(&old, &new);
+                let path = file.path.clone();
+                result.found.push(Found { path, build_id, debug_file: debug_path, frames });
+            }
+            Err(reason) => {
+                let (path, build_id) = (file.path.clone(), file.build_id.clone());
+                result.not_found.push(NotFound { path, build_id, reason, frames });
+            }
+        }
+        result.frames.add(frames);
+    }
+    result.found.sort_by_key(|file| std::cmp::Reverse(file.frames.after - file.frames.before));
+    result.not_found.sort_by_key(|file| std::cmp::Reverse(file.frames.all - file.frames.before));
+    Ok(result)
+}
+
+/// The debug file of a file, or why there is none.
+fn find(file: &CodeFile, debug: &DebugFiles) -> Result<(String, DebugFile), String> {
+    let unread = |read: &&String| read.starts_with("not read");
+    let Some(text) = &file.build_id else {
+        let reason = file.read_from.as_ref().filter(unread).map_or("it has no build-id", String::as_str);
+        return Err(reason.to_owned());
+    };
+    let build_id: BuildId =
+        text.parse().map_err(|_| "what the profile has as its build-id is none".to_owned())?;
+    let query = DebugQuery { path: file.path.clone(), build_id: Some(build_id), link: None };
+    match debug.find(&query) {
+        Ok(found) => Ok((text.clone(), found)),
+        Err(reasons) if reasons.is_empty() => Err("no debug file of this build".to_owned()),
+        Err(reasons) => Err(reasons.join("; ")),
+    }
+}
+
+/// The frames that `file` knows more of.
+fn rename(old: &[FrameRow], file: &DebugFile, places: &DebugFiles) -> Vec<(FrameRow, Vec<InlinedRow>)> {
+    let shared = shared_with(file, places);
+    let symbols = Symbolizer::new(&file.elf, None, shared.as_ref().map(|shared| &shared.elf));
+    old.iter().filter_map(|row| better(row, &symbols)).collect()
+}
+
+/// The frame as `symbols` name it, if that is more than it has.
+fn better(old: &FrameRow, symbols: &Symbolizer) -> Option<(FrameRow, Vec<InlinedRow>)> {
+    let start = present_start(old);
+    let module = old.module.as_deref().unwrap_or_default();
+    let (mut new, inlined) = name_frame(old.clone(), module, Some(symbols), &|_: u64| start);
+    if new.source.is_none() && (old.source.is_some() || !has_name(&new)) {
+        return None;
+    }
+    if !has_name(&new) && old.symbol.is_some() {
+        (new.symbol, new.offset) = (old.symbol.clone(), old.offset);
+    }
+    Some((new, inlined))
+}
+
+/// How many of the frames have got the first name.
+fn gained(old: &[FrameRow], new: &[(FrameRow, Vec<InlinedRow>)]) -> usize {
+    let named = |rows: &mut dyn Iterator<Item = &FrameRow>| rows.filter(|row| has_name(row)).count();
+    let changed: HashSet<u32> = new.iter().map(|(row, _)| row.id).collect();
+    let before = named(&mut old.iter().filter(|row| changed.contains(&row.id)));
+    named(&mut new.iter().map(|(row, _)| row)).saturating_sub(before)
+}
+
+fn has_name(row: &FrameRow) -> bool {
+    !is_nameless(row.symbol.as_deref(), row.module.as_deref(), row.address, row.offset)
+}

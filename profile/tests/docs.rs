@@ -1,0 +1,518 @@
+//! The documentation says what the tool does: docs/json.md against a report, docs/profile.md against the schema.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use profile::boot::{
+    Boot, Call, Estimated, FailedUnit, Link, PHASES, Phase, Program, Startup, Systemd, Target, Unit,
+};
+use profile::diff::Diff;
+use profile::report::{
+    By, Direction, ExactReport, Known, ModeGroup, ReportError, Request, SharesBy, Source, StateReport,
+    TreeRequest,
+};
+use profile::rows::{
+    Batch, CensusMomentRow, CensusStateRow, ExactVcpuRow, FrameRow, InstanceRow, InterruptRow,
+    InterruptSourceRow, InterruptTimeRow, Mode, SampleRow, Sink, StackRow, TaskLifeRow, TaskStateRow,
+    ThreadRow, WaitedRow, WakeupRow,
+};
+use profile::rows::{Cause, Fault, State};
+use profile::rusage::Rusage;
+use profile::simulate::{Options, Study, study};
+use profile::stat::Stat;
+use profile::store::{Table, Value as Cell};
+use profile::{Filter, Profile, ProfileWriter, Report};
+use serde_json::Value;
+use testkit::made_up;
+
+fn document(name: &str) -> String {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../docs").join(name);
+    fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+fn blocks<'a>(document: &'a str, language: &str) -> Vec<&'a str> {
+    let fence = format!("```{language}\n");
+    document.split(&fence).skip(1).filter_map(|rest| rest.split("```").next()).collect()
+}
+
+fn strings(value: &Value) -> BTreeSet<&str> {
+    value.as_array().into_iter().flatten().filter_map(Value::as_str).collect()
+}
+
+fn is_type(value: &Value, name: &str) -> bool {
+    match name {
+        "object" => value.is_object(),
+        "array" => value.is_array(),
+        "string" => value.is_string(),
+        "boolean" => value.is_boolean(),
+        "null" => value.is_null(),
+        "integer" => value.is_i64() || value.is_u64(),
+        "number" => value.is_number(),
+        other => panic!("the schema uses the type {other}"),
+    }
+}
+
+/// The part of JSON Schema that docs/json.md uses. Stricter in one point: what is not described must not be there.
+fn check(value: &Value, schema: &Value, at: &str) {
+    match &schema["type"] {
+        Value::String(name) => assert!(is_type(value, name), "{at} is not of type {name}: {value}"),
+        names @ Value::Array(_) => {
+            assert!(
+                strings(names).iter().any(|name| is_type(value, name)),
+                "{at} is none of {names}: {value}"
+            );
+        }
+        _ => {
+            let allowed =
+                schema["enum"].as_array().unwrap_or_else(|| panic!("{at} has neither type nor enum"));
+            assert!(allowed.contains(value), "{at} is none of {allowed:?}: {value}");
+        }
+    }
+    if let (Some(object), Some(properties)) = (value.as_object(), schema["properties"].as_object()) {
+        let (found, described) = (object.keys().collect::<BTreeSet<_>>(), properties.keys().collect());
+        assert_eq!(found, described, "keys of {at}");
+        assert_eq!(strings(&schema["required"]), properties.keys().map(String::as_str).collect(), "{at}");
+        for (key, value) in object {
+            check(value, &properties[key], &format!("{at}.{key}"));
+        }
+    }
+    for (n, item) in value.as_array().into_iter().flatten().enumerate() {
+        check(item, &schema["items"], &format!("{at}[{n}]"));
+    }
+}
+
+fn profile(directory: &Path) -> Profile {
+    let path = directory.join("made-up.vprof");
+    made_up::write_profile(&path, 30_000, 500);
+    Profile::open(&path).expect("a profile")
+}
+
+#[test]
+fn a_report_fits_its_schema() {
+    let text = document("json.md");
+    let schema: Value = serde_json::from_str(blocks(&text, "json")[0]).expect("the schema is JSON");
+    let directory = tempfile::tempdir().expect("a directory");
+    let profile = profile(directory.path());
+    let report = Report::read(&profile, &Filter::default()).expect("a report");
+    assert!(!report.vcpus.is_empty() && !report.functions.is_empty() && report.stacks.kernel.walks > 0);
+    let json = serde_json::to_value(&report).expect("JSON");
+    check(&json, &schema, "report");
+    let filter = Filter {
+        process: Some("program-07".into()),
+        modes: vec![ModeGroup::User],
+        vcpu: Some(1),
+        from_ns: Some(1),
+        ..Filter::default()
+    };
+    let tree =
+        |direction| Request::Tree(TreeRequest { symbol: "user_function_50".into(), direction, depth: 3 });
+    let requests = By::ALL.map(|(_, by)| Request::By(by)).into_iter().chain([
+        Request::Summary,
+        tree(Direction::Callers),
+        tree(Direction::Callees),
+    ]);
+    for request in requests {
+        for filter in [&filter, &Filter::default()] {
+            let part = Report::read_with(&profile, filter, &request).expect("a report");
+            check(&serde_json::to_value(&part).expect("JSON"), &schema, "report");
+        }
+    }
+    let back: Report = serde_json::from_value(json).expect("a report");
+    assert_eq!(back.samples, report.samples);
+}
+
+/// Samples of the task: one before there is exact data, of which nothing counts, then the parts of its time. An interrupt counts
+/// only where the preempt count does not show it: what it takes before and after its events.
+fn samples() -> Vec<SampleRow> {
+    let sample = |time_ns, mode, stack, interrupt| SampleRow {
+        time_ns,
+        mode,
+        stack,
+        interrupt,
+        frame: 1,
+        instance: Some(1),
+        tid: Some(8),
+        ..SampleRow::default()
+    };
+    vec![
+        sample(500, Mode::User, None, None),
+        sample(1100, Mode::User, None, None),
+        sample(1200, Mode::Kernel, Some(2), None),
+        SampleRow { fault: Some(Fault::Data), ..sample(1300, Mode::Kernel, Some(4), None) },
+        sample(1400, Mode::SoftIrq, Some(2), Some(2)),
+        SampleRow { preempt_count: Some(0x8001_0000), ..sample(1500, Mode::HardIrq, Some(2), Some(1)) },
+        SampleRow { preempt_count: Some(0x8000_0000), ..sample(1600, Mode::HardIrq, Some(2), Some(1)) },
+    ]
+}
+
+/// A profile with one task that slept, was woken and interrupted.
+fn exact_profile(path: &Path) -> Profile {
+    let frame = |id, symbol: &str| FrameRow { id, symbol: Some(symbol.into()), ..FrameRow::default() };
+    let state =
+        |state, cause, stack, ns| TaskStateRow { instance: 1, tid: 8, state, cause, stack, ns, count: 2 };
+    let first = Batch {
+        meta: [
+            ("exact", "1"),
+            ("exact_from_ns", "1000"),
+            ("duration_ns", "2000"),
+            ("rate_hz", "1000"),
+            ("hardirq_bits", "983040"),
+        ]
+        .map(|(key, value)| (key.to_owned(), value.to_owned()))
+        .to_vec(),
+        instances: vec![
+            InstanceRow { id: 1, pid: 7, comm: "sleeper".into(), ..InstanceRow::default() },
+            InstanceRow { id: 2, pid: 6, comm: "sh".into(), ..InstanceRow::default() },
+        ],
+        threads: vec![ThreadRow { instance: 1, tid: 8, comm: "worker".into() }],
+        waited: vec![WaitedRow { child: 1, by: 2, time_ns: 1900 }],
+        frames: vec![
+            frame(1, "pipe_read"),
+            frame(2, "schedule"),
+            frame(3, "exc_page_fault"),
+            frame(4, "do_fault"),
+        ],
+        stacks: vec![
+            StackRow { id: 1, parent: None, frame: 1 },
+            StackRow { id: 2, parent: Some(1), frame: 2 },
+            StackRow { id: 3, parent: Some(1), frame: 3 },
+            StackRow { id: 4, parent: Some(3), frame: 4 },
+        ],
+        task_states: vec![
+            state(State::Running, Cause::None, 0, 300),
+            state(State::Sleep, Cause::Pipe, 2, 500),
+        ],
+        task_lives: vec![
+            TaskLifeRow { instance: 1, tid: 8, from_ns: 1000, to_ns: 1800, ended: false },
+            TaskLifeRow { instance: 2, tid: 6, from_ns: 1000, to_ns: 2000, ended: false },
+        ],
+        wakeups: vec![
+            WakeupRow { by: "task".into(), waker: 1, waker_tid: 8, woken: 1, woken_tid: 8, count: 3 },
+            WakeupRow { by: "hard".into(), woken: 1, woken_tid: 8, count: 4, ..WakeupRow::default() },
+        ],
+        interrupt_times: vec![
+            InterruptTimeRow { vcpu: 0, instance: 1, tid: 8, ns: 20, count: 1 },
+            InterruptTimeRow { vcpu: 0, instance: 0, tid: 0, ns: 30, count: 2 },
+        ],
+        interrupts: ["virtio0-req.0", "NET_RX"]
+            .into_iter()
+            .zip(["hard", "soft"])
+            .zip(1..)
+            .map(|((name, kind), id)| InterruptRow { id, kind: kind.into(), name: name.into() })
+            .collect(),
+        interrupt_sources: [(0, 30, 20), (1, 20, 9)]
+            .map(|(vcpu, ns, max_ns)| InterruptSourceRow {
+                vcpu,
+                interrupt: 1,
+                vector: 35,
+                ns,
+                count: 2,
+                max_ns,
+            })
+            .to_vec(),
+        samples: samples(),
+        exact_vcpus: vec![ExactVcpuRow { trips: 9, switches: 4, ..ExactVcpuRow::default() }],
+        ..Batch::default()
+    };
+    let second = Batch {
+        meta: vec![("exact_to_ns".into(), "2000".into()), ("exact_end".into(), "the run ended".into())],
+        task_states: vec![
+            state(State::Running, Cause::None, 0, 100),
+            state(State::Interrupted, Cause::None, 0, 100),
+        ],
+        task_lives: vec![TaskLifeRow { instance: 1, tid: 8, from_ns: 1000, to_ns: 2000, ended: true }],
+        exact_vcpus: vec![ExactVcpuRow {
+            trips: 12,
+            switches: 5,
+            guest_switches: Some(5),
+            ..ExactVcpuRow::default()
+        }],
+        ..Batch::default()
+    };
+    let mut writer = ProfileWriter::create(path, false).expect("a profile");
+    for batch in [first, second] {
+        writer.write(&batch).expect("room");
+    }
+    writer.finish().expect("room");
+    Profile::open(path).expect("a profile")
+}
+
+#[test]
+fn an_exact_report_fits_its_schema() {
+    let text = document("json.md");
+    let section = text.split("# `vprof report --exact --json`").nth(1).expect("a section");
+    let schema: Value = serde_json::from_str(blocks(section, "json")[0]).expect("the schema is JSON");
+    let directory = tempfile::tempdir().expect("a directory");
+    let profile = exact_profile(&directory.path().join("exact.vprof"));
+    for process in [None, Some("sleeper"), Some("7"), Some("sleeper#0")] {
+        let report = ExactReport::read(&profile, process).expect("exact data");
+        check(&serde_json::to_value(&report).expect("JSON"), &schema, "report");
+        let task = &report.tasks[0];
+        assert!(report.complete && task.ended);
+        assert!((task.states.iter().map(|state| state.s).sum::<f64>() - task.life_s).abs() < 1e-12);
+        assert!((task.running_s - 400e-9).abs() < 1e-12);
+        let parts = task.parts.expect("samples");
+        let counts = [parts.user, parts.system, parts.trap, parts.soft].map(|part| part.samples);
+        assert_eq!((parts.samples, counts), (5, [1, 2, 1, 1]));
+        let faults = [parts.text_fault, parts.data_fault, parts.kernel_fault].map(|part| part.samples);
+        assert_eq!(faults, [0, 1, 0]);
+        assert!(parts.trap.low < 0.2 && parts.trap.share == 0.2 && parts.trap.high > 0.2);
+        assert_eq!(task.states[0].count, 2);
+        assert_eq!(report.off_cpu[0].stack, ["schedule", "pipe_read"]);
+        assert_eq!(report.wakeups.len(), 2);
+        assert_eq!((report.vcpus[0].switches, report.vcpus[0].guest_switches), (5, Some(5)));
+        assert_eq!(report.children.len(), usize::from(process.is_none()), "the process itself has none");
+        let interrupts = if process.is_none() { 2 } else { 1 };
+        assert_eq!(report.interrupts.len(), interrupts);
+        if process.is_some() {
+            assert!(report.sources.is_empty() && report.soft_interrupts.is_empty());
+            continue;
+        }
+        let source = &report.sources[0];
+        assert_eq!((source.name.as_str(), source.vector, source.count), ("virtio0-req.0", Some(35), 4));
+        assert!((source.s - 50e-9).abs() < 1e-15 && (source.mean_s - 12.5e-9).abs() < 1e-15);
+        assert!((source.max_s - 20e-9).abs() < 1e-15);
+        let soft = &report.soft_interrupts;
+        assert_eq!((soft.len(), soft[0].name.as_str(), soft[0].estimate.samples), (1, "NET_RX", 1));
+    }
+    let children = &ExactReport::read(&profile, Some("sh")).expect("exact data").children[0];
+    assert_eq!((children.comm.as_str(), children.waited_for, children.processes), ("sh", 1, 1));
+    let sum: f64 = children.states.iter().map(|state| state.s).sum();
+    assert!((sum - 1e-6).abs() < 1e-12 && (children.running_s - 400e-9).abs() < 1e-12, "{children:?}");
+    let nobody = ExactReport::read(&profile, Some("sleeper#1")).unwrap_err().to_string();
+    assert!(nobody.contains("sleeper#1"), "{nobody}");
+}
+
+/// A profile whose census saw one thread asleep, running and gone, and another at all moments.
+fn census_profile(path: &Path, meta: &[(&str, &str)]) -> Profile {
+    let row = |tid, moment, state, cause| CensusStateRow { instance: 1, tid, moment, state, cause, stack: 0 };
+    let moments =
+        (1..=40_u64).map(|id| CensusMomentRow { id, time_ns: id * 100_000_000, late_ns: 0, stretch: 0 });
+    let batch = Batch {
+        meta: meta.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect(),
+        instances: vec![InstanceRow { id: 1, pid: 7, comm: "sleeper".into(), ..InstanceRow::default() }],
+        threads: vec![ThreadRow { instance: 1, tid: 8, comm: "worker".into() }],
+        census_moments: moments.collect(),
+        census_states: vec![
+            row(8, 1, Some(State::Sleep), Cause::Pipe),
+            row(8, 11, Some(State::Running), Cause::None),
+            row(8, 21, None, Cause::None),
+            row(9, 1, Some(State::Disk), Cause::Block),
+        ],
+        ..Batch::default()
+    };
+    let mut writer = ProfileWriter::create(path, false).expect("a profile");
+    writer.write(&batch).expect("room");
+    writer.finish().expect("room");
+    Profile::open(path).expect("a profile")
+}
+
+#[test]
+fn states_fit_their_schema() {
+    let text = document("json.md");
+    let section = text.split("# `vprof report --states --json`").nth(1).expect("a section");
+    let schema: Value = serde_json::from_str(blocks(section, "json")[0]).expect("the schema is JSON");
+    let directory = tempfile::tempdir().expect("a directory");
+    let exact = exact_profile(&directory.path().join("exact.vprof"));
+    let all = Filter::default();
+    let report = StateReport::read(&exact, &all, Source::Best).expect("exact times");
+    check(&serde_json::to_value(&report).expect("JSON"), &schema, "report");
+    let task = &report.tasks[0];
+    assert_eq!((report.source, report.census.is_some()), (Known::Exact, false));
+    assert!((task.states.iter().map(|state| state.s).sum::<f64>() - task.life_s).abs() < 1e-12, "{task:?}");
+    assert!((task.running.s - 500e-9).abs() < 1e-12 && task.running.low_s == task.running.high_s);
+    assert!(matches!(StateReport::read(&exact, &all, Source::Census), Err(ReportError::NoStates(_))));
+
+    let meta = [("census_hz", "10"), ("census_from_ns", "0"), ("duration_ns", "4000000000")];
+    let census = census_profile(&directory.path().join("census.vprof"), &meta);
+    let report = StateReport::read(&census, &all, Source::Best).expect("a census");
+    check(&serde_json::to_value(&report).expect("JSON"), &schema, "report");
+    assert_eq!((report.source, report.tasks.len()), (Known::Census, 2));
+    let task = &report.tasks[0];
+    assert_eq!((task.task.tid, task.task.thread.as_deref()), (8, Some("worker")));
+    assert!((task.life_s - 2.0).abs() < 1e-9 && (task.running.s - 1.0).abs() < 1e-9, "{task:?}");
+    assert!((task.running.share - 0.5).abs() < 1e-9 && task.running.low_s < 1.0 && task.running.high_s > 1.0);
+    assert_eq!((task.waits[0].state.as_str(), task.waits[0].cause.as_str()), ("sleep", "pipe"));
+    let half = Filter { to_ns: Some(1_050_000_000), ..Filter::default() };
+    let report = StateReport::read(&census, &half, Source::Best).expect("a part of it");
+    let sleeper = report.tasks.iter().find(|task| task.task.tid == 8).expect("the task");
+    assert!((sleeper.waits[0].share - 1.0).abs() < 1e-9 && sleeper.running.s == 0.0, "{sleeper:?}");
+    let one = Filter { thread: Some("worker".into()), process: Some("sleeper".into()), ..Filter::default() };
+    assert_eq!(StateReport::read(&census, &one, Source::Best).expect("one").tasks.len(), 1);
+    let view = census.query("SELECT tid, state, moments FROM v_census_states").expect("an answer").rows;
+    assert_eq!(format!("{:?}", view[0]), "[Integer(8), Text(\"running\"), Integer(10)]");
+}
+
+#[test]
+fn a_profile_without_states_says_why() {
+    let directory = tempfile::tempdir().expect("a directory");
+    for (meta, part) in [
+        (vec![("census_hz", "0")], "--census 0"),
+        (vec![("census_hz", "10"), ("census_missing", "no BTF in this kernel")], "no BTF"),
+        (vec![("census_hz", "10")], "too short"),
+    ] {
+        let path = directory.path().join(part.replace(' ', "-"));
+        let meta = meta.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
+        let mut writer = ProfileWriter::create(&path, false).expect("a profile");
+        writer.write(&Batch { meta, ..Batch::default() }).expect("room");
+        let profile = Profile::open(&path).expect("a profile");
+        let error = StateReport::read(&profile, &Filter::default(), Source::Best).unwrap_err().to_string();
+        assert!(error.contains(part) && !error.contains('\n'), "{error}");
+    }
+}
+
+#[test]
+fn a_profile_without_exact_data_says_why() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let why = |profile: &Profile| ExactReport::read(profile, None).unwrap_err().to_string();
+    assert!(why(&profile(directory.path())).ends_with("without `vprof run --exact`"));
+    for (meta, part) in [
+        (vec![("exact", "1")], "cut short"),
+        (vec![("exact", "1"), ("exact_missing", "no BTF in this kernel")], "no BTF"),
+    ] {
+        let path = directory.path().join(part.replace(' ', "-"));
+        let meta = meta.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
+        let mut writer = ProfileWriter::create(&path, false).expect("a profile");
+        writer.write(&Batch { meta, ..Batch::default() }).expect("room");
+        let sentence = why(&Profile::open(&path).expect("a profile"));
+        assert!(sentence.contains(part) && !sentence.contains('\n'), "{sentence}");
+    }
+}
+
+#[test]
+fn the_guests_books_fit_their_schema() {
+    let text = document("json.md");
+    let section = text.split("# `vprof rusage --json`").nth(1).expect("a section");
+    let schema: Value = serde_json::from_str(blocks(section, "json")[0]).expect("the schema is JSON");
+    let directory = tempfile::tempdir().expect("a directory");
+    let rusage = Rusage::read(&profile(directory.path())).expect("books");
+    assert!(!rusage.processes.is_empty() && !rusage.threads.is_empty() && !rusage.cpus.is_empty());
+    check(&serde_json::to_value(&rusage).expect("JSON"), &schema, "rusage");
+}
+
+#[test]
+fn a_simulation_fits_its_schema() {
+    let text = document("json.md");
+    let block = text.split("# `vprof simulate --json`\n").nth(1).expect("a section");
+    let schema: Value = serde_json::from_str(blocks(block, "json")[0]).expect("the schema is JSON");
+    let result = study(&Options { seed: 1, runs: 2, clock: None }, |_, _| {});
+    let json = serde_json::to_value(&result).expect("JSON");
+    check(&json, &schema, "study");
+    let back: Study = serde_json::from_value(json).expect("a study");
+    assert_eq!((back.seed, back.runs, back.rows.len()), (1, 2, result.rows.len()));
+}
+
+#[test]
+fn figures_of_vcpus_fit_their_schema() {
+    let text = document("json.md");
+    let section = text.split("# `vprof stat --json`").nth(1).expect("a section");
+    let schema: Value = serde_json::from_str(blocks(section, "json")[0]).expect("the schema is JSON");
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("made-up.vprof");
+    made_up::write_profile(&path, 1_000, 0);
+    let stat = Stat::read(&Profile::open(&path).expect("a profile")).expect("figures");
+    assert!(!stat.vcpus.is_empty() && !stat.exits.is_empty());
+    assert!(!stat.interrupts.is_empty() && !stat.kvm_counters.is_empty());
+    check(&serde_json::to_value(&stat).expect("JSON"), &schema, "stat");
+    let exact = exact_profile(&directory.path().join("exact.vprof"));
+    let stat = Stat::read(&exact).expect("figures");
+    assert_eq!(stat.served.len(), 2);
+    check(&serde_json::to_value(&stat).expect("JSON"), &schema, "stat");
+}
+
+#[test]
+fn a_comparison_fits_its_schema() {
+    let text = document("json.md");
+    let section = text.split("# `vprof diff --json`").nth(1).expect("a section");
+    let schema: Value = serde_json::from_str(blocks(section, "json")[0]).expect("the schema is JSON");
+    let directory = tempfile::tempdir().expect("a directory");
+    let open = || [profile(directory.path()), profile(directory.path())];
+    for by in [SharesBy::Function, SharesBy::Total, SharesBy::Process, SharesBy::Stack] {
+        let ([one, _], [other, _]) = (open(), open());
+        let two = Diff::read(&[one], &[other], &Filter::default(), by).expect("a comparison");
+        let several = Diff::read(&open(), &open(), &Filter::default(), by).expect("a comparison");
+        for diff in [two, several] {
+            assert!(!diff.rows.is_empty() && diff.tested > 0);
+            assert!(diff.rows.iter().all(|row| !row.share.marked && row.share.change == 0.0), "{by:?}");
+            check(&serde_json::to_value(&diff).expect("JSON"), &schema, "diff");
+            let sum: f64 = diff.rows.iter().map(|row| row.share.after).sum();
+            assert!(by == SharesBy::Total || (sum - 1.0).abs() < 1e-9, "{by:?}: {sum}");
+        }
+    }
+}
+
+fn text(cell: &Cell) -> &str {
+    match cell {
+        Cell::Text(text) => text,
+        other => panic!("{other:?} is no text"),
+    }
+}
+
+#[test]
+fn every_column_is_described() {
+    let document = document("profile.md");
+    let directory = tempfile::tempdir().expect("a directory");
+    let profile = profile(directory.path());
+    let Table { rows, .. } = profile
+        .query("SELECT s.type, s.name, c.name FROM sqlite_schema s, pragma_table_info(s.name) c WHERE s.type <> 'index'")
+        .expect("an answer");
+    assert!(rows.len() > 60, "{} columns", rows.len());
+    for row in &rows {
+        let (kind, name, column) = (text(&row[0]), text(&row[1]), format!("`{}`", text(&row[2])));
+        let described = if kind == "table" {
+            let section = document.split(&format!("### `{name}`\n")).nth(1).expect("a section");
+            section.split("\n### ").next().unwrap_or_default().contains(&format!("| {column} |"))
+        } else {
+            document.lines().any(|line| line.starts_with(&format!("| `{name}` |")) && line.contains(&column))
+        };
+        assert!(described, "{column} of {name} is not described");
+    }
+    let modes = profile.query("SELECT name FROM mode").expect("an answer").rows;
+    assert!(modes.iter().all(|row| document.contains(&format!("| `{}` |", text(&row[0])))));
+}
+
+#[test]
+fn the_example_queries_work() {
+    let document = document("profile.md");
+    let directory = tempfile::tempdir().expect("a directory");
+    let profile = profile(directory.path());
+    let queries = blocks(&document, "sql");
+    assert!(queries.len() >= 5);
+    for sql in queries {
+        profile.query(sql).unwrap_or_else(|error| panic!("{error}: {sql}"));
+    }
+}
+
+#[test]
+fn a_boot_fits_its_schema() {
+    let text = document("json.md");
+    let section = text.split("# `vprof report --boot --json`").nth(1).expect("a section");
+    let schema: Value = serde_json::from_str(blocks(section, "json")[0]).expect("the schema is JSON");
+    let time = Estimated { samples: 3, s: 0.1, low_s: 0.05, high_s: 0.2 };
+    let call = |module| Call { function: "acpi_init".to_owned(), module, from_s: 0.1, to_s: 0.2, time };
+    let unit = Unit { name: "ssh.service".to_owned(), from_s: 1.0, to_s: 2.0, processes: 2, time };
+    let phase = |name: &&str| Phase { name: (*name).to_owned(), ..Phase::default() };
+    let program = Program { from_s: 0.3, path: "/init".to_owned(), filesystem: "rootfs".to_owned() };
+    let boot = Boot {
+        kernel: Some("6.1.0".to_owned()),
+        host: "kvm".to_owned(),
+        began_s: 0.1,
+        reached_s: Some(2.0),
+        phases: PHASES.iter().map(phase).collect(),
+        early: vec![call(None)],
+        initcalls: vec![call(Some("virtio".to_owned()))],
+        init: vec![program],
+        units: vec![unit.clone()],
+        processes: vec![unit],
+        systemd: Systemd {
+            missing: Some("no journal".to_owned()),
+            startup: Some(Startup { initrd_s: Some(1.0), ..Startup::default() }),
+            targets: vec![Target::default()],
+            failed: vec![FailedUnit::default()],
+            chain: vec![Link { own: time, all: time, ..Link::default() }],
+            within_s: 0.003,
+        },
+    };
+    check(&serde_json::to_value(&boot).expect("JSON"), &schema, "boot");
+}

@@ -12,15 +12,19 @@ const WAITING: usize = 16;
 const WORKING: usize = 2;
 
 const ABOUT: &str = "\
-S. Liang, *Thread-Aware CPU Time Sampling* (1998), made a profiler for programs \"in which most threads are blocked most of the time\". It \
-suspends all threads at every tick and charges only those whose registers have changed since the last one. `blocked` has 16 threads that wait, \
-half of them in one call, half waking four times a second, and 2 that work, on one CPU.";
+S. Liang, *Thread-Aware CPU Time Sampling* (1998), made a profiler for programs \"in which most threads are blocked most
+of the time\". It suspends all threads at every tick and charges only those whose registers have changed since the last
+one. `blocked` has 16 threads that wait, half of them in one call, half waking four times a second, and 2 that work, on
+one CPU.";
 
 const DISCUSSION: &str = "\
-The paper gives no table for this; its figure is the overhead of \"less than 20%\" at a tick every millisecond. Asking all threads at every tick, \
-without looking whether they ran, charges each of them the whole time, as the column \"charging all\" would have it. vprof needs no suspending and no comparing: a tick looks at what the CPU runs, so a thread that waits cannot be hit. Nor is a \
-loop of one instruction lost, the case in which the paper's registers stay the same. What the waiting threads are charged is what they used to \
-start, to look around, and to end.";
+The paper gives no table for this; its figure is the overhead of \"less than 20%\" at a tick every millisecond. A profiler
+that samples all threads at every tick, without checking whether they ran, charges each of them the full time. The
+column \"charging all\" shows this.
+
+vprof needs neither suspending nor comparing: a tick samples the thread that the CPU runs, so a waiting thread cannot be
+hit. A loop of one instruction is not lost either, the case in which the paper's registers stay the same. The waiting
+threads are charged the time that they used to start, to wake up, and to end.";
 
 /// Makes the section.
 pub fn run(_: usize) -> Result<Section> {
@@ -38,7 +42,7 @@ pub fn run(_: usize) -> Result<Section> {
         Ok(used.iter().sum())
     };
     let mut table =
-        Table::new(&["threads", "their own clocks", "the guest's books", "charging all", "vprof"]);
+        Table::new(&["threads", "their own clocks", "the guest's CPU accounting", "charging all", "vprof"]);
     for (name, start, count) in [
         ("`work-0`", "work-0", 1),
         ("`work-1`", "work-1", 1),
@@ -58,7 +62,7 @@ pub fn run(_: usize) -> Result<Section> {
     }
     let hit = named("wait-").iter().filter(|thread| thread.true_cpu_ns > 0).count();
     let text = format!(
-        "## A mostly blocked program\n\n{ABOUT}\n\n{}\n{} {hit} of the {WAITING} waiting threads were ever hit by a sample.\n\n{DISCUSSION}",
+        "## A mostly blocked program\n\n{ABOUT}\n\n{}\n{}\n{hit} of the {WAITING} waiting threads were hit by a sample.\n\n{DISCUSSION}",
         table.markdown(),
         setting(&rusage, 1)
     );

@@ -12,18 +12,24 @@ use crate::table::Table;
 const THIRD: f64 = 3.0;
 
 const ABOUT: &str = "\
-A program loops forever and writes down four times a second how much time the system says it has used; for a while its \
-machine serves interrupts that are none of its business. The paper's came from a network in promiscuous mode. Here a program \
-on another CPU floods the loopback device, and the kernel is told to receive the packets on the loop's CPU (`interfered`).";
+A program loops forever and records four times a second the CPU time that the system reports for it. For some time its
+machine serves interrupts that do not concern the program. The paper's came from a network in promiscuous mode. Here a
+program on another CPU floods the loopback device, and the kernel is configured to receive the packets on the loop's CPU
+(`interfered`).";
 
 const DISCUSSION: &str = "\
-The paper's figure has no numbers in its text: under SunOS the loop was charged \"a significant amount of system CPU time\" \
-during the onslaught, under 4.4BSD next to none. Linux without `CONFIG_IRQ_TIME_ACCOUNTING`, as Debian builds it, still does what SunOS \
-did, in two ways. The total of getrusage is the scheduler's run time, which runs on while interrupts are served: all of \
-their time is the loop's. How that total divides into user and system time is told by the ticks, and a tick that finds a soft \
-interrupt being served counts as system time of whoever was interrupted. A tick cannot find a hard interrupt being served, \
-because interrupts are off there: those go into user time. vprof charges interrupts to no process, from their entry to their exit; it says whom they hit. Loads that the host \
-takes away are in the guest's books, too, because the guest cannot see them.";
+The paper's figure has no numbers in its text. Under SunOS the loop was charged \"a significant amount of system CPU
+time\" during the packet storm, under 4.4BSD next to none. Linux without `CONFIG_IRQ_TIME_ACCOUNTING`, as Debian builds
+it, still behaves like SunOS, in two ways:
+
+- The total of getrusage is the scheduler's run time, which includes the time in which interrupts are served. All of
+  that time is charged to the loop.
+- Ticks determine how that total divides into user and system time. A tick that finds a soft interrupt being served
+  counts as system time of the interrupted task. A tick cannot find a hard interrupt being served, because interrupts
+  are off there: that time counts as user time.
+
+vprof charges interrupts to no process, from their entry to their exit; it shows which process they hit. The guest's CPU
+accounting also includes the time that the host takes away, because the guest cannot see it.";
 
 /// What the loop printed: (s, user s, system s).
 fn log(run: &Run) -> Result<Vec<(f64, f64, f64)>> {
@@ -73,14 +79,14 @@ pub fn run(_: usize) -> Result<Section> {
         y: "CPU time, s",
         lines: vec![
             line("getrusage: system time", told_system),
-            line("vprof: kernel code of its own", own_kernel),
+            line("vprof: its own code, kernel", own_kernel),
             line("vprof: soft interrupts that hit it", soft),
         ],
     };
     let text = format!(
-        "## Interrupts: who is charged for them\n\nSection 5.1 and figure 2 of McCanne and Torek. {ABOUT}\n\n\
-         ![System time of a loop that interrupts hit](experiments/interference.svg)\n\n{}\n{} {sent:.0} datagrams were sent. \
-         Times of the host's own making (what the vCPU waited, and what vprof took) are in the first two rows and not in the \
+        "## Interrupts: the processes charged for them\n\nThis repeats section 5.1 and figure 2 of McCanne and Torek.\n{ABOUT}\n\n\
+         ![System time of a loop that interrupts hit](experiments/interference.svg)\n\n{}\n{}\n{sent:.0} datagrams were sent. \
+         Time taken by the host (the vCPU's waits, and vprof's own work) is in the first\ntwo rows and not in the \
          others.\n\n{DISCUSSION}",
         table.markdown(),
         setting(&rusage(&run)?, 1),

@@ -14,30 +14,42 @@ use crate::table::{Table, median, more};
 const LENGTH: f64 = 10.0;
 
 const ABOUT: &str = "\
-The audio tool *vat* processed a frame every 22.5 ms. Seen by a clock of 10 ms it appeared at four points of its period only, \
-and its CPU time, which should have grown in a straight line, had flat and steep regions of about 30 s each. `isochronous` does a piece of \
-work of 2.25 ms at the start of every 22.5 ms, or of 2 ms every 24.02 ms, which is nearly six ticks of a kernel with `CONFIG_HZ=250`: six ticks and the \
-20 us by which such programs drift. The paper's other clock, of 10 ms, cannot be had: Debian's kernels for amd64, 5.10 to 6.12, are built with \
-`CONFIG_HZ=250`.";
+The audio tool *vat* processed a frame every 22.5 ms. Sampled by a clock of 10 ms it appeared at only four points of its
+period. Its CPU time, which should have grown in a straight line, had flat and steep regions of about 30 s each.
+
+`isochronous` does a piece of work of 2.25 ms at the start of every 22.5 ms, or of 2 ms every 24.02 ms. The latter is
+nearly six ticks of a kernel with `CONFIG_HZ=250`: six ticks and the 20 us by which such programs drift. The paper's
+other clock, of 10 ms, is not available: Debian's kernels for amd64, 5.10 to 6.12, are built with `CONFIG_HZ=250`.";
 
 const DISCUSSION: &str = "\
-What programs ask for, getrusage, is cured on today's Linux: the total is the scheduler's run time, which is exact. `/proc/stat`, and with it \
-every tool that shows how busy CPUs are, still counts ticks. 22.5 ms against ticks of 4 ms leave eight points of the period, half a millisecond \
-apart, where the paper had four, 2.5 ms apart: too many to be far off with 2.25 ms of work, by themselves; where the table says otherwise, the likely cause is ticks that an emulated machine on a busy host serves late or not at all. At 24.02 ms the two are as good as in step, and \
-`/proc/stat` has the flat and the steep regions of figure 4. vprof does as the tick does when told to use a fixed clock \
-(`--clock fixed`) at the program's own rate: it goes wrong by whatever phase the two happen to have; at random intervals, the default, no phase is preferred, and chance remains.
+The value that programs request, getrusage, is correct on current Linux: the total is the scheduler's run time, which is
+exact. `/proc/stat` still counts ticks, and so does every tool that shows how busy CPUs are.
 
-vprof's measure in the guest is exact mode, which stamps each switch and each interrupt, in the same run and for the whole of the \
-program's life: its start and its end, too, which the program's own clock leaves out. Both columns hold the interrupts that hit the program, \
-and leave out what vprof took: events, and the switches between guest and host for them. Exact mode's column has what the VMM and the host took of its \
-time, too. The program's own clock is no \
-measure for ticks of an emulated machine: the scheduler charges a task from the moment at which it is picked; it is the current one, for a tick and for exact \
-mode, when the switch is over. Natively that is less than a microsecond, emulated it has been seen to take a millisecond, half of what this program works in a \
-period. What is left in the emulated guest is its own: it runs on for a moment when a tick is due, and is stopped at once where it idles, so that what is due \
-in the last moment of a piece of work is seen after it; 0.2 ms are a tenth of the work (not measured by itself).
+22.5 ms against ticks of 4 ms leave eight points of the period, half a millisecond apart, where the paper had four,
+2.5 ms apart. Eight points are too many for a large error with 2.25 ms of work. Where the table shows one, the likely
+cause is ticks that an emulated machine on a busy host serves late or loses. At 24.02 ms the two are almost in step, and
+`/proc/stat` has the flat and the steep regions of figure 4.
 
-Natively the interrupt of the tick stops the guest within microseconds, and there the paper's claim can be tested by itself: at random intervals the estimate is \
-off by no more than chance, at any rate; a fixed clock in step with the program is off by whatever phase the two have.";
+vprof behaves like the tick if it uses a fixed clock (`--clock fixed`) at the program's own rate: its error depends on
+the phase between the two. With random intervals, the default, no phase is preferred, and only chance remains.
+
+The reference for vprof in the guest is exact mode, which stamps each switch and each interrupt. It is from the same run
+and covers the program's complete lifetime, including its start and its end, which the program's own clock leaves out.
+Both columns include the interrupts that hit the program. Both exclude the time that vprof took: events, and the
+switches between guest and host for them. Exact mode's column also includes the time that the VMM and the host took from
+the program.
+
+The program's own clock is not a reference for ticks of an emulated machine. The scheduler charges a task from the time
+at which it is picked; for a tick and for exact mode, it is the current task when the switch is complete. Natively that
+takes less than a microsecond. Emulated, up to a millisecond has been observed, half of this program's work in a period.
+
+The remaining difference in the emulated guest has a cause in the emulation. The guest continues briefly when a tick is
+due, but is stopped at once when it idles. A tick that is due at the very end of a piece of work is therefore seen after
+it; 0.2 ms are a tenth of the work (not measured separately).
+
+Natively the interrupt of the tick stops the guest within microseconds, so the paper's claim can be tested separately.
+With random intervals the error of the estimate does not exceed chance, at any rate. With a fixed clock in step with the
+program, the error depends on the phase between the two.";
 
 /// What is run: the program's options, vprof's, and words for both.
 struct Case {
@@ -195,9 +207,10 @@ pub fn run(runs: usize) -> Result<Section> {
         table.row(sum.row(case.name));
     }
     let text = format!(
-        "## A program in step with the clock\n\nSection 5.3 and figures 3 and 4 of McCanne and Torek. {ABOUT}\n\n{images}{}\n{measured} \
-         Times are sums of {runs} runs, the pictures are of the first. vprof's ticks were served {:.0} us late (median). \
-         \"chance\" is how far 95 of 100 such counts of ticks are from the measured time at most.\n\n{}\n{DISCUSSION}",
+        "## A program in step with the clock\n\n\
+         This repeats section 5.3 and figures 3 and 4 of McCanne and Torek.\n{ABOUT}\n\n{images}{}\n{measured}\n\
+         Times are sums of {runs} runs, the pictures are of the first. vprof's ticks were served {:.0} us late (median).\n\
+         \"chance\" is the largest distance from the measured time of 95 of 100 such counts of ticks.\n\n{}\n{DISCUSSION}",
         table.markdown(),
         median(&late).unwrap_or_default(),
         natively(runs)?
@@ -233,9 +246,10 @@ fn natively(runs: usize) -> Result<String> {
         ]);
     }
     Ok(format!(
-        "Natively, on this machine's KVM, as a program of 116 bytes at privilege level 3 that works in the first part of each period and rests \
-         in a loop else, {runs} times {} s for each clock. \"Worked\" is the part of its time by its own account, the time-stamp counter, which \
-         leaves out what it did not run (the host's other work and vprof's).\n\n{}",
+        "The native experiment runs on this machine's KVM. It is a program of 116 bytes at privilege level 3 that works in the\n\
+         first part of each period and otherwise waits in a loop. It runs {runs} times {} s for each clock. \"Worked\" is the part of\n\
+         its time by its own measurement, the time-stamp counter. It leaves out the time in which the program did not run (the\n\
+         host's other work and vprof's).\n\n{}",
         native::LENGTH,
         table.markdown()
     ))

@@ -137,11 +137,11 @@ pub fn lateness(run: &Run) -> Result<f64> {
 /// Where, on what and how often was measured, as a sentence.
 pub fn setting(rusage: &Rusage, runs: usize) -> String {
     let host = match rusage.host.as_str() {
-        "portable" => "on the portable host, an emulated machine whose times are its own",
+        "portable" => "on the portable host, an emulated machine whose times are not those of a real one",
         _ => "on this machine's own KVM",
     };
     let kernel = rusage.kernel.as_deref().unwrap_or("of unknown release");
-    format!("Measured {host}; Linux {kernel} in the guest; {}{}.", count_of_runs(runs), load())
+    format!("Measured {host}.\nLinux {kernel} in the guest; {}.{}", count_of_runs(runs), load())
 }
 
 /// How busy the machine was with this and with other things, where it tells.
@@ -150,7 +150,7 @@ fn load() -> String {
     let cpus = std::thread::available_parallelism();
     match (average.split_whitespace().next(), cpus) {
         (Some(average), Ok(cpus)) => {
-            format!("; load average of the machine's {cpus} CPUs at the end, guests included: {average}")
+            format!("\nLoad average of the machine's {cpus} CPUs at the end, guests included: {average}.")
         }
         _ => String::new(),
     }

@@ -23,15 +23,18 @@ const SETTINGS: [(&str, &[&str]); 3] = [
 ];
 
 const ABOUT: &str = "\
-Figure 9 of SLEEPY compares the times of `loop`, `call` and `btree` without sampling, with it, and with the samples written to a file, medians \
-of three runs.";
+Figure 9 of SLEEPY compares the times of `loop`, `call` and `btree` without sampling, with it, and with the samples
+written to a file, as medians of three runs.";
 
 const DISCUSSION: &str = "\
-The steps are not quite the same. vprof always writes its profile, but on a thread of its own, so that it costs the guest a share of the host's \
-CPUs and no time of the vCPU; what is left out step by step is sampling altogether (a tick every 10 s) and taking stacks. SLEEPY sampled at the \
-guest's own ticks, which come anyway; each sample of vprof is an exit of the guest, and under emulation exits are dear: the cost here \
-is that of the portable host. [Performance](performance.md) has the cost of a sample on KVM. Times are the programs' own CPU times, which go on while vprof \
-reads a sample, as the guest cannot know of it.";
+The steps are not quite the same. vprof always writes its profile, but on a separate thread: this costs the guest a
+share of the host's CPUs and no time of the vCPU. The steps here leave out sampling altogether (a tick every 10 s) and
+then stacks.
+
+SLEEPY sampled at the guest's own ticks, which come in any case. Each sample of vprof is an exit from the guest, and
+under emulation exits are expensive: the cost here is that of the portable host. [Performance](performance.md) has the
+cost of a sample on KVM. Times are the programs' own CPU times. They continue while vprof reads a sample, because the
+guest cannot see this.";
 
 /// Makes the section.
 pub fn run(runs: usize) -> Result<Section> {
@@ -70,7 +73,8 @@ pub fn run(runs: usize) -> Result<Section> {
         table.row(row("vprof", control?, samples?, written?));
     }
     let text = format!(
-        "## What profiling costs\n\n{ABOUT} In each pair of rows the second is of a guest under vprof, at 1000 Hz asked for.\n\n{}\n{measured} {}\n\n{DISCUSSION}",
+        "## The cost of profiling\n\n{ABOUT}\nIn each pair of rows the second is of a guest under vprof, with a requested rate of 1000 Hz.\n\n\
+         {}\n{measured}\n{}\n\n{DISCUSSION}",
         table.markdown(),
         scatter(times.values())
     );

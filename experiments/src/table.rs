@@ -61,8 +61,10 @@ pub fn scatter<'a>(groups: impl IntoIterator<Item = &'a Vec<f64>>) -> String {
         (values.len() > 1 && least > 0.0).then(|| most / least - 1.0)
     };
     match groups.into_iter().filter_map(apart).reduce(f64::max) {
-        Some(apart) => format!("The same thing measured twice lay up to {:.0} % apart.", apart * 100.0),
-        None => "How far such times scatter, one run cannot say.".to_owned(),
+        Some(apart) => {
+            format!("Repeated measurements of the same value differed by up to {:.0} %.", apart * 100.0)
+        }
+        None => "One run cannot show how such times scatter.".to_owned(),
     }
 }
 
@@ -108,9 +110,9 @@ mod tests {
     #[test]
     fn scatter_is_that_of_the_worst_group() {
         let groups = [vec![1.0, 1.1], vec![4.0, 2.0, 3.0]];
-        assert_eq!(scatter(&groups), "The same thing measured twice lay up to 100 % apart.");
+        assert_eq!(scatter(&groups), "Repeated measurements of the same value differed by up to 100 %.");
         assert_eq!(scatter(&[vec![1.0]]), scatter(&[]));
-        assert!(scatter(&[]).contains("cannot say"));
+        assert!(scatter(&[]).contains("cannot show"));
     }
 
     #[test]

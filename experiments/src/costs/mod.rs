@@ -24,21 +24,32 @@ const SETTINGS: [(&str, &[&str]); 3] = [
 const SCRIPT: &str = "latency --seconds 0.1";
 
 const ABOUT: &str = "\
-P. Chubb, *Micro-State Accounting for Linux*, asks lmbench what his accounting costs: each system call and each switch reads a clock and books the time \
-gone by. His figures are of an IA64 machine at 900 MHz with two processors' kernel (2.5.72 and 2.5.72msa, means of five runs). `latency` has programs of the same \
-design: ten parts of each measurement, of which the least mean counts. In a ring of processes a token goes round, less what pipes cost without a switch; each process sums an array \
-of the size given when it has the token.";
+P. Chubb, *Micro-State Accounting for Linux*, uses lmbench to measure the cost of his accounting: each system call and
+each switch reads a clock and accounts for the elapsed time. His figures are of an IA64 machine at 900 MHz with a kernel
+for two processors (2.5.72 and 2.5.72msa, means of five runs). `latency` has programs of the same design. Each
+measurement has ten parts, of which the smallest mean counts. In a ring of processes a token is passed on, and the cost
+of pipes without a switch is subtracted. Each process sums an array of the given size when it has the token.";
 
 const LEFT_OUT: &str = "\
-Not measured: memory latencies and the bandwidths of copies in memory, since an emulated processor has no caches to miss and neither touches the kernel; RPC and HTTP, \
-whose servers this image does not have and which add a library to the rows of UDP and TCP. For the same reason the rows of 4 to 64 KiB are not what they are on a processor: \
-an array costs the pages that are looked up again after a switch, and no cache lines. lmbench takes the signal from the protection fault; here the paper's \
-two are added. The size of its mapped file is not in the paper: here it is 4 MiB, a tenth of which is touched. Files are on ext4 here. The scheduler decides which of the paper's processors a process runs on; here all are on one.";
+Not measured:
+
+- memory latencies and the bandwidths of copies in memory, because an emulated processor has no caches to miss, and
+  neither touches the kernel;
+- RPC and HTTP, whose servers this image does not have and which add a library to the rows of UDP and TCP.
+
+For the same reason the rows of 4 to 64 KiB differ from those on a processor: an array costs the pages that are looked
+up again after a switch, and no cache lines. lmbench subtracts the signal from the protection fault; here the paper's
+two are added. The size of its mapped file is not in the paper: here it is 4 MiB, a tenth of which is touched. Files are
+on ext4 here. The scheduler decides which of the paper's processors a process runs on; here all are on one.";
 
 const DISCUSSION: &str = "\
-Chubb pays at every event, little. vprof that samples pays at every tick, whatever the guest does in between, and nothing at events: a call or a switch \
-costs more only by the ticks' share of the time. In exact mode each switch and each wake leaves the guest, each hard interrupt twice (tripwires): \
-the price of changing nothing in the guest's kernel, and high where exits are emulated. A signal is such a wake, too, of a task that runs. No tripwire is on the way of other system calls, of `select`, of faults and of cached files, and a difference within the scatter is not one.";
+Chubb's accounting has a small cost at every event. vprof's sampling has a cost at every tick, independent of the
+guest's work, and none at events: a call or a switch costs more only by the ticks' share of the time.
+
+In exact mode each switch and each wake-up leaves the guest once, and each hard interrupt twice (probes). This is the
+price of changing nothing in the guest's kernel, and it is high where exits are emulated. A signal is such a wake-up,
+too, of a task that runs. Other system calls, `select`, faults and cached files do not pass a probe, and a difference
+within the scatter is not significant.";
 
 /// What one run printed, in the units of the tables.
 fn read(run: &Run) -> Result<HashMap<String, f64>> {
@@ -109,11 +120,13 @@ fn repeatability(values: &Values) -> String {
     parts.sort_by(f64::total_cmp);
     match (median(&parts), parts.last()) {
         (Some(middle), Some(most)) => format!(
-            "The standard deviation of the runs of a measurement under one setting is {:.0} % of their mean in the middle, {:.0} % at most: a difference of less than twice its row's, which is that of the runs with vprof off, says nothing.",
+            "The standard deviation of the runs of a measurement under one setting is {:.0} % of their mean at the median, {:.0} % at\n\
+             most. The column \"s.d.\" has that of the runs with vprof off. A difference of less than twice its row's standard\n\
+             deviation is not significant.",
             middle * 100.0,
             most * 100.0
         ),
-        _ => "How well such times repeat, one run cannot say.".to_owned(),
+        _ => "One run cannot show how well such times repeat.".to_owned(),
     }
 }
 
@@ -139,7 +152,7 @@ pub fn run(runs: usize) -> Result<Section> {
     }
     let tables = TABLES.iter().map(|of| table(of, &values)).collect::<Result<Vec<_>>>()?;
     let text = format!(
-        "## What system calls, processes and switches cost\n\n{ABOUT}\n\n{LEFT_OUT}\n\n{}\n{measured} Off is a tick every 10 s on average, sampling is 1000 Hz with stacks. {}\n\n{DISCUSSION}",
+        "## The cost of system calls, processes and switches\n\n{ABOUT}\n\n{LEFT_OUT}\n\n{}\n{measured}\nOff is a tick every 10 s on average, sampling is 1000 Hz with stacks.\n{}\n\n{DISCUSSION}",
         tables.join("\n"),
         repeatability(&values)
     );
@@ -176,7 +189,7 @@ mod tests {
             "| A | 2.00 us | 2.20 us | +10.0 % | 10.0 us | 10 % | 20.0 us | +100.0 % | 5.00 us | -50.0 % |";
         let text = table(&of, &values).unwrap();
         assert!(text.starts_with("### T\n") && text.contains(row), "{text}");
-        assert!(repeatability(&values).contains("0 % of their mean in the middle, 10 % at most"));
+        assert!(repeatability(&values).contains("0 % of their mean at the median, 10 % at\nmost"));
         assert!(table(&of, &Values::new()).is_err());
     }
 }

@@ -15,8 +15,8 @@ use std::path::{Path, PathBuf};
 use clap::{Arg, ArgAction, Command};
 use text::suggest::suggest;
 
-use crate::errors::{Reason, Shown};
 use text::clean::escaped;
+use text::message::{Reason, Shown};
 
 /// Names the file, or, empty, none.
 pub const VARIABLE: &str = "VPROF_CONFIG";

@@ -158,7 +158,7 @@ fn portable_lines(portable: &Portable) -> Vec<Line> {
         Some(qemu) => Line {
             what: "QEMU",
             state: State::Yes,
-            found: format!("{} {}", qemu.version, crate::errors::Shown(&qemu.path)),
+            found: format!("{} {}", qemu.version, text::message::Shown(&qemu.path)),
             note: None,
         },
         None => Line {
@@ -172,7 +172,7 @@ fn portable_lines(portable: &Portable) -> Vec<Line> {
         Ok(bundle) => Line {
             what: "portable host",
             state: State::Yes,
-            found: crate::errors::Shown(&bundle.directory).to_string(),
+            found: text::message::Shown(&bundle.directory).to_string(),
             note: None,
         },
         Err(not_found) => Line {

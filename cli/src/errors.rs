@@ -3,18 +3,18 @@
 //! Each part of the program has an error enum of its own whose messages are whole sentences: what was wrong, where,
 //! and what to do. [`Error`] joins them and maps them to exit codes.
 
-use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
+use text::message::{Reason, Shown};
 
 use profile::report::ReportError;
 use profile::store::{CreateError, EditError, ProfileError, QueryError};
 
-use crate::image::ImageError;
 use crate::portable::PortableError;
 use crate::run::host::HostError;
 use crate::run::network::NetworkError;
 use crate::run::vsock::VsockError;
+use images::ImageError;
 
 /// How `vprof` ends, as documented in its help.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -177,31 +177,5 @@ impl Error {
     /// True when standard output was closed by whoever read it, like `head`: no failure worth a message.
     pub fn is_broken_pipe(&self) -> bool {
         matches!(self, Self::System { source, .. } if source.kind() == io::ErrorKind::BrokenPipe)
-    }
-}
-
-/// A path in a sentence: control characters are shown as escapes.
-#[derive(Debug)]
-pub struct Shown<'a>(pub &'a Path);
-
-impl fmt::Display for Shown<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&text::clean::escaped(&self.0.to_string_lossy()))
-    }
-}
-
-/// The reason of an I/O error in a sentence, without the "(os error 2)" that says nothing to a person.
-#[derive(Debug)]
-pub struct Reason<'a>(pub &'a io::Error);
-
-impl fmt::Display for Reason<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let text = self.0.to_string();
-        let text = text.split(" (os error").next().unwrap_or(&text);
-        let mut chars = text.chars();
-        match chars.next() {
-            Some(first) => write!(f, "{}{}", first.to_lowercase(), chars.as_str()),
-            None => f.write_str("unknown reason"),
-        }
     }
 }

@@ -1,7 +1,7 @@
 //! `vprof`: see inside any Linux virtual machine from the host.
 //!
 //! This crate is the only one that prints. Commands: [`run`], [`boot`], [`report`], [`stat`], [`rusage`], [`annotate`], [`diff`],
-//! [`export`], [`query`], [`symbolize`], [`simulate`], [`image`], [`doctor`], [`selftest`]. Started as the init of
+//! [`export`], [`query`], [`symbolize`], [`simulate`], [`inspect`], [`doctor`], [`selftest`]. Started as the init of
 //! a portable host, the same program is that host's inner half ([`portable::inner`]); as the init of a guest of the
 //! self-test, it is all of that guest's programs ([`selftest::guest`]).
 
@@ -17,7 +17,7 @@ mod doctor;
 mod errors;
 mod export;
 mod heap;
-mod image;
+mod inspect;
 mod man;
 mod output;
 mod portable;
@@ -80,7 +80,7 @@ fn main() -> ExitCode {
         Command::Simulate(args) => simulate::command(&args),
         Command::Top(args) => top::command(&args),
         Command::Ctl(args) => control::ctl::command(&args),
-        Command::Image(ImageCommand::Inspect(args)) => image::inspect::command(&args),
+        Command::Image(ImageCommand::Inspect(args)) => inspect::command(&args),
         Command::Doctor(args) => doctor::command(&args),
         Command::Selftest(args) => selftest::command(&args),
         Command::Man { directory } => man::command(&Cli::command(), &directory),

@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use symbols::initrd::Initrd;
+use images::initrd::Initrd;
 use vprof_fuzz::{files, seeds};
 
 fuzz_target!(

@@ -16,7 +16,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use symbols::elf::ReadAt;
-use symbols::initrd;
+use images::initrd;
 
 /// Bytes that are written at once.
 const BLOCK: usize = 256 << 10;

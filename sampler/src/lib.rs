@@ -23,6 +23,4 @@ mod vcpu;
 
 pub use initrd::Initrd;
 pub use memory::GuestMemory;
-pub use session::{OpenFiles, Precision, Session, SessionConfig, Status, Totals, VcpuSampler, no_files};
-pub use symbols::elf::ReadAt;
-pub use symbols::names::GuestFiles;
+pub use session::{Precision, Session, SessionConfig, Status, Totals, VcpuSampler};

@@ -18,8 +18,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
-use symbols::elf::ReadAt;
-use symbols::names::GuestFiles;
+use symbols::names::OpenFiles;
 use symbols::{KernelPlace, StackReader};
 use vmm::{Counters, Machine, Observer, monotonic_ns};
 
@@ -67,20 +66,6 @@ pub struct SessionConfig {
     pub precision: Option<f64>,
     /// More rows of `meta` (host, image, command line, vprof's version).
     pub meta: Vec<(String, String)>,
-}
-
-/// Makes readers of the guest's files, one for each thread that needs one.
-pub type OpenFiles = Arc<dyn Fn() -> Box<dyn GuestFiles> + Send + Sync>;
-
-/// A guest none of whose files can be read: programs are read from its memory only.
-pub fn no_files() -> OpenFiles {
-    struct None;
-    impl GuestFiles for None {
-        fn open(&self, _: &str) -> Option<Box<dyn ReadAt>> {
-            Option::None
-        }
-    }
-    Arc::new(|| Box::new(None))
 }
 
 /// A look at a running session; cheap.

@@ -49,7 +49,7 @@ impl Run {
             precision: None,
             meta: Vec::new(),
         };
-        let (mut session, mut samplers) = Session::new(config, sink, sampler::no_files());
+        let (mut session, mut samplers) = Session::new(config, sink, symbols::names::no_files());
         session.start(memory.clone()).expect("a disk with room");
         for sampler in &mut samplers {
             sampler.started();

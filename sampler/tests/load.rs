@@ -88,7 +88,7 @@ fn profiled(path: &Path, spinners: usize) -> Seen {
         meta: Vec::new(),
     };
     let writer = ProfileWriter::create(path, false).expect("a new profile");
-    let (mut session, samplers) = Session::new(config, Box::new(writer), sampler::no_files());
+    let (mut session, samplers) = Session::new(config, Box::new(writer), symbols::names::no_files());
     let machine = VmConfig {
         vcpus: 1,
         memory_bytes: 8 << 20,

@@ -76,7 +76,7 @@ fn a_tick_never_allocates() {
             meta: Vec::new(),
         };
         let named = Named::default();
-        let (mut session, mut samplers) = Session::new(config, Box::new(named.clone()), sampler::no_files());
+        let (mut session, mut samplers) = Session::new(config, Box::new(named.clone()), symbols::names::no_files());
         session.start(memory.clone()).expect("a sink that takes everything");
         let sampler = &mut samplers[0];
         let mut sregs =

@@ -35,7 +35,7 @@ fn run(path: &Path) -> ! {
         precision: None,
         meta: Vec::new(),
     };
-    let (mut session, samplers) = Session::new(config, Box::new(writer), sampler::no_files());
+    let (mut session, samplers) = Session::new(config, Box::new(writer), symbols::names::no_files());
     let machine = VmConfig {
         vcpus: 2,
         memory_bytes: 8 << 20,

@@ -37,7 +37,7 @@ fn write_until_killed(path: &Path, flood: bool) -> ! {
         precision: None,
         meta: Vec::new(),
     };
-    let (mut session, mut samplers) = Session::new(config, Box::new(writer), sampler::no_files());
+    let (mut session, mut samplers) = Session::new(config, Box::new(writer), symbols::names::no_files());
     let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 0x1000)]).expect("memory");
     session.start(memory.clone()).expect("a disk with room");
     let mut sregs = kvm_sregs::default();

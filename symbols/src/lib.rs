@@ -35,7 +35,6 @@ mod gather;
 mod generated;
 pub mod go;
 mod image;
-pub mod initrd;
 mod interrupt;
 mod iomem;
 pub mod journal;

@@ -3,5 +3,6 @@
 //! A leaf: depends on no other crate.
 
 pub mod clean;
+pub mod message;
 pub mod suggest;
 pub mod units;

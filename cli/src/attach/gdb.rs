@@ -6,7 +6,8 @@ use std::process::Command;
 
 use attach::Observer;
 use attach::gdb::{GdbAttached, GdbTarget, Source, keep_guard};
-use sampler::{OpenFiles, Session};
+use sampler::Session;
+use symbols::names::OpenFiles;
 
 use super::{PROOF_LIMIT, Plan, conclude, counted, label, profile, program, tell};
 use crate::args::AttachArgs;

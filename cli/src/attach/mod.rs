@@ -8,14 +8,14 @@ use std::time::Duration;
 use attach::{AttachError, Attached, End, Ended, News, Observer, Process, Standing, Target};
 use profile::estimate::ONE_CLOCK;
 use profile::{ProfileWriter, Sink, live};
-use sampler::{GuestMemory, OpenFiles, Session, SessionConfig, VcpuSampler, no_files};
+use sampler::{GuestMemory, Session, SessionConfig, VcpuSampler};
+use symbols::names::{OpenFiles, no_files};
 use text::clean::escaped;
 use text::units;
 
 use crate::args::{AttachArgs, Then};
 use crate::errors::{Error, ExitCode};
 use crate::heap;
-use crate::image;
 use crate::run::guest::{Heard, Subject, watch};
 use crate::run::link::Link;
 use crate::run::recording::{Recorded, Recording, Streams, random_seed};
@@ -135,7 +135,7 @@ fn open_disks(paths: &[PathBuf]) -> Result<OpenFiles, Error> {
         let disk = DiskSpec::at(path.clone(), Writes::Refused)?;
         disk.contents(disk.open()?, false)
     };
-    Ok(image::files::open(paths.iter().map(open).collect::<Result<_, _>>()?))
+    Ok(images::files::open(paths.iter().map(open).collect::<Result<_, _>>()?))
 }
 
 /// One sampler per vCPU, as whoever ticks takes them.

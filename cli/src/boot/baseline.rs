@@ -9,7 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use super::check::Check;
 use super::{Attempt, Outcome, replace, walls};
-use crate::errors::{Error, Shown};
+use crate::errors::Error;
+use text::message::Shown;
 
 /// The version of the file's format.
 const VERSION: u32 = 1;

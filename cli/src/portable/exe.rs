@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use goblin::elf::{Elf, program_header};
 
 use super::PortableError;
-use crate::image::cpio;
+use images::cpio;
 
 /// A program and the files that it needs to start.
 #[derive(Debug)]
@@ -54,7 +54,7 @@ pub fn whole() -> Result<Program, PortableError> {
 fn parse() -> Result<(Program, u64), PortableError> {
     let read = |path: &Path| {
         std::fs::read(path).map_err(|e| {
-            PortableError::Program(format!("can't read {}: {}", path.display(), crate::errors::Reason(&e)))
+            PortableError::Program(format!("can't read {}: {}", path.display(), text::message::Reason(&e)))
         })
     };
     let bytes = read(Path::new("/proc/self/exe"))?;

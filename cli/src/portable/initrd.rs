@@ -7,9 +7,9 @@ use super::bundle::Bundle;
 use super::message::{INITRD_FILE, JOB_FILE, Job, KERNEL_FILE};
 use super::{PortableError, exe, start_error};
 use crate::errors::Error;
-use crate::image::contents::Format;
-use crate::image::{Payload, cpio};
 use crate::run::spec::{DiskSpec, RunSpec, Writes};
+use images::contents::Format;
+use images::{Payload, cpio};
 
 /// An archive in anonymous memory: nothing is left behind however this process ends.
 #[derive(Debug)]

@@ -23,11 +23,11 @@ use super::message::{
     encode,
 };
 use crate::errors::Error;
-use crate::image::Payload;
 use crate::run::guest::{self, Connected};
 use crate::run::link::{Control, Phase, Watcher, link};
 use crate::run::network::{NetworkKind, NetworkSpec, Plugged};
 use crate::run::spec::Outcome;
+use images::Payload;
 
 /// How long a device may take to appear after its module was loaded.
 const DEVICE_LIMIT: Duration = Duration::from_secs(10);

@@ -26,7 +26,8 @@ use std::time::Duration;
 
 use text::units;
 
-use crate::errors::{ExitCode, Reason};
+use crate::errors::ExitCode;
+use text::message::Reason;
 
 /// Why the portable host could not do its work.
 #[derive(Debug, thiserror::Error)]

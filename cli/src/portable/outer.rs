@@ -18,11 +18,11 @@ use super::message::{Decoder, FromHost, ToHost, encode};
 use super::qemu::{Card, Machine, Qemu};
 use super::{PortableError, start_error};
 use crate::errors::Error;
-use crate::image::Payload;
 use crate::run::link::{Link, Phase};
 use crate::run::network::{Passt, Plugged};
 use crate::run::spec::{Outcome, RunSpec};
 use crate::run::vsock::{Listening, Serving};
+use images::Payload;
 
 /// Memory of the inner host beyond the guest's, its kernel and initial file system, bytes.
 const OVERHEAD: u64 = 320 << 20;

@@ -10,9 +10,9 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use super::message::{PORT, VSOCK_PORT};
-use crate::image::contents::Format;
 use crate::run::network::{Cable, mac_text};
 use crate::run::spec::{DiskSpec, Writes};
+use images::contents::Format;
 
 /// The program.
 pub const PROGRAM: &str = "qemu-system-x86_64";

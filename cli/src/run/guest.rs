@@ -22,8 +22,8 @@ use super::spec::{DiskSpec, GuestEnd, Outcome, RunSpec};
 use super::systemd::{Ended, GuestCommand, Progress, Receiver};
 use crate::errors::Error;
 use crate::heap;
-use crate::image::contents::Contents;
-use crate::image::{self, Payload};
+use images::contents::Contents;
+use images::{self, Payload};
 
 /// How often the run is looked at.
 const TICK: Duration = Duration::from_millis(250);
@@ -80,7 +80,7 @@ pub async fn run(
             meta: spec.meta.clone(),
         },
         sink,
-        image::files::open(contents.clone()),
+        images::files::open(contents.clone()),
     );
     if spec.meta.iter().any(|(key, _)| key == "command") {
         session.ends_with_kernel();

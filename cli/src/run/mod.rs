@@ -24,10 +24,10 @@ use sampler::conditions::{Condition, Wait};
 
 use crate::args::{ConsoleDevice, RunArgs};
 use crate::errors::{Error, ExitCode};
-use crate::image::{self, ImageError, Loaded, Payload};
 use crate::portable::{PortableError, outer};
 use guest::Connected;
 use host::{Chosen, Host};
+use images::{self, ImageError, Loaded, Payload};
 use link::Link;
 use network::{NetworkSpec, Plugged};
 use recording::{KeySource, Recorded, Recording, Streams, random_seed};
@@ -99,12 +99,12 @@ struct Plan {
 
 impl Plan {
     fn make(args: &RunArgs, mut waits: Vec<Wait>) -> Result<Self, Error> {
-        let request = image::Request {
+        let request = images::Request {
             image: &args.image,
             kernel: args.kernel.as_deref(),
             initrd: args.initrd.as_deref(),
         };
-        let mut loaded = image::load(request)?;
+        let mut loaded = images::load(request)?;
         let seed = args.recording.seed.unwrap_or_else(random_seed);
         let command = take_command(args, &mut loaded, seed)?;
         let until = waits.iter().find_map(|wait| match wait {
@@ -161,13 +161,13 @@ fn take_command(args: &RunArgs, loaded: &mut Loaded, seed: u64) -> Result<Option
     if words.is_empty() {
         return Ok(None);
     }
-    if image::command::is_taken(&loaded.payload) {
-        return image::command::add(&mut loaded.payload, words).map(|()| None);
+    if images::command::is_taken(&loaded.payload) {
+        return images::command::add(&mut loaded.payload, words).map(|()| None);
     }
     if !loaded.is_disk || loaded.has_systemd == Some(false) {
-        return Err(image::command::refuse(&loaded.payload));
+        return Err(images::command::refuse(&loaded.payload));
     }
-    image::command::check_length(words)?;
+    images::command::check_length(words)?;
     Ok(Some(GuestCommand::new(words, seed, writes(args) == Writes::Kept)))
 }
 

@@ -14,7 +14,7 @@ use vmm::Network;
 use vmm::net::{Backend, Interface, Stream, Tap, TapError};
 
 use crate::args::NetworkChoice;
-use crate::errors::Reason;
+use text::message::Reason;
 
 /// The program behind `--net passt`.
 const PASST: &str = "passt";

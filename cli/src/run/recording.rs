@@ -18,10 +18,11 @@ use super::spec::Outcome;
 use super::terminal::{ESCAPE, Keys, RawMode};
 use crate::args::RecordingArgs;
 use crate::control::{self, server::Server};
-use crate::errors::{Error, ExitCode, Reason};
+use crate::errors::{Error, ExitCode};
 use crate::portable::PortableError;
 use crate::top::{self, own::Beside};
 use crate::{report, symbolize};
+use text::message::Reason;
 
 /// How long the console's last output may take to be written.
 const CONSOLE_LIMIT: Duration = Duration::from_secs(2);
@@ -379,7 +380,7 @@ fn summarize(args: &RecordingArgs, console_on_stdout: bool) -> Result<(), Error>
     report::print_summary(&args.output, console_on_stdout)?;
     eprintln!(
         "vprof: the profile is in {0}; `vprof report {0}` shows this again",
-        crate::errors::Shown(&args.output)
+        text::message::Shown(&args.output)
     );
     Ok(())
 }

@@ -13,8 +13,8 @@ use vmm::{DiskMode, End};
 use super::network::NetworkSpec;
 use super::systemd::GuestCommand;
 use crate::args::ConsoleDevice;
-use crate::image::contents::{Contents, Format};
-use crate::image::{self, ImageError};
+use images::contents::{Contents, Format};
+use images::{self, ImageError};
 
 /// Everything about a run besides the bytes to boot.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -140,7 +140,7 @@ impl GuestEnd {
 impl DiskSpec {
     /// The disk at `path`, whose format is told by its first bytes.
     pub fn at(path: PathBuf, writes: Writes) -> Result<Self, ImageError> {
-        let file = image::open("the disk", &path, image::WANTED_DISK)?;
+        let file = images::open("the disk", &path, images::WANTED_DISK)?;
         let format = Format::of(&file).map_err(|source| ImageError::Read {
             what: "the disk",
             path: path.clone(),
@@ -170,7 +170,7 @@ impl DiskSpec {
 
     /// Opens the disk as its mode needs it.
     pub fn open(&self) -> Result<File, ImageError> {
-        image::open("the disk", &self.path, image::WANTED_DISK)?;
+        images::open("the disk", &self.path, images::WANTED_DISK)?;
         OpenOptions::new().read(true).write(self.is_written()).open(&self.path).map_err(|source| {
             if !self.is_written() {
                 ImageError::Read { what: "the disk", path: self.path.clone(), source }

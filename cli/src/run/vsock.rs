@@ -11,8 +11,8 @@ use std::thread::JoinHandle;
 use vmm::vsock::{Sockets, serve};
 
 use crate::args::VsockChoice;
-use crate::errors::{Reason, Shown};
 use crate::socket;
+use text::message::{Reason, Shown};
 
 /// Most bytes of a socket's path: `sun_path` of unix(7) has 108, of which the last is 0.
 const LONGEST_PATH: usize = 107;

@@ -4,9 +4,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::guest::{LOAD_FILE, Load};
-use crate::errors::{Error, Shown};
-use crate::image::cpio;
+use crate::errors::Error;
 use crate::portable::{PortableError, bundle, exe};
+use images::cpio;
+use text::message::Shown;
 
 /// The kernel to boot: the one that was given, else that of this machine, else that of the portable host.
 ///

@@ -12,8 +12,9 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
 use super::steer::{Command, Event, Run};
 use crate::control::protocol::{Reply, Request};
-use crate::errors::{Error, Reason};
+use crate::errors::Error;
 use text::clean::escaped;
+use text::message::Reason;
 
 /// The longest line that is taken, bytes: many times 200 rows of each table.
 const LONGEST: usize = 16 << 20;

@@ -14,7 +14,7 @@ use crate::collector::frames::Names;
 use crate::collector::resolver::Resolver;
 use crate::collector::walker::{Owner, Source, Step, Walker};
 use crate::record::{Moment, Readers, Record, Sampled};
-use crate::session::OpenFiles;
+use symbols::names::OpenFiles;
 use crate::vcpu::Ends;
 use profile::rows::{Batch, Sink};
 

@@ -246,7 +246,7 @@ mod tests {
 
     use super::super::walker::Files;
     use super::*;
-    use crate::session::no_files;
+    use symbols::names::no_files;
 
     #[global_allocator]
     static ALLOCATOR: Counted = Counted;

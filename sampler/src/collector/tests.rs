@@ -9,7 +9,8 @@ use vmm::{GuestMemoryMmap, Observer};
 use super::frames::tests::Fake;
 use super::*;
 use crate::record::{Moment, Record};
-use crate::session::{Session, SessionConfig, VcpuSampler, no_files};
+use crate::session::{Session, SessionConfig, VcpuSampler};
+use symbols::names::no_files;
 use profile::clock::ClockKind;
 use profile::rows::{Mode, SinkError};
 

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
 
 use flate2::Crc;
 
@@ -22,6 +23,20 @@ pub trait GuestFiles: Send {
     /// Looks at what they lie on, on the thread that will read them, while the guest has not changed it yet: once it has
     /// mounted a file system and writes to it, its disk may be in a state in which it cannot be opened.
     fn prepare(&self) {}
+}
+
+/// Makes readers of the guest's files, one for each thread that needs one.
+pub type OpenFiles = Arc<dyn Fn() -> Box<dyn GuestFiles> + Send + Sync>;
+
+/// A guest none of whose files can be read: programs are read from its memory only.
+pub fn no_files() -> OpenFiles {
+    struct None;
+    impl GuestFiles for None {
+        fn open(&self, _: &str) -> Option<Box<dyn ReadAt>> {
+            Option::None
+        }
+    }
+    Arc::new(|| Box::new(None))
 }
 
 /// What a debug file is looked for by.

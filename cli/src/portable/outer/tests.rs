@@ -1,8 +1,8 @@
 use std::os::fd::OwnedFd;
 
 use super::*;
-use crate::image::contents::Format;
 use crate::run::spec::{DiskSpec, Writes};
+use images::contents::Format;
 
 struct Nowhere;
 

@@ -17,7 +17,8 @@ pub mod contents;
 pub mod cpio;
 pub mod files;
 pub mod initrd;
-pub mod inspect;
+pub mod initrd_check;
+mod inspect;
 mod kernel;
 mod partition;
 mod qcow2;
@@ -25,11 +26,13 @@ mod sniff;
 mod survey;
 mod volume;
 
+pub use inspect::{Inspection, KernelShown, RunShown, VolumeShown, inspect};
+
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use crate::errors::{Reason, Shown};
+use text::message::{Reason, Shown};
 use contents::{Contents, Format, Part};
 use kernel::Parts;
 use sniff::Content;
@@ -230,7 +233,7 @@ pub fn load(request: Request<'_>) -> Result<Loaded, ImageError> {
             }
             let Parts { kernel, initrds, options } = read_kernel(request.image)?;
             Ok(Loaded {
-                payload: Payload { kernel, initrd: given_initrd.or_else(|| initrd::joined(initrds)) },
+                payload: Payload { kernel, initrd: given_initrd.or_else(|| initrd_check::joined(initrds)) },
                 is_disk: false,
                 words: options,
                 origin: request.image.display().to_string(),
@@ -265,7 +268,7 @@ fn with_kernel(
     image: &Path,
 ) -> Result<Loaded, ImageError> {
     let parts = read_kernel(kernel)?;
-    let payload = Payload { kernel: parts.kernel, initrd: initrd.or_else(|| initrd::joined(parts.initrds)) };
+    let payload = Payload { kernel: parts.kernel, initrd: initrd.or_else(|| initrd_check::joined(parts.initrds)) };
     let survey = match Survey::of(disk, image) {
         // A guest may make more of a damaged table, and --append can name the root.
         Err(ImageError::PartitionTable { .. }) => None,
@@ -327,7 +330,7 @@ fn read_kernel(path: &Path) -> Result<Parts, ImageError> {
 
 fn read_initrd(path: &Path) -> Result<Vec<u8>, ImageError> {
     let bytes = read_all("the initrd", open("the initrd", path, WANTED_INITRD)?, path)?;
-    initrd::check(&bytes, path)?;
+    initrd_check::check(&bytes, path)?;
     Ok(bytes)
 }
 

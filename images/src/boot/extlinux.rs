@@ -1,7 +1,7 @@
 //! `extlinux.conf`, as syslinux, U-Boot and Debian's u-boot-menu have it.
 
 use super::{Entry, MAX_ENTRIES, config, find_file, readable, rooted};
-use crate::image::volume::Volume;
+use crate::volume::Volume;
 
 /// Where a volume has the file.
 const PLACES: &[&str] = &["/boot/extlinux", "/extlinux", "/boot/syslinux", "/syslinux"];

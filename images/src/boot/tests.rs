@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::image::contents::part_of;
+use crate::contents::part_of;
 
 /// Files by path.
 #[derive(Debug, Default)]

@@ -1,7 +1,7 @@
 //! The master boot record (as Linux reads it: block/partitions/msdos.c, 6.1).
 
 use super::{Kind, MOST, Partition, SECTOR, Scheme, Table, fits};
-use crate::image::contents::Part;
+use crate::contents::Part;
 
 /// Where the four entries stand.
 const ENTRIES: usize = 0x1be;

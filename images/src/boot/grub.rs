@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 
 use super::{Entry, MAX_ENTRIES, config, find_file, readable, rooted};
-use crate::image::volume::{Files, Volume};
+use crate::volume::{Files, Volume};
 
 /// Where a volume has GRUB's directory.
 const PLACES: &[&str] = &["/boot/grub", "/boot/grub2", "/grub", "/grub2"];

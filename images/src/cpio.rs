@@ -4,7 +4,7 @@
 //! An initrd may be several archives in a row, so a file is added by appending a small uncompressed archive. The
 //! kernel skips zero bytes between archives and wants each one to start at a multiple of 4.
 
-use symbols::initrd::Header;
+use crate::initrd::Header;
 
 /// Name of the entry that ends an archive.
 pub const TRAILER: &str = Header::TRAILER;

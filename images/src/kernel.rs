@@ -6,7 +6,7 @@ use goblin::elf::Elf;
 use goblin::elf::program_header::PT_LOAD;
 
 use super::boot::Unified;
-use super::{ImageError, initrd};
+use super::{ImageError, initrd_check};
 
 /// Where x86-64 kernels are linked to: `__START_KERNEL_map` of arch/x86/include/asm/page_64_types.h (Linux 6.1).
 const KERNEL_MAP: u64 = 0xffff_ffff_8000_0000;
@@ -27,7 +27,7 @@ pub fn take_apart(file: Vec<u8>, path: &Path) -> Result<Parts, ImageError> {
     let parts = if Unified::is(&file) {
         let unified =
             Unified::of(&file).map_err(|reason| ImageError::Kernel { path: path.to_owned(), reason })?;
-        unified.initrds.iter().try_for_each(|archive| initrd::check(archive, path))?;
+        unified.initrds.iter().try_for_each(|archive| initrd_check::check(archive, path))?;
         Parts {
             kernel: unified.kernel.to_vec(),
             initrds: unified.initrds.iter().map(|archive| archive.to_vec()).collect(),
@@ -59,8 +59,8 @@ fn check(kernel: &[u8], path: &Path) -> Result<(), ImageError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::image::boot::unified::tests::pe;
-    use crate::image::test_files::{bzimage, elf};
+    use crate::boot::unified::tests::pe;
+    use crate::test_files::{bzimage, elf};
 
     fn sentence(kernel: &[u8]) -> String {
         check(kernel, Path::new("k")).unwrap_err().to_string()
@@ -75,7 +75,7 @@ mod tests {
     #[test]
     fn a_unified_kernel_image_is_taken_apart() {
         let (kernel, archive) =
-            (bzimage(100_000), crate::image::cpio::Writer::append_to(Vec::new()).finish());
+            (bzimage(100_000), crate::cpio::Writer::append_to(Vec::new()).finish());
         let file = |kernel: &[u8], archive: &[u8]| {
             pe(&[(".cmdline", b"quiet"), (".linux", kernel), (".ucode", archive), (".initrd", archive)])
         };

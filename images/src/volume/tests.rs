@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::signature::Signature;
 use super::*;
-use crate::image::contents::part_of;
+use crate::contents::part_of;
 
 fn with(signs: &[(usize, &[u8])]) -> Vec<u8> {
     let mut bytes = vec![0; 0x1_1000];

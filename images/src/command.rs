@@ -5,7 +5,7 @@
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 
-use super::{ImageError, Payload, cpio, initrd};
+use super::{ImageError, Payload, cpio, initrd_check};
 
 /// What initrds that run commands have, and others do not: their own list of modules.
 const MARK: &str = "lib/modules/load-order";
@@ -16,7 +16,7 @@ const MAX_LENGTH: usize = 128 << 10;
 
 /// True if the initrd runs commands.
 pub fn is_taken(payload: &Payload) -> bool {
-    payload.initrd.as_deref().is_some_and(|initrd| initrd::contains(initrd, MARK))
+    payload.initrd.as_deref().is_some_and(|initrd| initrd_check::contains(initrd, MARK))
 }
 
 /// Why the command can't be run in a guest that neither was made for it nor has systemd.

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::image::contents::part_of;
+use crate::contents::part_of;
 
 /// A disk of so many sectors.
 fn disk(sectors: usize) -> Vec<u8> {

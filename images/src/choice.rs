@@ -5,7 +5,7 @@ use std::path::Path;
 use super::boot::Entry;
 use super::kernel::{self, Parts};
 use super::survey::Survey;
-use super::{ImageError, MAX_FILE, initrd};
+use super::{ImageError, MAX_FILE, initrd_check};
 use text::clean::escaped;
 
 /// What to boot of a disk.
@@ -40,10 +40,10 @@ pub fn choose(survey: &Survey, image: &Path) -> Result<Choice, ImageError> {
         kernel::take_apart(file, Path::new(&entry.kernel)).map_err(inside)?;
     for path in &entry.initrds {
         let archive = read(survey, &entry, path, image)?;
-        initrd::check(&archive, Path::new(path)).map_err(inside)?;
+        initrd_check::check(&archive, Path::new(path)).map_err(inside)?;
         initrds.push(archive);
     }
-    let initrd = initrd::joined(initrds);
+    let initrd = initrd_check::joined(initrds);
     let words = words(survey, entry.options.as_deref(), initrd.is_some());
     let sentence = sentence(survey, &entry, initrd.is_some(), &words);
     let origin = format!("{} in {}", entry.kernel, image.display());

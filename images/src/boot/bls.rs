@@ -5,8 +5,8 @@ use std::cmp::Reverse;
 
 use super::grub::Environment;
 use super::{Entry, MAX_CONFIG, MAX_ENTRIES, Unified, config, find_file, readable, rooted, version};
-use crate::image::MAX_FILE;
-use crate::image::volume::{Files, Volume};
+use crate::MAX_FILE;
+use crate::volume::{Files, Volume};
 
 /// Where a volume has the loader's directory.
 const PLACES: &[&str] = &["/loader", "/boot/loader"];

@@ -3,7 +3,7 @@
 //! Offsets are those of the formats' own documents; each sign is named with the kernel's or the tool's file that has it.
 
 use super::uuid;
-use crate::image::contents::Part;
+use crate::contents::Part;
 
 /// Signs stand in the first 128 KiB: the farthest is btrfs' at 64 KiB.
 const LOOK: usize = 128 << 10;

@@ -13,7 +13,7 @@ use fatfs::{FileSystem, FsOptions};
 use text::units;
 
 use super::{Files, MOST_NAMES};
-use crate::image::contents::Part;
+use crate::contents::Part;
 
 /// Reads of one operation, at most: a file of 2 GiB in clusters of 512 bytes takes about three reads for each.
 const MOST_READS: u64 = 16 << 20;

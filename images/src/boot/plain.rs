@@ -1,7 +1,7 @@
 //! Kernels by the names that distributions give their files.
 
 use super::{Entry, readable, version};
-use crate::image::volume::{Files, Volume};
+use crate::volume::{Files, Volume};
 
 /// The kernel of each volume that links or names tell.
 pub fn entries(volumes: &[Volume]) -> Vec<Entry> {

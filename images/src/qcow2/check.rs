@@ -44,7 +44,7 @@ struct Header {
 
 /// Checks the tables of `file`.
 pub(super) fn check(file: &File) -> Result<(), Reason> {
-    let read = |error: io::Error| crate::errors::Reason(&error).to_string();
+    let read = |error: io::Error| text::message::Reason(&error).to_string();
     let length = file.metadata().map_err(read)?.len();
     let header = Header::read(file)?;
     let clusters = length.div_ceil(header.cluster());
@@ -70,7 +70,7 @@ fn be_u64(bytes: &[u8], at: usize) -> u64 {
 impl Header {
     fn read(file: &File) -> Result<Self, Reason> {
         let mut bytes = [0; 104];
-        let least = file.read_at(&mut bytes, 0).map_err(|error| crate::errors::Reason(&error).to_string())?;
+        let least = file.read_at(&mut bytes, 0).map_err(|error| text::message::Reason(&error).to_string())?;
         if least < 72 {
             return Err("its header is cut off".to_owned());
         }
@@ -133,7 +133,7 @@ impl Check<'_> {
                 Ok(0) => break,
                 Ok(count) => done += count,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(crate::errors::Reason(&error).to_string()),
+                Err(error) => return Err(text::message::Reason(&error).to_string()),
             }
         }
         Ok(bytes.chunks_exact(8).map(|entry| be_u64(entry, 0)).collect())

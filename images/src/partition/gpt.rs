@@ -1,8 +1,8 @@
 //! The GUID partition table (UEFI specification 2.10, 5.3).
 
 use super::{Kind, MOST, Partition, SECTOR, Scheme, Table, fits};
-use crate::image::contents::Part;
-use crate::image::volume::guid;
+use crate::contents::Part;
+use crate::volume::guid;
 
 const SIGNATURE: &[u8] = b"EFI PART";
 /// Bytes of the header that its checksum covers, at least and at most.

@@ -151,7 +151,7 @@ impl Part {
 }
 
 #[cfg(test)]
-pub fn part_of(bytes: &[u8]) -> Part {
+pub(crate) fn part_of(bytes: &[u8]) -> Part {
     use std::io::Write;
     let mut file = tempfile::tempfile().expect("a temporary file");
     file.write_all(bytes).expect("room");
@@ -163,7 +163,7 @@ mod tests {
     use std::io::Write;
 
     use super::*;
-    use crate::image::qcow2::test_images;
+    use crate::qcow2::test_images;
 
     fn open(bytes: &[u8]) -> Contents {
         let mut file = tempfile::tempfile().unwrap();

@@ -6,7 +6,7 @@ use ext4_view::{Ext4, Ext4Read};
 use text::units;
 
 use super::{Files, MOST_NAMES};
-use crate::image::contents::Part;
+use crate::contents::Part;
 
 struct Reader(Part);
 

@@ -1,0 +1,71 @@
+//! `vprof image inspect`: the contents of a disk image, and how `vprof run` would boot it.
+
+use images::{Inspection, inspect};
+use text::clean::escaped;
+use text::units;
+
+use crate::args::{ConsoleDevice, InspectArgs};
+use crate::errors::{Error, ExitCode};
+use crate::report::{write_json, write_text};
+use crate::run::spec::cmdline;
+
+/// Runs the command.
+pub fn command(args: &InspectArgs) -> Result<ExitCode, Error> {
+    let cmdline = |words: &str| cmdline(Some(words), ConsoleDevice::Serial, None);
+    let inspection = inspect(&args.image, cmdline)?;
+    if args.json {
+        write_json(&inspection)?;
+    } else {
+        write_text(&text(&inspection))?;
+    }
+    Ok(ExitCode::Done)
+}
+
+/// The same for people.
+fn text(inspection: &Inspection) -> String {
+    let mut lines = Vec::new();
+    let size = inspection.bytes.map_or_else(|| "size not known".to_owned(), units::bytes);
+    let table = inspection.partition_table.unwrap_or("no partition table");
+    lines.push(format!("{}: {}, {size}, {table}", escaped(&inspection.image), inspection.format));
+    if let Some(damage) = &inspection.damage {
+        lines.push(format!("  damaged: {damage}"));
+    }
+    for volume in &inspection.volumes {
+        let mut words = vec![match volume.partition {
+            Some(number) => format!("  partition {number}:"),
+            None => "  the disk:".to_owned(),
+        }];
+        words.push(volume.contents.unwrap_or("unknown contents").to_owned());
+        words.extend(volume.bytes.map(units::bytes));
+        words.extend(volume.label.as_ref().map(|label| format!("label {}", escaped(label))));
+        words.extend(volume.uuid.as_ref().map(|uuid| format!("UUID {}", escaped(uuid))));
+        words.extend(volume.partition_uuid.as_ref().map(|uuid| format!("PARTUUID {uuid}")));
+        words.extend(volume.dirty.then(|| "not unmounted".to_owned()));
+        words.extend(volume.error.as_ref().map(|error| format!("can't be read: {}", escaped(error))));
+        lines.push(words.join("  "));
+    }
+    for kernel in &inspection.kernels {
+        let place = kernel.partition.map(|number| format!(" on partition {number}")).unwrap_or_default();
+        let title =
+            kernel.title.as_deref().map(|title| format!(" \"{}\"", escaped(title))).unwrap_or_default();
+        lines.push(format!(
+            "  kernel: {}{place}, by {}{title}",
+            escaped(&kernel.kernel),
+            escaped(&kernel.source)
+        ));
+        for initrd in &kernel.initrds {
+            lines.push(format!("    initrd:  {}", escaped(initrd)));
+        }
+        if let Some(options) = kernel.options.as_deref().filter(|options| !options.is_empty()) {
+            lines.push(format!("    options: {}", escaped(options)));
+        }
+    }
+    lines.push(match &inspection.run.cmdline {
+        Some(cmdline) => {
+            format!("vprof run: {}\n  command line: {}", inspection.run.sentence, escaped(cmdline))
+        }
+        None => format!("vprof run: {}", inspection.run.sentence),
+    });
+    lines.push(String::new());
+    lines.join("\n")
+}

@@ -1,0 +1,156 @@
+//! Contents of a disk image, for `vprof image inspect`.
+
+use std::path::Path;
+
+use serde::Serialize;
+
+use crate::boot::Entry;
+use crate::contents::Part;
+use crate::survey::Survey;
+use crate::volume::Volume;
+use crate::{ImageError, choice, open_disk, sniff};
+
+/// Contents of a disk image.
+#[derive(Debug, Serialize)]
+pub struct Inspection {
+    /// Path of the image.
+    pub image: String,
+    /// `raw` or `qcow2`.
+    pub format: &'static str,
+    /// Size of the disk, bytes.
+    pub bytes: Option<u64>,
+    /// `GPT`, `MBR`, or none where the disk is one volume.
+    pub partition_table: Option<&'static str>,
+    /// Damage of a partition table that could be read all the same.
+    pub damage: Option<String>,
+    /// Partitions, or the whole disk.
+    pub volumes: Vec<VolumeShown>,
+    /// Kernels that were found.
+    pub kernels: Vec<KernelShown>,
+    /// The choice of `vprof run`.
+    pub run: RunShown,
+}
+
+/// A partition, or the whole disk.
+#[derive(Debug, Serialize)]
+pub struct VolumeShown {
+    /// Number of the partition; `None` for the whole disk.
+    pub partition: Option<u32>,
+    /// First byte on the disk.
+    pub start: u64,
+    /// Size of the disk, bytes.
+    pub bytes: Option<u64>,
+    /// Like `ext4`, `LUKS`; none for nothing known.
+    pub contents: Option<&'static str>,
+    /// UUID of the file system.
+    pub uuid: Option<String>,
+    /// Label of the file system.
+    pub label: Option<String>,
+    /// UUID of the partition.
+    pub partition_uuid: Option<String>,
+    /// It was not unmounted.
+    pub dirty: bool,
+    /// vprof reads its files.
+    pub readable: bool,
+    /// Why not, where it should be readable.
+    pub error: Option<String>,
+}
+
+/// A kernel that was found.
+#[derive(Debug, Serialize)]
+pub struct KernelShown {
+    /// Number of the partition; `None` for the whole disk.
+    pub partition: Option<u32>,
+    /// Path of the kernel.
+    pub kernel: String,
+    /// Paths of its initrds.
+    pub initrds: Vec<String>,
+    /// Title of its entry.
+    pub title: Option<String>,
+    /// The words of its entry for the kernel's command line.
+    pub options: Option<String>,
+    /// The configuration that names it.
+    pub source: String,
+}
+
+/// The choice of `vprof run`.
+#[derive(Debug, Serialize)]
+pub struct RunShown {
+    /// A kernel was chosen.
+    pub boots: bool,
+    /// The kernel's command line, before --append.
+    pub cmdline: Option<String>,
+    /// In words: what is chosen and why, or why nothing can be.
+    pub sentence: String,
+}
+
+/// Inspects a disk image. `cmdline` completes the words of a boot loader's entry to a kernel command line.
+///
+/// # Errors
+/// The file is not a disk image, or it cannot be read.
+pub fn inspect(path: &Path, cmdline: impl FnOnce(&str) -> String) -> Result<Inspection, ImageError> {
+    let disk = open_disk(path)?;
+    match sniff::content(&disk, path)? {
+        sniff::Content::Foreign { found, advice } => {
+            return Err(ImageError::Foreign { path: path.to_owned(), found, advice });
+        }
+        sniff::Content::BzImage | sniff::Content::Elf if disk.is_raw() => {
+            return Err(ImageError::Foreign {
+                path: path.to_owned(),
+                found: "no disk image".to_owned(),
+                advice: "give a disk image; `vprof run` takes a kernel as it is".to_owned(),
+            });
+        }
+        _ => {}
+    }
+    let survey = Survey::of(&disk, path)?;
+    let run = match choice::choose(&survey, path) {
+        Ok(choice) => RunShown {
+            boots: true,
+            cmdline: Some(cmdline(&choice.words)),
+            sentence: choice.sentence,
+        },
+        Err(error) => RunShown { boots: false, cmdline: None, sentence: error.to_string() },
+    };
+    Ok(Inspection {
+        image: path.display().to_string(),
+        format: if disk.is_raw() { "raw" } else { "qcow2" },
+        bytes: disk.length(),
+        partition_table: survey.table.as_ref().map(|table| table.scheme.name()),
+        damage: survey.table.as_ref().and_then(|table| table.damage.clone()),
+        volumes: volumes(&survey, &disk),
+        kernels: survey.entries().into_iter().map(|entry| kernel(&survey, entry)).collect(),
+        run,
+    })
+}
+
+fn volumes(survey: &Survey, disk: &Part) -> Vec<VolumeShown> {
+    let shown = |(index, volume): (usize, &Volume)| {
+        let partition = survey.partition(index);
+        let signature = volume.signature.clone().unwrap_or_default();
+        VolumeShown {
+            partition: partition.map(|partition| partition.number),
+            start: partition.map_or(0, |partition| partition.start),
+            bytes: partition.map(|partition| partition.length).or(disk.length()),
+            contents: volume.name(),
+            uuid: signature.uuid,
+            label: signature.label,
+            partition_uuid: partition.map(|partition| partition.uuid.clone()),
+            dirty: signature.dirty,
+            readable: volume.readable().is_some(),
+            error: volume.files.as_ref().and_then(|files| files.as_ref().err().cloned()),
+        }
+    };
+    survey.volumes.iter().enumerate().map(shown).collect()
+}
+
+fn kernel(survey: &Survey, entry: Entry) -> KernelShown {
+    KernelShown {
+        partition: survey.partition(entry.volume).map(|partition| partition.number),
+        kernel: entry.kernel,
+        initrds: entry.initrds,
+        title: entry.title,
+        options: entry.options,
+        source: entry.source,
+    }
+}

@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use attach::{Attached, Missed, Observer, Target, ThreadId, Tick};
-use symbols::PhysicalMemory;
+use linux::PhysicalMemory;
 use vmm::{Console, Machine, Payload, VmConfig};
 
 /// `again: inc %rax; jmp again`

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
-use symbols::{AddressSpace, PhysicalMemory, VirtAddr};
+use linux::{AddressSpace, PhysicalMemory, VirtAddr};
 use vmm::{Activity, stands_at_reset};
 
 use crate::memory::CR4_LA57;
@@ -110,7 +110,7 @@ pub trait Observer: Send + 'static {
 
 #[cfg(test)]
 mod tests {
-    use symbols::PhysAddr;
+    use linux::PhysAddr;
 
     use super::*;
 

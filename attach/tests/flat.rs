@@ -10,7 +10,7 @@ use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use attach::{AttachError, Attached, End, Missed, News, Observer, Standing, Target, ThreadId, Tick};
-use symbols::PhysicalMemory;
+use linux::PhysicalMemory;
 use vmm::config::FLAT_ENTRY;
 use vmm::{Activity, Console, Machine, Payload, Unobserved, VmConfig, probe};
 

@@ -3,9 +3,9 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use linux::{FindStep, Kernel, Way};
 use profile::ProfileWriter;
 use sampler::bench::{StackFigures, Stopped, stack_figures};
-use symbols::{FindStep, Kernel, Way};
 
 use crate::dump::Guest;
 use crate::table::{Row, median};

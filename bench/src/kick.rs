@@ -199,7 +199,8 @@ fn sampled(rate_hz: f64, stack_depth: usize, stopped: &Stopped) -> Measured<AsSt
         meta: Vec::new(),
     };
     let sink = Nowhere::default();
-    let (mut session, mut samplers) = Session::new(config, Box::new(sink.clone()), symbols::names::no_files());
+    let (mut session, mut samplers) =
+        Session::new(config, Box::new(sink.clone()), symbols::names::no_files());
     let complete = if stack_depth == 0 { &sink.tasks } else { &sink.stacks };
     let inner = AsStopped { sampler: samplers.remove(0), regs: stopped.regs, sregs: stopped.sregs };
     let measured = turn(inner, |memory| {

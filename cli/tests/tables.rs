@@ -7,6 +7,7 @@ mod support;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use linux::CpuBooks;
 use profile::rows::States;
 use profile::rows::{
     Batch, CensusMomentRow, CensusStateRow, CgroupRow, CpuTimeRow, ExactVcpuRow, ExitRow, InjectedRow,
@@ -15,7 +16,6 @@ use profile::rows::{
 };
 use profile::rows::{Cause, State};
 use support::{batch_of, run, stderr, stdout, write_batch, write_profile_of};
-use symbols::CpuBooks;
 
 const MS: u64 = 1_000_000;
 

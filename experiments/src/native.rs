@@ -194,7 +194,8 @@ fn run(case: &Case, (period, work): (u64, u64), seed: u64, length: Duration) -> 
         meta: Vec::new(),
     };
     let counted = Counted::default();
-    let (mut session, mut samplers) = Session::new(config, Box::new(counted.clone()), symbols::names::no_files());
+    let (mut session, mut samplers) =
+        Session::new(config, Box::new(counted.clone()), symbols::names::no_files());
     let machine = VmConfig {
         vcpus: 1,
         memory_bytes: 8 << 20,

@@ -5,8 +5,8 @@
 use std::cell::Cell;
 
 use libfuzzer_sys::fuzz_target;
-use symbols::fixture::journal::JournalWriter;
-use symbols::journal::{Journal, JournalBytes, UnitMessages, UnitStep};
+use linux::fixture::journal::JournalWriter;
+use linux::journal::{Journal, JournalBytes, UnitMessages, UnitStep};
 use vprof_fuzz::seeds;
 
 const BOOT: [u8; 16] = [7; 16];

@@ -4,7 +4,7 @@
 
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
-use symbols::{Kernel, VirtAddr};
+use linux::{Kernel, VirtAddr};
 use vprof_fuzz::guests::{BANNER, BTF, KALLSYMS, PAGE_TABLES, TOP_TABLE, sound};
 use vprof_fuzz::memory::{Patch, Patched};
 

@@ -7,8 +7,8 @@ use std::sync::{Arc, LazyLock};
 
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
-use symbols::fixture::{Config, Guest, Style, phys_to_virt};
-use symbols::{Kernel, PhysAddr, PhysicalMemory, StackCopy, StackReader, StackSample, WalkEnd};
+use linux::fixture::{Config, Guest, Style, phys_to_virt};
+use linux::{Kernel, PhysAddr, PhysicalMemory, StackCopy, StackReader, StackSample, WalkEnd};
 use vprof_fuzz::guests::{GENERATED, GENERATED_CODE, MODULES, PAGE_TABLES, PER_CPU, TASKS};
 use vprof_fuzz::memory::{Patch, Patched, Place};
 use vprof_fuzz::stacks::{Word, registers};

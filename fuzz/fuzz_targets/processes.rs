@@ -5,7 +5,7 @@
 
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
-use symbols::{FileRef, MappingKind, PageCache, PhysicalMemory, VirtAddr, container, systemd_unit};
+use linux::{FileRef, MappingKind, PageCache, PhysicalMemory, VirtAddr, container, systemd_unit};
 use vprof_fuzz::guests::{ARGUMENTS, PAGE_TABLES, PAGES, PROCESS, Sound, TASKS, sound};
 use vprof_fuzz::memory::{Patch, Patched};
 
@@ -54,9 +54,11 @@ fuzz_target!(|input: Input| {
     if let Ok(group) = &process.cgroup {
         let _ = (systemd_unit(group), container(group));
     }
-    for path in [b"/srv/bin/pro\x01gram".as_slice(), b"/stacked", b"/srv/bin/none", &input.path] {
-        if let Ok(file) = kernel.lookup(&memory, task, path) {
-            read_file(guest, &memory, &file, offset);
+    if let Ok(root) = kernel.root_directory(&memory, task) {
+        for path in [b"/srv/bin/pro\x01gram".as_slice(), b"/stacked", b"/srv/bin/none", &input.path] {
+            if let Ok(file) = kernel.lookup(&memory, root, path) {
+                read_file(guest, &memory, &file, offset);
+            }
         }
     }
     if let Ok(space) = kernel.user_memory(&memory, task) {

@@ -3,8 +3,8 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use symbols::fixture::{KallsymsLayout, KallsymsSymbol, parsers, write_kallsyms};
-use symbols::{PhysAddr, PhysicalMemory};
+use linux::fixture::{KallsymsLayout, KallsymsSymbol, parsers, write_kallsyms};
+use linux::{PhysAddr, PhysicalMemory};
 use vprof_fuzz::{guests, seeds};
 
 /// Where the image is mapped.

@@ -4,7 +4,7 @@
 
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
-use symbols::VirtAddr;
+use linux::VirtAddr;
 use vprof_fuzz::guests::{DATA, GENERATED, GENERATED_CODE, MODULES, PER_CPU, PROCESS, TASKS, sound};
 use vprof_fuzz::memory::{Patch, Patched};
 

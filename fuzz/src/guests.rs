@@ -2,8 +2,8 @@
 
 use std::sync::LazyLock;
 
-use symbols::Kernel;
-use symbols::fixture::{Config, Guest, Style};
+use linux::Kernel;
+use linux::fixture::{Config, Guest, Style};
 
 use crate::memory::Place;
 

@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use ext4_view::Ext4;
-use symbols::names::{GuestFiles, OpenFiles};
 use symbols::elf::ReadAt;
+use symbols::names::{GuestFiles, OpenFiles};
 
 use super::contents::{Contents, Part};
 use super::partition;

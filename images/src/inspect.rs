@@ -105,11 +105,9 @@ pub fn inspect(path: &Path, cmdline: impl FnOnce(&str) -> String) -> Result<Insp
     }
     let survey = Survey::of(&disk, path)?;
     let run = match choice::choose(&survey, path) {
-        Ok(choice) => RunShown {
-            boots: true,
-            cmdline: Some(cmdline(&choice.words)),
-            sentence: choice.sentence,
-        },
+        Ok(choice) => {
+            RunShown { boots: true, cmdline: Some(cmdline(&choice.words)), sentence: choice.sentence }
+        }
         Err(error) => RunShown { boots: false, cmdline: None, sentence: error.to_string() },
     };
     Ok(Inspection {

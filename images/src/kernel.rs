@@ -74,8 +74,7 @@ mod tests {
 
     #[test]
     fn a_unified_kernel_image_is_taken_apart() {
-        let (kernel, archive) =
-            (bzimage(100_000), crate::cpio::Writer::append_to(Vec::new()).finish());
+        let (kernel, archive) = (bzimage(100_000), crate::cpio::Writer::append_to(Vec::new()).finish());
         let file = |kernel: &[u8], archive: &[u8]| {
             pe(&[(".cmdline", b"quiet"), (".linux", kernel), (".ucode", archive), (".initrd", archive)])
         };

@@ -32,11 +32,11 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use text::message::{Reason, Shown};
 use contents::{Contents, Format, Part};
 use kernel::Parts;
 use sniff::Content;
 use survey::Survey;
+use text::message::{Reason, Shown};
 
 /// Files beyond this size are no kernel and no initrd, bytes: they have to fit below 4 GiB beside each other.
 const MAX_FILE: u64 = 2 << 30;
@@ -268,7 +268,8 @@ fn with_kernel(
     image: &Path,
 ) -> Result<Loaded, ImageError> {
     let parts = read_kernel(kernel)?;
-    let payload = Payload { kernel: parts.kernel, initrd: initrd.or_else(|| initrd_check::joined(parts.initrds)) };
+    let payload =
+        Payload { kernel: parts.kernel, initrd: initrd.or_else(|| initrd_check::joined(parts.initrds)) };
     let survey = match Survey::of(disk, image) {
         // A guest may make more of a damaged table, and --append can name the root.
         Err(ImageError::PartitionTable { .. }) => None,

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use attach::{Missed, Observer, ThreadId, Tick};
-use symbols::PhysicalMemory;
+use linux::PhysicalMemory;
 use vmm::monotonic_ns;
 
 use crate::microstate::clock::{Place, Places};

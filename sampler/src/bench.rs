@@ -5,7 +5,7 @@ mod stopped;
 use std::time::{Duration, Instant};
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
-use symbols::{Current, Missing, Serving, TaskSnapshot};
+use linux::{Current, Missing, Serving, TaskSnapshot};
 use vmm::GuestMemoryMmap;
 
 use crate::VcpuSampler;

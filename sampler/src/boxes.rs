@@ -10,8 +10,8 @@
 //! boxes than are ever under way, and what a hold-up has taken is given back after it.
 
 use bytes::BytesMut;
+use linux::StackCopy;
 use rtrb::{Consumer, Producer, PushError, RingBuffer};
-use symbols::StackCopy;
 
 /// Bytes of a page on x86-64.
 const PAGE: usize = 4096;

@@ -2,7 +2,7 @@
 
 use std::mem::size_of;
 
-use symbols::StackCopy;
+use linux::StackCopy;
 
 use crate::record::Sampled;
 

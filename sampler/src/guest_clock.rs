@@ -10,7 +10,7 @@
 //!         host - guest >= before1 - m - tick            and after the first reading's begin, which had not seen it
 //! ```
 
-use symbols::GuestClock;
+use linux::GuestClock;
 
 /// How much faster or slower than the host's the guest's clock may be, as one part of so many: the most that NTP corrects
 /// a clock by is 500 ppm (`MAXFREQ`, include/linux/timex.h).

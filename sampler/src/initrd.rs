@@ -15,8 +15,8 @@ use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use symbols::elf::ReadAt;
 use images::initrd;
+use symbols::elf::ReadAt;
 
 /// Bytes that are written at once.
 const BLOCK: usize = 256 << 10;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use attach::ForeignMemory;
 use attach::gdb::{Source, StubMemory};
-use symbols::{Kernel, PhysAddr, PhysicalMemory};
+use linux::{Kernel, PhysAddr, PhysicalMemory};
 use vmm::GuestMemoryMmap;
 
 /// Guest physical memory. Cheap to clone.

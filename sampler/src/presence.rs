@@ -17,7 +17,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use symbols::{CurrentReader, Kernel, KernelPlace, PhysicalMemory};
+use linux::{CurrentReader, Kernel, KernelPlace, PhysicalMemory};
 
 use crate::record::Record;
 
@@ -168,8 +168,8 @@ impl Presence {
 
 #[cfg(test)]
 mod tests {
-    use symbols::fixture::{Config, Guest, Style};
-    use symbols::{FlatMemory, PhysAddr};
+    use linux::fixture::{Config, Guest, Style};
+    use linux::{FlatMemory, PhysAddr};
 
     use super::*;
 

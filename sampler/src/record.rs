@@ -4,10 +4,11 @@
 //! run state where the guest has most likely executed HLT.
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
-use symbols::{
-    AddressSpace, Current, CurrentReader, PhysAddr, PhysicalMemory, Registers, StackCopy, StackReader,
-    StackSample, VirtAddr,
+use linux::{
+    AddressSpace, Current, CurrentReader, PhysAddr, PhysicalMemory, StackCopy, StackReader, StackSample,
+    VirtAddr,
 };
+use symbols::Registers;
 use vmm::{Activity, stands_at_reset};
 
 use profile::rows::Fell;

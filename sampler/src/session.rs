@@ -17,9 +17,9 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use linux::{KernelPlace, StackReader};
 use serde::{Deserialize, Serialize};
 use symbols::names::OpenFiles;
-use symbols::{KernelPlace, StackReader};
 use vmm::{Counters, Machine, Observer, monotonic_ns};
 
 use crate::capacity::Capacity;

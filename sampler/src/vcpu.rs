@@ -14,8 +14,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use kvm_bindings::kvm_regs;
+use linux::{Event, KernelPlace, PhysicalMemory, StackCopy};
 use rtrb::{Consumer, Producer, PushError, RingBuffer};
-use symbols::{Event, KernelPlace, PhysicalMemory, StackCopy};
 use vmm::{Activity, CounterSum, Exit, Observer, Tick, Trip, Verdict, monotonic_ns};
 
 use crate::attached::Seen;

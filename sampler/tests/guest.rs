@@ -6,12 +6,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
+use linux::VirtAddr;
+use linux::fixture::{Config, Guest, Style};
 use profile::store::Value;
 use profile::{Batch, ClockKind, Filter, Profile, ProfileWriter, Report, Sink, SinkError};
 use sampler::record::Moment;
 use sampler::{Session, SessionConfig, VcpuSampler};
-use symbols::VirtAddr;
-use symbols::fixture::{Config, Guest, Style};
 use vm_memory::{Bytes, GuestAddress};
 use vmm::{Activity, GuestMemoryMmap, Observer};
 

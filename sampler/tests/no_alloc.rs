@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
+use linux::fixture::{Config, Style};
 use profile::{Batch, ClockKind, Sink, SinkError};
 use sampler::record::Moment;
 use sampler::{Session, SessionConfig, VcpuSampler};
-use symbols::fixture::{Config, Style};
 use vm_memory::{Bytes, GuestAddress};
 use vmm::{Activity, Exit, GuestMemoryMmap, Observer, monotonic_ns};
 
@@ -76,7 +76,8 @@ fn a_tick_never_allocates() {
             meta: Vec::new(),
         };
         let named = Named::default();
-        let (mut session, mut samplers) = Session::new(config, Box::new(named.clone()), symbols::names::no_files());
+        let (mut session, mut samplers) =
+            Session::new(config, Box::new(named.clone()), symbols::names::no_files());
         session.start(memory.clone()).expect("a sink that takes everything");
         let sampler = &mut samplers[0];
         let mut sregs =

@@ -1,32 +1,32 @@
 //! Little-endian numbers out of guest bytes: every access is checked.
 
 /// The `N` bytes at `at`.
-pub(crate) fn array_at<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
+pub fn array_at<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
     bytes.get(at..at.checked_add(N)?)?.try_into().ok()
 }
 
 /// The u16 at `at`.
-pub(crate) fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
+pub fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
     array_at(bytes, at).map(u16::from_le_bytes)
 }
 
 /// The u32 at `at`.
-pub(crate) fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+pub fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     array_at(bytes, at).map(u32::from_le_bytes)
 }
 
 /// The u64 at `at`.
-pub(crate) fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
+pub fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     array_at(bytes, at).map(u64::from_le_bytes)
 }
 
 /// `value` as an index; a value that no index can hold becomes one that fits no slice.
-pub(crate) fn index(value: u64) -> usize {
+pub fn index(value: u64) -> usize {
     usize::try_from(value).unwrap_or(usize::MAX)
 }
 
 /// The NUL-terminated string at the start of `bytes`, or all of them without a NUL.
-pub(crate) fn until_nul(bytes: &[u8]) -> &[u8] {
+pub fn until_nul(bytes: &[u8]) -> &[u8] {
     let end = bytes.iter().position(|&b| b == 0).unwrap_or(bytes.len());
     &bytes[..end]
 }

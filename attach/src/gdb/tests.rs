@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use symbols::{PhysAddr, PhysicalMemory};
+use linux::{PhysAddr, PhysicalMemory};
 use vmm::{Activity, monotonic_ns};
 
 use super::description::tests::TARGET;

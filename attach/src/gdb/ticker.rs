@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use symbols::PhysicalMemory;
+use linux::PhysicalMemory;
 use vmm::monotonic_ns;
 
 use super::client::{Lost, State};

@@ -5,7 +5,7 @@
 
 use std::cell::RefCell;
 
-use symbols::{PhysAddr, PhysicalMemory};
+use linux::{PhysAddr, PhysicalMemory};
 
 /// Bytes of a page.
 const PAGE: usize = 4096;
@@ -73,7 +73,7 @@ impl<M: PhysicalMemory> PhysicalMemory for StopMemory<M> {
 
 #[cfg(test)]
 mod tests {
-    use symbols::FlatMemory;
+    use linux::FlatMemory;
 
     use super::*;
 

@@ -11,7 +11,7 @@ mod proof;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
-use symbols::{Kernel, PhysAddr, PhysicalMemory};
+use linux::{Kernel, PhysAddr, PhysicalMemory};
 
 pub use layout::{Layout, Piece};
 pub(crate) use maps::read as mappings;

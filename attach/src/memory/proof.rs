@@ -10,7 +10,7 @@ use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use kvm_bindings::kvm_sregs;
-use symbols::Kernel;
+use linux::Kernel;
 
 use super::layout::{self, FOUR_GIB, Layout};
 use super::{ForeignMemory, Supposed, mappings};
@@ -114,7 +114,7 @@ fn whole(layout: &Layout, first: u64, last: u64) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use symbols::fixture::{Config, Style};
+    use linux::fixture::{Config, Style};
     use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 
     use super::*;

@@ -1,7 +1,7 @@
 //! What the guest's own books say.
 
+use linux::{ChildBooks, CpuBooks};
 use serde::{Deserialize, Serialize};
-use symbols::{ChildBooks, CpuBooks};
 
 /// A row of table `rusage`: what the guest's kernel kept of a process when it was first or last read. A row replaces the
 /// earlier one of the same instance and kind.

@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
+use linux::{ChildBooks, CpuTime};
 use rusqlite::{Connection, Row};
-use symbols::{ChildBooks, CpuTime};
 
 use super::children::Families;
 use super::{CpuTimes, chance};

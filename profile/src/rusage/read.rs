@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
+use linux::ChildBooks;
 use rusqlite::Connection;
-use symbols::ChildBooks;
 
 use super::books::{Books, Kept, Told};
 use super::{ChildrenRusage, CpuRusage, CpuTimes, ProcessRusage, Rusage, ThreadRusage, outside};

@@ -1,4 +1,4 @@
-use symbols::{ChildBooks, CpuBooks};
+use linux::{ChildBooks, CpuBooks};
 
 use super::*;
 use crate::rows::States;

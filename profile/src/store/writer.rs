@@ -5,8 +5,8 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use linux::CpuBooks;
 use rusqlite::{Connection, ErrorCode, OpenFlags, Statement, Transaction, params, params_from_iter};
-use symbols::CpuBooks;
 
 use super::{APPLICATION_ID, CreateError, MODES, SCHEMA, SCHEMA_VERSION, mode_id};
 use crate::rows::Fault;

@@ -3,7 +3,7 @@
 use std::sync::{Arc, OnceLock};
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
-use symbols::{Kernel, KernelUnwinder, StackCopy, StackReader};
+use linux::{Kernel, KernelUnwinder, StackCopy, StackReader};
 use vmm::{GuestMemoryMmap, monotonic_ns};
 
 use super::{BATCH, BenchError, Cost, measured};
@@ -14,9 +14,9 @@ use crate::collector::frames::Names;
 use crate::collector::resolver::Resolver;
 use crate::collector::walker::{Owner, Source, Step, Walker};
 use crate::record::{Moment, Readers, Record, Sampled};
-use symbols::names::OpenFiles;
 use crate::vcpu::Ends;
 use profile::rows::{Batch, Sink};
+use symbols::names::OpenFiles;
 
 /// Frames of a stack, at most, as by default.
 const DEPTH: usize = 127;

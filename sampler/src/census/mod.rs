@@ -16,7 +16,7 @@ mod taker;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use symbols::{StackCopy, TaskSnapshot};
+use linux::{StackCopy, TaskSnapshot};
 
 use crate::record::Readers;
 use profile::rows::State;

@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, sync_channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use symbols::{Kernel, TaskSnapshot};
+use linux::{Kernel, TaskSnapshot};
 use vmm::monotonic_ns;
 
 use super::taker::Taker;

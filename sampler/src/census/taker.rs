@@ -7,7 +7,7 @@ use std::sync::mpsc::SyncSender;
 use std::thread;
 use std::time::Duration;
 
-use symbols::{Kernel, PhysicalMemory, Rest, Sight, StackCopy, TaskCensus, TaskSnapshot, Way};
+use linux::{Kernel, PhysicalMemory, Rest, Sight, StackCopy, TaskCensus, TaskSnapshot, Way};
 use vmm::monotonic_ns;
 
 use super::{Bill, Change, MOST_COST, MOST_STRETCH, Moment, Plan, Seen, Told};

@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use symbols::VirtAddr;
+use linux::VirtAddr;
 
 use super::frames::Names;
 use super::walker::{FileEntry, Source};

@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 
-use symbols::TaskSnapshot;
+use linux::TaskSnapshot;
 
 use super::walker::Walker;
 use profile::rows::{Batch, CgroupRow, InstanceRow, ThreadRow};
@@ -148,8 +148,8 @@ impl Identities {
         rows.push(CgroupRow {
             id,
             path: clean::printable(path),
-            unit: clean(symbols::systemd_unit(path)),
-            container: clean(symbols::container(path)),
+            unit: clean(linux::systemd_unit(path)),
+            container: clean(linux::container(path)),
         });
         id
     }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use symbols::Interrupts;
+use linux::Interrupts;
 
 use crate::exact::state::Source;
 use profile::rows::{InterruptRow, Mode};
@@ -213,7 +213,7 @@ impl InterruptNames {
 
 #[cfg(test)]
 mod tests {
-    use symbols::{InterruptAction, InterruptLine, Softirq, Vector, VirtAddr};
+    use linux::{InterruptAction, InterruptLine, Softirq, Vector, VirtAddr};
 
     use super::*;
 

@@ -5,7 +5,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use symbols::{CpuBooks, CpuTime, Kernel, ProcessBooks, TaskSnapshot};
+use linux::{CpuBooks, CpuTime, Kernel, ProcessBooks, TaskSnapshot};
 use vmm::monotonic_ns;
 
 use crate::memory::GuestMemory;

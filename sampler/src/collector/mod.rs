@@ -42,7 +42,6 @@ use crate::microstate::host::{own_schedstat, waited};
 use crate::microstate::meter::Meter;
 use crate::presence::Presence;
 use crate::record::{Readers, Sampled};
-use symbols::names::OpenFiles;
 use crate::session::{Shared, Totals};
 use crate::vcpu::Ends;
 use aim::Aim;
@@ -54,6 +53,7 @@ use resolver::Resolver;
 use stall::{STALL, StallReports};
 use standstill::{STANDSTILL, Standstill};
 use steps::{Step, Steps};
+use symbols::names::OpenFiles;
 #[cfg(feature = "fuzz")]
 pub(crate) use walker::PerfMap;
 

@@ -1,6 +1,6 @@
 //! What a sample hit: user code, a task in the kernel, an interrupt, idleness or a kernel that is still starting.
 
-use symbols::Serving;
+use linux::Serving;
 
 use super::entry::{self, Part};
 use crate::record::Record;
@@ -63,7 +63,7 @@ pub(crate) fn refined(
 
 #[cfg(test)]
 mod tests {
-    use symbols::{Current, TaskSnapshot};
+    use linux::{Current, TaskSnapshot};
 
     use super::*;
 

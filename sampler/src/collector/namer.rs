@@ -238,9 +238,9 @@ fn own_symbols(elf: &ElfFile, symbols: &Symbolizer) -> &'static str {
 mod tests {
     use std::sync::mpsc;
 
-    use symbols::Kernel;
+    use linux::Kernel;
+    use linux::fixture::{Config, Style};
     use symbols::counted::Counted;
-    use symbols::fixture::{Config, Style};
     use vm_memory::{Bytes, GuestAddress};
     use vmm::GuestMemoryMmap;
 

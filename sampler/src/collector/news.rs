@@ -6,7 +6,7 @@ use std::sync::mpsc::{self, TryRecvError};
 use std::thread;
 use std::time::Duration;
 
-use symbols::journal::Startup;
+use linux::journal::Startup;
 use vmm::monotonic_ns;
 
 use super::finder::{Code, News, UnitNews};

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use symbols::{Interrupts, KernelUnwinder, LastBooks, ProcessBooks, StackCopy, TaskSnapshot};
+use linux::{Interrupts, KernelUnwinder, LastBooks, ProcessBooks, StackCopy, TaskSnapshot};
 
 use super::entry::Part;
 use super::frames::{Frames, Names};

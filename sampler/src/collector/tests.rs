@@ -2,7 +2,7 @@ use std::sync::Mutex;
 use std::sync::atomic::AtomicUsize;
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
-use symbols::{Current, Serving, TaskSnapshot};
+use linux::{Current, Serving, TaskSnapshot};
 use vm_memory::GuestAddress;
 use vmm::{GuestMemoryMmap, Observer};
 
@@ -10,9 +10,9 @@ use super::frames::tests::Fake;
 use super::*;
 use crate::record::{Moment, Record};
 use crate::session::{Session, SessionConfig, VcpuSampler};
-use symbols::names::no_files;
 use profile::clock::ClockKind;
 use profile::rows::{Mode, SinkError};
+use symbols::names::no_files;
 
 fn task(pid: i32, name: &str) -> TaskSnapshot {
     let mut comm = [0; 16];

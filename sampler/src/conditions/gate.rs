@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use symbols::TaskSnapshot;
+use linux::TaskSnapshot;
 
 use super::{Condition, Going, Seen, Trigger, Wait};
 use profile::rows::{Batch, ConsoleRow};

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use symbols::TaskSnapshot;
+use linux::TaskSnapshot;
 
 use profile::rows::{Batch, ConsoleRow, EventRow, ExitRow, InjectedRow};
 

@@ -1,5 +1,5 @@
+use linux::TaskSnapshot;
 use proptest::prelude::*;
-use symbols::TaskSnapshot;
 
 use super::*;
 use profile::rows::{Batch, CgroupRow, ConsoleRow, EventRow, ExitRow, InjectedRow, UnitEventRow};

@@ -4,11 +4,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use kvm_bindings::kvm_regs;
-use rtrb::{Consumer, Producer, PushError, RingBuffer};
-use symbols::{
+use linux::{
     Event, LastBooks, LastBooksReader, PhysicalMemory, Rest, Serving, StackCopy, TaskSnapshot, TaskState,
     TaskStates, TripSites,
 };
+use rtrb::{Consumer, Producer, PushError, RingBuffer};
 
 use crate::record::Readers;
 

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use symbols::{Event, Kernel, Missing, Rest, StackCopy, TaskSnapshot, TaskState};
+use linux::{Event, Kernel, Missing, Rest, StackCopy, TaskSnapshot, TaskState};
 use vmm::{GuestMemoryMmap, Site, TripwireError, Tripwires, WithdrawReason, Withdrawn, monotonic_ns};
 
 use super::record::{EventReaders, STACK_BYTES, USER_BYTES};

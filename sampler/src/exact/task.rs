@@ -1,6 +1,6 @@
 //! From tasks as they are read to tasks as the accounts know them.
 
-use symbols::{Rest, TaskSnapshot, TaskState};
+use linux::{Rest, TaskSnapshot, TaskState};
 
 use super::state::{Doing, Left, TaskId, Who};
 use crate::collector::resolver::Resolver;

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use symbols::{Event, Kernel, Serving, TaskSnapshot};
+use linux::{Event, Kernel, Serving, TaskSnapshot};
 use vmm::{GuestMemoryMmap, Tripwires, monotonic_ns};
 
 use super::accounts::Accounts;
@@ -450,7 +450,7 @@ impl Watch {
 #[cfg(test)]
 mod tests {
     use kvm_bindings::kvm_regs;
-    use symbols::fixture::{Guest, Style};
+    use linux::fixture::{Guest, Style};
 
     use super::*;
     use profile::rows::State;

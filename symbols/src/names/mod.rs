@@ -21,7 +21,9 @@ mod symbols;
 #[cfg(test)]
 mod tests;
 
-pub use debug_files::{DebugFile, DebugFiles, DebugQuery, DebugSource, GuestFiles, OpenFiles, Origin, no_files};
+pub use debug_files::{
+    DebugFile, DebugFiles, DebugQuery, DebugSource, GuestFiles, OpenFiles, Origin, no_files,
+};
 pub use demangle::readable;
 pub use functions::{Function, FunctionKind, FunctionStarts, FunctionTable, unnamed};
 pub use lines::{SourceFrame, SourceLines, Stopped};

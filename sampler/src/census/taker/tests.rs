@@ -1,8 +1,8 @@
 use std::sync::OnceLock;
 use std::sync::mpsc::{Receiver, sync_channel};
 
-use symbols::FlatMemory;
-use symbols::fixture::{Config, Guest, Style};
+use linux::FlatMemory;
+use linux::fixture::{Config, Guest, Style};
 
 use super::*;
 use crate::record::Readers;

@@ -8,7 +8,7 @@
 //!
 //! Everything is retried with growing pauses, since the guest is only just booting. What keeps failing is told once.
 
-mod linux;
+mod linux_guest;
 mod units;
 
 use std::collections::HashSet;
@@ -16,11 +16,11 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use symbols::{Interrupts, Kernel, KernelUnwinder, Missing, TaskSnapshot};
+use linux::{Interrupts, Kernel, KernelUnwinder, Missing, TaskSnapshot};
 
 use super::frames::Names;
 use super::ledger::AllBooks;
-pub(crate) use linux::LinuxGuest;
+pub(crate) use linux_guest::LinuxGuest;
 use units::JOURNALD;
 pub(crate) use units::UnitNews;
 

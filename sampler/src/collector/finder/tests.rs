@@ -186,7 +186,7 @@ fn modules_are_read_on_request_but_not_too_often() {
 
 #[test]
 fn generated_code_is_named_from_when_it_is_there() {
-    use symbols::fixture::{Config, Style, generated::PROGRAM};
+    use linux::fixture::{Config, Style, generated::PROGRAM};
     use vm_memory::{Bytes, GuestAddress};
 
     let mut guest = Config::new(Style::V6_12).build();

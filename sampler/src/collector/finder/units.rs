@@ -9,8 +9,8 @@
 
 use std::time::{Duration, Instant};
 
-use symbols::journal::{Journal, JournalBytes, Startup, UnitMessage, UnitMessages, UnitStep};
-use symbols::{FileRef, Kernel, MappingKind, Missing, PageCache, TaskSnapshot};
+use linux::journal::{Journal, JournalBytes, Startup, UnitMessage, UnitMessages, UnitStep};
+use linux::{FileRef, Kernel, MappingKind, Missing, PageCache, TaskSnapshot};
 use vmm::monotonic_ns;
 
 use crate::guest_clock::ClockBounds;

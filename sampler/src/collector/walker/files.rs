@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use symbols::FileRef;
+use linux::FileRef;
 use symbols::cfi::{CfiSection, CfiSections, CfiTable};
 use symbols::elf::{ElfFile, ReadAt, Section, Segment};
 use symbols::go::GoTable;

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use symbols::{FileRef, PageCache, RootDirectory};
+use linux::{FileRef, PageCache, RootDirectory};
 
 use super::Owner;
 use super::perfmap::{PerfMap, Symbol};

@@ -18,8 +18,8 @@ mod spaces;
 
 use std::sync::Arc;
 
+use linux::{FrameKind, KernelUnwinder, Missing, StackCopy, TaskSnapshot, UserRegisters, WalkEnd};
 use symbols::cfi::{Place as At, UserEnd, UserUnwinder};
-use symbols::{FrameKind, KernelUnwinder, Missing, StackCopy, TaskSnapshot, UserRegisters, WalkEnd};
 
 pub(crate) use files::{FileEntry, Files};
 pub(crate) use maps::Late;
@@ -125,7 +125,7 @@ impl Walker {
     }
 
     /// The entry of a file that is known by other means, such as the program of a process.
-    pub(crate) fn file(&mut self, file: &symbols::FileRef, batch: &mut Batch) -> u32 {
+    pub(crate) fn file(&mut self, file: &linux::FileRef, batch: &mut Batch) -> u32 {
         self.files.entry(file, &mut batch.files).id()
     }
 

@@ -5,9 +5,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use linux::{FileRef, Kernel, PageCache, VirtAddr};
 use symbols::elf::ReadAt;
 use symbols::names::GuestFiles;
-use symbols::{FileRef, Kernel, PageCache, VirtAddr};
 
 use crate::initrd::Initrd;
 use crate::memory::GuestMemory;

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use linux::{FileRef, Mapping, MappingKind, Missing, VirtAddr};
 use symbols::cfi::{Image, ImageCode, Images};
-use symbols::{FileRef, Mapping, MappingKind, Missing, VirtAddr};
 
 use super::Owner;
 use super::files::{FileEntry, Files};
@@ -250,7 +250,7 @@ impl Images for SpaceImages<'_> {
 
     fn code(&self, address: u64, into: &mut [u8]) -> Option<()> {
         let space =
-            symbols::AddressSpace::new(self.space.root, self.source.kernel.address_space().five_level());
+            linux::AddressSpace::new(self.space.root, self.source.kernel.address_space().five_level());
         space.read(&self.source.memory, VirtAddr(address), into)
     }
 }

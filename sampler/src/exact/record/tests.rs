@@ -1,5 +1,5 @@
-use symbols::fixture::{Guest, Style};
-use symbols::{FlatMemory, Kernel, Serving};
+use linux::fixture::{Guest, Style};
+use linux::{FlatMemory, Kernel, Serving};
 
 use super::*;
 

@@ -1,0 +1,174 @@
+//! Questions to BTF: where a member lies, how large a variable is.
+
+use super::{Btf, Type, kind};
+use symbols::bytes::u32_at;
+
+/// Typedefs and qualifiers in a row that are followed, at most.
+const MAX_MODIFIERS: usize = 16;
+/// Anonymous structures within each other that are looked into, at most.
+const MAX_DEPTH: usize = 8;
+/// Members looked at for one question, at most: hostile structures may hold each other.
+const MAX_STEPS: usize = 100_000;
+
+/// Where a member lies and what it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Member {
+    /// Bytes from the start of the structure.
+    pub(crate) offset: usize,
+    /// Number of its type.
+    type_number: u32,
+}
+
+impl Btf<'_> {
+    /// Where `path` (`"member"` or `"member.inner"`) lies in the structure `name`. Members of anonymous
+    /// structures count as those of the outer one, array brackets are not written: the first element.
+    pub(crate) fn member(&self, name: &str, path: &str) -> Option<Member> {
+        let mut steps = MAX_STEPS;
+        self.structures
+            .iter()
+            .filter_map(|&number| self.get(number))
+            .filter(|found| self.is_named(found.name, name))
+            // One name may stand for several types: the first that has the member.
+            .find_map(|found| self.resolve(&found, path, &mut steps))
+    }
+
+    fn resolve(&self, outer: &Type, path: &str, steps: &mut usize) -> Option<Member> {
+        let mut parts = path.split('.');
+        let mut member = self.direct(outer, parts.next()?, MAX_DEPTH, steps)?;
+        for part in parts {
+            let mut inner = self.strip(member.type_number)?;
+            if inner.kind == kind::ARRAY {
+                inner = self.strip(u32_at(self.types, inner.body)?)?;
+            }
+            let next = self.direct(&inner, part, MAX_DEPTH, steps)?;
+            member =
+                Member { offset: member.offset.checked_add(next.offset)?, type_number: next.type_number };
+        }
+        Some(member)
+    }
+
+    /// The member `name` of a structure or union, or of an anonymous one within it.
+    fn direct(&self, outer: &Type, name: &str, depth: usize, steps: &mut usize) -> Option<Member> {
+        if outer.kind != kind::STRUCT && outer.kind != kind::UNION {
+            return None;
+        }
+        for i in 0..outer.vlen {
+            *steps = steps.checked_sub(1)?;
+            let at = outer.body + i * 12;
+            let member_name = u32_at(self.types, at)?;
+            let type_number = u32_at(self.types, at + 4)?;
+            let bits = u32_at(self.types, at + 8)?;
+            // With the flag, the upper byte is the size of a bit field.
+            let bits = if outer.kind_flag { bits & 0x00ff_ffff } else { bits };
+            let offset = (bits / 8) as usize;
+            if member_name == 0 {
+                let Some(depth) = depth.checked_sub(1) else {
+                    continue;
+                };
+                let found = self.strip(type_number).and_then(|inner| self.direct(&inner, name, depth, steps));
+                if let Some(inner) = found {
+                    return Some(Member {
+                        offset: offset.checked_add(inner.offset)?,
+                        type_number: inner.type_number,
+                    });
+                }
+            } else if bits % 8 == 0 && self.is_named(member_name, name) {
+                return Some(Member { offset, type_number });
+            }
+        }
+        None
+    }
+
+    /// Where the member `member` of the structure `name` lies, in bits: offset and size; for bit-fields and for plain
+    /// numbers.
+    pub(crate) fn bits(&self, name: &str, member: &str) -> Option<(u32, u32)> {
+        let outer = self
+            .structures
+            .iter()
+            .filter_map(|&number| self.get(number))
+            .find(|found| self.is_named(found.name, name))?;
+        (0..outer.vlen).map(|i| outer.body + i * 12).find_map(|at| {
+            if !self.is_named(u32_at(self.types, at)?, member) {
+                return None;
+            }
+            let number = self.strip(u32_at(self.types, at + 4)?)?;
+            let place = u32_at(self.types, at + 8)?;
+            if outer.kind_flag && place >> 24 != 0 {
+                return Some((place & 0x00ff_ffff, place >> 24));
+            }
+            // Without the flag, the integer's own description holds a bit-field's place within it.
+            let int = (number.kind == kind::INT).then(|| u32_at(self.types, number.body))??;
+            Some(((place & 0x00ff_ffff).checked_add(int >> 16 & 0xff)?, int & 0xff))
+        })
+    }
+
+    /// Size in bytes of the structure or union `name`.
+    pub(crate) fn size_of(&self, name: &str) -> Option<usize> {
+        let mut named = self.structures.iter().filter_map(|&number| self.get(number));
+        named.find(|found| self.is_named(found.name, name)).map(|found| found.size_or_type as usize)
+    }
+
+    /// The type behind typedefs and qualifiers.
+    fn strip(&self, number: u32) -> Option<Type> {
+        let mut found = self.get(number)?;
+        for _ in 0..MAX_MODIFIERS {
+            match found.kind {
+                kind::TYPEDEF | kind::CONST | kind::VOLATILE | kind::RESTRICT | kind::TYPE_TAG => {
+                    found = self.get(found.size_or_type)?;
+                }
+                _ => return Some(found),
+            }
+        }
+        None
+    }
+
+    /// Size in bytes of the variable `name`, if it is a number (a per-CPU variable: others are not in BTF).
+    pub(crate) fn variable_size(&self, name: &str) -> Option<usize> {
+        let variable = self
+            .variables
+            .iter()
+            .filter_map(|&number| self.get(number))
+            .find(|found| self.is_named(found.name, name))?;
+        let target = self.strip(variable.size_or_type)?;
+        (target.kind == kind::INT).then_some(target.size_or_type as usize)
+    }
+
+    /// Size in bytes of the structure or union `name`.
+    pub(crate) fn size(&self, name: &str) -> Option<usize> {
+        self.structures
+            .iter()
+            .filter_map(|&number| self.get(number))
+            .find(|found| self.is_named(found.name, name))
+            .map(|found| found.size_or_type as usize)
+    }
+
+    /// Value of `name` in the enumeration `of`.
+    pub(crate) fn enumerator(&self, of: &str, name: &str) -> Option<u32> {
+        let found = self
+            .starts
+            .iter()
+            .filter_map(|&start| Type::at(self.types, start as usize))
+            .find(|found| found.kind == kind::ENUM && self.is_named(found.name, of))?;
+        // struct btf_enum: name, value.
+        (0..found.vlen)
+            .map(|i| found.body + i * 8)
+            .find(|&at| u32_at(self.types, at).is_some_and(|offset| self.is_named(offset, name)))
+            .and_then(|at| u32_at(self.types, at + 4))
+    }
+
+    /// Size in bytes of a member, if it is a number.
+    pub(crate) fn number_size(&self, member: Member) -> Option<usize> {
+        let number = self.strip(member.type_number)?;
+        (number.kind == kind::INT).then_some(number.size_or_type as usize)
+    }
+
+    /// Number of elements of a member that is an array.
+    pub(crate) fn elements(&self, member: Member) -> Option<usize> {
+        let array = self.strip(member.type_number)?;
+        if array.kind != kind::ARRAY {
+            return None;
+        }
+        // struct btf_array: element type, index type, number of elements.
+        Some(u32_at(self.types, array.body + 8)? as usize)
+    }
+}

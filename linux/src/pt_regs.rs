@@ -1,0 +1,108 @@
+//! `struct pt_regs` (arch/x86/include/uapi/asm/ptrace.h): the registers of an interrupted program or of a system call's
+//! caller, as the kernel's entry code pushes them.
+//!
+//! ```text
+//!   0 r15  8 r14  16 r13  24 r12  32 rbp  40 rbx  48 r11  56 r10  64 r9  72 r8
+//!  80 rax 88 rcx  96 rdx 104 rsi 112 rdi 120 orig_ax
+//! 128 rip 136 cs 144 rflags 152 rsp 160 ss       pushed by the processor, or as if by it (an iret frame)
+//! ```
+
+use symbols::{Registers, StackMemory};
+
+/// Bytes of it.
+pub(crate) const SIZE: u64 = 168;
+/// Offset of `orig_ax`: the system call's number, an exception's error code, or all ones.
+pub(crate) const ORIG_AX: u64 = 120;
+/// Offset of `ip`, with which the iret frame starts.
+pub(crate) const IRET: u64 = 128;
+/// Offset of `cs`.
+pub(crate) const CS: u64 = 136;
+/// Offset of `sp`.
+pub(crate) const SP: u64 = 152;
+/// Offset of each general register, by its number in [`Registers::gpr`].
+const GPR: [u64; 16] = [80, 96, 88, 40, 104, 112, 32, SP, 72, 64, 56, 48, 24, 16, 8, 0];
+
+/// Code segments (arch/x86/include/asm/segment.h).
+const KERNEL_CS: u64 = 0x10;
+const USER32_CS: u64 = 0x23;
+const USER_CS: u64 = 0x33;
+
+/// What was read of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PtRegs {
+    pub(crate) registers: Registers,
+    pub(crate) orig_ax: u64,
+    pub(crate) cs: u64,
+}
+
+impl PtRegs {
+    /// Reads all of it at `at`.
+    pub(crate) fn read(stack: &impl StackMemory, at: u64) -> Option<Self> {
+        Self::read_partly(stack, at, |_, _| None)
+    }
+
+    /// Reads it at `at`; what `instead` returns for a slot's address and offset takes the place of what the stack has.
+    fn read_partly(
+        stack: &impl StackMemory,
+        at: u64,
+        instead: impl Fn(u64, u64) -> Option<u64>,
+    ) -> Option<Self> {
+        let slot = |offset: u64| {
+            let slot = at.checked_add(offset)?;
+            instead(slot, offset).or_else(|| stack.read_u64(slot))
+        };
+        let mut gpr = [0; 16];
+        for (value, offset) in gpr.iter_mut().zip(GPR) {
+            *value = slot(offset)?;
+        }
+        Some(Self { registers: Registers { gpr, rip: slot(IRET)? }, orig_ax: slot(ORIG_AX)?, cs: slot(CS)? })
+    }
+
+    /// Reads it at `at` while entry code is pushing or popping it: what lies below `now`'s stack pointer is still, or
+    /// again, in `now`. RIP counts as in RCX then, where SYSCALL puts it (Intel SDM volume 2, SYSCALL).
+    pub(crate) fn read_in_entry_code(stack: &impl StackMemory, at: u64, now: &Registers) -> Option<Self> {
+        // On another stack: all of it is there.
+        if !(at..at.checked_add(SIZE)?).contains(&now.rsp()) {
+            return Self::read(stack, at);
+        }
+        Self::read_partly(stack, at, |slot, offset| {
+            if slot >= now.rsp() {
+                return None;
+            }
+            match offset {
+                // The user's own stack pointer is not in a register any more.
+                SP => None,
+                IRET => now.gpr.get(2).copied(),
+                CS => Some(USER_CS),
+                ORIG_AX => Some(u64::MAX),
+                _ => GPR.iter().position(|&known| known == offset).and_then(|i| now.gpr.get(i).copied()),
+            }
+        })
+    }
+
+    /// Whose registers they are.
+    pub(crate) fn mode(&self) -> Option<Mode> {
+        Mode::of(self.cs)
+    }
+}
+
+/// Whose registers were saved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mode {
+    Kernel,
+    User,
+}
+
+impl Mode {
+    /// What a saved code segment tells; `None` if it cannot be one, so that nothing around it is what it was taken for.
+    /// The upper bits are not the selector's (FRED keeps more there).
+    pub(crate) fn of(cs: u64) -> Option<Self> {
+        match cs & 0xffff {
+            KERNEL_CS => Some(Self::Kernel),
+            USER_CS | USER32_CS => Some(Self::User),
+            // A segment of the program's own (modify_ldt).
+            own if own & 7 == 7 => Some(Self::User),
+            _ => None,
+        }
+    }
+}

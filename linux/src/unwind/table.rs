@@ -1,0 +1,186 @@
+//! The rules of the image, or of one module, by address.
+
+use super::rule::{Format, Numbers, Rule};
+use crate::layout::OrcLayout;
+use crate::memory::PhysicalMemory;
+use crate::module::ModuleOrc;
+use crate::view::View;
+
+/// Bits of an address within a block of the index: 256 bytes of code, as the kernel's own (`LOOKUP_BLOCK_ORDER`,
+/// arch/x86/include/asm/orc_lookup.h).
+const BLOCK: u32 = 8;
+/// Blocks of all tables together, at most: 1 GiB of code.
+const MAX_BLOCKS: usize = 1 << 22;
+/// Bytes of a rule's address.
+const ADDRESS: usize = 4;
+
+/// What may still be kept.
+#[derive(Debug)]
+pub(super) struct Budget {
+    rules: usize,
+    blocks: usize,
+}
+
+impl Budget {
+    pub(super) fn new(rules: usize) -> Self {
+        Self { rules, blocks: MAX_BLOCKS }
+    }
+
+    /// Takes `rules`, before anything is read of them; `None` if there are no more as many.
+    pub(super) fn take(&mut self, rules: usize) -> Option<()> {
+        self.rules = self.rules.checked_sub(rules)?;
+        Some(())
+    }
+}
+
+/// Rules by address.
+#[derive(Debug, Default)]
+pub(super) struct Table {
+    start: u64,
+    end: u64,
+    /// Where each rule starts to hold, from `start`; ascending.
+    addresses: Vec<u32>,
+    rules: Vec<Rule>,
+    /// For each block the number of rules that start before it, and one more; empty when there was no room.
+    blocks: Vec<u32>,
+}
+
+impl Table {
+    /// A table without rules.
+    pub(super) fn empty((start, end): (u64, u64)) -> Self {
+        Self { start, end, ..Self::default() }
+    }
+
+    /// The image's, whose arrays lie at `addresses` and `rules`, start and end; and what they tell of how all rules of this
+    /// kernel are written.
+    pub(super) fn of_image<M: PhysicalMemory>(
+        view: &View<'_, M>,
+        fields: OrcLayout,
+        addresses: (u64, u64),
+        rules: (u64, u64),
+        budget: &mut Budget,
+    ) -> Option<(Self, Format)> {
+        // What is allocated is bounded by what is mapped.
+        budget.take(symbols::bytes::index(addresses.1.checked_sub(addresses.0)?) / ADDRESS)?;
+        let address_bytes = view.image.bytes(view.memory, addresses)?;
+        let rule_bytes = view.image.bytes(view.memory, rules)?;
+        let format = Format { fields, numbers: Numbers::told_by(&fields, &rule_bytes)? };
+        let table =
+            Self::new(&format, view.image.range(), (addresses.0, &address_bytes), &rule_bytes, budget)?;
+        Some((table, format))
+    }
+
+    /// A module's, whose code is `text`.
+    pub(super) fn of_module<M: PhysicalMemory>(
+        view: &View<'_, M>,
+        format: &Format,
+        text: (u64, u64),
+        orc: ModuleOrc,
+        budget: &mut Budget,
+    ) -> Option<Self> {
+        let count = orc.count as usize;
+        budget.take(count)?;
+        let read = |at: u64, len: usize| {
+            let mut bytes = vec![0; len];
+            view.read(at, &mut bytes)?;
+            Some(bytes)
+        };
+        let addresses = read(orc.addresses, count * ADDRESS)?;
+        let rules = read(orc.entries, count * format.fields.size)?;
+        Self::new(format, text, (orc.addresses, &addresses), &rules, budget)
+    }
+
+    /// Takes both arrays apart. Addresses are relative to their own place; what lies outside of `range` is left out, and
+    /// so is a table without rules, or with more than `budget` allows.
+    pub(super) fn new(
+        format: &Format,
+        range: (u64, u64),
+        (base, addresses): (u64, &[u8]),
+        rules: &[u8],
+        budget: &mut Budget,
+    ) -> Option<Self> {
+        let mut table = Self::empty(range);
+        let count = (addresses.len() / ADDRESS).min(rules.len() / format.fields.size.max(1));
+        table.addresses.reserve_exact(count);
+        table.rules.reserve_exact(count);
+        let mut place = base;
+        for (address, rule) in
+            addresses.chunks_exact(ADDRESS).zip(rules.chunks_exact(format.fields.size.max(1)))
+        {
+            let distance = i32::from_le_bytes(address.try_into().ok()?);
+            let at = place.wrapping_add_signed(i64::from(distance));
+            place = place.wrapping_add(ADDRESS as u64);
+            if let Some(offset) = table.offset(at) {
+                table.addresses.push(offset);
+                table.rules.push(Rule::decode(format, rule));
+            }
+        }
+        if !table.addresses.is_sorted() {
+            table.sort();
+        }
+        table.index(budget);
+        (!table.rules.is_empty()).then_some(table)
+    }
+
+    /// Sorts by address, weak rules before real ones, as the kernel does while it boots.
+    fn sort(&mut self) {
+        let mut both: Vec<(u32, Rule)> =
+            self.addresses.iter().copied().zip(self.rules.iter().copied()).collect();
+        both.sort_by_key(|(address, rule)| (*address, !rule.is_weak()));
+        (self.addresses, self.rules) = both.into_iter().unzip();
+    }
+
+    fn index(&mut self, budget: &mut Budget) {
+        let Some(&last) = self.addresses.last() else {
+            return;
+        };
+        let count = (last >> BLOCK) as usize + 2;
+        let Some(left) = budget.blocks.checked_sub(count) else {
+            return;
+        };
+        budget.blocks = left;
+        self.blocks.reserve_exact(count);
+        let mut before = 0u32;
+        let mut rest = self.addresses.iter();
+        let mut next = rest.next();
+        for block in 0..count as u64 {
+            while next.is_some_and(|&at| u64::from(at) < block << BLOCK) {
+                before += 1;
+                next = rest.next();
+            }
+            self.blocks.push(before);
+        }
+    }
+
+    /// Distance of `at` from the start, if it is in the range.
+    fn offset(&self, at: u64) -> Option<u32> {
+        u32::try_from(at.checked_sub(self.start)?).ok().filter(|_| at < self.end)
+    }
+
+    pub(super) fn start(&self) -> u64 {
+        self.start
+    }
+
+    pub(super) fn contains(&self, at: u64) -> bool {
+        (self.start..self.end).contains(&at)
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.rules.len()
+    }
+
+    /// The rule that holds at `at`: the last that starts there or before.
+    #[inline]
+    pub(super) fn find(&self, at: u64) -> Option<Rule> {
+        let offset = self.offset(at)?;
+        let block = (offset >> BLOCK) as usize;
+        let (low, high) = match self.blocks.get(block..block.saturating_add(2)) {
+            Some(&[low, high]) => (low as usize, high as usize),
+            // Behind the last block.
+            _ if !self.blocks.is_empty() => (self.rules.len(), self.rules.len()),
+            _ => (0, self.rules.len()),
+        };
+        let within = self.addresses.get(low..high)?.partition_point(|&address| address <= offset);
+        self.rules.get((low + within).checked_sub(1)?).copied()
+    }
+}

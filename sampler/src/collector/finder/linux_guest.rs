@@ -1,0 +1,238 @@
+//! The guest that is looked at in earnest: a Linux in a machine's memory.
+
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use linux::{
+    GeneratedCode, Interrupts, Kernel, KernelPlace, KernelUnwinder, Missing, Modules, TaskSnapshot, VirtAddr,
+};
+use vmm::monotonic_ns;
+
+use super::units::UnitWatch;
+use super::{Code, Found, Guest, Listed, Trouble, UnitNews};
+use crate::collector::frames::{Name, Names};
+use crate::collector::ledger::AllBooks;
+use crate::memory::GuestMemory;
+use crate::record::Readers;
+
+/// A kernel that uses fewer CPUs than there are vCPUs is believed after this long.
+const PARTIAL_PATIENCE: Duration = Duration::from_secs(1);
+
+/// A Linux guest in a machine's memory.
+#[derive(Debug)]
+pub(crate) struct LinuxGuest {
+    memory: GuestMemory,
+    kernel: Option<Arc<Kernel>>,
+    modules: Arc<Modules>,
+    generated: Arc<GeneratedCode>,
+    readers: Arc<OnceLock<Readers>>,
+    place: Arc<OnceLock<KernelPlace>>,
+    vcpus: u8,
+    /// Bytes of user stack to copy; `None` for no stacks at all.
+    user_bytes: Option<usize>,
+    unwinder: Option<Arc<KernelUnwinder>>,
+    interrupts: Option<Interrupts>,
+    partial_since: Option<Instant>,
+    units: UnitWatch,
+}
+
+impl LinuxGuest {
+    pub(crate) fn new(
+        memory: GuestMemory,
+        (readers, place): (Arc<OnceLock<Readers>>, Arc<OnceLock<KernelPlace>>),
+        (vcpus, user_bytes): (u8, Option<usize>),
+    ) -> Self {
+        Self {
+            memory,
+            kernel: None,
+            modules: Arc::default(),
+            generated: Arc::default(),
+            readers,
+            place,
+            vcpus,
+            user_bytes,
+            unwinder: None,
+            interrupts: None,
+            partial_since: None,
+            units: UnitWatch::default(),
+        }
+    }
+
+    fn kernel(&self) -> Result<&Arc<Kernel>, Missing> {
+        self.kernel.as_ref().ok_or(Missing::NoKernelImage)
+    }
+
+    /// The kernel's code with other modules, if they have changed, and with this generated code; unwind tables only where
+    /// stacks are wanted.
+    fn code_with(&mut self, kernel: Arc<Kernel>, modules: Option<Modules>, generated: GeneratedCode) -> Code {
+        let same_modules = modules.is_none();
+        if let Some(modules) = modules {
+            self.modules = Arc::new(modules);
+        }
+        self.generated = Arc::new(generated);
+        if self.user_bytes.is_some() {
+            let generated = Arc::clone(&self.generated);
+            self.unwinder = Some(Arc::new(match &self.unwinder {
+                Some(before) if same_modules => before.with_generated(generated),
+                Some(before) => {
+                    kernel.unwinder_for(&self.memory, &self.modules, before).with_generated(generated)
+                }
+                None => kernel.unwinder(&self.memory, &self.modules).with_generated(generated),
+            }));
+        }
+        let (modules, generated) = (Arc::clone(&self.modules), Arc::clone(&self.generated));
+        Code {
+            unwinder: self.unwinder.clone(),
+            kernel: Some(Arc::clone(&kernel)),
+            names: Arc::new(LinuxNames { kernel, modules, generated }),
+        }
+    }
+}
+
+impl Guest for LinuxGuest {
+    fn find(&mut self, cr3: u64, five_level: bool) -> Result<Found, Missing> {
+        let kernel = match self.memory.kernel() {
+            Some(kernel) => Arc::clone(kernel),
+            None => Arc::new(Kernel::find(&self.memory, cr3, five_level)?),
+        };
+        self.kernel = Some(Arc::clone(&kernel));
+        if let Some(place) = kernel.place() {
+            // Set once: there is no second kernel.
+            let _ = self.place.set(place);
+        }
+        Ok(Found {
+            release: kernel.release().map(text::clean::printable),
+            symbols: kernel.symbol_count(),
+            missing: kernel.missing().to_vec(),
+            code: self.code_with(kernel, None, GeneratedCode::default()),
+        })
+    }
+
+    fn publish_reader(&mut self) -> Result<Vec<String>, Missing> {
+        let reader = self.kernel()?.current_reader(&self.memory)?;
+        // The reader is final, so one that knows but some vCPUs waits: the kernel may be setting up the others at this
+        // very moment. Or it was told to leave them alone.
+        let all = (0..self.vcpus).all(|vcpu| reader.read(&self.memory, usize::from(vcpu)).is_some());
+        if !all && self.partial_since.get_or_insert_with(Instant::now).elapsed() < PARTIAL_PATIENCE {
+            return Err(Missing::PerCpuNotReady);
+        }
+        let stacks = match self.user_bytes {
+            Some(user_bytes) => match self.kernel()?.stack_reader(&self.memory) {
+                Ok(reader) => Ok((reader, user_bytes)),
+                Err(reason) if reason.may_come() => return Err(reason),
+                Err(reason) => Err(Some(reason)),
+            },
+            None => Err(None),
+        };
+        let mut missing: Vec<String> = reader.missing().map(ToString::to_string).into_iter().collect();
+        let stacks = match stacks {
+            Ok(stacks) => Some(stacks),
+            Err(reason) => {
+                missing.extend(reason.map(|reason| format!("no call stacks: {reason}")));
+                None
+            }
+        };
+        // Set once: a second reader of the same kernel would be the same.
+        drop(self.readers.set(Readers { current: reader, stacks }));
+        Ok(missing)
+    }
+
+    fn code(&mut self) -> Result<Option<Code>, Missing> {
+        let kernel = Arc::clone(self.kernel()?);
+        let modules = kernel.other_modules(&self.memory, &self.modules)?;
+        let generated = kernel.generated_code(&self.memory);
+        if modules.is_none() && generated == *self.generated {
+            return Ok(None);
+        }
+        Ok(Some(self.code_with(kernel, modules, generated)))
+    }
+
+    fn interrupts(&mut self) -> Result<Option<Interrupts>, Missing> {
+        if self.user_bytes.is_none() {
+            return Ok(None);
+        }
+        let interrupts = self.kernel()?.interrupts(&self.memory);
+        if self.interrupts.as_ref() == Some(&interrupts) {
+            return Ok(None);
+        }
+        self.interrupts = Some(interrupts.clone());
+        Ok(Some(interrupts))
+    }
+
+    fn system_calls(&mut self) -> Result<Vec<Option<String>>, Missing> {
+        // Told by the registers that a stack leads to.
+        if self.user_bytes.is_none() { Ok(Vec::new()) } else { self.kernel()?.system_calls(&self.memory) }
+    }
+
+    fn sight(&mut self) -> Result<Vec<TaskSnapshot>, Missing> {
+        self.kernel()?.tasks(&self.memory)
+    }
+
+    fn units(&mut self, journald: &[TaskSnapshot]) -> Result<UnitNews, String> {
+        let kernel = self.kernel.as_ref().ok_or("no kernel was found")?;
+        self.units.read(kernel, &self.memory, journald)
+    }
+
+    fn trouble(&mut self) -> Trouble {
+        let Ok(kernel) = self.kernel() else { return Trouble::default() };
+        let read = |name: &str, bytes: &mut [u8]| {
+            let at = kernel.address_of(name)?;
+            kernel.address_space().read(&self.memory, at, bytes)
+        };
+        let (mut cpu, mut taint) = ([0; 4], [0; 8]);
+        let panicked = read("panic_cpu", &mut cpu).map(|()| i32::from_le_bytes(cpu) != PANIC_CPU_INVALID);
+        let taint = read("tainted_mask", &mut taint).map(|()| u64::from_le_bytes(taint));
+        Trouble {
+            panicked,
+            died: taint.map(|taint| taint & TAINT_DIE != 0),
+            warned: taint.map(|taint| taint & TAINT_WARN != 0),
+        }
+    }
+
+    fn tasks(&mut self) -> Result<Listed, Missing> {
+        let kernel = self.kernel()?;
+        let read_ns = monotonic_ns();
+        let processes = match kernel.books(&self.memory) {
+            Ok(processes) => processes,
+            Err(reason) => return Ok(Listed { tasks: kernel.tasks(&self.memory)?, books: Err(reason) }),
+        };
+        let threads = processes.iter().flat_map(|process| &process.threads);
+        let tasks = threads.map(|thread| thread.task).collect();
+        let cpus = kernel.cpu_books(&self.memory);
+        Ok(Listed { tasks, books: cpus.map(|cpus| AllBooks { read_ns, cpus, processes }) })
+    }
+}
+
+/// No CPU is in `panic` (include/linux/panic.h, Linux 6.12).
+const PANIC_CPU_INVALID: i32 = -1;
+/// Bits of `tainted_mask` (include/linux/panic.h, Linux 6.12: TAINT_DIE 7, TAINT_WARN 9).
+const TAINT_DIE: u64 = 1 << 7;
+const TAINT_WARN: u64 = 1 << 9;
+
+#[derive(Debug)]
+struct LinuxNames {
+    kernel: Arc<Kernel>,
+    modules: Arc<Modules>,
+    generated: Arc<GeneratedCode>,
+}
+
+impl Names for LinuxNames {
+    fn name(&self, address: u64) -> Option<Name> {
+        let at = VirtAddr(address);
+        let found = if self.in_image(address) {
+            self.kernel.symbol_at(at)
+        } else {
+            self.modules.symbol_at(at).or_else(|| self.generated.symbol_at(at))
+        }?;
+        Some(Name {
+            symbol: Some(found.name).filter(|name| !name.is_empty()).map(str::to_owned),
+            module: found.module.map(str::to_owned),
+            offset: found.offset,
+        })
+    }
+
+    fn in_image(&self, address: u64) -> bool {
+        let (start, end) = self.kernel.image();
+        (start.0..end.0).contains(&address)
+    }
+}

@@ -70,7 +70,10 @@ const TURNS: &[(&str, &str, &str, &str)] = &[
     (
         "of its own",
         r"\bof (?:its|their|his|her|our|your|my|one's) own\b",
-        r"\bof (?:its|their|his|her|our|your|my|one's) own (?:accord|making)\b",
+        concat!(
+            r"\bof (?:its|their|his|her|our|your|my|one's) own (?:accord|making)\b",
+            r"|\b(?:one|some|any|none|all|most|each|several|part) of (?:its|their|his|her|our|your|my|one's) own\b",
+        ),
         "its own or separate",
     ),
     ("anew", r"\banew\b", "", "again"),

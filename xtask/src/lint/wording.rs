@@ -69,7 +69,12 @@ const TURNS: &[(&str, &str, &str, &str)] = &[
     ),
     (
         "of its own",
-        r"\bof (?:its|their|his|her|our|your|my|one's) own\b",
+        // With a noun after it, as in "the time of its own threads", it is plain English.
+        concat!(
+            r"\b(of (?:its|their|his|her|our|your|my|one's) own)(?:[^\w\s]|$| (?:and|or|but|that|which|who|where|when",
+            r"|while|if|in|on|at|by|with|without|for|from|to|of|than|as|per|after|before|between|under|since|so",
+            r"|until|unless|into|is|are|was|were|has|have|had|can|does|do|may|must|it|they|then|there|too|again)\b)",
+        ),
         concat!(
             r"\bof (?:its|their|his|her|our|your|my|one's) own (?:accord|making)\b",
             r"|\b(?:one|some|any|none|all|most|each|several|part) of (?:its|their|his|her|our|your|my|one's) own\b",

@@ -118,7 +118,8 @@ const TURNS: &[(&str, &str, &str, &str)] = &[
     (
         "life (of a process)",
         r"\b(?:this|one|each|which|every) life\b|\b(?:all|two|several|their|equal) lives\b|\blives of\b",
-        "",
+        // The glossary defines the word by it.
+        r"\bone life of a process\b",
         "instance",
     ),
 ];

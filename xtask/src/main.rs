@@ -1,5 +1,5 @@
 //! The developer's commands: `cargo xtask demo`, `test`, `fuzz`, `bench`, `experiments`, `corpus`, `image`, `install`,
-//! `deps`.
+//! `lint`, `deps`.
 
 mod bench;
 mod corpus;
@@ -9,6 +9,7 @@ mod experiments;
 mod fuzz;
 mod image;
 mod install;
+mod lint;
 mod progress;
 mod test;
 
@@ -40,6 +41,8 @@ enum Command {
     Corpus(corpus::Options),
     /// Install the program, its manual pages and completions into a prefix
     Install(install::Options),
+    /// Check the wording of comments, messages and documents, links, and widths of lines
+    Lint(lint::Options),
     /// Make an image
     #[command(subcommand)]
     Image(image::Image),
@@ -56,6 +59,7 @@ fn main() -> ExitCode {
         Command::Experiments(options) => experiments::run(&options),
         Command::Corpus(options) => corpus::run(&options),
         Command::Install(options) => install::run(&options),
+        Command::Lint(options) => lint::run(&options),
         Command::Image(image) => image::run(&image),
         Command::Deps => deps::run(),
     };

@@ -194,7 +194,7 @@ fn sampled(rate_hz: f64, stack_depth: usize, stopped: &Stopped) -> Measured<AsSt
         seed: SEED,
         stack_depth,
         exact: false,
-        census_hz: 0.0,
+        task_scan_hz: 0.0,
         precision: None,
         meta: Vec::new(),
     };

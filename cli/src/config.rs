@@ -121,7 +121,11 @@ fn with_defaults(mut command: Command, text: &str) -> Result<Command, String> {
 
 fn with_default(command: Command, key: &str, value: &toml::Value) -> Result<Command, String> {
     let options = || command.get_arguments().filter(|arg| !arg.is_hide_set()).filter_map(Arg::get_long);
-    let arg = command.get_arguments().find(|arg| arg.get_long() == Some(key));
+    // Hidden aliases are old names of options.
+    let is_key = |arg: &&Arg| {
+        arg.get_long() == Some(key) || arg.get_all_aliases().is_some_and(|old| old.contains(&key))
+    };
+    let arg = command.get_arguments().find(is_key);
     let Some(arg) = arg.filter(|arg| {
         !matches!(
             arg.get_action(),

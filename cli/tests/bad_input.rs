@@ -265,7 +265,7 @@ fn wrong_command_lines_end_with_2() {
         (&["run", "x", "--cpus", "65"], "65 is not in 1..=64"),
         (&["run", "x", "--cpus", "0"], "0 is not in 1..=64"),
         (&["run", "x", "-F", "0"], "from 0.1 to 50000"),
-        (&["run", "x", "--census", "2000"], "from 0.1 to 1000"),
+        (&["run", "x", "--task-rate", "2000"], "from 0.1 to 1000"),
         (&["run", "x", "-d", "0s"], "more than 0"),
         (&["run", "x", "--clock", "sundial"], "uniform"),
         (&["run"], "IMAGE"),

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use profile::clock::ClockKind;
-use profile::rows::Fell;
+use profile::rows::VcpuState;
 use profile::{Batch, Sink, SinkError};
 use sampler::{Session, SessionConfig, VcpuSampler};
 use vmm::{Console, Exit, FLAT_ENTRY, Machine, Observer, Payload, Tick, VmConfig};
@@ -113,7 +113,7 @@ impl Sink for Counted {
     fn write(&mut self, batch: &Batch) -> Result<(), SinkError> {
         let mut counted = self.0.lock().expect("no thread panics with it");
         counted.addresses.extend(batch.frames.iter().map(|frame| (frame.id, frame.address)));
-        let in_guest = batch.samples.iter().filter(|row| row.fell == Fell::Guest);
+        let in_guest = batch.samples.iter().filter(|row| row.vcpu_state == VcpuState::Guest);
         counted.samples.extend(in_guest.map(|row| row.frame));
         Ok(())
     }
@@ -189,7 +189,7 @@ fn run(case: &Case, (period, work): (u64, u64), seed: u64, length: Duration) -> 
         seed,
         stack_depth: 0,
         exact: false,
-        census_hz: 0.0,
+        task_scan_hz: 0.0,
         precision: None,
         meta: Vec::new(),
     };

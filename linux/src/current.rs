@@ -15,7 +15,7 @@ use crate::kallsyms::table::SymbolTable;
 use crate::layout::{Layouts, TaskLayout};
 use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
-use crate::preempt::{PreemptBits, Serving};
+use crate::preempt::{IrqContext, PreemptBits};
 use crate::task::{TaskMemory, TaskSnapshot};
 use crate::view::View;
 
@@ -25,11 +25,11 @@ const MAX_CPUS: u32 = 8192;
 /// What the current CPU is doing, read at a tick.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Current {
-    /// Lower 32 bits of `__preempt_count`, raw; [`Serving`] is what they say.
+    /// Lower 32 bits of `__preempt_count`, raw; [`IrqContext`] is what they say.
     pub preempt_count: u32,
-    /// What the CPU serves in the kernel; [`Serving::Task`] also for interrupts of a kernel that counts them in an unknown
+    /// What the CPU serves in the kernel; [`IrqContext::Task`] also for interrupts of a kernel that counts them in an unknown
     /// way, which [`CurrentReader::missing`] tells.
-    pub serving: Serving,
+    pub serving: IrqContext,
     /// The current task; `None` when it could not be read.
     pub task: Option<TaskSnapshot>,
 }

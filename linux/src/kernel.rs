@@ -12,7 +12,7 @@ use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
 use crate::module::{ModuleHead, Modules};
 use crate::paging::AddressSpace;
-use crate::place::KernelPlace;
+use crate::place::KernelIdentity;
 use crate::stack::StackReader;
 use crate::symbol::SymbolAt;
 use crate::task::{self, TaskSnapshot};
@@ -129,9 +129,9 @@ impl Kernel {
 
     /// Where this kernel's banner lies, by which a stopped vCPU is known to run it; `None` for a kernel whose banner or
     /// release is not known.
-    pub fn place(&self) -> Option<KernelPlace> {
+    pub fn place(&self) -> Option<KernelIdentity> {
         let at = self.banner()?;
-        Some(KernelPlace::new(VirtAddr(at), self.image.translate(at)?))
+        Some(KernelIdentity::new(VirtAddr(at), self.image.translate(at)?))
     }
 
     /// Whether this very kernel is still in memory: its banner with the same release, and the variables of each CPU where

@@ -3,9 +3,8 @@
 //! Found by name in the kernel's BTF, so no kernel version is assumed; where a member's name or
 //! place differs between kernels, each variant is tried in turn.
 
-use crate::books::BooksLayout;
+use crate::books::AccountingLayout;
 use crate::btf::Btf;
-use crate::census::SightLayout;
 use crate::clock::ClockLayout;
 use crate::gather::Gather;
 use crate::generated::GeneratedLayout;
@@ -14,6 +13,7 @@ use crate::iomem::ResourceLayout;
 use crate::missing::Missing;
 use crate::pagecache::PageCacheLayout;
 use crate::process::{MmLayout, ProcessLayouts};
+use crate::task_scan::ObservationLayout;
 use crate::tripwire::{StateLayout, TraceLayout};
 
 /// `TASK_COMM_LEN` (include/linux/sched.h).
@@ -36,12 +36,12 @@ pub(crate) struct Layouts {
     /// The scheduler's state of a task.
     pub(crate) state: Result<StateLayout, Missing>,
     pub(crate) trace: Result<TraceLayout, Missing>,
-    /// What else a census reads of a task.
-    pub(crate) sight: Result<SightLayout, Missing>,
+    /// What else a scan reads of a task.
+    pub(crate) sight: Result<ObservationLayout, Missing>,
     /// How an entry of the ORC tables is laid out; an error in a kernel without them.
     pub(crate) orc: Result<OrcLayout, Missing>,
     pub(crate) process: ProcessLayouts,
-    pub(crate) books: BooksLayout,
+    pub(crate) books: AccountingLayout,
     pub(crate) page_cache: Result<PageCacheLayout, Missing>,
     pub(crate) interrupts: InterruptLayouts,
     pub(crate) generated: GeneratedLayout,
@@ -215,10 +215,10 @@ impl Layouts {
             stack: StackLayout::new(btf),
             state: StateLayout::new(btf),
             trace: TraceLayout::new(btf),
-            sight: SightLayout::new(btf),
+            sight: ObservationLayout::new(btf),
             orc: OrcLayout::new(btf),
             process: ProcessLayouts::new(btf),
-            books: BooksLayout::new(btf),
+            books: AccountingLayout::new(btf),
             page_cache: PageCacheLayout::new(btf),
             interrupts: InterruptLayouts::new(btf),
             generated: GeneratedLayout::new(btf),

@@ -22,7 +22,6 @@
 pub mod address;
 mod books;
 mod btf;
-mod census;
 mod clock;
 mod current;
 #[cfg(any(test, feature = "fixture"))]
@@ -48,6 +47,7 @@ mod pt_regs;
 mod stack;
 mod symbol;
 mod task;
+mod task_scan;
 #[cfg(test)]
 mod tests;
 mod tree;
@@ -56,8 +56,9 @@ mod unwind;
 mod view;
 
 pub use address::{PhysAddr, VirtAddr};
-pub use books::{ChildBooks, CpuBooks, CpuTime, LastBooks, LastBooksReader, ProcessBooks, ThreadBooks};
-pub use census::{Sight, TaskCensus, Way};
+pub use books::{
+    ChildCpuTimes, CpuStat, CpuTime, ExitAccounting, ExitAccountingReader, ProcessCpuTimes, ThreadCpuTimes,
+};
 pub use clock::GuestClock;
 pub use current::{Current, CurrentReader};
 pub use generated::GeneratedCode;
@@ -68,13 +69,14 @@ pub use missing::Missing;
 pub use module::Modules;
 pub use pagecache::PageCache;
 pub use paging::{AddressSpace, Translation};
-pub use place::KernelPlace;
-pub use preempt::Serving;
+pub use place::KernelIdentity;
+pub use preempt::IrqContext;
 pub use process::{
     FileRef, Mapping, MappingKind, Process, RootDirectory, StackedFile, container, systemd_unit,
 };
 pub use stack::{StackCopy, StackGaps, StackReader, StackSample};
 pub use symbol::SymbolAt;
 pub use task::TaskSnapshot;
-pub use tripwire::{Event, Rest, TaskState, TaskStates, TripSite, TripSites};
+pub use task_scan::{ScanResult, TaskListReader, TaskObservation};
+pub use tripwire::{Event, ProbeSite, ProbeSites, RunState, SchedState, SchedStateReader};
 pub use unwind::{Broken, FrameKind, KernelFrame, KernelUnwinder, UserRegisters, WalkEnd};

@@ -7,12 +7,12 @@ use crate::paging::AddressSpace;
 
 /// Where the banner of a kernel lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct KernelPlace {
+pub struct KernelIdentity {
     at: VirtAddr,
     phys: PhysAddr,
 }
 
-impl KernelPlace {
+impl KernelIdentity {
     pub(crate) fn new(at: VirtAddr, phys: PhysAddr) -> Self {
         Self { at, phys }
     }

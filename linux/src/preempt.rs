@@ -31,7 +31,7 @@ const SERVING_SOFTIRQ: u32 = 1 << 8;
 
 /// What a CPU is doing in the kernel, innermost first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Serving {
+pub enum IrqContext {
     /// No interrupt: what its current task wants.
     #[default]
     Task,
@@ -82,12 +82,12 @@ impl PreemptBits {
 
     /// What a CPU with this count serves.
     #[inline]
-    pub(crate) fn serving(self, count: u32) -> Serving {
+    pub(crate) fn serving(self, count: u32) -> IrqContext {
         match count {
-            _ if count & self.nmi != 0 => Serving::Nmi,
-            _ if count & self.hardirq != 0 => Serving::HardIrq,
-            _ if count & SERVING_SOFTIRQ != 0 => Serving::SoftIrq,
-            _ => Serving::Task,
+            _ if count & self.nmi != 0 => IrqContext::Nmi,
+            _ if count & self.hardirq != 0 => IrqContext::HardIrq,
+            _ if count & SERVING_SOFTIRQ != 0 => IrqContext::SoftIrq,
+            _ => IrqContext::Task,
         }
     }
 }
@@ -162,16 +162,16 @@ mod tests {
         let old = PreemptBits::of(1 << 16).unwrap();
         let new = PreemptBits::of(1 << 24).unwrap();
         for (count, by_old, by_new) in [
-            (0x8000_0000, Serving::Task, Serving::Task),
-            (0x8000_0003, Serving::Task, Serving::Task),
-            (0x0000_0200, Serving::Task, Serving::Task),
-            (0x0000_0100, Serving::SoftIrq, Serving::SoftIrq),
-            (0x0000_0301, Serving::SoftIrq, Serving::SoftIrq),
-            (0x0001_0100, Serving::HardIrq, Serving::SoftIrq),
-            (0x0011_0000, Serving::Nmi, Serving::Task),
-            (0x0101_0000, Serving::Nmi, Serving::HardIrq),
-            (0x1100_0000, Serving::Nmi, Serving::Nmi),
-            (0x2200_0001, Serving::Nmi, Serving::Nmi),
+            (0x8000_0000, IrqContext::Task, IrqContext::Task),
+            (0x8000_0003, IrqContext::Task, IrqContext::Task),
+            (0x0000_0200, IrqContext::Task, IrqContext::Task),
+            (0x0000_0100, IrqContext::SoftIrq, IrqContext::SoftIrq),
+            (0x0000_0301, IrqContext::SoftIrq, IrqContext::SoftIrq),
+            (0x0001_0100, IrqContext::HardIrq, IrqContext::SoftIrq),
+            (0x0011_0000, IrqContext::Nmi, IrqContext::Task),
+            (0x0101_0000, IrqContext::Nmi, IrqContext::HardIrq),
+            (0x1100_0000, IrqContext::Nmi, IrqContext::Nmi),
+            (0x2200_0001, IrqContext::Nmi, IrqContext::Nmi),
         ] {
             assert_eq!((old.serving(count), new.serving(count)), (by_old, by_new), "{count:#x}");
         }

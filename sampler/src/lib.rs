@@ -5,7 +5,6 @@ mod attached;
 pub mod bench;
 mod boxes;
 mod capacity;
-mod census;
 mod collector;
 pub mod conditions;
 pub mod exact;
@@ -19,6 +18,7 @@ mod pace;
 mod presence;
 pub mod record;
 pub mod session;
+mod task_scan;
 mod vcpu;
 
 pub use initrd::Initrd;

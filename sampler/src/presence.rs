@@ -17,7 +17,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use linux::{CurrentReader, Kernel, KernelPlace, PhysicalMemory};
+use linux::{CurrentReader, Kernel, KernelIdentity, PhysicalMemory};
 
 use crate::record::Record;
 
@@ -50,13 +50,13 @@ impl Where {
 #[derive(Debug)]
 pub(crate) struct Look {
     /// Where the kernel is, once it was found.
-    place: Arc<OnceLock<KernelPlace>>,
+    place: Arc<OnceLock<KernelIdentity>>,
     /// CLOCK_MONOTONIC ns.
     due_ns: u64,
 }
 
 impl Look {
-    pub(crate) fn new(place: Arc<OnceLock<KernelPlace>>) -> Self {
+    pub(crate) fn new(place: Arc<OnceLock<KernelIdentity>>) -> Self {
         Self { place, due_ns: 0 }
     }
 

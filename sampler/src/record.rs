@@ -11,7 +11,7 @@ use linux::{
 use symbols::Registers;
 use vmm::{Activity, stands_at_reset};
 
-use profile::rows::Fell;
+use profile::rows::VcpuState;
 
 /// Kernel addresses are the upper half, whatever the number of page table levels.
 pub(crate) const KERNEL_HALF: u64 = 1 << 63;
@@ -87,7 +87,7 @@ pub struct Record {
     /// Executed HLT, or was not started yet.
     pub halted: bool,
     /// What the vCPU was in when the tick came.
-    pub fell: Fell,
+    pub vcpu_state: VcpuState,
     /// Current task and preempt count; `None` when they could not be read.
     pub current: Option<Current>,
     /// Whether the page tables mapped the kernel that was found; `None` where that was not looked at.
@@ -126,7 +126,7 @@ pub fn take<M: PhysicalMemory>(
         long_mode,
         five_level: sregs.cr4 & CR4_LA57 != 0,
         halted,
-        fell: Fell::Guest,
+        vcpu_state: VcpuState::Guest,
         current: current(moment.memory),
         kernel_mapped: None,
     }

@@ -17,13 +17,12 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use linux::{KernelPlace, StackReader};
+use linux::{KernelIdentity, StackReader};
 use serde::{Deserialize, Serialize};
 use symbols::names::OpenFiles;
 use vmm::{Counters, Machine, Observer, monotonic_ns};
 
 use crate::capacity::Capacity;
-use crate::census::{Notes, Plan};
 use crate::collector::aim::Aim;
 use crate::collector::console::ConsoleQueue;
 use crate::collector::finder::{Finder, LinuxGuest, Wanted};
@@ -34,6 +33,7 @@ use crate::initrd::Initrd;
 use crate::memory::GuestMemory;
 use crate::microstate::meter::Meter;
 use crate::record::Readers;
+use crate::task_scan::{Plan, TaskStateCollector};
 use crate::vcpu::Published;
 use profile::clock::{ClockKind, Intervals};
 use profile::estimate::{ONE_CLOCK, Share};
@@ -60,7 +60,7 @@ pub struct SessionConfig {
     /// Exact mode: events of tasks and interrupts besides the samples.
     pub exact: bool,
     /// Mean moments per second at which all tasks are looked at; 0 for none.
-    pub census_hz: f64,
+    pub task_scan_hz: f64,
     /// The precision after which the session is [`Session::precise`]: half the interval of the largest share, as a part
     /// of the whole.
     pub precision: Option<f64>,
@@ -212,7 +212,7 @@ impl Drop for FailOnPanic {
 pub struct Session {
     shared: Arc<Shared>,
     readers: Arc<OnceLock<Readers>>,
-    place: Arc<OnceLock<KernelPlace>>,
+    place: Arc<OnceLock<KernelIdentity>>,
     stack_depth: usize,
     files: OpenFiles,
     initrd: Option<Initrd>,
@@ -275,10 +275,10 @@ impl Session {
                 sampler.record_events(recorder);
             }
         }
-        if config.census_hz > 0.0 {
+        if config.task_scan_hz > 0.0 {
             let readers = Arc::clone(&readers);
-            collector.take_census(Notes::new(Plan {
-                hz: config.census_hz,
+            collector.scan_tasks(TaskStateCollector::new(Plan {
+                hz: config.task_scan_hz,
                 seed: config.seed,
                 vcpus: config.vcpus,
                 readers,
@@ -514,7 +514,7 @@ fn first_meta(config: &SessionConfig) -> Vec<(String, String)> {
         ("seed", config.seed.to_string()),
         ("vcpus", config.vcpus.to_string()),
         ("exact", u8::from(config.exact).to_string()),
-        ("census_hz", config.census_hz.to_string()),
+        ("task_scan_hz", config.task_scan_hz.to_string()),
     ];
     let aim = config.precision.map(|wanted| ("until_precision", wanted.to_string()));
     own.into_iter()

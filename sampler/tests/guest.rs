@@ -45,7 +45,7 @@ impl Run {
             seed: 1,
             stack_depth,
             exact: false,
-            census_hz: 0.0,
+            task_scan_hz: 0.0,
             precision: None,
             meta: Vec::new(),
         };
@@ -146,7 +146,7 @@ fn names_come_out_of_memory() {
         assert!((sum - 1.0).abs() < 1e-9, "{sum}");
         let user = |comm: &str| report.functions.iter().find(|f| f.module.as_deref() == Some(comm));
         assert!(user("init").is_some() && user("many").is_some(), "one address in two processes");
-        // The census lists what was never hit.
+        // Scans list what was never hit.
         let listed =
             Profile::open(&path).expect("a profile").query("SELECT comm, kernel_thread FROM instance");
         let listed = format!("{:?}", listed.expect("an answer").rows);

@@ -71,7 +71,7 @@ fn a_tick_never_allocates() {
             seed: 1,
             stack_depth: 127,
             exact: false,
-            census_hz: 0.0,
+            task_scan_hz: 0.0,
             precision: None,
             meta: Vec::new(),
         };

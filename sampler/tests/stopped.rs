@@ -30,7 +30,7 @@ fn run(path: &Path) -> ! {
         clock: ClockKind::Uniform,
         seed: 1,
         stack_depth: 0,
-        census_hz: 0.0,
+        task_scan_hz: 0.0,
         exact: false,
         precision: None,
         meta: Vec::new(),
@@ -110,8 +110,10 @@ fn time_in_which_a_run_was_stopped_is_waiting() {
     }
     let told = integers(&profile, "SELECT count(*) FROM event WHERE kind = 'stopped'");
     assert_eq!(told, [1]);
-    let late =
-        integers(&profile, "SELECT count(*), sum(fell = 'guest') FROM sample WHERE late_ns > 1000000000");
+    let late = integers(
+        &profile,
+        "SELECT count(*), sum(vcpu_state = 'guest') FROM sample WHERE late_ns > 1000000000",
+    );
     assert!(late[0] >= 1 && late[1] == 0, "ticks of the stop and those that count: {late:?}");
     let report = Report::read(&profile, &Filter::default()).expect("a report");
     let shares: f64 = report.processes.iter().map(|process| process.estimate.share).sum();

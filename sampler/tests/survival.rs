@@ -33,7 +33,7 @@ fn write_until_killed(path: &Path, flood: bool) -> ! {
         seed: 1,
         stack_depth: 127,
         exact: false,
-        census_hz: 0.0,
+        task_scan_hz: 0.0,
         precision: None,
         meta: Vec::new(),
     };

@@ -345,7 +345,7 @@ impl Entry {
                 WHERE replace(lower(f.symbol), '_', '') LIKE '%{function}%' \
                 UNION SELECT s.id FROM stack s JOIN inside ON s.parent = inside.id) \
              SELECT count(*) FROM sample JOIN instance i ON i.id = sample.instance \
-             WHERE i.comm = '{}' AND fell = 'guest' AND stack IN inside",
+             WHERE i.comm = '{}' AND vcpu_state = 'guest' AND stack IN inside",
             self.process
         ))
     }

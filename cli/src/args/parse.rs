@@ -240,13 +240,13 @@ pub fn rate_in_range(rate: f64) -> Result<f64, String> {
     }
 }
 
-/// Moments of the census per second.
-pub fn parse_census(text: &str) -> Result<f64, String> {
-    let hz = parse_decimal(text).ok_or("write it as a number of moments per second")?;
+/// Scans of all tasks per second.
+pub fn parse_task_rate(text: &str) -> Result<f64, String> {
+    let hz = parse_decimal(text).ok_or("write it as a number of scans per second")?;
     if hz == 0.0 || (0.1..=1_000.0).contains(&hz) {
         Ok(hz)
     } else {
-        Err("it has to be 0, or from 0.1 to 1000 moments per second".to_owned())
+        Err("it has to be 0, or from 0.1 to 1000 scans per second".to_owned())
     }
 }
 

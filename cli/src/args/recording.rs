@@ -9,7 +9,7 @@ use sampler::conditions::{Condition, Wait};
 use serde::{Deserialize, Serialize};
 
 use super::DebugArgs;
-use super::parse::{parse_census, parse_condition, parse_positive_time, parse_precision, parse_rate};
+use super::parse::{parse_condition, parse_positive_time, parse_precision, parse_rate, parse_task_rate};
 
 /// How a guest is sampled, and what becomes of it.
 #[derive(Debug, Clone, Args)]
@@ -31,10 +31,10 @@ pub struct RecordingArgs {
         help_heading = "Sampling")]
     pub depth: u16,
 
-    /// How often per second, on average, all tasks are looked at from a thread of its own, to estimate what each did and
-    /// waited for: 0.1 to 1000, at random moments; 0 for never. Fewer where that would take more than 2 % of a CPU
-    #[arg(long, default_value = "10", value_name = "HZ", value_parser = parse_census, help_heading = "Sampling")]
-    pub census: f64,
+    /// Mean rate of task-state sampling, in scans per second: 0.1 to 1000, at random times; 0 turns it off. Each scan reads
+    /// the state of all tasks, to estimate the time in each state. The rate falls where scans would take more than 2 % of a CPU
+    #[arg(long, alias = "census", default_value = "10", value_name = "HZ", value_parser = parse_task_rate, help_heading = "Sampling")]
+    pub task_rate: f64,
 
     /// End the run after this time, like 20s, 500ms or 2m
     #[arg(long, short = 'd', value_name = "TIME", value_parser = parse_positive_time, help_heading = "Sampling")]

@@ -172,7 +172,7 @@ async fn profile<A: Subject, M: Into<GuestMemory>>(
         seed: recording.seed.unwrap_or_else(random_seed),
         stack_depth: usize::from(recording.depth),
         exact: false,
-        census_hz: recording.census,
+        task_scan_hz: recording.task_rate,
         precision: recording.until_precision,
         meta: meta.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))).collect(),
     };

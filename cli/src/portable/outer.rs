@@ -21,7 +21,7 @@ use crate::errors::Error;
 use crate::run::link::{Link, Phase};
 use crate::run::network::{Passt, Plugged};
 use crate::run::spec::{Outcome, RunSpec};
-use crate::run::vsock::{Listening, Serving};
+use crate::run::vsock::{IrqContext, Listening};
 use images::Payload;
 
 /// Memory of the inner host beyond the guest's, its kernel and initial file system, bytes.
@@ -152,7 +152,7 @@ impl Attempt<'_> {
         let _ = child.wait().await;
         let failures = [
             ("network_failure", network.and_then(Plugged::into_passt).and_then(Passt::failure)),
-            ("vsock_failure", vsock.and_then(Serving::end)),
+            ("vsock_failure", vsock.and_then(IrqContext::end)),
         ];
         for (key, failure) in failures {
             if let Some(text) = failure {

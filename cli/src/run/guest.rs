@@ -75,7 +75,7 @@ pub async fn run(
             seed: spec.seed,
             stack_depth: spec.stack_depth,
             exact: spec.exact,
-            census_hz: spec.census_hz,
+            task_scan_hz: spec.task_scan_hz,
             precision: spec.until_precision,
             meta: spec.meta.clone(),
         },

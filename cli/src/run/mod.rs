@@ -144,7 +144,7 @@ impl Plan {
             seed,
             stack_depth: usize::from(args.recording.depth),
             exact: args.exact,
-            census_hz: args.recording.census,
+            task_scan_hz: args.recording.task_rate,
             until_precision: args.recording.until_precision,
             host_load: args.host_load,
             duration: args.recording.duration,

@@ -48,7 +48,7 @@ pub struct RunSpec {
     /// Events of tasks and interrupts besides the samples.
     pub exact: bool,
     /// Mean moments per second at which all tasks are looked at; 0 for none.
-    pub census_hz: f64,
+    pub task_scan_hz: f64,
     /// The run ends once half the interval of the largest share is at most this part of the whole.
     pub until_precision: Option<f64>,
     /// Threads that use the host's CPUs beside the guest, for tests.

@@ -83,7 +83,7 @@ impl Listening {
     }
 
     /// Serves a guest at the other end of a stream, which is returned.
-    pub fn serve(&self) -> Result<(Serving, OwnedFd), VsockError> {
+    pub fn serve(&self) -> Result<(IrqContext, OwnedFd), VsockError> {
         let fail = |source| VsockError::Make { path: self.path.clone(), source };
         let sockets = self.sockets()?;
         let (ours, theirs) = UnixStream::pair().map_err(fail)?;
@@ -92,7 +92,7 @@ impl Listening {
             .name("vprof-vsock".to_owned())
             .spawn(move || serve(ours, sockets))
             .map_err(fail)?;
-        Ok((Serving { stream, thread }, theirs.into()))
+        Ok((IrqContext { stream, thread }, theirs.into()))
     }
 }
 
@@ -105,12 +105,12 @@ impl Drop for Listening {
 
 /// A thread that serves a guest's sockets.
 #[derive(Debug)]
-pub struct Serving {
+pub struct IrqContext {
     stream: UnixStream,
     thread: JoinHandle<io::Result<()>>,
 }
 
-impl Serving {
+impl IrqContext {
     /// Ends it; a sentence if it had failed before.
     pub fn end(self) -> Option<String> {
         // Fails if the other end is closed, which ends the thread as well.

@@ -1,25 +1,25 @@
 //! The books of a process at the moment at which nothing will be left of it.
 
 use super::layout::{Ended, TaskTimes};
-use super::{ChildBooks, CpuTime, Kernel};
+use super::{ChildCpuTimes, CpuTime, Kernel};
 use crate::current::{Areas, TaskPlaces};
 use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
 
 /// What a process has come to. Fixed size: it travels in an event.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct LastBooks {
+pub struct ExitAccounting {
     /// All its threads together.
     pub time: CpuTime,
     /// User and system time as its parent is told them (wait4), ns.
     pub told: (u64, u64),
     /// Children that it has waited for.
-    pub children: ChildBooks,
+    pub children: ChildCpuTimes,
 }
 
 /// Reads books without allocating: addresses are resolved beforehand.
 #[derive(Debug, Clone)]
-pub struct LastBooksReader {
+pub struct ExitAccountingReader {
     places: TaskPlaces,
     times: TaskTimes,
     ended: Ended,
@@ -27,10 +27,10 @@ pub struct LastBooksReader {
     signal: usize,
 }
 
-impl LastBooksReader {
+impl ExitAccountingReader {
     /// The books of the process whose leader is at `leader` and whose other threads are gone: when `release_task` is called
     /// for it (kernel/exit.c, Linux 6.1 and 6.12). No allocation, no lock, bounded reads.
-    pub fn read(&self, memory: &impl PhysicalMemory, leader: u64) -> Option<LastBooks> {
+    pub fn read(&self, memory: &impl PhysicalMemory, leader: u64) -> Option<ExitAccounting> {
         let word = |structure: u64, offset: usize| {
             memory.read_u64(self.places.translate(structure)?.checked_add(offset as u64)?)
         };
@@ -38,7 +38,7 @@ impl LastBooksReader {
         let mut time = self.ended.read(|offset| word(signal, offset))?;
         time.add(&self.times.read(|offset| word(leader, offset))?);
         let children = self.ended.children(|offset| word(signal, offset))?;
-        Some(LastBooks {
+        Some(ExitAccounting {
             time,
             children,
             told: time.told(self.ended.told_before(|offset| word(signal, offset))),
@@ -51,13 +51,13 @@ impl Kernel {
     ///
     /// # Errors
     /// What is missing; [`Missing::may_come`] tells if asking again makes sense.
-    pub fn last_books(&self, memory: &impl PhysicalMemory) -> Result<LastBooksReader, Missing> {
+    pub fn last_books(&self, memory: &impl PhysicalMemory) -> Result<ExitAccountingReader, Missing> {
         let layouts = self.layouts.as_ref().map_err(Clone::clone)?;
         let symbols = self.symbol_table()?;
         let view = self.view(memory);
         let queues = self.symbol("runqueues")?;
         let areas = Areas::new(&view, symbols, self.symbol("__per_cpu_offset")?, queues)?;
-        Ok(LastBooksReader {
+        Ok(ExitAccountingReader {
             places: TaskPlaces::new(&view, symbols, areas.first(queues)?)?,
             times: layouts.books.task.clone()?,
             ended: layouts.books.ended.clone()?,

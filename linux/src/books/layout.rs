@@ -6,7 +6,7 @@ use crate::missing::Missing;
 
 /// What the structures of CPU time look like.
 #[derive(Debug, Clone)]
-pub(crate) struct BooksLayout {
+pub(crate) struct AccountingLayout {
     pub(crate) task: Result<TaskTimes, Missing>,
     /// `signal_struct`: times of threads that have ended.
     pub(crate) ended: Result<Ended, Missing>,
@@ -66,7 +66,7 @@ pub(crate) struct Children {
     pub(crate) major_faults: usize,
 }
 
-impl BooksLayout {
+impl AccountingLayout {
     pub(crate) fn new(btf: &Btf) -> Self {
         let sleep = |member| btf.member("tick_sched", member).map(|m| m.offset);
         Self {

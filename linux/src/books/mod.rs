@@ -11,8 +11,8 @@ use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
 use crate::task::{self, MAX_TASKS, TaskSnapshot};
 use crate::view::View;
-pub use last::{LastBooks, LastBooksReader};
-pub(crate) use layout::BooksLayout;
+pub use last::{ExitAccounting, ExitAccountingReader};
+pub(crate) use layout::AccountingLayout;
 use layout::{Ended, TaskTimes};
 
 /// CPU time as a kernel keeps it of a thread, or of all threads of a process, ns.
@@ -74,7 +74,7 @@ impl CpuTime {
 
 /// What the children of a process have used that it has waited for, and theirs, as getrusage(RUSAGE_CHILDREN) returns it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ChildBooks {
+pub struct ChildCpuTimes {
     /// User time, ns: what getrusage had returned for each child.
     pub user_ns: u64,
     /// System time, ns.
@@ -91,7 +91,7 @@ pub struct ChildBooks {
 
 /// The books of one thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ThreadBooks {
+pub struct ThreadCpuTimes {
     /// Who.
     pub task: TaskSnapshot,
     /// What is kept of it.
@@ -100,7 +100,7 @@ pub struct ThreadBooks {
 
 /// The books of one process.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ProcessBooks {
+pub struct ProcessCpuTimes {
     /// Its leader.
     pub leader: TaskSnapshot,
     /// All its threads together, those that have ended as well.
@@ -108,14 +108,14 @@ pub struct ProcessBooks {
     /// User and system time as getrusage and `/proc/PID/stat` tell them, ns.
     pub told: (u64, u64),
     /// Children that it has waited for.
-    pub children: ChildBooks,
+    pub children: ChildCpuTimes,
     /// Its living threads.
-    pub threads: Vec<ThreadBooks>,
+    pub threads: Vec<ThreadCpuTimes>,
 }
 
 /// The books of one CPU as `/proc/stat` tells them, ns.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CpuBooks {
+pub struct CpuStat {
     /// The CPU's APIC id, which is the number of its vCPU; its number in the guest where the kernel does not show that.
     pub cpu: u32,
     /// User code.
@@ -145,7 +145,7 @@ impl Kernel {
     ///
     /// # Errors
     /// What is missing to read them.
-    pub fn books(&self, memory: &impl PhysicalMemory) -> Result<Vec<ProcessBooks>, Missing> {
+    pub fn books(&self, memory: &impl PhysicalMemory) -> Result<Vec<ProcessCpuTimes>, Missing> {
         let layouts = self.layouts.as_ref().map_err(Clone::clone)?;
         let threads = layouts.threads.clone()?;
         let view = self.view(memory);
@@ -167,7 +167,11 @@ impl Kernel {
     ///
     /// # Errors
     /// What is missing to read any.
-    pub fn books_of(&self, memory: &impl PhysicalMemory, task: u64) -> Result<Option<ProcessBooks>, Missing> {
+    pub fn books_of(
+        &self,
+        memory: &impl PhysicalMemory,
+        task: u64,
+    ) -> Result<Option<ProcessCpuTimes>, Missing> {
         let layout = self.layouts.as_ref().map_err(Clone::clone)?.task.clone()?;
         let view = self.view(memory);
         let Some(leader) = layout.leader(&view, task) else { return Ok(None) };
@@ -179,7 +183,7 @@ impl Kernel {
         view: &View<'_, M>,
         leader: u64,
         left: &mut usize,
-    ) -> Result<Option<ProcessBooks>, Missing> {
+    ) -> Result<Option<ProcessCpuTimes>, Missing> {
         let layouts = self.layouts.as_ref().map_err(Clone::clone)?;
         let (layout, links) = (layouts.task.clone()?, layouts.threads.clone()?);
         let (times, ended) = (layouts.books.task.clone()?, layouts.books.ended.clone()?);
@@ -200,11 +204,11 @@ impl Kernel {
                 let own = times.read(|offset| view.u64(thread, offset)).filter(|_| !is_freed(thread));
                 let Some(own) = own else { continue };
                 time.add(&own);
-                threads.push(ThreadBooks { task, time: own });
+                threads.push(ThreadCpuTimes { task, time: own });
             }
             let told = time.told(ended.told_before(|offset| view.u64(signal, offset)));
             let children = ended.children(|offset| view.u64(signal, offset))?;
-            (!is_freed(leader.task)).then_some(ProcessBooks { leader, time, told, children, threads })
+            (!is_freed(leader.task)).then_some(ProcessCpuTimes { leader, time, told, children, threads })
         };
         Ok(read())
     }
@@ -213,7 +217,7 @@ impl Kernel {
     ///
     /// # Errors
     /// What is missing to read them.
-    pub fn cpu_books(&self, memory: &impl PhysicalMemory) -> Result<Vec<CpuBooks>, Missing> {
+    pub fn cpu_books(&self, memory: &impl PhysicalMemory) -> Result<Vec<CpuStat>, Missing> {
         let layouts = self.layouts.as_ref().map_err(Clone::clone)?;
         let symbols = self.symbol_table()?;
         let view = self.view(memory);
@@ -228,7 +232,7 @@ impl Kernel {
                 *number = view.u64(base.wrapping_add(stat), index * 8)?;
             }
             let [user_ns, nice_ns, system_ns, softirq_ns, irq_ns, idle_ns, iowait_ns, steal_ns] = numbers;
-            let mut books = CpuBooks {
+            let mut books = CpuStat {
                 cpu,
                 user_ns,
                 nice_ns,
@@ -279,8 +283,8 @@ impl Ended {
     }
 
     /// `word` reads the `signal_struct` at an offset.
-    fn children(&self, word: impl Fn(usize) -> Option<u64>) -> Option<ChildBooks> {
-        Some(ChildBooks {
+    fn children(&self, word: impl Fn(usize) -> Option<u64>) -> Option<ChildCpuTimes> {
+        Some(ChildCpuTimes {
             user_ns: word(self.children.user)?,
             system_ns: word(self.children.system)?,
             voluntary: word(self.children.voluntary)?,

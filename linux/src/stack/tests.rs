@@ -344,7 +344,7 @@ fn a_fault_at_the_next_instruction_is_seen_by_its_page() {
     let saved = TOP - pt_regs::SIZE;
     guest.put_stack(saved + pt_regs::ORIG_AX, u64::MAX);
     assert_eq!(sleeping(&guest), Some(true));
-    // Without a user stack, as the census copies, too.
+    // Without a user stack, as a scan copies, too.
     let mut small = StackCopy::new();
     guest.reader.copy_sleeping(&guest.memory, (DIRECT + TASK, false), 0, &mut small).expect("a stack");
     assert_eq!((small.is_fetching(), small.user_root()), (Some(true), None));

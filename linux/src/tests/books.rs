@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::{STYLES, find};
 use crate::fixture::{Config, Guest, Style};
-use crate::{ChildBooks, CpuTime, Kernel};
+use crate::{ChildCpuTimes, CpuTime, Kernel};
 
 /// Process 100 has threads 100 to 103; two have run, and others have ended.
 fn guest(config: &Config) -> (Guest, Kernel) {
@@ -44,7 +44,7 @@ fn a_process_is_the_sum_of_its_threads_and_of_those_that_have_ended() {
 
 #[test]
 fn children_that_were_waited_for_have_books_of_their_own() {
-    let children = ChildBooks {
+    let children = ChildCpuTimes {
         user_ns: 1,
         system_ns: 2,
         voluntary: 3,

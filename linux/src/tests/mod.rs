@@ -2,7 +2,6 @@
 
 mod allocations;
 mod books;
-mod census;
 mod clock;
 mod current;
 mod find;
@@ -11,6 +10,7 @@ mod hostile;
 mod iomem;
 mod lists;
 mod process;
+mod task_scan;
 mod tripwire;
 
 use crate::fixture::{Config, Guest, Style};

@@ -3,7 +3,7 @@
 use super::{STYLES, empty, find, styled};
 use crate::fixture::trace::{FUNCTIONS, LOCK, NOP, PREPARE};
 use crate::fixture::{Guest, Style, phys_to_virt};
-use crate::{Event, Kernel, Missing, PhysicalMemory, Rest};
+use crate::{Event, Kernel, Missing, PhysicalMemory, RunState};
 
 const ENDBR: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
 
@@ -150,10 +150,10 @@ fn states_and_switches_are_read() {
         let (mut guest, kernel) = traceable(style, |_| ());
         let states = kernel.task_states(&guest.memory).unwrap();
         for (state, rest) in [
-            ([0, 0, 1], Rest::Queue),
-            ([1, 0, 0], Rest::Interruptible),
-            ([2, 0, 0], Rest::Uninterruptible),
-            ([0x80, 0x20, 0], Rest::Zombie),
+            ([0, 0, 1], RunState::Runnable),
+            ([1, 0, 0], RunState::Interruptible),
+            ([2, 0, 0], RunState::Uninterruptible),
+            ([0x80, 0x20, 0], RunState::Zombie),
         ] {
             guest.set_state(102, state);
             let read = states.read(&guest.memory, guest.task(102).unwrap()).unwrap();
@@ -163,7 +163,7 @@ fn states_and_switches_are_read() {
             // What lies behind a flag of one byte is something else.
             guest.set_state(102, [1, 0, 0x100]);
             let read = states.read(&guest.memory, guest.task(102).unwrap()).unwrap();
-            assert_eq!(read.rest(), Rest::Interruptible);
+            assert_eq!(read.rest(), RunState::Interruptible);
         }
         let switches = [0, 1, 2].map(|cpu| states.switches(&guest.memory, cpu));
         assert_eq!(switches, [Some(1000), Some(1001), None]);

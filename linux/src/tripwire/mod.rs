@@ -26,7 +26,7 @@ mod site;
 mod state;
 mod trace;
 
-pub use site::{Event, TripSite, TripSites};
+pub use site::{Event, ProbeSite, ProbeSites};
 pub(crate) use state::StateLayout;
-pub use state::{Rest, TaskState, TaskStates};
+pub use state::{RunState, SchedState, SchedStateReader};
 pub(crate) use trace::TraceLayout;

@@ -120,7 +120,7 @@ impl Event {
 
 /// One place to see an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct TripSite {
+pub struct ProbeSite {
     /// What a call means.
     pub event: Event,
     /// Address of the instruction: the no-op, or the one that loads an argument.
@@ -131,7 +131,7 @@ pub struct TripSite {
     pub loads: Option<u64>,
 }
 
-impl TripSite {
+impl ProbeSite {
     /// Bytes of the instruction: 5 or 7.
     pub fn bytes(&self) -> usize {
         self.loads.map_or(NOP.len(), |_| LOAD)
@@ -140,9 +140,9 @@ impl TripSite {
 
 /// All places of one kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TripSites {
+pub struct ProbeSites {
     /// The places.
-    pub sites: Vec<TripSite>,
+    pub sites: Vec<ProbeSite>,
     /// Why some events cannot be seen; the others make sense without them.
     pub missing: Vec<Missing>,
     /// Where the function tracer counts who traces the functions that are called.
@@ -154,7 +154,7 @@ impl Kernel {
     ///
     /// # Errors
     /// Why there are none: a function that is needed does not exist or does not start with the no-op.
-    pub fn trip_sites(&self, memory: &impl PhysicalMemory) -> Result<TripSites, Missing> {
+    pub fn trip_sites(&self, memory: &impl PhysicalMemory) -> Result<ProbeSites, Missing> {
         let mut found: [Vec<u64>; EVENTS.len()] = Default::default();
         for (name, at) in self.symbols() {
             for (addresses, event) in found.iter_mut().zip(EVENTS) {
@@ -163,7 +163,7 @@ impl Kernel {
                 }
             }
         }
-        let mut all = TripSites { sites: Vec::new(), missing: Vec::new(), traced: Vec::new() };
+        let mut all = ProbeSites { sites: Vec::new(), missing: Vec::new(), traced: Vec::new() };
         for (addresses, event) in found.iter().zip(EVENTS) {
             if addresses.is_empty() && event.may_never_come() {
                 continue;
@@ -191,7 +191,7 @@ impl Kernel {
         memory: &impl PhysicalMemory,
         event: Event,
         addresses: &[u64],
-    ) -> Result<Vec<TripSite>, Missing> {
+    ) -> Result<Vec<ProbeSite>, Missing> {
         if addresses.is_empty() {
             return Err(Missing::NoSymbol(event.function().to_owned()));
         }
@@ -203,7 +203,7 @@ impl Kernel {
                 Some(argument) => load(memory, image, address, argument)?,
                 None => no_op(memory, image, address)?,
             };
-            let site = TripSite { event, virt: VirtAddr(virt), phys: image.translate(virt)?, loads };
+            let site = ProbeSite { event, virt: VirtAddr(virt), phys: image.translate(virt)?, loads };
             (virt & (PAGE - 1) <= PAGE - site.bytes() as u64).then_some(site)
         };
         let missing = || match loads {
@@ -214,10 +214,10 @@ impl Kernel {
     }
 }
 
-impl TripSites {
+impl ProbeSites {
     /// The event of the instruction in whose place an instruction pointer is, or right behind it, where the guest goes on.
     pub fn event_at(&self, rip: u64) -> Option<Event> {
-        let within = |site: &&TripSite| rip.wrapping_sub(site.virt.0) <= site.bytes() as u64;
+        let within = |site: &&ProbeSite| rip.wrapping_sub(site.virt.0) <= site.bytes() as u64;
         self.sites.iter().find(within).map(|site| site.event)
     }
 
@@ -300,9 +300,9 @@ mod tests {
 
     #[test]
     fn a_call_concerns_the_sites_that_it_leads_to() {
-        let site = TripSite { event: Event::Wake, virt: VirtAddr(0x1000), phys: PhysAddr(0), loads: None };
-        let load = TripSite { event: Event::Trace, virt: VirtAddr(0x2000), loads: Some(1), ..site };
-        let sites = TripSites { sites: vec![site, load], missing: Vec::new(), traced: vec![PhysAddr(8)] };
+        let site = ProbeSite { event: Event::Wake, virt: VirtAddr(0x1000), phys: PhysAddr(0), loads: None };
+        let load = ProbeSite { event: Event::Trace, virt: VirtAddr(0x2000), loads: Some(1), ..site };
+        let sites = ProbeSites { sites: vec![site, load], missing: Vec::new(), traced: vec![PhysAddr(8)] };
         let with_count = |count: u64| {
             let memory = [[0; 8], count.to_le_bytes()].concat();
             sites.concerns(Event::Trace, [0; 4], &FlatMemory(memory))

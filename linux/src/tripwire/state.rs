@@ -26,9 +26,9 @@ mod bits {
 
 /// What a task that does not run waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Rest {
+pub enum RunState {
     /// For a CPU.
-    Queue,
+    Runnable,
     /// For anything, and a signal wakes it; also a kernel thread that has nothing to do (TASK_IDLE, parked).
     Interruptible,
     /// For a disk, a lock, or something else that will come soon; no signal wakes it, or only one that kills.
@@ -43,7 +43,7 @@ pub enum Rest {
 
 /// A task with its state, as read at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct TaskState {
+pub struct SchedState {
     /// Which task.
     pub task: TaskSnapshot,
     /// `__state`.
@@ -54,23 +54,23 @@ pub struct TaskState {
     pub queued: bool,
 }
 
-impl TaskState {
+impl SchedState {
     /// What it waits for if it does not run now.
-    pub fn rest(&self) -> Rest {
+    pub fn rest(&self) -> RunState {
         let is = |mask: u32| self.state & mask != 0;
         if is(bits::DEAD) {
             // Set in between by whoever waits for it.
-            return if self.exit_state & bits::EXIT_ZOMBIE != 0 { Rest::Zombie } else { Rest::Gone };
+            return if self.exit_state & bits::EXIT_ZOMBIE != 0 { RunState::Zombie } else { RunState::Gone };
         }
         if self.queued || self.state == 0 || is(bits::WAKING) {
-            return Rest::Queue;
+            return RunState::Runnable;
         }
         if is(bits::STOPPED | bits::TRACED | bits::FROZEN) {
-            Rest::Stopped
+            RunState::Stopped
         } else if is(bits::RTLOCK_WAIT) || is(bits::UNINTERRUPTIBLE) && !is(bits::NOLOAD) {
-            Rest::Uninterruptible
+            RunState::Uninterruptible
         } else {
-            Rest::Interruptible
+            RunState::Interruptible
         }
     }
 
@@ -116,7 +116,7 @@ impl StateLayout {
 
 /// Reads states of tasks without allocating: addresses are resolved beforehand.
 #[derive(Debug, Clone)]
-pub struct TaskStates {
+pub struct SchedStateReader {
     places: TaskPlaces,
     task: TaskLayout,
     state: StateLayout,
@@ -134,17 +134,17 @@ impl<M: PhysicalMemory> TaskMemory for Tasks<'_, M> {
     }
 }
 
-impl TaskStates {
+impl SchedStateReader {
     /// The task at `task`; `None` for what cannot be one. No allocation, no lock, bounded reads.
     #[inline]
-    pub fn read(&self, memory: &impl PhysicalMemory, task: u64) -> Option<TaskState> {
+    pub fn read(&self, memory: &impl PhysicalMemory, task: u64) -> Option<SchedState> {
         let tasks = Tasks(&self.places, memory);
         let number = |offset| Some(u32::from_le_bytes(tasks.member(task, offset)?));
         let delayed = match self.state.delayed {
             Some(offset) => tasks.member::<1>(task, offset)? != [0],
             None => false,
         };
-        Some(TaskState {
+        Some(SchedState {
             task: self.task.snapshot(&tasks, task)?,
             state: number(self.state.state)?,
             exit_state: number(self.state.exit_state)?,
@@ -188,7 +188,7 @@ impl Kernel {
     ///
     /// # Errors
     /// What is missing; [`Missing::may_come`] tells if asking again makes sense.
-    pub fn task_states(&self, memory: &impl PhysicalMemory) -> Result<TaskStates, Missing> {
+    pub fn task_states(&self, memory: &impl PhysicalMemory) -> Result<SchedStateReader, Missing> {
         let layouts = self.layouts.as_ref().map_err(Clone::clone)?;
         let symbols = self.symbol_table()?;
         let state = layouts.state.clone()?;
@@ -199,7 +199,7 @@ impl Kernel {
             view.translate(base.wrapping_add(queues).wrapping_add(state.switches as u64))
         });
         let places = TaskPlaces::new(&view, symbols, areas.first(queues)?)?;
-        Ok(TaskStates { places, task: layouts.task.clone()?, state, switches, kernel: view.space })
+        Ok(SchedStateReader { places, task: layouts.task.clone()?, state, switches, kernel: view.space })
     }
 }
 
@@ -207,29 +207,29 @@ impl Kernel {
 mod tests {
     use super::*;
 
-    fn rest(state: u32, exit_state: u32, queued: bool) -> Rest {
-        TaskState { state, exit_state, queued, ..TaskState::default() }.rest()
+    fn rest(state: u32, exit_state: u32, queued: bool) -> RunState {
+        SchedState { state, exit_state, queued, ..SchedState::default() }.rest()
     }
 
     #[test]
     fn states_are_told_apart() {
-        assert_eq!(rest(0, 0, true), Rest::Queue);
-        assert_eq!(rest(1, 0, false), Rest::Interruptible);
+        assert_eq!(rest(0, 0, true), RunState::Runnable);
+        assert_eq!(rest(1, 0, false), RunState::Interruptible);
         // Preempted on its way to sleep, and woken on it.
-        assert_eq!(rest(1, 0, true), Rest::Queue);
-        assert_eq!(rest(0x200, 0, false), Rest::Queue);
-        assert_eq!(rest(2, 0, false), Rest::Uninterruptible);
-        assert_eq!(rest(0x102, 0, false), Rest::Uninterruptible, "TASK_KILLABLE");
-        assert_eq!(rest(0x402, 0, false), Rest::Interruptible, "TASK_IDLE");
-        assert_eq!(rest(0x2001, 0, false), Rest::Interruptible, "freezable");
-        assert_eq!((rest(4, 0, false), rest(8, 0, false)), (Rest::Stopped, Rest::Stopped));
-        assert_eq!((rest(0x80, 0x20, false), rest(0x80, 0x10, false)), (Rest::Zombie, Rest::Gone));
+        assert_eq!(rest(1, 0, true), RunState::Runnable);
+        assert_eq!(rest(0x200, 0, false), RunState::Runnable);
+        assert_eq!(rest(2, 0, false), RunState::Uninterruptible);
+        assert_eq!(rest(0x102, 0, false), RunState::Uninterruptible, "TASK_KILLABLE");
+        assert_eq!(rest(0x402, 0, false), RunState::Interruptible, "TASK_IDLE");
+        assert_eq!(rest(0x2001, 0, false), RunState::Interruptible, "freezable");
+        assert_eq!((rest(4, 0, false), rest(8, 0, false)), (RunState::Stopped, RunState::Stopped));
+        assert_eq!((rest(0x80, 0x20, false), rest(0x80, 0x10, false)), (RunState::Zombie, RunState::Gone));
     }
 
     #[test]
     fn a_wake_reaches_the_states_it_is_for() {
-        let sleeping = TaskState { state: 1, ..TaskState::default() };
+        let sleeping = SchedState { state: 1, ..SchedState::default() };
         assert!(sleeping.is_woken_by(3) && !sleeping.is_woken_by(bits::STOPPED));
-        assert!(!TaskState::default().is_woken_by(u32::MAX) && !sleeping.is_new());
+        assert!(!SchedState::default().is_woken_by(u32::MAX) && !sleeping.is_new());
     }
 }

@@ -1,6 +1,6 @@
 //! Who traces a function, by the books of the kernel's function tracer.
 
-use super::site::TripSites;
+use super::site::ProbeSites;
 use crate::address::PhysAddr;
 use crate::btf::Btf;
 use crate::kernel::Kernel;
@@ -91,7 +91,7 @@ impl Kernel {
     }
 }
 
-impl TripSites {
+impl ProbeSites {
     /// Whether anybody traces, or is about to trace, a function that has a site; also where that cannot be read.
     pub(super) fn are_traced(&self, memory: &impl PhysicalMemory) -> bool {
         self.traced.iter().any(|at| memory.read_u64(*at).is_none_or(|flags| flags & COUNT != 0))

@@ -5,7 +5,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use linux::{CpuBooks, CpuTime, Kernel, ProcessBooks, TaskSnapshot};
+use linux::{CpuStat, CpuTime, Kernel, ProcessCpuTimes, TaskSnapshot};
 use vmm::monotonic_ns;
 
 use crate::memory::GuestMemory;
@@ -22,8 +22,8 @@ const MOST_ENDED: usize = 65_536;
 pub(crate) struct AllBooks {
     /// CLOCK_MONOTONIC ns.
     pub read_ns: u64,
-    pub processes: Vec<ProcessBooks>,
-    pub cpus: Vec<CpuBooks>,
+    pub processes: Vec<ProcessCpuTimes>,
+    pub cpus: Vec<CpuStat>,
 }
 
 /// Reads the books.
@@ -111,7 +111,7 @@ impl Ledger {
 pub(crate) fn process_rows(
     instance: u32,
     time_ns: u64,
-    books: &ProcessBooks,
+    books: &ProcessCpuTimes,
     first: bool,
     batch: &mut Batch,
 ) {

@@ -53,8 +53,8 @@ impl Collector {
         if let Some(exact) = &mut self.exact {
             exact.kernel_gone(&mut self.batch);
         }
-        if let Some(census) = &mut self.census {
-            census.close(&mut self.resolver, &mut self.batch);
+        if let Some(task_states) = &mut self.task_states {
+            task_states.close(&mut self.resolver, &mut self.batch);
         }
     }
 
@@ -102,10 +102,10 @@ impl Collector {
                     exact.kernel_found(found.code.kernel.clone());
                 }
                 let walker = self.walker(&found.code);
-                if let (Some(census), Some(kernel), Some(memory)) =
-                    (&mut self.census, found.code.kernel, &self.memory)
+                if let (Some(task_states), Some(kernel), Some(memory)) =
+                    (&mut self.task_states, found.code.kernel, &self.memory)
                 {
-                    census.start(kernel, memory.clone(), &mut self.batch);
+                    task_states.start(kernel, memory.clone(), &mut self.batch);
                 }
                 self.resolver.kernel_found(found.code.names, walker, &mut self.batch);
             }

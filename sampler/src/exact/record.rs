@@ -5,8 +5,8 @@ use std::sync::{Arc, OnceLock};
 
 use kvm_bindings::kvm_regs;
 use linux::{
-    Event, LastBooks, LastBooksReader, PhysicalMemory, Rest, Serving, StackCopy, TaskSnapshot, TaskState,
-    TaskStates, TripSites,
+    Event, ExitAccounting, ExitAccountingReader, IrqContext, PhysicalMemory, ProbeSites, RunState,
+    SchedState, SchedStateReader, StackCopy, TaskSnapshot,
 };
 use rtrb::{Consumer, Producer, PushError, RingBuffer};
 
@@ -28,10 +28,10 @@ pub(crate) const USER_BYTES: usize = 16 << 10;
 /// Reads what belongs to an event, once the sites are known.
 #[derive(Debug)]
 pub(crate) struct EventReaders {
-    pub sites: TripSites,
-    pub states: TaskStates,
+    pub sites: ProbeSites,
+    pub states: SchedStateReader,
     /// `None` where the kernel's books cannot be read.
-    pub books: Option<LastBooksReader>,
+    pub books: Option<ExitAccountingReader>,
 }
 
 /// One event: fixed size, nothing resolved.
@@ -43,16 +43,16 @@ pub(crate) struct TripRecord {
     /// between guest and host that events cost ([`Recorder::sampled`]).
     pub served_ns: u64,
     pub event: Event,
-    /// What the CPU serves when it wakes a task; else, and where it was not read, [`Serving::Task`].
-    pub serving: Serving,
+    /// What the CPU serves when it wakes a task; else, and where it was not read, [`IrqContext::Task`].
+    pub serving: IrqContext,
     /// The task that a switch has led to.
     pub next: Option<TaskSnapshot>,
     /// The task that the event is about.
-    pub task: Option<TaskState>,
+    pub task: Option<SchedState>,
     /// Where a handler that begins was called from; the vector of a device; else, and where it could not be read, 0.
     pub number: u64,
     /// What the process has come to whose last task this is.
-    pub books: Option<LastBooks>,
+    pub books: Option<ExitAccounting>,
     /// When the first event was lost since the one before in the ring, CLOCK_MONOTONIC ns; 0 if none was.
     pub lost_ns: u64,
 }
@@ -63,7 +63,7 @@ impl TripRecord {
             time_ns,
             served_ns,
             event,
-            serving: Serving::Task,
+            serving: IrqContext::Task,
             next: None,
             task: None,
             number: 0,
@@ -246,7 +246,7 @@ impl Recorder {
                     return false;
                 }
                 let current = self.readers.get().and_then(|readers| readers.current.read(memory, self.vcpu));
-                record.serving = current.map_or(Serving::Task, |current| current.serving);
+                record.serving = current.map_or(IrqContext::Task, |current| current.serving);
             }
             Event::New => record.task = states.read(memory, regs.rdi),
             Event::Release => {
@@ -279,8 +279,8 @@ impl Recorder {
     }
 
     /// The stack that `task` sleeps in, if it does.
-    fn sleeping<M: PhysicalMemory>(&mut self, task: &TaskState, memory: &M) -> Option<Box<StackCopy>> {
-        if !matches!(task.rest(), Rest::Interruptible | Rest::Uninterruptible | Rest::Stopped) {
+    fn sleeping<M: PhysicalMemory>(&mut self, task: &SchedState, memory: &M) -> Option<Box<StackCopy>> {
+        if !matches!(task.rest(), RunState::Interruptible | RunState::Uninterruptible | RunState::Stopped) {
             return None;
         }
         let (reader, user_bytes) = self.readers.get()?.stacks.as_ref()?;

@@ -2,16 +2,16 @@
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use linux::{Event, Kernel, Missing, Rest, StackCopy, TaskSnapshot, TaskState};
+use linux::{Event, Kernel, Missing, RunState, SchedState, StackCopy, TaskSnapshot};
 use vmm::{GuestMemoryMmap, Site, TripwireError, Tripwires, WithdrawReason, Withdrawn, monotonic_ns};
 
 use super::record::{EventReaders, STACK_BYTES, USER_BYTES};
 use crate::record::Readers;
 
 /// Tasks whose state is read at the beginning, at most: all vCPUs stand still meanwhile.
-const CENSUS: usize = 8_192;
+const MAX_TASKS: usize = 8_192;
 /// Tasks whose stack is copied at the beginning, at most.
-const CENSUS_STACKS: usize = 512;
+const SCAN_STACKS: usize = 512;
 
 /// What there was when the tripwires were set.
 #[derive(Debug, Default)]
@@ -19,7 +19,7 @@ pub(crate) struct Start {
     /// CLOCK_MONOTONIC ns.
     pub time_ns: u64,
     /// All tasks but the idle ones, those that sleep with their stacks.
-    pub tasks: Vec<(TaskState, Option<StackCopy>)>,
+    pub tasks: Vec<(SchedState, Option<StackCopy>)>,
     /// What each vCPU runs.
     pub current: Vec<Option<TaskSnapshot>>,
     /// The kernel's own count of each vCPU's switches.
@@ -115,9 +115,10 @@ fn look(guest: &Guest<'_>, events: &EventReaders) -> Start {
     // Without a list of tasks each one begins with its first event.
     let tasks = kernel.tasks(memory).unwrap_or_default();
     let mut stacks = 0;
-    let mut with_stack = |task: TaskState| {
-        let asleep = matches!(task.rest(), Rest::Interruptible | Rest::Uninterruptible | Rest::Stopped);
-        let (reader, user_bytes) = readers.stacks.as_ref().filter(|_| asleep && stacks < CENSUS_STACKS)?;
+    let mut with_stack = |task: SchedState| {
+        let asleep =
+            matches!(task.rest(), RunState::Interruptible | RunState::Uninterruptible | RunState::Stopped);
+        let (reader, user_bytes) = readers.stacks.as_ref().filter(|_| asleep && stacks < SCAN_STACKS)?;
         stacks += 1;
         let mut copy = StackCopy::with_room(STACK_BYTES);
         let (whose, user_bytes) = ((task.task.task, task.task.kernel_thread), USER_BYTES.min(*user_bytes));
@@ -126,7 +127,7 @@ fn look(guest: &Guest<'_>, events: &EventReaders) -> Start {
     };
     let tasks = tasks
         .iter()
-        .take(CENSUS)
+        .take(MAX_TASKS)
         .filter_map(|task| events.states.read(memory, task.task))
         .filter(|task| !task.is_new())
         .map(|task| (task, with_stack(task)))

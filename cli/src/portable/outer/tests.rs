@@ -31,7 +31,7 @@ fn spec(disk: Option<Writes>) -> RunSpec {
         seed: 0,
         stack_depth: 127,
         exact: false,
-        census_hz: 10.0,
+        task_scan_hz: 10.0,
         until_precision: None,
         host_load: 0,
         duration: None,

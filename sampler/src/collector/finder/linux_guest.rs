@@ -4,7 +4,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use linux::{
-    GeneratedCode, Interrupts, Kernel, KernelPlace, KernelUnwinder, Missing, Modules, TaskSnapshot, VirtAddr,
+    GeneratedCode, Interrupts, Kernel, KernelIdentity, KernelUnwinder, Missing, Modules, TaskSnapshot,
+    VirtAddr,
 };
 use vmm::monotonic_ns;
 
@@ -26,7 +27,7 @@ pub(crate) struct LinuxGuest {
     modules: Arc<Modules>,
     generated: Arc<GeneratedCode>,
     readers: Arc<OnceLock<Readers>>,
-    place: Arc<OnceLock<KernelPlace>>,
+    place: Arc<OnceLock<KernelIdentity>>,
     vcpus: u8,
     /// Bytes of user stack to copy; `None` for no stacks at all.
     user_bytes: Option<usize>,
@@ -39,7 +40,7 @@ pub(crate) struct LinuxGuest {
 impl LinuxGuest {
     pub(crate) fn new(
         memory: GuestMemory,
-        (readers, place): (Arc<OnceLock<Readers>>, Arc<OnceLock<KernelPlace>>),
+        (readers, place): (Arc<OnceLock<Readers>>, Arc<OnceLock<KernelIdentity>>),
         (vcpus, user_bytes): (u8, Option<usize>),
     ) -> Self {
         Self {

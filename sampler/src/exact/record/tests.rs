@@ -1,5 +1,5 @@
 use linux::fixture::{Guest, Style};
-use linux::{FlatMemory, Kernel, Serving};
+use linux::{FlatMemory, IrqContext, Kernel};
 
 use super::*;
 
@@ -42,9 +42,9 @@ fn a_switch_tells_both_tasks_and_a_wake_only_what_it_wakes() {
     assert_eq!(records.iter().map(|record| record.time_ns).collect::<Vec<_>>(), [10, 20, 40]);
     let switch = &records[0];
     let from = switch.task.unwrap();
-    assert_eq!((from.task.tid, from.rest()), (1, Rest::Interruptible));
+    assert_eq!((from.task.tid, from.rest()), (1, RunState::Interruptible));
     assert_eq!(switch.next.unwrap().tid, 102, "what vCPU 1 runs");
-    assert_eq!(records[1].serving, Serving::HardIrq);
+    assert_eq!(records[1].serving, IrqContext::HardIrq);
     assert_eq!((count(&ends.counters.trips), count(&ends.counters.switches)), (4, 1));
     assert_eq!(count(&ends.counters.cost_ns), 5, "of the last trip");
     recorder.interrupted(50);

@@ -1,4 +1,4 @@
-//! The collector's part of the census: starts its thread, and makes rows of what it tells.
+//! The collector's part of the lists: starts its thread, and makes rows of what it tells.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -11,58 +11,58 @@ use std::time::{Duration, Instant};
 use linux::{Kernel, TaskSnapshot};
 use vmm::monotonic_ns;
 
-use super::taker::Taker;
-use super::{Bill, Change, Moment, Plan, Seen, Told};
+use super::scanner::TaskScanner;
+use super::{Change, Plan, ScanCost, ScanEvent, Seen, TaskScan};
 use crate::collector::resolver::Resolver;
 use crate::exact::state::{Doing, Who};
 use crate::memory::GuestMemory;
-use profile::rows::Cause;
-use profile::rows::State;
-use profile::rows::{Batch, CensusMomentRow, CensusStateRow, EventRow};
+use profile::rows::TaskState;
+use profile::rows::WaitReason;
+use profile::rows::{Batch, EventRow, TaskScanRow, TaskScanStateRow};
 
-/// Moments that wait for the collector, at most.
+/// TaskScans that wait for the collector, at most.
 const WAITING: usize = 4;
 /// How long the thread may take to end: its longest step is one walk over the list of tasks.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// The census as the collector sees it.
-pub(crate) struct Notes {
+/// The lists as the collector sees it.
+pub(crate) struct TaskStateCollector {
     plan: Plan,
-    thread: Option<(JoinHandle<()>, Arc<AtomicBool>, Receiver<Told>)>,
+    thread: Option<(JoinHandle<()>, Arc<AtomicBool>, Receiver<ScanEvent>)>,
     /// What each task was last seen doing, by the address of its task_struct.
     doing: HashMap<u64, (Who, Doing)>,
-    moments: u64,
-    /// From the first to the last moment that counts, ns since the run's start.
+    scans: u64,
+    /// From the first to the last scan that counts, ns since the run's start.
     from_ns: Option<u64>,
     to_ns: u64,
-    bill: Bill,
+    bill: ScanCost,
 }
 
-impl fmt::Debug for Notes {
+impl fmt::Debug for TaskStateCollector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Notes").field("moments", &self.moments).finish_non_exhaustive()
+        f.debug_struct("TaskStateCollector").field("scans", &self.scans).finish_non_exhaustive()
     }
 }
 
-impl Notes {
+impl TaskStateCollector {
     pub(crate) fn new(plan: Plan) -> Self {
         Self {
             plan,
             thread: None,
             doing: HashMap::new(),
-            moments: 0,
+            scans: 0,
             from_ns: None,
             to_ns: 0,
-            bill: Bill::default(),
+            bill: ScanCost::default(),
         }
     }
 
-    /// The kernel was found: the census may begin.
+    /// The kernel was found: the lists may begin.
     pub(crate) fn start(&mut self, kernel: Arc<Kernel>, memory: GuestMemory, batch: &mut Batch) {
         let stop = Arc::new(AtomicBool::new(false));
         let (told, heard) = sync_channel(WAITING);
-        let taker = Taker::new(self.plan.clone(), (kernel, memory), Arc::clone(&stop), told);
-        match thread::Builder::new().name("census".to_owned()).spawn(move || taker.run()) {
+        let scanner = TaskScanner::new(self.plan.clone(), (kernel, memory), Arc::clone(&stop), told);
+        match thread::Builder::new().name("lists".to_owned()).spawn(move || scanner.run()) {
             Ok(thread) => self.thread = Some((thread, stop, heard)),
             Err(error) => self.missing(&format!("no thread: {error}"), batch),
         }
@@ -81,31 +81,31 @@ impl Notes {
         self.thread = Some((thread, stop, heard));
     }
 
-    fn hear(&mut self, told: Told, resolver: &mut Resolver, batch: &mut Batch) {
+    fn hear(&mut self, told: ScanEvent, resolver: &mut Resolver, batch: &mut Batch) {
         match told {
-            Told::Begins(time_ns) => {
+            ScanEvent::Begins(time_ns) => {
                 let from_ns = time_ns.saturating_sub(self.plan.zero_ns);
                 self.from_ns = Some(from_ns);
-                batch.meta.push(("census_from_ns".to_owned(), from_ns.to_string()));
+                batch.meta.push(("task_scan_from_ns".to_owned(), from_ns.to_string()));
             }
-            Told::Moment(moment) => self.moment(moment, resolver, batch),
-            Told::Missing(reason) => self.missing(&reason, batch),
+            ScanEvent::TaskScan(scan) => self.scan(scan, resolver, batch),
+            ScanEvent::Missing(reason) => self.missing(&reason, batch),
         }
     }
 
-    fn moment(&mut self, moment: Moment, resolver: &mut Resolver, batch: &mut Batch) {
-        self.moments += 1;
-        self.bill = moment.bill;
-        self.to_ns = moment.time_ns.saturating_sub(self.plan.zero_ns);
-        batch.census_moments.push(CensusMomentRow {
-            id: self.moments,
+    fn scan(&mut self, scan: TaskScan, resolver: &mut Resolver, batch: &mut Batch) {
+        self.scans += 1;
+        self.bill = scan.bill;
+        self.to_ns = scan.time_ns.saturating_sub(self.plan.zero_ns);
+        batch.task_scans.push(TaskScanRow {
+            id: self.scans,
             time_ns: self.to_ns,
-            late_ns: u64::try_from(moment.late.as_nanos()).unwrap_or(u64::MAX),
-            stretch: moment.stretch,
+            late_ns: u64::try_from(scan.late.as_nanos()).unwrap_or(u64::MAX),
+            backoff: scan.backoff,
         });
-        for Change { task, seen } in moment.changes {
+        for Change { task, seen } in scan.changes {
             match seen {
-                Some(seen) => self.seen(&task, seen, moment.time_ns, resolver, batch),
+                Some(seen) => self.seen(&task, seen, scan.time_ns, resolver, batch),
                 None => {
                     if let Some((who, _)) = self.doing.remove(&task.task) {
                         self.row(who, None, batch);
@@ -132,11 +132,11 @@ impl Notes {
         let before = before.filter(|(before, _)| *before == who).map(|(_, doing)| doing);
         let doing = match (stack, before) {
             (Some(stack), _) => {
-                let (stack, cause) = resolver.sleeping(&stack, task, time_ns, batch);
-                Doing { state, cause, stack }
+                let (stack, wait_reason) = resolver.sleeping(&stack, task, time_ns, batch);
+                Doing { state, wait_reason, stack }
             }
             (None, Some(before)) if same_sleep && before.state == state => before,
-            _ => Doing { state, cause: Cause::None, stack: 0 },
+            _ => Doing { state, wait_reason: WaitReason::None, stack: 0 },
         };
         self.doing.insert(task.task, (who, doing));
         if before != Some(doing) {
@@ -146,19 +146,19 @@ impl Notes {
 
     fn row(&self, who: Who, doing: Option<Doing>, batch: &mut Batch) {
         let told = doing.unwrap_or_default();
-        batch.census_states.push(CensusStateRow {
+        batch.task_scan_states.push(TaskScanStateRow {
             instance: who.instance,
             tid: who.tid,
-            moment: self.moments,
+            scan: self.scans,
             state: doing.map(|doing| doing.state),
-            cause: told.cause,
+            wait_reason: told.wait_reason,
             stack: told.stack,
         });
     }
 
     /// The tasks that could run and had no CPU when they were last looked at.
     pub(crate) fn ready(&self) -> impl Iterator<Item = Who> {
-        self.doing.values().filter(|(_, doing)| doing.state == State::Queue).map(|&(who, _)| who)
+        self.doing.values().filter(|(_, doing)| doing.state == TaskState::Runnable).map(|&(who, _)| who)
     }
 
     /// Sums up to now.
@@ -166,14 +166,14 @@ impl Notes {
         if self.from_ns.is_none() {
             return;
         }
-        let Bill { cost_ns, looks, torn, missed, full } = self.bill;
+        let ScanCost { cost_ns, looks, torn, missed, full } = self.bill;
         for (key, value) in [
-            ("census_to_ns", self.to_ns),
-            ("census_cost_ns", cost_ns),
-            ("census_looks", looks),
-            ("census_torn", torn),
-            ("census_missed", missed),
-            ("census_full", full),
+            ("task_scan_to_ns", self.to_ns),
+            ("task_scan_cost_ns", cost_ns),
+            ("task_scan_tasks", looks),
+            ("task_scan_inconsistent", torn),
+            ("task_scan_missed", missed),
+            ("task_scan_truncated", full),
         ] {
             batch.meta.push((key.to_owned(), value.to_string()));
         }
@@ -204,14 +204,14 @@ impl Notes {
     }
 
     fn missing(&self, reason: &str, batch: &mut Batch) {
-        batch.meta.push(("census_missing".to_owned(), reason.to_owned()));
+        batch.meta.push(("task_scan_missing".to_owned(), reason.to_owned()));
         let time_ns = monotonic_ns().saturating_sub(self.plan.zero_ns);
-        let text = format!("no census of tasks: {reason}");
+        let text = format!("no lists of tasks: {reason}");
         batch.events.push(EventRow { time_ns, kind: "missing".to_owned(), text });
     }
 }
 
-impl Drop for Notes {
+impl Drop for TaskStateCollector {
     /// Whatever becomes of the collector, the thread does not outlive it for long.
     fn drop(&mut self) {
         if let Some((thread, stop, _)) = &self.thread {
@@ -224,13 +224,13 @@ impl Drop for Notes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use profile::rows::State;
+    use profile::rows::TaskState;
 
-    fn notes() -> Notes {
-        Notes::new(Plan { hz: 10.0, seed: 0, vcpus: 1, readers: Arc::default(), zero_ns: 1_000 })
+    fn collector() -> TaskStateCollector {
+        TaskStateCollector::new(Plan { hz: 10.0, seed: 0, vcpus: 1, readers: Arc::default(), zero_ns: 1_000 })
     }
 
-    fn change(tid: i32, state: Option<State>, same_sleep: bool) -> Change {
+    fn change(tid: i32, state: Option<TaskState>, same_sleep: bool) -> Change {
         let task = TaskSnapshot {
             task: 0x1000 + tid.unsigned_abs() as u64 * 0x1000,
             tid,
@@ -240,37 +240,38 @@ mod tests {
         Change { task, seen: state.map(|state| Seen { state, same_sleep, stack: None }) }
     }
 
-    fn rows(notes: &mut Notes, changes: Vec<Change>) -> Vec<(i32, u64, Option<State>)> {
+    fn rows(collector: &mut TaskStateCollector, changes: Vec<Change>) -> Vec<(i32, u64, Option<TaskState>)> {
         let (mut resolver, mut batch) = (Resolver::new(1_000), Batch::default());
-        let time_ns = 2_000 + notes.moments * 100;
-        let moment = Moment { time_ns, late: Duration::ZERO, stretch: 0, changes, bill: Bill::default() };
-        notes.moment(moment, &mut resolver, &mut batch);
-        assert_eq!(batch.census_moments.len(), 1);
-        assert_eq!(batch.census_moments[0].time_ns, time_ns - 1_000);
-        batch.census_states.iter().map(|row| (row.tid, row.moment, row.state)).collect()
+        let time_ns = 2_000 + collector.scans * 100;
+        let scan = TaskScan { time_ns, late: Duration::ZERO, backoff: 0, changes, bill: ScanCost::default() };
+        collector.scan(scan, &mut resolver, &mut batch);
+        assert_eq!(batch.task_scans.len(), 1);
+        assert_eq!(batch.task_scans[0].time_ns, time_ns - 1_000);
+        batch.task_scan_states.iter().map(|row| (row.tid, row.scan, row.state)).collect()
     }
 
     #[test]
     fn a_row_is_a_change() {
-        let mut notes = notes();
+        let mut collector = collector();
         let first = rows(
-            &mut notes,
-            vec![change(8, Some(State::Sleep), false), change(9, Some(State::Running), false)],
+            &mut collector,
+            vec![change(8, Some(TaskState::Sleep), false), change(9, Some(TaskState::Running), false)],
         );
-        assert_eq!(first, [(8, 1, Some(State::Sleep)), (9, 1, Some(State::Running))]);
+        assert_eq!(first, [(8, 1, Some(TaskState::Sleep)), (9, 1, Some(TaskState::Running))]);
         // Another sleep of which no more is known than of the one before.
-        assert_eq!(rows(&mut notes, vec![change(8, Some(State::Sleep), false)]), []);
-        let third = rows(&mut notes, vec![change(8, Some(State::Disk), false), change(9, None, false)]);
-        assert_eq!(third, [(8, 3, Some(State::Disk)), (9, 3, None)]);
-        assert_eq!(rows(&mut notes, vec![change(9, None, false)]), [], "nobody knew it");
+        assert_eq!(rows(&mut collector, vec![change(8, Some(TaskState::Sleep), false)]), []);
+        let third =
+            rows(&mut collector, vec![change(8, Some(TaskState::Disk), false), change(9, None, false)]);
+        assert_eq!(third, [(8, 3, Some(TaskState::Disk)), (9, 3, None)]);
+        assert_eq!(rows(&mut collector, vec![change(9, None, false)]), [], "nobody knew it");
     }
 
     #[test]
     fn a_thread_with_other_ids_is_another_one() {
-        let mut notes = notes();
-        rows(&mut notes, vec![change(8, Some(State::Running), false)]);
-        let mut exec = change(8, Some(State::Running), false);
+        let mut collector = collector();
+        rows(&mut collector, vec![change(8, Some(TaskState::Running), false)]);
+        let mut exec = change(8, Some(TaskState::Running), false);
         exec.task.tid = 7;
-        assert_eq!(rows(&mut notes, vec![exec]), [(8, 2, None), (7, 2, Some(State::Running))]);
+        assert_eq!(rows(&mut collector, vec![exec]), [(8, 2, None), (7, 2, Some(TaskState::Running))]);
     }
 }

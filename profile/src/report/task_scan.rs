@@ -1,89 +1,89 @@
-//! From the rows of the census to times in states, each with its interval.
+//! From the rows of scans to times in states, each with its interval.
 //!
-//! The moments are the ticks of a clock, and a task's state at each of them is a sample; the same estimator serves
-//! (docs/statistics.md). What is shared out is the time of the census, so that a task which lives for a part of it has
-//! that part of its time. A state's share of the task's life rests on the moments between its first and its last sight.
+//! The scans are the ticks of a clock, and a task's state at each of them is a sample; the same estimator serves
+//! (docs/statistics.md). The time of the scans is shared out, so that a task which lives for a part of it has
+//! that part of its time. A state's share of the task's life rests on the scans between its first and its last sight.
 //!
-//! Where the census had to be taken less often for a while, that time counts by its length and not by its moments.
+//! Where scans were made less often for a while, that time counts by its length and not by its scans.
 
 use crate::clock::{ClockKind, mean_ns};
 use crate::estimate::{Estimate, Tallies, Tick, Ticks};
 
-/// A moment of the census.
+/// A scan.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Moment {
+pub(crate) struct TaskScan {
     pub id: u64,
     /// Since the run's start.
     pub time_ns: u64,
-    pub stretch: u8,
+    pub backoff: u8,
     /// How late it came.
     pub late_ns: u64,
 }
 
-/// A task in one state: from a moment to the next change, by place among the moments.
+/// A task in one state: from a scan to the next change, by place among the scans.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Stay {
     pub from: usize,
     pub to: usize,
     pub state: String,
-    pub cause: String,
+    pub wait_reason: String,
 }
 
 /// What is known of one state of a task.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Spent {
-    /// As a part of the time of the census.
+    /// As a part of the time of all scans.
     pub time: Estimate,
     /// As a part of the task's life.
     pub life: Estimate,
 }
 
-/// All moments of the chosen time, and the clock that they make.
+/// All scans of the chosen time, and the clock that they make.
 #[derive(Debug)]
-pub(crate) struct Moments {
-    list: Vec<Moment>,
+pub(crate) struct TaskScans {
+    list: Vec<TaskScan>,
     /// When the first interval began.
     from_ns: u64,
     mean_ns: f64,
     clock: Clock,
-    /// What a task is said to do that did one thing at all moments.
+    /// What a task is said to do that did one thing at all scans.
     always: Spent,
 }
 
-/// Moments as ticks.
+/// TaskScans as ticks.
 #[derive(Debug)]
 struct Clock {
     ticks: Ticks,
     list: Vec<Tick>,
-    /// From the beginning of the first interval to the last moment.
+    /// From the beginning of the first interval to the last scan.
     time_ns: u64,
 }
 
 impl Clock {
-    /// Of these moments, the first of which ends an interval that began at `from_ns`; `inside` by place among them.
-    fn new(moments: &[Moment], from_ns: u64, mean_ns: f64, inside: impl Fn(usize) -> bool) -> Self {
+    /// Of these scans, the first of which ends an interval that began at `from_ns`; `inside` by place among them.
+    fn new(scans: &[TaskScan], from_ns: u64, mean_ns: f64, inside: impl Fn(usize) -> bool) -> Self {
         let mut ticks = Ticks::new(ClockKind::Uniform, mean_ns);
-        if moments.iter().any(|moment| moment.stretch > 0) {
+        if scans.iter().any(|scan| scan.backoff > 0) {
             let (mut changes, mut stretches) = (Vec::new(), Vec::<(u64, u64)>::new());
             let (mut before_ns, mut before) = (from_ns, None);
-            for moment in moments {
-                let passed = moment.time_ns.saturating_sub(before_ns);
-                match stretches.last_mut().filter(|_| before == Some(moment.stretch)) {
-                    Some((end_ns, ns)) => (*end_ns, *ns) = (moment.time_ns, *ns + passed),
+            for scan in scans {
+                let passed = scan.time_ns.saturating_sub(before_ns);
+                match stretches.last_mut().filter(|_| before == Some(scan.backoff)) {
+                    Some((end_ns, ns)) => (*end_ns, *ns) = (scan.time_ns, *ns + passed),
                     None => {
-                        let mean_ns = mean_ns * 2_f64.powi(i32::from(moment.stretch));
-                        changes.push((moment.time_ns, mean_ns));
-                        stretches.push((moment.time_ns, passed));
+                        let mean_ns = mean_ns * 2_f64.powi(i32::from(scan.backoff));
+                        changes.push((scan.time_ns, mean_ns));
+                        stretches.push((scan.time_ns, passed));
                     }
                 }
-                (before_ns, before) = (moment.time_ns, Some(moment.stretch));
+                (before_ns, before) = (scan.time_ns, Some(scan.backoff));
             }
             ticks.change_mean(0, changes);
             ticks.divide(0, stretches);
         }
-        let tick = |(place, moment): (usize, &Moment)| ticks.tick(0, moment.time_ns, inside(place));
-        let list = moments.iter().enumerate().map(tick).collect();
-        let end_ns = moments.last().map_or(from_ns, |last| last.time_ns);
+        let tick = |(place, scan): (usize, &TaskScan)| ticks.tick(0, scan.time_ns, inside(place));
+        let list = scans.iter().enumerate().map(tick).collect();
+        let end_ns = scans.last().map_or(from_ns, |last| last.time_ns);
         Self { ticks, list, time_ns: end_ns.saturating_sub(from_ns) }
     }
 
@@ -92,9 +92,9 @@ impl Clock {
     }
 }
 
-impl Moments {
-    /// Of a census that began at `from_ns`, with a mean of `hz` moments per second.
-    pub(crate) fn new(list: Vec<Moment>, from_ns: u64, hz: f64) -> Self {
+impl TaskScans {
+    /// Of scans that began at `from_ns`, with a mean of `hz` scans per second.
+    pub(crate) fn new(list: Vec<TaskScan>, from_ns: u64, hz: f64) -> Self {
         let mean_ns = mean_ns(hz);
         let clock = Clock::new(&list, from_ns, mean_ns, |_| true);
         let mut all = Tallies::default();
@@ -109,18 +109,18 @@ impl Moments {
 
     /// How late they came in the mean, s.
     pub(crate) fn late_s(&self) -> f64 {
-        let sum: f64 = self.list.iter().map(|moment| moment.late_ns as f64 / 1e9).sum();
+        let sum: f64 = self.list.iter().map(|scan| scan.late_ns as f64 / 1e9).sum();
         sum / (self.len() as f64).max(1.0)
     }
 
-    /// From the beginning of the first interval to the last moment.
+    /// From the beginning of the first interval to the last scan.
     pub(crate) fn span(&self) -> (u64, u64) {
         (self.from_ns, self.list.last().map_or(self.from_ns, |last| last.time_ns))
     }
 
-    /// The place of the first moment with this id or a later one.
+    /// The place of the first scan with this id or a later one.
     pub(crate) fn place(&self, id: u64) -> usize {
-        self.list.partition_point(|moment| moment.id < id)
+        self.list.partition_point(|scan| scan.id < id)
     }
 
     /// What a task has spent that stayed in these states, in the order of time and without overlap: its life, and for
@@ -176,28 +176,28 @@ mod tests {
     const MS: u64 = 1_000_000;
 
     fn stay(from: usize, to: usize, state: &str) -> Stay {
-        Stay { from, to, state: state.to_owned(), cause: String::new() }
+        Stay { from, to, state: state.to_owned(), wait_reason: String::new() }
     }
 
-    /// Moments of a clock of 10 Hz, every fourth hundred of them at half the rate.
-    fn moments(seed: u64, count: usize, stretched: bool) -> Moments {
+    /// TaskScans of a clock of 10 Hz, every fourth hundred of them at half the rate.
+    fn scans(seed: u64, count: usize, backed_off: bool) -> TaskScans {
         let mut intervals = Intervals::new(ClockKind::Uniform, 10.0, seed, 255).expect("a rate");
         let mut time_ns = 0;
         let list = (0..count)
             .map(|place| {
-                let stretch = u8::from(stretched && place / 100 % 4 == 3);
-                time_ns += intervals.next_ns() << stretch;
-                Moment { id: place as u64 + 1, time_ns, stretch, late_ns: 5 }
+                let backoff = u8::from(backed_off && place / 100 % 4 == 3);
+                time_ns += intervals.next_ns() << backoff;
+                TaskScan { id: place as u64 + 1, time_ns, backoff, late_ns: 5 }
             })
             .collect();
-        Moments::new(list, 0, 10.0)
+        TaskScans::new(list, 0, 10.0)
     }
 
     /// What a task is seen doing that is in `a` whenever `is` says so.
-    fn seen(moments: &Moments, is: impl Fn(u64) -> bool) -> Vec<Stay> {
+    fn seen(scans: &TaskScans, is: impl Fn(u64) -> bool) -> Vec<Stay> {
         let mut stays: Vec<Stay> = Vec::new();
-        for (place, moment) in moments.list.iter().enumerate() {
-            let state = if is(moment.time_ns) { "a" } else { "b" };
+        for (place, scan) in scans.list.iter().enumerate() {
+            let state = if is(scan.time_ns) { "a" } else { "b" };
             match stays.last_mut().filter(|last| last.state == state) {
                 Some(last) => last.to = place + 1,
                 None => stays.push(stay(place, place + 1, state)),
@@ -208,39 +208,39 @@ mod tests {
 
     #[test]
     fn one_state_at_all_moments_is_all_of_it() {
-        let moments = moments(1, 40, false);
+        let scans = scans(1, 40, false);
         let (life, parts) =
-            moments.spent(&[stay(0, 40, "sleep")], &[&|stay| stay.state == "sleep", &|_| false]);
+            scans.spent(&[stay(0, 40, "sleep")], &[&|stay| stay.state == "sleep", &|_| false]);
         assert_eq!(life.time.samples, 40);
         assert!((life.time.share.share, life.time.share.high) == (1.0, 1.0) && life.time.share.low > 0.9);
         assert_eq!(parts[0], life);
         assert!(parts[1].time.samples == 0 && parts[1].time.share.high < 0.1);
         let (_, by_way) =
-            moments.spent(&[stay(0, 20, "sleep"), stay(20, 40, "sleep")], &[&|stay| stay.state == "sleep"]);
+            scans.spent(&[stay(0, 20, "sleep"), stay(20, 40, "sleep")], &[&|stay| stay.state == "sleep"]);
         assert_eq!(by_way[0].time, parts[0].time, "the short way and the long one agree");
     }
 
     #[test]
     fn a_short_life_is_a_part_of_the_time() {
-        let moments = moments(2, 100, false);
+        let scans = scans(2, 100, false);
         let stays = [stay(50, 60, "running"), stay(60, 75, "sleep")];
-        let (life, parts) = moments.spent(&stays, &[&|stay| stay.state == "running"]);
-        let (_, span) = moments.span();
+        let (life, parts) = scans.spent(&stays, &[&|stay| stay.state == "running"]);
+        let (_, span) = scans.span();
         assert!((life.time.share.share - 0.25).abs() < 1e-12);
         assert!((life.time.time.ns - 0.25 * span as f64).abs() < 1.0);
         assert!((parts[0].life.share.share - 0.4).abs() < 1e-12, "of its life");
-        assert!((parts[0].time.share.share - 0.1).abs() < 1e-12, "of the census");
+        assert!((parts[0].time.share.share - 0.1).abs() < 1e-12, "of the scans");
     }
 
-    /// Long and short sleeps, and a census that is taken less often for a while: the interval holds in 95 % of the runs, and is
+    /// Long and short sleeps, and scans that are made less often for a while: the interval holds in 95 % of the runs, and is
     /// not much wider than it has to be for long ones.
     #[test]
     fn intervals_hold_the_truth() {
-        for (length, stretched) in [(20, false), (130, false), (2_000, false), (700, true)] {
+        for (length, backed_off) in [(20, false), (130, false), (2_000, false), (700, true)] {
             let (mut held, mut width, runs) = (0_u32, 0.0, 400_u32);
             for seed in 0..runs {
-                let moments = moments(u64::from(seed), 600, stretched);
-                let (_, span) = moments.span();
+                let scans = scans(u64::from(seed), 600, backed_off);
+                let (_, span) = scans.span();
                 let mut random = ChaCha8Rng::seed_from_u64(u64::from(seed) + 1_000);
                 let (mut at, mut changes) = (0, Vec::new());
                 while at < span {
@@ -254,7 +254,7 @@ mod tests {
                     truth += if state(before) { change - before } else { 0 };
                     before = change;
                 }
-                let (_, parts) = moments.spent(&seen(&moments, state), &[&|stay| stay.state == "a"]);
+                let (_, parts) = scans.spent(&seen(&scans, state), &[&|stay| stay.state == "a"]);
                 let time = parts[0].time.time;
                 held += u32::from((time.low_ns..=time.high_ns).contains(&(truth as f64)));
                 width += (time.high_ns - time.low_ns) / span as f64 / f64::from(runs);

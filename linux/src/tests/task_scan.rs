@@ -6,16 +6,16 @@ use proptest::prelude::*;
 
 use super::{STYLES, booted, empty, styled};
 use crate::fixture::{Config, Guest};
-use crate::{FlatMemory, Kernel, PhysAddr, PhysicalMemory, Rest, Sight, Way};
+use crate::{FlatMemory, Kernel, PhysAddr, PhysicalMemory, RunState, ScanResult, TaskObservation};
 
-fn walk(kernel: &Kernel, memory: &impl PhysicalMemory) -> (Vec<Sight>, Way) {
-    let census = kernel.task_census(memory).expect("a census");
+fn walk(kernel: &Kernel, memory: &impl PhysicalMemory) -> (Vec<TaskObservation>, ScanResult) {
+    let lists = kernel.task_scan(memory).expect("task lists");
     let mut seen = Vec::new();
-    let way = census.walk(memory, |sight| seen.push(*sight));
+    let way = lists.walk(memory, |sight| seen.push(*sight));
     (seen, way)
 }
 
-fn sight(seen: &[Sight], tid: i32) -> Sight {
+fn sight(seen: &[TaskObservation], tid: i32) -> TaskObservation {
     *seen.iter().find(|sight| sight.state.task.tid == tid).expect("a thread")
 }
 
@@ -29,7 +29,7 @@ fn every_thread_is_seen_with_its_state() {
         guest.set_place(101, false, 0xffff_8880_0000_1000);
         guest.set_times(101, [0, 0, 0, 3, 4, 0]);
         let (seen, way) = walk(&kernel, &guest.memory);
-        assert_eq!(way, Way::Whole);
+        assert_eq!(way, ScanResult::Complete);
         let mut tids: Vec<i32> = seen.iter().map(|sight| sight.state.task.tid).collect();
         let mut listed: Vec<i32> =
             kernel.tasks(&guest.memory).expect("tasks").iter().map(|task| task.tid).collect();
@@ -37,11 +37,14 @@ fn every_thread_is_seen_with_its_state() {
         listed.sort_unstable();
         assert_eq!(tids, listed);
         let (asleep, runs) = (sight(&seen, 101), sight(&seen, 102));
-        assert_eq!((asleep.state.rest(), asleep.on_cpu, asleep.torn), (Rest::Interruptible, false, false));
+        assert_eq!(
+            (asleep.state.rest(), asleep.on_cpu, asleep.torn),
+            (RunState::Interruptible, false, false)
+        );
         assert_eq!((asleep.switches, asleep.saved_sp), (7, 0xffff_8880_0000_1000));
         assert!(runs.on_cpu && !runs.torn);
-        let census = kernel.task_census(&guest.memory).expect("a census");
-        assert_eq!(census.read(&guest.memory, guest.task(101).expect("a thread")), Some(asleep));
+        let lists = kernel.task_scan(&guest.memory).expect("task lists");
+        assert_eq!(lists.read(&guest.memory, guest.task(101).expect("a thread")), Some(asleep));
     }
 }
 
@@ -78,10 +81,10 @@ fn a_task_that_is_switched_meanwhile_is_read_again_or_torn() {
     let (mut guest, kernel) = booted(|_| ());
     let at = place_of_switches(&mut guest, 1);
     let task = guest.task(1).expect("a thread");
-    let census = kernel.task_census(&guest.memory).expect("a census");
+    let lists = kernel.task_scan(&guest.memory).expect("task lists");
     let read = |until| {
         let memory = Moving { guest: &guest, at, looks: Cell::new(0), until };
-        census.read(&memory, task).expect("a task")
+        lists.read(&memory, task).expect("a task")
     };
     // It changes once, between the first two looks.
     let settled = read(2);
@@ -92,14 +95,14 @@ fn a_task_that_is_switched_meanwhile_is_read_again_or_torn() {
 #[test]
 fn a_list_that_cannot_be_followed_is_torn() {
     let (mut guest, kernel) = booted(|_| ());
-    let census = kernel.task_census(&guest.memory).expect("a census");
-    assert_eq!(census.walk(&empty(), |_| ()), Way::Torn);
-    assert_eq!(census.read(&empty(), guest.task(1).expect("a thread")), None);
+    let lists = kernel.task_scan(&guest.memory).expect("task lists");
+    assert_eq!(lists.walk(&empty(), |_| ()), ScanResult::Inconsistent);
+    assert_eq!(lists.read(&empty(), guest.task(1).expect("a thread")), None);
     guest.tie_task_loop();
     let mut count = 0;
-    assert_eq!(census.walk(&guest.memory, |_| count += 1), Way::Full);
+    assert_eq!(lists.walk(&guest.memory, |_| count += 1), ScanResult::Truncated);
     assert_eq!(count, 1 << 17);
-    assert!(kernel.task_census(&FlatMemory(Vec::new())).is_err());
+    assert!(kernel.task_scan(&FlatMemory(Vec::new())).is_err());
 }
 
 proptest! {
@@ -109,9 +112,9 @@ proptest! {
         let mut guest = Config::new(STYLES[1]).build();
         let kernel = super::find(&guest).expect("a kernel");
         guest.memory.0[at..at + bytes.len()].copy_from_slice(&bytes);
-        let census = kernel.task_census(&guest.memory).expect("a census");
+        let lists = kernel.task_scan(&guest.memory).expect("task lists");
         let mut count = 0;
-        census.walk(&guest.memory, |_| count += 1);
+        lists.walk(&guest.memory, |_| count += 1);
         prop_assert!(count <= 1 << 17);
     }
 }

@@ -16,7 +16,7 @@ use crate::layout::{Number, ThreadLayout, offset};
 use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
 use crate::task::TaskMemory;
-use crate::tripwire::{TaskState, TaskStates};
+use crate::tripwire::{SchedState, SchedStateReader};
 
 /// Tasks on one way over the lists, at most.
 const MAX_TASKS: usize = 1 << 17;
@@ -25,9 +25,9 @@ const READINGS: usize = 3;
 
 /// A task as it was seen at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Sight {
+pub struct TaskObservation {
     /// Which task, and its state as the scheduler keeps it.
-    pub state: TaskState,
+    pub state: SchedState,
     /// On a CPU of the guest.
     pub on_cpu: bool,
     /// How often it has been switched from (`nvcsw` + `nivcsw`): while this and [`Self::saved_sp`] stay the same a
@@ -41,18 +41,18 @@ pub struct Sight {
 
 /// How a way over the lists ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
+pub enum ScanResult {
     /// All tasks were seen.
-    Whole,
+    Complete,
     /// There are more tasks than are looked at: those behind the 131,072nd were not seen.
-    Full,
+    Truncated,
     /// A link could not be followed, most likely because its task went away: some tasks were not seen.
-    Torn,
+    Inconsistent,
 }
 
 /// Offsets in `task_struct` (include/linux/sched.h) beyond the state.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct SightLayout {
+pub(crate) struct ObservationLayout {
     /// `on_cpu`, int, and u8 in 7.3.
     on_cpu: Number,
     /// `nvcsw` and `nivcsw`, unsigned long.
@@ -61,7 +61,7 @@ pub(crate) struct SightLayout {
     saved_sp: usize,
 }
 
-impl SightLayout {
+impl ObservationLayout {
     pub(crate) fn new(btf: &Btf) -> Result<Self, Missing> {
         let task = |member| offset(btf, "task_struct", member);
         Ok(Self {
@@ -74,10 +74,10 @@ impl SightLayout {
 
 /// Looks at all tasks, or at one. Allocates nothing.
 #[derive(Debug, Clone)]
-pub struct TaskCensus {
-    states: TaskStates,
+pub struct TaskListReader {
+    states: SchedStateReader,
     places: TaskPlaces,
-    layout: SightLayout,
+    layout: ObservationLayout,
     threads: ThreadLayout,
     /// `init_task`, which all lists begin at and which is the idle task of the first CPU.
     init_task: u64,
@@ -102,16 +102,16 @@ impl<M: PhysicalMemory> TaskMemory for Words<'_, M> {
     }
 }
 
-impl TaskCensus {
+impl TaskListReader {
     /// The task at `task`; `None` for what cannot be one. Bounded reads.
-    pub fn read(&self, memory: &impl PhysicalMemory, task: u64) -> Option<Sight> {
+    pub fn read(&self, memory: &impl PhysicalMemory, task: u64) -> Option<TaskObservation> {
         let words = Words(&self.places, memory);
         let moving = || {
             let [voluntary, involuntary] = self.layout.switches;
             let switches = words.u64(task, voluntary)?.wrapping_add(words.u64(task, involuntary)?);
             Some((switches, words.number(task, self.layout.on_cpu)? != 0))
         };
-        let mut sight = Sight { torn: true, ..Sight::default() };
+        let mut sight = TaskObservation { torn: true, ..TaskObservation::default() };
         for _ in 0..READINGS {
             let before = moving()?;
             sight.state = self.states.read(memory, task)?;
@@ -127,7 +127,7 @@ impl TaskCensus {
 
     /// Looks at every task but the idle ones, which are on no list. A task that starts or ends meanwhile may be left
     /// out; in a hostile guest one may be seen more than once.
-    pub fn walk(&self, memory: &impl PhysicalMemory, mut seen: impl FnMut(&Sight)) -> Way {
+    pub fn walk(&self, memory: &impl PhysicalMemory, mut seen: impl FnMut(&TaskObservation)) -> ScanResult {
         let words = Words(&self.places, memory);
         let head = self.init_task.wrapping_add(self.threads.tasks as u64);
         let mut left = MAX_TASKS;
@@ -136,11 +136,11 @@ impl TaskCensus {
             let leader = at.wrapping_sub(self.threads.tasks as u64);
             match self.process(memory, leader, &mut left, &mut seen) {
                 Some(()) if left > 0 => link = words.u64(leader, self.threads.tasks),
-                Some(()) => return Way::Full,
-                None => return Way::Torn,
+                Some(()) => return ScanResult::Truncated,
+                None => return ScanResult::Inconsistent,
             }
         }
-        if link.is_some() { Way::Whole } else { Way::Torn }
+        if link.is_some() { ScanResult::Complete } else { ScanResult::Inconsistent }
     }
 
     /// Looks at the threads of one process; `None` where their list cannot be followed to its end.
@@ -149,7 +149,7 @@ impl TaskCensus {
         memory: &impl PhysicalMemory,
         leader: u64,
         left: &mut usize,
-        seen: &mut impl FnMut(&Sight),
+        seen: &mut impl FnMut(&TaskObservation),
     ) -> Option<()> {
         let words = Words(&self.places, memory);
         let ThreadLayout { signal, thread_node, thread_head, .. } = self.threads;
@@ -174,10 +174,10 @@ impl Kernel {
     ///
     /// # Errors
     /// What is missing; [`Missing::may_come`] tells if asking again makes sense.
-    pub fn task_census(&self, memory: &impl PhysicalMemory) -> Result<TaskCensus, Missing> {
+    pub fn task_scan(&self, memory: &impl PhysicalMemory) -> Result<TaskListReader, Missing> {
         let layouts = self.layouts.as_ref().map_err(Clone::clone)?;
         let states = self.task_states(memory)?;
-        Ok(TaskCensus {
+        Ok(TaskListReader {
             places: *states.places(),
             states,
             layout: layouts.sight.clone()?,

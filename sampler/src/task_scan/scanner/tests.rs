@@ -7,20 +7,20 @@ use linux::fixture::{Config, Guest, Style};
 use super::*;
 use crate::record::Readers;
 
-/// A taker of a made-up guest's census, and who listens to it.
-fn taker(guest: &Guest) -> (Taker<FlatMemory<Vec<u8>>>, TaskCensus, Receiver<Told>) {
+/// A scanner of a made-up guest's lists, and who listens to it.
+fn scanner(guest: &Guest) -> (TaskScanner<FlatMemory<Vec<u8>>>, TaskListReader, Receiver<ScanEvent>) {
     let memory = guest.memory.clone();
     let kernel = Arc::new(Kernel::find(&memory, guest.cr3, guest.five_level).expect("a kernel"));
     let readers = Arc::new(OnceLock::new());
     let current = kernel.current_reader(&memory).expect("a reader");
     drop(readers.set(Readers { current, stacks: None }));
     let plan = Plan { hz: 500.0, seed: 1, vcpus: 2, readers, zero_ns: 0 };
-    let census = kernel.task_census(&memory).expect("a census");
+    let lists = kernel.task_scan(&memory).expect("a lists");
     let (told, heard) = sync_channel(64);
-    (Taker::new(plan, (kernel, memory), Arc::default(), told), census, heard)
+    (TaskScanner::new(plan, (kernel, memory), Arc::default(), told), lists, heard)
 }
 
-fn states(changes: &[Change]) -> Vec<(i32, Option<State>)> {
+fn states(changes: &[Change]) -> Vec<(i32, Option<TaskState>)> {
     let mut list: Vec<_> =
         changes.iter().map(|change| (change.task.tid, change.seen.as_ref().map(|seen| seen.state))).collect();
     list.sort_unstable();
@@ -31,10 +31,10 @@ fn states(changes: &[Change]) -> Vec<(i32, Option<State>)> {
 fn only_changes_are_told() {
     let mut guest = Config::new(Style::V6_12).build();
     guest.set_state(101, [1, 0, 0]);
-    let (mut taker, census, _heard) = taker(&guest);
-    let first = states(&taker.moment(&census).expect("a whole way"));
-    assert!(first.len() > 4 && first.contains(&(101, Some(State::Sleep))), "{first:?}");
-    let again = taker.moment(&census).expect("a whole way");
+    let (mut scanner, lists, _heard) = scanner(&guest);
+    let first = states(&scanner.scan(&lists).expect("a whole way"));
+    assert!(first.len() > 4 && first.contains(&(101, Some(TaskState::Sleep))), "{first:?}");
+    let again = scanner.scan(&lists).expect("a whole way");
     assert!(again.is_empty(), "{:?}", states(&again));
     guest.set_state(101, [2, 0, 0]);
     // Thread 102 is what vCPU 1 runs; another one has left its CPU, but not yet its stack.
@@ -42,47 +42,49 @@ fn only_changes_are_told() {
     guest.set_place(103, true, 0);
     guest.set_state(103, [1, 0, 0]);
     guest.set_state(1, [0x80, 0x20, 0]);
-    taker.memory = guest.memory.clone();
-    let changed = states(&taker.moment(&census).expect("a whole way"));
-    for (tid, state) in [(101, State::Disk), (1, State::Zombie), (102, State::Running), (103, State::Sleep)] {
+    scanner.memory = guest.memory.clone();
+    let changed = states(&scanner.scan(&lists).expect("a whole way"));
+    for (tid, state) in
+        [(101, TaskState::Disk), (1, TaskState::Zombie), (102, TaskState::Running), (103, TaskState::Sleep)]
+    {
         assert!(changed.contains(&(tid, Some(state))), "{tid}: {changed:?}");
     }
     // Another sleep in the same state is a change: what it is for is to be looked at.
     guest.set_times(101, [0, 0, 0, 1, 0, 0]);
-    taker.memory = guest.memory.clone();
-    let slept = taker.moment(&census).expect("a whole way");
-    assert_eq!(states(&slept), [(101, Some(State::Disk))]);
+    scanner.memory = guest.memory.clone();
+    let slept = scanner.scan(&lists).expect("a whole way");
+    assert_eq!(states(&slept), [(101, Some(TaskState::Disk))]);
     assert!(slept.iter().all(|change| change.seen.as_ref().is_some_and(|seen| !seen.same_sleep)));
 }
 
 #[test]
 fn who_is_not_seen_any_more_is_gone() {
     let mut guest = Config::new(Style::V6_1).build();
-    let (mut taker, census, _heard) = taker(&guest);
-    assert!(taker.moment(&census).expect("a whole way").len() > 4);
+    let (mut scanner, lists, _heard) = scanner(&guest);
+    assert!(scanner.scan(&lists).expect("a whole way").len() > 4);
     guest.set_state(102, [0x80, 0x10, 0]);
-    taker.memory = guest.memory.clone();
-    assert_eq!(states(&taker.moment(&census).expect("a whole way")), [(102, None)]);
-    taker.memory = FlatMemory(vec![0; 4096]);
-    assert!(taker.moment(&census).is_none(), "a list that cannot be followed says nothing of anybody");
-    assert!(!taker.known.is_empty());
+    scanner.memory = guest.memory.clone();
+    assert_eq!(states(&scanner.scan(&lists).expect("a whole way")), [(102, None)]);
+    scanner.memory = FlatMemory(vec![0; 4096]);
+    assert!(scanner.scan(&lists).is_none(), "a list that cannot be followed says nothing of anybody");
+    assert!(!scanner.known.is_empty());
 }
 
 #[test]
 fn the_thread_tells_moments_until_it_is_stopped() {
     let guest = Config::new(Style::V6_15).build();
-    let (taker, _, heard) = taker(&guest);
-    let stop = Arc::clone(&taker.stop);
-    let thread = thread::spawn(move || taker.run());
-    let Ok(Told::Begins(from_ns)) = heard.recv() else { panic!("it does not begin") };
+    let (scanner, _, heard) = scanner(&guest);
+    let stop = Arc::clone(&scanner.stop);
+    let thread = thread::spawn(move || scanner.run());
+    let Ok(ScanEvent::Begins(from_ns)) = heard.recv() else { panic!("it does not begin") };
     let mut due_before_ns = from_ns;
     for n in 0..5 {
-        let Ok(Told::Moment(moment)) = heard.recv() else { panic!("no moment {n}") };
-        let due_ns = moment.time_ns - u64::try_from(moment.late.as_nanos()).expect("not that late");
-        // The first one may come at once: the census begins at any moment of an interval.
+        let Ok(ScanEvent::TaskScan(scan)) = heard.recv() else { panic!("no scan {n}") };
+        let due_ns = scan.time_ns - u64::try_from(scan.late.as_nanos()).expect("not that late");
+        // The first one may come at once: the lists begins at any scan of an interval.
         let least = if n == 0 { 0 } else { 1_000_000 };
         assert!(due_ns >= due_before_ns + least, "half a mean interval at least");
-        assert_eq!(moment.changes.is_empty(), n > 0);
+        assert_eq!(scan.changes.is_empty(), n > 0);
         due_before_ns = due_ns;
     }
     stop.store(true, Ordering::Release);
@@ -96,31 +98,31 @@ fn a_kernel_without_types_is_a_reason() {
     let mut config = Config::new(Style::V6_1);
     config.btf = false;
     let (guest, typed) = (config.build(), Config::new(Style::V6_1).build());
-    let (mut taker, _, heard) = taker(&typed);
-    taker.memory = guest.memory.clone();
-    taker.kernel = Arc::new(Kernel::find(&guest.memory, guest.cr3, guest.five_level).expect("a kernel"));
-    taker.run();
-    assert!(matches!(heard.recv(), Ok(Told::Missing(reason)) if reason.contains("BTF")));
+    let (mut scanner, _, heard) = scanner(&typed);
+    scanner.memory = guest.memory.clone();
+    scanner.kernel = Arc::new(Kernel::find(&guest.memory, guest.cr3, guest.five_level).expect("a kernel"));
+    scanner.run();
+    assert!(matches!(heard.recv(), Ok(ScanEvent::Missing(reason)) if reason.contains("BTF")));
 }
 
 #[test]
-fn a_census_that_costs_much_is_taken_less_often() {
+fn scans_that_cost_much_are_made_less_often() {
     let mut pace = Pace::new(10.0);
     for _ in 0..100 {
         pace.note(1_000_000);
     }
-    assert_eq!(pace.stretch, 0, "a hundredth");
+    assert_eq!(pace.backoff, 0, "a hundredth");
     for _ in 0..100 {
         pace.note(30_000_000);
     }
     // 30 ms are 2 % of 1.5 s.
-    assert_eq!(pace.stretch, 4);
+    assert_eq!(pace.backoff, 4);
     for _ in 0..100 {
         pace.note(u64::MAX);
     }
-    assert_eq!(pace.stretch, MOST_STRETCH);
+    assert_eq!(pace.backoff, MAX_BACKOFF);
     for _ in 0..400 {
         pace.note(0);
     }
-    assert_eq!(pace.stretch, 0);
+    assert_eq!(pace.backoff, 0);
 }

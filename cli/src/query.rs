@@ -6,11 +6,12 @@ use std::ops::ControlFlow;
 use profile::Profile;
 use profile::store::Value;
 use text::clean::escaped;
+use text::csv::CsvWriter;
 
 use crate::args::QueryArgs;
 use crate::errors::{Error, ExitCode};
+use crate::render::Style;
 use crate::render::table::{Align, Table};
-use crate::render::{Style, csv};
 use crate::report::stdout_error;
 
 /// Runs the command.
@@ -49,16 +50,15 @@ fn each_row(
 }
 
 fn as_csv(profile: &Profile, sql: &str, out: &mut impl Write) -> Result<(), Error> {
-    let mut headed = false;
+    let (mut csv, mut headed) = (CsvWriter::new(out), false);
     let columns = each_row(profile, sql, |columns, row| {
         if !std::mem::replace(&mut headed, true) {
-            out.write_all(csv::line(columns).as_bytes())?;
+            csv.row(columns)?;
         }
-        let fields: Vec<String> = row.iter().map(text).collect();
-        out.write_all(csv::line(&fields).as_bytes())
+        csv.row(&row.iter().map(text).collect::<Vec<_>>())
     })?;
     if !headed {
-        out.write_all(csv::line(&columns).as_bytes()).map_err(stdout_error)?;
+        csv.row(&columns).map_err(stdout_error)?;
     }
     Ok(())
 }

@@ -4,7 +4,7 @@ use std::io::{self, IsTerminal, Write};
 use std::path::Path;
 
 use profile::boot::Boot;
-use profile::report::{Direction, ExactReport, Request, Source, StateReport, TreeRequest};
+use profile::report::{Direction, ExactReport, Request, SourceChoice, StateReport, TreeRequest};
 use profile::{Filter, Profile, Report};
 
 use crate::args::{FilterArgs, ReportArgs};
@@ -79,7 +79,7 @@ fn exact_report(args: &ReportArgs) -> Result<ExitCode, Error> {
 }
 
 /// `report --states`.
-fn state_report(args: &ReportArgs, source: Source) -> Result<ExitCode, Error> {
+fn state_report(args: &ReportArgs, source: SourceChoice) -> Result<ExitCode, Error> {
     let profile = Profile::open(&args.profile)?;
     let report = StateReport::read(&profile, &filter(&args.filter), source)?;
     if args.json {

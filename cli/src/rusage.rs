@@ -1,4 +1,6 @@
-//! `vprof rusage`: the guest's own books of CPU time next to the truth.
+//! `vprof rusage`: the guest's own accounting of CPU time next to measured CPU time.
+
+use std::io;
 
 use profile::Profile;
 use profile::rusage::Rusage;
@@ -6,7 +8,7 @@ use profile::rusage::Rusage;
 use crate::args::RusageArgs;
 use crate::errors::{Error, ExitCode};
 use crate::render::{Page, rusage as render};
-use crate::report::{all_for_zero, write_json, write_text};
+use crate::report::{all_for_zero, stdout_error, write_json, write_text};
 
 /// Runs the command.
 pub fn command(args: &RusageArgs) -> Result<ExitCode, Error> {
@@ -21,11 +23,10 @@ pub fn command(args: &RusageArgs) -> Result<ExitCode, Error> {
         write_json(&rusage)?;
         return Ok(ExitCode::Done);
     }
-    let text = if args.shown.csv {
-        render::as_csv(&rusage)
-    } else {
-        render::render(&rusage, all_for_zero(args.shown.rows), Page::stdout().for_summary())
-    };
-    write_text(&text)?;
+    if args.shown.csv {
+        render::write_csv(&rusage, io::stdout().lock()).map_err(stdout_error)?;
+        return Ok(ExitCode::Done);
+    }
+    write_text(&render::render(&rusage, all_for_zero(args.shown.rows), Page::stdout().for_summary()))?;
     Ok(ExitCode::Done)
 }

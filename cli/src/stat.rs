@@ -10,7 +10,7 @@ use profile::stat::Stat;
 use crate::args::StatArgs;
 use crate::errors::{Error, ExitCode};
 use crate::render::{Page, Style, stat as render};
-use crate::report::{all_for_zero, write_json, write_text};
+use crate::report::{all_for_zero, stdout_error, write_json, write_text};
 
 /// A run that has written nothing for this long has ended without a word.
 const SILENT: Duration = Duration::from_secs(5);
@@ -32,7 +32,7 @@ pub fn command(args: &StatArgs) -> Result<ExitCode, Error> {
         Ok(stat.of_vcpu(vcpu))
     };
     if args.shown.csv {
-        write_text(&render::csv_heading())?;
+        render::write_csv_heading(io::stdout().lock()).map_err(stdout_error)?;
     }
     let first = look()?;
     if !args.live && !args.once {
@@ -83,7 +83,7 @@ fn next(
 fn show(args: &StatArgs, stat: &Stat, again: bool) -> Result<(), Error> {
     match (args.shown.json, args.shown.csv) {
         (true, _) => write_json(stat),
-        (_, true) => write_text(&render::as_csv(stat)),
+        (_, true) => render::write_csv(stat, io::stdout().lock()).map_err(stdout_error),
         _ => {
             let page = Page::stdout().for_summary();
             let text = render::render(stat, all_for_zero(args.shown.rows), page);

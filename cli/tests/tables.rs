@@ -55,14 +55,14 @@ fn with_everything(of_four: u64) -> Batch {
         voluntary: 5,
         ..RusageRow::default()
     });
-    let books = CpuStat { user_ns: 700 * MS, system_ns: 80 * MS, idle_ns: 20 * MS, ..CpuStat::default() };
-    batch.cpu_times.push(CpuTimeRow { first: false, books, time_ns: 790 * MS });
+    let stat = CpuStat { user_ns: 700 * MS, system_ns: 80 * MS, idle_ns: 20 * MS, ..CpuStat::default() };
+    batch.cpu_times.push(CpuTimeRow { first: false, stat, time_ns: 790 * MS });
     let first =
         RusageRow { instance: 2, first: true, time_ns: 90 * MS, user_ns: 7 * MS, ..RusageRow::default() };
     batch.rusage.push(first);
     batch.rusage.push(RusageRow { first: false, time_ns: 790 * MS, user_ns: 9 * MS, ..first });
-    let books = CpuStat { user_ns: 90 * MS, system_ns: 10 * MS, ..CpuStat::default() };
-    batch.cpu_times.push(CpuTimeRow { first: true, books, time_ns: 90 * MS });
+    let stat = CpuStat { user_ns: 90 * MS, system_ns: 10 * MS, ..CpuStat::default() };
+    batch.cpu_times.push(CpuTimeRow { first: true, stat, time_ns: 90 * MS });
     batch.cgroups.push(CgroupRow {
         id: 1,
         path: "/system.slice/calm.service".to_owned(),

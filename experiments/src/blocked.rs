@@ -60,7 +60,7 @@ pub fn run(_: usize) -> Result<Section> {
             format!("{seen:.2} s"),
         ]);
     }
-    let hit = named("wait-").iter().filter(|thread| thread.true_cpu_ns > 0).count();
+    let hit = named("wait-").iter().filter(|thread| thread.measured_cpu_ns > 0).count();
     let text = format!(
         "## A mostly blocked program\n\n{ABOUT}\n\n{}\n{}\n{hit} of the {WAITING} waiting threads were hit by a sample.\n\n{DISCUSSION}",
         table.markdown(),

@@ -54,7 +54,7 @@ impl Categories {
     }
 
     /// Of a frame on the stack of a sample in this mode: code of the kernel is what the kernel was doing.
-    fn of(&self, kind: FrameKind, mode: Mode) -> CategoryHandle {
+    fn category(&self, kind: FrameKind, mode: Mode) -> CategoryHandle {
         match (kind, mode) {
             (_, Mode::Idle) => self.idle,
             (FrameKind::User, _) => self.user,
@@ -203,7 +203,7 @@ impl<'a> Writer<'a> {
                 else {
                     continue;
                 };
-                frames.push(info(label, self.categories.of(kind, sample.mode)));
+                frames.push(info(label, self.categories.category(kind, sample.mode)));
             }
         }
         let stack = self.profile.intern_stack_frames(thread, frames.into_iter());

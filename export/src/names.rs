@@ -1,7 +1,6 @@
 //! Names of functions, modes and roots as exports show them.
 
 use profile::report::{Owner, RecordedFunction, Recording};
-use profile::rows::Mode;
 
 use crate::Root;
 
@@ -11,20 +10,6 @@ const UNKNOWN: &str = "[unknown]";
 /// What a function is called; never empty.
 pub fn symbol(function: &RecordedFunction) -> &str {
     if function.symbol.is_empty() { UNKNOWN } else { &function.symbol }
-}
-
-/// What a mode is called in table `mode`.
-pub(crate) fn mode_name(mode: Mode) -> &'static str {
-    match mode {
-        Mode::User => "user",
-        Mode::Kernel => "kernel",
-        Mode::HardIrq => "hardirq",
-        Mode::SoftIrq => "softirq",
-        Mode::Nmi => "nmi",
-        Mode::Idle => "idle",
-        Mode::Boot => "boot",
-        Mode::Unknown => "unknown",
-    }
 }
 
 /// What stands above the outermost frame of an owner's stacks: nothing, one name or two.

@@ -3,7 +3,7 @@
 use profile::report::{RecordedSample, Recording};
 use profile::rows::FrameKind;
 
-use crate::names::{mode_name, symbol};
+use crate::names::symbol;
 
 /// Names of the columns.
 pub(crate) const COLUMNS: [&str; 18] = [
@@ -64,7 +64,7 @@ impl<'a> Row<'a> {
             time_ns: sample.time_ns,
             weight_ns: sample.weight_ns,
             vcpu: sample.vcpu,
-            mode: mode_name(sample.mode),
+            mode: sample.mode.name(),
             process: process.map_or(name, |process| process.comm.as_str()),
             instance: process.map(|process| process.number.into()),
             pid: process.map(|process| process.pid.into()),

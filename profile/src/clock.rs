@@ -8,7 +8,7 @@ use rand::SeedableRng;
 use rand::rngs::ChaCha8Rng;
 use rand_distr::{Distribution, Exp1, StandardUniform};
 
-/// How the time between two ticks is drawn.
+/// Distribution of the time between two ticks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ClockKind {
@@ -22,7 +22,7 @@ pub enum ClockKind {
 }
 
 impl ClockKind {
-    /// The name that stands in the profile and on the command line.
+    /// Returns the name in the profile and on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Uniform => "uniform",
@@ -31,14 +31,15 @@ impl ClockKind {
         }
     }
 
-    /// The kind of that name in a profile. One that is not told counts as fixed: nothing is known of its chance.
-    pub fn told(name: Option<&str>) -> Self {
+    /// Returns the kind of this name in a profile. A missing or unknown name counts as fixed, for which no
+    /// interval is valid.
+    pub fn from_meta(name: Option<&str>) -> Self {
         let random = [Self::Uniform, Self::Exponential];
         random.into_iter().find(|kind| name == Some(kind.name())).unwrap_or(Self::Fixed)
     }
 }
 
-/// Mean time between two ticks of a vCPU, ns, by the rate in a profile; 1 ms where none is told.
+/// Returns the mean time between two ticks of a vCPU, ns, from the rate in a profile; 1 ms if it has none.
 pub fn mean_ns(rate_hz: f64) -> f64 {
     if rate_hz > 0.0 { 1e9 / rate_hz } else { 1e6 }
 }
@@ -48,34 +49,34 @@ const SHORTEST_NS: f64 = 1_000.0;
 /// The longest interval, ns (one hour): keeps sums of intervals far from overflow.
 const LONGEST_NS: f64 = 3_600e9;
 
-/// Intervals by which a late tick is followed one by one. Where more have passed, whole means are left out: after so many
-/// draws of a random clock nothing is left of where it stood (for the uniform one a part of e^-52), and a fixed clock keeps
-/// its phase.
+/// Limit of intervals that are drawn one by one after a late tick. Beyond it whole means are skipped: after
+/// so many draws a random clock has forgotten its phase (the uniform one to a part of e^-52), and a fixed
+/// clock keeps it.
 const MOST_DRAWN: u64 = 32;
 
-/// What the clock makes of the time from when a tick was due to when the guest goes on. CLOCK_MONOTONIC, ns.
+/// The time from when a tick was due to when the guest runs again. CLOCK_MONOTONIC, ns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Held {
-    /// Ticks that were due up to then have passed.
+    /// End of the time in which ticks pass.
     pub passed_ns: u64,
-    /// Since then the tick has kept the guest from running, and the clock stands still.
+    /// Time after that in which the tick keeps the guest from running and the clock is stopped.
     pub stood_ns: u64,
 }
 
 impl Held {
-    /// The clock stands still from one moment on, up to which ticks have passed.
+    /// Creates a hold in which ticks pass up to `ns` and the clock is stopped afterwards.
     pub fn since(ns: u64) -> Self {
         Self { passed_ns: ns, stood_ns: ns }
     }
 }
 
-/// Whether a wait accounts for the gap between `due_ns` and `arrived_ns`, of which the thread has waited `waited_ns` at most.
+/// True if a wait of at most `waited_ns` accounts for the gap between `due_ns` and `arrived_ns`.
 pub fn fell_into_wait(arrived_ns: u64, due_ns: u64, waited_ns: u64) -> bool {
     let gap_ns = arrived_ns.saturating_sub(due_ns);
     gap_ns > 0 && waited_ns > gap_ns / 2
 }
 
-/// The endless stream of intervals of one vCPU. Neither allocates nor makes system calls.
+/// Endless stream of intervals of one vCPU. Neither allocates nor makes system calls.
 #[derive(Debug)]
 pub struct Intervals {
     kind: ClockKind,
@@ -84,8 +85,8 @@ pub struct Intervals {
 }
 
 impl Intervals {
-    /// The intervals of `vcpu` under `seed`, with a mean of `1 / rate_hz` seconds.
-    /// `None` when the rate is not a positive number: such a clock never ticks.
+    /// Creates the stream of `vcpu` under `seed`, with a mean of `1 / rate_hz` seconds. Returns `None` for a
+    /// rate that is not a positive number: such a clock never ticks.
     pub fn new(kind: ClockKind, rate_hz: f64, seed: u64, vcpu: u8) -> Option<Self> {
         if !rate_hz.is_finite() || rate_hz <= 0.0 {
             return None;
@@ -95,24 +96,25 @@ impl Intervals {
         Some(Self { kind, mean_ns: 1e9 / rate_hz, random })
     }
 
-    /// From the next interval on, the mean is `1 / rate_hz` seconds. A rate that is not a positive number changes nothing.
+    /// Sets the mean to `1 / rate_hz` seconds from the next interval on. Ignores a rate that is not a
+    /// positive number.
     pub fn set_rate(&mut self, rate_hz: f64) {
         if rate_hz.is_finite() && rate_hz > 0.0 {
             self.mean_ns = 1e9 / rate_hz;
         }
     }
 
-    /// Ticks per second.
+    /// Returns ticks per second.
     pub fn rate_hz(&self) -> f64 {
         1e9 / self.mean_ns
     }
 
-    /// Mean time between two ticks, ns.
+    /// Returns the mean time between two ticks, ns.
     pub fn mean_ns(&self) -> u64 {
         self.times_mean(1.0)
     }
 
-    /// The next interval, ns: between 1 us and one hour.
+    /// Draws the next interval, ns: between 1 us and one hour.
     pub fn next_ns(&mut self) -> u64 {
         let factor: f64 = match self.kind {
             ClockKind::Uniform => 0.5 + self.unit(),
@@ -122,13 +124,13 @@ impl Intervals {
         self.times_mean(factor)
     }
 
-    /// The time from a start to the first tick, ns: what is left, at a moment that knows nothing of the clock, of the interval
-    /// that it falls into (the stationary residual life of a renewal process, density (1 - F(x)) / mean). From the start on every
-    /// moment is as likely to be hit as any other; a whole interval would leave out the first half of one. A fixed clock
-    /// starts with its mean.
+    /// Draws the time from a start to the first tick, ns: the rest of an interval from a time that is
+    /// independent of the clock (the stationary residual life of a renewal process, density (1 - F(x)) /
+    /// mean). So every point of time from the start on is equally likely to be sampled; a whole interval
+    /// would leave out the first half of one. A fixed clock starts with its mean.
     pub fn first_ns(&mut self) -> u64 {
         let factor: f64 = match self.kind {
-            // The interval that a moment falls into has a density proportional to its length.
+            // The interval that contains a given time has a density proportional to its length.
             ClockKind::Uniform => (0.25 + 2.0 * self.unit()).sqrt() * self.unit(),
             ClockKind::Exponential => Exp1.sample(&mut self.random),
             ClockKind::Fixed => 1.0,
@@ -136,13 +138,14 @@ impl Intervals {
         self.times_mean(factor)
     }
 
-    /// The time from when the guest goes on after a tick that was due at `due_ns` to the next one, ns; at least 1 us.
+    /// Draws the time from when the guest runs again, after a tick that was due at `due_ns`, to the next
+    /// tick, ns; at least 1 us.
     pub fn next_after(&mut self, due_ns: u64, held: Held) -> u64 {
         self.next_due(due_ns, held.passed_ns).saturating_sub(held.stood_ns).max(1_000)
     }
 
-    /// When the tick after the one that was due at `due_ns` is due: at the first sum of intervals that is after `now_ns`.
-    /// What the host does meanwhile must not move the clock; ticks that are overdue already are left out.
+    /// Returns when the tick after the one due at `due_ns` is due: the first sum of intervals after `now_ns`.
+    /// Delays of the host must not move the clock, so ticks that are overdue are skipped.
     pub fn next_due(&mut self, due_ns: u64, now_ns: u64) -> u64 {
         let mean = self.mean_ns();
         let passed = now_ns.saturating_sub(due_ns) / mean;
@@ -156,7 +159,7 @@ impl Intervals {
         }
     }
 
-    /// Uniform in [0, 1).
+    /// Draws a number, uniform in [0, 1).
     fn unit(&mut self) -> f64 {
         StandardUniform.sample(&mut self.random)
     }
@@ -203,7 +206,7 @@ mod tests {
         }
     }
 
-    /// A profile names its seed so that the run can be repeated by any later version: the streams must not change.
+    /// A profile names its seed so that any later version can repeat the run: the streams must not change.
     #[test]
     fn streams_are_pinned() {
         assert_eq!(draw(ClockKind::Uniform, 1, 0, 4), PINNED_UNIFORM_0);
@@ -261,8 +264,8 @@ mod tests {
         bins.iter().map(|&bin| (f64::from(bin) - mean).powi(2) / mean).sum()
     }
 
-    /// A tick is due while the host has taken the CPU, for 0.1 to 200 intervals. All that runs afterwards is as likely to be hit
-    /// as anything else.
+    /// A tick is due while the host has taken the CPU, for 0.1 to 200 intervals. All guest time afterwards is
+    /// equally likely to be sampled.
     #[test]
     fn after_a_wait_every_moment_is_as_likely_to_be_hit() {
         for kind in [ClockKind::Uniform, ClockKind::Exponential] {
@@ -280,7 +283,7 @@ mod tests {
                         }
                         due = intervals.next_due(due, due);
                     }
-                    // One that is due in the wait is served at its end.
+                    // A tick that is due during the wait is served at its end.
                     if due < go {
                         due = intervals.next_due(due, go);
                     }

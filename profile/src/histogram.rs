@@ -1,5 +1,5 @@
-//! Durations in buckets of equal ratio: eight to the power of two, so that a bucket is at most an eighth of its lower
-//! end wide.
+//! Durations in buckets of equal ratio: eight for each power of two, so a bucket is at most an eighth of its
+//! lower end wide.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -9,10 +9,10 @@ const PARTS: u64 = 8;
 const LEAST_BITS: u32 = 6;
 /// Durations of 2^36 ns (69 s) and more share the last bucket.
 const MOST_BITS: u32 = 36;
-/// How many buckets there are.
+/// Number of buckets.
 pub const BUCKETS: usize = (MOST_BITS - LEAST_BITS) as usize * 8 + 2;
 
-/// The bucket of a duration in ns.
+/// Returns the bucket of a duration in ns.
 fn bucket(ns: u64) -> usize {
     if ns < 1 << LEAST_BITS {
         return 0;
@@ -27,14 +27,15 @@ fn bucket(ns: u64) -> usize {
     usize::try_from(index).unwrap_or(BUCKETS - 1)
 }
 
-/// The shortest duration of a bucket, ns; for [`BUCKETS`] what lies beyond all.
+/// Returns the shortest duration of a bucket, ns; for [`BUCKETS`] the end of the last one.
 pub fn low_ns(bucket: usize) -> u64 {
     let Some(index) = bucket.checked_sub(1).and_then(|index| u64::try_from(index).ok()) else { return 0 };
     let power = LEAST_BITS + u32::try_from(index / PARTS).unwrap_or(MOST_BITS);
     (PARTS + index % PARTS) << (power.min(MOST_BITS) - 3)
 }
 
-/// Counts durations on one thread; any other may read. A reader may miss what is being counted.
+/// Counters of durations. One thread counts, any may read. A reader may miss a duration that is being
+/// counted.
 #[derive(Debug)]
 pub struct Histogram([AtomicU64; BUCKETS]);
 
@@ -45,22 +46,22 @@ impl Default for Histogram {
 }
 
 impl Histogram {
-    /// Counts one. Only one thread may call this.
+    /// Counts a duration. Only one thread may call this.
     pub fn count(&self, ns: u64) {
         if let Some(count) = self.0.get(bucket(ns)) {
             count.store(count.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
         }
     }
 
-    /// Shortest duration and count of each bucket that is not empty.
+    /// Returns the shortest duration and the count of each bucket that is not empty.
     pub fn read(&self) -> Vec<(u64, u64)> {
         let counts = self.0.iter().enumerate().map(|(bucket, count)| (bucket, count.load(Ordering::Relaxed)));
         counts.filter(|(_, count)| *count > 0).map(|(bucket, count)| (low_ns(bucket), count)).collect()
     }
 }
 
-/// The duration below which the part `q` of all lie, ns: the middle of its bucket, but not more than `max_ns`.
-/// `buckets` holds shortest durations and counts in rising order.
+/// Returns the duration below which the part `q` of all are, ns: the middle of its bucket, at most `max_ns`.
+/// `buckets` has shortest durations and counts in rising order.
 pub fn quantile(buckets: &[(u64, u64)], q: f64, max_ns: u64) -> u64 {
     let all: u64 = buckets.iter().map(|(_, count)| count).sum();
     #[expect(
@@ -80,7 +81,7 @@ pub fn quantile(buckets: &[(u64, u64)], q: f64, max_ns: u64) -> u64 {
     0
 }
 
-/// The middle of the bucket that begins there.
+/// Returns the middle of the bucket that begins at `low`.
 fn middle(low: u64) -> u64 {
     let next = low_ns((bucket(low) + 1).min(BUCKETS - 1)).max(low);
     low + (next - low) / 2

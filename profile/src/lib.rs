@@ -18,7 +18,7 @@ pub mod histogram;
 pub mod live;
 pub mod naming;
 mod numbers;
-pub mod paces;
+pub mod rate_history;
 pub mod report;
 pub mod rows;
 pub mod rusage;

@@ -1,11 +1,11 @@
-//! The name of a frame of user code.
+//! Names of frames of user code.
 
 use symbols::names::{DebugFile, DebugFiles, FunctionStarts, Origin, Symbolizer, unnamed};
 
 use crate::rows::{FrameRow, InlinedRow};
 use text::clean;
 
-/// Names `row`, an address of a file called `module`: by `symbols`, else by the start of its function.
+/// Names `row`, an address in a file called `module`: by `symbols`, or else by the start of its function.
 pub fn name_frame(
     mut row: FrameRow,
     module: &str,
@@ -38,8 +38,8 @@ pub fn name_frame(
     (row, inlined)
 }
 
-/// True for code without a name, or with one that only tells where its function starts. `address` and `offset` are those
-/// of the frame.
+/// True for code without a name, or with a name that only gives the start of its function. `address` and
+/// `offset` are those of the frame.
 pub fn is_nameless(symbol: Option<&str>, module: Option<&str>, address: u64, offset: u64) -> bool {
     let Some(symbol) = symbol else { return true };
     let Some(module) = module.filter(|_| symbol.ends_with(']')) else { return false };
@@ -47,14 +47,14 @@ pub fn is_nameless(symbol: Option<&str>, module: Option<&str>, address: u64, off
     tells(None) || tells(Some(address.wrapping_sub(offset)))
 }
 
-/// The start of its function that a frame's present name tells.
+/// Returns the start of the function according to a frame's present name.
 pub fn present_start(row: &FrameRow) -> Option<u64> {
     let (symbol, module) = (row.symbol.as_deref()?, row.module.as_deref().unwrap_or_default());
     let known = symbol != clean::printable(&unnamed(module, None));
     known.then(|| row.address.wrapping_sub(row.offset))
 }
 
-/// A debug file, as `file.named_by` has it.
+/// Returns the name of a debug file for `file.named_by`.
 pub fn named_by(origin: &Origin) -> String {
     clean::printable(&match origin {
         Origin::Guest(path) => format!("{path} in the guest"),
@@ -63,7 +63,7 @@ pub fn named_by(origin: &Origin) -> String {
     })
 }
 
-/// The file that a debug file shares with others.
+/// Returns the file that a debug file shares with others.
 pub fn shared_with(debug: &DebugFile, places: &DebugFiles) -> Option<DebugFile> {
     let (path, build_id) = debug.elf.alt_link()?;
     places.find_shared(&path, &build_id, &debug.origin)

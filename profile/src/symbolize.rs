@@ -1,9 +1,9 @@
 //! Names the user code of a finished profile by debug files.
 //!
-//! A run names code by what it finds in the guest. Distributions strip their programs, so that much of it stays without
-//! a name; debug files that were installed or fetched later name it here. A file is used only when it has the very
-//! build-id that the profile has of the program, and a frame is changed only where that file knows more of it: a name
-//! never gets worse.
+//! A run names code by what it finds in the guest. Distributions strip their programs, so much code has no
+//! name; debug files that are installed or fetched later name it here. A file is used only if it has exactly
+//! the build-id that the profile has of the program. A frame is changed only if the file has more information
+//! on it: a name never gets worse.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -19,25 +19,25 @@ use crate::store::{CodeFile, EditError, Editor};
 #[cfg(test)]
 mod tests;
 
-/// How far it is, before each file.
+/// Progress, reported before each file.
 #[derive(Debug, Clone, Copy)]
 pub struct Progress<'a> {
-    /// Files that are done.
+    /// Number of files that are done.
     pub done: usize,
-    /// All files.
+    /// Number of all files.
     pub files: usize,
-    /// Path of the file that comes now, in the guest.
+    /// Path of the next file, in the guest.
     pub path: &'a str,
 }
 
-/// Frames of user code and how many of them have a name.
+/// Numbers of frames of user code and of those with a name.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Frames {
-    /// All.
+    /// All frames.
     pub all: usize,
-    /// With a name before.
+    /// Frames with a name before.
     pub before: usize,
-    /// With a name now.
+    /// Frames with a name now.
     pub after: usize,
 }
 
@@ -57,7 +57,7 @@ impl Frames {
 /// A file of the guest whose debug file was found.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Found {
-    /// Its path in the guest.
+    /// Path in the guest.
     pub path: String,
     /// Its build-id, hexadecimal.
     pub build_id: String,
@@ -70,32 +70,32 @@ pub struct Found {
 /// A file of the guest without a debug file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct NotFound {
-    /// Its path in the guest.
+    /// Path in the guest.
     pub path: String,
-    /// Its build-id, hexadecimal.
+    /// Build-id, hexadecimal.
     pub build_id: Option<String>,
-    /// Why, in a few words.
+    /// Reason, in a few words.
     pub reason: String,
     /// Its frames.
     pub frames: Frames,
 }
 
-/// What came of it.
+/// Result of [`symbolize`].
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Symbolized {
     /// Files with a debug file, those with the most new names first.
     pub found: Vec<Found>,
-    /// Files without, those with the most unnamed frames first.
+    /// Files without one, those with the most unnamed frames first.
     pub not_found: Vec<NotFound>,
     /// The frames of all files.
     pub frames: Frames,
 }
 
-/// Names the user code of the profile at `path` by what `debug` finds. Each file's names are stored at once: what was
-/// stored before a failure stays.
+/// Names the user code of the profile at `path` by what `debug` finds. Stores the names of each file at once:
+/// what was stored before a failure stays.
 ///
 /// # Errors
-/// See [`EditError`]. A debug file that is not found or damaged is none.
+/// See [`EditError`]. A debug file that is missing or damaged is not an error.
 pub fn symbolize(
     path: &Path,
     debug: &DebugFiles,
@@ -112,7 +112,7 @@ pub fn symbolize(
             Ok((build_id, debug_file)) => {
                 let debug_path = named_by(&debug_file.origin);
                 let new = rename(&old, &debug_file, debug);
-                // A debug file that knows no more than the program itself has named nothing.
+                // A debug file with no more names than the program itself has named nothing.
                 if !new.is_empty() {
                     editor.rename(file.id, &debug_path, &new)?;
                 }
@@ -132,7 +132,7 @@ pub fn symbolize(
     Ok(result)
 }
 
-/// The debug file of a file, or why there is none.
+/// Returns the debug file of a file, or the reason why there is none.
 fn find(file: &CodeFile, debug: &DebugFiles) -> Result<(String, DebugFile), String> {
     let unread = |read: &&String| read.starts_with("not read");
     let Some(text) = &file.build_id else {
@@ -149,14 +149,14 @@ fn find(file: &CodeFile, debug: &DebugFiles) -> Result<(String, DebugFile), Stri
     }
 }
 
-/// The frames that `file` knows more of.
+/// Returns the frames on which `file` has more information.
 fn rename(old: &[FrameRow], file: &DebugFile, places: &DebugFiles) -> Vec<(FrameRow, Vec<InlinedRow>)> {
     let shared = shared_with(file, places);
     let symbols = Symbolizer::new(&file.elf, None, shared.as_ref().map(|shared| &shared.elf));
     old.iter().filter_map(|row| better(row, &symbols)).collect()
 }
 
-/// The frame as `symbols` name it, if that is more than it has.
+/// Returns the frame as `symbols` name it, if that is more than it has.
 fn better(old: &FrameRow, symbols: &Symbolizer) -> Option<(FrameRow, Vec<InlinedRow>)> {
     let start = present_start(old);
     let module = old.module.as_deref().unwrap_or_default();
@@ -170,7 +170,7 @@ fn better(old: &FrameRow, symbols: &Symbolizer) -> Option<(FrameRow, Vec<Inlined
     Some((new, inlined))
 }
 
-/// How many of the frames have got the first name.
+/// Returns how many of the frames got their first name.
 fn gained(old: &[FrameRow], new: &[(FrameRow, Vec<InlinedRow>)]) -> usize {
     let named = |rows: &mut dyn Iterator<Item = &FrameRow>| rows.filter(|row| has_name(row)).count();
     let changed: HashSet<u32> = new.iter().map(|(row, _)| row.id).collect();

@@ -9,8 +9,8 @@ use profile::boot::{
 };
 use profile::diff::Diff;
 use profile::report::{
-    By, Direction, ExactReport, Known, ModeGroup, ReportError, Request, SharesBy, Source, StateReport,
-    TreeRequest,
+    By, Direction, ExactReport, ModeGroup, ReportError, Request, SharesBy, SourceChoice, StateReport,
+    StateSource, TreeRequest,
 };
 use profile::rows::{
     Batch, ExactVcpuRow, FrameRow, InstanceRow, InterruptRow, InterruptSourceRow, InterruptTimeRow, Mode,
@@ -330,30 +330,30 @@ fn states_fit_their_schema() {
     let directory = tempfile::tempdir().expect("a directory");
     let exact = exact_profile(&directory.path().join("exact.vprof"));
     let all = Filter::default();
-    let report = StateReport::read(&exact, &all, Source::Best).expect("exact times");
+    let report = StateReport::read(&exact, &all, SourceChoice::Best).expect("exact times");
     check(&serde_json::to_value(&report).expect("JSON"), &schema, "report");
     let task = &report.tasks[0];
-    assert_eq!((report.source, report.scans.is_some()), (Known::Exact, false));
+    assert_eq!((report.source, report.scans.is_some()), (StateSource::Exact, false));
     assert!((task.states.iter().map(|state| state.s).sum::<f64>() - task.life_s).abs() < 1e-12, "{task:?}");
     assert!((task.running.s - 500e-9).abs() < 1e-12 && task.running.low_s == task.running.high_s);
-    assert!(matches!(StateReport::read(&exact, &all, Source::Sampled), Err(ReportError::NoStates(_))));
+    assert!(matches!(StateReport::read(&exact, &all, SourceChoice::Sampled), Err(ReportError::NoStates(_))));
 
     let meta = [("task_scan_hz", "10"), ("task_scan_from_ns", "0"), ("duration_ns", "4000000000")];
     let scanned = scanned_profile(&directory.path().join("scanned.vprof"), &meta);
-    let report = StateReport::read(&scanned, &all, Source::Best).expect("a report");
+    let report = StateReport::read(&scanned, &all, SourceChoice::Best).expect("a report");
     check(&serde_json::to_value(&report).expect("JSON"), &schema, "report");
-    assert_eq!((report.source, report.tasks.len()), (Known::Sampled, 2));
+    assert_eq!((report.source, report.tasks.len()), (StateSource::Sampled, 2));
     let task = &report.tasks[0];
     assert_eq!((task.task.tid, task.task.thread.as_deref()), (8, Some("worker")));
     assert!((task.life_s - 2.0).abs() < 1e-9 && (task.running.s - 1.0).abs() < 1e-9, "{task:?}");
     assert!((task.running.share - 0.5).abs() < 1e-9 && task.running.low_s < 1.0 && task.running.high_s > 1.0);
     assert_eq!((task.waits[0].state.as_str(), task.waits[0].wait_reason.as_str()), ("sleep", "pipe"));
     let half = Filter { to_ns: Some(1_050_000_000), ..Filter::default() };
-    let report = StateReport::read(&scanned, &half, Source::Best).expect("a part of it");
+    let report = StateReport::read(&scanned, &half, SourceChoice::Best).expect("a part of it");
     let sleeper = report.tasks.iter().find(|task| task.task.tid == 8).expect("the task");
     assert!((sleeper.waits[0].share - 1.0).abs() < 1e-9 && sleeper.running.s == 0.0, "{sleeper:?}");
     let one = Filter { thread: Some("worker".into()), process: Some("sleeper".into()), ..Filter::default() };
-    assert_eq!(StateReport::read(&scanned, &one, Source::Best).expect("one").tasks.len(), 1);
+    assert_eq!(StateReport::read(&scanned, &one, SourceChoice::Best).expect("one").tasks.len(), 1);
     let view = scanned.query("SELECT tid, state, scans FROM v_sampled_states").expect("an answer").rows;
     assert_eq!(format!("{:?}", view[0]), "[Integer(8), Text(\"running\"), Integer(10)]");
 }
@@ -371,7 +371,8 @@ fn a_profile_without_states_says_why() {
         let mut writer = ProfileWriter::create(&path, false).expect("a profile");
         writer.write(&Batch { meta, ..Batch::default() }).expect("room");
         let profile = Profile::open(&path).expect("a profile");
-        let error = StateReport::read(&profile, &Filter::default(), Source::Best).unwrap_err().to_string();
+        let error =
+            StateReport::read(&profile, &Filter::default(), SourceChoice::Best).unwrap_err().to_string();
         assert!(error.contains(part) && !error.contains('\n'), "{error}");
     }
 }

@@ -253,6 +253,6 @@ fn times(batch: &mut Batch) {
         time_ns: u64::MAX >> 1,
         ..ThreadTimeRow::default()
     });
-    let books = CpuStat { user_ns: 7_000_000, ..CpuStat::default() };
-    batch.cpu_times.push(CpuTimeRow { books, ..CpuTimeRow::default() });
+    let stat = CpuStat { user_ns: 7_000_000, ..CpuStat::default() };
+    batch.cpu_times.push(CpuTimeRow { stat, ..CpuTimeRow::default() });
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use profile::Sort;
-use profile::report::{By, Source};
+use profile::report::{By, SourceChoice};
 
 use super::parse::{by_parser, sort_parser};
 use super::{DebugArgs, FilterArgs, TEMPLATE};
@@ -100,7 +100,7 @@ pub enum StatesFrom {
     Sampled,
 }
 
-impl From<StatesFrom> for Source {
+impl From<StatesFrom> for SourceChoice {
     fn from(from: StatesFrom) -> Self {
         match from {
             StatesFrom::Best => Self::Best,

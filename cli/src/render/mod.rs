@@ -4,7 +4,6 @@ pub mod annotate;
 pub mod boot;
 pub mod by;
 pub mod coverage;
-pub mod csv;
 pub mod diff;
 pub mod exact;
 pub mod live;

@@ -1,31 +1,35 @@
 //! `vprof rusage` for people, and as CSV.
 
-use std::fmt::Write as _;
+use std::io;
 
-use profile::rusage::{CpuRusage, Rusage, ThreadRusage, difference};
+use profile::rusage::{ChildrenRusage, CpuRusage, CpuTimes, ProcessRusage, Rusage, ThreadRusage, difference};
+use serde::Serialize;
 use text::clean::escaped;
+use text::csv::CsvWriter;
 use text::units;
 
+use super::Page;
 use super::summary::{heading, wrapped};
 use super::table::{Align, Table};
-use super::{Page, csv};
 
-/// What marks a figure of the guest outside of the interval of the truth.
+/// Mark of a figure of the guest that is outside of the interval of the measured one.
 const OUTSIDE: &str = "*";
 
-/// The books with at most `rows` rows per table.
+/// Renders CPU times with at most `rows` rows per table.
 pub fn render(rusage: &Rusage, rows: usize, page: Page) -> String {
     let mut text = String::new();
     let kernel =
         rusage.kernel.as_deref().map_or_else(|| "a guest".to_owned(), |k| format!("Linux {}", escaped(k)));
-    let title =
-        format!("What {kernel} told of its CPU time, and what was so; host: {}", escaped(&rusage.host));
+    let title = format!(
+        "CPU time that {kernel} reported, and CPU time that vprof measured; host: {}",
+        escaped(&rusage.host)
+    );
     wrapped(&mut text, &page.style.bold(&title), "", page.width);
     if rusage.unsampled_s > 0.0 {
         let off = units::duration(std::time::Duration::from_secs_f64(rusage.unsampled_s));
         let note = format!(
-            "Sampling was stopped for {off}: what is told holds that time, the truth does not. They do not compare, and \
-             nothing is marked."
+            "Sampling was stopped for {off}: reported times include that period, measured times do not. The two do \
+             not compare, and no row is marked."
         );
         wrapped(&mut text, &note, "", page.width);
     }
@@ -33,13 +37,14 @@ pub fn render(rusage: &Rusage, rows: usize, page: Page) -> String {
     children(&mut text, rusage, rows, page);
     threads(&mut text, &rusage.threads, rows, page);
     for cpu in &rusage.cpus {
-        of_cpu(&mut text, cpu, page);
+        cpu_states(&mut text, cpu, page);
     }
     text.push('\n');
-    let note = "* what is told is further from the truth than chance explains, over all rows (Holm, 5 %). Told: user and system as getrusage and \
-                /proc/PID/stat show them when they were last read. Truly: in the guest, without interrupts that hit the process (irq). What the host, the VMM and vprof \
-                took meanwhile is in what is told, since the guest's kernel cannot see it, and not in the latter: a process \
-                may be marked though its kernel counts as it should.";
+    let note = "* the reported time differs from the measured one by more than chance explains, over all rows (Holm, \
+                5 %). Reported: user and system as getrusage and /proc/PID/stat showed them at the last reading. \
+                Measured: in the guest, without interrupts that hit the process (irq). Reported times include what \
+                the host, the VMM and vprof took meanwhile, which the guest's kernel cannot see; measured times do \
+                not. So a process may be marked although its kernel counts as it should.";
     wrapped(&mut text, note, "", page.width);
     if let Some(note) = since(rusage) {
         wrapped(&mut text, &note, "", page.width);
@@ -52,7 +57,7 @@ pub fn render(rusage: &Rusage, rows: usize, page: Page) -> String {
     text
 }
 
-/// From when on things that were there before vprof count.
+/// Returns the note on the first reading of what existed before vprof started.
 fn since(rusage: &Rusage) -> Option<String> {
     let starts = rusage.processes.iter().filter_map(|process| process.since_s);
     let (count, cpus) = (starts.clone().count(), rusage.cpus.iter().filter_map(|cpu| cpu.since_s));
@@ -64,8 +69,8 @@ fn since(rusage: &Rusage) -> Option<String> {
     };
     let since = units::duration(std::time::Duration::from_secs_f64(since));
     Some(format!(
-        "The CPUs{processes} were there before the guest's books were first read, {since} after the run's start: both sides \
-         count from then on. --json has what was told by then (before)."
+        "The CPUs{processes} existed before the guest's CPU accounting was first read, {since} after the run's \
+         start: both sides count from then on. --json has the times reported until then (before)."
     ))
 }
 
@@ -76,13 +81,13 @@ fn more(all: usize, rows: usize) -> String {
     }
 }
 
-/// A difference of times with its sign.
+/// Returns a difference of times with its sign.
 fn signed(ns: i64) -> String {
     let text = units::brief(ns.unsigned_abs());
     if ns < 0 { format!("-{text}") } else { format!("+{text}") }
 }
 
-/// The larger side of an interval.
+/// Returns the larger side of an interval.
 fn half(middle: u64, (low, high): (u64, u64)) -> String {
     units::brief(middle.saturating_sub(low).max(high.saturating_sub(middle)))
 }
@@ -93,9 +98,9 @@ fn processes(text: &mut String, rusage: &Rusage, rows: usize, page: Page) {
     let right = |name| (name, Align::Right);
     let columns = [
         ("process", Align::Left),
-        right("told user"),
+        right("reported user"),
         right("system"),
-        right("truly"),
+        right("measured"),
         right("+- (95 %)"),
         right("difference"),
         right("irq"),
@@ -107,8 +112,8 @@ fn processes(text: &mut String, rusage: &Rusage, rows: usize, page: Page) {
             format!("{}#{}", escaped(&process.comm), process.instance),
             units::brief(process.reported_user_ns),
             units::brief(process.reported_system_ns),
-            units::brief(process.true_cpu_ns),
-            half(process.true_cpu_ns, (process.true_low_ns, process.true_high_ns)),
+            units::brief(process.measured_cpu_ns),
+            half(process.measured_cpu_ns, (process.measured_low_ns, process.measured_high_ns)),
             if rusage.unsampled_s > 0.0 { "-".to_owned() } else { signed(process.difference_ns) },
             units::brief(process.interrupted_ns),
             if process.outside { OUTSIDE } else { "" }.to_owned(),
@@ -117,7 +122,7 @@ fn processes(text: &mut String, rusage: &Rusage, rows: usize, page: Page) {
     text.push_str(&table.render(page.width));
 }
 
-/// Children that were waited for, as getrusage(RUSAGE_CHILDREN) returns them.
+/// Renders children that were waited for, as getrusage(RUSAGE_CHILDREN) returns them.
 fn children(text: &mut String, rusage: &Rusage, rows: usize, page: Page) {
     let mut list: Vec<_> =
         rusage.processes.iter().filter_map(|process| Some((process, process.children.as_ref()?))).collect();
@@ -125,7 +130,7 @@ fn children(text: &mut String, rusage: &Rusage, rows: usize, page: Page) {
     let note = if first.seen {
         ", and theirs (getrusage of children)"
     } else {
-        ", and theirs (getrusage of children); truly: of those that have ended, by their parents"
+        ", and theirs (getrusage of children); measured: those that have ended, by their parents"
     };
     list.sort_by_key(|(_, children)| {
         std::cmp::Reverse(children.reported_user_ns.saturating_add(children.reported_system_ns))
@@ -135,9 +140,9 @@ fn children(text: &mut String, rusage: &Rusage, rows: usize, page: Page) {
     let columns = [
         ("of process", Align::Left),
         right("known"),
-        right("told user"),
+        right("reported user"),
         right("system"),
-        right("truly"),
+        right("measured"),
         right("+- (95 %)"),
         right("difference"),
         right("faults"),
@@ -149,8 +154,8 @@ fn children(text: &mut String, rusage: &Rusage, rows: usize, page: Page) {
             units::count(children.processes),
             units::brief(children.reported_user_ns),
             units::brief(children.reported_system_ns),
-            units::brief(children.true_cpu_ns),
-            half(children.true_cpu_ns, (children.true_low_ns, children.true_high_ns)),
+            units::brief(children.measured_cpu_ns),
+            half(children.measured_cpu_ns, (children.measured_low_ns, children.measured_high_ns)),
             if rusage.unsampled_s > 0.0 { "-".to_owned() } else { signed(children.difference_ns) },
             units::count(children.minor_faults.saturating_add(children.major_faults)),
         ]);
@@ -167,9 +172,9 @@ fn threads(text: &mut String, list: &[ThreadRusage], rows: usize, page: Page) {
     let columns = [
         ("thread", Align::Left),
         right("tid"),
-        right("told user"),
+        right("reported user"),
         right("system"),
-        right("truly"),
+        right("measured"),
         right("+- (95 %)"),
         ("", Align::Left),
     ];
@@ -180,138 +185,158 @@ fn threads(text: &mut String, list: &[ThreadRusage], rows: usize, page: Page) {
             thread.tid.to_string(),
             units::brief(thread.reported_user_ns),
             units::brief(thread.reported_system_ns),
-            units::brief(thread.true_cpu_ns),
-            half(thread.true_cpu_ns, (thread.true_low_ns, thread.true_high_ns)),
+            units::brief(thread.measured_cpu_ns),
+            half(thread.measured_cpu_ns, (thread.measured_low_ns, thread.measured_high_ns)),
             if thread.outside { OUTSIDE } else { "" }.to_owned(),
         ]);
     }
     text.push_str(&table.render(page.width));
 }
 
-fn of_cpu(text: &mut String, cpu: &CpuRusage, page: Page) {
+fn cpu_states(text: &mut String, cpu: &CpuRusage, page: Page) {
     heading(text, page.style, &format!("CPU {}", cpu.cpu), " (/proc/stat, and its vCPU)");
     let right = |name| (name, Align::Right);
-    let columns =
-        [("state", Align::Left), right("told"), right("truly"), right("+- (95 %)"), right("told - truly")];
+    let columns = [
+        ("state", Align::Left),
+        right("reported"),
+        right("measured"),
+        right("+- (95 %)"),
+        right("difference"),
+    ];
     let mut table = Table::new(&columns).indent(2);
-    let parts = cpu.reported.named().into_iter().zip(cpu.truly.named());
-    for (((name, told), (_, truly)), ((_, low), (_, high))) in
+    let parts = cpu.reported.named().into_iter().zip(cpu.measured.named());
+    for (((name, reported), (_, measured)), ((_, low), (_, high))) in
         parts.zip(cpu.low.named().into_iter().zip(cpu.high.named()))
     {
         let exact = low == high;
         table.row(vec![
             name.to_owned(),
-            units::brief(told),
-            units::brief(truly),
-            if exact { "exact".to_owned() } else { half(truly, (low, high)) },
-            signed(difference(told, truly)),
+            units::brief(reported),
+            units::brief(measured),
+            if exact { "exact".to_owned() } else { half(measured, (low, high)) },
+            signed(difference(reported, measured)),
         ]);
     }
     text.push_str(&table.render(page.width));
 }
 
-/// Every figure as a line: processes, their children, threads, and CPUs by state.
-pub fn as_csv(rusage: &Rusage) -> String {
-    let mut text = csv::line(&[
-        "kind",
-        "name",
-        "pid",
-        "instance",
-        "tid",
-        "reported_user_ns",
-        "reported_system_ns",
-        "true_cpu_ns",
-        "true_low_ns",
-        "true_high_ns",
-        "interrupted_ns",
-        "difference_ns",
-        "outside",
-        "since_s",
-        "before_user_ns",
-        "before_system_ns",
-    ]);
-    for p in &rusage.processes {
-        text.push_str(&csv::line(&[
-            "process".to_owned(),
-            p.comm.clone(),
-            p.pid.to_string(),
-            p.instance.to_string(),
-            String::new(),
-            p.reported_user_ns.to_string(),
-            p.reported_system_ns.to_string(),
-            p.true_cpu_ns.to_string(),
-            p.true_low_ns.to_string(),
-            p.true_high_ns.to_string(),
-            p.interrupted_ns.to_string(),
-            p.difference_ns.to_string(),
-            u8::from(p.outside).to_string(),
-            start(p.since_s),
-            p.before_user_ns.to_string(),
-            p.before_system_ns.to_string(),
-        ]));
-    }
-    for p in &rusage.processes {
-        let Some(children) = &p.children else { continue };
-        text.push_str(&csv::line(&[
-            "children".to_owned(),
-            p.comm.clone(),
-            p.pid.to_string(),
-            p.instance.to_string(),
-            String::new(),
-            children.reported_user_ns.to_string(),
-            children.reported_system_ns.to_string(),
-            children.true_cpu_ns.to_string(),
-            children.true_low_ns.to_string(),
-            children.true_high_ns.to_string(),
-            String::new(),
-            children.difference_ns.to_string(),
-            String::new(),
-            start(p.since_s),
-            String::new(),
-            String::new(),
-        ]));
-    }
-    for t in &rusage.threads {
-        let told = t.reported_user_ns.saturating_add(t.reported_system_ns);
-        text.push_str(&csv::line(&[
-            "thread".to_owned(),
-            t.comm.clone().unwrap_or_default(),
-            t.pid.to_string(),
-            t.instance.to_string(),
-            t.tid.to_string(),
-            t.reported_user_ns.to_string(),
-            t.reported_system_ns.to_string(),
-            t.true_cpu_ns.to_string(),
-            t.true_low_ns.to_string(),
-            t.true_high_ns.to_string(),
-            String::new(),
-            difference(told, t.true_cpu_ns).to_string(),
-            u8::from(t.outside).to_string(),
-            start(t.since_s),
-            String::new(),
-            String::new(),
-        ]));
-    }
-    for cpu in &rusage.cpus {
-        let sides = cpu.reported.named().into_iter().zip(cpu.truly.named());
-        let ends = cpu.low.named().into_iter().zip(cpu.high.named());
-        let since = start(cpu.since_s);
-        let before = cpu.before.named().into_iter();
-        for ((((name, told), (_, truly)), ((_, low), (_, high))), (_, before)) in sides.zip(ends).zip(before)
-        {
-            let difference = difference(told, truly);
-            // A told time of a CPU stands in the column of user time.
-            let _ = write!(
-                text,
-                "cpu,{name},,{},,{told},,{truly},{low},{high},,{difference},,{since},{before},\r\n",
-                cpu.cpu
-            );
-        }
-    }
-    text
+/// A line of the CSV output. A time that does not apply is empty.
+#[derive(Default, Serialize)]
+struct CsvRow<'a> {
+    /// `process`, `children`, `thread` or `cpu`.
+    kind: &'static str,
+    /// Name of the process or thread, or of the state of a CPU.
+    name: &'a str,
+    pid: Option<i32>,
+    /// Instance number, or number of the CPU.
+    instance: u32,
+    tid: Option<i32>,
+    /// Reported user time, or the reported time of a CPU.
+    reported_user_ns: u64,
+    reported_system_ns: Option<u64>,
+    measured_cpu_ns: u64,
+    measured_low_ns: u64,
+    measured_high_ns: u64,
+    interrupted_ns: Option<u64>,
+    difference_ns: i64,
+    outside: Option<bool>,
+    /// Time of the first reading; empty for what began later.
+    since_s: Option<f64>,
+    before_user_ns: Option<u64>,
+    before_system_ns: Option<u64>,
 }
 
-/// When the books were first read, empty for what began later.
-fn start(since_s: Option<f64>) -> String {
-    since_s.map(|s| s.to_string()).unwrap_or_default()
+/// Writes every figure as a line: processes, their children, threads, and CPUs by state.
+pub fn write_csv(rusage: &Rusage, out: impl io::Write) -> io::Result<()> {
+    let mut csv = CsvWriter::new(out);
+    csv.heading(&CsvRow::default())?;
+    for process in &rusage.processes {
+        csv.row(&process_row(process))?;
+    }
+    for process in &rusage.processes {
+        if let Some(children) = &process.children {
+            csv.row(&children_row(process, children))?;
+        }
+    }
+    for thread in &rusage.threads {
+        csv.row(&thread_row(thread))?;
+    }
+    for cpu in &rusage.cpus {
+        let [low, high, before] = [&cpu.low, &cpu.high, &cpu.before].map(CpuTimes::named);
+        for (place, (name, reported)) in cpu.reported.named().into_iter().enumerate() {
+            let (_, measured) = cpu.measured.named()[place];
+            csv.row(&CsvRow {
+                kind: "cpu",
+                name,
+                instance: cpu.cpu,
+                reported_user_ns: reported,
+                measured_cpu_ns: measured,
+                measured_low_ns: low[place].1,
+                measured_high_ns: high[place].1,
+                difference_ns: difference(reported, measured),
+                since_s: cpu.since_s,
+                before_user_ns: Some(before[place].1),
+                ..CsvRow::default()
+            })?;
+        }
+    }
+    Ok(())
+}
+
+fn process_row(process: &ProcessRusage) -> CsvRow<'_> {
+    CsvRow {
+        kind: "process",
+        name: &process.comm,
+        pid: Some(process.pid),
+        instance: process.instance,
+        reported_user_ns: process.reported_user_ns,
+        reported_system_ns: Some(process.reported_system_ns),
+        measured_cpu_ns: process.measured_cpu_ns,
+        measured_low_ns: process.measured_low_ns,
+        measured_high_ns: process.measured_high_ns,
+        interrupted_ns: Some(process.interrupted_ns),
+        difference_ns: process.difference_ns,
+        outside: Some(process.outside),
+        since_s: process.since_s,
+        before_user_ns: Some(process.before_user_ns),
+        before_system_ns: Some(process.before_system_ns),
+        ..CsvRow::default()
+    }
+}
+
+fn children_row<'a>(process: &'a ProcessRusage, children: &ChildrenRusage) -> CsvRow<'a> {
+    CsvRow {
+        kind: "children",
+        name: &process.comm,
+        pid: Some(process.pid),
+        instance: process.instance,
+        reported_user_ns: children.reported_user_ns,
+        reported_system_ns: Some(children.reported_system_ns),
+        measured_cpu_ns: children.measured_cpu_ns,
+        measured_low_ns: children.measured_low_ns,
+        measured_high_ns: children.measured_high_ns,
+        difference_ns: children.difference_ns,
+        since_s: process.since_s,
+        ..CsvRow::default()
+    }
+}
+
+fn thread_row(thread: &ThreadRusage) -> CsvRow<'_> {
+    let reported = thread.reported_user_ns.saturating_add(thread.reported_system_ns);
+    CsvRow {
+        kind: "thread",
+        name: thread.comm.as_deref().unwrap_or_default(),
+        pid: Some(thread.pid),
+        instance: thread.instance,
+        tid: Some(thread.tid),
+        reported_user_ns: thread.reported_user_ns,
+        reported_system_ns: Some(thread.reported_system_ns),
+        measured_cpu_ns: thread.measured_cpu_ns,
+        measured_low_ns: thread.measured_low_ns,
+        measured_high_ns: thread.measured_high_ns,
+        difference_ns: difference(reported, thread.measured_cpu_ns),
+        outside: Some(thread.outside),
+        since_s: thread.since_s,
+        ..CsvRow::default()
+    }
 }

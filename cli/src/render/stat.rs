@@ -1,13 +1,17 @@
 //! `vprof stat` for people, and as CSV.
 
+use std::borrow::Cow;
 use std::fmt::Write as _;
+use std::io;
 
 use profile::stat::{CounterStat, ExitStat, Stat};
+use serde::Serialize;
 use text::clean::escaped;
+use text::csv::CsvWriter;
 use text::units;
 
+use super::Page;
 use super::table::{Align, Table};
-use super::{Page, csv};
 
 /// States in the order in which they are shown; all others of a profile follow.
 const STATES: [&str; 7] = ["guest", "halted", "waiting", "kvm", "vmm", "sampler", "paused"];
@@ -154,90 +158,92 @@ fn counters(text: &mut String, stat: &Stat, rows: usize, page: Page) {
     text.push_str(&table.render(page.width));
 }
 
-/// The columns of [`as_csv`].
-const CSV: [&str; 14] = [
-    "from_s", "to_s", "kind", "vcpu", "name", "device", "address", "count", "total_ns", "mean_ns", "p50_ns",
-    "p99_ns", "max_ns", "value",
-];
-
-/// The heading of [`as_csv`].
-pub fn csv_heading() -> String {
-    csv::line(&CSV)
+/// A line of the CSV output. A figure that does not apply is empty.
+#[derive(Clone, Default, Serialize)]
+struct CsvRow<'a> {
+    from_s: &'a str,
+    to_s: &'a str,
+    /// `state`, `wall`, `exit`, `interrupt`, `served` or `kvm`.
+    kind: &'static str,
+    vcpu: Option<u8>,
+    name: Cow<'a, str>,
+    device: Option<&'a str>,
+    /// Hexadecimal address of an exit, or vector of a served interrupt.
+    address: Option<String>,
+    count: Option<u64>,
+    total_ns: Option<u64>,
+    mean_ns: Option<u64>,
+    p50_ns: Option<u64>,
+    p99_ns: Option<u64>,
+    max_ns: Option<u64>,
+    /// Time in a state, ns, or value of a counter.
+    value: Option<u64>,
 }
 
-/// Every figure as a line: states (`value` in ns), exits, interrupts, those that the guest has served (`address` is the vector),
-/// and counters (`value`).
-pub fn as_csv(stat: &Stat) -> String {
-    let span = [format!("{:.6}", stat.from_s), format!("{:.6}", stat.to_s)];
-    let line = |rest: [String; 12]| csv::line(&span.iter().cloned().chain(rest).collect::<Vec<_>>());
-    let none = String::new;
-    let simple = |kind: &str, vcpu: String, name: &str, value: u64| {
-        let mut rest: [String; 12] = std::array::from_fn(|_| none());
-        (rest[0], rest[1], rest[2], rest[11]) = (kind.to_owned(), vcpu, name.to_owned(), value.to_string());
-        line(rest)
+/// Writes the names of the columns of [`write_csv`].
+pub fn write_csv_heading(out: impl io::Write) -> io::Result<()> {
+    CsvWriter::new(out).heading(&CsvRow::default())
+}
+
+/// Writes every figure as a line: states, exits, interrupts, interrupts that the guest has served, and counters.
+pub fn write_csv(stat: &Stat, out: impl io::Write) -> io::Result<()> {
+    let [from_s, to_s] = [stat.from_s, stat.to_s].map(|s| format!("{s:.6}"));
+    let mut csv = CsvWriter::new(out);
+    let span = CsvRow { from_s: &from_s, to_s: &to_s, ..CsvRow::default() };
+    let value = |kind, vcpu, name, value| CsvRow {
+        kind,
+        vcpu: Some(vcpu),
+        name: Cow::Borrowed(name),
+        value: Some(value),
+        ..span.clone()
     };
-    let mut text = String::new();
     for vcpu in &stat.vcpus {
-        let id = vcpu.id.to_string();
         for (name, ns) in &vcpu.states {
-            text.push_str(&simple("state", id.clone(), name, *ns));
+            csv.row(&value("state", vcpu.id, name, *ns))?;
         }
-        text.push_str(&simple("wall", id, "wall", vcpu.wall_ns));
+        csv.row(&value("wall", vcpu.id, "wall", vcpu.wall_ns))?;
     }
     for exit in &stat.exits {
-        let numbers = [exit.count, exit.total_ns, exit.mean_ns, exit.p50_ns, exit.p99_ns, exit.max_ns]
-            .map(|n| n.to_string());
-        let [count, total, mean, p50, p99, max] = numbers;
-        let vcpu = exit.vcpu.map_or_else(none, |vcpu| vcpu.to_string());
-        let address = exit.address.map_or_else(none, |address| format!("{address:#x}"));
-        let device = exit.device.clone().unwrap_or_default();
-        let reason = exit.reason.clone();
-        text.push_str(&line([
-            "exit".to_owned(),
-            vcpu,
-            reason,
-            device,
-            address,
-            count,
-            total,
-            mean,
-            p50,
-            p99,
-            max,
-            none(),
-        ]));
+        csv.row(&CsvRow {
+            kind: "exit",
+            vcpu: exit.vcpu,
+            name: Cow::Borrowed(&exit.reason),
+            device: exit.device.as_deref(),
+            address: exit.address.map(|address| format!("{address:#x}")),
+            count: Some(exit.count),
+            total_ns: Some(exit.total_ns),
+            mean_ns: Some(exit.mean_ns),
+            p50_ns: Some(exit.p50_ns),
+            p99_ns: Some(exit.p99_ns),
+            max_ns: Some(exit.max_ns),
+            ..span.clone()
+        })?;
     }
     for interrupt in &stat.interrupts {
-        let name = interrupt.vector.map_or_else(|| "line".to_owned(), |vector| vector.to_string());
-        let mut rest: [String; 12] = std::array::from_fn(|_| none());
-        (rest[0], rest[2], rest[3]) = ("interrupt".to_owned(), name, interrupt.device.clone());
-        rest[5] = interrupt.count.to_string();
-        text.push_str(&line(rest));
+        let name = interrupt.vector.map_or(Cow::Borrowed("line"), |vector| Cow::Owned(vector.to_string()));
+        csv.row(&CsvRow {
+            kind: "interrupt",
+            name,
+            device: Some(&interrupt.device),
+            count: Some(interrupt.count),
+            ..span.clone()
+        })?;
     }
     for served in &stat.served {
-        let vcpu = served.vcpu.map_or_else(none, |vcpu| vcpu.to_string());
-        let vector = served.vector.map_or_else(none, |vector| vector.to_string());
-        let [count, total, mean, max] =
-            [served.count, served.total_ns, served.mean_ns, served.max_ns].map(|n| n.to_string());
-        let name = served.name.clone();
-        let kind = "served".to_owned();
-        text.push_str(&line([
-            kind,
-            vcpu,
-            name,
-            none(),
-            vector,
-            count,
-            total,
-            mean,
-            none(),
-            none(),
-            max,
-            none(),
-        ]));
+        csv.row(&CsvRow {
+            kind: "served",
+            vcpu: served.vcpu,
+            name: Cow::Borrowed(&served.name),
+            address: served.vector.map(|vector| vector.to_string()),
+            count: Some(served.count),
+            total_ns: Some(served.total_ns),
+            mean_ns: Some(served.mean_ns),
+            max_ns: Some(served.max_ns),
+            ..span.clone()
+        })?;
     }
     for counter in &stat.kvm_counters {
-        text.push_str(&simple("kvm", counter.vcpu.to_string(), &counter.name, counter.value));
+        csv.row(&value("kvm", counter.vcpu, &counter.name, counter.value))?;
     }
-    text
+    Ok(())
 }

@@ -1,6 +1,6 @@
 //! `report --states`: what each task did, exactly or by task-state sampling.
 
-use profile::report::{Known, StateReport, TaskSpent, TimeIn};
+use profile::report::{StateReport, StateSource, TaskStateTimes, TimeInState};
 use text::clean::escaped;
 use text::units;
 
@@ -89,19 +89,19 @@ fn tasks(text: &mut String, report: &StateReport, rows: usize, page: Page) {
 }
 
 /// Time in one state, and whose.
-type Row<'a> = (&'a TaskSpent, &'a TimeIn);
+type Row<'a> = (&'a TaskStateTimes, &'a TimeInState);
 
 /// What tasks did and waited for, most time first.
 fn waits(text: &mut String, report: &StateReport, rows: usize, page: Page) {
-    let estimated = report.source == Known::Sampled;
+    let estimated = report.source == StateSource::Sampled;
     let note = if estimated {
         ": with 95 % intervals, kernel threads left out"
     } else {
         ": kernel threads left out"
     };
     heading(text, page.style, "States", note);
-    let own = |task: &TaskSpent| !task.task.kernel_thread;
-    let slept = |state: &TimeIn| matches!(state.state.as_str(), "sleep" | "disk" | "stopped");
+    let own = |task: &TaskStateTimes| !task.task.kernel_thread;
+    let slept = |state: &TimeInState| matches!(state.state.as_str(), "sleep" | "disk" | "stopped");
     let mut list: Vec<Row<'_>> = Vec::new();
     for task in report.tasks.iter().filter(|task| own(task)) {
         let states = task.states.iter().filter(|state| !slept(state));
@@ -141,10 +141,10 @@ mod tests {
     use super::*;
     use crate::render::Style;
 
-    fn time(state: &str, wait_reason: &str, share: f64) -> TimeIn {
+    fn time(state: &str, wait_reason: &str, share: f64) -> TimeInState {
         let (s, low_s, high_s) = (share * 10.0, share * 8.0, share * 12.0);
         let (state, wait_reason) = (state.to_owned(), wait_reason.to_owned());
-        TimeIn {
+        TimeInState {
             state,
             wait_reason,
             count: Some(9),
@@ -157,7 +157,7 @@ mod tests {
         }
     }
 
-    fn report(source: Known) -> StateReport {
+    fn report(source: StateSource) -> StateReport {
         let scans = ScanStatistics {
             hz: 10.0,
             scans: 98,
@@ -168,7 +168,7 @@ mod tests {
             cost_s: 0.025,
         };
         let task = Task { comm: "evil\x1b[2J".to_owned(), pid: 7, tid: 8, ..Task::default() };
-        let spent = TaskSpent {
+        let spent = TaskStateTimes {
             task,
             life_s: 10.0,
             running: time("running", "", 0.25),
@@ -176,14 +176,14 @@ mod tests {
             waits: vec![time("sleep", "pipe", 0.75)],
             samples: 40,
         };
-        let scans = (source == Known::Sampled).then_some(scans);
+        let scans = (source == StateSource::Sampled).then_some(scans);
         StateReport { source, from_s: 1.0, to_s: 11.0, scans, tasks: vec![spent] }
     }
 
     #[test]
     fn estimates_have_their_intervals() {
         let page = Page { width: 100, style: Style::Plain };
-        let text = render(&report(Known::Sampled), 10, page);
+        let text = render(&report(StateSource::Sampled), 10, page);
         assert!(
             text.starts_with("States of tasks, estimated by task-state sampling: 10.00 s, from 1.00 s on\n"),
             "{text}"
@@ -201,7 +201,7 @@ mod tests {
 
     #[test]
     fn exact_times_say_so() {
-        let text = render(&report(Known::Exact), 10, Page { width: 100, style: Style::Plain });
+        let text = render(&report(StateSource::Exact), 10, Page { width: 100, style: Style::Plain });
         assert!(text.starts_with("States of tasks, exactly: 10.00 s"), "{text}");
         assert!(!text.contains("intervals") && !text.contains("scan"), "{text}");
     }

@@ -154,7 +154,7 @@ fn exact(report: &Report) -> String {
         return format!("Exact mode: none, {}", escaped(reason));
     }
     let end = report.meta.get("exact_end").filter(|end| *end != "the run ended");
-    let told = ExactCost::told(|key| report.meta.get(key).map(String::as_str), report.vcpus.len());
+    let told = ExactCost::from_meta(|key| report.meta.get(key).map(String::as_str), report.vcpus.len());
     let served = Duration::from_nanos(number("exact_cost_ns")).as_secs_f64();
     format!(
         "Exact mode: {}, {} lost; {}{}; `vprof report --exact` shows them",

@@ -20,7 +20,6 @@ use prost::Message as _;
 
 use text::clean::escaped;
 
-use crate::names::mode_name;
 use crate::sums::Sum;
 use crate::{ExportError, Format, Request};
 use proto::{Label, Profile, Sample, ValueType};
@@ -40,7 +39,7 @@ struct Key {
 impl Key {
     fn of(sample: &RecordedSample) -> Self {
         let RecordedSample { stack, owner, vcpu, syscall, interrupt, .. } = *sample;
-        Self { stack, owner, vcpu, mode: mode_name(sample.mode), syscall, interrupt }
+        Self { stack, owner, vcpu, mode: sample.mode.name(), syscall, interrupt }
     }
 }
 

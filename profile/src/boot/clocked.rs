@@ -9,8 +9,8 @@ use super::Estimated;
 use crate::clock::{ClockKind, mean_ns};
 use crate::estimate::{Tallies, Tick, Ticks};
 use crate::numbers::{part, unsigned};
-use crate::paces::{Paces, scaled};
-use crate::report::tables::Stretch;
+use crate::rate_history::{RateHistory, scaled};
+use crate::report::tables::Segment;
 use crate::rows::VcpuState;
 
 /// A tick of any kind: those outside of the guest and those that found it idle are part of the sequence.
@@ -27,8 +27,8 @@ pub(crate) struct Clocks {
     meta: BTreeMap<String, String>,
     /// By the ids of their samples, in the order of time.
     moments: Vec<(i64, Moment)>,
-    stretches: HashMap<u8, Vec<Stretch>>,
-    paces: Paces,
+    segments: HashMap<u8, Vec<Segment>>,
+    rates: RateHistory,
 }
 
 impl Clocks {
@@ -36,10 +36,10 @@ impl Clocks {
     pub fn new(
         meta: BTreeMap<String, String>,
         moments: Vec<(i64, Moment)>,
-        stretches: HashMap<u8, Vec<Stretch>>,
-        paces: Paces,
+        segments: HashMap<u8, Vec<Segment>>,
+        rates: RateHistory,
     ) -> Self {
-        Self { meta, moments, stretches, paces }
+        Self { meta, moments, segments, rates }
     }
 
     pub fn read(connection: &Connection) -> rusqlite::Result<Self> {
@@ -55,27 +55,28 @@ impl Clocks {
             .query_map([], pair)?
             .collect::<Result<_, _>>()?;
         let moments = connection.prepare(sql)?.query_map([], moment)?.collect::<Result<_, _>>()?;
-        Ok(Self::new(meta, moments, Stretch::read(connection)?, Paces::read(connection)?))
+        Ok(Self::new(meta, moments, Segment::read(connection)?, RateHistory::read(connection)?))
     }
 
-    /// What the clocks say of the time from one moment to another, ns since the run's start. Of a stretch that a moment cuts
+    /// What the clocks say of the time from one moment to another, ns since the run's start. Of a segment that a moment cuts
     /// it is taken that its time in the guest is spread evenly.
     pub fn within(&self, (from, to): (u64, u64)) -> Clocked {
-        let clock = ClockKind::told(self.meta.get("clock").map(String::as_str));
+        let clock = ClockKind::from_meta(self.meta.get("clock").map(String::as_str));
         let rate_hz = self.meta.get("rate_hz").and_then(|rate| rate.parse().ok()).unwrap_or(0.0);
         let mut ticks = Ticks::new(clock, mean_ns(rate_hz));
-        ticks.tell(&self.meta);
+        ticks.read_meta(&self.meta);
         let mut times = BTreeMap::new();
-        for (&vcpu, stretches) in &self.stretches {
-            let cut = |own: &Stretch| {
+        for (&vcpu, segments) in &self.segments {
+            let cut = |own: &Segment| {
                 let (begin, end) = (own.begin.max(from), own.end.min(to));
                 let inside = part(end.saturating_sub(begin), own.end.saturating_sub(own.begin));
-                self.paces.divide(vcpu, (begin, end.max(begin)), scaled(own.states.guest, inside))
+                self.rates.divide(vcpu, (begin, end.max(begin)), scaled(own.states.guest, inside))
             };
-            let own: Vec<(u64, u64)> = stretches.iter().flat_map(cut).collect();
+            let own: Vec<(u64, u64)> = segments.iter().flat_map(cut).collect();
             times.insert(vcpu, own.iter().fold(0, |sum: u64, (_, ns)| sum.saturating_add(*ns)));
             ticks.divide(vcpu, own);
-            ticks.change_mean(vcpu, self.paces.of(vcpu).iter().map(|(since, hz)| (*since, mean_ns(*hz))));
+            ticks
+                .change_mean(vcpu, self.rates.changes(vcpu).iter().map(|(since, hz)| (*since, mean_ns(*hz))));
         }
         let inside = self.moments.iter().filter(|(_, moment)| (from..to).contains(&moment.time_ns));
         let tick =

@@ -38,16 +38,16 @@ pub(super) struct Who {
     pub unit: Option<String>,
 }
 
-/// A stretch of a vCPU's time, ns since the run's start.
+/// A segment of a vCPU's time, ns since the run's start.
 #[derive(Debug, Clone, Copy)]
-struct Stretch {
+struct Segment {
     from_ns: u64,
     to_ns: u64,
     /// In the guest.
     guest_ns: u64,
 }
 
-impl Stretch {
+impl Segment {
     /// Its time in the guest between two moments, ns.
     fn within(&self, (from, to): (u64, u64)) -> f64 {
         let inside = self.to_ns.min(to).saturating_sub(self.from_ns.max(from));
@@ -72,7 +72,7 @@ pub(super) struct Input {
     messages: Messages,
     programs: Vec<(u64, String)>,
     /// Time in the guest, by vCPU and time.
-    guest: Vec<Stretch>,
+    guest: Vec<Segment>,
     clocks: Clocks,
     kernel: Option<String>,
     host: String,
@@ -111,7 +111,7 @@ impl Input {
             code: Code::read(connection)?,
             hits: hits(connection)?,
             who: who(connection)?,
-            began_ns: guest.iter().map(|stretch| stretch.from_ns).min().unwrap_or(0),
+            began_ns: guest.iter().map(|segment| segment.from_ns).min().unwrap_or(0),
             end_ns: up_ns.unwrap_or(duration),
             reached_ns,
             up: up_ns.is_some(),
@@ -253,9 +253,9 @@ impl Input {
         self.hits.iter().filter(move |hit| (from..to).contains(&hit.time_ns))
     }
 
-    /// Time in the guest within a stretch of the run, of all vCPUs, ns.
+    /// Time in the guest within a segment of the run, of all vCPUs, ns.
     fn guest_ns(&self, from: u64, to: u64) -> f64 {
-        self.guest.iter().map(|stretch| stretch.within((from, to))).sum()
+        self.guest.iter().map(|segment| segment.within((from, to))).sum()
     }
 
     /// What the kernel called, by the frame that `of` tells. Interrupts are no part of it. Samples of one process in a row are of
@@ -390,13 +390,13 @@ fn who(connection: &Connection) -> rusqlite::Result<HashMap<i64, Who>> {
     connection.prepare(sql)?.query_map([], who)?.collect()
 }
 
-fn guest(connection: &Connection) -> rusqlite::Result<Vec<Stretch>> {
+fn guest(connection: &Connection) -> rusqlite::Result<Vec<Segment>> {
     let sql = "SELECT time_ns, guest_ns + halted_ns + waiting_ns + kvm_ns + vmm_ns + sampler_ns + paused_ns, guest_ns \
                FROM microstate ORDER BY vcpu, time_ns";
-    let stretch = |row: &rusqlite::Row<'_>| {
+    let segment = |row: &rusqlite::Row<'_>| {
         let (to_ns, length) = (unsigned(row, 0)?, unsigned(row, 1)?);
         let from_ns = to_ns.saturating_sub(length);
-        Ok(Stretch { from_ns, to_ns, guest_ns: unsigned(row, 2)? })
+        Ok(Segment { from_ns, to_ns, guest_ns: unsigned(row, 2)? })
     };
-    connection.prepare(sql)?.query_map([], stretch)?.collect()
+    connection.prepare(sql)?.query_map([], segment)?.collect()
 }

@@ -302,13 +302,13 @@ fn a_boot_that_ends_early_has_the_phases_that_it_came_to() {
 #[test]
 fn where_ticks_are_missing_those_that_came_stand_for_more() {
     let mut batch = batch();
-    let stretch = |time_ms: u64, length_ms: u64| MicrostateRow {
+    let segment = |time_ms: u64, length_ms: u64| MicrostateRow {
         vcpu: 0,
         time_ns: time_ms * MS,
         states: Microstates { guest: length_ms * MS, ..Microstates::default() },
     };
-    batch.microstates = vec![stretch(350, 250), stretch(450, 100), stretch(1_000, 550)];
-    // Three of four ticks of a stretch are lost.
+    batch.microstates = vec![segment(350, 250), segment(450, 100), segment(1_000, 550)];
+    // Three of four ticks of a segment are lost.
     batch.samples.retain(|sample| {
         let ms = sample.time_ns / MS;
         !(350..450).contains(&ms) || ms.is_multiple_of(4)
@@ -334,7 +334,7 @@ fn time_of_the_idle_task_is_nobodys() {
     assert!((acpi.time.s - 0.064).abs() < 0.001, "{:?}", acpi.time);
 }
 
-/// A vCPU that runs `on_us` of a program every 0.2 s and is halted otherwise, sampled at `rate` Hz for 200 s: a stretch of
+/// A vCPU that runs `on_us` of a program every 0.2 s and is halted otherwise, sampled at `rate` Hz for 200 s: a segment of
 /// the clock holds one such run, and many hold no sample.
 fn mostly_halted(on_us: u64, rate: f64) -> f64 {
     use crate::clock::{ClockKind, Intervals};

@@ -181,7 +181,7 @@ impl Diff {
         if let Some(error) = missing.filter(|_| found == 0) {
             return Err(error.into());
         }
-        let mut diff = Self::of(&first, &second, filter, by)?;
+        let mut diff = Self::new(&first, &second, filter, by)?;
         let with_command = |profiles: &[Profile]| -> Result<bool, ReportError> {
             let mut all = profiles.iter().map(has_command);
             all.try_fold(true, |so_far, has| Ok(so_far && has?))
@@ -201,7 +201,12 @@ impl Diff {
     ///
     /// # Errors
     /// See [`DiffError`].
-    pub fn of(before: &[Shares], after: &[Shares], filter: &Filter, by: SharesBy) -> Result<Self, DiffError> {
+    pub fn new(
+        before: &[Shares],
+        after: &[Shares],
+        filter: &Filter,
+        by: SharesBy,
+    ) -> Result<Self, DiffError> {
         let uneven = || DiffError::Uneven { before: before.len(), after: after.len() };
         let method = match (before.len(), after.len()) {
             (1, 1) => Method::TwoRuns,

@@ -52,7 +52,7 @@ fn weights() -> Vec<f64> {
 }
 
 fn diff(before: &[Shares], after: &[Shares]) -> Diff {
-    Diff::of(before, after, &Filter::default(), SharesBy::Function).expect("a comparison")
+    Diff::new(before, after, &Filter::default(), SharesBy::Function).expect("a comparison")
 }
 
 fn marked(diff: &Diff, of: fn(&DiffRow) -> &Change) -> Vec<&str> {
@@ -146,7 +146,7 @@ fn what_is_new_or_gone_is_told() {
 fn runs_that_can_not_be_compared_say_why() {
     let mut random = ChaCha8Rng::seed_from_u64(11);
     let some = run(&mut random, &[1.0], 100, 1.0);
-    let of = |a: &[Shares], b: &[Shares]| Diff::of(a, b, &Filter::default(), SharesBy::Function);
+    let of = |a: &[Shares], b: &[Shares]| Diff::new(a, b, &Filter::default(), SharesBy::Function);
     let two = [some.clone(), some.clone()];
     assert!(matches!(of(std::slice::from_ref(&some), &two), Err(DiffError::Uneven { before: 1, after: 2 })));
     let none = Shares { busy_samples: 0, rows: Vec::new(), ..some.clone() };

@@ -33,8 +33,8 @@ mod design;
 mod interval;
 mod part;
 mod plan;
+mod segments;
 mod strata;
-mod stretches;
 mod tally;
 #[cfg(test)]
 mod tests;

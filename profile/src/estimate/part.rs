@@ -13,8 +13,8 @@
 
 use super::correlation::{Contrast, PartPairs, contrast_effect};
 use super::interval::around;
+use super::segments::Weights;
 use super::strata::Estimate;
-use super::stretches::Weights;
 use super::tally::{Tallies, Tick, Ticks};
 use crate::clock::ClockKind;
 
@@ -59,9 +59,9 @@ impl PartTicks {
     }
 
     /// As [`Ticks::divide`].
-    pub fn divide(&mut self, vcpu: u8, stretches: impl IntoIterator<Item = (u64, u64)> + Clone) {
-        self.whole.divide(vcpu, stretches.clone());
-        self.part.divide(vcpu, stretches);
+    pub fn divide(&mut self, vcpu: u8, segments: impl IntoIterator<Item = (u64, u64)> + Clone) {
+        self.whole.divide(vcpu, segments.clone());
+        self.part.divide(vcpu, segments);
     }
 
     /// As [`Ticks::change_mean`].
@@ -169,10 +169,10 @@ impl<'a> Stratum<'a> {
         if ticks == 0 {
             return None;
         }
-        let tally = tallies.whole.of(vcpu);
-        let weights = whole.stretches.inside().map(|total| {
+        let tally = tallies.whole.tally(vcpu);
+        let weights = whole.segments.inside().map(|total| {
             let hit = tally.map_or_else(Weights::default, |tally| tally.weights(whole));
-            [hit, part.stretches.inside().unwrap_or_default(), total]
+            [hit, part.segments.inside().unwrap_or_default(), total]
         });
         let counts = [tally.map_or(0, |tally| tally.count()), inside, ticks].map(|count| count as f64);
         let [hit, in_part, total] = weights.map_or(counts, |weights| weights.map(|weight| weight.sum));
@@ -212,10 +212,10 @@ impl<'a> Stratum<'a> {
     fn effect(&self, contrast: &Contrast, all: &PartTicks) -> f64 {
         let pairs = || {
             let whole = all.whole.track(self.vcpu)?;
-            let part = all.inside.of(self.vcpu)?.pairs(whole);
+            let part = all.inside.tally(self.vcpu)?.pairs(whole);
             // A vCPU may have no tick of the state.
             let pairs = |tallies: &Tallies, track| {
-                tallies.of(self.vcpu).map_or_else(Default::default, |tally| tally.pairs(track))
+                tallies.tally(self.vcpu).map_or_else(Default::default, |tally| tally.pairs(track))
             };
             let (same, near_whole) = pairs(&self.tallies.whole, whole);
             let near_part = pairs(&self.tallies.part, all.part.track(self.vcpu)?).1;
@@ -224,7 +224,7 @@ impl<'a> Stratum<'a> {
         if all.whole.clock != ClockKind::Uniform {
             return 1.0;
         }
-        let hits = self.tallies.whole.of(self.vcpu).map_or(0, |tally| tally.count()) as f64;
+        let hits = self.tallies.whole.tally(self.vcpu).map_or(0, |tally| tally.count()) as f64;
         let counts = [hits, self.inside - hits, self.ticks - self.inside];
         pairs().map_or(1.0, |(whole, pairs)| contrast_effect(whole, &pairs, contrast, counts))
     }
@@ -232,7 +232,7 @@ impl<'a> Stratum<'a> {
     /// By how much unequal weights of ticks raise the variance over that of equal ones.
     fn uneven(&self, contrast: &Contrast) -> f64 {
         let Some([hit, part, total]) = self.weights else { return 1.0 };
-        let hits = self.tallies.whole.of(self.vcpu).map_or(0, |tally| tally.count()) as f64;
+        let hits = self.tallies.whole.tally(self.vcpu).map_or(0, |tally| tally.count()) as f64;
         let plain = contrast.squares([hits, self.inside - hits, self.ticks - self.inside]);
         let rest = |more: f64, less: f64| (more - less).max(0.0);
         let weighted = contrast.squares([

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::correlation::design_effect;
 use super::interval::{Share, Z_95, around};
-use super::stretches::Weights;
+use super::segments::Weights;
 use super::tally::{Tallies, Tally, Ticks, Track};
 use crate::clock::ClockKind;
 
@@ -55,7 +55,7 @@ impl Stratum {
             Some(tally) if ticks.clock == ClockKind::Uniform => design_effect(track, tally),
             _ => 1.0,
         };
-        let (share, uneven) = match track.stretches.inside() {
+        let (share, uneven) = match track.segments.inside() {
             Some(all) => {
                 let hit = tally.map_or_else(Weights::default, |tally| tally.weights(track));
                 let share = (hit.sum / all.sum).clamp(0.0, 1.0);
@@ -100,7 +100,7 @@ impl Ticks {
                 unseen += weight;
                 continue;
             };
-            let tally = tallies.of(*vcpu);
+            let tally = tallies.tally(*vcpu);
             (k, n) = (k + tally.map_or(0, Tally::count), n + track.inside);
             strata.push(Stratum::new((*vcpu, weight), self, track, tally));
         }

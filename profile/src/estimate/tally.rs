@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use super::correlation::Pairs;
-use super::stretches::{Stretches, Weights};
+use super::segments::{SegmentList, Weights};
 use crate::clock::ClockKind;
 
 /// Bounds of the classes of intervals between neighbouring ticks, as parts of the mean: a quarter each of what the
@@ -27,7 +27,7 @@ pub struct Tick {
     position: u32,
 }
 
-/// The ticks of all vCPUs, in the order of each vCPU. Two bytes of memory per tick, and 24 per stretch of time.
+/// The ticks of all vCPUs, in the order of each vCPU. Two bytes of memory per tick, and 24 per segment of time.
 #[derive(Debug)]
 pub struct Ticks {
     pub(super) clock: ClockKind,
@@ -67,7 +67,7 @@ impl Ticks {
         }
     }
 
-    /// The time of `vcpu` is taken for `ns`, and lies between these two: the moments that it is between cut stretches of the
+    /// The time of `vcpu` is taken for `ns`, and lies between these two: the moments that it is between cut segments of the
     /// clock.
     pub fn time_lies_within(&mut self, vcpu: u8, ns: u64, (low, high): (u64, u64)) {
         if ns > 0 && (low < ns || ns < high) {
@@ -82,7 +82,7 @@ impl Ticks {
     }
 
     /// What a profile's `meta` says of its clocks: whether one ticks all vCPUs, and which times are estimates.
-    pub fn tell(&mut self, meta: &BTreeMap<String, String>) {
+    pub fn read_meta(&mut self, meta: &BTreeMap<String, String>) {
         if meta.get(ONE_CLOCK).is_some_and(|value| value == "1") {
             self.tick_at_once();
         }
@@ -109,22 +109,22 @@ impl Ticks {
         if self.one_clock { errors.sum::<f64>().powi(2) } else { errors.map(|error| error * error).sum() }
     }
 
-    /// The exact time of `vcpu` divides like this over the run: for each stretch its end, ns since the moment that ticks
+    /// The exact time of `vcpu` divides like this over the run: for each segment its end, ns since the moment that ticks
     /// are told from, and its part of the time, ns. To be told before the ticks that fell into them, in the order of time,
     /// all at once or one after the other. Then a share
-    /// is put together of the shares of the stretches, so that one with many lost or late ticks counts for its time
+    /// is put together of the shares of the segments, so that one with many lost or late ticks counts for its time
     /// and not for its ticks.
-    pub fn divide(&mut self, vcpu: u8, stretches: impl IntoIterator<Item = (u64, u64)>) {
-        self.track_mut(vcpu).stretches.extend(stretches);
+    pub fn divide(&mut self, vcpu: u8, segments: impl IntoIterator<Item = (u64, u64)>) {
+        self.track_mut(vcpu).segments.extend(segments);
     }
 
     /// Since when `vcpu` has ticked at another mean interval, ns since the moment that ticks are told from, and at which,
     /// ns. To be told before the ticks since then, in the order of time. Its ticks then count by [`Self::divide`]'s
-    /// stretches.
+    /// segments.
     pub fn change_mean(&mut self, vcpu: u8, changes: impl IntoIterator<Item = (u64, f64)>) {
         let track = self.track_mut(vcpu);
         track.changes.extend(changes);
-        track.stretches.never_even |= !track.changes.is_empty();
+        track.segments.never_even |= !track.changes.is_empty();
     }
 
     /// The next tick of `vcpu`, at `time_ns` since any moment. `inside` says whether it found the vCPU in the time that
@@ -138,13 +138,13 @@ impl Ticks {
     /// found the vCPU in that time, `inside` if in that part of it.
     pub fn tick_of_part(&mut self, vcpu: u8, time_ns: u64, timed: bool, inside: bool) -> Tick {
         let track = self.track_mut(vcpu);
-        let group = track.stretches.tick(time_ns, timed, inside);
+        let group = track.segments.tick(time_ns, timed, inside);
         Tick { vcpu, group, position: track.push(time_ns, inside) }
     }
 
     /// The part of a vCPU's exact time that is inside, as its ticks tell; 1 without ticks.
     pub fn part_inside(&self, vcpu: u8) -> f64 {
-        self.track(vcpu).and_then(|track| track.stretches.part_inside()).unwrap_or(1.0)
+        self.track(vcpu).and_then(|track| track.segments.part_inside()).unwrap_or(1.0)
     }
 
     /// The clock's mean interval, ns.
@@ -153,13 +153,13 @@ impl Ticks {
     }
 
     /// What each tick of a vCPU that was inside stands for, ns, when the vCPU's exact time is `ns`: they add up to it.
-    /// Where ticks are missing unevenly it is more in stretches with few ticks, as in [`Self::estimate`].
+    /// Where ticks are missing unevenly it is more in segments with few ticks, as in [`Self::estimate`].
     pub fn stands_for(&self, vcpu: u8, ns: u64) -> impl Fn(Tick) -> f64 + '_ {
         let track = self.track(vcpu);
-        let all = track.and_then(|track| track.stretches.inside());
+        let all = track.and_then(|track| track.segments.inside());
         let each = ns as f64 / track.map_or(0, |track| track.inside).max(1) as f64;
         move |tick| match (track, all) {
-            (Some(track), Some(all)) => track.stretches.weight(tick.group) / all.sum * ns as f64,
+            (Some(track), Some(all)) => track.segments.weight(tick.group) / all.sum * ns as f64,
             _ => each,
         }
     }
@@ -203,7 +203,7 @@ pub(super) struct Track {
     /// Neighbouring ticks, and of those the ones that are both inside.
     pub all: Pairs,
     pub both: Pairs,
-    pub stretches: Stretches,
+    pub segments: SegmentList,
 }
 
 /// The tick was inside.
@@ -275,7 +275,7 @@ impl Track {
 #[derive(Debug, Clone, Copy)]
 pub struct Tally {
     count: u64,
-    /// Of groups of stretches that are over, and the group and the count of the one that is not.
+    /// Of groups of segments that are over, and the group and the count of the one that is not.
     weights: Weights,
     group: u16,
     in_group: u32,
@@ -340,7 +340,7 @@ impl Tally {
 
     /// Sum of the weights of its samples, and of their squares.
     pub(super) fn weights(&self, track: &Track) -> Weights {
-        self.weights.with(u64::from(self.in_group), track.stretches.weight(self.group))
+        self.weights.with(u64::from(self.in_group), track.segments.weight(self.group))
     }
 
     /// Counts the neighbours of a tick, all of which have come.
@@ -385,7 +385,7 @@ impl Tallies {
     }
 
     /// The tally of a vCPU, if it hit it.
-    pub fn of(&self, vcpu: u8) -> Option<&Tally> {
+    pub fn tally(&self, vcpu: u8) -> Option<&Tally> {
         self.by_vcpu.iter().find(|(of, _)| *of == vcpu).map(|(_, tally)| tally)
     }
 }

@@ -42,11 +42,8 @@ impl Counts {
     /// Counts a sample; `is_ksoftirqd` tells instances that serve soft interrupts.
     pub fn add(&mut self, row: &SampleRow, is_ksoftirqd: impl FnOnce(u32) -> bool) {
         let kind = match row.vcpu_state {
-            VcpuState::Guest => Charged::of(row.mode, row.instance, is_ksoftirqd).map(|charged| Kind {
-                charged,
-                mode: row.mode,
-                frame: row.frame,
-                stack: row.stack.unwrap_or(NONE),
+            VcpuState::Guest => Charged::from_mode(row.mode, row.instance, is_ksoftirqd).map(|charged| {
+                Kind { charged, mode: row.mode, frame: row.frame, stack: row.stack.unwrap_or(NONE) }
             }),
             VcpuState::Halted => None,
             // They say nothing of the guest.

@@ -61,7 +61,7 @@ pub struct VcpuShare {
     pub id: u8,
     /// Parts by state, in the order of [`crate::rows::Microstates::named`]. All 0 where nothing is known yet.
     pub states: Vec<(String, f64)>,
-    /// The same of the last stretch of about half a second, for bars over time.
+    /// The same of the last segment of about half a second, for bars over time.
     pub now: Vec<(String, f64)>,
     /// How the samples that fell into the guest or found it halted divide.
     pub modes: ModeShares,

@@ -82,7 +82,7 @@ pub struct Tables {
     meta: HashMap<String, String>,
     vcpus: BTreeMap<u8, VcpuRow>,
     rates: HashMap<u8, f64>,
-    stretches: VecDeque<MicrostateRow>,
+    segments: VecDeque<MicrostateRow>,
     instances: HashMap<u32, InstanceRow>,
     code: Code,
     counts: Counts,
@@ -114,7 +114,7 @@ impl Tables {
         }
         self.vcpus.extend(batch.vcpus.iter().map(|row| (row.id, *row)));
         self.rates.extend(batch.rates.iter().map(|row| (row.vcpu, row.rate_hz)));
-        self.stretches.extend(&batch.microstates);
+        self.segments.extend(&batch.microstates);
         batch.exits.iter().for_each(|row| self.exit(row));
         let now_ns = self.now_ns;
         self.tasks.extend(batch.task_states.iter().map(|row| (now_ns, *row)));
@@ -131,8 +131,8 @@ impl Tables {
     fn forget(&mut self) {
         let before = self.now_ns.saturating_sub(LONGEST_NS);
         self.counts.forget(before);
-        while self.stretches.front().is_some_and(|row| row.time_ns < before) {
-            self.stretches.pop_front();
+        while self.segments.front().is_some_and(|row| row.time_ns < before) {
+            self.segments.pop_front();
         }
         while self.tasks.len() > TASK_ROWS || self.tasks.front().is_some_and(|(time, _)| *time < before) {
             self.tasks.pop_front();
@@ -212,7 +212,7 @@ impl Tables {
 
     fn vcpus(&self, from_ns: u64, run: bool) -> Vec<VcpuShare> {
         let since = |vcpu: u8, from_ns: u64| {
-            let own = self.stretches.iter().filter(|row| row.vcpu == vcpu && row.time_ns > from_ns);
+            let own = self.segments.iter().filter(|row| row.vcpu == vcpu && row.time_ns > from_ns);
             own.fold(Microstates::default(), |sum, row| sum.plus(&row.states))
         };
         let share = |row: &VcpuRow| VcpuShare {

@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::code::{Code, Frame, NONE, matches};
 use super::filter::{Filter, no_such_symbol};
 use super::read::Loaded;
-use super::view::{Lists, View, frames};
+use super::view::{RowLists, View, frames};
 use super::{Estimate, ReportError};
 use crate::naming::is_nameless;
 use crate::rows::FrameKind;
@@ -115,7 +115,7 @@ impl Annotation {
         let is = |at: u32| Place::of(view.code, at, &view.code.frames[at as usize]) == place;
         let chosen: Vec<bool> = (0..view.code.frames.len()).map(|at| is(super::code::small(at))).collect();
         // Rows: the function's own, and its total.
-        let mut rows = Lists::default();
+        let mut rows = RowLists::default();
         let mut seen = Vec::new();
         for &(leaf, samples) in &view.sums.leaves.list {
             seen.clear();
@@ -137,7 +137,7 @@ impl Annotation {
             }
             rows.end();
         }
-        let found = view.sums.tape.estimates(2, |hit| rows.of(hit.leaf));
+        let found = view.sums.tick_log.estimates(2, |hit| rows.of_leaf(hit.leaf));
         if let [own, total] = found[..] {
             (self.own, self.total) = (own, total);
         }

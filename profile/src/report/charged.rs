@@ -6,7 +6,6 @@ use super::view::View;
 use super::{Estimate, Function, Process, ProcessKind, Thread};
 use crate::rows::Charged;
 use crate::rows::Mode;
-use crate::store::MODES;
 
 /// One row per process, and per thing that samples are charged to instead.
 pub(super) fn processes(view: &View<'_>) -> Vec<Process> {
@@ -14,8 +13,9 @@ pub(super) fn processes(view: &View<'_>) -> Vec<Process> {
         Charged::Instance(id) if !view.tables.instances.contains_key(&id) => Charged::Unknown,
         charged => charged,
     };
-    let (all, _) = view.by_deed(|deed| Some(known(deed.thread.charged)));
-    let user = view.by_deed(|deed| (deed.mode == Mode::User).then(|| known(deed.thread.charged))).0;
+    let (all, _) = view.by_context(|context| Some(known(context.thread.charged)));
+    let user =
+        view.by_context(|context| (context.mode == Mode::User).then(|| known(context.thread.charged))).0;
     let user: HashMap<Charged, Estimate> = user.into_iter().collect();
     let mut threads = threads(view);
     let mut of = |(charged, estimate): (Charged, Estimate)| {
@@ -76,8 +76,8 @@ fn process(id: u32, row: Process, threads: Vec<Thread>, view: &View<'_>) -> Proc
 
 /// The threads of each instance, most samples first.
 fn threads(view: &View<'_>) -> HashMap<u32, Vec<Thread>> {
-    let (found, _) = view.by_deed(|deed| match deed.thread.charged {
-        Charged::Instance(id) => Some((id, deed.thread.tid?)),
+    let (found, _) = view.by_context(|context| match context.thread.charged {
+        Charged::Instance(id) => Some((id, context.thread.tid?)),
         _ => None,
     });
     let mut threads: HashMap<u32, Vec<Thread>> = HashMap::new();
@@ -98,12 +98,11 @@ pub(super) fn functions(view: &View<'_>) -> Vec<Function> {
         Some((view.code.entries.get(first)?.function, leaf.mode))
     });
     let row = |((function, mode), estimate): ((u32, Mode), Estimate)| {
-        let name = MODES.iter().find(|(known, _)| *known == mode).map_or("unknown", |(_, name)| name);
         let function = &view.code.functions[function as usize];
         Function {
             symbol: function.symbol.clone(),
             module: function.module.clone(),
-            mode: name.to_owned(),
+            mode: mode.name().to_owned(),
             estimate,
         }
     };

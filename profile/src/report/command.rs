@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::family::{COMMAND, family};
+use super::subtree::{COMMAND, subtree};
 use super::view::View;
 use super::{Estimate, Filter, ReportError};
 use crate::rows::Charged;
@@ -46,14 +46,15 @@ impl CommandTimes {
         if *filter != Filter::default() && *filter != tree {
             return Some(Self { command, wall_s, ..Self::default() });
         }
-        let family = family(view.tables, COMMAND);
-        if family.is_empty() {
+        let subtree = subtree(view.tables, COMMAND);
+        if subtree.is_empty() {
             return Some(Self { command, wall_s, ..Self::default() });
         }
-        let is_its = |charged| matches!(charged, Charged::Instance(id) if family.contains(&id));
+        let is_its = |charged| matches!(charged, Charged::Instance(id) if subtree.contains(&id));
         // The interval of the whole does not follow from those of its parts.
-        let (whole, _) = view.by_deed(|deed| is_its(deed.thread.charged).then_some(()));
-        let (parts, _) = view.by_deed(|deed| is_its(deed.thread.charged).then_some(deed.mode == Mode::User));
+        let (whole, _) = view.by_context(|context| is_its(context.thread.charged).then_some(()));
+        let (parts, _) =
+            view.by_context(|context| is_its(context.thread.charged).then_some(context.mode == Mode::User));
         let part =
             |user| parts.iter().find(|(of, _)| *of == user).map_or_else(Estimate::default, |(_, part)| *part);
         Some(Self {

@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use super::ReportError;
 use super::code::{Code, matches};
-use super::family::family;
 use super::stacks::{Stacks, has};
+use super::subtree::subtree;
 use super::sums::Sample;
 use super::tables::{Instance, Tables};
 use crate::numbers::seconds;
@@ -135,7 +135,7 @@ impl Selection {
         if let Some(wanted) = &filter.tree {
             let names = || tables.instances.values().map(|i| i.comm.as_str()).collect();
             selection
-                .narrow(family(tables, wanted), || no_such("process", wanted, names(), "--by process"))?;
+                .narrow(subtree(tables, wanted), || no_such("process", wanted, names(), "--by process"))?;
         }
         if let Some(wanted) = &filter.instance {
             let found = instances(tables, |i| is_numbered((&i.comm, i.number), wanted));

@@ -8,7 +8,6 @@ mod charged;
 mod code;
 pub(crate) mod command;
 mod exact;
-pub(crate) mod family;
 mod filter;
 mod number_map;
 mod quality;
@@ -17,10 +16,11 @@ mod recording;
 mod shares;
 mod stacks;
 mod states;
+pub(crate) mod subtree;
 mod sums;
 pub(crate) mod tables;
-mod tape;
 pub(crate) mod task_scan;
+mod tick_log;
 mod tree;
 mod view;
 
@@ -35,7 +35,6 @@ pub use exact::{
     ChildrenStates, ExactCost, ExactReport, ExactVcpu, InterruptSource, InterruptTime, OffCpu, Part, Parts,
     SoftInterrupt, StateTime, Task, TaskStates, Wakeup,
 };
-pub use family::COMMAND;
 pub use filter::{Filter, ModeGroup, Sort};
 pub(crate) use filter::{is_process, no_such};
 pub use quality::{Broken, Ends, File, UserCode, Walks};
@@ -44,7 +43,8 @@ pub use recording::{
     RecordedProcess, RecordedSample, Recording, RecordingRequest, SourceLine, StackNode,
 };
 pub use shares::{ShareKey, Shares, SharesBy};
-pub use states::{Known, ScanStatistics, Source, StateReport, TaskSpent, TimeIn};
+pub use states::{ScanStatistics, SourceChoice, StateReport, StateSource, TaskStateTimes, TimeInState};
+pub use subtree::COMMAND;
 pub use tree::{CallTree, Direction, LEAST_PART, TreeNode, TreeRequest};
 
 use crate::estimate;

@@ -17,7 +17,7 @@ use super::{
 use crate::estimate::{self, Tallies};
 use crate::numbers::{part, seconds};
 use crate::rows::{Mode, VcpuRow};
-use crate::store::{MODES, Profile, snapshot};
+use crate::store::{Profile, snapshot};
 
 /// The chosen part of a profile in memory.
 #[derive(Debug)]
@@ -99,7 +99,7 @@ fn summary(filter: &Filter, view: &View<'_>) -> Report {
         seed: tables.parsed("seed"),
         samples: sums.samples,
         ticks: sums.ticks,
-        busy_samples: sums.tape.busy(),
+        busy_samples: sums.tick_log.busy(),
         chosen_samples: sums.chosen,
         lost: total(|row| row.lost),
         filter: filter.clone(),
@@ -152,7 +152,7 @@ fn vcpu(row: &VcpuRow, sums: &Sums) -> Vcpu {
     let counts = own.map(|own| own.modes).unwrap_or_default();
     let split = counts.iter().sum();
     let of = |wanted: &[Mode]| {
-        let chosen = MODES.iter().zip(counts).filter(|((mode, _), _)| wanted.contains(mode));
+        let chosen = Mode::ALL.iter().zip(counts).filter(|(mode, _)| wanted.contains(mode));
         part(chosen.map(|(_, count)| count).sum(), split)
     };
     Vcpu {
@@ -182,9 +182,9 @@ fn vcpu(row: &VcpuRow, sums: &Sums) -> Vcpu {
 /// The samples divide the exact time in the guest; the time halted is exact by itself.
 fn times(id: u8, own: &VcpuSums, sums: &Sums) -> ModeTimes {
     let halted_s = seconds(own.halted_ns);
-    let all_s = sums.tape.guest_s(id) + halted_s;
+    let all_s = sums.tick_log.guest_s(id) + halted_s;
     let of = |tallies: &Tallies, exact_s: f64, halted: u64| {
-        let (samples, time) = sums.tape.of_vcpu(id, tallies);
+        let (samples, time) = sums.tick_log.of_vcpu(id, tallies);
         let [time_s, time_low_s, time_high_s] =
             [time.ns, time.low_ns, time.high_ns].map(|ns| ns / 1e9 + exact_s);
         let share = |s: f64| if all_s > 0.0 { s / all_s } else { 0.0 };

@@ -84,15 +84,15 @@ impl Shares {
             SharesBy::Process => rows(view.charged_rows(By::Process).0, false),
             SharesBy::Stack => stacks(&view),
         };
-        let (tables, tape) = (view.tables, &view.sums.tape);
-        let absent = tape.estimates(1, |_| &[]).pop().unwrap_or_default();
-        let whole = tape.estimates(1, |_| &[0]).pop().unwrap_or_default();
+        let (tables, tick_log) = (view.tables, &view.sums.tick_log);
+        let absent = tick_log.estimates(1, |_| &[]).pop().unwrap_or_default();
+        let whole = tick_log.estimates(1, |_| &[0]).pop().unwrap_or_default();
         Ok(Self {
             rows,
             absent,
             whole,
-            busy_samples: tape.busy(),
-            busy_s: seconds(tape.busy_ns()),
+            busy_samples: tick_log.busy(),
+            busy_s: seconds(tick_log.busy_ns()),
             duration_s: tables.duration_s(),
             host: tables.meta.get("host").cloned().unwrap_or_else(|| "unknown".to_owned()),
             complete: tables.meta.get("complete").is_some_and(|value| value == "1"),

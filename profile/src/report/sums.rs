@@ -12,14 +12,14 @@ use super::filter::{Filter, Selection};
 use super::number_map::NumberMap;
 use super::stacks::Stacks;
 use super::tables::{Span, Tables};
-use super::tape::Tape;
+use super::tick_log::TickLog;
 use crate::estimate::Tallies;
 use crate::numbers::unsigned;
 use crate::rows::{Charged, FrameKind, LATE_NS, Mode, VcpuState};
-use crate::store::{MODES, Profile};
+use crate::store::Profile;
 
 /// Number of modes.
-pub(super) const MODE_COUNT: usize = MODES.len();
+pub(super) const MODE_COUNT: usize = Mode::ALL.len();
 
 /// The code that a sample hit: places of a frame and of its stack ([`NONE`] without one).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -51,14 +51,14 @@ pub(super) enum Doing {
 
 /// What a sample was about, beside the code that it hit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Deed {
+pub(super) struct SampleContext {
     pub thread: ThreadKey,
     pub mode: Mode,
     syscall: Option<u32>,
     interrupt: Option<u32>,
 }
 
-impl Deed {
+impl SampleContext {
     /// What it did for its task; `None` in interrupts, and before there are tasks.
     pub(super) fn doing(&self) -> Option<Doing> {
         match self.mode {
@@ -137,8 +137,8 @@ pub(super) struct Sums {
     /// Chosen by the whole filter: fell into the guest, not idle.
     pub chosen: u64,
     pub leaves: Interned<Leaf>,
-    pub deeds: Interned<Deed>,
-    pub tape: Tape,
+    pub contexts: Interned<SampleContext>,
+    pub tick_log: TickLog,
     pub late: Histogram<u64>,
     pub late_over: u64,
     /// The longest time in which a vCPU was not sampled, ns.
@@ -184,8 +184,7 @@ impl Sample {
     }
 
     fn of(row: &Row<'_>, code: &Code, stacks: &Stacks) -> rusqlite::Result<Self> {
-        let mode = usize::from(row.get::<_, u8>(1)?);
-        let mode = MODES.get(mode).map_or(Mode::Unknown, |(mode, _)| *mode);
+        let mode = Mode::from_id(row.get(1)?);
         let mut frame = code.frame(row.get(3)?);
         if mode == Mode::Boot {
             let hit = &code.frames[frame as usize];
@@ -225,8 +224,8 @@ impl Sums {
             ticks: TickCounts::default(),
             chosen: 0,
             leaves: Interned::new(),
-            deeds: Interned::new(),
-            tape: Tape::new(tables, &spans),
+            contexts: Interned::new(),
+            tick_log: TickLog::new(tables, &spans),
             late: Histogram::new_with_bounds(1, u64::MAX >> 1, 3).expect("three digits are allowed"),
             late_over: 0,
             unsampled_ns: spans.iter().map(|span| span.unsampled_ns).max().unwrap_or(0),
@@ -237,7 +236,7 @@ impl Sums {
         for span in &spans {
             sums.vcpus.entry(span.vcpu).or_default().halted_ns = span.halted_ns;
         }
-        sums.tape.close(sums.vcpus.keys().copied(), &spans);
+        sums.tick_log.close(sums.vcpus.keys().copied(), &spans);
         Ok(sums)
     }
 
@@ -248,9 +247,9 @@ impl Sums {
         self.late.saturating_record(sample.late_ns);
         self.late_over += u64::from(sample.late_ns > LATE_NS);
         let guest = sample.vcpu_state == Some(VcpuState::Guest);
-        let charged = Charged::of(mode, sample.instance, |id| tables.is_ksoftirqd(id));
-        let tick = self.tape.tick(vcpu, sample.time_ns, guest, charged.is_some());
-        let slot = MODES.iter().position(|(known, _)| *known == mode).unwrap_or(MODE_COUNT - 1);
+        let charged = Charged::from_mode(mode, sample.instance, |id| tables.is_ksoftirqd(id));
+        let tick = self.tick_log.tick(vcpu, sample.time_ns, guest, charged.is_some());
+        let slot = usize::from(mode.id());
         let own = self.vcpus.entry(vcpu).or_default();
         own.samples += 1;
         if !guest {
@@ -261,7 +260,7 @@ impl Sums {
             return;
         }
         own.modes[slot] += 1;
-        self.tape.add(tick, &mut own.tallies[slot_of(mode)]);
+        self.tick_log.add(tick, &mut own.tallies[slot_of(mode)]);
         let Some(charged) = charged.filter(|charged| selection.chooses(*charged, sample)) else { return };
         self.chosen += 1;
         let leaf = self.leaves.count(Leaf { frame, stack, mode });
@@ -269,7 +268,7 @@ impl Sums {
         let work = stacks.get(stack).filter(|_| task).map_or(NONE, |node| node.work);
         let thread = ThreadKey { charged, tid: tid.filter(|_| task), work };
         let Sample { syscall, interrupt, .. } = *sample;
-        let deed = self.deeds.count(Deed { thread, mode, syscall, interrupt });
-        self.tape.hit(tick, leaf, deed);
+        let context = self.contexts.count(SampleContext { thread, mode, syscall, interrupt });
+        self.tick_log.hit(tick, leaf, context);
     }
 }

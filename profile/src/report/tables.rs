@@ -7,7 +7,7 @@ use rusqlite::{Connection, OptionalExtension, Row};
 use super::{Event, Filter};
 use crate::clock::{ClockKind, mean_ns};
 use crate::numbers::{part, seconds, unsigned};
-use crate::paces::{Paces, scaled};
+use crate::rate_history::{RateHistory, scaled};
 use crate::rows::Microstates;
 use crate::rows::is_ksoftirqd;
 use crate::rows::{HARDIRQ_BITS, VcpuRow};
@@ -120,7 +120,7 @@ impl Tables {
 
     /// The sampling clock.
     pub(super) fn clock(&self) -> ClockKind {
-        ClockKind::told(self.meta.get("clock").map(String::as_str))
+        ClockKind::from_meta(self.meta.get("clock").map(String::as_str))
     }
 
     /// Mean time between two ticks of a vCPU, ns.
@@ -168,19 +168,19 @@ pub(crate) struct Span {
     pub vcpu: u8,
     pub guest_ns: u64,
     pub halted_ns: u64,
-    /// How the time in the guest divides over the run: the ends of stretches, ns since its start, and their parts.
-    pub stretches: Vec<(u64, u64)>,
+    /// How the time in the guest divides over the run: the ends of segments, ns since its start, and their parts.
+    pub segments: Vec<(u64, u64)>,
     /// Since when the mean interval was another, ns since the run's start, and which, ns.
     pub means: Vec<(u64, f64)>,
     /// Time of the run in which it was not sampled, ns.
     pub unsampled_ns: u64,
-    /// What `guest_ns` is at least and at most: how the time of a stretch lies within it is not known.
+    /// What `guest_ns` is at least and at most: how the time of a segment lies within it is not known.
     pub guest_bounds: (u64, u64),
 }
 
 impl Span {
-    /// Of the chosen vCPUs. A part of the run is put together of the stretches of table `microstate`, the first and
-    /// the last of them in proportion; without stretches, of the whole run in proportion.
+    /// Of the chosen vCPUs. A part of the run is put together of the segments of table `microstate`, the first and
+    /// the last of them in proportion; without segments, of the whole run in proportion.
     pub(super) fn read(
         connection: &Connection,
         tables: &Tables,
@@ -192,20 +192,20 @@ impl Span {
         let part = |begin: u64, end: u64| {
             part(end.min(to).saturating_sub(begin.max(from)), end.saturating_sub(begin))
         };
-        let (mut stretches, paces) = (Stretch::read(connection)?, Paces::read(connection)?);
+        let (mut segments, rates) = (Segment::read(connection)?, RateHistory::read(connection)?);
         let chosen = tables.vcpus.iter().filter(|row| filter.vcpu.is_none_or(|wanted| wanted == row.id));
         let span = |row: &VcpuRow| {
-            let own = stretches.remove(&row.id).unwrap_or_default();
-            let changes = paces.of(row.id);
+            let own = segments.remove(&row.id).unwrap_or_default();
+            let changes = rates.changes(row.id);
             let means = changes.iter().map(|(since, rate_hz)| (*since, mean_ns(*rate_hz))).collect();
-            // Of the stretches within the chosen time, what was sampled.
-            let divide = |of: fn(&Stretch) -> u64| {
-                let within = |own: &Stretch| {
+            // Of the segments within the chosen time, what was sampled.
+            let divide = |of: fn(&Segment) -> u64| {
+                let within = |own: &Segment| {
                     let (begin, end) = (own.begin.max(from), own.end.min(to));
                     ((begin, end.max(begin)), scaled(of(own), part(own.begin, own.end)))
                 };
                 let parts = own.iter().map(within);
-                parts.flat_map(|(stretch, ns)| paces.divide(row.id, stretch, ns)).collect::<Vec<_>>()
+                parts.flat_map(|(segment, ns)| rates.divide(row.id, segment, ns)).collect::<Vec<_>>()
             };
             let sum =
                 |parts: &[(u64, u64)]| parts.iter().fold(0, |sum: u64, (_, ns)| sum.saturating_add(*ns));
@@ -218,7 +218,7 @@ impl Span {
                 ),
                 false => (sum(&guest), sum(&halted)),
             };
-            let unsampled_ns = paces.unsampled_ns(row.id, duration);
+            let unsampled_ns = rates.unsampled_ns(row.id, duration);
             let cut = own
                 .iter()
                 .filter(|own| (own.begin < from && from < own.end) || (own.begin < to && to < own.end));
@@ -229,7 +229,7 @@ impl Span {
                 let least = all.saturating_sub(length - inside);
                 (low.saturating_sub(taken - least.min(taken)), high + (all.min(inside).max(taken) - taken))
             });
-            Self { vcpu: row.id, guest_ns, halted_ns, stretches: guest, means, unsampled_ns, guest_bounds }
+            Self { vcpu: row.id, guest_ns, halted_ns, segments: guest, means, unsampled_ns, guest_bounds }
         };
         Ok(chosen.map(span).collect())
     }
@@ -237,26 +237,26 @@ impl Span {
 
 /// A row of table `microstate`: what the clocks say of one vCPU from `begin` to `end`, ns since the run's start.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Stretch {
+pub(crate) struct Segment {
     pub begin: u64,
     pub end: u64,
     pub states: Microstates,
 }
 
-impl Stretch {
+impl Segment {
     /// All of them by vCPU, in the order of time.
     pub(crate) fn read(connection: &Connection) -> rusqlite::Result<HashMap<u8, Vec<Self>>> {
         let sql = "SELECT vcpu, time_ns, guest_ns, halted_ns, waiting_ns, kvm_ns, vmm_ns, sampler_ns, paused_ns \
                    FROM microstate ORDER BY time_ns";
         let mut statement = connection.prepare(sql)?;
         let mut rows = statement.query([])?;
-        let mut stretches: HashMap<u8, Vec<Self>> = HashMap::new();
+        let mut segments: HashMap<u8, Vec<Self>> = HashMap::new();
         while let Some(row) = rows.next()? {
             let (end, states) = (unsigned(row, 1)?, states(row, 2)?);
             let begin = end.saturating_sub(states.wall());
-            stretches.entry(row.get(0)?).or_default().push(Self { begin, end, states });
+            segments.entry(row.get(0)?).or_default().push(Self { begin, end, states });
         }
-        Ok(stretches)
+        Ok(segments)
     }
 }
 

@@ -8,6 +8,7 @@
 
 use crate::clock::{ClockKind, mean_ns};
 use crate::estimate::{Estimate, Tallies, Tick, Ticks};
+use crate::rows::TaskState;
 
 /// A scan.
 #[derive(Debug, Clone, Copy)]
@@ -22,16 +23,16 @@ pub(crate) struct TaskScan {
 
 /// A task in one state: from a scan to the next change, by place among the scans.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Stay {
+pub(crate) struct StateSpan {
     pub from: usize,
     pub to: usize,
-    pub state: String,
+    pub state: TaskState,
     pub wait_reason: String,
 }
 
 /// What is known of one state of a task.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Spent {
+pub(crate) struct EstimatedTime {
     /// As a part of the time of all scans.
     pub time: Estimate,
     /// As a part of the task's life.
@@ -45,41 +46,41 @@ pub(crate) struct TaskScans {
     /// When the first interval began.
     from_ns: u64,
     mean_ns: f64,
-    clock: Clock,
+    clock: ScanClock,
     /// What a task is said to do that did one thing at all scans.
-    always: Spent,
+    always: EstimatedTime,
 }
 
 /// TaskScans as ticks.
 #[derive(Debug)]
-struct Clock {
+struct ScanClock {
     ticks: Ticks,
     list: Vec<Tick>,
     /// From the beginning of the first interval to the last scan.
     time_ns: u64,
 }
 
-impl Clock {
+impl ScanClock {
     /// Of these scans, the first of which ends an interval that began at `from_ns`; `inside` by place among them.
     fn new(scans: &[TaskScan], from_ns: u64, mean_ns: f64, inside: impl Fn(usize) -> bool) -> Self {
         let mut ticks = Ticks::new(ClockKind::Uniform, mean_ns);
         if scans.iter().any(|scan| scan.backoff > 0) {
-            let (mut changes, mut stretches) = (Vec::new(), Vec::<(u64, u64)>::new());
+            let (mut changes, mut segments) = (Vec::new(), Vec::<(u64, u64)>::new());
             let (mut before_ns, mut before) = (from_ns, None);
             for scan in scans {
                 let passed = scan.time_ns.saturating_sub(before_ns);
-                match stretches.last_mut().filter(|_| before == Some(scan.backoff)) {
+                match segments.last_mut().filter(|_| before == Some(scan.backoff)) {
                     Some((end_ns, ns)) => (*end_ns, *ns) = (scan.time_ns, *ns + passed),
                     None => {
                         let mean_ns = mean_ns * 2_f64.powi(i32::from(scan.backoff));
                         changes.push((scan.time_ns, mean_ns));
-                        stretches.push((scan.time_ns, passed));
+                        segments.push((scan.time_ns, passed));
                     }
                 }
                 (before_ns, before) = (scan.time_ns, Some(scan.backoff));
             }
             ticks.change_mean(0, changes);
-            ticks.divide(0, stretches);
+            ticks.divide(0, segments);
         }
         let tick = |(place, scan): (usize, &TaskScan)| ticks.tick(0, scan.time_ns, inside(place));
         let list = scans.iter().enumerate().map(tick).collect();
@@ -96,11 +97,11 @@ impl TaskScans {
     /// Of scans that began at `from_ns`, with a mean of `hz` scans per second.
     pub(crate) fn new(list: Vec<TaskScan>, from_ns: u64, hz: f64) -> Self {
         let mean_ns = mean_ns(hz);
-        let clock = Clock::new(&list, from_ns, mean_ns, |_| true);
+        let clock = ScanClock::new(&list, from_ns, mean_ns, |_| true);
         let mut all = Tallies::default();
         clock.list.iter().for_each(|&tick| all.add(&clock.ticks, tick));
         let always = clock.estimate(&all);
-        Self { list, from_ns, mean_ns, clock, always: Spent { time: always, life: always } }
+        Self { list, from_ns, mean_ns, clock, always: EstimatedTime { time: always, life: always } }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -124,29 +125,34 @@ impl TaskScans {
     }
 
     /// What a task has spent that stayed in these states, in the order of time and without overlap: its life, and for
-    /// each of `keys` the stays that it chooses.
-    pub(crate) fn spent(&self, stays: &[Stay], keys: &[&dyn Fn(&Stay) -> bool]) -> (Spent, Vec<Spent>) {
-        if let [one] = stays
+    /// each of `keys` the spans that it chooses.
+    pub(crate) fn times(
+        &self,
+        spans: &[StateSpan],
+        keys: &[&dyn Fn(&StateSpan) -> bool],
+    ) -> (EstimatedTime, Vec<EstimatedTime>) {
+        if let [one] = spans
             && (one.from, one.to) == (0, self.len())
         {
-            let of = |key: &&dyn Fn(&Stay) -> bool| if key(one) { self.always } else { self.never() };
+            let of = |key: &&dyn Fn(&StateSpan) -> bool| if key(one) { self.always } else { self.never() };
             return (self.always, keys.iter().map(of).collect());
         }
-        let (from, to) = (stays.first().map_or(0, |stay| stay.from), stays.last().map_or(0, |stay| stay.to));
+        let (from, to) = (spans.first().map_or(0, |span| span.from), spans.last().map_or(0, |span| span.to));
         let mut alive = vec![false; to.saturating_sub(from)];
-        for stay in stays {
-            if let Some(part) = alive.get_mut(stay.from.saturating_sub(from)..stay.to.saturating_sub(from)) {
+        for span in spans {
+            if let Some(part) = alive.get_mut(span.from.saturating_sub(from)..span.to.saturating_sub(from)) {
                 part.fill(true);
             }
         }
         let begin_ns =
             from.checked_sub(1).and_then(|at| self.list.get(at)).map_or(self.from_ns, |m| m.time_ns);
-        let own = Clock::new(self.list.get(from..to).unwrap_or_default(), begin_ns, self.mean_ns, |place| {
-            alive.get(place).copied().unwrap_or(false)
-        });
-        let spent = |key: &dyn Fn(&Stay) -> bool| {
+        let own =
+            ScanClock::new(self.list.get(from..to).unwrap_or_default(), begin_ns, self.mean_ns, |place| {
+                alive.get(place).copied().unwrap_or(false)
+            });
+        let spent = |key: &dyn Fn(&StateSpan) -> bool| {
             let (mut of_all, mut of_life) = (Tallies::default(), Tallies::default());
-            for place in stays.iter().filter(|stay| key(stay)).flat_map(|stay| stay.from..stay.to) {
+            for place in spans.iter().filter(|span| key(span)).flat_map(|span| span.from..span.to) {
                 if let (Some(&tick), Some(&mine)) =
                     (self.clock.list.get(place), own.list.get(place.saturating_sub(from)))
                 {
@@ -154,14 +160,14 @@ impl TaskScans {
                     of_life.add(&own.ticks, mine);
                 }
             }
-            Spent { time: self.clock.estimate(&of_all), life: own.estimate(&of_life) }
+            EstimatedTime { time: self.clock.estimate(&of_all), life: own.estimate(&of_life) }
         };
         (spent(&|_| true), keys.iter().map(|key| spent(key)).collect())
     }
 
-    fn never(&self) -> Spent {
+    fn never(&self) -> EstimatedTime {
         let none = self.clock.estimate(&Tallies::default());
-        Spent { time: none, life: none }
+        EstimatedTime { time: none, life: none }
     }
 }
 
@@ -175,11 +181,11 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    fn stay(from: usize, to: usize, state: &str) -> Stay {
-        Stay { from, to, state: state.to_owned(), wait_reason: String::new() }
+    fn span(from: usize, to: usize, state: TaskState) -> StateSpan {
+        StateSpan { from, to, state, wait_reason: String::new() }
     }
 
-    /// TaskScans of a clock of 10 Hz, every fourth hundred of them at half the rate.
+    /// Scans of a clock of 10 Hz, every fourth hundred of them at half the rate.
     fn scans(seed: u64, count: usize, backed_off: bool) -> TaskScans {
         let mut intervals = Intervals::new(ClockKind::Uniform, 10.0, seed, 255).expect("a rate");
         let mut time_ns = 0;
@@ -193,38 +199,40 @@ mod tests {
         TaskScans::new(list, 0, 10.0)
     }
 
-    /// What a task is seen doing that is in `a` whenever `is` says so.
-    fn seen(scans: &TaskScans, is: impl Fn(u64) -> bool) -> Vec<Stay> {
-        let mut stays: Vec<Stay> = Vec::new();
+    /// Spans of a task that runs whenever `is` is true, and sleeps otherwise.
+    fn observed(scans: &TaskScans, is: impl Fn(u64) -> bool) -> Vec<StateSpan> {
+        let mut spans: Vec<StateSpan> = Vec::new();
         for (place, scan) in scans.list.iter().enumerate() {
-            let state = if is(scan.time_ns) { "a" } else { "b" };
-            match stays.last_mut().filter(|last| last.state == state) {
+            let state = if is(scan.time_ns) { TaskState::Running } else { TaskState::Sleep };
+            match spans.last_mut().filter(|last| last.state == state) {
                 Some(last) => last.to = place + 1,
-                None => stays.push(stay(place, place + 1, state)),
+                None => spans.push(span(place, place + 1, state)),
             }
         }
-        stays
+        spans
     }
 
     #[test]
-    fn one_state_at_all_moments_is_all_of_it() {
+    fn one_state_at_all_scans_is_all_of_it() {
         let scans = scans(1, 40, false);
-        let (life, parts) =
-            scans.spent(&[stay(0, 40, "sleep")], &[&|stay| stay.state == "sleep", &|_| false]);
+        let (life, parts) = scans
+            .times(&[span(0, 40, TaskState::Sleep)], &[&|span| span.state == TaskState::Sleep, &|_| false]);
         assert_eq!(life.time.samples, 40);
         assert!((life.time.share.share, life.time.share.high) == (1.0, 1.0) && life.time.share.low > 0.9);
         assert_eq!(parts[0], life);
         assert!(parts[1].time.samples == 0 && parts[1].time.share.high < 0.1);
-        let (_, by_way) =
-            scans.spent(&[stay(0, 20, "sleep"), stay(20, 40, "sleep")], &[&|stay| stay.state == "sleep"]);
+        let (_, by_way) = scans.times(
+            &[span(0, 20, TaskState::Sleep), span(20, 40, TaskState::Sleep)],
+            &[&|span| span.state == TaskState::Sleep],
+        );
         assert_eq!(by_way[0].time, parts[0].time, "the short way and the long one agree");
     }
 
     #[test]
     fn a_short_life_is_a_part_of_the_time() {
         let scans = scans(2, 100, false);
-        let stays = [stay(50, 60, "running"), stay(60, 75, "sleep")];
-        let (life, parts) = scans.spent(&stays, &[&|stay| stay.state == "running"]);
+        let spans = [span(50, 60, TaskState::Running), span(60, 75, TaskState::Sleep)];
+        let (life, parts) = scans.times(&spans, &[&|span| span.state == TaskState::Running]);
         let (_, span) = scans.span();
         assert!((life.time.share.share - 0.25).abs() < 1e-12);
         assert!((life.time.time.ns - 0.25 * span as f64).abs() < 1.0);
@@ -235,7 +243,7 @@ mod tests {
     /// Long and short sleeps, and scans that are made less often for a while: the interval holds in 95 % of the runs, and is
     /// not much wider than it has to be for long ones.
     #[test]
-    fn intervals_hold_the_truth() {
+    fn intervals_hold_the_true_value() {
         for (length, backed_off) in [(20, false), (130, false), (2_000, false), (700, true)] {
             let (mut held, mut width, runs) = (0_u32, 0.0, 400_u32);
             for seed in 0..runs {
@@ -254,7 +262,8 @@ mod tests {
                     truth += if state(before) { change - before } else { 0 };
                     before = change;
                 }
-                let (_, parts) = scans.spent(&seen(&scans, state), &[&|stay| stay.state == "a"]);
+                let (_, parts) =
+                    scans.times(&observed(&scans, state), &[&|span| span.state == TaskState::Running]);
                 let time = parts[0].time.time;
                 held += u32::from((time.low_ns..=time.high_ns).contains(&(truth as f64)));
                 width += (time.high_ns - time.low_ns) / span as f64 / f64::from(runs);

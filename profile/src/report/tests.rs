@@ -511,14 +511,14 @@ fn a_guest_that_polls_is_idle_in_its_own_time() {
 #[test]
 fn a_part_of_the_run_has_its_part_of_the_time() {
     let mut run = known();
-    let stretch = |vcpu, end: u64, guest: u64| MicrostateRow {
+    let segment = |vcpu, end: u64, guest: u64| MicrostateRow {
         vcpu,
         time_ns: end * MS,
         states: Microstates { guest: guest * MS, halted: (200 - guest) * MS, ..Microstates::default() },
     };
-    run.batch.microstates = vec![stretch(0, 200, 100), stretch(0, 400, 180), stretch(1, 200, 200)];
+    run.batch.microstates = vec![segment(0, 200, 100), segment(0, 400, 180), segment(1, 200, 200)];
     let (_directory, path) = run.write();
-    // Samples of the first 400 ms are on vCPU 0. Half of the first stretch, and all of the second.
+    // Samples of the first 400 ms are on vCPU 0. Half of the first segment, and all of the second.
     let filter = |from, to| Filter {
         vcpu: Some(0),
         from_ns: Some(from * MS),

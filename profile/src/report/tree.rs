@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::code::{Function, NONE, small};
 use super::filter::no_such_symbol;
 use super::sums::Leaf;
-use super::view::{Lists, View, frames};
+use super::view::{RowLists, View, frames};
 use super::{Estimate, ReportError};
 use crate::numbers::part;
 use crate::rows::FrameKind;
@@ -130,7 +130,7 @@ impl CallTree {
 
     /// Estimates what is listed: each leaf counts for the nodes from its path's end up.
     fn estimate(&mut self, nodes: &[Growing], ends: &[u32], places: &[u32], view: &View<'_>) {
-        let mut rows = Lists::default();
+        let mut rows = RowLists::default();
         for &end in ends {
             let mut next = nodes.get(end as usize).map(|_| end);
             while let Some(at) = next {
@@ -142,14 +142,14 @@ impl CallTree {
             }
             rows.end();
         }
-        let found = view.sums.tape.estimates(self.nodes.len(), |hit| rows.of(hit.leaf));
+        let found = view.sums.tick_log.estimates(self.nodes.len(), |hit| rows.of_leaf(hit.leaf));
         for (node, estimate) in self.nodes.iter_mut().zip(found) {
             node.estimate = estimate;
         }
         self.total = self.nodes.first().map(|node| node.estimate).unwrap_or_default();
     }
 
-    /// Lists the nodes that are large enough, without recursion: depth is what somebody asked for. Returns where each node
+    /// RowLists the nodes that are large enough, without recursion: depth is what somebody asked for. Returns where each node
     /// is listed, [`NONE`] for those that are not.
     fn flatten(&mut self, nodes: &mut [Growing], view: &View<'_>) -> Vec<u32> {
         let mut places = vec![NONE; nodes.len()];

@@ -5,7 +5,7 @@ use std::hash::Hash;
 
 use super::code::{Code, EARLY_BOOT, Entry, Frame, Function, NONE, small};
 use super::stacks::Stacks;
-use super::sums::{Deed, Doing, Leaf, Sums, ThreadKey};
+use super::sums::{Doing, Leaf, SampleContext, Sums, ThreadKey};
 use super::tables::{Instance, Tables, UNKNOWN};
 use super::{By, Estimate, Row};
 use crate::rows::Charged;
@@ -33,14 +33,16 @@ struct Keys {
 }
 
 impl View<'_> {
-    /// Estimates by what `key` says of each deed, and for those that have none.
-    pub(super) fn by_deed<K: Copy + Eq + Hash>(
+    /// Estimates by what `key` says of each context, and for those that have none.
+    pub(super) fn by_context<K: Copy + Eq + Hash>(
         &self,
-        key: impl Fn(&Deed) -> Option<K>,
+        key: impl Fn(&SampleContext) -> Option<K>,
     ) -> (Vec<(K, Estimate)>, Estimate) {
-        let (keys, places) = grouped(&self.sums.deeds.list, key);
-        let found =
-            self.sums.tape.estimates(keys.len() + 1, |hit| std::slice::from_ref(&places[hit.deed as usize]));
+        let (keys, places) = grouped(&self.sums.contexts.list, key);
+        let found = self
+            .sums
+            .tick_log
+            .estimates(keys.len() + 1, |hit| std::slice::from_ref(&places[hit.context as usize]));
         with_last(keys, found)
     }
 
@@ -50,8 +52,10 @@ impl View<'_> {
         key: impl Fn(&Leaf) -> Option<K>,
     ) -> (Vec<(K, Estimate)>, Estimate) {
         let (keys, places) = grouped(&self.sums.leaves.list, key);
-        let found =
-            self.sums.tape.estimates(keys.len() + 1, |hit| std::slice::from_ref(&places[hit.leaf as usize]));
+        let found = self
+            .sums
+            .tick_log
+            .estimates(keys.len() + 1, |hit| std::slice::from_ref(&places[hit.leaf as usize]));
         with_last(keys, found)
     }
 
@@ -137,7 +141,7 @@ impl View<'_> {
     /// Own and total of each key, and what is no key's own. Each sample counts once for each key on its stack.
     fn of_code(&self, slots: &[u32], keys: usize) -> (Vec<(Estimate, Estimate)>, Estimate) {
         // Rows: the own ones, the total ones, what is outside.
-        let mut rows = Lists::default();
+        let mut rows = RowLists::default();
         let mut seen = vec![0_usize; keys];
         for (turn, (leaf, _)) in self.sums.leaves.list.iter().enumerate() {
             let own = slots[self.code.frames[leaf.frame as usize].slots().start];
@@ -153,7 +157,7 @@ impl View<'_> {
             }
             rows.end();
         }
-        let mut own = self.sums.tape.estimates(2 * keys + 1, |hit| rows.of(hit.leaf));
+        let mut own = self.sums.tick_log.estimates(2 * keys + 1, |hit| rows.of_leaf(hit.leaf));
         let outside = own.pop().unwrap_or_default();
         let total = own.split_off(keys);
         (own.into_iter().zip(total).collect(), outside)
@@ -166,9 +170,9 @@ impl View<'_> {
             programs.entry((&instance.comm, instance.kernel_thread)).or_insert(next);
         }
         let names: HashMap<u32, (&str, bool)> = programs.iter().map(|(&name, &id)| (id, name)).collect();
-        let (found, outside) = self.by_deed(|deed| {
+        let (found, outside) = self.by_context(|context| {
             let known = |id| self.tables.instances.get(&id);
-            Some(match (deed.thread.charged, by) {
+            Some(match (context.thread.charged, by) {
                 (Charged::Instance(id), By::Process) => known(id)
                     .and_then(|i| programs.get(&(i.comm.as_str(), i.kernel_thread)))
                     .map_or(Who::Other(Charged::Unknown), |&program| Who::Program(program)),
@@ -213,8 +217,8 @@ impl View<'_> {
     }
 
     pub(super) fn thread_rows(&self) -> Rows {
-        let (found, outside) = self.by_deed(|deed| {
-            let key = deed.thread;
+        let (found, outside) = self.by_context(|context| {
+            let key = context.thread;
             let known =
                 matches!(key.charged, Charged::Instance(id) if self.tables.instances.contains_key(&id));
             Some(match key.charged {
@@ -245,8 +249,8 @@ impl View<'_> {
     }
 
     pub(super) fn interrupt_rows(&self) -> Rows {
-        let (found, outside) = self.by_deed(|deed| {
-            let (mode, id) = deed.interrupt()?;
+        let (found, outside) = self.by_context(|context| {
+            let (mode, id) = context.interrupt()?;
             let kind = match mode {
                 Mode::SoftIrq => "soft",
                 Mode::Nmi => "nmi",
@@ -264,7 +268,7 @@ impl View<'_> {
     }
 
     pub(super) fn syscall_rows(&self) -> Rows {
-        let (found, outside) = self.by_deed(Deed::doing);
+        let (found, outside) = self.by_context(SampleContext::doing);
         let row = |doing| {
             let (name, kind) = match doing {
                 Doing::User => ("[user]".to_owned(), "user"),
@@ -309,12 +313,12 @@ fn both<K>(found: Vec<(K, Estimate)>, row: impl Fn(K) -> Row) -> Vec<Row> {
 
 /// A list of rows for each leaf, in its order.
 #[derive(Debug, Default)]
-pub(super) struct Lists {
+pub(super) struct RowLists {
     rows: Vec<u32>,
     ends: Vec<u32>,
 }
 
-impl Lists {
+impl RowLists {
     /// Adds a row to the list of the next leaf.
     pub(super) fn push(&mut self, row: u32) {
         self.rows.push(row);
@@ -326,7 +330,7 @@ impl Lists {
     }
 
     /// The rows of a leaf.
-    pub(super) fn of(&self, leaf: u32) -> &[u32] {
+    pub(super) fn of_leaf(&self, leaf: u32) -> &[u32] {
         let end = self.ends.get(leaf as usize).map_or(0, |end| *end as usize);
         let start =
             (leaf as usize).checked_sub(1).and_then(|at| self.ends.get(at)).map_or(0, |end| *end as usize);

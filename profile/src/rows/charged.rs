@@ -1,8 +1,8 @@
-//! Who a sample is charged to.
+//! Owner of a sample's time.
 
 use super::Mode;
 
-/// Who is charged for a sample.
+/// Owner that a sample is charged to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Charged {
     /// A process: its row id of table `instance`.
@@ -18,7 +18,7 @@ pub enum Charged {
 }
 
 impl Charged {
-    /// Name of what is no process; a process that is not known is `[unknown]`.
+    /// Returns the name of an owner that is not a process; `[unknown]` for a process without a row.
     pub fn name(self) -> &'static str {
         match self {
             Self::HardIrq => "[hard interrupts]",
@@ -28,9 +28,13 @@ impl Charged {
         }
     }
 
-    /// `None` for idleness. Interrupts are not charged to the process that they hit; soft interrupts that a CPU's ksoftirqd
-    /// serves are its own work, as in the kernel's books.
-    pub fn of(mode: Mode, instance: Option<u32>, is_ksoftirqd: impl FnOnce(u32) -> bool) -> Option<Self> {
+    /// Returns the owner; `None` for idle time. Interrupts are not charged to the process that they hit. Soft
+    /// interrupts that a CPU's ksoftirqd serves are its own work, as in the kernel's accounting.
+    pub fn from_mode(
+        mode: Mode,
+        instance: Option<u32>,
+        is_ksoftirqd: impl FnOnce(u32) -> bool,
+    ) -> Option<Self> {
         match (mode, instance) {
             (Mode::Idle, _) => None,
             (Mode::SoftIrq, Some(instance)) if is_ksoftirqd(instance) => Some(Self::Instance(instance)),
@@ -43,8 +47,8 @@ impl Charged {
     }
 }
 
-/// Whether a task is the kernel's thread that serves a CPU's soft interrupts (kernel/softirq.c, Linux 6.12): `ksoftirqd/N`.
-/// A process that calls itself so is none.
+/// True for the kernel's thread that serves a CPU's soft interrupts (kernel/softirq.c, Linux 6.12):
+/// `ksoftirqd/N`. A process of that name does not count.
 pub fn is_ksoftirqd(comm: &str, kernel_thread: bool) -> bool {
     kernel_thread && comm.starts_with("ksoftirqd/")
 }

@@ -1,4 +1,4 @@
-//! What ran: files, mappings, frames, stacks, machine code.
+//! Code: files, mappings, frames, stacks, machine code.
 
 use serde::{Deserialize, Serialize};
 
@@ -15,13 +15,13 @@ pub struct FileRow {
     pub inode: u64,
     /// Type of the file system, like `ext4`.
     pub filesystem: String,
-    /// No name leads to it any more.
+    /// The file has been removed: it has no name.
     pub deleted: bool,
     /// GNU build-id, hexadecimal.
     pub build_id: Option<String>,
-    /// Where its bytes were read from, like `image` or `page cache`; or why they could not be read.
+    /// Source of its bytes, like `image` or `page cache`; or the reason why they could not be read.
     pub read_from: Option<String>,
-    /// What names its functions, like `.symtab` or a debug file's path.
+    /// Source of its functions' names, like `.symtab` or a debug file's path.
     pub named_by: Option<String>,
 }
 
@@ -32,7 +32,7 @@ pub struct MappingRow {
     pub instance: u32,
     /// First address.
     pub start: u64,
-    /// Address behind the last.
+    /// Address after the last.
     pub end: u64,
     /// File row id; `None` for memory without a file.
     pub file: Option<u32>,
@@ -40,7 +40,7 @@ pub struct MappingRow {
     pub file_offset: u64,
 }
 
-/// What a frame is.
+/// Kind of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub enum FrameKind {
     /// Code of the kernel.
@@ -48,12 +48,12 @@ pub enum FrameKind {
     Kernel,
     /// Code of a process.
     User,
-    /// No code: the symbol says why the frames beyond are not known.
+    /// Not code: the symbol gives the reason why the frames beyond are missing.
     Reason,
 }
 
 impl FrameKind {
-    /// As in table `frame`.
+    /// Returns the name in table `frame`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Kernel => "kernel",
@@ -63,16 +63,16 @@ impl FrameKind {
     }
 }
 
-/// A row of table `frame`: one interned code address, or a reason in place of frames.
+/// A row of table `frame`: one interned code address, or a reason instead of frames.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FrameRow {
     /// Row id; 1 and up. A row with a known id replaces the earlier (it got its name).
     pub id: u32,
     /// Instruction address: virtual for the kernel and for memory without a file, else the ELF file's own.
     pub address: u64,
-    /// A return address: the call lies right before it.
+    /// A return address: the call is right before it.
     pub call: bool,
-    /// What it is.
+    /// Kind of the frame.
     pub kind: FrameKind,
     /// Instance whose address space it is in, for user code without a file.
     pub instance: Option<u32>,
@@ -80,25 +80,25 @@ pub struct FrameRow {
     pub file: Option<u32>,
     /// Symbol's name, once known.
     pub symbol: Option<String>,
-    /// Kernel module; for user code the file name, `anonymous`, or `[jit]` where the program names code of its own making;
-    /// `None` for the kernel image.
+    /// Kernel module; for user code the file name, `anonymous`, or `[jit]` if the program names code that it
+    /// has generated; `None` for the kernel image.
     pub module: Option<String>,
     /// Bytes from the symbol's start.
     pub offset: u64,
-    /// Source file, where the binary tells it.
+    /// Source file, if the binary has it.
     pub source: Option<String>,
     /// Line in the source file, from 1.
     pub line: Option<u32>,
 }
 
-/// The address to look a name up by: a call may be the last instruction of its function, so a return address may belong to
-/// another one.
+/// Returns the address to look a name up by. A call may be the last instruction of its function, so a return
+/// address may be in the next one.
 pub fn lookup(address: u64, call: bool) -> u64 {
     if call { address.wrapping_sub(1) } else { address }
 }
 
 impl FrameRow {
-    /// The address to look its name up by.
+    /// Returns the address to look its name up by.
     pub fn lookup(&self) -> u64 {
         lookup(self.address, self.call)
     }
@@ -130,17 +130,17 @@ pub struct StackRow {
     pub frame: u32,
 }
 
-/// Where machine code was read.
+/// Source of machine code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CodeSource {
-    /// As it stood in the guest's memory, patches included.
+    /// The guest's memory, patches included.
     Memory,
-    /// In a file.
+    /// A file.
     File,
 }
 
 impl CodeSource {
-    /// As in table `code`.
+    /// Returns the name in table `code`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Memory => "guest memory",
@@ -159,8 +159,8 @@ pub struct CodeRow {
     pub file: Option<u32>,
     /// Kernel module; `None` for the kernel image and for user code.
     pub module: Option<String>,
-    /// Up to the function's end.
+    /// Machine code up to the function's end.
     pub bytes: Vec<u8>,
-    /// Where they were read.
+    /// Source of the bytes.
     pub read: CodeSource,
 }

@@ -11,11 +11,11 @@ pub struct TaskStateRow {
     pub instance: u32,
     /// Thread id.
     pub tid: i32,
-    /// What it did.
+    /// State.
     pub state: TaskState,
-    /// What it slept for.
+    /// Wait reason.
     pub wait_reason: WaitReason,
-    /// Stack row id of what it slept in; 0 for none.
+    /// Row id of the stack that it slept in; 0 for none.
     pub stack: u32,
     /// Time, ns.
     pub ns: u64,
@@ -23,18 +23,18 @@ pub struct TaskStateRow {
     pub count: u64,
 }
 
-/// A row of table `task_life`: from when to when a task was followed. Rows of one task are joined.
+/// A row of table `task_life`: the time from start to end of following a task. Rows of one task are joined.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TaskLifeRow {
     /// Instance row id.
     pub instance: u32,
     /// Thread id.
     pub tid: i32,
-    /// Since the run's start, ns.
+    /// Start, ns since the run's start.
     pub from_ns: u64,
-    /// Since the run's start, ns.
+    /// End, ns since the run's start.
     pub to_ns: u64,
-    /// Nothing is left of it.
+    /// True if the task has exited and is reaped.
     pub ended: bool,
 }
 
@@ -49,7 +49,8 @@ pub struct ReapedRow {
     pub time_ns: u64,
 }
 
-/// A row of table `wakeup`: how often somebody has woken somebody since the row before; rows of one key add up.
+/// A row of table `wakeup`: number of times one task or interrupt has woken a task since the row before; rows
+/// of one key add up.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WakeupRow {
     /// `task`, `hard` or `soft` (interrupt).
@@ -58,11 +59,11 @@ pub struct WakeupRow {
     pub waker: u32,
     /// Its thread id.
     pub waker_tid: i32,
-    /// Instance row id of the woken.
+    /// Instance row id of the task that was woken.
     pub woken: u32,
     /// Its thread id.
     pub woken_tid: i32,
-    /// How often.
+    /// Number of times.
     pub count: u64,
 }
 
@@ -77,7 +78,7 @@ pub struct InterruptTimeRow {
     pub tid: i32,
     /// Time, ns.
     pub ns: u64,
-    /// How many interrupts.
+    /// Number of interrupts.
     pub count: u64,
 }
 
@@ -92,7 +93,7 @@ pub struct InterruptSourceRow {
     pub vector: u8,
     /// Time, ns.
     pub ns: u64,
-    /// How many interrupts.
+    /// Number of interrupts.
     pub count: u64,
     /// The longest, ns.
     pub max_ns: u64,
@@ -109,11 +110,11 @@ pub struct ExactVcpuRow {
     pub lost: u64,
     /// Switches among the events.
     pub switches: u64,
-    /// Switches by the kernel's own count, once the tripwires were taken away.
+    /// Switches by the kernel's own count, read when the probes are removed.
     pub guest_switches: Option<u64>,
     /// Time in which the CPU had nothing to run, ns.
     pub idle_ns: u64,
-    /// Sleeps whose stack was not copied: all boxes were under way.
+    /// Sleeps whose stack was not copied: all stack buffers were in use.
     pub stacks_missed: u64,
     /// Time from the events' exits to the next entries, ns.
     pub cost_ns: u64,

@@ -11,18 +11,18 @@ pub struct Microstates {
     pub halted: u64,
     /// The thread is ready to run and has no CPU of the host.
     pub waiting: u64,
-    /// In KVM_RUN, on a CPU, while the guest was halted all along: what it costs to enter and leave.
+    /// In KVM_RUN, on a CPU, while the guest was halted throughout: the cost of entering and leaving.
     pub kvm: u64,
-    /// IrqContext an exit: devices, ports, registers.
+    /// Serving an exit: devices, ports, registers.
     pub vmm: u64,
     /// Reading samples and exact events, from the exit to the next entry.
     pub sampler: u64,
-    /// Held between two entries on vprof's own behalf.
+    /// Held between two entries by vprof.
     pub paused: u64,
 }
 
 impl Microstates {
-    /// Names and values, in the order of the fields.
+    /// Returns names and values, in the order of the fields.
     pub fn named(&self) -> [(&'static str, u64); 7] {
         let Self { guest, halted, waiting, kvm, vmm, sampler, paused } = *self;
         [
@@ -36,17 +36,17 @@ impl Microstates {
         ]
     }
 
-    /// The vCPU's wall time.
+    /// Returns the vCPU's wall time.
     pub fn wall(&self) -> u64 {
         self.named().iter().fold(0, |sum, (_, ns)| sum.saturating_add(*ns))
     }
 
-    /// Time in KVM_RUN.
+    /// Returns the time in KVM_RUN.
     pub fn in_run(&self) -> u64 {
         [self.halted, self.waiting, self.kvm].iter().fold(self.guest, |sum, ns| sum.saturating_add(*ns))
     }
 
-    /// Each field by `with`.
+    /// Combines each field by `with`.
     fn zip(&self, other: &Self, with: impl Fn(u64, u64) -> u64) -> Self {
         Self {
             guest: with(self.guest, other.guest),
@@ -59,19 +59,19 @@ impl Microstates {
         }
     }
 
-    /// Each field's.
+    /// Maps each field.
     #[must_use]
     pub fn map(&self, with: impl Fn(u64) -> u64) -> Self {
         self.zip(self, |ns, _| with(ns))
     }
 
-    /// What was added since `earlier`.
+    /// Returns the times that were added since `earlier`.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         self.zip(earlier, u64::saturating_sub)
     }
 
-    /// Both together.
+    /// Returns the sums of both.
     #[must_use]
     pub fn plus(&self, other: &Self) -> Self {
         self.zip(other, u64::saturating_add)

@@ -1,12 +1,12 @@
-//! Which kind of page fault a task is in, by the stack of the kernel: Solaris' microstates LMS_TFAULT, LMS_DFAULT and
-//! LMS_KFAULT (sys/msacct.h).
+//! Kind of the page fault that a task is in, by the stack of the kernel: Solaris' microstates LMS_TFAULT,
+//! LMS_DFAULT and LMS_KFAULT (sys/msacct.h).
 
 use serde::{Deserialize, Serialize};
 
 /// Functions by which the kernel is entered for a page fault, outermost last (arch/x86/include/asm/idtentry.h, since 5.8;
 /// arch/x86/entry/entry_fred.c, since 6.9). A name that ends in `*` stands for all that begin so.
 const ENTRIES: [&str; 4] = ["exc_page_fault", "asm_exc_page_fault", "fred_*", "asm_fred_*"];
-/// The first of them is called for page faults alone.
+/// Handlers among them that are called for page faults only.
 const HANDLERS: [&str; 2] = ["exc_page_fault", "asm_exc_page_fault"];
 
 /// A kind of page fault.
@@ -14,14 +14,14 @@ const HANDLERS: [&str; 2] = ["exc_page_fault", "asm_exc_page_fault"];
 pub enum PageFaultKind {
     /// A program's next instruction.
     Text,
-    /// What an instruction of a program reads or writes.
+    /// Memory that an instruction of a program reads or writes.
     Data,
     /// Memory of a program that the kernel reads or writes: a system call's buffer, say.
     Kernel,
 }
 
 impl PageFaultKind {
-    /// As in column `sample.fault`.
+    /// Returns the name in column `sample.fault`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Text => "text",
@@ -30,10 +30,11 @@ impl PageFaultKind {
         }
     }
 
-    /// The kind of the innermost page fault that the processor has raised on a stack: `kernel` are the functions of the kernel on it, innermost first,
-    /// `from_user` that they end where the kernel was entered from user mode, and `fetching` whether the page of the program's
-    /// next instruction is what is missing. `None` without a fault, and where the kind is not known.
-    pub fn of<'a>(
+    /// Returns the kind of the innermost page fault that the processor has raised on a stack. `kernel` has
+    /// the functions of the kernel on the stack, innermost first. `from_user` is true if they end where the
+    /// kernel was entered from user mode. `fetching` is true if the missing page is that of the program's
+    /// next instruction. Returns `None` without a fault, and for an unknown kind.
+    pub fn from_stack<'a>(
         mut kernel: impl Iterator<Item = &'a str>,
         from_user: bool,
         fetching: Option<bool>,
@@ -49,7 +50,7 @@ impl PageFaultKind {
     }
 }
 
-/// Whether a function, or the one that the compiler has made it a variant of, has this name.
+/// True if a function, or the one that the compiler has made it a variant of, has this name.
 pub(super) fn is_called(function: &str, name: &str) -> bool {
     let base = function.split('.').next().unwrap_or(function);
     match name.strip_suffix('*') {
@@ -63,7 +64,7 @@ mod tests {
     use super::*;
 
     fn of(stack: &str, from_user: bool, fetching: Option<bool>) -> Option<PageFaultKind> {
-        PageFaultKind::of(stack.split(' '), from_user, fetching)
+        PageFaultKind::from_stack(stack.split(' '), from_user, fetching)
     }
 
     #[test]

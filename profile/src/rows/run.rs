@@ -1,4 +1,4 @@
-//! What happened in a run: console, events.
+//! Events of a run: console, systemd, vprof.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,25 +11,25 @@ pub struct ConsoleRow {
     pub bytes: Vec<u8>,
 }
 
-/// A row of table `unit_event`: what systemd has said of a unit, or of the whole boot.
+/// A row of table `unit_event`: a message of systemd about a unit, or about the whole boot.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UnitEventRow {
-    /// When, since the run's start, ns.
+    /// Time since the run's start, ns.
     pub time_ns: u64,
-    /// The same by the guest's CLOCK_MONOTONIC, ns.
+    /// The same time by the guest's CLOCK_MONOTONIC, ns.
     pub guest_ns: u64,
-    /// How far from `time_ns` it may have been, ns: how well the two clocks are known by each other; `None`: not known, the
-    /// time is that of the kernel's log.
+    /// Largest error of `time_ns`, ns: the precision of the relation between the two clocks. `None` if it is
+    /// not known, for a time of the kernel's log.
     pub within_ns: Option<u64>,
     /// `starting`, `started`, `failed`, or `finished`: the whole boot.
     pub step: String,
     /// The unit.
     pub unit: Option<String>,
-    /// What the start job of a failed one came to: `failed`, `timeout`, `dependency` ...
+    /// Result of the start job of a failed unit: `failed`, `timeout`, `dependency` ...
     pub result: Option<String>,
 }
 
-/// A row of table `event`: something worth telling (kernel found, what is missing, end).
+/// A row of table `event`: something that the user should know (kernel found, data missing, end).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EventRow {
     /// Time since the run's start, ns.

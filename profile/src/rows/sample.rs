@@ -1,13 +1,13 @@
-//! Samples, and what they hit.
+//! Samples.
 
 use serde::{Deserialize, Serialize};
 
 use crate::rows::PageFaultKind;
 
-/// Samples served later than this are counted: a busy host, or one that is emulated. 1 ms in ns.
+/// Lateness above which samples are counted as late, 1 ms in ns: a busy host, or an emulated one.
 pub const LATE_NS: u64 = 1_000_000;
 
-/// Where a sample hit.
+/// Kind of code that a sample found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
@@ -30,8 +30,46 @@ pub enum Mode {
     Unknown,
 }
 
-/// Key in table `meta` of the bits that count hard interrupts in a preempt count. A sample in mode `hardirq` without any of them
-/// is in the interrupt's entry or exit.
+impl Mode {
+    /// All modes, in the order of their ids in table `mode`.
+    pub const ALL: [Self; 8] = [
+        Self::User,
+        Self::Kernel,
+        Self::HardIrq,
+        Self::SoftIrq,
+        Self::Nmi,
+        Self::Idle,
+        Self::Boot,
+        Self::Unknown,
+    ];
+
+    /// Returns the id in table `mode`, which is the position in [`Self::ALL`].
+    pub(crate) fn id(self) -> u8 {
+        self as u8
+    }
+
+    /// Returns the mode with this id, [`Mode::Unknown`] for an id that table `mode` does not have.
+    pub(crate) fn from_id(id: u8) -> Self {
+        Self::ALL.get(usize::from(id)).copied().unwrap_or_default()
+    }
+
+    /// Returns the name in table `mode`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::User => "user",
+            Self::Kernel => "kernel",
+            Self::HardIrq => "hardirq",
+            Self::SoftIrq => "softirq",
+            Self::Nmi => "nmi",
+            Self::Idle => "idle",
+            Self::Boot => "boot",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+/// Key in table `meta` of the bits that count hard interrupts in a preempt count. A sample in mode `hardirq`
+/// without any of them is in the interrupt's entry or exit.
 pub const HARDIRQ_BITS: &str = "hardirq_bits";
 
 /// A row of table `interrupt`.
@@ -52,13 +90,13 @@ pub struct SampleRow {
     pub vcpu: u8,
     /// Time since the run's start, ns, when the tick was served.
     pub time_ns: u64,
-    /// How late the tick was served, ns.
+    /// Lateness of the tick, ns.
     pub late_ns: u64,
-    /// Where it hit.
+    /// Kind of code that it found.
     pub mode: Mode,
     /// HLT (or not started) as KVM's run state says.
     pub halted: bool,
-    /// What the vCPU was in when the tick was due.
+    /// State of the vCPU when the tick was due.
     pub vcpu_state: VcpuState,
     /// Frame row id.
     pub frame: u32,
@@ -82,14 +120,14 @@ pub struct SampleRow {
     pub syscall: Option<u32>,
     /// Interrupt row id of the interrupt that was served.
     pub interrupt: Option<u32>,
-    /// Kind of the page fault that was served, where that is known.
+    /// Kind of the page fault that was served, if it is known.
     pub fault: Option<PageFaultKind>,
 }
 
-/// What a vCPU was in when a tick was due.
+/// State of a vCPU when a tick was due.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub enum VcpuState {
-    /// Executing the guest: such samples, and only they, tell how its time divides.
+    /// Executing the guest: only these samples show how the guest's time divides.
     #[default]
     Guest,
     /// Halted, or not yet started.
@@ -101,14 +139,14 @@ pub enum VcpuState {
 }
 
 impl VcpuState {
-    /// What has this name in column `sample.vcpu_state`.
+    /// Returns the state of this name in column `sample.vcpu_state`.
     pub fn from_name(name: &str) -> Option<Self> {
         [Self::Guest, Self::Halted, Self::Vmm, Self::Waiting]
             .into_iter()
             .find(|vcpu_state| vcpu_state.name() == name)
     }
 
-    /// The name in column `sample.vcpu_state`.
+    /// Returns the name in column `sample.vcpu_state`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Guest => "guest",

@@ -1,6 +1,6 @@
 //! States of tasks.
 
-/// What a task does.
+/// State of a task.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default, serde::Serialize, serde::Deserialize,
 )]
@@ -9,8 +9,8 @@ pub enum TaskState {
     Running,
     /// On a CPU that serves a hard interrupt.
     Interrupted,
-    /// On a CPU while vprof serves a tick or an event there, or the CPU is on its way to the host and back for one: no time
-    /// of the guest's.
+    /// On a CPU while vprof serves a tick or an event there, or while the CPU switches to the host and back
+    /// for one. This is not time of the guest.
     Sampler,
     /// Could run, and waits for a CPU.
     Runnable,
@@ -20,7 +20,7 @@ pub enum TaskState {
     Disk,
     /// Stopped, traced or frozen.
     Stopped,
-    /// Has ended, and its parent has not asked for it.
+    /// Has exited; its parent has not reaped it.
     Zombie,
     /// Not known: events were lost.
     #[default]
@@ -28,7 +28,7 @@ pub enum TaskState {
 }
 
 impl TaskState {
-    /// All, in the order of reports.
+    /// All states, in the order of reports.
     pub const ALL: [Self; 9] = [
         Self::Running,
         Self::Interrupted,
@@ -41,12 +41,25 @@ impl TaskState {
         Self::Unknown,
     ];
 
-    /// The task has a CPU, and the guest's time goes on there.
+    /// Name of the state of a task that has exited, in table `task_scan_state`.
+    pub(crate) const GONE: &str = "gone";
+
+    /// Returns the state of this name, [`TaskState::Unknown`] for a name that a newer version may have written.
+    pub(crate) fn from_name(name: &str) -> Self {
+        Self::ALL.into_iter().find(|state| state.name() == name).unwrap_or_default()
+    }
+
+    /// True if the task waits for something that a wait reason names.
+    pub fn is_waiting(self) -> bool {
+        matches!(self, Self::Sleep | Self::Disk | Self::Stopped)
+    }
+
+    /// True if the task has a CPU on which the guest's time passes.
     pub fn is_on_cpu(self) -> bool {
         matches!(self, Self::Running | Self::Interrupted)
     }
 
-    /// As in table `task_state`.
+    /// Returns the name in table `task_state`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Running => "running",

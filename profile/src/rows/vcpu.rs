@@ -1,4 +1,4 @@
-//! Where the time of vCPUs went: states, exits, interrupts that devices raised, KVM's counters.
+//! Time of vCPUs: states, exits, interrupts that devices raised, KVM's counters.
 
 use serde::{Deserialize, Serialize};
 
@@ -15,27 +15,27 @@ pub struct VcpuRow {
     pub lost: u64,
     /// Returns of KVM_RUN.
     pub exits: u64,
-    /// Where its time went.
+    /// Time in each state.
     pub states: Microstates,
 }
 
-/// A row of table `microstate`: where a vCPU's time went in one stretch of the run.
+/// A row of table `microstate`: time of a vCPU in each state, in one segment of the run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MicrostateRow {
     /// vCPU id.
     pub vcpu: u8,
-    /// End of the stretch, ns since the run's start.
+    /// End of the segment, ns since the run's start.
     pub time_ns: u64,
     /// Its parts, which add up to its length.
     pub states: Microstates,
 }
 
-/// A row of table `rate`: another sampling rate of a vCPU than before, and than `meta.rate_hz` for the first.
+/// A row of table `rate`: a change of a vCPU's sampling rate, for the first one from `meta.rate_hz`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct RateRow {
     /// vCPU id.
     pub vcpu: u8,
-    /// Since when, ns since the run's start.
+    /// Start of this rate, ns since the run's start.
     pub time_ns: u64,
     /// Mean ticks per second; 0 for none.
     pub rate_hz: f64,
@@ -51,27 +51,27 @@ pub struct ExitRow {
     pub id: u32,
     /// vCPU id.
     pub vcpu: u8,
-    /// Like `port write`.
+    /// Reason, like `port write`.
     pub reason: String,
     /// Port, guest physical address, or the number of another reason.
     pub address: Option<u64>,
     /// The device that answers there.
     pub device: Option<String>,
-    /// How many.
+    /// Number of exits.
     pub count: u64,
     /// From the exits to the next entries, ns.
     pub total_ns: u64,
-    /// The longest, ns.
+    /// Longest, ns.
     pub max_ns: u64,
     /// Median, ns.
     pub p50_ns: u64,
     /// 99th percentile, ns.
     pub p99_ns: u64,
-    /// Shortest time of a bucket in ns, and how many fell into it, in rising order.
+    /// Shortest time of a bucket in ns and the number of exits in it, in rising order.
     pub times: Vec<(u64, u64)>,
 }
 
-/// A row of table `kvm_counter`: one of KVM's own counters of a vCPU, as it stands.
+/// A row of table `kvm_counter`: one of KVM's own counters of a vCPU, at its latest value.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KvmCounterRow {
     /// vCPU id.
@@ -80,17 +80,18 @@ pub struct KvmCounterRow {
     pub name: String,
     /// Value; ns where the name ends in `_ns`.
     pub value: u64,
-    /// Only grows, so that differences have a meaning.
+    /// True if the counter only grows, so that differences have a meaning.
     pub grows: bool,
 }
 
-/// A row of table `injected`: interrupts that a device has raised, up to now. A batch with any has them all.
+/// A row of table `injected`: interrupts that a device has raised, up to now. A batch with any of these rows
+/// has all of them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InjectedRow {
     /// The device.
     pub device: String,
     /// The guest's interrupt vector; `None` for a line of the I/O APIC.
     pub vector: Option<u8>,
-    /// How many.
+    /// Number of interrupts.
     pub count: u64,
 }

@@ -1,16 +1,16 @@
-//! What a task sleeps for, told by the kernel's functions that it sleeps in.
+//! Wait reason of a task, from the kernel's functions that it sleeps in.
 
 use serde::{Deserialize, Serialize};
 
 use super::page_fault::{PageFaultKind, is_called};
 
-/// What a task sleeps for.
+/// Wait reason: the kind of event that a task sleeps for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Serialize, Deserialize)]
 pub enum WaitReason {
-    /// It does not sleep, or what for is not known.
+    /// The task does not sleep, or the reason is not known.
     #[default]
     None,
-    /// A page of its memory; which kind of fault is not known.
+    /// A page of its memory, by a fault of unknown kind.
     PageFault,
     /// The page of its next instruction.
     TextFault,
@@ -44,8 +44,8 @@ pub enum WaitReason {
     Other,
 }
 
-/// Functions that tell a wait_reason (Linux 6.1 and 6.12), in the order in which they are asked: a fault may read a disk, and
-/// poll sleeps by a timer. A name that ends in `*` stands for all that begin so.
+/// Functions that indicate a wait reason (Linux 6.1 and 6.12), in the order of the checks: a fault may read a
+/// disk, and poll sleeps by a timer. A name that ends in `*` stands for all that begin so.
 const FUNCTIONS: &[(WaitReason, &[&str])] = &[
     (WaitReason::PageFault, &["handle_mm_fault", "exc_page_fault", "do_user_addr_fault"]),
     (WaitReason::Futex, &["futex_*", "__futex_*", "do_futex"]),
@@ -87,23 +87,23 @@ const FUNCTIONS: &[(WaitReason, &[&str])] = &[
 ];
 
 impl WaitReason {
-    /// The wait_reason of a sleep: `functions` are all on its stack, innermost first, `kernel` those of the kernel;
-    /// for the rest see [`PageFaultKind::of`].
-    pub fn of_sleep<'a>(
+    /// Returns the wait reason of a sleep. `functions` are all on its stack, innermost first, `kernel` those
+    /// of the kernel; for the rest see [`PageFaultKind::from_stack`].
+    pub fn from_sleep<'a>(
         functions: impl Iterator<Item = &'a str> + Clone,
         kernel: impl Iterator<Item = &'a str> + Clone,
         from_user: bool,
         fetching: Option<bool>,
     ) -> Self {
-        let wait_reason = Self::of(functions);
+        let wait_reason = Self::from_functions(functions);
         if wait_reason != Self::PageFault {
             return wait_reason;
         }
-        match PageFaultKind::of(kernel.clone(), from_user, fetching) {
+        match PageFaultKind::from_stack(kernel.clone(), from_user, fetching) {
             Some(PageFaultKind::Text) => Self::TextFault,
             Some(PageFaultKind::Data) => Self::DataFault,
             Some(PageFaultKind::Kernel) => Self::KernelFault,
-            // No exception: the kernel itself asks for a page, to read a disk into it, say.
+            // No exception: the kernel itself requests a page, for example to read a disk into it.
             None if kernel.clone().any(|function| is_called(function, "__get_user_pages*")) => {
                 Self::KernelFault
             }
@@ -111,15 +111,15 @@ impl WaitReason {
         }
     }
 
-    /// The wait_reason that these functions tell, innermost first.
-    fn of<'a>(functions: impl Iterator<Item = &'a str> + Clone) -> Self {
+    /// Returns the wait reason that these functions indicate, innermost first.
+    fn from_functions<'a>(functions: impl Iterator<Item = &'a str> + Clone) -> Self {
         let tells = |names: &&[&str]| {
             functions.clone().any(|function| names.iter().any(|name| is_called(function, name)))
         };
         FUNCTIONS.iter().find(|(_, names)| tells(names)).map_or(Self::Other, |(wait_reason, _)| *wait_reason)
     }
 
-    /// As in table `task_state`; empty for [`WaitReason::None`].
+    /// Returns the name in table `task_state`; empty for [`WaitReason::None`].
     pub fn name(self) -> &'static str {
         match self {
             Self::None => "",
@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     fn of(stack: &str) -> WaitReason {
-        WaitReason::of(stack.split(' '))
+        WaitReason::from_functions(stack.split(' '))
     }
 
     #[test]
@@ -166,7 +166,7 @@ mod tests {
         let fault = "schedule io_schedule filemap_fault handle_mm_fault";
         let kind = |rest: &str, fetching| {
             let stack = format!("{fault} {rest}");
-            WaitReason::of_sleep(stack.split(' '), stack.split(' '), true, fetching)
+            WaitReason::from_sleep(stack.split(' '), stack.split(' '), true, fetching)
         };
         let entry = "exc_page_fault asm_exc_page_fault";
         assert_eq!(kind(entry, Some(true)), WaitReason::TextFault);
@@ -181,9 +181,9 @@ mod tests {
             WaitReason::KernelFault
         );
         let pipe = "schedule pipe_read".split(' ');
-        assert_eq!(WaitReason::of_sleep(pipe.clone(), pipe, true, Some(true)), WaitReason::Pipe);
+        assert_eq!(WaitReason::from_sleep(pipe.clone(), pipe, true, Some(true)), WaitReason::Pipe);
         assert_eq!(of("schedule worker_thread kthread ret_from_fork"), WaitReason::Work);
         assert_eq!(of("schedule something_new"), WaitReason::Other);
-        assert_eq!(WaitReason::of(std::iter::empty()), WaitReason::Other);
+        assert_eq!(WaitReason::from_functions(std::iter::empty()), WaitReason::Other);
     }
 }

@@ -1,8 +1,8 @@
-//! Who ran: processes, threads, control groups.
+//! Owners of code: processes, threads, control groups.
 
 use serde::{Deserialize, Serialize};
 
-/// A row of table `instance`: one life of one process.
+/// A row of table `instance`: one instance of a process.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InstanceRow {
     /// Row id; 1 and up. A row with a known id replaces the earlier (exec renamed the process).

@@ -4,29 +4,29 @@ use std::collections::{BTreeMap, HashMap};
 
 use rusqlite::Connection;
 
-use super::books::{Kept, Told};
+use super::accounting::{AccountedTimes, ReadingPair};
 use crate::numbers::unsigned;
-use crate::report::family::{Birth, parents};
+use crate::report::subtree::{Birth, parents};
 
 /// Generations that are followed, at most: a profile may be damaged.
 const DEEPEST: usize = 64;
 
 /// Processes by those that waited for them, by instance row id.
 #[derive(Debug, Default)]
-pub(super) struct Families {
-    /// Those that were waited for, and whose books hold the process: the one that waited, the one that waited for that, ...
+pub(super) struct ReapedProcesses {
+    /// Those that were waited for, and whose accounting hold the process: the one that waited, the one that waited for that, ...
     above: HashMap<u32, Vec<u32>>,
-    /// How many processes the books of a process hold.
+    /// How many processes the accounting of a process hold.
     below: HashMap<u32, u64>,
     seen: bool,
 }
 
-impl Families {
-    /// Exact mode has seen who waited; else the processes that had ended when the books were last read, at `last_ns`, are
+impl ReapedProcesses {
+    /// Exact mode has seen who waited; else the processes that had ended when the accounting were last read, at `last_ns`, are
     /// their parents'.
     pub fn read(
         connection: &Connection,
-        books: &BTreeMap<u32, Kept<Told>>,
+        accounting: &BTreeMap<u32, ReadingPair<AccountedTimes>>,
         last_ns: Option<u64>,
     ) -> rusqlite::Result<Self> {
         let exact = "SELECT EXISTS (SELECT 1 FROM meta WHERE key = 'exact_from_ns')";
@@ -36,35 +36,35 @@ impl Families {
             let rows = statement.query_map([], |row| Ok((row.get(0)?, (row.get(1)?, unsigned(row, 2)?))))?;
             rows.collect::<rusqlite::Result<_>>()?
         } else {
-            ended(connection, books, last_ns.unwrap_or(0))?
+            ended(connection, accounting, last_ns.unwrap_or(0))?
         };
-        // What was waited for before the first reading of the books is no part of what they have grown by.
+        // What was waited for before the first reading of the accounting is no part of what they have grown by.
         let counts = |by: u32, time_ns: u64| {
-            books.get(&by).is_some_and(|kept| kept.since_ns().is_none_or(|since| since < time_ns))
+            accounting.get(&by).is_some_and(|kept| kept.since_ns().is_none_or(|since| since < time_ns))
         };
-        let mut families = Self { seen, ..Self::default() };
+        let mut reaped = Self { seen, ..Self::default() };
         for (&child, &(by, time_ns)) in &waited {
             let (mut by, mut time_ns) = (by, time_ns);
             let mut above = Vec::new();
             while above.len() < DEEPEST && by != child && !above.contains(&by) {
                 if counts(by, time_ns) {
                     above.push(by);
-                    *families.below.entry(by).or_default() += 1;
+                    *reaped.below.entry(by).or_default() += 1;
                 }
                 let Some(next) = waited.get(&by) else { break };
                 (by, time_ns) = *next;
             }
-            families.above.insert(child, above);
+            reaped.above.insert(child, above);
         }
-        Ok(families)
+        Ok(reaped)
     }
 
-    /// Whose books hold this process.
+    /// Whose accounting hold this process.
     pub fn above(&self, process: u32) -> &[u32] {
         self.above.get(&process).map_or(&[], Vec::as_slice)
     }
 
-    /// How many processes the books of this one hold.
+    /// How many processes the accounting of this one hold.
     pub fn below(&self, process: u32) -> u64 {
         self.below.get(&process).copied().unwrap_or(0)
     }
@@ -78,7 +78,7 @@ impl Families {
 /// Processes that were there before `last_ns` and not any more then, with their parents, and when they were last there.
 fn ended(
     connection: &Connection,
-    books: &BTreeMap<u32, Kept<Told>>,
+    accounting: &BTreeMap<u32, ReadingPair<AccountedTimes>>,
     last_ns: u64,
 ) -> rusqlite::Result<HashMap<u32, (u32, u64)>> {
     let mut statement = connection.prepare("SELECT id, pid, parent_pid, start_ns FROM instance")?;
@@ -90,7 +90,7 @@ fn ended(
     let sql = "SELECT instance, max(time_ns) FROM sample WHERE instance IS NOT NULL GROUP BY instance";
     let mut statement = connection.prepare(sql)?;
     let sampled = statement.query_map([], |row| Ok((row.get(0)?, unsigned(row, 1)?)))?;
-    let mut sights: HashMap<u32, u64> = books.iter().map(|(&id, kept)| (id, kept.last.0)).collect();
+    let mut sights: HashMap<u32, u64> = accounting.iter().map(|(&id, kept)| (id, kept.last.0)).collect();
     for sampled in sampled {
         let (id, time_ns) = sampled?;
         let sight = sights.entry(id).or_default();

@@ -2,7 +2,7 @@
 //!
 //! [`Rusage`] serializes to exactly the object that docs/json.md describes; a test compares the two.
 
-mod books;
+mod accounting;
 mod children;
 mod read;
 #[cfg(test)]
@@ -71,13 +71,13 @@ pub struct ProcessRusage {
     pub samples: u64,
     /// CPU time in the guest, user and system, without interrupts that hit the process, and without what the host, the VMM and
     /// vprof took meanwhile, ns.
-    pub true_cpu_ns: u64,
+    pub measured_cpu_ns: u64,
     /// Lower end of its 95 % interval.
-    pub true_low_ns: u64,
+    pub measured_low_ns: u64,
     /// Upper end of its 95 % interval.
-    pub true_high_ns: u64,
-    /// The part of `true_cpu_ns` in user code.
-    pub true_user_ns: u64,
+    pub measured_high_ns: u64,
+    /// The part of `measured_cpu_ns` in user code.
+    pub measured_user_ns: u64,
     /// Interrupts that hit the process, which most kernels charge to it, ns.
     pub interrupted_ns: u64,
     /// What is told less what is true, ns.
@@ -92,7 +92,7 @@ pub struct ProcessRusage {
 /// between the first and the last reading of the books of the process.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ChildrenRusage {
-    /// Processes that `true_cpu_ns` is of: children, and children that they waited for.
+    /// Processes that `measured_cpu_ns` is of: children, and children that they waited for.
     pub processes: u64,
     /// Exact mode has seen who waited for whom. Else these are the processes that have ended, by their parents as they were
     /// read, which may be too many or too few.
@@ -110,11 +110,11 @@ pub struct ChildrenRusage {
     /// Samples that the truth is made of.
     pub samples: u64,
     /// CPU time of these processes, user and system, without interrupts that hit them, ns.
-    pub true_cpu_ns: u64,
+    pub measured_cpu_ns: u64,
     /// Lower end of its 95 % interval.
-    pub true_low_ns: u64,
+    pub measured_low_ns: u64,
     /// Upper end of its 95 % interval.
-    pub true_high_ns: u64,
+    pub measured_high_ns: u64,
     /// What is reported less what is true, ns.
     pub difference_ns: i64,
 }
@@ -139,11 +139,11 @@ pub struct ThreadRusage {
     /// The scheduler's run time, ns.
     pub runtime_ns: u64,
     /// CPU time, ns.
-    pub true_cpu_ns: u64,
+    pub measured_cpu_ns: u64,
     /// Lower end of its 95 % interval.
-    pub true_low_ns: u64,
+    pub measured_low_ns: u64,
     /// Upper end of its 95 % interval.
-    pub true_high_ns: u64,
+    pub measured_high_ns: u64,
     /// `utime + stime` is further from the estimate than chance explains, in all rows together.
     pub outside: bool,
 }
@@ -162,8 +162,8 @@ pub struct CpuRusage {
     /// What was told at `since_s`.
     pub before: CpuTimes,
     /// What was so.
-    pub truly: CpuTimes,
-    /// Ends of the 95 % intervals of the same times. Times of states are exact, but known in stretches of a fifth of a
+    pub measured: CpuTimes,
+    /// StateBounds of the 95 % intervals of the same times. Times of states are exact, but known in segments of a fifth of a
     /// second: their ends differ by what the first and the last of them leave open.
     pub low: CpuTimes,
     /// See `low`.
@@ -188,8 +188,8 @@ pub struct CpuTimes {
 }
 
 /// What a guest tells less what is true, ns; what it tells may be any number.
-pub fn difference(told_ns: u64, truly_ns: u64) -> i64 {
-    let difference = i128::from(told_ns) - i128::from(truly_ns);
+pub fn difference(reported_ns: u64, measured_ns: u64) -> i64 {
+    let difference = i128::from(reported_ns) - i128::from(measured_ns);
     i64::try_from(difference).unwrap_or(if difference < 0 { i64::MIN } else { i64::MAX })
 }
 
@@ -240,11 +240,11 @@ impl CpuTimes {
 
 /// Chance that a right time is told as far from an estimate as this, at most: what the guest keeps is up to a tick old, at
 /// the last reading and, if the time is told since a first one, at that as well.
-fn chance(told_ns: u64, since_first: bool, truth: &Time) -> f64 {
-    let (told, unbooked) = (as_f64(told_ns), if since_first { TICK_NS } else { 0.0 });
-    let (apart, half) = match told > truth.ns {
-        true => (told - unbooked - truth.ns, truth.high_ns - truth.ns),
-        false => (truth.ns - TICK_NS - told, truth.ns - truth.low_ns),
+fn chance(reported_ns: u64, since_first: bool, measured: &Time) -> f64 {
+    let (reported, unaccounted) = (as_f64(reported_ns), if since_first { TICK_NS } else { 0.0 });
+    let (apart, half) = match reported > measured.ns {
+        true => (reported - unaccounted - measured.ns, measured.high_ns - measured.ns),
+        false => (measured.ns - TICK_NS - reported, measured.ns - measured.low_ns),
     };
     if apart <= 0.0 { 1.0 } else { two_sided(apart / half * Z_95) }
 }

@@ -43,7 +43,7 @@ fn batch() -> Batch {
         cpu_times: vec![CpuTimeRow {
             first: false,
             time_ns: 10_000 * MS,
-            books: CpuStat { user_ns: 9_000 * MS, idle_ns: MS, iowait_ns: MS, ..CpuStat::default() },
+            stat: CpuStat { user_ns: 9_000 * MS, idle_ns: MS, iowait_ns: MS, ..CpuStat::default() },
         }],
         ..Batch::default()
     };
@@ -87,14 +87,14 @@ fn what_the_guest_does_not_see_is_told() {
     let rusage = Rusage::read(&profile(directory.path(), &batch())).expect("books");
     assert!(rusage.intervals_valid && rusage.processes.len() == 2);
     let [hog, victim] = &rusage.processes[..] else { panic!("two processes") };
-    assert_eq!((hog.comm.as_str(), hog.samples, hog.true_cpu_ns), ("hog", 500, 4_000 * MS));
-    assert_eq!((hog.true_user_ns, hog.interrupted_ns), (3_600 * MS, 0));
+    assert_eq!((hog.comm.as_str(), hog.samples, hog.measured_cpu_ns), ("hog", 500, 4_000 * MS));
+    assert_eq!((hog.measured_user_ns, hog.interrupted_ns), (3_600 * MS, 0));
     assert!(hog.outside && hog.difference_ns == -3_980_000_000);
-    assert!(hog.true_low_ns < 4_000 * MS && 4_000 * MS < hog.true_high_ns);
+    assert!(hog.measured_low_ns < 4_000 * MS && 4_000 * MS < hog.measured_high_ns);
     // Only what was before its books counts: half of its 400 samples.
-    assert_eq!((victim.instance, victim.samples, victim.true_cpu_ns), (3, 200, 1_600 * MS));
+    assert_eq!((victim.instance, victim.samples, victim.measured_cpu_ns), (3, 200, 1_600 * MS));
     assert!(!victim.outside && victim.interrupted_ns == 400 * MS, "{victim:?}");
-    assert_eq!((rusage.threads.len(), rusage.threads[0].true_cpu_ns), (1, victim.true_cpu_ns));
+    assert_eq!((rusage.threads.len(), rusage.threads[0].measured_cpu_ns), (1, victim.measured_cpu_ns));
     assert!(rusage.threads[0].outside, "its own books are empty");
 }
 
@@ -104,12 +104,12 @@ fn a_cpu_is_compared_with_its_vcpu() {
     let rusage = Rusage::read(&profile(directory.path(), &batch())).expect("books");
     let [cpu] = &rusage.cpus[..] else { panic!("one CPU") };
     assert_eq!((cpu.reported.user_ns, cpu.reported.idle_ns), (9_000 * MS, 2 * MS));
-    assert_eq!((cpu.truly.user_ns, cpu.truly.softirq_ns), (6_800 * MS, 800 * MS));
-    assert_eq!((cpu.truly.idle_ns, cpu.truly.steal_ns), (1_500 * MS, 500 * MS));
-    let sum: u64 = cpu.truly.named().iter().map(|(_, ns)| ns).sum();
+    assert_eq!((cpu.measured.user_ns, cpu.measured.softirq_ns), (6_800 * MS, 800 * MS));
+    assert_eq!((cpu.measured.idle_ns, cpu.measured.steal_ns), (1_500 * MS, 500 * MS));
+    let sum: u64 = cpu.measured.named().iter().map(|(_, ns)| ns).sum();
     assert_eq!(sum, 10_000 * MS);
     assert_eq!((cpu.low.steal_ns, cpu.high.steal_ns), (500 * MS, 500 * MS), "exact");
-    assert!(cpu.low.user_ns < cpu.truly.user_ns && cpu.truly.user_ns < cpu.high.user_ns);
+    assert!(cpu.low.user_ns < cpu.measured.user_ns && cpu.measured.user_ns < cpu.high.user_ns);
 }
 
 /// `sh` has started `victim`, which has started `hog`; both have ended, and books are read a second later.
@@ -142,8 +142,8 @@ fn children_are_those_that_have_ended_by_their_parents() {
     let sh = of("sh").expect("children");
     assert_eq!((sh.processes, sh.seen, sh.samples), (2, false, 900));
     assert_eq!((sh.reported_user_ns, sh.reported_system_ns, sh.minor_faults), (7_000 * MS, 300 * MS, 5));
-    assert_eq!((sh.true_cpu_ns, sh.difference_ns), (7_200 * MS, 100_000_000));
-    assert!(sh.true_low_ns < 7_200 * MS && 7_200 * MS < sh.true_high_ns);
+    assert_eq!((sh.measured_cpu_ns, sh.difference_ns), (7_200 * MS, 100_000_000));
+    assert!(sh.measured_low_ns < 7_200 * MS && 7_200 * MS < sh.measured_high_ns);
     let victim = of("victim").expect("a child");
     assert_eq!((victim.processes, victim.samples, victim.reported_user_ns), (1, 500, 0));
     assert_eq!(of("hog"), None);
@@ -201,7 +201,7 @@ fn a_guest_that_claims_all_the_time_there_is_can_be_compared() {
             children: ChildCpuTimes { user_ns: MOST, system_ns: MOST, ..ChildCpuTimes::default() },
         };
     }
-    let books = CpuStat {
+    let stat = CpuStat {
         cpu: 0,
         user_ns: MOST,
         nice_ns: MOST,
@@ -212,7 +212,7 @@ fn a_guest_that_claims_all_the_time_there_is_can_be_compared() {
         iowait_ns: MOST,
         steal_ns: MOST,
     };
-    batch.cpu_times[0].books = books;
+    batch.cpu_times[0].stat = stat;
     let directory = tempfile::tempdir().expect("a directory");
     let rusage = Rusage::read(&profile(directory.path(), &batch)).expect("books");
     assert!(rusage.processes.iter().all(|process| process.outside && process.difference_ns > 0));
@@ -220,7 +220,7 @@ fn a_guest_that_claims_all_the_time_there_is_can_be_compared() {
 }
 
 /// The same, but the books were first read after two seconds, when `hog` had used a second of its own, and the vCPU's states
-/// are known in stretches of two seconds.
+/// are known in segments of two seconds.
 fn later() -> Batch {
     let mut batch = batch();
     for second in [2, 4, 6, 8, 10_u64] {
@@ -256,10 +256,10 @@ fn later() -> Batch {
     // Of what ended before it was read again nothing can be compared.
     batch.rusage = vec![last, first, RusageRow { instance: 2, ..first }];
     let last = batch.cpu_times[0];
-    let books = CpuStat { user_ns: 3_000 * MS, idle_ns: MS, ..CpuStat::default() };
+    let stat = CpuStat { user_ns: 3_000 * MS, idle_ns: MS, ..CpuStat::default() };
     batch.cpu_times = vec![
         CpuTimeRow { time_ns: 9_000 * MS, ..last },
-        CpuTimeRow { first: true, time_ns: 3_000 * MS, books },
+        CpuTimeRow { first: true, time_ns: 3_000 * MS, stat },
     ];
     batch
 }
@@ -273,7 +273,7 @@ fn what_was_before_the_first_reading_is_left_out_on_both_sides() {
     assert_eq!((hog.samples, hog.since_s, hog.read_s), (399, Some(2.0), 10.0));
     assert_eq!((hog.before_user_ns, hog.before_system_ns), (900 * MS, 100 * MS));
     assert_eq!((hog.reported_user_ns, hog.reported_system_ns, hog.runtime_ns), (3_100 * MS, 0, 3_100 * MS));
-    assert_eq!(hog.true_cpu_ns, 3_192 * MS);
+    assert_eq!(hog.measured_cpu_ns, 3_192 * MS);
     assert!(!hog.outside, "{hog:?}");
     let [cpu] = &rusage.cpus[..] else { panic!("one CPU") };
     assert_eq!((cpu.since_s, cpu.read_s), (Some(3.0), 9.0));
@@ -281,17 +281,18 @@ fn what_was_before_the_first_reading_is_left_out_on_both_sides() {
         (cpu.reported.user_ns, cpu.before.user_ns, cpu.reported.idle_ns),
         (6_000 * MS, 3_000 * MS, MS)
     );
-    assert_eq!((cpu.truly.idle_ns, cpu.truly.steal_ns), (900 * MS, 300 * MS));
-    // Two stretches are whole; of the two that are cut, all of a state may be inside or outside.
+    assert_eq!((cpu.measured.idle_ns, cpu.measured.steal_ns), (900 * MS, 300 * MS));
+    // Two segments are whole; of the two that are cut, all of a state may be inside or outside.
     assert_eq!((cpu.low.steal_ns, cpu.high.steal_ns), (200 * MS, 400 * MS));
-    let of_guest = cpu.truly.user_ns + cpu.truly.system_ns + cpu.truly.irq_ns + cpu.truly.softirq_ns;
+    let of_guest =
+        cpu.measured.user_ns + cpu.measured.system_ns + cpu.measured.irq_ns + cpu.measured.softirq_ns;
     assert_eq!(of_guest, 4_800 * MS);
 }
 
 #[test]
 fn a_first_reading_is_late_by_a_tick_too() {
-    let truth = Time { ns: 50e6, low_ns: 40e6, high_ns: 60e6 };
-    let is_outside = |told_ns, since_first| chance(told_ns, since_first, &truth) < LEVEL;
+    let measured = Time { ns: 50e6, low_ns: 40e6, high_ns: 60e6 };
+    let is_outside = |reported_ns, since_first| chance(reported_ns, since_first, &measured) < LEVEL;
     assert!(is_outside(65_000_000, false) && !is_outside(65_000_000, true));
     assert!(!is_outside(31_000_000, false) && is_outside(29_000_000, true));
 }
@@ -299,13 +300,13 @@ fn a_first_reading_is_late_by_a_tick_too() {
 /// Of many right rows some are outside of their own 95 % interval.
 #[test]
 fn many_rows_are_judged_together() {
-    let truth = Time { ns: 50e6, low_ns: 40e6, high_ns: 60e6 };
+    let measured = Time { ns: 50e6, low_ns: 40e6, high_ns: 60e6 };
     let mut chances = vec![1.0; 100];
     // Two and four standard errors away.
-    chances[3] = chance(60_500_000, false, &truth);
+    chances[3] = chance(60_500_000, false, &measured);
     assert!(chances[3] < LEVEL && outside(&chances[3..4]).any(|is| is));
     assert!(outside(&chances).all(|is| !is));
-    chances[5] = chance(72_000_000, false, &truth);
+    chances[5] = chance(72_000_000, false, &measured);
     assert!(outside(&chances).enumerate().all(|(n, is)| is == (n == 5)));
 }
 
@@ -342,9 +343,9 @@ fn threads_are_told_as_the_kernel_shows_them_and_agree_with_their_process() {
     let (user_ns, system_ns) = (1_750 * MS, 750 * MS);
     batch.rusage[1] = RusageRow { user_ns, system_ns, runtime_ns: 2_500 * MS, ..batch.rusage[1] };
     let rusage = Rusage::read(&profile(directory.path(), &batch)).expect("books");
-    let told: Vec<_> =
+    let reported: Vec<_> =
         rusage.threads.iter().map(|t| (t.tid, t.reported_user_ns, t.reported_system_ns)).collect();
-    assert_eq!(told, [(8, 1_500 * MS, 500 * MS), (9, 250 * MS, 250 * MS)]);
+    assert_eq!(reported, [(8, 1_500 * MS, 500 * MS), (9, 250 * MS, 250 * MS)]);
     let process = rusage.processes.iter().find(|process| process.pid == 8).expect("read");
     let sum = |of: fn(&ThreadRusage) -> u64| rusage.threads.iter().map(of).sum::<u64>();
     assert_eq!(process.reported_user_ns, sum(|thread| thread.reported_user_ns));

@@ -9,7 +9,7 @@ use super::timeline::{POLLING, Timeline, in_guest};
 use crate::clock::{ClockKind, Intervals};
 use crate::estimate::{Estimate, PartTallies, PartTicks, Share, Ticks};
 
-/// Length of the stretches for which the exact clock is read: 200 intervals, as the collector does at 1,000 Hz.
+/// Length of the segments for which the exact clock is read: 200 intervals, as the collector does at 1,000 Hz.
 pub(super) const STRETCH_NS: u64 = 200 * MEAN_NS;
 
 /// A course of a machine, with the truth.
@@ -92,7 +92,7 @@ impl Machine {
             ticks
         });
         for (vcpu, line) in (0_u8..).zip(&self.vcpus) {
-            ticks.divide(vcpu, line.stretches(STRETCH_NS, in_guest));
+            ticks.divide(vcpu, line.segments(STRETCH_NS, in_guest));
         }
         let mut tallies = vec![PartTallies::default(); rows.len()];
         for Tick { vcpu, time_ns, state } in self.ticks(clock, seed, start_ns) {

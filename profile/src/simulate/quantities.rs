@@ -10,10 +10,11 @@ use crate::clock::ClockKind;
 use crate::diff::Value;
 use crate::diff::significance::{Tested, one_run, welch};
 use crate::estimate::{Share, Tallies, Ticks};
-use crate::paces::Paces;
-use crate::report::tables::Stretch;
-use crate::report::task_scan::{Stay, TaskScan, TaskScans};
+use crate::rate_history::RateHistory;
+use crate::report::tables::Segment;
+use crate::report::task_scan::{StateSpan, TaskScan, TaskScans};
 use crate::rows::Microstates;
+use crate::rows::TaskState;
 
 /// What is estimated of state 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -164,7 +165,7 @@ fn in_part(machine: &Machine, clock: ClockKind, seed: u64, boot: bool) -> Measur
     } else {
         let mut all = Ticks::new(clock, MEAN_NS as f64);
         for (vcpu, line) in (0_u8..).zip(&machine.vcpus) {
-            all.divide(vcpu, line.stretches(STRETCH_NS, in_guest));
+            all.divide(vcpu, line.segments(STRETCH_NS, in_guest));
         }
         for tick in &ticks {
             let told = all.tick(tick.vcpu, tick.time_ns, in_guest(tick.state));
@@ -186,47 +187,42 @@ fn in_part(machine: &Machine, clock: ClockKind, seed: u64, boot: bool) -> Measur
 /// What a boot reads of a profile.
 fn clocks(machine: &Machine, clock: ClockKind, ticks: &[Tick]) -> Clocks {
     let meta = [("clock", clock.name().to_owned()), ("rate_hz", (1_000_000_000 / MEAN_NS).to_string())];
-    let moment = |(id, tick): (i64, &Tick)| {
+    let scan = |(id, tick): (i64, &Tick)| {
         (id, BootMoment { vcpu: tick.vcpu, time_ns: tick.time_ns, guest: in_guest(tick.state) })
     };
-    let stretches = |line: &super::timeline::Timeline| {
+    let segments = |line: &super::timeline::Timeline| {
         let mut begin = 0;
-        let ends = line.stretches(STRETCH_NS, in_guest);
-        let stretch = |(end, guest): (u64, u64)| {
+        let ends = line.segments(STRETCH_NS, in_guest);
+        let segment = |(end, guest): (u64, u64)| {
             let states = Microstates { guest, halted: end - begin - guest, ..Microstates::default() };
-            Stretch { begin: std::mem::replace(&mut begin, end), end, states }
+            Segment { begin: std::mem::replace(&mut begin, end), end, states }
         };
-        ends.into_iter().map(stretch).collect::<Vec<_>>()
+        ends.into_iter().map(segment).collect::<Vec<_>>()
     };
-    let all: HashMap<u8, Vec<Stretch>> = (0..).zip(machine.vcpus.iter().map(stretches)).collect();
+    let all: HashMap<u8, Vec<Segment>> = (0..).zip(machine.vcpus.iter().map(segments)).collect();
     let meta: BTreeMap<String, String> = meta.map(|(key, value)| (key.to_owned(), value)).into();
-    Clocks::new(meta, (0..).zip(ticks).map(moment).collect(), all, Paces::default())
+    Clocks::new(meta, (0..).zip(ticks).map(scan).collect(), all, RateHistory::default())
 }
 
 /// Ticks as scans, and the course of the first vCPU as what a task does.
 fn task_state(machine: &Machine, clock: ClockKind, seed: u64) -> Measured {
     let ticks = machine.ticks(clock, seed, 0);
-    let moment = |(id, tick): (u64, &Tick)| TaskScan { id, time_ns: tick.time_ns, backoff: 0, late_ns: 0 };
-    let scans: Vec<TaskScan> = (0..).zip(&ticks).map(moment).collect();
+    let scan = |(id, tick): (u64, &Tick)| TaskScan { id, time_ns: tick.time_ns, backoff: 0, late_ns: 0 };
+    let scans: Vec<TaskScan> = (0..).zip(&ticks).map(scan).collect();
     let end = ticks.last().map_or(0, |tick| tick.time_ns);
-    let mut stays: Vec<Stay> = Vec::new();
+    let mut spans: Vec<StateSpan> = Vec::new();
     for (place, tick) in ticks.iter().enumerate() {
-        let state = if tick.state == 1 { "sleep" } else { "running" };
-        match stays.last_mut().filter(|stay| stay.state == state) {
-            Some(stay) => stay.to = place + 1,
+        let state = if tick.state == 1 { TaskState::Sleep } else { TaskState::Running };
+        match spans.last_mut().filter(|span| span.state == state) {
+            Some(span) => span.to = place + 1,
             None => {
-                stays.push(Stay {
-                    from: place,
-                    to: place + 1,
-                    state: state.to_owned(),
-                    wait_reason: String::new(),
-                });
+                spans.push(StateSpan { from: place, to: place + 1, state, wait_reason: String::new() });
             }
         }
     }
     let scans = TaskScans::new(scans, 0, 1e9 / MEAN_NS as f64);
-    let (_, spent) = scans.spent(&stays, &[&|stay: &Stay| stay.state == "sleep"]);
-    let Some((found, line)) = spent.first().zip(machine.vcpus.first()) else { return none() };
+    let (_, times) = scans.times(&spans, &[&|span: &StateSpan| span.state == TaskState::Sleep]);
+    let Some((found, line)) = times.first().zip(machine.vcpus.first()) else { return none() };
     let (time, whole) = (found.time.time, end.max(1) as f64);
     let share = Share { share: time.ns / whole, low: time.low_ns / whole, high: time.high_ns / whole };
     let truth = line.time_until(end, |state| state == 1) as f64 / whole;

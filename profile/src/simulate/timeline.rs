@@ -81,9 +81,9 @@ impl Timeline {
         spans.map(|((start, end), _)| (*end).min(until) - start).sum()
     }
 
-    /// Stretches of this length: the end of each, ns, and the time in wanted states within it, ns.
-    pub fn stretches(&self, length: u64, wanted: impl Fn(u8) -> bool) -> Vec<(u64, u64)> {
-        let mut stretches = Vec::new();
+    /// SegmentList of this length: the end of each, ns, and the time in wanted states within it, ns.
+    pub fn segments(&self, length: u64, wanted: impl Fn(u8) -> bool) -> Vec<(u64, u64)> {
+        let mut segments = Vec::new();
         let (mut cursor, mut now, mut time) = (self.cursor(), 0, 0);
         while now < self.length() {
             let state = cursor.at(now);
@@ -91,11 +91,11 @@ impl Timeline {
             let until = cursor.end().min(border).min(self.length());
             time += if wanted(state) { until - now } else { 0 };
             if until == border || until == self.length() {
-                stretches.push((until, std::mem::take(&mut time)));
+                segments.push((until, std::mem::take(&mut time)));
             }
             now = until;
         }
-        stretches
+        segments
     }
 
     /// Moments from and to which the vCPU's thread waits, ns.
@@ -147,7 +147,7 @@ mod tests {
         assert_eq!((line.length(), line.time(|s| s == 1), line.time(|s| s == 2)), (50, 40, 10));
         let mut cursor = line.cursor();
         assert_eq!([0, 14, 15, 24, 25, 49, 50].map(|ns| cursor.at(ns)), [1, 1, 2, 2, 1, 1, OUTSIDE]);
-        assert_eq!(line.stretches(20, |s| s == 1), [(20, 15), (40, 15), (50, 10)]);
+        assert_eq!(line.segments(20, |s| s == 1), [(20, 15), (40, 15), (50, 10)]);
         let short = line.clone().truncated(20);
         assert_eq!((short.length(), short.time(|s| s == 2)), (20, 5));
         assert_eq!(line.clone().truncated(15).length(), 15);

@@ -1,4 +1,4 @@
-//! What `vprof stat` tells: states of vCPUs, exits, interrupts and KVM's counters, of a whole run or a stretch of it.
+//! What `vprof stat` tells: states of vCPUs, exits, interrupts and KVM's counters, of a whole run or a segment of it.
 //!
 //! [`Stat`] serializes to exactly the object that docs/json.md describes; a test compares the two.
 

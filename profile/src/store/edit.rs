@@ -1,4 +1,4 @@
-//! Changes the names in a profile that is finished.
+//! Changes of names in a finished profile.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,10 +11,10 @@ use super::writer::explain as unwritable;
 use super::{EditError, ProfileError};
 use crate::rows::{FrameKind, FrameRow, InlinedRow};
 
-/// How long a change waits for others who read the profile.
+/// Time for which a change waits for other readers of the profile.
 const BUSY: Duration = Duration::from_secs(5);
 
-/// A file of the guest that frames lie in.
+/// A file of the guest that contains frames.
 #[derive(Debug)]
 pub(crate) struct CodeFile {
     /// Row id.
@@ -23,11 +23,11 @@ pub(crate) struct CodeFile {
     pub path: String,
     /// GNU build-id, hexadecimal.
     pub build_id: Option<String>,
-    /// Where its bytes were read, or why not.
+    /// Source of its bytes, or the reason why they were not read.
     pub read_from: Option<String>,
 }
 
-/// A profile whose frames get other names.
+/// A finished profile whose frames are renamed.
 #[derive(Debug)]
 pub(crate) struct Editor {
     connection: Connection,
@@ -35,17 +35,17 @@ pub(crate) struct Editor {
 }
 
 impl Editor {
-    /// Opens a profile that no run writes any more, and folds the log that a killed run has left.
+    /// Opens a profile that no run is writing, and folds the log that a killed run has left.
     pub(crate) fn open(path: &Path) -> Result<Self, EditError> {
         check_header(path)?;
         let io = |error| ProfileError::Io { path: path.to_owned(), error };
-        // The superuser can write to any file; who took the right away meant it.
+        // The superuser can write to any file; a missing write permission is deliberate.
         if fs::metadata(path).map_err(io)?.permissions().readonly() {
             return Err(EditError::ReadOnly(path.to_owned()));
         }
         let connection = connect(path).map_err(|error| explain(path, &error, unreadable))?;
         let editor = Self { connection, path: path.to_owned() };
-        // SQLite falls back to reading where the operating system allows no more.
+        // SQLite falls back to reading if the operating system permits only that.
         if editor.connection.is_readonly(MAIN_DB).map_err(|error| editor.error(&error))? {
             return Err(EditError::ReadOnly(path.to_owned()));
         }
@@ -56,7 +56,7 @@ impl Editor {
         if mode == "delete" { Ok(editor) } else { Err(EditError::InUse(editor.path)) }
     }
 
-    /// The files that frames lie in.
+    /// Returns the files that contain frames.
     pub(crate) fn files(&self) -> Result<Vec<CodeFile>, EditError> {
         let sql = "SELECT id, path, build_id, read_from FROM file \
                    WHERE id IN (SELECT file FROM frame WHERE kind = ?) ORDER BY id";
@@ -75,7 +75,7 @@ impl Editor {
         read().map_err(|error| self.error(&error))
     }
 
-    /// The frames that lie in a file.
+    /// Returns the frames in a file.
     pub(crate) fn frames(&self, file: u32) -> Result<Vec<FrameRow>, EditError> {
         let sql = "SELECT id, address, call, symbol, module, offset, source, line FROM frame \
                    WHERE file = ? AND kind = ? ORDER BY address";
@@ -103,8 +103,8 @@ impl Editor {
         read().map_err(|error| self.error(&error))
     }
 
-    /// Stores the names of frames of a file, the functions that are inlined there and what names the file, all or
-    /// nothing.
+    /// Stores the names of frames of a file, the functions that are inlined there and the source of the
+    /// file's names. Stores all or nothing.
     pub(crate) fn rename(
         &mut self,
         file: u32,
@@ -159,7 +159,7 @@ fn write(
     transaction.commit()
 }
 
-/// What keeps a profile from being changed, before what is wrong with the profile itself.
+/// Returns the error that keeps a profile from being changed, rather than damage of the profile itself.
 fn explain(
     path: &Path,
     error: &rusqlite::Error,
@@ -167,7 +167,7 @@ fn explain(
 ) -> EditError {
     match error.sqlite_error_code() {
         Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => EditError::InUse(path.to_owned()),
-        // Also a directory that takes no journal.
+        // SQLite also reports this for a directory that accepts no journal.
         Some(ErrorCode::ReadOnly | ErrorCode::CannotOpen | ErrorCode::PermissionDenied) => {
             EditError::ReadOnly(path.to_owned())
         }

@@ -1,14 +1,14 @@
-//! What can go wrong with a profile; each message is one sentence for the user.
+//! Errors of profiles; each message is one sentence for the user.
 
 use std::io;
 use std::path::PathBuf;
 
 use super::SCHEMA_VERSION;
 
-/// Why a profile could not be created.
+/// Error of creating a profile.
 #[derive(Debug, thiserror::Error)]
 pub enum CreateError {
-    /// The file exists and overwriting was not asked for.
+    /// The file exists and overwriting was not requested.
     #[error("{0} exists already: choose another name or pass --force")]
     Exists(PathBuf),
     /// The path is a directory, a device or the like, which is never overwritten.
@@ -19,7 +19,7 @@ pub enum CreateError {
     Io {
         /// The profile.
         path: PathBuf,
-        /// Why.
+        /// Reason.
         error: io::Error,
     },
     /// SQLite failed.
@@ -27,12 +27,12 @@ pub enum CreateError {
     Database {
         /// The profile.
         path: PathBuf,
-        /// Why.
+        /// Reason.
         reason: String,
     },
 }
 
-/// Why a profile could not be read.
+/// Error of reading a profile.
 #[derive(Debug, thiserror::Error)]
 pub enum ProfileError {
     /// There is no such file.
@@ -69,9 +69,9 @@ pub enum ProfileError {
     CutOff {
         /// The profile.
         path: PathBuf,
-        /// Its size.
+        /// Size of the file.
         bytes: u64,
-        /// The size it should have.
+        /// Size that its header requires.
         expected: u64,
     },
     /// The content contradicts itself.
@@ -79,7 +79,7 @@ pub enum ProfileError {
     Damaged {
         /// The profile.
         path: PathBuf,
-        /// What SQLite found.
+        /// SQLite's finding.
         reason: String,
     },
     /// The operating system refused.
@@ -87,7 +87,7 @@ pub enum ProfileError {
     Io {
         /// The profile.
         path: PathBuf,
-        /// Why.
+        /// Reason.
         error: io::Error,
     },
     /// SQLite failed otherwise.
@@ -95,21 +95,21 @@ pub enum ProfileError {
     Database {
         /// The profile.
         path: PathBuf,
-        /// Why.
+        /// Reason.
         reason: String,
     },
 }
 
-/// Why a profile could not be changed.
+/// Error of changing a profile.
 #[derive(Debug, thiserror::Error)]
 pub enum EditError {
-    /// It could not even be read.
+    /// The profile cannot even be read.
     #[error(transparent)]
     Profile(#[from] ProfileError),
-    /// Nobody may write to the file, or not this user.
+    /// The file is read-only, for everyone or for this user.
     #[error("{0} is read-only: make it writable, or work on a copy")]
     ReadOnly(PathBuf),
-    /// Another process holds the file, such as the run that writes it.
+    /// Another process has the file open, such as the run that writes it.
     #[error("{0} is in use, as by a run that goes on: try again when that has ended")]
     InUse(PathBuf),
     /// SQLite failed to write.
@@ -117,12 +117,12 @@ pub enum EditError {
     Write {
         /// The profile.
         path: PathBuf,
-        /// Why.
+        /// Reason.
         reason: String,
     },
 }
 
-/// Why a query has no answer.
+/// Error of a query.
 #[derive(Debug, thiserror::Error)]
 pub enum QueryError {
     /// The statement would change the profile.

@@ -13,21 +13,21 @@ use tempfile::TempDir;
 use super::writer::companion;
 use super::{APPLICATION_ID, ProfileError, SCHEMA_VERSION};
 
-/// How long a read waits for a writer that recovers or folds its log.
+/// Time for which a read waits for a writer that recovers or folds its log.
 const BUSY: Duration = Duration::from_secs(5);
 
-/// A profile that is read, finished or still being written. It is never changed by that.
+/// A profile that is read, finished or still being written. Reading never changes it.
 #[derive(Debug)]
 pub struct Profile {
     pub(super) connection: Connection,
     path: PathBuf,
-    /// A copy that is read in place of a profile whose directory cannot be written to.
+    /// A copy that is read instead of a profile in a directory without write permission.
     _copy: Option<TempDir>,
 }
 
 impl Profile {
-    /// Opens a profile. Finds everything that was committed, also when the run that writes it goes on, or was killed
-    /// and its write-ahead log lies beside the file.
+    /// Opens a profile. Finds everything that was committed, also while the run that writes it is in
+    /// progress, or after it was killed and its write-ahead log is next to the file.
     ///
     /// # Errors
     /// See [`ProfileError`].
@@ -37,12 +37,12 @@ impl Profile {
         Ok(Self { connection, path: path.to_owned(), _copy: copy })
     }
 
-    /// Where the profile lies.
+    /// Returns the path of the profile.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What is read until the snapshot is dropped is of the same moment, in a run that goes on as well.
+    /// Freezes the content for all reads until the snapshot is dropped, also while a run writes the profile.
     ///
     /// # Errors
     /// See [`ProfileError`].
@@ -59,27 +59,27 @@ impl Profile {
     }
 }
 
-/// Holds on to one moment of a profile, see [`Profile::snapshot`].
+/// A frozen state of a profile, see [`Profile::snapshot`].
 #[derive(Debug)]
 pub struct Snapshot<'a> {
-    /// `None` within another snapshot, which holds on to its moment already.
+    /// `None` within another snapshot, which has frozen the state already.
     _transaction: Option<Transaction<'a>>,
 }
 
-/// A read transaction, unless one is open.
+/// Begins a read transaction, unless one is open.
 pub(crate) fn snapshot(connection: &Connection) -> rusqlite::Result<Snapshot<'_>> {
     let alone = connection.is_autocommit();
     Ok(Snapshot { _transaction: alone.then(|| connection.unchecked_transaction()).transpose()? })
 }
 
-/// Reads what the first 100 bytes of an SQLite file say (sqlite.org/fileformat2.html, 1.3).
+/// Checks the first 100 bytes of an SQLite file (sqlite.org/fileformat2.html, 1.3).
 pub(super) fn check_header(path: &Path) -> Result<(), ProfileError> {
     let io = |error: io::Error| match error.kind() {
         ErrorKind::NotFound => ProfileError::NotFound(path.to_owned()),
         _ => ProfileError::Io { path: path.to_owned(), error },
     };
     let foreign = || ProfileError::NotAProfile(path.to_owned());
-    // Asked before opening: opening a FIFO would wait for its other end.
+    // Checked before opening: opening a FIFO would wait for its other end.
     let meta = fs::metadata(path).map_err(io)?;
     if !meta.is_file() {
         return Err(foreign());
@@ -105,8 +105,8 @@ pub(super) fn check_header(path: &Path) -> Result<(), ProfileError> {
     if found < SCHEMA_VERSION {
         return Err(ProfileError::Older { path: path.to_owned(), found });
     }
-    // The page count holds when it was written together with the change counter. Pages that are not in the file may
-    // be in the log; SQLite then compares the two itself.
+    // The page count is valid if it was written together with the change counter. Pages that are not in the
+    // file may be in the log; SQLite then compares the two itself.
     let page_bytes = match u16::from_be_bytes([header[16], header[17]]) {
         1 => 65_536,
         bytes => u64::from(bytes),
@@ -125,14 +125,14 @@ fn connect(path: &Path) -> rusqlite::Result<(Connection, Option<TempDir>)> {
         Err(error) => error,
     };
     match error.sqlite_error() {
-        // A run that was killed in the moment of its end: the rollback journal has to be played back first.
+        // A run that was killed at its very end: the rollback journal has to be replayed first.
         Some(e) if e.extended_code == ffi::SQLITE_READONLY_ROLLBACK => {
             let connection = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
             probe(&connection)?;
             drop(connection);
             Ok((read_only(path, "")?, None))
         }
-        // The index of the log can not be made in a directory that is not ours to write.
+        // The index of the log cannot be created in a directory without write permission.
         Some(e) if matches!(e.code, ErrorCode::CannotOpen | ErrorCode::ReadOnly) => {
             without_index(path, error)
         }
@@ -140,8 +140,8 @@ fn connect(path: &Path) -> rusqlite::Result<(Connection, Option<TempDir>)> {
     }
 }
 
-/// Opens a profile where SQLite cannot make its index of the log. Without a log the file alone is complete; else file
-/// and log are copied to where an index can be made.
+/// Opens a profile where SQLite cannot create its index of the log. Without a log the file alone is complete;
+/// otherwise file and log are copied to a directory where an index can be created.
 fn without_index(path: &Path, error: rusqlite::Error) -> rusqlite::Result<(Connection, Option<TempDir>)> {
     let log = companion(path, "-wal");
     if fs::metadata(&log).map_or(0, |meta| meta.len()) == 0 {
@@ -169,12 +169,14 @@ fn read_only(path: &Path, parameters: &str) -> rusqlite::Result<Connection> {
     Ok(connection)
 }
 
-/// The first read: recovers the log, compares the file's size with its page count, and parses the schema.
+/// Makes the first read: recovers the log, compares the file's size with its page count, and parses the
+/// schema.
 pub(super) fn probe(connection: &Connection) -> rusqlite::Result<()> {
     connection.query_row("SELECT count(*) FROM sqlite_schema", [], |_| Ok(()))
 }
 
-/// `file:` URI of a path (sqlite.org/uri.html); every byte that might mean something is escaped.
+/// Returns the `file:` URI of a path (sqlite.org/uri.html), with every byte escaped that might have a
+/// meaning.
 pub(super) fn uri(path: &Path, parameters: &str) -> String {
     let mut uri = String::from("file:");
     for &byte in path.as_os_str().as_bytes() {
@@ -199,10 +201,10 @@ pub(super) fn explain(path: &Path, error: &rusqlite::Error) -> ProfileError {
         Some(ErrorCode::DatabaseCorrupt) => {
             ProfileError::Damaged { path, reason: "its content contradicts itself".to_owned() }
         }
-        // The header is a profile's: a table or column that is not there was destroyed.
+        // The header is a profile's: a missing table or column was destroyed.
         Some(ErrorCode::Unknown) => ProfileError::Damaged { path, reason: error.to_string() },
         Some(_) => ProfileError::Database { path, reason: error.to_string() },
-        // A value of another type than the schema says.
+        // A value of another type than in the schema.
         None => ProfileError::Damaged { path, reason: error.to_string() },
     }
 }

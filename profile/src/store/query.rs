@@ -7,7 +7,8 @@ use serde::{Serialize, Serializer};
 
 use super::{Profile, QueryError};
 
-/// One value of a query's answer. Serializes as the JSON value of its kind, a blob as its bytes in hexadecimal.
+/// One value of a query's answer. Serializes as the JSON value of its kind, a blob as its bytes in
+/// hexadecimal.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Value {
     /// NULL.
@@ -16,7 +17,7 @@ pub enum Value {
     Integer(i64),
     /// A floating point number.
     Real(f64),
-    /// Text; bytes that are no UTF-8 are replaced.
+    /// Text; bytes that are not UTF-8 are replaced.
     Text(String),
     /// Bytes.
     Blob(Vec<u8>),
@@ -34,7 +35,7 @@ impl Value {
     }
 }
 
-/// The bytes in hexadecimal.
+/// Returns the bytes in hexadecimal.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     use std::fmt::Write as _;
     bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
@@ -56,7 +57,7 @@ impl Serialize for Value {
     }
 }
 
-/// A query's whole answer.
+/// Complete answer of a query.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Table {
     /// Names of the columns.
@@ -79,8 +80,8 @@ impl Profile {
         Ok(Table { columns, rows })
     }
 
-    /// Runs one SQL statement that only reads and hands over the columns' names with each row, until `each` breaks;
-    /// returns the columns' names. For answers that are too long to be held at once.
+    /// Runs one SQL statement that only reads. Passes the columns' names and each row to `each`, until it
+    /// breaks; returns the columns' names. For answers that are too long to be in memory at once.
     ///
     /// # Errors
     /// See [`QueryError`].
@@ -111,7 +112,7 @@ impl Profile {
             Error::SqlInputError { msg, .. } => QueryError::Sql(msg.clone()),
             _ => match error.sqlite_error_code() {
                 Some(ErrorCode::ReadOnly) => QueryError::Writes,
-                // What SQLite says of text without a statement in it.
+                // SQLite's error for text without a statement.
                 Some(ErrorCode::ApiMisuse) => QueryError::NotOne,
                 Some(ErrorCode::Unknown) | None => QueryError::Sql(error.to_string()),
                 Some(_) => QueryError::Profile(self.error(error)),

@@ -7,6 +7,7 @@ use tempfile::{TempDir, tempdir};
 
 use super::*;
 use crate::rows::Microstates;
+use crate::rows::Mode;
 use crate::rows::{Batch, ConsoleRow, EventRow, FrameRow, InstanceRow, SampleRow, Sink, VcpuRow};
 
 pub(crate) fn sample(n: u64) -> SampleRow {
@@ -179,7 +180,7 @@ fn an_existing_file_is_replaced_only_when_asked() {
         error.to_string(),
         format!("{} exists already: choose another name or pass --force", path.display())
     );
-    // What a killed run left beside the old file must not get into the new one.
+    // The log of a killed run, next to the old file, must not get into the new one.
     fs::write(writer::companion(&path, "-wal"), b"left over").expect("room");
     drop(ProfileWriter::create(&path, true).expect("replaced"));
     let profile = Profile::open(&path).expect("a profile");
@@ -193,7 +194,7 @@ fn an_existing_file_is_replaced_only_when_asked() {
     assert!(error.starts_with(&format!("cannot create {}: No such file", nowhere.display())), "{error}");
 }
 
-/// Leaves file and log as they were in the middle of a run.
+/// Returns file and log in the middle of a run.
 fn interrupted() -> (TempDir, PathBuf) {
     let (source, path, writer) = written(500);
     let directory = tempdir().expect("a directory");
@@ -221,7 +222,7 @@ fn what_a_killed_run_left_is_found() {
 
 const READER: &str = "VPROF_TEST_READER";
 
-/// Root may write anywhere, so another user reads, in a process of its own.
+/// Root may write anywhere, so another user reads, in a separate process.
 #[test]
 fn a_directory_that_cannot_be_written_to() {
     if let Some(path) = std::env::var_os(READER) {
@@ -235,7 +236,7 @@ fn a_directory_that_cannot_be_written_to() {
             fs::set_permissions(entry.expect("an entry").path(), mode(0o444)).expect("ours");
         }
         fs::set_permissions(directory, mode(0o555)).expect("ours");
-        // The binary may lie where the other user may not go; an open file is executable all the same.
+        // The binary may be where the other user has no access; an open file is executable all the same.
         let binary = fs::File::open(std::env::current_exe().expect("this binary")).expect("readable");
         let descriptor = std::os::fd::AsRawFd::as_raw_fd(&binary);
         let mut command = std::process::Command::new(format!("/proc/self/fd/{descriptor}"));
@@ -262,7 +263,7 @@ fn a_directory_that_cannot_be_written_to() {
     // A killed run leaves the log's index as well.
     fs::write(writer::companion(&path, "-shm"), vec![0; 32_768]).expect("room");
     read(directory.path(), &path);
-    // Only the file of a run that goes on elsewhere: in WAL mode, but without a log.
+    // Only the file of a run that continues elsewhere: in WAL mode, but without a log.
     let (directory, path, mut writer) = written(500);
     writer.finish().expect("room");
     let connection = rusqlite::Connection::open(&path).expect("a database");
@@ -321,7 +322,7 @@ fn what_is_cut_off_or_overwritten_is_told() {
         let told = format!("{} is cut off: it has {keep} of {} bytes", path.display(), bytes.len());
         assert_eq!(open_error(&path), told);
     }
-    // Overwritten pages: whatever the answer, it is an error with a sentence, or rows, and never a panic.
+    // Overwritten pages: the answer is an error with a sentence, or rows, and never a panic.
     let mut damaged = 0;
     for page in 1..bytes.len() / 4_096 {
         let mut broken = bytes.clone();

@@ -1,4 +1,4 @@
-//! On a program of this machine: compiled, stripped and named again.
+//! Tests on a program of this machine: compiled, stripped and named again.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -28,13 +28,13 @@ int main(int count, char **arguments) { return work(count) + (arguments == 0); }
 struct Setup {
     directory: TempDir,
     build_id: String,
-    /// Where `work`, `inside` and `main` are.
+    /// Addresses of `work`, `inside` and `main`.
     work: u64,
     inside: u64,
     main: u64,
 }
 
-/// Runs a tool; says loudly where it is not installed.
+/// Runs a tool; prints a message if it is not installed.
 fn tool(program: &str, arguments: &[&str], files: &[&Path]) -> bool {
     match Command::new(program).args(arguments).args(files).status() {
         Ok(status) => {
@@ -53,7 +53,7 @@ fn open(path: &Path) -> ElfFile {
 }
 
 impl Setup {
-    /// `options` for the compiler; the debug file lies where the build-id `as_if` belongs, or its own.
+    /// Compiles with `options`. The debug file is at the path of the build-id `as_if`, or of its own.
     fn new(options: &[&str], as_if: Option<&str>) -> Option<Self> {
         let directory = tempfile::tempdir().unwrap();
         let at = |name: &str| directory.path().join(name);

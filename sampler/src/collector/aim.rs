@@ -5,7 +5,7 @@ use std::collections::{HashMap, VecDeque};
 use crate::session::Precision;
 use profile::clock::{ClockKind, mean_ns};
 use profile::estimate::{PartTallies, PartTicks, Ticks, needed_for, reached};
-use profile::paces::Paces;
+use profile::rate_history::RateHistory;
 use profile::rows::{Batch, SampleRow, VcpuState};
 use profile::rows::{Charged, is_ksoftirqd};
 use text::clean;
@@ -21,7 +21,7 @@ pub(crate) struct Aim {
     ticks: PartTicks,
     charged: HashMap<Charged, Charge>,
     vcpus: Vec<Vcpu>,
-    paces: Paces,
+    paces: RateHistory,
 }
 
 #[derive(Debug, Default)]
@@ -62,7 +62,7 @@ impl Aim {
             ticks: PartTicks::new(ticks),
             charged: HashMap::new(),
             vcpus: vec![Vcpu::default(); usize::from(vcpus)],
-            paces: Paces::default(),
+            paces: RateHistory::default(),
         }
     }
 
@@ -70,7 +70,7 @@ impl Aim {
     pub(crate) fn sample(&mut self, sample: &SampleRow, task: Option<([u8; 16], bool)>) {
         let guest = sample.vcpu_state == VcpuState::Guest;
         let serves = |_| task.is_some_and(|(comm, kernel)| is_ksoftirqd(&clean::comm(&comm), kernel));
-        let charged = Charged::of(sample.mode, sample.instance, serves).filter(|_| guest);
+        let charged = Charged::from_mode(sample.mode, sample.instance, serves).filter(|_| guest);
         if let (Some(charged), Some((comm, kernel_thread))) = (charged, task) {
             let charge = self.charged.entry(charged).or_default();
             (charge.comm, charge.kernel_thread) = (comm, kernel_thread);

@@ -170,7 +170,7 @@ impl Resolver {
                 process_rows(instance, time_ns, books, first, batch);
             }
         }
-        batch.cpu_times.extend(all.cpus.iter().map(|&books| CpuTimeRow { first, time_ns, books }));
+        batch.cpu_times.extend(all.cpus.iter().map(|&stat| CpuTimeRow { first, time_ns, stat }));
     }
 
     /// Reads the books of the processes that were hit since the last call, and again what they call themselves: many set their
@@ -234,7 +234,7 @@ impl Resolver {
         let ids: Vec<u32> = steps.iter().map(|step| self.step(step, owner, batch)).collect();
         let functions = ids.iter().filter_map(|&id| Some(self.frames.function(id)?.1));
         let kernel = self.kernel_functions(&steps, &ids);
-        let wait_reason = WaitReason::of_sleep(functions, kernel, walked.from_user, stack.is_fetching());
+        let wait_reason = WaitReason::from_sleep(functions, kernel, walked.from_user, stack.is_fetching());
         self.steps = steps;
         (self.stacks.intern(ids.iter().rev().copied(), &mut batch.stacks).unwrap_or(0), wait_reason)
     }
@@ -295,7 +295,7 @@ impl Resolver {
             Some(part)
         });
         let kernel = self.kernel_functions(&steps, &ids);
-        let fault = PageFaultKind::of(kernel, walked.from_user, stack.is_fetching());
+        let fault = PageFaultKind::from_stack(kernel, walked.from_user, stack.is_fetching());
         let returned = returned.iter().map(|(start, symbol)| (*start, symbol.as_str()));
         let functions = returned.chain(ids.iter().map_while(|&id| self.frames.function(id)));
         let placed = Placed {

@@ -220,7 +220,7 @@ impl ExactCost {
     /// The cost as table `meta` tells it, of `vcpus` vCPUs; `None` where there is no exact data, or in a profile that
     /// does not tell it.
     #[expect(clippy::cast_precision_loss, reason = "counts below 2^53")]
-    pub fn told<'a>(meta: impl Fn(&str) -> Option<&'a str>, vcpus: usize) -> Option<Self> {
+    pub fn from_meta<'a>(meta: impl Fn(&str) -> Option<&'a str>, vcpus: usize) -> Option<Self> {
         let number = |key: &str| meta(key).and_then(|value| value.parse::<u64>().ok());
         let from_ns = number("exact_from_ns")?;
         let to_ns = number("exact_to_ns").or_else(|| number("duration_ns")).unwrap_or(from_ns);
@@ -315,7 +315,7 @@ impl ExactReport {
             told.extend(meta(key)?.map(|value| (key, value)));
         }
         Ok(Self {
-            cost: ExactCost::told(|key| told.get(key).map(String::as_str), vcpus.len()),
+            cost: ExactCost::from_meta(|key| told.get(key).map(String::as_str), vcpus.len()),
             from_s: seconds(from_ns),
             to_s: seconds(end_ns),
             end: meta("exact_end")?,
@@ -414,7 +414,7 @@ mod tests {
                 .zip(all.map(|value: u64| value.to_string()))
                 .take(known)
                 .collect();
-            ExactCost::told(|key| meta.get(key).map(String::as_str), 2)
+            ExactCost::from_meta(|key| meta.get(key).map(String::as_str), 2)
         };
         let cost = told(6).expect("all is told");
         let times = [cost.served_s, cost.switching_s, cost.whole_s, cost.of_s];

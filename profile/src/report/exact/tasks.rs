@@ -32,7 +32,7 @@ impl Names {
     }
 
     /// The task; the idle tasks have no instance.
-    pub(super) fn of(&self, (instance, tid): Key) -> Task {
+    pub(super) fn task(&self, (instance, tid): Key) -> Task {
         let unknown = || Task {
             comm: if instance == 0 { "[idle]" } else { "[unknown]" }.to_owned(),
             tid,
@@ -71,7 +71,7 @@ pub(super) fn states(
         let (key, ns, ended) = life?;
         if chosen(key) {
             let states = TaskStates {
-                task: names.of(key),
+                task: names.task(key),
                 life_s: seconds(ns),
                 ended,
                 running_s: 0.0,
@@ -119,7 +119,7 @@ pub(super) fn off_cpu(
         let key = key(row, 0)?;
         if chosen(key) {
             list.push(OffCpu {
-                task: names.of(key),
+                task: names.task(key),
                 state: row.get(2)?,
                 wait_reason: row.get(3)?,
                 s: seconds(count(row, 4)?),
@@ -146,8 +146,8 @@ pub(super) fn wakeups(
     while let Some(row) = rows.next()? {
         let (by, waker, woken) = (row.get::<_, String>(0)?, key(row, 1)?, key(row, 3)?);
         if chosen(woken) || by == "task" && chosen(waker) {
-            let waker = (by == "task").then(|| names.of(waker));
-            list.push(Wakeup { by, waker, woken: names.of(woken), count: count(row, 5)? });
+            let waker = (by == "task").then(|| names.task(waker));
+            list.push(Wakeup { by, waker, woken: names.task(woken), count: count(row, 5)? });
         }
     }
     Ok(list)

@@ -17,7 +17,7 @@ use crate::report::number_map::NumberMap;
 use crate::report::stacks::{DOUBT, Stacks};
 use crate::report::sums::Sample;
 use crate::report::tables::{Span, Tables};
-use crate::report::tape::{guest_ns, ticks};
+use crate::report::tick_log::{guest_ns, ticks};
 use crate::rows::Charged;
 use crate::rows::{FrameKind, Mode, VcpuState};
 use crate::store::{Profile, snapshot};
@@ -64,7 +64,7 @@ impl Recording {
             if sample.vcpu_state == Some(VcpuState::Halted) {
                 *halted.entry(sample.vcpu).or_default() += 1;
             }
-            let charged = Charged::of(sample.mode, sample.instance, |id| tables.is_ksoftirqd(id));
+            let charged = Charged::from_mode(sample.mode, sample.instance, |id| tables.is_ksoftirqd(id));
             let wanted = match (sample.vcpu_state, charged) {
                 (Some(VcpuState::Guest), Some(charged)) => selection.chooses(charged, sample),
                 (Some(VcpuState::Guest), None) | (Some(VcpuState::Halted), _) => request.idle,

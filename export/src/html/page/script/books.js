@@ -35,13 +35,13 @@ const diamond = (className) => svg('path', { d: 'M0-6 6 0 0 6-6 0Z', class: clas
 
 function booksChart(rows) {
   const told = (row) => (row.reported_user_ns + row.reported_system_ns) / 1e9;
-  const most = Math.max(...rows.map((row) => Math.max(told(row), row.true_high_ns / 1e9)), 1e-9) * 1.02;
+  const most = Math.max(...rows.map((row) => Math.max(told(row), row.measured_high_ns / 1e9)), 1e-9) * 1.02;
   const at = (s) => `${s / most * 100}%`;
   const step = niceStep(most / 6);
   const ticks = Array.from({ length: Math.floor(most / step) + 1 }, (_, i) => i * step);
   const grid = () => ticks.map((s) => svg('line', { class: 'grid', x1: at(s), x2: at(s), y1: 0, y2: '100%' }));
   const cells = rows.flatMap((row) => {
-    const [low, truth, high] = [row.true_low_ns, row.true_cpu_ns, row.true_high_ns].map((ns) => ns / 1e9);
+    const [low, truth, high] = [row.measured_low_ns, row.measured_cpu_ns, row.measured_high_ns].map((ns) => ns / 1e9);
     const name = `${row.comm}#${row.instance}`;
     const text = `told ${duration(told(row))}, was ${duration(truth)} (${duration(low)} to ${duration(high)})`;
     const mark = svg('svg', { x: at(told(row)), y: '50%', overflow: 'visible' }, diamond(row.outside ? 'told outside' : 'told'));

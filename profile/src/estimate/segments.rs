@@ -1,11 +1,11 @@
-//! What a tick stands for: the exact time of the stretch that it fell into, divided by the ticks that did.
+//! What a tick stands for: the exact time of the segment that it fell into, divided by the ticks that did.
 //!
 //! Ticks may be missing more often in some phases of a run than in others. Where the exact clock is read again and again,
-//! each of its stretches is a stratum then: its share counts for its time, however many ticks it has. Stretches with few
-//! ticks are taken together with the next ones. Where the stretches have as many ticks as the clock gives them, all ticks
+//! each of its segments is a stratum then: its share counts for its time, however many ticks it has. SegmentList with few
+//! ticks are taken together with the next ones. Where the segments have as many ticks as the clock gives them, all ticks
 //! count the same: what is left is chance, which the design effect knows already.
 
-/// Ticks that a group of stretches has at least, but for the last: a share of fewer would be moved by chance more than
+/// Ticks that a group of segments has at least, but for the last: a share of fewer would be moved by chance more than
 /// by what was lost. The variance grows by at most about one part in this many.
 const FEWEST: u32 = 16;
 
@@ -24,7 +24,7 @@ impl Weights {
     }
 }
 
-/// Stretches that are taken together.
+/// SegmentList that are taken together.
 #[derive(Debug, Clone, Copy, Default)]
 struct Group {
     /// Exact time, ns.
@@ -41,9 +41,9 @@ impl Group {
     }
 }
 
-/// The stretches of one vCPU.
+/// The segments of one vCPU.
 #[derive(Debug, Default)]
-pub(super) struct Stretches {
+pub(super) struct SegmentList {
     /// End and exact time, ns, in the order of time.
     list: Vec<(u64, u64)>,
     /// The first that is in no group yet.
@@ -100,7 +100,7 @@ impl Sums {
     }
 }
 
-impl Stretches {
+impl SegmentList {
     /// With these behind those that are known.
     pub fn extend(&mut self, more: impl IntoIterator<Item = (u64, u64)>) {
         self.list.extend(more);
@@ -198,50 +198,50 @@ impl Stretches {
 mod tests {
     use super::*;
 
-    fn of(list: impl IntoIterator<Item = (u64, u64)>) -> Stretches {
-        let mut stretches = Stretches::default();
-        stretches.extend(list);
-        stretches
+    fn of(list: impl IntoIterator<Item = (u64, u64)>) -> SegmentList {
+        let mut segments = SegmentList::default();
+        segments.extend(list);
+        segments
     }
 
-    /// A hundred ticks in a stretch of 100 ns; the second has lost four of five. The third has none.
-    fn uneven() -> Stretches {
-        let mut stretches = of([(100, 100), (200, 100), (300, 50)]);
+    /// A hundred ticks in a segment of 100 ns; the second has lost four of five. The third has none.
+    fn uneven() -> SegmentList {
+        let mut segments = of([(100, 100), (200, 100), (300, 50)]);
         for time in 1..=100 {
-            assert_eq!(stretches.tick(time, true, time % 2 == 0), 0);
+            assert_eq!(segments.tick(time, true, time % 2 == 0), 0);
         }
         for time in (101..=200).step_by(5) {
-            assert_eq!(stretches.tick(time, true, true), 1);
+            assert_eq!(segments.tick(time, true, true), 1);
         }
-        stretches
+        segments
     }
 
     #[test]
     fn a_tick_stands_for_its_part_of_its_stretch() {
-        let stretches = uneven();
-        assert!((stretches.weight(0) - 1.0).abs() < 1e-12);
-        // The third stretch has no tick: its time is with the second.
-        assert!((stretches.weight(1) - 150.0 / 20.0).abs() < 1e-12);
-        let inside = stretches.inside().expect("uneven");
+        let segments = uneven();
+        assert!((segments.weight(0) - 1.0).abs() < 1e-12);
+        // The third segment has no tick: its time is with the second.
+        assert!((segments.weight(1) - 150.0 / 20.0).abs() < 1e-12);
+        let inside = segments.inside().expect("uneven");
         assert!((inside.sum - (50.0 + 150.0)).abs() < 1e-9, "{inside:?}");
-        assert!((stretches.part_inside().expect("ticks") - 200.0 / 250.0).abs() < 1e-12);
+        assert!((segments.part_inside().expect("ticks") - 200.0 / 250.0).abs() < 1e-12);
     }
 
     #[test]
     fn a_stretch_with_few_ticks_joins_the_next() {
-        let mut stretches = of([(100, 100), (200, 100), (300, 100)]);
+        let mut segments = of([(100, 100), (200, 100), (300, 100)]);
         for time in [10, 20, 110, 120] {
-            assert_eq!(stretches.tick(time, true, true), 0);
+            assert_eq!(segments.tick(time, true, true), 0);
         }
         for time in 201..=220 {
-            assert_eq!(stretches.tick(time, true, true), 0);
+            assert_eq!(segments.tick(time, true, true), 0);
         }
-        assert!((stretches.weight(0) - 300.0 / 24.0).abs() < 1e-12);
+        assert!((segments.weight(0) - 300.0 / 24.0).abs() < 1e-12);
     }
 
     #[test]
     fn ticks_count_the_same_where_none_is_missing() {
-        let mut without = Stretches::default();
+        let mut without = SegmentList::default();
         assert_eq!((without.part_inside(), without.inside()), (None, None));
         for time in 1..=40 {
             without.tick(time, true, time <= 10);
@@ -249,7 +249,7 @@ mod tests {
         assert_eq!((without.inside(), without.part_inside()), (None, Some(0.25)));
         let mut even = of((1..=10).map(|n| (n * 100, 100)));
         for time in 1..=1_000_u64 {
-            // 100 in one stretch, 90 in the next.
+            // 100 in one segment, 90 in the next.
             even.tick(time, time % 10 > 0 || (time - 1) / 100 % 2 == 0, true);
         }
         assert_eq!(even.inside(), None);
@@ -257,28 +257,28 @@ mod tests {
 
     #[test]
     fn stretches_may_come_one_by_one() {
-        let mut stretches = of([(100, 100)]);
+        let mut segments = of([(100, 100)]);
         for time in 1..=100 {
-            stretches.tick(time, true, time % 2 == 0);
+            segments.tick(time, true, time % 2 == 0);
         }
-        stretches.extend([(200, 100)]);
+        segments.extend([(200, 100)]);
         for time in (101..=200).step_by(5) {
-            stretches.tick(time, true, true);
+            segments.tick(time, true, true);
         }
-        stretches.extend([(300, 50)]);
-        assert_eq!(stretches.inside(), uneven().inside());
-        assert_eq!(stretches.part_inside(), uneven().part_inside());
+        segments.extend([(300, 50)]);
+        assert_eq!(segments.inside(), uneven().inside());
+        assert_eq!(segments.part_inside(), uneven().part_inside());
     }
 
     #[test]
     fn many_groups_add_up() {
-        let mut stretches = of((1..=70_000).map(|n| (n * 20, 20)));
+        let mut segments = of((1..=70_000).map(|n| (n * 20, 20)));
         let mut last = 0;
         for time in 1..=70_000 * 20 {
-            last = stretches.tick(time, true, true);
+            last = segments.tick(time, true, true);
         }
         assert_eq!(last, u16::MAX);
-        let sums = stretches.sums();
+        let sums = segments.sums();
         assert!((sums.inside.sum - 1_400_000.0).abs() < 1e-3 && (sums.ns - 1_400_000.0).abs() < 1e-3);
         assert!(!sums.uneven());
     }

@@ -8,17 +8,17 @@ use super::tables::{Span, Tables};
 use crate::estimate::{PartTallies, PartTicks, Tallies, Tick, Ticks, Time};
 use crate::numbers::seconds;
 
-/// A chosen sample: its tick, and the places of its [`super::sums::Leaf`] and [`super::sums::Deed`].
+/// A chosen sample: its tick, and the places of its [`super::sums::Leaf`] and [`super::sums::SampleContext`].
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Hit {
     tick: Tick,
     pub leaf: u32,
-    pub deed: u32,
+    pub context: u32,
 }
 
 /// The ticks of a part of a profile.
 #[derive(Debug)]
-pub(super) struct Tape {
+pub(super) struct TickLog {
     /// Timed are the ticks that fell into the guest, inside those of them that did not find it idle.
     ticks: PartTicks,
     hits: Vec<Hit>,
@@ -28,7 +28,7 @@ pub(super) struct Tape {
     busy_ns: u64,
 }
 
-impl Tape {
+impl TickLog {
     /// No ticks yet, of the clock of a profile. `spans` are what the clocks of states say.
     pub(super) fn new(tables: &Tables, spans: &[Span]) -> Self {
         let ticks = PartTicks::new(|| ticks(tables, spans));
@@ -40,9 +40,9 @@ impl Tape {
         self.ticks.tick(vcpu, time_ns, guest, busy)
     }
 
-    /// The tick belongs to this leaf and deed.
-    pub(super) fn hit(&mut self, tick: Tick, leaf: u32, deed: u32) {
-        self.hits.push(Hit { tick, leaf, deed });
+    /// The tick belongs to this leaf and context.
+    pub(super) fn hit(&mut self, tick: Tick, leaf: u32, context: u32) {
+        self.hits.push(Hit { tick, leaf, context });
     }
 
     /// Adds a tick that fell into the guest to a tally for [`Self::of_vcpu`].
@@ -101,9 +101,9 @@ impl Tape {
 /// No ticks yet, with what the clocks of states say.
 pub(super) fn ticks(tables: &Tables, spans: &[Span]) -> Ticks {
     let mut ticks = Ticks::new(tables.clock(), tables.mean_ns());
-    ticks.tell(&tables.meta);
+    ticks.read_meta(&tables.meta);
     for span in spans {
-        ticks.divide(span.vcpu, span.stretches.iter().copied());
+        ticks.divide(span.vcpu, span.segments.iter().copied());
         ticks.change_mean(span.vcpu, span.means.iter().copied());
         ticks.time_lies_within(span.vcpu, span.guest_ns, span.guest_bounds);
     }

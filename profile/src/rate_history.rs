@@ -1,4 +1,4 @@
-//! When each vCPU was sampled, and how fast: table `rate`.
+//! Sampling rate of each vCPU over the run: table `rate`.
 
 use std::collections::HashMap;
 
@@ -9,12 +9,12 @@ use crate::rows::RateRow;
 
 /// Changes of the sampling rate.
 #[derive(Debug, Default)]
-pub struct Paces {
-    /// By vCPU: since when, ns since the run's start, and ticks per second; in the order of time.
+pub struct RateHistory {
+    /// By vCPU: start of the rate, ns since the run's start, and ticks per second; in the order of time.
     changes: HashMap<u8, Vec<(u64, f64)>>,
 }
 
-impl Paces {
+impl RateHistory {
     /// Reads the table.
     pub fn read(connection: &Connection) -> rusqlite::Result<Self> {
         let mut statement = connection.prepare("SELECT vcpu, time_ns, rate_hz FROM rate ORDER BY time_ns")?;
@@ -26,39 +26,40 @@ impl Paces {
         Ok(Self { changes })
     }
 
-    /// Takes a change, the latest of its vCPU.
+    /// Adds a change, the latest of its vCPU.
     pub fn push(&mut self, row: &RateRow) {
         self.changes.entry(row.vcpu).or_default().push((row.time_ns, row.rate_hz));
     }
 
-    /// The changes of one vCPU.
-    pub fn of(&self, vcpu: u8) -> &[(u64, f64)] {
+    /// Returns the changes of one vCPU.
+    pub fn changes(&self, vcpu: u8) -> &[(u64, f64)] {
         self.changes.get(&vcpu).map_or(&[], Vec::as_slice)
     }
 
-    /// The parts of a stretch in which the vCPU was sampled, from where to where, cut where the rate changes.
+    /// Returns the parts of a segment in which the vCPU was sampled: start and end of each, cut where the
+    /// rate changes.
     fn sampled(&self, vcpu: u8, (from, to): (u64, u64)) -> impl Iterator<Item = (u64, u64)> {
-        let changes = self.of(vcpu);
+        let changes = self.changes(vcpu);
         let starts = std::iter::once((0, 1.0)).chain(changes.iter().copied());
         let ends = changes.iter().map(|change| change.0).chain([u64::MAX]);
         let spans = starts.zip(ends).filter(|((_, rate), _)| *rate > 0.0);
         spans.map(move |((start, _), end)| (start.max(from), end.min(to))).filter(|(start, end)| start < end)
     }
 
-    /// Divides the time of a stretch, evenly, to its sampled parts: the end of each, and its time.
+    /// Divides the time of a segment evenly among its sampled parts. Returns the end of each, and its time.
     pub fn divide(&self, vcpu: u8, (from, to): (u64, u64), ns: u64) -> impl Iterator<Item = (u64, u64)> {
         let length = to.saturating_sub(from);
         self.sampled(vcpu, (from, to)).map(move |(start, end)| (end, scaled(ns, part(end - start, length))))
     }
 
-    /// Time up to `duration_ns` in which a vCPU was not sampled, ns.
+    /// Returns the time up to `duration_ns` in which a vCPU was not sampled, ns.
     pub fn unsampled_ns(&self, vcpu: u8, duration_ns: u64) -> u64 {
         let sampled = self.sampled(vcpu, (0, duration_ns)).map(|(start, end)| end - start);
         duration_ns.saturating_sub(sampled.sum())
     }
 }
 
-/// A part of a time, ns.
+/// Returns a part of a time, ns.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -75,11 +76,11 @@ mod tests {
     #[test]
     fn time_without_sampling_is_left_out() {
         let changes = HashMap::from([(1, vec![(100, 0.0), (150, 500.0), (300, 250.0)])]);
-        let paces = Paces { changes };
-        let all: Vec<_> = paces.divide(1, (50, 350), 600).collect();
+        let rates = RateHistory { changes };
+        let all: Vec<_> = rates.divide(1, (50, 350), 600).collect();
         assert_eq!(all, [(100, 100), (300, 300), (350, 100)]);
-        assert_eq!(paces.divide(1, (110, 140), 30).count(), 0);
-        assert_eq!(paces.divide(0, (110, 140), 30).collect::<Vec<_>>(), [(140, 30)]);
-        assert_eq!((paces.unsampled_ns(1, 400), paces.unsampled_ns(0, 400)), (50, 0));
+        assert_eq!(rates.divide(1, (110, 140), 30).count(), 0);
+        assert_eq!(rates.divide(0, (110, 140), 30).collect::<Vec<_>>(), [(140, 30)]);
+        assert_eq!((rates.unsampled_ns(1, 400), rates.unsampled_ns(0, 400)), (50, 0));
     }
 }

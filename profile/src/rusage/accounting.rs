@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use linux::{ChildCpuTimes, CpuTime};
 use rusqlite::{Connection, Row};
 
-use super::children::Families;
+use super::children::ReapedProcesses;
 use super::{CpuTimes, chance};
 use crate::estimate::Time;
 use crate::numbers::unsigned;
@@ -18,7 +18,7 @@ type Who = (String, i32, u32);
 
 /// The books of a process or of a thread, ns and counts.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Told {
+pub(super) struct AccountedTimes {
     pub user_ns: u64,
     pub system_ns: u64,
     pub runtime_ns: u64,
@@ -42,12 +42,12 @@ fn since(last: &ChildCpuTimes, first: &ChildCpuTimes) -> ChildCpuTimes {
 
 /// What was kept of one thing when it was first read, if it was there then, and when it was last read.
 #[derive(Debug)]
-pub(super) struct Kept<T> {
+pub(super) struct ReadingPair<T> {
     pub first: Option<(u64, T)>,
     pub last: (u64, T),
 }
 
-impl<T> Kept<T> {
+impl<T> ReadingPair<T> {
     /// Whether a moment of the run lies between the two readings; without a first one, before the last.
     pub fn covers(&self, time_ns: u64) -> bool {
         self.since_ns().is_none_or(|since| since < time_ns) && time_ns <= self.last.0
@@ -58,15 +58,15 @@ impl<T> Kept<T> {
     }
 }
 
-impl Kept<Told> {
-    /// What was told between the two readings. How the kernel divides the sum changes in hindsight, the sum does not.
-    pub fn grown(&self) -> Told {
+impl ReadingPair<AccountedTimes> {
+    /// What was reported between the two readings. How the kernel divides the sum changes in hindsight, the sum does not.
+    pub fn grown(&self) -> AccountedTimes {
         let Some((_, first)) = self.first else { return self.last.1 };
         let last = self.last.1;
-        let sum = |told: &Told| told.user_ns.saturating_add(told.system_ns);
+        let sum = |reported: &AccountedTimes| reported.user_ns.saturating_add(reported.system_ns);
         let all = sum(&last).saturating_sub(sum(&first));
         let user_ns = last.user_ns.saturating_sub(first.user_ns).min(all);
-        Told {
+        AccountedTimes {
             user_ns,
             system_ns: all - user_ns,
             runtime_ns: last.runtime_ns.saturating_sub(first.runtime_ns),
@@ -76,43 +76,43 @@ impl Kept<Told> {
         }
     }
 
-    /// User and system time that was told at the first reading.
+    /// User and system time that was reported at the first reading.
     pub fn before(&self) -> (u64, u64) {
         self.first.map_or((0, 0), |(_, first)| (first.user_ns, first.system_ns))
     }
 
-    /// Chance that what is told is this far from the truth where it is right.
-    pub fn chance(&self, truth: &Time) -> f64 {
+    /// Chance that what is reported is this far from the measured where it is right.
+    pub fn chance(&self, measured: &Time) -> f64 {
         let grown = self.grown();
-        chance(grown.user_ns.saturating_add(grown.system_ns), self.first.is_some(), truth)
+        chance(grown.user_ns.saturating_add(grown.system_ns), self.first.is_some(), measured)
     }
 }
 
-impl Kept<CpuTimes> {
-    /// What was told between the two readings.
+impl ReadingPair<CpuTimes> {
+    /// What was reported between the two readings.
     pub fn grown(&self) -> CpuTimes {
         self.last.1.since(&self.before())
     }
 
-    /// What was told at the first reading.
+    /// What was reported at the first reading.
     pub fn before(&self) -> CpuTimes {
         self.first.map_or_else(CpuTimes::default, |(_, first)| first)
     }
 }
 
 /// What the profile holds of the guest's books.
-pub(super) struct Books {
+pub(super) struct GuestAccounting {
     pub meta: BTreeMap<String, String>,
     pub vcpus: Vec<VcpuRow>,
     pub instances: HashMap<u32, Who>,
     /// Instances that serve soft interrupts.
     pub ksoftirqds: HashSet<u32>,
-    pub processes: BTreeMap<u32, Kept<Told>>,
-    pub threads: BTreeMap<(u32, i32), Kept<Told>>,
+    pub processes: BTreeMap<u32, ReadingPair<AccountedTimes>>,
+    pub threads: BTreeMap<(u32, i32), ReadingPair<AccountedTimes>>,
     pub thread_names: HashMap<(u32, i32), String>,
-    pub cpus: BTreeMap<u32, Kept<CpuTimes>>,
+    pub cpus: BTreeMap<u32, ReadingPair<CpuTimes>>,
     /// Who was waited for by whom.
-    pub families: Families,
+    pub reaped: ReapedProcesses,
 }
 
 /// What was read later than at the first reading, with that. A first reading of more than the last is another's: of a
@@ -120,7 +120,7 @@ pub(super) struct Books {
 fn kept<K: Ord, T>(
     rows: impl IntoIterator<Item = (K, (bool, u64, T))>,
     grew: impl Fn(&T, &T) -> bool,
-) -> BTreeMap<K, Kept<T>> {
+) -> BTreeMap<K, ReadingPair<T>> {
     let (mut first, mut last) = (BTreeMap::new(), BTreeMap::new());
     for (key, (is_first, time_ns, row)) in rows {
         let side = if is_first { &mut first } else { &mut last };
@@ -128,7 +128,7 @@ fn kept<K: Ord, T>(
     }
     let join = |(key, last): (K, (u64, T))| {
         let first = first.remove(&key).filter(|first: &(u64, T)| grew(&first.1, &last.1));
-        (key, Kept { first, last })
+        (key, ReadingPair { first, last })
     };
     last.into_iter().map(join).collect()
 }
@@ -146,7 +146,7 @@ fn both(row: &Row<'_>, column: usize) -> rusqlite::Result<u64> {
     Ok(unsigned(row, column)?.saturating_add(unsigned(row, column + 1)?))
 }
 
-impl Books {
+impl GuestAccounting {
     pub fn read(connection: &Connection) -> rusqlite::Result<Self> {
         let meta = rows(connection, "SELECT key, value FROM meta", |row| Ok((row.get(0)?, row.get(1)?)))?;
         let serving = rows(connection, "SELECT id, comm, kernel_thread FROM instance", |row| {
@@ -160,7 +160,7 @@ impl Books {
                    voluntary, involuntary, children_user_ns, children_system_ns, children_voluntary, \
                    children_involuntary, children_minor_faults, children_major_faults FROM rusage";
         let processes = rows(connection, sql, |row| {
-            let told = Told {
+            let reported = AccountedTimes {
                 user_ns: unsigned(row, 3)?,
                 system_ns: unsigned(row, 4)?,
                 runtime_ns: unsigned(row, 5)?,
@@ -175,7 +175,7 @@ impl Books {
                     major_faults: unsigned(row, 14)?,
                 },
             };
-            Ok((row.get(0)?, (row.get(1)?, unsigned(row, 2)?, told)))
+            Ok((row.get(0)?, (row.get(1)?, unsigned(row, 2)?, reported)))
         })?;
         let sql =
             "SELECT instance, tid, first, time_ns, tick_user_ns, tick_system_ns, runtime_ns FROM thread_time";
@@ -188,8 +188,13 @@ impl Books {
             };
             // As `/proc/PID/task/TID/stat` and getrusage do (`task_cputime_adjusted`, kernel/sched/cputime.c).
             let (user_ns, system_ns) = ticks.told((0, 0));
-            let told = Told { user_ns, system_ns, runtime_ns: ticks.runtime_ns, ..Told::default() };
-            Ok(((row.get(0)?, row.get(1)?), (row.get(2)?, unsigned(row, 3)?, told)))
+            let reported = AccountedTimes {
+                user_ns,
+                system_ns,
+                runtime_ns: ticks.runtime_ns,
+                ..AccountedTimes::default()
+            };
+            Ok(((row.get(0)?, row.get(1)?), (row.get(2)?, unsigned(row, 3)?, reported)))
         })?;
         let names = rows(connection, "SELECT instance, tid, comm FROM thread", |row| {
             Ok(((row.get(0)?, row.get(1)?), row.get(2)?))
@@ -207,16 +212,16 @@ impl Books {
             };
             Ok((row.get(0)?, (row.get(1)?, unsigned(row, 2)?, times)))
         })?;
-        let grew = |first: &Told, last: &Told| first.runtime_ns <= last.runtime_ns;
+        let grew = |first: &AccountedTimes, last: &AccountedTimes| first.runtime_ns <= last.runtime_ns;
         let processes = kept(processes, grew);
         let cpus = kept(cpus, |_, _| true);
-        let last_ns = cpus.values().map(|kept: &Kept<CpuTimes>| kept.last.0).max();
+        let last_ns = cpus.values().map(|kept: &ReadingPair<CpuTimes>| kept.last.0).max();
         Ok(Self {
             meta: meta.into_iter().collect(),
             vcpus: vcpus(connection)?,
             instances: instances.into_iter().collect(),
             ksoftirqds: serving.into_iter().flatten().collect(),
-            families: Families::read(connection, &processes, last_ns)?,
+            reaped: ReapedProcesses::read(connection, &processes, last_ns)?,
             processes,
             threads: kept(threads, grew),
             thread_names: names.into_iter().collect(),

@@ -14,7 +14,7 @@ const DEEPEST: usize = 1_000;
 
 /// The processes that `wanted` names, and their descendants, by instance row id. A process whose parent ended before it was
 /// read is its reaper's child.
-pub(super) fn family(tables: &Tables, wanted: &str) -> HashSet<u32> {
+pub(super) fn subtree(tables: &Tables, wanted: &str) -> HashSet<u32> {
     let mut found: HashSet<u32> = match tables.meta.get("command") {
         Some(_) if wanted == COMMAND => roots(tables),
         _ => {

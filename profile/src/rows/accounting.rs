@@ -1,15 +1,15 @@
-//! What the guest's own books say.
+//! CPU accounting of the guest's own kernel.
 
 use linux::{ChildCpuTimes, CpuStat};
 use serde::{Deserialize, Serialize};
 
-/// A row of table `rusage`: what the guest's kernel kept of a process when it was first or last read. A row replaces the
-/// earlier one of the same instance and kind.
+/// A row of table `rusage`: CPU time and counts that the guest's kernel kept of a process, at the first or
+/// the last reading. A row replaces the earlier one of the same instance and kind.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RusageRow {
     /// Instance row id.
     pub instance: u32,
-    /// Of a process that was there when the guest's books were first read: what they said then.
+    /// True for the first reading, of a process that existed then.
     pub first: bool,
     /// When it was read, ns since the run's start.
     pub time_ns: u64,
@@ -33,8 +33,8 @@ pub struct RusageRow {
     pub children: ChildCpuTimes,
 }
 
-/// A row of table `thread_time`: what the guest's kernel kept of a thread of a process with several. First readings are of
-/// all threads: a process may become one with several.
+/// A row of table `thread_time`: CPU time that the guest's kernel kept of a thread of a process with several.
+/// First readings cover all threads: a process may become one with several.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ThreadTimeRow {
     /// Instance row id.
@@ -53,13 +53,14 @@ pub struct ThreadTimeRow {
     pub runtime_ns: u64,
 }
 
-/// A row of table `cpu_time`: what the guest's kernel kept of a CPU when it was first or last read, as in `/proc/stat`.
+/// A row of table `cpu_time`: times that the guest's kernel kept of a CPU, at the first or the last reading,
+/// as in `/proc/stat`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CpuTimeRow {
     /// See [`RusageRow::first`].
     pub first: bool,
     /// When it was read, ns since the run's start.
     pub time_ns: u64,
-    /// What was kept.
-    pub books: CpuStat,
+    /// The times.
+    pub stat: CpuStat,
 }

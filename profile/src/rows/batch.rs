@@ -1,0 +1,244 @@
+//! All tables of the profile: the fields of a [`Batch`] and the statements that write them.
+//!
+//! A table that is added is declared here and in `store/schema.sql`, and nowhere else.
+
+use rusqlite::{Transaction, params};
+use serde::{Deserialize, Serialize};
+
+use super::column::{Bits, Column, PairList, ScannedState};
+use super::*;
+
+/// Expands to the start and the end of the statement that adds a row.
+///
+/// `add`: a new row. `replace`: takes the place of a row with the same key. `refill`: the rows of a batch take the
+/// place of all earlier ones. `merge SET`: on a row with the same key, `SET` joins both (`excluded` is the new one).
+macro_rules! statement {
+    (start add) => {
+        "INSERT INTO"
+    };
+    (start replace) => {
+        "INSERT OR REPLACE INTO"
+    };
+    (start refill) => {
+        "INSERT INTO"
+    };
+    (start merge $set:literal) => {
+        "INSERT INTO"
+    };
+    (end merge $set:literal) => {
+        concat!(" ON CONFLICT DO UPDATE SET ", $set)
+    };
+    (end $($other:tt)*) => {
+        ""
+    };
+}
+
+/// Expands to true if a batch with any rows replaces the whole table.
+macro_rules! is_refilled {
+    (refill) => {
+        true
+    };
+    ($($other:tt)*) => {
+        false
+    };
+}
+
+/// Expands to the value of a column: that of the field of the same name, or an expression.
+macro_rules! value {
+    ($row:ident, $column:ident) => {
+        $row.$column
+    };
+    ($row:ident, $column:ident, $value:expr) => {
+        $value
+    };
+}
+
+/// Declares tables. For each: the documentation, name and row type of the field of [`Batch`]; how rows are written,
+/// see [`statement`]; the table's name; and its columns, each with a value unless the row has a field of that name.
+macro_rules! tables {
+    ($(
+        $(#[$documentation:meta])*
+        $field:ident: $row_type:ty => ($($how:tt)*) $table:ident |$row:ident| {
+            $first:ident $(= $first_value:expr)? $(, $column:ident $(= $value:expr)?)* $(,)?
+        }
+    )*) => {
+        /// Rows to write in one transaction.
+        #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+        pub struct Batch {
+            $(
+                #[doc = concat!("Table `", stringify!($table), "`.")]
+                $(#[$documentation])*
+                pub $field: Vec<$row_type>,
+            )*
+        }
+
+        impl Batch {
+            /// Removes all rows and keeps their memory for the next ones.
+            pub fn clear(&mut self) {
+                $(self.$field.clear();)*
+            }
+
+            /// Writes all rows.
+            pub(crate) fn insert(&self, to: &Transaction<'_>) -> rusqlite::Result<()> {
+                $(
+                    if !self.$field.is_empty() {
+                        if is_refilled!($($how)*) {
+                            to.execute(concat!("DELETE FROM ", stringify!($table)), [])?;
+                        }
+                        let sql = concat!(
+                            statement!(start $($how)*), " ", stringify!($table),
+                            " (\"", stringify!($first), "\"", $(", \"", stringify!($column), "\"",)*
+                            ") VALUES (?", $(placeholder!($column),)* ")", statement!(end $($how)*),
+                        );
+                        let mut statement = to.prepare_cached(sql)?;
+                        for $row in &self.$field {
+                            statement.execute(params![
+                                value!($row, $first $(, $first_value)?).column()
+                                $(, value!($row, $column $(, $value)?).column())*
+                            ])?;
+                        }
+                    }
+                )*
+                Ok(())
+            }
+
+            /// Number of tables.
+            pub(crate) const TABLES: usize = [$(stringify!($table)),*].len();
+        }
+    };
+}
+
+/// Expands to the placeholder of a column after the first.
+macro_rules! placeholder {
+    ($column:ident) => {
+        ", ?"
+    };
+}
+
+tables! {
+    /// Key and value.
+    meta: (String, String) => (replace) meta |row| { key = row.0, value = row.1 }
+
+    vcpus: VcpuRow => (replace) vcpu |row| {
+        id, samples, lost, exits, guest_ns = row.states.guest, halted_ns = row.states.halted,
+        waiting_ns = row.states.waiting, kvm_ns = row.states.kvm, vmm_ns = row.states.vmm,
+        sampler_ns = row.states.sampler, paused_ns = row.states.paused,
+    }
+
+    microstates: MicrostateRow => (replace) microstate |row| {
+        vcpu, time_ns, guest_ns = row.states.guest, halted_ns = row.states.halted, waiting_ns = row.states.waiting,
+        kvm_ns = row.states.kvm, vmm_ns = row.states.vmm, sampler_ns = row.states.sampler,
+        paused_ns = row.states.paused,
+    }
+
+    rates: RateRow => (replace) rate |row| { vcpu, time_ns, rate_hz }
+
+    exits: ExitRow => (replace) exit |row| {
+        id, vcpu, reason, address, device, count, total_ns, max_ns, p50_ns, p99_ns, times = PairList(&row.times),
+    }
+
+    kvm_counters: KvmCounterRow => (replace) kvm_counter |row| { vcpu, name, value, grows }
+
+    injected: InjectedRow => (refill) injected |row| { device, vector, count }
+
+    rusage: RusageRow => (replace) rusage |row| {
+        instance, first, time_ns, user_ns, system_ns, tick_user_ns, tick_system_ns, runtime_ns, run_delay_ns,
+        voluntary, involuntary, children_user_ns = row.children.user_ns,
+        children_system_ns = row.children.system_ns, children_voluntary = row.children.voluntary,
+        children_involuntary = row.children.involuntary, children_minor_faults = row.children.minor_faults,
+        children_major_faults = row.children.major_faults,
+    }
+
+    thread_times: ThreadTimeRow => (replace) thread_time |row| {
+        instance, tid, first, time_ns, tick_user_ns, tick_system_ns, runtime_ns,
+    }
+
+    cpu_times: CpuTimeRow => (replace) cpu_time |row| {
+        cpu = row.stat.cpu, first, time_ns, user_ns = row.stat.user_ns, nice_ns = row.stat.nice_ns,
+        system_ns = row.stat.system_ns, softirq_ns = row.stat.softirq_ns, irq_ns = row.stat.irq_ns,
+        idle_ns = row.stat.idle_ns, iowait_ns = row.stat.iowait_ns, steal_ns = row.stat.steal_ns,
+    }
+
+    instances: InstanceRow => (replace) instance |row| {
+        id, pid, start_ns, comm, number, kernel_thread, parent_pid, command, exe, cgroup,
+    }
+
+    threads: ThreadRow => (replace) thread |row| { instance, tid, comm }
+
+    cgroups: CgroupRow => (replace) cgroup |row| { id, path, unit, container }
+
+    // What is known of a file grows from row to row: another thread reports what names its functions.
+    files: FileRow => (merge "deleted = excluded.deleted, build_id = coalesce(excluded.build_id, build_id), \
+                              read_from = coalesce(excluded.read_from, read_from), \
+                              named_by = coalesce(excluded.named_by, named_by)") file |row| {
+        id, path, device, inode = Bits(row.inode), filesystem, deleted, build_id, read_from, named_by,
+    }
+
+    mappings: MappingRow => (replace) mapping |row| {
+        instance, start = Bits(row.start), end = Bits(row.end), file, file_offset = Bits(row.file_offset),
+    }
+
+    frames: FrameRow => (replace) frame |row| {
+        id, address = Bits(row.address), call, kind, instance, file, symbol, module, offset = Bits(row.offset),
+        source, line,
+    }
+
+    inlined: InlinedRow => (replace) inlined |row| { frame, depth, symbol, source, line }
+
+    stacks: StackRow => (add) stack |row| { id, parent, frame }
+
+    code: CodeRow => (replace) code |row| { start = Bits(row.start), file, module, bytes, read }
+
+    interrupts: InterruptRow => (replace) interrupt |row| { id, kind, name }
+
+    /// Number and name.
+    syscalls: (u32, String) => (replace) syscall |row| { number = row.0, name = row.1 }
+
+    samples: SampleRow => (add) sample |row| {
+        vcpu, mode, instance, frame, late_ns, time_ns, halted, cpl, interrupts_on, tid, preempt_count,
+        rsp = Bits(row.rsp), cr3 = Bits(row.cr3), stack, syscall, interrupt, vcpu_state, fault,
+    }
+
+    // Sums of exact mode grow: rows have what was added since the last batch.
+    task_states: TaskStateRow => (merge "ns = ns + excluded.ns, count = count + excluded.count") task_state |row| {
+        instance, tid, state, wait_reason, stack, ns, count,
+    }
+
+    task_lives: TaskLifeRow => (merge "from_ns = min(from_ns, excluded.from_ns), \
+                                       to_ns = max(to_ns, excluded.to_ns), \
+                                       ended = excluded.ended") task_life |row| {
+        instance, tid, from_ns, to_ns, ended,
+    }
+
+    reaped: ReapedRow => (replace) reaped |row| { child, parent, time_ns }
+
+    wakeups: WakeupRow => (merge "count = count + excluded.count") wakeup |row| {
+        by, waker, waker_tid, woken, woken_tid, count,
+    }
+
+    interrupt_times: InterruptTimeRow => (merge "ns = ns + excluded.ns, \
+                                                 count = count + excluded.count") interrupt_time |row| {
+        vcpu, instance, tid, ns, count,
+    }
+
+    interrupt_sources: InterruptSourceRow => (merge "ns = ns + excluded.ns, count = count + excluded.count, \
+                                                     max_ns = max(max_ns, excluded.max_ns)") interrupt_source |row| {
+        vcpu, interrupt, vector, ns, count, max_ns,
+    }
+
+    exact_vcpus: ExactVcpuRow => (replace) exact_vcpu |row| {
+        vcpu, probe_exits, lost, switches, guest_switches, idle_ns, stacks_missed, cost_ns,
+    }
+
+    task_scans: TaskScanRow => (replace) task_scan |row| { id, time_ns, late_ns, backoff }
+
+    task_scan_states: TaskScanStateRow => (replace) task_scan_state |row| {
+        instance, tid, scan, state = ScannedState(row.state), wait_reason, stack,
+    }
+
+    console: ConsoleRow => (add) console |row| { time_ns, bytes }
+
+    unit_events: UnitEventRow => (add) unit_event |row| { time_ns, guest_ns, within_ns, step, unit, result }
+
+    events: EventRow => (add) event |row| { time_ns, kind, text }
+}

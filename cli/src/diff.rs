@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use ::export::{ExportError, write_difference};
-use profile::diff::{Diff, Limit};
+use profile::diff::{Diff, GrowthLimit};
 use profile::report::SharesBy;
 use profile::{Filter, Profile};
 use text::clean::escaped;
@@ -58,12 +58,12 @@ fn open(paths: &[PathBuf]) -> Result<Vec<Profile>, Error> {
 }
 
 /// Whether increases are as small as they shall be; the others are named on standard error.
-fn judged(diff: &Diff, limit: Limit) -> ExitCode {
+fn judged(diff: &Diff, limit: GrowthLimit) -> ExitCode {
     let time = &diff.whole.time_s;
     let too_much = match limit {
-        Limit::Growth(limit) => diff.whole.growth() > limit,
-        Limit::Seconds(limit) => time.marked && time.change > limit,
-        Limit::Points(limit) => return judged_rows(diff, limit),
+        GrowthLimit::Growth(limit) => diff.whole.growth() > limit,
+        GrowthLimit::Seconds(limit) => time.marked && time.change > limit,
+        GrowthLimit::Points(limit) => return judged_rows(diff, limit),
     };
     if !too_much {
         return ExitCode::Done;

@@ -7,7 +7,7 @@ use std::io::{self, IsTerminal, Write as _};
 use std::path::{Path, PathBuf};
 
 use profile::store::EditError;
-use profile::symbolize::{NotFound, Progress, Symbolized, symbolize};
+use profile::symbolize::{FileProgress, NotFound, SymbolizeResult, symbolize};
 use symbols::names::DebugFiles;
 use text::clean::escaped;
 use text::units;
@@ -55,7 +55,7 @@ pub fn add_names(profile: &Path, places: &DebugFiles, quiet: bool) -> Result<(),
 }
 
 /// Names the user code of a profile, and shows how far it is.
-fn watched(profile: &Path, places: &DebugFiles, live: bool) -> Result<Symbolized, EditError> {
+fn watched(profile: &Path, places: &DebugFiles, live: bool) -> Result<SymbolizeResult, EditError> {
     let result = symbolize(profile, places, |progress| {
         if live {
             show(progress);
@@ -87,8 +87,8 @@ fn places(args: &DebugArgs) -> Result<Option<DebugFiles>, Error> {
     }))
 }
 
-fn show(progress: Progress<'_>) {
-    let Progress { done, files, path } = progress;
+fn show(progress: FileProgress<'_>) {
+    let FileProgress { done, files, path } = progress;
     let line = format!("file {} of {files}: {}", done + 1, escaped(path));
     let width = terminal_columns().unwrap_or(80).saturating_sub(1);
     // See `watched` for a failure.
@@ -96,7 +96,7 @@ fn show(progress: Progress<'_>) {
 }
 
 /// What came of it. Build-ids and paths stand on lines of their own, whatever their length: they are to be copied.
-fn render(result: &Symbolized) -> String {
+fn render(result: &SymbolizeResult) -> String {
     let files = result.found.len() + result.not_found.len();
     if files == 0 {
         return "There is nothing to name: the profile has no user code of files.\n".to_owned();

@@ -293,7 +293,7 @@ fn states_of_tasks_need_scans_or_exact_data() {
         assert_eq!(output.status.code(), Some(1), "{}", stdout(&output));
         let sentence = stderr(&output);
         assert!(sentence.trim().lines().count() == 1, "{sentence}");
-        assert!(sentence.contains("does not tell what tasks did"), "{sentence}");
+        assert!(sentence.contains("has no states of tasks"), "{sentence}");
     }
     for wrong in [&["--states=guess"][..], &["--states", "--by", "function"], &["--states", "--exact"]] {
         assert_eq!(profile.report(wrong).status.code(), Some(2), "{wrong:?}");

@@ -1,27 +1,27 @@
-//! A flame chart of a boot as SVG: what ran when, on each vCPU, below the phases.
+//! A flame chart of a boot as SVG: stacks over time on each vCPU, below the phases.
 
 use std::io::{self, Write};
 
-use profile::boot::{Chart, Piece};
+use profile::boot::{Chart, ChartPiece};
 use text::clean::{escaped, xml};
 
 /// Width of the picture, px.
 const WIDTH: f64 = 1_600.0;
 /// Height of a row, px.
 const ROW: f64 = 16.0;
-/// Room at the left and right, px.
+/// Margin at the left and right, px.
 const MARGIN: f64 = 10.0;
-/// What is narrower is left out, px.
+/// Width below which a piece is left out, px.
 const NARROWEST: f64 = 0.3;
 /// Width of a letter of 11 px, px.
 const LETTER: f64 = 6.6;
-/// Rectangles of the picture, at most: the widest are drawn.
+/// Limit of rectangles in the picture: the widest are drawn.
 const MOST: usize = 60_000;
 
 /// Writes the picture.
 pub(crate) fn write(chart: &Chart, title: &str, out: &mut dyn Write) -> io::Result<()> {
     let scale = (WIDTH - 2.0 * MARGIN) / chart.end_s.max(1e-9);
-    let rows = |pieces: &[Piece]| pieces.iter().map(|piece| piece.depth + 1).max().unwrap_or(0);
+    let rows = |pieces: &[ChartPiece]| pieces.iter().map(|piece| piece.depth + 1).max().unwrap_or(0);
     let all: usize = chart.vcpus.iter().map(|(_, pieces)| rows(pieces) + 2).sum();
     let height = ROW * (all as f64 + 6.0);
     writeln!(
@@ -46,7 +46,7 @@ pub(crate) fn write(chart: &Chart, title: &str, out: &mut dyn Write) -> io::Resu
     writeln!(out, "</svg>")
 }
 
-/// Lines at round times.
+/// Draws lines at round times.
 fn axis(end_s: f64, scale: f64, height: f64, out: &mut dyn Write) -> io::Result<()> {
     let rough = end_s.max(1e-6) / 10.0;
     let power = 10_f64.powf(rough.log10().floor());
@@ -69,9 +69,9 @@ fn axis(end_s: f64, scale: f64, height: f64, out: &mut dyn Write) -> io::Result<
     Ok(())
 }
 
-fn pieces(all: &[Piece], (top, scale): (f64, f64), out: &mut dyn Write) -> io::Result<()> {
-    let width = |piece: &Piece| (piece.to_s - piece.from_s) * scale;
-    let mut shown: Vec<&Piece> = all.iter().filter(|piece| width(piece) >= NARROWEST).collect();
+fn pieces(all: &[ChartPiece], (top, scale): (f64, f64), out: &mut dyn Write) -> io::Result<()> {
+    let width = |piece: &ChartPiece| (piece.to_s - piece.from_s) * scale;
+    let mut shown: Vec<&ChartPiece> = all.iter().filter(|piece| width(piece) >= NARROWEST).collect();
     shown.sort_by(|a, b| width(b).total_cmp(&width(a)));
     shown.truncate(MOST);
     for piece in shown {
@@ -106,7 +106,7 @@ fn pieces(all: &[Piece], (top, scale): (f64, f64), out: &mut dyn Write) -> io::R
     Ok(())
 }
 
-/// A colour that goes with a name: warm for the kernel, green for programs.
+/// Returns a colour for a name: warm for the kernel, green for programs.
 fn colour(name: &str, kernel: bool) -> String {
     let hash = name.bytes().fold(0_u32, |hash, byte| hash.wrapping_mul(31).wrapping_add(u32::from(byte)));
     let (base, light) = (if kernel { 20 } else { 110 }, 62 + hash / 64 % 16);
@@ -119,7 +119,7 @@ mod tests {
 
     #[test]
     fn a_chart_is_well_formed_whatever_names_are() {
-        let piece = |name: &str, depth, from_s, to_s| Piece {
+        let piece = |name: &str, depth, from_s, to_s| ChartPiece {
             name: name.to_owned(),
             kernel: depth == 0,
             depth,

@@ -1,7 +1,7 @@
 //! The Firefox Profiler's processed profile format (profiler.firefox.com), as JSON.
 //!
-//! There is a track per vCPU, which shows what ran on it and when it was idle, and one per thread of each process. A sample
-//! of a thread stands on both. Events of the run are markers of the first vCPU's track.
+//! There is a track per vCPU, which shows its work and its idle time, and one per thread of each process. A
+//! sample of a thread is on both. Events of the run are markers of the first vCPU's track.
 
 use std::collections::HashMap;
 use std::io::Write;
@@ -33,7 +33,7 @@ pub(crate) fn write(
     serde_json::to_writer(out, &writer.profile).map_err(|error| ExportError::Write(error.into()))
 }
 
-/// Colours of what a frame belongs to.
+/// Colours of frames by category.
 struct Categories {
     user: CategoryHandle,
     kernel: CategoryHandle,
@@ -53,7 +53,8 @@ impl Categories {
         }
     }
 
-    /// Of a frame on the stack of a sample in this mode: code of the kernel is what the kernel was doing.
+    /// Returns the category of a frame on the stack of a sample in this mode: for code of the kernel it
+    /// depends on the mode.
     fn category(&self, kind: FrameKind, mode: Mode) -> CategoryHandle {
         match (kind, mode) {
             (_, Mode::Idle) => self.idle,
@@ -72,11 +73,11 @@ struct Writer<'a> {
     categories: Categories,
     vcpus: HashMap<u8, ThreadHandle>,
     first_vcpu: Option<ThreadHandle>,
-    /// By process' place.
+    /// By the process's index.
     processes: HashMap<u32, ProcessHandle>,
     /// By owner.
     threads: HashMap<u32, ThreadHandle>,
-    /// By thread, owner where the stack begins with it, stack, mode.
+    /// By thread, owner if the stack begins with it, stack, mode.
     stacks: HashMap<(ThreadHandle, Option<u32>, u32, Mode), Option<StackHandle>>,
     /// By function.
     labels: Vec<StringHandle>,
@@ -94,13 +95,13 @@ impl<'a> Writer<'a> {
             SamplingInterval::from_nanos(interval_ns(about.rate_hz)),
         );
         profile.set_os_name(&escaped(&format!("Linux {}", about.kernel.as_deref().unwrap_or(""))));
-        // All names are in it.
+        // All names are in the profile.
         profile.set_symbolicated(true);
         let categories = Categories::new(&mut profile);
         let machine = profile.add_process("vCPUs", 0, at(0));
         let (mut vcpus, mut first_vcpu) = (HashMap::new(), None);
         for &vcpu in &recording.vcpus {
-            // None is the main thread, which would be shown under the name of its process.
+            // No thread is the main thread, which would be shown under the name of its process.
             let thread = profile.add_thread(machine, vcpu.into(), at(0), false);
             profile.set_thread_name(thread, &format!("vCPU {vcpu}"));
             profile.set_thread_show_markers_in_timeline(thread, true);
@@ -147,7 +148,7 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// The track of an owner; none of what is no process.
+    /// Returns the track of an owner; none for an owner that is not a process.
     fn thread(&mut self, owner: u32) -> Option<ThreadHandle> {
         if let Some(&known) = self.threads.get(&owner) {
             return Some(known);
@@ -252,7 +253,7 @@ impl StaticSchemaMarker for EventMarker {
         self.text
     }
 
-    /// There is no such field.
+    /// The schema has no such field.
     fn number_field_value(&self, _field: u32) -> f64 {
         0.0
     }
@@ -262,12 +263,12 @@ fn at(ns: u64) -> Timestamp {
     Timestamp::from_nanos_since_reference(ns)
 }
 
-/// The mean time between two samples, ns.
+/// Returns the mean time between two samples, ns.
 fn interval_ns(rate_hz: f64) -> u64 {
     if rate_hz > 0.0 { nanos(1e9 / rate_hz) } else { 1_000_000 }
 }
 
-/// The nearest whole number.
+/// Returns the nearest whole number.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "rounded; the cast saturates")]
 fn nanos(ns: f64) -> u64 {
     ns.round() as u64

@@ -1,4 +1,4 @@
-//! A flame graph as SVG, by inferno: kernel code, user code and inlined functions in colours of their own.
+//! A flame graph as SVG, by inferno: kernel code, user code and inlined functions in separate colours.
 
 use std::io::Write;
 
@@ -23,13 +23,13 @@ pub(crate) fn write(
     if lines.is_empty() {
         return Err(ExportError::Empty(Format::Flamegraph));
     }
-    // The palette tells by the marks in names: kernel `_[k]`, inlined `_[i]`.
+    // The palette chooses colours by marks in names: kernel `_[k]`, inlined `_[i]`.
     let mut options = options(&request.title, request.count, Palette::Multi(MultiPalette::Java));
     Ok(from_lines(&mut options, lines.iter().map(String::as_str), out)?)
 }
 
-/// A flame graph of two profiles: the widths are of the second, red has grown, blue has shrunk. `stacks` are folded, with
-/// their numbers in the first and in the second, us.
+/// Writes a flame graph of two profiles. The widths are those of the second; red has grown, blue has shrunk.
+/// `stacks` are folded, with their numbers in the first and in the second, us.
 ///
 /// # Errors
 /// See [`ExportError`].

@@ -1,7 +1,7 @@
 //! Stacks as text: `process;main;work;read 1234`, outermost first.
 //!
-//! Read by flamegraph.pl, inferno, speedscope and many more. Frames are separated by semicolons and the number by the last
-//! blank, so semicolons within names become escapes, as do line ends.
+//! Read by flamegraph.pl, inferno, speedscope and many more. Frames are separated by semicolons and the
+//! number by the last blank, so semicolons within names become escapes, as do line ends.
 
 use std::collections::HashMap;
 use std::io::Write;
@@ -14,11 +14,11 @@ use crate::names::symbol;
 use crate::sums::{Sum, Sums};
 use crate::{Count, ExportError, Request, Root};
 
-/// What each frame of a recording is in a folded line.
+/// Text of each frame of a recording in a folded line.
 pub(crate) struct Names<'a> {
     recording: &'a Recording,
     functions: Vec<String>,
-    /// Mark code by its kind, as FlameGraph's palettes know it: `_[k]` in the kernel, `_[i]` inlined.
+    /// True to mark code by its kind for FlameGraph's palettes: `_[k]` in the kernel, `_[i]` inlined.
     marked: bool,
 }
 
@@ -28,7 +28,8 @@ impl<'a> Names<'a> {
         Self { recording, functions: recording.functions.iter().map(name).collect(), marked }
     }
 
-    /// Appends the frames of a stack, outermost first, each with a semicolon before it unless it is the first.
+    /// Appends the frames of a stack, outermost first, each with a semicolon before it unless it is the
+    /// first.
     pub(crate) fn append(&self, stack: u32, line: &mut String) {
         let mut frames: Vec<u32> = self.recording.frames_of(stack).collect();
         frames.reverse();
@@ -53,7 +54,7 @@ impl<'a> Names<'a> {
     }
 }
 
-/// All stacks as text with their numbers, in the order of text.
+/// Returns all stacks as text with their numbers, in the order of text.
 pub(crate) fn lines(recording: &Recording, (root, count): (Root, Count), marked: bool) -> Vec<(String, u64)> {
     let sums = Sums::new(recording, root);
     let names = Names::new(recording, marked);

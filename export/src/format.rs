@@ -1,7 +1,9 @@
-//! The formats, and what can be chosen about them.
+//! The formats, and their options.
 
 use std::fmt;
 use std::str::FromStr;
+
+use text::message::UnknownName;
 
 /// A format that other programs read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -14,7 +16,7 @@ pub enum Format {
     Firefox,
     /// The protocol buffer of pprof, compressed.
     Pprof,
-    /// What `perf script` writes.
+    /// Text as `perf script` writes it.
     PerfScript,
     /// A line per sample.
     Csv,
@@ -22,24 +24,29 @@ pub enum Format {
     Parquet,
     /// A flame chart of the guest's boot as SVG.
     Bootchart,
-    /// One page that shows all of a profile and needs nothing else.
+    /// One page of HTML with the whole profile and no other files.
     Html,
 }
 
-/// What is known of a format.
-struct Known {
+/// Properties of a format.
+struct FormatInfo {
     format: Format,
     name: &'static str,
-    /// How names of its files end; the first that fits a name counts.
+    /// Endings of names of its files; the first that fits a name counts.
     endings: &'static [&'static str],
     binary: bool,
 }
 
-const fn known(format: Format, name: &'static str, endings: &'static [&'static str], binary: bool) -> Known {
-    Known { format, name, endings, binary }
+const fn known(
+    format: Format,
+    name: &'static str,
+    endings: &'static [&'static str],
+    binary: bool,
+) -> FormatInfo {
+    FormatInfo { format, name, endings, binary }
 }
 
-const KNOWN: [Known; 9] = [
+const KNOWN: [FormatInfo; 9] = [
     known(Format::Folded, "folded", &[".folded", ".collapsed"], false),
     known(Format::Bootchart, "bootchart", &[".boot.svg"], false),
     known(Format::Flamegraph, "flamegraph", &[".svg"], false),
@@ -52,32 +59,32 @@ const KNOWN: [Known; 9] = [
 ];
 
 impl Format {
-    /// All of them.
+    /// Returns all formats.
     pub fn all() -> impl Iterator<Item = Self> {
         KNOWN.iter().map(|known| known.format)
     }
 
-    fn known(self) -> Option<&'static Known> {
+    fn known(self) -> Option<&'static FormatInfo> {
         KNOWN.iter().find(|known| known.format == self)
     }
 
-    /// Its name on the command line.
+    /// Returns the name on the command line.
     pub fn name(self) -> &'static str {
         self.known().map_or("", |known| known.name)
     }
 
-    /// Whether it is no text.
+    /// True for a format that is not text.
     pub fn is_binary(self) -> bool {
         self.known().is_some_and(|known| known.binary)
     }
 
-    /// The format that the name of a file asks for.
+    /// Returns the format for the ending of a file name.
     pub fn of_file(name: &str) -> Option<Self> {
-        let ends = |known: &&Known| known.endings.iter().any(|ending| name.ends_with(ending));
+        let ends = |known: &&FormatInfo| known.endings.iter().any(|ending| name.ends_with(ending));
         KNOWN.iter().find(ends).map(|known| known.format)
     }
 
-    /// Whether it has a place for samples that found a vCPU idle.
+    /// True if the format can show samples of an idle vCPU.
     pub(crate) fn shows_idle(self) -> bool {
         self == Self::Firefox
     }
@@ -89,19 +96,19 @@ impl fmt::Display for Format {
     }
 }
 
-/// What stands at the root of a stack.
+/// Root of a stack.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Root {
-    /// The program: all lives of a name together.
+    /// The program: all instances of a name together.
     #[default]
     Process,
-    /// The life of a process as `name#number`, and its thread as `name/tid`.
+    /// The instance as `name#number`, and its thread as `name/tid`.
     Thread,
     /// The outermost frame.
     None,
 }
 
-/// What the number of a stack counts.
+/// Unit of a stack's number.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Count {
     /// Estimated time in the guest, us.
@@ -111,19 +118,19 @@ pub enum Count {
     Samples,
 }
 
-/// Names on the command line.
+/// Declares the names of values on the command line.
 macro_rules! named {
     ($type:ident, $($name:literal => $value:ident),+) => {
         impl $type {
-            /// All with their names on the command line.
+            /// All values with their names on the command line.
             pub const ALL: &'static [(&'static str, $type)] = &[$(($name, $type::$value)),+];
         }
 
         impl FromStr for $type {
-            type Err = String;
+            type Err = UnknownName;
 
             fn from_str(name: &str) -> Result<Self, Self::Err> {
-                find(Self::ALL, name)
+                UnknownName::find(name, Self::ALL.iter().copied())
             }
         }
     };
@@ -133,17 +140,9 @@ named!(Root, "process" => Process, "thread" => Thread, "none" => None);
 named!(Count, "time" => Time, "samples" => Samples);
 
 impl FromStr for Format {
-    type Err = String;
+    type Err = UnknownName;
 
     fn from_str(name: &str) -> Result<Self, Self::Err> {
-        let found = Self::all().find(|format| format.name() == name);
-        let names = || Self::all().map(Self::name).collect::<Vec<_>>().join(", ");
-        found.ok_or_else(|| format!("{name} is none of {}", names()))
+        UnknownName::find(name, Self::all().map(|format| (format.name(), format)))
     }
-}
-
-fn find<T: Copy>(all: &[(&str, T)], name: &str) -> Result<T, String> {
-    let found = all.iter().find(|(known, _)| *known == name).map(|(_, value)| *value);
-    let names = || all.iter().map(|(known, _)| *known).collect::<Vec<_>>().join(", ");
-    found.ok_or_else(|| format!("{name} is none of {}", names()))
 }

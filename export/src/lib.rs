@@ -10,8 +10,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! [`write`] reads the chosen part of a profile as a [`Recording`] and hands it to the module of the format. All text of the
-//! guest goes through [`text::clean`] first. Nothing here knows a terminal or a file.
+//! [`write`] reads the chosen part of a profile as a [`Recording`] and hands it to the module of the format.
+//! All text of the guest goes through [`text::clean`] first. Nothing here knows a terminal or a file.
 
 mod bootchart;
 mod csv;
@@ -38,56 +38,56 @@ pub use flamegraph::write_difference;
 pub use format::{Count, Format, Root};
 pub use html::{PageError, PageRequest, write_page};
 
-/// What shall be written.
+/// Request for an export.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request {
-    /// In which format.
+    /// Format of the output.
     pub format: Format,
-    /// Which part of the profile.
+    /// Part of the profile.
     pub filter: Filter,
-    /// What stands at the root of stacks, in formats without a place of its own for processes and threads.
+    /// Root of stacks, in formats that have no separate field for processes and threads.
     pub root: Root,
-    /// What numbers count, in formats that have only one.
+    /// Unit of numbers, in formats that have only one.
     pub count: Count,
-    /// What the profile is called, in formats that have a title.
+    /// Title of the profile, in formats that have one.
     pub title: String,
 }
 
 impl Request {
-    /// All of a profile in this format.
+    /// Requests all of a profile in this format.
     pub fn new(format: Format) -> Self {
         let (filter, root, count) = (Filter::default(), Root::default(), Count::default());
         Self { format, filter, root, count, title: "vprof".to_owned() }
     }
 }
 
-/// Why an export failed.
+/// Error of an export.
 #[derive(Debug, thiserror::Error)]
 pub enum ExportError {
     /// The profile could not be read.
     #[error(transparent)]
     Read(#[from] ReportError),
     /// The output could not be written.
-    #[error("can't write the export: {0}")]
+    #[error("cannot write the export: {0}")]
     Write(#[from] io::Error),
     /// The format shows more of a profile than its recording.
     #[error("{0} needs a whole profile")]
     NeedsProfile(Format),
     /// The format shows the whole run.
-    #[error("{0} shows the whole boot: it takes no option that chooses a part")]
+    #[error("{0} shows the whole boot: leave options that choose a part out")]
     Whole(Format),
     /// The page could not be made.
     #[error(transparent)]
     Page(#[from] PageError),
     /// There is nothing to write.
-    #[error("the chosen part of the profile has no samples in the guest: there is nothing to export as {0}")]
+    #[error("the chosen part of the profile has no samples in the guest to export as {0}")]
     Empty(Format),
-    /// The format can not hold it.
-    #[error("{format} can't hold this profile: {reason}")]
+    /// The format cannot hold it.
+    #[error("{format} cannot hold this profile: {reason}")]
     TooMuch {
         /// The format.
         format: Format,
-        /// What does not fit.
+        /// Reason.
         reason: String,
     },
 }
@@ -98,10 +98,11 @@ impl From<ProfileError> for ExportError {
     }
 }
 
-/// Writes the chosen part of a profile to `out`. `progress` is told now and then how many samples are done, and of how many.
+/// Writes the chosen part of a profile to `out`. Calls `progress` from time to time with the number of
+/// samples done and the number of all.
 ///
 /// # Errors
-/// See [`ExportError`]. What was written before an error is not complete.
+/// See [`ExportError`]. Output before an error is not complete.
 pub fn write(
     profile: &Profile,
     request: &Request,
@@ -126,7 +127,7 @@ pub fn write(
     Ok(out.flush()?)
 }
 
-/// Like [`write`], of what is read already.
+/// Writes a recording like [`write`].
 ///
 /// # Errors
 /// See [`ExportError`].
@@ -143,7 +144,7 @@ pub fn write_recording(
         Format::PerfScript => perf_script::write(recording, request, out),
         Format::Csv => csv::write(recording, request, out),
         Format::Parquet => parquet::write(recording, request, out),
-        // It shows more than samples.
+        // These formats show more than samples.
         Format::Html | Format::Bootchart => Err(ExportError::NeedsProfile(request.format)),
     }
 }

@@ -1,18 +1,18 @@
-//! Names of functions, modes and roots as exports show them.
+//! Names of functions and roots in exports.
 
 use profile::report::{Owner, RecordedFunction, Recording};
 
 use crate::Root;
 
-/// In place of an empty name.
+/// Replacement of an empty name.
 const UNKNOWN: &str = "[unknown]";
 
-/// What a function is called; never empty.
+/// Returns the name of a function; never empty.
 pub fn symbol(function: &RecordedFunction) -> &str {
     if function.symbol.is_empty() { UNKNOWN } else { &function.symbol }
 }
 
-/// What stands above the outermost frame of an owner's stacks: nothing, one name or two.
+/// Returns the names above the outermost frame of an owner's stacks: none, one or two.
 pub fn roots(recording: &Recording, owner: &Owner, root: Root) -> Vec<String> {
     let process = recording.process_of(owner);
     let mut names = match (root, process) {

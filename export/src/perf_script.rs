@@ -1,4 +1,5 @@
-//! Text as `perf script` writes it, one block per sample, which FlameGraph, speedscope and perf users' scripts read.
+//! Text as `perf script` writes it, one block per sample, which FlameGraph, speedscope and perf users'
+//! scripts read.
 //!
 //! ```text
 //! gzip   812/812   [001]     3.104217:     998700 cpu-clock:
@@ -7,8 +8,9 @@
 //!
 //! ```
 //!
-//! The period is the time that the sample stands for, ns. Layout: `perf script` of Linux 6.1 with its default fields
-//! (tools/perf/builtin-script.c, `perf_sample__fprintf_start`; tools/perf/util/evsel_fprintf.c, `sample__fprintf_callchain`).
+//! The period is the time that the sample stands for, ns. Layout: `perf script` of Linux 6.1 with its default
+//! fields (tools/perf/builtin-script.c, `perf_sample__fprintf_start`; tools/perf/util/evsel_fprintf.c,
+//! `sample__fprintf_callchain`).
 
 use std::fmt::Write as _;
 use std::io::Write;
@@ -49,8 +51,8 @@ pub(crate) fn write(
     Ok(())
 }
 
-/// `comm pid/tid`. Readers find the end of the name by the blank and the digit behind it, so neither a name begins with a
-/// blank nor has it a blank before a digit.
+/// Returns `comm pid/tid`. Readers find the end of the name by the blank and the digit after it, so the name
+/// neither begins with a blank nor has one before a digit.
 fn task(recording: &Recording, owner: &Owner) -> String {
     let pid = recording.process_of(owner).map_or(0, |process| process.pid);
     let name = escaped(&owner.name);
@@ -66,7 +68,7 @@ fn task(recording: &Recording, owner: &Owner) -> String {
     format!("{safe:<16} {pid:>7}/{:<7}", owner.tid.unwrap_or(pid))
 }
 
-/// The lines of a frame: inlined functions first, then its own.
+/// Returns the lines of a frame: inlined functions first, then its own.
 fn lines(recording: &Recording, place: u32, frame: &RecordedFrame) -> String {
     let mut text = String::new();
     let entries = recording.entries_of(place);
@@ -86,7 +88,7 @@ fn lines(recording: &Recording, place: u32, frame: &RecordedFrame) -> String {
                 name.unwrap_or("[unknown]").to_owned()
             }
         };
-        // The module is what stands in the last parentheses.
+        // Readers take the last parentheses as the module.
         let module = escaped_with(&module, &['(', ')']);
         let name = escaped(symbol(function));
         let offset = match (own, function.kind, name.starts_with('[')) {

@@ -27,7 +27,7 @@ pub(crate) const COLUMNS: [&str; 18] = [
     "stack",
 ];
 
-/// What the columns but the last say of a sample. Texts that do not apply are empty.
+/// Columns of a sample, except the last. Texts that do not apply are empty.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Row<'a> {
     pub time_ns: u64,

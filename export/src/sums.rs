@@ -1,4 +1,4 @@
-//! Samples with the same stack and the same root as one.
+//! Samples, combined by stack and root.
 
 use std::collections::HashMap;
 
@@ -16,13 +16,13 @@ pub(crate) struct Sum {
 }
 
 impl Sum {
-    /// Both together.
+    /// Adds the sums of `other`.
     pub(crate) fn add(&mut self, other: Self) {
         self.samples += other.samples;
         self.ns += other.ns;
     }
 
-    /// As a whole number: samples or us, at least 1.
+    /// Returns a whole number: samples or us, at least 1.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -37,12 +37,12 @@ impl Sum {
     }
 }
 
-/// Stacks by what stands at their root.
+/// Sums of stacks by their roots.
 #[derive(Debug)]
 pub(crate) struct Sums {
     /// Names above the outermost frame.
     pub roots: Vec<Vec<String>>,
-    /// Place of the root, place of the stack, sum: in the order of both.
+    /// Index of the root, index of the stack, sum: in the order of both.
     pub stacks: Vec<(u32, u32, Sum)>,
 }
 

@@ -20,10 +20,10 @@ const PROFILER: Package = Package {
 };
 
 const SAMPLES: u64 = 2_000;
-/// It answers within seconds; this ends what would hang.
+/// Limit of time: the profiler answers within seconds.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// A profile loaded in its daemon, which ends with this.
+/// A profile loaded in its daemon, which is stopped with this.
 struct Loaded {
     script: PathBuf,
     directory: tempfile::TempDir,
@@ -50,7 +50,7 @@ impl Loaded {
         command
     }
 
-    /// What it says; waits while it is still loading.
+    /// Returns its answer; waits while it is still loading.
     fn ask(&self, words: &[&str]) -> Value {
         let start = Instant::now();
         loop {
@@ -69,7 +69,7 @@ impl Loaded {
 
 impl Drop for Loaded {
     fn drop(&mut self) {
-        // Both fail only if it has ended by itself, which is what is wanted.
+        // Both fail only if the daemon has exited already.
         let _ = self.daemon.kill();
         let _ = self.daemon.wait();
     }

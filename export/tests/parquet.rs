@@ -1,7 +1,7 @@
-//! Parquet as pyarrow reads it.
+//! Parquet in pyarrow.
 //!
-//! pyarrow comes from PyPI, by the machine's own settings, and is kept in cargo's directory for tests. Without Python or network
-//! the test says so, and is skipped.
+//! pyarrow comes from PyPI, by the machine's own settings, and is kept in cargo's directory for tests.
+//! Without Python or network the test reports that, and is skipped.
 
 use std::fs;
 use std::io::Write as _;
@@ -14,11 +14,11 @@ use testkit::made_up;
 
 const PACKAGE: &str = "pyarrow==26.0.1";
 
-/// More than a row group has.
+/// Number of samples, more than a row group has.
 const SAMPLES: u64 = 150_000;
 
 fn skipped(why: &str) {
-    // Not eprintln!, which tests keep to themselves.
+    // Not eprintln!, which tests capture.
     let _ = writeln!(std::io::stderr(), "SKIPPED: {why}");
 }
 

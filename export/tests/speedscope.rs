@@ -1,4 +1,4 @@
-//! Exports as speedscope's own importers read them.
+//! Exports in speedscope's own importers.
 
 mod npm;
 
@@ -58,7 +58,7 @@ fn speedscope_reads_what_it_is_said_to_read() {
         let frames = |profile: &Value| profile["frames"].as_array().expect("frames").clone();
         let all: Vec<String> =
             profiles.iter().flat_map(frames).map(|name| name.as_str().unwrap_or("").to_owned()).collect();
-        // Of a location in pprof with inlined functions speedscope takes the outermost only.
+        // From a location in pprof with inlined functions speedscope takes the outermost only.
         let inlined = (*format != Format::Pprof).then_some("user_inlined_0");
         for wanted in ["user_function_50", "kernel_function_50"].into_iter().chain(inlined) {
             assert!(all.iter().any(|name| name.starts_with(wanted)), "{format}: no {wanted} in {all:?}");
@@ -73,7 +73,7 @@ fn speedscope_reads_what_it_is_said_to_read() {
             .sum::<f64>()
     };
     assert_eq!(weight(0), SAMPLES as f64, "folded");
-    // Two vCPUs, each of which was in the guest for so long.
+    // Two vCPUs, each with this time in the guest.
     let ns = 2.0 * SAMPLES as f64 * 498_000.0;
     assert!((weight(2) - ns).abs() < SAMPLES as f64, "pprof: {}", weight(2));
 }

@@ -1,8 +1,9 @@
 //! The randomized sampling clock.
 //!
-//! Every vCPU has its own stream of intervals. It is a function of the seed and of the vCPU's number alone, so a run
-//! can be repeated. The generator is ChaCha8: its stream is the same in every version, one key has 2^64 independent
-//! streams, and a guest that times its own interruptions cannot work out when the next one comes.
+//! Every vCPU has its own stream of intervals. It is a function of the seed and of the vCPU's number alone,
+//! so a run can be repeated. The generator is ChaCha8: its stream is the same in every version, one key has
+//! 2^64 independent streams, and a guest that times its own interruptions cannot work out when the next one
+//! comes.
 
 use rand::SeedableRng;
 use rand::rngs::ChaCha8Rng;
@@ -56,14 +57,14 @@ const MOST_DRAWN: u64 = 32;
 
 /// The time from when a tick was due to when the guest runs again. CLOCK_MONOTONIC, ns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Held {
+pub struct TickHold {
     /// End of the time in which ticks pass.
     pub passed_ns: u64,
     /// Time after that in which the tick keeps the guest from running and the clock is stopped.
     pub stood_ns: u64,
 }
 
-impl Held {
+impl TickHold {
     /// Creates a hold in which ticks pass up to `ns` and the clock is stopped afterwards.
     pub fn since(ns: u64) -> Self {
         Self { passed_ns: ns, stood_ns: ns }
@@ -140,7 +141,7 @@ impl Intervals {
 
     /// Draws the time from when the guest runs again, after a tick that was due at `due_ns`, to the next
     /// tick, ns; at least 1 us.
-    pub fn next_after(&mut self, due_ns: u64, held: Held) -> u64 {
+    pub fn next_after(&mut self, due_ns: u64, held: TickHold) -> u64 {
         self.next_due(due_ns, held.passed_ns).saturating_sub(held.stood_ns).max(1_000)
     }
 
@@ -258,7 +259,8 @@ mod tests {
         assert!(correlation.abs() < 4.0 / 316.2, "correlation {correlation}");
     }
 
-    /// Counts by tenths of an interval, chi-square with 9 degrees of freedom against equal ones: above 27.9 in one of 1,000.
+    /// Counts by tenths of an interval, chi-square with 9 degrees of freedom against equal ones: above 27.9
+    /// in one of 1,000.
     fn chi_square(bins: [u32; 10]) -> f64 {
         let mean = f64::from(bins.iter().sum::<u32>()) / 10.0;
         bins.iter().map(|&bin| (f64::from(bin) - mean).powi(2) / mean).sum()

@@ -2,10 +2,10 @@
 //!
 //! ```text
 //!  sampler ──▶ [`rows::Batch`] ──▶ [`rows::Sink`] ─┬─▶ [`ProfileWriter`] ──▶ file ──▶ [`Profile`]
-//!                                                  │                                     │
-//!                                                  └─▶ [`live`]       [`report`] [`diff`] [`rusage`] [`stat`] [`boot`]
-//!                                                                           └──────┬──────┘
-//!                                                              [`clock`] ──▶ [`estimate`] ◀── [`simulate`]
+//!                                                  └─▶ [`live`]                          │
+//!                                            [`report`] [`diff`] [`rusage`] [`stat`] [`boot`]
+//!                                                                      │
+//!                                             [`clock`] ──▶ [`estimate`] ◀── [`simulate`]
 //! ```
 //!
 //! No KVM, no guest and no other process is needed here: profiles are read on any Linux machine.

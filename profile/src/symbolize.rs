@@ -21,7 +21,7 @@ mod tests;
 
 /// Progress, reported before each file.
 #[derive(Debug, Clone, Copy)]
-pub struct Progress<'a> {
+pub struct FileProgress<'a> {
     /// Number of files that are done.
     pub done: usize,
     /// Number of all files.
@@ -32,7 +32,7 @@ pub struct Progress<'a> {
 
 /// Numbers of frames of user code and of those with a name.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-pub struct Frames {
+pub struct FrameCounts {
     /// All frames.
     pub all: usize,
     /// Frames with a name before.
@@ -41,7 +41,7 @@ pub struct Frames {
     pub after: usize,
 }
 
-impl Frames {
+impl FrameCounts {
     fn of(frames: &[FrameRow]) -> Self {
         let before = frames.iter().filter(|row| has_name(row)).count();
         Self { all: frames.len(), before, after: before }
@@ -56,7 +56,7 @@ impl Frames {
 
 /// A file of the guest whose debug file was found.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Found {
+pub struct SymbolizedFile {
     /// Path in the guest.
     pub path: String,
     /// Its build-id, hexadecimal.
@@ -64,7 +64,7 @@ pub struct Found {
     /// The debug file: a path of the host, or the name of a source.
     pub debug_file: String,
     /// Its frames.
-    pub frames: Frames,
+    pub frames: FrameCounts,
 }
 
 /// A file of the guest without a debug file.
@@ -77,18 +77,18 @@ pub struct NotFound {
     /// Reason, in a few words.
     pub reason: String,
     /// Its frames.
-    pub frames: Frames,
+    pub frames: FrameCounts,
 }
 
 /// Result of [`symbolize`].
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-pub struct Symbolized {
+pub struct SymbolizeResult {
     /// Files with a debug file, those with the most new names first.
-    pub found: Vec<Found>,
+    pub found: Vec<SymbolizedFile>,
     /// Files without one, those with the most unnamed frames first.
     pub not_found: Vec<NotFound>,
     /// The frames of all files.
-    pub frames: Frames,
+    pub frames: FrameCounts,
 }
 
 /// Names the user code of the profile at `path` by what `debug` finds. Stores the names of each file at once:
@@ -99,15 +99,15 @@ pub struct Symbolized {
 pub fn symbolize(
     path: &Path,
     debug: &DebugFiles,
-    mut progress: impl FnMut(Progress<'_>),
-) -> Result<Symbolized, EditError> {
+    mut progress: impl FnMut(FileProgress<'_>),
+) -> Result<SymbolizeResult, EditError> {
     let mut editor = Editor::open(path)?;
     let files = editor.files()?;
-    let mut result = Symbolized::default();
+    let mut result = SymbolizeResult::default();
     for (done, file) in files.iter().enumerate() {
-        progress(Progress { done, files: files.len(), path: &file.path });
+        progress(FileProgress { done, files: files.len(), path: &file.path });
         let old = editor.frames(file.id)?;
-        let mut frames = Frames::of(&old);
+        let mut frames = FrameCounts::of(&old);
         match find(file, debug) {
             Ok((build_id, debug_file)) => {
                 let debug_path = named_by(&debug_file.origin);
@@ -118,11 +118,11 @@ pub fn symbolize(
                 }
                 frames.after += gained(&old, &new);
                 let path = file.path.clone();
-                result.found.push(Found { path, build_id, debug_file: debug_path, frames });
+                result.found.push(SymbolizedFile { path, build_id, debug_file: debug_path, frames });
             }
             Err(reason) => {
                 let (path, build_id) = (file.path.clone(), file.build_id.clone());
-                result.not_found.push(NotFound { path, build_id, reason, frames });
+                result.not_found.push(NotFound { path, build_id, reason: reason.to_string(), frames });
             }
         }
         result.frames.add(frames);
@@ -132,20 +132,39 @@ pub fn symbolize(
     Ok(result)
 }
 
-/// Returns the debug file of a file, or the reason why there is none.
-fn find(file: &CodeFile, debug: &DebugFiles) -> Result<(String, DebugFile), String> {
-    let unread = |read: &&String| read.starts_with("not read");
+/// Reason why a file has no debug file.
+#[derive(Debug, thiserror::Error)]
+enum DebugFileError {
+    /// The guest's file was not read.
+    #[error("{0}")]
+    NotRead(String),
+    /// The guest's file has no build-id.
+    #[error("it has no build-id")]
+    NoBuildId,
+    /// The profile is damaged.
+    #[error("its build-id is invalid")]
+    InvalidBuildId,
+    /// No source has the file.
+    #[error("no debug file of this build")]
+    NotFound,
+    /// The sources' files do not fit, or cannot be read.
+    #[error("{0}")]
+    Rejected(String),
+}
+
+/// Returns the debug file of a file.
+fn find(file: &CodeFile, debug: &DebugFiles) -> Result<(String, DebugFile), DebugFileError> {
+    let unread = |read: &String| read.starts_with("not read");
     let Some(text) = &file.build_id else {
-        let reason = file.read_from.as_ref().filter(unread).map_or("it has no build-id", String::as_str);
-        return Err(reason.to_owned());
+        let unread = file.read_from.clone().filter(unread);
+        return Err(unread.map_or(DebugFileError::NoBuildId, DebugFileError::NotRead));
     };
-    let build_id: BuildId =
-        text.parse().map_err(|_| "what the profile has as its build-id is none".to_owned())?;
+    let build_id: BuildId = text.parse().map_err(|_| DebugFileError::InvalidBuildId)?;
     let query = DebugQuery { path: file.path.clone(), build_id: Some(build_id), link: None };
     match debug.find(&query) {
         Ok(found) => Ok((text.clone(), found)),
-        Err(reasons) if reasons.is_empty() => Err("no debug file of this build".to_owned()),
-        Err(reasons) => Err(reasons.join("; ")),
+        Err(reasons) if reasons.is_empty() => Err(DebugFileError::NotFound),
+        Err(reasons) => Err(DebugFileError::Rejected(reasons.join("; "))),
     }
 }
 

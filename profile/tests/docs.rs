@@ -1,11 +1,13 @@
-//! The documentation says what the tool does: docs/json.md against a report, docs/profile.md against the schema.
+//! The documentation describes the tool correctly: docs/json.md against a report, docs/profile.md against the
+//! schema.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use profile::boot::{
-    Boot, Call, Estimated, FailedUnit, Link, PHASES, Phase, Program, Startup, Systemd, Target, Unit,
+    Boot, Call, ChainLink, CpuEstimate, FailedUnit, PHASES, Phase, Program, StartupTimes, Systemd, Target,
+    Unit,
 };
 use profile::diff::Diff;
 use profile::report::{
@@ -53,7 +55,8 @@ fn is_type(value: &Value, name: &str) -> bool {
     }
 }
 
-/// The part of JSON Schema that docs/json.md uses. Stricter in one point: what is not described must not be there.
+/// The part of JSON Schema that docs/json.md uses. Stricter in one point: what is not described must not be
+/// there.
 fn check(value: &Value, schema: &Value, at: &str) {
     match &schema["type"] {
         Value::String(name) => assert!(is_type(value, name), "{at} is not of type {name}: {value}"),
@@ -122,8 +125,9 @@ fn a_report_fits_its_schema() {
     assert_eq!(back.samples, report.samples);
 }
 
-/// Samples of the task: one before there is exact data, of which nothing counts, then the parts of its time. An interrupt counts
-/// only where the preempt count does not show it: what it takes before and after its events.
+/// Samples of the task: one before there is exact data, which does not count, then the parts of its time. An
+/// interrupt counts only if the preempt count does not show it: its entry and exit before and after its
+/// events.
 fn samples() -> Vec<SampleRow> {
     let sample = |time_ns, mode, stack, interrupt| SampleRow {
         time_ns,
@@ -291,7 +295,7 @@ fn an_exact_report_fits_its_schema() {
     assert!(nobody.contains("sleeper#1"), "{nobody}");
 }
 
-/// A profile whose scans saw one thread asleep, running and gone, and another at all moments.
+/// A profile whose scans found one thread asleep, running and gone, and another at all times.
 fn scanned_profile(path: &Path, meta: &[(&str, &str)]) -> Profile {
     let row = |tid, scan, state, wait_reason| TaskScanStateRow {
         instance: 1,
@@ -460,7 +464,7 @@ fn a_comparison_fits_its_schema() {
 fn text(cell: &Cell) -> &str {
     match cell {
         Cell::Text(text) => text,
-        other => panic!("{other:?} is no text"),
+        other => panic!("{other:?} is not text"),
     }
 }
 
@@ -504,7 +508,7 @@ fn a_boot_fits_its_schema() {
     let text = document("json.md");
     let section = text.split("# `vprof report --boot --json`").nth(1).expect("a section");
     let schema: Value = serde_json::from_str(blocks(section, "json")[0]).expect("the schema is JSON");
-    let time = Estimated { samples: 3, s: 0.1, low_s: 0.05, high_s: 0.2 };
+    let time = CpuEstimate { samples: 3, s: 0.1, low_s: 0.05, high_s: 0.2 };
     let call = |module| Call { function: "acpi_init".to_owned(), module, from_s: 0.1, to_s: 0.2, time };
     let unit = Unit { name: "ssh.service".to_owned(), from_s: 1.0, to_s: 2.0, processes: 2, time };
     let phase = |name: &&str| Phase { name: (*name).to_owned(), ..Phase::default() };
@@ -522,10 +526,10 @@ fn a_boot_fits_its_schema() {
         processes: vec![unit],
         systemd: Systemd {
             missing: Some("no journal".to_owned()),
-            startup: Some(Startup { initrd_s: Some(1.0), ..Startup::default() }),
+            startup: Some(StartupTimes { initrd_s: Some(1.0), ..StartupTimes::default() }),
             targets: vec![Target::default()],
             failed: vec![FailedUnit::default()],
-            chain: vec![Link { own: time, all: time, ..Link::default() }],
+            chain: vec![ChainLink { own: time, all: time, ..ChainLink::default() }],
             within_s: 0.003,
         },
     };

@@ -24,7 +24,7 @@ use crate::microstate::clock::{Place, Places};
 use crate::microstate::host::{ThreadReader, ThreadTimes, schedstat_of};
 use crate::record::Moment;
 use crate::vcpu::VcpuSampler;
-use profile::clock::Held;
+use profile::clock::TickHold;
 use profile::rows::Microstates;
 
 /// What ticks of an attached vCPU have found its thread at.
@@ -202,7 +202,7 @@ impl Observer for VcpuSampler {
             Missed::BlockedInVmm => self.published().seen.note(Sight::VmmBlocked),
             Missed::Paused | Missed::NotRun | Missed::Traced => {}
         }
-        self.next_after(due_ns, Held::since(now_ns))
+        self.next_after(due_ns, TickHold::since(now_ns))
     }
 
     fn held(&mut self, from_ns: u64, to_ns: u64) {

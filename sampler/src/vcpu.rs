@@ -29,7 +29,7 @@ use crate::microstate::wait::WaitDetector;
 use crate::pace::Pace;
 use crate::presence::Look;
 use crate::record::{self, Moment, Readers, Record, Sampled};
-use profile::clock::{Held, Intervals};
+use profile::clock::{Intervals, TickHold};
 use profile::rows::Microstates;
 use profile::rows::{VcpuRow, VcpuState};
 
@@ -220,7 +220,7 @@ impl VcpuSampler {
         }
         // A tick that was due while an event was served is of nothing that the clock of states tells.
         if !moment.in_run && self.event.is_some_and(|(from, to)| (from..to).contains(&moment.due_ns)) {
-            return self.next_after(moment.due_ns, Held::since(moment.now_ns));
+            return self.next_after(moment.due_ns, TickHold::since(moment.now_ns));
         }
         let vcpu = self.vcpu;
         let readers = self.readers.get();
@@ -230,9 +230,9 @@ impl VcpuSampler {
         record.vcpu_state = vcpu_state(&record, moment.in_run, wait.is_some() || stopped);
         let held = match (record.vcpu_state, wait) {
             // The vCPU's own timer interrupts the guest at once: what comes late is the thread's way out of KVM.
-            (VcpuState::Guest, _) if self.wait.is_own() => Held::since(moment.due_ns),
+            (VcpuState::Guest, _) if self.wait.is_own() => TickHold::since(moment.due_ns),
             (VcpuState::Waiting, Some(held)) if !stopped => held,
-            _ => Held::since(moment.now_ns),
+            _ => TickHold::since(moment.now_ns),
         };
         if let (VcpuState::Guest, Some(recorder), Some(intervals)) =
             (record.vcpu_state, &mut self.recorder, &self.intervals)
@@ -269,7 +269,7 @@ impl VcpuSampler {
 
 impl VcpuSampler {
     /// [`Intervals::next_after`], or the time until the vCPU is looked at again.
-    pub(crate) fn next_after(&mut self, due_ns: u64, held: Held) -> Option<Duration> {
+    pub(crate) fn next_after(&mut self, due_ns: u64, held: TickHold) -> Option<Duration> {
         if self.off {
             return Some(LOOK_AGAIN);
         }

@@ -33,7 +33,7 @@ pub use image::Disk;
 pub use kernel::{Lost, kernel_of, kernel_without};
 pub use kvm_host::{KvmHost, Profiling, Said, on_kvm_host};
 pub use network::Network;
-pub use report::{Function, Process, Report, Row, Vcpu, Walks};
+pub use report::{Function, Process, Report, Row, Vcpu, StackWalks};
 pub use run::{Run, Running};
 pub use terminal::Terminal;
 

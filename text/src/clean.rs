@@ -12,7 +12,8 @@
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
-/// Longest name that is kept, bytes. Linux has at most 512 for a symbol (`KSYM_NAME_LEN`, 6.1) and 16 for a task.
+/// Longest name that is kept, bytes. Linux has at most 512 for a symbol (`KSYM_NAME_LEN`, 6.1) and 16 for a
+/// task.
 const MAX_NAME_BYTES: usize = 512;
 
 /// Returns `bytes` as printable ASCII; every other byte becomes `?`.
@@ -26,7 +27,8 @@ pub fn ascii(bytes: &[u8]) -> String {
         .collect()
 }
 
-/// Returns `bytes` as UTF-8 without control characters, each of which becomes `?`; invalid UTF-8 becomes U+FFFD.
+/// Returns `bytes` as UTF-8 without control characters, each of which becomes `?`; invalid UTF-8 becomes
+/// U+FFFD.
 pub fn utf8(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
@@ -50,7 +52,8 @@ pub fn comm(bytes: &[u8; 16]) -> String {
     printable(&String::from_utf8_lossy(&bytes[..end]))
 }
 
-/// Returns `text` without escape sequences (ECMA-48, section 5.4: CSI up to a final byte; 8.3.89: OSC up to BEL or ST).
+/// Returns `text` without escape sequences (ECMA-48, section 5.4: CSI up to a final byte; 8.3.89: OSC up to
+/// BEL or ST).
 pub fn without_escape_sequences(text: &str) -> String {
     let mut plain = String::with_capacity(text.len());
     let mut chars = text.chars();
@@ -70,12 +73,13 @@ pub fn without_escape_sequences(text: &str) -> String {
     plain
 }
 
-/// Returns `text` on one line, with control characters and characters that reorder or hide text as `\x` and `\u` escapes.
+/// Returns `text` on one line, with control characters and characters that reorder or hide text as `\x` and
+/// `\u` escapes.
 pub fn escaped(text: &str) -> Cow<'_, str> {
     escaped_where(text, |_| false)
 }
 
-/// As [`escaped`], with all of `separators` escaped, too.
+/// Returns `text` like [`escaped`], with all of `separators` escaped, too.
 pub fn escaped_with<'a>(text: &'a str, separators: &[char]) -> Cow<'a, str> {
     escaped_where(text, |c| separators.contains(&c))
 }
@@ -100,8 +104,8 @@ fn escaped_where(text: &str, is_separator: impl Fn(char) -> bool) -> Cow<'_, str
     Cow::Owned(safe)
 }
 
-/// Whether `c` is a control character, or a format character that reorders or hides text (Unicode "Bidi_Control", zero
-/// widths, line and paragraph separators).
+/// True for a control character, or a format character that reorders or hides text (Unicode "Bidi_Control",
+/// zero widths, line and paragraph separators).
 fn is_unsafe(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}')

@@ -1,7 +1,8 @@
 //! Comma-separated values by RFC 4180: lines end with CR LF, quotes are doubled.
 //!
-//! A row is anything that serializes to fields in sequence: a struct, a tuple or a slice. `None` is an empty field,
-//! a boolean is 1 or 0. Text that a terminal could take for a command is escaped as in [`crate::clean::escaped`].
+//! A row is anything that serializes to fields in sequence: a struct, a tuple or a slice. `None` is an empty
+//! field, a boolean is 1 or 0. Text that a terminal could take for a command is escaped as in
+//! [`crate::clean::escaped`].
 
 use std::fmt::{self, Display, Write as _};
 use std::io::{self, ErrorKind, Write};

@@ -1,5 +1,5 @@
-//! Text for people and tools: cleaning of text that comes from a guest, numbers with units, CSV, and suggestions for
-//! mistyped names.
+//! Text for people and tools: cleaning of text that comes from a guest, numbers with units, CSV, and
+//! suggestions for mistyped names.
 //!
 //! A leaf: depends on no other crate of vprof.
 

@@ -29,3 +29,36 @@ impl fmt::Display for Reason<'_> {
         }
     }
 }
+
+/// A name that is not in a list of names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UnknownName {
+    name: String,
+    /// All names of the list, separated by commas.
+    known: String,
+}
+
+impl UnknownName {
+    /// Returns the value with this name.
+    ///
+    /// # Errors
+    /// `all` has no such name.
+    pub fn find<T: Copy>(name: &str, all: impl IntoIterator<Item = (&'static str, T)>) -> Result<T, Self> {
+        let mut known = Vec::new();
+        for (other, value) in all {
+            if other == name {
+                return Ok(value);
+            }
+            known.push(other);
+        }
+        Err(Self { name: name.to_owned(), known: known.join(", ") })
+    }
+}
+
+impl fmt::Display for UnknownName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} is not one of {}", self.name, self.known)
+    }
+}
+
+impl std::error::Error for UnknownName {}

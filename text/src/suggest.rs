@@ -1,11 +1,12 @@
 //! Names that resemble a mistyped one.
 
-/// At most so many are offered.
+/// Limit of suggestions.
 const OFFERED: usize = 3;
-/// Longer names are compared by what they begin with, bytes.
+/// Length above which names are compared by their beginnings, bytes.
 const COMPARED: usize = 48;
 
-/// The names nearest to `wanted`, the nearest first: those that hold it, and those a few letters away.
+/// Returns the names nearest to `wanted`, the nearest first: those that contain it, and those a few letters
+/// away.
 pub fn suggest<'a>(wanted: &str, names: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
     if wanted.is_empty() {
         return Vec::new();
@@ -19,7 +20,7 @@ pub fn suggest<'a>(wanted: &str, names: impl Iterator<Item = &'a str>) -> Vec<&'
     found.into_iter().map(|(_, _, name)| name).collect()
 }
 
-/// How far a name is from what was wanted; `None` where it is another name.
+/// Returns the distance of a name from the wanted one; `None` if it does not resemble it.
 fn distance(wanted: &str, name: &str) -> Option<usize> {
     let name = name.to_ascii_lowercase();
     if name.contains(wanted) {
@@ -34,7 +35,7 @@ fn distance(wanted: &str, name: &str) -> Option<usize> {
     Some(edits(&a, &b)).filter(|&edits| edits <= most)
 }
 
-/// Levenshtein distance: insertions, deletions and replacements from one to the other.
+/// Returns the Levenshtein distance: insertions, deletions and replacements from one to the other.
 fn edits(a: &[u8], b: &[u8]) -> usize {
     let mut row: Vec<usize> = (0..=b.len()).collect();
     for (i, x) in a.iter().enumerate() {

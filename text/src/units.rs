@@ -1,8 +1,8 @@
-//! Numbers in the unit that a person reads.
+//! Numbers with units for people.
 
 use std::time::Duration;
 
-/// Bytes: `512 MiB`, `1.5 GiB`, `17 bytes`.
+/// Formats bytes: `512 MiB`, `1.5 GiB`, `17 bytes`.
 pub fn bytes(n: u64) -> String {
     const UNITS: [(&str, u32); 4] = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
     for (name, shift) in UNITS {
@@ -18,12 +18,13 @@ pub fn bytes(n: u64) -> String {
     format!("{n} {}", if n == 1 { "byte" } else { "bytes" })
 }
 
-/// A duration in s, as [`duration`] shows it; `0 ns` for what is none: below zero, not a number, or too long.
+/// Formats a duration in s like [`duration`]; `0 ns` for an invalid one: below zero, not a number, or too
+/// long.
 pub fn seconds(s: f64) -> String {
     duration(Duration::try_from_secs_f64(s).unwrap_or_default())
 }
 
-/// A duration: `850 us`, `12.3 ms`, `4.25 s`, `2 min 05 s`, `1 h 02 min`.
+/// Formats a duration: `850 us`, `12.3 ms`, `4.25 s`, `2 min 05 s`, `1 h 02 min`.
 pub fn duration(d: Duration) -> String {
     let ns = d.as_nanos();
     match ns {
@@ -34,7 +35,7 @@ pub fn duration(d: Duration) -> String {
     }
 }
 
-/// A short time to three digits, for columns: `512 ns`, `9.12 us`, `12.3 ms`, `1.23 s`.
+/// Formats a short time to three digits, for columns: `512 ns`, `9.12 us`, `12.3 ms`, `1.23 s`.
 pub fn brief(ns: u64) -> String {
     const UNITS: [&str; 3] = ["us", "ms", "s"];
     if ns < 1_000 {
@@ -43,7 +44,7 @@ pub fn brief(ns: u64) -> String {
     #[expect(clippy::cast_precision_loss, reason = "shown to three digits")]
     let mut value = ns as f64 / 1e3;
     let mut unit = 0;
-    // What would be rounded to 1000 belongs to the next unit.
+    // A value that would be rounded to 1000 belongs to the next unit.
     while value >= 999.5 && unit + 1 < UNITS.len() {
         value /= 1e3;
         unit += 1;
@@ -61,7 +62,7 @@ fn up_to_hours(d: Duration) -> String {
     }
 }
 
-/// A clock for a line that is drawn again and again: `0:07`, `12:34`, `1:02:03`.
+/// Formats a clock for a line that is redrawn: `0:07`, `12:34`, `1:02:03`.
 pub fn clock(d: Duration) -> String {
     let s = d.as_secs();
     match s / 3_600 {
@@ -70,7 +71,7 @@ pub fn clock(d: Duration) -> String {
     }
 }
 
-/// A count with thousands separated: `1,234,567`.
+/// Formats a count with thousands separated: `1,234,567`.
 pub fn count(n: u64) -> String {
     let digits = n.to_string();
     let mut text = String::with_capacity(digits.len() + digits.len() / 3);
@@ -83,12 +84,12 @@ pub fn count(n: u64) -> String {
     text
 }
 
-/// A count of something in words: `1 sample`, `2 samples`.
+/// Formats a count of something in words: `1 sample`, `2 samples`.
 pub fn counted(n: u64, thing: &str) -> String {
     format!("{} {thing}{}", count(n), if n == 1 { "" } else { "s" })
 }
 
-/// A rate: `998 Hz`, `1.5 kHz`, `0.5 Hz`.
+/// Formats a rate: `998 Hz`, `1.5 kHz`, `0.5 Hz`.
 pub fn rate(hz: f64) -> String {
     if !hz.is_finite() || hz < 0.0 {
         "-".to_owned()
@@ -101,7 +102,8 @@ pub fn rate(hz: f64) -> String {
     }
 }
 
-/// A fraction in per cent, right for a column of 6: `12.3 %`. What is there but too small to show is `<0.1 %`.
+/// Formats a fraction in per cent, for a column of 6: `12.3 %`. A value that is too small to show is `<0.1
+/// %`.
 pub fn percent(fraction: f64) -> String {
     if !fraction.is_finite() {
         "-".to_owned()

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 use clap::builder::TypedValueParser;
-use profile::diff::Limit;
+use profile::diff::GrowthLimit;
 use profile::report::SharesBy;
 
 use super::parse::parse_positive_time;
@@ -62,7 +62,7 @@ pub struct DiffArgs {
     /// Exit with code 3 if CPU time per run has grown beyond chance, and by more than this: a part of what it was, like 5%, or
     /// a time, like 50ms; or if the share of any row has, in points, like 5pt
     #[arg(long, value_name = "LIMIT", value_parser = parse_limit)]
-    pub fail_above: Option<Limit>,
+    pub fail_above: Option<GrowthLimit>,
 
     /// Let --fail-above judge one run of each side, which may differ by chance
     #[arg(long, requires = "fail_above")]
@@ -103,15 +103,15 @@ fn by_parser() -> impl TypedValueParser<Value = SharesBy> {
 }
 
 /// Growth with `%`, points of a share with `pt`, else a time.
-fn parse_limit(text: &str) -> Result<Limit, String> {
+fn parse_limit(text: &str) -> Result<GrowthLimit, String> {
     let number = |text: &str| text.trim().parse::<f64>().ok().filter(|n| n.is_finite() && *n >= 0.0);
     if let Some(percent) = text.strip_suffix('%') {
         let growth = number(percent).ok_or_else(|| format!("{text} is not a growth like 5%"))?;
-        return Ok(Limit::Growth(growth / 100.0));
+        return Ok(GrowthLimit::Growth(growth / 100.0));
     }
     if let Some(points) = text.strip_suffix("pt") {
         let points = number(points).filter(|points| *points <= 100.0);
-        return Ok(Limit::Points(
+        return Ok(GrowthLimit::Points(
             points.ok_or_else(|| format!("{text} is not a number of points, 0pt to 100pt"))? / 100.0,
         ));
     }
@@ -120,7 +120,7 @@ fn parse_limit(text: &str) -> Result<Limit, String> {
             .to_owned());
     }
     let time = parse_positive_time(text).map_err(|error| format!("{error}; or give a growth, like 5%"))?;
-    Ok(Limit::Seconds(time.as_secs_f64()))
+    Ok(GrowthLimit::Seconds(time.as_secs_f64()))
 }
 
 #[cfg(test)]
@@ -129,11 +129,11 @@ mod tests {
 
     #[test]
     fn limits_are_growth_points_or_times() {
-        assert_eq!(parse_limit("5%"), Ok(Limit::Growth(0.05)));
-        assert_eq!(parse_limit("0%"), Ok(Limit::Growth(0.0)));
-        assert_eq!(parse_limit("150%"), Ok(Limit::Growth(1.5)));
-        assert_eq!(parse_limit("5pt"), Ok(Limit::Points(0.05)));
-        assert_eq!(parse_limit("50ms"), Ok(Limit::Seconds(0.05)));
+        assert_eq!(parse_limit("5%"), Ok(GrowthLimit::Growth(0.05)));
+        assert_eq!(parse_limit("0%"), Ok(GrowthLimit::Growth(0.0)));
+        assert_eq!(parse_limit("150%"), Ok(GrowthLimit::Growth(1.5)));
+        assert_eq!(parse_limit("5pt"), Ok(GrowthLimit::Points(0.05)));
+        assert_eq!(parse_limit("50ms"), Ok(GrowthLimit::Seconds(0.05)));
         for wrong in ["", "5", "-1%", "inf%", "101pt", "x%", "%", "pt"] {
             assert!(parse_limit(wrong).is_err(), "{wrong}");
         }

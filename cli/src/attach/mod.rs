@@ -146,7 +146,7 @@ async fn profile<A: Subject, M: Into<GuestMemory>>(
     args: &AttachArgs,
     plan: Plan,
     files: OpenFiles,
-    (link, tables): (Link, live::Shared),
+    (link, tables): (Link, live::SharedTables),
     start: impl FnOnce(Samplers) -> Result<(A, M), AttachError>,
     wait: impl FnOnce(A) -> Result<Ended<VcpuSampler>, AttachError>,
 ) -> Result<Outcome, Error> {

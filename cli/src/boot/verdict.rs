@@ -157,20 +157,20 @@ fn doing(evidence: &Evidence) -> String {
 
 #[cfg(test)]
 mod tests {
-    use profile::boot::Blocked;
+    use profile::boot::BlockedTask;
 
     use super::*;
 
     fn evidence(progress_s: f64, busy: f64) -> Evidence {
         let vcpu =
             LastOf { vcpu: 1, busy, process: Some("loop".to_owned()), stack: vec!["spin\x1b".to_owned()] };
-        let task = Blocked {
+        let task = BlockedTask {
             comm: "cp".to_owned(),
             pid: 42,
             state: "disk".to_owned(),
             stack: ["__schedule", "schedule", "wait_on_page_bit"].map(str::to_owned).to_vec(),
             since_s: 3.0,
-            ..Blocked::default()
+            ..BlockedTask::default()
         };
         Evidence {
             duration_s: 40.0,

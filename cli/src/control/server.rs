@@ -40,7 +40,7 @@ pub struct Run {
     /// The profile.
     pub profile: PathBuf,
     /// Its tables.
-    pub tables: live::Shared,
+    pub tables: live::SharedTables,
     /// Where it stands.
     pub phase: watch::Receiver<Phase>,
     /// Steers it.

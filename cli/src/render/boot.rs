@@ -2,7 +2,7 @@
 
 mod systemd;
 
-use profile::boot::{Boot, Call, Estimated, Phase, Unit};
+use profile::boot::{Boot, Call, CpuEstimate, Phase, Unit};
 use text::clean::escaped;
 use text::units;
 
@@ -78,7 +78,7 @@ fn phases(text: &mut String, phases: &[Phase], page: Page) {
     text.push_str(&table.render(page.width));
 }
 
-fn interval(time: &Estimated) -> String {
+fn interval(time: &CpuEstimate) -> String {
     format!("{} - {}", units::seconds(time.low_s), units::seconds(time.high_s))
 }
 

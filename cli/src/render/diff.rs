@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use profile::diff::{Change, Diff, DiffRow, Method, Side};
+use profile::diff::{Change, Diff, DiffRow, IntervalMethod, Side};
 use profile::report::{ShareKey, SharesBy};
 use text::clean::escaped;
 use text::units;
@@ -104,8 +104,8 @@ fn heading(diff: &Diff) -> Vec<String> {
 /// What a mark means.
 fn mark(diff: &Diff) -> &'static str {
     match diff.method {
-        Method::TwoRuns => "more than the chance of sampling",
-        Method::Welch => "more than chance",
+        IntervalMethod::TwoRuns => "more than the chance of sampling",
+        IntervalMethod::Welch => "more than chance",
     }
 }
 
@@ -121,7 +121,7 @@ pub fn growth(time: &Change) -> String {
 
 fn notes(diff: &Diff) -> Vec<String> {
     let mut notes = Vec::new();
-    if diff.method == Method::TwoRuns {
+    if diff.method == IntervalMethod::TwoRuns {
         notes.push(
             "one run of each: this compares these two runs only, and a re-run of the same program may be marked as well. \
              Make several of each (`vprof run --repeat 3`), and give them with --before and --after"

@@ -1,6 +1,6 @@
 //! `report --exact`: tasks and their states, where they slept, who woke whom.
 
-use profile::report::{ExactCost, ExactReport, OffCpu, Part, Parts, Task, TaskStates};
+use profile::report::{CpuPart, CpuParts, ExactCost, ExactReport, OffCpu, Task, TaskStates};
 use std::collections::BTreeMap;
 use text::clean::escaped;
 use text::units;
@@ -110,7 +110,7 @@ fn tasks(text: &mut String, report: &ExactReport, rows: usize, page: Page) {
             // The sum of nothing is -0.
             fits.fold(0.0, |sum, state| sum + state.s)
         };
-        let share = |of: fn(&Parts) -> Part| {
+        let share = |of: fn(&CpuParts) -> CpuPart| {
             task.parts.as_ref().map_or("-".to_owned(), |parts| format!("{:.0} %", of(parts).share * 100.0))
         };
         table.row(vec![
@@ -191,7 +191,7 @@ fn faults(text: &mut String, report: &ExactReport, rows: usize, page: Page) {
     let columns = [kinds.as_slice(), &[("task", Align::Left)]].concat();
     let mut table = Table::new(&columns).indent(2).flexible(3);
     for (task, faults) in list.iter().take(rows) {
-        let cell = |part: &Part| {
+        let cell = |part: &CpuPart| {
             format!("{:.1} % ({:.1} to {:.1})", part.share * 100.0, part.low * 100.0, part.high * 100.0)
         };
         table.row(faults.iter().map(cell).chain([name(&task.task)]).collect());

@@ -269,7 +269,7 @@ async fn start(
     plan: Plan,
     chosen: &Chosen,
     link: Link,
-    tables: live::Shared,
+    tables: live::SharedTables,
 ) -> Result<Outcome, Error> {
     let Plan { mut spec, payload, disks, vsock, choice: _ } = plan;
     spec.meta.push(("host".to_owned(), chosen.name().to_owned()));

@@ -113,7 +113,7 @@ impl<'a> Recording<'a> {
         self,
         image: String,
         streams: Streams,
-        start: impl FnOnce(Link, live::Shared) -> F,
+        start: impl FnOnce(Link, live::SharedTables) -> F,
     ) -> Result<Recorded, Error> {
         let args = self.args;
         let Streams { console, keys, output } = streams;
@@ -204,7 +204,7 @@ fn run_to_end<F: Future<Output = Result<Outcome, Error>>>(
     args: &RecordingArgs,
     image: String,
     (screens, keys): (&Screens, KeySource),
-    start: impl FnOnce(Link, live::Shared) -> F,
+    start: impl FnOnce(Link, live::SharedTables) -> F,
 ) -> Result<(Outcome, Vec<String>, bool), Error> {
     let screen = &screens.console;
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -212,7 +212,7 @@ fn run_to_end<F: Future<Output = Result<Outcome, Error>>>(
         .build()
         .map_err(|source| Error::System { action: "start the runtime", source })?;
     let (guest_side, Watcher { stop, input, control, console, output, phase }) = link();
-    let tables = live::Shared::default();
+    let tables = live::SharedTables::default();
     let run = control::server::Run {
         image,
         profile: std::path::absolute(&args.output).unwrap_or_else(|_| args.output.clone()),

@@ -3,7 +3,7 @@
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use profile::live::{Shared, View};
+use profile::live::{SharedTables, View};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Interval, MissedTickBehavior, interval};
 
@@ -23,7 +23,7 @@ const LEAVE_LIMIT: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub struct Parts {
     /// Its tables.
-    pub tables: Shared,
+    pub tables: SharedTables,
     /// Where it stands.
     pub phase: watch::Receiver<Phase>,
     /// Steers it.
@@ -169,7 +169,7 @@ mod tests {
         let (stop, stopped) = watch::channel(false);
         let phase = watch::channel(Phase::Preparing("booting".to_owned())).1;
         let (end, ended) = oneshot::channel();
-        let parts = Parts { tables: Shared::default(), phase, control, stop };
+        let parts = Parts { tables: SharedTables::default(), phase, control, stop };
         let view = View::default();
         let own =
             Own { parts, ended, ticks: interval(EVERY), view, told: None, preparing: false, looked: None };

@@ -1,11 +1,12 @@
-//! The block of data that a page carries.
+//! The block of data in a page.
 //!
 //! ```text
-//! base64( zlib( u32 length of the JSON, little endian | JSON | sections, one behind the other ) )
+//! base64( zlib( u32 length of the JSON, little endian | JSON | sections, one after the other ) )
 //! ```
 //!
-//! The JSON has all that there is little of; member `sections` tells where each section begins, counted from the end of the
-//! JSON, and how long it is. Sections are lists of numbers in LEB128 (DWARF 5, 7.6): seven bits a byte, the least first.
+//! The JSON has all small data; its member `sections` gives start and length of each section, counted from
+//! the end of the JSON. Sections are lists of numbers in LEB128 (DWARF 5, 7.6): seven bits a byte, the least
+//! first.
 
 use std::io::{self, Write};
 
@@ -40,7 +41,7 @@ impl Block {
         self.sections.push((name, numbers.0));
     }
 
-    /// The compressed block with these facts.
+    /// Returns the compressed block with these facts.
     ///
     /// # Errors
     /// The JSON has more than 4 GiB.
@@ -67,7 +68,7 @@ impl Block {
 /// The 64 digits (RFC 4648, section 4).
 const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
-/// Base64 with padding.
+/// Returns base64 with padding.
 pub(super) fn base64(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
     for chunk in bytes.chunks(3) {

@@ -1,16 +1,16 @@
-//! Text of the guest as the page carries it.
+//! Text of the guest in a page.
 
 use serde_json::Value;
 
-/// No name of the page is longer, characters.
+/// Length at which a name of the page is cut, characters.
 const LONGEST: usize = 1_000;
 
-/// One line without characters that move, hide or reorder text, of bounded length.
+/// Returns one line without characters that move, hide or reorder text, of bounded length.
 pub(super) fn name(text: &str) -> String {
     cut(&text::clean::escaped(text), LONGEST)
 }
 
-/// At most `longest` characters, the last of them an ellipsis where there are more.
+/// Returns at most `longest` characters, the last of them an ellipsis if the text is longer.
 pub(super) fn cut(text: &str, longest: usize) -> String {
     match text.char_indices().nth(longest) {
         None => text.to_owned(),
@@ -18,7 +18,8 @@ pub(super) fn cut(text: &str, longest: usize) -> String {
     }
 }
 
-/// All text in a value, names of members as well. Values are as deep as the types that they come from, which no guest chooses.
+/// Cleans all text in a value, names of members included. Values are as deep as the types that they come
+/// from, which no guest chooses.
 pub(super) fn value(value: Value) -> Value {
     match value {
         Value::String(text) => Value::String(name(&text)),

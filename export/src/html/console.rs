@@ -8,9 +8,9 @@ use profile::store::{QueryError, Value};
 
 use super::clean::{cut, name};
 
-/// Lines that a page has from the beginning of the console, and as many from its end.
+/// Limit of lines from the beginning of the console, and from its end.
 const LINES: usize = 2_000;
-/// No line is longer, characters.
+/// Length at which a line is cut, characters.
 const LONGEST: usize = 400;
 
 /// Lines with their times, s since the run's start.
@@ -18,7 +18,7 @@ const LONGEST: usize = 400;
 pub(super) struct Console {
     /// The first and the last lines.
     pub lines: Vec<(f64, String)>,
-    /// How many between them are left out.
+    /// Number of lines between them that are left out.
     pub left_out: u64,
 }
 
@@ -34,21 +34,21 @@ pub(super) fn read(profile: &Profile) -> Result<Console, QueryError> {
     Ok(lines.finish())
 }
 
-/// Lines as they come.
+/// Lines as they arrive.
 #[derive(Debug, Default)]
 struct Lines {
     first: Vec<(f64, String)>,
     last: VecDeque<(f64, String)>,
     left_out: u64,
-    /// The beginning of a line whose end has not come: when it was written, and its bytes.
+    /// The beginning of a line without its end: the time when it was written, and its bytes.
     open: Option<(f64, Vec<u8>)>,
 }
 
 impl Lines {
-    /// The next row: a line or a part of one.
+    /// Adds the next row: a line or a part of one.
     fn add(&mut self, s: f64, bytes: &[u8]) {
         let (_, open) = self.open.get_or_insert_with(|| (s, Vec::new()));
-        // What lies beyond is not shown.
+        // The part beyond is not shown.
         let room = (4 * LONGEST).saturating_sub(open.len());
         open.extend(bytes.iter().take(room));
         if bytes.ends_with(b"\n") {
@@ -77,7 +77,8 @@ impl Lines {
     }
 }
 
-/// One line without the sequences that colour it or move the cursor (ECMA-48, 5.4: CSI, parameters, a final byte).
+/// Returns one line without the sequences that colour it or move the cursor (ECMA-48, 5.4: CSI, parameters, a
+/// final byte).
 fn line(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(bytes);
     let mut plain = String::with_capacity(text.len());

@@ -1,5 +1,5 @@
-//! All of a page's data that is not a list of numbers, as one JSON object. Most of it is what the readers serialize to, by the
-//! names that docs/json.md has; all text is cleaned.
+//! All of a page's data that is not a list of numbers, as one JSON object. Most of it is the readers' JSON,
+//! with the names of docs/json.md; all text is cleaned.
 
 use std::collections::HashMap;
 
@@ -9,19 +9,19 @@ use profile::stat::Stat;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use super::Sources;
 use super::clean::{name, value};
 use super::leaves::Leaves;
-use super::samples::Time;
-use super::tree::{Functions, Kind, small};
-use super::who::People;
+use super::samples::TimeBuckets;
+use super::tree::{FunctionKind, Functions, small};
+use super::who::ProcessRows;
+use super::{NoExactData, Sources};
 
-/// Functions with estimates of the whole run, at most: those with most samples.
+/// Limit of functions with estimates of the whole run: those with most samples.
 const MOST_FUNCTIONS: usize = 10_000;
-/// Events, tasks, and other lists that a page shows whole, at most.
+/// Limit of events, tasks, and rows of other lists that a page shows in full.
 const MOST_ROWS: usize = 2_000;
-/// Processes whose books are shown, at most.
-const MOST_BOOKS: usize = 200;
+/// Limit of processes whose CPU accounting is shown.
+const MOST_ACCOUNTED: usize = 200;
 
 /// The object under construction.
 #[derive(Debug)]
@@ -30,20 +30,25 @@ pub(super) struct Facts {
     leaves: Map<String, Value>,
 }
 
-/// What the sources tell, but for samples and stacks.
-pub(super) fn of(mut sources: Sources, title: &str, functions: &mut Functions, people: &People) -> Facts {
+/// Collects the data of the sources, except samples and stacks.
+pub(super) fn of(
+    mut sources: Sources,
+    title: &str,
+    functions: &mut Functions,
+    process_rows: &ProcessRows,
+) -> Facts {
     let mut facts = Facts { members: Map::new(), leaves: Map::new() };
     facts.put("version", env!("CARGO_PKG_VERSION"));
     facts.put("name", name(title));
-    // All 64 bits, which numbers of scripts have no place for.
+    // All 64 bits, which numbers of scripts cannot hold.
     facts.put("seed", sources.report.seed.to_string());
     facts.estimates(&mut sources.report, functions);
-    facts.report(sources.report, people);
+    facts.report(sources.report, process_rows);
     facts.rusage(sources.rusage);
     facts.stat(&sources.stat);
     match sources.exact {
         Ok(exact) => facts.exact(exact),
-        Err(reason) => facts.put("exactMissing", name(&reason)),
+        Err(NoExactData(reason)) => facts.put("exactMissing", name(&reason)),
     }
     facts.put("microstates", sources.lanes.iter().map(super::lanes::Lane::json).collect::<Value>());
     let lines = sources.console.lines.into_iter().map(|(s, line)| json!([s, line]));
@@ -57,17 +62,18 @@ impl Facts {
         self.members.insert(key.to_owned(), value.into());
     }
 
-    /// What a reader serializes to, cleaned. No such value fails to serialize: keys are text, numbers finite or null.
+    /// Adds the cleaned JSON of a reader. Serializing it cannot fail: keys are text, numbers finite or null.
     fn put_value(&mut self, key: &str, of: &impl Serialize) {
         self.put(key, serde_json::to_value(of).map_or(Value::Null, value));
     }
 
-    /// Function, own samples and share with its ends, samples in total and share.
+    /// Adds functions: number, own samples and share with its ends, samples in total and share.
     fn estimates(&mut self, report: &mut Report, functions: &mut Functions) {
         let rows = report.by.take().map(|by| by.rows).unwrap_or_default();
         let left_out = rows.len().saturating_sub(MOST_FUNCTIONS);
         let row = |Row { name, module, kind, own, total, .. }: Row| {
-            let kind = if kind.as_deref() == Some("user") { Kind::User } else { Kind::Kernel };
+            let kind =
+                if kind.as_deref() == Some("user") { FunctionKind::User } else { FunctionKind::Kernel };
             let function = functions.number((name, module, kind));
             let own = (own.samples, short(own.share), short(own.share_low), short(own.share_high));
             json!([function, own.0, own.1, own.2, own.3, total.samples, short(total.share)])
@@ -77,14 +83,14 @@ impl Facts {
         self.put("functionsLeftOut", left_out);
     }
 
-    fn report(&mut self, mut report: Report, people: &People) {
+    fn report(&mut self, mut report: Report, process_rows: &ProcessRows) {
         let mut processes = std::mem::take(&mut report.processes);
         for process in &mut processes {
             process.threads.clear();
         }
         let mut rows = serde_json::to_value(&processes).map_or(Value::Null, value);
         if let Some(rows) = rows.as_array_mut() {
-            rows.extend(people.others().map(value));
+            rows.extend(process_rows.others().map(value));
         }
         self.put("processes", rows);
         report.functions.clear();
@@ -96,9 +102,9 @@ impl Facts {
 
     fn rusage(&mut self, mut rusage: Rusage) {
         rusage.threads.clear();
-        self.put("booksOutside", rusage.processes.iter().filter(|row| row.outside).count());
-        self.put("booksRead", rusage.processes.len());
-        rusage.processes.truncate(MOST_BOOKS);
+        self.put("accountingOutside", rusage.processes.iter().filter(|row| row.outside).count());
+        self.put("accountingRead", rusage.processes.len());
+        rusage.processes.truncate(MOST_ACCOUNTED);
         self.put_value("rusage", &rusage);
     }
 
@@ -121,8 +127,8 @@ impl Facts {
         self.put("tasksLeftOut", left_out);
     }
 
-    /// How the samples are divided: cells with samples and their entries.
-    pub(super) fn samples(&mut self, time: &Time, (cells, entries): (u64, u64), weight_scale: f64) {
+    /// Adds the division of the samples: cells with samples and their entries.
+    pub(super) fn samples(&mut self, time: &TimeBuckets, (cells, entries): (u64, u64), weight_scale: f64) {
         self.put(
             "time",
             json!({
@@ -134,19 +140,19 @@ impl Facts {
         self.put("entries", entries);
     }
 
-    /// There are leaves of this name.
+    /// Adds a note that there are leaves of this name.
     pub(super) fn leaves(&mut self, name: &str, leaves: &Leaves) {
         self.leaves.insert(name.to_owned(), leaves.len().into());
     }
 
-    /// What is compared with.
+    /// Adds the profile to compare with.
     pub(super) fn base(&mut self, title: &str, leaves: &Leaves) {
         let (samples, time) = leaves.sum();
         self.put("base", json!({ "name": name(title), "samples": samples, "time": time }));
     }
 
-    /// Functions and roles, when all of them are known.
-    pub(super) fn lists(&mut self, functions: &Functions, people: &People, nodes: usize) {
+    /// Adds functions and roles, after all of them are known.
+    pub(super) fn lists(&mut self, functions: &Functions, process_rows: &ProcessRows, nodes: usize) {
         let mut modules: Vec<String> = Vec::new();
         let mut known: HashMap<&str, u32> = HashMap::new();
         let mut symbols = Vec::with_capacity(functions.list.len());
@@ -162,28 +168,31 @@ impl Facts {
             });
             places.push(place.map_or(-1, i64::from));
             kinds.push(match kind {
-                Kind::User => 'u',
-                Kind::Kernel => 'k',
-                Kind::Reason => 'r',
-                Kind::State => 's',
+                FunctionKind::User => 'u',
+                FunctionKind::Kernel => 'k',
+                FunctionKind::Reason => 'r',
+                FunctionKind::State => 's',
             });
         }
         self.put(
             "functions",
             json!({ "symbol": symbols, "module": places, "modules": modules, "kind": kinds }),
         );
-        self.put("roles", people.roles().iter().map(|(row, mode)| json!([row, mode])).collect::<Value>());
+        self.put(
+            "roles",
+            process_rows.roles().iter().map(|(row, mode)| json!([row, mode])).collect::<Value>(),
+        );
         self.put("nodes", nodes);
     }
 
-    /// The whole object.
+    /// Returns the whole object.
     pub(super) fn finish(mut self) -> Map<String, Value> {
         self.members.insert("leaves".to_owned(), Value::Object(self.leaves));
         self.members
     }
 }
 
-/// The first and the last events.
+/// Returns the first and the last events.
 fn ends(mut events: Vec<Event>) -> Vec<Event> {
     if events.len() > MOST_ROWS {
         events.drain(MOST_ROWS / 2..events.len() - MOST_ROWS / 2);
@@ -191,7 +200,7 @@ fn ends(mut events: Vec<Event>) -> Vec<Event> {
     events
 }
 
-/// Six digits, which is more than is shown.
+/// Rounds to six digits, which is more than the page shows.
 fn short(share: f64) -> f64 {
     format!("{share:.5e}").parse().unwrap_or(share)
 }

@@ -1,4 +1,5 @@
-//! The lanes of the timeline: states of each vCPU in segments, and how its samples divide the time in the guest.
+//! Lanes of the timeline: states of each vCPU in segments, and the division of the time in the guest by its
+//! samples.
 
 use profile::Profile;
 use profile::report::{Recording, Report, Vcpu};
@@ -6,11 +7,11 @@ use profile::rows::Mode;
 use profile::store::{QueryError, Value};
 use serde_json::{Value as Json, json};
 
-/// SegmentList of a lane, at most: neighbours are taken together.
+/// Limit of segments of a lane: neighbours are combined.
 const MOST: usize = 1_000;
-/// The states that clocks tell, in the order of table `microstate`.
+/// States that clocks measure, in the order of table `microstate`.
 const STATES: [&str; 7] = ["guest", "halted", "waiting", "kvm", "vmm", "sampler", "paused"];
-/// What samples tell apart in the guest.
+/// Parts of the time in the guest that samples distinguish.
 const PARTS: [&str; 4] = ["user", "kernel", "interrupt", "idle"];
 
 /// A segment.
@@ -63,7 +64,7 @@ pub(super) fn read(
         };
         count(&mut lanes, sample.vcpu, sample.time_ns, part);
     }
-    // The recording has no idle ones.
+    // The recording has no idle samples.
     let sql = "SELECT s.vcpu, s.time_ns FROM sample s JOIN mode m ON m.id = s.mode \
                WHERE m.name = 'idle' AND s.vcpu_state = 'guest'";
     for row in &profile.query(sql)?.rows {
@@ -74,7 +75,7 @@ pub(super) fn read(
     Ok(lanes)
 }
 
-/// A count or a time.
+/// Reads a count or a time.
 fn number(value: &Value) -> u64 {
     match value {
         Value::Integer(number) => number.max(&0).unsigned_abs(),
@@ -82,7 +83,7 @@ fn number(value: &Value) -> u64 {
     }
 }
 
-/// The whole run as one segment.
+/// Returns the whole run as one segment.
 fn whole(vcpu: &Vcpu) -> Segment {
     let times =
         [vcpu.guest_s, vcpu.halted_s, vcpu.waiting_s, vcpu.kvm_s, vcpu.vmm_s, vcpu.sampler_s, vcpu.paused_s];
@@ -100,7 +101,7 @@ fn count(lanes: &mut [Lane], vcpu: u8, time_ns: u64, part: usize) {
 }
 
 impl Lane {
-    /// Takes neighbours together until there are at most [`MOST`].
+    /// Combines neighbours until there are at most [`MOST`].
     fn shorten(&mut self) {
         let group = self.segments.len().div_ceil(MOST).max(1);
         let merged = |segments: &[Segment]| {
@@ -116,7 +117,7 @@ impl Lane {
         self.segments = self.segments.chunks(group).map(merged).collect();
     }
 
-    /// Columns: ends and times in us, numbers of samples.
+    /// Returns columns: ends and times in us, numbers of samples.
     pub(super) fn json(&self) -> Json {
         let column = |of: &dyn Fn(&Segment) -> u64| Json::from_iter(self.segments.iter().map(of));
         let mut columns = json!({ "vcpu": self.vcpu, "end": column(&|segment| segment.end_ns / 1_000) });
@@ -135,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn many_stretches_become_few() {
+    fn many_segments_become_few() {
         let segment =
             |n: u64| Segment { end_ns: (n + 1) * 1_000, states: [n, 1_000, 0, 0, 0, 0, 0], parts: [0; 4] };
         let mut lane = Lane { vcpu: 0, segments: (0..2_500).map(segment).collect() };

@@ -1,4 +1,4 @@
-//! Stacks of a whole run with what they weigh: where tasks slept, and what another profile has.
+//! Stacks of a whole run with their weights: sleeps of tasks, and samples of another profile.
 
 use std::collections::BTreeMap;
 
@@ -6,8 +6,8 @@ use profile::report::{ExactReport, OffCpu, Recording};
 
 use super::block::Numbers;
 use super::samples::rounded;
-use super::tree::{Functions, Kind, Tree};
-use super::who::{ASLEEP, People, mode_number};
+use super::tree::{FunctionKind, Functions, Tree};
+use super::who::{ASLEEP, ProcessRows, mode_number};
 
 /// Number and time, ns, by node and role.
 #[derive(Debug, Clone, Default)]
@@ -20,18 +20,19 @@ impl Leaves {
         sum.1 += ns;
     }
 
-    /// How many there are.
+    /// Returns the number of leaves.
     pub(super) fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Their number and time, s, together.
+    /// Returns the sums of numbers and of times, s.
     pub(super) fn sum(&self) -> (u64, f64) {
         let add = |sum: (u64, f64), leaf: &(u64, f64)| (sum.0.saturating_add(leaf.0), sum.1 + leaf.1 / 1e9);
         self.0.values().fold((0, 0.0), add)
     }
 
-    /// In the order of new numbers of nodes: how far the node is from the one before, role, number, time in ns.
+    /// Returns the leaves in the order of new numbers of nodes: distance from the node before, role, number,
+    /// time in ns.
     pub(super) fn written(&self, order: &[u32]) -> Numbers {
         let mut list: Vec<(u32, u32, u64, f64)> = self
             .0
@@ -52,41 +53,42 @@ impl Leaves {
     }
 }
 
-/// Where tasks slept: below what they slept for, the kernel functions.
+/// Returns the sleeps of tasks: the kernel functions below the wait reason.
 pub(super) fn asleep(
     exact: &ExactReport,
     functions: &mut Functions,
     tree: &mut Tree,
-    people: &mut People,
+    process_rows: &mut ProcessRows,
 ) -> Leaves {
     let mut leaves = Leaves::default();
     for OffCpu { task, state, wait_reason, s, count, stack } in &exact.off_cpu {
         let what =
             if wait_reason.is_empty() { format!("[{state}]") } else { format!("[{state}: {wait_reason}]") };
-        let mut node = tree.node(0, functions.number((what, None, Kind::State)));
+        let mut node = tree.node(0, functions.number((what, None, FunctionKind::State)));
         for function in stack.iter().rev() {
-            node = tree.node(node, functions.number((function.clone(), None, Kind::Kernel)));
+            node = tree.node(node, functions.number((function.clone(), None, FunctionKind::Kernel)));
         }
-        let row = people.of_task(task);
-        leaves.add(node, people.role(row, ASLEEP), *count, s * 1e9);
+        let row = process_rows.of_task(task);
+        leaves.add(node, process_rows.role(row, ASLEEP), *count, s * 1e9);
     }
     leaves
 }
 
-/// The samples of another profile.
+/// Returns the samples of another profile.
 pub(super) fn of_recording(
     recording: &Recording,
     functions: &mut Functions,
     tree: &mut Tree,
-    people: &mut People,
+    process_rows: &mut ProcessRows,
 ) -> Leaves {
     let nodes = tree.add(recording, functions);
-    let rows: Vec<u32> = recording.owners.iter().map(|owner| people.of_namesake(recording, owner)).collect();
+    let rows: Vec<u32> =
+        recording.owners.iter().map(|owner| process_rows.of_namesake(recording, owner)).collect();
     let mut leaves = Leaves::default();
     for sample in &recording.samples {
         let (node, row) = (nodes.get(sample.stack as usize), rows.get(sample.owner as usize));
         if let (Some(&node), Some(&row)) = (node, row) {
-            leaves.add(node, people.role(row, mode_number(sample.mode)), 1, sample.weight_ns);
+            leaves.add(node, process_rows.role(row, mode_number(sample.mode)), 1, sample.weight_ns);
         }
     }
     leaves

@@ -1,12 +1,12 @@
-//! One page that needs nothing else: `vprof export --format html` (docs/page.md).
+//! One page without any other files: `vprof export --format html` (docs/page.md).
 //!
-//! The page is a file of HTML with one style, one script and one block of data. [`facts`] gathers what the readers of
-//! [`sampler`] tell of the profile, [`tree`] and [`samples`] bring its samples into few bytes, [`block`] packs all of it. The
-//! page unpacks the block, draws, and counts anew for each time that is picked in it.
+//! The page is a file of HTML with one style, one script and one block of data. [`facts`] gathers the data of
+//! [`profile`]'s readers, [`tree`] and [`samples`] write its samples in few bytes, [`block`] packs all of it.
+//! The page unpacks the block, draws it, and counts again for each time that the user picks.
 //!
-//! Names come from the guest, so nothing of them is ever HTML or script: they are in the block only, which is base64, and the
-//! script puts them into the page as text. A policy in the page's head lets the browser run this script, by its hash, and
-//! nothing else, and load nothing at all.
+//! Names come from the guest, so none of them is ever HTML or script: they are in the block only, which is
+//! base64, and the script puts them into the page as text. A policy in the page's head lets the browser run
+//! this script, by its hash, and nothing else, and load nothing at all.
 
 mod block;
 mod clean;
@@ -31,35 +31,33 @@ use profile::{Profile, ProfileError};
 
 use block::Block;
 use tree::{Functions, Tree};
-use who::People;
+use who::ProcessRows;
 
-/// What a page shall show.
+/// Request for a page.
 #[derive(Debug, Clone, Default)]
 pub struct PageRequest<'a> {
-    /// Which vCPU and time; the page itself chooses processes, functions and modes.
+    /// vCPU and time; the page itself chooses processes, functions and modes.
     pub filter: Filter,
-    /// What the profile is called.
+    /// Title of the profile.
     pub title: String,
-    /// The profile to compare with, and what it is called.
+    /// Title and profile to compare with.
     pub base: Option<(String, &'a Profile)>,
 }
 
-/// Why there is no page.
+/// Error of writing a page.
 #[derive(Debug, thiserror::Error)]
 pub enum PageError {
     /// The profile could not be read.
     #[error(transparent)]
     Read(#[from] ReportError),
-    /// The profile could not be asked.
+    /// A query on the profile failed.
     #[error(transparent)]
     Query(#[from] QueryError),
     /// The page could not be written.
-    #[error("can't write the page: {0}")]
+    #[error("cannot write the page: {0}")]
     Write(#[from] io::Error),
     /// The page chooses such a part by itself.
-    #[error(
-        "a page has all processes, threads, functions and modes, and chooses among them itself: leave {0} out"
-    )]
+    #[error("a page has all processes, threads, functions and modes: leave {0} out and choose in the page")]
     Choice(&'static str),
 }
 
@@ -69,19 +67,22 @@ impl From<ProfileError> for PageError {
     }
 }
 
-/// What the page is made of.
+/// Reason why a profile has no exact data.
+struct NoExactData(String);
+
+/// Data of a page.
 struct Sources {
     report: Report,
     recording: Recording,
     rusage: Rusage,
     stat: Stat,
-    exact: Result<ExactReport, String>,
+    exact: Result<ExactReport, NoExactData>,
     lanes: Vec<lanes::Lane>,
     console: console::Console,
 }
 
 impl Sources {
-    /// Reads all of it as it was in one moment.
+    /// Reads all data of the same state of the profile.
     fn read(
         profile: &Profile,
         filter: &Filter,
@@ -92,7 +93,7 @@ impl Sources {
         let report = Report::read_with(profile, filter, &ReportRequest::By(By::Function))?;
         let exact = match ExactReport::read(profile, None) {
             Ok(exact) => Ok(exact),
-            Err(ReportError::NoExact(reason)) => Err(reason),
+            Err(ReportError::NoExact(reason)) => Err(NoExactData(reason)),
             Err(error) => return Err(error.into()),
         };
         Ok(Self {
@@ -116,11 +117,11 @@ fn record(
     Recording::read(profile, &request, progress)
 }
 
-/// Writes one page of HTML that shows the profile and needs nothing else. `progress` is told now and then how many samples are
-/// read, and of how many.
+/// Writes one page of HTML that shows the profile and needs no other files. Calls `progress` from time to
+/// time with the number of samples read and the number of all.
 ///
 /// # Errors
-/// See [`PageError`]. What was written before an error is not complete.
+/// See [`PageError`]. Output before an error is not complete.
 pub fn write_page(
     profile: &Profile,
     request: &PageRequest<'_>,
@@ -131,21 +132,22 @@ pub fn write_page(
     let sources = Sources::read(profile, &request.filter, progress)?;
     let mut functions = Functions::default();
     let mut tree = Tree::default();
-    let mut people = People::new(&sources.report);
+    let mut process_rows = ProcessRows::new(&sources.report);
 
-    let time = samples::Time::new(&sources.recording, &sources.report.filter);
-    let mut picked = samples::Samples::new(&sources.recording, time, &mut functions, &mut tree, &mut people);
+    let time = samples::TimeBuckets::new(&sources.recording, &sources.report.filter);
+    let mut picked =
+        samples::Samples::new(&sources.recording, time, &mut functions, &mut tree, &mut process_rows);
     let asleep = sources.exact.as_ref().ok();
-    let asleep = asleep.map(|exact| leaves::asleep(exact, &mut functions, &mut tree, &mut people));
+    let asleep = asleep.map(|exact| leaves::asleep(exact, &mut functions, &mut tree, &mut process_rows));
     let base = match &request.base {
         Some((name, profile)) => {
             let recording = record(profile, &Filter::default(), progress)?;
-            Some((name, leaves::of_recording(&recording, &mut functions, &mut tree, &mut people)))
+            Some((name, leaves::of_recording(&recording, &mut functions, &mut tree, &mut process_rows)))
         }
         None => None,
     };
 
-    let mut facts = facts::of(sources, &request.title, &mut functions, &people);
+    let mut facts = facts::of(sources, &request.title, &mut functions, &process_rows);
     let order = tree.order();
     let mut block = Block::default();
     block.section("nodes", tree.written(&order));
@@ -160,12 +162,12 @@ pub fn write_page(
         facts.leaves("base", leaves);
         block.section("base", leaves.written(&order));
     }
-    facts.lists(&functions, &people, order.len() - 1);
+    facts.lists(&functions, &process_rows, order.len() - 1);
     page::write(&block.packed(facts.finish())?, out)?;
     Ok(out.flush()?)
 }
 
-/// The page itself chooses processes, functions and modes.
+/// Checks that the filter chooses only vCPU and time: the page itself chooses processes, functions and modes.
 fn check(filter: &Filter) -> Result<(), PageError> {
     let Filter { process, tree, instance, cgroup, thread, symbol, modes, .. } = filter;
     let options = [

@@ -15,7 +15,7 @@ const STYLES: [&str; 4] = [
     include_str!("page/style/charts.css"),
 ];
 
-/// In the order in which they need one another.
+/// Scripts in the order of their dependencies.
 const SCRIPTS: [&str; 17] = [
     include_str!("page/script/elements.js"),
     include_str!("page/script/theme.js"),
@@ -30,7 +30,7 @@ const SCRIPTS: [&str; 17] = [
     include_str!("page/script/processes.js"),
     include_str!("page/script/functions.js"),
     include_str!("page/script/tasks.js"),
-    include_str!("page/script/books.js"),
+    include_str!("page/script/accounting.js"),
     include_str!("page/script/exits.js"),
     include_str!("page/script/log.js"),
     include_str!("page/script/measured.js"),
@@ -40,7 +40,7 @@ const MAIN: &str = include_str!("page/script/main.js");
 /// Writes the page with this block.
 ///
 /// # Errors
-/// It could not be written.
+/// `out` fails.
 pub(super) fn write(block: &[u8], out: &mut dyn Write) -> io::Result<()> {
     let style = STYLES.join("\n");
     let script = format!("(() => {{\n'use strict';\n{}\n{MAIN}}})();\n", SCRIPTS.join("\n"));
@@ -63,7 +63,7 @@ pub(super) fn write(block: &[u8], out: &mut dyn Write) -> io::Result<()> {
     out.write_all(rest.as_bytes())
 }
 
-/// As a policy names an inline element (Content Security Policy 3, 2.3.1).
+/// Returns the hash of an inline element for a policy (Content Security Policy 3, 2.3.1).
 fn hash(text: &str) -> String {
     format!("sha256-{}", base64(&Sha256::digest(text)))
 }

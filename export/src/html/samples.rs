@@ -1,38 +1,40 @@
-//! The samples in few bytes, so that the page can count them anew for any time.
+//! The samples in few bytes, so that the page can count them again for any time.
 //!
-//! Time is divided into [`BUCKETS`] equal buckets. A cell is a bucket of one vCPU. Of each cell that has samples the page gets
-//! how far it is from the one before, its number of entries, and what one of its samples stands for; of each entry how far its
-//! node is from that of the one before, its role, and its number of samples. Entries of a cell are in the order of nodes.
+//! Time is divided into [`BUCKETS`] equal buckets. A cell is a bucket of one vCPU. For each cell with samples
+//! the page gets the distance from the cell before, the number of entries, and the time that one of its
+//! samples represents. For each entry it gets the distance of its node from that of the entry before, the
+//! role, and the number of samples. Entries of a cell are in the order of nodes.
 
 use profile::report::{Filter, Recording};
 
 use super::block::{Block, Numbers};
 use super::facts::Facts;
 use super::tree::{Functions, Tree, small};
-use super::who::{People, mode_number};
+use super::who::{ProcessRows, mode_number};
 
-/// Buckets of a run, at most.
+/// Limit of buckets of a run.
 const BUCKETS: u64 = 500;
-/// No bucket is shorter, ns.
+/// Least length of a bucket, ns.
 const SHORTEST_NS: u64 = 1_000_000;
 /// Weights are written as multiples of this part of a ns.
 const WEIGHT_PARTS: f64 = 1024.0;
 
-/// How time is divided.
+/// Division of time.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Time {
+pub(super) struct TimeBuckets {
     /// Begin of the first bucket, ns since the run's start.
     pub begin_ns: u64,
     /// Length of a bucket, ns.
     pub bucket_ns: u64,
-    /// How many there are: at least one.
+    /// Number of buckets, at least one.
     pub buckets: u64,
     /// The vCPUs, rising.
     pub vcpus: Vec<u8>,
 }
 
-impl Time {
-    /// The run, or the part of it that a filter chooses. A run that goes on has samples behind its length.
+impl TimeBuckets {
+    /// Divides the run, or the part of it that a filter chooses. A run in progress has samples after its
+    /// length.
     pub(super) fn new(recording: &Recording, filter: &Filter) -> Self {
         let begin_ns = filter.from_ns.unwrap_or(0);
         let last = recording.samples.last().map_or(0, |sample| sample.time_ns.saturating_add(1));
@@ -44,7 +46,7 @@ impl Time {
         Self { begin_ns, bucket_ns, buckets, vcpus: recording.vcpus.clone() }
     }
 
-    /// The cell of a moment of a vCPU.
+    /// Returns the cell of a vCPU at a time.
     fn cell(&self, vcpu: u8, time_ns: u64) -> Option<u32> {
         let bucket = (time_ns.saturating_sub(self.begin_ns) / self.bucket_ns).min(self.buckets - 1);
         let vcpu = self.vcpus.iter().position(|&known| known == vcpu)?;
@@ -55,7 +57,7 @@ impl Time {
 /// Samples by cell, node and role.
 #[derive(Debug)]
 pub(super) struct Samples {
-    time: Time,
+    time: TimeBuckets,
     /// One for each sample: cell, node, role.
     list: Vec<(u32, u32, u32)>,
     /// By cell: samples and their time, ns.
@@ -63,16 +65,17 @@ pub(super) struct Samples {
 }
 
 impl Samples {
-    /// The samples of a recording; their stacks go into the tree.
+    /// Collects the samples of a recording; their stacks go into the tree.
     pub(super) fn new(
         recording: &Recording,
-        time: Time,
+        time: TimeBuckets,
         functions: &mut Functions,
         tree: &mut Tree,
-        people: &mut People,
+        process_rows: &mut ProcessRows,
     ) -> Self {
         let nodes = tree.add(recording, functions);
-        let rows: Vec<u32> = recording.owners.iter().map(|owner| people.of_owner(recording, owner)).collect();
+        let rows: Vec<u32> =
+            recording.owners.iter().map(|owner| process_rows.of_owner(recording, owner)).collect();
         let cells = usize::try_from(time.buckets).unwrap_or(0) * time.vcpus.len();
         let mut samples =
             Self { time, list: Vec::with_capacity(recording.samples.len()), cells: vec![(0, 0.0); cells] };
@@ -81,7 +84,7 @@ impl Samples {
             let node = nodes.get(sample.stack as usize);
             let cell = samples.time.cell(sample.vcpu, sample.time_ns);
             if let (Some(&row), Some(&node), Some(cell)) = (row, node, cell) {
-                let role = people.role(row, mode_number(sample.mode));
+                let role = process_rows.role(row, mode_number(sample.mode));
                 samples.list.push((cell, node, role));
                 if let Some((count, ns)) = samples.cells.get_mut(cell as usize) {
                     *count += 1;
@@ -100,7 +103,7 @@ impl Samples {
         self.list.sort_unstable();
     }
 
-    /// Writes what the page needs.
+    /// Writes the sections of the page.
     pub(super) fn write(self, block: &mut Block, facts: &mut Facts) {
         let (mut nodes, mut roles, mut counts, mut cells) =
             (Numbers::default(), Numbers::default(), Numbers::default(), Numbers::default());
@@ -130,7 +133,7 @@ impl Samples {
     }
 }
 
-/// The nearest whole number; 0 for what is none.
+/// Returns the nearest whole number; 0 for one that is not finite.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "rounded; the cast saturates")]
 pub(super) fn rounded(number: f64) -> u64 {
     number.round() as u64
@@ -140,8 +143,8 @@ pub(super) fn rounded(number: f64) -> u64 {
 mod tests {
     use super::*;
 
-    fn time(begin_ns: u64, bucket_ns: u64, buckets: u64) -> Time {
-        Time { begin_ns, bucket_ns, buckets, vcpus: vec![0, 2] }
+    fn time(begin_ns: u64, bucket_ns: u64, buckets: u64) -> TimeBuckets {
+        TimeBuckets { begin_ns, bucket_ns, buckets, vcpus: vec![0, 2] }
     }
 
     #[test]

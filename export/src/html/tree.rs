@@ -1,4 +1,4 @@
-//! The tree of functions that samples, sleeps and the base's samples have in common: stacks without their addresses.
+//! The tree of functions that samples, sleeps and the base's samples share: stacks without their addresses.
 
 use std::collections::HashMap;
 
@@ -7,18 +7,18 @@ use profile::rows::FrameKind;
 
 use super::block::Numbers;
 
-/// What a function is.
+/// FunctionKind of a function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum Kind {
+pub(super) enum FunctionKind {
     User,
     Kernel,
-    /// Why frames are missing.
+    /// The reason why frames are missing.
     Reason,
-    /// What a task slept for.
+    /// The wait reason of a sleep.
     State,
 }
 
-impl From<FrameKind> for Kind {
+impl From<FrameKind> for FunctionKind {
     fn from(kind: FrameKind) -> Self {
         match kind {
             FrameKind::User => Self::User,
@@ -29,7 +29,7 @@ impl From<FrameKind> for Kind {
 }
 
 /// Symbol, module and kind.
-pub(super) type Function = (String, Option<String>, Kind);
+pub(super) type Function = (String, Option<String>, FunctionKind);
 
 /// Functions of all sources, each once.
 #[derive(Debug, Default)]
@@ -39,7 +39,7 @@ pub(super) struct Functions {
 }
 
 impl Functions {
-    /// The number of a function.
+    /// Returns the number of a function.
     pub(super) fn number(&mut self, function: Function) -> u32 {
         let Self { list, known } = self;
         *known.entry(function).or_insert_with_key(|function| {
@@ -49,21 +49,21 @@ impl Functions {
     }
 }
 
-/// A place as a number; there are fewer than 2^32 of anything here, since each has a row in the profile.
+/// Converts an index; there are fewer than 2^32 of anything here, since each has a row in the profile.
 pub(super) fn small(place: usize) -> u32 {
     u32::try_from(place).unwrap_or(u32::MAX)
 }
 
-/// Nodes from 1; 0 is the root of all. A caller has a smaller number than what it calls.
+/// Nodes from 1; 0 is the root. A caller has a smaller number than its callees.
 #[derive(Debug, Default)]
 pub(super) struct Tree {
-    /// Of the nodes from 1: the caller and the function.
+    /// Caller and function of the nodes from 1.
     nodes: Vec<(u32, u32)>,
     known: HashMap<(u32, u32), u32>,
 }
 
 impl Tree {
-    /// The node of `function` called by `parent`.
+    /// Returns the node of `function` called by `parent`.
     pub(super) fn node(&mut self, parent: u32, function: u32) -> u32 {
         let Self { nodes, known } = self;
         *known.entry((parent, function)).or_insert_with(|| {
@@ -72,7 +72,8 @@ impl Tree {
         })
     }
 
-    /// Adds the stacks that samples of a recording have. Returns the node of each stack; 0 for those without samples.
+    /// Adds the stacks that samples of a recording have. Returns the node of each stack; 0 for those without
+    /// samples.
     pub(super) fn add(&mut self, recording: &Recording, functions: &mut Functions) -> Vec<u32> {
         let numbers: Vec<u32> = recording
             .functions
@@ -93,7 +94,8 @@ impl Tree {
         nodes
     }
 
-    /// New numbers by old ones, in the order of a walk in depth: so neighbours are alike, which packs well.
+    /// Returns new numbers by old ones, in the order of a depth-first walk: neighbours are alike, which packs
+    /// well.
     pub(super) fn order(&self) -> Vec<u32> {
         let size = self.nodes.len() + 1;
         // Branches of a node as a chain: the first, and the next one of each.
@@ -117,7 +119,7 @@ impl Tree {
         order
     }
 
-    /// By new number: how far back the caller is, and the function.
+    /// Returns by new number: the distance to the caller, and the function.
     pub(super) fn written(&self, order: &[u32]) -> Numbers {
         let mut renumbered = vec![(0_u32, 0_u32); self.nodes.len()];
         for ((parent, function), number) in self.nodes.iter().zip(order.iter().skip(1)) {
@@ -134,7 +136,7 @@ impl Tree {
     }
 }
 
-/// Which stacks have samples, or callers of what has.
+/// Returns which stacks have samples, or callees with samples.
 fn used(recording: &Recording) -> Vec<bool> {
     let mut used = vec![false; recording.stacks.len()];
     for sample in &recording.samples {
@@ -186,8 +188,8 @@ mod tests {
     fn a_function_has_one_number() {
         let mut functions = Functions::default();
         let of = |symbol: &str, kind| (symbol.to_owned(), None, kind);
-        assert_eq!(functions.number(of("a", Kind::User)), 0);
-        assert_eq!(functions.number(of("a", Kind::Kernel)), 1);
-        assert_eq!(functions.number(of("a", Kind::User)), 0);
+        assert_eq!(functions.number(of("a", FunctionKind::User)), 0);
+        assert_eq!(functions.number(of("a", FunctionKind::Kernel)), 1);
+        assert_eq!(functions.number(of("a", FunctionKind::User)), 0);
     }
 }

@@ -1,4 +1,4 @@
-//! Whom samples and sleeps belong to: rows of the page's processes, and roles, which are a row and a mode.
+//! Owners of samples and sleeps: rows of the page's processes, and roles, which are a row and a mode.
 
 use std::collections::HashMap;
 
@@ -8,13 +8,13 @@ use serde_json::{Value, json};
 
 use super::tree::small;
 
-/// Name, process id and instance number: what a row is found by.
+/// Name, process id and instance number, by which a row is found.
 type Key = (String, i32, u32);
 
 /// The number of "asleep" among [`mode_number`]'s.
 pub(super) const ASLEEP: u32 = 7;
 
-/// Modes as the page numbers them.
+/// Returns the page's number of a mode.
 pub(super) fn mode_number(mode: Mode) -> u32 {
     match mode {
         Mode::User => 0,
@@ -27,23 +27,23 @@ pub(super) fn mode_number(mode: Mode) -> u32 {
     }
 }
 
-/// Rows of processes: those of the report, in its order, and behind them those that only others name.
+/// Rows of processes: those of the report, in its order, and after them those that only other sources name.
 #[derive(Debug)]
-pub(super) struct People {
+pub(super) struct ProcessRows {
     rows: Vec<Key>,
     places: HashMap<Key, u32>,
     /// The first row of each name.
     names: HashMap<String, u32>,
-    /// Rows that are not in the report, and what they are.
+    /// Rows that are not in the report, and their kinds.
     others: Vec<ProcessKind>,
     roles: Vec<(u32, u32)>,
     known_roles: HashMap<(u32, u32), u32>,
 }
 
-impl People {
-    /// The rows of a report.
+impl ProcessRows {
+    /// Creates the rows of a report.
     pub(super) fn new(report: &Report) -> Self {
-        let mut people = Self {
+        let mut process_rows = Self {
             rows: Vec::new(),
             places: HashMap::new(),
             names: HashMap::new(),
@@ -52,9 +52,9 @@ impl People {
             known_roles: HashMap::new(),
         };
         for Process { comm, pid, instance, .. } in &report.processes {
-            people.push((comm.clone(), *pid, *instance));
+            process_rows.push((comm.clone(), *pid, *instance));
         }
-        people
+        process_rows
     }
 
     fn push(&mut self, key: Key) -> u32 {
@@ -73,7 +73,7 @@ impl People {
         self.push(key)
     }
 
-    /// The row that an owner of samples of this profile has.
+    /// Returns the row of an owner of samples of this profile.
     pub(super) fn of_owner(&mut self, recording: &Recording, owner: &Owner) -> u32 {
         match recording.process_of(owner) {
             Some(process) => {
@@ -83,7 +83,7 @@ impl People {
         }
     }
 
-    /// The row that stands for an owner of another profile: one of its name.
+    /// Returns the row for an owner of another profile: one of its name.
     pub(super) fn of_namesake(&mut self, recording: &Recording, owner: &Owner) -> u32 {
         let process = recording.process_of(owner);
         let name = process.map_or(&owner.name, |process| &process.comm);
@@ -94,12 +94,12 @@ impl People {
         self.row((name.clone(), 0, 0), kind)
     }
 
-    /// The row of a task.
+    /// Returns the row of a task.
     pub(super) fn of_task(&mut self, task: &Task) -> u32 {
         self.row((task.comm.clone(), task.pid, task.instance), kind(task.kernel_thread))
     }
 
-    /// The number of a role.
+    /// Returns the number of a role.
     pub(super) fn role(&mut self, row: u32, mode: u32) -> u32 {
         let Self { roles, known_roles, .. } = self;
         *known_roles.entry((row, mode)).or_insert_with(|| {
@@ -108,12 +108,12 @@ impl People {
         })
     }
 
-    /// Row and mode of each role.
+    /// Returns row and mode of each role.
     pub(super) fn roles(&self) -> &[(u32, u32)] {
         &self.roles
     }
 
-    /// The rows that are not in the report, as rows without samples.
+    /// Returns the rows that are not in the report, as rows without samples.
     pub(super) fn others(&self) -> impl Iterator<Item = Value> + '_ {
         let first = self.rows.len() - self.others.len();
         self.rows[first..].iter().zip(&self.others).map(|((comm, pid, instance), kind)| {

@@ -8,7 +8,7 @@ use flate2::write::GzEncoder;
 
 use super::thrift::{Struct, varint};
 
-/// What a column holds. Numbers of types: `Type` of parquet.thrift (Apache Parquet format 2.10).
+/// Type of a column's values. Numbers of types: `Type` of parquet.thrift (Apache Parquet format 2.10).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     /// Whole numbers.
@@ -40,17 +40,17 @@ pub(super) const GZIP: i32 = 2;
 #[derive(Debug)]
 pub(super) struct Column {
     kind: Kind,
-    /// Runs of values that are there or null, as levels: 1 or 0.
+    /// Levels of values in runs: 1 for a value, 0 for null.
     levels: Runs,
     values: Vec<u8>,
-    /// Texts: each once, and places of the values.
+    /// Texts: each once, and indexes of the values.
     texts: Vec<u8>,
     known: HashMap<String, u32>,
     places: Runs,
     rows: i32,
 }
 
-/// What a column's pages are in the file.
+/// Pages of a column in the file.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Chunk {
     pub dictionary: Option<u64>,
@@ -138,8 +138,9 @@ impl Column {
     }
 }
 
-/// Appends a page: its header, then its body in gzip. Of `PageHeader` of parquet.thrift, `(kind, field)` are the page's type and the
-/// number of the field that has `header`. Returns the bytes before compression.
+/// Appends a page: its header, then its body in gzip. Of `PageHeader` of parquet.thrift, `(kind, field)` are
+/// the page's type and the number of the field that has `header`. Returns the number of bytes before
+/// compression.
 fn page(file: &mut Vec<u8>, (kind, field): (i32, u8), header: Struct, body: &[u8]) -> io::Result<u64> {
     let mut zipped = GzEncoder::new(Vec::new(), Compression::fast());
     zipped.write_all(body)?;
@@ -153,12 +154,13 @@ fn page(file: &mut Vec<u8>, (kind, field): (i32, u8), header: Struct, body: &[u8
     Ok((head.len() + body.len()) as u64)
 }
 
-/// A length of four bytes.
+/// Returns a length in four bytes.
 fn length(len: usize) -> [u8; 4] {
     u32::try_from(len).unwrap_or(u32::MAX).to_le_bytes()
 }
 
-/// Numbers as runs of equal ones: the run-length half of Parquet's hybrid encoding (Encodings.md of the format).
+/// Numbers as runs of equal ones: the run-length half of Parquet's hybrid encoding (Encodings.md of the
+/// format).
 #[derive(Debug, Default)]
 struct Runs(Vec<(u32, u64)>);
 
@@ -170,7 +172,7 @@ impl Runs {
         }
     }
 
-    /// Each run as its length times two, and its number in as many bytes as `width` bits take.
+    /// Returns each run as its length times two, and its number in as many bytes as `width` bits take.
     fn encoded(&self, width: u32) -> Vec<u8> {
         let mut bytes = Vec::new();
         for (number, count) in &self.0 {

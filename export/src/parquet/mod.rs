@@ -4,8 +4,9 @@
 //! "PAR1" | row group: column | column ... | row group ... | footer | length of the footer | "PAR1"
 //! ```
 //!
-//! Layout: README.md and parquet.thrift of the Apache Parquet format, version 2.10. Every column may be null, texts are stored once
-//! per row group (a dictionary), and pages are compressed by gzip, which every reader knows.
+//! Layout: README.md and parquet.thrift of the Apache Parquet format, version 2.10. Every column may be null,
+//! texts are stored once per row group (a dictionary), and pages are compressed by gzip, which every reader
+//! knows.
 
 mod column;
 mod thrift;
@@ -26,7 +27,7 @@ const MAGIC: &[u8; 4] = b"PAR1";
 /// Rows of a row group.
 const GROUP: usize = 1 << 17;
 
-/// What each of [`COLUMNS`] holds.
+/// Type of each of [`COLUMNS`].
 const KINDS: [Kind; COLUMNS.len()] = {
     use Kind::{Double, Integer, Text};
     [

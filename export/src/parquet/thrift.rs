@@ -1,7 +1,7 @@
 //! Thrift's compact protocol, as far as Parquet's footer and page headers need it.
 //!
-//! Layout: thrift-compact-protocol.md of Apache Thrift (doc/specs): a field has its distance to the last one and its type in one
-//! byte, numbers are zigzag varints, a struct ends with a zero byte.
+//! Layout: thrift-compact-protocol.md of Apache Thrift (doc/specs): a field has its distance to the last one
+//! and its type in one byte, numbers are zigzag varints, a struct ends with a zero byte.
 
 const I32: u8 = 5;
 const I64: u8 = 6;
@@ -77,14 +77,14 @@ impl Struct {
         own
     }
 
-    /// The whole struct.
+    /// Returns the whole struct.
     pub(super) fn end(mut self) -> Vec<u8> {
         self.bytes.push(0);
         self.bytes
     }
 }
 
-/// Seven bits a byte, the lowest first; all bytes but the last have the top bit set.
+/// Appends seven bits a byte, the lowest first; all bytes but the last have the top bit set.
 pub(super) fn varint(bytes: &mut Vec<u8>, mut value: u64) {
     while value > 0x7f {
         bytes.push(value.to_le_bytes()[0] | 0x80);

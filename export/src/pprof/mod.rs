@@ -1,7 +1,7 @@
 //! pprof: the protocol buffer that `go tool pprof` and many services read, compressed by gzip.
 //!
-//! Samples with the same stack and the same labels are one. A location is an address in its file: user code has its ELF
-//! file's own addresses, so each file has a mapping that begins at 0.
+//! Samples with the same stack and the same labels are one. A location is an address in its file: user code
+//! has its ELF file's own addresses, so each file has a mapping that begins at 0.
 
 mod proto;
 mod tables;
@@ -25,7 +25,7 @@ use crate::{ExportError, Format, Request};
 use proto::{Label, Profile, Sample, ValueType};
 use tables::{Code, Strings};
 
-/// What tells samples apart.
+/// Properties that distinguish samples.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 struct Key {
     stack: u32,
@@ -101,7 +101,7 @@ fn profile(recording: &Recording) -> Result<Profile, ExportError> {
         default_sample_type,
         string_table: strings.list,
     };
-    // The largest message that readers take (protobuf.dev, "Total Size": 2 GiB).
+    // The largest message that readers accept (protobuf.dev, "Total Size": 2 GiB).
     let too_much = profile.encoded_len() > i32::MAX as usize;
     if too_much {
         let reason = "it would be longer than 2 GiB; choose a part of it".to_owned();
@@ -147,7 +147,7 @@ fn signed(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
-/// The nearest whole number.
+/// Returns the nearest whole number.
 #[expect(clippy::cast_possible_truncation, reason = "rounded; the cast saturates")]
 fn whole(number: f64) -> i64 {
     number.round() as i64

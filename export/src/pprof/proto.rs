@@ -1,7 +1,8 @@
 //! The messages of a pprof profile.
 //!
-//! Field numbers and types: `profile.proto` of the pprof project (github.com/google/pprof, proto/profile.proto), message
-//! `perftools.profiles.Profile`. Texts are places in `string_table`, whose first is empty; ids count from 1.
+//! Field numbers and types: `profile.proto` of the pprof project (github.com/google/pprof,
+//! proto/profile.proto), message `perftools.profiles.Profile`. Texts are places in `string_table`, whose
+//! first is empty; ids count from 1.
 
 use prost::Message;
 
@@ -34,7 +35,7 @@ pub(super) struct Profile {
     pub default_sample_type: i64,
 }
 
-/// What a value is, and its unit.
+/// Kind of a value, and its unit.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct ValueType {
     #[prost(int64, tag = "1")]

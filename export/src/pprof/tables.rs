@@ -23,7 +23,7 @@ impl Default for Strings {
 }
 
 impl Strings {
-    /// The place of a text.
+    /// Returns the index of a text.
     pub(super) fn place(&mut self, text: &str) -> i64 {
         if let Some(&place) = self.places.get(text) {
             return place;
@@ -35,13 +35,13 @@ impl Strings {
     }
 }
 
-/// What a mapping stands for.
+/// Content of a mapping.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-enum Mapped {
+enum MappingKey {
     Kernel,
     Module(String),
     File(u32),
-    /// Code without a file, of a process where it is known.
+    /// Code without a file, of a process if it is known.
     Anonymous(Option<u32>),
 }
 
@@ -55,8 +55,8 @@ pub(super) struct Code<'a> {
     functions: Vec<Function>,
     /// By function, and the text of its source file.
     known_functions: HashMap<(u32, i64), u64>,
-    mappings: Vec<(Mapped, Mapping)>,
-    known_mappings: HashMap<Mapped, usize>,
+    mappings: Vec<(MappingKey, Mapping)>,
+    known_mappings: HashMap<MappingKey, usize>,
 }
 
 impl<'a> Code<'a> {
@@ -72,7 +72,7 @@ impl<'a> Code<'a> {
         }
     }
 
-    /// The id of a frame's location.
+    /// Returns the id of a frame's location.
     pub(super) fn location(&mut self, place: u32, strings: &mut Strings) -> u64 {
         let known = self.of_frame.get(place as usize).copied().unwrap_or(0);
         let (0, Some(frame)) = (known, self.recording.frames.get(place as usize)) else { return known };
@@ -106,16 +106,16 @@ impl<'a> Code<'a> {
         lines
     }
 
-    /// The id of the mapping of an address, which grows to hold it; 0 for reasons.
+    /// Returns the id of the mapping of an address, which grows to include it; 0 for reasons.
     fn mapping(&mut self, frame: &RecordedFrame, address: u64, lines: &[Line]) -> u64 {
         let own = self.recording.entries.get(frame.entries()).and_then(|entries| entries.last());
         let function = own.and_then(|own| self.recording.functions.get(own.function as usize));
         let module = function.and_then(|function| function.module.clone());
         let mapped = match (frame.kind, frame.file) {
             (FrameKind::Reason, _) => return 0,
-            (FrameKind::User, Some(file)) => Mapped::File(file),
-            (FrameKind::User, None) => Mapped::Anonymous(frame.process),
-            (FrameKind::Kernel, _) => module.map_or(Mapped::Kernel, Mapped::Module),
+            (FrameKind::User, Some(file)) => MappingKey::File(file),
+            (FrameKind::User, None) => MappingKey::Anonymous(frame.process),
+            (FrameKind::Kernel, _) => module.map_or(MappingKey::Kernel, MappingKey::Module),
         };
         let next = self.mappings.len();
         let place = *self.known_mappings.entry(mapped.clone()).or_insert(next);
@@ -125,8 +125,8 @@ impl<'a> Code<'a> {
             self.mappings.push((mapped, Mapping { id, memory_start, ..Mapping::default() }));
         }
         let Some((mapped, mapping)) = self.mappings.get_mut(place) else { return 0 };
-        // Addresses of a file count from 0; those of others are where they are.
-        let from = if matches!(mapped, Mapped::File(_)) { 0 } else { address & !0xfff };
+        // Addresses of a file count from 0; other addresses are those in memory.
+        let from = if matches!(mapped, MappingKey::File(_)) { 0 } else { address & !0xfff };
         mapping.memory_start = mapping.memory_start.min(from);
         mapping.memory_limit = mapping.memory_limit.max((address | 0xfff).saturating_add(1));
         mapping.has_functions = true;
@@ -136,19 +136,19 @@ impl<'a> Code<'a> {
         mapping.id
     }
 
-    /// The three tables.
+    /// Returns the three tables.
     pub(super) fn finish(self, strings: &mut Strings) -> (Vec<Mapping>, Vec<Location>, Vec<Function>) {
         let Self { recording, locations, functions, mappings, .. } = self;
         let mappings = mappings.into_iter().map(|(mapped, mut mapping)| {
             let (name, build_id) = match &mapped {
-                Mapped::Kernel => ("[kernel.kallsyms]".to_owned(), None),
-                Mapped::Module(module) => (format!("[{module}]"), None),
-                Mapped::Anonymous(process) => {
+                MappingKey::Kernel => ("[kernel.kallsyms]".to_owned(), None),
+                MappingKey::Module(module) => (format!("[{module}]"), None),
+                MappingKey::Anonymous(process) => {
                     let process = process.and_then(|place| recording.processes.get(place as usize));
                     let name = process.map_or_else(String::new, |process| format!(" {}", process.instance()));
                     (format!("[anonymous{name}]"), None)
                 }
-                Mapped::File(file) => match recording.files.get(*file as usize) {
+                MappingKey::File(file) => match recording.files.get(*file as usize) {
                     Some(file) => (file.path.clone(), file.build_id.as_deref()),
                     None => ("[unknown]".to_owned(), None),
                 },

@@ -1,4 +1,4 @@
-//! Profiles made by hand.
+//! Made-up profiles.
 
 use std::path::PathBuf;
 
@@ -10,9 +10,9 @@ use profile::rows::{
 use profile::{ProfileWriter, Sink};
 use tempfile::TempDir;
 
-/// Samples that fell into the guest, none of them idle.
+/// Samples in the guest, none of them idle.
 pub const SAMPLES: u64 = 85;
-/// Those that found it halted.
+/// Samples in which the guest was halted.
 pub const IDLE: u64 = 10;
 /// Exact time in the guest, all vCPUs.
 pub const GUEST_NS: u64 = 90_000_000;
@@ -24,7 +24,7 @@ const MIX: u32 = 2;
 const VFS: u32 = 5;
 const NO_PAGE: u32 = 7;
 
-/// A profile in a directory that goes with it.
+/// A profile in a directory that is removed with it.
 #[derive(Debug)]
 pub struct Made {
     _directory: TempDir,
@@ -36,7 +36,7 @@ pub fn plain() -> Made {
     named("prog")
 }
 
-/// The same; all names but those of functions with a meaning are `name`.
+/// Returns the same run; all names but those of functions with a meaning are `name`.
 pub fn named(name: &str) -> Made {
     let mut batch = run(name);
     samples(&mut batch);
@@ -59,7 +59,7 @@ pub fn of_boot() -> Made {
     finished(&batch)
 }
 
-/// The run goes on: its rows stand in the write-ahead log, which the writer holds open.
+/// Returns a run in progress: its rows are in the write-ahead log, which the writer keeps open.
 pub fn unfinished() -> (Made, ProfileWriter) {
     let mut batch = run("prog");
     samples(&mut batch);
@@ -134,7 +134,7 @@ fn run(name: &str) -> Batch {
         ..FrameRow::default()
     };
     let (user, kernel, reason) = (FrameKind::User, FrameKind::Kernel, FrameKind::Reason);
-    // What has no name of its own takes the run's.
+    // A task without its own name takes the run's.
     let own = if name == "prog" { None } else { Some(name) };
     batch.frames = vec![
         frame(1, 0x1010, true, user, Some("main")),

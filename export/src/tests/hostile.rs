@@ -29,11 +29,11 @@ fn names() -> Vec<String> {
     names
 }
 
-/// No control character but the line end, and none that reorders text.
+/// Asserts that there are no control characters but the line end, and none that reorders text.
 fn assert_harmless(format: Format, name: &str, text: &str) {
     let allowed = |c: char| c == '\n' || (c == '\t' && format == Format::PerfScript);
     let text = if format == Format::Csv { text.replace("\r\n", "\n") } else { text.to_owned() };
-    // Inferno's page has scripts of its own, with tabs in them.
+    // Inferno's page has its own scripts, with tabs in them.
     let bad = text.chars().find(|&c| {
         (c.is_control() && !allowed(c) && c != '\t') || matches!(c, '\u{200f}' | '\u{202e}' | '\u{61c}')
     });
@@ -85,7 +85,8 @@ fn threads_with_such_names_are_harmless_roots() {
     }
 }
 
-/// The picture is well-formed XML with so many scripts and at least so many frames.
+/// Asserts that the picture is well-formed XML with this number of scripts and at least this number of
+/// frames.
 fn assert_svg(text: &str, own_scripts: i32, least: i32) {
     let mut reader = quick_xml::Reader::from_str(text);
     let (mut frames, mut scripts, mut depth) = (0, 0, 0_i32);

@@ -1,4 +1,4 @@
-//! Every format, read back by others.
+//! Every format, read back by other programs.
 
 mod fixture;
 mod hostile;
@@ -11,7 +11,7 @@ use profile::report::{Filter, ModeGroup};
 use crate::{Count, ExportError, Format, Request, Root, write};
 use fixture::{Made, SAMPLES};
 
-/// What is written for a request.
+/// Returns the output for a request.
 pub(super) fn written(made: &Made, request: &Request) -> Vec<u8> {
     let profile = Profile::open(&made.path).expect("a profile");
     let mut out = Vec::new();
@@ -83,7 +83,7 @@ fn profiles_with_little_in_them_are_exported_too() {
             let profile = Profile::open(&made.path).expect("a profile");
             let mut out = Vec::new();
             match write(&profile, &Request::new(format), &mut out, &mut |_, _| {}) {
-                // A picture of nothing is no picture.
+                // A picture without samples is an error.
                 Err(ExportError::Empty(_)) if samples == 0 => assert_eq!(format, Format::Flamegraph),
                 result => result.unwrap_or_else(|error| panic!("{format} of {samples} samples: {error}")),
             }

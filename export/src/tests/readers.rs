@@ -1,4 +1,4 @@
-//! Exports as other programs read them.
+//! Exports in other programs' readers.
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
@@ -22,12 +22,13 @@ pub fn assert_folded(text: &str, samples: u64) {
     assert_eq!(sum, samples);
 }
 
-/// All that refers to a table of the profile refers into it.
+/// Asserts that all references to a table of the profile refer into it.
 pub fn assert_pprof(plain: &[u8]) {
     crate::pprof::assert_sound(plain);
 }
 
-/// All columns of a table are as long as it says, and all places are in their tables.
+/// Asserts that all columns of a table have the length that it gives, and that all indexes are in their
+/// tables.
 pub fn assert_firefox(text: &str) -> Value {
     let profile: Value = serde_json::from_str(text).expect("JSON");
     let threads = profile["threads"].as_array().expect("threads");
@@ -58,13 +59,13 @@ pub fn assert_perf_script(text: &str) {
         assert!(lines.next().is_some_and(|line| line.ends_with(" cpu-clock: ")), "{block:?}");
         assert!(lines.all(|line| line.starts_with('\t') && line.ends_with(')')), "{block:?}");
     }
-    // Inferno 0.12 can't take a name apart in the middle of a character.
+    // Inferno 0.12 cannot split a name in the middle of a character.
     if text.is_ascii() {
         collapsed(text);
     }
 }
 
-/// What inferno's reader of `perf script` makes of it.
+/// Returns the stacks of inferno's reader of `perf script`.
 fn collapsed(text: &str) -> BTreeMap<String, u64> {
     let mut options = Options::default();
     options.include_pid = true;
@@ -94,7 +95,7 @@ pub fn assert_csv(text: &str, name: &str) {
     assert!(ns.parse::<u64>().expect("a number").abs_diff(fixture::GUEST_NS) <= fixture::SAMPLES);
 }
 
-/// What a program says of an input; `None`, and a loud word, where it is not installed.
+/// Returns a program's output for an input; `None` with a message if it is not installed.
 fn asked(program: &str, arguments: &[&str], input: &[u8]) -> Option<Output> {
     let child = Command::new(program)
         .args(arguments)
@@ -104,11 +105,11 @@ fn asked(program: &str, arguments: &[&str], input: &[u8]) -> Option<Output> {
         .stderr(Stdio::piped())
         .spawn();
     let Ok(mut child) = child else {
-        // Not eprintln!, which tests keep to themselves.
+        // Not eprintln!, which tests capture.
         let _ = writeln!(std::io::stderr(), "SKIPPED: {program} is not installed");
         return None;
     };
-    // A program that fails early says why.
+    // A program that fails early reports the reason itself.
     let _ = child.stdin.take().expect("a pipe").write_all(input);
     Some(child.wait_with_output().expect("an end"))
 }

@@ -1,7 +1,7 @@
-//! Packages of npm that read what vprof exports.
+//! Packages of npm that read vprof's exports.
 //!
-//! They come by the machine's own settings and are kept in cargo's directory for tests. Without node, npm or network a test
-//! says so, and is skipped.
+//! They come by the machine's own settings and are kept in cargo's directory for tests. Without node, npm or
+//! network a test reports that, and is skipped.
 
 use std::fs;
 use std::io::Write as _;
@@ -12,14 +12,14 @@ use serde_json::Value;
 
 /// A package of one version.
 pub struct Package {
-    /// Name and version, as npm takes them.
+    /// Name and version for npm.
     pub name: &'static str,
-    /// What npm says of its content.
+    /// Hash of its content, as npm records it.
     pub integrity: &'static str,
 }
 
 fn skipped(why: &str) {
-    // Not eprintln!, which tests keep to themselves.
+    // Not eprintln!, which tests capture.
     let _ = writeln!(std::io::stderr(), "SKIPPED: {why}");
 }
 
@@ -28,7 +28,8 @@ fn output(command: &mut Command) -> Option<Output> {
 }
 
 impl Package {
-    /// The directory with its content, fetched where it is not there yet; `None` where it cannot be had or used.
+    /// Returns the directory with its content, fetched if it is missing; `None` if it is not available or not
+    /// usable.
     pub fn fetched(&self) -> Option<PathBuf> {
         output(Command::new("node").arg("--version"))?;
         let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join(self.name.replace('/', "-"));

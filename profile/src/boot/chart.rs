@@ -1,32 +1,32 @@
-//! What ran when: stacks over time, for a flame chart.
+//! Stacks over time, for a flame chart.
 
-use super::read::{Hit, Input};
+use super::read::{BootInput, Hit};
 use crate::store::{Profile, ProfileError};
 
-/// Calls that are shown, outermost first.
+/// Limit of calls per stack, outermost first.
 const DEEPEST: usize = 24;
-/// A piece ends where no sample of its vCPU follows for this long, ns.
+/// A gap between samples of a vCPU after which a piece ends, ns.
 const LONGEST_GAP: u64 = 50_000_000;
 
 /// A boot over time.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Chart {
-    /// Up to here, s since the guest's first instruction.
+    /// End of the chart, s since the guest's first instruction.
     pub end_s: f64,
-    /// Phases, all at depth 0: a lane of their own.
-    pub phases: Vec<Piece>,
-    /// By vCPU: what ran; depth 0 is the process, the next its outermost function.
-    pub vcpus: Vec<(u8, Vec<Piece>)>,
+    /// Phases, all at depth 0, for a separate lane.
+    pub phases: Vec<ChartPiece>,
+    /// Pieces by vCPU; depth 0 is the process, the next its outermost function.
+    pub vcpus: Vec<(u8, Vec<ChartPiece>)>,
 }
 
-/// Something that was seen from one sample to another.
+/// A process or function from its first to its last sample in sequence.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Piece {
+pub struct ChartPiece {
     /// Process or function.
     pub name: String,
-    /// It is kernel code.
+    /// True for kernel code.
     pub kernel: bool,
-    /// Calls above it.
+    /// Number of calls above it.
     pub depth: usize,
     /// Its beginning, s.
     pub from_s: f64,
@@ -35,16 +35,16 @@ pub struct Piece {
 }
 
 impl Chart {
-    /// The chart of a profile's boot.
+    /// Reads the chart of a profile's boot.
     ///
     /// # Errors
     /// See [`ProfileError`].
     pub fn read(profile: &Profile) -> Result<Self, ProfileError> {
-        let input = Input::read(profile.connection()).map_err(|error| profile.error(&error))?;
+        let input = BootInput::read(profile.connection()).map_err(|error| profile.error(&error))?;
         let mut vcpus: Vec<u8> = input.hits.iter().map(|hit| hit.vcpu).collect();
         vcpus.sort_unstable();
         vcpus.dedup();
-        let lane = |bounds: &super::read::Bounds| Piece {
+        let lane = |bounds: &super::read::PhaseBounds| ChartPiece {
             name: bounds.name.to_owned(),
             kernel: !matches!(bounds.name, "initrd" | "userspace"),
             depth: 0,
@@ -61,7 +61,7 @@ impl Chart {
     }
 }
 
-fn path(input: &Input, hit: &Hit) -> Vec<(String, bool)> {
+fn path(input: &BootInput, hit: &Hit) -> Vec<(String, bool)> {
     let who = hit.instance.and_then(|instance| input.who.get(&instance)).filter(|who| who.pid != 0);
     let root = match who {
         Some(who) => (who.comm.clone(), false),
@@ -80,9 +80,9 @@ fn path(input: &Input, hit: &Hit) -> Vec<(String, bool)> {
 }
 
 /// Joins samples that follow one another and have the same calls.
-fn pieces(input: &Input, vcpu: u8) -> Vec<Piece> {
+fn pieces(input: &BootInput, vcpu: u8) -> Vec<ChartPiece> {
     let mut done = Vec::new();
-    let mut open: Vec<Piece> = Vec::new();
+    let mut open: Vec<ChartPiece> = Vec::new();
     let mut last_ns = 0;
     let hits = input.hits.iter().filter(|hit| hit.vcpu == vcpu && hit.time_ns <= input.end_ns);
     for hit in hits {
@@ -92,7 +92,7 @@ fn pieces(input: &Input, vcpu: u8) -> Vec<Piece> {
         let same = open.iter().zip(&path).take_while(|(piece, (name, _))| piece.name == *name).count();
         done.extend(open.drain(if gap { 0 } else { same }..));
         for (depth, (name, kernel)) in path.into_iter().enumerate().skip(open.len()) {
-            open.push(Piece { name, kernel, depth, from_s, to_s: from_s });
+            open.push(ChartPiece { name, kernel, depth, from_s, to_s: from_s });
         }
         last_ns = hit.time_ns;
         open.iter_mut().for_each(|piece| piece.to_s = input.since(last_ns));

@@ -1,11 +1,11 @@
-//! CPU time of a part of a boot, by the estimator that reports use: ticks of the part in sequence, and the exact time of
-//! its vCPUs in the guest.
+//! CPU time of a part of a boot, by the estimator of reports: ticks of the part in sequence, and the exact
+//! time of its vCPUs in the guest.
 
 use std::collections::{BTreeMap, HashMap};
 
 use rusqlite::Connection;
 
-use super::Estimated;
+use super::CpuEstimate;
 use crate::clock::{ClockKind, mean_ns};
 use crate::estimate::{Tallies, Tick, Ticks};
 use crate::numbers::{part, unsigned};
@@ -13,33 +13,33 @@ use crate::rate_history::{RateHistory, scaled};
 use crate::report::tables::Segment;
 use crate::rows::VcpuState;
 
-/// A tick of any kind: those outside of the guest and those that found it idle are part of the sequence.
+/// A tick of any kind: ticks outside of the guest and in idle time are part of the sequence.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Moment {
+pub(crate) struct ClockTick {
     pub vcpu: u8,
     pub time_ns: u64,
     pub guest: bool,
 }
 
-/// The ticks of a run, and what its clocks say.
+/// The ticks of a run, and the times by its clocks.
 #[derive(Debug)]
-pub(crate) struct Clocks {
+pub(crate) struct BootClocks {
     meta: BTreeMap<String, String>,
-    /// By the ids of their samples, in the order of time.
-    moments: Vec<(i64, Moment)>,
+    /// Ticks with the ids of their samples, in the order of time.
+    ticks: Vec<(i64, ClockTick)>,
     segments: HashMap<u8, Vec<Segment>>,
     rates: RateHistory,
 }
 
-impl Clocks {
-    /// Of a profile's `meta`, ticks, exact times and rates.
+impl BootClocks {
+    /// Creates the clocks of a profile's `meta`, ticks, exact times and rates.
     pub fn new(
         meta: BTreeMap<String, String>,
-        moments: Vec<(i64, Moment)>,
+        ticks: Vec<(i64, ClockTick)>,
         segments: HashMap<u8, Vec<Segment>>,
         rates: RateHistory,
     ) -> Self {
-        Self { meta, moments, segments, rates }
+        Self { meta, ticks, segments, rates }
     }
 
     pub fn read(connection: &Connection) -> rusqlite::Result<Self> {
@@ -47,20 +47,20 @@ impl Clocks {
         let moment = |row: &rusqlite::Row<'_>| {
             let guest =
                 row.get_ref(3)?.as_str().is_ok_and(|vcpu_state| vcpu_state == VcpuState::Guest.name());
-            Ok((row.get(0)?, Moment { vcpu: row.get(1)?, time_ns: unsigned(row, 2)?, guest }))
+            Ok((row.get(0)?, ClockTick { vcpu: row.get(1)?, time_ns: unsigned(row, 2)?, guest }))
         };
         let pair = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?));
         let meta = connection
             .prepare("SELECT key, value FROM meta")?
             .query_map([], pair)?
             .collect::<Result<_, _>>()?;
-        let moments = connection.prepare(sql)?.query_map([], moment)?.collect::<Result<_, _>>()?;
-        Ok(Self::new(meta, moments, Segment::read(connection)?, RateHistory::read(connection)?))
+        let ticks = connection.prepare(sql)?.query_map([], moment)?.collect::<Result<_, _>>()?;
+        Ok(Self::new(meta, ticks, Segment::read(connection)?, RateHistory::read(connection)?))
     }
 
-    /// What the clocks say of the time from one moment to another, ns since the run's start. Of a segment that a moment cuts
-    /// it is taken that its time in the guest is spread evenly.
-    pub fn within(&self, (from, to): (u64, u64)) -> Clocked {
+    /// Returns the ticks and times of a part of the run, ns since its start. The time in the guest is assumed
+    /// to be evenly spread over a segment that an end of the part cuts.
+    pub fn within(&self, (from, to): (u64, u64)) -> ClockedPart {
         let clock = ClockKind::from_meta(self.meta.get("clock").map(String::as_str));
         let rate_hz = self.meta.get("rate_hz").and_then(|rate| rate.parse().ok()).unwrap_or(0.0);
         let mut ticks = Ticks::new(clock, mean_ns(rate_hz));
@@ -78,35 +78,35 @@ impl Clocks {
             ticks
                 .change_mean(vcpu, self.rates.changes(vcpu).iter().map(|(since, hz)| (*since, mean_ns(*hz))));
         }
-        let inside = self.moments.iter().filter(|(_, moment)| (from..to).contains(&moment.time_ns));
+        let inside = self.ticks.iter().filter(|(_, moment)| (from..to).contains(&moment.time_ns));
         let tick =
-            |(id, moment): &(i64, Moment)| (*id, ticks.tick(moment.vcpu, moment.time_ns, moment.guest));
+            |(id, moment): &(i64, ClockTick)| (*id, ticks.tick(moment.vcpu, moment.time_ns, moment.guest));
         let by_sample = inside.map(tick).collect();
-        Clocked { ticks, by_sample, times: times.into_iter().collect() }
+        ClockedPart { ticks, by_sample, times: times.into_iter().collect() }
     }
 }
 
 /// The ticks of a part of a run.
 #[derive(Debug)]
-pub(crate) struct Clocked {
+pub(crate) struct ClockedPart {
     ticks: Ticks,
     by_sample: HashMap<i64, Tick>,
     /// Exact times in the guest, ns.
     times: Vec<(u8, u64)>,
 }
 
-impl Clocked {
-    /// Counts a sample of this id, each vCPU's in the order of time.
+impl ClockedPart {
+    /// Counts a sample by its id; those of each vCPU in the order of time.
     pub fn count(&self, sample: i64, tallies: &mut Tallies) {
         if let Some(tick) = self.by_sample.get(&sample) {
             tallies.add(&self.ticks, *tick);
         }
     }
 
-    /// The time of what was counted.
-    pub fn estimate(&self, tallies: &Tallies) -> Estimated {
+    /// Estimates the time of the counted samples.
+    pub fn estimate(&self, tallies: &Tallies) -> CpuEstimate {
         let found = self.ticks.estimate(&self.times, tallies);
         let [s, low_s, high_s] = [found.time.ns, found.time.low_ns, found.time.high_ns].map(|ns| ns / 1e9);
-        Estimated { samples: found.samples, s, low_s, high_s }
+        CpuEstimate { samples: found.samples, s, low_s, high_s }
     }
 }

@@ -1,4 +1,4 @@
-//! What a profile has to say about a boot that failed.
+//! Facts of a profile about a boot that failed.
 
 use rusqlite::{Connection, OptionalExtension};
 use serde::{Deserialize, Serialize};
@@ -7,14 +7,14 @@ use crate::numbers::unsigned;
 use crate::store::{Profile, ProfileError, snapshot};
 use text::clean;
 
-/// Lines of the console that are kept.
+/// Limit of lines of the console.
 const LAST_LINES: usize = 20;
-/// A line is cut here, bytes.
+/// Length at which a line is cut, bytes.
 const LINE: usize = 1_000;
-/// What a panic's line says (kernel/panic.c, `vpanic`, Linux 6.12).
+/// Mark of a panic's line (kernel/panic.c, `vpanic`, Linux 6.12).
 const PANIC: &str = "Kernel panic - not syncing";
-/// What the first line of an oops says (arch/x86/kernel/dumpstack.c `__die_header`, arch/x86/mm/fault.c, lib/bug.c,
-/// arch/x86/kernel/traps.c, Linux 6.12).
+/// Marks of the first line of an oops (arch/x86/kernel/dumpstack.c `__die_header`, arch/x86/mm/fault.c,
+/// lib/bug.c, arch/x86/kernel/traps.c, Linux 6.12).
 const OOPS: [&str; 5] = [
     "BUG: unable to handle",
     "BUG: kernel NULL pointer",
@@ -22,39 +22,39 @@ const OOPS: [&str; 5] = [
     "general protection fault",
     "Oops: ",
 ];
-/// Sleeping tasks that are shown.
+/// Limit of sleeping tasks.
 const MOST_BLOCKED: usize = 50;
-/// What a vCPU did last is told by its samples of this time, ns.
+/// Time before the end whose samples show the last activity of a vCPU, ns.
 const LAST_NS: u64 = 2_000_000_000;
 
-/// What is known of the end of a run.
+/// Facts about the end of a run.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Evidence {
     /// The last lines of the console.
     pub console: Vec<String>,
-    /// The line of the console that tells of a panic.
+    /// The line of the console that reports a panic.
     pub panic_line: Option<String>,
-    /// The first line that tells of an oops.
+    /// The first line that reports an oops.
     pub oops_line: Option<String>,
-    /// The kernel's own notes: a CPU has panicked; `None` where that could not be read.
+    /// True if a CPU has panicked, according to the kernel's own state; `None` if it could not be read.
     pub panicked: Option<bool>,
-    /// There was an oops.
+    /// True if there was an oops; `None` if that could not be read.
     pub died: Option<bool>,
     /// Length of the run, s.
     pub duration_s: f64,
-    /// The last time that the guest came further ([`Wait::Still`](crate::conditions::Wait::Still)), s since the run's
+    /// Time of the last progress of the guest (`--until still` waits for the lack of it), s since the run's
     /// start.
     pub progress_s: f64,
-    /// What each vCPU did in the last two seconds.
+    /// Activity of each vCPU in the last two seconds.
     pub vcpus: Vec<LastOf>,
-    /// Tasks that slept at the end: those that nothing can wake up first, then the first process.
-    pub blocked: Vec<Blocked>,
+    /// Tasks that slept at the end: first those in an uninterruptible sleep, then the first process.
+    pub blocked: Vec<BlockedTask>,
 }
 
-/// What a vCPU did in the end.
+/// Last activity of a vCPU.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct LastOf {
-    /// Its number.
+    /// Number of the vCPU.
     pub vcpu: u8,
     /// Part of its samples in which it was not idle.
     pub busy: f64,
@@ -64,27 +64,27 @@ pub struct LastOf {
     pub stack: Vec<String>,
 }
 
-/// A task that slept in the end.
+/// A task that slept at the end of a run.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Blocked {
+pub struct BlockedTask {
     /// Its process' name.
     pub comm: String,
     /// Process id.
     pub pid: i64,
     /// Thread id.
     pub tid: i64,
-    /// `sleep`, or `disk`: nothing but what it waits for can wake it.
+    /// `sleep`, or `disk` for a sleep that only its event can end.
     pub state: String,
-    /// What for, where that is known.
+    /// Wait reason, if it is known.
     pub wait_reason: String,
-    /// Asleep since then, s since the run's start.
+    /// Start of the sleep, s since the run's start.
     pub since_s: f64,
     /// The functions it sleeps in, innermost first.
     pub stack: Vec<String>,
 }
 
 impl Evidence {
-    /// Reads it.
+    /// Reads the facts.
     ///
     /// # Errors
     /// See [`ProfileError`].
@@ -92,7 +92,7 @@ impl Evidence {
         read(profile.connection()).map_err(|error| profile.error(&error))
     }
 
-    /// Part of the last two seconds in which vCPUs were busy, of the busiest.
+    /// Returns the busy part of the last two seconds of the busiest vCPU.
     pub fn busiest(&self) -> f64 {
         self.vcpus.iter().map(|vcpu| vcpu.busy).fold(0.0, f64::max)
     }
@@ -193,7 +193,7 @@ fn vcpus(connection: &Connection, duration_ns: u64) -> rusqlite::Result<Vec<Last
     Ok(all)
 }
 
-/// The functions of a stack, innermost first.
+/// Reads the functions of a stack, innermost first.
 fn frames(connection: &Connection, stack: i64) -> rusqlite::Result<Vec<String>> {
     let sql = "WITH RECURSIVE up (id, parent, frame, depth) AS ( \
                SELECT id, parent, frame, 0 FROM stack WHERE id = ? \
@@ -204,8 +204,8 @@ fn frames(connection: &Connection, stack: i64) -> rusqlite::Result<Vec<String>> 
     connection.prepare(sql)?.query_map([stack], |row| row.get(0))?.collect()
 }
 
-/// The last state of tasks that sleep, by scans.
-fn blocked(connection: &Connection) -> rusqlite::Result<Vec<Blocked>> {
+/// Reads the last state of tasks that sleep, from scans.
+fn blocked(connection: &Connection) -> rusqlite::Result<Vec<BlockedTask>> {
     let sql = "SELECT i.comm, i.pid, s.tid, s.state, s.wait_reason, m.time_ns, s.stack FROM task_scan_state s \
                JOIN (SELECT instance, tid, max(scan) AS scan FROM task_scan_state GROUP BY instance, tid) last \
                ON last.instance = s.instance AND last.tid = s.tid AND last.scan = s.scan \
@@ -218,7 +218,7 @@ fn blocked(connection: &Connection) -> rusqlite::Result<Vec<Blocked>> {
     let mut all = Vec::new();
     while let Some(row) = rows.next()? {
         let stack: i64 = row.get(6)?;
-        all.push(Blocked {
+        all.push(BlockedTask {
             comm: row.get(0)?,
             pid: row.get(1)?,
             tid: row.get(2)?,

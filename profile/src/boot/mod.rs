@@ -1,14 +1,15 @@
-//! How a guest came up, from its first instruction on, by its samples alone: phases, what the kernel did in them, units
-//! and processes.
+//! Phases of a guest's boot, from its first instruction on, by its samples alone, with the kernel's calls in
+//! them, units and processes.
 //!
 //! ```text
-//!  0 ── decompression ──┬── early ──┬── initcalls ──┬── initrd ──┬── userspace ──▶ what was waited for, or the end
+//!  0 ── decompression ──┬── early ──┬── initcalls ──┬── initrd ──┬── userspace ──▶ condition, or end of run
 //!                       └──────── kernel ───────────┘
 //! ```
 //!
-//! A phase begins with the first sample of it and ends with the first one of the next: where exactly between two
-//! samples is not known, and told as [`Phase::within_s`]. What the kernel did is told by the outer frames of its stacks:
-//! what `start_kernel` called, and what `do_one_initcall` called (init/main.c, Linux 6.12).
+//! A phase begins with its first sample and ends with the first one of the next. The exact time between two
+//! samples is not known; [`Phase::within_s`] has its uncertainty. The kernel's calls follow from the outer
+//! frames of its stacks: functions that `start_kernel` and `do_one_initcall` called (init/main.c, Linux
+//! 6.12).
 
 mod chart;
 pub(crate) mod clocked;
@@ -21,17 +22,18 @@ mod tests;
 
 use serde::{Deserialize, Serialize};
 
-pub use chart::{Chart, Piece};
-pub use evidence::{Blocked, Evidence, LastOf};
-pub use systemd::{FailedUnit, Link, Startup, Systemd, Target};
+pub use chart::{Chart, ChartPiece};
+pub use evidence::{BlockedTask, Evidence, LastOf};
+pub use systemd::{ChainLink, FailedUnit, StartupTimes, Systemd, Target};
 
-/// Key of `meta`: `read`, or why systemd's journal was not read.
+/// Key of `meta`: `read`, or the reason why systemd's journal was not read.
 pub const SYSTEMD_JOURNAL: &str = "systemd_journal";
-/// Keys of `meta`: what systemd says that the kernel, the initrd and the rest of a boot took, ns.
+/// Keys of `meta`: times that the kernel, the initrd and the rest of a boot took according to systemd, ns.
 pub const STARTUP_TIMES: [&str; 3] = ["systemd_kernel_ns", "systemd_initrd_ns", "systemd_userspace_ns"];
-/// Value of `until` in `meta`, and the condition's name on the command line: the run waited for systemd's "Startup finished".
+/// Value of `until` in `meta`, and the condition's name on the command line, for systemd's "StartupTimes
+/// finished".
 pub const STARTED: &str = "started";
-/// Key of `meta`: what a run waits for, at whose end it ends.
+/// Key of `meta`: the condition at which a run ends.
 pub(crate) const UNTIL: &str = "until";
 
 /// Names of phases, in the order of time; `kernel` is `early` and `initcalls` together, `total` all of them.
@@ -41,17 +43,17 @@ pub const PHASES: [&str; 7] =
 /// A boot.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Boot {
-    /// The guest's kernel release, once it was found.
+    /// The guest's kernel release, if it was found.
     pub kernel: Option<String>,
     /// `kvm` or `portable`.
     pub host: String,
-    /// The guest's first instruction, s since the run's start. All other times count from it.
+    /// Time of the guest's first instruction, s since the run's start. All other times count from it.
     pub began_s: f64,
-    /// When what was waited for was seen (`vprof boot --until`), s.
+    /// Time at which the condition of `vprof boot --until` was met, s.
     pub reached_s: Option<f64>,
-    /// What there was of it, in the order of [`PHASES`].
+    /// Phases that were reached, in the order of [`PHASES`].
     pub phases: Vec<Phase>,
-    /// What `start_kernel` called, in the order of time.
+    /// Functions that `start_kernel` called, in the order of time.
     pub early: Vec<Call>,
     /// Initcalls of the kernel, and of its modules, in the order of time.
     pub initcalls: Vec<Call>,
@@ -61,7 +63,7 @@ pub struct Boot {
     pub units: Vec<Unit>,
     /// Programs that ran from the first process on, those with the most time first.
     pub processes: Vec<Unit>,
-    /// What systemd says of it.
+    /// Messages of systemd.
     pub systemd: Systemd,
 }
 
@@ -76,20 +78,20 @@ pub struct Phase {
     pub to_s: f64,
     /// Its length, s.
     pub wall_s: f64,
-    /// Its ends are known to within this together, s: the gaps between the samples around them.
+    /// Sum of the uncertainties of both ends, s: the gaps between the samples around them.
     pub within_s: f64,
-    /// Time in which vCPUs executed the guest meanwhile, s.
+    /// Time in which vCPUs executed the guest during the phase, s.
     pub guest_s: f64,
     /// Samples in it.
     pub samples: u64,
-    /// It had ended when the run did, or what was waited for was seen.
+    /// True if it had ended at the end of the run, or when the condition was met.
     pub ended: bool,
 }
 
-/// What the kernel called.
+/// A function that the kernel called.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Call {
-    /// The function. One that ends by calling another may have left only that one's name.
+    /// Name of the function. A function that ends by calling another may leave only the name of that one.
     pub function: String,
     /// Its module; `None` for the kernel itself.
     pub module: Option<String>,
@@ -98,12 +100,12 @@ pub struct Call {
     /// Last sample in it, s.
     pub to_s: f64,
     /// CPU time.
-    pub time: Estimated,
+    pub time: CpuEstimate,
 }
 
 /// CPU time by samples, s.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
-pub struct Estimated {
+pub struct CpuEstimate {
     /// Samples.
     pub samples: u64,
     /// Estimate.
@@ -114,14 +116,14 @@ pub struct Estimated {
     pub high_s: f64,
 }
 
-/// What the first process ran.
+/// A program of the first process.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Program {
-    /// Seen first, s.
+    /// Time of its first sample, s.
     pub from_s: f64,
     /// Its path.
     pub path: String,
-    /// What it lay on, like `rootfs` (the initrd) or `ext4`.
+    /// File system of the program, like `rootfs` (the initrd) or `ext4`.
     pub filesystem: String,
 }
 
@@ -137,11 +139,11 @@ pub struct Unit {
     /// Processes that were sampled.
     pub processes: u64,
     /// CPU time.
-    pub time: Estimated,
+    pub time: CpuEstimate,
 }
 
 impl Boot {
-    /// The phase of this name, if the boot has come to it.
+    /// Returns the phase of this name, if the boot has reached it.
     pub fn phase(&self, name: &str) -> Option<&Phase> {
         self.phases.iter().find(|phase| phase.name == name)
     }

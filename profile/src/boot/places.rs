@@ -1,10 +1,10 @@
-//! Where in its boot a kernel was, by the outer frames of a stack.
+//! Position of a kernel in its boot, by the outer frames of a stack.
 
 use std::collections::HashMap;
 
 use rusqlite::Connection;
 
-/// A frame's function.
+/// Function of a frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Function {
     pub symbol: String,
@@ -12,43 +12,43 @@ pub(super) struct Function {
     pub kernel: bool,
 }
 
-/// What the outer frames of a stack tell. Frame ids are those of the profile.
+/// Position by the outer frames of a stack. Frame ids are those of the profile.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct BootPosition {
     pub start_kernel: bool,
-    /// What `start_kernel` called.
+    /// Function that `start_kernel` called.
     pub early: Option<i64>,
     pub kernel_init: bool,
-    /// What the outermost `do_one_initcall` called.
+    /// Function that the outermost `do_one_initcall` called.
     pub initcall: Option<i64>,
-    /// The innermost frame is `do_one_initcall`, or `start_kernel`.
-    last: Last,
+    /// Which of the two callers the innermost frame is.
+    last: LastCaller,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-enum Last {
+enum LastCaller {
     #[default]
     Other,
     StartKernel,
     Initcall,
 }
 
-impl Place {
-    /// With one frame more, further in.
+impl BootPosition {
+    /// Returns the position with one frame more, further in.
     fn within(self, frame: i64, function: &Function) -> Self {
-        let mut place = Self { last: Last::Other, ..self };
+        let mut place = Self { last: LastCaller::Other, ..self };
         if !function.kernel {
             return place;
         }
         match self.last {
-            Last::StartKernel => place.early = Some(frame),
-            Last::Initcall if self.initcall.is_none() => place.initcall = Some(frame),
+            LastCaller::StartKernel => place.early = Some(frame),
+            LastCaller::Initcall if self.initcall.is_none() => place.initcall = Some(frame),
             _ => {}
         }
         match function.symbol.as_str() {
-            "start_kernel" => (place.start_kernel, place.last) = (true, Last::StartKernel),
+            "start_kernel" => (place.start_kernel, place.last) = (true, LastCaller::StartKernel),
             "kernel_init" => place.kernel_init = true,
-            "do_one_initcall" => place.last = Last::Initcall,
+            "do_one_initcall" => place.last = LastCaller::Initcall,
             _ => {}
         }
         place
@@ -60,7 +60,7 @@ impl Place {
 pub(super) struct Code {
     pub functions: HashMap<i64, Function>,
     stacks: HashMap<i64, (Option<i64>, i64)>,
-    places: HashMap<i64, Place>,
+    places: HashMap<i64, BootPosition>,
 }
 
 impl Code {
@@ -75,7 +75,7 @@ impl Code {
             let symbol = symbol.or_else(|| module.clone()).unwrap_or_else(|| format!("{address:#x}"));
             code.functions.insert(row.get(0)?, Function { symbol, module, kernel: kind == "kernel" });
         }
-        // A parent has the smaller id; one of a damaged profile that has not, counts as none.
+        // A parent has the smaller id; a parent of a damaged profile with a larger one is ignored.
         let mut statement = connection.prepare("SELECT id, parent, frame FROM stack ORDER BY id")?;
         let mut rows = statement.query([])?;
         while let Some(row) = rows.next()? {
@@ -89,15 +89,15 @@ impl Code {
         Ok(code)
     }
 
-    pub(super) fn place(&self, stack: Option<i64>) -> Place {
+    pub(super) fn place(&self, stack: Option<i64>) -> BootPosition {
         stack.and_then(|stack| self.places.get(&stack)).copied().unwrap_or_default()
     }
 
-    /// The frames of a stack, the outermost first.
+    /// Returns the frames of a stack, the outermost first.
     pub(super) fn frames(&self, stack: Option<i64>) -> Vec<i64> {
         let mut frames = Vec::new();
         let mut next = stack.and_then(|stack| self.stacks.get(&stack));
-        // Each parent stands before its child: this ends.
+        // Each parent precedes its child, so this ends.
         while let Some((parent, frame)) = next {
             frames.push(*frame);
             next = parent.and_then(|parent| self.stacks.get(&parent));

@@ -4,19 +4,20 @@ use std::collections::{BTreeSet, HashMap};
 
 use rusqlite::{Connection, OptionalExtension};
 
-use super::clocked::{Clocked, Clocks};
+use super::clocked::{BootClocks, ClockedPart};
 use super::places::Code;
 use super::systemd::Messages;
-use super::{Boot, Call, Estimated, Phase, Program, UNTIL, Unit};
+use super::{Boot, Call, CpuEstimate, Phase, Program, UNTIL, Unit};
 use crate::boot::STARTED;
 use crate::estimate::Tallies;
 use crate::numbers::unsigned;
 use crate::store::{Profile, ProfileError, snapshot};
 
-/// File systems that a kernel unpacks its initrd into (init/do_mounts.c, `rootfs_init_fs_context`, Linux 6.12).
+/// File systems that a kernel unpacks its initrd into (init/do_mounts.c, `rootfs_init_fs_context`, Linux
+/// 6.12).
 const INITRD: [&str; 3] = ["rootfs", "ramfs", "tmpfs"];
 
-/// A sample that fell into the guest.
+/// A sample in the guest.
 #[derive(Debug, Clone)]
 pub(super) struct Hit {
     pub sample: i64,
@@ -25,14 +26,14 @@ pub(super) struct Hit {
     pub stack: Option<i64>,
     pub frame: i64,
     pub mode: String,
-    /// At an address of the kernel's half.
+    /// True for an address in the kernel's half.
     pub kernel_half: bool,
     pub instance: Option<i64>,
 }
 
-/// Who a sample belongs to.
+/// Owner of a sample.
 #[derive(Debug, Clone)]
-pub(super) struct Who {
+pub(super) struct SampleOwner {
     pub pid: i64,
     pub comm: String,
     pub unit: Option<String>,
@@ -43,12 +44,12 @@ pub(super) struct Who {
 struct Segment {
     from_ns: u64,
     to_ns: u64,
-    /// In the guest.
+    /// Time in the guest.
     guest_ns: u64,
 }
 
 impl Segment {
-    /// Its time in the guest between two moments, ns.
+    /// Returns its time in the guest between two points of time, ns.
     fn within(&self, (from, to): (u64, u64)) -> f64 {
         let inside = self.to_ns.min(to).saturating_sub(self.from_ns.max(from));
         let length = self.to_ns.saturating_sub(self.from_ns);
@@ -56,40 +57,40 @@ impl Segment {
     }
 }
 
-/// What is read of a profile.
+/// Contents of a profile for a boot.
 #[derive(Debug)]
-pub(super) struct Input {
+pub(super) struct BootInput {
     pub code: Code,
     pub hits: Vec<Hit>,
-    pub who: HashMap<i64, Who>,
+    pub who: HashMap<i64, SampleOwner>,
     pub began_ns: u64,
     pub end_ns: u64,
     pub reached_ns: Option<u64>,
-    /// The end is what the boot came to, and not the run's.
+    /// True if the end is that of the boot, and not of the run.
     up: bool,
-    /// How far from it the end may have been, ns: of one that systemd says.
+    /// Uncertainty of the end, ns, for one that systemd reports.
     end_within_ns: u64,
     messages: Messages,
     programs: Vec<(u64, String)>,
     /// Time in the guest, by vCPU and time.
     guest: Vec<Segment>,
-    clocks: Clocks,
+    clocks: BootClocks,
     kernel: Option<String>,
     host: String,
 }
 
 impl Boot {
-    /// How the guest of a profile came up.
+    /// Reads the boot of a profile.
     ///
     /// # Errors
     /// See [`ProfileError`].
     pub fn read(profile: &Profile) -> Result<Self, ProfileError> {
-        let input = Input::read(profile.connection()).map_err(|error| profile.error(&error))?;
+        let input = BootInput::read(profile.connection()).map_err(|error| profile.error(&error))?;
         Ok(input.boot())
     }
 }
 
-impl Input {
+impl BootInput {
     pub(super) fn read(connection: &Connection) -> rusqlite::Result<Self> {
         let _snapshot = snapshot(connection)?;
         let meta = |key: &str| -> rusqlite::Result<Option<String>> {
@@ -101,13 +102,13 @@ impl Input {
         let duration: u64 = meta("duration_ns")?.and_then(|ns| ns.parse().ok()).unwrap_or(0);
         let messages = Messages::read(connection)?;
         let until = meta(UNTIL)?;
-        // systemd's word has its own time; the run saw it a moment later.
+        // systemd's message has its own time; the run received it later.
         let started_ns = messages.finished_ns().filter(|_| until.is_none_or(|until| until == STARTED));
         let reached_ns = reached_ns.map(|ns| started_ns.map_or(ns, |started| started.min(ns)));
         let up_ns = reached_ns.or(started_ns);
         let programs = "SELECT time_ns, text FROM event WHERE kind = 'init' ORDER BY id";
         Ok(Self {
-            clocks: Clocks::read(connection)?,
+            clocks: BootClocks::read(connection)?,
             code: Code::read(connection)?,
             hits: hits(connection)?,
             who: who(connection)?,
@@ -127,7 +128,7 @@ impl Input {
         })
     }
 
-    /// Seconds since the guest's first instruction.
+    /// Returns seconds since the guest's first instruction.
     pub(super) fn since(&self, time_ns: u64) -> f64 {
         time_ns.saturating_sub(self.began_ns) as f64 / 1e9
     }
@@ -165,8 +166,8 @@ impl Input {
         boot
     }
 
-    /// Where phases begin and end.
-    pub(super) fn phases(&self) -> Vec<Bounds> {
+    /// Returns start and end of each phase.
+    pub(super) fn phases(&self) -> Vec<PhaseBounds> {
         let place = |hit: &Hit| self.code.place(hit.stack);
         let is_init = |hit: &Hit| self.pid(hit) == Some(1);
         let kernel = self.first(|hit| hit.kernel_half, self.began_ns);
@@ -184,10 +185,10 @@ impl Input {
         let end =
             (self.end_ns.saturating_sub(self.end_within_ns), self.end_ns.saturating_add(self.end_within_ns));
         let is = |at: (u64, u64)| at.1 != u64::MAX;
-        let mut all = vec![Bounds::new("total", begin, end, self.up)];
+        let mut all = vec![PhaseBounds::new("total", begin, end, self.up)];
         let mut add = |name, from: (u64, u64), to: (u64, u64)| {
             if is(from) {
-                all.push(Bounds::new(name, from, if is(to) { to } else { end }, is(to)));
+                all.push(PhaseBounds::new(name, from, if is(to) { to } else { end }, is(to)));
             }
         };
         add("decompression", begin, kernel);
@@ -199,12 +200,13 @@ impl Input {
         }
         if is(user) {
             let from = root.unwrap_or(user);
-            all.push(Bounds::new("userspace", from, end, self.up));
+            all.push(PhaseBounds::new("userspace", from, end, self.up));
         }
         all
     }
 
-    /// The first sample at or after `from` of which `is` holds, and the one before it; the end of time without one.
+    /// Returns the time of the first sample at or after `from` that `is` accepts, and of the one before it;
+    /// the end of time without one.
     fn first(&self, is: impl Fn(&Hit) -> bool, from: u64) -> (u64, u64) {
         let mut before = self.began_ns;
         for hit in self.hits.iter().take_while(|hit| hit.time_ns <= self.end_ns) {
@@ -220,7 +222,7 @@ impl Input {
         Some(self.who.get(&hit.instance?)?.pid)
     }
 
-    fn phase(&self, bounds: &Bounds) -> Phase {
+    fn phase(&self, bounds: &PhaseBounds) -> Phase {
         let (from, to) = (bounds.from_ns, bounds.to_ns);
         Phase {
             name: bounds.name.to_owned(),
@@ -234,8 +236,8 @@ impl Input {
         }
     }
 
-    /// CPU time between two moments, of all that ran and of one unit.
-    pub(super) fn cpu(&self, span: (u64, u64), unit: &str) -> (Estimated, Estimated) {
+    /// Estimates CPU time between two points of time, of everything and of one unit.
+    pub(super) fn cpu(&self, span: (u64, u64), unit: &str) -> (CpuEstimate, CpuEstimate) {
         let clocked = self.clocks.within(span);
         let (mut all, mut own) = (Tallies::default(), Tallies::default());
         for hit in self.within(span) {
@@ -253,16 +255,16 @@ impl Input {
         self.hits.iter().filter(move |hit| (from..to).contains(&hit.time_ns))
     }
 
-    /// Time in the guest within a segment of the run, of all vCPUs, ns.
+    /// Returns the time in the guest within a segment of the run, of all vCPUs, ns.
     fn guest_ns(&self, from: u64, to: u64) -> f64 {
         self.guest.iter().map(|segment| segment.within((from, to))).sum()
     }
 
-    /// What the kernel called, by the frame that `of` tells. Interrupts are no part of it. Samples of one process in a row are of
-    /// one call, until it calls another function or goes back to its program: modules whose initcalls end by calling the same
-    /// function are as many calls.
+    /// Returns the kernel's calls, by the frame that `of` returns, without interrupts. Samples of one process
+    /// in sequence belong to one call, until it calls another function or returns to its program. So modules
+    /// whose initcalls end by calling the same function are separate calls.
     fn calls(&self, span: (u64, u64), of: impl Fn(&Hit) -> Option<i64>) -> Vec<Call> {
-        let mut calls: Vec<((&str, Option<&str>), Seen)> = Vec::new();
+        let mut calls: Vec<((&str, Option<&str>), SampleSums)> = Vec::new();
         let mut last: HashMap<Option<i64>, usize> = HashMap::new();
         let clocked = self.clocks.within(span);
         for hit in self.within(span) {
@@ -276,7 +278,7 @@ impl Input {
                 let same = last.get(&hit.instance).copied();
                 let same = same.filter(|&at| calls.get(at).is_some_and(|(before, _)| *before == name));
                 let at = same.unwrap_or_else(|| {
-                    calls.push((name, Seen::default()));
+                    calls.push((name, SampleSums::default()));
                     calls.len() - 1
                 });
                 last.insert(hit.instance, at);
@@ -285,7 +287,7 @@ impl Input {
                 }
             }
         }
-        let call = |((function, module), seen): ((&str, Option<&str>), Seen)| Call {
+        let call = |((function, module), seen): ((&str, Option<&str>), SampleSums)| Call {
             function: function.to_owned(),
             module: module.map(str::to_owned),
             from_s: self.since(seen.from_ns),
@@ -296,9 +298,9 @@ impl Input {
         calls.into_iter().map(call).collect()
     }
 
-    /// Time of processes, by what `of` tells of them.
-    fn units(&self, span: (u64, u64), of: impl Fn(&Who) -> Option<String>) -> Vec<Unit> {
-        let mut units: HashMap<String, (Seen, BTreeSet<i64>)> = HashMap::new();
+    /// Estimates the time of processes, grouped by `of`.
+    fn units(&self, span: (u64, u64), of: impl Fn(&SampleOwner) -> Option<String>) -> Vec<Unit> {
+        let mut units: HashMap<String, (SampleSums, BTreeSet<i64>)> = HashMap::new();
         let clocked = self.clocks.within(span);
         for hit in self.within(span) {
             let Some(instance) = hit.instance.filter(|_| matches!(hit.mode.as_str(), "user" | "kernel"))
@@ -311,7 +313,7 @@ impl Input {
                 processes.insert(instance);
             }
         }
-        let unit = |(name, (seen, processes)): (String, (Seen, BTreeSet<i64>))| Unit {
+        let unit = |(name, (seen, processes)): (String, (SampleSums, BTreeSet<i64>))| Unit {
             name,
             from_s: self.since(seen.from_ns),
             to_s: self.since(seen.to_ns),
@@ -324,17 +326,17 @@ impl Input {
     }
 }
 
-/// What samples have in common: the times of the first and the last one, and their tallies.
+/// Sums of samples with something in common: the times of the first and the last one, and their tallies.
 #[derive(Debug, Clone, Default)]
-struct Seen {
+struct SampleSums {
     from_ns: u64,
     to_ns: u64,
     tallies: Tallies,
 }
 
-impl Seen {
-    /// One more, later than all before.
-    fn meet(&mut self, hit: &Hit, clocked: &Clocked) {
+impl SampleSums {
+    /// Adds a sample, later than all before.
+    fn meet(&mut self, hit: &Hit, clocked: &ClockedPart) {
         if self.tallies.count() == 0 {
             self.from_ns = hit.time_ns;
         }
@@ -343,9 +345,9 @@ impl Seen {
     }
 }
 
-/// From where to where a phase goes, ns since the run's start.
+/// Start and end of a phase, ns since the run's start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Bounds {
+pub(super) struct PhaseBounds {
     pub name: &'static str,
     pub from_ns: u64,
     pub to_ns: u64,
@@ -353,8 +355,8 @@ pub(super) struct Bounds {
     ended: bool,
 }
 
-impl Bounds {
-    /// Each end lies between two moments; the middle counts.
+impl PhaseBounds {
+    /// Creates the bounds from two times around each end; the middle counts.
     fn new(name: &'static str, from: (u64, u64), to: (u64, u64), ended: bool) -> Self {
         let middle = |at: (u64, u64)| at.0 + at.1.saturating_sub(at.0) / 2;
         let gap = |at: (u64, u64)| at.1.saturating_sub(at.0);
@@ -382,10 +384,10 @@ fn hits(connection: &Connection) -> rusqlite::Result<Vec<Hit>> {
     connection.prepare(sql)?.query_map([], hit)?.collect()
 }
 
-fn who(connection: &Connection) -> rusqlite::Result<HashMap<i64, Who>> {
+fn who(connection: &Connection) -> rusqlite::Result<HashMap<i64, SampleOwner>> {
     let sql = "SELECT i.id, i.pid, i.comm, coalesce(c.unit, c.path) FROM instance i LEFT JOIN cgroup c ON c.id = i.cgroup";
     let who = |row: &rusqlite::Row<'_>| {
-        Ok((row.get(0)?, Who { pid: row.get(1)?, comm: row.get(2)?, unit: row.get(3)? }))
+        Ok((row.get(0)?, SampleOwner { pid: row.get(1)?, comm: row.get(2)?, unit: row.get(3)? }))
     };
     connection.prepare(sql)?.query_map([], who)?.collect()
 }

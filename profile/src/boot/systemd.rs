@@ -1,4 +1,5 @@
-//! What systemd says of a boot: targets, units that failed, the end of its jobs, and what the boot waited for.
+//! Systemd's account of a boot: targets, units that failed, the end of its jobs, and the units that the boot
+//! waited for.
 //!
 //! ```text
 //!  starting a ── started a ─┐
@@ -6,58 +7,60 @@
 //!        starting c ── started c                           ├─ multi-user.target
 //! ```
 //!
-//! The chain goes backwards from the default target, each time to the unit that became active last before the one before
-//! it began to start: `multi-user.target`, `b`, `a`. systemd starts a unit as soon as the last one that it is ordered behind
-//! is active, but the order itself is in unit files, which are not read.
+//! The chain goes backwards from the default target, each time to the unit that became active last before the
+//! previous one began to start: `multi-user.target`, `b`, `a`. systemd starts a unit as soon as the last unit
+//! in its ordering is active, but the order itself is in unit files, which are not read.
 
 use rusqlite::Connection;
 use serde::{Deserialize, Serialize};
 
-use super::read::Input;
-use super::{Estimated, STARTUP_TIMES, SYSTEMD_JOURNAL};
+use super::read::BootInput;
+use super::{CpuEstimate, STARTUP_TIMES, SYSTEMD_JOURNAL};
 use crate::numbers::unsigned;
 
 /// Targets that are the default in nearly all guests, the later first (systemd.special(7)).
 const DEFAULT_TARGETS: [&str; 2] = ["graphical.target", "multi-user.target"];
-/// Links of the chain, at most.
+/// Limit of links in the chain.
 const LONGEST_CHAIN: usize = 200;
 
-/// What systemd says of a boot.
+/// Systemd's account of a boot.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Systemd {
-    /// Why nothing is known of it; `None` where its journal was read.
+    /// Reason why there is no account; `None` if its journal was read.
     pub missing: Option<String>,
-    /// The end of its jobs, if they came to it.
-    pub startup: Option<Startup>,
+    /// The end of its jobs, if the boot reached it.
+    pub startup: Option<StartupTimes>,
     /// Targets that were reached, in the order of time.
     pub targets: Vec<Target>,
     /// Units that failed to start, in the order of time.
     pub failed: Vec<FailedUnit>,
-    /// What the boot waited for, the default target first.
-    pub chain: Vec<Link>,
-    /// Times of units may be wrong by so much, s, but those of the kernel's log: how well the guest's clock is known by the host's.
+    /// Units that the boot waited for, the default target first.
+    pub chain: Vec<ChainLink>,
+    /// Largest error of the times of units, s, except those of the kernel's log: the precision of the
+    /// relation between the guest's clock and the host's.
     pub within_s: f64,
 }
 
-/// "Startup finished".
+/// "StartupTimes finished".
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Startup {
-    /// When, s.
+pub struct StartupTimes {
+    /// Time, s.
     pub at_s: f64,
-    /// What systemd says that the kernel took, s: from the beginning of its clock to the first process.
+    /// Time that the kernel took according to systemd, s: from the beginning of its clock to the first
+    /// process.
     pub kernel_s: f64,
-    /// What it says of the initrd, s; `None` without systemd in it.
+    /// Time that the initrd took, s; `None` without systemd in it.
     pub initrd_s: Option<f64>,
-    /// What it says of the rest, s.
+    /// Time that the rest took, s.
     pub userspace_s: f64,
 }
 
 /// A target that was reached.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Target {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// When, s.
+    /// Time, s.
     pub at_s: f64,
     /// The time is that of the kernel's log, and may be wrong by more than [`Systemd::within_s`].
     pub by_log: bool,
@@ -66,34 +69,34 @@ pub struct Target {
 /// A unit that failed to start.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct FailedUnit {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// When, s.
+    /// Time, s.
     pub at_s: f64,
-    /// What its start job came to: `failed`, `timeout`, `dependency` ...
+    /// Result of its start job: `failed`, `timeout`, `dependency` ...
     pub result: String,
 }
 
 /// A unit that the boot waited for.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Link {
-    /// Its name.
+pub struct ChainLink {
+    /// Name.
     pub name: String,
-    /// It began to start, s; a target is reached at once.
+    /// Time at which it began to start, s; a target is reached at once.
     pub from_s: f64,
-    /// It was active, s.
+    /// Time at which it was active, s.
     pub to_s: f64,
-    /// It began at a time of the kernel's log.
+    /// True if its beginning is a time of the kernel's log.
     pub by_log: bool,
-    /// From then to the beginning of the next one, s; of the first, 0.
+    /// Time from then to the beginning of the next one, s; 0 for the first.
     pub gap_s: f64,
-    /// CPU time of its own processes meanwhile.
-    pub own: Estimated,
-    /// CPU time of all that ran meanwhile, interrupts as well.
-    pub all: Estimated,
+    /// CPU time of its own processes during that time.
+    pub own: CpuEstimate,
+    /// CPU time of everything during that time, interrupts included.
+    pub all: CpuEstimate,
 }
 
-/// A message, by the run's clock.
+/// A message, with its time by the run's clock.
 #[derive(Debug, Clone)]
 struct Message {
     time_ns: u64,
@@ -115,9 +118,9 @@ enum Step {
 #[derive(Debug, Default)]
 pub(super) struct Messages {
     all: Vec<Message>,
-    /// The journal was read, or why not.
+    /// `read`, or the reason why the journal was not read.
     journal: Option<String>,
-    /// What systemd says of the kernel, the initrd and the rest, ns.
+    /// Times of the kernel, the initrd and the rest according to systemd, ns.
     times: [Option<u64>; 3],
     within_ns: u64,
 }
@@ -157,25 +160,25 @@ impl Messages {
         })
     }
 
-    /// When the boot was over, ns since the run's start.
+    /// Returns the end of the boot, ns since the run's start.
     pub(super) fn finished_ns(&self) -> Option<u64> {
         self.all.iter().find(|message| message.step == Step::Finished).map(|message| message.time_ns)
     }
 
-    /// How far times of messages may be from when it was, ns.
+    /// Returns the largest error of times of messages, ns.
     pub(super) fn within_ns(&self) -> u64 {
         self.within_ns
     }
 
-    pub(super) fn systemd(&self, input: &Input) -> Systemd {
+    pub(super) fn systemd(&self, input: &BootInput) -> Systemd {
         let missing = match self.journal.as_deref() {
             _ if !self.all.is_empty() => None,
             Some(reason) => Some(reason.to_owned()),
-            None => Some("the journal of systemd was not looked for".to_owned()),
+            None => Some("the journal of systemd was not searched".to_owned()),
         };
         let seconds = |ns: u64| ns as f64 / 1e9;
         let [kernel, initrd, userspace] = self.times;
-        let startup = self.finished_ns().map(|ns| Startup {
+        let startup = self.finished_ns().map(|ns| StartupTimes {
             at_s: input.since(ns),
             kernel_s: seconds(kernel.unwrap_or(0)),
             initrd_s: initrd.map(seconds),
@@ -202,8 +205,8 @@ impl Messages {
         }
     }
 
-    /// From the default target backwards.
-    fn chain(&self, input: &Input) -> Vec<Link> {
+    /// Returns the chain from the default target backwards.
+    fn chain(&self, input: &BootInput) -> Vec<ChainLink> {
         let mut chain = Vec::new();
         let mut next_ns = None;
         for (began, active) in self.places() {
@@ -211,7 +214,7 @@ impl Messages {
             let span = (began.time_ns, active.time_ns.max(began.time_ns));
             let (all, own) = input.cpu(span, &active.unit);
             let gap_ns = next_ns.map_or(0, |next: u64| next.saturating_sub(span.1));
-            chain.push(Link {
+            chain.push(ChainLink {
                 name: active.unit.clone(),
                 from_s: input.since(span.0),
                 to_s: input.since(span.1),
@@ -225,14 +228,14 @@ impl Messages {
         chain
     }
 
-    /// The chain as places of messages: at which a unit began to start, and was active.
+    /// Returns the chain as indexes of messages: of each unit's start and of its becoming active.
     fn places(&self) -> Vec<(usize, usize)> {
         let mut places = Vec::new();
         let mut next = self.default_target();
         while let Some(active) = next.filter(|_| places.len() < LONGEST_CHAIN) {
             let began = self.began(active).unwrap_or(active);
             places.push((began, active));
-            // A socket, a timer or a mount point of the kernel's is active at once, and nothing waits for it.
+            // A socket, a timer or a mount point of the kernel is active at once, and no unit waits for it.
             next = (0..began).rev().find(|&place| {
                 self.all.get(place).is_some_and(|message| message.step == Step::Started)
                     && (self.is_target_at(place) || self.began(place).is_some())
@@ -256,7 +259,7 @@ impl Messages {
         message.is_some_and(|message| message.step == Step::Started && is_target(&message.unit))
     }
 
-    /// Where the unit that is active at this place began to start.
+    /// Returns the index at which the unit that is active at this index began to start.
     fn began(&self, active: usize) -> Option<usize> {
         let unit = &self.all.get(active)?.unit;
         let before = (0..active).rev().find(|&place| self.all.get(place).is_some_and(|m| m.unit == *unit))?;

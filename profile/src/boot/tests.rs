@@ -11,7 +11,7 @@ use crate::rows::{
 use crate::store::{Profile, ProfileWriter};
 
 const MS: u64 = 1_000_000;
-/// An address of the kernel's half.
+/// An address in the kernel's half.
 const KERNEL: u64 = 0xffff_ffff_8100_0000;
 
 /// Frames of the fixture, by id from 1.
@@ -34,7 +34,7 @@ fn event(ms: u64, kind: &str, text: &str) -> EventRow {
     EventRow { time_ns: ms * MS, kind: kind.to_owned(), text: text.to_owned() }
 }
 
-/// A boot made by hand: it begins at 100 ms, and each ms has a sample.
+/// Returns a made-up boot: it begins at 100 ms, and each ms has a sample.
 fn batch() -> Batch {
     let meta = [("version", "0"), ("host", "kvm"), ("kernel", "6.1.0"), ("duration_ns", "1000000000")];
     let mut batch = Batch {
@@ -110,7 +110,7 @@ fn read(batch: &Batch) -> Boot {
     Boot::read(&profile_of(directory.path(), batch)).expect("a boot")
 }
 
-/// From where to where a phase goes, ms.
+/// Returns start and end of a phase, ms.
 fn bounds(boot: &Boot, name: &str) -> (f64, f64) {
     let phase = boot.phase(name).unwrap_or_else(|| panic!("no {name}"));
     (phase.from_s * 1e3, phase.to_s * 1e3)
@@ -161,7 +161,7 @@ fn modules_whose_initcalls_end_in_the_same_function_are_as_many_calls() {
         if matches!(sample.time_ns / MS, 525..530 | 540..545) {
             (sample.mode, sample.frame, sample.stack) = (Mode::Kernel, 7, Some(7));
         }
-        // In the first one an interrupt, and the program of another process, are no end.
+        // In the first one an interrupt, and the program of another process, which do not end it.
         match sample.time_ns / MS {
             510 => sample.mode = Mode::HardIrq,
             511 => (sample.mode, sample.instance) = (Mode::User, Some(2)),
@@ -199,7 +199,7 @@ fn said(ms: u64, step: &str, unit: &str) -> UnitEventRow {
     }
 }
 
-/// The same boot, with what systemd said of it; its run is not waited for.
+/// Returns the same boot with systemd's messages; its run has no condition.
 fn started() -> Batch {
     let mut batch = batch();
     batch.events.retain(|event| event.kind != "condition");
@@ -242,10 +242,10 @@ fn a_boot_ends_when_systemd_says_so() {
 #[test]
 fn what_was_waited_for_comes_before_what_systemd_says() {
     for (until, event, end_s) in [
-        // Seen 20 ms after it was so.
+        // Received 20 ms later.
         ("started", Some(650), 0.53),
         ("unit:ssh.service", Some(650), 0.55),
-        // Not seen: the boot is as long as the run.
+        // Not received: the boot is as long as the run.
         ("unit:none.service", None, 0.9),
     ] {
         let mut batch = started();
@@ -334,8 +334,8 @@ fn time_of_the_idle_task_is_nobodys() {
     assert!((acpi.time.s - 0.064).abs() < 0.001, "{:?}", acpi.time);
 }
 
-/// A vCPU that runs `on_us` of a program every 0.2 s and is halted otherwise, sampled at `rate` Hz for 200 s: a segment of
-/// the clock holds one such run, and many hold no sample.
+/// Simulates a vCPU that runs `on_us` of a program every 0.2 s and is halted otherwise, sampled at `rate` Hz
+/// for 200 s: a segment of the clock contains one such run, and many have no sample.
 fn mostly_halted(on_us: u64, rate: f64) -> f64 {
     use crate::clock::{ClockKind, Intervals};
     const PERIOD: u64 = 200 * MS;

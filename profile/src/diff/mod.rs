@@ -1,8 +1,9 @@
-//! Compares runs: what got more of the CPU, what less, and what of that is more than chance.
+//! Comparison of runs: the things that got more of the CPU or less, and the changes among these that are more
+//! than chance.
 //!
-//! Of each side one run, or several. With one, the interval of a change comes from the intervals of the two estimates:
-//! it speaks of the time of these two runs. With several it comes from how the runs of a side differ, and speaks of runs
-//! like these. docs/statistics.md says more.
+//! Each side has one run, or several. With one, the interval of a change comes from the intervals of the two
+//! estimates: it applies to the time of these two runs. With several it comes from the differences between
+//! the runs of a side, and applies to runs like these. docs/statistics.md has the details.
 
 pub(crate) mod significance;
 #[cfg(test)]
@@ -16,38 +17,36 @@ use crate::estimate::Z_95;
 use crate::report::command::has_command;
 use crate::report::{COMMAND, Estimate, Filter, ReportError, ShareKey, Shares, SharesBy};
 use crate::store::Profile;
-use significance::{Tested, holm, one_run, welch};
+use significance::{TestedChange, holm, one_run, welch};
 
-/// Chance that a table of things that have not changed has any mark. With several runs of each side, things are programs;
-/// with one of each, they are the times of these very runs, and a re-run of one program has changed.
+/// Chance of any mark in a table of things that have not changed. With several runs of each side, things are
+/// programs; with one of each, they are the times of these very runs, and a re-run of one program has
+/// changed.
 pub const LEVEL: f64 = 0.05;
-/// Things with fewer samples than this in all runs together are not tested: they could never be marked, and each test
-/// makes the others stricter.
+/// Least number of samples of a thing, in all runs together, for a test: with fewer it could never be marked,
+/// and each test makes the others stricter.
 pub const FEWEST: u64 = 10;
 
-/// Why runs can't be compared.
+/// Reason why runs cannot be compared.
 #[derive(Debug, thiserror::Error)]
 pub enum DiffError {
     /// A profile could not be read.
     #[error(transparent)]
     Report(#[from] ReportError),
     /// One run on one side, several on the other.
-    #[error(
-        "{before} before and {after} after: give one run for each side, or at least two for both, so that the \
-         differences between runs of a side are known"
-    )]
+    #[error("{before} before and {after} after: give one run for each side, or at least two for both")]
     Uneven {
-        /// Runs before.
+        /// Number of runs before.
         before: usize,
-        /// Runs after.
+        /// Number of runs after.
         after: usize,
     },
     /// A run has no samples.
-    #[error("run {0} of those given has no samples in the guest to compare")]
+    #[error("run {0} has no samples in the guest to compare")]
     NoSamples(usize),
 }
 
-/// A value before and after, with what is known of its change.
+/// A value before and after, with the precision of its change.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Change {
     /// Before; the mean of several runs.
@@ -60,26 +59,29 @@ pub struct Change {
     pub low: f64,
     /// Upper end of the change's 95 % interval.
     pub high: f64,
-    /// Chance of a change as large as this where there is none; `None` where there are too few samples for a test.
+    /// Chance of a change as large as this if nothing has changed; `None` if there are too few samples for a
+    /// test.
     pub p: Option<f64>,
-    /// The same for the largest of all changes in the table (Holm): marked where it is at most [`LEVEL`].
+    /// Chance of the largest of all changes in the table (Holm): marked if it is at most [`LEVEL`].
     pub p_adjusted: Option<f64>,
-    /// The change is more than chance: with one run of each side, more than that of which moments were sampled.
+    /// True if the change is more than chance: with one run of each side, more than that of the sampled
+    /// points of time.
     pub marked: bool,
 }
 
-/// CPU time per run of all that is judged together.
+/// CPU time per run of everything that is tested together.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Whole {
-    /// It is the time of the command's process tree (`vprof run IMAGE -- CMD`); else of what the filter chooses, which may be
-    /// all time in the guest that is not idle.
+pub struct WholeTime {
+    /// True for the time of the command's process tree (`vprof run IMAGE -- CMD`); false for the time that
+    /// the filter chooses, which may be all time in the guest that is not idle.
     pub command: bool,
     /// Time per run, s. It is tested by itself: `p_adjusted` is `p`.
     pub time_s: Change,
 }
 
-impl Whole {
-    /// Growth as a part of the time before, beyond chance; negative where it has shrunk, 0 where it may be chance.
+impl WholeTime {
+    /// Returns growth as a part of the time before, beyond chance; negative if it has shrunk, 0 if it may be
+    /// chance.
     pub fn growth(&self) -> f64 {
         let Change { before, change, marked, .. } = self.time_s;
         if marked { change / before } else { 0.0 }
@@ -89,7 +91,7 @@ impl Whole {
 /// One function, process or stack.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DiffRow {
-    /// What it is.
+    /// Name of the row.
     #[serde(flatten)]
     pub key: ShareKey,
     /// Samples before, all runs.
@@ -113,17 +115,18 @@ pub struct Side {
     pub busy_s: f64,
     /// Length of a run, s; the mean of several.
     pub duration_s: f64,
-    /// Where the runs were made: `kvm`, `portable` or `unknown`, each once.
+    /// Hosts of the runs: `kvm`, `portable` or `unknown`, each once.
     pub hosts: Vec<String>,
-    /// All runs are complete.
+    /// True if all runs are complete.
     pub complete: bool,
 }
 
-/// How the interval of a change is made.
+/// Method for the interval of a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Method {
-    /// From the intervals of two runs. It is about these two runs only: a re-run of one program may be marked.
+pub enum IntervalMethod {
+    /// From the intervals of two runs. It is about these two runs only: a re-run of one program may be
+    /// marked.
     TwoRuns,
     /// From the differences between runs of a side: Welch's t.
     Welch,
@@ -132,31 +135,31 @@ pub enum Method {
 /// Runs before compared with runs after.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Diff {
-    /// What rows are.
+    /// Kind of the rows.
     pub by: SharesBy,
-    /// Which part of each profile.
+    /// Part of each profile.
     pub filter: Filter,
-    /// How intervals are made.
-    pub method: Method,
-    /// Whether intervals hold: not under a fixed clock.
+    /// Method for intervals.
+    pub method: IntervalMethod,
+    /// True if intervals are valid: not under a fixed clock.
     pub intervals_valid: bool,
-    /// Chance of any mark where nothing has changed, see [`LEVEL`].
+    /// Chance of any mark if nothing has changed, see [`LEVEL`].
     pub level: f64,
-    /// Rows that are tested.
+    /// Number of rows that are tested.
     pub tested: usize,
-    /// Before.
+    /// Runs before.
     pub before: Side,
-    /// After.
+    /// Runs after.
     pub after: Side,
-    /// What a limit of time judges.
-    pub whole: Whole,
+    /// Time that a limit applies to.
+    pub whole: WholeTime,
     /// The largest change of share first, marked ones before others.
     pub rows: Vec<DiffRow>,
 }
 
 impl Diff {
-    /// Compares the parts of profiles that `filter` chooses. A process, thread, function or control group that it names
-    /// need not be in all of them.
+    /// Compares the parts of profiles that `filter` chooses. A process, thread, function or control group
+    /// that it names may be missing in some of them.
     ///
     /// # Errors
     /// See [`DiffError`].
@@ -197,7 +200,7 @@ impl Diff {
         Ok(diff)
     }
 
-    /// Compares what was read.
+    /// Compares runs by their shares.
     ///
     /// # Errors
     /// See [`DiffError`].
@@ -209,8 +212,8 @@ impl Diff {
     ) -> Result<Self, DiffError> {
         let uneven = || DiffError::Uneven { before: before.len(), after: after.len() };
         let method = match (before.len(), after.len()) {
-            (1, 1) => Method::TwoRuns,
-            (2.., 2..) => Method::Welch,
+            (1, 1) => IntervalMethod::TwoRuns,
+            (2.., 2..) => IntervalMethod::Welch,
             _ => return Err(uneven()),
         };
         if let Some(run) = before.iter().chain(after).position(|run| run.busy_samples == 0) {
@@ -238,25 +241,25 @@ impl Diff {
         })
     }
 
-    /// Rows whose share has grown by more than this, marked; 0.05 is five points.
+    /// Returns marked rows whose share has grown by more than this; 0.05 is five points.
     pub fn grown(&self, share: f64) -> impl Iterator<Item = &DiffRow> {
         self.rows.iter().filter(move |row| row.share.marked && row.share.change > share)
     }
 }
 
-/// How much more is too much.
+/// Limit of growth.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Limit {
-    /// Of [`Diff::whole`], as a part of what it was: 0.05 is a twentieth more.
+pub enum GrowthLimit {
+    /// Growth of [`Diff::whole`], as a part of the time before: 0.05 is a twentieth more.
     Growth(f64),
-    /// Of [`Diff::whole`], s per run.
+    /// Growth of [`Diff::whole`], s per run.
     Seconds(f64),
-    /// Of the share of any row: 0.05 is five points.
+    /// Growth of the share of any row: 0.05 is five points.
     Points(f64),
 }
 
-/// The change of all that was chosen together.
-fn whole(before: &[Shares], after: &[Shares], method: Method, command: bool) -> Whole {
+/// Returns the change of everything that was chosen together.
+fn whole(before: &[Shares], after: &[Shares], method: IntervalMethod, command: bool) -> WholeTime {
     let value =
         |run: &Shares| Value { at: run.whole.time_s, low: run.whole.time_low_s, high: run.whole.time_high_s };
     let values = |runs: &[Shares]| runs.iter().map(value).collect::<Vec<_>>();
@@ -264,13 +267,13 @@ fn whole(before: &[Shares], after: &[Shares], method: Method, command: bool) -> 
     let mut time_s = change(&values(before), &values(after), method, samples >= FEWEST);
     time_s.p_adjusted = time_s.p;
     time_s.marked = time_s.p.is_some_and(|p| p <= LEVEL);
-    Whole { command, time_s }
+    WholeTime { command, time_s }
 }
 
 /// A thing's estimates in all runs of both sides.
 type InRuns<'a> = (Vec<&'a Estimate>, Vec<&'a Estimate>);
 
-fn rows(before: &[Shares], after: &[Shares], method: Method) -> Vec<DiffRow> {
+fn rows(before: &[Shares], after: &[Shares], method: IntervalMethod) -> Vec<DiffRow> {
     let absent =
         || (before.iter().map(|run| &run.absent).collect(), after.iter().map(|run| &run.absent).collect());
     let mut found: BTreeMap<&ShareKey, InRuns<'_>> = BTreeMap::new();
@@ -312,21 +315,22 @@ pub(crate) struct Value {
 }
 
 impl Value {
-    /// Standard error by the width of the interval.
+    /// Returns the standard error from the width of the interval.
     fn error(self) -> f64 {
         (self.high - self.low) / (2.0 * Z_95)
     }
 }
 
-/// Compares measurements of runs like these, each group of which has at least two on either side: Welch's t, and Holm's
-/// correction over the groups. Marked is what would come by chance in one of a hundred such comparisons at most.
+/// Compares measurements of runs like these, each group of which has at least two on either side: Welch's t,
+/// and Holm's correction over the groups. Marks changes that would come by chance in at most one of a hundred
+/// such comparisons.
 pub fn compare(groups: &[(&[f64], &[f64])]) -> Vec<Change> {
-    /// Chance that a comparison of things that have not changed has any mark.
+    /// Chance of any mark in a comparison of things that have not changed.
     const MEASURED: f64 = 0.01;
     let values = |side: &[f64]| side.iter().map(|&at| Value { at, low: at, high: at }).collect::<Vec<_>>();
     let mut changes: Vec<Change> = groups
         .iter()
-        .map(|(before, after)| change(&values(before), &values(after), Method::Welch, true))
+        .map(|(before, after)| change(&values(before), &values(after), IntervalMethod::Welch, true))
         .collect();
     let adjusted = holm(&changes.iter().map(|change| change.p.unwrap_or(1.0)).collect::<Vec<_>>());
     for (change, adjusted) in changes.iter_mut().zip(adjusted) {
@@ -336,10 +340,10 @@ pub fn compare(groups: &[(&[f64], &[f64])]) -> Vec<Change> {
     changes
 }
 
-fn change(before: &[Value], after: &[Value], method: Method, tested: bool) -> Change {
+fn change(before: &[Value], after: &[Value], method: IntervalMethod, tested: bool) -> Change {
     let mean = |values: &[Value]| values.iter().map(|value| value.at).sum::<f64>() / values.len() as f64;
-    let Tested { low, high, p } = match (method, before, after) {
-        (Method::TwoRuns, [before], [after]) => one_run(*before, *after),
+    let TestedChange { low, high, p } = match (method, before, after) {
+        (IntervalMethod::TwoRuns, [before], [after]) => one_run(*before, *after),
         _ => welch(before, after),
     };
     let (before, after) = (mean(before), mean(after));
@@ -347,7 +351,8 @@ fn change(before: &[Value], after: &[Value], method: Method, tested: bool) -> Ch
     Change { before, after, change: after - before, low, high, p, p_adjusted: None, marked: false }
 }
 
-/// Marks what is more than chance, among shares and among times; returns how many rows are tested.
+/// Marks changes that are more than chance, among shares and among times; returns the number of rows that are
+/// tested.
 fn mark(rows: &mut [DiffRow]) -> usize {
     let families: [fn(&mut DiffRow) -> &mut Change; 2] = [|row| &mut row.share, |row| &mut row.time_s];
     let mut tested = 0;

@@ -1,39 +1,41 @@
-//! Intervals of changes, chances, and what many tests at once do to them.
+//! Intervals of changes, their chances, and the correction for many tests at once.
 
 use statrs::distribution::{ContinuousCDF, Normal, StudentsT};
 
 use super::Value;
 use crate::estimate::Z_95;
 
-/// A change's 95 % interval, and the chance of such a change where there is none.
+/// A change's 95 % interval, and the chance of such a change if nothing has changed.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Tested {
+pub(crate) struct TestedChange {
     pub low: f64,
     pub high: f64,
     pub p: f64,
 }
 
-/// Of one run before and one after: the squared distances to the ends of their intervals add, each on the side that the
-/// change's end is on (R. G. Newcombe, Interval estimation for the difference between independent proportions, Statistics
-/// in Medicine 17, 1998, method 10). The chance is that of a normal deviate as far out as zero is by the same distance.
-pub(crate) fn one_run(before: Value, after: Value) -> Tested {
+/// Tests one run before and one after. The squared distances to the ends of their intervals add, each on the
+/// side of the change's end (R. G. Newcombe, Interval estimation for the difference between independent
+/// proportions, Statistics in Medicine 17, 1998, method 10). The chance is that of a normal deviate as far
+/// out as zero is by the same distance.
+pub(crate) fn one_run(before: Value, after: Value) -> TestedChange {
     let change = after.at - before.at;
     let down = (after.at - after.low).hypot(before.high - before.at);
     let up = (after.high - after.at).hypot(before.at - before.low);
     let towards_zero = if change >= 0.0 { down } else { up };
     let z = if change == 0.0 { 0.0 } else { change.abs() / towards_zero * Z_95 };
-    Tested { low: change - down, high: change + up, p: two_sided(z) }
+    TestedChange { low: change - down, high: change + up, p: two_sided(z) }
 }
 
-/// Of several runs on both sides: Welch's t (B. L. Welch, The generalization of "Student's" problem when several different
-/// population variances are involved, Biometrika 34, 1947), from the variance between the runs of a side. That is taken
-/// for no less than what sampling alone makes of it, since few runs may lie close together by chance.
-pub(crate) fn welch(before: &[Value], after: &[Value]) -> Tested {
+/// Tests several runs on both sides: Welch's t (B. L. Welch, The generalization of "Student's" problem when
+/// several different population variances are involved, Biometrika 34, 1947), from the variance between the
+/// runs of a side. That is at least the variance of sampling alone, since few runs may be close together by
+/// chance.
+pub(crate) fn welch(before: &[Value], after: &[Value]) -> TestedChange {
     let (before, after) = (Spread::of(before), Spread::of(after));
     let change = after.mean - before.mean;
     let variance = before.of_mean + after.of_mean;
     if variance <= 0.0 {
-        return Tested { low: change, high: change, p: if change == 0.0 { 1.0 } else { 0.0 } };
+        return TestedChange { low: change, high: change, p: if change == 0.0 { 1.0 } else { 0.0 } };
     }
     let freedom = variance * variance
         / (before.of_mean * before.of_mean / before.freedom + after.of_mean * after.of_mean / after.freedom);
@@ -43,14 +45,14 @@ pub(crate) fn welch(before: &[Value], after: &[Value]) -> Tested {
         Ok(t) => {
             let half = t.inverse_cdf(0.975) * error;
             let p = 2.0 * t.sf(change.abs() / error);
-            Tested { low: change - half, high: change + half, p: p.min(1.0) }
+            TestedChange { low: change - half, high: change + half, p: p.min(1.0) }
         }
         // Not a number: nothing is known.
-        Err(_) => Tested { low: f64::NEG_INFINITY, high: f64::INFINITY, p: 1.0 },
+        Err(_) => TestedChange { low: f64::NEG_INFINITY, high: f64::INFINITY, p: 1.0 },
     }
 }
 
-/// Runs of one side.
+/// Mean of the runs of one side, and its spread.
 struct Spread {
     mean: f64,
     /// Variance of the mean.
@@ -69,7 +71,7 @@ impl Spread {
     }
 }
 
-/// Chance of a normal deviate at least this far from zero.
+/// Returns the chance of a normal deviate at least this far from zero.
 pub(crate) fn two_sided(z: f64) -> f64 {
     match Normal::new(0.0, 1.0) {
         Ok(normal) if z.is_finite() => (2.0 * normal.sf(z)).min(1.0),
@@ -77,9 +79,9 @@ pub(crate) fn two_sided(z: f64) -> f64 {
     }
 }
 
-/// Chances adjusted for all being looked at together (S. Holm, A simple sequentially rejective multiple test procedure,
-/// Scandinavian Journal of Statistics 6, 1979): the chance of any at most `x` by mistake is at most `x`, however they depend
-/// on one another.
+/// Adjusts chances for testing all of them together (S. Holm, A simple sequentially rejective multiple test
+/// procedure, Scandinavian Journal of Statistics 6, 1979): the chance of any at most `x` by mistake is at
+/// most `x`, however they depend on one another.
 pub(crate) fn holm(chances: &[f64]) -> Vec<f64> {
     let mut order: Vec<usize> = (0..chances.len()).collect();
     order.sort_by(|a, b| chances[*a].total_cmp(&chances[*b]));
@@ -102,7 +104,7 @@ mod tests {
 
     #[test]
     fn the_interval_of_two_runs_and_its_chance_agree() {
-        let Tested { low, high, p } = one_run(value(0.30, 0.03), value(0.35, 0.04));
+        let TestedChange { low, high, p } = one_run(value(0.30, 0.03), value(0.35, 0.04));
         assert!((low - 0.0).abs() < 1e-12 && (high - 0.10).abs() < 1e-12, "{low} {high}");
         assert!((p - 0.05).abs() < 1e-9, "{p}: the interval ends at zero");
         assert!((one_run(value(0.3, 0.1), value(0.3, 0.1)).p - 1.0).abs() < 1e-12);
@@ -112,10 +114,11 @@ mod tests {
 
     #[test]
     fn welch_is_as_by_hand() {
-        // Variances 5/3 and 10: t = 2.251436 with 5.520788 degrees of freedom. Chance and quantile (2.499331) by Simpson's
-        // rule over the density of t.
+        // Variances 5/3 and 10: t = 2.251436 with 5.520788 degrees of freedom. Chance and quantile (2.499331)
+        // by Simpson's rule over the density of t.
         let side = |values: &[f64]| values.iter().map(|at| value(*at, 0.0)).collect::<Vec<_>>();
-        let Tested { low, high, p } = welch(&side(&[1.0, 2.0, 3.0, 4.0]), &side(&[2.0, 4.0, 6.0, 8.0, 10.0]));
+        let TestedChange { low, high, p } =
+            welch(&side(&[1.0, 2.0, 3.0, 4.0]), &side(&[2.0, 4.0, 6.0, 8.0, 10.0]));
         let close = |a: f64, b: f64| assert!((a - b).abs() < 1e-6, "{a} is not {b}");
         close(p, 0.069_133_59);
         close(low, -0.385_368_08);

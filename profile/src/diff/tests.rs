@@ -1,4 +1,4 @@
-//! Made-up runs whose truth is known.
+//! Made-up runs with known times.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::ClockKind;
 use crate::estimate::{Tallies, Ticks};
 use crate::report::Estimate;
 
-/// A run of `samples` ticks whose things have these weights, in as much time as each takes.
+/// A run of `samples` ticks whose things have these weights, in the time that each takes.
 fn run(random: &mut ChaCha8Rng, weights: &[f64], samples: u64, busy_s: f64) -> Shares {
     let sum: f64 = weights.iter().sum();
     let mut ticks = Ticks::new(ClockKind::Exponential, 1e6);
@@ -72,7 +72,7 @@ fn where_nothing_has_changed_marks_are_as_rare_as_is_said() {
     }
     // Three standard deviations above the 15 that are expected of 300 at most.
     assert!(with_marks <= 26, "{with_marks} of {pairs}");
-    assert!(covered as f64 > 0.94 * rows as f64, "{covered} of {rows} intervals have the truth");
+    assert!(covered as f64 > 0.94 * rows as f64, "{covered} of {rows} intervals have the true value");
 }
 
 #[test]
@@ -115,13 +115,13 @@ fn several_runs_tell_change_from_differences_between_runs() {
         with_marks += u32::from(diff(&a, &b).rows.iter().any(|row| row.share.marked));
         alone += u32::from(diff(&a[..1], &b[..1]).rows.iter().any(|row| row.share.marked));
     }
-    // Of 60, 3 are expected at most; two runs alone take the differences between runs for changes.
+    // Of 60, 3 are expected at most; two runs alone would show the differences between runs as changes.
     assert!(with_marks <= 8, "{with_marks} of {pairs}");
     assert!(alone > with_marks, "{alone} of {pairs}");
     let mut after = before.clone();
     after[2] *= 1.4;
     let found = diff(&jittered(&mut random, &before, 5), &jittered(&mut random, &after, 5));
-    assert_eq!(found.method, Method::Welch);
+    assert_eq!(found.method, IntervalMethod::Welch);
     assert!(marked(&found, |row| &row.share).contains(&"f2"), "{:#?}", found.rows);
     assert_eq!(found.rows[0].key.name, "f2", "the largest change comes first");
 }
@@ -165,7 +165,7 @@ fn measurements_are_compared_group_by_group() {
     assert!((changes[0].change - 0.5).abs() < 1e-9 && changes[0].low > 0.4);
 }
 
-/// Where one thing is faster, the shares of all others grow; no time does.
+/// If one thing is faster, the shares of all others grow; no time does.
 #[test]
 fn an_improvement_is_no_growth_of_time() {
     let mut random = ChaCha8Rng::seed_from_u64(12);

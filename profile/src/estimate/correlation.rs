@@ -1,4 +1,4 @@
-//! What the pairs of samples say about runs, and the design effect that follows.
+//! Runs of a state, from pairs of samples, and the design effect that follows.
 
 use super::design::{LEAST, SWING, effect, swing};
 use super::tally::{Tally, Track};
@@ -10,15 +10,15 @@ pub(super) struct Pairs {
     pub second: u32,
 }
 
-/// A correlation and its standard error.
+/// A measured correlation with its standard error.
 #[derive(Debug, Clone, Copy)]
-struct Measured {
+struct Correlation {
     value: f64,
     error: f64,
 }
 
-impl Measured {
-    /// Larger than `other`, and not by chance.
+impl Correlation {
+    /// True if it is larger than `other`, and not by chance.
     fn clearly_above(self, other: f64) -> bool {
         self.value - other > CLEAR * self.error
     }
@@ -32,20 +32,20 @@ impl Measured {
     }
 }
 
-/// Standard errors that are not taken for chance.
+/// Number of standard errors above which a difference is not chance.
 const CLEAR: f64 = 2.0;
-/// Fewer samples than this, of a state or of all others, say nothing about runs.
+/// Least number of samples, of a state and of all others, for a statement about runs.
 const FEWEST: u64 = 4;
 
-/// Correlations of the deviation `e = y - p g` (y: the tick hit the state, g: it was inside) between ticks.
+/// Correlations between ticks of the deviation `e = y - p g` (y: the tick is in the state, g: it is inside).
 #[derive(Debug, Clone, Copy)]
 struct Correlations {
-    /// Of neighbours, by class of interval.
-    classes: [Measured; 4],
-    /// Of neighbours.
-    first: Measured,
-    /// Of next but one.
-    second: Measured,
+    /// Correlations of neighbours, by class of interval.
+    classes: [Correlation; 4],
+    /// Correlation of neighbours.
+    first: Correlation,
+    /// Correlation of next but one.
+    second: Correlation,
 }
 
 impl Correlations {
@@ -59,8 +59,9 @@ impl Correlations {
         })
     }
 
-    /// Of any deviation with the mean 0 whose squares add up to `square` over all ticks. `products` tells of a class of pairs,
-    /// of which a function counts those of any kind, the sum of its products and about that of their squares.
+    /// Creates the correlations of any deviation with mean 0 whose squares add up to `square` over all ticks.
+    /// `products` takes a class of pairs, as a function that counts the pairs of any kind in it; it returns
+    /// the sum of their products and about that of the squares of these.
     fn new(
         track: &Track,
         square: f64,
@@ -70,12 +71,13 @@ impl Correlations {
         let correlation = |count: &dyn Fn(&Pairs) -> f64| {
             let all = count(&track.all);
             if all < 1.0 {
-                return Measured { value: 0.0, error: f64::INFINITY };
+                return Correlation { value: 0.0, error: f64::INFINITY };
             }
             let (sum, squares) = products(count);
             let scale = ticks / (square * all);
-            // Independent samples give 1/all; runs add the chance by which each of their pairs fell into this class.
-            Measured { value: sum * scale, error: (1.0 / all + squares * scale * scale).sqrt() }
+            // Independent samples give 1/all; runs add the chance that each of their pairs fell into this
+            // class.
+            Correlation { value: sum * scale, error: (1.0 / all + squares * scale * scale).sqrt() }
         };
         let first = |pairs: &Pairs| pairs.first.iter().map(|&n| f64::from(n)).sum();
         let second = |pairs: &Pairs| f64::from(pairs.second);
@@ -84,7 +86,7 @@ impl Correlations {
         }
         let plain = |count: &dyn Fn(&Pairs) -> f64| {
             let error = count(&track.all).max(1.0).sqrt().recip();
-            Measured { error, ..correlation(count) }
+            Correlation { error, ..correlation(count) }
         };
         Some(Self {
             classes: [0, 1, 2, 3].map(|class| correlation(&|pairs| f64::from(pairs.first[class]))),
@@ -93,14 +95,14 @@ impl Correlations {
         })
     }
 
-    /// The correlation at short and at long intervals between neighbours.
-    fn halves(&self) -> (Measured, Measured) {
+    /// Returns the correlations at short and at long intervals between neighbours.
+    fn halves(&self) -> (Correlation, Correlation) {
         let [a, b, c, d] = self.classes;
         (a.mean(b), c.mean(d))
     }
 
-    /// What a state that decays in any way can not show: a correlation that rises with the interval, that bends down, or
-    /// is negative.
+    /// True for a pattern that no decaying state has: a correlation that rises with the interval, that bends
+    /// down, or is negative.
     fn swings(&self) -> bool {
         let [a, b, c, d] = self.classes;
         let rises = [(a, b), (b, c), (c, d)].iter().any(|(x, y)| y.minus(*x).clearly_above(0.0));
@@ -122,10 +124,11 @@ impl Correlations {
         if may_swing && !short.minus(long).clearly_above(0.0) {
             return 1.0;
         }
-        // A part a of the state decays so that neighbours are correlated by r, the rest at once: r1 = a r, r2 = a r^2.
+        // A part a of the state decays so that neighbours are correlated by r, the rest immediately: r1 = a
+        // r, r2 = a r^2.
         let mut r = r2 / r1;
         if may_swing {
-            // Then the two halves tell more: their correlations are e^(-s/2) apart.
+            // Then the two halves give more information: their correlations are e^(-s/2) apart.
             let apart = (long.value / short.value).clamp(0.0, 1.0);
             r = r.max(super::design::transform(-2.0 * apart.max(1e-9).ln()));
         }
@@ -136,7 +139,7 @@ impl Correlations {
     }
 }
 
-/// The design effect for one state on one vCPU under the uniform clock.
+/// Returns the design effect for one state on one vCPU under the uniform clock.
 pub(super) fn design_effect(track: &Track, tally: &Tally) -> f64 {
     let (k, n) = (tally.count(), track.inside);
     if k < FEWEST || n.saturating_sub(k) < FEWEST {
@@ -146,8 +149,8 @@ pub(super) fn design_effect(track: &Track, tally: &Tally) -> f64 {
     kept_effect(track, Correlations::of(track, tally, p).map_or(1.0, |correlations| correlations.effect()))
 }
 
-/// A deviation that has one value for ticks of a state, one for others of the part that the state belongs to, and one for
-/// the rest of the ticks inside; its mean over these is 0.
+/// A deviation with one value for ticks of a state, one for others of the part that the state belongs to, and
+/// one for the rest of the ticks inside; its mean over these is 0.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Contrast {
     pub hit: f64,
@@ -156,18 +159,18 @@ pub(super) struct Contrast {
 }
 
 impl Contrast {
-    /// Sum of its squares over so many ticks of each kind.
+    /// Returns the sum of its squares over these numbers of ticks.
     pub fn squares(&self, [hit, part, rest]: [f64; 3]) -> f64 {
         hit * self.hit.powi(2) + part * self.part.powi(2) + rest * self.rest.powi(2)
     }
 
-    /// Its square, as a deviation of the same kind.
+    /// Returns its square, as a deviation of the same kind.
     fn squared(&self) -> Self {
         Self { hit: self.hit.powi(2), part: self.part.powi(2), rest: self.rest.powi(2) }
     }
 
-    /// The sum of its products over pairs of ticks: it is `rest` for all inside, more by a step for those in the part, and
-    /// by another for those of the state.
+    /// Returns the sum of its products over pairs of ticks: `rest` for all inside, increased by one step for
+    /// those in the part, and by another for those of the state.
     fn products(&self, track: &Track, pairs: &PartPairs, count: &dyn Fn(&Pairs) -> f64) -> f64 {
         let (rest, part, hit) = (self.rest, self.part - self.rest, self.hit - self.part);
         rest * rest * count(&track.both)
@@ -179,12 +182,13 @@ impl Contrast {
     }
 }
 
-/// Pairs of ticks of a state, of the part that it belongs to, and of all inside. Neighbours count on each side.
+/// Pairs of ticks of a state, of the part that it belongs to, and of all inside. Neighbours count on each
+/// side.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct PartPairs {
-    /// Both of the state.
+    /// Both in the state.
     pub same: Pairs,
-    /// One of the state, the other in the part; the other inside.
+    /// One in the state, the other in the part; the other inside.
     pub near_part: Pairs,
     pub near_whole: Pairs,
     /// Both in the part.
@@ -193,7 +197,7 @@ pub(super) struct PartPairs {
     pub part_near_whole: Pairs,
 }
 
-/// The design effect of a contrast on one vCPU under the uniform clock, with so many ticks of each kind.
+/// Returns the design effect of a contrast on one vCPU under the uniform clock, with these numbers of ticks.
 pub(super) fn contrast_effect(
     track: &Track,
     pairs: &PartPairs,
@@ -201,7 +205,8 @@ pub(super) fn contrast_effect(
     counts: [f64; 3],
 ) -> f64 {
     let (square, fourth) = (contrast.squares(counts), contrast.squared().squares(counts));
-    // As many ticks of one size would carry the variance. A state of `k` of many samples has this number of them.
+    // Number of ticks of one size that would carry the variance. A state of `k` of many samples has this
+    // number of them.
     if square * square < (FEWEST as f64 - 0.1) * fourth {
         return 1.0;
     }
@@ -213,8 +218,8 @@ pub(super) fn contrast_effect(
     kept_effect(track, effect)
 }
 
-/// What is missing at random takes the same part of what the clock's evenness is worth: `u(t)` and `1/m` of
-/// docs/statistics.md both shrink by it.
+/// Corrects an effect for missing ticks. Ticks that are missing at random take the same part of the benefit
+/// of the clock's evenness: `u(t)` and `1/m` of docs/statistics.md both shrink by it.
 fn kept_effect(track: &Track, effect: f64) -> f64 {
     if effect < 1.0 { 1.0 - track.kept() * (1.0 - effect) } else { effect }
 }

@@ -1,8 +1,8 @@
-//! The design effect of the clock that is uniform in [0.5, 1.5] of its mean: the variance of a count, as a multiple of
-//! what independent samples would have.
+//! Design effect of the clock that is uniform in [0.5, 1.5] of its mean: the variance of a count, as a
+//! multiple of that of independent samples.
 //!
-//! For a state whose autocovariance decays as `e^(-s t)`, times in mean intervals, and intervals with the Laplace
-//! transform `f(s)`:
+//! For a state whose autocovariance decays as `e^(-s t)`, times in mean intervals, and intervals with the
+//! Laplace transform `f(s)`:
 //!
 //! ```text
 //!   phi(s) = 1 + 2 [ f(s) / (1 - f(s)) - 1 / s ]       f(s) = e^(-s) sinh(s/2) / (s/2)
@@ -10,14 +10,16 @@
 //!
 //! `f(s)` is at the same time the correlation of two neighbouring samples. docs/statistics.md derives this.
 
-/// Variance of an interval as a part of its squared mean: the design effect of states that hardly ever change.
+/// Variance of an interval as a part of its squared mean: the design effect of states that hardly ever
+/// change.
 pub(super) const LEAST: f64 = 1.0 / 12.0;
 
-/// The largest correlation of neighbouring samples, and of next but one, of a state that swings too fast to be
-/// followed (its period is below 1.2 mean intervals): `|f(i w)|` is at most 0.2172 for w > 5.2, its square 0.048.
+/// The largest correlation of neighbouring samples, and of next but one, of a state that swings too fast for
+/// the clock (its period is below 1.2 mean intervals): `|f(i w)|` is at most 0.2172 for w > 5.2, its square
+/// 0.048.
 pub(super) const SWING: (f64, f64) = (0.22, 0.05);
 
-/// `f(s)`: the correlation of neighbouring samples of a state that decays at `s` per mean interval.
+/// Returns `f(s)`: the correlation of neighbouring samples of a state that decays at `s` per mean interval.
 pub(super) fn transform(s: f64) -> f64 {
     if s < 1e-6 {
         return 1.0 - s;
@@ -26,10 +28,12 @@ pub(super) fn transform(s: f64) -> f64 {
     ((-s / 2.0).exp() - (-1.5 * s).exp()) / s
 }
 
-/// The decay at which neighbouring samples are correlated by `r`, the inverse of [`transform`]; `r` in (0, 1).
+/// Returns the decay at which neighbouring samples are correlated by `r`, the inverse of [`transform`]; `r`
+/// in (0, 1).
 fn decay(r: f64) -> f64 {
     let target = r.ln();
-    // f(s) > e^(-s), so this is below the answer. ln f is convex and falls: Newton's steps from there stay below.
+    // f(s) > e^(-s), so this is below the answer. ln f is convex and falls: Newton's steps from there stay
+    // below.
     let mut s = -target;
     for _ in 0..20 {
         let slope = -1.0 + 0.5 / (s / 2.0).tanh() - 1.0 / s;
@@ -42,8 +46,8 @@ fn decay(r: f64) -> f64 {
     s
 }
 
-/// `phi` of a state whose neighbouring samples are correlated by `r`: 1 where they are not, [`LEAST`] where it hardly
-/// ever changes.
+/// Returns `phi` of a state whose neighbouring samples are correlated by `r`: 1 for independent ones,
+/// [`LEAST`] for a state that hardly ever changes.
 pub(super) fn effect(r: f64) -> f64 {
     if r <= 1e-12 {
         1.0
@@ -55,7 +59,7 @@ pub(super) fn effect(r: f64) -> f64 {
     }
 }
 
-/// The largest `phi` that a swing may have whose neighbouring samples are correlated by `r`.
+/// Returns the largest `phi` of a swing whose neighbouring samples are correlated by `r`.
 pub(super) fn swing(r: f64) -> f64 {
     let r = r.clamp(0.0, SWING.0);
     (1.0 + r) / (1.0 - r)
@@ -75,7 +79,7 @@ mod tests {
 
     #[test]
     fn the_effect_has_its_known_values() {
-        // By hand: f(1) = 0.383401, f(3) = 0.070674.
+        // Calculated by hand: f(1) = 0.383401, f(3) = 0.070674.
         for (s, phi) in [(1.0, 0.243_6), (3.0, 0.485_4)] {
             assert!((effect(transform(s)) - phi).abs() < 2e-4, "{s}: {}", effect(transform(s)));
         }
@@ -83,8 +87,8 @@ mod tests {
         assert!((effect(0.998_999) - effect(0.999_001)).abs() < 1e-4);
     }
 
-    /// The bound from two correlations (docs/statistics.md) needs phi to fall, to be convex, and to have a third
-    /// derivative below 0, all as a function of r.
+    /// The bound from two correlations (docs/statistics.md) needs phi to fall, to be convex, and to have a
+    /// third derivative below 0, all as a function of r.
     #[test]
     fn the_effect_is_convex_and_its_bend_falls() {
         let at = |i: u32| effect(f64::from(i) * 0.01);
@@ -96,7 +100,8 @@ mod tests {
         }
     }
 
-    /// The effect of a pure swing of frequency w is (1 - |f|^2) / |1 - f|^2 with f = e^(-iw) sin(w/2) / (w/2).
+    /// The effect of a pure swing of frequency w is (1 - |f|^2) / |1 - f|^2 with f = e^(-iw) sin(w/2) /
+    /// (w/2).
     #[test]
     fn swings_stay_below_their_bound() {
         let mut most: f64 = 0.0;

@@ -1,15 +1,15 @@
-//! Shares and times estimated from samples, each with a 95 % interval for the truth of this very run.
+//! Shares and times estimated from samples, each with a 95 % interval for the true value of this very run.
 //!
-//! `T_k = p_k * T_e`: a state clock gives `T_e` exactly, the samples give the share `p_k`. What the interval speaks of is
-//! the part of *this run's* time, not what another run of the same programs would give. docs/statistics.md derives
-//! what is used here, and says when it does not hold.
+//! `T_k = p_k * T_e`: a state clock gives `T_e` exactly, the samples give the share `p_k`. The interval is
+//! for the part of *this run's* time, not for another run of the same programs. docs/statistics.md derives
+//! the methods and lists their limits.
 //!
 //! ```
 //! use profile::ClockKind;
 //! use profile::estimate::{Tallies, Ticks};
 //!
-//! // In one pass over the samples, each vCPU's in the order of time; a tick counts as inside if it found the vCPU in
-//! // the time that `T_e` measures. Ticks outside are told too: they are part of the sequence.
+//! // In one pass over the samples, those of each vCPU in the order of time. A tick counts as inside if the
+//! // vCPU was in the time that `T_e` measures. Ticks outside are added too: they are part of the sequence.
 //! let mut ticks = Ticks::new(ClockKind::Uniform, 1_000_000.0);
 //! let mut key = Tallies::default();
 //! for n in 1..=1_000_u64 {
@@ -25,8 +25,8 @@
 //! assert!((estimate.time.ns - 0.3e9).abs() < 1.0);
 //! ```
 //!
-//! A tally belongs to one thing that is shown: the tally of a function is not the sum of the tallies of its
-//! instructions, since a pair of samples may lie in two of them.
+//! A tally belongs to one row of a table: the tally of a function is not the sum of the tallies of its
+//! instructions, since the samples of a pair may be in two of them.
 
 mod correlation;
 mod design;
@@ -47,8 +47,8 @@ pub use tally::{ONE_CLOCK, Tallies, Tally, Tick, Ticks, guest_error_key};
 
 use crate::clock::ClockKind;
 
-/// Whether intervals can be trusted under this clock: not under a fixed one, which a program can be in step with.
-/// Under it they are computed as if its samples were independent, which shows what goes wrong.
+/// True if intervals are valid under this clock: not under a fixed one, which a program can be in step with.
+/// Under a fixed clock they are computed as if its samples were independent, which shows the error.
 pub fn trustworthy(clock: ClockKind) -> bool {
     clock != ClockKind::Fixed
 }

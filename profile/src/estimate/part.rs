@@ -1,15 +1,16 @@
 //! Shares of a part of the exact time that is itself estimated: of the time in the guest that is not idle.
 //!
-//! The clock of states measures the time `T_v` in the guest exactly; which part of it is busy is known by ticks only. So
-//! a share is the ratio of two estimates, and a vCPU's weight in it, its busy time, is no exact number:
+//! The clock of states measures the time `T_v` in the guest exactly; its busy part is known only from ticks.
+//! So a share is the ratio of two estimates, and a vCPU's weight in it, its busy time, is not exact:
 //!
 //! ```text
-//!   S = sum of T_v x_v / sum of T_v b_v       x_v, b_v: parts of the ticks in the guest that hit the state, that are busy
+//!   S = sum of T_v x_v / sum of T_v b_v       x_v, b_v: parts of its ticks in the state, and busy
 //!   Var(S) = sum of T_v^2 Var(mean of d_v) / (sum of T_v b_v)^2        d = x - S b, tick by tick
 //! ```
 //!
-//! This is the delta method. `d` has a value for ticks of the state, one for other busy ones, and one for idle ones, so
-//! that the chance in `b_v` and the covariance of `x_v` with it are in its variance. docs/statistics.md says more.
+//! This is the delta method. `d` has a value for ticks of the state, one for other busy ones, and one for
+//! idle ones, so its variance contains the chance in `b_v` and the covariance of `x_v` with it.
+//! docs/statistics.md has the details.
 
 use super::correlation::{Contrast, PartPairs, contrast_effect};
 use super::interval::around;
@@ -18,18 +19,18 @@ use super::strata::Estimate;
 use super::tally::{Tallies, Tick, Ticks};
 use crate::clock::ClockKind;
 
-/// The ticks of all vCPUs where a part of the exact time is shared out.
+/// Ticks of all vCPUs, for the division of a part of the exact time.
 #[derive(Debug)]
 pub struct PartTicks {
-    /// Inside are the ticks that fell into the exact time.
+    /// Ticks with those in the exact time inside.
     whole: Ticks,
-    /// Inside are those of them that fell into the part.
+    /// Ticks with those in the part inside.
     part: Ticks,
     /// The ticks of `part`, tallied among those of `whole`.
     inside: Tallies,
-    /// Some tick fell into the exact time, but not into the part.
+    /// True if some tick was in the exact time, but not in the part.
     divides: bool,
-    /// All ticks are in.
+    /// True if all ticks are added.
     closed: bool,
 }
 
@@ -37,12 +38,13 @@ pub struct PartTicks {
 #[derive(Debug, Clone, Default)]
 pub struct PartTallies {
     part: Tallies,
-    /// The same samples among the ticks in the exact time; left empty where the part is known to be all of it.
+    /// The same samples among the ticks in the exact time; left empty if the part is known to be all of it.
     whole: Tallies,
 }
 
 impl PartTallies {
-    /// Counts the latest tick of its vCPU, or after [`PartTicks::close`] any, each vCPU's in the order of time.
+    /// Counts the latest tick of its vCPU, or after [`PartTicks::close`] any, each vCPU's in the order of
+    /// time.
     pub fn add(&mut self, ticks: &PartTicks, tick: Tick) {
         self.part.add(&ticks.part, tick);
         if ticks.divides || !ticks.closed {
@@ -52,29 +54,29 @@ impl PartTallies {
 }
 
 impl PartTicks {
-    /// No ticks yet. `ticks` knows the clock, its mean interval, and what [`Ticks::divide`] and its like tell.
+    /// Creates an empty sequence. `ticks` returns one with the clock, its mean interval, and its segments.
     pub fn new(ticks: impl Fn() -> Ticks) -> Self {
         let (whole, part) = (ticks(), ticks());
         Self { whole, part, inside: Tallies::default(), divides: false, closed: false }
     }
 
-    /// As [`Ticks::divide`].
+    /// Adds segments, see [`Ticks::divide`].
     pub fn divide(&mut self, vcpu: u8, segments: impl IntoIterator<Item = (u64, u64)> + Clone) {
         self.whole.divide(vcpu, segments.clone());
         self.part.divide(vcpu, segments);
     }
 
-    /// As [`Ticks::change_mean`].
+    /// Adds changes, see [`Ticks::change_mean`].
     pub fn change_mean(&mut self, vcpu: u8, changes: impl IntoIterator<Item = (u64, f64)> + Clone) {
         self.whole.change_mean(vcpu, changes.clone());
         self.part.change_mean(vcpu, changes);
     }
 
-    /// The next tick of a vCPU: whether it fell into the exact time, and whether into the part of it.
+    /// Adds the next tick of a vCPU: `timed` if it was in the exact time, `inside` if in the part.
     pub fn tick(&mut self, vcpu: u8, time_ns: u64, timed: bool, inside: bool) -> Tick {
         let inside = timed && inside;
         self.divides |= timed && !inside;
-        // Both know the tick by the same place.
+        // Both sequences have the tick at the same index.
         self.part.tick_of_part(vcpu, time_ns, timed, inside);
         let tick = self.whole.tick(vcpu, time_ns, timed);
         if inside {
@@ -83,22 +85,23 @@ impl PartTicks {
         tick
     }
 
-    /// All ticks are in.
+    /// Ends the sequence: all ticks are added.
     pub fn close(&mut self) {
         self.closed = true;
     }
 
-    /// The ticks in the exact time.
+    /// Returns the ticks in the exact time.
     pub fn whole(&self) -> &Ticks {
         &self.whole
     }
 
-    /// The ticks in the part.
+    /// Returns the ticks in the part.
     pub fn part(&self) -> &Ticks {
         &self.part
     }
 
-    /// Share of the part, and time, of a state. `times` are the exact times of the vCPUs, ns.
+    /// Estimates the share of the part, and the time, of a state. `times` are the exact times of the vCPUs,
+    /// ns.
     pub fn estimate(&self, times: &[(u8, u64)], tallies: &PartTallies) -> Estimate {
         let parts = self.part_times(times);
         let mut estimate = self.part.estimate(&parts, &tallies.part);
@@ -108,14 +111,14 @@ impl PartTicks {
         estimate.time = self.whole.estimate(times, &tallies.whole).time;
         let strata: Option<Vec<Stratum>> =
             times.iter().filter(|(_, ns)| *ns > 0).map(|time| Stratum::new(self, *time, tallies)).collect();
-        // A vCPU without a tick widens an interval by far more than what follows.
+        // A vCPU without a tick widens an interval by far more than the following correction.
         if let Some(strata) = strata.filter(|strata| strata.len() > 1) {
             self.weigh(&strata, &mut estimate);
         }
         estimate
     }
 
-    /// The times of the part, ns: as the ticks say.
+    /// Returns the times of the part according to the ticks, ns.
     pub fn part_times(&self, times: &[(u8, u64)]) -> Vec<(u8, u64)> {
         let part = |(vcpu, ns): &(u8, u64)| {
             let at_least = u64::from(self.part.inside_of(*vcpu) > 0);
@@ -133,7 +136,7 @@ impl PartTicks {
             return;
         }
         let share = (sum(|s| s.hit) / part_ns).min(1.0);
-        // As for strata of exact times: drawn towards the common share by one sample per vCPU.
+        // Shares are drawn towards the common share by one sample per vCPU, as for strata of exact times.
         let common = (k as f64 + 0.5) / (n as f64 + 1.0);
         let drawn = strata.iter().map(|s| s.ns * s.part * s.drawn(common)).sum::<f64>() / part_ns;
         let errors = strata.iter().map(|s| s.ns * s.variance((share, drawn, common), self).sqrt() / part_ns);
@@ -145,24 +148,24 @@ impl PartTicks {
     }
 }
 
-/// One vCPU.
+/// One vCPU in an estimate.
 struct Stratum<'a> {
     vcpu: u8,
     /// Exact time, ns.
     ns: f64,
-    /// What of it is in the part, and what of it is the state's.
+    /// Its time in the part, and its time in the state.
     part: f64,
     hit: f64,
     /// Ticks in the time, and in the part.
     ticks: f64,
     inside: f64,
-    /// Weights of the ticks of the state, of the part, and of all, where they are unequal.
+    /// Weights of the ticks of the state, of the part, and of all, if they are unequal.
     weights: Option<[Weights; 3]>,
     tallies: &'a PartTallies,
 }
 
 impl<'a> Stratum<'a> {
-    /// `None` where no tick fell into the time.
+    /// Returns `None` if no tick was in the time.
     fn new(all: &PartTicks, (vcpu, ns): (u8, u64), tallies: &'a PartTallies) -> Option<Self> {
         let (whole, part) = (all.whole.track(vcpu)?, all.part.track(vcpu)?);
         let (ticks, inside) = (whole.inside, part.inside);
@@ -188,20 +191,22 @@ impl<'a> Stratum<'a> {
         })
     }
 
-    /// The state's share of the part, drawn towards the common one.
+    /// Returns the state's share of the part, drawn towards the common one.
     fn drawn(&self, common: f64) -> f64 {
         let share = if self.part > 0.0 { (self.hit / self.part).min(1.0) } else { common };
         (share * self.inside + common) / (self.inside + 1.0)
     }
 
-    /// Variance of the mean of `d`: as of independent ticks, times what runs and unequal weights make of it.
+    /// Returns the variance of the mean of `d`: that of independent ticks, times the effects of runs and of
+    /// unequal weights.
     fn variance(&self, (share, drawn_all, common): (f64, f64, f64), all: &PartTicks) -> f64 {
         let drawn = self.drawn(common);
         let idle = self.ticks - self.inside;
-        // A vCPU that was never found outside of the part is taken to be in it always.
+        // A vCPU that was always in the part is assumed to be in it all the time.
         let part = if idle > 0.0 { (self.inside + 0.5) / (self.ticks + 1.0) } else { 1.0 };
         let apart = if self.inside > 0.0 { drawn - drawn_all } else { drawn_all.max(1.0 - drawn_all) };
-        // The state's chance within the part, and that of the part, which are not correlated tick by tick.
+        // The variance of the state within the part, and that of the part, which are not correlated tick by
+        // tick.
         let plain = part * drawn * (1.0 - drawn) + apart * apart * part * (1.0 - part);
         let rest = self.hit - share * self.part;
         let contrast = Contrast { hit: 1.0 - share - rest, part: -share - rest, rest: -rest };
@@ -229,7 +234,7 @@ impl<'a> Stratum<'a> {
         pairs().map_or(1.0, |(whole, pairs)| contrast_effect(whole, &pairs, contrast, counts))
     }
 
-    /// By how much unequal weights of ticks raise the variance over that of equal ones.
+    /// Returns the factor by which unequal weights of ticks raise the variance over that of equal ones.
     fn uneven(&self, contrast: &Contrast) -> f64 {
         let Some([hit, part, total]) = self.weights else { return 1.0 };
         let hits = self.tallies.whole.tally(self.vcpu).map_or(0, |tally| tally.count()) as f64;
@@ -241,12 +246,12 @@ impl<'a> Stratum<'a> {
             rest(total.squares, part.squares),
         ]);
         let scale = self.ticks * self.ticks / (total.sum * total.sum);
-        // Where nothing is known of how the weights of the state differ, all ticks stand for it.
+        // Without information on the weights of the state, all ticks represent it.
         if plain <= 0.0 { total.squares * scale / self.ticks } else { weighted * scale / plain }
     }
 }
 
-/// The nearest whole number of ns.
+/// Returns the nearest whole number of ns.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,

@@ -1,15 +1,16 @@
-//! What a tick stands for: the exact time of the segment that it fell into, divided by the ticks that did.
+//! Weights of ticks: the exact time of the segment of a tick, divided by the number of ticks in it.
 //!
-//! Ticks may be missing more often in some phases of a run than in others. Where the exact clock is read again and again,
-//! each of its segments is a stratum then: its share counts for its time, however many ticks it has. SegmentList with few
-//! ticks are taken together with the next ones. Where the segments have as many ticks as the clock gives them, all ticks
-//! count the same: what is left is chance, which the design effect knows already.
+//! Ticks may be missing more often in some phases of a run than in others. If the exact clock is read
+//! repeatedly, each of its segments is a stratum: its share counts for its time, however many ticks it has.
+//! Segments with few ticks are combined with the next ones. If the segments have as many ticks as the clock
+//! gives them, all ticks count the same: the remaining differences are chance, which the design effect
+//! includes already.
 
-/// Ticks that a group of segments has at least, but for the last: a share of fewer would be moved by chance more than
-/// by what was lost. The variance grows by at most about one part in this many.
+/// Least number of ticks in a group of segments, except for the last group: chance would move a share of
+/// fewer more than lost ticks do. The variance grows by at most about one part in this many.
 const FEWEST: u32 = 16;
 
-/// Sum of weights of ticks, and of their squares. A weight is the time that a tick stands for, ns.
+/// Sum of weights of ticks, and of their squares. A weight is the time that a tick represents, ns.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(super) struct Weights {
     pub sum: f64,
@@ -17,25 +18,25 @@ pub(super) struct Weights {
 }
 
 impl Weights {
-    /// With so many ticks more of this weight.
+    /// Returns the sums with more ticks of this weight.
     pub fn with(self, ticks: u64, weight: f64) -> Self {
         let ticks = ticks as f64;
         Self { sum: self.sum + ticks * weight, squares: self.squares + ticks * weight * weight }
     }
 }
 
-/// SegmentList that are taken together.
+/// Segments that are combined.
 #[derive(Debug, Clone, Copy, Default)]
 struct Group {
     /// Exact time, ns.
     ns: f64,
-    /// Ticks that found the vCPU in that time, and those of them in the part that is shared out.
+    /// Ticks in that time, and those of them in the part that is divided.
     timed: u32,
     inside: u32,
 }
 
 impl Group {
-    /// What one tick stands for.
+    /// Returns the weight of one tick.
     fn weight(&self) -> f64 {
         self.ns / f64::from(self.timed.max(1))
     }
@@ -46,19 +47,19 @@ impl Group {
 pub(super) struct SegmentList {
     /// End and exact time, ns, in the order of time.
     list: Vec<(u64, u64)>,
-    /// The first that is in no group yet.
+    /// Index of the first segment that is not in a group yet.
     next: usize,
-    /// Time of those that are in no group yet, ns.
+    /// Time of the segments that are not in a group yet, ns.
     rest_ns: u64,
-    /// Where the last one ends that is.
+    /// End of the last segment in a group.
     until_ns: u64,
-    /// There is any exact time.
+    /// True if there is any exact time.
     timed: bool,
-    /// The last is the one that ticks are counted in.
+    /// Groups; ticks are counted in the last one.
     groups: Vec<Group>,
-    /// Of all groups but the last two, which may still change.
+    /// Sums over all groups but the last two, which may still change.
     over: Sums,
-    /// The clock's rate has changed: ticks cannot count the same.
+    /// True if the clock's rate has changed: ticks cannot count the same.
     pub never_even: bool,
 }
 
@@ -68,7 +69,7 @@ struct Sums {
     groups: u32,
     ns: f64,
     timed: f64,
-    /// Of squared numbers of ticks, each by the time of its group.
+    /// Sum of squared numbers of ticks, each by the time of its group.
     density: f64,
     /// Ticks inside, unweighted and weighted.
     plain: f64,
@@ -91,8 +92,9 @@ impl Sums {
         }
     }
 
-    /// Chi-square of the numbers of ticks against the times exceeds its mean by more than four standard deviations. A
-    /// Poisson process has this chi-square; clocks with less chance in them stay below it.
+    /// True if the chi-square of the numbers of ticks against the times exceeds its mean by more than four
+    /// standard deviations. A Poisson process has this chi-square; clocks with less chance in them stay below
+    /// it.
     fn uneven(&self) -> bool {
         let free = f64::from(self.groups.saturating_sub(1));
         let chi_square = self.density * self.ns / self.timed - self.timed;
@@ -101,7 +103,7 @@ impl Sums {
 }
 
 impl SegmentList {
-    /// With these behind those that are known.
+    /// Adds segments after the known ones.
     pub fn extend(&mut self, more: impl IntoIterator<Item = (u64, u64)>) {
         self.list.extend(more);
         let ahead = &mut self.list[self.next..];
@@ -110,7 +112,7 @@ impl SegmentList {
         self.timed |= self.rest_ns > 0;
     }
 
-    /// The next tick; returns its group. From the 65,536th on, groups are one.
+    /// Adds the next tick and returns its group. From the 65,536th on, groups are one.
     pub fn tick(&mut self, time_ns: u64, timed: bool, inside: bool) -> u16 {
         if self.groups.is_empty() {
             self.groups.push(Group::default());
@@ -147,8 +149,8 @@ impl SegmentList {
         u16::try_from(self.groups.len().saturating_sub(1)).unwrap_or(u16::MAX)
     }
 
-    /// The last groups as they stand, the time behind the last tick with them. A last group without a tick gives its
-    /// time to the one before.
+    /// Returns the last groups in their present state, with the time after the last tick. A last group
+    /// without a tick gives its time to the one before.
     fn last(&self) -> [Group; 2] {
         let at = |back: usize| {
             self.groups.len().checked_sub(back).and_then(|place| self.groups.get(place)).copied()
@@ -165,7 +167,7 @@ impl SegmentList {
         self.last().iter().fold(self.over, Sums::with)
     }
 
-    /// What a tick of this group stands for, ns.
+    /// Returns the weight of a tick of this group, ns.
     pub fn weight(&self, group: u16) -> f64 {
         let group = usize::from(group);
         match self.groups.len().saturating_sub(group) {
@@ -176,7 +178,7 @@ impl SegmentList {
         }
     }
 
-    /// The ticks inside by weight, if ticks are missing unevenly; else all count the same.
+    /// Returns the ticks inside by weight, if ticks are missing unevenly; otherwise all count the same.
     pub fn inside(&self) -> Option<Weights> {
         let sums = self.sums();
         (self.uneven(&sums) && sums.inside.sum > 0.0).then_some(sums.inside)
@@ -186,7 +188,7 @@ impl SegmentList {
         self.timed && (self.never_even || sums.uneven())
     }
 
-    /// The part of the exact time that is inside; `None` without ticks in that time.
+    /// Returns the part of the exact time that is inside; `None` without ticks in that time.
     pub fn part_inside(&self) -> Option<f64> {
         let sums = self.sums();
         let part = if self.uneven(&sums) { sums.inside.sum / sums.ns } else { sums.plain / sums.timed };
@@ -204,7 +206,7 @@ mod tests {
         segments
     }
 
-    /// A hundred ticks in a segment of 100 ns; the second has lost four of five. The third has none.
+    /// A hundred ticks in a segment of 100 ns; the second has lost four of five. The third has no tick.
     fn uneven() -> SegmentList {
         let mut segments = of([(100, 100), (200, 100), (300, 50)]);
         for time in 1..=100 {

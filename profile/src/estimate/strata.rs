@@ -19,7 +19,7 @@ pub struct Time {
     pub high_ns: f64,
 }
 
-/// What the samples say of one state.
+/// Estimate of one state from samples.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Estimate {
     /// Samples of it.
@@ -28,12 +28,12 @@ pub struct Estimate {
     pub share: Share,
     /// The time itself.
     pub time: Time,
-    /// The number of independent samples that would tell as much as the samples inside did. Between half as many and
+    /// Number of independent samples with as much information as the samples inside. Between half as many and
     /// twelve times as many on one vCPU.
     pub effective: f64,
 }
 
-/// One vCPU's part in an estimate.
+/// Part of one vCPU in an estimate.
 struct Stratum {
     /// Its part of the exact time.
     weight: f64,
@@ -44,7 +44,7 @@ struct Stratum {
     effect: f64,
     /// Relative variance of the time.
     time_error: f64,
-    /// By how much it may be shorter and longer, as parts of it.
+    /// Parts by which the time may be shorter and longer.
     time_bounds: [f64; 2],
 }
 
@@ -68,11 +68,11 @@ impl Stratum {
     }
 }
 
-/// Fewer samples than this, of a state or of all others, say nothing of how their weights differ from all.
+/// Least number of samples, of a state and of all others, for a statement about their weights.
 const FEW: u64 = 4;
 
-/// By how much unequal weights of ticks raise the variance of a share over that of equal ones: the variance of a mean of
-/// values each of which has its weight.
+/// Returns the factor by which unequal weights of ticks raise the variance of a share over that of equal
+/// ones: the variance of a mean of weighted values.
 fn uneven(share: f64, (count, inside): (u64, u64), hit: Weights, all: Weights) -> f64 {
     let scale = inside as f64 / (all.sum * all.sum);
     let variance = share * (1.0 - share);
@@ -84,11 +84,11 @@ fn uneven(share: f64, (count, inside): (u64, u64), hit: Weights, all: Weights) -
 }
 
 impl Ticks {
-    /// The share and the time of a state. `times` are the exact times of the vCPUs, ns; vCPUs that are not among them
+    /// Estimates the share and the time of a state. `times` are the exact times of the vCPUs, ns; other vCPUs
     /// are left out.
     ///
-    /// Each vCPU's share is weighted with its time, and their variances add. Where a vCPU has time but no tick in it,
-    /// nothing is known of it: it may be all of the state or nothing, and the interval holds both.
+    /// Each vCPU's share is weighted with its time, and their variances add. A vCPU with time but without a
+    /// tick may be all of the state or nothing, and the interval covers both.
     pub fn estimate(&self, times: &[(u8, u64)], tallies: &Tallies) -> Estimate {
         let total: f64 = times.iter().map(|(_, ns)| *ns as f64).sum();
         let (mut strata, mut unseen) = (Vec::with_capacity(times.len()), 0.0);
@@ -130,9 +130,10 @@ impl Ticks {
         Estimate { samples: k, share, time: time(of_time, total, error, bounds), effective }
     }
 
-    /// The number of independent samples with the same variance. Variances are taken at shares that are drawn towards the
-    /// common one by one sample per vCPU, so that a vCPU whose few samples all missed the state does not count as certain.
-    /// The variance `of_share` holds that of the times that are estimates, by which vCPUs weigh more or less.
+    /// Returns the number of independent samples with the same variance. Variances use shares that are drawn
+    /// towards the common one by one sample per vCPU, so that a vCPU whose few samples all missed the state
+    /// does not count as certain. With `of_share`, the variance includes that of estimated times, by which
+    /// vCPUs weigh more or less.
     fn effective(&self, strata: &[Stratum], known: f64, (k, n): (f64, f64), of_share: bool) -> f64 {
         if let [one] = strata {
             return one.inside / one.effect;
@@ -149,9 +150,10 @@ impl Ticks {
     }
 }
 
-/// A share's time. `error` is the standard error that the whole time brings in, as a part of it; distances of independent
-/// errors add as squares (G. Zou, A. Donner, Construction of confidence limits about effect measures, Statistics in Medicine
-/// 27, 2008). By `bounds`, parts of the whole as well, it may be shorter and longer besides, which no chance limits.
+/// Returns a share's time. `error` is the relative standard error of the whole time; distances of independent
+/// errors add as squares (G. Zou, A. Donner, Construction of confidence limits about effect measures,
+/// Statistics in Medicine 27, 2008). `bounds` are parts of the whole time by which it may also be shorter and
+/// longer, without a known distribution.
 fn time(share: Share, total_ns: f64, error: f64, bounds: [f64; 2]) -> Time {
     let [at, low, high] = [share.share, share.low, share.high];
     let [low, high] = match error > 0.0 {

@@ -1,5 +1,5 @@
-//! What is counted while samples go by: the ticks of each vCPU, and for each thing of interest its samples and the
-//! pairs of them that are neighbours, or next but one.
+//! Counters over a sequence of samples: the ticks of each vCPU, and for each thing of interest its samples
+//! and the pairs of them that are neighbours, or next but one.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -7,19 +7,21 @@ use super::correlation::Pairs;
 use super::segments::{SegmentList, Weights};
 use crate::clock::ClockKind;
 
-/// Bounds of the classes of intervals between neighbouring ticks, as parts of the mean: a quarter each of what the
-/// uniform clock draws. Longer ones (a tick served late, a lost sample) do not join neighbours.
+/// Bounds of the classes of intervals between neighbouring ticks, as parts of the mean: a quarter each of the
+/// intervals that the uniform clock draws. Longer ones (a tick served late, a lost sample) do not join
+/// neighbours.
 const CLASSES: [f64; 4] = [0.75, 1.0, 1.25, 1.6];
 
-/// Key of a profile's `meta`: `1` where one clock ticks all vCPUs.
+/// Key of a profile's `meta`: `1` if one clock ticks all vCPUs.
 pub const ONE_CLOCK: &str = "one_clock";
 
-/// Key of a profile's `meta` for the relative standard error of a vCPU's time in the guest, where that is an estimate.
+/// Returns the key of a profile's `meta` for the relative standard error of a vCPU's time in the guest, if
+/// that is an estimate.
 pub fn guest_error_key(vcpu: u8) -> String {
     format!("guest_error_{vcpu}")
 }
 
-/// One tick of one vCPU, as [`Ticks::tick`] gave it.
+/// One tick of one vCPU, from [`Ticks::tick`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tick {
     pub(super) vcpu: u8,
@@ -27,23 +29,24 @@ pub struct Tick {
     position: u32,
 }
 
-/// The ticks of all vCPUs, in the order of each vCPU. Two bytes of memory per tick, and 24 per segment of time.
+/// The ticks of all vCPUs, in the order of each vCPU. Two bytes of memory per tick, and 24 per segment of
+/// time.
 #[derive(Debug)]
 pub struct Ticks {
     pub(super) clock: ClockKind,
     mean_ns: f64,
-    /// By vCPU.
+    /// Tracks by vCPU.
     tracks: Vec<Track>,
-    /// One clock ticks all vCPUs.
+    /// True if one clock ticks all vCPUs.
     one_clock: bool,
     /// Relative variances of the times of vCPUs that are estimates themselves.
     time_errors: Vec<(u8, f64)>,
-    /// By how much the times of vCPUs may be shorter and longer than what is taken, as parts of them.
+    /// Parts by which the times of vCPUs may be shorter and longer.
     time_bounds: Vec<(u8, [f64; 2])>,
 }
 
 impl Ticks {
-    /// No ticks yet, of a clock with this mean interval.
+    /// Creates an empty sequence of a clock with this mean interval.
     pub fn new(clock: ClockKind, mean_ns: f64) -> Self {
         Self {
             clock,
@@ -55,20 +58,20 @@ impl Ticks {
         }
     }
 
-    /// All vCPUs are ticked at the same moments, by one clock: their errors may go together.
+    /// Declares that one clock ticks all vCPUs at the same time: their errors may be correlated.
     pub fn tick_at_once(&mut self) {
         self.one_clock = true;
     }
 
-    /// The time of `vcpu` is an estimate itself, with this relative standard error.
+    /// Declares the time of `vcpu` to be an estimate with this relative standard error.
     pub fn time_is_estimated(&mut self, vcpu: u8, relative_error: f64) {
         if relative_error > 0.0 {
             self.time_errors.push((vcpu, relative_error * relative_error));
         }
     }
 
-    /// The time of `vcpu` is taken for `ns`, and lies between these two: the moments that it is between cut segments of the
-    /// clock.
+    /// Declares the bounds of the time of `vcpu`, for which `ns` is used: the ends of the chosen time cut
+    /// segments of the clock.
     pub fn time_lies_within(&mut self, vcpu: u8, ns: u64, (low, high): (u64, u64)) {
         if ns > 0 && (low < ns || ns < high) {
             let part = |apart: u64| apart as f64 / ns as f64;
@@ -76,12 +79,12 @@ impl Ticks {
         }
     }
 
-    /// See [`Self::time_lies_within`].
+    /// Returns the relative bounds, see [`Self::time_lies_within`].
     pub(super) fn time_bounds(&self, vcpu: u8) -> [f64; 2] {
         self.time_bounds.iter().find(|(of, _)| *of == vcpu).map_or([0.0; 2], |(_, bounds)| *bounds)
     }
 
-    /// What a profile's `meta` says of its clocks: whether one ticks all vCPUs, and which times are estimates.
+    /// Takes facts about the clocks from a profile's `meta`: one clock for all vCPUs, and estimated times.
     pub fn read_meta(&mut self, meta: &BTreeMap<String, String>) {
         if meta.get(ONE_CLOCK).is_some_and(|value| value == "1") {
             self.tick_at_once();
@@ -94,7 +97,7 @@ impl Ticks {
         }
     }
 
-    /// Variance of a vCPU's time over its square; 0 where it is exact.
+    /// Returns the variance of a vCPU's time over its square; 0 for an exact time.
     pub(super) fn time_error(&self, vcpu: u8) -> f64 {
         self.time_errors.iter().find(|(of, _)| *of == vcpu).map_or(0.0, |(_, error)| *error)
     }
@@ -103,57 +106,57 @@ impl Ticks {
         self.time_errors.is_empty()
     }
 
-    /// Variance of a sum over vCPUs from the standard errors. Under one clock for all nothing is known of how errors go
-    /// together; they add up at the most, and do so where vCPUs work in step.
+    /// Returns the variance of a sum over vCPUs from the standard errors. Under one clock for all, the
+    /// correlation of errors is not known; they add up at most, and do so if vCPUs work in step.
     pub(super) fn variance_of_sum(&self, errors: impl Iterator<Item = f64>) -> f64 {
         if self.one_clock { errors.sum::<f64>().powi(2) } else { errors.map(|error| error * error).sum() }
     }
 
-    /// The exact time of `vcpu` divides like this over the run: for each segment its end, ns since the moment that ticks
-    /// are told from, and its part of the time, ns. To be told before the ticks that fell into them, in the order of time,
-    /// all at once or one after the other. Then a share
-    /// is put together of the shares of the segments, so that one with many lost or late ticks counts for its time
-    /// and not for its ticks.
+    /// Adds segments of the exact time of `vcpu`: for each its end, ns since the origin of the ticks' times,
+    /// and its part of the time, ns. Add them before the ticks in them, in the order of time, all at once or
+    /// one after the other. A share then consists of the shares of the segments, so that one with many lost
+    /// or late ticks counts for its time and not for its ticks.
     pub fn divide(&mut self, vcpu: u8, segments: impl IntoIterator<Item = (u64, u64)>) {
         self.track_mut(vcpu).segments.extend(segments);
     }
 
-    /// Since when `vcpu` has ticked at another mean interval, ns since the moment that ticks are told from, and at which,
-    /// ns. To be told before the ticks since then, in the order of time. Its ticks then count by [`Self::divide`]'s
-    /// segments.
+    /// Adds changes of the mean interval of `vcpu`: start, ns since the origin of the ticks' times, and mean,
+    /// ns. Add them before the ticks from there on, in the order of time. The ticks of `vcpu` then count by
+    /// the segments of [`Self::divide`].
     pub fn change_mean(&mut self, vcpu: u8, changes: impl IntoIterator<Item = (u64, f64)>) {
         let track = self.track_mut(vcpu);
         track.changes.extend(changes);
         track.segments.never_even |= !track.changes.is_empty();
     }
 
-    /// The next tick of `vcpu`, at `time_ns` since any moment. `inside` says whether it found the vCPU in the time that
-    /// is to be shared out, that is, for which there is an exact clock; a tick that was late because the host had
-    /// descheduled the vCPU's thread is outside, as one that found the vCPU halted.
+    /// Adds the next tick of `vcpu`, at `time_ns` since any origin. `inside` is true if the vCPU was in the
+    /// time that is to be divided, for which there is an exact clock. A tick that was late because the host
+    /// had descheduled the vCPU's thread is outside, like a tick in a halt.
     pub fn tick(&mut self, vcpu: u8, time_ns: u64, inside: bool) -> Tick {
         self.tick_of_part(vcpu, time_ns, inside, inside)
     }
 
-    /// As [`Self::tick`], where what is shared out is only a part of the time that the clock has: `timed` if the tick
-    /// found the vCPU in that time, `inside` if in that part of it.
+    /// Adds a tick like [`Self::tick`], if only a part of the clock's time is divided: `timed` if the vCPU
+    /// was in the clock's time, `inside` if in that part of it.
     pub fn tick_of_part(&mut self, vcpu: u8, time_ns: u64, timed: bool, inside: bool) -> Tick {
         let track = self.track_mut(vcpu);
         let group = track.segments.tick(time_ns, timed, inside);
         Tick { vcpu, group, position: track.push(time_ns, inside) }
     }
 
-    /// The part of a vCPU's exact time that is inside, as its ticks tell; 1 without ticks.
+    /// Returns the part of a vCPU's exact time that is inside, according to its ticks; 1 without ticks.
     pub fn part_inside(&self, vcpu: u8) -> f64 {
         self.track(vcpu).and_then(|track| track.segments.part_inside()).unwrap_or(1.0)
     }
 
-    /// The clock's mean interval, ns.
+    /// Returns the clock's mean interval, ns.
     pub fn mean_ns(&self) -> f64 {
         self.mean_ns
     }
 
-    /// What each tick of a vCPU that was inside stands for, ns, when the vCPU's exact time is `ns`: they add up to it.
-    /// Where ticks are missing unevenly it is more in segments with few ticks, as in [`Self::estimate`].
+    /// Returns the time that each tick of a vCPU inside represents, ns, for the vCPU's exact time `ns`: all
+    /// add up to it. If ticks are missing unevenly, it is longer in segments with few ticks, as in
+    /// [`Self::estimate`].
     pub fn stands_for(&self, vcpu: u8, ns: u64) -> impl Fn(Tick) -> f64 + '_ {
         let track = self.track(vcpu);
         let all = track.and_then(|track| track.segments.inside());
@@ -173,12 +176,12 @@ impl Ticks {
         &mut self.tracks[place]
     }
 
-    /// Ticks of all vCPUs that were inside.
+    /// Returns the number of ticks inside, of all vCPUs.
     pub fn inside(&self) -> u64 {
         self.tracks.iter().map(|track| track.inside).sum()
     }
 
-    /// Ticks of one vCPU that were inside.
+    /// Returns the number of ticks inside, of one vCPU.
     pub fn inside_of(&self, vcpu: u8) -> u64 {
         self.track(vcpu).map_or(0, |track| track.inside)
     }
@@ -191,16 +194,17 @@ impl Ticks {
 /// The ticks of one vCPU.
 #[derive(Debug, Default)]
 pub(super) struct Track {
-    /// Per tick: itself and its neighbours, see [`INSIDE`] and below. What comes after a tick is filled in as it comes.
+    /// Per tick: itself and its neighbours, see [`INSIDE`] and below. Bits about later ticks are set as those
+    /// come.
     flags: Vec<u16>,
-    /// Mean interval, ns, and when it changes to which.
+    /// Mean interval, ns, and its changes.
     mean_ns: f64,
     changes: VecDeque<(u64, f64)>,
     /// Mean intervals that have passed between the ticks.
     passed: f64,
     last_ns: Option<u64>,
     pub inside: u64,
-    /// Neighbouring ticks, and of those the ones that are both inside.
+    /// Neighbouring ticks, and the pairs of them that are both inside.
     pub all: Pairs,
     pub both: Pairs,
     pub segments: SegmentList,
@@ -208,7 +212,7 @@ pub(super) struct Track {
 
 /// The tick was inside.
 const INSIDE: u16 = 1 << 6;
-/// The tick before, the next, the one two before and the one two after are joined to it, and inside.
+/// The previous tick, the next, the one two before and the one two after are joined to it, and inside.
 const BEFORE: u16 = 1 << 7;
 const AFTER: u16 = 1 << 8;
 const TWO_BEFORE: u16 = 1 << 9;
@@ -216,7 +220,7 @@ const TWO_AFTER: u16 = 1 << 10;
 /// Bits 0 to 2: class of the interval before the tick. Bits 3 to 5: of the one after it, if [`AFTER`] is set.
 const CLASS: u16 = 0x07;
 const CLASS_AFTER: u32 = 3;
-/// In place of a class: the tick before is missing or too far away.
+/// Instead of a class: the previous tick is missing or too far away.
 const APART: u16 = 0x04;
 
 impl Track {
@@ -225,17 +229,19 @@ impl Track {
         self.flags.len() as u64
     }
 
-    /// The part of the clock's ticks that are there: others were lost, or left out since they would have been overdue.
+    /// Returns the part of the clock's ticks that exist: others were lost, or skipped since they would have
+    /// been overdue.
     pub fn kept(&self) -> f64 {
         let (drawn, there) = (self.passed, self.len().saturating_sub(1) as f64);
-        // Three standard deviations of a count of uniform intervals, whose variance is a twelfth of the squared mean.
+        // Three standard deviations of a count of uniform intervals, whose variance is a twelfth of the
+        // squared mean.
         let chance = 3.0 * (drawn / 12.0).sqrt();
         if there + chance < drawn { there / drawn } else { 1.0 }
     }
 
     fn push(&mut self, time_ns: u64, inside: bool) -> u32 {
         while let Some((_, mean_ns)) = self.changes.pop_front_if(|(since, _)| *since <= time_ns) {
-            // Ticks on either side of a change are no neighbours.
+            // Ticks on either side of a change are not neighbours.
             (self.mean_ns, self.last_ns) = (mean_ns, None);
         }
         let last = self.last_ns.replace(time_ns);
@@ -265,7 +271,7 @@ impl Track {
         position
     }
 
-    /// The tick; 0, which is outside and has no neighbours, where there is none.
+    /// Returns the flags of a tick; 0, which is outside and has no neighbours, for an index without a tick.
     fn flag(&self, position: u32) -> u16 {
         self.flags.get(position as usize).copied().unwrap_or(0)
     }
@@ -275,7 +281,7 @@ impl Track {
 #[derive(Debug, Clone, Copy)]
 pub struct Tally {
     count: u64,
-    /// Of groups of segments that are over, and the group and the count of the one that is not.
+    /// Weights in groups of segments that are complete, and the group and the count of the one that is not.
     weights: Weights,
     group: u16,
     in_group: u32,
@@ -307,7 +313,8 @@ impl Default for Tally {
 }
 
 impl Tally {
-    /// Counts the vCPU's latest tick. A tick counts once, however often it is added, and only if it was inside.
+    /// Counts the vCPU's latest tick. A tick counts once, however often it is added, and only if it was
+    /// inside.
     pub fn add(&mut self, ticks: &Ticks, tick: Tick) {
         let Some(track) = ticks.track(tick.vcpu) else { return };
         let (position, flag) = (tick.position, track.flag(tick.position));
@@ -321,7 +328,8 @@ impl Tally {
         }
         self.in_group += 1;
         if ticks.clock == ClockKind::Uniform {
-            // NEVER wraps to -1 and 0, which no tick has as its neighbour before: flags say that the first has none.
+            // NEVER wraps to -1 and 0, which no tick has as its neighbour before: flags say that the first
+            // has none.
             if flag & BEFORE != 0 && self.last.wrapping_add(1) == position {
                 self.same.first[usize::from(flag & CLASS)] += 1;
             }
@@ -333,17 +341,17 @@ impl Tally {
         self.last = position;
     }
 
-    /// Samples.
+    /// Returns the number of samples.
     pub fn count(&self) -> u64 {
         self.count
     }
 
-    /// Sum of the weights of its samples, and of their squares.
+    /// Returns the sum of the weights of its samples, and of their squares.
     pub(super) fn weights(&self, track: &Track) -> Weights {
         self.weights.with(u64::from(self.in_group), track.segments.weight(self.group))
     }
 
-    /// Counts the neighbours of a tick, all of which have come.
+    /// Counts the neighbours of a tick whose neighbours are all known.
     fn settle(&mut self, flag: u16) {
         if flag & BEFORE != 0 {
             self.near.first[usize::from(flag & CLASS)] += 1;
@@ -354,7 +362,7 @@ impl Tally {
         self.near.second += u32::from(flag & TWO_BEFORE != 0) + u32::from(flag & TWO_AFTER != 0);
     }
 
-    /// Pairs that both belong to it, and neighbours that are inside, at the end of the run.
+    /// Returns the pairs that both belong to it, and neighbours that are inside, at the end of the run.
     pub(super) fn pairs(mut self, track: &Track) -> (Pairs, Pairs) {
         self.settle(track.flag(self.before));
         self.settle(track.flag(self.last));
@@ -362,10 +370,10 @@ impl Tally {
     }
 }
 
-/// The samples of one thing on all vCPUs, in place of a plain count.
+/// Samples of one thing on all vCPUs, instead of a plain count.
 #[derive(Debug, Clone, Default)]
 pub struct Tallies {
-    /// One for each vCPU that hit it.
+    /// One tally for each vCPU with a sample.
     by_vcpu: Vec<(u8, Tally)>,
 }
 
@@ -379,12 +387,12 @@ impl Tallies {
         self.by_vcpu[place].1.add(ticks, tick);
     }
 
-    /// Samples.
+    /// Returns the number of samples.
     pub fn count(&self) -> u64 {
         self.by_vcpu.iter().map(|(_, tally)| tally.count()).sum()
     }
 
-    /// The tally of a vCPU, if it hit it.
+    /// Returns the tally of a vCPU, if it has a sample.
     pub fn tally(&self, vcpu: u8) -> Option<&Tally> {
         self.by_vcpu.iter().find(|(of, _)| *of == vcpu).map(|(_, tally)| tally)
     }
@@ -394,7 +402,7 @@ impl Tallies {
 mod tests {
     use super::*;
 
-    /// Ticks 1 ms apart unless `late`, whether each is inside, and whether it hits the key.
+    /// Returns ticks 1 ms apart unless `late`; each has a flag for inside, and one for the key.
     fn tallied(ticks: &[(bool, bool)], late: &[usize]) -> (Ticks, Tally) {
         let mut all = Ticks::new(ClockKind::Uniform, 1e6);
         let mut key = Tally::default();

@@ -29,7 +29,7 @@ fn ends_stay_in_range_and_hold_the_share() {
     assert_eq!(share(0, 0), Share { share: 0.0, low: 0.0, high: 1.0 });
 }
 
-/// The part of intervals that hold `p`, summed over all counts of `n` independent samples.
+/// Returns the part of intervals that contain `p`, summed over all counts of `n` independent samples.
 fn coverage(p: f64, n: u64) -> f64 {
     let mut chance = (1.0 - p).powf(n as f64);
     let mut held = 0.0;
@@ -41,8 +41,8 @@ fn coverage(p: f64, n: u64) -> f64 {
     held
 }
 
-/// Exact: no count of samples has an interval that holds the truth in less than 92.4 % of all runs, and from 20 samples
-/// on it is 94 to 96 %. Without the correction for one to three samples it would be 84 %.
+/// Exact: no count of samples has an interval that contains the true share in less than 92.4 % of all runs,
+/// and from 20 samples on it is 94 to 96 %. Without the correction for one to three samples it would be 84 %.
 #[test]
 fn coverage_of_independent_samples_is_known_exactly() {
     let n = 1_000;
@@ -116,7 +116,7 @@ fn vcpus_count_by_their_time() {
     let estimate = ticks.estimate(&[(0, 1_000), (1, 1_000)], &tallies);
     assert_eq!((estimate.samples, ticks.inside()), (1_000, 1_100));
     assert!((estimate.share.share - 0.5).abs() < 1e-12, "{estimate:?}");
-    // Each is certain by itself, as far as 1,000 and 100 samples go.
+    // Each is certain by itself, to the precision of 1,000 and 100 samples.
     assert!(estimate.share.distance() < 0.02, "{estimate:?}");
 }
 
@@ -132,7 +132,7 @@ fn half_the_interval_needs_four_times_the_run() {
     assert!((3.85..4.0).contains(&factor), "{factor}");
     let samples = |n: f64| share_of(0.3, n).distance();
     assert!((samples(1_000.0 * factor) / wide.distance() - 0.5).abs() < 0.002);
-    // What was not seen at all is bounded by 1/n.
+    // A state without a sample is bounded by 1/n.
     let factor = needed(&share(0, 1_000)).expect("a factor");
     assert!((factor - 2.0).abs() < 0.01, "{factor}");
     assert_eq!(needed(&share(0, 0)), None);
@@ -171,7 +171,7 @@ mod properties {
     use super::*;
 
     proptest! {
-        /// Whatever the ticks and hits, estimates stay in range, and never claim more than the clock can give.
+        /// For all ticks and hits, estimates stay in range, and never claim more than the clock can give.
         #[test]
         fn estimates_stay_in_range(
             steps in prop::collection::vec((0..4_000_000_u64, any::<u8>()), 0..400),

@@ -6,7 +6,7 @@ use crate::rows::{FrameKind, FrameRow, InlinedRow, StackRow};
 
 /// No function, frame or stack.
 pub(super) const NONE: u32 = 0;
-/// Frames of one stack that are looked at, at most.
+/// Limit of frames of one stack.
 const DEEPEST: usize = 512;
 
 /// A function.
@@ -16,7 +16,7 @@ pub(super) struct Function {
     pub module: Option<String>,
 }
 
-/// What the run has told of code. Row ids are small numbers from 1, so they are places in lists.
+/// Code of the run so far. Row ids are small numbers from 1, so they are indexes of lists.
 #[derive(Debug, Default)]
 pub(super) struct Code {
     functions: Vec<Function>,
@@ -48,7 +48,7 @@ impl Code {
         let module = self.of_frame(row.frame).and_then(|function| function.module.clone());
         let number = self.number(row.symbol.clone(), module);
         let list = self.inlined.entry(row.frame).or_default();
-        // They are told again where a frame gets a better name: from the innermost on.
+        // They are repeated if a frame gets a better name: from the innermost on.
         list.truncate(row.depth as usize);
         list.push(number);
     }
@@ -61,7 +61,7 @@ impl Code {
         self.functions.get(number.checked_sub(1)? as usize)
     }
 
-    /// The function that a frame lies in: the innermost.
+    /// Returns the innermost function of a frame.
     pub fn innermost(&self, frame: u32) -> u32 {
         match self.inlined.get(&frame).and_then(|list| list.first()) {
             Some(function) => *function,
@@ -69,7 +69,8 @@ impl Code {
         }
     }
 
-    /// Functions at a frame and at those of its callers, innermost first; a stack without frames gives those at `frame`.
+    /// Calls `each` with the functions at a frame and at those of its callers, innermost first; a stack
+    /// without frames gives those at `frame`.
     pub fn functions(&self, frame: u32, stack: u32, mut each: impl FnMut(u32)) {
         let mut at = |frame: u32| {
             self.inlined.get(&frame).into_iter().flatten().for_each(|function| each(*function));
@@ -108,7 +109,7 @@ impl Code {
     }
 }
 
-/// Rows that are further than this beyond the last are not kept: ids follow one another.
+/// Rows that are further than this after the last are not kept: ids follow one another.
 const FURTHEST: usize = 1 << 20;
 
 fn place<T: Clone + Default>(list: &mut Vec<T>, id: u32, thing: T) {

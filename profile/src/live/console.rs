@@ -2,8 +2,8 @@
 
 use text::clean;
 
-/// The lines of what a guest wrote, at most `most` of the last: without escape sequences, and of a line that was written
-/// over only what stands there last.
+/// Returns the lines of a guest's output, at most the last `most`: without escape sequences, and of a line
+/// that was overwritten only its last text.
 pub(super) fn lines(bytes: &[u8], most: usize) -> Vec<String> {
     let plain = clean::without_escape_sequences(&String::from_utf8_lossy(bytes));
     let shown = |line: &str| {

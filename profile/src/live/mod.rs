@@ -1,12 +1,13 @@
-//! The tables of a run that goes on: what its batches add up to, over the whole run and over its last seconds.
+//! Tables of a run in progress: sums of its batches, over the whole run and over its last seconds.
 //!
 //! ```text
 //!  collector ──▶ [`LiveSink`] ──▶ profile
-//!                    └──▶ [`Tables`] ◀── [`Tables::snapshot`], whenever somebody looks
+//!                    └──▶ [`Tables`] ◀── [`Tables::snapshot`], for each refresh
 //! ```
 //!
-//! A batch is counted by small numbers; what costs more (names, stacks, sorting) is done when somebody looks. All of it is
-//! bounded, however long the run is. Shares count samples, each vCPU's alike; the report of a profile knows more.
+//! A batch is counted by small numbers; the more expensive work (names, stacks, sorting) is done for a
+//! snapshot. All memory is bounded, however long the run is. Shares count samples, those of all vCPUs alike;
+//! the report of a profile is more precise.
 
 mod code;
 mod console;
@@ -27,20 +28,20 @@ pub use tables::{Span, Tables, View};
 
 use crate::rows::{Batch, Sink, SinkError};
 
-/// Tables that a sink fills and others look at.
+/// Tables that a sink fills and others read.
 #[derive(Clone, Default)]
-pub struct Shared(Arc<Mutex<Tables>>);
+pub struct SharedTables(Arc<Mutex<Tables>>);
 
-impl fmt::Debug for Shared {
+impl fmt::Debug for SharedTables {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Shared")
+        f.write_str("SharedTables")
     }
 }
 
-impl Shared {
-    /// The tables, for as long as the guard lives; the sink waits meanwhile, the guest does not.
+impl SharedTables {
+    /// Locks the tables until the guard is dropped; the sink waits for that, the guest does not.
     pub fn lock(&self) -> MutexGuard<'_, Tables> {
-        // A batch that could not be counted to its end leaves counts that are too low, and nothing worse.
+        // A batch that could not be counted to its end leaves counts that are too low, and no other damage.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -48,7 +49,7 @@ impl Shared {
 /// A sink that counts what it passes on.
 pub struct LiveSink {
     to: Box<dyn Sink>,
-    tables: Shared,
+    tables: SharedTables,
 }
 
 impl fmt::Debug for LiveSink {
@@ -58,8 +59,8 @@ impl fmt::Debug for LiveSink {
 }
 
 impl LiveSink {
-    /// Passes batches on to `to`, and counts those that it has taken.
-    pub fn new(to: Box<dyn Sink>, tables: Shared) -> Self {
+    /// Creates a sink that passes batches on to `to`, and counts those that `to` has accepted.
+    pub fn new(to: Box<dyn Sink>, tables: SharedTables) -> Self {
         Self { to, tables }
     }
 }

@@ -1,46 +1,46 @@
-//! What somebody who looks at a run sees: plain data, the same on the control socket and on the screen.
+//! Snapshots of a run: plain data, the same on the control socket and on the screen.
 
 use serde::{Deserialize, Serialize};
 
 use crate::estimate::Share;
 
-/// One look at a run.
+/// State of a run at one time.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Snapshot {
     /// Time since the run's start, s.
     pub time_s: f64,
-    /// Length of the time that the tables speak of, s.
+    /// Length of the time that the tables cover, s.
     pub span_s: f64,
-    /// The guest's kernel release, once it was found.
+    /// The guest's kernel release, if it was found.
     pub kernel: Option<String>,
     /// `kvm`, `portable`, or `unknown`.
     pub host: String,
-    /// How the run is sampled.
+    /// Sampling of the run.
     pub sampling: Sampling,
     /// Every vCPU.
     pub vcpus: Vec<VcpuShare>,
-    /// What the samples hit.
+    /// Parts of the samples by mode.
     pub modes: ModeShares,
-    /// Who had the guest's time that was not idle, most first.
+    /// Processes by their part of the guest's non-idle time, most first.
     pub processes: Vec<ProcessShare>,
-    /// Functions, by samples of their own first.
+    /// Functions, those with most own samples first.
     pub functions: Vec<FunctionShare>,
-    /// What tasks did, the busiest first: measured in exact mode, else as the task_scans saw it.
+    /// States of tasks, the busiest first: measured in exact mode, otherwise from scans.
     pub tasks: Vec<TaskShare>,
-    /// Exact mode is on.
+    /// True in exact mode.
     pub exact: bool,
     /// Exits to vprof, those that took longest first.
     pub exits: Vec<ExitRate>,
-    /// What has happened, the latest last.
+    /// Events of the run, the latest last.
     pub events: Vec<Note>,
-    /// The last lines of the console, without what steers a terminal.
+    /// The last lines of the console, without control sequences.
     pub console: Vec<String>,
 }
 
-/// How a run is sampled.
+/// State of the sampling of a run.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Sampling {
-    /// The vCPUs are sampled; else sampling was stopped.
+    /// True while the vCPUs are sampled; false while sampling is stopped.
     pub on: bool,
     /// Mean ticks per second and vCPU while it is on.
     pub rate_hz: f64,
@@ -48,26 +48,26 @@ pub struct Sampling {
     pub clock: String,
     /// Samples so far.
     pub samples: u64,
-    /// Lost so far.
+    /// Samples lost so far.
     pub lost: u64,
-    /// Samples that the tables are made of.
+    /// Number of samples in the tables.
     pub counted: u64,
 }
 
-/// Where a vCPU's time went; parts of the wall time of the span, which add up to 1.
+/// Time of a vCPU by state, as parts of the wall time of the span, which add up to 1.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct VcpuShare {
     /// 0 and up.
     pub id: u8,
-    /// Parts by state, in the order of [`crate::rows::Microstates::named`]. All 0 where nothing is known yet.
+    /// Parts by state, in the order of [`crate::rows::Microstates::named`]. All 0 if nothing is known yet.
     pub states: Vec<(String, f64)>,
-    /// The same of the last segment of about half a second, for bars over time.
+    /// Parts in the last segment of about half a second, for bars over time.
     pub now: Vec<(String, f64)>,
-    /// How the samples that fell into the guest or found it halted divide.
+    /// Parts of its samples in the guest or halted by mode.
     pub modes: ModeShares,
 }
 
-/// Parts of the samples that fell into the guest or found it halted.
+/// Parts of the samples in the guest or halted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct ModeShares {
     /// User code.
@@ -82,14 +82,14 @@ pub struct ModeShares {
     pub idle: f64,
 }
 
-/// A process, or what is charged in place of one.
+/// A process, or another owner of samples.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ProcessShare {
     /// Program's name, or a name in brackets.
     pub comm: String,
-    /// Process id; 0 for what is no process.
+    /// Process id; 0 for another owner.
     pub pid: i32,
-    /// Number of the instance among those of its name.
+    /// Instance number.
     pub instance: u32,
     /// A kernel thread.
     pub kernel_thread: bool,
@@ -97,26 +97,26 @@ pub struct ProcessShare {
     pub samples: u64,
     /// Part of all samples that were not idle, with the 95 % interval of independent samples.
     pub share: Share,
-    /// Part of its own samples that hit user code.
+    /// Part of its own samples in user code.
     pub user: f64,
 }
 
 /// A function in a mode.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct FunctionShare {
-    /// Its name.
+    /// Name.
     pub symbol: String,
     /// Kernel module, or the program or library; `None` for the kernel image.
     pub module: Option<String>,
-    /// Samples that hit it.
+    /// Samples in it.
     pub samples: u64,
-    /// Part of all samples that were not idle and hit it.
+    /// Its own part of all samples that were not idle.
     pub own: Share,
-    /// The same of those that had it on their stack.
+    /// Part of all samples that were not idle and had it on their stack.
     pub total: Share,
 }
 
-/// A thread: parts of the time of the span that was told of it, which add up to 1.
+/// A thread: parts of the known time of the span, which add up to 1.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TaskShare {
     /// Its process's name.
@@ -125,7 +125,7 @@ pub struct TaskShare {
     pub pid: i32,
     /// Thread id.
     pub tid: i32,
-    /// Time that was told of it, s.
+    /// Time of which its state is known, s.
     pub time_s: f64,
     /// Parts by state, named as in table `task_state`.
     pub states: Vec<(String, f64)>,
@@ -134,7 +134,7 @@ pub struct TaskShare {
 /// Exits for one reason, of all vCPUs, over the last second or so.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ExitRate {
-    /// Like `port write`.
+    /// Reason, like `port write`.
     pub reason: String,
     /// The device that answers.
     pub device: Option<String>,
@@ -148,12 +148,12 @@ pub struct ExitRate {
     pub share: f64,
 }
 
-/// Something that has happened.
+/// An event of the run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Note {
     /// Time since the run's start, s.
     pub time_s: f64,
-    /// Like `kernel`, `missing`, `mark`.
+    /// Kind, like `kernel`, `missing`, `mark`.
     pub kind: String,
     /// One sentence.
     pub text: String,

@@ -1,4 +1,4 @@
-//! Takes batches, and makes snapshots.
+//! Tables that are filled from batches and read as snapshots.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -7,11 +7,11 @@ use serde::{Deserialize, Serialize};
 
 use super::code::{Code, NONE};
 use super::console;
-use super::counts::{Counts, Kind};
+use super::counts::{Counts, SampleKind};
 use super::snapshot::{
     ExitRate, FunctionShare, ModeShares, Note, ProcessShare, Sampling, Snapshot, TaskShare, VcpuShare,
 };
-use super::task_scan::{SampledStates, Seen};
+use super::task_scan::{SampledStates, StateCounts};
 use crate::estimate::share;
 use crate::numbers::{part, seconds};
 use crate::rows::Microstates;
@@ -19,20 +19,20 @@ use crate::rows::TaskState;
 use crate::rows::{Batch, ExitRow, InstanceRow, MicrostateRow, Mode, TaskStateRow, VcpuRow};
 use crate::rows::{Charged, is_ksoftirqd};
 
-/// The longest span of the last seconds, ns: what is older is forgotten.
+/// The longest span of the last seconds, ns; older data is dropped.
 const LONGEST_NS: u64 = 60_000_000_000;
 /// The span of bars over time, ns: longer than a batch takes.
 const NOW_NS: u64 = 450_000_000;
-/// Events that are kept.
+/// Limit of events.
 const EVENTS: usize = 200;
-/// Bytes of the console's end that are kept.
+/// Limit of the console's end, bytes.
 const CONSOLE: usize = 32 << 10;
-/// Lines of it that are shown.
+/// Limit of the console's lines in a snapshot.
 const LINES: usize = 200;
-/// Rows of task states of the last seconds that are kept.
+/// Limit of rows of task states of the last seconds.
 const TASK_ROWS: usize = 1 << 16;
 
-/// What time tables are to speak of.
+/// Time that tables cover.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Span {
@@ -42,11 +42,11 @@ pub enum Span {
     Last(f64),
 }
 
-/// How somebody wants to look.
+/// Options of a snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct View {
-    /// The time to speak of.
+    /// Time that its tables cover.
     pub span: Span,
     /// Rows per table, at most.
     pub rows: usize,
@@ -58,7 +58,7 @@ impl Default for View {
     }
 }
 
-/// An exit's row, and what it was a second or so before.
+/// An exit's row, and its figures about a second before.
 #[derive(Debug)]
 struct ExitHistory {
     row: ExitRow,
@@ -74,7 +74,7 @@ pub(super) type TaskKey = (u32, i32);
 /// Reason, address and device of exits.
 type ExitKey = (String, Option<u64>, Option<String>);
 
-/// The tables of a run that goes on.
+/// Tables of a run in progress.
 #[derive(Debug, Default)]
 pub struct Tables {
     /// Time of the latest batch since the run's start, ns.
@@ -94,7 +94,7 @@ pub struct Tables {
 }
 
 impl Tables {
-    /// Counts what a batch tells.
+    /// Counts the rows of a batch.
     pub fn add(&mut self, batch: &Batch) {
         for (key, value) in &batch.meta {
             if key == "duration_ns" {
@@ -156,16 +156,16 @@ impl Tables {
         history.total_ns = row.total_ns.saturating_sub(history.row.total_ns);
         history.seconds = seconds(now_ns.saturating_sub(history.told_ns));
         history.told_ns = now_ns;
-        // The buckets are the largest part, and nobody looks at them here.
+        // The buckets are the largest part, and a snapshot does not need them.
         history.row = ExitRow { times: Vec::new(), ..row.clone() };
     }
 
-    /// Time of the latest batch since the run's start, ns.
+    /// Returns the time of the latest batch since the run's start, ns.
     pub fn time_ns(&self) -> u64 {
         self.now_ns
     }
 
-    /// One look.
+    /// Returns a snapshot.
     pub fn snapshot(&self, view: &View) -> Snapshot {
         let from_ns = match view.span {
             Span::Run => 0,
@@ -197,7 +197,7 @@ impl Tables {
 
     fn sampling(&self, counted: u64) -> Sampling {
         let told = self.meta.get("rate_hz").and_then(|rate| rate.parse().ok()).unwrap_or(0.0);
-        // All vCPUs have one rate, but for the moment in which it changes.
+        // All vCPUs have one rate, except while it changes.
         let rate_hz = self.rates.values().copied().reduce(f64::max);
         let sum = |of: fn(&VcpuRow) -> u64| self.vcpus.values().map(of).sum();
         Sampling {
@@ -224,7 +224,12 @@ impl Tables {
         self.vcpus.values().map(share).collect()
     }
 
-    fn processes(&self, counts: &HashMap<Option<Kind>, u64>, busy: u64, rows: usize) -> Vec<ProcessShare> {
+    fn processes(
+        &self,
+        counts: &HashMap<Option<SampleKind>, u64>,
+        busy: u64,
+        rows: usize,
+    ) -> Vec<ProcessShare> {
         let mut sums: HashMap<Charged, (u64, u64)> = HashMap::new();
         for (kind, count) in counts {
             let Some(kind) = kind else { continue };
@@ -253,10 +258,15 @@ impl Tables {
         sums.into_iter().map(row).collect()
     }
 
-    fn functions(&self, counts: &HashMap<Option<Kind>, u64>, busy: u64, rows: usize) -> Vec<FunctionShare> {
+    fn functions(
+        &self,
+        counts: &HashMap<Option<SampleKind>, u64>,
+        busy: u64,
+        rows: usize,
+    ) -> Vec<FunctionShare> {
         let numbers = self.code.count() + 1;
         let (mut own, mut total) = (vec![0_u64; numbers], vec![0_u64; numbers]);
-        // The last stack that counted for a function, so that recursion counts once.
+        // Index of the last stack that counted for a function, so that recursion counts once.
         let mut last = vec![0_usize; numbers];
         for (place, (kind, count)) in (1..).zip(counts) {
             let Some(kind) = kind else { continue };
@@ -286,7 +296,7 @@ impl Tables {
     }
 
     fn tasks(&self, from_ns: u64, rows: usize) -> Vec<TaskShare> {
-        let mut sums: HashMap<TaskKey, Seen> = HashMap::new();
+        let mut sums: HashMap<TaskKey, StateCounts> = HashMap::new();
         for (_, row) in self.tasks.iter().filter(|(time, _)| *time > from_ns) {
             let place = TaskState::ALL.iter().position(|state| *state == row.state).unwrap_or(0);
             sums.entry((row.instance, row.tid)).or_default()[place] += row.ns;
@@ -297,10 +307,10 @@ impl Tables {
                 seen.into_iter().map(|(task, seen)| (task, seen.map(|moments| moments * step_ns))).collect();
         }
         let mut sums: Vec<_> = sums.into_iter().collect();
-        // Running, in a queue, waiting for a disk.
+        // Running, runnable, waiting for a disk.
         sums.sort_unstable_by_key(|(key, states)| (Reverse(states[0]), Reverse(states[2] + states[4]), *key));
         sums.truncate(rows);
-        let row = |((instance, tid), states): (TaskKey, Seen)| {
+        let row = |((instance, tid), states): (TaskKey, StateCounts)| {
             let instance = self.instances.get(&instance);
             let all = states.iter().sum();
             let parts = TaskState::ALL.iter().zip(states);
@@ -316,7 +326,7 @@ impl Tables {
     }
 
     fn exits(&self, rows: usize) -> Vec<ExitRate> {
-        // What was not told of with the last ones has not grown.
+        // Exits without a new row have not grown.
         let latest = self.exits.values().map(|history| history.told_ns).max().unwrap_or(0);
         let mut sums: BTreeMap<ExitKey, (u64, u64, f64)> = BTreeMap::new();
         for history in self.exits.values().filter(|history| history.told_ns == latest && history.count > 0) {
@@ -339,13 +349,13 @@ impl Tables {
     }
 }
 
-/// Parts of the wall time by state.
+/// Returns parts of the wall time by state.
 fn parts(states: &Microstates) -> Vec<(String, f64)> {
     let wall = states.wall();
     states.named().iter().map(|(name, ns)| ((*name).to_owned(), part(*ns, wall))).collect()
 }
 
-fn modes(counts: &HashMap<Option<Kind>, u64>) -> ModeShares {
+fn modes(counts: &HashMap<Option<SampleKind>, u64>) -> ModeShares {
     let mut shares = ModeShares::default();
     let all = counts.values().sum();
     for (kind, count) in counts {

@@ -1,4 +1,4 @@
-//! What tasks did at the scans of the task_scans.
+//! States of tasks by scans.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -6,13 +6,13 @@ use super::tables::TaskKey;
 use crate::rows::TaskState;
 use crate::rows::{TaskScanRow, TaskScanStateRow};
 
-/// Changes that are kept, at most.
+/// Limit of changes.
 const CHANGES: usize = 1 << 16;
-/// TaskScans that are kept, at most: a minute at 50 per second.
+/// Limit of scans: a minute at 50 per second.
 const MOMENTS: usize = 3_000;
 
-/// How often a task was seen in each state, in the order of [`TaskState::ALL`].
-pub(super) type Seen = [u64; TaskState::ALL.len()];
+/// Number of scans in which a task was in each state, in the order of [`TaskState::ALL`].
+pub(super) type StateCounts = [u64; TaskState::ALL.len()];
 
 #[derive(Debug)]
 struct Change {
@@ -51,15 +51,17 @@ impl SampledStates {
         self.changes.push_back(Change { scan: row.scan, task, from, to: row.state });
     }
 
-    /// How often each task was seen in each state since a scan, and the mean time between two looks, ns.
-    pub fn since(&self, from_ns: u64) -> (HashMap<TaskKey, Seen>, u64) {
-        let mut seen: HashMap<TaskKey, Seen> = HashMap::new();
+    /// Returns the number of scans of each task in each state since a time, and the mean time between two
+    /// scans, ns.
+    pub fn since(&self, from_ns: u64) -> (HashMap<TaskKey, StateCounts>, u64) {
+        let mut seen: HashMap<TaskKey, StateCounts> = HashMap::new();
         let (Some(&(last, to_ns)), Some(&(first, begin_ns))) =
             (self.scans.back(), self.scans.iter().find(|(_, time)| *time > from_ns))
         else {
             return (seen, 0);
         };
-        // Backwards from now: up to which scan a task's state is told already, and what it was before.
+        // Backwards from now: the scan down to which a task's state is counted already, and its state before
+        // that.
         let mut told: HashMap<TaskKey, (u64, Option<TaskState>)> =
             self.now.iter().map(|(task, state)| (*task, (last + 1, Some(*state)))).collect();
         let mut count = |task: TaskKey, state: Option<TaskState>, scans: u64| {
@@ -108,7 +110,7 @@ mod tests {
             task_scans.change(&row);
         }
         let (all, step_ns) = task_scans.since(0);
-        // TaskScans 1 to 3 and 10 running, 4 to 9 in the queue; the other is there up to scan 8.
+        // Scans 1 to 3 and 10 running, 4 to 9 runnable; the other is there up to scan 8.
         let at = |wanted| TaskState::ALL.iter().position(|state| *state == wanted).unwrap();
         let [running, queue, sleep] = [TaskState::Running, TaskState::Runnable, TaskState::Sleep].map(at);
         assert_eq!(

@@ -25,7 +25,8 @@ fn sample(ms: u64, instance: u32, mode: Mode, (frame, stack): (u32, Option<u32>)
     }
 }
 
-/// `main` calls `work`, which calls itself; `helper` is a copy in it. A second of it, then a second of `other`.
+/// `main` calls `work`, which calls itself; `helper` is a copy in it. A second of it, then a second of
+/// `other`.
 fn batch() -> Batch {
     let mut batch = Batch::default();
     let meta = [("duration_ns", "2000000000"), ("rate_hz", "1000"), ("host", "kvm"), ("kernel", "6.1")];
@@ -110,7 +111,7 @@ fn functions_count_once_for_each_stack() {
     let run = tables.snapshot(&View { span: Span::Run, rows: 10 });
     let rows: Vec<_> = run.functions.iter().map(|f| (f.symbol.as_str(), f.samples, f.total.share)).collect();
     assert_eq!(rows, [("vfs_read", 10, 0.5), ("helper", 10, 0.5), ("main", 0, 0.5), ("work", 0, 0.5)]);
-    // A better name takes the place of the first.
+    // A better name replaces the first.
     tables.add(&Batch { frames: vec![frame(3, "ksys_read", FrameKind::Kernel)], ..Batch::default() });
     let run = tables.snapshot(&View { span: Span::Run, rows: 2 });
     assert_eq!((run.functions.len(), run.functions[1].symbol.as_str()), (2, "ksys_read"));
@@ -166,7 +167,7 @@ fn a_sink_that_fails_counts_nothing() {
             Err(SinkError("full".to_owned()))
         }
     }
-    let shared = Shared::default();
+    let shared = SharedTables::default();
     let mut sink = LiveSink::new(Box::new(Full), shared.clone());
     assert!(sink.write(&batch()).is_err());
     assert_eq!(shared.lock().snapshot(&View::default()).sampling.counted, 0);
@@ -178,7 +179,7 @@ mod properties {
     use super::*;
 
     proptest! {
-        /// Whatever rows come, in whatever order, a look ends and its shares stay in range.
+        /// For all rows, in any order, a snapshot ends and its shares stay in range.
         #[test]
         fn any_rows_are_bounded(
             stacks in prop::collection::vec((0_u32..40, prop::option::of(0_u32..40), 0_u32..9), 0..40),

@@ -1,4 +1,4 @@
-//! The machine code of one function, and where in it samples hit.
+//! Machine code of one function, and the positions of samples in it.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::code::{Code, Frame, NONE, matches};
 use super::filter::{Filter, no_such_symbol};
-use super::read::Loaded;
+use super::read::LoadedProfile;
 use super::view::{RowLists, View, frames};
 use super::{Estimate, ReportError};
 use crate::naming::is_nameless;
@@ -15,17 +15,17 @@ use crate::rows::FrameKind;
 use crate::store::Profile;
 use text::clean::printable;
 
-/// More code of one function than this is not read, bytes. Functions of the kernel have up to 64 KiB.
+/// Largest part of a function's code that is read, bytes. Functions of the kernel have up to 64 KiB.
 pub const MOST_CODE: u32 = 256 << 10;
-/// At most so many functions of one name are listed.
+/// Limit of functions of one name that are listed.
 const MOST_LISTED: usize = 8;
 
-/// Which function.
+/// Function to annotate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Target {
-    /// Its name, or where it starts, as `0x...`.
+    /// Name, or start address as `0x...`.
     pub symbol: String,
-    /// Kernel module or file name, where several have a function of that name; `kernel` for the kernel image.
+    /// Kernel module or file name, if several have a function of that name; `kernel` for the kernel image.
     pub module: Option<String>,
 }
 
@@ -38,19 +38,19 @@ pub struct Annotation {
     pub module: Option<String>,
     /// `user` or `kernel`.
     pub kind: String,
-    /// No symbol covers it: its name only tells where it starts.
+    /// True if no symbol covers it: its name only gives its start.
     pub nameless: bool,
     /// Address of its first byte; of the ELF file for user code of a file.
     pub start: u64,
-    /// Its code, at most [`MOST_CODE`]; `None` where the profile has none.
+    /// Its code, at most [`MOST_CODE`]; `None` if the profile has none.
     pub code: Option<Vec<u8>>,
-    /// Where the code was read: `guest memory` or `file`.
+    /// Source of the code: `guest memory` or `file`.
     pub read: Option<String>,
     /// Samples in it, and in what it called.
     pub own: Estimate,
     /// Samples with it on their stack, each counted once.
     pub total: Estimate,
-    /// Where samples hit, by address.
+    /// Samples by address.
     pub hits: BTreeMap<u64, Hit>,
     /// Names of other functions of the same module, by their first address.
     #[serde(skip)]
@@ -64,11 +64,11 @@ pub struct Hit {
     pub own: u64,
     /// Samples in what was called by the instruction before this address.
     pub called: u64,
-    /// Source file and line, where known.
+    /// Source file and line, if known.
     pub source: Option<String>,
 }
 
-/// What makes a function another one than all of the same name.
+/// Identity of a function among all of the same name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Place {
     function: u32,
@@ -88,7 +88,7 @@ impl Annotation {
     /// # Errors
     /// See [`ReportError`]: no function of that name, or several.
     pub fn read(profile: &Profile, filter: &Filter, target: &Target) -> Result<Self, ReportError> {
-        let loaded = Loaded::read(profile, filter)?;
+        let loaded = LoadedProfile::read(profile, filter)?;
         let view = loaded.view();
         let place = choose(&view, target)?;
         let function = &view.code.functions[place.function as usize];
@@ -114,7 +114,7 @@ impl Annotation {
     fn count(&mut self, view: &View<'_>, place: Place) {
         let is = |at: u32| Place::of(view.code, at, &view.code.frames[at as usize]) == place;
         let chosen: Vec<bool> = (0..view.code.frames.len()).map(|at| is(super::code::small(at))).collect();
-        // Rows: the function's own, and its total.
+        // Rows: the function's own samples, and its total.
         let mut rows = RowLists::default();
         let mut seen = Vec::new();
         for &(leaf, samples) in &view.sums.leaves.list {
@@ -157,7 +157,7 @@ impl Annotation {
     }
 }
 
-/// The one function that is meant.
+/// Returns the function that `target` names.
 fn choose(view: &View<'_>, target: &Target) -> Result<Place, ReportError> {
     let code = view.code;
     let address = target.symbol.strip_prefix("0x").and_then(|digits| u64::from_str_radix(digits, 16).ok());
@@ -175,7 +175,7 @@ fn choose(view: &View<'_>, target: &Target) -> Result<Place, ReportError> {
             places.push((function.symbol == target.symbol, place));
         }
     }
-    // The name itself goes before names that only begin with it.
+    // The exact name takes precedence over names that only begin with it.
     if places.iter().any(|(exact, _)| *exact) {
         places.retain(|(exact, _)| *exact);
     }
@@ -219,13 +219,13 @@ fn none(view: &View<'_>, target: &Target) -> ReportError {
     let advice = if into.is_empty() {
         format!("--module may be {}", modules.join(", "))
     } else {
-        format!("the compiler has copied it into {}: annotate that", into.join(", "))
+        format!("the compiler has copied it into {}: annotate that function", into.join(", "))
     };
-    let what = "code of its own for";
+    let what = "separate code for";
     ReportError::NoSuch { what, wanted: printable(&target.symbol), advice: printable(&advice) }
 }
 
-/// Functions of one name, told apart by module and address.
+/// Lists functions of one name by module and address.
 fn list(code: &Code, places: &[Place]) -> String {
     let name = |place: &Place| {
         let function = &code.functions[place.function as usize];
@@ -239,7 +239,7 @@ fn list(code: &Code, places: &[Place]) -> String {
     printable(&names.join("; "))
 }
 
-/// First addresses of the sampled functions of the same module.
+/// Returns first addresses of the sampled functions of the same module.
 fn names(code: &Code, of: Place) -> BTreeMap<u64, String> {
     let kind = code.functions[of.function as usize].kind;
     let same = |frame: &&Frame| frame.named && frame.kind == kind && frame.file == of.file;
@@ -253,7 +253,7 @@ fn names(code: &Code, of: Place) -> BTreeMap<u64, String> {
         .collect()
 }
 
-/// The code from the function's start to the end of what was kept.
+/// Reads the code from the function's start to the end of what was kept.
 fn read_code(
     connection: &Connection,
     place: Place,

@@ -1,17 +1,18 @@
-//! Samples by what a person asks for: functions, lines, threads and so on.
+//! Samples grouped by functions, lines, threads and so on.
 
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
+use text::message::UnknownName;
 
 use super::view::View;
 use super::{Estimate, Sort};
 
-/// What the rows of a [`Breakdown`] are.
+/// Kind of the rows of a [`Breakdown`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum By {
-    /// Functions, inlined ones too.
+    /// Functions, inlined ones included.
     Function,
     /// Addresses.
     Instruction,
@@ -19,7 +20,7 @@ pub enum By {
     Line,
     /// Programs: all instances of a name together.
     Process,
-    /// Lives of processes.
+    /// Instances of processes.
     Instance,
     /// Threads.
     Thread,
@@ -34,7 +35,7 @@ pub enum By {
 }
 
 impl By {
-    /// All with their names on the command line.
+    /// All kinds with their names on the command line.
     pub const ALL: [(&'static str, By); 10] = [
         ("function", By::Function),
         ("instruction", By::Instruction),
@@ -48,44 +49,43 @@ impl By {
         ("syscall", By::Syscall),
     ];
 
-    /// Its name on the command line.
+    /// Returns the name on the command line.
     pub fn name(self) -> &'static str {
         Self::ALL.iter().find(|(_, by)| *by == self).map_or("", |(name, _)| name)
     }
 
-    /// Whether rows are code, so that a sample counts for what called it, too.
+    /// True if rows are code, so that a sample counts for its callers as well.
     pub fn is_code(self) -> bool {
         matches!(self, Self::Function | Self::Instruction | Self::Line | Self::Module)
     }
 }
 
 impl FromStr for By {
-    type Err = String;
+    type Err = UnknownName;
 
     fn from_str(name: &str) -> Result<Self, Self::Err> {
-        let found = Self::ALL.iter().find(|(known, _)| *known == name).map(|(_, by)| *by);
-        found.ok_or_else(|| format!("{name} is none of {}", Self::ALL.map(|(known, _)| known).join(", ")))
+        UnknownName::find(name, Self::ALL)
     }
 }
 
-/// The chosen samples by one thing.
+/// The chosen samples, grouped.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Breakdown {
-    /// What the rows are.
+    /// Kind of the rows.
     pub by: By,
-    /// One row for each. The parts of their own and `outside` add up to all chosen samples.
+    /// One row for each. Their own estimates and `outside` add up to all chosen samples.
     pub rows: Vec<Row>,
-    /// Chosen samples that belong to no row, as those outside of interrupts under [`By::Irq`].
+    /// Chosen samples that belong to no row, such as those outside of interrupts under [`By::Irq`].
     pub outside: Estimate,
 }
 
-/// One function, line, thread or the like. What does not apply is `None`.
+/// One function, line, thread or the like. A field that does not apply is `None`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Row {
-    /// Its name; in brackets where it stands for what has none.
+    /// Name; in brackets for samples without one.
     pub name: String,
-    /// `user` or `kernel` for code; `process`, `kernel_thread`, `interrupt`, `boot` or `unknown` for who is charged;
-    /// `hard`, `soft` or `nmi` for an interrupt.
+    /// `user` or `kernel` for code; `process`, `kernel_thread`, `interrupt`, `boot` or `unknown` for the
+    /// owner of time; `hard`, `soft` or `nmi` for an interrupt.
     pub kind: Option<String>,
     /// Kernel module, or file name of user code.
     pub module: Option<String>,
@@ -106,7 +106,7 @@ pub struct Row {
     /// Samples in it.
     #[serde(rename = "self")]
     pub own: Estimate,
-    /// Samples in it and in what it called, each counted once.
+    /// Samples in it and in its callees, each counted once.
     pub total: Estimate,
 }
 
@@ -124,8 +124,8 @@ impl Breakdown {
         breakdown
     }
 
-    /// Orders the rows: by samples means by the share that those stand for. Rows that tie stay in the order of what is their
-    /// own, then of totals, then of names.
+    /// Orders the rows. By samples means by the share that the samples represent. Rows that tie are ordered
+    /// by their own estimates, then by totals, then by names.
     pub fn sort(&mut self, by: Sort) {
         let is = |row: &Row, kind: &str| row.kind.as_deref() == Some(kind);
         let most = |a: &Estimate, b: &Estimate| b.share.total_cmp(&a.share).then(b.samples.cmp(&a.samples));

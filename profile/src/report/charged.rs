@@ -1,4 +1,4 @@
-//! The tables of processes and functions.
+//! Tables of processes and functions.
 
 use std::collections::HashMap;
 
@@ -7,7 +7,7 @@ use super::{Estimate, Function, Process, ProcessKind, Thread};
 use crate::rows::Charged;
 use crate::rows::Mode;
 
-/// One row per process, and per thing that samples are charged to instead.
+/// Returns one row per process, and per other owner of samples.
 pub(super) fn processes(view: &View<'_>) -> Vec<Process> {
     let known = |charged| match charged {
         Charged::Instance(id) if !view.tables.instances.contains_key(&id) => Charged::Unknown,
@@ -53,7 +53,7 @@ fn row((comm, kind): (&str, ProcessKind), estimate: Estimate, user_share: f64) -
     }
 }
 
-/// The row of an instance, from one without its names.
+/// Completes the row of an instance.
 fn process(id: u32, row: Process, threads: Vec<Thread>, view: &View<'_>) -> Process {
     let tables = view.tables;
     let Some(instance) = tables.instances.get(&id) else { return row };
@@ -74,7 +74,7 @@ fn process(id: u32, row: Process, threads: Vec<Thread>, view: &View<'_>) -> Proc
     }
 }
 
-/// The threads of each instance, most samples first.
+/// Returns the threads of each instance, most samples first.
 fn threads(view: &View<'_>) -> HashMap<u32, Vec<Thread>> {
     let (found, _) = view.by_context(|context| match context.thread.charged {
         Charged::Instance(id) => Some((id, context.thread.tid?)),
@@ -91,7 +91,7 @@ fn threads(view: &View<'_>) -> HashMap<u32, Vec<Thread>> {
     threads
 }
 
-/// One row per innermost function and mode.
+/// Returns one row per innermost function and mode.
 pub(super) fn functions(view: &View<'_>) -> Vec<Function> {
     let (found, _) = view.by_leaf(|leaf| {
         let first = view.code.frames[leaf.frame as usize].slots().start;

@@ -1,7 +1,8 @@
-//! The code of a profile in memory: frames, and the functions and source lines that they stand for.
+//! Code of a profile in memory: frames with their functions and source lines.
 //!
-//! A frame has one entry for its own function, and one for each function that the compiler has copied into it there:
-//! the innermost first. Functions and lines are stored once, so that all counting is done on small numbers.
+//! A frame has one entry for its own function, and one for each function that the compiler has copied into it
+//! there, the innermost first. Functions and lines are stored once, so that all counting works on small
+//! numbers.
 
 use std::collections::HashMap;
 
@@ -14,16 +15,16 @@ use crate::rows::FrameKind;
 
 /// No function, line, frame or stack.
 pub(super) const NONE: u32 = u32::MAX;
-/// The frame of samples whose own is not in the profile.
+/// The frame of samples whose own frame is missing in the profile.
 pub(super) const UNKNOWN_FRAME: u32 = 0;
 /// The frame of samples in unnamed code before the kernel has tasks.
 pub(super) const BOOT_FRAME: u32 = 1;
 /// Name of [`BOOT_FRAME`].
 pub(super) const EARLY_BOOT: &str = "[early boot]";
-/// At most so many inlined functions of one frame are looked at.
+/// Limit of inlined functions of one frame.
 const MOST_INLINED: usize = 256;
 
-/// A function; or the reason of a stack's end, where `kind` says so.
+/// A function; or the reason of a stack's end, according to `kind`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Function {
     pub symbol: String,
@@ -56,17 +57,17 @@ pub(super) struct Frame {
     pub instance: Option<u32>,
     pub file: Option<u32>,
     pub offset: u64,
-    /// A symbol is known, or stands for the start of its function.
+    /// True if a symbol is known, or a name that gives the start of its function.
     pub named: bool,
-    /// No symbol is known, only where its function starts at most.
+    /// True if no symbol is known, and at most the start of its function.
     pub nameless: bool,
-    /// Where its entries begin, and how many there are: at least one.
+    /// Index of its first entry; `count` is at least one.
     first: u32,
     entries: u32,
 }
 
 impl Frame {
-    /// The places of its entries in [`Code::entries`], innermost first.
+    /// Returns the indexes of its entries in [`Code::entries`], innermost first.
     pub(super) fn slots(&self) -> std::ops::Range<usize> {
         let first = self.first as usize;
         first..first + self.entries as usize
@@ -86,7 +87,7 @@ pub(super) struct Code {
 /// Inlined functions of a frame: symbol and line, innermost first.
 type Inlined = HashMap<u32, Vec<(String, Option<Line>)>>;
 
-/// Numbers for equal things.
+/// Numbers of equal things.
 #[derive(Debug)]
 struct Interner<T>(HashMap<T, u32>);
 
@@ -102,7 +103,7 @@ impl<T: std::hash::Hash + Eq + Clone> Interner<T> {
     }
 }
 
-/// An index as a number. There are less than 2^32 of anything here, since each has a row in the profile.
+/// Converts an index. There are less than 2^32 of anything here, since each has a row in the profile.
 pub(super) fn small(index: usize) -> u32 {
     u32::try_from(index).unwrap_or(NONE - 1)
 }
@@ -187,37 +188,37 @@ impl Code {
         self.frames.push(frame);
     }
 
-    /// Where the frame with this row id is, [`UNKNOWN_FRAME`] for none.
+    /// Returns the index of the frame with this row id, [`UNKNOWN_FRAME`] if there is none.
     pub(super) fn frame(&self, id: u32) -> u32 {
         self.index.get(&id).copied().unwrap_or(UNKNOWN_FRAME)
     }
 
-    /// The innermost function at a frame.
+    /// Returns the innermost function at a frame.
     pub(super) fn innermost(&self, frame: u32) -> &Function {
         let frame = &self.frames[frame as usize];
         &self.functions[self.entries[frame.first as usize].function as usize]
     }
 
-    /// The function that a frame's code was compiled into: the outermost at that frame.
+    /// Returns the function that a frame's code was compiled into: the outermost at that frame.
     pub(super) fn own(&self, frame: u32) -> u32 {
         let slots = self.frames[frame as usize].slots();
         self.entries[slots.end - 1].function
     }
 
-    /// Which functions this name means.
+    /// Returns for each function whether `wanted` names it.
     pub(super) fn named(&self, wanted: &str) -> Vec<bool> {
         let is = |f: &Function| f.kind != FrameKind::Reason && matches(&f.symbol, wanted);
         self.functions.iter().map(is).collect()
     }
 
-    /// Names of functions, without those in brackets that stand for none.
+    /// Returns the names of functions, without names in brackets.
     pub(super) fn names(&self) -> impl Iterator<Item = &str> {
         let named = |f: &&Function| f.kind != FrameKind::Reason && !f.symbol.starts_with('[');
         self.functions.iter().filter(named).map(|f| f.symbol.as_str())
     }
 }
 
-/// Whether a function is meant by `wanted`: its name, or its name without the arguments that a demangled name has, or
+/// True if `wanted` is the name of a function, or its name without the arguments of a demangled name, or
 /// without the suffix that a compiler gives to a part of a function (`.isra.0`, `.cold`).
 pub(super) fn matches(symbol: &str, wanted: &str) -> bool {
     !wanted.is_empty()
@@ -250,8 +251,8 @@ fn line(source: Option<String>, line: Option<u32>) -> Option<Line> {
     source.map(|source| Line { source, line })
 }
 
-/// What a frame's own function is called. Code without a name counts by its module; user code without a module by its
-/// program; kernel code without either by its address.
+/// Returns the name of a frame's own function. Code without a name has that of its module; user code without
+/// a module that of its program; kernel code without either its address.
 fn name(
     frame: &Frame,
     symbol: Option<String>,

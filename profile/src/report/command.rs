@@ -1,4 +1,4 @@
-//! The run's own command (`vprof run IMAGE -- CMD`): the times that a benchmark asks for.
+//! Times of the run's own command (`vprof run IMAGE -- CMD`), for benchmarks.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,23 +9,24 @@ use crate::rows::Charged;
 use crate::rows::Mode;
 use crate::store::Profile;
 
-/// What the command took.
+/// Times of the command.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct CommandTimes {
     /// Its words, separated by blanks.
     pub command: String,
-    /// From its start to its end by the guest's monotonic clock, s; `None` where the guest has not told, or it has not ended.
+    /// Time from its start to its end by the guest's monotonic clock, s; `None` if the guest has not reported
+    /// it, or the command has not ended.
     pub wall_s: Option<f64>,
-    /// CPU time of it and of all processes that came of it; `None` in a report on another part of the profile, and where
+    /// CPU time of the command and its descendants; `None` in a report on another part of the profile, and if
     /// none of its processes is known.
     pub cpu: Option<Estimate>,
-    /// The part of it in user code.
+    /// The part of `cpu` in user code.
     pub user: Option<Estimate>,
-    /// The part of it in the kernel: system calls and page faults, without interrupts.
+    /// The part of `cpu` in the kernel: system calls and page faults, without interrupts.
     pub system: Option<Estimate>,
 }
 
-/// Whether a profile is of a run with a command of its own.
+/// True for a profile of a run with its own command.
 ///
 /// # Errors
 /// See [`ReportError`].
@@ -36,7 +37,7 @@ pub(crate) fn has_command(profile: &Profile) -> Result<bool, ReportError> {
 }
 
 impl CommandTimes {
-    /// `None` for a run without a command.
+    /// Reads the times; `None` for a run without a command.
     pub(super) fn new(filter: &Filter, view: &View<'_>) -> Option<Self> {
         let meta = &view.tables.meta;
         let command = meta.get("command")?.clone();

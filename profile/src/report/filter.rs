@@ -1,4 +1,4 @@
-//! Which part of a profile is reported, and in what order.
+//! Part of a profile that is reported, and order of its rows.
 
 use std::collections::HashSet;
 use std::str::FromStr;
@@ -16,19 +16,22 @@ use crate::rows::Charged;
 use crate::rows::Mode;
 use crate::store::Profile;
 use text::clean::printable;
+use text::message::UnknownName;
 use text::suggest::suggest;
 
-/// Which part of a profile is reported. An absent part means no restriction; all parts have to hold.
+/// The part of a profile that is reported. A condition that is absent restricts nothing; all conditions have
+/// to hold.
 ///
-/// The vCPU and the time choose the samples that shares refer to. All other parts restrict the rows of a report, and
-/// their shares still refer to all samples of the vCPU and time that are not idle.
+/// The vCPU and the time choose the samples that shares refer to. All other conditions restrict the rows of a
+/// report; their shares still refer to all samples of the vCPU and time that are not idle.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Filter {
     /// Only this process: a program name (all its instances), a pid, or `name#number`.
     pub process: Option<String>,
-    /// Only a process and its descendants: as for `process`, or `command` for the run's own (`vprof run IMAGE -- CMD`).
+    /// Only a process and its descendants: as for `process`, or `command` for the run's own (`vprof run IMAGE
+    /// -- CMD`).
     pub tree: Option<String>,
-    /// Only this life of a process: `name#number`.
+    /// Only this instance of a process: `name#number`.
     pub instance: Option<String>,
     /// Only processes whose control group's path has this part.
     pub cgroup: Option<String>,
@@ -47,14 +50,14 @@ pub struct Filter {
 }
 
 impl Filter {
-    /// Nothing but the vCPU and the time is chosen.
+    /// True if at most the vCPU and the time are chosen.
     pub fn is_of_all(&self) -> bool {
         let Self { vcpu, from_ns, to_ns, .. } = *self;
         *self == Self { vcpu, from_ns, to_ns, ..Self::default() }
     }
 }
 
-/// Modes as a person tells them apart.
+/// Groups of modes for the command line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ModeGroup {
@@ -77,7 +80,7 @@ impl ModeGroup {
     }
 }
 
-/// What a [`Filter`] means in one profile.
+/// Meaning of a [`Filter`] in one profile.
 #[derive(Debug, Default)]
 pub(super) struct Selection {
     instances: Option<HashSet<u32>>,
@@ -86,7 +89,7 @@ pub(super) struct Selection {
     symbol: Option<OnStack>,
 }
 
-/// Where a function is: by place of stack, and of frame for samples without a stack.
+/// Stacks with a function: by index of the stack, and of the frame for samples without a stack.
 #[derive(Debug)]
 struct OnStack {
     stacks: Vec<bool>,
@@ -97,7 +100,7 @@ impl Selection {
     /// Finds what the filter names.
     ///
     /// # Errors
-    /// It names something that the profile does not have.
+    /// The filter names something that the profile does not have.
     pub(super) fn new(
         filter: &Filter,
         profile: &Profile,
@@ -119,11 +122,11 @@ impl Selection {
         Ok(selection)
     }
 
-    /// Finds the tasks that the filter names, by process, instance, control group and thread; the other parts do not
-    /// choose tasks.
+    /// Finds the tasks that the filter names, by process, instance, control group and thread; the other
+    /// conditions do not choose tasks.
     ///
     /// # Errors
-    /// It names something that the profile does not have.
+    /// The filter names something that the profile does not have.
     pub(super) fn of_tasks(filter: &Filter, profile: &Profile, tables: &Tables) -> Result<Self, ReportError> {
         check(filter, tables)?;
         let mut selection = Self::default();
@@ -156,7 +159,7 @@ impl Selection {
         Ok(selection)
     }
 
-    /// Whether the task, by instance row id and thread id, is one of the chosen.
+    /// True if the task, by instance row id and thread id, is chosen.
     pub(super) fn has_task(&self, (instance, tid): (u32, i32)) -> bool {
         self.instances.as_ref().is_none_or(|ids| ids.contains(&instance))
             && self.threads.as_ref().is_none_or(|ids| ids.contains(&(instance, tid)))
@@ -174,7 +177,7 @@ impl Selection {
         Ok(())
     }
 
-    /// Whether a sample that is charged like this is wanted.
+    /// True if a sample with this owner is chosen.
     pub(super) fn chooses(&self, charged: Charged, sample: &Sample) -> bool {
         let Self { instances, threads, modes, symbol } = self;
         let instance = match charged {
@@ -200,12 +203,12 @@ fn is_numbered((comm, number): (&str, u32), wanted: &str) -> bool {
     numbered == Some((comm, number))
 }
 
-/// Whether `wanted` is the process' name, its id, or its name with its instance number.
+/// True if `wanted` is the name of the process, its id, or its name with its instance number.
 pub(crate) fn is_process((comm, pid, number): (&str, i32, u32), wanted: &str) -> bool {
     comm == wanted || wanted.parse() == Ok(pid) || is_numbered((comm, number), wanted)
 }
 
-/// Threads by name, or by thread id, named or not.
+/// Returns threads by name, or by thread id, named or not.
 fn threads(profile: &Profile, tables: &Tables, wanted: &str) -> Result<HashSet<(u32, i32)>, ReportError> {
     let mut found: HashSet<(u32, i32)> =
         tables.threads.iter().filter(|(_, comm)| *comm == wanted).map(|(&key, _)| key).collect();
@@ -240,7 +243,7 @@ fn check(filter: &Filter, tables: &Tables) -> Result<(), ReportError> {
     }
 }
 
-/// What to say of a name that is not there: the nearest ones, or what lists them.
+/// Returns the error for a name that does not exist: with the nearest names, or the command that lists them.
 pub(crate) fn no_such(what: &'static str, wanted: &str, names: Vec<&str>, list: &str) -> ReportError {
     let near = suggest(wanted, names.into_iter());
     let advice = if near.is_empty() {
@@ -256,13 +259,13 @@ pub(super) fn no_such_symbol(wanted: &str, code: &Code) -> ReportError {
     no_such("function", wanted, without.collect(), "--by function -n 0")
 }
 
-/// What rows of a report are ordered by.
+/// Order of the rows of a report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Sort {
-    /// Most samples first; of their own, where rows have a total, too.
+    /// Most samples first; their own samples if rows have a total, too.
     #[default]
     Samples,
-    /// Most samples in total first, those in what it calls included.
+    /// Most samples in total first, those in callees included.
     Total,
     /// Name of the row.
     Name,
@@ -275,7 +278,7 @@ pub enum Sort {
 }
 
 impl Sort {
-    /// All keys with their names on the command line.
+    /// All orders with their names on the command line.
     pub const ALL: [(&'static str, Sort); 7] = [
         ("self", Sort::Samples),
         ("samples", Sort::Samples),
@@ -288,10 +291,9 @@ impl Sort {
 }
 
 impl FromStr for Sort {
-    type Err = String;
+    type Err = UnknownName;
 
     fn from_str(name: &str) -> Result<Self, Self::Err> {
-        let found = Self::ALL.iter().find(|(known, _)| *known == name).map(|(_, sort)| *sort);
-        found.ok_or_else(|| format!("{name} is none of {}", Self::ALL.map(|(known, _)| known).join(", ")))
+        UnknownName::find(name, Self::ALL)
     }
 }

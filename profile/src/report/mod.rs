@@ -1,4 +1,4 @@
-//! What a profile says: the numbers behind the summary and `vprof report --json`.
+//! Figures of the summary and of `vprof report --json`.
 //!
 //! [`Report`] serializes to exactly the object that docs/json.md describes; a test compares the two.
 
@@ -32,12 +32,12 @@ pub use annotate::{Annotation, Hit, MOST_CODE, Target};
 pub use by::{Breakdown, By, Row};
 pub use command::CommandTimes;
 pub use exact::{
-    ChildrenStates, ExactCost, ExactReport, ExactVcpu, InterruptSource, InterruptTime, OffCpu, Part, Parts,
-    SoftInterrupt, StateTime, Task, TaskStates, Wakeup,
+    ChildrenStates, CpuPart, CpuParts, ExactCost, ExactReport, ExactVcpu, InterruptSource, InterruptTime,
+    OffCpu, SoftInterrupt, StateTime, Task, TaskStates, Wakeup,
 };
 pub use filter::{Filter, ModeGroup, Sort};
 pub(crate) use filter::{is_process, no_such};
-pub use quality::{Broken, Ends, File, UserCode, Walks};
+pub use quality::{StackWalks, UserCode, UserFile, WalkEnds, WalkFailure};
 pub use recording::{
     About, FrameEntry, Owner, RecordedFile, RecordedFrame, RecordedFunction, RecordedMapping,
     RecordedProcess, RecordedSample, Recording, RecordingRequest, SourceLine, StackNode,
@@ -51,19 +51,19 @@ use crate::estimate;
 use crate::rows::VcpuState;
 use crate::store::ProfileError;
 
-/// What a report shall answer beside the summary.
+/// Part of a report besides the summary.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Request {
-    /// Nothing more.
+    /// None.
     #[default]
     Summary,
-    /// Samples by one thing.
+    /// Samples, grouped.
     By(By),
     /// Callers or callees of a function.
     Tree(TreeRequest),
 }
 
-/// What samples say of one thing: its share of all time in the guest that is not idle, and the time itself, each with its
+/// Estimate from samples: share of all time in the guest that is not idle, and the time itself, each with its
 /// 95 % interval (docs/statistics.md). Shares of vCPUs count by the exact time of each.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Estimate {
@@ -96,13 +96,13 @@ impl Estimate {
         }
     }
 
-    /// The share with its interval.
+    /// Returns the share with its interval.
     pub fn interval(&self) -> estimate::Share {
         estimate::Share { share: self.share, low: self.share_low, high: self.share_high }
     }
 }
 
-/// Samples by what their tick fell into. Only those that fell into the guest tell how its time divides.
+/// Numbers of samples by the vCPU's state at the tick. Only those in the guest show how its time divides.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TickCounts {
     /// Executing the guest.
@@ -111,7 +111,8 @@ pub struct TickCounts {
     pub halted: u64,
     /// Out of KVM_RUN.
     pub vmm: u64,
-    /// Due while the vCPU's thread lacked a CPU of the host, or was stopped. Also what is not known.
+    /// Due while the vCPU's thread lacked a CPU of the host, or was stopped. Unknown states count here as
+    /// well.
     pub waiting: u64,
 }
 
@@ -127,20 +128,20 @@ impl TickCounts {
     }
 }
 
-/// Why a report could not be made.
+/// Error of making a report.
 #[derive(Debug, thiserror::Error)]
 pub enum ReportError {
     /// The profile could not be read.
     #[error(transparent)]
     Profile(#[from] ProfileError),
-    /// Nothing of this name.
+    /// Nothing has this name.
     #[error("the profile has no {what} {wanted}: {advice}")]
     NoSuch {
-        /// Like "process".
+        /// Kind of thing, like "process".
         what: &'static str,
-        /// What was asked for.
+        /// Requested name.
         wanted: String,
-        /// Names that are near, or what lists them.
+        /// Nearest names, or the command that lists all.
         advice: String,
     },
     /// Several functions have this name.
@@ -148,26 +149,26 @@ pub enum ReportError {
         "several functions are called {wanted}: {found}; choose with --module, or give the address instead"
     )]
     Ambiguous {
-        /// What was asked for.
+        /// Requested name.
         wanted: String,
-        /// Some of them.
+        /// Some of the functions.
         found: String,
     },
     /// The profile has no exact data.
     #[error("the profile has no exact data: {0}")]
     NoExact(String),
-    /// The profile does not tell what tasks did.
-    #[error("the profile does not tell what tasks did: {0}")]
+    /// The profile has no states of tasks.
+    #[error("the profile has no states of tasks: {0}")]
     NoStates(String),
     /// No such vCPU.
     #[error("the profile has no vCPU {vcpu}: it has {count}, counted from 0")]
     NoSuchVcpu {
-        /// What was asked for.
+        /// Requested vCPU.
         vcpu: u8,
-        /// How many there are.
+        /// Number of vCPUs.
         count: usize,
     },
-    /// The time range lies outside of the run.
+    /// The time range is outside of the run.
     #[error("the time range begins after the end of the run, which lasted {0:.3} s")]
     AfterEnd(f64),
     /// The time range ends before it begins.
@@ -184,68 +185,68 @@ pub struct Report {
     pub host: String,
     /// The guest's kernel release.
     pub kernel: Option<String>,
-    /// False when the run was cut short (killed, or still going on).
+    /// False if the run was cut short (killed, or still in progress).
     pub complete: bool,
     /// Start of the run, seconds since 1970.
     pub started_unix_s: f64,
     /// Length of the run, s.
     pub duration_s: f64,
-    /// Mean rate that was asked for, per vCPU.
+    /// Mean rate that was requested, per vCPU.
     pub rate_hz: f64,
     /// Ticks served per second and vCPU.
     pub measured_rate_hz: f64,
-    /// Time in which a vCPU was not sampled, since sampling was stopped, s; the longest of all vCPUs. No share and no
-    /// estimated time speaks of it.
+    /// Time in which a vCPU was not sampled because sampling was stopped, s; the longest of all vCPUs. Shares
+    /// and estimated times leave it out.
     pub unsampled_s: f64,
     /// `uniform`, `exponential` or `fixed`.
     pub clock: String,
-    /// Whether intervals hold: not under a fixed clock, which a program can be in step with.
+    /// True if intervals are valid: not under a fixed clock, which a program can be in step with.
     pub intervals_valid: bool,
     /// Seed of the clock.
     pub seed: u64,
     /// Samples of the chosen vCPUs and time.
     pub samples: u64,
-    /// What their ticks fell into.
+    /// Their numbers by the vCPU's state at the tick.
     pub ticks: TickCounts,
-    /// Those that fell into the guest and did not find it idle: what all shares refer to.
+    /// Samples in the guest that are not idle: all shares refer to them.
     pub busy_samples: u64,
-    /// Those of them that the whole filter chooses.
+    /// Busy samples that the whole filter chooses.
     pub chosen_samples: u64,
     /// Samples lost in the whole run.
     pub lost: u64,
-    /// What part of the profile this is.
+    /// Part of the profile that the report covers.
     pub filter: Filter,
-    /// What sampling cost.
+    /// Cost of sampling.
     pub overhead: Overhead,
-    /// How late ticks were served.
+    /// Lateness of ticks.
     pub lateness: Lateness,
     /// One row per vCPU.
     pub vcpus: Vec<Vcpu>,
-    /// What the run's own command took.
+    /// Times of the run's own command.
     pub command: Option<CommandTimes>,
-    /// How many times as long a run has to be for half the interval of the largest share of `processes`.
+    /// Factor by which a run has to be longer for half the interval of the largest share of `processes`.
     pub needed_for_half: Option<f64>,
     /// Processes and what is not charged to any; shares add up to 1 without a process filter.
     pub processes: Vec<Process>,
     /// The innermost functions, inlined ones too; shares add up to 1 without a process filter.
     pub functions: Vec<Function>,
-    /// How the walks over stacks ended.
-    pub stacks: Walks,
-    /// What of the user code has a name.
+    /// Ends of the walks over stacks.
+    pub stacks: StackWalks,
+    /// Part of the user code that has a name.
     pub user_code: UserCode,
-    /// The samples by one thing, where that was asked for.
+    /// The samples, grouped, if requested.
     pub by: Option<Breakdown>,
-    /// Callers or callees, where they were asked for.
+    /// Callers or callees, if requested.
     pub tree: Option<CallTree>,
-    /// What could not be read of the guest.
+    /// Data of the guest that could not be read.
     pub missing: Vec<String>,
-    /// What happened in the run.
+    /// Events of the run.
     pub events: Vec<Event>,
     /// All other keys of table `meta`.
     pub meta: BTreeMap<String, String>,
 }
 
-/// What sampling cost, over the whole run and all vCPUs.
+/// Cost of sampling, over the whole run and all vCPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Overhead {
     /// Time in the sampler, from an exit to the next entry, s.
@@ -258,7 +259,7 @@ pub struct Overhead {
     pub share: f64,
 }
 
-/// How late ticks were served.
+/// Lateness of ticks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lateness {
     /// Median, ns, to three digits.
@@ -282,7 +283,7 @@ pub struct Vcpu {
     pub lost: u64,
     /// At CPL 3.
     pub user: f64,
-    /// In the kernel outside of interrupts; also early boot, and what could not be told.
+    /// In the kernel outside of interrupts; also early boot and unknown modes.
     pub kernel: f64,
     /// In hard interrupts and NMIs.
     pub hardirq: f64,
@@ -290,10 +291,10 @@ pub struct Vcpu {
     pub softirq: f64,
     /// Halted, in the idle task, or not started.
     pub idle: f64,
-    /// Samples that met the VMM, and that came late since the vCPU lacked a CPU of the host: they are no part of the five
-    /// above, which add up to 1.
+    /// Samples during work of the VMM. They and `waiting_samples` are not part of the five fractions above,
+    /// which add up to 1.
     pub vmm_samples: u64,
-    /// See `vmm_samples`.
+    /// Samples that came late since the vCPU lacked a CPU of the host.
     pub waiting_samples: u64,
     /// Its time in the chosen part of the run, by what the guest did.
     pub times: ModeTimes,
@@ -305,7 +306,7 @@ pub struct Vcpu {
     pub waiting_s: f64,
     /// Entering and leaving KVM_RUN with a halted guest, s.
     pub kvm_s: f64,
-    /// IrqContext exits, s.
+    /// Serving exits, s.
     pub vmm_s: f64,
     /// In the sampler, s.
     pub sampler_s: f64,
@@ -317,13 +318,13 @@ pub struct Vcpu {
     pub exits: u64,
 }
 
-/// The time of a vCPU that was executing the guest or halted, by what the guest did. The shares are of that time and add
-/// up to 1.
+/// Time of a vCPU that was executing the guest or halted, by mode. The shares are of that time and add up to
+/// 1.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct ModeTimes {
     /// At CPL 3.
     pub user: Estimate,
-    /// In the kernel outside of interrupts; also early boot, and what could not be told.
+    /// In the kernel outside of interrupts; also early boot and unknown modes.
     pub kernel: Estimate,
     /// In hard interrupts.
     pub hardirq: Estimate,
@@ -335,7 +336,7 @@ pub struct ModeTimes {
     pub idle: Estimate,
 }
 
-/// What a row of [`Report::processes`] is.
+/// Kind of a row of [`Report::processes`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ProcessKind {
@@ -351,7 +352,7 @@ pub enum ProcessKind {
     Unknown,
 }
 
-/// One life of one process, or a pseudo-row for what is charged to none.
+/// One instance of a process, or a pseudo-row for another owner.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Process {
     /// Program name, or a name in brackets for a pseudo-row.
@@ -360,9 +361,9 @@ pub struct Process {
     pub pid: i32,
     /// Instance number; 0 for a pseudo-row.
     pub instance: u32,
-    /// What the row is.
+    /// Kind of the row.
     pub kind: ProcessKind,
-    /// What is charged to it.
+    /// Time that is charged to it.
     #[serde(flatten)]
     pub estimate: Estimate,
     /// The part of the share in its user code.
@@ -390,14 +391,15 @@ pub struct Process {
 pub struct Thread {
     /// Thread id.
     pub tid: i32,
-    /// Its own name.
+    /// The thread's own name.
     pub comm: Option<String>,
-    /// What is charged to it.
+    /// Time that is charged to it.
     #[serde(flatten)]
     pub estimate: Estimate,
 }
 
-/// A function of kernel or user code. Code without a name counts by its module, or as `[user]` by its program.
+/// A function of kernel or user code. Code without a name counts by its module, or as `[user]` by its
+/// program.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Function {
     /// Symbol; `[module]`, `[user]` or an address where none covers it.
@@ -406,12 +408,12 @@ pub struct Function {
     pub module: Option<String>,
     /// `user`, `kernel`, `hardirq`, `softirq`, `nmi`, `boot` or `unknown`.
     pub mode: String,
-    /// What samples say of it.
+    /// Estimate of its time.
     #[serde(flatten)]
     pub estimate: Estimate,
 }
 
-/// Something that happened.
+/// An event of the run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Event {
     /// Seconds since the run's start.
@@ -423,8 +425,8 @@ pub struct Event {
 }
 
 impl Report {
-    /// Orders processes, functions and the rows of [`Self::by`]: by samples of their own means by the share that those stand
-    /// for. Rows that tie stay in the order of shares, of samples, then of names.
+    /// Orders processes, functions and the rows of [`Self::by`]. By own samples means by the share that they
+    /// represent. Rows that tie are ordered by shares, by samples, then by names.
     pub fn sort(&mut self, by: Sort) {
         if let Some(breakdown) = &mut self.by {
             breakdown.sort(by);

@@ -1,7 +1,8 @@
-//! Maps keyed by a few small numbers, of which a report over a million samples looks up several million.
+//! Maps keyed by a few small numbers; a report over a million samples does several million look-ups.
 //!
-//! The keys are row ids, which no guest chooses, so that a hash without a secret is enough: for each number rotate,
-//! add and multiply by an odd constant (2^64 divided by the golden ratio; Knuth, The Art of Computer Programming 3, 6.4).
+//! The keys are row ids, which no guest chooses, so that a hash without a secret is enough: for each number
+//! rotate, add and multiply by an odd constant (2^64 divided by the golden ratio; Knuth, The Art of Computer
+//! Programming 3, 6.4).
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -41,11 +42,11 @@ impl Hasher for NumberHasher {
     }
 
     fn write_isize(&mut self, number: isize) {
-        // Which variant of an enum it is.
+        // Discriminant of an enum.
         self.take(number.cast_unsigned() as u64);
     }
 
-    /// A map takes its place from the low bits, and the product is best in the high ones.
+    /// A map takes its slot from the low bits, and the product is best in the high ones.
     fn finish(&self) -> u64 {
         self.0.rotate_left(26)
     }

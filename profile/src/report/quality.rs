@@ -1,4 +1,4 @@
-//! How well stacks were walked and code was named.
+//! Quality of stack walks and of names.
 
 use std::collections::HashMap;
 
@@ -9,78 +9,78 @@ use super::view::View;
 use crate::numbers::part;
 use crate::rows::FrameKind;
 
-/// At most so many files are listed.
+/// Limit of files that are listed.
 const MOST_FILES: usize = 1_000;
 
-/// How the walks over the stacks of the chosen samples ended.
+/// Ends of the walks over the stacks of the chosen samples.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Walks {
-    /// Over kernel stacks.
-    pub kernel: Ends,
-    /// Over user stacks.
-    pub user: Ends,
+pub struct StackWalks {
+    /// StackWalks over kernel stacks.
+    pub kernel: WalkEnds,
+    /// StackWalks over user stacks.
+    pub user: WalkEnds,
 }
 
-/// How walks ended.
+/// Counters of walks by their end.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Ends {
+pub struct WalkEnds {
     /// Samples whose stack was walked.
     pub walks: u64,
-    /// Those that reached the stack's end.
+    /// StackWalks that reached the stack's end.
     pub complete: u64,
     /// `complete / walks`, 0 without any.
     pub complete_share: f64,
-    /// Of the complete ones those with frames that were found by what their callee's code does, by frame pointer or by return
-    /// address, where no unwind table tells.
+    /// Complete walks with frames that were found without an unwind table: by the code of their callee, by
+    /// frame pointer or by return address.
     pub doubtful: u64,
-    /// Why the others did not, the most frequent reason first.
-    pub broken: Vec<Broken>,
+    /// Reasons of all other walks, the most frequent first.
+    pub broken: Vec<WalkFailure>,
 }
 
 /// A reason that ended walks.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Broken {
-    /// In a few words.
+pub struct WalkFailure {
+    /// Reason in a few words.
     pub reason: String,
-    /// Walks that it ended.
+    /// StackWalks that it ended.
     pub walks: u64,
     /// Part of all walks of this kind.
     pub share: f64,
 }
 
-/// What of the user code that was hit has a name.
+/// Names of the user code that was sampled.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct UserCode {
     /// Chosen samples in user code.
     pub samples: u64,
-    /// Those in code without a name: at most the start of its function is known.
+    /// Samples in code without a name: at most the start of its function is known.
     pub unnamed: u64,
     /// `unnamed / samples`, 0 without any.
     pub unnamed_share: f64,
-    /// The files that were hit, those with most unnamed samples first; at most 1,000.
-    pub files: Vec<File>,
+    /// The files that were sampled, those with most unnamed samples first; at most 1,000.
+    pub files: Vec<UserFile>,
 }
 
 /// A file of user code.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct File {
+pub struct UserFile {
     /// Path in the guest.
     pub path: String,
     /// GNU build-id, hexadecimal.
     pub build_id: Option<String>,
-    /// Where its bytes were found, or why not.
+    /// Source of its bytes, or the reason why they could not be read.
     pub read_from: Option<String>,
-    /// What names its functions.
+    /// Source of its functions' names.
     pub named_by: Option<String>,
     /// Samples in it.
     pub samples: u64,
-    /// Those in code without a name.
+    /// Samples in code without a name.
     pub unnamed: u64,
 }
 
-impl Walks {
+impl StackWalks {
     pub(super) fn new(view: &View<'_>) -> Self {
-        let (mut kernel, mut user) = (Counts::default(), Counts::default());
+        let (mut kernel, mut user) = (EndCounts::default(), EndCounts::default());
         for &(leaf, samples) in &view.sums.leaves.list {
             let Some(node) = view.stacks.get(leaf.stack) else { continue };
             if node.kernel {
@@ -94,15 +94,15 @@ impl Walks {
     }
 }
 
-/// Walks by the function that says why they ended.
+/// StackWalks by the function that gives the reason of their end.
 #[derive(Debug, Default)]
-struct Counts {
+struct EndCounts {
     complete: u64,
     doubtful: u64,
     broken: HashMap<u32, u64>,
 }
 
-impl Counts {
+impl EndCounts {
     fn add(&mut self, reason: u32, doubtful: bool, samples: u64) {
         if reason == NONE {
             self.complete += samples;
@@ -112,17 +112,17 @@ impl Counts {
         }
     }
 
-    fn ends(self, view: &View<'_>) -> Ends {
+    fn ends(self, view: &View<'_>) -> WalkEnds {
         let walks = self.complete + self.broken.values().sum::<u64>();
-        let reason = |(reason, samples): (u32, u64)| Broken {
+        let reason = |(reason, samples): (u32, u64)| WalkFailure {
             reason: view.code.functions[reason as usize].symbol.clone(),
             walks: samples,
             share: part(samples, walks),
         };
-        let mut broken: Vec<Broken> = self.broken.into_iter().map(reason).collect();
+        let mut broken: Vec<WalkFailure> = self.broken.into_iter().map(reason).collect();
         broken.sort_by(|a, b| b.walks.cmp(&a.walks).then_with(|| a.reason.cmp(&b.reason)));
         let complete_share = part(self.complete, walks);
-        Ends { walks, complete: self.complete, complete_share, doubtful: self.doubtful, broken }
+        WalkEnds { walks, complete: self.complete, complete_share, doubtful: self.doubtful, broken }
     }
 }
 
@@ -146,7 +146,7 @@ impl UserCode {
         code.unnamed_share = part(code.unnamed, code.samples);
         let known = files.into_iter().filter_map(|(id, counts)| Some((view.tables.files.get(&id)?, counts)));
         code.files = known
-            .map(|(file, (samples, unnamed))| File {
+            .map(|(file, (samples, unnamed))| UserFile {
                 path: file.path.clone(),
                 build_id: file.build_id.clone(),
                 read_from: file.read_from.clone(),

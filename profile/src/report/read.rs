@@ -4,7 +4,7 @@ use super::by::Breakdown;
 use super::charged::{functions, processes};
 use super::code::Code;
 use super::filter::Selection;
-use super::quality::{UserCode, Walks};
+use super::quality::{StackWalks, UserCode};
 use super::stacks::Stacks;
 use super::sums::{Sums, VcpuSums};
 use super::tables::Tables;
@@ -21,18 +21,18 @@ use crate::store::{Profile, snapshot};
 
 /// The chosen part of a profile in memory.
 #[derive(Debug)]
-pub(super) struct Loaded {
+pub(super) struct LoadedProfile {
     pub tables: Tables,
     pub code: Code,
     pub stacks: Stacks,
     pub sums: Sums,
 }
 
-impl Loaded {
+impl LoadedProfile {
     pub(super) fn read(profile: &Profile, filter: &Filter) -> Result<Self, ReportError> {
         let connection = profile.connection();
         let sql = |error: rusqlite::Error| profile.error(&error);
-        // One transaction, so that all parts are of the same moment of a run that goes on.
+        // One transaction, so that all parts have the same state of a run in progress.
         let _snapshot = snapshot(connection).map_err(sql)?;
         let tables = Tables::read(connection).map_err(sql)?;
         let code = Code::read(connection, &tables.instances).map_err(sql)?;
@@ -57,12 +57,12 @@ impl Report {
         Self::read_with(profile, filter, &Request::Summary)
     }
 
-    /// Like [`Self::read`], with the answer to a further question.
+    /// Reads the report like [`Self::read`], with the answer to a further request.
     ///
     /// # Errors
     /// See [`ReportError`].
     pub fn read_with(profile: &Profile, filter: &Filter, request: &Request) -> Result<Self, ReportError> {
-        let loaded = Loaded::read(profile, filter)?;
+        let loaded = LoadedProfile::read(profile, filter)?;
         let view = loaded.view();
         let (by, tree) = match request {
             Request::Summary => (None, None),
@@ -115,7 +115,7 @@ fn summary(filter: &Filter, view: &View<'_>) -> Report {
         needed_for_half: needed_for_half(&processes),
         processes,
         functions: functions(view),
-        stacks: Walks::new(view),
+        stacks: StackWalks::new(view),
         user_code: UserCode::new(view),
         by: None,
         tree: None,
@@ -140,7 +140,7 @@ fn lateness(sums: &Sums) -> Lateness {
     }
 }
 
-/// By the share that is largest.
+/// Returns the factor for the largest share.
 fn needed_for_half(processes: &[Process]) -> Option<f64> {
     let shares = processes.iter().map(|process| process.estimate);
     let largest = shares.max_by(|a, b| a.share.total_cmp(&b.share))?;
@@ -179,7 +179,7 @@ fn vcpu(row: &VcpuRow, sums: &Sums) -> Vcpu {
     }
 }
 
-/// The samples divide the exact time in the guest; the time halted is exact by itself.
+/// Divides the exact time in the guest by samples; the time halted is exact by itself.
 fn times(id: u8, own: &VcpuSums, sums: &Sums) -> ModeTimes {
     let halted_s = seconds(own.halted_ns);
     let all_s = sums.tick_log.guest_s(id) + halted_s;

@@ -1,11 +1,11 @@
-//! The chosen samples by one thing under names that hold in other profiles, too.
+//! Shares of the chosen samples under names that are valid in other profiles, too.
 
 use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
 
 use super::code::small;
-use super::read::Loaded;
+use super::read::LoadedProfile;
 use super::sums::Leaf;
 use super::view::{View, frames};
 use super::{By, Estimate, Filter, ReportError};
@@ -14,14 +14,14 @@ use crate::numbers::seconds;
 use crate::rows::FrameKind;
 use crate::store::Profile;
 
-/// What shares are of.
+/// Kind of thing that has shares.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SharesBy {
-    /// Functions: samples of their own.
+    /// Functions, by their own samples.
     #[default]
     Function,
-    /// Functions: samples in them and in what they call.
+    /// Functions, by samples in them and in their callees.
     Total,
     /// Programs.
     Process,
@@ -29,42 +29,43 @@ pub enum SharesBy {
     Stack,
 }
 
-/// What has a share.
+/// Name of a thing with a share.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ShareKey {
     /// Of a function or a process; of a stack its functions, outermost first, separated by semicolons.
     pub name: String,
     /// Kernel module, or file name of user code, of a function.
     pub module: Option<String>,
-    /// `user` or `kernel` of a function, `process`, `kernel_thread`, `interrupt`, `boot` or `unknown` of a process.
+    /// `user` or `kernel` of a function, `process`, `kernel_thread`, `interrupt`, `boot` or `unknown` of a
+    /// process.
     pub kind: Option<String>,
 }
 
-/// What samples say of each thing.
+/// Shares of all things of one kind.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Shares {
     /// Each with its share of all time in the guest that is not idle.
     pub rows: Vec<(ShareKey, Estimate)>,
-    /// What is said of a thing that no sample hit.
+    /// Estimate of a thing without a sample.
     pub absent: Estimate,
-    /// All that was chosen together.
+    /// Estimate of all chosen samples together.
     pub whole: Estimate,
-    /// Samples that fell into the guest and are not idle.
+    /// Samples in the guest that are not idle.
     pub busy_samples: u64,
-    /// The time that all shares are of, s.
+    /// Time that all shares refer to, s.
     pub busy_s: f64,
     /// Length of the run, s.
     pub duration_s: f64,
     /// `kvm`, `portable` or `unknown`.
     pub host: String,
-    /// False when the run was cut short, or goes on.
+    /// False if the run was cut short, or is in progress.
     pub complete: bool,
-    /// Whether intervals hold: not under a fixed clock.
+    /// True if intervals are valid: not under a fixed clock.
     pub intervals_valid: bool,
 }
 
 impl Shares {
-    /// Of a profile without what the filter names: no rows.
+    /// Reads a profile without the thing that the filter names: no rows.
     pub(crate) fn read_none(profile: &Profile, filter: &Filter, by: SharesBy) -> Result<Self, ReportError> {
         let Filter { vcpu, from_ns, to_ns, .. } = *filter;
         let whole = Filter { vcpu, from_ns, to_ns, ..Filter::default() };
@@ -72,12 +73,12 @@ impl Shares {
         Ok(Self { rows: Vec::new(), whole: found.absent, ..found })
     }
 
-    /// Reads them from the part of a profile that `filter` chooses.
+    /// Reads the shares from the part of a profile that `filter` chooses.
     ///
     /// # Errors
     /// See [`ReportError`].
     pub fn read(profile: &Profile, filter: &Filter, by: SharesBy) -> Result<Self, ReportError> {
-        let loaded = Loaded::read(profile, filter)?;
+        let loaded = LoadedProfile::read(profile, filter)?;
         let view = loaded.view();
         let rows = match by {
             SharesBy::Function | SharesBy::Total => functions(&view, by == SharesBy::Total),
@@ -115,7 +116,7 @@ fn rows(rows: Vec<super::Row>, total: bool) -> Vec<(ShareKey, Estimate)> {
     rows.into_iter().map(key).collect()
 }
 
-/// Stacks that have the same names are one.
+/// Returns the shares of stacks; stacks with the same names are one.
 fn stacks(view: &View<'_>) -> Vec<(ShareKey, Estimate)> {
     let mut names: Vec<String> = Vec::new();
     let mut known: HashMap<String, u32> = HashMap::new();

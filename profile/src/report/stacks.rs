@@ -1,6 +1,6 @@
-//! The tree of stacks in memory.
+//! Tree of stacks in memory.
 //!
-//! A parent stands before its children, so each walk outwards ends, whatever a damaged profile says.
+//! A parent precedes its children, so each walk outwards ends, even in a damaged profile.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -10,9 +10,10 @@ use super::code::{Code, NONE, UNKNOWN_FRAME, small};
 use super::number_map::NumberMap;
 use crate::rows::FrameKind;
 
-/// The kernel function that calls the work functions of kernel worker threads (kernel/workqueue.c, Linux 6.1).
+/// The kernel function that calls the work functions of kernel worker threads (kernel/workqueue.c, Linux
+/// 6.1).
 const WORK_CALLER: &str = "process_one_work";
-/// Frames farther out than this are not looked at. No walk takes so many; only a damaged profile has them.
+/// Limit of frames per stack. No walk takes so many; only a damaged profile has them.
 pub(super) const MOST_FRAMES: usize = 4_096;
 /// `frame.module` of a reason that ended a walk over user code.
 const USER: &str = "user";
@@ -28,15 +29,15 @@ pub(super) struct Node {
     pub frame: u32,
     /// The function that a worker thread was working on, or [`NONE`].
     pub work: u32,
-    /// The function that says why kernel frames are missing, or [`NONE`].
+    /// The function that gives the reason why kernel frames are missing, or [`NONE`].
     pub kernel_broken: u32,
-    /// The function that says why user frames are missing, or [`NONE`].
+    /// The function that gives the reason why user frames are missing, or [`NONE`].
     pub user_broken: u32,
-    /// Not all user frames follow from unwind tables.
+    /// True if not all user frames follow from unwind tables.
     pub doubtful: bool,
-    /// There are kernel frames.
+    /// True if there are kernel frames.
     pub kernel: bool,
-    /// There are user frames, or a reason why not.
+    /// True if there are user frames, or a reason why not.
     pub user: bool,
 }
 
@@ -47,8 +48,8 @@ pub(super) struct Stacks {
     index: NumberMap<u32, u32>,
 }
 
-/// The frame from which work functions are called: that of [`WORK_CALLER`] which calls most functions. It calls helpers,
-/// too, each from a place of its own.
+/// Returns the frame from which work functions are called: the frame of [`WORK_CALLER`] which calls most
+/// functions. `WORK_CALLER` also calls helpers, each from another address.
 fn work_caller(rows: &[(u32, Option<u32>, u32)], code: &Code) -> Option<u32> {
     let calls = |frame: u32| {
         let function = &code.functions[code.own(frame) as usize];
@@ -118,22 +119,22 @@ impl Stacks {
         node
     }
 
-    /// Where the stack with this row id is, or [`NONE`].
+    /// Returns the index of the stack with this row id, or [`NONE`].
     pub(super) fn find(&self, id: u32) -> u32 {
         self.index.get(&id).copied().unwrap_or(NONE)
     }
 
-    /// All of them, a caller before what it calls.
+    /// Returns all stacks, a caller before its callees.
     pub(super) fn all(&self) -> &[Node] {
         &self.nodes
     }
 
-    /// A stack by its place.
+    /// Returns a stack by its index.
     pub(super) fn get(&self, place: u32) -> Option<&Node> {
         self.nodes.get(place as usize)
     }
 
-    /// The frames of a stack, innermost first.
+    /// Returns the frames of a stack, innermost first.
     pub(super) fn frames(&self, place: u32) -> impl Iterator<Item = u32> {
         let mut next = self.get(place);
         std::iter::from_fn(move || {
@@ -144,7 +145,7 @@ impl Stacks {
         .take(MOST_FRAMES)
     }
 
-    /// For each stack, whether one of these functions is on it, inlined or not.
+    /// Returns for each stack whether one of these functions is on it, inlined or not.
     pub(super) fn with(&self, code: &Code, functions: &[bool]) -> Vec<bool> {
         let mut with: Vec<bool> = Vec::with_capacity(self.nodes.len());
         for node in &self.nodes {
@@ -155,7 +156,7 @@ impl Stacks {
     }
 }
 
-/// Whether one of these functions is at a frame.
+/// True if one of these functions is at a frame.
 pub(super) fn has(code: &Code, frame: u32, functions: &[bool]) -> bool {
     code.entries[code.frames[frame as usize].slots()].iter().any(|entry| functions[entry.function as usize])
 }

@@ -1,19 +1,19 @@
-//! A process with all that came of it.
+//! A process with all its descendants.
 
 use std::collections::{HashMap, HashSet};
 
 use super::filter::is_process;
 use super::tables::{Instance, Tables};
 
-/// What stands for the run's own command (`vprof run IMAGE -- CMD`).
+/// Name of the run's own command in a filter (`vprof run IMAGE -- CMD`).
 pub const COMMAND: &str = "command";
 /// systemd's unit for a command of the kernel's command line (systemd-run-generator(8)).
 const COMMAND_UNIT: &str = "kernel-command-line.service";
-/// Generations that are looked at.
+/// Limit of generations: a profile may be damaged.
 const DEEPEST: usize = 1_000;
 
-/// The processes that `wanted` names, and their descendants, by instance row id. A process whose parent ended before it was
-/// read is its reaper's child.
+/// Returns the processes that `wanted` names, and their descendants, by instance row id. A process whose
+/// parent ended before it was read is its reaper's child.
 pub(super) fn subtree(tables: &Tables, wanted: &str) -> HashSet<u32> {
     let mut found: HashSet<u32> = match tables.meta.get("command") {
         Some(_) if wanted == COMMAND => roots(tables),
@@ -38,11 +38,12 @@ pub(super) fn subtree(tables: &Tables, wanted: &str) -> HashSet<u32> {
     found
 }
 
-/// The processes that the run's command began with; none where that cannot be known. Words say nothing of it: a shell
-/// replaces itself by its last command, and a child of it that does not exec keeps its command line.
+/// Returns the processes that the run's command began with; none if they cannot be known. Command lines do
+/// not identify them: a shell replaces itself by its last command, and a child that does not exec keeps its
+/// command line.
 ///
-/// Under systemd the command has a unit of its own, whose shell does nothing else from the command's start to its end.
-/// The init of the images that are made for a command starts it alone, and gets its orphans.
+/// Under systemd the command has its own unit, whose shell does nothing else from the command's start to its
+/// end. The init of the images that are made for a command starts only the command, and gets its orphans.
 fn roots(tables: &Tables) -> HashSet<u32> {
     let of = |is: &dyn Fn(u32, &Instance) -> bool| {
         let fits =
@@ -58,7 +59,7 @@ fn roots(tables: &Tables) -> HashSet<u32> {
         let Some((begun, took)) = ns("command_begun_ns").zip(ns("command_wall_ns")) else { return unit };
         let during = begun..=begun.saturating_add(took);
         let its = of(&|id, instance| in_unit(id) && during.contains(&instance.start_ns));
-        // A guest that has slept counts starts by another clock.
+        // A guest that was suspended counts starts by another clock.
         return if its.is_empty() { unit } else { its };
     }
     let systemd = tables.cgroups.values().any(|group| group.unit.is_some())
@@ -71,19 +72,20 @@ fn birth(id: u32, instance: &Instance) -> Birth {
     Birth { id, pid, parent_pid, start_ns }
 }
 
-/// The beginning of a process.
+/// Start and parent of a process.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Birth {
     /// Instance row id.
     pub id: u32,
     pub pid: i32,
-    /// `None` where it was not read.
+    /// `None` if it was not read.
     pub parent_pid: Option<i32>,
     /// By the guest's clock, ns.
     pub start_ns: u64,
 }
 
-/// The parent of each instance: of those with its parent's id the last that had begun before it.
+/// Returns the parent of each instance: among the instances with the parent's id, the last that had begun
+/// before it.
 pub(crate) fn parents(births: &[Birth]) -> HashMap<u32, u32> {
     let mut by_pid: HashMap<i32, Vec<(u64, u32)>> = HashMap::new();
     for birth in births {

@@ -1,4 +1,5 @@
-//! One pass over the samples. Only small integers are touched and kept, so a million samples take well under a second.
+//! One pass over the samples. It touches and keeps only small integers, so a million samples take well under
+//! a second.
 
 use std::collections::BTreeMap;
 use std::hash::Hash;
@@ -21,7 +22,7 @@ use crate::store::Profile;
 /// Number of modes.
 pub(super) const MODE_COUNT: usize = Mode::ALL.len();
 
-/// The code that a sample hit: places of a frame and of its stack ([`NONE`] without one).
+/// Code of a sample: indexes of its frame and of its stack ([`NONE`] without one).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Leaf {
     pub frame: u32,
@@ -29,18 +30,18 @@ pub(super) struct Leaf {
     pub mode: Mode,
 }
 
-/// A thread, with what a kernel worker was working on.
+/// A thread, with the work item of a kernel worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct ThreadKey {
     pub charged: Charged,
     pub tid: Option<i32>,
-    /// Place of a function, or [`NONE`].
+    /// Index of the work function, or [`NONE`].
     pub work: u32,
 }
 
-/// What a sample of a task was doing for it.
+/// Activity of a sample's task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum Doing {
+pub(super) enum TaskActivity {
     /// User code.
     User,
     /// A system call.
@@ -49,7 +50,7 @@ pub(super) enum Doing {
     Kernel,
 }
 
-/// What a sample was about, beside the code that it hit.
+/// Context of a sample, besides its code: thread, mode, system call, interrupt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct SampleContext {
     pub thread: ThreadKey,
@@ -59,29 +60,29 @@ pub(super) struct SampleContext {
 }
 
 impl SampleContext {
-    /// What it did for its task; `None` in interrupts, and before there are tasks.
-    pub(super) fn doing(&self) -> Option<Doing> {
+    /// Returns the activity of its task; `None` in interrupts, and before there are tasks.
+    pub(super) fn activity(&self) -> Option<TaskActivity> {
         match self.mode {
-            Mode::User => Some(Doing::User),
-            Mode::Kernel => Some(self.syscall.map_or(Doing::Kernel, Doing::Syscall)),
+            Mode::User => Some(TaskActivity::User),
+            Mode::Kernel => Some(self.syscall.map_or(TaskActivity::Kernel, TaskActivity::Syscall)),
             _ => None,
         }
     }
 
-    /// Mode and `interrupt.id`, in an interrupt.
+    /// Returns mode and `interrupt.id`, in an interrupt.
     pub(super) fn interrupt(&self) -> Option<(Mode, Option<u32>)> {
         matches!(self.mode, Mode::HardIrq | Mode::SoftIrq | Mode::Nmi).then_some((self.mode, self.interrupt))
     }
 }
 
-/// What the chosen samples have, each with its number of samples.
+/// Distinct items of the chosen samples, each with its number of samples.
 #[derive(Debug)]
-pub(super) struct Interned<T> {
+pub(super) struct InternedCounts<T> {
     pub list: Vec<(T, u64)>,
     places: NumberMap<T, u32>,
 }
 
-impl<T: Copy + Eq + Hash> Interned<T> {
+impl<T: Copy + Eq + Hash> InternedCounts<T> {
     fn new() -> Self {
         Self { list: Vec::new(), places: NumberMap::default() }
     }
@@ -96,10 +97,10 @@ impl<T: Copy + Eq + Hash> Interned<T> {
     }
 }
 
-/// Number of times that a vCPU's is divided into.
+/// Number of times that a vCPU's time is divided into.
 pub(super) const TIMES: usize = 6;
 
-/// Which of the fields of [`super::ModeTimes`] a mode counts for.
+/// Returns the index of the field of [`super::ModeTimes`] that a mode counts for.
 fn slot_of(mode: Mode) -> usize {
     match mode {
         Mode::User => 0,
@@ -111,18 +112,18 @@ fn slot_of(mode: Mode) -> usize {
     }
 }
 
-/// One vCPU.
+/// Sums of one vCPU.
 #[derive(Debug, Default)]
 pub(super) struct VcpuSums {
     /// All samples.
     pub samples: u64,
-    /// Those that fell into the guest, or found it halted.
+    /// Samples in the guest, or in which it was halted, by mode.
     pub modes: [u64; MODE_COUNT],
-    /// Those that fell into the guest, by what [`slot_of`] says.
+    /// Samples in the guest, by [`slot_of`].
     pub tallies: [Tallies; TIMES],
-    /// Those that found it halted.
+    /// Samples in which the guest was halted.
     pub halted: u64,
-    /// Those that met the VMM; the rest of `samples` waited for a CPU of the host.
+    /// Samples during work of the VMM; the rest of `samples` waited for a CPU of the host.
     pub vmm: u64,
     /// Exact time halted, ns.
     pub halted_ns: u64,
@@ -134,10 +135,10 @@ pub(super) struct Sums {
     pub vcpus: BTreeMap<u8, VcpuSums>,
     pub samples: u64,
     pub ticks: TickCounts,
-    /// Chosen by the whole filter: fell into the guest, not idle.
+    /// Samples that the whole filter chooses: in the guest, not idle.
     pub chosen: u64,
-    pub leaves: Interned<Leaf>,
-    pub contexts: Interned<SampleContext>,
+    pub leaves: InternedCounts<Leaf>,
+    pub contexts: InternedCounts<SampleContext>,
     pub tick_log: TickLog,
     pub late: Histogram<u64>,
     pub late_over: u64,
@@ -145,7 +146,7 @@ pub(super) struct Sums {
     pub unsampled_ns: u64,
 }
 
-/// A row of table `sample`, with places instead of row ids.
+/// A row of table `sample`, with indexes instead of row ids.
 #[derive(Debug)]
 pub(super) struct Sample {
     pub vcpu: u8,
@@ -162,7 +163,7 @@ pub(super) struct Sample {
 }
 
 impl Sample {
-    /// Tells `each` of the samples of the chosen vCPU and time, those of a vCPU in the order of time.
+    /// Calls `each` with the samples of the chosen vCPU and time, those of a vCPU in the order of time.
     pub(super) fn read(
         profile: &Profile,
         filter: &Filter,
@@ -223,8 +224,8 @@ impl Sums {
             samples: 0,
             ticks: TickCounts::default(),
             chosen: 0,
-            leaves: Interned::new(),
-            contexts: Interned::new(),
+            leaves: InternedCounts::new(),
+            contexts: InternedCounts::new(),
             tick_log: TickLog::new(tables, &spans),
             late: Histogram::new_with_bounds(1, u64::MAX >> 1, 3).expect("three digits are allowed"),
             late_over: 0,

@@ -1,4 +1,4 @@
-//! The small tables of a profile as a report needs them.
+//! Small tables of a profile for reports.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -12,7 +12,7 @@ use crate::rows::Microstates;
 use crate::rows::is_ksoftirqd;
 use crate::rows::{HARDIRQ_BITS, VcpuRow};
 
-/// Stands for a name that is not known.
+/// Name of a thing whose name is not known.
 pub(super) const UNKNOWN: &str = "[unknown]";
 
 /// A row of table `instance`.
@@ -31,7 +31,7 @@ pub(super) struct Instance {
 }
 
 impl Instance {
-    /// `name#number`.
+    /// Returns `name#number`.
     pub(super) fn name(&self) -> String {
         format!("{}#{}", self.comm, self.number)
     }
@@ -113,37 +113,37 @@ impl Tables {
         })
     }
 
-    /// A value of table `meta`, or its type's default.
+    /// Returns a value of table `meta`, or its type's default.
     pub(super) fn parsed<T: std::str::FromStr + Default>(&self, key: &str) -> T {
         self.meta.get(key).and_then(|value| value.parse().ok()).unwrap_or_default()
     }
 
-    /// The sampling clock.
+    /// Returns the sampling clock.
     pub(super) fn clock(&self) -> ClockKind {
         ClockKind::from_meta(self.meta.get("clock").map(String::as_str))
     }
 
-    /// Mean time between two ticks of a vCPU, ns.
+    /// Returns the mean time between two ticks of a vCPU, ns.
     pub(super) fn mean_ns(&self) -> f64 {
         mean_ns(self.parsed("rate_hz"))
     }
 
-    /// Length of the run, s.
+    /// Returns the length of the run, s.
     pub(super) fn duration_s(&self) -> f64 {
         seconds(self.parsed("duration_ns"))
     }
 
-    /// Whether an instance serves soft interrupts.
+    /// True if an instance serves soft interrupts.
     pub(super) fn is_ksoftirqd(&self, instance: u32) -> bool {
         self.instances.get(&instance).is_some_and(|own| is_ksoftirqd(&own.comm, own.kernel_thread))
     }
 
-    /// Where a process belongs.
+    /// Returns the control group of an instance.
     pub(super) fn cgroup_of(&self, instance: u32) -> Option<&Cgroup> {
         self.cgroups.get(&self.instances.get(&instance)?.cgroup?)
     }
 
-    /// `meta` without what has a field of its own.
+    /// Returns the keys of `meta` that have no field in a report.
     pub(super) fn other_meta(&self) -> BTreeMap<String, String> {
         const OWN: [&str; 10] = [
             "version",
@@ -162,25 +162,26 @@ impl Tables {
     }
 }
 
-/// What the clocks of states say of one vCPU in the chosen time.
+/// Times of one vCPU in the chosen time, by the clocks of states.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Span {
     pub vcpu: u8,
     pub guest_ns: u64,
     pub halted_ns: u64,
-    /// How the time in the guest divides over the run: the ends of segments, ns since its start, and their parts.
+    /// Division of the time in the guest over the run: the ends of segments, ns since its start, and their
+    /// parts.
     pub segments: Vec<(u64, u64)>,
-    /// Since when the mean interval was another, ns since the run's start, and which, ns.
+    /// Changes of the mean interval: start, ns since the run's start, and mean, ns.
     pub means: Vec<(u64, f64)>,
     /// Time of the run in which it was not sampled, ns.
     pub unsampled_ns: u64,
-    /// What `guest_ns` is at least and at most: how the time of a segment lies within it is not known.
+    /// Least and largest value of `guest_ns`: the division of time inside of a segment is not known.
     pub guest_bounds: (u64, u64),
 }
 
 impl Span {
-    /// Of the chosen vCPUs. A part of the run is put together of the segments of table `microstate`, the first and
-    /// the last of them in proportion; without segments, of the whole run in proportion.
+    /// Reads the spans of the chosen vCPUs. A part of the run consists of the segments of table `microstate`,
+    /// the first and the last in proportion; without segments, of the whole run in proportion.
     pub(super) fn read(
         connection: &Connection,
         tables: &Tables,
@@ -198,7 +199,7 @@ impl Span {
             let own = segments.remove(&row.id).unwrap_or_default();
             let changes = rates.changes(row.id);
             let means = changes.iter().map(|(since, rate_hz)| (*since, mean_ns(*rate_hz))).collect();
-            // Of the segments within the chosen time, what was sampled.
+            // The sampled time of the segments within the chosen time.
             let divide = |of: fn(&Segment) -> u64| {
                 let within = |own: &Segment| {
                     let (begin, end) = (own.begin.max(from), own.end.min(to));
@@ -235,7 +236,7 @@ impl Span {
     }
 }
 
-/// A row of table `microstate`: what the clocks say of one vCPU from `begin` to `end`, ns since the run's start.
+/// A row of table `microstate`: times of one vCPU from `begin` to `end`, ns since the run's start.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Segment {
     pub begin: u64,
@@ -244,7 +245,7 @@ pub(crate) struct Segment {
 }
 
 impl Segment {
-    /// All of them by vCPU, in the order of time.
+    /// Reads all segments by vCPU, in the order of time.
     pub(crate) fn read(connection: &Connection) -> rusqlite::Result<HashMap<u8, Vec<Self>>> {
         let sql = "SELECT vcpu, time_ns, guest_ns, halted_ns, waiting_ns, kvm_ns, vmm_ns, sampler_ns, paused_ns \
                    FROM microstate ORDER BY time_ns";
@@ -268,15 +269,15 @@ fn map<M: FromIterator<(K, V)>, K, V>(
     connection.prepare(sql)?.query_map([], read)?.collect()
 }
 
-/// The bits of a preempt count that count hard interrupts. All of them where they are not known: a profile without them has no
-/// samples that are an interrupt's by their functions alone.
+/// Returns the bits of a preempt count that count hard interrupts. Returns all bits if they are not known: a
+/// profile without them has no samples that are in an interrupt by their functions alone.
 pub(crate) fn hardirq_bits(connection: &Connection) -> rusqlite::Result<i64> {
     let sql = "SELECT CAST(value AS INTEGER) FROM meta WHERE key = ?";
     let bits = connection.query_row(sql, [HARDIRQ_BITS], |row| row.get(0)).optional()?;
     Ok(bits.unwrap_or(i64::from(u32::MAX)))
 }
 
-/// The seven states, from `column` on.
+/// Reads the seven states, from `column` on.
 fn states(row: &Row<'_>, column: usize) -> rusqlite::Result<Microstates> {
     Ok(Microstates {
         guest: unsigned(row, column)?,

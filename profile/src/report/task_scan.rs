@@ -1,10 +1,11 @@
-//! From the rows of scans to times in states, each with its interval.
+//! Times in states from the rows of scans, each with its interval.
 //!
-//! The scans are the ticks of a clock, and a task's state at each of them is a sample; the same estimator serves
-//! (docs/statistics.md). The time of the scans is shared out, so that a task which lives for a part of it has
-//! that part of its time. A state's share of the task's life rests on the scans between its first and its last sight.
+//! The scans are the ticks of a clock, and a task's state at each of them is a sample; the same estimator
+//! applies (docs/statistics.md). The time of the scans is divided, so that a task which lives for a part of
+//! it has that part of its time. A state's share of the task's life rests on the scans between its first and
+//! its last observation.
 //!
-//! Where scans were made less often for a while, that time counts by its length and not by its scans.
+//! Segments in which scans were made less often count by their length and not by their scans.
 
 use crate::clock::{ClockKind, mean_ns};
 use crate::estimate::{Estimate, Tallies, Tick, Ticks};
@@ -17,11 +18,11 @@ pub(crate) struct TaskScan {
     /// Since the run's start.
     pub time_ns: u64,
     pub backoff: u8,
-    /// How late it came.
+    /// Lateness.
     pub late_ns: u64,
 }
 
-/// A task in one state: from a scan to the next change, by place among the scans.
+/// A task in one state: from a scan to the next change, by index of the scans.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct StateSpan {
     pub from: usize,
@@ -30,7 +31,7 @@ pub(crate) struct StateSpan {
     pub wait_reason: String,
 }
 
-/// What is known of one state of a task.
+/// Estimated time of a task in one state.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct EstimatedTime {
     /// As a part of the time of all scans.
@@ -39,19 +40,19 @@ pub(crate) struct EstimatedTime {
     pub life: Estimate,
 }
 
-/// All scans of the chosen time, and the clock that they make.
+/// All scans of the chosen time, and the clock that they form.
 #[derive(Debug)]
 pub(crate) struct TaskScans {
     list: Vec<TaskScan>,
-    /// When the first interval began.
+    /// Start of the first interval.
     from_ns: u64,
     mean_ns: f64,
     clock: ScanClock,
-    /// What a task is said to do that did one thing at all scans.
+    /// Estimate for a task in the same state at all scans.
     always: EstimatedTime,
 }
 
-/// TaskScans as ticks.
+/// Scans as ticks.
 #[derive(Debug)]
 struct ScanClock {
     ticks: Ticks,
@@ -61,7 +62,8 @@ struct ScanClock {
 }
 
 impl ScanClock {
-    /// Of these scans, the first of which ends an interval that began at `from_ns`; `inside` by place among them.
+    /// Creates the clock of these scans, the first of which ends an interval that began at `from_ns`;
+    /// `inside` takes their indexes.
     fn new(scans: &[TaskScan], from_ns: u64, mean_ns: f64, inside: impl Fn(usize) -> bool) -> Self {
         let mut ticks = Ticks::new(ClockKind::Uniform, mean_ns);
         if scans.iter().any(|scan| scan.backoff > 0) {
@@ -94,7 +96,7 @@ impl ScanClock {
 }
 
 impl TaskScans {
-    /// Of scans that began at `from_ns`, with a mean of `hz` scans per second.
+    /// Creates the scans of a clock that began at `from_ns`, with a mean of `hz` scans per second.
     pub(crate) fn new(list: Vec<TaskScan>, from_ns: u64, hz: f64) -> Self {
         let mean_ns = mean_ns(hz);
         let clock = ScanClock::new(&list, from_ns, mean_ns, |_| true);
@@ -108,24 +110,24 @@ impl TaskScans {
         self.list.len()
     }
 
-    /// How late they came in the mean, s.
+    /// Returns the mean lateness, s.
     pub(crate) fn late_s(&self) -> f64 {
         let sum: f64 = self.list.iter().map(|scan| scan.late_ns as f64 / 1e9).sum();
         sum / (self.len() as f64).max(1.0)
     }
 
-    /// From the beginning of the first interval to the last scan.
+    /// Returns the time from the start of the first interval to the last scan.
     pub(crate) fn span(&self) -> (u64, u64) {
         (self.from_ns, self.list.last().map_or(self.from_ns, |last| last.time_ns))
     }
 
-    /// The place of the first scan with this id or a later one.
+    /// Returns the index of the first scan with this id or a later one.
     pub(crate) fn place(&self, id: u64) -> usize {
         self.list.partition_point(|scan| scan.id < id)
     }
 
-    /// What a task has spent that stayed in these states, in the order of time and without overlap: its life, and for
-    /// each of `keys` the spans that it chooses.
+    /// Estimates the times of a task with these states, in the order of time and without overlap: of its
+    /// life, and for each of `keys` of the spans that it accepts.
     pub(crate) fn times(
         &self,
         spans: &[StateSpan],
@@ -240,8 +242,8 @@ mod tests {
         assert!((parts[0].time.share.share - 0.1).abs() < 1e-12, "of the scans");
     }
 
-    /// Long and short sleeps, and scans that are made less often for a while: the interval holds in 95 % of the runs, and is
-    /// not much wider than it has to be for long ones.
+    /// Long and short sleeps, and scans that are made less often for a while: the interval holds in 95 % of
+    /// the runs, and is not much wider than necessary for long ones.
     #[test]
     fn intervals_hold_the_true_value() {
         for (length, backed_off) in [(20, false), (130, false), (2_000, false), (700, true)] {

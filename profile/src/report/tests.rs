@@ -15,7 +15,7 @@ use crate::store::{Profile, ProfileWriter, Value};
 
 const MS: u64 = 1_000_000;
 
-/// A run made by hand: frames 1 to 4 are kernel code, 5 and 6 user code of instances 1 and 2.
+/// A made-up run: frames 1 to 4 are kernel code, 5 and 6 user code of instances 1 and 2.
 pub(super) struct Run {
     batch: Batch,
 }
@@ -240,7 +240,7 @@ fn vcpus_and_the_rest() {
     assert_eq!(report.meta.into_iter().collect::<Vec<_>>(), [("image".to_owned(), "demo.img".to_owned())]);
 }
 
-/// The views say what the report says.
+/// The views agree with the report.
 #[test]
 fn views_agree_with_the_report() {
     let (_directory, path) = known().write();
@@ -350,8 +350,8 @@ fn rows_are_sorted_as_asked() {
     assert_eq!(order(&mut report, "user").0[..2], [10, 11]);
     assert_eq!(order(&mut report, "samples").0, [10, 11, 0, 0, 0, 2, 0]);
     assert_eq!(
-        "size".parse::<Sort>().expect_err("no key"),
-        "size is none of self, samples, total, name, pid, user, kernel"
+        "size".parse::<Sort>().expect_err("no key").to_string(),
+        "size is not one of self, samples, total, name, pid, user, kernel"
     );
 }
 
@@ -405,7 +405,7 @@ fn frames_without_a_row_keep_the_sum() {
     assert_eq!((report.functions[0].symbol.as_str(), report.functions[0].estimate.samples), ("[unknown]", 3));
 }
 
-/// Ticks that the machine or the host was hit by say nothing of the guest, whatever process was there.
+/// Ticks during work of the VMM or waits for the host do not count for the guest, whatever process was there.
 #[test]
 fn ticks_outside_of_the_guest_move_no_share() {
     let mut run = known();
@@ -462,7 +462,8 @@ fn rows_have_their_part_of_the_exact_time() {
     assert_eq!((idle.samples, idle.time_s, report.vcpus[0].times.nmi.samples), (20, 1.9, 1));
 }
 
-/// Soft interrupts are charged to nobody, but those of ksoftirqd to it; a process that has its name is not the kernel's.
+/// Soft interrupts are charged to no process, but those of ksoftirqd to it; a process of that name is not the
+/// kernel's.
 #[test]
 fn soft_interrupts_of_ksoftirqd_are_its_own_work() {
     let mut run = known();
@@ -488,7 +489,8 @@ fn soft_interrupts_of_ksoftirqd_are_its_own_work() {
     assert_eq!(view.expect("an answer").rows, [[Value::Integer(105), Value::Integer(3)]]);
 }
 
-/// An idle task that does not halt: a process's share is of busy time, its time a part of all time in the guest.
+/// An idle task that does not halt: a process's share is of busy time, its time a part of all time in the
+/// guest.
 #[test]
 fn a_guest_that_polls_is_idle_in_its_own_time() {
     let mut run = Run::new();
@@ -503,7 +505,7 @@ fn a_guest_that_polls_is_idle_in_its_own_time() {
     let gzip = report.processes[0].estimate;
     assert_eq!((report.busy_samples, gzip.samples, gzip.share), (250, 250, 1.0));
     assert!((gzip.time_s - 1.9 / 4.0).abs() < 1e-9, "{gzip:?}");
-    // Not known better than a quarter of 1,000 samples tells.
+    // The precision is at most that of a quarter of 1,000 samples.
     assert!(gzip.time_low_s < 0.46 && gzip.time_high_s > 0.49, "{gzip:?}");
     assert!((report.vcpus[0].times.idle.share - 0.75).abs() < 1e-9);
 }

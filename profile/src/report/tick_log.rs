@@ -1,6 +1,6 @@
-//! What the estimator needs of the samples: all ticks in sequence, and what each chosen one belongs to.
+//! Samples as the estimator needs them: all ticks in sequence, and the items of each chosen one.
 //!
-//! A tally belongs to one thing that is shown, and what is shown is known only after the pass over the samples. So that
+//! A tally belongs to one row of a table, and rows are known only after the pass over the samples. So that
 //! pass keeps 16 bytes per chosen sample, and each table tallies its rows from them.
 
 use super::Estimate;
@@ -8,7 +8,8 @@ use super::tables::{Span, Tables};
 use crate::estimate::{PartTallies, PartTicks, Tallies, Tick, Ticks, Time};
 use crate::numbers::seconds;
 
-/// A chosen sample: its tick, and the places of its [`super::sums::Leaf`] and [`super::sums::SampleContext`].
+/// A chosen sample: its tick, and the indexes of its [`super::sums::Leaf`] and
+/// [`super::sums::SampleContext`].
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Hit {
     tick: Tick,
@@ -19,38 +20,38 @@ pub(super) struct Hit {
 /// The ticks of a part of a profile.
 #[derive(Debug)]
 pub(super) struct TickLog {
-    /// Timed are the ticks that fell into the guest, inside those of them that did not find it idle.
+    /// Timed are the ticks in the guest, inside those of them that are not idle.
     ticks: PartTicks,
     hits: Vec<Hit>,
     /// Exact times of the vCPUs in the guest, ns.
     guest_ns: Vec<(u8, u64)>,
-    /// What of them is not idle, ns: the clock does not tell that, the ticks do.
+    /// Non-idle part of that time, ns: known from the ticks, not from the clock.
     busy_ns: u64,
 }
 
 impl TickLog {
-    /// No ticks yet, of the clock of a profile. `spans` are what the clocks of states say.
+    /// Creates an empty log for the clock of a profile. `spans` are the times by the clocks of states.
     pub(super) fn new(tables: &Tables, spans: &[Span]) -> Self {
         let ticks = PartTicks::new(|| ticks(tables, spans));
         Self { ticks, hits: Vec::new(), guest_ns: Vec::new(), busy_ns: 0 }
     }
 
-    /// The next tick of a vCPU: whether it fell into the guest, and whether it found it doing something.
+    /// Adds the next tick of a vCPU: `guest` if it was in the guest, `busy` if it was not idle.
     pub(super) fn tick(&mut self, vcpu: u8, time_ns: u64, guest: bool, busy: bool) -> Tick {
         self.ticks.tick(vcpu, time_ns, guest, busy)
     }
 
-    /// The tick belongs to this leaf and context.
+    /// Assigns the tick to this leaf and context.
     pub(super) fn hit(&mut self, tick: Tick, leaf: u32, context: u32) {
         self.hits.push(Hit { tick, leaf, context });
     }
 
-    /// Adds a tick that fell into the guest to a tally for [`Self::of_vcpu`].
+    /// Adds a tick in the guest to a tally for [`Self::of_vcpu`].
     pub(super) fn add(&self, tick: Tick, tallies: &mut Tallies) {
         tallies.add(self.ticks.whole(), tick);
     }
 
-    /// All ticks are told. `spans` are what the clocks of states say.
+    /// Ends the log: all ticks are added. `spans` are the times by the clocks of states.
     pub(super) fn close(&mut self, vcpus: impl Iterator<Item = u8>, spans: &[Span]) {
         self.ticks.close();
         self.guest_ns = vcpus.map(|vcpu| (vcpu, guest_ns(vcpu, spans, self.ticks.whole()))).collect();
@@ -58,17 +59,18 @@ impl TickLog {
         self.busy_ns = busy.iter().fold(0, |sum, (_, ns)| sum.saturating_add(*ns));
     }
 
-    /// Ticks that fell into the guest, not idle.
+    /// Returns the number of ticks in the guest, not idle.
     pub(super) fn busy(&self) -> u64 {
         self.ticks.part().inside()
     }
 
-    /// Time in the guest that is not idle, all vCPUs, ns.
+    /// Returns the time in the guest that is not idle, all vCPUs, ns.
     pub(super) fn busy_ns(&self) -> u64 {
         self.busy_ns
     }
 
-    /// Tallies the chosen samples: `rows_of` says to which rows each belongs. Places that are not below `rows` are none.
+    /// Tallies the chosen samples: `rows_of` returns the rows of each. Indexes of `rows` and above are
+    /// ignored.
     pub(super) fn estimates<'a>(&self, rows: usize, rows_of: impl Fn(&Hit) -> &'a [u32]) -> Vec<Estimate> {
         let mut tallies = vec![PartTallies::default(); rows];
         for hit in &self.hits {
@@ -85,20 +87,20 @@ impl TickLog {
         tallies.iter().map(estimate).collect()
     }
 
-    /// The time of a mode of one vCPU: samples, and the time in the guest.
+    /// Returns samples and time of a mode of one vCPU in the guest.
     pub(super) fn of_vcpu(&self, vcpu: u8, tallies: &Tallies) -> (u64, Time) {
         let own = self.guest_ns.iter().copied().filter(|(id, _)| *id == vcpu);
         let estimate = self.ticks.whole().estimate(&own.collect::<Vec<_>>(), tallies);
         (estimate.samples, estimate.time)
     }
 
-    /// The time of a vCPU in the guest, s.
+    /// Returns the time of a vCPU in the guest, s.
     pub(super) fn guest_s(&self, vcpu: u8) -> f64 {
         seconds(self.guest_ns.iter().find(|(id, _)| *id == vcpu).map_or(0, |(_, ns)| *ns))
     }
 }
 
-/// No ticks yet, with what the clocks of states say.
+/// Creates an empty sequence of ticks with the times by the clocks of states.
 pub(super) fn ticks(tables: &Tables, spans: &[Span]) -> Ticks {
     let mut ticks = Ticks::new(tables.clock(), tables.mean_ns());
     ticks.read_meta(&tables.meta);
@@ -110,8 +112,8 @@ pub(super) fn ticks(tables: &Tables, spans: &[Span]) -> Ticks {
     ticks
 }
 
-/// The time of a vCPU in the guest, ns: by its clock. A vCPU with ticks in the guest that has no clock (a damaged
-/// profile) counts as many mean intervals as it has ticks.
+/// Returns the time of a vCPU in the guest, ns: by its clock. For a vCPU with ticks in the guest but without
+/// a clock (a damaged profile), returns one mean interval for each tick.
 pub(super) fn guest_ns(vcpu: u8, spans: &[Span], ticks: &Ticks) -> u64 {
     match spans.iter().find(|span| span.vcpu == vcpu).map_or(0, |span| span.guest_ns) {
         0 => rounded(ticks.inside_of(vcpu) as f64 * ticks.mean_ns()),
@@ -119,7 +121,7 @@ pub(super) fn guest_ns(vcpu: u8, spans: &[Span], ticks: &Ticks) -> u64 {
     }
 }
 
-/// The nearest whole number of ns.
+/// Returns the nearest whole number of ns.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "rounded; the cast saturates")]
 fn rounded(ns: f64) -> u64 {
     ns.round() as u64

@@ -1,4 +1,4 @@
-//! Who calls a function, and what it calls.
+//! Callers and callees of a function.
 
 use std::collections::HashMap;
 
@@ -14,37 +14,37 @@ use crate::rows::FrameKind;
 
 /// Branches with a smaller part of the function's samples are left out.
 pub const LEAST_PART: f64 = 0.01;
-/// A tree grows no more nodes than this: deeper callers then count for the last one that has a node.
+/// Limit of nodes in a tree: deeper callers then count for the last one that has a node.
 const MOST_NODES: usize = 1 << 20;
 
-/// Which way a tree of calls grows.
+/// Direction in which a tree of calls grows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Direction {
-    /// Outwards: who calls the function.
+    /// Outwards: callers of the function.
     Callers,
-    /// Inwards: what the function calls.
+    /// Inwards: callees of the function.
     Callees,
 }
 
-/// A question for a tree of calls.
+/// Request for a tree of calls.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TreeRequest {
     /// The function.
     pub symbol: String,
-    /// Which way.
+    /// Direction.
     pub direction: Direction,
-    /// How many calls deep.
+    /// Depth in calls.
     pub depth: u32,
 }
 
-/// The callers or callees of a function. Each sample counts once: from the outermost place of the function on its
-/// stack, so that recursion shows up among the callees.
+/// The callers or callees of a function. Each sample counts once: from the outermost frame of the function on
+/// its stack, so that recursion shows up among the callees.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CallTree {
-    /// The function that was asked for.
+    /// The requested function.
     pub symbol: String,
-    /// Which way the tree grows.
+    /// Direction in which the tree grows.
     pub direction: Direction,
     /// Samples with the function on their stack.
     pub total: Estimate,
@@ -59,23 +59,23 @@ pub struct CallTree {
 pub struct TreeNode {
     /// 0 for the function itself.
     pub depth: u32,
-    /// The function; in brackets why the stack ends here.
+    /// The function; in brackets the reason why the stack ends here.
     pub symbol: String,
     /// Kernel module, or file name of user code.
     pub module: Option<String>,
     /// `user`, `kernel`, or `reason` for the end of a stack.
     pub kind: String,
-    /// What reached it this way.
+    /// Samples that reached it this way.
     #[serde(flatten)]
     pub estimate: Estimate,
-    /// Part of the samples of the function that was asked for.
+    /// Part of the samples of the requested function.
     pub part: f64,
 }
 
 /// A node while the tree grows.
-struct Growing {
+struct GrowingNode {
     function: u32,
-    /// The node above it; its own place for the function itself.
+    /// Index of the node above it; its own index for the function itself.
     above: u32,
     samples: u64,
     branches: Vec<u32>,
@@ -87,8 +87,9 @@ impl CallTree {
         let Some(first) = wanted.iter().position(|&is| is) else {
             return Err(no_such_symbol(&request.symbol, view.code));
         };
-        let mut nodes = vec![Growing { function: small(first), above: 0, samples: 0, branches: Vec::new() }];
-        // Where each leaf's path ends.
+        let mut nodes =
+            vec![GrowingNode { function: small(first), above: 0, samples: 0, branches: Vec::new() }];
+        // Index of the last node of each leaf's path.
         let mut ends = Vec::with_capacity(view.sums.leaves.list.len());
         let mut known: HashMap<(u32, u32), u32> = HashMap::new();
         let mut path = Vec::new();
@@ -105,7 +106,7 @@ impl CallTree {
                     None if nodes.len() >= MOST_NODES => break,
                     None => {
                         let next = small(nodes.len());
-                        nodes.push(Growing { function, above: at, samples: 0, branches: Vec::new() });
+                        nodes.push(GrowingNode { function, above: at, samples: 0, branches: Vec::new() });
                         nodes[at as usize].branches.push(next);
                         known.insert((at, function), next);
                         next
@@ -128,8 +129,8 @@ impl CallTree {
         Ok(tree)
     }
 
-    /// Estimates what is listed: each leaf counts for the nodes from its path's end up.
-    fn estimate(&mut self, nodes: &[Growing], ends: &[u32], places: &[u32], view: &View<'_>) {
+    /// Estimates the listed nodes: each leaf counts for the nodes from its path's end up.
+    fn estimate(&mut self, nodes: &[GrowingNode], ends: &[u32], places: &[u32], view: &View<'_>) {
         let mut rows = RowLists::default();
         for &end in ends {
             let mut next = nodes.get(end as usize).map(|_| end);
@@ -149,9 +150,9 @@ impl CallTree {
         self.total = self.nodes.first().map(|node| node.estimate).unwrap_or_default();
     }
 
-    /// RowLists the nodes that are large enough, without recursion: depth is what somebody asked for. Returns where each node
-    /// is listed, [`NONE`] for those that are not.
-    fn flatten(&mut self, nodes: &mut [Growing], view: &View<'_>) -> Vec<u32> {
+    /// Lists the nodes that are large enough, without recursion, since the user chooses the depth. Returns
+    /// the index of each node in the list, [`NONE`] for nodes that are not listed.
+    fn flatten(&mut self, nodes: &mut [GrowingNode], view: &View<'_>) -> Vec<u32> {
         let mut places = vec![NONE; nodes.len()];
         let total = nodes[0].samples;
         let name = |function: u32| {
@@ -175,7 +176,7 @@ impl CallTree {
             let before = branches.len();
             branches.retain(|&branch| part(nodes[branch as usize].samples, total) >= LEAST_PART);
             self.left_out += (before - branches.len()) as u64;
-            // The last is taken first.
+            // The last one is taken first.
             branches.sort_by(|&a, &b| {
                 let (a, b) = (&nodes[a as usize], &nodes[b as usize]);
                 a.samples.cmp(&b.samples).then_with(|| {
@@ -189,8 +190,8 @@ impl CallTree {
     }
 }
 
-/// Puts into `path` the functions from the outermost wanted one on, in the order in which the tree grows. False where
-/// none is on the stack.
+/// Puts the functions from the outermost wanted one on into `path`, in the order in which the tree grows.
+/// Returns false if none is on the stack.
 fn path_from(
     view: &View<'_>,
     leaf: &Leaf,

@@ -5,13 +5,13 @@ use std::hash::Hash;
 
 use super::code::{Code, EARLY_BOOT, Entry, Frame, Function, NONE, small};
 use super::stacks::Stacks;
-use super::sums::{Doing, Leaf, SampleContext, Sums, ThreadKey};
+use super::sums::{Leaf, SampleContext, Sums, TaskActivity, ThreadKey};
 use super::tables::{Instance, Tables, UNKNOWN};
 use super::{By, Estimate, Row};
 use crate::rows::Charged;
 use crate::rows::{FrameKind, Mode};
 
-/// What rows are made of.
+/// Source of rows.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct View<'a> {
     pub tables: &'a Tables,
@@ -20,20 +20,20 @@ pub(super) struct View<'a> {
     pub sums: &'a Sums,
 }
 
-/// Rows, and what belongs to none of them.
+/// Rows, and the estimate of samples that belong to none.
 type Rows = (Vec<Row>, Estimate);
 
-/// What makes an address another one: address, whether it is a return address, file, instance, function.
+/// Identity of an address: address, true for a return address, file, instance, function.
 type AddressKey = (u64, bool, Option<u32>, Option<u32>, u32);
 
-/// What code rows stand for: an index per entry of [`Code::entries`], [`NONE`] for what counts for no row.
+/// Code of rows: an index per entry of [`Code::entries`], [`NONE`] for an entry that counts for no row.
 struct Keys {
     slots: Vec<u32>,
     rows: Vec<Row>,
 }
 
 impl View<'_> {
-    /// Estimates by what `key` says of each context, and for those that have none.
+    /// Estimates by the key of each context, and for contexts without a key.
     pub(super) fn by_context<K: Copy + Eq + Hash>(
         &self,
         key: impl Fn(&SampleContext) -> Option<K>,
@@ -46,7 +46,7 @@ impl View<'_> {
         with_last(keys, found)
     }
 
-    /// The same by leaf.
+    /// Estimates by the key of each leaf.
     pub(super) fn by_leaf<K: Copy + Eq + Hash>(
         &self,
         key: impl Fn(&Leaf) -> Option<K>,
@@ -77,7 +77,7 @@ impl View<'_> {
         (hit.map(|(row, (own, total))| Row { own, total, ..row }).collect(), outside)
     }
 
-    /// Keys by name, module and kind.
+    /// Returns keys by name, module and kind.
     fn keys(&self, name: impl Fn(Entry, &Function) -> String) -> Keys {
         let mut known: HashMap<(u32, u32), u32> = HashMap::new();
         let mut ids: HashMap<(String, Option<String>, FrameKind), u32> = HashMap::new();
@@ -102,7 +102,7 @@ impl View<'_> {
         keys
     }
 
-    /// One key per address: several rows of table `frame` may have one.
+    /// Returns one key per address: several rows of table `frame` may have one.
     fn instruction_keys(&self) -> Keys {
         let mut known: HashMap<AddressKey, u32> = HashMap::new();
         let mut keys = Keys { slots: vec![NONE; self.code.entries.len()], rows: Vec::new() };
@@ -138,9 +138,10 @@ impl View<'_> {
         }
     }
 
-    /// Own and total of each key, and what is no key's own. Each sample counts once for each key on its stack.
+    /// Estimates own samples and total of each key, and the samples without an own key. Each sample counts
+    /// once for each key on its stack.
     fn of_code(&self, slots: &[u32], keys: usize) -> (Vec<(Estimate, Estimate)>, Estimate) {
-        // Rows: the own ones, the total ones, what is outside.
+        // Rows: the own ones, the total ones, those outside.
         let mut rows = RowLists::default();
         let mut seen = vec![0_usize; keys];
         for (turn, (leaf, _)) in self.sums.leaves.list.iter().enumerate() {
@@ -175,35 +176,35 @@ impl View<'_> {
             Some(match (context.thread.charged, by) {
                 (Charged::Instance(id), By::Process) => known(id)
                     .and_then(|i| programs.get(&(i.comm.as_str(), i.kernel_thread)))
-                    .map_or(Who::Other(Charged::Unknown), |&program| Who::Program(program)),
+                    .map_or(OwnerKey::Other(Charged::Unknown), |&program| OwnerKey::Program(program)),
                 (Charged::Instance(id), By::Cgroup) => {
                     let group =
                         known(id).and_then(|i| i.cgroup).filter(|id| self.tables.cgroups.contains_key(id));
-                    Who::Cgroup(group)
+                    OwnerKey::Cgroup(group)
                 }
-                (Charged::Instance(id), _) if known(id).is_some() => Who::Instance(id),
-                (Charged::Instance(_), _) => Who::Other(Charged::Unknown),
-                (other, _) => Who::Other(other),
+                (Charged::Instance(id), _) if known(id).is_some() => OwnerKey::Instance(id),
+                (Charged::Instance(_), _) => OwnerKey::Other(Charged::Unknown),
+                (other, _) => OwnerKey::Other(other),
             })
         });
         (both(found, |who| self.who(who, &names)), outside)
     }
 
-    fn who(&self, who: Who, programs: &HashMap<u32, (&str, bool)>) -> Row {
+    fn who(&self, who: OwnerKey, programs: &HashMap<u32, (&str, bool)>) -> Row {
         match who {
-            Who::Program(id) => programs.get(&id).map_or_else(Row::default, |&(name, kernel_thread)| Row {
-                name: name.to_owned(),
-                kind: task_kind(kernel_thread),
-                ..Row::default()
+            OwnerKey::Program(id) => programs.get(&id).map_or_else(Row::default, |&(name, kernel_thread)| {
+                Row { name: name.to_owned(), kind: task_kind(kernel_thread), ..Row::default() }
             }),
-            Who::Instance(id) => self.tables.instances.get(&id).map_or_else(Row::default, |instance| Row {
-                name: instance.name(),
-                kind: task_kind(instance.kernel_thread),
-                pid: Some(instance.pid),
-                command: instance.command.clone(),
-                ..Row::default()
-            }),
-            Who::Cgroup(id) => match id.and_then(|id| self.tables.cgroups.get(&id)) {
+            OwnerKey::Instance(id) => {
+                self.tables.instances.get(&id).map_or_else(Row::default, |instance| Row {
+                    name: instance.name(),
+                    kind: task_kind(instance.kernel_thread),
+                    pid: Some(instance.pid),
+                    command: instance.command.clone(),
+                    ..Row::default()
+                })
+            }
+            OwnerKey::Cgroup(id) => match id.and_then(|id| self.tables.cgroups.get(&id)) {
                 Some(group) => Row {
                     name: group.path.clone(),
                     unit: group.unit.clone(),
@@ -212,7 +213,7 @@ impl View<'_> {
                 },
                 None => Row { name: "[not read]".to_owned(), ..Row::default() },
             },
-            Who::Other(charged) => other(charged),
+            OwnerKey::Other(charged) => other(charged),
         }
     }
 
@@ -268,12 +269,12 @@ impl View<'_> {
     }
 
     pub(super) fn syscall_rows(&self) -> Rows {
-        let (found, outside) = self.by_context(SampleContext::doing);
-        let row = |doing| {
-            let (name, kind) = match doing {
-                Doing::User => ("[user]".to_owned(), "user"),
-                Doing::Kernel => ("[no system call]".to_owned(), "kernel"),
-                Doing::Syscall(number) => {
+        let (found, outside) = self.by_context(SampleContext::activity);
+        let row = |activity| {
+            let (name, kind) = match activity {
+                TaskActivity::User => ("[user]".to_owned(), "user"),
+                TaskActivity::Kernel => ("[no system call]".to_owned(), "kernel"),
+                TaskActivity::Syscall(number) => {
                     let name = self.tables.syscalls.get(&number).cloned();
                     (name.unwrap_or_else(|| format!("[system call {number}]")), "kernel")
                 }
@@ -284,7 +285,8 @@ impl View<'_> {
     }
 }
 
-/// The keys of these items, and for each item the place of its key: behind all where it has none.
+/// Returns the distinct keys of these items, and for each item the index of its key: one past the end if it
+/// has none.
 fn grouped<T, K: Copy + Eq + Hash>(items: &[(T, u64)], key: impl Fn(&T) -> Option<K>) -> (Vec<K>, Vec<u32>) {
     let mut keys = Vec::new();
     let mut known: HashMap<K, u32> = HashMap::new();
@@ -300,13 +302,13 @@ fn grouped<T, K: Copy + Eq + Hash>(items: &[(T, u64)], key: impl Fn(&T) -> Optio
     (keys, places)
 }
 
-/// Keys with their estimates, and the last estimate, which is nobody's.
+/// Returns keys with their estimates, and the last estimate, which has no key.
 fn with_last<K>(keys: Vec<K>, mut found: Vec<Estimate>) -> (Vec<(K, Estimate)>, Estimate) {
     let last = found.pop().unwrap_or_default();
     (keys.into_iter().zip(found).collect(), last)
 }
 
-/// Rows that call nothing, so that their own time is all.
+/// Returns rows without callees, so that their own time is all.
 fn both<K>(found: Vec<(K, Estimate)>, row: impl Fn(K) -> Row) -> Vec<Row> {
     found.into_iter().map(|(key, estimate)| Row { own: estimate, total: estimate, ..row(key) }).collect()
 }
@@ -324,12 +326,12 @@ impl RowLists {
         self.rows.push(row);
     }
 
-    /// The list is complete.
+    /// Completes the list.
     pub(super) fn end(&mut self) {
         self.ends.push(small(self.rows.len()));
     }
 
-    /// The rows of a leaf.
+    /// Returns the rows of a leaf.
     pub(super) fn of_leaf(&self, leaf: u32) -> &[u32] {
         let end = self.ends.get(leaf as usize).map_or(0, |end| *end as usize);
         let start =
@@ -338,17 +340,18 @@ impl RowLists {
     }
 }
 
-/// The frames of a sample, innermost first: its stack, or what it hit where no stack tells of that.
+/// Returns the frames of a sample, innermost first: its stack, preceded by its own frame if the stack begins
+/// with another.
 pub(super) fn frames(stacks: &Stacks, leaf: &Leaf) -> impl Iterator<Item = u32> {
     let innermost = stacks.get(leaf.stack).map_or(NONE, |node| node.frame);
     let hit = (innermost != leaf.frame).then_some(leaf.frame);
     hit.into_iter().chain(stacks.frames(leaf.stack))
 }
 
-/// Who is charged, by what a row stands for.
+/// Owner of time, by the kind of row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Who {
-    /// By the place of its name.
+enum OwnerKey {
+    /// By the index of its name.
     Program(u32),
     Instance(u32),
     Cgroup(Option<u32>),
@@ -359,7 +362,7 @@ fn task_kind(kernel_thread: bool) -> Option<String> {
     Some(if kernel_thread { "kernel_thread" } else { "process" }.to_owned())
 }
 
-/// The row of what is charged to no process.
+/// Returns the row of an owner that is not a process.
 fn other(charged: Charged) -> Row {
     let kind = match charged {
         Charged::HardIrq | Charged::SoftIrq => "interrupt",

@@ -11,11 +11,11 @@ pub struct RusageRow {
     pub instance: u32,
     /// True for the first reading, of a process that existed then.
     pub first: bool,
-    /// When it was read, ns since the run's start.
+    /// Time of the reading, ns since the run's start.
     pub time_ns: u64,
-    /// User time as getrusage and `/proc/PID/stat` tell it, ns.
+    /// User time that getrusage and `/proc/PID/stat` report, ns.
     pub user_ns: u64,
-    /// System time as they tell it, ns.
+    /// System time that they report, ns.
     pub system_ns: u64,
     /// `utime` of all threads, before the kernel scales it.
     pub tick_user_ns: u64,
@@ -43,7 +43,7 @@ pub struct ThreadTimeRow {
     pub tid: i32,
     /// See [`RusageRow::first`].
     pub first: bool,
-    /// When it was read, ns since the run's start.
+    /// Time of the reading, ns since the run's start.
     pub time_ns: u64,
     /// `utime`, ns.
     pub tick_user_ns: u64,
@@ -59,7 +59,7 @@ pub struct ThreadTimeRow {
 pub struct CpuTimeRow {
     /// See [`RusageRow::first`].
     pub first: bool,
-    /// When it was read, ns since the run's start.
+    /// Time of the reading, ns since the run's start.
     pub time_ns: u64,
     /// The times.
     pub stat: CpuStat,

@@ -10,8 +10,9 @@ use super::*;
 
 /// Expands to the start and the end of the statement that adds a row.
 ///
-/// `add`: a new row. `replace`: takes the place of a row with the same key. `refill`: the rows of a batch take the
-/// place of all earlier ones. `merge SET`: on a row with the same key, `SET` joins both (`excluded` is the new one).
+/// `add`: a new row. `replace`: takes the place of a row with the same key. `refill`: the rows of a batch
+/// take the place of all earlier ones. `merge SET`: on a row with the same key, `SET` joins both (`excluded`
+/// is the new one).
 macro_rules! statement {
     (start add) => {
         "INSERT INTO"
@@ -53,8 +54,9 @@ macro_rules! value {
     };
 }
 
-/// Declares tables. For each: the documentation, name and row type of the field of [`Batch`]; how rows are written,
-/// see [`statement`]; the table's name; and its columns, each with a value unless the row has a field of that name.
+/// Declares tables. For each: the documentation, name and row type of the field of [`Batch`]; how rows are
+/// written, see [`statement`]; the table's name; and its columns, each with a value unless the row has a
+/// field of that name.
 macro_rules! tables {
     ($(
         $(#[$documentation:meta])*

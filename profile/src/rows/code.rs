@@ -149,8 +149,8 @@ impl CodeSource {
     }
 }
 
-/// A row of table `code`: the machine code of one function. A row with a known file, module and start replaces the
-/// earlier.
+/// A row of table `code`: the machine code of one function. A row with a known file, module and start
+/// replaces the earlier.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CodeRow {
     /// Address of the first byte, counted as in [`FrameRow::address`].

@@ -4,7 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::rows::{TaskState, WaitReason};
 
-/// A row of table `task_state`: time that a task has spent in a state since the row before; rows of one key add up.
+/// A row of table `task_state`: time that a task has spent in a state since the row before; rows of one key
+/// add up.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TaskStateRow {
     /// Instance row id.
@@ -19,7 +20,7 @@ pub struct TaskStateRow {
     pub stack: u32,
     /// Time, ns.
     pub ns: u64,
-    /// How often the state began.
+    /// Number of times that the state began.
     pub count: u64,
 }
 
@@ -82,7 +83,8 @@ pub struct InterruptTimeRow {
     pub count: u64,
 }
 
-/// A row of table `interrupt_source`: time in handlers of hard interrupts since the row before; rows of one key add up.
+/// A row of table `interrupt_source`: time in handlers of hard interrupts since the row before; rows of one
+/// key add up.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InterruptSourceRow {
     /// vCPU.

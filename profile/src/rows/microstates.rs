@@ -2,12 +2,14 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Nanoseconds of one vCPU by state. At any moment it is in exactly one of them, so they add up to its wall time.
+/// Nanoseconds of one vCPU by state. At any moment it is in exactly one of them, so they add up to its wall
+/// time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Microstates {
     /// Executing the guest, with KVM's handling of exits that it serves itself.
     pub guest: u64,
-    /// The guest has executed HLT, or waits for its start: the thread is blocked in KVM_RUN, or polls for a wake-up.
+    /// The guest has executed HLT, or waits for its start: the thread is blocked in KVM_RUN, or polls for a
+    /// wake-up.
     pub halted: u64,
     /// The thread is ready to run and has no CPU of the host.
     pub waiting: u64,

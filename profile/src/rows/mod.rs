@@ -1,7 +1,7 @@
 //! Rows of the profile, which the collector passes in batches to a [`Sink`].
 //!
-//! A batch is serializable: inside the portable host it travels over a byte stream to the `vprof` outside, which
-//! writes the same rows into the profile file.
+//! A batch is serializable: inside the portable host it travels over a byte stream to the `vprof` outside,
+//! which writes the same rows into the profile file.
 
 mod accounting;
 mod batch;

@@ -3,8 +3,9 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Functions by which the kernel is entered for a page fault, outermost last (arch/x86/include/asm/idtentry.h, since 5.8;
-/// arch/x86/entry/entry_fred.c, since 6.9). A name that ends in `*` stands for all that begin so.
+/// Functions by which the kernel is entered for a page fault, outermost last
+/// (arch/x86/include/asm/idtentry.h, since 5.8; arch/x86/entry/entry_fred.c, since 6.9). A name that ends in
+/// `*` stands for all that begin so.
 const ENTRIES: [&str; 4] = ["exc_page_fault", "asm_exc_page_fault", "fred_*", "asm_fred_*"];
 /// Handlers among them that are called for page faults only.
 const HANDLERS: [&str; 2] = ["exc_page_fault", "asm_exc_page_fault"];

@@ -13,7 +13,8 @@ pub struct TaskScanRow {
     pub time_ns: u64,
     /// Lateness, ns.
     pub late_ns: u64,
-    /// Exponent of the back-off: the mean interval before this scan was 2 to the power of this / `task_scan_hz`.
+    /// Exponent of the back-off: the mean interval before this scan was 2 to the power of this /
+    /// `task_scan_hz`.
     pub backoff: u8,
 }
 

@@ -44,7 +44,8 @@ impl TaskState {
     /// Name of the state of a task that has exited, in table `task_scan_state`.
     pub(crate) const GONE: &str = "gone";
 
-    /// Returns the state of this name, [`TaskState::Unknown`] for a name that a newer version may have written.
+    /// Returns the state of this name, [`TaskState::Unknown`] for a name that a newer version may have
+    /// written.
     pub(crate) fn from_name(name: &str) -> Self {
         Self::ALL.into_iter().find(|state| state.name() == name).unwrap_or_default()
     }

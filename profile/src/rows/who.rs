@@ -27,7 +27,8 @@ pub struct InstanceRow {
     pub cgroup: Option<u32>,
 }
 
-/// A row of table `thread`. A row with a known instance and tid replaces the earlier (the thread was renamed).
+/// A row of table `thread`. A row with a known instance and tid replaces the earlier (the thread was
+/// renamed).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ThreadRow {
     /// Instance row id.

@@ -1,4 +1,4 @@
-//! The guest's books as the profile has them: first and last readings.
+//! The guest's CPU accounting in a profile: first and last readings.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -13,10 +13,10 @@ use crate::report::tables::vcpus;
 use crate::rows::VcpuRow;
 use crate::rows::is_ksoftirqd;
 
-/// Who an instance is: name, pid, number.
+/// Name, pid and instance number.
 type Who = (String, i32, u32);
 
-/// The books of a process or of a thread, ns and counts.
+/// Times of a process or of a thread by the guest's accounting, ns and counts.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct AccountedTimes {
     pub user_ns: u64,
@@ -24,11 +24,11 @@ pub(super) struct AccountedTimes {
     pub runtime_ns: u64,
     pub run_delay_ns: u64,
     pub switches: u64,
-    /// Of a process.
+    /// Times of its children, for a process.
     pub children: ChildCpuTimes,
 }
 
-/// What children have added.
+/// Returns the times that children have added.
 fn since(last: &ChildCpuTimes, first: &ChildCpuTimes) -> ChildCpuTimes {
     ChildCpuTimes {
         user_ns: last.user_ns.saturating_sub(first.user_ns),
@@ -40,7 +40,7 @@ fn since(last: &ChildCpuTimes, first: &ChildCpuTimes) -> ChildCpuTimes {
     }
 }
 
-/// What was kept of one thing when it was first read, if it was there then, and when it was last read.
+/// First reading, if the thing existed then, and last reading of one thing.
 #[derive(Debug)]
 pub(super) struct ReadingPair<T> {
     pub first: Option<(u64, T)>,
@@ -48,7 +48,7 @@ pub(super) struct ReadingPair<T> {
 }
 
 impl<T> ReadingPair<T> {
-    /// Whether a moment of the run lies between the two readings; without a first one, before the last.
+    /// True if a point of time of the run is between the two readings; without a first one, before the last.
     pub fn covers(&self, time_ns: u64) -> bool {
         self.since_ns().is_none_or(|since| since < time_ns) && time_ns <= self.last.0
     }
@@ -59,7 +59,8 @@ impl<T> ReadingPair<T> {
 }
 
 impl ReadingPair<AccountedTimes> {
-    /// What was reported between the two readings. How the kernel divides the sum changes in hindsight, the sum does not.
+    /// Returns the times between the two readings. The kernel may divide the sum differently in hindsight,
+    /// but the sum does not change.
     pub fn grown(&self) -> AccountedTimes {
         let Some((_, first)) = self.first else { return self.last.1 };
         let last = self.last.1;
@@ -76,12 +77,12 @@ impl ReadingPair<AccountedTimes> {
         }
     }
 
-    /// User and system time that was reported at the first reading.
+    /// Returns user and system time at the first reading.
     pub fn before(&self) -> (u64, u64) {
         self.first.map_or((0, 0), |(_, first)| (first.user_ns, first.system_ns))
     }
 
-    /// Chance that what is reported is this far from the measured where it is right.
+    /// Returns the chance of a reported time as far from the measured one as this, if it is right.
     pub fn chance(&self, measured: &Time) -> f64 {
         let grown = self.grown();
         chance(grown.user_ns.saturating_add(grown.system_ns), self.first.is_some(), measured)
@@ -89,18 +90,18 @@ impl ReadingPair<AccountedTimes> {
 }
 
 impl ReadingPair<CpuTimes> {
-    /// What was reported between the two readings.
+    /// Returns the times between the two readings.
     pub fn grown(&self) -> CpuTimes {
         self.last.1.since(&self.before())
     }
 
-    /// What was reported at the first reading.
+    /// Returns the times at the first reading.
     pub fn before(&self) -> CpuTimes {
         self.first.map_or_else(CpuTimes::default, |(_, first)| first)
     }
 }
 
-/// What the profile holds of the guest's books.
+/// The guest's CPU accounting, as far as the profile has it.
 pub(super) struct GuestAccounting {
     pub meta: BTreeMap<String, String>,
     pub vcpus: Vec<VcpuRow>,
@@ -111,12 +112,12 @@ pub(super) struct GuestAccounting {
     pub threads: BTreeMap<(u32, i32), ReadingPair<AccountedTimes>>,
     pub thread_names: HashMap<(u32, i32), String>,
     pub cpus: BTreeMap<u32, ReadingPair<CpuTimes>>,
-    /// Who was waited for by whom.
+    /// Processes by those that waited for them.
     pub reaped: ReapedProcesses,
 }
 
-/// What was read later than at the first reading, with that. A first reading of more than the last is another's: of a
-/// thread whose id was given again.
+/// Joins last readings with first ones. A first reading with more time than the last belongs to another
+/// thread whose id was reused.
 fn kept<K: Ord, T>(
     rows: impl IntoIterator<Item = (K, (bool, u64, T))>,
     grew: impl Fn(&T, &T) -> bool,
@@ -141,7 +142,8 @@ fn rows<T>(
     connection.prepare(sql)?.query_map([], row)?.collect()
 }
 
-/// `column` and the next together. They are what a guest says, so SQL, where sums may overflow, must not add them.
+/// Returns the sum of `column` and the next. The guest chooses the values, so SQL must not add them: its sums
+/// may overflow.
 fn both(row: &Row<'_>, column: usize) -> rusqlite::Result<u64> {
     Ok(unsigned(row, column)?.saturating_add(unsigned(row, column + 1)?))
 }
@@ -186,7 +188,8 @@ impl GuestAccounting {
                 runtime_ns: unsigned(row, 6)?,
                 ..CpuTime::default()
             };
-            // As `/proc/PID/task/TID/stat` and getrusage do (`task_cputime_adjusted`, kernel/sched/cputime.c).
+            // Same as in `/proc/PID/task/TID/stat` and getrusage (`task_cputime_adjusted`,
+            // kernel/sched/cputime.c).
             let (user_ns, system_ns) = ticks.told((0, 0));
             let reported = AccountedTimes {
                 user_ns,

@@ -1,4 +1,4 @@
-//! Which processes have waited for which.
+//! Processes by the process that waited for them.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -8,22 +8,23 @@ use super::accounting::{AccountedTimes, ReadingPair};
 use crate::numbers::unsigned;
 use crate::report::subtree::{Birth, parents};
 
-/// Generations that are followed, at most: a profile may be damaged.
+/// Limit of generations: a profile may be damaged.
 const DEEPEST: usize = 64;
 
-/// Processes by those that waited for them, by instance row id.
+/// Processes that were reaped, and those that waited for them, by instance row id.
 #[derive(Debug, Default)]
 pub(super) struct ReapedProcesses {
-    /// Those that were waited for, and whose accounting hold the process: the one that waited, the one that waited for that, ...
+    /// For each reaped process, the processes whose accounting includes it: the one that waited, the one that
+    /// waited for that, and so on.
     above: HashMap<u32, Vec<u32>>,
-    /// How many processes the accounting of a process hold.
+    /// Number of processes that the accounting of a process includes.
     below: HashMap<u32, u64>,
     seen: bool,
 }
 
 impl ReapedProcesses {
-    /// Exact mode has seen who waited; else the processes that had ended when the accounting were last read, at `last_ns`, are
-    /// their parents'.
+    /// Reads the processes that waited, if exact mode has recorded them. Otherwise the processes that had
+    /// ended at the last reading, at `last_ns`, are assigned to their parents.
     pub fn read(
         connection: &Connection,
         accounting: &BTreeMap<u32, ReadingPair<AccountedTimes>>,
@@ -38,7 +39,7 @@ impl ReapedProcesses {
         } else {
             ended(connection, accounting, last_ns.unwrap_or(0))?
         };
-        // What was waited for before the first reading of the accounting is no part of what they have grown by.
+        // Children that were waited for before the first reading are not part of the difference.
         let counts = |by: u32, time_ns: u64| {
             accounting.get(&by).is_some_and(|kept| kept.since_ns().is_none_or(|since| since < time_ns))
         };
@@ -59,23 +60,24 @@ impl ReapedProcesses {
         Ok(reaped)
     }
 
-    /// Whose accounting hold this process.
+    /// Returns the processes whose accounting includes this one.
     pub fn above(&self, process: u32) -> &[u32] {
         self.above.get(&process).map_or(&[], Vec::as_slice)
     }
 
-    /// How many processes the accounting of this one hold.
+    /// Returns the number of processes that the accounting of this one includes.
     pub fn below(&self, process: u32) -> u64 {
         self.below.get(&process).copied().unwrap_or(0)
     }
 
-    /// Whether exact mode has seen who waited.
+    /// True if exact mode has recorded which process waited for which.
     pub fn seen(&self) -> bool {
         self.seen
     }
 }
 
-/// Processes that were there before `last_ns` and not any more then, with their parents, and when they were last there.
+/// Returns processes that existed before `last_ns` but not then, with their parents, and the time at which
+/// they last existed.
 fn ended(
     connection: &Connection,
     accounting: &BTreeMap<u32, ReadingPair<AccountedTimes>>,

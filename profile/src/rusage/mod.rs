@@ -1,4 +1,4 @@
-//! The guest's own books of CPU time next to the truth.
+//! CPU time by the guest's own accounting, next to measured CPU time.
 //!
 //! [`Rusage`] serializes to exactly the object that docs/json.md describes; a test compares the two.
 
@@ -15,7 +15,7 @@ use crate::diff::significance::{holm, two_sided};
 use crate::estimate::{Time, Z_95};
 use crate::report::{ReportError, is_process, no_such};
 
-/// The books of processes, threads and CPUs, next to the truth.
+/// Reported and measured CPU time of processes, threads and CPUs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Rusage {
     /// vprof's version that wrote the profile.
@@ -26,12 +26,12 @@ pub struct Rusage {
     pub kernel: Option<String>,
     /// Length of the run, s.
     pub duration_s: f64,
-    /// Time in which a vCPU was not sampled, since sampling was stopped, s; the longest of all vCPUs. What the guest tells
-    /// holds it, the truth does not.
+    /// Time in which a vCPU was not sampled because sampling was stopped, s; the longest of all vCPUs.
+    /// Reported times include it, measured times do not.
     pub unsampled_s: f64,
-    /// The sampling clock has valid intervals: not under a fixed one.
+    /// True if the sampling clock has valid intervals: not under a fixed one.
     pub intervals_valid: bool,
-    /// Every process whose books were read, most time first.
+    /// Every process whose accounting was read, most time first.
     pub processes: Vec<ProcessRusage>,
     /// Threads of processes with several, most time first.
     pub threads: Vec<ThreadRusage>,
@@ -39,7 +39,7 @@ pub struct Rusage {
     pub cpus: Vec<CpuRusage>,
 }
 
-/// What is told of one process, and what was so, between the first and the last reading of its books.
+/// Reported and measured times of one process, between the first and the last reading of its accounting.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ProcessRusage {
     /// Program name.
@@ -48,18 +48,18 @@ pub struct ProcessRusage {
     pub pid: i32,
     /// Instance number.
     pub instance: u32,
-    /// Of a process that was there before vprof: when its books were first read, s since the run's start. All that follows
-    /// is of the time since then, except `before_user_ns` and `before_system_ns`.
+    /// Time of the first reading, s since the run's start, for a process that existed before vprof. All other
+    /// times are since then, except `before_user_ns` and `before_system_ns`.
     pub since_s: Option<f64>,
-    /// When the books were last read, s since the run's start.
+    /// Time of the last reading, s since the run's start.
     pub read_s: f64,
-    /// User time as getrusage and `/proc/PID/stat` tell it, ns.
+    /// User time that getrusage and `/proc/PID/stat` report, ns.
     pub reported_user_ns: u64,
-    /// System time as they tell it, ns.
+    /// System time that they report, ns.
     pub reported_system_ns: u64,
-    /// User time that they told at `since_s`, ns.
+    /// User time that they reported at `since_s`, ns.
     pub before_user_ns: u64,
-    /// System time that they told then, ns.
+    /// System time that they reported at `since_s`, ns.
     pub before_system_ns: u64,
     /// The scheduler's run time (`sum_exec_runtime`), ns.
     pub runtime_ns: u64,
@@ -67,10 +67,10 @@ pub struct ProcessRusage {
     pub run_delay_ns: u64,
     /// Context switches, both kinds.
     pub switches: u64,
-    /// Samples that the truth is made of.
+    /// Number of samples from which the measured time is estimated.
     pub samples: u64,
-    /// CPU time in the guest, user and system, without interrupts that hit the process, and without what the host, the VMM and
-    /// vprof took meanwhile, ns.
+    /// CPU time in the guest, user and system, without interrupts that hit the process, and without the time
+    /// that the host, the VMM and vprof took, ns.
     pub measured_cpu_ns: u64,
     /// Lower end of its 95 % interval.
     pub measured_low_ns: u64,
@@ -80,34 +80,35 @@ pub struct ProcessRusage {
     pub measured_user_ns: u64,
     /// Interrupts that hit the process, which most kernels charge to it, ns.
     pub interrupted_ns: u64,
-    /// What is told less what is true, ns.
+    /// Reported less measured time, ns.
     pub difference_ns: i64,
-    /// What is told is further from the estimate than chance explains, in all rows together.
+    /// True if the reported time differs from the measured one by more than chance explains, in all rows
+    /// together.
     pub outside: bool,
-    /// Children that it has waited for; `None` where neither the guest nor vprof knows of any.
+    /// Children that it has waited for; `None` if neither the guest nor vprof knows of any.
     pub children: Option<ChildrenRusage>,
 }
 
-/// Children of a process that it has waited for, and theirs, as getrusage(RUSAGE_CHILDREN) sums them: what was waited for
-/// between the first and the last reading of the books of the process.
+/// Children of a process that it has waited for, and theirs, as getrusage(RUSAGE_CHILDREN) sums them: those
+/// that were waited for between the first and the last reading of the accounting of the process.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ChildrenRusage {
-    /// Processes that `measured_cpu_ns` is of: children, and children that they waited for.
+    /// Number of processes in `measured_cpu_ns`: children, and children that they waited for.
     pub processes: u64,
-    /// Exact mode has seen who waited for whom. Else these are the processes that have ended, by their parents as they were
-    /// read, which may be too many or too few.
+    /// True if exact mode has recorded which process waited for which. If false, these are the processes that
+    /// have ended, assigned to their parents as they were read, which may be too many or too few.
     pub seen: bool,
-    /// User time as getrusage returns it, ns.
+    /// User time that getrusage returns, ns.
     pub reported_user_ns: u64,
-    /// System time as it returns it, ns.
+    /// System time that getrusage returns, ns.
     pub reported_system_ns: u64,
-    /// Context switches, both kinds, by the guest's books.
+    /// Context switches, both kinds, by the guest's accounting.
     pub switches: u64,
-    /// Page faults without I/O, by the guest's books.
+    /// Page faults without I/O, by the guest's accounting.
     pub minor_faults: u64,
-    /// Page faults with I/O, by the guest's books.
+    /// Page faults with I/O, by the guest's accounting.
     pub major_faults: u64,
-    /// Samples that the truth is made of.
+    /// Number of samples from which the measured time is estimated.
     pub samples: u64,
     /// CPU time of these processes, user and system, without interrupts that hit them, ns.
     pub measured_cpu_ns: u64,
@@ -115,14 +116,14 @@ pub struct ChildrenRusage {
     pub measured_low_ns: u64,
     /// Upper end of its 95 % interval.
     pub measured_high_ns: u64,
-    /// What is reported less what is true, ns.
+    /// Reported less measured time, ns.
     pub difference_ns: i64,
 }
 
-/// What is told of one thread.
+/// Reported and measured times of one thread.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ThreadRusage {
-    /// The thread's name, where it is known.
+    /// The thread's name, if it is known.
     pub comm: Option<String>,
     /// Process id.
     pub pid: i32,
@@ -130,7 +131,7 @@ pub struct ThreadRusage {
     pub instance: u32,
     /// Thread id.
     pub tid: i32,
-    /// As of a process.
+    /// Time of the first reading, as for a process.
     pub since_s: Option<f64>,
     /// `utime`, ns.
     pub reported_user_ns: u64,
@@ -144,29 +145,31 @@ pub struct ThreadRusage {
     pub measured_low_ns: u64,
     /// Upper end of its 95 % interval.
     pub measured_high_ns: u64,
-    /// `utime + stime` is further from the estimate than chance explains, in all rows together.
+    /// True if `utime + stime` differs from the measured time by more than chance explains, in all rows
+    /// together.
     pub outside: bool,
 }
 
-/// What `/proc/stat` tells of a CPU, and what was so, ns.
+/// Times of a CPU that `/proc/stat` reports, and measured ones, ns.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CpuRusage {
     /// Number of the CPU in the guest, and of its vCPU.
     pub cpu: u32,
-    /// When its books were first read, s since the run's start; all times but `before` are since then.
+    /// Time of the first reading, s since the run's start; all times but `before` are since then.
     pub since_s: Option<f64>,
-    /// When they were last read, s since the run's start.
+    /// Time of the last reading, s since the run's start.
     pub read_s: f64,
-    /// What is told.
+    /// Reported times.
     pub reported: CpuTimes,
-    /// What was told at `since_s`.
+    /// Times reported at `since_s`.
     pub before: CpuTimes,
-    /// What was so.
+    /// Measured times.
     pub measured: CpuTimes,
-    /// StateBounds of the 95 % intervals of the same times. Times of states are exact, but known in segments of a fifth of a
-    /// second: their ends differ by what the first and the last of them leave open.
+    /// Lower ends of the 95 % intervals of the measured times. Times of states are exact, but known in
+    /// segments of a fifth of a second: their ends differ by the uncertainty from the first and the last of
+    /// them.
     pub low: CpuTimes,
-    /// See `low`.
+    /// Upper ends of the intervals.
     pub high: CpuTimes,
 }
 
@@ -187,7 +190,7 @@ pub struct CpuTimes {
     pub steal_ns: u64,
 }
 
-/// What a guest tells less what is true, ns; what it tells may be any number.
+/// Returns reported less measured time, ns. The reported time is a guest's and may be any number.
 pub fn difference(reported_ns: u64, measured_ns: u64) -> i64 {
     let difference = i128::from(reported_ns) - i128::from(measured_ns);
     i64::try_from(difference).unwrap_or(if difference < 0 { i64::MIN } else { i64::MAX })
@@ -197,7 +200,7 @@ impl Rusage {
     /// Keeps only the processes of this name, process id or `name#instance`, with their threads.
     ///
     /// # Errors
-    /// [`ReportError::NoSuch`], with the names that are near.
+    /// [`ReportError::NoSuch`], with the nearest names.
     pub fn retain(&mut self, wanted: &str) -> Result<(), ReportError> {
         let is = |p: &ProcessRusage| is_process((&p.comm, p.pid, p.instance), wanted);
         if !self.processes.iter().any(is) {
@@ -212,7 +215,7 @@ impl Rusage {
 }
 
 impl CpuTimes {
-    /// What has grown since an earlier reading.
+    /// Returns the growth since an earlier reading.
     fn since(&self, first: &Self) -> Self {
         Self {
             user_ns: self.user_ns.saturating_sub(first.user_ns),
@@ -224,7 +227,7 @@ impl CpuTimes {
         }
     }
 
-    /// Names and values, in the order of the fields.
+    /// Returns names and values, in the order of the fields.
     pub fn named(&self) -> [(&'static str, u64); 6] {
         let Self { user_ns, system_ns, irq_ns, softirq_ns, idle_ns, steal_ns } = *self;
         [
@@ -238,8 +241,8 @@ impl CpuTimes {
     }
 }
 
-/// Chance that a right time is told as far from an estimate as this, at most: what the guest keeps is up to a tick old, at
-/// the last reading and, if the time is told since a first one, at that as well.
+/// Returns the largest chance of a reported time as far from an estimate as this, if it is right. The guest's
+/// accounting is up to a tick old, at the last reading and, for a time since a first one, at that as well.
 fn chance(reported_ns: u64, since_first: bool, measured: &Time) -> f64 {
     let (reported, unaccounted) = (as_f64(reported_ns), if since_first { TICK_NS } else { 0.0 });
     let (apart, half) = match reported > measured.ns {
@@ -249,12 +252,13 @@ fn chance(reported_ns: u64, since_first: bool, measured: &Time) -> f64 {
     if apart <= 0.0 { 1.0 } else { two_sided(apart / half * Z_95) }
 }
 
-/// Which of many rows are told other than they were, where by chance none is in 95 of 100 profiles (Holm).
+/// Returns which of many rows are reported wrongly. By chance, none of them is in 95 of 100 profiles (Holm).
 fn outside(chances: &[f64]) -> impl Iterator<Item = bool> {
     holm(chances).into_iter().map(|chance| chance <= LEVEL)
 }
 
-/// The longest tick of Linux on x86, ns (`CONFIG_HZ_100`): so much of what runs now is not booked yet.
+/// The longest tick of Linux on x86, ns (`CONFIG_HZ_100`): the accounting of a running task may lack this
+/// much.
 const TICK_NS: f64 = 10e6;
 
 #[expect(clippy::cast_precision_loss, reason = "times of less than 2^53 ns (104 days)")]

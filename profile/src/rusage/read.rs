@@ -17,14 +17,14 @@ use crate::rows::{Mode, VcpuRow, VcpuState};
 use crate::store::{Profile, ProfileError, snapshot};
 
 impl Rusage {
-    /// Reads the accounting and the measured of a profile.
+    /// Reads the reported and measured times of a profile.
     ///
     /// # Errors
     /// See [`ProfileError`].
     pub fn read(profile: &Profile) -> Result<Self, ProfileError> {
         let connection = profile.connection();
         let read = || {
-            // One transaction, so that all parts are of the same moment of a run that goes on.
+            // One transaction, so that all parts have the same state of a run in progress.
             let _snapshot = snapshot(connection)?;
             let accounting = GuestAccounting::read(connection)?;
             let sampled = SampledTimes::read(connection, &accounting)?;
@@ -72,7 +72,8 @@ impl GuestAccounting {
         }
     }
 
-    /// With the chance that it is reported so where it is right; what is outside is known of all together.
+    /// Returns the times with the chance of the reported one, if it is right; `outside` depends on all rows
+    /// and is set later.
     fn process(
         &self,
         id: u32,
@@ -159,7 +160,7 @@ impl GuestAccounting {
         Some((thread, kept.chance(&measured)))
     }
 
-    /// GuestAccounting of CPUs have the numbers of their vCPUs.
+    /// Accounting of CPUs has the numbers of their vCPUs.
     fn cpu(&self, cpu: u32, kept: &ReadingPair<CpuTimes>, sampled: &SampledTimes) -> Option<CpuRusage> {
         let vcpu = self.vcpus.iter().find(|vcpu| u32::from(vcpu.id) == cpu)?;
         let of = |mode| sampled.time(std::slice::from_ref(vcpu), sampled.modes.get(&(vcpu.id, mode))).1;
@@ -189,8 +190,8 @@ impl GuestAccounting {
     }
 }
 
-/// The times of states between two moments: exact but for the segments that a moment cuts, of which both parts may have
-/// had all of a state's time.
+/// Times of states between two points of time. They are exact, except for the segments that one of these
+/// cuts: all of a state's time there may be inside or outside.
 struct StateBounds {
     likely: Microstates,
     low: Microstates,
@@ -219,7 +220,7 @@ impl StateBounds {
     }
 }
 
-/// What is reported apart of a process.
+/// Part of a process's time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum TimePart {
     /// Its own code, user and kernel.
@@ -228,11 +229,11 @@ enum TimePart {
     User,
     /// Interrupts that hit it.
     Interrupted,
-    /// The own code of those that it has waited for.
+    /// The own code of the processes that it has waited for.
     Children,
 }
 
-/// What is reported apart of a CPU.
+/// Part of a CPU's time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum CpuTimeKind {
     User,
@@ -256,15 +257,15 @@ impl CpuTimeKind {
     }
 }
 
-/// What the samples say, of each process, thread and CPU between the readings of its accounting.
+/// Sampled times of each process, thread and CPU between the readings of its accounting.
 struct SampledTimes {
     ticks: Ticks,
-    /// Time of vCPUs in the guest where they were not sampled throughout: what was sampled, ns.
+    /// Sampled time of vCPUs in the guest, if they were not sampled throughout, ns.
     sampled_ns: HashMap<u8, u64>,
     unsampled_ns: u64,
     processes: HashMap<(u32, TimePart), Tallies>,
     threads: HashMap<(u32, i32), Tallies>,
-    /// Of CPUs, between the readings of their accounting.
+    /// Modes of CPUs, between the readings of their accounting.
     modes: HashMap<(u8, CpuTimeKind), Tallies>,
     clocks: HashMap<u8, Vec<Segment>>,
 }
@@ -333,7 +334,7 @@ impl SampledTimes {
         let parts: &[TimePart] = match mode {
             Mode::User => &[TimePart::All, TimePart::User],
             Mode::Kernel => &[TimePart::All],
-            // Its own work: the kernel's accounting charge it for them as well.
+            // Its own work: the kernel's accounting charges it for soft interrupts as well.
             Mode::SoftIrq if accounting.ksoftirqds.contains(&instance) => &[TimePart::All],
             Mode::HardIrq | Mode::SoftIrq | Mode::Nmi => &[TimePart::Interrupted],
             Mode::Idle | Mode::Boot | Mode::Unknown => return,
@@ -356,7 +357,7 @@ impl SampledTimes {
         }
     }
 
-    /// Samples and time of what was tallied on these vCPUs.
+    /// Returns samples and time of a tally on these vCPUs.
     fn time(&self, vcpus: &[VcpuRow], tallies: Option<&Tallies>) -> (u64, Time) {
         let sampled = |vcpu: &VcpuRow| self.sampled_ns.get(&vcpu.id).copied().unwrap_or(vcpu.states.guest);
         let times: Vec<_> = vcpus.iter().map(|vcpu| (vcpu.id, sampled(vcpu))).collect();
@@ -366,7 +367,7 @@ impl SampledTimes {
     }
 }
 
-/// Whole ns.
+/// Rounds to whole ns.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "rounded; the cast saturates")]
 fn whole(ns: f64) -> u64 {
     ns.max(0.0).round() as u64

@@ -10,8 +10,8 @@ use crate::store::{Profile, ProfileWriter};
 
 const MS: u64 = 1_000_000;
 
-/// Ten seconds of one vCPU, of which the guest had eight: of a thousand samples in it `hog` has half, a tenth of that
-/// in the kernel, and soft interrupts a tenth; the guest's own books know nothing of `hog`.
+/// Ten seconds of one vCPU, of which the guest had eight: of a thousand samples in it `hog` has half, a tenth
+/// of that in the kernel, and soft interrupts a tenth; the guest's own accounting does not show `hog`.
 fn batch() -> Batch {
     let meta =
         [("clock", "exponential"), ("rate_hz", "100"), ("duration_ns", "10000000000"), ("host", "kvm")];
@@ -62,7 +62,7 @@ fn batch() -> Batch {
             vcpu_state,
             ..SampleRow::default()
         });
-        // What says nothing of the guest's time.
+        // A sample outside of the guest's time.
         batch.samples.push(SampleRow {
             time_ns: n * 10 * MS,
             mode,
@@ -91,11 +91,11 @@ fn what_the_guest_does_not_see_is_told() {
     assert_eq!((hog.measured_user_ns, hog.interrupted_ns), (3_600 * MS, 0));
     assert!(hog.outside && hog.difference_ns == -3_980_000_000);
     assert!(hog.measured_low_ns < 4_000 * MS && 4_000 * MS < hog.measured_high_ns);
-    // Only what was before its books counts: half of its 400 samples.
+    // Only the time before its last reading counts: half of its 400 samples.
     assert_eq!((victim.instance, victim.samples, victim.measured_cpu_ns), (3, 200, 1_600 * MS));
     assert!(!victim.outside && victim.interrupted_ns == 400 * MS, "{victim:?}");
     assert_eq!((rusage.threads.len(), rusage.threads[0].measured_cpu_ns), (1, victim.measured_cpu_ns));
-    assert!(rusage.threads[0].outside, "its own books are empty");
+    assert!(rusage.threads[0].outside, "its own accounting is empty");
 }
 
 #[test]
@@ -112,7 +112,8 @@ fn a_cpu_is_compared_with_its_vcpu() {
     assert!(cpu.low.user_ns < cpu.measured.user_ns && cpu.measured.user_ns < cpu.high.user_ns);
 }
 
-/// `sh` has started `victim`, which has started `hog`; both have ended, and books are read a second later.
+/// `sh` has started `victim`, which has started `hog`; both have ended, and the accounting is read a second
+/// later.
 fn family() -> Batch {
     let mut batch = batch();
     for (instance, parent_pid) in batch.instances.iter_mut().zip([8, 6]) {
@@ -147,7 +148,7 @@ fn children_are_those_that_have_ended_by_their_parents() {
     let victim = of("victim").expect("a child");
     assert_eq!((victim.processes, victim.samples, victim.reported_user_ns), (1, 500, 0));
     assert_eq!(of("hog"), None);
-    // Its last books are those of the last moment: it lives.
+    // Its last reading is at the end: it has not ended.
     let mut batch = family();
     batch.rusage[0].time_ns = 11_000 * MS;
     let directory = tempfile::tempdir().expect("a directory");
@@ -169,7 +170,7 @@ fn what_exact_mode_has_seen_says_who_waited() {
     assert_eq!(known, [("hog", false), ("victim", false), ("sh", true)]);
     let sh = rusage.processes[2].children.as_ref().expect("a child");
     assert_eq!((sh.processes, sh.seen, sh.samples), (1, true, 500));
-    // What was waited for before the books were first read is in neither.
+    // Children that were waited for before the first reading are in neither time.
     let first = RusageRow { first: true, time_ns: 10_600 * MS, ..batch.rusage[2] };
     batch.rusage.push(first);
     // A damaged profile whose children are each other's.
@@ -219,8 +220,8 @@ fn a_guest_that_claims_all_the_time_there_is_can_be_compared() {
     assert!(rusage.cpus[0].reported.user_ns >= i64::MAX.cast_unsigned());
 }
 
-/// The same, but the books were first read after two seconds, when `hog` had used a second of its own, and the vCPU's states
-/// are known in segments of two seconds.
+/// The same, but the first reading is after two seconds, when `hog` had used a second itself, and the
+/// vCPU's states are known in segments of two seconds.
 fn later() -> Batch {
     let mut batch = batch();
     for second in [2, 4, 6, 8, 10_u64] {
@@ -253,7 +254,7 @@ fn later() -> Batch {
         runtime_ns: 4_100 * MS,
         ..first
     };
-    // Of what ended before it was read again nothing can be compared.
+    // A process that ended before a second reading cannot be compared.
     batch.rusage = vec![last, first, RusageRow { instance: 2, ..first }];
     let last = batch.cpu_times[0];
     let stat = CpuStat { user_ns: 3_000 * MS, idle_ns: MS, ..CpuStat::default() };
@@ -322,7 +323,8 @@ fn an_id_that_is_given_again_has_no_first_reading() {
     assert_eq!((rusage.threads[0].since_s, rusage.threads[0].reported_user_ns), (None, 7 * MS));
 }
 
-/// Ticks and the scheduler's clock disagree: a process with two threads whose books were read at once.
+/// Ticks and the scheduler's clock disagree: a process with two threads whose accounting was read at the same
+/// time.
 #[test]
 fn threads_are_told_as_the_kernel_shows_them_and_agree_with_their_process() {
     let directory = tempfile::tempdir().expect("a directory");

@@ -1,4 +1,4 @@
-//! What is simulated.
+//! Cases of the simulation.
 
 use super::host::Host;
 use super::program::{Program, Task, Vcpu, Waits};
@@ -6,12 +6,12 @@ use super::quantities::Quantity;
 use super::{Paper, Section};
 use crate::clock::ClockKind;
 
-/// When a fixed clock starts.
+/// Start of a fixed clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Start {
     /// At any phase, drawn for each profiling.
     Anywhere,
-    /// When the program expects it: a tick falls on each whole interval.
+    /// At the phase that the program expects: a tick is at each whole interval.
     Known,
 }
 
@@ -24,18 +24,18 @@ pub(super) struct Case {
     pub vcpus: Vec<Vcpu>,
     /// Length of the run, intervals.
     pub ticks: f64,
-    /// Variance of the units of events that a sample stands for, whose mean is 100.
+    /// Variance of the units of events that a sample represents, whose mean is 100.
     pub noise: f64,
     /// Part of the ticks of the first half of the run that are lost.
     pub lost: f64,
     pub start: Start,
-    /// One clock ticks all vCPUs.
+    /// True if one clock ticks all vCPUs.
     pub at_once: bool,
-    /// How ticks are served.
+    /// Effects of the host on ticks.
     pub host: Host,
-    /// What is estimated.
+    /// CpuEstimate quantity.
     pub quantity: Quantity,
-    /// Different courses that are profiled in turn; one, as in the paper, is profiled again and again.
+    /// Number of different courses that are profiled in turn; one, as in the paper, is profiled repeatedly.
     pub courses: u32,
     pub clocks: &'static [ClockKind],
     pub paper: Option<Paper>,
@@ -69,13 +69,13 @@ impl Case {
         }
     }
 
-    /// A case of the paper: one course.
+    /// Returns a case of the paper: one course.
     fn of_table(section: Section, table: u8, name: String, tasks: &[Task], ticks: f64) -> Self {
         let program = Program::Tasks(tasks.to_vec());
         Self { table: Some(table), courses: 1, clocks: PAPERS, ..Self::new(section, name, program, ticks) }
     }
 
-    /// Number of states that are estimated, from 1.
+    /// Returns the number of states that are estimated, from 1.
     pub fn states(&self) -> u8 {
         match self.vcpus.first().map(|vcpu| &vcpu.program).filter(|_| self.section != Section::Printed) {
             Some(Program::Tasks(tasks)) => u8::try_from(tasks.len()).unwrap_or(1),
@@ -84,12 +84,12 @@ impl Case {
     }
 }
 
-/// All cases, in the order of their sections.
+/// Returns all cases, in the order of their sections.
 pub(super) fn all() -> Vec<Case> {
     [single(), mixed(), noisy(), granularity(), adversaries(), estimator(), printed(), host()].concat()
 }
 
-/// Section 5.2.1: a million units, a sample every 100.
+/// Returns section 5.2.1: a million units, a sample every 100.
 fn single() -> Vec<Case> {
     let mut cases = Vec::new();
     for (table, share) in [(2, 0.8), (3, 0.5), (3, 0.3)] {
@@ -106,7 +106,7 @@ fn single() -> Vec<Case> {
     cases
 }
 
-/// Section 5.2.2: four tasks that take 80 % together.
+/// Returns the tasks of section 5.2.2: four tasks that take 80 % together.
 fn tasks() -> [Task; 4] {
     [(0.3, 30.0), (0.2, 50.0), (0.2, 150.0), (0.1, 280.0)]
         .map(|(share, units)| Task { share, granularity: units / UNITS })
@@ -116,7 +116,7 @@ fn mixed() -> Vec<Case> {
     vec![Case::of_table(Section::Mixed, 4, String::new(), &tasks(), 10_000.0)]
 }
 
-/// Section 5.3: the units of events vary.
+/// Returns section 5.3: the units of events vary.
 fn noisy() -> Vec<Case> {
     let mut cases = Vec::new();
     for (table, samples, noises) in [(5, 10_000.0, [0.5, 1.0, 2.0]), (6, 1_000.0, [0.5, 1.0, 2.0])] {
@@ -130,7 +130,7 @@ fn noisy() -> Vec<Case> {
     cases
 }
 
-/// Runs from a hundredth of an interval to a hundred.
+/// Returns runs from a hundredth of an interval to a hundred.
 fn granularity() -> Vec<Case> {
     [0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0]
         .map(|run| {
@@ -149,7 +149,7 @@ fn adversaries() -> Vec<Case> {
     vec![
         periodic("in step, 30 % of each interval", 1.0, 0.0, 0.3),
         knows(periodic("dodges the tick, 90 %", 1.0, 0.05, 0.95)),
-        // Its run holds the moment of the tick, which is the end and the beginning of the period.
+        // Its run contains the time of the tick, which is the end and the beginning of the period.
         knows(periodic("waits for the tick, 10 %", 1.0, 0.0, 0.1)),
         periodic("every 2.25 intervals, 20 %", 2.25, 0.0, 0.2),
         periodic("drifts by a fifth of a period", 1.000_1, 0.0, 0.3),
@@ -212,7 +212,7 @@ fn estimator() -> Vec<Case> {
     ]
 }
 
-/// A virtual machine on a host that does other things, too.
+/// Returns virtual machines on a host with other work.
 fn host() -> Vec<Case> {
     let case = |name: &str, host: Host, programs: &[Program]| Case {
         clocks: RANDOM,
@@ -221,7 +221,7 @@ fn host() -> Vec<Case> {
         ..Case::new(Section::Host, name, Program::Runs { share: 0.3, run: 1.0 }, 2_000.0)
     };
     let runs = |share: f64, run: f64| Program::Runs { share, run };
-    // Nothing but what follows a wait.
+    // Only the time after a wait.
     let after = |waits: Waits, after: f64| {
         let nothing = Program::Periodic { period: 1.0, from: 0.0, to: 0.0 };
         Program::Waiting { work: Box::new(nothing), waits, after }
@@ -229,7 +229,8 @@ fn host() -> Vec<Case> {
     let random = |run: f64, wait: f64| Waits::Random { run, wait };
     let with_waits =
         |work: Program, waits: Waits| Program::Waiting { work: Box::new(work), waits, after: 0.1 };
-    // A VMM that takes a part of the thread's time on a CPU, which only ticks can tell from the guest's.
+    // A VMM that takes a part of the thread's time on a CPU; only ticks can distinguish it from the guest's
+    // time.
     let vmm = |work: Program| Program::Polling { work: Box::new(work), idle: 0.2, spell: 0.1 };
     let woken = |halt: f64, wait: f64| Program::Woken { halt, wait, run: 0.1, rest: 0.4 };
     let prompt = Host::default();
@@ -272,7 +273,7 @@ fn host() -> Vec<Case> {
     ]
 }
 
-/// Every kind of interval, each of states in short, middling and long runs, and of a state that is rare.
+/// Returns every kind of interval, each for states in short, middling and long runs, and for a rare state.
 fn printed() -> Vec<Case> {
     let runs = |share: f64, run: f64| vec![Vcpu { program: Program::Runs { share, run }, load: 0.6 }];
     // Two states in blocks of these lengths.

@@ -1,7 +1,8 @@
-//! What a host does to a vCPU's ticks: they come late, they wait for the thread to get a CPU, and serving them takes time.
+//! Effects of a host on a vCPU's ticks: they come late, they wait for the thread to get a CPU, and serving
+//! them takes time.
 //!
-//! A course is in the guest's and the host's common time. While a tick is served the guest stands still, so that this time
-//! is in no course.
+//! A course is in the guest's and the host's common time. The guest is stopped while a tick is served, so
+//! that this time is in no course.
 
 use std::iter::Peekable;
 
@@ -11,32 +12,33 @@ use rand_distr::{Distribution, Exp1};
 use super::program::ns;
 use super::timeline::{OUTSIDE, Timeline, WAITING};
 use crate::clock::fell_into_wait;
-use crate::clock::{Held, Intervals};
+use crate::clock::{Intervals, TickHold};
 
-/// How a host serves ticks; lengths in mean intervals of the clock.
+/// Parameters of how a host serves ticks; lengths in mean intervals of the clock.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(super) struct Host {
     /// Mean time by which a tick comes late to a thread that has a CPU.
     pub late: f64,
-    /// Whether the guest runs on meanwhile: where another process asks for the tick. The interrupt of a vCPU's own timer stops the
-    /// guest when it is due, and what comes late is the thread's way out of KVM.
+    /// True if the guest continues to run during that time: for ticks requested by another process. The
+    /// interrupt of a vCPU's own timer stops the guest when it is due, and the late part is the thread's way
+    /// out of KVM.
     pub runs_on: bool,
     /// Time that serving a tick takes.
     pub service: f64,
 }
 
-/// The ticks of one vCPU as its sampler meets them: when each stopped the guest, and the state that it found,
-/// [`WAITING`] where the sampler takes it for one that was due in a wait.
-pub(super) struct Served<'a, I: Iterator<Item = (u64, u64)>> {
+/// The ticks of one vCPU as seen by its sampler: the time at which each stopped the guest, and the state at
+/// that time, [`WAITING`] if the sampler takes the tick for one that was due in a wait.
+pub(super) struct ServedTicks<'a, I: Iterator<Item = (u64, u64)>> {
     line: &'a Timeline,
     cursor: super::timeline::Cursor<'a>,
     waits: Peekable<I>,
     host: Host,
     intervals: Intervals,
     random: ChaCha8Rng,
-    /// When the next tick is due, by the timer's own clock.
+    /// Time at which the next tick is due, by the timer's own clock.
     due_ns: u64,
-    /// How long the guest has stood still for ticks.
+    /// Time for which ticks have stopped the guest.
     stood_ns: u64,
 }
 
@@ -48,14 +50,14 @@ impl Host {
         mut intervals: Intervals,
         start_ns: u64,
         random: ChaCha8Rng,
-    ) -> Served<'a, impl Iterator<Item = (u64, u64)>> {
+    ) -> ServedTicks<'a, impl Iterator<Item = (u64, u64)>> {
         let due_ns = start_ns + intervals.first_ns();
         let (cursor, waits) = (line.cursor(), line.waits().peekable());
-        Served { line, cursor, waits, host: self, intervals, random, due_ns, stood_ns: 0 }
+        ServedTicks { line, cursor, waits, host: self, intervals, random, due_ns, stood_ns: 0 }
     }
 }
 
-impl<I: Iterator<Item = (u64, u64)>> Iterator for Served<'_, I> {
+impl<I: Iterator<Item = (u64, u64)>> Iterator for ServedTicks<'_, I> {
     type Item = (u64, u8);
 
     fn next(&mut self) -> Option<(u64, u8)> {
@@ -64,10 +66,10 @@ impl<I: Iterator<Item = (u64, u64)>> Iterator for Served<'_, I> {
             return None;
         }
         let late_ns = self.late();
-        // When the guest is stopped, or would be if it had a CPU.
+        // Time at which the guest is stopped, or would be if it had a CPU.
         let moment_ns = if self.host.runs_on { due_ns + late_ns } else { due_ns };
-        // What the host's scheduler says of the thread: how long it has waited since the tick before, and when it came to its
-        // CPU.
+        // Figures of the host's scheduler for the thread: the time for which it has waited since the previous
+        // tick, and the time at which it got its CPU.
         let (mut waited_ns, mut arrived_ns) = (0, 0);
         while let Some((from, to)) = self.waits.next_if(|(from, _)| *from <= moment_ns) {
             waited_ns += to - from;
@@ -76,17 +78,17 @@ impl<I: Iterator<Item = (u64, u64)>> Iterator for Served<'_, I> {
         let mut now_ns = moment_ns.max(arrived_ns);
         let waited = fell_into_wait(arrived_ns, moment_ns, waited_ns);
         let state = if waited { WAITING } else { self.cursor.at(now_ns) };
-        // As a vCPU's sampler has it, by the timer's clock.
-        let mut held = Held::since(now_ns + self.stood_ns);
+        // Times of a vCPU's sampler, by the timer's clock.
+        let mut held = TickHold::since(now_ns + self.stood_ns);
         if self.host.runs_on {
             held.passed_ns -= if waited { late_ns.min(now_ns) } else { 0 };
         } else {
-            // A halt goes on while the tick is on its way.
+            // A halt continues while the tick is on its way.
             let goes_on = if state == OUTSIDE { late_ns.min(self.cursor.end() - now_ns) } else { 0 };
             now_ns += goes_on;
             self.stood_ns += late_ns - goes_on;
             if state == OUTSIDE {
-                held = Held::since(now_ns + self.stood_ns);
+                held = TickHold::since(now_ns + self.stood_ns);
             }
         }
         let next_ns = self.intervals.next_after(self.due_ns, held);
@@ -98,7 +100,7 @@ impl<I: Iterator<Item = (u64, u64)>> Iterator for Served<'_, I> {
     }
 }
 
-impl<I: Iterator<Item = (u64, u64)>> Served<'_, I> {
+impl<I: Iterator<Item = (u64, u64)>> ServedTicks<'_, I> {
     fn late(&mut self) -> u64 {
         if self.host.late == 0.0 {
             return 0;

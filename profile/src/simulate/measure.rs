@@ -1,4 +1,4 @@
-//! One profiling of a simulated machine, and what many of them give.
+//! One profiling of a simulated machine, and the statistics of many.
 
 use rand::rngs::ChaCha8Rng;
 use rand::{RngExt, SeedableRng};
@@ -9,23 +9,24 @@ use super::timeline::{POLLING, Timeline, in_guest};
 use crate::clock::{ClockKind, Intervals};
 use crate::estimate::{Estimate, PartTallies, PartTicks, Share, Ticks};
 
-/// Length of the segments for which the exact clock is read: 200 intervals, as the collector does at 1,000 Hz.
-pub(super) const STRETCH_NS: u64 = 200 * MEAN_NS;
+/// Length of the segments for which the exact clock is read: 200 intervals, as the collector does at 1,000
+/// Hz.
+pub(super) const SEGMENT_NS: u64 = 200 * MEAN_NS;
 
-/// A course of a machine, with the truth.
+/// A course of a machine, with its true times.
 #[derive(Debug)]
 pub(super) struct Machine {
     pub vcpus: Vec<Timeline>,
-    /// One clock ticks all vCPUs.
+    /// True if one clock ticks all vCPUs.
     pub at_once: bool,
     /// Part of the ticks of the first half of the run that are lost.
     pub lost: f64,
-    /// How the others are served.
+    /// Effects of the host on the others.
     pub host: Host,
 }
 
 impl Machine {
-    /// Exact times of the vCPUs in the guest.
+    /// Returns the exact times of the vCPUs in the guest.
     pub fn times(&self) -> Vec<(u8, u64)> {
         let time = |line: &Timeline| line.time(in_guest);
         (0_u8..).zip(&self.vcpus).map(|(vcpu, line)| (vcpu, time(line))).collect()
@@ -35,24 +36,24 @@ impl Machine {
         self.vcpus.iter().map(|line| line.time(wanted)).sum::<u64>() as f64
     }
 
-    /// The true share of a state of the time that is shared out.
+    /// Returns the true share of a state of the time that is divided.
     pub fn truth(&self, state: u8) -> f64 {
         self.sum(&|s| s == state) / self.sum(&|s| in_guest(s) && s != POLLING)
     }
 
-    /// The true part of the state in the whole time in the guest.
+    /// Returns the true part of the state in the whole time in the guest.
     pub fn true_time(&self, state: u8) -> f64 {
         self.sum(&|s| s == state) / self.sum(&in_guest)
     }
 
-    /// A time's interval, as parts of the whole time in the guest.
+    /// Converts a time's interval to parts of the whole time in the guest.
     pub fn as_share(&self, estimate: &Estimate) -> Share {
         let part = |ns: f64| ns / self.sum(&in_guest);
         let time = estimate.time;
         Share { share: part(time.ns), low: part(time.low_ns), high: part(time.high_ns) }
     }
 
-    /// The ticks of one profiling, vCPU by vCPU. `start_ns` is when the clock starts.
+    /// Returns the ticks of one profiling, vCPU by vCPU. `start_ns` is the start of the clock.
     pub fn ticks(&self, clock: ClockKind, seed: u64, start_ns: u64) -> Vec<Tick> {
         let mut ticks = Vec::new();
         let mut random = ChaCha8Rng::seed_from_u64(!seed);
@@ -63,7 +64,7 @@ impl Machine {
                 continue;
             };
             let mut lateness = ChaCha8Rng::seed_from_u64(seed);
-            // The clock's streams are of the same seed: those of vCPUs have lower numbers.
+            // The clock's streams have the same seed: those of vCPUs have lower numbers.
             lateness.set_stream(256 + u64::from(vcpu));
             for (time_ns, state) in self.host.serve(line, intervals, start_ns, lateness) {
                 let may_be_lost = time_ns < line.length() / 2 && self.lost > 0.0;
@@ -82,7 +83,7 @@ impl Machine {
         self.profile_rows(clock, seed, start_ns, &rows)
     }
 
-    /// The same for rows that each hold some states.
+    /// Profiles the machine once for rows of several states each.
     pub fn profile_rows(&self, clock: ClockKind, seed: u64, start_ns: u64, rows: &[&[u8]]) -> Vec<Estimate> {
         let mut ticks = PartTicks::new(|| {
             let mut ticks = Ticks::new(clock, MEAN_NS as f64);
@@ -92,7 +93,7 @@ impl Machine {
             ticks
         });
         for (vcpu, line) in (0_u8..).zip(&self.vcpus) {
-            ticks.divide(vcpu, line.segments(STRETCH_NS, in_guest));
+            ticks.divide(vcpu, line.segments(SEGMENT_NS, in_guest));
         }
         let mut tallies = vec![PartTallies::default(); rows.len()];
         for Tick { vcpu, time_ns, state } in self.ticks(clock, seed, start_ns) {
@@ -106,7 +107,7 @@ impl Machine {
     }
 }
 
-/// A tick, and what it finds.
+/// A tick with the state at its time.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Tick {
     pub vcpu: u8,
@@ -130,12 +131,12 @@ pub(super) struct Spread {
 }
 
 impl Spread {
-    /// Adds an estimate whose value and interval were moved by `shift` against what was counted.
+    /// Adds an estimate whose value and interval were moved by `shift` from the counted value.
     pub fn add(&mut self, samples: u64, share: Share, truth: f64, shift: f64) {
         self.runs += 1;
         let runs = f64::from(self.runs);
         let value = share.share + shift;
-        // Welford's update: of the error, since the truth may differ from run to run.
+        // Welford's update: of the error, since the true share may differ from run to run.
         let old = self.error;
         self.error += (value - truth - old) / runs;
         self.squares += (value - truth - old) * (value - truth - self.error);
@@ -148,7 +149,7 @@ impl Spread {
         self.covered += u32::from((share.low + shift..=share.high + shift).contains(&truth));
     }
 
-    /// Intervals that did not hold the truth.
+    /// Returns the number of intervals that did not contain the true share.
     pub fn missed(&self) -> u32 {
         self.runs - self.covered
     }
@@ -168,23 +169,23 @@ impl Spread {
     }
 }
 
-/// What many profilings of one thing gave.
+/// Statistics of many profilings of one thing.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Summary {
     /// Mean number of samples of the state.
     pub samples: f64,
-    /// Its true share; the mean of them where several courses were profiled.
+    /// Its true share; the mean of the true shares if several courses were profiled.
     pub truth: f64,
     /// Mean of the estimates.
     pub mean: f64,
     /// Variance of their error.
     pub variance: f64,
-    /// The smallest.
+    /// Smallest estimate.
     pub lowest: f64,
-    /// The largest.
+    /// Largest estimate.
     pub highest: f64,
     /// Mean half width of the 95 % intervals.
     pub half_width: f64,
-    /// Part of the profilings whose interval held the truth.
+    /// Part of the profilings whose interval contained the true share.
     pub coverage: f64,
 }

@@ -1,9 +1,10 @@
-//! Profiles made-up machines whose truth is known: shows whether estimates are unbiased and intervals are right.
+//! Profiles made-up machines with known times: shows whether estimates are unbiased and intervals are right.
 //!
-//! It reproduces the simulation of Y. Wen, G. Cheng, B. Lin and J. Yin, *Probability Analysis to Improve the Confidence
-//! in Profiling Accuracy* (2021), tables 2 to 6, and goes on to runs of all lengths, to programs that work against
-//! the clock, to what is hard for an estimator, and to what a host does to ticks. Ticks come from the product's [`crate::clock::Intervals`] and go
-//! through the product's [`crate::estimate`]. A result is a function of the options alone.
+//! It reproduces the simulation of Y. Wen, G. Cheng, B. Lin and J. Yin, *Probability Analysis to Improve the
+//! Confidence in Profiling Accuracy* (2021), tables 2 to 6. It adds runs of all lengths, programs that work
+//! against the clock, cases that are difficult for an estimator, and effects of a host on ticks. Ticks come
+//! from the product's [`crate::clock::Intervals`] and go through the product's [`crate::estimate`]. A result
+//! is a function of the options alone.
 
 mod cases;
 mod host;
@@ -26,7 +27,7 @@ use program::MEAN_NS;
 pub use measure::Summary;
 pub use units::Unit;
 
-/// What to simulate.
+/// Options of a study.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Options {
     /// Seed of everything.
@@ -45,7 +46,7 @@ pub enum Section {
     Single,
     /// Four tasks, table 4.
     Mixed,
-    /// Noise in what a sample stands for, tables 5 and 6.
+    /// Noise in the units that a sample represents, tables 5 and 6.
     Noise,
     /// Runs of all lengths.
     Granularity,
@@ -60,7 +61,7 @@ pub enum Section {
 }
 
 impl Section {
-    /// All, in their order.
+    /// All sections, in their order.
     pub const ALL: [Self; 8] = [
         Self::Single,
         Self::Mixed,
@@ -73,16 +74,16 @@ impl Section {
     ];
 }
 
-/// All that was simulated.
+/// All results.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Study {
     /// Seed of everything.
     pub seed: u64,
     /// Profilings per row.
     pub runs: u32,
-    /// Rows of a section stand together, those of a case too.
+    /// Rows of a section are adjacent, those of a case too.
     pub rows: Vec<Row>,
-    /// How many ticks one run of a state gets.
+    /// Numbers of ticks that one run of a state gets.
     pub units: Vec<Unit>,
 }
 
@@ -93,32 +94,32 @@ pub struct Row {
     pub section: Section,
     /// Table of the unbiasedness study that it reproduces.
     pub table: Option<u8>,
-    /// What was profiled.
+    /// Name of the case.
     pub name: String,
-    /// Ticks of each vCPU in one profiling, about.
+    /// Approximate ticks of each vCPU in one profiling.
     pub ticks: f64,
     /// The sampling clock.
     pub clock: ClockKind,
-    /// What came out.
+    /// Statistics of the profilings.
     #[serde(flatten)]
     pub result: Summary,
-    /// Fewer intervals held the truth than chance explains: so few of 95 % intervals do in less than one of 740 rows
-    /// (three standard deviations).
+    /// True if fewer intervals contained the true share than chance explains: so few of 95 % intervals do in
+    /// less than one of 740 rows (three standard deviations).
     pub fails: bool,
-    /// What the paper's text says of it.
+    /// Figures of the paper's text for it.
     pub paper: Option<Paper>,
 }
 
-/// Figures of the unbiasedness study, where its text states them.
+/// Figures of the unbiasedness study that are in its text.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Paper {
     /// Smallest estimate of its 1,000 profilings.
     pub lowest: f64,
-    /// Largest.
+    /// Largest estimate.
     pub highest: f64,
 }
 
-/// Runs the whole study; `progress` is told how many of how many cases are done.
+/// Runs the whole study; calls `progress` with the number of cases done and of all cases.
 pub fn study(options: &Options, mut progress: impl FnMut(usize, usize)) -> Study {
     let cases = cases::all();
     let mut rows = Vec::new();
@@ -134,7 +135,7 @@ fn rows_done(n: u64) -> usize {
     usize::try_from(n).map_or(usize::MAX, |n| n + 1)
 }
 
-/// The rows of the case with this number.
+/// Runs the case with this number and returns its rows.
 fn run(case: &Case, number: u64, options: &Options) -> Vec<Row> {
     let seed = |kind: u64, n: u64| mixed(mixed(mixed(options.seed ^ kind) ^ number) ^ n);
     let machines: Vec<Machine> = (0..u64::from(case.courses.min(options.runs)))
@@ -156,8 +157,8 @@ fn run(case: &Case, number: u64, options: &Options) -> Vec<Row> {
         let mut spreads = vec![Spread::default(); usize::from(case.states())];
         for (n, (machine, truth)) in (0..u64::from(options.runs)).zip(machines.iter().zip(&truths).cycle()) {
             let mut random = ChaCha8Rng::seed_from_u64(seed(2, n));
-            // Random intervals lose the start's phase by themselves; a fixed clock starts anywhere, unless the program
-            // has found out when.
+            // Random intervals forget the phase of the start by themselves; a fixed clock starts anywhere,
+            // unless the program knows its phase.
             let start = match (clock, case.start) {
                 (ClockKind::Fixed, Start::Anywhere) => random.random_range(0..MEAN_NS),
                 _ => 0,
@@ -175,7 +176,7 @@ fn run(case: &Case, number: u64, options: &Options) -> Vec<Row> {
     rows
 }
 
-/// The rows of one kind of interval.
+/// Returns the rows of one kind of interval.
 fn printed(case: &Case, machines: &[Machine], seed: impl Fn(u64, u64) -> u64, options: &Options) -> Vec<Row> {
     let clocks = case.clocks.iter().filter(|clock| options.clock.is_none_or(|only| only == **clock));
     let row_of = |&clock: &ClockKind| {
@@ -194,8 +195,8 @@ fn printed(case: &Case, machines: &[Machine], seed: impl Fn(u64, u64) -> u64, op
     clocks.map(row_of).collect()
 }
 
-/// What noise in the units of events adds to a share: each sample stands for 100 units and a normal number of its own,
-/// so `k` of them for 100 k and a normal number that varies k times as much.
+/// Returns the error that noise in the units of events adds to a share: each sample represents 100 units and
+/// its own normal number, so `k` of them represent 100 k and a normal number with k times the variance.
 fn noise(case: &Case, samples: u64, random: &mut ChaCha8Rng) -> f64 {
     let normal: f64 = StandardNormal.sample(random);
     normal * (case.noise * samples as f64).sqrt() / 100.0 / case.ticks
@@ -219,7 +220,7 @@ fn row(case: &Case, state: usize, clock: ClockKind, spread: &Spread, options: &O
     }
 }
 
-/// The probability that at least `missed` of so many 95 % intervals miss the truth.
+/// Returns the probability that at least `missed` of `runs` 95 % intervals miss the true share.
 fn chance_of(missed: u32, runs: u32) -> f64 {
     let (mut sum, mut log) = (0.0, f64::from(runs) * 0.95_f64.ln());
     for n in 0..missed {
@@ -230,8 +231,8 @@ fn chance_of(missed: u32, runs: u32) -> f64 {
     1.0 - sum
 }
 
-/// A seed from a number: SplitMix64's output function (Steele, Lea, Flood, Fast splittable pseudorandom number
-/// generators, OOPSLA 2014).
+/// Returns a seed from a number: SplitMix64's output function (Steele, Lea, Flood, Fast splittable
+/// pseudorandom number generators, OOPSLA 2014).
 fn mixed(n: u64) -> u64 {
     let mut z = n.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

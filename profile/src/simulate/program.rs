@@ -1,4 +1,4 @@
-//! What a simulated vCPU does. All lengths are in mean intervals of the sampling clock.
+//! Behaviour of a simulated vCPU. All lengths are in mean intervals of the sampling clock.
 
 use rand::RngExt;
 use rand::rngs::ChaCha8Rng;
@@ -6,26 +6,27 @@ use rand_distr::{Distribution, Exp1};
 
 use super::timeline::{OUTSIDE, POLLING, REST, Timeline, WAITING};
 
-/// Mean interval of the simulated clock, ns: 1 ms, so that what the product's clock rounds to whole nanoseconds and
-/// cuts at 1 us is far below what is simulated.
+/// Mean interval of the simulated clock, ns: 1 ms, so that the product's rounding to whole nanoseconds and
+/// its limit of 1 us are far below the simulated lengths.
 pub(super) const MEAN_NS: u64 = 1_000_000;
 
-/// How a vCPU's time goes by.
+/// Course of a vCPU's time.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Program {
-    /// Blocks as long as a task's granularity, each of a task drawn by its share; what is left is idle, in blocks of
-    /// the first task's. State n is task n, from 1.
+    /// Blocks as long as a task's granularity, each of a task drawn by its share; the rest is idle, in blocks
+    /// of the first task's length. State n is task n, from 1.
     Tasks(Vec<Task>),
-    /// State 1 comes and goes at random: runs of exponential length, those of state 1 as long as `run` in the mean.
+    /// State 1 comes and goes at random: runs of exponential length, those of state 1 with a mean of `run`.
     Runs {
         /// Share of state 1.
         share: f64,
         /// Mean length of its runs.
         run: f64,
     },
-    /// Two phases that come and go at random, half of the time each; in them state 1 has these shares, in runs.
+    /// Two phases that come and go at random, half of the time each; state 1 has these shares in them, in
+    /// runs.
     Phases {
-        /// Shares of state 1 in the one phase and in the other.
+        /// Shares of state 1 in the two phases.
         shares: [f64; 2],
         /// Mean length of a phase.
         phase: f64,
@@ -43,31 +44,32 @@ pub(super) enum Program {
     Periodic {
         /// Length of a period.
         period: f64,
-        /// Where state 1 begins, as a part of the period.
+        /// Start of state 1, as a part of the period.
         from: f64,
-        /// Where it ends.
+        /// End of state 1, as a part of the period.
         to: f64,
     },
     /// Another program, while the guest is not idle.
     Polling {
-        /// What it does.
+        /// Program of the other time.
         work: Box<Program>,
         /// Part of the time in which the guest is idle without being halted.
         idle: f64,
         /// Mean length of such a spell.
         spell: f64,
     },
-    /// Another program on a host that takes the CPU away, where the guest stands still. State 1 runs right after each wait, as the
-    /// interrupts do that have come meanwhile, and what they wake.
+    /// Another program on a host that takes the CPU away and so stops the guest. State 1 runs right after
+    /// each wait, like the interrupts that have come during the wait, and the tasks that they wake.
     Waiting {
-        /// What the guest does.
+        /// Program of the guest.
         work: Box<Program>,
-        /// When it gets no CPU.
+        /// Times without a CPU.
         waits: Waits,
         /// Length of state 1 after a wait.
         after: f64,
     },
-    /// Halted until an interrupt comes; then the vCPU's thread waits for a CPU, state 1 runs, and something else.
+    /// Halted until an interrupt comes; then the vCPU's thread waits for a CPU, and state 1 and another state
+    /// run.
     Woken {
         /// Mean length of a halt.
         halt: f64,
@@ -80,27 +82,27 @@ pub(super) enum Program {
     },
 }
 
-/// How a host takes a CPU away.
+/// Pattern in which a host takes a CPU away.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Waits {
     /// At random, of exponential lengths with these means.
     Random {
-        /// From one wait to the next.
+        /// Mean time from one wait to the next.
         run: f64,
-        /// Of a wait.
+        /// Mean length of a wait.
         wait: f64,
     },
-    /// As a quota does (cpu.max): so long in each period, then not until the next.
+    /// Like a quota (cpu.max): `run` in each period, then nothing until the next.
     Quota {
         /// Length of a period.
         period: f64,
-        /// Time with a CPU in each.
+        /// Time with a CPU in each period.
         run: f64,
     },
 }
 
 impl Waits {
-    /// Length of the next spell with a CPU, and of the wait after it, ns.
+    /// Draws the length of the next time with a CPU, and of the wait after it, ns.
     fn draw(self, random: &mut ChaCha8Rng) -> (u64, u64) {
         let mut of = |mean: f64| {
             let drawn: f64 = Exp1.sample(random);
@@ -122,7 +124,7 @@ pub(super) struct Task {
     pub granularity: f64,
 }
 
-/// A length in ns.
+/// Converts a length to ns.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -133,7 +135,7 @@ pub(super) fn ns(intervals: f64) -> u64 {
 }
 
 impl Program {
-    /// One course of it, this long.
+    /// Draws one course of this length.
     pub fn course(&self, random: &mut ChaCha8Rng, intervals: f64) -> Timeline {
         let length = ns(intervals);
         let mut line = Timeline::default();
@@ -203,7 +205,7 @@ impl Program {
 fn tasks_course(tasks: &[Task], random: &mut ChaCha8Rng, length: u64, line: &mut Timeline) {
     let rest = 1.0 - tasks.iter().map(|task| task.share).sum::<f64>();
     let idle = tasks.first().map_or(1.0, |task| task.granularity);
-    // A block is drawn less often the longer it is.
+    // The longer a block, the less often it is drawn.
     let all = tasks.iter().map(|task| (task.share, task.granularity)).chain([(rest, idle)]);
     let weights: Vec<f64> = all.map(|(share, granularity)| share / granularity).collect();
     let sum: f64 = weights.iter().sum();
@@ -233,11 +235,11 @@ fn runs(line: &mut Timeline, random: &mut ChaCha8Rng, end: u64, share: f64, run:
     }
 }
 
-/// One vCPU: what it does, and how much of its time it is in the guest at all.
+/// One vCPU: its program, and its part of time in the guest.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Vcpu {
     pub program: Program,
-    /// Part of the time in the guest; the rest comes in spells of 5 intervals in the mean.
+    /// Part of the time in the guest; the rest comes in intervals with a mean of 5.
     pub load: f64,
 }
 

@@ -1,14 +1,15 @@
-//! Every kind of interval that vprof prints, made by the code that prints it, for a machine whose truth is known.
+//! Every kind of interval that vprof prints, computed by the code that prints it, for a machine with known
+//! times.
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::measure::{Machine, STRETCH_NS, Tick};
+use super::measure::{Machine, SEGMENT_NS, Tick};
 use super::program::MEAN_NS;
 use super::timeline::in_guest;
-use crate::boot::clocked::{Clocks, Moment as BootMoment};
+use crate::boot::clocked::{BootClocks, ClockTick as BootMoment};
 use crate::clock::ClockKind;
 use crate::diff::Value;
-use crate::diff::significance::{Tested, one_run, welch};
+use crate::diff::significance::{TestedChange, one_run, welch};
 use crate::estimate::{Share, Tallies, Ticks};
 use crate::rate_history::RateHistory;
 use crate::report::tables::Segment;
@@ -16,14 +17,14 @@ use crate::report::task_scan::{StateSpan, TaskScan, TaskScans};
 use crate::rows::Microstates;
 use crate::rows::TaskState;
 
-/// What is estimated of state 1.
+/// CpuEstimate quantity of state 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Quantity {
     /// Its share of the time in the guest that is not idle: rows of reports, functions within a process too.
     Share,
     /// Its time, as a part of the time in the guest.
     Time,
-    /// The share of it and of state 2 together, as of callers.
+    /// The combined share of states 1 and 2, as of callers.
     Callers,
     /// The difference of its shares in two runs.
     TwoRuns,
@@ -31,7 +32,7 @@ pub(super) enum Quantity {
     SixRuns,
     /// Its time in a part of the run, of a boot's units and calls.
     Boot,
-    /// Its time between two readings of the guest's books.
+    /// Its time between two readings of the guest's CPU accounting.
     Rusage,
     /// Time of a task in a state, by scans at the ticks.
     TaskState,
@@ -39,21 +40,21 @@ pub(super) enum Quantity {
     ExactPart,
 }
 
-/// An estimate with its interval, and what is true.
+/// An estimate with its interval, and the true value.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Measured {
+pub(super) struct MeasuredValue {
     pub samples: u64,
     pub share: Share,
     pub truth: f64,
 }
 
-/// The part of the run that [`Quantity::Boot`] and [`Quantity::Rusage`] are of, in thousandths of it.
+/// The part of the run for [`Quantity::Boot`] and [`Quantity::Rusage`], in thousandths of it.
 const PART: (u64, u64) = (301, 703);
-/// Runs of a side of [`Quantity::SixRuns`].
+/// Runs on a side of [`Quantity::SixRuns`].
 pub(super) const RUNS: usize = 3;
 
 impl Quantity {
-    /// Machines that one profiling is made of.
+    /// Returns the number of machines of one profiling.
     pub fn machines(self) -> usize {
         match self {
             Self::TwoRuns => 2,
@@ -62,10 +63,14 @@ impl Quantity {
         }
     }
 
-    /// Profiles machines, each from a seed of its own.
-    pub fn measure(self, machines: &[&Machine], clock: ClockKind, seeds: &[u64]) -> Measured {
+    /// Profiles machines, each from its own seed.
+    pub fn measure(self, machines: &[&Machine], clock: ClockKind, seeds: &[u64]) -> MeasuredValue {
         let Some((machine, seed)) = machines.first().zip(seeds.first()) else {
-            return Measured { samples: 0, share: Share { share: 0.0, low: 0.0, high: 1.0 }, truth: 0.0 };
+            return MeasuredValue {
+                samples: 0,
+                share: Share { share: 0.0, low: 0.0, high: 1.0 },
+                truth: 0.0,
+            };
         };
         let all = || machines.iter().zip(seeds).map(|(machine, seed)| share(machine, clock, *seed)).collect();
         match self {
@@ -80,55 +85,60 @@ impl Quantity {
     }
 }
 
-fn share(machine: &Machine, clock: ClockKind, seed: u64) -> Measured {
+fn share(machine: &Machine, clock: ClockKind, seed: u64) -> MeasuredValue {
     let estimate = machine.profile(clock, seed, 0, 1).pop();
-    estimate.map_or_else(none, |found| Measured {
+    estimate.map_or_else(none, |found| MeasuredValue {
         samples: found.samples,
         share: found.share,
         truth: machine.truth(1),
     })
 }
 
-fn none() -> Measured {
-    Measured { samples: 0, share: Share { share: 0.0, low: 0.0, high: 1.0 }, truth: 0.0 }
+fn none() -> MeasuredValue {
+    MeasuredValue { samples: 0, share: Share { share: 0.0, low: 0.0, high: 1.0 }, truth: 0.0 }
 }
 
-fn whole(machine: &Machine, clock: ClockKind, seed: u64, quantity: Quantity) -> Measured {
+fn whole(machine: &Machine, clock: ClockKind, seed: u64, quantity: Quantity) -> MeasuredValue {
     let callers = quantity == Quantity::Callers;
     let Some(found) = machine.profile_rows(clock, seed, 0, &[&[1], &[1, 2]]).into_iter().nth(callers.into())
     else {
         return none();
     };
     match callers {
-        true => Measured {
+        true => MeasuredValue {
             samples: found.samples,
             share: found.share,
             truth: machine.truth(1) + machine.truth(2),
         },
         false => {
             let share = machine.as_share(&found);
-            Measured { samples: found.samples, share, truth: machine.true_time(1) }
+            MeasuredValue { samples: found.samples, share, truth: machine.true_time(1) }
         }
     }
 }
 
-fn value(found: &Measured) -> Value {
+fn value(found: &MeasuredValue) -> Value {
     Value { at: found.share.share, low: found.share.low, high: found.share.high }
 }
 
-fn changed(Tested { low, high, .. }: Tested, change: f64, truth: f64, samples: u64) -> Measured {
-    Measured { samples, share: Share { share: change, low, high }, truth }
+fn changed(
+    TestedChange { low, high, .. }: TestedChange,
+    change: f64,
+    truth: f64,
+    samples: u64,
+) -> MeasuredValue {
+    MeasuredValue { samples, share: Share { share: change, low, high }, truth }
 }
 
-fn two_runs(found: Vec<Measured>) -> Measured {
+fn two_runs(found: Vec<MeasuredValue>) -> MeasuredValue {
     let [before, after] = found.as_slice() else { return none() };
     let change = after.share.share - before.share.share;
     let samples = before.samples + after.samples;
     changed(one_run(value(before), value(after)), change, after.truth - before.truth, samples)
 }
 
-/// The truth is that of the program, which is the same on both sides.
-fn six_runs(found: Vec<Measured>) -> Measured {
+/// Compares six runs. The true value is that of the program, which is the same on both sides.
+fn six_runs(found: Vec<MeasuredValue>) -> MeasuredValue {
     let values: Vec<Value> = found.iter().map(value).collect();
     let (before, after) = values.split_at(RUNS.min(values.len()));
     let mean = |side: &[Value]| side.iter().map(|value| value.at).sum::<f64>() / side.len().max(1) as f64;
@@ -136,7 +146,7 @@ fn six_runs(found: Vec<Measured>) -> Measured {
     changed(welch(before, after), mean(after) - mean(before), 0.0, samples)
 }
 
-/// The ends of [`PART`], and the time in state 1 and in the guest between them, ns.
+/// Returns the ends of [`PART`], and the time in state 1 and in the guest between them, ns.
 fn part(machine: &Machine) -> ((u64, u64), f64, f64) {
     let length = machine.vcpus.iter().map(super::timeline::Timeline::length).max().unwrap_or(0);
     let ends = (length / 1_000 * PART.0, length / 1_000 * PART.1);
@@ -150,7 +160,7 @@ fn part(machine: &Machine) -> ((u64, u64), f64, f64) {
     (ends, time(&|state| state == 1), time(&in_guest))
 }
 
-fn in_part(machine: &Machine, clock: ClockKind, seed: u64, boot: bool) -> Measured {
+fn in_part(machine: &Machine, clock: ClockKind, seed: u64, boot: bool) -> MeasuredValue {
     let (ends, true_ns, guest_ns) = part(machine);
     let ticks = machine.ticks(clock, seed, 0);
     let hits = (0_i64..).zip(&ticks).filter(|(_, tick)| tick.state == 1);
@@ -165,7 +175,7 @@ fn in_part(machine: &Machine, clock: ClockKind, seed: u64, boot: bool) -> Measur
     } else {
         let mut all = Ticks::new(clock, MEAN_NS as f64);
         for (vcpu, line) in (0_u8..).zip(&machine.vcpus) {
-            all.divide(vcpu, line.segments(STRETCH_NS, in_guest));
+            all.divide(vcpu, line.segments(SEGMENT_NS, in_guest));
         }
         for tick in &ticks {
             let told = all.tick(tick.vcpu, tick.time_ns, in_guest(tick.state));
@@ -177,22 +187,22 @@ fn in_part(machine: &Machine, clock: ClockKind, seed: u64, boot: bool) -> Measur
         [found.ns, found.low_ns, found.high_ns]
     };
     let [share, low, high] = [ns, low, high].map(|ns| ns / guest_ns.max(1.0));
-    Measured {
+    MeasuredValue {
         samples: tallies.count(),
         share: Share { share, low, high },
         truth: true_ns / guest_ns.max(1.0),
     }
 }
 
-/// What a boot reads of a profile.
-fn clocks(machine: &Machine, clock: ClockKind, ticks: &[Tick]) -> Clocks {
+/// Returns the clocks that a boot reads from a profile.
+fn clocks(machine: &Machine, clock: ClockKind, ticks: &[Tick]) -> BootClocks {
     let meta = [("clock", clock.name().to_owned()), ("rate_hz", (1_000_000_000 / MEAN_NS).to_string())];
     let scan = |(id, tick): (i64, &Tick)| {
         (id, BootMoment { vcpu: tick.vcpu, time_ns: tick.time_ns, guest: in_guest(tick.state) })
     };
     let segments = |line: &super::timeline::Timeline| {
         let mut begin = 0;
-        let ends = line.segments(STRETCH_NS, in_guest);
+        let ends = line.segments(SEGMENT_NS, in_guest);
         let segment = |(end, guest): (u64, u64)| {
             let states = Microstates { guest, halted: end - begin - guest, ..Microstates::default() };
             Segment { begin: std::mem::replace(&mut begin, end), end, states }
@@ -201,11 +211,11 @@ fn clocks(machine: &Machine, clock: ClockKind, ticks: &[Tick]) -> Clocks {
     };
     let all: HashMap<u8, Vec<Segment>> = (0..).zip(machine.vcpus.iter().map(segments)).collect();
     let meta: BTreeMap<String, String> = meta.map(|(key, value)| (key.to_owned(), value)).into();
-    Clocks::new(meta, (0..).zip(ticks).map(scan).collect(), all, RateHistory::default())
+    BootClocks::new(meta, (0..).zip(ticks).map(scan).collect(), all, RateHistory::default())
 }
 
-/// Ticks as scans, and the course of the first vCPU as what a task does.
-fn task_state(machine: &Machine, clock: ClockKind, seed: u64) -> Measured {
+/// Uses ticks as scans, and the course of the first vCPU as the states of a task.
+fn task_state(machine: &Machine, clock: ClockKind, seed: u64) -> MeasuredValue {
     let ticks = machine.ticks(clock, seed, 0);
     let scan = |(id, tick): (u64, &Tick)| TaskScan { id, time_ns: tick.time_ns, backoff: 0, late_ns: 0 };
     let scans: Vec<TaskScan> = (0..).zip(&ticks).map(scan).collect();
@@ -226,13 +236,13 @@ fn task_state(machine: &Machine, clock: ClockKind, seed: u64) -> Measured {
     let (time, whole) = (found.time.time, end.max(1) as f64);
     let share = Share { share: time.ns / whole, low: time.low_ns / whole, high: time.high_ns / whole };
     let truth = line.time_until(end, |state| state == 1) as f64 / whole;
-    Measured { samples: found.time.samples, share, truth }
+    MeasuredValue { samples: found.time.samples, share, truth }
 }
 
-/// The time in the guest as a task's exact time on a CPU.
-fn exact_part(machine: &Machine, clock: ClockKind, seed: u64) -> Measured {
+/// Uses the time in the guest as a task's exact time on a CPU.
+fn exact_part(machine: &Machine, clock: ClockKind, seed: u64) -> MeasuredValue {
     let ticks = machine.ticks(clock, seed, 0);
     let count = |wanted: &dyn Fn(u8) -> bool| ticks.iter().filter(|tick| wanted(tick.state)).count() as u64;
     let (hits, all) = (count(&|state| state == 1), count(&in_guest));
-    Measured { samples: hits, share: crate::estimate::share(hits, all), truth: machine.true_time(1) }
+    MeasuredValue { samples: hits, share: crate::estimate::share(hits, all), truth: machine.true_time(1) }
 }

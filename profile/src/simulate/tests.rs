@@ -22,7 +22,7 @@ fn chance_is_that_of_the_binomial_distribution() {
     assert!((0.49..0.52).contains(&far), "{far}");
 }
 
-/// The one row of a made-up case under a clock.
+/// Returns the only row of a made-up case under a clock.
 fn result(program: Program, ticks: f64, clock: ClockKind, runs: u32) -> Row {
     on(vec![Vcpu { program, load: 1.0 }], ticks, clock, runs)
 }
@@ -31,12 +31,12 @@ fn on(vcpus: Vec<Vcpu>, ticks: f64, clock: ClockKind, runs: u32) -> Row {
     losing(0.0, vcpus, ticks, clock, runs)
 }
 
-/// A case of which the share of one state is estimated.
+/// Returns a case in which the share of one state is estimated.
 fn of_one_share() -> Case {
     cases::all().into_iter().rfind(|case| case.section == Section::Estimator).expect("such cases")
 }
 
-/// The same with ticks lost in the first half.
+/// Returns the same case with ticks lost in the first half.
 fn losing(lost: f64, vcpus: Vec<Vcpu>, ticks: f64, clock: ClockKind, runs: u32) -> Row {
     let case = Case {
         vcpus,
@@ -93,7 +93,7 @@ fn phases_with_lost_ticks_count_for_their_time() {
         let row = losing(0.5, vcpus, 2_000.0, clock, 1_000);
         let error = (row.result.variance / 1_000.0).sqrt();
         assert!((row.result.mean - row.result.truth).abs() < 4.0 * error, "{row:?}");
-        // Wider than need be, as phases narrow the spread further.
+        // Wider than necessary, as phases narrow the spread further.
         assert!((0.93..=0.985).contains(&row.result.coverage), "{row:?}");
     }
 }
@@ -103,7 +103,7 @@ fn short_runs_are_covered() {
     for clock in RANDOM {
         assert_right(&result(states(0.3, 1.0), 10_000.0, clock, 500), 500);
     }
-    // Few samples can not tell them from something in step with the clock: then intervals stay wide.
+    // Few samples cannot distinguish them from a program in step with the clock: then intervals stay wide.
     let few = result(states(0.3, 0.5), 500.0, ClockKind::Uniform, 500);
     assert!(few.result.coverage > 0.97, "{few:?}");
 }
@@ -116,7 +116,8 @@ fn mixtures_are_covered() {
     }
 }
 
-/// As far as any interval can: a count jumps, so coverage is above or below 95 %, exactly as for independent samples.
+/// As well as for any interval: a count jumps, so coverage is above or below 95 %, exactly as for independent
+/// samples.
 #[test]
 fn small_counts_are_covered() {
     for clock in RANDOM {
@@ -140,8 +141,8 @@ fn vcpus_with_unequal_loads_are_covered() {
     }
 }
 
-/// What is pinned to a vCPU has a share that depends on how busy each vCPU is; where vCPUs idle without being halted, only
-/// ticks tell that.
+/// The share of a pinned program depends on how busy each vCPU is; for vCPUs that idle without being halted,
+/// only ticks show that.
 #[test]
 fn shares_of_vcpus_that_poll_are_covered() {
     let machine = |shares: [f64; 2], idle: f64, spell: f64| {
@@ -165,7 +166,7 @@ fn shares_of_vcpus_that_poll_are_covered() {
     }
 }
 
-/// Behind a GDB stub one clock ticks all vCPUs. Where they work in step, their errors are the same.
+/// Behind a GDB stub one clock ticks all vCPUs. If these work in step, their errors are the same.
 #[test]
 fn one_clock_for_vcpus_in_step_is_covered() {
     for clock in RANDOM {
@@ -197,7 +198,8 @@ fn a_fixed_clock_is_deceived_and_a_random_one_is_not() {
     }
 }
 
-/// A swing at two thirds of the mean interval has the largest design effect under the uniform clock, 1.54 for a sine.
+/// A swing at two thirds of the mean interval has the largest design effect under the uniform clock, 1.54 for
+/// a sine.
 #[test]
 fn the_worst_resonance_is_told_from_short_runs() {
     let swing = Program::Periodic { period: 2.0 / 3.0, from: 0.0, to: 0.5 };
@@ -235,8 +237,8 @@ fn the_unbiasedness_study_is_reproduced() {
     }
 }
 
-/// Neither what waits of the host leave to the moments after them, nor lateness, nor service time moves an estimate. Where
-/// another process asks for ticks, it has to guess when it would have asked for one that passes in a wait.
+/// Waits for the host and what runs after them, lateness and service time do not move an estimate. A process
+/// that requests ticks from outside has to guess when it would have requested one that passes in a wait.
 #[test]
 fn a_host_moves_no_estimate() {
     const RUNS: u32 = 200;
@@ -249,8 +251,8 @@ fn a_host_moves_no_estimate() {
     }
 }
 
-/// Intervals of every kind hold the truth in 93 to 97 % of all runs; of what is rare, and of parts of exact times in long
-/// runs, they may hold it more often.
+/// Intervals of every kind contain the true value in 93 to 97 % of all runs; those of rare states, and of
+/// parts of exact times in long runs, may do so more often.
 #[test]
 #[ignore = "takes minutes: --all"]
 fn every_kind_of_interval_is_covered() {
@@ -268,7 +270,7 @@ fn every_kind_of_interval_is_covered() {
     }
 }
 
-/// Wider than need be, as docs/statistics.md says.
+/// Wider than necessary, as docs/statistics.md says.
 const WIDE: [(&str, ClockKind); 3] = [
     ("user part, exact", ClockKind::Uniform),
     ("change, six runs", ClockKind::Uniform),

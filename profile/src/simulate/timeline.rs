@@ -1,34 +1,34 @@
-//! A vCPU's true course: what it was doing at every moment.
+//! A vCPU's true course: its state at every point of time.
 
-/// State of a moment at which the vCPU is not in the guest.
+/// State of time in which the vCPU is not in the guest.
 pub(super) const OUTSIDE: u8 = u8::MAX;
-/// State of a moment at which the guest is idle, but not halted: it is no part of what is shared out.
+/// State of time in which the guest is idle, but not halted: it is not part of the time that is divided.
 pub(super) const POLLING: u8 = u8::MAX - 1;
-/// State of a moment at which the vCPU's thread waits for a CPU of the host: the guest stands still.
+/// State of time in which the vCPU's thread waits for a CPU of the host, so that the guest is stopped.
 pub(super) const WAITING: u8 = u8::MAX - 2;
-/// Any state that nobody asks for.
+/// Any state that is not estimated.
 pub(super) const REST: u8 = 0;
 
-/// Whether a moment in this state is the guest's.
+/// True if time in this state is the guest's.
 pub(super) fn in_guest(state: u8) -> bool {
     state != OUTSIDE && state != WAITING
 }
 
-/// Microstates, one after the other; two that follow each other differ.
+/// States in sequence; two that follow each other differ.
 #[derive(Debug, Default, Clone)]
 pub(super) struct Timeline {
-    /// End of each, ns.
+    /// End of each state, ns.
     ends: Vec<u64>,
     states: Vec<u8>,
 }
 
 impl Timeline {
-    /// Length, ns.
+    /// Returns the length, ns.
     pub fn length(&self) -> u64 {
         self.ends.last().copied().unwrap_or(0)
     }
 
-    /// Adds a state that lasts so long.
+    /// Adds a state of this length.
     pub fn push(&mut self, state: u8, ns: u64) {
         let end = self.length() + ns;
         match (self.states.last(), self.ends.last_mut()) {
@@ -41,7 +41,7 @@ impl Timeline {
         }
     }
 
-    /// Ends at `ns`, if it is longer.
+    /// Cuts the course at `ns`, if it is longer.
     pub fn truncated(mut self, ns: u64) -> Self {
         let kept = self.ends.partition_point(|end| *end < ns);
         self.ends.truncate(kept + 1);
@@ -52,7 +52,8 @@ impl Timeline {
         self
     }
 
-    /// This course where `outer` is at [`REST`], what that is doing elsewhere; as long as the shorter.
+    /// Returns this course at times when `outer` is at [`REST`], and `outer` at others; as long as the
+    /// shorter.
     pub fn within(&self, outer: &Self) -> Self {
         let mut both = Self::default();
         let (mut inner_at, mut outer_at) = (self.cursor(), outer.cursor());
@@ -66,14 +67,14 @@ impl Timeline {
         both
     }
 
-    /// Time in a state, ns.
+    /// Returns the time in a state, ns.
     pub fn time(&self, wanted: impl Fn(u8) -> bool) -> u64 {
         let starts = std::iter::once(0).chain(self.ends.iter().copied());
         let spans = starts.zip(&self.ends).zip(&self.states);
         spans.filter(|(_, state)| wanted(**state)).map(|((start, end), _)| end - start).sum()
     }
 
-    /// Time in a state before a moment, ns.
+    /// Returns the time in a state before a point of time, ns.
     pub fn time_until(&self, until: u64, wanted: impl Fn(u8) -> bool) -> u64 {
         let starts = std::iter::once(0).chain(self.ends.iter().copied());
         let spans = starts.zip(&self.ends).zip(&self.states);
@@ -81,7 +82,7 @@ impl Timeline {
         spans.map(|((start, end), _)| (*end).min(until) - start).sum()
     }
 
-    /// SegmentList of this length: the end of each, ns, and the time in wanted states within it, ns.
+    /// Returns segments of this length: the end of each, ns, and the time in wanted states within it, ns.
     pub fn segments(&self, length: u64, wanted: impl Fn(u8) -> bool) -> Vec<(u64, u64)> {
         let mut segments = Vec::new();
         let (mut cursor, mut now, mut time) = (self.cursor(), 0, 0);
@@ -98,20 +99,20 @@ impl Timeline {
         segments
     }
 
-    /// Moments from and to which the vCPU's thread waits, ns.
+    /// Returns start and end of each wait of the vCPU's thread, ns.
     pub fn waits(&self) -> impl Iterator<Item = (u64, u64)> {
         let starts = std::iter::once(0).chain(self.ends.iter().copied());
         let spans = starts.zip(&self.ends).zip(&self.states);
         spans.filter(|(_, state)| **state == WAITING).map(|((start, end), _)| (start, *end))
     }
 
-    /// Looks up moments that never go back.
+    /// Returns a cursor that looks up rising times.
     pub fn cursor(&self) -> Cursor<'_> {
         Cursor { timeline: self, place: 0 }
     }
 }
 
-/// A place in a timeline.
+/// A position in a timeline.
 #[derive(Debug)]
 pub(super) struct Cursor<'a> {
     timeline: &'a Timeline,
@@ -119,7 +120,7 @@ pub(super) struct Cursor<'a> {
 }
 
 impl Cursor<'_> {
-    /// The state at a moment before the end, not before the one asked for last.
+    /// Returns the state at a time before the end, not before the one of the previous call.
     pub fn at(&mut self, ns: u64) -> u8 {
         let ends = &self.timeline.ends;
         while ends.get(self.place).is_some_and(|end| *end <= ns) {
@@ -128,7 +129,7 @@ impl Cursor<'_> {
         self.timeline.states.get(self.place).copied().unwrap_or(OUTSIDE)
     }
 
-    /// When the state that was found last ends, ns.
+    /// Returns the end of the state that was found last, ns.
     pub fn end(&self) -> u64 {
         self.timeline.ends.get(self.place).copied().unwrap_or(u64::MAX)
     }

@@ -1,6 +1,6 @@
-//! How many ticks one run of a state gets: sections 3.3 to 3.5 of the unbiasedness study, which says of a fixed clock that a run
-//! of R intervals gets [R] or [R] + 1 of them, and of the worst such R that "the probability of misestimating the mean
-//! value by one more unit event is less than 0.0228".
+//! Number of ticks that one run of a state gets: sections 3.3 to 3.5 of the unbiasedness study. It says of a
+//! fixed clock that a run of R intervals gets [R] or [R] + 1 of them, and of the worst such R that "the
+//! probability of misestimating the mean value by one more unit event is less than 0.0228".
 
 use rand::rngs::ChaCha8Rng;
 use rand::{RngExt, SeedableRng};
@@ -15,17 +15,17 @@ use crate::clock::ClockKind;
 
 /// Lengths of the run, intervals.
 const RUNS: [f64; 7] = [0.3, 0.5, 1.0, 1.5, 2.8, 10.0, 30.0];
-/// Before and after it, intervals.
+/// Time before and after it, intervals.
 const AROUND: u64 = 3;
 /// The state of the run.
 const STATE: u8 = 1;
-/// What is less than a unit by rounding only.
+/// Differences from a unit below this are rounding.
 const ROUNDING: f64 = 1e-9;
 
-/// One run of a state, met by many clocks that have nothing to do with it.
+/// One run of a state, sampled by many independent clocks.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Unit {
-    /// Length of the run, intervals: what the mean has to be.
+    /// Length of the run, intervals: the expected mean.
     pub run: f64,
     /// The sampling clock.
     pub clock: ClockKind,
@@ -33,11 +33,11 @@ pub struct Unit {
     pub mean: f64,
     /// Variance of that number.
     pub variance: f64,
-    /// Part of the profilings in which the number was off by one unit or more.
+    /// Part of the profilings in which the number differed by one unit or more.
     pub off: f64,
 }
 
-/// All lengths under all clocks that are asked for.
+/// Returns all lengths under all requested clocks.
 pub(super) fn units(options: &Options, seed: impl Fn(u64, u64) -> u64) -> Vec<Unit> {
     let clocks = [ClockKind::Uniform, ClockKind::Exponential, ClockKind::Fixed];
     let clocks = clocks.into_iter().filter(|clock| options.clock.is_none_or(|only| only == *clock));
@@ -72,7 +72,7 @@ fn unit(run: f64, clock: ClockKind, profilings: u32, seed: impl Fn(u64) -> u64) 
     Unit { run, clock, mean, variance: squares / count - (mean - run).powi(2), off: f64::from(off) / count }
 }
 
-/// So many intervals, ns.
+/// Converts a number of intervals to ns.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "some intervals")]
 fn intervals(run: f64) -> u64 {
     (run * MEAN_NS as f64).round() as u64

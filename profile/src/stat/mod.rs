@@ -1,4 +1,5 @@
-//! What `vprof stat` tells: states of vCPUs, exits, interrupts and KVM's counters, of a whole run or a segment of it.
+//! Figures of `vprof stat`: states of vCPUs, exits, interrupts and KVM's counters, of a whole run or a part
+//! of it.
 //!
 //! [`Stat`] serializes to exactly the object that docs/json.md describes; a test compares the two.
 
@@ -10,22 +11,23 @@ use serde::{Deserialize, Serialize};
 
 use crate::histogram::quantile;
 
-/// The figures of a run up to a moment, or, after [`Stat::since`], of the time between two.
+/// The figures of a run up to now, or, after [`Stat::since`], of the time between two readings.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Stat {
     /// vprof's version that wrote the profile.
     pub version: String,
     /// `kvm`, `portable`, `attached`, or `unknown`.
     pub host: String,
-    /// What this host does not tell, as a sentence: its numbers are 0, or not there. `None` where all is told.
+    /// Figures that this host cannot provide, as a sentence: they are 0 or absent. `None` if all are
+    /// available.
     pub not_had: Option<String>,
     /// The guest's kernel release.
     pub kernel: Option<String>,
-    /// False while the run goes on, and when it was cut short.
+    /// False while the run is in progress, and if it was cut short.
     pub complete: bool,
     /// Start of the figures, s since the run's start.
     pub from_s: f64,
-    /// Their end, s since the run's start.
+    /// End of the figures, s since the run's start.
     pub to_s: f64,
     /// One entry per vCPU.
     pub vcpus: Vec<VcpuStat>,
@@ -39,7 +41,7 @@ pub struct Stat {
     pub kvm_counters: Vec<CounterStat>,
 }
 
-/// Where the time of one vCPU went.
+/// Time of one vCPU in each state.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct VcpuStat {
     /// 0 and up.
@@ -61,13 +63,13 @@ pub struct VcpuStat {
 pub struct ExitStat {
     /// vCPU; `None` after [`Stat::by_device`] for the sum of all.
     pub vcpu: Option<u8>,
-    /// Like `port write`.
+    /// Reason, like `port write`.
     pub reason: String,
     /// Port or guest physical address.
     pub address: Option<u64>,
     /// The device that answers there.
     pub device: Option<String>,
-    /// How many.
+    /// Number of exits.
     pub count: u64,
     /// From the exits to the next entries, ns.
     pub total_ns: u64,
@@ -77,9 +79,9 @@ pub struct ExitStat {
     pub p50_ns: u64,
     /// 99th percentile, ns, to an eighth.
     pub p99_ns: u64,
-    /// The longest of the whole run, ns.
+    /// Longest of the whole run, ns.
     pub max_ns: u64,
-    /// Shortest time of a bucket in ns, and how many fell into it.
+    /// Shortest time of a bucket in ns, and the number of exits in it.
     #[serde(skip)]
     times: Vec<(u64, u64)>,
 }
@@ -91,26 +93,27 @@ pub struct InterruptStat {
     pub device: String,
     /// The guest's interrupt vector; `None` for a line of the I/O APIC.
     pub vector: Option<u8>,
-    /// How many.
+    /// Number of interrupts.
     pub count: u64,
 }
 
-/// Hard interrupts that the guest has served, as exact mode has seen them.
+/// Hard interrupts that the guest has served, recorded by exact mode.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServedStat {
     /// vCPU; `None` after [`Stat::served_by_name`] for the sum of all.
     pub vcpu: Option<u8>,
-    /// Who handles them: a device as in `/proc/interrupts`, or what the kernel calls one of the machine's own vectors.
+    /// Name of the handler: a device as in `/proc/interrupts`, or the kernel's name of one of the machine's
+    /// own vectors.
     pub name: String,
     /// A device's vector on this vCPU; `None` for the machine's own.
     pub vector: Option<u8>,
-    /// How many.
+    /// Number of interrupts.
     pub count: u64,
     /// In their handlers, ns.
     pub total_ns: u64,
     /// `total_ns / count`.
     pub mean_ns: u64,
-    /// The longest of the whole run, ns.
+    /// Longest of the whole run, ns.
     pub max_ns: u64,
 }
 
@@ -123,12 +126,12 @@ pub struct CounterStat {
     pub name: String,
     /// ns where the name ends in `_ns`, else a count.
     pub value: u64,
-    /// Only grows; else a present value or a peak.
+    /// True if it only grows; otherwise it is a present value or a peak.
     pub grows: bool,
 }
 
 impl ExitStat {
-    /// Fills the figures that follow from the others.
+    /// Calculates the figures that follow from the others.
     fn derive(&mut self) {
         self.mean_ns = self.total_ns.checked_div(self.count).unwrap_or(0);
         self.p50_ns = quantile(&self.times, 0.5, self.max_ns);
@@ -166,7 +169,8 @@ impl ExitStat {
 }
 
 impl Stat {
-    /// What was added since `earlier`, a look at the same run. Rows to which nothing was added are left out.
+    /// Returns the figures since `earlier`, a reading of the same run. Rows to which nothing was added are
+    /// left out.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         let vcpus = self.vcpus.iter().map(|now| {
@@ -204,7 +208,7 @@ impl Stat {
         stat
     }
 
-    /// Only one vCPU; devices' interrupts belong to none and stay.
+    /// Keeps only one vCPU; devices' interrupts belong to no vCPU and stay.
     #[must_use]
     pub fn of_vcpu(mut self, vcpu: u8) -> Self {
         self.vcpus.retain(|row| row.id == vcpu);
@@ -214,8 +218,8 @@ impl Stat {
         self
     }
 
-    /// Exits by reason and device: over all addresses, and over all vCPUs. Where nobody answers, and for `other`
-    /// reasons, addresses stay apart.
+    /// Returns exits by reason and device: over all addresses, and over all vCPUs. Without a device, and for
+    /// `other` reasons, addresses stay separate.
     pub fn by_device(&self) -> Vec<ExitStat> {
         let mut sums: BTreeMap<_, ExitStat> = BTreeMap::new();
         for exit in &self.exits {
@@ -229,7 +233,7 @@ impl Stat {
         list
     }
 
-    /// Served interrupts by name, over all vCPUs; the vector where it is the same on all.
+    /// Returns served interrupts by name, over all vCPUs; the vector if it is the same on all.
     pub fn served_by_name(&self) -> Vec<ServedStat> {
         let mut sums: BTreeMap<&str, ServedStat> = BTreeMap::new();
         for served in &self.served {

@@ -10,7 +10,7 @@ use crate::report::tables::vcpus;
 use crate::store::{Profile, ProfileError, snapshot};
 
 impl Stat {
-    /// The figures of a profile as they stand now, of a run that goes on as well.
+    /// Reads the present figures of a profile, also while its run is in progress.
     ///
     /// # Errors
     /// See [`ProfileError`].
@@ -20,7 +20,7 @@ impl Stat {
 }
 
 fn read(connection: &Connection) -> rusqlite::Result<Stat> {
-    // One transaction, so that all parts are of the same moment.
+    // One transaction, so that all parts have the same state.
     let _snapshot = snapshot(connection)?;
     let meta: BTreeMap<String, String> = connection
         .prepare("SELECT key, value FROM meta")?
@@ -69,7 +69,7 @@ fn exits(connection: &Connection) -> rusqlite::Result<Vec<ExitStat>> {
             count: unsigned(row, 4)?,
             total_ns: unsigned(row, 5)?,
             max_ns: unsigned(row, 6)?,
-            // What another program has put there counts as no times.
+            // Text that is not a list of times, from another program, counts as no times.
             times: serde_json::from_str(&times).unwrap_or_default(),
             mean_ns: 0,
             p50_ns: 0,

@@ -42,7 +42,7 @@ pub enum ProfileError {
     #[error("{0} is not a vprof profile")]
     NotAProfile(PathBuf),
     /// The file has no content, as when a run was killed before it began.
-    #[error("{0} is empty: the run that should have written it never began")]
+    #[error("{0} is empty: its run did not start")]
     Empty(PathBuf),
     /// The profile was written by a newer vprof.
     #[error(
@@ -74,7 +74,7 @@ pub enum ProfileError {
         /// Size that its header requires.
         expected: u64,
     },
-    /// The content contradicts itself.
+    /// The content is inconsistent.
     #[error("{path} is damaged: {reason}")]
     Damaged {
         /// The profile.
@@ -110,7 +110,7 @@ pub enum EditError {
     #[error("{0} is read-only: make it writable, or work on a copy")]
     ReadOnly(PathBuf),
     /// Another process has the file open, such as the run that writes it.
-    #[error("{0} is in use, as by a run that goes on: try again when that has ended")]
+    #[error("{0} is in use, for example by a run in progress: try again after the run")]
     InUse(PathBuf),
     /// SQLite failed to write.
     #[error("cannot write {path}: {reason}")]
@@ -126,7 +126,7 @@ pub enum EditError {
 #[derive(Debug, thiserror::Error)]
 pub enum QueryError {
     /// The statement would change the profile.
-    #[error("a profile is only read, and this statement would change it")]
+    #[error("this statement would change the profile: use one that only reads")]
     Writes,
     /// More than one statement, or none.
     #[error("give exactly one SQL statement")]

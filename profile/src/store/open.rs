@@ -199,7 +199,7 @@ pub(super) fn explain(path: &Path, error: &rusqlite::Error) -> ProfileError {
     match error.sqlite_error_code() {
         Some(ErrorCode::NotADatabase) => ProfileError::NotAProfile(path),
         Some(ErrorCode::DatabaseCorrupt) => {
-            ProfileError::Damaged { path, reason: "its content contradicts itself".to_owned() }
+            ProfileError::Damaged { path, reason: "its content is inconsistent".to_owned() }
         }
         // The header is a profile's: a missing table or column was destroyed.
         Some(ErrorCode::Unknown) => ProfileError::Damaged { path, reason: error.to_string() },

@@ -164,7 +164,7 @@ fn a_reader_beside_the_writer_does_not_stop_it() {
     assert_eq!(first(&profile, count), [Value::Integer(10)]);
     writer.write(&batch(5)).expect("room");
     assert_eq!(first(&profile, count), [Value::Integer(15)]);
-    // The log cannot be folded back under a reader's eyes; that is no failure.
+    // The log cannot be folded back while it has a reader; that is not a failure.
     writer.finish().expect("room");
     drop(writer);
     assert_eq!(first(&profile, count), [Value::Integer(15)]);
@@ -292,10 +292,7 @@ fn what_is_no_profile_is_told() {
         assert_eq!(open_error(&path), format!("{shown} is not a vprof profile"));
     }
     fs::write(&path, b"").expect("room");
-    assert_eq!(
-        open_error(&path),
-        format!("{shown} is empty: the run that should have written it never began")
-    );
+    assert_eq!(open_error(&path), format!("{shown} is empty: its run did not start"));
     fs::remove_file(&path).expect("ours");
     let other = rusqlite::Connection::open(&path).expect("a database");
     other.execute_batch("CREATE TABLE sample (x)").expect("room");
@@ -359,7 +356,7 @@ fn queries_only_read() {
         vacuum.as_str(),
     ] {
         let error = profile.query(sql).expect_err(sql).to_string();
-        assert_eq!(error, "a profile is only read, and this statement would change it", "{sql}");
+        assert_eq!(error, "this statement would change the profile: use one that only reads", "{sql}");
     }
     let attach = format!("ATTACH '{}' AS other", elsewhere.display());
     assert!(profile.query(&attach).is_err());

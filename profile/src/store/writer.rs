@@ -85,7 +85,8 @@ fn prepare(path: &Path) -> rusqlite::Result<Connection> {
     }
     transaction.commit()?;
     connection.pragma_update(None, "journal_mode", "WAL")?;
-    // In WAL mode a kill loses nothing that was committed; NORMAL risks the last commits only when power fails.
+    // In WAL mode a kill loses nothing that was committed; NORMAL risks the last commits only when power
+    // fails.
     connection.pragma_update(None, "synchronous", "NORMAL")?;
     connection.set_prepared_statement_cache_capacity(Batch::TABLES);
     Ok(connection)
@@ -97,7 +98,7 @@ pub(super) fn explain(path: &Path, error: &rusqlite::Error) -> String {
     match error.sqlite_error_code() {
         Some(ErrorCode::DiskFull) => "the disk is full".to_owned(),
         Some(ErrorCode::SystemIoFailure) if no_room(path) => "the disk is full".to_owned(),
-        Some(ErrorCode::SystemIoFailure) => format!("the disk refuses to take more ({error})"),
+        Some(ErrorCode::SystemIoFailure) => format!("the disk does not accept more data ({error})"),
         _ => error.to_string(),
     }
 }

@@ -53,7 +53,8 @@ fn open(path: &Path) -> ElfFile {
 }
 
 impl Setup {
-    /// Compiles with `options`. The debug file is at the path of the build-id `as_if`, or of its own.
+    /// Compiles with `options`. The debug file is at the path of the build-id `as_if`, or of its own
+    /// build-id.
     fn new(options: &[&str], as_if: Option<&str>) -> Option<Self> {
         let directory = tempfile::tempdir().unwrap();
         let at = |name: &str| directory.path().join(name);
@@ -100,7 +101,7 @@ impl Setup {
         writer.finish().unwrap();
     }
 
-    fn symbolize(&self) -> Symbolized {
+    fn symbolize(&self) -> SymbolizeResult {
         symbolize(&self.path(), &self.places(), |_| {}).unwrap()
     }
 
@@ -169,7 +170,7 @@ fn code_gets_names_lines_and_inlined_functions() {
     })
     .unwrap();
     assert_eq!(told, [(0, 1, "/usr/bin/prog".to_owned())]);
-    assert_eq!(result.frames, Frames { all: 5, before: 0, after: 5 });
+    assert_eq!(result.frames, FrameCounts { all: 5, before: 0, after: 5 });
     assert_eq!(result.found[0].build_id, setup.build_id);
     assert!(result.not_found.is_empty());
     assert_eq!(
@@ -193,7 +194,7 @@ fn code_gets_names_lines_and_inlined_functions() {
         [result.found[0].debug_file.rsplit('/').next().unwrap()]
     );
     let (once, twice) = (setup.frames(), setup.symbolize());
-    assert_eq!(twice.frames, Frames { all: 5, before: 5, after: 5 });
+    assert_eq!(twice.frames, FrameCounts { all: 5, before: 5, after: 5 });
     assert_eq!((once, inlined.len()), (setup.frames(), 2));
 }
 
@@ -214,7 +215,7 @@ fn names_never_get_worse() {
     ];
     setup.write(Some(&setup.build_id), frames);
     let result = setup.symbolize();
-    assert_eq!(result.frames, Frames { all: 6, before: 3, after: 3 });
+    assert_eq!(result.frames, FrameCounts { all: 6, before: 3, after: 3 });
     assert_eq!(
         setup.frames(),
         [
@@ -244,7 +245,7 @@ fn only_the_very_build_is_used() {
     // The file at the build-id's path, and the one of the program's name, are of another build.
     for (build_id, reason) in [
         (Some(other), "no debug file of this build"),
-        (Some("0x12"), "what the profile has as its build-id is none"),
+        (Some("0x12"), "its build-id is invalid"),
         (None, "it has no build-id"),
     ] {
         setup.write(build_id, vec![frame(1, setup.work, None, 0)]);
@@ -253,10 +254,10 @@ fn only_the_very_build_is_used() {
         assert_eq!((result.found.len(), result.not_found.len()), (0, 1));
         assert_eq!(result.not_found[0].reason, reason);
         assert_eq!(result.not_found[0].build_id.as_deref(), build_id);
-        assert_eq!(result.not_found[0].frames, Frames { all: 1, before: 0, after: 0 });
+        assert_eq!(result.not_found[0].frames, FrameCounts { all: 1, before: 0, after: 0 });
     }
     // The program itself, with its symbols, serves as well.
     setup.write(Some(&setup.build_id), vec![frame(1, setup.work, None, 0)]);
-    assert_eq!(setup.symbolize().frames, Frames { all: 1, before: 0, after: 1 });
+    assert_eq!(setup.symbolize().frames, FrameCounts { all: 1, before: 0, after: 1 });
     assert_eq!(setup.rows("SELECT named_by FROM file"), ["prog"]);
 }

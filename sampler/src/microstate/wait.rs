@@ -23,7 +23,7 @@ use std::fs::File;
 use super::host::{
     ThreadCounts, ThreadTimes, own_counts, own_cpu_time, own_schedstat, times_as_of_update, waited,
 };
-use profile::clock::{Held, fell_into_wait};
+use profile::clock::{TickHold, fell_into_wait};
 use vmm::monotonic_ns;
 
 /// How a tick finds out whether it was due in a wait.
@@ -83,7 +83,7 @@ impl WaitDetector {
 
     /// What the clock makes of the wait, if the thread waited at `due_ns`; it stopped at `stopped_ns`, both CLOCK_MONOTONIC ns.
     /// To be called at every tick: what it reads is also what the next tick is compared with.
-    pub(crate) fn waited_at(&mut self, due_ns: u64, stopped_ns: u64) -> Option<Held> {
+    pub(crate) fn waited_at(&mut self, due_ns: u64, stopped_ns: u64) -> Option<TickHold> {
         match self {
             Self::Unknown => None,
             Self::Own(thread) => thread.waited_at(due_ns),
@@ -93,7 +93,7 @@ impl WaitDetector {
 }
 
 impl OwnThread {
-    fn waited_at(&mut self, due_ns: u64) -> Option<Held> {
+    fn waited_at(&mut self, due_ns: u64) -> Option<TickHold> {
         let counts = own_counts();
         let before = std::mem::replace(&mut self.counts, counts);
         // It has not left its CPU since the last tick.
@@ -107,7 +107,7 @@ impl OwnThread {
         let waited_ns = waited_ns.saturating_sub(std::mem::replace(&mut self.waited_ns, waited_ns));
         let arrived_ns = monotonic_ns().saturating_sub(since_update_ns);
         let faulted = before.faults != counts.faults;
-        fell_off_cpu((arrived_ns, due_ns), waited_ns, faulted).then(|| Held::since(arrived_ns))
+        fell_off_cpu((arrived_ns, due_ns), waited_ns, faulted).then(|| TickHold::since(arrived_ns))
     }
 }
 
@@ -118,12 +118,12 @@ fn fell_off_cpu((arrived_ns, due_ns): (u64, u64), waited_ns: u64, faulted: bool)
 
 impl ForeignThread {
     /// A thread that waits when it is asked to stop does so when it has a CPU again; its time waited grows by then.
-    fn waited(&mut self, due_ns: u64, stopped_ns: u64) -> Option<Held> {
+    fn waited(&mut self, due_ns: u64, stopped_ns: u64) -> Option<TickHold> {
         let (before_ns, asked_ns) = self.asked.take()?;
         let waited_ns = waited(&self.schedstat)?.saturating_sub(before_ns);
         // One that is due now would be asked for as much later as this one was, when the thread runs again.
         let passed_ns = stopped_ns.saturating_sub(asked_ns.saturating_sub(due_ns));
-        let held = Held { passed_ns, stood_ns: stopped_ns };
+        let held = TickHold { passed_ns, stood_ns: stopped_ns };
         fell_into_wait(stopped_ns, asked_ns, waited_ns).then_some(held)
     }
 }

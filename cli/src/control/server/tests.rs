@@ -20,7 +20,7 @@ impl Sink for Nowhere {
 struct Stage {
     _place: TempDir,
     socket: PathBuf,
-    tables: live::Shared,
+    tables: live::SharedTables,
     control: mpsc::Receiver<Control>,
     stop: watch::Receiver<bool>,
     _phase: watch::Sender<Phase>,
@@ -35,7 +35,7 @@ impl Stage {
         let (stop_sender, stop) = watch::channel(false);
         let status = sampler::Status { samples: 7, sampling: true, wanted_hz: 99.0, ..Default::default() };
         let (phase, phase_receiver) = watch::channel(Phase::Running(status));
-        let tables = live::Shared::default();
+        let tables = live::SharedTables::default();
         let run = Run {
             image: "guest.img".to_owned(),
             profile: PathBuf::from("/tmp/x.vprof"),

@@ -1,6 +1,6 @@
 //! What systemd says of a boot.
 
-use profile::boot::{Link, Startup, Systemd};
+use profile::boot::{ChainLink, StartupTimes, Systemd};
 use text::clean::escaped;
 use text::units;
 
@@ -19,7 +19,7 @@ pub(super) fn render(text: &mut String, systemd: &Systemd, rows: usize, page: Pa
     let known = format!("times of units are known to {}", units::seconds(systemd.within_s));
     let sentence = match &systemd.startup {
         Some(startup) => format!(
-            "Startup finished after {} ({known}). systemd's own account counts from the beginning of the kernel's clock, \
+            "StartupTimes finished after {} ({known}). systemd's own account counts from the beginning of the kernel's clock, \
              at {}: {}.",
             units::seconds(startup.at_s),
             units::seconds(startup.at_s - total_s(startup)),
@@ -43,8 +43,8 @@ pub(super) fn render(text: &mut String, systemd: &Systemd, rows: usize, page: Pa
 }
 
 /// As systemd-analyze says it.
-fn account(startup: &Startup) -> String {
-    let Startup { kernel_s, initrd_s, userspace_s, .. } = startup;
+fn account(startup: &StartupTimes) -> String {
+    let StartupTimes { kernel_s, initrd_s, userspace_s, .. } = startup;
     let initrd = initrd_s.map_or_else(String::new, |s| format!(" + {} initrd", units::seconds(s)));
     let sum = units::seconds(total_s(startup));
     let (kernel, userspace) = (units::seconds(*kernel_s), units::seconds(*userspace_s));
@@ -56,7 +56,7 @@ fn by(log: bool, s: f64) -> String {
     format!("{}{}", if log { "~" } else { "" }, units::seconds(s))
 }
 
-fn total_s(startup: &Startup) -> f64 {
+fn total_s(startup: &StartupTimes) -> f64 {
     startup.kernel_s + startup.initrd_s.unwrap_or(0.0) + startup.userspace_s
 }
 
@@ -75,7 +75,7 @@ fn targets(text: &mut String, systemd: &Systemd, rows: usize, page: Page) {
     more(text, systemd.targets.len(), rows);
 }
 
-fn chain(text: &mut String, chain: &[Link], rows: usize, page: Page) {
+fn chain(text: &mut String, chain: &[ChainLink], rows: usize, page: Page) {
     if chain.is_empty() {
         return;
     }
@@ -112,7 +112,7 @@ fn chain(text: &mut String, chain: &[Link], rows: usize, page: Page) {
 }
 
 /// What at least half of a unit's start went into.
-fn mostly(link: &Link) -> &'static str {
+fn mostly(link: &ChainLink) -> &'static str {
     let half = (link.to_s - link.from_s) / 2.0;
     match () {
         () if half <= 0.0 => "",
@@ -124,7 +124,7 @@ fn mostly(link: &Link) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use profile::boot::{Estimated, FailedUnit, Target};
+    use profile::boot::{CpuEstimate, FailedUnit, Target};
 
     use super::*;
     use crate::render::Style;
@@ -137,8 +137,8 @@ mod tests {
 
     #[test]
     fn a_boot_fits_80_columns_and_is_harmless() {
-        let time = |s: f64| Estimated { s, ..Estimated::default() };
-        let link = |name: &str, from_s: f64, to_s: f64, own: f64, all: f64| Link {
+        let time = |s: f64| CpuEstimate { s, ..CpuEstimate::default() };
+        let link = |name: &str, from_s: f64, to_s: f64, own: f64, all: f64| ChainLink {
             name: name.to_owned(),
             from_s,
             to_s,
@@ -148,7 +148,7 @@ mod tests {
             all: time(all),
         };
         let systemd = Systemd {
-            startup: Some(Startup { at_s: 91.6, kernel_s: 22.646, initrd_s: None, userspace_s: 68.88 }),
+            startup: Some(StartupTimes { at_s: 91.6, kernel_s: 22.646, initrd_s: None, userspace_s: 68.88 }),
             targets: vec![Target { name: "multi-user.target\x1b[2J".to_owned(), at_s: 89.43, by_log: true }],
             failed: vec![FailedUnit {
                 name: "a.service".to_owned(),

@@ -1,6 +1,8 @@
 use std::collections::BTreeMap;
 
-use profile::report::{Broken, File, Lateness, ModeTimes, Overhead, TickCounts, UserCode, Walks};
+use profile::report::{
+    Lateness, ModeTimes, Overhead, StackWalks, TickCounts, UserCode, UserFile, WalkFailure,
+};
 
 use super::*;
 
@@ -48,7 +50,7 @@ fn ends(walks: u64, reason: &str, broken: u64) -> Ends {
         complete: walks - broken,
         complete_share: part(walks - broken),
         doubtful: 0,
-        broken: vec![Broken { reason: reason.to_owned(), walks: broken, share: part(broken) }],
+        broken: vec![WalkFailure { reason: reason.to_owned(), walks: broken, share: part(broken) }],
     }
 }
 
@@ -129,7 +131,7 @@ fn report() -> Report {
             function(&"very_long_function_name_".repeat(4), None, "softirq", 100),
             function("native_safe_halt", None, "hardirq", 50),
         ],
-        stacks: Walks {
+        stacks: StackWalks {
             kernel: ends(12_345, "unwind data is not in memory", 50),
             user: ends(8_000, "no CFI for this \x1b[2Jcode", 232),
         },
@@ -137,7 +139,7 @@ fn report() -> Report {
             samples: 8_000,
             unnamed: 960,
             unnamed_share: 0.12,
-            files: vec![File {
+            files: vec![UserFile {
                 path: "/usr/bin/python3.11\n".to_owned(),
                 build_id: Some("3f1c9b0a".to_owned()),
                 read_from: Some("image".to_owned()),

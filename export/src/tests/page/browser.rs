@@ -1,6 +1,7 @@
 //! Chromium without a window, driven over its DevTools protocol.
 //!
-//! `--remote-debugging-pipe` takes messages from descriptor 3 and gives answers to descriptor 4, each JSON with a NUL behind it.
+//! `--remote-debugging-pipe` takes messages from descriptor 3 and gives answers to descriptor 4, each JSON
+//! followed by a NUL.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -12,7 +13,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// A browser takes seconds; this only keeps a broken one from holding up everything else.
+/// A browser takes seconds; this limit only keeps a broken one from blocking all other tests.
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// A browser with one page. It ends when it is dropped.
@@ -23,13 +24,13 @@ pub struct Browser {
     messages: Receiver<Value>,
     last: u64,
     session: Option<String>,
-    /// What it told without being asked.
+    /// Events that it sent without a request.
     pub events: Vec<Value>,
     _profile: TempDir,
 }
 
 impl Browser {
-    /// Starts a browser and opens a file; `None`, and says so, without Chromium.
+    /// Starts a browser and opens a file; returns `None` with a message without Chromium.
     pub fn open(page: &Path) -> Option<Self> {
         let names = ["chromium", "chromium-browser", "google-chrome"];
         let works = |name: &&&str| {
@@ -37,7 +38,7 @@ impl Browser {
             version.is_ok_and(|output| output.status.success())
         };
         let Some(program) = names.iter().find(works) else {
-            // Not eprintln!, which tests keep to themselves.
+            // Not eprintln!, which tests capture.
             let _ = writeln!(std::io::stderr(), "SKIPPED: chromium is not installed");
             return None;
         };
@@ -59,7 +60,7 @@ impl Browser {
     }
 
     fn start(program: &str, profile: TempDir) -> Self {
-        // The shell puts the pipes where the browser looks for them.
+        // The shell puts the pipes at the descriptors that the browser uses.
         let mut child = Command::new("sh")
             .args(["-c", r#"exec "$@" 3<&0 4>&1 </dev/null >/dev/null 2>&1"#, "sh", program])
             .args(["--headless=new", "--remote-debugging-pipe", "--no-first-run", "--disable-gpu"])
@@ -108,7 +109,7 @@ impl Browser {
         }
     }
 
-    /// The value of an expression in the page.
+    /// Returns the value of an expression in the page.
     pub fn value(&mut self, expression: &str) -> Value {
         let params = json!({ "expression": expression, "returnByValue": true, "awaitPromise": true });
         let mut answer = self.send("Runtime.evaluate", params);
@@ -116,13 +117,13 @@ impl Browser {
         answer["result"]["value"].take()
     }
 
-    /// The text of the first element that a selector finds.
+    /// Returns the text of the first element that a selector finds.
     pub fn text(&mut self, selector: &str) -> String {
         let expression = format!("document.querySelector({}).textContent", json!(selector));
         self.value(&expression).as_str().expect("text").to_owned()
     }
 
-    /// Texts of the cells of a table's rows.
+    /// Returns the texts of the cells of a table's rows.
     pub fn rows(&mut self, table: &str) -> Vec<Vec<String>> {
         let expression = format!(
             "[...document.querySelectorAll({})].map((row) => [...row.cells].map((cell) => cell.textContent))",
@@ -148,7 +149,7 @@ impl Browser {
         self.next_frame();
     }
 
-    /// Middle, left edge and width of an element, which is scrolled into sight.
+    /// Returns middle, left edge and width of an element, which is scrolled into view.
     pub fn place(&mut self, selector: &str) -> (f64, f64, f64, f64) {
         let expression = format!(
             "(() => {{ const e = document.querySelector({}); e.scrollIntoView({{ block: 'center', behavior: 'instant' }}); \
@@ -160,14 +161,14 @@ impl Browser {
         (at(0), at(1), at(2), at(3))
     }
 
-    /// One event of the left mouse button.
+    /// Sends one event of the left mouse button.
     pub fn mouse(&mut self, kind: &str, (x, y): (f64, f64), buttons: u8) {
         let event =
             json!({ "type": kind, "x": x, "y": y, "button": "left", "buttons": buttons, "clickCount": 1 });
         self.send("Input.dispatchMouseEvent", event);
     }
 
-    /// A key that writes no text.
+    /// Presses a key that writes no text.
     pub fn key(&mut self, key: &str) {
         for kind in ["rawKeyDown", "keyUp"] {
             let code = match key {
@@ -187,14 +188,15 @@ impl Browser {
         self.next_frame();
     }
 
-    /// The page has drawn what it was told.
+    /// Waits until the page has drawn its present state.
     pub fn next_frame(&mut self) {
         self.value(
             "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(true))))",
         );
     }
 
-    /// Asserts that nothing was asked of any network, and that neither the console nor the policy complained.
+    /// Asserts that the page requested nothing from any network, and that neither the console nor the policy
+    /// complained.
     pub fn assert_quiet(&mut self) {
         self.next_frame();
         let of = |method: &'static str| self.events.iter().filter(move |event| event["method"] == method);
@@ -210,7 +212,7 @@ impl Browser {
 
 impl Drop for Browser {
     fn drop(&mut self) {
-        // Both fail only if the browser is gone already, which is what is wanted.
+        // Both fail only if the browser has exited already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

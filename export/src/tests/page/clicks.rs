@@ -1,4 +1,4 @@
-//! What a person does in the page, and that it says then what `vprof query` says.
+//! A user's actions in the page, whose figures then agree with `vprof query`.
 
 use std::time::Instant;
 
@@ -17,14 +17,14 @@ fn opened() -> Option<(tempfile::TempDir, std::path::PathBuf, Browser)> {
     Some((directory, path, browser))
 }
 
-/// The number of samples that the line about a frame tells.
+/// Returns the number of samples in the line about a frame.
 fn samples_in(detail: &str) -> u64 {
     let part =
         detail.split(" · ").find_map(|part| part.strip_suffix(" samples")).expect("a number of samples");
     digits(part.rsplit(", ").next().unwrap_or_default().rsplit(' ').next().unwrap_or_default())
 }
 
-/// A number as the page writes it.
+/// Parses a number of the page.
 fn digits(text: &str) -> u64 {
     let digits: String = text.chars().filter(char::is_ascii_digit).collect();
     digits.parse().unwrap_or_else(|_| panic!("no number in {text:?}"))
@@ -132,7 +132,7 @@ fn the_flame_graph_is_searched_zoomed_and_inverted() {
     );
     browser.key("Escape");
     assert_eq!(browser.value("document.querySelectorAll('#path button').length"), 0);
-    // Inverted and without processes, what is widest is the function with most samples of its own.
+    // Inverted and without processes, the widest frame is the function with most own samples.
     browser.click("#invert");
     browser.click("#by-process");
     browser.value("document.getElementById('frames').focus()");
@@ -206,7 +206,7 @@ fn a_run_that_goes_on_says_so() {
     let (made, _writer) = fixture::unfinished();
     let Some(mut browser) = Browser::open(&page_file(&made.path, &PageRequest::default())) else { return };
     let limits = browser.text("#limits");
-    assert!(limits.contains("still went on"), "{limits}");
+    assert!(limits.contains("was in progress"), "{limits}");
     assert_eq!(samples_in(&browser.text("#frame-detail")), fixture::SAMPLES);
     browser.assert_quiet();
 }

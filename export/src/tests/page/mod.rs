@@ -1,4 +1,4 @@
-//! The page of HTML: what its block holds, and what a browser makes of it.
+//! The page of HTML: content of its block, and its state in a browser.
 
 mod browser;
 mod clicks;
@@ -23,14 +23,14 @@ fn page(path: &Path, request: &PageRequest<'_>) -> String {
     String::from_utf8(out).expect("UTF-8")
 }
 
-/// Writes the page of a profile beside it.
+/// Writes the page of a profile next to it.
 fn page_file(path: &Path, request: &PageRequest<'_>) -> std::path::PathBuf {
     let file = path.with_extension("html");
     std::fs::write(&file, page(path, request)).expect("room");
     file
 }
 
-/// The bytes that base64 stands for (RFC 4648, section 4).
+/// Decodes base64 (RFC 4648, section 4).
 fn decoded(text: &str) -> Vec<u8> {
     let digit = |byte: u8| match byte {
         b'A'..=b'Z' => byte - b'A',
@@ -76,16 +76,16 @@ fn section((facts, bytes): &(Value, Vec<u8>), name: &str) -> Vec<u64> {
     numbers
 }
 
-/// The only number that a query answers with.
+/// Returns the only number of a query's answer.
 fn number(path: &Path, sql: &str) -> u64 {
     let table = Profile::open(path).expect("a profile").query(sql).expect("an answer");
     match table.rows[0][0] {
         Cell::Integer(number) => number.unsigned_abs(),
-        ref other => panic!("{other:?} is no number"),
+        ref other => panic!("{other:?} is not a number"),
     }
 }
 
-/// Asserts that no name got out of the block, and that names in it are harmless.
+/// Asserts that no name is outside of the block, and that names in it are harmless.
 pub(super) fn assert_page(page: &str, name: &str) {
     let (facts, _) = block(page);
     let mut open = vec![&facts];
@@ -120,7 +120,7 @@ fn the_block_has_every_sample_once() {
     let counts: u64 = section(&block, "entryCounts").iter().sum();
     assert_eq!(counts, fixture::SAMPLES);
     assert_eq!(counts, number(&made.path, "SELECT count(*) FROM v_charged"));
-    // Weights of cells: what is busy of the exact time.
+    // Weights of cells: the busy part of the exact time.
     let scale = block.0["time"]["weightScale"].as_f64().expect("a number");
     let cells = section(&block, "cells");
     let mut entries = section(&block, "entryCounts").into_iter();
@@ -164,7 +164,7 @@ fn a_base_brings_its_stacks() {
     assert_eq!(block.0["base"]["samples"], fixture::SAMPLES);
     let counts: u64 = section(&block, "base").chunks(4).map(|leaf| leaf[2]).sum();
     assert_eq!(counts, fixture::SAMPLES);
-    // A process that only the base has is no row with samples.
+    // A process that only the base has does not have a row with samples.
     let rows = block.0["processes"].as_array().expect("rows");
     let other = rows.iter().find(|row| row["comm"] == "other").expect("a row");
     assert_eq!(other["samples"], 0);

@@ -1,4 +1,4 @@
-//! What the children of processes did that they have waited for.
+//! States of children that processes have waited for.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -7,7 +7,7 @@ use rusqlite::Connection;
 use super::tasks::Names;
 use super::{ChildrenStates, Key, StateTime, count, part, seconds};
 
-/// Generations that are followed, at most: a profile may be damaged.
+/// Limit of generations: a profile may be damaged.
 const DEEPEST: usize = 64;
 
 /// Sums of processes.
@@ -43,8 +43,8 @@ impl Sums {
     }
 }
 
-/// Sums over the children that each process has waited for and over theirs, most time on a CPU first, as
-/// getrusage(RUSAGE_CHILDREN) has them.
+/// Reads the sums over the children that each process has waited for and their descendants, most time on a
+/// CPU first, as getrusage(RUSAGE_CHILDREN) has them.
 pub(super) fn read(
     connection: &Connection,
     names: &Names,
@@ -93,7 +93,7 @@ pub(super) fn read(
     Ok(list)
 }
 
-/// The process that waited for a child, the one that waited for that, and so on.
+/// Returns the process that waited for a child, the one that waited for that, and so on.
 fn above(waited: &HashMap<u32, u32>, child: u32) -> Vec<u32> {
     let mut seen = HashSet::from([child]);
     let next = |process: &u32| waited.get(process).copied();

@@ -1,10 +1,10 @@
-//! What each vCPU contributed, and its hard interrupts.
+//! Contributions of each vCPU, and its hard interrupts.
 
 use rusqlite::Connection;
 
 use super::{ExactVcpu, InterruptSource, InterruptTime, Key, Names, count, key, part, seconds};
 
-/// The vCPUs in order.
+/// Reads the vCPUs in order.
 pub(super) fn vcpus(connection: &Connection) -> rusqlite::Result<Vec<ExactVcpu>> {
     let mut statement = connection.prepare(
         "SELECT v.vcpu, v.probe_exits, v.lost, v.switches, v.guest_switches, v.idle_ns, v.stacks_missed, v.cost_ns, \
@@ -28,7 +28,7 @@ pub(super) fn vcpus(connection: &Connection) -> rusqlite::Result<Vec<ExactVcpu>>
     rows.collect()
 }
 
-/// Hard interrupts by whom they interrupted, most time first.
+/// Reads hard interrupts by the task that they interrupted, most time first.
 pub(super) fn interrupts(
     connection: &Connection,
     names: &Names,
@@ -53,7 +53,7 @@ pub(super) fn interrupts(
     Ok(list)
 }
 
-/// Hard interrupts by what raised them, most time first.
+/// Reads hard interrupts by their source, most time first.
 pub(super) fn sources(connection: &Connection) -> rusqlite::Result<Vec<InterruptSource>> {
     let mut statement = connection.prepare(
         "SELECT coalesce(i.name, '[unknown]'), s.vector, sum(s.count), sum(s.ns), max(s.max_ns) \

@@ -1,4 +1,4 @@
-//! What exact mode has found: `vprof report --exact`. Serializes to the object that docs/json.md describes.
+//! Results of exact mode: `vprof report --exact`. Serializes to the object that docs/json.md describes.
 
 mod children;
 mod interrupts;
@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::{By, Estimate, Filter, ModeGroup, Report, ReportError, Request};
 use crate::estimate::Z_95;
 use crate::store::Profile;
-pub use parts::{Part, Parts};
+pub use parts::{CpuPart, CpuParts};
 use stacks::Stacks;
 use tasks::Names;
 
@@ -38,38 +38,38 @@ pub struct Task {
 /// Time in one state.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct StateTime {
-    /// `running`, `interrupted`, `queue`, `sleep`, `disk`, `stopped`, `zombie` or `unknown`.
+    /// `running`, `interrupted`, `runnable`, `sleep`, `disk`, `stopped`, `zombie` or `unknown`.
     pub state: String,
-    /// What a sleep is for, like `futex`; empty otherwise.
+    /// Wait reason, like `futex`; empty for other states than sleeps.
     pub wait_reason: String,
     /// Exact time, s.
     pub s: f64,
     /// Its part of the task's life.
     pub share: f64,
-    /// How often the state began.
+    /// Number of times that the state began.
     pub count: u64,
 }
 
-/// A task and what it did. The times of its states add up to `life_s`.
+/// A task and its states, whose times add up to `life_s`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TaskStates {
-    /// Which.
+    /// The task.
     #[serde(flatten)]
     pub task: Task,
-    /// How long it was followed, s.
+    /// Time for which it was followed, s.
     pub life_s: f64,
-    /// It has ended, and nothing is left of it.
+    /// True if it has exited and is reaped.
     pub ended: bool,
     /// Exact time on a CPU, handlers of hard interrupts left out, s.
     pub running_s: f64,
-    /// How that divides, estimated by samples; `None` without samples.
-    pub parts: Option<Parts>,
+    /// Division of that time, estimated by samples; `None` without samples.
+    pub parts: Option<CpuParts>,
     /// Most time first.
     pub states: Vec<StateTime>,
 }
 
-/// What the children of a process did that it has waited for, and theirs: Chubb's `MSA_CHILDREN`. A child that nobody waited for,
-/// since its parent ignores its end, is in no sum.
+/// States of the children that a process has waited for, and of theirs: Chubb's `MSA_CHILDREN`. A child that
+/// nobody waits for, because its parent ignores its end, is in no sum.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ChildrenStates {
     /// Program name of the process.
@@ -80,9 +80,9 @@ pub struct ChildrenStates {
     pub instance: u32,
     /// Children that it has waited for.
     pub waited_for: u64,
-    /// Processes in the sums: these children, and those that they had waited for.
+    /// Processes in the sums: these children, and the children that those had waited for.
     pub processes: u64,
-    /// How long their threads were followed, together, s.
+    /// Time for which their threads were followed, in total, s.
     pub life_s: f64,
     /// Exact time on a CPU, handlers of hard interrupts left out, s.
     pub running_s: f64,
@@ -90,34 +90,35 @@ pub struct ChildrenStates {
     pub states: Vec<StateTime>,
 }
 
-/// Time that a task was asleep in one place.
+/// Time that a task was asleep at one place of the code.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct OffCpu {
-    /// Which.
+    /// The task.
     #[serde(flatten)]
     pub task: Task,
     /// `sleep`, `disk` or `stopped`.
     pub state: String,
-    /// What for.
+    /// Wait reason.
     pub wait_reason: String,
     /// Exact time until it was woken, s.
     pub s: f64,
-    /// How often.
+    /// Number of sleeps.
     pub count: u64,
-    /// Functions, innermost first, the kernel's and then the program's; empty where the stack was not read.
+    /// Functions, innermost first, those of the kernel and then of the program; empty if the stack was not
+    /// read.
     pub stack: Vec<String>,
 }
 
-/// How often somebody was woken by somebody.
+/// Wake-ups of one task by one waker.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Wakeup {
     /// `task`, or an interrupt: `hard` or `soft`.
     pub by: String,
-    /// Who; `None` for an interrupt.
+    /// The waker; `None` for an interrupt.
     pub waker: Option<Task>,
-    /// Who was woken.
+    /// The task that was woken.
     pub woken: Task,
-    /// How often.
+    /// Number of wake-ups.
     pub count: u64,
 }
 
@@ -131,18 +132,18 @@ pub struct InterruptTime {
     pub task: Task,
     /// Exact time, s.
     pub s: f64,
-    /// How many.
+    /// Number of interrupts.
     pub count: u64,
 }
 
-/// Time in handlers of hard interrupts by what raised them, over all vCPUs.
+/// Time in handlers of hard interrupts by source, over all vCPUs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct InterruptSource {
-    /// Who handles it: a device, or what the kernel calls one of the machine's own vectors.
+    /// Name of the handler: a device, or the kernel's name of one of the machine's own vectors.
     pub name: String,
-    /// The vector of a device; `None` for the machine's own, whose names tell.
+    /// The vector of a device; `None` for the machine's own, whose names identify them.
     pub vector: Option<u8>,
-    /// How many.
+    /// Number of interrupts.
     pub count: u64,
     /// Exact time, s.
     pub s: f64,
@@ -155,14 +156,14 @@ pub struct InterruptSource {
 /// Time in soft interrupts of one kind, estimated by samples.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SoftInterrupt {
-    /// As in `/proc/softirqs`.
+    /// Name as in `/proc/softirqs`.
     pub name: String,
-    /// Samples in it, its share of what is not idle, and its time.
+    /// Samples in it, its share of non-idle time, and its time.
     #[serde(flatten)]
     pub estimate: Estimate,
 }
 
-/// What one vCPU contributed.
+/// Contribution of one vCPU.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ExactVcpu {
     /// 0 and up.
@@ -171,9 +172,9 @@ pub struct ExactVcpu {
     pub probe_exits: u64,
     /// Events that were lost.
     pub lost: u64,
-    /// Switches that were seen.
+    /// Switches among the events.
     pub switches: u64,
-    /// Switches by the kernel's own count, where it could be read.
+    /// Switches by the kernel's own count, if it could be read.
     pub guest_switches: Option<u64>,
     /// Nothing to run, s.
     pub idle_s: f64,
@@ -183,31 +184,32 @@ pub struct ExactVcpu {
     pub interrupts: u64,
     /// Sleeps whose stack was not read.
     pub stacks_missed: u64,
-    /// From the events' exits to the next entries, s: vprof's own part of what exact mode cost.
+    /// Time from the events' exits to the next entries, s: vprof's own part of the cost of exact mode.
     pub cost_s: f64,
 }
 
-/// What exact mode itself has cost the vCPUs.
+/// Cost of exact mode itself, in time of the vCPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct ExactCost {
     /// Both parts, s.
     pub whole_s: f64,
-    /// Of the vCPUs' time while there was exact data, s.
+    /// Time of the vCPUs while there was exact data, s.
     pub of_s: f64,
     /// From the events' exits to the next entries, s: measured.
     pub served_s: f64,
-    /// Switches from the guest to the host and back, s: estimated by the samples at watched functions' first instructions.
+    /// Switches from the guest to the host and back, s: estimated by the samples at watched functions' first
+    /// instructions.
     pub switching_s: f64,
     /// Lower end of its 95 % interval, s.
     pub switching_low_s: f64,
     /// Upper end, s.
     pub switching_high_s: f64,
-    /// Those samples.
+    /// Number of those samples.
     pub switching_samples: u64,
 }
 
 impl ExactCost {
-    /// The keys of table `meta` that tell it.
+    /// Keys of table `meta` with the cost.
     const KEYS: [&str; 6] = [
         "exact_from_ns",
         "exact_to_ns",
@@ -217,8 +219,8 @@ impl ExactCost {
         "exact_switching_samples",
     ];
 
-    /// The cost as table `meta` tells it, of `vcpus` vCPUs; `None` where there is no exact data, or in a profile that
-    /// does not tell it.
+    /// Returns the cost of `vcpus` vCPUs from table `meta`; `None` if there is no exact data, or no cost in
+    /// this profile.
     #[expect(clippy::cast_precision_loss, reason = "counts below 2^53")]
     pub fn from_meta<'a>(meta: impl Fn(&str) -> Option<&'a str>, vcpus: usize) -> Option<Self> {
         let number = |key: &str| meta(key).and_then(|value| value.parse::<u64>().ok());
@@ -227,7 +229,7 @@ impl ExactCost {
         let served_s = seconds(number("exact_cost_ns")?);
         let switching_s = seconds(number("exact_switching_ns")?);
         let samples = number("exact_switching_samples")?;
-        // Of samples that are few among all: a Poisson count's score interval (n + z²/2 ± z √(n + z²/4)).
+        // The samples are few among all: score interval of a Poisson count (n + z²/2 ± z √(n + z²/4)).
         let (n, square) = (samples as f64, Z_95 * Z_95);
         let (middle, half) = (n + square / 2.0, Z_95 * (n + square / 4.0).sqrt());
         let each = if samples == 0 { 0.0 } else { switching_s / n };
@@ -246,17 +248,17 @@ impl ExactCost {
 /// The exact part of a profile.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ExactReport {
-    /// Since the run's start, s.
+    /// Start, s since the run's start.
     pub from_s: f64,
-    /// Since the run's start, s; the end of the run where nothing ended it before.
+    /// End, s since the run's start; the end of the run if nothing ended the exact data before.
     pub to_s: f64,
-    /// Why it ended there; `None` in a run that was cut short or goes on.
+    /// Reason of the end; `None` in a run that was cut short or is in progress.
     pub end: Option<String>,
-    /// No event was lost: all times are exact.
+    /// True if no event was lost: all times are exact.
     pub complete: bool,
-    /// Tasks that ran although their wake had not been seen; their wait for a CPU counts as sleep.
+    /// Tasks that ran although their wake-up was not observed; their wait for a CPU counts as sleep.
     pub unseen_wakes: u64,
-    /// What exact mode itself cost; `None` in a profile that does not tell it.
+    /// Cost of exact mode itself; `None` in a profile without it.
     pub cost: Option<ExactCost>,
     /// One row per vCPU.
     pub vcpus: Vec<ExactVcpu>,
@@ -268,22 +270,24 @@ pub struct ExactReport {
     pub off_cpu: Vec<OffCpu>,
     /// Most wakes first.
     pub wakeups: Vec<Wakeup>,
-    /// Hard interrupts by whom they interrupted; most time first.
+    /// Hard interrupts by the task that they interrupted; most time first.
     pub interrupts: Vec<InterruptTime>,
-    /// Hard interrupts by what raised them; most time first. Empty where one process is chosen.
+    /// Hard interrupts by source; most time first. Empty if one process is chosen.
     pub sources: Vec<InterruptSource>,
-    /// Soft interrupts; most time first. Empty where one process is chosen.
+    /// Soft interrupts; most time first. Empty if one process is chosen.
     pub soft_interrupts: Vec<SoftInterrupt>,
 }
 
-/// By instance row id and thread id.
+/// Instance row id and thread id.
 type Key = (u32, i32);
 
 impl ExactReport {
-    /// Reads the exact part of a profile; of `process` only, if one is named (a program name, a process id or name#instance).
+    /// Reads the exact part of a profile; of `process` only, if one is named (a program name, a process id or
+    /// name#instance).
     ///
     /// # Errors
-    /// [`ReportError::NoExact`] where there is none, [`ReportError::NoSuch`] for a process that is not among the tasks.
+    /// [`ReportError::NoExact`] if there is none, [`ReportError::NoSuch`] for a process that is not among the
+    /// tasks.
     pub fn read(profile: &Profile, process: Option<&str>) -> Result<Self, ReportError> {
         let mut report = Self::read_exact(profile, process)?;
         if process.is_none() {
@@ -292,11 +296,11 @@ impl ExactReport {
         Ok(report)
     }
 
-    /// All but what is estimated for the whole guest.
+    /// Reads everything except what is estimated for the whole guest.
     fn read_exact(profile: &Profile, process: Option<&str>) -> Result<Self, ReportError> {
         let connection = profile.connection();
         let sql = |error: rusqlite::Error| profile.error(&error);
-        // One transaction, so that all parts are of the same moment of a run that goes on.
+        // One transaction, so that all parts have the same state of a run in progress.
         let _snapshot = crate::store::snapshot(connection).map_err(sql)?;
         let meta = |key: &str| meta(connection, key).map_err(sql);
         let (from_ns, end_ns) = span(connection).map_err(sql)??;
@@ -336,7 +340,7 @@ impl ExactReport {
     }
 }
 
-/// From when to when there is exact data, ns since the run's start.
+/// Returns start and end of the exact data, ns since the run's start.
 fn span(connection: &Connection) -> rusqlite::Result<Result<(u64, u64), ReportError>> {
     let number = |key: &str| meta(connection, key).map(|text| text?.parse::<u64>().ok());
     if let Some(from_ns) = number("exact_from_ns")? {
@@ -351,7 +355,8 @@ fn span(connection: &Connection) -> rusqlite::Result<Result<(u64, u64), ReportEr
     Ok(Err(ReportError::NoExact(reason)))
 }
 
-/// No function is called at the end of soft interrupts, so that events cannot tell their time; samples can.
+/// Estimates soft interrupts by samples. The kernel calls no function at their end, so that events cannot
+/// give their time.
 fn soft_interrupts(profile: &Profile) -> Result<Vec<SoftInterrupt>, ReportError> {
     let sql = |error: rusqlite::Error| profile.error(&error);
     let (from_ns, to_ns) = span(profile.connection()).map_err(sql)??;
@@ -362,7 +367,7 @@ fn soft_interrupts(profile: &Profile) -> Result<Vec<SoftInterrupt>, ReportError>
         ..Filter::default()
     };
     let report = match Report::read_with(profile, &filter, &Request::By(By::Irq)) {
-        // Of a run that was killed the last part may be missing.
+        // The last part of a run that was killed may be missing.
         Err(ReportError::AfterEnd(_)) => return Ok(Vec::new()),
         report => report?,
     };
@@ -396,7 +401,7 @@ fn key(row: &rusqlite::Row<'_>, first: usize) -> rusqlite::Result<Key> {
     Ok((row.get(first)?, row.get(first + 1)?))
 }
 
-/// A count or time that was written as one.
+/// Reads a count or time.
 fn count(row: &rusqlite::Row<'_>, column: usize) -> rusqlite::Result<u64> {
     Ok(row.get::<_, i64>(column)?.unsigned_abs())
 }
@@ -408,7 +413,7 @@ mod tests {
     #[test]
     fn the_whole_cost_is_the_measured_and_the_sampled_part() {
         let all = [1_000_000_000, 76_000_000_000, 90_000_000_000, 6_000_000_000, 16_000_000_000, 400];
-        let told = |known: usize| {
+        let read = |known: usize| {
             let meta: HashMap<_, _> = ExactCost::KEYS
                 .into_iter()
                 .zip(all.map(|value: u64| value.to_string()))
@@ -416,11 +421,11 @@ mod tests {
                 .collect();
             ExactCost::from_meta(|key| meta.get(key).map(String::as_str), 2)
         };
-        let cost = told(6).expect("all is told");
+        let cost = read(6).expect("all keys");
         let times = [cost.served_s, cost.switching_s, cost.whole_s, cost.of_s];
         assert!(times.iter().zip([6.0, 16.0, 22.0, 150.0]).all(|(is, should)| (is - should).abs() < 1e-9));
         // 400 samples: 5 % to either side, twice that for 95 %.
         assert!((cost.switching_low_s - 14.5).abs() < 0.1 && (cost.switching_high_s - 17.7).abs() < 0.1);
-        assert_eq!(told(4), None, "a profile that knows nothing of switches between guest and host");
+        assert_eq!(read(4), None, "a profile that has no switches between guest and host");
     }
 }

@@ -1,4 +1,4 @@
-//! How the time of tasks on a CPU divides, estimated by their samples: events tell only how long it is.
+//! Division of the time of tasks on a CPU, estimated by their samples: events only give its length.
 
 use std::collections::HashMap;
 
@@ -12,7 +12,7 @@ use crate::rows::PageFaultKind;
 
 /// A part of a whole.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Part {
+pub struct CpuPart {
     /// Samples in it.
     pub samples: u64,
     /// The estimate, 0 to 1.
@@ -25,32 +25,33 @@ pub struct Part {
 
 /// The parts of a task's time on a CPU; `user`, `system`, `trap` and `soft` add up to 1.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Parts {
+pub struct CpuParts {
     /// Samples of all parts.
     pub samples: u64,
     /// User code.
-    pub user: Part,
-    /// The kernel outside of what follows: system calls, all that kernel threads do, and how hard interrupts enter and leave the
-    /// kernel before and after their events.
-    pub system: Part,
-    /// Handlers of exceptions of the processor: page faults and the like, from user code or from the kernel's own.
-    pub trap: Part,
+    pub user: CpuPart,
+    /// The kernel outside of what follows: system calls, all work of kernel threads, and the entry and exit
+    /// of hard interrupts before and after their events.
+    pub system: CpuPart,
+    /// Handlers of exceptions of the processor: page faults and the like, from user code or from the kernel's
+    /// own.
+    pub trap: CpuPart,
     /// Of `trap`: page faults at a program's next instruction.
-    pub text_fault: Part,
-    /// Of `trap`: page faults at what an instruction of a program reads or writes.
-    pub data_fault: Part,
+    pub text_fault: CpuPart,
+    /// Of `trap`: page faults at memory that an instruction of a program reads or writes.
+    pub data_fault: CpuPart,
     /// Of `trap`: page faults of the kernel at memory of the program.
-    pub kernel_fault: Part,
-    /// Soft interrupts that were served meanwhile.
-    pub soft: Part,
+    pub kernel_fault: CpuPart,
+    /// Soft interrupts that were served during that time.
+    pub soft: CpuPart,
 }
 
-/// Kinds of page faults, in the order of [`Counts::faults`].
+/// Kinds of page faults, in the order of [`PartCounts::faults`].
 const FAULTS: [PageFaultKind; 3] = [PageFaultKind::Text, PageFaultKind::Data, PageFaultKind::Kernel];
 
 /// Samples by part.
 #[derive(Debug, Clone, Copy, Default)]
-struct Counts {
+struct PartCounts {
     user: u64,
     system: u64,
     trap: u64,
@@ -59,18 +60,18 @@ struct Counts {
     faults: [u64; 3],
 }
 
-impl Counts {
-    /// Intervals as for independent samples: of what the sampling clock makes of them this is the wide end, but for tasks in
-    /// step with it (docs/statistics.md).
-    fn parts(self) -> Parts {
+impl PartCounts {
+    /// Returns intervals as for independent samples. They are the widest that the sampling clock can make of
+    /// these samples, except for tasks in step with it (docs/statistics.md).
+    fn parts(self) -> CpuParts {
         let Self { user, system, trap, soft, faults } = self;
         let all = user + system + trap + soft;
         let part = |samples| {
             let Share { share, low, high } = share(samples, all);
-            Part { samples, share, low, high }
+            CpuPart { samples, share, low, high }
         };
         let [text_fault, data_fault, kernel_fault] = faults.map(part);
-        Parts {
+        CpuParts {
             samples: all,
             user: part(user),
             system: part(system),
@@ -83,15 +84,15 @@ impl Counts {
     }
 }
 
-/// The parts of each task that has samples within `span`, ns since the run's start.
+/// Reads the parts of each task that has samples within `span`, ns since the run's start.
 pub(super) fn read(
     connection: &Connection,
     stacks: &Stacks,
     span: (u64, u64),
-) -> rusqlite::Result<HashMap<Key, Parts>> {
+) -> rusqlite::Result<HashMap<Key, CpuParts>> {
     let traps = stacks.in_exceptions();
     let hardirq_bits = hardirq_bits(connection)?;
-    let mut counts: HashMap<Key, Counts> = HashMap::new();
+    let mut counts: HashMap<Key, PartCounts> = HashMap::new();
     let mut statement = connection.prepare(
         "SELECT s.instance, s.tid, m.name, s.stack, s.fault FROM sample s JOIN mode m ON m.id = s.mode \
          WHERE (m.name IN ('user', 'kernel', 'softirq') OR m.name = 'hardirq' AND s.preempt_count & ?3 = 0) \

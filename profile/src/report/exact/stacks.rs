@@ -1,16 +1,16 @@
-//! The stacks of a profile as text.
+//! Stacks of a profile as text.
 
 use std::collections::{HashMap, HashSet};
 
 use rusqlite::Connection;
 
-/// Frames of a stack, at most: a profile may be damaged.
+/// Limit of frames per stack: a profile may be damaged.
 const MOST_FRAMES: usize = 1024;
-/// What the functions that the processor's exceptions enter start with, in assembler and in C
+/// Prefixes of the functions that the processor's exceptions enter, in assembler and in C
 /// (arch/x86/include/asm/idtentry.h, since 5.8).
 const EXCEPTION_ENTRIES: [&str; 2] = ["asm_exc_", "exc_"];
 
-/// The tree of stacks, and what its frames are called.
+/// Tree of stacks, with the names of their frames.
 pub(super) struct Stacks(HashMap<i64, (Option<i64>, String)>);
 
 impl Stacks {
@@ -24,7 +24,7 @@ impl Stacks {
         Ok(Self(rows.collect::<Result<_, _>>()?))
     }
 
-    /// Functions, innermost first; empty where there is no stack.
+    /// Returns the functions, innermost first; empty if there is no stack.
     pub(super) fn functions(&self, stack: i64) -> Vec<String> {
         let mut list = Vec::new();
         let mut at = self.0.get(&stack);
@@ -35,7 +35,7 @@ impl Stacks {
         list
     }
 
-    /// Stacks that lead through the handler of an exception of the processor, like a page fault.
+    /// Returns the stacks that lead through the handler of an exception of the processor, like a page fault.
     pub(super) fn in_exceptions(&self) -> HashSet<i64> {
         let enters = |name: &str| EXCEPTION_ENTRIES.iter().any(|entry| name.starts_with(entry));
         let within = |id: &i64| {

@@ -1,10 +1,10 @@
-//! What tasks did, where they slept, and who woke them.
+//! States of tasks, their sleeps, and wake-ups.
 
 use std::collections::HashMap;
 
 use rusqlite::Connection;
 
-use super::{Key, OffCpu, Parts, Stacks, StateTime, Task, TaskStates, Wakeup, count, key, part, seconds};
+use super::{CpuParts, Key, OffCpu, Stacks, StateTime, Task, TaskStates, Wakeup, count, key, part, seconds};
 use crate::report::is_process;
 
 /// Tasks by their keys.
@@ -31,7 +31,7 @@ impl Names {
         Ok(Self(rows.collect::<Result<_, _>>()?))
     }
 
-    /// The task; the idle tasks have no instance.
+    /// Returns the task; the idle tasks have no instance.
     pub(super) fn task(&self, (instance, tid): Key) -> Task {
         let unknown = || Task {
             comm: if instance == 0 { "[idle]" } else { "[unknown]" }.to_owned(),
@@ -41,7 +41,7 @@ impl Names {
         self.0.get(&(instance, tid)).cloned().unwrap_or_else(unknown)
     }
 
-    /// A thread of each process, the first one where it is known, by instance row id.
+    /// Returns a thread of each process, the first one if it is known, by instance row id.
     pub(super) fn leaders(&self) -> HashMap<u32, Key> {
         let mut leaders: HashMap<u32, Key> = HashMap::new();
         for (&key, task) in &self.0 {
@@ -58,10 +58,10 @@ impl Names {
     }
 }
 
-/// Tasks and what they did, longest on a CPU first.
+/// Reads tasks and their states, longest on a CPU first.
 pub(super) fn states(
     connection: &Connection,
-    (names, parts): (&Names, &HashMap<Key, Parts>),
+    (names, parts): (&Names, &HashMap<Key, CpuParts>),
     chosen: impl Fn(Key) -> bool,
 ) -> rusqlite::Result<Vec<TaskStates>> {
     let mut all: HashMap<Key, (u64, TaskStates)> = HashMap::new();
@@ -103,7 +103,7 @@ pub(super) fn states(
     Ok(list)
 }
 
-/// Sleeps, longest first.
+/// Reads sleeps, longest first.
 pub(super) fn off_cpu(
     connection: &Connection,
     (names, stacks): (&Names, &Stacks),
@@ -131,7 +131,7 @@ pub(super) fn off_cpu(
     Ok(list)
 }
 
-/// Who woke whom, most first.
+/// Reads wake-ups, most first.
 pub(super) fn wakeups(
     connection: &Connection,
     names: &Names,

@@ -1,8 +1,8 @@
-//! The samples of a profile one by one, as programs that show them otherwise need them.
+//! The samples of a profile one by one, for exports.
 //!
-//! Everything has a small number, which is its place in one of the lists of a [`Recording`]: a sample names its owner and
-//! its stack, a stack its frame and its callers, a frame its functions. So an export touches text once per function and
-//! not once per sample.
+//! Everything has a small number, which is its index in one of the lists of a [`Recording`]: a sample refers
+//! to its owner and its stack, a stack to its frame and its callers, a frame to its functions. So an export
+//! touches text once per function and not once per sample.
 
 mod read;
 #[cfg(test)]
@@ -15,34 +15,34 @@ use super::stacks::MOST_FRAMES;
 use super::{Event, Filter};
 use crate::rows::{FrameKind, Mode};
 
-/// What shall be read.
+/// Request for a recording.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RecordingRequest {
-    /// Which part of the profile.
+    /// Part of the profile.
     pub filter: Filter,
-    /// Also the samples that found a vCPU idle or halted. They belong to no process, so only the filter's vCPU and time
-    /// choose among them.
+    /// True to include the samples of an idle or halted vCPU. They belong to no process, so only the filter's
+    /// vCPU and time choose among them.
     pub idle: bool,
 }
 
-/// The chosen samples of a profile, and what they refer to.
+/// The chosen samples of a profile, and everything that they refer to.
 #[derive(Debug, Clone)]
 pub struct Recording {
-    /// What the profile says of the run.
+    /// Facts about the run.
     pub about: About,
     /// The chosen vCPUs, rising.
     pub vcpus: Vec<u8>,
-    /// In the order of time.
+    /// Samples in the order of time.
     pub samples: Vec<RecordedSample>,
     /// Processes and threads that samples belong to.
     pub owners: Vec<Owner>,
-    /// All processes of the profile by the numbers that owners name.
+    /// All processes of the profile; owners refer to them by index.
     pub processes: Vec<RecordedProcess>,
-    /// A caller stands before what it calls.
+    /// Stacks; a caller precedes its callees.
     pub stacks: Vec<StackNode>,
     /// Code addresses.
     pub frames: Vec<RecordedFrame>,
-    /// What [`RecordedFrame::entries`] are places in.
+    /// Entries of frames, see [`RecordedFrame::entries`].
     pub entries: Vec<FrameEntry>,
     /// Functions.
     pub functions: Vec<RecordedFunction>,
@@ -56,11 +56,11 @@ pub struct Recording {
     pub interrupts: Vec<(String, String)>,
     /// Names of system calls by number.
     pub syscalls: BTreeMap<u32, String>,
-    /// What happened in the run, in the order of time.
+    /// Events of the run, in the order of time.
     pub events: Vec<Event>,
 }
 
-/// The run.
+/// Facts about a run.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct About {
     /// vprof's version that wrote the profile.
@@ -69,7 +69,7 @@ pub struct About {
     pub host: String,
     /// The guest's kernel release.
     pub kernel: Option<String>,
-    /// False when the run was cut short, or goes on.
+    /// False if the run was cut short, or is in progress.
     pub complete: bool,
     /// Start of the run, ns since 1970.
     pub started_unix_ns: u64,
@@ -84,33 +84,33 @@ pub struct About {
 /// One sample.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RecordedSample {
-    /// When its tick was served, ns since the run's start.
+    /// Time when its tick was served, ns since the run's start.
     pub time_ns: u64,
-    /// The time that it stands for, ns: the exact time of its vCPU in the guest, shared out among the ticks that fell into
-    /// it as estimates do; for a halted vCPU, the exact time halted.
+    /// Time that it represents, ns: the exact time of its vCPU in the guest, divided among the ticks in the
+    /// guest as estimates do; for a halted vCPU, the exact time halted.
     pub weight_ns: f64,
-    /// Place in [`Recording::owners`].
+    /// Index in [`Recording::owners`].
     pub owner: u32,
-    /// Place in [`Recording::stacks`].
+    /// Index in [`Recording::stacks`].
     pub stack: u32,
     /// System call that the task was in.
     pub syscall: Option<u32>,
-    /// Place in [`Recording::interrupts`] of what was served.
+    /// Index in [`Recording::interrupts`] of the interrupt that was served.
     pub interrupt: Option<u32>,
-    /// What the vCPU was doing.
+    /// Activity of the vCPU.
     pub mode: Mode,
     /// The vCPU.
     pub vcpu: u8,
 }
 
-/// A thread, or what is charged in place of one.
+/// A thread, or another owner of samples.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Owner {
-    /// Place in [`Recording::processes`]; `None` for interrupts, early boot, idleness and what is not known.
+    /// Index in [`Recording::processes`]; `None` for interrupts, early boot, idle time and unknown tasks.
     pub process: Option<u32>,
     /// Thread id.
     pub tid: Option<i32>,
-    /// The thread's own name, its process' where it has none; like `[hard interrupts]` without a process.
+    /// The thread's own name, or that of its process; like `[hard interrupts]` without a process.
     pub name: String,
 }
 
@@ -119,7 +119,7 @@ pub struct Owner {
 pub struct RecordedProcess {
     /// Program name.
     pub comm: String,
-    /// Counted by program name from 0.
+    /// Instance number, counted by program name from 0.
     pub number: u32,
     /// Process id.
     pub pid: i32,
@@ -134,7 +134,7 @@ pub struct RecordedProcess {
 }
 
 impl RecordedProcess {
-    /// `name#number`.
+    /// Returns `name#number`.
     pub fn instance(&self) -> String {
         format!("{}#{}", self.comm, self.number)
     }
@@ -143,9 +143,9 @@ impl RecordedProcess {
 /// A frame and its callers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StackNode {
-    /// The caller's place in [`Recording::stacks`], always a smaller one.
+    /// The caller's index in [`Recording::stacks`], always a smaller one.
     pub parent: Option<u32>,
-    /// Place in [`Recording::frames`].
+    /// Index in [`Recording::frames`].
     pub frame: u32,
 }
 
@@ -154,17 +154,17 @@ pub struct StackNode {
 pub struct RecordedFrame {
     /// Kernel code, user code, or a reason.
     pub kind: FrameKind,
-    /// Virtual, or the ELF file's own where `file` is set.
+    /// Virtual address, or the ELF file's own if `file` is set.
     pub address: u64,
-    /// A return address: the call lies right before it.
+    /// A return address: the call is right before it.
     pub call: bool,
-    /// Place in [`Recording::files`].
+    /// Index in [`Recording::files`].
     pub file: Option<u32>,
-    /// Place in [`Recording::processes`] of the address space, for user code without a file.
+    /// Index in [`Recording::processes`] of the address space, for user code without a file.
     pub process: Option<u32>,
-    /// Bytes from the start of its function, where that is known.
+    /// Bytes from the start of its function, if that is known.
     pub offset: u64,
-    /// Places in [`Recording::entries`]: at least one.
+    /// First index in [`Recording::entries`]; there is at least one entry.
     pub(super) first: u32,
     pub(super) count: u32,
 }
@@ -172,16 +172,16 @@ pub struct RecordedFrame {
 /// A function at a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FrameEntry {
-    /// Place in [`Recording::functions`].
+    /// Index in [`Recording::functions`].
     pub function: u32,
-    /// Place in [`Recording::lines`].
+    /// Index in [`Recording::lines`].
     pub line: Option<u32>,
 }
 
 /// A function.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct RecordedFunction {
-    /// Its name; in brackets where it stands for what has none, as `[no frame: page not present]` for a reason.
+    /// Name; in brackets for code without one, as `[no frame: page not present]` for a reason.
     pub symbol: String,
     /// Kernel module, or file name of user code; `None` for the kernel's image and for reasons.
     pub module: Option<String>,
@@ -192,9 +192,9 @@ pub struct RecordedFunction {
 /// A source line.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct SourceLine {
-    /// Path of the source file, as the compiler told it.
+    /// Path of the source file, as the compiler wrote it.
     pub source: String,
-    /// From 1.
+    /// Line number, from 1.
     pub line: Option<u32>,
 }
 
@@ -203,27 +203,28 @@ pub struct SourceLine {
 pub struct RecordedFile {
     /// Path in the guest.
     pub path: String,
-    /// Hexadecimal.
+    /// GNU build-id, hexadecimal.
     pub build_id: Option<String>,
 }
 
 /// Executable memory of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RecordedMapping {
-    /// Place in [`Recording::processes`].
+    /// Index in [`Recording::processes`].
     pub process: u32,
     /// First address.
     pub start: u64,
-    /// Behind the last byte.
+    /// Address after the last byte.
     pub end: u64,
-    /// Place in [`Recording::files`].
+    /// Index in [`Recording::files`].
     pub file: Option<u32>,
     /// Offset in the file, bytes.
     pub file_offset: u64,
 }
 
 impl RecordedFrame {
-    /// The places of its functions in [`Recording::entries`]: the innermost inlined one first, its own last.
+    /// Returns the indexes of its functions in [`Recording::entries`]: the innermost inlined one first, its
+    /// own last.
     pub fn entries(&self) -> Range<usize> {
         let first = self.first as usize;
         first..first.saturating_add(self.count as usize)
@@ -231,13 +232,13 @@ impl RecordedFrame {
 }
 
 impl Recording {
-    /// The functions of a frame: the innermost inlined one first, its own last.
+    /// Returns the functions of a frame: the innermost inlined one first, its own last.
     pub fn entries_of(&self, frame: u32) -> &[FrameEntry] {
         let places = self.frames.get(frame as usize).map(RecordedFrame::entries);
         places.and_then(|places| self.entries.get(places)).unwrap_or_default()
     }
 
-    /// The frames of a stack, innermost first.
+    /// Returns the frames of a stack, innermost first.
     pub fn frames_of(&self, stack: u32) -> impl Iterator<Item = u32> + '_ {
         let mut next = self.stacks.get(stack as usize);
         std::iter::from_fn(move || {
@@ -248,12 +249,12 @@ impl Recording {
         .take(MOST_FRAMES)
     }
 
-    /// The process of an owner.
+    /// Returns the process of an owner.
     pub fn process_of(&self, owner: &Owner) -> Option<&RecordedProcess> {
         self.processes.get(owner.process? as usize)
     }
 
-    /// Time of all samples, ns.
+    /// Returns the time of all samples, ns.
     pub fn weight_ns(&self) -> f64 {
         self.samples.iter().map(|sample| sample.weight_ns).sum()
     }

@@ -26,12 +26,12 @@ use crate::store::{Profile, snapshot};
 const IDLE: &str = "[idle]";
 /// Outermost frame of samples without a stack, in profiles that have stacks.
 const NO_STACK: &str = "[no frame: no stack was taken]";
-/// Samples between two tellings of how far the reading is.
+/// Number of samples between two reports of progress.
 const TELL_EVERY: u64 = 1 << 16;
 
 impl Recording {
-    /// Reads the chosen samples. `progress` is told now and then how many samples are read, and of how many the profile
-    /// has.
+    /// Reads the chosen samples. Calls `progress` from time to time with the number of samples read and the
+    /// number in the profile.
     ///
     /// # Errors
     /// See [`ReportError`].
@@ -42,7 +42,7 @@ impl Recording {
     ) -> Result<Self, ReportError> {
         let connection = profile.connection();
         let sql = |error: rusqlite::Error| profile.error(&error);
-        // One transaction, so that all parts are of the same moment of a run that goes on.
+        // One transaction, so that all parts have the same state of a run in progress.
         let _snapshot = snapshot(connection).map_err(sql)?;
         let tables = Tables::read(connection).map_err(sql)?;
         let code = Code::read(connection, &tables.instances).map_err(sql)?;
@@ -75,7 +75,7 @@ impl Recording {
             }
         })
         .map_err(sql)?;
-        // What a tick stands for is known when all of them are.
+        // The time that a tick represents is known once all ticks are read.
         let weights: Vec<_> = (0..=u8::MAX)
             .map(|vcpu| {
                 let exact = spans.iter().find(|span| span.vcpu == vcpu).map_or(0, |span| span.halted_ns);
@@ -90,7 +90,7 @@ impl Recording {
             }
         }
         let mut samples: Vec<RecordedSample> = chosen.into_iter().map(|(_, sample)| sample).collect();
-        // Each vCPU's come in the order of time.
+        // Samples of each vCPU come in the order of time.
         samples.sort_by_key(|sample| sample.time_ns);
         progress(seen, seen);
         let mappings = mappings(connection, &reader).map_err(sql)?;
@@ -99,7 +99,7 @@ impl Recording {
     }
 }
 
-/// What has been met of a profile so far.
+/// Contents of a profile that were found so far.
 struct Reader<'a> {
     tables: &'a Tables,
     code: &'a Code,
@@ -112,7 +112,7 @@ struct Reader<'a> {
     processes: NumberMap<u32, u32>,
     files: NumberMap<u32, u32>,
     interrupts: NumberMap<u32, u32>,
-    /// The stack that says that there is none.
+    /// The stack with the note that there is none.
     no_stack: Option<u32>,
 }
 
@@ -125,7 +125,7 @@ impl<'a> Reader<'a> {
         let mut nodes: Vec<StackNode> = stacks.all().iter().map(node).collect();
         let no_stack = (!nodes.is_empty()).then(|| small(nodes.len()));
         if no_stack.is_some() {
-            // `finish` adds the frame behind all others.
+            // `finish` adds the frame after all others.
             nodes.push(StackNode { parent: None, frame: small(code.frames.len()) });
         }
         Self {
@@ -142,7 +142,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// A sample whose weight is not known yet: below 0 for a halted one.
+    /// Returns a sample whose weight is not known yet: below 0 for a halted one.
     fn sample(&mut self, sample: &Sample, charged: Option<Charged>) -> RecordedSample {
         let halted = sample.vcpu_state == Some(VcpuState::Halted);
         let idle = halted || charged.is_none();
@@ -172,7 +172,7 @@ impl<'a> Reader<'a> {
             (None, Some(Charged::Boot)) => NONE - 3,
             (None, Some(Charged::Unknown | Charged::Instance(_))) => NONE - 4,
         };
-        // No thread id is negative.
+        // Thread ids are never negative.
         let key = (kind, tid.unwrap_or(-1));
         if let Some(&known) = self.known_owners.get(&key) {
             return known;
@@ -193,7 +193,7 @@ impl<'a> Reader<'a> {
         place
     }
 
-    /// Its stack, with the frame that it hit where no stack tells of that.
+    /// Returns its stack, with its own frame added if the stack begins with another.
     fn stack(&mut self, sample: &Sample) -> u32 {
         if self.nodes.get(sample.stack as usize).is_some_and(|node| node.frame == sample.frame) {
             return sample.stack;
@@ -279,14 +279,14 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Places for row ids, in their order.
+/// Returns indexes for row ids, in their order.
 fn places<'a>(ids: impl Iterator<Item = &'a u32>) -> NumberMap<u32, u32> {
     let mut ids: Vec<u32> = ids.copied().collect();
     ids.sort_unstable();
     ids.into_iter().enumerate().map(|(place, id)| (id, small(place))).collect()
 }
 
-/// What stands at each place.
+/// Returns the items in the order of their indexes.
 fn in_order<T>(places: &NumberMap<u32, u32>, thing: impl Fn(u32) -> Option<T>) -> Vec<T> {
     let mut ids: Vec<(u32, u32)> = places.iter().map(|(&id, &place)| (place, id)).collect();
     ids.sort_unstable();

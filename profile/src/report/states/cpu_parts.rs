@@ -9,14 +9,14 @@ use crate::estimate::share;
 use crate::numbers::unsigned;
 use crate::report::tables::hardirq_bits;
 
-/// How time on a CPU divides, by the samples of a thread.
+/// Samples of a thread on a CPU by activity.
 #[derive(Debug, Clone, Copy, Default)]
 struct CpuTimeCounts {
     user: u64,
     system: u64,
     /// Between begin and end of a hard interrupt's event.
     interrupted: u64,
-    /// Before and after: how it enters and leaves the kernel.
+    /// In the entry and exit of a hard interrupt, before and after its events.
     around: u64,
 }
 
@@ -25,7 +25,7 @@ struct CpuTimeCounts {
 pub(super) struct CpuTimeParts(HashMap<TaskKey, CpuTimeCounts>);
 
 impl CpuTimeParts {
-    /// By the samples of a span, ns since the run's start: the one that the times are of.
+    /// Counts the samples of a span, ns since the run's start: the one that the times are of.
     pub(super) fn read(connection: &Connection, (from_ns, to_ns): (u64, u64)) -> rusqlite::Result<Self> {
         let signed = |ns: u64| i64::try_from(ns).unwrap_or(i64::MAX);
         let span = (signed(from_ns), signed(to_ns), hardirq_bits(connection)?);
@@ -46,8 +46,9 @@ impl CpuTimeParts {
         Ok(Self(rows.collect::<Result<_, _>>()?))
     }
 
-    /// `running` as user, system and (where the time holds it) interrupted time; as it is without samples. Time that events
-    /// limit holds what a hard interrupt takes before and after them: as system time.
+    /// Divides `running` into user, system and, if the time includes it, interrupted time; returns it as it
+    /// is without samples. A time that events limit includes the entry and exit of hard interrupts, as system
+    /// time.
     pub(super) fn divide(
         &self,
         key: TaskKey,

@@ -95,7 +95,8 @@ impl TaskTimes<'_> {
         TimeInState::exact(state, "", self.sum(state), self.life_ns)
     }
 
-    /// Returns the time on a CPU, with that of interrupts and of vprof there; the count is that of the task's own.
+    /// Returns the time on a CPU, with that of interrupts and of vprof there; the count is that of the task's
+    /// own.
     fn on_cpu(&self) -> TimeInState {
         let (running_ns, count) = self.sum(TaskState::Running);
         let others = [TaskState::Interrupted, TaskState::Sampler].map(|state| self.sum(state).0);
@@ -103,8 +104,8 @@ impl TaskTimes<'_> {
         TimeInState::exact(TaskState::Running, "", (ns, count), self.life_ns)
     }
 
-    /// Returns the times of all states in the order of reports, with the running time divided by samples, and the
-    /// number of those.
+    /// Returns the times of all states in the order of reports, with the running time divided by samples, and
+    /// the number of those.
     fn states(&self, key: TaskKey, parts: &CpuTimeParts) -> (Vec<TimeInState>, u64) {
         let (mut states, samples) = parts.divide(key, &self.time(TaskState::Running), false);
         states.push(self.time(TaskState::Interrupted));
@@ -131,7 +132,8 @@ mod tests {
     use crate::rows::{Batch, InstanceRow, Mode, SampleRow, Sink, TaskLifeRow, TaskStateRow, VcpuState};
     use crate::store::{Profile, ProfileWriter};
 
-    /// Exact data of the first 5 s of a minute: the thread runs user code then, and the kernel's for the rest.
+    /// Exact data of the first 5 s of a minute: the thread runs user code then, and the kernel's for the
+    /// rest.
     #[test]
     fn exact_time_divides_by_the_samples_of_its_own_span() {
         const SECOND: u64 = 1_000_000_000;

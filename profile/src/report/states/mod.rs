@@ -1,5 +1,5 @@
-//! What tasks did: `vprof report --states`. Exact where exact mode has measured it, else estimated by task-state sampling.
-//! Serializes to the object that docs/json.md describes.
+//! States of tasks: `vprof report --states`. Exact if exact mode has measured them, otherwise estimated by
+//! task-state sampling. Serializes to the object that docs/json.md describes.
 
 mod cpu_parts;
 mod exact;
@@ -18,7 +18,7 @@ use crate::numbers::seconds;
 use crate::rows::TaskState;
 use crate::store::Profile;
 
-/// Where times in states are taken from.
+/// Requested source of times in states.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum SourceChoice {
     /// Exact mode, else task-state sampling.
@@ -30,25 +30,25 @@ pub enum SourceChoice {
     Sampled,
 }
 
-/// What times in states were taken from.
+/// Source of times in states.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum StateSource {
-    /// Exact mode: all times are exact, but how time on a CPU divides.
+    /// Exact mode: all times are exact, except the division of time on a CPU.
     Exact,
     /// Task-state sampling: all times are estimates.
     Sampled,
 }
 
-/// Time that a task spent in a state, with the ends of its 95 % interval; both are the time itself where that is exact.
+/// Time that a task spent in a state, with the ends of its 95 % interval; both equal the time if it is exact.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TimeInState {
-    /// `user`, `system` and `interrupted` (`running` where no sample tells them apart), `queue`, `sleep`, `disk`,
-    /// `stopped`, `zombie` or `unknown`.
+    /// `user`, `system` and `interrupted` (`running` if no sample divides it), `sampler`, `runnable`,
+    /// `sleep`, `disk`, `stopped`, `zombie` or `unknown`.
     pub state: String,
-    /// What a sleep is for, like `futex`; empty otherwise, and for all causes together.
+    /// Wait reason, like `futex`; empty for other states than waits, and for the sum of all reasons.
     pub wait_reason: String,
-    /// Scans, or exact beginnings; `None` where samples divide a time.
+    /// Scans, or exact beginnings; `None` if samples divide a time.
     pub count: Option<u64>,
     /// Time, s.
     pub s: f64,
@@ -64,21 +64,21 @@ pub struct TimeInState {
     pub share_high: f64,
 }
 
-/// A task and what it did.
+/// A task and its states.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TaskStateTimes {
-    /// Which.
+    /// The task.
     #[serde(flatten)]
     pub task: Task,
-    /// How long it was there, s.
+    /// Time for which it existed, s.
     pub life_s: f64,
     /// Time on a CPU.
     pub running: TimeInState,
     /// By state, in the order of [`TimeInState::state`].
     pub states: Vec<TimeInState>,
-    /// By what was waited for, most time first.
+    /// By wait reason, most time first.
     pub waits: Vec<TimeInState>,
-    /// Samples that tell how time on a CPU divides.
+    /// Samples that divide the time on a CPU.
     pub samples: u64,
 }
 
@@ -101,14 +101,14 @@ pub struct ScanStatistics {
     pub cost_s: f64,
 }
 
-/// What tasks did.
+/// States of all chosen tasks.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct StateReport {
-    /// What the times were taken from.
+    /// Source of the times.
     pub source: StateSource,
-    /// From when on, since the run's start, s.
+    /// Start, s since the run's start.
     pub from_s: f64,
-    /// Until when, s.
+    /// End, s since the run's start.
     pub to_s: f64,
     /// Counters of the scans; `None` for exact times.
     pub scans: Option<ScanStatistics>,
@@ -131,14 +131,15 @@ const STATES: [TaskState; 7] = [
 ];
 
 impl StateReport {
-    /// Reads what the chosen tasks did in the chosen time. Modes, vCPU and functions choose no tasks.
+    /// Reads the states of the chosen tasks in the chosen time. Modes, vCPU and functions choose no tasks.
     ///
     /// # Errors
-    /// [`ReportError::NoStates`] where the profile does not tell; the filter names something that is not there.
+    /// [`ReportError::NoStates`] if the profile does not have them; the filter names something that does not
+    /// exist.
     pub fn read(profile: &Profile, filter: &Filter, source: SourceChoice) -> Result<Self, ReportError> {
         let connection = profile.connection();
         let sql = |error: rusqlite::Error| profile.error(&error);
-        // One transaction, so that all parts are of the same moment of a run that goes on.
+        // One transaction, so that all parts have the same state of a run in progress.
         let _snapshot = crate::store::snapshot(connection).map_err(sql)?;
         let tables = Tables::read(connection).map_err(sql)?;
         let chosen = Selection::of_tasks(filter, profile, &tables)?;
@@ -154,7 +155,9 @@ impl StateReport {
                 return Err(ReportError::NoStates("it has no exact data".to_owned()));
             }
             if part_of_run {
-                return Err(ReportError::NoStates("exact times are of the whole run only".to_owned()));
+                return Err(ReportError::NoStates(
+                    "exact times cover the whole run: leave --time out".to_owned(),
+                ));
             }
             exact::read(connection, &tables, |key| chosen.has_task(key)).map_err(sql)?
         } else {
@@ -224,7 +227,7 @@ impl TimeInState {
         }
     }
 
-    /// A part of it that is itself estimated: the interval holds if both do.
+    /// Returns a part of it that is itself estimated: the interval is valid if both are.
     fn part(&self, state: &str, part: Share) -> Self {
         Self {
             state: state.to_owned(),

@@ -53,7 +53,8 @@ pub(super) fn read(
     let mut rows = statement.query([])?;
     let (mut key, mut spans) = (None, Vec::<ObservedSpan>::new());
     let mut end = |key: Option<TaskKey>, observed: &mut Vec<ObservedSpan>| {
-        // A task that had exited, or that changed again before the first chosen scan, has no time in that state.
+        // A task that had exited, or that changed again before the first chosen scan, has no time in that
+        // state.
         let spans =
             observed.drain(..).filter(|span| span.from < span.to).filter_map(ObservedSpan::state_span);
         let spans: Vec<StateSpan> = spans.collect();

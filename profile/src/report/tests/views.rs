@@ -81,7 +81,7 @@ pub(in crate::report) fn known() -> Run {
         stack(12, None, PROCESS_WORK),
         stack(13, Some(12), DRAIN),
         stack(14, Some(13), VFS),
-        // A parent that comes later: damaged, and no endless walk.
+        // A parent that comes later: a damaged profile must not lead to an endless walk.
         stack(15, Some(16), MAIN),
         stack(16, Some(15), WORK),
     ];
@@ -189,7 +189,7 @@ fn functions_count_once_per_sample_and_inlined_ones_for_themselves() {
     assert_eq!((found, outside), (rows(&expected), 0));
 }
 
-/// What a query over the stacks finds by searching their text.
+/// Result of a query over the stacks that searches their text.
 #[test]
 fn totals_agree_with_the_stacks_as_text() {
     let run = known();
@@ -240,7 +240,7 @@ fn tasks_by_process_instance_thread_and_control_group() {
     );
     assert_eq!(
         by(&run, By::Thread, &all).0,
-        // Thread 11 of the second gzip has no row of its own.
+        // Thread 11 of the second gzip has no separate row.
         with(&[
             ("gzip", 30, 30),
             ("gzip", 30, 30),
@@ -281,8 +281,10 @@ fn processes_tell_where_they_belong() {
 #[test]
 fn quality_of_walks_and_names() {
     let report = ask(&known(), &Filter::default(), &Request::Summary).expect("a report");
-    let broken = |ends: &Ends| ends.broken.iter().map(|b| (b.reason.clone(), b.walks)).collect::<Vec<_>>();
-    let Walks { kernel, user } = &report.stacks;
+    let broken = |ends: &crate::report::WalkEnds| {
+        ends.broken.iter().map(|b| (b.reason.clone(), b.walks)).collect::<Vec<_>>()
+    };
+    let StackWalks { kernel, user } = &report.stacks;
     // 15 + 5 + 10 + 6 kernel walks; the four samples in soft interrupts have no stack.
     assert_eq!((kernel.walks, kernel.complete), (36, 31));
     assert_eq!(broken(kernel), [("stack is swapped out".to_owned(), 5)]);
@@ -448,11 +450,11 @@ fn what_can_not_be_annotated_is_told() {
         |run: &Run, symbol: &str, module| annotate(run, symbol, module).expect_err("a reason").to_string();
     assert_eq!(
         error(&run, "mix", None),
-        "the profile has no code of its own for mix: the compiler has copied it into work: annotate that"
+        "the profile has no separate code for mix: the compiler has copied it into work: annotate that function"
     );
     assert_eq!(
         error(&run, "work", Some("libc")),
-        "the profile has no code of its own for work: --module may be prog"
+        "the profile has no separate code for work: --module may be prog"
     );
     assert!(error(&run, "wrk", None).ends_with("no function wrk: near are work"));
     let module = text("other");
@@ -474,7 +476,8 @@ fn what_can_not_be_annotated_is_told() {
 #[test]
 fn a_helper_of_the_worker_is_no_work() {
     let mut run = known();
-    // Called from another place: the second work function that is called from the first place decides which is which.
+    // A call at another address: the second function called from the first address identifies the caller of
+    // work functions.
     let helper = FrameRow { id: 100, offset: 0x90, ..run.batch.frames[PROCESS_WORK as usize - 1].clone() };
     run.batch.frames.push(FrameRow { address: helper.address + 0x60, ..helper });
     let stack = |id, parent, frame| StackRow { id, parent, frame };
@@ -498,8 +501,8 @@ fn a_helper_of_the_worker_is_no_work() {
 /// Name, pid, parent, start, row of its control group, command line.
 type Process = (&'static str, i32, i32, u64, Option<u32>, &'static str);
 
-/// A profile of a command in which each process ran for as many samples as its number says: name, pid, parent, start, row of
-/// its control group, command line.
+/// Returns a profile of a command in which each process ran for as many samples as its number. Each is name,
+/// pid, parent, start, row of its control group, command line.
 fn of_command(processes: &[Process], times: Option<(u64, u64)>) -> Run {
     let mut run = Run::new();
     run.batch
@@ -552,7 +555,7 @@ fn the_commands_processes_are_those_of_its_unit_from_its_start_to_its_end() {
         // Its subshell has not.
         ("bash", 7, 5, 101, unit, BASH),
         ("python3", 11, 5, 102, unit, "python3 cpu.py"),
-        // Started by one of the command's in a group of its own.
+        // Started by one of the command's, in its own group.
         ("worker", 13, 11, 103, Some(3), "worker"),
         ("sync", 17, 2, 301, unit, "sync"),
         ("nginx", 19, 1, 50, Some(3), "nginx"),
@@ -564,10 +567,10 @@ fn the_commands_processes_are_those_of_its_unit_from_its_start_to_its_end() {
         group(3, "/system.slice/other.service", "other.service"),
     ];
     assert_eq!(samples_of_command(&run), Some(5 + 7 + 11 + 13));
-    // It has not ended: all of its unit.
+    // It has not ended: all processes of its unit.
     run.batch.meta.retain(|(key, _)| key != "command_wall_ns");
     assert_eq!(samples_of_command(&run), Some(2 + 3 + 5 + 7 + 11 + 13 + 17));
-    // None of its unit was seen: better nothing than something else.
+    // None of its unit was sampled: no process is better than a wrong one.
     let mut run = of_command(&processes[..1], None);
     run.batch.cgroups = vec![group(2, "/init.scope", "init.scope")];
     assert_eq!(samples_of_command(&run), None);

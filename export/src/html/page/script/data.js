@@ -1,4 +1,4 @@
-// The profile, out of the block that the page carries: base64 of a zlib stream of a length, JSON and binary sections.
+// The profile, from the block in the page: base64 of a zlib stream of a length, JSON and binary sections.
 // export/src/html/block.rs writes it and draws the layout.
 
 /** Unpacks the block. */
@@ -44,7 +44,7 @@ class Numbers {
   }
 }
 
-/** The tree of functions: a caller has a smaller number than what it calls; 0 is the root of all. */
+/** The tree of functions: a caller has a smaller number than its callees; 0 is the root of all. */
 function readTree({ json, section }) {
   const numbers = section('nodes');
   const size = json.nodes + 1;
@@ -59,7 +59,7 @@ function readTree({ json, section }) {
   return tree;
 }
 
-/** For each node, whether none of its callers is the same function. Nodes are numbered in the order of a walk in depth. */
+/** For each node, 1 if none of its callers is the same function. Nodes are numbered in the order of a walk in depth. */
 function outermost({ size, parent, func }, functions) {
   const open = new Int32Array(functions);
   const result = new Uint8Array(size);
@@ -75,7 +75,7 @@ function outermost({ size, parent, func }, functions) {
   return result;
 }
 
-/** The samples: cells of one vCPU and one stretch of time each, with entries of node, role and count. */
+/** The samples: cells of one vCPU and one segment of time each, with entries of node, role and count. */
 function readSamples({ json, section }) {
   const cells = json.time.buckets * Math.max(1, json.time.vcpus.length);
   const start = new Int32Array(cells + 1);
@@ -106,7 +106,7 @@ function readSamples({ json, section }) {
   return samples;
 }
 
-/** Whole stacks with what they weigh, s: what tasks slept in, or the samples of the base. */
+/** Whole stacks with their weights, s: sleeps of tasks, or the samples of the base. */
 function readLeaves({ json, section }, name) {
   const size = json.leaves[name];
   if (size === undefined) {
@@ -125,7 +125,7 @@ function readLeaves({ json, section }, name) {
   return leaves;
 }
 
-/** Everything that the page shows. */
+/** All data of the page. */
 async function load() {
   const block = await unpack();
   const { json } = block;
@@ -136,7 +136,7 @@ async function load() {
     offCpu: readLeaves(block, 'offCpu'),
     baseLeaves: readLeaves(block, 'base'),
   };
-  // Begin, length and smallest part of the axis of time, s. A profile of nothing has an axis, too.
+  // Begin, length and smallest part of the axis of time, s. A profile without samples has an axis, too.
   profile.begin = json.time.beginNs / 1e9;
   profile.length = json.time.bucketNs * json.time.buckets / 1e9;
   profile.step = json.time.bucketNs / 1e9;

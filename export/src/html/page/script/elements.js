@@ -40,7 +40,7 @@ function swatch(colour) {
   return square;
 }
 
-/** A legend: names with the colours that they have. */
+/** A legend: names with their colours. */
 function legend(target, entries) {
   target.replaceChildren(...entries.map(([name, colour]) => el('span', {}, swatch(colour), name)));
 }
@@ -48,7 +48,7 @@ function legend(target, entries) {
 /** 1234567 as 1,234,567. */
 const count = (n) => Math.round(n).toString().replace(/\B(?=(\d{3})+$)/g, ',');
 
-/** A part in per cent, like 12.3 %. What is there but too small to show is <0.1 %. */
+/** A part in per cent, like 12.3 %. A part that is too small to show is <0.1 %. */
 function percent(part) {
   if (!Number.isFinite(part)) {
     return '–';
@@ -88,7 +88,7 @@ function bytes(n) {
 /** A count of something in words. */
 const counted = (n, thing) => `${count(n)} ${thing}${n === 1 ? '' : 's'}`;
 
-/** A moment of the run in s, with as many digits as tell `step` s apart. */
+/** A time of the run in s, with as many digits as distinguish steps of `step` s. */
 function moment(s, step) {
   return s.toFixed(Math.min(6, Math.max(0, Math.ceil(-Math.log10(step || 1)))));
 }
@@ -96,7 +96,7 @@ function moment(s, step) {
 /** A part with its interval in words. */
 const within = (part, low, high) => `${percent(part)}, 95 % interval ${percent(low)} to ${percent(high)}`;
 
-/** Whether all words of `wanted`, in lower case, are in `text`. */
+/** True if all words of `wanted`, in lower case, are in `text`. */
 function matches(text, wanted) {
   const lower = text.toLowerCase();
   return wanted.split(/\s+/).every((word) => lower.includes(word));

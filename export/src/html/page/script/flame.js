@@ -1,4 +1,4 @@
-// The flame graph: frames on a canvas, the largest first, callers above what they call. It shows the picked time.
+// The flame graph: frames on a canvas, the largest first, callers above their callees. It shows the picked time.
 
 const ROW = 19;
 
@@ -24,7 +24,7 @@ class Flame {
     $('difference').hidden = !profile.base;
     if (!profile.offCpu) {
       $('off-cpu').disabled = true;
-      $('off-cpu').title = 'Made without `vprof run --exact`, which tells where tasks sleep';
+      $('off-cpu').title = 'Made without `vprof run --exact`, which records where tasks sleep';
     }
     $('on-cpu').addEventListener('click', () => this.show(false));
     $('off-cpu').addEventListener('click', () => this.show(true));
@@ -62,7 +62,7 @@ class Flame {
     }
   }
 
-  /** Everything anew: what is shown has changed. */
+  /** Draws everything again after a change of the view. */
   update() {
     this.stacks = collect(this.profile, this.view, this.offCpu);
     $('flame-process').value = this.view.process === null ? '' : String(this.view.process);
@@ -82,7 +82,7 @@ class Flame {
     const shape = this.shape;
     const laid = layOut(this.profile, this.stacks, { ...shape, zoom: this.zoom, pixels: Math.max(300, this.width) });
     Object.assign(this, laid);
-    // Frames that take the whole width because something in them was chosen.
+    // Frames that take the whole width because a frame above them is zoomed.
     let at = 0;
     this.zoomed = 0;
     for (const key of this.zoom) {
@@ -109,11 +109,11 @@ class Flame {
   notes() {
     const { view, profile } = this;
     const [from, to] = view.seconds();
-    const sorry = 'Exact mode tells where tasks slept over its whole time, not when: the picked time does not apply.';
+    const sorry = 'Exact mode has sums over its whole time: the picked time does not apply.';
     const time = view.whole && !profile.isPart ? 'the whole run' : `${moment(from, profile.step)} to ${moment(to, profile.step)} s`;
     const text = this.offCpu
-      ? `Where tasks slept, exactly, by the kernel functions that they slept in. ${view.whole ? '' : sorry}`
-      : `Time on a CPU in ${time}, by samples: a sample stands for its part of the exact time in the guest.`;
+      ? `Exact time of sleeps, by the kernel functions in which tasks slept. ${view.whole ? '' : sorry}`
+      : `Time on a CPU in ${time}, by samples: a sample represents its part of the exact time in the guest.`;
     const base = this.shape.change ? ` Red takes more of the time than in ${profile.base.name}, blue less${view.whole ? '' : '; the base is its whole run'}.` : '';
     $('flame-note').textContent = text + base;
   }
@@ -128,7 +128,7 @@ class Flame {
     if (this.offCpu) {
       entries.push(['what for', 'frame-state']);
     }
-    legend(target, [...entries, ['why frames are missing', 'frame-reason'], ['found', 'frame-match']]);
+    legend(target, [...entries, ['reason for missing frames', 'frame-reason'], ['found', 'frame-match']]);
   }
 
   fill(frame, shape) {
@@ -142,7 +142,7 @@ class Flame {
       return theme.colour('frame-process');
     }
     const kind = { u: 'user', k: 'kernel', r: 'reason', s: 'state' }[this.profile.functions.kind[frame.func]];
-    // Neighbours differ a little, so that they are told apart.
+    // Neighbours differ a little, so that they can be distinguished.
     const shade = (frame.func * 2654435761 >>> 0) % 7 - 3;
     const parts = theme.parts(`frame-${kind}`).map((part) => Math.max(0, Math.min(255, part + shade * 3)));
     return `rgb(${parts.join(' ')})`;
@@ -271,7 +271,7 @@ class Flame {
     this.tell();
   }
 
-  /** Goes back to all; false if nothing was zoomed or searched. */
+  /** Shows all frames again; false if nothing was zoomed or searched. */
   reset() {
     const changed = this.zoom.length > 0 || this.wanted !== '';
     $('search').value = '';
@@ -282,7 +282,7 @@ class Flame {
     return changed;
   }
 
-  /** The way to what is zoomed to, each step a button. */
+  /** The path to the zoomed frame, each step a button. */
   path() {
     const steps = [[0, []]];
     let at = this.zoomed;
@@ -300,7 +300,7 @@ class Flame {
     }));
   }
 
-  /** What is to say of a frame, line by line. */
+  /** The description of a frame, line by line. */
   lines(frame) {
     const { functions } = this.profile;
     const all = this.all.time || 1;
@@ -310,7 +310,7 @@ class Flame {
       lines.push(module);
     }
     const times = this.offCpu ? counted(frame.count, 'time') : counted(frame.count, 'sample');
-    lines.push(`${percent(frame.time / all)} of what is shown: ${duration(frame.time)}, ${times}`);
+    lines.push(`${percent(frame.time / all)} of the shown time: ${duration(frame.time)}, ${times}`);
     if (frame.self > 0) {
       lines.push(`itself ${percent(frame.self / all)}`);
     }
@@ -333,7 +333,7 @@ class Flame {
     return frame.func >= 0 ? this.isMatch[frame.func] === 1 : frame.program >= 0 && this.programMatch[frame.program] === 1;
   }
 
-  /** Marks what has all words of `text` in its name or module. */
+  /** Marks functions with all words of `text` in their name or module. */
   search(text) {
     const { functions, programs } = this.profile;
     this.wanted = text.trim().toLowerCase();
@@ -344,7 +344,7 @@ class Flame {
     this.draw();
   }
 
-  /** How much of the time has a match on its stack, each stack counted once. */
+  /** The part of the time with a match on its stack, each stack counted once. */
   tellMatch() {
     if (this.wanted === '') {
       $('match').textContent = '';
@@ -370,7 +370,7 @@ class Flame {
     $('match').textContent = n > 0 ? `${percent(time / (this.all.time || 1))} · ${duration(time)} · ${counted(n, this.offCpu ? 'time' : 'sample')}` : 'not found';
   }
 
-  /** The frames as a table, when it is open: each before what it calls. */
+  /** The frames as a table, when it is open: each before its callees. */
   table() {
     if (!$('frame-table').open || !this.frames) {
       return;

@@ -1,4 +1,4 @@
-// The table of functions: in themselves, and with what they call.
+// The table of functions: their own time, and that with their callees.
 
 class Functions {
   constructor(profile, view, flame) {
@@ -11,7 +11,7 @@ class Functions {
       { title: 'Function', class: 'name', value: (row) => row.name, cell: (row) => link(row.name, 'Find it in the flame graph', () => this.find(row)) },
       { title: 'Module', value: (row) => row.module, cell: (row) => row.module, class: 'name' },
       { title: 'Code', value: (row) => row.kind, cell: (row) => row.kind },
-      { title: 'Samples', number: true, value: value('samples'), cell: (row) => count(row.samples), hint: 'Samples that hit the function itself' },
+      { title: 'Samples', number: true, value: value('samples'), cell: (row) => count(row.samples), hint: 'Samples in the function itself' },
       { title: 'Self', number: true, value: value('share'), cell: (row) => percent(row.share) },
       { title: '95 % interval', number: true, value: value('low'), cell: (row) => intervalText(row.low, row.high) },
       { title: 'In total', number: true, value: value('total'), cell: (row) => count(row.total), hint: 'Samples with the function on their stack, each counted once' },

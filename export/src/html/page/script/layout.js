@@ -1,5 +1,5 @@
-// Which frames a flame graph shows, and where. Frames that would be narrower than half a pixel are left out together
-// with all that they call, so that the work is bounded by what can be seen.
+// Frames of a flame graph and their positions. Frames that would be narrower than half a pixel are left out together
+// with all their callees, so that the work is bounded by the visible frames.
 
 /** Frames deeper than this are not drawn; zooming in shows them. */
 const MOST_ROWS = 150;
@@ -64,7 +64,7 @@ function collect(profile, view, offCpu) {
   const index = profile[name];
   const compared = !offCpu && Boolean(profile.baseLeaves);
   const [time, count] = [0, 0].map(() => new Float64Array(index.size));
-  // Without a base nothing is kept of it: a million stacks take their time.
+  // Without a base its sums are not kept: a million stacks take time.
   const base = new Float64Array(compared ? index.size : 0);
   const chosen = Uint8Array.from(profile.roles, ([who]) => Number(view.process === null || who === view.process));
   if (offCpu) {
@@ -104,7 +104,7 @@ function addLeaves(leaves, of, first, chosen, time, count) {
   }
 }
 
-/** At each place the sum of all before it. */
+/** At each index the sum of all before it. */
 function sumsUpTo(list) {
   const sums = new Float64Array(list.length + 1);
   for (let i = 0; i < list.length; i++) {
@@ -113,7 +113,7 @@ function sumsUpTo(list) {
   return sums;
 }
 
-/** What lies from `begin` to `end`. Sums of the same numbers in other orders differ in their last digits: what is next to nothing is nothing. */
+/** Sums from `begin` to `end`. Sums of the same numbers in other orders differ in their last digits, so tiny ones count as 0. */
 function between(until, begin, end) {
   const part = (sums) => {
     if (sums.length === 1) {
@@ -187,7 +187,7 @@ class Calls {
   }
 }
 
-/** Branches of stacks from the innermost function outwards: who calls it. */
+/** Branches of stacks from the innermost function outwards: its callers. */
 class Callers {
   constructor(tree, stacks, group) {
     Object.assign(this, { tree, stacks, group });
@@ -258,7 +258,7 @@ class Callers {
 
 /**
  * Lays out. Returns frames with `x` and `width` as parts of the whole, `row`, the places of the frame `above` and of its
- * `branches`, and what they stand for. `zoom` is a list of keys of frames that take the whole width.
+ * `branches`, and the stacks that they represent. `zoom` is a list of keys of frames that take the whole width.
  */
 function layOut(profile, stacks, { byProcess, invert, baseWidths, zoom, pixels }) {
   const { tree, programs } = profile;

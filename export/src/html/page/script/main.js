@@ -1,14 +1,14 @@
 // Puts the page together.
 
-/** What follows from the profile and is needed often. */
+/** Values derived from the profile that are needed often. */
 function prepareProfile(profile) {
   const { tree, processes, functions } = profile;
   tree.functions = functions.symbol.length;
   tree.first = new Int32Array(tree.size);
   tree.next = new Int32Array(tree.size);
-  // Behind the last node that a node calls, at any depth.
+  // The end of the nodes that a node calls, at any depth.
   tree.end = Int32Array.from({ length: tree.size }, (_, node) => node + 1);
-  // Backwards, so that branches stand in the order of their numbers.
+  // Backwards, so that branches are in the order of their numbers.
   for (let node = tree.size - 1; node > 0; node--) {
     const parent = tree.parent[node];
     tree.end[parent] = Math.max(tree.end[parent], tree.end[node]);
@@ -22,7 +22,7 @@ function prepareProfile(profile) {
   return profile;
 }
 
-/** Says which time and process are shown, and goes back to all. */
+/** Shows the chosen time and process, and resets them. */
 function showChosen(profile, view, flame) {
   const [from, to] = view.seconds();
   const all = view.whole && view.process === null;
@@ -43,7 +43,7 @@ function listenToKeys(view, flame) {
   document.addEventListener('keydown', (event) => {
     const inField = event.target.matches?.('input[type=search], input[type=number], select');
     if (event.key === 'Escape') {
-      // First what is nearest: zoom and search of the flame graph, then the picked time.
+      // First the innermost choice: zoom and search of the flame graph, then the picked time.
       if (!flame.reset()) {
         resetAll(view, flame);
       }
@@ -67,7 +67,7 @@ async function main() {
   new Processes(profile, view);
   new Functions(profile, view, flame);
   showTasks(profile);
-  showBooks(profile);
+  showAccounting(profile);
   showExits(profile);
   new Log(profile, view, timeline);
   showMeasured(profile);

@@ -10,7 +10,7 @@ function showMeasured(profile) {
     ['Started', report.started_unix_s > 0 ? new Date(report.started_unix_s * 1000).toISOString() : 'not known'],
     ['Length', `${report.duration_s.toFixed(3)} s${report.complete ? '' : ', not complete'}`],
     ['Sampling clock', `${report.clock || 'not known'}, ${count(report.rate_hz)} Hz asked for, ${count(report.measured_rate_hz)} Hz a vCPU measured, seed ${profile.seed}`],
-    ['Intervals', report.intervals_valid ? '95 %, for the truth of this very run; docs/statistics.md derives them' : 'do not hold under this clock'],
+    ['Intervals', report.intervals_valid ? '95 %, for the true time of this very run; docs/statistics.md derives them' : 'not valid under this clock'],
     ['Samples', samplesText(report)],
     ['Lateness of ticks', `median ${duration(report.lateness.median_ns / 1e9)}, 99 % within ${duration(report.lateness.p99_ns / 1e9)}, at most ${duration(report.lateness.max_ns / 1e9)}; ${count(report.lateness.over_1ms)} more than 1 ms`],
     ['Cost of sampling', `${duration(report.overhead.sampler_s)}, ${percent(report.overhead.share)} of the vCPUs' time`],

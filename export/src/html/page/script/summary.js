@@ -1,4 +1,4 @@
-// The summary: the whole run in a few figures, and what to know of it.
+// The summary: the whole run in a few figures, and their limits.
 
 function showSummary(profile) {
   const { report } = profile;
@@ -15,7 +15,7 @@ function showSummary(profile) {
   shares($('top-functions'), functions, 'Function');
 }
 
-/** What a reader has to know before he believes the figures, one sentence each. */
+/** Limits of the figures, one sentence each. */
 function limits({ report, base }) {
   const list = [];
   const chosen = Object.entries(report.filter).filter(([, value]) => value !== null && value.length !== 0);
@@ -25,16 +25,16 @@ function limits({ report, base }) {
   if (report.samples === 0) {
     list.push('This profile has no samples.');
   } else if (report.busy_samples < 100) {
-    list.push(`Only ${counted(report.busy_samples, 'sample')} of a guest that did something: intervals are wide.`);
+    list.push(`Only ${counted(report.busy_samples, 'sample')} of a guest that was not idle: intervals are wide.`);
   }
   if (!report.complete) {
-    list.push('The run was cut short, or still went on when this page was made: it shows what was written until then.');
+    list.push('The run was cut short, or was in progress when this page was made: it shows only the data until then.');
   }
   if (report.host === 'portable') {
-    list.push('Made in the portable host: an emulated processor spends its time differently. Times are not times of the machine.');
+    list.push('Made in the portable host: an emulated processor spends its time differently. Times are not those of the real machine.');
   }
   if (!report.intervals_valid && report.samples > 0) {
-    list.push('Sampled with a fixed clock, which a program can be in step with: the intervals do not hold.');
+    list.push('Sampled with a fixed clock, which a program can be in step with: the intervals are not valid.');
   }
   if (report.lost > 0) {
     list.push(`${counted(report.lost, 'sample')} lost: the recording could not keep up.`);
@@ -50,7 +50,7 @@ function tiles({ report, processes, isPart }) {
   const user = processes.reduce((sum, row) => sum + row.user_share, 0);
   const interrupts = processes.filter((row) => row.kind === 'interrupt').reduce((sum, row) => sum + row.share, 0);
   const vcpus = report.vcpus;
-  // Of the time in which it was sampled and had a CPU of the host.
+  // The time in which it was sampled and had a CPU of the host.
   const idle = vcpus.reduce((sum, vcpu) => sum + vcpu.times.idle.time_s, 0);
   const started = report.started_unix_s > 0 ? new Date(report.started_unix_s * 1000).toISOString().replace('T', ' ').slice(0, 16) : '';
   const busyKnown = report.busy_samples > 0;
@@ -60,7 +60,7 @@ function tiles({ report, processes, isPart }) {
     [busyKnown ? percent(user) : '–', 'of that in user code'],
     [busyKnown ? percent(Math.max(0, 1 - user - interrupts)) : '–', 'in the kernel'],
     [busyKnown ? percent(interrupts) : '–', 'in interrupts'],
-    [count(report.samples), `samples, ${count(report.measured_rate_hz)} a second and vCPU`],
+    [count(report.samples), `samples, ${count(report.measured_rate_hz)} per second and vCPU`],
     [report.kernel ?? 'not known', "the guest's kernel"],
     [report.host === 'kvm' ? 'KVM' : report.host, 'host'],
   ];
@@ -70,7 +70,7 @@ function tiles({ report, processes, isPart }) {
 function shares(target, rows, heading) {
   const shown = rows.slice(0, 8);
   if (shown.length === 0) {
-    target.replaceChildren(el('p', { className: 'note' }, 'None: no sample found the guest doing anything.'));
+    target.replaceChildren(el('p', { className: 'note' }, 'None: the guest was idle in all samples.'));
     return;
   }
   const most = Math.max(...shown.map((row) => row.share_high));
@@ -83,7 +83,7 @@ function shares(target, rows, heading) {
   target.replaceChildren(el('div', { className: 'scroll' }, el('table', { className: 'data' }, el('thead', {}, head), el('tbody', {}, ...body))));
 }
 
-/** A share as a bar up to `most`, with a whisker for its interval if it has one. The figures stand beside it. */
+/** A share as a bar up to `most`, with a whisker for its interval if it has one. The figures are next to it. */
 function shareBar(share, low, high, most, kind = '') {
   const at = (value) => `${Math.min(100, value / (most || 1) * 100)}%`;
   const bar = el('i', { className: kind });

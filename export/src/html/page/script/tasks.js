@@ -1,6 +1,6 @@
-// What exact mode tells of tasks: how long each was in each state.
+// States of tasks by exact mode: the time of each task in each state.
 
-const TASK_STATES = [['running', 'user', 'running'], ['interrupted', 'interrupt', 'interrupted'], ['runnable', 'waiting', 'waiting for a CPU'], ['disk', 'vmm', 'uninterruptible sleep'], ['sleep', 'halted', 'sleep'], ['stopped', 'paused', 'stopped'], ['zombie', 'idle', 'ended'], ['unknown', 'sampler', 'not known']];
+const TASK_STATES = [['running', 'user', 'running'], ['interrupted', 'interrupt', 'interrupted'], ['runnable', 'waiting', 'runnable'], ['disk', 'vmm', 'uninterruptible sleep'], ['sleep', 'halted', 'sleep'], ['stopped', 'paused', 'stopped'], ['zombie', 'idle', 'ended'], ['unknown', 'sampler', 'not known']];
 
 function showTasks(profile) {
   const { exact } = profile;
@@ -19,8 +19,8 @@ function showTasks(profile) {
     { title: 'Tid', number: true, value: (task) => task.tid, cell: (task) => String(task.tid) },
     { title: 'Life', number: true, value: (task) => task.life_s, cell: (task) => duration(task.life_s) },
     { title: 'Running', number: true, value: (task) => task.running_s, cell: (task) => duration(task.running_s) },
-    { title: 'Waiting for a CPU', number: true, value: (task) => inState(task, 'runnable'), cell: (task) => duration(inState(task, 'runnable')) },
-    { title: 'Slept for', class: 'name', value: slept, cell: slept },
+    { title: 'Runnable', number: true, value: (task) => inState(task, 'runnable'), cell: (task) => duration(inState(task, 'runnable')) },
+    { title: 'Wait reasons', class: 'name', value: slept, cell: slept },
     { title: '', class: 'bar-cell', cell: stateBar },
   ], { sort: 3, thing: 'task' });
   table.set(exact.tasks);

@@ -35,7 +35,7 @@ const theme = {
     this.listeners.forEach((listener) => listener());
   },
 
-  /** Makes the buttons work. What was chosen holds as long as the page is open: a file has no storage of its own. */
+  /** Makes the buttons work. The choice is kept while the page is open: a file has no storage. */
   start() {
     const buttons = document.querySelectorAll('[data-theme-choice]');
     for (const button of buttons) {
@@ -65,7 +65,7 @@ function prepare(canvas, height) {
   return { context, width };
 }
 
-/** `text`, cut so that it is at most `room` pixels wide; empty where not even a few letters fit. */
+/** `text`, cut so that it is at most `room` pixels wide; empty if not even a few letters fit. */
 function fitted(context, text, room) {
   if (room < 18) {
     return '';

@@ -1,6 +1,6 @@
 // The timeline: a lane per vCPU with its states, events and console below, and the picked time.
 
-/** States of a vCPU in the order in which a lane stacks them, with their names and where they are from. */
+/** States of a vCPU in the order in which a lane stacks them, with their names and sources. */
 const STATES = [
   ['user', 'User code', true],
   ['kernel', 'Kernel', true],
@@ -20,7 +20,7 @@ const LANE = { axis: 22, height: 40, gap: 8, marks: 18 };
  * Stretches of one vCPU: `begin` and `end` in s and the time of each state, s. The clocks give all but the first four,
  * which divide the time in the guest by its samples.
  */
-function stretches(row) {
+function segments(row) {
   return row.end.map((end, i) => {
     const state = {};
     for (const name of ['guest', 'halted', 'waiting', 'kvm', 'vmm', 'sampler', 'paused']) {
@@ -30,7 +30,7 @@ function stretches(row) {
     const ticks = ['user', 'kernel', 'interrupt', 'idle'].map((mode) => row[mode][i]);
     const all = ticks.reduce((sum, n) => sum + n, 0);
     ['user', 'kernel', 'interrupt', 'idle'].forEach((mode, at) => {
-      // A guest that no tick found did what nobody knows; the kernel is the likeliest.
+      // The mode of a guest without a tick is not known; the kernel is the most likely.
       state[mode] = all > 0 ? state.guest * ticks[at] / all : mode === 'kernel' ? state.guest : 0;
     });
     return { begin: end / 1e6 - length, end: end / 1e6, state };
@@ -41,11 +41,11 @@ class Timeline {
   constructor(profile, view) {
     this.profile = profile;
     this.view = view;
-    this.lanes = profile.microstates.map((row) => ({ id: row.vcpu, list: stretches(row) }));
+    this.lanes = profile.microstates.map((row) => ({ id: row.vcpu, list: segments(row) }));
     this.length = profile.length;
     this.begin = profile.begin;
     this.zoom = [this.begin, this.begin + this.length];
-    /** A moment that something else on the page points to, s. */
+    /** A time that another part of the page points to, s. */
     this.mark = null;
     this.canvas = $('lane-canvas');
     this.element = $('lanes');
@@ -99,14 +99,14 @@ class Timeline {
     }
   }
 
-  /** Zooms around the middle of what is shown, or around `centre`, s. */
+  /** Zooms around the middle of the shown time, or around `centre`, s. */
   zoomBy(factor, centre = (this.zoom[0] + this.zoom[1]) / 2) {
     const [from, to] = this.zoom;
     this.zoomTo(centre - (centre - from) * factor, centre + (to - centre) * factor);
   }
 
   zoomTo(from, to) {
-    // Never closer than five buckets: nothing finer is known.
+    // At least five buckets: the data has no finer resolution.
     const least = Math.min(this.length, this.profile.step * 5);
     const width = Math.min(this.length, Math.max(least, to - from));
     const begin = Math.max(this.begin, Math.min((from + to - width) / 2, this.begin + this.length - width));
@@ -153,32 +153,32 @@ class Timeline {
     }, { passive: false });
   }
 
-  /** The lane and the stretch at the pointer. */
+  /** The lane and the segment at the pointer. */
   at(event) {
     const box = this.canvas.getBoundingClientRect();
     const time = this.timeAt(event.clientX - box.left);
     const place = Math.floor((event.clientY - box.top - LANE.axis) / (LANE.height + LANE.gap));
     const lane = this.lanes[place];
-    return { time, lane, stretch: lane?.list.find((s) => s.begin <= time && time < s.end), x: event.clientX - box.left, y: event.clientY - box.top };
+    return { time, lane, segment: lane?.list.find((s) => s.begin <= time && time < s.end), x: event.clientX - box.left, y: event.clientY - box.top };
   }
 
   pickStretch(event) {
-    const { stretch } = this.at(event);
-    if (stretch) {
-      this.view.pickSeconds(stretch.begin, stretch.end);
+    const { segment } = this.at(event);
+    if (segment) {
+      this.view.pickSeconds(segment.begin, segment.end);
     }
   }
 
   hover(event) {
-    const { time, lane, stretch, x, y } = this.at(event);
+    const { time, lane, segment, x, y } = this.at(event);
     const tip = $('lane-tip');
     const lines = [`${moment(time, this.profile.step / 10)} s`];
-    if (stretch) {
-      const length = stretch.end - stretch.begin;
-      lines.push(`vCPU ${lane.id}, ${duration(length)} to ${moment(stretch.end, this.profile.step / 10)} s`);
+    if (segment) {
+      const length = segment.end - segment.begin;
+      lines.push(`vCPU ${lane.id}, ${duration(length)} to ${moment(segment.end, this.profile.step / 10)} s`);
       for (const [state, name] of STATES) {
-        if (stretch.state[state] / length >= 0.001) {
-          lines.push(`${name} ${percent(stretch.state[state] / length)}`);
+        if (segment.state[state] / length >= 0.001) {
+          lines.push(`${name} ${percent(segment.state[state] / length)}`);
         }
       }
     } else if (!lane) {
@@ -216,7 +216,7 @@ class Timeline {
     }
   }
 
-  /** Points to a moment, s; null for none. */
+  /** Points to a time, s; null for none. */
   point(s) {
     this.mark = s;
     this.draw();
@@ -308,14 +308,14 @@ class Timeline {
     }
   }
 
-  /** Times by state and vCPU in the picked time: stretches count by the part of them that is picked. */
+  /** Times by state and vCPU in the picked time: segments count by the part of them that is picked. */
   table(from, to) {
     const sums = this.lanes.map((lane) => {
       const sum = Object.fromEntries(STATES.map(([name]) => [name, 0]));
-      for (const stretch of lane.list) {
-        const length = stretch.end - stretch.begin;
-        const part = length > 0 ? Math.max(0, Math.min(to, stretch.end) - Math.max(from, stretch.begin)) / length : 0;
-        STATES.forEach(([name]) => { sum[name] += stretch.state[name] * part; });
+      for (const segment of lane.list) {
+        const length = segment.end - segment.begin;
+        const part = length > 0 ? Math.max(0, Math.min(to, segment.end) - Math.max(from, segment.begin)) / length : 0;
+        STATES.forEach(([name]) => { sum[name] += segment.state[name] * part; });
       }
       return sum;
     });
@@ -337,7 +337,7 @@ function niceStep(least) {
   return [1, 2, 5, 10].map((n) => n * power).find((step) => step >= least);
 }
 
-/** Shows lines of text beside a place in `box`. */
+/** Shows lines of text next to a position in `box`. */
 function showTip(tip, box, lines, x, y) {
   tip.replaceChildren(...lines.map((line) => el('div', {}, line)));
   tip.hidden = false;

@@ -1,4 +1,4 @@
-// What of the profile is looked at: the picked time and process. Parts of the page register for changes.
+// The chosen part of the profile: picked time and process. Parts of the page register for changes.
 
 /** The time that is picked is from the beginning of bucket `from` to that of bucket `to`. */
 class View {
@@ -37,7 +37,7 @@ class View {
   /** Picks a time by s; buckets that it touches. */
   pickSeconds(from, to) {
     const { begin, step } = this.profile;
-    // A moment that was rounded for a person is that of a bucket's end.
+    // A time that was rounded for display is that of a bucket's end.
     const slack = 1e-6;
     this.pick(Math.floor((from - begin) / step + slack), Math.ceil((to - begin) / step - slack));
   }
@@ -79,7 +79,7 @@ class View {
 }
 
 /**
- * Time and samples of a stretch of time: of each process (`whoTime`, `whoUser`, `whoCount`), of each node itself
+ * Time and samples of a segment of time: of each process (`whoTime`, `whoUser`, `whoCount`), of each node itself
  * (`nodeTime`, `nodeCount`, of `only` this process if one is given), and of all.
  */
 function sums(profile, from, to, only) {

@@ -98,11 +98,11 @@ impl<'a> Writer<'a> {
         // All names are in the profile.
         profile.set_symbolicated(true);
         let categories = Categories::new(&mut profile);
-        let machine = profile.add_process("vCPUs", 0, at(0));
+        let machine = profile.add_process("vCPUs", 0, timestamp(0));
         let (mut vcpus, mut first_vcpu) = (HashMap::new(), None);
         for &vcpu in &recording.vcpus {
             // No thread is the main thread, which would be shown under the name of its process.
-            let thread = profile.add_thread(machine, vcpu.into(), at(0), false);
+            let thread = profile.add_thread(machine, vcpu.into(), timestamp(0), false);
             profile.set_thread_name(thread, &format!("vCPU {vcpu}"));
             profile.set_thread_show_markers_in_timeline(thread, true);
             profile.add_initial_visible_thread(thread);
@@ -137,7 +137,7 @@ impl<'a> Writer<'a> {
     fn sample(&mut self, sample: &RecordedSample) {
         let busy = if sample.mode == Mode::Idle { 0.0 } else { sample.weight_ns };
         let cpu = CpuDelta::from_nanos(nanos(busy));
-        let time = at(sample.time_ns);
+        let time = timestamp(sample.time_ns);
         if let Some(&thread) = self.vcpus.get(&sample.vcpu) {
             let stack = self.stack(thread, Some(sample.owner), sample);
             self.profile.add_sample(thread, time, stack, cpu, 1);
@@ -160,9 +160,9 @@ impl<'a> Writer<'a> {
         let handle = *self
             .processes
             .entry(of.process?)
-            .or_insert_with(|| profile.add_process(&escaped(&process.instance()), pid, at(0)));
+            .or_insert_with(|| profile.add_process(&escaped(&process.instance()), pid, timestamp(0)));
         let tid = of.tid.and_then(|tid| u32::try_from(tid).ok()).unwrap_or(pid);
-        let thread = profile.add_thread(handle, tid, at(0), tid == pid);
+        let thread = profile.add_thread(handle, tid, timestamp(0), tid == pid);
         profile.set_thread_name(thread, &escaped(&of.name));
         self.threads.insert(owner, thread);
         Some(thread)
@@ -184,6 +184,7 @@ impl<'a> Writer<'a> {
             category_pair: CategoryPairHandle::from(category),
             flags: FrameFlags::empty(),
         };
+        // On a vCPU's track the owner is the outermost frame, since the track has many owners.
         let mut frames = Vec::new();
         if let Some(owner) = owner.and_then(|owner| recording.owners.get(owner as usize)) {
             let name = match recording.process_of(owner) {
@@ -217,7 +218,7 @@ impl<'a> Writer<'a> {
         for event in &self.recording.events {
             let name = self.profile.intern_string(&escaped(&event.kind));
             let text = self.profile.intern_string(&escaped(&event.text));
-            let time = MarkerTiming::Instant(at(nanos(event.time_s * 1e9)));
+            let time = MarkerTiming::Instant(timestamp(nanos(event.time_s * 1e9)));
             self.profile.add_marker(thread, time, EventMarker { name, text });
         }
     }
@@ -259,7 +260,7 @@ impl StaticSchemaMarker for EventMarker {
     }
 }
 
-fn at(ns: u64) -> Timestamp {
+fn timestamp(ns: u64) -> Timestamp {
     Timestamp::from_nanos_since_reference(ns)
 }
 

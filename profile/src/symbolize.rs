@@ -42,7 +42,7 @@ pub struct FrameCounts {
 }
 
 impl FrameCounts {
-    fn of(frames: &[FrameRow]) -> Self {
+    fn from_rows(frames: &[FrameRow]) -> Self {
         let before = frames.iter().filter(|row| has_name(row)).count();
         Self { all: frames.len(), before, after: before }
     }
@@ -107,7 +107,7 @@ pub fn symbolize(
     for (done, file) in files.iter().enumerate() {
         progress(FileProgress { done, files: files.len(), path: &file.path });
         let old = editor.frames(file.id)?;
-        let mut frames = FrameCounts::of(&old);
+        let mut frames = FrameCounts::from_rows(&old);
         match find(file, debug) {
             Ok((build_id, debug_file)) => {
                 let debug_path = named_by(&debug_file.origin);

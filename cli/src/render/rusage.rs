@@ -12,6 +12,8 @@ use super::Page;
 use super::summary::{heading, wrapped};
 use super::table::{Align, Table};
 
+/// Note on the columns of times.
+const SIDES: &str = ": reported user and system time, and measured time";
 /// Mark of a figure of the guest that is outside of the interval of the measured one.
 const OUTSIDE: &str = "*";
 
@@ -94,11 +96,11 @@ fn half(middle: u64, (low, high): (u64, u64)) -> String {
 
 fn processes(text: &mut String, rusage: &Rusage, rows: usize, page: Page) {
     let list = &rusage.processes;
-    heading(text, page.style, "Processes", &more(list.len(), rows));
+    heading(text, page.style, "Processes", &format!("{SIDES}{}", more(list.len(), rows)));
     let right = |name| (name, Align::Right);
     let columns = [
         ("process", Align::Left),
-        right("reported user"),
+        right("user"),
         right("system"),
         right("measured"),
         right("+- (95 %)"),
@@ -140,7 +142,7 @@ fn children(text: &mut String, rusage: &Rusage, rows: usize, page: Page) {
     let columns = [
         ("of process", Align::Left),
         right("known"),
-        right("reported user"),
+        right("user"),
         right("system"),
         right("measured"),
         right("+- (95 %)"),
@@ -167,12 +169,13 @@ fn threads(text: &mut String, list: &[ThreadRusage], rows: usize, page: Page) {
     if list.is_empty() {
         return;
     }
-    heading(text, page.style, "Threads of processes with several", &more(list.len(), rows));
+    let note = format!("{SIDES}{}", more(list.len(), rows));
+    heading(text, page.style, "Threads of processes with several", &note);
     let right = |name| (name, Align::Right);
     let columns = [
         ("thread", Align::Left),
         right("tid"),
-        right("reported user"),
+        right("user"),
         right("system"),
         right("measured"),
         right("+- (95 %)"),

@@ -34,7 +34,7 @@ fn facts(text: &mut String, report: &StateReport, page: Page) {
     };
     let title = format!("States of tasks, estimated by task-state sampling: {span}, from {from} on");
     wrapped(text, &page.style.bold(&title), "", page.width);
-    let moments = format!(
+    let scanned = format!(
         "{} at random times, {} per second requested, {} missed, {} late on average; they took {} of a host CPU",
         units::counted(scans.scans, "scan"),
         scans.hz,
@@ -42,14 +42,14 @@ fn facts(text: &mut String, report: &StateReport, page: Page) {
         units::seconds(scans.late_s),
         units::seconds(scans.cost_s)
     );
-    wrapped(text, &moments, "  ", page.width);
+    wrapped(text, &scanned, "  ", page.width);
     if scans.inconsistent > 0 {
-        let torn = format!(
-            "{} of {} looks met a task that was just being switched: its state is unknown",
+        let inconsistent = format!(
+            "{} of {} observations met a task during its switch: its state is unknown",
             units::count(scans.inconsistent),
             units::count(scans.tasks)
         );
-        wrapped(text, &torn, "  ", page.width);
+        wrapped(text, &inconsistent, "  ", page.width);
     }
 }
 
@@ -189,10 +189,10 @@ mod tests {
             "{text}"
         );
         assert!(
-            text.contains("98 moments at random, 10 a second asked for, 1 missed, 1.0 ms late"),
+            text.contains("98 scans at random times, 10 per second requested, 1 missed, 1.0 ms late"),
             "{text}"
         );
-        assert!(text.contains("3 of 4,900 looks"), "{text}");
+        assert!(text.contains("3 of 4,900 observations"), "{text}");
         let row = text.lines().find(|line| line.contains("pipe")).expect("a row");
         let words: Vec<&str> = row.split_whitespace().collect();
         assert_eq!(words[..8], ["7.50", "s", "6.00", "s", "9.00", "s", "75.0", "%"], "{row}");

@@ -31,7 +31,7 @@ pub(super) struct Facts {
 }
 
 /// Collects the data of the sources, except samples and stacks.
-pub(super) fn of(
+pub(super) fn collect(
     mut sources: Sources,
     title: &str,
     functions: &mut Functions,

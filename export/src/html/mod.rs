@@ -147,7 +147,7 @@ pub fn write_page(
         None => None,
     };
 
-    let mut facts = facts::of(sources, &request.title, &mut functions, &process_rows);
+    let mut facts = facts::collect(sources, &request.title, &mut functions, &process_rows);
     let order = tree.order();
     let mut block = Block::default();
     block.section("nodes", tree.written(&order));

@@ -7,7 +7,7 @@ use profile::rows::FrameKind;
 
 use super::block::Numbers;
 
-/// FunctionKind of a function.
+/// Kind of a function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum FunctionKind {
     User,

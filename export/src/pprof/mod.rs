@@ -37,7 +37,7 @@ struct Key {
 }
 
 impl Key {
-    fn of(sample: &RecordedSample) -> Self {
+    fn new(sample: &RecordedSample) -> Self {
         let RecordedSample { stack, owner, vcpu, syscall, interrupt, .. } = *sample;
         Self { stack, owner, vcpu, mode: sample.mode.name(), syscall, interrupt }
     }
@@ -59,7 +59,7 @@ pub(crate) fn write(
 fn profile(recording: &Recording) -> Result<Profile, ExportError> {
     let mut sums: HashMap<Key, Sum> = HashMap::new();
     for sample in &recording.samples {
-        sums.entry(Key::of(sample)).or_default().add(Sum { samples: 1, ns: sample.weight_ns });
+        sums.entry(Key::new(sample)).or_default().add(Sum { samples: 1, ns: sample.weight_ns });
     }
     let mut sums: Vec<(Key, Sum)> = sums.into_iter().collect();
     sums.sort_unstable_by_key(|(key, _)| *key);

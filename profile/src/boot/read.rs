@@ -174,6 +174,8 @@ impl BootInput {
         let rest = self.first(|hit| place(hit).kernel_init || place(hit).initcall.is_some(), kernel.1);
         let user = self.first(|hit| hit.mode == "user" && is_init(hit), rest.1);
         let on_initrd = |text: &str| text.rsplit(' ').next().is_some_and(|name| INITRD.contains(&name));
+        // A kernel without an initrd starts its first program from the root file system: then there is no
+        // phase of it.
         let left = match self.programs.first() {
             Some((_, first)) if on_initrd(first) => {
                 self.programs.iter().find(|(_, text)| !on_initrd(text)).map(|(time_ns, _)| *time_ns)
@@ -184,6 +186,7 @@ impl BootInput {
         let begin = (self.began_ns, self.began_ns);
         let end =
             (self.end_ns.saturating_sub(self.end_within_ns), self.end_ns.saturating_add(self.end_within_ns));
+        // A phase that was not reached is left out, and the one before it ends with the boot.
         let is = |at: (u64, u64)| at.1 != u64::MAX;
         let mut all = vec![PhaseBounds::new("total", begin, end, self.up)];
         let mut add = |name, from: (u64, u64), to: (u64, u64)| {

@@ -31,7 +31,7 @@ pub(crate) fn one_run(before: Value, after: Value) -> TestedChange {
 /// runs of a side. That is at least the variance of sampling alone, since few runs may be close together by
 /// chance.
 pub(crate) fn welch(before: &[Value], after: &[Value]) -> TestedChange {
-    let (before, after) = (Spread::of(before), Spread::of(after));
+    let (before, after) = (Spread::new(before), Spread::new(after));
     let change = after.mean - before.mean;
     let variance = before.of_mean + after.of_mean;
     if variance <= 0.0 {
@@ -61,7 +61,7 @@ struct Spread {
 }
 
 impl Spread {
-    fn of(values: &[Value]) -> Self {
+    fn new(values: &[Value]) -> Self {
         let n = values.len() as f64;
         let mean = values.iter().map(|value| value.at).sum::<f64>() / n;
         let freedom = (n - 1.0).max(1.0);

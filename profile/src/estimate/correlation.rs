@@ -49,7 +49,7 @@ struct Correlations {
 }
 
 impl Correlations {
-    fn of(track: &Track, tally: &Tally, p: f64) -> Option<Self> {
+    fn from_tally(track: &Track, tally: &Tally, p: f64) -> Option<Self> {
         let (same, near) = tally.pairs(track);
         // The sum of e^2 over all ticks.
         let square = track.inside as f64 * p * (1.0 - p);
@@ -146,7 +146,10 @@ pub(super) fn design_effect(track: &Track, tally: &Tally) -> f64 {
         return 1.0;
     }
     let p = k as f64 / n as f64;
-    kept_effect(track, Correlations::of(track, tally, p).map_or(1.0, |correlations| correlations.effect()))
+    kept_effect(
+        track,
+        Correlations::from_tally(track, tally, p).map_or(1.0, |correlations| correlations.effect()),
+    )
 }
 
 /// A deviation with one value for ticks of a state, one for others of the part that the state belongs to, and

@@ -200,7 +200,7 @@ impl SegmentList {
 mod tests {
     use super::*;
 
-    fn of(list: impl IntoIterator<Item = (u64, u64)>) -> SegmentList {
+    fn segments(list: impl IntoIterator<Item = (u64, u64)>) -> SegmentList {
         let mut segments = SegmentList::default();
         segments.extend(list);
         segments
@@ -208,7 +208,7 @@ mod tests {
 
     /// A hundred ticks in a segment of 100 ns; the second has lost four of five. The third has no tick.
     fn uneven() -> SegmentList {
-        let mut segments = of([(100, 100), (200, 100), (300, 50)]);
+        let mut segments = segments([(100, 100), (200, 100), (300, 50)]);
         for time in 1..=100 {
             assert_eq!(segments.tick(time, true, time % 2 == 0), 0);
         }
@@ -231,7 +231,7 @@ mod tests {
 
     #[test]
     fn a_stretch_with_few_ticks_joins_the_next() {
-        let mut segments = of([(100, 100), (200, 100), (300, 100)]);
+        let mut segments = segments([(100, 100), (200, 100), (300, 100)]);
         for time in [10, 20, 110, 120] {
             assert_eq!(segments.tick(time, true, true), 0);
         }
@@ -249,7 +249,7 @@ mod tests {
             without.tick(time, true, time <= 10);
         }
         assert_eq!((without.inside(), without.part_inside()), (None, Some(0.25)));
-        let mut even = of((1..=10).map(|n| (n * 100, 100)));
+        let mut even = segments((1..=10).map(|n| (n * 100, 100)));
         for time in 1..=1_000_u64 {
             // 100 in one segment, 90 in the next.
             even.tick(time, time % 10 > 0 || (time - 1) / 100 % 2 == 0, true);
@@ -259,7 +259,7 @@ mod tests {
 
     #[test]
     fn stretches_may_come_one_by_one() {
-        let mut segments = of([(100, 100)]);
+        let mut segments = segments([(100, 100)]);
         for time in 1..=100 {
             segments.tick(time, true, time % 2 == 0);
         }
@@ -274,7 +274,7 @@ mod tests {
 
     #[test]
     fn many_groups_add_up() {
-        let mut segments = of((1..=70_000).map(|n| (n * 20, 20)));
+        let mut segments = segments((1..=70_000).map(|n| (n * 20, 20)));
         let mut last = 0;
         for time in 1..=70_000 * 20 {
             last = segments.tick(time, true, true);

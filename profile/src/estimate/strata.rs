@@ -96,6 +96,8 @@ impl Ticks {
         for (vcpu, ns) in times.iter().filter(|(_, ns)| *ns > 0) {
             let weight = *ns as f64 / total;
             let track = self.track(*vcpu).filter(|track| track.inside > 0);
+            // Without a tick the state may have none or all of this vCPU's time, so the interval is widened
+            // below.
             let Some(track) = track else {
                 unseen += weight;
                 continue;
@@ -118,6 +120,8 @@ impl Ticks {
             let seen = around(share.min(1.0), effective, k, n);
             Share { share: seen.share, low: seen.low * known, high: seen.high * known + unseen }
         };
+        // The time's error is added separately, by distances; a share has it in its effective number of
+        // samples.
         let effective = |of_share| self.effective(&strata, known, (k as f64, n as f64), of_share);
         let of_time = interval(effective(false));
         let (share, effective) = match self.times_are_exact() {

@@ -77,7 +77,7 @@ struct Place {
 }
 
 impl Place {
-    fn of(code: &Code, at: u32, frame: &Frame) -> Self {
+    fn new(code: &Code, at: u32, frame: &Frame) -> Self {
         Self { function: code.own(at), file: frame.file, start: frame.address.wrapping_sub(frame.offset) }
     }
 }
@@ -112,7 +112,7 @@ impl Annotation {
     }
 
     fn count(&mut self, view: &View<'_>, place: Place) {
-        let is = |at: u32| Place::of(view.code, at, &view.code.frames[at as usize]) == place;
+        let is = |at: u32| Place::new(view.code, at, &view.code.frames[at as usize]) == place;
         let chosen: Vec<bool> = (0..view.code.frames.len()).map(|at| is(super::code::small(at))).collect();
         // Rows: the function's own samples, and its total.
         let mut rows = RowLists::default();
@@ -164,7 +164,7 @@ fn choose(view: &View<'_>, target: &Target) -> Result<Place, ReportError> {
     let mut places: Vec<(bool, Place)> = Vec::new();
     for (at, frame) in code.frames.iter().enumerate().filter(|(_, f)| f.named && f.kind != FrameKind::Reason)
     {
-        let place = Place::of(code, super::code::small(at), frame);
+        let place = Place::new(code, super::code::small(at), frame);
         let function = &code.functions[place.function as usize];
         let module = function.module.as_deref().unwrap_or("kernel");
         let wanted = match address {

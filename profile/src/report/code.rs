@@ -117,6 +117,8 @@ impl Code {
         let mut inlined = read_inlined(connection)?;
         let mut code = Self::default();
         let (mut functions, mut lines) = (Interner(HashMap::new()), Interner(HashMap::new()));
+        // Two frames that are not in the table come first, so that [`UNKNOWN_FRAME`] and [`BOOT_FRAME`] are
+        // constants.
         for name in [UNKNOWN, EARLY_BOOT] {
             let kind = FrameKind::Kernel;
             let function =
@@ -159,6 +161,7 @@ impl Code {
                 entries: 0,
             };
             let function = name(&frame, symbol, module, instances);
+            // A copied function has no module in the table: its code is in that of the function around it.
             let module = function.module.clone();
             let own = line(row.get(9)?, row.get(10)?);
             let mut entries = Vec::with_capacity(1);

@@ -15,9 +15,9 @@ const MOST_FILES: usize = 1_000;
 /// Ends of the walks over the stacks of the chosen samples.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct StackWalks {
-    /// StackWalks over kernel stacks.
+    /// Walks over kernel stacks.
     pub kernel: WalkEnds,
-    /// StackWalks over user stacks.
+    /// Walks over user stacks.
     pub user: WalkEnds,
 }
 
@@ -26,7 +26,7 @@ pub struct StackWalks {
 pub struct WalkEnds {
     /// Samples whose stack was walked.
     pub walks: u64,
-    /// StackWalks that reached the stack's end.
+    /// Walks that reached the stack's end.
     pub complete: u64,
     /// `complete / walks`, 0 without any.
     pub complete_share: f64,
@@ -42,7 +42,7 @@ pub struct WalkEnds {
 pub struct WalkFailure {
     /// Reason in a few words.
     pub reason: String,
-    /// StackWalks that it ended.
+    /// Walks that it ended.
     pub walks: u64,
     /// Part of all walks of this kind.
     pub share: f64,
@@ -94,7 +94,7 @@ impl StackWalks {
     }
 }
 
-/// StackWalks by the function that gives the reason of their end.
+/// Walks by the function that gives the reason of their end.
 #[derive(Debug, Default)]
 struct EndCounts {
     complete: u64,

@@ -179,12 +179,12 @@ impl Sample {
         )?;
         let mut rows = statement.query(params![filter.vcpu, bound(filter.from_ns), bound(filter.to_ns)])?;
         while let Some(row) = rows.next()? {
-            each(&Self::of(row, code, stacks)?);
+            each(&Self::from_row(row, code, stacks)?);
         }
         Ok(())
     }
 
-    fn of(row: &Row<'_>, code: &Code, stacks: &Stacks) -> rusqlite::Result<Self> {
+    fn from_row(row: &Row<'_>, code: &Code, stacks: &Stacks) -> rusqlite::Result<Self> {
         let mode = Mode::from_id(row.get(1)?);
         let mut frame = code.frame(row.get(3)?);
         if mode == Mode::Boot {

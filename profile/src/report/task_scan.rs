@@ -133,6 +133,7 @@ impl TaskScans {
         spans: &[StateSpan],
         keys: &[&dyn Fn(&StateSpan) -> bool],
     ) -> (EstimatedTime, Vec<EstimatedTime>) {
+        // Most tasks sleep all the time: for those the estimates are known in advance.
         if let [one] = spans
             && (one.from, one.to) == (0, self.len())
         {
@@ -146,6 +147,8 @@ impl TaskScans {
                 part.fill(true);
             }
         }
+        // The share of its life is estimated from the scans during it alone, so a second clock is needed that
+        // begins with the interval before its first scan.
         let begin_ns =
             from.checked_sub(1).and_then(|at| self.list.get(at)).map_or(self.from_ns, |m| m.time_ns);
         let own =

@@ -103,6 +103,7 @@ impl CallTree {
             for &function in path.iter().take(request.depth as usize) {
                 let next = match known.get(&(at, function)) {
                     Some(&next) => next,
+                    // The sample still counts for the last node on its way.
                     None if nodes.len() >= MOST_NODES => break,
                     None => {
                         let next = small(nodes.len());

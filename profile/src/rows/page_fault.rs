@@ -64,7 +64,7 @@ pub(super) fn is_called(function: &str, name: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn of(stack: &str, from_user: bool, fetching: Option<bool>) -> Option<PageFaultKind> {
+    fn kind(stack: &str, from_user: bool, fetching: Option<bool>) -> Option<PageFaultKind> {
         PageFaultKind::from_stack(stack.split(' '), from_user, fetching)
     }
 
@@ -72,21 +72,21 @@ mod tests {
     fn faults_of_programs_are_of_text_or_of_data() {
         let stack =
             "io_schedule filemap_fault handle_mm_fault do_user_addr_fault exc_page_fault asm_exc_page_fault";
-        assert_eq!(of(stack, true, Some(true)), Some(PageFaultKind::Text));
-        assert_eq!(of(stack, true, Some(false)), Some(PageFaultKind::Data));
-        assert_eq!(of(stack, true, None), None, "the page tables were not read");
-        assert_eq!(of(stack, false, Some(false)), None, "a broken stack");
+        assert_eq!(kind(stack, true, Some(true)), Some(PageFaultKind::Text));
+        assert_eq!(kind(stack, true, Some(false)), Some(PageFaultKind::Data));
+        assert_eq!(kind(stack, true, None), None, "the page tables were not read");
+        assert_eq!(kind(stack, false, Some(false)), None, "a broken stack");
         let fred = "handle_mm_fault exc_page_fault fred_entry_from_user asm_fred_entrypoint_user";
-        assert_eq!(of(fred, true, Some(true)), Some(PageFaultKind::Text));
+        assert_eq!(kind(fred, true, Some(true)), Some(PageFaultKind::Text));
     }
 
     #[test]
     fn faults_of_the_kernel_have_its_code_below_them() {
         let stack =
             "handle_mm_fault exc_page_fault asm_exc_page_fault copy_user_generic vfs_write do_syscall_64";
-        assert_eq!(of(stack, true, Some(false)), Some(PageFaultKind::Kernel));
+        assert_eq!(kind(stack, true, Some(false)), Some(PageFaultKind::Kernel));
         assert_eq!(
-            of(stack, true, None),
+            kind(stack, true, None),
             Some(PageFaultKind::Kernel),
             "whatever the program would execute next"
         );
@@ -94,7 +94,7 @@ mod tests {
 
     #[test]
     fn other_exceptions_and_calls_are_no_page_faults() {
-        assert_eq!(of("exc_invalid_op asm_exc_invalid_op", true, Some(false)), None);
-        assert_eq!(of("handle_mm_fault __get_user_pages io_submit", true, Some(false)), None);
+        assert_eq!(kind("exc_invalid_op asm_exc_invalid_op", true, Some(false)), None);
+        assert_eq!(kind("handle_mm_fault __get_user_pages io_submit", true, Some(false)), None);
     }
 }

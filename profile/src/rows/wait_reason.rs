@@ -147,20 +147,23 @@ impl WaitReason {
 mod tests {
     use super::*;
 
-    fn of(stack: &str) -> WaitReason {
+    fn reason(stack: &str) -> WaitReason {
         WaitReason::from_functions(stack.split(' '))
     }
 
     #[test]
     fn stacks_of_linux_tell_their_causes() {
-        assert_eq!(of("schedule futex_wait_queue futex_wait do_futex __x64_sys_futex"), WaitReason::Futex);
-        assert_eq!(of("schedule do_nanosleep hrtimer_nanosleep __x64_sys_nanosleep"), WaitReason::Timer);
-        assert_eq!(of("schedule pipe_read vfs_read ksys_read"), WaitReason::Pipe);
-        assert_eq!(of("schedule schedule_hrtimeout_range do_sys_poll __x64_sys_poll"), WaitReason::Poll);
-        assert_eq!(of("schedule do_wait kernel_wait4 __do_sys_wait4"), WaitReason::Child);
-        assert_eq!(of("schedule io_schedule folio_wait_bit_common filemap_read"), WaitReason::Block);
         assert_eq!(
-            of("schedule io_schedule folio_wait_bit_common filemap_fault handle_mm_fault.isra.0"),
+            reason("schedule futex_wait_queue futex_wait do_futex __x64_sys_futex"),
+            WaitReason::Futex
+        );
+        assert_eq!(reason("schedule do_nanosleep hrtimer_nanosleep __x64_sys_nanosleep"), WaitReason::Timer);
+        assert_eq!(reason("schedule pipe_read vfs_read ksys_read"), WaitReason::Pipe);
+        assert_eq!(reason("schedule schedule_hrtimeout_range do_sys_poll __x64_sys_poll"), WaitReason::Poll);
+        assert_eq!(reason("schedule do_wait kernel_wait4 __do_sys_wait4"), WaitReason::Child);
+        assert_eq!(reason("schedule io_schedule folio_wait_bit_common filemap_read"), WaitReason::Block);
+        assert_eq!(
+            reason("schedule io_schedule folio_wait_bit_common filemap_fault handle_mm_fault.isra.0"),
             WaitReason::PageFault
         );
         let fault = "schedule io_schedule filemap_fault handle_mm_fault";
@@ -182,8 +185,8 @@ mod tests {
         );
         let pipe = "schedule pipe_read".split(' ');
         assert_eq!(WaitReason::from_sleep(pipe.clone(), pipe, true, Some(true)), WaitReason::Pipe);
-        assert_eq!(of("schedule worker_thread kthread ret_from_fork"), WaitReason::Work);
-        assert_eq!(of("schedule something_new"), WaitReason::Other);
+        assert_eq!(reason("schedule worker_thread kthread ret_from_fork"), WaitReason::Work);
+        assert_eq!(reason("schedule something_new"), WaitReason::Other);
         assert_eq!(WaitReason::from_functions(std::iter::empty()), WaitReason::Other);
     }
 }

@@ -119,7 +119,7 @@ pub(super) struct GuestAccounting {
 /// Joins last readings with first ones. A first reading with more time than the last belongs to another
 /// thread whose id was reused.
 fn kept<K: Ord, T>(
-    rows: impl IntoIterator<Item = (K, (bool, u64, T))>,
+    rows: impl IntoIterator<Item = Reading<K, T>>,
     grew: impl Fn(&T, &T) -> bool,
 ) -> BTreeMap<K, ReadingPair<T>> {
     let (mut first, mut last) = (BTreeMap::new(), BTreeMap::new());
@@ -148,6 +148,71 @@ fn both(row: &Row<'_>, column: usize) -> rusqlite::Result<u64> {
     Ok(unsigned(row, column)?.saturating_add(unsigned(row, column + 1)?))
 }
 
+/// A reading of a thing: its key, true for the first reading, the time, and the values.
+type Reading<K, T> = (K, (bool, u64, T));
+
+/// Reads table `rusage` by instance.
+fn processes(connection: &Connection) -> rusqlite::Result<Vec<Reading<u32, AccountedTimes>>> {
+    let sql = "SELECT instance, first, time_ns, user_ns, system_ns, runtime_ns, run_delay_ns, \
+               voluntary, involuntary, children_user_ns, children_system_ns, children_voluntary, \
+               children_involuntary, children_minor_faults, children_major_faults FROM rusage";
+    rows(connection, sql, |row| {
+        let reported = AccountedTimes {
+            user_ns: unsigned(row, 3)?,
+            system_ns: unsigned(row, 4)?,
+            runtime_ns: unsigned(row, 5)?,
+            run_delay_ns: unsigned(row, 6)?,
+            switches: both(row, 7)?,
+            children: ChildCpuTimes {
+                user_ns: unsigned(row, 9)?,
+                system_ns: unsigned(row, 10)?,
+                voluntary: unsigned(row, 11)?,
+                involuntary: unsigned(row, 12)?,
+                minor_faults: unsigned(row, 13)?,
+                major_faults: unsigned(row, 14)?,
+            },
+        };
+        Ok((row.get(0)?, (row.get(1)?, unsigned(row, 2)?, reported)))
+    })
+}
+
+/// Reads table `thread_time` by instance and thread id.
+fn threads(connection: &Connection) -> rusqlite::Result<Vec<Reading<(u32, i32), AccountedTimes>>> {
+    let sql =
+        "SELECT instance, tid, first, time_ns, tick_user_ns, tick_system_ns, runtime_ns FROM thread_time";
+    rows(connection, sql, |row| {
+        let ticks = CpuTime {
+            user_ns: unsigned(row, 4)?,
+            system_ns: unsigned(row, 5)?,
+            runtime_ns: unsigned(row, 6)?,
+            ..CpuTime::default()
+        };
+        // Same as in `/proc/PID/task/TID/stat` and getrusage (`task_cputime_adjusted`,
+        // kernel/sched/cputime.c).
+        let (user_ns, system_ns) = ticks.told((0, 0));
+        let reported =
+            AccountedTimes { user_ns, system_ns, runtime_ns: ticks.runtime_ns, ..AccountedTimes::default() };
+        Ok(((row.get(0)?, row.get(1)?), (row.get(2)?, unsigned(row, 3)?, reported)))
+    })
+}
+
+/// Reads table `cpu_time` by CPU.
+fn cpus(connection: &Connection) -> rusqlite::Result<Vec<Reading<u32, CpuTimes>>> {
+    let sql = "SELECT cpu, first, time_ns, user_ns, nice_ns, system_ns, irq_ns, softirq_ns, \
+               idle_ns, iowait_ns, steal_ns FROM cpu_time";
+    rows(connection, sql, |row| {
+        let times = CpuTimes {
+            user_ns: both(row, 3)?,
+            system_ns: unsigned(row, 5)?,
+            irq_ns: unsigned(row, 6)?,
+            softirq_ns: unsigned(row, 7)?,
+            idle_ns: both(row, 8)?,
+            steal_ns: unsigned(row, 10)?,
+        };
+        Ok((row.get(0)?, (row.get(1)?, unsigned(row, 2)?, times)))
+    })
+}
+
 impl GuestAccounting {
     pub fn read(connection: &Connection) -> rusqlite::Result<Self> {
         let meta = rows(connection, "SELECT key, value FROM meta", |row| Ok((row.get(0)?, row.get(1)?)))?;
@@ -158,66 +223,12 @@ impl GuestAccounting {
         let instances = rows(connection, "SELECT id, comm, pid, number FROM instance", |row| {
             Ok((row.get(0)?, (row.get(1)?, row.get(2)?, row.get(3)?)))
         })?;
-        let sql = "SELECT instance, first, time_ns, user_ns, system_ns, runtime_ns, run_delay_ns, \
-                   voluntary, involuntary, children_user_ns, children_system_ns, children_voluntary, \
-                   children_involuntary, children_minor_faults, children_major_faults FROM rusage";
-        let processes = rows(connection, sql, |row| {
-            let reported = AccountedTimes {
-                user_ns: unsigned(row, 3)?,
-                system_ns: unsigned(row, 4)?,
-                runtime_ns: unsigned(row, 5)?,
-                run_delay_ns: unsigned(row, 6)?,
-                switches: both(row, 7)?,
-                children: ChildCpuTimes {
-                    user_ns: unsigned(row, 9)?,
-                    system_ns: unsigned(row, 10)?,
-                    voluntary: unsigned(row, 11)?,
-                    involuntary: unsigned(row, 12)?,
-                    minor_faults: unsigned(row, 13)?,
-                    major_faults: unsigned(row, 14)?,
-                },
-            };
-            Ok((row.get(0)?, (row.get(1)?, unsigned(row, 2)?, reported)))
-        })?;
-        let sql =
-            "SELECT instance, tid, first, time_ns, tick_user_ns, tick_system_ns, runtime_ns FROM thread_time";
-        let threads = rows(connection, sql, |row| {
-            let ticks = CpuTime {
-                user_ns: unsigned(row, 4)?,
-                system_ns: unsigned(row, 5)?,
-                runtime_ns: unsigned(row, 6)?,
-                ..CpuTime::default()
-            };
-            // Same as in `/proc/PID/task/TID/stat` and getrusage (`task_cputime_adjusted`,
-            // kernel/sched/cputime.c).
-            let (user_ns, system_ns) = ticks.told((0, 0));
-            let reported = AccountedTimes {
-                user_ns,
-                system_ns,
-                runtime_ns: ticks.runtime_ns,
-                ..AccountedTimes::default()
-            };
-            Ok(((row.get(0)?, row.get(1)?), (row.get(2)?, unsigned(row, 3)?, reported)))
-        })?;
         let names = rows(connection, "SELECT instance, tid, comm FROM thread", |row| {
             Ok(((row.get(0)?, row.get(1)?), row.get(2)?))
         })?;
-        let sql = "SELECT cpu, first, time_ns, user_ns, nice_ns, system_ns, irq_ns, softirq_ns, \
-                   idle_ns, iowait_ns, steal_ns FROM cpu_time";
-        let cpus = rows(connection, sql, |row| {
-            let times = CpuTimes {
-                user_ns: both(row, 3)?,
-                system_ns: unsigned(row, 5)?,
-                irq_ns: unsigned(row, 6)?,
-                softirq_ns: unsigned(row, 7)?,
-                idle_ns: both(row, 8)?,
-                steal_ns: unsigned(row, 10)?,
-            };
-            Ok((row.get(0)?, (row.get(1)?, unsigned(row, 2)?, times)))
-        })?;
         let grew = |first: &AccountedTimes, last: &AccountedTimes| first.runtime_ns <= last.runtime_ns;
-        let processes = kept(processes, grew);
-        let cpus = kept(cpus, |_, _| true);
+        let processes = kept(processes(connection)?, grew);
+        let cpus = kept(cpus(connection)?, |_, _| true);
         let last_ns = cpus.values().map(|kept: &ReadingPair<CpuTimes>| kept.last.0).max();
         Ok(Self {
             meta: meta.into_iter().collect(),
@@ -226,7 +237,7 @@ impl GuestAccounting {
             ksoftirqds: serving.into_iter().flatten().collect(),
             reaped: ReapedProcesses::read(connection, &processes, last_ns)?,
             processes,
-            threads: kept(threads, grew),
+            threads: kept(threads(connection)?, grew),
             thread_names: names.into_iter().collect(),
             cpus,
         })

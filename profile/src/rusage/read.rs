@@ -246,7 +246,7 @@ enum CpuTimeKind {
 impl CpuTimeKind {
     const ALL: [Self; 5] = [Self::User, Self::System, Self::HardIrq, Self::SoftIrq, Self::Idle];
 
-    fn of(mode: Mode) -> Self {
+    fn from_mode(mode: Mode) -> Self {
         match mode {
             Mode::User => Self::User,
             Mode::Kernel | Mode::Boot | Mode::Unknown => Self::System,
@@ -290,12 +290,14 @@ impl SampledTimes {
             let divide = |own: &Segment| rates.divide(vcpu, (own.begin, own.end), own.states.guest);
             let parts: Vec<_> = segments.iter().flat_map(divide).collect();
             let changes = rates.changes(vcpu);
+            // The clock also counts time without ticks. Only the sampled part may be divided by ticks.
             if !changes.is_empty() {
                 sampled.sampled_ns.insert(vcpu, parts.iter().map(|(_, ns)| ns).sum());
             }
             sampled.ticks.divide(vcpu, parts);
             sampled.ticks.change_mean(vcpu, changes.iter().map(|(since, rate)| (*since, mean_ns(*rate))));
         }
+        // Ids rise with the time of each vCPU, which is the order that the estimator needs.
         let sql = "SELECT vcpu, mode, instance, tid, time_ns, vcpu_state FROM sample ORDER BY id";
         let mut statement = connection.prepare(sql)?;
         let mut samples = statement.query([])?;
@@ -328,7 +330,7 @@ impl SampledTimes {
         }
         let Self { ticks, processes, threads, modes, .. } = self;
         if accounting.cpus.get(&u32::from(vcpu)).is_some_and(|kept| kept.covers(time_ns)) {
-            modes.entry((vcpu, CpuTimeKind::of(mode))).or_default().add(ticks, tick);
+            modes.entry((vcpu, CpuTimeKind::from_mode(mode))).or_default().add(ticks, tick);
         }
         let Some(instance) = instance else { return };
         let parts: &[TimePart] = match mode {

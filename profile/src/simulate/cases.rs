@@ -33,7 +33,7 @@ pub(super) struct Case {
     pub at_once: bool,
     /// Effects of the host on ticks.
     pub host: Host,
-    /// CpuEstimate quantity.
+    /// Estimated quantity.
     pub quantity: Quantity,
     /// Number of different courses that are profiled in turn; one, as in the paper, is profiled repeatedly.
     pub courses: u32,

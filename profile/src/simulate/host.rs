@@ -77,7 +77,7 @@ impl<I: Iterator<Item = (u64, u64)>> Iterator for ServedTicks<'_, I> {
         }
         let mut now_ns = moment_ns.max(arrived_ns);
         let waited = fell_into_wait(arrived_ns, moment_ns, waited_ns);
-        let state = if waited { WAITING } else { self.cursor.at(now_ns) };
+        let state = if waited { WAITING } else { self.cursor.state_at(now_ns) };
         // Times of a vCPU's sampler, by the timer's clock.
         let mut held = TickHold::since(now_ns + self.stood_ns);
         if self.host.runs_on {

@@ -148,7 +148,7 @@ impl Program {
                 let mut at = phases.cursor();
                 while line.length() < length {
                     let now = line.length();
-                    let share = shares[usize::from(at.at(now).min(1))];
+                    let share = shares[usize::from(at.state_at(now).min(1))];
                     runs(&mut line, random, at.end().min(length), share, *run, 1);
                 }
             }
@@ -180,7 +180,7 @@ impl Program {
                     let (run, wait) = waits.draw(random);
                     let until = done + run;
                     while done < until {
-                        let state = at.at(done);
+                        let state = at.state_at(done);
                         let end = at.end().min(until);
                         line.push(state, end - done);
                         done = end;

@@ -17,7 +17,7 @@ use crate::report::task_scan::{StateSpan, TaskScan, TaskScans};
 use crate::rows::Microstates;
 use crate::rows::TaskState;
 
-/// CpuEstimate quantity of state 1.
+/// Estimated quantity of state 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Quantity {
     /// Its share of the time in the guest that is not idle: rows of reports, functions within a process too.

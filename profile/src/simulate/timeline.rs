@@ -60,7 +60,7 @@ impl Timeline {
         let end = self.length().min(outer.length());
         while both.length() < end {
             let now = both.length();
-            let (outside, state) = (outer_at.at(now), inner_at.at(now));
+            let (outside, state) = (outer_at.state_at(now), inner_at.state_at(now));
             let until = inner_at.end().min(outer_at.end()).min(end);
             both.push(if outside == REST { state } else { outside }, until - now);
         }
@@ -87,7 +87,7 @@ impl Timeline {
         let mut segments = Vec::new();
         let (mut cursor, mut now, mut time) = (self.cursor(), 0, 0);
         while now < self.length() {
-            let state = cursor.at(now);
+            let state = cursor.state_at(now);
             let border = (now / length + 1) * length;
             let until = cursor.end().min(border).min(self.length());
             time += if wanted(state) { until - now } else { 0 };
@@ -121,7 +121,7 @@ pub(super) struct Cursor<'a> {
 
 impl Cursor<'_> {
     /// Returns the state at a time before the end, not before the one of the previous call.
-    pub fn at(&mut self, ns: u64) -> u8 {
+    pub fn state_at(&mut self, ns: u64) -> u8 {
         let ends = &self.timeline.ends;
         while ends.get(self.place).is_some_and(|end| *end <= ns) {
             self.place += 1;
@@ -147,7 +147,7 @@ mod tests {
         }
         assert_eq!((line.length(), line.time(|s| s == 1), line.time(|s| s == 2)), (50, 40, 10));
         let mut cursor = line.cursor();
-        assert_eq!([0, 14, 15, 24, 25, 49, 50].map(|ns| cursor.at(ns)), [1, 1, 2, 2, 1, 1, OUTSIDE]);
+        assert_eq!([0, 14, 15, 24, 25, 49, 50].map(|ns| cursor.state_at(ns)), [1, 1, 2, 2, 1, 1, OUTSIDE]);
         assert_eq!(line.segments(20, |s| s == 1), [(20, 15), (40, 15), (50, 10)]);
         let short = line.clone().truncated(20);
         assert_eq!((short.length(), short.time(|s| s == 2)), (20, 5));

@@ -24,7 +24,7 @@ pub enum Value {
 }
 
 impl Value {
-    fn of(value: ValueRef<'_>) -> Self {
+    fn from_ref(value: ValueRef<'_>) -> Self {
         match value {
             ValueRef::Null => Self::Null,
             ValueRef::Integer(value) => Self::Integer(value),
@@ -97,7 +97,8 @@ impl Profile {
         let columns: Vec<String> = statement.column_names().map(str::to_owned).collect();
         let mut rows = statement.query([]).map_err(|error| self.query_error(&error))?;
         while let Some(row) = rows.next().map_err(|error| self.query_error(&error))? {
-            let values = (0..columns.len()).map(|i| row.get_ref(i).map(Value::of)).collect::<Result<_, _>>();
+            let values =
+                (0..columns.len()).map(|i| row.get_ref(i).map(Value::from_ref)).collect::<Result<_, _>>();
             if each(&columns, values.map_err(|error| self.query_error(&error))?).is_break() {
                 break;
             }

@@ -1,4 +1,4 @@
--- Schema 3 of a vprof profile. Described for users in docs/profile.md.
+-- Schema 5 of a vprof profile. Described for users in docs/profile.md.
 --
 -- Addresses, CR3 and the stack pointer are unsigned 64-bit numbers in SQLite's signed integers: an address of the
 -- kernel's half is negative; printf('%x', address) shows it as is. Times are nanoseconds.
@@ -23,10 +23,10 @@ CREATE TABLE vcpu (
     paused_ns  INTEGER NOT NULL      -- held by vprof
 );
 
--- The same times in stretches of about a fifth of a second.
+-- The same times in segments of about a fifth of a second.
 CREATE TABLE microstate (
     vcpu       INTEGER NOT NULL,  -- vcpu.id
-    time_ns    INTEGER NOT NULL,  -- end of the stretch, since the run's start
+    time_ns    INTEGER NOT NULL,  -- end of the segment, since the run's start
     guest_ns   INTEGER NOT NULL,
     halted_ns  INTEGER NOT NULL,
     waiting_ns INTEGER NOT NULL,
@@ -37,7 +37,7 @@ CREATE TABLE microstate (
     PRIMARY KEY (vcpu, time_ns)
 ) WITHOUT ROWID;
 
--- Changes of the sampling rate while the run went on; before the first it was meta.rate_hz.
+-- Changes of the sampling rate during the run; before the first it was meta.rate_hz.
 CREATE TABLE rate (
     vcpu    INTEGER NOT NULL,  -- vcpu.id
     time_ns INTEGER NOT NULL,  -- since when, since the run's start
@@ -60,7 +60,7 @@ CREATE TABLE exit (
     times    TEXT NOT NULL         -- JSON: [shortest time of a bucket in ns, how many], rising
 );
 
--- KVM's own counters of a vCPU, as they stand at the end.
+-- KVM's own counters of a vCPU, at the end.
 CREATE TABLE kvm_counter (
     vcpu  INTEGER NOT NULL,  -- vcpu.id
     name  TEXT NOT NULL,     -- KVM's name
@@ -76,12 +76,12 @@ CREATE TABLE injected (
     count  INTEGER NOT NULL
 );
 
--- What the guest's kernel kept of each process when it was last read.
+-- CPU accounting of each process by the guest's kernel, at the first and the last reading.
 CREATE TABLE rusage (
     instance       INTEGER NOT NULL,  -- instance.id
     first          INTEGER NOT NULL,  -- 1: as the first reading found it, of what was there then; 0: as the last one
     time_ns        INTEGER NOT NULL,  -- when it was read, since the run's start
-    user_ns        INTEGER NOT NULL,  -- as getrusage and /proc/PID/stat tell it
+    user_ns        INTEGER NOT NULL,  -- as getrusage and /proc/PID/stat report it
     system_ns      INTEGER NOT NULL,
     tick_user_ns   INTEGER NOT NULL,  -- utime of all threads
     tick_system_ns INTEGER NOT NULL,  -- stime of all threads
@@ -111,7 +111,7 @@ CREATE TABLE thread_time (
     PRIMARY KEY (instance, tid, first)
 ) WITHOUT ROWID;
 
--- What the guest's kernel kept of each CPU, as in /proc/stat.
+-- CPU accounting of each CPU by the guest's kernel, as in /proc/stat.
 CREATE TABLE cpu_time (
     cpu        INTEGER NOT NULL,  -- the guest's number
     first      INTEGER NOT NULL,  -- as in rusage
@@ -160,7 +160,7 @@ CREATE TABLE file (
     device     INTEGER NOT NULL,     -- major << 20 | minor
     inode      INTEGER NOT NULL,
     filesystem TEXT NOT NULL,        -- like ext4
-    deleted    INTEGER NOT NULL,     -- 1: no name leads to it any more
+    deleted    INTEGER NOT NULL,     -- 1: removed, without a name
     build_id   TEXT,                 -- hexadecimal
     read_from  TEXT,                 -- where its bytes were found, or why not
     named_by   TEXT                  -- what names its functions
@@ -170,7 +170,7 @@ CREATE TABLE file (
 CREATE TABLE mapping (
     instance    INTEGER NOT NULL,  -- instance.id
     start       INTEGER NOT NULL,
-    end         INTEGER NOT NULL,  -- behind the last byte
+    end         INTEGER NOT NULL,  -- after the last byte
     file        INTEGER,           -- file.id; NULL: no file
     file_offset INTEGER NOT NULL,
     PRIMARY KEY (instance, start, end, file_offset)
@@ -179,7 +179,7 @@ CREATE TABLE mapping (
 CREATE TABLE frame (
     id       INTEGER PRIMARY KEY,  -- 1 and up; one address may have several rows
     address  INTEGER NOT NULL,     -- instruction: virtual, or the ELF file's own where file is set
-    call     INTEGER NOT NULL,     -- 1: a return address, the call lies right before it
+    call     INTEGER NOT NULL,     -- 1: a return address, the call is right before it
     kind     TEXT NOT NULL,        -- kernel, user, or reason: no code, symbol says why frames are missing
     instance INTEGER,              -- whose address space, for user code without a file
     file     INTEGER,              -- file.id, for user code of a file
@@ -251,7 +251,7 @@ CREATE TABLE sample (
     stack         INTEGER,              -- stack.id of the innermost frame; NULL: no stack was taken
     syscall       INTEGER,              -- syscall.number that the task was in
     interrupt     INTEGER,              -- interrupt.id that was served
-    vcpu_state          TEXT NOT NULL,        -- what the vCPU was in when the tick came: guest, halted, vmm, waiting
+    vcpu_state    TEXT NOT NULL,        -- state of the vCPU when the tick was due: guest, halted, vmm, waiting
     fault         TEXT                  -- page fault that was served: text, data, kernel; NULL: none, or not known
 );
 
@@ -259,8 +259,8 @@ CREATE TABLE sample (
 CREATE TABLE task_state (
     instance INTEGER NOT NULL,  -- instance.id
     tid      INTEGER NOT NULL,
-    state    TEXT NOT NULL,     -- running, interrupted, sampler, queue, sleep, disk, stopped, zombie, unknown
-    wait_reason    TEXT NOT NULL,     -- what it slept for, like futex; empty: it did not sleep
+    state    TEXT NOT NULL,     -- running, interrupted, sampler, runnable, sleep, disk, stopped, zombie, unknown
+    wait_reason TEXT NOT NULL,  -- like futex; empty: it did not sleep
     stack    INTEGER NOT NULL,  -- stack.id of what it slept in, kernel and program; 0: none
     ns       INTEGER NOT NULL,
     count    INTEGER NOT NULL,  -- how often the state began
@@ -277,7 +277,7 @@ CREATE TABLE task_life (
     PRIMARY KEY (instance, tid)
 ) WITHOUT ROWID;
 
--- Exact mode: which process waited for which child of its own, the end of the child.
+-- Exact mode: which process reaped which of its children.
 CREATE TABLE reaped (
     child   INTEGER PRIMARY KEY,  -- instance.id
     parent  INTEGER NOT NULL,     -- instance.id
@@ -328,7 +328,7 @@ CREATE TABLE exact_vcpu (
     cost_ns        INTEGER NOT NULL      -- from the events' exits to the next entries
 );
 
--- The census: moments at which all tasks were looked at. What follows from it is estimated.
+-- Task-state sampling: scans of all tasks. Times that follow from it are estimated.
 CREATE TABLE task_scan (
     id      INTEGER PRIMARY KEY,  -- 1 and up
     time_ns INTEGER NOT NULL,     -- since the run's start
@@ -336,13 +336,13 @@ CREATE TABLE task_scan (
     backoff INTEGER NOT NULL      -- mean interval before this scan: 2 to the power of this / task_scan_hz
 );
 
--- The census: what a task was seen doing from a moment on, until its next row.
+-- Task-state sampling: state of a task from one scan to its next row.
 CREATE TABLE task_scan_state (
     instance INTEGER NOT NULL,  -- instance.id
     tid      INTEGER NOT NULL,
     scan     INTEGER NOT NULL,  -- task_scan.id
-    state    TEXT NOT NULL,     -- as in task_state; gone: it is there no more
-    wait_reason    TEXT NOT NULL,     -- what it slept for, like futex; empty: it did not sleep, or that is not known
+    state    TEXT NOT NULL,     -- as in task_state; gone: it has exited
+    wait_reason TEXT NOT NULL,  -- like futex; empty: it did not sleep, or the reason is not known
     stack    INTEGER NOT NULL,  -- stack.id of the kernel functions that it slept in; 0: none
     PRIMARY KEY (instance, tid, scan)
 ) WITHOUT ROWID;
@@ -353,7 +353,7 @@ CREATE TABLE console (
     bytes   BLOB NOT NULL      -- one line, or a part of one
 );
 
--- What systemd has said of its units while the guest came up, as its journal has it.
+-- Messages of systemd on its units during the guest's boot, from its journal.
 CREATE TABLE unit_event (
     id        INTEGER PRIMARY KEY,  -- in the order of systemd's messages
     time_ns   INTEGER NOT NULL,     -- when, since the run's start
@@ -405,7 +405,7 @@ JOIN mode m ON m.id = s.mode
 LEFT JOIN frame f ON f.id = s.frame
 LEFT JOIN instance i ON i.id = s.instance;
 
--- Who is charged for each sample that fell into the guest and is not idle: interrupts are not charged to the process they hit,
+-- Owner of each sample in the guest that is not idle: interrupts are not charged to the process they hit,
 -- but soft interrupts that a kernel thread ksoftirqd/N serves are its own work.
 CREATE VIEW v_charged AS
 SELECT s.id,
@@ -500,7 +500,8 @@ JOIN instance i ON i.id = t.instance
 GROUP BY t.instance, t.tid, t.state, t.wait_reason
 ORDER BY i.comm, i.pid, t.tid, sum(t.ns) DESC;
 
--- The census: moments at which each task was seen in each state. `vprof report --states` makes times with intervals of them.
+-- Task-state sampling: scans in which each task was in each state. `vprof report --states` estimates times with
+-- intervals from them.
 CREATE VIEW v_sampled_states AS
 WITH run AS (
     SELECT instance, tid, state, wait_reason,

@@ -55,6 +55,8 @@ pub(super) fn read(
     let waited: HashMap<u32, u32> = waited.collect::<rusqlite::Result<_>>()?;
     let mut sums: HashMap<u32, Sums> = HashMap::new();
     let mut direct: HashMap<u32, u64> = HashMap::new();
+    // As in the kernel, a child counts for the process that waited for it, and through it for the one that
+    // waited for that process.
     for (&child, &by) in &waited {
         *direct.entry(by).or_default() += 1;
         for above in above(&waited, child) {
@@ -81,6 +83,7 @@ pub(super) fn read(
             *state = (state.0.saturating_add(ns), state.1.saturating_add(times));
         }
     }
+    // Rows are of processes, but tasks are known by thread: any thread of a process gives its name.
     let leaders = names.leaders();
     let mut list: Vec<ChildrenStates> = sums
         .into_iter()

@@ -126,7 +126,7 @@ pub const ENTRIES: &[Entry] = &[
         process: "phases-go",
         phases: RUN_PHASES,
         named: 0.95,
-        complete: 0.5,
+        complete: 0.98,
     },
     Entry {
         name: "go_24",
@@ -136,7 +136,7 @@ pub const ENTRIES: &[Entry] = &[
         process: "phases-go",
         phases: RUN_PHASES,
         named: 0.95,
-        complete: 0.5,
+        complete: 0.98,
     },
     Entry {
         name: "ruby_31",

@@ -15,8 +15,8 @@ use text::units;
 use crate::args::{DebugArgs, SymbolizeArgs};
 use crate::debuginfod::Debuginfod;
 use crate::errors::{Error, ExitCode};
+use crate::output::{write_json, write_text};
 use crate::render::{table, terminal_columns};
-use crate::report::{write_json, write_text};
 
 /// Goes to the line's start and erases it (ECMA-48: EL).
 const ERASE: &str = "\r\x1b[K";

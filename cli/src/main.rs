@@ -12,7 +12,6 @@ mod boot;
 mod cmdline;
 mod config;
 mod ctl;
-mod debuginfod;
 mod diff;
 mod doctor;
 mod errors;

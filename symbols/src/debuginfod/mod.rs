@@ -13,8 +13,8 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use symbols::elf::{BuildId, ReadAt};
-use symbols::names::DebugSource;
+use crate::elf::{BuildId, ReadAt};
+use crate::names::DebugSource;
 
 use self::http::{HttpError, Limits};
 

@@ -6,8 +6,8 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::Instant;
 
-use symbols::elf::ElfFile;
-use symbols::names::{DebugFiles, DebugQuery, Origin};
+use crate::elf::ElfFile;
+use crate::names::{DebugFiles, DebugQuery, Origin};
 
 use super::*;
 

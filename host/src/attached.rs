@@ -1,4 +1,4 @@
-//! Machines of other VMMs as [subjects](Subject) of a session.
+//! Machines of other VMMs as [profiled VMs](ProfiledVm) of a session.
 
 use std::os::fd::BorrowedFd;
 
@@ -6,7 +6,7 @@ use attach::gdb::GdbAttached;
 use attach::{Attached, News, Observer, Standing};
 use sampler::Session;
 
-use crate::guest::Subject;
+use crate::guest::ProfiledVm;
 
 /// Why an attached machine may stand still.
 const PAUSED: &str = "the virtual machine is paused, or has migrated away";
@@ -47,7 +47,7 @@ fn tell(session: &Session, news: Vec<News>) {
     }
 }
 
-impl<O: Observer> Subject for Attached<O> {
+impl<O: Observer> ProfiledVm for Attached<O> {
     fn ended_fd(&self) -> BorrowedFd<'_> {
         Attached::ended_fd(self)
     }
@@ -70,7 +70,7 @@ impl<O: Observer> Subject for Attached<O> {
     }
 }
 
-impl<O: Observer> Subject for GdbAttached<O> {
+impl<O: Observer> ProfiledVm for GdbAttached<O> {
     fn ended_fd(&self) -> BorrowedFd<'_> {
         GdbAttached::ended_fd(self)
     }

@@ -166,8 +166,8 @@ pub async fn run(
         machine.wait(Some(STOP_LIMIT))?;
         return Err(error.into());
     }
-    let heard = Heard::new(&mut stop, &mut input, &mut control);
-    watch(&machine, &session, spec.duration, heard, command.as_mut(), &phase).await?;
+    let inputs = Inputs::new(&mut stop, &mut input, &mut control);
+    watch(&machine, &session, spec.duration, inputs, command.as_mut(), &phase).await?;
     let mut meta = Vec::new();
     // A number for the curious: a host without /proc/self/smaps has a profile without it.
     if let Ok(bytes) = machine.resident_beyond_guest() {
@@ -194,7 +194,7 @@ pub async fn run(
 }
 
 /// A machine that is being profiled, as whoever serves the run needs it.
-pub trait Subject {
+pub trait ProfiledVm {
     /// A descriptor that becomes readable when it is over.
     fn ended_fd(&self) -> BorrowedFd<'_>;
     /// True once it is over.
@@ -213,7 +213,7 @@ pub trait Subject {
     }
 }
 
-impl<O: vmm::Observer> Subject for Machine<O> {
+impl<O: vmm::Observer> ProfiledVm for Machine<O> {
     fn ended_fd(&self) -> BorrowedFd<'_> {
         Machine::ended_fd(self)
     }
@@ -237,13 +237,13 @@ impl<O: vmm::Observer> Subject for Machine<O> {
 
 /// What comes from whoever watches the run.
 #[derive(Debug)]
-pub struct Heard<'a> {
+pub struct Inputs<'a> {
     stop: &'a mut tokio::sync::watch::Receiver<bool>,
     input: &'a mut tokio::sync::mpsc::Receiver<Vec<u8>>,
     control: &'a mut tokio::sync::mpsc::Receiver<Control>,
 }
 
-impl<'a> Heard<'a> {
+impl<'a> Inputs<'a> {
     /// The ends of a link that are listened to.
     pub fn new(
         stop: &'a mut tokio::sync::watch::Receiver<bool>,
@@ -292,10 +292,10 @@ async fn next(command: Option<&mut Command<'_>>) -> Progress {
 /// # Errors
 /// Its end can't be waited for.
 pub async fn watch(
-    machine: &impl Subject,
+    machine: &impl ProfiledVm,
     session: &Session,
     duration: Option<Duration>,
-    Heard { stop, input, control }: Heard<'_>,
+    Inputs { stop, input, control }: Inputs<'_>,
     mut command: Option<&mut Command<'_>>,
     phase: &tokio::sync::watch::Sender<Phase>,
 ) -> Result<(), GuestError> {
@@ -393,7 +393,7 @@ fn apply(session: &Session, change: &Control) {
     }
 }
 
-fn feed(machine: &impl Subject, waiting: &mut VecDeque<u8>) {
+fn feed(machine: &impl ProfiledVm, waiting: &mut VecDeque<u8>) {
     let taken = machine.input(waiting.make_contiguous());
     waiting.drain(..taken.min(waiting.len()));
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use attach::{AttachError, Attached, Ended, Process, Target};
 use host::GuestError;
-use host::guest::{Heard, Subject, watch};
+use host::guest::{Inputs, ProfiledVm, watch};
 use host::heap;
 use host::link::Link;
 use host::protocol::Then;
@@ -141,7 +141,7 @@ fn open_disks(paths: &[PathBuf]) -> Result<OpenFiles, Error> {
 type Samplers = Box<dyn FnMut(usize) -> VcpuSampler>;
 
 /// Samples the machine until it ends, or until vprof is to let it go.
-async fn profile<A: Subject, M: Into<GuestMemory>>(
+async fn profile<A: ProfiledVm, M: Into<GuestMemory>>(
     args: &AttachArgs,
     plan: Plan,
     files: OpenFiles,
@@ -183,8 +183,8 @@ async fn profile<A: Subject, M: Into<GuestMemory>>(
     let (attached, memory) =
         start(Box::new(move |_| samplers.next().expect("the session has one observer per vCPU")))?;
     session.start(memory).map_err(GuestError::Sink)?;
-    let heard = Heard::new(&mut stop, &mut input, &mut control);
-    watch(&attached, &session, recording.duration, heard, None, &phase).await?;
+    let inputs = Inputs::new(&mut stop, &mut input, &mut control);
+    watch(&attached, &session, recording.duration, inputs, None, &phase).await?;
     let ended = wait(attached)?;
     // The observers hold the writing ends of the rings that the collector empties.
     drop(ended.observers);

@@ -4,7 +4,7 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use host::ControlError;
-use host::control::viewer::{News, Viewer};
+use host::control::viewer::{self, Viewer};
 use host::protocol::Request;
 use profile::live::View;
 use text::clean::escaped;
@@ -33,9 +33,9 @@ impl Remote {
 impl Run for Remote {
     async fn next(&mut self) -> Event {
         match self.viewer.next().await {
-            Ok(News::Look(look)) => Event::Look(look),
-            Ok(News::Refused(sentence)) => Event::Told(escaped(&sentence).into_owned()),
-            Ok(News::Ended) => Event::Ended("the run has ended".to_owned()),
+            Ok(viewer::Event::Look(look)) => Event::Look(look),
+            Ok(viewer::Event::Refused(sentence)) => Event::Told(escaped(&sentence).into_owned()),
+            Ok(viewer::Event::Ended) => Event::Ended("the run has ended".to_owned()),
             Err(ControlError::Talk(error)) => {
                 Event::Ended(format!("the run cannot be heard: {}", Reason(&error)))
             }

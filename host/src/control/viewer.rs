@@ -16,7 +16,7 @@ const LONGEST: usize = 16 << 20;
 
 /// News of the run.
 #[derive(Debug)]
-pub enum News {
+pub enum Event {
     /// Its tables.
     Look(Box<Snapshot>),
     /// It refused something; its own sentence.
@@ -49,15 +49,15 @@ impl Viewer {
     ///
     /// # Errors
     /// The connection failed, or what came is not a reply.
-    pub async fn next(&mut self) -> Result<News, ControlError> {
+    pub async fn next(&mut self) -> Result<Event, ControlError> {
         loop {
             let line = self.read().await?;
             if line.is_empty() {
-                return Ok(News::Ended);
+                return Ok(Event::Ended);
             }
             match read_reply(&line).map_err(ControlError::Answer)? {
-                Reply { snapshot: Some(look), .. } => return Ok(News::Look(look)),
-                Reply { error: Some(sentence), .. } => return Ok(News::Refused(sentence)),
+                Reply { snapshot: Some(look), .. } => return Ok(Event::Look(look)),
+                Reply { error: Some(sentence), .. } => return Ok(Event::Refused(sentence)),
                 // Done.
                 _ => {}
             }

@@ -98,9 +98,9 @@ struct Attempt<'a> {
     restarts: u32,
 }
 
-/// What has been heard of the host so far.
-struct Heard {
-    stage: Stage,
+/// State of the host, by its messages so far.
+struct HostState {
+    stage: HostStage,
     /// The guest's kernel was found: the guest is past its early boot.
     kernel_up: bool,
     at: Instant,
@@ -110,13 +110,13 @@ struct Heard {
 
 /// How far it has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Stage {
+enum HostStage {
     Booting,
     Up,
     Guest,
 }
 
-impl Stage {
+impl HostStage {
     fn when(self) -> &'static str {
         match self {
             Self::Booting => "while it booted",
@@ -147,9 +147,14 @@ impl Attempt<'_> {
         let (vsock, vsock_port) = self.vsock.map(Listening::serve).transpose()?.unzip();
         let mut child = self.spawn(theirs.into(), vsock_port, network.as_ref())?;
         let log = Log::keep(&mut child);
-        let mut heard =
-            Heard { stage: Stage::Booting, kernel_up: false, at: Instant::now(), sink, sink_error: None };
-        let result = self.talk(port, &mut child, link, &mut heard).await;
+        let mut state = HostState {
+            stage: HostStage::Booting,
+            kernel_up: false,
+            at: Instant::now(),
+            sink,
+            sink_error: None,
+        };
+        let result = self.talk(port, &mut child, link, &mut state).await;
         // The disks are written when the inner half says that it is done; there is nothing to wait for.
         let _ = child.start_kill();
         let _ = child.wait().await;
@@ -159,17 +164,17 @@ impl Attempt<'_> {
         ];
         for (key, failure) in failures {
             if let Some(text) = failure {
-                heard.write(&Batch { meta: vec![(key.to_owned(), text)], ..Batch::default() });
+                state.write(&Batch { meta: vec![(key.to_owned(), text)], ..Batch::default() });
             }
         }
-        let finished = heard.sink.finish().err().map(|e| e.to_string());
+        let finished = state.sink.finish().err().map(|e| e.to_string());
         match result {
             Ok(mut outcome) => {
                 outcome.host_restarts = self.restarts;
-                outcome.totals.sink_error = heard.sink_error.or(finished).or(outcome.totals.sink_error);
+                outcome.totals.sink_error = state.sink_error.or(finished).or(outcome.totals.sink_error);
                 Ok(outcome)
             }
-            Err(ended) => Err(self.explain(ended, &heard, log.last_words().await)),
+            Err(ended) => Err(self.explain(ended, &state, log.last_words().await)),
         }
     }
 
@@ -221,7 +226,7 @@ impl Attempt<'_> {
         mut port: UnixStream,
         child: &mut Child,
         link: &mut Link,
-        heard: &mut Heard,
+        state: &mut HostState,
     ) -> Result<Outcome, Ended> {
         let (mut reader, mut writer) = port.split();
         let mut decoder = Decoder::default();
@@ -232,26 +237,26 @@ impl Attempt<'_> {
             return Err(Ended::Stopped);
         }
         loop {
-            let limit = match heard.stage {
+            let limit = match state.stage {
                 // A whole kernel boots without a word.
-                Stage::Booting => self.setup.silence.saturating_mul(2),
+                HostStage::Booting => self.setup.silence.saturating_mul(2),
                 // Next to nothing is left to do before the first sign of the guest.
-                Stage::Up => self.setup.silence / 2,
-                Stage::Guest => self.setup.silence,
+                HostStage::Up => self.setup.silence / 2,
+                HostStage::Guest => self.setup.silence,
             };
             tokio::select! {
                 read = reader.read(&mut buffer) => match read {
                     Ok(count) if count > 0 => {
-                        heard.at = Instant::now();
+                        state.at = Instant::now();
                         decoder.push(&buffer[..count]);
                         while let Some(message) = decoder.next_message().map_err(|e| Ended::Protocol(e.into()))? {
-                            if let Some(outcome) = self.hear(message, link, heard)? {
+                            if let Some(outcome) = self.handle(message, link, state)? {
                                 return Ok(outcome);
                             }
                         }
-                        if heard.sink_error.is_some() && !stopping {
+                        if state.sink_error.is_some() && !stopping {
                             stopping = true;
-                            say(&mut outgoing, &ToHost::Stop);
+                            queue(&mut outgoing, &ToHost::Stop);
                         }
                     }
                     _ => return Err(Ended::Died(child.wait().await.ok())),
@@ -262,32 +267,37 @@ impl Attempt<'_> {
                 },
                 _ = link.stop.changed(), if !stopping => {
                     stopping = true;
-                    if heard.stage < Stage::Guest {
+                    if state.stage < HostStage::Guest {
                         return Err(Ended::Stopped);
                     }
-                    say(&mut outgoing, &ToHost::Stop);
+                    queue(&mut outgoing, &ToHost::Stop);
                 }
                 bytes = link.input.recv(), if input_open && outgoing.is_empty() => match bytes {
-                    Some(bytes) => say(&mut outgoing, &ToHost::ConsoleInput(bytes)),
+                    Some(bytes) => queue(&mut outgoing, &ToHost::ConsoleInput(bytes)),
                     None => input_open = false,
                 },
                 change = link.control.recv(), if control_open => match change {
-                    Some(change) => say(&mut outgoing, &ToHost::Control(change)),
+                    Some(change) => queue(&mut outgoing, &ToHost::Control(change)),
                     None => control_open = false,
                 },
-                () = sleep_until(heard.at + limit) => return Err(Ended::Silent(heard.at.elapsed())),
+                () = sleep_until(state.at + limit) => return Err(Ended::Silent(state.at.elapsed())),
             }
         }
     }
 
     /// Deals with one message; the last one gives the outcome.
-    fn hear(&self, message: FromHost, link: &mut Link, heard: &mut Heard) -> Result<Option<Outcome>, Ended> {
+    fn handle(
+        &self,
+        message: FromHost,
+        link: &mut Link,
+        state: &mut HostState,
+    ) -> Result<Option<Outcome>, Ended> {
         match message {
             FromHost::Hello { version, .. } if version != env!("CARGO_PKG_VERSION") => {
                 return Err(Ended::Protocol(ProtocolError::Version(version)));
             }
             FromHost::Hello { kernel, .. } => {
-                heard.stage = heard.stage.max(Stage::Up);
+                state.stage = state.stage.max(HostStage::Up);
                 link.phase.send_replace(Phase::Preparing("the portable host is up, loading KVM".to_owned()));
                 let meta = [
                     ("host_kernel", kernel),
@@ -295,15 +305,15 @@ impl Attempt<'_> {
                     ("host_restarts", self.restarts.to_string()),
                 ];
                 let meta = meta.map(|(key, value)| (key.to_owned(), value)).to_vec();
-                heard.write(&Batch { meta, ..Batch::default() });
+                state.write(&Batch { meta, ..Batch::default() });
             }
             FromHost::Preparing(what) => {
-                heard.stage = heard.stage.max(Stage::Up);
+                state.stage = state.stage.max(HostStage::Up);
                 link.phase.send_replace(Phase::Preparing(what));
             }
-            FromHost::Batch(batch) => heard.write(&batch),
+            FromHost::Batch(batch) => state.write(&batch),
             FromHost::Console(bytes) => {
-                heard.stage = Stage::Guest;
+                state.stage = HostStage::Guest;
                 // Never fails: it has no place to fail at.
                 let _ = link.console.write_all(&bytes);
             }
@@ -312,8 +322,8 @@ impl Attempt<'_> {
                 let _ = link.output.write_all(&bytes);
             }
             FromHost::Status(status) => {
-                heard.stage = Stage::Guest;
-                heard.kernel_up |= status.kernel.is_some();
+                state.stage = HostStage::Guest;
+                state.kernel_up |= status.kernel.is_some();
                 link.phase.send_replace(Phase::Running(status));
             }
             FromHost::End(outcome) => return Ok(Some(outcome)),
@@ -322,20 +332,20 @@ impl Attempt<'_> {
         Ok(None)
     }
 
-    fn explain(&self, ended: Ended, heard: &Heard, log: String) -> Broken {
-        let when = heard.stage.when();
+    fn explain(&self, ended: Ended, state: &HostState, log: String) -> Broken {
+        let when = state.stage.when();
         match ended {
             Ended::Silent(silent) => {
                 let error = PortableError::Frozen {
                     when,
                     silent,
                     restarts: self.restarts,
-                    before_guest: heard.stage < Stage::Guest,
+                    before_guest: state.stage < HostStage::Guest,
                     log,
                 };
                 // A guest that runs may have written to a disk, and done what can't be done twice.
                 let writes = self.spec.machine.disks.iter().any(|disk| disk.is_written());
-                if heard.stage < Stage::Guest || !writes && !heard.kernel_up {
+                if state.stage < HostStage::Guest || !writes && !state.kernel_up {
                     Broken::Again(error)
                 } else {
                     Broken::Final(error)
@@ -343,7 +353,7 @@ impl Attempt<'_> {
             }
             Ended::Died(status) => Broken::Final(PortableError::Died {
                 when,
-                before_guest: heard.stage < Stage::Guest,
+                before_guest: state.stage < HostStage::Guest,
                 status: status.map_or_else(|| "unknown status".to_owned(), |s| s.to_string()),
                 log,
             }),
@@ -364,7 +374,7 @@ enum Ended {
     Stopped,
 }
 
-impl Heard {
+impl HostState {
     fn write(&mut self, batch: &Batch) {
         if self.sink_error.is_none()
             && let Err(error) = self.sink.write(batch)
@@ -374,7 +384,7 @@ impl Heard {
     }
 }
 
-fn say(outgoing: &mut Vec<u8>, message: &ToHost) {
+fn queue(outgoing: &mut Vec<u8>, message: &ToHost) {
     // Messages of this direction are a few hundred bytes; none is too long.
     if let Ok(frame) = encode(message) {
         outgoing.extend_from_slice(&frame);

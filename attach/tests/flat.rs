@@ -3,7 +3,7 @@
 //! The VMM, and the profilers that are killed, are this test's own binary, started again with a role.
 
 use std::collections::HashMap;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::{Mutex, MutexGuard};
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use attach::{AttachError, Attached, End, Missed, News, Observer, Standing, Target, ThreadId, Tick};
 use linux::PhysicalMemory;
 use vmm::config::FLAT_ENTRY;
-use vmm::{Activity, Console, Machine, Payload, Unobserved, VmConfig, probe};
+use vmm::{Activity, Machine, Unobserved, VmConfig, probe};
 
 /// What the child is to be.
 const ROLE: &str = "VPROF_TEST_ROLE";
@@ -20,11 +20,11 @@ const ROLE: &str = "VPROF_TEST_ROLE";
 const ITERATIONS: u64 = 3_000_000_000;
 const MOST: usize = 64;
 
-/// One test at a time: each measures a process of its own. `None`, loudly, where there is no KVM.
+/// One test at a time: each measures a process of its own. `None` where there is no KVM, and need not be.
 fn kvm() -> Option<MutexGuard<'static, ()>> {
     static ONE: Mutex<()> = Mutex::new(());
     if let Err(error) = probe::open() {
-        let _ = writeln!(std::io::stderr(), "SKIPPED: no /dev/kvm ({error})");
+        testkit::missing(&format!("/dev/kvm ({error})"));
         return None;
     }
     Some(ONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
@@ -66,16 +66,7 @@ fn checksum() -> u32 {
 /// The child: a VMM that says how its guest ended. One becomes another program after a second.
 fn vmm(role: &str) -> ! {
     let code = if role == "checksum" { checksum_code() } else { LOOPS.to_vec() };
-    let config = VmConfig {
-        vcpus: 2,
-        memory_bytes: 64 << 20,
-        huge_pages: false,
-        payload: Payload::Flat { code, cpl: 3 },
-        disks: Vec::new(),
-        console: Console(Box::new(std::io::sink())),
-        second_console: None,
-        extra: vmm::Extra::default(),
-    };
+    let config = VmConfig { vcpus: 2, memory_bytes: 64 << 20, ..VmConfig::flat(code) };
     let machine = Machine::start(config, |_| Unobserved).unwrap();
     println!("it runs");
     if role == "exec" {

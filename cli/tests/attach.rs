@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use support::{refused, run, stderr, stdout, vprof};
 use vmm::config::FLAT_ENTRY;
-use vmm::{Console, Machine, Payload, Unobserved, VmConfig, probe};
+use vmm::{Machine, Unobserved, VmConfig, probe};
 
 /// Set in the VMM.
 const VMM: &str = "VPROF_TEST_VMM";
@@ -24,11 +24,11 @@ const SPIN: &[u8] = &[0xeb, 0xfe];
 struct Vm(Child);
 
 impl Vm {
-    /// Starts this binary again for the test `test`. `None`, loudly, where there is no KVM.
+    /// Starts this binary again for the test `test`. `None` where there is no KVM, and need not be.
     fn start(test: &str) -> Option<(Self, MutexGuard<'static, ()>)> {
         static ONE: Mutex<()> = Mutex::new(());
         if let Err(error) = probe::open() {
-            let _ = writeln!(std::io::stderr(), "SKIPPED: no /dev/kvm ({error})");
+            testkit::missing(&format!("/dev/kvm ({error})"));
             return None;
         }
         let one = ONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -100,16 +100,7 @@ fn play() {
     if std::env::var_os(VMM).is_none() {
         return;
     }
-    let config = VmConfig {
-        vcpus: 2,
-        memory_bytes: 64 << 20,
-        huge_pages: false,
-        payload: Payload::Flat { code: SPIN.to_vec(), cpl: 3 },
-        disks: Vec::new(),
-        console: Console(Box::new(std::io::sink())),
-        second_console: None,
-        extra: vmm::Extra::default(),
-    };
+    let config = VmConfig { vcpus: 2, memory_bytes: 64 << 20, ..VmConfig::flat(SPIN) };
     let machine = Machine::start(config, |_| Unobserved).unwrap();
     println!("it runs");
     std::thread::spawn(|| {

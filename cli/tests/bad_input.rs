@@ -404,8 +404,7 @@ fn more_memory_than_there_is_on_kvm() {
     let total: u64 = host.lines().next().unwrap().split_whitespace().nth(1).unwrap().parse().unwrap();
     let open = fs::OpenOptions::new().read(true).write(true).open("/dev/kvm");
     if open.is_err() || total > 200 << 20 {
-        eprintln!("SKIPPED: needs /dev/kvm, and a machine of less than 200 GiB");
-        return;
+        return testkit::missing("/dev/kvm, and a machine of less than 200 GiB");
     }
     let files = Files::new();
     let arguments = ["-q", "--host", "kvm", "--memory", "256G"].map(Path::new);
@@ -421,8 +420,7 @@ fn no_permission_on_dev_kvm() {
     let closed = fs::metadata("/dev/kvm").is_ok_and(|m| m.mode() & 0o006 == 0);
     let is_root = fs::metadata("/proc/self").is_ok_and(|m| m.uid() == 0);
     if !closed || !is_root {
-        eprintln!("SKIPPED: needs root, and a /dev/kvm that is closed to others");
-        return;
+        return testkit::missing("root, and a /dev/kvm that is closed to others");
     }
     let files = Files::new();
     fs::set_permissions(files.0.path(), fs::Permissions::from_mode(0o777)).unwrap();

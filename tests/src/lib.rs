@@ -19,7 +19,6 @@ mod kvm_host;
 mod network;
 mod report;
 mod run;
-mod terminal;
 mod turn;
 
 use std::ffi::{OsStr, OsString};
@@ -35,7 +34,7 @@ pub use kvm_host::{KvmHost, Profiling, Said, on_kvm_host};
 pub use network::Network;
 pub use report::{Function, Process, Report, Row, Vcpu, Walks};
 pub use run::{Run, Running};
-pub use terminal::Terminal;
+pub use testkit::Terminal;
 
 use turn::Turn;
 

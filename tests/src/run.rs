@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
+use testkit::Terminal;
 
 use crate::Turn;
 use crate::report::Report;
-use crate::terminal::Terminal;
 
 /// How often a run is looked at.
 const PAUSE: Duration = Duration::from_millis(20);

@@ -16,28 +16,19 @@ use vmm::{
 const COUNT: &[u8] = &[0x48, 0xff, 0xc0, 0xeb, 0xfb];
 const SOON: Option<Duration> = Some(Duration::from_secs(20));
 
-/// One test at a time, since some of them look at the threads of the process. `None`, loudly,
-/// where there is no KVM.
+/// One test at a time, since some of them look at the threads of the process. `None` where there is no KVM, and
+/// need not be.
 fn kvm() -> Option<MutexGuard<'static, ()>> {
     static ONE: Mutex<()> = Mutex::new(());
     if let Err(error) = probe::open() {
-        let _ = writeln!(std::io::stderr(), "SKIPPED: no /dev/kvm ({error})");
+        testkit::missing(&format!("/dev/kvm ({error})"));
         return None;
     }
     Some(ONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
 }
 
 fn flat(code: &[u8], cpl: u8) -> VmConfig {
-    VmConfig {
-        vcpus: 1,
-        memory_bytes: 8 << 20,
-        huge_pages: false,
-        payload: Payload::Flat { code: code.to_vec(), cpl },
-        disks: Vec::new(),
-        console: Console(Box::new(std::io::sink())),
-        second_console: None,
-        extra: vmm::Extra::default(),
-    }
+    VmConfig { payload: Payload::Flat { code: code.to_vec(), cpl }, ..VmConfig::flat(code) }
 }
 
 /// `mov $VALUE, %eax; mov $0xf4, %edx; out %eax, (%dx); 1: jmp 1b`

@@ -1,7 +1,5 @@
 //! `vprof attach` by QEMU's GDB stub, to guests under emulation.
 
-use std::io::Write;
-
 use nix::sys::signal::Signal;
 use vprof_tests::{Emulated, Report, Run, assert_share};
 
@@ -39,10 +37,6 @@ fn assert_books(run: &Run) {
     let before = processes.iter().find(|process| process["pid"] == 1).expect("init");
     let told = |key: &str| before[key].as_f64().expect("a time");
     assert!(told("before_system_ns") > 10.0 * told("reported_system_ns"), "{before}");
-}
-
-fn skip(what: &str) {
-    let _ = writeln!(std::io::stderr(), "SKIPPED: {what}");
 }
 
 #[test]
@@ -89,7 +83,7 @@ fn memory_in_huge_pages() {
     let free = free.lines().find_map(|line| line.strip_prefix("HugePages_Free:")?.trim().parse().ok());
     // 512 MiB in pages of 2 MiB.
     if free.unwrap_or(0) < 256 {
-        return skip("this machine has not 256 free huge pages: `sysctl vm.nr_hugepages=256`");
+        return testkit::missing("256 free huge pages: `sysctl vm.nr_hugepages=256`");
     }
     let machine = ["-m", "512", "-machine", "q35,memory-backend=m"];
     let backend = ["-object", "memory-backend-memfd,id=m,size=512M,hugetlb=on,hugetlbsize=2M"];

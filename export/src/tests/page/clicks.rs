@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use testkit::made_up;
+use profile::made_up;
 
 use super::browser::Browser;
 use super::{fixture, little, number, page_file};

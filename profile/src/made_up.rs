@@ -5,12 +5,12 @@
 
 use std::path::Path;
 
-use linux::CpuBooks;
-use profile::rows::{
+use crate::rows::{
     Batch, CpuTimeRow, ExitRow, FrameKind, FrameRow, InjectedRow, InlinedRow, InstanceRow, InterruptRow,
     KvmCounterRow, Mode, RusageRow, SampleRow, StackRow, States, ThreadRow, ThreadTimeRow, VcpuRow,
 };
-use profile::{ProfileWriter, Sink, SinkError};
+use crate::{ProfileWriter, Sink, SinkError};
+use linux::CpuBooks;
 
 /// Processes of the run; row ids from 1, process ids from 100.
 const PROCESSES: u32 = 64;

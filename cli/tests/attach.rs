@@ -8,13 +8,15 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::{Mutex, MutexGuard};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::Value;
 use support::{refused, run, stderr, stdout, vprof};
+use testkit::eventually;
 use vmm::config::FLAT_ENTRY;
 use vmm::{Machine, Unobserved, VmConfig, probe};
 
+const SOON: Duration = Duration::from_secs(20);
 /// Set in the VMM.
 const VMM: &str = "VPROF_TEST_VMM";
 /// `1: jmp 1b`
@@ -64,31 +66,19 @@ impl Attached {
         let (profile, socket) = (directory.join("a.vprof"), directory.join("run.sock"));
         let mut attach = vprof(["attach", &vm.pid(), "-q", "-o"]);
         let vprof_there = attach.arg(&profile).arg("--control").arg(&socket).spawn().unwrap();
-        let begin = Instant::now();
         let ctl = || vprof(["ctl", "--run"]).arg(&socket).args(["--json", "status"]).output().unwrap();
-        loop {
+        eventually("samples", SOON, || {
             let status = ctl();
             // It answers before it has begun.
-            if status.status.success() && json(&status)["samples"].as_u64().is_some_and(|samples| samples > 0)
-            {
-                break;
-            }
-            assert!(begin.elapsed() < Duration::from_secs(20), "{}", stderr(&status));
-            std::thread::sleep(Duration::from_millis(50));
-        }
+            let samples = status.status.success().then(|| json(&status)["samples"].as_u64())?;
+            samples.filter(|samples| *samples > 0)
+        });
         Self { vprof: vprof_there, profile }
     }
 
     /// Its end, which must come by itself, and what the profile says of it.
     fn end(mut self) -> (ExitStatus, String) {
-        let begin = Instant::now();
-        let status = loop {
-            if let Some(status) = self.vprof.try_wait().unwrap() {
-                break status;
-            }
-            assert!(begin.elapsed() < Duration::from_secs(20), "the end of the VM was not noticed");
-            std::thread::sleep(Duration::from_millis(20));
-        };
+        let status = eventually("end after the VM's", SOON, || self.vprof.try_wait().unwrap());
         let sql = "SELECT text FROM event WHERE kind = 'end'";
         let rows = vprof(["query"]).arg(&self.profile).args([sql, "--csv"]).output().unwrap();
         (status, stdout(&rows))

@@ -5,7 +5,7 @@ mod support;
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use support::{bzimage, fake_host, stderr, vprof};
 
@@ -53,11 +53,7 @@ fn is_gone(pid: u32) -> bool {
 }
 
 fn wait_until(what: &str, mut met: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while !met() {
-        assert!(Instant::now() < deadline, "{what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    testkit::eventually(what, Duration::from_secs(20), || met().then_some(()));
 }
 
 #[test]

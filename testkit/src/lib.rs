@@ -2,6 +2,7 @@
 //!
 //! Never a dependency of the program.
 
+pub mod events;
 mod eventually;
 mod needs;
 mod terminal;

@@ -4,7 +4,7 @@
 //! all of them. With `cargo xtask test --allow-missing` such a test prints `SKIPPED` and passes.
 
 use std::io::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// Environment variable that lets tests pass without what they need.
@@ -28,7 +28,7 @@ pub enum Sign {
     Program(&'static str),
     /// A file.
     File(&'static str),
-    /// A module of the first `python3` in `PATH`.
+    /// A module of Debian's `python3`.
     PythonModule(&'static str),
 }
 
@@ -96,17 +96,22 @@ impl Need {
 /// Directories of system programs, which a user's `PATH` may lack.
 const SYSTEM: [&str; 2] = ["/usr/sbin", "/sbin"];
 
-fn find(program: &str) -> Option<std::path::PathBuf> {
+fn find(program: &str) -> Option<PathBuf> {
+    // Another Python in PATH lacks the modules that Debian's packages add.
+    let first = (program == "python3").then(|| PathBuf::from("/usr/bin"));
     let path = std::env::var_os("PATH").unwrap_or_default();
     let directories = std::env::split_paths(&path).chain(SYSTEM.into_iter().map(Into::into));
-    directories.map(|directory| directory.join(program)).find(|file| file.is_file())
+    first.into_iter().chain(directories).map(|directory| directory.join(program)).find(|file| file.is_file())
 }
 
 fn has_python_module(module: &str) -> bool {
     let import = format!("import {module}");
-    let status =
-        Command::new("python3").args(["-c", &import]).stdout(Stdio::null()).stderr(Stdio::null()).status();
-    status.is_ok_and(|status| status.success())
+    let imports = |python| {
+        let mut command = Command::new(python);
+        command.args(["-c", &import]).stdout(Stdio::null()).stderr(Stdio::null());
+        command.status().is_ok_and(|status| status.success())
+    };
+    find("python3").is_some_and(imports)
 }
 
 /// A call of a program, whose messages are in English. `None`, reported as [`missing`] does, where it is not installed.

@@ -76,11 +76,7 @@ fn machine(code: &[u8], withdraw_at: Option<usize>, interval: Option<Duration>) 
 }
 
 fn wait_for(seen: &Mutex<Seen>, done: impl Fn(&Seen) -> bool) {
-    let start = Instant::now();
-    while !done(&seen.lock().unwrap()) {
-        assert!(start.elapsed() < Duration::from_secs(10), "waited in vain");
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    testkit::eventually("trip", Duration::from_secs(10), || done(&seen.lock().unwrap()).then_some(()));
 }
 
 fn text<O: Observer>(machine: &Machine<O>) -> [u8; 5] {

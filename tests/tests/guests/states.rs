@@ -88,6 +88,7 @@ fn agree(census: &Value, exact: &Value) {
 }
 
 #[test]
+#[ignore = "one more guest: --all"]
 fn without_a_census_there_is_a_reason() {
     let run = without_stacks_and_census();
     let (status, stderr) = run.refused(&["report", "--states"]);

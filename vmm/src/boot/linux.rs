@@ -299,7 +299,17 @@ mod tests {
             for (byte, random) in file.iter_mut().skip(at).zip(&noise) {
                 *byte = *random;
             }
-            let _either = load(&memory(32), &file, Some(&[1; 100]), "quiet", 1, false);
+            let memory = memory(32);
+            match load(&memory, &file, Some(&[1; 100]), "quiet", 1, false) {
+                Ok(entry) => {
+                    // What the kernel is given is inside its memory, wherever the file asks for it.
+                    let header = params(&memory).hdr;
+                    let (words, initrd, size) = (header.cmd_line_ptr, header.ramdisk_image, header.ramdisk_size);
+                    proptest::prop_assert_eq!((entry.rsi, size), (ZERO_PAGE, 100));
+                    proptest::prop_assert!(u64::from(words) < 32 * MIB && u64::from(initrd) + 100 <= 32 * MIB);
+                }
+                Err(error) => proptest::prop_assert!(!error.to_string().is_empty()),
+            }
         }
     }
 

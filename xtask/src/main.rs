@@ -1,5 +1,5 @@
 //! The developer's commands: `cargo xtask demo`, `test`, `fuzz`, `bench`, `experiments`, `corpus`, `image`, `install`,
-//! `deps`.
+//! `licences`, `deps`.
 
 mod bench;
 mod corpus;
@@ -9,6 +9,7 @@ mod experiments;
 mod fuzz;
 mod image;
 mod install;
+mod licences;
 mod progress;
 mod test;
 
@@ -43,6 +44,8 @@ enum Command {
     /// Make an image
     #[command(subcommand)]
     Image(image::Image),
+    /// Check the licences of dependencies, and which are there in two versions
+    Licences,
     /// Install the Debian packages that the other commands need
     Deps,
 }
@@ -57,6 +60,7 @@ fn main() -> ExitCode {
         Command::Corpus(options) => corpus::run(&options),
         Command::Install(options) => install::run(&options),
         Command::Image(image) => image::run(&image),
+        Command::Licences => licences::run(),
         Command::Deps => deps::run(),
     };
     match result {

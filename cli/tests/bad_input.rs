@@ -6,7 +6,7 @@ use std::fs;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 
-use support::{bzimage, ext4, fake_host, initrd, refused, run, stderr, vprof};
+use support::{ext4, fake_host, initrd, refused, run, stderr, vprof};
 
 /// A directory with good and bad files.
 struct Files(tempfile::TempDir);
@@ -14,7 +14,7 @@ struct Files(tempfile::TempDir);
 impl Files {
     fn new() -> Self {
         let files = Self(tempfile::tempdir().unwrap());
-        files.write("kernel", &bzimage(10_000));
+        files.write("kernel", &testkit::bz_image(10_000));
         files.write("initrd", &initrd());
         files
     }
@@ -102,7 +102,7 @@ fn images_whose_file_system_is_cut_off_or_has_no_kernel() {
     ext4(&files.path("root"), &files.path("badkernel.img"));
     refused(&files.image("badkernel.img"), 1, &["badkernel.img", "/boot/vmlinuz-6.1", "not a Linux kernel"]);
 
-    fs::write(files.path("root/boot/vmlinuz-6.1"), &bzimage(10_000)[..5000]).unwrap();
+    fs::write(files.path("root/boot/vmlinuz-6.1"), &testkit::bz_image(10_000)[..5000]).unwrap();
     ext4(&files.path("root"), &files.path("cutkernel.img"));
     refused(&files.image("cutkernel.img"), 1, &["cutkernel.img", "/boot/vmlinuz-6.1", "cut off"]);
 }
@@ -180,7 +180,7 @@ fn kernels_that_are_none() {
     refused(&files.kernel("empty"), 1, &["empty is empty", "a kernel for x86-64"]);
     fs::create_dir(files.path("folder")).unwrap();
     refused(&files.kernel("folder"), 1, &["folder is a directory"]);
-    files.write("cut", &bzimage(10_000)[..5_000]);
+    files.write("cut", &testkit::bz_image(10_000)[..5_000]);
     refused(&files.kernel("cut"), 1, &["cut: the kernel file is cut off"]);
     files.write("text", b"hello");
     refused(&files.kernel("text"), 1, &["text: this is", "not a Linux kernel"]);

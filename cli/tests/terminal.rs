@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use support::{bzimage, fake_host, vprof};
-use testkit::{Terminal, eventually};
+use support::{fake_host, vprof};
+use testkit::{Terminal, bz_image, eventually};
 
 const SOON: Duration = Duration::from_secs(20);
 
@@ -23,7 +23,7 @@ impl Session {
         let directory = tempfile::tempdir().unwrap();
         let (bundle, bin) = fake_host(directory.path(), "exec sleep 1000");
         let kernel = directory.path().join("kernel");
-        fs::write(&kernel, bzimage(5000)).unwrap();
+        fs::write(&kernel, bz_image(5000)).unwrap();
         let mut command = vprof(["run", "--host", "portable", "--portable-host"]);
         command.arg(bundle).arg(kernel).arg("-o").arg(directory.path().join("out.vprof")).args(more);
         command.env("PATH", format!("{}:{}", bin.display(), std::env::var("PATH").unwrap()));

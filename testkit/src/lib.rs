@@ -4,9 +4,11 @@
 
 pub mod events;
 mod eventually;
+mod kernel;
 mod needs;
 mod terminal;
 
 pub use eventually::eventually;
+pub use kernel::bz_image;
 pub use needs::{ALLOW_MISSING, FILES, Need, PROGRAMS, Sign, missing, python_module, tool};
 pub use terminal::Terminal;

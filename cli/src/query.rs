@@ -10,9 +10,9 @@ use text::csv::CsvWriter;
 
 use crate::args::QueryArgs;
 use crate::errors::{Error, ExitCode};
+use crate::output::stdout_error;
 use crate::render::Style;
 use crate::render::table::{Align, Table};
-use crate::report::stdout_error;
 
 /// Runs the command.
 pub fn command(args: &QueryArgs) -> Result<ExitCode, Error> {

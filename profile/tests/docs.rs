@@ -10,6 +10,7 @@ use profile::boot::{
     Unit,
 };
 use profile::diff::Diff;
+use profile::made_up;
 use profile::report::{
     By, Direction, ExactReport, ModeGroup, ReportError, Request, SharesBy, SourceChoice, StateReport,
     StateSource, TreeRequest,
@@ -26,7 +27,6 @@ use profile::stat::Stat;
 use profile::store::{Table, Value as Cell};
 use profile::{Filter, Profile, ProfileWriter, Report};
 use serde_json::Value;
-use testkit::made_up;
 
 fn document(name: &str) -> String {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../docs").join(name);

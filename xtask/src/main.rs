@@ -1,5 +1,5 @@
 //! The developer's commands: `cargo xtask demo`, `test`, `fuzz`, `bench`, `experiments`, `corpus`, `image`, `install`,
-//! `lint`, `deps`.
+//! `lint`, `tree`, `licences`, `deps`.
 
 mod bench;
 mod corpus;
@@ -9,9 +9,11 @@ mod experiments;
 mod fuzz;
 mod image;
 mod install;
+mod licences;
 mod lint;
 mod progress;
 mod test;
+mod tree;
 
 use std::process::ExitCode;
 
@@ -46,6 +48,10 @@ enum Command {
     /// Make an image
     #[command(subcommand)]
     Image(image::Image),
+    /// Draw the crates and their imports into docs/contributing.md
+    Tree(tree::Options),
+    /// Check the licences of dependencies, and which are there in two versions
+    Licences,
     /// Install the Debian packages that the other commands need
     Deps,
 }
@@ -61,6 +67,8 @@ fn main() -> ExitCode {
         Command::Install(options) => install::run(&options),
         Command::Lint(options) => lint::run(&options),
         Command::Image(image) => image::run(&image),
+        Command::Tree(options) => tree::run(&options),
+        Command::Licences => licences::run(),
         Command::Deps => deps::run(),
     };
     match result {

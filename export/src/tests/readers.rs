@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
-use std::process::{Command, Output, Stdio};
+use std::process::{Output, Stdio};
 
 use inferno::collapse::Collapse;
 use inferno::collapse::perf::{Folder, Options};
@@ -95,20 +95,16 @@ pub fn assert_csv(text: &str, name: &str) {
     assert!(ns.parse::<u64>().expect("a number").abs_diff(fixture::GUEST_NS) <= fixture::SAMPLES);
 }
 
-/// Returns a program's output for an input; `None` with a message if it is not installed.
+/// Returns a program's output for an input; `None` if it is not installed and not required.
 fn asked(program: &str, arguments: &[&str], input: &[u8]) -> Option<Output> {
-    let child = Command::new(program)
+    let mut child = testkit::tool(program)?
         .args(arguments)
         .env("PYTHONIOENCODING", "utf-8")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
-        .spawn();
-    let Ok(mut child) = child else {
-        // Not eprintln!, which tests capture.
-        let _ = writeln!(std::io::stderr(), "SKIPPED: {program} is not installed");
-        return None;
-    };
+        .spawn()
+        .expect("it starts");
     // A program that fails early reports the reason itself.
     let _ = child.stdin.take().expect("a pipe").write_all(input);
     Some(child.wait_with_output().expect("an end"))

@@ -3,6 +3,7 @@
 use vprof_tests::Guest;
 
 #[test]
+#[ignore = "one more guest: --all"]
 fn books_are_those_of_the_guests_proc() {
     let run = Guest::demo()
         .script("spin --seconds 4 & p=$!; sleep 2; echo \"stat $(cat /proc/$p/stat)\"; wait")
@@ -23,7 +24,10 @@ fn books_are_those_of_the_guests_proc() {
     // Read until shortly before its end, so more than halfway through.
     assert!(told >= proc_s - 0.01 && told < 8.0, "{proc_s} {spin}");
     assert!((told - ns("runtime_ns")).abs() < 0.011, "the kernel tells the scheduler's run time: {spin}");
-    assert!(ns("measured_low_ns") < ns("measured_cpu_ns") && ns("measured_cpu_ns") < ns("measured_high_ns"), "{spin}");
+    assert!(
+        ns("measured_low_ns") < ns("measured_cpu_ns") && ns("measured_cpu_ns") < ns("measured_high_ns"),
+        "{spin}"
+    );
     // The guest's clock also runs while the host does not run the guest.
     assert!(ns("measured_low_ns") <= 1.1 * told, "{spin}");
     assert!(ns("measured_high_ns") > 0.5 * told, "{spin}");

@@ -28,7 +28,10 @@ fn children_are_those_that_were_waited_for(run: &Run) {
     let read = [told("reported_user_ns") / 1000, told("reported_system_ns") / 1000];
     assert_eq!(read, [user, system], "{children}");
     assert_eq!((told("minor_faults") + told("major_faults"), told("switches")), (faults, switches));
-    assert!(told("measured_low_ns") < told("measured_cpu_ns") && told("measured_cpu_ns") < told("measured_high_ns"));
+    assert!(
+        told("measured_low_ns") < told("measured_cpu_ns")
+            && told("measured_cpu_ns") < told("measured_high_ns")
+    );
 
     let report = run.exact_report();
     let children = of_children(&report["children"]);

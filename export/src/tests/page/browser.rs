@@ -30,7 +30,7 @@ pub struct Browser {
 }
 
 impl Browser {
-    /// Starts a browser and opens a file; returns `None` with a message without Chromium.
+    /// Starts a browser and opens a file; returns `None` if there is none and none is required.
     pub fn open(page: &Path) -> Option<Self> {
         let names = ["chromium", "chromium-browser", "google-chrome"];
         let works = |name: &&&str| {
@@ -38,8 +38,7 @@ impl Browser {
             version.is_ok_and(|output| output.status.success())
         };
         let Some(program) = names.iter().find(works) else {
-            // Not eprintln!, which tests capture.
-            let _ = writeln!(std::io::stderr(), "SKIPPED: chromium is not installed");
+            testkit::missing("Chromium (Debian package chromium; `cargo xtask deps` installs it)");
             return None;
         };
         let profile = tempfile::tempdir().expect("a directory");

@@ -24,7 +24,7 @@ const MAX_CPUS: u32 = 8192;
 
 /// What the current CPU is doing, read at a tick.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Current {
+pub struct CurrentContext {
     /// Lower 32 bits of `__preempt_count`, raw; [`IrqContext`] is what they say.
     pub preempt_count: u32,
     /// What the CPU serves in the kernel; [`IrqContext::Task`] also for interrupts of a kernel that counts them in an unknown
@@ -117,12 +117,12 @@ impl CurrentReader {
     /// What vCPU `cpu` (its APIC id) is doing. No allocation, no lock, bounded reads; `None` if the
     /// kernel has no such CPU.
     #[inline]
-    pub fn read(&self, memory: &impl PhysicalMemory, cpu: usize) -> Option<Current> {
+    pub fn read(&self, memory: &impl PhysicalMemory, cpu: usize) -> Option<CurrentContext> {
         let per_cpu = (*self.cpus.get(cpu)?)?;
         let preempt_count = memory.read_u32(per_cpu.preempt_count)?;
         let task = memory.read_u64(per_cpu.task)?;
         let serving = self.bits.as_ref().copied().unwrap_or_default().serving(preempt_count);
-        Some(Current {
+        Some(CurrentContext {
             preempt_count,
             serving,
             task: self.tasks.layout.snapshot(&TasksIn(&self.tasks, memory), task),

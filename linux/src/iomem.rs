@@ -1,8 +1,6 @@
 //! The physical memory that the kernel itself believes to have: the top level of `/proc/iomem`.
 
-use crate::btf::Btf;
 use crate::kernel::Kernel;
-use crate::layout::offset;
 use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
 
@@ -12,29 +10,6 @@ const MOST: usize = 4_096;
 const RAM: &str = "System RAM";
 /// Longer than that name.
 const NAME: usize = 16;
-
-/// `struct resource` (include/linux/ioport.h).
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct ResourceLayout {
-    start: usize,
-    end: usize,
-    name: usize,
-    sibling: usize,
-    child: usize,
-}
-
-impl ResourceLayout {
-    pub(crate) fn new(btf: &Btf) -> Result<Self, Missing> {
-        let member = |name| offset(btf, "resource", name);
-        Ok(Self {
-            start: member("start")?,
-            end: member("end")?,
-            name: member("name")?,
-            sibling: member("sibling")?,
-            child: member("child")?,
-        })
-    }
-}
 
 impl Kernel {
     /// First and last physical address of each range of RAM, in the kernel's order, read now; at most 4,096.

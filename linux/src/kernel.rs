@@ -5,14 +5,15 @@ use text::clean::ascii;
 use crate::address::VirtAddr;
 use crate::btf::{self, Btf};
 use crate::current::CurrentReader;
+use crate::generated::GeneratedCode;
 use crate::image::Image;
 use crate::kallsyms::table::SymbolTable;
+use crate::kernel_identity::KernelIdentity;
 use crate::layout::Layouts;
 use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
 use crate::module::{ModuleHead, Modules};
-use crate::paging::AddressSpace;
-use crate::place::KernelIdentity;
+use crate::paging::{AddressSpace, roots};
 use crate::stack::StackReader;
 use crate::symbol::SymbolAt;
 use crate::task::{self, TaskSnapshot};
@@ -20,19 +21,10 @@ use crate::unwind::KernelUnwinder;
 use crate::view::View;
 use symbols::bytes::until_nul;
 
-/// With page-table isolation (PTI) a process's own tables lie one page above the kernel's
-/// (`PTI_USER_PGTABLE_BIT`, arch/x86/include/asm/pgtable.h).
-const PTI_USER: u64 = 0x1000;
 /// What the banner starts with (`linux_banner`, init/version-timestamp.c).
 const BANNER: &[u8] = b"Linux version ";
 /// A release is shorter than this (`__NEW_UTS_LEN`, include/uapi/linux/utsname.h).
 const MAX_RELEASE: usize = 64;
-
-/// Page tables that may be meant by `cr3`: its own, and where PTI may have made these a process's, the kernel's.
-pub(crate) fn roots(cr3: u64) -> impl Iterator<Item = u64> {
-    let kernels = cr3 & !PTI_USER;
-    [Some(cr3), (kernels != cr3).then_some(kernels)].into_iter().flatten()
-}
 
 /// One booted kernel as found in guest memory: immutable, shared between threads.
 #[derive(Debug)]
@@ -129,7 +121,7 @@ impl Kernel {
 
     /// Where this kernel's banner lies, by which a stopped vCPU is known to run it; `None` for a kernel whose banner or
     /// release is not known.
-    pub fn place(&self) -> Option<KernelIdentity> {
+    pub fn identity(&self) -> Option<KernelIdentity> {
         let at = self.banner()?;
         Some(KernelIdentity::new(VirtAddr(at), self.image.translate(at)?))
     }
@@ -255,6 +247,15 @@ impl Kernel {
         KernelUnwinder::new(&self.view(memory), self.symbols.as_ref(), layout, modules)
     }
 
+    /// Returns the code that the kernel has generated, as far as its lists can be read, read now; at most 4,096
+    /// functions of each kind.
+    pub fn generated_code(&self, memory: &impl PhysicalMemory) -> GeneratedCode {
+        let (Ok(layouts), Some(symbols)) = (&self.layouts, &self.symbols) else {
+            return GeneratedCode::default();
+        };
+        GeneratedCode::read(self.view(memory), symbols, layouts.generated)
+    }
+
     pub(crate) fn view<'a, M: PhysicalMemory>(&'a self, memory: &'a M) -> View<'a, M> {
         View { memory, image: &self.image, space: self.space }
     }
@@ -280,7 +281,7 @@ fn layouts(memory: &impl PhysicalMemory, image: &Image, symbols: &SymbolTable) -
     }
     let bytes = image.bytes(memory, (start, end)).ok_or(Missing::BadBtf)?;
     let btf = Btf::parse(&bytes).ok_or(Missing::BadBtf)?;
-    Ok(Layouts::new(&btf))
+    Layouts::new(&btf)
 }
 
 /// The release in the banner: where the symbol says, else the first in the image.

@@ -19,13 +19,14 @@
 //! the guest runs on. Only [`CurrentReader::read`] and [`StackReader::copy`] are made for the moment of a
 //! sample.
 
+mod accounting;
 pub mod address;
-mod books;
 mod btf;
 mod clock;
 mod current;
 #[cfg(any(test, feature = "fixture"))]
 pub mod fixture;
+mod frame;
 mod gather;
 mod generated;
 mod image;
@@ -34,14 +35,15 @@ mod iomem;
 pub mod journal;
 mod kallsyms;
 mod kernel;
+mod kernel_identity;
 mod layout;
 pub mod memory;
 mod missing;
 mod module;
 mod pagecache;
 pub mod paging;
-mod place;
 mod preempt;
+mod probe;
 mod process;
 mod pt_regs;
 mod stack;
@@ -51,26 +53,27 @@ mod task_scan;
 #[cfg(test)]
 mod tests;
 mod tree;
-mod tripwire;
 mod unwind;
 mod view;
 
-pub use address::{PhysAddr, VirtAddr};
-pub use books::{
+pub use accounting::{
     ChildCpuTimes, CpuStat, CpuTime, ExitAccounting, ExitAccountingReader, ProcessCpuTimes, ThreadCpuTimes,
 };
+pub use address::{PhysAddr, VirtAddr};
 pub use clock::GuestClock;
-pub use current::{Current, CurrentReader};
+pub use current::{CurrentContext, CurrentReader};
+pub use frame::{FrameKind, KernelFrame, KernelWalkError, UserRegisters, WalkEnd};
 pub use generated::GeneratedCode;
 pub use interrupt::{InterruptAction, InterruptLine, Interrupts, Softirq, Vector};
 pub use kernel::{FindStep, Kernel};
+pub use kernel_identity::KernelIdentity;
 pub use memory::{FlatMemory, PhysicalMemory};
 pub use missing::Missing;
 pub use module::Modules;
 pub use pagecache::PageCache;
 pub use paging::{AddressSpace, Translation};
-pub use place::KernelIdentity;
 pub use preempt::IrqContext;
+pub use probe::{ProbeEvent, ProbeSite, ProbeSites, RunState, SchedState, SchedStateReader};
 pub use process::{
     FileRef, Mapping, MappingKind, Process, RootDirectory, StackedFile, container, systemd_unit,
 };
@@ -78,5 +81,4 @@ pub use stack::{StackCopy, StackGaps, StackReader, StackSample};
 pub use symbol::SymbolAt;
 pub use task::TaskSnapshot;
 pub use task_scan::{ScanResult, TaskListReader, TaskObservation};
-pub use tripwire::{Event, ProbeSite, ProbeSites, RunState, SchedState, SchedStateReader};
-pub use unwind::{Broken, FrameKind, KernelFrame, KernelUnwinder, UserRegisters, WalkEnd};
+pub use unwind::KernelUnwinder;

@@ -23,10 +23,19 @@ const PRESENT: u64 = 1;
 const LARGE: u64 = 1 << 7;
 /// Bytes of a paging structure: 512 entries of 8 bytes.
 const TABLE: usize = 4096;
+/// With page-table isolation (PTI) a process's own tables are one page above the kernel's
+/// (`PTI_USER_PGTABLE_BIT`, arch/x86/include/asm/pgtable.h).
+const PTI_USER: u64 = 0x1000;
 /// Shift of the lowest level.
 const PT: u32 = 12;
 /// Shift of the highest level that can map a page.
 const PDPT: u32 = 30;
+
+/// Returns the page tables that `cr3` may mean: its own, and the kernel's where PTI may have made these a process's.
+pub(crate) fn roots(cr3: u64) -> impl Iterator<Item = u64> {
+    let kernels = cr3 & !PTI_USER;
+    [Some(cr3), (kernels != cr3).then_some(kernels)].into_iter().flatten()
+}
 
 /// A virtual address space: the page tables under one CR3.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -2,7 +2,8 @@
 
 use std::collections::HashSet;
 
-use crate::layout::{COMM, Field, Number, TaskLayout, ThreadLayout};
+use crate::btf::layout::Number;
+use crate::layout::{COMM, Field, TaskLayout, ThreadLayout};
 use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
 use crate::view::View;

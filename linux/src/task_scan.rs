@@ -9,14 +9,13 @@
 //! its counts of switches, and is read again.
 
 use crate::address::PhysAddr;
-use crate::btf::Btf;
 use crate::current::TaskPlaces;
 use crate::kernel::Kernel;
-use crate::layout::{Number, ThreadLayout, offset};
+use crate::layout::{ObservationLayout, ThreadLayout};
 use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
+use crate::probe::{SchedState, SchedStateReader};
 use crate::task::TaskMemory;
-use crate::tripwire::{SchedState, SchedStateReader};
 
 /// Tasks on one way over the lists, at most.
 const MAX_TASKS: usize = 1 << 17;
@@ -36,7 +35,7 @@ pub struct TaskObservation {
     /// `thread.sp`: where the registers of a task that does not run lie.
     pub saved_sp: u64,
     /// It was switched during each of several readings: nothing but who it is can be believed.
-    pub torn: bool,
+    pub inconsistent: bool,
 }
 
 /// How a way over the lists ended.
@@ -48,28 +47,6 @@ pub enum ScanResult {
     Truncated,
     /// A link could not be followed, most likely because its task went away: some tasks were not seen.
     Inconsistent,
-}
-
-/// Offsets in `task_struct` (include/linux/sched.h) beyond the state.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct ObservationLayout {
-    /// `on_cpu`, int, and u8 in 7.3.
-    on_cpu: Number,
-    /// `nvcsw` and `nivcsw`, unsigned long.
-    switches: [usize; 2],
-    /// `thread.sp`.
-    saved_sp: usize,
-}
-
-impl ObservationLayout {
-    pub(crate) fn new(btf: &Btf) -> Result<Self, Missing> {
-        let task = |member| offset(btf, "task_struct", member);
-        Ok(Self {
-            on_cpu: Number::new(btf, "task_struct", "on_cpu")?,
-            switches: [task("nvcsw")?, task("nivcsw")?],
-            saved_sp: task("thread.sp")?,
-        })
-    }
 }
 
 /// Looks at all tasks, or at one. Allocates nothing.
@@ -107,22 +84,22 @@ impl TaskListReader {
     pub fn read(&self, memory: &impl PhysicalMemory, task: u64) -> Option<TaskObservation> {
         let words = Words(&self.places, memory);
         let moving = || {
-            let [voluntary, involuntary] = self.layout.switches;
-            let switches = words.u64(task, voluntary)?.wrapping_add(words.u64(task, involuntary)?);
+            let voluntary = words.u64(task, self.layout.voluntary)?;
+            let switches = voluntary.wrapping_add(words.u64(task, self.layout.involuntary)?);
             Some((switches, words.number(task, self.layout.on_cpu)? != 0))
         };
-        let mut sight = TaskObservation { torn: true, ..TaskObservation::default() };
+        let mut observation = TaskObservation { inconsistent: true, ..TaskObservation::default() };
         for _ in 0..READINGS {
             let before = moving()?;
-            sight.state = self.states.read(memory, task)?;
-            sight.saved_sp = words.u64(task, self.layout.saved_sp)?;
-            (sight.switches, sight.on_cpu) = before;
+            observation.state = self.states.read(memory, task)?;
+            observation.saved_sp = words.u64(task, self.layout.saved_sp)?;
+            (observation.switches, observation.on_cpu) = before;
             if moving()? == before {
-                sight.torn = false;
+                observation.inconsistent = false;
                 break;
             }
         }
-        Some(sight)
+        Some(observation)
     }
 
     /// Looks at every task but the idle ones, which are on no list. A task that starts or ends meanwhile may be left
@@ -174,13 +151,13 @@ impl Kernel {
     ///
     /// # Errors
     /// What is missing; [`Missing::may_come`] tells if asking again makes sense.
-    pub fn task_scan(&self, memory: &impl PhysicalMemory) -> Result<TaskListReader, Missing> {
+    pub fn task_list_reader(&self, memory: &impl PhysicalMemory) -> Result<TaskListReader, Missing> {
         let layouts = self.layouts.as_ref().map_err(Clone::clone)?;
-        let states = self.task_states(memory)?;
+        let states = self.sched_state_reader(memory)?;
         Ok(TaskListReader {
             places: *states.places(),
             states,
-            layout: layouts.sight.clone()?,
+            layout: layouts.observation.clone()?,
             threads: layouts.threads.clone()?,
             init_task: self.symbol("init_task")?,
         })

@@ -12,7 +12,7 @@ use std::mem::MaybeUninit;
 use std::os::unix::fs::FileExt;
 
 use process::{Files, Mappings};
-use symbols::cfi::{Broken, Image, ImageCode, Images, UserEnd, UserFrame, UserUnwinder};
+use symbols::cfi::{Image, ImageCode, Images, UserEnd, UserFrame, UserUnwinder, UserWalkError};
 use symbols::{Registers, StackMemory};
 
 unsafe extern "C" {
@@ -134,7 +134,7 @@ fn check_against_libgcc(stack: &Stack) {
     assert!(stack.frames.iter().all(|frame| frame.doubt.is_none()));
     // A part of the stack gives a part of the frames, and says why.
     let (part, end) = &stack.part;
-    assert_eq!(*end, UserEnd::Broken(Broken::StackNotCopied));
+    assert_eq!(*end, UserEnd::Broken(UserWalkError::StackNotCopied));
     assert!(part.len() < addresses.len());
     assert_eq!(*part, addresses[..part.len()]);
 }

@@ -32,6 +32,12 @@ impl Btf<'_> {
             .find_map(|found| self.resolve(&found, path, &mut steps))
     }
 
+    /// Returns the member at a path with its structure, as in `"task_struct.thread.sp"`.
+    pub(crate) fn member_by_path(&self, path: &str) -> Option<Member> {
+        let (structure, member) = path.split_once('.')?;
+        self.member(structure, member)
+    }
+
     fn resolve(&self, outer: &Type, path: &str, steps: &mut usize) -> Option<Member> {
         let mut parts = path.split('.');
         let mut member = self.direct(outer, parts.next()?, MAX_DEPTH, steps)?;
@@ -131,15 +137,6 @@ impl Btf<'_> {
             .find(|found| self.is_named(found.name, name))?;
         let target = self.strip(variable.size_or_type)?;
         (target.kind == kind::INT).then_some(target.size_or_type as usize)
-    }
-
-    /// Size in bytes of the structure or union `name`.
-    pub(crate) fn size(&self, name: &str) -> Option<usize> {
-        self.structures
-            .iter()
-            .filter_map(|&number| self.get(number))
-            .find(|found| self.is_named(found.name, name))
-            .map(|found| found.size_or_type as usize)
     }
 
     /// Value of `name` in the enumeration `of`.

@@ -8,6 +8,7 @@
 //! is followed without a bound: types are indexed once, names are compared in place, members are
 //! searched with a budget. That also keeps memory at 4 bytes a type.
 
+pub(crate) mod layout;
 mod members;
 #[cfg(test)]
 mod tests;

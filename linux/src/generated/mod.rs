@@ -13,12 +13,10 @@
 //! kernel/kprobes.c, kernel/kallsyms.c, Linux 5.10 to 6.12).
 
 mod jit;
-mod layout;
-
-pub(crate) use layout::GeneratedLayout;
 
 use crate::address::VirtAddr;
-use crate::kernel::Kernel;
+use crate::kallsyms::table::SymbolTable;
+use crate::layout::GeneratedLayout;
 use crate::memory::PhysicalMemory;
 use crate::symbol::SymbolAt;
 use crate::task::list;
@@ -97,6 +95,24 @@ pub(crate) enum CallerRule {
 }
 
 impl GeneratedCode {
+    /// Reads the lists, as far as they can be read; at most 4,096 functions of each kind.
+    pub(crate) fn read<M: PhysicalMemory>(
+        view: View<'_, M>,
+        symbols: &SymbolTable,
+        layout: GeneratedLayout,
+    ) -> Self {
+        let reader = Reader { symbols, view, layout };
+        let mut regions = Vec::new();
+        regions.extend(reader.bpf().into_iter().flatten());
+        regions.extend(reader.ftrace().into_iter().flatten());
+        regions.extend(reader.probes("kprobe_insn_slots", "kprobe_insn_page").into_iter().flatten());
+        regions.extend(reader.probes("kprobe_optinsn_slots", "kprobe_optinsn_page").into_iter().flatten());
+        regions.sort_by_key(|region| region.start);
+        let mut packs = reader.packs().unwrap_or_default();
+        packs.sort_unstable();
+        Self { regions, packs }
+    }
+
     /// The function that covers `at`; a bare module with the offset from its memory's start for code without a name.
     pub fn symbol_at(&self, at: VirtAddr) -> Option<SymbolAt<'_>> {
         if let Some(region) = self.region_at(at.0) {
@@ -148,27 +164,9 @@ impl GeneratedCode {
     }
 }
 
-impl Kernel {
-    /// The code that the kernel has generated, as far as its lists can be read, read now; at most 4,096 functions of each
-    /// kind.
-    pub fn generated_code(&self, memory: &impl PhysicalMemory) -> GeneratedCode {
-        let Ok(layouts) = &self.layouts else { return GeneratedCode::default() };
-        let reader = Reader { kernel: self, view: self.view(memory), layout: layouts.generated };
-        let mut regions = Vec::new();
-        regions.extend(reader.bpf().into_iter().flatten());
-        regions.extend(reader.ftrace().into_iter().flatten());
-        regions.extend(reader.probes("kprobe_insn_slots", "kprobe_insn_page").into_iter().flatten());
-        regions.extend(reader.probes("kprobe_optinsn_slots", "kprobe_optinsn_page").into_iter().flatten());
-        regions.sort_by_key(|region| region.start);
-        let mut packs = reader.packs().unwrap_or_default();
-        packs.sort_unstable();
-        GeneratedCode { regions, packs }
-    }
-}
-
 /// Reads the lists.
 struct Reader<'a, M> {
-    kernel: &'a Kernel,
+    symbols: &'a SymbolTable,
     view: View<'a, M>,
     layout: GeneratedLayout,
 }
@@ -180,7 +178,7 @@ impl<M: PhysicalMemory> Reader<'_, M> {
     }
 
     fn symbol(&self, name: &str) -> Option<u64> {
-        self.kernel.address_of(name).map(|at| at.0)
+        self.symbols.address_of(name)
     }
 
     fn bpf(&self) -> Option<Vec<Region>> {

@@ -1,20 +1,17 @@
 //! Names of interrupts and of system calls.
 
-mod layout;
 mod syscall;
 
 use std::ops::ControlFlow;
 
-pub(crate) use layout::InterruptLayouts;
-
 use crate::address::VirtAddr;
 use crate::current::Areas;
 use crate::kernel::Kernel;
+use crate::layout::{DescLayout, LineTreeLayout};
 use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
 use crate::tree::{MapleTree, XArray};
 use crate::view::View;
-use layout::{DescLayout, LineTree};
 
 /// Interrupt lines that are read, at most.
 const MAX_LINES: usize = 65_536;
@@ -101,7 +98,7 @@ impl Kernel {
         &self,
         view: &View<'_, M>,
         desc: &DescLayout,
-        tree: &LineTree,
+        tree: &LineTreeLayout,
     ) -> Result<Vec<InterruptLine>, Missing> {
         let what = || Missing::Unreadable("the tree of interrupts".into());
         let mut found = Vec::new();

@@ -1,7 +1,7 @@
 //! Files of the guest, as its kernel has them open.
 
-use super::layout::{FileLayout, InodeLayout};
 use super::path::{Path, Paths};
+use crate::layout::{FileLayout, InodeLayout};
 use crate::memory::PhysicalMemory;
 use crate::view::View;
 use text::clean::ascii;
@@ -130,7 +130,8 @@ impl<M: PhysicalMemory> Files<'_, M> {
     }
 
     fn inode(&self, at: u64) -> Option<Inode> {
-        let InodeLayout { number, size, links, super_block, device, modified, .. } = self.layout.inodes;
+        let InodeLayout { number, size, links, super_block, device, .. } = self.layout.inodes;
+        let InodeLayout { modified_s, modified_ns, .. } = self.layout.inodes;
         let view = self.view;
         let super_block = view.u64(at, super_block)?;
         let device = view.u32(super_block, device)?;
@@ -144,7 +145,7 @@ impl<M: PhysicalMemory> Files<'_, M> {
             size: view.u64(at, size).filter(|size| size >> 63 == 0)?,
             links: view.u32(at, links)?,
             filesystem: self.filesystem(at)?,
-            modified: modified.and_then(time),
+            modified: modified_s.zip(modified_ns).and_then(time),
         })
     }
 }

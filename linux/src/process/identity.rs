@@ -2,8 +2,8 @@
 
 use text::clean::utf8;
 
-use super::layout::{ArgvLayout, CgroupLayout, ParentLayout, UidLayout, WorkerLayout};
 use crate::address::VirtAddr;
+use crate::layout::{ArgvLayout, CgroupLayout, ParentLayout, UidLayout, WorkerLayout};
 use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
 use crate::paging::AddressSpace;

@@ -12,8 +12,8 @@
 //! Source: fs/namei.c, fs/dcache.c, fs/namespace.c of Linux 5.10 to 6.12.
 
 use super::file::{FileRef, Files};
-use super::layout::LookupLayout;
 use super::path::{Path, Paths};
+use crate::layout::LookupLayout;
 use crate::memory::PhysicalMemory;
 
 /// Components of a path, at most.

@@ -12,7 +12,6 @@
 mod cgroup;
 mod file;
 mod identity;
-mod layout;
 mod lookup;
 mod path;
 mod vma;
@@ -22,16 +21,15 @@ use std::sync::Arc;
 
 pub use cgroup::{container, systemd_unit};
 pub use file::{FileRef, StackedFile};
-pub(crate) use layout::{MmLayout, ProcessLayouts};
 
 use crate::address::VirtAddr;
 use crate::kernel::Kernel;
+use crate::layout::{ExeLayout, MmLayout, ProcessLayouts, RootLayout};
 use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
 use crate::paging::AddressSpace;
 use crate::view::View;
 use file::Files;
-use layout::{ExeLayout, RootLayout};
 use lookup::Lookup;
 use path::Path;
 use vma::{Vma, Vmas};

@@ -7,7 +7,7 @@
 //!
 //! Source: `prepend_path` and `simple_dname` in fs/d_path.c of Linux 6.1 and 6.12.
 
-use super::layout::DentryLayout;
+use crate::layout::DentryLayout;
 use crate::memory::PhysicalMemory;
 use crate::view::View;
 

@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use super::layout::{RbLayout, VmaField, VmaLayout, VmaTree};
+use crate::layout::{RbLayout, VmaField, VmaLayout, VmaTree};
 use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
 use crate::tree::MapleTree;
@@ -125,6 +125,7 @@ impl<M: PhysicalMemory> Vmas<'_, M> {
 
     /// `start_brk`, `brk` and `start_stack`; what cannot be read is in no mapping.
     pub(super) fn heap_and_stack(&self) -> [u64; 3] {
-        self.layout.heap_and_stack.map(|offset| self.view.u64(self.mm, offset).unwrap_or(u64::MAX))
+        let VmaLayout { start_brk, brk, start_stack, .. } = *self.layout;
+        [start_brk, brk, start_stack].map(|offset| self.view.u64(self.mm, offset).unwrap_or(u64::MAX))
     }
 }

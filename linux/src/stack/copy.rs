@@ -2,8 +2,8 @@
 
 use bytes::BytesMut;
 
+use crate::frame::{FrameKind, UserRegisters};
 use crate::pt_regs::PtRegs;
-use crate::unwind::{FrameKind, UserRegisters};
 use symbols::{Registers, StackMemory};
 
 /// Runs of bytes that a copy holds, at most: four kernel stacks, the user's registers, and the user stack, whose eleven

@@ -3,13 +3,13 @@
 use super::StackCopy;
 use crate::address::{PhysAddr, VirtAddr};
 use crate::current::{Areas, TaskPlaces};
+use crate::frame::FrameKind;
 use crate::kallsyms::table::SymbolTable;
 use crate::layout::{Layouts, StackLayout};
 use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
 use crate::paging::AddressSpace;
 use crate::pt_regs::{self, Mode};
-use crate::unwind::FrameKind;
 use crate::view::View;
 use symbols::bytes::{index, u64_at};
 use symbols::{Registers, StackMemory};

@@ -6,12 +6,11 @@ use super::reader::PerCpu;
 use super::{StackCopy, StackGaps, StackReader, StackSample};
 use crate::address::PhysAddr;
 use crate::current::TaskPlaces;
-use crate::layout::StackLayout;
+use crate::frame::FrameKind;
+use crate::layout::{MmLayout, StackLayout};
 use crate::memory::FlatMemory;
 use crate::paging::AddressSpace;
-use crate::process::MmLayout;
 use crate::pt_regs;
-use crate::unwind::FrameKind;
 use symbols::{Registers, StackMemory};
 
 /// Physical addresses: page tables of kernel and user, per-CPU variables, a task, and its stack.

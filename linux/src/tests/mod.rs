@@ -1,7 +1,7 @@
 //! The crate against synthetic guests.
 
+mod accounting;
 mod allocations;
-mod books;
 mod clock;
 mod current;
 mod find;
@@ -9,9 +9,9 @@ mod generated;
 mod hostile;
 mod iomem;
 mod lists;
+mod probe;
 mod process;
 mod task_scan;
-mod tripwire;
 
 use crate::fixture::{Config, Guest, Style};
 use crate::{FlatMemory, Kernel, Missing};

@@ -12,7 +12,7 @@ use std::ops::ControlFlow;
 
 use super::{INTERNAL_MASK, is_node};
 use crate::btf::Btf;
-use crate::layout::offset;
+use crate::btf::layout::{layout, offset};
 use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
 use crate::view::View;
@@ -35,38 +35,30 @@ mod kind {
     pub(super) const ARANGE_64: u64 = 3;
 }
 
-/// Where a kind of node has its arrays.
+/// Offsets and lengths of the arrays of a kind of node.
 #[derive(Debug, Clone, Copy)]
-struct NodeLayout {
+pub(crate) struct NodeLayout {
     pivot: usize,
     pivots: usize,
     slot: usize,
 }
 
-/// `struct maple_tree` and its nodes.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct MapleLayout {
-    root: usize,
-    range: NodeLayout,
-    arange: NodeLayout,
-}
-
-impl MapleLayout {
-    pub(crate) fn new(btf: &Btf) -> Result<Self, Missing> {
-        Ok(Self {
-            root: offset(btf, "maple_tree", "ma_root")?,
-            range: NodeLayout::new(btf, "maple_range_64")?,
-            arange: NodeLayout::new(btf, "maple_arange_64")?,
-        })
+layout! {
+    /// `struct maple_tree` and its nodes.
+    #[derive(Debug, Clone, Copy)]
+    MapleLayout {
+        root: usize = "maple_tree.ma_root",
+        range: NodeLayout => |btf| NodeLayout::new(btf, "maple_range_64"),
+        arange: NodeLayout => |btf| NodeLayout::new(btf, "maple_arange_64"),
     }
 }
 
 impl NodeLayout {
-    fn new(btf: &Btf, name: &str) -> Result<Self, Missing> {
+    fn new(btf: &Btf<'_>, name: &str) -> Result<Self, Missing> {
         let no_pivots = || Missing::NoField(format!("{name}.pivot"));
         let pivot = btf.member(name, "pivot").ok_or_else(no_pivots)?;
         let pivots = btf.elements(pivot).ok_or_else(no_pivots)?;
-        let slot = offset(btf, name, "slot")?;
+        let slot = offset(btf, &[&format!("{name}.slot")])?;
         // There is one slot more than pivots.
         let fits = pivots < MAX_SLOTS && pivot.offset + pivots * 8 <= NODE && slot + (pivots + 1) * 8 <= NODE;
         if fits { Ok(Self { pivot: pivot.offset, pivots, slot }) } else { Err(no_pivots()) }

@@ -11,8 +11,7 @@
 use std::ops::ControlFlow;
 
 use super::{INTERNAL, INTERNAL_MASK, is_node};
-use crate::btf::Btf;
-use crate::layout::offset;
+use crate::btf::layout::layout;
 use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
 use crate::view::View;
@@ -22,27 +21,19 @@ const MAX_NODES: usize = 16_384;
 /// Slots of a node, at most (`XA_CHUNK_SIZE`; 16 with `CONFIG_BASE_SMALL`).
 const MAX_SLOTS: usize = 64;
 
-/// `struct xarray` and `struct xa_node`.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct XArrayLayout {
-    head: usize,
-    shift: usize,
-    slots: usize,
-    /// `XA_CHUNK_SHIFT`.
-    chunk_shift: u32,
-}
-
-impl XArrayLayout {
-    pub(crate) fn new(btf: &Btf) -> Result<Self, Missing> {
-        let no_slots = || Missing::NoField("xa_node.slots".into());
-        let slots = btf.member("xa_node", "slots").ok_or_else(no_slots)?;
-        let count = btf.elements(slots).filter(|n| n.is_power_of_two() && (2..=MAX_SLOTS).contains(n));
-        Ok(Self {
-            head: offset(btf, "xarray", "xa_head")?,
-            shift: offset(btf, "xa_node", "shift")?,
-            slots: slots.offset,
-            chunk_shift: count.ok_or_else(no_slots)?.trailing_zeros(),
-        })
+layout! {
+    /// `struct xarray` and `struct xa_node`.
+    #[derive(Debug, Clone, Copy)]
+    XArrayLayout {
+        head: usize = "xarray.xa_head",
+        shift: usize = "xa_node.shift",
+        slots: usize = "xa_node.slots",
+        /// `XA_CHUNK_SHIFT`.
+        chunk_shift: u32 => |btf| {
+            let count = btf.member_by_path("xa_node.slots").and_then(|slots| btf.elements(slots));
+            let count = count.filter(|n| n.is_power_of_two() && (2..=MAX_SLOTS).contains(n));
+            Ok(count.ok_or_else(|| Missing::NoField("xa_node.slots".into()))?.trailing_zeros())
+        },
     }
 }
 

@@ -6,8 +6,9 @@
 //! RBP with bit 0 set: RBP - 1 -> pt_regs (ENCODE_FRAME_POINTER, arch/x86/include/asm/frame.h)
 //! ```
 
+use super::KernelUnwinder;
 use super::walk::{State, Step, word};
-use super::{Broken, KernelUnwinder, UserRegisters, WalkEnd};
+use crate::frame::{KernelWalkError, UserRegisters, WalkEnd};
 use crate::pt_regs::{self, PtRegs};
 use symbols::StackMemory;
 
@@ -39,11 +40,11 @@ impl KernelUnwinder {
     pub(super) fn step_by_generated_frame(&self, state: &mut State, stack: &impl StackMemory) -> Step {
         let (old_sp, old_bp) = (state.sp, state.bp);
         if old_bp < old_sp || old_bp & 7 != 0 {
-            return Err(Broken::UnknownCode);
+            return Err(KernelWalkError::UnknownCode);
         }
-        state.enter_frame(stack).map_err(|_| Broken::UnknownCode)?;
+        state.enter_frame(stack).map_err(|_| KernelWalkError::UnknownCode)?;
         if !self.is_code(state.ip) && !self.generated.contains(state.ip) && state.bp <= old_bp {
-            return Err(Broken::UnknownCode);
+            return Err(KernelWalkError::UnknownCode);
         }
         state.check_direction(old_sp, true)
     }
@@ -57,7 +58,7 @@ impl KernelUnwinder {
 
 impl State {
     /// To the frame that RBP tells.
-    fn enter_frame(&mut self, stack: &impl StackMemory) -> Result<(), Broken> {
+    fn enter_frame(&mut self, stack: &impl StackMemory) -> Result<(), KernelWalkError> {
         let (bp, ip) = (word(stack, self.bp)?, word(stack, self.bp.wrapping_add(8))?);
         self.enter_caller(ip, self.bp.wrapping_add(16), bp);
         Ok(())

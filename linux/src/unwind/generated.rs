@@ -1,8 +1,9 @@
 //! Steps out of code that the kernel has generated (see [`crate::GeneratedCode`]).
 
+use super::KernelUnwinder;
 use super::rule::{Kind, Rule};
 use super::walk::{State, Step};
-use super::{Broken, FrameKind, KernelUnwinder};
+use crate::frame::{FrameKind, KernelWalkError};
 use crate::generated::CallerRule;
 use symbols::StackMemory;
 
@@ -26,6 +27,6 @@ impl KernelUnwinder {
             // Code that has no name yet, or never gets one, is most likely BPF.
             Some(CallerRule::FramePointer) | None => return self.step_by_generated_frame(state, stack),
         };
-        self.apply(&rule.ok_or(Broken::NoRule)?, state, stack)
+        self.apply(&rule.ok_or(KernelWalkError::NoRule)?, state, stack)
     }
 }

@@ -25,7 +25,6 @@
 //! Tables are the guest's, so nothing in them is believed: at most [`MAX_RULES`] rules are kept, a walk takes no more
 //! steps than it may push frames, and the stack pointer may only go down where stacks are switched, a few times.
 
-mod frame;
 mod frame_pointer;
 mod generated;
 mod rule;
@@ -34,10 +33,9 @@ mod table;
 mod tests;
 mod walk;
 
-pub use frame::{Broken, FrameKind, KernelFrame, UserRegisters, WalkEnd};
-
 use std::sync::Arc;
 
+use crate::frame::{FrameKind, KernelFrame, KernelWalkError, WalkEnd};
 use crate::generated::GeneratedCode;
 use crate::kallsyms::table::SymbolTable;
 use crate::layout::OrcLayout;
@@ -186,7 +184,9 @@ impl KernelUnwinder {
             push(frame);
         });
         let user = match end {
-            WalkEnd::Complete | WalkEnd::Broken(Broken::EntryCode) if frames <= 1 && self.is_entry(copy) => {
+            WalkEnd::Complete | WalkEnd::Broken(KernelWalkError::EntryCode)
+                if frames <= 1 && self.is_entry(copy) =>
+            {
                 copy.entry_registers()
             }
             WalkEnd::Complete => copy.task_pt_regs(),

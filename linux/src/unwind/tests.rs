@@ -8,7 +8,8 @@ use proptest::prelude::*;
 
 use super::rule::{Base, Format, Kind, Numbers, Rule};
 use super::table::{Budget, Table};
-use super::{Broken, FrameKind, KernelFrame, KernelUnwinder, MAX_RULES, RETURN_HOOKS, WalkEnd};
+use super::{KernelUnwinder, MAX_RULES, RETURN_HOOKS};
+use crate::frame::{FrameKind, KernelFrame, KernelWalkError, WalkEnd};
 use crate::layout::{Bits, OrcLayout};
 use crate::missing::Missing;
 use crate::stack::StackCopy;
@@ -174,7 +175,7 @@ fn walk(unwinder: &KernelUnwinder, registers: Registers, stack: Vec<u64>) -> (Ve
     (frames, end)
 }
 
-fn reason(end: WalkEnd) -> Option<Broken> {
+fn reason(end: WalkEnd) -> Option<KernelWalkError> {
     if let WalkEnd::Broken(reason) = end { Some(reason) } else { None }
 }
 
@@ -279,29 +280,29 @@ fn what_is_wrong_is_told() {
     let mut unwinder = unwinder(&format, &rules);
     unwinder.hooks[0] = TEXT + 0x177;
     let ends = |rip: u64, stack: Vec<u64>| reason(walk(&unwinder, at(rip, STACK, STACK + 8), stack).1);
-    assert_eq!(ends(TEXT + 0x100, vec![0]), Some(Broken::NotCopied));
-    assert_eq!(ends(TEXT + 0x200, vec![0; 4]), Some(Broken::NotCopied));
-    assert_eq!(ends(TEXT + 0x300, vec![0; 4]), Some(Broken::NoRule));
-    assert_eq!(ends(TEXT + 0x50, vec![0; 4]), Some(Broken::NoRule));
-    assert_eq!(ends(ENTRY + 1, vec![0; 4]), Some(Broken::EntryCode));
-    assert_eq!(ends(TEXT + 0x500, vec![0; 40]), Some(Broken::BadRegisters));
-    assert_eq!(ends(END + 0x50, vec![0; 4]), Some(Broken::UnknownCode));
-    assert_eq!(ends(TEXT + 0x100, vec![0, TEXT + 0x177]), Some(Broken::ReturnHook));
+    assert_eq!(ends(TEXT + 0x100, vec![0]), Some(KernelWalkError::NotCopied));
+    assert_eq!(ends(TEXT + 0x200, vec![0; 4]), Some(KernelWalkError::NotCopied));
+    assert_eq!(ends(TEXT + 0x300, vec![0; 4]), Some(KernelWalkError::NoRule));
+    assert_eq!(ends(TEXT + 0x50, vec![0; 4]), Some(KernelWalkError::NoRule));
+    assert_eq!(ends(ENTRY + 1, vec![0; 4]), Some(KernelWalkError::EntryCode));
+    assert_eq!(ends(TEXT + 0x500, vec![0; 40]), Some(KernelWalkError::BadRegisters));
+    assert_eq!(ends(END + 0x50, vec![0; 4]), Some(KernelWalkError::UnknownCode));
+    assert_eq!(ends(TEXT + 0x100, vec![0, TEXT + 0x177]), Some(KernelWalkError::ReturnHook));
     // The hook has its own name, not that of the function before it.
     let (frames, _) = walk(&unwinder, at(TEXT + 0x100, STACK, 0), vec![0, TEXT + 0x177]);
     assert_eq!(frames, [(TEXT + 0x100, true), (TEXT + 0x177, true)]);
     // R13 behind a call is not known.
-    assert_eq!(ends(TEXT + 0x100, vec![0, TEXT + 0x401]), Some(Broken::NoRegister));
+    assert_eq!(ends(TEXT + 0x100, vec![0, TEXT + 0x401]), Some(KernelWalkError::NoRegister));
     // A function that returns to itself without end.
     let mut stack = vec![TEXT + 0x101; 200];
-    assert_eq!(ends(TEXT + 0x100, stack.clone()), Some(Broken::Limit));
+    assert_eq!(ends(TEXT + 0x100, stack.clone()), Some(KernelWalkError::Limit));
     stack[0] = TEXT + 0x601;
-    assert_eq!(ends(TEXT + 0x600, stack), Some(Broken::StackPointer));
-    for broken in [Broken::NoRule, Broken::EntryCode, Broken::BadRegisters] {
+    assert_eq!(ends(TEXT + 0x600, stack), Some(KernelWalkError::StackPointer));
+    for broken in [KernelWalkError::NoRule, KernelWalkError::EntryCode, KernelWalkError::BadRegisters] {
         let text = broken.to_string();
         assert!(text.len() < 50 && !text.contains('\n'), "{text}");
         let stored = serde_json::to_string(&broken).unwrap();
-        assert_eq!(serde_json::from_str::<Broken>(&stored).unwrap(), broken);
+        assert_eq!(serde_json::from_str::<KernelWalkError>(&stored).unwrap(), broken);
     }
 }
 
@@ -310,7 +311,7 @@ fn the_stack_pointer_may_not_go_down_by_calls() {
     let [_, _, format, _] = formats();
     let unwinder = unwinder(&format, &[rule(0x100, Kind::Call, (SP, 0)), rule(0x200, Kind::Bottom, (0, 0))]);
     let (_, end) = walk(&unwinder, at(TEXT + 0x100, STACK + 8, 0), vec![TEXT + 0x201, 0]);
-    assert_eq!(reason(end), Some(Broken::StackPointer));
+    assert_eq!(reason(end), Some(KernelWalkError::StackPointer));
 }
 
 #[test]
@@ -348,7 +349,7 @@ fn generated_code_is_left_by_its_frame_pointer() {
         walk(&unwinder, at(MODULE, STACK, STACK + 16), vec![1, 2, STACK + 64, TEXT + 0x201, 0]);
     assert_eq!((frames, end), (vec![(MODULE, true), (TEXT + 0x201, false)], WalkEnd::Complete));
     let (_, end) = walk(&unwinder, at(MODULE, STACK, STACK + 16), vec![1, 2, 0, 3, 0]);
-    assert_eq!(reason(end), Some(Broken::UnknownCode));
+    assert_eq!(reason(end), Some(KernelWalkError::UnknownCode));
 }
 
 #[test]
@@ -364,7 +365,7 @@ fn modules_have_tables_of_their_own() {
     let (frames, end) = walk(&unwinder, at(MODULE + 0x5fff, STACK, 0), vec![0, TEXT + 0x201]);
     assert_eq!((frames.len(), end), (2, WalkEnd::Complete));
     let (_, end) = walk(&unwinder, at(MODULE + 0x6000, STACK, 0), vec![0, TEXT + 0x201]);
-    assert_eq!(reason(end), Some(Broken::UnknownCode));
+    assert_eq!(reason(end), Some(KernelWalkError::UnknownCode));
 }
 
 #[test]
@@ -465,7 +466,7 @@ proptest! {
         let stack = Words(STACK, words);
         let end = unwinder.walk(&Registers { gpr, rip }, &stack, limit, |_| frames += 1);
         prop_assert!(frames <= limit);
-        prop_assert!(limit > 0 || reason(end) == Some(Broken::Limit));
+        prop_assert!(limit > 0 || reason(end) == Some(KernelWalkError::Limit));
     }
 
     #[test]
@@ -498,7 +499,7 @@ fn a_copy_tells_the_users_registers_where_rules_do_not() {
     }
     let mut copy = crate::StackCopy::new();
     guest.copy_at(TEXT, 0, 0x200, &mut copy);
-    assert_eq!(reason(unwinder.walk_copy(&copy, 10, |_| ())), Some(Broken::NoRule));
+    assert_eq!(reason(unwinder.walk_copy(&copy, 10, |_| ())), Some(KernelWalkError::NoRule));
     // In user mode there is nothing to walk.
     guest.copy_at(0x1234, 3, 0x200, &mut copy);
     let end = unwinder.walk_copy(&copy, 10, |frame| panic!("{frame:?}"));

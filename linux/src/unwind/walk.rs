@@ -1,8 +1,9 @@
 //! A walk from frame to frame.
 
+use super::KernelUnwinder;
 use super::rule::{Base, Kind, Rule};
-use super::{Broken, FrameKind, KernelFrame, KernelUnwinder, UserRegisters, WalkEnd};
 use crate::address::VirtAddr;
+use crate::frame::{FrameKind, KernelFrame, KernelWalkError, UserRegisters, WalkEnd};
 use crate::pt_regs::{self, Mode, PtRegs};
 use crate::stack::StackCopy;
 use symbols::{Registers, StackMemory};
@@ -44,12 +45,12 @@ pub(super) struct State {
 }
 
 /// Where a step leads: an end, or, with `None`, to the frame that the state is now at.
-pub(super) type Step = Result<Option<WalkEnd>, Broken>;
+pub(super) type Step = Result<Option<WalkEnd>, KernelWalkError>;
 
 /// A word of the stack.
 #[inline]
-pub(super) fn word(stack: &impl StackMemory, at: u64) -> Result<u64, Broken> {
-    stack.read_u64(at).ok_or(Broken::NotCopied)
+pub(super) fn word(stack: &impl StackMemory, at: u64) -> Result<u64, KernelWalkError> {
+    stack.read_u64(at).ok_or(KernelWalkError::NotCopied)
 }
 
 impl KernelUnwinder {
@@ -73,7 +74,7 @@ impl KernelUnwinder {
                 Err(reason) => return WalkEnd::Broken(reason),
             }
         }
-        WalkEnd::Broken(Broken::Limit)
+        WalkEnd::Broken(KernelWalkError::Limit)
     }
 
     /// True where a tracer has replaced the return address.
@@ -111,7 +112,7 @@ impl KernelUnwinder {
     /// While it switches stacks, the kernel fills the processor's return stack buffer with calls (FILL_RETURN_BUFFER,
     /// arch/x86/include/asm/nospec-branch.h), which the rules get wrong. Above their return addresses lies what is saved
     /// of a task that does not run. False where the rule leads to code.
-    fn leave_stuffing(&self, state: &mut State, stack: &impl StackMemory) -> Result<bool, Broken> {
+    fn leave_stuffing(&self, state: &mut State, stack: &impl StackMemory) -> Result<bool, KernelWalkError> {
         let inside = |at: u64| at.checked_sub(self.switch).is_some_and(|offset| offset < SWITCH_BYTES);
         if state.kind != FrameKind::Exact || !inside(state.ip) {
             return Ok(false);
@@ -134,7 +135,7 @@ impl KernelUnwinder {
 
     fn step(&self, state: &mut State, stack: &impl StackMemory) -> Step {
         if self.is_at_hook(state) {
-            return Err(Broken::ReturnHook);
+            return Err(KernelWalkError::ReturnHook);
         }
         if self.orc.is_err() {
             return self.step_by_frame_pointer(state, stack);
@@ -150,7 +151,7 @@ impl KernelUnwinder {
         let rule = self.thunk_rule(state).or(rule);
         match rule {
             Some(rule) => self.apply(&rule, state, stack),
-            None if self.is_code(at) => Err(Broken::NoRule),
+            None if self.is_code(at) => Err(KernelWalkError::NoRule),
             None => self.step_out_of_generated_code(at, state, stack),
         }
     }
@@ -166,8 +167,8 @@ impl KernelUnwinder {
     pub(super) fn apply(&self, rule: &Rule, state: &mut State, stack: &impl StackMemory) -> Step {
         match rule.kind {
             Kind::Bottom => return Ok(Some(WalkEnd::Complete)),
-            Kind::Undefined if self.in_entry_code(state.ip) => return Err(Broken::EntryCode),
-            Kind::Undefined => return Err(Broken::NoRule),
+            Kind::Undefined if self.in_entry_code(state.ip) => return Err(KernelWalkError::EntryCode),
+            Kind::Undefined => return Err(KernelWalkError::NoRule),
             Kind::Call | Kind::Regs | Kind::Partial => {}
         }
         let sp = state.previous_sp(rule, stack)?;
@@ -176,7 +177,7 @@ impl KernelUnwinder {
             Kind::Regs => state.enter_registers(sp, stack)?,
             Kind::Partial => match state.enter_iret_frame(sp, stack) {
                 // A rule that is late by one instruction: all registers have been pushed already.
-                Err(Broken::BadRegisters) if self.in_entry_code(state.ip) => {
+                Err(KernelWalkError::BadRegisters) if self.in_entry_code(state.ip) => {
                     state.enter_registers(old_sp, stack)?
                 }
                 step => step?,
@@ -195,7 +196,7 @@ impl KernelUnwinder {
             Base::PreviousSp => state.bp = saved_at(sp)?,
             Base::Bp => state.bp = saved_at(old_bp)?,
             Base::Undefined => {}
-            _ => return Err(Broken::NoRule),
+            _ => return Err(KernelWalkError::NoRule),
         }
         state.check_direction(old_sp, rule.kind == Kind::Call && rule.sp == Base::Sp)
     }
@@ -219,17 +220,18 @@ impl State {
         if self.sp <= old_sp {
             self.switches += 1;
             if same_stack || self.switches > MAX_SWITCHES {
-                return Err(Broken::StackPointer);
+                return Err(KernelWalkError::StackPointer);
             }
         }
         Ok(None)
     }
 
     /// The caller's stack pointer.
-    fn previous_sp(&self, rule: &Rule, stack: &impl StackMemory) -> Result<u64, Broken> {
+    fn previous_sp(&self, rule: &Rule, stack: &impl StackMemory) -> Result<u64, KernelWalkError> {
         let offset = i64::from(rule.sp_offset);
-        let register =
-            |number: usize| self.gpr.get(number).copied().filter(|_| self.known).ok_or(Broken::NoRegister);
+        let register = |number: usize| {
+            self.gpr.get(number).copied().filter(|_| self.known).ok_or(KernelWalkError::NoRegister)
+        };
         match rule.sp {
             Base::Sp => Ok(self.sp.wrapping_add_signed(offset)),
             Base::Bp => Ok(self.bp.wrapping_add_signed(offset)),
@@ -240,7 +242,7 @@ impl State {
             Base::Di => register(DI),
             Base::Dx => register(DX),
             Base::Ax => register(AX),
-            Base::Undefined | Base::PreviousSp => Err(Broken::NoRule),
+            Base::Undefined | Base::PreviousSp => Err(KernelWalkError::NoRule),
         }
     }
 
@@ -259,8 +261,8 @@ impl State {
         } else {
             PtRegs::read(stack, at)
         };
-        let regs = regs.ok_or(Broken::NotCopied)?;
-        if regs.mode().ok_or(Broken::BadRegisters)? == Mode::User {
+        let regs = regs.ok_or(KernelWalkError::NotCopied)?;
+        if regs.mode().ok_or(KernelWalkError::BadRegisters)? == Mode::User {
             return Ok(UserRegisters::new(regs).map(WalkEnd::User));
         }
         let Registers { gpr, rip } = regs.registers;
@@ -274,7 +276,7 @@ impl State {
     fn enter_iret_frame(&mut self, at: u64, stack: &impl StackMemory) -> Step {
         let field = |offset: u64| word(stack, at.wrapping_add(offset - pt_regs::IRET));
         let (ip, cs, sp) = (field(pt_regs::IRET)?, field(pt_regs::CS)?, field(pt_regs::SP)?);
-        if Mode::of(cs).ok_or(Broken::BadRegisters)? == Mode::User {
+        if Mode::of(cs).ok_or(KernelWalkError::BadRegisters)? == Mode::User {
             let gpr = if self.known { self.gpr } else { [0; 16] };
             let mut registers = Registers { gpr, rip: ip };
             registers.gpr[Registers::RBP] = self.bp;

@@ -16,7 +16,7 @@ use std::process::Command;
 use std::time::Instant;
 
 use process::{File, Files, Mappings};
-use symbols::cfi::{Broken, CfiTable, Images, UserEnd, UserFrame, UserUnwinder};
+use symbols::cfi::{CfiTable, Images, UserEnd, UserFrame, UserUnwinder, UserWalkError};
 use symbols::{Registers, StackMemory};
 
 const LIMIT: usize = 250;
@@ -163,7 +163,7 @@ fn measure(stops: &[Stop], mappings: &[Mappings]) {
             mappings[stop.mappings].generation.set(generation);
             let pushed = |_| frames += 1;
             let end = unwinder.walk(&stop.registers, &stop.stack, &mappings[stop.mappings], LIMIT, pushed);
-            assert_ne!(end, UserEnd::Broken(Broken::TooDeep));
+            assert_ne!(end, UserEnd::Broken(UserWalkError::TooDeep));
         }
         start.elapsed().div_f64(f64::from(frames.max(1)))
     };

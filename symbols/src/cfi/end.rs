@@ -10,12 +10,12 @@ pub enum UserEnd {
     Complete,
     /// Before it: callers are missing.
     #[error("{0}")]
-    Broken(Broken),
+    Broken(UserWalkError),
 }
 
 /// Why the callers of a frame are not known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, thiserror::Error)]
-pub enum Broken {
+pub enum UserWalkError {
     /// A page of the stack was not present when it was to be read.
     #[error("stack page not present")]
     StackNotPresent,
@@ -54,8 +54,8 @@ pub enum Broken {
     TooDeep,
 }
 
-impl From<Broken> for UserEnd {
-    fn from(why: Broken) -> Self {
+impl From<UserWalkError> for UserEnd {
+    fn from(why: UserWalkError) -> Self {
         Self::Broken(why)
     }
 }

@@ -5,7 +5,7 @@ use gimli::{
     UnitOffset, Value,
 };
 
-use super::Broken;
+use super::UserWalkError;
 use super::frame::{State, missing};
 use super::table::{Bytes, Section};
 use super::work::Work;
@@ -48,10 +48,10 @@ pub(super) fn evaluate(
     state: &State,
     stack: &impl StackMemory,
     work: &mut Work,
-) -> Result<u64, Broken> {
+) -> Result<u64, UserWalkError> {
     work.take(UNITS)?;
     if has_huge_piece(expression) {
-        return Err(Broken::BadCfi);
+        return Err(UserWalkError::BadCfi);
     }
     let mut evaluation = Evaluation::<_, Storage>::new_in(expression, ENCODING);
     evaluation.set_max_iterations(MAX_OPERATIONS);
@@ -68,12 +68,12 @@ pub(super) fn evaluate(
             Ok(EvaluationResult::RequiresRegister { register, base_type: UnitOffset(0) }) => {
                 evaluation.resume_with_register(Value::Generic(state.get(usize::from(register.0))?))
             }
-            _ => return Err(Broken::BadCfi),
+            _ => return Err(UserWalkError::BadCfi),
         };
     }
     match evaluation.value_result() {
         Some(Value::Generic(value)) => Ok(value),
-        _ => Err(Broken::BadCfi),
+        _ => Err(UserWalkError::BadCfi),
     }
 }
 
@@ -92,12 +92,12 @@ fn has_huge_piece(expression: Bytes<'_>) -> bool {
 }
 
 /// `size` bytes at `address`, as the low bytes of a word.
-fn read(stack: &impl StackMemory, address: u64, size: u8) -> Result<u64, Broken> {
+fn read(stack: &impl StackMemory, address: u64, size: u8) -> Result<u64, UserWalkError> {
     let word = stack.read_u64(address).ok_or_else(|| missing(stack, address))?;
-    let spare = 64_usize.checked_sub(index(u64::from(size) * 8)).ok_or(Broken::BadCfi)?;
+    let spare = 64_usize.checked_sub(index(u64::from(size) * 8)).ok_or(UserWalkError::BadCfi)?;
     match spare {
         0 => Ok(word),
-        64 => Err(Broken::BadCfi),
+        64 => Err(UserWalkError::BadCfi),
         _ => Ok(word << spare >> spare),
     }
 }

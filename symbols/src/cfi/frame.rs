@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::row::{COLUMNS, Cfa, General, PRESERVED, RA, Rule, Usual};
 use super::work::Work;
-use super::{Broken, CfiTable, expression};
+use super::{CfiTable, UserWalkError, expression};
 use crate::registers::{Registers, StackMemory};
 
 /// One frame of a user stack.
@@ -70,9 +70,9 @@ impl State {
     }
 
     /// Value of a column.
-    pub fn get(&self, column: usize) -> Result<u64, Broken> {
-        let value = *self.values.get(column).ok_or(Broken::BadCfi)?;
-        if self.known & (1 << column) == 0 { Err(Broken::RegisterUnknown) } else { Ok(value) }
+    pub fn get(&self, column: usize) -> Result<u64, UserWalkError> {
+        let value = *self.values.get(column).ok_or(UserWalkError::BadCfi)?;
+        if self.known & (1 << column) == 0 { Err(UserWalkError::RegisterUnknown) } else { Ok(value) }
     }
 
     /// RSP, which every step makes known.
@@ -103,7 +103,7 @@ impl State {
     }
 
     /// To the caller, by a usual row.
-    pub fn step_usual(&mut self, row: &Usual, stack: &impl StackMemory) -> Result<(), Broken> {
+    pub fn step_usual(&mut self, row: &Usual, stack: &impl StackMemory) -> Result<(), UserWalkError> {
         let cfa = self.get(row.cfa_register.into())?.wrapping_add_signed(row.cfa_offset.into());
         let at = cfa.wrapping_sub(8);
         let rip = stack.read_u64(at).ok_or_else(|| missing(stack, at))?;
@@ -124,10 +124,10 @@ impl State {
         table: &CfiTable,
         stack: &impl StackMemory,
         work: &mut Work,
-    ) -> Result<(), Broken> {
+    ) -> Result<(), UserWalkError> {
         let from = self.clone();
         let mut evaluate = |at, cfa| {
-            let bytes = table.expression(at).ok_or(Broken::BadCfi)?;
+            let bytes = table.expression(at).ok_or(UserWalkError::BadCfi)?;
             expression::evaluate(bytes, cfa, &from, stack, work)
         };
         let read = |at| stack.read_u64(at).ok_or_else(|| missing(stack, at));
@@ -139,7 +139,7 @@ impl State {
         for (column, rule) in row.rules.iter().enumerate() {
             let value = match *rule {
                 Rule::Same => continue,
-                Rule::Undefined => Err(Broken::RegisterUnknown),
+                Rule::Undefined => Err(UserWalkError::RegisterUnknown),
                 Rule::Saved(offset) => read(cfa.wrapping_add_signed(offset)),
                 Rule::Value(offset) => Ok(cfa.wrapping_add_signed(offset)),
                 Rule::Register(register) => from.get(register.into()),
@@ -157,6 +157,6 @@ impl State {
 }
 
 /// Why there is no word at `at`.
-pub(super) fn missing(stack: &impl StackMemory, at: u64) -> Broken {
-    if stack.is_not_present(at) { Broken::StackNotPresent } else { Broken::StackNotCopied }
+pub(super) fn missing(stack: &impl StackMemory, at: u64) -> UserWalkError {
+    if stack.is_not_present(at) { UserWalkError::StackNotPresent } else { UserWalkError::StackNotCopied }
 }

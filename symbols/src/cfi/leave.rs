@@ -24,7 +24,7 @@ use iced_x86::{
     OpAccess, OpKind, Register,
 };
 
-use super::Broken;
+use super::UserWalkError;
 use super::code::{LONGEST_CALL, ends_with_call};
 use super::frame::{Place, State};
 use super::images::{Image, ImageCode, Images};
@@ -152,7 +152,7 @@ impl Search {
         stack: &impl StackMemory,
         images: &I,
         work: &mut Work,
-    ) -> Result<Option<(Way, Left)>, Broken> {
+    ) -> Result<Option<(Way, Left)>, UserWalkError> {
         let mut info = InstructionInfoFactory::new();
         while let Some((mut at, mut way)) = self.waiting.pop_front() {
             let mut code = Chunk::default();

@@ -10,7 +10,7 @@ use gimli::{
 use super::index::FdeIndex;
 use super::row::{Row, RowContext};
 use super::work::Work;
-use super::{Broken, expression};
+use super::{UserWalkError, expression};
 use crate::bytes::{index, u32_at};
 use crate::go::GoTable;
 
@@ -147,7 +147,12 @@ impl CfiTable {
     }
 
     /// The rules at `address`. An error is one of this walk alone; what is wrong with the table becomes a row.
-    pub(super) fn row(&self, address: u64, context: &mut RowContext, work: &mut Work) -> Result<Row, Broken> {
+    pub(super) fn row(
+        &self,
+        address: u64,
+        context: &mut RowContext,
+        work: &mut Work,
+    ) -> Result<Row, UserWalkError> {
         let Some((section, fde)) = self.entry(address) else {
             return Ok(self.go.as_ref().and_then(|go| go.frame(address)).map_or(Row::NoCfi, Row::of_go));
         };

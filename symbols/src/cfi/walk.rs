@@ -7,7 +7,7 @@ use super::images::{Image, ImageCode, Images};
 use super::row::{Row, RowContext};
 use super::ways::Ways;
 use super::work::Work;
-use super::{Broken, CacheUse, UserEnd};
+use super::{CacheUse, UserEnd, UserWalkError};
 use crate::registers::{Registers, StackMemory};
 
 /// Signal frames in one walk whose stack may lie anywhere; elsewhere a caller lies above its callee.
@@ -55,7 +55,7 @@ impl UserUnwinder {
         for _ in 0..limit {
             let image = images.find(frame.lookup_address());
             if image.is_none() && frame.place == Place::Return {
-                return Broken::NotMapped.into();
+                return UserWalkError::NotMapped.into();
             }
             push(frame);
             frame = match self.step(&mut state, frame, image, stack, images, &mut bounds) {
@@ -63,7 +63,7 @@ impl UserUnwinder {
                 Err(end) => return end,
             };
         }
-        Broken::TooDeep.into()
+        UserWalkError::TooDeep.into()
     }
 
     /// Moves `state` to the caller of `frame`.
@@ -90,7 +90,7 @@ impl UserUnwinder {
                         doubt: Some(Doubt::Code),
                     });
                 }
-                Guess::Jumped => return Err(Broken::CfaBackwards.into()),
+                Guess::Jumped => return Err(UserWalkError::CfaBackwards.into()),
                 Guess::Outermost => return Err(UserEnd::Complete),
                 Guess::Nothing => return Err(uncovered(image).into()),
             },
@@ -99,12 +99,12 @@ impl UserUnwinder {
             Place::Exact => {
                 bounds.signal_frames += 1;
                 if bounds.signal_frames > SIGNAL_FRAMES {
-                    return Err(Broken::SignalStacks.into());
+                    return Err(UserWalkError::SignalStacks.into());
                 }
             }
             // Nothing calls address 0's neighbour: the return address of whoever started a thread by hand.
             Place::Return if state.rip() == 0 => return Err(UserEnd::Complete),
-            Place::Return if state.rsp() <= rsp => return Err(Broken::CfaBackwards.into()),
+            Place::Return if state.rsp() <= rsp => return Err(UserWalkError::CfaBackwards.into()),
             Place::Return => (),
         }
         Ok(UserFrame { address: state.rip(), place, doubt })
@@ -124,7 +124,7 @@ impl UserUnwinder {
         let compute = || table.row(address, &mut self.context, &mut bounds.work);
         match self.cache.row(id, address, compute)? {
             Row::NoCfi => return Ok(None),
-            Row::Bad => return Err(Broken::BadCfi.into()),
+            Row::Bad => return Err(UserWalkError::BadCfi.into()),
             Row::Outermost => return Err(UserEnd::Complete),
             Row::Usual(row) => state.step_usual(row, stack)?,
             Row::General(row) => {
@@ -146,11 +146,11 @@ struct Bounds {
 }
 
 /// Why code without CFI has none.
-fn uncovered(image: Option<Image<'_>>) -> Broken {
+fn uncovered(image: Option<Image<'_>>) -> UserWalkError {
     match image.map(|image| image.code) {
-        None => Broken::NotMapped,
-        Some(ImageCode::Cfi(_) | ImageCode::NoCfi) => Broken::NoCfi,
-        Some(ImageCode::Anonymous) => Broken::AnonymousCode,
-        Some(ImageCode::NotRead) => Broken::NoFile,
+        None => UserWalkError::NotMapped,
+        Some(ImageCode::Cfi(_) | ImageCode::NoCfi) => UserWalkError::NoCfi,
+        Some(ImageCode::Anonymous) => UserWalkError::AnonymousCode,
+        Some(ImageCode::NotRead) => UserWalkError::NoFile,
     }
 }

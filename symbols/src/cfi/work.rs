@@ -1,6 +1,6 @@
 //! What a walk may cost.
 
-use super::Broken;
+use super::UserWalkError;
 
 /// Units of work in one walk: bytes of CFI that are read, and [`super::expression::UNITS`] for each expression. An FDE
 /// and its CIE have 60 bytes on average in Debian 12's python3.11: 250 frames with no row in the cache are 15,000 units.
@@ -16,9 +16,9 @@ impl Work {
     }
 
     /// Takes `units` away.
-    pub fn take(&mut self, units: usize) -> Result<(), Broken> {
+    pub fn take(&mut self, units: usize) -> Result<(), UserWalkError> {
         let left = u32::try_from(units).ok().and_then(|units| self.0.checked_sub(units));
-        self.0 = left.ok_or(Broken::TooCostly)?;
+        self.0 = left.ok_or(UserWalkError::TooCostly)?;
         Ok(())
     }
 }

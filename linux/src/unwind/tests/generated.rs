@@ -68,7 +68,7 @@ fn a_tracers_trampoline_leads_to_the_traced_function_and_its_caller() {
 fn a_copy_of_no_known_code_has_no_rule() {
     let (guest, unwinder) = generating(|guest| guest.set_tracer_size(0x99));
     let rip = guest.generated(TRACERS[0].0 + 8);
-    assert_eq!(reason(frames(&unwinder, rip, STACK + 8, &[CALLER; 8]).1), Some(Broken::NoRule));
+    assert_eq!(reason(frames(&unwinder, rip, STACK + 8, &[CALLER; 8]).1), Some(KernelWalkError::NoRule));
 }
 
 #[test]
@@ -130,7 +130,7 @@ fn an_optimized_probe_leads_to_the_function_that_it_is_in() {
     }
     // Another function's instructions have another function's rule.
     for rip in [guest.generated(PROBES[0]) + 8, guest.generated(PROBES[1]) + 8] {
-        assert_eq!(reason(frames(&unwinder, rip, STACK + 8, &[CALLER; 8]).1), Some(Broken::NoRule));
+        assert_eq!(reason(frames(&unwinder, rip, STACK + 8, &[CALLER; 8]).1), Some(KernelWalkError::NoRule));
     }
 }
 

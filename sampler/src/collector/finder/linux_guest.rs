@@ -97,7 +97,7 @@ impl Guest for LinuxGuest {
             None => Arc::new(Kernel::find(&self.memory, cr3, five_level)?),
         };
         self.kernel = Some(Arc::clone(&kernel));
-        if let Some(place) = kernel.place() {
+        if let Some(place) = kernel.identity() {
             // Set once: there is no second kernel.
             let _ = self.place.set(place);
         }
@@ -193,13 +193,13 @@ impl Guest for LinuxGuest {
     fn tasks(&mut self) -> Result<Listed, Missing> {
         let kernel = self.kernel()?;
         let read_ns = monotonic_ns();
-        let processes = match kernel.books(&self.memory) {
+        let processes = match kernel.process_cpu_times(&self.memory) {
             Ok(processes) => processes,
             Err(reason) => return Ok(Listed { tasks: kernel.tasks(&self.memory)?, books: Err(reason) }),
         };
         let threads = processes.iter().flat_map(|process| &process.threads);
         let tasks = threads.map(|thread| thread.task).collect();
-        let cpus = kernel.cpu_books(&self.memory);
+        let cpus = kernel.cpu_stats(&self.memory);
         Ok(Listed { tasks, books: cpus.map(|cpus| AllBooks { read_ns, cpus, processes }) })
     }
 }

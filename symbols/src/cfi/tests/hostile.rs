@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use super::builder::{Builder, EH_FRAME, HEADER, cfa_offset, saved};
 use super::{BIAS, Process, RSP, Words, registers, walk_with};
-use crate::cfi::{Broken, CfiSection, CfiSections, CfiTable, ImageCode};
+use crate::cfi::{CfiSection, CfiSections, CfiTable, ImageCode, UserWalkError};
 
 fn section(bytes: &[u8], address: u64) -> Option<CfiSection> {
     Some(CfiSection { bytes: bytes.into(), address })
@@ -120,6 +120,6 @@ fn a_piece_of_more_bits_than_can_be_counted_is_bad_cfi() {
         let table = Builder::new().function(0x1000, &rules).table();
         let process = Process { file: ImageCode::Cfi(&table), code: Vec::new() };
         let (frames, end) = walk_with(&process, &registers(BIAS + 0x1010, RSP, 0), &Words::default());
-        assert_eq!((frames.len(), end), (1, Broken::BadCfi.into()), "{expression:?}");
+        assert_eq!((frames.len(), end), (1, UserWalkError::BadCfi.into()), "{expression:?}");
     }
 }

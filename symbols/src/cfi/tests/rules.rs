@@ -2,7 +2,7 @@
 
 use super::builder::{Builder, OUTERMOST, cfa_offset, saved};
 use super::{BIAS, Process, RSP, Words, addresses, registers, walk};
-use crate::cfi::{Broken, Doubt, ImageCode, Place, UserEnd, UserUnwinder};
+use crate::cfi::{Doubt, ImageCode, Place, UserEnd, UserUnwinder, UserWalkError};
 use crate::registers::Registers;
 
 /// `inner` at 0x1000 with its rules, called by `main` at 0x2000 whose CFA is RBP + 16, called by the outermost function.
@@ -54,7 +54,7 @@ fn expressions_registers_and_values_give_the_same_frames() {
 fn an_undefined_register_is_not_used_for_a_frame() {
     let rules = [&cfa_offset(32)[..], &[0x07, 6]].concat();
     let (frames, end) = walk(called_by_rbp(&rules), &registers(CHAIN[0], RSP, RSP + 32), &stack());
-    assert_eq!((addresses(&frames), end), (CHAIN[..2].to_vec(), Broken::RegisterUnknown.into()));
+    assert_eq!((addresses(&frames), end), (CHAIN[..2].to_vec(), UserWalkError::RegisterUnknown.into()));
 }
 
 #[test]

@@ -32,7 +32,7 @@ fn a_leaf_returns_to_behind_a_call() {
     let with = walked(&process(&table, true), &from, &stack);
     assert_eq!(with, (expected, Some(Doubt::ReturnAddress), UserEnd::Complete));
     let without = walked(&process(&table, false), &from, &stack);
-    assert_eq!(without, (vec![LEAF], None, crate::cfi::Broken::NoCfi.into()));
+    assert_eq!(without, (vec![LEAF], None, crate::cfi::UserWalkError::NoCfi.into()));
 }
 
 #[test]
@@ -171,7 +171,7 @@ fn a_way_that_is_not_sure_leads_nowhere() {
     for code in ways {
         let words = Words::new([(RSP, JIT + 0x208), (RSP + 24, CALLER), (RSP + 32, CALLER)]);
         let (frames, end) = walk_with(&made(&table, code), &registers(MADE, RSP, 3), &words);
-        let expected = (vec![MADE], crate::cfi::Broken::AnonymousCode.into());
+        let expected = (vec![MADE], crate::cfi::UserWalkError::AnonymousCode.into());
         assert_eq!((addresses(&frames), end), expected, "{code:x?}");
     }
 }

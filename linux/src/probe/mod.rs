@@ -22,11 +22,9 @@
 //! `mutex_lock(&text_mutex)`: the instruction that loads the argument is as good a place.
 //! Knows nothing of how the calls are seen.
 
+mod sched_state;
 mod site;
-mod state;
 mod trace;
 
-pub use site::{Event, ProbeSite, ProbeSites};
-pub(crate) use state::StateLayout;
-pub use state::{RunState, SchedState, SchedStateReader};
-pub(crate) use trace::TraceLayout;
+pub use sched_state::{RunState, SchedState, SchedStateReader};
+pub use site::{ProbeEvent, ProbeSite, ProbeSites};

@@ -1,8 +1,8 @@
 //! The books of a process at the moment at which nothing will be left of it.
 
-use super::layout::{Ended, TaskTimes};
 use super::{ChildCpuTimes, CpuTime, Kernel};
 use crate::current::{Areas, TaskPlaces};
+use crate::layout::{EndedTimesLayout, TaskTimesLayout};
 use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
 
@@ -12,7 +12,7 @@ pub struct ExitAccounting {
     /// All its threads together.
     pub time: CpuTime,
     /// User and system time as its parent is told them (wait4), ns.
-    pub told: (u64, u64),
+    pub reported: (u64, u64),
     /// Children that it has waited for.
     pub children: ChildCpuTimes,
 }
@@ -21,8 +21,8 @@ pub struct ExitAccounting {
 #[derive(Debug, Clone)]
 pub struct ExitAccountingReader {
     places: TaskPlaces,
-    times: TaskTimes,
-    ended: Ended,
+    times: TaskTimesLayout,
+    ended: EndedTimesLayout,
     /// `task_struct.signal`.
     signal: usize,
 }
@@ -41,7 +41,7 @@ impl ExitAccountingReader {
         Some(ExitAccounting {
             time,
             children,
-            told: time.told(self.ended.told_before(|offset| word(signal, offset))),
+            reported: time.reported(self.ended.reported_before(|offset| word(signal, offset))),
         })
     }
 }
@@ -51,7 +51,10 @@ impl Kernel {
     ///
     /// # Errors
     /// What is missing; [`Missing::may_come`] tells if asking again makes sense.
-    pub fn last_books(&self, memory: &impl PhysicalMemory) -> Result<ExitAccountingReader, Missing> {
+    pub fn exit_accounting_reader(
+        &self,
+        memory: &impl PhysicalMemory,
+    ) -> Result<ExitAccountingReader, Missing> {
         let layouts = self.layouts.as_ref().map_err(Clone::clone)?;
         let symbols = self.symbol_table()?;
         let view = self.view(memory);
@@ -59,8 +62,8 @@ impl Kernel {
         let areas = Areas::new(&view, symbols, self.symbol("__per_cpu_offset")?, queues)?;
         Ok(ExitAccountingReader {
             places: TaskPlaces::new(&view, symbols, areas.first(queues)?)?,
-            times: layouts.books.task.clone()?,
-            ended: layouts.books.ended.clone()?,
+            times: layouts.accounting.task.clone()?,
+            ended: layouts.accounting.ended.clone()?,
             signal: layouts.threads.clone()?.signal,
         })
     }

@@ -2,9 +2,7 @@
 
 use super::site::ProbeSites;
 use crate::address::PhysAddr;
-use crate::btf::Btf;
 use crate::kernel::Kernel;
-use crate::layout::offset;
 use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
 use symbols::bytes::index;
@@ -17,36 +15,6 @@ const MAX_GROUPS: usize = 1 << 16;
 const MAX_RECORDS: u64 = 1 << 20;
 /// Bytes of records that are read at once.
 const BLOCK: usize = 4096;
-
-/// Offsets of the function tracer's records.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct TraceLayout {
-    /// Of `ftrace_page`: the next one, the records, their number.
-    next: usize,
-    records: usize,
-    count: usize,
-    /// Bytes of a record, and of its members.
-    record: usize,
-    ip: usize,
-    flags: usize,
-}
-
-impl TraceLayout {
-    pub(crate) fn new(btf: &Btf) -> Result<Self, Missing> {
-        let group = |member| offset(btf, "ftrace_page", member);
-        let record = |member| offset(btf, "dyn_ftrace", member);
-        let (ip, flags) = (record("ip")?, record("flags")?);
-        let size = btf.size_of("dyn_ftrace").filter(|size| (ip.max(flags) + 8..=64).contains(size));
-        Ok(Self {
-            next: group("next")?,
-            records: group("records")?,
-            count: group("index")?,
-            record: size.ok_or_else(|| Missing::NoField("dyn_ftrace".to_owned()))?,
-            ip,
-            flags,
-        })
-    }
-}
 
 impl Kernel {
     /// Where the function tracer counts the tracers of the functions whose no-ops are at `sites`, in any order.

@@ -1,19 +1,17 @@
 //! What the guest itself believes about its CPU time: the numbers behind getrusage, `/proc/PID/stat` and `/proc/stat`.
 
-mod last;
-mod layout;
+mod exit;
 
 use serde::{Deserialize, Serialize};
 
 use crate::current::Areas;
 use crate::kernel::Kernel;
+use crate::layout::{EndedTimesLayout, TaskTimesLayout};
 use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
 use crate::task::{self, MAX_TASKS, TaskSnapshot};
 use crate::view::View;
-pub use last::{ExitAccounting, ExitAccountingReader};
-pub(crate) use layout::AccountingLayout;
-use layout::{Ended, TaskTimes};
+pub use exit::{ExitAccounting, ExitAccountingReader};
 
 /// CPU time as a kernel keeps it of a thread, or of all threads of a process, ns.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -49,7 +47,7 @@ impl CpuTime {
 
     /// User and system time as the kernel tells them, ns: the ticks' proportion of the scheduler's run time
     /// (`cputime_adjust`, kernel/sched/cputime.c, 4.11 to 6.18), never less than was told before.
-    pub fn told(&self, (user_before, system_before): (u64, u64)) -> (u64, u64) {
+    pub fn reported(&self, (user_before, system_before): (u64, u64)) -> (u64, u64) {
         let Self { user_ns, system_ns, runtime_ns, .. } = *self;
         if user_before.saturating_add(system_before) >= runtime_ns {
             return (user_before, system_before);
@@ -106,7 +104,7 @@ pub struct ProcessCpuTimes {
     /// All its threads together, those that have ended as well.
     pub time: CpuTime,
     /// User and system time as getrusage and `/proc/PID/stat` tell them, ns.
-    pub told: (u64, u64),
+    pub reported: (u64, u64),
     /// Children that it has waited for.
     pub children: ChildCpuTimes,
     /// Its living threads.
@@ -145,7 +143,7 @@ impl Kernel {
     ///
     /// # Errors
     /// What is missing to read them.
-    pub fn books(&self, memory: &impl PhysicalMemory) -> Result<Vec<ProcessCpuTimes>, Missing> {
+    pub fn process_cpu_times(&self, memory: &impl PhysicalMemory) -> Result<Vec<ProcessCpuTimes>, Missing> {
         let layouts = self.layouts.as_ref().map_err(Clone::clone)?;
         let threads = layouts.threads.clone()?;
         let view = self.view(memory);
@@ -155,7 +153,7 @@ impl Kernel {
         let mut list = Vec::new();
         for link in leaders {
             let leader = link.wrapping_sub(threads.tasks as u64);
-            list.extend(self.read_books(&view, leader, &mut left)?);
+            list.extend(self.read_cpu_times(&view, leader, &mut left)?);
             if left == 0 {
                 break;
             }
@@ -167,7 +165,7 @@ impl Kernel {
     ///
     /// # Errors
     /// What is missing to read any.
-    pub fn books_of(
+    pub fn process_cpu_times_of(
         &self,
         memory: &impl PhysicalMemory,
         task: u64,
@@ -175,10 +173,10 @@ impl Kernel {
         let layout = self.layouts.as_ref().map_err(Clone::clone)?.task.clone()?;
         let view = self.view(memory);
         let Some(leader) = layout.leader(&view, task) else { return Ok(None) };
-        self.read_books(&view, leader, &mut MAX_TASKS.clone())
+        self.read_cpu_times(&view, leader, &mut MAX_TASKS.clone())
     }
 
-    fn read_books<M: PhysicalMemory>(
+    fn read_cpu_times<M: PhysicalMemory>(
         &self,
         view: &View<'_, M>,
         leader: u64,
@@ -186,7 +184,7 @@ impl Kernel {
     ) -> Result<Option<ProcessCpuTimes>, Missing> {
         let layouts = self.layouts.as_ref().map_err(Clone::clone)?;
         let (layout, links) = (layouts.task.clone()?, layouts.threads.clone()?);
-        let (times, ended) = (layouts.books.task.clone()?, layouts.books.ended.clone()?);
+        let (times, ended) = (layouts.accounting.task.clone()?, layouts.accounting.ended.clone()?);
         // What was freed is no process's any more: the numbers that were read may be anything.
         let is_freed = |task: u64| view.u32(task, times.usage).is_none_or(|references| references == 0);
         let mut read = || {
@@ -206,9 +204,9 @@ impl Kernel {
                 time.add(&own);
                 threads.push(ThreadCpuTimes { task, time: own });
             }
-            let told = time.told(ended.told_before(|offset| view.u64(signal, offset)));
+            let reported = time.reported(ended.reported_before(|offset| view.u64(signal, offset)));
             let children = ended.children(|offset| view.u64(signal, offset))?;
-            (!is_freed(leader.task)).then_some(ProcessCpuTimes { leader, time, told, children, threads })
+            (!is_freed(leader.task)).then_some(ProcessCpuTimes { leader, time, reported, children, threads })
         };
         Ok(read())
     }
@@ -217,12 +215,12 @@ impl Kernel {
     ///
     /// # Errors
     /// What is missing to read them.
-    pub fn cpu_books(&self, memory: &impl PhysicalMemory) -> Result<Vec<CpuStat>, Missing> {
+    pub fn cpu_stats(&self, memory: &impl PhysicalMemory) -> Result<Vec<CpuStat>, Missing> {
         let layouts = self.layouts.as_ref().map_err(Clone::clone)?;
         let symbols = self.symbol_table()?;
         let view = self.view(memory);
-        let stat = self.symbol("kernel_cpustat")?.wrapping_add(layouts.books.cpu.clone()? as u64);
-        let sleep = layouts.books.sleep.zip(self.symbol("tick_cpu_sched").ok());
+        let stat = self.symbol("kernel_cpustat")?.wrapping_add(layouts.accounting.cpu.clone()? as u64);
+        let sleep = layouts.accounting.sleep.zip(self.symbol("tick_cpu_sched").ok());
         let areas = Areas::new(&view, symbols, self.symbol("__per_cpu_offset")?, stat)?;
         let by_vcpu = areas.by_apic_id(&view, symbols, layouts, Some);
         let read = |(cpu, base): (u32, Option<u64>)| {
@@ -255,7 +253,7 @@ impl Kernel {
     }
 }
 
-impl TaskTimes {
+impl TaskTimesLayout {
     /// `word` reads the task at an offset.
     fn read(&self, word: impl Fn(usize) -> Option<u64>) -> Option<CpuTime> {
         Some(CpuTime {
@@ -269,7 +267,7 @@ impl TaskTimes {
     }
 }
 
-impl Ended {
+impl EndedTimesLayout {
     /// `word` reads the `signal_struct` at an offset.
     fn read(&self, word: impl Fn(usize) -> Option<u64>) -> Option<CpuTime> {
         Some(CpuTime {
@@ -295,7 +293,7 @@ impl Ended {
     }
 
     /// User and system time that were told before, ns; 0 where they cannot be read.
-    fn told_before(&self, word: impl Fn(usize) -> Option<u64>) -> (u64, u64) {
-        self.told.and_then(|at| Some((word(at)?, word(at.checked_add(8)?)?))).unwrap_or_default()
+    fn reported_before(&self, word: impl Fn(usize) -> Option<u64>) -> (u64, u64) {
+        self.reported.and_then(|at| Some((word(at)?, word(at.checked_add(8)?)?))).unwrap_or_default()
     }
 }

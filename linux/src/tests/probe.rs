@@ -3,7 +3,7 @@
 use super::{STYLES, empty, find, styled};
 use crate::fixture::trace::{FUNCTIONS, LOCK, NOP, PREPARE};
 use crate::fixture::{Guest, Style, phys_to_virt};
-use crate::{Event, Kernel, Missing, PhysicalMemory, RunState};
+use crate::{Kernel, Missing, PhysicalMemory, ProbeEvent, RunState};
 
 const ENDBR: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
 
@@ -33,7 +33,7 @@ fn each_event_has_its_site() {
         for site in &found.sites {
             let mut bytes = [0; 5];
             guest.memory.read(site.phys, &mut bytes).unwrap();
-            let is_load = site.event == Event::Trace;
+            let is_load = site.event == ProbeEvent::Trace;
             assert_eq!(
                 (bytes == NOP, site.loads.is_some(), site.bytes()),
                 (!is_load, is_load, if is_load { 7 } else { 5 })
@@ -53,7 +53,7 @@ fn a_site_may_stand_behind_a_landing_pad() {
     });
     let found = kernel.trip_sites(&guest.memory).unwrap();
     let at = |event| found.sites.iter().find(|site| site.event == event).unwrap().virt;
-    assert_eq!((at(Event::Wake), at(Event::New)), (guest.text(0x5044), guest.text(0x5084)));
+    assert_eq!((at(ProbeEvent::Wake), at(ProbeEvent::New)), (guest.text(0x5044), guest.text(0x5084)));
 }
 
 #[test]
@@ -88,7 +88,7 @@ fn an_argument_is_loaded_by_its_distance_too() {
         );
     });
     let found = kernel.trip_sites(&guest.memory).unwrap();
-    let site = found.sites.iter().find(|site| site.event == Event::Trace).unwrap();
+    let site = found.sites.iter().find(|site| site.event == ProbeEvent::Trace).unwrap();
     assert_eq!((site.virt, site.loads), (guest.text(PREPARE + 5), Some(guest.text(LOCK).0)));
 }
 
@@ -97,7 +97,7 @@ fn the_tracers_books_tell_who_is_traced() {
     for style in STYLES {
         let (mut guest, kernel) = traceable(style, |_| ());
         let found = kernel.trip_sites(&guest.memory).unwrap();
-        let concerns = |guest: &Guest| found.concerns(Event::Trace, [0; 4], &guest.memory);
+        let concerns = |guest: &Guest| found.concerns(ProbeEvent::Trace, [0; 4], &guest.memory);
         assert!(!concerns(&guest));
         for (at, _) in FUNCTIONS {
             guest.set_tracers(at, 1);
@@ -132,7 +132,7 @@ fn interrupts_are_seen_at_both_ends_or_not_at_all() {
 fn the_caller_of_a_function_stands_on_the_stack() {
     for style in STYLES {
         let (mut guest, kernel) = traceable(style, |_| ());
-        let states = kernel.task_states(&guest.memory).unwrap();
+        let states = kernel.sched_state_reader(&guest.memory).unwrap();
         let (at, caller) = (guest.text(0x5280), guest.text(0x5044));
         guest.put_text(0x5280, &caller.0.to_le_bytes());
         assert_eq!(states.return_address(&guest.memory, at.0), Some(caller.0));
@@ -148,7 +148,7 @@ fn the_caller_of_a_function_stands_on_the_stack() {
 fn states_and_switches_are_read() {
     for style in STYLES {
         let (mut guest, kernel) = traceable(style, |_| ());
-        let states = kernel.task_states(&guest.memory).unwrap();
+        let states = kernel.sched_state_reader(&guest.memory).unwrap();
         for (state, rest) in [
             ([0, 0, 1], RunState::Runnable),
             ([1, 0, 0], RunState::Interruptible),
@@ -157,13 +157,13 @@ fn states_and_switches_are_read() {
         ] {
             guest.set_state(102, state);
             let read = states.read(&guest.memory, guest.task(102).unwrap()).unwrap();
-            assert_eq!((read.task.tid, read.task.pid, read.rest()), (102, 100, rest));
+            assert_eq!((read.task.tid, read.task.pid, read.run_state()), (102, 100, rest));
         }
         if style == Style::V6_15 {
             // What lies behind a flag of one byte is something else.
             guest.set_state(102, [1, 0, 0x100]);
             let read = states.read(&guest.memory, guest.task(102).unwrap()).unwrap();
-            assert_eq!(read.rest(), RunState::Interruptible);
+            assert_eq!(read.run_state(), RunState::Interruptible);
         }
         let switches = [0, 1, 2].map(|cpu| states.switches(&guest.memory, cpu));
         assert_eq!(switches, [Some(1000), Some(1001), None]);
@@ -173,7 +173,7 @@ fn states_and_switches_are_read() {
 #[test]
 fn hostile_pointers_and_memory_are_no_tasks() {
     let (guest, kernel) = traceable(Style::V6_12, |_| ());
-    let states = kernel.task_states(&guest.memory).unwrap();
+    let states = kernel.sched_state_reader(&guest.memory).unwrap();
     let good = guest.task(1).unwrap();
     let base = phys_to_virt(0, guest.five_level);
     for bad in [0, 1, good + 1, !0, !7, base - 8, base + (1 << 40), i64::MAX.cast_unsigned()] {
@@ -182,7 +182,7 @@ fn hostile_pointers_and_memory_are_no_tasks() {
     assert_eq!(states.read(&empty(), good), None);
     assert_eq!(states.switches(&empty(), 0), None);
     assert!(kernel.trip_sites(&empty()).is_err());
-    assert!(kernel.task_states(&empty()).is_err());
+    assert!(kernel.sched_state_reader(&empty()).is_err());
 }
 
 #[test]

@@ -1,9 +1,8 @@
 //! Where a kernel lies: what a stopped vCPU's page tables are compared with.
 
 use crate::address::{PhysAddr, VirtAddr};
-use crate::kernel::roots;
 use crate::memory::PhysicalMemory;
-use crate::paging::AddressSpace;
+use crate::paging::{AddressSpace, roots};
 
 /// Where the banner of a kernel lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

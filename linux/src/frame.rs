@@ -64,12 +64,12 @@ pub enum WalkEnd {
     /// At the bottom of the stack of a kernel thread or an idle task.
     Complete,
     /// Before its time.
-    Broken(Broken),
+    Broken(KernelWalkError),
 }
 
 /// Why a walk could not go on; its `Display` stands in place of the frames that are not known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error, serde::Serialize, serde::Deserialize)]
-pub enum Broken {
+pub enum KernelWalkError {
     /// No rule holds at an address of the kernel.
     #[error("no unwind rule for this address")]
     NoRule,

@@ -1,10 +1,9 @@
 //! The scheduler's state of a task, read at the moment of an event.
 
 use crate::address::{PhysAddr, VirtAddr};
-use crate::btf::Btf;
 use crate::current::{Areas, TaskPlaces};
 use crate::kernel::Kernel;
-use crate::layout::{Number, TaskLayout, first_offset, offset};
+use crate::layout::{StateLayout, TaskLayout};
 use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
 use crate::paging::AddressSpace;
@@ -56,7 +55,7 @@ pub struct SchedState {
 
 impl SchedState {
     /// What it waits for if it does not run now.
-    pub fn rest(&self) -> RunState {
+    pub fn run_state(&self) -> RunState {
         let is = |mask: u32| self.state & mask != 0;
         if is(bits::DEAD) {
             // Set in between by whoever waits for it.
@@ -79,38 +78,9 @@ impl SchedState {
         self.state & mask != 0
     }
 
-    /// A task that has never run: [`crate::Event::New`] comes first.
+    /// A task that has never run: [`crate::ProbeEvent::New`] comes first.
     pub fn is_new(&self) -> bool {
         self.state & bits::NEW != 0
-    }
-}
-
-/// Offsets of what makes a task's state, and of what counts a CPU's switches.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct StateLayout {
-    /// `__state` since 5.14, `state` before.
-    state: usize,
-    exit_state: usize,
-    /// int, and u8 in 7.3.
-    on_rq: Number,
-    /// `se.sched_delayed`, since 6.12: asleep, though its run queue keeps it for a while.
-    delayed: Option<usize>,
-    /// `rq.nr_switches`.
-    switches: usize,
-    /// `SYSTEM_RUNNING`: 3 since 5.14.
-    running: u32,
-}
-
-impl StateLayout {
-    pub(crate) fn new(btf: &Btf) -> Result<Self, Missing> {
-        Ok(Self {
-            state: first_offset(btf, "task_struct", &["__state", "state"])?,
-            exit_state: offset(btf, "task_struct", "exit_state")?,
-            on_rq: Number::new(btf, "task_struct", "on_rq")?,
-            delayed: btf.member("task_struct", "se.sched_delayed").map(|member| member.offset),
-            switches: offset(btf, "rq", "nr_switches")?,
-            running: btf.enumerator("system_states", "SYSTEM_RUNNING").unwrap_or(3),
-        })
     }
 }
 
@@ -188,7 +158,7 @@ impl Kernel {
     ///
     /// # Errors
     /// What is missing; [`Missing::may_come`] tells if asking again makes sense.
-    pub fn task_states(&self, memory: &impl PhysicalMemory) -> Result<SchedStateReader, Missing> {
+    pub fn sched_state_reader(&self, memory: &impl PhysicalMemory) -> Result<SchedStateReader, Missing> {
         let layouts = self.layouts.as_ref().map_err(Clone::clone)?;
         let symbols = self.symbol_table()?;
         let state = layouts.state.clone()?;
@@ -208,7 +178,7 @@ mod tests {
     use super::*;
 
     fn rest(state: u32, exit_state: u32, queued: bool) -> RunState {
-        SchedState { state, exit_state, queued, ..SchedState::default() }.rest()
+        SchedState { state, exit_state, queued, ..SchedState::default() }.run_state()
     }
 
     #[test]

@@ -31,7 +31,7 @@ const NEAR: u64 = 16;
 /// What a call of a site means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
-pub enum Event {
+pub enum ProbeEvent {
     /// The CPU has switched from the task that is the first argument to the current one.
     Switch,
     /// The current task, or an interrupt, wakes the task that is the first argument if it is in one of the states that
@@ -57,20 +57,20 @@ pub enum Event {
 }
 
 /// Events in the order of their numbers.
-const EVENTS: [Event; 10] = [
-    Event::Switch,
-    Event::Wake,
-    Event::New,
-    Event::InterruptBegin,
-    Event::InterruptEnd,
-    Event::Release,
-    Event::Trace,
-    Event::Patch,
-    Event::Vector,
-    Event::Core,
+const EVENTS: [ProbeEvent; 10] = [
+    ProbeEvent::Switch,
+    ProbeEvent::Wake,
+    ProbeEvent::New,
+    ProbeEvent::InterruptBegin,
+    ProbeEvent::InterruptEnd,
+    ProbeEvent::Release,
+    ProbeEvent::Trace,
+    ProbeEvent::Patch,
+    ProbeEvent::Vector,
+    ProbeEvent::Core,
 ];
 
-impl Event {
+impl ProbeEvent {
     /// How many there are.
     pub const COUNT: usize = EVENTS.len();
 
@@ -122,7 +122,7 @@ impl Event {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ProbeSite {
     /// What a call means.
-    pub event: Event,
+    pub event: ProbeEvent,
     /// Address of the instruction: the no-op, or the one that loads an argument.
     pub virt: VirtAddr,
     /// Physical address of the same byte; all of it lies in one page.
@@ -175,10 +175,10 @@ impl Kernel {
             }
         }
         // One without the other is of no use.
-        let interrupts = [Event::InterruptBegin, Event::InterruptEnd];
+        let interrupts = [ProbeEvent::InterruptBegin, ProbeEvent::InterruptEnd];
         let has = |event| all.sites.iter().any(|site| site.event == event);
         if !interrupts.into_iter().all(has) {
-            all.sites.retain(|site| !interrupts.contains(&site.event) && site.event != Event::Vector);
+            all.sites.retain(|site| !interrupts.contains(&site.event) && site.event != ProbeEvent::Vector);
         }
         let functions: Vec<u64> =
             all.sites.iter().filter(|site| site.loads.is_none()).map(|site| site.virt.0).collect();
@@ -189,7 +189,7 @@ impl Kernel {
     fn sites_of(
         &self,
         memory: &impl PhysicalMemory,
-        event: Event,
+        event: ProbeEvent,
         addresses: &[u64],
     ) -> Result<Vec<ProbeSite>, Missing> {
         if addresses.is_empty() {
@@ -197,7 +197,7 @@ impl Kernel {
         }
         let image = self.view(memory).image;
         // Kernel's tracer is built without no-ops.
-        let loads = if event == Event::Trace { Some(self.symbol("text_mutex")?) } else { None };
+        let loads = if event == ProbeEvent::Trace { Some(self.symbol("text_mutex")?) } else { None };
         let site = |&address: &u64| {
             let virt = match loads {
                 Some(argument) => load(memory, image, address, argument)?,
@@ -216,22 +216,22 @@ impl Kernel {
 
 impl ProbeSites {
     /// The event of the instruction in whose place an instruction pointer is, or right behind it, where the guest goes on.
-    pub fn event_at(&self, rip: u64) -> Option<Event> {
+    pub fn event_at(&self, rip: u64) -> Option<ProbeEvent> {
         let within = |site: &&ProbeSite| rip.wrapping_sub(site.virt.0) <= site.bytes() as u64;
         self.sites.iter().find(within).map(|site| site.event)
     }
 
-    /// Whether this call of [`Event::Trace`], [`Event::Patch`] or [`Event::Core`] leads to one of the sites' bytes.
+    /// Whether this call of [`ProbeEvent::Trace`], [`ProbeEvent::Patch`] or [`ProbeEvent::Core`] leads to one of the sites' bytes.
     /// `arguments` are RDI, RSI, RDX and RCX (System V ABI, AMD64 supplement 1.0, 3.2.3).
-    pub fn concerns(&self, event: Event, arguments: [u64; 4], memory: &impl PhysicalMemory) -> bool {
+    pub fn concerns(&self, event: ProbeEvent, arguments: [u64; 4], memory: &impl PhysicalMemory) -> bool {
         match event {
-            Event::Trace => self.are_traced(memory),
+            ProbeEvent::Trace => self.are_traced(memory),
             // The compiler may have moved its arguments.
-            Event::Patch => {
+            ProbeEvent::Patch => {
                 let near = |at: u64| self.sites.iter().any(|site| at.abs_diff(site.virt.0) < NEAR);
                 arguments.into_iter().any(near)
             }
-            Event::Core => true,
+            ProbeEvent::Core => true,
             _ => false,
         }
     }
@@ -282,9 +282,9 @@ mod tests {
     #[test]
     fn events_have_numbers() {
         for (event, number) in EVENTS.into_iter().zip(0..) {
-            assert_eq!((Event::from_number(number), event.number()), (Some(event), number));
+            assert_eq!((ProbeEvent::from_number(number), event.number()), (Some(event), number));
         }
-        assert_eq!(Event::from_number(10), None);
+        assert_eq!(ProbeEvent::from_number(10), None);
     }
 
     #[test]
@@ -295,28 +295,31 @@ mod tests {
         for name in ["", "ff", "f_x", "f.cold", "f.isra.0.cold", "f.part.0", "__pfx_f"] {
             assert!(!is_variant(name, "f"), "{name}");
         }
-        assert!(Event::Core.is_call_of("read_kcore") && Event::Core.is_call_of("read_kcore_iter"));
+        assert!(ProbeEvent::Core.is_call_of("read_kcore") && ProbeEvent::Core.is_call_of("read_kcore_iter"));
     }
 
     #[test]
     fn a_call_concerns_the_sites_that_it_leads_to() {
-        let site = ProbeSite { event: Event::Wake, virt: VirtAddr(0x1000), phys: PhysAddr(0), loads: None };
-        let load = ProbeSite { event: Event::Trace, virt: VirtAddr(0x2000), loads: Some(1), ..site };
+        let site =
+            ProbeSite { event: ProbeEvent::Wake, virt: VirtAddr(0x1000), phys: PhysAddr(0), loads: None };
+        let load = ProbeSite { event: ProbeEvent::Trace, virt: VirtAddr(0x2000), loads: Some(1), ..site };
         let sites = ProbeSites { sites: vec![site, load], missing: Vec::new(), traced: vec![PhysAddr(8)] };
         let with_count = |count: u64| {
             let memory = [[0; 8], count.to_le_bytes()].concat();
-            sites.concerns(Event::Trace, [0; 4], &FlatMemory(memory))
+            sites.concerns(ProbeEvent::Trace, [0; 4], &FlatMemory(memory))
         };
         // Flags stand above the count.
         assert!(with_count(1) && with_count(1 << 31 | 0xffff) && !with_count(0) && !with_count(1 << 31));
         let nothing = FlatMemory([0_u8; 0]);
-        assert!(sites.concerns(Event::Trace, [0; 4], &nothing), "a count that cannot be read");
+        assert!(sites.concerns(ProbeEvent::Trace, [0; 4], &nothing), "a count that cannot be read");
         let concerns = |event, arguments| sites.concerns(event, arguments, &nothing);
-        assert!(concerns(Event::Patch, [1, 0x1001, 2, 3]) && concerns(Event::Patch, [0, 0, 0, 0xff8]));
-        assert!(!concerns(Event::Patch, [0x3000, 0, u64::MAX, 0x1010]));
-        assert!(concerns(Event::Core, [0; 4]) && !concerns(Event::Wake, [0x1000; 4]));
-        assert_eq!([0x1000, 0x1005].map(|rip| sites.event_at(rip)), [Some(Event::Wake); 2]);
-        assert_eq!([0x2000, 0x2007].map(|rip| sites.event_at(rip)), [Some(Event::Trace); 2]);
+        assert!(
+            concerns(ProbeEvent::Patch, [1, 0x1001, 2, 3]) && concerns(ProbeEvent::Patch, [0, 0, 0, 0xff8])
+        );
+        assert!(!concerns(ProbeEvent::Patch, [0x3000, 0, u64::MAX, 0x1010]));
+        assert!(concerns(ProbeEvent::Core, [0; 4]) && !concerns(ProbeEvent::Wake, [0x1000; 4]));
+        assert_eq!([0x1000, 0x1005].map(|rip| sites.event_at(rip)), [Some(ProbeEvent::Wake); 2]);
+        assert_eq!([0x2000, 0x2007].map(|rip| sites.event_at(rip)), [Some(ProbeEvent::Trace); 2]);
         assert_eq!([0xfff, 0x1006, 0x2008].map(|rip| sites.event_at(rip)), [None; 3]);
     }
 }

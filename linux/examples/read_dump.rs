@@ -92,7 +92,7 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
     Ok(ExitCode::from(u8::from(differences > 0)))
 }
 
-/// The dump in memory, of the kind that a VMM has.
+/// Returns the dump in memory, of the kind that a VMM has.
 fn load(path: &str) -> Result<GuestMemoryMmap, Box<dyn Error>> {
     let mut file = File::open(path)?;
     let size = usize::try_from(file.metadata()?.len())?;
@@ -255,7 +255,7 @@ fn compare_tasks(tasks: &[TaskSnapshot], truth: &str) -> usize {
             continue;
         };
         match found.remove(&tid) {
-            // The guest shows a work-queue thread's work behind its name.
+            // The guest shows a work-queue thread's work after its name.
             Some(t) if t.pid == pid && comm.starts_with(&text(&t.comm)) => same += 1,
             other => wrong.push(format!("{line}: {other:?}")),
         }

@@ -5,8 +5,8 @@
 //! ```
 //!
 //! The kernel writes one copy while readers take the other, which the lowest bit of `seq` selects (a latch).
-//! Source: kernel/time/timekeeping.c, `struct tk_fast`, and include/linux/timekeeper_internal.h, `struct tk_read_base`,
-//! of Linux 5.10 to 6.12.
+//! Source: kernel/time/timekeeping.c, `struct tk_fast`, and include/linux/timekeeper_internal.h, `struct
+//! tk_read_base`, of Linux 5.10 to 6.12.
 
 use crate::kernel::Kernel;
 use crate::memory::PhysicalMemory;
@@ -28,10 +28,10 @@ pub struct GuestClock {
 }
 
 impl Kernel {
-    /// The guest's CLOCK_MONOTONIC as its last tick has left it.
+    /// Returns the guest's CLOCK_MONOTONIC as its last tick has left it.
     ///
     /// # Errors
-    /// What is missing to read it.
+    /// The reason why it cannot be read.
     pub fn clock(&self, memory: &impl PhysicalMemory) -> Result<GuestClock, Missing> {
         let layouts = self.layouts.as_ref().map_err(Clone::clone)?;
         let layout = layouts.clock.as_ref().map_err(Clone::clone)?;
@@ -55,10 +55,11 @@ impl Kernel {
         Ok(GuestClock { monotonic_ns, tick_ns })
     }
 
-    /// The identifier of this boot, as in `/proc/sys/kernel/random/boot_id`: zero until somebody asks for it.
+    /// Returns the identifier of this boot, as in `/proc/sys/kernel/random/boot_id`: zero until somebody asks
+    /// for it.
     ///
     /// # Errors
-    /// What is missing to read it.
+    /// The reason why it cannot be read.
     pub fn boot_id(&self, memory: &impl PhysicalMemory) -> Result<[u8; 16], Missing> {
         // drivers/char/random.c, Linux 5.10 to 6.12.
         let at = self.symbol("sysctl_bootid")?;

@@ -19,7 +19,7 @@ use crate::preempt::{IrqContext, PreemptBits};
 use crate::task::{TaskMemory, TaskSnapshot};
 use crate::view::View;
 
-/// CPUs and APIC ids that are looked at, at most (x86's own limit, NR_CPUS in arch/x86/Kconfig).
+/// CPUs and APIC ids that are read, at most (x86's own limit, NR_CPUS in arch/x86/Kconfig).
 const MAX_CPUS: u32 = 8192;
 
 /// What the current CPU is doing, read at a tick.
@@ -27,8 +27,8 @@ const MAX_CPUS: u32 = 8192;
 pub struct CurrentContext {
     /// Lower 32 bits of `__preempt_count`, raw; [`IrqContext`] is what they say.
     pub preempt_count: u32,
-    /// What the CPU serves in the kernel; [`IrqContext::Task`] also for interrupts of a kernel that counts them in an unknown
-    /// way, which [`CurrentReader::missing`] tells.
+    /// What the CPU serves in the kernel; [`IrqContext::Task`] also for interrupts of a kernel that counts
+    /// them in an unknown way, which [`CurrentReader::missing`] tells.
     pub serving: IrqContext,
     /// The current task; `None` when it could not be read.
     pub task: Option<TaskSnapshot>,
@@ -60,9 +60,9 @@ struct Tasks {
 /// Where task_structs are.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TaskPlaces {
-    /// Virtual address of physical address 0: almost all tasks lie in the direct map.
+    /// Virtual address of physical address 0: almost all tasks are in the direct map.
     direct_map: u64,
-    /// `init_task`, the one that lies in the image.
+    /// `init_task`, the one that is in the image.
     init_task: u64,
     init_task_phys: PhysAddr,
 }
@@ -99,7 +99,7 @@ impl TaskPlaces {
         Self { direct_map, init_task, init_task_phys }
     }
 
-    /// The physical address of a task; `None` for what cannot be one.
+    /// Returns the physical address of a task; `None` for what cannot be one.
     #[inline]
     pub(crate) fn translate(&self, task: u64) -> Option<PhysAddr> {
         if task == self.init_task {
@@ -129,7 +129,7 @@ impl CurrentReader {
         })
     }
 
-    /// The bits of the preempt count that count hard interrupts; `None` where they are not known.
+    /// Returns the bits of the preempt count that count hard interrupts; `None` where they are not known.
     pub fn hardirq_bits(&self) -> Option<u32> {
         self.bits.as_ref().ok().map(|bits| bits.hardirq())
     }
@@ -139,13 +139,13 @@ impl CurrentReader {
         self.bits.as_ref().err()
     }
 
-    /// Whether every CPU that `before` knows has its variables where `before` has them.
+    /// Returns true if every CPU that `before` knows has its variables where `before` has them.
     pub(crate) fn has_the_places_of(&self, before: &Self) -> bool {
         let known = (0..).zip(&before.cpus).filter(|(_, cpu)| cpu.is_some());
         known.into_iter().all(|(id, cpu)| self.cpus.get::<usize>(id) == Some(cpu))
     }
 
-    /// The vCPUs (APIC ids) that the kernel has a per-CPU area for, ascending.
+    /// Returns the vCPUs (APIC ids) that the kernel has a per-CPU area for, ascending.
     pub fn cpus(&self) -> impl Iterator<Item = usize> {
         (0..).zip(&self.cpus).filter_map(|(id, cpu)| cpu.map(|_| id))
     }
@@ -183,8 +183,8 @@ pub(crate) struct Areas {
 
 impl Areas {
     /// Reads the array. Until `setup_per_cpu_areas` (arch/x86/kernel/setup_percpu.c) has filled it, each
-    /// CPU's offset leads to the initial copy, which lies in the image; it fills it in ascending order, so
-    /// the last possible CPU tells that all are done.
+    /// CPU's offset leads to the initial copy, which is in the image; it fills it in ascending order, so the
+    /// last possible CPU tells that all are done.
     pub(crate) fn new<M: PhysicalMemory>(
         view: &View<'_, M>,
         symbols: &SymbolTable,
@@ -206,7 +206,7 @@ impl Areas {
         image.contains(address)
     }
 
-    /// The address of the first CPU's copy.
+    /// Returns the address of the first CPU's copy.
     pub(crate) fn first(&self, variable: u64) -> Result<u64, Missing> {
         let offset = self.offsets.iter().flatten().next();
         offset.map(|offset| offset.wrapping_add(variable)).ok_or(Missing::PerCpuNotReady)
@@ -251,7 +251,7 @@ fn by_apic_id<T: Clone>(resolved: Vec<(u32, Option<u32>, T)>) -> Vec<Option<T>> 
     cpus
 }
 
-/// A CPU's APIC id, if it has a valid one: all ones mark one that is not there.
+/// Returns a CPU's APIC id, if it has a valid one: all ones mark one that is not there.
 fn apic_id<M: PhysicalMemory>(view: &View<'_, M>, at: u64, size: usize) -> Option<u32> {
     let raw = view.u32(at, 0)?;
     let id = match size {
@@ -262,7 +262,7 @@ fn apic_id<M: PhysicalMemory>(view: &View<'_, M>, at: u64, size: usize) -> Optio
     (id < MAX_CPUS).then_some(id)
 }
 
-/// The virtual address of physical address 0. `page_offset_base` (arch/x86/kernel/head64.c) tells it,
+/// Returns the virtual address of physical address 0. `page_offset_base` (arch/x86/kernel/head64.c) tells it,
 /// where the kernel has one; the page tables have the last word, by `sample`, a kernel address.
 fn direct_map<M: PhysicalMemory>(
     view: &View<'_, M>,

@@ -23,8 +23,8 @@ pub struct KernelFrame {
 }
 
 impl KernelFrame {
-    /// The address to look a name up by: for a return address the one before, as the call may be a function's last
-    /// instruction.
+    /// Returns the address to look a name up by: for a return address the one before, as the call may be a
+    /// function's last instruction.
     pub fn lookup(&self) -> VirtAddr {
         match self.kind {
             FrameKind::Exact => self.address,
@@ -38,8 +38,8 @@ impl KernelFrame {
 pub struct UserRegisters {
     /// All of them.
     pub registers: Registers,
-    /// `pt_regs.orig_ax`: the system call's number, or negative after an interrupt or exception. All ones where it is
-    /// not known.
+    /// `pt_regs.orig_ax`: the system call's number, or negative after an interrupt or exception. All ones
+    /// where it is not known.
     pub orig_ax: u64,
 }
 
@@ -49,7 +49,7 @@ impl UserRegisters {
         (regs.mode() == Some(Mode::User)).then_some(Self { registers: regs.registers, orig_ax: regs.orig_ax })
     }
 
-    /// The number of the system call that the kernel is in; `None` in an interrupt or exception.
+    /// Returns the number of the system call that the kernel is in; `None` in an interrupt or exception.
     pub fn system_call(&self) -> Option<u32> {
         // An int for the kernel: its lower half.
         u32::try_from(self.orig_ax).ok().filter(|number| number >> 31 == 0)
@@ -59,7 +59,7 @@ impl UserRegisters {
 /// How a walk ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WalkEnd {
-    /// At the entry from user mode; there the user's stack goes on.
+    /// At the entry from user mode; there the user's stack continues.
     User(UserRegisters),
     /// At the bottom of the stack of a kernel thread or an idle task.
     Complete,
@@ -67,13 +67,13 @@ pub enum WalkEnd {
     Broken(KernelWalkError),
 }
 
-/// Why a walk could not go on; its `Display` stands in place of the frames that are not known.
+/// Why a walk could not continue; its `Display` replaces the frames that are not known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error, serde::Serialize, serde::Deserialize)]
 pub enum KernelWalkError {
     /// No rule holds at an address of the kernel.
     #[error("no unwind rule for this address")]
     NoRule,
-    /// The address lies neither in the image nor in a module: generated code without a frame pointer.
+    /// The address is neither in the image nor in a module: generated code without a frame pointer.
     #[error("code outside of kernel and modules")]
     UnknownCode,
     /// The first instructions of the kernel's entry, or its last ones.

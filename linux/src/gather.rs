@@ -1,8 +1,8 @@
 //! Reads several members of a structure with few reads of memory.
 //!
-//! A read costs the search of a memory region, which outweighs copying some bytes more: members that
-//! lie near each other are read together. Where they lie differs from kernel to kernel (and is shuffled
-//! by CONFIG_RANDSTRUCT), so it is planned once, at run time.
+//! A read costs the search of a memory region, which outweighs copying some bytes more: members that are near
+//! each other are read together. Where they are differs from kernel to kernel (and is shuffled by
+//! CONFIG_RANDSTRUCT), so it is planned once, at run time.
 
 /// Bytes between two members that are rather copied than left out: about a cache line.
 const MAX_GAP: usize = 64;
@@ -30,7 +30,7 @@ pub(crate) struct Gather<const N: usize> {
 }
 
 impl<const N: usize> Gather<N> {
-    /// A plan for members of (offset, size), in any order; together they have at most 64 bytes.
+    /// Returns a plan for members of (offset, size), in any order; together they have at most 64 bytes.
     pub(crate) fn new(members: [(usize, usize); N]) -> Self {
         let mut order: [usize; N] = std::array::from_fn(|i| i);
         order.sort_by_key(|&i| members[i].0);
@@ -79,7 +79,7 @@ pub(crate) struct Gathered<'a, const N: usize> {
 }
 
 impl<const N: usize> Gathered<'_, N> {
-    /// Member number `member`, of `S` bytes.
+    /// Returns the member number `member`, of `S` bytes.
     #[inline]
     pub(crate) fn member<const S: usize>(&self, member: usize) -> Option<[u8; S]> {
         symbols::bytes::array_at(&self.bytes, *self.plan.places.get(member)?)

@@ -1,4 +1,4 @@
-//! The kernel image as it is mapped: where it lies and how to read it.
+//! The kernel image as it is mapped: where it is and how to read it.
 //!
 //! Linux maps itself into `0xffffffff80000000..0xffffffffc0000000` (Documentation/arch/x86/x86_64/mm.rst),
 //! at a place that KASLR picks. Parts of it may be unmapped (freed sections), so it is a list of
@@ -13,12 +13,12 @@ use symbols::bytes::index;
 
 /// First address of the region in which the kernel maps its image (`__START_KERNEL_map`).
 pub(crate) const REGION_START: u64 = 0xffff_ffff_8000_0000;
-/// Last address of that region; modules lie above it when CONFIG_RANDOMIZE_BASE is set.
+/// Last address of that region; modules are above it when CONFIG_RANDOMIZE_BASE is set.
 pub(crate) const REGION_LAST: u64 = 0xffff_ffff_bfff_ffff;
-/// A hole this large ends the image: without CONFIG_RANDOMIZE_BASE modules share the region,
-/// but lie at least 256 MiB above it.
+/// A hole this large ends the image: without CONFIG_RANDOMIZE_BASE modules share the region, but are at least
+/// 256 MiB above it.
 const MAX_HOLE: u64 = 32 << 20;
-/// Bytes of image that are looked at, at most. Distribution kernels map 40 to 90 MiB.
+/// Bytes of image that are read, at most. Distribution kernels map 40 to 90 MiB.
 const MAX_BYTES: u64 = 256 << 20;
 /// Extents of the image, at most; a kernel has fewer than ten.
 const MAX_EXTENTS: usize = 1024;
@@ -50,7 +50,7 @@ impl Image {
         (image.bytes >= MIN_BYTES).then_some(image)
     }
 
-    /// An image at `virt` whose bytes start with physical memory.
+    /// Returns an image at `virt` whose bytes start with physical memory.
     #[cfg(feature = "fixture")]
     pub(crate) fn at(virt: u64, len: u64) -> Self {
         Image { extents: vec![Extent { virt, phys: 0, len }], bytes: len }
@@ -80,12 +80,12 @@ impl Image {
         ControlFlow::Continue(())
     }
 
-    /// Bytes that are mapped.
+    /// Returns the bytes that are mapped.
     pub(crate) fn mapped_bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// First address and the one after the last.
+    /// Returns the first address and the one after the last.
     pub(crate) fn range(&self) -> (u64, u64) {
         let start = self.extents.first().map_or(0, |e| e.virt);
         let end = self.extents.last().map_or(0, |e| e.virt + e.len);
@@ -104,7 +104,7 @@ impl Image {
         (virt - extent.virt < extent.len).then_some(extent)
     }
 
-    /// The physical address of a mapped address of the image.
+    /// Returns the physical address of a mapped address of the image.
     pub(crate) fn translate(&self, virt: u64) -> Option<PhysAddr> {
         let extent = self.extent_of(virt)?;
         PhysAddr(extent.phys).checked_add(virt - extent.virt)
@@ -124,7 +124,7 @@ impl Image {
         Some(())
     }
 
-    /// The bytes of `start..end`, all mapped, or `None`; the caller bounds the length.
+    /// Returns the bytes of `start..end`, all mapped, or `None`; the caller bounds the length.
     pub(crate) fn bytes(&self, memory: &impl PhysicalMemory, (start, end): (u64, u64)) -> Option<Vec<u8>> {
         let len = end.checked_sub(start)?;
         // The length is checked against what is mapped before it is allocated.
@@ -177,7 +177,7 @@ impl Image {
         None
     }
 
-    /// Start and end for the public interface.
+    /// Returns the start and end for the public interface.
     pub(crate) fn public_range(&self) -> (VirtAddr, VirtAddr) {
         let (start, end) = self.range();
         (VirtAddr(start), VirtAddr(end))

@@ -12,10 +12,12 @@ const RAM: &str = "System RAM";
 const NAME: usize = 16;
 
 impl Kernel {
-    /// First and last physical address of each range of RAM, in the kernel's order, read now; at most 4,096.
+    /// Returns the first and last physical address of each range of RAM, in the kernel's order, read now; at
+    /// most 4,096.
     ///
     /// # Errors
-    /// What is missing to find them; also where the list cannot be read to its end, since its rest counts.
+    /// The reason why they cannot be found; also where the list cannot be read to its end, since its rest
+    /// counts.
     pub fn system_ram(&self, memory: &impl PhysicalMemory) -> Result<Vec<(u64, u64)>, Missing> {
         let layout = self.layouts.as_ref().map_err(Clone::clone)?.resource.clone()?;
         let view = self.view(memory);

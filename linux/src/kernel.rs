@@ -55,7 +55,7 @@ impl Kernel {
     /// until an image is there.
     ///
     /// # Errors
-    /// [`Missing::NoKernelImage`]. What else is not there is told by [`Kernel::missing`].
+    /// [`Missing::NoKernelImage`]. What else is not there is shown by [`Kernel::missing`].
     pub fn find(memory: &impl PhysicalMemory, cr3: u64, five_level: bool) -> Result<Kernel, Missing> {
         Self::find_in_steps(memory, cr3, five_level, |_| ())
     }
@@ -109,7 +109,7 @@ impl Kernel {
         })
     }
 
-    /// The kernel's release, like `6.1.0-50-cloud-amd64`.
+    /// Returns the kernel's release, like `6.1.0-50-cloud-amd64`.
     pub fn release(&self) -> Option<&str> {
         self.release.as_deref()
     }
@@ -119,16 +119,16 @@ impl Kernel {
         &self.missing
     }
 
-    /// Where this kernel's banner lies, by which a stopped vCPU is known to run it; `None` for a kernel whose banner or
-    /// release is not known.
+    /// Where this kernel's banner is, by which a stopped vCPU is known to run it; `None` for a kernel whose
+    /// banner or release is not known.
     pub fn identity(&self) -> Option<KernelIdentity> {
         let at = self.banner()?;
         Some(KernelIdentity::new(VirtAddr(at), self.image.translate(at)?))
     }
 
-    /// Whether this very kernel is still in memory: its banner with the same release, and the variables of each CPU where
-    /// `reader` has them, if that was made. Another boot of the same kernel may have them elsewhere. Always true of a
-    /// kernel whose banner is not known.
+    /// Returns true if this very kernel is still in memory: its banner with the same release, and the
+    /// variables of each CPU where `reader` has them, if that was made. Another boot of the same kernel may
+    /// have them elsewhere. Always true of a kernel whose banner is not known.
     pub fn is_there(&self, memory: &impl PhysicalMemory, reader: Option<&CurrentReader>) -> bool {
         self.banner().is_none_or(|at| release_at(memory, &self.image, at) == self.release)
             && reader.is_none_or(|before| {
@@ -136,56 +136,58 @@ impl Kernel {
             })
     }
 
-    /// The address of `linux_banner`, if the release could be read from there.
+    /// Returns the address of `linux_banner`, if the release could be read from there.
     fn banner(&self) -> Option<u64> {
         self.release.as_ref().and(self.symbols.as_ref())?.address_of("linux_banner")
     }
 
-    /// Start and end virtual address of the mapped kernel image.
+    /// Returns the start and end virtual address of the mapped kernel image.
     pub fn image(&self) -> (VirtAddr, VirtAddr) {
         self.image.public_range()
     }
 
-    /// The kernel's own address space (`init_top_pgt`), which maps all of the kernel, direct map and modules
-    /// included, once it has booted; that of the CR3 it was found by, where that symbol is not known.
+    /// Returns the kernel's own address space (`init_top_pgt`), which maps all of the kernel, direct map and
+    /// modules included, once it has booted; that of the CR3 it was found by, where that symbol is not known.
     pub fn address_space(&self) -> AddressSpace {
         self.space
     }
 
-    /// The kernel image's symbol that covers `at` (functions only).
+    /// Returns the kernel image's symbol that covers `at` (functions only).
     pub fn symbol_at(&self, at: VirtAddr) -> Option<SymbolAt<'_>> {
         let (name, offset) = self.symbols.as_ref()?.function_at(at.0)?;
         Some(SymbolAt { name, module: None, offset })
     }
 
-    /// The address of the first symbol with this name. A per-CPU symbol's is relative to each CPU's area
-    /// (`__per_cpu_offset[]` is to be added).
+    /// Returns the address of the first symbol with this name. A per-CPU symbol's is relative to each CPU's
+    /// area (`__per_cpu_offset[]` is to be added).
     pub fn address_of(&self, name: &str) -> Option<VirtAddr> {
         self.symbols.as_ref()?.address_of(name).map(VirtAddr)
     }
 
-    /// Number of kallsyms symbols.
+    /// Returns the number of kallsyms symbols.
     pub fn symbol_count(&self) -> usize {
         self.symbols.as_ref().map_or(0, SymbolTable::len)
     }
 
-    /// Name and address of every kallsyms symbol, data included, in the order of `/proc/kallsyms`.
+    /// Returns the name and address of every kallsyms symbol, data included, in the order of
+    /// `/proc/kallsyms`.
     pub fn symbols(&self) -> impl Iterator<Item = (&str, VirtAddr)> {
         self.symbols.iter().flat_map(SymbolTable::iter).map(|(name, address)| (name, VirtAddr(address)))
     }
 
-    /// The loaded modules with their symbols, read now; at most 4,096.
+    /// Returns the loaded modules with their symbols, read now; at most 4,096.
     ///
     /// # Errors
-    /// What is missing to find them.
+    /// The reason why they cannot be found.
     pub fn modules(&self, memory: &impl PhysicalMemory) -> Result<Modules, Missing> {
         Ok(self.other_modules(memory, &Modules::default())?.unwrap_or_default())
     }
 
-    /// The loaded modules as [`Kernel::modules`] reads them; `None` while they are `known`, which few reads show.
+    /// Returns the loaded modules as [`Kernel::modules`] reads them; `None` while they are `known`, which few
+    /// reads show.
     ///
     /// # Errors
-    /// What is missing to find them.
+    /// The reason why they cannot be found.
     pub fn other_modules(
         &self,
         memory: &impl PhysicalMemory,
@@ -198,37 +200,37 @@ impl Kernel {
         Ok((!known.have(&heads)).then(|| Modules::read(&view, layout, heads)))
     }
 
-    /// All tasks (threads) but the idle ones, read now; at most 65,536. Threads that start or end meanwhile may
-    /// be left out.
+    /// Returns all tasks (threads) but the idle ones, read now; at most 65,536. Threads that start or end
+    /// meanwhile may be left out.
     ///
     /// # Errors
-    /// What is missing to find them.
+    /// The reason why they cannot be found.
     pub fn tasks(&self, memory: &impl PhysicalMemory) -> Result<Vec<TaskSnapshot>, Missing> {
         let layouts = self.layouts.clone()?;
         task::all(&self.view(memory), &layouts.task?, &layouts.threads?, self.symbol("init_task")?)
     }
 
-    /// A reader of current tasks, once the per-CPU areas are set up.
+    /// Returns a reader of current tasks, once the per-CPU areas are set up.
     ///
     /// # Errors
-    /// What is missing; [`Missing::may_come`] tells if asking again makes sense.
+    /// The reason; [`Missing::may_come`] is true if a later attempt may succeed.
     pub fn current_reader(&self, memory: &impl PhysicalMemory) -> Result<CurrentReader, Missing> {
         let layouts = self.layouts.as_ref().map_err(Clone::clone)?;
         let symbols = self.symbols.as_ref().ok_or(Missing::NoKallsyms)?;
         CurrentReader::new(&self.view(memory), symbols, layouts)
     }
 
-    /// A copier of stacks, once the per-CPU areas are set up.
+    /// Returns a copier of stacks, once the per-CPU areas are set up.
     ///
     /// # Errors
-    /// What is missing; [`Missing::may_come`] tells if asking again makes sense.
+    /// The reason; [`Missing::may_come`] is true if a later attempt may succeed.
     pub fn stack_reader(&self, memory: &impl PhysicalMemory) -> Result<StackReader, Missing> {
         let layouts = self.layouts.as_ref().map_err(Clone::clone)?;
         let symbols = self.symbols.as_ref().ok_or(Missing::NoKallsyms)?;
         StackReader::new(&self.view(memory), symbols, layouts)
     }
 
-    /// The unwinder `before` for these modules instead of those that it was made for.
+    /// Returns the unwinder `before` for these modules instead of those that it was made for.
     pub fn unwinder_for(
         &self,
         memory: &impl PhysicalMemory,
@@ -238,7 +240,7 @@ impl Kernel {
         before.with_modules(&self.view(memory), modules)
     }
 
-    /// An unwinder of kernel stacks, for the image and for these modules, whose tables are read now.
+    /// Returns an unwinder of kernel stacks, for the image and for these modules, whose tables are read now.
     pub fn unwinder(&self, memory: &impl PhysicalMemory, modules: &Modules) -> KernelUnwinder {
         let layout = match &self.layouts {
             Ok(layouts) => layouts.orc.clone(),
@@ -247,8 +249,8 @@ impl Kernel {
         KernelUnwinder::new(&self.view(memory), self.symbols.as_ref(), layout, modules)
     }
 
-    /// Returns the code that the kernel has generated, as far as its lists can be read, read now; at most 4,096
-    /// functions of each kind.
+    /// Returns the code that the kernel has generated, as far as its lists can be read, read now; at most
+    /// 4,096 functions of each kind.
     pub fn generated_code(&self, memory: &impl PhysicalMemory) -> GeneratedCode {
         let (Ok(layouts), Some(symbols)) = (&self.layouts, &self.symbols) else {
             return GeneratedCode::default();
@@ -284,7 +286,7 @@ fn layouts(memory: &impl PhysicalMemory, image: &Image, symbols: &SymbolTable) -
     Layouts::new(&btf)
 }
 
-/// The release in the banner: where the symbol says, else the first in the image.
+/// Returns the release in the banner: where the symbol says, else the first in the image.
 fn release(memory: &impl PhysicalMemory, image: &Image, symbols: Option<&SymbolTable>) -> Option<String> {
     let release_at = |at| release_at(memory, image, at);
     symbols
@@ -293,7 +295,7 @@ fn release(memory: &impl PhysicalMemory, image: &Image, symbols: Option<&SymbolT
         .or_else(|| image.search(memory, BANNER, release_at))
 }
 
-/// The release in a banner that lies at `at`.
+/// Returns the release in a banner that is at `at`.
 fn release_at(memory: &impl PhysicalMemory, image: &Image, at: u64) -> Option<String> {
     let mut text = [0; BANNER.len() + MAX_RELEASE];
     image.read(memory, at, &mut text)?;

@@ -24,7 +24,8 @@ pub enum Missing {
     /// A structure or a member that is needed is not in BTF.
     #[error("the BTF of this kernel has no {0}")]
     NoField(String),
-    /// A function does not start with the no-op of function tracing (CONFIG_DYNAMIC_FTRACE), or is traced by the guest.
+    /// A function does not start with the no-op of function tracing (CONFIG_DYNAMIC_FTRACE), or is traced by
+    /// the guest.
     #[error("the kernel's {0} does not start with a no-op: not traceable, or traced by the guest")]
     NoNoOp(String),
     /// A function is not of a form that is known.

@@ -53,7 +53,7 @@ struct Module {
     orc: Option<ModuleOrc>,
 }
 
-/// Where a module's ORC tables lie; nothing of it is checked yet.
+/// Where a module's ORC tables are; nothing of it is checked yet.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ModuleOrc {
     /// Virtual address of the array of addresses.
@@ -65,7 +65,7 @@ pub(crate) struct ModuleOrc {
 }
 
 impl Modules {
-    /// The module symbol that covers `at`; a bare module with offset when no symbol does.
+    /// Returns the module symbol that covers `at`; a bare module with offset when no symbol does.
     pub fn symbol_at(&self, at: VirtAddr) -> Option<SymbolAt<'_>> {
         let after = self.sorted.partition_point(|m| m.start <= at.0);
         let module = self.sorted.get(after.checked_sub(1)?)?;
@@ -80,12 +80,14 @@ impl Modules {
         Some(SymbolAt { name, module: Some(&module.name), offset })
     }
 
-    /// Names with address range of the text, start and size in bytes: one for each module, two while it starts.
+    /// Returns the names with address range of the text, start and size in bytes: one for each module, two
+    /// while it starts.
     pub fn iter(&self) -> impl Iterator<Item = (&str, VirtAddr, u64)> {
         self.sorted.iter().map(|m| (m.name.as_str(), VirtAddr(m.start), m.size))
     }
 
-    /// Start and end of the text of each module that has ORC tables, and where those are; ascending.
+    /// Returns the start and end of the text of each module that has ORC tables, and where those are;
+    /// ascending.
     pub(crate) fn orc_tables(&self) -> impl Iterator<Item = ((u64, u64), ModuleOrc)> {
         // The end was checked with the head.
         self.sorted.iter().filter_map(|m| Some(((m.start, m.start + m.size), m.orc?)))
@@ -101,7 +103,7 @@ impl Modules {
         Self { sorted: heads.into_iter().map(|head| Module::read(view, layout, head, &mut budget)).collect() }
     }
 
-    /// True if these are the modules with the heads `heads`.
+    /// Returns true if these are the modules with the heads `heads`.
     pub(crate) fn have(&self, heads: &[ModuleHead]) -> bool {
         let same = |(module, head): (&Module, &ModuleHead)| {
             (module.start, module.size, &module.name) == (head.start, head.size, &head.name)
@@ -192,7 +194,7 @@ impl Module {
     }
 }
 
-/// The functions of the module at `module`, whose text is `start..end`.
+/// Returns the functions of the module at `module`, whose text is `start..end`.
 fn symbols<M: PhysicalMemory>(
     view: &View<'_, M>,
     layout: &ModuleKallsymsLayout,
@@ -243,7 +245,7 @@ fn symbols<M: PhysicalMemory>(
     Some((names, functions))
 }
 
-/// The string table: up to the last name's start, and that name.
+/// Returns the string table: up to the last name's start, and that name.
 fn strings<M: PhysicalMemory>(view: &View<'_, M>, at: u64, last_name: u64) -> Option<Vec<u8>> {
     let last_name = usize::try_from(last_name).ok()?;
     let mut bytes = vec![0; last_name];

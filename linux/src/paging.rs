@@ -31,7 +31,8 @@ const PT: u32 = 12;
 /// Shift of the highest level that can map a page.
 const PDPT: u32 = 30;
 
-/// Returns the page tables that `cr3` may mean: its own, and the kernel's where PTI may have made these a process's.
+/// Returns the page tables that `cr3` may mean: its own, and the kernel's where PTI may have made these a
+/// process's.
 pub(crate) fn roots(cr3: u64) -> impl Iterator<Item = u64> {
     let kernels = cr3 & !PTI_USER;
     [Some(cr3), (kernels != cr3).then_some(kernels)].into_iter().flatten()
@@ -44,7 +45,7 @@ pub struct AddressSpace {
     five_level: bool,
 }
 
-/// Where a virtual address lies.
+/// Where a virtual address is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Translation {
     /// Physical address of the very byte.
@@ -88,18 +89,18 @@ fn decode(entry: u64, shift: u32) -> Entry {
 }
 
 impl AddressSpace {
-    /// The address space of a CR3 value; PCID and the other low and high bits are ignored.
+    /// Returns the address space of a CR3 value; PCID and the other low and high bits are ignored.
     /// `five_level` is CR4.LA57.
     pub fn new(cr3: u64, five_level: bool) -> Self {
         Self { root: PhysAddr(cr3 & ADDRESS), five_level }
     }
 
-    /// The physical address of the top-level table.
+    /// Returns the physical address of the top-level table.
     pub fn root(&self) -> PhysAddr {
         self.root
     }
 
-    /// True with 5-level paging.
+    /// Returns true with 5-level paging.
     pub fn five_level(&self) -> bool {
         self.five_level
     }
@@ -108,7 +109,7 @@ impl AddressSpace {
         if self.five_level { 48 } else { 39 }
     }
 
-    /// True if the bits above the translated ones are copies of the highest of them.
+    /// Returns true if the bits above the translated ones are copies of the highest of them.
     fn canonical(&self, virt: VirtAddr) -> bool {
         let above = virt.0 >> (self.top_shift() + 8);
         above == 0 || above == u64::MAX >> (self.top_shift() + 8)
@@ -162,13 +163,13 @@ impl AddressSpace {
     ) -> ControlFlow<B> {
         let sign = if start >> 63 == 1 { u64::MAX } else { 0 };
         let top = self.top_shift();
-        // What lies above the bits that the top level translates.
+        // What is above the bits that the top level translates.
         let prefix = sign.checked_shl(top + 9).unwrap_or(0);
         walk(memory, self.root, (top, prefix), (start, last), visit)
     }
 }
 
-/// One table of [`AddressSpace::pages`]; recursion ends at the lowest level, five deep at most.
+/// Returns one table of [`AddressSpace::pages`]; recursion ends at the lowest level, five deep at most.
 fn walk<B>(
     memory: &impl PhysicalMemory,
     table: PhysAddr,

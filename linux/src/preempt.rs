@@ -9,24 +9,26 @@
 //!                           28 -     NMI                of 64 bits, where bit 63 is "need resched"
 //! ```
 //!
-//! Macros of C: neither kallsyms nor BTF knows them. But `irq_enter_rcu` (kernel/softirq.c) adds one hardirq to the count,
-//! so its code tells which bit that is.
+//! Macros of C: neither kallsyms nor BTF knows them. But `irq_enter_rcu` (kernel/softirq.c) adds one hardirq
+//! to the count, so its code tells which bit that is.
 
 use crate::kallsyms::table::SymbolTable;
 use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
 use crate::view::View;
 
-/// Bytes of a function in which the addition is looked for: it comes first, but for a word about idle CPUs until 5.11
-/// (0x22 bytes in Debian's 5.10, 0x12 in its 7.3).
+/// Bytes of a function in which the addition is looked for: it comes first, but for a word about idle CPUs
+/// until 5.11 (0x22 bytes in Debian's 5.10, 0x12 in its 7.3).
 const LOOKED_AT: usize = 128;
 /// `HARDIRQ_BITS`.
 const HARDIRQ_BITS: u32 = 4;
 /// The first bit that can be a hardirq's: those below are preemption's and soft interrupts'.
 const LOWEST: u32 = 1 << 16;
-/// The highest that leaves room for all bits of the hardirq field and one for NMIs below bit 31, "need resched".
+/// The highest that leaves room for all bits of the hardirq field and one for NMIs below bit 31, "need
+/// resched".
 const HIGHEST: u32 = 1 << 26;
-/// `SOFTIRQ_OFFSET`. `local_bh_disable` counts in steps of two of it, so the bit says that a soft interrupt is served.
+/// `SOFTIRQ_OFFSET`. `local_bh_disable` counts in steps of two of it, so the bit says that a soft interrupt
+/// is served.
 const SERVING_SOFTIRQ: u32 = 1 << 8;
 
 /// What a CPU is doing in the kernel, innermost first.
@@ -66,7 +68,7 @@ impl PreemptBits {
         added.and_then(Self::of).ok_or(Missing::NoHardIrqBits)
     }
 
-    /// The bits, by what one hard interrupt adds.
+    /// Returns the bits, by what one hard interrupt adds.
     fn of(offset: u32) -> Option<Self> {
         let valid = offset.is_power_of_two() && (LOWEST..=HIGHEST).contains(&offset);
         valid.then(|| {
@@ -75,7 +77,7 @@ impl PreemptBits {
         })
     }
 
-    /// The bits that count hard interrupts.
+    /// Returns the bits that count hard interrupts.
     pub(crate) fn hardirq(self) -> u32 {
         self.hardirq
     }
@@ -92,9 +94,10 @@ impl PreemptBits {
     }
 }
 
-/// What the instruction that `code` starts with, at address `at`, adds to the preempt count: `add` of an immediate to
-/// `%gs:variable`, of 32 or 64 bits; or the call of `preempt_count_add` that kernels with a tracer of preemption have
-/// (`mov` of an immediate to EDI, `call`). Encodings: Intel SDM, volume 2, ADD, MOV, CALL, and table 2-2.
+/// What the instruction that `code` starts with, at address `at`, adds to the preempt count: `add` of an
+/// immediate to `%gs:variable`, of 32 or 64 bits; or the call of `preempt_count_add` that kernels with a
+/// tracer of preemption have (`mov` of an immediate to EDI, `call`). Encodings: Intel SDM, volume 2, ADD,
+/// MOV, CALL, and table 2-2.
 fn added(code: &[u8], at: u64, variable: u64, adder: Option<u64>) -> Option<u32> {
     const GS: u8 = 0x65;
     const REX_W: u8 = 0x48;

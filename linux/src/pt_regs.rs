@@ -1,5 +1,5 @@
-//! `struct pt_regs` (arch/x86/include/uapi/asm/ptrace.h): the registers of an interrupted program or of a system call's
-//! caller, as the kernel's entry code pushes them.
+//! `struct pt_regs` (arch/x86/include/uapi/asm/ptrace.h): the registers of an interrupted program or of a
+//! system call's caller, as the kernel's entry code pushes them.
 //!
 //! ```text
 //!   0 r15  8 r14  16 r13  24 r12  32 rbp  40 rbx  48 r11  56 r10  64 r9  72 r8
@@ -41,7 +41,8 @@ impl PtRegs {
         Self::read_partly(stack, at, |_, _| None)
     }
 
-    /// Reads it at `at`; what `instead` returns for a slot's address and offset takes the place of what the stack has.
+    /// Reads it at `at`; what `instead` returns for a slot's address and offset takes the place of what the
+    /// stack has.
     fn read_partly(
         stack: &impl StackMemory,
         at: u64,
@@ -58,8 +59,9 @@ impl PtRegs {
         Some(Self { registers: Registers { gpr, rip: slot(IRET)? }, orig_ax: slot(ORIG_AX)?, cs: slot(CS)? })
     }
 
-    /// Reads it at `at` while entry code is pushing or popping it: what lies below `now`'s stack pointer is still, or
-    /// again, in `now`. RIP counts as in RCX then, where SYSCALL puts it (Intel SDM volume 2, SYSCALL).
+    /// Reads it at `at` while entry code is pushing or popping it: what is below `now`'s stack pointer is
+    /// still, or again, in `now`. RIP counts as in RCX then, where SYSCALL puts it (Intel SDM volume 2,
+    /// SYSCALL).
     pub(crate) fn read_in_entry_code(stack: &impl StackMemory, at: u64, now: &Registers) -> Option<Self> {
         // On another stack: all of it is there.
         if !(at..at.checked_add(SIZE)?).contains(&now.rsp()) {
@@ -94,8 +96,8 @@ pub(crate) enum Mode {
 }
 
 impl Mode {
-    /// What a saved code segment tells; `None` if it cannot be one, so that nothing around it is what it was taken for.
-    /// The upper bits are not the selector's (FRED keeps more there).
+    /// What a saved code segment tells; `None` if it cannot be one, so that nothing around it is what it was
+    /// taken for. The upper bits are not the selector's (FRED keeps more there).
     pub(crate) fn of(cs: u64) -> Option<Self> {
         match cs & 0xffff {
             KERNEL_CS => Some(Self::Kernel),

@@ -38,14 +38,14 @@ pub(crate) trait TaskMemory {
     /// Fills `into` from member `offset` of the task at `task`; `None` if that is no task's place.
     fn read(&self, task: u64, offset: usize, into: &mut [u8]) -> Option<()>;
 
-    /// A member of `N` bytes.
+    /// Returns a member of `N` bytes.
     fn member<const N: usize>(&self, task: u64, offset: usize) -> Option<[u8; N]> {
         let mut bytes = [0; N];
         self.read(task, offset, &mut bytes)?;
         Some(bytes)
     }
 
-    /// A member that is a small number.
+    /// Returns a member that is a small number.
     fn number(&self, task: u64, Number { offset, bytes }: Number) -> Option<u32> {
         let mut number = [0; 4];
         self.read(task, offset, number.get_mut(..bytes)?)?;
@@ -60,7 +60,7 @@ impl<M: PhysicalMemory> TaskMemory for View<'_, M> {
 }
 
 impl TaskLayout {
-    /// The leader of the process that the task at `task` belongs to.
+    /// Returns the leader of the process that the task at `task` belongs to.
     pub(crate) fn leader(&self, memory: &impl TaskMemory, task: u64) -> Option<u64> {
         let own = self.gather.read(|offset, into| memory.read(task, offset, into))?;
         Some(u64::from_le_bytes(own.member(Field::GroupLeader as usize)?))
@@ -86,7 +86,7 @@ impl TaskLayout {
     }
 }
 
-/// A comm is changed in place: what follows the first NUL is left of an earlier name.
+/// Returns a comm is changed in place: what follows the first NUL is left of an earlier name.
 #[inline]
 fn terminated(comm: [u8; COMM]) -> [u8; COMM] {
     let text = u128::from_le_bytes(comm);
@@ -119,7 +119,7 @@ pub(crate) fn list<M: PhysicalMemory>(
     }))
 }
 
-/// All tasks but the idle ones, which are on no list.
+/// Returns all tasks but the idle ones, which are on no list.
 pub(crate) fn all<M: PhysicalMemory>(
     view: &View<'_, M>,
     task: &TaskLayout,

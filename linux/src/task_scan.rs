@@ -1,12 +1,13 @@
-//! What every task is doing, read while the guest runs: the way over the lists of processes and threads at one moment.
+//! What every task is doing, read while the guest runs: the way over the lists of processes and threads at
+//! one moment.
 //!
 //! ```text
 //!  init_task.tasks -> leader -> leader -> ...
 //!                       `-> signal.thread_head -> thread -> thread -> ...
 //! ```
 //!
-//! All of it lies in the direct map, so no page tables are walked. A task that is switched while it is read shows it by
-//! its counts of switches, and is read again.
+//! All of it is in the direct map, so no page tables are walked. A task that is switched while it is read
+//! shows it by its counts of switches, and is read again.
 
 use crate::address::PhysAddr;
 use crate::current::TaskPlaces;
@@ -29,10 +30,10 @@ pub struct TaskObservation {
     pub state: SchedState,
     /// On a CPU of the guest.
     pub on_cpu: bool,
-    /// How often it has been switched from (`nvcsw` + `nivcsw`): while this and [`Self::saved_sp`] stay the same a
-    /// sleeping task is in the same sleep.
+    /// How often it has been switched from (`nvcsw` + `nivcsw`): while this and [`Self::saved_sp`] stay the
+    /// same a sleeping task is in the same sleep.
     pub switches: u64,
-    /// `thread.sp`: where the registers of a task that does not run lie.
+    /// `thread.sp`: where the registers of a task that does not run are.
     pub saved_sp: u64,
     /// It was switched during each of several readings: nothing but who it is can be believed.
     pub inconsistent: bool,
@@ -43,7 +44,7 @@ pub struct TaskObservation {
 pub enum ScanResult {
     /// All tasks were seen.
     Complete,
-    /// There are more tasks than are looked at: those behind the 131,072nd were not seen.
+    /// There are more tasks than are read: those after the 131,072nd were not seen.
     Truncated,
     /// A link could not be followed, most likely because its task went away: some tasks were not seen.
     Inconsistent,
@@ -80,7 +81,7 @@ impl<M: PhysicalMemory> TaskMemory for Words<'_, M> {
 }
 
 impl TaskListReader {
-    /// The task at `task`; `None` for what cannot be one. Bounded reads.
+    /// Returns the task at `task`; `None` for what cannot be one. Bounded reads.
     pub fn read(&self, memory: &impl PhysicalMemory, task: u64) -> Option<TaskObservation> {
         let words = Words(&self.places, memory);
         let moving = || {
@@ -102,8 +103,8 @@ impl TaskListReader {
         Some(observation)
     }
 
-    /// Looks at every task but the idle ones, which are on no list. A task that starts or ends meanwhile may be left
-    /// out; in a hostile guest one may be seen more than once.
+    /// Looks at every task but the idle ones, which are on no list. A task that starts or ends meanwhile may
+    /// be left out; in a hostile guest one may be seen more than once.
     pub fn walk(&self, memory: &impl PhysicalMemory, mut seen: impl FnMut(&TaskObservation)) -> ScanResult {
         let words = Words(&self.places, memory);
         let head = self.init_task.wrapping_add(self.threads.tasks as u64);
@@ -150,7 +151,7 @@ impl Kernel {
     /// What looks at all tasks, once the per-CPU areas are set up.
     ///
     /// # Errors
-    /// What is missing; [`Missing::may_come`] tells if asking again makes sense.
+    /// The reason; [`Missing::may_come`] is true if a later attempt may succeed.
     pub fn task_list_reader(&self, memory: &impl PhysicalMemory) -> Result<TaskListReader, Missing> {
         let layouts = self.layouts.as_ref().map_err(Clone::clone)?;
         let states = self.sched_state_reader(memory)?;

@@ -43,11 +43,11 @@ unsafe impl GlobalAlloc for Peak {
 #[global_allocator]
 static PEAK_OF_ALL: Peak = Peak;
 
-/// What is built of the DWARF of one file, at most, bytes, when a table that has reached the bound is just growing
-/// (docs/symbols.md).
+/// What is built of the DWARF of one file, at most, bytes, when a table that has reached the bound is just
+/// growing (docs/symbols.md).
 const BOUND: i64 = 3 * (256 << 20);
 
-/// An ELF file with these sections and nothing else.
+/// Returns an ELF file with these sections and nothing else.
 fn elf_of(sections: &[(&str, &[u8])]) -> ElfFile {
     let mut names = vec![0u8];
     let mut body: Vec<u8> = Vec::new();
@@ -78,7 +78,8 @@ fn elf_of(sections: &[(&str, &[u8])]) -> ElfFile {
     ElfFile::open(Box::new(file)).unwrap()
 }
 
-/// Abbreviation 1: a unit with a range, and with its lines at an offset; 2: a function in it; 3: an inlined one.
+/// Abbreviation 1: a unit with a range, and with its lines at an offset; 2: a function in it; 3: an inlined
+/// one.
 const ABBREVIATIONS: [u8; 26] = [
     1, 0x11, 1, 0x11, 0x01, 0x12, 0x07, 0x10, 0x17, 0, 0, //
     2, 0x2e, 1, 0x11, 0x01, 0x12, 0x07, 0, 0, //
@@ -89,13 +90,14 @@ fn sized(bytes: &[u8]) -> Vec<u8> {
     [&u32::try_from(bytes.len()).unwrap().to_le_bytes()[..], bytes].concat()
 }
 
-/// A unit of DWARF 4 with `inside` in its only function.
+/// Returns a unit of DWARF 4 with `inside` in its only function.
 fn unit(inside: &[u8]) -> Vec<u8> {
     let range = [0x1000_u64.to_le_bytes(), 0x1000_0000_u64.to_le_bytes()].concat();
     sized(&[&[4, 0, 0, 0, 0, 0, 8, 1][..], &range, &[0; 4], &[2], &range, inside, &[0, 0]].concat())
 }
 
-/// A line program of version 4 with these files and opcodes. Opcodes from 13 on are special: line base -5, range 14.
+/// Returns a line program of version 4 with these files and opcodes. Opcodes from 13 on are special: line
+/// base -5, range 14.
 fn lines(files: &[u8], opcodes: &[u8]) -> Vec<u8> {
     let lengths = [0, 1, 1, 1, 1, 0, 0, 0, 1, 0, 0, 1];
     let header = sized(&[&[1, 1, 1, 0xfb, 14, 13][..], &lengths, &[0], files, &[0]].concat());
@@ -118,8 +120,8 @@ fn peak_of(elf: &ElfFile) -> (i64, Option<Stopped>) {
     (PEAK.get() - before, lines.stopped())
 }
 
-/// Asserts that the file was not read to its end, for one of the reasons, and that its memory stayed below the bound beside
-/// its sections.
+/// Asserts that the file was not read to its end, for one of the reasons, and that its memory stayed below
+/// the bound next to its sections.
 fn assert_bounded(what: &str, reasons: &[Stopped], sections: &[(&str, &[u8])]) {
     let bytes: usize = sections.iter().map(|(_, bytes)| bytes.len()).sum();
     let (peak, stopped) = peak_of(&elf_of(sections));
@@ -141,7 +143,7 @@ fn sound_tables_are_not_stopped() {
     assert!(peak > 10_000 && peak < 10 << 20, "{peak}");
 }
 
-/// Each byte of 40 million is a row of 24 bytes or more.
+/// Returns each byte of 40 million is a row of 24 bytes or more.
 #[test]
 fn rows_of_lines_are_bounded() {
     let line = lines(b"a.c\0\0\0\0", &vec![0xf0; 40_000_000]);
@@ -152,7 +154,7 @@ fn rows_of_lines_are_bounded() {
     );
 }
 
-/// Each of many files is in one directory with a name of a megabyte.
+/// Returns each of many files is in one directory with a name of a megabyte.
 #[test]
 fn paths_of_files_are_bounded() {
     let mut files = b"x\0\x01\0\0".repeat(20_000);
@@ -171,7 +173,7 @@ fn paths_of_files_are_bounded() {
     );
 }
 
-/// Each of 400 units has the same 100,000 abbreviations, parsed for each anew.
+/// Returns each of 400 units has the same 100,000 abbreviations, parsed for each again.
 #[test]
 fn abbreviations_are_bounded() {
     let mut abbreviations = ABBREVIATIONS[..ABBREVIATIONS.len() - 1].to_vec();
@@ -200,7 +202,7 @@ fn abbreviations_are_bounded() {
     );
 }
 
-/// Each byte of 20 million is an inlined function.
+/// Returns each byte of 20 million is an inlined function.
 #[test]
 fn inlined_functions_are_bounded() {
     let line = lines(b"a.c\0\0\0\0", &[0xf0]);

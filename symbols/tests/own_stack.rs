@@ -64,7 +64,7 @@ extern "C" fn visit(context: *mut c_void, list: *mut c_void) -> c_int {
     0
 }
 
-/// Registers right behind the call of `getcontext`.
+/// Registers right after the call of `getcontext`.
 #[inline(always)]
 fn registers() -> Registers {
     use libc::{
@@ -110,7 +110,7 @@ fn taken() -> Stack {
     STACK.with(|place| place.borrow_mut().take()).expect("the stack was walked")
 }
 
-/// Start of the function in which `address` is, as a virtual address.
+/// Returns the start of the function in which `address` is, as a virtual address.
 fn function(mappings: &Mappings, address: u64) -> Option<u64> {
     let Image { bias, code: ImageCode::Cfi(table), .. } = mappings.find(address)? else { return None };
     Some(table.function_start(address.wrapping_sub(bias))?.0.wrapping_add(bias))
@@ -172,8 +172,8 @@ extern "C" fn on_signal(_: c_int) {
 
 #[inline(never)]
 fn interrupt() {
-    // SAFETY: the handler takes a signal's number; what it does is allowed here, as the signal is raised by this very
-    // thread outside of any lock or allocation.
+    // SAFETY: the handler takes a signal's number; what it does is allowed here, as the signal is raised by
+    // this very thread outside of any lock or allocation.
     unsafe {
         libc::signal(libc::SIGUSR1, on_signal as *const () as usize);
         assert_eq!(libc::raise(libc::SIGUSR1), 0);

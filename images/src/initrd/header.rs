@@ -16,11 +16,11 @@ pub struct Header {
     pub mode: u32,
     /// Names that the file has.
     pub links: u32,
-    /// Bytes of the file behind the name.
+    /// Bytes of the file after the name.
     pub size: u32,
     /// Major and minor number of the device that the file was on.
     pub device: (u32, u32),
-    /// Bytes of the name behind the header, with its NUL.
+    /// Bytes of the name after the header, with its NUL.
     pub name_size: u32,
 }
 

@@ -1,4 +1,4 @@
-//! A bounded stream that can be looked at before it is taken.
+//! A bounded stream that can be read before it is taken.
 
 use std::io::{self, BufRead, Read};
 
@@ -16,12 +16,12 @@ pub(super) struct Input<R> {
 }
 
 impl<R: Read> Input<R> {
-    /// A stream of which at most `most` bytes are read.
+    /// Returns a stream of which at most `most` bytes are read.
     pub(super) fn new(reader: R, most: u64) -> Self {
         Self { reader, buffer: vec![0; BLOCK].into(), start: 0, end: 0, taken: 0, left: most }
     }
 
-    /// Bytes taken so far.
+    /// Returns the bytes taken so far.
     pub(super) fn taken(&self) -> u64 {
         self.taken
     }
@@ -31,7 +31,7 @@ impl<R: Read> Input<R> {
         self.left == 0
     }
 
-    /// The next `count` bytes without taking them; fewer at the end. `count` is at most 64 KiB.
+    /// Returns the next `count` bytes without taking them; fewer at the end. `count` is at most 64 KiB.
     pub(super) fn peek(&mut self, count: usize) -> io::Result<&[u8]> {
         if self.end - self.start < count {
             self.buffer.copy_within(self.start..self.end, 0);

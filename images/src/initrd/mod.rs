@@ -1,13 +1,14 @@
-//! Programs and libraries of an initrd: a row of cpio archives, each bare or compressed, as `unpack_to_rootfs` of
-//! init/initramfs.c (Linux 6.1) reads it.
+//! Programs and libraries of an initrd: a row of cpio archives, each bare or compressed, as
+//! `unpack_to_rootfs` of init/initramfs.c (Linux 6.1) reads it.
 //!
 //! ```text
 //! packed ── archives, bare or ── entries ── ELF programs and libraries ──▶ kept, one behind the other
 //!           unpacked                    └── everything else is passed over
 //! ```
 //!
-//! It is read once, from the beginning to the end, and takes no more memory than the names in it and the window of its
-//! compression. An initrd may be damaged or made to harm: what came before that, or before a bound, counts.
+//! It is read once, from the beginning to the end, and takes no more memory than the names in it and the
+//! window of its compression. An initrd may be damaged or made to harm: what came before that, or before a
+//! bound, counts.
 
 mod header;
 mod input;
@@ -87,7 +88,7 @@ pub struct Initrd {
 }
 
 impl Initrd {
-    /// Reads `packed` and writes the programs and libraries in it, one behind the other, to `keep`.
+    /// Reads `packed` and writes the programs and libraries in it, one after the other, to `keep`.
     pub fn read(packed: impl Read, keep: impl Write) -> Self {
         let mut reading = Reading {
             found: Self::default(),
@@ -132,7 +133,7 @@ struct Reading<W> {
 }
 
 impl<W: Write> Reading<W> {
-    /// All archives, bare and compressed.
+    /// Returns all archives, bare and compressed.
     fn all<R: Read>(&mut self, input: &mut Input<R>) -> Result<(), Stopped> {
         loop {
             skip_zeros(input)?;
@@ -144,14 +145,14 @@ impl<W: Write> Reading<W> {
                 (None, _) => return Ok(()),
                 (Some(b'0'), _) if aligned => self.archive(input)?,
                 (_, Some(form)) => self.stream(form, input)?,
-                // Padding and junk after a whole archive are not looked at by the kernel either.
+                // Padding and junk after a whole archive are not read by the kernel either.
                 _ if self.entries > 0 => return Ok(()),
                 _ => return Err(Stopped::Unknown),
             }
         }
     }
 
-    /// The archives in one compressed stream.
+    /// Returns the archives in one compressed stream.
     fn stream<R: Read>(&mut self, form: Form, packed: &mut Input<R>) -> Result<(), Stopped> {
         self.streams += 1;
         if self.streams > MAX_STREAMS {
@@ -180,7 +181,7 @@ impl<W: Write> Reading<W> {
         }
     }
 
-    /// One archive, up to its trailer.
+    /// Returns one archive, up to its trailer.
     fn archive<R: Read>(&mut self, input: &mut Input<R>) -> Result<(), Stopped> {
         self.links.clear();
         loop {
@@ -209,7 +210,7 @@ impl<W: Write> Reading<W> {
         }
     }
 
-    /// The content of an entry.
+    /// Returns the content of an entry.
     fn entry<R: Read>(&mut self, header: &Header, name: &[u8], input: &mut Input<R>) -> Result<(), Stopped> {
         let size = u64::from(header.size);
         let path = normal(name);
@@ -277,7 +278,7 @@ impl<W: Write> Reading<W> {
     }
 }
 
-/// A name as a path without `.` and doubled slashes; `None` where it climbs.
+/// Returns a name as a path without `.` and doubled slashes; `None` where it climbs.
 fn normal(name: &[u8]) -> Option<Vec<u8>> {
     let parts = name.split(|&byte| byte == b'/').filter(|part| !part.is_empty() && *part != b".");
     let mut path = Vec::new();
@@ -293,7 +294,7 @@ fn normal(name: &[u8]) -> Option<Vec<u8>> {
     Some(path)
 }
 
-/// True for the beginning of an ELF program or library.
+/// Returns true for the beginning of an ELF program or library.
 fn is_program(start: &[u8]) -> bool {
     start.starts_with(b"\x7fELF")
         && start.get(16..ELF_START).is_some_and(|kind| matches!(kind, [kind, 0] if ELF_TYPES.contains(kind)))

@@ -80,7 +80,7 @@ impl Form {
     }
 }
 
-/// Legacy frames of LZ4: magic, then blocks behind their lengths.
+/// Legacy frames of LZ4: magic, then blocks after their lengths.
 struct Lz4<'a, R> {
     input: &'a mut Input<R>,
     block: Vec<u8>,
@@ -88,7 +88,7 @@ struct Lz4<'a, R> {
 }
 
 impl<R: Read> Lz4<'_, R> {
-    /// The next block; false at the end of the stream.
+    /// Returns the next block; false at the end of the stream.
     fn next(&mut self) -> io::Result<bool> {
         let mut word = self.input.peek(LZ4_MAGIC.len())?;
         while word == LZ4_MAGIC {

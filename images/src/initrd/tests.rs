@@ -270,7 +270,8 @@ proptest! {
         for (entries, (form, pack)) in &archives {
             whole.resize(whole.len().next_multiple_of(4) + 4 * padding, 0);
             whole.extend(pack(&archive(entries)));
-            // Legacy frames of LZ4 end with a word of zero alone: the sign of gzip is the length of a block as well.
+            // Legacy frames of LZ4 end with a word of zero alone: the sign of gzip is the length of a block
+            // as well.
             if *form == "lz4" {
                 whole.extend([0; 4]);
             }

@@ -28,8 +28,9 @@ pub struct ExitAccountingReader {
 }
 
 impl ExitAccountingReader {
-    /// The books of the process whose leader is at `leader` and whose other threads are gone: when `release_task` is called
-    /// for it (kernel/exit.c, Linux 6.1 and 6.12). No allocation, no lock, bounded reads.
+    /// Returns the books of the process whose leader is at `leader` and whose other threads are gone: when
+    /// `release_task` is called for it (kernel/exit.c, Linux 6.1 and 6.12). No allocation, no lock, bounded
+    /// reads.
     pub fn read(&self, memory: &impl PhysicalMemory, leader: u64) -> Option<ExitAccounting> {
         let word = |structure: u64, offset: usize| {
             memory.read_u64(self.places.translate(structure)?.checked_add(offset as u64)?)
@@ -47,10 +48,10 @@ impl ExitAccountingReader {
 }
 
 impl Kernel {
-    /// A reader of processes' last books, once the per-CPU areas are set up.
+    /// Returns a reader of processes' last books, once the per-CPU areas are set up.
     ///
     /// # Errors
-    /// What is missing; [`Missing::may_come`] tells if asking again makes sense.
+    /// The reason; [`Missing::may_come`] is true if a later attempt may succeed.
     pub fn exit_accounting_reader(
         &self,
         memory: &impl PhysicalMemory,

@@ -1,4 +1,5 @@
-//! What the guest itself believes about its CPU time: the numbers behind getrusage, `/proc/PID/stat` and `/proc/stat`.
+//! What the guest itself believes about its CPU time: the numbers behind getrusage, `/proc/PID/stat` and
+//! `/proc/stat`.
 
 mod exit;
 
@@ -70,7 +71,8 @@ impl CpuTime {
     }
 }
 
-/// What the children of a process have used that it has waited for, and theirs, as getrusage(RUSAGE_CHILDREN) returns it.
+/// What the children of a process have used that it has waited for, and theirs, as getrusage(RUSAGE_CHILDREN)
+/// returns it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChildCpuTimes {
     /// User time, ns: what getrusage had returned for each child.
@@ -114,7 +116,8 @@ pub struct ProcessCpuTimes {
 /// The books of one CPU as `/proc/stat` tells them, ns.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CpuStat {
-    /// The CPU's APIC id, which is the number of its vCPU; its number in the guest where the kernel does not show that.
+    /// The CPU's APIC id, which is the number of its vCPU; its number in the guest where the kernel does not
+    /// show that.
     pub cpu: u32,
     /// User code.
     pub user_ns: u64,
@@ -134,15 +137,16 @@ pub struct CpuStat {
     pub steal_ns: u64,
 }
 
-/// Indexes of `kernel_cpustat.cpustat` (`enum cpu_usage_stat`, include/linux/kernel_stat.h, the same since 2.6.33).
+/// Indexes of `kernel_cpustat.cpustat` (`enum cpu_usage_stat`, include/linux/kernel_stat.h, the same since
+/// 2.6.33).
 const CPU_FIELDS: usize = 8;
 
 impl Kernel {
-    /// The books of every process, read now; at most 65,536 threads in all. Threads that start or end meanwhile may be
-    /// left out.
+    /// Returns the books of every process, read now; at most 65,536 threads in all. Threads that start or end
+    /// meanwhile may be left out.
     ///
     /// # Errors
-    /// What is missing to read them.
+    /// The reason why they cannot be read.
     pub fn process_cpu_times(&self, memory: &impl PhysicalMemory) -> Result<Vec<ProcessCpuTimes>, Missing> {
         let layouts = self.layouts.as_ref().map_err(Clone::clone)?;
         let threads = layouts.threads.clone()?;
@@ -161,10 +165,11 @@ impl Kernel {
         Ok(list)
     }
 
-    /// The books of the process that the task at this address belongs to; `None` if they cannot be read any more.
+    /// Returns the books of the process that the task at this address belongs to; `None` if they cannot be
+    /// read any more.
     ///
     /// # Errors
-    /// What is missing to read any.
+    /// The reason why they cannot be read.
     pub fn process_cpu_times_of(
         &self,
         memory: &impl PhysicalMemory,
@@ -211,10 +216,11 @@ impl Kernel {
         Ok(read())
     }
 
-    /// The books of every CPU, in the order of the vCPUs. The guest adds the time of a sleep when it ends.
+    /// Returns the books of every CPU, in the order of the vCPUs. The guest adds the time of a sleep when it
+    /// ends.
     ///
     /// # Errors
-    /// What is missing to read them.
+    /// The reason why they cannot be read.
     pub fn cpu_stats(&self, memory: &impl PhysicalMemory) -> Result<Vec<CpuStat>, Missing> {
         let layouts = self.layouts.as_ref().map_err(Clone::clone)?;
         let symbols = self.symbol_table()?;

@@ -1,4 +1,4 @@
-//! Questions to BTF: where a member lies, how large a variable is.
+//! Questions to BTF: where a member is, how large a variable is.
 
 use super::{Btf, Type, kind};
 use symbols::bytes::u32_at;
@@ -7,10 +7,10 @@ use symbols::bytes::u32_at;
 const MAX_MODIFIERS: usize = 16;
 /// Anonymous structures within each other that are looked into, at most.
 const MAX_DEPTH: usize = 8;
-/// Members looked at for one question, at most: hostile structures may hold each other.
+/// Members read for one question, at most: hostile structures may hold each other.
 const MAX_STEPS: usize = 100_000;
 
-/// Where a member lies and what it is.
+/// Where a member is and what it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Member {
     /// Bytes from the start of the structure.
@@ -20,7 +20,7 @@ pub(crate) struct Member {
 }
 
 impl Btf<'_> {
-    /// Where `path` (`"member"` or `"member.inner"`) lies in the structure `name`. Members of anonymous
+    /// Where `path` (`"member"` or `"member.inner"`) is in the structure `name`. Members of anonymous
     /// structures count as those of the outer one, array brackets are not written: the first element.
     pub(crate) fn member(&self, name: &str, path: &str) -> Option<Member> {
         let mut steps = MAX_STEPS;
@@ -53,7 +53,7 @@ impl Btf<'_> {
         Some(member)
     }
 
-    /// The member `name` of a structure or union, or of an anonymous one within it.
+    /// Returns the member `name` of a structure or union, or of an anonymous one within it.
     fn direct(&self, outer: &Type, name: &str, depth: usize, steps: &mut usize) -> Option<Member> {
         if outer.kind != kind::STRUCT && outer.kind != kind::UNION {
             return None;
@@ -85,8 +85,8 @@ impl Btf<'_> {
         None
     }
 
-    /// Where the member `member` of the structure `name` lies, in bits: offset and size; for bit-fields and for plain
-    /// numbers.
+    /// Where the member `member` of the structure `name` is, in bits: offset and size; for bit-fields and for
+    /// plain numbers.
     pub(crate) fn bits(&self, name: &str, member: &str) -> Option<(u32, u32)> {
         let outer = self
             .structures
@@ -108,13 +108,13 @@ impl Btf<'_> {
         })
     }
 
-    /// Size in bytes of the structure or union `name`.
+    /// Returns the size in bytes of the structure or union `name`.
     pub(crate) fn size_of(&self, name: &str) -> Option<usize> {
         let mut named = self.structures.iter().filter_map(|&number| self.get(number));
         named.find(|found| self.is_named(found.name, name)).map(|found| found.size_or_type as usize)
     }
 
-    /// The type behind typedefs and qualifiers.
+    /// Returns the type behind typedefs and qualifiers.
     fn strip(&self, number: u32) -> Option<Type> {
         let mut found = self.get(number)?;
         for _ in 0..MAX_MODIFIERS {
@@ -128,7 +128,8 @@ impl Btf<'_> {
         None
     }
 
-    /// Size in bytes of the variable `name`, if it is a number (a per-CPU variable: others are not in BTF).
+    /// Returns the size in bytes of the variable `name`, if it is a number (a per-CPU variable: others are
+    /// not in BTF).
     pub(crate) fn variable_size(&self, name: &str) -> Option<usize> {
         let variable = self
             .variables
@@ -139,7 +140,7 @@ impl Btf<'_> {
         (target.kind == kind::INT).then_some(target.size_or_type as usize)
     }
 
-    /// Value of `name` in the enumeration `of`.
+    /// Returns the value of `name` in the enumeration `of`.
     pub(crate) fn enumerator(&self, of: &str, name: &str) -> Option<u32> {
         let found = self
             .starts
@@ -153,13 +154,13 @@ impl Btf<'_> {
             .and_then(|at| u32_at(self.types, at + 4))
     }
 
-    /// Size in bytes of a member, if it is a number.
+    /// Returns the size in bytes of a member, if it is a number.
     pub(crate) fn number_size(&self, member: Member) -> Option<usize> {
         let number = self.strip(member.type_number)?;
         (number.kind == kind::INT).then_some(number.size_or_type as usize)
     }
 
-    /// Number of elements of a member that is an array.
+    /// Returns the number of elements of a member that is an array.
     pub(crate) fn elements(&self, member: Member) -> Option<usize> {
         let array = self.strip(member.type_number)?;
         if array.kind != kind::ARRAY {

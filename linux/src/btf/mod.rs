@@ -1,4 +1,4 @@
-//! BTF, the kernel's own type information: where each member of a structure lies.
+//! BTF, the kernel's own type information: where each member of a structure is.
 //!
 //! ```text
 //! header (24 bytes) | types: { name, info, size or type, rest by kind } * | strings
@@ -74,7 +74,8 @@ impl Type {
         })
     }
 
-    /// Bytes that follow it; `None` for a kind that is not known, behind which nothing can be read.
+    /// Returns the bytes that follow it; `None` for a kind that is not known, behind which nothing can be
+    /// read.
     fn body_len(&self) -> Option<usize> {
         Some(match self.kind {
             kind::INT | kind::VAR | kind::DECL_TAG => 4,
@@ -109,7 +110,7 @@ pub(crate) struct Btf<'a> {
 }
 
 impl<'a> Btf<'a> {
-    /// Indexes `bytes`; `None` when they are no BTF. Types behind one of an unknown kind are left out.
+    /// Indexes `bytes`; `None` when they are no BTF. Types after one of an unknown kind are left out.
     pub(crate) fn parse(bytes: &'a [u8]) -> Option<Self> {
         if u16_at(bytes, 0)? != MAGIC || *bytes.get(2)? != 1 {
             return None;
@@ -149,13 +150,13 @@ impl<'a> Btf<'a> {
         }
     }
 
-    /// Type number `number`; 0 is void and no type.
+    /// Returns the type number `number`; 0 is void and no type.
     fn get(&self, number: u32) -> Option<Type> {
         let slot = (number as usize).checked_sub(1)?;
         Type::at(self.types, *self.starts.get(slot)? as usize)
     }
 
-    /// True if the string at `offset` is `name`.
+    /// Returns true if the string at `offset` is `name`.
     fn is_named(&self, offset: u32, name: &str) -> bool {
         let Some(rest) = self.strings.get(offset as usize..) else {
             return false;

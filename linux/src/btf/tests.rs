@@ -12,7 +12,7 @@ fn offset(bytes: &[u8], structure: &str, path: &str) -> Option<usize> {
     Some(Btf::parse(bytes)?.member(structure, path)?.offset)
 }
 
-/// A structure with all that real ones have.
+/// Returns a structure with all that real ones have.
 fn nested() -> Vec<u8> {
     let mut w = BtfWriter::new();
     let int = w.int("int", 4);

@@ -15,7 +15,8 @@
 
 /// `push rbp; mov rbp,rsp`.
 const SET_UP: [u8; 4] = [0x55, 0x48, 0x89, 0xe5];
-/// Bytes before it at a function's start, at most: landing pad, no-op, tail call counter, call depth accounting.
+/// Bytes before it at a function's start, at most: landing pad, no-op, tail call counter, call depth
+/// accounting.
 const MAX_BEFORE: usize = 64;
 /// `leave`.
 const LEAVE: u8 = 0xc9;
@@ -24,8 +25,8 @@ const SKIP: [u8; 4] = [0x48, 0x83, 0xc4, 8];
 /// `ret` and `jmp rel32`.
 const RETURNS: [u8; 2] = [0xc3, 0xe9];
 
-/// Offsets in JIT-compiled code at which RBP is not this frame's. Patterns may also be found within instructions; that
-/// does not matter, as no instruction pointer is there.
+/// Offsets in JIT-compiled code at which RBP is not this frame's. Patterns may also be found within
+/// instructions; that does not matter, as no instruction pointer is there.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Frameless {
     /// Offset of the first `push rbp; mov rbp,rsp`, if it belongs to the function's start.
@@ -62,8 +63,8 @@ impl Frameless {
         }
     }
 
-    /// Distance of the return address from RSP in bytes at `offset`, which for a return address (not `exact`) is that of the
-    /// call's last byte; `None` where RBP is a frame pointer.
+    /// Distance of the return address from RSP in bytes at `offset`, which for a return address (not `exact`)
+    /// is that of the call's last byte; `None` where RBP is a frame pointer.
     pub(super) fn return_address(&self, offset: u32, exact: bool) -> Option<u8> {
         let has = |offsets: &[u32], offset| offsets.binary_search(&offset).is_ok();
         if self.entry.is_some_and(|push| offset <= push) {
@@ -75,7 +76,7 @@ impl Frameless {
         if has(&self.set_up, offset) || has(&self.returns, offset) {
             return Some(0);
         }
-        // The mov is one byte behind the push.
+        // The mov is one byte after the push.
         offset.checked_sub(1).is_some_and(|push| has(&self.set_up, push)).then_some(8)
     }
 }

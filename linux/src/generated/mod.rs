@@ -1,5 +1,5 @@
-//! Code that the kernel generates while it runs, by its own lists: BPF programs and their trampolines, trampolines of the
-//! function tracer, slots of kprobes.
+//! Code that the kernel generates while it runs, by its own lists: BPF programs and their trampolines,
+//! trampolines of the function tracer, slots of kprobes.
 //!
 //! ```text
 //! bpf_kallsyms               -> bpf_ksym, ...         name, start, end
@@ -29,13 +29,15 @@ use text::clean::ascii;
 const MAX_ENTRIES: usize = 4096;
 /// Bytes of one entry's code, at most: a BPF program of a million instructions.
 const MAX_CODE: u64 = 16 << 20;
-/// Bytes of BPF code that are read for its frames, at most; code beyond that is taken to have a frame everywhere.
+/// Bytes of BPF code that are read for its frames, at most; code beyond that is taken to have a frame
+/// everywhere.
 const MAX_READ: u64 = 4 << 20;
 /// Bytes of a pack (`BPF_PROG_PACK_SIZE`, kernel/bpf/core.c, Linux 6.1: as many for each NUMA node).
 const PACK: u64 = 2 << 20;
 /// Bytes of a page of kprobe slots.
 const PAGE: u64 = 4096;
-/// Bytes behind the copy in a trampoline: a return and a pointer (`create_trampoline`, arch/x86/kernel/ftrace.c).
+/// Bytes after the copy in a trampoline: a return and a pointer (`create_trampoline`,
+/// arch/x86/kernel/ftrace.c).
 const BEHIND_COPY: std::ops::RangeInclusive<u64> = 9..=16;
 /// Bytes of the call in an optimized probe's slot.
 const CALL: u64 = 5;
@@ -113,7 +115,8 @@ impl GeneratedCode {
         Self { regions, packs }
     }
 
-    /// The function that covers `at`; a bare module with the offset from its memory's start for code without a name.
+    /// Returns the function that covers `at`; a bare module with the offset from its memory's start for code
+    /// without a name.
     pub fn symbol_at(&self, at: VirtAddr) -> Option<SymbolAt<'_>> {
         if let Some(region) = self.region_at(at.0) {
             let Region { name, module, start, .. } = region;
@@ -123,18 +126,18 @@ impl GeneratedCode {
         Some(SymbolAt { name: "", module: Some(BPF), offset: at.0 - pack })
     }
 
-    /// Name, module, start and size in bytes of each function.
+    /// Returns the name, module, start and size in bytes of each function.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &str, VirtAddr, u64)> {
         self.regions.iter().map(|r| (r.name.as_str(), r.module, VirtAddr(r.start), r.end - r.start))
     }
 
-    /// True for an address in such code.
+    /// Returns true for an address in such code.
     pub(crate) fn contains(&self, at: u64) -> bool {
         self.region_at(at).is_some() || self.pack_at(at).is_some()
     }
 
-    /// The rule for an instruction pointer (`exact`), or for the last byte of a call; `None` outside of such code, and where
-    /// it has no name.
+    /// Returns the rule for an instruction pointer (`exact`), or for the last byte of a call; `None` outside
+    /// of such code, and where it has no name.
     pub(crate) fn rule_at(&self, at: u64, exact: bool) -> Option<CallerRule> {
         let region = self.region_at(at)?;
         let offset = at - region.start;
@@ -172,7 +175,7 @@ struct Reader<'a, M> {
 }
 
 impl<M: PhysicalMemory> Reader<'_, M> {
-    /// The addresses of the structures on the list at `head` that are linked at offset `link`.
+    /// Returns the addresses of the structures on the list at `head` that are linked at offset `link`.
     fn list(&self, head: u64, link: usize) -> Option<impl Iterator<Item = u64>> {
         Some(list(&self.view, head, MAX_ENTRIES)?.map(move |at| at.wrapping_sub(link as u64)))
     }
@@ -243,7 +246,8 @@ impl<M: PhysicalMemory> Reader<'_, M> {
         let layout = self.layout.probes?;
         let cache = self.symbol(cache)?;
         let form = || {
-            // Bytes from the start of a slot (`TMPL_CALL_IDX`, arch/x86/kernel/kprobes/opt.c); other slots have none.
+            // Bytes from the start of a slot (`TMPL_CALL_IDX`, arch/x86/kernel/kprobes/opt.c); other slots
+            // have none.
             let call = self.symbol("optprobe_template_call")?;
             let call = call.checked_sub(self.symbol("optprobe_template_entry")?)?;
             let slot = self.view.u64(cache, layout.slot).filter(|slot| (call..PAGE).contains(slot))?;

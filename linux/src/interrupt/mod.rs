@@ -70,7 +70,8 @@ pub struct Softirq {
 /// A vector of a CPU that belongs to an interrupt line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Vector {
-    /// The CPU's APIC id, which is the number of its vCPU; its number in the guest where the kernel does not show that.
+    /// The CPU's APIC id, which is the number of its vCPU; its number in the guest where the kernel does not
+    /// show that.
     pub cpu: u32,
     /// The vector.
     pub vector: u8,
@@ -79,7 +80,7 @@ pub struct Vector {
 }
 
 impl Kernel {
-    /// The names of interrupts as they are now: read them again when devices come and go.
+    /// Returns the names of interrupts as they are now: read them again when devices come and go.
     pub fn interrupts(&self, memory: &impl PhysicalMemory) -> Interrupts {
         let view = self.view(memory);
         let layouts = self.layouts.as_ref().map(|layouts| &layouts.interrupts).map_err(Clone::clone);
@@ -162,7 +163,7 @@ impl Kernel {
     }
 }
 
-/// The `struct irq_desc` at `at`.
+/// Returns the `struct irq_desc` at `at`.
 fn line<M: PhysicalMemory>(view: &View<'_, M>, desc: &DescLayout, at: u64) -> Option<InterruptLine> {
     let irq = view.u32(at, desc.number)?;
     let mut action = view.u64(at, desc.action)?;

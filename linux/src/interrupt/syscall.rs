@@ -22,8 +22,8 @@ const RENAMED: [(&str, &str); 6] = [
 ];
 
 impl Kernel {
-    /// The names of the system calls of 64-bit programs by number, such as `read` at 0; `None` at numbers that
-    /// this kernel does not implement. At most 600.
+    /// Returns the names of the system calls of 64-bit programs by number, such as `read` at 0; `None` at
+    /// numbers that this kernel does not implement. At most 600.
     ///
     /// # Errors
     /// What is missing to read the table.
@@ -32,7 +32,7 @@ impl Kernel {
         let table = self.symbol("sys_call_table")?;
         let mut calls = Vec::new();
         for number in 0..MAX_CALLS {
-            // Behind its end other things lie than functions of calls.
+            // Behind its end other things are than functions of calls.
             let function = view.u64(table, number * 8).and_then(|at| self.symbol_at(VirtAddr(at)));
             let Some(call) = function.filter(|f| f.offset == 0).and_then(|f| call_name(f.name)) else {
                 break;
@@ -46,7 +46,7 @@ impl Kernel {
     }
 }
 
-/// The call's name from its function's; `None` for another function.
+/// Returns the call's name from its function's; `None` for another function.
 fn call_name(function: &str) -> Option<&str> {
     if function == "sys_ni_syscall" {
         return Some(NOT_IMPLEMENTED);

@@ -1,13 +1,13 @@
 //! What the first process says of its units.
 //!
-//! Before systemd-journald runs, messages go to the kernel's log, and from there as bare texts into the journal. They are
-//! understood where they name the unit (`StatusUnitFormat=combined` or `name`, the first being the default since version 252),
-//! by what `job_start_message_format` and `job_done_message_format` put before it (src/core/job.c, and the tables
-//! `*_vtable.status_message_formats` of the types of units).
+//! Before systemd-journald runs, messages go to the kernel's log, and from there as bare texts into the
+//! journal. They are understood where they name the unit (`StatusUnitFormat=combined` or `name`, the first
+//! being the default since version 252), by what `job_start_message_format` and `job_done_message_format` put
+//! before it (src/core/job.c, and the tables `*_vtable.status_message_formats` of the types of units).
 //!
-//! The identifiers are those of systemd's sd-messages.h (version 257; in use since version 183), the fields those of
-//! systemd.journal-fields(7) and of `job_emit_start_message`, `job_emit_done_message` and `manager_notify_finished`
-//! (src/core/job.c, src/core/manager.c).
+//! The identifiers are those of systemd's sd-messages.h (version 257; in use since version 183), the fields
+//! those of systemd.journal-fields(7) and of `job_emit_start_message`, `job_emit_done_message` and
+//! `manager_notify_finished` (src/core/job.c, src/core/manager.c).
 
 use std::collections::HashSet;
 
@@ -77,7 +77,8 @@ const WANTED: Wanted<'static> = Wanted {
         SENT,
     ],
 };
-/// A message waits no longer than this for journald, µs: what says otherwise is a clock that was set meanwhile.
+/// A message waits no longer than this for journald, µs: what says otherwise is a clock that was set
+/// meanwhile.
 const LONGEST_WAIT_US: u64 = 600_000_000;
 /// Messages that are kept of one boot, at most.
 const MOST_MESSAGES: usize = 20_000;
@@ -87,8 +88,8 @@ const MOST_MESSAGES: usize = 20_000;
 pub struct UnitMessage {
     /// When, ns by the guest's CLOCK_MONOTONIC.
     pub monotonic_ns: u64,
-    /// The time is that of the kernel's log, whose clock is another one, if only a little: it began earlier by what
-    /// CLOCK_MONOTONIC lost before it had a clock source.
+    /// The time is that of the kernel's log, whose clock is another one, if only a little: it began earlier
+    /// by what CLOCK_MONOTONIC lost before it had a clock source.
     pub by_log: bool,
     /// What.
     pub step: UnitStep,
@@ -119,7 +120,7 @@ pub struct Startup {
 }
 
 impl Startup {
-    /// The end by the guest's CLOCK_MONOTONIC, ns.
+    /// Returns the end by the guest's CLOCK_MONOTONIC, ns.
     pub fn end_ns(&self) -> u64 {
         self.kernel_ns.saturating_add(self.initrd_ns.unwrap_or(0)).saturating_add(self.userspace_ns)
     }
@@ -129,7 +130,8 @@ impl Startup {
 #[derive(Debug)]
 pub struct UnitMessages {
     boot_id: [u8; 16],
-    /// Those that were returned, with the time at which journald took them: it copies messages from one file to another.
+    /// Those that were returned, with the time at which journald took them: it copies messages from one file
+    /// to another.
     known: HashSet<(u64, UnitStep)>,
     /// When the last one was taken, and when it was sent, µs.
     last_us: (u64, u64),
@@ -157,7 +159,7 @@ impl UnitMessages {
         if messages.is_empty() { read.map(|()| messages) } else { Ok(messages) }
     }
 
-    /// The message of an entry, unless it was there before.
+    /// Returns the message of an entry, unless it was there before.
     fn take(&mut self, entry: &JournalEntry) -> Option<UnitMessage> {
         if entry.boot_id != self.boot_id || self.known.len() >= MOST_MESSAGES {
             return None;

@@ -7,9 +7,10 @@
 //!        ENTRY  times, boot, and the offsets of its DATA objects
 //! ```
 //!
-//! [`Journal::read`] goes from object to object as far as the file has come, and continues there at the next call. All
-//! but the last object are complete, since systemd-journald writes one after the other; the last one is, if the header
-//! has its times. Nothing is known here of where the bytes come from. What they mean is in [`messages`].
+//! [`Journal::read`] goes from object to object as far as the file has come, and continues there at the next
+//! call. All but the last object are complete, since systemd-journald writes one after the other; the last
+//! one is, if the header has its times. Nothing is known here of where the bytes come from. What they mean is
+//! in [`messages`].
 //!
 //! Source: the description "Journal File Format" of systemd (systemd.io/JOURNAL_FILE_FORMAT), of version 257.
 
@@ -43,7 +44,7 @@ const DATA_PAYLOAD: u64 = 64;
 const COMPACT_DATA_PAYLOAD: u64 = 72;
 /// Where the items of an ENTRY object start.
 const ITEMS: usize = 64;
-/// Bytes of a FIELD=value that are looked at; no name of a unit is longer than 255 (`UNIT_NAME_MAX`).
+/// Bytes of a FIELD=value that are read; no name of a unit is longer than 255 (`UNIT_NAME_MAX`).
 const LONGEST_FIELD: usize = 320;
 /// Items of an entry, at most; journald's own limit of fields is 1,024 (`ENTRY_FIELD_COUNT_MAX`).
 const MOST_ITEMS: usize = 1_024;
@@ -95,9 +96,9 @@ pub struct JournalEntry {
 /// Which entries are wanted, and what is read of them.
 #[derive(Debug, Clone, Copy)]
 pub struct Wanted<'a> {
-    /// `FIELD=value` that entries are told by: 32 at most.
+    /// `FIELD=value` that entries are recognized by: 32 at most.
     pub values: &'a [&'a [u8]],
-    /// Whether an entry is wanted that has these of them, the first in bit 0.
+    /// True if an entry is wanted that has these of them, the first in bit 0.
     pub is_wanted: fn(u32) -> bool,
     /// Beginnings, `FIELD=`, of what is read of such an entry.
     pub fields: &'a [&'a [u8]],
@@ -136,9 +137,9 @@ enum Stop {
 }
 
 impl Journal {
-    /// Reads the wanted entries that have come since the last call, in the order of the file; the same file is to be
-    /// asked for the same fields at each call. Where bytes that are not the file's newest are not there, the rest up to the newest is
-    /// left out at the second call.
+    /// Reads the wanted entries that have come since the last call, in the order of the file; the same file
+    /// is to be asked for the same fields at each call. Where bytes that are not the file's newest are not
+    /// there, the rest up to the newest is left out at the second call.
     ///
     /// # Errors
     /// See [`JournalError`]; what was read before is in `entries`.
@@ -328,7 +329,7 @@ impl<'a, B: JournalBytes> Window<'a, B> {
         self.page.as_deref().ok_or(Stop::NotThere)
     }
 
-    /// Type, flags and size of the object at `at`.
+    /// Returns the type, flags and size of the object at `at`.
     fn object(&mut self, at: u64) -> Result<(u8, u8, u64), Stop> {
         let mut object = [0; OBJECT];
         self.read(at, &mut object)?;
@@ -336,7 +337,8 @@ impl<'a, B: JournalBytes> Window<'a, B> {
         Ok((kind, flags, u64_at(&object, 8).unwrap_or(0)))
     }
 
-    /// `FIELD=value` of the DATA object at `at`; `None` where it is compressed, or too long to be a wanted one.
+    /// `FIELD=value` of the DATA object at `at`; `None` where it is compressed, or too long to be a wanted
+    /// one.
     fn data(&mut self, at: u64, compact: bool) -> Result<Option<Vec<u8>>, Stop> {
         let (kind, flags, size) = self.object(at)?;
         let start = if compact { COMPACT_DATA_PAYLOAD } else { DATA_PAYLOAD };

@@ -23,7 +23,7 @@ impl Names {
         self.ends.push(u32::try_from(self.text.len()).unwrap_or(u32::MAX));
     }
 
-    /// Name `i`; empty when there is none.
+    /// Returns the name `i`; empty when there is none.
     pub(crate) fn get(&self, i: u32) -> &str {
         let i = i as usize;
         let start = i.checked_sub(1).and_then(|before| self.ends.get(before)).map_or(0, |&e| e as usize);
@@ -31,7 +31,7 @@ impl Names {
         self.text.get(start..end).unwrap_or("")
     }
 
-    /// Number of names.
+    /// Returns the number of names.
     pub(crate) fn len(&self) -> usize {
         self.ends.len()
     }
@@ -43,7 +43,7 @@ impl Names {
     }
 }
 
-/// The names of all symbols and the letter of each one's type.
+/// Returns the names of all symbols and the letter of each one's type.
 pub(crate) fn decode(arrays: &Arrays) -> (Names, Vec<u8>) {
     // Names of printable tokens are printable: cleaning the 256 tokens is enough.
     let tokens: Vec<String> = (0..=255).map(|token| ascii(arrays.tokens.get(token))).collect();
@@ -83,7 +83,7 @@ mod tests {
     use crate::kallsyms::locate::Tokens;
     use proptest::prelude::*;
 
-    /// A token table for tests: every byte is its own token, but those given.
+    /// Returns a token table for tests: every byte is its own token, but those given.
     fn identity_tokens(others: &[(u8, &str)]) -> Tokens {
         Tokens::for_test(|code| {
             others

@@ -27,7 +27,7 @@ pub(crate) struct Symbol<'a> {
 }
 
 impl Symbol<'_> {
-    /// True if it names code that runs: no data, and none of the marks that a linker script or a
+    /// Returns true if it names code that runs: no data, and none of the marks that a linker script or a
     /// compiler sets into the text, which share an address with a function or stand in padding.
     fn is_function(&self) -> bool {
         matches!(self.kind, b't' | b'T' | b'w' | b'W') && !is_mark(self.name)
@@ -48,7 +48,7 @@ impl Symbol<'_> {
     }
 }
 
-/// Names of places in the text that are no functions (arch/x86/kernel/vmlinux.lds.S,
+/// Returns the names of places in the text that are no functions (arch/x86/kernel/vmlinux.lds.S,
 /// include/asm-generic/vmlinux.lds.h; `__pfx_` and `__cfi_` are paddings before a function).
 fn is_mark(name: &str) -> bool {
     const MARKS: [&str; 5] = ["_text", "_stext", "_etext", "_sinittext", "_einittext"];
@@ -61,7 +61,7 @@ fn is_mark(name: &str) -> bool {
 }
 
 impl Functions {
-    /// The functions among `count` symbols within `start..end` (4 GiB at most: what lies further is
+    /// Returns the functions among `count` symbols within `start..end` (4 GiB at most: what is further is
     /// left out). A function ends where the next symbol starts.
     pub(crate) fn new<'a>(
         (start, end): (u64, u64),
@@ -97,7 +97,7 @@ impl Functions {
         Self { base: start, sorted }
     }
 
-    /// The number of the name that covers `at`, and the distance from its start.
+    /// Returns the number of the name that covers `at`, and the distance from its start.
     pub(crate) fn find(&self, at: u64) -> Option<(u32, u64)> {
         let relative = u32::try_from(at.checked_sub(self.base)?).ok()?;
         let after = self.sorted.partition_point(|f| f.start <= relative);

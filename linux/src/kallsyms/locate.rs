@@ -18,7 +18,7 @@ const DIGITS: &[u8; 20] = b"0\x001\x002\x003\x004\x005\x006\x007\x008\x009\0";
 const ZERO: usize = b'0' as usize;
 /// A token table is at most as long as its u16 index can tell.
 const MAX_TOKEN_TABLE: u64 = 1 << 16;
-/// Places that look like a token table and are looked at closely, at most.
+/// Places that look like a token table and are read closely, at most.
 const MAX_CANDIDATES: usize = 8;
 /// Symbols per marker.
 const PER_MARKER: usize = 256;
@@ -27,7 +27,7 @@ const PER_MARKER: usize = 256;
 const MARKER_STEP: std::ops::RangeInclusive<u32> = 512..=256 * 514;
 /// Names that are walked to find where they start, at most: an honest kernel's are walked once.
 const MAX_WALKED: usize = 16 * MAX_SYMBOLS;
-/// Places that look like markers and are looked at closely, at most.
+/// Places that look like markers and are read closely, at most.
 const MAX_MARKER_CANDIDATES: usize = 32;
 /// Multiples at which arrays start: that of Linux 7.2, that of those before.
 const ALIGNMENTS: [u64; 2] = [4, 8];
@@ -50,20 +50,20 @@ pub(crate) struct Arrays {
 pub(crate) struct Tokens {
     table: Vec<u8>,
     starts: [u16; 256],
-    /// Where the table lies.
+    /// Where the table is.
     virt: u64,
     /// Where the index ends.
     end: u64,
 }
 
 impl Tokens {
-    /// The characters of a token.
+    /// Returns the characters of a token.
     pub(crate) fn get(&self, token: u8) -> &[u8] {
         let start = usize::from(self.starts[usize::from(token)]);
         symbols::bytes::until_nul(self.table.get(start..).unwrap_or(&[]))
     }
 
-    /// A table whose tokens `text` gives.
+    /// Returns a table whose tokens `text` gives.
     #[cfg(test)]
     pub(crate) fn for_test(text: impl Fn(u8) -> Vec<u8>) -> Self {
         let mut tokens = Self { table: Vec::new(), starts: [0; 256], virt: 0, end: 0 };
@@ -80,7 +80,7 @@ impl Tokens {
 struct Names {
     bytes: Vec<u8>,
     count: usize,
-    /// Where they lie.
+    /// Where they are.
     virt: u64,
 }
 
@@ -105,7 +105,7 @@ pub(crate) fn locate(memory: &impl PhysicalMemory, image: &Image) -> Option<Arra
     result
 }
 
-/// The token table around the digits' tokens at `digits`.
+/// Returns the token table around the digits' tokens at `digits`.
 fn token_table(memory: &impl PhysicalMemory, image: &Image, digits: u64) -> Option<Tokens> {
     // Forwards to the end of the table, behind which the index says how far back it starts.
     let (_, image_end) = image.range();
@@ -122,7 +122,7 @@ fn token_table(memory: &impl PhysicalMemory, image: &Image, digits: u64) -> Opti
     })
 }
 
-/// The token table that has its digits at `digits`, ends at `end`, and has its index at `index_at`.
+/// Returns the token table that has its digits at `digits`, ends at `end`, and has its index at `index_at`.
 fn indexed_by(
     memory: &impl PhysicalMemory,
     image: &Image,
@@ -147,7 +147,7 @@ fn indexed_by(
     Some(Tokens { table, starts, virt, end: index_at.checked_add(512)? })
 }
 
-/// The bytes from `start` to `end` or to the first that is not mapped.
+/// Returns the bytes from `start` to `end` or to the first that is not mapped.
 fn mapped_prefix(memory: &impl PhysicalMemory, image: &Image, start: u64, end: u64) -> Vec<u8> {
     let mut bytes = vec![0; index(end.saturating_sub(start))];
     let mut done = 0;
@@ -164,7 +164,7 @@ fn mapped_prefix(memory: &impl PhysicalMemory, image: &Image, start: u64, end: u
     bytes
 }
 
-/// The names, by the markers that end at or some way before the token table.
+/// Returns the names, by the markers that end at or some way before the token table.
 fn names(memory: &impl PhysicalMemory, image: &Image, token_table: u64, walk: &mut usize) -> Option<Names> {
     // Between the markers and the token table: nothing, or 3 bytes a symbol (6.2 to 6.4).
     let back = (MAX_SYMBOLS * 3 + MAX_SYMBOLS / PER_MARKER * 4) as u64;
@@ -209,7 +209,7 @@ fn mapped_suffix(memory: &impl PhysicalMemory, image: &Image, start: u64, end: u
     image.bytes(memory, (first, end)).unwrap_or_default()
 }
 
-/// The run of numbers at the start of `bytes` that can be markers: 0, then steps of 256 names.
+/// Returns the run of numbers at the start of `bytes` that can be markers: 0, then steps of 256 names.
 fn ascending(bytes: &[u8]) -> Vec<u32> {
     let mut markers = Vec::new();
     if u32_at(bytes, 0) != Some(0) {
@@ -227,7 +227,7 @@ fn ascending(bytes: &[u8]) -> Vec<u32> {
     markers
 }
 
-/// The names that end right before `markers_virt` and fit the markers.
+/// Returns the names that end right before `markers_virt` and fit the markers.
 fn names_before(
     memory: &impl PhysicalMemory,
     image: &Image,
@@ -261,7 +261,7 @@ fn names_before(
     None
 }
 
-/// Length of the name at the start of `names`: of its length field, and of its tokens.
+/// Returns the length of the name at the start of `names`: of its length field, and of its tokens.
 pub(crate) fn name_length(names: &[u8]) -> Option<(usize, usize)> {
     let first = usize::from(*names.first()?);
     if first & 0x80 == 0 {
@@ -271,7 +271,7 @@ pub(crate) fn name_length(names: &[u8]) -> Option<(usize, usize)> {
     Some((2, first & 0x7f | usize::from(*names.get(1)?) << 7))
 }
 
-/// True if `count` names fill `names` up to its padding and pass every marker.
+/// Returns true if `count` names fill `names` up to its padding and pass every marker.
 fn names_fit(names: &[u8], count: usize, markers: &[u32], walk: &mut usize) -> bool {
     let mut at = 0usize;
     for i in 0..count {
@@ -290,7 +290,7 @@ fn names_fit(names: &[u8], count: usize, markers: &[u32], walk: &mut usize) -> b
     at <= names.len() && names.len() - at < 8
 }
 
-/// The address of every symbol, by the layout that gives plausible ones.
+/// Returns the address of every symbol, by the layout that gives plausible ones.
 fn addresses(
     memory: &impl PhysicalMemory,
     image: &Image,
@@ -301,7 +301,7 @@ fn addresses(
     // Since 6.5: after the token index.
     let after = tokens_end;
     let base_after = align8(after.checked_add(size)?)?;
-    // Until 6.4: before num_syms, which then lies 8 bytes before the names.
+    // Until 6.4: before num_syms, which then is 8 bytes before the names.
     let base_before = names.virt.checked_sub(16)?;
     let before = base_before.checked_sub(align8(size)?)?;
     let attempt = |scheme: Scheme, offsets: u64, base: u64| {
@@ -349,8 +349,8 @@ impl Scheme {
     }
 }
 
-/// True if the addresses are those of a kernel: sorted as kallsyms is, most of them in the image and
-/// spread over it. (Zeros as place-relative offsets would lie 4 bytes apart, symbols do 200 or more.)
+/// Returns true if the addresses are those of a kernel: sorted as kallsyms is, most of them in the image and
+/// spread over it. (Zeros as place-relative offsets would be 4 bytes apart, symbols do 200 or more.)
 fn plausible(image: &Image, addresses: &[u64]) -> bool {
     let inside = || addresses.iter().filter(|&&a| image.contains(a));
     let count = inside().count();

@@ -34,12 +34,12 @@ impl SymbolTable {
         Some(Self { names, addresses, functions, by_name })
     }
 
-    /// Number of symbols.
+    /// Returns the number of symbols.
     pub(crate) fn len(&self) -> usize {
         self.addresses.len()
     }
 
-    /// The address of the first symbol with this name.
+    /// Returns the address of the first symbol with this name.
     pub(crate) fn address_of(&self, name: &str) -> Option<u64> {
         let hash = hash(name);
         let first = self.by_name.partition_point(|&entry| entry >> 32 < u64::from(hash));
@@ -51,13 +51,13 @@ impl SymbolTable {
             .and_then(|i| self.addresses.get(i as usize).copied())
     }
 
-    /// The function that covers `at`, and the distance from its start.
+    /// Returns the function that covers `at`, and the distance from its start.
     pub(crate) fn function_at(&self, at: u64) -> Option<(&str, u64)> {
         let (name, offset) = self.functions.find(at)?;
         Some((self.names.get(name), offset))
     }
 
-    /// Every symbol's name and address, in the order of kallsyms.
+    /// Returns every symbol's name and address, in the order of kallsyms.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, u64)> {
         (0..).zip(&self.addresses).map(|(i, &address)| (self.names.get(i), address))
     }

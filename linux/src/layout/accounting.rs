@@ -11,8 +11,8 @@ layout! {
         ended: Result<EndedTimesLayout, Missing>,
         /// (include/linux/kernel_stat.h): the only member until 7.1 or later, after others in 7.3.
         cpu: Result<usize, Missing> = "kernel_cpustat.cpustat",
-        /// `tick_sched.idle_sleeptime` and `.iowait_sleeptime` (kernel/time/tick-sched.h): ns. The kernel's own idle
-        /// time is there when it stops its tick. In 7.3 `cpustat` has it.
+        /// `tick_sched.idle_sleeptime` and `.iowait_sleeptime` (kernel/time/tick-sched.h): ns. The kernel's
+        /// own idle time is there when it stops its tick. In 7.3 `cpustat` has it.
         sleep: Option<(usize, usize)> => |btf| {
             let sleep = |path| offset(btf, &[path]).ok();
             Ok(sleep("tick_sched.idle_sleeptime").zip(sleep("tick_sched.iowait_sleeptime")))

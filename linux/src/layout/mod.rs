@@ -1,8 +1,8 @@
 //! Offsets of the members that are read from the guest's structures.
 //!
 //! Found by name in the kernel's BTF, so no kernel version is assumed. Where a member's name or place differs
-//! between kernels, each variant is tried in turn. A file holds the tables of one question or several; the code
-//! that reads the structures is elsewhere and is not used here.
+//! between kernels, each variant is tried in turn. A file holds the tables of one question or several; the
+//! code that reads the structures is elsewhere and is not used here.
 
 mod accounting;
 mod clock;

@@ -23,8 +23,8 @@ layout! {
         /// The first name since 6.4, where MOD_TEXT is element 0 of the array `mem`; the second before.
         text_base: usize = "module.mem.base" | "module.core_layout.base",
         text_size: usize = "module.mem.size" | "module.core_layout.text_size",
-        /// Base and size of the text that is freed once the module has started: `init_layout.base` and `.text_size`
-        /// until 6.3, `mem[MOD_INIT_TEXT]` since.
+        /// Base and size of the text that is freed once the module has started: `init_layout.base` and
+        /// `.text_size` until 6.3, `mem[MOD_INIT_TEXT]` since.
         init_text: Option<(usize, usize)> => init_text,
         /// The description of the symbols; `None` in a kernel without them.
         kallsyms: Option<ModuleKallsymsLayout>,

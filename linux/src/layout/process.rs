@@ -90,8 +90,8 @@ layout! {
         path: usize = "file.f_path" | "file.__f_path",
         inode: usize = "file.f_inode",
         mapping: usize = "file.f_mapping",
-        /// `file.f_mode` and `backing_file.user_path` (since 6.8): the path that the process opened, where a file
-        /// system opens a file of another one in its stead.
+        /// `file.f_mode` and `backing_file.user_path` (since 6.8): the path that the process opened, where a
+        /// file system opens a file of another one in its stead.
         user_path: Option<(usize, usize)> => |btf| {
             let find = |path| offset(btf, &[path]).ok();
             Ok(find("file.f_mode").zip(find("backing_file.user_path")))

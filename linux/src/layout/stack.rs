@@ -27,7 +27,8 @@ layout! {
     }
 }
 
-/// Returns the size of a stack in bytes: 16 KiB, twice that with KASAN (arch/x86/include/asm/page_64_types.h).
+/// Returns the size of a stack in bytes: 16 KiB, twice that with KASAN
+/// (arch/x86/include/asm/page_64_types.h).
 fn size(btf: &Btf<'_>, union: &str) -> u64 {
     let size = btf.size_of(union).filter(|size| size.is_power_of_two() && (8192..=65_536).contains(size));
     size.unwrap_or(16_384) as u64

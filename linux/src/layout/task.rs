@@ -22,8 +22,8 @@ pub(crate) enum Field {
 }
 
 layout! {
-    /// `struct task_struct` (include/linux/sched.h): the members that a snapshot needs, and a plan to read them with
-    /// few reads.
+    /// `struct task_struct` (include/linux/sched.h): the members that a snapshot needs, and a plan to read
+    /// them with few reads.
     #[derive(Debug, Clone, Copy)]
     TaskLayout {
         /// Members that are read of every task.

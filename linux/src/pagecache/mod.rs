@@ -37,10 +37,10 @@ pub struct PageCache<'a> {
 }
 
 impl<'a> PageCache<'a> {
-    /// The page cache of `kernel`.
+    /// Returns the page cache of `kernel`.
     ///
     /// # Errors
-    /// What is missing to read it.
+    /// The reason why it cannot be read.
     pub fn new(kernel: &'a Kernel, memory: &impl PhysicalMemory) -> Result<Self, Missing> {
         let view = kernel.view(memory);
         let layout =
@@ -50,8 +50,8 @@ impl<'a> PageCache<'a> {
         Ok(Self { kernel, layout, base })
     }
 
-    /// Fills `into` with the bytes of `file` from `offset` on; `None` unless all their pages are there. Behind
-    /// the end of the file, the rest of its last page is zero.
+    /// Fills `into` with the bytes of `file` from `offset` on; `None` unless all their pages are there.
+    /// Behind the end of the file, the rest of its last page is zero.
     pub fn read(
         &self,
         memory: &impl PhysicalMemory,
@@ -74,7 +74,7 @@ impl<'a> PageCache<'a> {
         Some(())
     }
 
-    /// Physical address of page number `number` of a file.
+    /// Returns the physical address of page number `number` of a file.
     fn page<M: PhysicalMemory>(
         &self,
         view: &View<'_, M>,

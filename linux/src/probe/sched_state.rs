@@ -73,12 +73,12 @@ impl SchedState {
         }
     }
 
-    /// Whether a wake of tasks in the states `mask` wakes it.
+    /// Returns true if a wake of tasks in the states `mask` wakes it.
     pub fn is_woken_by(&self, mask: u32) -> bool {
         self.state & mask != 0
     }
 
-    /// A task that has never run: [`crate::ProbeEvent::New`] comes first.
+    /// Returns a task that has never run: [`crate::ProbeEvent::New`] comes first.
     pub fn is_new(&self) -> bool {
         self.state & bits::NEW != 0
     }
@@ -105,7 +105,7 @@ impl<M: PhysicalMemory> TaskMemory for Tasks<'_, M> {
 }
 
 impl SchedStateReader {
-    /// The task at `task`; `None` for what cannot be one. No allocation, no lock, bounded reads.
+    /// Returns the task at `task`; `None` for what cannot be one. No allocation, no lock, bounded reads.
     #[inline]
     pub fn read(&self, memory: &impl PhysicalMemory, task: u64) -> Option<SchedState> {
         let tasks = Tasks(&self.places, memory);
@@ -127,7 +127,8 @@ impl SchedStateReader {
         &self.places
     }
 
-    /// Where the call that a CPU with this stack pointer has just made returns to, in the kernel. No allocation, no lock.
+    /// Where the call that a CPU with this stack pointer has just made returns to, in the kernel. No
+    /// allocation, no lock.
     pub fn return_address(&self, memory: &impl PhysicalMemory, rsp: u64) -> Option<u64> {
         // A word that crosses a page is none of a stack's.
         let at = self.kernel.translate(memory, VirtAddr(rsp)).filter(|_| rsp.is_multiple_of(8))?;
@@ -141,8 +142,8 @@ impl SchedStateReader {
 }
 
 impl Kernel {
-    /// True once the kernel has booted and starts its first program (`system_state`): from then on it changes its text only
-    /// where something asks for it.
+    /// True once the kernel has booted and starts its first program (`system_state`): from then on it changes
+    /// its text only where something asks for it.
     ///
     /// # Errors
     /// What is missing to tell.
@@ -154,10 +155,10 @@ impl Kernel {
         Ok(state.ok_or_else(|| Missing::Unreadable("system_state".to_owned()))? >= running)
     }
 
-    /// A reader of tasks' states, once the per-CPU areas are set up.
+    /// Returns a reader of tasks' states, once the per-CPU areas are set up.
     ///
     /// # Errors
-    /// What is missing; [`Missing::may_come`] tells if asking again makes sense.
+    /// The reason; [`Missing::may_come`] is true if a later attempt may succeed.
     pub fn sched_state_reader(&self, memory: &impl PhysicalMemory) -> Result<SchedStateReader, Missing> {
         let layouts = self.layouts.as_ref().map_err(Clone::clone)?;
         let symbols = self.symbol_table()?;

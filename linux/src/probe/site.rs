@@ -9,19 +9,21 @@ use crate::missing::Missing;
 /// The no-op at the start of a function of a kernel that can trace functions (`x86_nops[5]`,
 /// arch/x86/include/asm/nops.h).
 const NOP: [u8; 5] = [0x0f, 0x1f, 0x44, 0x00, 0x00];
-/// What may stand before it: ENDBR64 where indirect calls are checked (CONFIG_X86_KERNEL_IBT), or one of the no-ops of 4
-/// bytes that take its place in a function nobody calls indirectly (`gen_endbr_poison`, arch/x86/include/asm/ibt.h).
+/// What may stand before it: ENDBR64 where indirect calls are checked (CONFIG_X86_KERNEL_IBT), or one of the
+/// no-ops of 4 bytes that take its place in a function nobody calls indirectly (`gen_endbr_poison`,
+/// arch/x86/include/asm/ibt.h).
 const BEFORE: [[u8; 4]; 4] =
     [[0xf3, 0x0f, 0x1e, 0xfa], [0x66, 0x0f, 0x1f, 0x00], [0x0f, 0x1f, 0x40, 0x00], [0x0f, 0x1f, 0x40, 0xd6]];
-/// Bytes of a page; a site lies within one.
+/// Bytes of a page; a site is within one.
 const PAGE: u64 = 4096;
 /// The instructions that load an address into RDI, the first argument of a call: `mov $imm32, %rdi` and
 /// `lea rel32(%rip), %rdi` (Intel SDM vol. 2, MOV and LEA), each with 4 more bytes.
 const LOADS: [[u8; 3]; 2] = [[0x48, 0xc7, 0xc7], [0x48, 0x8d, 0x3d]];
-/// Bytes of such an instruction, and of the opcode of the CALL behind it.
+/// Bytes of such an instruction, and of the opcode of the CALL after it.
 const LOAD: usize = 7;
 const CALL: u8 = 0xe8;
-/// So many bytes of a function are searched for it: a landing pad, the frame pointer and other arguments come first.
+/// So many bytes of a function are searched for it: a landing pad, the frame pointer and other arguments come
+/// first.
 const SEARCHED: usize = 32;
 /// Functions of one name, at most: the compiler makes variants.
 const MAX_VARIANTS: usize = 4;
@@ -34,8 +36,8 @@ const NEAR: u64 = 16;
 pub enum ProbeEvent {
     /// The CPU has switched from the task that is the first argument to the current one.
     Switch,
-    /// The current task, or an interrupt, wakes the task that is the first argument if it is in one of the states that
-    /// are the second.
+    /// The current task, or an interrupt, wakes the task that is the first argument if it is in one of the
+    /// states that are the second.
     Wake,
     /// A new task, the first argument, is about to run for the first time.
     New,
@@ -45,8 +47,8 @@ pub enum ProbeEvent {
     InterruptEnd,
     /// Nothing will be left of the task that is the first argument.
     Release,
-    /// The kernel is about to change what its function tracer traces, under the lock that guards its text. Before it writes
-    /// the beginning of a function it verifies it.
+    /// The kernel is about to change what its function tracer traces, under the lock that guards its text.
+    /// Before it writes the beginning of a function it verifies it.
     Trace,
     /// The kernel changes its text at one of the arguments.
     Patch,
@@ -74,7 +76,7 @@ impl ProbeEvent {
     /// How many there are.
     pub const COUNT: usize = EVENTS.len();
 
-    /// The event of this number.
+    /// Returns the event of this number.
     pub fn from_number(number: u8) -> Option<Self> {
         EVENTS.get(usize::from(number)).copied()
     }
@@ -84,7 +86,7 @@ impl ProbeEvent {
         self as u8
     }
 
-    /// The function that is called.
+    /// Returns the function that is called.
     pub fn function(self) -> &'static str {
         match self {
             Self::Switch => "finish_task_switch",
@@ -100,19 +102,20 @@ impl ProbeEvent {
         }
     }
 
-    /// Whether a call of the function `name` is this event.
+    /// Returns true if a call of the function `name` is this event.
     fn is_call_of(self, name: &str) -> bool {
         // Of 6.3 and before.
         is_variant(name, self.function()) || self == Self::Core && is_variant(name, "read_kcore")
     }
 
-    /// Without these there is nothing exact: switches and wakes are what states follow from, and a kernel must not find
-    /// bytes in its text that it has not put there.
+    /// Without these there is nothing exact: switches and wakes are what states follow from, and a kernel
+    /// must not find bytes in its text that it has not put there.
     fn is_needed(self) -> bool {
         !matches!(self, Self::InterruptBegin | Self::InterruptEnd | Self::Vector)
     }
 
-    /// A kernel without this function has no such event: there is no `/proc/kcore` without CONFIG_PROC_KCORE.
+    /// Returns a kernel without this function has no such event: there is no `/proc/kcore` without
+    /// CONFIG_PROC_KCORE.
     fn may_never_come(self) -> bool {
         self == Self::Core
     }
@@ -125,14 +128,14 @@ pub struct ProbeSite {
     pub event: ProbeEvent,
     /// Address of the instruction: the no-op, or the one that loads an argument.
     pub virt: VirtAddr,
-    /// Physical address of the same byte; all of it lies in one page.
+    /// Physical address of the same byte; all of it is in one page.
     pub phys: PhysAddr,
     /// What the instruction at the site loads into RDI; `None` for a no-op.
     pub loads: Option<u64>,
 }
 
 impl ProbeSite {
-    /// Bytes of the instruction: 5 or 7.
+    /// Returns the bytes of the instruction: 5 or 7.
     pub fn bytes(&self) -> usize {
         self.loads.map_or(NOP.len(), |_| LOAD)
     }
@@ -150,7 +153,7 @@ pub struct ProbeSites {
 }
 
 impl Kernel {
-    /// The places where events can be seen, by what stands in the kernel's text now.
+    /// Returns the places where events can be seen, by what stands in the kernel's text now.
     ///
     /// # Errors
     /// Why there are none: a function that is needed does not exist or does not start with the no-op.
@@ -215,14 +218,16 @@ impl Kernel {
 }
 
 impl ProbeSites {
-    /// The event of the instruction in whose place an instruction pointer is, or right behind it, where the guest goes on.
+    /// Returns the event of the instruction in whose place an instruction pointer is, or right after it,
+    /// where the guest continues.
     pub fn event_at(&self, rip: u64) -> Option<ProbeEvent> {
         let within = |site: &&ProbeSite| rip.wrapping_sub(site.virt.0) <= site.bytes() as u64;
         self.sites.iter().find(within).map(|site| site.event)
     }
 
-    /// Whether this call of [`ProbeEvent::Trace`], [`ProbeEvent::Patch`] or [`ProbeEvent::Core`] leads to one of the sites' bytes.
-    /// `arguments` are RDI, RSI, RDX and RCX (System V ABI, AMD64 supplement 1.0, 3.2.3).
+    /// Returns true if this call of [`ProbeEvent::Trace`], [`ProbeEvent::Patch`] or [`ProbeEvent::Core`]
+    /// leads to one of the sites' bytes. `arguments` are RDI, RSI, RDX and RCX (System V ABI, AMD64
+    /// supplement 1.0, 3.2.3).
     pub fn concerns(&self, event: ProbeEvent, arguments: [u64; 4], memory: &impl PhysicalMemory) -> bool {
         match event {
             ProbeEvent::Trace => self.are_traced(memory),
@@ -237,8 +242,8 @@ impl ProbeSites {
     }
 }
 
-/// Whether `name` is the function `base` or a variant that the compiler has made of it. Parts that it has split off are
-/// none: they are called from within.
+/// Returns true if `name` is the function `base` or a variant that the compiler has made of it. Parts that it
+/// has split off are none: they are called from within.
 fn is_variant(name: &str, base: &str) -> bool {
     let Some(rest) = name.strip_prefix(base) else { return false };
     rest.is_empty() || rest.starts_with('.') && !rest.contains(".cold") && !rest.contains(".part.")

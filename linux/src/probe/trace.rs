@@ -7,8 +7,8 @@ use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
 use symbols::bytes::index;
 
-/// The count of tracers in `dyn_ftrace.flags`: its lowest 19 to 23 bits (`FTRACE_REF_MAX`, include/linux/ftrace.h, Linux
-/// 5.10 to 6.12), of which no kernel needs so many.
+/// The count of tracers in `dyn_ftrace.flags`: its lowest 19 to 23 bits (`FTRACE_REF_MAX`,
+/// include/linux/ftrace.h, Linux 5.10 to 6.12), of which no kernel needs so many.
 const COUNT: u64 = 0xffff;
 /// Groups of records, and records, at most: a kernel of Debian's has 400 of 50,000.
 const MAX_GROUPS: usize = 1 << 16;
@@ -17,7 +17,8 @@ const MAX_RECORDS: u64 = 1 << 20;
 const BLOCK: usize = 4096;
 
 impl Kernel {
-    /// Where the function tracer counts the tracers of the functions whose no-ops are at `sites`, in any order.
+    /// Where the function tracer counts the tracers of the functions whose no-ops are at `sites`, in any
+    /// order.
     pub(super) fn trace_counts(
         &self,
         memory: &impl PhysicalMemory,
@@ -60,7 +61,8 @@ impl Kernel {
 }
 
 impl ProbeSites {
-    /// Whether anybody traces, or is about to trace, a function that has a site; also where that cannot be read.
+    /// Returns true if anybody traces, or is about to trace, a function that has a site; also where that
+    /// cannot be read.
     pub(super) fn are_traced(&self, memory: &impl PhysicalMemory) -> bool {
         self.traced.iter().any(|at| memory.read_u64(*at).is_none_or(|flags| flags & COUNT != 0))
     }

@@ -6,8 +6,8 @@ use crate::memory::PhysicalMemory;
 use crate::view::View;
 use text::clean::ascii;
 
-/// `FMODE_BACKING` (include/linux/fs.h): the file stands behind one of a stacked file system. Bit 25 since 6.5,
-/// bit 24 in later kernels, 6.12.117 among them; the other bit has another meaning there.
+/// `FMODE_BACKING` (include/linux/fs.h): the file stands after one of a stacked file system. Bit 25 since
+/// 6.5, bit 24 in later kernels, 6.12.117 among them; the other bit has another meaning there.
 const FMODE_BACKING: u32 = 1 << 25 | 1 << 24;
 /// `FMODE_NOACCOUNT` (include/linux/fs.h): a file that the kernel has opened for itself, as those are.
 const FMODE_NOACCOUNT: u32 = 1 << 29;
@@ -76,25 +76,25 @@ impl<M: PhysicalMemory> Files<'_, M> {
         Paths { view: self.view, layout: &self.layout.dentries }
     }
 
-    /// The path that the process opened the file at `file` by.
+    /// Returns the path that the process opened the file at `file` by.
     pub(super) fn opened(&self, file: u64) -> Option<Path> {
         let path = |offset: usize| self.paths().path(file.checked_add(offset as u64)?);
         let backing = self.layout.user_path.filter(|(mode, _)| {
             let mode = self.view.u32(file, *mode).unwrap_or(0);
             mode & FMODE_NOACCOUNT != 0 && mode & FMODE_BACKING != 0
         });
-        // Should the bits deceive, then what lies behind the file is no path.
+        // Should the bits deceive, then what is after the file is no path.
         let user = backing.and_then(|(_, offset)| path(offset)).filter(|user| self.paths().exists(*user));
         user.or_else(|| path(self.layout.path))
     }
 
-    /// The `struct file` at `file`.
+    /// Returns the `struct file` at `file`.
     pub(super) fn read(&self, file: u64) -> Option<FileRef> {
         let inode = self.view.u64(file, self.layout.inode)?;
         self.describe(self.opened(file)?, inode, self.view.u64(file, self.layout.mapping)?)
     }
 
-    /// The file of the inode at `at`, which was opened as `opened`; `address_space` has its pages.
+    /// Returns the file of the inode at `at`, which was opened as `opened`; `address_space` has its pages.
     pub(super) fn describe(&self, opened: Path, at: u64, address_space: u64) -> Option<FileRef> {
         let inode = self.inode(at)?;
         let paths = self.paths();
@@ -122,7 +122,7 @@ impl<M: PhysicalMemory> Files<'_, M> {
         })
     }
 
-    /// Type of the file system that the inode at `at` is of.
+    /// Returns the type of the file system that the inode at `at` is of.
     pub(super) fn filesystem(&self, at: u64) -> Option<String> {
         let InodeLayout { super_block, fs_type, fs_name, .. } = self.layout.inodes;
         let fs_type = self.view.u64(self.view.u64(at, super_block)?, fs_type)?;

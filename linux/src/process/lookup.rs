@@ -6,10 +6,9 @@
 //! mount  -> mnt_mounts -> mnt_child -> mnt_child ...     what is mounted in it: where mnt_mountpoint is the name
 //! ```
 //!
-//! A list of the first and third kind ends at its head, one of the second with NULL. Names of files that do not
-//! exist are kept, too: they have no inode. So are those of removed files that are still open: they are in no
-//! table of names.
-//! Source: fs/namei.c, fs/dcache.c, fs/namespace.c of Linux 5.10 to 6.12.
+//! A list of the first and third kind ends at its head, one of the second with NULL. Names of files that do
+//! not exist are kept, too: they have no inode. So are those of removed files that are still open: they are
+//! in no table of names. Source: fs/namei.c, fs/dcache.c, fs/namespace.c of Linux 5.10 to 6.12.
 
 use super::file::{FileRef, Files};
 use super::path::{Path, Paths};
@@ -18,9 +17,9 @@ use crate::memory::PhysicalMemory;
 
 /// Components of a path, at most.
 const MAX_COMPONENTS: usize = 32;
-/// Names of a directory that are looked at, at most.
+/// Names of a directory that are read, at most.
 const MAX_NAMES: usize = 65_536;
-/// Mounts within a mount that are looked at, at most.
+/// Mounts within a mount that are read, at most.
 const MAX_MOUNTS: usize = 4096;
 /// Mounts on top of each other, at most.
 const MAX_STACKED: usize = 8;
@@ -42,7 +41,7 @@ impl<'a, M: PhysicalMemory> Lookup<'a, M> {
         Self { files, paths: files.paths(), layout, steps: MAX_STEPS }
     }
 
-    /// The file at `path` below `root`.
+    /// Returns the file at `path` below `root`.
     pub(super) fn file(mut self, root: Path, path: &[u8]) -> Option<FileRef> {
         let mut at = self.topmost(root)?;
         let components = path.split(|&byte| byte == b'/').filter(|name| !name.is_empty() && *name != b".");
@@ -67,7 +66,7 @@ impl<'a, M: PhysicalMemory> Lookup<'a, M> {
         None
     }
 
-    /// The mount (its `struct vfsmount`) at a place.
+    /// Returns the mount (its `struct vfsmount`) at a place.
     fn mounted(&mut self, at: Path) -> Option<u64> {
         let (view, inside) = (self.files.view, self.paths.layout.mount as u64);
         let mountpoint = self.paths.layout.mountpoint;
@@ -76,7 +75,7 @@ impl<'a, M: PhysicalMemory> Lookup<'a, M> {
         self.search(head, self.layout.mount_sibling, MAX_MOUNTS, here)?.checked_add(inside)
     }
 
-    /// The name of an existing file in a directory.
+    /// Returns the name of an existing file in a directory.
     fn child(&mut self, directory: u64, name: &[u8]) -> Option<u64> {
         let (view, layout) = (self.files.view, self.paths.layout);
         let paths = self.files.paths();
@@ -91,7 +90,7 @@ impl<'a, M: PhysicalMemory> Lookup<'a, M> {
         self.search(head, self.layout.sibling, MAX_NAMES, is_it)
     }
 
-    /// The first structure that `is_it` in the list at `head`, linked by the member at offset `link`.
+    /// Returns the first structure that `is_it` in the list at `head`, linked by the member at offset `link`.
     fn search(&mut self, head: u64, link: usize, limit: usize, is_it: impl Fn(u64) -> bool) -> Option<u64> {
         let mut at = self.files.view.u64(head, 0)?;
         for _ in 0..limit {
@@ -108,7 +107,8 @@ impl<'a, M: PhysicalMemory> Lookup<'a, M> {
         None
     }
 
-    /// The inode with the bytes of a name's file: another one on overlayfs, where that has a copy of its own.
+    /// Returns the inode with the bytes of a name's file: another one on overlayfs, where that has a copy of
+    /// its own.
     fn bytes_of(&self, dentry: u64) -> Option<u64> {
         let inode = self.paths.inode(dentry)?;
         if self.files.filesystem(inode)? != OVERLAY {

@@ -54,7 +54,7 @@ const PAGE_SHIFT: u32 = 12;
 pub struct Mapping {
     /// First address.
     pub start: u64,
-    /// First address behind it.
+    /// First address after it.
     pub end: u64,
     /// Where in the file it starts, bytes; 0 without a file.
     pub file_offset: u64,
@@ -112,11 +112,12 @@ pub struct Process {
 }
 
 impl Kernel {
-    /// The mappings of the process of `task` (address of a `task_struct`), ascending, without overlap; at most
-    /// 65,536, with at most 4,096 files.
+    /// Returns the mappings of the process of `task` (address of a `task_struct`), ascending, without
+    /// overlap; at most 65,536, with at most 4,096 files.
     ///
     /// # Errors
-    /// [`Missing::NoUserMemory`] for a kernel thread and an ending process; what is missing to read them.
+    /// [`Missing::NoUserMemory`] for a kernel thread and an ending process; the reason why they cannot be
+    /// read.
     pub fn mappings(&self, memory: &impl PhysicalMemory, task: u64) -> Result<Vec<Mapping>, Missing> {
         let view = self.view(memory);
         let mut reader = MappingReader::new(self, &view, task)?;
@@ -124,7 +125,7 @@ impl Kernel {
         Ok(found.iter().map(|vma| reader.mapping(vma)).collect())
     }
 
-    /// The mapping of the process of `task` that covers `address`, by one descent of the tree.
+    /// Returns the mapping of the process of `task` that covers `address`, by one descent of the tree.
     ///
     /// # Errors
     /// As [`Kernel::mappings`].
@@ -156,10 +157,11 @@ impl Kernel {
         }
     }
 
-    /// The arguments of the process of `task` as it has them now, as in [`Process::argv`].
+    /// Returns the arguments of the process of `task` as it has them now, as in [`Process::argv`].
     ///
     /// # Errors
-    /// [`Missing::NoUserMemory`] for a kernel thread and an ending process; what is missing to read them.
+    /// [`Missing::NoUserMemory`] for a kernel thread and an ending process; the reason why they cannot be
+    /// read.
     pub fn arguments(&self, memory: &impl PhysicalMemory, task: u64) -> Result<Vec<String>, Missing> {
         let (view, layouts) = (self.view(memory), self.process_layouts()?);
         let layout = known(&layouts.argv)?;
@@ -167,11 +169,11 @@ impl Kernel {
         identity::argv(&view, layout, mm, &self.user_memory(memory, task)?)
     }
 
-    /// The function that `task`, a thread of a work queue, is running now; `None` while it waits for work, and
-    /// for other tasks.
+    /// Returns the function that `task`, a thread of a work queue, is running now; `None` while it waits for
+    /// work, and for other tasks.
     ///
     /// # Errors
-    /// What is missing to read it.
+    /// The reason why it cannot be read.
     pub fn work_function(
         &self,
         memory: &impl PhysicalMemory,
@@ -180,10 +182,10 @@ impl Kernel {
         identity::work(&self.view(memory), known(&self.process_layouts()?.worker)?, task)
     }
 
-    /// The root directory of the process of `task`.
+    /// Returns the root directory of the process of `task`.
     ///
     /// # Errors
-    /// What is missing to read it; a kernel's or an ending process's task has none.
+    /// The reason why it cannot be read; a kernel's or an ending process's task has none.
     pub fn root_directory(&self, memory: &impl PhysicalMemory, task: u64) -> Result<RootDirectory, Missing> {
         let view = self.view(memory);
         let layouts = self.process_layouts()?;
@@ -193,10 +195,11 @@ impl Kernel {
             .ok_or_else(|| Missing::Unreadable("the root directory of the process".into()))
     }
 
-    /// The file that a process with the root directory `root` would find at `path`, across mount points: as far as the
-    /// guest's kernel keeps the names on the way in memory, which it does for a file that was just written. Symbolic links are
-    /// not followed, `..` is not understood; on overlayfs only files of the upper layer, written ones, are found; at most 32
-    /// components, and 65,536 names in a directory.
+    /// Returns the file that a process with the root directory `root` would find at `path`, across mount
+    /// points: as far as the guest's kernel keeps the names on the way in memory, which it does for a file
+    /// that was just written. Symbolic links are not followed, `..` is not understood; on overlayfs only
+    /// files of the upper layer, written ones, are found; at most 32 components, and 65,536 names in a
+    /// directory.
     ///
     /// # Errors
     /// [`Missing::NotCached`] where the way ends; what is missing to go it.
@@ -213,11 +216,12 @@ impl Kernel {
         Lookup::new(&files, layout).file(root.0, path).ok_or(Missing::NotCached)
     }
 
-    /// The memory of the process of `task`, by its own page tables. It is the process's only as long as the
-    /// process lives.
+    /// Returns the memory of the process of `task`, by its own page tables. It is the process's only as long
+    /// as the process lives.
     ///
     /// # Errors
-    /// [`Missing::NoUserMemory`] for a kernel thread and an ending process; what is missing to find it.
+    /// [`Missing::NoUserMemory`] for a kernel thread and an ending process; the reason why it cannot be
+    /// found.
     pub fn user_memory(&self, memory: &impl PhysicalMemory, task: u64) -> Result<AddressSpace, Missing> {
         let view = self.view(memory);
         let layout = known(&self.process_layouts()?.mm)?;
@@ -276,7 +280,7 @@ fn mm<M: PhysicalMemory>(view: &View<'_, M>, layout: &MmLayout, task: u64) -> Re
     }
 }
 
-/// The root directory of a task.
+/// Returns the root directory of a task.
 fn root<M: PhysicalMemory>(files: &Files<'_, M>, layout: &RootLayout, task: u64) -> Option<Path> {
     let fs = files.view.u64(task, layout.fs)?;
     files.paths().path(fs.checked_add(layout.root as u64)?)

@@ -33,7 +33,7 @@ pub(super) struct Paths<'a, M> {
 }
 
 impl<M: PhysicalMemory> Paths<'_, M> {
-    /// The `struct path` at `at`.
+    /// Returns the `struct path` at `at`.
     pub(super) fn path(&self, at: u64) -> Option<Path> {
         Some(Path {
             mount: self.view.u64(at, self.layout.path_mount)?,
@@ -41,7 +41,7 @@ impl<M: PhysicalMemory> Paths<'_, M> {
         })
     }
 
-    /// True if this is a name of a file in a mount.
+    /// Returns true if this is a name of a file in a mount.
     pub(super) fn exists(&self, path: Path) -> bool {
         let root = self.view.u64(path.mount, self.layout.mount_root);
         root.is_some_and(|root| self.component(root).is_some())
@@ -49,19 +49,19 @@ impl<M: PhysicalMemory> Paths<'_, M> {
             && self.inode(path.dentry).is_some_and(|inode| inode != 0)
     }
 
-    /// The inode that a name stands for.
+    /// Returns the inode that a name stands for.
     pub(super) fn inode(&self, dentry: u64) -> Option<u64> {
         self.view.u64(dentry, self.layout.inode)
     }
 
-    /// True for a name that has been removed: it is no longer found by its parent's table of names.
+    /// Returns true for a name that has been removed: it is no longer found by its parent's table of names.
     pub(super) fn unlinked(&self, dentry: u64) -> Option<bool> {
         let is_root = self.view.u64(dentry, self.layout.parent)? == dentry;
         Some(!is_root && self.view.u64(dentry, self.layout.hashed)? == 0)
     }
 
-    /// The path of `file` as seen from `root`; from the top of its mounts, where `root` is none or does not
-    /// hold it. `None` when it cannot be read, is longer than 4 KiB or has more than 256 components.
+    /// Returns the path of `file` as seen from `root`; from the top of its mounts, where `root` is none or
+    /// does not hold it. `None` when it cannot be read, is longer than 4 KiB or has more than 256 components.
     pub(super) fn name(&self, file: Path, root: Option<Path>) -> Option<Vec<u8>> {
         let mut path = Reversed::default();
         let mut at = file;
@@ -94,7 +94,7 @@ impl<M: PhysicalMemory> Paths<'_, M> {
         None
     }
 
-    /// The name in its directory.
+    /// Returns the name in its directory.
     pub(super) fn component(&self, dentry: u64) -> Option<Vec<u8>> {
         let len = self.view.u32(dentry, self.layout.name_len)?;
         if len == 0 || len > MAX_NAME {

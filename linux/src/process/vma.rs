@@ -38,7 +38,7 @@ fn unreadable() -> Missing {
 }
 
 impl<M: PhysicalMemory> Vmas<'_, M> {
-    /// All of them, ascending, without overlap; one that is torn by a change meanwhile is left out.
+    /// Returns all of them, ascending, without overlap; one that is torn by a change meanwhile is left out.
     pub(super) fn all(&self) -> Result<Vec<Vma>, Missing> {
         let mut found: Vec<Vma> = Vec::new();
         let mut take = |at: u64| {
@@ -68,7 +68,7 @@ impl<M: PhysicalMemory> Vmas<'_, M> {
         Ok(found)
     }
 
-    /// The one that covers `address`: one descent.
+    /// Returns the one that covers `address`: one descent.
     pub(super) fn find(&self, address: u64) -> Result<Option<Vma>, Missing> {
         let at = match &self.layout.tree {
             VmaTree::Maple { at, tree } => {
@@ -118,7 +118,7 @@ impl<M: PhysicalMemory> Vmas<'_, M> {
         (pages && vma.start < vma.end && vma.end <= self.user_end()).then_some(vma)
     }
 
-    /// The end of the user's half of the address space.
+    /// Returns the end of the user's half of the address space.
     fn user_end(&self) -> u64 {
         if self.view.space.five_level() { 1 << 56 } else { 1 << 47 }
     }

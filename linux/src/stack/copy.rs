@@ -6,11 +6,11 @@ use crate::frame::{FrameKind, UserRegisters};
 use crate::pt_regs::PtRegs;
 use symbols::{Registers, StackMemory};
 
-/// Runs of bytes that a copy holds, at most: four kernel stacks, the user's registers, and the user stack, whose eleven
-/// pages have at most five holes between them.
+/// Runs of bytes that a copy holds, at most: four kernel stacks, the user's registers, and the user stack,
+/// whose eleven pages have at most five holes between them.
 const MAX_SEGMENTS: usize = 11;
 
-/// Bytes of stack that lie together.
+/// Bytes of stack that are together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct Segment {
     start: u64,
@@ -22,8 +22,8 @@ struct Segment {
 /// Why a copy ends earlier than it was meant to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct StackGaps {
-    /// A page of the user stack was not present: one that the program has never touched, or one beyond the stack's end. This
-    /// is no loss by itself.
+    /// A page of the user stack was not present: one that the program has never touched, or one beyond the
+    /// stack's end. This is no loss by itself.
     pub user_not_present: bool,
     /// A page of a kernel stack was not present.
     pub kernel_not_present: bool,
@@ -58,17 +58,17 @@ impl StackCopy {
     /// Bytes that a copy holds, at most.
     pub const BYTES: usize = 64 << 10;
 
-    /// An empty copy.
+    /// Returns an empty copy.
     pub fn new() -> Self {
         Self::with_room(Self::BYTES)
     }
 
-    /// An empty copy that holds at most `bytes`; the only place that allocates.
+    /// Returns an empty copy that holds at most `bytes`; the only place that allocates.
     pub fn with_room(bytes: usize) -> Self {
         Self::in_buffer(BytesMut::zeroed(bytes))
     }
 
-    /// An empty copy that holds at most what fits into `buffer`.
+    /// Returns an empty copy that holds at most what fits into `buffer`.
     pub fn in_buffer(buffer: BytesMut) -> Self {
         Self {
             registers: Registers::default(),
@@ -104,12 +104,13 @@ impl StackCopy {
         &mut self.bytes
     }
 
-    /// The registers at the sample, where a walk starts.
+    /// Returns the registers at the sample, where a walk starts.
     pub fn registers(&self) -> &Registers {
         &self.registers
     }
 
-    /// Whether the instruction pointer is where the task was interrupted, or an address that it will return to.
+    /// Returns true if the instruction pointer is where the task was interrupted, or an address that it will
+    /// return to.
     pub fn first(&self) -> FrameKind {
         self.first
     }
@@ -124,25 +125,26 @@ impl StackCopy {
         self.gaps
     }
 
-    /// Physical address of the page tables that the user stack was found by: those of the current task. `None` where the
-    /// kernel stack is already that of the next task, to which the kernel is switching: the user stack is that one's, too.
+    /// Returns the physical address of the page tables that the user stack was found by: those of the current
+    /// task. `None` where the kernel stack is already that of the next task, to which the kernel is
+    /// switching: the user stack is that one's, too.
     pub fn user_root(&self) -> Option<u64> {
         self.user_root
     }
 
-    /// Of a task that came into the kernel otherwise than by a system call: whether the page of the program's next instruction
-    /// was not present, or is what the processor has faulted at. In a page fault it is that page that is being fetched then.
-    /// `None` where this was not, or could not be, found out.
+    /// Of a task that came into the kernel otherwise than by a system call: whether the page of the program's
+    /// next instruction was not present, or is what the processor has faulted at. In a page fault it is that
+    /// page that is being fetched then. `None` where this was not, or could not be, found out.
     pub fn is_fetching(&self) -> Option<bool> {
         self.fetching
     }
 
-    /// Bytes that were copied.
+    /// Returns the bytes that were copied.
     pub fn len(&self) -> usize {
         self.used
     }
 
-    /// True if nothing was copied.
+    /// Returns true if nothing was copied.
     pub fn is_empty(&self) -> bool {
         self.used == 0
     }
@@ -152,8 +154,9 @@ impl StackCopy {
         self.parts().iter().filter_map(|s| Some((s.start, self.bytes.get(s.at..s.at + s.len)?)))
     }
 
-    /// The user's registers as the kernel saved them when it was entered (`task_pt_regs`), which do not depend on
-    /// unwinding the kernel; in user mode those of the sample. `None` for a kernel thread, or when they were not copied.
+    /// Returns the user's registers as the kernel saved them when it was entered (`task_pt_regs`), which do
+    /// not depend on unwinding the kernel; in user mode those of the sample. `None` for a kernel thread, or
+    /// when they were not copied.
     pub fn task_pt_regs(&self) -> Option<UserRegisters> {
         if self.user_mode {
             return Some(UserRegisters { registers: self.registers, orig_ax: u64::MAX });
@@ -161,12 +164,14 @@ impl StackCopy {
         PtRegs::read(self, self.pt_regs?).and_then(UserRegisters::new)
     }
 
-    /// Address of the registers with which the program entered the kernel; `None` for a kernel thread.
+    /// Returns the address of the registers with which the program entered the kernel; `None` for a kernel
+    /// thread.
     pub(crate) fn user_registers_at(&self) -> Option<u64> {
         self.pt_regs
     }
 
-    /// The user's registers when the sample was taken in the kernel's entry code, while they were pushed or popped.
+    /// Returns the user's registers when the sample was taken in the kernel's entry code, while they were
+    /// pushed or popped.
     pub(crate) fn entry_registers(&self) -> Option<UserRegisters> {
         let user_stack = self.registers.rsp() >> 63 == 0;
         if user_stack {
@@ -177,8 +182,8 @@ impl StackCopy {
         PtRegs::read_in_entry_code(self, self.pt_regs?, &self.registers).and_then(UserRegisters::new)
     }
 
-    /// Room for `len` bytes of address `start`, which [`StackCopy::keep`] makes a part of the copy; less than `len`
-    /// when the buffer ends.
+    /// Room for `len` bytes of address `start`, which [`StackCopy::keep`] makes a part of the copy; less than
+    /// `len` when the buffer ends.
     #[inline]
     pub(super) fn room(&mut self, start: u64, len: usize) -> Option<&mut [u8]> {
         let continues =

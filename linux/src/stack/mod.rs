@@ -11,12 +11,13 @@
 //!             then the user stack, for a task that has one
 //! ```
 //!
-//! Pages are found by the kernel's own tables (`init_top_pgt`) for its stacks and by CR3 for the user's. A copy
-//! allocates nothing, takes no lock, and is bounded: four kernel stacks of at most their size, one user stack, together
-//! no more than [`StackCopy::BYTES`].
+//! Pages are found by the kernel's own tables (`init_top_pgt`) for its stacks and by CR3 for the user's. A
+//! copy allocates nothing, takes no lock, and is bounded: four kernel stacks of at most their size, one user
+//! stack, together no more than [`StackCopy::BYTES`].
 //!
-//! Sources: arch/x86/include/asm/irq_stack.h, arch/x86/kernel/dumpstack_64.c, arch/x86/include/asm/cpu_entry_area.h,
-//! arch/x86/include/asm/processor.h (`task_pt_regs`) of Linux 5.10, 6.1 and 6.12.
+//! Sources: arch/x86/include/asm/irq_stack.h, arch/x86/kernel/dumpstack_64.c,
+//! arch/x86/include/asm/cpu_entry_area.h, arch/x86/include/asm/processor.h (`task_pt_regs`) of Linux 5.10,
+//! 6.1 and 6.12.
 
 mod copy;
 mod reader;

@@ -16,8 +16,9 @@ use symbols::{Registers, StackMemory};
 
 /// Bytes below RSP that a function may use (System V ABI, AMD64 supplement 1.0, 3.2.2).
 const RED_ZONE: u64 = 128;
-/// Bytes below RSP that are copied in the kernel's entry code: while it takes a `pt_regs` off its stack, RSP is at most at its
-/// iret frame, and the word below the `pt_regs` is where the last function that was called with it returned to.
+/// Bytes below RSP that are copied in the kernel's entry code: while it takes a `pt_regs` off its stack, RSP
+/// is at most at its iret frame, and the word below the `pt_regs` is where the last function that was called
+/// with it returned to.
 const LEFT_BEHIND: u64 = pt_regs::IRET + 8;
 /// Kernel stacks that interrupt each other and are copied, at most.
 const MAX_STACKS: usize = 4;
@@ -35,10 +36,12 @@ const TSS_IST: [usize; 7] = [36, 44, 52, 60, 68, 76, 84];
 const PAGE: u64 = 4096;
 /// Bytes of an instruction, at most (Intel SDM volume 2, 2.3.11).
 const MAX_INSTRUCTION: u64 = 15;
-/// `TOP_OF_KERNEL_STACK_PADDING` with CONFIG_X86_FRED (arch/x86/include/asm/thread_info.h, 6.9); else there is none.
+/// `TOP_OF_KERNEL_STACK_PADDING` with CONFIG_X86_FRED (arch/x86/include/asm/thread_info.h, 6.9); else there
+/// is none.
 const FRED_PADDING: u64 = 16;
 
-/// Function that a new task starts in: no call returns there (arch/x86/entry/entry_64.S, the second since 6.6).
+/// Function that a new task starts in: no call returns there (arch/x86/entry/entry_64.S, the second since
+/// 6.6).
 const FORK: [&str; 2] = ["ret_from_fork", "ret_from_fork_asm"];
 
 /// What is known of a sample when its stacks are to be copied.
@@ -72,7 +75,7 @@ pub struct StackReader {
     pub(super) kernel: AddressSpace,
     /// Bytes above a task's `pt_regs`.
     pub(super) padding: u64,
-    /// Where a task that has never run goes on.
+    /// Where a task that has never run continues.
     pub(super) fork: [u64; FORK.len()],
     /// Start and end of the entry code; empty if not known.
     pub(super) entry: (u64, u64),
@@ -96,8 +99,8 @@ enum Place {
     Interrupt { top: u64, link: u64 },
     /// A stack that the processor switched to: its top, where the iret frame ends.
     Exception(u64),
-    /// None of these: that of the next task, while the kernel is switching to it; its top, as stacks of tasks are aligned
-    /// to their size.
+    /// None of these: that of the next task, while the kernel is switching to it; its top, as stacks of tasks
+    /// are aligned to their size.
     Other(u64),
 }
 
@@ -113,8 +116,8 @@ impl StackReader {
     /// Bytes of user stack to copy, unless there is a reason for another number.
     pub const USER_BYTES: usize = 40 << 10;
 
-    /// Copies the stacks of `vcpu` (its APIC id) into `into`, which it clears first. No allocation, no lock, bounded
-    /// reads; what cannot be read is left out.
+    /// Copies the stacks of `vcpu` (its APIC id) into `into`, which it clears first. No allocation, no lock,
+    /// bounded reads; what cannot be read is left out.
     pub fn copy(
         &self,
         memory: &impl PhysicalMemory,
@@ -126,7 +129,8 @@ impl StackReader {
         into.registers = *sample.registers;
         into.user_mode = sample.cpl == 3;
         let rsp = sample.registers.rsp();
-        // While the kernel switches, CR3 is the next task's before the stack is, and the stack before `current` is.
+        // While the kernel switches, CR3 is the next task's before the stack is, and the stack before
+        // `current` is.
         let (user, root, is_own) = if sample.cpl == 3 {
             (Some(rsp), sample.cr3, true)
         } else {
@@ -155,9 +159,9 @@ impl StackReader {
         }
     }
 
-    /// Copies the kernel stack of a task that does not run, and sets the registers to where it will go on: what it
-    /// sleeps in. `None` if it cannot be read. Of its user stack up to `user_bytes` are copied, unless it is a kernel thread or
-    /// has left its memory already. No allocation, no lock, bounded reads.
+    /// Copies the kernel stack of a task that does not run, and sets the registers to where it will continue:
+    /// what it sleeps in. `None` if it cannot be read. Of its user stack up to `user_bytes` are copied,
+    /// unless it is a kernel thread or has left its memory already. No allocation, no lock, bounded reads.
     pub fn copy_sleeping(
         &self,
         memory: &impl PhysicalMemory,
@@ -193,7 +197,8 @@ impl StackReader {
         Some(())
     }
 
-    /// The user's RSP: where the way through the kernel stacks left to, or in the task's `pt_regs`, which are copied.
+    /// Returns the user's RSP: where the way through the kernel stacks left to, or in the task's `pt_regs`,
+    /// which are copied.
     fn user_rsp(
         &self,
         memory: &impl PhysicalMemory,
@@ -217,8 +222,8 @@ impl StackReader {
         }
     }
 
-    /// The page tables of a task that has memory of its own: with page-table isolation the kernel's, which map the
-    /// program, too.
+    /// Returns the page tables of a task that has memory of its own: with page-table isolation the kernel's,
+    /// which map the program, too.
     fn user_root(&self, memory: &impl PhysicalMemory, task: u64) -> Option<u64> {
         let layout = self.layout.mm?;
         let mm = self.task_word(memory, task, layout.mm).filter(|&mm| is_kernel(mm))?;
@@ -226,7 +231,7 @@ impl StackReader {
         self.tasks.translate(pgd).map(|root| root.0)
     }
 
-    /// Address of the user's registers on a task's stack.
+    /// Returns the address of the user's registers on a task's stack.
     fn pt_regs(&self, top: u64) -> Option<u64> {
         top.checked_sub(self.padding + pt_regs::SIZE)
     }
@@ -283,7 +288,7 @@ impl StackReader {
         let Some(per_cpu) = per_cpu else {
             return other;
         };
-        // Points behind the topmost word until 5.11, to it since: the word lies in the same page.
+        // Points after the topmost word until 5.11, to it since: the word is in the same page.
         let irq = per_cpu.irq_stack.and_then(|pointer| memory.read_u64(pointer)?.checked_add(8));
         if let Some(top) = irq.map(|above| above & !0xfff)
             && (top.saturating_sub(self.layout.irq_size)..top).contains(&at)
@@ -303,19 +308,20 @@ impl StackReader {
         tops.min().map_or(other, Place::Exception)
     }
 
-    /// Lowest address and top of a task's stack.
+    /// Returns the lowest address and top of a task's stack.
     fn task_stack(&self, memory: &impl PhysicalMemory, task: u64) -> Option<(u64, u64)> {
         let start = self.task_word(memory, task, self.layout.stack)?;
         let top = start.checked_add(self.layout.size)?;
         is_kernel(start).then_some((start, top))
     }
 
-    /// A word of a structure in the direct map.
+    /// Returns a word of a structure in the direct map.
     fn task_word(&self, memory: &impl PhysicalMemory, task: u64, offset: usize) -> Option<u64> {
         memory.read_u64(self.tasks.translate(task)?.checked_add(offset as u64)?)
     }
 
-    /// Resolves the addresses; [`Missing::PerCpuNotReady`] and [`Missing::NoDirectMap`] while the kernel is booting.
+    /// Resolves the addresses; [`Missing::PerCpuNotReady`] and [`Missing::NoDirectMap`] while the kernel is
+    /// booting.
     pub(crate) fn new<M: PhysicalMemory>(
         view: &View<'_, M>,
         symbols: &SymbolTable,
@@ -346,16 +352,18 @@ impl StackReader {
     }
 }
 
-/// Start and end of the code by which the kernel is entered and left (`.entry.text`); empty if not known.
+/// Returns the start and end of the code by which the kernel is entered and left (`.entry.text`); empty if
+/// not known.
 pub(crate) fn entry_code(symbols: &SymbolTable) -> (u64, u64) {
     let symbol = |name| symbols.address_of(name);
     symbol("__entry_text_start").zip(symbol("__entry_text_end")).unwrap_or_default()
 }
 
-/// See [`StackCopy::is_fetching`]: by the saved registers that are in `into`, and by CR2 where that is the task's.
+/// See [`StackCopy::is_fetching`]: by the saved registers that are in `into`, and by CR2 where that is the
+/// task's.
 ///
-/// While a fault at an instruction is being resolved its page is not present; afterwards, on the way out of the kernel, CR2
-/// still has the address, or that of the next page for an instruction that reaches into it.
+/// While a fault at an instruction is being resolved its page is not present; afterwards, on the way out of
+/// the kernel, CR2 still has the address, or that of the next page for an instruction that reaches into it.
 fn fetching(
     space: &AddressSpace,
     memory: &impl PhysicalMemory,
@@ -373,13 +381,13 @@ fn fetching(
     Some(space.translate(memory, VirtAddr(rip)).is_none() || cr2.is_some_and(at_fault))
 }
 
-/// True for the upper half of the address space.
+/// Returns true for the upper half of the address space.
 fn is_kernel(address: u64) -> bool {
     address >> 63 == 1
 }
 
-/// Copies what is present of the `bytes` of user stack at `rsp`. A page that is not there is left out: the callers of a
-/// function with a large array that it has not touched lie beyond it.
+/// Copies what is present of the `bytes` of user stack at `rsp`. A page that is not there is left out: the
+/// callers of a function with a large array that it has not touched are beyond it.
 fn copy_user(
     space: &AddressSpace,
     memory: &impl PhysicalMemory,
@@ -403,7 +411,7 @@ fn copy_user(
     }
 }
 
-/// RSP in the iret frame that ends at `top`, if what lies there is one.
+/// RSP in the iret frame that ends at `top`, if what is there is one.
 fn interrupted_rsp(copy: &StackCopy, top: u64) -> Option<u64> {
     let frame = |offset: u64| copy.read_u64(top.checked_sub(pt_regs::SIZE - offset)?);
     Mode::of(frame(pt_regs::CS)?)?;

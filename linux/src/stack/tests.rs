@@ -34,8 +34,8 @@ const USER_STACK: u64 = 0x7fff_ffff_8000;
 /// The kernel's entry code.
 pub(crate) const ENTRY: u64 = 0xffff_ffff_8108_0000;
 
-/// A guest of one CPU: task stack at pages 0 to 3, interrupt stack at 5 to 8, entry stack at 10, NMI stack at 12 and 13;
-/// user stack of five pages.
+/// A guest of one CPU: task stack at pages 0 to 3, interrupt stack at 5 to 8, entry stack at 10, NMI stack at
+/// 12 and 13; user stack of five pages.
 pub(crate) struct Guest {
     pub(crate) memory: FlatMemory<Vec<u8>>,
     pub(crate) reader: StackReader,
@@ -82,12 +82,12 @@ impl Guest {
         self.memory.0[at..at + 8].copy_from_slice(&value.to_le_bytes());
     }
 
-    /// A word of a kernel stack.
+    /// Returns a word of a kernel stack.
     fn put_stack(&mut self, at: u64, value: u64) {
         self.put(at - STACKS + PAGES, value);
     }
 
-    /// Tables of a space lie behind each other, from its root.
+    /// Tables of a space are behind each other, from its root.
     fn map(&mut self, root: u64, virt: u64, phys: u64) {
         let mut table = root;
         for shift in [39, 30, 21] {
@@ -102,8 +102,8 @@ impl Guest {
         self.copy_in(USER, (rip, cpl, TOP - depth), false, into);
     }
 
-    /// Copies in entry code, at `rip`, with RSP `depth` bytes below the top of the stack that the processor enters the
-    /// kernel on.
+    /// Copies in entry code, at `rip`, with RSP `depth` bytes below the top of the stack that the processor
+    /// enters the kernel on.
     pub(crate) fn copy_on_entry_stack(&mut self, rip: u64, depth: u64, into: &mut StackCopy) {
         self.put_stack(ENTRY_TOP - 32, 0x33);
         self.put_stack(ENTRY_TOP - 16, USER_STACK + 0x4900);
@@ -182,7 +182,7 @@ fn a_user_stack_starts_with_its_red_zone_and_ends_where_no_page_is() {
     assert_eq!(copy.read_u64(USER_STACK + 0x4780), Some(77));
     assert_eq!(copy.read_u64(USER_STACK + 0x4ff9), None);
     assert_eq!(copy.task_pt_regs().map(|user| user.registers.rip), Some(0x1234));
-    // A red zone that lies below the stack's lowest page.
+    // A red zone that is below the stack's lowest page.
     let copy = guest.copied(3, USER_STACK + 64, false);
     assert_eq!(segments(&copy), [(USER_STACK + 64, 0x4000)]);
     // To the limit, then.
@@ -193,7 +193,7 @@ fn a_user_stack_starts_with_its_red_zone_and_ends_where_no_page_is() {
 #[test]
 fn a_hole_in_a_user_stack_is_left_out() {
     let mut guest = Guest::new();
-    // The second page, and one that lies outside of the guest's memory.
+    // The second page, and one that is outside of the guest's memory.
     for (page, entry) in [(1, 0), (3, 0x80_0000_0007)] {
         guest.put(USER + 0x3000 + ((USER_STACK + page * 0x1000) >> 12 & 511) * 8, entry);
     }

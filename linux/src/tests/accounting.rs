@@ -78,7 +78,7 @@ fn what_was_freed_has_no_books() {
         let books = kernel.process_cpu_times(&guest.memory).expect("books");
         assert_eq!(books.iter().map(|process| process.leader.pid).collect::<Vec<_>>(), [1, 2]);
     }
-    // A thread of a process that goes on.
+    // A thread of a process that continues.
     let (mut guest, kernel) = guest(&Config::new(Style::V6_12));
     let before = kernel
         .process_cpu_times_of(&guest.memory, guest.task(100).expect("a leader"))
@@ -98,7 +98,7 @@ fn the_last_books_are_the_leaders_and_of_those_that_have_ended() {
         let (guest, kernel) = guest(&Config::new(style));
         let reader = kernel.exit_accounting_reader(&guest.memory).expect("a reader");
         let last = reader.read(&guest.memory, guest.task(100).expect("a leader")).expect("books");
-        // Of its threads only the leader is left by then, so the others are not looked at.
+        // Of its threads only the leader is left by then, so the others are not read.
         let time = CpuTime {
             user_ns: 40,
             system_ns: 20,
@@ -169,7 +169,7 @@ proptest! {
         }
     }
 
-    /// A guest may put anything where its lists and times are.
+    /// Returns a guest may put anything where its lists and times are.
     #[test]
     fn a_hostile_guest_is_read_to_an_end(at in 0x280_0000_usize..0x290_0000, bytes in prop::collection::vec(any::<u8>(), 1..64)) {
         let (mut guest, kernel) = guest(&Config::new(STYLES[0]));

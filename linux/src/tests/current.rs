@@ -27,7 +27,7 @@ fn every_style_and_paging_mode_has_current_tasks() {
                 assert_eq!((first.pid, first.tid, first.start_ns), (1, 1, 20));
                 assert_eq!(comm(&first.comm), "init");
                 assert_eq!(comm(&first.process_comm), "init");
-                // A thread has its process's start and name beside its own.
+                // A thread has its process's start and name next to its own.
                 assert_eq!((second.pid, second.tid, second.start_ns), (100, 102, 5_000));
                 assert_eq!(comm(&second.comm), "worker-102");
                 assert_eq!(comm(&second.process_comm), "many");

@@ -1,4 +1,4 @@
-//! Guests that lie: nothing panics, everything ends.
+//! Hostile guests: nothing panics, everything ends.
 
 use super::{STYLES, find};
 use crate::fixture::{Config, Guest};

@@ -18,7 +18,7 @@ use crate::{FlatMemory, Kernel, Missing};
 
 const STYLES: [Style; 3] = [Style::V6_1, Style::V6_12, Style::V6_15];
 
-/// A guest and its kernel.
+/// Returns a guest and its kernel.
 fn booted(change: impl FnOnce(&mut Config)) -> (Guest, Kernel) {
     styled(Style::V6_12, change)
 }

@@ -7,7 +7,7 @@ use crate::{Kernel, Missing, PhysicalMemory, ProbeEvent, RunState};
 
 const ENDBR: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
 
-/// A guest with all functions, whose text `change` may change.
+/// Returns a guest with all functions, whose text `change` may change.
 fn traceable(style: Style, change: impl FnOnce(&mut Guest)) -> (Guest, Kernel) {
     let mut guest = Guest::traceable(style);
     change(&mut guest);
@@ -23,7 +23,7 @@ fn each_event_has_its_site() {
         assert!(found.missing.is_empty());
         let mut sites: Vec<_> = found.sites.iter().map(|site| (site.virt, site.event.function())).collect();
         sites.sort();
-        // One that each guest has, and one behind its landing pad.
+        // One that each guest has, and one after its landing pad.
         let others = [(0x50c0, "irq_enter_rcu"), (PREPARE + 4, "ftrace_arch_code_modify_prepare")];
         let all = FUNCTIONS.into_iter().chain(others);
         let mut wanted: Vec<_> =
@@ -160,7 +160,7 @@ fn states_and_switches_are_read() {
             assert_eq!((read.task.tid, read.task.pid, read.run_state()), (102, 100, rest));
         }
         if style == Style::V6_15 {
-            // What lies behind a flag of one byte is something else.
+            // What is behind a flag of one byte is something else.
             guest.set_state(102, [1, 0, 0x100]);
             let read = states.read(&guest.memory, guest.task(102).unwrap()).unwrap();
             assert_eq!(read.run_state(), RunState::Interruptible);

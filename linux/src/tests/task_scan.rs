@@ -67,7 +67,7 @@ impl PhysicalMemory for Moving<'_> {
     }
 }
 
-/// Physical address of `nvcsw` of a thread: where a number is that nothing else has.
+/// Returns the physical address of `nvcsw` of a thread: where a number is that nothing else has.
 fn place_of_switches(guest: &mut Guest, tid: i32) -> PhysAddr {
     const MARK: u64 = 0x5eed_5eed_0123;
     guest.set_times(tid, [0, 0, 0, MARK, 0, 0]);
@@ -106,7 +106,7 @@ fn a_list_that_cannot_be_followed_is_torn() {
 }
 
 proptest! {
-    /// A guest may put anything where its lists and tasks are.
+    /// Returns a guest may put anything where its lists and tasks are.
     #[test]
     fn a_hostile_guest_is_looked_at_to_an_end(at in 0x280_0000_usize..0x281_0000, bytes in prop::collection::vec(any::<u8>(), 1..64)) {
         let mut guest = Config::new(STYLES[1]).build();

@@ -90,7 +90,7 @@ struct Slot {
 }
 
 impl Node {
-    /// The slots from the first to the one that ends the node's range.
+    /// Returns the slots from the first to the one that ends the node's range.
     fn slots(&self) -> impl Iterator<Item = Slot> + '_ {
         let mut next = Some(self.min);
         (0..=self.layout.pivots).map_while(move |i| {
@@ -112,7 +112,7 @@ impl Node {
 }
 
 impl<'a, M: PhysicalMemory> MapleTree<'a, M> {
-    /// The tree at `at`; `None` if not even its root can be read.
+    /// Returns the tree at `at`; `None` if not even its root can be read.
     pub(crate) fn new(view: &'a View<'a, M>, layout: &'a MapleLayout, at: u64) -> Option<Self> {
         Some(Self { view, layout, root: view.u64(at, layout.root)? })
     }
@@ -186,7 +186,7 @@ impl<'a, M: PhysicalMemory> MapleTree<'a, M> {
     }
 }
 
-/// An entry that is a pointer: no gap, and no mark like `XA_ZERO_ENTRY`.
+/// Returns an entry that is a pointer: no gap, and no mark like `XA_ZERO_ENTRY`.
 fn entry(entry: u64) -> Option<u64> {
     (entry != 0 && entry & INTERNAL_MASK == 0).then_some(entry)
 }

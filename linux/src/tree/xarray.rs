@@ -45,12 +45,12 @@ pub(crate) struct XArray<'a, M> {
 }
 
 impl<'a, M: PhysicalMemory> XArray<'a, M> {
-    /// The array at `at`; `None` if not even its head can be read.
+    /// Returns the array at `at`; `None` if not even its head can be read.
     pub(crate) fn new(view: &'a View<'a, M>, layout: &'a XArrayLayout, at: u64) -> Option<Self> {
         Some(Self { view, layout, head: view.u64(at, layout.head)? })
     }
 
-    /// The pointer at `index`. One that was stored for several indices is found by each of them.
+    /// Returns the pointer at `index`. One that was stored for several indices is found by each of them.
     pub(crate) fn find(&self, index: u64) -> Option<u64> {
         if !is_node(self.head) {
             return pointer(self.head).filter(|_| index == 0);
@@ -121,7 +121,7 @@ impl<'a, M: PhysicalMemory> XArray<'a, M> {
         (1 << self.layout.chunk_shift) - 1
     }
 
-    /// The shift of a node, which must lie below that of the node above: so a walk ends.
+    /// Returns the shift of a node, which must be below that of the node above: so a walk ends.
     fn shift(&self, node: u64, above: u32) -> Option<u32> {
         let mut byte = [0];
         self.view.read(node.checked_add(self.layout.shift as u64)?, &mut byte)?;
@@ -134,7 +134,7 @@ impl<'a, M: PhysicalMemory> XArray<'a, M> {
     }
 }
 
-/// An entry that is a pointer: neither empty, nor a value (a page that is swapped out), nor a mark.
+/// Returns an entry that is a pointer: neither empty, nor a value (a page that is swapped out), nor a mark.
 fn pointer(entry: u64) -> Option<u64> {
     (entry != 0 && entry & INTERNAL_MASK == 0).then_some(entry)
 }

@@ -1,5 +1,5 @@
-//! Steps by the frame pointer: for kernels without ORC (CONFIG_UNWINDER_FRAME_POINTER), and out of code that has been
-//! generated while the kernel ran and keeps RBP as a frame pointer (BPF programs and trampolines).
+//! Steps by the frame pointer: for kernels without ORC (CONFIG_UNWINDER_FRAME_POINTER), and out of code that
+//! has been generated while the kernel ran and keeps RBP as a frame pointer (BPF programs and trampolines).
 //!
 //! ```text
 //! RBP -> caller's RBP | return address | caller's frame ...
@@ -13,8 +13,8 @@ use crate::pt_regs::{self, PtRegs};
 use symbols::StackMemory;
 
 impl KernelUnwinder {
-    /// A step in a kernel that keeps frame pointers everywhere. The caller is missed when a function was interrupted
-    /// before it had set up its frame.
+    /// Returns a step in a kernel that keeps frame pointers everywhere. The caller is missed when a function
+    /// was interrupted before it had set up its frame.
     pub(super) fn step_by_frame_pointer(&self, state: &mut State, stack: &impl StackMemory) -> Step {
         let old_sp = state.sp;
         if state.bp == 0 {
@@ -36,7 +36,7 @@ impl KernelUnwinder {
         state.check_direction(old_sp, false)
     }
 
-    /// A step out of code that is neither the image's nor a module's.
+    /// Returns a step out of code that is neither the image's nor a module's.
     pub(super) fn step_by_generated_frame(&self, state: &mut State, stack: &impl StackMemory) -> Step {
         let (old_sp, old_bp) = (state.sp, state.bp);
         if old_bp < old_sp || old_bp & 7 != 0 {
@@ -49,7 +49,7 @@ impl KernelUnwinder {
         state.check_direction(old_sp, true)
     }
 
-    /// The outermost frame: entry code clears RBP, and has the user's registers right above.
+    /// Returns the outermost frame: entry code clears RBP, and has the user's registers right above.
     fn bottom(&self, state: &State, stack: &impl StackMemory) -> WalkEnd {
         let regs = PtRegs::read(stack, state.sp).filter(|_| self.in_entry_code(state.ip));
         regs.and_then(UserRegisters::new).map_or(WalkEnd::Complete, WalkEnd::User)

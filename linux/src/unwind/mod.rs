@@ -8,10 +8,11 @@
 //!                `-> no rule: frame pointer, where a kernel keeps one
 //! ```
 //!
-//! ORC is the table that Linux unwinds itself by: for each run of instructions one rule of six bytes. The image has one
-//! (`__start_orc_unwind_ip`: where each rule starts to hold, relative to its own place; `__start_orc_unwind`: the
-//! rules), and so has every module (`module.arch`). Rules were laid out in three ways, told apart by BTF, and name registers
-//! by one of two sets of numbers, told apart by which number nearly all rules have; neither by version:
+//! ORC is the table that Linux unwinds itself by: for each run of instructions one rule of six bytes. The
+//! image has one (`__start_orc_unwind_ip`: where each rule starts to hold, relative to its own place;
+//! `__start_orc_unwind`: the rules), and so has every module (`module.arch`). Rules were laid out in three
+//! ways, distinguished by BTF, and name registers by one of two sets of numbers, distinguished by which
+//! number nearly all rules have; neither by version:
 //!
 //! | kernels      | kind                                                                         | exact address      |
 //! |--------------|------------------------------------------------------------------------------|--------------------|
@@ -19,11 +20,12 @@
 //! | 6.3          | the same                                                                     | `signal:1`         |
 //! | since 6.4    | `type:3` undefined, bottom, call, regs, partial regs                          | `signal:1`         |
 //!
-//! Sources: arch/x86/include/asm/orc_types.h and arch/x86/kernel/unwind_orc.c of Linux 5.10, 6.1, 6.3, 6.12 and 7.3;
-//! arch/x86/kernel/unwind_frame.c and arch/x86/include/asm/frame.h for frame pointers.
+//! Sources: arch/x86/include/asm/orc_types.h and arch/x86/kernel/unwind_orc.c of Linux 5.10, 6.1, 6.3, 6.12
+//! and 7.3; arch/x86/kernel/unwind_frame.c and arch/x86/include/asm/frame.h for frame pointers.
 //!
-//! Tables are the guest's, so nothing in them is believed: at most [`MAX_RULES`] rules are kept, a walk takes no more
-//! steps than it may push frames, and the stack pointer may only go down where stacks are switched, a few times.
+//! Tables are the guest's, so nothing in them is believed: at most [`MAX_RULES`] rules are kept, a walk takes
+//! no more steps than it may push frames, and the stack pointer may only go down where stacks are switched, a
+//! few times.
 
 mod frame_pointer;
 mod generated;
@@ -48,12 +50,12 @@ use rule::{Format, Rule};
 use symbols::{Registers, StackMemory};
 use table::{Budget, Table};
 
-/// Rules that are kept of image and modules together, at most, of 12 bytes each; distribution kernels have 400,000 to
-/// 900,000.
+/// Rules that are kept of image and modules together, at most, of 12 bytes each; distribution kernels have
+/// 400,000 to 900,000.
 pub const MAX_RULES: usize = 1 << 21;
 
-/// Functions whose address stands on the stack in place of the one that is returned to, while the guest traces returns
-/// (arch/x86/kernel/ftrace_64.S, arch/x86/kernel/rethook.c, arch/x86/kernel/kprobes/core.c).
+/// Functions whose address stands on the stack in place of the one that is returned to, while the guest
+/// traces returns (arch/x86/kernel/ftrace_64.S, arch/x86/kernel/rethook.c, arch/x86/kernel/kprobes/core.c).
 const RETURN_HOOKS: [&str; 4] =
     ["return_to_handler", "arch_rethook_trampoline", "__kretprobe_trampoline", "kretprobe_trampoline"];
 
@@ -129,7 +131,7 @@ impl KernelUnwinder {
         }
     }
 
-    /// The same for other modules; what is known of the image is not read again.
+    /// Returns the same for other modules; what is known of the image is not read again.
     pub(crate) fn with_modules<M: PhysicalMemory>(&self, view: &View<'_, M>, modules: &Modules) -> Self {
         let image = self.orc.as_ref().ok();
         let mut budget = Budget::new(MAX_RULES.saturating_sub(image.map_or(0, |(table, _)| table.len())));
@@ -142,7 +144,7 @@ impl KernelUnwinder {
         }
     }
 
-    /// The same for other generated code.
+    /// Returns the same for other generated code.
     pub fn with_generated(&self, generated: Arc<GeneratedCode>) -> Self {
         Self { orc: self.orc.clone(), modules: Arc::clone(&self.modules), generated, ..*self }
     }
@@ -152,14 +154,14 @@ impl KernelUnwinder {
         self.orc.as_ref().err()
     }
 
-    /// Number of rules known, of image and modules together.
+    /// Returns the number of rules known, of image and modules together.
     pub fn rules(&self) -> usize {
         self.orc.as_ref().map_or(0, |(table, _)| table.len())
             + self.modules.iter().map(Table::len).sum::<usize>()
     }
 
-    /// Unwinds from `registers`, those of an interrupted kernel, calling `push` for each frame, innermost first; `limit`
-    /// frames at most.
+    /// Unwinds from `registers`, those of an interrupted kernel, calling `push` for each frame, innermost
+    /// first; `limit` frames at most.
     pub fn walk(
         &self,
         registers: &Registers,
@@ -170,9 +172,9 @@ impl KernelUnwinder {
         self.walk_from((registers, FrameKind::Exact), stack, limit, push)
     }
 
-    /// Unwinds the kernel stack in `copy`, as [`KernelUnwinder::walk`] does; pushes nothing for a sample in user mode.
-    /// Where entry code has no rules, and where a stack that came from user mode just ends, the user's registers are
-    /// found by their place on the task's stack.
+    /// Unwinds the kernel stack in `copy`, as [`KernelUnwinder::walk`] does; pushes nothing for a sample in
+    /// user mode. Where entry code has no rules, and where a stack that came from user mode just ends, the
+    /// user's registers are found by their place on the task's stack.
     pub fn walk_copy(&self, copy: &StackCopy, limit: usize, push: impl FnMut(KernelFrame)) -> WalkEnd {
         if let Some(user) = copy.task_pt_regs().filter(|_| copy.is_user_mode()) {
             return WalkEnd::User(user);
@@ -199,12 +201,12 @@ impl KernelUnwinder {
         self.in_entry_code(copy.registers().rip)
     }
 
-    /// True for the code by which the kernel is entered and left (`.entry.text`).
+    /// Returns true for the code by which the kernel is entered and left (`.entry.text`).
     fn in_entry_code(&self, at: u64) -> bool {
         (self.entry.0..self.entry.1).contains(&at)
     }
 
-    /// The rule that holds at `at`; `None` outside of all code with rules.
+    /// Returns the rule that holds at `at`; `None` outside of all code with rules.
     fn rule_at(&self, at: u64) -> Option<Rule> {
         let image = self.orc.as_ref().ok().map(|(table, _)| &**table);
         let table = image.filter(|table| table.contains(at)).or_else(|| self.module_at(at));
@@ -216,7 +218,7 @@ impl KernelUnwinder {
         self.modules.get(after.checked_sub(1)?).filter(|table| table.contains(at))
     }
 
-    /// True for an address in the image or in a module.
+    /// Returns true for an address in the image or in a module.
     fn is_code(&self, at: u64) -> bool {
         (self.image.0..self.image.1).contains(&at) || self.module_at(at).is_some()
     }

@@ -12,8 +12,9 @@ pub(super) enum Numbers {
 }
 
 impl Numbers {
-    /// Which they are, told by the rules of an image: of nearly all calls the caller's stack pointer is told by SP (99 % of
-    /// 373,000 rules in Debian's 6.12 and of 450,000 in its 7.3). `None` where neither number is that of most.
+    /// Which they are, told by the rules of an image: of nearly all calls the caller's stack pointer is shown
+    /// by SP (99 % of 373,000 rules in Debian's 6.12 and of 450,000 in its 7.3). `None` where neither number
+    /// is that of most.
     pub(super) fn told_by(fields: &OrcLayout, rules: &[u8]) -> Option<Self> {
         let (mut calls, mut five, mut three) = (0usize, 0usize, 0usize);
         for bytes in rules.chunks_exact(fields.size.max(1)) {
@@ -40,7 +41,7 @@ pub(super) struct Format {
     pub(super) numbers: Numbers,
 }
 
-/// What the caller's stack pointer is told by.
+/// What the caller's stack pointer is shown by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Base {
     Undefined,
@@ -59,7 +60,7 @@ pub(super) enum Base {
     BpIndirect,
 }
 
-/// What lies there.
+/// What is there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     /// Nothing that could be told.
@@ -87,7 +88,8 @@ pub(super) struct Rule {
 }
 
 impl Rule {
-    /// What holds at address 0, which is only got to by calling it: nothing was pushed but the return address.
+    /// What holds at address 0, which is only got to by calling it: nothing was pushed but the return
+    /// address.
     pub(super) const NULL_CALL: Self = Self {
         sp_offset: 8,
         bp_offset: 0,
@@ -117,13 +119,14 @@ impl Rule {
         }
     }
 
-    /// True for what only marks the end of a section: another rule at the same address is the real one.
+    /// Returns true for what only marks the end of a section: another rule at the same address is the real
+    /// one.
     pub(super) fn is_weak(&self) -> bool {
         self.kind == Kind::Undefined
     }
 }
 
-/// What a rule is of; `undefined`: it names nothing that the caller's stack pointer is told by.
+/// What a rule is of; `undefined`: it names nothing that the caller's stack pointer is shown by.
 fn kind_of(fields: &OrcLayout, word: Word, undefined: bool) -> Kind {
     match (fields.kind.1, word.field(fields.kind)) {
         (3, 1) => Kind::Bottom,

@@ -6,8 +6,8 @@ use crate::memory::PhysicalMemory;
 use crate::module::ModuleOrc;
 use crate::view::View;
 
-/// Bits of an address within a block of the index: 256 bytes of code, as the kernel's own (`LOOKUP_BLOCK_ORDER`,
-/// arch/x86/include/asm/orc_lookup.h).
+/// Bits of an address within a block of the index: 256 bytes of code, as the kernel's own
+/// (`LOOKUP_BLOCK_ORDER`, arch/x86/include/asm/orc_lookup.h).
 const BLOCK: u32 = 8;
 /// Blocks of all tables together, at most: 1 GiB of code.
 const MAX_BLOCKS: usize = 1 << 22;
@@ -46,13 +46,13 @@ pub(super) struct Table {
 }
 
 impl Table {
-    /// A table without rules.
+    /// Returns a table without rules.
     pub(super) fn empty((start, end): (u64, u64)) -> Self {
         Self { start, end, ..Self::default() }
     }
 
-    /// The image's, whose arrays lie at `addresses` and `rules`, start and end; and what they tell of how all rules of this
-    /// kernel are written.
+    /// Returns the image's, whose arrays are at `addresses` and `rules`, start and end; and what they tell of
+    /// how all rules of this kernel are written.
     pub(super) fn of_image<M: PhysicalMemory>(
         view: &View<'_, M>,
         fields: OrcLayout,
@@ -70,7 +70,7 @@ impl Table {
         Some((table, format))
     }
 
-    /// A module's, whose code is `text`.
+    /// Returns a module's, whose code is `text`.
     pub(super) fn of_module<M: PhysicalMemory>(
         view: &View<'_, M>,
         format: &Format,
@@ -90,8 +90,8 @@ impl Table {
         Self::new(format, text, (orc.addresses, &addresses), &rules, budget)
     }
 
-    /// Takes both arrays apart. Addresses are relative to their own place; what lies outside of `range` is left out, and
-    /// so is a table without rules, or with more than `budget` allows.
+    /// Takes both arrays apart. Addresses are relative to their own place; what is outside of `range` is left
+    /// out, and so is a table without rules, or with more than `budget` allows.
     pub(super) fn new(
         format: &Format,
         range: (u64, u64),
@@ -169,7 +169,7 @@ impl Table {
         self.rules.len()
     }
 
-    /// The rule that holds at `at`: the last that starts there or before.
+    /// Returns the rule that holds at `at`: the last that starts there or before.
     #[inline]
     pub(super) fn find(&self, at: u64) -> Option<Rule> {
         let offset = self.offset(at)?;

@@ -160,7 +160,7 @@ fn at(rip: u64, sp: u64, bp: u64) -> Registers {
     registers
 }
 
-/// A `pt_regs` in which every register has its offset, but for these.
+/// Returns a `pt_regs` in which every register has its offset, but for these.
 fn pt_regs(ip: u64, cs: u64, sp: u64) -> Vec<u64> {
     let mut words: Vec<u64> = (0..21u64).map(|i| i * 8).collect();
     (words[16], words[17], words[19]) = (ip, cs, sp);
@@ -217,13 +217,13 @@ fn an_interrupt_leads_from_its_stack_to_what_it_interrupted() {
                 rule(0x400, Kind::Bottom, (0, 0)),
             ],
         );
-        // The task's stack lies below the interrupt stack.
+        // The task's stack is below the interrupt stack.
         let mut stack = vec![ENTRY + 0x11];
         stack.extend(pt_regs(TEXT + 0x300, 0x10, STACK + 23 * 8));
         stack.extend([0, TEXT + 0x401, 0, 0, 0, 0, 0, 0]);
         let interrupt_stack = stack.len() as u64 * 8 + STACK;
         stack.extend([TEXT + 0x201, STACK]);
-        // R10 points behind the return address.
+        // R10 points after the return address.
         stack[1 + 7] = STACK + 24 * 8;
         let (frames, end) = walk(&unwinder, at(TEXT + 0x100, interrupt_stack, 0), stack);
         let expected = [
@@ -253,7 +253,7 @@ fn an_iret_frame_keeps_all_registers() {
 #[test]
 fn registers_that_are_popped_already_are_still_had() {
     let [_, _, format, _] = formats();
-    // All of the pt_regs lies below the stack pointer, but for the words from R8 on.
+    // All of the pt_regs is below the stack pointer, but for the words from R8 on.
     let unwinder = unwinder(&format, &[rule(0x8_0000, Kind::Regs, (SP, -72))]);
     let mut stack = vec![0xdead; 9];
     stack.extend(&pt_regs(0x40_1000, 0x33, 0x7fff_0000)[9..]);
@@ -291,7 +291,7 @@ fn what_is_wrong_is_told() {
     // The hook has its own name, not that of the function before it.
     let (frames, _) = walk(&unwinder, at(TEXT + 0x100, STACK, 0), vec![0, TEXT + 0x177]);
     assert_eq!(frames, [(TEXT + 0x100, true), (TEXT + 0x177, true)]);
-    // R13 behind a call is not known.
+    // R13 after a call is not known.
     assert_eq!(ends(TEXT + 0x100, vec![0, TEXT + 0x401]), Some(KernelWalkError::NoRegister));
     // A function that returns to itself without end.
     let mut stack = vec![TEXT + 0x101; 200];
@@ -482,8 +482,8 @@ fn a_budget_ends() {
     assert_eq!([2, 2, 1, 1].map(|rules| budget.take(rules).is_some()), [true, false, true, false]);
 }
 
-/// A system call whose registers were just popped, and one whose stack ends in the code after a fork: both are known by
-/// their place on the task's stack.
+/// Returns a system call whose registers were just popped, and one whose stack ends in the code after a fork:
+/// both are known by their place on the task's stack.
 #[test]
 fn a_copy_tells_the_users_registers_where_rules_do_not() {
     let [_, _, format, _] = formats();

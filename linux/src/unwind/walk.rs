@@ -8,7 +8,8 @@ use crate::pt_regs::{self, Mode, PtRegs};
 use crate::stack::StackCopy;
 use symbols::{Registers, StackMemory};
 
-/// Times that the stack pointer may go down, at most: switches between the stacks of a CPU, of which there are seven.
+/// Times that the stack pointer may go down, at most: switches between the stacks of a CPU, of which there
+/// are seven.
 const MAX_SWITCHES: u32 = 8;
 /// Bytes of `__switch_to_asm`, at most (arch/x86/entry/entry_64.S).
 const SWITCH_BYTES: u64 = 512;
@@ -39,7 +40,7 @@ pub(super) struct State {
     pub(super) bp: u64,
     /// All general registers, as far as `known`.
     gpr: [u64; 16],
-    /// True in the first frame and behind a `pt_regs`.
+    /// True in the first frame and after a `pt_regs`.
     known: bool,
     switches: u32,
 }
@@ -47,15 +48,15 @@ pub(super) struct State {
 /// Where a step leads: an end, or, with `None`, to the frame that the state is now at.
 pub(super) type Step = Result<Option<WalkEnd>, KernelWalkError>;
 
-/// A word of the stack.
+/// Returns a word of the stack.
 #[inline]
 pub(super) fn word(stack: &impl StackMemory, at: u64) -> Result<u64, KernelWalkError> {
     stack.read_u64(at).ok_or(KernelWalkError::NotCopied)
 }
 
 impl KernelUnwinder {
-    /// [`KernelUnwinder::walk`] from registers whose instruction pointer may be a return address: those of a task that
-    /// does not run.
+    /// [`KernelUnwinder::walk`] from registers whose instruction pointer may be a return address: those of a
+    /// task that does not run.
     pub fn walk_from(
         &self,
         (registers, kind): (&Registers, FrameKind),
@@ -65,7 +66,8 @@ impl KernelUnwinder {
     ) -> WalkEnd {
         let mut state = State::at((registers, kind));
         for _ in 0..limit {
-            // No call returns to a tracer's hook: the code before its first instruction is another function's.
+            // No call returns to a tracer's hook: the code before its first instruction is another
+            // function's.
             let kind = if self.is_at_hook(&state) { FrameKind::Exact } else { state.kind };
             push(KernelFrame { address: VirtAddr(state.ip), kind });
             match self.step(&mut state, stack) {
@@ -82,10 +84,11 @@ impl KernelUnwinder {
         state.kind == FrameKind::Return && state.ip != 0 && self.hooks.contains(&state.ip)
     }
 
-    /// Where the last function returned to that was called with the registers which a sample in entry code finds saved: in the
-    /// entry code of the system call, exception or interrupt that is left. All ways out of the kernel share the code that
-    /// restores registers, and only this word below them, which is not overwritten before the next entry, tells
-    /// which one it was. `None` outside of entry code, and where it was not copied.
+    /// Where the last function returned to that was called with the registers which a sample in entry code
+    /// finds saved: in the entry code of the system call, exception or interrupt that is left. All ways out
+    /// of the kernel share the code that restores registers, and only this word below them, which is not
+    /// overwritten before the next entry, tells which one it was. `None` outside of entry code, and where it
+    /// was not copied.
     pub fn returned_to(&self, copy: &StackCopy) -> Option<VirtAddr> {
         let registers = copy.registers();
         if !self.in_entry_code(registers.rip) {
@@ -109,9 +112,9 @@ impl KernelUnwinder {
         copy.read_u64(at.checked_sub(8)?).map(VirtAddr)
     }
 
-    /// While it switches stacks, the kernel fills the processor's return stack buffer with calls (FILL_RETURN_BUFFER,
-    /// arch/x86/include/asm/nospec-branch.h), which the rules get wrong. Above their return addresses lies what is saved
-    /// of a task that does not run. False where the rule leads to code.
+    /// While it switches stacks, the kernel fills the processor's return stack buffer with calls
+    /// (FILL_RETURN_BUFFER, arch/x86/include/asm/nospec-branch.h), which the rules get wrong. Above their
+    /// return addresses is what is saved of a task that does not run. False where the rule leads to code.
     fn leave_stuffing(&self, state: &mut State, stack: &impl StackMemory) -> Result<bool, KernelWalkError> {
         let inside = |at: u64| at.checked_sub(self.switch).is_some_and(|offset| offset < SWITCH_BYTES);
         if state.kind != FrameKind::Exact || !inside(state.ip) {
@@ -156,8 +159,9 @@ impl KernelUnwinder {
         }
     }
 
-    /// The thunks that indirect calls go through have rules for none of their ways (arch/x86/lib/retpoline.S). The one
-    /// way that pushes starts with a call, whose return address it replaces by where to go.
+    /// Returns the thunks that indirect calls go through have rules for none of their ways
+    /// (arch/x86/lib/retpoline.S). The one way that pushes starts with a call, whose return address it
+    /// replaces by where to go.
     fn thunk_rule(&self, state: &State) -> Option<Rule> {
         let offset = state.ip.checked_sub(self.thunks).filter(|offset| *offset < THUNKS * THUNK)?;
         let sp_offset = if offset % THUNK < CALL { 8 } else { 16 };
@@ -226,7 +230,7 @@ impl State {
         Ok(None)
     }
 
-    /// The caller's stack pointer.
+    /// Returns the caller's stack pointer.
     fn previous_sp(&self, rule: &Rule, stack: &impl StackMemory) -> Result<u64, KernelWalkError> {
         let offset = i64::from(rule.sp_offset);
         let register = |number: usize| {
@@ -271,8 +275,8 @@ impl State {
         Ok(None)
     }
 
-    /// To the frame that was interrupted just before: nothing but the iret frame at `at` has been pushed, and all other
-    /// registers are still the interrupted code's.
+    /// To the frame that was interrupted just before: nothing but the iret frame at `at` has been pushed, and
+    /// all other registers are still the interrupted code's.
     fn enter_iret_frame(&mut self, at: u64, stack: &impl StackMemory) -> Step {
         let field = |offset: u64| word(stack, at.wrapping_add(offset - pt_regs::IRET));
         let (ip, cs, sp) = (field(pt_regs::IRET)?, field(pt_regs::CS)?, field(pt_regs::SP)?);

@@ -4,9 +4,10 @@
 //! cargo run --release -p symbols --example unwind_process -- --stops 100 --steps 20 -- /usr/bin/sha256sum /dev/zero
 //! ```
 //!
-//! gdb runs the program, stops it `--stops` times at random moments, makes `--steps` single steps at each stop, and
-//! writes registers, the first `--stack` bytes of the stack, mappings and its own frames. The unwinder then walks each
-//! of these stops from the copied bytes alone. Frames that gdb makes up for inlined and tail calls are left out.
+//! gdb runs the program, stops it `--stops` times at random moments, makes `--steps` single steps at each
+//! stop, and writes registers, the first `--stack` bytes of the stack, mappings and its own frames. The
+//! unwinder then walks each of these stops from the copied bytes alone. Frames that gdb makes up for inlined
+//! and tail calls are left out.
 
 mod process;
 
@@ -112,7 +113,7 @@ fn walk(unwinder: &mut UserUnwinder, stop: &Stop, mappings: &Mappings) -> (Vec<U
     (frames, end)
 }
 
-/// gdb's frames up to where it takes data for code: it may go on beyond the outermost frame.
+/// gdb's frames up to where it takes data for code: it may continue beyond the outermost frame.
 fn until_data<'a>(frames: &'a [u64], mappings: &Mappings) -> &'a [u64] {
     let data = frames.iter().skip(1).position(|&address| mappings.find(address).is_none());
     data.map_or(frames, |at| &frames[..=at])

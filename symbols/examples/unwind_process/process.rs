@@ -15,7 +15,8 @@ use symbols::cfi::{CfiSection, CfiSections, CfiTable, Image, ImageCode, Images};
 pub struct File {
     id: u32,
     bytes: Vec<u8>,
-    /// Offset in the file, virtual address and size of each segment with code: two segments may share a page of the file.
+    /// Offset in the file, virtual address and size of each segment with code: two segments may share a page
+    /// of the file.
     segments: Vec<(u64, u64, u64)>,
     table: Option<CfiTable>,
 }
@@ -46,7 +47,7 @@ fn inflate(stored: &[u8]) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// The sections that unwinding needs.
+/// Returns the sections that unwinding needs.
 fn sections(bytes: &[u8]) -> Option<CfiSections> {
     let elf = Elf::parse(bytes).ok()?;
     let section = |name| {
@@ -83,7 +84,7 @@ impl File {
         sections(&self.bytes)
     }
 
-    /// The virtual address of the byte at `offset` of the file.
+    /// Returns the virtual address of the byte at `offset` of the file.
     fn address_of(&self, offset: u64) -> Option<u64> {
         // A mapping starts at a page's start, the segment in it may start later.
         let (at, address, _) =

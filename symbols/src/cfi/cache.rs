@@ -5,8 +5,8 @@ use super::row::Row;
 /// Rows that are kept; 60 stops of a Python interpreter and 30 steps from each use 1,200.
 const ROWS: usize = 1 << 14;
 
-/// Places for one address: with one place, two rows of the same stack that share it would oust each other in every
-/// walk.
+/// Places for one address: with one place, two rows of the same stack that share it would oust each other in
+/// every walk.
 const WAYS: usize = 4;
 
 /// How the rows of walks were found.
@@ -26,8 +26,8 @@ struct Slot {
     row: Row,
 }
 
-/// Rows by image and address inside it. Every address has [`WAYS`] places, the last used one first: a new row ousts the
-/// one that was not used for longest.
+/// Rows by image and address inside it. Every address has [`WAYS`] places, the last used one first: a new row
+/// ousts the one that was not used for longest.
 #[derive(Debug)]
 pub(super) struct RowCache {
     slots: Box<[Slot]>,
@@ -41,7 +41,8 @@ impl RowCache {
         Self { slots, used: CacheUse::default() }
     }
 
-    /// The row of `address` in `image`: kept, or made by `compute`. What `compute` fails at is not kept.
+    /// Returns the row of `address` in `image`: kept, or made by `compute`. What `compute` fails at is not
+    /// kept.
     pub fn row<E>(
         &mut self,
         image: u32,
@@ -71,9 +72,10 @@ impl RowCache {
 /// The address of empty slots: the last byte of the address space, which no user program has.
 const NEVER: u64 = u64::MAX;
 
-/// The first of the places where a row is kept: all of them are below [`ROWS`].
+/// Returns the first of the places where a row is kept: all of them are below [`ROWS`].
 fn set(image: u32, address: u64) -> usize {
-    // Fibonacci hashing: the multiplier is 2^64 over the golden ratio, the product's upper half is well mixed.
+    // Fibonacci hashing: the multiplier is 2^64 over the golden ratio, the product's upper half is well
+    // mixed.
     let mixed = (address ^ u64::from(image) << 40).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     crate::bytes::index(mixed >> 32) % (ROWS / WAYS) * WAYS
 }

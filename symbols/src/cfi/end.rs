@@ -19,7 +19,7 @@ pub enum UserWalkError {
     /// A page of the stack was not present when it was to be read.
     #[error("stack page not present")]
     StackNotPresent,
-    /// The frame lies outside of the copied part of the stack.
+    /// The frame is outside of the copied part of the stack.
     #[error("stack beyond what was copied")]
     StackNotCopied,
     /// The file's unwind tables do not cover the address, and no frame pointer helps.
@@ -31,7 +31,7 @@ pub enum UserWalkError {
     /// Code made at run time, without frame pointers.
     #[error("code made at run time")]
     AnonymousCode,
-    /// The address lies in no executable mapping.
+    /// The address is in no executable mapping.
     #[error("no executable mapping here")]
     NotMapped,
     /// The unwind tables contradict themselves, or use what this machine has not.

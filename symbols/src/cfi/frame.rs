@@ -14,7 +14,8 @@ pub struct UserFrame {
     pub address: u64,
     /// How to look the address up.
     pub place: Place,
-    /// `None` for a frame that follows from the one before it by CFI. All frames after one with a doubt rest on it.
+    /// `None` for a frame that follows from the one before it by CFI. All frames after one with a doubt rest
+    /// on it.
     pub doubt: Option<Doubt>,
 }
 
@@ -23,13 +24,13 @@ pub struct UserFrame {
 pub enum Place {
     /// The frame was interrupted before this instruction.
     Exact,
-    /// The frame has called another one, which returns to here: it is in the instruction before, which may belong to
-    /// another line or function than this one.
+    /// The frame has called another one, which returns to here: it is in the instruction before, which may
+    /// belong to another line or function than this one.
     Return,
 }
 
 impl UserFrame {
-    /// An address inside the instruction that the frame is in: what to look up.
+    /// Returns an address inside the instruction that the frame is in: what to look up.
     pub fn lookup_address(&self) -> u64 {
         match self.place {
             Place::Exact => self.address,
@@ -44,11 +45,11 @@ pub enum Doubt {
     /// No CFI covers the callee: the frame is where the instructions that run next in the callee lead to.
     #[error("by the code that returns")]
     Code,
-    /// No CFI covers the callee: the frame is where RBP points, which is right if the callee keeps a frame pointer.
-    /// Wrong where RBP is the caller's still: then the caller is skipped.
+    /// No CFI covers the callee: the frame is where RBP points, which is right if the callee keeps a frame
+    /// pointer. Wrong where RBP is the caller's still: then the caller is skipped.
     #[error("by frame pointer")]
     FramePointer,
-    /// No CFI covers the callee: the frame is where the word at RSP returns to, right behind a call.
+    /// No CFI covers the callee: the frame is where the word at RSP returns to, right after a call.
     #[error("by return address")]
     ReturnAddress,
 }
@@ -69,7 +70,7 @@ impl State {
         Self { values, known: (1 << COLUMNS) - 1 }
     }
 
-    /// Value of a column.
+    /// Returns the value of a column.
     pub fn get(&self, column: usize) -> Result<u64, UserWalkError> {
         let value = *self.values.get(column).ok_or(UserWalkError::BadCfi)?;
         if self.known & (1 << column) == 0 { Err(UserWalkError::RegisterUnknown) } else { Ok(value) }

@@ -16,7 +16,7 @@ pub(super) enum Guess {
     Caller(Doubt),
     /// `state` is now what a signal interrupted.
     Interrupted,
-    /// `state` goes on in the same frame, in other code.
+    /// `state` continues in the same frame, in other code.
     Jumped,
     /// There is no caller.
     Outermost,
@@ -78,8 +78,8 @@ fn by_rbp(
     images: &impl Images,
 ) -> Guess {
     match rbp {
-        // The mark of the outermost frame (System V ABI, AMD64 supplement 1.0, section 3.4.1). In a leaf RBP may be
-        // anything.
+        // The mark of the outermost frame (System V ABI, AMD64 supplement 1.0, section 3.4.1). In a leaf RBP
+        // may be anything.
         Some(0) if place == Place::Return => Guess::Outermost,
         Some(rbp) if by_frame_pointer(state, rbp, stack, images).is_some() => match state.rip() {
             0 => Guess::Outermost,
@@ -89,7 +89,7 @@ fn by_rbp(
     }
 }
 
-/// Whether the frame pointer that was saved at `rbp` is zero or that of a frame further up the stack.
+/// Returns true if the frame pointer that was saved at `rbp` is zero or that of a frame further up the stack.
 fn is_backed(rbp: u64, stack: &impl StackMemory) -> bool {
     stack.read_u64(rbp).is_some_and(|saved| {
         saved == 0 || saved > rbp && saved.is_multiple_of(8) && stack.read_u64(saved).is_some()
@@ -105,7 +105,7 @@ fn by_return_address(state: &mut State, stack: &impl StackMemory, images: &impl 
     Some(())
 }
 
-/// RBP holds the address of the caller's RBP, above which the return address lies.
+/// RBP holds the address of the caller's RBP, above which the return address is.
 fn by_frame_pointer(
     state: &mut State,
     rbp: u64,
@@ -117,7 +117,8 @@ fn by_frame_pointer(
     let rip = stack.read_u64(rbp.checked_add(8)?)?;
     let plausible = match rip {
         0 => saved == 0,
-        // Whoever makes a thread's or coroutine's first frame by hand writes any address: no call is before it.
+        // Whoever makes a thread's or coroutine's first frame by hand writes any address: no call is before
+        // it.
         _ => images.find(rip.wrapping_sub(1)).is_some_and(|image| {
             saved == 0
                 || follows_call(rip, images) != Some(false)
@@ -134,8 +135,9 @@ fn by_frame_pointer(
     Some(())
 }
 
-/// Whether an interpreter has pushed the address in `image` by hand, as HotSpot's does: it is one of code made at run
-/// time, and the frame pointer that was saved beside it is that of a frame further up the stack, which returns to code, too.
+/// Returns true if an interpreter has pushed the address in `image` by hand, as HotSpot's does: it is one of
+/// code made at run time, and the frame pointer that was saved next to it is that of a frame further up the
+/// stack, which returns to code, too.
 fn is_pushed(
     image: &Image<'_>,
     (rbp, saved): (u64, u64),
@@ -153,7 +155,7 @@ fn is_pushed(
         })
 }
 
-/// Whether a call is right before `address`; `None` where the code is not known.
+/// Returns true if a call is right before `address`; `None` where the code is not known.
 fn follows_call(address: u64, images: &impl Images) -> Option<bool> {
     images.find(address.wrapping_sub(1))?;
     let mut code = [0; LONGEST_CALL];

@@ -1,21 +1,21 @@
 //! The caller of code without CFI, by what this code does until it returns.
 //!
-//! From the frame's own address the instructions are followed, both ways at a branch, breadth first, until the first way that
-//! leaves:
+//! From the frame's own address the instructions are followed, both ways at a branch, breadth first, until
+//! the first way that leaves:
 //!
 //! ```text
 //! ret                           the word at RSP is where the caller goes on
 //! jmp to code that has CFI      that code goes on in the same frame: its rules lead further
 //! ```
 //!
-//! Only what moves between RSP, RBP, the other registers and the stack is computed; all else makes a value unknown, and
-//! a way on which RSP is not known ends. What a way has stored on the stack is not read back from the copy. Other memory is read
-//! as it is by now, which RSP and RBP never come from: it tells where a dispatch goes, and all that it may go to shares the
-//! frame.
+//! Only what moves between RSP, RBP, the other registers and the stack is computed; all else makes a value
+//! unknown, and a way on which RSP is not known ends. What a way has stored on the stack is not read back
+//! from the copy. Other memory is read as it is by now, which RSP and RBP never come from: it tells where a
+//! dispatch goes, and all that it may go to shares the frame.
 //!
-//! Where nothing better is found, the code behind a jump to an unknown place is followed, too: it has the same frame if it is of
-//! the same function, and one as deep if it is the next one's.
-//! Instructions: Intel SDM volume 2.
+//! Where nothing better is found, the code after a jump to an unknown place is followed, too: it has the same
+//! frame if it is of the same function, and one as deep if it is the next one's. Instructions: Intel SDM
+//! volume 2.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -48,8 +48,8 @@ const LONGEST: usize = 15;
 /// Bytes of a page.
 const PAGE: u64 = 4096;
 
-/// DWARF columns that a called function keeps (System V ABI, AMD64 supplement 1.0, figure 3.4): code made at run time need
-/// not keep more than the stack and, if it has one, the frame pointer.
+/// DWARF columns that a called function keeps (System V ABI, AMD64 supplement 1.0, figure 3.4): code made at
+/// run time need not keep more than the stack and, if it has one, the frame pointer.
 const KEPT_BY_CALLS: [usize; 2] = [Registers::RBP, Registers::RSP];
 
 /// How the code is left.
@@ -57,7 +57,7 @@ const KEPT_BY_CALLS: [usize; 2] = [Registers::RBP, Registers::RSP];
 pub(super) enum Left {
     /// It returns.
     Return,
-    /// It goes on in code that has CFI.
+    /// It continues in code that has CFI.
     Jump,
 }
 
@@ -74,7 +74,7 @@ struct Way {
 
 /// What an instruction does to a way.
 enum Next {
-    /// The one behind it follows.
+    /// The one after it follows.
     Through,
     /// It may go to this address, too.
     Branch(u64),
@@ -88,11 +88,11 @@ enum Next {
     Lost,
 }
 
-/// What is followed behind a jump to a place that is not known.
+/// What is followed after a jump to a place that is not known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Behind {
     Nothing,
-    /// The code that stands behind it.
+    /// The code that stands after it.
     Code,
 }
 
@@ -142,7 +142,7 @@ impl Search {
         Self { followed: Vec::new(), seen: HashSet::from([start]), waiting: VecDeque::from([(start, first)]) }
     }
 
-    /// The first way out, breadth first.
+    /// Returns the first way out, breadth first.
     ///
     /// # Errors
     /// The walk's work is spent.
@@ -199,7 +199,7 @@ impl Search {
         }
     }
 
-    /// The instructions of a way, in their order.
+    /// Returns the instructions of a way, in their order.
     fn passed(&self, way: &Way) -> Vec<Instruction> {
         let before =
             |&(_, before): &(Instruction, Option<usize>)| before.and_then(|at| self.followed.get(at));
@@ -279,8 +279,8 @@ impl Way {
             FlowControl::IndirectBranch => match self.target(instruction, images) {
                 None => Next::Unknown,
                 Some(target) => match self.jump(target, images) {
-                    // By a register, within code made at run time, this may be a return to a caller, whose own frame must not
-                    // be passed over. By a table or the like it is not.
+                    // By a register, within code made at run time, this may be a return to a caller, whose
+                    // own frame must not be passed over. By a table or the like it is not.
                     Next::Jump(_) if instruction.op0_kind() == OpKind::Register => Next::Lost,
                     next => next,
                 },
@@ -322,7 +322,8 @@ impl Way {
         }
     }
 
-    /// A return to an address that is one: behind a call, or in code made at run time, which may push it by hand.
+    /// Returns a return to an address that is one: after a call, or in code made at run time, which may push
+    /// it by hand.
     fn ret<I: Images>(
         &mut self,
         instruction: &Instruction,
@@ -464,7 +465,7 @@ impl Way {
         self.state.get(column(register)?).ok()
     }
 
-    /// The address of a memory operand.
+    /// Returns the address of a memory operand.
     fn address(&self, instruction: &Instruction) -> Option<u64> {
         if instruction.is_ip_rel_memory_operand() {
             return Some(instruction.ip_rel_memory_address());
@@ -485,7 +486,8 @@ impl Way {
         }
     }
 
-    /// A word of memory that the way has not stored to and that is not of the copied stack, as it is by now.
+    /// Returns a word of memory that the way has not stored to and that is not of the copied stack, as it is
+    /// by now.
     fn fetch<I: Images>(&self, at: u64, images: &I) -> Option<u64> {
         if self.stored.iter().any(|(stored, _)| at.abs_diff(*stored) < 8) {
             return None;
@@ -513,7 +515,7 @@ impl Way {
 /// DWARF columns that a function hands back as it got them: RBX, RBP, RSP, R12 to R15.
 const KEPT_BY_FUNCTIONS: [usize; 7] = [3, Registers::RBP, Registers::RSP, 12, 13, 14, 15];
 
-/// DWARF column of a general register of 64 bits.
+/// Returns the DWARF column of a general register of 64 bits.
 fn column(register: Register) -> Option<usize> {
     // In the order of the instruction set: RAX, RCX, RDX, RBX, RSP, RBP, RSI, RDI, R8 to R15.
     const COLUMNS: [usize; 16] =
@@ -521,7 +523,7 @@ fn column(register: Register) -> Option<usize> {
     register.is_gpr64().then(|| COLUMNS.get(register.number()).copied()).flatten()
 }
 
-/// An immediate operand.
+/// Returns an immediate operand.
 fn immediate(instruction: &Instruction, operand: u32) -> Option<u64> {
     let kind = instruction.op_kind(operand);
     let is_immediate = !matches!(kind, OpKind::Register | OpKind::Memory);
@@ -543,10 +545,10 @@ impl Default for Chunk {
 }
 
 impl Chunk {
-    /// The instruction at `at`, if it is one.
+    /// Returns the instruction at `at`, if it is one.
     fn instruction(&mut self, at: u64, images: &impl Images) -> Option<Instruction> {
         self.decode(at).or_else(|| {
-            // To the end of the page, or, for an instruction that goes on in the next one, beyond it.
+            // To the end of the page, or, for an instruction that continues in the next one, beyond it.
             let page = crate::bytes::index(PAGE - at % PAGE).min(CHUNK);
             [CHUNK, page, LONGEST].into_iter().find_map(|len| {
                 (self.start, self.len) = (at, 0);

@@ -22,8 +22,8 @@ pub(super) const COLUMNS: usize = RA + 1;
 /// Registers that a function preserves (System V ABI, AMD64 supplement 1.0, section 3.2.1), but RSP.
 pub(super) const PRESERVED: [usize; 6] = [3, Registers::RBP, 12, 13, 14, 15];
 
-/// How many columns gimli keeps for a row; more is no CFI of a compiler for this machine, which has 17 and at most 16
-/// vector registers.
+/// How many columns gimli keeps for a row; more is no CFI of a compiler for this machine, which has 17 and at
+/// most 16 vector registers.
 const RULES: usize = 40;
 
 /// Storage of fixed size for gimli's rows: 1.3 KB for each state that `DW_CFA_remember_state` keeps.
@@ -98,7 +98,7 @@ pub(super) enum Rule {
 }
 
 impl Row {
-    /// In Go the return address lies above the frame, and the caller's frame pointer on top of the frame.
+    /// In Go the return address is above the frame, and the caller's frame pointer on top of the frame.
     pub fn of_go(frame: GoFrame) -> Self {
         let GoFrame::Size(size) = frame else { return Self::Outermost };
         let Some(cfa_offset) = i32::try_from(size).ok().and_then(|size| size.checked_add(8)) else {
@@ -138,7 +138,7 @@ impl Row {
 }
 
 impl General {
-    /// The short form, if nothing is lost by it.
+    /// Returns the short form, if nothing is lost by it.
     fn usual(&self) -> Option<Usual> {
         let Cfa::Register(cfa_register, offset) = self.cfa else { return None };
         if self.signal || self.rules[RA] != Rule::Saved(-8) {
@@ -174,7 +174,7 @@ impl Rule {
     }
 }
 
-/// The number of a column that is kept.
+/// Returns the number of a column that is kept.
 fn general(register: Register) -> Option<u8> {
     u8::try_from(register.0).ok().filter(|&number| usize::from(number) < COLUMNS)
 }

@@ -37,8 +37,8 @@ pub struct CfiSection {
 
 /// The sections of a file that unwinding needs; each may be missing.
 ///
-/// Where a file has lost its section headers, `.eh_frame` may be all bytes from where `.eh_frame_hdr` says that it
-/// starts to the end of its segment.
+/// Where a file has lost its section headers, `.eh_frame` may be all bytes from where `.eh_frame_hdr` says
+/// that it starts to the end of its segment.
 #[derive(Debug, Clone, Default)]
 pub struct CfiSections {
     /// `.eh_frame_hdr`.
@@ -73,7 +73,8 @@ struct Indexed {
     index: FdeIndex,
 }
 
-/// The unwind tables of one file, ready for questions. Addresses are those inside the file, without load bias.
+/// The unwind tables of one file, ready for questions. Addresses are those inside the file, without load
+/// bias.
 #[derive(Debug)]
 pub struct CfiTable {
     eh_frame: Option<Indexed>,
@@ -82,7 +83,7 @@ pub struct CfiTable {
     go: Option<GoTable>,
 }
 
-/// Which section an expression lies in.
+/// Which section an expression is in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Section {
     Eh,
@@ -90,8 +91,8 @@ pub(super) enum Section {
 }
 
 impl CfiTable {
-    /// Indexes the functions of the sections: by `.eh_frame_hdr` where its table is whole and sorted, else by reading
-    /// every entry. Keeps the sections' bytes, and 8 bytes for each function.
+    /// Indexes the functions of the sections: by `.eh_frame_hdr` where its table is whole and sorted, else by
+    /// reading every entry. Keeps the sections' bytes, and 8 bytes for each function.
     pub fn parse(sections: CfiSections) -> Result<Self, CfiError> {
         let all = [&sections.eh_frame_hdr, &sections.eh_frame, &sections.debug_frame];
         if all.into_iter().flatten().any(|section| section.bytes.len() > MAX_SECTION) {
@@ -123,8 +124,8 @@ impl CfiTable {
         }
     }
 
-    /// The function that covers `address`, as start and end: the piece of code that one FDE describes, which for a
-    /// function split by the compiler is one of its parts.
+    /// Returns the function that covers `address`, as start and end: the piece of code that one FDE
+    /// describes, which for a function split by the compiler is one of its parts.
     pub fn function_start(&self, address: u64) -> Option<(u64, u64)> {
         match self.entry(address) {
             Some((_, fde)) => Some((fde.initial_address(), fde.end_address())),
@@ -132,12 +133,12 @@ impl CfiTable {
         }
     }
 
-    /// Number of functions in the index.
+    /// Returns the number of functions in the index.
     pub fn functions(&self) -> usize {
         [&self.eh_frame, &self.debug_frame].into_iter().flatten().map(|section| section.index.len()).sum()
     }
 
-    /// Bytes of memory that the table keeps.
+    /// Returns the bytes of memory that the table keeps.
     pub fn memory(&self) -> usize {
         let of = |section: &Indexed| section.bytes.len() + section.index.len() * size_of::<(u32, u32)>();
         let go = self.go.as_ref().map_or(0, GoTable::memory);
@@ -146,7 +147,8 @@ impl CfiTable {
             + [&self.eh_frame, &self.debug_frame].into_iter().flatten().map(of).sum::<usize>()
     }
 
-    /// The rules at `address`. An error is one of this walk alone; what is wrong with the table becomes a row.
+    /// Returns the rules at `address`. An error is one of this walk alone; what is wrong with the table
+    /// becomes a row.
     pub(super) fn row(
         &self,
         address: u64,
@@ -165,14 +167,14 @@ impl CfiTable {
         Ok(row.ok().and_then(|row| Row::new(section, &fde, row)).unwrap_or(Row::Bad))
     }
 
-    /// The bytes of an expression of a row of this table.
+    /// Returns the bytes of an expression of a row of this table.
     pub(super) fn expression(&self, at: expression::At) -> Option<Bytes<'_>> {
         let start = index(at.start.into());
         let bytes = self.bytes(at.section)?.get(start..start.checked_add(index(at.length.into()))?)?;
         Some(EndianSlice::new(bytes, LittleEndian))
     }
 
-    /// The FDE that covers `address`, `.eh_frame`'s first.
+    /// Returns the FDE that covers `address`, `.eh_frame`'s first.
     fn entry(&self, address: u64) -> Option<(Section, Fde<'_>)> {
         let in_eh = self.eh_frame.as_ref().and_then(|section| {
             let offset = EhFrameOffset(section.index.find(address)?);
@@ -200,7 +202,7 @@ impl Indexed {
         (index.len() > 0).then_some(Self { bytes, index })
     }
 
-    /// The FDE at `offset` of `section`, which reads these bytes, if it covers `address`.
+    /// Returns the FDE at `offset` of `section`, which reads these bytes, if it covers `address`.
     fn fde<'a, S: UnwindSection<Bytes<'a>>>(
         &self,
         section: &S,
@@ -217,8 +219,8 @@ impl Indexed {
     }
 }
 
-/// Bytes of the CIE or FDE at `offset` by its 32-bit length; `None` outside of `bytes`, and for entries of 4 GiB and
-/// more.
+/// Returns the bytes of the CIE or FDE at `offset` by its 32-bit length; `None` outside of `bytes`, and for
+/// entries of 4 GiB and more.
 pub(super) fn entry_size(bytes: &[u8], offset: usize) -> Option<usize> {
     let length = u32_at(bytes, offset)?;
     // DWARF 5, 7.4: values from here on announce a 64-bit length.

@@ -10,10 +10,11 @@ use super::work::Work;
 use super::{CacheUse, UserEnd, UserWalkError};
 use crate::registers::{Registers, StackMemory};
 
-/// Signal frames in one walk whose stack may lie anywhere; elsewhere a caller lies above its callee.
+/// Signal frames in one walk whose stack may be anywhere; elsewhere a caller is above its callee.
 const SIGNAL_FRAMES: u32 = 8;
 
-/// Walks user stacks. One is enough for all processes: what it keeps is rows of [`super::CfiTable`]s, by [`Image::id`].
+/// Walks user stacks. One is enough for all processes: what it keeps is rows of [`super::CfiTable`]s, by
+/// [`Image::id`].
 #[derive(Debug)]
 pub struct UserUnwinder {
     cache: RowCache,
@@ -28,8 +29,8 @@ impl Default for UserUnwinder {
 }
 
 impl UserUnwinder {
-    /// Takes less than 1 MB of memory. Grows, by rows that are not the usual ones and by ways through code without CFI, to
-    /// 10 MB at most.
+    /// Takes less than 1 MB of memory. Grows, by rows that are not the usual ones and by ways through code
+    /// without CFI, to 10 MB at most.
     pub fn new() -> Self {
         Self { cache: RowCache::new(), ways: Ways::default(), context: Box::new(RowContext::new_in()) }
     }
@@ -39,8 +40,8 @@ impl UserUnwinder {
         self.cache.used
     }
 
-    /// Gives `push` the frame of `registers` and then its callers, at most `limit` frames in all, and says how it
-    /// ended.
+    /// Gives `push` the frame of `registers` and then its callers, at most `limit` frames in all, and says
+    /// how it ended.
     pub fn walk(
         &mut self,
         registers: &Registers,

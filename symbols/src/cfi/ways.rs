@@ -15,8 +15,8 @@ const REMEMBERED: usize = 4096;
 const INSTRUCTIONS: usize = 1 << 16;
 /// Instructions of a way that is remembered, at most.
 const LONGEST: usize = 256;
-/// How often a place without a way out counts as one before a way is looked for again: what the stack held may have been
-/// the reason.
+/// How often a place without a way out counts as one before a way is looked for again: what the stack held
+/// may have been the reason.
 const TRUSTED: u8 = 16;
 /// Bytes of code by which a place is known again.
 pub(super) const HEAD: usize = 16;

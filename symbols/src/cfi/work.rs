@@ -2,8 +2,9 @@
 
 use super::UserWalkError;
 
-/// Units of work in one walk: bytes of CFI that are read, and [`super::expression::UNITS`] for each expression. An FDE
-/// and its CIE have 60 bytes on average in Debian 12's python3.11: 250 frames with no row in the cache are 15,000 units.
+/// Units of work in one walk: bytes of CFI that are read, and [`super::expression::UNITS`] for each
+/// expression. An FDE and its CIE have 60 bytes on average in Debian 12's python3.11: 250 frames with no row
+/// in the cache are 15,000 units.
 pub(super) const WALK: u32 = 1 << 18;
 
 /// What is left of a walk's work.

@@ -13,7 +13,7 @@ use crate::bytes::{index, u32_at, u64_at};
 /// Bytes that are set aside at once; more only as they come, whatever size a section claims.
 const AT_ONCE: u64 = 16 << 20;
 
-/// The size in bytes that a compressed section (SHF_COMPRESSED) claims to have without compression.
+/// Returns the size in bytes that a compressed section (SHF_COMPRESSED) claims to have without compression.
 pub(super) fn size(name: &str, section: &[u8]) -> Result<u64, ElfError> {
     let bytes = u64_at(section, 8).ok_or_else(|| ElfError::BadCompression(name.into()))?;
     if bytes > MAX_SECTION {

@@ -12,7 +12,7 @@ pub enum ElfError {
     /// An object file, a core dump, or of an unknown type: neither ET_EXEC nor ET_DYN.
     #[error("neither a program nor a shared library (ELF type {0})")]
     NotLoadable(u16),
-    /// A part lies beyond the end of the file, or the file could not be read there.
+    /// A part is beyond the end of the file, or the file could not be read there.
     #[error("{0} cannot be read: the file is cut short or unreadable there")]
     Truncated(String),
     /// More entries than [`MAX_SEGMENTS`](super::MAX_SEGMENTS) or [`MAX_SECTIONS`](super::MAX_SECTIONS).

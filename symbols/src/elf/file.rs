@@ -12,7 +12,7 @@ use super::header::{self, Headers};
 use super::{BuildId, ElfError, MAX_READ, MAX_SECTION, ReadAt, Segment, compress, note, segment};
 use crate::bytes::index;
 
-/// Bytes of notes that are looked at, at most.
+/// Bytes of notes that are read, at most.
 const MAX_NOTES: u64 = 64 << 10;
 /// Bytes of a link to a debug file, at most.
 const MAX_LINK: u64 = 8 << 10;
@@ -82,22 +82,22 @@ impl ElfFile {
         Ok(elf)
     }
 
-    /// The identity of the build, `None` when the linker wrote none.
+    /// Returns the identity of the build, `None` when the linker wrote none.
     pub fn build_id(&self) -> Option<&BuildId> {
         self.build_id.as_ref()
     }
 
-    /// True for ET_DYN: a shared library or a program that is loaded anywhere.
+    /// Returns true for ET_DYN: a shared library or a program that is loaded anywhere.
     pub fn is_relocatable(&self) -> bool {
         self.headers.is_library
     }
 
-    /// The address that execution starts at (`e_entry`).
+    /// Returns the address that execution starts at (`e_entry`).
     pub fn entry(&self) -> u64 {
         self.headers.entry
     }
 
-    /// The load segments, by address, without overlap.
+    /// Returns the load segments, by address, without overlap.
     pub fn segments(&self) -> &[Segment] {
         &self.segments
     }
@@ -109,18 +109,19 @@ impl ElfFile {
         segment.is_some_and(|segment| segment.executable && segment.contains(address))
     }
 
-    /// The address of the file's byte at `offset`, as it is mapped: whole pages, executable ones first.
+    /// Returns the address of the file's byte at `offset`, as it is mapped: whole pages, executable ones
+    /// first.
     pub fn address_of(&self, offset: u64) -> Option<u64> {
         segment::address_of(&self.segments, offset)
     }
 
-    /// Where the byte at `address` lies in the file; `None` where memory is zero or nothing is loaded.
+    /// Where the byte at `address` is in the file; `None` where memory is zero or nothing is loaded.
     pub fn offset_of(&self, address: u64) -> Option<u64> {
         self.segments.iter().find_map(|segment| segment.offset_of(address))
     }
 
-    /// The names of all sections with their address, size in the file and whether bytes for them are in this
-    /// file (a debug file keeps empty headers for the sections that it lacks).
+    /// Returns the names of all sections with their address, size in the file and whether bytes for them are
+    /// in this file (a debug file keeps empty headers for the sections that it lacks).
     pub fn sections(&self) -> impl Iterator<Item = SectionInfo<'_>> {
         self.headers.sections.iter().filter(|(_, h)| h.sh_type != SHT_NULL).map(|(name, header)| {
             SectionInfo {
@@ -137,7 +138,7 @@ impl ElfFile {
         self.find(name).is_some()
     }
 
-    /// The bytes of the first section of this name, decompressed.
+    /// Returns the bytes of the first section of this name, decompressed.
     pub fn section(&self, name: &str) -> Result<Section, ElfError> {
         let Some((number, header)) = self.find(name) else {
             return Err(ElfError::NoSection(name.into()));
@@ -150,7 +151,7 @@ impl ElfFile {
         Ok(Section { bytes, address: header.sh_addr })
     }
 
-    /// The address and the size in bytes of a loaded section.
+    /// Returns the address and the size in bytes of a loaded section.
     pub fn section_range(&self, name: &str) -> Option<(u64, u64)> {
         let (_, header) = self
             .headers
@@ -170,22 +171,22 @@ impl ElfFile {
         self.read(held.ok_or_else(|| ElfError::Truncated(what()))?, size, &what())
     }
 
-    /// The name and the CRC-32 of the separate debug file.
+    /// Returns the name and the CRC-32 of the separate debug file.
     pub fn debug_link(&self) -> Option<DebugLink> {
         note::debug_link(&self.small_section(".gnu_debuglink")?)
     }
 
-    /// The path and the build-id of the file that several debug files share (`dwz -m`).
+    /// Returns the path and the build-id of the file that several debug files share (`dwz -m`).
     pub fn alt_link(&self) -> Option<(String, BuildId)> {
         note::alt_link(&self.small_section(".gnu_debugaltlink")?)
     }
 
-    /// The file that is read.
+    /// Returns the file that is read.
     pub fn reader(&self) -> &dyn ReadAt {
         self.file.as_ref()
     }
 
-    /// The first program header of this type.
+    /// Returns the first program header of this type.
     pub(super) fn program_header(&self, kind: u32) -> Option<&ProgramHeader> {
         self.headers.segments.iter().find(|header| header.p_type == kind)
     }
@@ -197,7 +198,7 @@ impl ElfFile {
             .map(|(number, (_, header))| (number, header))
     }
 
-    /// A link is small: one that is not is no link.
+    /// Returns a link is small: one that is not is no link.
     fn small_section(&self, name: &str) -> Option<Arc<[u8]>> {
         let (_, header) = self.find(name)?;
         (header.sh_size <= MAX_LINK).then(|| self.section(name).ok())?.map(|section| section.bytes)

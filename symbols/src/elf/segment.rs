@@ -27,18 +27,18 @@ pub struct Segment {
 }
 
 impl Segment {
-    /// True for an address inside the segment's memory.
+    /// Returns true for an address inside the segment's memory.
     pub fn contains(&self, address: u64) -> bool {
         address >= self.address && address - self.address < self.memory_size
     }
 
-    /// Where the byte at `address` lies in the file.
+    /// Where the byte at `address` is in the file.
     pub(super) fn offset_of(&self, address: u64) -> Option<u64> {
         let within = address.checked_sub(self.address)?;
         (within < self.file_size).then(|| self.offset + within)
     }
 
-    /// The address of the file's byte at `offset`, exact or inside the pages that the kernel maps.
+    /// Returns the address of the file's byte at `offset`, exact or inside the pages that the kernel maps.
     fn address_of(&self, offset: u64, page: u64) -> Option<u64> {
         let first = self.offset & !(page - 1);
         let end = (self.offset + self.file_size).checked_next_multiple_of(page)?;
@@ -49,7 +49,7 @@ impl Segment {
     }
 }
 
-/// The load segments among `headers`, by address.
+/// Returns the load segments among `headers`, by address.
 pub(super) fn load_segments(headers: &[ProgramHeader]) -> Result<Vec<Segment>, ElfError> {
     let mut segments = Vec::new();
     for header in headers.iter().filter(|header| header.p_type == PT_LOAD && header.p_memsz > 0) {
@@ -76,8 +76,8 @@ pub(super) fn load_segments(headers: &[ProgramHeader]) -> Result<Vec<Segment>, E
     }
 }
 
-/// The address of the file's byte at `offset`: of the segment that holds it, else of one whose pages do;
-/// executable segments first, since two may share a page of the file.
+/// Returns the address of the file's byte at `offset`: of the segment that holds it, else of one whose pages
+/// do; executable segments first, since two may share a page of the file.
 pub(super) fn address_of(segments: &[Segment], offset: u64) -> Option<u64> {
     let find = |page: u64, executable: bool| {
         segments.iter().filter(|s| s.executable == executable).find_map(|s| s.address_of(offset, page))

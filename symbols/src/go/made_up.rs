@@ -12,7 +12,8 @@ pub const END: u64 = TEXT + 0x80;
 /// The three layouts, by their magic numbers.
 pub const MAGICS: [u32; 3] = [0xffff_fffa, 0xffff_fff0, 0xffff_fff1];
 
-/// A table of two functions that counts them from `text`. The first grows its frame to 24 bytes at 8; lines 10 and, from 0x20 on, 7. The second ends stacks.///
+/// Returns a table of two functions that counts them from `text`. The first grows its frame to 24 bytes at 8;
+/// lines 10 and, from 0x20 on, 7. The second ends stacks.///
 /// # Panics
 /// `magic` is none of [`MAGICS`].
 pub fn table(magic: u32, text: u64) -> Vec<u8> {

@@ -1,4 +1,5 @@
-//! Go's own table of its functions, which is in every Go program, stripped or not: names, source lines, frame sizes.
+//! Go's own table of its functions, which is in every Go program, stripped or not: names, source lines, frame
+//! sizes.
 //!
 //! ```text
 //! .gopclntab   header | names | units | files | values by address | functions by address, then what is known of each
@@ -8,10 +9,12 @@
 //! file:        number in the unit -> offset of a path
 //! ```
 //!
-//! Three layouts, told by the magic number: of Go 1.16 and 1.17, of 1.18 and 1.19, and since 1.20. Facts from Go's own
-//! runtime/symtab.go, runtime/runtime2.go (`_func`) and debug/gosym/pclntab.go of 1.16, 1.19 and 1.22.
+//! Three layouts, told by the magic number: of Go 1.16 and 1.17, of 1.18 and 1.19, and since 1.20. Facts from
+//! Go's own runtime/symtab.go, runtime/runtime2.go (`_func`) and debug/gosym/pclntab.go of 1.16, 1.19 and
+//! 1.22.
 //!
-//! The table is the guest's: offsets are checked where they are used, and no look-up takes more than [`MAX_STEPS`] steps.
+//! The table is the guest's: offsets are checked where they are used, and no look-up takes more than
+//! [`MAX_STEPS`] steps.
 
 #[cfg(any(test, feature = "fixture"))]
 pub mod made_up;
@@ -38,7 +41,8 @@ const RELOCATION: usize = 24;
 /// Offset of the address that functions are counted from, in the header of all but the oldest layout.
 const TEXT_START: usize = 24;
 
-/// `funcFlag_TOPFRAME`: nothing calls it. `funcFlag_SPWRITE`: it changes stacks, and Go's own unwinder ends there.
+/// `funcFlag_TOPFRAME`: nothing calls it. `funcFlag_SPWRITE`: it changes stacks, and Go's own unwinder ends
+/// there.
 const ENDS: u8 = 1 | 2;
 
 /// Which of the layouts.
@@ -88,7 +92,7 @@ pub struct GoFunction {
     pub name: String,
     /// Its first address, as the file counts.
     pub start: u64,
-    /// The first address behind it.
+    /// The first address after it.
     pub end: u64,
 }
 
@@ -117,7 +121,8 @@ pub struct GoTable {
 }
 
 impl GoTable {
-    /// The table of `elf`; `None` for a program of another language, and for a table that is not understood.
+    /// Returns the table of `elf`; `None` for a program of another language, and for a table that is not
+    /// understood.
     pub fn read(elf: &ElfFile) -> Option<Self> {
         let section = SECTIONS.iter().find_map(|name| elf.section(name).ok())?;
         let relocated = || {
@@ -129,7 +134,8 @@ impl GoTable {
         Self::parse(section.bytes, relocated)
     }
 
-    /// From the bytes of the section. `relocated` is asked for the start of the code where a relocation is to fill it in.
+    /// From the bytes of the section. `relocated` is asked for the start of the code where a relocation is to
+    /// fill it in.
     fn parse(bytes: Arc<[u8]>, relocated: impl FnOnce() -> Option<u64>) -> Option<Self> {
         let layout = Layout::of(u32_at(&bytes, 0)?)?;
         // Padding, then the smallest instruction and the size of an address: x86-64's.
@@ -148,7 +154,7 @@ impl GoTable {
         Some(Self { layout, text, count: index(count), names, units, files, values, functions, bytes })
     }
 
-    /// Number of functions that it says to have.
+    /// Returns the number of functions that it says to have.
     pub fn len(&self) -> usize {
         self.count
     }
@@ -158,19 +164,19 @@ impl GoTable {
         self.count == 0
     }
 
-    /// Bytes of memory that it keeps.
+    /// Returns the bytes of memory that it keeps.
     pub(crate) fn memory(&self) -> usize {
         self.bytes.len()
     }
 
-    /// The function that covers `address`, an address of the file.
+    /// Returns the function that covers `address`, an address of the file.
     pub fn function(&self, address: u64) -> Option<GoFunction> {
         let (start, end, known) = self.covering(address)?;
         let name = self.text_at(self.names, u32_at(&self.bytes, known + self.layout.offsets().name)?)?;
         Some(GoFunction { name, start, end })
     }
 
-    /// First address of the function that covers `address`, and the first one behind it.
+    /// Returns the first address of the function that covers `address`, and the first one after it.
     pub(crate) fn range(&self, address: u64) -> Option<(u64, u64)> {
         self.covering(address).map(|(start, end, _)| (start, end))
     }
@@ -202,7 +208,8 @@ impl GoTable {
         u32::try_from(size).ok().filter(|size| size.is_multiple_of(8)).map(GoFrame::Size)
     }
 
-    /// Start and end of the function that covers `address`, and the offset of what is known of it.
+    /// Returns the start and end of the function that covers `address`, and the offset of what is known of
+    /// it.
     fn covering(&self, address: u64) -> Option<(u64, u64, usize)> {
         let (mut low, mut high) = (0, self.count);
         while low < high {
@@ -217,7 +224,7 @@ impl GoTable {
         ((start..end).contains(&address) && known <= self.bytes.len()).then_some((start, end, known))
     }
 
-    /// First address of the function with this number, and where what is known of it is.
+    /// Returns the first address of the function with this number, and where what is known of it is.
     fn entry(&self, number: usize) -> Option<(u64, usize)> {
         if self.layout == Layout::Go1_16 {
             let at = self.functions.checked_add(number.checked_mul(16)?)?;
@@ -228,7 +235,7 @@ impl GoTable {
         Some((start, index(u32_at(&self.bytes, at.checked_add(4)?)?.into())))
     }
 
-    /// The value at `address` of the values at `offset`, which begin at `start`.
+    /// Returns the value at `address` of the values at `offset`, which begin at `start`.
     fn value(&self, offset: u32, start: u64, address: u64) -> Option<i32> {
         if offset == 0 {
             return None;
@@ -257,7 +264,7 @@ impl GoTable {
     }
 }
 
-/// A number of 7 bits a byte, the lowest first.
+/// Returns a number of 7 bits a byte, the lowest first.
 fn varint(rest: &mut &[u8]) -> Option<u32> {
     let mut value = 0;
     for shift in [0, 7, 14, 21, 28] {

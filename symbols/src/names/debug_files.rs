@@ -17,18 +17,19 @@ const BLOCK: usize = 256 << 10;
 
 /// Files of the guest by their path.
 pub trait GuestFiles: Send {
-    /// The regular file at `path`, an absolute path of the guest.
+    /// Returns the regular file at `path`, an absolute path of the guest.
     fn open(&self, path: &str) -> Option<Box<dyn ReadAt>>;
 
-    /// Looks at what they lie on, on the thread that will read them, while the guest has not changed it yet: once it has
-    /// mounted a file system and writes to it, its disk may be in a state in which it cannot be opened.
+    /// Looks at what they are on, on the thread that will read them, while the guest has not changed it yet:
+    /// once it has mounted a file system and writes to it, its disk may be in a state in which it cannot be
+    /// opened.
     fn prepare(&self) {}
 }
 
 /// Makes readers of the guest's files, one for each thread that needs one.
 pub type OpenFiles = Arc<dyn Fn() -> Box<dyn GuestFiles> + Send + Sync>;
 
-/// A guest none of whose files can be read: programs are read from its memory only.
+/// Returns a guest none of whose files can be read: programs are read from its memory only.
 pub fn no_files() -> OpenFiles {
     struct None;
     impl GuestFiles for None {
@@ -71,10 +72,10 @@ impl std::fmt::Display for DebugQuery {
 
 /// Another place to ask for debug files, such as a server.
 pub trait DebugSource: Send {
-    /// The name of the place, for reports.
+    /// Returns the name of the place, for reports.
     fn name(&self) -> String;
-    /// The debug file of this build; `Ok(None)` when the place does not have it, an error when it cannot
-    /// tell, in words for a report.
+    /// Returns the debug file of this build; `Ok(None)` when the place does not have it, an error when it
+    /// cannot tell, in words for a report.
     fn find(&self, build_id: &BuildId) -> Result<Option<Box<dyn ReadAt>>, String>;
 }
 
@@ -145,8 +146,8 @@ impl DebugFiles {
         self
     }
 
-    /// The first file that has symbols or DWARF and belongs to the program: of its build-id, or of the CRC in
-    /// its link where it has no build-id. Without one, why places could not answer.
+    /// Returns the first file that has symbols or DWARF and belongs to the program: of its build-id, or of
+    /// the CRC in its link where it has no build-id. Without one, why places could not answer.
     pub fn find(&self, query: &DebugQuery) -> Result<DebugFile, Vec<String>> {
         if let Some(found) = self.in_guest(query).or_else(|| self.in_directories(query)) {
             return Ok(found);
@@ -166,8 +167,8 @@ impl DebugFiles {
         Err(reasons)
     }
 
-    /// The file that several debug files share ([`ElfFile::alt_link`]), by the path and the build-id there,
-    /// of the debug file at `origin`.
+    /// Returns the file that several debug files share ([`ElfFile::alt_link`]), by the path and the build-id
+    /// there, of the debug file at `origin`.
     pub fn find_shared(&self, path: &str, build_id: &BuildId, origin: &Origin) -> Option<DebugFile> {
         let query = DebugQuery { path: path.into(), build_id: Some(build_id.clone()), link: None };
         let from = match origin {
@@ -241,7 +242,7 @@ fn directory_of(path: &str) -> &str {
     path.rsplit_once('/').map_or("", |(directory, _)| directory)
 }
 
-/// A relative path that stays where it is joined to: the guest chose its words.
+/// Returns a relative path that stays where it is joined to: the guest chose its words.
 fn plain(path: &str) -> Option<&Path> {
     let path = Path::new(path.trim_start_matches('/'));
     let stays = path.components().all(|part| matches!(part, Component::Normal(_)));

@@ -15,8 +15,8 @@ pub(crate) const MAX_NAME: usize = 4 << 10;
 /// Levels of C++ names, at most.
 const MAX_DEPTH: u32 = 96;
 
-/// The readable form of a symbol's name: Rust (v0 and legacy, without its hash) and C++ demangled, a version
-/// (`@GLIBC_2.2.5`) cut off, printable ASCII, at most 4 KiB.
+/// Returns the readable form of a symbol's name: Rust (v0 and legacy, without its hash) and C++ demangled, a
+/// version (`@GLIBC_2.2.5`) cut off, printable ASCII, at most 4 KiB.
 pub fn readable(name: &[u8]) -> String {
     let name = match name.iter().position(|&b| b == b'@') {
         Some(at) if at > 0 => &name[..at],
@@ -122,7 +122,7 @@ mod tests {
         assert!(names.bytes.get() <= MAX_REMEMBERED && names.known.borrow().len() < 3000);
     }
 
-    /// Each `S_` names what came before: the output doubles with every level.
+    /// Returns each `S_` names what came before: the output doubles with every level.
     #[test]
     fn a_name_that_explodes_is_left_mangled() {
         let mut bomb = String::from("_Z1fI1a");

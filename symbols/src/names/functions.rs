@@ -14,7 +14,7 @@ const MAX_RANKED: usize = 64;
 
 /// Where functions start by other means than symbols: by call frame information.
 pub trait FunctionStarts {
-    /// The start of the function that covers `address`, `None` where that is not known.
+    /// Returns the start of the function that covers `address`, `None` where that is not known.
     fn function_start(&self, address: u64) -> Option<u64>;
 }
 
@@ -50,7 +50,7 @@ pub struct Function {
     pub kind: FunctionKind,
 }
 
-/// The name of code that no symbol covers, by the start of its function: `libz.so.1[0x24a0]`.
+/// Returns the name of code that no symbol covers, by the start of its function: `libz.so.1[0x24a0]`.
 pub fn unnamed(module: &str, start: Option<u64>) -> String {
     match start {
         Some(start) => format!("{module}[{start:#x}]"),
@@ -138,8 +138,8 @@ impl FunctionTable {
         self.entries.is_empty()
     }
 
-    /// The function that covers `address`, an address of the file. A symbol without a size does not cover
-    /// what `starts` tells to be another function.
+    /// Returns the function that covers `address`, an address of the file. A symbol without a size does not
+    /// cover what `starts` tells to be another function.
     pub fn find(&self, address: u64, starts: &dyn FunctionStarts) -> Option<Function> {
         let entry = self.covering(address)?;
         if !entry.is_sized && starts.function_start(address).is_some_and(|start| start > entry.start) {
@@ -153,7 +153,7 @@ impl FunctionTable {
         })
     }
 
-    /// All functions by start address.
+    /// Returns all functions by start address.
     pub fn iter(&self) -> impl Iterator<Item = Function> {
         self.entries.iter().map(|entry| Function {
             name: self.name(entry.name),
@@ -163,7 +163,7 @@ impl FunctionTable {
         })
     }
 
-    /// The name for `address` in `module`: of the symbol that covers it, else [`unnamed`].
+    /// Returns the name for `address` in `module`: of the symbol that covers it, else [`unnamed`].
     pub fn name_at(&self, module: &str, address: u64, starts: &dyn FunctionStarts) -> String {
         match self.find(address, starts) {
             Some(function) => function.name,
@@ -181,7 +181,7 @@ impl FunctionTable {
         }
     }
 
-    /// The name of what a stub jumps to.
+    /// Returns the name of what a stub jumps to.
     fn callee(&self, stub: u32) -> String {
         match self.stubs.get(crate::bytes::index(stub.into())).unwrap_or(&Callee::Unknown) {
             Callee::Named(offset) => {
@@ -224,7 +224,7 @@ impl FunctionTable {
         self.entries.dedup_by_key(|entry| entry.start);
     }
 
-    /// A symbol without a size reaches to the next one, and not out of its section or segment.
+    /// Returns a symbol without a size reaches to the next one, and not out of its section or segment.
     fn close_gaps(&mut self, elf: &ElfFile) {
         let mut bounds: Vec<(u64, u64)> = elf
             .sections()
@@ -248,8 +248,8 @@ impl FunctionTable {
     }
 }
 
-/// One entry for each start address: of several names the one with a type, a size and the widest binding, then with the
-/// fewest leading underscores, then the shortest, then the first by its letters.
+/// Returns one entry for each start address: of several names the one with a type, a size and the widest
+/// binding, then with the fewest leading underscores, then the shortest, then the first by its letters.
 fn symbols(elf: &ElfFile, tables: &[SymbolTable]) -> Vec<Entry> {
     let mut found = Vec::new();
     for (number, table) in (0u8..).zip(tables) {

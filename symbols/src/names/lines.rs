@@ -37,7 +37,7 @@ pub struct SourceFrame {
 }
 
 impl SourceFrame {
-    /// Bytes that it takes, about.
+    /// Returns the bytes that it takes, about.
     fn memory(&self) -> usize {
         let strings = [&self.function, &self.file].into_iter().flatten().map(String::capacity);
         strings.sum::<usize>() + size_of::<Self>()
@@ -60,7 +60,7 @@ impl std::fmt::Debug for SourceLines {
 
 impl SourceLines {
     /// From `elf`, a file with `.debug_info`: the program itself or its debug file. `shared` is the file that
-    /// [`ElfFile::alt_link`] names; without it names that lie there are missing.
+    /// [`ElfFile::alt_link`] names; without it names that are there are missing.
     pub fn open(elf: &ElfFile, shared: Option<&ElfFile>) -> Result<Self, ElfError> {
         if !elf.has_section(".debug_info") {
             return Err(ElfError::NoSection(".debug_info".into()));
@@ -83,8 +83,8 @@ impl SourceLines {
         Ok(Self { context, meter, has_split_units: false.into(), names: Names::default() })
     }
 
-    /// The frames at `address`, an address of the file, innermost first; none where DWARF knows nothing or
-    /// is damaged.
+    /// Returns the frames at `address`, an address of the file, innermost first; none where DWARF knows
+    /// nothing or is damaged.
     pub fn frames_at(&self, address: u64) -> Vec<SourceFrame> {
         // addr2line computes the address after it.
         if address == u64::MAX {
@@ -137,7 +137,7 @@ impl SourceLines {
         self.meter.stopped()
     }
 
-    /// Bytes that may still be read of the sections before [`Stopped::Work`].
+    /// Returns the bytes that may still be read of the sections before [`Stopped::Work`].
     pub fn work_left(&self) -> u64 {
         self.meter.left()
     }

@@ -2,8 +2,8 @@
 //!
 //! addr2line and gimli follow whatever the sections say: each is safe, but inlined functions may nest as deep
 //! as the file is long (addr2line parses them by recursion), and units may share what is parsed for each
-//! anew. So each byte that is read is paid for, and a read fails deep in the stack or when what was built takes too much
-//! memory: each ends the parsing with an error, as the end of a section would.
+//! again. So each byte that is read is paid for, and a read fails deep in the stack or when what was built
+//! takes too much memory: each ends the parsing with an error, as the end of a section would.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -20,7 +20,7 @@ const MAX_STACK: usize = 512 << 10;
 /// Bytes that may be built of the DWARF of one file.
 pub(super) const MAX_BUILT: u64 = 256 << 20;
 
-/// Why parsing does not go on.
+/// Why parsing does not continue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Stopped {
     /// It took more work than such a file can be worth.
@@ -75,7 +75,7 @@ impl Meter {
         }
     }
 
-    /// Bytes that may still be read.
+    /// Returns the bytes that may still be read.
     pub fn left(&self) -> u64 {
         self.left.load(Relaxed)
     }
@@ -120,7 +120,7 @@ pub(super) struct Metered {
 }
 
 impl Metered {
-    /// All of `source`.
+    /// Returns all of `source`.
     pub fn new(source: Source) -> Self {
         Self { start: 0, end: source.bytes.len(), source: Arc::new(source) }
     }

@@ -10,7 +10,7 @@ use crate::elf::ElfFile;
 
 /// Bytes of an `Elf64_Rela`: offset (u64), type (u32), symbol (u32), addend (u64).
 const RELOCATION: usize = 24;
-/// Relocations that are looked at, at most.
+/// Relocations that are read, at most.
 const MAX_RELOCATIONS: usize = 1 << 20;
 /// Stubs of one section, at most.
 const MAX_STUBS: usize = 1 << 18;
@@ -39,7 +39,7 @@ pub(super) enum Target {
     Linker,
 }
 
-/// The stubs of `elf`.
+/// Returns the stubs of `elf`.
 pub(super) fn stubs(elf: &ElfFile) -> Vec<Stub> {
     let calls = relocations(elf, ".rela.plt");
     let mut slots: HashMap<u64, Target> = calls.iter().copied().collect();

@@ -9,7 +9,7 @@ use std::process::Command;
 
 use crate::elf::ElfFile;
 
-/// The program that runs these tests: Rust, with symbols and DWARF.
+/// Returns the program that runs these tests: Rust, with symbols and DWARF.
 fn own() -> std::path::PathBuf {
     std::env::current_exe().unwrap()
 }
@@ -18,7 +18,7 @@ fn open(path: impl AsRef<Path>) -> ElfFile {
     ElfFile::open(Box::new(std::fs::File::open(path).unwrap())).unwrap()
 }
 
-/// The output of a program, `None` with a word of it where the program is not installed.
+/// Returns the output of a program, `None` with a word of it where the program is not installed.
 fn tool(program: &str, arguments: &[&str], input: Option<&str>) -> Option<String> {
     let mut command = Command::new(program);
     command.args(arguments).env("LC_ALL", "C");
@@ -40,7 +40,7 @@ fn tool(program: &str, arguments: &[&str], input: Option<&str>) -> Option<String
     }
 }
 
-/// A small C++ program with inlined functions, templates and DWARF.
+/// Returns a small C++ program with inlined functions, templates and DWARF.
 fn compiled(directory: &Path, options: &[&str]) -> Option<std::path::PathBuf> {
     const SOURCE: &str = r#"
 #include <cstdio>

@@ -9,7 +9,8 @@ const TRACED: u64 = TEXT + 0x200;
 const CALLER: u64 = TEXT + 0x311;
 const BOTTOM: u64 = TEXT + 0x401;
 
-/// A guest whose image is where these tests have theirs, and an unwinder that knows the code it has generated.
+/// Returns a guest whose image is where these tests have theirs, and an unwinder that knows the code it has
+/// generated.
 fn generating(change: impl FnOnce(&mut Guest)) -> (Guest, KernelUnwinder) {
     let mut config = Config::new(Style::V6_1);
     config.slide = 0;
@@ -45,7 +46,7 @@ fn frames(unwinder: &KernelUnwinder, rip: u64, bp: u64, stack: &[u64]) -> (Vec<u
 #[test]
 fn a_tracers_trampoline_leads_to_the_traced_function_and_its_caller() {
     let (guest, unwinder) = generating(|_| ());
-    // What the tracer calls, the trampoline, the traced function behind its call at the start, its caller.
+    // What the tracer calls, the trampoline, the traced function after its call at the start, its caller.
     let callback = TEXT + 0x108;
     for ((start, _), words) in TRACERS.into_iter().zip([2, 4]) {
         let trampoline = guest.generated(start);
@@ -102,7 +103,7 @@ fn a_bpf_program_leads_to_its_caller_from_every_instruction() {
     assert_eq!(found, (vec![helper, program + 5, CALLER, BOTTOM], WalkEnd::Complete));
 }
 
-/// A program that is traced by another one: fentry's trampoline returns into it.
+/// Returns a program that is traced by another one: fentry's trampoline returns into it.
 #[test]
 fn programs_and_trampolines_follow_each_other() {
     let (guest, unwinder) = generating(|_| ());

@@ -6,7 +6,7 @@ use crate::cfi::{ImageCode, UserEnd, UserWalkError};
 
 const CODE: u64 = BIAS + 0x1010;
 
-/// The end of a walk from a function whose CFA is RSP + 16 on these words.
+/// Returns the end of a walk from a function whose CFA is RSP + 16 on these words.
 fn end_on(words: &Words) -> (usize, UserEnd) {
     let (frames, end) =
         walk(Builder::new().function(0x1000, &cfa_offset(16)), &registers(CODE, RSP, 8), words);

@@ -5,7 +5,8 @@ use super::{BIAS, Process, RSP, Words, addresses, registers, walk};
 use crate::cfi::{Doubt, ImageCode, Place, UserEnd, UserUnwinder, UserWalkError};
 use crate::registers::Registers;
 
-/// `inner` at 0x1000 with its rules, called by `main` at 0x2000 whose CFA is RBP + 16, called by the outermost function.
+/// `inner` at 0x1000 with its rules, called by `main` at 0x2000 whose CFA is RBP + 16, called by the
+/// outermost function.
 fn called_by_rbp(rules: &[u8]) -> Builder {
     let by_rbp = [&[0x0c, 6, 16][..], &saved(6, 2)].concat();
     Builder::new().function(0x1000, rules).function(0x2000, &by_rbp).function(0x3000, &OUTERMOST)
@@ -13,7 +14,7 @@ fn called_by_rbp(rules: &[u8]) -> Builder {
 
 const CHAIN: [u64; 3] = [BIAS + 0x1010, BIAS + 0x2010, BIAS + 0x3010];
 
-/// The stack of [`called_by_rbp`]: `inner`'s CFA is RSP + 32, and main's frame pointer lies there.
+/// Returns the stack of [`called_by_rbp`]: `inner`'s CFA is RSP + 32, and main's frame pointer is there.
 fn stack() -> Words {
     Words::new([(RSP + 16, RSP + 32), (RSP + 24, CHAIN[1]), (RSP + 32, 0x77), (RSP + 40, CHAIN[2])])
 }
@@ -33,7 +34,8 @@ fn expressions_registers_and_values_give_the_same_frames() {
     let rules: [(&str, Vec<u8>); 5] = [
         // DW_CFA_def_cfa_expression: breg7 32; DW_CFA_expression of RBP: lit16, minus.
         ("expressions", [&[0x0f, 2, 0x77, 32][..], &[0x10, 6, 2, 0x40, 0x1c]].concat()),
-        // DW_CFA_def_cfa_expression: breg7 0, lit4, lit8, mul, plus, as a linker's PLT computes; RBP as above.
+        // DW_CFA_def_cfa_expression: breg7 0, lit4, lit8, mul, plus, as a linker's PLT computes; RBP as
+        // above.
         ("arithmetic", [&[0x0f, 6, 0x77, 0, 0x34, 0x38, 0x1e, 0x22][..], &[0x10, 6, 2, 0x40, 0x1c]].concat()),
         // DW_CFA_val_expression of RBP: nop, which leaves the CFA itself.
         ("value of expression", [&cfa_offset(32)[..], &[0x16, 6, 1, 0x96]].concat()),

@@ -12,7 +12,7 @@ fn table() -> CfiTable {
     Builder::new().function(0x2000, &cfa_offset(16)).function(0x3000, &OUTERMOST).table()
 }
 
-/// Code around [`CALLER`], which is behind a call or not.
+/// Code around [`CALLER`], which is after a call or not.
 fn process(table: &CfiTable, call: bool) -> Process<'_> {
     let before = if call { [0x90, 0x90, 0xe8, 1, 2, 3, 4] } else { [0x90; 7] };
     Process { file: ImageCode::Cfi(table), code: vec![(CALLER - 7, before.to_vec())] }
@@ -82,7 +82,8 @@ fn a_signal_trampoline_without_cfi_gives_the_interrupted_registers() {
         walk_with(&process, &registers(BIAS + 0x2000, RSP, 0), &Words::new(saved.chain(rest)));
     assert_eq!((addresses(&frames), end), (vec![BIAS + 0x2000, LEAF, BIAS + 0x3000], UserEnd::Complete));
     assert_eq!((frames[2].place, frames[2].doubt), (Place::Exact, None));
-    // The same from each step of the trampoline, the system call included; not from the middle of an instruction.
+    // The same from each step of the trampoline, the system call included; not from the middle of an
+    // instruction.
     for (steps, frames) in [(7, 2), (9, 2), (5, 1), (3, 1)] {
         let words = (0..15).map(|i| (context + 40 + i * 8, i)).chain(rest);
         let (walked, _) = walk_with(&process, &registers(LEAF + steps, context, 0), &Words::new(words));

@@ -27,7 +27,7 @@ fn nm(path: &str, options: &[&str]) -> Option<BTreeMap<u64, (u64, BTreeSet<Strin
     Some(functions)
 }
 
-/// Each function of nm must be found at its first and last byte, by one of its names.
+/// Returns each function of nm must be found at its first and last byte, by one of its names.
 fn equals_nm(table: &FunctionTable, expected: &BTreeMap<u64, (u64, BTreeSet<String>)>, path: &str) {
     let mut compared = 0;
     for (start, (size, names)) in expected {

@@ -35,7 +35,7 @@ struct Programs {
     other_debug: Vec<u8>,
 }
 
-/// A stripped program with a link to its debug file, and the debug file of another build.
+/// Returns a stripped program with a link to its debug file, and the debug file of another build.
 fn programs(options: &[&str]) -> Option<Programs> {
     let directory = tempfile::tempdir().unwrap();
     let at = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();

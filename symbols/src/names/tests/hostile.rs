@@ -11,7 +11,7 @@ use crate::names::{FunctionTable, SourceLines};
 /// Name, offset, size.
 type Place = (String, usize, usize);
 
-/// A program with DWARF, and where each of its sections lies in it: `None` without a compiler.
+/// A program with DWARF, and where each of its sections is in it: `None` without a compiler.
 static PROGRAM: LazyLock<Option<(Vec<u8>, Vec<Place>)>> = LazyLock::new(|| {
     let directory = tempfile::tempdir().unwrap();
     let path = compiled(directory.path(), &[])?;
@@ -82,7 +82,7 @@ proptest! {
     }
 }
 
-/// An ELF file with these sections and nothing else.
+/// Returns an ELF file with these sections and nothing else.
 fn elf_of(sections: &[(&str, &[u8])]) -> Vec<u8> {
     let mut names = vec![0u8];
     let mut body: Vec<u8> = Vec::new();
@@ -133,7 +133,7 @@ fn unit(inside: &[u8]) -> Vec<u8> {
     sized
 }
 
-/// The parser of inlined functions recurses: without a bound this ends in a stack overflow.
+/// Returns the parser of inlined functions recurses: without a bound this ends in a stack overflow.
 #[test]
 fn endless_inlining_does_not_exhaust_the_stack() {
     let mut abbreviations = ABBREVIATIONS.to_vec();
@@ -149,7 +149,7 @@ fn endless_inlining_does_not_exhaust_the_stack() {
     }
 }
 
-/// Each unit claims the address, and each has its functions parsed before the next is asked.
+/// Returns each unit claims the address, and each has its functions parsed before the next is asked.
 #[test]
 fn many_units_for_one_address_end() {
     let mut abbreviations = ABBREVIATIONS.to_vec();

@@ -1,4 +1,4 @@
-//! Checks an initrd before a guest finds out: a torn one ends in a kernel panic that tells little.
+//! Checks an initrd before a guest boots it: a damaged one ends in a kernel panic that shows little.
 //!
 //! An initrd is a row of archives, each bare or compressed, as `unpack_to_rootfs` of init/initramfs.c (Linux
 //! 6.1) reads it. Bare archives, zstd and lz4 are walked by their own lengths, gzip is unpacked, xz is shown
@@ -12,7 +12,7 @@ use super::{ImageError, WANTED_INITRD, cpio};
 /// The most that is unpacked to look for a file, bytes.
 const MAX_UNPACKED: u64 = 1 << 30;
 
-/// What is wrong with an initrd.
+/// Defect of an initrd.
 #[derive(Debug, PartialEq, Eq)]
 enum Wrong {
     CutOff(&'static str),

@@ -20,7 +20,7 @@ use std::time::Instant;
 use linux::{CurrentReader, FindStep, Kernel, Missing, Modules, PhysicalMemory, TaskSnapshot, VirtAddr};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
-/// How many reads of the current task are timed.
+/// Number of timed reads of the current task.
 const ROUNDS: u32 = 1_000_000;
 /// Differences of one kind that are printed.
 const SHOWN: usize = 10;
@@ -123,7 +123,7 @@ fn find(memory: &impl PhysicalMemory, options: &Options) -> Result<Kernel, Missi
     kernel.inspect_err(|_| println!("time: nothing  {:>10.1?}", last.elapsed()))
 }
 
-/// What was read, or the reason why not on a line of its own.
+/// Returns the value; prints the reason on a separate line where there is none.
 fn or_reason<T>(result: Result<T, Missing>) -> Option<T> {
     result.inspect_err(|missing| println!("missing        {missing}")).ok()
 }

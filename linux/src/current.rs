@@ -1,4 +1,4 @@
-//! The current task of a CPU: what is read at every sample.
+//! The current task of a CPU, which is read at every sample.
 //!
 //! ```text
 //! __per_cpu_offset[cpu] + current_task  -> task_struct   (until 6.1, since 6.15)
@@ -22,13 +22,13 @@ use crate::view::View;
 /// CPUs and APIC ids that are read, at most (x86's own limit, NR_CPUS in arch/x86/Kconfig).
 const MAX_CPUS: u32 = 8192;
 
-/// What the current CPU is doing, read at a tick.
+/// Activity of a CPU, read at a tick.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CurrentContext {
     /// Lower 32 bits of `__preempt_count`, raw; [`IrqContext`] is what they say.
     pub preempt_count: u32,
-    /// What the CPU serves in the kernel; [`IrqContext::Task`] also for interrupts of a kernel that counts
-    /// them in an unknown way, which [`CurrentReader::missing`] tells.
+    /// Context in the kernel; [`IrqContext::Task`] also for interrupts of a kernel that counts them in an
+    /// unknown way, which [`CurrentReader::missing`] reports.
     pub serving: IrqContext,
     /// The current task; `None` when it could not be read.
     pub task: Option<TaskSnapshot>,
@@ -50,14 +50,14 @@ struct PerCpu {
     preempt_count: PhysAddr,
 }
 
-/// What is read of task_structs.
+/// Offsets and addresses of task_structs.
 #[derive(Debug, Clone, Copy)]
 struct Tasks {
     layout: TaskLayout,
     places: TaskPlaces,
 }
 
-/// Where task_structs are.
+/// Addresses of task_structs.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TaskPlaces {
     /// Virtual address of physical address 0: almost all tasks are in the direct map.
@@ -108,13 +108,13 @@ impl TaskPlaces {
         if task & 7 != 0 {
             return None;
         }
-        // What is no RAM is refused by the memory.
+        // The memory refuses an address that is not RAM.
         task.checked_sub(self.direct_map).map(PhysAddr)
     }
 }
 
 impl CurrentReader {
-    /// What vCPU `cpu` (its APIC id) is doing. No allocation, no lock, bounded reads; `None` if the
+    /// Returns the activity of vCPU `cpu` (its APIC id). No allocation, no lock, bounded reads; `None` if the
     /// kernel has no such CPU.
     #[inline]
     pub fn read(&self, memory: &impl PhysicalMemory, cpu: usize) -> Option<CurrentContext> {
@@ -134,7 +134,7 @@ impl CurrentReader {
         self.bits.as_ref().ok().map(|bits| bits.hardirq())
     }
 
-    /// What it cannot tell.
+    /// Returns the reason why interrupts are not recognized, if so.
     pub fn missing(&self) -> Option<&Missing> {
         self.bits.as_ref().err()
     }
@@ -183,8 +183,8 @@ pub(crate) struct Areas {
 
 impl Areas {
     /// Reads the array. Until `setup_per_cpu_areas` (arch/x86/kernel/setup_percpu.c) has filled it, each
-    /// CPU's offset leads to the initial copy, which is in the image; it fills it in ascending order, so the
-    /// last possible CPU tells that all are done.
+    /// CPU's offset leads to the initial copy, which is in the image. That function fills the array in
+    /// ascending order, so the last possible CPU shows that all are done.
     pub(crate) fn new<M: PhysicalMemory>(
         view: &View<'_, M>,
         symbols: &SymbolTable,
@@ -212,7 +212,7 @@ impl Areas {
         offset.map(|offset| offset.wrapping_add(variable)).ok_or(Missing::PerCpuNotReady)
     }
 
-    /// What `resolve` makes of each CPU's offset, by APIC id.
+    /// Returns the result of `resolve` for each CPU's offset, by APIC id.
     pub(crate) fn by_apic_id<M: PhysicalMemory, T: Clone>(
         &self,
         view: &View<'_, M>,
@@ -233,8 +233,8 @@ impl Areas {
     }
 }
 
-/// Orders CPUs by APIC id. One without is not there (it may be plugged in later); but if none has any,
-/// the kernel does not tell, and its own numbers must do.
+/// Orders CPUs by APIC id. A CPU without an id is absent (it may be plugged in later). If no CPU has an id,
+/// the kernel does not show them, and its own numbers are used.
 fn by_apic_id<T: Clone>(resolved: Vec<(u32, Option<u32>, T)>) -> Vec<Option<T>> {
     let known = resolved.iter().any(|(_, id, _)| id.is_some());
     let mut cpus = Vec::new();
@@ -262,8 +262,8 @@ fn apic_id<M: PhysicalMemory>(view: &View<'_, M>, at: u64, size: usize) -> Optio
     (id < MAX_CPUS).then_some(id)
 }
 
-/// Returns the virtual address of physical address 0. `page_offset_base` (arch/x86/kernel/head64.c) tells it,
-/// where the kernel has one; the page tables have the last word, by `sample`, a kernel address.
+/// Returns the virtual address of physical address 0. `page_offset_base` (arch/x86/kernel/head64.c) holds it,
+/// where the kernel has that variable. The page tables decide, by `sample`, a kernel address.
 fn direct_map<M: PhysicalMemory>(
     view: &View<'_, M>,
     symbols: &SymbolTable,

@@ -1,15 +1,15 @@
-//! What a walk yields.
+//! Frames of a call stack and ends of a walk.
 
 use crate::address::VirtAddr;
 use crate::pt_regs::{Mode, PtRegs};
 use symbols::Registers;
 
-/// What an address in a call stack is.
+/// Meaning of an address in a call stack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FrameKind {
     /// The next instruction of code that was interrupted.
     Exact,
-    /// Where a call returns to: the call is the instruction before.
+    /// Return address: the call is the instruction before.
     Return,
 }
 
@@ -18,7 +18,7 @@ pub enum FrameKind {
 pub struct KernelFrame {
     /// Its address.
     pub address: VirtAddr,
-    /// What the address is.
+    /// Meaning of the address.
     pub kind: FrameKind,
 }
 
@@ -44,7 +44,7 @@ pub struct UserRegisters {
 }
 
 impl UserRegisters {
-    /// What is in `regs`, if that is a user's.
+    /// Returns the registers in `regs`, if they are a user's.
     pub(crate) fn new(regs: PtRegs) -> Option<Self> {
         (regs.mode() == Some(Mode::User)).then_some(Self { registers: regs.registers, orig_ax: regs.orig_ax })
     }
@@ -56,7 +56,7 @@ impl UserRegisters {
     }
 }
 
-/// How a walk ended.
+/// End of a walk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WalkEnd {
     /// At the entry from user mode; there the user's stack continues.
@@ -88,8 +88,8 @@ pub enum KernelWalkError {
     /// The stack pointer went down, or from stack to stack without end.
     #[error("stack pointer goes the wrong way")]
     StackPointer,
-    /// What should be saved registers is not.
-    #[error("saved registers are none")]
+    /// The words at the place of saved registers are not registers.
+    #[error("no saved registers where they are expected")]
     BadRegisters,
     /// The guest traces this function's return.
     #[error("return address replaced by a tracer")]

@@ -14,7 +14,7 @@ pub(crate) const BUFFER: usize = 64 + 5 * MAX_GAP;
 struct Span {
     /// From the start of the structure.
     offset: usize,
-    /// Where its bytes go in the buffer.
+    /// Offset of its bytes in the buffer.
     at: usize,
     len: usize,
 }
@@ -25,7 +25,7 @@ pub(crate) struct Gather<const N: usize> {
     /// The first `count` are used.
     spans: [Span; N],
     count: usize,
-    /// Where each member is found in the buffer.
+    /// Offset of each member in the buffer.
     places: [usize; N],
 }
 

@@ -22,7 +22,7 @@ const MAX_HOLE: u64 = 32 << 20;
 const MAX_BYTES: u64 = 256 << 20;
 /// Extents of the image, at most; a kernel has fewer than ten.
 const MAX_EXTENTS: usize = 1024;
-/// Less than this is no kernel, but what a user's page tables show of one.
+/// Fewer bytes are not a kernel, only what a user's page tables show of one.
 const MIN_BYTES: u64 = 1 << 20;
 /// Bytes searched at a time.
 const CHUNK: usize = 64 << 10;

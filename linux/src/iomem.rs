@@ -6,7 +6,7 @@ use crate::missing::Missing;
 
 /// Entries of the list that are read, at most; a machine has some dozens.
 const MOST: usize = 4_096;
-/// What RAM is called (arch/x86/kernel/e820.c, `e820_type_to_string`, Linux 6.12).
+/// Name of RAM (arch/x86/kernel/e820.c, `e820_type_to_string`, Linux 6.12).
 const RAM: &str = "System RAM";
 /// Longer than that name.
 const NAME: usize = 16;

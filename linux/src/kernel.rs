@@ -21,7 +21,7 @@ use crate::unwind::KernelUnwinder;
 use crate::view::View;
 use symbols::bytes::until_nul;
 
-/// What the banner starts with (`linux_banner`, init/version-timestamp.c).
+/// First bytes of the banner (`linux_banner`, init/version-timestamp.c).
 const BANNER: &[u8] = b"Linux version ";
 /// A release is shorter than this (`__NEW_UTS_LEN`, include/uapi/linux/utsname.h).
 const MAX_RELEASE: usize = 64;
@@ -60,7 +60,7 @@ impl Kernel {
         Self::find_in_steps(memory, cr3, five_level, |_| ())
     }
 
-    /// [`Kernel::find`] that tells after each step, for those who measure.
+    /// Finds the kernel like [`Kernel::find`], and reports the end of each step, for measurements.
     ///
     /// # Errors
     /// As [`Kernel::find`].
@@ -114,13 +114,14 @@ impl Kernel {
         self.release.as_deref()
     }
 
-    /// What could not be had of this kernel, for the report ("no BTF in this kernel: no process names").
+    /// Returns the reasons why parts of this kernel are not available, for the report ("no BTF in this
+    /// kernel: no process names").
     pub fn missing(&self) -> &[Missing] {
         &self.missing
     }
 
-    /// Where this kernel's banner is, by which a stopped vCPU is known to run it; `None` for a kernel whose
-    /// banner or release is not known.
+    /// Returns the addresses of this kernel's banner, by which a stopped vCPU is known to run it; `None` for
+    /// a kernel whose banner or release is not known.
     pub fn identity(&self) -> Option<KernelIdentity> {
         let at = self.banner()?;
         Some(KernelIdentity::new(VirtAddr(at), self.image.translate(at)?))

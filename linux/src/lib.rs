@@ -1,8 +1,8 @@
 //! Reads a Linux guest from outside: from its physical memory and registers alone.
 //!
-//! Knows no KVM, so all of it is testable on a RAM dump, on an array, or on a fuzzer's bytes.
-//! Whatever is read here belongs to the guest and may be hostile: every list, table and length is
-//! bounded, nothing panics, and what cannot be read is a reason ([`Missing`]), not an abort.
+//! The crate does not use KVM, so all of it is testable on a RAM dump, on an array, or on a fuzzer's bytes.
+//! Everything that is read here belongs to the guest and may be hostile: every list, table and length is
+//! bounded, nothing panics, and a part that cannot be read is a reason ([`Missing`]), not an abort.
 //!
 //! ```text
 //! CR3 -> page tables -> kernel image -> kallsyms -> BTF -> offsets of members
@@ -11,8 +11,8 @@
 //!                        functions by address        current task, tasks, modules, stacks,
 //!                                                    mappings, files, page cache, interrupts
 //!
-//! RSP -> copy of the stacks -> ORC -> frames of the kernel -> registers of the user -> CFI -> frames of the program
-//!        (stack)               (unwind)                                                (cfi, with elf and names)
+//! RSP -> copy of the stacks -> ORC -> kernel frames -> user registers -> CFI -> frames of the program
+//!        (stack)               (unwind)                                  (symbols::cfi, elf and names)
 //! ```
 //!
 //! [`Kernel::find`] does the upper line once; the questions below it are asked of the [`Kernel`] while

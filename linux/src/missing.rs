@@ -12,7 +12,7 @@ pub enum Missing {
     /// Kallsyms lacks `__start_BTF` (CONFIG_DEBUG_INFO_BTF or CONFIG_KALLSYMS_ALL off).
     #[error("no BTF in this kernel: no process names")]
     NoBtf,
-    /// The bytes between `__start_BTF` and `__stop_BTF` are no BTF.
+    /// The bytes between `__start_BTF` and `__stop_BTF` are not BTF.
     #[error("the BTF of this kernel cannot be read: no process names")]
     BadBtf,
     /// The tables that the kernel unwinds itself by are not what they should be.
@@ -46,8 +46,8 @@ pub enum Missing {
     /// The head of the module list could not be read.
     #[error("the module list could not be read")]
     ModuleList,
-    /// A kernel thread, or a process that is ending: it has no memory of its own.
-    #[error("the task has no memory of its own")]
+    /// The task has no user memory: it is a kernel thread, or its process is ending.
+    #[error("the task has no user memory")]
     NoUserMemory,
     /// No name on the way to a file is kept in memory: there is no such file, or nobody has used it lately.
     #[error("the guest keeps no file of this name in memory")]

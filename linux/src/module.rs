@@ -53,7 +53,7 @@ struct Module {
     orc: Option<ModuleOrc>,
 }
 
-/// Where a module's ORC tables are; nothing of it is checked yet.
+/// Location of a module's ORC tables; nothing of it is checked yet.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ModuleOrc {
     /// Virtual address of the array of addresses.
@@ -164,7 +164,7 @@ impl ModuleHead {
     }
 }
 
-/// What may still be read for all modules together.
+/// Budget of the reads for all modules together.
 struct Budget {
     symbols: u64,
     strings: u64,

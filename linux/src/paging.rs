@@ -45,7 +45,7 @@ pub struct AddressSpace {
     five_level: bool,
 }
 
-/// Where a virtual address is.
+/// Physical location of a virtual address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Translation {
     /// Physical address of the very byte.
@@ -62,7 +62,7 @@ pub(crate) struct Page {
     pub(crate) size: u64,
 }
 
-/// What an entry says.
+/// Meaning of an entry.
 enum Entry {
     Nothing,
     Table(PhysAddr),

@@ -1,4 +1,4 @@
-//! What a CPU serves, told by its preempt count.
+//! The kernel context of a CPU, from its preempt count.
 //!
 //! ```text
 //! bits  until 7.1 or later   7.3                        (include/linux/preempt.h)
@@ -9,8 +9,8 @@
 //!                           28 -     NMI                of 64 bits, where bit 63 is "need resched"
 //! ```
 //!
-//! Macros of C: neither kallsyms nor BTF knows them. But `irq_enter_rcu` (kernel/softirq.c) adds one hardirq
-//! to the count, so its code tells which bit that is.
+//! The bits are C macros: neither kallsyms nor BTF has them. But `irq_enter_rcu` (kernel/softirq.c) adds one
+//! hardirq to the count, so its code shows which bit that is.
 
 use crate::kallsyms::table::SymbolTable;
 use crate::memory::PhysicalMemory;
@@ -31,7 +31,7 @@ const HIGHEST: u32 = 1 << 26;
 /// is served.
 const SERVING_SOFTIRQ: u32 = 1 << 8;
 
-/// What a CPU is doing in the kernel, innermost first.
+/// Kernel context of a CPU, innermost first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum IrqContext {
     /// No interrupt: what its current task wants.
@@ -45,7 +45,7 @@ pub enum IrqContext {
     Nmi,
 }
 
-/// Where hard interrupts and NMIs stand in the preempt count.
+/// Bits of hard interrupts and NMIs in the preempt count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct PreemptBits {
     hardirq: u32,
@@ -82,7 +82,7 @@ impl PreemptBits {
         self.hardirq
     }
 
-    /// What a CPU with this count serves.
+    /// Returns the context of a CPU with this count.
     #[inline]
     pub(crate) fn serving(self, count: u32) -> IrqContext {
         match count {
@@ -94,9 +94,9 @@ impl PreemptBits {
     }
 }
 
-/// What the instruction that `code` starts with, at address `at`, adds to the preempt count: `add` of an
-/// immediate to `%gs:variable`, of 32 or 64 bits; or the call of `preempt_count_add` that kernels with a
-/// tracer of preemption have (`mov` of an immediate to EDI, `call`). Encodings: Intel SDM, volume 2, ADD,
+/// Returns the number that the first instruction of `code`, at address `at`, adds to the preempt count: `add`
+/// of an immediate to `%gs:variable`, of 32 or 64 bits; or the call of `preempt_count_add` that kernels with
+/// a tracer of preemption have (`mov` of an immediate to EDI, `call`). Encodings: Intel SDM, volume 2, ADD,
 /// MOV, CALL, and table 2-2.
 fn added(code: &[u8], at: u64, variable: u64, adder: Option<u64>) -> Option<u32> {
     const GS: u8 = 0x65;

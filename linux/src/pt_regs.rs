@@ -27,7 +27,7 @@ const KERNEL_CS: u64 = 0x10;
 const USER32_CS: u64 = 0x23;
 const USER_CS: u64 = 0x33;
 
-/// What was read of it.
+/// Saved registers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PtRegs {
     pub(crate) registers: Registers,
@@ -82,13 +82,13 @@ impl PtRegs {
         })
     }
 
-    /// Whose registers they are.
+    /// Returns the mode in which the registers were saved.
     pub(crate) fn mode(&self) -> Option<Mode> {
         Mode::of(self.cs)
     }
 }
 
-/// Whose registers were saved.
+/// Mode in which registers were saved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
     Kernel,
@@ -96,8 +96,9 @@ pub(crate) enum Mode {
 }
 
 impl Mode {
-    /// What a saved code segment tells; `None` if it cannot be one, so that nothing around it is what it was
-    /// taken for. The upper bits are not the selector's (FRED keeps more there).
+    /// Returns the mode that a saved code segment shows; `None` if it cannot be a code segment, so that the
+    /// words around it are not saved registers. The upper bits are not the selector's (FRED keeps more
+    /// there).
     pub(crate) fn of(cs: u64) -> Option<Self> {
         match cs & 0xffff {
             KERNEL_CS => Some(Self::Kernel),

@@ -35,7 +35,7 @@ pub struct TaskSnapshot {
 
 /// Reads bytes of a task_struct, or of another task's: by address and offset.
 pub(crate) trait TaskMemory {
-    /// Fills `into` from member `offset` of the task at `task`; `None` if that is no task's place.
+    /// Fills `into` from member `offset` of the task at `task`; `None` if no task can be there.
     fn read(&self, task: u64, offset: usize, into: &mut [u8]) -> Option<()>;
 
     /// Returns a member of `N` bytes.
@@ -86,7 +86,7 @@ impl TaskLayout {
     }
 }
 
-/// Returns a comm is changed in place: what follows the first NUL is left of an earlier name.
+/// Clears the bytes after the first NUL: a comm is changed in place, so they are left of an earlier name.
 #[inline]
 fn terminated(comm: [u8; COMM]) -> [u8; COMM] {
     let text = u128::from_le_bytes(comm);

@@ -1,5 +1,4 @@
-//! What every task is doing, read while the guest runs: the way over the lists of processes and threads at
-//! one moment.
+//! States of all tasks, read while the guest runs by one scan of the lists of processes and threads.
 //!
 //! ```text
 //!  init_task.tasks -> leader -> leader -> ...
@@ -20,7 +19,7 @@ use crate::task::TaskMemory;
 
 /// Tasks on one way over the lists, at most.
 const MAX_TASKS: usize = 1 << 17;
-/// Readings of one task, at most: one that is switched during all of them is told as torn.
+/// Readings of one task, at most: one that is switched during all of them is reported as inconsistent.
 const READINGS: usize = 3;
 
 /// A task as it was seen at one moment.
@@ -30,8 +29,8 @@ pub struct TaskObservation {
     pub state: SchedState,
     /// On a CPU of the guest.
     pub on_cpu: bool,
-    /// How often it has been switched from (`nvcsw` + `nivcsw`): while this and [`Self::saved_sp`] stay the
-    /// same a sleeping task is in the same sleep.
+    /// Number of times that it has been switched from (`nvcsw` + `nivcsw`): while this and [`Self::saved_sp`]
+    /// stay the same a sleeping task is in the same sleep.
     pub switches: u64,
     /// `thread.sp`: where the registers of a task that does not run are.
     pub saved_sp: u64,
@@ -39,7 +38,7 @@ pub struct TaskObservation {
     pub inconsistent: bool,
 }
 
-/// How a way over the lists ended.
+/// Result of a scan of the lists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ScanResult {
     /// All tasks were seen.
@@ -148,7 +147,7 @@ impl TaskListReader {
 }
 
 impl Kernel {
-    /// What looks at all tasks, once the per-CPU areas are set up.
+    /// Returns a reader of all tasks, once the per-CPU areas are set up.
     ///
     /// # Errors
     /// The reason; [`Missing::may_come`] is true if a later attempt may succeed.

@@ -1,4 +1,4 @@
-//! What unwinders start from: registers, and the stack as it was when they were read.
+//! Input of unwinders: registers, and the stack as it was when they were read.
 
 /// General registers by their DWARF numbers (System V ABI, AMD64 supplement 1.0, figure 3.36), and the
 /// instruction pointer, at one moment.

@@ -43,8 +43,8 @@ unsafe impl GlobalAlloc for Peak {
 #[global_allocator]
 static PEAK_OF_ALL: Peak = Peak;
 
-/// What is built of the DWARF of one file, at most, bytes, when a table that has reached the bound is just
-/// growing (docs/symbols.md).
+/// Memory that is built from the DWARF of one file, at most, bytes, when a table that has reached the bound
+/// is just growing (docs/symbols.md).
 const BOUND: i64 = 3 * (256 << 20);
 
 /// Returns an ELF file with these sections and nothing else.
@@ -143,7 +143,7 @@ fn sound_tables_are_not_stopped() {
     assert!(peak > 10_000 && peak < 10 << 20, "{peak}");
 }
 
-/// Returns each byte of 40 million is a row of 24 bytes or more.
+/// Each byte of 40 million is a row of 24 bytes or more.
 #[test]
 fn rows_of_lines_are_bounded() {
     let line = lines(b"a.c\0\0\0\0", &vec![0xf0; 40_000_000]);
@@ -154,7 +154,7 @@ fn rows_of_lines_are_bounded() {
     );
 }
 
-/// Returns each of many files is in one directory with a name of a megabyte.
+/// Each of many files is in one directory with a name of a megabyte.
 #[test]
 fn paths_of_files_are_bounded() {
     let mut files = b"x\0\x01\0\0".repeat(20_000);
@@ -173,7 +173,7 @@ fn paths_of_files_are_bounded() {
     );
 }
 
-/// Returns each of 400 units has the same 100,000 abbreviations, parsed for each again.
+/// Each of 400 units has the same 100,000 abbreviations, parsed for each again.
 #[test]
 fn abbreviations_are_bounded() {
     let mut abbreviations = ABBREVIATIONS[..ABBREVIATIONS.len() - 1].to_vec();
@@ -202,7 +202,7 @@ fn abbreviations_are_bounded() {
     );
 }
 
-/// Returns each byte of 20 million is an inlined function.
+/// Each byte of 20 million is an inlined function.
 #[test]
 fn inlined_functions_are_bounded() {
     let line = lines(b"a.c\0\0\0\0", &[0xf0]);

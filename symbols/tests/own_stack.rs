@@ -162,7 +162,7 @@ fn a_callback_of_the_c_library() {
         &[capture as *const () as usize, compare as *const () as usize, sort as *const () as usize],
     );
     assert_eq!(order[..2], [0, 1]);
-    assert!(order[2] > 2, "the C library's sort lies between the callback and its user: {order:?}");
+    assert!(order[2] > 2, "the C library's sort is between the callback and its user: {order:?}");
 }
 
 extern "C" fn on_signal(_: c_int) {
@@ -193,6 +193,6 @@ fn a_signal_handler() {
     assert_eq!(order[..2], [0, 1]);
     assert!(
         order[2] > 3,
-        "the signal frame and raise lie between handler and interrupted function: {order:?}"
+        "the signal frame and raise are between handler and interrupted function: {order:?}"
     );
 }

@@ -1,4 +1,4 @@
-//! What names the functions of a program takes little more memory than their names do.
+//! The names of a program's functions take little more memory than their text.
 
 use symbols::counted::{Counted, allocated};
 use symbols::elf::ElfFile;

@@ -7,7 +7,7 @@ const MAGIC: usize = 6;
 /// Digits of a number.
 const DIGITS: usize = 8;
 
-/// What is used of an entry's header.
+/// The used members of an entry's header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
     /// Inode number in the archive: entries of one device with the same number are hard links to one file.

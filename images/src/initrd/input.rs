@@ -42,7 +42,7 @@ impl<R: Read> Input<R> {
         Ok(self.buffer.get(self.start..end).unwrap_or_default())
     }
 
-    /// Reads more behind what is there; 0 at the end.
+    /// Reads more after the present bytes; returns 0 at the end.
     fn fill(&mut self) -> io::Result<usize> {
         let room = self.buffer.get_mut(self.end..).unwrap_or_default();
         let most = room.len().min(usize::try_from(self.left).unwrap_or(usize::MAX));

@@ -39,10 +39,10 @@ const MAX_NAMES: usize = 16 << 20;
 /// Compressed streams, at most.
 const MAX_STREAMS: u32 = 64;
 
-/// Bits of `st_mode` that tell what a file is, and those of a regular file (include/uapi/linux/stat.h).
+/// Bits of `st_mode` that hold the type of a file, and those of a regular file (include/uapi/linux/stat.h).
 const S_IFMT: u32 = 0o170_000;
 const S_IFREG: u32 = 0o100_000;
-/// Bytes at the start of an ELF file that tell what it is for: up to `e_type`.
+/// Bytes at the start of an ELF file that show its machine and type: up to `e_type`.
 const ELF_START: usize = 18;
 /// `e_type` of programs and of libraries: `ET_EXEC` and `ET_DYN`. Kernel modules have another.
 const ELF_TYPES: [u8; 2] = [2, 3];
@@ -53,7 +53,7 @@ pub enum Stopped {
     /// It ends inside of an archive.
     #[error("it ends too early")]
     CutOff,
-    /// An archive is none.
+    /// The archive has a bad format.
     #[error("its archive is damaged")]
     Archive,
     /// A compressed stream is damaged or wants too much memory.
@@ -104,7 +104,7 @@ impl Initrd {
         Self { stopped, ..reading.found }
     }
 
-    /// Where the bytes of the file at `path`, an absolute path, are in what was kept.
+    /// Returns the range of the bytes of the file at `path`, an absolute path, in what was kept.
     pub fn find(&self, path: &str) -> Option<Range<u64>> {
         self.files.get(path.trim_start_matches('/').as_bytes()).cloned()
     }

@@ -13,13 +13,13 @@ use super::input::Input;
 const MAX_DICTIONARY: u32 = 80 << 10;
 /// Bytes of zstd's window, at most: that of `zstd --ultra -22`.
 const MAX_WINDOW: u64 = 128 << 20;
-/// What a block of the legacy form of LZ4 holds, bytes, at most (lz4_Frame_format.md, "Legacy frame").
+/// Bytes of an unpacked block of the legacy form of LZ4, at most (lz4_Frame_format.md, "Legacy frame").
 const LZ4_BLOCK: usize = 8 << 20;
-/// What it takes compressed, bytes, at most: `LZ4_compressBound(LZ4_BLOCK)`.
+/// Bytes of such a block when compressed, at most: `LZ4_compressBound(LZ4_BLOCK)`.
 const LZ4_PACKED: usize = LZ4_BLOCK + LZ4_BLOCK / 255 + 16;
 /// Its magic.
 const LZ4_MAGIC: [u8; 4] = [0x02, 0x21, 0x4c, 0x18];
-/// Bytes that tell a compression.
+/// Bytes by which a compression is recognized.
 pub(super) const SIGN: usize = 6;
 
 /// A compression.
@@ -40,7 +40,7 @@ pub enum Form {
 }
 
 impl Form {
-    /// Told by the first bytes of a stream.
+    /// Recognizes a compression by the first bytes of a stream.
     pub(super) fn of(sign: &[u8]) -> Option<Self> {
         let forms: [(&[u8], Self); 6] = [
             (&[0x1f, 0x8b], Self::Gzip),
@@ -65,7 +65,7 @@ impl Form {
         }
     }
 
-    /// What comes out of one stream. All but bzip2 leave what follows the stream in `input`.
+    /// Returns the unpacked bytes of one stream. All but bzip2 leave what follows the stream in `input`.
     pub(super) fn unpack<'a, R: Read>(self, input: &'a mut Input<R>) -> io::Result<Box<dyn Read + 'a>> {
         Ok(match self {
             Self::Gzip => Box::new(GzDecoder::new(input)),

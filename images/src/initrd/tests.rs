@@ -21,7 +21,7 @@ fn file(name: &str, content: &[u8]) -> Entry {
     Entry { name: name.to_owned(), mode: S_IFREG | 0o755, inode: 0, links: 1, content: content.to_vec() }
 }
 
-/// What the beginning of a program looks like, and `extra` bytes of this value.
+/// Returns the beginning of a program and `extra` bytes of this value.
 fn program(extra: usize, value: u8) -> Vec<u8> {
     let mut bytes = b"\x7fELF\x02\x01\x01".to_vec();
     bytes.resize(16, 0);
@@ -101,7 +101,7 @@ fn filtered(program: &str, bytes: &[u8]) -> Option<Vec<u8>> {
     output.status.success().then_some(output.stdout)
 }
 
-/// What was found, and the bytes of each file by its path.
+/// Returns the result, and the bytes of each file by its path.
 fn read(packed: &[u8]) -> (Initrd, impl Fn(&str) -> Option<Vec<u8>> + use<>) {
     let mut kept = Vec::new();
     let initrd = Initrd::read(packed, &mut kept);

@@ -1,4 +1,4 @@
-//! The books of a process at the moment at which nothing will be left of it.
+//! The CPU times of a process at its exit, just before its structures are freed.
 
 use super::{ChildCpuTimes, CpuTime, Kernel};
 use crate::current::{Areas, TaskPlaces};
@@ -6,18 +6,18 @@ use crate::layout::{EndedTimesLayout, TaskTimesLayout};
 use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
 
-/// What a process has come to. Fixed size: it travels in an event.
+/// Final CPU times of a process. Fixed size: it travels in an event.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ExitAccounting {
     /// All its threads together.
     pub time: CpuTime,
-    /// User and system time as its parent is told them (wait4), ns.
+    /// User and system time as reported to the parent (wait4), ns.
     pub reported: (u64, u64),
     /// Children that it has waited for.
     pub children: ChildCpuTimes,
 }
 
-/// Reads books without allocating: addresses are resolved beforehand.
+/// Reader of CPU times that allocates nothing: addresses are resolved beforehand.
 #[derive(Debug, Clone)]
 pub struct ExitAccountingReader {
     places: TaskPlaces,
@@ -28,9 +28,9 @@ pub struct ExitAccountingReader {
 }
 
 impl ExitAccountingReader {
-    /// Returns the books of the process whose leader is at `leader` and whose other threads are gone: when
-    /// `release_task` is called for it (kernel/exit.c, Linux 6.1 and 6.12). No allocation, no lock, bounded
-    /// reads.
+    /// Returns the CPU times of the process whose leader is at `leader` and whose other threads are gone:
+    /// when `release_task` is called for it (kernel/exit.c, Linux 6.1 and 6.12). No allocation, no lock,
+    /// bounded reads.
     pub fn read(&self, memory: &impl PhysicalMemory, leader: u64) -> Option<ExitAccounting> {
         let word = |structure: u64, offset: usize| {
             memory.read_u64(self.places.translate(structure)?.checked_add(offset as u64)?)
@@ -48,7 +48,7 @@ impl ExitAccountingReader {
 }
 
 impl Kernel {
-    /// Returns a reader of processes' last books, once the per-CPU areas are set up.
+    /// Returns a reader of the CPU times of exiting processes, once the per-CPU areas are set up.
     ///
     /// # Errors
     /// The reason; [`Missing::may_come`] is true if a later attempt may succeed.

@@ -1,5 +1,5 @@
-//! What the guest itself believes about its CPU time: the numbers behind getrusage, `/proc/PID/stat` and
-//! `/proc/stat`.
+//! The guest kernel's own CPU accounting: the numbers that getrusage, `/proc/PID/stat` and `/proc/stat`
+//! report.
 
 mod exit;
 
@@ -46,8 +46,9 @@ impl CpuTime {
         }
     }
 
-    /// User and system time as the kernel tells them, ns: the ticks' proportion of the scheduler's run time
-    /// (`cputime_adjust`, kernel/sched/cputime.c, 4.11 to 6.18), never less than was told before.
+    /// Returns user and system time as the kernel reports them, ns: the scheduler's run time, divided in the
+    /// proportion of the ticks (`cputime_adjust`, kernel/sched/cputime.c, 4.11 to 6.18). Neither is less than
+    /// what was reported before.
     pub fn reported(&self, (user_before, system_before): (u64, u64)) -> (u64, u64) {
         let Self { user_ns, system_ns, runtime_ns, .. } = *self;
         if user_before.saturating_add(system_before) >= runtime_ns {
@@ -71,8 +72,8 @@ impl CpuTime {
     }
 }
 
-/// What the children of a process have used that it has waited for, and theirs, as getrusage(RUSAGE_CHILDREN)
-/// returns it.
+/// CPU times of the children that a process has waited for, and of theirs, as getrusage(RUSAGE_CHILDREN)
+/// returns them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChildCpuTimes {
     /// User time, ns: what getrusage had returned for each child.
@@ -89,23 +90,23 @@ pub struct ChildCpuTimes {
     pub major_faults: u64,
 }
 
-/// The books of one thread.
+/// CPU times of one thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ThreadCpuTimes {
-    /// Who.
+    /// Identity of the thread.
     pub task: TaskSnapshot,
-    /// What is kept of it.
+    /// Times that the kernel keeps of it.
     pub time: CpuTime,
 }
 
-/// The books of one process.
+/// CPU times of one process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProcessCpuTimes {
     /// Its leader.
     pub leader: TaskSnapshot,
     /// All its threads together, those that have ended as well.
     pub time: CpuTime,
-    /// User and system time as getrusage and `/proc/PID/stat` tell them, ns.
+    /// User and system time as getrusage and `/proc/PID/stat` report them, ns.
     pub reported: (u64, u64),
     /// Children that it has waited for.
     pub children: ChildCpuTimes,
@@ -113,7 +114,7 @@ pub struct ProcessCpuTimes {
     pub threads: Vec<ThreadCpuTimes>,
 }
 
-/// The books of one CPU as `/proc/stat` tells them, ns.
+/// Times of one CPU as `/proc/stat` reports them, ns.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CpuStat {
     /// The CPU's APIC id, which is the number of its vCPU; its number in the guest where the kernel does not
@@ -142,8 +143,8 @@ pub struct CpuStat {
 const CPU_FIELDS: usize = 8;
 
 impl Kernel {
-    /// Returns the books of every process, read now; at most 65,536 threads in all. Threads that start or end
-    /// meanwhile may be left out.
+    /// Returns the CPU times of every process, read now; at most 65,536 threads in all. Threads that start or
+    /// end meanwhile may be left out.
     ///
     /// # Errors
     /// The reason why they cannot be read.
@@ -165,8 +166,8 @@ impl Kernel {
         Ok(list)
     }
 
-    /// Returns the books of the process that the task at this address belongs to; `None` if they cannot be
-    /// read any more.
+    /// Returns the CPU times of the process that the task at this address belongs to; `None` if they can no
+    /// longer be read.
     ///
     /// # Errors
     /// The reason why they cannot be read.
@@ -190,7 +191,7 @@ impl Kernel {
         let layouts = self.layouts.as_ref().map_err(Clone::clone)?;
         let (layout, links) = (layouts.task.clone()?, layouts.threads.clone()?);
         let (times, ended) = (layouts.accounting.task.clone()?, layouts.accounting.ended.clone()?);
-        // What was freed is no process's any more: the numbers that were read may be anything.
+        // A freed structure belongs to no process: the numbers that were read may be anything.
         let is_freed = |task: u64| view.u32(task, times.usage).is_none_or(|references| references == 0);
         let mut read = || {
             let leader = layout.snapshot(view, leader)?;
@@ -216,7 +217,7 @@ impl Kernel {
         Ok(read())
     }
 
-    /// Returns the books of every CPU, in the order of the vCPUs. The guest adds the time of a sleep when it
+    /// Returns the times of every CPU, in the order of the vCPUs. The guest adds the time of a sleep when it
     /// ends.
     ///
     /// # Errors
@@ -298,7 +299,7 @@ impl EndedTimesLayout {
         })
     }
 
-    /// User and system time that were told before, ns; 0 where they cannot be read.
+    /// Returns user and system time as last reported, ns; 0 where they cannot be read.
     fn reported_before(&self, word: impl Fn(usize) -> Option<u64>) -> (u64, u64) {
         self.reported.and_then(|at| Some((word(at)?, word(at.checked_add(8)?)?))).unwrap_or_default()
     }

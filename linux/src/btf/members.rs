@@ -1,4 +1,4 @@
-//! Questions to BTF: where a member is, how large a variable is.
+//! Queries to BTF: the offset of a member, the size of a variable.
 
 use super::{Btf, Type, kind};
 use symbols::bytes::u32_at;
@@ -10,7 +10,7 @@ const MAX_DEPTH: usize = 8;
 /// Members read for one question, at most: hostile structures may hold each other.
 const MAX_STEPS: usize = 100_000;
 
-/// Where a member is and what it is.
+/// Offset and type of a member.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Member {
     /// Bytes from the start of the structure.
@@ -20,8 +20,9 @@ pub(crate) struct Member {
 }
 
 impl Btf<'_> {
-    /// Where `path` (`"member"` or `"member.inner"`) is in the structure `name`. Members of anonymous
-    /// structures count as those of the outer one, array brackets are not written: the first element.
+    /// Returns the member at `path` (`"member"` or `"member.inner"`) in the structure `name`. Members of
+    /// anonymous structures count as those of the outer one. Array brackets are not written: the first
+    /// element is meant.
     pub(crate) fn member(&self, name: &str, path: &str) -> Option<Member> {
         let mut steps = MAX_STEPS;
         self.structures
@@ -85,8 +86,8 @@ impl Btf<'_> {
         None
     }
 
-    /// Where the member `member` of the structure `name` is, in bits: offset and size; for bit-fields and for
-    /// plain numbers.
+    /// Returns offset and size, in bits, of the member `member` of the structure `name`: for bit-fields and
+    /// for plain numbers.
     pub(crate) fn bits(&self, name: &str, member: &str) -> Option<(u32, u32)> {
         let outer = self
             .structures
@@ -114,7 +115,7 @@ impl Btf<'_> {
         named.find(|found| self.is_named(found.name, name)).map(|found| found.size_or_type as usize)
     }
 
-    /// Returns the type behind typedefs and qualifiers.
+    /// Returns the type without its typedefs and qualifiers.
     fn strip(&self, number: u32) -> Option<Type> {
         let mut found = self.get(number)?;
         for _ in 0..MAX_MODIFIERS {

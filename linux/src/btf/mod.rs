@@ -1,4 +1,4 @@
-//! BTF, the kernel's own type information: where each member of a structure is.
+//! BTF, the kernel's own type information: the offset of each member of a structure.
 //!
 //! ```text
 //! header (24 bytes) | types: { name, info, size or type, rest by kind } * | strings
@@ -57,7 +57,7 @@ struct Type {
     kind_flag: bool,
     /// Size in bytes, or the type that it refers to: by kind.
     size_or_type: u32,
-    /// Where what follows it starts in the types.
+    /// Offset in the types of what follows the header.
     body: usize,
 }
 
@@ -74,8 +74,8 @@ impl Type {
         })
     }
 
-    /// Returns the bytes that follow it; `None` for a kind that is not known, behind which nothing can be
-    /// read.
+    /// Returns the number of bytes that follow the header; `None` for an unknown kind, after which nothing
+    /// can be read.
     fn body_len(&self) -> Option<usize> {
         Some(match self.kind {
             kind::INT | kind::VAR | kind::DECL_TAG => 4,
@@ -101,7 +101,7 @@ impl Type {
 pub(crate) struct Btf<'a> {
     types: &'a [u8],
     strings: &'a [u8],
-    /// Where each type starts in `types`; type 1 is the first.
+    /// Offset of each type in `types`; type 1 is the first.
     starts: Vec<u32>,
     /// Numbers of all named structures and unions.
     structures: Vec<u32>,
@@ -110,7 +110,7 @@ pub(crate) struct Btf<'a> {
 }
 
 impl<'a> Btf<'a> {
-    /// Indexes `bytes`; `None` when they are no BTF. Types after one of an unknown kind are left out.
+    /// Indexes `bytes`; `None` when they are not BTF. Types after one of an unknown kind are left out.
     pub(crate) fn parse(bytes: &'a [u8]) -> Option<Self> {
         if u16_at(bytes, 0)? != MAGIC || *bytes.get(2)? != 1 {
             return None;

@@ -1,4 +1,4 @@
-//! Where JIT-compiled BPF code has no frame.
+//! Instructions of JIT-compiled BPF code that have no frame.
 //!
 //! The compiler keeps RBP as a frame pointer everywhere but at a function's first and last instructions
 //! (arch/x86/net/bpf_jit_comp.c, Linux 5.10 to 6.12):

@@ -3,8 +3,8 @@
 //!
 //! ```text
 //! bpf_kallsyms               -> bpf_ksym, ...         name, start, end
-//! pack_list                  -> bpf_prog_pack, ...    memory that programs share; classic ones (seccomp, socket filters)
-//!                                                     are on no other list
+//! pack_list                  -> bpf_prog_pack, ...    memory that programs share; classic programs (seccomp,
+//!                                                     socket filters) are on no other list
 //! ftrace_ops_trampoline_list -> ftrace_ops, ...       copies of ftrace_caller or ftrace_regs_caller
 //! kprobe_insn_slots, kprobe_optinsn_slots -> kprobe_insn_page, ...
 //! ```

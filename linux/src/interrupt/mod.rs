@@ -27,7 +27,7 @@ const VECTORS: usize = 256;
 /// `VECTOR_SHUTDOWN`, arch/x86/include/asm/hw_irq.h, are error pointers; `MAX_ERRNO`, include/linux/err.h).
 const FIRST_MARK: u64 = u64::MAX - 4094;
 
-/// What the guest does at which interrupt. Each answer stands for itself.
+/// Names of the guest's interrupts. Each answer may be missing without the others.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Interrupts {
     /// Interrupt lines, ascending by number.
@@ -43,7 +43,7 @@ pub struct Interrupts {
 pub struct InterruptLine {
     /// Its number.
     pub irq: u32,
-    /// Who handles it; none for a line that nobody uses.
+    /// Handlers; empty for a line that nobody uses.
     pub actions: Vec<InterruptAction>,
 }
 
@@ -54,7 +54,7 @@ pub struct InterruptAction {
     pub name: String,
     /// The function that handles the interrupt.
     pub handler: VirtAddr,
-    /// The function that does the rest of the work in a thread of its own.
+    /// The function that does the rest of the work in a separate thread.
     pub thread: Option<VirtAddr>,
 }
 

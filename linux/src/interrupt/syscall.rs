@@ -7,7 +7,7 @@ use crate::missing::Missing;
 
 /// Entries of the table that are read, at most: x86-64 has 470 numbers in 6.15, and gaps.
 const MAX_CALLS: usize = 600;
-/// What the names of the functions in the table start with (arch/x86/include/asm/syscall_wrapper.h).
+/// Prefixes of the functions in the table (arch/x86/include/asm/syscall_wrapper.h).
 const PREFIXES: [&str; 4] = ["__x64_sys_", "__x64_compat_sys_", "__x32_compat_sys_", "__do_sys_"];
 /// The function of numbers without a call.
 const NOT_IMPLEMENTED: &str = "ni_syscall";
@@ -32,7 +32,7 @@ impl Kernel {
         let table = self.symbol("sys_call_table")?;
         let mut calls = Vec::new();
         for number in 0..MAX_CALLS {
-            // Behind its end other things are than functions of calls.
+            // The memory after the table's end holds other things than system calls.
             let function = view.u64(table, number * 8).and_then(|at| self.symbol_at(VirtAddr(at)));
             let Some(call) = function.filter(|f| f.offset == 0).and_then(|f| call_name(f.name)) else {
                 break;

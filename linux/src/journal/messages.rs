@@ -1,4 +1,4 @@
-//! What the first process says of its units.
+//! Messages of the first process about its units.
 //!
 //! Before systemd-journald runs, messages go to the kernel's log, and from there as bare texts into the
 //! journal. They are understood where they name the unit (`StatusUnitFormat=combined` or `name`, the first
@@ -31,7 +31,7 @@ const OF_KERNEL_LOG: &[u8] = b"_TRANSPORT=kernel";
 const BY_SYSTEMD: &[u8] = b"SYSLOG_IDENTIFIER=systemd";
 /// When a message of the kernel's log was written, µs by the log's clock (`local_clock`).
 const LOGGED: &[u8] = b"_SOURCE_MONOTONIC_TIMESTAMP=";
-/// What the texts of units begin with that are active.
+/// First words of the messages about units that are active.
 const ACTIVE: [&str; 9] = [
     "Started ",
     "Finished ",
@@ -91,11 +91,11 @@ pub struct UnitMessage {
     /// The time is that of the kernel's log, whose clock is another one, if only a little: it began earlier
     /// by what CLOCK_MONOTONIC lost before it had a clock source.
     pub by_log: bool,
-    /// What.
+    /// Kind of the step.
     pub step: UnitStep,
 }
 
-/// What became of a unit, or of all.
+/// New state of a unit, or of all.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum UnitStep {
     /// Its start job runs.
@@ -108,7 +108,7 @@ pub enum UnitStep {
     Finished(Startup),
 }
 
-/// How long the boot took, by systemd, ns.
+/// Duration of the boot as systemd reports it, ns.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Startup {
     /// From the beginning of the kernel's clock to the first process, or to the initrd's.
@@ -217,7 +217,7 @@ fn step(entry: &JournalEntry) -> Option<UnitStep> {
     }
 }
 
-/// What a message of the kernel's log says.
+/// Returns the step that a message of the kernel's log reports.
 fn logged(entry: &JournalEntry) -> Option<UnitStep> {
     if !entry.fields.iter().any(|field| field == b"SYSLOG_PID=1") {
         return None;

@@ -23,7 +23,7 @@ use std::collections::HashMap;
 pub use messages::{Startup, UnitMessage, UnitMessages, UnitStep};
 use symbols::bytes::{array_at, index, u32_at, u64_at};
 
-/// What a journal begins with.
+/// First bytes of a journal.
 const SIGNATURE: &[u8; 8] = b"LPKSHHRH";
 /// Bytes of the header up to `n_data`, which all versions have.
 const HEADER: usize = 208;
@@ -39,10 +39,10 @@ const COMPRESSED: u8 = 7;
 /// `OBJECT_DATA`, `OBJECT_ENTRY`.
 const DATA: u8 = 1;
 const ENTRY: u8 = 3;
-/// Where the payload of a DATA object starts, and in a compact file.
+/// Offsets of the payload of a DATA object, and in a compact file.
 const DATA_PAYLOAD: u64 = 64;
 const COMPACT_DATA_PAYLOAD: u64 = 72;
-/// Where the items of an ENTRY object start.
+/// Offset of the items of an ENTRY object.
 const ITEMS: usize = 64;
 /// Bytes of a FIELD=value that are read; no name of a unit is longer than 255 (`UNIT_NAME_MAX`).
 const LONGEST_FIELD: usize = 320;
@@ -57,7 +57,7 @@ const MOST_KNOWN: usize = 65_536;
 /// Bytes that are fetched at once.
 const PAGE: usize = 4_096;
 
-/// Where the bytes of a journal come from.
+/// Source of a journal's bytes.
 pub trait JournalBytes {
     /// Fills `into` from `offset` on; `None` unless all of it is there.
     fn read(&self, offset: u64, into: &mut [u8]) -> Option<()>;
@@ -249,7 +249,7 @@ impl Journal {
     }
 }
 
-/// What stands in the place of an object.
+/// State of the bytes at the place of an object.
 #[derive(Debug)]
 enum Found {
     /// An entry that is wanted, and where the next object begins.

@@ -11,7 +11,7 @@ const MAX_EXPANDED: usize = 32 << 20;
 #[derive(Debug, Default)]
 pub(crate) struct Names {
     text: String,
-    /// Where name `i` ends; it starts where `i - 1` ends.
+    /// End of name `i`; it starts at the end of `i - 1`.
     ends: Vec<u32>,
 }
 

@@ -27,8 +27,8 @@ pub(crate) struct Symbol<'a> {
 }
 
 impl Symbol<'_> {
-    /// Returns true if it names code that runs: no data, and none of the marks that a linker script or a
-    /// compiler sets into the text, which share an address with a function or stand in padding.
+    /// Returns true if it names code that runs: not data, and not a mark that a linker script or a compiler
+    /// sets into the text. Such marks share an address with a function or are in padding.
     fn is_function(&self) -> bool {
         matches!(self.kind, b't' | b'T' | b'w' | b'W') && !is_mark(self.name)
     }
@@ -48,7 +48,7 @@ impl Symbol<'_> {
     }
 }
 
-/// Returns the names of places in the text that are no functions (arch/x86/kernel/vmlinux.lds.S,
+/// Returns true for the name of a place in the text that is not a function (arch/x86/kernel/vmlinux.lds.S,
 /// include/asm-generic/vmlinux.lds.h; `__pfx_` and `__cfi_` are paddings before a function).
 fn is_mark(name: &str) -> bool {
     const MARKS: [&str; 5] = ["_text", "_stext", "_etext", "_sinittext", "_einittext"];

@@ -1,8 +1,8 @@
 //! Finds the kallsyms arrays in the image, without a symbol to start from.
 //!
-//! The tokens of the ten digits are themselves, so `"0\0" "1\0" ... "9\0"` stands in every token
-//! table. From there on each array is found by its neighbour and confirmed by walking it: the
-//! token table by its index, the names by the markers, the offsets by the addresses they give.
+//! The tokens of the ten digits are themselves, so `"0\0" "1\0" ... "9\0"` is in every token table. From
+//! there on each array is found by its neighbour and confirmed by walking it: the token table by its index,
+//! the names by the markers, the offsets by the addresses they give.
 //!
 //! Each array starts at a multiple of 8 bytes, or of 4 where offsets are relative to their own place, as
 //! seen in Linux 7.2 and 7.3 (`output_label`, scripts/kallsyms.c). Both are looked for everywhere.
@@ -12,11 +12,11 @@ use crate::kallsyms::{MAX_NAMES, MAX_SYMBOLS};
 use crate::memory::PhysicalMemory;
 use symbols::bytes::{index, u16_at, u32_at};
 
-/// The tokens of the digits, as they stand in every token table.
+/// The tokens of the digits, as every token table has them.
 const DIGITS: &[u8; 20] = b"0\x001\x002\x003\x004\x005\x006\x007\x008\x009\0";
 /// Code of the first of them.
 const ZERO: usize = b'0' as usize;
-/// A token table is at most as long as its u16 index can tell.
+/// A token table is at most as long as its u16 index can address.
 const MAX_TOKEN_TABLE: u64 = 1 << 16;
 /// Places that look like a token table and are read closely, at most.
 const MAX_CANDIDATES: usize = 8;
@@ -50,9 +50,9 @@ pub(crate) struct Arrays {
 pub(crate) struct Tokens {
     table: Vec<u8>,
     starts: [u16; 256],
-    /// Where the table is.
+    /// Address of the table.
     virt: u64,
-    /// Where the index ends.
+    /// End of the index.
     end: u64,
 }
 
@@ -76,11 +76,11 @@ impl Tokens {
     }
 }
 
-/// What was found of the names.
+/// Location of the names.
 struct Names {
     bytes: Vec<u8>,
     count: usize,
-    /// Where they are.
+    /// Address of the names.
     virt: u64,
 }
 
@@ -107,7 +107,7 @@ pub(crate) fn locate(memory: &impl PhysicalMemory, image: &Image) -> Option<Arra
 
 /// Returns the token table around the digits' tokens at `digits`.
 fn token_table(memory: &impl PhysicalMemory, image: &Image, digits: u64) -> Option<Tokens> {
-    // Forwards to the end of the table, behind which the index says how far back it starts.
+    // Searches forwards to the end of the table, after which the index shows how far back it starts.
     let (_, image_end) = image.range();
     let window_end = digits.checked_add(MAX_TOKEN_TABLE)?.min(image_end);
     let window = mapped_prefix(memory, image, digits, window_end);
@@ -322,7 +322,7 @@ fn addresses(
     attempt(Scheme::Relative, after, after)
 }
 
-/// How an offset becomes an address (`kallsyms_sym_address`, kernel/kallsyms.c).
+/// Encoding of an address as an offset (`kallsyms_sym_address`, kernel/kallsyms.c).
 #[derive(Clone, Copy)]
 enum Scheme {
     /// CONFIG_KALLSYMS_ABSOLUTE_PERCPU, until 6.14: positive ones are absolute values.

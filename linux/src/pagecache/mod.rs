@@ -23,7 +23,7 @@ use symbols::bytes::index;
 const PAGE: u64 = 4096;
 /// Pages of a folio, at most: 1 GiB (`PUD_SIZE`).
 const MAX_FOLIO_PAGES: u64 = 1 << 18;
-/// Where the array of all `struct page` starts in kernels that do not move it (`__VMEMMAP_BASE_L4` and `_L5`,
+/// Start of the array of all `struct page` in kernels that do not move it (`__VMEMMAP_BASE_L4` and `_L5`,
 /// arch/x86/include/asm/pgtable_64_types.h).
 const VMEMMAP: [u64; 2] = [0xffff_ea00_0000_0000, 0xffd4_0000_0000_0000];
 
@@ -50,8 +50,8 @@ impl<'a> PageCache<'a> {
         Ok(Self { kernel, layout, base })
     }
 
-    /// Fills `into` with the bytes of `file` from `offset` on; `None` unless all their pages are there.
-    /// Behind the end of the file, the rest of its last page is zero.
+    /// Fills `into` with the bytes of `file` from `offset` on; `None` unless all their pages are there. After
+    /// the end of the file, the rest of its last page is zero.
     pub fn read(
         &self,
         memory: &impl PhysicalMemory,

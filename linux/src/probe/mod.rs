@@ -1,5 +1,5 @@
-//! Where events of the kernel can be seen exactly: its functions that are called once for each, and what
-//! their arguments mean.
+//! Sites at which events of the kernel can be seen exactly: its functions that are called once for each, and
+//! the meaning of their arguments.
 //!
 //! ```text
 //!  finish_task_switch(prev)      on the stack of the next task, right after each switch

@@ -23,7 +23,7 @@ mod bits {
     pub(super) const FROZEN: u32 = 0x8000;
 }
 
-/// What a task that does not run waits for.
+/// Reason why a task does not run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RunState {
     /// For a CPU.
@@ -54,11 +54,11 @@ pub struct SchedState {
 }
 
 impl SchedState {
-    /// What it waits for if it does not run now.
+    /// Returns what the task waits for if it does not run now.
     pub fn run_state(&self) -> RunState {
         let is = |mask: u32| self.state & mask != 0;
         if is(bits::DEAD) {
-            // Set in between by whoever waits for it.
+            // The waiting parent sets this state in between.
             return if self.exit_state & bits::EXIT_ZOMBIE != 0 { RunState::Zombie } else { RunState::Gone };
         }
         if self.queued || self.state == 0 || is(bits::WAKING) {
@@ -78,7 +78,7 @@ impl SchedState {
         self.state & mask != 0
     }
 
-    /// Returns a task that has never run: [`crate::ProbeEvent::New`] comes first.
+    /// Returns true for a task that has never run: [`crate::ProbeEvent::New`] comes first.
     pub fn is_new(&self) -> bool {
         self.state & bits::NEW != 0
     }
@@ -122,20 +122,20 @@ impl SchedStateReader {
         })
     }
 
-    /// Where tasks are.
+    /// Returns the addresses of tasks.
     pub(crate) fn places(&self) -> &TaskPlaces {
         &self.places
     }
 
-    /// Where the call that a CPU with this stack pointer has just made returns to, in the kernel. No
-    /// allocation, no lock.
+    /// Returns the return address, in the kernel, of the call that a CPU with this stack pointer has just
+    /// made. No allocation, no lock.
     pub fn return_address(&self, memory: &impl PhysicalMemory, rsp: u64) -> Option<u64> {
         // A word that crosses a page is none of a stack's.
         let at = self.kernel.translate(memory, VirtAddr(rsp)).filter(|_| rsp.is_multiple_of(8))?;
         memory.read_u64(at.phys).filter(|address| address >> 63 == 1)
     }
 
-    /// How often the kernel has switched tasks on vCPU `cpu` (its APIC id), by its own count.
+    /// Returns the number of task switches on vCPU `cpu` (its APIC id), by the kernel's own count.
     pub fn switches(&self, memory: &impl PhysicalMemory, cpu: usize) -> Option<u64> {
         memory.read_u64((*self.switches.get(cpu)?)?)
     }
@@ -146,7 +146,7 @@ impl Kernel {
     /// its text only where something asks for it.
     ///
     /// # Errors
-    /// What is missing to tell.
+    /// The reason why the state cannot be read.
     pub fn has_booted(&self, memory: &impl PhysicalMemory) -> Result<bool, Missing> {
         let layouts = self.layouts.as_ref().map_err(Clone::clone)?;
         let running = layouts.state.as_ref().map_err(Clone::clone)?.running;

@@ -9,8 +9,8 @@ use crate::missing::Missing;
 /// The no-op at the start of a function of a kernel that can trace functions (`x86_nops[5]`,
 /// arch/x86/include/asm/nops.h).
 const NOP: [u8; 5] = [0x0f, 0x1f, 0x44, 0x00, 0x00];
-/// What may stand before it: ENDBR64 where indirect calls are checked (CONFIG_X86_KERNEL_IBT), or one of the
-/// no-ops of 4 bytes that take its place in a function nobody calls indirectly (`gen_endbr_poison`,
+/// Instructions that may precede it: ENDBR64 where indirect calls are checked (CONFIG_X86_KERNEL_IBT), or one
+/// of the no-ops of 4 bytes that replace ENDBR64 in a function nobody calls indirectly (`gen_endbr_poison`,
 /// arch/x86/include/asm/ibt.h).
 const BEFORE: [[u8; 4]; 4] =
     [[0xf3, 0x0f, 0x1e, 0xfa], [0x66, 0x0f, 0x1f, 0x00], [0x0f, 0x1f, 0x40, 0x00], [0x0f, 0x1f, 0x40, 0xd6]];
@@ -30,7 +30,7 @@ const MAX_VARIANTS: usize = 4;
 /// Bytes of a patch of the kernel's text around which it is taken for one of a site.
 const NEAR: u64 = 16;
 
-/// What a call of a site means.
+/// Event that a call of a site means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum ProbeEvent {
@@ -73,7 +73,7 @@ const EVENTS: [ProbeEvent; 10] = [
 ];
 
 impl ProbeEvent {
-    /// How many there are.
+    /// Number of events.
     pub const COUNT: usize = EVENTS.len();
 
     /// Returns the event of this number.
@@ -114,7 +114,7 @@ impl ProbeEvent {
         !matches!(self, Self::InterruptBegin | Self::InterruptEnd | Self::Vector)
     }
 
-    /// Returns a kernel without this function has no such event: there is no `/proc/kcore` without
+    /// Returns true if a kernel without this function has no such event: there is no `/proc/kcore` without
     /// CONFIG_PROC_KCORE.
     fn may_never_come(self) -> bool {
         self == Self::Core
@@ -124,13 +124,13 @@ impl ProbeEvent {
 /// One place to see an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ProbeSite {
-    /// What a call means.
+    /// Meaning of a call.
     pub event: ProbeEvent,
     /// Address of the instruction: the no-op, or the one that loads an argument.
     pub virt: VirtAddr,
     /// Physical address of the same byte; all of it is in one page.
     pub phys: PhysAddr,
-    /// What the instruction at the site loads into RDI; `None` for a no-op.
+    /// Value that the instruction at the site loads into RDI; `None` for a no-op.
     pub loads: Option<u64>,
 }
 
@@ -148,12 +148,12 @@ pub struct ProbeSites {
     pub sites: Vec<ProbeSite>,
     /// Why some events cannot be seen; the others make sense without them.
     pub missing: Vec<Missing>,
-    /// Where the function tracer counts who traces the functions that are called.
+    /// Addresses of the function tracer's counts of tracers, for the functions that are called.
     pub(super) traced: Vec<PhysAddr>,
 }
 
 impl Kernel {
-    /// Returns the places where events can be seen, by what stands in the kernel's text now.
+    /// Returns the places where events can be seen, by the kernel's present text.
     ///
     /// # Errors
     /// Why there are none: a function that is needed does not exist or does not start with the no-op.
@@ -242,14 +242,14 @@ impl ProbeSites {
     }
 }
 
-/// Returns true if `name` is the function `base` or a variant that the compiler has made of it. Parts that it
-/// has split off are none: they are called from within.
+/// Returns true if `name` is the function `base` or a variant that the compiler has made of it. Parts that
+/// the compiler has split off do not count: they are called from within.
 fn is_variant(name: &str, base: &str) -> bool {
     let Some(rest) = name.strip_prefix(base) else { return false };
     rest.is_empty() || rest.starts_with('.') && !rest.contains(".cold") && !rest.contains(".part.")
 }
 
-/// Where the no-op of the function at `address` stands.
+/// Returns the address of the no-op of the function at `address`.
 fn no_op(memory: &impl PhysicalMemory, image: &Image, address: u64) -> Option<u64> {
     let mut start = [0; 9];
     image.read(memory, address, &mut start)?;
@@ -263,7 +263,8 @@ fn no_op(memory: &impl PhysicalMemory, image: &Image, address: u64) -> Option<u6
     }
 }
 
-/// Where the function at `address` loads `argument` into RDI, right before it calls another.
+/// Returns the place where the function at `address` loads `argument` into RDI, right before it calls
+/// another.
 fn load(memory: &impl PhysicalMemory, image: &Image, address: u64, argument: u64) -> Option<u64> {
     let mut start = [0; SEARCHED];
     image.read(memory, address, &mut start)?;
@@ -313,7 +314,7 @@ mod tests {
             let memory = [[0; 8], count.to_le_bytes()].concat();
             sites.concerns(ProbeEvent::Trace, [0; 4], &FlatMemory(memory))
         };
-        // Flags stand above the count.
+        // Flags are above the count.
         assert!(with_count(1) && with_count(1 << 31 | 0xffff) && !with_count(0) && !with_count(1 << 31));
         let nothing = FlatMemory([0_u8; 0]);
         assert!(sites.concerns(ProbeEvent::Trace, [0; 4], &nothing), "a count that cannot be read");

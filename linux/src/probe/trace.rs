@@ -1,4 +1,4 @@
-//! Who traces a function, by the books of the kernel's function tracer.
+//! Tracers of a function, by the records of the kernel's function tracer.
 
 use super::site::ProbeSites;
 use crate::address::PhysAddr;
@@ -17,8 +17,8 @@ const MAX_RECORDS: u64 = 1 << 20;
 const BLOCK: usize = 4096;
 
 impl Kernel {
-    /// Where the function tracer counts the tracers of the functions whose no-ops are at `sites`, in any
-    /// order.
+    /// Returns the addresses at which the function tracer counts the tracers of the functions whose no-ops
+    /// are at `sites`, in any order.
     pub(super) fn trace_counts(
         &self,
         memory: &impl PhysicalMemory,

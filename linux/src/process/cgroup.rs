@@ -1,10 +1,10 @@
-//! What the path of a control group tells: a systemd unit, a container.
+//! Systemd unit and container, from the path of a control group.
 //!
 //! Names as systemd, Docker, Podman, containerd, CRI-O, LXC and Kubernetes give them.
 
 /// Types of systemd units that have control groups (systemd.unit(5), systemd.resource-control(5)).
 const UNIT_TYPES: [&str; 6] = [".service", ".scope", ".slice", ".socket", ".mount", ".swap"];
-/// What container runtimes put before a container's id in the name of its scope.
+/// Prefixes that container runtimes put before a container's id in the name of its scope.
 const SCOPES: [&str; 6] = ["docker-", "cri-containerd-", "crio-", "libpod-", "nerdctl-", "containerd-"];
 /// Digits of a container's id, in hexadecimal.
 const ID_DIGITS: usize = 64;

@@ -6,7 +6,7 @@ use crate::memory::PhysicalMemory;
 use crate::view::View;
 use text::clean::ascii;
 
-/// `FMODE_BACKING` (include/linux/fs.h): the file stands after one of a stacked file system. Bit 25 since
+/// `FMODE_BACKING` (include/linux/fs.h): the file has the bytes of a stacked file system's file. Bit 25 since
 /// 6.5, bit 24 in later kernels, 6.12.117 among them; the other bit has another meaning there.
 const FMODE_BACKING: u32 = 1 << 25 | 1 << 24;
 /// `FMODE_NOACCOUNT` (include/linux/fs.h): a file that the kernel has opened for itself, as those are.
@@ -53,7 +53,7 @@ pub struct StackedFile {
     pub filesystem: String,
 }
 
-/// What is read of an inode.
+/// Members of an inode.
 struct Inode {
     device: (u32, u32),
     number: u64,
@@ -67,7 +67,7 @@ struct Inode {
 pub(super) struct Files<'a, M> {
     pub(super) view: &'a View<'a, M>,
     pub(super) layout: &'a FileLayout,
-    /// Where paths end.
+    /// Directory at which paths end.
     pub(super) root: Option<Path>,
 }
 
@@ -83,7 +83,7 @@ impl<M: PhysicalMemory> Files<'_, M> {
             let mode = self.view.u32(file, *mode).unwrap_or(0);
             mode & FMODE_NOACCOUNT != 0 && mode & FMODE_BACKING != 0
         });
-        // Should the bits deceive, then what is after the file is no path.
+        // If the bits mean something else, the bytes after the file are not a path.
         let user = backing.and_then(|(_, offset)| path(offset)).filter(|user| self.paths().exists(*user));
         user.or_else(|| path(self.layout.path))
     }
@@ -141,7 +141,7 @@ impl<M: PhysicalMemory> Files<'_, M> {
         Some(Inode {
             device: (device >> MINOR_BITS, device & ((1 << MINOR_BITS) - 1)),
             number: view.u64(at, number)?,
-            // A negative size is none (`loff_t`).
+            // A size cannot be negative (`loff_t`).
             size: view.u64(at, size).filter(|size| size >> 63 == 0)?,
             links: view.u32(at, links)?,
             filesystem: self.filesystem(at)?,

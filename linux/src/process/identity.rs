@@ -1,4 +1,4 @@
-//! Who a process is: parent, user, arguments, control group, and what a work queue's thread works on.
+//! Identity of a process: parent, user, arguments, control group, and the work of a work queue's thread.
 
 use text::clean::utf8;
 
@@ -89,8 +89,8 @@ pub(super) fn argv<M: PhysicalMemory>(
     Ok(text.split(|&b| b == 0).take(MAX_ARGS).map(utf8).collect())
 }
 
-/// Returns the path of the control group: that of version 2, or, where the task is in none but its root, that
-/// of the first hierarchy of version 1 in which it is in another one.
+/// Returns the path of the control group of version 2. Where the task is only in the root of that hierarchy,
+/// returns the path in the first hierarchy of version 1 in which the task is in another group.
 pub(super) fn cgroup<M: PhysicalMemory>(
     view: &View<'_, M>,
     layout: &CgroupLayout,

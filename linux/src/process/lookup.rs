@@ -3,7 +3,7 @@
 //! ```text
 //! dentry -> d_subdirs -> d_child -> d_child ...          names in a directory, until 6.7
 //! dentry -> d_children -> d_sib -> d_sib ...             since 6.8
-//! mount  -> mnt_mounts -> mnt_child -> mnt_child ...     what is mounted in it: where mnt_mountpoint is the name
+//! mount  -> mnt_mounts -> mnt_child -> mnt_child ...     mounts in it, each at the name mnt_mountpoint
 //! ```
 //!
 //! A list of the first and third kind ends at its head, one of the second with NULL. Names of files that do
@@ -56,7 +56,7 @@ impl<'a, M: PhysicalMemory> Lookup<'a, M> {
         self.files.describe(at, inode, self.files.view.u64(inode, self.layout.mapping)?)
     }
 
-    /// What is seen at a place: the root of what is mounted there, if something is.
+    /// Returns the place that is visible at a place: the root of the mount there, if there is one.
     fn topmost(&mut self, mut at: Path) -> Option<Path> {
         for _ in 0..MAX_STACKED {
             let Some(mounted) = self.mounted(at) else { return Some(at) };
@@ -107,15 +107,15 @@ impl<'a, M: PhysicalMemory> Lookup<'a, M> {
         None
     }
 
-    /// Returns the inode with the bytes of a name's file: another one on overlayfs, where that has a copy of
-    /// its own.
+    /// Returns the inode with the bytes of a name's file: another one on overlayfs, where that has its own
+    /// copy.
     fn bytes_of(&self, dentry: u64) -> Option<u64> {
         let inode = self.paths.inode(dentry)?;
         if self.files.filesystem(inode)? != OVERLAY {
             return Some(inode);
         }
         let upper = self.files.view.u64(inode, self.layout.inode_size)?;
-        // Should a kernel have something else in this place, then it is no file of this name.
+        // If a kernel has something else in this place, then it is not a file of this name.
         let same = self.paths.component(upper)? == self.paths.component(dentry)?;
         self.paths.inode(upper).filter(|&inode| same && inode != 0)
     }

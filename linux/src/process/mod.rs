@@ -1,4 +1,4 @@
-//! Who a task is and what is mapped in it.
+//! Identity and mappings of a process.
 //!
 //! ```text
 //! task_struct -> mm_struct -> maple tree or list of vm_area_struct -> file -> dentry ... -> path
@@ -56,7 +56,7 @@ pub struct Mapping {
     pub start: u64,
     /// First address after it.
     pub end: u64,
-    /// Where in the file it starts, bytes; 0 without a file.
+    /// Offset of its start in the file, bytes; 0 without a file.
     pub file_offset: u64,
     /// Its pages can be read.
     pub read: bool,
@@ -64,20 +64,20 @@ pub struct Mapping {
     pub write: bool,
     /// Its pages can be run.
     pub execute: bool,
-    /// What is written is seen by others who map the same.
+    /// Writes are seen by others who map the same.
     pub shared: bool,
-    /// What is mapped.
+    /// Kind of memory.
     pub kind: MappingKind,
 }
 
-/// What a mapping maps.
+/// Kind of memory that a mapping maps.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum MappingKind {
     /// A file, shared between the mappings of one call.
     File(Arc<FileRef>),
     /// A file that could not be read.
     UnknownFile,
-    /// Memory of its own.
+    /// Memory without a file.
     Anonymous,
     /// The memory that `brk` grows.
     Heap,
@@ -95,7 +95,7 @@ pub enum MappingKind {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RootDirectory(Path);
 
-/// Who a process is. Each answer stands for itself.
+/// Identity of a process. Each answer may be missing without the others.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Process {
     /// Process id of the parent; 0 for a process that the kernel itself started.
@@ -105,7 +105,7 @@ pub struct Process {
     /// Its arguments, with `?` for each control character: the first 256, and of those the first 4 KiB.
     pub argv: Result<Vec<String>, Missing>,
     /// Path of its control group: of version 2, or else of the first hierarchy of version 1 that it is in.
-    /// [`systemd_unit`] and [`container`] tell more of it.
+    /// [`systemd_unit`] and [`container`] find names in it.
     pub cgroup: Result<String, Missing>,
     /// Real user id, as the guest's initial user namespace numbers it.
     pub uid: Result<u32, Missing>,
@@ -141,7 +141,7 @@ impl Kernel {
         Ok(found.map(|vma| reader.mapping(&vma)))
     }
 
-    /// Who the process of `task` is.
+    /// Returns the identity of the process of `task`.
     pub fn process(&self, memory: &impl PhysicalMemory, task: u64) -> Process {
         let view = self.view(memory);
         let layouts = match self.process_layouts() {
@@ -296,7 +296,7 @@ struct MappingReader<'a, M> {
     known: HashMap<u64, Option<Arc<FileRef>>>,
 }
 
-/// What tells the kernel's own mappings.
+/// Members by which the kernel's own mappings are recognized.
 struct Special {
     /// Address of `special_mapping_vmops`.
     ops: u64,

@@ -60,8 +60,9 @@ impl<M: PhysicalMemory> Paths<'_, M> {
         Some(!is_root && self.view.u64(dentry, self.layout.hashed)? == 0)
     }
 
-    /// Returns the path of `file` as seen from `root`; from the top of its mounts, where `root` is none or
-    /// does not hold it. `None` when it cannot be read, is longer than 4 KiB or has more than 256 components.
+    /// Returns the path of `file` as seen from `root`; from the top of its mounts, where `root` is `None` or
+    /// does not hold the file. `None` when it cannot be read, is longer than 4 KiB or has more than 256
+    /// components.
     pub(super) fn name(&self, file: Path, root: Option<Path>) -> Option<Vec<u8>> {
         let mut path = Reversed::default();
         let mut at = file;

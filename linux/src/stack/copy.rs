@@ -14,7 +14,7 @@ const MAX_SEGMENTS: usize = 11;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct Segment {
     start: u64,
-    /// Where they are in the buffer.
+    /// Offset of the bytes in the buffer.
     at: usize,
     len: usize,
 }
@@ -23,7 +23,7 @@ struct Segment {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct StackGaps {
     /// A page of the user stack was not present: one that the program has never touched, or one beyond the
-    /// stack's end. This is no loss by itself.
+    /// stack's end. This is not a loss by itself.
     pub user_not_present: bool,
     /// A page of a kernel stack was not present.
     pub kernel_not_present: bool,
@@ -149,7 +149,7 @@ impl StackCopy {
         self.used == 0
     }
 
-    /// What was copied, in the order of copying: virtual address and bytes.
+    /// Returns the copied bytes, in the order of copying: virtual address and bytes.
     pub fn segments(&self) -> impl Iterator<Item = (u64, &[u8])> {
         self.parts().iter().filter_map(|s| Some((s.start, self.bytes.get(s.at..s.at + s.len)?)))
     }

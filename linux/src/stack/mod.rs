@@ -1,9 +1,9 @@
-//! What is copied of a guest's stacks at a sample, with the guest CPU stopped, for being unwound later.
+//! Copies of a guest's stacks at a sample, made with the guest CPU stopped, to be unwound later.
 //!
 //! ```text
 //! user mode   user stack: from RSP - 128 (red zone) up, to a limit, without pages that are not present
-//! kernel mode the stack that RSP is on, from RSP (in entry code from 136 bytes below) to its top, then the one that it
-//!             interrupted, and so on:
+//! kernel mode the stack that RSP is on, from RSP (in entry code from 136 bytes below) to its top, then the
+//!             stack that it interrupted, and so on:
 //!               interrupt stack   its topmost word is the RSP that was left   (hardirq_stack_ptr)
 //!               exception stack,  its topmost words are the iret frame        (TSS: sp0, ist)
 //!               entry stack

@@ -44,7 +44,7 @@ const FRED_PADDING: u64 = 16;
 /// 6.6).
 const FORK: [&str; 2] = ["ret_from_fork", "ret_from_fork_asm"];
 
-/// What is known of a sample when its stacks are to be copied.
+/// State of a vCPU at a sample whose stacks are to be copied.
 #[derive(Debug, Clone, Copy)]
 pub struct StackSample<'a> {
     /// The registers.
@@ -75,7 +75,7 @@ pub struct StackReader {
     pub(super) kernel: AddressSpace,
     /// Bytes above a task's `pt_regs`.
     pub(super) padding: u64,
-    /// Where a task that has never run continues.
+    /// Addresses at which a task that has never run continues.
     pub(super) fork: [u64; FORK.len()],
     /// Start and end of the entry code; empty if not known.
     pub(super) entry: (u64, u64),
@@ -104,7 +104,7 @@ enum Place {
     Other(u64),
 }
 
-/// Where the way through the kernel stacks ended.
+/// End of the way through the kernel stacks.
 enum Left {
     /// In user mode, with this RSP.
     User(u64),
@@ -222,8 +222,8 @@ impl StackReader {
         }
     }
 
-    /// Returns the page tables of a task that has memory of its own: with page-table isolation the kernel's,
-    /// which map the program, too.
+    /// Returns the page tables of a task that has user memory: with page-table isolation the kernel's, which
+    /// map the program, too.
     fn user_root(&self, memory: &impl PhysicalMemory, task: u64) -> Option<u64> {
         let layout = self.layout.mm?;
         let mm = self.task_word(memory, task, layout.mm).filter(|&mm| is_kernel(mm))?;

@@ -87,7 +87,7 @@ impl Guest {
         self.put(at - STACKS + PAGES, value);
     }
 
-    /// Tables of a space are behind each other, from its root.
+    /// The tables of a space follow each other, from its root.
     fn map(&mut self, root: u64, virt: u64, phys: u64) {
         let mut table = root;
         for shift in [39, 30, 21] {
@@ -151,7 +151,7 @@ impl Guest {
 }
 
 impl Guest {
-    /// Lets the task sleep in the kernel, with memory of its own.
+    /// Lets the task sleep in the kernel, with user memory.
     pub(crate) fn fall_asleep(&mut self) {
         self.enter_kernel();
         self.put(TASK + 0x18, TOP - 0x400);
@@ -347,7 +347,7 @@ fn a_fault_at_the_next_instruction_is_seen_by_its_page() {
     let mut small = StackCopy::new();
     guest.reader.copy_sleeping(&guest.memory, (DIRECT + TASK, false), 0, &mut small).expect("a stack");
     assert_eq!((small.is_fetching(), small.user_root()), (Some(true), None));
-    // Tables behind those of the stack.
+    // Tables after those of the stack.
     let tables = USER + 0x3000;
     guest.put(tables + ((USER_STACK + 0x5000) >> 12 & 511) * 8, (PAGES + 0x2_0000) | 7);
     guest.put_stack(saved + pt_regs::IRET, USER_STACK + 0x5ff8);

@@ -1,4 +1,4 @@
-//! The guest's own books of CPU time.
+//! The guest's own accounting of CPU time.
 
 use proptest::prelude::*;
 
@@ -169,7 +169,7 @@ proptest! {
         }
     }
 
-    /// Returns a guest may put anything where its lists and times are.
+    /// A guest may put anything where its lists and times are.
     #[test]
     fn a_hostile_guest_is_read_to_an_end(at in 0x280_0000_usize..0x290_0000, bytes in prop::collection::vec(any::<u8>(), 1..64)) {
         let (mut guest, kernel) = guest(&Config::new(STYLES[0]));

@@ -134,7 +134,7 @@ fn a_current_pointer_that_is_no_task_leaves_the_preempt_count() {
         assert_eq!(current.task, None, "{bad:#x}");
         assert_eq!(current.preempt_count, 0x8000_0000);
     }
-    // A leader that is none takes the whole task along: an identity must not be half right.
+    // A bad leader takes the whole task along: an identity must not be half right.
     guest.put(at, &good.to_le_bytes());
     let leader = good - phys_to_virt(0, five) + 0x3d0;
     guest.put(PhysAddr(leader), &[0xff; 8]);

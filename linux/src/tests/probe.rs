@@ -103,7 +103,7 @@ fn the_tracers_books_tell_who_is_traced() {
             guest.set_tracers(at, 1);
             assert!(concerns(&guest), "{at:#x}");
             guest.set_tracers(at, 0);
-            assert!(!concerns(&guest), "flags are no tracers");
+            assert!(!concerns(&guest), "flags do not count as tracers");
         }
     }
     // A list that ends too early, one that goes in a circle, and one of nowhere.

@@ -148,7 +148,7 @@ fn the_page_cache_has_the_bytes_of_whole_pages() {
     }
 }
 
-/// What the process of `task` would find at `path`.
+/// Looks up `path` as the process of `task` would.
 fn look_up(
     kernel: &Kernel,
     memory: &impl PhysicalMemory,

@@ -48,7 +48,7 @@ fn every_thread_is_seen_with_its_state() {
     }
 }
 
-/// Memory in which a word grows with every look at it.
+/// Memory in which a word grows with every read of it.
 struct Moving<'a> {
     guest: &'a Guest,
     at: PhysAddr,
@@ -86,7 +86,7 @@ fn a_task_that_is_switched_meanwhile_is_read_again_or_torn() {
         let memory = Moving { guest: &guest, at, looks: Cell::new(0), until };
         lists.read(&memory, task).expect("a task")
     };
-    // It changes once, between the first two looks.
+    // It changes once, between the first two reads.
     let settled = read(2);
     assert!(!settled.inconsistent && settled.switches == 2, "{settled:?}");
     assert!(read(u64::MAX).inconsistent);
@@ -106,7 +106,7 @@ fn a_list_that_cannot_be_followed_is_torn() {
 }
 
 proptest! {
-    /// Returns a guest may put anything where its lists and tasks are.
+    /// A guest may put anything where its lists and tasks are.
     #[test]
     fn a_hostile_guest_is_looked_at_to_an_end(at in 0x280_0000_usize..0x281_0000, bytes in prop::collection::vec(any::<u8>(), 1..64)) {
         let mut guest = Config::new(STYLES[1]).build();

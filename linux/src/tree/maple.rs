@@ -100,7 +100,7 @@ impl Node {
             } else {
                 self.max
             };
-            // Behind the last used pivot there are zeros; the range of the node ends there.
+            // After the last used pivot there are zeros; the range of the node ends there.
             let max = if (i > 0 && pivot == 0) || pivot > self.max { self.max } else { pivot };
             if max < min {
                 return None;
@@ -117,7 +117,7 @@ impl<'a, M: PhysicalMemory> MapleTree<'a, M> {
         Some(Self { view, layout, root: view.u64(at, layout.root)? })
     }
 
-    /// What belongs to `index`.
+    /// Returns the pointer that belongs to `index`.
     pub(crate) fn find(&self, index: u64) -> Option<u64> {
         if !is_node(self.root) {
             return entry(self.root).filter(|_| index == 0);
@@ -186,7 +186,7 @@ impl<'a, M: PhysicalMemory> MapleTree<'a, M> {
     }
 }
 
-/// Returns an entry that is a pointer: no gap, and no mark like `XA_ZERO_ENTRY`.
+/// Returns the entry if it is a pointer: not a gap, and not a mark like `XA_ZERO_ENTRY`.
 fn entry(entry: u64) -> Option<u64> {
     (entry != 0 && entry & INTERNAL_MASK == 0).then_some(entry)
 }

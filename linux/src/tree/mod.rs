@@ -13,7 +13,7 @@ pub(crate) use xarray::{XArray, XArrayLayout};
 const INTERNAL_MASK: u64 = 3;
 /// See [`INTERNAL_MASK`].
 const INTERNAL: u64 = 2;
-/// Internal entries up to here are no nodes but marks (`xa_is_node`, include/linux/xarray.h).
+/// Internal entries up to here are marks, not nodes (`xa_is_node`, include/linux/xarray.h).
 const LAST_MARK: u64 = 4096;
 
 /// Returns true if `entry` points to a node.

@@ -68,7 +68,7 @@ impl<'a, M: PhysicalMemory> XArray<'a, M> {
             above = shift;
             entry = self.slot(node, slot & self.last_slot())?;
             if entry & INTERNAL_MASK == INTERNAL && !is_node(entry) {
-                // A sibling names the slot that has it; what is no sibling names none.
+                // A sibling names the slot that has the pointer; other entries do not name a slot.
                 let canonical = entry >> 2;
                 entry = self.slot(node, canonical).filter(|_| canonical <= self.last_slot())?;
             }
@@ -134,7 +134,7 @@ impl<'a, M: PhysicalMemory> XArray<'a, M> {
     }
 }
 
-/// Returns an entry that is a pointer: neither empty, nor a value (a page that is swapped out), nor a mark.
+/// Returns the entry if it is a pointer: neither empty, nor a value (a page that is swapped out), nor a mark.
 fn pointer(entry: u64) -> Option<u64> {
     (entry != 0 && entry & INTERNAL_MASK == 0).then_some(entry)
 }

@@ -36,7 +36,7 @@ impl KernelUnwinder {
         state.check_direction(old_sp, false)
     }
 
-    /// Returns a step out of code that is neither the image's nor a module's.
+    /// Steps out of code that is neither the image's nor a module's.
     pub(super) fn step_by_generated_frame(&self, state: &mut State, stack: &impl StackMemory) -> Step {
         let (old_sp, old_bp) = (state.sp, state.bp);
         if old_bp < old_sp || old_bp & 7 != 0 {
@@ -57,7 +57,7 @@ impl KernelUnwinder {
 }
 
 impl State {
-    /// To the frame that RBP tells.
+    /// Moves to the frame that RBP points to.
     fn enter_frame(&mut self, stack: &impl StackMemory) -> Result<(), KernelWalkError> {
         let (bp, ip) = (word(stack, self.bp)?, word(stack, self.bp.wrapping_add(8))?);
         self.enter_caller(ip, self.bp.wrapping_add(16), bp);

@@ -8,8 +8,8 @@ use crate::generated::CallerRule;
 use symbols::StackMemory;
 
 impl KernelUnwinder {
-    /// Returns a step out of code that is neither the image's nor a module's; `at` is the address that a rule
-    /// must hold at.
+    /// Steps out of code that is neither the image's nor a module's; `at` is the address that a rule must
+    /// hold at.
     pub(super) fn step_out_of_generated_code(
         &self,
         at: u64,

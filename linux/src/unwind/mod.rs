@@ -1,9 +1,9 @@
 //! Call stacks of the kernel, unwound from a copy of its stacks.
 //!
 //! ```text
-//! registers -> address -> rule of ORC: where the caller's stack pointer, address and RBP are -> caller -> ...
-//!                |                                                        `-> pt_regs: an interrupt, an exception,
-//!                |                                                            a system call; of user mode: the end
+//! registers -> address -> ORC rule: the caller's stack pointer, address and RBP -> caller -> ...
+//!                |                                                     `-> pt_regs: an interrupt, an exception,
+//!                |                                                         a system call; of user mode: the end
 //!                |-> generated code: the rule of what it is a copy of, or its frame pointer
 //!                `-> no rule: frame pointer, where a kernel keeps one
 //! ```
@@ -54,8 +54,8 @@ use table::{Budget, Table};
 /// 400,000 to 900,000.
 pub const MAX_RULES: usize = 1 << 21;
 
-/// Functions whose address stands on the stack in place of the one that is returned to, while the guest
-/// traces returns (arch/x86/kernel/ftrace_64.S, arch/x86/kernel/rethook.c, arch/x86/kernel/kprobes/core.c).
+/// Functions whose address replaces the return address on the stack, while the guest traces returns
+/// (arch/x86/kernel/ftrace_64.S, arch/x86/kernel/rethook.c, arch/x86/kernel/kprobes/core.c).
 const RETURN_HOOKS: [&str; 4] =
     ["return_to_handler", "arch_rethook_trampoline", "__kretprobe_trampoline", "kretprobe_trampoline"];
 

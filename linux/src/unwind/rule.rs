@@ -12,10 +12,10 @@ pub(super) enum Numbers {
 }
 
 impl Numbers {
-    /// Which they are, told by the rules of an image: of nearly all calls the caller's stack pointer is shown
-    /// by SP (99 % of 373,000 rules in Debian's 6.12 and of 450,000 in its 7.3). `None` where neither number
-    /// is that of most.
-    pub(super) fn told_by(fields: &OrcLayout, rules: &[u8]) -> Option<Self> {
+    /// Infers the numbers from the rules of an image: for nearly all calls the caller's stack pointer is
+    /// computed from SP (99 % of 373,000 rules in Debian's 6.12 and of 450,000 in its 7.3). `None` where
+    /// neither number is that of most rules.
+    pub(super) fn infer(fields: &OrcLayout, rules: &[u8]) -> Option<Self> {
         let (mut calls, mut five, mut three) = (0usize, 0usize, 0usize);
         for bytes in rules.chunks_exact(fields.size.max(1)) {
             let word = Word::new(bytes);
@@ -34,14 +34,14 @@ impl Numbers {
     }
 }
 
-/// How the rules of a kernel are written.
+/// Format of the rules of a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Format {
     pub(super) fields: OrcLayout,
     pub(super) numbers: Numbers,
 }
 
-/// What the caller's stack pointer is shown by.
+/// Base of the caller's stack pointer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Base {
     Undefined,
@@ -60,10 +60,10 @@ pub(super) enum Base {
     BpIndirect,
 }
 
-/// What is there.
+/// Contents of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// Nothing that could be told.
+    /// Nothing that could be recognized.
     Undefined,
     /// The bottom of the stack.
     Bottom,
@@ -88,8 +88,7 @@ pub(super) struct Rule {
 }
 
 impl Rule {
-    /// What holds at address 0, which is only got to by calling it: nothing was pushed but the return
-    /// address.
+    /// Rule at address 0, which is reached only by calling it: only the return address was pushed.
     pub(super) const NULL_CALL: Self = Self {
         sp_offset: 8,
         bp_offset: 0,
@@ -126,7 +125,7 @@ impl Rule {
     }
 }
 
-/// What a rule is of; `undefined`: it names nothing that the caller's stack pointer is shown by.
+/// Returns the kind of a rule; `undefined`: it names no base of the caller's stack pointer.
 fn kind_of(fields: &OrcLayout, word: Word, undefined: bool) -> Kind {
     match (fields.kind.1, word.field(fields.kind)) {
         (3, 1) => Kind::Bottom,

@@ -14,7 +14,7 @@ const MAX_BLOCKS: usize = 1 << 22;
 /// Bytes of a rule's address.
 const ADDRESS: usize = 4;
 
-/// What may still be kept.
+/// Budget of rules that may still be kept.
 #[derive(Debug)]
 pub(super) struct Budget {
     rules: usize,
@@ -38,7 +38,7 @@ impl Budget {
 pub(super) struct Table {
     start: u64,
     end: u64,
-    /// Where each rule starts to hold, from `start`; ascending.
+    /// Address from which each rule applies, relative to `start`; ascending.
     addresses: Vec<u32>,
     rules: Vec<Rule>,
     /// For each block the number of rules that start before it, and one more; empty when there was no room.
@@ -51,8 +51,8 @@ impl Table {
         Self { start, end, ..Self::default() }
     }
 
-    /// Returns the image's, whose arrays are at `addresses` and `rules`, start and end; and what they tell of
-    /// how all rules of this kernel are written.
+    /// Returns the image's table, whose arrays are at `addresses` and `rules`, start and end; and the format
+    /// of all rules of this kernel, which they show.
     pub(super) fn of_image<M: PhysicalMemory>(
         view: &View<'_, M>,
         fields: OrcLayout,
@@ -64,7 +64,7 @@ impl Table {
         budget.take(symbols::bytes::index(addresses.1.checked_sub(addresses.0)?) / ADDRESS)?;
         let address_bytes = view.image.bytes(view.memory, addresses)?;
         let rule_bytes = view.image.bytes(view.memory, rules)?;
-        let format = Format { fields, numbers: Numbers::told_by(&fields, &rule_bytes)? };
+        let format = Format { fields, numbers: Numbers::infer(&fields, &rule_bytes)? };
         let table =
             Self::new(&format, view.image.range(), (addresses.0, &address_bytes), &rule_bytes, budget)?;
         Some((table, format))
@@ -176,7 +176,7 @@ impl Table {
         let block = (offset >> BLOCK) as usize;
         let (low, high) = match self.blocks.get(block..block.saturating_add(2)) {
             Some(&[low, high]) => (low as usize, high as usize),
-            // Behind the last block.
+            // After the last block.
             _ if !self.blocks.is_empty() => (self.rules.len(), self.rules.len()),
             _ => (0, self.rules.len()),
         };

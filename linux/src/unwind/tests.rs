@@ -26,7 +26,7 @@ const STACK: u64 = 0xffff_c900_0000_0000;
 const SP: u16 = 5;
 const BP: u16 = 4;
 const PREV_SP: u16 = 1;
-/// What each of them is in [`Numbers::StackPointerIs3`].
+/// Number of each of them in [`Numbers::StackPointerIs3`].
 const RENUMBERED: [u16; 11] = [0, 8, 2, 5, 4, 3, 6, 7, 10, 9, 1];
 
 /// Until 6.2, 6.3, since 6.4, and 7.3.
@@ -372,7 +372,7 @@ fn modules_have_tables_of_their_own() {
 fn a_kernel_with_frame_pointers_needs_no_table() {
     let unwinder = by_frame_pointer();
     assert!(unwinder.missing().is_some());
-    // An interrupt in a system call: RBP with bit 0 tells where its pt_regs is.
+    // An interrupt in a system call: RBP with bit 0 points to its pt_regs.
     let regs = STACK + 8 * 4;
     let mut stack = vec![regs | 1, TEXT + 0x11, 0, 0];
     stack.extend(pt_regs(TEXT + 0x300, 0x10, STACK + 25 * 8));
@@ -394,7 +394,7 @@ fn most_rules_tell_which_number_is_which_register() {
     for format in formats() {
         let told = |written: &[Written]| {
             let bytes: Vec<u8> = written.iter().flat_map(|written| bytes(&format, written)).collect();
-            Numbers::told_by(&format.fields, &bytes)
+            Numbers::infer(&format.fields, &bytes)
         };
         let by_sp = rule(0, Kind::Call, (SP, 8));
         let others =
@@ -482,7 +482,7 @@ fn a_budget_ends() {
     assert_eq!([2, 2, 1, 1].map(|rules| budget.take(rules).is_some()), [true, false, true, false]);
 }
 
-/// Returns a system call whose registers were just popped, and one whose stack ends in the code after a fork:
+/// A system call whose registers were just popped, and one whose stack ends in the code after a fork:
 /// both are known by their place on the task's stack.
 #[test]
 fn a_copy_tells_the_users_registers_where_rules_do_not() {

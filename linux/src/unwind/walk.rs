@@ -45,7 +45,7 @@ pub(super) struct State {
     switches: u32,
 }
 
-/// Where a step leads: an end, or, with `None`, to the frame that the state is now at.
+/// Result of a step: an end, or, with `None`, the frame that the state is now at.
 pub(super) type Step = Result<Option<WalkEnd>, KernelWalkError>;
 
 /// Returns a word of the stack.
@@ -84,11 +84,11 @@ impl KernelUnwinder {
         state.kind == FrameKind::Return && state.ip != 0 && self.hooks.contains(&state.ip)
     }
 
-    /// Where the last function returned to that was called with the registers which a sample in entry code
-    /// finds saved: in the entry code of the system call, exception or interrupt that is left. All ways out
-    /// of the kernel share the code that restores registers, and only this word below them, which is not
-    /// overwritten before the next entry, tells which one it was. `None` outside of entry code, and where it
-    /// was not copied.
+    /// Returns the return address of the last function that was called with the registers which a sample in
+    /// entry code finds saved: it is in the entry code of the system call, exception or interrupt that is
+    /// left. All ways out of the kernel share the code that restores registers. Only this word below them,
+    /// which is not overwritten before the next entry, shows which one it was. `None` outside of entry code,
+    /// and where it was not copied.
     pub fn returned_to(&self, copy: &StackCopy) -> Option<VirtAddr> {
         let registers = copy.registers();
         if !self.in_entry_code(registers.rip) {
@@ -159,9 +159,9 @@ impl KernelUnwinder {
         }
     }
 
-    /// Returns the thunks that indirect calls go through have rules for none of their ways
+    /// Returns the rule for a thunk of indirect calls: thunks have no rules for their ways
     /// (arch/x86/lib/retpoline.S). The one way that pushes starts with a call, whose return address it
-    /// replaces by where to go.
+    /// replaces by the target.
     fn thunk_rule(&self, state: &State) -> Option<Rule> {
         let offset = state.ip.checked_sub(self.thunks).filter(|offset| *offset < THUNKS * THUNK)?;
         let sp_offset = if offset % THUNK < CALL { 8 } else { 16 };
@@ -257,7 +257,7 @@ impl State {
 
     /// To the frame whose registers are saved at `at`; the end if they are a user's.
     pub(super) fn enter_registers(&mut self, at: u64, stack: &impl StackMemory) -> Step {
-        // Below the stack pointer there are none yet, or no more: they are still, or again, in place.
+        // Below the stack pointer there are none yet, or no longer: they are still, or again, in place.
         let regs = if self.known && at < self.sp {
             let mut now = Registers { gpr: self.gpr, rip: self.ip };
             now.gpr[Registers::RSP] = self.sp;

@@ -1,7 +1,8 @@
 //! Compares the user unwinder with gdb on a live program.
 //!
 //! ```text
-//! cargo run --release -p symbols --example unwind_process -- --stops 100 --steps 20 -- /usr/bin/sha256sum /dev/zero
+//! cargo run --release -p symbols --example unwind_process -- --stops 100 --steps 20 -- \
+//!     /usr/bin/sha256sum /dev/zero
 //! ```
 //!
 //! gdb runs the program, stops it `--stops` times at random moments, makes `--steps` single steps at each

@@ -40,7 +40,7 @@ pub struct Mappings {
 /// Files that were read once, by path.
 pub type Files = HashMap<String, Option<Arc<File>>>;
 
-/// What a compressed section holds: an `Elf64_Chdr` of 24 bytes is before it.
+/// Returns the contents of a compressed section: an `Elf64_Chdr` of 24 bytes precedes them.
 fn inflate(stored: &[u8]) -> Option<Vec<u8>> {
     let mut bytes = Vec::new();
     ZlibDecoder::new(stored.get(24..)?).read_to_end(&mut bytes).ok()?;
@@ -79,7 +79,7 @@ impl File {
         Some(Self { id, segments, table, bytes })
     }
 
-    /// What its table was made of.
+    /// Returns the sections that its table was made of.
     pub fn sections(&self) -> Option<CfiSections> {
         sections(&self.bytes)
     }

@@ -9,7 +9,7 @@ const ROWS: usize = 1 << 14;
 /// every walk.
 const WAYS: usize = 4;
 
-/// How the rows of walks were found.
+/// Hits and misses of the rows of walks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CacheUse {
     /// In the cache.

@@ -1,4 +1,4 @@
-//! What few bytes of code tell.
+//! Recognizes calls and signal returns by few bytes of code.
 
 /// Bytes of the longest call instruction that [`ends_with_call`] knows.
 pub(super) const LONGEST_CALL: usize = 7;

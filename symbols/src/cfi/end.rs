@@ -1,8 +1,8 @@
-//! How a walk ends.
+//! Ends of a walk.
 
 use serde::{Deserialize, Serialize};
 
-/// How a walk ended.
+/// End of a walk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, thiserror::Error)]
 pub enum UserEnd {
     /// At the outermost frame: the start of a program, of a thread, of a coroutine.

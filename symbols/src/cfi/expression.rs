@@ -18,7 +18,7 @@ pub(super) const MAX_OPERATIONS: u32 = 1_000;
 /// Units of [`Work`] of one expression: as many that a walk evaluates about 2,000 of them.
 pub(super) const UNITS: usize = 128;
 
-/// Where an expression is in its table.
+/// Range of an expression in its table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct At {
     pub section: Section,
@@ -78,9 +78,9 @@ pub(super) fn evaluate(
     }
 }
 
-/// Returns true if a DW_OP_piece may stand somewhere with more bits than a u64 counts: gimli multiplies
-/// without a check. A branch may lead to any byte, so every byte is read as an operation. No rule needs
-/// pieces, which are parts of variables (DWARF 5, section 2.6.1.2).
+/// Returns true if there may be a DW_OP_piece with more bits than a u64 counts: gimli multiplies without a
+/// check. A branch may lead to any byte, so every byte is read as an operation. No rule needs pieces, which
+/// are parts of variables (DWARF 5, section 2.6.1.2).
 fn has_huge_piece(expression: Bytes<'_>) -> bool {
     let mut rest = expression;
     while let Ok(operation) = rest.read_u8() {

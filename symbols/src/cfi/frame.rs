@@ -12,14 +12,14 @@ use crate::registers::{Registers, StackMemory};
 pub struct UserFrame {
     /// Virtual address of the instruction that runs next in this frame.
     pub address: u64,
-    /// How to look the address up.
+    /// Kind of the address, by which it is looked up.
     pub place: Place,
     /// `None` for a frame that follows from the one before it by CFI. All frames after one with a doubt rest
     /// on it.
     pub doubt: Option<Doubt>,
 }
 
-/// What an instruction address of a frame is.
+/// Meaning of an instruction address of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Place {
     /// The frame was interrupted before this instruction.

@@ -9,7 +9,7 @@ use super::ways::Ways;
 use super::work::Work;
 use crate::registers::{Registers, StackMemory};
 
-/// What was found out.
+/// Result of a guess.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Guess {
     /// `state` is the caller's now.
@@ -117,7 +117,7 @@ fn by_frame_pointer(
     let rip = stack.read_u64(rbp.checked_add(8)?)?;
     let plausible = match rip {
         0 => saved == 0,
-        // Whoever makes a thread's or coroutine's first frame by hand writes any address: no call is before
+        // Code that makes a thread's or coroutine's first frame by hand writes any address: no call is before
         // it.
         _ => images.find(rip.wrapping_sub(1)).is_some_and(|image| {
             saved == 0

@@ -1,4 +1,4 @@
-//! What an unwinder asks of the process's mappings.
+//! The process's mappings as an unwinder needs them.
 
 use super::CfiTable;
 
@@ -20,16 +20,16 @@ pub trait Images {
 /// One executable mapping.
 #[derive(Debug, Clone, Copy)]
 pub struct Image<'a> {
-    /// What names the table in the unwinder's cache: one number for one [`CfiTable`], never used for another
-    /// one as long as the unwinder lives. Not used for mappings without a table.
+    /// Name of the table in the unwinder's cache: one number for one [`CfiTable`], never used for another one
+    /// as long as the unwinder lives. Not used for mappings without a table.
     pub id: u32,
     /// Load bias in bytes: virtual address minus the address inside the file's tables, modulo 2^64.
     pub bias: u64,
-    /// Where its CFI is.
+    /// Source of its CFI.
     pub code: ImageCode<'a>,
 }
 
-/// What is known of a mapping's code.
+/// Code of a mapping.
 #[derive(Debug, Clone, Copy)]
 pub enum ImageCode<'a> {
     /// The tables of the file, or of the vDSO.

@@ -8,7 +8,7 @@ use crate::bytes::index;
 /// FDEs in one section; libc of Debian 12 has 3,713, python3.11 10,221.
 pub(super) const MAX_FDES: usize = 1 << 21;
 
-/// Where the FDE of an address may be. 8 bytes for each function.
+/// Offset of the FDE that may cover an address. 8 bytes for each function.
 #[derive(Debug, Default)]
 pub(super) struct FdeIndex {
     /// Lowest start of a function.

@@ -8,10 +8,10 @@
 //! jmp to code that has CFI      that code goes on in the same frame: its rules lead further
 //! ```
 //!
-//! Only what moves between RSP, RBP, the other registers and the stack is computed; all else makes a value
-//! unknown, and a way on which RSP is not known ends. What a way has stored on the stack is not read back
-//! from the copy. Other memory is read as it is by now, which RSP and RBP never come from: it tells where a
-//! dispatch goes, and all that it may go to shares the frame.
+//! Only values that move between RSP, RBP, the other registers and the stack are computed; all else makes a
+//! value unknown, and a way on which RSP is not known ends. Words that a way has stored on the stack are not
+//! read back from the copy. Other memory is read as it is by now, which RSP and RBP never come from: it shows
+//! where a dispatch goes, and all code that it may go to shares the frame.
 //!
 //! Where nothing better is found, the code after a jump to an unknown place is followed, too: it has the same
 //! frame if it is of the same function, and one as deep if it is the next one's. Instructions: Intel SDM
@@ -52,7 +52,7 @@ const PAGE: u64 = 4096;
 /// run time need not keep more than the stack and, if it has one, the frame pointer.
 const KEPT_BY_CALLS: [usize; 2] = [Registers::RBP, Registers::RSP];
 
-/// How the code is left.
+/// Kind of an exit from the code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Left {
     /// It returns.
@@ -72,7 +72,7 @@ struct Way {
     last: Option<usize>,
 }
 
-/// What an instruction does to a way.
+/// Effect of an instruction on a way.
 enum Next {
     /// The one after it follows.
     Through,
@@ -88,15 +88,15 @@ enum Next {
     Lost,
 }
 
-/// What is followed after a jump to a place that is not known.
+/// Code that is followed after a jump to an unknown place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Behind {
     Nothing,
-    /// The code that stands after it.
+    /// The code after the jump.
     Code,
 }
 
-/// How the code at the RIP of `state` is left, and the registers then; `None` if no way is found.
+/// Returns the exit from the code at the RIP of `state`, and the registers then; `None` if no way is found.
 pub(super) fn leave<I: Images>(
     state: &State,
     (place, behind): (Place, Behind),
@@ -309,7 +309,7 @@ impl Way {
         }
     }
 
-    /// Where an indirect jump leads to.
+    /// Returns the target of an indirect jump.
     fn target<I: Images>(&self, instruction: &Instruction, images: &I) -> Option<u64> {
         match instruction.op0_kind() {
             OpKind::Register => self.get(instruction.op0_register()),
@@ -322,8 +322,7 @@ impl Way {
         }
     }
 
-    /// Returns a return to an address that is one: after a call, or in code made at run time, which may push
-    /// it by hand.
+    /// Returns to an address that follows a call, or is in code made at run time, which may push it by hand.
     fn ret<I: Images>(
         &mut self,
         instruction: &Instruction,

@@ -22,7 +22,7 @@ pub(super) const COLUMNS: usize = RA + 1;
 /// Registers that a function preserves (System V ABI, AMD64 supplement 1.0, section 3.2.1), but RSP.
 pub(super) const PRESERVED: [usize; 6] = [3, Registers::RBP, 12, 13, 14, 15];
 
-/// How many columns gimli keeps for a row; more is no CFI of a compiler for this machine, which has 17 and at
+/// Columns that gimli keeps for a row. More are not CFI of a compiler for this machine, which has 17 and at
 /// most 16 vector registers.
 const RULES: usize = 40;
 
@@ -35,10 +35,10 @@ impl<T: ReaderOffset> UnwindContextStorage<T> for Storage {
     type Stack = [UnwindTableRow<T, Self>; 6];
 }
 
-/// Where gimli computes rows; kept between rows, as it is large.
+/// Memory in which gimli computes rows; kept between rows, as it is large.
 pub(super) type RowContext = UnwindContext<usize, Storage>;
 
-/// What the tables say of one address.
+/// Rules of the tables for one address.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Row {
     /// No function here.
@@ -47,7 +47,7 @@ pub(super) enum Row {
     Bad,
     /// The return address is undefined: the outermost frame.
     Outermost,
-    /// What almost every row is.
+    /// Form of almost every row.
     Usual(Usual),
     /// All others.
     General(Box<General>),

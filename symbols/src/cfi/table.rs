@@ -29,7 +29,7 @@ pub(super) type Fde<'a> = FrameDescriptionEntry<Bytes<'a>>;
 /// A section: its bytes, and its virtual address inside the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CfiSection {
-    /// What the section holds.
+    /// Contents of the section.
     pub bytes: Arc<[u8]>,
     /// `sh_addr`, or for `.eh_frame_hdr` `p_vaddr` of PT_GNU_EH_FRAME.
     pub address: u64,

@@ -35,7 +35,7 @@ impl UserUnwinder {
         Self { cache: RowCache::new(), ways: Ways::default(), context: Box::new(RowContext::new_in()) }
     }
 
-    /// How often rows were found in the cache.
+    /// Returns the hits and misses of the cache of rows.
     pub fn cache_use(&self) -> CacheUse {
         self.cache.used
     }
@@ -103,7 +103,8 @@ impl UserUnwinder {
                     return Err(UserWalkError::SignalStacks.into());
                 }
             }
-            // Nothing calls address 0's neighbour: the return address of whoever started a thread by hand.
+            // Nothing calls address 0's neighbour: it is the return address where a thread was started by
+            // hand.
             Place::Return if state.rip() == 0 => return Err(UserEnd::Complete),
             Place::Return if state.rsp() <= rsp => return Err(UserWalkError::CfaBackwards.into()),
             Place::Return => (),
@@ -139,7 +140,7 @@ impl UserUnwinder {
     }
 }
 
-/// What bounds one walk, besides its number of frames.
+/// Bounds of one walk, besides its number of frames.
 #[derive(Debug)]
 struct Bounds {
     work: Work,

@@ -15,13 +15,13 @@ const REMEMBERED: usize = 4096;
 const INSTRUCTIONS: usize = 1 << 16;
 /// Instructions of a way that is remembered, at most.
 const LONGEST: usize = 256;
-/// How often a place without a way out counts as one before a way is looked for again: what the stack held
-/// may have been the reason.
+/// Times that a place without a way out counts as one before a way is searched for again: the words on the
+/// stack may have been the reason.
 const TRUSTED: u8 = 16;
 /// Bytes of code by which a place is known again.
 pub(super) const HEAD: usize = 16;
 
-/// Where a way begins, and what it may follow.
+/// Beginning of a way, and the code that it may follow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Start {
     pub at: u64,
@@ -30,7 +30,7 @@ pub(super) struct Start {
     pub head: [u8; HEAD],
 }
 
-/// What is known of a place.
+/// Answer for a place.
 #[derive(Debug, Clone)]
 pub(super) enum Known {
     Way(Arc<[Instruction]>),
@@ -40,11 +40,11 @@ pub(super) enum Known {
     Unasked,
 }
 
-/// What was found from one place.
+/// Result of the search from one place.
 #[derive(Debug)]
 enum Found {
     Way(Arc<[Instruction]>),
-    /// How often this still counts.
+    /// Number of times that this still counts.
     Nothing(u8),
 }
 
@@ -62,7 +62,7 @@ impl fmt::Debug for Ways {
 }
 
 impl Ways {
-    /// What is known of `start`.
+    /// Returns the remembered answer for `start`.
     pub fn recall(&mut self, start: &Start) -> Known {
         match self.found.get_mut(start) {
             Some(Found::Way(way)) => Known::Way(Arc::clone(way)),

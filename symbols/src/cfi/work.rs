@@ -1,4 +1,4 @@
-//! What a walk may cost.
+//! Limit of the work of a walk.
 
 use super::UserWalkError;
 
@@ -7,7 +7,7 @@ use super::UserWalkError;
 /// in the cache are 15,000 units.
 pub(super) const WALK: u32 = 1 << 18;
 
-/// What is left of a walk's work.
+/// Remaining work of a walk.
 #[derive(Debug)]
 pub(super) struct Work(u32);
 

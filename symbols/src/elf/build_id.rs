@@ -35,7 +35,7 @@ impl fmt::Debug for BuildId {
     }
 }
 
-/// The text is no build-id: an even number of hexadecimal digits, 4 to 128.
+/// The text is not a build-id: an even number of hexadecimal digits, 4 to 128.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("not a build-id: 4 to 128 hexadecimal digits are expected")]
 pub struct NotABuildId;

@@ -36,7 +36,7 @@ pub(super) fn decompress(name: &str, section: &[u8]) -> Result<Vec<u8>, ElfError
     bytes.filter(|bytes| bytes.len() as u64 == claimed).ok_or_else(bad)
 }
 
-/// At most `most` bytes and one more, which tells that there are too many.
+/// Reads at most `most` bytes and one more, which shows that there are too many.
 pub(super) fn read(stream: impl Read, most: u64) -> Option<Vec<u8>> {
     let mut bytes = Vec::with_capacity(index(most.min(AT_ONCE)));
     stream.take(most.saturating_add(1)).read_to_end(&mut bytes).ok()?;

@@ -32,8 +32,8 @@ impl fmt::Debug for Section {
     }
 }
 
-/// Where a separate debug file is, by `.gnu_debuglink`: a name in one of the usual directories, and the
-/// CRC-32 (the polynomial of zlib) of all its bytes.
+/// Link to a separate debug file, by `.gnu_debuglink`: a name in one of the usual directories, and the CRC-32
+/// (the polynomial of zlib) of all its bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DebugLink {
     /// A plain file name.
@@ -115,7 +115,8 @@ impl ElfFile {
         segment::address_of(&self.segments, offset)
     }
 
-    /// Where the byte at `address` is in the file; `None` where memory is zero or nothing is loaded.
+    /// Returns the offset in the file of the byte at `address`; `None` where memory is zero or nothing is
+    /// loaded.
     pub fn offset_of(&self, address: u64) -> Option<u64> {
         self.segments.iter().find_map(|segment| segment.offset_of(address))
     }
@@ -198,7 +199,7 @@ impl ElfFile {
             .map(|(number, (_, header))| (number, header))
     }
 
-    /// Returns a link is small: one that is not is no link.
+    /// Reads a section with a link. Links are small: a large section is not read.
     fn small_section(&self, name: &str) -> Option<Arc<[u8]>> {
         let (_, header) = self.find(name)?;
         (header.sh_size <= MAX_LINK).then(|| self.section(name).ok())?.map(|section| section.bytes)
@@ -251,7 +252,7 @@ impl ElfFile {
     }
 }
 
-/// What the section table says of one section.
+/// Description of one section in the section table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SectionInfo<'a> {
     /// Its name.

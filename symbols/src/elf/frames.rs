@@ -1,4 +1,4 @@
-//! Where the call frame information of a file is.
+//! Location of the call frame information of a file.
 
 use gimli::{BaseAddresses, EhFrameHdr, LittleEndian, Pointer};
 use goblin::elf::program_header::PT_GNU_EH_FRAME;

@@ -1,4 +1,4 @@
-//! Notes and links that tell which build a file is.
+//! Notes and links that identify the build of a file.
 
 use text::clean::ascii;
 
@@ -47,7 +47,7 @@ pub(super) fn alt_link(bytes: &[u8]) -> Option<(String, BuildId)> {
     Some((ascii(path), id))
 }
 
-/// Returns a plain file name: one that leaves its directory is none.
+/// Returns a plain file name; `None` for a name that leaves its directory.
 fn file_name(name: &[u8]) -> Option<String> {
     let plain = !name.is_empty() && name.len() <= 255 && name != b"." && name != b"..";
     (plain && name.iter().all(|b| matches!(b, b' '..=b'~') && *b != b'/')).then(|| ascii(name))

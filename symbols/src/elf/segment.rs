@@ -32,7 +32,7 @@ impl Segment {
         address >= self.address && address - self.address < self.memory_size
     }
 
-    /// Where the byte at `address` is in the file.
+    /// Returns the offset in the file of the byte at `address`.
     pub(super) fn offset_of(&self, address: u64) -> Option<u64> {
         let within = address.checked_sub(self.address)?;
         (within < self.file_size).then(|| self.offset + within)

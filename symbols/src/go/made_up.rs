@@ -3,7 +3,7 @@
 use super::Layout;
 use crate::bytes::index;
 
-/// Where the code of [`table`] starts.
+/// Start of the code of [`table`].
 pub const TEXT: u64 = 0x40_1000;
 /// Start of the second function.
 pub const SECOND: u64 = TEXT + 0x40;

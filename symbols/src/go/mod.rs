@@ -2,16 +2,16 @@
 //! sizes.
 //!
 //! ```text
-//! .gopclntab   header | names | units | files | values by address | functions by address, then what is known of each
+//! .gopclntab   header | names | units | files | values by address | functions by address, then facts of each
 //!
 //! function:    name, where the values of its frame size, file and line start, its unit
 //! values:      pairs of differences: of the value (zigzag), of the address
 //! file:        number in the unit -> offset of a path
 //! ```
 //!
-//! Three layouts, told by the magic number: of Go 1.16 and 1.17, of 1.18 and 1.19, and since 1.20. Facts from
-//! Go's own runtime/symtab.go, runtime/runtime2.go (`_func`) and debug/gosym/pclntab.go of 1.16, 1.19 and
-//! 1.22.
+//! Three layouts, distinguished by the magic number: of Go 1.16 and 1.17, of 1.18 and 1.19, and since 1.20.
+//! Facts from Go's own runtime/symtab.go, runtime/runtime2.go (`_func`) and debug/gosym/pclntab.go of 1.16,
+//! 1.19 and 1.22.
 //!
 //! The table is the guest's: offsets are checked where they are used, and no look-up takes more than
 //! [`MAX_STEPS`] steps.
@@ -61,7 +61,7 @@ struct Offsets {
     file: usize,
     line: usize,
     unit: usize,
-    /// `None` where they are not told.
+    /// `None` where there are no flags.
     flags: Option<usize>,
 }
 
@@ -77,7 +77,7 @@ impl Layout {
 
     fn offsets(self) -> Offsets {
         match self {
-            // Behind an address of 8 bytes instead of an offset of 4.
+            // After an address of 8 bytes instead of an offset of 4.
             Self::Go1_16 => Offsets { name: 8, frame: 20, file: 24, line: 28, unit: 36, flags: None },
             Self::Go1_18 => Offsets { name: 4, frame: 16, file: 20, line: 24, unit: 32, flags: Some(37) },
             Self::Go1_20 => Offsets { name: 4, frame: 16, file: 20, line: 24, unit: 32, flags: Some(41) },
@@ -96,7 +96,7 @@ pub struct GoFunction {
     pub end: u64,
 }
 
-/// How to leave a function.
+/// Rule by which the caller of a function is found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum GoFrame {
     /// Bytes from the stack pointer to the return address.
@@ -196,7 +196,7 @@ impl GoTable {
         Some((self.text_at(self.files, path)?, line))
     }
 
-    /// How to leave the function that covers `address`; `None` where the table does not tell.
+    /// Returns the rule for the function that covers `address`; `None` where the table has no such rule.
     pub(crate) fn frame(&self, address: u64) -> Option<GoFrame> {
         let (start, _, known) = self.covering(address)?;
         let offsets = self.layout.offsets();
@@ -217,7 +217,7 @@ impl GoTable {
             if self.entry(middle)?.0 <= address { low = middle + 1 } else { high = middle }
         }
         let (start, offset) = self.entry(low.checked_sub(1)?)?;
-        // Behind the last function stands its end.
+        // The last function is followed by its end.
         let (end, _) = self.entry(low)?;
         let known = self.functions.checked_add(offset)?;
         // What is known of it is read at offsets below 64.

@@ -8,7 +8,7 @@ use flate2::Crc;
 
 use crate::elf::{BuildId, DebugLink, ElfFile, ReadAt};
 
-/// Where distributions install debug files.
+/// Directory in which distributions install debug files.
 const USUAL: &str = "/usr/lib/debug";
 /// Bytes of a file whose CRC is computed, at most.
 const MAX_CRC: u64 = 1 << 30;
@@ -40,7 +40,7 @@ pub fn no_files() -> OpenFiles {
     Arc::new(|| Box::new(None))
 }
 
-/// What a debug file is looked for by.
+/// Key by which a debug file is searched for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DebugQuery {
     /// Absolute path of the program or library in the guest.
@@ -74,12 +74,12 @@ impl std::fmt::Display for DebugQuery {
 pub trait DebugSource: Send {
     /// Returns the name of the place, for reports.
     fn name(&self) -> String;
-    /// Returns the debug file of this build; `Ok(None)` when the place does not have it, an error when it
-    /// cannot tell, in words for a report.
+    /// Returns the debug file of this build; `Ok(None)` when the source does not have it, an error when the
+    /// source cannot be read, in words for a report.
     fn find(&self, build_id: &BuildId) -> Result<Option<Box<dyn ReadAt>>, String>;
 }
 
-/// Where a debug file was found.
+/// Source of a debug file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Origin {
     /// In the guest, at this path.
@@ -95,7 +95,7 @@ pub enum Origin {
 pub struct DebugFile {
     /// The file.
     pub elf: ElfFile,
-    /// Where it is.
+    /// Source of the file.
     pub origin: Origin,
 }
 
@@ -242,7 +242,7 @@ fn directory_of(path: &str) -> &str {
     path.rsplit_once('/').map_or("", |(directory, _)| directory)
 }
 
-/// Returns a relative path that stays where it is joined to: the guest chose its words.
+/// Returns a relative path that stays in the directory it is joined to: the guest chose its words.
 fn plain(path: &str) -> Option<&Path> {
     let path = Path::new(path.trim_start_matches('/'));
     let stays = path.components().all(|part| matches!(part, Component::Normal(_)));

@@ -122,7 +122,7 @@ mod tests {
         assert!(names.bytes.get() <= MAX_REMEMBERED && names.known.borrow().len() < 3000);
     }
 
-    /// Returns each `S_` names what came before: the output doubles with every level.
+    /// Each `S_` names what came before: the output doubles with every level.
     #[test]
     fn a_name_that_explodes_is_left_mangled() {
         let mut bomb = String::from("_Z1fI1a");

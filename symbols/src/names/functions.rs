@@ -6,13 +6,13 @@ use super::plt::{Target, stubs};
 use super::symbols::{RawSymbol, SymbolNames, SymbolTable};
 use crate::elf::ElfFile;
 
-/// How many functions before an address may enclose it: those between start inside and end before it.
+/// Functions before an address that may enclose it: those between start inside and end before it.
 const MAX_NESTED: usize = 16;
 
 /// Bytes of a name that decide between several.
 const MAX_RANKED: usize = 64;
 
-/// Where functions start by other means than symbols: by call frame information.
+/// Starts of functions by other means than symbols: by call frame information.
 pub trait FunctionStarts {
     /// Returns the start of the function that covers `address`, `None` where that is not known.
     fn function_start(&self, address: u64) -> Option<u64>;
@@ -24,7 +24,7 @@ impl<F: Fn(u64) -> Option<u64>> FunctionStarts for F {
     }
 }
 
-/// What kind of code a name stands for.
+/// Kind of code that has a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum FunctionKind {
     /// A function (STT_FUNC).
@@ -44,9 +44,10 @@ pub struct Function {
     pub name: String,
     /// Its first address, as the file counts.
     pub start: u64,
-    /// Its size in bytes; `None` when no symbol tells and it was taken to reach to the next one.
+    /// Its size in bytes; `None` when no symbol has the size and the function was taken to reach to the next
+    /// one.
     pub size: Option<u64>,
-    /// What kind of code it is.
+    /// Kind of code.
     pub kind: FunctionKind,
 }
 
@@ -78,12 +79,12 @@ enum Name {
     Stub(u32),
 }
 
-/// What a stub of the PLT jumps to.
+/// Target of a stub of the PLT.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Callee {
     /// The function with the name at this offset of `.dynsym`'s names.
     Named(u32),
-    /// What the resolver at this address chose.
+    /// Function that the resolver at this address chose.
     Resolver(u64),
     /// The dynamic linker.
     Linker,
@@ -139,7 +140,7 @@ impl FunctionTable {
     }
 
     /// Returns the function that covers `address`, an address of the file. A symbol without a size does not
-    /// cover what `starts` tells to be another function.
+    /// cover code that is another function by `starts`.
     pub fn find(&self, address: u64, starts: &dyn FunctionStarts) -> Option<Function> {
         let entry = self.covering(address)?;
         if !entry.is_sized && starts.function_start(address).is_some_and(|start| start > entry.start) {

@@ -20,9 +20,9 @@ const MAX_PATH: usize = 4096;
 /// Times that every byte of DWARF may be read on average. Units are parsed when they are first needed, then
 /// kept; reading all of a file once for all its functions takes two to three.
 const MAX_PASSES: u64 = 8;
-/// Bytes that may be read in all in addition for each look-up.
+/// Additional bytes that one look-up may read.
 const EACH_LOOKUP: u64 = 4 << 10;
-/// What a byte of `.debug_line` costs: each may become a row of 32 bytes.
+/// Price of a byte of `.debug_line`: each may become a row of 32 bytes.
 const LINE_PRICE: u64 = 8;
 
 /// One frame of an address: the function itself or one that it was inlined into.

@@ -26,23 +26,23 @@ pub enum Stopped {
     /// It took more work than such a file can be worth.
     #[error("its debug information takes too long to read")]
     Work,
-    /// What is built of it takes more memory than it may.
+    /// The tables that are built from the debug information exceed the memory limit.
     #[error("its debug information takes more than 256 MiB")]
     Memory,
 }
 
-/// What may still be read and built, and from where on the stack.
+/// Remaining budget of reading and building, and where the stack was.
 #[derive(Debug, Default)]
 pub(super) struct Meter {
     left: AtomicU64,
     base: AtomicUsize,
     /// Bytes that finished pieces of work have built.
     built: AtomicI64,
-    /// What the thread had allocated when the present one began.
+    /// Bytes that the thread had allocated when the present work began.
     since: AtomicI64,
     /// Memory has run out.
     full: AtomicBool,
-    /// Work had run out once; a look-up has a little of its own.
+    /// Work had run out once; a look-up has its own small budget.
     spent: AtomicBool,
 }
 
@@ -137,7 +137,7 @@ impl Metered {
         if self.source.meter.spend(bytes, self.source.price) { Ok(()) } else { Err(self.eof()) }
     }
 
-    /// Where `self` would start after `size` more bytes.
+    /// Returns the start of `self` after `size` more bytes.
     fn after(&self, size: usize) -> Result<usize> {
         if size > self.end - self.start { Err(self.eof()) } else { Ok(self.start + size) }
     }

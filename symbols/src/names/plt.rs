@@ -28,12 +28,12 @@ pub(super) struct Stub {
     pub target: Target,
 }
 
-/// What a stub jumps to.
+/// Target of a stub.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Target {
     /// The symbol with this number in `.dynsym`.
     Symbol(u32),
-    /// What the resolver at this address chose.
+    /// Function that the resolver at this address chose.
     Resolver(u64),
     /// The dynamic linker: the first entry, which the others fall back to.
     Linker,
@@ -90,14 +90,14 @@ fn section_stubs(
     stubs
 }
 
-/// What the stub `code` at `start` jumps to: `jmp *slot(%rip)`, or `push $number` for a lazy one.
+/// Returns the target of the stub `code` at `start`: `jmp *slot(%rip)`, or `push $number` for a lazy one.
 fn target(code: &[u8], start: u64, slots: &HashMap<u64, Target>, calls: &[(u64, Target)]) -> Option<Target> {
     let body = if code.starts_with(&ENDBR64) { 4 } else { 0 };
     // `push slot(%rip)`: the entry that all others share.
     if code.starts_with(&[0xff, 0x35]) {
         return Some(Target::Linker);
     }
-    // `bnd` may stand before the jump.
+    // `bnd` may precede the jump.
     for at in [body, body + 1] {
         if array_at(code, at) == Some([0xff, 0x25]) {
             let displacement = i32::from_le_bytes(array_at(code, at + 2)?);

@@ -5,8 +5,8 @@ use super::lines::{SourceFrame, SourceLines};
 use crate::elf::{ElfError, ElfFile};
 use crate::go::GoTable;
 
-/// What names the code of one file: its symbols and, where there is DWARF, source lines and inlined
-/// functions; of a Go program the table that Go itself uses.
+/// Names of the code of one file: its symbols and, where there is DWARF, source lines and inlined functions;
+/// of a Go program the table that Go itself uses.
 #[derive(Debug)]
 pub struct Symbolizer {
     functions: FunctionTable,

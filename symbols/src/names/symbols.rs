@@ -31,7 +31,7 @@ pub(super) struct SymbolNames(Arc<[u8]>);
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RawSymbol {
     pub start: u64,
-    /// In bytes, 0 when the table does not tell.
+    /// In bytes, 0 when the table does not have it.
     pub size: u64,
     /// Offset of its name.
     pub name: u32,

@@ -103,7 +103,7 @@ fn a_bpf_program_leads_to_its_caller_from_every_instruction() {
     assert_eq!(found, (vec![helper, program + 5, CALLER, BOTTOM], WalkEnd::Complete));
 }
 
-/// Returns a program that is traced by another one: fentry's trampoline returns into it.
+/// A program that is traced by another one: fentry's trampoline returns into it.
 #[test]
 fn programs_and_trampolines_follow_each_other() {
     let (guest, unwinder) = generating(|_| ());

@@ -108,7 +108,7 @@ proptest! {
     }
 }
 
-/// Returns the size of a piece is told in bytes and counted in bits.
+/// The size of a piece is given in bytes and counted in bits.
 #[test]
 fn a_piece_of_more_bits_than_can_be_counted_is_bad_cfi() {
     let piece = [&[0x93][..], &[0xff; 9], &[1]].concat();

@@ -13,11 +13,11 @@ use crate::fixture::cfi as builder;
 use crate::registers::{Registers, StackMemory};
 use builder::Builder;
 
-/// Where the file of these tests is mapped.
+/// Load address of the file of these tests.
 const BIAS: u64 = 0x5555_0000_0000;
-/// Where code made at run time is.
+/// Address of code made at run time.
 const JIT: u64 = 0x7000_0000_0000;
-/// Where the stack pointer is at the start of a walk.
+/// The stack pointer at the start of a walk.
 const RSP: u64 = 0x7fff_0000_1000;
 
 /// Words by address; all others were not copied.

@@ -99,7 +99,7 @@ fn a_signal_frame_gives_all_registers_and_an_exact_address() {
     let handler = [(rsp, BIAS + 0x4001), (rsp + 16, RSP), (rsp + 24, RSP + 32), (rsp + 32, BIAS + 0x2000)];
     let stack = Words::new(stack().words.into_iter().chain(handler));
     let (frames, end) = walk(builder, &registers(BIAS + 0x1000, rsp, 0), &stack);
-    // The interrupted function is at its first byte: one less would be no function.
+    // The interrupted function is at its first byte: one byte less would be outside of any function.
     let expected = [BIAS + 0x1000, BIAS + 0x4001, BIAS + 0x2000, BIAS + 0x3010];
     assert_eq!((addresses(&frames), end), (expected.to_vec(), UserEnd::Complete));
     assert_eq!(frames[2].place, Place::Exact);

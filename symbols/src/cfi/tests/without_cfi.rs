@@ -91,7 +91,7 @@ fn a_signal_trampoline_without_cfi_gives_the_interrupted_registers() {
     }
 }
 
-/// Where the code of [`made`] is.
+/// Address of the code of [`made`].
 const MADE: u64 = JIT + 0x100;
 
 /// As [`process`], with this code made at run time, and nothing that can be run around it.
@@ -99,7 +99,7 @@ fn made<'a>(table: &'a CfiTable, code: &[u8]) -> Process<'a> {
     let mut process = process(table, true);
     let mut page = vec![0xcc; 0x1000];
     page[0x100..0x100 + code.len()].copy_from_slice(code);
-    // Behind what is no call: add $16, %rsp; ret
+    // After bytes that are not a call: add $16, %rsp; ret
     page[0x208..0x20d].copy_from_slice(&[0x48, 0x83, 0xc4, 16, 0xc3]);
     process.code.push((JIT, page));
     process
@@ -114,7 +114,7 @@ fn a_trampoline_is_left_as_its_code_says() {
     let (frames, end) = walk_with(&process, &registers(BIAS + 0x2000, RSP, 3), &stack);
     assert_eq!(addresses(&frames), [BIAS + 0x2000, MADE + 2, CALLER, BIAS + 0x3010]);
     assert_eq!((frames[2].doubt, end), (Some(Doubt::Code), UserEnd::Complete));
-    // A word that no call is before, or that is no code, is none.
+    // A word is not a return address if no call is before it, or if it does not point to code.
     for word in [LEAF, 0x1234] {
         let mut process = made(&table, &[0xff, 0xd1, 0x48, 0x83, 0xc4, 8, 0xc3]);
         process.code.push((LEAF - 7, vec![0x90; 7]));
@@ -160,7 +160,7 @@ fn a_way_that_is_not_sure_leads_nowhere() {
         &[0x48, 0x83, 0xe4, 0xf0, 0x48, 0x83, 0xc4, 24, 0xc3],
         // jmp *%rax
         &[0xff, 0xe0],
-        // pop %rcx; jmp *%rcx: an interpreter's return, to code that has a frame of its own.
+        // pop %rcx; jmp *%rcx: an interpreter's return, to code that has a separate frame.
         &[0x59, 0xff, 0xe1],
         // call 0f; 0: add $24, %rsp; ret: its return address stays on the stack.
         &[0xe8, 0, 0, 0, 0, 0x48, 0x83, 0xc4, 24, 0xc3],

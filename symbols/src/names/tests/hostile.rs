@@ -133,7 +133,7 @@ fn unit(inside: &[u8]) -> Vec<u8> {
     sized
 }
 
-/// Returns the parser of inlined functions recurses: without a bound this ends in a stack overflow.
+/// The parser of inlined functions recurses: without a bound this ends in a stack overflow.
 #[test]
 fn endless_inlining_does_not_exhaust_the_stack() {
     let mut abbreviations = ABBREVIATIONS.to_vec();
@@ -149,7 +149,7 @@ fn endless_inlining_does_not_exhaust_the_stack() {
     }
 }
 
-/// Returns each unit claims the address, and each has its functions parsed before the next is asked.
+/// Each unit claims the address, and each has its functions parsed before the next is asked.
 #[test]
 fn many_units_for_one_address_end() {
     let mut abbreviations = ABBREVIATIONS.to_vec();

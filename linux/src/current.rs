@@ -10,7 +10,7 @@
 //! reads of physical memory. GS is not used: in entry code its base is still the user's.
 
 use crate::address::{PhysAddr, VirtAddr};
-use crate::image::Image;
+use crate::image::KernelImage;
 use crate::kallsyms::table::SymbolTable;
 use crate::layout::{Layouts, TaskLayout};
 use crate::memory::PhysicalMemory;
@@ -39,7 +39,7 @@ pub struct CurrentContext {
 pub struct CurrentReader {
     /// By APIC id, which is what a VMM numbers its vCPUs by.
     cpus: Vec<Option<PerCpu>>,
-    tasks: Tasks,
+    tasks: TaskReader,
     bits: Result<PreemptBits, Missing>,
 }
 
@@ -52,14 +52,14 @@ struct PerCpu {
 
 /// Offsets and addresses of task_structs.
 #[derive(Debug, Clone, Copy)]
-struct Tasks {
+struct TaskReader {
     layout: TaskLayout,
-    places: TaskPlaces,
+    places: TaskAddresses,
 }
 
 /// Addresses of task_structs.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct TaskPlaces {
+pub(crate) struct TaskAddresses {
     /// Virtual address of physical address 0: almost all tasks are in the direct map.
     direct_map: u64,
     /// `init_task`, the one that is in the image.
@@ -67,8 +67,8 @@ pub(crate) struct TaskPlaces {
     init_task_phys: PhysAddr,
 }
 
-/// [`Tasks`] with the memory to read from.
-struct TasksIn<'a, M>(&'a Tasks, &'a M);
+/// [`TaskReader`] with the memory to read from.
+struct TasksIn<'a, M>(&'a TaskReader, &'a M);
 
 impl<M: PhysicalMemory> TaskMemory for TasksIn<'_, M> {
     fn read(&self, task: u64, offset: usize, into: &mut [u8]) -> Option<()> {
@@ -77,7 +77,7 @@ impl<M: PhysicalMemory> TaskMemory for TasksIn<'_, M> {
     }
 }
 
-impl TaskPlaces {
+impl TaskAddresses {
     /// Finds them; `sample` is any address in the direct map.
     pub(crate) fn new<M: PhysicalMemory>(
         view: &View<'_, M>,
@@ -95,7 +95,7 @@ impl TaskPlaces {
 
     /// Places that a test knows.
     #[cfg(test)]
-    pub(crate) fn at(direct_map: u64, init_task: u64, init_task_phys: PhysAddr) -> Self {
+    pub(crate) fn from_parts(direct_map: u64, init_task: u64, init_task_phys: PhysAddr) -> Self {
         Self { direct_map, init_task, init_task_phys }
     }
 
@@ -140,7 +140,7 @@ impl CurrentReader {
     }
 
     /// Returns true if every CPU that `before` knows has its variables where `before` has them.
-    pub(crate) fn has_the_places_of(&self, before: &Self) -> bool {
+    pub(crate) fn has_same_addresses(&self, before: &Self) -> bool {
         let known = (0..).zip(&before.cpus).filter(|(_, cpu)| cpu.is_some());
         known.into_iter().all(|(id, cpu)| self.cpus.get::<usize>(id) == Some(cpu))
     }
@@ -165,23 +165,23 @@ impl CurrentReader {
             }
             _ => (symbol("current_task")?, symbol("__preempt_count")?),
         };
-        let areas = Areas::new(view, symbols, symbol("__per_cpu_offset")?, task)?;
-        let places = TaskPlaces::new(view, symbols, areas.first(task)?)?;
+        let areas = PerCpuAreas::new(view, symbols, symbol("__per_cpu_offset")?, task)?;
+        let places = TaskAddresses::new(view, symbols, areas.first(task)?)?;
         let cpus = areas.by_apic_id(view, symbols, layouts, |base| {
             let at = |variable: u64| view.translate(base.wrapping_add(variable));
             Some(PerCpu { task: at(task)?, preempt_count: at(preempt_count)? })
         });
         let bits = PreemptBits::find(view, symbols, preempt_count);
-        Ok(Self { cpus, tasks: Tasks { layout, places }, bits })
+        Ok(Self { cpus, tasks: TaskReader { layout, places }, bits })
     }
 }
 
 /// `__per_cpu_offset[]`: what to add to a per-CPU symbol to get a CPU's own copy.
-pub(crate) struct Areas {
+pub(crate) struct PerCpuAreas {
     offsets: Vec<Option<u64>>,
 }
 
-impl Areas {
+impl PerCpuAreas {
     /// Reads the array. Until `setup_per_cpu_areas` (arch/x86/kernel/setup_percpu.c) has filled it, each
     /// CPU's offset leads to the initial copy, which is in the image. That function fills the array in
     /// ascending order, so the last possible CPU shows that all are done.
@@ -202,7 +202,7 @@ impl Areas {
         }
     }
 
-    fn is_initial(image: &Image, address: u64) -> bool {
+    fn is_initial(image: &KernelImage, address: u64) -> bool {
         image.contains(address)
     }
 

@@ -1,7 +1,7 @@
 //! Frames of a call stack and ends of a walk.
 
 use crate::address::VirtAddr;
-use crate::pt_regs::{Mode, PtRegs};
+use crate::pt_regs::{PtRegs, SavedMode};
 use symbols::Registers;
 
 /// Meaning of an address in a call stack.
@@ -46,7 +46,8 @@ pub struct UserRegisters {
 impl UserRegisters {
     /// Returns the registers in `regs`, if they are a user's.
     pub(crate) fn new(regs: PtRegs) -> Option<Self> {
-        (regs.mode() == Some(Mode::User)).then_some(Self { registers: regs.registers, orig_ax: regs.orig_ax })
+        (regs.mode() == Some(SavedMode::User))
+            .then_some(Self { registers: regs.registers, orig_ax: regs.orig_ax })
     }
 
     /// Returns the number of the system call that the kernel is in; `None` in an interrupt or exception.

@@ -6,7 +6,7 @@ use crate::address::VirtAddr;
 use crate::btf::{self, Btf};
 use crate::current::CurrentReader;
 use crate::generated::GeneratedCode;
-use crate::image::Image;
+use crate::image::KernelImage;
 use crate::kallsyms::table::SymbolTable;
 use crate::kernel_identity::KernelIdentity;
 use crate::layout::Layouts;
@@ -29,7 +29,7 @@ const MAX_RELEASE: usize = 64;
 /// One booted kernel as found in guest memory: immutable, shared between threads.
 #[derive(Debug)]
 pub struct Kernel {
-    image: Image,
+    image: KernelImage,
     space: AddressSpace,
     symbols: Option<SymbolTable>,
     pub(crate) layouts: Result<Layouts, Missing>,
@@ -73,7 +73,7 @@ impl Kernel {
         let (image, found_by) = roots(cr3)
             .filter_map(|cr3| {
                 let space = AddressSpace::new(cr3, five_level);
-                Some((Image::find(memory, &space)?, space))
+                Some((KernelImage::find(memory, &space)?, space))
             })
             // Process tables under PTI show but a part of the image.
             .max_by_key(|(image, _)| image.mapped_bytes())
@@ -133,7 +133,7 @@ impl Kernel {
     pub fn is_there(&self, memory: &impl PhysicalMemory, reader: Option<&CurrentReader>) -> bool {
         self.banner().is_none_or(|at| release_at(memory, &self.image, at) == self.release)
             && reader.is_none_or(|before| {
-                self.current_reader(memory).is_ok_and(|now| now.has_the_places_of(before))
+                self.current_reader(memory).is_ok_and(|now| now.has_same_addresses(before))
             })
     }
 
@@ -274,7 +274,11 @@ impl Kernel {
 }
 
 /// Looks up the offsets in the kernel's BTF, which is dropped again.
-fn layouts(memory: &impl PhysicalMemory, image: &Image, symbols: &SymbolTable) -> Result<Layouts, Missing> {
+fn layouts(
+    memory: &impl PhysicalMemory,
+    image: &KernelImage,
+    symbols: &SymbolTable,
+) -> Result<Layouts, Missing> {
     let start = symbols.address_of("__start_BTF").ok_or(Missing::NoBtf)?;
     let end = symbols.address_of("__stop_BTF").ok_or(Missing::NoBtf)?;
     match end.checked_sub(start) {
@@ -288,7 +292,11 @@ fn layouts(memory: &impl PhysicalMemory, image: &Image, symbols: &SymbolTable) -
 }
 
 /// Returns the release in the banner: where the symbol says, else the first in the image.
-fn release(memory: &impl PhysicalMemory, image: &Image, symbols: Option<&SymbolTable>) -> Option<String> {
+fn release(
+    memory: &impl PhysicalMemory,
+    image: &KernelImage,
+    symbols: Option<&SymbolTable>,
+) -> Option<String> {
     let release_at = |at| release_at(memory, image, at);
     symbols
         .and_then(|s| s.address_of("linux_banner"))
@@ -297,7 +305,7 @@ fn release(memory: &impl PhysicalMemory, image: &Image, symbols: Option<&SymbolT
 }
 
 /// Returns the release in a banner that is at `at`.
-fn release_at(memory: &impl PhysicalMemory, image: &Image, at: u64) -> Option<String> {
+fn release_at(memory: &impl PhysicalMemory, image: &KernelImage, at: u64) -> Option<String> {
     let mut text = [0; BANNER.len() + MAX_RELEASE];
     image.read(memory, at, &mut text)?;
     let text = text.strip_prefix(BANNER)?;

@@ -64,7 +64,7 @@ pub use clock::GuestClock;
 pub use current::{CurrentContext, CurrentReader};
 pub use frame::{FrameKind, KernelFrame, KernelWalkError, UserRegisters, WalkEnd};
 pub use generated::GeneratedCode;
-pub use interrupt::{InterruptAction, InterruptLine, Interrupts, Softirq, Vector};
+pub use interrupt::{InterruptAction, InterruptLine, InterruptTables, InterruptVector, Softirq};
 pub use kernel::{FindStep, Kernel};
 pub use kernel_identity::KernelIdentity;
 pub use memory::{FlatMemory, PhysicalMemory};

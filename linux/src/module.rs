@@ -8,8 +8,8 @@ use text::clean::ascii;
 
 use crate::address::VirtAddr;
 use crate::kallsyms::MAX_NAME;
-use crate::kallsyms::decode::Names;
-use crate::kallsyms::functions::{Functions, Symbol};
+use crate::kallsyms::decode::SymbolNames;
+use crate::kallsyms::functions::{FunctionTable, KallsymsSymbol};
 use crate::layout::{ModuleKallsymsLayout, ModuleLayout};
 use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
@@ -39,17 +39,17 @@ const ELF_SYMBOL: usize = 24;
 #[derive(Debug, Default)]
 pub struct Modules {
     /// By start address.
-    sorted: Vec<Module>,
+    sorted: Vec<LoadedModule>,
 }
 
 /// Text of a module: its own, or what is freed once the module has started.
 #[derive(Debug)]
-struct Module {
+struct LoadedModule {
     name: String,
     start: u64,
     size: u64,
-    names: Names,
-    functions: Functions,
+    names: SymbolNames,
+    functions: FunctionTable,
     orc: Option<ModuleOrc>,
 }
 
@@ -99,13 +99,18 @@ impl Modules {
         layout: &ModuleLayout,
         heads: Vec<ModuleHead>,
     ) -> Self {
-        let mut budget = Budget { symbols: MAX_ALL_SYMBOLS, strings: MAX_ALL_STRINGS };
-        Self { sorted: heads.into_iter().map(|head| Module::read(view, layout, head, &mut budget)).collect() }
+        let mut budget = ReadBudget { symbols: MAX_ALL_SYMBOLS, strings: MAX_ALL_STRINGS };
+        Self {
+            sorted: heads
+                .into_iter()
+                .map(|head| LoadedModule::read(view, layout, head, &mut budget))
+                .collect(),
+        }
     }
 
     /// Returns true if these are the modules with the heads `heads`.
     pub(crate) fn have(&self, heads: &[ModuleHead]) -> bool {
-        let same = |(module, head): (&Module, &ModuleHead)| {
+        let same = |(module, head): (&LoadedModule, &ModuleHead)| {
             (module.start, module.size, &module.name) == (head.start, head.size, &head.name)
         };
         self.sorted.len() == heads.len() && self.sorted.iter().zip(heads).all(same)
@@ -165,18 +170,18 @@ impl ModuleHead {
 }
 
 /// Budget of the reads for all modules together.
-struct Budget {
+struct ReadBudget {
     symbols: u64,
     strings: u64,
 }
 
-impl Module {
+impl LoadedModule {
     /// Reads symbols and the place of unwind tables.
     fn read<M: PhysicalMemory>(
         view: &View<'_, M>,
         layout: &ModuleLayout,
         ModuleHead { at, name, start, size }: ModuleHead,
-        budget: &mut Budget,
+        budget: &mut ReadBudget,
     ) -> Self {
         let (names, functions) = layout
             .kallsyms
@@ -200,8 +205,8 @@ fn symbols<M: PhysicalMemory>(
     layout: &ModuleKallsymsLayout,
     module: u64,
     text: (u64, u64),
-    budget: &mut Budget,
-) -> Option<(Names, Functions)> {
+    budget: &mut ReadBudget,
+) -> Option<(SymbolNames, FunctionTable)> {
     let kallsyms = view.u64(module, layout.pointer)?;
     let count = u64::from(view.u32(kallsyms, layout.num_symtab)?);
     if count > MAX_SYMBOLS {
@@ -224,7 +229,7 @@ fn symbols<M: PhysicalMemory>(
     budget.strings = budget.strings.checked_sub(last_name)?;
     let strings = strings(view, view.u64(kallsyms, layout.strtab)?, last_name)?;
 
-    let mut names = Names::default();
+    let mut names = SymbolNames::default();
     let mut kept = Vec::new();
     for (symbol, &kind) in symtab.chunks_exact(ELF_SYMBOL).zip(&types) {
         // Elf64_Sym: st_name at 0, st_value at 8.
@@ -238,9 +243,9 @@ fn symbols<M: PhysicalMemory>(
         kept.push((value, kind));
     }
     names.shrink();
-    let functions = Functions::new(text, kept.len(), |i| {
+    let functions = FunctionTable::new(text, kept.len(), |i| {
         let (address, kind) = kept.get(i as usize).copied().unwrap_or_default();
-        Symbol { address, kind, name: names.get(i) }
+        KallsymsSymbol { address, kind, name: names.get(i) }
     });
     Some((names, functions))
 }

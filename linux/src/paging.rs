@@ -56,36 +56,36 @@ pub struct Translation {
 
 /// One mapped page as the region walk sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Page {
+pub(crate) struct MappedPage {
     pub(crate) virt: u64,
     pub(crate) phys: u64,
     pub(crate) size: u64,
 }
 
 /// Meaning of an entry.
-enum Entry {
+enum TableEntry {
     Nothing,
     Table(PhysAddr),
     Page(u64),
 }
 
-fn decode(entry: u64, shift: u32) -> Entry {
+fn decode(entry: u64, shift: u32) -> TableEntry {
     if entry & PRESENT == 0 {
-        return Entry::Nothing;
+        return TableEntry::Nothing;
     }
     let address = entry & ADDRESS;
     if shift == PT {
-        return Entry::Page(address);
+        return TableEntry::Page(address);
     }
     if entry & LARGE == 0 {
-        return Entry::Table(PhysAddr(address));
+        return TableEntry::Table(PhysAddr(address));
     }
     // Bit 12 of a large page is its PAT bit; the bits from there up to the page size are reserved.
     let base = address & !0x1000;
     if shift > PDPT || base & ((1 << shift) - 1) != 0 {
-        return Entry::Nothing;
+        return TableEntry::Nothing;
     }
-    Entry::Page(base)
+    TableEntry::Page(base)
 }
 
 impl AddressSpace {
@@ -125,14 +125,14 @@ impl AddressSpace {
         loop {
             let slot = (virt.0 >> shift) & 511;
             match decode(memory.read_u64(table.checked_add(slot * 8)?)?, shift) {
-                Entry::Nothing => return None,
-                Entry::Page(base) => {
+                TableEntry::Nothing => return None,
+                TableEntry::Page(base) => {
                     return Some(Translation {
                         phys: PhysAddr(base | (virt.0 & ((1 << shift) - 1))),
                         page_size: 1 << shift,
                     });
                 }
-                Entry::Table(next) => table = next,
+                TableEntry::Table(next) => table = next,
             }
             shift -= 9;
         }
@@ -159,7 +159,7 @@ impl AddressSpace {
         &self,
         memory: &impl PhysicalMemory,
         (start, last): (u64, u64),
-        visit: &mut impl FnMut(Page) -> ControlFlow<B>,
+        visit: &mut impl FnMut(MappedPage) -> ControlFlow<B>,
     ) -> ControlFlow<B> {
         let sign = if start >> 63 == 1 { u64::MAX } else { 0 };
         let top = self.top_shift();
@@ -175,7 +175,7 @@ fn walk<B>(
     table: PhysAddr,
     (shift, base): (u32, u64),
     (start, last): (u64, u64),
-    visit: &mut impl FnMut(Page) -> ControlFlow<B>,
+    visit: &mut impl FnMut(MappedPage) -> ControlFlow<B>,
 ) -> ControlFlow<B> {
     let mut entries = [0; TABLE];
     if memory.read(table, &mut entries).is_none() {
@@ -192,9 +192,9 @@ fn walk<B>(
             continue;
         }
         match decode(u64_at(&entries, index(slot) * 8).unwrap_or(0), shift) {
-            Entry::Nothing => {}
-            Entry::Page(phys) => visit(Page { virt, phys, size })?,
-            Entry::Table(next) => walk(memory, next, (shift - 9, virt), (start, last), visit)?,
+            TableEntry::Nothing => {}
+            TableEntry::Page(phys) => visit(MappedPage { virt, phys, size })?,
+            TableEntry::Table(next) => walk(memory, next, (shift - 9, virt), (start, last), visit)?,
         }
     }
     ControlFlow::Continue(())
@@ -308,7 +308,7 @@ mod tests {
             let virt = 0xffff_ffff_8123_4567 & !((1u64 << leaf) - 1);
             let phys = if leaf == 12 { 0x7000 } else { 0 };
             let size = 1 << leaf;
-            assert_eq!(pages, [Page { virt, phys, size }]);
+            assert_eq!(pages, [MappedPage { virt, phys, size }]);
         }
     }
 

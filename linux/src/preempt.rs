@@ -19,7 +19,7 @@ use crate::view::View;
 
 /// Bytes of a function in which the addition is looked for: it comes first, but for a word about idle CPUs
 /// until 5.11 (0x22 bytes in Debian's 5.10, 0x12 in its 7.3).
-const LOOKED_AT: usize = 128;
+const SEARCHED_BYTES: usize = 128;
 /// `HARDIRQ_BITS`.
 const HARDIRQ_BITS: u32 = 4;
 /// The first bit that can be a hardirq's: those below are preemption's and soft interrupts'.
@@ -60,16 +60,16 @@ impl PreemptBits {
         variable: u64,
     ) -> Result<Self, Missing> {
         let at = symbols.address_of("irq_enter_rcu").ok_or(Missing::NoHardIrqBits)?;
-        let mut code = [0; LOOKED_AT];
+        let mut code = [0; SEARCHED_BYTES];
         view.read(at, &mut code).ok_or(Missing::NoHardIrqBits)?;
         let adder = symbols.address_of("preempt_count_add");
         let added =
-            (0..LOOKED_AT).find_map(|skip| added(code.get(skip..)?, at + skip as u64, variable, adder));
-        added.and_then(Self::of).ok_or(Missing::NoHardIrqBits)
+            (0..SEARCHED_BYTES).find_map(|skip| added(code.get(skip..)?, at + skip as u64, variable, adder));
+        added.and_then(Self::from_step).ok_or(Missing::NoHardIrqBits)
     }
 
     /// Returns the bits, by what one hard interrupt adds.
-    fn of(offset: u32) -> Option<Self> {
+    fn from_step(offset: u32) -> Option<Self> {
         let valid = offset.is_power_of_two() && (LOWEST..=HIGHEST).contains(&offset);
         valid.then(|| {
             let above = offset << HARDIRQ_BITS;
@@ -162,8 +162,8 @@ mod tests {
 
     #[test]
     fn counts_tell_what_is_served() {
-        let old = PreemptBits::of(1 << 16).unwrap();
-        let new = PreemptBits::of(1 << 24).unwrap();
+        let old = PreemptBits::from_step(1 << 16).unwrap();
+        let new = PreemptBits::from_step(1 << 24).unwrap();
         for (count, by_old, by_new) in [
             (0x8000_0000, IrqContext::Task, IrqContext::Task),
             (0x8000_0003, IrqContext::Task, IrqContext::Task),
@@ -183,8 +183,8 @@ mod tests {
     #[test]
     fn what_can_be_no_hard_interrupt_is_refused() {
         for offset in [0, 1, 0x100, 0x3_0000, 0xffff_0000, 1 << 15, 1 << 27, 1 << 31] {
-            assert_eq!(PreemptBits::of(offset), None, "{offset:#x}");
+            assert_eq!(PreemptBits::from_step(offset), None, "{offset:#x}");
         }
-        assert!(PreemptBits::of(HIGHEST).is_some());
+        assert!(PreemptBits::from_step(HIGHEST).is_some());
     }
 }

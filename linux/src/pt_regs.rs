@@ -83,23 +83,23 @@ impl PtRegs {
     }
 
     /// Returns the mode in which the registers were saved.
-    pub(crate) fn mode(&self) -> Option<Mode> {
-        Mode::of(self.cs)
+    pub(crate) fn mode(&self) -> Option<SavedMode> {
+        SavedMode::from_code_segment(self.cs)
     }
 }
 
 /// Mode in which registers were saved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Mode {
+pub(crate) enum SavedMode {
     Kernel,
     User,
 }
 
-impl Mode {
+impl SavedMode {
     /// Returns the mode that a saved code segment shows; `None` if it cannot be a code segment, so that the
     /// words around it are not saved registers. The upper bits are not the selector's (FRED keeps more
     /// there).
-    pub(crate) fn of(cs: u64) -> Option<Self> {
+    pub(crate) fn from_code_segment(cs: u64) -> Option<Self> {
         match cs & 0xffff {
             KERNEL_CS => Some(Self::Kernel),
             USER_CS | USER32_CS => Some(Self::User),

@@ -2,8 +2,8 @@
 
 use std::collections::HashSet;
 
-use crate::btf::layout::Number;
-use crate::layout::{COMM, Field, TaskLayout, ThreadLayout};
+use crate::btf::layout::NumberLayout;
+use crate::layout::{COMM, TaskField, TaskLayout, ThreadLayout};
 use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
 use crate::view::View;
@@ -46,7 +46,7 @@ pub(crate) trait TaskMemory {
     }
 
     /// Returns a member that is a small number.
-    fn number(&self, task: u64, Number { offset, bytes }: Number) -> Option<u32> {
+    fn number(&self, task: u64, NumberLayout { offset, bytes }: NumberLayout) -> Option<u32> {
         let mut number = [0; 4];
         self.read(task, offset, number.get_mut(..bytes)?)?;
         Some(u32::from_le_bytes(number))
@@ -63,7 +63,7 @@ impl TaskLayout {
     /// Returns the leader of the process that the task at `task` belongs to.
     pub(crate) fn leader(&self, memory: &impl TaskMemory, task: u64) -> Option<u64> {
         let own = self.gather.read(|offset, into| memory.read(task, offset, into))?;
-        Some(u64::from_le_bytes(own.member(Field::GroupLeader as usize)?))
+        Some(u64::from_le_bytes(own.member(TaskField::GroupLeader as usize)?))
     }
 
     /// Reads the task at `task`: four small reads in the kernels that are known, five if it is not its
@@ -71,13 +71,13 @@ impl TaskLayout {
     #[inline]
     pub(crate) fn snapshot(&self, memory: &impl TaskMemory, task: u64) -> Option<TaskSnapshot> {
         let own = self.gather.read(|offset, into| memory.read(task, offset, into))?;
-        let leader = u64::from_le_bytes(own.member(Field::GroupLeader as usize)?);
-        let flags = u32::from_le_bytes(own.member(Field::Flags as usize)?);
-        let comm = terminated(own.member(Field::Comm as usize)?);
+        let leader = u64::from_le_bytes(own.member(TaskField::GroupLeader as usize)?);
+        let flags = u32::from_le_bytes(own.member(TaskField::Flags as usize)?);
+        let comm = terminated(own.member(TaskField::Comm as usize)?);
         Some(TaskSnapshot {
             task,
-            tid: i32::from_le_bytes(own.member(Field::Pid as usize)?),
-            pid: i32::from_le_bytes(own.member(Field::Tgid as usize)?),
+            tid: i32::from_le_bytes(own.member(TaskField::Pid as usize)?),
+            pid: i32::from_le_bytes(own.member(TaskField::Tgid as usize)?),
             start_ns: u64::from_le_bytes(memory.member(leader, self.start)?),
             process_comm: if leader == task { comm } else { terminated(memory.member(leader, self.comm)?) },
             comm,

@@ -9,7 +9,7 @@
 //! shows it by its counts of switches, and is read again.
 
 use crate::address::PhysAddr;
-use crate::current::TaskPlaces;
+use crate::current::TaskAddresses;
 use crate::kernel::Kernel;
 use crate::layout::{ObservationLayout, ThreadLayout};
 use crate::memory::PhysicalMemory;
@@ -53,7 +53,7 @@ pub enum ScanResult {
 #[derive(Debug, Clone)]
 pub struct TaskListReader {
     states: SchedStateReader,
-    places: TaskPlaces,
+    places: TaskAddresses,
     layout: ObservationLayout,
     threads: ThreadLayout,
     /// `init_task`, which all lists begin at and which is the idle task of the first CPU.
@@ -61,28 +61,28 @@ pub struct TaskListReader {
 }
 
 /// Words by virtual address in the direct map.
-struct Words<'a, M>(&'a TaskPlaces, &'a M);
+struct DirectMapWords<'a, M>(&'a TaskAddresses, &'a M);
 
-impl<M: PhysicalMemory> Words<'_, M> {
-    fn at(&self, base: u64, offset: usize) -> Option<PhysAddr> {
+impl<M: PhysicalMemory> DirectMapWords<'_, M> {
+    fn address(&self, base: u64, offset: usize) -> Option<PhysAddr> {
         self.0.translate(base)?.checked_add(offset as u64)
     }
 
     fn u64(&self, base: u64, offset: usize) -> Option<u64> {
-        self.1.read_u64(self.at(base, offset)?)
+        self.1.read_u64(self.address(base, offset)?)
     }
 }
 
-impl<M: PhysicalMemory> TaskMemory for Words<'_, M> {
+impl<M: PhysicalMemory> TaskMemory for DirectMapWords<'_, M> {
     fn read(&self, task: u64, offset: usize, into: &mut [u8]) -> Option<()> {
-        self.1.read(self.at(task, offset)?, into)
+        self.1.read(self.address(task, offset)?, into)
     }
 }
 
 impl TaskListReader {
     /// Returns the task at `task`; `None` for what cannot be one. Bounded reads.
     pub fn read(&self, memory: &impl PhysicalMemory, task: u64) -> Option<TaskObservation> {
-        let words = Words(&self.places, memory);
+        let words = DirectMapWords(&self.places, memory);
         let moving = || {
             let voluntary = words.u64(task, self.layout.voluntary)?;
             let switches = voluntary.wrapping_add(words.u64(task, self.layout.involuntary)?);
@@ -105,7 +105,7 @@ impl TaskListReader {
     /// Looks at every task but the idle ones, which are on no list. A task that starts or ends meanwhile may
     /// be left out; in a hostile guest one may be seen more than once.
     pub fn walk(&self, memory: &impl PhysicalMemory, mut seen: impl FnMut(&TaskObservation)) -> ScanResult {
-        let words = Words(&self.places, memory);
+        let words = DirectMapWords(&self.places, memory);
         let head = self.init_task.wrapping_add(self.threads.tasks as u64);
         let mut left = MAX_TASKS;
         let mut link = words.u64(self.init_task, self.threads.tasks);
@@ -128,7 +128,7 @@ impl TaskListReader {
         left: &mut usize,
         seen: &mut impl FnMut(&TaskObservation),
     ) -> Option<()> {
-        let words = Words(&self.places, memory);
+        let words = DirectMapWords(&self.places, memory);
         let ThreadLayout { signal, thread_node, thread_head, .. } = self.threads;
         let signal = words.u64(leader, signal)?;
         let head = signal.checked_add(thread_head as u64)?;

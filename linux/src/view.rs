@@ -3,7 +3,7 @@
 use text::clean::ascii;
 
 use crate::address::{PhysAddr, VirtAddr};
-use crate::image::Image;
+use crate::image::KernelImage;
 use crate::memory::PhysicalMemory;
 use crate::paging::AddressSpace;
 use symbols::bytes::{index, until_nul};
@@ -16,7 +16,7 @@ const PAGE: u64 = 4096;
 /// The image does not move, and its own tables need not be complete yet while the kernel boots.
 pub(crate) struct View<'a, M> {
     pub(crate) memory: &'a M,
-    pub(crate) image: &'a Image,
+    pub(crate) image: &'a KernelImage,
     pub(crate) space: AddressSpace,
 }
 

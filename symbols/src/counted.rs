@@ -11,7 +11,7 @@ thread_local! {
 /// The system's allocator, which counts bytes for each thread. To be a program's `#[global_allocator]`;
 /// without it [`allocated`] stays 0, and bounds that follow from it do not hold.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Counted;
+pub struct CountingAllocator;
 
 /// Returns the bytes that the calling thread has allocated and not freed. Memory that goes from one thread to
 /// another counts with the first and is taken off the second: only differences within a piece of work mean
@@ -28,7 +28,7 @@ fn count(bytes: usize, sign: i64) {
 // SAFETY: every call goes to the system's allocator unchanged and returns what that returns. The counter is a
 // plain cell without a destructor that is set up at compile time, so touching it allocates nothing and works
 // at any time of a thread's life.
-unsafe impl GlobalAlloc for Counted {
+unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size(), 1);
         // SAFETY: the caller's promises about `layout` are passed on.

@@ -3,9 +3,9 @@
 use std::alloc::{GlobalAlloc, Layout};
 use std::cell::Cell;
 
-use symbols::counted::{Counted, allocated};
+use symbols::counted::{CountingAllocator, allocated};
 use symbols::elf::{ElfError, ElfFile};
-use symbols::names::{SourceLines, Stopped};
+use symbols::names::{DebugInfoLimit, SourceLines};
 
 thread_local! {
     static PEAK: Cell<i64> = const { Cell::new(0) };
@@ -14,17 +14,17 @@ thread_local! {
 /// The counting allocator, and the most that it has counted.
 struct Peak;
 
-// SAFETY: every call goes to `Counted` unchanged; the cell has no destructor and is set up at compile time.
+// SAFETY: every call goes to `CountingAllocator` unchanged; the cell has no destructor and is set up at compile time.
 unsafe impl GlobalAlloc for Peak {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller's promises are passed on.
-        let pointer = unsafe { Counted.alloc(layout) };
+        let pointer = unsafe { CountingAllocator.alloc(layout) };
         PEAK.set(PEAK.get().max(allocated()));
         pointer
     }
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         // SAFETY: as above.
-        let pointer = unsafe { Counted.alloc_zeroed(layout) };
+        let pointer = unsafe { CountingAllocator.alloc_zeroed(layout) };
         PEAK.set(PEAK.get().max(allocated()));
         pointer
     }
@@ -32,11 +32,11 @@ unsafe impl GlobalAlloc for Peak {
         // Both may be there at once.
         PEAK.set(PEAK.get().max(allocated() + i64::try_from(size).unwrap_or(i64::MAX / 2)));
         // SAFETY: as above.
-        unsafe { Counted.realloc(pointer, layout, size) }
+        unsafe { CountingAllocator.realloc(pointer, layout, size) }
     }
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         // SAFETY: as above.
-        unsafe { Counted.dealloc(pointer, layout) }
+        unsafe { CountingAllocator.dealloc(pointer, layout) }
     }
 }
 
@@ -106,12 +106,12 @@ fn lines(files: &[u8], opcodes: &[u8]) -> Vec<u8> {
 }
 
 /// Opens the file and asks for some addresses; the most memory that this took beyond what there was before.
-fn peak_of(elf: &ElfFile) -> (i64, Option<Stopped>) {
+fn peak_of(elf: &ElfFile) -> (i64, Option<DebugInfoLimit>) {
     let before = allocated();
     PEAK.set(before);
     let lines = match SourceLines::open(elf, None) {
         Ok(lines) => lines,
-        Err(ElfError::TooLarge { .. }) => return (PEAK.get() - before, Some(Stopped::Memory)),
+        Err(ElfError::TooLarge { .. }) => return (PEAK.get() - before, Some(DebugInfoLimit::Memory)),
         Err(error) => panic!("{error}"),
     };
     for address in (0x1000..0x9000).step_by(0x801) {
@@ -122,7 +122,7 @@ fn peak_of(elf: &ElfFile) -> (i64, Option<Stopped>) {
 
 /// Asserts that the file was not read to its end, for one of the reasons, and that its memory stayed below
 /// the bound next to its sections.
-fn assert_bounded(what: &str, reasons: &[Stopped], sections: &[(&str, &[u8])]) {
+fn assert_bounded(what: &str, reasons: &[DebugInfoLimit], sections: &[(&str, &[u8])]) {
     let bytes: usize = sections.iter().map(|(_, bytes)| bytes.len()).sum();
     let (peak, stopped) = peak_of(&elf_of(sections));
     assert!(stopped.is_some_and(|why| reasons.contains(&why)), "{what}: {stopped:?}, {peak}");
@@ -149,7 +149,7 @@ fn rows_of_lines_are_bounded() {
     let line = lines(b"a.c\0\0\0\0", &vec![0xf0; 40_000_000]);
     assert_bounded(
         "rows",
-        &[Stopped::Memory],
+        &[DebugInfoLimit::Memory],
         &[(".debug_info", &unit(&[])), (".debug_abbrev", &ABBREVIATIONS), (".debug_line", &line)],
     );
 }
@@ -168,7 +168,7 @@ fn paths_of_files_are_bounded() {
     let line = sized(&[&[4, 0][..], &header, &start].concat());
     assert_bounded(
         "paths",
-        &[Stopped::Memory, Stopped::Work],
+        &[DebugInfoLimit::Memory, DebugInfoLimit::Work],
         &[(".debug_info", &unit(&[])), (".debug_abbrev", &ABBREVIATIONS), (".debug_line", &line)],
     );
 }
@@ -192,7 +192,7 @@ fn abbreviations_are_bounded() {
     let strings = vec![0; 16 << 20];
     assert_bounded(
         "abbreviations",
-        &[Stopped::Memory],
+        &[DebugInfoLimit::Memory],
         &[
             (".debug_info", &info),
             (".debug_abbrev", &abbreviations),
@@ -208,7 +208,7 @@ fn inlined_functions_are_bounded() {
     let line = lines(b"a.c\0\0\0\0", &[0xf0]);
     assert_bounded(
         "inlined",
-        &[Stopped::Memory],
+        &[DebugInfoLimit::Memory],
         &[
             (".debug_info", &unit(&vec![3; 20_000_000])),
             (".debug_abbrev", &ABBREVIATIONS),

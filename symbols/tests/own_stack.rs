@@ -12,7 +12,7 @@ use std::mem::MaybeUninit;
 use std::os::unix::fs::FileExt;
 
 use process::{Files, Mappings};
-use symbols::cfi::{Image, ImageCode, Images, UserEnd, UserFrame, UserUnwinder, UserWalkError};
+use symbols::cfi::{CodeMapping, CodeMappings, ImageCode, UserEnd, UserFrame, UserUnwinder, UserWalkError};
 use symbols::{Registers, StackMemory};
 
 unsafe extern "C" {
@@ -112,7 +112,7 @@ fn taken() -> Stack {
 
 /// Returns the start of the function in which `address` is, as a virtual address.
 fn function(mappings: &Mappings, address: u64) -> Option<u64> {
-    let Image { bias, code: ImageCode::Cfi(table), .. } = mappings.find(address)? else { return None };
+    let CodeMapping { bias, code: ImageCode::Cfi(table), .. } = mappings.find(address)? else { return None };
     Some(table.function_start(address.wrapping_sub(bias))?.0.wrapping_add(bias))
 }
 

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Instant;
 
 use symbols::elf::ElfFile;
-use symbols::names::{DebugFiles, DebugQuery, Origin};
+use symbols::names::{DebugFileOrigin, DebugFiles, DebugQuery};
 
 use super::*;
 
@@ -170,6 +170,6 @@ fn the_real_server_has_the_debug_file() {
         }
         thread::sleep(Duration::from_millis(300));
     };
-    assert_eq!(found.origin, Origin::Source("debuginfod".into()));
+    assert_eq!(found.origin, DebugFileOrigin::Source("debuginfod".into()));
     assert!(found.elf.has_section(".debug_info"));
 }

@@ -9,7 +9,7 @@ const DIGITS: usize = 8;
 
 /// The used members of an entry's header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Header {
+pub struct EntryHeader {
     /// Inode number in the archive: entries of one device with the same number are hard links to one file.
     pub inode: u32,
     /// Type and permissions (`st_mode`).
@@ -24,7 +24,7 @@ pub struct Header {
     pub name_size: u32,
 }
 
-impl Header {
+impl EntryHeader {
     /// Bytes of a header.
     pub const BYTES: usize = BYTES;
     /// Name of the entry that ends an archive.

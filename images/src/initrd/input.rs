@@ -6,7 +6,7 @@ use std::io::{self, BufRead, Read};
 const BLOCK: usize = 64 << 10;
 
 /// A stream of at most so many bytes.
-pub(super) struct Input<R> {
+pub(super) struct StreamInput<R> {
     reader: R,
     buffer: Box<[u8]>,
     start: usize,
@@ -15,7 +15,7 @@ pub(super) struct Input<R> {
     left: u64,
 }
 
-impl<R: Read> Input<R> {
+impl<R: Read> StreamInput<R> {
     /// Returns a stream of which at most `most` bytes are read.
     pub(super) fn new(reader: R, most: u64) -> Self {
         Self { reader, buffer: vec![0; BLOCK].into(), start: 0, end: 0, taken: 0, left: most }
@@ -83,7 +83,7 @@ impl<R: Read> Input<R> {
     }
 }
 
-impl<R: Read> Read for Input<R> {
+impl<R: Read> Read for StreamInput<R> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let from = self.fill_buf()?;
         let count = from.len().min(into.len());
@@ -95,7 +95,7 @@ impl<R: Read> Read for Input<R> {
     }
 }
 
-impl<R: Read> BufRead for Input<R> {
+impl<R: Read> BufRead for StreamInput<R> {
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
         self.peek(1)?;
         Ok(self.buffer.get(self.start..self.end).unwrap_or_default())

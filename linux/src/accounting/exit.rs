@@ -1,7 +1,7 @@
 //! The CPU times of a process at its exit, just before its structures are freed.
 
 use super::{ChildCpuTimes, CpuTime, Kernel};
-use crate::current::{Areas, TaskPlaces};
+use crate::current::{PerCpuAreas, TaskAddresses};
 use crate::layout::{EndedTimesLayout, TaskTimesLayout};
 use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
@@ -20,7 +20,7 @@ pub struct ExitAccounting {
 /// Reader of CPU times that allocates nothing: addresses are resolved beforehand.
 #[derive(Debug, Clone)]
 pub struct ExitAccountingReader {
-    places: TaskPlaces,
+    places: TaskAddresses,
     times: TaskTimesLayout,
     ended: EndedTimesLayout,
     /// `task_struct.signal`.
@@ -60,9 +60,9 @@ impl Kernel {
         let symbols = self.symbol_table()?;
         let view = self.view(memory);
         let queues = self.symbol("runqueues")?;
-        let areas = Areas::new(&view, symbols, self.symbol("__per_cpu_offset")?, queues)?;
+        let areas = PerCpuAreas::new(&view, symbols, self.symbol("__per_cpu_offset")?, queues)?;
         Ok(ExitAccountingReader {
-            places: TaskPlaces::new(&view, symbols, areas.first(queues)?)?,
+            places: TaskAddresses::new(&view, symbols, areas.first(queues)?)?,
             times: layouts.accounting.task.clone()?,
             ended: layouts.accounting.ended.clone()?,
             signal: layouts.threads.clone()?.signal,

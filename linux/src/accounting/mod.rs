@@ -5,7 +5,7 @@ mod exit;
 
 use serde::{Deserialize, Serialize};
 
-use crate::current::Areas;
+use crate::current::PerCpuAreas;
 use crate::kernel::Kernel;
 use crate::layout::{EndedTimesLayout, TaskTimesLayout};
 use crate::memory::PhysicalMemory;
@@ -228,7 +228,7 @@ impl Kernel {
         let view = self.view(memory);
         let stat = self.symbol("kernel_cpustat")?.wrapping_add(layouts.accounting.cpu.clone()? as u64);
         let sleep = layouts.accounting.sleep.zip(self.symbol("tick_cpu_sched").ok());
-        let areas = Areas::new(&view, symbols, self.symbol("__per_cpu_offset")?, stat)?;
+        let areas = PerCpuAreas::new(&view, symbols, self.symbol("__per_cpu_offset")?, stat)?;
         let by_vcpu = areas.by_apic_id(&view, symbols, layouts, Some);
         let read = |(cpu, base): (u32, Option<u64>)| {
             let base = base?;

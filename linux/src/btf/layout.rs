@@ -48,13 +48,13 @@ impl<T: FromBtf> FromBtf for Result<T, Missing> {
 
 /// A member that is a small number, whose size is not the same in all kernels.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Number {
+pub(crate) struct NumberLayout {
     pub(crate) offset: usize,
     /// 1, 2 or 4 bytes.
     pub(crate) bytes: usize,
 }
 
-impl FromBtf for Number {
+impl FromBtf for NumberLayout {
     fn from_btf(btf: &Btf<'_>, paths: &[&str]) -> Result<Self, Missing> {
         let offset = offset(btf, paths)?;
         let member = paths.iter().find_map(|path| btf.member_by_path(path));

@@ -1,6 +1,6 @@
 //! Queries to BTF: the offset of a member, the size of a variable.
 
-use super::{Btf, Type, kind};
+use super::{Btf, BtfType, kind};
 use symbols::bytes::u32_at;
 
 /// Typedefs and qualifiers in a row that are followed, at most.
@@ -12,7 +12,7 @@ const MAX_STEPS: usize = 100_000;
 
 /// Offset and type of a member.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Member {
+pub(crate) struct BtfMember {
     /// Bytes from the start of the structure.
     pub(crate) offset: usize,
     /// Number of its type.
@@ -23,7 +23,7 @@ impl Btf<'_> {
     /// Returns the member at `path` (`"member"` or `"member.inner"`) in the structure `name`. Members of
     /// anonymous structures count as those of the outer one. Array brackets are not written: the first
     /// element is meant.
-    pub(crate) fn member(&self, name: &str, path: &str) -> Option<Member> {
+    pub(crate) fn member(&self, name: &str, path: &str) -> Option<BtfMember> {
         let mut steps = MAX_STEPS;
         self.structures
             .iter()
@@ -34,12 +34,12 @@ impl Btf<'_> {
     }
 
     /// Returns the member at a path with its structure, as in `"task_struct.thread.sp"`.
-    pub(crate) fn member_by_path(&self, path: &str) -> Option<Member> {
+    pub(crate) fn member_by_path(&self, path: &str) -> Option<BtfMember> {
         let (structure, member) = path.split_once('.')?;
         self.member(structure, member)
     }
 
-    fn resolve(&self, outer: &Type, path: &str, steps: &mut usize) -> Option<Member> {
+    fn resolve(&self, outer: &BtfType, path: &str, steps: &mut usize) -> Option<BtfMember> {
         let mut parts = path.split('.');
         let mut member = self.direct(outer, parts.next()?, MAX_DEPTH, steps)?;
         for part in parts {
@@ -49,13 +49,13 @@ impl Btf<'_> {
             }
             let next = self.direct(&inner, part, MAX_DEPTH, steps)?;
             member =
-                Member { offset: member.offset.checked_add(next.offset)?, type_number: next.type_number };
+                BtfMember { offset: member.offset.checked_add(next.offset)?, type_number: next.type_number };
         }
         Some(member)
     }
 
     /// Returns the member `name` of a structure or union, or of an anonymous one within it.
-    fn direct(&self, outer: &Type, name: &str, depth: usize, steps: &mut usize) -> Option<Member> {
+    fn direct(&self, outer: &BtfType, name: &str, depth: usize, steps: &mut usize) -> Option<BtfMember> {
         if outer.kind != kind::STRUCT && outer.kind != kind::UNION {
             return None;
         }
@@ -74,13 +74,13 @@ impl Btf<'_> {
                 };
                 let found = self.strip(type_number).and_then(|inner| self.direct(&inner, name, depth, steps));
                 if let Some(inner) = found {
-                    return Some(Member {
+                    return Some(BtfMember {
                         offset: offset.checked_add(inner.offset)?,
                         type_number: inner.type_number,
                     });
                 }
             } else if bits % 8 == 0 && self.is_named(member_name, name) {
-                return Some(Member { offset, type_number });
+                return Some(BtfMember { offset, type_number });
             }
         }
         None
@@ -116,7 +116,7 @@ impl Btf<'_> {
     }
 
     /// Returns the type without its typedefs and qualifiers.
-    fn strip(&self, number: u32) -> Option<Type> {
+    fn strip(&self, number: u32) -> Option<BtfType> {
         let mut found = self.get(number)?;
         for _ in 0..MAX_MODIFIERS {
             match found.kind {
@@ -146,7 +146,7 @@ impl Btf<'_> {
         let found = self
             .starts
             .iter()
-            .filter_map(|&start| Type::at(self.types, start as usize))
+            .filter_map(|&start| BtfType::read(self.types, start as usize))
             .find(|found| found.kind == kind::ENUM && self.is_named(found.name, of))?;
         // struct btf_enum: name, value.
         (0..found.vlen)
@@ -156,13 +156,13 @@ impl Btf<'_> {
     }
 
     /// Returns the size in bytes of a member, if it is a number.
-    pub(crate) fn number_size(&self, member: Member) -> Option<usize> {
+    pub(crate) fn number_size(&self, member: BtfMember) -> Option<usize> {
         let number = self.strip(member.type_number)?;
         (number.kind == kind::INT).then_some(number.size_or_type as usize)
     }
 
     /// Returns the number of elements of a member that is an array.
-    pub(crate) fn elements(&self, member: Member) -> Option<usize> {
+    pub(crate) fn elements(&self, member: BtfMember) -> Option<usize> {
         let array = self.strip(member.type_number)?;
         if array.kind != kind::ARRAY {
             return None;

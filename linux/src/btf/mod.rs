@@ -47,7 +47,7 @@ mod kind {
 
 /// One `struct btf_type`.
 #[derive(Debug, Clone, Copy)]
-struct Type {
+struct BtfType {
     /// Offset of the name in the strings.
     name: u32,
     kind: u32,
@@ -61,8 +61,8 @@ struct Type {
     body: usize,
 }
 
-impl Type {
-    fn at(types: &[u8], at: usize) -> Option<Self> {
+impl BtfType {
+    fn read(types: &[u8], at: usize) -> Option<Self> {
         let info = u32_at(types, at + 4)?;
         Some(Self {
             name: u32_at(types, at)?,
@@ -134,7 +134,7 @@ impl<'a> Btf<'a> {
 
     fn index(&mut self) {
         let mut at = 0;
-        while let Some(found) = Type::at(self.types, at) {
+        while let Some(found) = BtfType::read(self.types, at) {
             let (Ok(start), Some(len)) = (u32::try_from(at), found.body_len()) else {
                 break;
             };
@@ -151,9 +151,9 @@ impl<'a> Btf<'a> {
     }
 
     /// Returns the type number `number`; 0 is void and no type.
-    fn get(&self, number: u32) -> Option<Type> {
+    fn get(&self, number: u32) -> Option<BtfType> {
         let slot = (number as usize).checked_sub(1)?;
-        Type::at(self.types, *self.starts.get(slot)? as usize)
+        BtfType::read(self.types, *self.starts.get(slot)? as usize)
     }
 
     /// Returns true if the string at `offset` is `name`.

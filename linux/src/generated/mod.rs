@@ -38,7 +38,7 @@ const PACK: u64 = 2 << 20;
 const PAGE: u64 = 4096;
 /// Bytes after the copy in a trampoline: a return and a pointer (`create_trampoline`,
 /// arch/x86/kernel/ftrace.c).
-const BEHIND_COPY: std::ops::RangeInclusive<u64> = 9..=16;
+const AFTER_COPY: std::ops::RangeInclusive<u64> = 9..=16;
 /// Bytes of the call in an optimized probe's slot.
 const CALL: u64 = 5;
 
@@ -51,24 +51,24 @@ const KPROBES: &str = "__builtin__kprobes";
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct GeneratedCode {
     /// By start address.
-    regions: Vec<Region>,
+    regions: Vec<CodeRegion>,
     /// Start addresses of packs; ascending.
     packs: Vec<u64>,
 }
 
 /// Function of generated code.
 #[derive(Debug, PartialEq, Eq)]
-struct Region {
+struct CodeRegion {
     start: u64,
     end: u64,
     name: String,
     module: &'static str,
-    form: Form,
+    form: CodeForm,
 }
 
 /// Form of a function's code, by which its callers are found.
 #[derive(Debug, PartialEq, Eq)]
-enum Form {
+enum CodeForm {
     /// JIT-compiled: a frame pointer, but for these places.
     FramePointer(Frameless),
     /// No frame: comparisons and jumps.
@@ -103,7 +103,7 @@ impl GeneratedCode {
         symbols: &SymbolTable,
         layout: GeneratedLayout,
     ) -> Self {
-        let reader = Reader { symbols, view, layout };
+        let reader = ListReader { symbols, view, layout };
         let mut regions = Vec::new();
         regions.extend(reader.bpf().into_iter().flatten());
         regions.extend(reader.ftrace().into_iter().flatten());
@@ -119,7 +119,7 @@ impl GeneratedCode {
     /// without a name.
     pub fn symbol_at(&self, at: VirtAddr) -> Option<SymbolAt<'_>> {
         if let Some(region) = self.region_at(at.0) {
-            let Region { name, module, start, .. } = region;
+            let CodeRegion { name, module, start, .. } = region;
             return Some(SymbolAt { name, module: Some(module), offset: at.0 - start });
         }
         let pack = self.pack_at(at.0)?;
@@ -142,21 +142,23 @@ impl GeneratedCode {
         let region = self.region_at(at)?;
         let offset = at - region.start;
         Some(match &region.form {
-            Form::FramePointer(frameless) => u32::try_from(offset)
+            CodeForm::FramePointer(frameless) => u32::try_from(offset)
                 .ok()
                 .and_then(|offset| frameless.return_address(offset, exact))
                 .map_or(CallerRule::FramePointer, CallerRule::Return),
-            Form::Frameless => CallerRule::Return(0),
-            Form::Copy { original, len } if offset < *len => CallerRule::As(original.wrapping_add(offset)),
-            Form::Copy { .. } => CallerRule::Return(0),
-            Form::Probes { slot, call } if !exact && offset % slot == call + CALL - 1 => {
+            CodeForm::Frameless => CallerRule::Return(0),
+            CodeForm::Copy { original, len } if offset < *len => {
+                CallerRule::As(original.wrapping_add(offset))
+            }
+            CodeForm::Copy { .. } => CallerRule::Return(0),
+            CodeForm::Probes { slot, call } if !exact && offset % slot == call + CALL - 1 => {
                 CallerRule::Registers
             }
-            Form::Probes { .. } | Form::Unknown => CallerRule::Unknown,
+            CodeForm::Probes { .. } | CodeForm::Unknown => CallerRule::Unknown,
         })
     }
 
-    fn region_at(&self, at: u64) -> Option<&Region> {
+    fn region_at(&self, at: u64) -> Option<&CodeRegion> {
         let after = self.regions.partition_point(|region| region.start <= at);
         self.regions.get(after.checked_sub(1)?).filter(|region| at < region.end)
     }
@@ -168,13 +170,13 @@ impl GeneratedCode {
 }
 
 /// Reads the lists.
-struct Reader<'a, M> {
+struct ListReader<'a, M> {
     symbols: &'a SymbolTable,
     view: View<'a, M>,
     layout: GeneratedLayout,
 }
 
-impl<M: PhysicalMemory> Reader<'_, M> {
+impl<M: PhysicalMemory> ListReader<'_, M> {
     /// Returns the addresses of the structures on the list at `head` that are linked at offset `link`.
     fn list(&self, head: u64, link: usize) -> Option<impl Iterator<Item = u64>> {
         Some(list(&self.view, head, MAX_ENTRIES)?.map(move |at| at.wrapping_sub(link as u64)))
@@ -184,7 +186,7 @@ impl<M: PhysicalMemory> Reader<'_, M> {
         self.symbols.address_of(name)
     }
 
-    fn bpf(&self) -> Option<Vec<Region>> {
+    fn bpf(&self) -> Option<Vec<CodeRegion>> {
         let layout = self.layout.bpf?;
         let mut left = MAX_READ;
         let ksyms = self.list(self.symbol("bpf_kallsyms")?, layout.link)?;
@@ -196,13 +198,13 @@ impl<M: PhysicalMemory> Reader<'_, M> {
             self.view.read(at.checked_add(layout.name as u64)?, &mut name)?;
             let name = ascii(until_nul(&name));
             let form = if name.starts_with("bpf_dispatcher_") {
-                Form::Frameless
+                CodeForm::Frameless
             } else {
                 let read = left.checked_sub(len);
                 left = read.unwrap_or(left);
-                Form::FramePointer(read.and_then(|_| self.frameless(start, len)).unwrap_or_default())
+                CodeForm::FramePointer(read.and_then(|_| self.frameless(start, len)).unwrap_or_default())
             };
-            Some(Region { start, end, name, module: BPF, form })
+            Some(CodeRegion { start, end, name, module: BPF, form })
         };
         Some(ksyms.filter_map(region).collect())
     }
@@ -219,7 +221,7 @@ impl<M: PhysicalMemory> Reader<'_, M> {
         Some(packs.filter_map(|at| self.view.u64(at, layout.start)).collect())
     }
 
-    fn ftrace(&self) -> Option<Vec<Region>> {
+    fn ftrace(&self) -> Option<Vec<CodeRegion>> {
         let layout = self.layout.ftrace?;
         let symbol = |name| self.symbol(name);
         // Which of them was copied, its length shows.
@@ -233,16 +235,16 @@ impl<M: PhysicalMemory> Reader<'_, M> {
             let copied = originals
                 .iter()
                 .flatten()
-                .find(|(_, len)| size.checked_sub(*len).is_some_and(|behind| BEHIND_COPY.contains(&behind)));
-            let form = copied.map_or(Form::Unknown, |&(original, len)| Form::Copy { original, len });
+                .find(|(_, len)| size.checked_sub(*len).is_some_and(|behind| AFTER_COPY.contains(&behind)));
+            let form = copied.map_or(CodeForm::Unknown, |&(original, len)| CodeForm::Copy { original, len });
             let end = start.checked_add(size)?;
-            Some(Region { start, end, name: "ftrace_trampoline".to_owned(), module: FTRACE, form })
+            Some(CodeRegion { start, end, name: "ftrace_trampoline".to_owned(), module: FTRACE, form })
         };
         Some(ops.filter_map(region).collect())
     }
 
     /// Pages of kprobes' slots: those of the cache `cache`, which /proc/kallsyms calls `name`.
-    fn probes(&self, cache: &str, name: &str) -> Option<Vec<Region>> {
+    fn probes(&self, cache: &str, name: &str) -> Option<Vec<CodeRegion>> {
         let layout = self.layout.probes?;
         let cache = self.symbol(cache)?;
         let form = || {
@@ -251,14 +253,14 @@ impl<M: PhysicalMemory> Reader<'_, M> {
             let call = self.symbol("optprobe_template_call")?;
             let call = call.checked_sub(self.symbol("optprobe_template_entry")?)?;
             let slot = self.view.u64(cache, layout.slot).filter(|slot| (call..PAGE).contains(slot))?;
-            Some(Form::Probes { slot, call })
+            Some(CodeForm::Probes { slot, call })
         };
         let pages = self.list(cache.checked_add(layout.pages as u64)?, layout.link)?;
         let region = |at: u64| {
             let start = self.view.u64(at, layout.start)?;
-            let form = form().filter(|_| name.contains("opt")).unwrap_or(Form::Unknown);
+            let form = form().filter(|_| name.contains("opt")).unwrap_or(CodeForm::Unknown);
             let end = start.checked_add(PAGE)?;
-            Some(Region { start, end, name: name.to_owned(), module: KPROBES, form })
+            Some(CodeRegion { start, end, name: name.to_owned(), module: KPROBES, form })
         };
         Some(pages.filter_map(region).collect())
     }

@@ -5,7 +5,7 @@ mod syscall;
 use std::ops::ControlFlow;
 
 use crate::address::VirtAddr;
-use crate::current::Areas;
+use crate::current::PerCpuAreas;
 use crate::kernel::Kernel;
 use crate::layout::{DescLayout, LineTreeLayout};
 use crate::memory::PhysicalMemory;
@@ -29,13 +29,13 @@ const FIRST_MARK: u64 = u64::MAX - 4094;
 
 /// Names of the guest's interrupts. Each answer may be missing without the others.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Interrupts {
+pub struct InterruptTables {
     /// Interrupt lines, ascending by number.
     pub lines: Result<Vec<InterruptLine>, Missing>,
     /// Softirqs, by number.
     pub softirqs: Result<Vec<Softirq>, Missing>,
     /// Which line each CPU's vectors belong to, ascending by CPU and vector.
-    pub vectors: Result<Vec<Vector>, Missing>,
+    pub vectors: Result<Vec<InterruptVector>, Missing>,
 }
 
 /// An interrupt line, as `/proc/interrupts` numbers it.
@@ -69,7 +69,7 @@ pub struct Softirq {
 
 /// A vector of a CPU that belongs to an interrupt line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Vector {
+pub struct InterruptVector {
     /// The CPU's APIC id, which is the number of its vCPU; its number in the guest where the kernel does not
     /// show that.
     pub cpu: u32,
@@ -81,14 +81,14 @@ pub struct Vector {
 
 impl Kernel {
     /// Returns the names of interrupts as they are now: read them again when devices come and go.
-    pub fn interrupts(&self, memory: &impl PhysicalMemory) -> Interrupts {
+    pub fn interrupts(&self, memory: &impl PhysicalMemory) -> InterruptTables {
         let view = self.view(memory);
         let layouts = self.layouts.as_ref().map(|layouts| &layouts.interrupts).map_err(Clone::clone);
         let described = || {
             let layouts = layouts.clone()?;
             Ok((layouts.desc.as_ref().map_err(Missing::clone)?, &layouts.tree))
         };
-        Interrupts {
+        InterruptTables {
             lines: described().and_then(|(desc, tree)| self.lines(&view, desc, tree)),
             softirqs: self.softirqs(&view),
             vectors: described().and_then(|(desc, _)| self.vectors(&view, desc)),
@@ -139,11 +139,11 @@ impl Kernel {
         &self,
         view: &View<'_, M>,
         desc: &DescLayout,
-    ) -> Result<Vec<Vector>, Missing> {
+    ) -> Result<Vec<InterruptVector>, Missing> {
         let what = || Missing::Unreadable("the table of interrupt vectors".into());
         let (symbols, layouts) = (self.symbol_table()?, self.layouts.as_ref().map_err(Clone::clone)?);
         let table = self.symbol("vector_irq")?;
-        let areas = Areas::new(view, symbols, self.symbol("__per_cpu_offset")?, table)?;
+        let areas = PerCpuAreas::new(view, symbols, self.symbol("__per_cpu_offset")?, table)?;
         let mut found = Vec::new();
         for (cpu, area) in (0..).zip(areas.by_apic_id(view, symbols, layouts, Some)) {
             let Some(area) = area else { continue };
@@ -155,7 +155,7 @@ impl Kernel {
                     && at < FIRST_MARK
                     && let Some(irq) = view.u32(at, desc.number)
                 {
-                    found.push(Vector { cpu, vector, irq });
+                    found.push(InterruptVector { cpu, vector, irq });
                 }
             }
         }

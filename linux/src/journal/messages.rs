@@ -11,7 +11,7 @@
 
 use std::collections::HashSet;
 
-use super::{Journal, JournalBytes, JournalEntry, JournalError, Wanted};
+use super::{Journal, JournalBytes, JournalEntry, JournalError, WantedEntries};
 use text::clean::ascii;
 
 /// `SD_MESSAGE_UNIT_STARTING`: a start job runs.
@@ -60,7 +60,7 @@ const TYPES: [&str; 11] = [
     "scope",
 ];
 /// Those of [`WANTED`]'s values that say what an entry is: the first, and the next four; the last two.
-const WANTED: Wanted<'static> = Wanted {
+const WANTED: WantedEntries<'static> = WantedEntries {
     values: &[OF_INIT, STARTING, STARTED, FAILED, FINISHED, OF_KERNEL_LOG, BY_SYSTEMD],
     is_wanted: |values| values & 1 != 0 && values & 0x1e != 0 || values & 0x60 == 0x60,
     fields: &[
@@ -105,12 +105,12 @@ pub enum UnitStep {
     /// Its start job has ended with this result instead.
     Failed(String, String),
     /// All jobs of the boot are done.
-    Finished(Startup),
+    Finished(StartupTimes),
 }
 
 /// Duration of the boot as systemd reports it, ns.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
-pub struct Startup {
+pub struct StartupTimes {
     /// From the beginning of the kernel's clock to the first process, or to the initrd's.
     pub kernel_ns: u64,
     /// From there to the system's first process; `None` without systemd in the initrd.
@@ -119,7 +119,7 @@ pub struct Startup {
     pub userspace_ns: u64,
 }
 
-impl Startup {
+impl StartupTimes {
     /// Returns the end by the guest's CLOCK_MONOTONIC, ns.
     pub fn end_ns(&self) -> u64 {
         self.kernel_ns.saturating_add(self.initrd_ns.unwrap_or(0)).saturating_add(self.userspace_ns)
@@ -201,7 +201,11 @@ fn step(entry: &JournalEntry) -> Option<UnitStep> {
     if id == FINISHED {
         let ns = |name: &[u8]| number(entry, name).map(|us| us.saturating_mul(1_000));
         let (kernel_ns, userspace_ns) = (ns(b"KERNEL_USEC=")?, ns(b"USERSPACE_USEC=")?);
-        return Some(UnitStep::Finished(Startup { kernel_ns, initrd_ns: ns(b"INITRD_USEC="), userspace_ns }));
+        return Some(UnitStep::Finished(StartupTimes {
+            kernel_ns,
+            initrd_ns: ns(b"INITRD_USEC="),
+            userspace_ns,
+        }));
     }
     let unit = value(entry, b"UNIT=").filter(|unit| !unit.is_empty()).map(ascii)?;
     // Versions before 247 say no type here.

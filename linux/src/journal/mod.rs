@@ -20,7 +20,7 @@ mod tests;
 
 use std::collections::HashMap;
 
-pub use messages::{Startup, UnitMessage, UnitMessages, UnitStep};
+pub use messages::{StartupTimes, UnitMessage, UnitMessages, UnitStep};
 use symbols::bytes::{array_at, index, u32_at, u64_at};
 
 /// First bytes of a journal.
@@ -95,7 +95,7 @@ pub struct JournalEntry {
 
 /// Which entries are wanted, and what is read of them.
 #[derive(Debug, Clone, Copy)]
-pub struct Wanted<'a> {
+pub struct WantedEntries<'a> {
     /// `FIELD=value` that entries are recognized by: 32 at most.
     pub values: &'a [&'a [u8]],
     /// True if an entry is wanted that has these of them, the first in bit 0.
@@ -106,7 +106,7 @@ pub struct Wanted<'a> {
 
 /// The parts of the header that are used.
 #[derive(Debug, Clone, Copy)]
-struct Header {
+struct JournalHeader {
     file_id: [u8; 16],
     compact: bool,
     first: u64,
@@ -131,7 +131,7 @@ pub struct Journal {
 
 /// Why the way from object to object ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stop {
+enum ReadStop {
     NotThere,
     Damaged(u64),
 }
@@ -146,31 +146,31 @@ impl Journal {
     pub fn read(
         &mut self,
         bytes: &impl JournalBytes,
-        wanted: &Wanted<'_>,
+        wanted: &WantedEntries<'_>,
         entries: &mut Vec<JournalEntry>,
     ) -> Result<(), JournalError> {
-        let header = Header::read(bytes)?;
+        let header = JournalHeader::read(bytes)?;
         if self.file_id.replace(header.file_id) != Some(header.file_id) {
             *self = Self { file_id: Some(header.file_id), next: header.first, ..Self::default() };
         }
-        let mut window = Window::new(bytes);
+        let mut window = ByteWindow::new(bytes);
         for _ in 0..MOST_OBJECTS {
             if self.next > header.tail {
                 return Ok(());
             }
             match self.object(&header, &mut window, wanted) {
                 // An entry that is being written.
-                Ok(Found::Unfinished) => return Ok(()),
-                Ok(Found::Nothing(next)) => self.next = next,
-                Ok(Found::Entry(entry, next)) => {
+                Ok(ObjectState::Unfinished) => return Ok(()),
+                Ok(ObjectState::Nothing(next)) => self.next = next,
+                Ok(ObjectState::Entry(entry, next)) => {
                     entries.push(entry);
                     self.next = next;
                 }
-                Err(Stop::Damaged(at)) => return Err(JournalError::Damaged(at)),
-                Err(Stop::NotThere) if self.stuck == Some(self.next) && self.next < header.tail => {
+                Err(ReadStop::Damaged(at)) => return Err(JournalError::Damaged(at)),
+                Err(ReadStop::NotThere) if self.stuck == Some(self.next) && self.next < header.tail => {
                     self.next = header.tail;
                 }
-                Err(Stop::NotThere) => {
+                Err(ReadStop::NotThere) => {
                     self.stuck = Some(self.next);
                     return Ok(());
                 }
@@ -182,30 +182,30 @@ impl Journal {
     /// Reads the next object.
     fn object<B: JournalBytes>(
         &mut self,
-        header: &Header,
-        window: &mut Window<'_, B>,
-        wanted: &Wanted<'_>,
-    ) -> Result<Found, Stop> {
+        header: &JournalHeader,
+        window: &mut ByteWindow<'_, B>,
+        wanted: &WantedEntries<'_>,
+    ) -> Result<ObjectState, ReadStop> {
         let at = self.next;
         let (kind, _, size) = window.object(at)?;
         let next = size
             .checked_next_multiple_of(ALIGN)
             .and_then(|size| at.checked_add(size))
             .filter(|&next| size >= OBJECT as u64 && next <= LARGEST)
-            .ok_or(Stop::Damaged(at))?;
+            .ok_or(ReadStop::Damaged(at))?;
         if kind != ENTRY {
-            return Ok(Found::Nothing(next));
+            return Ok(ObjectState::Nothing(next));
         }
         let item = if header.compact { 4 } else { 16 };
         let bytes = index(size).min(ITEMS + MOST_ITEMS * item);
         let mut entry = vec![0; bytes];
         window.read(at, &mut entry)?;
-        let number = |at| u64_at(&entry, at).ok_or(Stop::Damaged(self.next));
+        let number = |at| u64_at(&entry, at).ok_or(ReadStop::Damaged(self.next));
         let (realtime_us, monotonic_us) = (number(24)?, number(32)?);
-        let boot_id = array_at(&entry, 40).ok_or(Stop::Damaged(at))?;
+        let boot_id = array_at(&entry, 40).ok_or(ReadStop::Damaged(at))?;
         let of_header = (header.tail_realtime_us, header.tail_monotonic_us);
         if at == header.tail && of_header != (realtime_us, monotonic_us) {
-            return Ok(Found::Unfinished);
+            return Ok(ObjectState::Unfinished);
         }
         let offset = |item: &[u8]| {
             if header.compact { u32_at(item, 0).map(u64::from) } else { u64_at(item, 0) }
@@ -213,20 +213,20 @@ impl Journal {
         let items = entry.get(ITEMS..).unwrap_or_default().chunks_exact(item).filter_map(offset);
         let items: Vec<u64> = items.filter(|&at| at != 0).collect();
         if !(wanted.is_wanted)(self.values(header, window, wanted, &items)) {
-            return Ok(Found::Nothing(next));
+            return Ok(ObjectState::Nothing(next));
         }
         let field = |&at: &u64| window.data(at, header.compact).ok().flatten();
         let is_asked = |field: &Vec<u8>| wanted.fields.iter().any(|name| field.starts_with(name));
         let fields = items.iter().filter_map(field).filter(is_asked).collect();
-        Ok(Found::Entry(JournalEntry { realtime_us, monotonic_us, boot_id, fields }, next))
+        Ok(ObjectState::Entry(JournalEntry { realtime_us, monotonic_us, boot_id, fields }, next))
     }
 
     /// Which of the wanted values an entry with these items has. An item that is not there is none of them.
     fn values<B: JournalBytes>(
         &mut self,
-        header: &Header,
-        window: &mut Window<'_, B>,
-        wanted: &Wanted<'_>,
+        header: &JournalHeader,
+        window: &mut ByteWindow<'_, B>,
+        wanted: &WantedEntries<'_>,
         items: &[u64],
     ) -> u32 {
         let mut values = 0;
@@ -251,7 +251,7 @@ impl Journal {
 
 /// State of the bytes at the place of an object.
 #[derive(Debug)]
-enum Found {
+enum ObjectState {
     /// An entry that is wanted, and where the next object begins.
     Entry(JournalEntry, u64),
     /// Another object.
@@ -260,7 +260,7 @@ enum Found {
     Unfinished,
 }
 
-impl Header {
+impl JournalHeader {
     fn read(bytes: &impl JournalBytes) -> Result<Self, JournalError> {
         let mut header = [0; HEADER];
         bytes.read(0, &mut header).ok_or(JournalError::NoHeader)?;
@@ -292,21 +292,21 @@ impl Header {
 }
 
 /// The bytes, by pages: objects are small, and one follows the other.
-struct Window<'a, B> {
+struct ByteWindow<'a, B> {
     bytes: &'a B,
     start: u64,
     page: Option<Box<[u8; PAGE]>>,
 }
 
-impl<'a, B: JournalBytes> Window<'a, B> {
+impl<'a, B: JournalBytes> ByteWindow<'a, B> {
     fn new(bytes: &'a B) -> Self {
         Self { bytes, start: 0, page: None }
     }
 
-    fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), Stop> {
+    fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), ReadStop> {
         let mut done = 0;
         while done < into.len() {
-            let at = offset.checked_add(done as u64).ok_or(Stop::Damaged(offset))?;
+            let at = offset.checked_add(done as u64).ok_or(ReadStop::Damaged(offset))?;
             let page = self.page(at - at % PAGE as u64)?;
             let from = page.get(index(at % PAGE as u64)..).unwrap_or_default();
             let rest = into.get_mut(done..).unwrap_or_default();
@@ -319,18 +319,18 @@ impl<'a, B: JournalBytes> Window<'a, B> {
         Ok(())
     }
 
-    fn page(&mut self, start: u64) -> Result<&[u8; PAGE], Stop> {
+    fn page(&mut self, start: u64) -> Result<&[u8; PAGE], ReadStop> {
         if self.page.is_none() || self.start != start {
             let mut page = self.page.take().unwrap_or_else(|| Box::new([0; PAGE]));
-            self.bytes.read(start, page.as_mut_slice()).ok_or(Stop::NotThere)?;
+            self.bytes.read(start, page.as_mut_slice()).ok_or(ReadStop::NotThere)?;
             self.start = start;
             self.page = Some(page);
         }
-        self.page.as_deref().ok_or(Stop::NotThere)
+        self.page.as_deref().ok_or(ReadStop::NotThere)
     }
 
     /// Returns the type, flags and size of the object at `at`.
-    fn object(&mut self, at: u64) -> Result<(u8, u8, u64), Stop> {
+    fn object(&mut self, at: u64) -> Result<(u8, u8, u64), ReadStop> {
         let mut object = [0; OBJECT];
         self.read(at, &mut object)?;
         let [kind, flags, ..] = object;
@@ -339,7 +339,7 @@ impl<'a, B: JournalBytes> Window<'a, B> {
 
     /// `FIELD=value` of the DATA object at `at`; `None` where it is compressed, or too long to be a wanted
     /// one.
-    fn data(&mut self, at: u64, compact: bool) -> Result<Option<Vec<u8>>, Stop> {
+    fn data(&mut self, at: u64, compact: bool) -> Result<Option<Vec<u8>>, ReadStop> {
         let (kind, flags, size) = self.object(at)?;
         let start = if compact { COMPACT_DATA_PAYLOAD } else { DATA_PAYLOAD };
         let length = size.checked_sub(start).map(index).filter(|&length| length <= LONGEST_FIELD);
@@ -347,7 +347,7 @@ impl<'a, B: JournalBytes> Window<'a, B> {
             return Ok(None);
         };
         let mut field = vec![0; length];
-        self.read(at.checked_add(start).ok_or(Stop::Damaged(at))?, &mut field)?;
+        self.read(at.checked_add(start).ok_or(ReadStop::Damaged(at))?, &mut field)?;
         Ok(Some(field))
     }
 }

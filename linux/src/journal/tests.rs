@@ -48,7 +48,7 @@ fn shown(step: &UnitStep) -> String {
         UnitStep::Starting(unit) => format!("starting {unit}"),
         UnitStep::Started(unit) => format!("started {unit}"),
         UnitStep::Failed(unit, result) => format!("{unit}: {result}"),
-        UnitStep::Finished(Startup { kernel_ns, initrd_ns, userspace_ns }) => {
+        UnitStep::Finished(StartupTimes { kernel_ns, initrd_ns, userspace_ns }) => {
             format!("finished {kernel_ns} {initrd_ns:?} {userspace_ns}")
         }
     }

@@ -1,29 +1,29 @@
 //! The symbol table of a kernel image.
 
-use crate::image::Image;
-use crate::kallsyms::decode::{Names, decode};
-use crate::kallsyms::functions::{Functions, Symbol};
+use crate::image::KernelImage;
+use crate::kallsyms::decode::{SymbolNames, decode};
+use crate::kallsyms::functions::{FunctionTable, KallsymsSymbol};
 use crate::kallsyms::locate::locate;
 use crate::memory::PhysicalMemory;
 
 /// All symbols of the image, with an index by address (functions) and one by name.
 #[derive(Debug)]
 pub(crate) struct SymbolTable {
-    names: Names,
+    names: SymbolNames,
     addresses: Vec<u64>,
-    functions: Functions,
+    functions: FunctionTable,
     /// Hash of the name in the upper half, its number in the lower, sorted.
     by_name: Vec<u64>,
 }
 
 impl SymbolTable {
     /// Finds and decodes the symbols of `image`; `None` when it has none.
-    pub(crate) fn read(memory: &impl PhysicalMemory, image: &Image) -> Option<Self> {
+    pub(crate) fn read(memory: &impl PhysicalMemory, image: &KernelImage) -> Option<Self> {
         let arrays = locate(memory, image)?;
         let (names, types) = decode(&arrays);
         let mut addresses = arrays.addresses;
         addresses.truncate(names.len());
-        let functions = Functions::new(image.range(), names.len(), |i| Symbol {
+        let functions = FunctionTable::new(image.range(), names.len(), |i| KallsymsSymbol {
             address: addresses.get(i as usize).copied().unwrap_or(0),
             kind: types.get(i as usize).copied().unwrap_or(0),
             name: names.get(i),

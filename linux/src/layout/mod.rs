@@ -22,7 +22,7 @@ pub(crate) use clock::ClockLayout;
 pub(crate) use generated::GeneratedLayout;
 pub(crate) use interrupt::{DescLayout, InterruptLayouts, LineTreeLayout};
 pub(crate) use module::{ModuleKallsymsLayout, ModuleLayout};
-pub(crate) use orc::{Bits, OrcLayout};
+pub(crate) use orc::{BitRange, OrcLayout};
 pub(crate) use page_cache::PageCacheLayout;
 pub(crate) use process::{
     ArgvLayout, CgroupLayout, DentryLayout, ExeLayout, FileLayout, InodeLayout, LookupLayout, MmLayout,
@@ -31,7 +31,7 @@ pub(crate) use process::{
 };
 pub(crate) use resource::ResourceLayout;
 pub(crate) use stack::StackLayout;
-pub(crate) use task::{COMM, Field, HotLayout, ObservationLayout, StateLayout, TaskLayout, ThreadLayout};
+pub(crate) use task::{COMM, HotLayout, ObservationLayout, StateLayout, TaskField, TaskLayout, ThreadLayout};
 pub(crate) use trace::TraceLayout;
 
 use crate::btf::layout::layout;

@@ -3,7 +3,7 @@
 
 use crate::btf::Btf;
 use crate::btf::layout::{layout, offset};
-use crate::gather::Gather;
+use crate::gather::GatherPlan;
 use crate::missing::Missing;
 use crate::tree::MapleLayout;
 
@@ -69,7 +69,7 @@ layout! {
     #[derive(Debug, Clone, Copy)]
     VmaLayout {
         tree: VmaTree => vma_tree,
-        gather: Gather<VMA_FIELDS> => vma_gather,
+        gather: GatherPlan<VMA_FIELDS> => vma_gather,
         start_brk: usize = "mm_struct.start_brk",
         brk: usize = "mm_struct.brk",
         start_stack: usize = "mm_struct.start_stack",
@@ -237,9 +237,9 @@ fn vma_tree(btf: &Btf<'_>) -> Result<VmaTree, Missing> {
     })
 }
 
-fn vma_gather(btf: &Btf<'_>) -> Result<Gather<VMA_FIELDS>, Missing> {
+fn vma_gather(btf: &Btf<'_>) -> Result<GatherPlan<VMA_FIELDS>, Missing> {
     let vma = |path| Ok((offset(btf, &[path])?, 8));
-    Ok(Gather::new([
+    Ok(GatherPlan::new([
         vma("vm_area_struct.vm_start")?,
         vma("vm_area_struct.vm_end")?,
         vma("vm_area_struct.vm_flags")?,

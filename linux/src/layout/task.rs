@@ -1,19 +1,19 @@
 //! Offsets of what is read about tasks (threads).
 
 use crate::btf::Btf;
-use crate::btf::layout::{Number, layout, offset};
-use crate::gather::Gather;
+use crate::btf::layout::{NumberLayout, layout, offset};
+use crate::gather::GatherPlan;
 use crate::missing::Missing;
 
 /// `TASK_COMM_LEN` (include/linux/sched.h).
 pub(crate) const COMM: usize = 16;
 
-/// Members that are read of every task, in the order of [`Field`].
+/// Members that are read of every task, in the order of [`TaskField`].
 const FIELDS: usize = 5;
 
 /// Index of a gathered member.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Field {
+pub(crate) enum TaskField {
     Flags,
     Pid,
     Tgid,
@@ -27,7 +27,7 @@ layout! {
     #[derive(Debug, Clone, Copy)]
     TaskLayout {
         /// Members that are read of every task.
-        gather: Gather<FIELDS> => gather,
+        gather: GatherPlan<FIELDS> => gather,
         comm: usize = "task_struct.comm",
         /// The first name since 5.5, the second before.
         start: usize = "task_struct.start_boottime" | "task_struct.real_start_time",
@@ -60,7 +60,7 @@ layout! {
         state: usize = "task_struct.__state" | "task_struct.state",
         exit_state: usize = "task_struct.exit_state",
         /// int, and u8 in 7.3.
-        on_rq: Number = "task_struct.on_rq",
+        on_rq: NumberLayout = "task_struct.on_rq",
         /// Since 6.12: asleep, though the task's run queue keeps it for a while.
         delayed: Option<usize> = "task_struct.se.sched_delayed",
         switches: usize = "rq.nr_switches",
@@ -72,7 +72,7 @@ layout! {
     #[derive(Debug, Clone, Copy)]
     ObservationLayout {
         /// int, and u8 in 7.3.
-        on_cpu: Number = "task_struct.on_cpu",
+        on_cpu: NumberLayout = "task_struct.on_cpu",
         /// unsigned long.
         voluntary: usize = "task_struct.nvcsw",
         /// unsigned long.
@@ -81,9 +81,9 @@ layout! {
     }
 }
 
-fn gather(btf: &Btf<'_>) -> Result<Gather<FIELDS>, Missing> {
+fn gather(btf: &Btf<'_>) -> Result<GatherPlan<FIELDS>, Missing> {
     let task = |path| offset(btf, &[path]);
-    Ok(Gather::new([
+    Ok(GatherPlan::new([
         (task("task_struct.flags")?, 4),
         (task("task_struct.pid")?, 4),
         (task("task_struct.tgid")?, 4),

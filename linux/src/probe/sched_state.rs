@@ -1,7 +1,7 @@
 //! The scheduler's state of a task, read at the moment of an event.
 
 use crate::address::{PhysAddr, VirtAddr};
-use crate::current::{Areas, TaskPlaces};
+use crate::current::{PerCpuAreas, TaskAddresses};
 use crate::kernel::Kernel;
 use crate::layout::{StateLayout, TaskLayout};
 use crate::memory::PhysicalMemory;
@@ -87,7 +87,7 @@ impl SchedState {
 /// Reads states of tasks without allocating: addresses are resolved beforehand.
 #[derive(Debug, Clone)]
 pub struct SchedStateReader {
-    places: TaskPlaces,
+    places: TaskAddresses,
     task: TaskLayout,
     state: StateLayout,
     /// `nr_switches` of each CPU's run queue, by APIC id.
@@ -96,9 +96,9 @@ pub struct SchedStateReader {
 }
 
 /// Tasks by their places in physical memory.
-struct Tasks<'a, M>(&'a TaskPlaces, &'a M);
+struct DirectMapTasks<'a, M>(&'a TaskAddresses, &'a M);
 
-impl<M: PhysicalMemory> TaskMemory for Tasks<'_, M> {
+impl<M: PhysicalMemory> TaskMemory for DirectMapTasks<'_, M> {
     fn read(&self, task: u64, offset: usize, into: &mut [u8]) -> Option<()> {
         self.1.read(self.0.translate(task)?.checked_add(offset as u64)?, into)
     }
@@ -108,7 +108,7 @@ impl SchedStateReader {
     /// Returns the task at `task`; `None` for what cannot be one. No allocation, no lock, bounded reads.
     #[inline]
     pub fn read(&self, memory: &impl PhysicalMemory, task: u64) -> Option<SchedState> {
-        let tasks = Tasks(&self.places, memory);
+        let tasks = DirectMapTasks(&self.places, memory);
         let number = |offset| Some(u32::from_le_bytes(tasks.member(task, offset)?));
         let delayed = match self.state.delayed {
             Some(offset) => tasks.member::<1>(task, offset)? != [0],
@@ -123,7 +123,7 @@ impl SchedStateReader {
     }
 
     /// Returns the addresses of tasks.
-    pub(crate) fn places(&self) -> &TaskPlaces {
+    pub(crate) fn places(&self) -> &TaskAddresses {
         &self.places
     }
 
@@ -165,11 +165,11 @@ impl Kernel {
         let state = layouts.state.clone()?;
         let view = self.view(memory);
         let queues = self.symbol("runqueues")?;
-        let areas = Areas::new(&view, symbols, self.symbol("__per_cpu_offset")?, queues)?;
+        let areas = PerCpuAreas::new(&view, symbols, self.symbol("__per_cpu_offset")?, queues)?;
         let switches = areas.by_apic_id(&view, symbols, layouts, |base| {
             view.translate(base.wrapping_add(queues).wrapping_add(state.switches as u64))
         });
-        let places = TaskPlaces::new(&view, symbols, areas.first(queues)?)?;
+        let places = TaskAddresses::new(&view, symbols, areas.first(queues)?)?;
         Ok(SchedStateReader { places, task: layouts.task.clone()?, state, switches, kernel: view.space })
     }
 }

@@ -1,7 +1,7 @@
 //! The places in the kernel's text, by their bytes.
 
 use crate::address::{PhysAddr, VirtAddr};
-use crate::image::Image;
+use crate::image::KernelImage;
 use crate::kernel::Kernel;
 use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
@@ -157,7 +157,7 @@ impl Kernel {
     ///
     /// # Errors
     /// Why there are none: a function that is needed does not exist or does not start with the no-op.
-    pub fn trip_sites(&self, memory: &impl PhysicalMemory) -> Result<ProbeSites, Missing> {
+    pub fn probe_sites(&self, memory: &impl PhysicalMemory) -> Result<ProbeSites, Missing> {
         let mut found: [Vec<u64>; EVENTS.len()] = Default::default();
         for (name, at) in self.symbols() {
             for (addresses, event) in found.iter_mut().zip(EVENTS) {
@@ -250,7 +250,7 @@ fn is_variant(name: &str, base: &str) -> bool {
 }
 
 /// Returns the address of the no-op of the function at `address`.
-fn no_op(memory: &impl PhysicalMemory, image: &Image, address: u64) -> Option<u64> {
+fn no_op(memory: &impl PhysicalMemory, image: &KernelImage, address: u64) -> Option<u64> {
     let mut start = [0; 9];
     image.read(memory, address, &mut start)?;
     let (before, after) = start.split_at(4);
@@ -265,7 +265,7 @@ fn no_op(memory: &impl PhysicalMemory, image: &Image, address: u64) -> Option<u6
 
 /// Returns the place where the function at `address` loads `argument` into RDI, right before it calls
 /// another.
-fn load(memory: &impl PhysicalMemory, image: &Image, address: u64, argument: u64) -> Option<u64> {
+fn load(memory: &impl PhysicalMemory, image: &KernelImage, address: u64, argument: u64) -> Option<u64> {
     let mut start = [0; SEARCHED];
     image.read(memory, address, &mut start)?;
     (address..).zip(start.windows(LOAD + 1)).find_map(|(at, window)| {

@@ -1,6 +1,6 @@
 //! Files of the guest, as its kernel has them open.
 
-use super::path::{Path, Paths};
+use super::path::{DentryPath, PathReader};
 use crate::layout::{FileLayout, InodeLayout};
 use crate::memory::PhysicalMemory;
 use crate::view::View;
@@ -64,20 +64,20 @@ struct Inode {
 }
 
 /// Reads files.
-pub(super) struct Files<'a, M> {
+pub(super) struct FileReader<'a, M> {
     pub(super) view: &'a View<'a, M>,
     pub(super) layout: &'a FileLayout,
     /// Directory at which paths end.
-    pub(super) root: Option<Path>,
+    pub(super) root: Option<DentryPath>,
 }
 
-impl<M: PhysicalMemory> Files<'_, M> {
-    pub(super) fn paths(&self) -> Paths<'_, M> {
-        Paths { view: self.view, layout: &self.layout.dentries }
+impl<M: PhysicalMemory> FileReader<'_, M> {
+    pub(super) fn paths(&self) -> PathReader<'_, M> {
+        PathReader { view: self.view, layout: &self.layout.dentries }
     }
 
     /// Returns the path that the process opened the file at `file` by.
-    pub(super) fn opened(&self, file: u64) -> Option<Path> {
+    pub(super) fn opened(&self, file: u64) -> Option<DentryPath> {
         let path = |offset: usize| self.paths().path(file.checked_add(offset as u64)?);
         let backing = self.layout.user_path.filter(|(mode, _)| {
             let mode = self.view.u32(file, *mode).unwrap_or(0);
@@ -95,7 +95,7 @@ impl<M: PhysicalMemory> Files<'_, M> {
     }
 
     /// Returns the file of the inode at `at`, which was opened as `opened`; `address_space` has its pages.
-    pub(super) fn describe(&self, opened: Path, at: u64, address_space: u64) -> Option<FileRef> {
+    pub(super) fn describe(&self, opened: DentryPath, at: u64, address_space: u64) -> Option<FileRef> {
         let inode = self.inode(at)?;
         let paths = self.paths();
         let stacked = match paths.inode(opened.dentry) {

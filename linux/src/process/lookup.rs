@@ -10,8 +10,8 @@
 //! not exist are kept, too: they have no inode. So are those of removed files that are still open: they are
 //! in no table of names. Source: fs/namei.c, fs/dcache.c, fs/namespace.c of Linux 5.10 to 6.12.
 
-use super::file::{FileRef, Files};
-use super::path::{Path, Paths};
+use super::file::{FileReader, FileRef};
+use super::path::{DentryPath, PathReader};
 use crate::layout::LookupLayout;
 use crate::memory::PhysicalMemory;
 
@@ -29,20 +29,20 @@ const MAX_STEPS: usize = 2 * MAX_NAMES;
 const OVERLAY: &str = "overlay";
 
 /// Looks files up.
-pub(super) struct Lookup<'a, M> {
-    files: &'a Files<'a, M>,
-    paths: Paths<'a, M>,
+pub(super) struct PathLookup<'a, M> {
+    files: &'a FileReader<'a, M>,
+    paths: PathReader<'a, M>,
     layout: &'a LookupLayout,
     steps: usize,
 }
 
-impl<'a, M: PhysicalMemory> Lookup<'a, M> {
-    pub(super) fn new(files: &'a Files<'a, M>, layout: &'a LookupLayout) -> Self {
+impl<'a, M: PhysicalMemory> PathLookup<'a, M> {
+    pub(super) fn new(files: &'a FileReader<'a, M>, layout: &'a LookupLayout) -> Self {
         Self { files, paths: files.paths(), layout, steps: MAX_STEPS }
     }
 
     /// Returns the file at `path` below `root`.
-    pub(super) fn file(mut self, root: Path, path: &[u8]) -> Option<FileRef> {
+    pub(super) fn file(mut self, root: DentryPath, path: &[u8]) -> Option<FileRef> {
         let mut at = self.topmost(root)?;
         let components = path.split(|&byte| byte == b'/').filter(|name| !name.is_empty() && *name != b".");
         for (number, name) in components.enumerate() {
@@ -57,17 +57,17 @@ impl<'a, M: PhysicalMemory> Lookup<'a, M> {
     }
 
     /// Returns the place that is visible at a place: the root of the mount there, if there is one.
-    fn topmost(&mut self, mut at: Path) -> Option<Path> {
+    fn topmost(&mut self, mut at: DentryPath) -> Option<DentryPath> {
         for _ in 0..MAX_STACKED {
             let Some(mounted) = self.mounted(at) else { return Some(at) };
             let dentry = self.files.view.u64(mounted, self.paths.layout.mount_root)?;
-            at = Path { mount: mounted, dentry };
+            at = DentryPath { mount: mounted, dentry };
         }
         None
     }
 
     /// Returns the mount (its `struct vfsmount`) at a place.
-    fn mounted(&mut self, at: Path) -> Option<u64> {
+    fn mounted(&mut self, at: DentryPath) -> Option<u64> {
         let (view, inside) = (self.files.view, self.paths.layout.mount as u64);
         let mountpoint = self.paths.layout.mountpoint;
         let head = at.mount.checked_sub(inside)?.checked_add(self.layout.mounts as u64)?;

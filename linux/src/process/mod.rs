@@ -29,10 +29,10 @@ use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
 use crate::paging::AddressSpace;
 use crate::view::View;
-use file::Files;
-use lookup::Lookup;
-use path::Path;
-use vma::{Vma, Vmas};
+use file::FileReader;
+use lookup::PathLookup;
+use path::DentryPath;
+use vma::{Vma, VmaReader};
 
 /// Bits of `vm_flags` (include/linux/mm.h).
 mod flag {
@@ -93,7 +93,7 @@ pub enum MappingKind {
 
 /// The root directory of a process. It stays where it is when the process ends.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct RootDirectory(Path);
+pub struct RootDirectory(DentryPath);
 
 /// Identity of a process. Each answer may be missing without the others.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -149,11 +149,11 @@ impl Kernel {
             Err(missing) => return Process::missing(&missing),
         };
         Process {
-            parent: known(&layouts.parent).and_then(|layout| identity::parent(&view, layout, task)),
+            parent: required(&layouts.parent).and_then(|layout| identity::parent(&view, layout, task)),
             exe: self.exe(&view, layouts, task),
             argv: self.arguments(memory, task),
-            cgroup: known(&layouts.cgroup).and_then(|layout| identity::cgroup(&view, layout, task)),
-            uid: known(&layouts.uid).and_then(|layout| identity::uid(&view, layout, task)),
+            cgroup: required(&layouts.cgroup).and_then(|layout| identity::cgroup(&view, layout, task)),
+            uid: required(&layouts.uid).and_then(|layout| identity::uid(&view, layout, task)),
         }
     }
 
@@ -164,8 +164,8 @@ impl Kernel {
     /// read.
     pub fn arguments(&self, memory: &impl PhysicalMemory, task: u64) -> Result<Vec<String>, Missing> {
         let (view, layouts) = (self.view(memory), self.process_layouts()?);
-        let layout = known(&layouts.argv)?;
-        let mm = mm(&view, known(&layouts.mm)?, task)?;
+        let layout = required(&layouts.argv)?;
+        let mm = mm(&view, required(&layouts.mm)?, task)?;
         identity::argv(&view, layout, mm, &self.user_memory(memory, task)?)
     }
 
@@ -179,7 +179,7 @@ impl Kernel {
         memory: &impl PhysicalMemory,
         task: u64,
     ) -> Result<Option<VirtAddr>, Missing> {
-        identity::work(&self.view(memory), known(&self.process_layouts()?.worker)?, task)
+        identity::work(&self.view(memory), required(&self.process_layouts()?.worker)?, task)
     }
 
     /// Returns the root directory of the process of `task`.
@@ -189,8 +189,8 @@ impl Kernel {
     pub fn root_directory(&self, memory: &impl PhysicalMemory, task: u64) -> Result<RootDirectory, Missing> {
         let view = self.view(memory);
         let layouts = self.process_layouts()?;
-        let files = Files { view: &view, layout: known(&layouts.file)?, root: None };
-        root(&files, known(&layouts.root)?, task)
+        let files = FileReader { view: &view, layout: required(&layouts.file)?, root: None };
+        root(&files, required(&layouts.root)?, task)
             .map(RootDirectory)
             .ok_or_else(|| Missing::Unreadable("the root directory of the process".into()))
     }
@@ -211,9 +211,9 @@ impl Kernel {
     ) -> Result<FileRef, Missing> {
         let view = self.view(memory);
         let layouts = self.process_layouts()?;
-        let (file, layout) = (known(&layouts.file)?, known(&layouts.lookup)?);
-        let files = Files { view: &view, layout: file, root: Some(root.0) };
-        Lookup::new(&files, layout).file(root.0, path).ok_or(Missing::NotCached)
+        let (file, layout) = (required(&layouts.file)?, required(&layouts.lookup)?);
+        let files = FileReader { view: &view, layout: file, root: Some(root.0) };
+        PathLookup::new(&files, layout).file(root.0, path).ok_or(Missing::NotCached)
     }
 
     /// Returns the memory of the process of `task`, by its own page tables. It is the process's only as long
@@ -224,7 +224,7 @@ impl Kernel {
     /// found.
     pub fn user_memory(&self, memory: &impl PhysicalMemory, task: u64) -> Result<AddressSpace, Missing> {
         let view = self.view(memory);
-        let layout = known(&self.process_layouts()?.mm)?;
+        let layout = required(&self.process_layouts()?.mm)?;
         let root = view.u64(mm(&view, layout, task)?, layout.pgd).and_then(|pgd| view.translate(pgd));
         let root = root.ok_or_else(|| Missing::Unreadable("the page tables of the process".into()))?;
         Ok(AddressSpace::new(root.0, view.space.five_level()))
@@ -241,8 +241,8 @@ impl Kernel {
         task: u64,
     ) -> Result<FileRef, Missing> {
         let what = || Missing::Unreadable("the program's file".into());
-        let ExeLayout { file, start_code } = *known(&layouts.exe)?;
-        let mm = mm(view, known(&layouts.mm)?, task)?;
+        let ExeLayout { file, start_code } = *required(&layouts.exe)?;
+        let mm = mm(view, required(&layouts.mm)?, task)?;
         let file = view.u64(mm, file).filter(|&file| file != 0).ok_or_else(what)?;
         let mut reader = MappingReader::new(self, view, task)?;
         let exe = reader.files.as_ref().map_err(Clone::clone)?.read(file).ok_or_else(what)?;
@@ -267,7 +267,7 @@ impl Process {
     }
 }
 
-fn known<T>(layout: &Result<T, Missing>) -> Result<&T, Missing> {
+fn required<T>(layout: &Result<T, Missing>) -> Result<&T, Missing> {
     layout.as_ref().map_err(Clone::clone)
 }
 
@@ -281,23 +281,23 @@ fn mm<M: PhysicalMemory>(view: &View<'_, M>, layout: &MmLayout, task: u64) -> Re
 }
 
 /// Returns the root directory of a task.
-fn root<M: PhysicalMemory>(files: &Files<'_, M>, layout: &RootLayout, task: u64) -> Option<Path> {
+fn root<M: PhysicalMemory>(files: &FileReader<'_, M>, layout: &RootLayout, task: u64) -> Option<DentryPath> {
     let fs = files.view.u64(task, layout.fs)?;
     files.paths().path(fs.checked_add(layout.root as u64)?)
 }
 
 /// Turns what the kernel has into mappings.
 struct MappingReader<'a, M> {
-    vmas: Vmas<'a, M>,
-    files: Result<Files<'a, M>, Missing>,
-    special: Option<Special>,
+    vmas: VmaReader<'a, M>,
+    files: Result<FileReader<'a, M>, Missing>,
+    special: Option<SpecialMappings>,
     heap_and_stack: [u64; 3],
     /// By address of their `struct file`.
     known: HashMap<u64, Option<Arc<FileRef>>>,
 }
 
 /// Members by which the kernel's own mappings are recognized.
-struct Special {
+struct SpecialMappings {
     /// Address of `special_mapping_vmops`.
     ops: u64,
     private_data: usize,
@@ -307,15 +307,16 @@ struct Special {
 impl<'a, M: PhysicalMemory> MappingReader<'a, M> {
     fn new(kernel: &'a Kernel, view: &'a View<'a, M>, task: u64) -> Result<Self, Missing> {
         let layouts = kernel.process_layouts()?;
-        let vmas = Vmas { view, layout: known(&layouts.vmas)?, mm: mm(view, known(&layouts.mm)?, task)? };
-        let files = known(&layouts.file).map(|layout| {
-            let mut files = Files { view, layout, root: None };
+        let vmas =
+            VmaReader { view, layout: required(&layouts.vmas)?, mm: mm(view, required(&layouts.mm)?, task)? };
+        let files = required(&layouts.file).map(|layout| {
+            let mut files = FileReader { view, layout, root: None };
             files.root = layouts.root.as_ref().ok().and_then(|layout| root(&files, layout, task));
             files
         });
         let special = layouts.special.as_ref().ok().and_then(|layout| {
             let ops = kernel.symbol("special_mapping_vmops").ok()?;
-            Some(Special { ops, private_data: layout.private_data, name: layout.name })
+            Some(SpecialMappings { ops, private_data: layout.private_data, name: layout.name })
         });
         let heap_and_stack = vmas.heap_and_stack();
         Ok(Self { vmas, files, special, heap_and_stack, known: HashMap::new() })
@@ -368,7 +369,7 @@ impl<'a, M: PhysicalMemory> MappingReader<'a, M> {
     }
 }
 
-impl Special {
+impl SpecialMappings {
     fn kind<M: PhysicalMemory>(&self, view: &View<'_, M>, vma: u64) -> MappingKind {
         let name = view
             .u64(vma, self.private_data)

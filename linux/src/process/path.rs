@@ -20,29 +20,29 @@ const MAX_NAME: u32 = 255;
 
 /// A `struct path`: a name in a mount.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Path {
+pub(super) struct DentryPath {
     /// A `struct vfsmount`.
     pub(super) mount: u64,
     pub(super) dentry: u64,
 }
 
 /// Reads paths.
-pub(super) struct Paths<'a, M> {
+pub(super) struct PathReader<'a, M> {
     pub(super) view: &'a View<'a, M>,
     pub(super) layout: &'a DentryLayout,
 }
 
-impl<M: PhysicalMemory> Paths<'_, M> {
+impl<M: PhysicalMemory> PathReader<'_, M> {
     /// Returns the `struct path` at `at`.
-    pub(super) fn path(&self, at: u64) -> Option<Path> {
-        Some(Path {
+    pub(super) fn path(&self, at: u64) -> Option<DentryPath> {
+        Some(DentryPath {
             mount: self.view.u64(at, self.layout.path_mount)?,
             dentry: self.view.u64(at, self.layout.path_dentry)?,
         })
     }
 
     /// Returns true if this is a name of a file in a mount.
-    pub(super) fn exists(&self, path: Path) -> bool {
+    pub(super) fn exists(&self, path: DentryPath) -> bool {
         let root = self.view.u64(path.mount, self.layout.mount_root);
         root.is_some_and(|root| self.component(root).is_some())
             && self.component(path.dentry).is_some()
@@ -63,8 +63,8 @@ impl<M: PhysicalMemory> Paths<'_, M> {
     /// Returns the path of `file` as seen from `root`; from the top of its mounts, where `root` is `None` or
     /// does not hold the file. `None` when it cannot be read, is longer than 4 KiB or has more than 256
     /// components.
-    pub(super) fn name(&self, file: Path, root: Option<Path>) -> Option<Vec<u8>> {
-        let mut path = Reversed::default();
+    pub(super) fn name(&self, file: DentryPath, root: Option<DentryPath>) -> Option<Vec<u8>> {
+        let mut path = ReversedPath::default();
         let mut at = file;
         let mut mount_root = self.view.u64(at.mount, self.layout.mount_root)?;
         for _ in 0..MAX_COMPONENTS {
@@ -77,7 +77,7 @@ impl<M: PhysicalMemory> Paths<'_, M> {
                 if parent == mount {
                     return Some(path.finish());
                 }
-                at = Path {
+                at = DentryPath {
                     mount: parent.checked_add(self.layout.mount as u64)?,
                     dentry: self.view.u64(mount, self.layout.mountpoint)?,
                 };
@@ -109,9 +109,9 @@ impl<M: PhysicalMemory> Paths<'_, M> {
 
 /// A path that grows at its front.
 #[derive(Default)]
-struct Reversed(Vec<u8>);
+struct ReversedPath(Vec<u8>);
 
-impl Reversed {
+impl ReversedPath {
     fn prepend(&mut self, component: &[u8]) -> Option<()> {
         if self.0.len() + component.len() >= MAX_PATH {
             return None;

@@ -27,7 +27,7 @@ pub(super) struct Vma {
 }
 
 /// The mappings of one `struct mm_struct`.
-pub(super) struct Vmas<'a, M> {
+pub(super) struct VmaReader<'a, M> {
     pub(super) view: &'a View<'a, M>,
     pub(super) layout: &'a VmaLayout,
     pub(super) mm: u64,
@@ -37,7 +37,7 @@ fn unreadable() -> Missing {
     Missing::Unreadable("the mappings".into())
 }
 
-impl<M: PhysicalMemory> Vmas<'_, M> {
+impl<M: PhysicalMemory> VmaReader<'_, M> {
     /// Returns all of them, ascending, without overlap; one that is torn by a change meanwhile is left out.
     pub(super) fn all(&self) -> Result<Vec<Vma>, Missing> {
         let mut found: Vec<Vma> = Vec::new();

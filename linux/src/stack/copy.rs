@@ -12,7 +12,7 @@ const MAX_SEGMENTS: usize = 11;
 
 /// Bytes of stack that are together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-struct Segment {
+struct CopiedSegment {
     start: u64,
     /// Offset of the bytes in the buffer.
     at: usize,
@@ -42,7 +42,7 @@ pub struct StackCopy {
     pub(super) gaps: StackGaps,
     pub(super) user_root: Option<u64>,
     pub(super) fetching: Option<bool>,
-    segments: [Segment; MAX_SEGMENTS],
+    segments: [CopiedSegment; MAX_SEGMENTS],
     count: usize,
     bytes: BytesMut,
     used: usize,
@@ -78,7 +78,7 @@ impl StackCopy {
             gaps: StackGaps::default(),
             user_root: None,
             fetching: None,
-            segments: [Segment::default(); MAX_SEGMENTS],
+            segments: [CopiedSegment::default(); MAX_SEGMENTS],
             count: 0,
             bytes: buffer,
             used: 0,
@@ -200,11 +200,11 @@ impl StackCopy {
     #[inline]
     pub(super) fn keep(&mut self, start: u64, len: usize) {
         let len = len.min(self.bytes.len() - self.used);
-        match self.segments.get_mut(..self.count).and_then(<[Segment]>::last_mut) {
+        match self.segments.get_mut(..self.count).and_then(<[CopiedSegment]>::last_mut) {
             Some(last) if last.start.wrapping_add(last.len as u64) == start => last.len += len,
             _ => {
                 if let Some(next) = self.segments.get_mut(self.count) {
-                    *next = Segment { start, at: self.used, len };
+                    *next = CopiedSegment { start, at: self.used, len };
                     self.count += 1;
                 }
             }
@@ -212,7 +212,7 @@ impl StackCopy {
         self.used += len;
     }
 
-    fn parts(&self) -> &[Segment] {
+    fn parts(&self) -> &[CopiedSegment] {
         self.segments.get(..self.count).unwrap_or_default()
     }
 }

@@ -2,14 +2,14 @@
 
 use super::StackCopy;
 use crate::address::{PhysAddr, VirtAddr};
-use crate::current::{Areas, TaskPlaces};
+use crate::current::{PerCpuAreas, TaskAddresses};
 use crate::frame::FrameKind;
 use crate::kallsyms::table::SymbolTable;
 use crate::layout::{Layouts, StackLayout};
 use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
 use crate::paging::AddressSpace;
-use crate::pt_regs::{self, Mode};
+use crate::pt_regs::{self, SavedMode};
 use crate::view::View;
 use symbols::bytes::{index, u64_at};
 use symbols::{Registers, StackMemory};
@@ -19,7 +19,7 @@ const RED_ZONE: u64 = 128;
 /// Bytes below RSP that are copied in the kernel's entry code: while it takes a `pt_regs` off its stack, RSP
 /// is at most at its iret frame, and the word below the `pt_regs` is where the last function that was called
 /// with it returned to.
-const LEFT_BEHIND: u64 = pt_regs::IRET + 8;
+const BELOW_RSP: u64 = pt_regs::IRET + 8;
 /// Kernel stacks that interrupt each other and are copied, at most.
 const MAX_STACKS: usize = 4;
 /// Bytes of an exception stack, at most; they have 4 to 16 KiB.
@@ -71,7 +71,7 @@ pub struct StackReader {
     /// By APIC id, which is what a VMM numbers its vCPUs by.
     pub(super) cpus: Vec<Option<PerCpu>>,
     pub(super) layout: StackLayout,
-    pub(super) tasks: TaskPlaces,
+    pub(super) tasks: TaskAddresses,
     pub(super) kernel: AddressSpace,
     /// Bytes above a task's `pt_regs`.
     pub(super) padding: u64,
@@ -92,7 +92,7 @@ pub(super) struct PerCpu {
 
 /// The stack that an address is on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum StackPlace {
     /// The task's own; its top.
     Task(u64),
     /// The CPU's interrupt stack: its top, and the address of the word that holds the RSP that was left.
@@ -105,7 +105,7 @@ enum Place {
 }
 
 /// End of the way through the kernel stacks.
-enum Left {
+enum StackExit {
     /// In user mode, with this RSP.
     User(u64),
     /// At this top of a task's stack, or, with `None`, where nothing could be copied any more.
@@ -136,10 +136,10 @@ impl StackReader {
         } else {
             let stack = sample.task.and_then(|task| self.task_stack(memory, task));
             let in_entry = (self.entry.0..self.entry.1).contains(&sample.registers.rip);
-            let below = if in_entry { LEFT_BEHIND } else { 0 };
+            let below = if in_entry { BELOW_RSP } else { 0 };
             let left = self.copy_kernel(memory, vcpu, (stack, rsp, below), into);
             let own = stack.map(|(_, top)| top);
-            let top = if let Left::Kernel(top @ Some(_)) = left { top } else { own };
+            let top = if let StackExit::Kernel(top @ Some(_)) = left { top } else { own };
             let is_own = top == own;
             let user =
                 if sample.kernel_thread && is_own { None } else { self.user_rsp(memory, top, left, into) };
@@ -203,7 +203,7 @@ impl StackReader {
         &self,
         memory: &impl PhysicalMemory,
         top: Option<u64>,
-        left: Left,
+        left: StackExit,
         into: &mut StackCopy,
     ) -> Option<u64> {
         into.pt_regs = top.and_then(|top| self.pt_regs(top));
@@ -217,8 +217,8 @@ impl StackReader {
             into.read_u64(sp)
         });
         match left {
-            Left::User(rsp) => Some(rsp),
-            Left::Kernel(_) => saved,
+            StackExit::User(rsp) => Some(rsp),
+            StackExit::Kernel(_) => saved,
         }
     }
 
@@ -243,33 +243,35 @@ impl StackReader {
         vcpu: usize,
         (task, rsp, below): (Option<(u64, u64)>, u64, u64),
         into: &mut StackCopy,
-    ) -> Left {
+    ) -> StackExit {
         let per_cpu = self.cpus.get(vcpu).copied().flatten();
         let mut at = rsp;
         for _ in 0..MAX_STACKS {
             if !is_kernel(at) {
-                return Left::User(at);
+                return StackExit::User(at);
             }
             let place = self.place(memory, per_cpu, task, at);
-            let (Place::Task(top) | Place::Other(top) | Place::Interrupt { top, .. } | Place::Exception(top)) =
-                place;
+            let (StackPlace::Task(top)
+            | StackPlace::Other(top)
+            | StackPlace::Interrupt { top, .. }
+            | StackPlace::Exception(top)) = place;
             // Not beyond the page: the one below may be missing, which is not a gap in the stack.
             let below = if at == rsp { below.min(at % PAGE) } else { 0 };
             if !copy_pages(&self.kernel, memory, (at - below, top), into) {
                 into.gaps.kernel_not_present = !into.gaps.full;
-                return Left::Kernel(None);
+                return StackExit::Kernel(None);
             }
             let next = match place {
-                Place::Task(top) | Place::Other(top) => return Left::Kernel(Some(top)),
-                Place::Interrupt { link, .. } => into.read_u64(link),
-                Place::Exception(top) => interrupted_rsp(into, top),
+                StackPlace::Task(top) | StackPlace::Other(top) => return StackExit::Kernel(Some(top)),
+                StackPlace::Interrupt { link, .. } => into.read_u64(link),
+                StackPlace::Exception(top) => interrupted_rsp(into, top),
             };
             match next {
                 Some(next) => at = next,
                 None => break,
             }
         }
-        Left::Kernel(None)
+        StackExit::Kernel(None)
     }
 
     fn place(
@@ -278,13 +280,13 @@ impl StackReader {
         per_cpu: Option<PerCpu>,
         task: Option<(u64, u64)>,
         at: u64,
-    ) -> Place {
+    ) -> StackPlace {
         if let Some((start, top)) = task
             && (start..top).contains(&at)
         {
-            return Place::Task(top);
+            return StackPlace::Task(top);
         }
-        let other = Place::Other((at | (self.layout.size - 1)).saturating_add(1));
+        let other = StackPlace::Other((at | (self.layout.size - 1)).saturating_add(1));
         let Some(per_cpu) = per_cpu else {
             return other;
         };
@@ -293,7 +295,7 @@ impl StackReader {
         if let Some(top) = irq.map(|above| above & !0xfff)
             && (top.saturating_sub(self.layout.irq_size)..top).contains(&at)
         {
-            return Place::Interrupt { top, link: top - 8 };
+            return StackPlace::Interrupt { top, link: top - 8 };
         }
         let mut tss = [0; TSS];
         if per_cpu.tss.and_then(|tss_at| memory.read(tss_at, &mut tss)).is_none() {
@@ -305,7 +307,7 @@ impl StackReader {
             let top = u64_at(&tss, offset)?;
             (top.saturating_sub(size)..top).contains(&at).then_some(top)
         });
-        tops.min().map_or(other, Place::Exception)
+        tops.min().map_or(other, StackPlace::Exception)
     }
 
     /// Returns the lowest address and top of a task's stack.
@@ -334,7 +336,7 @@ impl StackReader {
             let offset = layouts.hot.as_ref()?.irq_stack?;
             Some(symbols.address_of("pcpu_hot")?.wrapping_add(offset as u64))
         });
-        let areas = Areas::new(view, symbols, symbol("__per_cpu_offset")?, tss)?;
+        let areas = PerCpuAreas::new(view, symbols, symbol("__per_cpu_offset")?, tss)?;
         let cpus = areas.by_apic_id(view, symbols, layouts, |base| {
             let at = |variable: u64| view.translate(base.wrapping_add(variable));
             Some(PerCpu { irq_stack: irq_stack.and_then(at), tss: at(tss) })
@@ -343,7 +345,7 @@ impl StackReader {
         Ok(Self {
             cpus,
             layout,
-            tasks: TaskPlaces::new(view, symbols, areas.first(tss)?)?,
+            tasks: TaskAddresses::new(view, symbols, areas.first(tss)?)?,
             kernel: view.space,
             padding: if fred { FRED_PADDING } else { 0 },
             fork: FORK.map(|name| symbols.address_of(name).unwrap_or(u64::MAX)),
@@ -414,7 +416,7 @@ fn copy_user(
 /// RSP in the iret frame that ends at `top`, if what is there is one.
 fn interrupted_rsp(copy: &StackCopy, top: u64) -> Option<u64> {
     let frame = |offset: u64| copy.read_u64(top.checked_sub(pt_regs::SIZE - offset)?);
-    Mode::of(frame(pt_regs::CS)?)?;
+    SavedMode::from_code_segment(frame(pt_regs::CS)?)?;
     frame(pt_regs::SP)
 }
 

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::reader::PerCpu;
 use super::{StackCopy, StackGaps, StackReader, StackSample};
 use crate::address::PhysAddr;
-use crate::current::TaskPlaces;
+use crate::current::TaskAddresses;
 use crate::frame::FrameKind;
 use crate::layout::{MmLayout, StackLayout};
 use crate::memory::FlatMemory;
@@ -43,7 +43,7 @@ pub(crate) struct Guest {
 
 impl Guest {
     pub(crate) fn new() -> Self {
-        let tasks = TaskPlaces::at(DIRECT, 0xffff_ffff_8200_0000, PhysAddr(0));
+        let tasks = TaskAddresses::from_parts(DIRECT, 0xffff_ffff_8200_0000, PhysAddr(0));
         let layout = StackLayout {
             stack: 0x10,
             saved_sp: 0x18,

@@ -73,7 +73,7 @@ pub(crate) struct MapleTree<'a, M> {
 }
 
 /// A node that was read, and the range that it covers.
-struct Node {
+struct MapleNode {
     bytes: [u8; NODE],
     layout: NodeLayout,
     leaf: bool,
@@ -83,15 +83,15 @@ struct Node {
 
 /// A slot of a node: what belongs to `min..=max`.
 #[derive(Debug, Clone, Copy)]
-struct Slot {
+struct MapleSlot {
     min: u64,
     max: u64,
     entry: u64,
 }
 
-impl Node {
+impl MapleNode {
     /// Returns the slots from the first to the one that ends the node's range.
-    fn slots(&self) -> impl Iterator<Item = Slot> + '_ {
+    fn slots(&self) -> impl Iterator<Item = MapleSlot> + '_ {
         let mut next = Some(self.min);
         (0..=self.layout.pivots).map_while(move |i| {
             let min = next?;
@@ -106,7 +106,7 @@ impl Node {
                 return None;
             }
             next = if max == self.max { None } else { max.checked_add(1) };
-            Some(Slot { min, max, entry: u64_at(&self.bytes, self.layout.slot + i * 8)? })
+            Some(MapleSlot { min, max, entry: u64_at(&self.bytes, self.layout.slot + i * 8)? })
         })
     }
 }
@@ -122,7 +122,7 @@ impl<'a, M: PhysicalMemory> MapleTree<'a, M> {
         if !is_node(self.root) {
             return entry(self.root).filter(|_| index == 0);
         }
-        let mut slot = Slot { min: 0, max: u64::MAX, entry: self.root };
+        let mut slot = MapleSlot { min: 0, max: u64::MAX, entry: self.root };
         for _ in 0..MAX_DEPTH {
             let node = self.node(slot)?;
             slot = node.slots().find(|slot| index <= slot.max)?;
@@ -138,7 +138,7 @@ impl<'a, M: PhysicalMemory> MapleTree<'a, M> {
         if is_node(self.root) {
             let mut left = MAX_NODES;
             let _ = self.descend(
-                Slot { min: 0, max: u64::MAX, entry: self.root },
+                MapleSlot { min: 0, max: u64::MAX, entry: self.root },
                 MAX_DEPTH,
                 &mut left,
                 &mut visit,
@@ -150,7 +150,7 @@ impl<'a, M: PhysicalMemory> MapleTree<'a, M> {
 
     fn descend(
         &self,
-        at: Slot,
+        at: MapleSlot,
         depth: usize,
         left: &mut usize,
         visit: &mut impl FnMut(u64, u64) -> ControlFlow<()>,
@@ -173,14 +173,14 @@ impl<'a, M: PhysicalMemory> MapleTree<'a, M> {
     }
 
     /// Reads the node that the entry of `slot` points to.
-    fn node(&self, slot: Slot) -> Option<Node> {
+    fn node(&self, slot: MapleSlot) -> Option<MapleNode> {
         let (layout, leaf) = match (slot.entry >> 3) & 0xf {
             kind::LEAF_64 => (self.layout.range, true),
             kind::RANGE_64 => (self.layout.range, false),
             kind::ARANGE_64 => (self.layout.arange, false),
             _ => return None,
         };
-        let mut node = Node { bytes: [0; NODE], layout, leaf, min: slot.min, max: slot.max };
+        let mut node = MapleNode { bytes: [0; NODE], layout, leaf, min: slot.min, max: slot.max };
         self.view.read(slot.entry & !(NODE as u64 - 1), &mut node.bytes)?;
         Some(node)
     }

@@ -7,7 +7,7 @@
 //! ```
 
 use super::KernelUnwinder;
-use super::walk::{State, Step, word};
+use super::walk::{StepResult, WalkState, word};
 use crate::frame::{KernelWalkError, UserRegisters, WalkEnd};
 use crate::pt_regs::{self, PtRegs};
 use symbols::StackMemory;
@@ -15,7 +15,11 @@ use symbols::StackMemory;
 impl KernelUnwinder {
     /// Returns a step in a kernel that keeps frame pointers everywhere. The caller is missed when a function
     /// was interrupted before it had set up its frame.
-    pub(super) fn step_by_frame_pointer(&self, state: &mut State, stack: &impl StackMemory) -> Step {
+    pub(super) fn step_by_frame_pointer(
+        &self,
+        state: &mut WalkState,
+        stack: &impl StackMemory,
+    ) -> StepResult {
         let old_sp = state.sp;
         if state.bp == 0 {
             return Ok(Some(self.bottom(state, stack)));
@@ -37,7 +41,11 @@ impl KernelUnwinder {
     }
 
     /// Steps out of code that is neither the image's nor a module's.
-    pub(super) fn step_by_generated_frame(&self, state: &mut State, stack: &impl StackMemory) -> Step {
+    pub(super) fn step_by_generated_frame(
+        &self,
+        state: &mut WalkState,
+        stack: &impl StackMemory,
+    ) -> StepResult {
         let (old_sp, old_bp) = (state.sp, state.bp);
         if old_bp < old_sp || old_bp & 7 != 0 {
             return Err(KernelWalkError::UnknownCode);
@@ -50,13 +58,13 @@ impl KernelUnwinder {
     }
 
     /// Returns the outermost frame: entry code clears RBP, and has the user's registers right above.
-    fn bottom(&self, state: &State, stack: &impl StackMemory) -> WalkEnd {
+    fn bottom(&self, state: &WalkState, stack: &impl StackMemory) -> WalkEnd {
         let regs = PtRegs::read(stack, state.sp).filter(|_| self.in_entry_code(state.ip));
         regs.and_then(UserRegisters::new).map_or(WalkEnd::Complete, WalkEnd::User)
     }
 }
 
-impl State {
+impl WalkState {
     /// Moves to the frame that RBP points to.
     fn enter_frame(&mut self, stack: &impl StackMemory) -> Result<(), KernelWalkError> {
         let (bp, ip) = (word(stack, self.bp)?, word(stack, self.bp.wrapping_add(8))?);

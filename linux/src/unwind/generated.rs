@@ -1,8 +1,8 @@
 //! Steps out of code that the kernel has generated (see [`crate::GeneratedCode`]).
 
 use super::KernelUnwinder;
-use super::rule::{Kind, Rule};
-use super::walk::{State, Step};
+use super::rule::{RuleKind, UnwindRule};
+use super::walk::{StepResult, WalkState};
 use crate::frame::{FrameKind, KernelWalkError};
 use crate::generated::CallerRule;
 use symbols::StackMemory;
@@ -13,16 +13,16 @@ impl KernelUnwinder {
     pub(super) fn step_out_of_generated_code(
         &self,
         at: u64,
-        state: &mut State,
+        state: &mut WalkState,
         stack: &impl StackMemory,
-    ) -> Step {
+    ) -> StepResult {
         let rule = match self.generated.rule_at(at, state.kind == FrameKind::Exact) {
             Some(CallerRule::As(original)) => self.rule_at(original),
             Some(CallerRule::Return(above)) => {
-                Some(Rule { sp_offset: i16::from(above) + 8, ..Rule::NULL_CALL })
+                Some(UnwindRule { sp_offset: i16::from(above) + 8, ..UnwindRule::NULL_CALL })
             }
             Some(CallerRule::Registers) => {
-                Some(Rule { kind: Kind::Regs, sp_offset: 0, exact: true, ..Rule::NULL_CALL })
+                Some(UnwindRule { kind: RuleKind::Regs, sp_offset: 0, exact: true, ..UnwindRule::NULL_CALL })
             }
             Some(CallerRule::Unknown) => None,
             // Code that has no name yet, or never gets one, is most likely BPF.

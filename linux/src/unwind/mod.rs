@@ -46,9 +46,9 @@ use crate::missing::Missing;
 use crate::module::Modules;
 use crate::stack::{StackCopy, entry_code};
 use crate::view::View;
-use rule::{Format, Rule};
+use rule::{RuleFormat, UnwindRule};
 use symbols::{Registers, StackMemory};
-use table::{Budget, Table};
+use table::{RuleBudget, RuleTable};
 
 /// Rules that are kept of image and modules together, at most, of 12 bytes each; distribution kernels have
 /// 400,000 to 900,000.
@@ -62,18 +62,18 @@ const RETURN_HOOKS: [&str; 4] =
 /// Tables of the modules; without ORC only what is code.
 fn module_tables<M: PhysicalMemory>(
     view: &View<'_, M>,
-    format: Option<&Format>,
+    format: Option<&RuleFormat>,
     modules: &Modules,
-    budget: &mut Budget,
-) -> Vec<Table> {
+    budget: &mut RuleBudget,
+) -> Vec<RuleTable> {
     match format {
         Some(format) => modules
             .orc_tables()
-            .filter_map(|(text, orc)| Table::of_module(view, format, text, orc, budget))
+            .filter_map(|(text, orc)| RuleTable::from_module(view, format, text, orc, budget))
             .collect(),
         None => modules
             .iter()
-            .filter_map(|(_, start, size)| Some(Table::empty((start.0, start.0.checked_add(size)?))))
+            .filter_map(|(_, start, size)| Some(RuleTable::empty((start.0, start.0.checked_add(size)?))))
             .collect(),
     }
 }
@@ -83,9 +83,9 @@ fn module_tables<M: PhysicalMemory>(
 pub struct KernelUnwinder {
     image: (u64, u64),
     /// Of the image, which never changes, and how it is written.
-    orc: Result<(Arc<Table>, Format), Missing>,
+    orc: Result<(Arc<RuleTable>, RuleFormat), Missing>,
     /// By start address.
-    modules: Arc<Vec<Table>>,
+    modules: Arc<Vec<RuleTable>>,
     generated: Arc<GeneratedCode>,
     /// Start and end of the entry code; empty if not known.
     entry: (u64, u64),
@@ -105,13 +105,13 @@ impl KernelUnwinder {
         modules: &Modules,
     ) -> Self {
         let symbol = |name: &str| symbols.and_then(|symbols| symbols.address_of(name));
-        let mut budget = Budget::new(MAX_RULES);
+        let mut budget = RuleBudget::new(MAX_RULES);
         let orc = layout.and_then(|layout| {
             let place = |name: &str| symbol(name).ok_or_else(|| Missing::NoSymbol(name.into()));
             let addresses = (place("__start_orc_unwind_ip")?, place("__stop_orc_unwind_ip")?);
             let rules = (place("__start_orc_unwind")?, place("__stop_orc_unwind")?);
             let (table, format) =
-                Table::of_image(view, layout, addresses, rules, &mut budget).ok_or(Missing::BadOrc)?;
+                RuleTable::from_image(view, layout, addresses, rules, &mut budget).ok_or(Missing::BadOrc)?;
             Ok((Arc::new(table), format))
         });
         Self {
@@ -134,7 +134,7 @@ impl KernelUnwinder {
     /// Returns the same for other modules; what is known of the image is not read again.
     pub(crate) fn with_modules<M: PhysicalMemory>(&self, view: &View<'_, M>, modules: &Modules) -> Self {
         let image = self.orc.as_ref().ok();
-        let mut budget = Budget::new(MAX_RULES.saturating_sub(image.map_or(0, |(table, _)| table.len())));
+        let mut budget = RuleBudget::new(MAX_RULES.saturating_sub(image.map_or(0, |(table, _)| table.len())));
         let modules = module_tables(view, image.map(|(_, format)| format), modules, &mut budget);
         Self {
             orc: self.orc.clone(),
@@ -157,7 +157,7 @@ impl KernelUnwinder {
     /// Returns the number of rules known, of image and modules together.
     pub fn rules(&self) -> usize {
         self.orc.as_ref().map_or(0, |(table, _)| table.len())
-            + self.modules.iter().map(Table::len).sum::<usize>()
+            + self.modules.iter().map(RuleTable::len).sum::<usize>()
     }
 
     /// Unwinds from `registers`, those of an interrupted kernel, calling `push` for each frame, innermost
@@ -207,13 +207,13 @@ impl KernelUnwinder {
     }
 
     /// Returns the rule that holds at `at`; `None` outside of all code with rules.
-    fn rule_at(&self, at: u64) -> Option<Rule> {
+    fn rule_at(&self, at: u64) -> Option<UnwindRule> {
         let image = self.orc.as_ref().ok().map(|(table, _)| &**table);
         let table = image.filter(|table| table.contains(at)).or_else(|| self.module_at(at));
         table?.find(at)
     }
 
-    fn module_at(&self, at: u64) -> Option<&Table> {
+    fn module_at(&self, at: u64) -> Option<&RuleTable> {
         let after = self.modules.partition_point(|table| table.start() <= at);
         self.modules.get(after.checked_sub(1)?).filter(|table| table.contains(at))
     }

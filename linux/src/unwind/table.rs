@@ -1,6 +1,6 @@
 //! The rules of the image, or of one module, by address.
 
-use super::rule::{Format, Numbers, Rule};
+use super::rule::{RegisterNumbers, RuleFormat, UnwindRule};
 use crate::layout::OrcLayout;
 use crate::memory::PhysicalMemory;
 use crate::module::ModuleOrc;
@@ -16,12 +16,12 @@ const ADDRESS: usize = 4;
 
 /// Budget of rules that may still be kept.
 #[derive(Debug)]
-pub(super) struct Budget {
+pub(super) struct RuleBudget {
     rules: usize,
     blocks: usize,
 }
 
-impl Budget {
+impl RuleBudget {
     pub(super) fn new(rules: usize) -> Self {
         Self { rules, blocks: MAX_BLOCKS }
     }
@@ -35,17 +35,17 @@ impl Budget {
 
 /// Rules by address.
 #[derive(Debug, Default)]
-pub(super) struct Table {
+pub(super) struct RuleTable {
     start: u64,
     end: u64,
     /// Address from which each rule applies, relative to `start`; ascending.
     addresses: Vec<u32>,
-    rules: Vec<Rule>,
+    rules: Vec<UnwindRule>,
     /// For each block the number of rules that start before it, and one more; empty when there was no room.
     blocks: Vec<u32>,
 }
 
-impl Table {
+impl RuleTable {
     /// Returns a table without rules.
     pub(super) fn empty((start, end): (u64, u64)) -> Self {
         Self { start, end, ..Self::default() }
@@ -53,30 +53,30 @@ impl Table {
 
     /// Returns the image's table, whose arrays are at `addresses` and `rules`, start and end; and the format
     /// of all rules of this kernel, which they show.
-    pub(super) fn of_image<M: PhysicalMemory>(
+    pub(super) fn from_image<M: PhysicalMemory>(
         view: &View<'_, M>,
         fields: OrcLayout,
         addresses: (u64, u64),
         rules: (u64, u64),
-        budget: &mut Budget,
-    ) -> Option<(Self, Format)> {
+        budget: &mut RuleBudget,
+    ) -> Option<(Self, RuleFormat)> {
         // What is allocated is bounded by what is mapped.
         budget.take(symbols::bytes::index(addresses.1.checked_sub(addresses.0)?) / ADDRESS)?;
         let address_bytes = view.image.bytes(view.memory, addresses)?;
         let rule_bytes = view.image.bytes(view.memory, rules)?;
-        let format = Format { fields, numbers: Numbers::infer(&fields, &rule_bytes)? };
+        let format = RuleFormat { fields, numbers: RegisterNumbers::infer(&fields, &rule_bytes)? };
         let table =
             Self::new(&format, view.image.range(), (addresses.0, &address_bytes), &rule_bytes, budget)?;
         Some((table, format))
     }
 
     /// Returns a module's, whose code is `text`.
-    pub(super) fn of_module<M: PhysicalMemory>(
+    pub(super) fn from_module<M: PhysicalMemory>(
         view: &View<'_, M>,
-        format: &Format,
+        format: &RuleFormat,
         text: (u64, u64),
         orc: ModuleOrc,
-        budget: &mut Budget,
+        budget: &mut RuleBudget,
     ) -> Option<Self> {
         let count = orc.count as usize;
         budget.take(count)?;
@@ -93,11 +93,11 @@ impl Table {
     /// Takes both arrays apart. Addresses are relative to their own place; what is outside of `range` is left
     /// out, and so is a table without rules, or with more than `budget` allows.
     pub(super) fn new(
-        format: &Format,
+        format: &RuleFormat,
         range: (u64, u64),
         (base, addresses): (u64, &[u8]),
         rules: &[u8],
-        budget: &mut Budget,
+        budget: &mut RuleBudget,
     ) -> Option<Self> {
         let mut table = Self::empty(range);
         let count = (addresses.len() / ADDRESS).min(rules.len() / format.fields.size.max(1));
@@ -112,7 +112,7 @@ impl Table {
             place = place.wrapping_add(ADDRESS as u64);
             if let Some(offset) = table.offset(at) {
                 table.addresses.push(offset);
-                table.rules.push(Rule::decode(format, rule));
+                table.rules.push(UnwindRule::decode(format, rule));
             }
         }
         if !table.addresses.is_sorted() {
@@ -124,13 +124,13 @@ impl Table {
 
     /// Sorts by address, weak rules before real ones, as the kernel does while it boots.
     fn sort(&mut self) {
-        let mut both: Vec<(u32, Rule)> =
+        let mut both: Vec<(u32, UnwindRule)> =
             self.addresses.iter().copied().zip(self.rules.iter().copied()).collect();
         both.sort_by_key(|(address, rule)| (*address, !rule.is_weak()));
         (self.addresses, self.rules) = both.into_iter().unzip();
     }
 
-    fn index(&mut self, budget: &mut Budget) {
+    fn index(&mut self, budget: &mut RuleBudget) {
         let Some(&last) = self.addresses.last() else {
             return;
         };
@@ -171,7 +171,7 @@ impl Table {
 
     /// Returns the rule that holds at `at`: the last that starts there or before.
     #[inline]
-    pub(super) fn find(&self, at: u64) -> Option<Rule> {
+    pub(super) fn find(&self, at: u64) -> Option<UnwindRule> {
         let offset = self.offset(at)?;
         let block = (offset >> BLOCK) as usize;
         let (low, high) = match self.blocks.get(block..block.saturating_add(2)) {

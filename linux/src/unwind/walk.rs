@@ -1,10 +1,10 @@
 //! A walk from frame to frame.
 
 use super::KernelUnwinder;
-use super::rule::{Base, Kind, Rule};
+use super::rule::{RegisterBase, RuleKind, UnwindRule};
 use crate::address::VirtAddr;
 use crate::frame::{FrameKind, KernelFrame, KernelWalkError, UserRegisters, WalkEnd};
-use crate::pt_regs::{self, Mode, PtRegs};
+use crate::pt_regs::{self, PtRegs, SavedMode};
 use crate::stack::StackCopy;
 use symbols::{Registers, StackMemory};
 
@@ -33,7 +33,7 @@ const R13: usize = 13;
 
 /// A frame while a walk is at it.
 #[derive(Debug, Clone)]
-pub(super) struct State {
+pub(super) struct WalkState {
     pub(super) ip: u64,
     pub(super) kind: FrameKind,
     pub(super) sp: u64,
@@ -46,7 +46,7 @@ pub(super) struct State {
 }
 
 /// Result of a step: an end, or, with `None`, the frame that the state is now at.
-pub(super) type Step = Result<Option<WalkEnd>, KernelWalkError>;
+pub(super) type StepResult = Result<Option<WalkEnd>, KernelWalkError>;
 
 /// Returns a word of the stack.
 #[inline]
@@ -64,7 +64,7 @@ impl KernelUnwinder {
         limit: usize,
         mut push: impl FnMut(KernelFrame),
     ) -> WalkEnd {
-        let mut state = State::at((registers, kind));
+        let mut state = WalkState::new((registers, kind));
         for _ in 0..limit {
             // No call returns to a tracer's hook: the code before its first instruction is another
             // function's.
@@ -80,7 +80,7 @@ impl KernelUnwinder {
     }
 
     /// True where a tracer has replaced the return address.
-    fn is_at_hook(&self, state: &State) -> bool {
+    fn is_at_hook(&self, state: &WalkState) -> bool {
         state.kind == FrameKind::Return && state.ip != 0 && self.hooks.contains(&state.ip)
     }
 
@@ -94,18 +94,18 @@ impl KernelUnwinder {
         if !self.in_entry_code(registers.rip) {
             return None;
         }
-        let state = State::at((registers, FrameKind::Exact));
+        let state = WalkState::new((registers, FrameKind::Exact));
         let here = self.rule_at(registers.rip).and_then(|rule| {
             let sp = state.previous_sp(&rule, copy).ok()?;
             match rule.kind {
-                Kind::Regs => Some(sp),
-                Kind::Partial => sp.checked_sub(pt_regs::IRET),
-                Kind::Undefined | Kind::Bottom | Kind::Call => None,
+                RuleKind::Regs => Some(sp),
+                RuleKind::Partial => sp.checked_sub(pt_regs::IRET),
+                RuleKind::Undefined | RuleKind::Bottom | RuleKind::Call => None,
             }
         });
         let is_kernels = |at: &u64| {
             let cs = at.checked_add(pt_regs::CS).and_then(|at| copy.read_u64(at));
-            cs.and_then(Mode::of) == Some(Mode::Kernel)
+            cs.and_then(SavedMode::from_code_segment) == Some(SavedMode::Kernel)
         };
         // A user's are always at the same place, though its iret frame may be copied to another stack.
         let at = here.filter(is_kernels).or_else(|| copy.user_registers_at())?;
@@ -115,7 +115,11 @@ impl KernelUnwinder {
     /// While it switches stacks, the kernel fills the processor's return stack buffer with calls
     /// (FILL_RETURN_BUFFER, arch/x86/include/asm/nospec-branch.h), which the rules get wrong. Above their
     /// return addresses is what is saved of a task that does not run. False where the rule leads to code.
-    fn leave_stuffing(&self, state: &mut State, stack: &impl StackMemory) -> Result<bool, KernelWalkError> {
+    fn leave_stuffing(
+        &self,
+        state: &mut WalkState,
+        stack: &impl StackMemory,
+    ) -> Result<bool, KernelWalkError> {
         let inside = |at: u64| at.checked_sub(self.switch).is_some_and(|offset| offset < SWITCH_BYTES);
         if state.kind != FrameKind::Exact || !inside(state.ip) {
             return Ok(false);
@@ -136,7 +140,7 @@ impl KernelUnwinder {
         Ok(true)
     }
 
-    fn step(&self, state: &mut State, stack: &impl StackMemory) -> Step {
+    fn step(&self, state: &mut WalkState, stack: &impl StackMemory) -> StepResult {
         if self.is_at_hook(state) {
             return Err(KernelWalkError::ReturnHook);
         }
@@ -150,7 +154,7 @@ impl KernelUnwinder {
             FrameKind::Exact => state.ip,
             FrameKind::Return => state.ip.wrapping_sub(1),
         };
-        let rule = if state.ip == 0 { Some(Rule::NULL_CALL) } else { self.rule_at(at) };
+        let rule = if state.ip == 0 { Some(UnwindRule::NULL_CALL) } else { self.rule_at(at) };
         let rule = self.thunk_rule(state).or(rule);
         match rule {
             Some(rule) => self.apply(&rule, state, stack),
@@ -162,24 +166,29 @@ impl KernelUnwinder {
     /// Returns the rule for a thunk of indirect calls: thunks have no rules for their ways
     /// (arch/x86/lib/retpoline.S). The one way that pushes starts with a call, whose return address it
     /// replaces by the target.
-    fn thunk_rule(&self, state: &State) -> Option<Rule> {
+    fn thunk_rule(&self, state: &WalkState) -> Option<UnwindRule> {
         let offset = state.ip.checked_sub(self.thunks).filter(|offset| *offset < THUNKS * THUNK)?;
         let sp_offset = if offset % THUNK < CALL { 8 } else { 16 };
-        (state.kind == FrameKind::Exact).then_some(Rule { sp_offset, ..Rule::NULL_CALL })
+        (state.kind == FrameKind::Exact).then_some(UnwindRule { sp_offset, ..UnwindRule::NULL_CALL })
     }
 
-    pub(super) fn apply(&self, rule: &Rule, state: &mut State, stack: &impl StackMemory) -> Step {
+    pub(super) fn apply(
+        &self,
+        rule: &UnwindRule,
+        state: &mut WalkState,
+        stack: &impl StackMemory,
+    ) -> StepResult {
         match rule.kind {
-            Kind::Bottom => return Ok(Some(WalkEnd::Complete)),
-            Kind::Undefined if self.in_entry_code(state.ip) => return Err(KernelWalkError::EntryCode),
-            Kind::Undefined => return Err(KernelWalkError::NoRule),
-            Kind::Call | Kind::Regs | Kind::Partial => {}
+            RuleKind::Bottom => return Ok(Some(WalkEnd::Complete)),
+            RuleKind::Undefined if self.in_entry_code(state.ip) => return Err(KernelWalkError::EntryCode),
+            RuleKind::Undefined => return Err(KernelWalkError::NoRule),
+            RuleKind::Call | RuleKind::Regs | RuleKind::Partial => {}
         }
         let sp = state.previous_sp(rule, stack)?;
         let (old_sp, old_bp) = (state.sp, state.bp);
         let end = match rule.kind {
-            Kind::Regs => state.enter_registers(sp, stack)?,
-            Kind::Partial => match state.enter_iret_frame(sp, stack) {
+            RuleKind::Regs => state.enter_registers(sp, stack)?,
+            RuleKind::Partial => match state.enter_iret_frame(sp, stack) {
                 // A rule that is late by one instruction: all registers have been pushed already.
                 Err(KernelWalkError::BadRegisters) if self.in_entry_code(state.ip) => {
                     state.enter_registers(old_sp, stack)?
@@ -197,17 +206,17 @@ impl KernelUnwinder {
         state.kind = if rule.exact { FrameKind::Exact } else { FrameKind::Return };
         let saved_at = |base: u64| word(stack, base.wrapping_add_signed(i64::from(rule.bp_offset)));
         match rule.bp {
-            Base::PreviousSp => state.bp = saved_at(sp)?,
-            Base::Bp => state.bp = saved_at(old_bp)?,
-            Base::Undefined => {}
+            RegisterBase::PreviousSp => state.bp = saved_at(sp)?,
+            RegisterBase::Bp => state.bp = saved_at(old_bp)?,
+            RegisterBase::Undefined => {}
             _ => return Err(KernelWalkError::NoRule),
         }
-        state.check_direction(old_sp, rule.kind == Kind::Call && rule.sp == Base::Sp)
+        state.check_direction(old_sp, rule.kind == RuleKind::Call && rule.sp == RegisterBase::Sp)
     }
 }
 
-impl State {
-    fn at((registers, kind): (&Registers, FrameKind)) -> Self {
+impl WalkState {
+    fn new((registers, kind): (&Registers, FrameKind)) -> Self {
         Self {
             ip: registers.rip,
             kind,
@@ -220,7 +229,7 @@ impl State {
     }
 
     /// Breaks off when the stack pointer has gone down where it must not.
-    pub(super) fn check_direction(&mut self, old_sp: u64, same_stack: bool) -> Step {
+    pub(super) fn check_direction(&mut self, old_sp: u64, same_stack: bool) -> StepResult {
         if self.sp <= old_sp {
             self.switches += 1;
             if same_stack || self.switches > MAX_SWITCHES {
@@ -231,22 +240,22 @@ impl State {
     }
 
     /// Returns the caller's stack pointer.
-    fn previous_sp(&self, rule: &Rule, stack: &impl StackMemory) -> Result<u64, KernelWalkError> {
+    fn previous_sp(&self, rule: &UnwindRule, stack: &impl StackMemory) -> Result<u64, KernelWalkError> {
         let offset = i64::from(rule.sp_offset);
         let register = |number: usize| {
             self.gpr.get(number).copied().filter(|_| self.known).ok_or(KernelWalkError::NoRegister)
         };
         match rule.sp {
-            Base::Sp => Ok(self.sp.wrapping_add_signed(offset)),
-            Base::Bp => Ok(self.bp.wrapping_add_signed(offset)),
-            Base::SpIndirect => Ok(word(stack, self.sp)?.wrapping_add_signed(offset)),
-            Base::BpIndirect => word(stack, self.bp.wrapping_add_signed(offset)),
-            Base::R10 => register(R10),
-            Base::R13 => register(R13),
-            Base::Di => register(DI),
-            Base::Dx => register(DX),
-            Base::Ax => register(AX),
-            Base::Undefined | Base::PreviousSp => Err(KernelWalkError::NoRule),
+            RegisterBase::Sp => Ok(self.sp.wrapping_add_signed(offset)),
+            RegisterBase::Bp => Ok(self.bp.wrapping_add_signed(offset)),
+            RegisterBase::SpIndirect => Ok(word(stack, self.sp)?.wrapping_add_signed(offset)),
+            RegisterBase::BpIndirect => word(stack, self.bp.wrapping_add_signed(offset)),
+            RegisterBase::R10 => register(R10),
+            RegisterBase::R13 => register(R13),
+            RegisterBase::Di => register(DI),
+            RegisterBase::Dx => register(DX),
+            RegisterBase::Ax => register(AX),
+            RegisterBase::Undefined | RegisterBase::PreviousSp => Err(KernelWalkError::NoRule),
         }
     }
 
@@ -256,7 +265,7 @@ impl State {
     }
 
     /// To the frame whose registers are saved at `at`; the end if they are a user's.
-    pub(super) fn enter_registers(&mut self, at: u64, stack: &impl StackMemory) -> Step {
+    pub(super) fn enter_registers(&mut self, at: u64, stack: &impl StackMemory) -> StepResult {
         // Below the stack pointer there are none yet, or no longer: they are still, or again, in place.
         let regs = if self.known && at < self.sp {
             let mut now = Registers { gpr: self.gpr, rip: self.ip };
@@ -266,7 +275,7 @@ impl State {
             PtRegs::read(stack, at)
         };
         let regs = regs.ok_or(KernelWalkError::NotCopied)?;
-        if regs.mode().ok_or(KernelWalkError::BadRegisters)? == Mode::User {
+        if regs.mode().ok_or(KernelWalkError::BadRegisters)? == SavedMode::User {
             return Ok(UserRegisters::new(regs).map(WalkEnd::User));
         }
         let Registers { gpr, rip } = regs.registers;
@@ -277,10 +286,10 @@ impl State {
 
     /// To the frame that was interrupted just before: nothing but the iret frame at `at` has been pushed, and
     /// all other registers are still the interrupted code's.
-    fn enter_iret_frame(&mut self, at: u64, stack: &impl StackMemory) -> Step {
+    fn enter_iret_frame(&mut self, at: u64, stack: &impl StackMemory) -> StepResult {
         let field = |offset: u64| word(stack, at.wrapping_add(offset - pt_regs::IRET));
         let (ip, cs, sp) = (field(pt_regs::IRET)?, field(pt_regs::CS)?, field(pt_regs::SP)?);
-        if Mode::of(cs).ok_or(KernelWalkError::BadRegisters)? == Mode::User {
+        if SavedMode::from_code_segment(cs).ok_or(KernelWalkError::BadRegisters)? == SavedMode::User {
             let gpr = if self.known { self.gpr } else { [0; 16] };
             let mut registers = Registers { gpr, rip: ip };
             registers.gpr[Registers::RBP] = self.bp;

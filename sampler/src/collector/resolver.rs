@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use linux::{ExitAccounting, Interrupts, KernelUnwinder, ProcessCpuTimes, StackCopy, TaskSnapshot};
+use linux::{ExitAccounting, InterruptTables, KernelUnwinder, ProcessCpuTimes, StackCopy, TaskSnapshot};
 
 use super::entry::Part;
 use super::frames::{Frames, Names};
@@ -413,7 +413,7 @@ impl Resolver {
     }
 
     /// Handlers of interrupts.
-    pub(crate) fn interrupts_changed(&mut self, interrupts: &Interrupts) {
+    pub(crate) fn interrupts_changed(&mut self, interrupts: &InterruptTables) {
         self.interrupts.update(interrupts);
     }
 

@@ -81,7 +81,7 @@ pub(crate) fn set(
     if !kernel.has_booted(memory)? {
         return Err(NotSet::Later("the guest's kernel has not booted yet".to_owned()));
     }
-    let found = kernel.trip_sites(memory)?;
+    let found = kernel.probe_sites(memory)?;
     let states = kernel.sched_state_reader(memory)?;
     let books = kernel.exit_accounting_reader(memory).ok();
     let missing = found.missing.clone();

@@ -464,7 +464,7 @@ mod tests {
         let current = kernel.current_reader(&guest.memory).expect("a reader");
         readers.set(Readers { current, stacks: None }).expect("once");
         let (mut watch, mut recorders) = Watch::new(1, 0, &readers);
-        let sites = kernel.trip_sites(&guest.memory).expect("sites");
+        let sites = kernel.probe_sites(&guest.memory).expect("sites");
         let states = kernel.sched_state_reader(&guest.memory).expect("states");
         watch.events.set(EventReaders { sites, states, books: None }).expect("once");
         let task = TaskId { address: 8, who: Who { instance: 1, tid: 8 } };

@@ -18,7 +18,7 @@ use std::process::Command;
 use std::time::Instant;
 
 use process::{File, Files, Mappings};
-use symbols::cfi::{CfiTable, Images, UserEnd, UserFrame, UserUnwinder, UserWalkError};
+use symbols::cfi::{CfiTable, CodeMappings, UserEnd, UserFrame, UserUnwinder, UserWalkError};
 use symbols::{Registers, StackMemory};
 
 const LIMIT: usize = 250;

@@ -9,7 +9,7 @@ use flate2::read::ZlibDecoder;
 use goblin::elf::Elf;
 use goblin::elf::program_header::PT_LOAD;
 use goblin::elf::section_header::SHF_COMPRESSED;
-use symbols::cfi::{CfiSection, CfiSections, CfiTable, Image, ImageCode, Images};
+use symbols::cfi::{CfiSection, CfiSections, CfiTable, CodeMapping, CodeMappings, ImageCode};
 
 /// A file, or the vDSO.
 pub struct File {
@@ -129,15 +129,15 @@ impl Mappings {
     }
 }
 
-impl Images for Mappings {
-    fn find(&self, address: u64) -> Option<Image<'_>> {
+impl CodeMappings for Mappings {
+    fn find(&self, address: u64) -> Option<CodeMapping<'_>> {
         let mapping = self.at(address)?;
         let Some(file) = mapping.file.as_deref() else {
-            return Some(Image { id: 0, bias: 0, code: ImageCode::Anonymous });
+            return Some(CodeMapping { id: 0, bias: 0, code: ImageCode::Anonymous });
         };
         let bias = mapping.start.wrapping_sub(file.address_of(mapping.offset)?);
         let code = file.table.as_ref().map_or(ImageCode::NoCfi, ImageCode::Cfi);
-        Some(Image { id: file.id + self.generation.get(), bias, code })
+        Some(CodeMapping { id: file.id + self.generation.get(), bias, code })
     }
 
     fn code(&self, address: u64, into: &mut [u8]) -> Option<()> {

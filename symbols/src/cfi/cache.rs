@@ -1,6 +1,6 @@
 //! Rows by address: of many samples in the same code, only the first computes them.
 
-use super::row::Row;
+use super::row::CfiRow;
 
 /// Rows that are kept; 60 stops of a Python interpreter and 30 steps from each use 1,200.
 const ROWS: usize = 1 << 14;
@@ -20,24 +20,24 @@ pub struct CacheUse {
 
 /// A row and whose it is.
 #[derive(Debug)]
-struct Slot {
+struct CacheSlot {
     image: u32,
     address: u64,
-    row: Row,
+    row: CfiRow,
 }
 
 /// Rows by image and address inside it. Every address has [`WAYS`] places, the last used one first: a new row
 /// ousts the one that was not used for longest.
 #[derive(Debug)]
 pub(super) struct RowCache {
-    slots: Box<[Slot]>,
+    slots: Box<[CacheSlot]>,
     pub(super) used: CacheUse,
 }
 
 impl RowCache {
     pub fn new() -> Self {
         // An empty slot is right by itself: it answers for an address that `row` never asks the cache for.
-        let slots = (0..ROWS).map(|_| Slot { image: 0, address: NEVER, row: Row::NoCfi }).collect();
+        let slots = (0..ROWS).map(|_| CacheSlot { image: 0, address: NEVER, row: CfiRow::NoCfi }).collect();
         Self { slots, used: CacheUse::default() }
     }
 
@@ -47,8 +47,8 @@ impl RowCache {
         &mut self,
         image: u32,
         address: u64,
-        compute: impl FnOnce() -> Result<Row, E>,
-    ) -> Result<&Row, E> {
+        compute: impl FnOnce() -> Result<CfiRow, E>,
+    ) -> Result<&CfiRow, E> {
         let first = set(image, address);
         let ways = &mut self.slots[first..first + WAYS];
         let known = ways.iter().position(|slot| slot.address == address && slot.image == image);
@@ -62,7 +62,7 @@ impl RowCache {
                 self.used.misses += 1;
                 let row = compute()?;
                 ways.rotate_right(1);
-                ways[0] = Slot { image, address, row };
+                ways[0] = CacheSlot { image, address, row };
             }
         }
         Ok(&ways[0].row)
@@ -88,11 +88,11 @@ mod tests {
     fn a_row_is_computed_once_for_an_image_and_an_address() {
         let mut cache = RowCache::new();
         let mut row =
-            |image, address, row: Row| cache.row(image, address, || Ok::<_, ()>(row)).unwrap().clone();
-        assert_eq!(row(1, 0x1000, Row::Bad), Row::Bad);
-        assert_eq!(row(1, 0x1000, Row::Outermost), Row::Bad);
-        assert_eq!(row(2, 0x1000, Row::Outermost), Row::Outermost);
-        assert_eq!(row(0, u64::MAX, Row::Bad), Row::Bad);
+            |image, address, row: CfiRow| cache.row(image, address, || Ok::<_, ()>(row)).unwrap().clone();
+        assert_eq!(row(1, 0x1000, CfiRow::Bad), CfiRow::Bad);
+        assert_eq!(row(1, 0x1000, CfiRow::Outermost), CfiRow::Bad);
+        assert_eq!(row(2, 0x1000, CfiRow::Outermost), CfiRow::Outermost);
+        assert_eq!(row(0, u64::MAX, CfiRow::Bad), CfiRow::Bad);
         assert_eq!(cache.used, CacheUse { hits: 1, misses: 3 });
     }
 
@@ -100,7 +100,7 @@ mod tests {
     fn more_rows_than_places_oust_one_another() {
         let mut cache = RowCache::new();
         for address in 0..4 * ROWS as u64 {
-            cache.row(0, address, || Ok::<_, ()>(Row::Bad)).unwrap();
+            cache.row(0, address, || Ok::<_, ()>(CfiRow::Bad)).unwrap();
         }
         assert_eq!(cache.slots.len(), ROWS);
         assert_eq!(cache.row(0, 7, || Err(())), Err(()));

@@ -6,22 +6,22 @@ use gimli::{
 };
 
 use super::UserWalkError;
-use super::frame::{State, missing};
-use super::table::{Bytes, Section};
-use super::work::Work;
+use super::frame::{FrameState, missing};
+use super::table::{Bytes, EntrySection};
+use super::work_budget::WorkBudget;
 use crate::bytes::index;
 use crate::registers::StackMemory;
 
 /// Operations of one expression; those of glibc's signal frames and of linkers' PLTs have 1 to 9.
 pub(super) const MAX_OPERATIONS: u32 = 1_000;
 
-/// Units of [`Work`] of one expression: as many that a walk evaluates about 2,000 of them.
+/// Units of [`WorkBudget`] of one expression: as many that a walk evaluates about 2,000 of them.
 pub(super) const UNITS: usize = 128;
 
 /// Range of an expression in its table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct At {
-    pub section: Section,
+pub(super) struct ExpressionRange {
+    pub section: EntrySection,
     /// Offset in the section.
     pub start: u32,
     /// Bytes.
@@ -46,9 +46,9 @@ const ENCODING: Encoding = Encoding { address_size: 8, format: Format::Dwarf32, 
 pub(super) fn evaluate(
     expression: Bytes<'_>,
     cfa: Option<u64>,
-    state: &State,
+    state: &FrameState,
     stack: &impl StackMemory,
-    work: &mut Work,
+    work: &mut WorkBudget,
 ) -> Result<u64, UserWalkError> {
     work.take(UNITS)?;
     if has_huge_piece(expression) {

@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::row::{COLUMNS, Cfa, General, PRESERVED, RA, Rule, Usual};
-use super::work::Work;
+use super::row::{COLUMNS, CfaLocation, ColumnRule, General, PRESERVED, RA, Usual};
+use super::work_budget::WorkBudget;
 use super::{CfiTable, UserWalkError, expression};
 use crate::registers::{Registers, StackMemory};
 
@@ -13,15 +13,15 @@ pub struct UserFrame {
     /// Virtual address of the instruction that runs next in this frame.
     pub address: u64,
     /// Kind of the address, by which it is looked up.
-    pub place: Place,
+    pub place: AddressKind,
     /// `None` for a frame that follows from the one before it by CFI. All frames after one with a doubt rest
     /// on it.
-    pub doubt: Option<Doubt>,
+    pub doubt: Option<FrameDoubt>,
 }
 
 /// Meaning of an instruction address of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Place {
+pub enum AddressKind {
     /// The frame was interrupted before this instruction.
     Exact,
     /// The frame has called another one, which returns to here: it is in the instruction before, which may
@@ -33,15 +33,15 @@ impl UserFrame {
     /// Returns an address inside the instruction that the frame is in: what to look up.
     pub fn lookup_address(&self) -> u64 {
         match self.place {
-            Place::Exact => self.address,
-            Place::Return => self.address.wrapping_sub(1),
+            AddressKind::Exact => self.address,
+            AddressKind::Return => self.address.wrapping_sub(1),
         }
     }
 }
 
 /// Why a frame may be wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, thiserror::Error)]
-pub enum Doubt {
+pub enum FrameDoubt {
     /// No CFI covers the callee: the frame is where the instructions that run next in the callee lead to.
     #[error("by the code that returns")]
     Code,
@@ -56,13 +56,13 @@ pub enum Doubt {
 
 /// Registers of a frame; those that were lost on the way are not known.
 #[derive(Debug, Clone)]
-pub(super) struct State {
+pub(super) struct FrameState {
     values: [u64; COLUMNS],
     /// Bit of each column whose value is known.
     known: u32,
 }
 
-impl State {
+impl FrameState {
     pub fn new(registers: &Registers) -> Self {
         let mut values = [0; COLUMNS];
         values[..RA].copy_from_slice(&registers.gpr);
@@ -124,7 +124,7 @@ impl State {
         row: &General,
         table: &CfiTable,
         stack: &impl StackMemory,
-        work: &mut Work,
+        work: &mut WorkBudget,
     ) -> Result<(), UserWalkError> {
         let from = self.clone();
         let mut evaluate = |at, cfa| {
@@ -133,19 +133,19 @@ impl State {
         };
         let read = |at| stack.read_u64(at).ok_or_else(|| missing(stack, at));
         let cfa = match row.cfa {
-            Cfa::Register(register, offset) => from.get(register.into())?.wrapping_add_signed(offset),
-            Cfa::Expression(at) => evaluate(at, None)?,
+            CfaLocation::Register(register, offset) => from.get(register.into())?.wrapping_add_signed(offset),
+            CfaLocation::Expression(at) => evaluate(at, None)?,
         };
         self.set(Registers::RSP, Some(cfa));
         for (column, rule) in row.rules.iter().enumerate() {
             let value = match *rule {
-                Rule::Same => continue,
-                Rule::Undefined => Err(UserWalkError::RegisterUnknown),
-                Rule::Saved(offset) => read(cfa.wrapping_add_signed(offset)),
-                Rule::Value(offset) => Ok(cfa.wrapping_add_signed(offset)),
-                Rule::Register(register) => from.get(register.into()),
-                Rule::SavedAt(at) => evaluate(at, Some(cfa)).and_then(read),
-                Rule::ValueOf(at) => evaluate(at, Some(cfa)),
+                ColumnRule::Same => continue,
+                ColumnRule::Undefined => Err(UserWalkError::RegisterUnknown),
+                ColumnRule::Saved(offset) => read(cfa.wrapping_add_signed(offset)),
+                ColumnRule::Value(offset) => Ok(cfa.wrapping_add_signed(offset)),
+                ColumnRule::Register(register) => from.get(register.into()),
+                ColumnRule::SavedAt(at) => evaluate(at, Some(cfa)).and_then(read),
+                ColumnRule::ValueOf(at) => evaluate(at, Some(cfa)),
             };
             match value {
                 // Without one of these there is no caller; another register may never be needed.

@@ -3,10 +3,10 @@
 use super::CfiTable;
 
 /// The executable mappings of one process at the moment of a sample.
-pub trait Images {
+pub trait CodeMappings {
     /// Returns the executable mapping at the virtual address `address`; `None` where there is none, or not an
     /// executable one.
-    fn find(&self, address: u64) -> Option<Image<'_>>;
+    fn find(&self, address: u64) -> Option<CodeMapping<'_>>;
 
     /// Fills `into` with the code from virtual address `address`; `None` unless all of it is known.
     ///
@@ -19,7 +19,7 @@ pub trait Images {
 
 /// One executable mapping.
 #[derive(Debug, Clone, Copy)]
-pub struct Image<'a> {
+pub struct CodeMapping<'a> {
     /// Name of the table in the unwinder's cache: one number for one [`CfiTable`], never used for another one
     /// as long as the unwinder lives. Not used for mappings without a table.
     pub id: u32,

@@ -12,7 +12,7 @@
 //! Registers -> UserUnwinder::walk -> frames, UserEnd       for a sample
 //! ```
 //!
-//! A frame is pushed only where it is known, or carries a [`Doubt`]; a walk that cannot continue says why
+//! A frame is pushed only where it is known, or carries a [`FrameDoubt`]; a walk that cannot continue says why
 //! ([`UserWalkError`]). CFI is the guest's own data. Its bounds: 64 MiB of a section, 2^21 functions in it,
 //! 16 KiB of one CIE or FDE, 40 columns and 6 kept states of a row, 1,000 operations and 64 values of one
 //! expression, 2^18 units of work and 8 signal frames in one walk, 2^14 rows in the cache; of code without
@@ -20,24 +20,24 @@
 
 mod cache;
 mod code;
+mod code_exit;
 mod end;
 mod expression;
 mod frame;
 mod guess;
 mod images;
 mod index;
-mod leave;
+mod path_memory;
 mod row;
 mod table;
 #[cfg(test)]
 mod tests;
 mod walk;
-mod ways;
-mod work;
+mod work_budget;
 
 pub use cache::CacheUse;
 pub use end::{UserEnd, UserWalkError};
-pub use frame::{Doubt, Place, UserFrame};
-pub use images::{Image, ImageCode, Images};
+pub use frame::{AddressKind, FrameDoubt, UserFrame};
+pub use images::{CodeMapping, CodeMappings, ImageCode};
 pub use table::{CfiError, CfiSection, CfiSections, CfiTable};
 pub use walk::UserUnwinder;

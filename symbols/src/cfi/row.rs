@@ -5,8 +5,8 @@ use gimli::{
     UnwindTableRow,
 };
 
-use super::expression::At;
-use super::table::{Fde, Section};
+use super::expression::ExpressionRange;
+use super::table::{EntrySection, Fde};
 use crate::go::GoFrame;
 use crate::registers::Registers;
 
@@ -40,7 +40,7 @@ pub(super) type RowContext = UnwindContext<usize, Storage>;
 
 /// Rules of the tables for one address.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum Row {
+pub(super) enum CfiRow {
     /// No function here.
     NoCfi,
     /// A function, but its rules cannot be understood.
@@ -65,22 +65,22 @@ pub(super) struct Usual {
 /// Every rule of CFI.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct General {
-    pub cfa: Cfa,
-    pub rules: [Rule; COLUMNS],
+    pub cfa: CfaLocation,
+    pub rules: [ColumnRule; COLUMNS],
     /// A signal handler's caller: interrupted, not calling.
     pub signal: bool,
 }
 
 /// Rule of the canonical frame address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Cfa {
+pub(super) enum CfaLocation {
     Register(u8, i64),
-    Expression(At),
+    Expression(ExpressionRange),
 }
 
 /// Rule of a column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) enum Rule {
+pub(super) enum ColumnRule {
     /// The register still has its caller's value.
     #[default]
     Same,
@@ -92,14 +92,14 @@ pub(super) enum Rule {
     /// Is in another register.
     Register(u8),
     /// Saved at the address that an expression gives.
-    SavedAt(At),
+    SavedAt(ExpressionRange),
     /// Is what an expression gives.
-    ValueOf(At),
+    ValueOf(ExpressionRange),
 }
 
-impl Row {
+impl CfiRow {
     /// In Go the return address is above the frame, and the caller's frame pointer on top of the frame.
-    pub fn of_go(frame: GoFrame) -> Self {
+    pub fn from_go(frame: GoFrame) -> Self {
         let GoFrame::Size(size) = frame else { return Self::Outermost };
         let Some(cfa_offset) = i32::try_from(size).ok().and_then(|size| size.checked_add(8)) else {
             return Self::Bad;
@@ -112,21 +112,25 @@ impl Row {
     }
 
     /// From gimli's `row` of `fde`; `None` if it is not understood.
-    pub fn new(section: Section, fde: &Fde<'_>, row: &UnwindTableRow<usize, Storage>) -> Option<Self> {
+    pub fn new(section: EntrySection, fde: &Fde<'_>, row: &UnwindTableRow<usize, Storage>) -> Option<Self> {
         (usize::from(fde.cie().return_address_register().0) == RA).then_some(())?;
         let cfa = match row.cfa() {
-            CfaRule::RegisterAndOffset { register, offset } => Cfa::Register(general(*register)?, *offset),
-            CfaRule::Expression(expression) => Cfa::Expression(at(section, *expression)?),
+            CfaRule::RegisterAndOffset { register, offset } => {
+                CfaLocation::Register(general(*register)?, *offset)
+            }
+            CfaRule::Expression(expression) => {
+                CfaLocation::Expression(expression_range(section, *expression)?)
+            }
         };
-        let mut rules = [Rule::Same; COLUMNS];
+        let mut rules = [ColumnRule::Same; COLUMNS];
         for (register, rule) in row.registers() {
             if let Some(column) = rules.get_mut(usize::from(register.0)) {
-                *column = Rule::new(section, rule)?;
+                *column = ColumnRule::new(section, rule)?;
             }
         }
         match rules[RA] {
-            Rule::Undefined => return Some(Self::Outermost),
-            Rule::Same => return None,
+            ColumnRule::Undefined => return Some(Self::Outermost),
+            ColumnRule::Same => return None,
             _ => (),
         }
         let general = General { cfa, rules, signal: fde.is_signal_trampoline() };
@@ -140,15 +144,15 @@ impl Row {
 impl General {
     /// Returns the short form, if nothing is lost by it.
     fn usual(&self) -> Option<Usual> {
-        let Cfa::Register(cfa_register, offset) = self.cfa else { return None };
-        if self.signal || self.rules[RA] != Rule::Saved(-8) {
+        let CfaLocation::Register(cfa_register, offset) = self.cfa else { return None };
+        if self.signal || self.rules[RA] != ColumnRule::Saved(-8) {
             return None;
         }
         let mut slots = [0; PRESERVED.len()];
         for (column, rule) in self.rules[..RA].iter().enumerate() {
             match *rule {
-                Rule::Same => (),
-                Rule::Saved(offset) if offset != 0 && offset % 8 == 0 => {
+                ColumnRule::Same => (),
+                ColumnRule::Saved(offset) if offset != 0 && offset % 8 == 0 => {
                     let slot = PRESERVED.iter().position(|&preserved| preserved == column)?;
                     slots[slot] = i16::try_from(offset / 8).ok()?;
                 }
@@ -159,16 +163,16 @@ impl General {
     }
 }
 
-impl Rule {
-    fn new(section: Section, rule: &RegisterRule<usize>) -> Option<Self> {
+impl ColumnRule {
+    fn new(section: EntrySection, rule: &RegisterRule<usize>) -> Option<Self> {
         Some(match rule {
             RegisterRule::Undefined => Self::Undefined,
             RegisterRule::SameValue => Self::Same,
             RegisterRule::Offset(offset) => Self::Saved(*offset),
             RegisterRule::ValOffset(offset) => Self::Value(*offset),
             RegisterRule::Register(register) => general(*register).map_or(Self::Undefined, Self::Register),
-            RegisterRule::Expression(expression) => Self::SavedAt(at(section, *expression)?),
-            RegisterRule::ValExpression(expression) => Self::ValueOf(at(section, *expression)?),
+            RegisterRule::Expression(expression) => Self::SavedAt(expression_range(section, *expression)?),
+            RegisterRule::ValExpression(expression) => Self::ValueOf(expression_range(section, *expression)?),
             _ => return None,
         })
     }
@@ -179,7 +183,7 @@ fn general(register: Register) -> Option<u8> {
     u8::try_from(register.0).ok().filter(|&number| usize::from(number) < COLUMNS)
 }
 
-fn at(section: Section, expression: UnwindExpression<usize>) -> Option<At> {
+fn expression_range(section: EntrySection, expression: UnwindExpression<usize>) -> Option<ExpressionRange> {
     let start = u32::try_from(expression.offset).ok()?;
-    Some(At { section, start, length: u32::try_from(expression.length).ok()? })
+    Some(ExpressionRange { section, start, length: u32::try_from(expression.length).ok()? })
 }

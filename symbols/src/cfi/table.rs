@@ -8,8 +8,8 @@ use gimli::{
 };
 
 use super::index::FdeIndex;
-use super::row::{Row, RowContext};
-use super::work::Work;
+use super::row::{CfiRow, RowContext};
+use super::work_budget::WorkBudget;
 use super::{UserWalkError, expression};
 use crate::bytes::{index, u32_at};
 use crate::go::GoTable;
@@ -68,7 +68,7 @@ pub enum CfiError {
 
 /// Bytes with their index.
 #[derive(Debug)]
-struct Indexed {
+struct IndexedSection {
     bytes: Arc<[u8]>,
     index: FdeIndex,
 }
@@ -77,15 +77,15 @@ struct Indexed {
 /// bias.
 #[derive(Debug)]
 pub struct CfiTable {
-    eh_frame: Option<Indexed>,
-    debug_frame: Option<Indexed>,
+    eh_frame: Option<IndexedSection>,
+    debug_frame: Option<IndexedSection>,
     bases: BaseAddresses,
     go: Option<GoTable>,
 }
 
 /// Which section an expression is in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Section {
+pub(super) enum EntrySection {
     Eh,
     Debug,
 }
@@ -107,14 +107,14 @@ impl CfiTable {
                     Some(index) => index,
                     None => FdeIndex::from_entries(&eh(&section.bytes), &section.bytes, &bases)?,
                 };
-                Indexed::unless_empty(section.bytes, index)
+                IndexedSection::unless_empty(section.bytes, index)
             }
             None => None,
         };
         let debug_frame = match sections.debug_frame {
             Some(section) => {
                 let index = FdeIndex::from_entries(&debug(&section.bytes), &section.bytes, &bases)?;
-                Indexed::unless_empty(section.bytes, index)
+                IndexedSection::unless_empty(section.bytes, index)
             }
             None => None,
         };
@@ -140,7 +140,8 @@ impl CfiTable {
 
     /// Returns the bytes of memory that the table keeps.
     pub fn memory(&self) -> usize {
-        let of = |section: &Indexed| section.bytes.len() + section.index.len() * size_of::<(u32, u32)>();
+        let of =
+            |section: &IndexedSection| section.bytes.len() + section.index.len() * size_of::<(u32, u32)>();
         let go = self.go.as_ref().map_or(0, GoTable::memory);
         size_of::<Self>()
             + go
@@ -153,51 +154,55 @@ impl CfiTable {
         &self,
         address: u64,
         context: &mut RowContext,
-        work: &mut Work,
-    ) -> Result<Row, UserWalkError> {
+        work: &mut WorkBudget,
+    ) -> Result<CfiRow, UserWalkError> {
         let Some((section, fde)) = self.entry(address) else {
-            return Ok(self.go.as_ref().and_then(|go| go.frame(address)).map_or(Row::NoCfi, Row::of_go));
+            return Ok(self
+                .go
+                .as_ref()
+                .and_then(|go| go.frame(address))
+                .map_or(CfiRow::NoCfi, CfiRow::from_go));
         };
         work.take(fde.entry_len().saturating_add(fde.cie().entry_len()))?;
         let bytes = self.bytes(section).unwrap_or_default();
         let row = match section {
-            Section::Eh => fde.unwind_info_for_address(&eh(bytes), &self.bases, context, address),
-            Section::Debug => fde.unwind_info_for_address(&debug(bytes), &self.bases, context, address),
+            EntrySection::Eh => fde.unwind_info_for_address(&eh(bytes), &self.bases, context, address),
+            EntrySection::Debug => fde.unwind_info_for_address(&debug(bytes), &self.bases, context, address),
         };
-        Ok(row.ok().and_then(|row| Row::new(section, &fde, row)).unwrap_or(Row::Bad))
+        Ok(row.ok().and_then(|row| CfiRow::new(section, &fde, row)).unwrap_or(CfiRow::Bad))
     }
 
     /// Returns the bytes of an expression of a row of this table.
-    pub(super) fn expression(&self, at: expression::At) -> Option<Bytes<'_>> {
+    pub(super) fn expression(&self, at: expression::ExpressionRange) -> Option<Bytes<'_>> {
         let start = index(at.start.into());
         let bytes = self.bytes(at.section)?.get(start..start.checked_add(index(at.length.into()))?)?;
         Some(EndianSlice::new(bytes, LittleEndian))
     }
 
     /// Returns the FDE that covers `address`, `.eh_frame`'s first.
-    fn entry(&self, address: u64) -> Option<(Section, Fde<'_>)> {
+    fn entry(&self, address: u64) -> Option<(EntrySection, Fde<'_>)> {
         let in_eh = self.eh_frame.as_ref().and_then(|section| {
             let offset = EhFrameOffset(section.index.find(address)?);
             section.fde(&eh(&section.bytes), offset, &self.bases, address)
         });
         if let Some(fde) = in_eh {
-            return Some((Section::Eh, fde));
+            return Some((EntrySection::Eh, fde));
         }
         let section = self.debug_frame.as_ref()?;
         let offset = DebugFrameOffset(section.index.find(address)?);
-        Some((Section::Debug, section.fde(&debug(&section.bytes), offset, &self.bases, address)?))
+        Some((EntrySection::Debug, section.fde(&debug(&section.bytes), offset, &self.bases, address)?))
     }
 
-    fn bytes(&self, section: Section) -> Option<&[u8]> {
+    fn bytes(&self, section: EntrySection) -> Option<&[u8]> {
         let section = match section {
-            Section::Eh => self.eh_frame.as_ref()?,
-            Section::Debug => self.debug_frame.as_ref()?,
+            EntrySection::Eh => self.eh_frame.as_ref()?,
+            EntrySection::Debug => self.debug_frame.as_ref()?,
         };
         Some(&section.bytes)
     }
 }
 
-impl Indexed {
+impl IndexedSection {
     fn unless_empty(bytes: Arc<[u8]>, index: FdeIndex) -> Option<Self> {
         (index.len() > 0).then_some(Self { bytes, index })
     }

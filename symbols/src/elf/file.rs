@@ -8,8 +8,8 @@ use std::sync::{Arc, Weak};
 use goblin::elf::program_header::{PT_NOTE, ProgramHeader};
 use goblin::elf::section_header::{SHF_COMPRESSED, SHT_NOBITS, SHT_NOTE, SHT_NULL, SectionHeader};
 
-use super::header::{self, Headers};
-use super::{BuildId, ElfError, MAX_READ, MAX_SECTION, ReadAt, Segment, compress, note, segment};
+use super::header::{self, ElfHeaders};
+use super::{BuildId, ElfError, ElfSegment, MAX_READ, MAX_SECTION, ReadAt, compress, note, segment};
 use crate::bytes::index;
 
 /// Bytes of notes that are read, at most.
@@ -19,14 +19,14 @@ const MAX_LINK: u64 = 8 << 10;
 
 /// A section's bytes, decompressed, and the address that the file gives it (0 when it is not loaded).
 #[derive(Clone, PartialEq, Eq)]
-pub struct Section {
+pub struct ElfSection {
     /// Its bytes.
     pub bytes: Arc<[u8]>,
     /// Its first byte's address.
     pub address: u64,
 }
 
-impl fmt::Debug for Section {
+impl fmt::Debug for ElfSection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Section({} bytes at {:#x})", self.bytes.len(), self.address)
     }
@@ -45,8 +45,8 @@ pub struct DebugLink {
 /// A program or a shared library for x86-64. Addresses are those of the file.
 pub struct ElfFile {
     file: Box<dyn ReadAt>,
-    headers: Headers,
-    segments: Vec<Segment>,
+    headers: ElfHeaders,
+    segments: Vec<ElfSegment>,
     build_id: Option<BuildId>,
     /// By number in the section table: what is still held elsewhere is not read again.
     held: RefCell<HashMap<usize, Weak<[u8]>>>,
@@ -68,7 +68,7 @@ impl fmt::Debug for ElfFile {
 impl ElfFile {
     /// Reads the headers and the build-id of `file`, nothing else.
     pub fn open(file: Box<dyn ReadAt>) -> Result<Self, ElfError> {
-        let headers = Headers::read(file.as_ref())?;
+        let headers = ElfHeaders::read(file.as_ref())?;
         let segments = segment::load_segments(&headers.segments)?;
         let mut elf = Self {
             file,
@@ -98,7 +98,7 @@ impl ElfFile {
     }
 
     /// Returns the load segments, by address, without overlap.
-    pub fn segments(&self) -> &[Segment] {
+    pub fn segments(&self) -> &[ElfSegment] {
         &self.segments
     }
 
@@ -140,16 +140,16 @@ impl ElfFile {
     }
 
     /// Returns the bytes of the first section of this name, decompressed.
-    pub fn section(&self, name: &str) -> Result<Section, ElfError> {
+    pub fn section(&self, name: &str) -> Result<ElfSection, ElfError> {
         let Some((number, header)) = self.find(name) else {
             return Err(ElfError::NoSection(name.into()));
         };
         if let Some(bytes) = self.held.borrow().get(&number).and_then(Weak::upgrade) {
-            return Ok(Section { bytes, address: header.sh_addr });
+            return Ok(ElfSection { bytes, address: header.sh_addr });
         }
         let bytes = self.read_section(name, header)?;
         self.held.borrow_mut().insert(number, Arc::downgrade(&bytes));
-        Ok(Section { bytes, address: header.sh_addr })
+        Ok(ElfSection { bytes, address: header.sh_addr })
     }
 
     /// Returns the address and the size in bytes of a loaded section.

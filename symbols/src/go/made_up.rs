@@ -1,6 +1,6 @@
 //! Tables that are written by code.
 
-use super::Layout;
+use super::TableLayout;
 use crate::bytes::index;
 
 /// Start of the code of [`table`].
@@ -52,7 +52,7 @@ pub fn table(magic: u32, text: u64) -> Vec<u8> {
     }
     // The last entry is an address alone.
     bytes.truncate(bytes.len() - entry / 2);
-    let offsets = Layout::of(magic).expect("a layout").offsets();
+    let offsets = TableLayout::from_magic(magic).expect("a layout").offsets();
     for (name, frame, flags) in [(1_u32, 1_u32, 0), (11, 0, 1)] {
         let mut known = vec![0; 64];
         let fields = [(offsets.name, name), (offsets.frame, frame), (offsets.file, 6), (offsets.line, 9)];

@@ -47,7 +47,7 @@ const ENDS: u8 = 1 | 2;
 
 /// Which of the layouts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Layout {
+enum TableLayout {
     Go1_16,
     Go1_18,
     Go1_20,
@@ -55,7 +55,7 @@ enum Layout {
 
 /// Offsets in what is known of a function.
 #[derive(Debug, Clone, Copy)]
-struct Offsets {
+struct FieldOffsets {
     name: usize,
     frame: usize,
     file: usize,
@@ -65,8 +65,8 @@ struct Offsets {
     flags: Option<usize>,
 }
 
-impl Layout {
-    fn of(magic: u32) -> Option<Self> {
+impl TableLayout {
+    fn from_magic(magic: u32) -> Option<Self> {
         match magic {
             0xffff_fffa => Some(Self::Go1_16),
             0xffff_fff0 => Some(Self::Go1_18),
@@ -75,12 +75,16 @@ impl Layout {
         }
     }
 
-    fn offsets(self) -> Offsets {
+    fn offsets(self) -> FieldOffsets {
         match self {
             // After an address of 8 bytes instead of an offset of 4.
-            Self::Go1_16 => Offsets { name: 8, frame: 20, file: 24, line: 28, unit: 36, flags: None },
-            Self::Go1_18 => Offsets { name: 4, frame: 16, file: 20, line: 24, unit: 32, flags: Some(37) },
-            Self::Go1_20 => Offsets { name: 4, frame: 16, file: 20, line: 24, unit: 32, flags: Some(41) },
+            Self::Go1_16 => FieldOffsets { name: 8, frame: 20, file: 24, line: 28, unit: 36, flags: None },
+            Self::Go1_18 => {
+                FieldOffsets { name: 4, frame: 16, file: 20, line: 24, unit: 32, flags: Some(37) }
+            }
+            Self::Go1_20 => {
+                FieldOffsets { name: 4, frame: 16, file: 20, line: 24, unit: 32, flags: Some(41) }
+            }
         }
     }
 }
@@ -109,7 +113,7 @@ pub(crate) enum GoFrame {
 #[derive(Debug, Clone)]
 pub struct GoTable {
     bytes: Arc<[u8]>,
-    layout: Layout,
+    layout: TableLayout,
     /// Address that functions are counted from.
     text: u64,
     count: usize,
@@ -137,7 +141,7 @@ impl GoTable {
     /// From the bytes of the section. `relocated` is asked for the start of the code where a relocation is to
     /// fill it in.
     fn parse(bytes: Arc<[u8]>, relocated: impl FnOnce() -> Option<u64>) -> Option<Self> {
-        let layout = Layout::of(u32_at(&bytes, 0)?)?;
+        let layout = TableLayout::from_magic(u32_at(&bytes, 0)?)?;
         // Padding, then the smallest instruction and the size of an address: x86-64's.
         if bytes.get(4..8)? != [0, 0, 1, 8] {
             return None;
@@ -145,7 +149,7 @@ impl GoTable {
         let word = |number: usize| u64_at(&bytes, 8 + number * 8);
         let count = word(0).filter(|count| *count <= MAX_FUNCTIONS)?;
         let (text, first) = match layout {
-            Layout::Go1_16 => (0, 2),
+            TableLayout::Go1_16 => (0, 2),
             _ => (word(2).filter(|text| *text != 0).or_else(relocated)?, 3),
         };
         let place = |number: usize| word(first + number).map(index).filter(|at| *at <= bytes.len());
@@ -226,7 +230,7 @@ impl GoTable {
 
     /// Returns the first address of the function with this number, and where what is known of it is.
     fn entry(&self, number: usize) -> Option<(u64, usize)> {
-        if self.layout == Layout::Go1_16 {
+        if self.layout == TableLayout::Go1_16 {
             let at = self.functions.checked_add(number.checked_mul(16)?)?;
             return Some((u64_at(&self.bytes, at)?, index(u64_at(&self.bytes, at.checked_add(8)?)?)));
         }

@@ -31,13 +31,13 @@ pub type OpenFiles = Arc<dyn Fn() -> Box<dyn GuestFiles> + Send + Sync>;
 
 /// Returns a guest none of whose files can be read: programs are read from its memory only.
 pub fn no_files() -> OpenFiles {
-    struct None;
-    impl GuestFiles for None {
+    struct NoFiles;
+    impl GuestFiles for NoFiles {
         fn open(&self, _: &str) -> Option<Box<dyn ReadAt>> {
-            Option::None
+            None
         }
     }
-    Arc::new(|| Box::new(None))
+    Arc::new(|| Box::new(NoFiles))
 }
 
 /// Key by which a debug file is searched for.
@@ -81,7 +81,7 @@ pub trait DebugSource: Send {
 
 /// Source of a debug file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Origin {
+pub enum DebugFileOrigin {
     /// In the guest, at this path.
     Guest(String),
     /// On the host, at this path.
@@ -96,7 +96,7 @@ pub struct DebugFile {
     /// The file.
     pub elf: ElfFile,
     /// Source of the file.
-    pub origin: Origin,
+    pub origin: DebugFileOrigin,
 }
 
 /// The places where debug files may be, in the order in which they are asked.
@@ -158,7 +158,9 @@ impl DebugFiles {
             match source.find(id) {
                 Ok(None) => {}
                 Ok(Some(file)) => match proven(file, query) {
-                    Some(elf) => return Ok(DebugFile { elf, origin: Origin::Source(source.name()) }),
+                    Some(elf) => {
+                        return Ok(DebugFile { elf, origin: DebugFileOrigin::Source(source.name()) });
+                    }
                     None => reasons.push(format!("{}: not the file of build-id {id}", source.name())),
                 },
                 Err(reason) => reasons.push(format!("{}: {reason}", source.name())),
@@ -169,16 +171,16 @@ impl DebugFiles {
 
     /// Returns the file that several debug files share ([`ElfFile::alt_link`]), by the path and the build-id
     /// there, of the debug file at `origin`.
-    pub fn find_shared(&self, path: &str, build_id: &BuildId, origin: &Origin) -> Option<DebugFile> {
+    pub fn find_shared(&self, path: &str, build_id: &BuildId, origin: &DebugFileOrigin) -> Option<DebugFile> {
         let query = DebugQuery { path: path.into(), build_id: Some(build_id.clone()), link: None };
         let from = match origin {
-            Origin::Guest(from) => from.clone(),
-            Origin::Host(from) => from.to_str()?.to_owned(),
-            Origin::Source(_) => String::new(),
+            DebugFileOrigin::Guest(from) => from.clone(),
+            DebugFileOrigin::Host(from) => from.to_str()?.to_owned(),
+            DebugFileOrigin::Source(_) => String::new(),
         };
         let near = join_lexically(directory_of(&from), path);
         let found = match origin {
-            Origin::Host(_) => host(Path::new(&near), &query),
+            DebugFileOrigin::Host(_) => host(Path::new(&near), &query),
             _ => self.guest_file(&near, &query).or_else(|| self.guest_file(path, &query)),
         };
         found.or_else(|| self.find(&query).ok())
@@ -200,7 +202,7 @@ impl DebugFiles {
 
     fn guest_file(&self, path: &str, query: &DebugQuery) -> Option<DebugFile> {
         let elf = proven(self.guest.as_ref()?.open(path)?, query)?;
-        Some(DebugFile { elf, origin: Origin::Guest(path.into()) })
+        Some(DebugFile { elf, origin: DebugFileOrigin::Guest(path.into()) })
     }
 
     fn in_directories(&self, query: &DebugQuery) -> Option<DebugFile> {
@@ -269,7 +271,7 @@ fn host(path: &Path, query: &DebugQuery) -> Option<DebugFile> {
         return None;
     }
     let file = File::open(path).ok()?;
-    Some(DebugFile { elf: proven(Box::new(file), query)?, origin: Origin::Host(path.to_owned()) })
+    Some(DebugFile { elf: proven(Box::new(file), query)?, origin: DebugFileOrigin::Host(path.to_owned()) })
 }
 
 /// `file` when it belongs to the program and knows something that the program does not.

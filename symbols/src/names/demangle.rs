@@ -31,7 +31,7 @@ fn demangle(name: &[u8]) -> Option<String> {
         return None;
     }
     let text = std::str::from_utf8(name).ok()?;
-    let mut out = Bounded(String::new());
+    let mut out = BoundedText(String::new());
     if let Ok(rust) = rustc_demangle::try_demangle(text) {
         // The alternate form leaves out the hash.
         write!(out, "{rust:#}").ok()?;
@@ -45,9 +45,9 @@ fn demangle(name: &[u8]) -> Option<String> {
 }
 
 /// Takes [`MAX_NAME`] printable characters, then ends the writing.
-struct Bounded(String);
+struct BoundedText(String);
 
-impl Write for Bounded {
+impl Write for BoundedText {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         if self.0.len() + text.len() > MAX_NAME {
             return Err(fmt::Error);

@@ -2,7 +2,7 @@
 
 use super::demangle::Names;
 use super::mini::debug_data;
-use super::plt::{Target, stubs};
+use super::plt::{StubTarget, stubs};
 use super::symbols::{RawSymbol, SymbolNames, SymbolTable};
 use crate::elf::ElfFile;
 
@@ -61,18 +61,18 @@ pub fn unnamed(module: &str, start: Option<u64>) -> String {
 
 /// A function: 32 bytes, of which a large library has a hundred thousand.
 #[derive(Debug, Clone, Copy)]
-struct Entry {
+struct SymbolEntry {
     start: u64,
     /// First address after it.
     end: u64,
-    name: Name,
+    name: FunctionName,
     kind: FunctionKind,
     is_sized: bool,
 }
 
 /// Names stay where they are and are demangled when they are asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Name {
+enum FunctionName {
     /// Table, offset.
     Symbol(u8, u32),
     /// Which of the stubs of the PLT it is.
@@ -81,7 +81,7 @@ enum Name {
 
 /// Target of a stub of the PLT.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Callee {
+enum StubCallee {
     /// The function with the name at this offset of `.dynsym`'s names.
     Named(u32),
     /// Function that the resolver at this address chose.
@@ -94,10 +94,10 @@ enum Callee {
 /// The functions of one file, sorted. Of its symbol tables only the names are kept.
 #[derive(Debug, Default)]
 pub struct FunctionTable {
-    entries: Vec<Entry>,
+    entries: Vec<SymbolEntry>,
     /// Of each table.
     tables: Vec<SymbolNames>,
-    stubs: Vec<Callee>,
+    stubs: Vec<StubCallee>,
     names: Names,
 }
 
@@ -172,33 +172,33 @@ impl FunctionTable {
         }
     }
 
-    fn name(&self, name: Name) -> String {
+    fn name(&self, name: FunctionName) -> String {
         match name {
-            Name::Symbol(table, offset) => self
+            FunctionName::Symbol(table, offset) => self
                 .tables
                 .get(usize::from(table))
                 .map_or_else(String::new, |names| self.names.readable(names.get(offset))),
-            Name::Stub(number) => format!("{}@plt", self.callee(number)),
+            FunctionName::Stub(number) => format!("{}@plt", self.callee(number)),
         }
     }
 
     /// Returns the name of what a stub jumps to.
     fn callee(&self, stub: u32) -> String {
-        match self.stubs.get(crate::bytes::index(stub.into())).unwrap_or(&Callee::Unknown) {
-            Callee::Named(offset) => {
+        match self.stubs.get(crate::bytes::index(stub.into())).unwrap_or(&StubCallee::Unknown) {
+            StubCallee::Named(offset) => {
                 let names = self.tables.last();
                 names.map_or_else(String::new, |names| self.names.readable(names.get(*offset)))
             }
-            Callee::Resolver(address) => match self.covering(*address).map(|resolver| resolver.name) {
-                Some(name @ Name::Symbol(..)) => self.name(name),
+            StubCallee::Resolver(address) => match self.covering(*address).map(|resolver| resolver.name) {
+                Some(name @ FunctionName::Symbol(..)) => self.name(name),
                 _ => format!("*{address:#x}"),
             },
-            Callee::Linker => "_dl_runtime_resolve".into(),
-            Callee::Unknown => "?".into(),
+            StubCallee::Linker => "_dl_runtime_resolve".into(),
+            StubCallee::Unknown => "?".into(),
         }
     }
 
-    fn covering(&self, address: u64) -> Option<&Entry> {
+    fn covering(&self, address: u64) -> Option<&SymbolEntry> {
         let after = self.entries.partition_point(|entry| entry.start <= address);
         self.entries.get(..after)?.iter().rev().take(MAX_NESTED).find(|entry| address < entry.end)
     }
@@ -207,16 +207,16 @@ impl FunctionTable {
     fn add_stubs(&mut self, elf: &ElfFile, dynamic: Option<&SymbolTable>) {
         for (number, stub) in (0..).zip(stubs(elf)) {
             self.stubs.push(match stub.target {
-                Target::Symbol(symbol) => {
-                    dynamic.and_then(|table| table.name_of(symbol)).map_or(Callee::Unknown, Callee::Named)
-                }
-                Target::Resolver(address) => Callee::Resolver(address),
-                Target::Linker => Callee::Linker,
+                StubTarget::Symbol(symbol) => dynamic
+                    .and_then(|table| table.name_of(symbol))
+                    .map_or(StubCallee::Unknown, StubCallee::Named),
+                StubTarget::Resolver(address) => StubCallee::Resolver(address),
+                StubTarget::Linker => StubCallee::Linker,
             });
-            self.entries.push(Entry {
+            self.entries.push(SymbolEntry {
                 start: stub.start,
                 end: stub.start.saturating_add(stub.size),
-                name: Name::Stub(number),
+                name: FunctionName::Stub(number),
                 kind: FunctionKind::Plt,
                 is_sized: true,
             });
@@ -251,7 +251,7 @@ impl FunctionTable {
 
 /// Returns one entry for each start address: of several names the one with a type, a size and the widest
 /// binding, then with the fewest leading underscores, then the shortest, then the first by its letters.
-fn symbols(elf: &ElfFile, tables: &[SymbolTable]) -> Vec<Entry> {
+fn symbols(elf: &ElfFile, tables: &[SymbolTable]) -> Vec<SymbolEntry> {
     let mut found = Vec::new();
     for (number, table) in (0u8..).zip(tables) {
         found.extend(table.functions().filter(|s| elf.is_executable(s.start)).map(|s| (number, s)));
@@ -275,9 +275,9 @@ fn symbols(elf: &ElfFile, tables: &[SymbolTable]) -> Vec<Entry> {
         if symbol.kind != FunctionKind::Label {
             covered = covered.max(end);
         }
-        let name = Name::Symbol(number, symbol.name);
+        let name = FunctionName::Symbol(number, symbol.name);
         let is_sized = symbol.size > 0;
-        entries.push(Entry { start: symbol.start, end, name, kind: symbol.kind, is_sized });
+        entries.push(SymbolEntry { start: symbol.start, end, name, kind: symbol.kind, is_sized });
     }
     entries
 }

@@ -6,8 +6,8 @@ use addr2line::{Context, LookupResult};
 use gimli::{Dwarf, SectionId};
 
 use super::demangle::Names;
-pub use super::meter::Stopped;
-use super::meter::{MAX_BUILT, Meter, Metered, Source};
+pub use super::meter::DebugInfoLimit;
+use super::meter::{MAX_BUILT, MeteredReader, MeteredSection, ReadMeter};
 use crate::elf::{ElfError, ElfFile};
 use text::clean::ascii;
 
@@ -46,8 +46,8 @@ impl SourceFrame {
 
 /// The source lines of one file. What an address needs is parsed when it is first asked for, and kept.
 pub struct SourceLines {
-    context: Context<Metered>,
-    meter: Arc<Meter>,
+    context: Context<MeteredReader>,
+    meter: Arc<ReadMeter>,
     has_split_units: std::cell::Cell<bool>,
     names: Names,
 }
@@ -65,7 +65,7 @@ impl SourceLines {
         if !elf.has_section(".debug_info") {
             return Err(ElfError::NoSection(".debug_info".into()));
         }
-        let meter = Arc::new(Meter::default());
+        let meter = Arc::new(ReadMeter::default());
         let mut total = 0;
         let mut dwarf = load(elf, &meter, &mut total)?;
         if let Some(shared) = shared {
@@ -73,7 +73,7 @@ impl SourceLines {
         }
         meter.start(total.saturating_mul(MAX_PASSES).saturating_add(1 << 20));
         let damaged = |_| match meter.stopped() {
-            Some(Stopped::Memory) => {
+            Some(DebugInfoLimit::Memory) => {
                 ElfError::TooLarge { what: "what is read of the debug information".into(), bytes: MAX_BUILT }
             }
             _ => ElfError::Malformed(".debug_info".into()),
@@ -133,17 +133,17 @@ impl SourceLines {
     }
 
     /// Why parsing has ended; what was not parsed by then is missing.
-    pub fn stopped(&self) -> Option<Stopped> {
+    pub fn stopped(&self) -> Option<DebugInfoLimit> {
         self.meter.stopped()
     }
 
-    /// Returns the bytes that may still be read of the sections before [`Stopped::Work`].
+    /// Returns the bytes that may still be read of the sections before [`DebugInfoLimit::Work`].
     pub fn work_left(&self) -> u64 {
         self.meter.left()
     }
 }
 
-fn load(elf: &ElfFile, meter: &Arc<Meter>, total: &mut u64) -> Result<Dwarf<Metered>, ElfError> {
+fn load(elf: &ElfFile, meter: &Arc<ReadMeter>, total: &mut u64) -> Result<Dwarf<MeteredReader>, ElfError> {
     let too_large = |bytes| ElfError::TooLarge { what: "the debug information".into(), bytes };
     Dwarf::load(|id: SectionId| {
         let bytes = match id {
@@ -160,6 +160,6 @@ fn load(elf: &ElfFile, meter: &Arc<Meter>, total: &mut u64) -> Result<Dwarf<Mete
         if *total > MAX_SECTIONS {
             return Err(too_large(*total));
         }
-        Ok(Metered::new(Source { bytes, price, meter: Arc::clone(meter) }))
+        Ok(MeteredReader::new(MeteredSection { bytes, price, meter: Arc::clone(meter) }))
     })
 }

@@ -20,9 +20,9 @@ const MAX_STACK: usize = 512 << 10;
 /// Bytes that may be built of the DWARF of one file.
 pub(super) const MAX_BUILT: u64 = 256 << 20;
 
-/// Why parsing does not continue.
+/// Limit at which parsing of debug information ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Stopped {
+pub enum DebugInfoLimit {
     /// It took more work than such a file can be worth.
     #[error("its debug information takes too long to read")]
     Work,
@@ -33,7 +33,7 @@ pub enum Stopped {
 
 /// Remaining budget of reading and building, and where the stack was.
 #[derive(Debug, Default)]
-pub(super) struct Meter {
+pub(super) struct ReadMeter {
     left: AtomicU64,
     base: AtomicUsize,
     /// Bytes that finished pieces of work have built.
@@ -46,7 +46,7 @@ pub(super) struct Meter {
     spent: AtomicBool,
 }
 
-impl Meter {
+impl ReadMeter {
     /// Starts a look-up: from this place on the stack, with `more` bytes to read in addition.
     pub fn start(&self, more: u64) {
         self.base.store(stack_address(), Relaxed);
@@ -66,12 +66,14 @@ impl Meter {
         self.built.load(Relaxed).saturating_add(present)
     }
 
-    /// Why nothing more is read.
-    pub fn stopped(&self) -> Option<Stopped> {
-        match () {
-            () if self.full.load(Relaxed) => Some(Stopped::Memory),
-            () if self.spent.load(Relaxed) => Some(Stopped::Work),
-            () => None,
+    /// Returns the limit that ended reading, if one did.
+    pub fn stopped(&self) -> Option<DebugInfoLimit> {
+        if self.full.load(Relaxed) {
+            Some(DebugInfoLimit::Memory)
+        } else if self.spent.load(Relaxed) {
+            Some(DebugInfoLimit::Work)
+        } else {
+            None
         }
     }
 
@@ -103,25 +105,25 @@ fn stack_address() -> usize {
 }
 
 /// A section that is paid for by the byte.
-pub(super) struct Source {
+pub(super) struct MeteredSection {
     pub bytes: Arc<[u8]>,
     /// Price of a byte: more where a byte makes many in memory.
     pub price: u64,
-    pub meter: Arc<Meter>,
+    pub meter: Arc<ReadMeter>,
 }
 
-/// A part of a [`Source`].
+/// A part of a [`MeteredSection`].
 #[derive(Clone)]
-pub(super) struct Metered {
-    source: Arc<Source>,
+pub(super) struct MeteredReader {
+    source: Arc<MeteredSection>,
     start: usize,
     /// Never before `start`, never after the source's end.
     end: usize,
 }
 
-impl Metered {
+impl MeteredReader {
     /// Returns all of `source`.
-    pub fn new(source: Source) -> Self {
+    pub fn new(source: MeteredSection) -> Self {
         Self { start: 0, end: source.bytes.len(), source: Arc::new(source) }
     }
 
@@ -143,13 +145,13 @@ impl Metered {
     }
 }
 
-impl fmt::Debug for Metered {
+impl fmt::Debug for MeteredReader {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Metered({}..{})", self.start, self.end)
     }
 }
 
-impl Reader for Metered {
+impl Reader for MeteredReader {
     type Endian = LittleEndian;
     type Offset = usize;
 

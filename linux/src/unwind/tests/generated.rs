@@ -23,15 +23,15 @@ fn generating(change: impl FnOnce(&mut Guest)) -> (Guest, KernelUnwinder) {
     let unwinder = unwinder(
         &format,
         &[
-            rule(0x100, Kind::Call, (SP, 8)),
-            rule(0x200, Kind::Call, (SP, 8)),
-            rule(0x205, Kind::Call, (SP, 32)),
-            rule(0x300, Kind::Call, (SP, 16)),
-            rule(0x400, Kind::Bottom, (0, 0)),
-            rule(plain, Kind::Call, (SP, 8)),
-            rule(plain + 8, Kind::Call, (SP, 24)),
-            rule(regs, Kind::Call, (SP, 8)),
-            rule(regs + 8, Kind::Call, (SP, 40)),
+            rule(0x100, RuleKind::Call, (SP, 8)),
+            rule(0x200, RuleKind::Call, (SP, 8)),
+            rule(0x205, RuleKind::Call, (SP, 32)),
+            rule(0x300, RuleKind::Call, (SP, 16)),
+            rule(0x400, RuleKind::Bottom, (0, 0)),
+            rule(plain, RuleKind::Call, (SP, 8)),
+            rule(plain + 8, RuleKind::Call, (SP, 24)),
+            rule(regs, RuleKind::Call, (SP, 8)),
+            rule(regs + 8, RuleKind::Call, (SP, 40)),
         ],
     );
     let unwinder = unwinder.with_generated(Arc::new(kernel.generated_code(&guest.memory)));

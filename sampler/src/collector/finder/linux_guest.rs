@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use linux::{
-    GeneratedCode, Interrupts, Kernel, KernelIdentity, KernelUnwinder, Missing, Modules, TaskSnapshot,
+    GeneratedCode, InterruptTables, Kernel, KernelIdentity, KernelUnwinder, Missing, Modules, TaskSnapshot,
     VirtAddr,
 };
 use vmm::monotonic_ns;
@@ -32,7 +32,7 @@ pub(crate) struct LinuxGuest {
     /// Bytes of user stack to copy; `None` for no stacks at all.
     user_bytes: Option<usize>,
     unwinder: Option<Arc<KernelUnwinder>>,
-    interrupts: Option<Interrupts>,
+    interrupts: Option<InterruptTables>,
     partial_since: Option<Instant>,
     units: UnitWatch,
 }
@@ -148,7 +148,7 @@ impl Guest for LinuxGuest {
         Ok(Some(self.code_with(kernel, modules, generated)))
     }
 
-    fn interrupts(&mut self) -> Result<Option<Interrupts>, Missing> {
+    fn interrupts(&mut self) -> Result<Option<InterruptTables>, Missing> {
         if self.user_bytes.is_none() {
             return Ok(None);
         }

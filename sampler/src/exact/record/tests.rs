@@ -10,7 +10,7 @@ fn recorder() -> (Guest, Recorder, TripEnds) {
     let (readers, events) = (Arc::new(OnceLock::new()), Arc::new(OnceLock::new()));
     let current = kernel.current_reader(&guest.memory).expect("a reader");
     readers.set(Readers { current, stacks: None }).expect("once");
-    let sites = kernel.trip_sites(&guest.memory).expect("sites");
+    let sites = kernel.probe_sites(&guest.memory).expect("sites");
     let states = kernel.sched_state_reader(&guest.memory).expect("states");
     let books = Some(kernel.exit_accounting_reader(&guest.memory).expect("books"));
     events.set(EventReaders { sites, states, books }).expect("once");

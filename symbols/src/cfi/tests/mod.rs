@@ -8,7 +8,7 @@ mod without_cfi;
 
 use std::collections::BTreeMap;
 
-use super::{Image, ImageCode, Images, UserEnd, UserFrame, UserUnwinder};
+use super::{CodeMapping, CodeMappings, ImageCode, UserEnd, UserFrame, UserUnwinder};
 use crate::fixture::cfi as builder;
 use crate::registers::{Registers, StackMemory};
 use builder::Builder;
@@ -49,11 +49,11 @@ struct Process<'a> {
     code: Vec<(u64, Vec<u8>)>,
 }
 
-impl Images for Process<'_> {
-    fn find(&self, address: u64) -> Option<Image<'_>> {
+impl CodeMappings for Process<'_> {
+    fn find(&self, address: u64) -> Option<CodeMapping<'_>> {
         match address {
-            BIAS..0x5555_0001_0000 => Some(Image { id: 1, bias: BIAS, code: self.file }),
-            JIT..0x7000_0000_1000 => Some(Image { id: 0, bias: 0, code: ImageCode::Anonymous }),
+            BIAS..0x5555_0001_0000 => Some(CodeMapping { id: 1, bias: BIAS, code: self.file }),
+            JIT..0x7000_0000_1000 => Some(CodeMapping { id: 0, bias: 0, code: ImageCode::Anonymous }),
             _ => None,
         }
     }

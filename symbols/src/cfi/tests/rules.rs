@@ -2,7 +2,7 @@
 
 use super::builder::{Builder, OUTERMOST, cfa_offset, saved};
 use super::{BIAS, Process, RSP, Words, addresses, registers, walk};
-use crate::cfi::{Doubt, ImageCode, Place, UserEnd, UserUnwinder, UserWalkError};
+use crate::cfi::{AddressKind, FrameDoubt, ImageCode, UserEnd, UserUnwinder, UserWalkError};
 use crate::registers::Registers;
 
 /// `inner` at 0x1000 with its rules, called by `main` at 0x2000 whose CFA is RBP + 16, called by the
@@ -24,8 +24,8 @@ fn registers_saved_by_a_callee_are_its_callers() {
     let rules = [cfa_offset(32), saved(6, 2)].concat();
     let (frames, end) = walk(called_by_rbp(&rules), &registers(CHAIN[0], RSP, 0x1234), &stack());
     assert_eq!((addresses(&frames), end), (CHAIN.to_vec(), UserEnd::Complete));
-    let places: Vec<Place> = frames.iter().map(|frame| frame.place).collect();
-    assert_eq!(places, [Place::Exact, Place::Return, Place::Return]);
+    let places: Vec<AddressKind> = frames.iter().map(|frame| frame.place).collect();
+    assert_eq!(places, [AddressKind::Exact, AddressKind::Return, AddressKind::Return]);
     assert!(frames.iter().all(|frame| frame.doubt.is_none()));
 }
 
@@ -102,8 +102,8 @@ fn a_signal_frame_gives_all_registers_and_an_exact_address() {
     // The interrupted function is at its first byte: one byte less would be outside of any function.
     let expected = [BIAS + 0x1000, BIAS + 0x4001, BIAS + 0x2000, BIAS + 0x3010];
     assert_eq!((addresses(&frames), end), (expected.to_vec(), UserEnd::Complete));
-    assert_eq!(frames[2].place, Place::Exact);
-    assert_eq!(frames[2].doubt, None::<Doubt>);
+    assert_eq!(frames[2].place, AddressKind::Exact);
+    assert_eq!(frames[2].doubt, None::<FrameDoubt>);
 }
 
 #[test]

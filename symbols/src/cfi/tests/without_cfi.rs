@@ -2,7 +2,7 @@
 
 use super::builder::{Builder, OUTERMOST, cfa_offset};
 use super::{BIAS, JIT, Process, RSP, Words, addresses, registers, walk_with};
-use crate::cfi::{CfiTable, Doubt, ImageCode, Place, UserEnd, UserFrame, UserUnwinder};
+use crate::cfi::{AddressKind, CfiTable, FrameDoubt, ImageCode, UserEnd, UserFrame, UserUnwinder};
 use crate::registers::Registers;
 
 const CALLER: u64 = BIAS + 0x2010;
@@ -18,7 +18,7 @@ fn process(table: &CfiTable, call: bool) -> Process<'_> {
     Process { file: ImageCode::Cfi(table), code: vec![(CALLER - 7, before.to_vec())] }
 }
 
-fn walked(process: &Process<'_>, from: &Registers, stack: &Words) -> (Vec<u64>, Option<Doubt>, UserEnd) {
+fn walked(process: &Process<'_>, from: &Registers, stack: &Words) -> (Vec<u64>, Option<FrameDoubt>, UserEnd) {
     let (frames, end) = walk_with(process, from, stack);
     (addresses(&frames), frames.get(1).and_then(|frame: &UserFrame| frame.doubt), end)
 }
@@ -30,7 +30,7 @@ fn a_leaf_returns_to_behind_a_call() {
     let from = registers(LEAF, RSP, 3);
     let expected = vec![LEAF, CALLER, BIAS + 0x3010];
     let with = walked(&process(&table, true), &from, &stack);
-    assert_eq!(with, (expected, Some(Doubt::ReturnAddress), UserEnd::Complete));
+    assert_eq!(with, (expected, Some(FrameDoubt::ReturnAddress), UserEnd::Complete));
     let without = walked(&process(&table, false), &from, &stack);
     assert_eq!(without, (vec![LEAF], None, crate::cfi::UserWalkError::NoCfi.into()));
 }
@@ -48,7 +48,7 @@ fn frame_pointers_lead_through_code_made_at_run_time() {
     ]);
     let expected = vec![JIT + 0x10, JIT + 0x20, CALLER, BIAS + 0x3010];
     let found = walked(&process(&table, true), &registers(JIT + 0x10, RSP, rbp), &stack);
-    assert_eq!(found, (expected, Some(Doubt::FramePointer), UserEnd::Complete));
+    assert_eq!(found, (expected, Some(FrameDoubt::FramePointer), UserEnd::Complete));
 }
 
 #[test]
@@ -81,7 +81,7 @@ fn a_signal_trampoline_without_cfi_gives_the_interrupted_registers() {
     let (frames, end) =
         walk_with(&process, &registers(BIAS + 0x2000, RSP, 0), &Words::new(saved.chain(rest)));
     assert_eq!((addresses(&frames), end), (vec![BIAS + 0x2000, LEAF, BIAS + 0x3000], UserEnd::Complete));
-    assert_eq!((frames[2].place, frames[2].doubt), (Place::Exact, None));
+    assert_eq!((frames[2].place, frames[2].doubt), (AddressKind::Exact, None));
     // The same from each step of the trampoline, the system call included; not from the middle of an
     // instruction.
     for (steps, frames) in [(7, 2), (9, 2), (5, 1), (3, 1)] {
@@ -113,7 +113,7 @@ fn a_trampoline_is_left_as_its_code_says() {
     let stack = Words::new([(RSP + 8, MADE + 2), (RSP + 24, CALLER), (RSP + 40, BIAS + 0x3010)]);
     let (frames, end) = walk_with(&process, &registers(BIAS + 0x2000, RSP, 3), &stack);
     assert_eq!(addresses(&frames), [BIAS + 0x2000, MADE + 2, CALLER, BIAS + 0x3010]);
-    assert_eq!((frames[2].doubt, end), (Some(Doubt::Code), UserEnd::Complete));
+    assert_eq!((frames[2].doubt, end), (Some(FrameDoubt::Code), UserEnd::Complete));
     // A word is not a return address if no call is before it, or if it does not point to code.
     for word in [LEAF, 0x1234] {
         let mut process = made(&table, &[0xff, 0xd1, 0x48, 0x83, 0xc4, 8, 0xc3]);
@@ -199,7 +199,7 @@ fn code_that_jumps_back_into_its_interpreter_is_in_the_interpreters_frame() {
         let (frames, end) = walk_with(&process, &from, &stack);
         assert_eq!(addresses(&frames), [MADE, BIAS + 0x2004, CALLER, BIAS + 0x3010], "{code:x?}");
         let first = (frames[1].place, frames[1].doubt);
-        assert_eq!((first, end), ((Place::Exact, Some(Doubt::Code)), UserEnd::Complete));
+        assert_eq!((first, end), ((AddressKind::Exact, Some(FrameDoubt::Code)), UserEnd::Complete));
     }
 }
 
@@ -231,7 +231,7 @@ fn behind_a_jump_to_anywhere_stands_code_that_leaves_the_same_frame() {
         (addresses(&frames), frames.get(2).and_then(|frame| frame.doubt), end)
     };
     let expected =
-        (vec![BIAS + 0x2000, MADE + 5, CALLER, BIAS + 0x3010], Some(Doubt::Code), UserEnd::Complete);
+        (vec![BIAS + 0x2000, MADE + 5, CALLER, BIAS + 0x3010], Some(FrameDoubt::Code), UserEnd::Complete);
     // RBP may be anything there: zero, or a place whose next word is an old return address.
     assert_eq!(walked(0, &words), expected);
     let old = [&words[..], &[(far, 7), (far + 8, CALLER)]].concat();
@@ -239,7 +239,7 @@ fn behind_a_jump_to_anywhere_stands_code_that_leaves_the_same_frame() {
     // A chain of frame pointers counts for more.
     let chain =
         [&words[..], &[(far, far + 0x40), (far + 8, CALLER), (far + 0x40, 0), (far + 0x48, 0)]].concat();
-    assert_eq!(walked(far, &chain).1, Some(Doubt::FramePointer));
+    assert_eq!(walked(far, &chain).1, Some(FrameDoubt::FramePointer));
 }
 
 #[test]
@@ -284,7 +284,7 @@ fn a_frame_pointer_with_a_chain_counts_for_more_than_a_jump_into_a_file() {
     from.gpr[15] = BIAS + 0x9000;
     let (frames, end) = walk_with(&process, &from, &Words::new(words));
     assert_eq!(addresses(&frames), [MADE, CALLER, BIAS + 0x3010]);
-    assert_eq!((frames[1].doubt, end), (Some(Doubt::FramePointer), UserEnd::Complete));
+    assert_eq!((frames[1].doubt, end), (Some(FrameDoubt::FramePointer), UserEnd::Complete));
 }
 
 #[test]

@@ -26,11 +26,11 @@ use iced_x86::{
 
 use super::UserWalkError;
 use super::code::{LONGEST_CALL, ends_with_call};
-use super::frame::{Place, State};
-use super::images::{Image, ImageCode, Images};
+use super::frame::{AddressKind, FrameState};
+use super::images::{CodeMapping, CodeMappings, ImageCode};
+use super::path_memory::{HEAD, PathMemory, PathStart, RememberedPath};
 use super::row::RA;
-use super::ways::{HEAD, Known, Start, Ways};
-use super::work::Work;
+use super::work_budget::WorkBudget;
 use crate::registers::{Registers, StackMemory};
 
 /// Instructions that are followed for one frame, at most.
@@ -54,7 +54,7 @@ const KEPT_BY_CALLS: [usize; 2] = [Registers::RBP, Registers::RSP];
 
 /// Kind of an exit from the code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Left {
+pub(super) enum CodeExit {
     /// It returns.
     Return,
     /// It continues in code that has CFI.
@@ -63,8 +63,8 @@ pub(super) enum Left {
 
 /// One way through the code: registers, and what it has stored on the stack.
 #[derive(Debug, Clone)]
-struct Way {
-    state: State,
+struct CodePath {
+    state: FrameState,
     /// RSP at its beginning.
     begin: u64,
     stored: Vec<(u64, Option<u64>)>,
@@ -73,7 +73,7 @@ struct Way {
 }
 
 /// Effect of an instruction on a way.
-enum Next {
+enum StepEffect {
     /// The one after it follows.
     Through,
     /// It may go to this address, too.
@@ -83,45 +83,45 @@ enum Next {
     /// It goes where is not known.
     Unknown,
     /// The code is left.
-    Left(Left),
+    Exit(CodeExit),
     /// It cannot be followed further.
     Lost,
 }
 
 /// Code that is followed after a jump to an unknown place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum Behind {
+pub(super) enum CodeAfterJump {
     Nothing,
     /// The code after the jump.
     Code,
 }
 
 /// Returns the exit from the code at the RIP of `state`, and the registers then; `None` if no way is found.
-pub(super) fn leave<I: Images>(
-    state: &State,
-    (place, behind): (Place, Behind),
+pub(super) fn leave<I: CodeMappings>(
+    state: &FrameState,
+    (place, after_jump): (AddressKind, CodeAfterJump),
     stack: &impl StackMemory,
     images: &I,
-    (work, ways): (&mut Work, &mut Ways),
-) -> Option<(Left, State)> {
-    let first = Way::new(state, place);
+    (work, ways): (&mut WorkBudget, &mut PathMemory),
+) -> Option<(CodeExit, FrameState)> {
+    let first = CodePath::new(state, place);
     let mut head = [0; HEAD];
     // Code at the end of what can be read is not remembered.
     let known_by =
-        images.code(state.rip(), &mut head).map(|()| Start { at: state.rip(), place, behind, head });
+        images.code(state.rip(), &mut head).map(|()| PathStart { at: state.rip(), place, after_jump, head });
     if let Some(start) = &known_by {
         match ways.recall(start) {
-            Known::Way(way) => {
+            RememberedPath::Path(way) => {
                 if let Some(left) = first.clone().follow(&way, stack, images, work) {
                     return Some(left);
                 }
             }
-            Known::Nothing => return None,
-            Known::Unasked => {}
+            RememberedPath::Nothing => return None,
+            RememberedPath::Unasked => {}
         }
     }
-    let mut search = Search::new(first);
-    let found = search.run(behind, stack, images, work).ok()?;
+    let mut search = ExitSearch::new(first);
+    let found = search.run(after_jump, stack, images, work).ok()?;
     if let Some(start) = known_by {
         ways.remember(start, found.as_ref().map(|(way, _)| search.passed(way)));
     }
@@ -129,15 +129,15 @@ pub(super) fn leave<I: Images>(
 }
 
 /// The search for a way out.
-struct Search {
+struct ExitSearch {
     /// Instructions that were followed, each with the number of the one before it on its way.
     followed: Vec<(Instruction, Option<usize>)>,
     seen: HashSet<u64>,
-    waiting: VecDeque<(u64, Way)>,
+    waiting: VecDeque<(u64, CodePath)>,
 }
 
-impl Search {
-    fn new(first: Way) -> Self {
+impl ExitSearch {
+    fn new(first: CodePath) -> Self {
         let start = first.state.rip();
         Self { followed: Vec::new(), seen: HashSet::from([start]), waiting: VecDeque::from([(start, first)]) }
     }
@@ -146,16 +146,16 @@ impl Search {
     ///
     /// # Errors
     /// The walk's work is spent.
-    fn run<I: Images>(
+    fn run<I: CodeMappings>(
         &mut self,
-        behind: Behind,
+        after_jump: CodeAfterJump,
         stack: &impl StackMemory,
         images: &I,
-        work: &mut Work,
-    ) -> Result<Option<(Way, Left)>, UserWalkError> {
+        work: &mut WorkBudget,
+    ) -> Result<Option<(CodePath, CodeExit)>, UserWalkError> {
         let mut info = InstructionInfoFactory::new();
         while let Some((mut at, mut way)) = self.waiting.pop_front() {
-            let mut code = Chunk::default();
+            let mut code = CodeChunk::default();
             loop {
                 if self.followed.len() == INSTRUCTIONS {
                     return Ok(None);
@@ -166,9 +166,9 @@ impl Search {
                 way.last = Some(self.followed.len() - 1);
                 at = instruction.next_ip();
                 match way.step(&instruction, stack, images, &mut info) {
-                    Next::Through => {}
-                    Next::Left(how) => return Ok(Some((way, how))),
-                    Next::Branch(target) => {
+                    StepEffect::Through => {}
+                    StepEffect::Exit(how) => return Ok(Some((way, how))),
+                    StepEffect::Branch(target) => {
                         if self.waiting.len() < WAYS && self.seen.insert(target) {
                             self.waiting.push_back((target, way.clone()));
                             // The other way waits, too: the shortest way out comes first.
@@ -178,29 +178,29 @@ impl Search {
                             break;
                         }
                     }
-                    Next::Jump(target) => {
+                    StepEffect::Jump(target) => {
                         self.wait_for(target, way);
                         break;
                     }
-                    Next::Unknown if behind == Behind::Code => {
+                    StepEffect::Unknown if after_jump == CodeAfterJump::Code => {
                         self.wait_for(at, way);
                         break;
                     }
-                    Next::Unknown | Next::Lost => break,
+                    StepEffect::Unknown | StepEffect::Lost => break,
                 }
             }
         }
         Ok(None)
     }
 
-    fn wait_for(&mut self, at: u64, way: Way) {
+    fn wait_for(&mut self, at: u64, way: CodePath) {
         if self.seen.insert(at) {
             self.waiting.push_back((at, way));
         }
     }
 
     /// Returns the instructions of a way, in their order.
-    fn passed(&self, way: &Way) -> Vec<Instruction> {
+    fn passed(&self, way: &CodePath) -> Vec<Instruction> {
         let before =
             |&(_, before): &(Instruction, Option<usize>)| before.and_then(|at| self.followed.get(at));
         let last = way.last.and_then(|at| self.followed.get(at));
@@ -211,56 +211,58 @@ impl Search {
     }
 }
 
-impl Way {
-    fn new(state: &State, place: Place) -> Self {
+impl CodePath {
+    fn new(state: &FrameState, place: AddressKind) -> Self {
         let mut way = Self { state: state.clone(), begin: state.rsp(), stored: Vec::new(), last: None };
-        if place == Place::Return {
+        if place == AddressKind::Return {
             way.forget_but(&KEPT_BY_FUNCTIONS);
         }
         way
     }
 
     /// Goes a way that was found before; `None` where it does not lead out this time.
-    fn follow<I: Images>(
+    fn follow<I: CodeMappings>(
         mut self,
         passed: &[Instruction],
         stack: &impl StackMemory,
         images: &I,
-        work: &mut Work,
-    ) -> Option<(Left, State)> {
+        work: &mut WorkBudget,
+    ) -> Option<(CodeExit, FrameState)> {
         let mut info = InstructionInfoFactory::new();
         for (number, instruction) in passed.iter().enumerate() {
             work.take(UNITS).ok()?;
             let next = passed.get(number + 1).map(Instruction::ip);
             match self.step(instruction, stack, images, &mut info) {
-                Next::Left(how) => return Some((how, self.state)),
-                Next::Through | Next::Branch(_) | Next::Unknown => {}
-                Next::Jump(target) if next == Some(target) => {}
-                Next::Jump(_) | Next::Lost => return None,
+                StepEffect::Exit(how) => return Some((how, self.state)),
+                StepEffect::Through | StepEffect::Branch(_) | StepEffect::Unknown => {}
+                StepEffect::Jump(target) if next == Some(target) => {}
+                StepEffect::Jump(_) | StepEffect::Lost => return None,
             }
         }
         None
     }
 
-    fn step<I: Images>(
+    fn step<I: CodeMappings>(
         &mut self,
         instruction: &Instruction,
         stack: &impl StackMemory,
         images: &I,
         info: &mut InstructionInfoFactory,
-    ) -> Next {
+    ) -> StepEffect {
         match instruction.flow_control() {
             FlowControl::Next => {
                 let known = self.compute(instruction, stack, images, info);
                 if known.is_some() && self.state.get(Registers::RSP).is_ok() {
-                    Next::Through
+                    StepEffect::Through
                 } else {
-                    Next::Lost
+                    StepEffect::Lost
                 }
             }
-            FlowControl::ConditionalBranch => Next::Branch(instruction.near_branch_target()),
+            FlowControl::ConditionalBranch => StepEffect::Branch(instruction.near_branch_target()),
             // Takes the address of the code: what is called does not return.
-            FlowControl::Call if instruction.near_branch_target() == instruction.next_ip() => Next::Lost,
+            FlowControl::Call if instruction.near_branch_target() == instruction.next_ip() => {
+                StepEffect::Lost
+            }
             FlowControl::Call | FlowControl::IndirectCall => {
                 let target = match instruction.near_branch_target() {
                     0 => self.target(instruction, images),
@@ -270,47 +272,47 @@ impl Way {
                     .and_then(|target| images.find(target))
                     .is_some_and(|image| matches!(image.code, ImageCode::Cfi(_) | ImageCode::NoCfi));
                 self.forget_but(if is_function { &KEPT_BY_FUNCTIONS } else { &KEPT_BY_CALLS });
-                Next::Through
+                StepEffect::Through
             }
-            FlowControl::Return => {
-                self.ret(instruction, stack, images).map_or(Next::Lost, |()| Next::Left(Left::Return))
-            }
+            FlowControl::Return => self
+                .ret(instruction, stack, images)
+                .map_or(StepEffect::Lost, |()| StepEffect::Exit(CodeExit::Return)),
             FlowControl::UnconditionalBranch => self.jump(instruction.near_branch_target(), images),
             FlowControl::IndirectBranch => match self.target(instruction, images) {
-                None => Next::Unknown,
+                None => StepEffect::Unknown,
                 Some(target) => match self.jump(target, images) {
                     // By a register, within code made at run time, this may be a return to a caller, whose
                     // own frame must not be passed over. By a table or the like it is not.
-                    Next::Jump(_) if instruction.op0_kind() == OpKind::Register => Next::Lost,
+                    StepEffect::Jump(_) if instruction.op0_kind() == OpKind::Register => StepEffect::Lost,
                     next => next,
                 },
             },
-            _ => Next::Lost,
+            _ => StepEffect::Lost,
         }
     }
 
-    fn jump<I: Images>(&mut self, target: u64, images: &I) -> Next {
+    fn jump<I: CodeMappings>(&mut self, target: u64, images: &I) -> StepEffect {
         match images.find(target) {
-            Some(Image { bias, code: ImageCode::Cfi(table), .. })
+            Some(CodeMapping { bias, code: ImageCode::Cfi(table), .. })
                 if table.function_start(target.wrapping_sub(bias)).is_some() =>
             {
                 // A function is entered with the stack as it was, or higher.
                 if self.rsp() < self.begin {
-                    return Next::Lost;
+                    return StepEffect::Lost;
                 }
                 self.state.set(RA, Some(target));
-                Next::Left(Left::Jump)
+                StepEffect::Exit(CodeExit::Jump)
             }
             // Files have code that their tables do not cover, too.
-            Some(Image { code: ImageCode::Anonymous | ImageCode::NoCfi | ImageCode::Cfi(_), .. }) => {
-                Next::Jump(target)
-            }
-            _ => Next::Lost,
+            Some(CodeMapping {
+                code: ImageCode::Anonymous | ImageCode::NoCfi | ImageCode::Cfi(_), ..
+            }) => StepEffect::Jump(target),
+            _ => StepEffect::Lost,
         }
     }
 
     /// Returns the target of an indirect jump.
-    fn target<I: Images>(&self, instruction: &Instruction, images: &I) -> Option<u64> {
+    fn target<I: CodeMappings>(&self, instruction: &Instruction, images: &I) -> Option<u64> {
         match instruction.op0_kind() {
             OpKind::Register => self.get(instruction.op0_register()),
             OpKind::Memory if instruction.segment_prefix() == Register::None => {
@@ -323,7 +325,7 @@ impl Way {
     }
 
     /// Returns to an address that follows a call, or is in code made at run time, which may push it by hand.
-    fn ret<I: Images>(
+    fn ret<I: CodeMappings>(
         &mut self,
         instruction: &Instruction,
         stack: &impl StackMemory,
@@ -349,7 +351,7 @@ impl Way {
     }
 
     /// Computes what the instruction does to registers and stack; `None` if the way ends.
-    fn compute<I: Images>(
+    fn compute<I: CodeMappings>(
         &mut self,
         instruction: &Instruction,
         stack: &impl StackMemory,
@@ -487,7 +489,7 @@ impl Way {
 
     /// Returns a word of memory that the way has not stored to and that is not of the copied stack, as it is
     /// by now.
-    fn fetch<I: Images>(&self, at: u64, images: &I) -> Option<u64> {
+    fn fetch<I: CodeMappings>(&self, at: u64, images: &I) -> Option<u64> {
         if self.stored.iter().any(|(stored, _)| at.abs_diff(*stored) < 8) {
             return None;
         }
@@ -531,21 +533,21 @@ fn immediate(instruction: &Instruction, operand: u32) -> Option<u64> {
 
 /// Code that has been read.
 #[derive(Debug)]
-struct Chunk {
+struct CodeChunk {
     start: u64,
     len: usize,
     bytes: [u8; CHUNK],
 }
 
-impl Default for Chunk {
+impl Default for CodeChunk {
     fn default() -> Self {
         Self { start: 0, len: 0, bytes: [0; CHUNK] }
     }
 }
 
-impl Chunk {
+impl CodeChunk {
     /// Returns the instruction at `at`, if it is one.
-    fn instruction(&mut self, at: u64, images: &impl Images) -> Option<Instruction> {
+    fn instruction(&mut self, at: u64, images: &impl CodeMappings) -> Option<Instruction> {
         self.decode(at).or_else(|| {
             // To the end of the page, or, for an instruction that continues in the next one, beyond it.
             let page = crate::bytes::index(PAGE - at % PAGE).min(CHUNK);

@@ -9,10 +9,10 @@ pub(super) const WALK: u32 = 1 << 18;
 
 /// Remaining work of a walk.
 #[derive(Debug)]
-pub(super) struct Work(u32);
+pub(super) struct WorkBudget(u32);
 
-impl Work {
-    pub fn of_walk() -> Self {
+impl WorkBudget {
+    pub fn for_walk() -> Self {
         Self(WALK)
     }
 

@@ -7,7 +7,7 @@ use std::sync::{LazyLock, Mutex};
 
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
-use symbols::cfi::{CfiSection, CfiSections, CfiTable, CodeMapping, ImageCode, CodeMappings, UserUnwinder};
+use symbols::cfi::{CfiSection, CfiSections, CfiTable, CodeMapping, CodeMappings, ImageCode, UserUnwinder};
 use symbols::fixture::cfi::{Builder, EH_FRAME, HEADER, cfa_offset, debug_frame, saved};
 use vprof_fuzz::stacks::{Word, Words, registers};
 

@@ -1,5 +1,6 @@
 //! The physical memory that the kernel itself believes to have: the top level of `/proc/iomem`.
 
+use crate::address::PhysAddr;
 use crate::kernel::Kernel;
 use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
@@ -18,7 +19,7 @@ impl Kernel {
     /// # Errors
     /// The reason why they cannot be found; also where the list cannot be read to its end, since its rest
     /// counts.
-    pub fn system_ram(&self, memory: &impl PhysicalMemory) -> Result<Vec<(u64, u64)>, Missing> {
+    pub fn system_ram(&self, memory: &impl PhysicalMemory) -> Result<Vec<(PhysAddr, PhysAddr)>, Missing> {
         let layout = self.layouts.as_ref().map_err(Clone::clone)?.resource.clone()?;
         let view = self.view(memory);
         let unreadable = || Missing::Unreadable("iomem_resource".to_owned());
@@ -31,7 +32,7 @@ impl Kernel {
             }
             let name = word(at, layout.name)?;
             if name != 0 && view.text::<NAME>(name).as_deref() == Some(RAM) {
-                ranges.push((word(at, layout.start)?, word(at, layout.end)?));
+                ranges.push((PhysAddr(word(at, layout.start)?), PhysAddr(word(at, layout.end)?)));
             }
             at = word(at, layout.sibling)?;
         }

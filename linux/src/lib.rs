@@ -77,7 +77,7 @@ pub use probe::{ProbeEvent, ProbeSite, ProbeSites, RunState, SchedState, SchedSt
 pub use process::{
     FileRef, Mapping, MappingKind, Process, RootDirectory, StackedFile, container, systemd_unit,
 };
-pub use stack::{StackCopy, StackGaps, StackReader, StackSample};
+pub use stack::{SleepingTask, StackCopy, StackGaps, StackReader, StackSample};
 pub use symbol::SymbolAt;
 pub use task::TaskSnapshot;
 pub use task_scan::{ScanResult, TaskListReader, TaskObservation};

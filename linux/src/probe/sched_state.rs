@@ -129,10 +129,10 @@ impl SchedStateReader {
 
     /// Returns the return address, in the kernel, of the call that a CPU with this stack pointer has just
     /// made. No allocation, no lock.
-    pub fn return_address(&self, memory: &impl PhysicalMemory, rsp: u64) -> Option<u64> {
-        // A word that crosses a page is none of a stack's.
-        let at = self.kernel.translate(memory, VirtAddr(rsp)).filter(|_| rsp.is_multiple_of(8))?;
-        memory.read_u64(at.phys).filter(|address| address >> 63 == 1)
+    pub fn return_address(&self, memory: &impl PhysicalMemory, rsp: VirtAddr) -> Option<VirtAddr> {
+        // A word of a stack does not cross a page.
+        let at = self.kernel.translate(memory, rsp).filter(|_| rsp.0.is_multiple_of(8))?;
+        memory.read_u64(at.phys).filter(|address| address >> 63 == 1).map(VirtAddr)
     }
 
     /// Returns the number of task switches on vCPU `cpu` (its APIC id), by the kernel's own count.

@@ -220,8 +220,8 @@ impl Kernel {
 impl ProbeSites {
     /// Returns the event of the instruction in whose place an instruction pointer is, or right after it,
     /// where the guest continues.
-    pub fn event_at(&self, rip: u64) -> Option<ProbeEvent> {
-        let within = |site: &&ProbeSite| rip.wrapping_sub(site.virt.0) <= site.bytes() as u64;
+    pub fn event_at(&self, rip: VirtAddr) -> Option<ProbeEvent> {
+        let within = |site: &&ProbeSite| rip.0.wrapping_sub(site.virt.0) <= site.bytes() as u64;
         self.sites.iter().find(within).map(|site| site.event)
     }
 
@@ -324,8 +324,8 @@ mod tests {
         );
         assert!(!concerns(ProbeEvent::Patch, [0x3000, 0, u64::MAX, 0x1010]));
         assert!(concerns(ProbeEvent::Core, [0; 4]) && !concerns(ProbeEvent::Wake, [0x1000; 4]));
-        assert_eq!([0x1000, 0x1005].map(|rip| sites.event_at(rip)), [Some(ProbeEvent::Wake); 2]);
-        assert_eq!([0x2000, 0x2007].map(|rip| sites.event_at(rip)), [Some(ProbeEvent::Trace); 2]);
-        assert_eq!([0xfff, 0x1006, 0x2008].map(|rip| sites.event_at(rip)), [None; 3]);
+        assert_eq!([0x1000, 0x1005].map(|rip| sites.event_at(VirtAddr(rip))), [Some(ProbeEvent::Wake); 2]);
+        assert_eq!([0x2000, 0x2007].map(|rip| sites.event_at(VirtAddr(rip))), [Some(ProbeEvent::Trace); 2]);
+        assert_eq!([0xfff, 0x1006, 0x2008].map(|rip| sites.event_at(VirtAddr(rip))), [None; 3]);
     }
 }

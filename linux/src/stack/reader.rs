@@ -10,6 +10,7 @@ use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
 use crate::paging::AddressSpace;
 use crate::pt_regs::{self, SavedMode};
+use crate::task::TaskSnapshot;
 use crate::view::View;
 use symbols::bytes::{index, u64_at};
 use symbols::{Registers, StackMemory};
@@ -65,6 +66,22 @@ pub struct StackSample<'a> {
     pub user_bytes: usize,
 }
 
+/// A task that does not run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SleepingTask {
+    /// Address of its task_struct.
+    pub task: VirtAddr,
+    /// True if the task is a kernel thread, which has no user stack.
+    pub kernel_thread: bool,
+}
+
+impl TaskSnapshot {
+    /// Returns the task as [`StackReader::copy_sleeping`] needs it.
+    pub fn sleeping(&self) -> SleepingTask {
+        SleepingTask { task: VirtAddr(self.task), kernel_thread: self.kernel_thread }
+    }
+}
+
 /// Copies the stacks of a sample without allocating: addresses are resolved beforehand.
 #[derive(Debug, Clone)]
 pub struct StackReader {
@@ -104,6 +121,15 @@ enum StackPlace {
     Other(u64),
 }
 
+/// Start of the way through the kernel stacks.
+struct KernelStart {
+    /// Lowest address and top of the current task's stack.
+    task: Option<(u64, u64)>,
+    rsp: u64,
+    /// Bytes below RSP to copy.
+    below: u64,
+}
+
 /// End of the way through the kernel stacks.
 enum StackExit {
     /// In user mode, with this RSP.
@@ -137,7 +163,8 @@ impl StackReader {
             let stack = sample.task.and_then(|task| self.task_stack(memory, task));
             let in_entry = (self.entry.0..self.entry.1).contains(&sample.registers.rip);
             let below = if in_entry { BELOW_RSP } else { 0 };
-            let left = self.copy_kernel(memory, vcpu, (stack, rsp, below), into);
+            let start = KernelStart { task: stack, rsp, below };
+            let left = self.copy_kernel(memory, vcpu, start, into);
             let own = stack.map(|(_, top)| top);
             let top = if let StackExit::Kernel(top @ Some(_)) = left { top } else { own };
             let is_own = top == own;
@@ -165,11 +192,12 @@ impl StackReader {
     pub fn copy_sleeping(
         &self,
         memory: &impl PhysicalMemory,
-        (task, kernel_thread): (u64, bool),
+        SleepingTask { task, kernel_thread }: SleepingTask,
         user_bytes: usize,
         into: &mut StackCopy,
     ) -> Option<()> {
         into.clear();
+        let task = task.0;
         let (start, top) = self.task_stack(memory, task)?;
         let sp = self.task_word(memory, task, self.layout.saved_sp)?;
         if !(start..top).contains(&sp) {
@@ -241,7 +269,7 @@ impl StackReader {
         &self,
         memory: &impl PhysicalMemory,
         vcpu: usize,
-        (task, rsp, below): (Option<(u64, u64)>, u64, u64),
+        KernelStart { task, rsp, below }: KernelStart,
         into: &mut StackCopy,
     ) -> StackExit {
         let per_cpu = self.cpus.get(vcpu).copied().flatten();

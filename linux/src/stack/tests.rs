@@ -3,8 +3,8 @@
 use proptest::prelude::*;
 
 use super::reader::PerCpu;
-use super::{StackCopy, StackGaps, StackReader, StackSample};
-use crate::address::PhysAddr;
+use super::{SleepingTask, StackCopy, StackGaps, StackReader, StackSample};
+use crate::address::{PhysAddr, VirtAddr};
 use crate::current::TaskAddresses;
 use crate::frame::FrameKind;
 use crate::layout::{MmLayout, StackLayout};
@@ -161,7 +161,7 @@ impl Guest {
 
     /// Copies the stacks of the task that sleeps.
     pub(crate) fn sleeping(&self, into: &mut StackCopy) -> Option<()> {
-        self.reader.copy_sleeping(&self.memory, (DIRECT + TASK, false), 0x4000, into)
+        self.reader.copy_sleeping(&self.memory, asleep(false), 0x4000, into)
     }
 }
 
@@ -316,7 +316,7 @@ fn a_task_that_sleeps_goes_on_where_it_called() {
     guest.put_stack(sp + 40, 0xb9);
     guest.put_stack(sp + 48, 0xadd);
     let mut copy = StackCopy::new();
-    let task = (DIRECT + TASK, false);
+    let task = asleep(false);
     guest.reader.copy_sleeping(&guest.memory, task, 0, &mut copy).expect("a stack");
     assert_eq!((copy.registers().rip, copy.first()), (0xadd, FrameKind::Return));
     assert_eq!((copy.registers().rsp(), copy.registers().rbp()), (sp + 56, 0xb9));
@@ -345,7 +345,7 @@ fn a_fault_at_the_next_instruction_is_seen_by_its_page() {
     assert_eq!(sleeping(&guest), Some(true));
     // Without a user stack, as a scan copies, too.
     let mut small = StackCopy::new();
-    guest.reader.copy_sleeping(&guest.memory, (DIRECT + TASK, false), 0, &mut small).expect("a stack");
+    guest.reader.copy_sleeping(&guest.memory, asleep(false), 0, &mut small).expect("a stack");
     assert_eq!((small.is_fetching(), small.user_root()), (Some(true), None));
     // Tables after those of the stack.
     let tables = USER + 0x3000;
@@ -387,10 +387,7 @@ fn a_program_that_sleeps_has_its_own_stack_whatever_runs() {
     guest.put(TASK + 0x18, sp);
     let mut copy = StackCopy::with_room(0x400 + 0x200);
     let mut copied = |guest: &Guest, kernel_thread, bytes| {
-        guest
-            .reader
-            .copy_sleeping(&guest.memory, (DIRECT + TASK, kernel_thread), bytes, &mut copy)
-            .expect("a stack");
+        guest.reader.copy_sleeping(&guest.memory, asleep(kernel_thread), bytes, &mut copy).expect("a stack");
         (segments(&copy), copy.user_root(), copy.gaps().full)
     };
     let kernel = (sp, 0x400);
@@ -436,7 +433,11 @@ proptest! {
         for (start, bytes) in copy.segments() {
             prop_assert!(bytes.len() < 8 || copy.read_u64(start).is_some());
         }
-        let _ = guest.reader.copy_sleeping(&guest.memory, (DIRECT + TASK, kernel_thread), 0x4000, &mut copy);
+        let _ = guest.reader.copy_sleeping(&guest.memory, asleep(kernel_thread), 0x4000, &mut copy);
         prop_assert!(copy.len() <= StackCopy::BYTES);
     }
+}
+
+fn asleep(kernel_thread: bool) -> SleepingTask {
+    SleepingTask { task: VirtAddr(DIRECT + TASK), kernel_thread }
 }

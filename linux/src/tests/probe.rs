@@ -3,7 +3,7 @@
 use super::{STYLES, empty, find, styled};
 use crate::fixture::trace::{FUNCTIONS, LOCK, NOP, PREPARE};
 use crate::fixture::{Guest, Style, phys_to_virt};
-use crate::{Kernel, Missing, PhysicalMemory, ProbeEvent, RunState};
+use crate::{Kernel, Missing, PhysicalMemory, ProbeEvent, RunState, VirtAddr};
 
 const ENDBR: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
 
@@ -135,12 +135,12 @@ fn the_caller_of_a_function_stands_on_the_stack() {
         let states = kernel.sched_state_reader(&guest.memory).unwrap();
         let (at, caller) = (guest.text(0x5280), guest.text(0x5044));
         guest.put_text(0x5280, &caller.0.to_le_bytes());
-        assert_eq!(states.return_address(&guest.memory, at.0), Some(caller.0));
+        assert_eq!(states.return_address(&guest.memory, at), Some(caller));
         guest.put_text(0x5280, &7u64.to_le_bytes());
         for bad in [at.0, at.0 + 4, 0, !7, u64::MAX] {
-            assert_eq!(states.return_address(&guest.memory, bad), None, "{bad:#x}");
+            assert_eq!(states.return_address(&guest.memory, VirtAddr(bad)), None, "{bad:#x}");
         }
-        assert_eq!(states.return_address(&empty(), at.0), None);
+        assert_eq!(states.return_address(&empty(), at), None);
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use kvm_bindings::kvm_regs;
 use linux::{
     ExitAccounting, ExitAccountingReader, IrqContext, PhysicalMemory, ProbeEvent, ProbeSites, RunState,
-    SchedState, SchedStateReader, StackCopy, TaskSnapshot,
+    SchedState, SchedStateReader, StackCopy, TaskSnapshot, VirtAddr,
 };
 use rtrb::{Consumer, Producer, PushError, RingBuffer};
 
@@ -192,7 +192,7 @@ impl Recorder {
     /// long as the switch to the host and back takes: no clock of the host's sees that time, but samples fall in it as
     /// often as it is long.
     pub(crate) fn sampled(&mut self, rip: u64, mean_ns: u64) {
-        let event = self.events.get().and_then(|events| events.sites.event_at(rip));
+        let event = self.events.get().and_then(|events| events.sites.event_at(VirtAddr(rip)));
         let switching = event.and_then(|event| self.switching.get_mut(usize::from(event.number())));
         if let Some(switching) = switching.filter(|switching| switching.trips > 0) {
             switching.ns = switching.ns.saturating_add(mean_ns);
@@ -261,7 +261,7 @@ impl Recorder {
                 record.books = leader.and(books.as_ref()).and_then(|books| books.read(memory, regs.rdi));
             }
             ProbeEvent::InterruptBegin => {
-                record.number = states.return_address(memory, regs.rsp).unwrap_or(0)
+                record.number = states.return_address(memory, VirtAddr(regs.rsp)).map_or(0, |at| at.0)
             }
             ProbeEvent::Vector => record.number = regs.rsi,
             ProbeEvent::InterruptEnd => {}
@@ -299,7 +299,7 @@ impl Recorder {
             add(&self.counters.stacks_missed, 1);
             return None;
         };
-        let (whose, user_bytes) = ((task.task.task, task.task.kernel_thread), USER_BYTES.min(*user_bytes));
+        let (whose, user_bytes) = (task.task.sleeping(), USER_BYTES.min(*user_bytes));
         if reader.copy_sleeping(memory, whose, user_bytes, &mut stack).is_none() {
             self.spare = Some(stack);
             return None;

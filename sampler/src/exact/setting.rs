@@ -123,7 +123,7 @@ fn look(guest: &Guest<'_>, events: &EventReaders) -> Start {
         let (reader, user_bytes) = readers.stacks.as_ref().filter(|_| asleep && stacks < SCAN_STACKS)?;
         stacks += 1;
         let mut copy = StackCopy::with_room(STACK_BYTES);
-        let (whose, user_bytes) = ((task.task.task, task.task.kernel_thread), USER_BYTES.min(*user_bytes));
+        let (whose, user_bytes) = (task.task.sleeping(), USER_BYTES.min(*user_bytes));
         reader.copy_sleeping(memory, whose, user_bytes, &mut copy)?;
         Some(copy)
     };

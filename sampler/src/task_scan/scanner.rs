@@ -188,7 +188,7 @@ impl<M: PhysicalMemory> TaskScanner<M> {
             };
             *stacks -= 1;
             let mut copy = StackCopy::with_room(STACK_BYTES);
-            let copied = reader.copy_sleeping(&self.memory, (task.task, task.kernel_thread), 0, &mut copy);
+            let copied = reader.copy_sleeping(&self.memory, task.sleeping(), 0, &mut copy);
             let after = lists.read(&self.memory, task.task)?;
             if same_sleep(&sight, &after) && !self.runs(&after) {
                 return Some(Found { sight, state, stack: copied.map(|()| Box::new(copy)) });

@@ -96,13 +96,20 @@ pub(super) enum CodeAfterJump {
     Code,
 }
 
+/// Work and remembered paths of a search.
+pub(super) struct SearchContext<'a> {
+    pub work: &'a mut WorkBudget,
+    pub paths: &'a mut PathMemory,
+}
+
 /// Returns the exit from the code at the RIP of `state`, and the registers then; `None` if no way is found.
-pub(super) fn leave<I: CodeMappings>(
+pub(super) fn find_exit<I: CodeMappings>(
     state: &FrameState,
-    (place, after_jump): (AddressKind, CodeAfterJump),
+    place: AddressKind,
+    after_jump: CodeAfterJump,
     stack: &impl StackMemory,
     images: &I,
-    (work, ways): (&mut WorkBudget, &mut PathMemory),
+    SearchContext { work, paths }: &mut SearchContext<'_>,
 ) -> Option<(CodeExit, FrameState)> {
     let first = CodePath::new(state, place);
     let mut head = [0; HEAD];
@@ -110,7 +117,7 @@ pub(super) fn leave<I: CodeMappings>(
     let known_by =
         images.code(state.rip(), &mut head).map(|()| PathStart { at: state.rip(), place, after_jump, head });
     if let Some(start) = &known_by {
-        match ways.recall(start) {
+        match paths.recall(start) {
             RememberedPath::Path(way) => {
                 if let Some(left) = first.clone().follow(&way, stack, images, work) {
                     return Some(left);
@@ -123,7 +130,7 @@ pub(super) fn leave<I: CodeMappings>(
     let mut search = ExitSearch::new(first);
     let found = search.run(after_jump, stack, images, work).ok()?;
     if let Some(start) = known_by {
-        ways.remember(start, found.as_ref().map(|(way, _)| search.passed(way)));
+        paths.remember(start, found.as_ref().map(|(way, _)| search.passed(way)));
     }
     found.map(|(way, left)| (left, way.state))
 }

@@ -1,12 +1,10 @@
 //! The caller of code that no CFI covers: assembly, programs without tables, code made at run time.
 
 use super::code::{LONGEST_CALL, RETURN_STEPS, TRAMPOLINE, ends_with_call, signal_return};
-use super::code_exit::{CodeAfterJump, CodeExit, leave};
+use super::code_exit::{CodeAfterJump, CodeExit, SearchContext, find_exit};
 use super::frame::{AddressKind, FrameDoubt, FrameState};
 use super::images::{CodeMapping, CodeMappings, ImageCode};
-use super::path_memory::PathMemory;
 use super::row::RA;
-use super::work_budget::WorkBudget;
 use crate::registers::{Registers, StackMemory};
 
 /// Result of a guess.
@@ -30,19 +28,20 @@ pub(super) fn caller(
     place: AddressKind,
     stack: &impl StackMemory,
     images: &impl CodeMappings,
-    (work, ways): (&mut WorkBudget, &mut PathMemory),
+    context: &mut SearchContext<'_>,
 ) -> CallerGuess {
     if is_signal_return(state.rip(), images) {
         return interrupted(state, stack).map_or(CallerGuess::Nothing, |()| CallerGuess::Interrupted);
     }
-    let go = |state: &mut FrameState, (left, next)| {
+    let apply = |state: &mut FrameState, (left, next)| {
         *state = next;
         match left {
             CodeExit::Return => CallerGuess::Caller(FrameDoubt::Code),
             CodeExit::Jump => CallerGuess::Jumped,
         }
     };
-    let found = leave(state, (place, CodeAfterJump::Nothing), stack, images, (work, ways));
+    // What the code itself does until it returns is the best evidence.
+    let found = find_exit(state, place, CodeAfterJump::Nothing, stack, images, context);
     let at = if place == AddressKind::Exact { state.rip() } else { state.rip().wrapping_sub(1) };
     let made = images.find(at).is_some_and(|image| matches!(image.code, ImageCode::Anonymous));
     let rbp = state.get(Registers::RBP).ok();
@@ -51,21 +50,24 @@ pub(super) fn caller(
     match found {
         // What is jumped to may have another frame by its tables than at its start.
         Some((CodeExit::Jump, _)) if made && backed => {}
-        Some(found) => return go(state, found),
+        Some(found) => return apply(state, found),
         // A leaf has just been called if its first word is a return address: assembly seldom pushes anything.
         None if place == AddressKind::Exact && by_return_address(state, stack, images).is_some() => {
             return CallerGuess::Caller(FrameDoubt::ReturnAddress);
         }
         None => {}
     }
+    // Compilers of code made at run time seldom keep frame pointers, so RBP is believed only where it leads to
+    // another frame; assembly and programs without tables often do.
     if !made || backed {
         let guess = by_rbp(state, rbp, place, stack, images);
         if guess != CallerGuess::Nothing || !made {
             return guess;
         }
     }
-    match found.or_else(|| leave(state, (place, CodeAfterJump::Code), stack, images, (work, ways))) {
-        Some(found) => go(state, found),
+    // The last resort takes the code after an unknown jump for the same function.
+    match found.or_else(|| find_exit(state, place, CodeAfterJump::Code, stack, images, context)) {
+        Some(found) => apply(state, found),
         None => by_rbp(state, rbp, place, stack, images),
     }
 }

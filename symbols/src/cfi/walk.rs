@@ -1,6 +1,7 @@
 //! The walk from a frame to its callers.
 
 use super::cache::RowCache;
+use super::code_exit::SearchContext;
 use super::frame::{AddressKind, FrameDoubt, FrameState, UserFrame};
 use super::guess::{CallerGuess, caller};
 use super::images::{CodeMapping, CodeMappings, ImageCode};
@@ -18,7 +19,7 @@ const SIGNAL_FRAMES: u32 = 8;
 #[derive(Debug)]
 pub struct UserUnwinder {
     cache: RowCache,
-    ways: PathMemory,
+    paths: PathMemory,
     context: Box<RowContext>,
 }
 
@@ -29,10 +30,10 @@ impl Default for UserUnwinder {
 }
 
 impl UserUnwinder {
-    /// Takes less than 1 MB of memory. Grows, by rows that are not the usual ones and by ways through code
+    /// Takes less than 1 MB of memory. Grows, by rows that are not the usual ones and by paths through code
     /// without CFI, to 10 MB at most.
     pub fn new() -> Self {
-        Self { cache: RowCache::new(), ways: PathMemory::default(), context: Box::new(RowContext::new_in()) }
+        Self { cache: RowCache::new(), paths: PathMemory::default(), context: Box::new(RowContext::new_in()) }
     }
 
     /// Returns the hits and misses of the cache of rows.
@@ -80,7 +81,7 @@ impl UserUnwinder {
         let rsp = state.rsp();
         let (place, doubt) = match self.by_cfi(state, frame, image, stack, bounds)? {
             Some(place) => (place, None),
-            None => match caller(state, frame.place, stack, images, (&mut bounds.work, &mut self.ways)) {
+            None => match self.guess_caller(state, frame.place, stack, images, bounds) {
                 CallerGuess::Caller(doubt) => (AddressKind::Return, Some(doubt)),
                 CallerGuess::Interrupted => (AddressKind::Exact, None),
                 // Never to a lower place on the stack; the number of frames bounds how often.
@@ -110,6 +111,18 @@ impl UserUnwinder {
             AddressKind::Return => (),
         }
         Ok(UserFrame { address: state.rip(), place, doubt })
+    }
+
+    fn guess_caller(
+        &mut self,
+        state: &mut FrameState,
+        place: AddressKind,
+        stack: &impl StackMemory,
+        images: &impl CodeMappings,
+        bounds: &mut WalkBounds,
+    ) -> CallerGuess {
+        let mut context = SearchContext { work: &mut bounds.work, paths: &mut self.paths };
+        caller(state, place, stack, images, &mut context)
     }
 
     /// Moves `state` to the caller by CFI; `None`, with nothing done, where no CFI covers the frame.

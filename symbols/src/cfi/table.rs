@@ -12,7 +12,7 @@ use super::row::{CfiRow, RowContext};
 use super::work_budget::WorkBudget;
 use super::{UserWalkError, expression};
 use crate::bytes::{index, u32_at};
-use crate::go::GoTable;
+use crate::go::{GoFrame, GoTable};
 
 /// Bytes of one section; the `.eh_frame` of Debian 12's python3.11 has 410,000.
 pub(super) const MAX_SECTION: usize = 64 << 20;
@@ -51,7 +51,7 @@ pub struct CfiSections {
     pub text: Option<u64>,
     /// Virtual address of `.got` inside the file: base of data-relative pointers.
     pub got: Option<u64>,
-    /// Go's own table: it unwinds what the others do not cover.
+    /// Go's own table: it unwinds what the others do not cover, and has the functions at which a stack ends.
     pub go: Option<GoTable>,
 }
 
@@ -156,12 +156,14 @@ impl CfiTable {
         context: &mut RowContext,
         work: &mut WorkBudget,
     ) -> Result<CfiRow, UserWalkError> {
+        let go = self.go.as_ref().and_then(|go| go.frame(address));
+        // Only Go's own table marks the functions that change stacks: the `.debug_frame` of the Go linker has
+        // rules for them that lead to any word of the new stack (`runtime.systemstack`, Go 1.19 and 1.24).
+        if go == Some(GoFrame::Outermost) {
+            return Ok(CfiRow::Outermost);
+        }
         let Some((section, fde)) = self.entry(address) else {
-            return Ok(self
-                .go
-                .as_ref()
-                .and_then(|go| go.frame(address))
-                .map_or(CfiRow::NoCfi, CfiRow::from_go));
+            return Ok(go.map_or(CfiRow::NoCfi, CfiRow::from_go));
         };
         work.take(fde.entry_len().saturating_add(fde.cie().entry_len()))?;
         let bytes = self.bytes(section).unwrap_or_default();

@@ -48,7 +48,7 @@ pub fn found(stopped: &Stopped) -> anyhow::Result<Row> {
 }
 
 /// What a scan costs: one walk over the list of tasks.
-pub fn task_list_reader(stopped: &Stopped) -> anyhow::Result<Row> {
+pub fn task_scan(stopped: &Stopped) -> anyhow::Result<Row> {
     let memory = &stopped.memory;
     let kernel = Kernel::find(memory, stopped.sregs.cr3, stopped.sregs.cr4 & CR4_LA57 != 0)?;
     let task_scan = kernel.task_list_reader(memory)?;

@@ -78,7 +78,7 @@ impl<M: PhysicalMemory> TaskMemory for TasksIn<'_, M> {
 }
 
 impl TaskAddresses {
-    /// Finds them; `sample` is any address in the direct map.
+    /// Finds the addresses; `sample` is any address in the direct map.
     pub(crate) fn new<M: PhysicalMemory>(
         view: &View<'_, M>,
         symbols: &SymbolTable,

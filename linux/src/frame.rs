@@ -16,7 +16,7 @@ pub enum FrameKind {
 /// One frame of a kernel's call stack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct KernelFrame {
-    /// Its address.
+    /// Address.
     pub address: VirtAddr,
     /// Meaning of the address.
     pub kind: FrameKind,
@@ -68,7 +68,7 @@ pub enum WalkEnd {
     Broken(KernelWalkError),
 }
 
-/// Why a walk could not continue; its `Display` replaces the frames that are not known.
+/// Reason why a walk could not continue; its `Display` replaces the frames that are not known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error, serde::Serialize, serde::Deserialize)]
 pub enum KernelWalkError {
     /// No rule holds at an address of the kernel.

@@ -1,6 +1,6 @@
-//! Why something could not be read.
+//! Reasons why something could not be read.
 
-/// Why something could not be read from the guest; its `Display` is what a report shows.
+/// Reason why something could not be read from the guest; its `Display` is what a report shows.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, serde::Serialize, serde::Deserialize)]
 pub enum Missing {
     /// The page tables at this CR3 hold no kernel image.

@@ -128,7 +128,7 @@ pub(crate) struct ModuleHead {
 }
 
 impl ModuleHead {
-    /// Reads those of all modules on the list at `list_head`, by start address.
+    /// Reads the heads of all modules on the list at `list_head`, by start address.
     pub(crate) fn all<M: PhysicalMemory>(
         view: &View<'_, M>,
         layout: &ModuleLayout,
@@ -147,7 +147,7 @@ impl ModuleHead {
         Ok(heads)
     }
 
-    /// Reads that of the text at `place` of the module at `at`: offsets of base and size.
+    /// Reads the head of the text at `place` of the module at `at`: offsets of base and size.
     fn read<M: PhysicalMemory>(
         view: &View<'_, M>,
         layout: &ModuleLayout,

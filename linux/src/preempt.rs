@@ -53,7 +53,7 @@ pub(crate) struct PreemptBits {
 }
 
 impl PreemptBits {
-    /// Finds them in the kernel's code. `variable` is the per-CPU symbol of the preempt count.
+    /// Finds the bits in the kernel's code. `variable` is the per-CPU symbol of the preempt count.
     pub(crate) fn find<M: PhysicalMemory>(
         view: &View<'_, M>,
         symbols: &SymbolTable,

@@ -36,13 +36,13 @@ pub(crate) struct PtRegs {
 }
 
 impl PtRegs {
-    /// Reads all of it at `at`.
+    /// Reads a `pt_regs` at `at`.
     pub(crate) fn read(stack: &impl StackMemory, at: u64) -> Option<Self> {
         Self::read_partly(stack, at, |_, _| None)
     }
 
-    /// Reads it at `at`; what `instead` returns for a slot's address and offset takes the place of what the
-    /// stack has.
+    /// Reads a `pt_regs` at `at`; a value that `instead` returns for a slot's address and offset replaces the
+    /// stack's word.
     fn read_partly(
         stack: &impl StackMemory,
         at: u64,
@@ -59,9 +59,9 @@ impl PtRegs {
         Some(Self { registers: Registers { gpr, rip: slot(IRET)? }, orig_ax: slot(ORIG_AX)?, cs: slot(CS)? })
     }
 
-    /// Reads it at `at` while entry code is pushing or popping it: what is below `now`'s stack pointer is
-    /// still, or again, in `now`. RIP counts as in RCX then, where SYSCALL puts it (Intel SDM volume 2,
-    /// SYSCALL).
+    /// Reads a `pt_regs` at `at` while entry code is pushing or popping it: the registers of slots below
+    /// `now`'s stack pointer are still, or again, in `now`. RIP is then in RCX, where SYSCALL puts it (Intel
+    /// SDM volume 2, SYSCALL).
     pub(crate) fn read_in_entry_code(stack: &impl StackMemory, at: u64, now: &Registers) -> Option<Self> {
         // On another stack: all of it is there.
         if !(at..at.checked_add(SIZE)?).contains(&now.rsp()) {

@@ -25,7 +25,7 @@ const READINGS: usize = 3;
 /// A task as it was seen at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TaskObservation {
-    /// Which task, and its state as the scheduler keeps it.
+    /// Identity of the task, and its state as the scheduler keeps it.
     pub state: SchedState,
     /// On a CPU of the guest.
     pub on_cpu: bool,
@@ -34,7 +34,7 @@ pub struct TaskObservation {
     pub switches: u64,
     /// `thread.sp`: where the registers of a task that does not run are.
     pub saved_sp: u64,
-    /// It was switched during each of several readings: nothing but who it is can be believed.
+    /// The task was switched during each of several readings: only its identity can be believed.
     pub inconsistent: bool,
 }
 

@@ -14,7 +14,8 @@ thread_local! {
 /// The counting allocator, and the most that it has counted.
 struct Peak;
 
-// SAFETY: every call goes to `CountingAllocator` unchanged; the cell has no destructor and is set up at compile time.
+// SAFETY: every call goes to `CountingAllocator` unchanged; the cell has no destructor and is set up at
+// compile time.
 unsafe impl GlobalAlloc for Peak {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller's promises are passed on.

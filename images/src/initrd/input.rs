@@ -61,7 +61,7 @@ impl<R: Read> StreamInput<R> {
         }
     }
 
-    /// Takes `count` bytes and gives them to `each`, part by part; how many there were.
+    /// Takes `count` bytes and passes them to `each`, part by part; returns their number.
     pub(super) fn take_each(
         &mut self,
         count: u64,

@@ -6,9 +6,9 @@
 //!           unpacked                    └── everything else is passed over
 //! ```
 //!
-//! It is read once, from the beginning to the end, and takes no more memory than the names in it and the
-//! window of its compression. An initrd may be damaged or made to harm: what came before that, or before a
-//! bound, counts.
+//! An initrd is read once, from the beginning to the end. The reader takes no more memory than the names in
+//! it and the window of its compression. An initrd may be damaged or hostile: everything before the damage,
+//! or before a bound, counts.
 
 mod header;
 mod input;
@@ -47,10 +47,10 @@ const ELF_START: usize = 18;
 /// `e_type` of programs and of libraries: `ET_EXEC` and `ET_DYN`. Kernel modules have another.
 const ELF_TYPES: [u8; 2] = [2, 3];
 
-/// Why not all of an initrd was read.
+/// Reason why not all of an initrd was read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum InitrdError {
-    /// It ends inside of an archive.
+    /// The initrd ends inside of an archive.
     #[error("it ends too early")]
     CutOff,
     /// The archive has a bad format.
@@ -65,7 +65,7 @@ pub enum InitrdError {
     /// More than a bound allows.
     #[error("it has more than {0}")]
     TooLarge(&'static str),
-    /// It could not be read, or what was found could not be kept.
+    /// The initrd could not be read, or the files in it could not be kept.
     #[error("there is no room for its programs")]
     NotKept,
 }
@@ -114,7 +114,7 @@ impl Initrd {
         self.files.keys().map(Vec::as_slice)
     }
 
-    /// Why not all of it was read.
+    /// Returns the reason why not all of it was read.
     pub fn stopped(&self) -> Option<InitrdError> {
         self.stopped
     }

@@ -17,7 +17,7 @@ const MAX_WINDOW: u64 = 128 << 20;
 const LZ4_BLOCK: usize = 8 << 20;
 /// Bytes of such a block when compressed, at most: `LZ4_compressBound(LZ4_BLOCK)`.
 const LZ4_PACKED: usize = LZ4_BLOCK + LZ4_BLOCK / 255 + 16;
-/// Its magic.
+/// Magic.
 const LZ4_MAGIC: [u8; 4] = [0x02, 0x21, 0x4c, 0x18];
 /// Bytes by which a compression is recognized.
 pub(super) const SIGN: usize = 6;
@@ -53,7 +53,7 @@ impl Compression {
         forms.into_iter().find(|(start, _)| sign.starts_with(start)).map(|(_, form)| form)
     }
 
-    /// Its name.
+    /// Returns its name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Gzip => "gzip",

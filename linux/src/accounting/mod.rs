@@ -102,7 +102,7 @@ pub struct ThreadCpuTimes {
 /// CPU times of one process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProcessCpuTimes {
-    /// Its leader.
+    /// Leader.
     pub leader: TaskSnapshot,
     /// All its threads together, those that have ended as well.
     pub time: CpuTime,
@@ -110,7 +110,7 @@ pub struct ProcessCpuTimes {
     pub reported: (u64, u64),
     /// Children that it has waited for.
     pub children: ChildCpuTimes,
-    /// Its living threads.
+    /// Living threads.
     pub threads: Vec<ThreadCpuTimes>,
 }
 

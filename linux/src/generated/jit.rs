@@ -38,7 +38,7 @@ pub(super) struct Frameless {
 }
 
 impl Frameless {
-    /// Finds them in a function's code.
+    /// Finds such instructions in a function's code.
     pub(super) fn new(code: &[u8]) -> Self {
         let offsets = |is: &dyn Fn(&[u8]) -> bool| -> Box<[u32]> {
             (0u32..).zip(0..code.len()).filter(|&(_, at)| is(&code[at..])).map(|(offset, _)| offset).collect()

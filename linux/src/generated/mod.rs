@@ -224,7 +224,7 @@ impl<M: PhysicalMemory> ListReader<'_, M> {
     fn ftrace(&self) -> Option<Vec<CodeRegion>> {
         let layout = self.layout.ftrace?;
         let symbol = |name| self.symbol(name);
-        // Which of them was copied, its length shows.
+        // The length shows which of them was copied.
         let originals =
             [("ftrace_caller", "ftrace_caller_end"), ("ftrace_regs_caller", "ftrace_regs_caller_end")]
                 .map(|(start, end)| Some((symbol(start)?, symbol(end)?.checked_sub(symbol(start)?)?)));

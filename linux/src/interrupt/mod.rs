@@ -34,14 +34,14 @@ pub struct InterruptTables {
     pub lines: Result<Vec<InterruptLine>, Missing>,
     /// Softirqs, by number.
     pub softirqs: Result<Vec<Softirq>, Missing>,
-    /// Which line each CPU's vectors belong to, ascending by CPU and vector.
+    /// Line of each CPU's vectors, ascending by CPU and vector.
     pub vectors: Result<Vec<InterruptVector>, Missing>,
 }
 
 /// An interrupt line, as `/proc/interrupts` numbers it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InterruptLine {
-    /// Its number.
+    /// Number.
     pub irq: u32,
     /// Handlers; empty for a line that nobody uses.
     pub actions: Vec<InterruptAction>,

@@ -43,7 +43,7 @@ const ACTIVE: [&str; 9] = [
     "Activated swap ",
     "Found device ",
 ];
-/// And of those whose start job runs.
+/// First words of the messages about units whose start job runs.
 const BEGINS: [&str; 3] = ["Starting ", "Mounting ", "Activating swap "];
 /// Types of units (systemd.unit(5)).
 const TYPES: [&str; 11] = [
@@ -59,7 +59,7 @@ const TYPES: [&str; 11] = [
     "slice",
     "scope",
 ];
-/// Those of [`WANTED`]'s values that say what an entry is: the first, and the next four; the last two.
+/// Wanted values: the first and the next four show the kind of an entry; the last two are read as well.
 const WANTED: WantedEntries<'static> = WantedEntries {
     values: &[OF_INIT, STARTING, STARTED, FAILED, FINISHED, OF_KERNEL_LOG, BY_SYSTEMD],
     is_wanted: |values| values & 1 != 0 && values & 0x1e != 0 || values & 0x60 == 0x60,
@@ -98,11 +98,11 @@ pub struct UnitMessage {
 /// New state of a unit, or of all.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum UnitStep {
-    /// Its start job runs.
+    /// The unit's start job runs.
     Starting(String),
-    /// It is active; a target: reached.
+    /// The unit is active; a target: reached.
     Started(String),
-    /// Its start job has ended with this result instead.
+    /// The unit's start job has ended with this result instead.
     Failed(String, String),
     /// All jobs of the boot are done.
     Finished(StartupTimes),
@@ -130,15 +130,15 @@ impl StartupTimes {
 #[derive(Debug)]
 pub struct UnitMessages {
     boot_id: [u8; 16],
-    /// Those that were returned, with the time at which journald took them: it copies messages from one file
-    /// to another.
+    /// Messages that were returned, with the time at which journald took them: it copies messages from one
+    /// file to another.
     known: HashSet<(u64, UnitStep)>,
     /// When the last one was taken, and when it was sent, µs.
     last_us: (u64, u64),
 }
 
 impl UnitMessages {
-    /// Of this boot.
+    /// Returns a reader of this boot's messages.
     pub fn new(boot_id: [u8; 16]) -> Self {
         Self { boot_id, known: HashSet::new(), last_us: (0, 0) }
     }

@@ -63,16 +63,16 @@ pub trait JournalBytes {
     fn read(&self, offset: u64, into: &mut [u8]) -> Option<()>;
 }
 
-/// Why a journal is not read.
+/// Reason why a journal is not read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum JournalError {
-    /// Its header is not in memory.
+    /// The journal's header is not in memory.
     #[error("the journal's header is not in memory")]
     NoHeader,
-    /// It does not begin as a journal does.
+    /// The file does not begin as a journal does.
     #[error("the file is not a journal")]
     NotAJournal,
-    /// It has a feature that is not known.
+    /// The journal has a feature that is not known.
     #[error("the journal has features {0:#x}, which are not known")]
     UnknownFeatures(u32),
     /// An object is not what it can be.
@@ -87,13 +87,13 @@ pub struct JournalEntry {
     pub realtime_us: u64,
     /// The same, µs by the guest's CLOCK_MONOTONIC.
     pub monotonic_us: u64,
-    /// Its boot.
+    /// Boot of the entry.
     pub boot_id: [u8; 16],
     /// `FIELD=value` as it is in the file.
     pub fields: Vec<Vec<u8>>,
 }
 
-/// Which entries are wanted, and what is read of them.
+/// Selection of entries, and the fields that are read of them.
 #[derive(Debug, Clone, Copy)]
 pub struct WantedEntries<'a> {
     /// `FIELD=value` that entries are recognized by: 32 at most.
@@ -129,7 +129,7 @@ pub struct Journal {
     known: HashMap<u64, u32>,
 }
 
-/// Why the way from object to object ends.
+/// Reason why the way from object to object ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ReadStop {
     NotThere,
@@ -221,7 +221,7 @@ impl Journal {
         Ok(ObjectState::Entry(JournalEntry { realtime_us, monotonic_us, boot_id, fields }, next))
     }
 
-    /// Which of the wanted values an entry with these items has. An item that is not there is none of them.
+    /// Returns the wanted values that an entry with these items has. An absent item is not a wanted value.
     fn values<B: JournalBytes>(
         &mut self,
         header: &JournalHeader,

@@ -33,8 +33,8 @@ impl KallsymsSymbol<'_> {
         matches!(self.kind, b't' | b'T' | b'w' | b'W') && !is_mark(self.name)
     }
 
-    /// Which of several names of one address people look for: as perf chooses (symbol.c,
-    /// `choose_best_symbol`), global before local before weak, then fewer leading underscores, then the
+    /// Returns the rank of a name among several names of one address, as perf chooses (symbol.c,
+    /// `choose_best_symbol`): global before local before weak, then fewer leading underscores, then the
     /// longer name; but a 32-bit system call's name only when there is no other.
     fn rank(&self) -> impl Ord + use<> {
         let binding = match self.kind {

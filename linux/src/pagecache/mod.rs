@@ -5,9 +5,9 @@
 //! (folio - vmemmap_base) / sizeof(struct page) + pages into the folio = page frame number
 //! ```
 //!
-//! What a process runs is in the page cache, whatever the file system, so an ELF file can be read without its
-//! disk. Pages that were never used, or were dropped again, are not there.
-//! Source: include/linux/pagemap.h, arch/x86/include/asm/page_types.h of Linux 5.10 to 6.12.
+//! The files that a process runs are in the page cache, for every file system, so an ELF file can be read
+//! without its disk. Pages that were never used, or were dropped again, are not there. Source:
+//! include/linux/pagemap.h, arch/x86/include/asm/page_types.h of Linux 5.10 to 6.12.
 
 use crate::address::PhysAddr;
 use crate::kernel::Kernel;

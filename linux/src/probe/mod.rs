@@ -18,9 +18,9 @@
 //! (kernel/sched/core.c, kernel/softirq.c, kernel/exit.c, arch/x86/kernel/ftrace.c,
 //! arch/x86/kernel/alternative.c, fs/proc/kcore.c, arch/x86/include/asm/idtentry.h, Linux 6.1 and 6.12.)
 //!
-//! All but one begin with a no-op for the function tracer. Its own code has none, but what it calls first is
-//! `mutex_lock(&text_mutex)`: the instruction that loads the argument is as good a place.
-//! Knows nothing of how the calls are seen.
+//! All but one begin with a no-op for the function tracer. The tracer's own code has none, but the first
+//! function that it calls is `mutex_lock(&text_mutex)`: the instruction that loads the argument serves as the
+//! site. This module does not know how the calls are observed.
 
 mod sched_state;
 mod site;

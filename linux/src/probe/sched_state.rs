@@ -36,14 +36,14 @@ pub enum RunState {
     Stopped,
     /// For its parent: it has ended.
     Zombie,
-    /// For nothing: it has ended, and nobody waits for it.
+    /// For nothing: it has ended, and no parent waits for it.
     Gone,
 }
 
 /// A task with its state, as read at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SchedState {
-    /// Which task.
+    /// Identity of the task.
     pub task: TaskSnapshot,
     /// `__state`.
     pub state: u32,

@@ -22,8 +22,8 @@ const LOADS: [[u8; 3]; 2] = [[0x48, 0xc7, 0xc7], [0x48, 0x8d, 0x3d]];
 /// Bytes of such an instruction, and of the opcode of the CALL after it.
 const LOAD: usize = 7;
 const CALL: u8 = 0xe8;
-/// So many bytes of a function are searched for it: a landing pad, the frame pointer and other arguments come
-/// first.
+/// Bytes of a function that are searched for the instruction: a landing pad, the frame pointer and other
+/// arguments come first.
 const SEARCHED: usize = 32;
 /// Functions of one name, at most: the compiler makes variants.
 const MAX_VARIANTS: usize = 4;
@@ -43,9 +43,9 @@ pub enum ProbeEvent {
     New,
     /// The handler of a hard interrupt begins.
     InterruptBegin,
-    /// It has ended; soft interrupts may follow.
+    /// The handler has ended; soft interrupts may follow.
     InterruptEnd,
-    /// Nothing will be left of the task that is the first argument.
+    /// The task that is the first argument is about to be freed.
     Release,
     /// The kernel is about to change what its function tracer traces, under the lock that guards its text.
     /// Before it writes the beginning of a function it verifies it.
@@ -81,7 +81,7 @@ impl ProbeEvent {
         EVENTS.get(usize::from(number)).copied()
     }
 
-    /// Its number, 0 to 9.
+    /// Returns the event's number, 0 to 9.
     pub fn number(self) -> u8 {
         self as u8
     }
@@ -146,7 +146,7 @@ impl ProbeSite {
 pub struct ProbeSites {
     /// The places.
     pub sites: Vec<ProbeSite>,
-    /// Why some events cannot be seen; the others make sense without them.
+    /// Reasons why some events cannot be seen; the others are useful without them.
     pub missing: Vec<Missing>,
     /// Addresses of the function tracer's counts of tracers, for the functions that are called.
     pub(super) traced: Vec<PhysAddr>,
@@ -156,7 +156,8 @@ impl Kernel {
     /// Returns the places where events can be seen, by the kernel's present text.
     ///
     /// # Errors
-    /// Why there are none: a function that is needed does not exist or does not start with the no-op.
+    /// The reason why there are no sites: a function that is needed does not exist or does not start with the
+    /// no-op.
     pub fn probe_sites(&self, memory: &impl PhysicalMemory) -> Result<ProbeSites, Missing> {
         let mut found: [Vec<u64>; EVENTS.len()] = Default::default();
         for (name, at) in self.symbols() {
@@ -177,7 +178,7 @@ impl Kernel {
                 Err(reason) => all.missing.push(reason),
             }
         }
-        // One without the other is of no use.
+        // The beginning of an interrupt is useless without its end, and the reverse.
         let interrupts = [ProbeEvent::InterruptBegin, ProbeEvent::InterruptEnd];
         let has = |event| all.sites.iter().any(|site| site.event == event);
         if !interrupts.into_iter().all(has) {

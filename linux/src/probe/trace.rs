@@ -61,8 +61,8 @@ impl Kernel {
 }
 
 impl ProbeSites {
-    /// Returns true if anybody traces, or is about to trace, a function that has a site; also where that
-    /// cannot be read.
+    /// Returns true if a function that has a site is traced, or is about to be traced; also where that cannot
+    /// be read.
     pub(super) fn are_traced(&self, memory: &impl PhysicalMemory) -> bool {
         self.traced.iter().any(|at| memory.read_u64(*at).is_none_or(|flags| flags & COUNT != 0))
     }

@@ -28,9 +28,9 @@ pub struct FileRef {
     pub deleted: bool,
     /// Major and minor number of the device that holds the bytes.
     pub device: (u32, u32),
-    /// Its inode number on that device.
+    /// Inode number on that device.
     pub inode: u64,
-    /// Its size, bytes.
+    /// Size, bytes.
     pub size: u64,
     /// Type of the file system that holds the bytes, such as `ext4`, `tmpfs`, `squashfs`.
     pub filesystem: String,
@@ -47,7 +47,7 @@ pub struct FileRef {
 pub struct StackedFile {
     /// Major and minor number of its device.
     pub device: (u32, u32),
-    /// Its inode number.
+    /// Inode number.
     pub inode: u64,
     /// Type of its file system, such as `overlay`.
     pub filesystem: String,

@@ -58,11 +58,11 @@ pub struct Mapping {
     pub end: u64,
     /// Offset of its start in the file, bytes; 0 without a file.
     pub file_offset: u64,
-    /// Its pages can be read.
+    /// Pages can be read.
     pub read: bool,
-    /// Its pages can be written.
+    /// Pages can be written.
     pub write: bool,
-    /// Its pages can be run.
+    /// Pages can be run.
     pub execute: bool,
     /// Writes are seen by others who map the same.
     pub shared: bool,
@@ -87,7 +87,8 @@ pub enum MappingKind {
     Vdso,
     /// The data of those functions: `[vvar]`.
     Vvar,
-    /// Another one that the kernel made, with the name that it gave: `[vvar_vclock]`, `[uprobes]`.
+    /// Another mapping that the kernel made, with the name that the kernel gave it: `[vvar_vclock]`,
+    /// `[uprobes]`.
     Special(String),
 }
 
@@ -102,7 +103,7 @@ pub struct Process {
     pub parent: Result<i32, Missing>,
     /// The program that it runs; [`Missing::NoUserMemory`] for kernel threads.
     pub exe: Result<FileRef, Missing>,
-    /// Its arguments, with `?` for each control character: the first 256, and of those the first 4 KiB.
+    /// Arguments, with `?` for each control character: the first 256, and of those the first 4 KiB.
     pub argv: Result<Vec<String>, Missing>,
     /// Path of its control group: of version 2, or else of the first hierarchy of version 1 that it is in.
     /// [`systemd_unit`] and [`container`] find names in it.

@@ -19,7 +19,7 @@ struct CopiedSegment {
     len: usize,
 }
 
-/// Why a copy ends earlier than it was meant to.
+/// Reason why a copy ends earlier than it was meant to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct StackGaps {
     /// A page of the user stack was not present: one that the program has never touched, or one beyond the
@@ -98,7 +98,7 @@ impl StackCopy {
         self.used = 0;
     }
 
-    /// Forgets what was copied, and returns the buffer, whatever is in it.
+    /// Discards the copy, and returns the buffer with any contents.
     pub fn take_back(&mut self) -> &mut [u8] {
         self.clear();
         &mut self.bytes
@@ -120,7 +120,7 @@ impl StackCopy {
         self.user_mode
     }
 
-    /// Why the copy ends early, if it does.
+    /// Returns the reason why the copy ends early, if it does.
     pub fn gaps(&self) -> StackGaps {
         self.gaps
     }
@@ -132,9 +132,10 @@ impl StackCopy {
         self.user_root
     }
 
-    /// Of a task that came into the kernel otherwise than by a system call: whether the page of the program's
-    /// next instruction was not present, or is what the processor has faulted at. In a page fault it is that
-    /// page that is being fetched then. `None` where this was not, or could not be, found out.
+    /// Returns true if the page of the program's next instruction was not present, or is at the address of
+    /// the processor's last fault. For a task that came into the kernel otherwise than by a system call: in a
+    /// page fault it is then that page that is being fetched. `None` where this does not apply, or could not
+    /// be found out.
     pub fn is_fetching(&self) -> Option<bool> {
         self.fetching
     }

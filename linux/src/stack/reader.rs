@@ -116,7 +116,7 @@ enum StackPlace {
     Interrupt { top: u64, link: u64 },
     /// A stack that the processor switched to: its top, where the iret frame ends.
     Exception(u64),
-    /// None of these: that of the next task, while the kernel is switching to it; its top, as stacks of tasks
+    /// Another stack: that of the next task, while the kernel is switching to it; its top, as stacks of tasks
     /// are aligned to their size.
     Other(u64),
 }

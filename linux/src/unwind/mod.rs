@@ -82,7 +82,7 @@ fn module_tables<M: PhysicalMemory>(
 #[derive(Debug)]
 pub struct KernelUnwinder {
     image: (u64, u64),
-    /// Of the image, which never changes, and how it is written.
+    /// Table and format of the image's rules, which never change.
     orc: Result<(Arc<RuleTable>, RuleFormat), Missing>,
     /// By start address.
     modules: Arc<Vec<RuleTable>>,
@@ -149,7 +149,8 @@ impl KernelUnwinder {
         Self { orc: self.orc.clone(), modules: Arc::clone(&self.modules), generated, ..*self }
     }
 
-    /// Why there are no ORC tables, so that frame pointers must do; `None` where there are.
+    /// Returns the reason why there are no ORC tables, so that frame pointers are used; `None` where there
+    /// are.
     pub fn missing(&self) -> Option<&Missing> {
         self.orc.as_ref().err()
     }

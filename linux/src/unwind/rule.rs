@@ -2,7 +2,7 @@
 
 use crate::layout::{BitRange, OrcLayout};
 
-/// Which numbers `ORC_REG_*` are. They are macros: neither BTF nor kallsyms knows them.
+/// Numbering of `ORC_REG_*`. They are macros: neither BTF nor kallsyms knows them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RegisterNumbers {
     /// 1 previous SP, 2 DX, 3 DI, 4 BP, 5 SP, 6 R10, 7 R13, 8 at BP, 9 at SP, 10 AX (until 7.1 or later).
@@ -45,7 +45,7 @@ pub(super) struct RuleFormat {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RegisterBase {
     Undefined,
-    /// The stack pointer that was found just now.
+    /// The stack pointer that this rule has computed.
     PreviousSp,
     Sp,
     Bp,
@@ -98,7 +98,7 @@ impl UnwindRule {
         exact: false,
     };
 
-    /// Takes apart the bytes of a rule, of which there are at most eight.
+    /// Decodes the bytes of a rule, of which there are at most eight.
     pub(super) fn decode(format: &RuleFormat, bytes: &[u8]) -> Self {
         let RuleFormat { fields, numbers } = format;
         let word = RuleWord::new(bytes);

@@ -26,7 +26,7 @@ impl RuleBudget {
         Self { rules, blocks: MAX_BLOCKS }
     }
 
-    /// Takes `rules`, before anything is read of them; `None` if there are no more as many.
+    /// Reserves `rules`, before any of them is read; `None` if fewer are left.
     pub(super) fn take(&mut self, rules: usize) -> Option<()> {
         self.rules = self.rules.checked_sub(rules)?;
         Some(())
@@ -90,8 +90,8 @@ impl RuleTable {
         Self::new(format, text, (orc.addresses, &addresses), &rules, budget)
     }
 
-    /// Takes both arrays apart. Addresses are relative to their own place; what is outside of `range` is left
-    /// out, and so is a table without rules, or with more than `budget` allows.
+    /// Decodes both arrays. Addresses are relative to their own place. Rules outside of `range` are left out,
+    /// and so is a table without rules, or with more than `budget` allows.
     pub(super) fn new(
         format: &RuleFormat,
         range: (u64, u64),

@@ -259,12 +259,12 @@ impl WalkState {
         }
     }
 
-    /// To a call's return, of which no more than this is known.
+    /// Moves to a call's return, of which only these registers are known.
     pub(super) fn enter_caller(&mut self, ip: u64, sp: u64, bp: u64) {
         (self.ip, self.sp, self.bp, self.known, self.kind) = (ip, sp, bp, false, FrameKind::Return);
     }
 
-    /// To the frame whose registers are saved at `at`; the end if they are a user's.
+    /// Moves to the frame whose registers are saved at `at`; ends if they are a user's.
     pub(super) fn enter_registers(&mut self, at: u64, stack: &impl StackMemory) -> StepResult {
         // Below the stack pointer there are none yet, or no longer: they are still, or again, in place.
         let regs = if self.known && at < self.sp {
@@ -284,7 +284,7 @@ impl WalkState {
         Ok(None)
     }
 
-    /// To the frame that was interrupted just before: nothing but the iret frame at `at` has been pushed, and
+    /// Moves to the frame that was interrupted just before: only the iret frame at `at` has been pushed, and
     /// all other registers are still the interrupted code's.
     fn enter_iret_frame(&mut self, at: u64, stack: &impl StackMemory) -> StepResult {
         let field = |offset: u64| word(stack, at.wrapping_add(offset - pt_regs::IRET));

@@ -12,7 +12,7 @@ const WAYS: usize = 4;
 /// Hits and misses of the rows of walks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CacheUse {
-    /// In the cache.
+    /// Rows that were in the cache.
     pub hits: u64,
     /// Computed from the tables.
     pub misses: u64,

@@ -1,4 +1,4 @@
-//! The caller of code without CFI, by what this code does until it returns.
+//! Finds the caller of code without CFI by the instructions that this code executes until it returns.
 //!
 //! From the frame's own address the instructions are followed, both ways at a branch, breadth first, until
 //! the first way that leaves:
@@ -55,9 +55,9 @@ const KEPT_BY_CALLS: [usize; 2] = [Registers::RBP, Registers::RSP];
 /// Kind of an exit from the code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CodeExit {
-    /// It returns.
+    /// The code returns.
     Return,
-    /// It continues in code that has CFI.
+    /// The code continues in code that has CFI.
     Jump,
 }
 
@@ -76,15 +76,15 @@ struct CodePath {
 enum StepEffect {
     /// The one after it follows.
     Through,
-    /// It may go to this address, too.
+    /// It may jump to this address, too.
     Branch(u64),
-    /// It goes there.
+    /// It jumps to this address.
     Jump(u64),
-    /// It goes where is not known.
+    /// It jumps to an unknown address.
     Unknown,
     /// The code is left.
     Exit(CodeExit),
-    /// It cannot be followed further.
+    /// The way cannot be followed further.
     Lost,
 }
 
@@ -266,7 +266,7 @@ impl CodePath {
                 }
             }
             FlowControl::ConditionalBranch => StepEffect::Branch(instruction.near_branch_target()),
-            // Takes the address of the code: what is called does not return.
+            // Takes the address of the code: the called code does not return.
             FlowControl::Call if instruction.near_branch_target() == instruction.next_ip() => {
                 StepEffect::Lost
             }
@@ -288,8 +288,8 @@ impl CodePath {
             FlowControl::IndirectBranch => match self.target(instruction, images) {
                 None => StepEffect::Unknown,
                 Some(target) => match self.jump(target, images) {
-                    // By a register, within code made at run time, this may be a return to a caller, whose
-                    // own frame must not be passed over. By a table or the like it is not.
+                    // A jump by a register, within code made at run time, may be a return to a caller, whose
+                    // own frame must not be passed over. A jump by a table or the like is not a return.
                     StepEffect::Jump(_) if instruction.op0_kind() == OpKind::Register => StepEffect::Lost,
                     next => next,
                 },

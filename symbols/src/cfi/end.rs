@@ -13,7 +13,7 @@ pub enum UserEnd {
     Broken(UserWalkError),
 }
 
-/// Why the callers of a frame are not known.
+/// Reason why the callers of a frame are not known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, thiserror::Error)]
 pub enum UserWalkError {
     /// A page of the stack was not present when it was to be read.

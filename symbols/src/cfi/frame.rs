@@ -39,7 +39,7 @@ impl UserFrame {
     }
 }
 
-/// Why a frame may be wrong.
+/// Reason why a frame may be wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, thiserror::Error)]
 pub enum FrameDoubt {
     /// No CFI covers the callee: the frame is where the instructions that run next in the callee lead to.
@@ -103,7 +103,7 @@ impl FrameState {
         self.known = (1 << Registers::RSP) | (1 << RA);
     }
 
-    /// To the caller, by a usual row.
+    /// Moves to the caller, by a usual row.
     pub fn step_usual(&mut self, row: &Usual, stack: &impl StackMemory) -> Result<(), UserWalkError> {
         let cfa = self.get(row.cfa_register.into())?.wrapping_add_signed(row.cfa_offset.into());
         let at = cfa.wrapping_sub(8);
@@ -118,7 +118,7 @@ impl FrameState {
         Ok(())
     }
 
-    /// To the caller, by any row.
+    /// Moves to the caller, by any row.
     pub fn step_general(
         &mut self,
         row: &General,
@@ -157,7 +157,7 @@ impl FrameState {
     }
 }
 
-/// Why there is no word at `at`.
+/// Returns the reason why there is no word at `at`.
 pub(super) fn missing(stack: &impl StackMemory, at: u64) -> UserWalkError {
     if stack.is_not_present(at) { UserWalkError::StackNotPresent } else { UserWalkError::StackNotCopied }
 }

@@ -18,7 +18,7 @@ pub(super) enum CallerGuess {
     Jumped,
     /// There is no caller.
     Outermost,
-    /// Nothing is plausible.
+    /// No caller is plausible.
     Nothing,
 }
 
@@ -57,8 +57,8 @@ pub(super) fn caller(
         }
         None => {}
     }
-    // Compilers of code made at run time seldom keep frame pointers, so RBP is believed only where it leads to
-    // another frame; assembly and programs without tables often do.
+    // Compilers of code made at run time seldom keep frame pointers, so RBP is believed only where it leads
+    // to another frame; assembly and programs without tables often keep them.
     if !made || backed {
         let guess = by_rbp(state, rbp, place, stack, images);
         if guess != CallerGuess::Nothing || !made {

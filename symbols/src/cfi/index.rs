@@ -18,7 +18,7 @@ pub(super) struct FdeIndex {
 }
 
 impl FdeIndex {
-    /// From the binary search table of `.eh_frame_hdr` over `eh_frame`; `None` unless it is there, whole and
+    /// Reads the binary search table of `.eh_frame_hdr` over `eh_frame`; `None` unless it is there, whole and
     /// sorted.
     pub fn from_header(header: &CfiSection, eh_frame: &CfiSection, bases: &BaseAddresses) -> Option<Self> {
         let parsed = EhFrameHdr::new(&header.bytes, LittleEndian).parse(bases, 8).ok()?;
@@ -40,7 +40,7 @@ impl FdeIndex {
         Self::from_sorted(&found)
     }
 
-    /// By reading every entry of the section. Ends at the first entry that cannot be read.
+    /// Reads every entry of the section, up to the first one that cannot be read.
     pub fn from_entries<'a, S>(section: &S, bytes: &[u8], bases: &BaseAddresses) -> Result<Self, CfiError>
     where
         S: UnwindSection<Bytes<'a>>,

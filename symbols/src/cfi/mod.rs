@@ -12,9 +12,9 @@
 //! Registers -> UserUnwinder::walk -> frames, UserEnd       for a sample
 //! ```
 //!
-//! A frame is pushed only where it is known, or carries a [`FrameDoubt`]; a walk that cannot continue says why
-//! ([`UserWalkError`]). CFI is the guest's own data. Its bounds: 64 MiB of a section, 2^21 functions in it,
-//! 16 KiB of one CIE or FDE, 40 columns and 6 kept states of a row, 1,000 operations and 64 values of one
+//! A frame is pushed only where it is known, or carries a [`FrameDoubt`]; a walk that cannot continue says
+//! why ([`UserWalkError`]). CFI is the guest's own data. Its bounds: 64 MiB of a section, 2^21 functions in
+//! it, 16 KiB of one CIE or FDE, 40 columns and 6 kept states of a row, 1,000 operations and 64 values of one
 //! expression, 2^18 units of work and 8 signal frames in one walk, 2^14 rows in the cache; of code without
 //! CFI 1,024 instructions for a frame, and 4,096 ways of 2^16 instructions in all that are remembered.
 

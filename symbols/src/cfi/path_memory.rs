@@ -36,7 +36,7 @@ pub(super) enum RememberedPath {
     Path(Arc<[Instruction]>),
     /// There is no way out.
     Nothing,
-    /// It was not asked for, or long ago.
+    /// The place was not searched before, or long ago.
     Unasked,
 }
 

@@ -87,18 +87,19 @@ pub(super) enum ColumnRule {
     Undefined,
     /// Saved at CFA + offset.
     Saved(i64),
-    /// Is CFA + offset.
+    /// The value is CFA + offset.
     Value(i64),
-    /// Is in another register.
+    /// The value is in another register.
     Register(u8),
     /// Saved at the address that an expression gives.
     SavedAt(ExpressionRange),
-    /// Is what an expression gives.
+    /// The value is the result of an expression.
     ValueOf(ExpressionRange),
 }
 
 impl CfiRow {
-    /// In Go the return address is above the frame, and the caller's frame pointer on top of the frame.
+    /// Returns the row of a Go function: the return address is above the frame, and the caller's frame
+    /// pointer on top of the frame.
     pub fn from_go(frame: GoFrame) -> Self {
         let GoFrame::Size(size) = frame else { return Self::Outermost };
         let Some(cfa_offset) = i32::try_from(size).ok().and_then(|size| size.checked_add(8)) else {
@@ -111,7 +112,7 @@ impl CfiRow {
         Self::Usual(Usual { cfa_offset, cfa_register: RSP, slots })
     }
 
-    /// From gimli's `row` of `fde`; `None` if it is not understood.
+    /// Returns the row for gimli's `row` of `fde`; `None` for a rule of an unknown kind.
     pub fn new(section: EntrySection, fde: &Fde<'_>, row: &UnwindTableRow<usize, Storage>) -> Option<Self> {
         (usize::from(fde.cie().return_address_register().0) == RA).then_some(())?;
         let cfa = match row.cfa() {

@@ -55,7 +55,7 @@ pub struct CfiSections {
     pub go: Option<GoTable>,
 }
 
-/// Why a file has no [`CfiTable`].
+/// Reason why a file has no [`CfiTable`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum CfiError {
     /// Neither `.eh_frame` nor `.debug_frame`, or no function in them.
@@ -83,7 +83,7 @@ pub struct CfiTable {
     go: Option<GoTable>,
 }
 
-/// Which section an expression is in.
+/// Section of an expression.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum EntrySection {
     Eh,

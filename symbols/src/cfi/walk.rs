@@ -30,8 +30,8 @@ impl Default for UserUnwinder {
 }
 
 impl UserUnwinder {
-    /// Takes less than 1 MB of memory. Grows, by rows that are not the usual ones and by paths through code
-    /// without CFI, to 10 MB at most.
+    /// Returns an unwinder, which takes less than 1 MB of memory. It grows, by rows that are not the usual
+    /// ones and by paths through code without CFI, to 10 MB at most.
     pub fn new() -> Self {
         Self { cache: RowCache::new(), paths: PathMemory::default(), context: Box::new(RowContext::new_in()) }
     }
@@ -41,8 +41,8 @@ impl UserUnwinder {
         self.cache.used
     }
 
-    /// Gives `push` the frame of `registers` and then its callers, at most `limit` frames in all, and says
-    /// how it ended.
+    /// Passes the frame of `registers` and then its callers to `push`, at most `limit` frames in all, and
+    /// returns the end of the walk.
     pub fn walk(
         &mut self,
         registers: &Registers,
@@ -160,7 +160,7 @@ struct WalkBounds {
     signal_frames: u32,
 }
 
-/// Why code without CFI has none.
+/// Returns the reason why code without CFI has none.
 fn uncovered(image: Option<CodeMapping<'_>>) -> UserWalkError {
     match image.map(|image| image.code) {
         None => UserWalkError::NotMapped,

@@ -16,7 +16,7 @@ impl WorkBudget {
         Self(WALK)
     }
 
-    /// Takes `units` away.
+    /// Takes `units` from the budget.
     pub fn take(&mut self, units: usize) -> Result<(), UserWalkError> {
         let left = u32::try_from(units).ok().and_then(|units| self.0.checked_sub(units));
         self.0 = left.ok_or(UserWalkError::TooCostly)?;

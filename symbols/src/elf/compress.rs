@@ -10,7 +10,8 @@ use ruzstd::decoding::StreamingDecoder;
 use super::{ElfError, MAX_SECTION};
 use crate::bytes::{index, u32_at, u64_at};
 
-/// Bytes that are set aside at once; more only as they come, whatever size a section claims.
+/// Bytes that are reserved at once; more are reserved only as they arrive, for any size that a section
+/// claims.
 const AT_ONCE: u64 = 16 << 20;
 
 /// Returns the size in bytes that a compressed section (SHF_COMPRESSED) claims to have without compression.

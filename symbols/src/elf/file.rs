@@ -20,9 +20,9 @@ const MAX_LINK: u64 = 8 << 10;
 /// A section's bytes, decompressed, and the address that the file gives it (0 when it is not loaded).
 #[derive(Clone, PartialEq, Eq)]
 pub struct ElfSection {
-    /// Its bytes.
+    /// Bytes.
     pub bytes: Arc<[u8]>,
-    /// Its first byte's address.
+    /// First byte's address.
     pub address: u64,
 }
 
@@ -255,11 +255,11 @@ impl ElfFile {
 /// Description of one section in the section table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SectionInfo<'a> {
-    /// Its name.
+    /// Name.
     pub name: &'a str,
-    /// Its address, 0 when it is not loaded.
+    /// Address, 0 when it is not loaded.
     pub address: u64,
-    /// Its size in bytes, compressed where it is.
+    /// Size in bytes, compressed where it is.
     pub size: u64,
     /// False when the file keeps only its header.
     pub in_file: bool,

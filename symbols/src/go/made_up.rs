@@ -7,7 +7,7 @@ use crate::bytes::index;
 pub const TEXT: u64 = 0x40_1000;
 /// Start of the second function.
 pub const SECOND: u64 = TEXT + 0x40;
-/// Its end.
+/// End.
 pub const END: u64 = TEXT + 0x80;
 /// The three layouts, by their magic numbers.
 pub const MAGICS: [u32; 3] = [0xffff_fffa, 0xffff_fff0, 0xffff_fff1];

@@ -45,7 +45,7 @@ const TEXT_START: usize = 24;
 /// there.
 const ENDS: u8 = 1 | 2;
 
-/// Which of the layouts.
+/// Version of the table's layout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum TableLayout {
     Go1_16,
@@ -92,9 +92,9 @@ impl TableLayout {
 /// A function of a Go program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GoFunction {
-    /// Its name, package included, like `main.main`.
+    /// Name, package included, like `main.main`.
     pub name: String,
-    /// Its first address, as the file counts.
+    /// First address, as the file counts.
     pub start: u64,
     /// The first address after it.
     pub end: u64,
@@ -105,7 +105,7 @@ pub struct GoFunction {
 pub(crate) enum GoFrame {
     /// Bytes from the stack pointer to the return address.
     Size(u32),
-    /// Nothing called it, on this stack.
+    /// Outermost function of its stack.
     Outermost,
 }
 

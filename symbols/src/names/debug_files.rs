@@ -45,9 +45,9 @@ pub fn no_files() -> OpenFiles {
 pub struct DebugQuery {
     /// Absolute path of the program or library in the guest.
     pub path: String,
-    /// Its build.
+    /// Build.
     pub build_id: Option<BuildId>,
-    /// Its link to a debug file.
+    /// Link to a debug file.
     pub link: Option<DebugLink>,
 }
 
@@ -74,9 +74,27 @@ impl std::fmt::Display for DebugQuery {
 pub trait DebugSource: Send {
     /// Returns the name of the place, for reports.
     fn name(&self) -> String;
-    /// Returns the debug file of this build; `Ok(None)` when the source does not have it, an error when the
-    /// source cannot be read, in words for a report.
-    fn find(&self, build_id: &BuildId) -> Result<Option<Box<dyn ReadAt>>, String>;
+    /// Returns the debug file of this build; `Ok(None)` when the source does not have it.
+    ///
+    /// # Errors
+    /// The source cannot be read.
+    fn find(&self, build_id: &BuildId) -> Result<Option<Box<dyn ReadAt>>, DebugSourceError>;
+}
+
+/// Reason why a [`DebugSource`] could not be read; its `Display` is for a report.
+#[derive(Debug, thiserror::Error)]
+pub enum DebugSourceError {
+    /// The file in the cache cannot be written.
+    #[error("cannot write the cache {path}: {error}", path = .path.display())]
+    Cache {
+        /// Path of the file.
+        path: PathBuf,
+        /// The system's reason.
+        error: std::io::Error,
+    },
+    /// No server has answered; a reason for each.
+    #[error("{}", .0.join("; "))]
+    Servers(Vec<String>),
 }
 
 /// Source of a debug file.

@@ -40,12 +40,11 @@ pub enum FunctionKind {
 /// A function that covers an address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Function {
-    /// Its name, demangled.
+    /// Name, demangled.
     pub name: String,
-    /// Its first address, as the file counts.
+    /// First address, as the file counts.
     pub start: u64,
-    /// Its size in bytes; `None` when no symbol has the size and the function was taken to reach to the next
-    /// one.
+    /// Size in bytes; `None` when no symbol has the size and the function was taken to reach to the next one.
     pub size: Option<u64>,
     /// Kind of code.
     pub kind: FunctionKind,

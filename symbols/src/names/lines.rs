@@ -132,7 +132,7 @@ impl SourceLines {
         self.has_split_units.get()
     }
 
-    /// Why parsing has ended; what was not parsed by then is missing.
+    /// Returns the reason why parsing has ended; what was not parsed by then is missing.
     pub fn stopped(&self) -> Option<DebugInfoLimit> {
         self.meter.stopped()
     }

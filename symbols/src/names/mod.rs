@@ -22,7 +22,8 @@ mod symbols;
 mod tests;
 
 pub use debug_files::{
-    DebugFile, DebugFileOrigin, DebugFiles, DebugQuery, DebugSource, GuestFiles, OpenFiles, no_files,
+    DebugFile, DebugFileOrigin, DebugFiles, DebugQuery, DebugSource, DebugSourceError, GuestFiles, OpenFiles,
+    no_files,
 };
 pub use demangle::readable;
 pub use functions::{Function, FunctionKind, FunctionStarts, FunctionTable, unnamed};

@@ -1,4 +1,4 @@
-//! Why walks end.
+//! Reasons why walks end.
 
 use super::builder::{Builder, cfa_offset, debug_frame, saved};
 use super::{BIAS, Process, RSP, Words, addresses, registers, walk, walk_with};

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use super::*;
 use crate::elf::{BuildId, ReadAt};
-use crate::names::{DebugFileOrigin, DebugFiles, DebugQuery, DebugSource, GuestFiles};
+use crate::names::{DebugFileOrigin, DebugFiles, DebugQuery, DebugSource, DebugSourceError, GuestFiles};
 
 struct Files(HashMap<String, Vec<u8>>);
 
@@ -22,8 +22,8 @@ impl DebugSource for Server {
     fn name(&self) -> String {
         "server".into()
     }
-    fn find(&self, _: &BuildId) -> Result<Option<Box<dyn ReadAt>>, String> {
-        let bytes = self.0.clone()?;
+    fn find(&self, _: &BuildId) -> Result<Option<Box<dyn ReadAt>>, DebugSourceError> {
+        let bytes = self.0.clone().map_err(|reason| DebugSourceError::Servers(vec![reason]))?;
         Ok((!bytes.is_empty()).then(|| Box::new(bytes) as Box<dyn ReadAt>))
     }
 }

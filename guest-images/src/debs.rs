@@ -1,4 +1,4 @@
-//! The store of Debian packages: what was resolved once stays what it is until the store is deleted.
+//! Store of Debian packages. Versions that were resolved once stay the same until the store is deleted.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,22 +14,22 @@ use crate::place::{make_directory, write_whole};
 use crate::sources::Release;
 use crate::tools::{pipe, tool};
 
-/// What is wanted from Debian.
+/// Packages that a recipe needs from Debian.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Wanted<'a> {
-    /// Packages of Debian 12 with everything that they depend on.
+    /// Packages of Debian 12 with all their dependencies.
     Closure(&'a [&'a str]),
-    /// The kernel that a meta package of a release stands for, alone: what else it depends on serves only its
-    /// installation.
+    /// Kernel on which a meta package of a release depends, without the other dependencies, which only the installation
+    /// needs.
     Kernel(Release, &'a str),
 }
 
 impl Wanted<'_> {
-    /// Under which name the answer is kept; another list of packages is another question.
+    /// Returns the key under which the resolved packages are kept. Another list of packages has another key.
     fn key(&self) -> String {
         match self {
             Self::Closure(packages) => packages.join(" "),
-            // With the suites: the same question to others has another answer.
+            // The key has the suites, because other suites have another kernel.
             Self::Kernel(release, meta) => format!("kernel {} {meta}", release.suites()),
         }
     }
@@ -42,13 +42,13 @@ impl Wanted<'_> {
     }
 }
 
-/// The packages of each answered question, in `resolved.json`.
+/// Packages of each query that was resolved, in `resolved.json`.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Resolved {
     answers: BTreeMap<String, Vec<Input>>,
 }
 
-/// The directory of package files with the answers that led to them.
+/// Directory of package files, and the resolved queries.
 #[derive(Debug)]
 pub(crate) struct Store {
     directory: PathBuf,
@@ -58,11 +58,11 @@ pub(crate) struct Store {
 }
 
 impl Store {
-    /// Opens the store below the guest directory. Whoever uses it holds the lock of that directory.
+    /// Opens the store below the guest directory. The caller holds the lock of that directory.
     pub(crate) fn open(guest_directory: &Path) -> Result<Self> {
         let directory = guest_directory.join("debs");
         make_directory(&directory)?;
-        // A file that cannot be read is as good as none: everything is asked again.
+        // If the file cannot be read, every query is resolved again.
         let resolved = fs::read(directory.join("resolved.json"))
             .ok()
             .and_then(|text| serde_json::from_slice(&text).ok())
@@ -70,17 +70,18 @@ impl Store {
         Ok(Self { directory, apt_directory: guest_directory.join("apt"), resolved, apts: BTreeMap::new() })
     }
 
-    /// The path of a package file.
+    /// Returns the path of a package file.
     pub(crate) fn path(&self, input: &Input) -> PathBuf {
         self.directory.join(&input.file)
     }
 
-    /// The paths of package files.
+    /// Returns the paths of package files.
     pub(crate) fn paths(&self, inputs: &[Input]) -> Vec<PathBuf> {
         inputs.iter().map(|input| self.path(input)).collect()
     }
 
-    /// The packages wanted, all of them in the store. Uses the network only for what was never resolved or is gone.
+    /// Returns the packages of a query, all of them in the store. Uses the network only for a query that was never
+    /// resolved, or whose files are missing.
     pub(crate) fn fetch(&mut self, wanted: Wanted<'_>, progress: &dyn Progress) -> Result<Vec<Input>> {
         let key = wanted.key();
         if let Some(known) = self.resolved.answers.get(&key)
@@ -105,9 +106,9 @@ impl Store {
             Some(apt) => apt,
             None => self.fresh_apt(release, progress)?,
         };
-        // A meta package is replaced by what it stands for; from here on the question does not change any more.
+        // The meta package is replaced by the kernel's packages, so that all later steps see the same versions.
         let kernel = match wanted {
-            Wanted::Kernel(_, meta) => apt.kernel_behind(meta)?,
+            Wanted::Kernel(_, meta) => apt.kernel_packages(meta)?,
             Wanted::Closure(_) => Vec::new(),
         };
         let kernel: Vec<&str> = kernel.iter().map(String::as_str).collect();
@@ -137,7 +138,7 @@ impl Store {
         Ok(apt)
     }
 
-    /// Removes what is there with the wrong contents: apt goes by name and length and would keep it.
+    /// Removes files with wrong contents. apt compares only name and length, and would keep them.
     fn remove_damaged(&self, listed: &[Listed]) -> Result<()> {
         for listed in listed {
             let path = self.directory.join(&listed.file);
@@ -148,7 +149,7 @@ impl Store {
         Ok(())
     }
 
-    /// Compares a downloaded file with what the signed lists say of it.
+    /// Compares a downloaded file with its hash in the signed lists.
     fn check(&self, listed: &Listed) -> Result<Input> {
         let path = self.directory.join(&listed.file);
         let sha256 = sha256_of(&path)?;
@@ -163,7 +164,7 @@ impl Store {
     }
 }
 
-/// Takes `name_version_architecture.deb` apart. apt writes the colon of an epoch as `%3a`.
+/// Splits `name_version_architecture.deb`. apt writes the colon of an epoch as `%3a`.
 fn name_and_version(file: &str) -> Result<(String, String)> {
     let mut parts = file.split('_');
     match (parts.next(), parts.next(), parts.next(), parts.next()) {
@@ -172,14 +173,14 @@ fn name_and_version(file: &str) -> Result<(String, String)> {
     }
 }
 
-/// Unpacks a package into `root`; symbolic links to directories that are there (`/lib` to `/usr/lib`) stay.
+/// Unpacks a package into `root`. Existing symbolic links to directories (`/lib` to `/usr/lib`) stay.
 ///
-/// `tar_options` choose what is unpacked.
+/// `tar_options` select the files that are unpacked.
 pub(crate) fn unpack(deb: &Path, root: &Path, tar_options: &[&str]) -> Result<()> {
     let mut contents = tool("dpkg-deb", "dpkg")?;
     contents.arg("--fsys-tarfile").arg(deb);
     let mut tar = tool("tar", "tar")?;
-    // Owners are set in the image; modes must be right whatever the umask.
+    // Owners are set in the image later. Modes must not depend on the umask.
     tar.args(["-x", "--keep-directory-symlink", "--no-same-owner", "--preserve-permissions", "-C"]);
     tar.arg(root).args(tar_options);
     pipe(&mut contents, &mut tar).with_context(|| format!("cannot unpack {}", deb.display()))

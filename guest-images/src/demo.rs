@@ -1,4 +1,4 @@
-//! The demo image: a small Debian on one disk, with programs whose use of the CPU is known.
+//! Demo image: a small Debian on one disk, with programs whose use of the CPU is known.
 
 use std::collections::HashMap;
 use std::fs;
@@ -32,37 +32,39 @@ const PACKAGES: &[&str] = &[
 
 /// Modules without which the guest cannot reach its disk.
 const NEEDED_MODULES: &[&str] = &["virtio_pci", "virtio_blk", "ext4"];
-/// Modules that some kernels have built in. ext4 finds its checksum by an alias, so it names no dependency on it.
-/// No others: in the portable host the guest takes a tenth of a second to check the signature of each.
+/// Modules that some kernels have built in. ext4 finds its checksum by an alias, so it names no dependency on that
+/// module. There are no others, because in the portable host the guest needs 0.1 s to check the signature of each.
 const USEFUL_MODULES: &[&str] = &["crc32c_generic", "virtio_rng"];
 
-/// Modules that lie on the disk, for whoever loads them: `insmod` on each line of [`MORE_MODULES_ORDER`].
+/// Modules on the disk that the user can load: `insmod` on each line of [`MORE_MODULES_ORDER`].
 const MORE_MODULES: &[&str] =
     &["virtio_net", "virtio_console", "virtio_balloon", "vmw_vsock_virtio_transport"];
-/// What they are in, and the list of them, each after all that it needs.
+/// Directory of [`MORE_MODULES`].
 const MORE_MODULES_DIRECTORY: &str = "usr/lib/modules/more";
-/// See above.
+/// List of [`MORE_MODULES`], each after its dependencies.
 const MORE_MODULES_ORDER: &str = "usr/lib/modules/more/load-order";
 
-/// The workload in `/usr/bin/demo-load`.
+/// Workload in `/usr/bin/demo-load`.
 const LOAD_SCRIPT: &str = include_str!("demo-load.sh");
-/// That in `/usr/bin/mixed-load`.
+/// Workload in `/usr/bin/mixed-load`.
 const MIXED_SCRIPT: &str = include_str!("mixed-load.sh");
 
-/// What decides what an image holds, besides what every root file system is made by: when it changes, images are made anew.
+/// Sources that determine the contents of an image, besides those of every root file system. Images are made again when
+/// one changes.
 const RECIPE: &[&str] = &[LOAD_SCRIPT, MIXED_SCRIPT, include_str!("demo.rs")];
 
-/// Which demo image.
+/// Options of a demo image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DemoOptions {
-    /// The kernel's series.
+    /// Series of the kernel.
     pub series: Series,
-    /// The kernel's configuration.
+    /// Configuration of the kernel.
     pub flavour: Flavour,
 }
 
 impl DemoOptions {
-    /// The image's name without `.img`: `demo` for the defaults, else with what differs, like `demo-6.12-generic`.
+    /// Returns the image's name without `.img`: `demo` for the defaults; other options are in the name, like
+    /// `demo-6.12-generic`.
     pub fn name(&self) -> String {
         let mut name = String::from("demo");
         if self.series != Series::default() {
@@ -75,7 +77,8 @@ impl DemoOptions {
     }
 }
 
-/// Makes a demo image and returns its path, `target/guest/NAME.img`; `NAME.manifest.json` beside it says what is in it.
+/// Makes a demo image and returns its path, `target/guest/NAME.img`. `NAME.manifest.json` next to the image lists its
+/// contents.
 ///
 /// # Errors
 /// A tool is missing, Debian's archive cannot be reached, a program does not compile, the disk is full.
@@ -117,13 +120,13 @@ pub fn demo(options: &DemoOptions, progress: &dyn Progress) -> Result<PathBuf> {
     Ok(image)
 }
 
-/// What the disk's file system is like.
+/// Returns the options of the disk's file system.
 fn file_system() -> disk::Ext4<'static> {
     let uuid = "6f1d2c3e-5a4b-4c8d-9e7f-767072660001";
     disk::Ext4 { label: "vprof", uuid, free: 128 << 20, owners: HashMap::new() }
 }
 
-/// Lays out the root file system.
+/// Creates the files of the root file system.
 fn fill(
     root: &Path,
     store: &Store,
@@ -148,7 +151,7 @@ fn fill(
     Ok(kernel)
 }
 
-/// The modules that are not in the initrd.
+/// Adds the modules that are not in the initrd.
 fn put_more_modules(root: &Path, kernel: &Kernel) -> Result<()> {
     let loaded = kernel.modules.load_order(NEEDED_MODULES, USEFUL_MODULES)?;
     let modules = kernel.modules.load_order(&[], MORE_MODULES)?;
@@ -162,7 +165,7 @@ fn put_more_modules(root: &Path, kernel: &Kernel) -> Result<()> {
     put(&root.join(MORE_MODULES_ORDER), 0o644, order.as_bytes())
 }
 
-/// The initrd: init, modules, and one workload for guests that have no disk.
+/// Returns the initrd: init, modules, and one workload for guests without a disk.
 fn initrd_of(kernel: &Kernel, binaries: &Path) -> Result<Vec<u8>> {
     let modules = kernel.modules.load_order(NEEDED_MODULES, USEFUL_MODULES)?;
     let init = read(&binaries.join(INIT))?;

@@ -11,17 +11,17 @@ use crate::debs::{Wanted, unpack};
 use crate::modules::Modules;
 use crate::sources::Release;
 
-/// A series of Linux kernels that Debian offers.
+/// Series of Linux kernels in Debian.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Series {
-    /// Debian 11's.
+    /// Series of Debian 11.
     V5_10,
-    /// Debian 12's own.
+    /// Series of Debian 12.
     #[default]
     V6_1,
-    /// Debian 13's, which Debian 12 gets as an additional package.
+    /// Series of Debian 13, which Debian 12 has as an additional package.
     V6_12,
-    /// Whatever is the newest release in Debian's archive; release candidates do not count.
+    /// Newest release in Debian's archive; release candidates do not count.
     Newest,
 }
 
@@ -39,7 +39,7 @@ impl Series {
     }
 }
 
-/// A configuration of Debian's kernels.
+/// Configuration of Debian's kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Flavour {
     /// For virtual machines in clouds: few drivers.
@@ -64,7 +64,7 @@ impl Flavour {
     }
 }
 
-/// A series, a flavour or the like that does not exist.
+/// Name of a series, a flavour or another option that does not exist.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unknown {
     given: String,
@@ -117,7 +117,7 @@ impl fmt::Display for Flavour {
     }
 }
 
-/// Behind which meta package of which release Debian keeps the newest kernel of a kind.
+/// Returns the meta package, and its release, that depends on Debian's newest kernel of a kind.
 pub(crate) fn wanted(series: Series, flavour: Flavour) -> Wanted<'static> {
     let plain = match flavour {
         Flavour::Cloud => "linux-image-cloud-amd64",
@@ -139,8 +139,8 @@ pub(crate) fn wanted(series: Series, flavour: Flavour) -> Wanted<'static> {
     }
 }
 
-/// Parts of kernel packages that no guest needs: documents, symbol lists, and hundreds of MB of the generic flavours'
-/// modules.
+/// Options of tar that leave out parts which no guest needs: documents, symbol lists, and hundreds of MB of the generic
+/// flavours' modules.
 const LEFT_OUT: &[&str] = &[
     "--exclude=./boot/[!v]*",
     "--exclude=./usr/share",
@@ -148,12 +148,12 @@ const LEFT_OUT: &[&str] = &[
     "--exclude=*/config",
     "--exclude=*/modules.builtin.modinfo",
     "--exclude=*/modules.order",
-    // Of networks core and vmw_vsock are left, of their drivers those without a directory, like virtio_net.
+    // Of net, core and vmw_vsock stay; of its drivers, those outside of subdirectories, like virtio_net.
     "--exclude=*/kernel/net/[!cv]*",
     "--exclude=*/kernel/net/c[!o]*",
     "--exclude=*/kernel/drivers/net/*/*",
     "--exclude=*/kernel/sound",
-    // What is left besides are block, bus, char, virt, virtio and little else.
+    // Of the other drivers, block, bus, char, virt, virtio and few others stay.
     "--exclude=*/kernel/drivers/[!bcnv]*",
     "--exclude=*/kernel/drivers/n[!e]*",
     "--exclude=*/kernel/drivers/bluetooth",
@@ -162,14 +162,14 @@ const LEFT_OUT: &[&str] = &[
     "--exclude=*/kernel/drivers/video",
 ];
 
-/// An unpacked kernel.
+/// Kernel that was unpacked from its packages.
 #[derive(Debug)]
 pub(crate) struct Kernel {
-    /// What `uname -r` says.
+    /// Release, as `uname -r` prints it.
     pub(crate) release: String,
-    /// The bzImage.
+    /// Path of the bzImage.
     pub(crate) image: PathBuf,
-    /// Its modules.
+    /// Modules of the kernel.
     pub(crate) modules: Modules,
 }
 
@@ -179,24 +179,24 @@ impl Kernel {
         for deb in debs {
             unpack(deb, root, LEFT_OUT)?;
         }
-        let of = debs.last().map(|deb| deb.display().to_string()).unwrap_or_default();
+        let package = debs.last().map(|deb| deb.display().to_string()).unwrap_or_default();
         let modules = [root.join("lib/modules"), root.join("usr/lib/modules")]
             .into_iter()
             .find(|modules| modules.is_dir())
-            .with_context(|| format!("{of} holds no modules"))?;
+            .with_context(|| format!("{package} holds no modules"))?;
         let releases: Vec<String> = fs::read_dir(&modules)
             .with_context(|| format!("cannot list {}", modules.display()))?
             .flatten()
             .filter_map(|entry| entry.file_name().into_string().ok())
             .collect();
         let [release] = &releases[..] else {
-            bail!("{of} holds modules of {} kernels, not of one", releases.len());
+            bail!("{package} holds modules of {} kernels, not of one", releases.len());
         };
-        // The second place is that of Linux 7.1 and later.
+        // Linux 7.1 and later have the image at the second path.
         let image = [root.join(format!("boot/vmlinuz-{release}")), modules.join(release).join("vmlinuz")]
             .into_iter()
             .find(|image| image.is_file())
-            .with_context(|| format!("{of} holds no image of its kernel {release}"))?;
+            .with_context(|| format!("{package} holds no image of its kernel {release}"))?;
         Ok(Self { release: release.clone(), image, modules: Modules::find(&modules.join(release))? })
     }
 }

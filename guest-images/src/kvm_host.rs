@@ -1,5 +1,5 @@
-//! A small Debian with QEMU, and a kernel with KVM: a host for virtual machines of others, wherever an AMD processor with
-//! SVM is, emulated ones too.
+//! A small Debian with QEMU, and a kernel with KVM: a host for virtual machines of other VMMs on any AMD processor with
+//! SVM, also an emulated one.
 
 use std::collections::HashMap;
 use std::fs;
@@ -15,17 +15,20 @@ use crate::manifest::{Input, Manifest, Program, fingerprint, product, sha256_of}
 use crate::place::{Lock, guest_directory};
 use crate::{Progress, disk, initrd, rootfs};
 
-/// The image's name without `.img`.
+/// Name of the image without `.img`.
 const NAME: &str = "kvm-host";
 /// Debian packages of the root file system; apt adds what they depend on.
 const PACKAGES: &[&str] = &["coreutils", "dash", "grep", "mount", "qemu-system-x86", "util-linux"];
-/// What makes `/dev/kvm` on an AMD machine, and what reaches the host's disks and ports.
+/// Modules for `/dev/kvm` on an AMD machine, and for the host's disks and ports.
 const NEEDED_MODULES: &[&str] = &["virtio_pci", "virtio_blk", "ext4", "kvm_amd", "virtio_console"];
-/// Modules that some kernels have built in. ext4 finds its checksum by an alias, so it names no dependency on it.
+/// Modules that some kernels have built in. ext4 finds its checksum by an alias, so it names no dependency on that
+/// module.
 const USEFUL_MODULES: &[&str] = &["crc32c_generic", "virtio_rng"];
 
-/// Makes the image of a host with KVM and QEMU and returns its path, `target/guest/kvm-host.img`, a whole-disk ext4;
-/// `kvm-host.manifest.json` beside it says what is in it. Its init is that of [`demo`](crate::demo), and wants a command.
+/// Makes the image of a host with KVM and QEMU and returns its path, `target/guest/kvm-host.img`, a whole-disk ext4.
+///
+/// `kvm-host.manifest.json` next to the image lists its contents. Init is that of [`demo`](crate::demo), and needs a
+/// command.
 ///
 /// # Errors
 /// A tool is missing, Debian's archive cannot be reached, a program does not compile, the disk is full.
@@ -67,7 +70,7 @@ pub fn kvm_host(progress: &dyn Progress) -> Result<PathBuf> {
     Ok(image)
 }
 
-/// Init and modules. Not compressed: an emulated CPU would unpack it slowly.
+/// Returns the initrd: init and modules. It is not compressed, because an emulated CPU would unpack it slowly.
 fn initrd_of(kernel: &Kernel, init: &[u8]) -> Result<Vec<u8>> {
     let modules = kernel.modules.load_order(NEEDED_MODULES, USEFUL_MODULES)?;
     let make = || {

@@ -1,28 +1,28 @@
-//! Which Debian archive to take packages from.
+//! Sources of Debian packages: suites and mirrors.
 //!
 //! The suites are those of a [`Release`], so that every machine gets the same packages, Ubuntu included. Only the mirror
-//! and its key come from the machine's own apt sources: a company's mirror is often the only one that can be reached.
+//! and its key come from the machine's apt sources, because a company's mirror is often the only reachable one.
 
 use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
 
-/// A set of suites that packages are taken from.
+/// Set of suites that packages are taken from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Release {
-    /// Debian 12, which guests are made of.
+    /// Debian 12, from which guests are made.
     Bookworm,
     /// Debian 13.
     Trixie,
-    /// Debian 11, for its kernel. Its own mirrors will drop it one day, Debian's archive keeps it.
+    /// Debian 11, for its kernel. Mirrors will drop Debian 11 one day; archive.debian.org keeps it.
     Bullseye,
-    /// Where Debian's newest kernel lies, whatever its version: unstable, or the backports to the stable release.
+    /// Suites with Debian's newest kernel of any version: unstable, and the backports to the stable release.
     Newest,
 }
 
 impl Release {
-    /// What it is called in the names of files.
+    /// Returns the release's name in the names of files.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Bookworm => "bookworm",
@@ -32,7 +32,7 @@ impl Release {
         }
     }
 
-    /// Suites of the main archive.
+    /// Returns the suites of the main archive.
     pub(crate) fn suites(self) -> &'static str {
         match self {
             Self::Bookworm => "bookworm bookworm-updates",
@@ -43,7 +43,7 @@ impl Release {
         }
     }
 
-    /// The suite of security updates, where there is one.
+    /// Returns the suite of security updates if there is one.
     fn security_suite(self) -> Option<&'static str> {
         match self {
             Self::Bookworm => Some("bookworm-security"),
@@ -68,36 +68,36 @@ const DEBIAN_SUITES: &[&str] = &[
     "unstable",
 ];
 
-/// Debian's key ring, of the package debian-archive-keyring.
+/// Path of Debian's key ring, from the package debian-archive-keyring.
 pub(crate) const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
-/// One mirror of an archive.
+/// Mirror of an archive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Mirror {
-    /// Its address.
+    /// Address of the mirror.
     pub(crate) uri: String,
     /// Path of the key ring, or the key itself.
     pub(crate) signed_by: String,
 }
 
-/// The two archives that guests are made from.
+/// Mirrors of the two archives that guests are made from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Mirrors {
-    /// Debian proper.
+    /// Mirror of Debian.
     pub(crate) main: Mirror,
-    /// Its security updates, where the machine knows of them.
+    /// Mirror of the security updates, if the machine has one.
     pub(crate) security: Option<Mirror>,
 }
 
-/// Names a mirror, like `http://HOST/debian`, for machines whose apt sources have none of Debian's.
+/// Environment variable with a mirror, like `http://HOST/debian`, for machines whose apt sources have none of Debian.
 pub(crate) const MIRROR_VARIABLE: &str = "VPROF_DEBIAN_MIRROR";
 
 impl Mirrors {
-    /// `named` ([`MIRROR_VARIABLE`]), else the mirrors that the sources below `directory` (`/etc/apt`) name.
+    /// Returns the mirror `named` ([`MIRROR_VARIABLE`]), or else those in the sources below `directory` (`/etc/apt`).
     ///
     /// # Errors
     /// There is neither, as on Ubuntu.
-    pub(crate) fn of_machine(directory: &Path, named: Option<String>) -> Result<Self> {
+    pub(crate) fn from_machine(directory: &Path, named: Option<String>) -> Result<Self> {
         let with_key = |uri: String| Mirror { uri, signed_by: KEYRING.into() };
         if let Some(named) = named.filter(|named| !named.is_empty()) {
             let base = named.trim_end_matches('/');
@@ -146,7 +146,7 @@ impl Mirrors {
         Some(Self { main: mirror(main?), security: security.map(mirror) })
     }
 
-    /// The sources of a release in apt's deb822 format.
+    /// Returns the sources of a release in apt's deb822 format.
     pub(crate) fn to_deb822(&self, release: Release) -> String {
         let stanza = |mirror: &Mirror, suites: &str| {
             let Mirror { uri, signed_by } = mirror;
@@ -161,7 +161,7 @@ impl Mirrors {
     }
 }
 
-/// One enabled source of binary packages.
+/// Enabled source of binary packages.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Entry {
     uri: String,
@@ -171,7 +171,8 @@ struct Entry {
 }
 
 impl Entry {
-    /// Third parties use Debian's suite names too: the path, or the key, must be Debian's as well.
+    /// Returns true for a source of Debian. Third parties use Debian's suite names too, so the path or the key must be
+    /// Debian's as well.
     fn is_debian(&self) -> bool {
         let path = self.uri.split('/').skip(3).any(|part| part == "debian" || part == "debian-security");
         let key = self.signed_by.as_ref().is_some_and(|key| key.contains("debian-archive"));
@@ -248,7 +249,7 @@ mod tests {
         for (name, text) in files {
             fs::write(directory.path().join(name), text).unwrap();
         }
-        Mirrors::of_machine(directory.path(), None)
+        Mirrors::from_machine(directory.path(), None)
     }
 
     #[test]
@@ -308,7 +309,7 @@ mod tests {
     fn a_named_mirror_comes_first() {
         let directory = tempfile::tempdir().unwrap();
         let named = Some("http://named.example/debian/".to_owned());
-        let mirrors = Mirrors::of_machine(directory.path(), named).unwrap();
+        let mirrors = Mirrors::from_machine(directory.path(), named).unwrap();
         assert_eq!(mirrors.main.uri, "http://named.example/debian");
         assert_eq!(mirrors.security.unwrap().uri, "http://named.example/debian-security");
     }
@@ -316,7 +317,7 @@ mod tests {
     #[test]
     fn the_suites_are_those_of_the_release() {
         let named = Some("http://named.example/debian".to_owned());
-        let mirrors = Mirrors::of_machine(Path::new("/nowhere"), named).unwrap();
+        let mirrors = Mirrors::from_machine(Path::new("/nowhere"), named).unwrap();
         for (release, suites) in [
             (Release::Bookworm, &["bookworm bookworm-updates", "bookworm-security"][..]),
             (Release::Trixie, &["trixie trixie-updates", "trixie-security"]),

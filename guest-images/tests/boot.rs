@@ -1,4 +1,4 @@
-//! Boots the images in QEMU's plain emulation, without vprof: what init and the workloads promise holds under any machine.
+//! Boots of the images in QEMU's plain emulation, without vprof: init and the workloads do not depend on the machine.
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
@@ -8,24 +8,24 @@ use std::process::{Command, Stdio};
 use guest_images::{DemoOptions, Flavour, Series, Silent, command_archive, demo, find_program};
 use guest_programs::EXIT_PORT;
 
-/// Seconds after which an emulated guest is taken to hang.
+/// Seconds after which an emulated guest counts as hanging.
 const LIMIT: &str = "180";
-/// How often one that hangs is started again: QEMU's emulation of two CPUs loses a timer now and then, and Linux then says so
-/// in reports of RCU stalls.
+/// Attempts to start a guest that hangs. QEMU's emulation of two CPUs sometimes loses a timer, and Linux then reports RCU
+/// stalls.
 const REPEATS: usize = 2;
 
 struct Guest {
-    /// The image that kernel and initrd are taken from.
+    /// Image with kernel and initrd.
     image: PathBuf,
-    /// The disk to attach, and whether changes to it stay.
+    /// Disk to attach, and true if changes to it are kept.
     disk: Option<(PathBuf, bool)>,
     command: Vec<String>,
     append: &'static str,
 }
 
 struct Ended {
-    /// The low seven bits, which is what QEMU tells, of what the guest wrote to the exit port; `None` when it powered
-    /// off without.
+    /// Low seven bits, which QEMU reports, of the guest's write to the exit port; `None` if the guest powered off
+    /// without such a write.
     status: Option<u8>,
     console: String,
 }
@@ -37,7 +37,7 @@ impl Guest {
     }
 
     fn script(self, script: &str) -> Self {
-        // The firmware's last bytes may stand in front of the first line.
+        // The firmware's last bytes may be on the first line.
         self.command(&["sh", "-c", &format!("echo\n{script}")])
     }
 
@@ -57,7 +57,7 @@ impl Guest {
             .unwrap_or_else(|console| panic!("the guest did not end within {LIMIT} s:\n{console}"))
     }
 
-    /// The error is the console of a guest that hangs.
+    /// Runs the guest to its end. The error is the console of a guest that hangs.
     fn boot_once(&self) -> Result<Ended, String> {
         let directory = tempfile::tempdir().unwrap();
         let (kernel, initrd) = (directory.path().join("vmlinuz"), directory.path().join("initrd"));
@@ -111,7 +111,7 @@ fn lines(console: &str) -> Vec<&str> {
     console.lines().map(str::trim).collect()
 }
 
-/// What a command may rely on, in each kernel that images are made with.
+/// Checks the promises to a command in each kernel that images are made with.
 fn a_command_runs(series: Series, flavour: Flavour) {
     let guest = Guest::of(series, flavour).script(
         "echo \"kernel $(uname -r)\"

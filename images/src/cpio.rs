@@ -1,8 +1,8 @@
-//! Writes and walks cpio archives in the "newc" form that the kernel unpacks
+//! Writer and reader of cpio archives in the "newc" form that the kernel unpacks
 //! (Documentation/driver-api/early-userspace/buffer-format.rst).
 //!
 //! An initrd may be several archives in a row, so a file is added by appending a small uncompressed archive. The
-//! kernel skips zero bytes between archives and wants each one to start at a multiple of 4.
+//! kernel skips zero bytes between archives and needs each one to start at a multiple of 4.
 
 use crate::initrd::Header;
 
@@ -12,7 +12,7 @@ pub const TRAILER: &str = Header::TRAILER;
 const S_IFDIR: u32 = 0o040_000;
 const S_IFREG: u32 = 0o100_000;
 
-/// Appends entries to an initrd.
+/// Writer that appends entries to an initrd.
 #[derive(Debug)]
 pub struct Writer {
     bytes: Vec<u8>,
@@ -20,13 +20,13 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Continues this initrd, which may be empty.
+    /// Returns a writer that continues this initrd, which may be empty.
     pub fn append_to(mut initrd: Vec<u8>) -> Self {
         pad(&mut initrd);
         Self { bytes: initrd, inode: 0 }
     }
 
-    /// Adds a directory; the kernel takes one that is there already.
+    /// Adds a directory. The kernel accepts a directory that exists already.
     pub fn directory(&mut self, name: &str) {
         self.entry(name, S_IFDIR | 0o755, &[]);
     }
@@ -44,7 +44,7 @@ impl Writer {
 
     fn entry(&mut self, name: &str, mode: u32, content: &[u8]) {
         self.inode += 1;
-        // The format has 32-bit sizes; files that go through here are below 2 GiB by their readers' limits.
+        // The format has 32-bit sizes. The callers' limits keep each file below 2 GiB.
         let size = u32::try_from(content.len()).unwrap_or(u32::MAX);
         let name_size = u32::try_from(name.len() + 1).unwrap_or(u32::MAX);
         // ino, mode, uid, gid, nlink, mtime, filesize, devmajor, devminor, rdevmajor, rdevminor, namesize, check
@@ -65,18 +65,18 @@ fn pad(bytes: &mut Vec<u8>) {
     bytes.resize(bytes.len().next_multiple_of(4), 0);
 }
 
-/// One entry of an archive.
+/// Entry of an archive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry<'a> {
-    /// The name without its NUL.
+    /// Name without its NUL.
     pub name: &'a [u8],
-    /// The file's bytes.
+    /// Bytes of the file.
     pub content: &'a [u8],
-    /// Where the next header starts.
+    /// Offset of the next header in the archive.
     pub end: usize,
 }
 
-/// Reads the entry whose header is at `offset`; `None` if it is malformed or cut off.
+/// Reads the entry whose header is at `offset`; `None` if the entry is malformed or cut off.
 pub fn entry(archive: &[u8], offset: usize) -> Option<Entry<'_>> {
     let header = Header::parse(archive.get(offset..)?.first_chunk()?)?;
     let (size, name_size) = (usize::try_from(header.size).ok()?, usize::try_from(header.name_size).ok()?);

@@ -1,10 +1,10 @@
-//! Files of the guest on its disks, for the names of its code: read straight from ext4, beside the running guest.
+//! Files of the guest on its disks, for the names of its code. They are read from ext4 while the guest runs.
 //!
-//! A path is one in the guest, where file systems are mounted into each other. A disk's partitions do not tell where:
-//! one that is mounted at /home has /home/a as /a. So a path that no file system has is tried without its first
-//! directories.
+//! A path is one in the guest, where file systems are mounted into each other. The mount points are not known from the
+//! disk's partitions: a file system that is mounted at /home has /home/a as /a. Therefore a path that no file system
+//! has is tried without its first directories.
 //!
-//! What the guest changes meanwhile may be missed here; the sampler compares with what the guest has in memory.
+//! Changes that the guest makes meanwhile may be missed. The sampler compares the files with the guest's memory.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -20,33 +20,33 @@ use super::partition;
 use super::volume::ext4;
 use super::volume::signature::Signature;
 
-/// Directories that a file system may be mounted below the root, at most.
+/// Most directories between the root and a mount point.
 const MOUNT_DEPTH: usize = 3;
-/// File systems of all disks that are looked into, at most.
+/// Most file systems of all disks that are searched.
 const MOST_VOLUMES: usize = 64;
 
-/// The disks of one machine.
+/// Disks of one machine.
 #[derive(Debug)]
 struct Disks {
-    /// Never given twice.
+    /// Id of the machine, unique in this process.
     id: u64,
     disks: Vec<Contents>,
-    /// The ext4 file systems on them, once somebody has asked.
+    /// Ext4 file systems on the disks, found at the first use.
     volumes: OnceLock<Vec<Part>>,
 }
 
-/// An open file: machine, file system and path.
+/// File that is open: machine, file system, path and reader.
 type Opened = (u64, usize, Arc<str>, ext4_view::File);
 
 thread_local! {
-    /// File systems that this thread has loaded, by machine; `None` for one that cannot be read. A loaded one
-    /// belongs to its thread.
+    /// File systems that this thread has loaded, by machine; `None` for one that cannot be read. ext4-view's file
+    /// systems cannot be shared between threads.
     static LOADED: RefCell<HashMap<(u64, usize), Option<Ext4>>> = RefCell::default();
-    /// The file that was read last: reads come in rows.
+    /// File that was read last, kept because reads of one file follow each other.
     static LAST: RefCell<Option<Opened>> = const { RefCell::new(None) };
 }
 
-/// Reads files of the disks' ext4 file systems; what else they hold is passed over.
+/// Returns a reader of files on the disks' ext4 file systems. Other file systems are skipped.
 pub fn open(disks: Vec<Contents>) -> OpenFiles {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let id = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -54,14 +54,14 @@ pub fn open(disks: Vec<Contents>) -> OpenFiles {
     Arc::new(move || Box::new(OnDisks(Arc::clone(&disks))))
 }
 
-/// The ext4 file systems on a disk.
+/// Returns the ext4 file systems on a disk.
 fn volumes(disk: &Contents) -> Vec<Part> {
     let Ok(whole) = Part::whole(disk.clone()) else { return Vec::new() };
     let parts = match partition::read(&whole) {
-        Ok(Ok(Some(table))) => table.partitions.iter().map(|p| whole.part(p.start, p.length)).collect(),
+        Ok(Some(table)) => table.partitions.iter().map(|p| whole.part(p.start, p.length)).collect(),
         _ => vec![whole],
     };
-    let is_ext = |part: &Part| Signature::of(part).is_some_and(|found| found.name.starts_with("ext"));
+    let is_ext = |part: &Part| Signature::from_part(part).is_some_and(|found| found.name.starts_with("ext"));
     parts.into_iter().filter(is_ext).collect()
 }
 
@@ -80,6 +80,7 @@ impl Disks {
     }
 }
 
+/// Files on the disks of one machine.
 struct OnDisks(Arc<Disks>);
 
 impl GuestFiles for OnDisks {
@@ -90,7 +91,7 @@ impl GuestFiles for OnDisks {
 
     fn prepare(&self) {
         for index in 0..self.0.volumes().len() {
-            // One that cannot be loaded is remembered as such.
+            // A file system that cannot be loaded is marked as such, so that no sample waits for another attempt.
             let _ = self.0.with(index, |_| Some(()));
         }
     }
@@ -109,7 +110,7 @@ impl OnDisks {
     }
 }
 
-/// A file on a disk.
+/// File on a disk.
 struct OnDisk {
     disks: Arc<Disks>,
     index: usize,
@@ -167,7 +168,7 @@ mod tests {
         let files = open();
         files.prepare();
         assert!(files.open("/").is_none(), "a directory has no bytes");
-        // What a guest does to its superblock, made worse.
+        // A guest rewrites its superblock while it runs; this damage is worse.
         file.write_all_at(&[0xff; 1024], 1024).unwrap();
         for path in ["/bin/program", "/home/bin/program"] {
             let found = files.open(path).expect(path);

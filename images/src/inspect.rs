@@ -19,28 +19,28 @@ pub struct Inspection {
     pub format: &'static str,
     /// Size of the disk, bytes.
     pub bytes: Option<u64>,
-    /// `GPT`, `MBR`, or none where the disk is one volume.
+    /// `GPT` or `MBR`; none if the disk is one volume.
     pub partition_table: Option<&'static str>,
-    /// Damage of a partition table that could be read all the same.
+    /// Damage of a partition table that is readable all the same.
     pub damage: Option<String>,
     /// Partitions, or the whole disk.
     pub volumes: Vec<VolumeShown>,
-    /// Kernels that were found.
+    /// Kernels on the disk.
     pub kernels: Vec<KernelShown>,
-    /// The choice of `vprof run`.
+    /// Choice of `vprof run`.
     pub run: RunShown,
 }
 
-/// A partition, or the whole disk.
+/// Partition, or the whole disk.
 #[derive(Debug, Serialize)]
 pub struct VolumeShown {
     /// Number of the partition; `None` for the whole disk.
     pub partition: Option<u32>,
     /// First byte on the disk.
     pub start: u64,
-    /// Size of the disk, bytes.
+    /// Size of the partition or the disk, bytes.
     pub bytes: Option<u64>,
-    /// Like `ext4`, `LUKS`; none for nothing known.
+    /// Name of the contents, like `ext4` or `LUKS`; none if they are unknown.
     pub contents: Option<&'static str>,
     /// UUID of the file system.
     pub uuid: Option<String>,
@@ -48,15 +48,15 @@ pub struct VolumeShown {
     pub label: Option<String>,
     /// UUID of the partition.
     pub partition_uuid: Option<String>,
-    /// It was not unmounted.
+    /// True if the file system was not unmounted.
     pub dirty: bool,
-    /// vprof reads its files.
+    /// True if vprof can read the files.
     pub readable: bool,
-    /// Why not, where it should be readable.
+    /// Reason for which vprof cannot read a file system that it knows.
     pub error: Option<String>,
 }
 
-/// A kernel that was found.
+/// Kernel on the disk.
 #[derive(Debug, Serialize)]
 pub struct KernelShown {
     /// Number of the partition; `None` for the whole disk.
@@ -67,20 +67,20 @@ pub struct KernelShown {
     pub initrds: Vec<String>,
     /// Title of its entry.
     pub title: Option<String>,
-    /// The words of its entry for the kernel's command line.
+    /// Words of its entry for the kernel's command line.
     pub options: Option<String>,
-    /// The configuration that names it.
+    /// Configuration that names the kernel.
     pub source: String,
 }
 
-/// The choice of `vprof run`.
+/// Choice of `vprof run`.
 #[derive(Debug, Serialize)]
 pub struct RunShown {
-    /// A kernel was chosen.
+    /// True if a kernel was chosen.
     pub boots: bool,
-    /// The kernel's command line, before --append.
+    /// Command line of the kernel, before --append.
     pub cmdline: Option<String>,
-    /// In words: what is chosen and why, or why nothing can be.
+    /// Choice and its reason, or the reason for which nothing can be booted.
     pub sentence: String,
 }
 
@@ -97,13 +97,13 @@ pub fn inspect(path: &Path, cmdline: impl FnOnce(&str) -> String) -> Result<Insp
         sniff::Content::BzImage | sniff::Content::Elf if disk.is_raw() => {
             return Err(ImageError::Foreign {
                 path: path.to_owned(),
-                found: "no disk image".to_owned(),
+                found: "not a disk image".to_owned(),
                 advice: "give a disk image; `vprof run` takes a kernel as it is".to_owned(),
             });
         }
         _ => {}
     }
-    let survey = Survey::of(&disk, path)?;
+    let survey = Survey::from_disk(&disk, path)?;
     let run = match choice::choose(&survey, path) {
         Ok(choice) => {
             RunShown { boots: true, cmdline: Some(cmdline(&choice.words)), sentence: choice.sentence }
@@ -115,7 +115,7 @@ pub fn inspect(path: &Path, cmdline: impl FnOnce(&str) -> String) -> Result<Insp
         format: if disk.is_raw() { "raw" } else { "qcow2" },
         bytes: disk.length(),
         partition_table: survey.table.as_ref().map(|table| table.scheme.name()),
-        damage: survey.table.as_ref().and_then(|table| table.damage.clone()),
+        damage: survey.table.as_ref().and_then(|table| table.damage.as_ref()).map(ToString::to_string),
         volumes: volumes(&survey, &disk),
         kernels: survey.entries().into_iter().map(|entry| kernel(&survey, entry)).collect(),
         run,
@@ -136,7 +136,7 @@ fn volumes(survey: &Survey, disk: &Part) -> Vec<VolumeShown> {
             partition_uuid: partition.map(|partition| partition.uuid.clone()),
             dirty: signature.dirty,
             readable: volume.readable().is_some(),
-            error: volume.files.as_ref().and_then(|files| files.as_ref().err().cloned()),
+            error: volume.files.as_ref().and_then(|files| files.as_ref().err().map(ToString::to_string)),
         }
     };
     survey.volumes.iter().enumerate().map(shown).collect()

@@ -1,4 +1,4 @@
-//! Tells what a file is by its first bytes.
+//! Kind of a file, by its first bytes.
 
 use std::path::Path;
 
@@ -6,40 +6,40 @@ use super::ImageError;
 use super::boot::Unified;
 use super::contents::Part;
 
-/// How much is looked at: an ISO 9660 volume descriptor at 32 KiB is the farthest sign.
-const LOOK: usize = 0x9010;
+/// Bytes that are read: the farthest magic number is that of an ISO 9660 volume descriptor at 32 KiB.
+const HEAD_BYTES: usize = 0x9010;
 
-/// What a file is.
+/// Kind of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Content {
-    /// A compressed x86 kernel with a set-up header.
+    /// Compressed x86 kernel with a set-up header.
     BzImage,
-    /// An ELF file.
+    /// ELF file.
     Elf,
-    /// A PE file for x86-64 with a section `.linux`: a unified kernel image.
+    /// Unified kernel image: a PE file for x86-64 with a section `.linux`.
     Unified,
-    /// Something known that can't be used.
+    /// Known format that vprof cannot use.
     Foreign {
-        /// Like "a VMDK image".
+        /// Name of the format, like "a VMDK image".
         found: String,
-        /// What to do.
+        /// The cure.
         advice: String,
     },
-    /// None of these: a disk, or nothing.
+    /// Any other file: a disk, or unusable.
     Unknown,
 }
 
-/// Reads the beginning of a file, or of the disk in it, and tells what it is.
+/// Returns the kind of a file, or of the disk in it, by its beginning. `path` is for error messages.
 pub fn content(disk: &Part, path: &Path) -> Result<Content, ImageError> {
-    let head = disk.beginning(LOOK).map_err(|source| ImageError::Read {
+    let head = disk.beginning(HEAD_BYTES).map_err(|source| ImageError::Read {
         what: "the file",
         path: path.to_owned(),
         source,
     })?;
-    Ok(of(&head))
+    Ok(classify(&head))
 }
 
-fn of(head: &[u8]) -> Content {
+fn classify(head: &[u8]) -> Content {
     let at = |offset: usize, sign: &[u8]| head.get(offset..).is_some_and(|rest| rest.starts_with(sign));
     let foreign =
         |found: &str, advice: &str| Content::Foreign { found: found.to_owned(), advice: advice.to_owned() };
@@ -50,7 +50,7 @@ fn of(head: &[u8]) -> Content {
     if at(0, b"\x7fELF") {
         return Content::Elf;
     }
-    if Unified::is(head) {
+    if Unified::is_unified(head) {
         return Content::Unified;
     }
     const RAW: &str = "convert it with `qemu-img convert -O raw IN OUT`";
@@ -89,16 +89,16 @@ mod tests {
     }
 
     #[test]
-    fn known_signs_are_told() {
-        assert_eq!(of(&super::super::test_files::bzimage(64)), Content::BzImage);
-        assert_eq!(of(&with(0, b"\x7fELF")), Content::Elf);
+    fn known_formats_are_recognized() {
+        assert_eq!(classify(&super::super::test_files::bzimage(64)), Content::BzImage);
+        assert_eq!(classify(&with(0, b"\x7fELF")), Content::Elf);
         let pe = super::super::boot::unified::tests::pe;
-        assert_eq!(of(&pe(&[(".linux", &[0; 0x10000])])), Content::Unified);
-        assert_eq!(of(&pe(&[(".text", b"a boot loader")])), Content::Unknown);
-        assert_eq!(of(&with(1080, &[0x53, 0xef])), Content::Unknown);
-        assert_eq!(of(&[0; 4096]), Content::Unknown);
-        assert_eq!(of(b"hello"), Content::Unknown);
-        let found = |bytes: &[u8]| match of(bytes) {
+        assert_eq!(classify(&pe(&[(".linux", &[0; 0x10000])])), Content::Unified);
+        assert_eq!(classify(&pe(&[(".text", b"a boot loader")])), Content::Unknown);
+        assert_eq!(classify(&with(1080, &[0x53, 0xef])), Content::Unknown);
+        assert_eq!(classify(&[0; 4096]), Content::Unknown);
+        assert_eq!(classify(b"hello"), Content::Unknown);
+        let found = |bytes: &[u8]| match classify(bytes) {
             Content::Foreign { found, .. } => found,
             other => panic!("{other:?}"),
         };

@@ -1,4 +1,4 @@
-//! What the kernel tells programs of the time that they and the CPUs have used.
+//! CPU times that the kernel reports to programs: their own, and those of all CPUs.
 
 use std::fs;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use nix::sys::time::TimeVal;
 
 use crate::Error;
 
-/// User and system time of this process as getrusage tells them.
+/// Returns user and system time of this process by getrusage.
 ///
 /// # Errors
 /// The kernel refuses, which no Linux does.
@@ -22,7 +22,7 @@ fn duration(time: TimeVal) -> Duration {
     Duration::from_secs(u64::try_from(time.tv_sec()).unwrap_or(0)) + Duration::from_micros(micros)
 }
 
-/// Time that all CPUs together were not idle, by `/proc/stat`, which counts in units of 10 ms (`USER_HZ`).
+/// Returns the time that all CPUs together were not idle, by `/proc/stat`, whose unit is 10 ms (`USER_HZ`).
 pub fn busy() -> Option<Duration> {
     busy_of(&fs::read_to_string("/proc/stat").ok()?)
 }

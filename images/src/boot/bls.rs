@@ -1,5 +1,5 @@
-//! Entries of the boot loader specification (uapi-group.org), type 1: systemd-boot's, and those of Fedora's GRUB; and type 2:
-//! unified kernel images.
+//! Entries of the boot loader specification (uapi-group.org): type 1, of systemd-boot and of Fedora's GRUB, and type
+//! 2, unified kernel images.
 
 use std::cmp::Reverse;
 
@@ -8,14 +8,14 @@ use super::{Entry, MAX_CONFIG, MAX_ENTRIES, Unified, config, find_file, readable
 use crate::MAX_FILE;
 use crate::volume::{Files, Volume};
 
-/// Where a volume has the loader's directory.
+/// Directories of the loader on a volume.
 const PLACES: &[&str] = &["/loader", "/boot/loader"];
-/// Where a volume has unified kernel images.
+/// Directory of unified kernel images on a volume.
 const UNIFIED: &str = "/EFI/Linux";
-/// Unified kernel images of a volume that are looked at, at most, the newest by their names: each is read.
+/// Most unified kernel images that are read of a volume: the newest by their names.
 const MAX_UNIFIED: usize = 16;
 
-/// An entry file's fields.
+/// Fields of an entry's file.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Fields {
     file: String,
@@ -29,7 +29,7 @@ struct Fields {
     unified: bool,
 }
 
-/// The entries in the order of the loader's menu, its default first.
+/// Returns the entries in the order of the loader's menu, its default first.
 pub fn entries(volumes: &[Volume]) -> Vec<Entry> {
     let mut found = Vec::new();
     for (index, files) in readable(volumes) {
@@ -42,10 +42,10 @@ pub fn entries(volumes: &[Volume]) -> Vec<Entry> {
             if let Some(wanted) =
                 config(files, &format!("{place}/loader.conf")).as_deref().and_then(default_pattern)
             {
-                // Stable: the order of the others stays.
+                // The sort is stable: the others keep their order.
                 entries.sort_by_key(|entry| !matches(&wanted, id(&entry.file)));
             }
-            let environment = Environment::of(files);
+            let environment = Environment::from_volume(files);
             let made = entries.into_iter().filter_map(|entry| {
                 let source = match entry.unified {
                     true => "its place (unified kernel image)".to_owned(),
@@ -75,7 +75,7 @@ fn read_unified(files: &dyn Files) -> Vec<Fields> {
     let read = |name: String| {
         let path = format!("{UNIFIED}/{name}");
         let file = files.read(&path, MAX_FILE).ok()?;
-        let image = Unified::of(&file).ok()?;
+        let image = Unified::parse(&file).ok()?;
         Some(Fields {
             file: name,
             title: image.title,
@@ -90,7 +90,7 @@ fn read_unified(files: &dyn Files) -> Vec<Fields> {
     names.into_iter().take(MAX_UNIFIED).filter_map(read).collect()
 }
 
-/// What loader.conf calls an entry by.
+/// Returns the id by which loader.conf names an entry.
 fn id(file: &str) -> &str {
     file.trim_end_matches(".conf").trim_end_matches(".efi")
 }
@@ -102,7 +102,7 @@ fn make(
     source: String,
     environment: &Environment,
 ) -> Option<Entry> {
-    // Paths count from the root of the volume that has the entry; on a /boot inside of the root from there.
+    // Paths are relative to the root of the volume that has the entry, or to its /boot if that is not a mount.
     let place = |path: &str| {
         let path = rooted(path);
         let volume = find_file(volumes, index, &path);
@@ -119,7 +119,7 @@ fn make(
         volume,
         kernel,
         initrds: initrds.map(|path| place(&path).map_or(path, |(_, path)| path)).collect(),
-        // GRUB expands what stands in its files; what stands in an image's own section nobody does.
+        // GRUB expands variables in its files. No loader expands those in a section of an image.
         options: Some(if entry.unified { options } else { environment.expand(&options) }),
         unified: entry.unified,
         title: entry.title,
@@ -127,7 +127,7 @@ fn make(
     })
 }
 
-/// Lines of `KEY VALUE`; keys that are not known are passed over.
+/// Parses lines of `KEY VALUE`. Unknown keys are skipped.
 fn parse(text: &str) -> Fields {
     let mut fields = Fields::default();
     for line in text.lines().map(str::trim).filter(|line| !line.starts_with('#')) {
@@ -147,7 +147,8 @@ fn parse(text: &str) -> Fields {
     fields
 }
 
-/// The specification's order: entries with a sort key first, by it; then the newest version. One for rescue comes last.
+/// Sorts entries as the specification says: those with a sort key first, by that key, then by version, the newest
+/// first. An entry for rescue comes last.
 fn sort(entries: &mut [Fields]) {
     entries.sort_by(|a, b| {
         let key = |entry: &Fields| {
@@ -164,14 +165,14 @@ fn sort(entries: &mut [Fields]) {
     });
 }
 
-/// The pattern that `default` in loader.conf gives; a name beginning with `@` stands for something else.
+/// Returns the pattern of `default` in loader.conf. A name that begins with `@` is not a pattern.
 fn default_pattern(text: &str) -> Option<String> {
     let line = text.lines().map(str::trim).rfind(|line| line.starts_with("default"))?;
     let pattern = id(line.strip_prefix("default")?.trim());
     (!pattern.is_empty() && !pattern.starts_with('@')).then(|| pattern.to_owned())
 }
 
-/// Compares a name with a pattern whose `*` stands for anything.
+/// Returns true if a name matches a pattern, in which `*` matches any text.
 fn matches(pattern: &str, name: &str) -> bool {
     let mut pieces = pattern.split('*');
     let first = pieces.next().unwrap_or("");
@@ -185,7 +186,7 @@ fn matches(pattern: &str, name: &str) -> bool {
         last = Some(piece);
     }
     match last {
-        // No star: the whole name.
+        // A pattern without a star has to match the whole name.
         None => rest.is_empty(),
         Some(piece) => piece.is_empty() || name.ends_with(piece),
     }

@@ -1,12 +1,12 @@
-//! `extlinux.conf`, as syslinux, U-Boot and Debian's u-boot-menu have it.
+//! `extlinux.conf` of syslinux, U-Boot and Debian's u-boot-menu.
 
 use super::{Entry, MAX_ENTRIES, config, find_file, readable, rooted};
 use crate::volume::Volume;
 
-/// Where a volume has the file.
+/// Directories of the file on a volume.
 const PLACES: &[&str] = &["/boot/extlinux", "/extlinux", "/boot/syslinux", "/syslinux"];
 
-/// A label of the file.
+/// Entry of the file.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Label {
     name: String,
@@ -16,7 +16,7 @@ struct Label {
     append: String,
 }
 
-/// The entries in the order of the file, the default first.
+/// Returns the entries in the order of the file, the default first.
 pub fn entries(volumes: &[Volume]) -> Vec<Entry> {
     let mut found = Vec::new();
     for (index, files) in readable(volumes) {
@@ -25,7 +25,7 @@ pub fn entries(volumes: &[Volume]) -> Vec<Entry> {
             let Some(text) = config(files, &path) else { continue };
             let (mut labels, default) = parse(&text);
             labels.sort_by_key(|label| Some(&label.name) != default.as_ref());
-            // Paths without a slash at their beginning count from the file's own directory.
+            // Paths without a leading slash are relative to the directory of the file.
             let absolute = |file: &str| match file.strip_prefix('/') {
                 Some(_) => rooted(file),
                 None => format!("{place}/{}", file.trim_start_matches("./")),
@@ -47,7 +47,7 @@ pub fn entries(volumes: &[Volume]) -> Vec<Entry> {
     found
 }
 
-/// The labels, and the one that `default` names.
+/// Returns the labels, and the name of the one that is the default.
 fn parse(text: &str) -> (Vec<Label>, Option<String>) {
     let mut labels: Vec<Label> = Vec::new();
     let mut default = None;
@@ -63,7 +63,7 @@ fn parse(text: &str) -> (Vec<Label>, Option<String>) {
             ("linux" | "kernel", Some(label)) => label.linux = Some(value.to_owned()),
             ("initrd", Some(label)) => label.initrds = value.split(',').map(str::to_owned).collect(),
             ("append", Some(label)) => {
-                // An initrd may stand among the words of the command line, as in syslinux.
+                // syslinux allows an initrd among the words of the command line.
                 let (initrds, words): (Vec<&str>, Vec<&str>) =
                     value.split_whitespace().partition(|word| word.starts_with("initrd="));
                 let named = initrds.iter().filter_map(|word| word.strip_prefix("initrd="));

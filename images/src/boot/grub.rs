@@ -1,24 +1,25 @@
-//! `grub.cfg`, as far as Debian's, Ubuntu's and Fedora's `grub-mkconfig` write it: menu entries with a `linux` and an
-//! `initrd` line, in submenus or not, `set`, and the saved entry in `grubenv`. It is a language of its own; conditions
-//! are not evaluated, the first kernel of an entry counts.
+//! `grub.cfg` as the `grub-mkconfig` of Debian, Ubuntu and Fedora writes it: menu entries with a `linux` and an
+//! `initrd` line, in submenus or not, `set`, and the saved entry in `grubenv`.
+//!
+//! GRUB's language has conditions. They are not evaluated: the first kernel of an entry is taken.
 
 use std::collections::HashMap;
 
 use super::{Entry, MAX_ENTRIES, config, find_file, readable, rooted};
 use crate::volume::{Files, Volume};
 
-/// Where a volume has GRUB's directory.
+/// Directories of GRUB on a volume.
 const PLACES: &[&str] = &["/boot/grub", "/boot/grub2", "/grub", "/grub2"];
-/// Submenus in submenus, at most.
+/// Most levels of submenus.
 const MAX_DEPTH: usize = 8;
 
-/// GRUB's saved variables (`grubenv`).
+/// Saved variables of GRUB (`grubenv`).
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Environment(HashMap<String, String>);
 
 impl Environment {
-    /// Those of a volume; none if it has none.
-    pub fn of(files: &dyn Files) -> Self {
+    /// Reads the saved variables of a volume; empty if it has none.
+    pub fn from_volume(files: &dyn Files) -> Self {
         let text = PLACES.iter().find_map(|place| config(files, &format!("{place}/grubenv")));
         text.map_or_else(Self::default, |text| Self::parse(&text))
     }
@@ -29,7 +30,7 @@ impl Environment {
         Self(pairs.take(MAX_ENTRIES).map(|(name, value)| (name.to_owned(), value.to_owned())).collect())
     }
 
-    /// Puts values for `$name` and `${name}`; what is not known becomes nothing.
+    /// Replaces `$name` and `${name}` by their values. An unknown variable has an empty value.
     pub fn expand(&self, text: &str) -> String {
         let mut out = String::new();
         let mut rest = text;
@@ -49,10 +50,10 @@ impl Environment {
     }
 }
 
-/// A menu entry.
+/// Entry of the menu.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Item {
-    /// Positions from the outermost menu on.
+    /// Positions in the menus, the outermost first.
     position: Vec<usize>,
     titles: Vec<String>,
     ids: Vec<String>,
@@ -60,21 +61,21 @@ struct Item {
     initrd: Vec<String>,
 }
 
-/// What a grub.cfg says.
+/// Entries of a grub.cfg, and the values of `default`.
 #[derive(Debug, Default)]
 struct Menu {
     items: Vec<Item>,
     defaults: Vec<String>,
 }
 
-/// The entries in the order of the menu, the default first.
+/// Returns the entries in the order of the menu, the default first.
 pub fn entries(volumes: &[Volume]) -> Vec<Entry> {
     let mut found = Vec::new();
     for (index, files) in readable(volumes) {
         for place in PLACES {
             let path = format!("{place}/grub.cfg");
             let Some(text) = config(files, &path) else { continue };
-            let environment = Environment::of(files);
+            let environment = Environment::from_volume(files);
             let mut menu = parse(&text);
             let wanted = menu.chosen(&environment);
             menu.items.sort_by_key(|item| !wanted.as_ref().is_some_and(|wanted| item.is_called(wanted)));
@@ -87,7 +88,7 @@ pub fn entries(volumes: &[Volume]) -> Vec<Entry> {
 }
 
 impl Item {
-    /// `default` names an entry by position, title or id, with `>` between the levels of submenus.
+    /// Returns true if `default` means this entry: by position, title or id, with `>` between the levels of submenus.
     fn is_called(&self, wanted: &str) -> bool {
         let levels: Vec<&str> = wanted.split('>').collect();
         levels.len() == self.position.len()
@@ -125,7 +126,7 @@ impl Item {
     }
 }
 
-/// `(hd0,gpt2)/vmlinuz` without the device.
+/// Removes the device of a path like `(hd0,gpt2)/vmlinuz`.
 fn strip_device(path: &str) -> &str {
     match path.strip_prefix('(').and_then(|rest| rest.split_once(')')) {
         Some((_, path)) => path,
@@ -134,7 +135,8 @@ fn strip_device(path: &str) -> &str {
 }
 
 impl Menu {
-    /// What the last `set default=` that can be told gives: the saved entry where there is one.
+    /// Returns the default entry: the saved entry if the menu uses it and there is one, else the value of the last
+    /// `set default=` without variables.
     fn chosen(&self, environment: &Environment) -> Option<String> {
         let saved = self.defaults.iter().any(|value| value.contains("saved_entry"));
         let saved =
@@ -144,14 +146,15 @@ impl Menu {
     }
 }
 
-/// Reads the commands that matter. A block's end is a line that begins with `}`; `if` has no braces.
+/// Parses the commands that name kernels. A line that begins with `}` ends a block; `if` has no braces.
 fn parse(text: &str) -> Menu {
     let mut menu = Menu::default();
-    // Of each open menu: how many entries it has had; titles and ids of the submenus themselves.
+    // For each open menu the number of entries so far, and for each open submenu its title and id: `default` names an
+    // entry by its path through the menus.
     let mut counts = vec![0_usize];
     let (mut titles, mut ids) = (Vec::new(), Vec::new());
     let mut open: Option<Item> = None;
-    // Functions are blocks as well.
+    // Depth of the blocks that are not menus, like functions. Their lines count only by their braces.
     let mut skipped = 0_usize;
     for line in text.lines() {
         let words = words(line);
@@ -159,6 +162,7 @@ fn parse(text: &str) -> Menu {
         let block = words.last().is_some_and(|word| word == "{");
         match command {
             "}" if skipped > 0 => skipped -= 1,
+            // Entries cannot be nested, so a brace closes the open entry, or else the innermost submenu.
             "}" => match open.take() {
                 Some(item) if menu.items.len() < MAX_ENTRIES => menu.items.push(item),
                 Some(_) => {}
@@ -171,6 +175,7 @@ fn parse(text: &str) -> Menu {
             },
             "menuentry" | "submenu" if block && open.is_none() && skipped == 0 => {
                 let (title, id) = (words.get(1).cloned().unwrap_or_default(), id_of(&words));
+                // An outer menu has counted the submenu already, hence its position is one less than the count.
                 let mut position: Vec<usize> = counts.iter().map(|count| count.saturating_sub(1)).collect();
                 if let Some(last) = position.last_mut() {
                     *last = counts.last().copied().unwrap_or(0);
@@ -211,13 +216,14 @@ fn parse(text: &str) -> Menu {
     menu
 }
 
-/// The id of an entry: `--id ID` or `$menuentry_id_option ID`.
+/// Returns the id of an entry: `--id ID` or `$menuentry_id_option ID`.
 fn id_of(words: &[String]) -> String {
     let at = words.iter().position(|word| word == "--id" || word == "$menuentry_id_option");
     at.and_then(|at| words.get(at + 1)).cloned().unwrap_or_default()
 }
 
-/// A line's words: quotes of both kinds group, a backslash takes the next character as it is, `#` begins a comment.
+/// Splits a line into words. Quotes of both kinds group, a backslash makes the next character literal, and `#` begins
+/// a comment.
 fn words(line: &str) -> Vec<String> {
     let mut words = Vec::new();
     let mut word: Option<String> = None;

@@ -1,9 +1,9 @@
-//! Kernels by the names that distributions give their files.
+//! Kernels found by the file names that distributions use.
 
 use super::{Entry, readable, version};
 use crate::volume::{Files, Volume};
 
-/// The kernel of each volume that links or names tell.
+/// Returns the kernel of each volume that has one under a usual link or name.
 pub fn entries(volumes: &[Volume]) -> Vec<Entry> {
     readable(volumes)
         .filter_map(|(volume, files)| {
@@ -14,12 +14,13 @@ pub fn entries(volumes: &[Volume]) -> Vec<Entry> {
         .collect()
 }
 
-/// The kernel's path with symbolic links resolved, since its name then carries the version; and what led to it.
+/// Returns the kernel's path with symbolic links resolved, because the real name has the version, and the link or
+/// pattern by which the kernel was found.
 fn kernel_path(files: &dyn Files) -> Option<(String, String)> {
     let named = ["/boot/vmlinuz", "/vmlinuz"].into_iter().map(str::to_owned).find(|path| files.is_file(path));
     match named {
         Some(link) => Some((files.resolved(link.clone()), link)),
-        // A volume that is mounted on /boot has its kernels at the top.
+        // A volume that is mounted at /boot has its kernels in its root directory.
         None => ["/boot", ""].into_iter().find_map(|directory| newest(files, directory)),
     }
 }
@@ -36,7 +37,7 @@ fn newest(files: &dyn Files, directory: &str) -> Option<(String, String)> {
     Some((path, format!("the newest {directory}/vmlinuz-*")))
 }
 
-/// The initrd of the same version, under the names that distributions use, else the one the links name.
+/// Returns the initrd of the same version under a name that distributions use, or else the one of the usual links.
 fn initrd_path(files: &dyn Files, kernel: &str) -> Option<String> {
     let (directory, name) = kernel.rsplit_once('/')?;
     let mut candidates = Vec::new();

@@ -1,18 +1,22 @@
-//! Entries of disks whose files are a table.
+//! Entries of disks whose files are in a table.
 
 use std::collections::BTreeMap;
 
 use super::*;
 use crate::contents::part_of;
+use crate::volume::VolumeError;
 
-/// Files by path.
+/// Files of a volume by path.
 #[derive(Debug, Default)]
-struct Table(BTreeMap<String, Vec<u8>>);
+struct FileTable(BTreeMap<String, Vec<u8>>);
 
-impl Files for Table {
-    fn read(&self, path: &str, most: u64) -> Result<Vec<u8>, String> {
-        let bytes = self.0.get(path).ok_or("no such file")?;
-        if bytes.len() as u64 > most { Err("too large".to_owned()) } else { Ok(bytes.clone()) }
+impl Files for FileTable {
+    fn read(&self, path: &str, most: u64) -> Result<Vec<u8>, VolumeError> {
+        let bytes = self.0.get(path).ok_or(VolumeError::NoFiles)?;
+        if bytes.len() as u64 > most {
+            return Err(VolumeError::TooLarge { path: path.to_owned(), most });
+        }
+        Ok(bytes.clone())
     }
 
     fn is_file(&self, path: &str) -> bool {
@@ -32,7 +36,7 @@ impl Files for Table {
 
 fn volume<T: AsRef<[u8]>>(files: &[(&str, T)]) -> Volume {
     let table = files.iter().map(|(path, bytes)| ((*path).to_owned(), bytes.as_ref().to_vec()));
-    let files: Box<dyn Files> = Box::new(Table(table.collect()));
+    let files: Box<dyn Files> = Box::new(FileTable(table.collect()));
     Volume { part: part_of(b"x"), signature: None, files: Some(Ok(files)) }
 }
 
@@ -117,7 +121,7 @@ fn extlinux_counts_from_its_own_directory() {
 }
 
 #[test]
-fn names_tell_where_no_loader_does() {
+fn names_are_used_where_no_loader_has_entries() {
     let boot =
         volume(&[("/vmlinuz-6.1.0-9", ""), ("/vmlinuz-6.1.0-10", ""), ("/initramfs-6.1.0-10.img", "")]);
     let found = first(&[boot]);

@@ -1,9 +1,9 @@
 //! The master boot record (as Linux reads it: block/partitions/msdos.c, 6.1).
 
-use super::{Kind, MOST, Partition, SECTOR, Scheme, Table, fits};
+use super::{Kind, MOST, Partition, SECTOR, Scheme, Table, TableDamage, fits};
 use crate::contents::Part;
 
-/// Where the four entries stand.
+/// Offset of the four entries in the sector.
 const ENTRIES: usize = 0x1be;
 /// Bytes of an entry.
 const ENTRY: usize = 16;
@@ -32,7 +32,7 @@ pub struct Record {
 }
 
 impl Record {
-    /// Reads a sector; `None` without the mark at its end, or where an entry is none that Linux would take.
+    /// Reads a sector; `None` if the mark at its end is missing, or if Linux would refuse an entry.
     pub fn parse(sector: &[u8; 512]) -> Option<Self> {
         if sector.get(510..) != Some(&[0x55, 0xaa]) {
             return None;
@@ -41,7 +41,7 @@ impl Record {
         for (index, slot) in entries.iter_mut().enumerate() {
             let entry = sector.get(ENTRIES + index * ENTRY..)?.first_chunk::<ENTRY>()?;
             let [flag, _, _, _, kind, _, _, _, rest @ ..] = *entry;
-            // Boot code in place of a table.
+            // Other flags mean that boot code is there instead of a table.
             if flag & 0x7f != 0 {
                 return None;
             }
@@ -54,17 +54,17 @@ impl Record {
         Some(Self { signature: u32::from_le_bytes(*signature), entries })
     }
 
-    /// A GUID partition table follows.
+    /// Returns true if the record protects a GUID partition table that follows.
     pub fn protects(&self) -> bool {
         self.entries.iter().flatten().any(|entry| entry.kind == PROTECTIVE)
     }
 
-    /// It has an entry at all.
+    /// Returns true if the record has any entry.
     pub fn has_partitions(&self) -> bool {
         self.entries.iter().any(Option::is_some)
     }
 
-    /// The partitions, with those inside of an extended one.
+    /// Returns the partitions, with those inside of an extended one.
     pub fn table(&self, disk: &Part) -> Table {
         let mut table = Table { scheme: Scheme::Mbr, damage: None, partitions: Vec::new() };
         for (number, entry) in (1..).zip(&self.entries) {
@@ -80,10 +80,10 @@ impl Record {
     }
 
     fn add(&self, table: &mut Table, disk: &Part, number: u32, entry: Entry) {
-        // Both are below 2^32.
+        // No overflow: both are below 2^34, and a sector has 2^9 bytes.
         let (start, length) = (entry.start * SECTOR, entry.sectors * SECTOR);
         if !fits(disk, start, length) {
-            table.damage = Some(format!("partition {number} lies beyond the end of the disk"));
+            table.damage = Some(TableDamage::PartitionBeyondEnd(number));
             return;
         }
         let kind = match entry.kind {
@@ -107,7 +107,7 @@ impl Record {
                 .flatten()
                 .and_then(|()| Self::parse(&sector))
             else {
-                table.damage = Some("its chain of logical partitions is broken".to_owned());
+                table.damage = Some(TableDamage::BrokenChain);
                 return;
             };
             let mut entries = record.entries.iter().flatten();
@@ -116,10 +116,10 @@ impl Record {
                 self.add(table, disk, number, Entry { start, ..*entry });
             }
             match entries.find(|entry| entry.is_extended()) {
-                // A chain only leads onwards.
+                // Only a chain that leads onwards is followed, so the loop ends.
                 Some(next) if base.saturating_add(next.start) > at => at = base.saturating_add(next.start),
                 Some(_) => {
-                    table.damage = Some("its chain of logical partitions is broken".to_owned());
+                    table.damage = Some(TableDamage::BrokenChain);
                     return;
                 }
                 None => return,

@@ -1,7 +1,7 @@
 //! FAT, by the crate fatfs: EFI system partitions and boot partitions.
 //!
-//! fatfs follows chains of clusters wherever they lead. Each operation may therefore read only so often; a chain that
-//! bites its own tail ends there.
+//! fatfs follows chains of clusters without a check for circles. Therefore the number of reads of each operation is
+//! limited, and a circular chain ends at that limit.
 
 use std::cell::Cell;
 use std::fmt;
@@ -10,37 +10,37 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 
 use fatfs::{FileSystem, FsOptions};
-use text::units;
 
-use super::{Files, MOST_NAMES};
+use super::{Files, MOST_NAMES, VolumeError};
 use crate::contents::Part;
 
-/// Reads of one operation, at most: a file of 2 GiB in clusters of 512 bytes takes about three reads for each.
+/// Most reads of one operation: a file of 2 GiB in clusters of 512 bytes takes about three reads for each cluster.
 const MOST_READS: u64 = 16 << 20;
-/// Bytes that are read from the image at once.
+/// Bytes read from the image at once.
 const WINDOW: usize = 64 << 10;
-/// Stretches of the image that are remembered: the allocation table's, a directory's, a file's, and one to spare.
+/// Windows of the image that are kept: for the allocation table, a directory, a file, and one spare.
 const WINDOWS: usize = 4;
 
 /// Opens the file system.
-pub fn open(part: &Part) -> Result<Box<dyn Files>, String> {
+pub fn open(part: &Part) -> Result<Box<dyn Files>, VolumeError> {
     let reads = Rc::new(Cell::new(MOST_READS));
     let stream = Stream { part: part.clone(), at: 0, windows: Vec::new(), reads: Rc::clone(&reads) };
     let fs = guarded(|| FileSystem::new(stream, FsOptions::new()))?;
     Ok(Box::new(Fat { fs, reads }))
 }
 
-/// Damage may be such that the reader gives up by a panic. It is an error like others.
-fn guarded<T>(read: impl FnOnce() -> io::Result<T>) -> Result<T, String> {
+/// Calls the reader, and turns its panic, by which it gives up on some damage, into an error.
+fn guarded<T>(read: impl FnOnce() -> io::Result<T>) -> Result<T, VolumeError> {
     match catch_unwind(AssertUnwindSafe(read)) {
-        Ok(result) => result.map_err(|error| error.to_string()),
-        Err(_) => Err("its tables contradict each other".to_owned()),
+        Ok(result) => Ok(result?),
+        Err(_) => Err(VolumeError::Contradiction),
     }
 }
 
+/// FAT file system of a volume.
 struct Fat {
     fs: FileSystem<Stream>,
-    /// Reads that are left for the operation under way.
+    /// Reads left for the current operation.
     reads: Rc<Cell<u64>>,
 }
 
@@ -51,22 +51,22 @@ impl fmt::Debug for Fat {
 }
 
 impl Fat {
-    fn operation<T>(&self, act: impl FnOnce() -> io::Result<T>) -> Result<T, String> {
+    fn operation<T>(&self, act: impl FnOnce() -> io::Result<T>) -> Result<T, VolumeError> {
         self.reads.set(MOST_READS);
         guarded(act)
     }
 }
 
 impl Files for Fat {
-    fn read(&self, path: &str, most: u64) -> Result<Vec<u8>, String> {
+    fn read(&self, path: &str, most: u64) -> Result<Vec<u8>, VolumeError> {
         let read = || {
             let mut bytes = Vec::new();
             self.fs.root_dir().open_file(path)?.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
             Ok(bytes)
         };
-        let bytes = self.operation(read).map_err(|error| format!("{path}: {error}"))?;
+        let bytes = self.operation(read).map_err(|error| VolumeError::in_file(path, error))?;
         if bytes.len() as u64 > most {
-            return Err(format!("{path} is larger than {}", units::bytes(most)));
+            return Err(VolumeError::TooLarge { path: path.to_owned(), most });
         }
         Ok(bytes)
     }
@@ -100,17 +100,17 @@ impl Files for Fat {
     }
 }
 
-/// The part as fatfs wants it: a stream, which refuses to be written.
+/// Part of a disk as the stream that fatfs needs. The stream refuses writes.
 struct Stream {
     part: Part,
     at: u64,
-    /// Offsets and bytes, the last one used at the end.
+    /// Offsets and bytes, the most recently used at the end.
     windows: Vec<(u64, Vec<u8>)>,
     reads: Rc<Cell<u64>>,
 }
 
 impl Stream {
-    /// The bytes from `self.at` on, as far as they are in one window.
+    /// Returns the bytes from `self.at` to the end of their window.
     fn here(&mut self) -> io::Result<&[u8]> {
         let start = self.at - self.at % WINDOW as u64;
         match self.windows.iter().position(|(offset, _)| *offset == start) {

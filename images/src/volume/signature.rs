@@ -1,42 +1,44 @@
-//! What a part of a disk holds, by the signs that each format has.
+//! Contents of a part of a disk, recognized by the magic numbers of their formats.
 //!
-//! Offsets are those of the formats' own documents; each sign is named with the kernel's or the tool's file that has it.
+//! Offsets are those of the formats' documents. Each format is named with the file of the kernel or the tool that
+//! defines its magic number.
 
 use super::uuid;
 use crate::contents::Part;
 
-/// Signs stand in the first 128 KiB: the farthest is btrfs' at 64 KiB.
-const LOOK: usize = 128 << 10;
+/// Bytes that are read, with all magic numbers: the farthest is that of btrfs at 64 KiB.
+const HEAD_BYTES: usize = 128 << 10;
 
-/// What was recognized.
+/// Signature of the contents of a part of a disk.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Signature {
-    /// Like `ext4`, `LUKS`.
+    /// Name of the format, like `ext4` or `LUKS`.
     pub name: &'static str,
-    /// The id by which `root=UUID=` finds it.
+    /// Id of the contents, as in `root=UUID=`.
     pub uuid: Option<String>,
-    /// Its label.
+    /// Label of the contents.
     pub label: Option<String>,
-    /// It was not unmounted; what a journal holds is not in its place yet.
+    /// True if the file system was not unmounted, so that its journal has to be replayed.
     pub dirty: bool,
-    /// Bytes that the file system says it has.
+    /// Size that the file system claims, bytes.
     pub length: Option<u64>,
 }
 
 impl Signature {
-    /// Looks at the first bytes.
-    pub fn of(part: &Part) -> Option<Self> {
-        let head = Head(part.beginning(LOOK).ok()?);
-        [ext, xfs, btrfs, luks, lvm, swap, raid, f2fs, squashfs, vfat].iter().find_map(|look| look(&head))
+    /// Recognizes the contents of a part by its first bytes; `None` for unknown contents.
+    pub fn from_part(part: &Part) -> Option<Self> {
+        let head = Head(part.beginning(HEAD_BYTES).ok()?);
+        let formats = [ext, xfs, btrfs, luks, lvm, swap, raid, f2fs, squashfs, vfat];
+        formats.iter().find_map(|recognize| recognize(&head))
     }
 
-    /// Contents that are encrypted.
+    /// Returns true for encrypted contents.
     pub fn is_encrypted(&self) -> bool {
         self.name == "LUKS"
     }
 }
 
-/// The first bytes of a part.
+/// First bytes of a part.
 struct Head(Vec<u8>);
 
 impl Head {
@@ -56,7 +58,7 @@ impl Head {
         self.bytes(offset).filter(|bytes| *bytes != [0; 16]).map(|bytes| uuid(&bytes))
     }
 
-    /// Text of so many bytes at most, ended by a NUL or spaces.
+    /// Returns the text of at most `length` bytes that ends at a NUL or at trailing spaces.
     fn text(&self, offset: usize, length: usize) -> Option<String> {
         let field = self.0.get(offset..offset.checked_add(length)?)?;
         let field = field.split(|byte| *byte == 0).next()?.trim_ascii_end();
@@ -64,7 +66,7 @@ impl Head {
     }
 }
 
-/// Documentation/filesystems/ext4/super.rst (Linux 6.1).
+/// Recognizes ext2, ext3 and ext4 (Documentation/filesystems/ext4/super.rst of Linux 6.1).
 fn ext(head: &Head) -> Option<Signature> {
     const SUPER: usize = 1024;
     const COMPAT_HAS_JOURNAL: u32 = 0x4;
@@ -80,10 +82,12 @@ fn ext(head: &Head) -> Option<Signature> {
     let blocks = u64::from(high) << 32 | u64::from(head.word(SUPER + 4)?);
     let block = 1_u64.checked_shl(head.word(SUPER + 0x18)?.saturating_add(10));
     Some(Signature {
-        name: match () {
-            () if incompat & INCOMPAT_EXT4 != 0 => "ext4",
-            () if compat & COMPAT_HAS_JOURNAL != 0 => "ext3",
-            () => "ext2",
+        name: if incompat & INCOMPAT_EXT4 != 0 {
+            "ext4"
+        } else if compat & COMPAT_HAS_JOURNAL != 0 {
+            "ext3"
+        } else {
+            "ext2"
         },
         uuid: head.uuid(SUPER + 0x68),
         label: head.text(SUPER + 0x78, 16),
@@ -92,7 +96,7 @@ fn ext(head: &Head) -> Option<Signature> {
     })
 }
 
-/// `struct xfs_dsb` of fs/xfs/libxfs/xfs_format.h (Linux 6.1).
+/// Recognizes xfs (`struct xfs_dsb` of fs/xfs/libxfs/xfs_format.h, Linux 6.1).
 fn xfs(head: &Head) -> Option<Signature> {
     head.has(0, b"XFSB").then(|| Signature {
         name: "xfs",
@@ -102,7 +106,7 @@ fn xfs(head: &Head) -> Option<Signature> {
     })
 }
 
-/// `struct btrfs_super_block` of fs/btrfs/ctree.h (Linux 6.1), at 64 KiB.
+/// Recognizes btrfs (`struct btrfs_super_block` of fs/btrfs/ctree.h, Linux 6.1), at 64 KiB.
 fn btrfs(head: &Head) -> Option<Signature> {
     const SUPER: usize = 0x1_0000;
     head.has(SUPER + 0x40, b"_BHRfS_M").then(|| Signature {
@@ -113,7 +117,7 @@ fn btrfs(head: &Head) -> Option<Signature> {
     })
 }
 
-/// LUKS1 On-Disk Format Specification 1.2.3; LUKS2 has the magic and the UUID in the same places.
+/// Recognizes LUKS (LUKS1 On-Disk Format Specification 1.2.3; LUKS2 has its magic and its UUID at the same offsets).
 fn luks(head: &Head) -> Option<Signature> {
     head.has(0, b"LUKS\xba\xbe").then(|| Signature {
         name: "LUKS",
@@ -122,14 +126,14 @@ fn luks(head: &Head) -> Option<Signature> {
     })
 }
 
-/// lib/format_text/layout.h of LVM2: a label in one of the first four sectors.
+/// Recognizes LVM by a label in one of the first four sectors (lib/format_text/layout.h of LVM2).
 fn lvm(head: &Head) -> Option<Signature> {
     (0..4)
         .any(|sector| head.has(512 * sector, b"LABELONE") && head.has(512 * sector + 0x18, b"LVM2 001"))
         .then(|| Signature { name: "LVM", ..Signature::default() })
 }
 
-/// `union swap_header` of include/linux/swap.h (Linux 6.1), with pages of 4 KiB.
+/// Recognizes swap with pages of 4 KiB (`union swap_header` of include/linux/swap.h, Linux 6.1).
 fn swap(head: &Head) -> Option<Signature> {
     head.has(4086, b"SWAPSPACE2").then(|| Signature {
         name: "swap",
@@ -139,7 +143,8 @@ fn swap(head: &Head) -> Option<Signature> {
     })
 }
 
-/// `struct mdp_superblock_1` of include/uapi/linux/raid/md_p.h (Linux 6.1), version 1.2 at 4 KiB.
+/// Recognizes Linux RAID, version 1.2 at 4 KiB (`struct mdp_superblock_1` of include/uapi/linux/raid/md_p.h,
+/// Linux 6.1).
 fn raid(head: &Head) -> Option<Signature> {
     head.has(4096, &0xa92b_4efc_u32.to_le_bytes()).then(|| Signature {
         name: "Linux RAID",
@@ -148,7 +153,7 @@ fn raid(head: &Head) -> Option<Signature> {
     })
 }
 
-/// `F2FS_SUPER_MAGIC` of include/uapi/linux/magic.h (Linux 6.1), at 1 KiB.
+/// Recognizes f2fs (`F2FS_SUPER_MAGIC` of include/uapi/linux/magic.h, Linux 6.1), at 1 KiB.
 fn f2fs(head: &Head) -> Option<Signature> {
     head.has(1024, &0xf2f5_2010_u32.to_le_bytes()).then(|| Signature {
         name: "f2fs",
@@ -157,20 +162,23 @@ fn f2fs(head: &Head) -> Option<Signature> {
     })
 }
 
-/// Documentation/filesystems/squashfs.rst.
+/// Recognizes squashfs (Documentation/filesystems/squashfs.rst).
 fn squashfs(head: &Head) -> Option<Signature> {
     head.has(0, b"hsqs").then(|| Signature { name: "squashfs", ..Signature::default() })
 }
 
-/// Microsoft's "FAT: General Overview of On-Disk Format" 1.03: extended boot record of FAT12/16 and of FAT32.
+/// Recognizes FAT by its extended boot record (Microsoft's "FAT: General Overview of On-Disk Format" 1.03, for
+/// FAT12/16 and for FAT32).
 fn vfat(head: &Head) -> Option<Signature> {
     if !head.has(510, &[0x55, 0xaa]) {
         return None;
     }
-    let (id, label) = match () {
-        () if head.has(82, b"FAT32   ") => (67, 71),
-        () if head.has(54, b"FAT16   ") || head.has(54, b"FAT12   ") => (39, 43),
-        () => return None,
+    let (id, label) = if head.has(82, b"FAT32   ") {
+        (67, 71)
+    } else if head.has(54, b"FAT16   ") || head.has(54, b"FAT12   ") {
+        (39, 43)
+    } else {
+        return None;
     };
     let id = head.word(id)?;
     Some(Signature {

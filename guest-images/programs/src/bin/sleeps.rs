@@ -22,10 +22,10 @@ reads DEVICE (/dev/vda) instead, past the page cache; prints the time that each 
 /// Bytes of a read, and of the part of the device that is read again and again.
 const BLOCK: usize = 128 << 10;
 const PART: u64 = 64 << 20;
-/// Alignment of memory that a device is read into past the page cache: its largest usual block.
+/// Alignment of memory for reads that bypass the page cache: the largest usual block of a device.
 const ALIGNMENT: usize = 4096;
 
-/// A thread's thing to wait for.
+/// Object that a thread waits for.
 enum Thing {
     Futex,
     Pipe(PipeReader),
@@ -34,7 +34,7 @@ enum Thing {
     Disk(File, Duration),
 }
 
-/// What is told to all that wait.
+/// State shared by all waiting threads.
 #[derive(Default)]
 struct Shared {
     rounds: Mutex<u64>,
@@ -67,7 +67,7 @@ impl Thing {
         }
     }
 
-    /// Waits until it is woken, or for its time.
+    /// Waits for a wake-up, or for the given time.
     fn wait(&mut self, shared: &Shared) -> Result<(), Error> {
         let mut byte = [0];
         match self {
@@ -99,7 +99,7 @@ fn read_for(device: &File, length: Duration) -> Result<(), Error> {
     Ok(())
 }
 
-/// Name and time waited, of how much.
+/// Name, time waited, and total time.
 fn sleep(mut thing: Thing, pause: Duration, shared: &Shared) -> Result<(&'static str, Duration), Error> {
     let name = thing.name();
     set_name(name)?;
@@ -113,7 +113,7 @@ fn sleep(mut thing: Thing, pause: Duration, shared: &Shared) -> Result<(&'static
     Ok((name, waited))
 }
 
-/// Wakes all until `end`, and once more after that.
+/// Wakes all threads until `end`, and once more after that.
 fn wake(
     (period, end): (Duration, Duration),
     (mut pipes, mut socket): (Vec<PipeWriter>, UnixStream),
@@ -128,7 +128,7 @@ fn wake(
         }
         socket.write_all(&[1]).map_err(Error::system("write to a socket"))?;
     }
-    // Whoever was not waiting for the last wake begins to wait after it.
+    // A thread that was not waiting for the last wake-up begins to wait after it.
     thread::sleep(period);
     shared.wake();
     Ok(())

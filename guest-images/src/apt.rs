@@ -1,8 +1,10 @@
-//! apt with a private state: the machine's package database is neither read nor changed, and root is not needed.
+//! apt with a private state: the machine's package database is neither read nor changed, and root is not
+//! needed.
 //!
-//! The state is private by one configuration file, named by `APT_CONFIG`, which apt reads first (apt.conf(5)). That
-//! file puts lists, cache and an empty dpkg status below one directory, and takes the sources from [`Mirrors`]. Of the
-//! machine's configuration it keeps only the access to the network, and so leaves out hooks that expect root.
+//! The state is private by one configuration file, named by `APT_CONFIG`, which apt reads first
+//! (apt.conf(5)). That file puts lists, cache and an empty dpkg status below one directory, and takes the
+//! sources from [`ArchiveMirrors`]. Of the machine's configuration it keeps only the access to the network,
+//! and so leaves out hooks that expect root.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,28 +13,28 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 
 use crate::place::make_directory;
-use crate::sources::{MIRROR_VARIABLE, Mirrors, Release};
+use crate::sources::{ArchiveMirrors, DebianSuites, MIRROR_VARIABLE};
 use crate::tools::{output_of, run, tool};
 
 /// Parts of the machine's apt configuration that set the access to the network.
 const KEPT: &[&str] =
     &["Acquire::http::", "Acquire::https::", "Acquire::ForceIPv", "Acquire::Check-", "Acquire::Retries"];
 
-/// Preferences with the same priority for all suites, so that the newest version wins. By default apt would ignore
-/// backports (apt_preferences(5), `NotAutomatic`).
+/// Preferences with the same priority for all suites, so that the newest version wins. By default apt would
+/// ignore backports (apt_preferences(5), `NotAutomatic`).
 const PREFERENCES: &str = "Package: *\nPin: release o=Debian*\nPin-Priority: 500\n";
 
 /// apt with a private state.
 #[derive(Debug)]
 pub(crate) struct Apt {
     directory: PathBuf,
-    mirrors: Mirrors,
-    release: Release,
+    mirrors: ArchiveMirrors,
+    release: DebianSuites,
 }
 
 /// Package file as the signed package lists describe it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Listed {
+pub(crate) struct ListedPackage {
     /// Name of apt's copy of the file: `name_version_architecture.deb`.
     pub(crate) file: String,
     /// Length in bytes.
@@ -43,10 +45,13 @@ pub(crate) struct Listed {
 
 impl Apt {
     /// Creates the state for a release below `directory`.
-    pub(crate) fn new(directory: &Path, release: Release) -> Result<Self> {
+    pub(crate) fn new(directory: &Path, release: DebianSuites) -> Result<Self> {
         let apt = Self {
             directory: directory.to_owned(),
-            mirrors: Mirrors::from_machine(Path::new("/etc/apt"), std::env::var(MIRROR_VARIABLE).ok())?,
+            mirrors: ArchiveMirrors::from_machine(
+                Path::new("/etc/apt"),
+                std::env::var(MIRROR_VARIABLE).ok(),
+            )?,
             release,
         };
         for part in ["lists/partial", "empty", "sources", "none/partial", "log"] {
@@ -83,7 +88,8 @@ impl Apt {
 
     /// Returns the packages of the kernel on which a meta package like linux-image-cloud-amd64 depends now.
     ///
-    /// Until Linux 7.1 the kernel is one package. Since then that package depends on others with parts of the kernel.
+    /// Until Linux 7.1 the kernel is one package. Since then that package depends on others with parts of the
+    /// kernel.
     pub(crate) fn kernel_packages(&self, meta: &str) -> Result<Vec<String>> {
         const IMAGE: &str = "linux-image-";
         let depends = self.depends_of(meta)?;
@@ -104,7 +110,7 @@ impl Apt {
     }
 
     /// Lists the files of `packages` and of all their dependencies, as for an empty system.
-    pub(crate) fn list_closure(&self, packages: &[&str]) -> Result<Vec<Listed>> {
+    pub(crate) fn list_closure(&self, packages: &[&str]) -> Result<Vec<ListedPackage>> {
         let mut command = self.command("apt-get")?;
         // The archive directory is empty, because apt lists only packages that are not in it yet.
         command.args(["-qq", "--print-uris", "-o"]).arg(self.archives("none")).arg("install").args(packages);
@@ -112,7 +118,7 @@ impl Apt {
     }
 
     /// Lists the files of `packages` alone.
-    pub(crate) fn list_alone(&self, packages: &[&str]) -> Result<Vec<Listed>> {
+    pub(crate) fn list_alone(&self, packages: &[&str]) -> Result<Vec<ListedPackage>> {
         let mut command = self.command("apt-get")?;
         parse_uris(&output_of(command.args(["-qq", "--print-uris", "download"]).args(packages))?)
     }
@@ -178,7 +184,7 @@ fn configuration(directory: &Path, machine: &str) -> String {
 }
 
 /// Reads lines of `'URI' FILE SIZE SHA256:DIGITS`, which `apt-get --print-uris` writes.
-fn parse_uris(text: &str) -> Result<Vec<Listed>> {
+fn parse_uris(text: &str) -> Result<Vec<ListedPackage>> {
     let mut listed = Vec::new();
     for line in text.lines().filter(|line| line.starts_with('\'')) {
         let words: Vec<&str> = line.split_whitespace().collect();
@@ -192,7 +198,7 @@ fn parse_uris(text: &str) -> Result<Vec<Listed>> {
         if file.contains('/') || !file.ends_with(".deb") {
             bail!("apt-get named a file that is not a package: {line}");
         }
-        listed.push(Listed { file: file.to_owned(), size, sha256: digits.to_owned() });
+        listed.push(ListedPackage { file: file.to_owned(), size, sha256: digits.to_owned() });
     }
     if listed.is_empty() {
         bail!("apt-get listed no package");
@@ -209,7 +215,10 @@ mod tests {
         let digits = "ab".repeat(32);
         let text = format!("'http://m/pool/a_1%3a2-3_amd64.deb' a_1%3a2-3_amd64.deb 1234 SHA256:{digits}\n");
         let listed = parse_uris(&text).unwrap();
-        assert_eq!(listed, [Listed { file: "a_1%3a2-3_amd64.deb".into(), size: 1234, sha256: digits }]);
+        assert_eq!(
+            listed,
+            [ListedPackage { file: "a_1%3a2-3_amd64.deb".into(), size: 1234, sha256: digits }]
+        );
     }
 
     #[test]

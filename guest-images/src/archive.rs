@@ -13,13 +13,13 @@ pub const ALIGNMENT: usize = 4;
 
 /// Archive under construction. Equal calls make equal bytes: times and owners are zero.
 #[derive(Debug, Default)]
-pub struct Archive {
+pub struct CpioArchive {
     bytes: Vec<u8>,
     directories: BTreeSet<String>,
     entries: u32,
 }
 
-impl Archive {
+impl CpioArchive {
     /// Returns an empty archive.
     pub fn new() -> Self {
         Self::default()
@@ -108,13 +108,13 @@ impl Archive {
     }
 }
 
-/// Returns the archive that gives an image's init its command. A launcher pads the image's initrd with zeros to a
-/// multiple of [`ALIGNMENT`], and appends the archive.
+/// Returns the archive that gives an image's init its command. A launcher pads the image's initrd with zeros
+/// to a multiple of [`ALIGNMENT`], and appends the archive.
 ///
 /// # Errors
 /// The command is longer than 4 GiB.
 pub fn command_archive<S: AsRef<OsStr>>(argv: impl IntoIterator<Item = S>) -> io::Result<Vec<u8>> {
-    let mut archive = Archive::new();
+    let mut archive = CpioArchive::new();
     archive.file(COMMAND_FILE, 0o444, &encode_command(argv))?;
     archive.finish()
 }
@@ -143,7 +143,7 @@ mod tests {
 
     #[test]
     fn directories_come_before_what_is_in_them_and_once() {
-        let mut archive = Archive::new();
+        let mut archive = CpioArchive::new();
         archive.file("/lib/modules/a.ko", 0o644, b"module").unwrap();
         archive.directory("/lib/modules", 0o700).unwrap();
         archive.symlink("bin", "usr/bin").unwrap();

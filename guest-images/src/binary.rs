@@ -13,7 +13,8 @@ use crate::place::workspace;
 /// The target of `.cargo/config.toml`, whose flags make every program static.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
-/// Builds a program of this workspace for release and returns its path. Takes a moment if the program is built already.
+/// Builds a program of this workspace for release and returns its path. Takes a moment if the program is
+/// built already.
 ///
 /// # Errors
 /// There is no such program, or it does not compile: the compiler's last lines are in the error.
@@ -107,7 +108,10 @@ mod tests {
     #[test]
     fn programs_report_their_work() {
         let brief = ["--seconds", "0.05"];
-        assert!(output_text("recursion", &["--depth", "7", "--seconds", "0.05"]).starts_with("descend was 7 times"));
+        assert!(
+            output_text("recursion", &["--depth", "7", "--seconds", "0.05"])
+                .starts_with("descend was 7 times")
+        );
         // 1 + 2 + ... + 9,999.
         assert!(output_text("loop", &["--iterations", "10000"]).contains(" 49995000, "));
         assert!(output_text("call", &["--outer", "100"]).starts_with("outer 100 inner 4950 iterations"));

@@ -1,10 +1,12 @@
 //! Real programs of Debian's packages on one disk, with small workloads that measure themselves.
 //!
 //! ```text
-//! Debian packages --mmdebstrap--> a directory, with guest-images/corpus below /opt --mke2fs -d--> corpus-bookworm.img
+//! Debian packages ------mmdebstrap--> a directory --mke2fs -d--> corpus-bookworm.img
+//! guest-images/corpus --its /opt--------^
 //! ```
 //!
-//! The disk is one ext4 without partitions, and its init is systemd. The servers are installed but not started.
+//! The disk is one ext4 without partitions, and its init is systemd. The servers are installed but not
+//! started.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,10 +14,10 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 use crate::debian::DebianRelease;
-use crate::installation::{Installation, quoted};
+use crate::installation::{DebianInstallation, quoted};
 use crate::manifest::{Manifest, fingerprint, product};
-use crate::place::{Lock, guest_directory, make_directory};
-use crate::sources::Release;
+use crate::place::{DirectoryLock, guest_directory, make_directory};
+use crate::sources::DebianSuites;
 use crate::{Progress, disk};
 
 /// Packages besides those of every Debian: a bootable system, and the programs that both releases name alike.
@@ -32,8 +34,8 @@ const ROOT_UUID: &str = "6f1d2c3e-5a4b-4c8d-9e7f-767072660006";
 /// Free space for the guest's writes, bytes: a small database.
 const FREE: u64 = 1 << 30;
 
-/// Script with the settings that an installer would ask for, and the place of the programs. mmdebstrap passes the
-/// root's path as `$1`.
+/// Script with the settings that an installer would ask for, and the place of the programs. mmdebstrap passes
+/// the root's path as `$1`.
 const SETTLE: &str = include_str!("../corpus/settle.sh");
 
 /// Names and texts of the programs, which are below `/opt/corpus` in the guest.
@@ -51,10 +53,10 @@ const PROGRAMS: &[(&str, &str)] = &[
 ];
 
 /// Returns the suites of a release, and its packages in mmdebstrap's form.
-fn contents(release: DebianRelease) -> (Release, String) {
+fn contents(release: DebianRelease) -> (DebianSuites, String) {
     let (suites, own) = match release {
-        DebianRelease::Bookworm => (Release::Bookworm, BOOKWORM),
-        DebianRelease::Trixie => (Release::Trixie, TRIXIE),
+        DebianRelease::Bookworm => (DebianSuites::Bookworm, BOOKWORM),
+        DebianRelease::Trixie => (DebianSuites::Trixie, TRIXIE),
     };
     (suites, format!("{PACKAGES},{own}"))
 }
@@ -74,13 +76,13 @@ fn recipe(release: DebianRelease) -> String {
     fingerprint(&parts, &[], &[])
 }
 
-/// Makes `corpus-RELEASE.img` and returns its path below `target/guest`. A manifest next to the image lists its
-/// contents.
+/// Makes `corpus-RELEASE.img` and returns its path below `target/guest`. A manifest next to the image lists
+/// its contents.
 ///
 /// # Errors
 /// A tool is missing, Debian's archive cannot be reached, the disk is full.
 pub fn corpus(release: DebianRelease, progress: &dyn Progress) -> Result<PathBuf> {
-    let lock = Lock::take()?;
+    let lock = DirectoryLock::take()?;
     let name = format!("corpus-{release}.img");
     let image = guest_directory().join(&name);
     let manifest = image.with_extension("manifest.json");
@@ -121,8 +123,8 @@ fn build(release: DebianRelease, stage: &Path, image: &Path) -> Result<String> {
     }
     let hook = format!("ROOT_UUID={ROOT_UUID} sh {} \"$1\" {}", quoted(&settle)?, quoted(&programs)?);
     let (suites, packages) = contents(release);
-    let root = Installation { release: suites, packages: &packages, hook }.unpack_into(stage)?;
-    let file_system = disk::Ext4 { label: "corpus", uuid: ROOT_UUID, free: FREE, owners: root.owners };
+    let root = DebianInstallation { release: suites, packages: &packages, hook }.unpack_into(stage)?;
+    let file_system = disk::Ext4Options { label: "corpus", uuid: ROOT_UUID, free: FREE, owners: root.owners };
     disk::make(&root.path, image, &file_system)?;
     Ok(root.kernel_release)
 }

@@ -15,11 +15,11 @@ use std::str::FromStr;
 
 use anyhow::{Context, Result};
 
-use crate::installation::{Installation, quoted};
-use crate::kernel::Unknown;
-use crate::manifest::{Manifest, Product, fingerprint, product};
-use crate::place::{Lock, guest_directory};
-use crate::sources::Release;
+use crate::installation::{DebianInstallation, quoted};
+use crate::kernel::UnknownName;
+use crate::manifest::{Manifest, ProductFile, fingerprint, product};
+use crate::place::{DirectoryLock, guest_directory};
+use crate::sources::DebianSuites;
 use crate::tools::{run, tool};
 use crate::{Progress, disk, esp, partitions};
 
@@ -34,22 +34,22 @@ pub enum DebianRelease {
 }
 
 impl DebianRelease {
-    fn suites(self) -> Release {
+    fn suites(self) -> DebianSuites {
         match self {
-            Self::Bookworm => Release::Bookworm,
-            Self::Trixie => Release::Trixie,
+            Self::Bookworm => DebianSuites::Bookworm,
+            Self::Trixie => DebianSuites::Trixie,
         }
     }
 }
 
 impl FromStr for DebianRelease {
-    type Err = Unknown;
+    type Err = UnknownName;
 
-    fn from_str(text: &str) -> Result<Self, Unknown> {
+    fn from_str(text: &str) -> Result<Self, UnknownName> {
         match text {
             "bookworm" => Ok(Self::Bookworm),
             "trixie" => Ok(Self::Trixie),
-            _ => Err(Unknown::new(text, "bookworm or trixie")),
+            _ => Err(UnknownName::new(text, "bookworm or trixie")),
         }
     }
 }
@@ -71,13 +71,13 @@ pub enum FileFormat {
 }
 
 impl FromStr for FileFormat {
-    type Err = Unknown;
+    type Err = UnknownName;
 
-    fn from_str(text: &str) -> Result<Self, Unknown> {
+    fn from_str(text: &str) -> Result<Self, UnknownName> {
         match text {
             "raw" => Ok(Self::Raw),
             "qcow2" => Ok(Self::Qcow2),
-            _ => Err(Unknown::new(text, "raw or qcow2")),
+            _ => Err(UnknownName::new(text, "raw or qcow2")),
         }
     }
 }
@@ -125,8 +125,8 @@ const ROOT_UUID: &str = "6f1d2c3e-5a4b-4c8d-9e7f-767072660002";
 /// FAT's volume id of the EFI system partition.
 const ESP_ID: &str = "76707266";
 
-/// Script with the settings that an installer would ask for, and those that the boot loader's tool needs because
-/// nothing is mounted. mmdebstrap passes the root's path as `$1`.
+/// Script with the settings that an installer would ask for, and those that the boot loader's tool needs
+/// because nothing is mounted. mmdebstrap passes the root's path as `$1`.
 const SETTLE: &str = include_str!("debian-settle.sh");
 
 /// Everything in this crate that determines the contents of the image.
@@ -139,12 +139,13 @@ const RECIPE: &[&str] = &[
     include_str!("partitions.rs"),
 ];
 
-/// Makes a Debian image and returns its path below `target/guest`. A manifest next to the image lists its contents.
+/// Makes a Debian image and returns its path below `target/guest`. A manifest next to the image lists its
+/// contents.
 ///
 /// # Errors
 /// A tool is missing, Debian's archive cannot be reached, the disk is full.
 pub fn debian(options: &DebianOptions, progress: &dyn Progress) -> Result<PathBuf> {
-    let lock = Lock::take()?;
+    let lock = DirectoryLock::take()?;
     let directory = guest_directory();
     let raw = DebianOptions { format: FileFormat::Raw, ..*options };
     let image = directory.join(raw.file_name());
@@ -165,7 +166,12 @@ pub fn debian(options: &DebianOptions, progress: &dyn Progress) -> Result<PathBu
 }
 
 /// Converts the raw image to qcow2, unless the qcow2 file was made from the same raw image.
-fn qcow2_of(raw: &Path, options: &DebianOptions, lock: &Lock, progress: &dyn Progress) -> Result<PathBuf> {
+fn qcow2_of(
+    raw: &Path,
+    options: &DebianOptions,
+    lock: &DirectoryLock,
+    progress: &dyn Progress,
+) -> Result<PathBuf> {
     let image = guest_directory().join(options.file_name());
     let manifest = image.with_added_extension("manifest.json");
     let of_raw = Manifest::read(&raw.with_extension("manifest.json"))?;
@@ -184,7 +190,7 @@ fn qcow2_of(raw: &Path, options: &DebianOptions, lock: &Lock, progress: &dyn Pro
     Ok(image)
 }
 
-fn record(path: &Path, fingerprint: String, kernel_release: String, made: Product) -> Result<()> {
+fn record(path: &Path, fingerprint: String, kernel_release: String, made: ProductFile) -> Result<()> {
     // The image's package database has the packages.
     Manifest { fingerprint, kernel_release, products: vec![made], packages: Vec::new(), programs: Vec::new() }
         .write(path)
@@ -196,13 +202,14 @@ fn build(release: DebianRelease, stage: &Path, progress: &dyn Progress) -> Resul
     let settle = stage.join("settle.sh");
     fs::write(&settle, SETTLE).with_context(|| format!("cannot write {}", settle.display()))?;
     let hook = format!("ROOT_UUID={ROOT_UUID} ESP_ID={ESP_ID} sh {} \"$1\"", quoted(&settle)?);
-    let installation = Installation { release: release.suites(), packages: PACKAGES, hook };
+    let installation = DebianInstallation { release: release.suites(), packages: PACKAGES, hook };
     let root = installation.unpack_into(stage)?;
     progress.end();
     progress.begin("making the Debian image");
     let esp = stage.join("esp");
     esp::make(&root.path.join("boot/efi"), &esp, ESP_ID)?;
-    let file_system = disk::Ext4 { label: "debian", uuid: ROOT_UUID, free: 512 << 20, owners: root.owners };
+    let file_system =
+        disk::Ext4Options { label: "debian", uuid: ROOT_UUID, free: 512 << 20, owners: root.owners };
     let root_image = stage.join("rootfs");
     disk::make(&root.path, &root_image, &file_system)?;
     partitions::join(&stage.join("disk"), &esp, &root_image)?;

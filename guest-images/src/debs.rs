@@ -8,23 +8,23 @@ use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 
 use crate::Progress;
-use crate::apt::{Apt, Listed};
-use crate::manifest::{Input, sha256_of};
+use crate::apt::{Apt, ListedPackage};
+use crate::manifest::{PackageFile, sha256_of};
 use crate::place::{make_directory, write_whole};
-use crate::sources::Release;
+use crate::sources::DebianSuites;
 use crate::tools::{pipe, tool};
 
 /// Packages that a recipe needs from Debian.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Wanted<'a> {
+pub(crate) enum PackageQuery<'a> {
     /// Packages of Debian 12 with all their dependencies.
     Closure(&'a [&'a str]),
-    /// Kernel on which a meta package of a release depends, without the other dependencies, which only the installation
-    /// needs.
-    Kernel(Release, &'a str),
+    /// Kernel on which a meta package of a release depends, without the other dependencies, which only the
+    /// installation needs.
+    Kernel(DebianSuites, &'a str),
 }
 
-impl Wanted<'_> {
+impl PackageQuery<'_> {
     /// Returns the key under which the resolved packages are kept. Another list of packages has another key.
     fn key(&self) -> String {
         match self {
@@ -34,9 +34,9 @@ impl Wanted<'_> {
         }
     }
 
-    fn release(&self) -> Release {
+    fn release(&self) -> DebianSuites {
         match self {
-            Self::Closure(_) => Release::Bookworm,
+            Self::Closure(_) => DebianSuites::Bookworm,
             Self::Kernel(release, _) => *release,
         }
     }
@@ -44,20 +44,20 @@ impl Wanted<'_> {
 
 /// Packages of each query that was resolved, in `resolved.json`.
 #[derive(Debug, Default, Serialize, Deserialize)]
-struct Resolved {
-    answers: BTreeMap<String, Vec<Input>>,
+struct ResolvedQueries {
+    answers: BTreeMap<String, Vec<PackageFile>>,
 }
 
 /// Directory of package files, and the resolved queries.
 #[derive(Debug)]
-pub(crate) struct Store {
+pub(crate) struct PackageStore {
     directory: PathBuf,
     apt_directory: PathBuf,
-    resolved: Resolved,
-    apts: BTreeMap<Release, Apt>,
+    resolved: ResolvedQueries,
+    apts: BTreeMap<DebianSuites, Apt>,
 }
 
-impl Store {
+impl PackageStore {
     /// Opens the store below the guest directory. The caller holds the lock of that directory.
     pub(crate) fn open(guest_directory: &Path) -> Result<Self> {
         let directory = guest_directory.join("debs");
@@ -71,18 +71,22 @@ impl Store {
     }
 
     /// Returns the path of a package file.
-    pub(crate) fn path(&self, input: &Input) -> PathBuf {
+    pub(crate) fn path(&self, input: &PackageFile) -> PathBuf {
         self.directory.join(&input.file)
     }
 
     /// Returns the paths of package files.
-    pub(crate) fn paths(&self, inputs: &[Input]) -> Vec<PathBuf> {
+    pub(crate) fn paths(&self, inputs: &[PackageFile]) -> Vec<PathBuf> {
         inputs.iter().map(|input| self.path(input)).collect()
     }
 
-    /// Returns the packages of a query, all of them in the store. Uses the network only for a query that was never
-    /// resolved, or whose files are missing.
-    pub(crate) fn fetch(&mut self, wanted: Wanted<'_>, progress: &dyn Progress) -> Result<Vec<Input>> {
+    /// Returns the packages of a query, all of them in the store. Uses the network only for a query that was
+    /// never resolved, or whose files are missing.
+    pub(crate) fn fetch(
+        &mut self,
+        wanted: PackageQuery<'_>,
+        progress: &dyn Progress,
+    ) -> Result<Vec<PackageFile>> {
         let key = wanted.key();
         if let Some(known) = self.resolved.answers.get(&key)
             && known.iter().all(|input| self.holds(input))
@@ -96,33 +100,34 @@ impl Store {
         Ok(inputs)
     }
 
-    fn holds(&self, input: &Input) -> bool {
+    fn holds(&self, input: &PackageFile) -> bool {
         fs::metadata(self.path(input)).is_ok_and(|meta| meta.len() == input.size)
     }
 
-    fn resolve(&mut self, wanted: Wanted<'_>, progress: &dyn Progress) -> Result<Vec<Input>> {
+    fn resolve(&mut self, wanted: PackageQuery<'_>, progress: &dyn Progress) -> Result<Vec<PackageFile>> {
         let release = wanted.release();
         let apt = match self.apts.remove(&release) {
             Some(apt) => apt,
             None => self.fresh_apt(release, progress)?,
         };
-        // The meta package is replaced by the kernel's packages, so that all later steps see the same versions.
+        // The meta package is replaced by the kernel's packages, so that all later steps see the same
+        // versions.
         let kernel = match wanted {
-            Wanted::Kernel(_, meta) => apt.kernel_packages(meta)?,
-            Wanted::Closure(_) => Vec::new(),
+            PackageQuery::Kernel(_, meta) => apt.kernel_packages(meta)?,
+            PackageQuery::Closure(_) => Vec::new(),
         };
         let kernel: Vec<&str> = kernel.iter().map(String::as_str).collect();
         let listed = match wanted {
-            Wanted::Closure(packages) => apt.list_closure(packages)?,
-            Wanted::Kernel(..) => apt.list_alone(&kernel)?,
+            PackageQuery::Closure(packages) => apt.list_closure(packages)?,
+            PackageQuery::Kernel(..) => apt.list_alone(&kernel)?,
         };
         let bytes: u64 = listed.iter().map(|listed| listed.size).sum();
         let megabytes = bytes.div_ceil(1_000_000);
         progress.begin(&format!("fetching Debian packages: {} files, {megabytes} MB", listed.len()));
         self.remove_damaged(&listed)?;
         match wanted {
-            Wanted::Closure(packages) => apt.download_closure(packages, &self.directory)?,
-            Wanted::Kernel(..) => apt.download_alone(&kernel, &self.directory)?,
+            PackageQuery::Closure(packages) => apt.download_closure(packages, &self.directory)?,
+            PackageQuery::Kernel(..) => apt.download_alone(&kernel, &self.directory)?,
         }
         let inputs = listed.iter().map(|listed| self.check(listed)).collect::<Result<Vec<_>>>()?;
         progress.end();
@@ -130,7 +135,7 @@ impl Store {
         Ok(inputs)
     }
 
-    fn fresh_apt(&self, release: Release, progress: &dyn Progress) -> Result<Apt> {
+    fn fresh_apt(&self, release: DebianSuites, progress: &dyn Progress) -> Result<Apt> {
         progress.begin(&format!("reading the package lists of Debian's {}", release.name()));
         let apt = Apt::new(&self.apt_directory.join(release.name()), release)?;
         apt.update()?;
@@ -139,7 +144,7 @@ impl Store {
     }
 
     /// Removes files with wrong contents. apt compares only name and length, and would keep them.
-    fn remove_damaged(&self, listed: &[Listed]) -> Result<()> {
+    fn remove_damaged(&self, listed: &[ListedPackage]) -> Result<()> {
         for listed in listed {
             let path = self.directory.join(&listed.file);
             if path.exists() && sha256_of(&path)? != listed.sha256 {
@@ -150,7 +155,7 @@ impl Store {
     }
 
     /// Compares a downloaded file with its hash in the signed lists.
-    fn check(&self, listed: &Listed) -> Result<Input> {
+    fn check(&self, listed: &ListedPackage) -> Result<PackageFile> {
         let path = self.directory.join(&listed.file);
         let sha256 = sha256_of(&path)?;
         ensure!(
@@ -160,7 +165,7 @@ impl Store {
             listed.sha256
         );
         let (name, version) = name_and_version(&listed.file)?;
-        Ok(Input { name, version, file: listed.file.clone(), size: listed.size, sha256 })
+        Ok(PackageFile { name, version, file: listed.file.clone(), size: listed.size, sha256 })
     }
 }
 
@@ -203,18 +208,18 @@ mod tests {
         let debs = directory.path().join("debs");
         fs::create_dir(&debs).unwrap();
         fs::write(debs.join("a_1_amd64.deb"), b"abc").unwrap();
-        let input = Input {
+        let input = PackageFile {
             name: "a".into(),
             version: "1".into(),
             file: "a_1_amd64.deb".into(),
             size: 3,
             sha256: "00".into(),
         };
-        let resolved = Resolved { answers: [("a b".to_owned(), vec![input.clone()])].into() };
+        let resolved = ResolvedQueries { answers: [("a b".to_owned(), vec![input.clone()])].into() };
         fs::write(debs.join("resolved.json"), serde_json::to_vec(&resolved).unwrap()).unwrap();
-        let mut store = Store::open(directory.path()).unwrap();
+        let mut store = PackageStore::open(directory.path()).unwrap();
         assert_eq!(
-            store.fetch(Wanted::Closure(&["a", "b"]), &crate::Silent).unwrap(),
+            store.fetch(PackageQuery::Closure(&["a", "b"]), &crate::SilentProgress).unwrap(),
             std::slice::from_ref(&input)
         );
         assert!(!directory.path().join("apt").exists());

@@ -16,7 +16,7 @@ const STEP: u64 = 16 << 20;
 
 /// Options of a file system.
 #[derive(Debug)]
-pub(crate) struct Ext4<'a> {
+pub(crate) struct Ext4Options<'a> {
     /// Label of the file system.
     pub(crate) label: &'a str,
     /// UUID of the file system, fixed so that equal inputs make equal disks, as far as mke2fs can.
@@ -28,8 +28,8 @@ pub(crate) struct Ext4<'a> {
 }
 
 /// Makes a sparse file that is one ext4 file system with the contents of `root`.
-pub(crate) fn make(root: &Path, image: &Path, fs: &Ext4<'_>) -> Result<()> {
-    let Ext4 { label, uuid, free, owners } = fs;
+pub(crate) fn make(root: &Path, image: &Path, fs: &Ext4Options<'_>) -> Result<()> {
+    let Ext4Options { label, uuid, free, owners } = fs;
     let contents = walk(root)?;
     // Every file ends in the middle of a block, and inodes need space as well.
     let used: u64 = contents.iter().map(|(_, meta)| meta.len().next_multiple_of(4096) + 1024).sum();
@@ -65,8 +65,8 @@ fn walk(root: &Path) -> Result<Vec<(PathBuf, Metadata)>> {
     Ok(found)
 }
 
-/// Sets the owners of files in the image by debugfs. mke2fs copies the owners in the directory, which belongs to the
-/// user who builds.
+/// Sets the owners of files in the image by debugfs. mke2fs copies the owners in the directory, which belongs
+/// to the user who builds.
 fn give(
     root: &Path,
     contents: &[(PathBuf, Metadata)],
@@ -77,7 +77,10 @@ fn give(
     for (path, meta) in contents {
         let inside = path.strip_prefix(root).unwrap_or(path);
         let Some(name) = inside.to_str().filter(|name| !name.contains(['"', '\n'])) else {
-            bail!("cannot pass the name of {} to debugfs: it has a quote, a newline, or is not UTF-8", path.display());
+            bail!(
+                "cannot pass the name of {} to debugfs: it has a quote, a newline, or is not UTF-8",
+                path.display()
+            );
         };
         let (uid, gid) = owners.get(inside).copied().unwrap_or((0, 0));
         for (field, has, wanted) in [("uid", meta.uid(), uid), ("gid", meta.gid(), gid)] {
@@ -115,7 +118,8 @@ mod tests {
         fs::create_dir_all(root.join("etc/with space")).unwrap();
         fs::write(root.join("etc/with space/file"), b"hello\n").unwrap();
         std::os::unix::fs::symlink("etc", root.join("link")).unwrap();
-        // Another user's build is imitated, which only root can do; for other users the files are such already.
+        // Another user's build is imitated, which only root can do; for other users the files are such
+        // already.
         if fs::metadata(&root).unwrap().uid() == 0 {
             std::os::unix::fs::chown(root.join("etc/with space/file"), Some(1234), Some(1234)).unwrap();
             std::os::unix::fs::lchown(root.join("link"), Some(1234), Some(1234)).unwrap();
@@ -123,7 +127,7 @@ mod tests {
         let image = directory.path().join("x.img");
         let uuid = "6f1d2c3e-5a4b-4c8d-9e7f-767072660009";
         let owners = HashMap::from([(PathBuf::from("etc/with space"), (7, 8))]);
-        make(&root, &image, &Ext4 { label: "x", uuid, free: 8 << 20, owners }).unwrap();
+        make(&root, &image, &Ext4Options { label: "x", uuid, free: 8 << 20, owners }).unwrap();
         let debugfs = |request: &str| {
             output_of(tool("debugfs", "e2fsprogs").unwrap().args(["-R", request]).arg(&image)).unwrap()
         };

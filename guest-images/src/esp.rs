@@ -11,8 +11,8 @@ use crate::tools::{run, tool};
 /// Size of the partition, bytes: enough for a few kernels with their initrds, and for the clusters of FAT32.
 const SIZE: u64 = 128 << 20;
 
-/// Makes a sparse file that is a FAT32 file system with the contents of `directory`. Afterwards `directory` is empty,
-/// because the guest mounts the partition there. `id` is the volume id, eight hexadecimal digits.
+/// Makes a sparse file that is a FAT32 file system with the contents of `directory`. Afterwards `directory`
+/// is empty, because the guest mounts the partition there. `id` is the volume id, eight hexadecimal digits.
 pub(crate) fn make(directory: &Path, image: &Path, id: &str) -> Result<()> {
     let file = File::create(image).with_context(|| format!("cannot write {}", image.display()))?;
     file.set_len(SIZE).with_context(|| format!("cannot make {} {SIZE} bytes long", image.display()))?;

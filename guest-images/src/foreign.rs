@@ -1,7 +1,9 @@
-//! The guests' C and C++ programs: compiled by the machine's compilers, dynamically linked, with debug information.
+//! The guests' C and C++ programs: compiled by the machine's compilers, dynamically linked, with debug
+//! information.
 //!
-//! The programs run with Debian 12's libraries, which may be older than the machine's. Therefore they use only functions
-//! that glibc and libstdc++ have had for long: no iostreams, no `strtol` (`__isoc23_strtol` since glibc 2.38).
+//! The programs run with Debian 12's libraries, which may be older than the machine's. Therefore they use
+//! only functions that glibc and libstdc++ have had for long: no iostreams, no `strtol` (`__isoc23_strtol`
+//! since glibc 2.38).
 
 use std::path::{Path, PathBuf};
 

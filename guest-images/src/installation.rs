@@ -11,14 +11,14 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 
 use crate::place::make_directory;
-use crate::sources::{MIRROR_VARIABLE, Mirrors, Release};
+use crate::sources::{ArchiveMirrors, DebianSuites, MIRROR_VARIABLE};
 use crate::tools::{output_of, run, tool};
 
 /// Installation by mmdebstrap.
 #[derive(Debug)]
-pub(crate) struct Installation<'a> {
+pub(crate) struct DebianInstallation<'a> {
     /// Release of Debian.
-    pub(crate) release: Release,
+    pub(crate) release: DebianSuites,
     /// Packages besides those that every Debian has, separated by commas.
     pub(crate) packages: &'a str,
     /// Shell command that completes the new system, whose root is `$1`.
@@ -36,7 +36,7 @@ pub(crate) struct InstalledRoot {
     pub(crate) kernel_release: String,
 }
 
-impl Installation<'_> {
+impl DebianInstallation<'_> {
     /// Installs the system into a directory below `stage`.
     ///
     /// # Errors
@@ -58,7 +58,8 @@ impl Installation<'_> {
 
     /// Installs Debian into an archive.
     fn install(&self, stage: &Path, archive: &Path) -> Result<()> {
-        let mirrors = Mirrors::from_machine(Path::new("/etc/apt"), std::env::var(MIRROR_VARIABLE).ok())?;
+        let mirrors =
+            ArchiveMirrors::from_machine(Path::new("/etc/apt"), std::env::var(MIRROR_VARIABLE).ok())?;
         let sources = stage.join("debian.sources");
         fs::write(&sources, mirrors.to_deb822(self.release))
             .with_context(|| format!("cannot write {}", sources.display()))?;

@@ -12,7 +12,7 @@ use crate::place::write_whole;
 
 /// Debian package in an image.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Input {
+pub struct PackageFile {
     /// Name of the package.
     pub name: String,
     /// Version, epoch included.
@@ -27,7 +27,7 @@ pub struct Input {
 
 /// Program of this workspace in an image.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Program {
+pub struct ProgramFile {
     /// File name.
     pub name: String,
     /// SHA-256 of the file, hexadecimal.
@@ -36,12 +36,13 @@ pub struct Program {
 
 /// File that was made.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Product {
+pub struct ProductFile {
     /// Name, relative to the manifest.
     pub file: String,
     /// Length in bytes.
     pub size: u64,
-    /// SHA-256, hexadecimal, of the new file. A guest that runs on an image without `--snapshot` changes the file.
+    /// SHA-256, hexadecimal, of the new file. A guest that runs on an image without `--snapshot` changes the
+    /// file.
     pub sha256: String,
 }
 
@@ -53,11 +54,11 @@ pub struct Manifest {
     /// Release of the guest's kernel, as `uname -r` prints it.
     pub kernel_release: String,
     /// Files that were made.
-    pub products: Vec<Product>,
+    pub products: Vec<ProductFile>,
     /// Debian packages, in the order in which they were unpacked.
-    pub packages: Vec<Input>,
+    pub packages: Vec<PackageFile>,
     /// Programs of this workspace.
-    pub programs: Vec<Program>,
+    pub programs: Vec<ProgramFile>,
 }
 
 impl Manifest {
@@ -90,7 +91,7 @@ impl Manifest {
 }
 
 /// Returns one hash over all inputs of an image.
-pub(crate) fn fingerprint(recipe: &[&str], packages: &[Input], programs: &[Program]) -> String {
+pub(crate) fn fingerprint(recipe: &[&str], packages: &[PackageFile], programs: &[ProgramFile]) -> String {
     let mut hash = Sha256::new();
     // The lengths separate neighbouring parts.
     let mut part = |text: &str| {
@@ -119,9 +120,9 @@ pub(crate) fn sha256_of(path: &Path) -> Result<String> {
 }
 
 /// Returns the manifest's entry for a new file; `name` is the file's final name.
-pub(crate) fn product(path: &Path, name: &str) -> Result<Product> {
+pub(crate) fn product(path: &Path, name: &str) -> Result<ProductFile> {
     let size = fs::metadata(path).with_context(|| format!("cannot read {}", path.display()))?.len();
-    Ok(Product { file: name.to_owned(), size, sha256: sha256_of(path)? })
+    Ok(ProductFile { file: name.to_owned(), size, sha256: sha256_of(path)? })
 }
 
 fn hex(bytes: &[u8]) -> String {
@@ -132,12 +133,12 @@ fn hex(bytes: &[u8]) -> String {
 mod tests {
     use super::*;
 
-    fn input(file: &str) -> Input {
-        Input { name: "a".into(), version: "1".into(), file: file.into(), size: 3, sha256: "00".into() }
+    fn input(file: &str) -> PackageFile {
+        PackageFile { name: "a".into(), version: "1".into(), file: file.into(), size: 3, sha256: "00".into() }
     }
 
-    fn program(name: &str) -> Program {
-        Program { name: name.into(), sha256: "11".into() }
+    fn program(name: &str) -> ProgramFile {
+        ProgramFile { name: name.into(), sha256: "11".into() }
     }
 
     #[test]

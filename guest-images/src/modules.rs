@@ -1,7 +1,7 @@
 //! Kernel modules and the order of loading them.
 //!
-//! Debian's kernel packages have no `modules.dep`: depmod makes that file on installation. The dependencies of a module
-//! are in the module itself, as `depends=` in its `.modinfo` section (include/linux/module.h).
+//! Debian's kernel packages have no `modules.dep`: depmod makes that file on installation. The dependencies
+//! of a module are in the module itself, as `depends=` in its `.modinfo` section (include/linux/module.h).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -13,7 +13,7 @@ use crate::tools::{run, tool};
 
 /// Modules of one kernel.
 #[derive(Debug, Default)]
-pub(crate) struct Modules {
+pub(crate) struct KernelModules {
     /// Files by module name.
     files: BTreeMap<String, PathBuf>,
     /// Names of modules that are part of the kernel image.
@@ -22,14 +22,14 @@ pub(crate) struct Modules {
 
 /// Module for an initramfs.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Module {
+pub(crate) struct KernelModule {
     /// Name of the module, with underscores.
     pub(crate) name: String,
     /// Uncompressed ELF file.
     pub(crate) contents: Vec<u8>,
 }
 
-impl Modules {
+impl KernelModules {
     /// Finds the modules below `/lib/modules/RELEASE` of an unpacked kernel package.
     pub(crate) fn find(directory: &Path) -> Result<Self> {
         let mut modules = Self::default();
@@ -53,8 +53,9 @@ impl Modules {
         Ok(modules)
     }
 
-    /// Returns the modules `needed`, and those of `useful` that this kernel has, each after all its dependencies.
-    pub(crate) fn load_order(&self, needed: &[&str], useful: &[&str]) -> Result<Vec<Module>> {
+    /// Returns the modules `needed`, and those of `useful` that this kernel has, each after all its
+    /// dependencies.
+    pub(crate) fn load_order(&self, needed: &[&str], useful: &[&str]) -> Result<Vec<KernelModule>> {
         let useful = useful.iter().filter(|name| self.files.contains_key(**name));
         let mut order = Vec::new();
         let mut done = self.built_in.clone();
@@ -69,7 +70,7 @@ impl Modules {
         name: &str,
         above: &mut Vec<String>,
         done: &mut BTreeSet<String>,
-        order: &mut Vec<Module>,
+        order: &mut Vec<KernelModule>,
     ) -> Result<()> {
         if done.contains(name) {
             return Ok(());
@@ -91,7 +92,7 @@ impl Modules {
         }
         above.pop();
         done.insert(name.to_owned());
-        order.push(Module { name: name.to_owned(), contents });
+        order.push(KernelModule { name: name.to_owned(), contents });
         Ok(())
     }
 }
@@ -177,7 +178,7 @@ mod tests {
         file
     }
 
-    fn kernel(built_in: &str, modules: &[(&str, &str)]) -> (tempfile::TempDir, Modules) {
+    fn kernel(built_in: &str, modules: &[(&str, &str)]) -> (tempfile::TempDir, KernelModules) {
         let directory = tempfile::tempdir().unwrap();
         fs::create_dir(directory.path().join("kernel")).unwrap();
         fs::write(directory.path().join("modules.builtin"), built_in).unwrap();
@@ -185,11 +186,11 @@ mod tests {
             let info = format!("license=GPL\0depends={depends}\0name=x\0");
             fs::write(directory.path().join("kernel").join(format!("{name}.ko")), elf(&info)).unwrap();
         }
-        let modules = Modules::find(directory.path()).unwrap();
+        let modules = KernelModules::find(directory.path()).unwrap();
         (directory, modules)
     }
 
-    fn names(order: &[Module]) -> Vec<&str> {
+    fn names(order: &[KernelModule]) -> Vec<&str> {
         order.iter().map(|module| module.name.as_str()).collect()
     }
 

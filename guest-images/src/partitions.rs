@@ -27,8 +27,8 @@ pub(crate) fn join(disk: &Path, esp: &Path, root: &Path) -> Result<()> {
     let mut file = File::create(disk).with_context(|| format!("cannot write {}", disk.display()))?;
     file.set_len(size).with_context(|| format!("cannot make {} {size} bytes long", disk.display()))?;
 
-    // U is an alias of the EFI system partition's GUID (sfdisk(8), "Parsing partition types"). The other GUID is the type
-    // of Linux' root for x86-64.
+    // U is an alias of the EFI system partition's GUID (sfdisk(8), "Parsing partition types"). The other GUID
+    // is the type of Linux' root for x86-64.
     let script = format!(
         "label: gpt\nlabel-id: 6F1D2C3E-5A4B-4C8D-9E7F-767072660003\n\
          start={}, size={}, type=U, uuid=6F1D2C3E-5A4B-4C8D-9E7F-767072660004\n\

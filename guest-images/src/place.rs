@@ -19,9 +19,11 @@ pub fn guest_directory() -> PathBuf {
 
 /// Lock for changes in the guest directory, released when dropped, or when the process dies.
 #[derive(Debug)]
-pub(crate) struct Lock(#[expect(dead_code, reason = "held, not read: closing the file unlocks it")] File);
+pub(crate) struct DirectoryLock(
+    #[expect(dead_code, reason = "held, not read: closing the file unlocks it")] File,
+);
 
-impl Lock {
+impl DirectoryLock {
     /// Creates the guest directory if it is missing, and waits until no other process changes it.
     pub(crate) fn take() -> Result<Self> {
         let directory = guest_directory();

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 use crate::debs::unpack;
-use crate::kernel::Kernel;
+use crate::kernel::UnpackedKernel;
 use crate::place::make_directory;
 
 /// Everything in this crate that determines a whole-disk image of such a file system.
@@ -44,14 +44,15 @@ pub(crate) fn unpack_packages(debs: &[PathBuf], root: &Path) -> Result<()> {
 }
 
 /// Moves an unpacked kernel to `/boot/vmlinuz`, and writes its initrd next to it.
-pub(crate) fn put_boot(root: &Path, kernel: &Kernel, initrd: &[u8]) -> Result<()> {
+pub(crate) fn put_boot(root: &Path, kernel: &UnpackedKernel, initrd: &[u8]) -> Result<()> {
     let boot = root.join("boot");
     put_directory(&boot, 0o755)?;
     fs::rename(&kernel.image, boot.join("vmlinuz")).context("cannot name the kernel /boot/vmlinuz")?;
     put(&boot.join("initrd.img"), 0o644, initrd)
 }
 
-/// Writes the files of the packages' installation scripts, which did not run, as far as programs need those files.
+/// Writes the files of the packages' installation scripts, which did not run, as far as programs need those
+/// files.
 pub(crate) fn settle(root: &Path) -> Result<()> {
     for directory in ["dev", "proc", "sys", "run", "etc", "mnt", "usr/local", "usr/local/bin"] {
         put_directory(&root.join(directory), 0o755)?;

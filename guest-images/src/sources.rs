@@ -1,7 +1,8 @@
 //! Sources of Debian packages: suites and mirrors.
 //!
-//! The suites are those of a [`Release`], so that every machine gets the same packages, Ubuntu included. Only the mirror
-//! and its key come from the machine's apt sources, because a company's mirror is often the only reachable one.
+//! The suites are those of a [`DebianSuites`], so that every machine gets the same packages, Ubuntu included.
+//! Only the mirror and its key come from the machine's apt sources, because a company's mirror is often the
+//! only reachable one.
 
 use std::fs;
 use std::path::Path;
@@ -10,7 +11,7 @@ use anyhow::{Context, Result};
 
 /// Set of suites that packages are taken from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Release {
+pub(crate) enum DebianSuites {
     /// Debian 12, from which guests are made.
     Bookworm,
     /// Debian 13.
@@ -21,7 +22,7 @@ pub(crate) enum Release {
     Newest,
 }
 
-impl Release {
+impl DebianSuites {
     /// Returns the release's name in the names of files.
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -73,7 +74,7 @@ pub(crate) const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg
 
 /// Mirror of an archive.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Mirror {
+pub(crate) struct ArchiveMirror {
     /// Address of the mirror.
     pub(crate) uri: String,
     /// Path of the key ring, or the key itself.
@@ -82,23 +83,25 @@ pub(crate) struct Mirror {
 
 /// Mirrors of the two archives that guests are made from.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Mirrors {
+pub(crate) struct ArchiveMirrors {
     /// Mirror of Debian.
-    pub(crate) main: Mirror,
+    pub(crate) main: ArchiveMirror,
     /// Mirror of the security updates, if the machine has one.
-    pub(crate) security: Option<Mirror>,
+    pub(crate) security: Option<ArchiveMirror>,
 }
 
-/// Environment variable with a mirror, like `http://HOST/debian`, for machines whose apt sources have none of Debian.
+/// Environment variable with a mirror, like `http://HOST/debian`, for machines whose apt sources have none of
+/// Debian.
 pub(crate) const MIRROR_VARIABLE: &str = "VPROF_DEBIAN_MIRROR";
 
-impl Mirrors {
-    /// Returns the mirror `named` ([`MIRROR_VARIABLE`]), or else those in the sources below `directory` (`/etc/apt`).
+impl ArchiveMirrors {
+    /// Returns the mirror `named` ([`MIRROR_VARIABLE`]), or else those in the sources below `directory`
+    /// (`/etc/apt`).
     ///
     /// # Errors
     /// There is neither, as on Ubuntu.
     pub(crate) fn from_machine(directory: &Path, named: Option<String>) -> Result<Self> {
-        let with_key = |uri: String| Mirror { uri, signed_by: KEYRING.into() };
+        let with_key = |uri: String| ArchiveMirror { uri, signed_by: KEYRING.into() };
         if let Some(named) = named.filter(|named| !named.is_empty()) {
             let base = named.trim_end_matches('/');
             let security = Some(with_key(format!("{base}-security")));
@@ -128,7 +131,7 @@ impl Mirrors {
         })
     }
 
-    fn choose(entries: &[Entry]) -> Option<Self> {
+    fn choose(entries: &[SourceEntry]) -> Option<Self> {
         let find = |is: fn(&str) -> bool| {
             entries.iter().find(|entry| entry.is_debian() && entry.suites.iter().any(|suite| is(suite)))
         };
@@ -139,7 +142,7 @@ impl Mirrors {
                 .or_else(|| suite.strip_suffix("/updates"))
                 .is_some_and(|base| DEBIAN_SUITES.contains(&base))
         });
-        let mirror = |entry: &Entry| Mirror {
+        let mirror = |entry: &SourceEntry| ArchiveMirror {
             uri: entry.uri.clone(),
             signed_by: entry.signed_by.clone().unwrap_or_else(|| KEYRING.into()),
         };
@@ -147,9 +150,9 @@ impl Mirrors {
     }
 
     /// Returns the sources of a release in apt's deb822 format.
-    pub(crate) fn to_deb822(&self, release: Release) -> String {
-        let stanza = |mirror: &Mirror, suites: &str| {
-            let Mirror { uri, signed_by } = mirror;
+    pub(crate) fn to_deb822(&self, release: DebianSuites) -> String {
+        let stanza = |mirror: &ArchiveMirror, suites: &str| {
+            let ArchiveMirror { uri, signed_by } = mirror;
             format!("Types: deb\nURIs: {uri}\nSuites: {suites}\nComponents: main\nSigned-By: {signed_by}\n")
         };
         let mut text = stanza(&self.main, release.suites());
@@ -163,16 +166,16 @@ impl Mirrors {
 
 /// Enabled source of binary packages.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Entry {
+struct SourceEntry {
     uri: String,
     suites: Vec<String>,
     components: Vec<String>,
     signed_by: Option<String>,
 }
 
-impl Entry {
-    /// Returns true for a source of Debian. Third parties use Debian's suite names too, so the path or the key must be
-    /// Debian's as well.
+impl SourceEntry {
+    /// Returns true for a source of Debian. Third parties use Debian's suite names too, so the path or the
+    /// key must be Debian's as well.
     fn is_debian(&self) -> bool {
         let path = self.uri.split('/').skip(3).any(|part| part == "debian" || part == "debian-security");
         let key = self.signed_by.as_ref().is_some_and(|key| key.contains("debian-archive"));
@@ -181,10 +184,10 @@ impl Entry {
 }
 
 /// Reads `deb [option=value ...] URI SUITE COMPONENT...`.
-fn one_line_entry(line: &str) -> Option<Entry> {
+fn one_line_entry(line: &str) -> Option<SourceEntry> {
     let line = line.split('#').next()?.trim();
     let mut rest = line.strip_prefix("deb")?.strip_prefix([' ', '\t'])?.trim_start();
-    let mut entry = Entry::default();
+    let mut entry = SourceEntry::default();
     if let Some(options) = rest.strip_prefix('[') {
         let (options, after) = options.split_once(']')?;
         entry.signed_by = options
@@ -201,7 +204,7 @@ fn one_line_entry(line: &str) -> Option<Entry> {
 }
 
 /// Reads stanzas of `Field: value`, with continuation lines.
-fn deb822_entries(text: &str) -> Vec<Entry> {
+fn deb822_entries(text: &str) -> Vec<SourceEntry> {
     let mut entries = Vec::new();
     let mut fields: Vec<(String, String)> = Vec::new();
     for line in text.lines().chain([""]) {
@@ -223,7 +226,7 @@ fn deb822_entries(text: &str) -> Vec<Entry> {
     entries
 }
 
-fn deb822_entry(fields: &[(String, String)]) -> Option<Entry> {
+fn deb822_entry(fields: &[(String, String)]) -> Option<SourceEntry> {
     let field = |name| fields.iter().find(|(field, _)| field == name).map(|(_, value)| value.as_str());
     let words = |name| field(name).map(|v| v.split_whitespace().map(str::to_owned).collect::<Vec<_>>());
     if field("enabled").is_some_and(|value| matches!(value, "no" | "false" | "0"))
@@ -231,7 +234,7 @@ fn deb822_entry(fields: &[(String, String)]) -> Option<Entry> {
     {
         return None;
     }
-    Some(Entry {
+    Some(SourceEntry {
         uri: words("uris")?.into_iter().next()?,
         suites: words("suites")?,
         components: words("components").unwrap_or_default(),
@@ -243,13 +246,13 @@ fn deb822_entry(fields: &[(String, String)]) -> Option<Entry> {
 mod tests {
     use super::*;
 
-    fn machine(files: &[(&str, &str)]) -> Result<Mirrors> {
+    fn machine(files: &[(&str, &str)]) -> Result<ArchiveMirrors> {
         let directory = tempfile::tempdir().unwrap();
         fs::create_dir(directory.path().join("sources.list.d")).unwrap();
         for (name, text) in files {
             fs::write(directory.path().join(name), text).unwrap();
         }
-        Mirrors::from_machine(directory.path(), None)
+        ArchiveMirrors::from_machine(directory.path(), None)
     }
 
     #[test]
@@ -309,7 +312,7 @@ mod tests {
     fn a_named_mirror_comes_first() {
         let directory = tempfile::tempdir().unwrap();
         let named = Some("http://named.example/debian/".to_owned());
-        let mirrors = Mirrors::from_machine(directory.path(), named).unwrap();
+        let mirrors = ArchiveMirrors::from_machine(directory.path(), named).unwrap();
         assert_eq!(mirrors.main.uri, "http://named.example/debian");
         assert_eq!(mirrors.security.unwrap().uri, "http://named.example/debian-security");
     }
@@ -317,12 +320,12 @@ mod tests {
     #[test]
     fn the_suites_are_those_of_the_release() {
         let named = Some("http://named.example/debian".to_owned());
-        let mirrors = Mirrors::from_machine(Path::new("/nowhere"), named).unwrap();
+        let mirrors = ArchiveMirrors::from_machine(Path::new("/nowhere"), named).unwrap();
         for (release, suites) in [
-            (Release::Bookworm, &["bookworm bookworm-updates", "bookworm-security"][..]),
-            (Release::Trixie, &["trixie trixie-updates", "trixie-security"]),
-            (Release::Bullseye, &["bullseye", "bullseye-security"]),
-            (Release::Newest, &["trixie-backports unstable"]),
+            (DebianSuites::Bookworm, &["bookworm bookworm-updates", "bookworm-security"][..]),
+            (DebianSuites::Trixie, &["trixie trixie-updates", "trixie-security"]),
+            (DebianSuites::Bullseye, &["bullseye", "bullseye-security"]),
+            (DebianSuites::Newest, &["trixie-backports unstable"]),
         ] {
             let entries = deb822_entries(&mirrors.to_deb822(release));
             assert_eq!(entries.iter().map(|entry| entry.suites.join(" ")).collect::<Vec<_>>(), suites);

@@ -10,7 +10,8 @@ use anyhow::{Context, Result, bail};
 /// Lines of a failed tool's output that an error quotes.
 const QUOTED_LINES: usize = 3;
 
-/// Returns the path of an installed program. Searches `PATH` and Debian's directories that only root's `PATH` has.
+/// Returns the path of an installed program. Searches `PATH` and Debian's directories that only root's `PATH`
+/// has.
 pub fn find_program(name: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     env::split_paths(&path)

@@ -2,16 +2,16 @@
 
 use std::path::Path;
 
-use super::boot::Entry;
-use super::kernel::{self, Parts};
-use super::survey::Survey;
+use super::boot::BootEntry;
+use super::kernel::{self, KernelParts};
+use super::survey::DiskSurvey;
 use super::volume::VolumeError;
 use super::{ImageError, MAX_FILE, initrd_check};
 use text::clean::escaped;
 
 /// Kernel, initrd and words that are chosen from a disk.
 #[derive(Debug)]
-pub struct Choice {
+pub struct BootChoice {
     /// Kernel file.
     pub kernel: Vec<u8>,
     /// Initrds, one after the other.
@@ -25,9 +25,9 @@ pub struct Choice {
 }
 
 /// Takes the first of the entries, as the disk's own boot loader would.
-pub fn choose(survey: &Survey, image: &Path) -> Result<Choice, ImageError> {
+pub fn choose(survey: &DiskSurvey, image: &Path) -> Result<BootChoice, ImageError> {
     let Some(entry) = survey.entries().into_iter().next() else {
-        return Err(ImageError::NoKernel { path: image.to_owned(), looked: survey.looked() });
+        return Err(ImageError::NoKernel { path: image.to_owned(), searched: survey.search_report() });
     };
     let inside = |source| ImageError::Inside { image: image.to_owned(), source: Box::new(source) };
     let file = read(survey, &entry, &entry.kernel, image)?;
@@ -37,7 +37,7 @@ pub fn choose(survey: &Survey, image: &Path) -> Result<Choice, ImageError> {
             wanted: "an image with a whole kernel, or one with --kernel",
         }));
     }
-    let Parts { kernel, mut initrds, .. } =
+    let KernelParts { kernel, mut initrds, .. } =
         kernel::take_apart(file, Path::new(&entry.kernel)).map_err(inside)?;
     for path in &entry.initrds {
         let archive = read(survey, &entry, path, image)?;
@@ -48,10 +48,10 @@ pub fn choose(survey: &Survey, image: &Path) -> Result<Choice, ImageError> {
     let words = words(survey, entry.options.as_deref(), initrd.is_some());
     let sentence = sentence(survey, &entry, initrd.is_some(), &words);
     let origin = format!("{} in {}", entry.kernel, image.display());
-    Ok(Choice { kernel, initrd, words, origin, sentence })
+    Ok(BootChoice { kernel, initrd, words, origin, sentence })
 }
 
-fn read(survey: &Survey, entry: &Entry, path: &str, image: &Path) -> Result<Vec<u8>, ImageError> {
+fn read(survey: &DiskSurvey, entry: &BootEntry, path: &str, image: &Path) -> Result<Vec<u8>, ImageError> {
     let fail = |reason| ImageError::FileSystem {
         path: image.to_owned(),
         name: survey.volumes.get(entry.volume).and_then(|volume| volume.name()).unwrap_or("unknown"),
@@ -62,9 +62,9 @@ fn read(survey: &Survey, entry: &Entry, path: &str, image: &Path) -> Result<Vec<
     files.read(path, MAX_FILE).map_err(fail)
 }
 
-/// Returns the entry's words with a `root=` that is valid in this machine, whose disk is vda whatever its name was
-/// before.
-pub fn words(survey: &Survey, options: Option<&str>, has_initrd: bool) -> String {
+/// Returns the entry's words with a `root=` that is valid in this machine, whose disk is vda whatever its
+/// name was before.
+pub fn words(survey: &DiskSurvey, options: Option<&str>, has_initrd: bool) -> String {
     let Some(options) = options.map(str::trim) else {
         return match survey.root() {
             Some(root) => format!("{} rw", survey.root_word(root, has_initrd)),
@@ -102,7 +102,7 @@ fn is_foreign_device(value: &str) -> bool {
 }
 
 /// Returns one line with the kernel, the origin of its entry, the root, and notes on the root.
-fn sentence(survey: &Survey, entry: &Entry, has_initrd: bool, words: &str) -> String {
+fn sentence(survey: &DiskSurvey, entry: &BootEntry, has_initrd: bool, words: &str) -> String {
     let initrd = if has_initrd { "" } else { " without an initrd" };
     let title = entry.title.as_deref().map(|title| format!(", {}", escaped(title))).unwrap_or_default();
     let mut text = format!(
@@ -123,18 +123,19 @@ fn sentence(survey: &Survey, entry: &Entry, has_initrd: bool, words: &str) -> St
 }
 
 /// Returns the volume that the words name as root, or else the most likely one.
-fn root_of(survey: &Survey, words: &str) -> Option<usize> {
+fn root_of(survey: &DiskSurvey, words: &str) -> Option<usize> {
     root_value(words).and_then(|value| survey.root_named(value)).or_else(|| survey.root())
 }
 
-/// Returns true if the root that the words name has systemd as its init; `None` if vprof cannot read the root.
-pub fn has_systemd(survey: &Survey, words: &str) -> Option<bool> {
+/// Returns true if the root that the words name has systemd as its init; `None` if vprof cannot read the
+/// root.
+pub fn has_systemd(survey: &DiskSurvey, words: &str) -> Option<bool> {
     let files = survey.volumes.get(root_of(survey, words)?)?.readable()?;
     Some(["/usr/lib/systemd/systemd", "/lib/systemd/systemd"].iter().any(|path| files.is_file(path)))
 }
 
 /// Returns notes for the user on the root that the words name.
-pub fn root_notes(survey: &Survey, words: &str) -> Vec<String> {
+pub fn root_notes(survey: &DiskSurvey, words: &str) -> Vec<String> {
     let Some(root) = root_of(survey, words) else { return Vec::new() };
     let (Some(volume), place) = (survey.volumes.get(root), survey.place(root)) else { return Vec::new() };
     let signature = volume.signature.as_ref();
@@ -146,7 +147,9 @@ pub fn root_notes(survey: &Survey, words: &str) -> Vec<String> {
         None => notes.push(format!(
             "vprof does not read {place}: programs' code is read from the guest's memory alone"
         )),
-        Some(Err(reason)) => notes.push(format!("vprof can't read {place}: {}", escaped(&reason.to_string()))),
+        Some(Err(reason)) => {
+            notes.push(format!("vprof can't read {place}: {}", escaped(&reason.to_string())))
+        }
         Some(Ok(_)) => {}
     }
     if signature.is_some_and(|signature| signature.dirty) {

@@ -1,12 +1,13 @@
-//! `-- CMD ARGS`: a command for a guest that was made to run one. Guests with systemd get theirs in another way.
+//! `-- CMD ARGS`: a command for a guest that was made to run one. Guests with systemd get theirs in another
+//! way.
 //!
-//! The guest's init reads the command from `/vprof/command`, in which a NUL ends each word. Init runs the command, and
-//! writes the command's exit status to the exit port.
+//! The guest's init reads the command from `/vprof/command`, in which a NUL ends each word. Init runs the
+//! command, and writes the command's exit status to the exit port.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 
-use super::{ImageError, Payload, cpio, initrd_check};
+use super::{BootPayload, ImageError, cpio, initrd_check};
 
 /// File that only initrds which run commands have: their list of modules.
 const MARK: &str = "lib/modules/load-order";
@@ -36,12 +37,12 @@ pub enum CommandError {
 }
 
 /// Returns true if the initrd runs commands.
-pub fn is_taken(payload: &Payload) -> bool {
+pub fn is_taken(payload: &BootPayload) -> bool {
     payload.initrd.as_deref().is_some_and(|initrd| initrd_check::contains(initrd, MARK))
 }
 
 /// Returns the error for a guest that neither was made for commands nor has systemd.
-pub fn refuse(payload: &Payload) -> ImageError {
+pub fn refuse(payload: &BootPayload) -> ImageError {
     ImageError::Command(match payload.initrd {
         None => CommandError::NoInit,
         Some(_) => CommandError::ForeignInit,
@@ -52,7 +53,7 @@ pub fn refuse(payload: &Payload) -> ImageError {
 ///
 /// # Errors
 /// There is no initrd, or the command is too long.
-pub fn add(payload: &mut Payload, command: &[OsString]) -> Result<(), ImageError> {
+pub fn add(payload: &mut BootPayload, command: &[OsString]) -> Result<(), ImageError> {
     let Some(initrd) = payload.initrd.take() else {
         return Err(refuse(payload));
     };
@@ -62,7 +63,7 @@ pub fn add(payload: &mut Payload, command: &[OsString]) -> Result<(), ImageError
         words.extend_from_slice(word.as_bytes());
         words.push(0);
     }
-    let mut writer = cpio::Writer::append_to(initrd);
+    let mut writer = cpio::ArchiveWriter::append_to(initrd);
     writer.directory("vprof");
     writer.file(PATH, 0o644, &words);
     payload.initrd = Some(writer.finish());
@@ -85,10 +86,10 @@ pub fn check_length(command: &[OsString]) -> Result<(), ImageError> {
 mod tests {
     use super::*;
 
-    fn payload(name: &str) -> Payload {
-        let mut initrd = cpio::Writer::append_to(Vec::new());
+    fn payload(name: &str) -> BootPayload {
+        let mut initrd = cpio::ArchiveWriter::append_to(Vec::new());
         initrd.file(name, 0o644, b"");
-        Payload { kernel: Vec::new(), initrd: Some(initrd.finish()) }
+        BootPayload { kernel: Vec::new(), initrd: Some(initrd.finish()) }
     }
 
     #[test]
@@ -105,7 +106,7 @@ mod tests {
 
     #[test]
     fn without_an_init_that_runs_it_there_is_no_command() {
-        let none = Payload { kernel: Vec::new(), initrd: None };
+        let none = BootPayload { kernel: Vec::new(), initrd: None };
         assert!(!is_taken(&none) && !is_taken(&payload("init")) && is_taken(&payload(MARK)));
         assert!(refuse(&none).to_string().contains("--initrd"));
         assert!(refuse(&payload("init")).to_string().contains("cargo xtask image"));

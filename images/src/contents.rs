@@ -14,17 +14,18 @@ use super::qcow2::{MAGIC, Qcow2Disk, Qcow2Error};
 
 /// Format of an image's file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Format {
+pub enum ImageFormat {
     /// The bytes of the disk as the guest sees them.
     Raw,
     /// qcow2.
     Qcow2,
 }
 
-impl Format {
+impl ImageFormat {
     /// Recognizes the format by the first bytes of a file.
     ///
-    /// A block device is always raw: a guest may have written its first bytes, and must not choose the format.
+    /// A block device is always raw: a guest may have written its first bytes, and must not choose the
+    /// format.
     pub fn from_file(file: &File) -> io::Result<Self> {
         if file.metadata()?.file_type().is_block_device() {
             return Ok(Self::Raw);
@@ -37,24 +38,26 @@ impl Format {
 
 /// Bytes of a disk. Clones share the file.
 #[derive(Debug, Clone)]
-pub enum Contents {
+pub enum DiskContents {
     /// Disk in a raw image or on a block device.
     Raw(Arc<File>),
     /// Disk in a qcow2 image.
     Qcow2(Qcow2Disk),
 }
 
-impl Contents {
+impl DiskContents {
     /// Opens the disk in `file`, which is open for writing if `writable`. `path` is for error messages.
     ///
     /// # Errors
     /// A qcow2 file is damaged, or it needs other files.
-    pub fn open(file: File, format: Format, writable: bool, path: &Path) -> Result<Self, ImageError> {
+    pub fn open(file: File, format: ImageFormat, writable: bool, path: &Path) -> Result<Self, ImageError> {
         match format {
-            Format::Raw => Ok(Self::Raw(Arc::new(file))),
-            Format::Qcow2 => match Qcow2Disk::open(file, writable) {
+            ImageFormat::Raw => Ok(Self::Raw(Arc::new(file))),
+            ImageFormat::Qcow2 => match Qcow2Disk::open(file, writable) {
                 Ok(disk) => Ok(Self::Qcow2(disk)),
-                Err(Qcow2Error::Unreadable(reason)) => Err(ImageError::Qcow2 { path: path.to_owned(), reason }),
+                Err(Qcow2Error::Unreadable(reason)) => {
+                    Err(ImageError::Qcow2 { path: path.to_owned(), reason })
+                }
                 Err(Qcow2Error::NeedsFile { what, name }) => {
                     Err(ImageError::NeedsFile { path: path.to_owned(), what, name })
                 }
@@ -100,16 +103,16 @@ impl Contents {
 
 /// Part of a disk: all of it, or a partition. Clones share the file.
 #[derive(Debug, Clone)]
-pub struct Part {
-    contents: Contents,
+pub struct DiskPart {
+    contents: DiskContents,
     start: u64,
     /// Length in bytes; `None` for a whole block device, whose size is not known.
     length: Option<u64>,
 }
 
-impl Part {
+impl DiskPart {
     /// Returns the whole disk.
-    pub fn whole(contents: Contents) -> io::Result<Self> {
+    pub fn whole(contents: DiskContents) -> io::Result<Self> {
         let length = contents.size()?;
         Ok(Self { contents, start: 0, length })
     }
@@ -126,7 +129,7 @@ impl Part {
 
     /// Returns true if the file has the bytes of the disk as the guest sees them.
     pub fn is_raw(&self) -> bool {
-        matches!(self.contents, Contents::Raw(_))
+        matches!(self.contents, DiskContents::Raw(_))
     }
 
     /// Returns the length in bytes if it is known.
@@ -156,11 +159,11 @@ impl Part {
 }
 
 #[cfg(test)]
-pub(crate) fn part_of(bytes: &[u8]) -> Part {
+pub(crate) fn part_of(bytes: &[u8]) -> DiskPart {
     use std::io::Write;
     let mut file = tempfile::tempfile().expect("a temporary file");
     file.write_all(bytes).expect("room");
-    Part::whole(Contents::Raw(Arc::new(file))).expect("a size")
+    DiskPart::whole(DiskContents::Raw(Arc::new(file))).expect("a size")
 }
 
 #[cfg(test)]
@@ -170,11 +173,11 @@ mod tests {
     use super::*;
     use crate::qcow2::test_images;
 
-    fn open(bytes: &[u8]) -> Contents {
+    fn open(bytes: &[u8]) -> DiskContents {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(bytes).unwrap();
-        let format = Format::from_file(&file).unwrap();
-        Contents::open(file, format, false, Path::new("disk")).unwrap()
+        let format = ImageFormat::from_file(&file).unwrap();
+        DiskContents::open(file, format, false, Path::new("disk")).unwrap()
     }
 
     #[test]
@@ -184,14 +187,14 @@ mod tests {
         let content: Vec<u8> = (0..400_000_u32).map(|n| (n / 512).to_le_bytes()[0]).collect();
         test_images::create_with(&path, &content);
         let (raw, qcow2) = (open(&content), open(&std::fs::read(&path).unwrap()));
-        assert!(matches!((&raw, &qcow2), (Contents::Raw(_), Contents::Qcow2(_))));
+        assert!(matches!((&raw, &qcow2), (DiskContents::Raw(_), DiskContents::Qcow2(_))));
         for contents in [raw, qcow2] {
             assert_eq!(contents.size().unwrap(), Some(400_000));
             let mut part = [0; 700];
             contents.read_exact_at(&mut part, 65_500).unwrap();
             assert_eq!(part, content[65_500..66_200]);
             assert!(contents.read_exact_at(&mut part, 399_999).is_err());
-            let whole = Part::whole(contents).unwrap();
+            let whole = DiskPart::whole(contents).unwrap();
             assert_eq!(whole.beginning(1 << 20).unwrap(), content);
             let middle = whole.part(100, 1000);
             assert_eq!(middle.beginning(700).unwrap(), content[100..800]);
@@ -205,7 +208,7 @@ mod tests {
 
     #[test]
     fn short_files_are_raw() {
-        assert!(matches!(open(b"QFI"), Contents::Raw(_)));
-        assert!(matches!(open(b""), Contents::Raw(_)));
+        assert!(matches!(open(b"QFI"), DiskContents::Raw(_)));
+        assert!(matches!(open(b""), DiskContents::Raw(_)));
     }
 }

@@ -1,10 +1,11 @@
 //! Files of the guest on its disks, for the names of its code. They are read from ext4 while the guest runs.
 //!
-//! A path is one in the guest, where file systems are mounted into each other. The mount points are not known from the
-//! disk's partitions: a file system that is mounted at /home has /home/a as /a. Therefore a path that no file system
-//! has is tried without its first directories.
+//! A path is one in the guest, where file systems are mounted into each other. The mount points are not known
+//! from the disk's partitions: a file system that is mounted at /home has /home/a as /a. Therefore a path
+//! that no file system has is tried without its first directories.
 //!
-//! Changes that the guest makes meanwhile may be missed. The sampler compares the files with the guest's memory.
+//! Changes that the guest makes meanwhile may be missed. The sampler compares the files with the guest's
+//! memory.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -15,10 +16,10 @@ use ext4_view::Ext4;
 use symbols::elf::ReadAt;
 use symbols::names::{GuestFiles, OpenFiles};
 
-use super::contents::{Contents, Part};
+use super::contents::{DiskContents, DiskPart};
 use super::partition;
 use super::volume::ext4;
-use super::volume::signature::Signature;
+use super::volume::signature::VolumeSignature;
 
 /// Most directories between the root and a mount point.
 const MOUNT_DEPTH: usize = 3;
@@ -27,46 +28,47 @@ const MOST_VOLUMES: usize = 64;
 
 /// Disks of one machine.
 #[derive(Debug)]
-struct Disks {
+struct MachineDisks {
     /// Id of the machine, unique in this process.
     id: u64,
-    disks: Vec<Contents>,
+    disks: Vec<DiskContents>,
     /// Ext4 file systems on the disks, found at the first use.
-    volumes: OnceLock<Vec<Part>>,
+    volumes: OnceLock<Vec<DiskPart>>,
 }
 
 /// File that is open: machine, file system, path and reader.
-type Opened = (u64, usize, Arc<str>, ext4_view::File);
+type OpenFile = (u64, usize, Arc<str>, ext4_view::File);
 
 thread_local! {
-    /// File systems that this thread has loaded, by machine; `None` for one that cannot be read. ext4-view's file
-    /// systems cannot be shared between threads.
+    /// File systems that this thread has loaded, by machine; `None` for one that cannot be read. ext4-view's
+    /// file systems cannot be shared between threads.
     static LOADED: RefCell<HashMap<(u64, usize), Option<Ext4>>> = RefCell::default();
     /// File that was read last, kept because reads of one file follow each other.
-    static LAST: RefCell<Option<Opened>> = const { RefCell::new(None) };
+    static LAST: RefCell<Option<OpenFile>> = const { RefCell::new(None) };
 }
 
 /// Returns a reader of files on the disks' ext4 file systems. Other file systems are skipped.
-pub fn open(disks: Vec<Contents>) -> OpenFiles {
+pub fn open(disks: Vec<DiskContents>) -> OpenFiles {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let id = NEXT.fetch_add(1, Ordering::Relaxed);
-    let disks = Arc::new(Disks { id, disks, volumes: OnceLock::new() });
-    Arc::new(move || Box::new(OnDisks(Arc::clone(&disks))))
+    let disks = Arc::new(MachineDisks { id, disks, volumes: OnceLock::new() });
+    Arc::new(move || Box::new(FilesOnDisks(Arc::clone(&disks))))
 }
 
 /// Returns the ext4 file systems on a disk.
-fn volumes(disk: &Contents) -> Vec<Part> {
-    let Ok(whole) = Part::whole(disk.clone()) else { return Vec::new() };
+fn volumes(disk: &DiskContents) -> Vec<DiskPart> {
+    let Ok(whole) = DiskPart::whole(disk.clone()) else { return Vec::new() };
     let parts = match partition::read(&whole) {
         Ok(Some(table)) => table.partitions.iter().map(|p| whole.part(p.start, p.length)).collect(),
         _ => vec![whole],
     };
-    let is_ext = |part: &Part| Signature::from_part(part).is_some_and(|found| found.name.starts_with("ext"));
+    let is_ext =
+        |part: &DiskPart| VolumeSignature::from_part(part).is_some_and(|found| found.name.starts_with("ext"));
     parts.into_iter().filter(is_ext).collect()
 }
 
-impl Disks {
-    fn volumes(&self) -> &[Part] {
+impl MachineDisks {
+    fn volumes(&self) -> &[DiskPart] {
         self.volumes.get_or_init(|| self.disks.iter().flat_map(volumes).take(MOST_VOLUMES).collect())
     }
 
@@ -81,9 +83,9 @@ impl Disks {
 }
 
 /// Files on the disks of one machine.
-struct OnDisks(Arc<Disks>);
+struct FilesOnDisks(Arc<MachineDisks>);
 
-impl GuestFiles for OnDisks {
+impl GuestFiles for FilesOnDisks {
     fn open(&self, path: &str) -> Option<Box<dyn ReadAt>> {
         let below = path.match_indices('/').take(MOUNT_DEPTH + 1).filter_map(|(at, _)| path.get(at..));
         below.filter(|path| path.len() > 1).find_map(|path| self.find(path))
@@ -91,41 +93,42 @@ impl GuestFiles for OnDisks {
 
     fn prepare(&self) {
         for index in 0..self.0.volumes().len() {
-            // A file system that cannot be loaded is marked as such, so that no sample waits for another attempt.
+            // A file system that cannot be loaded is marked as such, so that no sample waits for another
+            // attempt.
             let _ = self.0.with(index, |_| Some(()));
         }
     }
 }
 
-impl OnDisks {
+impl FilesOnDisks {
     fn find(&self, path: &str) -> Option<Box<dyn ReadAt>> {
         (0..self.0.volumes().len()).find_map(|index| {
             let len = self.0.with(index, |fs| {
                 let metadata = fs.metadata(path).ok()?;
                 metadata.file_type().is_regular_file().then(|| metadata.len())
             })?;
-            let found = OnDisk { disks: Arc::clone(&self.0), index, path: path.into(), len };
+            let found = FileOnDisk { disks: Arc::clone(&self.0), index, path: path.into(), len };
             Some(Box::new(found) as Box<dyn ReadAt>)
         })
     }
 }
 
 /// File on a disk.
-struct OnDisk {
-    disks: Arc<Disks>,
+struct FileOnDisk {
+    disks: Arc<MachineDisks>,
     index: usize,
     path: Arc<str>,
     len: u64,
 }
 
-impl ReadAt for OnDisk {
+impl ReadAt for FileOnDisk {
     fn len(&self) -> u64 {
         self.len
     }
 
     fn read_at(&self, offset: u64, into: &mut [u8]) -> Option<()> {
         LAST.with_borrow_mut(|last| {
-            let same = |(id, index, path, _): &Opened| {
+            let same = |(id, index, path, _): &OpenFile| {
                 *id == self.disks.id && *index == self.index && *path == self.path
             };
             if !last.as_ref().is_some_and(same) {
@@ -164,7 +167,7 @@ mod tests {
         make.args(["-q", "-F", "-t", "ext4", "-d"]).arg(&root).arg(&image);
         assert!(make.status().expect("mke2fs (Debian package e2fsprogs) is installed").success());
         let file = std::fs::File::options().read(true).write(true).open(&image).unwrap();
-        let open = open(vec![Contents::Raw(Arc::new(file.try_clone().unwrap()))]);
+        let open = open(vec![DiskContents::Raw(Arc::new(file.try_clone().unwrap()))]);
         let files = open();
         files.prepare();
         assert!(files.open("/").is_none(), "a directory has no bytes");

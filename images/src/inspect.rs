@@ -4,15 +4,15 @@ use std::path::Path;
 
 use serde::Serialize;
 
-use crate::boot::Entry;
-use crate::contents::Part;
-use crate::survey::Survey;
-use crate::volume::Volume;
+use crate::boot::BootEntry;
+use crate::contents::DiskPart;
+use crate::survey::DiskSurvey;
+use crate::volume::DiskVolume;
 use crate::{ImageError, choice, open_disk, sniff};
 
 /// Contents of a disk image.
 #[derive(Debug, Serialize)]
-pub struct Inspection {
+pub struct ImageInspection {
     /// Path of the image.
     pub image: String,
     /// `raw` or `qcow2`.
@@ -24,16 +24,16 @@ pub struct Inspection {
     /// Damage of a partition table that is readable all the same.
     pub damage: Option<String>,
     /// Partitions, or the whole disk.
-    pub volumes: Vec<VolumeShown>,
+    pub volumes: Vec<VolumeSummary>,
     /// Kernels on the disk.
-    pub kernels: Vec<KernelShown>,
+    pub kernels: Vec<KernelSummary>,
     /// Choice of `vprof run`.
-    pub run: RunShown,
+    pub run: RunSummary,
 }
 
 /// Partition, or the whole disk.
 #[derive(Debug, Serialize)]
-pub struct VolumeShown {
+pub struct VolumeSummary {
     /// Number of the partition; `None` for the whole disk.
     pub partition: Option<u32>,
     /// First byte on the disk.
@@ -58,7 +58,7 @@ pub struct VolumeShown {
 
 /// Kernel on the disk.
 #[derive(Debug, Serialize)]
-pub struct KernelShown {
+pub struct KernelSummary {
     /// Number of the partition; `None` for the whole disk.
     pub partition: Option<u32>,
     /// Path of the kernel.
@@ -75,7 +75,7 @@ pub struct KernelShown {
 
 /// Choice of `vprof run`.
 #[derive(Debug, Serialize)]
-pub struct RunShown {
+pub struct RunSummary {
     /// True if a kernel was chosen.
     pub boots: bool,
     /// Command line of the kernel, before --append.
@@ -88,13 +88,13 @@ pub struct RunShown {
 ///
 /// # Errors
 /// The file is not a disk image, or it cannot be read.
-pub fn inspect(path: &Path, cmdline: impl FnOnce(&str) -> String) -> Result<Inspection, ImageError> {
+pub fn inspect(path: &Path, cmdline: impl FnOnce(&str) -> String) -> Result<ImageInspection, ImageError> {
     let disk = open_disk(path)?;
     match sniff::content(&disk, path)? {
-        sniff::Content::Foreign { found, advice } => {
+        sniff::FileContent::Foreign { found, advice } => {
             return Err(ImageError::Foreign { path: path.to_owned(), found, advice });
         }
-        sniff::Content::BzImage | sniff::Content::Elf if disk.is_raw() => {
+        sniff::FileContent::BzImage | sniff::FileContent::Elf if disk.is_raw() => {
             return Err(ImageError::Foreign {
                 path: path.to_owned(),
                 found: "not a disk image".to_owned(),
@@ -103,14 +103,14 @@ pub fn inspect(path: &Path, cmdline: impl FnOnce(&str) -> String) -> Result<Insp
         }
         _ => {}
     }
-    let survey = Survey::from_disk(&disk, path)?;
+    let survey = DiskSurvey::from_disk(&disk, path)?;
     let run = match choice::choose(&survey, path) {
         Ok(choice) => {
-            RunShown { boots: true, cmdline: Some(cmdline(&choice.words)), sentence: choice.sentence }
+            RunSummary { boots: true, cmdline: Some(cmdline(&choice.words)), sentence: choice.sentence }
         }
-        Err(error) => RunShown { boots: false, cmdline: None, sentence: error.to_string() },
+        Err(error) => RunSummary { boots: false, cmdline: None, sentence: error.to_string() },
     };
-    Ok(Inspection {
+    Ok(ImageInspection {
         image: path.display().to_string(),
         format: if disk.is_raw() { "raw" } else { "qcow2" },
         bytes: disk.length(),
@@ -122,11 +122,11 @@ pub fn inspect(path: &Path, cmdline: impl FnOnce(&str) -> String) -> Result<Insp
     })
 }
 
-fn volumes(survey: &Survey, disk: &Part) -> Vec<VolumeShown> {
-    let shown = |(index, volume): (usize, &Volume)| {
+fn volumes(survey: &DiskSurvey, disk: &DiskPart) -> Vec<VolumeSummary> {
+    let shown = |(index, volume): (usize, &DiskVolume)| {
         let partition = survey.partition(index);
         let signature = volume.signature.clone().unwrap_or_default();
-        VolumeShown {
+        VolumeSummary {
             partition: partition.map(|partition| partition.number),
             start: partition.map_or(0, |partition| partition.start),
             bytes: partition.map(|partition| partition.length).or(disk.length()),
@@ -142,8 +142,8 @@ fn volumes(survey: &Survey, disk: &Part) -> Vec<VolumeShown> {
     survey.volumes.iter().enumerate().map(shown).collect()
 }
 
-fn kernel(survey: &Survey, entry: Entry) -> KernelShown {
-    KernelShown {
+fn kernel(survey: &DiskSurvey, entry: BootEntry) -> KernelSummary {
+    KernelSummary {
         partition: survey.partition(entry.volume).map(|partition| partition.number),
         kernel: entry.kernel,
         initrds: entry.initrds,

@@ -5,7 +5,7 @@ use std::path::Path;
 use goblin::elf::Elf;
 use goblin::elf::program_header::PT_LOAD;
 
-use super::boot::{Unified, UnifiedError};
+use super::boot::{UnifiedError, UnifiedImage};
 use super::{ImageError, initrd_check};
 
 /// Lowest virtual address of an x86-64 kernel: `__START_KERNEL_map` of arch/x86/include/asm/page_64_types.h
@@ -14,7 +14,7 @@ const KERNEL_MAP: u64 = 0xffff_ffff_8000_0000;
 
 /// Contents of a kernel file. A unified kernel image has more than the kernel.
 #[derive(Debug)]
-pub struct Parts {
+pub struct KernelParts {
     /// Kernel: bzImage or ELF vmlinux.
     pub kernel: Vec<u8>,
     /// Initrds in the order in which the kernel gets them.
@@ -31,24 +31,24 @@ pub enum KernelFault {
     Kernel(#[from] vmm::KernelError),
     /// The unified kernel image cannot be used.
     #[error(transparent)]
-    Unified(#[from] UnifiedError),
+    UnifiedImage(#[from] UnifiedError),
     /// The file is an ordinary program.
     #[error("this is a program, not a kernel")]
     Program,
 }
 
 /// Splits a kernel file into its parts and checks them. `path` is for error messages.
-pub fn take_apart(file: Vec<u8>, path: &Path) -> Result<Parts, ImageError> {
-    let parts = if Unified::is_unified(&file) {
-        let unified = Unified::parse(&file).map_err(|reason| refused(path, reason))?;
+pub fn take_apart(file: Vec<u8>, path: &Path) -> Result<KernelParts, ImageError> {
+    let parts = if UnifiedImage::is_unified(&file) {
+        let unified = UnifiedImage::parse(&file).map_err(|reason| refused(path, reason))?;
         unified.initrds.iter().try_for_each(|archive| initrd_check::check(archive, path))?;
-        Parts {
+        KernelParts {
             kernel: unified.kernel.to_vec(),
             initrds: unified.initrds.iter().map(|archive| archive.to_vec()).collect(),
             options: unified.options,
         }
     } else {
-        Parts { kernel: file, initrds: Vec::new(), options: None }
+        KernelParts { kernel: file, initrds: Vec::new(), options: None }
     };
     check(&parts.kernel, path)?;
     Ok(parts)
@@ -89,7 +89,8 @@ mod tests {
 
     #[test]
     fn a_unified_kernel_image_is_taken_apart() {
-        let (kernel, archive) = (bzimage(100_000), crate::cpio::Writer::append_to(Vec::new()).finish());
+        let (kernel, archive) =
+            (bzimage(100_000), crate::cpio::ArchiveWriter::append_to(Vec::new()).finish());
         let file = |kernel: &[u8], archive: &[u8]| {
             pe(&[(".cmdline", b"quiet"), (".linux", kernel), (".ucode", archive), (".initrd", archive)])
         };

@@ -1,14 +1,15 @@
 //! Disk images, kernels and initrds that `vprof run` boots, recognized by their content, never by their name.
 //!
-//! A disk image brings its own kernel and initrd. vprof reads both from the image's file systems without a mount.
+//! A disk image brings its own kernel and initrd. vprof reads both from the image's file systems without a
+//! mount.
 //!
 //! ```text
-//! file --contents--> disk --partition--> parts --volume--> file systems --boot--> entries --choice--> kernel, words
+//! file --contents--> disk --partition--> parts --volume--> file systems --boot--> entries --choice--> kernel
 //!      raw, qcow2         GPT, MBR              ext4, vfat               loaders' configurations
 //! ```
 //!
-//! A kernel file gets its initrd from another file. Everything is checked as far as possible before a machine is
-//! built, so that an error names the wrong file, where otherwise the guest would hang.
+//! A kernel file gets its initrd from another file. Everything is checked as far as possible before a machine
+//! is built, so that an error names the wrong file, where otherwise the guest would hang.
 
 mod boot;
 mod choice;
@@ -26,9 +27,9 @@ mod sniff;
 mod survey;
 mod volume;
 
-pub use command::CommandError;
-pub use inspect::{Inspection, KernelShown, RunShown, VolumeShown, inspect};
 pub use boot::UnifiedError;
+pub use command::CommandError;
+pub use inspect::{ImageInspection, KernelSummary, RunSummary, VolumeSummary, inspect};
 pub use kernel::KernelFault;
 pub use partition::TableDamage;
 pub use qcow2::Qcow2Fault;
@@ -38,10 +39,10 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use contents::{Contents, Format, Part};
-use kernel::Parts;
-use sniff::Content;
-use survey::Survey;
+use contents::{DiskContents, DiskPart, ImageFormat};
+use kernel::KernelParts;
+use sniff::FileContent;
+use survey::DiskSurvey;
 use text::message::{Reason, Shown};
 
 /// Largest kernel or initrd, bytes: both have to fit into the memory below 4 GiB.
@@ -141,12 +142,12 @@ pub enum ImageError {
         name: String,
     },
     /// The image has no kernel.
-    #[error("no kernel in {}: {looked}; give one with --kernel FILE and --initrd FILE", Shown(.path))]
+    #[error("no kernel in {}: {searched}; give one with --kernel FILE and --initrd FILE", Shown(.path))]
     NoKernel {
         /// The image.
         path: PathBuf,
         /// Places that were searched, and those that could not be.
-        looked: String,
+        searched: String,
     },
     /// The run has to write the disk and cannot.
     #[error("{} can't be written ({}): add --snapshot to discard the guest's writes, or --read-only", Shown(.path), Reason(.source))]
@@ -179,7 +180,7 @@ pub enum ImageError {
 
 /// Kernel and initrd of a guest, as bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Payload {
+pub struct BootPayload {
     /// Kernel: bzImage or ELF vmlinux.
     pub kernel: Vec<u8>,
     /// Initial file system, compressed or not.
@@ -188,7 +189,7 @@ pub struct Payload {
 
 /// Files that the command line names.
 #[derive(Debug, Clone, Copy)]
-pub struct Request<'a> {
+pub struct BootRequest<'a> {
     /// IMAGE: a disk image or a kernel.
     pub image: &'a Path,
     /// Kernel of `--kernel`.
@@ -199,13 +200,13 @@ pub struct Request<'a> {
 
 /// Everything that a run boots, and its origin.
 #[derive(Debug)]
-pub struct Loaded {
+pub struct BootPlan {
     /// Kernel and initrd.
-    pub payload: Payload,
+    pub payload: BootPayload,
     /// True if IMAGE is a disk, false if it is a kernel.
     pub is_disk: bool,
-    /// Words for the kernel's command line: for a disk those that lead to its root, for a unified kernel image those
-    /// in the image.
+    /// Words for the kernel's command line: for a disk those that lead to its root, for a unified kernel
+    /// image those in the image.
     pub words: Option<String>,
     /// Origin of the kernel in one line, for the profile.
     pub origin: String,
@@ -228,12 +229,12 @@ pub const WANTED_DISK: &str = "a disk image (raw or qcow2)";
 ///
 /// # Errors
 /// A file is missing, damaged, of another kind than needed, or the disk has no kernel.
-pub fn load(request: Request<'_>) -> Result<Loaded, ImageError> {
+pub fn load(request: BootRequest<'_>) -> Result<BootPlan, ImageError> {
     let disk = open_disk(request.image)?;
     let content = sniff::content(&disk, request.image)?;
     let given_initrd = request.initrd.map(read_initrd).transpose()?;
     match content {
-        Content::BzImage | Content::Elf | Content::Unified if disk.is_raw() => {
+        FileContent::BzImage | FileContent::Elf | FileContent::UnifiedImage if disk.is_raw() => {
             if let Some(kernel) = request.kernel {
                 return Err(ImageError::Foreign {
                     path: request.image.to_owned(),
@@ -241,9 +242,12 @@ pub fn load(request: Request<'_>) -> Result<Loaded, ImageError> {
                     advice: format!("with --kernel {} IMAGE has to be a disk image", Shown(kernel)),
                 });
             }
-            let Parts { kernel, initrds, options } = read_kernel(request.image)?;
-            Ok(Loaded {
-                payload: Payload { kernel, initrd: given_initrd.or_else(|| initrd_check::joined(initrds)) },
+            let KernelParts { kernel, initrds, options } = read_kernel(request.image)?;
+            Ok(BootPlan {
+                payload: BootPayload {
+                    kernel,
+                    initrd: given_initrd.or_else(|| initrd_check::joined(initrds)),
+                },
                 is_disk: false,
                 words: options,
                 origin: request.image.display().to_string(),
@@ -251,36 +255,38 @@ pub fn load(request: Request<'_>) -> Result<Loaded, ImageError> {
                 has_systemd: Some(false),
             })
         }
-        Content::Foreign { found, advice } => {
+        FileContent::Foreign { found, advice } => {
             Err(ImageError::Foreign { path: request.image.to_owned(), found, advice })
         }
-        Content::Unknown | Content::BzImage | Content::Elf | Content::Unified => match request.kernel {
-            // With a kernel from elsewhere, a disk of any contents is usable.
-            Some(kernel) => with_kernel(&disk, kernel, given_initrd, request.image),
-            None => from_disk(&disk, given_initrd, request.image),
-        },
+        FileContent::Unknown | FileContent::BzImage | FileContent::Elf | FileContent::UnifiedImage => {
+            match request.kernel {
+                // With a kernel from elsewhere, a disk of any contents is usable.
+                Some(kernel) => with_kernel(&disk, kernel, given_initrd, request.image),
+                None => from_disk(&disk, given_initrd, request.image),
+            }
+        }
     }
 }
 
 /// Opens an image as the disk that the guest will see.
-fn open_disk(path: &Path) -> Result<Part, ImageError> {
+fn open_disk(path: &Path) -> Result<DiskPart, ImageError> {
     let file = open("the image", path, WANTED_IMAGE)?;
     let read = |source| ImageError::Read { what: "the image", path: path.to_owned(), source };
-    let format = Format::from_file(&file).map_err(read)?;
-    Part::whole(Contents::open(file, format, false, path)?).map_err(read)
+    let format = ImageFormat::from_file(&file).map_err(read)?;
+    DiskPart::whole(DiskContents::open(file, format, false, path)?).map_err(read)
 }
 
 /// Loads a kernel from a file, and finds the root on the disk by the disk's contents.
 fn with_kernel(
-    disk: &Part,
+    disk: &DiskPart,
     kernel: &Path,
     initrd: Option<Vec<u8>>,
     image: &Path,
-) -> Result<Loaded, ImageError> {
+) -> Result<BootPlan, ImageError> {
     let parts = read_kernel(kernel)?;
     let payload =
-        Payload { kernel: parts.kernel, initrd: initrd.or_else(|| initrd_check::joined(parts.initrds)) };
-    let survey = match Survey::from_disk(disk, image) {
+        BootPayload { kernel: parts.kernel, initrd: initrd.or_else(|| initrd_check::joined(parts.initrds)) };
+    let survey = match DiskSurvey::from_disk(disk, image) {
         // The guest may be able to read a damaged table, and --append can name the root.
         Err(ImageError::PartitionTable { .. }) => None,
         other => Some(other?),
@@ -291,7 +297,7 @@ fn with_kernel(
     };
     let has_systemd = survey.as_ref().and_then(|survey| choice::has_systemd(survey, &words));
     let notes = survey.map(|survey| choice::root_notes(&survey, &words)).filter(|notes| !notes.is_empty());
-    Ok(Loaded {
+    Ok(BootPlan {
         payload,
         has_systemd,
         sentence: notes.map(|notes| format!("{words}; {}", notes.join("; "))),
@@ -302,15 +308,15 @@ fn with_kernel(
 }
 
 /// Loads the kernel and the initrd that are on the disk.
-fn from_disk(disk: &Part, given_initrd: Option<Vec<u8>>, image: &Path) -> Result<Loaded, ImageError> {
-    let survey = Survey::from_disk(disk, image)?;
+fn from_disk(disk: &DiskPart, given_initrd: Option<Vec<u8>>, image: &Path) -> Result<BootPlan, ImageError> {
+    let survey = DiskSurvey::from_disk(disk, image)?;
     if survey.table.is_none() && survey.volumes.iter().all(|volume| volume.signature.is_none()) {
         return Err(no_disk(disk, image)?);
     }
     let choice = choice::choose(&survey, image)?;
-    Ok(Loaded {
+    Ok(BootPlan {
         has_systemd: choice::has_systemd(&survey, &choice.words),
-        payload: Payload { kernel: choice.kernel, initrd: given_initrd.or(choice.initrd) },
+        payload: BootPayload { kernel: choice.kernel, initrd: given_initrd.or(choice.initrd) },
         is_disk: true,
         words: Some(choice.words),
         origin: choice.origin,
@@ -319,7 +325,7 @@ fn from_disk(disk: &Part, given_initrd: Option<Vec<u8>>, image: &Path) -> Result
 }
 
 /// Returns the error for a file that has neither partitions nor a file system.
-fn no_disk(disk: &Part, image: &Path) -> Result<ImageError, ImageError> {
+fn no_disk(disk: &DiskPart, image: &Path) -> Result<ImageError, ImageError> {
     let read = |source| ImageError::Read { what: "the image", path: image.to_owned(), source };
     // A kernel for another architecture gets its own message.
     Ok(match vmm::check_kernel(&disk.beginning(BEGINNING).map_err(read)?) {
@@ -334,7 +340,7 @@ fn no_disk(disk: &Part, image: &Path) -> Result<ImageError, ImageError> {
     })
 }
 
-fn read_kernel(path: &Path) -> Result<Parts, ImageError> {
+fn read_kernel(path: &Path) -> Result<KernelParts, ImageError> {
     let file = read_all("the kernel", open("the kernel", path, WANTED_KERNEL)?, path)?;
     kernel::take_apart(file, path)
 }
@@ -412,8 +418,8 @@ pub mod test_files {
         image
     }
 
-    /// Returns a fixed ELF executable for x86-64 with one segment at this virtual address (System V ABI, chapters 4
-    /// and 5).
+    /// Returns a fixed ELF executable for x86-64 with one segment at this virtual address (System V ABI,
+    /// chapters 4 and 5).
     pub fn elf(address: u64) -> Vec<u8> {
         let mut file = b"\x7fELF\x02\x01\x01".to_vec();
         file.resize(16, 0);

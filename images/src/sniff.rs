@@ -3,21 +3,21 @@
 use std::path::Path;
 
 use super::ImageError;
-use super::boot::Unified;
-use super::contents::Part;
+use super::boot::UnifiedImage;
+use super::contents::DiskPart;
 
 /// Bytes that are read: the farthest magic number is that of an ISO 9660 volume descriptor at 32 KiB.
 const HEAD_BYTES: usize = 0x9010;
 
 /// Kind of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Content {
+pub enum FileContent {
     /// Compressed x86 kernel with a set-up header.
     BzImage,
     /// ELF file.
     Elf,
     /// Unified kernel image: a PE file for x86-64 with a section `.linux`.
-    Unified,
+    UnifiedImage,
     /// Known format that vprof cannot use.
     Foreign {
         /// Name of the format, like "a VMDK image".
@@ -30,7 +30,7 @@ pub enum Content {
 }
 
 /// Returns the kind of a file, or of the disk in it, by its beginning. `path` is for error messages.
-pub fn content(disk: &Part, path: &Path) -> Result<Content, ImageError> {
+pub fn content(disk: &DiskPart, path: &Path) -> Result<FileContent, ImageError> {
     let head = disk.beginning(HEAD_BYTES).map_err(|source| ImageError::Read {
         what: "the file",
         path: path.to_owned(),
@@ -39,19 +39,21 @@ pub fn content(disk: &Part, path: &Path) -> Result<Content, ImageError> {
     Ok(classify(&head))
 }
 
-fn classify(head: &[u8]) -> Content {
+fn classify(head: &[u8]) -> FileContent {
     let at = |offset: usize, sign: &[u8]| head.get(offset..).is_some_and(|rest| rest.starts_with(sign));
-    let foreign =
-        |found: &str, advice: &str| Content::Foreign { found: found.to_owned(), advice: advice.to_owned() };
+    let foreign = |found: &str, advice: &str| FileContent::Foreign {
+        found: found.to_owned(),
+        advice: advice.to_owned(),
+    };
     // Documentation/arch/x86/boot.rst: boot_flag at 0x1fe, header "HdrS" at 0x202.
     if at(0x1fe, &[0x55, 0xaa]) && at(0x202, b"HdrS") {
-        return Content::BzImage;
+        return FileContent::BzImage;
     }
     if at(0, b"\x7fELF") {
-        return Content::Elf;
+        return FileContent::Elf;
     }
-    if Unified::is_unified(head) {
-        return Content::Unified;
+    if UnifiedImage::is_unified(head) {
+        return FileContent::UnifiedImage;
     }
     const RAW: &str = "convert it with `qemu-img convert -O raw IN OUT`";
     const UNPACK: &str = "unpack it first";
@@ -75,7 +77,7 @@ fn classify(head: &[u8]) -> Content {
             return foreign(found, advice);
         }
     }
-    Content::Unknown
+    FileContent::Unknown
 }
 
 #[cfg(test)]
@@ -90,16 +92,16 @@ mod tests {
 
     #[test]
     fn known_formats_are_recognized() {
-        assert_eq!(classify(&super::super::test_files::bzimage(64)), Content::BzImage);
-        assert_eq!(classify(&with(0, b"\x7fELF")), Content::Elf);
+        assert_eq!(classify(&super::super::test_files::bzimage(64)), FileContent::BzImage);
+        assert_eq!(classify(&with(0, b"\x7fELF")), FileContent::Elf);
         let pe = super::super::boot::unified::tests::pe;
-        assert_eq!(classify(&pe(&[(".linux", &[0; 0x10000])])), Content::Unified);
-        assert_eq!(classify(&pe(&[(".text", b"a boot loader")])), Content::Unknown);
-        assert_eq!(classify(&with(1080, &[0x53, 0xef])), Content::Unknown);
-        assert_eq!(classify(&[0; 4096]), Content::Unknown);
-        assert_eq!(classify(b"hello"), Content::Unknown);
+        assert_eq!(classify(&pe(&[(".linux", &[0; 0x10000])])), FileContent::UnifiedImage);
+        assert_eq!(classify(&pe(&[(".text", b"a boot loader")])), FileContent::Unknown);
+        assert_eq!(classify(&with(1080, &[0x53, 0xef])), FileContent::Unknown);
+        assert_eq!(classify(&[0; 4096]), FileContent::Unknown);
+        assert_eq!(classify(b"hello"), FileContent::Unknown);
         let found = |bytes: &[u8]| match classify(bytes) {
-            Content::Foreign { found, .. } => found,
+            FileContent::Foreign { found, .. } => found,
             other => panic!("{other:?}"),
         };
         assert_eq!(found(&with(0, b"KDMV")), "a VMDK image");

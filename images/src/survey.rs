@@ -6,37 +6,35 @@ use text::clean::escaped;
 use text::units;
 
 use super::ImageError;
-use super::boot::{self, Entry};
-use super::contents::Part;
-use super::partition::{self, Kind, Partition, Table, TableError};
-use super::volume::Volume;
+use super::boot::{self, BootEntry};
+use super::contents::DiskPart;
+use super::partition::{self, DiskPartition, PartitionKind, PartitionTable, TableError};
+use super::volume::DiskVolume;
 
 /// Contents of a disk: its partitions and their volumes, or its only volume.
 #[derive(Debug)]
-pub struct Survey {
+pub struct DiskSurvey {
     /// Partition table; `None` for a disk that is one volume.
-    pub table: Option<Table>,
+    pub table: Option<PartitionTable>,
     /// Contents of each partition, in the table's order.
-    pub volumes: Vec<Volume>,
+    pub volumes: Vec<DiskVolume>,
 }
 
-impl Survey {
+impl DiskSurvey {
     /// Surveys a disk. `path` is for error messages.
     ///
     /// # Errors
     /// The disk cannot be read, its partition table cannot be used, or a file system is cut off.
-    pub fn from_disk(disk: &Part, path: &Path) -> Result<Self, ImageError> {
+    pub fn from_disk(disk: &DiskPart, path: &Path) -> Result<Self, ImageError> {
         let table = partition::read(disk).map_err(|error| match error {
-            TableError::Read(source) => {
-                ImageError::Read { what: "the image", path: path.to_owned(), source }
-            }
+            TableError::Read(source) => ImageError::Read { what: "the image", path: path.to_owned(), source },
             TableError::Damaged(reason) => ImageError::PartitionTable { path: path.to_owned(), reason },
         })?;
         let parts = match &table {
             Some(table) => table.partitions.iter().map(|p| disk.part(p.start, p.length)).collect(),
             None => vec![disk.clone()],
         };
-        let survey = Self { table, volumes: parts.into_iter().map(Volume::open).collect() };
+        let survey = Self { table, volumes: parts.into_iter().map(DiskVolume::open).collect() };
         survey.check_whole(path)?;
         Ok(survey)
     }
@@ -66,7 +64,7 @@ impl Survey {
     }
 
     /// Returns the partition of a volume.
-    pub fn partition(&self, volume: usize) -> Option<&Partition> {
+    pub fn partition(&self, volume: usize) -> Option<&DiskPartition> {
         self.table.as_ref()?.partitions.get(volume)
     }
 
@@ -76,7 +74,7 @@ impl Survey {
 
     /// Returns the place of a volume in words, like `partition 2 (ext4)`.
     pub fn place(&self, volume: usize) -> String {
-        let name = self.volumes.get(volume).and_then(Volume::name).unwrap_or("unknown contents");
+        let name = self.volumes.get(volume).and_then(DiskVolume::name).unwrap_or("unknown contents");
         match self.number(volume) {
             Some(number) => format!("partition {number} ({name})"),
             None => format!("the disk ({name})"),
@@ -84,21 +82,21 @@ impl Survey {
     }
 
     /// Returns the kernels that could be booted, the loader's own choice first.
-    pub fn entries(&self) -> Vec<Entry> {
+    pub fn entries(&self) -> Vec<BootEntry> {
         boot::entries(&self.volumes)
     }
 
-    /// Returns the volume that is most likely the root: by its partition's type, else by its files, else the largest
-    /// that does not belong to a boot loader.
+    /// Returns the volume that is most likely the root: by its partition's type, else by its files, else the
+    /// largest that does not belong to a boot loader.
     pub fn root(&self) -> Option<usize> {
         let all = || 0..self.volumes.len();
-        let typed = |index: &usize| self.partition(*index).is_some_and(|p| p.kind == Kind::Root);
+        let typed = |index: &usize| self.partition(*index).is_some_and(|p| p.kind == PartitionKind::Root);
         let has_system = |index: &usize| {
-            let files = self.volumes.get(*index).and_then(Volume::readable);
+            let files = self.volumes.get(*index).and_then(DiskVolume::readable);
             files.is_some_and(|files| ROOT_FILES.iter().any(|path| files.is_file(path)))
         };
         let is_candidate = |index: &usize| {
-            let name = self.volumes.get(*index).and_then(Volume::name);
+            let name = self.volumes.get(*index).and_then(DiskVolume::name);
             name.is_some_and(|name| !matches!(name, "vfat" | "swap" | "LVM" | "Linux RAID"))
         };
         let length = |index: &usize| self.volumes.get(*index).and_then(|volume| volume.part.length());
@@ -127,7 +125,8 @@ impl Survey {
         }
     }
 
-    /// Returns a `root=` word for a volume. A kernel without an initrd finds a partition by its id, but not a file system.
+    /// Returns a `root=` word for a volume. A kernel without an initrd finds a partition by its id, but not a
+    /// file system.
     pub fn root_word(&self, volume: usize, has_initrd: bool) -> String {
         let uuid = self.volumes.get(volume).and_then(|volume| volume.signature.as_ref()?.uuid.clone());
         match (self.partition(volume), uuid) {
@@ -137,9 +136,10 @@ impl Survey {
         }
     }
 
-    /// Returns the explanation for a missing kernel: the places that were searched, and those that could not be.
-    pub fn looked(&self) -> String {
-        let places = |wanted: &dyn Fn(&Volume) -> bool| -> Vec<String> {
+    /// Returns the explanation for a missing kernel: the places that were searched, and those that could not
+    /// be.
+    pub fn search_report(&self) -> String {
+        let places = |wanted: &dyn Fn(&DiskVolume) -> bool| -> Vec<String> {
             (0..self.volumes.len())
                 .filter(|index| self.volumes.get(*index).is_some_and(wanted))
                 .map(|index| self.place(index))

@@ -8,8 +8,8 @@ use super::message::{INITRD_FILE, JOB_FILE, Job, KERNEL_FILE};
 use super::{PortableError, exe, start_error};
 use crate::errors::Error;
 use crate::run::spec::{DiskSpec, RunSpec, Writes};
-use images::contents::Format;
-use images::{Payload, cpio};
+use images::contents::ImageFormat;
+use images::{BootPayload, cpio};
 
 /// An archive in anonymous memory: nothing is left behind however this process ends.
 #[derive(Debug)]
@@ -21,7 +21,7 @@ pub struct Initrd {
 }
 
 /// Makes the bundle's initial file system with this program and its job in it.
-pub fn make(bundle: &Bundle, spec: &RunSpec, payload: &Payload) -> Result<Initrd, Error> {
+pub fn make(bundle: &Bundle, spec: &RunSpec, payload: &BootPayload) -> Result<Initrd, Error> {
     let modules = std::fs::read(&bundle.initrd).map_err(|e| Error::file("read", &bundle.initrd, e))?;
     let program = exe::own()?;
     let devices: Vec<_> = (0..spec.disks.len()).map(device_name).collect();
@@ -33,7 +33,7 @@ pub fn make(bundle: &Bundle, spec: &RunSpec, payload: &Payload) -> Result<Initrd
                 .zip(&spec.disks)
                 .map(|(path, disk)| DiskSpec {
                     path: path.into(),
-                    format: Format::Raw,
+                    format: ImageFormat::Raw,
                     writes: if disk.writes == Writes::Refused { Writes::Refused } else { Writes::Kept },
                 })
                 .collect(),
@@ -44,7 +44,7 @@ pub fn make(bundle: &Bundle, spec: &RunSpec, payload: &Payload) -> Result<Initrd
         devices: devices.iter().map(Into::into).collect(),
     };
     let job = serde_json::to_vec(&job).map_err(|e| PortableError::Program(e.to_string()))?;
-    let mut archive = cpio::Writer::append_to(modules);
+    let mut archive = cpio::ArchiveWriter::append_to(modules);
     for directory in ["dev", "proc", "sys", "tmp", "vprof"] {
         archive.directory(directory);
     }

@@ -27,7 +27,7 @@ use crate::run::guest::{self, Connected};
 use crate::run::link::{Control, Phase, Watcher, link};
 use crate::run::network::{NetworkKind, NetworkSpec, Plugged};
 use crate::run::spec::Outcome;
-use images::Payload;
+use images::BootPayload;
 
 /// How long a device may take to appear after its module was loaded.
 const DEVICE_LIMIT: Duration = Duration::from_secs(10);
@@ -121,7 +121,7 @@ fn job(port: &Port, modules: Vec<PathBuf>) -> Result<Outcome, Sentence> {
         .enable_all()
         .build()
         .map_err(|e| format!("can't start the runtime: {e}"))?;
-    let payload = Payload { kernel, initrd };
+    let payload = BootPayload { kernel, initrd };
     let outcome = runtime.block_on(async {
         let run =
             guest::run(&job.run, disks, connected, payload, Box::new(PortSink(port.clone())), guest_side);

@@ -22,7 +22,7 @@ use crate::run::link::{Link, Phase};
 use crate::run::network::{Passt, Plugged};
 use crate::run::spec::{Outcome, RunSpec};
 use crate::run::vsock::{IrqContext, Listening};
-use images::Payload;
+use images::BootPayload;
 
 /// Memory of the inner host beyond the guest's, its kernel and initial file system, bytes.
 const OVERHEAD: u64 = 320 << 20;
@@ -64,7 +64,7 @@ impl<E: Into<Error>> From<E> for Broken {
 pub async fn run(
     setup: &Setup,
     spec: &RunSpec,
-    payload: Payload,
+    payload: BootPayload,
     mut link: Link,
     vsock: Option<&Listening>,
     mut open_sink: impl FnMut(u32) -> Result<Box<dyn Sink>, Error>,

@@ -12,7 +12,7 @@ use std::time::Duration;
 use super::message::{PORT, VSOCK_PORT};
 use crate::run::network::{Cable, mac_text};
 use crate::run::spec::{DiskSpec, Writes};
-use images::contents::Format;
+use images::contents::ImageFormat;
 
 /// The program.
 pub const PROGRAM: &str = "qemu-system-x86_64";
@@ -181,10 +181,10 @@ fn prepare_child(parent: u32, inherited: [RawFd; 4], cpu_seconds: Option<u64>) -
 }
 
 /// As QEMU calls it. A format is never guessed by QEMU, which would follow the names in one.
-fn format_name(format: Format) -> &'static str {
+fn format_name(format: ImageFormat) -> &'static str {
     match format {
-        Format::Raw => "raw",
-        Format::Qcow2 => "qcow2",
+        ImageFormat::Raw => "raw",
+        ImageFormat::Qcow2 => "qcow2",
     }
 }
 
@@ -219,8 +219,8 @@ mod tests {
         let (a, b) = nix::unistd::pipe().unwrap();
         let qemu = Qemu { path: "/usr/bin/qemu".into(), version: "1".to_owned() };
         let disks = [
-            DiskSpec { path: "/x,y.img".into(), format: Format::Raw, writes: Writes::Discarded },
-            DiskSpec { path: "/z.img".into(), format: Format::Qcow2, writes: Writes::Kept },
+            DiskSpec { path: "/x,y.img".into(), format: ImageFormat::Raw, writes: Writes::Discarded },
+            DiskSpec { path: "/z.img".into(), format: ImageFormat::Qcow2, writes: Writes::Kept },
         ];
         let machine = Machine {
             qemu: &qemu,

@@ -22,8 +22,8 @@ use super::spec::{DiskSpec, GuestEnd, Outcome, RunSpec};
 use super::systemd::{Ended, GuestCommand, Progress, Receiver};
 use crate::errors::Error;
 use crate::heap;
-use images::contents::Contents;
-use images::{self, Payload};
+use images::contents::DiskContents;
+use images::{self, BootPayload};
 
 /// How often the run is looked at.
 const TICK: Duration = Duration::from_millis(250);
@@ -51,20 +51,21 @@ pub async fn run(
     spec: &RunSpec,
     disks: Vec<File>,
     connected: Connected,
-    payload: Payload,
+    payload: BootPayload,
     sink: Box<dyn Sink>,
     link: Link,
 ) -> Result<Outcome, Error> {
     let Link { mut stop, mut input, mut control, console, output, phase } = link;
     let same = |error| Error::System { action: "open the guest's disks again", source: error };
-    let contents: Vec<Contents> = spec
+    let contents: Vec<DiskContents> = spec
         .disks
         .iter()
         .zip(disks)
         .map(|(disk, file)| disk.contents(file, disk.is_written()))
         .collect::<Result<_, _>>()?;
-    let disk =
-        |(disk, contents): (&DiskSpec, &Contents)| Ok(Disk { file: contents.to_disk()?, mode: disk.mode() });
+    let disk = |(disk, contents): (&DiskSpec, &DiskContents)| {
+        Ok(Disk { file: contents.to_disk()?, mode: disk.mode() })
+    };
     let disks = spec.disks.iter().zip(&contents).map(disk).collect::<io::Result<_>>().map_err(same)?;
     heap::give_back_at_once();
     let (mut session, observers) = Session::new(

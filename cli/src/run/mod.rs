@@ -27,7 +27,7 @@ use crate::errors::{Error, ExitCode};
 use crate::portable::{PortableError, outer};
 use guest::Connected;
 use host::{Chosen, Host};
-use images::{self, ImageError, Loaded, Payload};
+use images::{self, BootPayload, BootPlan, ImageError};
 use link::Link;
 use network::{NetworkSpec, Plugged};
 use recording::{KeySource, Recorded, Recording, Streams, random_seed};
@@ -88,7 +88,7 @@ pub fn once(args: &RunArgs, waits: Vec<Wait>) -> Result<Recorded, Error> {
 /// Everything that is known before a host is chosen.
 struct Plan {
     spec: RunSpec,
-    payload: Payload,
+    payload: BootPayload,
     /// Held open, and with it locked, for the whole run.
     disks: Vec<File>,
     /// There for the whole run.
@@ -99,7 +99,7 @@ struct Plan {
 
 impl Plan {
     fn make(args: &RunArgs, mut waits: Vec<Wait>) -> Result<Self, Error> {
-        let request = images::Request {
+        let request = images::BootRequest {
             image: &args.image,
             kernel: args.kernel.as_deref(),
             initrd: args.initrd.as_deref(),
@@ -156,7 +156,11 @@ impl Plan {
 
 /// Hands the command after `--`, if there is one, to the guest: by its initrd where that was made for it, else by what
 /// is returned.
-fn take_command(args: &RunArgs, loaded: &mut Loaded, seed: u64) -> Result<Option<GuestCommand>, ImageError> {
+fn take_command(
+    args: &RunArgs,
+    loaded: &mut BootPlan,
+    seed: u64,
+) -> Result<Option<GuestCommand>, ImageError> {
     let words = &args.command;
     if words.is_empty() {
         return Ok(None);

@@ -13,7 +13,7 @@ use vmm::{DiskMode, End};
 use super::network::NetworkSpec;
 use super::systemd::GuestCommand;
 use crate::args::ConsoleDevice;
-use images::contents::{Contents, Format};
+use images::contents::{DiskContents, ImageFormat};
 use images::{self, ImageError};
 
 /// Everything about a run besides the bytes to boot.
@@ -67,7 +67,7 @@ pub struct DiskSpec {
     /// Image or block device.
     pub path: PathBuf,
     /// What its file is.
-    pub format: Format,
+    pub format: ImageFormat,
     /// What becomes of the guest's writes.
     pub writes: Writes,
 }
@@ -141,7 +141,7 @@ impl DiskSpec {
     /// The disk at `path`, whose format is told by its first bytes.
     pub fn at(path: PathBuf, writes: Writes) -> Result<Self, ImageError> {
         let file = images::open("the disk", &path, images::WANTED_DISK)?;
-        let format = Format::of(&file).map_err(|source| ImageError::Read {
+        let format = ImageFormat::from_file(&file).map_err(|source| ImageError::Read {
             what: "the disk",
             path: path.clone(),
             source,
@@ -150,8 +150,8 @@ impl DiskSpec {
     }
 
     /// The disk's bytes in its open file.
-    pub fn contents(&self, file: File, writable: bool) -> Result<Contents, ImageError> {
-        Contents::open(file, self.format, writable, &self.path)
+    pub fn contents(&self, file: File, writable: bool) -> Result<DiskContents, ImageError> {
+        DiskContents::open(file, self.format, writable, &self.path)
     }
 
     /// What the machine does with writes.

@@ -45,7 +45,8 @@ pub struct Args {
 }
 
 impl Args {
-    /// Reads `--option value` and `--option=value` pairs and, for names that end in `!`, bare `--option` flags.
+    /// Reads `--option value` and `--option=value` pairs and, for names that end in `!`, bare `--option`
+    /// flags.
     ///
     /// # Errors
     /// An option is unknown, a value is missing, or a word is not an option.
@@ -99,7 +100,8 @@ impl Args {
     }
 }
 
-/// Runs a workload and prints its error to stderr. The exit code is 2 for a wrong command line, 1 for other errors.
+/// Runs a workload and prints its error to stderr. The exit code is 2 for a wrong command line, 1 for other
+/// errors.
 pub fn main_with(usage: &str, known: &[&str], run: impl FnOnce(&Args) -> Result<(), Error>) -> ExitCode {
     match Args::parse(known, std::env::args().skip(1)).and_then(|args| run(&args)) {
         Ok(()) => ExitCode::SUCCESS,

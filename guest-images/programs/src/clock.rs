@@ -11,7 +11,8 @@ fn read(clock: ClockId) -> Duration {
     clock_gettime(clock).map_or(Duration::ZERO, Duration::from)
 }
 
-/// Returns the CPU time of this process so far, user and kernel, as the scheduler counts it (exact, not by ticks).
+/// Returns the CPU time of this process so far, user and kernel, as the scheduler counts it (exact, not by
+/// ticks).
 pub fn process_cpu() -> Duration {
     read(ClockId::CLOCK_PROCESS_CPUTIME_ID)
 }
@@ -33,5 +34,5 @@ pub fn since_boot() -> Duration {
 pub fn seconds(args: &crate::Args, default: f64) -> Result<Duration, Error> {
     let given = args.number::<f64>("seconds")?.unwrap_or(default);
     Duration::try_from_secs_f64(given)
-        .map_err(|_| Error::Usage(format!("--seconds {given} is no length of time")))
+        .map_err(|_| Error::Usage(format!("--seconds {given} is not a duration")))
 }

@@ -1,5 +1,5 @@
-//! Paths, ports and names that the programs inside guest images share with each other, with the images' recipes, and with
-//! the launcher that starts such an image.
+//! Paths, ports and names that the programs inside guest images share with each other, with the images'
+//! recipes, and with the launcher that starts such an image.
 //!
 //! | between | shared |
 //! |---|---|
@@ -9,8 +9,8 @@
 //! | recipes and users | [`WORKLOADS`], programs whose use of the CPU is known by construction |
 
 mod args;
-mod books;
 mod clock;
+mod cpu_times;
 mod network;
 mod process;
 mod work;
@@ -19,21 +19,23 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
 pub use args::{Args, Error, main_with};
-pub use books::{busy, told};
 pub use clock::{process_cpu, seconds, since_boot, thread_cpu};
+pub use cpu_times::{busy, process_times};
 pub use network::raise_loopback;
 pub use process::{fork_child, pin, set_name, wait_for};
 pub use work::{Turns, burn, burn_here, burn_until_cpu, burn_until_deadline};
 
 /// Path of init's command inside the initramfs. The file has the arguments, each ended by a NUL.
 pub const COMMAND_FILE: &str = "/vprof/command";
-/// Path of the list of kernel modules inside an initramfs: absolute paths, one per line, each after its dependencies.
+/// Path of the list of kernel modules inside an initramfs: absolute paths, one per line, each after its
+/// dependencies.
 pub const LOAD_ORDER: &str = "/lib/modules/load-order";
 /// I/O port for the exit status of the guest's command, one 32-bit write, which ends the machine.
 ///
 /// It is the usual port of QEMU's `isa-debug-exit`, so images end under plain QEMU too.
 pub const EXIT_PORT: u16 = 0xf4;
-/// I/O port for the command's duration, ns, as two 32-bit writes, the upper half first. Plain QEMU ignores it.
+/// I/O port for the command's duration, ns, as two 32-bit writes, the upper half first. Plain QEMU ignores
+/// it.
 pub const COMMAND_PORT: u16 = 0xf8;
 /// Path of the program on the root disk that init runs without a command.
 pub const DEMO_LOAD: &str = "/usr/bin/demo-load";

@@ -37,7 +37,8 @@ pub fn pin(cpu: usize) -> Result<(), Error> {
 /// # Errors
 /// The kernel cannot create a process.
 pub fn fork_child(body: impl FnOnce() -> Result<(), Error>) -> Result<Pid, Error> {
-    // SAFETY: workloads have a single thread, so the child's copy of every lock is free and it may run any code.
+    // SAFETY: workloads have a single thread, so the child's copy of every lock is free and it may run any
+    // code.
     match unsafe { fork() }.map_err(Error::system("fork"))? {
         ForkResult::Parent { child } => Ok(child),
         ForkResult::Child => {

@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use crate::{process_cpu, since_boot, thread_cpu};
 
-/// Rounds of [`burn`] between two readings of a clock: about 20 us on a 3 GHz CPU, under 1 ms on an emulated one.
+/// Rounds of [`burn`] between two readings of a clock: about 20 us on a 3 GHz CPU, under 1 ms on an emulated
+/// one.
 const ROUNDS: u32 = 20_000;
 
-/// Computes some rounds of a xorshift generator, all in registers. Never inlined, because it is the only hot function of
-/// its process.
+/// Computes some rounds of a xorshift generator, all in registers. Never inlined, because it is the only hot
+/// function of its process.
 #[inline(never)]
 pub fn burn(rounds: u32, seed: u64) -> u64 {
     burn_here(rounds, seed)
@@ -37,8 +38,8 @@ pub fn burn_until_deadline(deadline: Duration) {
     black_box(state);
 }
 
-/// Work of a function in turns. Each turn lasts until all turns together have taken a multiple of a slice of CPU time, so
-/// that the next turn makes up for one that was too long.
+/// Work of a function in turns. Each turn lasts until all turns together have taken a multiple of a slice of
+/// CPU time, so that the next turn makes up for one that was too long.
 #[derive(Debug, Clone, Copy)]
 pub struct Turns {
     slice: Duration,

@@ -1,12 +1,12 @@
-//! Entries of the boot loader specification (uapi-group.org): type 1, of systemd-boot and of Fedora's GRUB, and type
-//! 2, unified kernel images.
+//! Entries of the boot loader specification (uapi-group.org): type 1, of systemd-boot and of Fedora's GRUB,
+//! and type 2, unified kernel images.
 
 use std::cmp::Reverse;
 
-use super::grub::Environment;
-use super::{Entry, MAX_CONFIG, MAX_ENTRIES, Unified, config, find_file, readable, rooted, version};
+use super::grub::GrubEnvironment;
+use super::{BootEntry, MAX_CONFIG, MAX_ENTRIES, UnifiedImage, config, find_file, readable, rooted, version};
 use crate::MAX_FILE;
-use crate::volume::{Files, Volume};
+use crate::volume::{DiskVolume, VolumeFiles};
 
 /// Directories of the loader on a volume.
 const PLACES: &[&str] = &["/loader", "/boot/loader"];
@@ -17,7 +17,7 @@ const MAX_UNIFIED: usize = 16;
 
 /// Fields of an entry's file.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Fields {
+struct EntryFields {
     file: String,
     title: Option<String>,
     version: String,
@@ -30,7 +30,7 @@ struct Fields {
 }
 
 /// Returns the entries in the order of the loader's menu, its default first.
-pub fn entries(volumes: &[Volume]) -> Vec<Entry> {
+pub fn entries(volumes: &[DiskVolume]) -> Vec<BootEntry> {
     let mut found = Vec::new();
     for (index, files) in readable(volumes) {
         for place in PLACES {
@@ -45,7 +45,7 @@ pub fn entries(volumes: &[Volume]) -> Vec<Entry> {
                 // The sort is stable: the others keep their order.
                 entries.sort_by_key(|entry| !matches(&wanted, id(&entry.file)));
             }
-            let environment = Environment::from_volume(files);
+            let environment = GrubEnvironment::from_volume(files);
             let made = entries.into_iter().filter_map(|entry| {
                 let source = match entry.unified {
                     true => "its place (unified kernel image)".to_owned(),
@@ -59,24 +59,24 @@ pub fn entries(volumes: &[Volume]) -> Vec<Entry> {
     found
 }
 
-fn read_all(files: &dyn Files, directory: &str) -> Vec<Fields> {
+fn read_all(files: &dyn VolumeFiles, directory: &str) -> Vec<EntryFields> {
     let names = files.names(directory).into_iter().filter(|name| name.ends_with(".conf")).take(MAX_ENTRIES);
     let read = |name: String| {
         let bytes = files.read(&format!("{directory}/{name}"), MAX_CONFIG).ok()?;
-        Some(Fields { file: name, ..parse(&String::from_utf8_lossy(&bytes)) })
+        Some(EntryFields { file: name, ..parse(&String::from_utf8_lossy(&bytes)) })
     };
     names.filter_map(read).filter(|entry| !entry.foreign && entry.linux.is_some()).collect()
 }
 
-fn read_unified(files: &dyn Files) -> Vec<Fields> {
+fn read_unified(files: &dyn VolumeFiles) -> Vec<EntryFields> {
     let mut names = files.names(UNIFIED);
     names.retain(|name| name.to_ascii_lowercase().ends_with(".efi"));
     names.sort_by(|a, b| version(b).cmp(&version(a)));
     let read = |name: String| {
         let path = format!("{UNIFIED}/{name}");
         let file = files.read(&path, MAX_FILE).ok()?;
-        let image = Unified::parse(&file).ok()?;
-        Some(Fields {
+        let image = UnifiedImage::parse(&file).ok()?;
+        Some(EntryFields {
             file: name,
             title: image.title,
             version: image.version,
@@ -84,7 +84,7 @@ fn read_unified(files: &dyn Files) -> Vec<Fields> {
             linux: Some(path),
             options: image.options.into_iter().collect(),
             unified: true,
-            ..Fields::default()
+            ..EntryFields::default()
         })
     };
     names.into_iter().take(MAX_UNIFIED).filter_map(read).collect()
@@ -96,13 +96,14 @@ fn id(file: &str) -> &str {
 }
 
 fn make(
-    volumes: &[Volume],
+    volumes: &[DiskVolume],
     index: usize,
-    entry: Fields,
+    entry: EntryFields,
     source: String,
-    environment: &Environment,
-) -> Option<Entry> {
-    // Paths are relative to the root of the volume that has the entry, or to its /boot if that is not a mount.
+    environment: &GrubEnvironment,
+) -> Option<BootEntry> {
+    // Paths are relative to the root of the volume that has the entry, or to its /boot if that is not a
+    // mount.
     let place = |path: &str| {
         let path = rooted(path);
         let volume = find_file(volumes, index, &path);
@@ -115,7 +116,7 @@ fn make(
     let options = entry.options.join(" ");
     let initrds = entry.initrds.iter().map(|path| environment.expand(path));
     let initrds = initrds.flat_map(|paths| paths.split_whitespace().map(str::to_owned).collect::<Vec<_>>());
-    Some(Entry {
+    Some(BootEntry {
         volume,
         kernel,
         initrds: initrds.map(|path| place(&path).map_or(path, |(_, path)| path)).collect(),
@@ -128,8 +129,8 @@ fn make(
 }
 
 /// Parses lines of `KEY VALUE`. Unknown keys are skipped.
-fn parse(text: &str) -> Fields {
-    let mut fields = Fields::default();
+fn parse(text: &str) -> EntryFields {
+    let mut fields = EntryFields::default();
     for line in text.lines().map(str::trim).filter(|line| !line.starts_with('#')) {
         let Some((key, value)) = line.split_once([' ', '\t']) else { continue };
         let value = value.trim().to_owned();
@@ -147,16 +148,16 @@ fn parse(text: &str) -> Fields {
     fields
 }
 
-/// Sorts entries as the specification says: those with a sort key first, by that key, then by version, the newest
-/// first. An entry for rescue comes last.
-fn sort(entries: &mut [Fields]) {
+/// Sorts entries as the specification says: those with a sort key first, by that key, then by version, the
+/// newest first. An entry for rescue comes last.
+fn sort(entries: &mut [EntryFields]) {
     entries.sort_by(|a, b| {
-        let key = |entry: &Fields| {
+        let key = |entry: &EntryFields| {
             let rescue = entry.file.contains("rescue");
             (rescue, entry.sort_key.is_none(), entry.sort_key.clone())
         };
         key(a).cmp(&key(b)).then_with(|| {
-            let newest = |entry: &'_ Fields| -> String {
+            let newest = |entry: &'_ EntryFields| -> String {
                 if entry.version.is_empty() { entry.file.clone() } else { entry.version.clone() }
             };
             let (a, b) = (newest(a), newest(b));
@@ -213,11 +214,11 @@ mod tests {
 
     #[test]
     fn the_newest_comes_first_and_rescue_last() {
-        let entry = |file: &str, version: &str, key: Option<&str>| Fields {
+        let entry = |file: &str, version: &str, key: Option<&str>| EntryFields {
             file: file.to_owned(),
             version: version.to_owned(),
             sort_key: key.map(str::to_owned),
-            ..Fields::default()
+            ..EntryFields::default()
         };
         let mut entries = [
             entry("0-rescue-x.conf", "9.0", Some("a")),

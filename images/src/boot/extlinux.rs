@@ -1,14 +1,14 @@
 //! `extlinux.conf` of syslinux, U-Boot and Debian's u-boot-menu.
 
-use super::{Entry, MAX_ENTRIES, config, find_file, readable, rooted};
-use crate::volume::Volume;
+use super::{BootEntry, MAX_ENTRIES, config, find_file, readable, rooted};
+use crate::volume::DiskVolume;
 
 /// Directories of the file on a volume.
 const PLACES: &[&str] = &["/boot/extlinux", "/extlinux", "/boot/syslinux", "/syslinux"];
 
 /// Entry of the file.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Label {
+struct MenuLabel {
     name: String,
     title: Option<String>,
     linux: Option<String>,
@@ -17,7 +17,7 @@ struct Label {
 }
 
 /// Returns the entries in the order of the file, the default first.
-pub fn entries(volumes: &[Volume]) -> Vec<Entry> {
+pub fn entries(volumes: &[DiskVolume]) -> Vec<BootEntry> {
     let mut found = Vec::new();
     for (index, files) in readable(volumes) {
         for place in PLACES {
@@ -32,7 +32,7 @@ pub fn entries(volumes: &[Volume]) -> Vec<Entry> {
             };
             found.extend(labels.into_iter().filter_map(|label| {
                 let kernel = absolute(&label.linux?);
-                Some(Entry {
+                Some(BootEntry {
                     volume: find_file(volumes, index, &kernel)?,
                     kernel,
                     initrds: label.initrds.iter().map(|file| absolute(file)).collect(),
@@ -48,8 +48,8 @@ pub fn entries(volumes: &[Volume]) -> Vec<Entry> {
 }
 
 /// Returns the labels, and the name of the one that is the default.
-fn parse(text: &str) -> (Vec<Label>, Option<String>) {
-    let mut labels: Vec<Label> = Vec::new();
+fn parse(text: &str) -> (Vec<MenuLabel>, Option<String>) {
+    let mut labels: Vec<MenuLabel> = Vec::new();
     let mut default = None;
     for line in text.lines().map(str::trim).filter(|line| !line.starts_with('#')) {
         let (key, value) = line.split_once([' ', '\t']).unwrap_or((line, ""));
@@ -57,7 +57,7 @@ fn parse(text: &str) -> (Vec<Label>, Option<String>) {
         let room = labels.len() < MAX_ENTRIES;
         match (key.to_ascii_lowercase().as_str(), labels.last_mut()) {
             ("label", _) if room => {
-                labels.push(Label { name: value.to_owned(), ..Label::default() });
+                labels.push(MenuLabel { name: value.to_owned(), ..MenuLabel::default() });
             }
             ("default", _) => default = Some(value.to_owned()),
             ("linux" | "kernel", Some(label)) => label.linux = Some(value.to_owned()),

@@ -1,12 +1,12 @@
-//! `grub.cfg` as the `grub-mkconfig` of Debian, Ubuntu and Fedora writes it: menu entries with a `linux` and an
-//! `initrd` line, in submenus or not, `set`, and the saved entry in `grubenv`.
+//! `grub.cfg` as the `grub-mkconfig` of Debian, Ubuntu and Fedora writes it: menu entries with a `linux` and
+//! an `initrd` line, in submenus or not, `set`, and the saved entry in `grubenv`.
 //!
 //! GRUB's language has conditions. They are not evaluated: the first kernel of an entry is taken.
 
 use std::collections::HashMap;
 
-use super::{Entry, MAX_ENTRIES, config, find_file, readable, rooted};
-use crate::volume::{Files, Volume};
+use super::{BootEntry, MAX_ENTRIES, config, find_file, readable, rooted};
+use crate::volume::{DiskVolume, VolumeFiles};
 
 /// Directories of GRUB on a volume.
 const PLACES: &[&str] = &["/boot/grub", "/boot/grub2", "/grub", "/grub2"];
@@ -15,11 +15,11 @@ const MAX_DEPTH: usize = 8;
 
 /// Saved variables of GRUB (`grubenv`).
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Environment(HashMap<String, String>);
+pub struct GrubEnvironment(HashMap<String, String>);
 
-impl Environment {
+impl GrubEnvironment {
     /// Reads the saved variables of a volume; empty if it has none.
-    pub fn from_volume(files: &dyn Files) -> Self {
+    pub fn from_volume(files: &dyn VolumeFiles) -> Self {
         let text = PLACES.iter().find_map(|place| config(files, &format!("{place}/grubenv")));
         text.map_or_else(Self::default, |text| Self::parse(&text))
     }
@@ -52,7 +52,7 @@ impl Environment {
 
 /// Entry of the menu.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Item {
+struct MenuItem {
     /// Positions in the menus, the outermost first.
     position: Vec<usize>,
     titles: Vec<String>,
@@ -63,19 +63,19 @@ struct Item {
 
 /// Entries of a grub.cfg, and the values of `default`.
 #[derive(Debug, Default)]
-struct Menu {
-    items: Vec<Item>,
+struct GrubMenu {
+    items: Vec<MenuItem>,
     defaults: Vec<String>,
 }
 
 /// Returns the entries in the order of the menu, the default first.
-pub fn entries(volumes: &[Volume]) -> Vec<Entry> {
+pub fn entries(volumes: &[DiskVolume]) -> Vec<BootEntry> {
     let mut found = Vec::new();
     for (index, files) in readable(volumes) {
         for place in PLACES {
             let path = format!("{place}/grub.cfg");
             let Some(text) = config(files, &path) else { continue };
-            let environment = Environment::from_volume(files);
+            let environment = GrubEnvironment::from_volume(files);
             let mut menu = parse(&text);
             let wanted = menu.chosen(&environment);
             menu.items.sort_by_key(|item| !wanted.as_ref().is_some_and(|wanted| item.is_called(wanted)));
@@ -87,8 +87,9 @@ pub fn entries(volumes: &[Volume]) -> Vec<Entry> {
     found
 }
 
-impl Item {
-    /// Returns true if `default` means this entry: by position, title or id, with `>` between the levels of submenus.
+impl MenuItem {
+    /// Returns true if `default` means this entry: by position, title or id, with `>` between the levels of
+    /// submenus.
     fn is_called(&self, wanted: &str) -> bool {
         let levels: Vec<&str> = wanted.split('>').collect();
         levels.len() == self.position.len()
@@ -102,16 +103,16 @@ impl Item {
 
     fn entry(
         self,
-        volumes: &[Volume],
+        volumes: &[DiskVolume],
         index: usize,
         source: &str,
-        environment: &Environment,
-    ) -> Option<Entry> {
+        environment: &GrubEnvironment,
+    ) -> Option<BootEntry> {
         let mut words = self.linux?.into_iter().map(|word| environment.expand(&word));
         let kernel = rooted(strip_device(&words.next()?));
         let options: Vec<String> = words.filter(|word| !word.is_empty()).collect();
         let initrds = self.initrd.iter().map(|word| environment.expand(word));
-        Some(Entry {
+        Some(BootEntry {
             volume: find_file(volumes, index, &kernel)?,
             kernel,
             initrds: initrds
@@ -134,10 +135,10 @@ fn strip_device(path: &str) -> &str {
     }
 }
 
-impl Menu {
-    /// Returns the default entry: the saved entry if the menu uses it and there is one, else the value of the last
-    /// `set default=` without variables.
-    fn chosen(&self, environment: &Environment) -> Option<String> {
+impl GrubMenu {
+    /// Returns the default entry: the saved entry if the menu uses it and there is one, else the value of the
+    /// last `set default=` without variables.
+    fn chosen(&self, environment: &GrubEnvironment) -> Option<String> {
         let saved = self.defaults.iter().any(|value| value.contains("saved_entry"));
         let saved =
             saved.then(|| environment.0.get("saved_entry")).flatten().filter(|entry| !entry.is_empty());
@@ -147,13 +148,13 @@ impl Menu {
 }
 
 /// Parses the commands that name kernels. A line that begins with `}` ends a block; `if` has no braces.
-fn parse(text: &str) -> Menu {
-    let mut menu = Menu::default();
-    // For each open menu the number of entries so far, and for each open submenu its title and id: `default` names an
-    // entry by its path through the menus.
+fn parse(text: &str) -> GrubMenu {
+    let mut menu = GrubMenu::default();
+    // For each open menu the number of entries so far, and for each open submenu its title and id: `default`
+    // names an entry by its path through the menus.
     let mut counts = vec![0_usize];
     let (mut titles, mut ids) = (Vec::new(), Vec::new());
-    let mut open: Option<Item> = None;
+    let mut open: Option<MenuItem> = None;
     // Depth of the blocks that are not menus, like functions. Their lines count only by their braces.
     let mut skipped = 0_usize;
     for line in text.lines() {
@@ -175,7 +176,8 @@ fn parse(text: &str) -> Menu {
             },
             "menuentry" | "submenu" if block && open.is_none() && skipped == 0 => {
                 let (title, id) = (words.get(1).cloned().unwrap_or_default(), id_of(&words));
-                // An outer menu has counted the submenu already, hence its position is one less than the count.
+                // An outer menu has counted the submenu already, hence its position is one less than the
+                // count.
                 let mut position: Vec<usize> = counts.iter().map(|count| count.saturating_sub(1)).collect();
                 if let Some(last) = position.last_mut() {
                     *last = counts.last().copied().unwrap_or(0);
@@ -186,7 +188,7 @@ fn parse(text: &str) -> Menu {
                 if command == "menuentry" {
                     let with = |outer: &[String], inner| outer.iter().cloned().chain([inner]).collect();
                     let (titles, ids) = (with(&titles, title), with(&ids, id));
-                    open = Some(Item { position, titles, ids, ..Item::default() });
+                    open = Some(MenuItem { position, titles, ids, ..MenuItem::default() });
                 } else if counts.len() < MAX_DEPTH {
                     titles.push(title);
                     ids.push(id);
@@ -222,8 +224,8 @@ fn id_of(words: &[String]) -> String {
     at.and_then(|at| words.get(at + 1)).cloned().unwrap_or_default()
 }
 
-/// Splits a line into words. Quotes of both kinds group, a backslash makes the next character literal, and `#` begins
-/// a comment.
+/// Splits a line into words. Quotes of both kinds group, a backslash makes the next character literal, and
+/// `#` begins a comment.
 fn words(line: &str) -> Vec<String> {
     let mut words = Vec::new();
     let mut word: Option<String> = None;

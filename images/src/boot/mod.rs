@@ -8,8 +8,8 @@
 //! | extlinux | `extlinux.conf` in `boot/extlinux`, `extlinux`, `boot/syslinux`, `syslinux` |
 //! | links and names | `/boot/vmlinuz`, `/vmlinuz`, the newest `/boot/vmlinuz-*` |
 //!
-//! These files are foreign input: their sizes and numbers are limited. They are parsed as far as distributions use
-//! their languages; everything else in them is skipped.
+//! These files are foreign input: their sizes and numbers are limited. They are parsed as far as
+//! distributions use their languages; everything else in them is skipped.
 
 mod bls;
 mod extlinux;
@@ -17,8 +17,8 @@ mod grub;
 mod plain;
 pub mod unified;
 
-use super::volume::{Files, Volume};
-pub use unified::{Unified, UnifiedError};
+use super::volume::{DiskVolume, VolumeFiles};
+pub use unified::{UnifiedError, UnifiedImage};
 
 /// Largest configuration file that is read, bytes.
 const MAX_CONFIG: u64 = 1 << 20;
@@ -27,7 +27,7 @@ const MAX_ENTRIES: usize = 256;
 
 /// Kernel that could be booted.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Entry {
+pub struct BootEntry {
     /// Index of the volume that has the kernel.
     pub volume: usize,
     /// Path of the kernel on the volume.
@@ -45,15 +45,16 @@ pub struct Entry {
 }
 
 /// Function that finds entries of one kind.
-type EntryFinder = fn(&[Volume]) -> Vec<Entry>;
+type EntryFinder = fn(&[DiskVolume]) -> Vec<BootEntry>;
 
 /// Returns everything that could be booted, the boot loader's own choice first.
-pub fn entries(volumes: &[Volume]) -> Vec<Entry> {
+pub fn entries(volumes: &[DiskVolume]) -> Vec<BootEntry> {
     let finders: [EntryFinder; 4] = [bls::entries, grub::entries, extlinux::entries, plain::entries];
-    let mut found: Vec<Entry> = Vec::new();
+    let mut found: Vec<BootEntry> = Vec::new();
     for entry in finders.iter().flat_map(|find| find(volumes)) {
-        let known = |known: &Entry| known.volume == entry.volume && known.kernel == entry.kernel;
-        // An entry that was found by its name alone is useless next to a configuration that has the same kernel.
+        let known = |known: &BootEntry| known.volume == entry.volume && known.kernel == entry.kernel;
+        // An entry that was found by its name alone is useless next to a configuration that has the same
+        // kernel.
         if entry.options.is_some() || !found.iter().any(known) {
             found.push(entry);
         }
@@ -62,20 +63,20 @@ pub fn entries(volumes: &[Volume]) -> Vec<Entry> {
 }
 
 /// Returns the volumes that can be read, with their indexes.
-fn readable(volumes: &[Volume]) -> impl Iterator<Item = (usize, &dyn Files)> {
+fn readable(volumes: &[DiskVolume]) -> impl Iterator<Item = (usize, &dyn VolumeFiles)> {
     volumes.iter().enumerate().filter_map(|(index, volume)| Some((index, volume.readable()?)))
 }
 
 /// Reads a configuration file as text.
-fn config(files: &dyn Files, path: &str) -> Option<String> {
+fn config(files: &dyn VolumeFiles, path: &str) -> Option<String> {
     let bytes = files.is_file(path).then(|| files.read(path, MAX_CONFIG).ok()).flatten()?;
     Some(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 /// Returns the volume that has this file: `first`, which has the configuration, or else any other.
-fn find_file(volumes: &[Volume], first: usize, path: &str) -> Option<usize> {
+fn find_file(volumes: &[DiskVolume], first: usize, path: &str) -> Option<usize> {
     let has = |index: &usize| {
-        volumes.get(*index).and_then(Volume::readable).is_some_and(|files| files.is_file(path))
+        volumes.get(*index).and_then(DiskVolume::readable).is_some_and(|files| files.is_file(path))
     };
     std::iter::once(first).chain(0..volumes.len()).find(has)
 }

@@ -10,7 +10,7 @@ use crate::volume::VolumeError;
 #[derive(Debug, Default)]
 struct FileTable(BTreeMap<String, Vec<u8>>);
 
-impl Files for FileTable {
+impl VolumeFiles for FileTable {
     fn read(&self, path: &str, most: u64) -> Result<Vec<u8>, VolumeError> {
         let bytes = self.0.get(path).ok_or(VolumeError::NoFiles)?;
         if bytes.len() as u64 > most {
@@ -34,13 +34,13 @@ impl Files for FileTable {
     }
 }
 
-fn volume<T: AsRef<[u8]>>(files: &[(&str, T)]) -> Volume {
+fn volume<T: AsRef<[u8]>>(files: &[(&str, T)]) -> DiskVolume {
     let table = files.iter().map(|(path, bytes)| ((*path).to_owned(), bytes.as_ref().to_vec()));
-    let files: Box<dyn Files> = Box::new(FileTable(table.collect()));
-    Volume { part: part_of(b"x"), signature: None, files: Some(Ok(files)) }
+    let files: Box<dyn VolumeFiles> = Box::new(FileTable(table.collect()));
+    DiskVolume { part: part_of(b"x"), signature: None, files: Some(Ok(files)) }
 }
 
-fn first(volumes: &[Volume]) -> Entry {
+fn first(volumes: &[DiskVolume]) -> BootEntry {
     entries(volumes).into_iter().next().expect("an entry")
 }
 
@@ -90,7 +90,7 @@ fn fedoras_entries_on_a_boot_partition_with_grubs_variables() {
             "title Fedora\nversion 6.5\nlinux /vmlinuz-6.5\ninitrd /initramfs-6.5.img $tuned_initrd\noptions $kernelopts\n",
         ),
         ("/loader/entries/x-0-rescue.conf", "title Rescue\nversion 0-rescue\nlinux /vmlinuz-0-rescue\n"),
-        ("/grub2/grubenv", "# GRUB Environment Block\nkernelopts=root=UUID=2 ro\n"),
+        ("/grub2/grubenv", "# GRUB GrubEnvironment Block\nkernelopts=root=UUID=2 ro\n"),
         ("/grub2/grub.cfg", "blscfg\n"),
         ("/vmlinuz-6.5", ""),
         ("/vmlinuz-0-rescue", ""),

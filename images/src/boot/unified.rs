@@ -1,5 +1,5 @@
-//! Unified kernel images: one PE file with kernel, initrd and command line (uapi-group.org, "Unified Kernel Image";
-//! PE: Microsoft's "PE Format").
+//! Unified kernel images: one PE file with kernel, initrd and command line (uapi-group.org, "Unified Kernel
+//! Image"; PE: Microsoft's "PE Format").
 
 use goblin::pe::header::{COFF_MACHINE_X86_64, Header};
 use goblin::pe::section_table::SectionTable;
@@ -9,7 +9,7 @@ const HEADERS: usize = 4 + 20;
 
 /// Contents of a unified kernel image.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Unified<'a> {
+pub struct UnifiedImage<'a> {
     /// Kernel, a bzImage: section `.linux`.
     pub kernel: &'a [u8],
     /// Initrds: sections `.ucode` and `.initrd`, those that are not empty.
@@ -44,7 +44,7 @@ pub enum UnifiedError {
     NoKernel,
 }
 
-impl<'a> Unified<'a> {
+impl<'a> UnifiedImage<'a> {
     /// Parses a file. Of several profiles the first is taken, which is the default of boot loaders as well.
     ///
     /// # Errors
@@ -54,7 +54,8 @@ impl<'a> Unified<'a> {
         let (mut image, mut microcode, mut initrd) = (Self::default(), None, None);
         let (mut release, mut uname, mut profiles) = (String::new(), String::new(), 0);
         for section in &sections {
-            // A section that is larger in memory continues with zeros; one that is larger in the file, with padding.
+            // A section that is larger in memory continues with zeros; one that is larger in the file, with
+            // padding.
             let length = section.size_of_raw_data.min(section.virtual_size) as usize;
             let start = section.pointer_to_raw_data as usize;
             let name = name(section);
@@ -173,7 +174,7 @@ pub mod tests {
             (".linux", b"kernel"),
             (".ucode", b"microcode"),
         ]);
-        let image = Unified::parse(&file).unwrap();
+        let image = UnifiedImage::parse(&file).unwrap();
         assert_eq!(
             (image.kernel, &image.initrds[..]),
             (&b"kernel"[..], &[&b"microcode"[..], b"archive"][..])
@@ -193,12 +194,12 @@ pub mod tests {
             (".profile", b"ID=reset"),
             (".cmdline", b"reset"),
         ]);
-        assert_eq!(Unified::parse(&file).unwrap().options.as_deref(), Some("main"));
+        assert_eq!(UnifiedImage::parse(&file).unwrap().options.as_deref(), Some("main"));
     }
 
     #[test]
     fn other_files_are_refused_with_a_reason() {
-        let reason = |file: &[u8]| Unified::parse(file).unwrap_err().to_string();
+        let reason = |file: &[u8]| UnifiedImage::parse(file).unwrap_err().to_string();
         assert!(reason(b"").starts_with("it is not a PE file"));
         assert!(reason(&[0; 4096]).starts_with("it is not a PE file"));
         assert_eq!(reason(&pe(&[(".text", b"stub")])), "it has no section .linux");
@@ -215,10 +216,10 @@ pub mod tests {
             let mut file = pe(&[(".linux", b"kernel"), (".cmdline", b"quiet")]);
             let end = (at + bytes.len()).min(file.len());
             file[at..end].copy_from_slice(&bytes[..end - at]);
-            if let Ok(image) = Unified::parse(&file) {
+            if let Ok(image) = UnifiedImage::parse(&file) {
                 prop_assert!(image.kernel.len() <= file.len());
             }
-            let _ = Unified::parse(&bytes);
+            let _ = UnifiedImage::parse(&bytes);
         }
     }
 }

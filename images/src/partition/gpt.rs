@@ -1,7 +1,7 @@
 //! The GUID partition table (UEFI specification 2.10, 5.3).
 
-use super::{Kind, MOST, Partition, SECTOR, Scheme, Table, TableDamage, fits};
-use crate::contents::Part;
+use super::{DiskPartition, MOST, PartitionKind, PartitionTable, SECTOR, TableDamage, TableScheme, fits};
+use crate::contents::DiskPart;
 use crate::volume::guid;
 
 const SIGNATURE: &[u8] = b"EFI PART";
@@ -10,23 +10,23 @@ const HEADER: std::ops::RangeInclusive<u32> = 92..=512;
 /// Bytes of an entry: 128 times a power of two; nobody uses more than 4096.
 const ENTRY_SIZES: std::ops::RangeInclusive<u32> = 128..=4096;
 /// Types of partitions (UEFI 2.10, table 5.7; uapi-group.org, discoverable partitions specification).
-const TYPES: &[(&str, Kind)] = &[
-    ("c12a7328-f81f-11d2-ba4b-00a0c93ec93b", Kind::Esp),
-    ("bc13c2ff-59e6-4262-a352-b275fd6f7172", Kind::Boot),
-    ("4f68bce3-e8cd-4db1-96e7-fbcaf984b709", Kind::Root),
-    ("0657fd6d-a4ab-43c4-84e5-0933c84b4f4f", Kind::Swap),
+const TYPES: &[(&str, PartitionKind)] = &[
+    ("c12a7328-f81f-11d2-ba4b-00a0c93ec93b", PartitionKind::Esp),
+    ("bc13c2ff-59e6-4262-a352-b275fd6f7172", PartitionKind::Boot),
+    ("4f68bce3-e8cd-4db1-96e7-fbcaf984b709", PartitionKind::Root),
+    ("0657fd6d-a4ab-43c4-84e5-0933c84b4f4f", PartitionKind::Swap),
 ];
 
 /// Returns true if there is a header at this byte of the disk.
-pub fn has_header_at(disk: &Part, offset: u64) -> bool {
+pub fn has_header_at(disk: &DiskPart, offset: u64) -> bool {
     let mut sign = [0; 8];
     disk.read_exact_at(&mut sign, offset).is_ok() && sign == *SIGNATURE
 }
 
 /// Reads the table at the disk's beginning, or its copy at the disk's end if the first is damaged.
-pub fn read(disk: &Part) -> Result<Table, TableDamage> {
+pub fn read(disk: &DiskPart) -> Result<PartitionTable, TableDamage> {
     let first = match table_at(disk, SECTOR) {
-        Ok(partitions) => return Ok(Table { scheme: Scheme::Gpt, damage: None, partitions }),
+        Ok(partitions) => return Ok(PartitionTable { scheme: TableScheme::Gpt, damage: None, partitions }),
         Err(damage) => Box::new(damage),
     };
     let last =
@@ -34,16 +34,18 @@ pub fn read(disk: &Part) -> Result<Table, TableDamage> {
     // The end of a block device is unknown, and so is the copy there.
     let Some(last) = last else { return Err(*first) };
     match table_at(disk, last) {
-        Ok(partitions) => {
-            Ok(Table { scheme: Scheme::Gpt, damage: Some(TableDamage::FirstCopy(first)), partitions })
-        }
+        Ok(partitions) => Ok(PartitionTable {
+            scheme: TableScheme::Gpt,
+            damage: Some(TableDamage::FirstCopy(first)),
+            partitions,
+        }),
         Err(second) if second == *first => Err(TableDamage::BothAlike(first)),
         Err(second) => Err(TableDamage::BothCopies { first, second: Box::new(second) }),
     }
 }
 
 /// Reads the table whose header is at this byte of the disk.
-fn table_at(disk: &Part, offset: u64) -> Result<Vec<Partition>, TableDamage> {
+fn table_at(disk: &DiskPart, offset: u64) -> Result<Vec<DiskPartition>, TableDamage> {
     let mut header = [0; 512];
     disk.read_exact_at(&mut header, offset).map_err(|_| TableDamage::CutOff)?;
     if !header.starts_with(SIGNATURE) {
@@ -87,7 +89,7 @@ fn table_at(disk: &Part, offset: u64) -> Result<Vec<Partition>, TableDamage> {
 }
 
 /// Reads one entry: type, id, first and last sector. `None` if the entry is unused.
-fn partition(disk: &Part, number: u32, entry: &[u8]) -> Option<Result<Partition, TableDamage>> {
+fn partition(disk: &DiskPart, number: u32, entry: &[u8]) -> Option<Result<DiskPartition, TableDamage>> {
     let kind: &[u8; 16] = entry.first_chunk()?;
     if *kind == [0; 16] {
         return None;
@@ -104,8 +106,8 @@ fn partition(disk: &Part, number: u32, entry: &[u8]) -> Option<Result<Partition,
         return Some(Err(TableDamage::PartitionBeyondEnd(number)));
     };
     let kind = guid(kind);
-    let kind = TYPES.iter().find(|(guid, _)| *guid == kind).map_or(Kind::Other, |(_, kind)| *kind);
-    Some(Ok(Partition { number, start, length, kind, uuid: guid(id) }))
+    let kind = TYPES.iter().find(|(guid, _)| *guid == kind).map_or(PartitionKind::Other, |(_, kind)| *kind);
+    Some(Ok(DiskPartition { number, start, length, kind, uuid: guid(id) }))
 }
 
 /// Returns the CRC-32 that gzip and UEFI use.

@@ -5,15 +5,15 @@
 //! sector 1      GUID partition table: header, then entries; a copy of both at the disk's end
 //! ```
 //!
-//! The tables are foreign input. Entries that are outside of the disk, have no length, or come after the first [`MOST`]
-//! are skipped or refused. No reference is followed twice.
+//! The tables are foreign input. Entries that are outside of the disk, have no length, or come after the
+//! first [`MOST`] are skipped or refused. No reference is followed twice.
 
 mod gpt;
 mod mbr;
 
 use std::io;
 
-use super::contents::Part;
+use super::contents::DiskPart;
 
 /// Bytes of a sector, as a guest sees the disk.
 pub const SECTOR: u64 = 512;
@@ -22,14 +22,14 @@ pub const MOST: usize = 256;
 
 /// Format of a partition table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Scheme {
+pub enum TableScheme {
     /// Master boot record.
     Mbr,
     /// GUID partition table.
     Gpt,
 }
 
-impl Scheme {
+impl TableScheme {
     /// Returns the usual name of the format.
     pub fn name(self) -> &'static str {
         match self {
@@ -41,18 +41,18 @@ impl Scheme {
 
 /// Partition table of a disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Table {
+pub struct PartitionTable {
     /// Format of the table.
-    pub scheme: Scheme,
+    pub scheme: TableScheme,
     /// Damage of a table that is readable all the same.
     pub damage: Option<TableDamage>,
     /// Partitions in the order of their numbers.
-    pub partitions: Vec<Partition>,
+    pub partitions: Vec<DiskPartition>,
 }
 
 /// Purpose of a partition, by its type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum PartitionKind {
     /// The EFI system partition.
     Esp,
     /// A boot partition (XBOOTLDR of the boot loader specification).
@@ -67,7 +67,7 @@ pub enum Kind {
 
 /// Partition of a disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Partition {
+pub struct DiskPartition {
     /// Number, counted from 1: the guest's `/dev/vdaN`.
     pub number: u32,
     /// First byte of the partition on the disk.
@@ -75,7 +75,7 @@ pub struct Partition {
     /// Length in bytes.
     pub length: u64,
     /// Purpose, by the partition's type.
-    pub kind: Kind,
+    pub kind: PartitionKind,
     /// Id of the partition, as in `root=PARTUUID=`.
     pub uuid: String,
 }
@@ -144,14 +144,14 @@ pub enum TableError {
 ///
 /// # Errors
 /// The disk cannot be read, or it has a table that cannot be used.
-pub fn read(disk: &Part) -> Result<Option<Table>, TableError> {
+pub fn read(disk: &DiskPart) -> Result<Option<PartitionTable>, TableError> {
     let mut first = [0; 512];
     if disk.length().is_some_and(|length| length < 512) {
         return Ok(None);
     }
     disk.read_exact_at(&mut first, 0)?;
-    let record = mbr::Record::parse(&first);
-    if record.as_ref().is_some_and(mbr::Record::protects) || gpt::has_header_at(disk, SECTOR) {
+    let record = mbr::BootRecord::parse(&first);
+    if record.as_ref().is_some_and(mbr::BootRecord::protects) || gpt::has_header_at(disk, SECTOR) {
         return Ok(Some(gpt::read(disk)?));
     }
     // A boot sector of a file system has the same last two bytes as a master boot record.
@@ -168,7 +168,7 @@ fn is_boot_sector(sector: &[u8; 512]) -> bool {
 }
 
 /// Returns true if the disk has the `length` bytes from `start` on, and `length` is not zero.
-fn fits(disk: &Part, start: u64, length: u64) -> bool {
+fn fits(disk: &DiskPart, start: u64, length: u64) -> bool {
     match (start.checked_add(length), disk.length()) {
         (Some(end), Some(size)) => length > 0 && end <= size,
         (Some(_), None) => length > 0,

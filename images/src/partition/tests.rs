@@ -50,7 +50,7 @@ pub fn gpt_disk(partitions: &[(u64, u64)]) -> Vec<u8> {
     disk
 }
 
-fn table(disk: &[u8]) -> Result<Option<Table>, TableDamage> {
+fn table(disk: &[u8]) -> Result<Option<PartitionTable>, TableDamage> {
     read(&part_of(disk)).map_err(|error| match error {
         TableError::Damaged(damage) => damage,
         TableError::Read(error) => panic!("{error}"),
@@ -65,10 +65,10 @@ fn refusal(disk: &[u8]) -> String {
 #[test]
 fn a_guid_partition_table_is_read() {
     let table = table(&gpt_disk(&[(34, 40), (48, 99)])).unwrap().unwrap();
-    assert_eq!((table.scheme, table.damage), (Scheme::Gpt, None));
+    assert_eq!((table.scheme, table.damage), (TableScheme::Gpt, None));
     let second = &table.partitions[1];
     assert_eq!((second.number, second.start, second.length), (2, 48 * 512, 52 * 512));
-    assert_eq!(second.kind, Kind::Root);
+    assert_eq!(second.kind, PartitionKind::Root);
     assert_eq!(second.uuid, "00000002-0000-0000-0000-000000000000");
 }
 
@@ -84,10 +84,7 @@ fn the_copy_at_the_end_serves_where_the_first_is_damaged() {
     let mut entries = gpt_disk(&[(34, 40)]);
     entries[2 * 512 + 200] ^= 1;
     entries[126 * 512 + 200] ^= 1;
-    assert_eq!(
-        refusal(&entries),
-        "its entries fail their checksum; its copy at the end has the same damage"
-    );
+    assert_eq!(refusal(&entries), "its entries fail their checksum; its copy at the end has the same damage");
 }
 
 #[test]
@@ -108,11 +105,11 @@ fn a_master_boot_record_is_read_with_logical_partitions() {
     put_mbr(&mut disk, 20, 1, 0x05, 10, 20);
     put_mbr(&mut disk, 30, 0, 0x83, 2, 7);
     let table = table(&disk).unwrap().unwrap();
-    assert_eq!((table.scheme, &table.damage), (Scheme::Mbr, &None));
+    assert_eq!((table.scheme, &table.damage), (TableScheme::Mbr, &None));
     let shown: Vec<_> =
         table.partitions.iter().map(|p| (p.number, p.start / 512, p.length / 512, p.uuid.as_str())).collect();
     assert_eq!(shown, [(1, 2, 10, "deadbeef-01"), (5, 21, 5, "deadbeef-05"), (6, 32, 7, "deadbeef-06")]);
-    assert_eq!(table.partitions[1].kind, Kind::Swap);
+    assert_eq!(table.partitions[1].kind, PartitionKind::Swap);
 }
 
 #[test]

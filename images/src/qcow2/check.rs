@@ -1,7 +1,7 @@
 //! Check of a qcow2 file before imago opens it, because imago trusts the file's tables.
 //!
-//! Every cluster must be used once, be inside of the file, and be counted. An image that breaks this rule is damaged or
-//! malicious, and is refused.
+//! Every cluster must be used once, be inside of the file, and be counted. An image that breaks this rule is
+//! damaged or malicious, and is refused.
 //!
 //! ```text
 //! header ──▶ L1 table ──▶ L2 tables ──▶ clusters of the disk
@@ -43,7 +43,7 @@ pub enum Qcow2Fault {
     Clusters(u64),
     /// The header is cut off, or its values are impossible.
     #[error("{0}")]
-    Header(&'static str),
+    Qcow2Header(&'static str),
     /// vprof does not know this version of the format.
     #[error("version {0} of the format is not known")]
     Version(u32),
@@ -74,7 +74,7 @@ pub enum Qcow2Fault {
 }
 
 /// Fields of the header that the check needs.
-struct Header {
+struct Qcow2Header {
     cluster_bits: u32,
     size: u64,
     l1_entries: u64,
@@ -88,13 +88,13 @@ struct Header {
 /// Checks the tables of `file`.
 pub(super) fn check(file: &File) -> Result<(), Qcow2Fault> {
     let length = file.metadata().map_err(Qcow2Fault::Read)?.len();
-    let header = Header::read(file)?;
+    let header = Qcow2Header::read(file)?;
     let clusters = length.div_ceil(header.cluster());
     if clusters > MAX_CLUSTERS {
         return Err(Qcow2Fault::Clusters(clusters));
     }
     let count = usize::try_from(clusters).map_err(|_| Qcow2Fault::Clusters(clusters))?;
-    let mut check = Check { file, header, used: vec![0; count] };
+    let mut check = TableCheck { file, header, used: vec![0; count] };
     check.exclusive(0, "the header")?;
     check.l1()?;
     let counts = check.refcount_blocks()?;
@@ -109,12 +109,12 @@ fn be_u64(bytes: &[u8], at: usize) -> u64 {
     bytes.get(at..at + 8).and_then(|word| word.try_into().ok()).map_or(0, u64::from_be_bytes)
 }
 
-impl Header {
+impl Qcow2Header {
     fn read(file: &File) -> Result<Self, Qcow2Fault> {
         let mut bytes = [0; 104];
         let least = file.read_at(&mut bytes, 0).map_err(Qcow2Fault::Read)?;
         if least < 72 {
-            return Err(Qcow2Fault::Header("its header is cut off"));
+            return Err(Qcow2Fault::Qcow2Header("its header is cut off"));
         }
         let version = be_u32(&bytes, 4);
         let header = Self {
@@ -130,7 +130,7 @@ impl Header {
             return Err(Qcow2Fault::Version(version));
         }
         if !CLUSTER_BITS.contains(&header.cluster_bits) || header.size > 1 << 62 {
-            return Err(Qcow2Fault::Header("its header makes no sense"));
+            return Err(Qcow2Fault::Qcow2Header("its header makes no sense"));
         }
         if be_u32(&bytes, 32) != 0 {
             return Err(Qcow2Fault::Unsupported("it is encrypted"));
@@ -138,7 +138,8 @@ impl Header {
         if be_u32(&bytes, 60) != 0 {
             return Err(Qcow2Fault::Unsupported("it holds internal snapshots, which are not supported"));
         }
-        // Incompatible features: 1 dirty, 2 corrupt, 4 external data, 8 other compression, 16 extended L2 entries.
+        // Incompatible features: 1 dirty, 2 corrupt, 4 external data, 8 other compression, 16 extended L2
+        // entries.
         let features = if version == 2 { 0 } else { be_u64(&bytes, 72) };
         // An external data file passes here: the caller reports it with its name.
         let reason = if features & 2 != 0 {
@@ -163,15 +164,16 @@ impl Header {
 }
 
 /// State of a check.
-struct Check<'a> {
+struct TableCheck<'a> {
     file: &'a File,
-    header: Header,
+    header: Qcow2Header,
     /// Use of each cluster of the file: 0, [`EXCLUSIVE`], or the number of compressed clusters in it.
     used: Vec<u8>,
 }
 
-impl Check<'_> {
-    /// Returns the entries of a table of `count` numbers at `offset`. Entries past the end of the file are zero.
+impl TableCheck<'_> {
+    /// Returns the entries of a table of `count` numbers at `offset`. Entries past the end of the file are
+    /// zero.
     fn table(&self, offset: u64, count: u64) -> Result<Vec<u64>, Qcow2Fault> {
         let size = usize::try_from(count.saturating_mul(8)).unwrap_or(usize::MAX);
         let mut bytes = vec![0; size];
@@ -266,7 +268,8 @@ impl Check<'_> {
         Ok(())
     }
 
-    /// Checks the refcount table and returns the offsets of all refcount blocks in order; 0 for a missing block.
+    /// Checks the refcount table and returns the offsets of all refcount blocks in order; 0 for a missing
+    /// block.
     fn refcount_blocks(&mut self) -> Result<Vec<u64>, Qcow2Fault> {
         let (offset, clusters) = (self.header.refcounts, self.header.refcount_clusters);
         let bytes = clusters.saturating_mul(self.header.cluster());
@@ -281,7 +284,8 @@ impl Check<'_> {
         Ok(blocks)
     }
 
-    /// Checks that every cluster in use has a refcount: otherwise imago would give the cluster away a second time.
+    /// Checks that every cluster in use has a refcount: otherwise imago would give the cluster away a second
+    /// time.
     fn counted(&self, blocks: &[u64]) -> Result<(), Qcow2Fault> {
         let width = 1_u64 << self.header.refcount_order >> 3;
         let per_block = self.header.cluster() / width;

@@ -1,9 +1,9 @@
 //! Disks in qcow2 files, by the crate imago.
 //!
-//! A qcow2 file may name other files: one with the contents of its unwritten clusters (a backing file), and one with its
-//! data. The author of the image chooses the name, and it could be any file that the user can read. Therefore an image
-//! that names another file is refused. An image whose tables contradict each other is refused as well ([`check`]): imago
-//! trusts them, and may recurse without an end.
+//! A qcow2 file may name other files: one with the contents of its unwritten clusters (a backing file), and
+//! one with its data. The author of the image chooses the name, and it could be any file that the user can
+//! read. Therefore an image that names another file is refused. An image whose tables contradict each other
+//! is refused as well ([`check`]): imago trusts them, and may recurse without an end.
 
 mod check;
 
@@ -49,8 +49,8 @@ pub enum Qcow2Error {
     },
 }
 
-/// Calls imago, and turns its panic, by which it gives up on some damage, into an error. The panic's message on standard
-/// error has the place in imago.
+/// Calls imago, and turns its panic, by which it gives up on some damage, into an error. The panic's message
+/// on standard error has the place in imago.
 fn guarded<T>(read: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     catch_unwind(AssertUnwindSafe(read))
         .unwrap_or_else(|_| Err(io::Error::other("its tables contradict each other")))

@@ -4,29 +4,29 @@ use std::error::Error;
 
 use ext4_view::{Ext4, Ext4Read};
 
-use super::{Files, MOST_NAMES, VolumeError};
-use crate::contents::Part;
+use super::{MOST_NAMES, VolumeError, VolumeFiles};
+use crate::contents::DiskPart;
 
 /// Part of a disk as the source of ext4-view.
-struct Reader(Part);
+struct PartReader(DiskPart);
 
-impl Ext4Read for Reader {
+impl Ext4Read for PartReader {
     fn read(&mut self, start: u64, dst: &mut [u8]) -> Result<(), Box<dyn Error + Send + Sync + 'static>> {
         self.0.read_exact_at(dst, start).map_err(Into::into)
     }
 }
 
 /// Loads the file system in this part of a disk.
-pub fn load(part: &Part) -> Result<Ext4, VolumeError> {
-    Ok(Ext4::load(Box::new(Reader(part.clone())))?)
+pub fn load(part: &DiskPart) -> Result<Ext4, VolumeError> {
+    Ok(Ext4::load(Box::new(PartReader(part.clone())))?)
 }
 
 /// Loads the file system in this part of a disk as the files of a volume.
-pub fn open(part: &Part) -> Result<Box<dyn Files>, VolumeError> {
+pub fn open(part: &DiskPart) -> Result<Box<dyn VolumeFiles>, VolumeError> {
     Ok(Box::new(load(part)?))
 }
 
-impl Files for Ext4 {
+impl VolumeFiles for Ext4 {
     fn read(&self, path: &str, most: u64) -> Result<Vec<u8>, VolumeError> {
         // The size is checked first, because the reader allocates all of it.
         let size = self.metadata(path).map_err(|error| VolumeError::in_file(path, error))?.len();

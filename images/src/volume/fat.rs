@@ -1,7 +1,7 @@
 //! FAT, by the crate fatfs: EFI system partitions and boot partitions.
 //!
-//! fatfs follows chains of clusters without a check for circles. Therefore the number of reads of each operation is
-//! limited, and a circular chain ends at that limit.
+//! fatfs follows chains of clusters without a check for circles. Therefore the number of reads of each
+//! operation is limited, and a circular chain ends at that limit.
 
 use std::cell::Cell;
 use std::fmt;
@@ -11,10 +11,11 @@ use std::rc::Rc;
 
 use fatfs::{FileSystem, FsOptions};
 
-use super::{Files, MOST_NAMES, VolumeError};
-use crate::contents::Part;
+use super::{MOST_NAMES, VolumeError, VolumeFiles};
+use crate::contents::DiskPart;
 
-/// Most reads of one operation: a file of 2 GiB in clusters of 512 bytes takes about three reads for each cluster.
+/// Most reads of one operation: a file of 2 GiB in clusters of 512 bytes takes about three reads for each
+/// cluster.
 const MOST_READS: u64 = 16 << 20;
 /// Bytes read from the image at once.
 const WINDOW: usize = 64 << 10;
@@ -22,11 +23,11 @@ const WINDOW: usize = 64 << 10;
 const WINDOWS: usize = 4;
 
 /// Opens the file system.
-pub fn open(part: &Part) -> Result<Box<dyn Files>, VolumeError> {
+pub fn open(part: &DiskPart) -> Result<Box<dyn VolumeFiles>, VolumeError> {
     let reads = Rc::new(Cell::new(MOST_READS));
-    let stream = Stream { part: part.clone(), at: 0, windows: Vec::new(), reads: Rc::clone(&reads) };
+    let stream = PartStream { part: part.clone(), at: 0, windows: Vec::new(), reads: Rc::clone(&reads) };
     let fs = guarded(|| FileSystem::new(stream, FsOptions::new()))?;
-    Ok(Box::new(Fat { fs, reads }))
+    Ok(Box::new(FatVolume { fs, reads }))
 }
 
 /// Calls the reader, and turns its panic, by which it gives up on some damage, into an error.
@@ -38,26 +39,26 @@ fn guarded<T>(read: impl FnOnce() -> io::Result<T>) -> Result<T, VolumeError> {
 }
 
 /// FAT file system of a volume.
-struct Fat {
-    fs: FileSystem<Stream>,
+struct FatVolume {
+    fs: FileSystem<PartStream>,
     /// Reads left for the current operation.
     reads: Rc<Cell<u64>>,
 }
 
-impl fmt::Debug for Fat {
+impl fmt::Debug for FatVolume {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Fat")
+        f.write_str("FatVolume")
     }
 }
 
-impl Fat {
+impl FatVolume {
     fn operation<T>(&self, act: impl FnOnce() -> io::Result<T>) -> Result<T, VolumeError> {
         self.reads.set(MOST_READS);
         guarded(act)
     }
 }
 
-impl Files for Fat {
+impl VolumeFiles for FatVolume {
     fn read(&self, path: &str, most: u64) -> Result<Vec<u8>, VolumeError> {
         let read = || {
             let mut bytes = Vec::new();
@@ -101,15 +102,15 @@ impl Files for Fat {
 }
 
 /// Part of a disk as the stream that fatfs needs. The stream refuses writes.
-struct Stream {
-    part: Part,
+struct PartStream {
+    part: DiskPart,
     at: u64,
     /// Offsets and bytes, the most recently used at the end.
     windows: Vec<(u64, Vec<u8>)>,
     reads: Rc<Cell<u64>>,
 }
 
-impl Stream {
+impl PartStream {
     /// Returns the bytes from `self.at` to the end of their window.
     fn here(&mut self) -> io::Result<&[u8]> {
         let start = self.at - self.at % WINDOW as u64;
@@ -133,7 +134,7 @@ impl Stream {
     }
 }
 
-impl Read for Stream {
+impl Read for PartStream {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         match self.reads.get().checked_sub(1) {
             Some(left) => self.reads.set(left),
@@ -149,7 +150,7 @@ impl Read for Stream {
     }
 }
 
-impl Seek for Stream {
+impl Seek for PartStream {
     fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
         let at = match to {
             SeekFrom::Start(at) => Some(at),
@@ -161,7 +162,7 @@ impl Seek for Stream {
     }
 }
 
-impl Write for Stream {
+impl Write for PartStream {
     fn write(&mut self, _: &[u8]) -> io::Result<usize> {
         Err(io::ErrorKind::PermissionDenied.into())
     }

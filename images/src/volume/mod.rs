@@ -6,8 +6,8 @@ pub mod signature;
 
 use std::{fmt, io};
 
-use super::contents::Part;
-use signature::Signature;
+use super::contents::DiskPart;
+use signature::VolumeSignature;
 use text::units;
 
 /// Most names that are read of one directory.
@@ -56,7 +56,7 @@ impl VolumeError {
 /// Files of a file system. Paths begin with `/`.
 ///
 /// Only [`read`](Self::read) reports errors. To the other functions a path that cannot be read is not a file.
-pub trait Files: fmt::Debug {
+pub trait VolumeFiles: fmt::Debug {
     /// Returns the bytes of a file.
     ///
     /// # Errors
@@ -75,19 +75,20 @@ pub trait Files: fmt::Debug {
 
 /// Part of a disk, and its contents.
 #[derive(Debug)]
-pub struct Volume {
+pub struct DiskVolume {
     /// Place on the disk.
-    pub part: Part,
+    pub part: DiskPart,
     /// Signature in the first bytes; `None` for unknown contents.
-    pub signature: Option<Signature>,
-    /// Files, or the reason for which they cannot be read; `None` for contents whose files vprof does not read.
-    pub files: Option<Result<Box<dyn Files>, VolumeError>>,
+    pub signature: Option<VolumeSignature>,
+    /// Files, or the reason for which they cannot be read; `None` for contents whose files vprof does not
+    /// read.
+    pub files: Option<Result<Box<dyn VolumeFiles>, VolumeError>>,
 }
 
-impl Volume {
+impl DiskVolume {
     /// Recognizes the contents of a part of a disk, and opens its file system.
-    pub fn open(part: Part) -> Self {
-        let signature = Signature::from_part(&part);
+    pub fn open(part: DiskPart) -> Self {
+        let signature = VolumeSignature::from_part(&part);
         let files = match signature.as_ref().map(|signature| signature.name) {
             Some("ext2" | "ext3" | "ext4") => Some(ext4::open(&part)),
             Some("vfat") => Some(fat::open(&part)),
@@ -97,7 +98,7 @@ impl Volume {
     }
 
     /// Returns the files of the volume if they can be read.
-    pub fn readable(&self) -> Option<&dyn Files> {
+    pub fn readable(&self) -> Option<&dyn VolumeFiles> {
         match &self.files {
             Some(Ok(files)) => Some(files.as_ref()),
             _ => None,

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use proptest::prelude::*;
 
-use super::signature::Signature;
+use super::signature::VolumeSignature;
 use super::*;
 use crate::contents::part_of;
 
@@ -18,7 +18,7 @@ fn with(signs: &[(usize, &[u8])]) -> Vec<u8> {
 }
 
 fn named(signs: &[(usize, &[u8])]) -> Option<&'static str> {
-    Signature::from_part(&part_of(&with(signs))).map(|signature| signature.name)
+    VolumeSignature::from_part(&part_of(&with(signs))).map(|signature| signature.name)
 }
 
 #[test]
@@ -42,15 +42,19 @@ fn contents_are_recognized_by_their_magic_numbers() {
 #[test]
 fn ids_and_labels_are_as_blkid_shows_them() {
     let id: Vec<u8> = (1..=16).collect();
-    let recognized = |signs: &[(usize, &[u8])]| Signature::from_part(&part_of(&with(signs))).unwrap();
+    let recognized = |signs: &[(usize, &[u8])]| VolumeSignature::from_part(&part_of(&with(signs))).unwrap();
     let xfs = recognized(&[(0, b"XFSB"), (32, &id), (108, b"data\0\0")]);
     assert_eq!(xfs.uuid.as_deref(), Some("01020304-0506-0708-090a-0b0c0d0e0f10"));
     assert_eq!(xfs.label.as_deref(), Some("data"));
     let luks = recognized(&[(0, b"LUKS\xba\xbe\0\x02"), (168, b"6f1d2c3e-5a4b\0")]);
     assert_eq!(luks.uuid.as_deref(), Some("6f1d2c3e-5a4b"));
     assert!(luks.is_encrypted());
-    let fat =
-        recognized(&[(510, &[0x55, 0xaa]), (82, b"FAT32   "), (67, &[0x66, 0x72, 0x70, 0x76]), (71, b"ESP        ")]);
+    let fat = recognized(&[
+        (510, &[0x55, 0xaa]),
+        (82, b"FAT32   "),
+        (67, &[0x66, 0x72, 0x70, 0x76]),
+        (71, b"ESP        "),
+    ]);
     assert_eq!((fat.uuid.as_deref(), fat.label.as_deref()), (Some("7670-7266"), Some("ESP")));
     let dirty = recognized(&[(1080, &[0x53, 0xef]), (1024 + 0x60, &[0x44])]);
     assert!(dirty.dirty && dirty.uuid.is_none());
@@ -86,7 +90,7 @@ fn fat_image() -> Vec<u8> {
 
 #[test]
 fn fat_is_read() {
-    let volume = Volume::open(part_of(&fat_image()));
+    let volume = DiskVolume::open(part_of(&fat_image()));
     assert_eq!(volume.name(), Some("vfat"));
     let files = volume.readable().unwrap();
     assert_eq!(files.names("/"), ["EFI"]);
@@ -108,7 +112,7 @@ fn a_circular_directory_of_fat_ends() {
     for entry in image[reserved + 8..reserved + size].chunks_exact_mut(4) {
         entry.copy_from_slice(&2_u32.to_le_bytes());
     }
-    let volume = Volume::open(part_of(&image));
+    let volume = DiskVolume::open(part_of(&image));
     let files = volume.readable().unwrap();
     assert!(files.names("/").len() <= MOST_NAMES);
     assert!(!files.is_file("/nothing"));
@@ -131,7 +135,7 @@ proptest! {
             let at = places[at as usize % 4] + at as usize / 4 % 1024;
             image[at] = byte;
         }
-        let volume = Volume::open(part_of(&image));
+        let volume = DiskVolume::open(part_of(&image));
         if let Some(files) = volume.readable() {
             prop_assert!(files.names("/EFI").len() <= MOST_NAMES);
             let _damaged = files.read("/EFI/large", 1 << 20);
@@ -146,7 +150,7 @@ proptest! {
         if bytes.len() > at + sign.len() {
             bytes[at..at + sign.len()].copy_from_slice(sign);
         }
-        let volume = Volume::open(part_of(&bytes));
+        let volume = DiskVolume::open(part_of(&bytes));
         prop_assert!(volume.readable().is_none_or(|files| files.names("/").len() <= MOST_NAMES));
     }
 }

@@ -2,7 +2,7 @@ use std::os::fd::OwnedFd;
 
 use super::*;
 use crate::run::spec::{DiskSpec, Writes};
-use images::contents::Format;
+use images::contents::ImageFormat;
 
 struct Nowhere;
 
@@ -22,7 +22,7 @@ fn spec(disk: Option<Writes>) -> RunSpec {
         huge_pages: false,
         cmdline: String::new(),
         disks: disk
-            .map(|writes| DiskSpec { path: "/x".into(), format: Format::Raw, writes })
+            .map(|writes| DiskSpec { path: "/x".into(), format: ImageFormat::Raw, writes })
             .into_iter()
             .collect(),
         command: None,

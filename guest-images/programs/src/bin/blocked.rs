@@ -1,5 +1,6 @@
-//! `blocked`: many threads that wait and a few that work, the case for which S. Liang, *Thread-Aware CPU Time Sampling*
-//! (1998), made a profiler: one that charges every thread at every tick charges mostly threads that did not run.
+//! `blocked`: many threads that wait and a few that work, the case for which S. Liang, *Thread-Aware CPU Time
+//! Sampling* (1998), made a profiler: one that charges every thread at every tick charges mostly threads that
+//! did not run.
 
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};

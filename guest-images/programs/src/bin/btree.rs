@@ -1,10 +1,10 @@
-//! `btree`: the third program of section 3.1 and figure 8 of M. Moravan and M. Richey, *SLEEPY* (2005): three million
-//! operations on a B-tree, 20 % inserts of random keys and 80 % look-ups.
+//! `btree`: the third program of section 3.1 and figure 8 of M. Moravan and M. Richey, *SLEEPY* (2005): three
+//! million operations on a B-tree, 20 % inserts of random keys and 80 % look-ups.
 //!
 //! The functions are those of the paper: look-ups go down in a loop, inserts recursively, nodes do not know
-//! their parents, `find_index` serves both, `find_child` and `get_parent_key` serve inserts alone. The paper saw about
-//! 50 % of the time in `find_index`, 20 % in `lookup`, 15 % in `find_child` and `get_parent_key` together, 10 % in
-//! `main`, and none in `insert` and `insert_recursive`.
+//! their parents, `find_index` serves both, `find_child` and `get_parent_key` serve inserts alone. The paper
+//! saw about 50 % of the time in `find_index`, 20 % in `lookup`, 15 % in `find_child` and `get_parent_key`
+//! together, 10 % in `main`, and none in `insert` and `insert_recursive`.
 
 use std::hint::black_box;
 use std::process::ExitCode;
@@ -19,7 +19,8 @@ and the CPU time";
 const OPERATIONS: u32 = 3_000_000;
 /// Operations per insert: 20 % are inserts.
 const INSERT_EVERY: u64 = 5;
-/// Keys of a full node; with one more it is split. There are few, so that look-ups spend some time between nodes.
+/// Keys of a full node; with one more it is split. There are few, so that look-ups spend some time between
+/// nodes.
 const FULL: usize = 6;
 
 #[derive(Default)]
@@ -100,7 +101,8 @@ extern "C" fn insert_recursive(node: &mut Node, key: u64, added: &mut bool) -> O
     };
     let address = (&raw const **child).addr();
     let risen = insert_recursive(child, key, added);
-    // The paper's program searches the place among the children again after every insert, and so does this one.
+    // The paper's program searches the place among the children again after every insert, and so does this
+    // one.
     let place = find_child(node, address);
     assert!(get_parent_key(node, place) <= key, "the tree is in order");
     if let Some(risen) = risen {

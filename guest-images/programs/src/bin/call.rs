@@ -1,8 +1,9 @@
-//! `call`: the second program of section 3.1 and figure 7 of M. Moravan and M. Richey, *SLEEPY* (2005): an outer loop
-//! that adds the results of a procedure, which itself adds as many indices as the outer loop has reached.
+//! `call`: the second program of section 3.1 and figure 7 of M. Moravan and M. Richey, *SLEEPY* (2005): an
+//! outer loop that adds the results of a procedure, which itself adds as many indices as the outer loop has
+//! reached.
 //!
-//! With the paper's 100,000 outer iterations the inner loop runs five billion times: of the paper's 11,843 samples all
-//! but a handful were in the inner procedure, which is called `loop` here as there.
+//! With the paper's 100,000 outer iterations the inner loop runs five billion times: of the paper's 11,843
+//! samples all but a handful were in the inner procedure, which is called `loop` here as there.
 
 use std::hint::black_box;
 use std::process::ExitCode;

@@ -1,8 +1,8 @@
 //! `children`: a process that waits for children whose CPU time is known, and prints the result of
 //! getrusage(RUSAGE_CHILDREN).
 //!
-//! One child has a child, for which it waits. Another child exits before its own child, which then counts only in the
-//! sums of the process that inherits it.
+//! One child has a child, for which it waits. Another child exits before its own child, which then counts
+//! only in the sums of the process that inherits it.
 
 use std::process::ExitCode;
 use std::time::Duration;

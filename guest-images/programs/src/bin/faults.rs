@@ -1,7 +1,7 @@
 //! `faults`: page faults of one kind, each of which reads the disk, and then many that do not.
 //!
-//! The program maps a file whose bytes are all the instruction RET. It executes, reads, or writes by write(2) one page
-//! after the other: first when none is in memory, then, in fresh mappings, when all are.
+//! The program maps a file whose bytes are all the instruction RET. It executes, reads, or writes by write(2)
+//! one page after the other: first when none is in memory, then, in fresh mappings, when all are.
 
 use std::fs::{self, File};
 use std::io::{PipeReader, PipeWriter, Read, Write, pipe};
@@ -45,7 +45,8 @@ impl Kind {
     fn touch(&self, at: NonNull<u8>) -> Result<(), Error> {
         match self {
             Self::Text => {
-                // SAFETY: the page is mapped, is executable and is all RET, which is a function that does nothing.
+                // SAFETY: the page is mapped, is executable and is all RET, which is a function that does
+                // nothing.
                 let function: extern "C" fn() = unsafe { std::mem::transmute(at.as_ptr()) };
                 function();
                 Ok(())

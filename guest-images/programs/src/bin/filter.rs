@@ -17,8 +17,8 @@ of the name filter, or with --classic one of the old instruction set; prints how
 
 /// Rounds of the loop in the BPF program.
 const ROUNDS: i32 = 5000;
-/// Computing instructions of a program in the old set, which has no loops. By default the options of a socket are limited
-/// to 20 KiB (net.core.optmem_max), and each instruction has 8 bytes.
+/// Computing instructions of a program in the old set, which has no loops. By default the options of a socket
+/// are limited to 20 KiB (net.core.optmem_max), and each instruction has 8 bytes.
 const WORK: u16 = 2000;
 /// `BPF_PROG_LOAD` and `BPF_PROG_TYPE_SOCKET_FILTER` (include/uapi/linux/bpf.h).
 const PROG_LOAD: libc::c_int = 5;
@@ -51,7 +51,8 @@ struct Load {
     name: [u8; 16],
 }
 
-/// Opcodes: `mov`, `mul` and `add` of a 64-bit constant; a load of 32 bits; a jump if less than a constant; `exit`.
+/// Opcodes: `mov`, `mul` and `add` of a 64-bit constant; a load of 32 bits; a jump if less than a constant;
+/// `exit`.
 const MOV: u8 = 0xb7;
 const MUL: u8 = 0x27;
 const ADD: u8 = 0x07;
@@ -92,7 +93,8 @@ fn attach(socket: &UnixDatagram) -> Result<(), Error> {
         flags: 0,
         name: *b"filter\0\0\0\0\0\0\0\0\0\0",
     };
-    // SAFETY: the structure, the instructions and the license that it points to outlive the call, which copies them.
+    // SAFETY: the structure, the instructions and the license that it points to outlive the call, which
+    // copies them.
     let program = unsafe { libc::syscall(libc::SYS_bpf, PROG_LOAD, &raw const load, size_of::<Load>()) };
     if program < 0 {
         return Err(last_error("load a BPF program"));

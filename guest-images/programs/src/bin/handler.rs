@@ -1,7 +1,7 @@
 //! `handler`: a process that works only within a signal handler.
 //!
-//! The timer's next signal is requested when the handler is done, so it interrupts `sigsuspend` each time: the kernel's
-//! signal frame is between the handler and the system call.
+//! The timer's next signal is requested when the handler is done, so it interrupts `sigsuspend` each time:
+//! the kernel's signal frame is between the handler and the system call.
 
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};

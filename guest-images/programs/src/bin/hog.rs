@@ -3,14 +3,14 @@
 //! The program of table 1 and the appendix of S. McCanne and C. Torek, *A Randomized Sampling Clock for CPU
 //! Utilization Estimation and Code Profiling* (USENIX Winter 1993), rewritten for Linux:
 //!
-//! 1. **Train.** The kernel checks a timer on the process' CPU time (`ITIMER_VIRTUAL`) only at a tick, so its signal
-//!    arrives right after one. The signal that came soonest after the last reading of the clock indicates the phase of
-//!    the ticks best.
+//! 1. **Train.** The kernel checks a timer on the process' CPU time (`ITIMER_VIRTUAL`) only at a tick, so its
+//!    signal arrives right after one. The signal that came soonest after the last reading of the clock
+//!    indicates the phase of the ticks best.
 //! 2. **Work** in user space until shortly before the next tick, **sleep** across it, again and again.
 //!
-//! A count at ticks sees an idle CPU, like `/proc/stat` of a kernel with `CONFIG_TICK_CPU_ACCOUNTING`. The sleep of
-//! 4.3BSD lasted until the next tick but one, so the paper needed two hogs for a whole CPU. Linux's high-resolution
-//! timers wake the hog right after the tick, and one is enough.
+//! A count at ticks sees an idle CPU, like `/proc/stat` of a kernel with `CONFIG_TICK_CPU_ACCOUNTING`. The
+//! sleep of 4.3BSD lasted until the next tick but one, so the paper needed two hogs for a whole CPU. Linux's
+//! high-resolution timers wake the hog right after the tick, and one is enough.
 
 use std::process::ExitCode;
 use std::ptr;

@@ -1,9 +1,9 @@
-//! `isochronous`: works for a moment at the start of every period, like the audio tool *vat* of figures 3 and 4 of S.
-//! McCanne and C. Torek, *A Randomized Sampling Clock for CPU Utilization Estimation and Code Profiling* (USENIX Winter
-//! 1993), which processed a frame of sound every 22.5 ms.
+//! `isochronous`: works for a moment at the start of every period, like the audio tool *vat* of figures 3 and
+//! 4 of S. McCanne and C. Torek, *A Randomized Sampling Clock for CPU Utilization Estimation and Code
+//! Profiling* (USENIX Winter 1993), which processed a frame of sound every 22.5 ms.
 //!
-//! Its CPU time grows in a straight line. Samples at a regular clock hit only few points of its period, and always the
-//! same point if the period is a multiple of the clock's.
+//! Its CPU time grows in a straight line. Samples at a regular clock hit only few points of its period, and
+//! always the same point if the period is a multiple of the clock's.
 
 use std::fmt::Write as _;
 use std::hint::black_box;

@@ -6,8 +6,8 @@
 //!               -> fifth   20 %
 //! ```
 //!
-//! Each function does its work itself, so its share is its own time, plus 1 to 2 % for the system call that reads its
-//! clock. The share of a caller is the sum of its callees. Shares hold after every round.
+//! Each function does its work itself, so its share is its own time, plus 1 to 2 % for the system call that
+//! reads its clock. The share of a caller is the sum of its callees. Shares hold after every round.
 
 use std::hint::black_box;
 use std::process::ExitCode;

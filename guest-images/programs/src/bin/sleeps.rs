@@ -1,5 +1,5 @@
-//! `sleeps`: threads that wait for one thing each, a known part of the time: a futex, a pipe, poll, a socket, a disk. The
-//! rest of the time each sleeps by a timer.
+//! `sleeps`: threads that wait for one thing each, a known part of the time: a futex, a pipe, poll, a socket,
+//! a disk. The rest of the time each sleeps by a timer.
 
 use std::fs::{File, OpenOptions};
 use std::io::{PipeReader, PipeWriter, Read, Write, pipe};
@@ -26,7 +26,7 @@ const PART: u64 = 64 << 20;
 const ALIGNMENT: usize = 4096;
 
 /// Object that a thread waits for.
-enum Thing {
+enum WaitObject {
     Futex,
     Pipe(PipeReader),
     Poll(PipeReader),
@@ -36,13 +36,13 @@ enum Thing {
 
 /// State shared by all waiting threads.
 #[derive(Default)]
-struct Shared {
+struct SharedState {
     rounds: Mutex<u64>,
     changed: Condvar,
     over: AtomicBool,
 }
 
-impl Shared {
+impl SharedState {
     fn wait(&self) {
         let round = self.rounds.lock().unwrap_or_else(PoisonError::into_inner);
         let before = *round;
@@ -56,7 +56,7 @@ impl Shared {
     }
 }
 
-impl Thing {
+impl WaitObject {
     fn name(&self) -> &'static str {
         match self {
             Self::Futex => "futex",
@@ -68,7 +68,7 @@ impl Thing {
     }
 
     /// Waits for a wake-up, or for the given time.
-    fn wait(&mut self, shared: &Shared) -> Result<(), Error> {
+    fn wait(&mut self, shared: &SharedState) -> Result<(), Error> {
         let mut byte = [0];
         match self {
             Self::Futex => shared.wait(),
@@ -100,7 +100,11 @@ fn read_for(device: &File, length: Duration) -> Result<(), Error> {
 }
 
 /// Name, time waited, and total time.
-fn sleep(mut thing: Thing, pause: Duration, shared: &Shared) -> Result<(&'static str, Duration), Error> {
+fn sleep(
+    mut thing: WaitObject,
+    pause: Duration,
+    shared: &SharedState,
+) -> Result<(&'static str, Duration), Error> {
     let name = thing.name();
     set_name(name)?;
     let mut waited = Duration::ZERO;
@@ -117,7 +121,7 @@ fn sleep(mut thing: Thing, pause: Duration, shared: &Shared) -> Result<(&'static
 fn wake(
     (period, end): (Duration, Duration),
     (mut pipes, mut socket): (Vec<PipeWriter>, UnixStream),
-    shared: &Shared,
+    shared: &SharedState,
 ) -> Result<(), Error> {
     while !shared.over.load(Ordering::Relaxed) {
         thread::sleep(period);
@@ -146,13 +150,13 @@ fn run(args: &Args) -> Result<(), Error> {
     let device = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path);
     let device = device.map_err(Error::system("open the device"))?;
     let things = [
-        Thing::Futex,
-        Thing::Pipe(for_pipe),
-        Thing::Poll(for_poll),
-        Thing::Socket(socket),
-        Thing::Disk(device, period - pause),
+        WaitObject::Futex,
+        WaitObject::Pipe(for_pipe),
+        WaitObject::Poll(for_poll),
+        WaitObject::Socket(socket),
+        WaitObject::Disk(device, period - pause),
     ];
-    let shared = Shared::default();
+    let shared = SharedState::default();
     let waited = thread::scope(|scope| {
         let shared = &shared;
         let threads = things.map(|thing| scope.spawn(move || sleep(thing, pause, shared)));

@@ -1,12 +1,13 @@
 //! `split`: two processes that share one CPU in an exact, known ratio.
 //!
-//! The processes take turns by passing a token through pipes, so only one of them can run at any time. In its n-th turn
-//! a process works until it has used n times its slice of CPU time since its start, by the scheduler's clock. The next
-//! turn makes up for one that was too long, and everything that a process does is counted from its first instruction
-//! on. The ratio holds after every full round, independent of the guest's other work.
+//! The processes take turns by passing a token through pipes, so only one of them can run at any time. In its
+//! n-th turn a process works until it has used n times its slice of CPU time since its start, by the
+//! scheduler's clock. The next turn makes up for one that was too long, and everything that a process does is
+//! counted from its first instruction on. The ratio holds after every full round, independent of the guest's
+//! other work.
 //!
-//! That clock also runs while the host uses the CPU for itself. Turns of a fixed number of rounds of work keep their
-//! ratio on a busy host, too, except for the small cost of passing the token.
+//! That clock also runs while the host uses the CPU for itself. Turns of a fixed number of rounds of work
+//! keep their ratio on a busy host, too, except for the small cost of passing the token.
 
 use std::io::{self, PipeReader, PipeWriter, Read, Write, pipe};
 use std::process::ExitCode;

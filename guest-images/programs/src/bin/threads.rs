@@ -1,7 +1,7 @@
 //! `threads`: one process with three named threads that share a CPU in the ratio 3:2:1.
 //!
-//! The threads take turns by a shared variable with the index of the current one, and sleep in the turns of the others.
-//! The ratio holds after every round.
+//! The threads take turns by a shared variable with the index of the current one, and sleep in the turns of
+//! the others. The ratio holds after every round.
 
 use std::process::ExitCode;
 use std::sync::{Condvar, Mutex, PoisonError};

@@ -61,7 +61,7 @@ fn debians_menu_is_read() {
     assert_eq!(old.position, [1, 1]);
     assert_eq!(old.initrd, ["/boot/early.cpio", "/boot/initrd.img-6.1.0-9-amd64"]);
     assert_eq!((menu.items[3].position.as_slice(), menu.items[3].linux.is_some()), (&[2][..], false));
-    assert_eq!(menu.chosen(&Environment::default()).as_deref(), Some("0"));
+    assert_eq!(menu.chosen(&GrubEnvironment::default()).as_deref(), Some("0"));
 }
 
 #[test]
@@ -79,14 +79,15 @@ fn entries_are_called_by_position_title_or_id() {
 #[test]
 fn a_saved_entry_is_the_default() {
     let saved = DEBIAN.replace("set default=\"0\"", "set default=\"${saved_entry}\"");
-    let environment = Environment::parse("# GRUB Environment Block\nsaved_entry=1>1\nkernelopts=a b\n#####");
+    let environment =
+        GrubEnvironment::parse("# GRUB GrubEnvironment Block\nsaved_entry=1>1\nkernelopts=a b\n#####");
     assert_eq!(parse(&saved).chosen(&environment).as_deref(), Some("1>1"));
-    assert_eq!(parse(&saved).chosen(&Environment::default()), None);
+    assert_eq!(parse(&saved).chosen(&GrubEnvironment::default()), None);
 }
 
 #[test]
 fn variables_are_put_in() {
-    let environment = Environment::parse("kernelopts=root=UUID=1 ro\ntuned_params=\n");
+    let environment = GrubEnvironment::parse("kernelopts=root=UUID=1 ro\ntuned_params=\n");
     assert_eq!(environment.expand("$kernelopts x${tuned_params}y $none"), "root=UUID=1 ro xy ");
     assert_eq!(environment.expand("100$"), "100");
     assert_eq!(environment.expand("${open"), "{open");
@@ -104,8 +105,8 @@ proptest! {
     #[test]
     fn any_text_is_tolerated(text in "[ -~\n{}$'\"]{0,400}") {
         let menu = parse(&text);
-        let _any = menu.chosen(&Environment::parse(&text));
-        prop_assert!(Environment::parse(&text).expand(&text).len() <= text.len() * 402);
+        let _any = menu.chosen(&GrubEnvironment::parse(&text));
+        prop_assert!(GrubEnvironment::parse(&text).expand(&text).len() <= text.len() * 402);
     }
 
     #[test]

@@ -26,8 +26,8 @@ const ENVIRONMENT: &[(&str, &str)] = &[
     ("LANG", "C.UTF-8"),
 ];
 
-/// Runs the command to its end and reaps every process that dies meanwhile. Returns the exit status and the command's
-/// duration.
+/// Runs the command to its end and reaps every process that dies meanwhile. Returns the exit status and the
+/// command's duration.
 pub fn run(argv: Vec<OsString>) -> (u8, Duration) {
     let mut words = argv.into_iter();
     let Some(program) = words.next() else {
@@ -51,14 +51,15 @@ pub fn run(argv: Vec<OsString>) -> (u8, Duration) {
     (status, begun.elapsed())
 }
 
-/// Gives the command the console's terminal and makes the command its foreground process group, so that a shell has job
-/// control and Ctrl-C reaches the command.
+/// Gives the command the console's terminal and makes the command its foreground process group, so that a
+/// shell has job control and Ctrl-C reaches the command.
 ///
-/// Init is the leader of the terminal's session. If the command were the leader, its end would hang up the terminal, and
-/// the kernel would discard output that is not sent yet.
+/// Init is the leader of the terminal's session. If the command were the leader, its end would hang up the
+/// terminal, and the kernel would discard output that is not sent yet.
 fn on_terminal(command: &mut Command) -> io::Result<()> {
     let terminal = console_terminal()?;
-    // A terminal that cannot control a session is still usable; only an interactive shell reports a missing one.
+    // A terminal that cannot control a session is still usable; only an interactive shell reports a missing
+    // one.
     let controls = setsid().is_ok() && {
         // SAFETY: the descriptor is open, and the request takes a number, not a pointer.
         unsafe { libc::ioctl(terminal.as_raw_fd(), libc::TIOCSCTTY, 0) == 0 }

@@ -13,8 +13,8 @@ use nix::sys::termios::tcdrain;
 use nix::sys::wait::wait;
 use nix::unistd::Pid;
 
-/// Ends the guest. The command's status goes to the machine's exit port, and its duration to the port for that. Without a
-/// command, or without such ports, the machine powers off.
+/// Ends the guest. The command's status goes to the machine's exit port, and its duration to the port for
+/// that. Without a command, or without such ports, the machine powers off.
 pub fn end(command: Option<(u8, Duration)>) -> ! {
     // The signal goes to all processes but init. ESRCH means that there are none, which is fine.
     let _ = kill(Pid::from_raw(-1), Signal::SIGKILL);
@@ -49,8 +49,8 @@ fn write(port: u16, value: u32) {
     if unsafe { libc::ioperm(port.into(), 4, 1) } != 0 {
         return;
     }
-    // SAFETY: the four ports from `port` on were just permitted. A write there reaches a device of the machine or
-    // nothing, and does not touch this process' memory.
+    // SAFETY: the four ports from `port` on were just permitted. A write there reaches a device of the
+    // machine or nothing, and does not touch this process' memory.
     unsafe {
         asm!("out dx, eax", in("dx") port, in("eax") value, options(nomem, nostack, preserves_flags));
     }

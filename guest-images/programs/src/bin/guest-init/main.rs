@@ -12,22 +12,55 @@
 //!
 //! Kernel command line: `ro` keeps the root read-only, `root=/dev/NAME` chooses another disk.
 //!
-//! Exit statuses follow the shell: 0 to 255 from the command itself, 128 + signal if a signal ended the command, 127 if
-//! the command does not exist, 126 if it cannot be run, 125 if init cannot set up the guest.
+//! Exit statuses follow the shell: 0 to 255 from the command itself, 128 + signal if a signal ended the
+//! command, 127 if the command does not exist, 126 if it cannot be run, 125 if init cannot set up the guest.
 
 mod command;
 mod end;
 mod modules;
 mod root;
 
+use std::fmt;
 use std::fs;
+use std::path::PathBuf;
 use std::process::{self, ExitCode};
 use std::time::Duration;
 
 use guest_programs::{COMMAND_FILE, DEMO_LOAD, decode_command};
+use nix::errno::Errno;
 
-/// Message for the console of a failure to set up the guest.
-type Setup<T> = Result<T, String>;
+/// Failure to set up the guest.
+#[derive(Debug)]
+enum SetupError {
+    /// A file system of the kernel cannot be mounted.
+    Mount { what: String, at: String, errno: Errno },
+    /// A mount cannot be moved to the root disk.
+    Move { what: &'static str, errno: Errno },
+    /// The root disk cannot be mounted.
+    Disk { disk: PathBuf, errno: Errno },
+    /// The root disk cannot become the root of the file system.
+    Root { disk: PathBuf, errno: Errno },
+    /// The root disk did not become a block device in time.
+    NoDisk { wanted: String, limit: Duration },
+}
+
+impl fmt::Display for SetupError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Mount { what, at, errno } => write!(f, "cannot mount {what} at {at}: {}", errno.desc()),
+            Self::Move { what, errno } => write!(f, "cannot move {what} to the root disk: {}", errno.desc()),
+            Self::Disk { disk, errno } => {
+                write!(f, "cannot mount {} as ext4: {}", disk.display(), errno.desc())
+            }
+            Self::Root { disk, errno } => {
+                write!(f, "cannot make {} the root: {}", disk.display(), errno.desc())
+            }
+            Self::NoDisk { wanted, limit } => {
+                write!(f, "{wanted} did not appear within {} s", limit.as_secs())
+            }
+        }
+    }
+}
 
 /// Exit status if init cannot set up the guest.
 const STATUS_SETUP: u8 = 125;
@@ -42,8 +75,8 @@ fn main() -> ExitCode {
     let has_command = !given.is_empty();
     let (status, took) = match set_up() {
         Ok(()) => command::run(if has_command { given } else { vec![DEMO_LOAD.into()] }),
-        Err(why) => {
-            eprintln!("guest-init: {why}");
+        Err(error) => {
+            eprintln!("guest-init: {error}");
             (STATUS_SETUP, Duration::ZERO)
         }
     };
@@ -51,7 +84,7 @@ fn main() -> ExitCode {
 }
 
 /// Sets up everything that a program may expect of a Linux system.
-fn set_up() -> Setup<()> {
+fn set_up() -> Result<(), SetupError> {
     root::mount_kernel_file_systems()?;
     for problem in modules::load_all() {
         eprintln!("guest-init: {problem}");

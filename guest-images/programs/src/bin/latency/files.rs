@@ -1,4 +1,5 @@
-//! Files and mappings: lmbench's `lat_fs`, `lat_mmap`, `lat_sig prot`, `lat_pagefault`, `bw_file_rd` and `bw_mmap_rd`.
+//! Files and mappings: lmbench's `lat_fs`, `lat_mmap`, `lat_sig prot`, `lat_pagefault`, `bw_file_rd` and
+//! `bw_mmap_rd`.
 
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -109,8 +110,8 @@ extern "C" fn on_fault(_: libc::c_int) {
     if LEFT.fetch_sub(1, Ordering::Relaxed) == 1
         && let Some(page) = NonNull::new(PAGE_AT.load(Ordering::Relaxed))
     {
-        // SAFETY: a separate page that stays mapped. If this fails, the next write ends the program late, when LEFT
-        // wraps.
+        // SAFETY: a separate page that stays mapped. If this fails, the next write ends the program late,
+        // when LEFT wraps.
         let _ = unsafe { mprotect(page, PAGE, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE) };
     }
 }
@@ -129,8 +130,8 @@ fn protection_fault(length: Duration) -> Result<f64, Error> {
         // SAFETY: the mapping of one page.
         unsafe { mprotect(page, PAGE, ProtFlags::PROT_READ) }.map_err(Error::system("protect a page"))?;
         LEFT.store(CALLS, Ordering::Relaxed);
-        // SAFETY: the page is mapped. The write to the read-only page is the subject of the measurement, and the
-        // handler deals with it.
+        // SAFETY: the page is mapped. The write to the read-only page is the subject of the measurement, and
+        // the handler deals with it.
         unsafe { page.cast::<u8>().write_volatile(1) };
         Ok(())
     })?;

@@ -1,5 +1,5 @@
-//! Communication between two processes of one machine: lmbench's `lat_pipe`, `lat_unix`, `lat_udp`, `lat_tcp`,
-//! `lat_connect`, `bw_pipe`, `bw_unix` and `bw_tcp`.
+//! Communication between two processes of one machine: lmbench's `lat_pipe`, `lat_unix`, `lat_udp`,
+//! `lat_tcp`, `lat_connect`, `bw_pipe`, `bw_unix` and `bw_tcp`.
 
 use std::io::{Read, Write, pipe};
 use std::net::{Shutdown, TcpListener, TcpStream, UdpSocket};
@@ -65,9 +65,11 @@ fn take(length: Duration, mut from: impl Read) -> Result<f64, Error> {
 fn over_pipes(length: Duration) -> Result<(), Error> {
     let make = || pipe().map_err(Error::system("make a pipe"));
     let ((there, to), (from, back)) = (make()?, make()?);
-    // The child has copies of all four ends. It closes those of the parent, which would keep it from seeing the end.
+    // The child has copies of all four ends. It closes those of the parent, which would keep it from seeing
+    // the end.
     let child = fork_child(|| {
-        // SAFETY: both are open in this process, and the parent's values are never dropped here: the child exits.
+        // SAFETY: both are open in this process, and the parent's values are never dropped here: the child
+        // exits.
         let closed = unsafe { [libc::close(raw(&to)), libc::close(raw(&from))] };
         if closed != [0, 0] {
             return Err(Error::system("close a pipe")(std::io::Error::last_os_error()));

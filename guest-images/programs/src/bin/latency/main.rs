@@ -1,5 +1,5 @@
-//! `latency`: costs of system calls, processes, switches, files and local communication, measured as lmbench does
-//! (L. McVoy and C. Staelin, *lmbench: Portable Tools for Performance Analysis*, USENIX 1996).
+//! `latency`: costs of system calls, processes, switches, files and local communication, measured as lmbench
+//! does (L. McVoy and C. Staelin, *lmbench: Portable Tools for Performance Analysis*, USENIX 1996).
 //!
 //! Each measurement is a line: its name, its value, and the unit, `ns` or `MB/s` (10^6 bytes).
 

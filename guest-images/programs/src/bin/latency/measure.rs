@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use guest_programs::{Error, since_boot};
 
-/// Parts of each measurement. The least of their means is the result, as in lmbench, so that other activity disturbs it
-/// little.
+/// Parts of each measurement. The least of their means is the result, as in lmbench, so that other activity
+/// disturbs it little.
 const PARTS: u32 = 10;
 /// Calls between two readings of the clock.
 pub const CALLS: u32 = 64;

@@ -1,8 +1,8 @@
 //! Switches between processes: lmbench's `lat_ctx`.
 //!
-//! A token goes round a ring of processes through pipes. Each process with the token sums its own array. The cost of
-//! reading and writing the token and of summing, without a switch, is measured in a single process with as many pipes
-//! and arrays, and subtracted.
+//! A token goes round a ring of processes through pipes. Each process with the token sums its own array. The
+//! cost of reading and writing the token and of summing, without a switch, is measured in a single process
+//! with as many pipes and arrays, and subtracted.
 
 use std::cell::Cell;
 use std::hint::black_box;

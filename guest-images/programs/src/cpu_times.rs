@@ -12,7 +12,7 @@ use crate::Error;
 ///
 /// # Errors
 /// The kernel refuses, which no Linux does.
-pub fn told() -> Result<(Duration, Duration), Error> {
+pub fn process_times() -> Result<(Duration, Duration), Error> {
     let usage = getrusage(UsageWho::RUSAGE_SELF).map_err(Error::system("ask for the resource usage"))?;
     Ok((duration(usage.user_time()), duration(usage.system_time())))
 }
@@ -50,8 +50,8 @@ mod tests {
 
     #[test]
     fn work_is_told() {
-        let (before, _) = told().unwrap();
+        let (before, _) = process_times().unwrap();
         crate::burn_until_deadline(crate::since_boot() + Duration::from_millis(100));
-        assert!(told().unwrap().0 > before);
+        assert!(process_times().unwrap().0 > before);
     }
 }

@@ -93,8 +93,7 @@ impl GuestFiles for FilesOnDisks {
 
     fn prepare(&self) {
         for index in 0..self.0.volumes().len() {
-            // A file system that cannot be loaded is marked as such, so that no sample waits for another
-            // attempt.
+            // A file system that cannot be loaded is marked as such, and not tried again.
             let _ = self.0.with(index, |_| Some(()));
         }
     }

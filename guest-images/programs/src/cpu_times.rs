@@ -49,7 +49,7 @@ mod tests {
     }
 
     #[test]
-    fn work_is_told() {
+    fn work_is_reported() {
         let (before, _) = process_times().unwrap();
         crate::burn_until_deadline(crate::since_boot() + Duration::from_millis(100));
         assert!(process_times().unwrap().0 > before);

@@ -149,73 +149,95 @@ impl GrubMenu {
 
 /// Parses the commands that name kernels. A line that begins with `}` ends a block; `if` has no braces.
 fn parse(text: &str) -> GrubMenu {
-    let mut menu = GrubMenu::default();
-    // For each open menu the number of entries so far, and for each open submenu its title and id: `default`
-    // names an entry by its path through the menus.
-    let mut counts = vec![0_usize];
-    let (mut titles, mut ids) = (Vec::new(), Vec::new());
-    let mut open: Option<MenuItem> = None;
-    // Depth of the blocks that are not menus, like functions. Their lines count only by their braces.
-    let mut skipped = 0_usize;
+    let mut parser = MenuParser { counts: vec![0], ..MenuParser::default() };
     for line in text.lines() {
-        let words = words(line);
-        let Some(command) = words.first().map(String::as_str) else { continue };
-        let block = words.last().is_some_and(|word| word == "{");
+        parser.line(&words(line));
+    }
+    parser.menu
+}
+
+/// State of the parser of a grub.cfg.
+#[derive(Debug, Default)]
+struct MenuParser {
+    menu: GrubMenu,
+    /// Number of entries so far in each open menu, the outermost first.
+    counts: Vec<usize>,
+    /// Titles of the open submenus: `default` names an entry by its path through the menus.
+    titles: Vec<String>,
+    /// Ids of the open submenus.
+    ids: Vec<String>,
+    /// Entry whose block is open.
+    open: Option<MenuItem>,
+    /// Depth of the blocks that are not menus, like functions. Menus in them are ignored.
+    skipped: usize,
+}
+
+impl MenuParser {
+    /// Parses the words of one line.
+    fn line(&mut self, words: &[String]) {
+        let Some(command) = words.first().map(String::as_str) else { return };
+        let is_block = words.last().is_some_and(|word| word == "{");
         match command {
-            "}" if skipped > 0 => skipped -= 1,
-            // Entries cannot be nested, so a brace closes the open entry, or else the innermost submenu.
-            "}" => match open.take() {
-                Some(item) if menu.items.len() < MAX_ENTRIES => menu.items.push(item),
-                Some(_) => {}
-                None if counts.len() > 1 => {
-                    counts.pop();
-                    titles.pop();
-                    ids.pop();
-                }
-                None => {}
-            },
-            "menuentry" | "submenu" if block && open.is_none() && skipped == 0 => {
-                let (title, id) = (words.get(1).cloned().unwrap_or_default(), id_of(&words));
-                // An outer menu has counted the submenu already, hence its position is one less than the
-                // count.
-                let mut position: Vec<usize> = counts.iter().map(|count| count.saturating_sub(1)).collect();
-                if let Some(last) = position.last_mut() {
-                    *last = counts.last().copied().unwrap_or(0);
-                }
-                if let Some(count) = counts.last_mut() {
-                    *count += 1;
-                }
-                if command == "menuentry" {
-                    let with = |outer: &[String], inner| outer.iter().cloned().chain([inner]).collect();
-                    let (titles, ids) = (with(&titles, title), with(&ids, id));
-                    open = Some(MenuItem { position, titles, ids, ..MenuItem::default() });
-                } else if counts.len() < MAX_DEPTH {
-                    titles.push(title);
-                    ids.push(id);
-                    counts.push(0);
-                } else {
-                    skipped += 1;
-                }
+            "}" => self.close_block(),
+            "menuentry" | "submenu" if is_block && self.open.is_none() && self.skipped == 0 => {
+                self.open_menu(command == "submenu", words);
             }
-            _ if block => skipped += 1,
+            _ if is_block => self.skipped += 1,
             "set" => {
                 let value = words.get(1).and_then(|word| word.strip_prefix("default="));
-                menu.defaults.extend(value.map(str::to_owned).filter(|_| menu.defaults.len() < MAX_ENTRIES));
+                let value = value.filter(|_| self.menu.defaults.len() < MAX_ENTRIES);
+                self.menu.defaults.extend(value.map(str::to_owned));
             }
             "linux" | "linuxefi" | "linux16" => {
-                if let Some(item) = &mut open {
+                if let Some(item) = &mut self.open {
                     item.linux.get_or_insert_with(|| words.get(1..).unwrap_or_default().to_vec());
                 }
             }
             "initrd" | "initrdefi" | "initrd16" => {
-                if let Some(item) = open.as_mut().filter(|item| item.initrd.is_empty()) {
+                if let Some(item) = self.open.as_mut().filter(|item| item.initrd.is_empty()) {
                     item.initrd = words.get(1..).unwrap_or_default().to_vec();
                 }
             }
             _ => {}
         }
     }
-    menu
+
+    /// Ends the innermost block. Entries cannot be nested, so that is the open entry, or else a submenu.
+    fn close_block(&mut self) {
+        if self.skipped > 0 {
+            self.skipped -= 1;
+        } else if let Some(item) = self.open.take() {
+            if self.menu.items.len() < MAX_ENTRIES {
+                self.menu.items.push(item);
+            }
+        } else if self.counts.len() > 1 {
+            self.counts.pop();
+            self.titles.pop();
+            self.ids.pop();
+        }
+    }
+
+    /// Begins an entry or a submenu with the words of its line.
+    fn open_menu(&mut self, is_submenu: bool, words: &[String]) {
+        let (title, id) = (words.get(1).cloned().unwrap_or_default(), id_of(words));
+        // An outer menu has counted the open submenu already, hence its position is one less than the count.
+        let mut position: Vec<usize> = self.counts.iter().map(|count| count.saturating_sub(1)).collect();
+        if let (Some(last), Some(count)) = (position.last_mut(), self.counts.last_mut()) {
+            *last = *count;
+            *count += 1;
+        }
+        if !is_submenu {
+            let with = |outer: &[String], inner| outer.iter().cloned().chain([inner]).collect();
+            let (titles, ids) = (with(&self.titles, title), with(&self.ids, id));
+            self.open = Some(MenuItem { position, titles, ids, ..MenuItem::default() });
+        } else if self.counts.len() < MAX_DEPTH {
+            self.titles.push(title);
+            self.ids.push(id);
+            self.counts.push(0);
+        } else {
+            self.skipped += 1;
+        }
+    }
 }
 
 /// Returns the id of an entry: `--id ID` or `$menuentry_id_option ID`.

@@ -87,7 +87,7 @@ impl<'a> UnifiedImage<'a> {
         if image.kernel.is_empty() {
             return Err(UnifiedError::NoKernel);
         }
-        // The kernel takes microcode only from the first archive.
+        // Linux searches microcode only at the beginning of the initrd.
         image.initrds = [microcode, initrd].into_iter().flatten().filter(|bytes| !bytes.is_empty()).collect();
         image.title = field(&release, "PRETTY_NAME");
         image.version = field(&release, "IMAGE_VERSION").unwrap_or(uname);

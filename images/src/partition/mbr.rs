@@ -7,10 +7,10 @@ use crate::contents::DiskPart;
 const ENTRIES: usize = 0x1be;
 /// Bytes of an entry.
 const ENTRY: usize = 16;
-/// The type of the entry that protects a GUID partition table.
+/// Type of the entry that protects a GUID partition table.
 const PROTECTIVE: u8 = 0xee;
 
-/// One entry: type, first sector, number of sectors.
+/// Entry of the record: type, first sector, number of sectors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct RecordEntry {
     kind: u8,

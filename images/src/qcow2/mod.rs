@@ -130,7 +130,7 @@ pub mod test_images {
 
     use super::*;
 
-    /// An empty disk of `bytes`; with a backing file of this name, which need not exist.
+    /// Creates an empty disk of `bytes`, with a backing file of this name, which need not exist.
     pub fn create(path: &std::path::Path, bytes: u64, backing: Option<&str>) {
         let file = File::options().read(true).write(true).create(true).truncate(true).open(path).unwrap();
         let file = ImagoFile::from_open_file(file, StorageOpenOptions::new().write(true)).unwrap();
@@ -142,7 +142,7 @@ pub mod test_images {
         builder.create().unwrap();
     }
 
-    /// A disk with these bytes from its start on.
+    /// Creates a disk that begins with these bytes.
     pub fn create_with(path: &std::path::Path, content: &[u8]) {
         create(path, content.len() as u64, None);
         let disk = Qcow2::<ImagoFile>::builder_path(path)

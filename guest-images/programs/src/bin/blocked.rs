@@ -16,8 +16,8 @@ const USAGE: &str = "blocked [--seconds N] [--waiting N] [--working N]
 runs for N seconds (6) with N threads (16) that wait, half of them in one call and half waking every 250 ms to look
 around, and N (2) that work; prints the CPU time of each thread";
 
-/// Period of the waiting threads that wake up at all.
-const LOOK: Duration = Duration::from_millis(250);
+/// Period in which half of the waiting threads wake up.
+const POLL_PERIOD: Duration = Duration::from_millis(250);
 
 /// End of the program, for threads that wait for it in one call.
 #[derive(Default)]
@@ -45,7 +45,7 @@ fn wait(index: usize, end: &End, over: &AtomicBool) -> Result<(String, Duration)
         end.wait();
     } else {
         while !over.load(Ordering::Relaxed) {
-            thread::sleep(LOOK);
+            thread::sleep(POLL_PERIOD);
         }
     }
     Ok((name, thread_cpu()))

@@ -99,7 +99,7 @@ fn read_for(device: &File, length: Duration) -> Result<(), Error> {
     Ok(())
 }
 
-/// Name, time waited, and total time.
+/// Waits for `thing`, in turns with sleeps of `pause`. Returns the name of `thing` and the time waited for it.
 fn sleep(
     mut thing: WaitObject,
     pause: Duration,
@@ -119,8 +119,10 @@ fn sleep(
 
 /// Wakes all threads until `end`, and once more after that.
 fn wake(
-    (period, end): (Duration, Duration),
-    (mut pipes, mut socket): (Vec<PipeWriter>, UnixStream),
+    period: Duration,
+    end: Duration,
+    mut pipes: Vec<PipeWriter>,
+    mut socket: UnixStream,
     shared: &SharedState,
 ) -> Result<(), Error> {
     while !shared.over.load(Ordering::Relaxed) {
@@ -160,7 +162,7 @@ fn run(args: &Args) -> Result<(), Error> {
     let waited = thread::scope(|scope| {
         let shared = &shared;
         let threads = things.map(|thing| scope.spawn(move || sleep(thing, pause, shared)));
-        let woken = wake((period, end), (vec![to_pipe, to_poll], to_socket), shared);
+        let woken = wake(period, end, vec![to_pipe, to_poll], to_socket, shared);
         let waited: Vec<_> = threads.into_iter().filter_map(|thread| thread.join().ok()).collect();
         woken.map(|()| waited)
     })?;

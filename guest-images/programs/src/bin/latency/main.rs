@@ -23,7 +23,7 @@ prints each as NAME VALUE UNIT, the best of ten means";
 const TABLES: &str = "processor,select,switch,files,local";
 /// Rings of the usual tables.
 const RINGS: &str = "2,4,8,16,32,64,96";
-/// Option to end at once, for measurements of program starts.
+/// Measurement that ends at once, for measurements of program starts.
 const NOTHING: &str = "nothing";
 
 fn run(args: &Args) -> Result<(), Error> {

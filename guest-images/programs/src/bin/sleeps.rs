@@ -99,7 +99,7 @@ fn read_for(device: &File, length: Duration) -> Result<(), Error> {
     Ok(())
 }
 
-/// Waits for `thing`, in turns with sleeps of `pause`. Returns the name of `thing` and the time waited for it.
+/// Waits for `thing`, in turns with sleeps of `pause`. Returns its name and the time waited.
 fn sleep(
     mut thing: WaitObject,
     pause: Duration,

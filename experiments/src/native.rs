@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use profile::clock::ClockKind;
 use profile::rows::VcpuState;
 use profile::{Batch, Sink, SinkError};
-use sampler::{Session, SessionConfig, VcpuSampler};
+use sampler::{RecordingConfig, Session, SessionConfig, VcpuSampler};
 use vmm::{Console, Exit, FLAT_ENTRY, Machine, Observer, Payload, Tick, VmConfig};
 
 /// How long the program runs for each clock and run, s.
@@ -184,13 +184,12 @@ fn run(case: &Case, (period, work): (u64, u64), seed: u64, length: Duration) -> 
     code[WORK..WORK + 8].copy_from_slice(&work.to_le_bytes());
     let config = SessionConfig {
         vcpus: 1,
-        rate_hz: case.rate_hz,
-        clock: case.clock,
-        seed,
-        stack_depth: 0,
-        exact: false,
-        task_scan_hz: 0.0,
-        precision: None,
+        recording: RecordingConfig {
+            rate_hz: case.rate_hz,
+            clock: case.clock,
+            seed,
+            ..RecordingConfig::default()
+        },
         meta: Vec::new(),
     };
     let counted = Counted::default();

@@ -17,6 +17,8 @@ pub mod command;
 pub mod contents;
 pub mod cpio;
 pub mod files;
+#[cfg(feature = "fuzz")]
+pub mod fuzz;
 pub mod initrd;
 pub mod initrd_check;
 mod inspect;

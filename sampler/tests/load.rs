@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use profile::store::Value;
-use profile::{ClockKind, Profile, ProfileWriter};
-use sampler::{Session, SessionConfig, VcpuSampler};
+use profile::{Profile, ProfileWriter};
+use sampler::{RecordingConfig, Session, SessionConfig, VcpuSampler};
 use vmm::config::FLAT_ENTRY;
 use vmm::{Console, Exit, Machine, Observer, Payload, Tick, VmConfig};
 
@@ -78,13 +78,7 @@ struct Seen {
 fn profiled(path: &Path, spinners: usize) -> Seen {
     let config = SessionConfig {
         vcpus: 1,
-        rate_hz: 2_000.0,
-        clock: ClockKind::Uniform,
-        seed: 5,
-        stack_depth: 0,
-        exact: false,
-        task_scan_hz: 0.0,
-        precision: None,
+        recording: RecordingConfig { rate_hz: 2_000.0, seed: 5, ..RecordingConfig::default() },
         meta: Vec::new(),
     };
     let writer = ProfileWriter::create(path, false).expect("a new profile");

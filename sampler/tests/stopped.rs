@@ -10,8 +10,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use profile::store::Value;
-use profile::{ClockKind, Filter, Profile, ProfileWriter, Report};
-use sampler::{Session, SessionConfig};
+use profile::{Filter, Profile, ProfileWriter, Report};
+use sampler::{RecordingConfig, Session, SessionConfig};
 use vmm::{Console, Machine, Payload, VmConfig, probe};
 
 const RUN: &str = "VPROF_TEST_STOPPED";
@@ -26,13 +26,7 @@ fn run(path: &Path) -> ! {
     let writer = ProfileWriter::create(path, false).expect("a new profile");
     let config = SessionConfig {
         vcpus: 2,
-        rate_hz: 500.0,
-        clock: ClockKind::Uniform,
-        seed: 1,
-        stack_depth: 0,
-        task_scan_hz: 0.0,
-        exact: false,
-        precision: None,
+        recording: RecordingConfig { rate_hz: 500.0, ..RecordingConfig::default() },
         meta: Vec::new(),
     };
     let (mut session, samplers) = Session::new(config, Box::new(writer), symbols::names::no_files());

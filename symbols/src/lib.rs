@@ -10,6 +10,7 @@
 pub mod bytes;
 pub mod cfi;
 pub mod counted;
+pub mod debuginfod;
 pub mod elf;
 #[cfg(any(test, feature = "fixture"))]
 pub mod fixture;

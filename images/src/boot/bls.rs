@@ -4,7 +4,10 @@
 use std::cmp::Reverse;
 
 use super::grub::GrubEnvironment;
-use super::{BootEntry, MAX_CONFIG, MAX_ENTRIES, UnifiedImage, config, find_file, readable, rooted, version};
+use super::{
+    BootEntry, MAX_CONFIG, MAX_ENTRIES, MAX_INITRDS, UnifiedImage, bounded, config, find_file, readable,
+    rooted, version,
+};
 use crate::MAX_FILE;
 use crate::volume::{DiskVolume, VolumeFiles};
 
@@ -114,14 +117,14 @@ fn make(
     };
     let (volume, kernel) = place(&entry.linux?)?;
     let options = entry.options.join(" ");
-    let initrds = entry.initrds.iter().map(|path| environment.expand(path));
+    let initrds = entry.initrds.iter().take(MAX_INITRDS).map(|path| environment.expand(path));
     let initrds = initrds.flat_map(|paths| paths.split_whitespace().map(str::to_owned).collect::<Vec<_>>());
     Some(BootEntry {
         volume,
         kernel,
-        initrds: initrds.map(|path| place(&path).map_or(path, |(_, path)| path)).collect(),
+        initrds: initrds.take(MAX_INITRDS).map(|path| place(&path).map_or(path, |(_, path)| path)).collect(),
         // GRUB expands variables in its files. No loader expands those in a section of an image.
-        options: Some(if entry.unified { options } else { environment.expand(&options) }),
+        options: Some(if entry.unified { bounded(options) } else { environment.expand(&options) }),
         unified: entry.unified,
         title: entry.title,
         source,

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use super::{BootEntry, MAX_ENTRIES, config, find_file, readable, rooted};
+use super::{BootEntry, MAX_ENTRIES, MAX_INITRDS, MAX_WORDS, bounded, config, find_file, readable, rooted};
 use crate::volume::{DiskVolume, VolumeFiles};
 
 /// Directories of GRUB on a volume.
@@ -31,6 +31,8 @@ impl GrubEnvironment {
     }
 
     /// Replaces `$name` and `${name}` by their values. An unknown variable has an empty value.
+    ///
+    /// A value can be much longer than its name, so the result is cut at [`MAX_WORDS`].
     pub fn expand(&self, text: &str) -> String {
         let mut out = String::new();
         let mut rest = text;
@@ -45,8 +47,11 @@ impl GrubEnvironment {
             };
             out.push_str(self.0.get(name).map_or("", String::as_str));
             rest = tail;
+            if out.len() > MAX_WORDS {
+                return bounded(out);
+            }
         }
-        out + rest
+        bounded(out + rest)
     }
 }
 
@@ -110,8 +115,17 @@ impl MenuItem {
     ) -> Option<BootEntry> {
         let mut words = self.linux?.into_iter().map(|word| environment.expand(&word));
         let kernel = rooted(strip_device(&words.next()?));
-        let options: Vec<String> = words.filter(|word| !word.is_empty()).collect();
-        let initrds = self.initrd.iter().map(|word| environment.expand(word));
+        let mut options = String::new();
+        for word in words.filter(|word| !word.is_empty()) {
+            if options.len() > MAX_WORDS {
+                break;
+            }
+            if !options.is_empty() {
+                options.push(' ');
+            }
+            options.push_str(&word);
+        }
+        let initrds = self.initrd.iter().take(MAX_INITRDS).map(|word| environment.expand(word));
         Some(BootEntry {
             volume: find_file(volumes, index, &kernel)?,
             kernel,
@@ -119,7 +133,7 @@ impl MenuItem {
                 .filter(|word| !word.is_empty())
                 .map(|word| rooted(strip_device(&word)))
                 .collect(),
-            options: Some(options.join(" ")),
+            options: Some(bounded(options)),
             unified: false,
             title: self.titles.last().cloned(),
             source: source.to_owned(),

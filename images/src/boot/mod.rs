@@ -24,6 +24,10 @@ pub use unified::{UnifiedError, UnifiedImage};
 const MAX_CONFIG: u64 = 1 << 20;
 /// Most entries that are kept of one configuration.
 const MAX_ENTRIES: usize = 256;
+/// Most initrds of one entry.
+const MAX_INITRDS: usize = 64;
+/// Longest words of an entry, bytes. Linux' limit is 2048 (COMMAND_LINE_SIZE of arch/x86).
+const MAX_WORDS: usize = 16 << 10;
 
 /// Kernel that could be booted.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -84,6 +88,14 @@ fn find_file(volumes: &[DiskVolume], first: usize, path: &str) -> Option<usize> 
 /// Returns a key that sorts versions by their numbers: 6.12 comes after 6.1.
 fn version(name: &str) -> Vec<(u64, &str)> {
     name.split(|c: char| !c.is_ascii_alphanumeric()).map(|part| (part.parse().unwrap_or(0), part)).collect()
+}
+
+/// Cuts the words of an entry at [`MAX_WORDS`].
+fn bounded(mut text: String) -> String {
+    if text.len() > MAX_WORDS {
+        text.truncate(text.floor_char_boundary(MAX_WORDS));
+    }
+    text
 }
 
 /// Returns a path with exactly one leading slash.

@@ -1,43 +1,10 @@
 //! Entries of disks whose files are in a table.
 
-use std::collections::BTreeMap;
-
 use super::*;
-use crate::contents::part_of;
-use crate::volume::VolumeError;
-
-/// Files of a volume by path.
-#[derive(Debug, Default)]
-struct FileTable(BTreeMap<String, Vec<u8>>);
-
-impl VolumeFiles for FileTable {
-    fn read(&self, path: &str, most: u64) -> Result<Vec<u8>, VolumeError> {
-        let bytes = self.0.get(path).ok_or(VolumeError::NoFiles)?;
-        if bytes.len() as u64 > most {
-            return Err(VolumeError::TooLarge { path: path.to_owned(), most });
-        }
-        Ok(bytes.clone())
-    }
-
-    fn is_file(&self, path: &str) -> bool {
-        self.0.contains_key(path)
-    }
-
-    fn names(&self, directory: &str) -> Vec<String> {
-        let start = format!("{}/", directory.trim_end_matches('/'));
-        let below = self.0.keys().filter_map(|path| path.strip_prefix(&start));
-        below.filter(|name| !name.contains('/')).map(str::to_owned).collect()
-    }
-
-    fn resolved(&self, path: String) -> String {
-        path
-    }
-}
+use crate::volume::table;
 
 fn volume<T: AsRef<[u8]>>(files: &[(&str, T)]) -> DiskVolume {
-    let table = files.iter().map(|(path, bytes)| ((*path).to_owned(), bytes.as_ref().to_vec()));
-    let files: Box<dyn VolumeFiles> = Box::new(FileTable(table.collect()));
-    DiskVolume { part: part_of(b"x"), signature: None, files: Some(Ok(files)) }
+    table::volume(files.iter().map(|(path, bytes)| ((*path).to_owned(), bytes.as_ref().to_vec())).collect())
 }
 
 fn first(volumes: &[DiskVolume]) -> BootEntry {

@@ -17,6 +17,8 @@ use crate::contents::DiskPart;
 /// Most reads of one operation: a file of 2 GiB in clusters of 512 bytes takes about three reads for each
 /// cluster.
 const MOST_READS: u64 = 16 << 20;
+/// Most reads of one operation on the smallest volume: paths and directories take some that are not clusters.
+const LEAST_READS: u64 = 64 << 10;
 /// Bytes read from the image at once.
 const WINDOW: usize = 64 << 10;
 /// Windows of the image that are kept: for the allocation table, a directory, a file, and one spare.
@@ -24,10 +26,13 @@ const WINDOWS: usize = 4;
 
 /// Opens the file system.
 pub fn open(part: &DiskPart) -> Result<Box<dyn VolumeFiles>, VolumeError> {
-    let reads = Rc::new(Cell::new(MOST_READS));
+    // No file is larger than its volume, so a longer chain is circular.
+    let clusters = part.length().map_or(MOST_READS, |length| length / 512);
+    let most = clusters.saturating_mul(4).saturating_add(LEAST_READS).min(MOST_READS);
+    let reads = Rc::new(Cell::new(most));
     let stream = PartStream { part: part.clone(), at: 0, windows: Vec::new(), reads: Rc::clone(&reads) };
     let fs = guarded(|| FileSystem::new(stream, FsOptions::new()))?;
-    Ok(Box::new(FatVolume { fs, reads }))
+    Ok(Box::new(FatVolume { fs, reads, most }))
 }
 
 /// Calls the reader, and turns its panic, by which it gives up on some damage, into an error.
@@ -43,6 +48,8 @@ struct FatVolume {
     fs: FileSystem<PartStream>,
     /// Reads left for the current operation.
     reads: Rc<Cell<u64>>,
+    /// Most reads of an operation.
+    most: u64,
 }
 
 impl fmt::Debug for FatVolume {
@@ -53,7 +60,7 @@ impl fmt::Debug for FatVolume {
 
 impl FatVolume {
     fn operation<T>(&self, act: impl FnOnce() -> io::Result<T>) -> Result<T, VolumeError> {
-        self.reads.set(MOST_READS);
+        self.reads.set(self.most);
         guarded(act)
     }
 }

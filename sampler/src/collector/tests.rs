@@ -9,8 +9,7 @@ use vmm::{GuestMemoryMmap, Observer};
 use super::frames::tests::Fake;
 use super::*;
 use crate::record::{Moment, Record};
-use crate::session::{Session, SessionConfig, VcpuSampler};
-use profile::clock::ClockKind;
+use crate::session::{RecordingConfig, Session, SessionConfig, VcpuSampler};
 use profile::rows::{Mode, SinkError};
 use symbols::names::no_files;
 
@@ -207,13 +206,7 @@ fn session(sink: &Memory, vcpus: u8) -> (Session, Vec<VcpuSampler>) {
     let meta = vec![("host".to_owned(), "kvm".to_owned())];
     let config = SessionConfig {
         vcpus,
-        rate_hz: 1_000.0,
-        clock: ClockKind::Uniform,
-        seed: 4,
-        stack_depth: 127,
-        exact: false,
-        task_scan_hz: 0.0,
-        precision: None,
+        recording: RecordingConfig { seed: 4, stack_depth: 127, ..RecordingConfig::default() },
         meta,
     };
     Session::new(config, Box::new(sink.clone()), no_files())

@@ -41,7 +41,7 @@ use args::{Cli, Command, ImageCommand};
 
 /// Bounds of hostile debug information follow from what it really takes.
 #[global_allocator]
-static ALLOCATOR: symbols::counted::Counted = symbols::counted::Counted;
+static ALLOCATOR: symbols::counted::CountingAllocator = symbols::counted::CountingAllocator;
 
 fn main() -> ExitCode {
     if host::portable::inner::is_inner() {

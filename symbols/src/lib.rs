@@ -1,4 +1,5 @@
-//! Reads the files of programs: ELF, call frame information, DWARF, symbol names, Go's tables. Knows no kernel.
+//! Reads the files of programs: ELF, call frame information, DWARF, symbol names, Go's tables. Knows no
+//! kernel.
 //!
 //! The files belong to a guest and may be hostile: every table and length is bounded and nothing panics.
 //!

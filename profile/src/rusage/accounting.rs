@@ -189,7 +189,7 @@ fn threads(connection: &Connection) -> rusqlite::Result<Vec<Reading<(u32, i32), 
         };
         // Same as in `/proc/PID/task/TID/stat` and getrusage (`task_cputime_adjusted`,
         // kernel/sched/cputime.c).
-        let (user_ns, system_ns) = ticks.told((0, 0));
+        let (user_ns, system_ns) = ticks.reported((0, 0));
         let reported =
             AccountedTimes { user_ns, system_ns, runtime_ns: ticks.runtime_ns, ..AccountedTimes::default() };
         Ok(((row.get(0)?, row.get(1)?), (row.get(2)?, unsigned(row, 3)?, reported)))

@@ -2,7 +2,7 @@ use std::sync::Mutex;
 use std::sync::atomic::AtomicUsize;
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
-use linux::{Current, IrqContext, TaskSnapshot};
+use linux::{CurrentContext, IrqContext, TaskSnapshot};
 use testkit::eventually;
 use vm_memory::GuestAddress;
 use vmm::{GuestMemoryMmap, Observer};
@@ -23,7 +23,7 @@ fn task(pid: i32, name: &str) -> TaskSnapshot {
 }
 
 fn hit(cpl: u8, rip: u64, serving: IrqContext, task: Option<TaskSnapshot>) -> Record {
-    let current = task.map(|task| Current { serving, task: Some(task), ..Default::default() });
+    let current = task.map(|task| CurrentContext { serving, task: Some(task), ..Default::default() });
     Record {
         time_ns: 1_500,
         late_ns: 9,

@@ -11,7 +11,7 @@ const MAX_HOPS: usize = 3;
 /// Bytes that must come within one timeout, as debuginfod's own client asks for.
 const LEAST: u64 = 100 << 10;
 
-/// Why a GET failed.
+/// Reason why a GET failed.
 #[derive(Debug, thiserror::Error)]
 pub enum HttpError {
     /// Not a URL that starts with http://.
@@ -22,10 +22,10 @@ pub enum HttpError {
     Io {
         /// The URL.
         url: String,
-        /// Why.
+        /// The reason.
         error: io::Error,
     },
-    /// The answer is no HTTP.
+    /// The answer is not HTTP.
     #[error("{0}: the answer is not HTTP")]
     NotHttp(String),
     /// Neither 200 nor 404.
@@ -46,7 +46,7 @@ pub enum HttpError {
     },
 }
 
-/// How much, and how long.
+/// Limits of a GET: time and size.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
     /// No answer, or less than 100 KiB of it, within this time ends the GET.
@@ -153,7 +153,7 @@ impl Read for Paced {
     }
 }
 
-/// What matters of an answer's head.
+/// The used fields of an answer's head.
 struct Head {
     status: u16,
     length: Option<u64>,
@@ -162,7 +162,7 @@ struct Head {
 }
 
 impl Head {
-    /// `None` when it is no HTTP.
+    /// Reads the head; `None` when it is not HTTP.
     fn read(reader: &mut impl BufRead) -> io::Result<Option<Self>> {
         let mut head = Self { status: 0, length: None, is_chunked: false, location: None };
         let mut lines = reader.take(MAX_HEAD);

@@ -1,7 +1,7 @@
 //! Debug files from debuginfod servers, for builds that neither guest nor host has a debug file of.
 //!
-//! Off unless the user set `DEBUGINFOD_URLS`. Shares the cache of debuginfod-find, so that what gdb fetched is not
-//! fetched again: `CACHE/BUILDID/debuginfo`, empty when servers did not have it.
+//! Off unless the user set `DEBUGINFOD_URLS`. Shares the cache of debuginfod-find, so that files that gdb
+//! fetched are not fetched again: `CACHE/BUILDID/debuginfo`, empty when servers did not have it.
 
 mod http;
 #[cfg(test)]
@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use crate::elf::{BuildId, ReadAt};
-use crate::names::DebugSource;
+use crate::names::{DebugSource, DebugSourceError};
 
 use self::http::{HttpError, Limits};
 
@@ -22,7 +22,8 @@ use self::http::{HttpError, Limits};
 const TIMEOUT: Duration = Duration::from_secs(90);
 /// Bytes of a debug file, at most.
 const MAX_SIZE: u64 = 1 << 30;
-/// How long servers are not asked again for what they did not have (`cache_miss_s`, the same page).
+/// Time for which servers are not asked again for files that they did not have (`cache_miss_s`, the same
+/// page).
 const MISS: Duration = Duration::from_secs(600);
 /// Servers that are asked, at most.
 const MAX_SERVERS: usize = 16;
@@ -36,8 +37,9 @@ pub struct Debuginfod {
 }
 
 impl Debuginfod {
-    /// As the environment says: `DEBUGINFOD_URLS` (separated by blanks), `DEBUGINFOD_CACHE_PATH`, `DEBUGINFOD_TIMEOUT`
-    /// (seconds). `None` when the user wants no server, or there is no place for the cache.
+    /// Returns a client as the environment configures it: `DEBUGINFOD_URLS` (separated by blanks),
+    /// `DEBUGINFOD_CACHE_PATH`, `DEBUGINFOD_TIMEOUT` (seconds). `None` when the user wants no server, or
+    /// there is no place for the cache.
     pub fn from_environment(variable: impl Fn(&str) -> Option<OsString>) -> Option<Self> {
         let text = |name: &str| variable(name).and_then(|value| value.into_string().ok());
         let urls: Vec<String> =
@@ -52,7 +54,8 @@ impl Debuginfod {
         (!urls.is_empty()).then_some(Self { urls, cache, limits: Limits { timeout, most: MAX_SIZE } })
     }
 
-    /// What the cache knows: the file, or `None` inside when servers did not have it a short while ago.
+    /// Returns the answer of the cache: the file, or `None` inside when servers did not have it a short while
+    /// ago.
     fn cached(&self, path: &Path) -> Option<Option<File>> {
         let file = File::open(path).ok()?;
         let metadata = file.metadata().ok()?;
@@ -63,10 +66,9 @@ impl Debuginfod {
         (age < MISS).then_some(None)
     }
 
-    /// Fetches to a file beside `path`, then renames it: who reads the cache never sees half a file.
-    fn fetch(&self, id: &BuildId, path: &Path) -> Result<Option<File>, String> {
-        let unwritable =
-            |error: io::Error| format!("the cache {} cannot be written: {error}", path.display());
+    /// Fetches to a file next to `path`, then renames it: readers of the cache never see half a file.
+    fn fetch(&self, id: &BuildId, path: &Path) -> Result<Option<File>, DebugSourceError> {
+        let unwritable = |error: io::Error| DebugSourceError::Cache { path: path.to_owned(), error };
         let directory = path.parent().unwrap_or(&self.cache);
         fs::create_dir_all(directory).map_err(unwritable)?;
         let partial = directory.join(format!("debuginfo.vprof-{}", std::process::id()));
@@ -84,7 +86,7 @@ impl Debuginfod {
         }
         if !reasons.is_empty() {
             let _ = fs::remove_file(&partial);
-            return Err(reasons.join("; "));
+            return Err(DebugSourceError::Servers(reasons));
         }
         File::create(&partial).and_then(|_| fs::rename(&partial, path)).map_err(unwritable)?;
         Ok(None)
@@ -100,7 +102,7 @@ impl DebugSource for Debuginfod {
         "debuginfod".into()
     }
 
-    fn find(&self, build_id: &BuildId) -> Result<Option<Box<dyn ReadAt>>, String> {
+    fn find(&self, build_id: &BuildId) -> Result<Option<Box<dyn ReadAt>>, DebugSourceError> {
         let path = self.cache.join(build_id.to_string()).join("debuginfo");
         let found = match self.cached(&path) {
             Some(known) => known,

@@ -1,21 +1,21 @@
-//! The caller of code without CFI, by what this code does until it returns.
+//! Finds the caller of code without CFI by the instructions that this code executes until it returns.
 //!
-//! From the frame's own address the instructions are followed, both ways at a branch, breadth first, until the first way that
-//! leaves:
+//! From the frame's own address the instructions are followed, both ways at a branch, breadth first, until
+//! the first way that leaves:
 //!
 //! ```text
 //! ret                           the word at RSP is where the caller goes on
 //! jmp to code that has CFI      that code goes on in the same frame: its rules lead further
 //! ```
 //!
-//! Only what moves between RSP, RBP, the other registers and the stack is computed; all else makes a value unknown, and
-//! a way on which RSP is not known ends. What a way has stored on the stack is not read back from the copy. Other memory is read
-//! as it is by now, which RSP and RBP never come from: it tells where a dispatch goes, and all that it may go to shares the
-//! frame.
+//! Only values that move between RSP, RBP, the other registers and the stack are computed; all else makes a
+//! value unknown, and a way on which RSP is not known ends. Words that a way has stored on the stack are not
+//! read back from the copy. Other memory is read as it is by now, which RSP and RBP never come from: it shows
+//! where a dispatch goes, and all code that it may go to shares the frame.
 //!
-//! Where nothing better is found, the code behind a jump to an unknown place is followed, too: it has the same frame if it is of
-//! the same function, and one as deep if it is the next one's.
-//! Instructions: Intel SDM volume 2.
+//! Where nothing better is found, the code after a jump to an unknown place is followed, too: it has the same
+//! frame if it is of the same function, and one as deep if it is the next one's. Instructions: Intel SDM
+//! volume 2.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -24,13 +24,13 @@ use iced_x86::{
     OpAccess, OpKind, Register,
 };
 
-use super::Broken;
+use super::UserWalkError;
 use super::code::{LONGEST_CALL, ends_with_call};
-use super::frame::{Place, State};
-use super::images::{Image, ImageCode, Images};
+use super::frame::{AddressKind, FrameState};
+use super::images::{CodeMapping, CodeMappings, ImageCode};
+use super::path_memory::{HEAD, PathMemory, PathStart, RememberedPath};
 use super::row::RA;
-use super::ways::{HEAD, Known, Start, Ways};
-use super::work::Work;
+use super::work_budget::WorkBudget;
 use crate::registers::{Registers, StackMemory};
 
 /// Instructions that are followed for one frame, at most.
@@ -48,23 +48,23 @@ const LONGEST: usize = 15;
 /// Bytes of a page.
 const PAGE: u64 = 4096;
 
-/// DWARF columns that a called function keeps (System V ABI, AMD64 supplement 1.0, figure 3.4): code made at run time need
-/// not keep more than the stack and, if it has one, the frame pointer.
+/// DWARF columns that a called function keeps (System V ABI, AMD64 supplement 1.0, figure 3.4): code made at
+/// run time need not keep more than the stack and, if it has one, the frame pointer.
 const KEPT_BY_CALLS: [usize; 2] = [Registers::RBP, Registers::RSP];
 
-/// How the code is left.
+/// Kind of an exit from the code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Left {
-    /// It returns.
+pub(super) enum CodeExit {
+    /// The code returns.
     Return,
-    /// It goes on in code that has CFI.
+    /// The code continues in code that has CFI.
     Jump,
 }
 
 /// One way through the code: registers, and what it has stored on the stack.
 #[derive(Debug, Clone)]
-struct Way {
-    state: State,
+struct CodePath {
+    state: FrameState,
     /// RSP at its beginning.
     begin: u64,
     stored: Vec<(u64, Option<u64>)>,
@@ -72,90 +72,97 @@ struct Way {
     last: Option<usize>,
 }
 
-/// What an instruction does to a way.
-enum Next {
-    /// The one behind it follows.
+/// Effect of an instruction on a way.
+enum StepEffect {
+    /// The one after it follows.
     Through,
-    /// It may go to this address, too.
+    /// It may jump to this address, too.
     Branch(u64),
-    /// It goes there.
+    /// It jumps to this address.
     Jump(u64),
-    /// It goes where is not known.
+    /// It jumps to an unknown address.
     Unknown,
     /// The code is left.
-    Left(Left),
-    /// It cannot be followed further.
+    Exit(CodeExit),
+    /// The way cannot be followed further.
     Lost,
 }
 
-/// What is followed behind a jump to a place that is not known.
+/// Code that is followed after a jump to an unknown place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum Behind {
+pub(super) enum CodeAfterJump {
     Nothing,
-    /// The code that stands behind it.
+    /// The code after the jump.
     Code,
 }
 
-/// How the code at the RIP of `state` is left, and the registers then; `None` if no way is found.
-pub(super) fn leave<I: Images>(
-    state: &State,
-    (place, behind): (Place, Behind),
+/// Work and remembered paths of a search.
+pub(super) struct SearchContext<'a> {
+    pub work: &'a mut WorkBudget,
+    pub paths: &'a mut PathMemory,
+}
+
+/// Returns the exit from the code at the RIP of `state`, and the registers then; `None` if no way is found.
+pub(super) fn find_exit<I: CodeMappings>(
+    state: &FrameState,
+    place: AddressKind,
+    after_jump: CodeAfterJump,
     stack: &impl StackMemory,
     images: &I,
-    (work, ways): (&mut Work, &mut Ways),
-) -> Option<(Left, State)> {
-    let first = Way::new(state, place);
+    SearchContext { work, paths }: &mut SearchContext<'_>,
+) -> Option<(CodeExit, FrameState)> {
+    let first = CodePath::new(state, place);
     let mut head = [0; HEAD];
     // Code at the end of what can be read is not remembered.
     let known_by =
-        images.code(state.rip(), &mut head).map(|()| Start { at: state.rip(), place, behind, head });
+        images.code(state.rip(), &mut head).map(|()| PathStart { at: state.rip(), place, after_jump, head });
     if let Some(start) = &known_by {
-        match ways.recall(start) {
-            Known::Way(way) => {
+        match paths.recall(start) {
+            RememberedPath::Path(way) => {
                 if let Some(left) = first.clone().follow(&way, stack, images, work) {
                     return Some(left);
                 }
             }
-            Known::Nothing => return None,
-            Known::Unasked => {}
+            RememberedPath::Nothing => return None,
+            RememberedPath::Unasked => {}
         }
     }
-    let mut search = Search::new(first);
-    let found = search.run(behind, stack, images, work).ok()?;
+    let mut search = ExitSearch::new(first);
+    let found = search.run(after_jump, stack, images, work).ok()?;
     if let Some(start) = known_by {
-        ways.remember(start, found.as_ref().map(|(way, _)| search.passed(way)));
+        paths.remember(start, found.as_ref().map(|(way, _)| search.passed(way)));
     }
     found.map(|(way, left)| (left, way.state))
 }
 
 /// The search for a way out.
-struct Search {
+struct ExitSearch {
     /// Instructions that were followed, each with the number of the one before it on its way.
     followed: Vec<(Instruction, Option<usize>)>,
     seen: HashSet<u64>,
-    waiting: VecDeque<(u64, Way)>,
+    waiting: VecDeque<(u64, CodePath)>,
 }
 
-impl Search {
-    fn new(first: Way) -> Self {
+impl ExitSearch {
+    fn new(first: CodePath) -> Self {
         let start = first.state.rip();
         Self { followed: Vec::new(), seen: HashSet::from([start]), waiting: VecDeque::from([(start, first)]) }
     }
 
-    /// The first way out, breadth first.
+    /// Returns the first way out, breadth first.
     ///
     /// # Errors
     /// The walk's work is spent.
-    fn run<I: Images>(
+    fn run<I: CodeMappings>(
         &mut self,
-        behind: Behind,
+        after_jump: CodeAfterJump,
         stack: &impl StackMemory,
         images: &I,
-        work: &mut Work,
-    ) -> Result<Option<(Way, Left)>, Broken> {
+        work: &mut WorkBudget,
+    ) -> Result<Option<(CodePath, CodeExit)>, UserWalkError> {
         let mut info = InstructionInfoFactory::new();
         while let Some((mut at, mut way)) = self.waiting.pop_front() {
-            let mut code = Chunk::default();
+            let mut code = CodeChunk::default();
             loop {
                 if self.followed.len() == INSTRUCTIONS {
                     return Ok(None);
@@ -166,9 +173,9 @@ impl Search {
                 way.last = Some(self.followed.len() - 1);
                 at = instruction.next_ip();
                 match way.step(&instruction, stack, images, &mut info) {
-                    Next::Through => {}
-                    Next::Left(how) => return Ok(Some((way, how))),
-                    Next::Branch(target) => {
+                    StepEffect::Through => {}
+                    StepEffect::Exit(how) => return Ok(Some((way, how))),
+                    StepEffect::Branch(target) => {
                         if self.waiting.len() < WAYS && self.seen.insert(target) {
                             self.waiting.push_back((target, way.clone()));
                             // The other way waits, too: the shortest way out comes first.
@@ -178,29 +185,29 @@ impl Search {
                             break;
                         }
                     }
-                    Next::Jump(target) => {
+                    StepEffect::Jump(target) => {
                         self.wait_for(target, way);
                         break;
                     }
-                    Next::Unknown if behind == Behind::Code => {
+                    StepEffect::Unknown if after_jump == CodeAfterJump::Code => {
                         self.wait_for(at, way);
                         break;
                     }
-                    Next::Unknown | Next::Lost => break,
+                    StepEffect::Unknown | StepEffect::Lost => break,
                 }
             }
         }
         Ok(None)
     }
 
-    fn wait_for(&mut self, at: u64, way: Way) {
+    fn wait_for(&mut self, at: u64, way: CodePath) {
         if self.seen.insert(at) {
             self.waiting.push_back((at, way));
         }
     }
 
-    /// The instructions of a way, in their order.
-    fn passed(&self, way: &Way) -> Vec<Instruction> {
+    /// Returns the instructions of a way, in their order.
+    fn passed(&self, way: &CodePath) -> Vec<Instruction> {
         let before =
             |&(_, before): &(Instruction, Option<usize>)| before.and_then(|at| self.followed.get(at));
         let last = way.last.and_then(|at| self.followed.get(at));
@@ -211,56 +218,58 @@ impl Search {
     }
 }
 
-impl Way {
-    fn new(state: &State, place: Place) -> Self {
+impl CodePath {
+    fn new(state: &FrameState, place: AddressKind) -> Self {
         let mut way = Self { state: state.clone(), begin: state.rsp(), stored: Vec::new(), last: None };
-        if place == Place::Return {
+        if place == AddressKind::Return {
             way.forget_but(&KEPT_BY_FUNCTIONS);
         }
         way
     }
 
     /// Goes a way that was found before; `None` where it does not lead out this time.
-    fn follow<I: Images>(
+    fn follow<I: CodeMappings>(
         mut self,
         passed: &[Instruction],
         stack: &impl StackMemory,
         images: &I,
-        work: &mut Work,
-    ) -> Option<(Left, State)> {
+        work: &mut WorkBudget,
+    ) -> Option<(CodeExit, FrameState)> {
         let mut info = InstructionInfoFactory::new();
         for (number, instruction) in passed.iter().enumerate() {
             work.take(UNITS).ok()?;
             let next = passed.get(number + 1).map(Instruction::ip);
             match self.step(instruction, stack, images, &mut info) {
-                Next::Left(how) => return Some((how, self.state)),
-                Next::Through | Next::Branch(_) | Next::Unknown => {}
-                Next::Jump(target) if next == Some(target) => {}
-                Next::Jump(_) | Next::Lost => return None,
+                StepEffect::Exit(how) => return Some((how, self.state)),
+                StepEffect::Through | StepEffect::Branch(_) | StepEffect::Unknown => {}
+                StepEffect::Jump(target) if next == Some(target) => {}
+                StepEffect::Jump(_) | StepEffect::Lost => return None,
             }
         }
         None
     }
 
-    fn step<I: Images>(
+    fn step<I: CodeMappings>(
         &mut self,
         instruction: &Instruction,
         stack: &impl StackMemory,
         images: &I,
         info: &mut InstructionInfoFactory,
-    ) -> Next {
+    ) -> StepEffect {
         match instruction.flow_control() {
             FlowControl::Next => {
                 let known = self.compute(instruction, stack, images, info);
                 if known.is_some() && self.state.get(Registers::RSP).is_ok() {
-                    Next::Through
+                    StepEffect::Through
                 } else {
-                    Next::Lost
+                    StepEffect::Lost
                 }
             }
-            FlowControl::ConditionalBranch => Next::Branch(instruction.near_branch_target()),
-            // Takes the address of the code: what is called does not return.
-            FlowControl::Call if instruction.near_branch_target() == instruction.next_ip() => Next::Lost,
+            FlowControl::ConditionalBranch => StepEffect::Branch(instruction.near_branch_target()),
+            // Takes the address of the code: the called code does not return.
+            FlowControl::Call if instruction.near_branch_target() == instruction.next_ip() => {
+                StepEffect::Lost
+            }
             FlowControl::Call | FlowControl::IndirectCall => {
                 let target = match instruction.near_branch_target() {
                     0 => self.target(instruction, images),
@@ -270,47 +279,47 @@ impl Way {
                     .and_then(|target| images.find(target))
                     .is_some_and(|image| matches!(image.code, ImageCode::Cfi(_) | ImageCode::NoCfi));
                 self.forget_but(if is_function { &KEPT_BY_FUNCTIONS } else { &KEPT_BY_CALLS });
-                Next::Through
+                StepEffect::Through
             }
-            FlowControl::Return => {
-                self.ret(instruction, stack, images).map_or(Next::Lost, |()| Next::Left(Left::Return))
-            }
+            FlowControl::Return => self
+                .ret(instruction, stack, images)
+                .map_or(StepEffect::Lost, |()| StepEffect::Exit(CodeExit::Return)),
             FlowControl::UnconditionalBranch => self.jump(instruction.near_branch_target(), images),
             FlowControl::IndirectBranch => match self.target(instruction, images) {
-                None => Next::Unknown,
+                None => StepEffect::Unknown,
                 Some(target) => match self.jump(target, images) {
-                    // By a register, within code made at run time, this may be a return to a caller, whose own frame must not
-                    // be passed over. By a table or the like it is not.
-                    Next::Jump(_) if instruction.op0_kind() == OpKind::Register => Next::Lost,
+                    // A jump by a register, within code made at run time, may be a return to a caller, whose
+                    // own frame must not be passed over. A jump by a table or the like is not a return.
+                    StepEffect::Jump(_) if instruction.op0_kind() == OpKind::Register => StepEffect::Lost,
                     next => next,
                 },
             },
-            _ => Next::Lost,
+            _ => StepEffect::Lost,
         }
     }
 
-    fn jump<I: Images>(&mut self, target: u64, images: &I) -> Next {
+    fn jump<I: CodeMappings>(&mut self, target: u64, images: &I) -> StepEffect {
         match images.find(target) {
-            Some(Image { bias, code: ImageCode::Cfi(table), .. })
+            Some(CodeMapping { bias, code: ImageCode::Cfi(table), .. })
                 if table.function_start(target.wrapping_sub(bias)).is_some() =>
             {
                 // A function is entered with the stack as it was, or higher.
                 if self.rsp() < self.begin {
-                    return Next::Lost;
+                    return StepEffect::Lost;
                 }
                 self.state.set(RA, Some(target));
-                Next::Left(Left::Jump)
+                StepEffect::Exit(CodeExit::Jump)
             }
             // Files have code that their tables do not cover, too.
-            Some(Image { code: ImageCode::Anonymous | ImageCode::NoCfi | ImageCode::Cfi(_), .. }) => {
-                Next::Jump(target)
-            }
-            _ => Next::Lost,
+            Some(CodeMapping {
+                code: ImageCode::Anonymous | ImageCode::NoCfi | ImageCode::Cfi(_), ..
+            }) => StepEffect::Jump(target),
+            _ => StepEffect::Lost,
         }
     }
 
-    /// Where an indirect jump leads to.
-    fn target<I: Images>(&self, instruction: &Instruction, images: &I) -> Option<u64> {
+    /// Returns the target of an indirect jump.
+    fn target<I: CodeMappings>(&self, instruction: &Instruction, images: &I) -> Option<u64> {
         match instruction.op0_kind() {
             OpKind::Register => self.get(instruction.op0_register()),
             OpKind::Memory if instruction.segment_prefix() == Register::None => {
@@ -322,8 +331,8 @@ impl Way {
         }
     }
 
-    /// A return to an address that is one: behind a call, or in code made at run time, which may push it by hand.
-    fn ret<I: Images>(
+    /// Returns to an address that follows a call, or is in code made at run time, which may push it by hand.
+    fn ret<I: CodeMappings>(
         &mut self,
         instruction: &Instruction,
         stack: &impl StackMemory,
@@ -349,7 +358,7 @@ impl Way {
     }
 
     /// Computes what the instruction does to registers and stack; `None` if the way ends.
-    fn compute<I: Images>(
+    fn compute<I: CodeMappings>(
         &mut self,
         instruction: &Instruction,
         stack: &impl StackMemory,
@@ -464,7 +473,7 @@ impl Way {
         self.state.get(column(register)?).ok()
     }
 
-    /// The address of a memory operand.
+    /// Returns the address of a memory operand.
     fn address(&self, instruction: &Instruction) -> Option<u64> {
         if instruction.is_ip_rel_memory_operand() {
             return Some(instruction.ip_rel_memory_address());
@@ -485,8 +494,9 @@ impl Way {
         }
     }
 
-    /// A word of memory that the way has not stored to and that is not of the copied stack, as it is by now.
-    fn fetch<I: Images>(&self, at: u64, images: &I) -> Option<u64> {
+    /// Returns a word of memory that the way has not stored to and that is not of the copied stack, as it is
+    /// by now.
+    fn fetch<I: CodeMappings>(&self, at: u64, images: &I) -> Option<u64> {
         if self.stored.iter().any(|(stored, _)| at.abs_diff(*stored) < 8) {
             return None;
         }
@@ -513,7 +523,7 @@ impl Way {
 /// DWARF columns that a function hands back as it got them: RBX, RBP, RSP, R12 to R15.
 const KEPT_BY_FUNCTIONS: [usize; 7] = [3, Registers::RBP, Registers::RSP, 12, 13, 14, 15];
 
-/// DWARF column of a general register of 64 bits.
+/// Returns the DWARF column of a general register of 64 bits.
 fn column(register: Register) -> Option<usize> {
     // In the order of the instruction set: RAX, RCX, RDX, RBX, RSP, RBP, RSI, RDI, R8 to R15.
     const COLUMNS: [usize; 16] =
@@ -521,7 +531,7 @@ fn column(register: Register) -> Option<usize> {
     register.is_gpr64().then(|| COLUMNS.get(register.number()).copied()).flatten()
 }
 
-/// An immediate operand.
+/// Returns an immediate operand.
 fn immediate(instruction: &Instruction, operand: u32) -> Option<u64> {
     let kind = instruction.op_kind(operand);
     let is_immediate = !matches!(kind, OpKind::Register | OpKind::Memory);
@@ -530,23 +540,23 @@ fn immediate(instruction: &Instruction, operand: u32) -> Option<u64> {
 
 /// Code that has been read.
 #[derive(Debug)]
-struct Chunk {
+struct CodeChunk {
     start: u64,
     len: usize,
     bytes: [u8; CHUNK],
 }
 
-impl Default for Chunk {
+impl Default for CodeChunk {
     fn default() -> Self {
         Self { start: 0, len: 0, bytes: [0; CHUNK] }
     }
 }
 
-impl Chunk {
-    /// The instruction at `at`, if it is one.
-    fn instruction(&mut self, at: u64, images: &impl Images) -> Option<Instruction> {
+impl CodeChunk {
+    /// Returns the instruction at `at`, if it is one.
+    fn instruction(&mut self, at: u64, images: &impl CodeMappings) -> Option<Instruction> {
         self.decode(at).or_else(|| {
-            // To the end of the page, or, for an instruction that goes on in the next one, beyond it.
+            // To the end of the page, or, for an instruction that continues in the next one, beyond it.
             let page = crate::bytes::index(PAGE - at % PAGE).min(CHUNK);
             [CHUNK, page, LONGEST].into_iter().find_map(|len| {
                 (self.start, self.len) = (at, 0);

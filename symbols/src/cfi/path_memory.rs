@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use iced_x86::Instruction;
 
-use super::frame::Place;
-use super::leave::Behind;
+use super::code_exit::CodeAfterJump;
+use super::frame::AddressKind;
 
 /// Places in code that are remembered, at most; beyond that all are forgotten.
 const REMEMBERED: usize = 4096;
@@ -15,73 +15,73 @@ const REMEMBERED: usize = 4096;
 const INSTRUCTIONS: usize = 1 << 16;
 /// Instructions of a way that is remembered, at most.
 const LONGEST: usize = 256;
-/// How often a place without a way out counts as one before a way is looked for again: what the stack held may have been
-/// the reason.
+/// Times that a place without a way out counts as one before a way is searched for again: the words on the
+/// stack may have been the reason.
 const TRUSTED: u8 = 16;
 /// Bytes of code by which a place is known again.
 pub(super) const HEAD: usize = 16;
 
-/// Where a way begins, and what it may follow.
+/// Beginning of a way, and the code that it may follow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Start {
+pub(super) struct PathStart {
     pub at: u64,
-    pub place: Place,
-    pub behind: Behind,
+    pub place: AddressKind,
+    pub after_jump: CodeAfterJump,
     pub head: [u8; HEAD],
 }
 
-/// What is known of a place.
+/// Answer for a place.
 #[derive(Debug, Clone)]
-pub(super) enum Known {
-    Way(Arc<[Instruction]>),
+pub(super) enum RememberedPath {
+    Path(Arc<[Instruction]>),
     /// There is no way out.
     Nothing,
-    /// It was not asked for, or long ago.
+    /// The place was not searched before, or long ago.
     Unasked,
 }
 
-/// What was found from one place.
+/// Result of the search from one place.
 #[derive(Debug)]
-enum Found {
-    Way(Arc<[Instruction]>),
-    /// How often this still counts.
+enum SearchResult {
+    Path(Arc<[Instruction]>),
+    /// Number of times that this still counts.
     Nothing(u8),
 }
 
 /// All ways that are remembered.
 #[derive(Default)]
-pub(super) struct Ways {
-    found: HashMap<Start, Found>,
+pub(super) struct PathMemory {
+    found: HashMap<PathStart, SearchResult>,
     instructions: usize,
 }
 
-impl fmt::Debug for Ways {
+impl fmt::Debug for PathMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Ways").field("found", &self.found.len()).finish_non_exhaustive()
     }
 }
 
-impl Ways {
-    /// What is known of `start`.
-    pub fn recall(&mut self, start: &Start) -> Known {
+impl PathMemory {
+    /// Returns the remembered answer for `start`.
+    pub fn recall(&mut self, start: &PathStart) -> RememberedPath {
         match self.found.get_mut(start) {
-            Some(Found::Way(way)) => Known::Way(Arc::clone(way)),
-            Some(Found::Nothing(left)) if *left > 0 => {
+            Some(SearchResult::Path(way)) => RememberedPath::Path(Arc::clone(way)),
+            Some(SearchResult::Nothing(left)) if *left > 0 => {
                 *left -= 1;
-                Known::Nothing
+                RememberedPath::Nothing
             }
-            _ => Known::Unasked,
+            _ => RememberedPath::Unasked,
         }
     }
 
     /// Remembers the way that was found, or that there is none.
-    pub fn remember(&mut self, start: Start, way: Option<Vec<Instruction>>) {
+    pub fn remember(&mut self, start: PathStart, way: Option<Vec<Instruction>>) {
         let found = match way {
             Some(way) if way.len() > LONGEST => return,
-            Some(way) => Found::Way(way.into()),
-            None => Found::Nothing(TRUSTED),
+            Some(way) => SearchResult::Path(way.into()),
+            None => SearchResult::Nothing(TRUSTED),
         };
-        let len = |found: &Found| if let Found::Way(way) = found { way.len() } else { 0 };
+        let len = |found: &SearchResult| if let SearchResult::Path(way) = found { way.len() } else { 0 };
         if self.found.len() >= REMEMBERED || self.instructions.saturating_add(len(&found)) > INSTRUCTIONS {
             *self = Self::default();
         }
@@ -96,26 +96,29 @@ impl Ways {
 mod tests {
     use super::*;
 
-    fn start(at: u64) -> Start {
-        Start { at, place: Place::Return, behind: Behind::Nothing, head: [0x90; HEAD] }
+    fn start(at: u64) -> PathStart {
+        PathStart { at, place: AddressKind::Return, after_jump: CodeAfterJump::Nothing, head: [0x90; HEAD] }
     }
 
     #[test]
     fn a_place_without_a_way_is_asked_again_now_and_then() {
-        let mut ways = Ways::default();
-        assert!(matches!(ways.recall(&start(1)), Known::Unasked));
+        let mut ways = PathMemory::default();
+        assert!(matches!(ways.recall(&start(1)), RememberedPath::Unasked));
         ways.remember(start(1), None);
-        let nothing = (0..2 * TRUSTED).filter(|_| matches!(ways.recall(&start(1)), Known::Nothing));
+        let nothing = (0..2 * TRUSTED).filter(|_| matches!(ways.recall(&start(1)), RememberedPath::Nothing));
         assert_eq!(nothing.count(), usize::from(TRUSTED));
         ways.remember(start(1), Some(vec![Instruction::default()]));
-        assert!(matches!(ways.recall(&start(1)), Known::Way(way) if way.len() == 1));
+        assert!(matches!(ways.recall(&start(1)), RememberedPath::Path(way) if way.len() == 1));
         // Other code at the same place.
-        assert!(matches!(ways.recall(&Start { head: [0xcc; HEAD], ..start(1) }), Known::Unasked));
+        assert!(matches!(
+            ways.recall(&PathStart { head: [0xcc; HEAD], ..start(1) }),
+            RememberedPath::Unasked
+        ));
     }
 
     #[test]
     fn ways_take_bounded_memory() {
-        let mut ways = Ways::default();
+        let mut ways = PathMemory::default();
         for at in 0..20_000 {
             let len = if at % 2 == 0 { LONGEST } else { 2 * LONGEST };
             ways.remember(start(at), Some(vec![Instruction::default(); len]));
@@ -123,7 +126,7 @@ mod tests {
             let kept: usize = ways
                 .found
                 .values()
-                .map(|found| if let Found::Way(way) = found { way.len() } else { 0 })
+                .map(|found| if let SearchResult::Path(way) = found { way.len() } else { 0 })
                 .sum();
             assert_eq!(kept, ways.instructions);
             assert!(kept <= INSTRUCTIONS && ways.found.len() <= REMEMBERED);

@@ -1,11 +1,10 @@
-//! Where a kernel lies: what a stopped vCPU's page tables are compared with.
+//! Location of a kernel, which a stopped vCPU's page tables are compared with.
 
 use crate::address::{PhysAddr, VirtAddr};
-use crate::kernel::roots;
 use crate::memory::PhysicalMemory;
-use crate::paging::AddressSpace;
+use crate::paging::{AddressSpace, roots};
 
-/// Where the banner of a kernel lies.
+/// Location of a kernel's banner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KernelIdentity {
     at: VirtAddr,
@@ -17,9 +16,10 @@ impl KernelIdentity {
         Self { at, phys }
     }
 
-    /// Whether these page tables of a vCPU that stands still in kernel code map the kernel where it was found. A guest that
-    /// has started another one (kexec) maps that. To be asked while the vCPU stands still: the tables of a process that
-    /// has ended since may hold anything. No allocation; two walks at most.
+    /// Returns true if these page tables of a vCPU that is stopped in kernel code map the kernel where it was
+    /// found. A guest that has started another kernel (kexec) maps that one. Call this while the vCPU is
+    /// stopped: the tables of a process that has ended since may hold anything. No allocation; two walks at
+    /// most.
     pub fn is_mapped(&self, memory: &impl PhysicalMemory, cr3: u64, five_level: bool) -> bool {
         // Under PTI entry code runs on the process's own tables still, which map but a part of the kernel.
         roots(cr3).any(|cr3| {

@@ -1,16 +1,14 @@
-//! Who traces a function, by the books of the kernel's function tracer.
+//! Tracers of a function, by the records of the kernel's function tracer.
 
 use super::site::ProbeSites;
 use crate::address::PhysAddr;
-use crate::btf::Btf;
 use crate::kernel::Kernel;
-use crate::layout::offset;
 use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
 use symbols::bytes::index;
 
-/// The count of tracers in `dyn_ftrace.flags`: its lowest 19 to 23 bits (`FTRACE_REF_MAX`, include/linux/ftrace.h, Linux
-/// 5.10 to 6.12), of which no kernel needs so many.
+/// The count of tracers in `dyn_ftrace.flags`: its lowest 19 to 23 bits (`FTRACE_REF_MAX`,
+/// include/linux/ftrace.h, Linux 5.10 to 6.12), of which no kernel needs so many.
 const COUNT: u64 = 0xffff;
 /// Groups of records, and records, at most: a kernel of Debian's has 400 of 50,000.
 const MAX_GROUPS: usize = 1 << 16;
@@ -18,38 +16,9 @@ const MAX_RECORDS: u64 = 1 << 20;
 /// Bytes of records that are read at once.
 const BLOCK: usize = 4096;
 
-/// Offsets of the function tracer's records.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct TraceLayout {
-    /// Of `ftrace_page`: the next one, the records, their number.
-    next: usize,
-    records: usize,
-    count: usize,
-    /// Bytes of a record, and of its members.
-    record: usize,
-    ip: usize,
-    flags: usize,
-}
-
-impl TraceLayout {
-    pub(crate) fn new(btf: &Btf) -> Result<Self, Missing> {
-        let group = |member| offset(btf, "ftrace_page", member);
-        let record = |member| offset(btf, "dyn_ftrace", member);
-        let (ip, flags) = (record("ip")?, record("flags")?);
-        let size = btf.size_of("dyn_ftrace").filter(|size| (ip.max(flags) + 8..=64).contains(size));
-        Ok(Self {
-            next: group("next")?,
-            records: group("records")?,
-            count: group("index")?,
-            record: size.ok_or_else(|| Missing::NoField("dyn_ftrace".to_owned()))?,
-            ip,
-            flags,
-        })
-    }
-}
-
 impl Kernel {
-    /// Where the function tracer counts the tracers of the functions whose no-ops are at `sites`, in any order.
+    /// Returns the addresses at which the function tracer counts the tracers of the functions whose no-ops
+    /// are at `sites`, in any order.
     pub(super) fn trace_counts(
         &self,
         memory: &impl PhysicalMemory,
@@ -92,7 +61,8 @@ impl Kernel {
 }
 
 impl ProbeSites {
-    /// Whether anybody traces, or is about to trace, a function that has a site; also where that cannot be read.
+    /// Returns true if a function that has a site is traced, or is about to be traced; also where that cannot
+    /// be read.
     pub(super) fn are_traced(&self, memory: &impl PhysicalMemory) -> bool {
         self.traced.iter().any(|at| memory.read_u64(*at).is_none_or(|flags| flags & COUNT != 0))
     }

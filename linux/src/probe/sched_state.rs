@@ -1,10 +1,9 @@
 //! The scheduler's state of a task, read at the moment of an event.
 
 use crate::address::{PhysAddr, VirtAddr};
-use crate::btf::Btf;
-use crate::current::{Areas, TaskPlaces};
+use crate::current::{PerCpuAreas, TaskAddresses};
 use crate::kernel::Kernel;
-use crate::layout::{Number, TaskLayout, first_offset, offset};
+use crate::layout::{StateLayout, TaskLayout};
 use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
 use crate::paging::AddressSpace;
@@ -24,7 +23,7 @@ mod bits {
     pub(super) const FROZEN: u32 = 0x8000;
 }
 
-/// What a task that does not run waits for.
+/// Reason why a task does not run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RunState {
     /// For a CPU.
@@ -37,14 +36,14 @@ pub enum RunState {
     Stopped,
     /// For its parent: it has ended.
     Zombie,
-    /// For nothing: it has ended, and nobody waits for it.
+    /// For nothing: it has ended, and no parent waits for it.
     Gone,
 }
 
 /// A task with its state, as read at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SchedState {
-    /// Which task.
+    /// Identity of the task.
     pub task: TaskSnapshot,
     /// `__state`.
     pub state: u32,
@@ -55,11 +54,11 @@ pub struct SchedState {
 }
 
 impl SchedState {
-    /// What it waits for if it does not run now.
-    pub fn rest(&self) -> RunState {
+    /// Returns what the task waits for if it does not run now.
+    pub fn run_state(&self) -> RunState {
         let is = |mask: u32| self.state & mask != 0;
         if is(bits::DEAD) {
-            // Set in between by whoever waits for it.
+            // The waiting parent sets this state in between.
             return if self.exit_state & bits::EXIT_ZOMBIE != 0 { RunState::Zombie } else { RunState::Gone };
         }
         if self.queued || self.state == 0 || is(bits::WAKING) {
@@ -74,50 +73,21 @@ impl SchedState {
         }
     }
 
-    /// Whether a wake of tasks in the states `mask` wakes it.
+    /// Returns true if a wake of tasks in the states `mask` wakes it.
     pub fn is_woken_by(&self, mask: u32) -> bool {
         self.state & mask != 0
     }
 
-    /// A task that has never run: [`crate::Event::New`] comes first.
+    /// Returns true for a task that has never run: [`crate::ProbeEvent::New`] comes first.
     pub fn is_new(&self) -> bool {
         self.state & bits::NEW != 0
-    }
-}
-
-/// Offsets of what makes a task's state, and of what counts a CPU's switches.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct StateLayout {
-    /// `__state` since 5.14, `state` before.
-    state: usize,
-    exit_state: usize,
-    /// int, and u8 in 7.3.
-    on_rq: Number,
-    /// `se.sched_delayed`, since 6.12: asleep, though its run queue keeps it for a while.
-    delayed: Option<usize>,
-    /// `rq.nr_switches`.
-    switches: usize,
-    /// `SYSTEM_RUNNING`: 3 since 5.14.
-    running: u32,
-}
-
-impl StateLayout {
-    pub(crate) fn new(btf: &Btf) -> Result<Self, Missing> {
-        Ok(Self {
-            state: first_offset(btf, "task_struct", &["__state", "state"])?,
-            exit_state: offset(btf, "task_struct", "exit_state")?,
-            on_rq: Number::new(btf, "task_struct", "on_rq")?,
-            delayed: btf.member("task_struct", "se.sched_delayed").map(|member| member.offset),
-            switches: offset(btf, "rq", "nr_switches")?,
-            running: btf.enumerator("system_states", "SYSTEM_RUNNING").unwrap_or(3),
-        })
     }
 }
 
 /// Reads states of tasks without allocating: addresses are resolved beforehand.
 #[derive(Debug, Clone)]
 pub struct SchedStateReader {
-    places: TaskPlaces,
+    places: TaskAddresses,
     task: TaskLayout,
     state: StateLayout,
     /// `nr_switches` of each CPU's run queue, by APIC id.
@@ -126,19 +96,19 @@ pub struct SchedStateReader {
 }
 
 /// Tasks by their places in physical memory.
-struct Tasks<'a, M>(&'a TaskPlaces, &'a M);
+struct DirectMapTasks<'a, M>(&'a TaskAddresses, &'a M);
 
-impl<M: PhysicalMemory> TaskMemory for Tasks<'_, M> {
+impl<M: PhysicalMemory> TaskMemory for DirectMapTasks<'_, M> {
     fn read(&self, task: u64, offset: usize, into: &mut [u8]) -> Option<()> {
         self.1.read(self.0.translate(task)?.checked_add(offset as u64)?, into)
     }
 }
 
 impl SchedStateReader {
-    /// The task at `task`; `None` for what cannot be one. No allocation, no lock, bounded reads.
+    /// Returns the task at `task`; `None` for what cannot be one. No allocation, no lock, bounded reads.
     #[inline]
     pub fn read(&self, memory: &impl PhysicalMemory, task: u64) -> Option<SchedState> {
-        let tasks = Tasks(&self.places, memory);
+        let tasks = DirectMapTasks(&self.places, memory);
         let number = |offset| Some(u32::from_le_bytes(tasks.member(task, offset)?));
         let delayed = match self.state.delayed {
             Some(offset) => tasks.member::<1>(task, offset)? != [0],
@@ -152,30 +122,31 @@ impl SchedStateReader {
         })
     }
 
-    /// Where tasks are.
-    pub(crate) fn places(&self) -> &TaskPlaces {
+    /// Returns the addresses of tasks.
+    pub(crate) fn places(&self) -> &TaskAddresses {
         &self.places
     }
 
-    /// Where the call that a CPU with this stack pointer has just made returns to, in the kernel. No allocation, no lock.
-    pub fn return_address(&self, memory: &impl PhysicalMemory, rsp: u64) -> Option<u64> {
-        // A word that crosses a page is none of a stack's.
-        let at = self.kernel.translate(memory, VirtAddr(rsp)).filter(|_| rsp.is_multiple_of(8))?;
-        memory.read_u64(at.phys).filter(|address| address >> 63 == 1)
+    /// Returns the return address, in the kernel, of the call that a CPU with this stack pointer has just
+    /// made. No allocation, no lock.
+    pub fn return_address(&self, memory: &impl PhysicalMemory, rsp: VirtAddr) -> Option<VirtAddr> {
+        // A word of a stack does not cross a page.
+        let at = self.kernel.translate(memory, rsp).filter(|_| rsp.0.is_multiple_of(8))?;
+        memory.read_u64(at.phys).filter(|address| address >> 63 == 1).map(VirtAddr)
     }
 
-    /// How often the kernel has switched tasks on vCPU `cpu` (its APIC id), by its own count.
+    /// Returns the number of task switches on vCPU `cpu` (its APIC id), by the kernel's own count.
     pub fn switches(&self, memory: &impl PhysicalMemory, cpu: usize) -> Option<u64> {
         memory.read_u64((*self.switches.get(cpu)?)?)
     }
 }
 
 impl Kernel {
-    /// True once the kernel has booted and starts its first program (`system_state`): from then on it changes its text only
-    /// where something asks for it.
+    /// True once the kernel has booted and starts its first program (`system_state`): from then on it changes
+    /// its text only where something asks for it.
     ///
     /// # Errors
-    /// What is missing to tell.
+    /// The reason why the state cannot be read.
     pub fn has_booted(&self, memory: &impl PhysicalMemory) -> Result<bool, Missing> {
         let layouts = self.layouts.as_ref().map_err(Clone::clone)?;
         let running = layouts.state.as_ref().map_err(Clone::clone)?.running;
@@ -184,21 +155,21 @@ impl Kernel {
         Ok(state.ok_or_else(|| Missing::Unreadable("system_state".to_owned()))? >= running)
     }
 
-    /// A reader of tasks' states, once the per-CPU areas are set up.
+    /// Returns a reader of tasks' states, once the per-CPU areas are set up.
     ///
     /// # Errors
-    /// What is missing; [`Missing::may_come`] tells if asking again makes sense.
-    pub fn task_states(&self, memory: &impl PhysicalMemory) -> Result<SchedStateReader, Missing> {
+    /// The reason; [`Missing::may_come`] is true if a later attempt may succeed.
+    pub fn sched_state_reader(&self, memory: &impl PhysicalMemory) -> Result<SchedStateReader, Missing> {
         let layouts = self.layouts.as_ref().map_err(Clone::clone)?;
         let symbols = self.symbol_table()?;
         let state = layouts.state.clone()?;
         let view = self.view(memory);
         let queues = self.symbol("runqueues")?;
-        let areas = Areas::new(&view, symbols, self.symbol("__per_cpu_offset")?, queues)?;
+        let areas = PerCpuAreas::new(&view, symbols, self.symbol("__per_cpu_offset")?, queues)?;
         let switches = areas.by_apic_id(&view, symbols, layouts, |base| {
             view.translate(base.wrapping_add(queues).wrapping_add(state.switches as u64))
         });
-        let places = TaskPlaces::new(&view, symbols, areas.first(queues)?)?;
+        let places = TaskAddresses::new(&view, symbols, areas.first(queues)?)?;
         Ok(SchedStateReader { places, task: layouts.task.clone()?, state, switches, kernel: view.space })
     }
 }
@@ -208,7 +179,7 @@ mod tests {
     use super::*;
 
     fn rest(state: u32, exit_state: u32, queued: bool) -> RunState {
-        SchedState { state, exit_state, queued, ..SchedState::default() }.rest()
+        SchedState { state, exit_state, queued, ..SchedState::default() }.run_state()
     }
 
     #[test]

@@ -1,19 +1,18 @@
-//! What the guest itself believes about its CPU time: the numbers behind getrusage, `/proc/PID/stat` and `/proc/stat`.
+//! The guest kernel's own CPU accounting: the numbers that getrusage, `/proc/PID/stat` and `/proc/stat`
+//! report.
 
-mod last;
-mod layout;
+mod exit;
 
 use serde::{Deserialize, Serialize};
 
-use crate::current::Areas;
+use crate::current::PerCpuAreas;
 use crate::kernel::Kernel;
+use crate::layout::{EndedTimesLayout, TaskTimesLayout};
 use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
 use crate::task::{self, MAX_TASKS, TaskSnapshot};
 use crate::view::View;
-pub use last::{ExitAccounting, ExitAccountingReader};
-pub(crate) use layout::AccountingLayout;
-use layout::{Ended, TaskTimes};
+pub use exit::{ExitAccounting, ExitAccountingReader};
 
 /// CPU time as a kernel keeps it of a thread, or of all threads of a process, ns.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -47,9 +46,10 @@ impl CpuTime {
         }
     }
 
-    /// User and system time as the kernel tells them, ns: the ticks' proportion of the scheduler's run time
-    /// (`cputime_adjust`, kernel/sched/cputime.c, 4.11 to 6.18), never less than was told before.
-    pub fn told(&self, (user_before, system_before): (u64, u64)) -> (u64, u64) {
+    /// Returns user and system time as the kernel reports them, ns: the scheduler's run time, divided in the
+    /// proportion of the ticks (`cputime_adjust`, kernel/sched/cputime.c, 4.11 to 6.18). Neither is less than
+    /// what was reported before.
+    pub fn reported(&self, (user_before, system_before): (u64, u64)) -> (u64, u64) {
         let Self { user_ns, system_ns, runtime_ns, .. } = *self;
         if user_before.saturating_add(system_before) >= runtime_ns {
             return (user_before, system_before);
@@ -72,7 +72,8 @@ impl CpuTime {
     }
 }
 
-/// What the children of a process have used that it has waited for, and theirs, as getrusage(RUSAGE_CHILDREN) returns it.
+/// CPU times of the children that a process has waited for, and of theirs, as getrusage(RUSAGE_CHILDREN)
+/// returns them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChildCpuTimes {
     /// User time, ns: what getrusage had returned for each child.
@@ -89,34 +90,35 @@ pub struct ChildCpuTimes {
     pub major_faults: u64,
 }
 
-/// The books of one thread.
+/// CPU times of one thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ThreadCpuTimes {
-    /// Who.
+    /// Identity of the thread.
     pub task: TaskSnapshot,
-    /// What is kept of it.
+    /// Times that the kernel keeps of it.
     pub time: CpuTime,
 }
 
-/// The books of one process.
+/// CPU times of one process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProcessCpuTimes {
-    /// Its leader.
+    /// Leader.
     pub leader: TaskSnapshot,
     /// All its threads together, those that have ended as well.
     pub time: CpuTime,
-    /// User and system time as getrusage and `/proc/PID/stat` tell them, ns.
-    pub told: (u64, u64),
+    /// User and system time as getrusage and `/proc/PID/stat` report them, ns.
+    pub reported: (u64, u64),
     /// Children that it has waited for.
     pub children: ChildCpuTimes,
-    /// Its living threads.
+    /// Living threads.
     pub threads: Vec<ThreadCpuTimes>,
 }
 
-/// The books of one CPU as `/proc/stat` tells them, ns.
+/// Times of one CPU as `/proc/stat` reports them, ns.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CpuStat {
-    /// The CPU's APIC id, which is the number of its vCPU; its number in the guest where the kernel does not show that.
+    /// The CPU's APIC id, which is the number of its vCPU; its number in the guest where the kernel does not
+    /// show that.
     pub cpu: u32,
     /// User code.
     pub user_ns: u64,
@@ -136,16 +138,17 @@ pub struct CpuStat {
     pub steal_ns: u64,
 }
 
-/// Indexes of `kernel_cpustat.cpustat` (`enum cpu_usage_stat`, include/linux/kernel_stat.h, the same since 2.6.33).
+/// Indexes of `kernel_cpustat.cpustat` (`enum cpu_usage_stat`, include/linux/kernel_stat.h, the same since
+/// 2.6.33).
 const CPU_FIELDS: usize = 8;
 
 impl Kernel {
-    /// The books of every process, read now; at most 65,536 threads in all. Threads that start or end meanwhile may be
-    /// left out.
+    /// Returns the CPU times of every process, read now; at most 65,536 threads in all. Threads that start or
+    /// end meanwhile may be left out.
     ///
     /// # Errors
-    /// What is missing to read them.
-    pub fn books(&self, memory: &impl PhysicalMemory) -> Result<Vec<ProcessCpuTimes>, Missing> {
+    /// The reason why they cannot be read.
+    pub fn process_cpu_times(&self, memory: &impl PhysicalMemory) -> Result<Vec<ProcessCpuTimes>, Missing> {
         let layouts = self.layouts.as_ref().map_err(Clone::clone)?;
         let threads = layouts.threads.clone()?;
         let view = self.view(memory);
@@ -155,7 +158,7 @@ impl Kernel {
         let mut list = Vec::new();
         for link in leaders {
             let leader = link.wrapping_sub(threads.tasks as u64);
-            list.extend(self.read_books(&view, leader, &mut left)?);
+            list.extend(self.read_cpu_times(&view, leader, &mut left)?);
             if left == 0 {
                 break;
             }
@@ -163,11 +166,12 @@ impl Kernel {
         Ok(list)
     }
 
-    /// The books of the process that the task at this address belongs to; `None` if they cannot be read any more.
+    /// Returns the CPU times of the process that the task at this address belongs to; `None` if they can no
+    /// longer be read.
     ///
     /// # Errors
-    /// What is missing to read any.
-    pub fn books_of(
+    /// The reason why they cannot be read.
+    pub fn process_cpu_times_of(
         &self,
         memory: &impl PhysicalMemory,
         task: u64,
@@ -175,10 +179,10 @@ impl Kernel {
         let layout = self.layouts.as_ref().map_err(Clone::clone)?.task.clone()?;
         let view = self.view(memory);
         let Some(leader) = layout.leader(&view, task) else { return Ok(None) };
-        self.read_books(&view, leader, &mut MAX_TASKS.clone())
+        self.read_cpu_times(&view, leader, &mut MAX_TASKS.clone())
     }
 
-    fn read_books<M: PhysicalMemory>(
+    fn read_cpu_times<M: PhysicalMemory>(
         &self,
         view: &View<'_, M>,
         leader: u64,
@@ -186,8 +190,8 @@ impl Kernel {
     ) -> Result<Option<ProcessCpuTimes>, Missing> {
         let layouts = self.layouts.as_ref().map_err(Clone::clone)?;
         let (layout, links) = (layouts.task.clone()?, layouts.threads.clone()?);
-        let (times, ended) = (layouts.books.task.clone()?, layouts.books.ended.clone()?);
-        // What was freed is no process's any more: the numbers that were read may be anything.
+        let (times, ended) = (layouts.accounting.task.clone()?, layouts.accounting.ended.clone()?);
+        // A freed structure belongs to no process: the numbers that were read may be anything.
         let is_freed = |task: u64| view.u32(task, times.usage).is_none_or(|references| references == 0);
         let mut read = || {
             let leader = layout.snapshot(view, leader)?;
@@ -206,24 +210,25 @@ impl Kernel {
                 time.add(&own);
                 threads.push(ThreadCpuTimes { task, time: own });
             }
-            let told = time.told(ended.told_before(|offset| view.u64(signal, offset)));
+            let reported = time.reported(ended.reported_before(|offset| view.u64(signal, offset)));
             let children = ended.children(|offset| view.u64(signal, offset))?;
-            (!is_freed(leader.task)).then_some(ProcessCpuTimes { leader, time, told, children, threads })
+            (!is_freed(leader.task)).then_some(ProcessCpuTimes { leader, time, reported, children, threads })
         };
         Ok(read())
     }
 
-    /// The books of every CPU, in the order of the vCPUs. The guest adds the time of a sleep when it ends.
+    /// Returns the times of every CPU, in the order of the vCPUs. The guest adds the time of a sleep when it
+    /// ends.
     ///
     /// # Errors
-    /// What is missing to read them.
-    pub fn cpu_books(&self, memory: &impl PhysicalMemory) -> Result<Vec<CpuStat>, Missing> {
+    /// The reason why they cannot be read.
+    pub fn cpu_stats(&self, memory: &impl PhysicalMemory) -> Result<Vec<CpuStat>, Missing> {
         let layouts = self.layouts.as_ref().map_err(Clone::clone)?;
         let symbols = self.symbol_table()?;
         let view = self.view(memory);
-        let stat = self.symbol("kernel_cpustat")?.wrapping_add(layouts.books.cpu.clone()? as u64);
-        let sleep = layouts.books.sleep.zip(self.symbol("tick_cpu_sched").ok());
-        let areas = Areas::new(&view, symbols, self.symbol("__per_cpu_offset")?, stat)?;
+        let stat = self.symbol("kernel_cpustat")?.wrapping_add(layouts.accounting.cpu.clone()? as u64);
+        let sleep = layouts.accounting.sleep.zip(self.symbol("tick_cpu_sched").ok());
+        let areas = PerCpuAreas::new(&view, symbols, self.symbol("__per_cpu_offset")?, stat)?;
         let by_vcpu = areas.by_apic_id(&view, symbols, layouts, Some);
         let read = |(cpu, base): (u32, Option<u64>)| {
             let base = base?;
@@ -255,7 +260,7 @@ impl Kernel {
     }
 }
 
-impl TaskTimes {
+impl TaskTimesLayout {
     /// `word` reads the task at an offset.
     fn read(&self, word: impl Fn(usize) -> Option<u64>) -> Option<CpuTime> {
         Some(CpuTime {
@@ -269,7 +274,7 @@ impl TaskTimes {
     }
 }
 
-impl Ended {
+impl EndedTimesLayout {
     /// `word` reads the `signal_struct` at an offset.
     fn read(&self, word: impl Fn(usize) -> Option<u64>) -> Option<CpuTime> {
         Some(CpuTime {
@@ -294,8 +299,8 @@ impl Ended {
         })
     }
 
-    /// User and system time that were told before, ns; 0 where they cannot be read.
-    fn told_before(&self, word: impl Fn(usize) -> Option<u64>) -> (u64, u64) {
-        self.told.and_then(|at| Some((word(at)?, word(at.checked_add(8)?)?))).unwrap_or_default()
+    /// Returns user and system time as last reported, ns; 0 where they cannot be read.
+    fn reported_before(&self, word: impl Fn(usize) -> Option<u64>) -> (u64, u64) {
+        self.reported.and_then(|at| Some((word(at)?, word(at.checked_add(8)?)?))).unwrap_or_default()
     }
 }

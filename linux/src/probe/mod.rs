@@ -1,5 +1,5 @@
-//! Where events of the kernel can be seen exactly: its functions that are called once for each, and what their
-//! arguments mean.
+//! Sites at which events of the kernel can be seen exactly: its functions that are called once for each, and
+//! the meaning of their arguments.
 //!
 //! ```text
 //!  finish_task_switch(prev)      on the stack of the next task, right after each switch
@@ -15,18 +15,16 @@
 //!  read_kcore_iter(..)           before a program is shown it
 //! ```
 //!
-//! (kernel/sched/core.c, kernel/softirq.c, kernel/exit.c, arch/x86/kernel/ftrace.c, arch/x86/kernel/alternative.c,
-//! fs/proc/kcore.c, arch/x86/include/asm/idtentry.h, Linux 6.1 and 6.12.)
+//! (kernel/sched/core.c, kernel/softirq.c, kernel/exit.c, arch/x86/kernel/ftrace.c,
+//! arch/x86/kernel/alternative.c, fs/proc/kcore.c, arch/x86/include/asm/idtentry.h, Linux 6.1 and 6.12.)
 //!
-//! All but one begin with a no-op for the function tracer. Its own code has none, but what it calls first is
-//! `mutex_lock(&text_mutex)`: the instruction that loads the argument is as good a place.
-//! Knows nothing of how the calls are seen.
+//! All but one begin with a no-op for the function tracer. The tracer's own code has none, but the first
+//! function that it calls is `mutex_lock(&text_mutex)`: the instruction that loads the argument serves as the
+//! site. This module does not know how the calls are observed.
 
+mod sched_state;
 mod site;
-mod state;
 mod trace;
 
-pub use site::{Event, ProbeSite, ProbeSites};
-pub(crate) use state::StateLayout;
-pub use state::{RunState, SchedState, SchedStateReader};
-pub(crate) use trace::TraceLayout;
+pub use sched_state::{RunState, SchedState, SchedStateReader};
+pub use site::{ProbeEvent, ProbeSite, ProbeSites};

@@ -1,30 +1,30 @@
-//! What a walk yields.
+//! Frames of a call stack and ends of a walk.
 
 use crate::address::VirtAddr;
-use crate::pt_regs::{Mode, PtRegs};
+use crate::pt_regs::{PtRegs, SavedMode};
 use symbols::Registers;
 
-/// What an address in a call stack is.
+/// Meaning of an address in a call stack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FrameKind {
     /// The next instruction of code that was interrupted.
     Exact,
-    /// Where a call returns to: the call is the instruction before.
+    /// Return address: the call is the instruction before.
     Return,
 }
 
 /// One frame of a kernel's call stack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct KernelFrame {
-    /// Its address.
+    /// Address.
     pub address: VirtAddr,
-    /// What the address is.
+    /// Meaning of the address.
     pub kind: FrameKind,
 }
 
 impl KernelFrame {
-    /// The address to look a name up by: for a return address the one before, as the call may be a function's last
-    /// instruction.
+    /// Returns the address to look a name up by: for a return address the one before, as the call may be a
+    /// function's last instruction.
     pub fn lookup(&self) -> VirtAddr {
         match self.kind {
             FrameKind::Exact => self.address,
@@ -38,42 +38,43 @@ impl KernelFrame {
 pub struct UserRegisters {
     /// All of them.
     pub registers: Registers,
-    /// `pt_regs.orig_ax`: the system call's number, or negative after an interrupt or exception. All ones where it is
-    /// not known.
+    /// `pt_regs.orig_ax`: the system call's number, or negative after an interrupt or exception. All ones
+    /// where it is not known.
     pub orig_ax: u64,
 }
 
 impl UserRegisters {
-    /// What is in `regs`, if that is a user's.
+    /// Returns the registers in `regs`, if they are a user's.
     pub(crate) fn new(regs: PtRegs) -> Option<Self> {
-        (regs.mode() == Some(Mode::User)).then_some(Self { registers: regs.registers, orig_ax: regs.orig_ax })
+        (regs.mode() == Some(SavedMode::User))
+            .then_some(Self { registers: regs.registers, orig_ax: regs.orig_ax })
     }
 
-    /// The number of the system call that the kernel is in; `None` in an interrupt or exception.
+    /// Returns the number of the system call that the kernel is in; `None` in an interrupt or exception.
     pub fn system_call(&self) -> Option<u32> {
         // An int for the kernel: its lower half.
         u32::try_from(self.orig_ax).ok().filter(|number| number >> 31 == 0)
     }
 }
 
-/// How a walk ended.
+/// End of a walk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WalkEnd {
-    /// At the entry from user mode; there the user's stack goes on.
+    /// At the entry from user mode; there the user's stack continues.
     User(UserRegisters),
     /// At the bottom of the stack of a kernel thread or an idle task.
     Complete,
     /// Before its time.
-    Broken(Broken),
+    Broken(KernelWalkError),
 }
 
-/// Why a walk could not go on; its `Display` stands in place of the frames that are not known.
+/// Reason why a walk could not continue; its `Display` replaces the frames that are not known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error, serde::Serialize, serde::Deserialize)]
-pub enum Broken {
+pub enum KernelWalkError {
     /// No rule holds at an address of the kernel.
     #[error("no unwind rule for this address")]
     NoRule,
-    /// The address lies neither in the image nor in a module: generated code without a frame pointer.
+    /// The address is neither in the image nor in a module: generated code without a frame pointer.
     #[error("code outside of kernel and modules")]
     UnknownCode,
     /// The first instructions of the kernel's entry, or its last ones.
@@ -88,8 +89,8 @@ pub enum Broken {
     /// The stack pointer went down, or from stack to stack without end.
     #[error("stack pointer goes the wrong way")]
     StackPointer,
-    /// What should be saved registers is not.
-    #[error("saved registers are none")]
+    /// The words at the place of saved registers are not registers.
+    #[error("no saved registers where they are expected")]
     BadRegisters,
     /// The guest traces this function's return.
     #[error("return address replaced by a tracer")]

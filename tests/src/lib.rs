@@ -32,7 +32,7 @@ pub use image::Disk;
 pub use kernel::{Lost, kernel_of, kernel_without};
 pub use kvm_host::{KvmHost, Profiling, Said, on_kvm_host};
 pub use network::Network;
-pub use report::{Function, Process, Report, Row, StackWalks, Vcpu};
+pub use report::{Function, Process, Report, Row, Vcpu, Walks};
 pub use run::{Run, Running};
 pub use testkit::Terminal;
 use testkit::events::{Failure, repeated};

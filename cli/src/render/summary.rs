@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use profile::Filter;
 use profile::report::{
-    CommandTimes, Ends, Estimate, ExactCost, Function, ModeGroup, Process, ProcessKind, Report, Vcpu,
+    CommandTimes, Estimate, ExactCost, Function, ModeGroup, Process, ProcessKind, Report, Vcpu, WalkEnds,
 };
 use text::clean::escaped;
 use text::units;
@@ -359,8 +359,8 @@ fn quality(text: &mut String, report: &Report, profile: &Path, page: Page) {
     }
 }
 
-fn walks(kernel: &Ends, user: &Ends) -> Option<String> {
-    let part = |ends: &Ends, what: &str| {
+fn walks(kernel: &WalkEnds, user: &WalkEnds) -> Option<String> {
+    let part = |ends: &WalkEnds, what: &str| {
         let walks = units::counted(ends.walks, what);
         (ends.walks > 0).then(|| format!("{} of {walks}", units::percent(ends.complete_share)))
     };

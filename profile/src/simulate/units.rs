@@ -83,7 +83,7 @@ mod tests {
     use super::*;
     use crate::simulate::mixed;
 
-    fn unit(run: f64, clock: ClockKind) -> Unit {
+    fn checked_unit(run: f64, clock: ClockKind) -> Unit {
         let unit = unit(run, clock, 4_000, |n| mixed(mixed(n) ^ 7));
         let error = (unit.variance / 4_000.0).sqrt();
         assert!((unit.mean - run).abs() <= 4.0 * error + 1e-9, "unbiased: {unit:?}");
@@ -93,7 +93,7 @@ mod tests {
     #[test]
     fn a_fixed_clock_is_never_off_by_a_unit() {
         for (run, variance) in [(0.3, 0.21), (0.5, 0.25), (1.0, 0.0), (2.8, 0.16)] {
-            let unit = unit(run, ClockKind::Fixed);
+            let unit = checked_unit(run, ClockKind::Fixed);
             assert!((unit.variance - variance).abs() < 0.02, "[R] or [R] + 1: {unit:?}");
             assert_eq!(unit.off, 0.0, "{unit:?}");
         }
@@ -102,12 +102,12 @@ mod tests {
     #[test]
     fn random_clocks_are_by_their_variance() {
         // Poisson: of a mean of one, all numbers but one.
-        let unit = unit(1.0, ClockKind::Exponential);
+        let unit = checked_unit(1.0, ClockKind::Exponential);
         assert!((unit.off - (1.0 - (-1.0_f64).exp())).abs() < 0.03 && (unit.variance - 1.0).abs() < 0.1);
-        let unit = unit(0.5, ClockKind::Uniform);
+        let unit = checked_unit(0.5, ClockKind::Uniform);
         assert_eq!(unit.off, 0.0, "no two intervals are as short as that: {unit:?}");
         // A renewal process: one twelfth of the length, and a sixth for its two ends (Cox 1962, 4.5).
-        let unit = unit(30.0, ClockKind::Uniform);
+        let unit = checked_unit(30.0, ClockKind::Uniform);
         assert!((2.0..3.2).contains(&unit.variance) && unit.off > 0.4, "{unit:?}");
     }
 }

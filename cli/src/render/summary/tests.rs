@@ -43,9 +43,9 @@ fn function(symbol: &str, module: Option<&str>, mode: &str, samples: u64) -> Fun
     }
 }
 
-fn ends(walks: u64, reason: &str, broken: u64) -> Ends {
+fn ends(walks: u64, reason: &str, broken: u64) -> WalkEnds {
     let part = |n: u64| n as f64 / walks as f64;
-    Ends {
+    WalkEnds {
         walks,
         complete: walks - broken,
         complete_share: part(walks - broken),

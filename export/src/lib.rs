@@ -10,7 +10,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! [`write`] reads the chosen part of a profile as a [`Recording`] and hands it to the module of the format.
+//! [`write()`] reads the chosen part of a profile as a [`Recording`] and passes it to the format's module.
 //! All text of the guest goes through [`text::clean`] first. Nothing here knows a terminal or a file.
 
 mod bootchart;
@@ -127,7 +127,7 @@ pub fn write(
     Ok(out.flush()?)
 }
 
-/// Writes a recording like [`write`].
+/// Writes a recording like [`write()`].
 ///
 /// # Errors
 /// See [`ExportError`].

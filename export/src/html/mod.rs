@@ -1,7 +1,7 @@
 //! One page without any other files: `vprof export --format html` (docs/page.md).
 //!
 //! The page is a file of HTML with one style, one script and one block of data. [`facts`] gathers the data of
-//! [`profile`]'s readers, [`tree`] and [`samples`] write its samples in few bytes, [`block`] packs all of it.
+//! `profile`'s readers, [`tree`] and [`samples`] write its samples in few bytes, [`block`] packs all of it.
 //! The page unpacks the block, draws it, and counts again for each time that the user picks.
 //!
 //! Names come from the guest, so none of them is ever HTML or script: they are in the block only, which is

@@ -42,8 +42,8 @@ pub struct Evidence {
     pub died: Option<bool>,
     /// Length of the run, s.
     pub duration_s: f64,
-    /// Time of the last progress of the guest (`--until still` waits for the lack of it), s since the run's
-    /// start.
+    /// Time of the last progress of the guest (`Wait::Still` of the sampler waits for the lack of it), s
+    /// since the run's start.
     pub progress_s: f64,
     /// Activity of each vCPU in the last two seconds.
     pub vcpus: Vec<LastOf>,

@@ -55,7 +55,7 @@ macro_rules! value {
 }
 
 /// Declares tables. For each: the documentation, name and row type of the field of [`Batch`]; how rows are
-/// written, see [`statement`]; the table's name; and its columns, each with a value unless the row has a
+/// written, see `statement`; the table's name; and its columns, each with a value unless the row has a
 /// field of that name.
 macro_rules! tables {
     ($(

@@ -15,7 +15,7 @@ use profile::{Batch, Sink, SinkError};
 use sampler::bench::Stopped;
 use sampler::record::Moment;
 use sampler::{RecordingConfig, Session, SessionConfig, VcpuSampler};
-use vmm::{Console, Exit, GuestMemoryMmap, Machine, Observer, Payload, Tick, VmConfig, monotonic_ns};
+use vmm::{Exit, GuestMemoryMmap, Machine, Observer, Tick, VmConfig, monotonic_ns};
 
 use crate::dump;
 use crate::table::{Row, median};
@@ -158,16 +158,7 @@ impl<O: Observer> Observer for Measured<O> {
 
 /// Runs the counting guest, measured from the end of `start` on.
 fn turn<O: Observer>(inner: O, start: impl FnOnce(GuestMemoryMmap)) -> Measured<O> {
-    let config = VmConfig {
-        vcpus: 1,
-        memory_bytes: dump::MEMORY as u64,
-        huge_pages: false,
-        payload: Payload::Flat { code: COUNT.to_vec(), cpl: 3 },
-        disks: Vec::new(),
-        console: Console(Box::new(std::io::sink())),
-        second_console: None,
-        extra: vmm::Extra::default(),
-    };
+    let config = VmConfig { memory_bytes: dump::MEMORY as u64, ..VmConfig::flat(COUNT) };
     let measuring = Arc::new(AtomicBool::new(false));
     let mut inner = Some(inner);
     let machine =

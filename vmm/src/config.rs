@@ -31,6 +31,23 @@ pub struct VmConfig {
     pub extra: Extra,
 }
 
+impl VmConfig {
+    /// A machine with one vCPU and 8 MiB of memory that runs a few bytes of code ([`Payload::Flat`]) at CPL 3, without disks,
+    /// and without anyone to read its console.
+    pub fn flat(code: impl Into<Vec<u8>>) -> Self {
+        Self {
+            vcpus: 1,
+            memory_bytes: 8 << 20,
+            huge_pages: false,
+            payload: Payload::Flat { code: code.into(), cpl: 3 },
+            disks: Vec::new(),
+            console: Console(Box::new(io::sink())),
+            second_console: None,
+            extra: Extra::default(),
+        }
+    }
+}
+
 /// Devices besides disks, serial ports and the random number generator; none by default.
 #[derive(Debug, Default)]
 pub struct Extra {

@@ -434,8 +434,8 @@ mod tests {
     }
 
     #[test]
-    fn seeds_differ_and_can_be_typed() {
-        assert!(random_seed() <= u64::from(u32::MAX));
+    fn seeds_differ() {
+        // By chance they are equal in one of 2^64 runs.
         assert_ne!((random_seed(), random_seed()), (random_seed(), random_seed()));
     }
 }

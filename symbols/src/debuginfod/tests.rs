@@ -2,12 +2,13 @@
 
 use std::io::Read;
 use std::net::{TcpListener, TcpStream};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::thread;
 use std::time::Instant;
 
 use crate::elf::ElfFile;
 use crate::names::{DebugFileOrigin, DebugFiles, DebugQuery};
+use testkit::{eventually, tool};
 
 use super::*;
 
@@ -146,13 +147,11 @@ fn the_real_server_has_the_debug_file() {
     fs::create_dir(at("served")).unwrap();
     fs::write(at("a.c"), "int main(void) { return 0; }").unwrap();
     let program = at("served/program");
-    let compiler =
-        Command::new("cc").args(["-g", "-Wl,--build-id=sha1", "-o"]).arg(&program).arg(at("a.c")).status();
-    if !compiler.is_ok_and(|status| status.success()) {
-        return eprintln!("SKIPPED: no C compiler");
-    }
+    let (Some(mut cc), Some(mut debuginfod)) = (tool("cc"), tool("debuginfod")) else { return };
+    let compiled = cc.args(["-g", "-Wl,--build-id=sha1", "-o"]).arg(&program).arg(at("a.c")).status();
+    assert!(compiled.unwrap().success());
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let started = Command::new("debuginfod")
+    let started = debuginfod
         .args(["-F", "-p", &port.to_string(), "-d"])
         .arg(at("database"))
         .arg(at("served"))
@@ -160,23 +159,17 @@ fn the_real_server_has_the_debug_file() {
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn();
-    let Ok(child) = started else { return eprintln!("SKIPPED: debuginfod is not installed") };
-    let _server = Server(child);
+    let _server = Server(started.unwrap());
 
     let query =
         DebugQuery::new(&ElfFile::open(Box::new(File::open(&program).unwrap())).unwrap(), "/bin/program");
     let url = format!("http://127.0.0.1:{port}");
-    let deadline = Instant::now() + Duration::from_secs(60);
-    let found = loop {
-        // A miss is remembered: each try has a separate cache until the server has seen the file.
+    let found = eventually("debug file from the server", Duration::from_secs(60), || {
+        // A miss is remembered: each try has a cache of its own until the server has seen the file.
         let cache = tempfile::tempdir().unwrap();
         let files = DebugFiles::new().with_source(Box::new(client(&url, cache.path(), "5")));
-        match files.find(&query) {
-            Ok(found) => break found,
-            Err(reasons) => assert!(Instant::now() < deadline, "{reasons:?}"),
-        }
-        thread::sleep(Duration::from_millis(300));
-    };
+        files.find(&query).ok()
+    });
     assert_eq!(found.origin, DebugFileOrigin::Source("debuginfod".into()));
     assert!(found.elf.has_section(".debug_info"));
 }

@@ -6,11 +6,12 @@
 use std::path::Path;
 
 use linux::CpuStat;
-use profile::rows::{
+
+use crate::rows::{
     Batch, CpuTimeRow, ExitRow, FrameKind, FrameRow, InjectedRow, InlinedRow, InstanceRow, InterruptRow,
     KvmCounterRow, Microstates, Mode, RusageRow, SampleRow, StackRow, ThreadRow, ThreadTimeRow, VcpuRow,
 };
-use profile::{ProfileWriter, Sink, SinkError};
+use crate::{ProfileWriter, Sink, SinkError};
 
 /// Processes of the run; row ids from 1, process ids from 100.
 const PROCESSES: u32 = 64;

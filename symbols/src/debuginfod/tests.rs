@@ -165,7 +165,7 @@ fn the_real_server_has_the_debug_file() {
         DebugQuery::new(&ElfFile::open(Box::new(File::open(&program).unwrap())).unwrap(), "/bin/program");
     let url = format!("http://127.0.0.1:{port}");
     let found = eventually("debug file from the server", Duration::from_secs(60), || {
-        // A miss is remembered: each try has a cache of its own until the server has seen the file.
+        // A miss is remembered: each try has a separate cache until the server has seen the file.
         let cache = tempfile::tempdir().unwrap();
         let files = DebugFiles::new().with_source(Box::new(client(&url, cache.path(), "5")));
         files.find(&query).ok()

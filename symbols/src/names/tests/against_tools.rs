@@ -27,7 +27,7 @@ fn nm(path: &str, options: &[&str]) -> Option<BTreeMap<u64, (u64, BTreeSet<Strin
     Some(functions)
 }
 
-/// Whether a file of Debian is on this machine.
+/// Returns true if a file of Debian is on this machine.
 fn is_there(path: &str) -> bool {
     let is_there = Path::new(path).exists();
     if !is_there {

@@ -385,6 +385,12 @@ impl Run {
         query(&self.profile, sql).expect("the query works")
     }
 
+    /// What the guest wrote to its console. A row of the profile may end in the middle of a word.
+    pub fn console(&self) -> String {
+        let rows = self.query("SELECT CAST(bytes AS TEXT) FROM console ORDER BY rowid");
+        rows.iter().filter_map(|row| row[0].as_str()).collect()
+    }
+
     /// The only value of a query, a number.
     pub fn number(&self, sql: &str) -> f64 {
         self.query(sql)[0][0].as_f64().expect("a number")

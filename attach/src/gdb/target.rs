@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::process::Command;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use super::client::{self, Client, Lost};
@@ -21,6 +22,8 @@ use crate::process::Process;
 const TRIALS: u32 = 16;
 /// Pause between two of them.
 const PAUSE: Duration = Duration::from_millis(10);
+/// How long the guard of a vprof that was killed may still have the connection, where it has to wait for a CPU.
+const GUARD_ENDS: Duration = Duration::from_secs(2);
 /// The part of the time in which the machine may stand still for samples.
 pub(super) const MOST_STOPPED: f64 = 0.1;
 
@@ -56,18 +59,13 @@ impl GdbTarget {
     /// Everything that keeps vprof from profiling it; the machine runs on then.
     pub fn connect(address: &str, most: usize, guard: Option<Command>) -> Result<Self, AttachError> {
         let to = client::resolve(address)?;
-        let (process, lock) = match owner(&to) {
-            (Some(process), taken) => {
-                // Whoever waits for a stub that has a debugger is served after it, and must not be gone then.
-                let lock = Lock::take(&process)?;
-                if taken {
-                    return Err(GdbError::InUse { address: address.to_owned() }.into());
-                }
-                (Some(Arc::new(process)), Some(lock))
-            }
-            (None, true) => return Err(GdbError::InUse { address: address.to_owned() }.into()),
-            (None, false) => (None, None),
-        };
+        let (process, taken) = owner(&to);
+        // Whoever waits for a stub that has a debugger is served after it, and must not be gone then.
+        let lock = process.as_ref().map(Lock::take).transpose()?;
+        if taken && !falls_free(&to) {
+            return Err(GdbError::InUse { address: address.to_owned() }.into());
+        }
+        let process = process.map(Arc::new);
         let hurry = Arc::new(AtomicBool::new(false));
         let mut client = Client::connect(address, &to, Arc::clone(&hurry))?;
         let ran = client.greet().map_err(|lost| lost.error(address))?;
@@ -179,6 +177,19 @@ fn owner(to: &[SocketAddr]) -> (Option<Process>, bool) {
     // A process that was started by QEMU may have its socket as well.
     let qemu = found.iter().position(Process::is_qemu).unwrap_or(0);
     (found.into_iter().nth(qemu), taken)
+}
+
+/// Whether the debugger that the stub has leaves within [`GUARD_ENDS`].
+fn falls_free(to: &[SocketAddr]) -> bool {
+    let end = Instant::now() + GUARD_ENDS;
+    loop {
+        thread::sleep(PAUSE);
+        match owner(to).1 {
+            false => return true,
+            true if Instant::now() >= end => return false,
+            true => {}
+        }
+    }
 }
 
 /// Asks for everything that a profile needs, and lets the machine run on; whether its memory is the process'.

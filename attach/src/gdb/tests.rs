@@ -320,3 +320,23 @@ fn one_debugger_at_a_time() {
     let error = GdbTarget::connect(&address.to_string(), 4, None).unwrap_err().to_string();
     assert!(error.contains("has a debugger already"), "{error}");
 }
+
+#[test]
+fn a_debugger_that_is_about_to_leave_is_waited_for() {
+    let _alone = alone();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let debugger = TcpStream::connect(&address).unwrap();
+    let served = listener.accept().unwrap();
+    let peer = thread::spawn(move || {
+        thread::sleep(Duration::from_millis(300));
+        drop((debugger, served));
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.write_all(b"SSH-2.0-OpenSSH_9.2\r\n").unwrap();
+        let mut some = [0; 256];
+        let _some = stream.read(&mut some);
+    });
+    let error = GdbTarget::connect(&address, 4, None).unwrap_err().to_string();
+    peer.join().unwrap();
+    assert!(error.contains("is no GDB stub: what it sends"), "{error}");
+}

@@ -5,8 +5,8 @@
 //! what is used here, and says when it does not hold.
 //!
 //! ```
-//! use sampler::ClockKind;
-//! use sampler::estimate::{Tallies, Ticks};
+//! use profile::ClockKind;
+//! use profile::estimate::{Tallies, Ticks};
 //!
 //! // In one pass over the samples, each vCPU's in the order of time; a tick counts as inside if it found the vCPU in
 //! // the time that `T_e` measures. Ticks outside are told too: they are part of the sequence.

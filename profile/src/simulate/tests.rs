@@ -87,6 +87,7 @@ fn long_runs_are_covered() {
 
 /// Half of the ticks are lost where the state is five times as frequent: counts alone would say 0.23 for 0.3.
 #[test]
+#[ignore = "thousands of simulated runs: --all"]
 fn phases_with_lost_ticks_count_for_their_time() {
     for (clock, run) in RANDOM.into_iter().flat_map(|clock| [(clock, 0.02), (clock, 2.0)]) {
         let vcpus = vec![Vcpu { program: Program::Halves { shares: [0.5, 0.1], run }, load: 1.0 }];
@@ -109,6 +110,7 @@ fn short_runs_are_covered() {
 }
 
 #[test]
+#[ignore = "thousands of simulated runs: --all"]
 fn mixtures_are_covered() {
     for clock in RANDOM {
         let phases = Program::Phases { shares: [0.5, 0.1], phase: 50.0, run: 0.02 };
@@ -129,6 +131,7 @@ fn small_counts_are_covered() {
 }
 
 #[test]
+#[ignore = "thousands of simulated runs: --all"]
 fn vcpus_with_unequal_loads_are_covered() {
     let machine = |run: f64| {
         [1.0, 0.6, 0.3, 0.1].map(|load| Vcpu { program: states(0.1 + 0.5 * load, run), load }).to_vec()
@@ -143,6 +146,7 @@ fn vcpus_with_unequal_loads_are_covered() {
 /// What is pinned to a vCPU has a share that depends on how busy each vCPU is; where vCPUs idle without being halted, only
 /// ticks tell that.
 #[test]
+#[ignore = "thousands of simulated runs: --all"]
 fn shares_of_vcpus_that_poll_are_covered() {
     let machine = |shares: [f64; 2], idle: f64, spell: f64| {
         shares
@@ -167,6 +171,7 @@ fn shares_of_vcpus_that_poll_are_covered() {
 
 /// Behind a GDB stub one clock ticks all vCPUs. Where they work in step, their errors are the same.
 #[test]
+#[ignore = "thousands of simulated runs: --all"]
 fn one_clock_for_vcpus_in_step_is_covered() {
     for clock in RANDOM {
         for vcpus in [1, 4, 16] {
@@ -238,6 +243,7 @@ fn the_unbiasedness_study_is_reproduced() {
 /// Neither what waits of the host leave to the moments after them, nor lateness, nor service time moves an estimate. Where
 /// another process asks for ticks, it has to guess when it would have asked for one that passes in a wait.
 #[test]
+#[ignore = "thousands of simulated runs: --all"]
 fn a_host_moves_no_estimate() {
     const RUNS: u32 = 200;
     let rows = (0..).zip(cases::all()).filter(|(_, case)| case.section == Section::Host);

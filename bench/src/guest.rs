@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use linux::{FindStep, Kernel, Way};
+use linux::{FindStep, Kernel, ScanResult};
 use profile::ProfileWriter;
 use sampler::bench::{StackFigures, Stopped, stack_figures};
 
@@ -47,21 +47,21 @@ pub fn found(stopped: &Stopped) -> anyhow::Result<Row> {
         )))
 }
 
-/// What a moment of the census costs: one walk over the list of tasks.
-pub fn census(stopped: &Stopped) -> anyhow::Result<Row> {
+/// What a scan costs: one walk over the list of tasks.
+pub fn task_scan(stopped: &Stopped) -> anyhow::Result<Row> {
     let memory = &stopped.memory;
     let kernel = Kernel::find(memory, stopped.sregs.cr3, stopped.sregs.cr4 & CR4_LA57 != 0)?;
-    let census = kernel.task_census(memory)?;
+    let task_scan = kernel.task_list_reader(memory)?;
     let (mut times, mut tasks) = (Vec::new(), 0);
     for _ in 0..WALKS {
         let begin = Instant::now();
         tasks = 0;
-        let way = census.walk(memory, |_| tasks += 1);
+        let way = task_scan.walk(memory, |_| tasks += 1);
         times.push(begin.elapsed().as_secs_f64() * 1e9);
-        anyhow::ensure!(way == Way::Whole && tasks > 10, "{tasks} tasks in the guest: {way:?}");
+        anyhow::ensure!(way == ScanResult::Complete && tasks > 10, "{tasks} tasks in the guest: {way:?}");
     }
     let walk = median(&times);
-    Ok(Row::text("census: a look at one task", format!("{:.0} ns", walk / f64::from(tasks)), "")
+    Ok(Row::text("scan of all tasks, per task", format!("{:.0} ns", walk / f64::from(tasks)), "")
         .detail(format!("{tasks} tasks in {:.0} us", walk / 1e3)))
 }
 

@@ -14,7 +14,7 @@ use profile::rows::SampleRow;
 use profile::{Batch, Sink, SinkError};
 use sampler::bench::Stopped;
 use sampler::record::Moment;
-use sampler::{Session, SessionConfig, VcpuSampler};
+use sampler::{RecordingConfig, Session, SessionConfig, VcpuSampler};
 use vmm::{Exit, GuestMemoryMmap, Machine, Observer, Tick, VmConfig, monotonic_ns};
 
 use crate::dump;
@@ -180,13 +180,7 @@ fn bare(rate_hz: f64) -> Measured<Bare> {
 fn sampled(rate_hz: f64, stack_depth: usize, stopped: &Stopped) -> Measured<AsStopped> {
     let config = SessionConfig {
         vcpus: 1,
-        rate_hz,
-        clock: ClockKind::Uniform,
-        seed: SEED,
-        stack_depth,
-        exact: false,
-        census_hz: 0.0,
-        precision: None,
+        recording: RecordingConfig { rate_hz, seed: SEED, stack_depth, ..RecordingConfig::default() },
         meta: Vec::new(),
     };
     let sink = Nowhere::default();

@@ -34,7 +34,7 @@ fn main() -> anyhow::Result<()> {
     let (of_stacks, stopped) = guest::stacks(&mut running, directory.path())?;
     drop(running);
     let found = guest::found(&stopped)?;
-    let census = guest::census(&stopped)?;
+    let task_scan = guest::task_scan(&stopped)?;
     println!("{}\n\n{}", machine::description(), table::HEADER);
     match kick::rows(&stopped) {
         Ok(rows) => print(&rows),
@@ -43,7 +43,7 @@ fn main() -> anyhow::Result<()> {
     drop(stopped);
     print(&of_stacks);
     print(&behind::rows()?);
-    print(&[behind::memory(), found, census]);
+    print(&[behind::memory(), found, task_scan]);
     print(&names::rows()?);
     Ok(())
 }

@@ -121,7 +121,11 @@ fn with_defaults(mut command: Command, text: &str) -> Result<Command, String> {
 
 fn with_default(command: Command, key: &str, value: &toml::Value) -> Result<Command, String> {
     let options = || command.get_arguments().filter(|arg| !arg.is_hide_set()).filter_map(Arg::get_long);
-    let arg = command.get_arguments().find(|arg| arg.get_long() == Some(key));
+    // Hidden aliases are old names of options.
+    let is_key = |arg: &&Arg| {
+        arg.get_long() == Some(key) || arg.get_all_aliases().is_some_and(|old| old.contains(&key))
+    };
+    let arg = command.get_arguments().find(is_key);
     let Some(arg) = arg.filter(|arg| {
         !matches!(
             arg.get_action(),
@@ -187,7 +191,7 @@ mod tests {
         let file = "[run]\nrate = 250\nmemory = \"2G\"\nsnapshot = true\nclock = \"exponential\"\ndisk = [\"a\", \"b\"]\n";
         let args = run(file, &[]);
         assert_eq!((args.recording.rate, args.memory, args.snapshot), (250.0, 2 << 30, true));
-        assert_eq!((args.recording.clock, args.disk.len()), (args::Clock::Exponential, 2));
+        assert_eq!((args.recording.clock, args.disk.len()), (profile::ClockKind::Exponential, 2));
         assert_eq!(run(file, &["-F", "99.5"]).recording.rate, 99.5);
         assert_eq!(run("", &[]).recording.rate, 1_000.0);
     }

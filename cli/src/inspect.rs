@@ -1,13 +1,13 @@
 //! `vprof image inspect`: the contents of a disk image, and how `vprof run` would boot it.
 
-use images::{Inspection, inspect};
+use images::{ImageInspection, inspect};
 use text::clean::escaped;
 use text::units;
 
 use crate::args::{ConsoleDevice, InspectArgs};
+use crate::cmdline::cmdline;
 use crate::errors::{Error, ExitCode};
-use crate::report::{write_json, write_text};
-use crate::run::spec::cmdline;
+use crate::output::{write_json, write_text};
 
 /// Runs the command.
 pub fn command(args: &InspectArgs) -> Result<ExitCode, Error> {
@@ -22,7 +22,7 @@ pub fn command(args: &InspectArgs) -> Result<ExitCode, Error> {
 }
 
 /// The same for people.
-fn text(inspection: &Inspection) -> String {
+fn text(inspection: &ImageInspection) -> String {
     let mut lines = Vec::new();
     let size = inspection.bytes.map_or_else(|| "size not known".to_owned(), units::bytes);
     let table = inspection.partition_table.unwrap_or("no partition table");

@@ -286,9 +286,9 @@ fn doctor_speaks_json() {
 }
 
 #[test]
-fn states_of_tasks_need_a_census_or_exact_data() {
+fn states_of_tasks_need_scans_or_exact_data() {
     let profile = Profile::new();
-    for from in ["--states", "--states=census", "--states=exact"] {
+    for from in ["--states", "--states=sampled", "--states=exact"] {
         let output = profile.report(&[from]);
         assert_eq!(output.status.code(), Some(1), "{}", stdout(&output));
         let sentence = stderr(&output);

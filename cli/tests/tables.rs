@@ -9,14 +9,14 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use linux::CpuBooks;
-use profile::rows::States;
+use linux::CpuStat;
+use profile::rows::Microstates;
 use profile::rows::{
-    Batch, CensusMomentRow, CensusStateRow, CgroupRow, CpuTimeRow, ExactVcpuRow, ExitRow, InjectedRow,
-    InterruptRow, InterruptSourceRow, InterruptTimeRow, KvmCounterRow, MicrostateRow, RusageRow, StackRow,
-    TaskLifeRow, TaskStateRow, ThreadRow, WakeupRow,
+    Batch, CgroupRow, CpuTimeRow, ExactVcpuRow, ExitRow, InjectedRow, InterruptRow, InterruptSourceRow,
+    InterruptTimeRow, KvmCounterRow, MicrostateRow, RusageRow, StackRow, TaskLifeRow, TaskScanRow,
+    TaskScanStateRow, TaskStateRow, ThreadRow, WakeupRow,
 };
-use profile::rows::{Cause, State};
+use profile::rows::{TaskState, WaitReason};
 use support::{batch_of, run, stderr, stdout, write_batch, write_profile_of};
 
 const MS: u64 = 1_000_000;
@@ -24,13 +24,13 @@ const MS: u64 = 1_000_000;
 /// What every profile has: stacks, exits, the guest's books, who is in which control group.
 fn with_everything(of_four: u64) -> Batch {
     let mut batch = batch_of(of_four);
-    let states = States {
+    let states = Microstates {
         guest: 600 * MS,
         halted: 100 * MS,
         waiting: 76 * MS,
         vmm: 20 * MS,
         sampler: 4 * MS,
-        ..States::default()
+        ..Microstates::default()
     };
     batch.microstates = (0..2).map(|vcpu| MicrostateRow { vcpu, time_ns: 800 * MS, states }).collect();
     batch.exits.push(ExitRow {
@@ -57,13 +57,13 @@ fn with_everything(of_four: u64) -> Batch {
         voluntary: 5,
         ..RusageRow::default()
     });
-    let books = CpuBooks { user_ns: 700 * MS, system_ns: 80 * MS, idle_ns: 20 * MS, ..CpuBooks::default() };
+    let books = CpuStat { user_ns: 700 * MS, system_ns: 80 * MS, idle_ns: 20 * MS, ..CpuStat::default() };
     batch.cpu_times.push(CpuTimeRow { first: false, books, time_ns: 790 * MS });
     let first =
         RusageRow { instance: 2, first: true, time_ns: 90 * MS, user_ns: 7 * MS, ..RusageRow::default() };
     batch.rusage.push(first);
     batch.rusage.push(RusageRow { first: false, time_ns: 790 * MS, user_ns: 9 * MS, ..first });
-    let books = CpuBooks { user_ns: 90 * MS, system_ns: 10 * MS, ..CpuBooks::default() };
+    let books = CpuStat { user_ns: 90 * MS, system_ns: 10 * MS, ..CpuStat::default() };
     batch.cpu_times.push(CpuTimeRow { first: true, books, time_ns: 90 * MS });
     batch.cgroups.push(CgroupRow {
         id: 1,
@@ -94,22 +94,22 @@ fn with_exact() -> Batch {
     ] {
         batch.meta.push((key.to_owned(), value.to_owned()));
     }
-    let spent = |instance, tid, state, cause, ns, count| TaskStateRow {
+    let spent = |instance, tid, state, wait_reason, ns, count| TaskStateRow {
         instance,
         tid,
         state,
-        cause,
+        wait_reason,
         stack: 0,
         ns,
         count,
     };
     batch.task_states = vec![
-        spent(1, 100, State::Running, Cause::None, 300 * MS, 10),
-        spent(1, 100, State::Interrupted, Cause::None, 4 * MS, 20),
-        spent(1, 100, State::Queue, Cause::None, 46 * MS, 10),
-        TaskStateRow { stack: 2, ..spent(1, 100, State::Sleep, Cause::Pipe, 150 * MS, 9) },
-        spent(2, 101, State::Running, Cause::None, 100 * MS, 4),
-        spent(2, 101, State::Disk, Cause::Block, 400 * MS, 3),
+        spent(1, 100, TaskState::Running, WaitReason::None, 300 * MS, 10),
+        spent(1, 100, TaskState::Interrupted, WaitReason::None, 4 * MS, 20),
+        spent(1, 100, TaskState::Runnable, WaitReason::None, 46 * MS, 10),
+        TaskStateRow { stack: 2, ..spent(1, 100, TaskState::Sleep, WaitReason::Pipe, 150 * MS, 9) },
+        spent(2, 101, TaskState::Running, WaitReason::None, 100 * MS, 4),
+        spent(2, 101, TaskState::Disk, WaitReason::Block, 400 * MS, 3),
     ];
     let life =
         |instance, tid| TaskLifeRow { instance, tid, from_ns: 100 * MS, to_ns: 600 * MS, ended: false };
@@ -129,7 +129,7 @@ fn with_exact() -> Batch {
         vec![InterruptSourceRow { vcpu: 0, interrupt: 1, vector: 0, ns: 4 * MS, count: 20, max_ns: MS }];
     let vcpu = |vcpu| ExactVcpuRow {
         vcpu,
-        trips: 120,
+        probe_exits: 120,
         switches: 14,
         guest_switches: Some(14),
         idle_ns: 90 * MS,
@@ -140,26 +140,26 @@ fn with_exact() -> Batch {
     batch
 }
 
-/// The same tasks by a census of 40 moments.
-fn with_census() -> Batch {
+/// The same tasks by 40 scans.
+fn with_task_scans() -> Batch {
     let mut batch = with_everything(3);
-    batch.meta.push(("census_hz".to_owned(), "50".to_owned()));
-    let moment = |id| CensusMomentRow { id, time_ns: id * 19 * MS, late_ns: 30_000, stretch: 0 };
-    batch.census_moments = (1..=40).map(moment).collect();
-    let seen = |instance, tid, moment, state, cause| CensusStateRow {
+    batch.meta.push(("task_scan_hz".to_owned(), "50".to_owned()));
+    let moment = |id| TaskScanRow { id, time_ns: id * 19 * MS, late_ns: 30_000, backoff: 0 };
+    batch.task_scans = (1..=40).map(moment).collect();
+    let seen = |instance, tid, scan, state, wait_reason| TaskScanStateRow {
         instance,
         tid,
-        moment,
+        scan,
         state: Some(state),
-        cause,
+        wait_reason,
         stack: 0,
     };
-    batch.census_states = vec![
-        seen(1, 100, 1, State::Running, Cause::None),
-        seen(1, 100, 25, State::Queue, Cause::None),
-        seen(1, 100, 29, State::Sleep, Cause::Pipe),
-        seen(2, 101, 1, State::Running, Cause::None),
-        seen(2, 101, 9, State::Disk, Cause::Block),
+    batch.task_scan_states = vec![
+        seen(1, 100, 1, TaskState::Running, WaitReason::None),
+        seen(1, 100, 25, TaskState::Runnable, WaitReason::None),
+        seen(1, 100, 29, TaskState::Sleep, WaitReason::Pipe),
+        seen(2, 101, 1, TaskState::Running, WaitReason::None),
+        seen(2, 101, 9, TaskState::Disk, WaitReason::Block),
     ];
     batch
 }
@@ -184,7 +184,7 @@ fn profiles() -> &'static Path {
         };
         write_batch(&at("p.vprof"), &with_everything(3));
         write_batch(&at("exact.vprof"), &with_exact());
-        write_batch(&at("census.vprof"), &with_census());
+        write_batch(&at("sampled.vprof"), &with_task_scans());
         write_profile_of(&at("after.vprof"), 1);
         directory
     })
@@ -250,7 +250,7 @@ tables! {
     report_callees: "report @p.vprof --callees do_work",
     report_exact: "report --exact @exact.vprof",
     report_states_exact: "report --states @exact.vprof",
-    report_states_census: "report --states @census.vprof",
+    report_states_sampled: "report --states @sampled.vprof",
     stat: "stat @p.vprof",
     stat_csv: "stat --csv @p.vprof",
     rusage: "rusage @p.vprof",

@@ -189,7 +189,7 @@ pub fn run(runs: usize) -> Result<Section> {
             sum.met += run.number(&format!(
                 "SELECT count(*) FROM v_samples v JOIN sample s ON s.id = v.id WHERE {met}"
             ));
-            sum.all += run.number("SELECT count(*) FROM sample WHERE fell = 'guest'");
+            sum.all += run.number("SELECT count(*) FROM sample WHERE vcpu_state = 'guest'");
             measured = setting(&rusage(&run)?, 1);
             late.push(lateness(&run)?);
             if let (0, Some((file, title))) = (number, case.plot) {

@@ -76,7 +76,7 @@ pub fn growth(run: &Run, condition: &str) -> Result<Vec<(f64, f64)>> {
     let number = |value: &serde_json::Value| value.as_f64().unwrap_or(0.0);
     let samples = run.query(&format!(
         "SELECT s.time_ns, coalesce({condition}, 0) FROM v_samples v JOIN sample s ON s.id = v.id \
-         WHERE s.vcpu = 0 AND s.fell = 'guest' ORDER BY s.time_ns"
+         WHERE s.vcpu = 0 AND s.vcpu_state = 'guest' ORDER BY s.time_ns"
     ));
     let stretches = run.query("SELECT time_ns, guest_ns FROM microstate WHERE vcpu = 0 ORDER BY time_ns");
     ensure!(!samples.is_empty() && !stretches.is_empty(), "the profile holds no samples of vCPU 0");
@@ -129,7 +129,7 @@ pub fn end(points: &[(f64, f64)]) -> f64 {
 
 /// How late ticks that fell into the guest were served: the middle one, us.
 pub fn lateness(run: &Run) -> Result<f64> {
-    let rows = run.query("SELECT late_ns / 1e3 FROM sample WHERE fell IN ('guest', 'waiting')");
+    let rows = run.query("SELECT late_ns / 1e3 FROM sample WHERE vcpu_state IN ('guest', 'waiting')");
     let late: Vec<f64> = rows.iter().filter_map(|row| row.first()?.as_f64()).collect();
     median(&late).context("no tick fell into the guest")
 }

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use profile::clock::ClockKind;
-use profile::rows::Fell;
+use profile::rows::VcpuState;
 use profile::{Batch, Sink, SinkError};
-use sampler::{Session, SessionConfig, VcpuSampler};
+use sampler::{RecordingConfig, Session, SessionConfig, VcpuSampler};
 use vmm::{Exit, FLAT_ENTRY, Machine, Observer, Tick, VmConfig};
 
 /// How long the program runs for each clock and run, s.
@@ -113,7 +113,7 @@ impl Sink for Counted {
     fn write(&mut self, batch: &Batch) -> Result<(), SinkError> {
         let mut counted = self.0.lock().expect("no thread panics with it");
         counted.addresses.extend(batch.frames.iter().map(|frame| (frame.id, frame.address)));
-        let in_guest = batch.samples.iter().filter(|row| row.fell == Fell::Guest);
+        let in_guest = batch.samples.iter().filter(|row| row.vcpu_state == VcpuState::Guest);
         counted.samples.extend(in_guest.map(|row| row.frame));
         Ok(())
     }
@@ -184,13 +184,12 @@ fn run(case: &Case, (period, work): (u64, u64), seed: u64, length: Duration) -> 
     code[WORK..WORK + 8].copy_from_slice(&work.to_le_bytes());
     let config = SessionConfig {
         vcpus: 1,
-        rate_hz: case.rate_hz,
-        clock: case.clock,
-        seed,
-        stack_depth: 0,
-        exact: false,
-        census_hz: 0.0,
-        precision: None,
+        recording: RecordingConfig {
+            rate_hz: case.rate_hz,
+            clock: case.clock,
+            seed,
+            ..RecordingConfig::default()
+        },
         meta: Vec::new(),
     };
     let counted = Counted::default();

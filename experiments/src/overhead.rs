@@ -17,7 +17,7 @@ const PROGRAMS: [(&str, &str, [f64; 3]); 3] = [
 
 /// Without sampling as far as the options allow, samples alone, and samples with stacks.
 const SETTINGS: [(&str, &[&str]); 3] = [
-    ("control", &["-F", "0.1", "--depth", "0", "--census", "0"]),
+    ("control", &["-F", "0.1", "--depth", "0", "--task-rate", "0"]),
     ("samples", &["-F", "1000", "--depth", "0"]),
     ("samples and stacks", &["-F", "1000"]),
 ];

@@ -44,9 +44,9 @@ fuzz_target!(|input: Input| {
             let _ = reader.read(&memory, cpu);
         }
     }
-    if let Ok(census) = kernel.task_census(&memory) {
+    if let Ok(lists) = kernel.task_list_reader(&memory) {
         let mut seen = 0;
-        let _ = census.walk(&memory, |_| seen += 1);
+        let _ = lists.walk(&memory, |_| seen += 1);
         assert!(seen <= 1 << 17);
     }
     let _ = kernel.stack_reader(&memory);

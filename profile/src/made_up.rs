@@ -5,12 +5,13 @@
 
 use std::path::Path;
 
+use linux::CpuStat;
+
 use crate::rows::{
     Batch, CpuTimeRow, ExitRow, FrameKind, FrameRow, InjectedRow, InlinedRow, InstanceRow, InterruptRow,
-    KvmCounterRow, Mode, RusageRow, SampleRow, StackRow, States, ThreadRow, ThreadTimeRow, VcpuRow,
+    KvmCounterRow, Microstates, Mode, RusageRow, SampleRow, StackRow, ThreadRow, ThreadTimeRow, VcpuRow,
 };
 use crate::{ProfileWriter, Sink, SinkError};
-use linux::CpuBooks;
 
 /// Processes of the run; row ids from 1, process ids from 100.
 const PROCESSES: u32 = 64;
@@ -60,7 +61,7 @@ pub fn finish(batch: &mut Batch, samples: u64) {
         samples: samples / 2,
         lost: 0,
         exits: samples / 2,
-        states: States { guest: samples * 498_000, sampler: samples * 2_000, ..States::default() },
+        states: Microstates { guest: samples * 498_000, sampler: samples * 2_000, ..Microstates::default() },
     }));
     times(batch);
     let meta = [
@@ -253,6 +254,6 @@ fn times(batch: &mut Batch) {
         time_ns: u64::MAX >> 1,
         ..ThreadTimeRow::default()
     });
-    let books = CpuBooks { user_ns: 7_000_000, ..CpuBooks::default() };
+    let books = CpuStat { user_ns: 7_000_000, ..CpuStat::default() };
     batch.cpu_times.push(CpuTimeRow { books, ..CpuTimeRow::default() });
 }

@@ -14,11 +14,11 @@ use profile::report::{
     TreeRequest,
 };
 use profile::rows::{
-    Batch, CensusMomentRow, CensusStateRow, ExactVcpuRow, FrameRow, InstanceRow, InterruptRow,
-    InterruptSourceRow, InterruptTimeRow, Mode, SampleRow, Sink, StackRow, TaskLifeRow, TaskStateRow,
-    ThreadRow, WaitedRow, WakeupRow,
+    Batch, ExactVcpuRow, FrameRow, InstanceRow, InterruptRow, InterruptSourceRow, InterruptTimeRow, Mode,
+    ReapedRow, SampleRow, Sink, StackRow, TaskLifeRow, TaskScanRow, TaskScanStateRow, TaskStateRow,
+    ThreadRow, WakeupRow,
 };
-use profile::rows::{Cause, Fault, State};
+use profile::rows::{PageFaultKind, TaskState, WaitReason};
 use profile::rusage::Rusage;
 use profile::simulate::{Options, Study, study};
 use profile::stat::Stat;
@@ -139,7 +139,7 @@ fn samples() -> Vec<SampleRow> {
         sample(500, Mode::User, None, None),
         sample(1100, Mode::User, None, None),
         sample(1200, Mode::Kernel, Some(2), None),
-        SampleRow { fault: Some(Fault::Data), ..sample(1300, Mode::Kernel, Some(4), None) },
+        SampleRow { fault: Some(PageFaultKind::Data), ..sample(1300, Mode::Kernel, Some(4), None) },
         sample(1400, Mode::SoftIrq, Some(2), Some(2)),
         SampleRow { preempt_count: Some(0x8001_0000), ..sample(1500, Mode::HardIrq, Some(2), Some(1)) },
         SampleRow { preempt_count: Some(0x8000_0000), ..sample(1600, Mode::HardIrq, Some(2), Some(1)) },
@@ -149,8 +149,15 @@ fn samples() -> Vec<SampleRow> {
 /// A profile with one task that slept, was woken and interrupted.
 fn exact_profile(path: &Path) -> Profile {
     let frame = |id, symbol: &str| FrameRow { id, symbol: Some(symbol.into()), ..FrameRow::default() };
-    let state =
-        |state, cause, stack, ns| TaskStateRow { instance: 1, tid: 8, state, cause, stack, ns, count: 2 };
+    let state = |state, wait_reason, stack, ns| TaskStateRow {
+        instance: 1,
+        tid: 8,
+        state,
+        wait_reason,
+        stack,
+        ns,
+        count: 2,
+    };
     let first = Batch {
         meta: [
             ("exact", "1"),
@@ -166,7 +173,7 @@ fn exact_profile(path: &Path) -> Profile {
             InstanceRow { id: 2, pid: 6, comm: "sh".into(), ..InstanceRow::default() },
         ],
         threads: vec![ThreadRow { instance: 1, tid: 8, comm: "worker".into() }],
-        waited: vec![WaitedRow { child: 1, by: 2, time_ns: 1900 }],
+        reaped: vec![ReapedRow { child: 1, parent: 2, time_ns: 1900 }],
         frames: vec![
             frame(1, "pipe_read"),
             frame(2, "schedule"),
@@ -180,8 +187,8 @@ fn exact_profile(path: &Path) -> Profile {
             StackRow { id: 4, parent: Some(3), frame: 4 },
         ],
         task_states: vec![
-            state(State::Running, Cause::None, 0, 300),
-            state(State::Sleep, Cause::Pipe, 2, 500),
+            state(TaskState::Running, WaitReason::None, 0, 300),
+            state(TaskState::Sleep, WaitReason::Pipe, 2, 500),
         ],
         task_lives: vec![
             TaskLifeRow { instance: 1, tid: 8, from_ns: 1000, to_ns: 1800, ended: false },
@@ -212,18 +219,18 @@ fn exact_profile(path: &Path) -> Profile {
             })
             .to_vec(),
         samples: samples(),
-        exact_vcpus: vec![ExactVcpuRow { trips: 9, switches: 4, ..ExactVcpuRow::default() }],
+        exact_vcpus: vec![ExactVcpuRow { probe_exits: 9, switches: 4, ..ExactVcpuRow::default() }],
         ..Batch::default()
     };
     let second = Batch {
         meta: vec![("exact_to_ns".into(), "2000".into()), ("exact_end".into(), "the run ended".into())],
         task_states: vec![
-            state(State::Running, Cause::None, 0, 100),
-            state(State::Interrupted, Cause::None, 0, 100),
+            state(TaskState::Running, WaitReason::None, 0, 100),
+            state(TaskState::Interrupted, WaitReason::None, 0, 100),
         ],
         task_lives: vec![TaskLifeRow { instance: 1, tid: 8, from_ns: 1000, to_ns: 2000, ended: true }],
         exact_vcpus: vec![ExactVcpuRow {
-            trips: 12,
+            probe_exits: 12,
             switches: 5,
             guest_switches: Some(5),
             ..ExactVcpuRow::default()
@@ -284,21 +291,28 @@ fn an_exact_report_fits_its_schema() {
     assert!(nobody.contains("sleeper#1"), "{nobody}");
 }
 
-/// A profile whose census saw one thread asleep, running and gone, and another at all moments.
-fn census_profile(path: &Path, meta: &[(&str, &str)]) -> Profile {
-    let row = |tid, moment, state, cause| CensusStateRow { instance: 1, tid, moment, state, cause, stack: 0 };
+/// A profile whose scans saw one thread asleep, running and gone, and another at all moments.
+fn scanned_profile(path: &Path, meta: &[(&str, &str)]) -> Profile {
+    let row = |tid, scan, state, wait_reason| TaskScanStateRow {
+        instance: 1,
+        tid,
+        scan,
+        state,
+        wait_reason,
+        stack: 0,
+    };
     let moments =
-        (1..=40_u64).map(|id| CensusMomentRow { id, time_ns: id * 100_000_000, late_ns: 0, stretch: 0 });
+        (1..=40_u64).map(|id| TaskScanRow { id, time_ns: id * 100_000_000, late_ns: 0, backoff: 0 });
     let batch = Batch {
         meta: meta.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect(),
         instances: vec![InstanceRow { id: 1, pid: 7, comm: "sleeper".into(), ..InstanceRow::default() }],
         threads: vec![ThreadRow { instance: 1, tid: 8, comm: "worker".into() }],
-        census_moments: moments.collect(),
-        census_states: vec![
-            row(8, 1, Some(State::Sleep), Cause::Pipe),
-            row(8, 11, Some(State::Running), Cause::None),
-            row(8, 21, None, Cause::None),
-            row(9, 1, Some(State::Disk), Cause::Block),
+        task_scans: moments.collect(),
+        task_scan_states: vec![
+            row(8, 1, Some(TaskState::Sleep), WaitReason::Pipe),
+            row(8, 11, Some(TaskState::Running), WaitReason::None),
+            row(8, 21, None, WaitReason::None),
+            row(9, 1, Some(TaskState::Disk), WaitReason::Block),
         ],
         ..Batch::default()
     };
@@ -319,28 +333,28 @@ fn states_fit_their_schema() {
     let report = StateReport::read(&exact, &all, Source::Best).expect("exact times");
     check(&serde_json::to_value(&report).expect("JSON"), &schema, "report");
     let task = &report.tasks[0];
-    assert_eq!((report.source, report.census.is_some()), (Known::Exact, false));
+    assert_eq!((report.source, report.scans.is_some()), (Known::Exact, false));
     assert!((task.states.iter().map(|state| state.s).sum::<f64>() - task.life_s).abs() < 1e-12, "{task:?}");
     assert!((task.running.s - 500e-9).abs() < 1e-12 && task.running.low_s == task.running.high_s);
-    assert!(matches!(StateReport::read(&exact, &all, Source::Census), Err(ReportError::NoStates(_))));
+    assert!(matches!(StateReport::read(&exact, &all, Source::Sampled), Err(ReportError::NoStates(_))));
 
-    let meta = [("census_hz", "10"), ("census_from_ns", "0"), ("duration_ns", "4000000000")];
-    let census = census_profile(&directory.path().join("census.vprof"), &meta);
-    let report = StateReport::read(&census, &all, Source::Best).expect("a census");
+    let meta = [("task_scan_hz", "10"), ("task_scan_from_ns", "0"), ("duration_ns", "4000000000")];
+    let scanned = scanned_profile(&directory.path().join("scanned.vprof"), &meta);
+    let report = StateReport::read(&scanned, &all, Source::Best).expect("a report");
     check(&serde_json::to_value(&report).expect("JSON"), &schema, "report");
-    assert_eq!((report.source, report.tasks.len()), (Known::Census, 2));
+    assert_eq!((report.source, report.tasks.len()), (Known::Sampled, 2));
     let task = &report.tasks[0];
     assert_eq!((task.task.tid, task.task.thread.as_deref()), (8, Some("worker")));
     assert!((task.life_s - 2.0).abs() < 1e-9 && (task.running.s - 1.0).abs() < 1e-9, "{task:?}");
     assert!((task.running.share - 0.5).abs() < 1e-9 && task.running.low_s < 1.0 && task.running.high_s > 1.0);
-    assert_eq!((task.waits[0].state.as_str(), task.waits[0].cause.as_str()), ("sleep", "pipe"));
+    assert_eq!((task.waits[0].state.as_str(), task.waits[0].wait_reason.as_str()), ("sleep", "pipe"));
     let half = Filter { to_ns: Some(1_050_000_000), ..Filter::default() };
-    let report = StateReport::read(&census, &half, Source::Best).expect("a part of it");
+    let report = StateReport::read(&scanned, &half, Source::Best).expect("a part of it");
     let sleeper = report.tasks.iter().find(|task| task.task.tid == 8).expect("the task");
     assert!((sleeper.waits[0].share - 1.0).abs() < 1e-9 && sleeper.running.s == 0.0, "{sleeper:?}");
     let one = Filter { thread: Some("worker".into()), process: Some("sleeper".into()), ..Filter::default() };
-    assert_eq!(StateReport::read(&census, &one, Source::Best).expect("one").tasks.len(), 1);
-    let view = census.query("SELECT tid, state, moments FROM v_census_states").expect("an answer").rows;
+    assert_eq!(StateReport::read(&scanned, &one, Source::Best).expect("one").tasks.len(), 1);
+    let view = scanned.query("SELECT tid, state, scans FROM v_sampled_states").expect("an answer").rows;
     assert_eq!(format!("{:?}", view[0]), "[Integer(8), Text(\"running\"), Integer(10)]");
 }
 
@@ -348,9 +362,9 @@ fn states_fit_their_schema() {
 fn a_profile_without_states_says_why() {
     let directory = tempfile::tempdir().expect("a directory");
     for (meta, part) in [
-        (vec![("census_hz", "0")], "--census 0"),
-        (vec![("census_hz", "10"), ("census_missing", "no BTF in this kernel")], "no BTF"),
-        (vec![("census_hz", "10")], "too short"),
+        (vec![("task_scan_hz", "0")], "--task-rate 0"),
+        (vec![("task_scan_hz", "10"), ("task_scan_missing", "no BTF in this kernel")], "no BTF"),
+        (vec![("task_scan_hz", "10")], "too short"),
     ] {
         let path = directory.path().join(part.replace(' ', "-"));
         let meta = meta.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect();

@@ -25,7 +25,7 @@ use crate::microstate::host::{ThreadReader, ThreadTimes, schedstat_of};
 use crate::record::Moment;
 use crate::vcpu::VcpuSampler;
 use profile::clock::Held;
-use profile::rows::States;
+use profile::rows::Microstates;
 
 /// What ticks of an attached vCPU have found its thread at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,7 +80,7 @@ fn divided(times: Option<ThreadTimes>) -> &'static [Sight] {
 /// Relative standard error of the time in the guest that [`split`] makes of the same: it is a part of an exact time, and how
 /// large a part only ticks tell. What KVM says it `polled` for is not theirs.
 pub(crate) fn guest_error(
-    states: &States,
+    states: &Microstates,
     times: Option<ThreadTimes>,
     seen: &Seen,
     polled: Option<u64>,
@@ -105,7 +105,12 @@ pub(crate) fn guest_error(
 
 /// Where the time of an attached vCPU's thread went: exact by the scheduler's books, split by what ticks have seen. KVM
 /// tells how long it `polled` where it tells anything.
-pub(crate) fn split(places: &Places, times: Option<ThreadTimes>, seen: &Seen, polled: Option<u64>) -> States {
+pub(crate) fn split(
+    places: &Places,
+    times: Option<ThreadTimes>,
+    seen: &Seen,
+    polled: Option<u64>,
+) -> Microstates {
     let wall = places.wall();
     let on = divided(times);
     // Without books ticks divide all of it but the stops.
@@ -132,7 +137,7 @@ pub(crate) fn split(places: &Places, times: Option<ThreadTimes>, seen: &Seen, po
             (ran - vmm_off - halted, asleep + halted)
         }
     };
-    States {
+    Microstates {
         guest: ran - vmm_on - polling,
         halted: asleep + polling,
         waiting,
@@ -263,7 +268,7 @@ mod tests {
             let ratio = (squares / told).sqrt();
             assert!((0.93..1.07).contains(&ratio), "{vmm} {books}: {ratio}");
         }
-        assert!(guest_error(&States::default(), times, &seen([0; 5]), None) <= 0.0);
+        assert!(guest_error(&Microstates::default(), times, &seen([0; 5]), None) <= 0.0);
     }
 
     proptest! {

@@ -5,7 +5,7 @@ mod stopped;
 use std::time::{Duration, Instant};
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
-use linux::{Current, Missing, Serving, TaskSnapshot};
+use linux::{CurrentContext, IrqContext, Missing, TaskSnapshot};
 use vmm::GuestMemoryMmap;
 
 use crate::VcpuSampler;
@@ -14,7 +14,7 @@ use crate::collector::resolver::Resolver;
 use crate::record::{Moment, Record};
 use profile::SinkError;
 use profile::clock::{ClockKind, Intervals};
-use profile::rows::{Batch, Fell, SampleRow, Sink};
+use profile::rows::{Batch, SampleRow, Sink, VcpuState};
 pub use stopped::{StackFigures, Stopped, stack_figures};
 use vmm::monotonic_ns;
 
@@ -94,9 +94,9 @@ fn record(n: u64) -> Record {
         long_mode: true,
         five_level: false,
         halted: false,
-        fell: Fell::Guest,
-        current: Some(Current {
-            serving: if interrupt { Serving::HardIrq } else { Serving::Task },
+        vcpu_state: VcpuState::Guest,
+        current: Some(CurrentContext {
+            serving: if interrupt { IrqContext::HardIrq } else { IrqContext::Task },
             task: Some(task),
             ..Default::default()
         }),

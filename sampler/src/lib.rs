@@ -5,7 +5,6 @@ mod attached;
 pub mod bench;
 mod boxes;
 mod capacity;
-mod census;
 mod collector;
 pub mod conditions;
 pub mod exact;
@@ -19,8 +18,12 @@ mod pace;
 mod presence;
 pub mod record;
 pub mod session;
+mod task_scan;
 mod vcpu;
 
 pub use initrd::Initrd;
 pub use memory::GuestMemory;
-pub use session::{Precision, Session, SessionConfig, Status, Totals, VcpuSampler};
+pub use session::{
+    Precision, RateOutOfRange, RecordingConfig, Session, SessionConfig, Status, Totals, VcpuSampler,
+    checked_rate,
+};

@@ -17,7 +17,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use linux::{CurrentReader, Kernel, KernelPlace, PhysicalMemory};
+use linux::{CurrentReader, Kernel, KernelIdentity, PhysicalMemory};
 
 use crate::record::Record;
 
@@ -50,13 +50,13 @@ impl Where {
 #[derive(Debug)]
 pub(crate) struct Look {
     /// Where the kernel is, once it was found.
-    place: Arc<OnceLock<KernelPlace>>,
+    place: Arc<OnceLock<KernelIdentity>>,
     /// CLOCK_MONOTONIC ns.
     due_ns: u64,
 }
 
 impl Look {
-    pub(crate) fn new(place: Arc<OnceLock<KernelPlace>>) -> Self {
+    pub(crate) fn new(place: Arc<OnceLock<KernelIdentity>>) -> Self {
         Self { place, due_ns: 0 }
     }
 
@@ -188,7 +188,7 @@ mod tests {
             let guest = Config::new(Style::V6_12).build();
             let memory = guest.memory.clone();
             let kernel = Kernel::find(&memory, guest.cr3, guest.five_level).expect("a kernel");
-            let place = Arc::new(OnceLock::from(kernel.place().expect("a banner")));
+            let place = Arc::new(OnceLock::from(kernel.identity().expect("a banner")));
             let mut presence = Presence::default();
             presence.found(Arc::new(kernel), SECOND);
             Self { guest, memory, look: Look::new(place), presence }

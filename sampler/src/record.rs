@@ -5,13 +5,13 @@
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
 use linux::{
-    AddressSpace, Current, CurrentReader, PhysAddr, PhysicalMemory, StackCopy, StackReader, StackSample,
-    VirtAddr,
+    AddressSpace, CurrentContext, CurrentReader, PhysAddr, PhysicalMemory, StackCopy, StackReader,
+    StackSample, VirtAddr,
 };
 use symbols::Registers;
 use vmm::{Activity, stands_at_reset};
 
-use profile::rows::Fell;
+use profile::rows::VcpuState;
 
 /// Kernel addresses are the upper half, whatever the number of page table levels.
 pub(crate) const KERNEL_HALF: u64 = 1 << 63;
@@ -87,9 +87,9 @@ pub struct Record {
     /// Executed HLT, or was not started yet.
     pub halted: bool,
     /// What the vCPU was in when the tick came.
-    pub fell: Fell,
+    pub vcpu_state: VcpuState,
     /// Current task and preempt count; `None` when they could not be read.
-    pub current: Option<Current>,
+    pub current: Option<CurrentContext>,
     /// Whether the page tables mapped the kernel that was found; `None` where that was not looked at.
     pub kernel_mapped: Option<bool>,
 }
@@ -105,7 +105,7 @@ impl Record {
 /// state, which costs a system call and is therefore called only where the guest most likely idles.
 pub fn take<M: PhysicalMemory>(
     moment: &Moment<'_, M>,
-    current: impl FnOnce(&M) -> Option<Current>,
+    current: impl FnOnce(&M) -> Option<CurrentContext>,
     activity: impl FnOnce() -> Option<Activity>,
 ) -> Record {
     let (regs, sregs) = (moment.regs, moment.sregs);
@@ -126,7 +126,7 @@ pub fn take<M: PhysicalMemory>(
         long_mode,
         five_level: sregs.cr4 & CR4_LA57 != 0,
         halted,
-        fell: Fell::Guest,
+        vcpu_state: VcpuState::Guest,
         current: current(moment.memory),
         kernel_mapped: None,
     }

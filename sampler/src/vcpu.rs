@@ -14,7 +14,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use kvm_bindings::kvm_regs;
-use linux::{Event, KernelPlace, PhysicalMemory, StackCopy};
+use linux::{KernelIdentity, PhysicalMemory, ProbeEvent, StackCopy};
 use rtrb::{Consumer, Producer, PushError, RingBuffer};
 use vmm::{Activity, CounterSum, Exit, Observer, Tick, Trip, Verdict, monotonic_ns};
 
@@ -30,8 +30,8 @@ use crate::pace::Pace;
 use crate::presence::Look;
 use crate::record::{self, Moment, Readers, Record, Sampled};
 use profile::clock::{Held, Intervals};
-use profile::rows::States;
-use profile::rows::{Fell, VcpuRow};
+use profile::rows::Microstates;
+use profile::rows::{VcpuRow, VcpuState};
 
 /// A tick that is served this late has met a process that the host had stopped (SIGSTOP), which is no wait by the books of the
 /// host's scheduler, ns.
@@ -60,7 +60,7 @@ pub(crate) struct Published {
 }
 
 impl Published {
-    pub(crate) fn row(&self, id: u8, states: States) -> VcpuRow {
+    pub(crate) fn row(&self, id: u8, states: Microstates) -> VcpuRow {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         VcpuRow {
             id,
@@ -178,7 +178,7 @@ impl VcpuSampler {
         vcpu: u8,
         intervals: Option<Intervals>,
         capacity: Capacity,
-        (readers, place): (Arc<OnceLock<Readers>>, Arc<OnceLock<KernelPlace>>),
+        (readers, place): (Arc<OnceLock<Readers>>, Arc<OnceLock<KernelIdentity>>),
     ) -> (Self, Ends, Arc<Published>) {
         let (ring, samples) = RingBuffer::new(capacity.ring);
         let (boxes, returns) = boxes(capacity.pool, capacity.reserve);
@@ -227,15 +227,15 @@ impl VcpuSampler {
         let mut record = record::take(moment, |memory| readers?.current.read(memory, vcpu), activity);
         let wait = self.wait.waited_at(moment.due_ns, moment.now_ns);
         let stopped = !self.threadless && record.late_ns >= STOPPED_NS;
-        record.fell = fell(&record, moment.in_run, wait.is_some() || stopped);
-        let held = match (record.fell, wait) {
+        record.vcpu_state = vcpu_state(&record, moment.in_run, wait.is_some() || stopped);
+        let held = match (record.vcpu_state, wait) {
             // The vCPU's own timer interrupts the guest at once: what comes late is the thread's way out of KVM.
-            (Fell::Guest, _) if self.wait.is_own() => Held::since(moment.due_ns),
-            (Fell::Waiting, Some(held)) if !stopped => held,
+            (VcpuState::Guest, _) if self.wait.is_own() => Held::since(moment.due_ns),
+            (VcpuState::Waiting, Some(held)) if !stopped => held,
             _ => Held::since(moment.now_ns),
         };
-        if let (Fell::Guest, Some(recorder), Some(intervals)) =
-            (record.fell, &mut self.recorder, &self.intervals)
+        if let (VcpuState::Guest, Some(recorder), Some(intervals)) =
+            (record.vcpu_state, &mut self.recorder, &self.intervals)
         {
             recorder.sampled(moment.regs.rip, intervals.mean_ns());
         }
@@ -322,15 +322,15 @@ impl VcpuSampler {
 }
 
 /// What the vCPU was in when the tick came, by the same entries and exits as the clock of states.
-fn fell(record: &Record, in_run: bool, waited: bool) -> Fell {
+fn vcpu_state(record: &Record, in_run: bool, waited: bool) -> VcpuState {
     if record.halted {
-        Fell::Halted
+        VcpuState::Halted
     } else if !in_run {
-        Fell::Vmm
+        VcpuState::Vmm
     } else if waited {
-        Fell::Waiting
+        VcpuState::Waiting
     } else {
-        Fell::Guest
+        VcpuState::Guest
     }
 }
 
@@ -383,7 +383,7 @@ impl Observer for VcpuSampler {
     fn tripped(&mut self, trip: &Trip<'_>) -> Verdict {
         self.published.clock.change(Place::Sampler, trip.now_ns);
         self.event = Some((trip.now_ns, u64::MAX));
-        let (Some(recorder), Some(event)) = (&mut self.recorder, Event::from_number(trip.kind)) else {
+        let (Some(recorder), Some(event)) = (&mut self.recorder, ProbeEvent::from_number(trip.kind)) else {
             return Verdict::Keep;
         };
         if recorder.serve(event, trip.now_ns, trip.regs, trip.memory) {
@@ -442,12 +442,12 @@ mod tests {
             let now = monotonic_ns();
             assert!(tick(&mut sampler, now, now).is_some());
         }
-        let row = counters.row(2, States::default());
+        let row = counters.row(2, Microstates::default());
         assert_eq!((row.id, row.samples, row.lost), (2, 3, 2));
         assert!(ring.pop().is_ok());
         let now = monotonic_ns();
         tick(&mut sampler, now, now);
-        let row = counters.row(2, States::default());
+        let row = counters.row(2, Microstates::default());
         assert_eq!((row.samples, row.lost), (4, 2));
     }
 
@@ -494,11 +494,12 @@ mod tests {
         let exits = published.exits.read();
         let port = exits.iter().find(|exit| exit.key.address() == Some(0x3f8)).expect("counted");
         assert_eq!((port.count, port.total_ns), (1, 1_000_000));
-        assert_eq!(published.row(2, States::default()).exits, 2);
+        assert_eq!(published.row(2, Microstates::default()).exits, 2);
         // The host had stopped the process, which is no wait by the scheduler's books.
         tick(&mut sampler, ms(12), ms(512));
-        let fell: Vec<_> = std::iter::from_fn(|| ring.pop().ok()).map(|s| s.record.fell).collect();
-        assert_eq!(fell, [Fell::Vmm, Fell::Guest, Fell::Guest, Fell::Waiting]);
+        let vcpu_state: Vec<_> =
+            std::iter::from_fn(|| ring.pop().ok()).map(|s| s.record.vcpu_state).collect();
+        assert_eq!(vcpu_state, [VcpuState::Vmm, VcpuState::Guest, VcpuState::Guest, VcpuState::Waiting]);
         sampler.stopped();
         assert!(published.clock.last().is_some());
     }

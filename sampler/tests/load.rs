@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use profile::store::Value;
-use profile::{ClockKind, Profile, ProfileWriter};
-use sampler::{Session, SessionConfig, VcpuSampler};
+use profile::{Profile, ProfileWriter};
+use sampler::{RecordingConfig, Session, SessionConfig, VcpuSampler};
 use vmm::config::FLAT_ENTRY;
 use vmm::{Exit, Machine, Observer, Tick, VmConfig};
 
@@ -77,13 +77,7 @@ struct Seen {
 fn profiled(path: &Path, spinners: usize) -> Seen {
     let config = SessionConfig {
         vcpus: 1,
-        rate_hz: 2_000.0,
-        clock: ClockKind::Uniform,
-        seed: 5,
-        stack_depth: 0,
-        exact: false,
-        census_hz: 0.0,
-        precision: None,
+        recording: RecordingConfig { rate_hz: 2_000.0, seed: 5, ..RecordingConfig::default() },
         meta: Vec::new(),
     };
     let writer = ProfileWriter::create(path, false).expect("a new profile");
@@ -121,7 +115,7 @@ fn look(profile: &Profile) -> Seen {
         Value::Real(number) => number,
         ref other => panic!("{other:?} of {sql}"),
     };
-    let samples = "FROM sample s JOIN frame f ON f.id = s.frame WHERE s.fell";
+    let samples = "FROM sample s JOIN frame f ON f.id = s.frame WHERE s.vcpu_state";
     let short = FLAT_ENTRY + SHORT as u64;
     Seen {
         long: number(format!("SELECT count(*) {samples} = 'guest' AND f.address < {short}")),
@@ -158,7 +152,7 @@ fn load_on_the_cpu_changes_no_share() {
     assert!(quiet.all > 1_000.0 && loaded.all > 300.0, "{quiet:?} {loaded:?}");
     // Two spinning threads leave a third of the CPU.
     assert!(loaded.waiting > 0.3 && loaded.waiting > quiet.waiting + 0.1, "{quiet:?} {loaded:?}");
-    assert!(loaded.fell_waiting > 20.0, "ticks fell while the thread had no CPU: {loaded:?}");
+    assert!(loaded.fell_waiting > 20.0, "ticks vcpu_state while the thread had no CPU: {loaded:?}");
     for seen in [&quiet, &loaded] {
         let errors = (seen.share() - TRUTH) / seen.variance().sqrt();
         assert!(errors.abs() < 4.0, "{errors:.1} standard errors from the truth: {seen:?}");

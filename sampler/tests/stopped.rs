@@ -10,8 +10,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use profile::store::Value;
-use profile::{ClockKind, Filter, Profile, ProfileWriter, Report};
-use sampler::{Session, SessionConfig};
+use profile::{Filter, Profile, ProfileWriter, Report};
+use sampler::{RecordingConfig, Session, SessionConfig};
 use vmm::{Machine, VmConfig, probe};
 
 const RUN: &str = "VPROF_TEST_STOPPED";
@@ -26,13 +26,7 @@ fn run(path: &Path) -> ! {
     let writer = ProfileWriter::create(path, false).expect("a new profile");
     let config = SessionConfig {
         vcpus: 2,
-        rate_hz: 500.0,
-        clock: ClockKind::Uniform,
-        seed: 1,
-        stack_depth: 0,
-        census_hz: 0.0,
-        exact: false,
-        precision: None,
+        recording: RecordingConfig { rate_hz: 500.0, ..RecordingConfig::default() },
         meta: Vec::new(),
     };
     let (mut session, samplers) = Session::new(config, Box::new(writer), symbols::names::no_files());
@@ -101,8 +95,10 @@ fn time_in_which_a_run_was_stopped_is_waiting() {
     }
     let told = integers(&profile, "SELECT count(*) FROM event WHERE kind = 'stopped'");
     assert_eq!(told, [1]);
-    let late =
-        integers(&profile, "SELECT count(*), sum(fell = 'guest') FROM sample WHERE late_ns > 1000000000");
+    let late = integers(
+        &profile,
+        "SELECT count(*), sum(vcpu_state = 'guest') FROM sample WHERE late_ns > 1000000000",
+    );
     assert!(late[0] >= 1 && late[1] == 0, "ticks of the stop and those that count: {late:?}");
     let report = Report::read(&profile, &Filter::default()).expect("a report");
     let shares: f64 = report.processes.iter().map(|process| process.estimate.share).sum();

@@ -126,7 +126,7 @@ pub const ENTRIES: &[Entry] = &[
         process: "phases-go",
         phases: RUN_PHASES,
         named: 0.95,
-        complete: 0.5,
+        complete: 0.98,
     },
     Entry {
         name: "go_24",
@@ -136,7 +136,7 @@ pub const ENTRIES: &[Entry] = &[
         process: "phases-go",
         phases: RUN_PHASES,
         named: 0.95,
-        complete: 0.5,
+        complete: 0.98,
     },
     Entry {
         name: "ruby_31",
@@ -223,7 +223,7 @@ pub const ENTRIES: &[Entry] = &[
         name: "redis_7",
         runtime: "redis 7, redis-benchmark",
         release: "bookworm",
-        command: "/opt/corpus/servers.sh redis 10",
+        command: "/opt/corpus/servers.sh redis 15",
         process: "redis-server",
         phases: &[],
         named: 0.3,
@@ -233,7 +233,7 @@ pub const ENTRIES: &[Entry] = &[
         name: "nginx",
         runtime: "nginx 1.22, wrk",
         release: "bookworm",
-        command: "/opt/corpus/servers.sh nginx 10",
+        command: "/opt/corpus/servers.sh nginx 20",
         process: "nginx",
         phases: &[],
         named: 0.3,
@@ -345,7 +345,7 @@ impl Entry {
                 WHERE replace(lower(f.symbol), '_', '') LIKE '%{function}%' \
                 UNION SELECT s.id FROM stack s JOIN inside ON s.parent = inside.id) \
              SELECT count(*) FROM sample JOIN instance i ON i.id = sample.instance \
-             WHERE i.comm = '{}' AND fell = 'guest' AND stack IN inside",
+             WHERE i.comm = '{}' AND vcpu_state = 'guest' AND stack IN inside",
             self.process
         ))
     }

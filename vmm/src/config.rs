@@ -4,6 +4,8 @@ use std::fmt;
 use std::fs::File;
 use std::io::{self, Write};
 
+use serde::{Deserialize, Serialize};
+
 use crate::net::Backend;
 use crate::vsock;
 
@@ -156,7 +158,7 @@ pub trait DiskFormat: Send + fmt::Debug {
 }
 
 /// What happens to a guest's writes to a disk.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DiskMode {
     /// They reach the file.
     ReadWrite,

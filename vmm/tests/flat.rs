@@ -137,7 +137,7 @@ impl Observer for Places {
         Some(Duration::from_millis(1))
     }
     fn entering(&mut self, now_ns: u64) {
-        // Serving a tick is neither: none comes meanwhile.
+        // IrqContext a tick is neither: none comes meanwhile.
         self.serving_ns += if self.serving { now_ns - self.since_ns } else { 0 };
         self.since_ns = now_ns;
     }

@@ -1,5 +1,5 @@
 //! The developer's commands: `cargo xtask demo`, `test`, `fuzz`, `bench`, `experiments`, `corpus`, `image`, `install`,
-//! `licences`, `deps`.
+//! `lint`, `tree`, `licences`, `deps`.
 
 mod bench;
 mod corpus;
@@ -10,8 +10,10 @@ mod fuzz;
 mod image;
 mod install;
 mod licences;
+mod lint;
 mod progress;
 mod test;
+mod tree;
 
 use std::process::ExitCode;
 
@@ -41,9 +43,13 @@ enum Command {
     Corpus(corpus::Options),
     /// Install the program, its manual pages and completions into a prefix
     Install(install::Options),
+    /// Check the wording of comments, messages and documents, links, and widths of lines
+    Lint(lint::Options),
     /// Make an image
     #[command(subcommand)]
     Image(image::Image),
+    /// Draw the crates and their imports into docs/contributing.md
+    Tree(tree::Options),
     /// Check the licences of dependencies, and which are there in two versions
     Licences,
     /// Install the Debian packages that the other commands need
@@ -59,7 +65,9 @@ fn main() -> ExitCode {
         Command::Experiments(options) => experiments::run(&options),
         Command::Corpus(options) => corpus::run(&options),
         Command::Install(options) => install::run(&options),
+        Command::Lint(options) => lint::run(&options),
         Command::Image(image) => image::run(&image),
+        Command::Tree(options) => tree::run(&options),
         Command::Licences => licences::run(),
         Command::Deps => deps::run(),
     };

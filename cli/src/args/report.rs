@@ -58,7 +58,7 @@ pub struct ReportArgs {
     pub exact: bool,
 
     /// What each task did: time on a CPU, waiting for one, asleep and what for. Exact where `run --exact` has measured it,
-    /// else estimated by the census, with intervals; --states=exact and --states=census choose one
+    /// else estimated by task-state sampling, with intervals; --states=exact and --states=sampled choose one
     #[arg(long, value_enum, value_name = "SOURCE", num_args = 0..=1, require_equals = true, default_missing_value = "best",
         conflicts_with_all = ["exact", "by", "callers", "callees", "sort", "symbol", "mode", "cpu"])]
     pub states: Option<StatesFrom>,
@@ -91,12 +91,13 @@ pub struct ReportArgs {
 /// `--states`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum StatesFrom {
-    /// Exact times where there are some, else the census
+    /// Exact times where there are some, else task-state sampling
     Best,
     /// Exact times
     Exact,
-    /// The census
-    Census,
+    /// Task-state sampling
+    #[value(alias = "census")]
+    Sampled,
 }
 
 impl From<StatesFrom> for Source {
@@ -104,7 +105,7 @@ impl From<StatesFrom> for Source {
         match from {
             StatesFrom::Best => Self::Best,
             StatesFrom::Exact => Self::Exact,
-            StatesFrom::Census => Self::Census,
+            StatesFrom::Sampled => Self::Sampled,
         }
     }
 }

@@ -38,7 +38,7 @@ fn facts(text: &mut String, report: &ExactReport, page: Page) {
     wrapped(text, &page.style.bold(&title), "", page.width);
     let events = format!(
         "{}, {} lost",
-        units::counted(sum(|vcpu| vcpu.trips), "event"),
+        units::counted(sum(|vcpu| vcpu.probe_exits), "event"),
         units::count(sum(|vcpu| vcpu.lost)),
     );
     wrapped(text, &events, "  ", page.width);
@@ -100,7 +100,7 @@ pub(super) fn ms(s: f64) -> String {
 
 fn tasks(text: &mut String, report: &ExactReport, rows: usize, page: Page) {
     heading(text, page.style, "Tasks", ": ms in each state; user and trap are parts of running by samples");
-    let right = ["tid", "life", "running", "user", "trap", "irq", "queue", "sleep", "disk", "other"];
+    let right = ["tid", "life", "running", "user", "trap", "irq", "runnable", "sleep", "disk", "other"];
     let mut columns: Vec<(&str, Align)> = right.map(|name| (name, Align::Right)).to_vec();
     columns.push(("task", Align::Left));
     let mut table = Table::new(&columns).indent(2).flexible(10);
@@ -120,7 +120,7 @@ fn tasks(text: &mut String, report: &ExactReport, rows: usize, page: Page) {
             share(|parts| parts.user),
             share(|parts| parts.trap),
             ms(of(&["interrupted"])),
-            ms(of(&["queue"])),
+            ms(of(&["runnable"])),
             ms(of(&["sleep"])),
             ms(of(&["disk"])),
             ms(of(&["sampler", "stopped", "zombie", "unknown"])),
@@ -142,7 +142,7 @@ fn children(text: &mut String, report: &ExactReport, rows: usize, page: Page) {
         "Children",
         ": ms in each state of all that a process has waited for, and of theirs",
     );
-    let right = ["waited for", "sums of", "life", "running", "irq", "queue", "sleep", "disk", "other"];
+    let right = ["waited for", "sums of", "life", "running", "irq", "runnable", "sleep", "disk", "other"];
     let mut columns: Vec<(&str, Align)> = right.map(|name| (name, Align::Right)).to_vec();
     columns.push(("process", Align::Left));
     let mut table = Table::new(&columns).indent(2).flexible(9);
@@ -157,7 +157,7 @@ fn children(text: &mut String, report: &ExactReport, rows: usize, page: Page) {
             ms(process.life_s),
             ms(process.running_s),
             of(&["interrupted"]),
-            of(&["queue"]),
+            of(&["runnable"]),
             of(&["sleep"]),
             of(&["disk"]),
             of(&["sampler", "stopped", "zombie", "unknown"]),
@@ -200,7 +200,7 @@ fn faults(text: &mut String, report: &ExactReport, rows: usize, page: Page) {
     more(text, list.len(), rows);
 }
 
-/// What the tasks waited for, by cause.
+/// What the tasks waited for, by wait_reason.
 fn sleeps(text: &mut String, report: &ExactReport, rows: usize, page: Page) {
     heading(text, page.style, "Waits", ": what tasks waited for, kernel threads left out");
     let mut list: Vec<(&TaskStates, &profile::report::StateTime)> = Vec::new();
@@ -229,7 +229,7 @@ fn sleeps(text: &mut String, report: &ExactReport, rows: usize, page: Page) {
             units::percent(state.share),
             units::count(state.count),
             state.state.clone(),
-            state.cause.clone(),
+            state.wait_reason.clone(),
             name(&task.task),
         ]);
     }

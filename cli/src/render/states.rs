@@ -1,4 +1,4 @@
-//! `report --states`: what each task did, exactly or by the census.
+//! `report --states`: what each task did, exactly or by task-state sampling.
 
 use profile::report::{Known, StateReport, TaskSpent, TimeIn};
 use text::clean::escaped;
@@ -21,7 +21,7 @@ pub fn render(report: &StateReport, rows: usize, page: Page) -> String {
 fn facts(text: &mut String, report: &StateReport, page: Page) {
     let span = units::seconds(report.to_s - report.from_s);
     let from = units::seconds(report.from_s);
-    let Some(census) = &report.census else {
+    let Some(scans) = &report.scans else {
         let title = format!("States of tasks, exactly: {span}, from {from} on");
         wrapped(text, &page.style.bold(&title), "", page.width);
         wrapped(
@@ -32,22 +32,22 @@ fn facts(text: &mut String, report: &StateReport, page: Page) {
         );
         return;
     };
-    let title = format!("States of tasks, estimated by a census: {span}, from {from} on");
+    let title = format!("States of tasks, estimated by task-state sampling: {span}, from {from} on");
     wrapped(text, &page.style.bold(&title), "", page.width);
     let moments = format!(
-        "{} at random, {} a second asked for, {} missed, {} late in the mean; the census took {} of a CPU of the host",
-        units::counted(census.moments, "moment"),
-        census.hz,
-        units::count(census.missed),
-        units::seconds(census.late_s),
-        units::seconds(census.cost_s)
+        "{} at random times, {} per second requested, {} missed, {} late on average; they took {} of a host CPU",
+        units::counted(scans.scans, "scan"),
+        scans.hz,
+        units::count(scans.missed),
+        units::seconds(scans.late_s),
+        units::seconds(scans.cost_s)
     );
     wrapped(text, &moments, "  ", page.width);
-    if census.torn > 0 {
+    if scans.inconsistent > 0 {
         let torn = format!(
-            "{} of {} looks met a task that was just being switched: its state is unknown",
-            units::count(census.torn),
-            units::count(census.looks)
+            "{} of {} readings met a task that was being switched: its state is unknown",
+            units::count(scans.inconsistent),
+            units::count(scans.tasks)
         );
         wrapped(text, &torn, "  ", page.width);
     }
@@ -60,7 +60,7 @@ fn part(share: f64) -> String {
 
 fn tasks(text: &mut String, report: &StateReport, rows: usize, page: Page) {
     heading(text, page.style, "Tasks", ": part of its life in each state, most time on a CPU first");
-    let right = ["tid", "life", "on CPU", "user", "system", "irq", "queue", "sleep", "disk", "other"];
+    let right = ["tid", "life", "on CPU", "user", "system", "irq", "runnable", "sleep", "disk", "other"];
     let mut columns: Vec<(&str, Align)> = right.map(|name| (name, Align::Right)).to_vec();
     columns.push(("task", Align::Left));
     let mut table = Table::new(&columns).indent(2).flexible(10);
@@ -77,7 +77,7 @@ fn tasks(text: &mut String, report: &StateReport, rows: usize, page: Page) {
             of(&["user"]),
             of(&["system"]),
             of(&["interrupted"]),
-            of(&["queue"]),
+            of(&["runnable"]),
             of(&["sleep"]),
             of(&["disk"]),
             of(&["sampler", "stopped", "zombie", "unknown"]),
@@ -93,7 +93,7 @@ type Row<'a> = (&'a TaskSpent, &'a TimeIn);
 
 /// What tasks did and waited for, most time first.
 fn waits(text: &mut String, report: &StateReport, rows: usize, page: Page) {
-    let estimated = report.source == Known::Census;
+    let estimated = report.source == Known::Sampled;
     let note = if estimated {
         ": with 95 % intervals, kernel threads left out"
     } else {
@@ -126,7 +126,7 @@ fn waits(text: &mut String, report: &StateReport, rows: usize, page: Page) {
             units::seconds(state.high_s),
             units::percent(state.share),
             escaped(&state.state).into_owned(),
-            escaped(&state.cause).into_owned(),
+            escaped(&state.wait_reason).into_owned(),
             name(&task.task),
         ]);
     }
@@ -136,17 +136,17 @@ fn waits(text: &mut String, report: &StateReport, rows: usize, page: Page) {
 
 #[cfg(test)]
 mod tests {
-    use profile::report::{CensusFacts, Task};
+    use profile::report::{ScanStatistics, Task};
 
     use super::*;
     use crate::render::Style;
 
-    fn time(state: &str, cause: &str, share: f64) -> TimeIn {
+    fn time(state: &str, wait_reason: &str, share: f64) -> TimeIn {
         let (s, low_s, high_s) = (share * 10.0, share * 8.0, share * 12.0);
-        let (state, cause) = (state.to_owned(), cause.to_owned());
+        let (state, wait_reason) = (state.to_owned(), wait_reason.to_owned());
         TimeIn {
             state,
-            cause,
+            wait_reason,
             count: Some(9),
             s,
             low_s,
@@ -158,13 +158,13 @@ mod tests {
     }
 
     fn report(source: Known) -> StateReport {
-        let census = CensusFacts {
+        let scans = ScanStatistics {
             hz: 10.0,
-            moments: 98,
+            scans: 98,
             late_s: 0.001,
             missed: 1,
-            looks: 4_900,
-            torn: 3,
+            tasks: 4_900,
+            inconsistent: 3,
             cost_s: 0.025,
         };
         let task = Task { comm: "evil\x1b[2J".to_owned(), pid: 7, tid: 8, ..Task::default() };
@@ -176,23 +176,23 @@ mod tests {
             waits: vec![time("sleep", "pipe", 0.75)],
             samples: 40,
         };
-        let census = (source == Known::Census).then_some(census);
-        StateReport { source, from_s: 1.0, to_s: 11.0, census, tasks: vec![spent] }
+        let scans = (source == Known::Sampled).then_some(scans);
+        StateReport { source, from_s: 1.0, to_s: 11.0, scans, tasks: vec![spent] }
     }
 
     #[test]
     fn estimates_have_their_intervals() {
         let page = Page { width: 100, style: Style::Plain };
-        let text = render(&report(Known::Census), 10, page);
+        let text = render(&report(Known::Sampled), 10, page);
         assert!(
-            text.starts_with("States of tasks, estimated by a census: 10.00 s, from 1.00 s on\n"),
+            text.starts_with("States of tasks, estimated by task-state sampling: 10.00 s, from 1.00 s on\n"),
             "{text}"
         );
         assert!(
-            text.contains("98 moments at random, 10 a second asked for, 1 missed, 1.0 ms late"),
+            text.contains("98 scans at random times, 10 per second requested, 1 missed, 1.0 ms late"),
             "{text}"
         );
-        assert!(text.contains("3 of 4,900 looks"), "{text}");
+        assert!(text.contains("3 of 4,900 readings"), "{text}");
         let row = text.lines().find(|line| line.contains("pipe")).expect("a row");
         let words: Vec<&str> = row.split_whitespace().collect();
         assert_eq!(words[..8], ["7.50", "s", "6.00", "s", "9.00", "s", "75.0", "%"], "{row}");
@@ -203,6 +203,6 @@ mod tests {
     fn exact_times_say_so() {
         let text = render(&report(Known::Exact), 10, Page { width: 100, style: Style::Plain });
         assert!(text.starts_with("States of tasks, exactly: 10.00 s"), "{text}");
-        assert!(!text.contains("intervals") && !text.contains("census"), "{text}");
+        assert!(!text.contains("intervals") && !text.contains("scan"), "{text}");
     }
 }

@@ -50,7 +50,7 @@ fn function(symbol: &str, module: Option<&str>, own: u64, total: u64) -> Functio
 }
 
 fn task(comm: &str, tid: i32, running: f64) -> TaskShare {
-    let named = [("running", running), ("interrupted", 0.01), ("queue", 0.04), ("sleep", 0.95 - running)];
+    let named = [("running", running), ("interrupted", 0.01), ("runnable", 0.04), ("sleep", 0.95 - running)];
     let states = named.map(|(name, part)| (name.to_owned(), part)).to_vec();
     TaskShare { comm: comm.to_owned(), pid: 84, tid, time_s: 5.0, states }
 }

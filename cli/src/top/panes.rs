@@ -117,11 +117,11 @@ fn functions(rows: &[FunctionShare]) -> Table {
     Table { columns: COLUMNS.to_vec(), rows: rows.iter().map(row).collect(), last: 32, empty: NOT_SAMPLED }
 }
 
-/// States of tasks (`profile::rows::State`), their columns, and when these give way.
+/// States of tasks (`profile::rows::TaskState`), their columns, and when these give way.
 const TASK_STATES: [(&str, Column); 8] = [
     ("running", column("running", 8, 0)),
     ("interrupted", column("irq", 7, 5)),
-    ("queue", column("queue", 7, 1)),
+    ("runnable", column("runnable", 8, 1)),
     ("sleep", column("sleep", 7, 2)),
     ("disk", column("disk", 7, 3)),
     ("sampler", column("sampler", 8, 6)),
@@ -142,7 +142,7 @@ fn tasks(rows: &[TaskShare]) -> Table {
         columns: states.chain(rest).collect(),
         rows: rows.iter().map(row).collect(),
         last: LAST,
-        empty: "No task was seen in this span, by the census or in exact mode.",
+        empty: "No task was seen in this span, by a scan or in exact mode.",
     }
 }
 

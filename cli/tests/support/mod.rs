@@ -7,9 +7,9 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use profile::rows::States;
+use profile::rows::Microstates;
 use profile::rows::{
-    Batch, EventRow, Fell, FrameKind, FrameRow, InstanceRow, Mode, SampleRow, Sink, VcpuRow,
+    Batch, EventRow, FrameKind, FrameRow, InstanceRow, Mode, SampleRow, Sink, VcpuRow, VcpuState,
 };
 use profile::store::ProfileWriter;
 
@@ -142,7 +142,7 @@ pub fn batch_of(of_four: u64) -> Batch {
         late_ns: 20_000,
         mode,
         halted: mode == Mode::Idle,
-        fell: if mode == Mode::Idle { Fell::Halted } else { Fell::Guest },
+        vcpu_state: if mode == Mode::Idle { VcpuState::Halted } else { VcpuState::Guest },
         frame,
         rsp: 0xffff_8000_0000_0000,
         cpl: if mode == Mode::User { 3 } else { 0 },
@@ -158,7 +158,7 @@ pub fn batch_of(of_four: u64) -> Batch {
         samples: 400,
         lost: 2,
         exits: 1000,
-        states: States {
+        states: Microstates {
             guest: 600_000_000,
             halted: 100_000_000,
             waiting: 76_000_000,

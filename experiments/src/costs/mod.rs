@@ -15,10 +15,10 @@ use paper::{PaperTable, TABLES, Unit};
 
 /// Off as far as the options allow, sampling, and exact.
 const SETTINGS: [(&str, &[&str]); 3] = [
-    ("off", &["-F", "0.1", "--depth", "0", "--census", "0"]),
+    ("off", &["-F", "0.1", "--depth", "0", "--task-rate", "0"]),
     ("sampling", &["-F", "1000"]),
     // The kernel is looked for at ticks, so exact mode needs some.
-    ("exact", &["-F", "20", "--depth", "0", "--exact", "--census", "0"]),
+    ("exact", &["-F", "20", "--depth", "0", "--exact", "--task-rate", "0"]),
 ];
 /// Each measurement takes a tenth of a second.
 const SCRIPT: &str = "latency --seconds 0.1";

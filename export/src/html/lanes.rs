@@ -65,7 +65,7 @@ pub(super) fn read(
     }
     // The recording has no idle ones.
     let sql = "SELECT s.vcpu, s.time_ns FROM sample s JOIN mode m ON m.id = s.mode \
-               WHERE m.name = 'idle' AND s.fell = 'guest'";
+               WHERE m.name = 'idle' AND s.vcpu_state = 'guest'";
     for row in &profile.query(sql)?.rows {
         if let [vcpu, time] = row.as_slice() {
             count(&mut lanes, u8::try_from(number(vcpu)).unwrap_or(u8::MAX), number(time), 3);

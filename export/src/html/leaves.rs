@@ -60,8 +60,9 @@ pub(super) fn asleep(
     people: &mut People,
 ) -> Leaves {
     let mut leaves = Leaves::default();
-    for OffCpu { task, state, cause, s, count, stack } in &exact.off_cpu {
-        let what = if cause.is_empty() { format!("[{state}]") } else { format!("[{state}: {cause}]") };
+    for OffCpu { task, state, wait_reason, s, count, stack } in &exact.off_cpu {
+        let what =
+            if wait_reason.is_empty() { format!("[{state}]") } else { format!("[{state}: {wait_reason}]") };
         let mut node = tree.node(0, functions.number((what, None, Kind::State)));
         for function in stack.iter().rev() {
             node = tree.node(node, functions.number((function.clone(), None, Kind::Kernel)));

@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
-use profile::rows::States;
+use profile::rows::Microstates;
 use profile::rows::{
-    Batch, EventRow, Fell, FileRow, FrameKind, FrameRow, InlinedRow, InstanceRow, InterruptRow, Mode,
-    SampleRow, StackRow, ThreadRow, VcpuRow,
+    Batch, EventRow, FileRow, FrameKind, FrameRow, InlinedRow, InstanceRow, InterruptRow, Mode, SampleRow,
+    StackRow, ThreadRow, VcpuRow, VcpuState,
 };
 use profile::{ProfileWriter, Sink};
 use tempfile::TempDir;
@@ -99,7 +99,7 @@ fn meta() -> Vec<(String, String)> {
 fn run(name: &str) -> Batch {
     let text = |text: &str| Some(text.to_owned());
     let mut batch = Batch { meta: meta(), ..Batch::default() };
-    let states = States { guest: GUEST_NS, halted: 10 * MS, ..States::default() };
+    let states = Microstates { guest: GUEST_NS, halted: 10 * MS, ..Microstates::default() };
     batch.vcpus.push(VcpuRow { id: 0, samples: SAMPLES + IDLE, lost: 0, exits: 1, states });
     batch.instances.push(InstanceRow {
         id: 1,
@@ -199,7 +199,7 @@ fn sample(
             time_ns: (n + 1) * MS,
             mode,
             halted,
-            fell: if halted { Fell::Halted } else { Fell::Guest },
+            vcpu_state: if halted { VcpuState::Halted } else { VcpuState::Guest },
             frame,
             stack,
             instance,

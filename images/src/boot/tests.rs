@@ -1,42 +1,13 @@
-//! Entries of disks whose files are a table.
-
-use std::collections::BTreeMap;
+//! Entries of disks whose files are in a table.
 
 use super::*;
-use crate::contents::part_of;
+use crate::volume::table;
 
-/// Files by path.
-#[derive(Debug, Default)]
-struct Table(BTreeMap<String, Vec<u8>>);
-
-impl Files for Table {
-    fn read(&self, path: &str, most: u64) -> Result<Vec<u8>, String> {
-        let bytes = self.0.get(path).ok_or("no such file")?;
-        if bytes.len() as u64 > most { Err("too large".to_owned()) } else { Ok(bytes.clone()) }
-    }
-
-    fn is_file(&self, path: &str) -> bool {
-        self.0.contains_key(path)
-    }
-
-    fn names(&self, directory: &str) -> Vec<String> {
-        let start = format!("{}/", directory.trim_end_matches('/'));
-        let below = self.0.keys().filter_map(|path| path.strip_prefix(&start));
-        below.filter(|name| !name.contains('/')).map(str::to_owned).collect()
-    }
-
-    fn resolved(&self, path: String) -> String {
-        path
-    }
+fn volume<T: AsRef<[u8]>>(files: &[(&str, T)]) -> DiskVolume {
+    table::volume(files.iter().map(|(path, bytes)| ((*path).to_owned(), bytes.as_ref().to_vec())).collect())
 }
 
-fn volume<T: AsRef<[u8]>>(files: &[(&str, T)]) -> Volume {
-    let table = files.iter().map(|(path, bytes)| ((*path).to_owned(), bytes.as_ref().to_vec()));
-    let files: Box<dyn Files> = Box::new(Table(table.collect()));
-    Volume { part: part_of(b"x"), signature: None, files: Some(Ok(files)) }
-}
-
-fn first(volumes: &[Volume]) -> Entry {
+fn first(volumes: &[DiskVolume]) -> BootEntry {
     entries(volumes).into_iter().next().expect("an entry")
 }
 
@@ -86,7 +57,7 @@ fn fedoras_entries_on_a_boot_partition_with_grubs_variables() {
             "title Fedora\nversion 6.5\nlinux /vmlinuz-6.5\ninitrd /initramfs-6.5.img $tuned_initrd\noptions $kernelopts\n",
         ),
         ("/loader/entries/x-0-rescue.conf", "title Rescue\nversion 0-rescue\nlinux /vmlinuz-0-rescue\n"),
-        ("/grub2/grubenv", "# GRUB Environment Block\nkernelopts=root=UUID=2 ro\n"),
+        ("/grub2/grubenv", "# GRUB GrubEnvironment Block\nkernelopts=root=UUID=2 ro\n"),
         ("/grub2/grub.cfg", "blscfg\n"),
         ("/vmlinuz-6.5", ""),
         ("/vmlinuz-0-rescue", ""),
@@ -117,7 +88,7 @@ fn extlinux_counts_from_its_own_directory() {
 }
 
 #[test]
-fn names_tell_where_no_loader_does() {
+fn names_are_used_where_no_loader_has_entries() {
     let boot =
         volume(&[("/vmlinuz-6.1.0-9", ""), ("/vmlinuz-6.1.0-10", ""), ("/initramfs-6.1.0-10.img", "")]);
     let found = first(&[boot]);

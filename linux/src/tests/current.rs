@@ -2,7 +2,7 @@
 
 use super::{STYLES, booted, comm, find, styled};
 use crate::fixture::{Config, Style, phys_to_virt};
-use crate::{Missing, PhysAddr, PhysicalMemory, Serving};
+use crate::{IrqContext, Missing, PhysAddr, PhysicalMemory};
 
 #[test]
 fn every_style_and_paging_mode_has_current_tasks() {
@@ -20,14 +20,14 @@ fn every_style_and_paging_mode_has_current_tasks() {
                 assert_eq!(first.preempt_count, 0x8000_0000);
                 let interrupted = if style == Style::V6_15 { 0x8100_0001 } else { 0x8001_0001 };
                 assert_eq!(second.preempt_count, interrupted);
-                assert_eq!((first.serving, second.serving), (Serving::Task, Serving::HardIrq));
+                assert_eq!((first.serving, second.serving), (IrqContext::Task, IrqContext::HardIrq));
                 assert_eq!(reader.missing(), None);
                 let (first, second) = (first.task.unwrap(), second.task.unwrap());
                 assert_eq!(Some(first.task), guest.task(1));
                 assert_eq!((first.pid, first.tid, first.start_ns), (1, 1, 20));
                 assert_eq!(comm(&first.comm), "init");
                 assert_eq!(comm(&first.process_comm), "init");
-                // A thread has its process's start and name beside its own.
+                // A thread has its process's start and name next to its own.
                 assert_eq!((second.pid, second.tid, second.start_ns), (100, 102, 5_000));
                 assert_eq!(comm(&second.comm), "worker-102");
                 assert_eq!(comm(&second.process_comm), "many");
@@ -48,7 +48,7 @@ fn a_kernel_that_counts_interrupts_in_an_unknown_way_is_told() {
         let reader = find(&guest).unwrap().current_reader(&guest.memory).unwrap();
         assert_eq!(reader.missing(), Some(&Missing::NoHardIrqBits));
         let current = reader.read(&guest.memory, 1).unwrap();
-        assert_eq!((current.serving, current.task.unwrap().tid), (Serving::Task, 102));
+        assert_eq!((current.serving, current.task.unwrap().tid), (IrqContext::Task, 102));
     }
 }
 
@@ -134,7 +134,7 @@ fn a_current_pointer_that_is_no_task_leaves_the_preempt_count() {
         assert_eq!(current.task, None, "{bad:#x}");
         assert_eq!(current.preempt_count, 0x8000_0000);
     }
-    // A leader that is none takes the whole task along: an identity must not be half right.
+    // A bad leader takes the whole task along: an identity must not be half right.
     guest.put(at, &good.to_le_bytes());
     let leader = good - phys_to_virt(0, five) + 0x3d0;
     guest.put(PhysAddr(leader), &[0xff; 8]);

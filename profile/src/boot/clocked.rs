@@ -11,7 +11,7 @@ use crate::estimate::{Tallies, Tick, Ticks};
 use crate::numbers::{part, unsigned};
 use crate::paces::{Paces, scaled};
 use crate::report::tables::Stretch;
-use crate::rows::Fell;
+use crate::rows::VcpuState;
 
 /// A tick of any kind: those outside of the guest and those that found it idle are part of the sequence.
 #[derive(Debug, Clone, Copy)]
@@ -43,9 +43,10 @@ impl Clocks {
     }
 
     pub fn read(connection: &Connection) -> rusqlite::Result<Self> {
-        let sql = "SELECT id, vcpu, time_ns, fell FROM sample ORDER BY time_ns, id";
+        let sql = "SELECT id, vcpu, time_ns, vcpu_state FROM sample ORDER BY time_ns, id";
         let moment = |row: &rusqlite::Row<'_>| {
-            let guest = row.get_ref(3)?.as_str().is_ok_and(|fell| fell == Fell::Guest.name());
+            let guest =
+                row.get_ref(3)?.as_str().is_ok_and(|vcpu_state| vcpu_state == VcpuState::Guest.name());
             Ok((row.get(0)?, Moment { vcpu: row.get(1)?, time_ns: unsigned(row, 2)?, guest }))
         };
         let pair = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?));

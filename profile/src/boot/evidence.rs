@@ -42,7 +42,7 @@ pub struct Evidence {
     pub died: Option<bool>,
     /// Length of the run, s.
     pub duration_s: f64,
-    /// The last time that the guest came further ([`Wait::Still`](crate::conditions::Wait::Still)), s since the run's
+    /// The last time that the guest came further (`Wait::Still` of the sampler), s since the run's
     /// start.
     pub progress_s: f64,
     /// What each vCPU did in the last two seconds.
@@ -76,7 +76,7 @@ pub struct Blocked {
     /// `sleep`, or `disk`: nothing but what it waits for can wake it.
     pub state: String,
     /// What for, where that is known.
-    pub cause: String,
+    pub wait_reason: String,
     /// Asleep since then, s since the run's start.
     pub since_s: f64,
     /// The functions it sleeps in, innermost first.
@@ -204,12 +204,12 @@ fn frames(connection: &Connection, stack: i64) -> rusqlite::Result<Vec<String>> 
     connection.prepare(sql)?.query_map([stack], |row| row.get(0))?.collect()
 }
 
-/// The last state of tasks that sleep, by the census.
+/// The last state of tasks that sleep, by scans.
 fn blocked(connection: &Connection) -> rusqlite::Result<Vec<Blocked>> {
-    let sql = "SELECT i.comm, i.pid, s.tid, s.state, s.cause, m.time_ns, s.stack FROM census_state s \
-               JOIN (SELECT instance, tid, max(moment) AS moment FROM census_state GROUP BY instance, tid) last \
-               ON last.instance = s.instance AND last.tid = s.tid AND last.moment = s.moment \
-               JOIN census_moment m ON m.id = s.moment JOIN instance i ON i.id = s.instance \
+    let sql = "SELECT i.comm, i.pid, s.tid, s.state, s.wait_reason, m.time_ns, s.stack FROM task_scan_state s \
+               JOIN (SELECT instance, tid, max(scan) AS scan FROM task_scan_state GROUP BY instance, tid) last \
+               ON last.instance = s.instance AND last.tid = s.tid AND last.scan = s.scan \
+               JOIN task_scan m ON m.id = s.scan JOIN instance i ON i.id = s.instance \
                WHERE s.state = 'disk' OR (s.state = 'sleep' AND i.kernel_thread = 0) \
                ORDER BY s.state <> 'disk', i.pid, s.tid LIMIT ?";
     let most = i64::try_from(MOST_BLOCKED).unwrap_or(i64::MAX);
@@ -223,7 +223,7 @@ fn blocked(connection: &Connection) -> rusqlite::Result<Vec<Blocked>> {
             pid: row.get(1)?,
             tid: row.get(2)?,
             state: row.get(3)?,
-            cause: row.get(4)?,
+            wait_reason: row.get(4)?,
             since_s: unsigned(row, 5)? as f64 / 1e9,
             stack: if stack > 0 { frames(connection, stack)? } else { Vec::new() },
         });

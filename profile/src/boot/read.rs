@@ -366,7 +366,7 @@ impl Bounds {
 fn hits(connection: &Connection) -> rusqlite::Result<Vec<Hit>> {
     let sql = "SELECT s.id, s.vcpu, s.time_ns, s.stack, s.frame, m.name, f.address, s.instance FROM sample s \
                JOIN mode m ON m.id = s.mode JOIN frame f ON f.id = s.frame \
-               WHERE s.fell = 'guest' AND m.name <> 'idle' ORDER BY s.time_ns, s.id";
+               WHERE s.vcpu_state = 'guest' AND m.name <> 'idle' ORDER BY s.time_ns, s.id";
     let hit = |row: &rusqlite::Row<'_>| {
         Ok(Hit {
             sample: row.get(0)?,

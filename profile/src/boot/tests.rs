@@ -3,10 +3,10 @@ use std::path::Path;
 use tempfile::tempdir;
 
 use super::*;
-use crate::rows::States;
+use crate::rows::Microstates;
 use crate::rows::{
-    Batch, CensusMomentRow, CensusStateRow, CgroupRow, ConsoleRow, EventRow, Fell, FrameKind, FrameRow,
-    InstanceRow, MicrostateRow, Mode, SampleRow, Sink, StackRow, UnitEventRow, VcpuRow,
+    Batch, CgroupRow, ConsoleRow, EventRow, FrameKind, FrameRow, InstanceRow, MicrostateRow, Mode, SampleRow,
+    Sink, StackRow, TaskScanRow, TaskScanStateRow, UnitEventRow, VcpuRow, VcpuState,
 };
 use crate::store::{Profile, ProfileWriter};
 
@@ -68,7 +68,7 @@ fn batch() -> Batch {
     }
     let path = "/system.slice/ssh.service".to_owned();
     batch.cgroups.push(CgroupRow { id: 1, path, unit: Some("ssh.service".to_owned()), container: None });
-    let guest = States { guest: 900 * MS, ..States::default() };
+    let guest = Microstates { guest: 900 * MS, ..Microstates::default() };
     batch.microstates.push(MicrostateRow { vcpu: 0, time_ns: 1_000 * MS, states: guest });
     let mut add = |from: u64, to: u64, frame: u32, stack: Option<u32>, mode: Mode, instance: Option<u32>| {
         batch.samples.extend((from..to).map(|ms| SampleRow {
@@ -77,7 +77,7 @@ fn batch() -> Batch {
             stack,
             mode,
             instance,
-            fell: Fell::Guest,
+            vcpu_state: VcpuState::Guest,
             ..SampleRow::default()
         }));
     };
@@ -305,7 +305,7 @@ fn where_ticks_are_missing_those_that_came_stand_for_more() {
     let stretch = |time_ms: u64, length_ms: u64| MicrostateRow {
         vcpu: 0,
         time_ns: time_ms * MS,
-        states: States { guest: length_ms * MS, ..States::default() },
+        states: Microstates { guest: length_ms * MS, ..Microstates::default() },
     };
     batch.microstates = vec![stretch(350, 250), stretch(450, 100), stretch(1_000, 550)];
     // Three of four ticks of a stretch are lost.
@@ -352,7 +352,14 @@ fn mostly_halted(on_us: u64, rate: f64) -> f64 {
     for (time_ns, frame, stack) in [(0, 1, 1), (1, 3, 3), (2, 8, 8)] {
         let mode = if frame == 8 { Mode::User } else { Mode::Kernel };
         let stack = Some(stack);
-        batch.samples.push(SampleRow { time_ns, frame, stack, mode, fell: Fell::Guest, ..row.clone() });
+        batch.samples.push(SampleRow {
+            time_ns,
+            frame,
+            stack,
+            mode,
+            vcpu_state: VcpuState::Guest,
+            ..row.clone()
+        });
     }
     loop {
         now += intervals.next_ns();
@@ -360,13 +367,13 @@ fn mostly_halted(on_us: u64, rate: f64) -> f64 {
             break;
         }
         let guest = now % PERIOD >= PERIOD - on_us * 1_000;
-        let fell = if guest { Fell::Guest } else { Fell::Halted };
-        batch.samples.push(SampleRow { time_ns: now, fell, instance: Some(2), ..row.clone() });
+        let vcpu_state = if guest { VcpuState::Guest } else { VcpuState::Halted };
+        batch.samples.push(SampleRow { time_ns: now, vcpu_state, instance: Some(2), ..row.clone() });
     }
     let guest = on_us * 1_000;
     batch.microstates = (1..=count)
         .map(|n| {
-            let states = States { guest, halted: PERIOD - guest, ..States::default() };
+            let states = Microstates { guest, halted: PERIOD - guest, ..Microstates::default() };
             MicrostateRow { vcpu: 0, time_ns: n * PERIOD, states }
         })
         .collect();
@@ -404,19 +411,19 @@ fn evidence_tells_panics_progress_and_sleepers() {
     }
     let meta = [("kernel_died", "0".to_owned()), ("progress_ns", (902 * MS).to_string())];
     batch.meta.extend(meta.map(|(key, value)| (key.to_owned(), value)));
-    batch.census_moments.push(CensusMomentRow { id: 1, time_ns: 600 * MS, ..CensusMomentRow::default() });
-    batch.census_moments.push(CensusMomentRow { id: 2, time_ns: 700 * MS, ..CensusMomentRow::default() });
-    let state = |instance, moment, state, stack| CensusStateRow {
+    batch.task_scans.push(TaskScanRow { id: 1, time_ns: 600 * MS, ..TaskScanRow::default() });
+    batch.task_scans.push(TaskScanRow { id: 2, time_ns: 700 * MS, ..TaskScanRow::default() });
+    let state = |instance, scan, state, stack| TaskScanStateRow {
         instance,
         tid: 1,
-        moment,
+        scan,
         state,
-        cause: crate::rows::Cause::Other,
+        wait_reason: crate::rows::WaitReason::Other,
         stack,
     };
-    batch.census_states.push(state(1, 1, Some(crate::rows::State::Disk), 9));
-    batch.census_states.push(state(2, 1, Some(crate::rows::State::Sleep), 0));
-    batch.census_states.push(state(2, 2, Some(crate::rows::State::Running), 0));
+    batch.task_scan_states.push(state(1, 1, Some(crate::rows::TaskState::Disk), 9));
+    batch.task_scan_states.push(state(2, 1, Some(crate::rows::TaskState::Sleep), 0));
+    batch.task_scan_states.push(state(2, 2, Some(crate::rows::TaskState::Running), 0));
     let directory = tempdir().expect("a directory");
     let evidence = Evidence::read(&profile_of(directory.path(), &batch)).expect("evidence");
     assert_eq!(evidence.panic_line.as_deref(), Some("Kernel panic - not syncing: no init"));

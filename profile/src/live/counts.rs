@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 
 use super::code::NONE;
 use crate::rows::Charged;
-use crate::rows::{Fell, Mode, SampleRow};
+use crate::rows::{Mode, SampleRow, VcpuState};
 
 /// Kinds of samples that are told apart over the whole run, at most; beyond that new stacks count without their callers,
 /// and new frames for their process only.
@@ -41,16 +41,16 @@ pub(super) struct Counts {
 impl Counts {
     /// Counts a sample; `is_ksoftirqd` tells instances that serve soft interrupts.
     pub fn add(&mut self, row: &SampleRow, is_ksoftirqd: impl FnOnce(u32) -> bool) {
-        let kind = match row.fell {
-            Fell::Guest => Charged::of(row.mode, row.instance, is_ksoftirqd).map(|charged| Kind {
+        let kind = match row.vcpu_state {
+            VcpuState::Guest => Charged::of(row.mode, row.instance, is_ksoftirqd).map(|charged| Kind {
                 charged,
                 mode: row.mode,
                 frame: row.frame,
                 stack: row.stack.unwrap_or(NONE),
             }),
-            Fell::Halted => None,
+            VcpuState::Halted => None,
             // They say nothing of the guest.
-            Fell::Vmm | Fell::Waiting => return,
+            VcpuState::Vmm | VcpuState::Waiting => return,
         };
         if self.recent.len() >= RECENT {
             self.recent.pop_front();

@@ -8,12 +8,12 @@
 //! A batch is counted by small numbers; what costs more (names, stacks, sorting) is done when somebody looks. All of it is
 //! bounded, however long the run is. Shares count samples, each vCPU's alike; the report of a profile knows more.
 
-mod census;
 mod code;
 mod console;
 mod counts;
 mod snapshot;
 mod tables;
+mod task_scan;
 #[cfg(test)]
 mod tests;
 

@@ -25,7 +25,7 @@ pub struct Snapshot {
     pub processes: Vec<ProcessShare>,
     /// Functions, by samples of their own first.
     pub functions: Vec<FunctionShare>,
-    /// What tasks did, the busiest first: measured in exact mode, else as the census saw it.
+    /// What tasks did, the busiest first: measured in exact mode, else as the task_scans saw it.
     pub tasks: Vec<TaskShare>,
     /// Exact mode is on.
     pub exact: bool,
@@ -59,7 +59,7 @@ pub struct Sampling {
 pub struct VcpuShare {
     /// 0 and up.
     pub id: u8,
-    /// Parts by state, in the order of [`crate::rows::States::named`]. All 0 where nothing is known yet.
+    /// Parts by state, in the order of [`crate::rows::Microstates::named`]. All 0 where nothing is known yet.
     pub states: Vec<(String, f64)>,
     /// The same of the last stretch of about half a second, for bars over time.
     pub now: Vec<(String, f64)>,

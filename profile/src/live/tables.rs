@@ -5,17 +5,17 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
-use super::census::{Census, Seen};
 use super::code::{Code, NONE};
 use super::console;
 use super::counts::{Counts, Kind};
 use super::snapshot::{
     ExitRate, FunctionShare, ModeShares, Note, ProcessShare, Sampling, Snapshot, TaskShare, VcpuShare,
 };
+use super::task_scan::{SampledStates, Seen};
 use crate::estimate::share;
 use crate::numbers::{part, seconds};
-use crate::rows::State;
-use crate::rows::States;
+use crate::rows::Microstates;
+use crate::rows::TaskState;
 use crate::rows::{Batch, ExitRow, InstanceRow, MicrostateRow, Mode, TaskStateRow, VcpuRow};
 use crate::rows::{Charged, is_ksoftirqd};
 
@@ -88,7 +88,7 @@ pub struct Tables {
     counts: Counts,
     exits: HashMap<u32, ExitHistory>,
     tasks: VecDeque<(u64, TaskStateRow)>,
-    census: Census,
+    task_scans: SampledStates,
     events: VecDeque<Note>,
     console: VecDeque<u8>,
 }
@@ -118,8 +118,8 @@ impl Tables {
         batch.exits.iter().for_each(|row| self.exit(row));
         let now_ns = self.now_ns;
         self.tasks.extend(batch.task_states.iter().map(|row| (now_ns, *row)));
-        batch.census_moments.iter().for_each(|row| self.census.moment(row));
-        batch.census_states.iter().for_each(|row| self.census.change(row));
+        batch.task_scans.iter().for_each(|row| self.task_scans.scan(row));
+        batch.task_scan_states.iter().for_each(|row| self.task_scans.change(row));
         for row in &batch.events {
             let time_s = seconds(row.time_ns);
             self.events.push_back(Note { time_s, kind: row.kind.clone(), text: row.text.clone() });
@@ -213,7 +213,7 @@ impl Tables {
     fn vcpus(&self, from_ns: u64, run: bool) -> Vec<VcpuShare> {
         let since = |vcpu: u8, from_ns: u64| {
             let own = self.stretches.iter().filter(|row| row.vcpu == vcpu && row.time_ns > from_ns);
-            own.fold(States::default(), |sum, row| sum.plus(&row.states))
+            own.fold(Microstates::default(), |sum, row| sum.plus(&row.states))
         };
         let share = |row: &VcpuRow| VcpuShare {
             id: row.id,
@@ -288,11 +288,11 @@ impl Tables {
     fn tasks(&self, from_ns: u64, rows: usize) -> Vec<TaskShare> {
         let mut sums: HashMap<TaskKey, Seen> = HashMap::new();
         for (_, row) in self.tasks.iter().filter(|(time, _)| *time > from_ns) {
-            let place = State::ALL.iter().position(|state| *state == row.state).unwrap_or(0);
+            let place = TaskState::ALL.iter().position(|state| *state == row.state).unwrap_or(0);
             sums.entry((row.instance, row.tid)).or_default()[place] += row.ns;
         }
         if sums.is_empty() {
-            let (seen, step_ns) = self.census.since(from_ns);
+            let (seen, step_ns) = self.task_scans.since(from_ns);
             sums =
                 seen.into_iter().map(|(task, seen)| (task, seen.map(|moments| moments * step_ns))).collect();
         }
@@ -303,7 +303,7 @@ impl Tables {
         let row = |((instance, tid), states): (TaskKey, Seen)| {
             let instance = self.instances.get(&instance);
             let all = states.iter().sum();
-            let parts = State::ALL.iter().zip(states);
+            let parts = TaskState::ALL.iter().zip(states);
             TaskShare {
                 comm: instance.map_or_else(|| Charged::Unknown.name().to_owned(), |row| row.comm.clone()),
                 pid: instance.map_or(0, |row| row.pid),
@@ -340,7 +340,7 @@ impl Tables {
 }
 
 /// Parts of the wall time by state.
-fn parts(states: &States) -> Vec<(String, f64)> {
+fn parts(states: &Microstates) -> Vec<(String, f64)> {
     let wall = states.wall();
     states.named().iter().map(|(name, ns)| ((*name).to_owned(), part(*ns, wall))).collect()
 }

@@ -1,9 +1,9 @@
 use super::*;
-use crate::rows::State;
-use crate::rows::States;
+use crate::rows::Microstates;
+use crate::rows::TaskState;
 use crate::rows::{
-    ConsoleRow, EventRow, ExitRow, Fell, FrameKind, FrameRow, InlinedRow, InstanceRow, MicrostateRow, Mode,
-    RateRow, SampleRow, StackRow, TaskStateRow, VcpuRow,
+    ConsoleRow, EventRow, ExitRow, FrameKind, FrameRow, InlinedRow, InstanceRow, MicrostateRow, Mode,
+    RateRow, SampleRow, StackRow, TaskStateRow, VcpuRow, VcpuState,
 };
 
 const MS: u64 = 1_000_000;
@@ -20,7 +20,7 @@ fn sample(ms: u64, instance: u32, mode: Mode, (frame, stack): (u32, Option<u32>)
         instance: Some(instance),
         frame,
         stack,
-        fell: Fell::Guest,
+        vcpu_state: VcpuState::Guest,
         ..SampleRow::default()
     }
 }
@@ -53,13 +53,17 @@ fn batch() -> Batch {
     for n in 10..20 {
         batch.samples.push(sample(n * 100, 2, Mode::Kernel, (3, Some(5))));
     }
-    let halted =
-        SampleRow { fell: Fell::Halted, mode: Mode::Idle, time_ns: 1_950 * MS, ..SampleRow::default() };
-    let beside = SampleRow { fell: Fell::Vmm, ..halted.clone() };
+    let halted = SampleRow {
+        vcpu_state: VcpuState::Halted,
+        mode: Mode::Idle,
+        time_ns: 1_950 * MS,
+        ..SampleRow::default()
+    };
+    let beside = SampleRow { vcpu_state: VcpuState::Vmm, ..halted.clone() };
     batch.samples.extend([halted, beside]);
-    let states = States { guest: 900 * MS, vmm: 100 * MS, ..States::default() };
+    let states = Microstates { guest: 900 * MS, vmm: 100 * MS, ..Microstates::default() };
     batch.vcpus = vec![VcpuRow { id: 0, samples: 21, states: states.plus(&states), ..VcpuRow::default() }];
-    let idle = States { halted: 1_000 * MS, ..States::default() };
+    let idle = Microstates { halted: 1_000 * MS, ..Microstates::default() };
     batch.microstates = vec![
         MicrostateRow { vcpu: 0, time_ns: 1_000 * MS, states },
         MicrostateRow { vcpu: 0, time_ns: 2_000 * MS, states: idle },
@@ -128,14 +132,14 @@ fn exits_and_tasks_are_rates_of_late() {
             TaskStateRow {
                 instance: 1,
                 tid: 7,
-                state: State::Running,
+                state: TaskState::Running,
                 ns: 250 * MS,
                 ..TaskStateRow::default()
             },
             TaskStateRow {
                 instance: 1,
                 tid: 7,
-                state: State::Queue,
+                state: TaskState::Runnable,
                 ns: 750 * MS,
                 ..TaskStateRow::default()
             },
@@ -150,7 +154,7 @@ fn exits_and_tasks_are_rates_of_late() {
     assert_eq!((exit.per_s, exit.mean_ns, exit.reason.as_str()), (2_000.0, 1_000.0, "port write"));
     assert!((exit.share - 0.002).abs() < 1e-12);
     assert_eq!((look.tasks.len(), look.tasks[0].tid, look.tasks[0].time_s), (1, 7, 1.0));
-    assert!(look.tasks[0].states.contains(&("queue".to_owned(), 0.75)), "{:?}", look.tasks[0].states);
+    assert!(look.tasks[0].states.contains(&("runnable".to_owned(), 0.75)), "{:?}", look.tasks[0].states);
     assert!(!look.sampling.on);
 }
 

@@ -4,7 +4,6 @@
 
 mod annotate;
 mod by;
-pub(crate) mod census;
 mod charged;
 mod code;
 pub(crate) mod command;
@@ -21,6 +20,7 @@ mod states;
 mod sums;
 pub(crate) mod tables;
 mod tape;
+pub(crate) mod task_scan;
 mod tree;
 mod view;
 
@@ -44,11 +44,11 @@ pub use recording::{
     RecordedProcess, RecordedSample, Recording, RecordingRequest, SourceLine, StackNode,
 };
 pub use shares::{ShareKey, Shares, SharesBy};
-pub use states::{CensusFacts, Known, Source, StateReport, TaskSpent, TimeIn};
+pub use states::{Known, ScanStatistics, Source, StateReport, TaskSpent, TimeIn};
 pub use tree::{CallTree, Direction, LEAST_PART, TreeNode, TreeRequest};
 
 use crate::estimate;
-use crate::rows::Fell;
+use crate::rows::VcpuState;
 use crate::store::ProfileError;
 
 /// What a report shall answer beside the summary.
@@ -116,12 +116,12 @@ pub struct TickCounts {
 }
 
 impl TickCounts {
-    fn count(&mut self, fell: Option<Fell>) {
-        let count = match fell {
-            Some(Fell::Guest) => &mut self.guest,
-            Some(Fell::Halted) => &mut self.halted,
-            Some(Fell::Vmm) => &mut self.vmm,
-            Some(Fell::Waiting) | None => &mut self.waiting,
+    fn count(&mut self, vcpu_state: Option<VcpuState>) {
+        let count = match vcpu_state {
+            Some(VcpuState::Guest) => &mut self.guest,
+            Some(VcpuState::Halted) => &mut self.halted,
+            Some(VcpuState::Vmm) => &mut self.vmm,
+            Some(VcpuState::Waiting) | None => &mut self.waiting,
         };
         *count += 1;
     }
@@ -305,7 +305,7 @@ pub struct Vcpu {
     pub waiting_s: f64,
     /// Entering and leaving KVM_RUN with a halted guest, s.
     pub kvm_s: f64,
-    /// Serving exits, s.
+    /// IrqContext exits, s.
     pub vmm_s: f64,
     /// In the sampler, s.
     pub sampler_s: f64,

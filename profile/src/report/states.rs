@@ -1,4 +1,4 @@
-//! What tasks did: `vprof report --states`. Exact where exact mode has measured it, else estimated by the census.
+//! What tasks did: `vprof report --states`. Exact where exact mode has measured it, else estimated by task-state sampling.
 //! Serializes to the object that docs/json.md describes.
 
 use std::collections::{BTreeMap, HashMap};
@@ -6,10 +6,10 @@ use std::collections::{BTreeMap, HashMap};
 use rusqlite::Connection;
 use serde::{Deserialize, Serialize};
 
-use super::census::{Moment, Moments, Spent, Stay};
 use super::exact::Task;
 use super::filter::Selection;
 use super::tables::{Instance, Tables, UNKNOWN, hardirq_bits};
+use super::task_scan::{Spent, Stay, TaskScan, TaskScans};
 use super::{Filter, ReportError};
 use crate::estimate::{Share, share};
 use crate::numbers::{seconds, unsigned};
@@ -18,13 +18,13 @@ use crate::store::Profile;
 /// Where times in states are taken from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Source {
-    /// Exact mode, else the census.
+    /// Exact mode, else task-state sampling.
     #[default]
     Best,
     /// Exact mode.
     Exact,
-    /// The census.
-    Census,
+    /// Task-state sampling.
+    Sampled,
 }
 
 /// What times in states were taken from.
@@ -33,8 +33,8 @@ pub enum Source {
 pub enum Known {
     /// Exact mode: all times are exact, but how time on a CPU divides.
     Exact,
-    /// The census: all times are estimates.
-    Census,
+    /// Task-state sampling: all times are estimates.
+    Sampled,
 }
 
 /// Time that a task spent in a state, with the ends of its 95 % interval; both are the time itself where that is exact.
@@ -44,8 +44,8 @@ pub struct TimeIn {
     /// `stopped`, `zombie` or `unknown`.
     pub state: String,
     /// What a sleep is for, like `futex`; empty otherwise, and for all causes together.
-    pub cause: String,
-    /// Moments of the census, or exact beginnings; `None` where samples tell the part of a time.
+    pub wait_reason: String,
+    /// Scans, or exact beginnings; `None` where samples divide a time.
     pub count: Option<u64>,
     /// Time, s.
     pub s: f64,
@@ -79,22 +79,22 @@ pub struct TaskSpent {
     pub samples: u64,
 }
 
-/// How the census went.
+/// Counters of the scans of all tasks.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct CensusFacts {
-    /// Moments per second that were asked for.
+pub struct ScanStatistics {
+    /// Mean scans per second that were requested.
     pub hz: f64,
-    /// Moments in the chosen time.
-    pub moments: u64,
-    /// How late they came in the mean, s: the census' thread had to wait for a CPU of the host.
+    /// Scans in the chosen time.
+    pub scans: u64,
+    /// Mean lateness of a scan, s: its thread waited for a CPU of the host.
     pub late_s: f64,
-    /// Moments of the whole run at which the list of tasks could not be followed.
+    /// Scans of the whole run that do not count: the list of tasks could not be followed to its end.
     pub missed: u64,
-    /// Tasks of the whole run that were looked at, over all moments.
-    pub looks: u64,
-    /// Those that were switched while they were read, and whose state is unknown.
-    pub torn: u64,
-    /// CPU time that the census of the whole run took, s.
+    /// Tasks that were read, over all scans of the run.
+    pub tasks: u64,
+    /// Tasks that were switched while they were read; their state is `unknown`.
+    pub inconsistent: u64,
+    /// CPU time of the scans of the run, s.
     pub cost_s: f64,
 }
 
@@ -107,19 +107,19 @@ pub struct StateReport {
     pub from_s: f64,
     /// Until when, s.
     pub to_s: f64,
-    /// How the census went; `None` for exact times.
-    pub census: Option<CensusFacts>,
+    /// Counters of the scans; `None` for exact times.
+    pub scans: Option<ScanStatistics>,
     /// Most time on a CPU first.
     pub tasks: Vec<TaskSpent>,
 }
 
 /// By instance row id and thread id.
 type Key = (u32, i32);
-/// Time and count by state and cause.
+/// Time and count by state and wait_reason.
 type Sums = BTreeMap<(String, String), (u64, u64)>;
 
 /// In the order of reports.
-const STATES: [&str; 7] = ["running", "queue", "sleep", "disk", "stopped", "zombie", "unknown"];
+const STATES: [&str; 7] = ["running", "runnable", "sleep", "disk", "stopped", "zombie", "unknown"];
 /// States in which something is waited for.
 const WAITS: [&str; 3] = ["sleep", "disk", "stopped"];
 
@@ -140,7 +140,7 @@ impl StateReport {
         let exact = match source {
             Source::Best => has_exact && !part_of_run,
             Source::Exact => true,
-            Source::Census => false,
+            Source::Sampled => false,
         };
         let mut report = if exact {
             if !has_exact {
@@ -151,12 +151,12 @@ impl StateReport {
             }
             exact_states(connection, &tables, |key| chosen.has_task(key)).map_err(sql)?
         } else {
-            let moments = moments(connection, &tables, filter).map_err(sql)?;
-            if moments.len() == 0 {
-                return Err(ReportError::NoStates(why_no_census(&tables)));
+            let scans = scans(connection, &tables, filter).map_err(sql)?;
+            if scans.len() == 0 {
+                return Err(ReportError::NoStates(why_no_task_scans(&tables)));
             }
-            let ticks = Parts::read(connection, moments.span()).map_err(sql)?;
-            estimated(connection, &tables, &ticks, &moments, |key| chosen.has_task(key)).map_err(sql)?
+            let ticks = Parts::read(connection, scans.span()).map_err(sql)?;
+            estimated(connection, &tables, &ticks, &scans, |key| chosen.has_task(key)).map_err(sql)?
         };
         report.tasks.sort_by(|a, b| {
             let order = |t: &TaskSpent| (t.task.comm.clone(), t.task.pid, t.task.tid);
@@ -166,11 +166,11 @@ impl StateReport {
     }
 }
 
-fn why_no_census(tables: &Tables) -> String {
-    match (tables.meta.get("census_missing"), tables.parsed::<f64>("census_hz")) {
+fn why_no_task_scans(tables: &Tables) -> String {
+    match (tables.meta.get("task_scan_missing"), tables.parsed::<f64>("task_scan_hz")) {
         (Some(reason), _) => reason.clone(),
-        (None, hz) if hz > 0.0 => "the chosen time is too short for its census".to_owned(),
-        _ => "it was made with `vprof run --census 0`, and without `--exact`".to_owned(),
+        (None, hz) if hz > 0.0 => "the chosen time is too short: it has fewer than two scans".to_owned(),
+        _ => "it was made with `vprof run --task-rate 0`, and without `--exact`".to_owned(),
     }
 }
 
@@ -210,7 +210,7 @@ impl Parts {
             "SELECT s.instance, s.tid, sum(m.name = 'user'), sum(m.name IN ('kernel', 'softirq')), \
              sum(m.name IN ('hardirq', 'nmi')), sum(m.name = 'hardirq' AND coalesce(s.preempt_count & ?3 = 0, 0)) \
              FROM sample s JOIN mode m ON m.id = s.mode \
-             WHERE s.instance IS NOT NULL AND s.tid IS NOT NULL AND s.fell = 'guest' AND m.name <> 'idle' \
+             WHERE s.instance IS NOT NULL AND s.tid IS NOT NULL AND s.vcpu_state = 'guest' AND m.name <> 'idle' \
              AND s.time_ns >= ?1 AND s.time_ns < ?2 GROUP BY s.instance, s.tid",
         )?;
         let rows = statement.query_map(span, |row| {
@@ -242,11 +242,11 @@ impl Parts {
 }
 
 impl TimeIn {
-    fn exact(state: &str, cause: &str, (ns, count): (u64, u64), life_ns: u64) -> Self {
+    fn exact(state: &str, wait_reason: &str, (ns, count): (u64, u64), life_ns: u64) -> Self {
         let (s, share) = (seconds(ns), crate::numbers::part(ns, life_ns));
         Self {
             state: state.to_owned(),
-            cause: cause.to_owned(),
+            wait_reason: wait_reason.to_owned(),
             count: Some(count),
             s,
             low_s: s,
@@ -257,10 +257,10 @@ impl TimeIn {
         }
     }
 
-    fn estimated(state: &str, cause: &str, Spent { time, life }: &Spent) -> Self {
+    fn estimated(state: &str, wait_reason: &str, Spent { time, life }: &Spent) -> Self {
         Self {
             state: state.to_owned(),
-            cause: cause.to_owned(),
+            wait_reason: wait_reason.to_owned(),
             count: Some(time.samples),
             s: time.time.ns / 1e9,
             low_s: time.time.low_ns / 1e9,
@@ -275,7 +275,7 @@ impl TimeIn {
     fn part(&self, state: &str, part: Share) -> Self {
         Self {
             state: state.to_owned(),
-            cause: String::new(),
+            wait_reason: String::new(),
             count: None,
             s: self.s * part.share,
             low_s: self.low_s * part.low,
@@ -288,7 +288,9 @@ impl TimeIn {
 }
 
 fn by_time(list: &mut [TimeIn]) {
-    list.sort_by(|a, b| b.s.total_cmp(&a.s).then_with(|| (&a.state, &a.cause).cmp(&(&b.state, &b.cause))));
+    list.sort_by(|a, b| {
+        b.s.total_cmp(&a.s).then_with(|| (&a.state, &a.wait_reason).cmp(&(&b.state, &b.wait_reason)))
+    });
 }
 
 /// Exact times.
@@ -309,7 +311,7 @@ fn exact_states(
     }
     let mut spent: HashMap<Key, Sums> = HashMap::new();
     let mut statement = connection.prepare(
-        "SELECT instance, tid, state, cause, sum(ns), sum(count) FROM task_state GROUP BY instance, tid, state, cause",
+        "SELECT instance, tid, state, wait_reason, sum(ns), sum(count) FROM task_state GROUP BY instance, tid, state, wait_reason",
     )?;
     let mut rows = statement.query([])?;
     while let Some(row) = rows.next()? {
@@ -333,7 +335,7 @@ fn exact_states(
         states.extend(STATES.iter().skip(1).map(|state| TimeIn::exact(state, "", sum(state), life)));
         let waits = own.into_iter().flatten().filter(|((state, _), _)| WAITS.contains(&state.as_str()));
         let mut waits: Vec<TimeIn> =
-            waits.map(|((state, cause), &sum)| TimeIn::exact(state, cause, sum, life)).collect();
+            waits.map(|((state, wait_reason), &sum)| TimeIn::exact(state, wait_reason, sum, life)).collect();
         by_time(&mut waits);
         TaskSpent {
             task: task(key, tables),
@@ -348,45 +350,50 @@ fn exact_states(
         source: Known::Exact,
         from_s: seconds(from_ns),
         to_s: seconds(to_ns),
-        census: None,
+        scans: None,
         tasks: lives.iter().filter(|(key, _)| chosen(**key)).map(one).collect(),
     })
 }
 
-/// The moments of the census in the chosen time.
-fn moments(connection: &Connection, tables: &Tables, filter: &Filter) -> rusqlite::Result<Moments> {
+/// The scans in the chosen time.
+fn scans(connection: &Connection, tables: &Tables, filter: &Filter) -> rusqlite::Result<TaskScans> {
     let mut statement =
-        connection.prepare("SELECT id, time_ns, stretch, late_ns FROM census_moment ORDER BY id")?;
+        connection.prepare("SELECT id, time_ns, backoff, late_ns FROM task_scan ORDER BY id")?;
     let rows = statement.query_map([], |row| {
-        let stretch = u8::try_from(unsigned(row, 2)?).unwrap_or(u8::MAX);
-        Ok(Moment { id: unsigned(row, 0)?, time_ns: unsigned(row, 1)?, stretch, late_ns: unsigned(row, 3)? })
+        let backoff = u8::try_from(unsigned(row, 2)?).unwrap_or(u8::MAX);
+        Ok(TaskScan {
+            id: unsigned(row, 0)?,
+            time_ns: unsigned(row, 1)?,
+            backoff,
+            late_ns: unsigned(row, 3)?,
+        })
     })?;
-    let all = rows.collect::<rusqlite::Result<Vec<Moment>>>()?;
+    let all = rows.collect::<rusqlite::Result<Vec<TaskScan>>>()?;
     let (from, to) = (filter.from_ns.unwrap_or(0), filter.to_ns.unwrap_or(u64::MAX));
     let before = all.iter().take_while(|moment| moment.time_ns < from).last().map(|moment| moment.time_ns);
-    let begin = before.unwrap_or_else(|| tables.parsed("census_from_ns"));
+    let begin = before.unwrap_or_else(|| tables.parsed("task_scan_from_ns"));
     let chosen = all.into_iter().filter(|moment| (from..to).contains(&moment.time_ns)).collect();
-    Ok(Moments::new(chosen, begin, tables.parsed("census_hz")))
+    Ok(TaskScans::new(chosen, begin, tables.parsed("task_scan_hz")))
 }
 
-/// Times by the census.
+/// Times by task-state sampling.
 fn estimated(
     connection: &Connection,
     tables: &Tables,
     ticks: &Parts,
-    moments: &Moments,
+    scans: &TaskScans,
     chosen: impl Fn(Key) -> bool,
 ) -> rusqlite::Result<StateReport> {
     let mut tasks = Vec::new();
     let mut statement = connection.prepare(
-        "SELECT instance, tid, moment, state, cause FROM census_state ORDER BY instance, tid, moment",
+        "SELECT instance, tid, scan, state, wait_reason FROM task_scan_state ORDER BY instance, tid, scan",
     )?;
     let mut rows = statement.query([])?;
     let (mut key, mut stays) = (None, Vec::<Stay>::new());
     let mut end = |key: Option<Key>, stays: &mut Vec<Stay>| {
         stays.retain(|stay| stay.state != "gone" && stay.from < stay.to);
         if let Some(key) = key.filter(|_| !stays.is_empty()) {
-            tasks.push(one(key, stays, (tables, ticks, moments)));
+            tasks.push(one(key, stays, (tables, ticks, scans)));
         }
         stays.clear();
     };
@@ -398,59 +405,61 @@ fn estimated(
         if key != Some(of) {
             end(key.replace(of), &mut stays);
         }
-        let from = moments.place(unsigned(row, 2)?);
+        let from = scans.place(unsigned(row, 2)?);
         if let Some(last) = stays.last_mut() {
             last.to = from;
         }
-        stays.push(Stay { from, to: moments.len(), state: row.get(3)?, cause: row.get(4)? });
+        stays.push(Stay { from, to: scans.len(), state: row.get(3)?, wait_reason: row.get(4)? });
     }
     end(key, &mut stays);
-    let (from_ns, to_ns) = moments.span();
-    let facts = CensusFacts {
-        hz: tables.parsed("census_hz"),
-        moments: moments.len() as u64,
-        late_s: moments.late_s(),
-        missed: tables.parsed("census_missed"),
-        looks: tables.parsed("census_looks"),
-        torn: tables.parsed("census_torn"),
-        cost_s: seconds(tables.parsed("census_cost_ns")),
+    let (from_ns, to_ns) = scans.span();
+    let facts = ScanStatistics {
+        hz: tables.parsed("task_scan_hz"),
+        scans: scans.len() as u64,
+        late_s: scans.late_s(),
+        missed: tables.parsed("task_scan_missed"),
+        tasks: tables.parsed("task_scan_tasks"),
+        inconsistent: tables.parsed("task_scan_inconsistent"),
+        cost_s: seconds(tables.parsed("task_scan_cost_ns")),
     };
     Ok(StateReport {
-        source: Known::Census,
+        source: Known::Sampled,
         from_s: seconds(from_ns),
         to_s: seconds(to_ns),
-        census: Some(facts),
+        scans: Some(facts),
         tasks,
     })
 }
 
-/// One task by the census.
-fn one(key: Key, stays: &[Stay], (tables, ticks, moments): (&Tables, &Parts, &Moments)) -> TaskSpent {
+/// One task by task-state sampling.
+fn one(key: Key, stays: &[Stay], (tables, ticks, scans): (&Tables, &Parts, &TaskScans)) -> TaskSpent {
     let mut causes: Vec<(&str, &str)> = stays
         .iter()
         .filter(|stay| WAITS.contains(&stay.state.as_str()))
-        .map(|stay| (stay.state.as_str(), stay.cause.as_str()))
+        .map(|stay| (stay.state.as_str(), stay.wait_reason.as_str()))
         .collect();
     causes.sort_unstable();
     causes.dedup();
     let of_state = STATES.map(|state| move |stay: &Stay| stay.state == state);
     let of_cause: Vec<_> = causes
         .iter()
-        .map(|&(state, cause)| move |stay: &Stay| (stay.state == state) && stay.cause == cause)
+        .map(|&(state, wait_reason)| {
+            move |stay: &Stay| (stay.state == state) && stay.wait_reason == wait_reason
+        })
         .collect();
     let keys: Vec<&dyn Fn(&Stay) -> bool> = of_state
         .iter()
         .map(|is| is as &dyn Fn(&Stay) -> bool)
         .chain(of_cause.iter().map(|is| is as &dyn Fn(&Stay) -> bool))
         .collect();
-    let (life, spent) = moments.spent(stays, &keys);
+    let (life, spent) = scans.spent(stays, &keys);
     let mut spent = spent.iter();
     let mut states: Vec<TimeIn> =
         STATES.iter().zip(&mut spent).map(|(state, spent)| TimeIn::estimated(state, "", spent)).collect();
     let mut waits: Vec<TimeIn> = causes
         .iter()
         .zip(spent)
-        .map(|((state, cause), spent)| TimeIn::estimated(state, cause, spent))
+        .map(|((state, wait_reason), spent)| TimeIn::estimated(state, wait_reason, spent))
         .collect();
     by_time(&mut waits);
     let running = states.remove(0);
@@ -469,8 +478,8 @@ fn one(key: Key, stays: &[Stay], (tables, ticks, moments): (&Tables, &Parts, &Mo
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rows::State;
-    use crate::rows::{Batch, Fell, InstanceRow, Mode, SampleRow, Sink, TaskLifeRow, TaskStateRow};
+    use crate::rows::TaskState;
+    use crate::rows::{Batch, InstanceRow, Mode, SampleRow, Sink, TaskLifeRow, TaskStateRow, VcpuState};
     use crate::store::ProfileWriter;
 
     /// Exact data of the first 5 s of a minute: the thread runs user code then, and the kernel's for the rest.
@@ -489,7 +498,7 @@ mod tests {
         let ran = TaskStateRow {
             instance,
             tid,
-            state: State::Running,
+            state: TaskState::Running,
             ns: to_ns,
             count: 1,
             ..TaskStateRow::default()
@@ -500,7 +509,7 @@ mod tests {
             mode: if n < 50 { Mode::User } else { Mode::Kernel },
             instance: Some(instance),
             tid: Some(tid),
-            fell: Fell::Guest,
+            vcpu_state: VcpuState::Guest,
             ..SampleRow::default()
         }));
         let directory = tempfile::tempdir().expect("a directory");

@@ -15,7 +15,7 @@ use super::tables::{Span, Tables};
 use super::tape::Tape;
 use crate::estimate::Tallies;
 use crate::numbers::unsigned;
-use crate::rows::{Charged, Fell, FrameKind, LATE_NS, Mode};
+use crate::rows::{Charged, FrameKind, LATE_NS, Mode, VcpuState};
 use crate::store::{MODES, Profile};
 
 /// Number of modes.
@@ -154,7 +154,7 @@ pub(super) struct Sample {
     pub frame: u32,
     late_ns: u64,
     pub time_ns: u64,
-    pub fell: Option<Fell>,
+    pub vcpu_state: Option<VcpuState>,
     pub stack: u32,
     pub tid: Option<i32>,
     pub syscall: Option<u32>,
@@ -172,7 +172,7 @@ impl Sample {
         let bound = |time: Option<u64>| time.map(|time| i64::try_from(time).unwrap_or(i64::MAX));
         // The order of ids is that of time for each vCPU.
         let mut statement = profile.connection().prepare(
-            "SELECT vcpu, mode, instance, frame, late_ns, stack, tid, syscall, interrupt, time_ns, fell FROM sample \
+            "SELECT vcpu, mode, instance, frame, late_ns, stack, tid, syscall, interrupt, time_ns, vcpu_state FROM sample \
              WHERE (?1 IS NULL OR vcpu = ?1) AND (?2 IS NULL OR time_ns >= ?2) AND (?3 IS NULL OR time_ns < ?3) \
              ORDER BY id",
         )?;
@@ -204,7 +204,7 @@ impl Sample {
             syscall: row.get(7)?,
             interrupt: row.get(8)?,
             time_ns: unsigned(row, 9)?,
-            fell: row.get_ref(10)?.as_str().ok().and_then(Fell::from_name),
+            vcpu_state: row.get_ref(10)?.as_str().ok().and_then(VcpuState::from_name),
         })
     }
 }
@@ -244,20 +244,20 @@ impl Sums {
     fn add(&mut self, sample: &Sample, selection: &Selection, (tables, stacks): (&Tables, &Stacks)) {
         let Sample { vcpu, mode, frame, stack, tid, .. } = *sample;
         self.samples += 1;
-        self.ticks.count(sample.fell);
+        self.ticks.count(sample.vcpu_state);
         self.late.saturating_record(sample.late_ns);
         self.late_over += u64::from(sample.late_ns > LATE_NS);
-        let guest = sample.fell == Some(Fell::Guest);
+        let guest = sample.vcpu_state == Some(VcpuState::Guest);
         let charged = Charged::of(mode, sample.instance, |id| tables.is_ksoftirqd(id));
         let tick = self.tape.tick(vcpu, sample.time_ns, guest, charged.is_some());
         let slot = MODES.iter().position(|(known, _)| *known == mode).unwrap_or(MODE_COUNT - 1);
         let own = self.vcpus.entry(vcpu).or_default();
         own.samples += 1;
         if !guest {
-            let halted = u64::from(sample.fell == Some(Fell::Halted));
+            let halted = u64::from(sample.vcpu_state == Some(VcpuState::Halted));
             own.modes[slot] += halted;
             own.halted += halted;
-            own.vmm += u64::from(sample.fell == Some(Fell::Vmm));
+            own.vmm += u64::from(sample.vcpu_state == Some(VcpuState::Vmm));
             return;
         }
         own.modes[slot] += 1;

@@ -8,7 +8,7 @@ use super::{Event, Filter};
 use crate::clock::{ClockKind, mean_ns};
 use crate::numbers::{part, seconds, unsigned};
 use crate::paces::{Paces, scaled};
-use crate::rows::States;
+use crate::rows::Microstates;
 use crate::rows::is_ksoftirqd;
 use crate::rows::{HARDIRQ_BITS, VcpuRow};
 
@@ -240,7 +240,7 @@ impl Span {
 pub(crate) struct Stretch {
     pub begin: u64,
     pub end: u64,
-    pub states: States,
+    pub states: Microstates,
 }
 
 impl Stretch {
@@ -277,8 +277,8 @@ pub(crate) fn hardirq_bits(connection: &Connection) -> rusqlite::Result<i64> {
 }
 
 /// The seven states, from `column` on.
-fn states(row: &Row<'_>, column: usize) -> rusqlite::Result<States> {
-    Ok(States {
+fn states(row: &Row<'_>, column: usize) -> rusqlite::Result<Microstates> {
+    Ok(Microstates {
         guest: unsigned(row, column)?,
         halted: unsigned(row, column + 1)?,
         waiting: unsigned(row, column + 2)?,

@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use tempfile::{TempDir, tempdir};
 
 use super::*;
-use crate::rows::States;
+use crate::rows::Microstates;
 use crate::rows::{
-    Batch, EventRow, Fell, FrameKind, FrameRow, InstanceRow, MicrostateRow, Mode, RateRow, SampleRow, Sink,
-    VcpuRow,
+    Batch, EventRow, FrameKind, FrameRow, InstanceRow, MicrostateRow, Mode, RateRow, SampleRow, Sink,
+    VcpuRow, VcpuState,
 };
 use crate::store::{Profile, ProfileWriter, Value};
 
@@ -43,7 +43,12 @@ impl Run {
                 samples: 10,
                 lost: u64::from(id),
                 exits: 30,
-                states: States { guest: 1_900 * MS, vmm: 95 * MS, sampler: 5 * MS, ..States::default() },
+                states: Microstates {
+                    guest: 1_900 * MS,
+                    vmm: 95 * MS,
+                    sampler: 5 * MS,
+                    ..Microstates::default()
+                },
             });
         }
         for (id, pid, comm, number, kernel_thread) in [
@@ -93,7 +98,7 @@ impl Run {
                 late_ns: if n == 0 { 3 * MS } else { 20_000 },
                 mode,
                 halted: mode == Mode::Idle,
-                fell: if mode == Mode::Idle { Fell::Halted } else { Fell::Guest },
+                vcpu_state: if mode == Mode::Idle { VcpuState::Halted } else { VcpuState::Guest },
                 frame,
                 rsp: 0,
                 cpl: if mode == Mode::User { 3 } else { 0 },
@@ -407,10 +412,10 @@ fn ticks_outside_of_the_guest_move_no_share() {
     let (_directory, path) = run.write();
     let before = read(&path, &Filter::default());
     assert_eq!(before.ticks, TickCounts { guest: 80, halted: 20, vmm: 0, waiting: 0 });
-    for (count, fell) in [(50, Fell::Vmm), (70, Fell::Waiting)] {
+    for (count, vcpu_state) in [(50, VcpuState::Vmm), (70, VcpuState::Waiting)] {
         let first = run.batch.samples.len();
         run.add(count, 0, Mode::Kernel, Some(3), 3);
-        run.batch.samples[first..].iter_mut().for_each(|sample| sample.fell = fell);
+        run.batch.samples[first..].iter_mut().for_each(|sample| sample.vcpu_state = vcpu_state);
     }
     let (_directory, path) = run.write();
     let after = read(&path, &Filter::default());
@@ -431,7 +436,7 @@ fn ticks_outside_of_the_guest_move_no_share() {
 #[test]
 fn rows_have_their_part_of_the_exact_time() {
     let mut run = known();
-    run.batch.vcpus[1].states = States { guest: 100 * MS, halted: 1_900 * MS, ..States::default() };
+    run.batch.vcpus[1].states = Microstates { guest: 100 * MS, halted: 1_900 * MS, ..Microstates::default() };
     let (_directory, path) = run.write();
     let report = read(&path, &Filter::default());
     let sum: f64 = report.processes.iter().map(|p| p.estimate.time_s).sum();
@@ -469,7 +474,7 @@ fn soft_interrupts_of_ksoftirqd_are_its_own_work() {
             time_ns: 1_990 * MS + n,
             mode: Mode::SoftIrq,
             instance: Some(id),
-            fell: Fell::Guest,
+            vcpu_state: VcpuState::Guest,
             frame: 1,
             ..SampleRow::default()
         }));
@@ -492,7 +497,7 @@ fn a_guest_that_polls_is_idle_in_its_own_time() {
         run.add(1, 0, Mode::User, Some(1), 5);
         run.add(3, 0, Mode::Idle, Some(4), 2);
     }
-    run.batch.samples.iter_mut().for_each(|sample| sample.fell = Fell::Guest);
+    run.batch.samples.iter_mut().for_each(|sample| sample.vcpu_state = VcpuState::Guest);
     let (_directory, path) = run.write();
     let report = read(&path, &Filter::default());
     let gzip = report.processes[0].estimate;
@@ -509,7 +514,7 @@ fn a_part_of_the_run_has_its_part_of_the_time() {
     let stretch = |vcpu, end: u64, guest: u64| MicrostateRow {
         vcpu,
         time_ns: end * MS,
-        states: States { guest: guest * MS, halted: (200 - guest) * MS, ..States::default() },
+        states: Microstates { guest: guest * MS, halted: (200 - guest) * MS, ..Microstates::default() },
     };
     run.batch.microstates = vec![stretch(0, 200, 100), stretch(0, 400, 180), stretch(1, 200, 200)];
     let (_directory, path) = run.write();
@@ -543,7 +548,7 @@ fn time_without_sampling_has_no_share() {
     run.batch.samples.sort_by_key(|sample| sample.time_ns);
     let rate = |ms: u64, rate_hz| RateRow { vcpu: 0, time_ns: ms * MS, rate_hz };
     run.batch.rates = vec![rate(500, 0.0), rate(1_500, 500.0)];
-    let states = States { guest: 200 * MS, ..States::default() };
+    let states = Microstates { guest: 200 * MS, ..Microstates::default() };
     run.batch.microstates =
         (1..=10).map(|n| MicrostateRow { vcpu: 0, time_ns: n * 200 * MS, states }).collect();
     let (_directory, path) = run.write();

@@ -1,6 +1,6 @@
 //! What the guest's own books say.
 
-use linux::{ChildBooks, CpuBooks};
+use linux::{ChildCpuTimes, CpuStat};
 use serde::{Deserialize, Serialize};
 
 /// A row of table `rusage`: what the guest's kernel kept of a process when it was first or last read. A row replaces the
@@ -30,7 +30,7 @@ pub struct RusageRow {
     /// Involuntary context switches.
     pub involuntary: u64,
     /// Children that it has waited for.
-    pub children: ChildBooks,
+    pub children: ChildCpuTimes,
 }
 
 /// A row of table `thread_time`: what the guest's kernel kept of a thread of a process with several. First readings are of
@@ -61,5 +61,5 @@ pub struct CpuTimeRow {
     /// When it was read, ns since the run's start.
     pub time_ns: u64,
     /// What was kept.
-    pub books: CpuBooks,
+    pub books: CpuStat,
 }

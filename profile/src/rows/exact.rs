@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::rows::{Cause, State};
+use crate::rows::{TaskState, WaitReason};
 
 /// A row of table `task_state`: time that a task has spent in a state since the row before; rows of one key add up.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -12,9 +12,9 @@ pub struct TaskStateRow {
     /// Thread id.
     pub tid: i32,
     /// What it did.
-    pub state: State,
+    pub state: TaskState,
     /// What it slept for.
-    pub cause: Cause,
+    pub wait_reason: WaitReason,
     /// Stack row id of what it slept in; 0 for none.
     pub stack: u32,
     /// Time, ns.
@@ -38,13 +38,13 @@ pub struct TaskLifeRow {
     pub ended: bool,
 }
 
-/// A row of table `waited`: a process has waited for a child that had ended.
+/// A row of table `reaped`: a process has waited for a child that had ended.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct WaitedRow {
+pub struct ReapedRow {
     /// Instance row id of the child.
     pub child: u32,
     /// Instance row id of the process that waited.
-    pub by: u32,
+    pub parent: u32,
     /// Since the run's start, ns.
     pub time_ns: u64,
 }
@@ -104,7 +104,7 @@ pub struct ExactVcpuRow {
     /// vCPU.
     pub vcpu: u8,
     /// Exits for events.
-    pub trips: u64,
+    pub probe_exits: u64,
     /// Events that were lost because the ring was full.
     pub lost: u64,
     /// Switches among the events.

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 /// Nanoseconds of one vCPU by state. At any moment it is in exactly one of them, so they add up to its wall time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct States {
+pub struct Microstates {
     /// Executing the guest, with KVM's handling of exits that it serves itself.
     pub guest: u64,
     /// The guest has executed HLT, or waits for its start: the thread is blocked in KVM_RUN, or polls for a wake-up.
@@ -13,7 +13,7 @@ pub struct States {
     pub waiting: u64,
     /// In KVM_RUN, on a CPU, while the guest was halted all along: what it costs to enter and leave.
     pub kvm: u64,
-    /// Serving an exit: devices, ports, registers.
+    /// IrqContext an exit: devices, ports, registers.
     pub vmm: u64,
     /// Reading samples and exact events, from the exit to the next entry.
     pub sampler: u64,
@@ -21,7 +21,7 @@ pub struct States {
     pub paused: u64,
 }
 
-impl States {
+impl Microstates {
     /// Names and values, in the order of the fields.
     pub fn named(&self) -> [(&'static str, u64); 7] {
         let Self { guest, halted, waiting, kvm, vmm, sampler, paused } = *self;

@@ -4,7 +4,6 @@
 //! writes the very same rows into the profile file.
 
 mod books;
-mod census;
 mod charged;
 mod code;
 mod exact;
@@ -12,6 +11,7 @@ mod microstates;
 mod page_fault;
 mod run;
 mod sample;
+mod task_scan;
 mod task_state;
 mod vcpu;
 mod wait_reason;
@@ -20,17 +20,17 @@ mod who;
 use serde::{Deserialize, Serialize};
 
 pub use books::*;
-pub use census::*;
 pub use charged::{Charged, is_ksoftirqd};
 pub use code::*;
 pub use exact::*;
-pub use microstates::States;
-pub use page_fault::Fault;
+pub use microstates::Microstates;
+pub use page_fault::PageFaultKind;
 pub use run::*;
 pub use sample::*;
-pub use task_state::State;
+pub use task_scan::*;
+pub use task_state::TaskState;
 pub use vcpu::*;
-pub use wait_reason::Cause;
+pub use wait_reason::WaitReason;
 pub use who::*;
 
 /// Rows to write in one transaction.
@@ -84,8 +84,8 @@ pub struct Batch {
     pub task_states: Vec<TaskStateRow>,
     /// Table `task_life`.
     pub task_lives: Vec<TaskLifeRow>,
-    /// Table `waited`.
-    pub waited: Vec<WaitedRow>,
+    /// Table `reaped`.
+    pub reaped: Vec<ReapedRow>,
     /// Table `wakeup`.
     pub wakeups: Vec<WakeupRow>,
     /// Table `interrupt_time`.
@@ -94,10 +94,10 @@ pub struct Batch {
     pub interrupt_sources: Vec<InterruptSourceRow>,
     /// Table `exact_vcpu`.
     pub exact_vcpus: Vec<ExactVcpuRow>,
-    /// Table `census_moment`.
-    pub census_moments: Vec<CensusMomentRow>,
-    /// Table `census_state`.
-    pub census_states: Vec<CensusStateRow>,
+    /// Table `task_scan`.
+    pub task_scans: Vec<TaskScanRow>,
+    /// Table `task_scan_state`.
+    pub task_scan_states: Vec<TaskScanStateRow>,
     /// Table `console`.
     pub console: Vec<ConsoleRow>,
     /// Table `unit_event`.
@@ -133,13 +133,13 @@ impl Batch {
             samples,
             task_states,
             task_lives,
-            waited,
+            reaped,
             wakeups,
             interrupt_times,
             interrupt_sources,
             exact_vcpus,
-            census_moments,
-            census_states,
+            task_scans,
+            task_scan_states,
             console,
             unit_events,
             events,
@@ -168,13 +168,13 @@ impl Batch {
         samples.clear();
         task_states.clear();
         task_lives.clear();
-        waited.clear();
+        reaped.clear();
         wakeups.clear();
         interrupt_times.clear();
         interrupt_sources.clear();
         exact_vcpus.clear();
-        census_moments.clear();
-        census_states.clear();
+        task_scans.clear();
+        task_scan_states.clear();
         console.clear();
         unit_events.clear();
         events.clear();

@@ -11,7 +11,7 @@ const HANDLERS: [&str; 2] = ["exc_page_fault", "asm_exc_page_fault"];
 
 /// A kind of page fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum Fault {
+pub enum PageFaultKind {
     /// A program's next instruction.
     Text,
     /// What an instruction of a program reads or writes.
@@ -20,7 +20,7 @@ pub enum Fault {
     Kernel,
 }
 
-impl Fault {
+impl PageFaultKind {
     /// As in column `sample.fault`.
     pub fn name(self) -> &'static str {
         match self {
@@ -62,28 +62,32 @@ pub(super) fn is_called(function: &str, name: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn of(stack: &str, from_user: bool, fetching: Option<bool>) -> Option<Fault> {
-        Fault::of(stack.split(' '), from_user, fetching)
+    fn of(stack: &str, from_user: bool, fetching: Option<bool>) -> Option<PageFaultKind> {
+        PageFaultKind::of(stack.split(' '), from_user, fetching)
     }
 
     #[test]
     fn faults_of_programs_are_of_text_or_of_data() {
         let stack =
             "io_schedule filemap_fault handle_mm_fault do_user_addr_fault exc_page_fault asm_exc_page_fault";
-        assert_eq!(of(stack, true, Some(true)), Some(Fault::Text));
-        assert_eq!(of(stack, true, Some(false)), Some(Fault::Data));
+        assert_eq!(of(stack, true, Some(true)), Some(PageFaultKind::Text));
+        assert_eq!(of(stack, true, Some(false)), Some(PageFaultKind::Data));
         assert_eq!(of(stack, true, None), None, "the page tables were not read");
         assert_eq!(of(stack, false, Some(false)), None, "a broken stack");
         let fred = "handle_mm_fault exc_page_fault fred_entry_from_user asm_fred_entrypoint_user";
-        assert_eq!(of(fred, true, Some(true)), Some(Fault::Text));
+        assert_eq!(of(fred, true, Some(true)), Some(PageFaultKind::Text));
     }
 
     #[test]
     fn faults_of_the_kernel_have_its_code_below_them() {
         let stack =
             "handle_mm_fault exc_page_fault asm_exc_page_fault copy_user_generic vfs_write do_syscall_64";
-        assert_eq!(of(stack, true, Some(false)), Some(Fault::Kernel));
-        assert_eq!(of(stack, true, None), Some(Fault::Kernel), "whatever the program would execute next");
+        assert_eq!(of(stack, true, Some(false)), Some(PageFaultKind::Kernel));
+        assert_eq!(
+            of(stack, true, None),
+            Some(PageFaultKind::Kernel),
+            "whatever the program would execute next"
+        );
     }
 
     #[test]

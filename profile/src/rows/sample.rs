@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::rows::Fault;
+use crate::rows::PageFaultKind;
 
 /// Samples served later than this are counted: a busy host, or one that is emulated. 1 ms in ns.
 pub const LATE_NS: u64 = 1_000_000;
@@ -59,7 +59,7 @@ pub struct SampleRow {
     /// HLT (or not started) as KVM's run state says.
     pub halted: bool,
     /// What the vCPU was in when the tick was due.
-    pub fell: Fell,
+    pub vcpu_state: VcpuState,
     /// Frame row id.
     pub frame: u32,
     /// Stack pointer.
@@ -83,12 +83,12 @@ pub struct SampleRow {
     /// Interrupt row id of the interrupt that was served.
     pub interrupt: Option<u32>,
     /// Kind of the page fault that was served, where that is known.
-    pub fault: Option<Fault>,
+    pub fault: Option<PageFaultKind>,
 }
 
 /// What a vCPU was in when a tick was due.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
-pub enum Fell {
+pub enum VcpuState {
     /// Executing the guest: such samples, and only they, tell how its time divides.
     #[default]
     Guest,
@@ -100,13 +100,15 @@ pub enum Fell {
     Waiting,
 }
 
-impl Fell {
-    /// What has this name in column `sample.fell`.
+impl VcpuState {
+    /// What has this name in column `sample.vcpu_state`.
     pub fn from_name(name: &str) -> Option<Self> {
-        [Self::Guest, Self::Halted, Self::Vmm, Self::Waiting].into_iter().find(|fell| fell.name() == name)
+        [Self::Guest, Self::Halted, Self::Vmm, Self::Waiting]
+            .into_iter()
+            .find(|vcpu_state| vcpu_state.name() == name)
     }
 
-    /// The name in column `sample.fell`.
+    /// The name in column `sample.vcpu_state`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Guest => "guest",

@@ -4,7 +4,7 @@
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default, serde::Serialize, serde::Deserialize,
 )]
-pub enum State {
+pub enum TaskState {
     /// On a CPU.
     Running,
     /// On a CPU that serves a hard interrupt.
@@ -13,7 +13,7 @@ pub enum State {
     /// of the guest's.
     Sampler,
     /// Could run, and waits for a CPU.
-    Queue,
+    Runnable,
     /// Sleeps; a signal wakes it.
     Sleep,
     /// Sleeps uninterruptibly: mostly for a disk or for a lock of the kernel.
@@ -27,13 +27,13 @@ pub enum State {
     Unknown,
 }
 
-impl State {
+impl TaskState {
     /// All, in the order of reports.
     pub const ALL: [Self; 9] = [
         Self::Running,
         Self::Interrupted,
         Self::Sampler,
-        Self::Queue,
+        Self::Runnable,
         Self::Sleep,
         Self::Disk,
         Self::Stopped,
@@ -52,7 +52,7 @@ impl State {
             Self::Running => "running",
             Self::Interrupted => "interrupted",
             Self::Sampler => "sampler",
-            Self::Queue => "queue",
+            Self::Runnable => "runnable",
             Self::Sleep => "sleep",
             Self::Disk => "disk",
             Self::Stopped => "stopped",

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::rows::States;
+use crate::rows::Microstates;
 
 /// A row of table `vcpu`: the whole run up to now.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -16,7 +16,7 @@ pub struct VcpuRow {
     /// Returns of KVM_RUN.
     pub exits: u64,
     /// Where its time went.
-    pub states: States,
+    pub states: Microstates,
 }
 
 /// A row of table `microstate`: where a vCPU's time went in one stretch of the run.
@@ -27,7 +27,7 @@ pub struct MicrostateRow {
     /// End of the stretch, ns since the run's start.
     pub time_ns: u64,
     /// Its parts, which add up to its length.
-    pub states: States,
+    pub states: Microstates,
 }
 
 /// A row of table `rate`: another sampling rate of a vCPU than before, and than `meta.rate_hz` for the first.

@@ -2,11 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::page_fault::{Fault, is_called};
+use super::page_fault::{PageFaultKind, is_called};
 
 /// What a task sleeps for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Serialize, Deserialize)]
-pub enum Cause {
+pub enum WaitReason {
     /// It does not sleep, or what for is not known.
     #[default]
     None,
@@ -44,26 +44,32 @@ pub enum Cause {
     Other,
 }
 
-/// Functions that tell a cause (Linux 6.1 and 6.12), in the order in which they are asked: a fault may read a disk, and
+/// Functions that tell a wait_reason (Linux 6.1 and 6.12), in the order in which they are asked: a fault may read a disk, and
 /// poll sleeps by a timer. A name that ends in `*` stands for all that begin so.
-const FUNCTIONS: &[(Cause, &[&str])] = &[
-    (Cause::PageFault, &["handle_mm_fault", "exc_page_fault", "do_user_addr_fault"]),
-    (Cause::Futex, &["futex_*", "__futex_*", "do_futex"]),
+const FUNCTIONS: &[(WaitReason, &[&str])] = &[
+    (WaitReason::PageFault, &["handle_mm_fault", "exc_page_fault", "do_user_addr_fault"]),
+    (WaitReason::Futex, &["futex_*", "__futex_*", "do_futex"]),
     (
-        Cause::Poll,
+        WaitReason::Poll,
         &["do_sys_poll", "do_poll", "do_select", "ep_poll", "do_epoll_wait", "poll_schedule_timeout"],
     ),
-    (Cause::Pipe, &["pipe_*", "anon_pipe_*", "fifo_open", "wait_for_partner"]),
+    (WaitReason::Pipe, &["pipe_*", "anon_pipe_*", "fifo_open", "wait_for_partner"]),
     (
-        Cause::Socket,
+        WaitReason::Socket,
         &["sock_*", "__sys_recv*", "__sys_send*", "__sys_accept*", "inet_*", "sk_wait_data", "unix_stream_*"],
     ),
-    (Cause::Timer, &["do_nanosleep", "hrtimer_nanosleep", "clock_nanosleep*", "msleep*", "usleep_range*"]),
-    (Cause::Child, &["do_wait", "kernel_wait4", "wait_for_vfork_done*"]),
-    (Cause::Signal, &["sigsuspend", "do_sigtimedwait", "__x64_sys_pause", "do_signal_stop", "ptrace_stop"]),
-    (Cause::Terminal, &["n_tty_*", "tty_*"]),
     (
-        Cause::Block,
+        WaitReason::Timer,
+        &["do_nanosleep", "hrtimer_nanosleep", "clock_nanosleep*", "msleep*", "usleep_range*"],
+    ),
+    (WaitReason::Child, &["do_wait", "kernel_wait4", "wait_for_vfork_done*"]),
+    (
+        WaitReason::Signal,
+        &["sigsuspend", "do_sigtimedwait", "__x64_sys_pause", "do_signal_stop", "ptrace_stop"],
+    ),
+    (WaitReason::Terminal, &["n_tty_*", "tty_*"]),
+    (
+        WaitReason::Block,
         &[
             "io_schedule*",
             "folio_wait_bit_common",
@@ -73,27 +79,30 @@ const FUNCTIONS: &[(Cause, &[&str])] = &[
             "jbd2_log_wait_commit",
         ],
     ),
-    (Cause::Lock, &["__mutex_lock*", "mutex_lock*", "rwsem_down_*", "rt_mutex_*", "__rt_mutex_*", "down*"]),
-    (Cause::Work, &["kthread", "kthreadd", "worker_thread"]),
+    (
+        WaitReason::Lock,
+        &["__mutex_lock*", "mutex_lock*", "rwsem_down_*", "rt_mutex_*", "__rt_mutex_*", "down*"],
+    ),
+    (WaitReason::Work, &["kthread", "kthreadd", "worker_thread"]),
 ];
 
-impl Cause {
-    /// The cause of a sleep: `functions` are all on its stack, innermost first, `kernel` those of the kernel;
-    /// for the rest see [`Fault::of`].
+impl WaitReason {
+    /// The wait_reason of a sleep: `functions` are all on its stack, innermost first, `kernel` those of the kernel;
+    /// for the rest see [`PageFaultKind::of`].
     pub fn of_sleep<'a>(
         functions: impl Iterator<Item = &'a str> + Clone,
         kernel: impl Iterator<Item = &'a str> + Clone,
         from_user: bool,
         fetching: Option<bool>,
     ) -> Self {
-        let cause = Self::of(functions);
-        if cause != Self::PageFault {
-            return cause;
+        let wait_reason = Self::of(functions);
+        if wait_reason != Self::PageFault {
+            return wait_reason;
         }
-        match Fault::of(kernel.clone(), from_user, fetching) {
-            Some(Fault::Text) => Self::TextFault,
-            Some(Fault::Data) => Self::DataFault,
-            Some(Fault::Kernel) => Self::KernelFault,
+        match PageFaultKind::of(kernel.clone(), from_user, fetching) {
+            Some(PageFaultKind::Text) => Self::TextFault,
+            Some(PageFaultKind::Data) => Self::DataFault,
+            Some(PageFaultKind::Kernel) => Self::KernelFault,
             // No exception: the kernel itself asks for a page, to read a disk into it, say.
             None if kernel.clone().any(|function| is_called(function, "__get_user_pages*")) => {
                 Self::KernelFault
@@ -102,15 +111,15 @@ impl Cause {
         }
     }
 
-    /// The cause that these functions tell, innermost first.
+    /// The wait_reason that these functions tell, innermost first.
     fn of<'a>(functions: impl Iterator<Item = &'a str> + Clone) -> Self {
         let tells = |names: &&[&str]| {
             functions.clone().any(|function| names.iter().any(|name| is_called(function, name)))
         };
-        FUNCTIONS.iter().find(|(_, names)| tells(names)).map_or(Self::Other, |(cause, _)| *cause)
+        FUNCTIONS.iter().find(|(_, names)| tells(names)).map_or(Self::Other, |(wait_reason, _)| *wait_reason)
     }
 
-    /// As in table `task_state`; empty for [`Cause::None`].
+    /// As in table `task_state`; empty for [`WaitReason::None`].
     pub fn name(self) -> &'static str {
         match self {
             Self::None => "",
@@ -138,37 +147,43 @@ impl Cause {
 mod tests {
     use super::*;
 
-    fn of(stack: &str) -> Cause {
-        Cause::of(stack.split(' '))
+    fn of(stack: &str) -> WaitReason {
+        WaitReason::of(stack.split(' '))
     }
 
     #[test]
     fn stacks_of_linux_tell_their_causes() {
-        assert_eq!(of("schedule futex_wait_queue futex_wait do_futex __x64_sys_futex"), Cause::Futex);
-        assert_eq!(of("schedule do_nanosleep hrtimer_nanosleep __x64_sys_nanosleep"), Cause::Timer);
-        assert_eq!(of("schedule pipe_read vfs_read ksys_read"), Cause::Pipe);
-        assert_eq!(of("schedule schedule_hrtimeout_range do_sys_poll __x64_sys_poll"), Cause::Poll);
-        assert_eq!(of("schedule do_wait kernel_wait4 __do_sys_wait4"), Cause::Child);
-        assert_eq!(of("schedule io_schedule folio_wait_bit_common filemap_read"), Cause::Block);
+        assert_eq!(of("schedule futex_wait_queue futex_wait do_futex __x64_sys_futex"), WaitReason::Futex);
+        assert_eq!(of("schedule do_nanosleep hrtimer_nanosleep __x64_sys_nanosleep"), WaitReason::Timer);
+        assert_eq!(of("schedule pipe_read vfs_read ksys_read"), WaitReason::Pipe);
+        assert_eq!(of("schedule schedule_hrtimeout_range do_sys_poll __x64_sys_poll"), WaitReason::Poll);
+        assert_eq!(of("schedule do_wait kernel_wait4 __do_sys_wait4"), WaitReason::Child);
+        assert_eq!(of("schedule io_schedule folio_wait_bit_common filemap_read"), WaitReason::Block);
         assert_eq!(
             of("schedule io_schedule folio_wait_bit_common filemap_fault handle_mm_fault.isra.0"),
-            Cause::PageFault
+            WaitReason::PageFault
         );
         let fault = "schedule io_schedule filemap_fault handle_mm_fault";
         let kind = |rest: &str, fetching| {
             let stack = format!("{fault} {rest}");
-            Cause::of_sleep(stack.split(' '), stack.split(' '), true, fetching)
+            WaitReason::of_sleep(stack.split(' '), stack.split(' '), true, fetching)
         };
         let entry = "exc_page_fault asm_exc_page_fault";
-        assert_eq!(kind(entry, Some(true)), Cause::TextFault);
-        assert_eq!(kind(entry, Some(false)), Cause::DataFault);
-        assert_eq!(kind(entry, None), Cause::PageFault);
-        assert_eq!(kind(&format!("{entry} copy_user_generic vfs_read"), Some(false)), Cause::KernelFault);
-        assert_eq!(kind("__get_user_pages_locked bio_iov_iter_get_pages", Some(false)), Cause::KernelFault);
+        assert_eq!(kind(entry, Some(true)), WaitReason::TextFault);
+        assert_eq!(kind(entry, Some(false)), WaitReason::DataFault);
+        assert_eq!(kind(entry, None), WaitReason::PageFault);
+        assert_eq!(
+            kind(&format!("{entry} copy_user_generic vfs_read"), Some(false)),
+            WaitReason::KernelFault
+        );
+        assert_eq!(
+            kind("__get_user_pages_locked bio_iov_iter_get_pages", Some(false)),
+            WaitReason::KernelFault
+        );
         let pipe = "schedule pipe_read".split(' ');
-        assert_eq!(Cause::of_sleep(pipe.clone(), pipe, true, Some(true)), Cause::Pipe);
-        assert_eq!(of("schedule worker_thread kthread ret_from_fork"), Cause::Work);
-        assert_eq!(of("schedule something_new"), Cause::Other);
-        assert_eq!(Cause::of(std::iter::empty()), Cause::Other);
+        assert_eq!(WaitReason::of_sleep(pipe.clone(), pipe, true, Some(true)), WaitReason::Pipe);
+        assert_eq!(of("schedule worker_thread kthread ret_from_fork"), WaitReason::Work);
+        assert_eq!(of("schedule something_new"), WaitReason::Other);
+        assert_eq!(WaitReason::of(std::iter::empty()), WaitReason::Other);
     }
 }

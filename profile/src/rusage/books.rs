@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use linux::{ChildBooks, CpuTime};
+use linux::{ChildCpuTimes, CpuTime};
 use rusqlite::{Connection, Row};
 
 use super::children::Families;
@@ -25,12 +25,12 @@ pub(super) struct Told {
     pub run_delay_ns: u64,
     pub switches: u64,
     /// Of a process.
-    pub children: ChildBooks,
+    pub children: ChildCpuTimes,
 }
 
 /// What children have added.
-fn since(last: &ChildBooks, first: &ChildBooks) -> ChildBooks {
-    ChildBooks {
+fn since(last: &ChildCpuTimes, first: &ChildCpuTimes) -> ChildCpuTimes {
+    ChildCpuTimes {
         user_ns: last.user_ns.saturating_sub(first.user_ns),
         system_ns: last.system_ns.saturating_sub(first.system_ns),
         voluntary: last.voluntary.saturating_sub(first.voluntary),
@@ -166,7 +166,7 @@ impl Books {
                 runtime_ns: unsigned(row, 5)?,
                 run_delay_ns: unsigned(row, 6)?,
                 switches: both(row, 7)?,
-                children: ChildBooks {
+                children: ChildCpuTimes {
                     user_ns: unsigned(row, 9)?,
                     system_ns: unsigned(row, 10)?,
                     voluntary: unsigned(row, 11)?,
@@ -187,7 +187,7 @@ impl Books {
                 ..CpuTime::default()
             };
             // As `/proc/PID/task/TID/stat` and getrusage do (`task_cputime_adjusted`, kernel/sched/cputime.c).
-            let (user_ns, system_ns) = ticks.told((0, 0));
+            let (user_ns, system_ns) = ticks.reported((0, 0));
             let told = Told { user_ns, system_ns, runtime_ns: ticks.runtime_ns, ..Told::default() };
             Ok(((row.get(0)?, row.get(1)?), (row.get(2)?, unsigned(row, 3)?, told)))
         })?;

@@ -32,7 +32,7 @@ impl Families {
         let exact = "SELECT EXISTS (SELECT 1 FROM meta WHERE key = 'exact_from_ns')";
         let seen = connection.query_row(exact, [], |row| row.get(0))?;
         let waited: HashMap<u32, (u32, u64)> = if seen {
-            let mut statement = connection.prepare("SELECT child, \"by\", time_ns FROM waited")?;
+            let mut statement = connection.prepare("SELECT child, parent, time_ns FROM reaped")?;
             let rows = statement.query_map([], |row| Ok((row.get(0)?, (row.get(1)?, unsigned(row, 2)?))))?;
             rows.collect::<rusqlite::Result<_>>()?
         } else {

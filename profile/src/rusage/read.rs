@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use linux::ChildBooks;
+use linux::ChildCpuTimes;
 use rusqlite::Connection;
 
 use super::books::{Books, Kept, Told};
@@ -12,8 +12,8 @@ use crate::estimate::{Tallies, Ticks, Time, trustworthy};
 use crate::numbers::{part, seconds, unsigned};
 use crate::paces::{Paces, scaled};
 use crate::report::tables::Stretch;
-use crate::rows::States;
-use crate::rows::{Fell, Mode, VcpuRow};
+use crate::rows::Microstates;
+use crate::rows::{Mode, VcpuRow, VcpuState};
 use crate::store::{MODES, Profile, ProfileError, snapshot};
 
 impl Rusage {
@@ -107,7 +107,7 @@ impl Books {
 
     fn children(&self, id: u32, grown: &Told, seen: &Seen) -> Option<ChildrenRusage> {
         let (books, processes) = (grown.children, self.families.below(id));
-        if books == ChildBooks::default() && processes == 0 {
+        if books == ChildCpuTimes::default() && processes == 0 {
             return None;
         }
         let (samples, truth) = seen.time(&self.vcpus, seen.processes.get(&(id, Part::Children)));
@@ -158,7 +158,7 @@ impl Books {
             || Ends::whole(&vcpu.states),
             |stretches| Ends::between(stretches, kept.since_ns().unwrap_or(0), kept.last.0),
         );
-        let times = |part: fn(&Time) -> f64, states: &States| CpuTimes {
+        let times = |part: fn(&Time) -> f64, states: &Microstates| CpuTimes {
             user_ns: whole(part(&user)),
             system_ns: whole(part(&system)),
             irq_ns: whole(part(&irq)),
@@ -182,25 +182,25 @@ impl Books {
 /// The times of states between two moments: exact but for the stretches that a moment cuts, of which both parts may have
 /// had all of a state's time.
 struct Ends {
-    likely: States,
-    low: States,
-    high: States,
+    likely: Microstates,
+    low: Microstates,
+    high: Microstates,
 }
 
 impl Ends {
-    fn whole(states: &States) -> Self {
+    fn whole(states: &Microstates) -> Self {
         Self { likely: *states, low: *states, high: *states }
     }
 
     fn between(stretches: &[Stretch], from: u64, to: u64) -> Self {
-        let mut ends = Self::whole(&States::default());
+        let mut ends = Self::whole(&Microstates::default());
         for stretch in stretches {
             let inside = stretch.end.min(to).saturating_sub(stretch.begin.max(from));
             let length = stretch.end.saturating_sub(stretch.begin);
             if inside == 0 {
                 continue;
             }
-            let add = |to: &mut States, of: &dyn Fn(u64) -> u64| *to = to.plus(&stretch.states.map(of));
+            let add = |to: &mut Microstates, of: &dyn Fn(u64) -> u64| *to = to.plus(&stretch.states.map(of));
             add(&mut ends.likely, &|ns| scaled(ns, part(inside, length)));
             add(&mut ends.low, &|ns| ns.saturating_sub(length - inside));
             add(&mut ends.high, &|ns| ns.min(inside));
@@ -285,11 +285,12 @@ impl Seen {
             seen.ticks.divide(vcpu, parts);
             seen.ticks.change_mean(vcpu, changes.iter().map(|(since, rate)| (*since, mean_ns(*rate))));
         }
-        let sql = "SELECT vcpu, mode, instance, tid, time_ns, fell FROM sample ORDER BY id";
+        let sql = "SELECT vcpu, mode, instance, tid, time_ns, vcpu_state FROM sample ORDER BY id";
         let mut statement = connection.prepare(sql)?;
         let mut samples = statement.query([])?;
         while let Some(row) = samples.next()? {
-            let inside = row.get_ref(5)?.as_str().is_ok_and(|fell| fell == Fell::Guest.name());
+            let inside =
+                row.get_ref(5)?.as_str().is_ok_and(|vcpu_state| vcpu_state == VcpuState::Guest.name());
             let mode = usize::from(row.get::<_, u8>(1)?);
             let mode = MODES.get(mode).map_or(Mode::Unknown, |(mode, _)| *mode);
             seen.add(books, row.get(0)?, mode, (row.get(2)?, row.get(3)?), (unsigned(row, 4)?, inside));

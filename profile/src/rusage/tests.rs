@@ -1,10 +1,10 @@
-use linux::{ChildBooks, CpuBooks};
+use linux::{ChildCpuTimes, CpuStat};
 
 use super::*;
-use crate::rows::States;
+use crate::rows::Microstates;
 use crate::rows::{
-    Batch, CpuTimeRow, Fell, InstanceRow, MicrostateRow, Mode, RusageRow, SampleRow, Sink, ThreadTimeRow,
-    VcpuRow, WaitedRow,
+    Batch, CpuTimeRow, InstanceRow, MicrostateRow, Mode, ReapedRow, RusageRow, SampleRow, Sink,
+    ThreadTimeRow, VcpuRow, VcpuState,
 };
 use crate::store::{Profile, ProfileWriter};
 
@@ -22,7 +22,12 @@ fn batch() -> Batch {
             InstanceRow { id: 2, pid: 8, comm: "victim".to_owned(), number: 3, ..InstanceRow::default() },
         ],
         vcpus: vec![VcpuRow {
-            states: States { guest: 8_000 * MS, halted: 1_500 * MS, waiting: 500 * MS, ..States::default() },
+            states: Microstates {
+                guest: 8_000 * MS,
+                halted: 1_500 * MS,
+                waiting: 500 * MS,
+                ..Microstates::default()
+            },
             ..VcpuRow::default()
         }],
         rusage: vec![
@@ -38,23 +43,23 @@ fn batch() -> Batch {
         cpu_times: vec![CpuTimeRow {
             first: false,
             time_ns: 10_000 * MS,
-            books: CpuBooks { user_ns: 9_000 * MS, idle_ns: MS, iowait_ns: MS, ..CpuBooks::default() },
+            books: CpuStat { user_ns: 9_000 * MS, idle_ns: MS, iowait_ns: MS, ..CpuStat::default() },
         }],
         ..Batch::default()
     };
     for n in 0..1_000_u64 {
-        let (mode, instance, fell) = match n % 10 {
-            0..=3 => (Mode::User, 1, Fell::Guest),
-            4 => (if n % 20 == 4 { Mode::Kernel } else { Mode::User }, 1, Fell::Guest),
-            5..=8 => (Mode::User, 2, Fell::Guest),
-            _ => (Mode::SoftIrq, 2, Fell::Guest),
+        let (mode, instance, vcpu_state) = match n % 10 {
+            0..=3 => (Mode::User, 1, VcpuState::Guest),
+            4 => (if n % 20 == 4 { Mode::Kernel } else { Mode::User }, 1, VcpuState::Guest),
+            5..=8 => (Mode::User, 2, VcpuState::Guest),
+            _ => (Mode::SoftIrq, 2, VcpuState::Guest),
         };
         batch.samples.push(SampleRow {
             time_ns: n * 10 * MS,
             mode,
             instance: Some(instance),
             tid: Some(6 + i32::try_from(instance).expect("small")),
-            fell,
+            vcpu_state,
             ..SampleRow::default()
         });
         // What says nothing of the guest's time.
@@ -62,7 +67,7 @@ fn batch() -> Batch {
             time_ns: n * 10 * MS,
             mode,
             instance: Some(1),
-            fell: Fell::Vmm,
+            vcpu_state: VcpuState::Vmm,
             ..SampleRow::default()
         });
     }
@@ -114,8 +119,12 @@ fn family() -> Batch {
         instance.parent_pid = Some(parent_pid);
     }
     batch.instances.push(InstanceRow { id: 3, pid: 6, comm: "sh".to_owned(), ..InstanceRow::default() });
-    let children =
-        ChildBooks { user_ns: 7_000 * MS, system_ns: 300 * MS, minor_faults: 5, ..ChildBooks::default() };
+    let children = ChildCpuTimes {
+        user_ns: 7_000 * MS,
+        system_ns: 300 * MS,
+        minor_faults: 5,
+        ..ChildCpuTimes::default()
+    };
     let of_sh = RusageRow { instance: 3, time_ns: 11_000 * MS, children, ..RusageRow::default() };
     batch.rusage.push(of_sh);
     batch.cpu_times[0].time_ns = 11_000 * MS;
@@ -152,7 +161,7 @@ fn what_exact_mode_has_seen_says_who_waited() {
     let mut batch = family();
     batch.meta.push(("exact_from_ns".to_owned(), "0".to_owned()));
     // The parent of hog went away, and sh has inherited it.
-    batch.waited = vec![WaitedRow { child: 1, by: 3, time_ns: 10_500 * MS }];
+    batch.reaped = vec![ReapedRow { child: 1, parent: 3, time_ns: 10_500 * MS }];
     let directory = tempfile::tempdir().expect("a directory");
     let path = profile(directory.path(), &batch);
     let rusage = Rusage::read(&path).expect("books");
@@ -164,7 +173,7 @@ fn what_exact_mode_has_seen_says_who_waited() {
     let first = RusageRow { first: true, time_ns: 10_600 * MS, ..batch.rusage[2] };
     batch.rusage.push(first);
     // A damaged profile whose children are each other's.
-    batch.waited.extend([(2, 1), (1, 2)].map(|(child, by)| WaitedRow { child, by, time_ns: MS }));
+    batch.reaped.extend([(2, 1), (1, 2)].map(|(child, parent)| ReapedRow { child, parent, time_ns: MS }));
     let directory = tempfile::tempdir().expect("a directory");
     let rusage = Rusage::read(&profile(directory.path(), &batch)).expect("books");
     let sh = rusage.processes.iter().find(|process| process.comm == "sh").expect("a process");
@@ -189,10 +198,10 @@ fn a_guest_that_claims_all_the_time_there_is_can_be_compared() {
             run_delay_ns: MOST,
             voluntary: MOST,
             involuntary: MOST,
-            children: ChildBooks { user_ns: MOST, system_ns: MOST, ..ChildBooks::default() },
+            children: ChildCpuTimes { user_ns: MOST, system_ns: MOST, ..ChildCpuTimes::default() },
         };
     }
-    let books = CpuBooks {
+    let books = CpuStat {
         cpu: 0,
         user_ns: MOST,
         nice_ns: MOST,
@@ -218,7 +227,12 @@ fn later() -> Batch {
         batch.microstates.push(MicrostateRow {
             vcpu: 0,
             time_ns: second * 1_000 * MS,
-            states: States { guest: 1_600 * MS, halted: 300 * MS, waiting: 100 * MS, ..States::default() },
+            states: Microstates {
+                guest: 1_600 * MS,
+                halted: 300 * MS,
+                waiting: 100 * MS,
+                ..Microstates::default()
+            },
         });
     }
     let first = RusageRow {
@@ -242,7 +256,7 @@ fn later() -> Batch {
     // Of what ended before it was read again nothing can be compared.
     batch.rusage = vec![last, first, RusageRow { instance: 2, ..first }];
     let last = batch.cpu_times[0];
-    let books = CpuBooks { user_ns: 3_000 * MS, idle_ns: MS, ..CpuBooks::default() };
+    let books = CpuStat { user_ns: 3_000 * MS, idle_ns: MS, ..CpuStat::default() };
     batch.cpu_times = vec![
         CpuTimeRow { time_ns: 9_000 * MS, ..last },
         CpuTimeRow { first: true, time_ns: 3_000 * MS, books },

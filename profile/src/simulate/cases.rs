@@ -289,8 +289,8 @@ fn printed() -> Vec<Case> {
             .to_vec()
     };
     let case = |name: &str, run: &str, quantity: Quantity, vcpus: Vec<Vcpu>| Case {
-        // A census has no other clock.
-        clocks: if quantity == Quantity::Census { UNIFORM } else { RANDOM },
+        // Scans have no other clock.
+        clocks: if quantity == Quantity::TaskState { UNIFORM } else { RANDOM },
         quantity,
         courses: if quantity == Quantity::SixRuns { 200 } else { 20 },
         vcpus,
@@ -311,14 +311,14 @@ fn printed() -> Vec<Case> {
         ("change, six runs", Quantity::SixRuns),
         ("time in a boot", Quantity::Boot),
         ("rusage", Quantity::Rusage),
-        ("task state, census", Quantity::Census),
+        ("task state", Quantity::TaskState),
         ("user part, exact", Quantity::ExactPart),
     ] {
         for (run, length) in lengths {
             let vcpus = match quantity {
                 Quantity::Share | Quantity::Time => polling(length),
                 Quantity::Callers => tasks(length),
-                Quantity::Census => {
+                Quantity::TaskState => {
                     vec![Vcpu { program: Program::Runs { share: 0.3, run: length }, load: 1.0 }]
                 }
                 _ => runs(0.3, length),

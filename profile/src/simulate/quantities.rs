@@ -11,9 +11,9 @@ use crate::diff::Value;
 use crate::diff::significance::{Tested, one_run, welch};
 use crate::estimate::{Share, Tallies, Ticks};
 use crate::paces::Paces;
-use crate::report::census::{Moment, Moments, Stay};
 use crate::report::tables::Stretch;
-use crate::rows::States;
+use crate::report::task_scan::{Stay, TaskScan, TaskScans};
+use crate::rows::Microstates;
 
 /// What is estimated of state 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,8 +32,8 @@ pub(super) enum Quantity {
     Boot,
     /// Its time between two readings of the guest's books.
     Rusage,
-    /// Time of a task in a state, by a census at the moments of the ticks.
-    Census,
+    /// Time of a task in a state, by scans at the ticks.
+    TaskState,
     /// Its part of a task's exact time on a CPU.
     ExactPart,
 }
@@ -73,7 +73,7 @@ impl Quantity {
             Self::TwoRuns => two_runs(all()),
             Self::SixRuns => six_runs(all()),
             Self::Boot | Self::Rusage => in_part(machine, clock, *seed, self == Self::Boot),
-            Self::Census => census(machine, clock, *seed),
+            Self::TaskState => task_state(machine, clock, *seed),
             Self::ExactPart => exact_part(machine, clock, *seed),
         }
     }
@@ -193,7 +193,7 @@ fn clocks(machine: &Machine, clock: ClockKind, ticks: &[Tick]) -> Clocks {
         let mut begin = 0;
         let ends = line.stretches(STRETCH_NS, in_guest);
         let stretch = |(end, guest): (u64, u64)| {
-            let states = States { guest, halted: end - begin - guest, ..States::default() };
+            let states = Microstates { guest, halted: end - begin - guest, ..Microstates::default() };
             Stretch { begin: std::mem::replace(&mut begin, end), end, states }
         };
         ends.into_iter().map(stretch).collect::<Vec<_>>()
@@ -203,11 +203,11 @@ fn clocks(machine: &Machine, clock: ClockKind, ticks: &[Tick]) -> Clocks {
     Clocks::new(meta, (0..).zip(ticks).map(moment).collect(), all, Paces::default())
 }
 
-/// Ticks as moments of a census, and the course of the first vCPU as what a task does.
-fn census(machine: &Machine, clock: ClockKind, seed: u64) -> Measured {
+/// Ticks as scans, and the course of the first vCPU as what a task does.
+fn task_state(machine: &Machine, clock: ClockKind, seed: u64) -> Measured {
     let ticks = machine.ticks(clock, seed, 0);
-    let moment = |(id, tick): (u64, &Tick)| Moment { id, time_ns: tick.time_ns, stretch: 0, late_ns: 0 };
-    let moments: Vec<Moment> = (0..).zip(&ticks).map(moment).collect();
+    let moment = |(id, tick): (u64, &Tick)| TaskScan { id, time_ns: tick.time_ns, backoff: 0, late_ns: 0 };
+    let scans: Vec<TaskScan> = (0..).zip(&ticks).map(moment).collect();
     let end = ticks.last().map_or(0, |tick| tick.time_ns);
     let mut stays: Vec<Stay> = Vec::new();
     for (place, tick) in ticks.iter().enumerate() {
@@ -219,13 +219,13 @@ fn census(machine: &Machine, clock: ClockKind, seed: u64) -> Measured {
                     from: place,
                     to: place + 1,
                     state: state.to_owned(),
-                    cause: String::new(),
+                    wait_reason: String::new(),
                 });
             }
         }
     }
-    let moments = Moments::new(moments, 0, 1e9 / MEAN_NS as f64);
-    let (_, spent) = moments.spent(&stays, &[&|stay: &Stay| stay.state == "sleep"]);
+    let scans = TaskScans::new(scans, 0, 1e9 / MEAN_NS as f64);
+    let (_, spent) = scans.spent(&stays, &[&|stay: &Stay| stay.state == "sleep"]);
     let Some((found, line)) = spent.first().zip(machine.vcpus.first()) else { return none() };
     let (time, whole) = (found.time.time, end.max(1) as f64);
     let share = Share { share: time.ns / whole, low: time.low_ns / whole, high: time.high_ns / whole };

@@ -14,7 +14,7 @@ pub(super) fn in_guest(state: u8) -> bool {
     state != OUTSIDE && state != WAITING
 }
 
-/// States, one after the other; two that follow each other differ.
+/// Microstates, one after the other; two that follow each other differ.
 #[derive(Debug, Default, Clone)]
 pub(super) struct Timeline {
     /// End of each, ns.

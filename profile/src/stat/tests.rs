@@ -1,5 +1,5 @@
 use super::*;
-use crate::rows::States;
+use crate::rows::Microstates;
 use crate::rows::{Batch, ExitRow, InjectedRow, InterruptSourceRow, KvmCounterRow, Sink, VcpuRow};
 use crate::store::{Profile, ProfileWriter};
 
@@ -20,7 +20,7 @@ fn exit(id: u32, vcpu: u8, address: u64, count: u64) -> ExitRow {
 }
 
 fn batch(n: u64) -> Batch {
-    let states = States { guest: 600 * n, halted: 300 * n, vmm: 100 * n, ..States::default() };
+    let states = Microstates { guest: 600 * n, halted: 300 * n, vmm: 100 * n, ..Microstates::default() };
     let counter = |name: &str, value, grows| KvmCounterRow { vcpu: 0, name: name.to_owned(), value, grows };
     let injected = |device: &str, vector, count| InjectedRow { device: device.to_owned(), vector, count };
     let source =

@@ -21,7 +21,7 @@ pub use writer::ProfileWriter;
 use crate::rows::Mode;
 
 /// `PRAGMA user_version`: the version of the schema. It grows with every release whose tables differ from the last one's.
-pub const SCHEMA_VERSION: u32 = 4;
+pub const SCHEMA_VERSION: u32 = 5;
 /// `PRAGMA application_id`: "vprf".
 pub const APPLICATION_ID: u32 = 0x7670_7266;
 /// The tables and views.

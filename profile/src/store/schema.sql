@@ -251,7 +251,7 @@ CREATE TABLE sample (
     stack         INTEGER,              -- stack.id of the innermost frame; NULL: no stack was taken
     syscall       INTEGER,              -- syscall.number that the task was in
     interrupt     INTEGER,              -- interrupt.id that was served
-    fell          TEXT NOT NULL,        -- what the vCPU was in when the tick came: guest, halted, vmm, waiting
+    vcpu_state          TEXT NOT NULL,        -- what the vCPU was in when the tick came: guest, halted, vmm, waiting
     fault         TEXT                  -- page fault that was served: text, data, kernel; NULL: none, or not known
 );
 
@@ -260,11 +260,11 @@ CREATE TABLE task_state (
     instance INTEGER NOT NULL,  -- instance.id
     tid      INTEGER NOT NULL,
     state    TEXT NOT NULL,     -- running, interrupted, sampler, queue, sleep, disk, stopped, zombie, unknown
-    cause    TEXT NOT NULL,     -- what it slept for, like futex; empty: it did not sleep
+    wait_reason    TEXT NOT NULL,     -- what it slept for, like futex; empty: it did not sleep
     stack    INTEGER NOT NULL,  -- stack.id of what it slept in, kernel and program; 0: none
     ns       INTEGER NOT NULL,
     count    INTEGER NOT NULL,  -- how often the state began
-    PRIMARY KEY (instance, tid, state, cause, stack)
+    PRIMARY KEY (instance, tid, state, wait_reason, stack)
 ) WITHOUT ROWID;
 
 -- Exact mode: from when to when each task was followed; its states add up to that.
@@ -278,9 +278,9 @@ CREATE TABLE task_life (
 ) WITHOUT ROWID;
 
 -- Exact mode: which process waited for which child of its own, the end of the child.
-CREATE TABLE waited (
+CREATE TABLE reaped (
     child   INTEGER PRIMARY KEY,  -- instance.id
-    "by"    INTEGER NOT NULL,     -- instance.id
+    parent  INTEGER NOT NULL,     -- instance.id
     time_ns INTEGER NOT NULL      -- since the run's start
 );
 
@@ -319,7 +319,7 @@ CREATE TABLE interrupt_source (
 -- Exact mode: events of each vCPU.
 CREATE TABLE exact_vcpu (
     vcpu           INTEGER PRIMARY KEY,  -- vcpu.id
-    trips          INTEGER NOT NULL,     -- exits for events
+    probe_exits    INTEGER NOT NULL,     -- exits for events
     lost           INTEGER NOT NULL,     -- events without a record: the ring was full
     switches       INTEGER NOT NULL,     -- switches among the events
     guest_switches INTEGER,              -- switches by the kernel's own count; NULL: could not be read
@@ -329,22 +329,22 @@ CREATE TABLE exact_vcpu (
 );
 
 -- The census: moments at which all tasks were looked at. What follows from it is estimated.
-CREATE TABLE census_moment (
+CREATE TABLE task_scan (
     id      INTEGER PRIMARY KEY,  -- 1 and up
     time_ns INTEGER NOT NULL,     -- since the run's start
     late_ns INTEGER NOT NULL,     -- how late it came
-    stretch INTEGER NOT NULL      -- the mean interval before it was 2 to the power of this / census_hz
+    backoff INTEGER NOT NULL      -- mean interval before this scan: 2 to the power of this / task_scan_hz
 );
 
 -- The census: what a task was seen doing from a moment on, until its next row.
-CREATE TABLE census_state (
+CREATE TABLE task_scan_state (
     instance INTEGER NOT NULL,  -- instance.id
     tid      INTEGER NOT NULL,
-    moment   INTEGER NOT NULL,  -- census_moment.id
+    scan     INTEGER NOT NULL,  -- task_scan.id
     state    TEXT NOT NULL,     -- as in task_state; gone: it is there no more
-    cause    TEXT NOT NULL,     -- what it slept for, like futex; empty: it did not sleep, or that is not known
+    wait_reason    TEXT NOT NULL,     -- what it slept for, like futex; empty: it did not sleep, or that is not known
     stack    INTEGER NOT NULL,  -- stack.id of the kernel functions that it slept in; 0: none
-    PRIMARY KEY (instance, tid, moment)
+    PRIMARY KEY (instance, tid, scan)
 ) WITHOUT ROWID;
 
 CREATE TABLE console (
@@ -376,7 +376,7 @@ CREATE VIEW v_stacks AS
 WITH RECURSIVE chain (id, next, depth, text) AS (
     SELECT s.id, s.parent, 1, coalesce(f.symbol, f.module, printf('0x%x', f.address))
     FROM stack s JOIN frame f ON f.id = s.frame
-    WHERE s.id IN (SELECT stack FROM sample UNION SELECT stack FROM task_state UNION SELECT stack FROM census_state)
+    WHERE s.id IN (SELECT stack FROM sample UNION SELECT stack FROM task_state UNION SELECT stack FROM task_scan_state)
     UNION ALL
     SELECT c.id, s.parent, c.depth + 1, c.text || ';' || coalesce(f.symbol, f.module, printf('0x%x', f.address))
     FROM chain c JOIN stack s ON s.id = c.next JOIN frame f ON f.id = s.frame
@@ -424,7 +424,7 @@ SELECT s.id,
 FROM sample s
 JOIN mode m ON m.id = s.mode
 LEFT JOIN instance i ON i.id = s.instance
-WHERE m.name <> 'idle' AND s.fell = 'guest';
+WHERE m.name <> 'idle' AND s.vcpu_state = 'guest';
 
 CREATE VIEW v_processes AS
 SELECT comm,
@@ -456,7 +456,7 @@ JOIN mode m ON m.id = s.mode
 JOIN frame f ON f.id = s.frame
 LEFT JOIN inlined n ON n.frame = f.id AND n.depth = 0
 LEFT JOIN instance i ON i.id = s.instance
-WHERE m.name <> 'idle' AND s.fell = 'guest'
+WHERE m.name <> 'idle' AND s.vcpu_state = 'guest'
 GROUP BY 1, 2, 3
 ORDER BY samples DESC;
 
@@ -465,11 +465,11 @@ CREATE VIEW v_vcpus AS
 SELECT v.id,
        count(s.id) AS samples,
        v.lost,
-       avg(m.name = 'user') FILTER (WHERE s.fell IN ('guest', 'halted')) AS user,
-       avg(m.name IN ('kernel', 'boot', 'unknown')) FILTER (WHERE s.fell IN ('guest', 'halted')) AS kernel,
-       avg(m.name IN ('hardirq', 'nmi')) FILTER (WHERE s.fell IN ('guest', 'halted')) AS hardirq,
-       avg(m.name = 'softirq') FILTER (WHERE s.fell IN ('guest', 'halted')) AS softirq,
-       avg(m.name = 'idle') FILTER (WHERE s.fell IN ('guest', 'halted')) AS idle,
+       avg(m.name = 'user') FILTER (WHERE s.vcpu_state IN ('guest', 'halted')) AS user,
+       avg(m.name IN ('kernel', 'boot', 'unknown')) FILTER (WHERE s.vcpu_state IN ('guest', 'halted')) AS kernel,
+       avg(m.name IN ('hardirq', 'nmi')) FILTER (WHERE s.vcpu_state IN ('guest', 'halted')) AS hardirq,
+       avg(m.name = 'softirq') FILTER (WHERE s.vcpu_state IN ('guest', 'halted')) AS softirq,
+       avg(m.name = 'idle') FILTER (WHERE s.vcpu_state IN ('guest', 'halted')) AS idle,
        v.guest_ns / 1e9 AS guest_s,
        v.halted_ns / 1e9 AS halted_s,
        v.waiting_ns / 1e9 AS waiting_s,
@@ -491,36 +491,36 @@ SELECT i.comm,
        i.number AS instance,
        t.tid,
        t.state,
-       t.cause,
+       t.wait_reason,
        sum(t.ns) / 1e6 AS ms,
        sum(t.count) AS count,
        sum(t.ns) * 1.0 / sum(sum(t.ns)) OVER (PARTITION BY t.instance, t.tid) AS share
 FROM task_state t
 JOIN instance i ON i.id = t.instance
-GROUP BY t.instance, t.tid, t.state, t.cause
+GROUP BY t.instance, t.tid, t.state, t.wait_reason
 ORDER BY i.comm, i.pid, t.tid, sum(t.ns) DESC;
 
 -- The census: moments at which each task was seen in each state. `vprof report --states` makes times with intervals of them.
-CREATE VIEW v_census_states AS
+CREATE VIEW v_sampled_states AS
 WITH run AS (
-    SELECT instance, tid, state, cause,
-           lead(moment, 1, (SELECT max(id) + 1 FROM census_moment))
-               OVER (PARTITION BY instance, tid ORDER BY moment) - moment AS moments
-    FROM census_state
+    SELECT instance, tid, state, wait_reason,
+           lead(scan, 1, (SELECT max(id) + 1 FROM task_scan))
+               OVER (PARTITION BY instance, tid ORDER BY scan) - scan AS scans
+    FROM task_scan_state
 )
 SELECT i.comm,
        i.pid,
        i.number AS instance,
        r.tid,
        r.state,
-       r.cause,
-       sum(r.moments) AS moments,
-       sum(r.moments) * 1.0 / sum(sum(r.moments)) OVER (PARTITION BY r.instance, r.tid) AS share
+       r.wait_reason,
+       sum(r.scans) AS scans,
+       sum(r.scans) * 1.0 / sum(sum(r.scans)) OVER (PARTITION BY r.instance, r.tid) AS share
 FROM run r
 JOIN instance i ON i.id = r.instance
 WHERE r.state <> 'gone'
-GROUP BY r.instance, r.tid, r.state, r.cause
-ORDER BY i.comm, i.pid, r.tid, sum(r.moments) DESC;
+GROUP BY r.instance, r.tid, r.state, r.wait_reason
+ORDER BY i.comm, i.pid, r.tid, sum(r.scans) DESC;
 
 -- Exits by reason and device, over all vCPUs.
 CREATE VIEW v_exits AS

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use tempfile::{TempDir, tempdir};
 
 use super::*;
-use crate::rows::States;
+use crate::rows::Microstates;
 use crate::rows::{Batch, ConsoleRow, EventRow, FrameRow, InstanceRow, SampleRow, Sink, VcpuRow};
 
 pub(crate) fn sample(n: u64) -> SampleRow {
@@ -37,7 +37,7 @@ fn batch(samples: u64) -> Batch {
             samples,
             lost: 1,
             exits: 4,
-            states: States { guest: 3, sampler: 2, halted: u64::MAX, ..States::default() },
+            states: Microstates { guest: 3, sampler: 2, halted: u64::MAX, ..Microstates::default() },
         }],
         instances: vec![InstanceRow {
             id: 1,
@@ -133,7 +133,10 @@ fn one_file_with_everything_remains() {
         ]
     );
     let pragmas = "SELECT application_id, user_version FROM pragma_application_id, pragma_user_version";
-    assert_eq!(first(&profile, pragmas), [Value::Integer(APPLICATION_ID.into()), Value::Integer(4)]);
+    assert_eq!(
+        first(&profile, pragmas),
+        [Value::Integer(APPLICATION_ID.into()), Value::Integer(SCHEMA_VERSION.into())]
+    );
 }
 
 #[test]
@@ -297,9 +300,14 @@ fn what_is_no_profile_is_told() {
     other.execute_batch("CREATE TABLE sample (x)").expect("room");
     assert_eq!(open_error(&path), format!("{shown} is not a vprof profile"));
     other.pragma_update(None, "application_id", APPLICATION_ID).expect("room");
-    for (found, told) in [(5, "use a newer vprof"), (3, "record again, or use the vprof that wrote it")] {
+    for (found, told) in [
+        (SCHEMA_VERSION + 1, "use a newer vprof"),
+        (SCHEMA_VERSION - 1, "record again, or use the vprof that wrote it"),
+    ] {
         other.pragma_update(None, "user_version", found).expect("room");
-        let version = format!("has version {found} of the profile format, and this vprof reads version 4");
+        let version = format!(
+            "has version {found} of the profile format, and this vprof reads version {SCHEMA_VERSION}"
+        );
         assert_eq!(open_error(&path), format!("{shown} {version}: {told}"));
     }
 }

@@ -5,12 +5,12 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use linux::CpuBooks;
+use linux::CpuStat;
 use rusqlite::{Connection, ErrorCode, OpenFlags, Statement, Transaction, params, params_from_iter};
 
 use super::{APPLICATION_ID, CreateError, MODES, SCHEMA, SCHEMA_VERSION, mode_id};
-use crate::rows::Fault;
-use crate::rows::States;
+use crate::rows::Microstates;
+use crate::rows::PageFaultKind;
 use crate::rows::{Batch, Sink, SinkError};
 
 /// How long a write waits for another process that holds the file, which only a checkpoint of a reader does.
@@ -132,7 +132,7 @@ impl Sink for ProfileWriter {
             write_code(&transaction, batch)?;
             write_samples(&transaction, batch)?;
             write_exact(&transaction, batch)?;
-            write_census(&transaction, batch)?;
+            write_task_scans(&transaction, batch)?;
             transaction.commit()
         });
         written.map_err(|error| self.error(&error))
@@ -185,7 +185,7 @@ fn write_small(to: &Transaction<'_>, batch: &Batch) -> rusqlite::Result<()> {
 }
 
 /// The states in the order of their columns.
-fn states(states: &States) -> [i64; 7] {
+fn states(states: &Microstates) -> [i64; 7] {
     states.named().map(|(_, ns)| count(ns))
 }
 
@@ -250,7 +250,7 @@ fn write_times(to: &Transaction<'_>, batch: &Batch) -> rusqlite::Result<()> {
     })?;
     let sql = "INSERT OR REPLACE INTO cpu_time VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
     each(to, sql, &batch.cpu_times, |sql, c| {
-        let CpuBooks { cpu, .. } = c.books;
+        let CpuStat { cpu, .. } = c.books;
         let busy = [c.books.user_ns, c.books.nice_ns, c.books.system_ns, c.books.softirq_ns, c.books.irq_ns];
         let [user, nice, system, softirq, irq] = busy.map(count);
         let [idle, iowait, steal] = [c.books.idle_ns, c.books.iowait_ns, c.books.steal_ns].map(count);
@@ -364,7 +364,7 @@ fn write_code(to: &Transaction<'_>, batch: &Batch) -> rusqlite::Result<()> {
 
 fn write_samples(to: &Transaction<'_>, batch: &Batch) -> rusqlite::Result<()> {
     let sql = "INSERT INTO sample (vcpu, mode, instance, frame, late_ns, time_ns, halted, cpl, interrupts_on, tid, \
-               preempt_count, rsp, cr3, stack, syscall, interrupt, fell, fault) \
+               preempt_count, rsp, cr3, stack, syscall, interrupt, vcpu_state, fault) \
                VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
     each(to, sql, &batch.samples, |sql, s| {
         sql.execute(params![
@@ -384,8 +384,8 @@ fn write_samples(to: &Transaction<'_>, batch: &Batch) -> rusqlite::Result<()> {
             s.stack,
             s.syscall,
             s.interrupt,
-            s.fell.name(),
-            s.fault.map(Fault::name),
+            s.vcpu_state.name(),
+            s.fault.map(PageFaultKind::name),
         ])
     })
 }
@@ -395,16 +395,16 @@ fn write_exact(to: &Transaction<'_>, batch: &Batch) -> rusqlite::Result<()> {
     let sql = "INSERT INTO task_state VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE \
                SET ns = ns + excluded.ns, count = count + excluded.count";
     each(to, sql, &batch.task_states, |sql, t| {
-        let (state, cause) = (t.state.name(), t.cause.name());
-        sql.execute(params![t.instance, t.tid, state, cause, t.stack, count(t.ns), count(t.count)])
+        let (state, wait_reason) = (t.state.name(), t.wait_reason.name());
+        sql.execute(params![t.instance, t.tid, state, wait_reason, t.stack, count(t.ns), count(t.count)])
     })?;
     let sql = "INSERT INTO task_life VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE \
                SET from_ns = min(from_ns, excluded.from_ns), to_ns = max(to_ns, excluded.to_ns), ended = excluded.ended";
     each(to, sql, &batch.task_lives, |sql, l| {
         sql.execute(params![l.instance, l.tid, count(l.from_ns), count(l.to_ns), l.ended])
     })?;
-    each(to, "INSERT OR REPLACE INTO waited VALUES (?, ?, ?)", &batch.waited, |sql, w| {
-        sql.execute(params![w.child, w.by, count(w.time_ns)])
+    each(to, "INSERT OR REPLACE INTO reaped VALUES (?, ?, ?)", &batch.reaped, |sql, w| {
+        sql.execute(params![w.child, w.parent, count(w.time_ns)])
     })?;
     let sql = "INSERT INTO wakeup VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE \
                SET count = count + excluded.count";
@@ -424,7 +424,7 @@ fn write_exact(to: &Transaction<'_>, batch: &Batch) -> rusqlite::Result<()> {
     })?;
     let sql = "INSERT OR REPLACE INTO exact_vcpu VALUES (?, ?, ?, ?, ?, ?, ?, ?)";
     each(to, sql, &batch.exact_vcpus, |sql, v| {
-        let numbers = [v.trips, v.lost, v.switches, v.idle_ns, v.stacks_missed, v.cost_ns].map(count);
+        let numbers = [v.probe_exits, v.lost, v.switches, v.idle_ns, v.stacks_missed, v.cost_ns].map(count);
         sql.execute(params![
             v.vcpu,
             numbers[0],
@@ -438,12 +438,12 @@ fn write_exact(to: &Transaction<'_>, batch: &Batch) -> rusqlite::Result<()> {
     })
 }
 
-fn write_census(to: &Transaction<'_>, batch: &Batch) -> rusqlite::Result<()> {
-    each(to, "INSERT OR REPLACE INTO census_moment VALUES (?, ?, ?, ?)", &batch.census_moments, |sql, m| {
-        sql.execute(params![count(m.id), count(m.time_ns), count(m.late_ns), m.stretch])
+fn write_task_scans(to: &Transaction<'_>, batch: &Batch) -> rusqlite::Result<()> {
+    each(to, "INSERT OR REPLACE INTO task_scan VALUES (?, ?, ?, ?)", &batch.task_scans, |sql, m| {
+        sql.execute(params![count(m.id), count(m.time_ns), count(m.late_ns), m.backoff])
     })?;
-    let sql = "INSERT OR REPLACE INTO census_state VALUES (?, ?, ?, ?, ?, ?)";
-    each(to, sql, &batch.census_states, |sql, s| {
-        sql.execute(params![s.instance, s.tid, count(s.moment), s.state_name(), s.cause.name(), s.stack])
+    let sql = "INSERT OR REPLACE INTO task_scan_state VALUES (?, ?, ?, ?, ?, ?)";
+    each(to, sql, &batch.task_scan_states, |sql, s| {
+        sql.execute(params![s.instance, s.tid, count(s.scan), s.state_name(), s.wait_reason.name(), s.stack])
     })
 }

@@ -45,7 +45,7 @@ pub struct StackFigures {
     pub user_frames: u32,
     /// Frames are missing.
     pub broken: bool,
-    /// Serving one tick: current task, copy of the stacks, ring.
+    /// IrqContext one tick: current task, copy of the stacks, ring.
     pub serve: Cost,
     /// Walking the kernel's part.
     pub kernel: Cost,

@@ -6,7 +6,7 @@ use crate::session::Precision;
 use profile::clock::{ClockKind, mean_ns};
 use profile::estimate::{PartTallies, PartTicks, Ticks, needed_for, reached};
 use profile::paces::Paces;
-use profile::rows::{Batch, Fell, SampleRow};
+use profile::rows::{Batch, SampleRow, VcpuState};
 use profile::rows::{Charged, is_ksoftirqd};
 use text::clean;
 
@@ -68,7 +68,7 @@ impl Aim {
 
     /// Takes a sample with its task: name of the process, and whether it is a kernel thread.
     pub(crate) fn sample(&mut self, sample: &SampleRow, task: Option<([u8; 16], bool)>) {
-        let guest = sample.fell == Fell::Guest;
+        let guest = sample.vcpu_state == VcpuState::Guest;
         let serves = |_| task.is_some_and(|(comm, kernel)| is_ksoftirqd(&clean::comm(&comm), kernel));
         let charged = Charged::of(sample.mode, sample.instance, serves).filter(|_| guest);
         if let (Some(charged), Some((comm, kernel_thread))) = (charged, task) {
@@ -143,20 +143,20 @@ impl Aim {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use profile::rows::States;
+    use profile::rows::Microstates;
     use profile::rows::{MicrostateRow, Mode, RateRow};
 
     /// Stretches of vCPU 0: end, and length, all of it in the guest.
     fn stretches(list: impl IntoIterator<Item = (u64, u64)>) -> Batch {
         let row = |(time_ns, guest)| {
-            let states = States { guest, ..States::default() };
+            let states = Microstates { guest, ..Microstates::default() };
             MicrostateRow { vcpu: 0, time_ns, states }
         };
         Batch { microstates: list.into_iter().map(row).collect(), ..Batch::default() }
     }
 
     /// A thousand ticks a second on one vCPU: every fourth hits instance 2, the others instance 1.
-    fn aim(samples: u64, fell: Fell) -> Aim {
+    fn aim(samples: u64, vcpu_state: VcpuState) -> Aim {
         let mut aim = Aim::new(0.03, (ClockKind::Exponential, 1_000.0), 1, false);
         for n in 0..samples {
             let instance = Some(if n % 4 == 0 { 2 } else { 1 });
@@ -165,12 +165,17 @@ mod tests {
             name[..4].copy_from_slice(comm);
             let task = Some((name, n % 4 == 0));
             let time_ns = n * 1_000_000;
-            let row =
-                SampleRow { mode: Mode::User, fell: Fell::Guest, instance, time_ns, ..SampleRow::default() };
+            let row = SampleRow {
+                mode: Mode::User,
+                vcpu_state: VcpuState::Guest,
+                instance,
+                time_ns,
+                ..SampleRow::default()
+            };
             aim.sample(&row, task);
             // Of instance 3, which would have most.
-            aim.sample(&SampleRow { instance: Some(3), fell, ..row }, task);
-            aim.sample(&SampleRow { instance: Some(3), fell, ..row }, task);
+            aim.sample(&SampleRow { instance: Some(3), vcpu_state, ..row }, task);
+            aim.sample(&SampleRow { instance: Some(3), vcpu_state, ..row }, task);
         }
         aim.clocks(&stretches([(samples * 1_000_000, samples * 1_000_000)]), false);
         aim
@@ -178,27 +183,27 @@ mod tests {
 
     #[test]
     fn more_samples_reach_what_few_do_not() {
-        assert_eq!(aim(0, Fell::Vmm).look(), None);
-        let few = aim(400, Fell::Vmm).look().expect("samples");
+        assert_eq!(aim(0, VcpuState::Vmm).look(), None);
+        let few = aim(400, VcpuState::Vmm).look().expect("samples");
         assert_eq!(
             (few.name.as_str(), few.process, few.share.share, few.reached),
             ("busy", true, 0.75, false)
         );
         let factor = few.needed.expect("a factor");
         assert!((2.1..2.2).contains(&factor), "{factor}");
-        let more = aim(900, Fell::Vmm).look().expect("samples");
+        let more = aim(900, VcpuState::Vmm).look().expect("samples");
         assert!(more.reached && more.share.distance() > 0.025, "{more:?}");
     }
 
     #[test]
     fn ticks_outside_of_the_guest_do_not_count() {
-        for fell in [Fell::Vmm, Fell::Waiting, Fell::Halted] {
+        for vcpu_state in [VcpuState::Vmm, VcpuState::Waiting, VcpuState::Halted] {
             assert_eq!(
-                aim(400, fell).look().expect("samples").share,
-                aim(400, Fell::Vmm).look().expect("samples").share
+                aim(400, vcpu_state).look().expect("samples").share,
+                aim(400, VcpuState::Vmm).look().expect("samples").share
             );
         }
-        assert!(aim(400, Fell::Guest).look().expect("samples").share.share < 0.7);
+        assert!(aim(400, VcpuState::Guest).look().expect("samples").share.share < 0.7);
     }
 
     #[test]
@@ -212,7 +217,7 @@ mod tests {
                 let time_ns = n * 1_000_000;
                 let row = SampleRow {
                     mode: Mode::User,
-                    fell: Fell::Guest,
+                    vcpu_state: VcpuState::Guest,
                     instance,
                     time_ns,
                     ..SampleRow::default()
@@ -240,12 +245,18 @@ mod tests {
                 let (mode, instance) =
                     if busy { (Mode::User, Some(vcpu.into())) } else { (Mode::Idle, None) };
                 let time_ns = n * 1_000_000;
-                let row =
-                    SampleRow { vcpu, mode, fell: Fell::Guest, instance, time_ns, ..SampleRow::default() };
+                let row = SampleRow {
+                    vcpu,
+                    mode,
+                    vcpu_state: VcpuState::Guest,
+                    instance,
+                    time_ns,
+                    ..SampleRow::default()
+                };
                 aim.sample(&row, Some((*b"work\0\0\0\0\0\0\0\0\0\0\0\0", false)));
             }
         }
-        let states = States { guest: 10_000_000_000, ..States::default() };
+        let states = Microstates { guest: 10_000_000_000, ..Microstates::default() };
         let row = |vcpu| MicrostateRow { vcpu, time_ns: 10_000_000_000, states };
         aim.clocks(&Batch { microstates: vec![row(0), row(1)], ..Batch::default() }, true);
         let found = aim.look().expect("samples");
@@ -257,7 +268,7 @@ mod tests {
     #[test]
     fn time_without_sampling_counts_for_nothing() {
         const SECOND: u64 = 1_000_000_000;
-        let mut aim = aim(1_000, Fell::Vmm);
+        let mut aim = aim(1_000, VcpuState::Vmm);
         let rates = [(0.0, SECOND), (1_000.0, 9 * SECOND)];
         let rates = rates.map(|(rate_hz, time_ns)| RateRow { vcpu: 0, time_ns, rate_hz });
         aim.clocks(&Batch { rates: rates.into(), ..stretches([(9 * SECOND, 8 * SECOND)]) }, false);

@@ -26,8 +26,8 @@ impl Collector {
         if let Some(exact) = &mut self.exact {
             exact.close(&mut self.resolver, &mut self.batch);
         }
-        if let Some(census) = &mut self.census {
-            census.close(&mut self.resolver, &mut self.batch);
+        if let Some(task_states) = &mut self.task_states {
+            task_states.close(&mut self.resolver, &mut self.batch);
         }
         self.resolver.name_made(true, &mut self.batch);
         self.end_namer();

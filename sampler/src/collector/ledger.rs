@@ -5,7 +5,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use linux::{CpuBooks, CpuTime, Kernel, ProcessBooks, TaskSnapshot};
+use linux::{CpuStat, CpuTime, Kernel, ProcessCpuTimes, TaskSnapshot};
 use vmm::monotonic_ns;
 
 use crate::memory::GuestMemory;
@@ -22,8 +22,8 @@ const MOST_ENDED: usize = 65_536;
 pub(crate) struct AllBooks {
     /// CLOCK_MONOTONIC ns.
     pub read_ns: u64,
-    pub processes: Vec<ProcessBooks>,
-    pub cpus: Vec<CpuBooks>,
+    pub processes: Vec<ProcessCpuTimes>,
+    pub cpus: Vec<CpuStat>,
 }
 
 /// Reads the books.
@@ -96,7 +96,7 @@ impl Ledger {
         for (instance, task) in self.hit.drain() {
             let read_ns = monotonic_ns();
             // A process that is gone has left its last numbers; a kernel without books is told of when all are read.
-            let Ok(Some(books)) = kernel.books_of(memory, task.task) else { continue };
+            let Ok(Some(books)) = kernel.process_cpu_times_of(memory, task.task) else { continue };
             let same = (books.leader.pid, books.leader.start_ns) == (task.pid, task.start_ns);
             if same {
                 process_rows(instance, read_ns.saturating_sub(self.zero_ns), &books, false, batch);
@@ -111,11 +111,11 @@ impl Ledger {
 pub(crate) fn process_rows(
     instance: u32,
     time_ns: u64,
-    books: &ProcessBooks,
+    books: &ProcessCpuTimes,
     first: bool,
     batch: &mut Batch,
 ) {
-    let (user_ns, system_ns) = books.told;
+    let (user_ns, system_ns) = books.reported;
     let CpuTime { runtime_ns, run_delay_ns, voluntary, involuntary, .. } = books.time;
     batch.rusage.push(RusageRow {
         instance,

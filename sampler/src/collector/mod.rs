@@ -33,7 +33,6 @@ use vmm::{
     Counters, GuestMemoryMmap, Injected, Injections, Machine, Observer, Region, Tripwires, monotonic_ns,
 };
 
-use crate::census::Notes;
 use crate::conditions::Gate;
 use crate::exact::watch::Watch;
 use crate::initrd::Initrd;
@@ -43,6 +42,7 @@ use crate::microstate::meter::Meter;
 use crate::presence::Presence;
 use crate::record::{Readers, Sampled};
 use crate::session::{Shared, Totals};
+use crate::task_scan::TaskStateCollector;
 use crate::vcpu::Ends;
 use aim::Aim;
 use finder::{News, Wanted};
@@ -133,8 +133,8 @@ pub(crate) struct Collector {
     aim: Option<Aim>,
     /// Exact mode, where it is wanted.
     exact: Option<Watch>,
-    /// The census of tasks, where it is wanted.
-    census: Option<Notes>,
+    /// Task-state sampling, if it is on.
+    task_states: Option<TaskStateCollector>,
     batch: Batch,
     flushed: Instant,
     window_began: Instant,
@@ -185,7 +185,7 @@ impl Collector {
             steps: Steps::default(),
             aim: None,
             exact: None,
-            census: None,
+            task_states: None,
             batch: Batch { meta, ..Batch::default() },
             flushed: now,
             window_began: now,
@@ -233,9 +233,9 @@ impl Collector {
         self.exact = Some(exact);
     }
 
-    /// A census of tasks is to be taken.
-    pub(crate) fn take_census(&mut self, census: Notes) {
-        self.census = Some(census);
+    /// Turns task-state sampling on.
+    pub(crate) fn scan_tasks(&mut self, task_states: TaskStateCollector) {
+        self.task_states = Some(task_states);
     }
 
     /// The machine whose events these are.
@@ -366,8 +366,8 @@ impl Collector {
         if let Some(exact) = &mut self.exact {
             exact.step(&mut self.resolver, &mut self.batch);
         }
-        if let Some(census) = &mut self.census {
-            census.step(&mut self.resolver, &mut self.batch);
+        if let Some(task_states) = &mut self.task_states {
+            task_states.step(&mut self.resolver, &mut self.batch);
         }
         self.steps.note(Step::Events, began);
         self.ask_finder();
@@ -420,9 +420,9 @@ impl Collector {
         if let Some(exact) = &mut self.exact {
             exact.flush(&mut self.resolver, &mut self.batch);
         }
-        if let Some(census) = &self.census {
-            census.flush(&mut self.batch);
-            let still = self.standstill.look(self.meters.len(), &self.batch.microstates, census.ready());
+        if let Some(task_states) = &self.task_states {
+            task_states.flush(&mut self.batch);
+            let still = self.standstill.look(self.meters.len(), &self.batch.microstates, task_states.ready());
             if let Some((who, took_ns)) = still {
                 let name = self.resolver.thread_name(who);
                 self.event(STANDSTILL, standstill::sentence(who, &name, took_ns));

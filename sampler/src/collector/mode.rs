@@ -1,6 +1,6 @@
 //! What a sample hit: user code, a task in the kernel, an interrupt, idleness or a kernel that is still starting.
 
-use linux::Serving;
+use linux::IrqContext;
 
 use super::entry::{self, Part};
 use crate::record::Record;
@@ -37,12 +37,12 @@ impl Classifier {
             return if self.seen_tasks { Mode::Unknown } else { Mode::Boot };
         };
         match (current.serving, task) {
-            (Serving::Nmi, _) => Mode::Nmi,
-            (Serving::HardIrq, _) => Mode::HardIrq,
-            (Serving::SoftIrq, _) => Mode::SoftIrq,
-            (Serving::Task, Some(task)) if task.pid == 0 && self.seen_tasks => Mode::Idle,
-            (Serving::Task, Some(task)) if task.pid == 0 => Mode::Boot,
-            (Serving::Task, _) => Mode::Kernel,
+            (IrqContext::Nmi, _) => Mode::Nmi,
+            (IrqContext::HardIrq, _) => Mode::HardIrq,
+            (IrqContext::SoftIrq, _) => Mode::SoftIrq,
+            (IrqContext::Task, Some(task)) if task.pid == 0 && self.seen_tasks => Mode::Idle,
+            (IrqContext::Task, Some(task)) if task.pid == 0 => Mode::Boot,
+            (IrqContext::Task, _) => Mode::Kernel,
         }
     }
 }
@@ -63,28 +63,32 @@ pub(crate) fn refined(
 
 #[cfg(test)]
 mod tests {
-    use linux::{Current, TaskSnapshot};
+    use linux::{CurrentContext, TaskSnapshot};
 
     use super::*;
 
-    fn record(cpl: u8, serving: Serving, pid: Option<i32>) -> Record {
+    fn record(cpl: u8, serving: IrqContext, pid: Option<i32>) -> Record {
         let task = pid.map(|pid| TaskSnapshot { pid, tid: pid, ..Default::default() });
-        Record { cpl, current: Some(Current { serving, task, ..Default::default() }), ..Default::default() }
+        Record {
+            cpl,
+            current: Some(CurrentContext { serving, task, ..Default::default() }),
+            ..Default::default()
+        }
     }
 
     #[test]
     fn what_is_served_is_the_mode() {
         let mut classifier = Classifier::default();
         let mut mode = |serving| classifier.classify(&record(0, serving, Some(7)));
-        assert_eq!(mode(Serving::Task), Mode::Kernel);
-        assert_eq!(mode(Serving::SoftIrq), Mode::SoftIrq);
-        assert_eq!(mode(Serving::HardIrq), Mode::HardIrq);
-        assert_eq!(mode(Serving::Nmi), Mode::Nmi);
+        assert_eq!(mode(IrqContext::Task), Mode::Kernel);
+        assert_eq!(mode(IrqContext::SoftIrq), Mode::SoftIrq);
+        assert_eq!(mode(IrqContext::HardIrq), Mode::HardIrq);
+        assert_eq!(mode(IrqContext::Nmi), Mode::Nmi);
     }
 
     #[test]
     fn cpl_3_is_user_whatever_the_counts_say() {
-        assert_eq!(Classifier::default().classify(&record(3, Serving::Nmi, Some(0))), Mode::User);
+        assert_eq!(Classifier::default().classify(&record(3, IrqContext::Nmi, Some(0))), Mode::User);
         assert_eq!(Classifier::default().classify(&Record { cpl: 3, ..Default::default() }), Mode::User);
     }
 
@@ -92,8 +96,8 @@ mod tests {
     fn idle_is_halted_or_the_idle_task_outside_of_interrupts() {
         let mut classifier = Classifier::default();
         classifier.tasks_exist();
-        assert_eq!(classifier.classify(&record(0, Serving::Task, Some(0))), Mode::Idle);
-        assert_eq!(classifier.classify(&record(0, Serving::HardIrq, Some(0))), Mode::HardIrq);
+        assert_eq!(classifier.classify(&record(0, IrqContext::Task, Some(0))), Mode::Idle);
+        assert_eq!(classifier.classify(&record(0, IrqContext::HardIrq, Some(0))), Mode::HardIrq);
         let halted = Record { halted: true, ..Default::default() };
         assert_eq!(Classifier::default().classify(&halted), Mode::Idle);
     }
@@ -103,16 +107,16 @@ mod tests {
         let mut classifier = Classifier::default();
         let nothing = Record::default();
         assert_eq!(classifier.classify(&nothing), Mode::Boot);
-        assert_eq!(classifier.classify(&record(0, Serving::Task, Some(0))), Mode::Boot);
-        assert_eq!(classifier.classify(&record(0, Serving::Task, Some(1))), Mode::Kernel);
+        assert_eq!(classifier.classify(&record(0, IrqContext::Task, Some(0))), Mode::Boot);
+        assert_eq!(classifier.classify(&record(0, IrqContext::Task, Some(1))), Mode::Kernel);
         assert_eq!(classifier.classify(&nothing), Mode::Unknown);
-        assert_eq!(classifier.classify(&record(0, Serving::Task, Some(0))), Mode::Idle);
+        assert_eq!(classifier.classify(&record(0, IrqContext::Task, Some(0))), Mode::Idle);
         let mut without_kernel = Classifier::default();
         assert_eq!(without_kernel.classify(&nothing), Mode::Boot);
         without_kernel.classify(&Record { cpl: 3, ..nothing });
         assert_eq!(without_kernel.classify(&nothing), Mode::Unknown);
         assert_eq!(
-            without_kernel.classify(&record(0, Serving::Task, None)),
+            without_kernel.classify(&record(0, IrqContext::Task, None)),
             Mode::Kernel,
             "the interrupt depth is known"
         );

@@ -6,7 +6,7 @@ use std::sync::mpsc::{self, TryRecvError};
 use std::thread;
 use std::time::Duration;
 
-use linux::journal::Startup;
+use linux::journal::StartupTimes;
 use vmm::monotonic_ns;
 
 use super::finder::{Code, News, UnitNews};
@@ -53,8 +53,8 @@ impl Collector {
         if let Some(exact) = &mut self.exact {
             exact.kernel_gone(&mut self.batch);
         }
-        if let Some(census) = &mut self.census {
-            census.close(&mut self.resolver, &mut self.batch);
+        if let Some(task_states) = &mut self.task_states {
+            task_states.close(&mut self.resolver, &mut self.batch);
         }
     }
 
@@ -102,10 +102,10 @@ impl Collector {
                     exact.kernel_found(found.code.kernel.clone());
                 }
                 let walker = self.walker(&found.code);
-                if let (Some(census), Some(kernel), Some(memory)) =
-                    (&mut self.census, found.code.kernel, &self.memory)
+                if let (Some(task_states), Some(kernel), Some(memory)) =
+                    (&mut self.task_states, found.code.kernel, &self.memory)
                 {
-                    census.start(kernel, memory.clone(), &mut self.batch);
+                    task_states.start(kernel, memory.clone(), &mut self.batch);
                 }
                 self.resolver.kernel_found(found.code.names, walker, &mut self.batch);
             }
@@ -189,7 +189,7 @@ impl Collector {
 }
 
 /// Rows of `meta` of what systemd says a boot took.
-fn startup_meta(startup: Startup) -> impl Iterator<Item = (&'static str, u64)> {
+fn startup_meta(startup: StartupTimes) -> impl Iterator<Item = (&'static str, u64)> {
     let [kernel, initrd, userspace] = STARTUP_TIMES;
     let times = [
         Some((kernel, startup.kernel_ns)),

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use linux::{Interrupts, KernelUnwinder, LastBooks, ProcessBooks, StackCopy, TaskSnapshot};
+use linux::{ExitAccounting, InterruptTables, KernelUnwinder, ProcessCpuTimes, StackCopy, TaskSnapshot};
 
 use super::entry::Part;
 use super::frames::{Frames, Names};
@@ -18,7 +18,7 @@ use super::walker::{FileEntry, Owner, Step, Walker};
 use crate::exact::state::{Source, Who};
 use crate::record::{KERNEL_HALF, Record};
 use profile::rows::{Batch, CpuTimeRow, FrameRow, Mode, SampleRow, lookup};
-use profile::rows::{Cause, Fault};
+use profile::rows::{PageFaultKind, WaitReason};
 use text::clean;
 
 /// Samples of about a second, for the live line.
@@ -84,7 +84,7 @@ struct Placed {
     stack: Option<u32>,
     interrupt: Option<u32>,
     syscall: Option<u32>,
-    fault: Option<Fault>,
+    fault: Option<PageFaultKind>,
 }
 
 impl Resolver {
@@ -128,7 +128,7 @@ impl Resolver {
             late_ns: record.late_ns,
             mode,
             halted: record.halted,
-            fell: record.fell,
+            vcpu_state: record.vcpu_state,
             frame,
             rsp: record.rsp,
             cpl: record.cpl,
@@ -199,11 +199,11 @@ impl Resolver {
         &mut self,
         (instance, leader): (u32, &TaskSnapshot),
         read_ns: u64,
-        books: &LastBooks,
+        books: &ExitAccounting,
         batch: &mut Batch,
     ) {
-        let LastBooks { time, told, children } = *books;
-        let books = ProcessBooks { leader: *leader, time, told, children, threads: Vec::new() };
+        let ExitAccounting { time, reported, children } = *books;
+        let books = ProcessCpuTimes { leader: *leader, time, reported, children, threads: Vec::new() };
         // Without a first reading nobody knows how much of it was before vprof.
         if self.ledger.is_open() {
             process_rows(instance, read_ns.saturating_sub(self.zero_ns), &books, false, batch);
@@ -223,20 +223,20 @@ impl Resolver {
         task: &TaskSnapshot,
         read_ns: u64,
         batch: &mut Batch,
-    ) -> (u32, Cause) {
+    ) -> (u32, WaitReason) {
         // Without the page tables of its program only the kernel's part is there.
         let owner =
             stack.user_root().map(|_| Owner { instance: self.task(task, read_ns, batch), task: *task });
-        let Some(walker) = &mut self.walker else { return (0, Cause::Other) };
+        let Some(walker) = &mut self.walker else { return (0, WaitReason::Other) };
         let mut steps = std::mem::take(&mut self.steps);
         steps.clear();
         let walked = walker.walk(stack, owner, &mut steps, batch);
         let ids: Vec<u32> = steps.iter().map(|step| self.step(step, owner, batch)).collect();
         let functions = ids.iter().filter_map(|&id| Some(self.frames.function(id)?.1));
         let kernel = self.kernel_functions(&steps, &ids);
-        let cause = Cause::of_sleep(functions, kernel, walked.from_user, stack.is_fetching());
+        let wait_reason = WaitReason::of_sleep(functions, kernel, walked.from_user, stack.is_fetching());
         self.steps = steps;
-        (self.stacks.intern(ids.iter().rev().copied(), &mut batch.stacks).unwrap_or(0), cause)
+        (self.stacks.intern(ids.iter().rev().copied(), &mut batch.stacks).unwrap_or(0), wait_reason)
     }
 
     /// The functions of the kernel among these steps, innermost first; `ids` are the frames of the steps.
@@ -295,7 +295,7 @@ impl Resolver {
             Some(part)
         });
         let kernel = self.kernel_functions(&steps, &ids);
-        let fault = Fault::of(kernel, walked.from_user, stack.is_fetching());
+        let fault = PageFaultKind::of(kernel, walked.from_user, stack.is_fetching());
         let returned = returned.iter().map(|(start, symbol)| (*start, symbol.as_str()));
         let functions = returned.chain(ids.iter().map_while(|&id| self.frames.function(id)));
         let placed = Placed {
@@ -413,7 +413,7 @@ impl Resolver {
     }
 
     /// Handlers of interrupts.
-    pub(crate) fn interrupts_changed(&mut self, interrupts: &Interrupts) {
+    pub(crate) fn interrupts_changed(&mut self, interrupts: &InterruptTables) {
         self.interrupts.update(interrupts);
     }
 

@@ -78,7 +78,7 @@ pub(super) fn sentence(who: Who, name: &str, took_ns: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use profile::rows::States;
+    use profile::rows::Microstates;
 
     const SECOND: u64 = 1_000_000_000;
 
@@ -91,7 +91,7 @@ mod tests {
         let row = |vcpu, guest| MicrostateRow {
             vcpu,
             time_ns: second * SECOND,
-            states: States { guest, halted: SECOND - guest, ..States::default() },
+            states: Microstates { guest, halted: SECOND - guest, ..Microstates::default() },
         };
         [row(0, 0), row(1, guest)]
     }

@@ -9,7 +9,7 @@ pub(super) enum Step {
     News,
     /// Takes a sample from its ring and walks its stack, which may have to read the tables of a program first.
     Samples,
-    /// Takes events of exact mode and of the census.
+    /// Takes events of exact mode and of task-state sampling.
     Events,
     /// Reads the books and command lines of processes.
     Books,

@@ -2,7 +2,7 @@ use std::sync::Mutex;
 use std::sync::atomic::AtomicUsize;
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
-use linux::{Current, Serving, TaskSnapshot};
+use linux::{CurrentContext, IrqContext, TaskSnapshot};
 use testkit::eventually;
 use vm_memory::GuestAddress;
 use vmm::{GuestMemoryMmap, Observer};
@@ -10,8 +10,7 @@ use vmm::{GuestMemoryMmap, Observer};
 use super::frames::tests::Fake;
 use super::*;
 use crate::record::{Moment, Record};
-use crate::session::{Session, SessionConfig, VcpuSampler};
-use profile::clock::ClockKind;
+use crate::session::{RecordingConfig, Session, SessionConfig, VcpuSampler};
 use profile::rows::{Mode, SinkError};
 use symbols::names::no_files;
 
@@ -23,8 +22,8 @@ fn task(pid: i32, name: &str) -> TaskSnapshot {
     TaskSnapshot { pid, tid: pid, start_ns: 7, process_comm: comm, comm, ..Default::default() }
 }
 
-fn hit(cpl: u8, rip: u64, serving: Serving, task: Option<TaskSnapshot>) -> Record {
-    let current = task.map(|task| Current { serving, task: Some(task), ..Default::default() });
+fn hit(cpl: u8, rip: u64, serving: IrqContext, task: Option<TaskSnapshot>) -> Record {
+    let current = task.map(|task| CurrentContext { serving, task: Some(task), ..Default::default() });
     Record {
         time_ns: 1_500,
         late_ns: 9,
@@ -42,12 +41,12 @@ fn a_run_is_resolved() {
     let mut resolver = Resolver::new(1_000);
     let mut batch = Batch::default();
     let gzip = task(5, "gzip");
-    resolver.sample(0, &hit(0, 0x1234, Serving::Task, None), None, &mut batch);
-    resolver.sample(0, &hit(0, 0x77, Serving::Task, None), None, &mut batch);
+    resolver.sample(0, &hit(0, 0x1234, IrqContext::Task, None), None, &mut batch);
+    resolver.sample(0, &hit(0, 0x77, IrqContext::Task, None), None, &mut batch);
     resolver.kernel_found(Arc::new(Fake::default()), None, &mut batch);
-    resolver.sample(1, &hit(3, 0x40_0000, Serving::Task, Some(gzip)), None, &mut batch);
-    resolver.sample(1, &hit(0, 0x1240, Serving::HardIrq, Some(gzip)), None, &mut batch);
-    resolver.sample(0, &hit(0, 0x1240, Serving::Task, Some(task(0, "swapper/0"))), None, &mut batch);
+    resolver.sample(1, &hit(3, 0x40_0000, IrqContext::Task, Some(gzip)), None, &mut batch);
+    resolver.sample(1, &hit(0, 0x1240, IrqContext::HardIrq, Some(gzip)), None, &mut batch);
+    resolver.sample(0, &hit(0, 0x1240, IrqContext::Task, Some(task(0, "swapper/0"))), None, &mut batch);
     let modes: Vec<_> = batch.samples.iter().map(|s| (s.vcpu, s.mode, s.frame, s.instance)).collect();
     assert_eq!(
         modes,
@@ -104,16 +103,24 @@ fn entry_of_an_interrupt_is_not_the_tasks() {
         resolver.sample(0, &record, None, &mut batch);
         batch.samples.last().map(|sample| sample.mode)
     };
-    assert_eq!(mode(hit(0, 0x1010, Serving::Task, Some(gzip))), Some(Mode::HardIrq));
-    assert_eq!(mode(hit(0, 0x1010, Serving::Task, Some(idle))), Some(Mode::HardIrq));
-    assert_eq!(mode(hit(0, 0x1010, Serving::SoftIrq, Some(gzip))), Some(Mode::HardIrq));
-    assert_eq!(mode(hit(0, 0x1010, Serving::Nmi, Some(gzip))), Some(Mode::Nmi));
-    assert_eq!(mode(hit(0, 0x1110, Serving::Task, Some(gzip))), Some(Mode::Kernel), "may be an exception's");
-    assert_eq!(mode(hit(0, 0x1210, Serving::SoftIrq, Some(gzip))), Some(Mode::SoftIrq));
-    assert_eq!(mode(hit(3, 0x1010, Serving::Task, Some(gzip))), Some(Mode::User));
-    let halted = Record { halted: true, ..hit(0, 0x1010, Serving::Task, Some(idle)) };
+    assert_eq!(mode(hit(0, 0x1010, IrqContext::Task, Some(gzip))), Some(Mode::HardIrq));
+    assert_eq!(mode(hit(0, 0x1010, IrqContext::Task, Some(idle))), Some(Mode::HardIrq));
+    assert_eq!(mode(hit(0, 0x1010, IrqContext::SoftIrq, Some(gzip))), Some(Mode::HardIrq));
+    assert_eq!(mode(hit(0, 0x1010, IrqContext::Nmi, Some(gzip))), Some(Mode::Nmi));
+    assert_eq!(
+        mode(hit(0, 0x1110, IrqContext::Task, Some(gzip))),
+        Some(Mode::Kernel),
+        "may be an exception's"
+    );
+    assert_eq!(mode(hit(0, 0x1210, IrqContext::SoftIrq, Some(gzip))), Some(Mode::SoftIrq));
+    assert_eq!(mode(hit(3, 0x1010, IrqContext::Task, Some(gzip))), Some(Mode::User));
+    let halted = Record { halted: true, ..hit(0, 0x1010, IrqContext::Task, Some(idle)) };
     assert_eq!(mode(halted), Some(Mode::Idle));
-    assert_eq!(mode(hit(0, 0x1010, Serving::Task, None)), Some(Mode::Unknown), "nothing is known of the CPU");
+    assert_eq!(
+        mode(hit(0, 0x1010, IrqContext::Task, None)),
+        Some(Mode::Unknown),
+        "nothing is known of the CPU"
+    );
 }
 
 #[test]
@@ -121,22 +128,27 @@ fn kernel_code_gives_candidates_and_unknown_code_a_request() {
     let mut resolver = Resolver::new(0);
     let mut batch = Batch::default();
     let high = 0xff11_0000_8100_0000;
-    resolver.sample(0, &hit(3, high, Serving::Task, None), None, &mut batch);
-    resolver.sample(0, &hit(0, 0x1000, Serving::Task, None), None, &mut batch);
-    resolver.sample(0, &Record { long_mode: false, ..hit(0, high, Serving::Task, None) }, None, &mut batch);
+    resolver.sample(0, &hit(3, high, IrqContext::Task, None), None, &mut batch);
+    resolver.sample(0, &hit(0, 0x1000, IrqContext::Task, None), None, &mut batch);
+    resolver.sample(
+        0,
+        &Record { long_mode: false, ..hit(0, high, IrqContext::Task, None) },
+        None,
+        &mut batch,
+    );
     assert_eq!(resolver.candidate, None);
     resolver.sample(
         0,
-        &Record { five_level: true, ..hit(0, high + 1, Serving::Task, None) },
+        &Record { five_level: true, ..hit(0, high + 1, IrqContext::Task, None) },
         None,
         &mut batch,
     );
     assert_eq!(resolver.candidate.take(), Some((0x1000, true)));
     assert!(!resolver.unknown_code, "without a kernel every address is unknown");
     resolver.kernel_found(Arc::new(Fake::default()), None, &mut batch);
-    resolver.sample(0, &hit(0, high + 2, Serving::Task, None), None, &mut batch);
+    resolver.sample(0, &hit(0, high + 2, IrqContext::Task, None), None, &mut batch);
     assert!(std::mem::take(&mut resolver.unknown_code));
-    resolver.sample(0, &hit(0, high + 2, Serving::Task, None), None, &mut batch);
+    resolver.sample(0, &hit(0, high + 2, IrqContext::Task, None), None, &mut batch);
     assert!(!resolver.unknown_code, "an address asks once");
 }
 
@@ -149,7 +161,7 @@ fn tasks_without_samples_are_listed() {
     resolver.list(&[task(0, "swapper/0"), task(1, "init"), task(1, "init")], &mut batch);
     let names: Vec<_> = batch.instances.iter().map(|i| i.comm.as_str()).collect();
     assert_eq!(names, ["swapper/0", "init"]);
-    resolver.sample(0, &hit(0, 0x1000, Serving::Task, Some(task(0, "swapper/0"))), None, &mut batch);
+    resolver.sample(0, &hit(0, 0x1000, IrqContext::Task, Some(task(0, "swapper/0"))), None, &mut batch);
     assert_eq!(batch.samples[0].mode, Mode::Idle, "tasks exist, so the boot is over");
 }
 
@@ -197,13 +209,7 @@ fn session(sink: &Memory, vcpus: u8) -> (Session, Vec<VcpuSampler>) {
     let meta = vec![("host".to_owned(), "kvm".to_owned())];
     let config = SessionConfig {
         vcpus,
-        rate_hz: 1_000.0,
-        clock: ClockKind::Uniform,
-        seed: 4,
-        stack_depth: 127,
-        exact: false,
-        census_hz: 0.0,
-        precision: None,
+        recording: RecordingConfig { seed: 4, stack_depth: 127, ..RecordingConfig::default() },
         meta,
     };
     Session::new(config, Box::new(sink.clone()), no_files())

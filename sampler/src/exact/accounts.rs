@@ -15,7 +15,7 @@
 
 use std::collections::HashMap;
 
-use profile::rows::State;
+use profile::rows::TaskState;
 
 use super::state::{Doing, Handled, Left, Life, Source, Sum, TaskId, Waker, Who};
 
@@ -87,7 +87,7 @@ impl Accounts {
     /// What a CPU runs when following begins.
     pub(crate) fn runs(&mut self, time_ns: u64, cpu: usize, task: Option<TaskId>) {
         if let Some(task) = task {
-            self.enter(time_ns, task, Doing::plain(State::Running));
+            self.enter(time_ns, task, Doing::plain(TaskState::Running));
         }
         if let Some(cpu) = self.cpus.get_mut(cpu) {
             cpu.current = task.map(|task| task.address);
@@ -126,27 +126,28 @@ impl Accounts {
             && task.doing.state.is_on_cpu()
         {
             let id = TaskId { address: before, who: task.who };
-            self.enter(time_ns, id, Doing::plain(State::Unknown));
+            self.enter(time_ns, id, Doing::plain(TaskState::Unknown));
         }
         match previous {
             Some((id, Left::In(doing))) => {
                 self.enter(time_ns, id, doing);
                 let released = self.tasks.get(&id.address).is_some_and(|task| task.released);
-                if released && doing.state == State::Zombie {
+                if released && doing.state == TaskState::Zombie {
                     self.end(time_ns, id.address);
                 }
             }
             Some((id, Left::Gone)) => {
-                self.enter(time_ns, id, Doing::plain(State::Zombie));
+                self.enter(time_ns, id, Doing::plain(TaskState::Zombie));
                 self.end(time_ns, id.address);
             }
             None => {}
         }
         if let Some(next) = next {
-            let asleep =
-                |task: &Task| matches!(task.doing.state, State::Sleep | State::Disk | State::Stopped);
+            let asleep = |task: &Task| {
+                matches!(task.doing.state, TaskState::Sleep | TaskState::Disk | TaskState::Stopped)
+            };
             self.unseen_wakes += u64::from(self.tasks.get(&next.address).is_some_and(asleep));
-            self.enter(time_ns, next, Doing::plain(State::Running));
+            self.enter(time_ns, next, Doing::plain(TaskState::Running));
         }
         let Some(cpu) = self.cpus.get_mut(cpu) else { return };
         cpu.current = next.map(|next| next.address);
@@ -161,21 +162,21 @@ impl Accounts {
         *self.sums.wakeups.entry((by, woken.who)).or_default() += 1;
         match self.tasks.get(&woken.address).map(|task| task.doing.state) {
             // On its way to sleep: the switch from it tells what became of that.
-            Some(State::Running | State::Interrupted | State::Queue | State::Zombie) => {}
-            _ => self.enter(time_ns, woken, Doing::plain(State::Queue)),
+            Some(TaskState::Running | TaskState::Interrupted | TaskState::Runnable | TaskState::Zombie) => {}
+            _ => self.enter(time_ns, woken, Doing::plain(TaskState::Runnable)),
         }
     }
 
     /// A new task waits for its first CPU.
     pub(crate) fn starts(&mut self, time_ns: u64, task: TaskId) {
         self.end(time_ns, task.address);
-        self.enter(time_ns, task, Doing::plain(State::Queue));
+        self.enter(time_ns, task, Doing::plain(TaskState::Runnable));
     }
 
     /// Nobody waits for the task any more.
     pub(crate) fn release(&mut self, time_ns: u64, address: u64) {
         match self.tasks.get_mut(&address) {
-            Some(task) if task.doing.state == State::Zombie => self.end(time_ns, address),
+            Some(task) if task.doing.state == TaskState::Zombie => self.end(time_ns, address),
             // It is still on its way to its last switch.
             Some(task) => task.released = true,
             None => {}
@@ -193,8 +194,8 @@ impl Accounts {
         let Some(at) = self.cpus.get_mut(cpu) else { return };
         at.interrupted = Some((time_ns, source));
         at.interrupt_served_ns = 0;
-        if let Some((id, State::Running)) = self.current(cpu) {
-            self.enter(time_ns, id, Doing::plain(State::Interrupted));
+        if let Some((id, TaskState::Running)) = self.current(cpu) {
+            self.enter(time_ns, id, Doing::plain(TaskState::Interrupted));
         }
     }
 
@@ -216,12 +217,12 @@ impl Accounts {
         self.sums.interrupts.entry((cpu, who)).or_default().add(ns);
         let one = Handled { sum: Sum { ns, count: 1 }, max_ns: ns };
         self.sums.sources.entry((cpu, source)).or_default().add(&one);
-        if let Some((id, State::Interrupted)) = current {
-            self.enter(time_ns, id, Doing::plain(State::Running));
+        if let Some((id, TaskState::Interrupted)) = current {
+            self.enter(time_ns, id, Doing::plain(TaskState::Running));
         }
     }
 
-    fn current(&self, cpu: usize) -> Option<(TaskId, State)> {
+    fn current(&self, cpu: usize) -> Option<(TaskId, TaskState)> {
         let address = self.cpus.get(cpu)?.current?;
         let task = self.tasks.get(&address)?;
         Some((TaskId { address, who: task.who }, task.doing.state))
@@ -232,7 +233,7 @@ impl Accounts {
         let tasks: Vec<TaskId> =
             self.tasks.iter().map(|(&address, task)| TaskId { address, who: task.who }).collect();
         for id in tasks {
-            self.enter(time_ns, id, Doing::plain(State::Unknown));
+            self.enter(time_ns, id, Doing::plain(TaskState::Unknown));
         }
         for cpu in &mut self.cpus {
             cpu.charge_idle(time_ns);
@@ -320,7 +321,7 @@ fn charge(task: &mut Task, time_ns: u64, sums: &mut Sums) {
     // What was served before the last settling may be told only now.
     let served = if task.doing.state.is_on_cpu() { task.served_ns.min(spent) } else { 0 };
     task.served_ns -= served;
-    for (doing, ns) in [(task.doing, spent - served), (Doing::plain(State::Sampler), served)] {
+    for (doing, ns) in [(task.doing, spent - served), (Doing::plain(TaskState::Sampler), served)] {
         if ns > 0 {
             sums.states.entry((task.who, doing)).or_default().ns += ns;
         }

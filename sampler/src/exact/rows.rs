@@ -20,7 +20,7 @@ pub(super) fn push(sums: &Sums, zero_ns: u64, batch: &mut Batch) {
         instance: who.instance,
         tid: who.tid,
         state: doing.state,
-        cause: doing.cause,
+        wait_reason: doing.wait_reason,
         stack: doing.stack,
         ns: sum.ns,
         count: sum.count,

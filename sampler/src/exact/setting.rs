@@ -2,16 +2,16 @@
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use linux::{Event, Kernel, Missing, Rest, StackCopy, TaskSnapshot, TaskState};
+use linux::{Kernel, Missing, ProbeEvent, RunState, SchedState, StackCopy, TaskSnapshot};
 use vmm::{GuestMemoryMmap, Site, TripwireError, Tripwires, WithdrawReason, Withdrawn, monotonic_ns};
 
 use super::record::{EventReaders, STACK_BYTES, USER_BYTES};
 use crate::record::Readers;
 
 /// Tasks whose state is read at the beginning, at most: all vCPUs stand still meanwhile.
-const CENSUS: usize = 8_192;
+const MAX_TASKS: usize = 8_192;
 /// Tasks whose stack is copied at the beginning, at most.
-const CENSUS_STACKS: usize = 512;
+const SCAN_STACKS: usize = 512;
 
 /// What there was when the tripwires were set.
 #[derive(Debug, Default)]
@@ -19,7 +19,7 @@ pub(crate) struct Start {
     /// CLOCK_MONOTONIC ns.
     pub time_ns: u64,
     /// All tasks but the idle ones, those that sleep with their stacks.
-    pub tasks: Vec<(TaskState, Option<StackCopy>)>,
+    pub tasks: Vec<(SchedState, Option<StackCopy>)>,
     /// What each vCPU runs.
     pub current: Vec<Option<TaskSnapshot>>,
     /// The kernel's own count of each vCPU's switches.
@@ -81,9 +81,9 @@ pub(crate) fn set(
     if !kernel.has_booted(memory)? {
         return Err(NotSet::Later("the guest's kernel has not booted yet".to_owned()));
     }
-    let found = kernel.trip_sites(memory)?;
-    let states = kernel.task_states(memory)?;
-    let books = kernel.last_books(memory).ok();
+    let found = kernel.probe_sites(memory)?;
+    let states = kernel.sched_state_reader(memory)?;
+    let books = kernel.exit_accounting_reader(memory).ok();
     let missing = found.missing.clone();
     let sites: Vec<Site> = found
         .sites
@@ -115,18 +115,21 @@ fn look(guest: &Guest<'_>, events: &EventReaders) -> Start {
     // Without a list of tasks each one begins with its first event.
     let tasks = kernel.tasks(memory).unwrap_or_default();
     let mut stacks = 0;
-    let mut with_stack = |task: TaskState| {
-        let asleep = matches!(task.rest(), Rest::Interruptible | Rest::Uninterruptible | Rest::Stopped);
-        let (reader, user_bytes) = readers.stacks.as_ref().filter(|_| asleep && stacks < CENSUS_STACKS)?;
+    let mut with_stack = |task: SchedState| {
+        let asleep = matches!(
+            task.run_state(),
+            RunState::Interruptible | RunState::Uninterruptible | RunState::Stopped
+        );
+        let (reader, user_bytes) = readers.stacks.as_ref().filter(|_| asleep && stacks < SCAN_STACKS)?;
         stacks += 1;
         let mut copy = StackCopy::with_room(STACK_BYTES);
-        let (whose, user_bytes) = ((task.task.task, task.task.kernel_thread), USER_BYTES.min(*user_bytes));
+        let (whose, user_bytes) = (task.task.sleeping(), USER_BYTES.min(*user_bytes));
         reader.copy_sleeping(memory, whose, user_bytes, &mut copy)?;
         Some(copy)
     };
     let tasks = tasks
         .iter()
-        .take(CENSUS)
+        .take(MAX_TASKS)
         .filter_map(|task| events.states.read(memory, task.task))
         .filter(|task| !task.is_new())
         .map(|task| (task, with_stack(task)))
@@ -143,7 +146,8 @@ fn look(guest: &Guest<'_>, events: &EventReaders) -> Start {
 impl End {
     /// Why exact data ends here, in one sentence.
     pub(crate) fn sentence(&self) -> String {
-        let foreign = |site: &Site| Event::from_number(site.kind).map_or("a function", Event::function);
+        let foreign =
+            |site: &Site| ProbeEvent::from_number(site.kind).map_or("a function", ProbeEvent::function);
         let changed: Vec<&str> = self.withdrawn.foreign.iter().map(foreign).collect();
         match self.withdrawn.reason {
             _ if !changed.is_empty() => {
@@ -171,7 +175,7 @@ mod tests {
             withdrawn: Withdrawn { reason, foreign },
         };
         assert_eq!(end(WithdrawReason::Ended, Vec::new()).sentence(), "the run ended");
-        let site = Site { virt: 1, phys: 1, kind: Event::Wake.number(), loads_rdi: None };
+        let site = Site { virt: 1, phys: 1, kind: ProbeEvent::Wake.number(), loads_rdi: None };
         let told = end(WithdrawReason::Asked, vec![site]).sentence();
         assert!(told.contains("try_to_wake_up"), "{told}");
         assert!(end(WithdrawReason::Observer, Vec::new()).sentence().contains("its own code"));

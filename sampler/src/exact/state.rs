@@ -1,18 +1,18 @@
 //! What tasks can be in, and how they and interrupts are called.
 
-use profile::rows::{Cause, State};
+use profile::rows::{TaskState, WaitReason};
 
 /// A state, and in what it is spent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub(crate) struct Doing {
-    pub state: State,
-    pub cause: Cause,
+    pub state: TaskState,
+    pub wait_reason: WaitReason,
     /// Stack row id of a sleep; 0 for none.
     pub stack: u32,
 }
 
 impl Doing {
-    pub(crate) fn plain(state: State) -> Self {
+    pub(crate) fn plain(state: TaskState) -> Self {
         Self { state, ..Self::default() }
     }
 }

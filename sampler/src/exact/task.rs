@@ -1,11 +1,11 @@
 //! From tasks as they are read to tasks as the accounts know them.
 
-use linux::{Rest, TaskSnapshot, TaskState};
+use linux::{RunState, SchedState, TaskSnapshot};
 
 use super::state::{Doing, Left, TaskId, Who};
 use crate::collector::resolver::Resolver;
 use profile::rows::Batch;
-use profile::rows::{Cause, State};
+use profile::rows::{TaskState, WaitReason};
 
 /// The task as the accounts name it; `None` for an idle task.
 pub(super) fn who(
@@ -22,14 +22,14 @@ pub(super) fn who(
 }
 
 /// What became of a task that does not run any more.
-pub(super) fn left(task: &TaskState, cause: Cause, stack: u32) -> Left {
-    let state = match task.rest() {
-        Rest::Gone => return Left::Gone,
-        Rest::Queue => return Left::In(Doing::plain(State::Queue)),
-        Rest::Zombie => return Left::In(Doing::plain(State::Zombie)),
-        Rest::Interruptible => State::Sleep,
-        Rest::Uninterruptible => State::Disk,
-        Rest::Stopped => State::Stopped,
+pub(super) fn left(task: &SchedState, wait_reason: WaitReason, stack: u32) -> Left {
+    let state = match task.run_state() {
+        RunState::Gone => return Left::Gone,
+        RunState::Runnable => return Left::In(Doing::plain(TaskState::Runnable)),
+        RunState::Zombie => return Left::In(Doing::plain(TaskState::Zombie)),
+        RunState::Interruptible => TaskState::Sleep,
+        RunState::Uninterruptible => TaskState::Disk,
+        RunState::Stopped => TaskState::Stopped,
     };
-    Left::In(Doing { state, cause, stack })
+    Left::In(Doing { state, wait_reason, stack })
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use linux::{Event, Kernel, Serving, TaskSnapshot};
+use linux::{IrqContext, Kernel, ProbeEvent, TaskSnapshot};
 use vmm::{GuestMemoryMmap, Tripwires, monotonic_ns};
 
 use super::accounts::Accounts;
@@ -18,8 +18,8 @@ use super::state::{Left, Source, Waker};
 use super::task::{left, who};
 use crate::collector::resolver::Resolver;
 use crate::record::Readers;
-use profile::rows::Cause;
-use profile::rows::{Batch, EventRow, ExactVcpuRow, WaitedRow};
+use profile::rows::WaitReason;
+use profile::rows::{Batch, EventRow, ExactVcpuRow, ReapedRow};
 
 /// How often setting is tried until the kernel has booted, and how often the tripwires are looked at afterwards.
 const LOOK: Duration = Duration::from_millis(100);
@@ -41,7 +41,7 @@ enum Waiting {
     Event {
         record: TripRecord,
         /// What the task that was switched from sleeps in.
-        cause: Cause,
+        wait_reason: WaitReason,
         stack: u32,
     },
     /// Events are missing from this moment on, CLOCK_MONOTONIC ns.
@@ -222,8 +222,8 @@ impl Watch {
         for (task, stack) in &start.tasks {
             let Some(id) = who(&task.task, start.time_ns, resolver, batch) else { continue };
             let slept = |stack| resolver.sleeping(stack, &task.task, start.time_ns, batch);
-            let (stack, cause) = stack.as_ref().map_or((0, Cause::Other), slept);
-            if let Left::In(doing) = left(task, cause, stack) {
+            let (stack, wait_reason) = stack.as_ref().map_or((0, WaitReason::Other), slept);
+            if let Left::In(doing) = left(task, wait_reason, stack) {
                 self.accounts.exists(start.time_ns, id, doing);
             }
         }
@@ -274,14 +274,14 @@ impl Watch {
             for _ in 0..ends.events.slots() {
                 let Ok(tripped) = ends.events.pop() else { break };
                 lose(waiting, tripped.record.lost_ns);
-                let (mut stack, mut cause) = (0, Cause::Other);
+                let (mut stack, mut wait_reason) = (0, WaitReason::Other);
                 if let (Some(copy), Some(task)) = (tripped.stack, tripped.record.task) {
                     let time_ns = tripped.record.time_ns;
-                    (stack, cause) = resolver.sleeping(&copy, &task.task, time_ns, batch);
+                    (stack, wait_reason) = resolver.sleeping(&copy, &task.task, time_ns, batch);
                     // There are no more boxes than the pool has room for.
                     drop(ends.pool.push(copy));
                 }
-                waiting.push_back(Waiting::Event { record: tripped.record, cause, stack });
+                waiting.push_back(Waiting::Event { record: tripped.record, wait_reason, stack });
             }
             lose(waiting, losing_ns);
         }
@@ -297,8 +297,8 @@ impl Watch {
             let Some(next) = self.waiting.get_mut(vcpu).and_then(VecDeque::pop_front) else { break };
             self.done_ns = self.done_ns.max(next.time_ns());
             match next {
-                Waiting::Event { record, cause, stack } => {
-                    self.event(vcpu, (&record, cause, stack), resolver, batch);
+                Waiting::Event { record, wait_reason, stack } => {
+                    self.event(vcpu, (&record, wait_reason, stack), resolver, batch);
                 }
                 Waiting::Loss(time_ns) => self.accounts.lose(time_ns),
             }
@@ -308,7 +308,7 @@ impl Watch {
     fn event(
         &mut self,
         vcpu: usize,
-        (record, cause, stack): (&TripRecord, Cause, u32),
+        (record, wait_reason, stack): (&TripRecord, WaitReason, u32),
         resolver: &mut Resolver,
         batch: &mut Batch,
     ) {
@@ -318,34 +318,34 @@ impl Watch {
         let accounts = &mut self.accounts;
         accounts.served(vcpu, record.served_ns);
         match record.event {
-            Event::Switch => {
+            ProbeEvent::Switch => {
                 let next = record.next.as_ref().and_then(id);
-                let previous = task.map(|(id, task)| (id, left(task, cause, stack)));
+                let previous = task.map(|(id, task)| (id, left(task, wait_reason, stack)));
                 accounts.switch(time_ns, vcpu, previous, next);
             }
-            Event::Wake => {
+            ProbeEvent::Wake => {
                 let by = match record.serving {
-                    Serving::HardIrq | Serving::Nmi => Some(Waker::Hard),
-                    Serving::SoftIrq => Some(Waker::Soft),
-                    Serving::Task => None,
+                    IrqContext::HardIrq | IrqContext::Nmi => Some(Waker::Hard),
+                    IrqContext::SoftIrq => Some(Waker::Soft),
+                    IrqContext::Task => None,
                 };
                 if let Some((id, _)) = task {
                     accounts.wake(time_ns, vcpu, by, id);
                 }
             }
-            Event::New => {
+            ProbeEvent::New => {
                 if let Some((id, _)) = task {
                     accounts.starts(time_ns, id);
                 }
             }
-            Event::Release => {
+            ProbeEvent::Release => {
                 if let Some((id, task)) = task {
                     // `wait_task_zombie` (kernel/exit.c) adds the books of the child to those of the process that waits,
-                    // which runs; a task of which nobody is told goes by itself.
-                    let by = accounts.runs_on(vcpu).map_or(0, |who| who.instance);
-                    if task.task.tid == task.task.pid && by != 0 && by != id.who.instance {
+                    // which runs; a task of which nobody is told goes parent itself.
+                    let parent = accounts.runs_on(vcpu).map_or(0, |who| who.instance);
+                    if task.task.tid == task.task.pid && parent != 0 && parent != id.who.instance {
                         let time_ns = time_ns.saturating_sub(self.zero_ns);
-                        batch.waited.push(WaitedRow { child: id.who.instance, by, time_ns });
+                        batch.reaped.push(ReapedRow { child: id.who.instance, parent, time_ns });
                     }
                     accounts.release(time_ns, id.address);
                     if let Some(books) = &record.books {
@@ -353,17 +353,17 @@ impl Watch {
                     }
                 }
             }
-            Event::InterruptBegin => {
+            ProbeEvent::InterruptBegin => {
                 let source = if record.number == 0 { Source::Unknown } else { Source::Entry(record.number) };
                 accounts.interrupt_begin(time_ns, vcpu, source);
             }
-            Event::Vector => {
+            ProbeEvent::Vector => {
                 // Only the lowest byte is the vector (`DEFINE_IDTENTRY_IRQ`, arch/x86/include/asm/idtentry.h).
                 let [vector, ..] = record.number.to_le_bytes();
                 accounts.interrupt_vector(vcpu, vector);
             }
-            Event::InterruptEnd => accounts.interrupt_end(time_ns, vcpu),
-            Event::Trace | Event::Patch | Event::Core => {}
+            ProbeEvent::InterruptEnd => accounts.interrupt_end(time_ns, vcpu),
+            ProbeEvent::Trace | ProbeEvent::Patch | ProbeEvent::Core => {}
         }
     }
 
@@ -409,7 +409,7 @@ impl Watch {
             let after = end.as_ref().and_then(|end| end.switches.get(vcpu).copied().flatten());
             batch.exact_vcpus.push(ExactVcpuRow {
                 vcpu: u8::try_from(vcpu).unwrap_or(u8::MAX),
-                trips: load(&ends.counters.trips),
+                probe_exits: load(&ends.counters.trips),
                 lost: load(&ends.counters.lost),
                 switches: load(&ends.counters.switches),
                 guest_switches: before.zip(after).and_then(|(before, after)| after.checked_sub(before)),
@@ -453,7 +453,7 @@ mod tests {
     use linux::fixture::{Guest, Style};
 
     use super::*;
-    use profile::rows::State;
+    use profile::rows::TaskState;
 
     use crate::exact::state::{Doing, TaskId, Who};
 
@@ -464,14 +464,14 @@ mod tests {
         let current = kernel.current_reader(&guest.memory).expect("a reader");
         readers.set(Readers { current, stacks: None }).expect("once");
         let (mut watch, mut recorders) = Watch::new(1, 0, &readers);
-        let sites = kernel.trip_sites(&guest.memory).expect("sites");
-        let states = kernel.task_states(&guest.memory).expect("states");
+        let sites = kernel.probe_sites(&guest.memory).expect("sites");
+        let states = kernel.sched_state_reader(&guest.memory).expect("states");
         watch.events.set(EventReaders { sites, states, books: None }).expect("once");
         let task = TaskId { address: 8, who: Who { instance: 1, tid: 8 } };
         watch.accounts.runs(0, 0, Some(task));
         let mut recorder = recorders.remove(0);
         let mut serve = |time_ns| {
-            recorder.serve(Event::InterruptEnd, time_ns, &kvm_regs::default(), &guest.memory);
+            recorder.serve(ProbeEvent::InterruptEnd, time_ns, &kvm_regs::default(), &guest.memory);
         };
         (1..=watch.ends[0].events.buffer().capacity() as u64).for_each(&mut serve);
         assert_eq!(watch.ends[0].counters.lost.load(Ordering::Relaxed), 0);
@@ -479,7 +479,7 @@ mod tests {
         (watch, recorder)
     }
 
-    fn ns(watch: &mut Watch, state: State) -> u64 {
+    fn ns(watch: &mut Watch, state: TaskState) -> u64 {
         let who = Who { instance: 1, tid: 8 };
         watch.accounts.take().states.get(&(who, Doing::plain(state))).map_or(0, |sum| sum.ns)
     }
@@ -490,7 +490,7 @@ mod tests {
         let (mut watch, mut recorder) = watch(&guest);
         let (mut resolver, mut batch) = (Resolver::new(0), Batch::default());
         let mut serve = |time_ns| {
-            recorder.serve(Event::InterruptEnd, time_ns, &kvm_regs::default(), &guest.memory);
+            recorder.serve(ProbeEvent::InterruptEnd, time_ns, &kvm_regs::default(), &guest.memory);
         };
         // The ring is full of older events: this is the second one that is lost.
         serve(1_200_000);
@@ -500,7 +500,7 @@ mod tests {
         watch.drain(&mut resolver, &mut batch);
         watch.account(u64::MAX, &mut resolver, &mut batch);
         watch.accounts.settle(1_500_000);
-        assert_eq!(ns(&mut watch, State::Unknown), 500_000);
+        assert_eq!(ns(&mut watch, TaskState::Unknown), 500_000);
     }
 
     #[test]
@@ -509,12 +509,12 @@ mod tests {
         let (mut watch, mut recorder) = watch(&guest);
         let (mut resolver, mut batch) = (Resolver::new(0), Batch::default());
         drop(watch.ends[0].events.pop());
-        recorder.serve(Event::InterruptEnd, 1_400_000, &kvm_regs::default(), &guest.memory);
+        recorder.serve(ProbeEvent::InterruptEnd, 1_400_000, &kvm_regs::default(), &guest.memory);
         assert_eq!(watch.ends[0].counters.losing_ns.load(Ordering::Relaxed), 0);
         watch.drain(&mut resolver, &mut batch);
         watch.account(u64::MAX, &mut resolver, &mut batch);
         watch.accounts.settle(1_500_000);
-        assert_eq!(ns(&mut watch, State::Unknown), 500_000);
+        assert_eq!(ns(&mut watch, TaskState::Unknown), 500_000);
     }
 
     #[test]

@@ -12,7 +12,7 @@ use super::host::{ThreadReader, ThreadTimes};
 pub(crate) enum Place {
     /// In KVM_RUN.
     Run,
-    /// Serving an exit.
+    /// IrqContext an exit.
     Vmm,
     /// Reading a sample.
     Sampler,

@@ -11,7 +11,7 @@ use super::host::{ThreadReader, ThreadTimes};
 use crate::attached;
 use crate::vcpu::Published;
 use profile::histogram::quantile;
-use profile::rows::States;
+use profile::rows::Microstates;
 use profile::rows::{ExitRow, KvmCounterRow, MicrostateRow, RateRow, VcpuRow};
 
 /// KVM's times of halts that ended while it still polled (arch/x86/kvm/x86.c, `kvm_vcpu_stats_desc`, Linux 6.12). The
@@ -28,7 +28,7 @@ pub(crate) struct Meter {
     /// Time for which the host had stopped the whole process, ns.
     stopped_ns: u64,
     /// What was told so far.
-    told: States,
+    told: Microstates,
     exits: HashMap<u64, (u32, u64)>,
     counters: Vec<u64>,
     /// The sampling rate that was told.
@@ -46,7 +46,7 @@ impl Meter {
             thread: None,
             kvm: None,
             stopped_ns: 0,
-            told: States::default(),
+            told: Microstates::default(),
             exits: HashMap::new(),
             counters: Vec::new(),
             guest_error: 0.0,
@@ -107,7 +107,7 @@ impl Meter {
     }
 
     /// Where the time went, by all clocks.
-    fn states(&mut self, places: &Places) -> States {
+    fn states(&mut self, places: &Places) -> Microstates {
         let first = self.published.clock.first();
         let times = self.times().map(|now| ThreadTimes {
             run_ns: now.run_ns.saturating_sub(first.run_ns),
@@ -186,10 +186,10 @@ struct Inside {
 /// Splits the time in KVM_RUN by what the host's scheduler tells of the thread. Blocked is what is neither run nor
 /// waited, and a vCPU's thread blocks in KVM_RUN or where it is held. Where the scheduler's books are missing,
 /// everything in KVM_RUN counts for the guest.
-fn split(places: &Places, times: Option<ThreadTimes>, inside: Inside) -> States {
+fn split(places: &Places, times: Option<ThreadTimes>, inside: Inside) -> Microstates {
     let Places { run, vmm, sampler, paused } = *places;
     let Some(times) = times else {
-        return States { guest: run, vmm, sampler, paused, ..States::default() };
+        return Microstates { guest: run, vmm, sampler, paused, ..Microstates::default() };
     };
     let blocked = places.wall().saturating_sub(times.run_ns).saturating_sub(times.waited_ns);
     let asleep = blocked.saturating_sub(paused);
@@ -197,12 +197,12 @@ fn split(places: &Places, times: Option<ThreadTimes>, inside: Inside) -> States 
     let halted = (asleep - stopped).saturating_add(inside.polled_ns).min(run);
     let waiting = times.waited_ns.saturating_add(stopped).min(run - halted);
     let kvm = inside.kvm_ns.min(run - halted - waiting);
-    States { guest: run - halted - waiting - kvm, halted, waiting, kvm, vmm, sampler, paused }
+    Microstates { guest: run - halted - waiting - kvm, halted, waiting, kvm, vmm, sampler, paused }
 }
 
 /// The next states to tell: no state loses what was told of it, and the sum is that of `target`. The scheduler books a
 /// wait only when it is over, so that a later reading may take back a little; it is made up for at the next one.
-fn advance(told: &States, target: &States) -> States {
+fn advance(told: &Microstates, target: &Microstates) -> Microstates {
     let mut more = target.since(told);
     let mut excess = more.wall().saturating_sub(target.wall().saturating_sub(told.wall()));
     // Only what happens in KVM_RUN is ever revised; the guest's part is the remainder and so gives way first.
@@ -251,7 +251,7 @@ mod tests {
     #[test]
     fn blocked_is_halted_and_the_rest_is_the_guests() {
         let places = Places { run: 900, vmm: 60, sampler: 30, paused: 10 };
-        let all = |guest, halted, waiting| States {
+        let all = |guest, halted, waiting| Microstates {
             guest,
             halted,
             waiting,
@@ -275,7 +275,7 @@ mod tests {
         );
         assert_eq!(
             split(&places, times(450, 40), inside(100, 30, 0)),
-            States { guest: 230, halted: 530, waiting: 40, kvm: 100, vmm: 60, sampler: 30, paused: 10 },
+            Microstates { guest: 230, halted: 530, waiting: 40, kvm: 100, vmm: 60, sampler: 30, paused: 10 },
             "what is polled for in other runs is no part of what ticks cost"
         );
         assert_eq!(split(&places, None, inside(3, 7, 0)), all(900, 0, 0));
@@ -290,14 +290,14 @@ mod tests {
         fn told_states_only_grow_and_add_up(
             steps in prop::collection::vec((0_u64..1_000, 0_u64..1_000, 0_u64..1_000, 0_u64..90), 1..40),
         ) {
-            let (mut told, mut wall) = (States::default(), 0);
+            let (mut told, mut wall) = (Microstates::default(), 0);
             for (run, halted, waiting, vmm) in steps {
                 wall += run + vmm;
                 let in_run = wall - told.vmm - vmm;
                 let halted = (halted * 20).min(in_run);
                 let waiting = (waiting * 20).min(in_run - halted);
-                let target = States {
-                    guest: in_run - halted - waiting, halted, waiting, vmm: told.vmm + vmm, ..States::default()
+                let target = Microstates {
+                    guest: in_run - halted - waiting, halted, waiting, vmm: told.vmm + vmm, ..Microstates::default()
                 };
                 let next = advance(&told, &target);
                 prop_assert_eq!(next.wall(), wall);

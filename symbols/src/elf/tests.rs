@@ -116,7 +116,7 @@ fn what_is_no_such_file_has_a_reason() {
     assert_eq!(open(&header), ElfError::TooMany { what: "program headers".into(), count: 0xfff });
 }
 
-/// A program with one load segment and compressed debug sections, written by objcopy.
+/// Returns a program with one load segment and compressed debug sections, written by objcopy.
 fn compressed(kind: &str) -> Option<Vec<u8>> {
     let dir = tempfile::tempdir().unwrap();
     let (from, to) = (std::env::current_exe().unwrap(), dir.path().join("out"));

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use crate::elf::ElfFile;
 
-/// The program that runs these tests: Rust, with symbols and DWARF.
+/// Returns the program that runs these tests: Rust, with symbols and DWARF.
 fn own() -> std::path::PathBuf {
     std::env::current_exe().unwrap()
 }
@@ -17,7 +17,7 @@ fn open(path: impl AsRef<Path>) -> ElfFile {
     ElfFile::open(Box::new(std::fs::File::open(path).unwrap())).unwrap()
 }
 
-/// The output of a program; `None` where it is not installed, and need not be.
+/// Returns the output of a program; `None` where it is not installed, and may be missing.
 fn tool(program: &str, arguments: &[&str], input: Option<&str>) -> Option<String> {
     let mut command = testkit::tool(program)?;
     command.args(arguments);
@@ -31,7 +31,7 @@ fn tool(program: &str, arguments: &[&str], input: Option<&str>) -> Option<String
     Some(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// A small C++ program with inlined functions, templates and DWARF.
+/// Returns a small C++ program with inlined functions, templates and DWARF.
 fn compiled(directory: &Path, options: &[&str]) -> Option<std::path::PathBuf> {
     const SOURCE: &str = r#"
 #include <cstdio>

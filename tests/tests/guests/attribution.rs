@@ -136,7 +136,7 @@ fn hits(run: &Run, condition: &str, (from_s, to_s): (f64, f64)) -> f64 {
         "WITH began AS (SELECT min(s.time_ns) AS ns FROM v_samples v JOIN sample s ON s.id = v.id \
          WHERE v.comm = 'interfered' AND v.mode = 'user') \
          SELECT count(*) FROM v_samples v JOIN sample s ON s.id = v.id, began \
-         WHERE s.vcpu = 0 AND s.fell = 'guest' AND s.time_ns - began.ns BETWEEN {} AND {} AND {condition}",
+         WHERE s.vcpu = 0 AND s.vcpu_state = 'guest' AND s.time_ns - began.ns BETWEEN {} AND {} AND {condition}",
         from_s * 1e9,
         to_s * 1e9
     );

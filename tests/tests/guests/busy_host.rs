@@ -32,8 +32,12 @@ impl Split {
     }
 }
 
-fn split(load: &str) -> (Run, Split) {
-    let run = Guest::demo().options(["--host-load", load]).command(SPLIT).run().succeeded();
+/// Both on the guest's first vCPU; so many other vCPUs work all the time, and take CPUs of the host from it.
+fn split(others: usize) -> (Run, Split) {
+    let cpus = (others + 1).to_string();
+    let spinning: String = (1..=others).map(|cpu| format!("spin --seconds 1000 --cpu {cpu} & ")).collect();
+    let script = format!("{spinning}{}", SPLIT.join(" "));
+    let run = Guest::demo().options(["--cpus", &cpus]).script(&script).run().succeeded();
     let split = Split::of(&run);
     (run, split)
 }
@@ -45,12 +49,12 @@ fn waiting(run: &Run) -> f64 {
 #[test]
 #[ignore = "two guests that run long: --all"]
 fn a_busy_host_changes_no_share() {
-    let (quiet_run, quiet) = split("0");
-    let (loaded_run, loaded) = split("4");
+    let (quiet_run, quiet) = split(0);
+    let (loaded_run, loaded) = split(4);
     assert!(quiet.all > 400.0 && loaded.all > 60.0, "{} and {} samples", quiet.all, loaded.all);
     let (before, after) = (waiting(&quiet_run), waiting(&loaded_run));
     assert!(after > 0.2 && after > before + 0.1, "the vCPU waited {before} and {after} of the time");
-    assert!(loaded_run.number("SELECT count(*) FROM sample WHERE fell = 'waiting'") > 20.0);
+    assert!(loaded_run.number("SELECT count(*) FROM sample WHERE vcpu_state = 'waiting'") > 20.0);
     let apart = (loaded.share() - quiet.share()) / (loaded.variance() + quiet.variance()).sqrt();
     assert!(apart.abs() < 3.3, "{} and {}: {apart:.1} standard errors", quiet.share(), loaded.share());
     for split in [&quiet, &loaded] {
@@ -77,7 +81,7 @@ fn a_guest_that_mostly_halts_is_charged_what_it_works() {
          sum(guest_ns + halted_ns + waiting_ns + kvm_ns + vmm_ns + sampler_ns + paused_ns) FROM microstate WHERE {window}"
     ));
     assert!(halted > 0.6, "halted for {halted} of the time");
-    let ticks = run.number(&format!("SELECT avg(fell = 'halted') FROM sample WHERE {window}"));
+    let ticks = run.number(&format!("SELECT avg(vcpu_state = 'halted') FROM sample WHERE {window}"));
     assert!((ticks - halted).abs() < 0.1, "{ticks} of the ticks, {halted} of the time");
     // The scheduler's own count, which no tick is needed for.
     let rusage = run.json(&["rusage", "--process", "isochronous"]);
@@ -89,7 +93,7 @@ fn a_guest_that_mostly_halts_is_charged_what_it_works() {
     // fell there, and to take samples, each as long as all others.
     let of = "FROM sample s JOIN instance i ON i.id = s.instance WHERE i.comm = 'isochronous'";
     let taken = run.number(&format!(
-        "SELECT (SELECT count(*) {of} AND fell IN ('vmm', 'waiting')) * 1e9 / {RATE}
+        "SELECT (SELECT count(*) {of} AND vcpu_state IN ('vmm', 'waiting')) * 1e9 / {RATE}
               + (SELECT count(*) {of}) * (SELECT sum(sampler_ns) FROM microstate) / (SELECT count(*) FROM sample)"
     ));
     // Twice the distance of the interval's end are 4 standard errors. A hundredth is for how roughly that is known.

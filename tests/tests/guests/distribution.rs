@@ -33,7 +33,7 @@ fn ran() -> &'static Run {
         let command = ["bash", "-c", SCRIPT, "bash"].iter().chain(WORDS);
         Guest::debian()
             .beside_others()
-            .options(["-F", "400", "--census", "1"])
+            .options(["-F", "400", "--task-rate", "1"])
             .command(command)
             .run()
             .exited(42)

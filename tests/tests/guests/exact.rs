@@ -86,7 +86,7 @@ fn ticks_agree_with_events(run: &Run) {
            FROM microstate m, span WHERE m.time_ns BETWEEN low AND high), \
          task AS (SELECT instance, sum(ns) ns FROM task_state WHERE state IN ('running', 'interrupted') GROUP BY 1) \
          SELECT comm, task.ns / ((SELECT count(*) FROM vcpu) * 1.0 * (high - low) - lost.ns) * (SELECT count(*) FROM tick), \
-         (SELECT count(*) FROM tick WHERE tick.instance = task.instance AND fell <> 'halted') \
+         (SELECT count(*) FROM tick WHERE tick.instance = task.instance AND vcpu_state <> 'halted') \
          FROM task JOIN instance i ON i.id = task.instance, span, lost WHERE pid <> 0 ORDER BY task.ns DESC LIMIT 5"
     ));
     assert_eq!(rows.len(), 5);
@@ -100,7 +100,7 @@ fn ticks_agree_with_events(run: &Run) {
 
 /// A busy host may stop the guest in its sleep: the guest's own clock, read before and after, tells how long it can have been.
 pub(crate) fn sleep_is_as_long_as_the_guest_says(run: &Run, asked_ms: f64) {
-    let sleep = ms(run, "sleep", "cause = 'timer'");
+    let sleep = ms(run, "sleep", "wait_reason = 'timer'");
     let told = run.stdout.lines().find_map(|line| line.strip_prefix("slept "));
     let told = told.and_then(|ns| ns.parse::<f64>().ok()).expect("the guest's time") / 1e6;
     // An emulated guest's clock may run a little faster or slower than its host's.
@@ -111,13 +111,17 @@ pub(crate) fn sleep_is_as_long_as_the_guest_says(run: &Run, asked_ms: f64) {
 }
 
 fn programs_have_their_states(run: &Run) {
-    assert!(ms(run, "threads", "cause = 'futex'") > 1000.0, "{:?}", run.query("SELECT * FROM v_task_states"));
+    assert!(
+        ms(run, "threads", "wait_reason = 'futex'") > 1000.0,
+        "{:?}",
+        run.query("SELECT * FROM v_task_states")
+    );
     sleep_is_as_long_as_the_guest_says(run, 1000.0);
-    assert!(ms(run, "cat", "cause = 'pipe'") > 0.0);
-    assert!(ms(run, "sh", "cause = 'child'") > 900.0);
+    assert!(ms(run, "cat", "wait_reason = 'pipe'") > 0.0);
+    assert!(ms(run, "sh", "wait_reason = 'child'") > 900.0);
     let stacks = run.query(
         "SELECT v.text FROM task_state t JOIN instance i ON i.id = t.instance JOIN v_stacks v ON v.id = t.stack \
-         WHERE i.comm = 'sleep' AND t.cause = 'timer'",
+         WHERE i.comm = 'sleep' AND t.wait_reason = 'timer'",
     );
     let stack = stacks[0][0].as_str().expect("a stack");
     assert!(stack.starts_with("__schedule;schedule;do_nanosleep;hrtimer_nanosleep"), "{stack}");

@@ -56,7 +56,7 @@ fn faults_are_of_their_kind(run: &Run) {
         let slept = |of: &str| {
             run.number(&format!(
                 "SELECT coalesce(sum(count), 0) FROM task_state s JOIN instance i ON i.id = s.instance \
-                 WHERE comm = 'fault-{kind}' AND cause = '{of} fault' AND state IN ('sleep', 'disk')"
+                 WHERE comm = 'fault-{kind}' AND wait_reason = '{of} fault' AND state IN ('sleep', 'disk')"
             ))
         };
         let (own, all) = (slept(kind), ["text", "data", "kernel"].map(slept).iter().sum::<f64>());

@@ -87,7 +87,7 @@ fn the_kernels_text_is_byte_for_byte_what_it_was() {
     let fixed = || Guest::demo().options(["--append", "nokaslr"]);
     let run = watched(fixed(), &script);
     assert!(end(&run).contains("its own code"), "{}", end(&run));
-    assert!(run.number("SELECT sum(trips) FROM exact_vcpu") > 100.0);
+    assert!(run.number("SELECT sum(probe_exits) FROM exact_vcpu") > 100.0);
     counts_and_lives_add_up(&run);
     let plain = fixed().script(&script).run().succeeded();
     assert_eq!(text(&run), text(&plain));

@@ -78,8 +78,9 @@ fn time_divides(run: &Run) {
 fn programs_sleep_in_their_own_code(run: &Run) {
     let report = run.exact_report();
     let sleeps = report["off_cpu"].as_array().expect("sleeps");
-    let of = |comm: &str, cause: &str| {
-        let mut found = sleeps.iter().filter(|sleep| sleep["comm"] == comm && sleep["cause"] == cause);
+    let of = |comm: &str, wait_reason: &str| {
+        let mut found =
+            sleeps.iter().filter(|sleep| sleep["comm"] == comm && sleep["wait_reason"] == wait_reason);
         found.next().expect("a sleep")["stack"].as_array().expect("functions").clone()
     };
     let stack = of("sleep", "timer");

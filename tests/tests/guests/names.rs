@@ -168,10 +168,10 @@ fn a_program_that_was_replaced_is_two_files() {
 }
 
 /// A command that starts another, where next to nothing is asked for.
-pub fn without_stacks_and_census() -> &'static Run {
+pub fn without_stacks_and_scans() -> &'static Run {
     static RUN: OnceLock<Run> = OnceLock::new();
     RUN.get_or_init(|| {
-        let guest = Guest::demo().beside_others().options(["--depth", "0", "--census", "0"]);
+        let guest = Guest::demo().beside_others().options(["--depth", "0", "--task-rate", "0"]);
         guest.script("spin --seconds 2; true").run().succeeded()
     })
 }
@@ -179,7 +179,7 @@ pub fn without_stacks_and_census() -> &'static Run {
 #[test]
 #[ignore = "one more guest: --all"]
 fn a_command_is_all_that_it_started_also_without_stacks() {
-    let report = without_stacks_and_census().report();
+    let report = without_stacks_and_scans().report();
     let command = report.get("command")["cpu"]["samples"].as_i64().expect("samples");
     let spin = report.process("spin").samples;
     assert!(spin > 200 && command >= spin, "{command} of the command, {spin} of what it started");

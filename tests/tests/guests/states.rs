@@ -1,9 +1,9 @@
-//! What tasks wait for, by the census, against the programs' own clocks and against exact mode.
+//! What tasks wait for, by scans, against the programs' own clocks and against exact mode.
 
 use serde_json::Value;
 use vprof_tests::{Guest, Run};
 
-use crate::names::without_stacks_and_census;
+use crate::names::without_stacks_and_scans;
 
 /// Threads that wait for one thing each.
 const SLEEPS: [&str; 7] = ["sleeps", "--seconds", "14", "--period-millis", "330", "--disk", "/dev/vda"];
@@ -37,33 +37,34 @@ fn waited(run: &Run, name: &str) -> f64 {
 #[ignore = "many moments: --all"]
 fn waits_are_estimated_within_their_intervals() {
     let run = Guest::demo().options(["--cpus", "2", "--exact"]).command(SLEEPS).run().succeeded();
-    let (census, exact) = (run.json(&["report", "--states=census"]), run.json(&["report", "--states=exact"]));
-    assert_eq!((&census["source"], &exact["source"]), (&"census".into(), &"exact".into()));
-    assert!(census["census"]["moments"].as_u64() > Some(60), "{}", census["census"]);
+    let (sampled, exact) =
+        (run.json(&["report", "--states=sampled"]), run.json(&["report", "--states=exact"]));
+    assert_eq!((&sampled["source"], &exact["source"]), (&"sampled".into(), &"exact".into()));
+    assert!(sampled["scans"]["scans"].as_u64() > Some(60), "{}", sampled["scans"]);
     // What was waited for, by the program's own clock: twice the distance of an interval's end are 4 standard errors.
     for name in ["futex", "pipe", "poll", "socket"] {
-        let task = thread(&census, name);
-        let wait = time(task, "waits", "cause", name).unwrap_or_else(|| panic!("no {name}: {task:#}"));
+        let task = thread(&sampled, name);
+        let wait = time(task, "waits", "wait_reason", name).unwrap_or_else(|| panic!("no {name}: {task:#}"));
         let truth = waited(&run, name);
         let distance = apart(wait, truth, ["s", "low_s", "high_s"]);
         assert!(truth > 4.0 && distance < 2.0, "{name} waited {truth} s, {distance} ends apart: {wait}");
         assert!(wait["high_s"].as_f64() < Some(truth * 1.6), "an interval that says something: {wait}");
     }
-    let disk = thread(&census, "disk");
-    let (reads, sleeps) = (time(disk, "waits", "state", "disk"), time(disk, "waits", "cause", "timer"));
+    let disk = thread(&sampled, "disk");
+    let (reads, sleeps) = (time(disk, "waits", "state", "disk"), time(disk, "waits", "wait_reason", "timer"));
     // How long it reads is up to the host's disk; what it waits for then is not.
-    assert!(reads.is_none_or(|reads| reads["cause"] == "block"), "{disk:#}");
+    assert!(reads.is_none_or(|reads| reads["wait_reason"] == "block"), "{disk:#}");
     assert!(sleeps.is_some_and(|sleeps| sleeps["s"].as_f64() > Some(2.0)), "{disk:#}");
-    agree(&census, &exact);
+    agree(&sampled, &exact);
 }
 
-/// Census and exact mode say the same of each thread, within the intervals; but for the one that reads the disk, which is
+/// Sampling and exact mode say the same of each thread, within the intervals; but for the one that reads the disk, which is
 /// woken so often that what exact mode itself costs under emulation counts: an event is told when its function begins,
 /// and the task is in its new state only when the guest has gone on.
-fn agree(census: &Value, exact: &Value) {
+fn agree(sampled: &Value, exact: &Value) {
     let (mut compared, mut outside, mut far) = (0, 0, Vec::new());
     for name in ["sleeps", "futex", "pipe", "poll", "socket"] {
-        let (estimated, exact) = (thread(census, name), thread(exact, name));
+        let (estimated, exact) = (thread(sampled, name), thread(exact, name));
         let mut compare = |estimate: &Value, truth: &Value| {
             let distance = apart(
                 estimate,
@@ -77,7 +78,7 @@ fn agree(census: &Value, exact: &Value) {
             }
         };
         compare(&estimated["running"], &exact["running"]);
-        for state in ["queue", "sleep", "disk", "stopped"] {
+        for state in ["runnable", "sleep", "disk", "stopped"] {
             let of = |task| time(task, "states", "state", state).unwrap_or_else(|| panic!("no {state}"));
             compare(of(estimated), of(exact));
         }
@@ -89,12 +90,12 @@ fn agree(census: &Value, exact: &Value) {
 
 #[test]
 #[ignore = "one more guest: --all"]
-fn without_a_census_there_is_a_reason() {
-    let run = without_stacks_and_census();
+fn without_scans_there_is_a_reason() {
+    let run = without_stacks_and_scans();
     let (status, stderr) = run.refused(&["report", "--states"]);
     assert_eq!(status, Some(1));
-    assert!(stderr.trim().lines().count() == 1 && stderr.contains("--census 0"), "{stderr}");
-    assert_eq!(run.number("SELECT count(*) FROM census_moment"), 0.0);
+    assert!(stderr.trim().lines().count() == 1 && stderr.contains("--task-rate 0"), "{stderr}");
+    assert_eq!(run.number("SELECT count(*) FROM task_scan"), 0.0);
 }
 
 /// A kernel of another series, and nobody to tell who is right but the guest's clock: where the emulation serves a timer late,
@@ -112,7 +113,7 @@ fn sleeps_are_told_on_other_kernels() {
         let sleep = &report["tasks"][0]["waits"][0];
         assert_eq!(sleep["state"], "sleep", "{report:#}");
         // The newest kernel's stacks of sleepers end in the scheduler (docs/limits.md).
-        assert!(kernel == "newest" || sleep["cause"] == "timer", "{report:#}");
+        assert!(kernel == "newest" || sleep["wait_reason"] == "timer", "{report:#}");
         let distance = apart(sleep, to - from, ["s", "low_s", "high_s"]);
         assert!(to - from > 5.9 && distance < 2.0, "{distance} ends apart from {slept}: {sleep}");
     }

@@ -16,7 +16,7 @@
 //! The sampling clock stands still from the exit for a tick to the entry after it: the timer is armed at the entry. Otherwise
 //! the next tick would be due while this one is served, and hit the same place again.
 //!
-//! Serving a tick takes no lock, allocates nothing and makes one system call, which re-arms the
+//! IrqContext a tick takes no lock, allocates nothing and makes one system call, which re-arms the
 //! timer: the registers are in the run page and the time comes from the vDSO.
 
 use std::ptr::NonNull;

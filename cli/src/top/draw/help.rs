@@ -39,7 +39,7 @@ const LINES: [(&str, &str); 36] = [
     ("user", "part of the process's own samples in user code"),
     ("tasks", "parts of each task's time: on a CPU, interrupted, in the run queue,"),
     ("", "             asleep, waiting for a disk, held up by vprof, stopped, dead;"),
-    ("", "             exact, or at the moments of the census"),
+    ("", "             exact, or by scans of all tasks"),
     ("exits", "of the last second: part of a vCPU's time, how often, how long"),
     ("", "             from the exit to the next entry"),
     ("", ""),

@@ -51,7 +51,7 @@ fn where_in(table: &Table, state: &State, first: usize, body: usize) -> String {
     let filter = if filter.is_empty() { String::new() } else { format!("with \"{}\"  ", escaped(filter)) };
     let known = match (state.pane, state.look.exact) {
         (Pane::Tasks, true) => "exact  ",
-        (Pane::Tasks, false) => "census  ",
+        (Pane::Tasks, false) => "sampled ",
         _ => "",
     };
     let filter = format!("{known}{filter}");

@@ -20,9 +20,9 @@ struct Sums {
 
 impl Sums {
     fn children(self, task: super::Task, waited_for: u64) -> ChildrenStates {
-        let state = |((state, cause), (ns, count)): ((String, String), (u64, u64))| StateTime {
+        let state = |((state, wait_reason), (ns, count)): ((String, String), (u64, u64))| StateTime {
             state,
-            cause,
+            wait_reason,
             s: seconds(ns),
             share: part(ns, self.life_ns),
             count,
@@ -50,7 +50,7 @@ pub(super) fn read(
     names: &Names,
     chosen: impl Fn(Key) -> bool,
 ) -> rusqlite::Result<Vec<ChildrenStates>> {
-    let mut statement = connection.prepare("SELECT child, \"by\" FROM waited")?;
+    let mut statement = connection.prepare("SELECT child, parent FROM reaped")?;
     let waited = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?;
     let waited: HashMap<u32, u32> = waited.collect::<rusqlite::Result<_>>()?;
     let mut sums: HashMap<u32, Sums> = HashMap::new();
@@ -71,7 +71,7 @@ pub(super) fn read(
         }
     }
     let mut statement = connection.prepare(
-        "SELECT instance, state, cause, sum(ns), sum(count) FROM task_state GROUP BY instance, state, cause",
+        "SELECT instance, state, wait_reason, sum(ns), sum(count) FROM task_state GROUP BY instance, state, wait_reason",
     )?;
     let mut rows = statement.query([])?;
     while let Some(row) = rows.next()? {

@@ -7,14 +7,14 @@ use super::{ExactVcpu, InterruptSource, InterruptTime, Key, Names, count, key, p
 /// The vCPUs in order.
 pub(super) fn vcpus(connection: &Connection) -> rusqlite::Result<Vec<ExactVcpu>> {
     let mut statement = connection.prepare(
-        "SELECT v.vcpu, v.trips, v.lost, v.switches, v.guest_switches, v.idle_ns, v.stacks_missed, v.cost_ns, \
+        "SELECT v.vcpu, v.probe_exits, v.lost, v.switches, v.guest_switches, v.idle_ns, v.stacks_missed, v.cost_ns, \
          coalesce(sum(i.ns), 0), coalesce(sum(i.count), 0) FROM exact_vcpu v \
          LEFT JOIN interrupt_time i ON i.vcpu = v.vcpu GROUP BY v.vcpu ORDER BY v.vcpu",
     )?;
     let rows = statement.query_map([], |row| {
         Ok(ExactVcpu {
             id: row.get(0)?,
-            trips: count(row, 1)?,
+            probe_exits: count(row, 1)?,
             lost: count(row, 2)?,
             switches: count(row, 3)?,
             guest_switches: row.get::<_, Option<i64>>(4)?.map(i64::unsigned_abs),

@@ -41,7 +41,7 @@ pub struct StateTime {
     /// `running`, `interrupted`, `queue`, `sleep`, `disk`, `stopped`, `zombie` or `unknown`.
     pub state: String,
     /// What a sleep is for, like `futex`; empty otherwise.
-    pub cause: String,
+    pub wait_reason: String,
     /// Exact time, s.
     pub s: f64,
     /// Its part of the task's life.
@@ -99,7 +99,7 @@ pub struct OffCpu {
     /// `sleep`, `disk` or `stopped`.
     pub state: String,
     /// What for.
-    pub cause: String,
+    pub wait_reason: String,
     /// Exact time until it was woken, s.
     pub s: f64,
     /// How often.
@@ -168,7 +168,7 @@ pub struct ExactVcpu {
     /// 0 and up.
     pub id: u8,
     /// Exits for events.
-    pub trips: u64,
+    pub probe_exits: u64,
     /// Events that were lost.
     pub lost: u64,
     /// Switches that were seen.

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::{Key, Stacks, key};
 use crate::estimate::{Share, share};
 use crate::report::tables::hardirq_bits;
-use crate::rows::Fault;
+use crate::rows::PageFaultKind;
 
 /// A part of a whole.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -46,7 +46,7 @@ pub struct Parts {
 }
 
 /// Kinds of page faults, in the order of [`Counts::faults`].
-const FAULTS: [Fault; 3] = [Fault::Text, Fault::Data, Fault::Kernel];
+const FAULTS: [PageFaultKind; 3] = [PageFaultKind::Text, PageFaultKind::Data, PageFaultKind::Kernel];
 
 /// Samples by part.
 #[derive(Debug, Clone, Copy, Default)]
@@ -95,7 +95,7 @@ pub(super) fn read(
     let mut statement = connection.prepare(
         "SELECT s.instance, s.tid, m.name, s.stack, s.fault FROM sample s JOIN mode m ON m.id = s.mode \
          WHERE (m.name IN ('user', 'kernel', 'softirq') OR m.name = 'hardirq' AND s.preempt_count & ?3 = 0) \
-         AND s.fell = 'guest' AND s.instance IS NOT NULL AND s.tid IS NOT NULL AND s.time_ns BETWEEN ?1 AND ?2",
+         AND s.vcpu_state = 'guest' AND s.instance IS NOT NULL AND s.tid IS NOT NULL AND s.time_ns BETWEEN ?1 AND ?2",
     )?;
     let [from, to] = [span.0, span.1].map(|ns| i64::try_from(ns).unwrap_or(i64::MAX));
     let mut rows = statement.query(params![from, to, hardirq_bits])?;

@@ -82,8 +82,8 @@ pub(super) fn states(
         }
     }
     let mut statement = connection.prepare(
-        "SELECT instance, tid, state, cause, sum(ns), sum(count) FROM task_state \
-         GROUP BY instance, tid, state, cause ORDER BY sum(ns) DESC",
+        "SELECT instance, tid, state, wait_reason, sum(ns), sum(count) FROM task_state \
+         GROUP BY instance, tid, state, wait_reason ORDER BY sum(ns) DESC",
     )?;
     let mut rows = statement.query([])?;
     while let Some(row) = rows.next()? {
@@ -92,8 +92,8 @@ pub(super) fn states(
         if state == "running" {
             task.running_s = seconds(ns);
         }
-        let (cause, s, share) = (row.get(3)?, seconds(ns), part(ns, *life));
-        task.states.push(StateTime { state, cause, s, share, count: count(row, 5)? });
+        let (wait_reason, s, share) = (row.get(3)?, seconds(ns), part(ns, *life));
+        task.states.push(StateTime { state, wait_reason, s, share, count: count(row, 5)? });
     }
     let mut list: Vec<TaskStates> = all.into_values().map(|(_, task)| task).collect();
     list.sort_by(|a, b| {
@@ -110,7 +110,7 @@ pub(super) fn off_cpu(
     chosen: impl Fn(Key) -> bool,
 ) -> rusqlite::Result<Vec<OffCpu>> {
     let mut statement = connection.prepare(
-        "SELECT instance, tid, state, cause, ns, count, stack FROM task_state \
+        "SELECT instance, tid, state, wait_reason, ns, count, stack FROM task_state \
          WHERE state IN ('sleep', 'disk', 'stopped') ORDER BY ns DESC, instance, tid, stack",
     )?;
     let mut rows = statement.query([])?;
@@ -121,7 +121,7 @@ pub(super) fn off_cpu(
             list.push(OffCpu {
                 task: names.of(key),
                 state: row.get(2)?,
-                cause: row.get(3)?,
+                wait_reason: row.get(3)?,
                 s: seconds(count(row, 4)?),
                 count: count(row, 5)?,
                 stack: stacks.functions(row.get(6)?),

@@ -19,7 +19,7 @@ use crate::report::sums::Sample;
 use crate::report::tables::{Span, Tables};
 use crate::report::tape::{guest_ns, ticks};
 use crate::rows::Charged;
-use crate::rows::{Fell, FrameKind, Mode};
+use crate::rows::{FrameKind, Mode, VcpuState};
 use crate::store::{Profile, snapshot};
 
 /// Name of the owner of idle samples.
@@ -60,14 +60,14 @@ impl Recording {
             if seen % TELL_EVERY == 0 {
                 progress(seen, total);
             }
-            let tick = all.tick(sample.vcpu, sample.time_ns, sample.fell == Some(Fell::Guest));
-            if sample.fell == Some(Fell::Halted) {
+            let tick = all.tick(sample.vcpu, sample.time_ns, sample.vcpu_state == Some(VcpuState::Guest));
+            if sample.vcpu_state == Some(VcpuState::Halted) {
                 *halted.entry(sample.vcpu).or_default() += 1;
             }
             let charged = Charged::of(sample.mode, sample.instance, |id| tables.is_ksoftirqd(id));
-            let wanted = match (sample.fell, charged) {
-                (Some(Fell::Guest), Some(charged)) => selection.chooses(charged, sample),
-                (Some(Fell::Guest), None) | (Some(Fell::Halted), _) => request.idle,
+            let wanted = match (sample.vcpu_state, charged) {
+                (Some(VcpuState::Guest), Some(charged)) => selection.chooses(charged, sample),
+                (Some(VcpuState::Guest), None) | (Some(VcpuState::Halted), _) => request.idle,
                 _ => false,
             };
             if wanted {
@@ -144,7 +144,7 @@ impl<'a> Reader<'a> {
 
     /// A sample whose weight is not known yet: below 0 for a halted one.
     fn sample(&mut self, sample: &Sample, charged: Option<Charged>) -> RecordedSample {
-        let halted = sample.fell == Some(Fell::Halted);
+        let halted = sample.vcpu_state == Some(VcpuState::Halted);
         let idle = halted || charged.is_none();
         RecordedSample {
             time_ns: sample.time_ns,

@@ -39,7 +39,7 @@ impl Guest for Scripted {
         let first = self.module_reads.fetch_add(1, Ordering::SeqCst) == 0;
         Ok(first.then(|| code(Fake { module: Some("ext4") })))
     }
-    fn interrupts(&mut self) -> Result<Option<Interrupts>, Missing> {
+    fn interrupts(&mut self) -> Result<Option<InterruptTables>, Missing> {
         Ok(None)
     }
     fn system_calls(&mut self) -> Result<Vec<Option<String>>, Missing> {

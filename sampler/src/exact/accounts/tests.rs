@@ -3,18 +3,18 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use super::*;
-use profile::rows::Cause;
+use profile::rows::WaitReason;
 
 fn task(number: u64) -> TaskId {
     let tid = i32::try_from(number).unwrap();
     TaskId { address: 0x1000 + number, who: Who { instance: 1, tid } }
 }
 
-fn doing(state: State) -> Left {
+fn doing(state: TaskState) -> Left {
     Left::In(Doing::plain(state))
 }
 
-fn ns(sums: &Sums, number: u64, state: State) -> u64 {
+fn ns(sums: &Sums, number: u64, state: TaskState) -> u64 {
     let mine = |((who, doing), sum): (&(Who, Doing), &Sum)| {
         (*who == task(number).who && doing.state == state).then_some(sum.ns)
     };
@@ -26,17 +26,17 @@ fn a_life_from_its_start_to_its_release() {
     let mut a = Accounts::new(1);
     a.runs(0, 0, Some(task(1)));
     a.starts(100, task(2));
-    a.switch(150, 0, Some((task(1), doing(State::Sleep))), Some(task(2)));
+    a.switch(150, 0, Some((task(1), doing(TaskState::Sleep))), Some(task(2)));
     a.interrupt_begin(200, 0, Source::Entry(7));
     a.interrupt_vector(0, 35);
     a.wake(210, 0, Some(Waker::Hard), task(1));
     a.interrupt_end(230, 0);
-    a.switch(300, 0, Some((task(2), doing(State::Zombie))), Some(task(1)));
+    a.switch(300, 0, Some((task(2), doing(TaskState::Zombie))), Some(task(1)));
     a.release(340, task(2).address);
-    a.switch(400, 0, Some((task(1), doing(State::Disk))), None);
+    a.switch(400, 0, Some((task(1), doing(TaskState::Disk))), None);
     a.settle(500);
     let sums = a.take();
-    let of = |number| State::ALL.map(|state| ns(&sums, number, state));
+    let of = |number| TaskState::ALL.map(|state| ns(&sums, number, state));
     assert_eq!(of(2), [120, 30, 0, 50, 0, 0, 0, 40, 0]);
     assert_eq!(of(1), [250, 0, 0, 90, 60, 100, 0, 0, 0]);
     assert_eq!(sums.wakeups, HashMap::from([((Waker::Hard, task(1).who), 1)]));
@@ -60,13 +60,13 @@ fn what_vprof_takes_is_no_time_of_the_guests() {
     // A settling comes before the event that tells what was served before it.
     a.settle(150);
     a.served(0, 1_045);
-    a.switch(200, 0, Some((task(1), doing(State::Sleep))), None);
+    a.switch(200, 0, Some((task(1), doing(TaskState::Sleep))), None);
     a.served(0, 1_055);
     a.wake(250, 0, Some(Waker::Hard), task(1));
     a.switch(300, 0, None, Some(task(1)));
     a.settle(400);
     let sums = a.take();
-    let of = State::ALL.map(|state| ns(&sums, 1, state));
+    let of = TaskState::ALL.map(|state| ns(&sums, 1, state));
     assert_eq!(of, [100 + 20 + 20 + 100, 15, 45, 50, 50, 0, 0, 0, 0]);
     assert_eq!(sums.interrupts, HashMap::from([((0, task(1).who), Sum { ns: 15, count: 1 })]));
 }
@@ -76,7 +76,7 @@ fn a_thread_that_is_released_before_its_last_switch_ends_there() {
     let mut a = Accounts::new(1);
     a.runs(0, 0, Some(task(1)));
     a.release(10, task(1).address);
-    a.switch(30, 0, Some((task(1), doing(State::Zombie))), None);
+    a.switch(30, 0, Some((task(1), doing(TaskState::Zombie))), None);
     let lives = a.take().lives;
     assert_eq!(lives, [Life { who: task(1).who, from_ns: 0, to_ns: 30, ended: true }]);
 }
@@ -86,10 +86,10 @@ fn a_wake_on_the_way_to_sleep_leaves_the_word_to_the_switch() {
     let mut a = Accounts::new(1);
     a.runs(0, 0, Some(task(1)));
     a.wake(10, 0, None, task(1));
-    a.switch(20, 0, Some((task(1), doing(State::Queue))), Some(task(2)));
+    a.switch(20, 0, Some((task(1), doing(TaskState::Runnable))), Some(task(2)));
     a.settle(50);
     let sums = a.take();
-    assert_eq!((ns(&sums, 1, State::Running), ns(&sums, 1, State::Queue)), (20, 30));
+    assert_eq!((ns(&sums, 1, TaskState::Running), ns(&sums, 1, TaskState::Runnable)), (20, 30));
     assert_eq!(sums.wakeups, HashMap::from([((Waker::Task(task(1).who), task(1).who), 1)]));
     assert_eq!(a.unseen_wakes, 0);
 }
@@ -118,16 +118,16 @@ fn interrupts_are_told_by_what_raised_them() {
 fn what_is_lost_is_unknown_until_it_is_seen_again() {
     let mut a = Accounts::new(2);
     a.runs(0, 0, Some(task(1)));
-    a.exists(0, task(2), Doing::plain(State::Sleep));
+    a.exists(0, task(2), Doing::plain(TaskState::Sleep));
     a.lose(10);
     a.switch(30, 1, None, Some(task(2)));
     // A switch from a task that this CPU was not seen to run.
-    a.switch(40, 1, Some((task(3), doing(State::Queue))), None);
+    a.switch(40, 1, Some((task(3), doing(TaskState::Runnable))), None);
     a.settle(60);
     let sums = a.take();
-    assert_eq!((ns(&sums, 1, State::Unknown), ns(&sums, 1, State::Running)), (50, 10));
-    assert_eq!((ns(&sums, 2, State::Unknown), ns(&sums, 2, State::Running)), (40, 10));
-    assert_eq!(ns(&sums, 3, State::Queue), 20);
+    assert_eq!((ns(&sums, 1, TaskState::Unknown), ns(&sums, 1, TaskState::Running)), (50, 10));
+    assert_eq!((ns(&sums, 2, TaskState::Unknown), ns(&sums, 2, TaskState::Running)), (40, 10));
+    assert_eq!(ns(&sums, 3, TaskState::Runnable), 20);
 }
 
 #[derive(Debug, Clone)]
@@ -174,11 +174,11 @@ proptest! {
                 Step::Switch(cpu, from, left, to) => {
                     let left = match left {
                         0 => Left::Gone,
-                        1 => doing(State::Queue),
-                        2 => doing(State::Zombie),
-                        3 => doing(State::Disk),
-                        4 => doing(State::Stopped),
-                        _ => Left::In(Doing { state: State::Sleep, cause: Cause::Pipe, stack: 7 }),
+                        1 => doing(TaskState::Runnable),
+                        2 => doing(TaskState::Zombie),
+                        3 => doing(TaskState::Disk),
+                        4 => doing(TaskState::Stopped),
+                        _ => Left::In(Doing { state: TaskState::Sleep, wait_reason: WaitReason::Pipe, stack: 7 }),
                     };
                     a.switch(t, cpu, Some((task(from), left)), to.map(task));
                 }

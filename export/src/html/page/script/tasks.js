@@ -1,6 +1,6 @@
 // What exact mode tells of tasks: how long each was in each state.
 
-const TASK_STATES = [['running', 'user', 'running'], ['interrupted', 'interrupt', 'interrupted'], ['queue', 'waiting', 'waiting for a CPU'], ['disk', 'vmm', 'uninterruptible sleep'], ['sleep', 'halted', 'sleep'], ['stopped', 'paused', 'stopped'], ['zombie', 'idle', 'ended'], ['unknown', 'sampler', 'not known']];
+const TASK_STATES = [['running', 'user', 'running'], ['interrupted', 'interrupt', 'interrupted'], ['runnable', 'waiting', 'waiting for a CPU'], ['disk', 'vmm', 'uninterruptible sleep'], ['sleep', 'halted', 'sleep'], ['stopped', 'paused', 'stopped'], ['zombie', 'idle', 'ended'], ['unknown', 'sampler', 'not known']];
 
 function showTasks(profile) {
   const { exact } = profile;
@@ -13,13 +13,13 @@ function showTasks(profile) {
   $('tasks-note').textContent = `From ${duration(exact.from_s)} to ${duration(exact.to_s)} after the start of the run. ${lost}${profile.tasksLeftOut > 0 ? ` ${counted(profile.tasksLeftOut, 'task')} with less time left out.` : ''}`;
   legend($('tasks-legend'), TASK_STATES.map(([, colour, name]) => [name, colour]));
   const inState = (task, wanted) => task.states.filter((state) => state.state === wanted).reduce((sum, state) => sum + state.s, 0);
-  const slept = (task) => task.states.filter((state) => state.cause !== '').slice(0, 3).map((state) => `${state.cause} ${duration(state.s)}`).join(', ');
+  const slept = (task) => task.states.filter((state) => state.wait_reason !== '').slice(0, 3).map((state) => `${state.wait_reason} ${duration(state.s)}`).join(', ');
   const table = new DataTable('tasks', [
     { title: 'Task', class: 'name', value: taskName, cell: (task) => taskName(task) },
     { title: 'Tid', number: true, value: (task) => task.tid, cell: (task) => String(task.tid) },
     { title: 'Life', number: true, value: (task) => task.life_s, cell: (task) => duration(task.life_s) },
     { title: 'Running', number: true, value: (task) => task.running_s, cell: (task) => duration(task.running_s) },
-    { title: 'Waiting for a CPU', number: true, value: (task) => inState(task, 'queue'), cell: (task) => duration(inState(task, 'queue')) },
+    { title: 'Waiting for a CPU', number: true, value: (task) => inState(task, 'runnable'), cell: (task) => duration(inState(task, 'runnable')) },
     { title: 'Slept for', class: 'name', value: slept, cell: slept },
     { title: '', class: 'bar-cell', cell: stateBar },
   ], { sort: 3, thing: 'task' });

@@ -1,0 +1,143 @@
+//! `cargo xtask lint`: checks the wording of comments, messages and documents, the links of documents, and
+//! the widths of lines.
+
+mod finding;
+mod links;
+mod markdown;
+mod passage;
+mod rust_source;
+mod width;
+mod wording;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context as _, Result, ensure};
+use clap::Args;
+
+use self::finding::Finding;
+
+/// Documents outside of `docs/`.
+const DOCUMENTS: [&str; 2] = ["README.md", "CHANGELOG.md"];
+
+/// The list of the turns, which is not checked: it names them.
+const TURNS: &str = "xtask/src/lint/wording.rs";
+
+/// `cargo xtask lint`.
+#[derive(Debug, Args)]
+pub struct Options {
+    /// Files and directories to check [default: the whole tree]
+    #[arg(value_name = "PATH")]
+    paths: Vec<PathBuf>,
+}
+
+/// Prints the findings and their counts; fails if there are any.
+pub fn run(options: &Options) -> Result<ExitCode> {
+    let root =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().context("cannot find the tree")?;
+    let files = files(&root, &options.paths)?;
+    ensure!(!files.is_empty(), "no Rust source or document there: name others");
+    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    let mut faulty = 0;
+    for file in &files {
+        let text = fs::read_to_string(root.join(file)).with_context(|| format!("cannot read {file}"))?;
+        let findings = check(&root, file, &text);
+        faulty += usize::from(!findings.is_empty());
+        for finding in findings {
+            println!("{file}:{}: {}", finding.line, finding.text);
+            *counts.entry(finding.rule).or_default() += 1;
+        }
+    }
+    let total: usize = counts.values().sum();
+    if total == 0 {
+        println!("no finding in {} files", files.len());
+        return Ok(ExitCode::SUCCESS);
+    }
+    println!("{total} findings in {faulty} of {} files:", files.len());
+    let mut sorted: Vec<_> = counts.into_iter().collect();
+    sorted.sort_by_key(|(rule, count)| (std::cmp::Reverse(*count), *rule));
+    for (rule, count) in sorted {
+        println!("{count:>8}  {rule}");
+    }
+    Ok(ExitCode::FAILURE)
+}
+
+/// Returns the sources and documents under `paths` that Git tracks or would track, relative to the root.
+fn files(root: &Path, paths: &[PathBuf]) -> Result<BTreeSet<String>> {
+    let mut command = Command::new("git");
+    command.current_dir(root).args(["ls-files", "-z", "--cached", "--others", "--exclude-standard", "--"]);
+    for path in paths {
+        let path = path.canonicalize().with_context(|| format!("cannot find {}", path.display()))?;
+        command.arg(path);
+    }
+    let output = command.output().context("cannot start git")?;
+    ensure!(
+        output.status.success(),
+        "git ls-files failed: {}",
+        String::from_utf8_lossy(&output.stderr).trim()
+    );
+    let listed = String::from_utf8(output.stdout).context("a file name is not UTF-8")?;
+    let is_there = |file: &&str| is_checked(file) && root.join(file).is_file();
+    Ok(listed.split('\0').filter(is_there).map(str::to_owned).collect())
+}
+
+fn is_checked(file: &str) -> bool {
+    let ends = |extension: &str| Path::new(file).extension().is_some_and(|own| own == extension);
+    (ends("rs") && file != TURNS) || (file.starts_with("docs/") && ends("md")) || DOCUMENTS.contains(&file)
+}
+
+/// Returns the findings of one file in the order of its lines.
+fn check(root: &Path, file: &str, text: &str) -> Vec<Finding> {
+    let is_source = file.ends_with(".rs");
+    let passages = if is_source { rust_source::passages(text) } else { markdown::passages(text) };
+    let mut findings: Vec<Finding> = passages.iter().flat_map(wording::check).collect();
+    if is_source {
+        findings.extend(width::check_source(text));
+    } else if file != "CHANGELOG.md" {
+        findings.extend(links::check(root, file, text));
+        findings.extend(width::check_document(text));
+    }
+    findings.sort_by_key(|finding| finding.line);
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sources_and_documents_are_checked() {
+        for file in ["vmm/src/lib.rs", "docs/a.md", "docs/tutorial/a.md", "README.md", "CHANGELOG.md"] {
+            assert!(is_checked(file), "{file}");
+        }
+        for file in ["docs/a.svg", "vmm/README.md", "Cargo.toml", "docs", TURNS] {
+            assert!(!is_checked(file), "{file}");
+        }
+    }
+
+    #[test]
+    fn findings_of_a_file_are_in_order() {
+        let root = tempfile::tempdir().unwrap();
+        let wide = "word ".repeat(30);
+        let lines = |file: &str, text: &str| -> Vec<(usize, &str)> {
+            check(root.path(), file, text).iter().map(|finding| (finding.line, finding.rule)).collect()
+        };
+        let document = format!("{wide}\n\nIt is read an\u{65}w.\n\n[x](gone.md)\n");
+        assert_eq!(lines("docs/a.md", &document), [(1, "wide document line"), (3, "anew"), (5, "dead link")]);
+        assert_eq!(lines("CHANGELOG.md", &document), [(3, "anew")]);
+        let source = format!("/// How it is.\nfn f() {{}}\n// {wide}\n// It is read an\u{65}w.\n");
+        assert_eq!(lines("a.rs", &source), [(1, "opener"), (3, "wide comment line"), (4, "anew")]);
+    }
+
+    #[test]
+    fn this_crate_s_checker_has_no_findings() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().unwrap();
+        let own = root.join("xtask/src/lint");
+        for file in files(&root, &[own]).unwrap() {
+            let text = fs::read_to_string(root.join(&file)).unwrap();
+            assert_eq!(check(&root, &file, &text), [], "{file}");
+        }
+    }
+}

@@ -1,37 +1,68 @@
 //! Turns of guests: most run alone.
 
 use std::io::Write;
-use std::sync::{Once, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Condvar, Mutex, MutexGuard, Once, PoisonError};
 use std::time::Instant;
 
+/// Who runs now.
+#[derive(Debug, Default)]
+struct Turns {
+    alone: bool,
+    /// Guests that may run next to each other.
+    beside_others: usize,
+    /// Turns that are waited for and may be given next to others: they come first.
+    waiting: usize,
+}
+
+static TURNS: Mutex<Turns> = Mutex::new(Turns { alone: false, beside_others: 0, waiting: 0 });
+static ENDED: Condvar = Condvar::new();
+
 /// A failed test leaves nothing half done behind: its guest is killed.
-static TURNS: RwLock<()> = RwLock::new(());
+fn turns() -> MutexGuard<'static, Turns> {
+    TURNS.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// The right to run a guest. Its holder must not wait for another.
 #[derive(Debug)]
 pub(crate) struct Turn {
     begin: Instant,
-    _alone: Option<RwLockWriteGuard<'static, ()>>,
-    _beside: Option<RwLockReadGuard<'static, ()>>,
+    is_alone: bool,
 }
 
 impl Turn {
     pub(crate) fn alone() -> Self {
         report_failures_at_once();
-        let alone = TURNS.write().unwrap_or_else(PoisonError::into_inner);
-        Self { begin: Instant::now(), _alone: Some(alone), _beside: None }
+        let must_wait = |turns: &mut Turns| turns.alone || turns.beside_others > 0 || turns.waiting > 0;
+        let mut turns = ENDED.wait_while(turns(), must_wait).unwrap_or_else(PoisonError::into_inner);
+        turns.alone = true;
+        Self { begin: Instant::now(), is_alone: true }
     }
 
+    /// As many as there are CPUs run at a time, however many tests wait for one and the same guest.
     pub(crate) fn beside_others() -> Self {
         report_failures_at_once();
-        let beside = TURNS.read().unwrap_or_else(PoisonError::into_inner);
-        Self { begin: Instant::now(), _alone: None, _beside: Some(beside) }
+        let most = std::thread::available_parallelism().map_or(1, usize::from);
+        let mut turns = turns();
+        turns.waiting += 1;
+        let must_wait = |turns: &mut Turns| turns.alone || turns.beside_others >= most;
+        let mut turns = ENDED.wait_while(turns, must_wait).unwrap_or_else(PoisonError::into_inner);
+        turns.waiting -= 1;
+        turns.beside_others += 1;
+        Self { begin: Instant::now(), is_alone: false }
     }
 }
 
 impl Drop for Turn {
     fn drop(&mut self) {
         testkit::events::guest_took(self.begin.elapsed());
+        let mut turns = turns();
+        if self.is_alone {
+            turns.alone = false;
+        } else {
+            turns.beside_others -= 1;
+        }
+        drop(turns);
+        ENDED.notify_all();
     }
 }
 

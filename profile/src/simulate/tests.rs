@@ -87,6 +87,7 @@ fn long_runs_are_covered() {
 
 /// Half of the ticks are lost where the state is five times as frequent: counts alone would say 0.23 for 0.3.
 #[test]
+#[ignore = "thousands of simulated runs: --all"]
 fn phases_with_lost_ticks_count_for_their_time() {
     for (clock, run) in RANDOM.into_iter().flat_map(|clock| [(clock, 0.02), (clock, 2.0)]) {
         let vcpus = vec![Vcpu { program: Program::Halves { shares: [0.5, 0.1], run }, load: 1.0 }];
@@ -109,6 +110,7 @@ fn short_runs_are_covered() {
 }
 
 #[test]
+#[ignore = "thousands of simulated runs: --all"]
 fn mixtures_are_covered() {
     for clock in RANDOM {
         let phases = Program::Phases { shares: [0.5, 0.1], phase: 50.0, run: 0.02 };
@@ -130,6 +132,7 @@ fn small_counts_are_covered() {
 }
 
 #[test]
+#[ignore = "thousands of simulated runs: --all"]
 fn vcpus_with_unequal_loads_are_covered() {
     let machine = |run: f64| {
         [1.0, 0.6, 0.3, 0.1].map(|load| Vcpu { program: states(0.1 + 0.5 * load, run), load }).to_vec()
@@ -144,6 +147,7 @@ fn vcpus_with_unequal_loads_are_covered() {
 /// The share of a pinned program depends on how busy each vCPU is; for vCPUs that idle without being halted,
 /// only ticks show that.
 #[test]
+#[ignore = "thousands of simulated runs: --all"]
 fn shares_of_vcpus_that_poll_are_covered() {
     let machine = |shares: [f64; 2], idle: f64, spell: f64| {
         shares
@@ -168,6 +172,7 @@ fn shares_of_vcpus_that_poll_are_covered() {
 
 /// Behind a GDB stub one clock ticks all vCPUs. If these work in step, their errors are the same.
 #[test]
+#[ignore = "thousands of simulated runs: --all"]
 fn one_clock_for_vcpus_in_step_is_covered() {
     for clock in RANDOM {
         for vcpus in [1, 4, 16] {
@@ -240,6 +245,7 @@ fn the_unbiasedness_study_is_reproduced() {
 /// Waits for the host and what runs after them, lateness and service time do not move an estimate. A process
 /// that requests ticks from outside has to guess when it would have requested one that passes in a wait.
 #[test]
+#[ignore = "thousands of simulated runs: --all"]
 fn a_host_moves_no_estimate() {
     const RUNS: u32 = 200;
     let rows = (0..).zip(cases::all()).filter(|(_, case)| case.section == Section::Host);

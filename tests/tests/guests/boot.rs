@@ -45,7 +45,7 @@ fn a_guest_that_comes_up_has_phases_and_its_budgets_are_judged() {
     let options: Vec<&str> = options.into_iter().chain(files).collect();
     // A control group named as systemd names one.
     let script = "mkdir /sys/fs/cgroup/load.service && echo $$ > /sys/fs/cgroup/load.service/cgroup.procs; \
-                  sh -c 'i=0; while [ $i -lt 60000 ]; do i=$((i+1)); done'; echo ready 1; sleep 60";
+                  sh -c 'i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done'; echo ready 1; sleep 60";
     let run = judged(&options, script).exited(3);
     let said = run.said();
     let boot = &said["boots"][0]["boot"];

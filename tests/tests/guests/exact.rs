@@ -5,16 +5,16 @@ use std::sync::OnceLock;
 use serde_json::Value;
 use vprof_tests::{FRAMES_AT_TRIPWIRES, Guest, Run};
 
-use crate::stacks::programs;
+use crate::attribution;
 
 /// Threads that take turns by a futex, a sleep, a pipe, and a child that is waited for.
 const MIXTURE: &str = "threads --seconds 2 --cpu 0 & from=$(date +%s%N); sleep 1; echo slept $(($(date +%s%N) - from)); \
-     dd if=/dev/zero bs=64k count=300 2>/dev/null | gzip -1 | cat >/dev/null; wait";
+     dd if=/dev/zero bs=64k count=100 2>/dev/null | gzip -1 | cat >/dev/null; wait";
 
-/// The mixture on a kernel that is not that of the other tests.
+/// The mixture on the demo image.
 fn mixture() -> &'static Run {
     static RUN: OnceLock<Run> = OnceLock::new();
-    RUN.get_or_init(|| watched(Guest::demo_with_kernel("6.12"), MIXTURE))
+    RUN.get_or_init(|| watched(Guest::demo(), MIXTURE))
 }
 
 pub(crate) fn watched(guest: Guest, script: &str) -> Run {
@@ -133,7 +133,7 @@ fn programs_have_their_states(run: &Run) {
 }
 
 #[test]
-fn counts_times_and_states_are_the_guests_6_12() {
+fn counts_times_and_states_are_the_guests_6_1() {
     everything_adds_up(mixture());
     programs_have_their_states(mixture());
 }
@@ -146,8 +146,8 @@ fn ticks_tell_the_times_that_events_tell() {
 
 #[test]
 #[ignore = "another kernel: --all"]
-fn counts_times_and_states_are_the_guests_6_1() {
-    let run = watched_on_two(Guest::demo(), MIXTURE);
+fn counts_times_and_states_are_the_guests_6_12() {
+    let run = watched_on_two(Guest::demo_with_kernel("6.12"), MIXTURE);
     everything_adds_up(&run);
     programs_have_their_states(&run);
 }
@@ -157,7 +157,7 @@ fn the_report_shows_tasks_and_refuses_a_profile_without() {
     let report = mixture().exact_report();
     let tasks = report["tasks"].as_array().expect("tasks");
     assert!(tasks.iter().any(|task| task["comm"] == "sleep" && task["ended"] == Value::Bool(true)));
-    let (status, stderr) = programs().refused(&["report", "--exact"]);
+    let (status, stderr) = attribution::mixture("6.1").refused(&["report", "--exact"]);
     assert_eq!(status, Some(1));
     assert!(stderr.trim().lines().count() == 1 && stderr.contains("run --exact"), "{stderr}");
 }

@@ -22,7 +22,7 @@ fn made_functions_have_the_names_that_their_program_gives_them() {
         "SELECT count(*) FROM sample JOIN frame ON frame.id = sample.frame JOIN instance ON instance.id = sample.instance \
          WHERE comm = 'jit' AND frame.symbol = '[anonymous]'",
     );
-    // Up to half a second of ten may pass before the map is read again.
+    // Up to half a second of seven may pass before the map is read again.
     assert!(
         inner.samples > 200 && anonymous < inner.samples as f64 / 5.0,
         "{} named, {anonymous} not",

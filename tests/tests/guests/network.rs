@@ -6,14 +6,14 @@ use vprof_tests::{Guest, Network, Run};
 pub(crate) const DRIVERS: &str =
     "for module in $(cat /usr/lib/modules/more/load-order); do /usr/sbin/insmod $module; done; ";
 
-/// Brings eth0 up with the first address and sends 1.25 MiB to the second one, from where they come back meanwhile.
+/// Brings eth0 up with the first address and sends 320 KiB to the second one, from where they come back meanwhile.
 pub(crate) const TRAFFIC: &str = "\
 import fcntl, os, socket, struct, sys
 s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 address = socket.inet_aton(sys.argv[1])
 fcntl.ioctl(s, 0x8916, struct.pack('16sH2s4s8s', b'eth0', socket.AF_INET, b'', address, b''))
 fcntl.ioctl(s, 0x8914, struct.pack('16sH14s', b'eth0', 0x41, b''))
-data = os.urandom(5 << 18)
+data = os.urandom(5 << 16)
 c = socket.create_connection((sys.argv[2], 7), timeout=60)
 if os.fork() == 0:
     c.sendall(data)
@@ -42,7 +42,7 @@ fn talked(network: &str, [guest, host]: &[String; 2]) -> Run {
 /// Asserts that a guest with this card has talked.
 pub(crate) fn assert_talked(run: &Run, mac: &str) {
     assert!(run.stdout.contains(mac), "{}", run.stdout);
-    assert!(run.stdout.contains("1310720 bytes came back; errors: 0"), "{}", run.stdout);
+    assert!(run.stdout.contains("327680 bytes came back; errors: 0"), "{}", run.stdout);
     assert_has_exits_and_interrupts(run, "network");
 }
 
@@ -58,7 +58,7 @@ pub(crate) fn assert_has_exits_and_interrupts(run: &Run, device: &str) {
 #[ignore = "one more network: --all"]
 fn a_guest_talks_to_the_host_through_passt() {
     let Some(run) = Network::apart(|network| talked("passt", &network.by_passt())) else { return };
-    assert!(run.stdout.contains("1310720 bytes came back; errors: 0"), "{}", run.stdout);
+    assert!(run.stdout.contains("327680 bytes came back; errors: 0"), "{}", run.stdout);
     assert!(run.query("SELECT text FROM event WHERE kind = 'network'").is_empty());
 }
 

@@ -6,14 +6,14 @@ use vprof_tests::{Guest, Run, assert_share};
 
 use crate::names;
 
-const PROGRAMS: &str = "shares --seconds 10 & recursion --seconds 10 & threads --seconds 10 --cpu 0 & \
-     handler --seconds 10 & inlined --seconds 10 & cpp-inlined 10 & dlopened 10 & jit --seconds 10 & ";
+const PROGRAMS: &str = "shares --seconds 7 & recursion --seconds 7 & threads --seconds 7 --cpu 0 & \
+     handler --seconds 7 & inlined --seconds 7 & cpp-inlined 7 & dlopened 7 & jit --seconds 7 & ";
 
 /// All programs with functions of known shares and stacks, at once, and what `names.rs` looks at.
 pub fn programs() -> &'static Run {
     static RUN: OnceLock<Run> = OnceLock::new();
     let script = || format!("{PROGRAMS} {}", names::SCRIPT);
-    RUN.get_or_init(|| Guest::demo().script(&script()).run().succeeded())
+    RUN.get_or_init(|| Guest::demo().beside_others().script(&script()).run().succeeded())
 }
 
 /// The programs of the paper of docs/experiments.md, and a stack that is too deep for the depth asked for.

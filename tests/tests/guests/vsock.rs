@@ -8,11 +8,11 @@ use vprof_tests::Run;
 
 use crate::network::assert_has_exits_and_interrupts;
 
-/// Connects to the host, then is connected to; each time sends 1 MiB, which comes back meanwhile.
+/// Connects to the host, then is connected to; each time sends 256 KiB, which comes back meanwhile.
 pub(crate) const TRAFFIC: &str = "\
 import os, socket
 def talk(way, connection):
-    data = os.urandom(1 << 20)
+    data = os.urandom(1 << 18)
     if os.fork() == 0:
         connection.sendall(data)
         connection.shutdown(socket.SHUT_WR)
@@ -77,7 +77,7 @@ impl Host {
     pub(crate) fn assert_talked(&self, run: &Run) {
         assert!(run.stdout.contains("refused: 104"), "ECONNRESET: {}", run.stdout);
         for way in ["there:", "from 2:"] {
-            assert!(run.stdout.contains(&format!("{way} 1048576 bytes came back")), "{}", run.stdout);
+            assert!(run.stdout.contains(&format!("{way} 262144 bytes came back")), "{}", run.stdout);
         }
         assert!(!self.path().exists(), "the socket is removed");
         assert_has_exits_and_interrupts(run, "vsock");

@@ -52,10 +52,13 @@ const BESIDE_OTHERS: &[&str] = &[
     "devices::",
     "distribution::",
     "initrd::",
+    "jit::",
     "kernels::",
     "lifecycle::",
+    "names::",
     "network::",
     "qcow2::",
+    "stacks::",
 ];
 /// How many guest tests may fail by the emulation and be run again: more is no accident.
 const MAX_REPEATED: usize = 8;
@@ -63,12 +66,18 @@ const MAX_REPEATED: usize = 8;
 /// The seed of property tests, so that the same tree always gives the same result; `PROPTEST_RNG_SEED` overrides it.
 const SEED: (&str, &str) = ("PROPTEST_RNG_SEED", "20040229");
 
+/// Values that a property test tries which names no number itself; with `--all` as many as proptest does by itself (256).
+const CASES: (&str, &str) = ("PROPTEST_CASES", "64");
+
 /// Options of `cargo xtask test`.
 #[derive(Debug, Args)]
 pub struct Options {
     /// Also the guest tests that are ignored else: more kernels, more ways to fail, longer runs
     #[arg(long)]
     all: bool,
+    /// Only the unit and KVM tests: no guest tests
+    #[arg(long)]
+    units: bool,
     /// Pass tests that need a program, a file or a device that this machine lacks
     #[arg(long)]
     allow_missing: bool,
@@ -85,6 +94,9 @@ impl Options {
     fn tell(&self, command: &mut Command) {
         if std::env::var_os(SEED.0).is_none() {
             command.env(SEED.0, SEED.1);
+        }
+        if !self.all && std::env::var_os(CASES.0).is_none() {
+            command.env(CASES.0, CASES.1);
         }
         if self.allow_missing {
             command.env(testkit::ALLOW_MISSING, "1");
@@ -204,12 +216,16 @@ impl Session<'_> {
             cargo.args(["test", "--workspace", "--doc", "--quiet"]).status().context(NO_CARGO)
         })?;
         left.failed.extend((!documentation.success()).then(|| "documentation examples".to_owned()));
-        let events = self.run_guests(&mut left)?;
+        let events = if self.options.units { None } else { Some(self.run_guests(&mut left)?) };
 
         if self.options.timings {
-            print!("{}{}", self.timings, events.guest_times());
+            let guests = events.as_ref().map(Events::guest_times).unwrap_or_default();
+            print!("{}{guests}", self.timings);
         }
-        println!("{} tests passed; {}", left.passed, events.repeats());
+        println!("{} tests passed", left.passed);
+        if let Some(events) = events {
+            println!("{}", events.repeats());
+        }
         if left.skipped > 0 {
             println!("{} of them SKIPPED: what they need is missing", left.skipped);
         }
@@ -270,7 +286,8 @@ impl Session<'_> {
             command.env(testkit::events::EVENTS, file.path()).args(arguments);
             self.timings.measure(step, || outcome::run(command, Output::PassedOn))
         };
-        let others = run("guests side by side", BESIDE_OTHERS)?;
+        // Several tests may wait for one guest: the harness bounds the guests.
+        let others = run("guests side by side", &[BESIDE_OTHERS, &["--test-threads", "8"]].concat())?;
         let skipped = BESIDE_OTHERS.iter().flat_map(|module| ["--skip", module]);
         let alone: Vec<&str> = skipped.chain(["--test-threads", "1"]).collect();
         let alone = run("guests that measure", &alone)?;
@@ -334,7 +351,7 @@ mod tests {
     fn ignored_tests_are_asked_for_behind_the_two_dashes() {
         let told = |all, words: &[&str]| {
             let arguments = words.iter().map(OsString::from).collect();
-            Options { all, timings: false, allow_missing: false, arguments }
+            Options { all, timings: false, units: false, allow_missing: false, arguments }
                 .for_cargo()
                 .join(" ".as_ref())
                 .into_string()

@@ -14,7 +14,6 @@ const GUESTS: &str = "guests";
 /// their measurement.
 const ALONE: &[(&str, &str)] = &[
     ("attach", "flat"),
-    ("cli", "attach"),
     ("sampler", "load"),
     ("sampler", "stopped"),
     ("vmm", "flat"),

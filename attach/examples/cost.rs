@@ -1,15 +1,15 @@
 //! What a tick of an attached vCPU costs its guest, next to a tick of a machine of one's own.
 //!
-//! `cargo run --release -p attach --example cost`. A VMM (this program, started again) runs a guest that only counts; how fast
-//! it counts is seen by ten stops a second. Variants take turns, and medians of their ratios are printed.
+//! `cargo run --release -p attach --example cost`. A VMM (this program, started again) runs a guest that only
+//! counts; how fast it counts is seen by ten stops a second. Variants take turns, and medians of their ratios
+//! are printed.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use attach::{Attached, Missed, Observer, Target, ThreadId, Tick};
-use linux::PhysicalMemory;
-use vmm::{Console, Machine, Payload, VmConfig};
+use attach::{Attachment, StopMemory, Target};
+use vmm::{Console, Machine, MissReason, Observer, Payload, Tick, VmConfig};
 
 /// `again: inc %rax; jmp again`
 const COUNT: &[u8] = &[0x48, 0xff, 0xc0, 0xeb, 0xfb];
@@ -41,11 +41,11 @@ impl Intervals {
 /// A machine's own ticks that read nothing.
 struct Kick(Option<Intervals>);
 
-impl vmm::Observer for Kick {
+impl Observer for Kick {
     fn started(&mut self) -> Option<Duration> {
         self.0.as_mut().map(Intervals::next)
     }
-    fn ticked(&mut self, _: &vmm::Tick<'_>) -> Option<Duration> {
+    fn ticked(&mut self, _: &Tick<'_>) -> Option<Duration> {
         self.0.as_mut().map(Intervals::next)
     }
 }
@@ -55,23 +55,23 @@ struct Outside {
     intervals: Intervals,
     first: Option<(u64, u64)>,
     last: (u64, u64),
-    held_ns: Vec<u64>,
+    suspended_ns: Vec<u64>,
 }
 
-impl Observer for Outside {
-    fn started(&mut self, _: Option<ThreadId>) -> Option<Duration> {
+impl Observer<StopMemory> for Outside {
+    fn started(&mut self) -> Option<Duration> {
         Some(self.intervals.next())
     }
-    fn ticked<M: PhysicalMemory>(&mut self, tick: &Tick<'_, M>) -> Option<Duration> {
+    fn ticked(&mut self, tick: &Tick<'_, StopMemory>) -> Option<Duration> {
         self.last = (tick.now_ns, tick.regs.rax);
         self.first.get_or_insert(self.last);
         Some(self.intervals.next())
     }
-    fn missed(&mut self, _: Missed, _: u64, _: u64) -> Option<Duration> {
+    fn missed(&mut self, _: MissReason, _: u64, _: u64) -> Option<Duration> {
         Some(self.intervals.next())
     }
-    fn held(&mut self, from_ns: u64, to_ns: u64) {
-        self.held_ns.push(to_ns - from_ns);
+    fn suspended(&mut self, from_ns: u64, to_ns: u64) {
+        self.suspended_ns.push(to_ns - from_ns);
     }
 }
 
@@ -101,13 +101,14 @@ fn child(rate_hz: f64) -> Child {
     child
 }
 
-/// Counts per second, and the median length of a stop in us: of a VMM with `own` ticks a second, attached to with `ours`.
+/// Counts per second, and the median length of a stop in us: of a VMM with `own` ticks a second, attached to
+/// with `ours`.
 fn measure(own: f64, ours: f64) -> (f64, f64) {
     let mut child = child(own);
-    let target = Target::look(i32::try_from(child.id()).expect("a pid"), 1).expect("a VM");
-    let outside = Outside { intervals: Intervals::new(ours), first: None, last: (0, 0), held_ns: Vec::new() };
+    let target = Target::find(i32::try_from(child.id()).expect("a pid"), 1).expect("a VM");
+    let outside = Outside { intervals: Intervals::new(ours), first: None, last: (0, 0), suspended_ns: Vec::new() };
     let mut outside = Some(outside);
-    let attached = Attached::start(target, |_| outside.take().expect("one vCPU")).expect("threads");
+    let attached = Attachment::start(target, |_| outside.take().expect("one vCPU")).expect("threads");
     std::thread::sleep(TURN);
     let seen = attached.wait().expect("it lets go").observers.remove(0);
     child.kill().expect("a child");
@@ -115,7 +116,7 @@ fn measure(own: f64, ours: f64) -> (f64, f64) {
     let first = seen.first.expect("ticks");
     let (ns, loops) = (seen.last.0 - first.0, seen.last.1 - first.1);
     assert!(ns > 0 && loops > 0, "the guest counts");
-    (ratio(loops, ns), median(seen.held_ns.iter().map(|ns| ratio(*ns, 1_000)).collect()))
+    (ratio(loops, ns), median(seen.suspended_ns.iter().map(|ns| ratio(*ns, 1_000)).collect()))
 }
 
 #[expect(clippy::cast_precision_loss, reason = "shown to three digits")]

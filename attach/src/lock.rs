@@ -1,4 +1,5 @@
-//! One vprof at a time: a name in the abstract name space of sockets, which goes away with its owner however that ends.
+//! One vprof at a time: a name in the abstract name space of sockets, which goes away with its owner however
+//! that ends.
 
 use std::io;
 use std::mem;
@@ -11,11 +12,11 @@ use crate::process::Process;
 
 /// Held for as long as a process is profiled.
 #[derive(Debug)]
-pub(crate) struct Lock {
+pub(crate) struct ProcessLock {
     _name: UnixListener,
 }
 
-impl Lock {
+impl ProcessLock {
     /// Takes the process for this vprof.
     pub(crate) fn take(process: &Process) -> Result<Self, AttachError> {
         let pid = process.pid();
@@ -62,10 +63,10 @@ pub(crate) mod tests {
         let _alone = alone();
         let own = i32::try_from(std::process::id()).unwrap();
         let process = Process::open(own).unwrap();
-        let first = Lock::take(&process).unwrap();
-        let refused = Lock::take(&process).unwrap_err();
+        let first = ProcessLock::take(&process).unwrap();
+        let refused = ProcessLock::take(&process).unwrap_err();
         assert!(matches!(refused, AttachError::InUse { by: Some(by), .. } if by == own), "{refused}");
         drop(first);
-        Lock::take(&process).unwrap();
+        ProcessLock::take(&process).unwrap();
     }
 }

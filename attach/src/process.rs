@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 
 use crate::error::AttachError;
 
-/// What the link of a vCPU's descriptor starts with, before its number (`create_vcpu_fd`, virt/kvm/kvm_main.c, Linux 6.12;
-/// without a number before 4.17).
+/// What the link of a vCPU's descriptor starts with, before its number (`create_vcpu_fd`,
+/// virt/kvm/kvm_main.c, Linux 6.12; without a number before 4.17).
 const VCPU: &str = "anon_inode:kvm-vcpu:";
-/// The same of the descriptor of a vCPU's counters (`kvm_vcpu_ioctl_get_stats_fd`, virt/kvm/kvm_main.c, Linux 6.12), which
-/// has its number since 6.2.
+/// The same of the descriptor of a vCPU's counters (`kvm_vcpu_ioctl_get_stats_fd`, virt/kvm/kvm_main.c, Linux
+/// 6.12), which has its number since 6.2.
 const STATS: &str = "anon_inode:kvm-vcpu-stats:";
 
 /// In a process' flags: it is being shut down (include/linux/sched.h).
@@ -40,7 +40,7 @@ impl Process {
             // EINVAL: no process id at all, or that of a thread.
             return Err(match error.raw_os_error() {
                 Some(libc::EINVAL | libc::ESRCH) => AttachError::NoProcess { pid },
-                _ => AttachError::of(pid, "open a process", error),
+                _ => step_error(pid, "open a process", error),
             });
         };
         // SAFETY: the descriptor is new and nobody else's.
@@ -92,8 +92,9 @@ impl Process {
         numbered(self.pid, VCPU)
     }
 
-    /// Whether one of these descriptors is a vCPU's. KVM has them closed when the process executes another program
-    /// (O_CLOEXEC, `create_vcpu_fd`, virt/kvm/kvm_main.c, Linux 6.12), though a thread may keep its number.
+    /// Whether one of these descriptors is a vCPU's. KVM has them closed when the process executes another
+    /// program (O_CLOEXEC, `create_vcpu_fd`, virt/kvm/kvm_main.c, Linux 6.12), though a thread may keep its
+    /// number.
     pub(crate) fn holds_vcpu(&self, descriptors: &[i32]) -> bool {
         descriptors.iter().any(|fd| {
             let link = fs::read_link(format!("/proc/{}/fd/{fd}", self.pid));
@@ -127,6 +128,21 @@ impl Process {
     pub(crate) fn is_qemu(&self) -> bool {
         let program = fs::read_link(format!("/proc/{}/exe", self.pid)).unwrap_or_default();
         program.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with("qemu"))
+    }
+}
+
+/// Makes the error of a failed step on the process `pid`, by the error number.
+pub(crate) fn step_error(pid: i32, action: &'static str, source: io::Error) -> AttachError {
+    match source.raw_os_error() {
+        Some(libc::EPERM | libc::EACCES) => AttachError::Permission { pid },
+        // A thread or a descriptor is gone, or all of them.
+        Some(libc::ESRCH | libc::ENOENT | libc::EBADF) => match Process::open(pid) {
+            Ok(process) if !process.is_ending() => {
+                AttachError::Ended { pid, name: process.name().to_owned() }
+            }
+            _ => AttachError::NoProcess { pid },
+        },
+        _ => AttachError::Host { action, source },
     }
 }
 
@@ -191,12 +207,12 @@ impl Stat {
     }
 }
 
-/// The process of the virtual machine with that name: QEMU's `-name`, `--name` or `--id` of other VMMs, or the program's
-/// own name.
+/// The process of the virtual machine with that name: QEMU's `-name`, `--name` or `--id` of other VMMs, or
+/// the program's own name.
 ///
 /// # Errors
 /// None has it, or several have.
-pub fn named(name: &str) -> Result<i32, AttachError> {
+pub fn find_by_name(name: &str) -> Result<i32, AttachError> {
     let mut running = Vec::new();
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|text| text.parse().ok()) else { continue };
@@ -217,8 +233,8 @@ pub fn named(name: &str) -> Result<i32, AttachError> {
     }
 }
 
-/// The name that a VMM was given on its command line (words that end in NUL): `-name NAME`, `-name guest=NAME,...` (QEMU,
-/// qemu(1)), `--name NAME` (crosvm), `--id NAME` (Firecracker).
+/// The name that a VMM was given on its command line (words that end in NUL): `-name NAME`, `-name
+/// guest=NAME,...` (QEMU, qemu(1)), `--name NAME` (crosvm), `--id NAME` (Firecracker).
 fn given_name(words: &[u8]) -> Option<String> {
     let words: Vec<&str> =
         words.split(|byte| *byte == 0).filter_map(|word| str::from_utf8(word).ok()).collect();
@@ -282,6 +298,6 @@ mod tests {
         for pid in [-1, 0, i32::MAX] {
             assert!(matches!(Process::open(pid), Err(AttachError::NoProcess { .. })), "{pid}");
         }
-        assert!(matches!(named("no such machine"), Err(AttachError::NoName { .. })));
+        assert!(matches!(find_by_name("no such machine"), Err(AttachError::NoName { .. })));
     }
 }

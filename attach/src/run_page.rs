@@ -9,10 +9,11 @@ use kvm_bindings::{KVM_SYNC_X86_REGS, KVM_SYNC_X86_SREGS, kvm_regs, kvm_run, kvm
 
 use crate::process::Process;
 
-/// Bytes that are mapped: `kvm_run` is the first page of a vCPU's descriptor (Documentation/virt/kvm/api.rst, 5).
+/// Bytes that are mapped: `kvm_run` is the first page of a vCPU's descriptor (Documentation/virt/kvm/api.rst,
+/// 5).
 const BYTES: usize = 4096;
 /// What KVM is asked to put into the page when KVM_RUN ends: general, segment and control registers.
-const WANTED: u64 = (KVM_SYNC_X86_REGS | KVM_SYNC_X86_SREGS) as u64;
+const REQUESTED: u64 = (KVM_SYNC_X86_REGS | KVM_SYNC_X86_SREGS) as u64;
 
 const _: () = assert!(size_of::<kvm_run>() <= BYTES);
 
@@ -45,18 +46,18 @@ impl RunPage {
     }
 
     fn valid_regs(&self) -> &AtomicU64 {
-        // SAFETY: the field lies in the mapping, is aligned, and lives as long as `self`; whoever else writes it is another
-        // process or the kernel.
+        // SAFETY: the field lies in the mapping, is aligned, and lives as long as `self`; whoever else writes
+        // it is another process or the kernel.
         unsafe { AtomicU64::from_ptr(&raw mut (*self.0.as_ptr()).kvm_valid_regs) }
     }
 
     /// Asks KVM for the registers at the next return of KVM_RUN, for as long as the value lives.
-    pub(crate) fn want_registers(&self) -> Wanted<'_> {
+    pub(crate) fn request_registers(&self) -> RegisterRequest<'_> {
         let before = self.valid_regs().load(Ordering::Relaxed);
-        if before & WANTED != WANTED {
-            self.valid_regs().store(before | WANTED, Ordering::SeqCst);
+        if before & REQUESTED != REQUESTED {
+            self.valid_regs().store(before | REQUESTED, Ordering::SeqCst);
         }
-        Wanted { page: self, before }
+        RegisterRequest { page: self, before }
     }
 
     /// Why KVM_RUN has returned last (`KVM_EXIT_*`).
@@ -67,8 +68,8 @@ impl RunPage {
 
     /// The registers as KVM has put them here.
     pub(crate) fn registers(&self) -> (kvm_regs, kvm_sregs) {
-        // SAFETY: the fields lie in the mapping, are aligned, and are valid for all bit patterns. The vCPU's thread stands
-        // still, so that nobody writes them.
+        // SAFETY: the fields lie in the mapping, are aligned, and are valid for all bit patterns. The vCPU's
+        // thread stands still, so that nobody writes them.
         unsafe {
             let registers = &raw const (*self.0.as_ptr()).s.regs;
             ((&raw const (*registers).regs).read_volatile(), (&raw const (*registers).sregs).read_volatile())
@@ -87,17 +88,17 @@ impl Drop for RunPage {
 
 /// Registers are wanted; the page's word for it is what it was again when this is dropped.
 #[derive(Debug)]
-pub(crate) struct Wanted<'a> {
+pub(crate) struct RegisterRequest<'a> {
     page: &'a RunPage,
     before: u64,
 }
 
-impl Drop for Wanted<'_> {
+impl Drop for RegisterRequest<'_> {
     fn drop(&mut self) {
-        if self.before & WANTED != WANTED {
+        if self.before & REQUESTED != REQUESTED {
             // A VMM that has changed the word meanwhile has the last one.
             let _changed = self.page.valid_regs().compare_exchange(
-                self.before | WANTED,
+                self.before | REQUESTED,
                 self.before,
                 Ordering::SeqCst,
                 Ordering::Relaxed,

@@ -1,7 +1,8 @@
 //! Stops one thread of another process for a moment.
 //!
-//! Nothing is attached before [`Stop::thread`] and after its end. If the thread that holds a [`Stop`] ends, in whatever way, the
-//! kernel detaches and lets the other run on (`exit_ptrace`, kernel/ptrace.c): nothing has to be cleaned up.
+//! Nothing is attached before [`ThreadStop::thread`] and after its end. If the thread that holds a
+//! [`ThreadStop`] ends, in whatever way, the kernel detaches and lets the other run on (`exit_ptrace`,
+//! kernel/ptrace.c): nothing has to be cleaned up.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -14,7 +15,7 @@ const EVENT_STOP: i32 = 128;
 
 /// Why a thread is not stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Refused {
+pub(crate) enum StopError {
     /// It is gone.
     Gone,
     /// Someone else traces it, or it may not be traced any more.
@@ -25,7 +26,7 @@ pub(crate) enum Refused {
 
 /// A stopped thread; it runs on when this is dropped.
 #[derive(Debug)]
-pub(crate) struct Stop {
+pub(crate) struct ThreadStop {
     thread: i32,
     /// The signal that it was about to get.
     signal: i32,
@@ -34,21 +35,22 @@ pub(crate) struct Stop {
 }
 
 fn ptrace(request: libc::c_uint, thread: i32, data: *mut libc::c_void) -> io::Result<()> {
-    // SAFETY: `data` is a valid target of what the request writes, or not written through; the callers see to it.
+    // SAFETY: `data` is a valid target of what the request writes, or not written through; the callers see to
+    // it.
     let result = unsafe { libc::ptrace(request, thread, ptr::null_mut::<libc::c_void>(), data) };
     if result == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-fn refusal(error: &io::Error) -> Refused {
-    if error.raw_os_error() == Some(libc::ESRCH) { Refused::Gone } else { Refused::NotAllowed }
+fn stop_error(error: &io::Error) -> StopError {
+    if error.raw_os_error() == Some(libc::ESRCH) { StopError::Gone } else { StopError::NotAllowed }
 }
 
-impl Stop {
+impl ThreadStop {
     /// Stops `thread`. Where the wait is interrupted, `go_on` says whether to wait on.
-    pub(crate) fn thread(thread: i32, go_on: impl Fn() -> bool) -> Result<Self, Refused> {
-        ptrace(libc::PTRACE_SEIZE, thread, ptr::null_mut()).map_err(|error| refusal(&error))?;
+    pub(crate) fn new(thread: i32, keep_waiting: impl Fn() -> bool) -> Result<Self, StopError> {
+        ptrace(libc::PTRACE_SEIZE, thread, ptr::null_mut()).map_err(|error| stop_error(&error))?;
         let mut stop = Self { thread, signal: 0, stopped: false };
-        ptrace(libc::PTRACE_INTERRUPT, thread, ptr::null_mut()).map_err(|error| refusal(&error))?;
+        ptrace(libc::PTRACE_INTERRUPT, thread, ptr::null_mut()).map_err(|error| stop_error(&error))?;
         let status = loop {
             let mut status = 0;
             // SAFETY: the pointer is valid for the call.
@@ -56,24 +58,25 @@ impl Stop {
                 break status;
             }
             match io::Error::last_os_error().raw_os_error() {
-                Some(libc::EINTR) if go_on() => {}
-                Some(libc::EINTR) => return Err(Refused::Interrupted),
-                _ => return Err(Refused::Gone),
+                Some(libc::EINTR) if keep_waiting() => {}
+                Some(libc::EINTR) => return Err(StopError::Interrupted),
+                _ => return Err(StopError::Gone),
             }
         };
         if !libc::WIFSTOPPED(status) {
-            return Err(Refused::Gone);
+            return Err(StopError::Gone);
         }
         stop.stopped = true;
-        // Anything but the stop that was asked for, and but a stop of the whole process, is a signal on its way.
+        // Anything but the stop that was asked for, and but a stop of the whole process, is a signal on its
+        // way.
         if status >> 16 != EVENT_STOP {
             stop.signal = libc::WSTOPSIG(status);
         }
         Ok(stop)
     }
 
-    /// The descriptor of the vCPU whose KVM_RUN the stop has ended: interrupted, and with nothing of the guest's for the VMM
-    /// to serve.
+    /// The descriptor of the vCPU whose KVM_RUN the stop has ended: interrupted, and with nothing of the
+    /// guest's for the VMM to serve.
     pub(crate) fn interrupted_run(&self) -> Option<i32> {
         let mut registers = MaybeUninit::<libc::user_regs_struct>::uninit();
         ptrace(libc::PTRACE_GETREGS, self.thread, registers.as_mut_ptr().cast()).ok()?;
@@ -85,7 +88,7 @@ impl Stop {
     }
 }
 
-impl Drop for Stop {
+impl Drop for ThreadStop {
     fn drop(&mut self) {
         if self.stopped {
             // A number in the place of a pointer, as ptrace(2) has it.

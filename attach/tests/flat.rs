@@ -9,10 +9,11 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use attach::{AttachError, Attached, End, Missed, News, Observer, Standing, Target, ThreadId, Tick};
-use linux::PhysicalMemory;
+use attach::{AttachError, AttachEvent, Attachment, AttachmentEnd, PauseCause, StopMemory, Target};
 use vmm::config::FLAT_ENTRY;
-use vmm::{Activity, Console, Machine, Payload, Unobserved, VmConfig, probe};
+use vmm::{
+    Activity, Console, Machine, MissReason, Observer, Payload, ThreadId, Tick, Unobserved, VmConfig, host,
+};
 
 /// What the child is to be.
 const ROLE: &str = "VPROF_TEST_ROLE";
@@ -23,7 +24,7 @@ const MOST: usize = 64;
 /// One test at a time: each measures a process of its own. `None`, loudly, where there is no KVM.
 fn kvm() -> Option<MutexGuard<'static, ()>> {
     static ONE: Mutex<()> = Mutex::new(());
-    if let Err(error) = probe::open() {
+    if let Err(error) = host::open() {
         let _ = writeln!(std::io::stderr(), "SKIPPED: no /dev/kvm ({error})");
         return None;
     }
@@ -37,9 +38,9 @@ const LOOPS: &[u8] = &[
     0xec,
 ];
 
-/// A checksum in registers and memory, written to the exit port:
-/// `mov $1, %rax; mov $N, %rcx; mov $0x400000, %ebx; 1: imul $0x41c64e6d, %rax; add %rcx, %rax; mov %rax, (%rbx);
-/// xor (%rbx), %rdx; dec %rcx; jnz 1b; xor %rdx, %rax; mov $0xf4, %edx; out %eax, (%dx); 2: jmp 2b`
+/// A checksum in registers and memory, written to the exit port: `mov $1, %rax; mov $N, %rcx; mov $0x400000,
+/// %ebx; 1: imul $0x41c64e6d, %rax; add %rcx, %rax; mov %rax, (%rbx); xor (%rbx), %rdx; dec %rcx; jnz 1b; xor
+/// %rdx, %rax; mov $0xf4, %edx; out %eax, (%dx); 2: jmp 2b`
 fn checksum_code() -> Vec<u8> {
     let mut code = vec![0x48, 0xc7, 0xc0, 1, 0, 0, 0, 0x48, 0xb9];
     code.extend(ITERATIONS.to_le_bytes());
@@ -89,8 +90,8 @@ fn vmm(role: &str) -> ! {
 
 /// The other child: attaches and ticks until it is killed.
 fn profiler(pid: &str) -> ! {
-    let target = Target::look(pid.parse().unwrap(), MOST).unwrap();
-    let _attached = Attached::start(target, |_| Recorder::new(Duration::from_micros(200))).unwrap();
+    let target = Target::find(pid.parse().unwrap(), MOST).unwrap();
+    let _attached = Attachment::start(target, |_| Recorder::new(Duration::from_micros(200))).unwrap();
     println!("it runs");
     std::thread::sleep(Duration::from_secs(100));
     std::process::exit(0)
@@ -149,7 +150,7 @@ struct Recorder {
     rips: HashMap<u64, u32>,
     halted: u32,
     missed: HashMap<&'static str, u32>,
-    held_ns: Vec<u64>,
+    suspended_ns: Vec<u64>,
     thread: Option<ThreadId>,
     stopped: u32,
 }
@@ -161,7 +162,7 @@ impl Recorder {
             rips: HashMap::new(),
             halted: 0,
             missed: HashMap::new(),
-            held_ns: Vec::new(),
+            suspended_ns: Vec::new(),
             thread: None,
             stopped: 0,
         }
@@ -172,13 +173,16 @@ impl Recorder {
     }
 }
 
-impl Observer for Recorder {
-    fn started(&mut self, thread: Option<ThreadId>) -> Option<Duration> {
+impl Observer<StopMemory> for Recorder {
+    fn attached(&mut self, thread: Option<ThreadId>) {
         self.thread = thread;
+    }
+
+    fn started(&mut self) -> Option<Duration> {
         Some(self.interval)
     }
 
-    fn ticked<M: PhysicalMemory>(&mut self, tick: &Tick<'_, M>) -> Option<Duration> {
+    fn ticked(&mut self, tick: &Tick<'_, StopMemory>) -> Option<Duration> {
         assert!(tick.now_ns >= tick.due_ns);
         match tick.activity() {
             Some(Activity::Halted | Activity::NotStarted) => self.halted += 1,
@@ -187,20 +191,20 @@ impl Observer for Recorder {
         Some(self.interval)
     }
 
-    fn missed(&mut self, why: Missed, _: u64, _: u64) -> Option<Duration> {
+    fn missed(&mut self, why: MissReason, _: u64, _: u64) -> Option<Duration> {
         let name = match why {
-            Missed::InVmm => "in the VMM",
-            Missed::BlockedInVmm => "blocked in the VMM",
-            Missed::Paused => "paused",
-            Missed::NotRun => "not run",
-            Missed::Traced => "traced",
+            MissReason::InVmm => "in the VMM",
+            MissReason::BlockedInVmm => "blocked in the VMM",
+            MissReason::Paused => "paused",
+            MissReason::NotRun => "not run",
+            MissReason::Traced => "traced",
         };
         *self.missed.entry(name).or_default() += 1;
         Some(self.interval)
     }
 
-    fn held(&mut self, from_ns: u64, to_ns: u64) {
-        self.held_ns.push(to_ns - from_ns);
+    fn suspended(&mut self, from_ns: u64, to_ns: u64) {
+        self.suspended_ns.push(to_ns - from_ns);
     }
 
     fn stopped(&mut self) {
@@ -210,12 +214,12 @@ impl Observer for Recorder {
 
 /// Profiles the process for that long.
 fn profile(pid: i32, time: Duration) -> Vec<Recorder> {
-    let target = Target::look(pid, MOST).unwrap();
+    let target = Target::find(pid, MOST).unwrap();
     assert_eq!((target.vcpus(), target.unseen()), (2, 0));
-    let attached = Attached::start(target, |_| Recorder::new(Duration::from_millis(1))).unwrap();
+    let attached = Attachment::start(target, |_| Recorder::new(Duration::from_millis(1))).unwrap();
     std::thread::sleep(time);
     let ended = attached.wait().unwrap();
-    assert_eq!(ended.end, End::Detached);
+    assert_eq!(ended.end, AttachmentEnd::Detached);
     ended.observers
 }
 
@@ -237,10 +241,10 @@ fn ticks_find_the_guest_where_it_is() {
     // Three quarters of the time, known to within 5 % (four standard errors of 1,200 samples).
     let share = f64::from(within(9, 18)) / f64::from(ticks);
     assert!((share - 0.75).abs() < 0.05 * (1200.0 / f64::from(ticks)).sqrt().max(1.0), "{share} of {ticks}");
-    // The second vCPU waits for an INIT that nobody sends: it is looked at without a stop, but for one a second, and for
-    // those that come before its thread has blocked again.
+    // The second vCPU waits for an INIT that nobody sends: it is looked at without a stop, but for one a
+    // second, and for those that come before its thread has blocked again.
     assert!(second.halted > 200 && second.ticks() == 0, "{second:?}");
-    assert!(second.held_ns.len() < 20, "{} stops", second.held_ns.len());
+    assert!(second.suspended_ns.len() < 20, "{} stops", second.suspended_ns.len());
     assert_eq!((first.stopped, second.stopped), (1, 1));
 }
 
@@ -279,7 +283,7 @@ fn the_end_of_the_vmm_is_the_end() {
     let (vm, attached) = attached("the_end_of_the_vmm_is_the_end", "vmm loops");
     std::thread::sleep(Duration::from_millis(300));
     drop(vm);
-    assert_ended(attached, End::ProcessEnded);
+    assert_ended(attached, AttachmentEnd::ProcessEnded);
 }
 
 #[test]
@@ -288,7 +292,7 @@ fn a_vmm_that_executes_another_program_has_no_machine_any_more() {
     let Some(_one) = kvm() else { return };
     let test = "a_vmm_that_executes_another_program_has_no_machine_any_more";
     let (_vm, attached) = attached(test, "vmm exec");
-    assert_ended(attached, End::VcpusEnded);
+    assert_ended(attached, AttachmentEnd::VcpusEnded);
 }
 
 #[test]
@@ -296,25 +300,25 @@ fn a_machine_that_ends_before_its_first_tick_is_told() {
     play();
     let Some(_one) = kvm() else { return };
     let vm = Role::start("a_machine_that_ends_before_its_first_tick_is_told", "vmm exec");
-    let target = Target::look(vm.pid(), MOST).unwrap();
+    let target = Target::find(vm.pid(), MOST).unwrap();
     let (comm, begin) = (format!("/proc/{}/comm", vm.pid()), Instant::now());
     while std::fs::read_to_string(&comm).unwrap() != "sleep\n" {
         assert!(begin.elapsed() < Duration::from_secs(20), "it does not execute the other program");
         std::thread::sleep(Duration::from_millis(1));
     }
-    let error = Attached::start(target, |_| Recorder::new(Duration::from_millis(1))).unwrap_err();
+    let error = Attachment::start(target, |_| Recorder::new(Duration::from_millis(1))).unwrap_err();
     assert!(matches!(&error, AttachError::Ended { name, .. } if name == "sleep"), "{error}");
 }
 
 /// A VMM that was started for the test, and its profiler, which ticks every 200 us.
-fn attached(test: &str, role: &str) -> (Role, Attached<Recorder>) {
+fn attached(test: &str, role: &str) -> (Role, Attachment<Recorder>) {
     let vm = Role::start(test, role);
-    let target = Target::look(vm.pid(), MOST).unwrap();
-    (vm, Attached::start(target, |_| Recorder::new(Duration::from_micros(200))).unwrap())
+    let target = Target::find(vm.pid(), MOST).unwrap();
+    (vm, Attachment::start(target, |_| Recorder::new(Duration::from_micros(200))).unwrap())
 }
 
 /// It comes to that end by itself.
-fn assert_ended(attached: Attached<Recorder>, end: End) {
+fn assert_ended(attached: Attachment<Recorder>, end: AttachmentEnd) {
     let begin = Instant::now();
     while !attached.has_ended() {
         assert!(begin.elapsed() < Duration::from_secs(8), "not noticed");
@@ -329,18 +333,18 @@ fn a_vmm_that_is_stopped_is_waited_for() {
     play();
     let Some(_one) = kvm() else { return };
     let (vm, attached) = attached("a_vmm_that_is_stopped_is_waited_for", "vmm loops");
-    let told = |wanted: News| {
+    let told = |wanted: AttachEvent| {
         let begin = Instant::now();
-        while !attached.news().contains(&wanted) {
+        while !attached.take_events().contains(&wanted) {
             assert!(begin.elapsed() < Duration::from_secs(5), "{wanted:?} is not told");
             std::thread::sleep(Duration::from_millis(10));
         }
         std::thread::sleep(Duration::from_millis(300));
     };
     vm.signal(libc::SIGSTOP);
-    told(News::Stands(Standing::Stopped));
+    told(AttachEvent::Paused(PauseCause::Signal));
     vm.signal(libc::SIGCONT);
-    told(News::Moves);
+    told(AttachEvent::Resumed);
     let seen = attached.wait().unwrap().observers;
     for vcpu in &seen {
         assert!(vcpu.missed.get("paused").is_some_and(|ticks| *ticks > 50), "{vcpu:?}");
@@ -352,23 +356,23 @@ fn a_vmm_that_is_stopped_is_waited_for() {
 fn what_cannot_be_attached_to_is_told() {
     play();
     let own = i32::try_from(std::process::id()).unwrap();
-    let refused = |pid| Target::look(pid, MOST).unwrap_err();
+    let refused = |pid| Target::find(pid, MOST).unwrap_err();
     assert!(matches!(refused(own), AttachError::NoVm { .. }));
     assert!(matches!(refused(i32::MAX), AttachError::NoProcess { .. }));
     let Some(_one) = kvm() else { return };
     let vm = Role::start("what_cannot_be_attached_to_is_told", "vmm loops");
-    assert!(matches!(Target::look(vm.pid(), 1), Err(AttachError::TooMany { vcpus: 2, most: 1, .. })));
-    let first = Target::look(vm.pid(), MOST).unwrap();
+    assert!(matches!(Target::find(vm.pid(), 1), Err(AttachError::TooMany { vcpus: 2, most: 1, .. })));
+    let first = Target::find(vm.pid(), MOST).unwrap();
     assert!(matches!(refused(vm.pid()), AttachError::InUse { by: Some(by), .. } if by == own));
     drop(first);
     vm.signal(libc::SIGSTOP);
     let begin = Instant::now();
-    while !matches!(Target::look(vm.pid(), MOST), Err(AttachError::Stopped { .. })) {
+    while !matches!(Target::find(vm.pid(), MOST), Err(AttachError::Stopped { .. })) {
         assert!(begin.elapsed() < Duration::from_secs(5));
     }
     vm.signal(libc::SIGCONT);
     let begin = Instant::now();
-    while Target::look(vm.pid(), MOST).is_err() {
+    while Target::find(vm.pid(), MOST).is_err() {
         assert!(begin.elapsed() < Duration::from_secs(5), "{}", refused(vm.pid()));
     }
 }

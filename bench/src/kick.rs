@@ -225,7 +225,7 @@ fn sampled(rate_hz: f64, stack_depth: usize, stopped: &Stopped) -> Measured<AsSt
 /// # Errors
 /// Why there is no KVM to measure on.
 pub fn rows(stopped: &Stopped) -> Result<Vec<Row>, String> {
-    vmm::probe::open().map_err(|error| error.to_string())?;
+    vmm::host::open().map_err(|error| error.to_string())?;
     let mut rows = gaps(stopped);
     rows.extend([100.0, 1000.0, 5000.0].map(|rate_hz| slow_down(rate_hz, stopped)));
     Ok(rows)

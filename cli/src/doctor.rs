@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use vmm::KvmError;
-use vmm::probe::RingSpeeds;
+use vmm::host::RingSpeeds;
 
 use crate::args::{DoctorArgs, HostChoice};
 use crate::errors::{Error, ExitCode};

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use support::{refused, run, stderr, stdout, vprof};
 use vmm::config::FLAT_ENTRY;
-use vmm::{Console, Machine, Payload, Unobserved, VmConfig, probe};
+use vmm::{Console, Machine, Payload, Unobserved, VmConfig, host};
 
 /// Set in the VMM.
 const VMM: &str = "VPROF_TEST_VMM";
@@ -27,7 +27,7 @@ impl Vm {
     /// Starts this binary again for the test `test`. `None`, loudly, where there is no KVM.
     fn start(test: &str) -> Option<(Self, MutexGuard<'static, ()>)> {
         static ONE: Mutex<()> = Mutex::new(());
-        if let Err(error) = probe::open() {
+        if let Err(error) = host::open() {
             let _ = writeln!(std::io::stderr(), "SKIPPED: no /dev/kvm ({error})");
             return None;
         }

@@ -2,13 +2,13 @@
 
 #![no_main]
 
-use attach::gdb::{Decoder, Description, Unusable};
+use attach::gdb::{PacketDecoder, TargetDescription, DescriptionError};
 use libfuzzer_sys::fuzz_target;
 use vprof_fuzz::seeds;
 
 fuzz_target!(
     init: seeds::offer(|| {
-        let packets: &[u8] = b"+$T02thread:01;#04+$OK#9a+$0* #7a$}]#da%Stop#00$#00";
+        let packets: &[u8] = b"+$T02thread:01;#04+$OK#9a+$0* #7a$}]#da%ThreadStop#00$#00";
         let target: &[u8] = b"<?xml version=\"1.0\"?><!DOCTYPE target SYSTEM \"gdb-target.dtd\"><target>\
             <architecture>i386:x86-64</architecture><feature name=\"org.gnu.gdb.i386.core\">\
             <reg name=\"rax\" bitsize=\"64\" type=\"int64\" regnum=\"0\"/><reg name=\"cr3\" bitsize=\"64\"/>\
@@ -16,7 +16,7 @@ fuzz_target!(
         [packets, target].map(<[u8]>::to_vec).to_vec()
     }),
     |bytes: &[u8]| {
-        let mut decoder = Decoder::default();
+        let mut decoder = PacketDecoder::default();
         // In parts, as they come from a socket.
         'packets: for part in bytes.chunks(7) {
             decoder.feed(part);
@@ -30,6 +30,6 @@ fuzz_target!(
         }
         let Ok(text) = std::str::from_utf8(bytes) else { return };
         let _description =
-            Description::read(|name| if name == "target.xml" { Ok(text.to_owned()) } else { Err(Unusable) });
+            TargetDescription::read(|name| if name == "target.xml" { Ok(text.to_owned()) } else { Err(DescriptionError) });
     }
 );

@@ -9,7 +9,7 @@ use linux::{
     VirtAddr,
 };
 use symbols::Registers;
-use vmm::{Activity, stands_at_reset};
+use vmm::{Activity, is_at_reset};
 
 use profile::rows::VcpuState;
 
@@ -177,7 +177,7 @@ fn linear(sregs: &kvm_sregs, ip: u64) -> u64 {
 /// Whether KVM is worth asking: KVM leaves RIP behind the HLT that it has executed, a vCPU that waits for INIT or SIPI
 /// stands at the reset vector, and a byte that cannot be read says nothing either way.
 fn may_be_halted(regs: &kvm_regs, sregs: &kvm_sregs, memory: &impl PhysicalMemory) -> bool {
-    if stands_at_reset(regs, sregs) {
+    if is_at_reset(regs, sregs) {
         return true;
     }
     let last = linear(sregs, regs.rip.wrapping_sub(1));

@@ -157,7 +157,7 @@ impl Seen {
 
 #[test]
 fn load_on_the_cpu_changes_no_share() {
-    if let Err(error) = vmm::probe::open() {
+    if let Err(error) = vmm::host::open() {
         // What a test prints is shown only when it fails, unless it goes around the harness.
         let _ = writeln!(std::io::stderr(), "SKIPPED: no /dev/kvm ({error})");
         return;

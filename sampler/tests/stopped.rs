@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use profile::store::Value;
 use profile::{ClockKind, Filter, Profile, ProfileWriter, Report};
 use sampler::{Session, SessionConfig};
-use vmm::{Console, Machine, Payload, VmConfig, probe};
+use vmm::{Console, Machine, Payload, VmConfig, host};
 
 const RUN: &str = "VPROF_TEST_STOPPED";
 /// How long the guest runs, and how much of that it is stopped, s.
@@ -77,7 +77,7 @@ fn time_in_which_a_run_was_stopped_is_waiting() {
     if let Some(path) = env::var_os(RUN) {
         run(&PathBuf::from(path));
     }
-    if let Err(error) = probe::open() {
+    if let Err(error) = host::open() {
         let _ = writeln!(std::io::stderr(), "SKIPPED: no /dev/kvm ({error})");
         return;
     }

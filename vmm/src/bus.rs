@@ -16,7 +16,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::End;
+use crate::end::MachineEnd;
 use crate::acpi::{self, RESET_CONTROL, SLEEP_CONTROL, SLEEP_STATUS};
 use crate::machine::{COMMAND_PORT, EXIT_PORT};
 use crate::pci::{CONFIG_ADDRESS, CONFIG_DATA, PciBus};
@@ -85,17 +85,17 @@ impl Bus {
     }
 
     /// The guest writes a port. Returns how the machine ends, if it does.
-    pub(crate) fn write_port(&self, port: u16, data: &[u8]) -> Option<End> {
+    pub(crate) fn write_port(&self, port: u16, data: &[u8]) -> Option<MachineEnd> {
         match (port, data) {
-            (EXIT_PORT, [_] | [_, _] | [_, _, _, _]) => Some(End::Exited(number(data))),
+            (EXIT_PORT, [_] | [_, _] | [_, _, _, _]) => Some(MachineEnd::Exited(number(data))),
             (COMMAND_PORT, [_, _, _, _]) => {
                 let old = self.command_ns.load(Ordering::Relaxed);
                 self.command_ns.store((old << 32) | u64::from(number(data)), Ordering::Relaxed);
                 None
             }
-            (SLEEP_CONTROL, [value]) if acpi::is_power_off(*value) => Some(End::PowerOff),
-            (RESET_CONTROL, [value]) => (value & RESET_CPU != 0).then_some(End::Reset),
-            (I8042, [I8042_RESET]) => Some(End::Reset),
+            (SLEEP_CONTROL, [value]) if acpi::is_power_off(*value) => Some(MachineEnd::PowerOff),
+            (RESET_CONTROL, [value]) => (value & RESET_CPU != 0).then_some(MachineEnd::Reset),
+            (I8042, [I8042_RESET]) => Some(MachineEnd::Reset),
             (COM1..=COM1_LAST, _) => {
                 self.serial.write(offset(port, COM1), data);
                 None
@@ -152,10 +152,10 @@ pub(crate) mod tests {
     #[test]
     fn the_exit_port_takes_every_width() {
         let bus = bus();
-        assert_eq!(bus.write_port(EXIT_PORT, &[7]), Some(End::Exited(7)));
-        assert_eq!(bus.write_port(EXIT_PORT, &[1, 2]), Some(End::Exited(0x201)));
+        assert_eq!(bus.write_port(EXIT_PORT, &[7]), Some(MachineEnd::Exited(7)));
+        assert_eq!(bus.write_port(EXIT_PORT, &[1, 2]), Some(MachineEnd::Exited(0x201)));
         let all = bus.write_port(EXIT_PORT, &0xdead_beef_u32.to_le_bytes());
-        assert_eq!(all, Some(End::Exited(0xdead_beef)));
+        assert_eq!(all, Some(MachineEnd::Exited(0xdead_beef)));
         assert_eq!(bus.write_port(EXIT_PORT, &[0; 3]), None);
     }
 
@@ -173,11 +173,11 @@ pub(crate) mod tests {
     #[test]
     fn power_off_and_all_three_resets_end_the_machine() {
         let bus = bus();
-        assert_eq!(bus.write_port(SLEEP_CONTROL, &[0x34]), Some(End::PowerOff));
+        assert_eq!(bus.write_port(SLEEP_CONTROL, &[0x34]), Some(MachineEnd::PowerOff));
         assert_eq!(bus.write_port(SLEEP_CONTROL, &[0x30]), None);
-        assert_eq!(bus.write_port(RESET_CONTROL, &[acpi::RESET_VALUE]), Some(End::Reset));
+        assert_eq!(bus.write_port(RESET_CONTROL, &[acpi::RESET_VALUE]), Some(MachineEnd::Reset));
         assert_eq!(bus.write_port(RESET_CONTROL, &[0x02]), None, "arms only");
-        assert_eq!(bus.write_port(I8042, &[0xfe]), Some(End::Reset));
+        assert_eq!(bus.write_port(I8042, &[0xfe]), Some(MachineEnd::Reset));
         assert_eq!(bus.write_port(I8042, &[0xd1]), None);
     }
 

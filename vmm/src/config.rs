@@ -14,8 +14,8 @@ pub struct VmConfig {
     pub vcpus: u8,
     /// Guest memory in bytes, a multiple of 4 KiB, at most [`MAX_MEMORY`].
     pub memory_bytes: u64,
-    /// Guest memory is backed by reserved huge pages of the host, 2 MiB each, and by nothing else. Its size is then a
-    /// multiple of that.
+    /// Guest memory is backed by reserved huge pages of the host, 2 MiB each, and by nothing else. Its size
+    /// is then a multiple of that.
     pub huge_pages: bool,
     /// What runs first.
     pub payload: Payload,
@@ -113,8 +113,8 @@ impl From<File> for DiskFile {
     }
 }
 
-/// A disk in a file with a format of its own. All offsets and lengths are in bytes of the disk as the guest sees it, and
-/// lie inside of it.
+/// A disk in a file with a format of its own. All offsets and lengths are in bytes of the disk as the guest
+/// sees it, and lie inside of it.
 pub trait DiskFormat: Send + fmt::Debug {
     /// Size of the disk, bytes.
     fn size(&self) -> u64;

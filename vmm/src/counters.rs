@@ -1,4 +1,5 @@
-//! KVM's own counters of a vCPU, through its binary statistics (Documentation/virt/kvm/api.rst, 4.133, Linux 5.14).
+//! KVM's own counters of a vCPU, through its binary statistics (Documentation/virt/kvm/api.rst, 4.133, Linux
+//! 5.14).
 //!
 //! ```text
 //! header: flags, name_size, num_desc, id_offset, desc_offset, data_offset   (six u32)
@@ -96,7 +97,8 @@ impl Counters {
         &self.list
     }
 
-    /// The present values, in the order of [`Self::list`]. Names that end in `_ns` are nanoseconds, all others counts.
+    /// The present values, in the order of [`Self::list`]. Names that end in `_ns` are nanoseconds, all
+    /// others counts.
     ///
     /// # Errors
     /// The descriptor cannot be read.
@@ -109,7 +111,8 @@ impl Counters {
         }))
     }
 
-    /// A reader of the sum of the counters with these names, for another thread; `None` if there is none of them.
+    /// A reader of the sum of the counters with these names, for another thread; `None` if there is none of
+    /// them.
     pub fn sum_of(&self, names: &[&str]) -> Option<CounterSum> {
         let named = self.list.iter().filter(|counter| names.contains(&counter.name.as_str()));
         let at: Vec<u64> = named.map(|counter| self.values_at + counter.offset as u64).collect();

@@ -1,5 +1,5 @@
-//! Ways in for the fuzz targets: what a guest does to devices, and what a kernel file does to the loader. Nothing
-//! here needs KVM, and devices have no thread: they work when [`Hardware::serve`] says so.
+//! Ways in for the fuzz targets: what a guest does to devices, and what a kernel file does to the loader.
+//! Nothing here needs KVM, and devices have no thread: they work when [`Hardware::serve`] says so.
 
 use std::sync::Arc;
 
@@ -39,7 +39,8 @@ impl Doorbells for Unwired {
     fn detach(&self, _: u64, _: &EventFd) {}
 }
 
-/// All devices of a machine with one disk, a network card, a virtio-console and sockets, as its vCPUs reach them.
+/// All devices of a machine with one disk, a network card, a virtio-console and sockets, as its vCPUs reach
+/// them.
 #[derive(Debug)]
 pub struct Hardware {
     bus: Bus,

@@ -14,9 +14,8 @@ use vm_memory::{
 
 use crate::config::MAX_MEMORY;
 use crate::error::StartError;
+use crate::x86::PAGE;
 
-/// Size of a page, bytes.
-pub(crate) const PAGE: u64 = 4096;
 /// Size of a huge page, bytes.
 const HUGE_PAGE: u64 = 2 << 20;
 /// Where low RAM ends at the latest.
@@ -84,8 +83,8 @@ pub(crate) fn low_ram(bytes: u64) -> u64 {
     bytes.min(HOLE_START)
 }
 
-/// Checks the size and maps memory of that size. The host backs a page when it is first touched; huge pages are
-/// reserved at once.
+/// Checks the size and maps memory of that size. The host backs a page when it is first touched; huge pages
+/// are reserved at once.
 pub(crate) fn map(bytes: u64, huge_pages: bool) -> Result<GuestMemoryMmap, StartError> {
     if bytes == 0 || !bytes.is_multiple_of(PAGE) || bytes > MAX_MEMORY {
         return Err(StartError::MemorySize { asked: bytes });

@@ -1,4 +1,5 @@
-//! Serial ports: 16550As at [`COM1`] and, if it is wanted, at [`COM2`], whose output goes to the configured consoles.
+//! Serial ports: 16550As at [`COM1`] and, if it is wanted, at [`COM2`], whose output goes to the configured
+//! consoles.
 
 use std::io::Write;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use vmm::config::FLAT_ENTRY;
 use vmm::{
-    Activity, Console, Disk, DiskMode, End, Exit, Machine, Observer, Payload, StartError, Tick, Unobserved,
-    VmConfig, probe,
+    Activity, Console, Disk, DiskMode, Exit, Machine, MachineEnd, Observer, Payload, StartError, Tick, Unobserved,
+    VmConfig, host,
 };
 
 /// `1: inc %rax; jmp 1b`
@@ -20,7 +20,7 @@ const SOON: Option<Duration> = Some(Duration::from_secs(20));
 /// where there is no KVM.
 fn kvm() -> Option<MutexGuard<'static, ()>> {
     static ONE: Mutex<()> = Mutex::new(());
-    if let Err(error) = probe::open() {
+    if let Err(error) = host::open() {
         let _ = writeln!(std::io::stderr(), "SKIPPED: no /dev/kvm ({error})");
         return None;
     }
@@ -110,7 +110,7 @@ fn ticks_arrive_when_due_with_the_guests_registers() {
     std::thread::sleep(Duration::from_millis(300));
     machine.stop();
     let ended = machine.wait(SOON).unwrap();
-    assert_eq!(ended.end, End::Stopped);
+    assert_eq!(ended.end, MachineEnd::Stopped);
     let seen = &ended.observers[0];
     assert!(seen.ticks.len() > 50, "{} ticks in 300 ms", seen.ticks.len());
     for pair in seen.ticks.windows(2) {
@@ -211,7 +211,7 @@ fn a_stop_is_prompt_at_both_levels_and_no_thread_is_left() {
         machine.stop();
         let ended = machine.wait(SOON).unwrap();
         let took = start.elapsed();
-        assert_eq!(ended.end, End::Stopped);
+        assert_eq!(ended.end, MachineEnd::Stopped);
         assert!(took < Duration::from_millis(500), "CPL {cpl}: {took:?}");
         assert_eq!(machine_threads(), Vec::<String>::new());
     }
@@ -239,7 +239,7 @@ fn a_wait_is_bounded_and_then_stops_the_machine() {
     let machine = Machine::start(flat(COUNT, 3), |_| Unobserved).unwrap();
     let start = Instant::now();
     let ended = machine.wait(Some(Duration::from_millis(100))).unwrap();
-    assert_eq!(ended.end, End::Stopped);
+    assert_eq!(ended.end, MachineEnd::Stopped);
     assert!((Duration::from_millis(100)..Duration::from_secs(2)).contains(&start.elapsed()));
 }
 
@@ -250,7 +250,7 @@ fn the_exit_port_ends_the_machine_from_ring_3() {
     config.vcpus = 2;
     let machine = Machine::start(config, |_| Unobserved).unwrap();
     let ended = machine.wait(SOON).unwrap();
-    assert_eq!(ended.end, End::Exited(0xdead_beef));
+    assert_eq!(ended.end, MachineEnd::Exited(0xdead_beef));
     assert_eq!(ended.observers.len(), 2);
     assert_eq!(machine_threads(), Vec::<String>::new());
 }
@@ -259,7 +259,7 @@ fn the_exit_port_ends_the_machine_from_ring_3() {
 fn the_exit_port_ends_the_machine_from_ring_0() {
     let Some(_one) = kvm() else { return };
     let machine = Machine::start(flat(&exit_with(7), 0), |_| Unobserved).unwrap();
-    assert_eq!(machine.wait(SOON).unwrap().end, End::Exited(7));
+    assert_eq!(machine.wait(SOON).unwrap().end, MachineEnd::Exited(7));
 }
 
 #[test]
@@ -268,7 +268,7 @@ fn a_triple_fault_is_reported_with_registers() {
     // ud2, and there is no IDT.
     let machine = Machine::start(flat(&[0x0f, 0x0b], 3), |_| Unobserved).unwrap();
     let ended = machine.wait(SOON).unwrap();
-    let End::Failed(report) = ended.end else { panic!("{:?}", ended.end) };
+    let MachineEnd::Failed(report) = ended.end else { panic!("{:?}", ended.end) };
     let mut lines = report.lines();
     assert!(lines.next().unwrap().starts_with("vCPU 0: "), "{report}");
     assert!(lines.next().unwrap().contains("RIP"), "{report}");
@@ -318,7 +318,7 @@ fn the_serial_port_works_in_both_directions() {
     config.console = Console(Box::new(sink.clone()));
     let machine = Machine::start(config, |_| Unobserved).unwrap();
     assert_eq!(machine.console_input(b"!"), 1);
-    assert_eq!(machine.wait(SOON).unwrap().end, End::Exited(u32::from(b'!')));
+    assert_eq!(machine.wait(SOON).unwrap().end, MachineEnd::Exited(u32::from(b'!')));
     assert_eq!(*sink.0.lock().unwrap(), b"k!");
 }
 
@@ -383,7 +383,7 @@ fn the_most_vcpus_start_and_stop() {
     let Some(_one) = kvm() else { return };
     let mut config = flat(&exit_with(64), 3);
     config.vcpus = 64;
-    let most = probe::capabilities(&probe::open().unwrap()).max_vcpus;
+    let most = host::capabilities(&host::open().unwrap()).max_vcpus;
     if most < 64 {
         config.vcpus = u8::try_from(most).unwrap();
     }
@@ -395,7 +395,7 @@ fn the_most_vcpus_start_and_stop() {
     })
     .unwrap();
     let ended = machine.wait(SOON).unwrap();
-    assert_eq!(ended.end, End::Exited(64));
+    assert_eq!(ended.end, MachineEnd::Exited(64));
     assert_eq!(ids.len(), vcpus);
     assert!(ids.is_sorted());
     assert!(ended.observers.iter().all(|seen| (seen.started, seen.stopped) == (1, 1)));
@@ -429,17 +429,17 @@ fn requests_beyond_the_limits_are_refused_before_anything_starts() {
 }
 
 #[test]
-fn the_probe_tells_how_fast_both_levels_are() {
+fn the_speed_of_both_privilege_levels_is_measured() {
     let Some(_one) = kvm() else { return };
     let start = Instant::now();
-    let speeds = probe::native_ring0().unwrap();
+    let speeds = host::native_ring0().unwrap();
     assert!(speeds.ring3_per_s > 1e6, "{speeds:?}");
     assert!(speeds.ring0_per_s > 1e3, "{speeds:?}");
     assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
     if std::path::Path::new("/sys/module/kvm_pvm").exists() {
         assert!(!speeds.native(), "{speeds:?}");
     }
-    let capabilities = probe::capabilities(&probe::open().unwrap());
+    let capabilities = host::capabilities(&host::open().unwrap());
     assert_eq!(capabilities.api_version, 12);
     assert!(capabilities.max_vcpus >= 1);
 }

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use vmm::{Console, Machine, Observer, Payload, Tick, VmConfig, probe};
+use vmm::{Console, Machine, Observer, Payload, Tick, VmConfig, host};
 
 /// ```text
 /// 1: rdtsc; shl $32, %rdx; or %rdx, %rax     RAX: the TSC
@@ -57,11 +57,11 @@ impl Observer for Stops {
     }
 }
 
-/// The clock of samples relies on this: however late the thread is out of KVM, the guest has executed nothing since the tick was
-/// due.
+/// The clock of samples relies on this: however late the thread is out of KVM, the guest has executed nothing
+/// since the tick was due.
 #[test]
 fn a_tick_stops_the_guest_when_it_is_due() {
-    if let Err(error) = probe::open() {
+    if let Err(error) = host::open() {
         let _ = writeln!(std::io::stderr(), "SKIPPED: no /dev/kvm ({error})");
         return;
     }
@@ -84,7 +84,8 @@ fn a_tick_stops_the_guest_when_it_is_due() {
     let stops = stops.lock().unwrap();
     let (first, last) = (stops[10], stops[stops.len() - 2]);
     let per_ns = (last.read - first.read) as f64 / (last.exited_ns - first.exited_ns) as f64;
-    // Stops after which the guest missed nothing else until the next: what it missed beyond what the thread tells.
+    // Stops after which the guest missed nothing else until the next: what it missed beyond what the thread
+    // tells.
     let mut beyond: Vec<f64> = stops[10..stops.len() - 1]
         .windows(2)
         .filter(|pair| pair[1].gaps - pair[0].gaps == 1)

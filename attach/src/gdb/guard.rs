@@ -1,7 +1,7 @@
 //! Lets a machine run on whose profiler was killed.
 //!
-//! A stub keeps its machine stopped when the connection ends within a stop, as it does when a process is killed. A second
-//! process holds the connection, too, and waits for the first one's end by a pipe:
+//! A stub keeps its machine stopped when the connection ends within a stop, as it does when a process is
+//! killed. A second process holds the connection, too, and waits for the first one's end by a pipe:
 //!
 //! ```text
 //! vprof ── pipe: bytes for the stub, then how things stand ──▶ guard ── at its end, if need be ──▶ stub
@@ -12,7 +12,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, Command, Stdio};
 
-use super::client::{Client, State};
+use crate::rsp::client::{Client, MachineState};
 
 /// Bytes for the stub, at most; their number comes first.
 const MOST: usize = 255;
@@ -22,13 +22,13 @@ const LEAVE: u8 = b'l';
 
 /// The guard's process, as long as this lives.
 #[derive(Debug)]
-pub(crate) struct Guard {
+pub(crate) struct ResumeGuard {
     child: Child,
     pipe: Option<ChildStdin>,
-    told: u8,
+    last: u8,
 }
 
-impl Guard {
+impl ResumeGuard {
     /// Starts `program`, which is to call [`keep_guard`].
     pub(crate) fn start(mut program: Command, client: &Client) -> io::Result<Self> {
         let connection = OwnedFd::from(client.handle()?);
@@ -36,23 +36,23 @@ impl Guard {
         program.stdin(Stdio::piped()).stdout(connection).stderr(Stdio::null()).process_group(0);
         let mut child = program.spawn()?;
         let mut pipe = child.stdin.take();
-        let words = client.last_words();
+        let words = client.detach_bytes();
         let mut bytes = vec![u8::try_from(words.len()).unwrap_or(0)];
         bytes.extend(words);
         bytes.push(RESCUE);
         if let Some(pipe) = &mut pipe {
             pipe.write_all(&bytes)?;
         }
-        Ok(Self { child, pipe, told: RESCUE })
+        Ok(Self { child, pipe, last: RESCUE })
     }
 
     /// Tells how things stand, where that has changed.
-    pub(crate) fn tell(&mut self, state: State) {
-        self.say(if state == State::Paused { LEAVE } else { RESCUE });
+    pub(crate) fn set_state(&mut self, state: MachineState) {
+        self.send(if state == MachineState::Paused { LEAVE } else { RESCUE });
     }
 
-    fn say(&mut self, what: u8) {
-        if std::mem::replace(&mut self.told, what) != what
+    fn send(&mut self, what: u8) {
+        if std::mem::replace(&mut self.last, what) != what
             && let Some(pipe) = &mut self.pipe
         {
             // A guard that is gone can't be told.
@@ -61,14 +61,14 @@ impl Guard {
     }
 }
 
-impl Guard {
+impl ResumeGuard {
     /// Ends it where there is nothing to do for it.
     pub(crate) fn dismiss(mut self) {
-        self.say(LEAVE);
+        self.send(LEAVE);
     }
 }
 
-impl Drop for Guard {
+impl Drop for ResumeGuard {
     fn drop(&mut self) {
         drop(self.pipe.take());
         // It ends at the end of the pipe.
@@ -76,8 +76,8 @@ impl Drop for Guard {
     }
 }
 
-/// What the guard's process does: reads standard input to its end, and writes to standard output what it was told, if the last
-/// word was not that all is well.
+/// What the guard's process does: reads standard input to its end, and writes to standard output what it was
+/// told, if the last word was not that all is well.
 ///
 /// # Errors
 /// Input can't be read, or output not written.

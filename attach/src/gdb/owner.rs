@@ -20,16 +20,16 @@ struct Socket {
 
 /// What is known of an address of this machine.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Listener {
+pub(crate) struct PortListeners {
     /// Sockets that listen there.
     inodes: HashSet<u64>,
     /// Somebody is connected.
     pub(crate) taken: bool,
 }
 
-impl Listener {
+impl PortListeners {
     /// Looks at the tables of this machine; empty where `at` is another's.
-    pub(crate) fn at(at: &SocketAddr) -> Self {
+    pub(crate) fn find(at: &SocketAddr) -> Self {
         let mut found = Self::default();
         for table in ["/proc/net/tcp", "/proc/net/tcp6"] {
             found.take(&fs::read_to_string(table).unwrap_or_default(), at);
@@ -76,8 +76,8 @@ impl Listener {
     }
 }
 
-fn parse(line: &str) -> Option<Socket> {
-    let mut words = line.split_ascii_whitespace();
+fn parse(client_handle: &str) -> Option<Socket> {
+    let mut words = client_handle.split_ascii_whitespace();
     let local = address(words.nth(1)?)?;
     let state = u64::from_str_radix(words.nth(1)?, 16).ok()?;
     let inode = words.nth(5)?.parse().ok()?;
@@ -119,7 +119,7 @@ mod tests {
    3: 0100007F:9999 0100007F:5B73 01 00000000:00000000 00:00000000 00000000     0        0 4714 1 0000 100 0 0 10 0
 ";
         let at = "127.0.0.1:23411".parse().unwrap();
-        let mut found = Listener::default();
+        let mut found = PortListeners::default();
         found.take(table, &at);
         assert_eq!((found.inodes.clone(), found.taken), (HashSet::from([4711, 4712]), false));
         let six = "   0: 00000000000000000000000001000000:5B73 0:0 01 0:0 00:0 0 0 0 88 1\n";
@@ -135,12 +135,12 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let at = listener.local_addr().unwrap();
         let own = i32::try_from(std::process::id()).unwrap();
-        let found = Listener::at(&at);
+        let found = PortListeners::find(&at);
         assert_eq!((found.processes(), found.taken), (vec![own], false));
         let _client = TcpStream::connect(at).unwrap();
         let _served = listener.accept().unwrap();
-        assert!(Listener::at(&at).taken);
+        assert!(PortListeners::find(&at).taken);
         drop(listener);
-        assert_eq!(Listener::at(&at).processes(), Vec::<i32>::new());
+        assert_eq!(PortListeners::find(&at).processes(), Vec::<i32>::new());
     }
 }

@@ -2,11 +2,11 @@
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
 
-use super::client::{Client, Lost};
-use super::description::{Description, Unusable};
-use super::error::GdbError;
-use super::packet::unhex;
-use super::x86::Places;
+use crate::rsp::client::{Client, ConnectionError};
+use super::description::{TargetDescription, DescriptionError};
+use crate::error::GdbError;
+use crate::rsp::packet::unhex;
+use super::x86::RegisterLayout;
 
 /// Bytes of the longest file of a description.
 const FILE_MOST: usize = 1 << 20;
@@ -19,8 +19,9 @@ const X86_64: &str = "i386:x86-64";
 
 /// A vCPU at a stop.
 #[derive(Debug)]
-pub(crate) struct Vcpu {
-    pub(crate) registers: (kvm_regs, kvm_sregs),
+pub(crate) struct StubVcpu {
+    pub(crate) regs: kvm_regs,
+    pub(crate) sregs: kvm_sregs,
     /// Whether it is halted, where the stub tells.
     pub(crate) halted: Option<bool>,
 }
@@ -28,39 +29,39 @@ pub(crate) struct Vcpu {
 /// How to ask for all vCPUs.
 #[derive(Debug)]
 pub(crate) struct Stub {
-    places: Places,
+    places: RegisterLayout,
     /// What is asked at each stop: so many commands for each vCPU.
     commands: Vec<Vec<u8>>,
     each: usize,
     /// It tells which vCPU is halted.
-    tells_halted: bool,
+    reports_halted: bool,
 }
 
 /// Why asking failed.
 enum Failed {
-    Lost(Lost),
-    Unusable,
+    ConnectionError(ConnectionError),
+    DescriptionError,
 }
 
-impl From<Lost> for Failed {
-    fn from(lost: Lost) -> Self {
-        Self::Lost(lost)
+impl From<ConnectionError> for Failed {
+    fn from(lost: ConnectionError) -> Self {
+        Self::ConnectionError(lost)
     }
 }
 
-impl From<Unusable> for Failed {
-    fn from(_: Unusable) -> Self {
-        Self::Unusable
+impl From<DescriptionError> for Failed {
+    fn from(_: DescriptionError) -> Self {
+        Self::DescriptionError
     }
 }
 
 impl Stub {
     /// Asks a stopped machine, of at most `most` vCPUs.
     pub(crate) fn ask(client: &mut Client, address: &str, most: usize) -> Result<Self, GdbError> {
-        let whole = |lost: Lost| lost.error(address);
-        let description = Description::read(|file| fetch(client, file)).map_err(|failed| match failed {
-            Failed::Lost(lost) => lost.error(address),
-            Failed::Unusable => GdbError::Description { address: address.to_owned() },
+        let whole = |lost: ConnectionError| lost.error(address);
+        let description = TargetDescription::read(|file| fetch(client, file)).map_err(|failed| match failed {
+            Failed::ConnectionError(lost) => lost.error(address),
+            Failed::DescriptionError => GdbError::Description { address: address.to_owned() },
         })?;
         if let Some(other) = description.architecture().filter(|name| !name.starts_with(X86_64)) {
             return Err(GdbError::Architecture {
@@ -68,7 +69,7 @@ impl Stub {
                 architecture: other.to_owned(),
             });
         }
-        let places = Places::of(&description)
+        let places = RegisterLayout::new(&description)
             .map_err(|register| GdbError::Register { address: address.to_owned(), register })?;
         let threads = threads(client).map_err(whole)?;
         if threads.len() > most {
@@ -77,19 +78,19 @@ impl Stub {
         let Some(first) = threads.first() else {
             return Err(GdbError::Lacking { address: address.to_owned(), what: "it has no vCPU" });
         };
-        let told = client.ask(&[b"qThreadExtraInfo,", first.as_slice()].concat()).map_err(whole)?;
-        let tells_halted = client.is_qemu() && halted(&told).is_some();
-        let mut stub = Self { places, commands: Vec::new(), each: 0, tells_halted };
+        let answer = client.ask(&[b"qThreadExtraInfo,", first.as_slice()].concat()).map_err(whole)?;
+        let reports_halted = client.is_qemu() && parse_halted(&answer).is_some();
+        let mut stub = Self { places, commands: Vec::new(), each: 0, reports_halted };
         for thread in &threads {
             stub.commands.push([b"Hg", thread.as_slice()].concat());
             stub.commands.push(b"g".to_vec());
-            if tells_halted {
+            if reports_halted {
                 stub.commands.push([b"qThreadExtraInfo,", thread.as_slice()].concat());
             }
         }
         stub.each = stub.commands.len() / threads.len();
         let answers = client.ask_all(&stub.commands).map_err(whole)?;
-        if stub.read(&answers).is_none() {
+        if stub.parse(&answers).is_none() {
             let short = answers.get(1).is_some_and(|answer| !stub.places.fit(answer.len()));
             let what = if short {
                 "its answer to `g` has fewer registers than it describes"
@@ -112,20 +113,21 @@ impl Stub {
     }
 
     /// What the answers say of the vCPUs, in their order.
-    pub(crate) fn read(&self, answers: &[Vec<u8>]) -> Option<Vec<Vcpu>> {
+    pub(crate) fn parse(&self, answers: &[Vec<u8>]) -> Option<Vec<StubVcpu>> {
         let one = |answers: &[Vec<u8>]| {
-            let registers = self.places.registers(answers.get(1)?)?;
-            let halted = self.tells_halted.then(|| answers.get(2).and_then(|told| halted(told))).flatten();
-            Some(Vcpu { registers, halted })
+            let (regs, sregs) = self.places.registers(answers.get(1)?)?;
+            let halted = self.reports_halted.then(|| answers.get(2).and_then(|answer| parse_halted(answer))).flatten();
+            Some(StubVcpu { regs, sregs, halted })
         };
         answers.chunks(self.each.max(1)).map(one).collect()
     }
 }
 
-/// Whether QEMU says in its words that a vCPU is halted: `CPU#0 [halted ]` (`handle_query_thread_extra`, gdbstub.c, 7.2).
-fn halted(told: &[u8]) -> Option<bool> {
-    let mut text = vec![0; told.len() / 2];
-    unhex(told, &mut text)?;
+/// Whether QEMU says in its words that a vCPU is halted: `CPU#0 [halted ]` (`handle_query_thread_extra`,
+/// gdbstub.c, 7.2).
+fn parse_halted(answer: &[u8]) -> Option<bool> {
+    let mut text = vec![0; answer.len() / 2];
+    unhex(answer, &mut text)?;
     let has = |word: &[u8]| text.windows(word.len()).any(|part| part == word);
     if has(b"[halted") { Some(true) } else { has(b"[running").then_some(false) }
 }
@@ -140,16 +142,16 @@ fn fetch(client: &mut Client, file: &str) -> Result<String, Failed> {
             Some((b'm', part)) if !part.is_empty() => text.extend_from_slice(part),
             Some((b'l', part)) => {
                 text.extend_from_slice(part);
-                return String::from_utf8(text).map_err(|_| Failed::Unusable);
+                return String::from_utf8(text).map_err(|_| Failed::DescriptionError);
             }
             _ => break,
         }
     }
-    Err(Failed::Unusable)
+    Err(Failed::DescriptionError)
 }
 
 /// Ids of the threads, of which each vCPU is one, as the stub writes them.
-fn threads(client: &mut Client) -> Result<Vec<Vec<u8>>, Lost> {
+fn threads(client: &mut Client) -> Result<Vec<Vec<u8>>, ConnectionError> {
     let mut found = Vec::new();
     let mut answer = client.ask(b"qfThreadInfo")?;
     for _ in 0..LISTS {

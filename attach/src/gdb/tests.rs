@@ -7,17 +7,17 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use linux::{PhysAddr, PhysicalMemory};
-use vmm::{Activity, monotonic_ns};
+use vmm::{Activity, MissReason, Observer, ThreadId, Tick, monotonic_ns};
 
 use super::description::tests::TARGET;
-use super::packet::{Decoder, frame};
+use crate::rsp::packet::{PacketDecoder, frame};
 use super::x86::tests::{answer, core};
-use super::{GdbAttached, GdbTarget, Source};
+use super::GdbTarget;
+use crate::attachment::Attachment;
 use crate::error::AttachError;
 use crate::lock::tests::alone;
-use crate::machine::End;
-use crate::observer::{Missed, Observer, Tick};
-use crate::thread::ThreadId;
+use crate::memory::{AttachedMemory, StopMemory};
+use crate::shared::AttachmentEnd;
 
 /// How the stub behaves.
 #[derive(Debug, Clone)]
@@ -108,7 +108,7 @@ fn reply(manner: &Manner, seen: &mut Seen, command: &str) -> Option<String> {
 }
 
 fn serve(mut stream: TcpStream, manner: &Manner, seen: &Mutex<Seen>) {
-    let mut decoder = Decoder::default();
+    let mut decoder = PacketDecoder::default();
     let say = |stream: &mut TcpStream, text: &str| {
         let mut bytes = Vec::new();
         frame(text.as_bytes(), &mut bytes);
@@ -170,16 +170,19 @@ struct Counts {
     ticks: usize,
     halted: usize,
     read: usize,
-    held_ns: u64,
+    suspended_ns: u64,
 }
 
-impl Observer for Counts {
-    fn started(&mut self, thread: Option<ThreadId>) -> Option<Duration> {
+impl Observer<StopMemory> for Counts {
+    fn attached(&mut self, thread: Option<ThreadId>) {
         assert_eq!(thread, None);
+    }
+
+    fn started(&mut self) -> Option<Duration> {
         Some(Duration::from_millis(1))
     }
 
-    fn ticked<M: PhysicalMemory>(&mut self, tick: &Tick<'_, M>) -> Option<Duration> {
+    fn ticked(&mut self, tick: &Tick<'_, StopMemory>) -> Option<Duration> {
         assert_eq!((tick.regs.rip, tick.sregs.cr3), (0xffff_ffff_8100_0000, 0x5000));
         let mut some = [0; 8];
         let expected = std::array::from_fn(|index| byte(0x1_0ffc + index as u64));
@@ -191,12 +194,12 @@ impl Observer for Counts {
         Some(Duration::from_millis(if self.leads { 1 } else { 10_000 }))
     }
 
-    fn missed(&mut self, why: Missed, _: u64, _: u64) -> Option<Duration> {
+    fn missed(&mut self, why: MissReason, _: u64, _: u64) -> Option<Duration> {
         panic!("{why:?}");
     }
 
-    fn held(&mut self, from_ns: u64, to_ns: u64) {
-        self.held_ns += to_ns - from_ns;
+    fn suspended(&mut self, from_ns: u64, to_ns: u64) {
+        self.suspended_ns += to_ns - from_ns;
     }
 }
 
@@ -217,8 +220,8 @@ fn every_stop_is_a_sample_of_each_vcpu_and_the_machine_runs_in_the_end() {
     target.prove(Duration::from_millis(500));
     assert!(target.sustainable_hz().is_some_and(|hz| hz > 1.0));
     let begin_ns = monotonic_ns();
-    let attached = GdbAttached::start(target, observer).unwrap();
-    let Source::Stub(memory) = attached.memory().clone() else { panic!("no QEMU listens") };
+    let attached = Attachment::start_by_gdb(target, observer).unwrap();
+    let AttachedMemory::Stub(memory) = attached.memory().clone() else { panic!("no QEMU listens") };
     let mut many = vec![0; 100_000];
     // Beside the samples, in stops of its own.
     memory.read(PhysAddr(7), &mut many).unwrap();
@@ -229,12 +232,12 @@ fn every_stop_is_a_sample_of_each_vcpu_and_the_machine_runs_in_the_end() {
     }
     let ended = attached.wait().unwrap();
     let passed_ns = monotonic_ns() - begin_ns;
-    assert_eq!(ended.end, End::Detached);
+    assert_eq!(ended.end, AttachmentEnd::Detached);
     let [first, second] = &ended.observers[..] else { panic!() };
     assert!(first.ticks >= 16 && first.ticks == second.ticks);
     assert_eq!((first.halted, second.halted), (0, second.ticks));
     assert_eq!((first.read, second.read), (first.ticks, second.ticks));
-    assert!(first.held_ns > 0 && first.held_ns < passed_ns);
+    assert!(first.suspended_ns > 0 && first.suspended_ns < passed_ns);
     // The last that has the connection: to read would stop the machine again.
     assert_eq!(memory.read(PhysAddr(0x8_0000), &mut [0; 8]), None);
     drop(memory);
@@ -245,12 +248,12 @@ fn every_stop_is_a_sample_of_each_vcpu_and_the_machine_runs_in_the_end() {
 #[test]
 fn a_stub_that_hangs_up_is_an_end() {
     let stub = Stub::start(Manner { closes_at: 5, ..Manner::default() });
-    let attached = GdbAttached::start(stub.connect().unwrap(), observer).unwrap();
+    let attached = Attachment::start_by_gdb(stub.connect().unwrap(), observer).unwrap();
     while !attached.has_ended() {
         thread::sleep(Duration::from_millis(1));
     }
     let ended = attached.wait().unwrap();
-    assert_eq!((ended.end, ended.observers[0].ticks), (End::StubClosed, 4));
+    assert_eq!((ended.end, ended.observers[0].ticks), (AttachmentEnd::StubClosed, 4));
 }
 
 fn refusal(manner: Manner) -> (String, Seen) {

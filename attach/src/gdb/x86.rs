@@ -2,11 +2,12 @@
 
 use kvm_bindings::{kvm_regs, kvm_segment, kvm_sregs};
 
-use super::description::{Description, Place};
-use super::packet::unhex;
-use crate::observer::EFER_LMA;
+use super::description::{TargetDescription, RegisterPlace};
+use crate::rsp::packet::unhex;
+use vmm::x86::EFER_LMA;
 
-/// Selector of 32-bit user code, without its privilege level (`__USER32_CS`, arch/x86/include/asm/segment.h, Linux 6.12).
+/// Selector of 32-bit user code, without its privilege level (`__USER32_CS`, arch/x86/include/asm/segment.h,
+/// Linux 6.12).
 const USER32: u64 = 0x20;
 /// Privilege level in a selector (Intel SDM vol. 3, 3.4.2).
 const PRIVILEGE: u64 = 3;
@@ -21,15 +22,15 @@ const SPECIAL: [&str; 6] = ["cs", "ss", "cr0", "cr3", "cr4", "efer"];
 
 /// Where the registers are.
 #[derive(Debug, Clone)]
-pub(crate) struct Places {
-    general: [Place; GENERAL.len()],
-    special: [Place; SPECIAL.len()],
+pub(crate) struct RegisterLayout {
+    general: [RegisterPlace; GENERAL.len()],
+    special: [RegisterPlace; SPECIAL.len()],
 }
 
-impl Places {
+impl RegisterLayout {
     /// By the target's description; else the first register that it lacks.
-    pub(crate) fn of(description: &Description) -> Result<Self, &'static str> {
-        let nowhere = Place { offset: 0, bytes: 0 };
+    pub(crate) fn new(description: &TargetDescription) -> Result<Self, &'static str> {
+        let nowhere = RegisterPlace { offset: 0, bytes: 0 };
         let mut places = Self { general: [nowhere; GENERAL.len()], special: [nowhere; SPECIAL.len()] };
         let names = GENERAL.iter().chain(&SPECIAL);
         for (name, place) in names.zip(places.general.iter_mut().chain(&mut places.special)) {
@@ -47,7 +48,7 @@ impl Places {
     /// The registers of an answer; `None` where one is missing or unknown to the stub.
     pub(crate) fn registers(&self, answer: &[u8]) -> Option<(kvm_regs, kvm_sregs)> {
         let mut failed = false;
-        let mut read = |place: &Place| {
+        let mut read = |place: &RegisterPlace| {
             value(answer, place).unwrap_or_else(|| {
                 failed = true;
                 0
@@ -60,7 +61,7 @@ impl Places {
 }
 
 /// A register, least significant byte first.
-fn value(answer: &[u8], place: &Place) -> Option<u64> {
+fn value(answer: &[u8], place: &RegisterPlace) -> Option<u64> {
     let digits =
         answer.get(place.offset.checked_mul(2)?..place.offset.checked_add(place.bytes)?.checked_mul(2)?)?;
     let mut bytes = [0; 8];
@@ -112,10 +113,10 @@ pub(crate) mod tests {
         feature(&registers)
     }
 
-    pub(crate) fn description() -> Description {
+    pub(crate) fn description() -> TargetDescription {
         let core = core();
-        Description::read(|name| {
-            Ok::<_, super::super::description::Unusable>(if name == "core.xml" {
+        TargetDescription::read(|name| {
+            Ok::<_, super::super::description::DescriptionError>(if name == "core.xml" {
                 core.clone()
             } else {
                 TARGET.to_owned()
@@ -140,7 +141,7 @@ pub(crate) mod tests {
 
     #[test]
     fn registers_come_from_their_places() {
-        let places = Places::of(&description()).unwrap();
+        let places = RegisterLayout::new(&description()).unwrap();
         let text = answer(0xffff_ffff_8100_0000, 0x10, 0x5000);
         let (regs, sregs) = places.registers(text.as_bytes()).unwrap();
         assert_eq!((regs.rax, regs.rdx, regs.rsp, regs.rbp, regs.r15), (1, 4, 8, 7, 16));
@@ -154,13 +155,13 @@ pub(crate) mod tests {
 
     #[test]
     fn what_is_short_or_unknown_is_not_taken() {
-        let places = Places::of(&description()).unwrap();
+        let places = RegisterLayout::new(&description()).unwrap();
         let text = answer(0, 0x10, 1);
         assert!(places.fit(text.len()) && !places.fit(text.len() - 1));
         assert!(places.registers(&text.as_bytes()[..text.len() - 2]).is_none());
         assert!(places.registers(text.replacen('0', "x", 1).as_bytes()).is_none());
         let bare =
-            Description::read(|_| Ok::<_, super::super::description::Unusable>(feature(&[("rax", 64)])));
-        assert_eq!(Places::of(&bare.unwrap()).unwrap_err(), "rbx");
+            TargetDescription::read(|_| Ok::<_, super::super::description::DescriptionError>(feature(&[("rax", 64)])));
+        assert_eq!(RegisterLayout::new(&bare.unwrap()).unwrap_err(), "rbx");
     }
 }

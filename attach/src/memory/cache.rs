@@ -1,11 +1,13 @@
 //! Pages of guest memory that were read at one stop.
 //!
-//! A sample walks page tables and reads many small things that lie close together, and each read of another process' memory
-//! is a system call. Pages are copied whole, and forgotten at the next stop.
+//! A sample walks page tables and reads many small things that lie close together, and each read of another
+//! process' memory is a system call. Pages are copied whole, and forgotten at the next stop.
 
 use std::cell::RefCell;
 
 use linux::{PhysAddr, PhysicalMemory};
+
+use super::StopSource;
 
 /// Bytes of a page.
 const PAGE: usize = 4096;
@@ -16,7 +18,7 @@ const SMALL: usize = 512;
 
 /// Guest memory during a stop. Allocates nothing after it was made.
 #[derive(Debug)]
-pub(crate) struct StopMemory<M> {
+pub struct StopMemory<M = StopSource> {
     memory: M,
     cache: RefCell<Box<Cache>>,
 }

@@ -7,9 +7,10 @@
 //! VMM     one mapping cut in two, or two, or one for each NUMA node, in any order
 //! ```
 //!
-//! Where the hole begins: QEMU's `pc` at 3 GiB (nothing is cut below 3.5 GiB), `q35` at 2 GiB (2.75 GiB), both
-//! hw/i386/pc_piix.c and pc_q35.c, QEMU 7.2; Firecracker at 3.25 GiB (src/vmm/src/arch/x86_64/layout.rs, 1.7), 3 GiB since;
-//! Cloud Hypervisor (arch/src/x86_64/layout.rs, 40.0) and vprof at 3 GiB; crosvm at 3.25 GiB.
+//! Where the hole begins: QEMU's `pc` at 3 GiB (nothing is cut below 3.5 GiB), `q35` at 2 GiB (2.75 GiB),
+//! both hw/i386/pc_piix.c and pc_q35.c, QEMU 7.2; Firecracker at 3.25 GiB (src/vmm/src/arch/x86_64/layout.rs,
+//! 1.7), 3 GiB since; Cloud Hypervisor (arch/src/x86_64/layout.rs, 40.0) and vprof at 3 GiB; crosvm at 3.25
+//! GiB.
 
 use super::maps::Mapping;
 
@@ -26,7 +27,7 @@ const MOST: usize = 512;
 
 /// A run of guest physical memory that is one run in the VMM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Piece {
+pub struct MemoryPiece {
     /// Guest physical address.
     pub guest: u64,
     /// Address in the VMM.
@@ -37,14 +38,14 @@ pub struct Piece {
 
 /// A whole memory: pieces in rising order, without overlap, each of at least one byte.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Layout(Vec<Piece>);
+pub struct MemoryLayout(Vec<MemoryPiece>);
 
-impl Layout {
+impl MemoryLayout {
     /// `None` where pieces overlap, are empty, or leave the address space.
-    pub(crate) fn new(mut pieces: Vec<Piece>) -> Option<Self> {
+    pub(crate) fn new(mut pieces: Vec<MemoryPiece>) -> Option<Self> {
         pieces.sort_unstable();
-        let end = |piece: &Piece| piece.guest.checked_add(piece.bytes);
-        let sound = |piece: &Piece| {
+        let end = |piece: &MemoryPiece| piece.guest.checked_add(piece.bytes);
+        let sound = |piece: &MemoryPiece| {
             piece.bytes > 0 && end(piece).is_some() && piece.host.checked_add(piece.bytes).is_some()
         };
         let apart = pieces.windows(2).all(|two| matches!(two, [a, b] if end(a) <= Some(b.guest)));
@@ -52,7 +53,7 @@ impl Layout {
     }
 
     /// The pieces.
-    pub fn pieces(&self) -> &[Piece] {
+    pub fn pieces(&self) -> &[MemoryPiece] {
         &self.0
     }
 
@@ -72,11 +73,11 @@ impl Layout {
 }
 
 /// Every layout that these mappings may make, most common first, each once.
-pub(crate) fn all(mappings: &[Mapping]) -> Vec<Layout> {
+pub(crate) fn all(mappings: &[Mapping]) -> Vec<MemoryLayout> {
     let parts = mappings.get(..PARTS.min(mappings.len())).unwrap_or_default();
-    let mut found: Vec<Layout> = Vec::new();
-    let mut add = |pieces: Vec<Piece>| {
-        if let Some(layout) = Layout::new(pieces)
+    let mut found: Vec<MemoryLayout> = Vec::new();
+    let mut add = |pieces: Vec<MemoryPiece>| {
+        if let Some(layout) = MemoryLayout::new(pieces)
             && found.len() < MOST
             && !found.contains(&layout)
         {
@@ -92,7 +93,7 @@ pub(crate) fn all(mappings: &[Mapping]) -> Vec<Layout> {
     }
     for low in parts {
         for high in parts.iter().filter(|high| *high != low && low.bytes() <= FOUR_GIB) {
-            let piece = |guest, (host, bytes)| Piece { guest, host, bytes };
+            let piece = |guest, (host, bytes)| MemoryPiece { guest, host, bytes };
             add(vec![piece(0, run(low)), piece(FOUR_GIB, run(high))]);
         }
     }
@@ -100,8 +101,8 @@ pub(crate) fn all(mappings: &[Mapping]) -> Vec<Layout> {
     for part in parts {
         for hole in HOLES {
             if let Some(high) = part.bytes().checked_sub(hole).filter(|high| *high > 0) {
-                let low = Piece { guest: 0, host: part.start + high, bytes: hole };
-                add(vec![low, Piece { guest: FOUR_GIB, host: part.start, bytes: high }]);
+                let low = MemoryPiece { guest: 0, host: part.start + high, bytes: hole };
+                add(vec![low, MemoryPiece { guest: FOUR_GIB, host: part.start, bytes: high }]);
             }
         }
     }
@@ -117,20 +118,20 @@ pub(crate) fn all(mappings: &[Mapping]) -> Vec<Layout> {
 }
 
 /// Runs of host memory one behind the other, cut at the hole.
-fn cut(runs: &[(u64, u64)], hole: u64) -> Vec<Piece> {
+fn cut(runs: &[(u64, u64)], hole: u64) -> Vec<MemoryPiece> {
     let mut pieces = Vec::new();
     let mut guest = 0;
     for (mut host, mut bytes) in runs.iter().copied() {
         if guest < hole {
             let low = bytes.min(hole - guest);
-            pieces.push(Piece { guest, host, bytes: low });
+            pieces.push(MemoryPiece { guest, host, bytes: low });
             (guest, host, bytes) = (guest + low, host + low, bytes - low);
         }
         if guest == hole {
             guest = FOUR_GIB;
         }
         if bytes > 0 {
-            pieces.push(Piece { guest, host, bytes });
+            pieces.push(MemoryPiece { guest, host, bytes });
             guest = guest.saturating_add(bytes);
         }
     }
@@ -159,14 +160,14 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
 
-    fn piece(guest: u64, host: u64, bytes: u64) -> Piece {
-        Piece { guest, host, bytes }
+    fn piece(guest: u64, host: u64, bytes: u64) -> MemoryPiece {
+        MemoryPiece { guest, host, bytes }
     }
 
     #[test]
     fn the_layouts_of_known_vmms_are_among_them() {
-        let has = |mappings: &[Mapping], pieces: &[Piece]| {
-            let wanted = Layout::new(pieces.to_vec()).unwrap();
+        let has = |mappings: &[Mapping], pieces: &[MemoryPiece]| {
+            let wanted = MemoryLayout::new(pieces.to_vec()).unwrap();
             assert!(all(mappings).contains(&wanted), "{pieces:x?}");
         };
         let small = [mapping(0x1000, GIB)];
@@ -190,11 +191,11 @@ mod tests {
 
     #[test]
     fn unsound_pieces_are_no_layout() {
-        assert_eq!(Layout::new(Vec::new()), None);
-        assert_eq!(Layout::new(vec![piece(0, 0, 0)]), None);
-        assert_eq!(Layout::new(vec![piece(0, 0, 2), piece(1, 8, 2)]), None);
-        assert_eq!(Layout::new(vec![piece(u64::MAX, 0, 2)]), None);
-        let layout = Layout::new(vec![piece(0, 0x100, 0x10), piece(0x20, 0x200, 0x10)]).unwrap();
+        assert_eq!(MemoryLayout::new(Vec::new()), None);
+        assert_eq!(MemoryLayout::new(vec![piece(0, 0, 0)]), None);
+        assert_eq!(MemoryLayout::new(vec![piece(0, 0, 2), piece(1, 8, 2)]), None);
+        assert_eq!(MemoryLayout::new(vec![piece(u64::MAX, 0, 2)]), None);
+        let layout = MemoryLayout::new(vec![piece(0, 0x100, 0x10), piece(0x20, 0x200, 0x10)]).unwrap();
         assert_eq!(layout.translate(0xf), Some((0x10f, 1)));
         assert_eq!(layout.translate(0x10), None);
         assert_eq!(layout.translate(0x28), Some((0x208, 8)));

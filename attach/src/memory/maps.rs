@@ -61,7 +61,8 @@ fn candidates(maps: &str) -> Vec<Mapping> {
     found
 }
 
-/// A line of /proc/PID/maps (proc_pid_maps(5)), if it is of writable memory without a name that the kernel gave it.
+/// A line of /proc/PID/maps (proc_pid_maps(5)), if it is of writable memory without a name that the kernel
+/// gave it.
 fn parse(line: &str) -> Option<Mapping> {
     let mut words = line.split_ascii_whitespace();
     let (start, end) = words.next()?.split_once('-')?;

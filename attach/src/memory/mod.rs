@@ -1,9 +1,9 @@
 //! The guest's physical memory, read out of the VMM's.
 //!
-//! Nothing of it is mapped here: `process_vm_readv` copies what is there and fails where nothing is, so that a VMM that
-//! unmaps, truncates or ends is an error here and never a fault.
+//! Nothing of it is mapped here: `process_vm_readv` copies what is there and fails where nothing is, so that
+//! a VMM that unmaps, truncates or ends is an error here and never a fault.
 
-pub(crate) mod cache;
+mod cache;
 mod layout;
 mod maps;
 mod proof;
@@ -13,9 +13,12 @@ use std::sync::{Arc, OnceLock};
 
 use linux::{Kernel, PhysAddr, PhysicalMemory};
 
-pub use layout::{Layout, Piece};
+use crate::rsp::memory::{StoppedStub, StubMemory};
+
+pub use cache::StopMemory;
+pub use layout::{MemoryLayout, MemoryPiece};
 pub(crate) use maps::read as mappings;
-pub(crate) use proof::{CR4_LA57, Prover, Table};
+pub(crate) use proof::{LastTables, Prover};
 
 /// The memory of an attached guest: nothing of it can be read before its layout is proven. Cheap to clone.
 #[derive(Clone)]
@@ -26,7 +29,7 @@ pub struct ForeignMemory {
 
 /// A layout, and the kernel that has proven it.
 struct Proof {
-    layout: Layout,
+    layout: MemoryLayout,
     kernel: Arc<Kernel>,
 }
 
@@ -42,7 +45,7 @@ impl ForeignMemory {
     }
 
     /// How it lies in the VMM, once that is proven.
-    pub fn layout(&self) -> Option<&Layout> {
+    pub fn layout(&self) -> Option<&MemoryLayout> {
         self.proof.get().map(|proof| &proof.layout)
     }
 
@@ -55,7 +58,7 @@ impl ForeignMemory {
         self.proof.get().is_some()
     }
 
-    pub(crate) fn prove(&self, layout: Layout, kernel: Kernel) {
+    pub(crate) fn prove(&self, layout: MemoryLayout, kernel: Kernel) {
         // The first proof counts; a second one would be the same.
         drop(self.proof.set(Proof { layout, kernel: Arc::new(kernel) }));
     }
@@ -67,21 +70,67 @@ impl PhysicalMemory for ForeignMemory {
     }
 }
 
-/// Memory as it would be if the layout were right.
-#[derive(Debug)]
-pub(crate) struct Supposed<'a> {
-    pub(crate) pid: i32,
-    pub(crate) layout: &'a Layout,
+/// The guest's memory, by the means that are available to read it. Cheap to clone.
+#[derive(Debug, Clone)]
+pub enum AttachedMemory {
+    /// Memory of the VMM's process on this machine.
+    Process(ForeignMemory),
+    /// Memory through a GDB stub.
+    Stub(StubMemory),
 }
 
-impl PhysicalMemory for Supposed<'_> {
+/// The guest's memory during a stop.
+#[derive(Debug)]
+pub struct StopSource(StopMeans);
+
+#[derive(Debug)]
+enum StopMeans {
+    Process(ForeignMemory),
+    Stub(StoppedStub),
+}
+
+impl StopSource {
+    pub(crate) fn process(memory: ForeignMemory) -> Self {
+        Self(StopMeans::Process(memory))
+    }
+
+    pub(crate) fn stub(stub: StoppedStub) -> Self {
+        Self(StopMeans::Stub(stub))
+    }
+
+    /// Returns true if the memory's layout had to be proven, and is.
+    pub(crate) fn is_proven(&self) -> bool {
+        match &self.0 {
+            StopMeans::Process(memory) => memory.is_proven(),
+            StopMeans::Stub(_) => false,
+        }
+    }
+}
+
+impl PhysicalMemory for StopSource {
+    fn read(&self, at: PhysAddr, into: &mut [u8]) -> Option<()> {
+        match &self.0 {
+            StopMeans::Process(memory) => memory.read(at, into),
+            StopMeans::Stub(stub) => stub.read(at, into),
+        }
+    }
+}
+
+/// Memory as it would be if the layout were right.
+#[derive(Debug)]
+pub(crate) struct AssumedMemory<'a> {
+    pub(crate) pid: i32,
+    pub(crate) layout: &'a MemoryLayout,
+}
+
+impl PhysicalMemory for AssumedMemory<'_> {
     fn read(&self, at: PhysAddr, into: &mut [u8]) -> Option<()> {
         read(self.pid, self.layout, at, into)
     }
 }
 
 /// Fills `into` from guest physical `at`.
-fn read(pid: i32, layout: &Layout, at: PhysAddr, into: &mut [u8]) -> Option<()> {
+fn read(pid: i32, layout: &MemoryLayout, at: PhysAddr, into: &mut [u8]) -> Option<()> {
     let mut done = 0;
     while done < into.len() {
         let (host, left) = layout.translate(at.checked_add(u64::try_from(done).ok()?)?.0)?;
@@ -98,7 +147,8 @@ fn copy(pid: i32, from: u64, into: &mut [u8]) -> Option<()> {
     let local = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
     let from = std::ptr::without_provenance_mut(usize::try_from(from).ok()?);
     let remote = libc::iovec { iov_base: from, iov_len: into.len() };
-    // SAFETY: `local` is `into`, which is writable and borrowed for the call; `remote` is the other process' business.
+    // SAFETY: `local` is `into`, which is writable and borrowed for the call; `remote` is the other process'
+    // business.
     let count = unsafe { libc::process_vm_readv(pid, &raw const local, 1, &raw const remote, 1, 0) };
     (usize::try_from(count).ok()? == into.len()).then_some(())
 }
@@ -112,14 +162,14 @@ mod tests {
     fn memory_is_read_across_pieces_and_ends_where_they_do() {
         let pid = i32::try_from(std::process::id()).unwrap();
         let (low, high) = ([1_u8; 4096], [2_u8; 4096]);
-        let layout = Layout::new(vec![
-            Piece { guest: 4096, host: high.as_ptr() as u64, bytes: 4096 },
-            Piece { guest: 0, host: low.as_ptr() as u64, bytes: 4096 },
+        let layout = MemoryLayout::new(vec![
+            MemoryPiece { guest: 4096, host: high.as_ptr() as u64, bytes: 4096 },
+            MemoryPiece { guest: 0, host: low.as_ptr() as u64, bytes: 4096 },
         ])
         .unwrap();
         let mut two = [0; 2];
         assert_eq!(ForeignMemory::new(pid).read(PhysAddr(0), &mut two), None, "not proven yet");
-        let memory = Supposed { pid, layout: &layout };
+        let memory = AssumedMemory { pid, layout: &layout };
         assert_eq!((memory.read(PhysAddr(4095), &mut two), two), (Some(()), [1, 2]));
         assert_eq!(memory.read(PhysAddr(8191), &mut two), None);
         assert_eq!(memory.read(PhysAddr(u64::MAX), &mut two), None);

@@ -1,33 +1,33 @@
 //! Proves a layout by the guest's own kernel.
 //!
-//! 1. The page tables of a vCPU lead to a kernel's image, and in it are its symbols and types: what lies below the hole is
-//!    right, or nothing of this could be read.
-//! 2. The kernel's own list of its RAM (`iomem_resource`, what /proc/iomem shows) fits: each range lies in a piece, and the
-//!    memory below 4 GiB ends where the layout says.
-//! 3. The kernel's tasks can be walked, which lie all over the memory. Of several layouts the one with the most tasks is right.
+//! 1. The page tables of a vCPU lead to a kernel's image, and in it are its symbols and types: what lies
+//!    below the hole is right, or nothing of this could be read.
+//! 2. The kernel's own list of its RAM (`iomem_resource`, what /proc/iomem shows) fits: each range lies in a
+//!    piece, and the memory below 4 GiB ends where the layout says.
+//! 3. The kernel's tasks can be walked, which lie all over the memory. Of several layouts the one with the
+//!    most tasks is right.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use kvm_bindings::kvm_sregs;
 use linux::Kernel;
+use vmm::x86::{CR4_LA57, EFER_LMA};
 
-use super::layout::{self, FOUR_GIB, Layout};
-use super::{ForeignMemory, Supposed, mappings};
-use crate::observer::EFER_LMA;
+use super::layout::{self, FOUR_GIB, MemoryLayout};
+use super::{ForeignMemory, AssumedMemory, mappings};
 
-/// CR4.LA57, 5-level paging (Intel SDM vol. 3, 2.5).
-pub(crate) const CR4_LA57: u64 = 1 << 12;
-/// What firmware keeps of the memory below 4 GiB, at most; holes of different machines lie at least 256 MiB apart.
+/// What firmware keeps of the memory below 4 GiB, at most; holes of different machines lie at least 256 MiB
+/// apart.
 const FIRMWARE: u64 = 128 << 20;
 
 /// Page tables that a vCPU was seen with.
 #[derive(Debug, Default)]
-pub(crate) struct Table(AtomicU64);
+pub(crate) struct LastTables(AtomicU64);
 
-impl Table {
+impl LastTables {
     /// A vCPU uses these; only those of long mode can be walked.
-    pub(crate) fn tell(&self, sregs: &kvm_sregs) {
+    pub(crate) fn record(&self, sregs: &kvm_sregs) {
         if sregs.efer & EFER_LMA == 0 {
             return;
         }
@@ -37,8 +37,8 @@ impl Table {
 
     /// CR3 and CR4.LA57 of the last that were told.
     pub(crate) fn last(&self) -> Option<(u64, bool)> {
-        let told = self.0.load(Ordering::Relaxed);
-        (told & !1 != 0).then_some((told & !1, told & 1 != 0))
+        let last = self.0.load(Ordering::Relaxed);
+        (last & !1 != 0).then_some((last & !1, last & 1 != 0))
     }
 }
 
@@ -59,13 +59,13 @@ impl Prover {
         let layouts = layout::all(&mappings(pid)?);
         // Found by any layout that is at least right below the hole.
         let found = layouts.iter().find_map(|layout| {
-            let kernel = Kernel::find(&Supposed { pid, layout }, cr3, five_level).ok()?;
+            let kernel = Kernel::find(&AssumedMemory { pid, layout }, cr3, five_level).ok()?;
             (kernel.symbol_count() > 0).then_some(kernel)
         });
         let Some(kernel) = found else { return Ok(false) };
         let best = layouts
             .into_iter()
-            .filter_map(|layout| Some((tasks(&kernel, &Supposed { pid, layout: &layout })?, layout)))
+            .filter_map(|layout| Some((tasks(&kernel, &AssumedMemory { pid, layout: &layout })?, layout)))
             // The first of equals, which is the most common.
             .rev()
             .max_by_key(|(tasks, _)| *tasks);
@@ -76,14 +76,15 @@ impl Prover {
 }
 
 /// The number of tasks where the kernel's RAM fits the layout.
-fn tasks(kernel: &Kernel, memory: &Supposed<'_>) -> Option<usize> {
+fn tasks(kernel: &Kernel, memory: &AssumedMemory<'_>) -> Option<usize> {
     let ranges = kernel.system_ram(memory).ok()?;
     let tasks = || kernel.tasks(memory).ok().map(|tasks| tasks.len()).filter(|tasks| *tasks > 0);
     if fits(memory.layout, &ranges) { tasks() } else { None }
 }
 
-/// Whether RAM of these ranges (first and last address) lies in the layout, and ends where it does below 4 GiB.
-fn fits(layout: &Layout, ranges: &[(u64, u64)]) -> bool {
+/// Whether RAM of these ranges (first and last address) lies in the layout, and ends where it does below 4
+/// GiB.
+fn fits(layout: &MemoryLayout, ranges: &[(u64, u64)]) -> bool {
     let inside = |(first, last): &(u64, u64)| {
         let bytes = last.checked_sub(*first).and_then(|bytes| bytes.checked_add(1));
         let piece = layout.translate(*first);
@@ -101,7 +102,7 @@ fn fits(layout: &Layout, ranges: &[(u64, u64)]) -> bool {
 }
 
 /// Whether all of first to last is backed, by several pieces.
-fn whole(layout: &Layout, first: u64, last: u64) -> bool {
+fn whole(layout: &MemoryLayout, first: u64, last: u64) -> bool {
     let mut at = first;
     while let Some((_, left)) = layout.translate(at) {
         match at.checked_add(left) {
@@ -118,14 +119,14 @@ mod tests {
     use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 
     use super::*;
-    use crate::memory::Piece;
+    use crate::memory::MemoryPiece;
 
     const GIB: u64 = 1 << 30;
 
-    fn layout(pieces: &[(u64, u64)]) -> Layout {
+    fn layout(pieces: &[(u64, u64)]) -> MemoryLayout {
         let piece =
-            |(guest, bytes): &(u64, u64)| Piece { guest: *guest, host: *guest + (1 << 40), bytes: *bytes };
-        Layout::new(pieces.iter().map(piece).collect()).unwrap()
+            |(guest, bytes): &(u64, u64)| MemoryPiece { guest: *guest, host: *guest + (1 << 40), bytes: *bytes };
+        MemoryLayout::new(pieces.iter().map(piece).collect()).unwrap()
     }
 
     #[test]
@@ -170,11 +171,11 @@ mod tests {
 
     #[test]
     fn tables_are_told_with_their_levels() {
-        let table = Table::default();
+        let table = LastTables::default();
         assert_eq!(table.last(), None);
-        table.tell(&kvm_sregs { cr3: 0x5000, ..Default::default() });
+        table.record(&kvm_sregs { cr3: 0x5000, ..Default::default() });
         assert_eq!(table.last(), None, "not in long mode");
-        table.tell(&kvm_sregs { cr3: 0x1_2001, cr4: CR4_LA57, efer: EFER_LMA, ..Default::default() });
+        table.record(&kvm_sregs { cr3: 0x1_2001, cr4: CR4_LA57, efer: EFER_LMA, ..Default::default() });
         assert_eq!(table.last(), Some((0x1_2000, true)));
     }
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use vmm::KvmError;
-use vmm::probe::{self, Capabilities, RingSpeeds};
+use vmm::host::{self, Capabilities, RingSpeeds};
 
 use crate::args::HostChoice;
 use crate::errors::ExitCode;
@@ -81,8 +81,8 @@ impl HostError {
 impl Kvm {
     /// Opens /dev/kvm and runs the self-test on it.
     pub fn look() -> Self {
-        let state = probe::open().map(|kvm| probe::capabilities(&kvm));
-        let native = state.is_ok().then(|| probe::native_ring0().map_err(|e| e.to_string()));
+        let state = host::open().map(|kvm| host::capabilities(&kvm));
+        let native = state.is_ok().then(|| host::native_ring0().map_err(|e| e.to_string()));
         Self { state, kind: kind(), native }
     }
 

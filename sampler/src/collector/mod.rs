@@ -30,7 +30,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use vmm::{
-    Counters, GuestMemoryMmap, Injected, Injections, Machine, Observer, Region, Tripwires, monotonic_ns,
+    Counters, GuestMemoryMmap, Injected, Injections, Machine, Observer, Region, ProbeSet, monotonic_ns,
 };
 
 use crate::conditions::Gate;
@@ -239,7 +239,7 @@ impl Collector {
     }
 
     /// The machine whose events these are.
-    pub(crate) fn trip(&mut self, tripwires: Tripwires, memory: GuestMemoryMmap) {
+    pub(crate) fn trip(&mut self, tripwires: ProbeSet, memory: GuestMemoryMmap) {
         if let Some(exact) = &mut self.exact {
             exact.attach(tripwires, memory);
         }

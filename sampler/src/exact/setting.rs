@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use linux::{Event, Kernel, Missing, RunState, SchedState, StackCopy, TaskSnapshot};
-use vmm::{GuestMemoryMmap, Site, TripwireError, Tripwires, WithdrawReason, Withdrawn, monotonic_ns};
+use vmm::{GuestMemoryMmap, Site, ProbeError, ProbeSet, WithdrawReason, Withdrawal, monotonic_ns};
 
 use super::record::{EventReaders, STACK_BYTES, USER_BYTES};
 use crate::record::Readers;
@@ -32,7 +32,7 @@ pub(crate) struct End {
     /// CLOCK_MONOTONIC ns.
     pub time_ns: u64,
     pub switches: Vec<Option<u64>>,
-    pub withdrawn: Withdrawn,
+    pub withdrawn: Withdrawal,
 }
 
 /// Where the end will be told.
@@ -53,10 +53,10 @@ impl From<Missing> for NotSet {
     }
 }
 
-impl From<TripwireError> for NotSet {
-    fn from(error: TripwireError) -> Self {
+impl From<ProbeError> for NotSet {
+    fn from(error: ProbeError) -> Self {
         match error {
-            TripwireError::NotStill { .. } => Self::Later(error.to_string()),
+            ProbeError::NotStill { .. } => Self::Later(error.to_string()),
             _ => Self::Never(error.to_string()),
         }
     }
@@ -73,7 +73,7 @@ pub(crate) struct Guest<'a> {
 /// Sets tripwires at all events of a kernel that has booted. `events` gets the readers before.
 pub(crate) fn set(
     guest: &Guest<'_>,
-    tripwires: &Tripwires,
+    tripwires: &ProbeSet,
     events: &OnceLock<EventReaders>,
     end: &EndCell,
 ) -> Result<(Start, Vec<Missing>), NotSet> {
@@ -99,7 +99,7 @@ pub(crate) fn set(
     let readers = events.get_or_init(|| EventReaders { sites: found, states, books });
     let mut start = Start::default();
     let at_end = (Arc::clone(end), memory.clone(), readers.states.clone());
-    let at_withdrawal = move |withdrawn: &Withdrawn| {
+    let at_withdrawal = move |withdrawn: &Withdrawal| {
         let (end, memory, states) = at_end;
         let switches = (0..vcpus).map(|vcpu| states.switches(&memory, vcpu)).collect();
         let told = End { time_ns: monotonic_ns(), switches, withdrawn: withdrawn.clone() };
@@ -169,7 +169,7 @@ mod tests {
         let end = |reason, foreign| End {
             time_ns: 0,
             switches: Vec::new(),
-            withdrawn: Withdrawn { reason, foreign },
+            withdrawn: Withdrawal { reason, foreign },
         };
         assert_eq!(end(WithdrawReason::Ended, Vec::new()).sentence(), "the run ended");
         let site = Site { virt: 1, phys: 1, kind: Event::Wake.number(), loads_rdi: None };
@@ -182,7 +182,7 @@ mod tests {
     fn what_may_come_is_tried_again() {
         assert!(matches!(NotSet::from(Missing::PerCpuNotReady), NotSet::Later(_)));
         assert!(matches!(NotSet::from(Missing::NoBtf), NotSet::Never(_)));
-        assert!(matches!(NotSet::from(TripwireError::NotStill { missing: 1 }), NotSet::Later(_)));
-        assert!(matches!(NotSet::from(TripwireError::Ended), NotSet::Never(_)));
+        assert!(matches!(NotSet::from(ProbeError::NotStill { missing: 1 }), NotSet::Later(_)));
+        assert!(matches!(NotSet::from(ProbeError::Ended), NotSet::Never(_)));
     }
 }

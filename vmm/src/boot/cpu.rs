@@ -7,7 +7,8 @@
 use kvm_bindings::{kvm_regs, kvm_segment, kvm_sregs};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryError, GuestMemoryMmap};
 
-use crate::memory::{GDT, PAGE, PAGE_TABLES, TASK_STATE, TASK_STATE_LENGTH};
+use crate::memory::{GDT, PAGE_TABLES, TASK_STATE, TASK_STATE_LENGTH};
+use crate::x86::{CR0_PE, CR0_PG, EFER_LMA, PAGE};
 
 /// Page table entry bits (Intel SDM vol. 3, 4.5): present, writable, user, 2 MiB page.
 const PRESENT: u64 = 1;
@@ -18,18 +19,15 @@ const LARGE: u64 = 1 << 7;
 const MAPPED_GIB: u64 = 4;
 
 /// Control register bits (Intel SDM vol. 3, 2.5).
-const CR0_PE: u64 = 1;
 const CR0_MP: u64 = 1 << 1;
 const CR0_ET: u64 = 1 << 4;
 const CR0_NE: u64 = 1 << 5;
 const CR0_WP: u64 = 1 << 16;
-const CR0_PG: u64 = 1 << 31;
 const CR4_PAE: u64 = 1 << 5;
 const CR4_OSFXSR: u64 = 1 << 9;
 const CR4_OSXMMEXCPT: u64 = 1 << 10;
 /// Extended feature enable register (Intel SDM vol. 3, 2.2.1).
 const EFER_LME: u64 = 1 << 8;
-const EFER_LMA: u64 = 1 << 10;
 
 /// RFLAGS bit 1 is always set.
 const RFLAGS_FIXED: u64 = 1 << 1;

@@ -24,9 +24,10 @@ use super::image::{self, Kernel};
 use crate::acpi::{self, RESET_CONTROL, RESET_VALUE};
 use crate::error::{KernelError, StartError};
 use crate::memory::{
-    ACPI_START, COMMAND_LINE, COMMAND_LINE_ROOM, HIGH_START, LOW_RAM_END, ONE_MIB, PAGE, PAGE_TABLES,
+    ACPI_START, COMMAND_LINE, COMMAND_LINE_ROOM, HIGH_START, LOW_RAM_END, ONE_MIB, PAGE_TABLES,
     RESET_VECTOR, ZERO_PAGE,
 };
+use crate::x86::{OPCODE_HLT, PAGE};
 
 /// Where a bzImage goes: its traditional place, for which its entry code makes room.
 const KERNEL: u64 = ONE_MIB;
@@ -49,7 +50,7 @@ const ACPI: u32 = 3;
 /// never tries the reset register of the FADT.
 const RESET_CODE: [u8; 9] = {
     let [low, high] = RESET_CONTROL.to_le_bytes();
-    [0xb0, RESET_VALUE, 0xba, low, high, 0xee, 0xf4, 0xeb, 0xfd]
+    [0xb0, RESET_VALUE, 0xba, low, high, 0xee, OPCODE_HLT, 0xeb, 0xfd]
 };
 /// End of conventional memory on a PC.
 const CONVENTIONAL_END: u64 = 0xa_0000;

@@ -1,5 +1,5 @@
-//! An interface of this host as a wire: every frame that it gets is the guest's, and the guest's frames leave by it
-//! (packet(7)).
+//! An interface of this host as a wire: every frame that it gets is the guest's, and the guest's frames leave
+//! by it (packet(7)).
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};

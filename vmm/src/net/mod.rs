@@ -21,8 +21,8 @@ pub use tap::{Tap, TapError};
 
 /// Carries frames between a guest's card and the outside. Used by the card's own thread.
 pub trait Backend: Send + fmt::Debug {
-    /// Takes the next frame that has come, and returns its length; `None` where none has. A frame longer than `into` is
-    /// lost but for its beginning, and its length then is at least that of `into`.
+    /// Takes the next frame that has come, and returns its length; `None` where none has. A frame longer than
+    /// `into` is lost but for its beginning, and its length then is at least that of `into`.
     ///
     /// # Errors
     /// The other end is gone for good.

@@ -1,5 +1,5 @@
-//! Frames over a stream socket, each behind its length in four bytes, the highest first: how QEMU's `stream` netdev and
-//! passt talk (passt(1), `--fd`).
+//! Frames over a stream socket, each behind its length in four bytes, the highest first: how QEMU's `stream`
+//! netdev and passt talk (passt(1), `--fd`).
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};

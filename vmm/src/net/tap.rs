@@ -132,7 +132,8 @@ mod tests {
 
     #[test]
     fn what_is_no_tap_is_left_alone() {
-        // The loopback interface is everywhere. Without the device or the right to open it that is said instead.
+        // The loopback interface is everywhere. Without the device or the right to open it that is said
+        // instead.
         let error = Tap::open("lo").unwrap_err();
         assert!(matches!(error, TapError::NotATap(_) | TapError::Missing | TapError::Denied(_)), "{error}");
     }

@@ -5,7 +5,7 @@ use kvm_bindings::{KVM_SYSTEM_EVENT_CRASH, KVM_SYSTEM_EVENT_RESET, KVM_SYSTEM_EV
 use kvm_ioctls::VcpuExit;
 use vmm_sys_util::errno;
 
-use crate::End;
+use crate::end::MachineEnd;
 use crate::bus::Bus;
 use crate::observer::Exit;
 
@@ -20,7 +20,7 @@ pub(super) enum Action {
     /// Look for a tick or a stop request: no I/O of the guest is pending.
     Kicked,
     /// The guest ended the machine.
-    End(End),
+    End(MachineEnd),
     /// The guest or KVM failed; the sentence goes before the registers.
     Fail(String),
 }
@@ -93,8 +93,8 @@ pub(super) fn handle(bus: &Bus, result: RunResult<'_>) -> Action {
 
 fn system_event(kind: u32) -> Action {
     match kind {
-        KVM_SYSTEM_EVENT_SHUTDOWN => Action::End(End::PowerOff),
-        KVM_SYSTEM_EVENT_RESET => Action::End(End::Reset),
+        KVM_SYSTEM_EVENT_SHUTDOWN => Action::End(MachineEnd::PowerOff),
+        KVM_SYSTEM_EVENT_RESET => Action::End(MachineEnd::Reset),
         KVM_SYSTEM_EVENT_CRASH => Action::Fail("the guest reported that it crashed".to_owned()),
         other => Action::Fail(format!("KVM reported a system event of unknown type {other}")),
     }
@@ -142,7 +142,7 @@ mod tests {
         assert_eq!(handle(&bus, read), Action::Resume);
         assert_eq!(data, [0xff; 4]);
         let write: RunResult<'_> = Ok(VcpuExit::IoOut(EXIT_PORT, &[5, 0, 0, 0]));
-        assert_eq!(handle(&bus, write), Action::End(End::Exited(5)));
+        assert_eq!(handle(&bus, write), Action::End(MachineEnd::Exited(5)));
         let mut data = [0; 8];
         let read: RunResult<'_> = Ok(VcpuExit::MmioRead(0xd000_0000, &mut data));
         assert_eq!(classify(&read), Exit::Mmio { address: 0xd000_0000, write: false });
@@ -153,8 +153,8 @@ mod tests {
     #[test]
     fn system_events_end_the_machine() {
         let event = |kind| handle(&bus(), Ok(VcpuExit::SystemEvent(kind, &[])));
-        assert_eq!(event(KVM_SYSTEM_EVENT_SHUTDOWN), Action::End(End::PowerOff));
-        assert_eq!(event(KVM_SYSTEM_EVENT_RESET), Action::End(End::Reset));
+        assert_eq!(event(KVM_SYSTEM_EVENT_SHUTDOWN), Action::End(MachineEnd::PowerOff));
+        assert_eq!(event(KVM_SYSTEM_EVENT_RESET), Action::End(MachineEnd::Reset));
         assert!(matches!(event(KVM_SYSTEM_EVENT_CRASH), Action::Fail(_)));
         assert!(matches!(event(999), Action::Fail(_)));
     }

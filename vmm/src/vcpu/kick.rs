@@ -1,9 +1,9 @@
 //! Getting a vCPU thread out of KVM_RUN.
 //!
-//! There are three reasons: its sampling timer expired ([`Timer`], signal [`tick_signal`]), the
-//! machine is to stop, or all vCPUs are to stand still for a moment ([`send_stop`], signal [`stop_signal`]). One handler serves both. It writes
-//! 1 into `immediate_exit` of the thread's run page, so that a signal which arrives *before* the
-//! ioctl still ends it, and notes a tick if the signal came from a timer.
+//! There are three reasons: its sampling timer expired ([`Timer`], signal [`tick_signal`]), the machine is to
+//! stop, or all vCPUs are to stand still for a moment ([`send_stop`], signal [`stop_signal`]). One handler
+//! serves both. It writes 1 into `immediate_exit` of the thread's run page, so that a signal which arrives
+//! *before* the ioctl still ends it, and notes a tick if the signal came from a timer.
 //!
 //! No kick is lost, because the vCPU thread, before each KVM_RUN, first clears `immediate_exit`
 //! and then looks at the flags ([`Kick::prepare`]):
@@ -102,9 +102,9 @@ pub(crate) fn mask_signals() {
 
 /// A thread that can be kicked.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Target(libc::pthread_t);
+pub(crate) struct KickTarget(libc::pthread_t);
 
-impl Target {
+impl KickTarget {
     /// The calling thread.
     pub(crate) fn current() -> Self {
         // SAFETY: has no preconditions.
@@ -117,7 +117,7 @@ impl Target {
 /// # Safety
 ///
 /// The thread must not have been joined or, if detached, ended.
-pub(crate) unsafe fn send_stop(target: Target) {
+pub(crate) unsafe fn send_stop(target: KickTarget) {
     // SAFETY: the caller vouches for the thread; the handler is installed before any vCPU
     // thread starts.
     unsafe {
@@ -155,8 +155,8 @@ impl Kick {
         unsafe { AtomicU8::from_ptr(self.immediate_exit) }.store(value, Ordering::Relaxed);
     }
 
-    /// To be called right before KVM_RUN: makes it return at once if there is something to do, of which `wanted` tells, or
-    /// a tick to serve. Returns whether there is a tick.
+    /// To be called right before KVM_RUN: makes it return at once if there is something to do, of which
+    /// `wanted` tells, or a tick to serve. Returns whether there is a tick.
     pub(crate) fn prepare(&self, wanted: impl FnOnce() -> bool) -> bool {
         self.set(0);
         // The handler runs on this thread: the order in the program is all it takes.
@@ -295,7 +295,7 @@ mod tests {
         // SAFETY: `run` is dropped after `kick`.
         let kick = unsafe { Kick::connect(&raw mut *run) };
         // SAFETY: this thread is alive.
-        unsafe { send_stop(Target::current()) };
+        unsafe { send_stop(KickTarget::current()) };
         kick.prepare(|| true);
         // SAFETY: valid as long as `kick`.
         let immediate = unsafe { AtomicU8::from_ptr(kick.immediate_exit) }.load(Ordering::SeqCst);
@@ -310,7 +310,7 @@ mod tests {
         // SAFETY: `run` is dropped after the temporary.
         drop(unsafe { Kick::connect(&raw mut *run) });
         // SAFETY: this thread is alive.
-        unsafe { send_stop(Target::current()) };
+        unsafe { send_stop(KickTarget::current()) };
         assert_eq!(run.immediate_exit, 0);
     }
 

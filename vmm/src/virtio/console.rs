@@ -1,5 +1,5 @@
-//! virtio-console (specification 5.3) with one port, which Linux calls `hvc0`. A whole buffer is one kick, where a serial
-//! port takes an exit for each byte.
+//! virtio-console (specification 5.3) with one port, which Linux calls `hvc0`. A whole buffer is one kick,
+//! where a serial port takes an exit for each byte.
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};

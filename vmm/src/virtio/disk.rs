@@ -1,4 +1,5 @@
-//! Where a disk's bytes are: in its file, whatever its format, and for a snapshot in a temporary file above it.
+//! Where a disk's bytes are: in its file, whatever its format, and for a snapshot in a temporary file above
+//! it.
 
 use std::collections::HashMap;
 use std::fs::File;

@@ -83,7 +83,8 @@ pub(crate) trait VirtioDevice: Send {
         None
     }
 
-    /// True if the first request of a queue would no longer be told to wait, though the source may have nothing to read.
+    /// True if the first request of a queue would no longer be told to wait, though the source may have
+    /// nothing to read.
     fn is_ready(&self, queue: usize) -> bool {
         let _ = queue;
         false

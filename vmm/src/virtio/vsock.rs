@@ -1,4 +1,5 @@
-//! virtio-vsock (specification 5.10): stream sockets between programs of the guest and of the host, without a network.
+//! virtio-vsock (specification 5.10): stream sockets between programs of the guest and of the host, without a
+//! network.
 
 use std::io::{Read, Write};
 use std::os::fd::BorrowedFd;
@@ -75,7 +76,8 @@ impl Vsock {
         Ok(Served::Done(0))
     }
 
-    /// A buffer for events waits for good; what happens outside is noticed also where no other buffer waits for it.
+    /// A buffer for events waits for good; what happens outside is noticed also where no other buffer waits
+    /// for it.
     fn notice(&mut self) -> Served {
         if self.backend.as_mut().is_some_and(|backend| backend.notice().is_err()) {
             self.backend = None;

@@ -1,4 +1,5 @@
-//! A device's thread: waits for kicks, commands and what comes from outside, takes requests off the queues, answers.
+//! A device's thread: waits for kicks, commands and what comes from outside, takes requests off the queues,
+//! answers.
 
 use std::ops::ControlFlow;
 use std::os::fd::AsRawFd;

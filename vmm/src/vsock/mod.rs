@@ -1,13 +1,13 @@
-//! What a guest's virtio-vsock device is connected to: Unix sockets of the host, as programs of Firecracker's and Cloud
-//! Hypervisor's users know them.
+//! What a guest's virtio-vsock device is connected to: Unix sockets of the host, as programs of Firecracker's
+//! and Cloud Hypervisor's users know them.
 //!
 //! | who connects | how |
 //! |---|---|
 //! | the guest, to port P of context id 2 | whoever listens at the socket `PATH_P` has the other end |
 //! | a program of the host | connects to `PATH`, writes `CONNECT P\n`, and reads `OK PORT\n` once the guest has accepted |
 //!
-//! [`Sockets`] is all of that. Where the guest runs on another machine than those programs, [`Relay`] is in its place, and
-//! passes packets over a stream to [`serve`], which has the sockets:
+//! [`Sockets`] is all of that. Where the guest runs on another machine than those programs, [`Relay`] is in
+//! its place, and passes packets over a stream to [`serve`], which has the sockets:
 //!
 //! ```text
 //! device ── Backend ── Sockets ── programs
@@ -27,10 +27,11 @@ pub use packet::{HEADER, Header, MOST_DATA};
 pub use relay::{Relay, serve};
 pub use sockets::Sockets;
 
-/// Carries packets between a guest's virtio-vsock device and the outside. Used by the device's own thread; waits for nothing.
+/// Carries packets between a guest's virtio-vsock device and the outside. Used by the device's own thread;
+/// waits for nothing.
 pub trait Backend: Send + fmt::Debug {
-    /// Takes a packet of the guest, which names the guest as its sender. `false` where there is no room: it is to come
-    /// again once [`Self::can_send`].
+    /// Takes a packet of the guest, which names the guest as its sender. `false` where there is no room: it
+    /// is to come again once [`Self::can_send`].
     ///
     /// # Errors
     /// The other end is gone for good.

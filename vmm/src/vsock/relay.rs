@@ -1,7 +1,7 @@
 //! Packets over a stream, one behind the other: where the sockets are on another machine than the device.
 //!
-//! A packet is its header and its data, as in the queues. A header of zeros, which no guest's packet has, says that the guest
-//! knows of no connection any more. The guest's own credit bounds what is under way.
+//! A packet is its header and its data, as in the queues. A header of zeros, which no guest's packet has,
+//! says that the guest knows of no connection any more. The guest's own credit bounds what is under way.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read, Write};
@@ -238,8 +238,8 @@ fn wait(packets: &Packets<UnixStream>, sockets: &Sockets) {
     // What the sockets have is of no use before there is room for it.
     let sockets = watched(sockets.descriptor(), if all_sent { libc::POLLIN } else { 0 });
     let mut fds = [watched(packets.stream.as_fd(), stream), sockets];
-    // SAFETY: `fds` is valid for two entries, and its descriptors live in `packets` and `sockets`. A failed poll (EINTR,
-    // ENOMEM) is a spurious wake-up, which the caller bears.
+    // SAFETY: `fds` is valid for two entries, and its descriptors live in `packets` and `sockets`. A failed
+    // poll (EINTR, ENOMEM) is a spurious wake-up, which the caller bears.
     unsafe {
         libc::poll(fds.as_mut_ptr(), 2, -1);
     }

@@ -22,7 +22,8 @@ const MOST_REFUSALS: usize = 256;
 const EVENTS: usize = 64;
 /// The number by which the listener's events are known; connections count from 0.
 const LISTENER: u64 = u64::MAX;
-/// The first of the host's ports that connections of its programs get: as far as possible from those that guests ask for.
+/// The first of the host's ports that connections of its programs get: as far as possible from those that
+/// guests ask for.
 const FIRST_PORT: u32 = 1 << 30;
 /// `AF_UNIX`, as wide as the structure has it.
 const FAMILY: libc::sa_family_t = 1;
@@ -52,8 +53,8 @@ impl std::fmt::Debug for Sockets {
 }
 
 impl Sockets {
-    /// For the guest of this context id. `listener` is bound to `path`; the guest's own connections go to sockets with `_`
-    /// and the port behind that.
+    /// For the guest of this context id. `listener` is bound to `path`; the guest's own connections go to
+    /// sockets with `_` and the port behind that.
     ///
     /// # Errors
     /// The host has no more descriptors.

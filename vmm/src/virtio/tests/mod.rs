@@ -129,8 +129,8 @@ impl Rig {
         self.write(offset + 4, &high.to_le_bytes());
     }
 
-    /// The driver's initialization (specification 3.1.1), MSI-X vector 0 for the configuration, and those after it for
-    /// the queues.
+    /// The driver's initialization (specification 3.1.1), MSI-X vector 0 for the configuration, and those
+    /// after it for the queues.
     fn start(&mut self) {
         self.pci.write_config(COMMAND, &6u16.to_le_bytes());
         // Message control of the MSI-X capability, which is the first one.
@@ -181,7 +181,8 @@ impl Rig {
         self.put_descriptor(at, address, length, flags, next);
     }
 
-    /// Fills the table and the ring of the queue with these descriptors and heads of chains, whatever they say.
+    /// Fills the table and the ring of the queue with these descriptors and heads of chains, whatever they
+    /// say.
     fn scribble(&self, descriptors: &[(u64, u32, u16, u16)], heads: &[u16]) {
         for (index, (address, length, flags, next)) in (0..).zip(descriptors) {
             self.descriptor(index, *address, *length, *flags, *next);

@@ -1,4 +1,5 @@
-//! Sockets between the test as a guest and the test as programs of its host, each time directly and through a relay.
+//! Sockets between the test as a guest and the test as programs of its host, each time directly and through a
+//! relay.
 
 mod driver;
 

@@ -1,8 +1,8 @@
 //! The connection to a stub: one command, one answer, and whether the machine runs.
 //!
-//! QEMU's stub stops the machine at whatever byte comes while it runs, serves what follows in the order in which it came, and
-//! takes the `$` of a command for an acknowledgement: there a stop and all questions travel together. With others each
-//! answer is waited for.
+//! QEMU's stub stops the machine at whatever byte comes while it runs, serves what follows in the order in
+//! which it came, and takes the `$` of a command for an acknowledgement: there a stop and all questions
+//! travel together. With others each answer is waited for.
 
 use std::io::{self, Write};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use super::error::GdbError;
-use super::packet::{Decoder, Garbage, frame, hex, unhex};
+use crate::error::GdbError;
+use super::packet::{PacketDecoder, PacketError, frame, hex, unhex};
 
 /// How long a connection may take, and a new stub its first answer.
 const CONNECT_LIMIT: Duration = Duration::from_secs(3);
@@ -26,15 +26,17 @@ const LOOK_MS: i32 = 50;
 const INTERRUPT: u8 = 3;
 /// Questions that are under way at once, at most.
 const AT_ONCE: usize = 64;
-/// Bytes of memory in one answer, at most; of a stub that says nothing about it the half of GDB's own default.
+/// Bytes of memory in one answer, at most; of a stub that says nothing about it the half of GDB's own
+/// default.
 const MEMORY_MOST: usize = 16 << 10;
 const MEMORY_DEFAULT: usize = 512;
-/// The stop that QEMU tells where it was asked for (`GDB_SIGNAL_INT`, gdbstub.c, 7.2), and where it stood already.
+/// The stop that QEMU tells where it was asked for (`GDB_SIGNAL_INT`, gdbstub.c, 7.2), and where it stood
+/// already.
 const STOPPED_ASKED: &[u8] = b"T02";
 
 /// Why there is no connection any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Lost {
+pub(crate) enum ConnectionError {
     /// The stub has closed it, or says that its machine has ended.
     Closed,
     /// It says nothing any more.
@@ -43,13 +45,13 @@ pub(crate) enum Lost {
     NoStub,
 }
 
-impl From<Garbage> for Lost {
-    fn from(_: Garbage) -> Self {
+impl From<PacketError> for ConnectionError {
+    fn from(_: PacketError) -> Self {
         Self::NoStub
     }
 }
 
-impl Lost {
+impl ConnectionError {
     pub(crate) fn error(self, address: &str) -> GdbError {
         let address = address.to_owned();
         match self {
@@ -62,22 +64,22 @@ impl Lost {
 
 /// What the machine does, as far as is known here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum State {
+pub(crate) enum MachineState {
     Running,
     /// By this client.
     Stopped,
     /// By somebody else, who is to let it run on.
     Paused,
     /// It was let go: any byte would stop it again.
-    Left,
+    Detached,
 }
 
 /// A connection.
 #[derive(Debug)]
 pub(crate) struct Client {
     stream: TcpStream,
-    decoder: Decoder,
-    state: State,
+    decoder: PacketDecoder,
+    state: MachineState,
     /// It is QEMU's.
     qemu: bool,
     /// Answers are to be acknowledged, and the last one was not yet.
@@ -115,7 +117,7 @@ impl Client {
                 stream.set_write_timeout(Some(ANSWER_LIMIT))?;
                 Ok(stream)
             }) {
-                Ok(stream) => return Ok(Self::over(stream, hurry)),
+                Ok(stream) => return Ok(Self::from_stream(stream, hurry)),
                 Err(failed) => failed,
             };
             refused = match failed.kind() {
@@ -126,11 +128,11 @@ impl Client {
         Err(refused)
     }
 
-    fn over(stream: TcpStream, hurry: Arc<AtomicBool>) -> Self {
+    fn from_stream(stream: TcpStream, hurry: Arc<AtomicBool>) -> Self {
         Self {
             stream,
-            decoder: Decoder::default(),
-            state: State::Stopped,
+            decoder: PacketDecoder::default(),
+            state: MachineState::Stopped,
             qemu: false,
             acknowledges: true,
             owes: false,
@@ -142,17 +144,18 @@ impl Client {
     }
 
     /// Learns whom it talks to. True if the machine ran until now, as far as the stub tells.
-    pub(crate) fn greet(&mut self) -> Result<bool, Lost> {
+    pub(crate) fn handshake(&mut self) -> Result<bool, ConnectionError> {
         self.send(&[], &[b"qSupported:xmlRegisters=i386".to_vec()])?;
         let mut ran = false;
         let supported = loop {
-            let said = match self.hear() {
-                // Where others are served first, this one's turn comes when it is gone: nothing may be left stopped then.
-                Err(Lost::Silent) => {
+            let said = match self.receive_packet() {
+                // Where others are served first, this one's turn comes when it is gone: nothing may be left
+                // stopped then.
+                Err(ConnectionError::Silent) => {
                     let mut bytes = vec![b'+'];
                     frame(b"D;1", &mut bytes);
                     let _gone = self.stream.write_all(&bytes);
-                    return Err(Lost::Silent);
+                    return Err(ConnectionError::Silent);
                 }
                 said => said?,
             };
@@ -180,24 +183,24 @@ impl Client {
         self.qemu
     }
 
-    pub(crate) fn state(&self) -> State {
+    pub(crate) fn state(&self) -> MachineState {
         self.state
     }
 
     /// From now on `m` reads physical memory; false where it can't.
-    pub(crate) fn read_physical_memory(&mut self) -> Result<bool, Lost> {
+    pub(crate) fn read_physical_memory(&mut self) -> Result<bool, ConnectionError> {
         self.physical = self.qemu && self.ask(b"Qqemu.PhyMemMode:1")? == b"OK";
         Ok(self.physical)
     }
 
     /// One command, one answer.
-    pub(crate) fn ask(&mut self, command: &[u8]) -> Result<Vec<u8>, Lost> {
+    pub(crate) fn ask(&mut self, command: &[u8]) -> Result<Vec<u8>, ConnectionError> {
         self.send(&[], &[command.to_vec()])?;
-        self.hear()
+        self.receive_packet()
     }
 
     /// Several commands, all answers in their order.
-    pub(crate) fn ask_all(&mut self, commands: &[Vec<u8>]) -> Result<Vec<Vec<u8>>, Lost> {
+    pub(crate) fn ask_all(&mut self, commands: &[Vec<u8>]) -> Result<Vec<Vec<u8>>, ConnectionError> {
         if !self.qemu {
             return commands.iter().map(|command| self.ask(command)).collect();
         }
@@ -205,49 +208,49 @@ impl Client {
         for some in commands.chunks(AT_ONCE) {
             self.send(&[], some)?;
             for _ in some {
-                answers.push(self.hear()?);
+                answers.push(self.receive_packet()?);
             }
         }
         Ok(answers)
     }
 
     /// Stops the machine and asks; `None` where somebody else has paused it, and once it was let go.
-    pub(crate) fn stop_and_ask(&mut self, commands: &[Vec<u8>]) -> Result<Option<Vec<Vec<u8>>>, Lost> {
-        self.listen()?;
+    pub(crate) fn stop_and_ask(&mut self, commands: &[Vec<u8>]) -> Result<Option<Vec<Vec<u8>>>, ConnectionError> {
+        self.read_unsolicited()?;
         match self.state {
-            State::Stopped => {}
-            State::Left => return Ok(None),
-            State::Paused => {
+            MachineState::Stopped => {}
+            MachineState::Detached => return Ok(None),
+            MachineState::Paused => {
                 // Whatever comes while it runs stops it, and it says so.
                 if !self.ask(b"?")?.starts_with(STOPPED_ASKED) || !self.qemu {
                     return Ok(None);
                 }
-                self.state = State::Stopped;
+                self.state = MachineState::Stopped;
             }
-            State::Running if self.qemu && commands.len() <= AT_ONCE => {
+            MachineState::Running if self.qemu && commands.len() <= AT_ONCE => {
                 self.send(&[INTERRUPT], commands)?;
-                self.hear_stop()?;
-                return commands.iter().map(|_| self.hear()).collect::<Result<_, _>>().map(Some);
+                self.receive_stop()?;
+                return commands.iter().map(|_| self.receive_packet()).collect::<Result<_, _>>().map(Some);
             }
-            State::Running => {
+            MachineState::Running => {
                 self.send(&[INTERRUPT], &[])?;
-                self.hear_stop()?;
+                self.receive_stop()?;
             }
         }
         self.ask_all(commands).map(Some)
     }
 
     /// Lets a machine that was stopped here run on.
-    pub(crate) fn go(&mut self) -> Result<(), Lost> {
-        if self.state == State::Stopped {
+    pub(crate) fn resume(&mut self) -> Result<(), ConnectionError> {
+        if self.state == MachineState::Stopped {
             self.send(&[], &[b"c".to_vec()])?;
-            self.state = State::Running;
+            self.state = MachineState::Running;
         }
         Ok(())
     }
 
     /// Fills `into` from the physical address `at` while the machine stands; `None` where there is no memory.
-    pub(crate) fn read_memory(&mut self, at: u64, into: &mut [u8]) -> Result<Option<()>, Lost> {
+    pub(crate) fn read_memory(&mut self, at: u64, into: &mut [u8]) -> Result<Option<()>, ConnectionError> {
         let mut commands = Vec::new();
         let mut next = at;
         for part in into.chunks(self.chunk) {
@@ -263,39 +266,39 @@ impl Client {
     }
 
     /// Bytes that end everything here: the machine runs on, whether it is stopped or not.
-    pub(crate) fn last_words(&self) -> Vec<u8> {
+    pub(crate) fn detach_bytes(&self) -> Vec<u8> {
         let mut bytes = vec![INTERRUPT, b'+'];
         if self.physical {
             frame(b"Qqemu.PhyMemMode:0", &mut bytes);
         }
-        frame(self.detach(), &mut bytes);
+        frame(self.detach_command(), &mut bytes);
         bytes
     }
 
     /// QEMU wants a process' number if any debugger before has spoken of processes, and takes one otherwise.
-    fn detach(&self) -> &'static [u8] {
+    fn detach_command(&self) -> &'static [u8] {
         if self.qemu { b"D;1" } else { b"D" }
     }
 
     /// Lets the machine go, for good. One that somebody else has paused stays so.
-    pub(crate) fn leave(&mut self) -> Result<(), Lost> {
+    pub(crate) fn detach(&mut self) -> Result<(), ConnectionError> {
         self.limit = LAST_LIMIT;
-        let left = self.say_farewell();
-        self.state = State::Left;
+        let left = self.do_detach();
+        self.state = MachineState::Detached;
         left
     }
 
-    fn say_farewell(&mut self) -> Result<(), Lost> {
-        self.listen()?;
-        if self.state == State::Running {
+    fn do_detach(&mut self) -> Result<(), ConnectionError> {
+        self.read_unsolicited()?;
+        if self.state == MachineState::Running {
             self.send(&[INTERRUPT], &[])?;
-            self.hear_stop()?;
+            self.receive_stop()?;
         }
         if std::mem::take(&mut self.physical) {
             self.ask(b"Qqemu.PhyMemMode:0")?;
         }
-        if self.state == State::Stopped {
-            self.ask(self.detach())?;
+        if self.state == MachineState::Stopped {
+            self.ask(self.detach_command())?;
         }
         Ok(())
     }
@@ -306,20 +309,20 @@ impl Client {
     }
 
     /// It was paused before this client came.
-    pub(crate) fn was_paused(&mut self) {
-        self.state = State::Paused;
+    pub(crate) fn set_paused(&mut self) {
+        self.state = MachineState::Paused;
     }
 
     /// Takes in what the stub has said unasked.
-    fn listen(&mut self) -> Result<(), Lost> {
-        if self.state != State::Running {
+    fn read_unsolicited(&mut self) -> Result<(), ConnectionError> {
+        if self.state != MachineState::Running {
             return Ok(());
         }
         loop {
             if let Some(said) = self.decoder.next_packet()? {
                 self.owes = true;
                 if stopped(&said)? {
-                    self.state = State::Paused;
+                    self.state = MachineState::Paused;
                 }
                 continue;
             }
@@ -330,24 +333,24 @@ impl Client {
     }
 
     /// Waits for the machine to stop.
-    fn hear_stop(&mut self) -> Result<(), Lost> {
-        while !stopped(&self.hear()?)? {}
-        self.state = State::Stopped;
+    fn receive_stop(&mut self) -> Result<(), ConnectionError> {
+        while !stopped(&self.receive_packet()?)? {}
+        self.state = MachineState::Stopped;
         Ok(())
     }
 
-    fn send(&mut self, before: &[u8], commands: &[Vec<u8>]) -> Result<(), Lost> {
+    fn send(&mut self, before: &[u8], commands: &[Vec<u8>]) -> Result<(), ConnectionError> {
         let mut bytes = Vec::new();
         if std::mem::take(&mut self.owes) && self.acknowledges {
             bytes.push(b'+');
         }
         bytes.extend_from_slice(before);
         commands.iter().for_each(|command| frame(command, &mut bytes));
-        self.stream.write_all(&bytes).map_err(|_| Lost::Closed)
+        self.stream.write_all(&bytes).map_err(|_| ConnectionError::Closed)
     }
 
     /// The next packet.
-    fn hear(&mut self) -> Result<Vec<u8>, Lost> {
+    fn receive_packet(&mut self) -> Result<Vec<u8>, ConnectionError> {
         let begin = Instant::now();
         loop {
             if let Some(said) = self.decoder.next_packet()? {
@@ -357,7 +360,7 @@ impl Client {
             let limit =
                 if self.hurry.load(Ordering::Acquire) { LAST_LIMIT.min(self.limit) } else { self.limit };
             if begin.elapsed() >= limit {
-                return Err(Lost::Silent);
+                return Err(ConnectionError::Silent);
             }
             let mut poll = libc::pollfd { fd: self.stream.as_raw_fd(), events: libc::POLLIN, revents: 0 };
             // SAFETY: one valid entry.
@@ -368,31 +371,31 @@ impl Client {
     }
 
     /// Takes in what has come; false where nothing has.
-    fn receive(&mut self, flags: libc::c_int) -> Result<bool, Lost> {
+    fn receive(&mut self, flags: libc::c_int) -> Result<bool, ConnectionError> {
         let mut bytes = [0_u8; 16 << 10];
         // SAFETY: `bytes` is writable for its length, and lives through the call.
         let count =
             unsafe { libc::recv(self.stream.as_raw_fd(), bytes.as_mut_ptr().cast(), bytes.len(), flags) };
         match usize::try_from(count) {
-            Ok(0) => Err(Lost::Closed),
+            Ok(0) => Err(ConnectionError::Closed),
             Ok(count) => {
                 self.decoder.feed(bytes.get(..count).unwrap_or_default());
                 Ok(true)
             }
             Err(_) => match io::Error::last_os_error().kind() {
                 io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(false),
-                _ => Err(Lost::Closed),
+                _ => Err(ConnectionError::Closed),
             },
         }
     }
 }
 
 /// Whether a packet that comes unasked says that the machine has stopped; output of the guest does not.
-fn stopped(said: &[u8]) -> Result<bool, Lost> {
+fn stopped(said: &[u8]) -> Result<bool, ConnectionError> {
     match said.first() {
         Some(b'T' | b'S') => Ok(true),
         Some(b'O') => Ok(false),
-        Some(b'W' | b'X') => Err(Lost::Closed),
-        _ => Err(Lost::NoStub),
+        Some(b'W' | b'X') => Err(ConnectionError::Closed),
+        _ => Err(ConnectionError::NoStub),
     }
 }

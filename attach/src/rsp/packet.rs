@@ -1,8 +1,10 @@
 //! Packets of GDB's remote serial protocol ("Debugging with GDB", appendix E.1 Overview): `$body#checksum`.
 //!
-//! What a stub sends is as little to be trusted as a guest: lengths are bounded, and what fits nowhere is [`Garbage`].
+//! What a stub sends is as little to be trusted as a guest: lengths are bounded, and what fits nowhere is
+//! [`PacketError`].
 
-/// Bytes of the longest body, after repetitions are spelled out: registers and memory come in packets of a few KiB.
+/// Bytes of the longest body, after repetitions are spelled out: registers and memory come in packets of a
+/// few KiB.
 const LONGEST: usize = 256 << 10;
 /// What an escaped byte was changed by.
 const ESCAPE: u8 = 0x20;
@@ -11,7 +13,7 @@ const REPEATED: u8 = 29;
 
 /// Bytes that are no packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Garbage;
+pub struct PacketError;
 
 /// Appends `$body#checksum`.
 pub(crate) fn frame(body: &[u8], into: &mut Vec<u8>) {
@@ -34,13 +36,13 @@ fn checksum(bytes: &[u8]) -> u8 {
 
 /// Cuts packets out of a stream of bytes.
 #[derive(Debug, Default)]
-pub struct Decoder {
+pub struct PacketDecoder {
     waiting: Vec<u8>,
     /// Bytes of `waiting` that were used.
     used: usize,
 }
 
-impl Decoder {
+impl PacketDecoder {
     /// More bytes have come.
     pub fn feed(&mut self, bytes: &[u8]) {
         self.waiting.drain(..self.used);
@@ -48,11 +50,12 @@ impl Decoder {
         self.waiting.extend_from_slice(bytes);
     }
 
-    /// The body of the next packet; `None` until more bytes have come. Acknowledgements and notifications are passed over.
+    /// The body of the next packet; `None` until more bytes have come. Acknowledgements and notifications are
+    /// passed over.
     ///
     /// # Errors
     /// What comes next is no packet, or a damaged one. A stream that has begun to be none stays so.
-    pub fn next_packet(&mut self) -> Result<Option<Vec<u8>>, Garbage> {
+    pub fn next_packet(&mut self) -> Result<Option<Vec<u8>>, PacketError> {
         loop {
             let rest = self.waiting.get(self.used..).unwrap_or_default();
             match rest.first() {
@@ -60,21 +63,21 @@ impl Decoder {
                 Some(b'+' | b'-') => self.used += 1,
                 Some(kind @ (b'$' | b'%')) => {
                     let Some(end) = rest.iter().position(|byte| *byte == b'#') else {
-                        return if rest.len() > 2 * LONGEST { Err(Garbage) } else { Ok(None) };
+                        return if rest.len() > 2 * LONGEST { Err(PacketError) } else { Ok(None) };
                     };
                     let (Some(body), Some(sum)) = (rest.get(1..end), rest.get(end + 1..end + 3)) else {
                         return Ok(None);
                     };
                     if hex(sum) != Some(u64::from(checksum(body))) {
-                        return Err(Garbage);
+                        return Err(PacketError);
                     }
-                    let body = (*kind == b'$').then(|| spell_out(body).ok_or(Garbage)).transpose()?;
+                    let body = (*kind == b'$').then(|| spell_out(body).ok_or(PacketError)).transpose()?;
                     self.used += end + 3;
                     if body.is_some() {
                         return Ok(body);
                     }
                 }
-                Some(_) => return Err(Garbage),
+                Some(_) => return Err(PacketError),
             }
         }
     }
@@ -128,7 +131,7 @@ mod tests {
     use super::*;
 
     fn decode(bytes: &[u8]) -> Vec<Vec<u8>> {
-        let mut decoder = Decoder::default();
+        let mut decoder = PacketDecoder::default();
         decoder.feed(bytes);
         std::iter::from_fn(|| decoder.next_packet().ok()?).collect()
     }
@@ -137,7 +140,7 @@ mod tests {
     fn packets_are_cut_out_of_what_a_stub_sends() {
         assert_eq!(decode(b"+$OK#9a+$T02thread:01;#04"), [&b"OK"[..], b"T02thread:01;"]);
         assert_eq!(decode(b"$0* #7a"), [b"0000"], "the manual's own example");
-        assert_eq!(decode(b"%Stop:T02#00$#00"), Vec::<Vec<u8>>::new(), "a damaged notification");
+        assert_eq!(decode(b"%ThreadStop:T02#00$#00"), Vec::<Vec<u8>>::new(), "a damaged notification");
         assert_eq!(decode(b"%x#78$#00"), [b""], "a notification, and an empty answer");
         assert_eq!(decode(b"$O"), Vec::<Vec<u8>>::new());
     }
@@ -147,13 +150,13 @@ mod tests {
         for bytes in
             [&b"SSH-2.0-OpenSSH\r\n"[..], b"HTTP/1.1 400", b"$OK#00", b"$*!#4b", b"$}#7d", b"$a* \x01#00"]
         {
-            let mut decoder = Decoder::default();
+            let mut decoder = PacketDecoder::default();
             decoder.feed(bytes);
-            assert_eq!(decoder.next_packet(), Err(Garbage), "{}", String::from_utf8_lossy(bytes));
+            assert_eq!(decoder.next_packet(), Err(PacketError), "{}", String::from_utf8_lossy(bytes));
         }
-        let mut endless = Decoder::default();
+        let mut endless = PacketDecoder::default();
         endless.feed(&vec![b'$'; 2 * LONGEST + 2]);
-        assert_eq!(endless.next_packet(), Err(Garbage));
+        assert_eq!(endless.next_packet(), Err(PacketError));
         // A short packet that stands for a long one.
         let mut body = b"$0".to_vec();
         body.extend(b"*~".repeat(LONGEST / 97 + 1));
@@ -182,7 +185,7 @@ mod tests {
         fn bodies_arrive(bodies in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..40), 0..6), cut in 1_usize..9) {
             let mut sent = Vec::new();
             bodies.iter().for_each(|body| frame(body, &mut sent));
-            let (mut decoder, mut heard) = (Decoder::default(), Vec::new());
+            let (mut decoder, mut heard) = (PacketDecoder::default(), Vec::new());
             for part in sent.chunks(cut) {
                 decoder.feed(part);
                 while let Some(body) = decoder.next_packet().unwrap() {
@@ -195,7 +198,7 @@ mod tests {
         /// Whatever comes, no more is kept than has come, and no body is longer than it may be.
         #[test]
         fn any_bytes_are_survived(bytes in prop::collection::vec(prop::sample::select(b"$#+-%*}~09afTx".to_vec()), 0..400)) {
-            let mut decoder = Decoder::default();
+            let mut decoder = PacketDecoder::default();
             decoder.feed(&bytes);
             while let Ok(Some(body)) = decoder.next_packet() {
                 prop_assert!(body.len() <= LONGEST);

@@ -1,7 +1,7 @@
 //! The guest's physical memory, through its stub.
 //!
-//! A stub reads memory of a stopped machine only, so that each read beside the samples is a stop of its own. What was read is
-//! kept for a moment, and larger reads are cut up with a pause behind each part.
+//! A stub reads memory of a stopped machine only, so that each read beside the samples is a stop of its own.
+//! What was read is kept for a moment, and larger reads are cut up with a pause behind each part.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use linux::{PhysAddr, PhysicalMemory};
 
-use super::client::{Client, State};
+use super::client::{Client, MachineState};
 
 /// Bytes that are read and kept together.
 const BLOCK: usize = 32 << 10;
@@ -25,28 +25,28 @@ const PART: usize = 128 << 10;
 const REST: u32 = 2;
 
 /// The connection, which the ticks and whoever reads memory share.
-pub(crate) type Line = Arc<Mutex<Client>>;
+pub(crate) type ClientHandle = Arc<Mutex<Client>>;
 
 /// Takes the connection.
-pub(crate) fn hold(line: &Line) -> MutexGuard<'_, Client> {
-    line.lock().unwrap_or_else(PoisonError::into_inner)
+pub(crate) fn lock_client(client_handle: &ClientHandle) -> MutexGuard<'_, Client> {
+    client_handle.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Reads at a stop of whoever holds the machine; nothing while it runs.
 #[derive(Debug, Clone)]
-pub(crate) struct Stopped(pub(crate) Line);
+pub(crate) struct StoppedStub(pub(crate) ClientHandle);
 
-impl PhysicalMemory for Stopped {
+impl PhysicalMemory for StoppedStub {
     fn read(&self, at: PhysAddr, into: &mut [u8]) -> Option<()> {
-        let mut client = hold(&self.0);
-        (client.state() == State::Stopped).then(|| client.read_memory(at.0, into).ok().flatten())?
+        let mut client = lock_client(&self.0);
+        (client.state() == MachineState::Stopped).then(|| client.read_memory(at.0, into).ok().flatten())?
     }
 }
 
 /// Guest physical memory through a stub, at any time. Cheap to clone.
 #[derive(Clone)]
 pub struct StubMemory {
-    line: Line,
+    client_handle: ClientHandle,
     blocks: Arc<Mutex<HashMap<u64, Block>>>,
 }
 
@@ -63,20 +63,20 @@ impl fmt::Debug for StubMemory {
 }
 
 impl StubMemory {
-    pub(crate) fn new(line: Line) -> Self {
-        Self { line, blocks: Arc::default() }
+    pub(crate) fn new(client_handle: ClientHandle) -> Self {
+        Self { client_handle, blocks: Arc::default() }
     }
 
     /// Reads in a stop of its own, or in one that is there.
     fn fetch(&self, at: u64, into: &mut [u8]) -> Option<()> {
         let begin = Instant::now();
         let (read, own) = {
-            let mut client = hold(&self.line);
-            let own = client.state() != State::Stopped;
+            let mut client = lock_client(&self.client_handle);
+            let own = client.state() != MachineState::Stopped;
             client.stop_and_ask(&[]).ok()??;
             let read = client.read_memory(at, into).ok();
             if own {
-                client.go().ok()?;
+                client.resume().ok()?;
             }
             (read?, own)
         };

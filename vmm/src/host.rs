@@ -29,7 +29,7 @@ impl RingSpeeds {
 
 /// Why [`native_ring0`] has no answer.
 #[derive(Debug, thiserror::Error)]
-pub enum ProbeError {
+pub enum RingSpeedError {
     /// The small machine could not start.
     #[error(transparent)]
     Start(#[from] StartError),
@@ -48,8 +48,8 @@ pub enum ProbeError {
 ///
 /// # Errors
 ///
-/// See [`ProbeError`].
-pub fn native_ring0() -> Result<RingSpeeds, ProbeError> {
+/// See [`RingSpeedError`].
+pub fn native_ring0() -> Result<RingSpeeds, RingSpeedError> {
     Ok(RingSpeeds { ring3_per_s: speed(3)?, ring0_per_s: speed(0)? })
 }
 
@@ -95,7 +95,7 @@ impl Observer for Meter {
     }
 }
 
-fn speed(cpl: u8) -> Result<f64, ProbeError> {
+fn speed(cpl: u8) -> Result<f64, RingSpeedError> {
     let (readings, receiver) = sync_channel(2);
     let config = VmConfig {
         vcpus: 1,
@@ -114,7 +114,7 @@ fn speed(cpl: u8) -> Result<f64, ProbeError> {
     let ended = machine.wait(Some(LIMIT));
     measured.map_err(|reason| {
         let end = ended.map_or_else(|error| error.to_string(), |ended| format!("{:?}", ended.end));
-        ProbeError::NoProgress { cpl, reason: format!("{reason} ({end})") }
+        RingSpeedError::NoProgress { cpl, reason: format!("{reason} ({end})") }
     })
 }
 

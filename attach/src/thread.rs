@@ -1,4 +1,4 @@
-//! What /proc tells of a vCPU's thread without stopping it.
+//! State of a vCPU's thread, as /proc shows it without stopping the thread.
 
 use std::fs::File;
 use std::io;
@@ -13,7 +13,7 @@ const IOCTL: u64 = 16;
 /// `KVM_RUN`, `_IO(KVMIO, 0x80)` (include/uapi/linux/kvm.h).
 const KVM_RUN: u64 = 0xae80;
 
-/// What a thread does.
+/// Activity of a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ThreadActivity {
     /// On a CPU, or waiting for one.
@@ -24,14 +24,15 @@ pub(crate) enum ThreadActivity {
     Blocked,
 }
 
-/// A system call's number and first two arguments are those of KVM_RUN; its descriptor.
+/// Returns the descriptor of a KVM_RUN, given a system call's number and first two arguments; `None` for
+/// other calls.
 pub(crate) fn run_descriptor(number: u64, arguments: [u64; 2]) -> Option<i32> {
     let [fd, request] = arguments;
-    // The kernel looks at the lower half of both.
+    // The kernel uses the lower half of both.
     (number == IOCTL && request & 0xffff_ffff == KVM_RUN).then(|| i32::try_from(fd & 0xffff_ffff).ok())?
 }
 
-/// The files of a thread, kept open.
+/// Files of a thread in /proc, kept open.
 #[derive(Debug)]
 pub(crate) struct ThreadFiles {
     syscall: File,
@@ -44,14 +45,14 @@ impl ThreadFiles {
         Ok(Self { syscall: open("syscall")?, schedstat: open("schedstat")? })
     }
 
-    /// What the thread does now.
+    /// Returns the thread's present activity.
     pub(crate) fn activity(&self) -> io::Result<ThreadActivity> {
         let mut text = [0; 256];
         let length = self.syscall.read_at(&mut text, 0)?;
         Ok(text.get(..length).map_or(ThreadActivity::Running, parse))
     }
 
-    /// Time that it has run so far, ns: right to the moment while it does not run.
+    /// Returns the thread's CPU time so far, ns. It is exact while the thread does not run.
     pub(crate) fn run_ns(&self) -> Option<u64> {
         let mut text = [0; 96];
         let length = self.schedstat.read_at(&mut text, 0).ok()?;
@@ -59,8 +60,8 @@ impl ThreadFiles {
     }
 }
 
-/// A line of /proc/PID/syscall (proc_pid_syscall(5)): `running`, or the number, six arguments, stack pointer
-/// and program counter, or -1 and the last two.
+/// Parses a line of /proc/PID/syscall (proc_pid_syscall(5)). It is `running`, or the number, six arguments,
+/// stack pointer and program counter, or -1 and the last two.
 fn parse(line: &[u8]) -> ThreadActivity {
     let Ok(line) = str::from_utf8(line) else { return ThreadActivity::Blocked };
     let mut words = line.split_ascii_whitespace();
@@ -86,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_in_kvm_run_is_known_by_its_call() {
+    fn a_thread_in_kvm_run_is_recognized_by_its_call() {
         let halted = b"16 0x1d 0xae80 0x0 0x0 0x7f10 0x0 0x7f10a8ff4f28 0x7f10aa1c5c5b\n";
         assert_eq!(parse(halted), ThreadActivity::BlockedInRun(29));
         assert_eq!(parse(b"running\n"), ThreadActivity::Running);
@@ -100,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn own_threads_can_be_looked_at() {
+    fn own_threads_can_be_read() {
         let own = i32::try_from(std::process::id()).unwrap();
         let sleeper = std::thread::spawn(|| {
             // SAFETY: has no preconditions.

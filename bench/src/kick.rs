@@ -13,9 +13,8 @@ use profile::clock::{ClockKind, Intervals};
 use profile::rows::SampleRow;
 use profile::{Batch, Sink, SinkError};
 use sampler::bench::Stopped;
-use sampler::record::Moment;
 use sampler::{Session, SessionConfig, VcpuSampler};
-use vmm::{Console, Exit, GuestMemoryMmap, Machine, Observer, Payload, Tick, VmConfig, monotonic_ns};
+use vmm::{Console, Exit, GuestMemoryMmap, Machine, Observer, Payload, Tick, TickContext, VmConfig, monotonic_ns};
 
 use crate::dump;
 use crate::table::{Row, median};
@@ -64,9 +63,8 @@ impl Observer for AsStopped {
     }
     fn ticked(&mut self, tick: &Tick<'_>) -> Option<Duration> {
         let (regs, sregs) = (&self.regs, &self.sregs);
-        let Tick { due_ns, now_ns, in_run, memory, .. } = *tick;
-        let moment = Moment { due_ns, now_ns, in_run, regs, sregs, memory };
-        self.sampler.serve(&moment, || tick.activity())
+        let context = TickContext { regs, sregs, ..tick.context };
+        self.sampler.serve(&context, || tick.activity())
     }
     fn stopped(&mut self) {
         self.sampler.stopped();

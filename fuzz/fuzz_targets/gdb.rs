@@ -2,13 +2,13 @@
 
 #![no_main]
 
-use attach::gdb::{PacketDecoder, TargetDescription, DescriptionError};
+use attach::gdb::{DescriptionError, PacketDecoder, TargetDescription};
 use libfuzzer_sys::fuzz_target;
 use vprof_fuzz::seeds;
 
 fuzz_target!(
     init: seeds::offer(|| {
-        let packets: &[u8] = b"+$T02thread:01;#04+$OK#9a+$0* #7a$}]#da%ThreadStop#00$#00";
+        let packets: &[u8] = b"+$T02thread:01;#04+$OK#9a+$0* #7a$}]#da%Stop#00$#00";
         let target: &[u8] = b"<?xml version=\"1.0\"?><!DOCTYPE target SYSTEM \"gdb-target.dtd\"><target>\
             <architecture>i386:x86-64</architecture><feature name=\"org.gnu.gdb.i386.core\">\
             <reg name=\"rax\" bitsize=\"64\" type=\"int64\" regnum=\"0\"/><reg name=\"cr3\" bitsize=\"64\"/>\

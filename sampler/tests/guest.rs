@@ -10,10 +10,9 @@ use linux::VirtAddr;
 use linux::fixture::{Config, Guest, Style};
 use profile::store::Value;
 use profile::{Batch, ClockKind, Filter, Profile, ProfileWriter, Report, Sink, SinkError};
-use sampler::record::Moment;
 use sampler::{Session, SessionConfig, VcpuSampler};
 use vm_memory::{Bytes, GuestAddress};
-use vmm::{Activity, GuestMemoryMmap, Observer};
+use vmm::{Activity, GuestMemoryMmap, Observer, TickContext};
 
 struct Run {
     memory: GuestMemoryMmap,
@@ -65,7 +64,7 @@ impl Run {
         let regs = kvm_regs { rip: at.0, rflags: 0x202, ..Default::default() };
         let now_ns = vmm::monotonic_ns();
         let moment =
-            Moment { due_ns: now_ns, now_ns, in_run: true, regs: &regs, sregs: &sregs, memory: &self.memory };
+            TickContext { due_ns: now_ns, now_ns, in_run: true, regs: &regs, sregs: &sregs, memory: &self.memory };
         self.samplers[vcpu].serve(&moment, || Some(activity));
     }
 

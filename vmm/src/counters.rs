@@ -70,7 +70,7 @@ impl Counters {
     ///
     /// # Errors
     /// It is no such descriptor.
-    pub fn of_descriptor(descriptor: OwnedFd) -> io::Result<Self> {
+    pub fn from_descriptor(descriptor: OwnedFd) -> io::Result<Self> {
         Self::read_layout(descriptor.into())
     }
 

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
 use kvm_ioctls::VcpuFd;
-use vm_memory::GuestMemoryMmap;
+use vm_memory::{GuestAddress, GuestMemoryMmap};
 
 use crate::x86::CR0_PE;
 
@@ -51,7 +51,7 @@ pub enum Exit {
     /// KVM_EXIT_MMIO.
     Mmio {
         /// Guest physical address.
-        address: u64,
+        address: GuestAddress,
         /// The guest writes to it.
         write: bool,
     },

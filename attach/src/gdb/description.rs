@@ -1,4 +1,4 @@
-//! What a stub tells of its target: the architecture, and where each register lies in the answer to `g`
+//! Description of a stub's target: the architecture, and the place of each register in the answer to `g`
 //! ("Debugging with GDB", appendix G Target Descriptions).
 
 use std::collections::HashSet;
@@ -6,45 +6,45 @@ use std::collections::HashSet;
 use quick_xml::Reader;
 use quick_xml::events::{BytesStart, Event};
 
-/// Files that a description includes, at most.
+/// Maximum number of files that a description includes.
 const FILES: usize = 32;
-/// Registers, at most; QEMU's x86-64 has some 60.
+/// Maximum number of registers; QEMU's x86-64 has some 60.
 const REGISTERS: usize = 4_096;
-/// Bits of the widest register, at most.
+/// Maximum size of a register, bits.
 const WIDEST: usize = 1 << 16;
-/// The description's first file.
+/// Name of the description's first file.
 const FIRST: &str = "target.xml";
 
-/// A description that can't be used.
+/// Error of a description that cannot be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DescriptionError;
 
-/// Where a register is.
+/// Place of a register.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RegisterPlace {
-    /// Its first byte in the answer to `g`.
+    /// Offset of its first byte in the answer to `g`.
     pub(crate) offset: usize,
-    /// Its bytes.
+    /// Size, bytes.
     pub(crate) bytes: usize,
 }
 
-/// A target as its stub describes it.
+/// Description of a target by its stub.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TargetDescription {
     architecture: Option<String>,
-    /// Names and bits, by numbers.
+    /// Number, name and size in bits of each register, in the order of numbers.
     registers: Vec<(usize, String, usize)>,
 }
 
 impl TargetDescription {
-    /// Reads the description. `fetch` gives the text of a file of it.
+    /// Reads the description. `fetch` returns the text of one of its files.
     ///
     /// # Errors
-    /// What `fetch` fails with, and what is no description.
+    /// The error of `fetch`, and a text that is not a description.
     pub fn read<E: From<DescriptionError>>(mut fetch: impl FnMut(&str) -> Result<String, E>) -> Result<Self, E> {
         let mut description = Self::default();
         let mut seen = HashSet::new();
-        // The last is the next, and what a file includes comes in its place.
+        // The last file is the next to read, and the files that it includes take its place.
         let mut files = vec![FIRST.to_owned()];
         while let Some(file) = files.pop() {
             if seen.len() >= FILES || !seen.insert(file.clone()) {
@@ -57,12 +57,12 @@ impl TargetDescription {
         Ok(description)
     }
 
-    /// The architecture by GDB's name, like `i386:x86-64`.
+    /// Returns the architecture by GDB's name, like `i386:x86-64`.
     pub fn architecture(&self) -> Option<&str> {
         self.architecture.as_deref()
     }
 
-    /// Where the register is; `None` where there is none of this name.
+    /// Returns the place of the register; `None` if there is no register of this name.
     pub(crate) fn place(&self, name: &str) -> Option<RegisterPlace> {
         let mut offset: usize = 0;
         for (_, known, bits) in &self.registers {
@@ -75,7 +75,7 @@ impl TargetDescription {
         None
     }
 
-    /// Takes one file; the names of those that it includes.
+    /// Parses one file; returns the names of the files that it includes.
     fn take(&mut self, text: &str) -> Result<Vec<String>, DescriptionError> {
         let mut reader = Reader::from_str(text);
         let (mut included, mut in_architecture) = (Vec::new(), false);
@@ -107,7 +107,7 @@ impl TargetDescription {
             b"include" => included.push(attribute(b"href").ok_or(DescriptionError)?),
             b"reg" => {
                 let bits = number(b"bitsize").filter(|bits| *bits <= WIDEST).ok_or(DescriptionError)?;
-                // One more than the register before it, where nothing else is said.
+                // Without a number, it is one more than the previous register's.
                 let next = self.registers.last().map_or(0, |(number, ..)| number.saturating_add(1));
                 let at = number(b"regnum").unwrap_or(next);
                 self.registers.push((at, attribute(b"name").ok_or(DescriptionError)?, bits));

@@ -1,16 +1,17 @@
-//! Who on this machine listens at an address.
+//! Search for the processes of this machine that listen at an address.
 
 use std::collections::HashSet;
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// States of a connection (include/net/tcp_states.h).
+/// State of an established connection (include/net/tcp_states.h).
 const ESTABLISHED: u64 = 0x01;
+/// State of a listening socket.
 const LISTEN: u64 = 0x0a;
-/// Lines of the table that are looked at, at most.
+/// Maximum number of lines of the table that are read.
 const LINES: usize = 1 << 20;
 
-/// A line of /proc/net/tcp (proc_pid_net(5)).
+/// Line of /proc/net/tcp (proc_pid_net(5)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Socket {
     local: SocketAddr,
@@ -18,17 +19,17 @@ struct Socket {
     inode: u64,
 }
 
-/// What is known of an address of this machine.
+/// Listeners at an address of this machine.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct PortListeners {
-    /// Sockets that listen there.
+    /// Inodes of the sockets that listen there.
     inodes: HashSet<u64>,
-    /// Somebody is connected.
+    /// A client is connected.
     pub(crate) taken: bool,
 }
 
 impl PortListeners {
-    /// Looks at the tables of this machine; empty where `at` is another's.
+    /// Reads the tables of this machine; empty if the address is another machine's.
     pub(crate) fn find(at: &SocketAddr) -> Self {
         let mut found = Self::default();
         for table in ["/proc/net/tcp", "/proc/net/tcp6"] {
@@ -46,14 +47,14 @@ impl PortListeners {
                 LISTEN if here == wanted || here.is_unspecified() => {
                     self.inodes.insert(socket.inode);
                 }
-                // One that waits to be accepted has no inode yet.
+                // A connection that waits to be accepted has no inode yet.
                 ESTABLISHED if here == wanted && socket.inode != 0 => self.taken = true,
                 _ => {}
             }
         }
     }
 
-    /// The processes that have one of the sockets, as far as may be seen.
+    /// Returns the processes that have one of the sockets, as far as they are visible.
     pub(crate) fn processes(&self) -> Vec<i32> {
         if self.inodes.is_empty() {
             return Vec::new();
@@ -84,7 +85,7 @@ fn parse(client_handle: &str) -> Option<Socket> {
     Some(Socket { local, state, inode })
 }
 
-/// `0100007F:1F90`: words of the address as they lie in memory, and the port.
+/// Parses an address: `0100007F:1F90`, the words of the address as they are in memory, and the port.
 fn address(text: &str) -> Option<SocketAddr> {
     let (host, port) = text.split_once(':')?;
     let port = u16::from_str_radix(port, 16).ok()?;

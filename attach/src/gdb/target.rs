@@ -1,4 +1,4 @@
-//! A machine behind a stub, found and asked, before it is profiled.
+//! A machine with a stub, before it is profiled.
 
 use std::net::SocketAddr;
 use std::process::Command;
@@ -17,14 +17,14 @@ use crate::lock::ProcessLock;
 use crate::memory::{AttachedMemory, ForeignMemory, LastTables, Prover};
 use crate::process::Process;
 
-/// Stops that tell what a stop costs.
+/// Number of stops that measure the cost of a stop.
 const TRIALS: u32 = 16;
-/// Pause between two of them.
+/// Interval between two of these stops.
 const PAUSE: Duration = Duration::from_millis(10);
-/// The part of the time in which the machine may stand still for samples.
+/// Maximum part of the time for which samples stop the machine.
 pub(crate) const MOST_STOPPED: f64 = 0.1;
 
-/// A machine behind a stub, ready to be profiled. Dropping it lets the machine run on.
+/// Machine with a stub, ready to be profiled. Dropping it detaches, which resumes the machine.
 #[derive(Debug)]
 pub struct GdbTarget {
     pub(crate) address: String,
@@ -35,22 +35,25 @@ pub struct GdbTarget {
     pub(crate) memory: AttachedMemory,
     pub(crate) lock: Option<ProcessLock>,
     pub(crate) guard: Option<ResumeGuard>,
-    /// What a stop takes, as far as it was tried.
+    /// Measured duration of a stop.
     cost: Option<Duration>,
 }
 
 impl GdbTarget {
-    /// Connects to the stub at HOST:PORT of a machine of at most `most` vCPUs, which runs on when this
-    /// returns. `guard` is a program that calls [`super::keep_guard`]: it lets the machine run on if this
-    /// process is killed within a stop.
+    /// Connects to the stub at HOST:PORT of a machine of at most `most` vCPUs. The machine runs when this
+    /// returns. `guard` is a program that calls [`super::keep_guard`]: it resumes the machine if this process
+    /// is killed within a stop.
     ///
     /// # Errors
-    /// Everything that keeps vprof from profiling it; the machine runs on then.
+    /// The stub cannot be reached, serves another debugger, or lacks a needed feature; the machine is paused
+    /// or has too many vCPUs; another vprof profiles it. The machine continues to run then, unless it was
+    /// paused.
     pub fn connect(address: &str, most: usize, guard: Option<Command>) -> Result<Self, AttachError> {
         let to = client::resolve(address)?;
         let (process, lock) = match owner(&to) {
             (Some(process), taken) => {
-                // Whoever waits for a stub that has a debugger is served after it, and must not be gone then.
+                // A client that waits for a busy stub is served after the other debugger has gone, and must
+                // still be there then.
                 let lock = ProcessLock::take(&process)?;
                 if taken {
                     return Err(GdbError::InUse { address: address.to_owned() }.into());
@@ -71,7 +74,7 @@ impl GdbTarget {
         match ask(&mut client, address, (most, process.as_deref()), guard, &mut guarding) {
             Ok((stub, local)) => {
                 let client = Arc::new(Mutex::new(client));
-                // Any other process passes on what the stub says, and is not the machine's.
+                // Any other process forwards the stub's packets, and is not the machine's.
                 let process = process.filter(|_| local);
                 let memory = match &process {
                     Some(process) => AttachedMemory::Process(ForeignMemory::new(process.pid())),
@@ -91,34 +94,34 @@ impl GdbTarget {
         }
     }
 
-    /// The stub's address.
+    /// Returns the stub's address.
     pub fn address(&self) -> &str {
         &self.address
     }
 
-    /// The VMM's process, where it runs on this machine and its memory may be read.
+    /// Returns the VMM's process, if it runs on this machine and its memory may be read.
     pub fn process(&self) -> Option<&Process> {
         self.process.as_deref()
     }
 
-    /// How many vCPUs there are.
+    /// Returns the number of vCPUs.
     pub fn vcpus(&self) -> usize {
         self.stub.vcpus()
     }
 
-    /// Where the guest's memory is read.
+    /// Returns the guest's memory.
     pub fn memory(&self) -> &AttachedMemory {
         &self.memory
     }
 
-    /// Samples a second and vCPU for which the machine stands still no more than a tenth of the time, as far
-    /// as is known.
+    /// Returns the sampling rate, Hz per vCPU, at which the machine is stopped for at most a tenth of the
+    /// time. `None` before [`Self::prove`].
     pub fn sustainable_hz(&self) -> Option<f64> {
         self.cost.map(|cost| MOST_STOPPED / cost.as_secs_f64().max(1e-6))
     }
 
-    /// Tries what a stop takes, and looks for the place of the guest's memory in the process, at most that
-    /// long. What is not found now is looked for on while the machine is profiled.
+    /// Measures the duration of a stop, and searches for the layout of the guest's memory in the process, for
+    /// at most `limit`. If it is not found, the search continues while the machine is profiled.
     pub fn prove(&mut self, limit: Duration) {
         let begin = Instant::now();
         let tables = LastTables::default();
@@ -143,7 +146,7 @@ impl GdbTarget {
         self.cost = spent.checked_div(trials);
     }
 
-    /// One stop, as a tick makes it.
+    /// Makes one stop, as a tick does.
     fn try_stop(&self) -> Result<Option<Vec<Vec<u8>>>, ConnectionError> {
         let mut client = lock_client(&self.client);
         let answers = client.stop_and_ask(self.stub.commands())?;
@@ -163,19 +166,20 @@ impl Drop for GdbTarget {
     }
 }
 
-/// The process of this machine that listens at one of the addresses, if it may be seen, and whether somebody
-/// is connected.
+/// Returns the process of this machine that listens at one of the addresses, if it is visible, and true if a
+/// client is connected.
 fn owner(to: &[SocketAddr]) -> (Option<Process>, bool) {
     let listeners: Vec<PortListeners> = to.iter().map(PortListeners::find).collect();
     let taken = listeners.iter().any(|listener| listener.taken);
     let found: Vec<Process> =
         listeners.iter().flat_map(PortListeners::processes).filter_map(|pid| Process::open(pid).ok()).collect();
-    // A process that was started by QEMU may have its socket as well.
+    // A process that QEMU has started may have its socket as well.
     let qemu = found.iter().position(Process::is_qemu).unwrap_or(0);
     (found.into_iter().nth(qemu), taken)
 }
 
-/// Asks for everything that a profile needs, and lets the machine run on; whether its memory is the process'.
+/// Queries everything that a profile needs, and resumes the machine. Returns the stub, and true if the memory
+/// is the process's.
 fn ask(
     client: &mut Client,
     address: &str,
@@ -184,7 +188,7 @@ fn ask(
     guarding: &mut Option<ResumeGuard>,
 ) -> Result<(Stub, bool), AttachError> {
     let lost = |lost: ConnectionError| lost.error(address);
-    // Another process is a tunnel, most likely.
+    // Another process is most likely a tunnel.
     let local = process.is_some_and(|process| process.is_qemu() && process.may_be_read());
     if !local && !client.read_physical_memory().map_err(lost)? {
         return Err(GdbError::Memory { address: address.to_owned() }.into());

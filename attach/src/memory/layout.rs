@@ -1,4 +1,4 @@
-//! Where guest physical memory lies in a VMM, and all the ways in which it may.
+//! Layout of guest physical memory in a VMM, and all layouts that are possible.
 //!
 //! A PC has a hole below 4 GiB, and what does not fit below it continues at 4 GiB:
 //!
@@ -7,41 +7,40 @@
 //! VMM     one mapping cut in two, or two, or one for each NUMA node, in any order
 //! ```
 //!
-//! Where the hole begins: QEMU's `pc` at 3 GiB (nothing is cut below 3.5 GiB), `q35` at 2 GiB (2.75 GiB),
-//! both hw/i386/pc_piix.c and pc_q35.c, QEMU 7.2; Firecracker at 3.25 GiB (src/vmm/src/arch/x86_64/layout.rs,
-//! 1.7), 3 GiB since; Cloud Hypervisor (arch/src/x86_64/layout.rs, 40.0) and vprof at 3 GiB; crosvm at 3.25
-//! GiB.
+//! Start of the hole: QEMU's `pc` 3 GiB (memory below 3.5 GiB is not cut), `q35` 2 GiB (2.75 GiB), both
+//! hw/i386/pc_piix.c and pc_q35.c, QEMU 7.2; Firecracker 3.25 GiB (src/vmm/src/arch/x86_64/layout.rs, 1.7), 3
+//! GiB since; Cloud Hypervisor (arch/src/x86_64/layout.rs, 40.0) and vprof 3 GiB; crosvm 3.25 GiB.
 
 use super::maps::Mapping;
 
-/// Starts of the hole, most common first.
+/// Start addresses of the hole, most common first.
 const HOLES: [u64; 5] = [3 << 30, 2 << 30, 0xd000_0000, 0xe000_0000, 0xb000_0000];
-/// Where memory continues.
+/// Address at which memory continues after the hole.
 pub(crate) const FOUR_GIB: u64 = 4 << 30;
-/// Mappings that may be a part of the memory, at most: the largest.
+/// Maximum number of mappings that may be a part of the memory: the largest.
 const PARTS: usize = 10;
-/// Mappings that may be the memory of NUMA nodes together, at most: the largest.
+/// Maximum number of mappings that may be the memory of NUMA nodes together: the largest.
 const NODES: usize = 4;
-/// Layouts that are tried, at most.
+/// Maximum number of layouts that are tried.
 const MOST: usize = 512;
 
-/// A run of guest physical memory that is one run in the VMM.
+/// Range of guest physical memory that is contiguous in the VMM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct MemoryPiece {
     /// Guest physical address.
     pub guest: u64,
     /// Address in the VMM.
     pub host: u64,
-    /// Bytes.
+    /// Size, bytes.
     pub bytes: u64,
 }
 
-/// A whole memory: pieces in rising order, without overlap, each of at least one byte.
+/// Layout of a whole memory: pieces in rising order, without overlap, each of at least one byte.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemoryLayout(Vec<MemoryPiece>);
 
 impl MemoryLayout {
-    /// `None` where pieces overlap, are empty, or leave the address space.
+    /// Makes a layout; `None` if pieces overlap, are empty, or exceed the address space.
     pub(crate) fn new(mut pieces: Vec<MemoryPiece>) -> Option<Self> {
         pieces.sort_unstable();
         let end = |piece: &MemoryPiece| piece.guest.checked_add(piece.bytes);
@@ -52,12 +51,12 @@ impl MemoryLayout {
         (!pieces.is_empty() && apart && pieces.iter().all(sound)).then_some(Self(pieces))
     }
 
-    /// The pieces.
+    /// Returns the pieces.
     pub fn pieces(&self) -> &[MemoryPiece] {
         &self.0
     }
 
-    /// Where `guest` lies in the VMM, and how many bytes go on from there.
+    /// Returns the address of `guest` in the VMM, and how many bytes are contiguous from there.
     pub(crate) fn translate(&self, guest: u64) -> Option<(u64, u64)> {
         let after = self.0.partition_point(|piece| piece.guest <= guest);
         let piece = self.0.get(after.checked_sub(1)?)?;
@@ -65,14 +64,14 @@ impl MemoryLayout {
         (into < piece.bytes).then(|| (piece.host + into, piece.bytes - into))
     }
 
-    /// End of the memory below 4 GiB, or of all of it.
+    /// Returns the end of the memory that begins below `below`.
     pub(crate) fn end_of(&self, below: u64) -> u64 {
         let ends = self.0.iter().filter(|piece| piece.guest < below).map(|piece| piece.guest + piece.bytes);
         ends.max().unwrap_or(0)
     }
 }
 
-/// Every layout that these mappings may make, most common first, each once.
+/// Returns every layout that these mappings may form, most common first, each once.
 pub(crate) fn all(mappings: &[Mapping]) -> Vec<MemoryLayout> {
     let parts = mappings.get(..PARTS.min(mappings.len())).unwrap_or_default();
     let mut found: Vec<MemoryLayout> = Vec::new();
@@ -97,7 +96,7 @@ pub(crate) fn all(mappings: &[Mapping]) -> Vec<MemoryLayout> {
             add(vec![piece(0, run(low)), piece(FOUR_GIB, run(high))]);
         }
     }
-    // Neighbours that were mapped from above: what came second lies first.
+    // Adjacent mappings that were mapped from high addresses down: the second one comes first.
     for part in parts {
         for hole in HOLES {
             if let Some(high) = part.bytes().checked_sub(hole).filter(|high| *high > 0) {
@@ -117,7 +116,7 @@ pub(crate) fn all(mappings: &[Mapping]) -> Vec<MemoryLayout> {
     found
 }
 
-/// Runs of host memory one behind the other, cut at the hole.
+/// Makes the pieces of consecutive runs of host memory (address, bytes), cut at the hole.
 fn cut(runs: &[(u64, u64)], hole: u64) -> Vec<MemoryPiece> {
     let mut pieces = Vec::new();
     let mut guest = 0;
@@ -138,7 +137,7 @@ fn cut(runs: &[(u64, u64)], hole: u64) -> Vec<MemoryPiece> {
     pieces
 }
 
-/// All orders of so many things.
+/// Returns all permutations of so many indices.
 fn orders(count: usize) -> Vec<Vec<usize>> {
     let mut all = vec![Vec::new()];
     for _ in 0..count {
@@ -190,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn unsound_pieces_are_no_layout() {
+    fn unsound_pieces_are_rejected() {
         assert_eq!(MemoryLayout::new(Vec::new()), None);
         assert_eq!(MemoryLayout::new(vec![piece(0, 0, 0)]), None);
         assert_eq!(MemoryLayout::new(vec![piece(0, 0, 2), piece(1, 8, 2)]), None);
@@ -203,7 +202,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is mapped: bounded, sound, and each byte of host memory at most once in a layout.
+        /// Any mappings give bounded, sound layouts, with each byte of host memory at most once in a layout.
         #[test]
         fn any_mappings_make_sound_layouts(
             sizes in prop::collection::vec((0_u64..64, 1_u64..8192), 0..12),

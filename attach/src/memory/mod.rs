@@ -1,7 +1,7 @@
-//! The guest's physical memory, read out of the VMM's.
+//! The guest's physical memory, read out of the VMM's memory.
 //!
-//! Nothing of it is mapped here: `process_vm_readv` copies what is there and fails where nothing is, so that
-//! a VMM that unmaps, truncates or ends is an error here and never a fault.
+//! It is not mapped here. `process_vm_readv` copies mapped memory and fails elsewhere. So a VMM that unmaps,
+//! truncates or ends causes an error here and never a fault.
 
 mod cache;
 mod layout;
@@ -20,7 +20,7 @@ pub use layout::{MemoryLayout, MemoryPiece};
 pub(crate) use maps::read as mappings;
 pub(crate) use proof::{LastTables, Prover};
 
-/// The memory of an attached guest: nothing of it can be read before its layout is proven. Cheap to clone.
+/// Memory of a guest in another process. It cannot be read before its layout is proven. Cheap to clone.
 #[derive(Clone)]
 pub struct ForeignMemory {
     pid: i32,
@@ -44,12 +44,12 @@ impl ForeignMemory {
         Self { pid, proof: Arc::default() }
     }
 
-    /// How it lies in the VMM, once that is proven.
+    /// Returns the layout in the VMM, once it is proven.
     pub fn layout(&self) -> Option<&MemoryLayout> {
         self.proof.get().map(|proof| &proof.layout)
     }
 
-    /// The kernel that has proven it.
+    /// Returns the kernel that has proven the layout.
     pub fn kernel(&self) -> Option<&Arc<Kernel>> {
         self.proof.get().map(|proof| &proof.kernel)
     }
@@ -116,7 +116,7 @@ impl PhysicalMemory for StopSource {
     }
 }
 
-/// Memory as it would be if the layout were right.
+/// Memory under the assumption that a layout is right.
 #[derive(Debug)]
 pub(crate) struct AssumedMemory<'a> {
     pub(crate) pid: i32,
@@ -142,13 +142,13 @@ fn read(pid: i32, layout: &MemoryLayout, at: PhysAddr, into: &mut [u8]) -> Optio
     Some(())
 }
 
-/// Fills `into` from the process' address `from`; `None` unless all of it is there.
+/// Fills `into` from the process's address `from`; `None` unless all of it is mapped.
 fn copy(pid: i32, from: u64, into: &mut [u8]) -> Option<()> {
     let local = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
     let from = std::ptr::without_provenance_mut(usize::try_from(from).ok()?);
     let remote = libc::iovec { iov_base: from, iov_len: into.len() };
-    // SAFETY: `local` is `into`, which is writable and borrowed for the call; `remote` is the other process'
-    // business.
+    // SAFETY: `local` is `into`, which is writable and borrowed for the call; the kernel checks `remote`,
+    // which is in the other process.
     let count = unsafe { libc::process_vm_readv(pid, &raw const local, 1, &raw const remote, 1, 0) };
     (usize::try_from(count).ok()? == into.len()).then_some(())
 }
@@ -157,7 +157,7 @@ fn copy(pid: i32, from: u64, into: &mut [u8]) -> Option<()> {
 mod tests {
     use super::*;
 
-    /// This process stands for the VMM.
+    /// Uses this process as the VMM.
     #[test]
     fn memory_is_read_across_pieces_and_ends_where_they_do() {
         let pid = i32::try_from(std::process::id()).unwrap();

@@ -1,8 +1,8 @@
-//! The connection to a stub: one command, one answer, and whether the machine runs.
+//! Connection to a stub: commands and their answers, and the state of the machine.
 //!
-//! QEMU's stub stops the machine at whatever byte comes while it runs, serves what follows in the order in
-//! which it came, and takes the `$` of a command for an acknowledgement: there a stop and all questions
-//! travel together. With others each answer is waited for.
+//! QEMU's stub stops the machine at any byte that comes while the machine runs, and takes the `$` of a
+//! command for an acknowledgement. It serves what follows in order. So with QEMU a stop and all questions
+//! travel together; with other stubs each answer is awaited.
 
 use std::io::{self, Write};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
@@ -14,34 +14,34 @@ use std::time::{Duration, Instant};
 use crate::error::GdbError;
 use super::packet::{PacketDecoder, PacketError, frame, hex, unhex};
 
-/// How long a connection may take, and a new stub its first answer.
+/// Time limit of a connection, and of a new stub's first answer.
 const CONNECT_LIMIT: Duration = Duration::from_secs(3);
-/// How long a stub may take for an answer: its process may be stopped by a signal for a while.
+/// Time limit of an answer: the stub's process may be stopped by a signal for a while.
 const ANSWER_LIMIT: Duration = Duration::from_secs(30);
-/// The same once everything is to end.
+/// Time limit of an answer once everything is to end.
 const LAST_LIMIT: Duration = Duration::from_secs(2);
-/// How often a wait looks whether everything is to end, ms.
-const LOOK_MS: i32 = 50;
-/// What makes a running machine stop ("Debugging with GDB", E.9 Interrupts).
+/// Interval at which a wait checks whether everything is to end, ms.
+const CHECK_MS: i32 = 50;
+/// Byte that stops a running machine ("Debugging with GDB", E.9 Interrupts).
 const INTERRUPT: u8 = 3;
-/// Questions that are under way at once, at most.
-const AT_ONCE: usize = 64;
-/// Bytes of memory in one answer, at most; of a stub that says nothing about it the half of GDB's own
-/// default.
+/// Maximum number of questions without an answer.
+const PIPELINED: usize = 64;
+/// Maximum size of memory in one answer, bytes.
 const MEMORY_MOST: usize = 16 << 10;
+/// Size of memory in one answer if the stub reports no packet size, bytes: half of GDB's own default.
 const MEMORY_DEFAULT: usize = 512;
-/// The stop that QEMU tells where it was asked for (`GDB_SIGNAL_INT`, gdbstub.c, 7.2), and where it stood
-/// already.
-const STOPPED_ASKED: &[u8] = b"T02";
+/// Stop that QEMU reports if it was requested, or if the machine was stopped already (`GDB_SIGNAL_INT`,
+/// gdbstub.c, 7.2).
+const STOPPED_BY_CLIENT: &[u8] = b"T02";
 
-/// Why there is no connection any more.
+/// Reason why the connection is lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ConnectionError {
-    /// The stub has closed it, or says that its machine has ended.
+    /// The stub has closed the connection, or reports that its machine has ended.
     Closed,
-    /// It says nothing any more.
+    /// The stub no longer answers.
     Silent,
-    /// What it says is no packet, or no answer.
+    /// The peer sends something other than a packet or an answer.
     NoStub,
 }
 
@@ -52,6 +52,7 @@ impl From<PacketError> for ConnectionError {
 }
 
 impl ConnectionError {
+    /// Converts the reason to the error of a first connection to `address`.
     pub(crate) fn error(self, address: &str) -> GdbError {
         let address = address.to_owned();
         match self {
@@ -62,39 +63,43 @@ impl ConnectionError {
     }
 }
 
-/// What the machine does, as far as is known here.
+/// State of the machine, as far as the client knows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MachineState {
     Running,
-    /// By this client.
+    /// Stopped by this client.
     Stopped,
-    /// By somebody else, who is to let it run on.
+    /// Paused by something else, which has to resume it.
     Paused,
-    /// It was let go: any byte would stop it again.
+    /// The client has detached: any byte would stop the machine again.
     Detached,
 }
 
-/// A connection.
+/// Connection to a stub.
 #[derive(Debug)]
 pub(crate) struct Client {
     stream: TcpStream,
     decoder: PacketDecoder,
     state: MachineState,
-    /// It is QEMU's.
+    /// The stub is QEMU's.
     qemu: bool,
-    /// Answers are to be acknowledged, and the last one was not yet.
+    /// Answers have to be acknowledged.
     acknowledges: bool,
-    owes: bool,
+    /// The last answer has not been acknowledged yet.
+    owes_acknowledgement: bool,
     limit: Duration,
     /// Everything is to end.
     hurry: Arc<AtomicBool>,
-    /// Bytes of memory in one answer.
+    /// Size of memory in one answer, bytes.
     chunk: usize,
-    /// `m` reads physical memory, which is to be undone.
+    /// `m` reads physical memory, which must be undone.
     physical: bool,
 }
 
-/// The addresses behind HOST:PORT; without a host this one.
+/// Resolves HOST:PORT; without a host it is this machine.
+///
+/// # Errors
+/// The address has no host or no port, or the host is unknown.
 pub(crate) fn resolve(address: &str) -> Result<Vec<SocketAddr>, GdbError> {
     let whole = if address.starts_with(':') { format!("localhost{address}") } else { address.to_owned() };
     let wrong = || GdbError::Address { address: address.to_owned() };
@@ -103,7 +108,7 @@ pub(crate) fn resolve(address: &str) -> Result<Vec<SocketAddr>, GdbError> {
 }
 
 impl Client {
-    /// Connects to the first of the addresses that answers.
+    /// Connects to the first of the addresses that accepts.
     pub(crate) fn connect(
         address: &str,
         to: &[SocketAddr],
@@ -135,7 +140,7 @@ impl Client {
             state: MachineState::Stopped,
             qemu: false,
             acknowledges: true,
-            owes: false,
+            owes_acknowledgement: false,
             limit: CONNECT_LIMIT,
             hurry,
             chunk: MEMORY_DEFAULT,
@@ -143,25 +148,26 @@ impl Client {
         }
     }
 
-    /// Learns whom it talks to. True if the machine ran until now, as far as the stub tells.
+    /// Determines the stub's kind and features. Returns true if the machine ran until now, as far as the stub
+    /// reports it.
     pub(crate) fn handshake(&mut self) -> Result<bool, ConnectionError> {
         self.send(&[], &[b"qSupported:xmlRegisters=i386".to_vec()])?;
         let mut ran = false;
         let supported = loop {
-            let said = match self.receive_packet() {
-                // Where others are served first, this one's turn comes when it is gone: nothing may be left
-                // stopped then.
+            let packet = match self.receive_packet() {
+                // The stub may serve another debugger first, and this client after it has gone. The machine
+                // must not be left stopped then.
                 Err(ConnectionError::Silent) => {
                     let mut bytes = vec![b'+'];
                     frame(b"D;1", &mut bytes);
                     let _gone = self.stream.write_all(&bytes);
                     return Err(ConnectionError::Silent);
                 }
-                said => said?,
+                packet => packet?,
             };
-            match said.first() {
+            match packet.first() {
                 Some(b'T' | b'S') => ran = true,
-                _ => break said,
+                _ => break packet,
             }
         };
         let size = supported.split(|byte| *byte == b';').find_map(|word| word.strip_prefix(b"PacketSize="));
@@ -170,7 +176,7 @@ impl Client {
             self.acknowledges = false;
         }
         self.qemu = matches!(self.ask(b"qqemu.PhyMemMode")?.as_slice(), b"0" | b"1");
-        // Two digits a byte; QEMU counts these alone, others all of a packet.
+        // Two digits a byte. QEMU counts these alone, other stubs the whole packet.
         let frame_bytes = if self.qemu { 0 } else { 8 };
         self.chunk =
             most.map_or(MEMORY_DEFAULT, |most| (most.saturating_sub(frame_bytes) / 2).clamp(64, MEMORY_MOST));
@@ -178,7 +184,7 @@ impl Client {
         Ok(ran || !self.qemu)
     }
 
-    /// It is QEMU's stub.
+    /// Returns true if the stub is QEMU's.
     pub(crate) fn is_qemu(&self) -> bool {
         self.qemu
     }
@@ -187,25 +193,25 @@ impl Client {
         self.state
     }
 
-    /// From now on `m` reads physical memory; false where it can't.
+    /// Switches `m` to physical memory; returns false if the stub cannot do that.
     pub(crate) fn read_physical_memory(&mut self) -> Result<bool, ConnectionError> {
         self.physical = self.qemu && self.ask(b"Qqemu.PhyMemMode:1")? == b"OK";
         Ok(self.physical)
     }
 
-    /// One command, one answer.
+    /// Sends one command; returns its answer.
     pub(crate) fn ask(&mut self, command: &[u8]) -> Result<Vec<u8>, ConnectionError> {
         self.send(&[], &[command.to_vec()])?;
         self.receive_packet()
     }
 
-    /// Several commands, all answers in their order.
+    /// Sends several commands; returns all answers, in order.
     pub(crate) fn ask_all(&mut self, commands: &[Vec<u8>]) -> Result<Vec<Vec<u8>>, ConnectionError> {
         if !self.qemu {
             return commands.iter().map(|command| self.ask(command)).collect();
         }
         let mut answers = Vec::with_capacity(commands.len());
-        for some in commands.chunks(AT_ONCE) {
+        for some in commands.chunks(PIPELINED) {
             self.send(&[], some)?;
             for _ in some {
                 answers.push(self.receive_packet()?);
@@ -214,20 +220,21 @@ impl Client {
         Ok(answers)
     }
 
-    /// Stops the machine and asks; `None` where somebody else has paused it, and once it was let go.
+    /// Stops the machine and sends commands. Returns `None` if something else has paused the machine, and
+    /// after detaching.
     pub(crate) fn stop_and_ask(&mut self, commands: &[Vec<u8>]) -> Result<Option<Vec<Vec<u8>>>, ConnectionError> {
         self.read_unsolicited()?;
         match self.state {
             MachineState::Stopped => {}
             MachineState::Detached => return Ok(None),
             MachineState::Paused => {
-                // Whatever comes while it runs stops it, and it says so.
-                if !self.ask(b"?")?.starts_with(STOPPED_ASKED) || !self.qemu {
+                // QEMU stops at any byte that comes while the machine runs, and reports it.
+                if !self.ask(b"?")?.starts_with(STOPPED_BY_CLIENT) || !self.qemu {
                     return Ok(None);
                 }
                 self.state = MachineState::Stopped;
             }
-            MachineState::Running if self.qemu && commands.len() <= AT_ONCE => {
+            MachineState::Running if self.qemu && commands.len() <= PIPELINED => {
                 self.send(&[INTERRUPT], commands)?;
                 self.receive_stop()?;
                 return commands.iter().map(|_| self.receive_packet()).collect::<Result<_, _>>().map(Some);
@@ -240,7 +247,7 @@ impl Client {
         self.ask_all(commands).map(Some)
     }
 
-    /// Lets a machine that was stopped here run on.
+    /// Resumes a machine that this client has stopped.
     pub(crate) fn resume(&mut self) -> Result<(), ConnectionError> {
         if self.state == MachineState::Stopped {
             self.send(&[], &[b"c".to_vec()])?;
@@ -249,7 +256,8 @@ impl Client {
         Ok(())
     }
 
-    /// Fills `into` from the physical address `at` while the machine stands; `None` where there is no memory.
+    /// Fills `into` from the physical address `at` while the machine is stopped; `None` where there is no
+    /// memory.
     pub(crate) fn read_memory(&mut self, at: u64, into: &mut [u8]) -> Result<Option<()>, ConnectionError> {
         let mut commands = Vec::new();
         let mut next = at;
@@ -265,7 +273,7 @@ impl Client {
         Ok(parts.map(|(part, answer)| unhex(&answer, part)).collect())
     }
 
-    /// Bytes that end everything here: the machine runs on, whether it is stopped or not.
+    /// Returns bytes that end the connection and resume the machine, whether it is stopped or not.
     pub(crate) fn detach_bytes(&self) -> Vec<u8> {
         let mut bytes = vec![INTERRUPT, b'+'];
         if self.physical {
@@ -275,20 +283,21 @@ impl Client {
         bytes
     }
 
-    /// QEMU wants a process' number if any debugger before has spoken of processes, and takes one otherwise.
+    /// Returns the command to detach. QEMU wants a process's number if any earlier debugger used processes,
+    /// and accepts one otherwise.
     fn detach_command(&self) -> &'static [u8] {
         if self.qemu { b"D;1" } else { b"D" }
     }
 
-    /// Lets the machine go, for good. One that somebody else has paused stays so.
+    /// Detaches for good, which resumes the machine. A machine that something else has paused stays paused.
     pub(crate) fn detach(&mut self) -> Result<(), ConnectionError> {
         self.limit = LAST_LIMIT;
-        let left = self.do_detach();
+        let result = self.try_detach();
         self.state = MachineState::Detached;
-        left
+        result
     }
 
-    fn do_detach(&mut self) -> Result<(), ConnectionError> {
+    fn try_detach(&mut self) -> Result<(), ConnectionError> {
         self.read_unsolicited()?;
         if self.state == MachineState::Running {
             self.send(&[INTERRUPT], &[])?;
@@ -303,45 +312,45 @@ impl Client {
         Ok(())
     }
 
-    /// Another handle of the connection.
+    /// Returns another handle of the connection.
     pub(crate) fn handle(&self) -> io::Result<TcpStream> {
         self.stream.try_clone()
     }
 
-    /// It was paused before this client came.
+    /// Records that the machine was paused before this client connected.
     pub(crate) fn set_paused(&mut self) {
         self.state = MachineState::Paused;
     }
 
-    /// Takes in what the stub has said unasked.
+    /// Processes packets that the stub has sent without being asked.
     fn read_unsolicited(&mut self) -> Result<(), ConnectionError> {
         if self.state != MachineState::Running {
             return Ok(());
         }
         loop {
-            if let Some(said) = self.decoder.next_packet()? {
-                self.owes = true;
-                if stopped(&said)? {
+            if let Some(packet) = self.decoder.next_packet()? {
+                self.owes_acknowledgement = true;
+                if is_stop(&packet)? {
                     self.state = MachineState::Paused;
                 }
                 continue;
             }
-            if !self.receive(libc::MSG_DONTWAIT)? {
+            if !self.read_available(libc::MSG_DONTWAIT)? {
                 return Ok(());
             }
         }
     }
 
-    /// Waits for the machine to stop.
+    /// Waits until the machine has stopped.
     fn receive_stop(&mut self) -> Result<(), ConnectionError> {
-        while !stopped(&self.receive_packet()?)? {}
+        while !is_stop(&self.receive_packet()?)? {}
         self.state = MachineState::Stopped;
         Ok(())
     }
 
     fn send(&mut self, before: &[u8], commands: &[Vec<u8>]) -> Result<(), ConnectionError> {
         let mut bytes = Vec::new();
-        if std::mem::take(&mut self.owes) && self.acknowledges {
+        if std::mem::take(&mut self.owes_acknowledgement) && self.acknowledges {
             bytes.push(b'+');
         }
         bytes.extend_from_slice(before);
@@ -349,13 +358,13 @@ impl Client {
         self.stream.write_all(&bytes).map_err(|_| ConnectionError::Closed)
     }
 
-    /// The next packet.
+    /// Waits for the next packet.
     fn receive_packet(&mut self) -> Result<Vec<u8>, ConnectionError> {
         let begin = Instant::now();
         loop {
-            if let Some(said) = self.decoder.next_packet()? {
-                self.owes = true;
-                return Ok(said);
+            if let Some(packet) = self.decoder.next_packet()? {
+                self.owes_acknowledgement = true;
+                return Ok(packet);
             }
             let limit =
                 if self.hurry.load(Ordering::Acquire) { LAST_LIMIT.min(self.limit) } else { self.limit };
@@ -364,14 +373,14 @@ impl Client {
             }
             let mut poll = libc::pollfd { fd: self.stream.as_raw_fd(), events: libc::POLLIN, revents: 0 };
             // SAFETY: one valid entry.
-            if unsafe { libc::poll(&raw mut poll, 1, LOOK_MS) } > 0 {
-                self.receive(libc::MSG_DONTWAIT)?;
+            if unsafe { libc::poll(&raw mut poll, 1, CHECK_MS) } > 0 {
+                self.read_available(libc::MSG_DONTWAIT)?;
             }
         }
     }
 
-    /// Takes in what has come; false where nothing has.
-    fn receive(&mut self, flags: libc::c_int) -> Result<bool, ConnectionError> {
+    /// Reads available bytes; returns false if there are none.
+    fn read_available(&mut self, flags: libc::c_int) -> Result<bool, ConnectionError> {
         let mut bytes = [0_u8; 16 << 10];
         // SAFETY: `bytes` is writable for its length, and lives through the call.
         let count =
@@ -390,9 +399,9 @@ impl Client {
     }
 }
 
-/// Whether a packet that comes unasked says that the machine has stopped; output of the guest does not.
-fn stopped(said: &[u8]) -> Result<bool, ConnectionError> {
-    match said.first() {
+/// Returns true if an unsolicited packet reports that the machine has stopped; output of the guest does not.
+fn is_stop(packet: &[u8]) -> Result<bool, ConnectionError> {
+    match packet.first() {
         Some(b'T' | b'S') => Ok(true),
         Some(b'O') => Ok(false),
         Some(b'W' | b'X') => Err(ConnectionError::Closed),

@@ -1,17 +1,16 @@
 //! Packets of GDB's remote serial protocol ("Debugging with GDB", appendix E.1 Overview): `$body#checksum`.
 //!
-//! What a stub sends is as little to be trusted as a guest: lengths are bounded, and what fits nowhere is
-//! [`PacketError`].
+//! A stub is trusted as little as a guest: lengths are bounded, and anything unexpected is a [`PacketError`].
 
-/// Bytes of the longest body, after repetitions are spelled out: registers and memory come in packets of a
-/// few KiB.
+/// Maximum length of a body, bytes, after run-length decoding: registers and memory come in packets of a few
+/// KiB.
 const LONGEST: usize = 256 << 10;
-/// What an escaped byte was changed by.
+/// Value with which an escaped byte is combined by XOR.
 const ESCAPE: u8 = 0x20;
-/// What the count behind `*` is larger by than the repetitions that it stands for.
+/// Difference between the count after `*` and the number of repetitions.
 const REPEATED: u8 = 29;
 
-/// Bytes that are no packet.
+/// Error of bytes that are not a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PacketError;
 
@@ -34,27 +33,27 @@ fn checksum(bytes: &[u8]) -> u8 {
     bytes.iter().fold(0, |sum, byte| sum.wrapping_add(*byte))
 }
 
-/// Cuts packets out of a stream of bytes.
+/// Decoder of packets in a stream of bytes.
 #[derive(Debug, Default)]
 pub struct PacketDecoder {
     waiting: Vec<u8>,
-    /// Bytes of `waiting` that were used.
+    /// Number of bytes of `waiting` that were used.
     used: usize,
 }
 
 impl PacketDecoder {
-    /// More bytes have come.
+    /// Adds received bytes.
     pub fn feed(&mut self, bytes: &[u8]) {
         self.waiting.drain(..self.used);
         self.used = 0;
         self.waiting.extend_from_slice(bytes);
     }
 
-    /// The body of the next packet; `None` until more bytes have come. Acknowledgements and notifications are
-    /// passed over.
+    /// Returns the body of the next packet; `None` until more bytes are fed. Skips acknowledgements and
+    /// notifications.
     ///
     /// # Errors
-    /// What comes next is no packet, or a damaged one. A stream that has begun to be none stays so.
+    /// The next bytes are not a packet, or a damaged one. The stream cannot be decoded any further then.
     pub fn next_packet(&mut self) -> Result<Option<Vec<u8>>, PacketError> {
         loop {
             let rest = self.waiting.get(self.used..).unwrap_or_default();
@@ -71,7 +70,7 @@ impl PacketDecoder {
                     if hex(sum) != Some(u64::from(checksum(body))) {
                         return Err(PacketError);
                     }
-                    let body = (*kind == b'$').then(|| spell_out(body).ok_or(PacketError)).transpose()?;
+                    let body = (*kind == b'$').then(|| decode_body(body).ok_or(PacketError)).transpose()?;
                     self.used += end + 3;
                     if body.is_some() {
                         return Ok(body);
@@ -83,8 +82,8 @@ impl PacketDecoder {
     }
 }
 
-/// A body without escapes and repetitions.
-fn spell_out(body: &[u8]) -> Option<Vec<u8>> {
+/// Decodes escapes and repetitions of a body; `None` if the body is damaged or too long.
+fn decode_body(body: &[u8]) -> Option<Vec<u8>> {
     let mut out = Vec::with_capacity(body.len());
     let mut bytes = body.iter().copied();
     while let Some(byte) = bytes.next() {
@@ -104,7 +103,7 @@ fn spell_out(body: &[u8]) -> Option<Vec<u8>> {
     Some(out)
 }
 
-/// A number in hexadecimal digits, most significant first.
+/// Parses a number in hexadecimal digits, most significant first.
 pub(crate) fn hex(digits: &[u8]) -> Option<u64> {
     if digits.is_empty() || digits.len() > 16 || !digits.iter().all(u8::is_ascii_hexdigit) {
         return None;
@@ -112,7 +111,7 @@ pub(crate) fn hex(digits: &[u8]) -> Option<u64> {
     u64::from_str_radix(str::from_utf8(digits).ok()?, 16).ok()
 }
 
-/// Fills `into` with the bytes that two digits each stand for.
+/// Fills `into` with the bytes that the digits represent, two each.
 pub(crate) fn unhex(digits: &[u8], into: &mut [u8]) -> Option<()> {
     let (pairs, []) = digits.as_chunks::<2>() else { return None };
     if pairs.len() != into.len() {
@@ -140,7 +139,7 @@ mod tests {
     fn packets_are_cut_out_of_what_a_stub_sends() {
         assert_eq!(decode(b"+$OK#9a+$T02thread:01;#04"), [&b"OK"[..], b"T02thread:01;"]);
         assert_eq!(decode(b"$0* #7a"), [b"0000"], "the manual's own example");
-        assert_eq!(decode(b"%ThreadStop:T02#00$#00"), Vec::<Vec<u8>>::new(), "a damaged notification");
+        assert_eq!(decode(b"%Stop:T02#00$#00"), Vec::<Vec<u8>>::new(), "a damaged notification");
         assert_eq!(decode(b"%x#78$#00"), [b""], "a notification, and an empty answer");
         assert_eq!(decode(b"$O"), Vec::<Vec<u8>>::new());
     }

@@ -1,18 +1,16 @@
 //! `vprof attach --gdb`: by the VMM's GDB stub.
 
 use std::io;
-use std::os::fd::BorrowedFd;
 use std::process::Command;
 
-use attach::Observer;
-use attach::gdb::{GdbAttached, GdbTarget, Source, keep_guard};
+use attach::gdb::{GdbTarget, keep_guard};
+use attach::{AttachedMemory, Attachment};
 use sampler::Session;
 use symbols::names::OpenFiles;
 
-use super::{PROOF_LIMIT, Plan, conclude, counted, label, profile, program, tell};
+use super::{PROOF_LIMIT, Plan, conclude, counted, label, profile, program};
 use crate::args::AttachArgs;
 use crate::errors::{Error, ExitCode};
-use crate::run::guest::Subject;
 use crate::run::recording::{Recording, Streams};
 use text::clean::escaped;
 
@@ -36,8 +34,8 @@ pub(super) fn command(
     let label = target.process().map_or_else(|| stub.clone(), label);
     let vcpus = counted(target.vcpus());
     let memory = match target.memory() {
-        Source::Process(_) => "memory from its process",
-        Source::Stub(_) => "memory through the stub",
+        AttachedMemory::Process(_) => "memory from its process",
+        AttachedMemory::Stub(_) => "memory through the stub",
     };
     if !args.recording.quiet {
         let through = if target.process().is_some() { format!(" through {stub}") } else { String::new() };
@@ -62,13 +60,9 @@ pub(super) fn command(
         counters: Vec::new(),
         note: note.map(|note| ("rate", note)),
     };
-    let start = |samplers| {
-        let attached = GdbAttached::start(target, samplers)?;
-        let memory = attached.memory().clone();
-        Ok((attached, memory))
-    };
+    let start = |samplers| Attachment::start_by_gdb(target, samplers);
     let recorded = recording.record(label, Streams::none(), |link, tables| {
-        profile(args, plan, files, (link, tables), start, GdbAttached::wait)
+        profile(args, plan, files, (link, tables), start)
     })?;
     conclude(args, recorded)
 }
@@ -102,30 +96,11 @@ fn sentence(held: f64, wanted: f64) -> String {
     )
 }
 
-impl<O: Observer> Subject for GdbAttached<O> {
-    fn ended_fd(&self) -> BorrowedFd<'_> {
-        GdbAttached::ended_fd(self)
-    }
-
-    fn has_ended(&self) -> bool {
-        GdbAttached::has_ended(self)
-    }
-
-    fn stop(&self) {
-        GdbAttached::stop(self);
-    }
-
-    /// Its console is its VMM's: nobody waits for these bytes.
-    fn input(&self, bytes: &[u8]) -> usize {
-        bytes.len()
-    }
-
-    fn look(&self, session: &Session) {
-        tell(session, self.news());
-        let wanted = session.status().wanted_hz;
-        if let Some(held) = self.sustainable_hz().filter(|held| wanted > held * TOLERANCE).map(round) {
-            session.event("rate", &sentence(held, wanted));
-            session.set_rate(held);
-        }
+/// Lowers the session's rate to what the stub sustains, by the latest stops.
+pub(super) fn limit_rate<O>(attached: &Attachment<O>, session: &Session) {
+    let wanted = session.status().wanted_hz;
+    if let Some(held) = attached.sustainable_hz().filter(|held| wanted > held * TOLERANCE).map(round) {
+        session.event("rate", &sentence(held, wanted));
+        session.set_rate(held);
     }
 }

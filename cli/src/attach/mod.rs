@@ -5,10 +5,10 @@ pub mod gdb;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use attach::{AttachError, Attached, End, Ended, News, Observer, Process, Standing, Target};
+use attach::{AttachError, AttachEvent, Attachment, AttachmentEnd, PauseCause, Process, Target};
 use profile::estimate::ONE_CLOCK;
 use profile::{ProfileWriter, Sink, live};
-use sampler::{GuestMemory, Session, SessionConfig, VcpuSampler};
+use sampler::{AttachedSampler, Session, SessionConfig};
 use symbols::names::{OpenFiles, no_files};
 use text::clean::escaped;
 use text::units;
@@ -60,12 +60,12 @@ pub fn command(args: &AttachArgs) -> Result<ExitCode, Error> {
     }
     let pid = match (args.pid, &args.name) {
         (Some(pid), _) => pid,
-        (None, Some(name)) => attach::named(name)?,
+        (None, Some(name)) => attach::find_by_name(name)?,
         (None, None) => {
             return Err(Error::Usage("give the process of the virtual machine, or its --name".to_owned()));
         }
     };
-    let target = Target::look(pid, usize::from(vmm::config::MAX_VCPUS))?;
+    let target = Target::find(pid, usize::from(vmm::config::MAX_VCPUS))?;
     let label = label(target.process());
     if !args.recording.quiet {
         eprintln!("vprof: attached to {label}, {}", vcpus(&target));
@@ -82,13 +82,9 @@ pub fn command(args: &AttachArgs) -> Result<ExitCode, Error> {
         counters: target.counters(),
         note: Some(target.unseen()).filter(|unseen| *unseen > 0).map(|unseen| ("missing", left_out(unseen))),
     };
-    let start = |samplers| {
-        let attached = Attached::start(target, samplers)?;
-        let memory = attached.memory();
-        Ok((attached, memory))
-    };
+    let start = |samplers| Attachment::start(target, samplers);
     let recorded = recording.record(label, Streams::none(), |link, tables| {
-        profile(args, plan, files, (link, tables), start, Attached::wait)
+        profile(args, plan, files, (link, tables), start)
     })?;
     conclude(args, recorded)
 }
@@ -139,16 +135,15 @@ fn open_disks(paths: &[PathBuf]) -> Result<OpenFiles, Error> {
 }
 
 /// One sampler per vCPU, as whoever ticks takes them.
-type Samplers = Box<dyn FnMut(usize) -> VcpuSampler>;
+type Samplers = Box<dyn FnMut(usize) -> AttachedSampler>;
 
 /// Samples the machine until it ends, or until vprof is to let it go.
-async fn profile<A: Subject, M: Into<GuestMemory>>(
+async fn profile(
     args: &AttachArgs,
     plan: Plan,
     files: OpenFiles,
     (link, tables): (Link, live::Shared),
-    start: impl FnOnce(Samplers) -> Result<(A, M), AttachError>,
-    wait: impl FnOnce(A) -> Result<Ended<VcpuSampler>, AttachError>,
+    start: impl FnOnce(Samplers) -> Result<Attachment<AttachedSampler>, AttachError>,
 ) -> Result<Outcome, Error> {
     let Link { mut stop, mut input, mut control, console, output, phase } = link;
     // An attached machine's console is its VMM's.
@@ -184,25 +179,25 @@ async fn profile<A: Subject, M: Into<GuestMemory>>(
         session.event(kind, note);
     }
     let mut samplers = samplers.into_iter();
-    let (attached, memory) =
-        start(Box::new(move |_| samplers.next().expect("the session has one observer per vCPU")))?;
-    session.start(memory).map_err(|error| Error::Sink(error.to_string()))?;
+    let attached =
+        start(Box::new(move |_| samplers.next().expect("the session has one observer per vCPU").into()))?;
+    session.start(attached.memory().clone()).map_err(|error| Error::Sink(error.to_string()))?;
     let heard = Heard::new(&mut stop, &mut input, &mut control);
     watch(&attached, &session, recording.duration, heard, None, &phase).await?;
-    let ended = wait(attached)?;
+    let ended = attached.wait()?;
     // The observers hold the writing ends of the rings that the collector empties.
     drop(ended.observers);
     let sentence = match ended.end {
-        End::Detached => "vprof has let the virtual machine go; it runs on",
-        End::ProcessEnded => "the virtual machine's process has ended",
-        End::VcpusEnded => {
+        AttachmentEnd::Detached => "vprof has let the virtual machine go; it runs on",
+        AttachmentEnd::ProcessEnded => "the virtual machine's process has ended",
+        AttachmentEnd::VcpusEnded => {
             "the process has no vCPU threads any more: it executes another program, or has closed its machine"
         }
-        End::Reset => "the guest was reset, so that what was known of its kernel is so no more: attach again",
-        End::StubClosed => {
+        AttachmentEnd::Reset => "the guest was reset, so that what was known of its kernel is so no more: attach again",
+        AttachmentEnd::StubClosed => {
             "the GDB stub has closed the connection: its VMM has ended, or has no stub any more"
         }
-        End::StubSilent => "the GDB stub does not answer any more",
+        AttachmentEnd::StubSilent => "the GDB stub does not answer any more",
     };
     session.event("end", sentence);
     let totals = session.finish(Vec::new());
@@ -216,28 +211,28 @@ fn program(pid: i32) -> String {
 }
 
 /// Writes what is new of the machine into the profile.
-fn tell(session: &Session, news: Vec<News>) {
-    for news in news {
-        match news {
-            News::Memory(text) => session.event("memory", &text),
-            News::NoMemory(text) => session.event("missing", &text),
-            News::Stands(standing) => {
-                let why = match standing {
-                    Standing::Paused => PAUSED,
-                    Standing::Stopped => STOPPED,
+fn tell(session: &Session, events: Vec<AttachEvent>) {
+    for event in events {
+        match event {
+            AttachEvent::MemoryProven(text) => session.event("memory", &text),
+            AttachEvent::MemoryUnproven(text) => session.event("missing", &text),
+            AttachEvent::Paused(cause) => {
+                let why = match cause {
+                    PauseCause::Vmm => PAUSED,
+                    PauseCause::Signal => STOPPED,
                 };
                 session.event("paused", why);
                 session.stands(Some(why));
             }
-            News::Moves => {
+            AttachEvent::Resumed => {
                 session.event("paused", "the virtual machine runs on");
                 session.stands(None);
             }
-            News::Plugged(number) => session.event(
+            AttachEvent::Plugged(number) => session.event(
                 "missing",
                 &format!("vCPU {number} was plugged in later, and is not in this profile: attach again"),
             ),
-            News::Unplugged(number) => {
+            AttachEvent::Unplugged(number) => {
                 session.event(
                     "missing",
                     &format!("vCPU {number} was taken out: it is in this profile up to then"),
@@ -247,17 +242,17 @@ fn tell(session: &Session, news: Vec<News>) {
     }
 }
 
-impl<O: Observer> Subject for Attached<O> {
+impl<O> Subject for Attachment<O> {
     fn ended_fd(&self) -> std::os::fd::BorrowedFd<'_> {
-        Attached::ended_fd(self)
+        Attachment::ended_fd(self)
     }
 
     fn has_ended(&self) -> bool {
-        Attached::has_ended(self)
+        Attachment::has_ended(self)
     }
 
     fn stop(&self) {
-        Attached::stop(self);
+        Attachment::stop(self);
     }
 
     /// Its console is its VMM's: nobody waits for these bytes.
@@ -266,6 +261,7 @@ impl<O: Observer> Subject for Attached<O> {
     }
 
     fn look(&self, session: &Session) {
-        tell(session, self.news());
+        tell(session, self.take_events());
+        gdb::limit_rate(self, session);
     }
 }

@@ -8,7 +8,7 @@ use profile::ClockKind;
 use sampler::Totals;
 use sampler::conditions::Wait;
 use serde::{Deserialize, Serialize};
-use vmm::{DiskMode, End};
+use vmm::{DiskMode, MachineEnd};
 
 use super::network::NetworkSpec;
 use super::systemd::GuestCommand;
@@ -94,7 +94,7 @@ pub struct Outcome {
     pub host_restarts: u32,
 }
 
-/// How a guest ended; [`vmm::End`] in a form that can travel.
+/// How a guest ended; [`vmm::MachineEnd`] in a form that can travel.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum GuestEnd {
     /// ACPI power-off.
@@ -111,14 +111,14 @@ pub enum GuestEnd {
     Failed(String),
 }
 
-impl From<End> for GuestEnd {
-    fn from(end: End) -> Self {
+impl From<MachineEnd> for GuestEnd {
+    fn from(end: MachineEnd) -> Self {
         match end {
-            End::PowerOff => Self::PowerOff,
-            End::Reset => Self::Reset,
-            End::Exited(code) => Self::Exited(code),
-            End::Stopped => Self::Stopped,
-            End::Failed(reason) => Self::Failed(reason),
+            MachineEnd::PowerOff => Self::PowerOff,
+            MachineEnd::Reset => Self::Reset,
+            MachineEnd::Exited(code) => Self::Exited(code),
+            MachineEnd::Stopped => Self::Stopped,
+            MachineEnd::Failed(reason) => Self::Failed(reason),
         }
     }
 }

@@ -4,11 +4,11 @@ use std::sync::atomic::AtomicUsize;
 use kvm_bindings::{kvm_regs, kvm_sregs};
 use linux::{Current, IrqContext, TaskSnapshot};
 use vm_memory::GuestAddress;
-use vmm::{GuestMemoryMmap, Observer};
+use vmm::{GuestMemoryMmap, Observer, TickContext};
 
 use super::frames::tests::Fake;
 use super::*;
-use crate::record::{Moment, Record};
+use crate::record::Record;
 use crate::session::{Session, SessionConfig, VcpuSampler};
 use profile::clock::ClockKind;
 use profile::rows::{Mode, SinkError};
@@ -231,7 +231,7 @@ fn ticks(sampler: &mut VcpuSampler, count: u64) {
         let now_ns = monotonic_ns();
         let regs = kvm_regs { rip: n, ..Default::default() };
         let moment =
-            Moment { due_ns: now_ns, now_ns, in_run: true, regs: &regs, sregs: &sregs, memory: &memory };
+            TickContext { due_ns: now_ns, now_ns, in_run: true, regs: &regs, sregs: &sregs, memory: &memory };
         sampler.serve(&moment, || None);
     }
 }

@@ -3,7 +3,9 @@
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use linux::{Event, Kernel, Missing, RunState, SchedState, StackCopy, TaskSnapshot};
-use vmm::{GuestMemoryMmap, Site, ProbeError, ProbeSet, WithdrawReason, Withdrawal, monotonic_ns};
+use vmm::{
+    GuestAddress, GuestMemoryMmap, ProbeError, ProbePoint, ProbeSet, WithdrawReason, Withdrawal, monotonic_ns,
+};
 
 use super::record::{EventReaders, STACK_BYTES, USER_BYTES};
 use crate::record::Readers;
@@ -56,7 +58,7 @@ impl From<Missing> for NotSet {
 impl From<ProbeError> for NotSet {
     fn from(error: ProbeError) -> Self {
         match error {
-            ProbeError::NotStill { .. } => Self::Later(error.to_string()),
+            ProbeError::NotPaused { .. } => Self::Later(error.to_string()),
             _ => Self::Never(error.to_string()),
         }
     }
@@ -85,12 +87,12 @@ pub(crate) fn set(
     let states = kernel.task_states(memory)?;
     let books = kernel.last_books(memory).ok();
     let missing = found.missing.clone();
-    let sites: Vec<Site> = found
+    let sites: Vec<ProbePoint> = found
         .sites
         .iter()
-        .map(|site| Site {
+        .map(|site| ProbePoint {
             virt: site.virt.0,
-            phys: site.phys.0,
+            phys: GuestAddress(site.phys.0),
             kind: site.event.number(),
             loads_rdi: site.loads,
         })
@@ -144,7 +146,7 @@ fn look(guest: &Guest<'_>, events: &EventReaders) -> Start {
 impl End {
     /// Why exact data ends here, in one sentence.
     pub(crate) fn sentence(&self) -> String {
-        let foreign = |site: &Site| Event::from_number(site.kind).map_or("a function", Event::function);
+        let foreign = |site: &ProbePoint| Event::from_number(site.kind).map_or("a function", Event::function);
         let changed: Vec<&str> = self.withdrawn.foreign.iter().map(foreign).collect();
         match self.withdrawn.reason {
             _ if !changed.is_empty() => {
@@ -155,7 +157,7 @@ impl End {
                 "the guest was about to verify or change its own code, so the tripwires were taken away"
                     .to_owned()
             }
-            WithdrawReason::Asked => "the tripwires were taken away".to_owned(),
+            WithdrawReason::Requested => "the tripwires were taken away".to_owned(),
         }
     }
 }
@@ -172,8 +174,8 @@ mod tests {
             withdrawn: Withdrawal { reason, foreign },
         };
         assert_eq!(end(WithdrawReason::Ended, Vec::new()).sentence(), "the run ended");
-        let site = Site { virt: 1, phys: 1, kind: Event::Wake.number(), loads_rdi: None };
-        let told = end(WithdrawReason::Asked, vec![site]).sentence();
+        let site = ProbePoint { virt: 1, phys: GuestAddress(1), kind: Event::Wake.number(), loads_rdi: None };
+        let told = end(WithdrawReason::Requested, vec![site]).sentence();
         assert!(told.contains("try_to_wake_up"), "{told}");
         assert!(end(WithdrawReason::Observer, Vec::new()).sentence().contains("its own code"));
     }
@@ -182,7 +184,7 @@ mod tests {
     fn what_may_come_is_tried_again() {
         assert!(matches!(NotSet::from(Missing::PerCpuNotReady), NotSet::Later(_)));
         assert!(matches!(NotSet::from(Missing::NoBtf), NotSet::Never(_)));
-        assert!(matches!(NotSet::from(ProbeError::NotStill { missing: 1 }), NotSet::Later(_)));
+        assert!(matches!(NotSet::from(ProbeError::NotPaused { missing: 1 }), NotSet::Later(_)));
         assert!(matches!(NotSet::from(ProbeError::Ended), NotSet::Never(_)));
     }
 }

@@ -3,6 +3,7 @@
 
 use kvm_bindings::{KVM_SYSTEM_EVENT_CRASH, KVM_SYSTEM_EVENT_RESET, KVM_SYSTEM_EVENT_SHUTDOWN};
 use kvm_ioctls::VcpuExit;
+use vm_memory::GuestAddress;
 use vmm_sys_util::errno;
 
 use crate::end::MachineEnd;
@@ -35,8 +36,8 @@ pub(super) fn classify(result: &RunResult<'_>) -> Exit {
         Err(_) | Ok(VcpuExit::Intr) => Exit::Interrupted,
         Ok(VcpuExit::IoIn(port, _)) => Exit::Io { port: *port, write: false },
         Ok(VcpuExit::IoOut(port, _)) => Exit::Io { port: *port, write: true },
-        Ok(VcpuExit::MmioRead(address, _)) => Exit::Mmio { address: *address, write: false },
-        Ok(VcpuExit::MmioWrite(address, _)) => Exit::Mmio { address: *address, write: true },
+        Ok(VcpuExit::MmioRead(address, _)) => Exit::Mmio { address: GuestAddress(*address), write: false },
+        Ok(VcpuExit::MmioWrite(address, _)) => Exit::Mmio { address: GuestAddress(*address), write: true },
         Ok(VcpuExit::Hlt) => Exit::Halt,
         Ok(VcpuExit::Shutdown) => Exit::Shutdown,
         Ok(VcpuExit::FailEntry(..)) => Exit::Other(KVM_EXIT_FAIL_ENTRY),
@@ -145,7 +146,7 @@ mod tests {
         assert_eq!(handle(&bus, write), Action::End(MachineEnd::Exited(5)));
         let mut data = [0; 8];
         let read: RunResult<'_> = Ok(VcpuExit::MmioRead(0xd000_0000, &mut data));
-        assert_eq!(classify(&read), Exit::Mmio { address: 0xd000_0000, write: false });
+        assert_eq!(classify(&read), Exit::Mmio { address: GuestAddress(0xd000_0000), write: false });
         assert_eq!(handle(&bus, read), Action::Resume);
         assert_eq!(data, [0xff; 8]);
     }

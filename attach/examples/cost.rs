@@ -1,8 +1,8 @@
-//! What a tick of an attached vCPU costs its guest, next to a tick of a machine of one's own.
+//! Measures the cost of a tick to the guest: of a foreign vCPU, next to a tick of an own machine.
 //!
 //! `cargo run --release -p attach --example cost`. A VMM (this program, started again) runs a guest that only
-//! counts; how fast it counts is seen by ten stops a second. Variants take turns, and medians of their ratios
-//! are printed.
+//! counts; ten stops a second measure its speed. Variants take turns, and medians of their ratios are
+//! printed.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -15,9 +15,9 @@ use vmm::{Console, Machine, MissReason, Observer, Payload, Tick, VmConfig};
 const COUNT: &[u8] = &[0x48, 0xff, 0xc0, 0xeb, 0xfb];
 /// Rounds of each variant.
 const ROUNDS: usize = 9;
-/// How long a variant runs in a round.
+/// Time for which a variant runs in a round.
 const TURN: Duration = Duration::from_millis(700);
-/// Ticks a second that tell the guest's speed.
+/// Ticks a second that measure the guest's speed.
 const QUIET: f64 = 10.0;
 
 /// Uniform intervals between half and one and a half of the mean, by a linear congruential generator.
@@ -75,7 +75,7 @@ impl Observer<StopMemory> for Outside {
     }
 }
 
-/// The VMM: counts, with so many ticks a second of its own.
+/// Runs the VMM: its guest counts, with `rate_hz` own ticks a second.
 fn vmm(rate_hz: f64) {
     let config = VmConfig {
         vcpus: 1,
@@ -101,12 +101,13 @@ fn child(rate_hz: f64) -> Child {
     child
 }
 
-/// Counts per second, and the median length of a stop in us: of a VMM with `own` ticks a second, attached to
-/// with `ours`.
+/// Returns counts per second, and the median length of a stop in us, of a VMM with `own` ticks a second,
+/// attached to with `ours`.
 fn measure(own: f64, ours: f64) -> (f64, f64) {
     let mut child = child(own);
     let target = Target::find(i32::try_from(child.id()).expect("a pid"), 1).expect("a VM");
-    let outside = Outside { intervals: Intervals::new(ours), first: None, last: (0, 0), suspended_ns: Vec::new() };
+    let outside =
+        Outside { intervals: Intervals::new(ours), first: None, last: (0, 0), suspended_ns: Vec::new() };
     let mut outside = Some(outside);
     let attached = Attachment::start(target, |_| outside.take().expect("one vCPU")).expect("threads");
     std::thread::sleep(TURN);

@@ -110,8 +110,8 @@ impl<O: Observer<StopMemory>> Attachment<O> {
             let ticker = VcpuTicker::new(vcpu, index == 0, make(index), memory, shared);
             attachment.spawn(format!("attached {index}"), move || vec![ticker.run()])?;
         }
-        let watcher =
-            Watcher::new(Arc::new(process), memory, Arc::clone(&attachment.shared)).with_vcpus(watched, known);
+        let watcher = Watcher::new(Arc::new(process), memory, Arc::clone(&attachment.shared))
+            .with_vcpus(watched, known);
         attachment.watch(watcher)?;
         Ok(attachment)
     }

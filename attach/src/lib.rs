@@ -1,10 +1,12 @@
-//! Ticks of a virtual machine that runs under another VMM: QEMU, Firecracker, Cloud Hypervisor, crosvm, vprof itself.
+//! Ticks of a virtual machine that runs under another VMM: QEMU, Firecracker, Cloud Hypervisor, crosvm, vprof
+//! itself.
 //!
-//! The VMM needs no cooperation and is not modified. A vCPU's thread is recognized by its system call, its registers
-//! come through the page that KVM shares with the VMM, and the guest's memory is read out of the VMM's memory.
+//! The VMM needs no cooperation and is not modified. A vCPU's thread is recognized by its system call, its
+//! registers come through the page that KVM shares with the VMM, and the guest's memory is read out of the
+//! VMM's memory.
 //!
 //! ```text
-//!  /proc/PID/fd ──▶ descriptors of vCPUs ──▶ their threads, by the KVM_RUN that they are in ([`Target::find`])
+//!  /proc/PID/fd ──▶ descriptors of vCPUs ──▶ their threads, by their KVM_RUN ([`Target::find`])
 //!                                    └─────▶ kvm_run, mapped here
 //!  due: thread blocked in KVM_RUN?  yes ──▶ halted: counted, not stopped
 //!                                   no  ──▶ PTRACE_SEIZE, PTRACE_INTERRUPT
@@ -13,8 +15,8 @@
 //!  /proc/PID/maps ──▶ possible layouts ──▶ the one that the guest's own kernel proves ([`ForeignMemory`])
 //! ```
 //!
-//! Between two ticks nothing is attached, so a vprof that is killed leaves the VMM as it was. Within a stop the kernel
-//! resumes the thread by itself.
+//! Between two ticks nothing is attached, so a vprof that is killed leaves the VMM as it was. Within a stop
+//! the kernel resumes the thread by itself.
 //!
 //! # Modules
 //!

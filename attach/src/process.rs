@@ -224,8 +224,9 @@ pub fn find_by_name(name: &str) -> Result<i32, AttachError> {
             running.push((pid, called.replace(char::is_control, "?"), name_of(pid)));
         }
     }
-    let list =
-        |machines: Vec<(i32, String, String)>| machines.into_iter().map(|(pid, called, _)| (pid, called)).collect();
+    let list = |machines: Vec<(i32, String, String)>| {
+        machines.into_iter().map(|(pid, called, _)| (pid, called)).collect()
+    };
     let (mut matching, others): (Vec<_>, Vec<_>) =
         running.into_iter().partition(|(_, called, comm)| called == name || comm == name);
     match matching.len() {

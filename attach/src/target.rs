@@ -8,7 +8,7 @@ use vmm::ThreadId;
 
 use crate::error::AttachError;
 use crate::lock::ProcessLock;
-use crate::memory::{ForeignMemory, Prover, LastTables};
+use crate::memory::{ForeignMemory, LastTables, Prover};
 use crate::process::{Process, step_error, tracer_of};
 use crate::run_page::RunPage;
 use crate::stop::{StopError, ThreadStop};

@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use kvm_bindings::KVM_EXIT_HLT;
 
-use crate::shared::{AttachmentEnd, AttachEvent, SharedState, PauseCause};
 use crate::memory::{ForeignMemory, Prover};
 use crate::process::Process;
 use crate::run_page::RunPage;
+use crate::shared::{AttachEvent, AttachmentEnd, PauseCause, SharedState};
 use crate::target::TargetVcpu;
 use crate::thread::{ThreadActivity, ThreadFiles};
 
@@ -121,7 +121,11 @@ impl Watcher {
             }
             if self.has_lost_all_vcpus() {
                 let process_too = self.process.ended_within(CHECK_MS) || self.process.is_ending();
-                return self.shared.finish(if process_too { AttachmentEnd::ProcessEnded } else { AttachmentEnd::VcpusEnded });
+                return self.shared.finish(if process_too {
+                    AttachmentEnd::ProcessEnded
+                } else {
+                    AttachmentEnd::VcpusEnded
+                });
             }
             if !self.vcpus.is_empty() {
                 self.check_pause(&mut detector);
@@ -225,7 +229,8 @@ mod tests {
             let mut events = Vec::new();
             // Longer than the intervals between the searches so far: another one would have reported it
             // again.
-            while begin.elapsed() < Duration::from_millis(500) || events.is_empty() && begin.elapsed() < LIMIT {
+            while begin.elapsed() < Duration::from_millis(500) || events.is_empty() && begin.elapsed() < LIMIT
+            {
                 events.extend(shared.take_events());
                 thread::sleep(Duration::from_millis(10));
             }

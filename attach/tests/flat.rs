@@ -1,4 +1,5 @@
-//! Attaches to a VMM on this host's KVM whose guest is a few bytes of code at CPL 3, which every KVM runs.
+//! Tests of attaching to a VMM on this host's KVM whose guest is a few bytes of code at CPL 3, which every
+//! KVM runs.
 //!
 //! The VMM, and the profilers that are killed, are this test's own binary, started again with a role.
 
@@ -15,13 +16,13 @@ use vmm::{
     Activity, Console, Machine, MissReason, Observer, Payload, ThreadId, Tick, Unobserved, VmConfig, host,
 };
 
-/// What the child is to be.
+/// Variable with the role of the child.
 const ROLE: &str = "VPROF_TEST_ROLE";
 /// Iterations of the guest's checksum: longer than 100 profilers take to start.
 const ITERATIONS: u64 = 3_000_000_000;
 const MOST: usize = 64;
 
-/// One test at a time: each measures a process of its own. `None`, loudly, where there is no KVM.
+/// Serializes the tests: each measures a separate process. Without KVM, returns `None` and prints so.
 fn kvm() -> Option<MutexGuard<'static, ()>> {
     static ONE: Mutex<()> = Mutex::new(());
     if let Err(error) = host::open() {
@@ -54,7 +55,7 @@ fn checksum_code() -> Vec<u8> {
     code
 }
 
-/// What the code gives.
+/// Returns the checksum that the code computes.
 fn checksum() -> u32 {
     let (mut a, mut d) = (1_u64, 0_u64);
     for c in (1..=ITERATIONS).rev() {
@@ -64,7 +65,8 @@ fn checksum() -> u32 {
     u32::try_from((a ^ d) & 0xffff_ffff).unwrap()
 }
 
-/// The child: a VMM that says how its guest ended. One becomes another program after a second.
+/// Runs the child: a VMM that prints the end of its guest. In one role it executes another program after a
+/// second.
 fn vmm(role: &str) -> ! {
     let code = if role == "checksum" { checksum_code() } else { LOOPS.to_vec() };
     let config = VmConfig {
@@ -88,7 +90,7 @@ fn vmm(role: &str) -> ! {
     std::process::exit(0)
 }
 
-/// The other child: attaches and ticks until it is killed.
+/// Runs the other child: attaches and ticks until it is killed.
 fn profiler(pid: &str) -> ! {
     let target = Target::find(pid.parse().unwrap(), MOST).unwrap();
     let _attached = Attachment::start(target, |_| Recorder::new(Duration::from_micros(200))).unwrap();
@@ -97,7 +99,7 @@ fn profiler(pid: &str) -> ! {
     std::process::exit(0)
 }
 
-/// Plays the role that this process was started for, if it was for one.
+/// Plays the role that this process was started for, if any.
 fn play() {
     match std::env::var(ROLE).unwrap_or_default().split_once(' ') {
         Some(("vmm", guest)) => vmm(guest),
@@ -106,14 +108,14 @@ fn play() {
     }
 }
 
-/// A child that is killed at the end.
+/// Child process that is killed at the end.
 struct Role {
     child: Child,
     output: BufReader<ChildStdout>,
 }
 
 impl Role {
-    /// Starts this binary for the test `test` in a role; returns when it says that it runs.
+    /// Starts this binary for the test `test` in a role; returns when the child prints that it runs.
     fn start(test: &str, role: &str) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", test, "--nocapture"]).env(ROLE, role).stdout(Stdio::piped());
@@ -212,7 +214,7 @@ impl Observer<StopMemory> for Recorder {
     }
 }
 
-/// Profiles the process for that long.
+/// Profiles the process for `time`.
 fn profile(pid: i32, time: Duration) -> Vec<Recorder> {
     let target = Target::find(pid, MOST).unwrap();
     assert_eq!((target.vcpus(), target.unseen()), (2, 0));
@@ -241,7 +243,7 @@ fn ticks_find_the_guest_where_it_is() {
     // Three quarters of the time, known to within 5 % (four standard errors of 1,200 samples).
     let share = f64::from(within(9, 18)) / f64::from(ticks);
     assert!((share - 0.75).abs() < 0.05 * (1200.0 / f64::from(ticks)).sqrt().max(1.0), "{share} of {ticks}");
-    // The second vCPU waits for an INIT that nobody sends: it is looked at without a stop, but for one a
+    // The second vCPU waits for an INIT that nobody sends: it is observed without a stop, except one a
     // second, and for those that come before its thread has blocked again.
     assert!(second.halted > 200 && second.ticks() == 0, "{second:?}");
     assert!(second.suspended_ns.len() < 20, "{} stops", second.suspended_ns.len());
@@ -268,7 +270,7 @@ fn a_profiler_that_is_killed_leaves_the_guest_as_it_was() {
     assert!(rest.contains(&format!("Exited({expected})")), "{rest} instead of {expected}");
 }
 
-/// Some thread of the process has a tracer, or stands still.
+/// Returns true if some thread of the process has a tracer, or is stopped.
 fn traced(pid: i32) -> bool {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
     let statuses = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("status")).ok());
@@ -287,19 +289,19 @@ fn the_end_of_the_vmm_is_the_end() {
 }
 
 #[test]
-fn a_vmm_that_executes_another_program_has_no_machine_any_more() {
+fn a_vmm_that_executes_another_program_has_no_machine_any_longer() {
     play();
     let Some(_one) = kvm() else { return };
-    let test = "a_vmm_that_executes_another_program_has_no_machine_any_more";
+    let test = "a_vmm_that_executes_another_program_has_no_machine_any_longer";
     let (_vm, attached) = attached(test, "vmm exec");
     assert_ended(attached, AttachmentEnd::VcpusEnded);
 }
 
 #[test]
-fn a_machine_that_ends_before_its_first_tick_is_told() {
+fn a_machine_that_ends_before_its_first_tick_is_an_error() {
     play();
     let Some(_one) = kvm() else { return };
-    let vm = Role::start("a_machine_that_ends_before_its_first_tick_is_told", "vmm exec");
+    let vm = Role::start("a_machine_that_ends_before_its_first_tick_is_an_error", "vmm exec");
     let target = Target::find(vm.pid(), MOST).unwrap();
     let (comm, begin) = (format!("/proc/{}/comm", vm.pid()), Instant::now());
     while std::fs::read_to_string(&comm).unwrap() != "sleep\n" {
@@ -317,7 +319,7 @@ fn attached(test: &str, role: &str) -> (Role, Attachment<Recorder>) {
     (vm, Attachment::start(target, |_| Recorder::new(Duration::from_micros(200))).unwrap())
 }
 
-/// It comes to that end by itself.
+/// Waits for the end, which happens without a request.
 fn assert_ended(attached: Attachment<Recorder>, end: AttachmentEnd) {
     let begin = Instant::now();
     while !attached.has_ended() {
@@ -333,34 +335,34 @@ fn a_vmm_that_is_stopped_is_waited_for() {
     play();
     let Some(_one) = kvm() else { return };
     let (vm, attached) = attached("a_vmm_that_is_stopped_is_waited_for", "vmm loops");
-    let told = |wanted: AttachEvent| {
+    let wait_for = |wanted: AttachEvent| {
         let begin = Instant::now();
         while !attached.take_events().contains(&wanted) {
-            assert!(begin.elapsed() < Duration::from_secs(5), "{wanted:?} is not told");
+            assert!(begin.elapsed() < Duration::from_secs(5), "{wanted:?} is not reported");
             std::thread::sleep(Duration::from_millis(10));
         }
         std::thread::sleep(Duration::from_millis(300));
     };
     vm.signal(libc::SIGSTOP);
-    told(AttachEvent::Paused(PauseCause::Signal));
+    wait_for(AttachEvent::Paused(PauseCause::Signal));
     vm.signal(libc::SIGCONT);
-    told(AttachEvent::Resumed);
+    wait_for(AttachEvent::Resumed);
     let seen = attached.wait().unwrap().observers;
     for vcpu in &seen {
         assert!(vcpu.missed.get("paused").is_some_and(|ticks| *ticks > 50), "{vcpu:?}");
     }
-    assert!(seen[0].ticks() > 50, "it runs on: {seen:?}");
+    assert!(seen[0].ticks() > 50, "it continues: {seen:?}");
 }
 
 #[test]
-fn what_cannot_be_attached_to_is_told() {
+fn a_process_that_cannot_be_attached_to_is_an_error() {
     play();
     let own = i32::try_from(std::process::id()).unwrap();
     let refused = |pid| Target::find(pid, MOST).unwrap_err();
     assert!(matches!(refused(own), AttachError::NoVm { .. }));
     assert!(matches!(refused(i32::MAX), AttachError::NoProcess { .. }));
     let Some(_one) = kvm() else { return };
-    let vm = Role::start("what_cannot_be_attached_to_is_told", "vmm loops");
+    let vm = Role::start("a_process_that_cannot_be_attached_to_is_an_error", "vmm loops");
     assert!(matches!(Target::find(vm.pid(), 1), Err(AttachError::TooMany { vcpus: 2, most: 1, .. })));
     let first = Target::find(vm.pid(), MOST).unwrap();
     assert!(matches!(refused(vm.pid()), AttachError::InUse { by: Some(by), .. } if by == own));

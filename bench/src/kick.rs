@@ -14,7 +14,9 @@ use profile::rows::SampleRow;
 use profile::{Batch, Sink, SinkError};
 use sampler::bench::Stopped;
 use sampler::{Session, SessionConfig, VcpuSampler};
-use vmm::{Console, Exit, GuestMemoryMmap, Machine, Observer, Payload, Tick, TickContext, VmConfig, monotonic_ns};
+use vmm::{
+    Console, Exit, GuestMemoryMmap, Machine, Observer, Payload, Tick, TickContext, VmConfig, monotonic_ns,
+};
 
 use crate::dump;
 use crate::table::{Row, median};

@@ -142,8 +142,14 @@ pub fn serve_ticks(ticks: u32) -> Cost {
     let serve = || {
         for _ in 0..ticks {
             let now_ns = monotonic_ns();
-            let moment =
-                TickContext { due_ns: now_ns, now_ns, in_run: true, regs: &regs, sregs: &sregs, memory: &memory };
+            let moment = TickContext {
+                due_ns: now_ns,
+                now_ns,
+                in_run: true,
+                regs: &regs,
+                sregs: &sregs,
+                memory: &memory,
+            };
             std::hint::black_box(sampler.serve(&moment, || None));
             std::hint::black_box(ends.samples.pop().is_ok());
         }

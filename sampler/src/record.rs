@@ -179,7 +179,7 @@ mod tests {
     use std::cell::Cell;
 
     use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
-use vmm::x86::CR0_PE;
+    use vmm::x86::CR0_PE;
 
     use super::*;
 

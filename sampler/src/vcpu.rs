@@ -16,7 +16,7 @@ use std::time::Duration;
 use kvm_bindings::kvm_regs;
 use linux::{Event, KernelIdentity, PhysicalMemory, StackCopy};
 use rtrb::{Consumer, Producer, PushError, RingBuffer};
-use vmm::{Activity, CounterSum, Exit, Observer, ProbeHit, Tick, TickContext, ProbeVerdict, monotonic_ns};
+use vmm::{Activity, CounterSum, Exit, Observer, ProbeHit, ProbeVerdict, Tick, TickContext, monotonic_ns};
 
 use crate::attached::Seen;
 use crate::boxes::{Boxes, Returns, boxes};
@@ -422,8 +422,10 @@ mod tests {
     fn tick_in(in_run: bool, sampler: &mut VcpuSampler, due_ns: u64, now_ns: u64) -> Option<Duration> {
         let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), 0x1000)]).expect("memory");
         let (regs, sregs) = (kvm_regs::default(), kvm_sregs::default());
-        sampler
-            .serve(&TickContext { due_ns, now_ns, in_run, regs: &regs, sregs: &sregs, memory: &memory }, || None)
+        sampler.serve(
+            &TickContext { due_ns, now_ns, in_run, regs: &regs, sregs: &sregs, memory: &memory },
+            || None,
+        )
     }
 
     #[test]

@@ -63,8 +63,14 @@ impl Run {
         sregs.ss.dpl = cpl;
         let regs = kvm_regs { rip: at.0, rflags: 0x202, ..Default::default() };
         let now_ns = vmm::monotonic_ns();
-        let moment =
-            TickContext { due_ns: now_ns, now_ns, in_run: true, regs: &regs, sregs: &sregs, memory: &self.memory };
+        let moment = TickContext {
+            due_ns: now_ns,
+            now_ns,
+            in_run: true,
+            regs: &regs,
+            sregs: &sregs,
+            memory: &self.memory,
+        };
         self.samplers[vcpu].serve(&moment, || Some(activity));
     }
 

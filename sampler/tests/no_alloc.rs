@@ -85,7 +85,8 @@ fn a_tick_never_allocates() {
         let tick = |sampler: &mut VcpuSampler, sregs: &kvm_sregs, rip: u64| {
             let regs = kvm_regs { rip, rflags: 0x202, ..Default::default() };
             let now_ns = vmm::monotonic_ns();
-            let moment = TickContext { due_ns: now_ns, now_ns, in_run: true, regs: &regs, sregs, memory: &memory };
+            let moment =
+                TickContext { due_ns: now_ns, now_ns, in_run: true, regs: &regs, sregs, memory: &memory };
             sampler.serve(&moment, || Some(Activity::Halted))
         };
         let begin = Instant::now();

@@ -1,12 +1,12 @@
-//! Boots a kernel with its serial console on standard output, and tells how it ended.
+//! Boots a kernel with its serial console on standard output, and prints the reason of its end.
 //!
 //! ```text
 //! boot KERNEL [--initrd FILE] [--append TEXT] [--disk FILE] [--snapshot FILE]
 //!      [--cpus N] [--memory MIB] [--seconds LIMIT] [--rate HZ]
 //! ```
 //!
-//! With `--rate` every vCPU is ticked. The number of ticks per privilege level is shown, and that of
-//! exits that a device had to serve.
+//! With `--rate` every vCPU is ticked. The number of ticks per privilege level is printed, and that of exits
+//! that a device had to serve.
 
 use std::fs::File;
 use std::io::{self, Write};

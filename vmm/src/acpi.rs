@@ -32,7 +32,7 @@ pub(crate) const SLEEP_CONTROL: u16 = 0x600;
 pub(crate) const SLEEP_STATUS: u16 = 0x601;
 /// I/O port of the reset register: the PC's reset control register.
 pub(crate) const RESET_CONTROL: u16 = 0xcf9;
-/// The value that the FADT tells the guest to write there: full reset, hard.
+/// Value that the guest has to write there according to the FADT: full reset, hard.
 pub(crate) const RESET_VALUE: u8 = 0x06;
 /// Sleep type of soft-off in `_S5`.
 const S5: u8 = 5;
@@ -77,7 +77,7 @@ struct Place<'a> {
 impl Place<'_> {
     fn put(&mut self, table: &[u8]) -> Result<GuestAddress, StartError> {
         let at = GuestAddress(self.next);
-        // The RSDP must lie on a multiple of 16 (ACPI 6.5, 5.2.5.1); tables may as well.
+        // The RSDP must be at a multiple of 16 (ACPI 6.5, 5.2.5.1); other tables may be.
         let end = (self.next + table.len() as u64).next_multiple_of(16);
         let too_small = || StartError::MemoryTooSmall {
             what: "the set of ACPI tables",
@@ -93,7 +93,7 @@ impl Place<'_> {
     }
 }
 
-/// A table as it stands in memory.
+/// Returns a table as it is in memory.
 fn bytes(table: &dyn Aml) -> Vec<u8> {
     let mut bytes = Vec::new();
     table.to_aml_bytes(&mut bytes);
@@ -183,7 +183,7 @@ fn dsdt(second_serial: bool) -> Vec<u8> {
     sdt.as_slice().to_vec()
 }
 
-/// An address of the PCI window, which lies below 4 GiB.
+/// Converts an address of the PCI window, which is below 4 GiB.
 fn window_address(address: u64) -> u32 {
     const { assert!(PCI_WINDOW_END <= u32::MAX as u64) };
     u32::try_from(address).unwrap_or(u32::MAX)

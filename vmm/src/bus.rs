@@ -1,9 +1,9 @@
-//! Who answers which I/O port and which memory address outside of RAM.
+//! Dispatch of I/O ports, and of memory addresses outside of RAM, to devices.
 //!
 //! ```text
 //! 0x064        i8042 command     write 0xfe: reset
 //! 0x0f4        EXIT_PORT         write: the machine ends with that value
-//! 0x0f8        COMMAND_PORT      write: how long the guest's command took
+//! 0x0f8        COMMAND_PORT      write: duration of the guest's command
 //! 0x2f8-0x2ff  COM2, if the machine has one
 //! 0x3f8-0x3ff  COM1
 //! 0x600-0x601  ACPI sleep control and status
@@ -11,13 +11,13 @@
 //! 0xc000_0000  PCI window, to 0xfec0_0000
 //! ```
 //!
-//! What nobody answers reads as ones and takes writes without effect, as on a PC.
+//! Addresses without a device read as ones, and writes to them have no effect, as on a PC.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::end::MachineEnd;
 use crate::acpi::{self, RESET_CONTROL, SLEEP_CONTROL, SLEEP_STATUS};
+use crate::end::MachineEnd;
 use crate::machine::{COMMAND_PORT, EXIT_PORT};
 use crate::pci::{CONFIG_ADDRESS, CONFIG_DATA, PciBus};
 use crate::serial::{COM_PORTS, COM1, COM2, SerialPort};
@@ -39,7 +39,7 @@ pub(crate) struct Bus {
     serial: SerialPort,
     second: Option<SerialPort>,
     pci: Mutex<PciBus>,
-    /// What was written to [`COMMAND_PORT`].
+    /// Value that was written to [`COMMAND_PORT`].
     command_ns: AtomicU64,
 }
 
@@ -49,7 +49,7 @@ impl Bus {
         Self { serial, second, pci: Mutex::new(pci), command_ns: AtomicU64::new(0) }
     }
 
-    /// How long the guest's command took by its own clock, ns, where it has told.
+    /// Returns the duration of the guest's command by the guest's clock, ns, if the guest has reported it.
     pub(crate) fn command_ns(&self) -> Option<u64> {
         Some(self.command_ns.load(Ordering::Relaxed)).filter(|ns| *ns > 0)
     }

@@ -303,7 +303,7 @@ mod tests {
         control.finish(MachineEnd::Stopped);
         let parked: Vec<usize> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
         assert!(parked.iter().all(|&times| times > 0), "{parked:?}");
-        // A machine that has ended stands still.
+        // A machine that has ended is paused at once.
         drop(control.pause(false, limit).unwrap());
     }
 

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! header: flags, name_size, num_desc, id_offset, desc_offset, data_offset   (six u32)
-//! descriptors at desc_offset: flags u32, exponent i16, size u16, offset u32, bucket_size u32, name[name_size]
+//! descriptors at desc_offset: flags u32, exponent i16, size u16, offset u32, bucket_size u32, name
 //! values at data_offset + offset: u64 each
 //! ```
 
@@ -23,12 +23,12 @@ const MOST: usize = 1_024;
 /// Longer than any name.
 const LONGEST_NAME: usize = 256;
 
-/// How a counter behaves (`KVM_STATS_TYPE_*`).
+/// Behaviour of a counter (`KVM_STATS_TYPE_*`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// Only grows.
     Cumulative,
-    /// What is so now.
+    /// Present value.
     Instant,
     /// The largest that was seen.
     Peak,
@@ -39,9 +39,9 @@ pub enum Kind {
 pub struct Counter {
     /// KVM's name, like `halt_wait_ns`.
     pub name: String,
-    /// How it behaves.
+    /// Behaviour of the counter.
     pub kind: Kind,
-    /// Where its value lies, bytes from the first value.
+    /// Offset of the value from the first value, bytes.
     offset: usize,
 }
 
@@ -55,7 +55,7 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Asks KVM for the counters behind a vCPU's descriptor.
+    /// Opens KVM's counters of a vCPU's descriptor.
     pub(crate) fn open(vcpu: &impl AsRawFd) -> io::Result<Self> {
         // SAFETY: the request takes no argument and gives back a new descriptor.
         let fd = unsafe { libc::ioctl(vcpu.as_raw_fd(), KVM_GET_STATS_FD) };
@@ -66,10 +66,10 @@ impl Counters {
         Self::read_layout(unsafe { File::from_raw_fd(fd) })
     }
 
-    /// The counters behind a descriptor that the VMM of a vCPU has of them.
+    /// Reads the counters of a descriptor that the vCPU's VMM has opened for them.
     ///
     /// # Errors
-    /// It is no such descriptor.
+    /// The descriptor is not one of counters.
     pub fn from_descriptor(descriptor: OwnedFd) -> io::Result<Self> {
         Self::read_layout(descriptor.into())
     }
@@ -92,7 +92,7 @@ impl Counters {
         Ok(Self { file, list, values_at: field(5).into(), buffer: vec![0; end] })
     }
 
-    /// What there is, in KVM's order.
+    /// Returns the counters, in KVM's order.
     pub fn list(&self) -> &[Counter] {
         &self.list
     }
@@ -125,7 +125,7 @@ impl Counters {
 #[derive(Debug)]
 pub struct CounterSum {
     file: File,
-    /// Where each value is in the file.
+    /// Offset of each value in the file.
     at: Vec<u64>,
 }
 

@@ -175,7 +175,7 @@ impl Devices {
         let threads = std::mem::take(&mut self.threads).into_iter();
         let results: Vec<_> = threads.map(|(_, thread)| machine::join(thread, deadline)).collect();
         for result in results {
-            // A device that panicked told so on standard error; it holds nothing to give back.
+            // A panic of a device was printed when it happened; it holds nothing that must be returned.
             let _panic = result?;
         }
         Ok(())

@@ -111,7 +111,7 @@ impl Hardware {
     /// Every device does what waits to be done.
     pub fn serve(&mut self) {
         for (worker, queues) in &mut self.workers {
-            // None is ever told to stop.
+            // No worker is ever requested to stop.
             let _goes_on = worker.turn(queues);
         }
     }

@@ -1,4 +1,4 @@
-//! What this host can do, found out by trying.
+//! Capabilities of this host, determined by experiment.
 
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Duration;
@@ -27,24 +27,24 @@ impl RingSpeeds {
     }
 }
 
-/// Why [`native_ring0`] has no answer.
+/// Reason why [`native_ring0`] has no result.
 #[derive(Debug, thiserror::Error)]
 pub enum RingSpeedError {
     /// The small machine could not start.
     #[error(transparent)]
     Start(#[from] StartError),
-    /// The small machine ran but its counter did not count, or no tick came to tell.
+    /// The small machine ran but its counter did not change, or no tick came that could read it.
     #[error("a test program at privilege level {cpl} did not run: {reason}")]
     NoProgress {
         /// The level, 0 or 3.
         cpl: u8,
-        /// What was seen.
+        /// Observation.
         reason: String,
     },
 }
 
-/// Runs a counting loop for 3 ms at CPL 3 and at CPL 0, on a machine of one vCPU and 4 MiB, and
-/// tells how fast each was. Takes 10 to 30 ms; longer only on a host that is too busy to run it.
+/// Runs a counting loop for 3 ms at CPL 3 and at CPL 0, on a machine of one vCPU and 4 MiB, and returns the
+/// speed of each. Takes 10 to 30 ms; longer only on a host that is too busy to run it.
 ///
 /// # Errors
 ///
@@ -55,7 +55,7 @@ pub fn native_ring0() -> Result<RingSpeeds, RingSpeedError> {
 
 /// `1: inc %rax; jmp 1b`
 const COUNT: [u8; 5] = [0x48, 0xff, 0xc0, 0xeb, 0xfb];
-/// Between two looks until the guest has begun to count: first its memory must be mapped.
+/// Interval between two readings until the guest has begun to count: first its memory must be mapped.
 const WARM_UP: Duration = Duration::from_micros(500);
 /// From the first reading to the second.
 const MEASURE: Duration = Duration::from_millis(3);
@@ -121,12 +121,12 @@ fn speed(cpl: u8) -> Result<f64, RingSpeedError> {
 /// Counts per second between two readings.
 #[allow(clippy::cast_precision_loss, reason = "both differences are far below 2^52")]
 fn rate(readings: &Receiver<Reading>) -> Result<f64, String> {
-    let next = || readings.recv_timeout(LIMIT).map_err(|_| "its counter stood still".to_owned());
+    let next = || readings.recv_timeout(LIMIT).map_err(|_| "its counter did not change".to_owned());
     let (first, second) = (next()?, next()?);
     let counted = second.count.wrapping_sub(first.count);
     let elapsed_ns = second.at_ns.saturating_sub(first.at_ns);
     if elapsed_ns == 0 {
-        return Err("the host's clock stood still".to_owned());
+        return Err("the host's clock did not change".to_owned());
     }
     Ok(counted as f64 / (elapsed_ns as f64 / 1e9))
 }

@@ -30,14 +30,14 @@ impl Tally {
     }
 }
 
-/// How many interrupts one device has raised on one vector.
+/// Number of interrupts that one device has raised on one vector.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Injected {
     /// The device.
     pub device: String,
     /// The guest's interrupt vector; `None` for a line of the I/O APIC.
     pub vector: Option<u8>,
-    /// How many.
+    /// Number of interrupts.
     pub count: u64,
 }
 

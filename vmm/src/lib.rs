@@ -57,12 +57,12 @@ pub use error::{DiskError, KernelError, KvmError, StartError, WaitError};
 pub use injected::{Injected, Injections};
 pub use machine::{COMMAND_PORT, EXIT_PORT, EndedMachine, Machine};
 pub use observer::{
-    Activity, ActivitySource, Exit, MissReason, Observer, ProbeHit, ProbeVerdict, ThreadId, Tick, TickContext,
-    Unobserved, is_at_reset,
+    Activity, ActivitySource, Exit, MissReason, Observer, ProbeHit, ProbeVerdict, ThreadId, Tick,
+    TickContext, Unobserved, is_at_reset,
 };
 pub use probe::{
-    MAX_PROBES, PROBE_KINDS, PROBE_NOP, PROBE_PORT, PROBE_PORTS, ProbeError, ProbePoint, ProbeSet, WithdrawReason,
-    Withdrawal, WithdrawalHandler,
+    MAX_PROBES, PROBE_KINDS, PROBE_NOP, PROBE_PORT, PROBE_PORTS, ProbeError, ProbePoint, ProbeSet,
+    WithdrawReason, Withdrawal, WithdrawalHandler,
 };
 pub use regions::{Region, Space};
 pub use vm_memory::{GuestAddress, GuestMemoryMmap};

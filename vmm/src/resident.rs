@@ -1,4 +1,4 @@
-//! How much memory this process takes beyond the guest's.
+//! Resident memory of this process without the guest's.
 
 use std::fs;
 use std::io;

@@ -38,7 +38,7 @@ impl Trigger for Line {
     }
 }
 
-/// The serial port, shared by all vCPUs and by whoever types.
+/// Serial port, shared by all vCPUs and the source of console input.
 pub(crate) struct SerialPort {
     uart: Mutex<Serial<Line, NoEvents, Box<dyn Write + Send>>>,
 }

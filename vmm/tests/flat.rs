@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use vmm::config::FLAT_ENTRY;
 use vmm::{
-    Activity, Console, Disk, DiskMode, Exit, Machine, MachineEnd, Observer, Payload, StartError, Tick, Unobserved,
-    VmConfig, host,
+    Activity, Console, Disk, DiskMode, Exit, Machine, MachineEnd, Observer, Payload, StartError, Tick,
+    Unobserved, VmConfig, host,
 };
 
 /// `1: inc %rax; jmp 1b`
@@ -114,7 +114,7 @@ fn ticks_arrive_when_due_with_the_guests_registers() {
     let seen = &ended.observers[0];
     assert!(seen.ticks.len() > 50, "{} ticks in 300 ms", seen.ticks.len());
     for pair in seen.ticks.windows(2) {
-        // The clock stands still from the exit to the entry after it.
+        // The sampling clock is stopped from the exit to the next entry.
         let (earliest, latest) = (pair[0].2, pair[0].3 + 1_000_000);
         assert!((earliest..=latest).contains(&pair[1].0), "due an interval after the entry: {pair:?}");
         assert!(pair[1].1 >= pair[1].0, "no tick comes early");

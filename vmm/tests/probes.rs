@@ -7,21 +7,27 @@ use std::time::{Duration, Instant};
 use vm_memory::{Bytes, GuestAddress};
 use vmm::config::FLAT_ENTRY;
 use vmm::{
-    Console, Machine, Observer, Payload, ProbePoint, PROBE_NOP, Tick, ProbeHit, ProbeError, ProbeVerdict, VmConfig,
-    WithdrawReason, host,
+    Console, Machine, Observer, PROBE_NOP, Payload, ProbeError, ProbeHit, ProbePoint, ProbeVerdict, Tick,
+    VmConfig, WithdrawReason, host,
 };
 
 /// `1: nopl 0(%rax,%rax); inc %rax; jmp 1b`: the no-op is executed once for each value of RAX.
 const LOOP: &[u8] = &[0x0f, 0x1f, 0x44, 0x00, 0x00, 0x48, 0xff, 0xc0, 0xeb, 0xf6];
 /// `1: out %al, $0xe0; jmp 1b`: the guest's own use of a probe's port.
 const OWN_OUT: &[u8] = &[0xe6, 0xe0, 0xeb, 0xfc];
-const SITE: ProbePoint = ProbePoint { virt: FLAT_ENTRY, phys: GuestAddress(FLAT_ENTRY), kind: 11, loads_rdi: None };
+const SITE: ProbePoint =
+    ProbePoint { virt: FLAT_ENTRY, phys: GuestAddress(FLAT_ENTRY), kind: 11, loads_rdi: None };
 const SOON: Option<Duration> = Some(Duration::from_secs(20));
 
 /// `1: xor %edi,%edi; mov $0x12345,%rdi; add %rdi,%rax; jmp 1b`: RAX grows by the value that RDI is loaded
 /// with.
 const LOADS: &[u8] = &[0x31, 0xff, 0x48, 0xc7, 0xc7, 0x45, 0x23, 0x01, 0x00, 0x48, 0x01, 0xf8, 0xeb, 0xf2];
-const LOAD: ProbePoint = ProbePoint { virt: FLAT_ENTRY + 2, phys: GuestAddress(FLAT_ENTRY + 2), kind: 12, loads_rdi: Some(0x12345) };
+const LOAD: ProbePoint = ProbePoint {
+    virt: FLAT_ENTRY + 2,
+    phys: GuestAddress(FLAT_ENTRY + 2),
+    kind: 12,
+    loads_rdi: Some(0x12345),
+};
 
 /// Observations of one vCPU: RAX at each hit, and the number of suspensions and ticks.
 #[derive(Debug, Default)]
@@ -150,7 +156,10 @@ fn a_load_that_a_probe_replaces_is_done() {
     let seen = seen.lock().unwrap();
     let steps: Vec<u64> = seen.hits.windows(2).map(|pair| pair[1] - pair[0]).collect();
     assert!(seen.hits.len() >= 1000 && steps.iter().all(|step| step % 0x12345 == 0 && *step > 0));
-    assert!(steps.iter().filter(|step| **step == 0x12345).count() >= 990, "one hit a round while the probe is set");
+    assert!(
+        steps.iter().filter(|step| **step == 0x12345).count() >= 990,
+        "one hit a round while the probe is set"
+    );
 }
 
 #[test]
@@ -159,7 +168,8 @@ fn an_observer_removes_probes_before_the_guest_continues() {
     let reason = Arc::new(Mutex::new(None));
     let reported = Arc::clone(&reason);
     let probes = machine.probes();
-    let handler = Box::new(move |withdrawn: &vmm::Withdrawal| *reported.lock().unwrap() = Some(withdrawn.reason));
+    let handler =
+        Box::new(move |withdrawn: &vmm::Withdrawal| *reported.lock().unwrap() = Some(withdrawn.reason));
     probes.set(&[SITE], || (), handler).unwrap();
     wait_for(&seen, |seen| seen.hits.len() >= 17);
     std::thread::sleep(Duration::from_millis(50));
@@ -176,7 +186,8 @@ fn the_end_of_a_machine_restores_its_memory() {
     let reason = Arc::new(Mutex::new(None));
     let reported = Arc::clone(&reason);
     let (memory, probes) = (machine.memory(), machine.probes());
-    let handler = Box::new(move |withdrawn: &vmm::Withdrawal| *reported.lock().unwrap() = Some(withdrawn.reason));
+    let handler =
+        Box::new(move |withdrawn: &vmm::Withdrawal| *reported.lock().unwrap() = Some(withdrawn.reason));
     probes.set(&[SITE], || (), handler).unwrap();
     wait_for(&seen, |seen| seen.hits.len() > 10);
     machine.stop();

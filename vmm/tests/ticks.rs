@@ -84,8 +84,8 @@ fn a_tick_stops_the_guest_when_it_is_due() {
     let stops = stops.lock().unwrap();
     let (first, last) = (stops[10], stops[stops.len() - 2]);
     let per_ns = (last.read - first.read) as f64 / (last.exited_ns - first.exited_ns) as f64;
-    // Stops after which the guest missed nothing else until the next: what it missed beyond what the thread
-    // tells.
+    // Stops after which the guest missed nothing else until the next one: the time that it missed beyond what
+    // the thread reports.
     let mut beyond: Vec<f64> = stops[10..stops.len() - 1]
         .windows(2)
         .filter(|pair| pair[1].gaps - pair[0].gaps == 1)

@@ -41,7 +41,9 @@ impl TargetDescription {
     ///
     /// # Errors
     /// The error of `fetch`, and a text that is not a description.
-    pub fn read<E: From<DescriptionError>>(mut fetch: impl FnMut(&str) -> Result<String, E>) -> Result<Self, E> {
+    pub fn read<E: From<DescriptionError>>(
+        mut fetch: impl FnMut(&str) -> Result<String, E>,
+    ) -> Result<Self, E> {
         let mut description = Self::default();
         let mut seen = HashSet::new();
         // The last file is the next to read, and the files that it includes take its place.
@@ -114,7 +116,11 @@ impl TargetDescription {
             }
             _ => {}
         }
-        if self.registers.len() > REGISTERS || included.len() > FILES { Err(DescriptionError) } else { Ok(()) }
+        if self.registers.len() > REGISTERS || included.len() > FILES {
+            Err(DescriptionError)
+        } else {
+            Ok(())
+        }
     }
 }
 
@@ -136,7 +142,11 @@ pub(crate) mod tests {
 
     fn read(files: &[(&str, &str)]) -> Result<TargetDescription, DescriptionError> {
         TargetDescription::read(|name| {
-            files.iter().find(|(known, _)| *known == name).map(|(_, text)| (*text).to_owned()).ok_or(DescriptionError)
+            files
+                .iter()
+                .find(|(known, _)| *known == name)
+                .map(|(_, text)| (*text).to_owned())
+                .ok_or(DescriptionError)
         })
     }
 

@@ -4,7 +4,7 @@
 //! killed. A second process also holds the connection, and detects the end of the first one by a pipe:
 //!
 //! ```text
-//! vprof ── pipe: bytes for the stub, then the state ──▶ guard ── at the end, if the state requires it ──▶ stub
+//! vprof ── pipe: bytes for the stub, then the state ──▶ guard ── at the end, if RESCUE is set ──▶ stub
 //! ```
 
 use std::io::{self, Read, Write};

@@ -2,11 +2,11 @@
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
 
-use crate::rsp::client::{Client, ConnectionError};
-use super::description::{TargetDescription, DescriptionError};
-use crate::error::GdbError;
-use crate::rsp::packet::unhex;
+use super::description::{DescriptionError, TargetDescription};
 use super::x86::RegisterLayout;
+use crate::error::GdbError;
+use crate::rsp::client::{Client, ConnectionError};
+use crate::rsp::packet::unhex;
 
 /// Maximum size of a file of a description, bytes.
 const FILE_MOST: usize = 1 << 20;
@@ -60,10 +60,11 @@ impl Stub {
     /// Queries a stopped machine of at most `most` vCPUs.
     pub(crate) fn ask(client: &mut Client, address: &str, most: usize) -> Result<Self, GdbError> {
         let lost = |error: ConnectionError| error.error(address);
-        let description = TargetDescription::read(|file| fetch(client, file)).map_err(|error| match error {
-            FetchError::Lost(lost) => lost.error(address),
-            FetchError::DescriptionError => GdbError::Description { address: address.to_owned() },
-        })?;
+        let description =
+            TargetDescription::read(|file| fetch(client, file)).map_err(|error| match error {
+                FetchError::Lost(lost) => lost.error(address),
+                FetchError::DescriptionError => GdbError::Description { address: address.to_owned() },
+            })?;
         if let Some(other) = description.architecture().filter(|name| !name.starts_with(X86_64)) {
             return Err(GdbError::Architecture {
                 address: address.to_owned(),
@@ -117,7 +118,8 @@ impl Stub {
     pub(crate) fn parse(&self, answers: &[Vec<u8>]) -> Option<Vec<StubVcpu>> {
         let one = |answers: &[Vec<u8>]| {
             let (regs, sregs) = self.places.registers(answers.get(1)?)?;
-            let halted = self.reports_halted.then(|| answers.get(2).and_then(|answer| parse_halted(answer))).flatten();
+            let halted =
+                self.reports_halted.then(|| answers.get(2).and_then(|answer| parse_halted(answer))).flatten();
             Some(StubVcpu { regs, sregs, halted })
         };
         answers.chunks(self.each.max(1)).map(one).collect()

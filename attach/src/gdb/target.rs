@@ -6,16 +6,16 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use crate::rsp::client::{self, Client, ConnectionError};
-use crate::error::GdbError;
 use super::guard::ResumeGuard;
-use crate::rsp::memory::{ClientHandle, StubMemory, lock_client};
 use super::owner::PortListeners;
 use super::stub::Stub;
 use crate::error::AttachError;
+use crate::error::GdbError;
 use crate::lock::ProcessLock;
 use crate::memory::{AttachedMemory, ForeignMemory, LastTables, Prover};
 use crate::process::Process;
+use crate::rsp::client::{self, Client, ConnectionError};
+use crate::rsp::memory::{ClientHandle, StubMemory, lock_client};
 
 /// Number of stops that measure the cost of a stop.
 const TRIALS: u32 = 16;
@@ -171,8 +171,11 @@ impl Drop for GdbTarget {
 fn owner(to: &[SocketAddr]) -> (Option<Process>, bool) {
     let listeners: Vec<PortListeners> = to.iter().map(PortListeners::find).collect();
     let taken = listeners.iter().any(|listener| listener.taken);
-    let found: Vec<Process> =
-        listeners.iter().flat_map(PortListeners::processes).filter_map(|pid| Process::open(pid).ok()).collect();
+    let found: Vec<Process> = listeners
+        .iter()
+        .flat_map(PortListeners::processes)
+        .filter_map(|pid| Process::open(pid).ok())
+        .collect();
     // A process that QEMU has started may have its socket as well.
     let qemu = found.iter().position(Process::is_qemu).unwrap_or(0);
     (found.into_iter().nth(qemu), taken)

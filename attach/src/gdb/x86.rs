@@ -2,7 +2,7 @@
 
 use kvm_bindings::{kvm_regs, kvm_segment, kvm_sregs};
 
-use super::description::{TargetDescription, RegisterPlace};
+use super::description::{RegisterPlace, TargetDescription};
 use crate::rsp::packet::unhex;
 use vmm::x86::{CR0_PE, EFER_LMA};
 
@@ -164,8 +164,9 @@ pub(crate) mod tests {
         assert!(places.fit(text.len()) && !places.fit(text.len() - 1));
         assert!(places.registers(&text.as_bytes()[..text.len() - 2]).is_none());
         assert!(places.registers(text.replacen('0', "x", 1).as_bytes()).is_none());
-        let bare =
-            TargetDescription::read(|_| Ok::<_, super::super::description::DescriptionError>(feature(&[("rax", 64)])));
+        let bare = TargetDescription::read(|_| {
+            Ok::<_, super::super::description::DescriptionError>(feature(&[("rax", 64)]))
+        });
         assert_eq!(RegisterLayout::new(&bare.unwrap()).unwrap_err(), "rbx");
     }
 }

@@ -15,7 +15,7 @@ use linux::Kernel;
 use vmm::x86::{CR4_LA57, EFER_LMA};
 
 use super::layout::{self, FOUR_GIB, MemoryLayout};
-use super::{ForeignMemory, AssumedMemory, mappings};
+use super::{AssumedMemory, ForeignMemory, mappings};
 
 /// Maximum size of the memory below 4 GiB that firmware reserves, bytes. Holes of different machines are at
 /// least 256 MiB apart.
@@ -127,8 +127,11 @@ mod tests {
     const GIB: u64 = 1 << 30;
 
     fn layout(pieces: &[(u64, u64)]) -> MemoryLayout {
-        let piece =
-            |(guest, bytes): &(u64, u64)| MemoryPiece { guest: *guest, host: *guest + (1 << 40), bytes: *bytes };
+        let piece = |(guest, bytes): &(u64, u64)| MemoryPiece {
+            guest: *guest,
+            host: *guest + (1 << 40),
+            bytes: *bytes,
+        };
         MemoryLayout::new(pieces.iter().map(piece).collect()).unwrap()
     }
 

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::error::GdbError;
 use super::packet::{PacketDecoder, PacketError, frame, hex, unhex};
+use crate::error::GdbError;
 
 /// Time limit of a connection, and of a new stub's first answer.
 const CONNECT_LIMIT: Duration = Duration::from_secs(3);
@@ -222,7 +222,10 @@ impl Client {
 
     /// Stops the machine and sends commands. Returns `None` if something else has paused the machine, and
     /// after detaching.
-    pub(crate) fn stop_and_ask(&mut self, commands: &[Vec<u8>]) -> Result<Option<Vec<Vec<u8>>>, ConnectionError> {
+    pub(crate) fn stop_and_ask(
+        &mut self,
+        commands: &[Vec<u8>],
+    ) -> Result<Option<Vec<Vec<u8>>>, ConnectionError> {
         self.read_unsolicited()?;
         match self.state {
             MachineState::Stopped => {}

@@ -61,9 +61,8 @@ pub(super) fn command(
         note: note.map(|note| ("rate", note)),
     };
     let start = |samplers| Attachment::start_by_gdb(target, samplers);
-    let recorded = recording.record(label, Streams::none(), |link, tables| {
-        profile(args, plan, files, (link, tables), start)
-    })?;
+    let recorded = recording
+        .record(label, Streams::none(), |link, tables| profile(args, plan, files, (link, tables), start))?;
     conclude(args, recorded)
 }
 

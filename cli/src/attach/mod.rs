@@ -83,9 +83,8 @@ pub fn command(args: &AttachArgs) -> Result<ExitCode, Error> {
         note: Some(target.unseen()).filter(|unseen| *unseen > 0).map(|unseen| ("missing", left_out(unseen))),
     };
     let start = |samplers| Attachment::start(target, samplers);
-    let recorded = recording.record(label, Streams::none(), |link, tables| {
-        profile(args, plan, files, (link, tables), start)
-    })?;
+    let recorded = recording
+        .record(label, Streams::none(), |link, tables| profile(args, plan, files, (link, tables), start))?;
     conclude(args, recorded)
 }
 
@@ -193,7 +192,9 @@ async fn profile(
         AttachmentEnd::VcpusEnded => {
             "the process has no vCPU threads any more: it executes another program, or has closed its machine"
         }
-        AttachmentEnd::Reset => "the guest was reset, so that what was known of its kernel is so no more: attach again",
+        AttachmentEnd::Reset => {
+            "the guest was reset, so that what was known of its kernel is so no more: attach again"
+        }
         AttachmentEnd::StubClosed => {
             "the GDB stub has closed the connection: its VMM has ended, or has no stub any more"
         }

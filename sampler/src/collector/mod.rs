@@ -30,7 +30,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use vmm::{
-    Counters, GuestMemoryMmap, Injected, Injections, Machine, Observer, Region, ProbeSet, monotonic_ns,
+    Counters, GuestMemoryMmap, Injected, Injections, Machine, Observer, ProbeSet, Region, monotonic_ns,
 };
 
 use crate::conditions::Gate;

@@ -1,8 +1,8 @@
-//! The first vCPU at entry: long mode, identity-mapped, interrupts off.
+//! Registers of the first vCPU at entry: long mode, identity-mapped, interrupts off.
 //!
-//! The descriptor table holds the segments of both levels and a task state segment that lets CPL 3
-//! use I/O ports. Page tables start at [`PAGE_TABLES`]: PML4, PDPT, four page directories of 2 MiB pages, so
-//! that the first 4 GiB are mapped.
+//! The descriptor table holds the segments of both levels and a task state segment that lets CPL 3 use I/O
+//! ports. Page tables start at [`PAGE_TABLES`]: PML4, PDPT, four page directories of 2 MiB pages, so that the
+//! first 4 GiB are mapped.
 
 use kvm_bindings::{kvm_regs, kvm_segment, kvm_sregs};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryError, GuestMemoryMmap};
@@ -49,9 +49,9 @@ const TASK: u16 = 6;
 /// The table's entries; a task state segment takes two.
 const DESCRIPTORS: usize = 8;
 
-/// Where and how the first vCPU starts.
+/// Registers with which the first vCPU starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Entry {
+pub(crate) struct EntryState {
     /// First instruction.
     pub rip: u64,
     /// Top of the stack.
@@ -62,7 +62,7 @@ pub(crate) struct Entry {
     pub cpl: u8,
 }
 
-impl Entry {
+impl EntryState {
     /// General registers at entry.
     pub(crate) fn regs(&self) -> kvm_regs {
         let iopl = if self.cpl == 0 { 0 } else { RFLAGS_IOPL_3 };
@@ -208,9 +208,9 @@ mod tests {
 
     #[test]
     fn selectors_follow_the_boot_protocol() {
-        let sregs = Entry { rip: 0, rsp: 0, rsi: 0, cpl: 0 }.sregs(&kvm_sregs::default());
+        let sregs = EntryState { rip: 0, rsp: 0, rsi: 0, cpl: 0 }.sregs(&kvm_sregs::default());
         assert_eq!((sregs.cs.selector, sregs.ds.selector), (0x10, 0x18));
-        let sregs = Entry { rip: 0, rsp: 0, rsi: 0, cpl: 3 }.sregs(&kvm_sregs::default());
+        let sregs = EntryState { rip: 0, rsp: 0, rsi: 0, cpl: 3 }.sregs(&kvm_sregs::default());
         assert_eq!((sregs.cs.selector, sregs.ss.selector, sregs.ss.dpl), (0x2b, 0x23, 3));
     }
 

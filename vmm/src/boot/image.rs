@@ -1,4 +1,4 @@
-//! What a kernel file is, told from its bytes before any of them reaches the guest.
+//! Kind of a kernel file, determined from its bytes before any of them reaches the guest.
 
 use linux_loader::loader::bootparam::{LOADED_HIGH, XLF_KERNEL_64, setup_header};
 use vm_memory::ByteValued;
@@ -108,7 +108,7 @@ fn elf(file: &[u8]) -> Result<Kernel, KernelError> {
         return Err(KernelError::Architecture(machine_name(machine)));
     }
     if half(16) != 2 {
-        return Err(KernelError::NotAKernel("an ELF file that is no fixed executable"));
+        return Err(KernelError::NotAKernel("an ELF file that is not a fixed executable"));
     }
     let table = read(&header, 32).map_or(0, u64::from_le_bytes);
     let count = u64::from(half(56));
@@ -136,7 +136,7 @@ fn segment(file: &[u8], at: usize) -> Result<Option<(u64, u64)>, KernelError> {
         return Ok(None);
     }
     let (offset, physical, in_file, in_memory) = (word(8), word(24), word(32), word(40));
-    let overflow = || KernelError::Damaged("a segment lies outside of all memory".to_owned());
+    let overflow = || KernelError::Damaged("a segment is outside of all memory".to_owned());
     let file_end = offset.checked_add(in_file).ok_or_else(overflow)?;
     let have = file.len() as u64;
     if file_end > have {
@@ -193,7 +193,7 @@ fn machine_name(machine: u16) -> String {
     }
 }
 
-/// What a file that is no kernel looks like.
+/// Describes a file that is not a kernel.
 fn kind(file: &[u8]) -> &'static str {
     match file {
         [0x1f, 0x8b, ..] => "a gzip-compressed file",

@@ -19,19 +19,19 @@ use linux_loader::loader::bootparam::{
 use linux_loader::loader::{BzImage, Elf, KernelLoader, KernelLoaderResult};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
-use super::cpu::{self, Entry};
+use super::cpu::{self, EntryState};
 use super::image::{self, Kernel};
 use crate::acpi::{self, RESET_CONTROL, RESET_VALUE};
 use crate::error::{KernelError, StartError};
 use crate::memory::{
-    ACPI_START, COMMAND_LINE, COMMAND_LINE_ROOM, HIGH_START, LOW_RAM_END, ONE_MIB, PAGE_TABLES,
-    RESET_VECTOR, ZERO_PAGE,
+    ACPI_START, COMMAND_LINE, COMMAND_LINE_ROOM, HIGH_START, LOW_RAM_END, ONE_MIB, PAGE_TABLES, RESET_VECTOR,
+    ZERO_PAGE,
 };
 use crate::x86::{OPCODE_HLT, PAGE};
 
-/// Where a bzImage goes: its traditional place, for which its entry code makes room.
+/// Load address of a bzImage: the traditional one, for which the entry code makes room.
 const KERNEL: u64 = ONE_MIB;
-/// The 64-bit entry point of a bzImage, counted from where it was loaded.
+/// Offset of the 64-bit entry point of a bzImage from its load address.
 const ENTRY_64: u64 = 0x200;
 /// `type_of_loader`: a loader without an assigned number.
 const UNASSIGNED_LOADER: u8 = 0xff;
@@ -55,7 +55,7 @@ const RESET_CODE: [u8; 9] = {
 /// End of conventional memory on a PC.
 const CONVENTIONAL_END: u64 = 0xa_0000;
 
-/// Kernel, initrd, command line, tables: all in place, ready to be entered.
+/// Loads kernel, initrd, command line and tables, so that the first vCPU can enter the kernel.
 pub(super) fn load(
     memory: &GuestMemoryMmap,
     kernel: &[u8],
@@ -63,7 +63,7 @@ pub(super) fn load(
     command_line: &str,
     vcpus: u8,
     second_serial: bool,
-) -> Result<Entry, StartError> {
+) -> Result<EntryState, StartError> {
     let loaded = load_kernel(memory, kernel)?;
     let mut header = loaded.header;
     write_command_line(memory, &mut header, command_line)?;
@@ -83,7 +83,7 @@ pub(super) fn load(
     memory.write_obj(params, GuestAddress(ZERO_PAGE)).map_err(too_small)?;
     memory.write_slice(&RESET_CODE, GuestAddress(RESET_VECTOR)).map_err(too_small)?;
     cpu::write_tables(memory).map_err(too_small)?;
-    Ok(Entry { rip: loaded.entry, rsp: PAGE_TABLES, rsi: ZERO_PAGE, cpl: 0 })
+    Ok(EntryState { rip: loaded.entry, rsp: PAGE_TABLES, rsi: ZERO_PAGE, cpl: 0 })
 }
 
 /// A kernel in memory.
@@ -97,8 +97,8 @@ struct Loaded {
 fn load_kernel(memory: &GuestMemoryMmap, file: &[u8]) -> Result<Loaded, StartError> {
     match image::recognize(file)? {
         Kernel::BzImage(header) => {
-            // It unpacks itself to its preferred address or behind where it was loaded,
-            // whichever is higher, and needs `init_size` from there.
+            // The kernel unpacks itself to its preferred address or after its load address, whichever is
+            // higher, and needs `init_size` from there.
             let end = (header.pref_address)
                 .max(KERNEL)
                 .saturating_add(u64::from(header.init_size))

@@ -70,7 +70,7 @@ fn keep_apart(socket: BorrowedFd<'_>, name: &str) -> io::Result<()> {
     let mut request = request::about(name, 0);
     request.ifr_ifru.ifru_data = value.as_mut_ptr().cast();
     match request::make(socket, libc::SIOCETHTOOL, &mut request) {
-        // An interface that can't be told does not join any.
+        // An interface whose kind is unknown does not join any.
         Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(()),
         other => other,
     }

@@ -1,10 +1,10 @@
-//! What a guest's network card can be plugged into: whole Ethernet frames, without their checksums (FCS).
+//! Backends of a guest's network card: they pass whole Ethernet frames, without their checksums (FCS).
 //!
 //! | backend | the other end |
 //! |---|---|
 //! | [`Tap`] | an interface of the host's kernel |
-//! | [`Stream`] | a program behind a socket, as QEMU's `stream` netdev talks to it: passt |
-//! | [`Interface`] | whatever an interface of this host is connected to |
+//! | [`Stream`] | a program with a socket, by the protocol of QEMU's `stream` netdev: passt |
+//! | [`Interface`] | the network of an interface of this host |
 
 mod interface;
 mod request;
@@ -38,7 +38,7 @@ pub trait Backend: Send + fmt::Debug {
     fn descriptor(&self) -> BorrowedFd<'_>;
 }
 
-/// What an error of a descriptor means: `Ok` where only this frame is concerned.
+/// Classifies an error of a descriptor: `Ok` if it concerns only this frame.
 fn passing(error: io::Error) -> io::Result<()> {
     let code = error.raw_os_error().unwrap_or(0);
     // EIO and ENETDOWN: the interface is not up. ENOBUFS and ENOMEM: it has no room.

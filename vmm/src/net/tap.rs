@@ -21,7 +21,7 @@ pub struct Tap {
 #[derive(Debug, thiserror::Error)]
 pub enum TapError {
     /// No interface can have this name.
-    #[error("{0:?} is no name of a network interface: 1 to 15 letters, digits, '-', '_' and '.'")]
+    #[error("{0:?} is not a name of a network interface: give 1 to 15 letters, digits, '-', '_' and '.'")]
     Name(String),
     /// The kernel has no taps.
     #[error("{DEVICE} does not exist: load its module (`sudo modprobe tun`)")]
@@ -36,7 +36,7 @@ pub enum TapError {
     #[error("the tap {0} is in use by another program: name another one, as in --net tap=vprof1")]
     InUse(String),
     /// An interface of another kind has this name.
-    #[error("the network interface {0} is no tap: name another one, as in --net tap=vprof1")]
+    #[error("the network interface {0} is not a tap; name another one, as in --net tap=vprof1")]
     NotATap(String),
     /// Another error.
     #[error("can't use the tap {name}: {source}")]

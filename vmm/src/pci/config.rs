@@ -17,10 +17,10 @@ pub(crate) const MEMORY_ENABLE: u16 = 1 << 1;
 const COMMAND_BITS: u16 = 0x0407;
 /// Status register: there is a list of capabilities.
 const HAS_CAPABILITIES: u8 = 1 << 4;
-/// Where the first capability goes: right after the header.
+/// Offset of the first capability: directly after the header.
 const FIRST_CAPABILITY: u8 = 0x40;
 
-/// Who a function says it is.
+/// Identity of a function, as the guest sees it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Identity {
     /// Vendor id.
@@ -42,9 +42,9 @@ pub(crate) struct Identity {
 pub(crate) struct ConfigSpace {
     bytes: [u8; 256],
     writable: [u8; 256],
-    /// Where the next capability goes.
+    /// Offset of the next capability.
     free: u8,
-    /// Where the link to the next capability stands.
+    /// Offset of the link to the next capability.
     link: u8,
 }
 
@@ -126,7 +126,7 @@ impl ConfigSpace {
         u32::from_le_bytes(bytes)
     }
 
-    /// Where BAR 0 answers, if the guest has switched memory accesses on.
+    /// Returns the address of BAR 0, if the guest has enabled memory accesses.
     pub(crate) fn bar0(&self) -> Option<u64> {
         let on = self.u16(COMMAND) & MEMORY_ENABLE != 0;
         on.then(|| u64::from(self.u32(BAR0) & !0xf))

@@ -1,9 +1,8 @@
-//! The PCI bus: bus 0 of segment 0, reached through configuration mechanism 1.
+//! PCI bus: bus 0 of segment 0, accessed through configuration mechanism 1.
 //!
-//! [`config`] is one function's configuration space, [`msix`] its interrupts; what a function
-//! does is behind [`PciDevice`]. Memory windows (BARs) lie below 4 GiB, see
-//! [`PCI_WINDOW_START`]; they are assigned before the guest starts, as firmware would, and the
-//! guest may move them.
+//! [`config`] is one function's configuration space, [`msix`] its interrupts. The rest of a function
+//! implements [`PciDevice`]. Memory windows (BARs) are below 4 GiB, see [`PCI_WINDOW_START`]. They are
+//! assigned before the guest starts, as firmware would, and the guest may move them.
 
 pub(crate) mod config;
 pub(crate) mod msix;
@@ -65,7 +64,7 @@ pub(crate) struct PciBus {
 }
 
 impl PciBus {
-    /// How many devices fit besides the host bridge.
+    /// Number of devices that fit besides the host bridge.
     pub(crate) const ROOM: usize = SLOTS - 1;
 
     /// A bus with nothing but the host bridge.

@@ -16,7 +16,7 @@ const MASKED: u8 = 1;
 /// Offset of vector control in an entry.
 const CONTROL: usize = 12;
 
-/// Where messages go: KVM, or a test.
+/// Receiver of messages: KVM, or a test.
 pub(crate) trait MessageSink: Send + Sync + Debug {
     /// Delivers one message-signalled interrupt.
     fn send(&self, address: u64, data: u32);
@@ -61,7 +61,7 @@ impl Msix {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many vectors there are.
+    /// Returns the number of vectors.
     pub(crate) fn vectors(&self) -> usize {
         self.lock().table.len()
     }

@@ -7,9 +7,9 @@
 //!
 //! ```text
 //! 0f 1f 44 00 00            nopl 0(%rax,%rax)       as the kernel left it
-//! 3e 3e 3e e6 PORT          ds ds ds out %al,$PORT  set; prefixes mean nothing to OUT (Intel SDM vol. 2, 2.1.1)
+//! 3e 3e 3e e6 PORT          ds ds ds out %al,$PORT  set; OUT ignores prefixes (Intel SDM vol. 2, 2.1.1)
 //!
-//! 48 c7 c7 IMM32            mov $IMM32,%rdi         or 48 8d 3d REL32, lea REL32(%rip),%rdi, as the kernel left it
+//! 48 c7 c7 IMM32            mov $IMM32,%rdi         or 48 8d 3d REL32, lea REL32(%rip),%rdi
 //! 3e 3e 3e 3e 3e e6 PORT    out %al,$PORT           set; the vCPU thread loads RDI
 //! ```
 //!
@@ -235,7 +235,8 @@ impl ProbeSet {
         at_withdrawal: WithdrawalHandler,
     ) -> Result<(), ProbeError> {
         let count = sites.len();
-        let twice = |(i, site): (usize, &ProbePoint)| sites.iter().take(i).any(|other| other.virt == site.virt);
+        let twice =
+            |(i, site): (usize, &ProbePoint)| sites.iter().take(i).any(|other| other.virt == site.virt);
         let crosses = |site: &ProbePoint| site.phys.0 % PAGE > PAGE - site.length() as u64;
         let unusable = sites.iter().any(|site| site.kind >= PROBE_KINDS || crosses(site));
         if count == 0 || count > MAX_PROBES || unusable || sites.iter().enumerate().any(twice) {
@@ -278,7 +279,7 @@ impl ProbeSet {
         self.withdraw_for(true, WithdrawReason::Observer)
     }
 
-    /// Removes all probes and accepts no more: the machine has ended, or should have.
+    /// Removes all probes and rejects new ones: the machine has ended, or should have.
     pub(crate) fn close(&self) {
         self.lock().closed = true;
         // A vCPU thread that hangs may still run the guest, whose code must not change then.

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
-use super::{MAX_PROBES, ProbePoint, PROBE_PORT, PROBE_PORTS, port_of};
+use super::{MAX_PROBES, PROBE_PORT, PROBE_PORTS, ProbePoint, port_of};
 
 /// Probes that are set. The table is filled only while all vCPUs are paused; the lock of the pause orders the
 /// stores before their loads.
@@ -90,7 +90,8 @@ mod tests {
         let site = ProbePoint { virt: 0x10, phys: GuestAddress(1), kind: 2, loads_rdi: None };
         let load = ProbePoint { virt: 0x20, phys: GuestAddress(2), kind: 10, loads_rdi: Some(77) };
         table.fill(&[site, load]);
-        let [no_op, loads] = [ProbeMatch { kind: 2, rdi: None }, ProbeMatch { kind: 10, rdi: Some(77) }].map(Some);
+        let [no_op, loads] =
+            [ProbeMatch { kind: 2, rdi: None }, ProbeMatch { kind: 10, rdi: Some(77) }].map(Some);
         assert_eq!([0x10, 0x15, 0x20, 0x27].map(|rip| table.find(0xe2, rip)), [no_op, no_op, loads, loads]);
         assert_eq!([0x11, 0xf, 0x17, 0x25].map(|rip| table.find(0xe2, rip)), [None; 4]);
         assert_eq!(table.find(0xe3, 0x10), None);

@@ -75,7 +75,10 @@ fn a_load_of_rdi_is_as_good_a_place() {
     probes.withdraw().unwrap();
     assert_eq!(all(&memory), before);
     let refused = probes.set(&[load(0x200, 5)], || (), nothing()).unwrap_err();
-    assert_eq!(refused.to_string(), "expected a load of RDI at 0xffffffff80000200, found 0f 1f 44 00 00 00 00");
+    assert_eq!(
+        refused.to_string(),
+        "expected a load of RDI at 0xffffffff80000200, found 0f 1f 44 00 00 00 00"
+    );
     let crosses = probes.set(&[load(0xffa, 5)], || (), nothing());
     assert_eq!(crosses, Err(ProbeError::Points { count: 1 }));
 }

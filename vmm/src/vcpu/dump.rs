@@ -1,4 +1,4 @@
-//! A failed vCPU in words: registers, and what KVM tells about an internal error.
+//! Text about a failed vCPU: registers, and KVM's report of an internal error.
 
 use std::fmt::Write;
 
@@ -48,7 +48,7 @@ pub(super) fn internal_error(run: &kvm_run) -> String {
     if run.exit_reason != KVM_EXIT_INTERNAL_ERROR {
         return String::new();
     }
-    // SAFETY: the exit reason tells that this member of the union was filled.
+    // SAFETY: the exit reason shows that this member of the union was filled.
     let internal = unsafe { run.__bindgen_anon_1.internal };
     // KVM_INTERNAL_ERROR_* of linux/kvm.h.
     let name = match internal.suberror {

@@ -1,24 +1,24 @@
-//! What an exit from KVM_RUN means. Takes KVM's result as an argument, so that tests can feed it
-//! exits that no guest would cause.
+//! Handling of an exit from KVM_RUN. KVM's result is an argument, so tests can use exits that no guest would
+//! cause.
 
 use kvm_bindings::{KVM_SYSTEM_EVENT_CRASH, KVM_SYSTEM_EVENT_RESET, KVM_SYSTEM_EVENT_SHUTDOWN};
 use kvm_ioctls::VcpuExit;
 use vm_memory::GuestAddress;
 use vmm_sys_util::errno;
 
-use crate::end::MachineEnd;
 use crate::bus::Bus;
+use crate::end::MachineEnd;
 use crate::observer::Exit;
 
 /// The result of one KVM_RUN.
 pub(super) type RunResult<'a> = Result<VcpuExit<'a>, errno::Error>;
 
-/// What to do after an exit.
+/// Next step after an exit.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Action {
     /// Run on.
     Resume,
-    /// Look for a tick or a stop request: no I/O of the guest is pending.
+    /// Check for a tick or a stop request: no I/O of the guest is pending.
     Kicked,
     /// The guest ended the machine.
     End(MachineEnd),
@@ -26,9 +26,9 @@ pub(super) enum Action {
     Fail(String),
 }
 
-/// The exit in the observer's words.
+/// Converts an exit to the observer's type.
 pub(super) fn classify(result: &RunResult<'_>) -> Exit {
-    // Reasons of linux/kvm.h that have no word of their own.
+    // Reasons of linux/kvm.h without a variant in `Exit`.
     const KVM_EXIT_FAIL_ENTRY: u32 = 9;
     const KVM_EXIT_INTERNAL_ERROR: u32 = 17;
     const KVM_EXIT_SYSTEM_EVENT: u32 = 24;
@@ -76,19 +76,19 @@ pub(super) fn handle(bus: &Bus, result: RunResult<'_>) -> Action {
         VcpuExit::Intr => Action::Kicked,
         VcpuExit::IrqWindowOpen | VcpuExit::SetTpr | VcpuExit::IoapicEoi(_) => Action::Resume,
         VcpuExit::Shutdown => {
-            Action::Fail("the guest caused a triple fault: an exception that it could not take".to_owned())
+            Action::Fail("the guest caused a triple fault: an exception that it could not handle".to_owned())
         }
         VcpuExit::FailEntry(reason, cpu) => Action::Fail(format!(
             "the processor refused to enter the guest on host CPU {cpu}, hardware reason {reason:#x}"
         )),
-        VcpuExit::InternalError => Action::Fail("KVM met an internal error".to_owned()),
+        VcpuExit::InternalError => Action::Fail("KVM reports an internal error".to_owned()),
         VcpuExit::SystemEvent(kind, _) => system_event(kind),
         VcpuExit::MemoryFault { gpa, .. } => {
             Action::Fail(format!("KVM could not reach guest memory at {gpa:#x}"))
         }
-        VcpuExit::Hlt => Action::Fail("KVM gave a halt to user space in spite of its APIC".to_owned()),
-        VcpuExit::Unknown => Action::Fail("KVM could not tell why the guest stopped".to_owned()),
-        other => Action::Fail(format!("KVM stopped the guest for a reason not asked for: {other:?}")),
+        VcpuExit::Hlt => Action::Fail("KVM returned a halt to user space despite its APIC".to_owned()),
+        VcpuExit::Unknown => Action::Fail("KVM reported no reason for the exit".to_owned()),
+        other => Action::Fail(format!("KVM stopped the guest for an unexpected reason: {other:?}")),
     }
 }
 
@@ -121,17 +121,17 @@ mod tests {
 
     #[test]
     fn failures_say_what_failed() {
-        let told = |result: RunResult<'_>| match handle(&bus(), result) {
+        let message = |result: RunResult<'_>| match handle(&bus(), result) {
             Action::Fail(reason) => reason,
             other => panic!("{other:?}"),
         };
-        assert!(told(error(libc::EFAULT)).contains("KVM_RUN failed"));
-        assert!(told(Ok(VcpuExit::Shutdown)).contains("triple fault"));
-        assert!(told(Ok(VcpuExit::InternalError)).contains("internal error"));
-        assert!(told(Ok(VcpuExit::FailEntry(0x8000_0021, 3))).contains("0x80000021"));
-        assert!(told(Ok(VcpuExit::Unsupported(77))).contains("77"));
-        assert!(told(Ok(VcpuExit::Unknown)).contains("could not tell"));
-        assert!(told(Ok(VcpuExit::MemoryFault { flags: 0, gpa: 0x1234, size: 1 })).contains("0x1234"));
+        assert!(message(error(libc::EFAULT)).contains("KVM_RUN failed"));
+        assert!(message(Ok(VcpuExit::Shutdown)).contains("triple fault"));
+        assert!(message(Ok(VcpuExit::InternalError)).contains("internal error"));
+        assert!(message(Ok(VcpuExit::FailEntry(0x8000_0021, 3))).contains("0x80000021"));
+        assert!(message(Ok(VcpuExit::Unsupported(77))).contains("77"));
+        assert!(message(Ok(VcpuExit::Unknown)).contains("reported no reason"));
+        assert!(message(Ok(VcpuExit::MemoryFault { flags: 0, gpa: 0x1234, size: 1 })).contains("0x1234"));
     }
 
     #[test]

@@ -30,10 +30,10 @@ use vm_memory::GuestMemoryMmap;
 use super::dump;
 use super::exit::{self, Action};
 use super::kick::{Kick, Timer};
-use crate::end::MachineEnd;
 use crate::bus::Bus;
 use crate::clock::monotonic_ns;
 use crate::control::Control;
+use crate::end::MachineEnd;
 use crate::observer::{Observer, ProbeHit, ProbeVerdict, Tick, TickContext};
 use crate::probe::{ProbeSet, ProbeTable, is_probe_port};
 

@@ -12,7 +12,7 @@ use virtio_queue::{Reader, Writer};
 use vm_memory::GuestMemoryMmap;
 
 use super::disk::{SECTOR, Store};
-use super::{Broken, Chain, Identity, Served, VirtioDevice};
+use super::{Broken, Chain, Identity, RequestResult, VirtioDevice};
 use crate::config::Disk;
 use crate::error::DiskError;
 
@@ -31,7 +31,7 @@ pub(crate) struct Block {
     buffer: Vec<u8>,
 }
 
-/// How a request ends; the number is what the driver reads.
+/// Result of a request; the number is what the driver reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Status {
     Done,
@@ -60,7 +60,7 @@ impl Block {
         Ok(Self { store: Store::open(disk)?, serial, buffer: vec![0; CHUNK] })
     }
 
-    /// The byte range of a transfer, if it lies inside the disk and is made of whole sectors.
+    /// Returns the byte range of a transfer, if it is inside the disk and consists of whole sectors.
     fn range(&self, sector: u64, bytes: usize) -> Option<u64> {
         let bytes = u64::try_from(bytes).ok()?;
         let end = sector.checked_add(bytes / SECTOR)?;
@@ -130,7 +130,7 @@ impl VirtioDevice for Block {
         memory: &GuestMemoryMmap,
         chain: Chain<'_>,
         interrupted: &dyn Fn() -> bool,
-    ) -> Result<Served, Broken> {
+    ) -> Result<RequestResult, Broken> {
         let mut reader: Reader<'_> = chain.clone().reader(memory).map_err(|_| Broken)?;
         let mut writer: Writer<'_> = chain.writer(memory).map_err(|_| Broken)?;
         let data = writer.available_bytes().checked_sub(1).ok_or(Broken)?;
@@ -157,6 +157,6 @@ impl VirtioDevice for Block {
         };
         status_at.write_all(&[status.byte()]).map_err(|_| Broken)?;
         let written = writer.bytes_written().checked_add(1).ok_or(Broken)?;
-        u32::try_from(written).map(Served::Done).map_err(|_| Broken)
+        u32::try_from(written).map(RequestResult::Done).map_err(|_| Broken)
     }
 }

@@ -10,7 +10,7 @@ use virtio_bindings::virtio_ids::VIRTIO_ID_CONSOLE;
 use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::eventfd::EventFd;
 
-use super::{Broken, Chain, Identity, Served, VirtioDevice};
+use super::{Broken, Chain, Identity, RequestResult, VirtioDevice};
 use crate::config;
 
 /// Buffers that may wait, per direction.
@@ -22,7 +22,7 @@ const CHUNK: usize = 4 << 10;
 /// Most bytes that wait for the guest.
 const MOST_INPUT: usize = 64 << 10;
 
-/// What is typed for the guest.
+/// Console input for the guest.
 #[derive(Debug)]
 pub(crate) struct Input {
     waiting: Mutex<VecDeque<u8>>,
@@ -74,7 +74,7 @@ impl Console {
         Self { output, input, buffer: vec![0; CHUNK] }
     }
 
-    fn receive(&mut self, memory: &GuestMemoryMmap, chain: Chain<'_>) -> Result<Served, Broken> {
+    fn receive(&mut self, memory: &GuestMemoryMmap, chain: Chain<'_>) -> Result<RequestResult, Broken> {
         let mut writer = chain.writer(memory).map_err(|_| Broken)?;
         let room = writer.available_bytes().min(CHUNK);
         if room == 0 {
@@ -82,10 +82,10 @@ impl Console {
         }
         let taken = self.input.take(&mut self.buffer[..room]);
         if taken == 0 {
-            return Ok(Served::Waits);
+            return Ok(RequestResult::Waits);
         }
         writer.write_all(&self.buffer[..taken]).map_err(|_| Broken)?;
-        u32::try_from(taken).map(Served::Done).map_err(|_| Broken)
+        u32::try_from(taken).map(RequestResult::Done).map_err(|_| Broken)
     }
 
     /// A sink that fails loses the bytes, as a terminal that is switched off would.
@@ -94,7 +94,7 @@ impl Console {
         memory: &GuestMemoryMmap,
         chain: Chain<'_>,
         interrupted: &dyn Fn() -> bool,
-    ) -> Result<Served, Broken> {
+    ) -> Result<RequestResult, Broken> {
         let mut reader = chain.reader(memory).map_err(|_| Broken)?;
         while reader.available_bytes() > 0 && !interrupted() {
             let length = reader.available_bytes().min(CHUNK);
@@ -102,7 +102,7 @@ impl Console {
             reader.read_exact(chunk).map_err(|_| Broken)?;
             let _lost = self.output.0.write_all(chunk);
         }
-        Ok(Served::Done(0))
+        Ok(RequestResult::Done(0))
     }
 }
 
@@ -125,7 +125,7 @@ impl VirtioDevice for Console {
         memory: &GuestMemoryMmap,
         chain: Chain<'_>,
         interrupted: &dyn Fn() -> bool,
-    ) -> Result<Served, Broken> {
+    ) -> Result<RequestResult, Broken> {
         if queue == RECEIVE { self.receive(memory, chain) } else { self.transmit(memory, chain, interrupted) }
     }
 

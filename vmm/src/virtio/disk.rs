@@ -1,5 +1,4 @@
-//! Where a disk's bytes are: in its file, whatever its format, and for a snapshot in a temporary file above
-//! it.
+//! Bytes of a disk: in its file, in any format, and for a snapshot in a temporary file that overlays it.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -91,7 +90,7 @@ enum Writes {
     Above(Overlay),
 }
 
-/// What a snapshot's guest wrote, at the same offsets as in the base.
+/// Bytes that a snapshot's guest wrote, at the same offsets as in the base.
 #[derive(Debug)]
 struct Overlay {
     file: File,

@@ -1,8 +1,8 @@
-//! What a device's registers (on vCPU threads) and its worker thread share.
+//! State that a device's registers (on vCPU threads) and its worker thread share.
 //!
-//! A vCPU never waits for the worker: it leaves a [`Command`] and goes on. A reset is done when
-//! [`Link::resetting`] turns false, which the guest sees as a status that reads 0, as the
-//! specification (4.1.4.3.1) has it.
+//! A vCPU never waits for the worker: it leaves a [`Command`] and continues. A reset is complete when
+//! [`Link::resetting`] returns false, which the guest sees as a status that reads 0, as the specification
+//! (4.1.4.3.1) requires.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,8 +11,8 @@ use std::sync::{Mutex, PoisonError};
 use virtio_queue::Queue;
 use vmm_sys_util::eventfd::EventFd;
 
-/// What a worker is to do next. A later command replaces one that was not begun, except that
-/// nothing replaces [`Command::Stop`].
+/// Next step of a worker. A later command replaces one that was not begun, except that nothing replaces
+/// [`Command::Stop`].
 #[derive(Debug)]
 pub(crate) enum Command {
     /// Serve these queues; `None` where the driver did not set one up.
@@ -27,7 +27,7 @@ pub(crate) enum Command {
 #[derive(Debug)]
 pub(crate) struct Link {
     command: Mutex<Option<Command>>,
-    /// True while a command waits: tells a long request to end.
+    /// True while a command waits: a long request has to end.
     waiting: AtomicBool,
     resetting: AtomicBool,
     broken: AtomicBool,

@@ -1,8 +1,8 @@
 //! Virtio devices (specification: Virtual I/O Device, version 1.2).
 //!
-//! A device is a small file behind [`VirtioDevice`]. [`transport`] makes it a PCI function that
-//! vCPUs program; [`worker`] serves its queues on a thread of its own, so that no vCPU waits for
-//! a disk. The two share a [`link::Link`] and the [`Interrupts`], nothing else:
+//! A device is a small file that implements [`VirtioDevice`]. [`transport`] makes it a PCI function that
+//! vCPUs program; [`worker`] serves its queues on a separate thread, so that no vCPU waits for a disk. The
+//! two share a [`link::Link`] and the [`Interrupts`], nothing else:
 //!
 //! ```text
 //! vCPU threads ── registers ──> transport ── Link: start, reset ──> worker ── requests ──> device
@@ -38,7 +38,7 @@ pub(crate) type Chain<'a> = DescriptorChain<&'a GuestMemoryMmap>;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Broken;
 
-/// What a device is to the outside.
+/// Identity of a device, as the guest sees it.
 #[derive(Debug, Clone)]
 pub(crate) struct Identity {
     /// Device id (specification, chapter 5).
@@ -53,19 +53,19 @@ pub(crate) struct Identity {
     pub queues: &'static [u16],
 }
 
-/// What became of a request.
+/// Result of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Served {
-    /// It is done, and so many bytes were written into the guest's buffers.
+pub(crate) enum RequestResult {
+    /// The request is done; the number of bytes written into the guest's buffers.
     Done(u32),
-    /// What it asks for has not come yet: it stays the first of its queue until
+    /// The request needs something that has not come yet. It stays the first of its queue until
     /// [`VirtioDevice::source`] has something to read, or [`VirtioDevice::is_ready`].
     Waits,
 }
 
 /// One virtio device. Lives on its own thread.
 pub(crate) trait VirtioDevice: Send {
-    /// What it is.
+    /// Returns the device's identity.
     fn identity(&self) -> Identity;
 
     /// Serves one request of a queue. A long request ends early once `interrupted` says so; its
@@ -76,15 +76,16 @@ pub(crate) trait VirtioDevice: Send {
         memory: &GuestMemoryMmap,
         chain: Chain<'_>,
         interrupted: &dyn Fn() -> bool,
-    ) -> Result<Served, Broken>;
+    ) -> Result<RequestResult, Broken>;
 
-    /// What becomes readable when something comes from outside. `None` where nothing ever does.
+    /// Returns a descriptor that becomes readable when something comes from outside. `None` for devices
+    /// without an outside.
     fn source(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 
-    /// True if the first request of a queue would no longer be told to wait, though the source may have
-    /// nothing to read.
+    /// Returns true if the first request of a queue would no longer wait, though the source may have nothing
+    /// to read.
     fn is_ready(&self, queue: usize) -> bool {
         let _ = queue;
         false
@@ -123,12 +124,12 @@ impl Interrupts {
         })
     }
 
-    /// Tells the guest that a queue's requests are done.
+    /// Interrupts the guest: requests of a queue are done.
     pub(crate) fn queue_used(&self, queue: usize) {
         self.raise(self.queues.get(queue), ISR_QUEUE);
     }
 
-    /// Tells the guest that the device's status changed.
+    /// Interrupts the guest: the device's status changed.
     fn config_changed(&self) {
         self.raise(Some(&self.config), ISR_CONFIG);
     }
@@ -163,12 +164,12 @@ impl Interrupts {
         }
     }
 
-    /// What [`Self::assign`] kept.
+    /// Returns the vector that [`Self::assign`] stored.
     fn assigned(&self, queue: Option<u16>) -> u16 {
         self.vector(queue).map_or(NO_VECTOR, |register| register.load(Ordering::Acquire))
     }
 
-    /// Device reset: no vectors, nothing to tell.
+    /// Resets the vectors with the device: nothing is pending.
     fn reset(&self) {
         self.isr.store(0, Ordering::Release);
         self.config.store(NO_VECTOR, Ordering::Release);

@@ -43,14 +43,14 @@ const fn status_bit(bit: u32) -> u8 {
 const COMMON_FEATURES: u64 =
     1 << VIRTIO_F_VERSION_1 | 1 << VIRTIO_RING_F_EVENT_IDX | 1 << VIRTIO_RING_F_INDIRECT_DESC;
 
-/// What the registers want the device to do after a write.
+/// Request of the registers to the device after a write.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Request {
     /// Nothing.
     Nothing,
     /// The driver is ready: serve the queues.
     Start,
-    /// Reset everything, and tell the worker, which has the queues.
+    /// Reset everything, and the worker, which has the queues.
     Reset,
     /// Reset everything; no queue was handed out.
     ResetIdle,

@@ -33,7 +33,7 @@ const DEVICE: u32 = 0x2000;
 const NOTIFY: u32 = 0x3000;
 const MSIX_TABLE: u32 = 0x4000;
 const MSIX_PENDING: u32 = 0x5000;
-/// Each part has a page of its own.
+/// Size of a part of the window, bytes: each has its own page.
 const PART: u32 = 0x1000;
 /// Bytes between the notify registers of two queues.
 const NOTIFY_STEP: u32 = 4;
@@ -65,7 +65,7 @@ pub(crate) trait Doorbells: Send + Sync + Debug {
     fn detach(&self, address: u64, event: &EventFd);
 }
 
-/// The function: configuration space and the window behind BAR 0.
+/// PCI function of a device: configuration space and the window of BAR 0.
 #[derive(Debug)]
 pub(crate) struct VirtioPci {
     config: ConfigSpace,
@@ -75,7 +75,7 @@ pub(crate) struct VirtioPci {
     link: Arc<Link>,
     memory: GuestMemoryMmap,
     doorbells: Arc<dyn Doorbells>,
-    /// Where the window was when the doorbells were attached, and for which queues.
+    /// Address of the window when the doorbells were attached, and the queues that have one.
     attached: Option<(u64, Vec<bool>)>,
     msix_capability: u8,
     access_capability: u8,
@@ -119,7 +119,7 @@ impl VirtioPci {
         }
     }
 
-    /// Where the window is now, if it may answer there.
+    /// Returns the present address of the window, if it may answer there.
     fn place(&self) -> Option<u64> {
         let start = self.config.bar0()?;
         let end = start + u64::from(BAR_SIZE);
@@ -252,13 +252,13 @@ impl PciDevice for VirtioPci {
     }
 }
 
-/// The part of the window that an offset lies in, and the offset inside it.
+/// Returns the part of the window that contains an offset, and the offset in the part.
 fn split(offset: u64) -> Option<(u32, usize)> {
     let offset = u32::try_from(offset).ok().filter(|offset| *offset < BAR_SIZE)?;
     Some((offset & !(PART - 1), usize::try_from(offset & (PART - 1)).ok()?))
 }
 
-/// Copies what lies at `at`; beyond the end nothing is written.
+/// Copies the bytes at `at`; nothing is written beyond the end.
 fn copy(from: &[u8], at: usize, to: &mut [u8]) {
     for (byte, source) in to.iter_mut().zip(from.iter().skip(at)) {
         *byte = *source;

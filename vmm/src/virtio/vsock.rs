@@ -7,7 +7,7 @@ use std::os::fd::BorrowedFd;
 use virtio_bindings::virtio_ids::VIRTIO_ID_VSOCK;
 use vm_memory::GuestMemoryMmap;
 
-use super::{Broken, Chain, Identity, Served, VirtioDevice};
+use super::{Broken, Chain, Identity, RequestResult, VirtioDevice};
 use crate::config;
 use crate::vsock::{Backend, HEADER, Header, MOST_DATA};
 
@@ -38,27 +38,27 @@ impl Vsock {
     }
 
     /// Fills a buffer with the next packet.
-    fn receive(&mut self, memory: &GuestMemoryMmap, chain: Chain<'_>) -> Result<Served, Broken> {
+    fn receive(&mut self, memory: &GuestMemoryMmap, chain: Chain<'_>) -> Result<RequestResult, Broken> {
         let mut writer = chain.writer(memory).map_err(|_| Broken)?;
         let room = writer.available_bytes().checked_sub(HEADER).filter(|room| *room > 0).ok_or(Broken)?;
-        let Some(backend) = &mut self.backend else { return Ok(Served::Waits) };
+        let Some(backend) = &mut self.backend else { return Ok(RequestResult::Waits) };
         match backend.receive(&mut self.data[..room.min(MOST_DATA)]) {
             Ok(Some(header)) => {
                 let data = self.data.get(..header.data()).ok_or(Broken)?;
                 let written = writer.write_all(&header.to_bytes()).and_then(|()| writer.write_all(data));
                 written.map_err(|_| Broken)?;
-                u32::try_from(HEADER + data.len()).map(Served::Done).map_err(|_| Broken)
+                u32::try_from(HEADER + data.len()).map(RequestResult::Done).map_err(|_| Broken)
             }
-            Ok(None) => Ok(Served::Waits),
+            Ok(None) => Ok(RequestResult::Waits),
             Err(_) => {
                 self.backend = None;
-                Ok(Served::Waits)
+                Ok(RequestResult::Waits)
             }
         }
     }
 
     /// Passes a packet on. What names another sender than this guest goes nowhere.
-    fn transmit(&mut self, memory: &GuestMemoryMmap, chain: Chain<'_>) -> Result<Served, Broken> {
+    fn transmit(&mut self, memory: &GuestMemoryMmap, chain: Chain<'_>) -> Result<RequestResult, Broken> {
         let mut reader = chain.reader(memory).map_err(|_| Broken)?;
         let mut header = [0; HEADER];
         reader.read_exact(&mut header).map_err(|_| Broken)?;
@@ -69,20 +69,20 @@ impl Vsock {
         if let Some(backend) = self.backend.as_mut().filter(|_| header.src_cid == self.cid) {
             match backend.send(&header, data) {
                 Ok(true) => {}
-                Ok(false) => return Ok(Served::Waits),
+                Ok(false) => return Ok(RequestResult::Waits),
                 Err(_) => self.backend = None,
             }
         }
-        Ok(Served::Done(0))
+        Ok(RequestResult::Done(0))
     }
 
     /// A buffer for events waits for good; what happens outside is noticed also where no other buffer waits
     /// for it.
-    fn notice(&mut self) -> Served {
+    fn notice(&mut self) -> RequestResult {
         if self.backend.as_mut().is_some_and(|backend| backend.notice().is_err()) {
             self.backend = None;
         }
-        Served::Waits
+        RequestResult::Waits
     }
 }
 
@@ -105,7 +105,7 @@ impl VirtioDevice for Vsock {
         memory: &GuestMemoryMmap,
         chain: Chain<'_>,
         _: &dyn Fn() -> bool,
-    ) -> Result<Served, Broken> {
+    ) -> Result<RequestResult, Broken> {
         match queue {
             RECEIVE => self.receive(memory, chain),
             TRANSMIT => self.transmit(memory, chain),

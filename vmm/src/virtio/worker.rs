@@ -10,7 +10,7 @@ use virtio_queue::{Queue, QueueOwnedT, QueueT};
 use vm_memory::GuestMemoryMmap;
 
 use super::link::{Command, Link};
-use super::{Broken, Interrupts, Served, VirtioDevice};
+use super::{Broken, Interrupts, RequestResult, VirtioDevice};
 
 /// Requests of one queue that are served before the next queue has its turn.
 const BURST: usize = 64;
@@ -21,7 +21,7 @@ pub(crate) struct Worker {
     pub device: Box<dyn VirtioDevice>,
     /// Commands and kicks.
     pub link: Arc<Link>,
-    /// How to tell the guest.
+    /// Interrupts to the guest.
     pub interrupts: Arc<Interrupts>,
     /// The guest's memory.
     pub memory: GuestMemoryMmap,
@@ -114,7 +114,7 @@ impl Worker {
         let mut fds: Vec<libc::pollfd> = events.chain(source).map(readable).collect();
         let patience = if queues.more { 0 } else { -1 };
         // SAFETY: `fds` is valid for that many entries, and its descriptors live in `link` and in
-        // the device. A failed poll (EINTR, ENOMEM) is a spurious wake-up, which the caller bears.
+        // the device. A failed poll (EINTR, ENOMEM) is a spurious wake-up, which the caller tolerates.
         unsafe {
             libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, patience);
         }
@@ -128,10 +128,10 @@ impl Worker {
             while let Some(answer) = self.serve_one(index, queue)? {
                 served += 1;
                 match answer {
-                    Served::Waits => return Ok(Left::Waits),
-                    Served::Done(_) if self.link.interrupted() => return Ok(Left::Nothing),
-                    Served::Done(_) if served == BURST => return Ok(Left::More),
-                    Served::Done(_) => {}
+                    RequestResult::Waits => return Ok(Left::Waits),
+                    RequestResult::Done(_) if self.link.interrupted() => return Ok(Left::Nothing),
+                    RequestResult::Done(_) if served == BURST => return Ok(Left::More),
+                    RequestResult::Done(_) => {}
                 }
             }
             if !queue.enable_notification(&self.memory).map_err(|_| Broken)? {
@@ -141,7 +141,7 @@ impl Worker {
     }
 
     /// Serves the next request, if there is one.
-    fn serve_one(&mut self, index: usize, queue: &mut Queue) -> Result<Option<Served>, Broken> {
+    fn serve_one(&mut self, index: usize, queue: &mut Queue) -> Result<Option<RequestResult>, Broken> {
         let memory = &self.memory;
         let filled = queue.avail_idx(memory, Ordering::Acquire).map_err(|_| Broken)?;
         if filled.0 == queue.next_avail() {
@@ -157,8 +157,8 @@ impl Worker {
             return Ok(None);
         }
         match served {
-            Served::Waits => queue.go_to_previous_position(),
-            Served::Done(written) => {
+            RequestResult::Waits => queue.go_to_previous_position(),
+            RequestResult::Done(written) => {
                 queue.add_used(memory, head, written).map_err(|_| Broken)?;
                 if queue.needs_notification(memory).map_err(|_| Broken)? {
                     self.interrupts.queue_used(index);

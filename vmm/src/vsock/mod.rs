@@ -1,13 +1,13 @@
-//! What a guest's virtio-vsock device is connected to: Unix sockets of the host, as programs of Firecracker's
-//! and Cloud Hypervisor's users know them.
+//! Backends of a guest's virtio-vsock device: Unix sockets of the host, with the protocol of Firecracker and
+//! Cloud Hypervisor.
 //!
-//! | who connects | how |
+//! | client | means |
 //! |---|---|
-//! | the guest, to port P of context id 2 | whoever listens at the socket `PATH_P` has the other end |
-//! | a program of the host | connects to `PATH`, writes `CONNECT P\n`, and reads `OK PORT\n` once the guest has accepted |
+//! | the guest, to port P of context id 2 | the program that listens at the socket `PATH_P` has the other end |
+//! | a program of the host | connects to `PATH`, writes `CONNECT P\n`, and reads `OK PORT\n` once accepted |
 //!
-//! [`Sockets`] is all of that. Where the guest runs on another machine than those programs, [`Relay`] is in
-//! its place, and passes packets over a stream to [`serve`], which has the sockets:
+//! [`Sockets`] does all of that. If the guest runs on another machine than those programs, a [`Relay`]
+//! replaces it, and passes packets over a stream to [`serve`], which has the sockets:
 //!
 //! ```text
 //! device ── Backend ── Sockets ── programs
@@ -43,10 +43,10 @@ pub trait Backend: Send + fmt::Debug {
     /// The other end is gone for good.
     fn receive(&mut self, into: &mut [u8]) -> io::Result<Option<Header>>;
 
-    /// Takes notice of what made the descriptor readable, which it then is no more.
+    /// Processes what made the descriptor readable, which makes it unreadable again.
     ///
     /// # Errors
-    /// The other end is gone for good.
+    /// The other end is permanently gone.
     fn notice(&mut self) -> io::Result<()>;
 
     /// There is room for a packet of the guest.

@@ -1,7 +1,7 @@
-//! Packets over a stream, one behind the other: where the sockets are on another machine than the device.
+//! Packets over a stream, one after the other: for sockets on another machine than the device.
 //!
 //! A packet is its header and its data, as in the queues. A header of zeros, which no guest's packet has,
-//! says that the guest knows of no connection any more. The guest's own credit bounds what is under way.
+//! says that the guest no longer knows any connection. The guest's own credit bounds the data in flight.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read, Write};
@@ -17,11 +17,11 @@ use super::{Backend, Sockets};
 #[derive(Debug)]
 struct Packets<S> {
     stream: S,
-    /// What has come and is not yet taken: `start..end` of the buffer.
+    /// Received bytes that are not yet taken: `start..end` of the buffer.
     incoming: Vec<u8>,
     start: usize,
     end: usize,
-    /// What the stream has had no room for.
+    /// Bytes for which the stream has had no room.
     outgoing: Vec<u8>,
 }
 
@@ -58,7 +58,7 @@ impl<S: Read + Write> Packets<S> {
         Ok(true)
     }
 
-    /// Takes the first packet. Of data that has no room in `into` the rest becomes a packet of its own.
+    /// Takes the first packet. Data that has no room in `into` becomes another packet.
     fn take(&mut self, into: &mut [u8]) -> io::Result<Option<Header>> {
         let Some(header) = self.whole()? else { return Ok(None) };
         let data = self.start + HEADER;
@@ -87,7 +87,7 @@ impl<S: Read + Write> Packets<S> {
     fn flush(&mut self) -> io::Result<bool> {
         while !self.outgoing.is_empty() {
             match self.stream.write(&self.outgoing) {
-                // A virtio-serial port may tell so that its queue is full.
+                // A virtio-serial port may report in this way that its queue is full.
                 Ok(0) => return Ok(false),
                 Ok(count) => drop(self.outgoing.drain(..count)),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
@@ -239,7 +239,7 @@ fn wait(packets: &Packets<UnixStream>, sockets: &Sockets) {
     let sockets = watched(sockets.descriptor(), if all_sent { libc::POLLIN } else { 0 });
     let mut fds = [watched(packets.stream.as_fd(), stream), sockets];
     // SAFETY: `fds` is valid for two entries, and its descriptors live in `packets` and `sockets`. A failed
-    // poll (EINTR, ENOMEM) is a spurious wake-up, which the caller bears.
+    // poll (EINTR, ENOMEM) is a spurious wake-up, which the caller tolerates.
     unsafe {
         libc::poll(fds.as_mut_ptr(), 2, -1);
     }

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
 use super::Backend;
-use super::connection::{Connection, Next, Ports, Verdict};
+use super::connection::{Connection, NextPacket, PacketEffect, Ports};
 use super::packet::{HOST_CID, Header, STREAM, op};
 
 /// Most connections at once: more are refused to the guest, and wait on the host.
@@ -53,11 +53,11 @@ impl std::fmt::Debug for Sockets {
 }
 
 impl Sockets {
-    /// For the guest of this context id. `listener` is bound to `path`; the guest's own connections go to
-    /// sockets with `_` and the port behind that.
+    /// Makes the sockets of the guest with this context id. `listener` is bound to `path`. The guest's own
+    /// connections go to sockets with `_` and the port appended to that path.
     ///
     /// # Errors
-    /// The host has no more descriptors.
+    /// The host has no descriptors left.
     pub fn new(listener: UnixListener, path: &Path, cid: u32) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         let epoll = Epoll::new()?;
@@ -78,7 +78,7 @@ impl Sockets {
         Ok(sockets)
     }
 
-    /// Has changes of a descriptor told, each once.
+    /// Watches a descriptor for changes, each of which is reported once.
     fn watch(&self, fd: RawFd, id: u64) -> io::Result<()> {
         let all = EventSet::IN | EventSet::OUT | EventSet::READ_HANG_UP | EventSet::EDGE_TRIGGERED;
         self.epoll.ctl(ControlOperation::Add, fd, EpollEvent::new(all, id))
@@ -117,9 +117,9 @@ impl Sockets {
         while self.can_accept() {
             match self.listener.accept() {
                 // A connection that can't be watched is closed, which its program sees.
-                Ok((socket, _)) => {
-                    drop(socket.set_nonblocking(true).and_then(|()| self.add(socket, Connection::of_program)))
-                }
+                Ok((socket, _)) => drop(
+                    socket.set_nonblocking(true).and_then(|()| self.add(socket, Connection::from_program)),
+                ),
                 Err(error)
                     if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::ConnectionAborted) => {}
                 // Without a descriptor for it the program waits until the next one comes.
@@ -163,12 +163,12 @@ impl Sockets {
             let Some(connection) = self.connections.get_mut(&id) else { continue };
             connection.queued = false;
             match connection.next(into) {
-                Next::Nothing => {}
-                Next::Packet(header) => {
+                NextPacket::Nothing => {}
+                NextPacket::Packet(header) => {
                     self.schedule(id);
                     return Some(Header { src_cid: HOST_CID, dst_cid: self.cid, ..header });
                 }
-                Next::Wants(port) => {
+                NextPacket::Connect(port) => {
                     let ports = self.free_ports(port);
                     self.ids.insert(ports, id);
                     if let Some(connection) = self.connections.get_mut(&id) {
@@ -176,7 +176,7 @@ impl Sockets {
                     }
                     self.schedule(id);
                 }
-                Next::Reset => {
+                NextPacket::Reset => {
                     let ports = connection.ports;
                     self.remove(id);
                     if let Some(Ports { guest, host }) = ports {
@@ -191,7 +191,7 @@ impl Sockets {
                         });
                     }
                 }
-                Next::Over => self.remove(id),
+                NextPacket::Over => self.remove(id),
             }
         }
         None
@@ -221,13 +221,13 @@ impl Backend for Sockets {
         };
         let Some(connection) = self.connections.get_mut(&id) else { return Ok(true) };
         match connection.take(header, data) {
-            Verdict::GoesOn => self.schedule(id),
-            Verdict::Gone => self.remove(id),
-            Verdict::Refused => {
+            PacketEffect::Open => self.schedule(id),
+            PacketEffect::Gone => self.remove(id),
+            PacketEffect::Refused => {
                 self.remove(id);
                 self.refusals.extend(header.refusal());
             }
-            Verdict::Closed => {
+            PacketEffect::Closed => {
                 connection.linger();
                 self.ids.remove(&ports);
                 self.refusals.extend(header.refusal());

@@ -167,7 +167,7 @@ impl Rig {
         self
     }
 
-    /// Where a table or ring of the queue lies.
+    /// Returns the address of a table or ring of the queue.
     fn at(&self, start: u64) -> u64 {
         start + u64::from(self.queue) * QUEUE_STEP
     }
@@ -254,7 +254,7 @@ impl Rig {
         }
     }
 
-    /// The device must ask for a reset, tell so once, and start again.
+    /// Expects that the device requests a reset, reports that once, and starts again.
     fn expect_broken(&mut self) {
         until(|| self.status() & 0x40 != 0);
         until(|| self.messages.0.lock().unwrap().contains(&(0xfee0_0000, 0x40)));

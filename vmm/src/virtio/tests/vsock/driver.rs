@@ -28,9 +28,9 @@ pub(super) const CREDIT_REQUEST: u16 = 7;
 pub(super) const CID: u32 = 42;
 /// Bytes of a receive buffer, as Linux has them.
 pub(super) const BUFFER: u32 = 4096;
-/// What the device has room for per connection.
+/// Buffer of the device per connection, bytes.
 pub(super) const ROOM: u32 = 64 << 10;
-/// Where packets of the guest lie.
+/// Address of the guest's packets.
 pub(super) const OUTGOING: u64 = BUFFERS + 0x8_0000;
 
 /// The programs' side.
@@ -44,7 +44,7 @@ impl Host {
         self.directory.path().join("sock")
     }
 
-    /// Where the guest's connections to a port arrive.
+    /// Listens for the guest's connections to a port.
     pub(super) fn listen(&self, port: u32) -> UnixListener {
         UnixListener::bind(self.directory.path().join(format!("sock_{port}"))).unwrap()
     }
@@ -227,7 +227,7 @@ pub(super) fn bytes(length: usize, seed: usize) -> Vec<u8> {
     (0..length).map(|index| (index * 7 + seed / 4096).to_le_bytes()[0]).collect()
 }
 
-/// What comes until its sender ends.
+/// Reads until the sender ends.
 pub(super) fn rest(program: &mut UnixStream) -> Vec<u8> {
     let mut all = Vec::new();
     match program.read_to_end(&mut all) {

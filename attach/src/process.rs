@@ -45,7 +45,7 @@ impl Process {
         };
         // SAFETY: the descriptor is new and owned by nothing else.
         let pidfd = unsafe { OwnedFd::from_raw_fd(fd) };
-        let stat = Stat::read(pid).ok_or(AttachError::NoProcess { pid })?;
+        let stat = ProcessStat::read(pid).ok_or(AttachError::NoProcess { pid })?;
         Ok(Self { pid, pidfd, start: stat.start, name: name_of(pid) })
     }
 
@@ -73,7 +73,7 @@ impl Process {
 
     /// Returns true if a signal has stopped the process, or a tracer.
     pub(crate) fn is_stopped(&self) -> bool {
-        Stat::read(self.pid).is_some_and(|stat| matches!(stat.state, b'T' | b't'))
+        ProcessStat::read(self.pid).is_some_and(|stat| matches!(stat.state, b'T' | b't'))
     }
 
     /// Duplicates one of the process's descriptors.
@@ -110,7 +110,7 @@ impl Process {
     /// Returns true if the process has begun to end: releasing the memory of a large machine takes seconds.
     pub(crate) fn is_ending(&self) -> bool {
         let status = fs::read_to_string(format!("/proc/{}/status", self.pid)).unwrap_or_default();
-        Stat::read(self.pid).is_none_or(|stat| stat.flags & PF_EXITING != 0) || is_killed(&status)
+        ProcessStat::read(self.pid).is_none_or(|stat| stat.flags & PF_EXITING != 0) || is_killed(&status)
     }
 
     /// Returns the ids of the process's threads.
@@ -187,13 +187,13 @@ fn is_killed(status: &str) -> bool {
 }
 
 /// Three fields of /proc/PID/stat (proc_pid_stat(5)).
-struct Stat {
+struct ProcessStat {
     state: u8,
     flags: u64,
     start: u64,
 }
 
-impl Stat {
+impl ProcessStat {
     fn read(pid: i32) -> Option<Self> {
         Self::parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
     }
@@ -261,9 +261,9 @@ mod tests {
     #[test]
     fn names_with_brackets_do_not_shift_the_fields() {
         let text = "12 (a) R (b) S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 4711 20";
-        let stat = Stat::parse(text).unwrap();
+        let stat = ProcessStat::parse(text).unwrap();
         assert_eq!((stat.state, stat.flags, stat.start), (b'S', 6, 4711));
-        assert!(Stat::parse("12 (a) S 1").is_none() && Stat::parse("").is_none());
+        assert!(ProcessStat::parse("12 (a) S 1").is_none() && ProcessStat::parse("").is_none());
     }
 
     #[test]

@@ -8,7 +8,7 @@ use vmm::ThreadId;
 
 use crate::error::AttachError;
 use crate::lock::ProcessLock;
-use crate::memory::{ForeignMemory, LastTables, Prover};
+use crate::memory::{ForeignMemory, LastTables, LayoutProver};
 use crate::process::{Process, step_error, tracer_of};
 use crate::run_page::RunPage;
 use crate::stop::{StopError, ThreadStop};
@@ -108,7 +108,7 @@ impl Target {
     /// profiled.
     pub fn prove(&self, limit: Duration) {
         let begin = Instant::now();
-        let (prover, tables) = (Prover::new(self.memory.clone()), LastTables::default());
+        let (prover, tables) = (LayoutProver::new(self.memory.clone()), LastTables::default());
         for vcpu in self.vcpus.iter().cycle() {
             if begin.elapsed() >= limit || self.process.ended_within(PROVE_PAUSE_MS) {
                 return;

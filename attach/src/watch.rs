@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use kvm_bindings::KVM_EXIT_HLT;
 
-use crate::memory::{ForeignMemory, Prover};
+use crate::memory::{ForeignMemory, LayoutProver};
 use crate::process::Process;
 use crate::run_page::RunPage;
 use crate::shared::{AttachEvent, AttachmentEnd, PauseCause, SharedState};
@@ -111,7 +111,7 @@ impl Watcher {
     /// Checks until the end.
     fn run(mut self) {
         let begin = Instant::now();
-        let prover = Prover::new(self.memory.clone());
+        let prover = LayoutProver::new(self.memory.clone());
         let (mut pause_ms, mut reported, mut proven) = (FIRST_PAUSE_MS, false, false);
         let (mut detector, mut listed) = (PauseDetector::default(), begin);
         while !self.shared.is_over() {

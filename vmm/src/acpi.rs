@@ -57,7 +57,7 @@ pub(crate) fn write(
     vcpus: u8,
     second_serial: bool,
 ) -> Result<GuestAddress, StartError> {
-    let mut place = Place { memory, next: ACPI_START };
+    let mut place = TableWriter { memory, next: ACPI_START };
     let dsdt = place.put(&dsdt(second_serial))?;
     let fadt = place.put(&bytes(&fadt(dsdt)))?;
     let madt = place.put(&bytes(&madt(vcpus)))?;
@@ -69,12 +69,12 @@ pub(crate) fn write(
 }
 
 /// Puts tables one after the other into the ACPI area.
-struct Place<'a> {
+struct TableWriter<'a> {
     memory: &'a GuestMemoryMmap,
     next: u64,
 }
 
-impl Place<'_> {
+impl TableWriter<'_> {
     fn put(&mut self, table: &[u8]) -> Result<GuestAddress, StartError> {
         let at = GuestAddress(self.next);
         // The RSDP must be at a multiple of 16 (ACPI 6.5, 5.2.5.1); other tables may be.
@@ -143,9 +143,9 @@ fn serial(name: &str, number: u8, ports: u16, interrupt: u32) -> Vec<u8> {
 }
 
 /// Bytes of a table that are made already.
-struct Made(Vec<u8>);
+struct FinishedTable(Vec<u8>);
 
-impl Aml for Made {
+impl Aml for FinishedTable {
     fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
         sink.vec(&self.0);
     }
@@ -158,7 +158,7 @@ fn dsdt(second_serial: bool) -> Vec<u8> {
     if second_serial {
         serials.extend(serial("COM2", 1, COM2, COM2_IRQ));
     }
-    let serials = Made(serials);
+    let serials = FinishedTable(serials);
 
     let bus = AddressSpace::new_bus_number(0u16, 0u16);
     let config_ports = IO::new(0xcf8, 0xcf8, 1, 8);

@@ -140,13 +140,13 @@ fn number(data: &[u8]) -> u32 {
 pub(crate) mod tests {
     use super::*;
     use crate::config::Console;
-    use crate::injected::Tally;
+    use crate::injected::InjectionTally;
     use vmm_sys_util::eventfd::EventFd;
 
     pub(crate) fn bus() -> Bus {
         let interrupt = EventFd::new(libc::EFD_NONBLOCK).unwrap();
         let console = Console(Box::new(std::io::sink()));
-        Bus::new(SerialPort::new(interrupt, Tally::new("COM1"), console), None, PciBus::new())
+        Bus::new(SerialPort::new(interrupt, InjectionTally::new("COM1"), console), None, PciBus::new())
     }
 
     #[test]
@@ -194,7 +194,7 @@ pub(crate) mod tests {
     fn a_second_serial_port_answers_where_there_is_one() {
         let port = || {
             let interrupt = EventFd::new(libc::EFD_NONBLOCK).unwrap();
-            SerialPort::new(interrupt, Tally::new("COM"), Console(Box::new(std::io::sink())))
+            SerialPort::new(interrupt, InjectionTally::new("COM"), Console(Box::new(std::io::sink())))
         };
         let bus = Bus::new(port(), Some(port()), PciBus::new());
         assert_eq!(bus.second_input(b"x"), 1);

@@ -12,7 +12,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use crate::config::{Disk, Extra};
 use crate::error::{StartError, WaitError};
-use crate::injected::Tally;
+use crate::injected::InjectionTally;
 use crate::machine;
 use crate::memory::PCI_WINDOW_START;
 use crate::pci::PciBus;
@@ -35,7 +35,7 @@ pub(crate) const MOST_DISKS: usize = PciBus::ROOM - 4;
 #[derive(Debug)]
 struct KvmWires {
     vm: Arc<VmFd>,
-    tally: Arc<Tally>,
+    tally: Arc<InjectionTally>,
 }
 
 impl MessageSink for KvmWires {
@@ -67,7 +67,7 @@ impl Doorbells for KvmWires {
 #[derive(Debug)]
 pub(crate) struct Devices {
     threads: Vec<(Arc<Link>, JoinHandle<()>)>,
-    tallies: Vec<Arc<Tally>>,
+    tallies: Vec<Arc<InjectionTally>>,
     names: Vec<String>,
     console: Option<Arc<Input>>,
 }
@@ -107,7 +107,7 @@ impl Devices {
             Self { threads: Vec::new(), tallies: Vec::new(), names: Vec::new(), console: input };
         let mut window = u32::try_from(PCI_WINDOW_START).unwrap_or(u32::MAX);
         for (name, device) in list {
-            let tally = Tally::new(&name);
+            let tally = InjectionTally::new(&name);
             devices.tallies.push(Arc::clone(&tally));
             devices.names.push(name.clone());
             let wires = Arc::new(KvmWires { vm: Arc::clone(vm), tally });
@@ -162,7 +162,7 @@ impl Devices {
     }
 
     /// The counts of their interrupts.
-    pub(crate) fn tallies(&self) -> &[Arc<Tally>] {
+    pub(crate) fn tallies(&self) -> &[Arc<InjectionTally>] {
         &self.tallies
     }
 

@@ -9,7 +9,7 @@ use vmm_sys_util::eventfd::EventFd;
 use crate::boot;
 use crate::bus::Bus;
 use crate::config::{self, Console, Disk, Network, Payload};
-use crate::injected::Tally;
+use crate::injected::InjectionTally;
 use crate::memory::PCI_WINDOW_START;
 use crate::pci::PciBus;
 use crate::pci::msix::{MessageSink, Msix};
@@ -82,7 +82,7 @@ impl Hardware {
         }
         let serial = SerialPort::new(
             EventFd::new(libc::EFD_NONBLOCK).ok()?,
-            Tally::new("COM1"),
+            InjectionTally::new("COM1"),
             Console(Box::new(std::io::sink())),
         );
         Some(Self { bus: Bus::new(serial, None, pci), workers })

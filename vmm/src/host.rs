@@ -64,20 +64,20 @@ const LIMIT: Duration = Duration::from_secs(2);
 
 /// The counter at a point in time.
 #[derive(Debug, Clone, Copy)]
-struct Reading {
+struct CounterReading {
     at_ns: u64,
     count: u64,
 }
 
 /// Sends the counter once it counts, and again a little later.
 #[derive(Debug)]
-struct Meter {
-    readings: SyncSender<Reading>,
+struct SpeedMeter {
+    readings: SyncSender<CounterReading>,
     /// The last count that was sent.
     sent: u64,
 }
 
-impl Observer for Meter {
+impl Observer for SpeedMeter {
     fn started(&mut self) -> Option<Duration> {
         Some(WARM_UP)
     }
@@ -90,7 +90,7 @@ impl Observer for Meter {
             return Some(if first { WARM_UP } else { MEASURE });
         }
         self.sent = count;
-        let _receiver_gone = self.readings.try_send(Reading { at_ns: tick.now_ns, count });
+        let _receiver_gone = self.readings.try_send(CounterReading { at_ns: tick.now_ns, count });
         first.then_some(MEASURE)
     }
 }
@@ -107,7 +107,7 @@ fn speed(cpl: u8) -> Result<f64, RingSpeedError> {
         second_console: None,
         extra: crate::config::Extra::default(),
     };
-    let machine = Machine::start(config, |_| Meter { readings: readings.clone(), sent: 0 })?;
+    let machine = Machine::start(config, |_| SpeedMeter { readings: readings.clone(), sent: 0 })?;
     drop(readings);
     let measured = rate(&receiver);
     machine.stop();
@@ -118,15 +118,15 @@ fn speed(cpl: u8) -> Result<f64, RingSpeedError> {
     })
 }
 
-/// Counts per second between two readings.
+/// Returns counts per second between two readings; on failure the reason.
 #[allow(clippy::cast_precision_loss, reason = "both differences are far below 2^52")]
-fn rate(readings: &Receiver<Reading>) -> Result<f64, String> {
-    let next = || readings.recv_timeout(LIMIT).map_err(|_| "its counter did not change".to_owned());
+fn rate(readings: &Receiver<CounterReading>) -> Result<f64, &'static str> {
+    let next = || readings.recv_timeout(LIMIT).map_err(|_| "its counter did not change");
     let (first, second) = (next()?, next()?);
     let counted = second.count.wrapping_sub(first.count);
     let elapsed_ns = second.at_ns.saturating_sub(first.at_ns);
     if elapsed_ns == 0 {
-        return Err("the host's clock did not change".to_owned());
+        return Err("the host's clock did not change");
     }
     Ok(counted as f64 / (elapsed_ns as f64 / 1e9))
 }

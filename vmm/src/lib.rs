@@ -54,7 +54,7 @@ pub use config::{
 pub use counters::{CounterSum, Counters};
 pub use end::MachineEnd;
 pub use error::{DiskError, KernelError, KvmError, StartError, WaitError};
-pub use injected::{Injected, Injections};
+pub use injected::{InjectionCount, Injections};
 pub use machine::{COMMAND_PORT, EXIT_PORT, EndedMachine, Machine};
 pub use observer::{
     Activity, ActivitySource, Exit, MissReason, Observer, ProbeHit, ProbeVerdict, ThreadId, Tick,

@@ -19,15 +19,15 @@ use crate::cpuid::{self, Topology};
 use crate::devices::Devices;
 use crate::end::MachineEnd;
 use crate::error::{StartError, WaitError};
-use crate::injected::{Injections, Tally};
+use crate::injected::{InjectionTally, Injections};
 use crate::kvm;
 use crate::memory::{self, KVM_IDENTITY_MAP, KVM_TSS};
 use crate::observer::Observer;
 use crate::probe::ProbeSet;
 use crate::regions::{self, Region};
 use crate::serial::{COM1_IRQ, COM2_IRQ, SerialPort};
-use crate::vcpu::kick::{self, Timer};
-use crate::vcpu::{self, run::Vcpu};
+use crate::vcpu::kick::{self, TickTimer};
+use crate::vcpu::{self, run::VcpuThread};
 
 /// I/O port: a write of 8, 16 or 32 bits ends the machine with [`MachineEnd::Exited`].
 pub const EXIT_PORT: u16 = 0xf4;
@@ -93,12 +93,12 @@ impl<O: Observer> Machine<O> {
         let vm = Arc::new(kvm.create_vm().map_err(StartError::kvm("make a VM"))?);
         prepare(&vm, &memory)?;
         let (devices, pci) = Devices::start(disks, extra, &vm, &memory)?;
-        let regions = regions::of_machine(devices.names());
-        let tally = Tally::new("serial port");
+        let regions = regions::machine_regions(devices.names());
+        let tally = InjectionTally::new("serial port");
         let mut tallies: Vec<_> = devices.tallies().iter().chain([&tally]).map(Arc::clone).collect();
         let first = serial(&vm, tally, COM1_IRQ, console)?;
         let second = second_console.map(|console| {
-            let tally = Tally::new("second serial port");
+            let tally = InjectionTally::new("second serial port");
             tallies.push(Arc::clone(&tally));
             serial(&vm, tally, COM2_IRQ, console)
         });
@@ -119,7 +119,7 @@ impl<O: Observer> Machine<O> {
             counters.push(if capabilities.stats_fd { Counters::open(&fd).ok() } else { None });
             built.push(fd);
         }
-        let make_vcpu = |(id, fd): (u8, VcpuFd)| Vcpu {
+        let make_vcpu = |(id, fd): (u8, VcpuFd)| VcpuThread {
             id,
             fd,
             observer: make(id),
@@ -257,7 +257,12 @@ fn prepare(vm: &VmFd, memory: &GuestMemoryMmap) -> Result<(), StartError> {
 }
 
 /// Makes a serial port with its interrupt.
-fn serial(vm: &VmFd, tally: Arc<Tally>, line: u32, console: Console) -> Result<SerialPort, StartError> {
+fn serial(
+    vm: &VmFd,
+    tally: Arc<InjectionTally>,
+    line: u32,
+    console: Console,
+) -> Result<SerialPort, StartError> {
     let interrupt = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)
         .map_err(StartError::host("an event descriptor"))?;
     vm.register_irqfd(&interrupt, line).map_err(StartError::kvm("connect a serial port's interrupt"))?;
@@ -268,7 +273,7 @@ fn serial(vm: &VmFd, tally: Arc<Tally>, line: u32, console: Console) -> Result<S
 ///
 /// A thread makes its timer, reports the result, and waits until all others are ready. It ends if the sender
 /// that it waits for is dropped.
-fn launch<O: Observer>(vcpus: impl Iterator<Item = Vcpu<O>>) -> Result<Vec<JoinHandle<O>>, StartError> {
+fn launch<O: Observer>(vcpus: impl Iterator<Item = VcpuThread<O>>) -> Result<Vec<JoinHandle<O>>, StartError> {
     let (ready, reports) = channel::<std::io::Result<()>>();
     let mut threads = Vec::new();
     let mut gates: Vec<Sender<()>> = Vec::new();
@@ -309,11 +314,15 @@ fn launch<O: Observer>(vcpus: impl Iterator<Item = Vcpu<O>>) -> Result<Vec<JoinH
     Ok(threads)
 }
 
-fn vcpu_thread<O: Observer>(vcpu: Vcpu<O>, ready: Sender<std::io::Result<()>>, gate: &Receiver<()>) -> O {
+fn vcpu_thread<O: Observer>(
+    vcpu: VcpuThread<O>,
+    ready: Sender<std::io::Result<()>>,
+    gate: &Receiver<()>,
+) -> O {
     let control = Arc::clone(&vcpu.control);
     kick::mask_signals();
     let _registered = control.register(vcpu.id);
-    let (timer, report) = match Timer::new() {
+    let (timer, report) = match TickTimer::new() {
         Ok(timer) => (Some(timer), Ok(())),
         Err(error) => (None, Err(error)),
     };

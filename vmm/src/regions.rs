@@ -34,7 +34,7 @@ pub struct Region {
 /// Returns all regions of a machine with these virtio devices, given in the order of their slots. Where two
 /// regions overlap, the first one answers. A guest that moves a device's registers (Linux does not) moves
 /// them out of its region.
-pub(crate) fn of_machine(devices: &[String]) -> Vec<Region> {
+pub(crate) fn machine_regions(devices: &[String]) -> Vec<Region> {
     let ports = |name: &str, first: u16, last: u16| Region {
         name: name.to_owned(),
         space: Space::Ports,
@@ -73,7 +73,7 @@ mod tests {
 
     #[test]
     fn an_address_leads_to_its_device() {
-        let list = of_machine(&["disk 0", "disk 1", "rng"].map(str::to_owned));
+        let list = machine_regions(&["disk 0", "disk 1", "rng"].map(str::to_owned));
         assert_eq!(name(&list, Space::Ports, 0x3f8), Some("serial port"));
         assert_eq!(name(&list, Space::Ports, 0x3ff), Some("serial port"));
         assert_eq!(name(&list, Space::Ports, 0x400), None);

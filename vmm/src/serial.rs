@@ -9,7 +9,7 @@ use vm_superio::{Serial, Trigger};
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::config::Console;
-use crate::injected::Tally;
+use crate::injected::InjectionTally;
 
 /// First I/O port of COM1 on every PC.
 pub(crate) const COM1: u16 = 0x3f8;
@@ -24,12 +24,12 @@ pub(crate) const COM2_IRQ: u32 = 3;
 
 /// Raises a port's interrupt: KVM watches the descriptor (irqfd).
 #[derive(Debug)]
-struct Line {
+struct IrqLine {
     event: EventFd,
-    tally: Arc<Tally>,
+    tally: Arc<InjectionTally>,
 }
 
-impl Trigger for Line {
+impl Trigger for IrqLine {
     type E = std::io::Error;
 
     fn trigger(&self) -> std::io::Result<()> {
@@ -40,7 +40,7 @@ impl Trigger for Line {
 
 /// Serial port, shared by all vCPUs and the source of console input.
 pub(crate) struct SerialPort {
-    uart: Mutex<Serial<Line, NoEvents, Box<dyn Write + Send>>>,
+    uart: Mutex<Serial<IrqLine, NoEvents, Box<dyn Write + Send>>>,
 }
 
 impl std::fmt::Debug for SerialPort {
@@ -51,12 +51,12 @@ impl std::fmt::Debug for SerialPort {
 
 impl SerialPort {
     /// A port that raises its interrupt through `interrupt`, and counts it.
-    pub(crate) fn new(interrupt: EventFd, tally: Arc<Tally>, console: Console) -> Self {
-        Self { uart: Mutex::new(Serial::new(Line { event: interrupt, tally }, console.0)) }
+    pub(crate) fn new(interrupt: EventFd, tally: Arc<InjectionTally>, console: Console) -> Self {
+        Self { uart: Mutex::new(Serial::new(IrqLine { event: interrupt, tally }, console.0)) }
     }
 
     /// The registers stay usable even if a console sink panicked while they were locked.
-    fn lock(&self) -> MutexGuard<'_, Serial<Line, NoEvents, Box<dyn Write + Send>>> {
+    fn lock(&self) -> MutexGuard<'_, Serial<IrqLine, NoEvents, Box<dyn Write + Send>>> {
         self.uart.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -87,9 +87,9 @@ mod tests {
     use super::*;
 
     #[derive(Clone, Default)]
-    struct Sink(Arc<Mutex<Vec<u8>>>);
+    struct OutputSink(Arc<Mutex<Vec<u8>>>);
 
-    impl Write for Sink {
+    impl Write for OutputSink {
         fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
             self.0.lock().unwrap().extend_from_slice(bytes);
             Ok(bytes.len())
@@ -99,14 +99,14 @@ mod tests {
         }
     }
 
-    fn port(sink: Sink) -> SerialPort {
+    fn port(sink: OutputSink) -> SerialPort {
         let interrupt = EventFd::new(libc::EFD_NONBLOCK).unwrap();
-        SerialPort::new(interrupt, Tally::new("COM1"), Console(Box::new(sink)))
+        SerialPort::new(interrupt, InjectionTally::new("COM1"), Console(Box::new(sink)))
     }
 
     #[test]
     fn output_reaches_the_console_byte_for_byte() {
-        let sink = Sink::default();
+        let sink = OutputSink::default();
         let port = port(sink.clone());
         port.write(0, b"h");
         port.write(0, b"ello");
@@ -115,7 +115,7 @@ mod tests {
 
     #[test]
     fn input_is_taken_until_the_fifo_is_full_and_read_back_in_order() {
-        let port = port(Sink::default());
+        let port = port(OutputSink::default());
         let typed: Vec<u8> = (0..100).collect();
         let taken = port.input(&typed);
         assert!((16..100).contains(&taken), "{taken}");
@@ -138,7 +138,7 @@ mod tests {
             }
         }
         let interrupt = EventFd::new(libc::EFD_NONBLOCK).unwrap();
-        let port = SerialPort::new(interrupt, Tally::new("COM1"), Console(Box::new(Broken)));
+        let port = SerialPort::new(interrupt, InjectionTally::new("COM1"), Console(Box::new(Broken)));
         port.write(0, b"lost");
         let mut status = [0];
         port.read(5, &mut status);

@@ -12,7 +12,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, Command, Stdio};
 
-use crate::rsp::client::{Client, MachineState};
+use crate::rsp::client::{MachineState, StubClient};
 
 /// Maximum number of bytes for the stub; their number comes first.
 const MOST: usize = 255;
@@ -32,7 +32,7 @@ pub(crate) struct ResumeGuard {
 
 impl ResumeGuard {
     /// Starts `program`, which has to call [`keep_guard`].
-    pub(crate) fn start(mut program: Command, client: &Client) -> io::Result<Self> {
+    pub(crate) fn start(mut program: Command, client: &StubClient) -> io::Result<Self> {
         let connection = OwnedFd::from(client.handle()?);
         // Its own process group: Ctrl-C is for vprof alone.
         program.stdin(Stdio::piped()).stdout(connection).stderr(Stdio::null()).process_group(0);

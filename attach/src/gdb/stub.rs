@@ -5,7 +5,7 @@ use kvm_bindings::{kvm_regs, kvm_sregs};
 use super::description::{DescriptionError, TargetDescription};
 use super::x86::RegisterLayout;
 use crate::error::GdbError;
-use crate::rsp::client::{Client, ConnectionError};
+use crate::rsp::client::{ConnectionError, StubClient};
 use crate::rsp::packet::unhex;
 
 /// Maximum size of a file of a description, bytes.
@@ -58,7 +58,7 @@ impl From<DescriptionError> for FetchError {
 
 impl Stub {
     /// Queries a stopped machine of at most `most` vCPUs.
-    pub(crate) fn ask(client: &mut Client, address: &str, most: usize) -> Result<Self, GdbError> {
+    pub(crate) fn ask(client: &mut StubClient, address: &str, most: usize) -> Result<Self, GdbError> {
         let lost = |error: ConnectionError| error.error(address);
         let description =
             TargetDescription::read(|file| fetch(client, file)).map_err(|error| match error {
@@ -136,7 +136,7 @@ fn parse_halted(answer: &[u8]) -> Option<bool> {
 }
 
 /// Fetches a file of the target's description.
-fn fetch(client: &mut Client, file: &str) -> Result<String, FetchError> {
+fn fetch(client: &mut StubClient, file: &str) -> Result<String, FetchError> {
     let mut text = Vec::new();
     while text.len() < FILE_MOST {
         let ask = format!("qXfer:features:read:{file}:{:x},{FILE_PART:x}", text.len());
@@ -154,7 +154,7 @@ fn fetch(client: &mut Client, file: &str) -> Result<String, FetchError> {
 }
 
 /// Returns the ids of the threads, as the stub writes them. Each thread is a vCPU.
-fn threads(client: &mut Client) -> Result<Vec<Vec<u8>>, ConnectionError> {
+fn threads(client: &mut StubClient) -> Result<Vec<Vec<u8>>, ConnectionError> {
     let mut found = Vec::new();
     let mut answer = client.ask(b"qfThreadInfo")?;
     for _ in 0..LISTS {

@@ -12,9 +12,9 @@ use super::stub::Stub;
 use crate::error::AttachError;
 use crate::error::GdbError;
 use crate::lock::ProcessLock;
-use crate::memory::{AttachedMemory, ForeignMemory, LastTables, Prover};
+use crate::memory::{AttachedMemory, ForeignMemory, LastTables, LayoutProver};
 use crate::process::Process;
-use crate::rsp::client::{self, Client, ConnectionError};
+use crate::rsp::client::{self, ConnectionError, StubClient};
 use crate::rsp::memory::{ClientHandle, StubMemory, lock_client};
 
 /// Number of stops that measure the cost of a stop.
@@ -64,7 +64,7 @@ impl GdbTarget {
             (None, false) => (None, None),
         };
         let hurry = Arc::new(AtomicBool::new(false));
-        let mut client = Client::connect(address, &to, Arc::clone(&hurry))?;
+        let mut client = StubClient::connect(address, &to, Arc::clone(&hurry))?;
         let ran = client.handshake().map_err(|lost| lost.error(address))?;
         if !ran {
             client.set_paused();
@@ -126,7 +126,7 @@ impl GdbTarget {
         let begin = Instant::now();
         let tables = LastTables::default();
         let prover = match &self.memory {
-            AttachedMemory::Process(memory) => Some(Prover::new(memory.clone())),
+            AttachedMemory::Process(memory) => Some(LayoutProver::new(memory.clone())),
             AttachedMemory::Stub(_) => None,
         };
         let (mut proven, mut trials, mut spent) = (prover.is_none(), 0, Duration::ZERO);
@@ -184,7 +184,7 @@ fn owner(to: &[SocketAddr]) -> (Option<Process>, bool) {
 /// Queries everything that a profile needs, and resumes the machine. Returns the stub, and true if the memory
 /// is the process's.
 fn ask(
-    client: &mut Client,
+    client: &mut StubClient,
     address: &str,
     (most, process): (usize, Option<&Process>),
     guard: Option<Command>,

@@ -20,11 +20,11 @@ const SMALL: usize = 512;
 #[derive(Debug)]
 pub struct StopMemory<M = StopSource> {
     memory: M,
-    cache: RefCell<Box<Cache>>,
+    cache: RefCell<Box<PageCache>>,
 }
 
 #[derive(Debug)]
-struct Cache {
+struct PageCache {
     /// Guest physical address of the page in each slot; [`EMPTY`] for an empty slot.
     pages: [u64; SLOTS],
     bytes: [[u8; PAGE]; SLOTS],
@@ -35,7 +35,7 @@ const EMPTY: u64 = u64::MAX;
 
 impl<M> StopMemory<M> {
     pub(crate) fn new(memory: M) -> Self {
-        let cache = Box::new(Cache { pages: [EMPTY; SLOTS], bytes: [[0; PAGE]; SLOTS] });
+        let cache = Box::new(PageCache { pages: [EMPTY; SLOTS], bytes: [[0; PAGE]; SLOTS] });
         Self { memory, cache: RefCell::new(cache) }
     }
 
@@ -61,7 +61,7 @@ impl<M: PhysicalMemory> PhysicalMemory for StopMemory<M> {
         let page = at.0 - at.0 % page_bytes;
         let slot = usize::try_from(page / page_bytes % u64::try_from(SLOTS).ok()?).ok()?;
         let mut cache = self.cache.borrow_mut();
-        let Cache { pages, bytes } = &mut **cache;
+        let PageCache { pages, bytes } = &mut **cache;
         let (known, bytes) = (pages.get_mut(slot)?, bytes.get_mut(slot)?);
         if *known != page {
             *known = EMPTY;

@@ -11,7 +11,7 @@
 //! hw/i386/pc_piix.c and pc_q35.c, QEMU 7.2; Firecracker 3.25 GiB (src/vmm/src/arch/x86_64/layout.rs, 1.7), 3
 //! GiB since; Cloud Hypervisor (arch/src/x86_64/layout.rs, 40.0) and vprof 3 GiB; crosvm 3.25 GiB.
 
-use super::maps::Mapping;
+use super::maps::ProcessMapping;
 
 /// Start addresses of the hole, most common first.
 const HOLES: [u64; 5] = [3 << 30, 2 << 30, 0xd000_0000, 0xe000_0000, 0xb000_0000];
@@ -72,7 +72,7 @@ impl MemoryLayout {
 }
 
 /// Returns every layout that these mappings may form, most common first, each once.
-pub(crate) fn all(mappings: &[Mapping]) -> Vec<MemoryLayout> {
+pub(crate) fn all(mappings: &[ProcessMapping]) -> Vec<MemoryLayout> {
     let parts = mappings.get(..PARTS.min(mappings.len())).unwrap_or_default();
     let mut found: Vec<MemoryLayout> = Vec::new();
     let mut add = |pieces: Vec<MemoryPiece>| {
@@ -83,7 +83,7 @@ pub(crate) fn all(mappings: &[Mapping]) -> Vec<MemoryLayout> {
             found.push(layout);
         }
     };
-    let run = |mapping: &Mapping| (mapping.start, mapping.bytes());
+    let run = |mapping: &ProcessMapping| (mapping.start, mapping.bytes());
     for part in parts {
         for hole in HOLES {
             add(cut(&[run(part)], hole));
@@ -165,7 +165,7 @@ mod tests {
 
     #[test]
     fn the_layouts_of_known_vmms_are_among_them() {
-        let has = |mappings: &[Mapping], pieces: &[MemoryPiece]| {
+        let has = |mappings: &[ProcessMapping], pieces: &[MemoryPiece]| {
             let wanted = MemoryLayout::new(pieces.to_vec()).unwrap();
             assert!(all(mappings).contains(&wanted), "{pieces:x?}");
         };
@@ -208,7 +208,7 @@ mod tests {
             sizes in prop::collection::vec((0_u64..64, 1_u64..8192), 0..12),
         ) {
             let mut at = 0x1000;
-            let mappings: Vec<Mapping> = sizes.iter().map(|(gap, mib)| {
+            let mappings: Vec<ProcessMapping> = sizes.iter().map(|(gap, mib)| {
                 let found = mapping(at + (gap << 20), mib << 20);
                 at = found.end;
                 found

@@ -10,14 +10,14 @@ const MOST: usize = 65_536;
 
 /// Writable mapping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Mapping {
+pub(crate) struct ProcessMapping {
     pub(crate) start: u64,
     pub(crate) end: u64,
     /// Device, inode, and offset in the file; `None` for anonymous memory.
     file: Option<((u64, u64), u64, u64)>,
 }
 
-impl Mapping {
+impl ProcessMapping {
     pub(crate) fn bytes(&self) -> u64 {
         self.end - self.start
     }
@@ -37,19 +37,19 @@ impl Mapping {
 
 /// Reads the mappings of a process that may be guest memory, largest first: each mapping, and adjacent ones
 /// joined.
-pub(crate) fn read(pid: i32) -> io::Result<Vec<Mapping>> {
+pub(crate) fn read(pid: i32) -> io::Result<Vec<ProcessMapping>> {
     Ok(candidates(&fs::read_to_string(format!("/proc/{pid}/maps"))?))
 }
 
-fn candidates(maps: &str) -> Vec<Mapping> {
-    let single: Vec<Mapping> = maps.lines().take(MOST).filter_map(parse).collect();
-    let mut found: Vec<Mapping> = Vec::new();
-    let mut run: Option<Mapping> = None;
+fn candidates(maps: &str) -> Vec<ProcessMapping> {
+    let single: Vec<ProcessMapping> = maps.lines().take(MOST).filter_map(parse).collect();
+    let mut found: Vec<ProcessMapping> = Vec::new();
+    let mut run: Option<ProcessMapping> = None;
     for mapping in &single {
         found.push(*mapping);
         run = Some(match run {
             Some(before) if before.continues_in(mapping) => {
-                let joined = Mapping { end: mapping.end, ..before };
+                let joined = ProcessMapping { end: mapping.end, ..before };
                 found.push(joined);
                 joined
             }
@@ -64,7 +64,7 @@ fn candidates(maps: &str) -> Vec<Mapping> {
 
 /// Parses a line of /proc/PID/maps (proc_pid_maps(5)). `None` unless it is writable memory without a name
 /// from the kernel.
-fn parse(line: &str) -> Option<Mapping> {
+fn parse(line: &str) -> Option<ProcessMapping> {
     let mut words = line.split_ascii_whitespace();
     let (start, end) = words.next()?.split_once('-')?;
     let hex = |text: &str| u64::from_str_radix(text, 16).ok();
@@ -78,15 +78,15 @@ fn parse(line: &str) -> Option<Mapping> {
     let (major, minor) = device.split_once(':')?;
     let device = (hex(major)?, hex(minor)?);
     let file = (inode != 0).then_some((device, inode, offset));
-    (permissions.starts_with("rw") && !special && end > start).then_some(Mapping { start, end, file })
+    (permissions.starts_with("rw") && !special && end > start).then_some(ProcessMapping { start, end, file })
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
 
-    pub(crate) fn mapping(start: u64, bytes: u64) -> Mapping {
-        Mapping { start, end: start + bytes, file: None }
+    pub(crate) fn mapping(start: u64, bytes: u64) -> ProcessMapping {
+        ProcessMapping { start, end: start + bytes, file: None }
     }
 
     #[test]

@@ -18,17 +18,17 @@ use crate::rsp::memory::{StoppedStub, StubMemory};
 pub use cache::StopMemory;
 pub use layout::{MemoryLayout, MemoryPiece};
 pub(crate) use maps::read as mappings;
-pub(crate) use proof::{LastTables, Prover};
+pub(crate) use proof::{LastTables, LayoutProver};
 
 /// Memory of a guest in another process. It cannot be read before its layout is proven. Cheap to clone.
 #[derive(Clone)]
 pub struct ForeignMemory {
     pid: i32,
-    proof: Arc<OnceLock<Proof>>,
+    proof: Arc<OnceLock<LayoutProof>>,
 }
 
 /// A layout, and the kernel that has proven it.
-struct Proof {
+struct LayoutProof {
     layout: MemoryLayout,
     kernel: Arc<Kernel>,
 }
@@ -60,7 +60,7 @@ impl ForeignMemory {
 
     pub(crate) fn prove(&self, layout: MemoryLayout, kernel: Kernel) {
         // The first proof counts; a second one would be the same.
-        drop(self.proof.set(Proof { layout, kernel: Arc::new(kernel) }));
+        drop(self.proof.set(LayoutProof { layout, kernel: Arc::new(kernel) }));
     }
 }
 

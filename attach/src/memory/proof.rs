@@ -44,11 +44,11 @@ impl LastTables {
 
 /// Search for the layout.
 #[derive(Debug)]
-pub(crate) struct Prover {
+pub(crate) struct LayoutProver {
     memory: ForeignMemory,
 }
 
-impl Prover {
+impl LayoutProver {
     pub(crate) fn new(memory: ForeignMemory) -> Self {
         Self { memory }
     }
@@ -165,7 +165,7 @@ mod tests {
         ram.write_slice(&guest.memory.0, GuestAddress(0)).unwrap();
         let host = ram.get_host_address(GuestAddress(0)).unwrap() as u64;
         let memory = ForeignMemory::new(i32::try_from(std::process::id()).unwrap());
-        let prover = Prover::new(memory.clone());
+        let prover = LayoutProver::new(memory.clone());
         assert!(!prover.attempt((0x5000, false)).unwrap(), "tables that lead nowhere prove nothing");
         assert!(!memory.is_proven());
         assert!(prover.attempt((guest.cr3, guest.five_level)).unwrap());

@@ -77,7 +77,7 @@ pub(crate) enum MachineState {
 
 /// Connection to a stub.
 #[derive(Debug)]
-pub(crate) struct Client {
+pub(crate) struct StubClient {
     stream: TcpStream,
     decoder: PacketDecoder,
     state: MachineState,
@@ -107,7 +107,7 @@ pub(crate) fn resolve(address: &str) -> Result<Vec<SocketAddr>, GdbError> {
     if found.is_empty() { Err(wrong()) } else { Ok(found) }
 }
 
-impl Client {
+impl StubClient {
     /// Connects to the first of the addresses that accepts.
     pub(crate) fn connect(
         address: &str,

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use linux::{PhysAddr, PhysicalMemory};
 
-use super::client::{Client, MachineState};
+use super::client::{MachineState, StubClient};
 
 /// Size of a block, which is read and kept as a whole, bytes.
 const BLOCK: usize = 32 << 10;
@@ -25,10 +25,10 @@ const PART: usize = 128 << 10;
 const REST: u32 = 2;
 
 /// Connection, shared by the ticks and the readers of memory.
-pub(crate) type ClientHandle = Arc<Mutex<Client>>;
+pub(crate) type ClientHandle = Arc<Mutex<StubClient>>;
 
 /// Locks the connection.
-pub(crate) fn lock_client(client: &ClientHandle) -> MutexGuard<'_, Client> {
+pub(crate) fn lock_client(client: &ClientHandle) -> MutexGuard<'_, StubClient> {
     client.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

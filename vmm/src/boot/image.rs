@@ -26,7 +26,7 @@ const LOAD: u32 = 1;
 
 /// A kernel that can be booted.
 #[derive(Debug)]
-pub(super) enum Kernel {
+pub(super) enum KernelImage {
     /// A compressed image with a setup header.
     BzImage(Box<setup_header>),
     /// An ELF vmlinux.
@@ -39,7 +39,7 @@ pub(super) enum Kernel {
 }
 
 /// Recognizes a kernel file or says what it is instead.
-pub(super) fn recognize(file: &[u8]) -> Result<Kernel, KernelError> {
+pub(super) fn recognize(file: &[u8]) -> Result<KernelImage, KernelError> {
     if file.is_empty() {
         return Err(KernelError::Empty);
     }
@@ -64,7 +64,7 @@ fn read<const N: usize>(file: &[u8], at: usize) -> Option<[u8; N]> {
     file.get(at..at.checked_add(N)?)?.try_into().ok()
 }
 
-fn bz_image(file: &[u8]) -> Result<Kernel, KernelError> {
+fn bz_image(file: &[u8]) -> Result<KernelImage, KernelError> {
     let have = file.len() as u64;
     let end = SETUP_HEADER + size_of::<setup_header>();
     let cut = |need: u64| KernelError::Truncated { have, need };
@@ -92,10 +92,10 @@ fn bz_image(file: &[u8]) -> Result<Kernel, KernelError> {
     if need > have {
         return Err(cut(need));
     }
-    Ok(Kernel::BzImage(Box::new(header)))
+    Ok(KernelImage::BzImage(Box::new(header)))
 }
 
-fn elf(file: &[u8]) -> Result<Kernel, KernelError> {
+fn elf(file: &[u8]) -> Result<KernelImage, KernelError> {
     let have = file.len() as u64;
     let cut = |need: u64| KernelError::Truncated { have, need };
     let header: [u8; 64] = read(file, 0).ok_or_else(|| cut(64))?;
@@ -126,7 +126,7 @@ fn elf(file: &[u8]) -> Result<Kernel, KernelError> {
     if end == 0 {
         return Err(KernelError::Damaged("it has no segment to load".to_owned()));
     }
-    Ok(Kernel::Elf { start, end })
+    Ok(KernelImage::Elf { start, end })
 }
 
 /// Physical start and end of a loadable segment whose bytes are all there.
@@ -258,9 +258,9 @@ pub(super) mod tests {
 
     #[test]
     fn both_formats_are_recognized() {
-        assert!(matches!(recognize(&bz_image_file(4096)), Ok(Kernel::BzImage(_))));
+        assert!(matches!(recognize(&bz_image_file(4096)), Ok(KernelImage::BzImage(_))));
         let elf = recognize(&elf_file(EM_X86_64, 64)).unwrap();
-        assert!(matches!(elf, Kernel::Elf { start: 0x100_0000, end: 0x100_0080 }));
+        assert!(matches!(elf, KernelImage::Elf { start: 0x100_0000, end: 0x100_0080 }));
     }
 
     #[test]

@@ -20,7 +20,7 @@ use linux_loader::loader::{BzImage, Elf, KernelLoader, KernelLoaderResult};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
 use super::cpu::{self, EntryState};
-use super::image::{self, Kernel};
+use super::image::{self, KernelImage};
 use crate::acpi::{self, RESET_CONTROL, RESET_VALUE};
 use crate::error::{KernelError, StartError};
 use crate::memory::{
@@ -87,16 +87,16 @@ pub(super) fn load(
 }
 
 /// A kernel in memory.
-struct Loaded {
+struct LoadedKernel {
     entry: u64,
     /// The end of what it takes while it starts.
     end: u64,
     header: setup_header,
 }
 
-fn load_kernel(memory: &GuestMemoryMmap, file: &[u8]) -> Result<Loaded, StartError> {
+fn load_kernel(memory: &GuestMemoryMmap, file: &[u8]) -> Result<LoadedKernel, StartError> {
     match image::recognize(file)? {
-        Kernel::BzImage(header) => {
+        KernelImage::BzImage(header) => {
             // The kernel unpacks itself to its preferred address or after its load address, whichever is
             // higher, and needs `init_size` from there.
             let end = (header.pref_address)
@@ -108,9 +108,9 @@ fn load_kernel(memory: &GuestMemoryMmap, file: &[u8]) -> Result<Loaded, StartErr
             let result = BzImage::load(memory, at, &mut Cursor::new(file), None);
             let result = loaded(result)?;
             let header = result.setup_header.unwrap_or(*header);
-            Ok(Loaded { entry: KERNEL + ENTRY_64, end, header })
+            Ok(LoadedKernel { entry: KERNEL + ENTRY_64, end, header })
         }
-        Kernel::Elf { start, end } => {
+        KernelImage::Elf { start, end } => {
             if start < ONE_MIB {
                 let what = format!("a segment starts at {start:#x}, below 1 MiB");
                 return Err(KernelError::Damaged(what).into());
@@ -118,7 +118,7 @@ fn load_kernel(memory: &GuestMemoryMmap, file: &[u8]) -> Result<Loaded, StartErr
             check_room(memory, end)?;
             let low = Some(GuestAddress(ONE_MIB));
             let result = loaded(Elf::load(memory, None, &mut Cursor::new(file), low))?;
-            Ok(Loaded { entry: result.kernel_load.0, end, header: elf_header() })
+            Ok(LoadedKernel { entry: result.kernel_load.0, end, header: elf_header() })
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Kicks, which make a vCPU thread leave KVM_RUN.
 //!
-//! There are three reasons. The vCPU's sampling timer expired ([`Timer`], signal [`tick_signal`]), the
+//! There are three reasons. The vCPU's sampling timer expired ([`TickTimer`], signal [`tick_signal`]), the
 //! machine has to stop, or all vCPUs have to pause ([`send_stop`], signal [`stop_signal`]). One handler
 //! serves both signals. It writes 1 into `immediate_exit` of the thread's run page, so that a signal which
 //! arrives *before* the ioctl still ends it, and records a tick if the signal came from a timer.
@@ -188,12 +188,12 @@ impl Drop for Kick {
 
 /// One-shot timer that ticks the thread that made it.
 #[derive(Debug)]
-pub(crate) struct Timer {
+pub(crate) struct TickTimer {
     id: libc::timer_t,
     due_ns: u64,
 }
 
-impl Timer {
+impl TickTimer {
     /// Makes a timer for the calling thread, not armed.
     pub(crate) fn new() -> io::Result<Self> {
         // SAFETY: sigevent is plain data for which all zeroes is a valid value.
@@ -236,7 +236,7 @@ impl Timer {
     }
 }
 
-impl Drop for Timer {
+impl Drop for TickTimer {
     fn drop(&mut self) {
         // SAFETY: the timer was made by `new` and is deleted once.
         unsafe {
@@ -270,7 +270,7 @@ mod tests {
         let mut run = page();
         // SAFETY: `run` is dropped after `kick`.
         let kick = unsafe { Kick::connect(&raw mut *run) };
-        let mut timer = Timer::new().unwrap();
+        let mut timer = TickTimer::new().unwrap();
         let due = monotonic_ns() + 1_000_000;
         timer.arm(due);
         assert_eq!(timer.due_ns(), due);
@@ -320,7 +320,7 @@ mod tests {
         let mut run = page();
         // SAFETY: `run` is dropped after `kick`.
         let kick = unsafe { Kick::connect(&raw mut *run) };
-        let mut timer = Timer::new().unwrap();
+        let mut timer = TickTimer::new().unwrap();
         timer.arm(0);
         until(|| kick.take_tick());
     }

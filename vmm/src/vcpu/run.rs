@@ -28,8 +28,8 @@ use kvm_ioctls::{VcpuExit, VcpuFd};
 use vm_memory::GuestMemoryMmap;
 
 use super::dump;
-use super::exit::{self, Action};
-use super::kick::{Kick, Timer};
+use super::exit::{self, ExitAction};
+use super::kick::{Kick, TickTimer};
 use crate::bus::Bus;
 use crate::clock::monotonic_ns;
 use crate::control::Control;
@@ -39,7 +39,7 @@ use crate::probe::{ProbeSet, ProbeTable, is_probe_port};
 
 /// Everything that a vCPU's thread owns.
 #[derive(Debug)]
-pub(crate) struct Vcpu<O> {
+pub(crate) struct VcpuThread<O> {
     /// Number of the vCPU, which is its APIC id.
     pub id: u8,
     /// Descriptor of the vCPU.
@@ -66,9 +66,9 @@ enum VcpuState {
     Ended(MachineEnd),
 }
 
-impl<O: Observer> Vcpu<O> {
+impl<O: Observer> VcpuThread<O> {
     /// Runs until the machine ends; returns the observer. `timer` was made on this thread.
-    pub(crate) fn run(self, timer: Timer) -> O {
+    pub(crate) fn run(self, timer: TickTimer) -> O {
         let Self { id, mut fd, mut observer, bus, control, memory, probes, registers_in_page } = self;
         let page = NonNull::from(fd.get_kvm_run());
         // SAFETY: the page is unmapped when `fd` is dropped, which is below the scope of `kick`.
@@ -145,7 +145,7 @@ struct RunningVcpu<'a, O> {
     next: Option<Duration>,
     registers_in_page: bool,
     kick: Kick,
-    timer: Timer,
+    timer: TickTimer,
 }
 
 impl<O: Observer> RunningVcpu<'_, O> {
@@ -188,10 +188,10 @@ impl<O: Observer> RunningVcpu<'_, O> {
             return self.serve_probe_hit(port, now_ns);
         }
         match exit::handle(self.bus, result) {
-            Action::Resume => VcpuState::Enter,
-            Action::Kicked => VcpuState::Kicked(now_ns),
-            Action::End(end) => VcpuState::Ended(end),
-            Action::Fail(reason) => VcpuState::Ended(self.failure(&reason)),
+            ExitAction::Resume => VcpuState::Enter,
+            ExitAction::Kicked => VcpuState::Kicked(now_ns),
+            ExitAction::End(end) => VcpuState::Ended(end),
+            ExitAction::Fail(reason) => VcpuState::Ended(self.failure(&reason)),
         }
     }
 

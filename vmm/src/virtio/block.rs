@@ -11,8 +11,8 @@ use virtio_bindings::virtio_ids::VIRTIO_ID_BLOCK;
 use virtio_queue::{Reader, Writer};
 use vm_memory::GuestMemoryMmap;
 
-use super::disk::{SECTOR, Store};
-use super::{Broken, Chain, Identity, RequestResult, VirtioDevice};
+use super::disk::{DiskStore, SECTOR};
+use super::{BrokenQueue, Chain, Identity, RequestResult, VirtioDevice};
 use crate::config::Disk;
 use crate::error::DiskError;
 
@@ -26,7 +26,7 @@ const CHUNK: usize = 128 << 10;
 /// One disk.
 #[derive(Debug)]
 pub(crate) struct Block {
-    store: Store,
+    store: DiskStore,
     serial: [u8; VIRTIO_BLK_ID_BYTES as usize],
     buffer: Vec<u8>,
 }
@@ -57,7 +57,7 @@ impl Block {
         for (to, from) in serial.iter_mut().zip(format!("vprof-disk-{index}").bytes()) {
             *to = from;
         }
-        Ok(Self { store: Store::open(disk)?, serial, buffer: vec![0; CHUNK] })
+        Ok(Self { store: DiskStore::open(disk)?, serial, buffer: vec![0; CHUNK] })
     }
 
     /// Returns the byte range of a transfer, if it is inside the disk and consists of whole sectors.
@@ -130,13 +130,13 @@ impl VirtioDevice for Block {
         memory: &GuestMemoryMmap,
         chain: Chain<'_>,
         interrupted: &dyn Fn() -> bool,
-    ) -> Result<RequestResult, Broken> {
-        let mut reader: Reader<'_> = chain.clone().reader(memory).map_err(|_| Broken)?;
-        let mut writer: Writer<'_> = chain.writer(memory).map_err(|_| Broken)?;
-        let data = writer.available_bytes().checked_sub(1).ok_or(Broken)?;
-        let mut status_at = writer.split_at(data).map_err(|_| Broken)?;
+    ) -> Result<RequestResult, BrokenQueue> {
+        let mut reader: Reader<'_> = chain.clone().reader(memory).map_err(|_| BrokenQueue)?;
+        let mut writer: Writer<'_> = chain.writer(memory).map_err(|_| BrokenQueue)?;
+        let data = writer.available_bytes().checked_sub(1).ok_or(BrokenQueue)?;
+        let mut status_at = writer.split_at(data).map_err(|_| BrokenQueue)?;
         let mut header = [0; 16];
-        reader.read_exact(&mut header).map_err(|_| Broken)?;
+        reader.read_exact(&mut header).map_err(|_| BrokenQueue)?;
         let [t0, t1, t2, t3, _, _, _, _, sector @ ..] = header;
         let sector = u64::from_le_bytes(sector);
         let status = match u32::from_le_bytes([t0, t1, t2, t3]) {
@@ -155,8 +155,8 @@ impl VirtioDevice for Block {
             }
             _ => Status::Unsupported,
         };
-        status_at.write_all(&[status.byte()]).map_err(|_| Broken)?;
-        let written = writer.bytes_written().checked_add(1).ok_or(Broken)?;
-        u32::try_from(written).map(RequestResult::Done).map_err(|_| Broken)
+        status_at.write_all(&[status.byte()]).map_err(|_| BrokenQueue)?;
+        let written = writer.bytes_written().checked_add(1).ok_or(BrokenQueue)?;
+        u32::try_from(written).map(RequestResult::Done).map_err(|_| BrokenQueue)
     }
 }

@@ -10,7 +10,7 @@ use virtio_bindings::virtio_ids::VIRTIO_ID_CONSOLE;
 use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::eventfd::EventFd;
 
-use super::{Broken, Chain, Identity, RequestResult, VirtioDevice};
+use super::{BrokenQueue, Chain, Identity, RequestResult, VirtioDevice};
 use crate::config;
 
 /// Buffers that may wait, per direction.
@@ -74,18 +74,18 @@ impl Console {
         Self { output, input, buffer: vec![0; CHUNK] }
     }
 
-    fn receive(&mut self, memory: &GuestMemoryMmap, chain: Chain<'_>) -> Result<RequestResult, Broken> {
-        let mut writer = chain.writer(memory).map_err(|_| Broken)?;
+    fn receive(&mut self, memory: &GuestMemoryMmap, chain: Chain<'_>) -> Result<RequestResult, BrokenQueue> {
+        let mut writer = chain.writer(memory).map_err(|_| BrokenQueue)?;
         let room = writer.available_bytes().min(CHUNK);
         if room == 0 {
-            return Err(Broken);
+            return Err(BrokenQueue);
         }
         let taken = self.input.take(&mut self.buffer[..room]);
         if taken == 0 {
             return Ok(RequestResult::Waits);
         }
-        writer.write_all(&self.buffer[..taken]).map_err(|_| Broken)?;
-        u32::try_from(taken).map(RequestResult::Done).map_err(|_| Broken)
+        writer.write_all(&self.buffer[..taken]).map_err(|_| BrokenQueue)?;
+        u32::try_from(taken).map(RequestResult::Done).map_err(|_| BrokenQueue)
     }
 
     /// A sink that fails loses the bytes, as a terminal that is switched off would.
@@ -94,12 +94,12 @@ impl Console {
         memory: &GuestMemoryMmap,
         chain: Chain<'_>,
         interrupted: &dyn Fn() -> bool,
-    ) -> Result<RequestResult, Broken> {
-        let mut reader = chain.reader(memory).map_err(|_| Broken)?;
+    ) -> Result<RequestResult, BrokenQueue> {
+        let mut reader = chain.reader(memory).map_err(|_| BrokenQueue)?;
         while reader.available_bytes() > 0 && !interrupted() {
             let length = reader.available_bytes().min(CHUNK);
             let chunk = &mut self.buffer[..length];
-            reader.read_exact(chunk).map_err(|_| Broken)?;
+            reader.read_exact(chunk).map_err(|_| BrokenQueue)?;
             let _lost = self.output.0.write_all(chunk);
         }
         Ok(RequestResult::Done(0))
@@ -125,7 +125,7 @@ impl VirtioDevice for Console {
         memory: &GuestMemoryMmap,
         chain: Chain<'_>,
         interrupted: &dyn Fn() -> bool,
-    ) -> Result<RequestResult, Broken> {
+    ) -> Result<RequestResult, BrokenQueue> {
         if queue == RECEIVE { self.receive(memory, chain) } else { self.transmit(memory, chain, interrupted) }
     }
 

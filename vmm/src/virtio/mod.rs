@@ -36,7 +36,7 @@ pub(crate) type Chain<'a> = DescriptorChain<&'a GuestMemoryMmap>;
 /// The driver broke the protocol in a way that leaves no place for an answer. The device asks
 /// for a reset and does nothing until it comes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Broken;
+pub(crate) struct BrokenQueue;
 
 /// Identity of a device, as the guest sees it.
 #[derive(Debug, Clone)]
@@ -76,7 +76,7 @@ pub(crate) trait VirtioDevice: Send {
         memory: &GuestMemoryMmap,
         chain: Chain<'_>,
         interrupted: &dyn Fn() -> bool,
-    ) -> Result<RequestResult, Broken>;
+    ) -> Result<RequestResult, BrokenQueue>;
 
     /// Returns a descriptor that becomes readable when something comes from outside. `None` for devices
     /// without an outside.

@@ -7,7 +7,7 @@ use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRE
 use virtio_queue::{Queue, QueueT};
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 
-use super::{Broken, Interrupts};
+use super::{BrokenQueue, Interrupts};
 
 /// Length of the structure, bytes.
 pub(super) const LENGTH: usize = 0x38;
@@ -73,15 +73,15 @@ impl QueueRegisters {
     }
 
     /// The queue, if what the driver wrote makes sense.
-    fn build(&self, memory: &GuestMemoryMmap, event_index: bool) -> Result<Queue, Broken> {
-        let mut queue = Queue::new(self.most).map_err(|_| Broken)?;
-        queue.try_set_size(self.size).map_err(|_| Broken)?;
-        queue.try_set_desc_table_address(GuestAddress(self.descriptors)).map_err(|_| Broken)?;
-        queue.try_set_avail_ring_address(GuestAddress(self.driver)).map_err(|_| Broken)?;
-        queue.try_set_used_ring_address(GuestAddress(self.device)).map_err(|_| Broken)?;
+    fn build(&self, memory: &GuestMemoryMmap, event_index: bool) -> Result<Queue, BrokenQueue> {
+        let mut queue = Queue::new(self.most).map_err(|_| BrokenQueue)?;
+        queue.try_set_size(self.size).map_err(|_| BrokenQueue)?;
+        queue.try_set_desc_table_address(GuestAddress(self.descriptors)).map_err(|_| BrokenQueue)?;
+        queue.try_set_avail_ring_address(GuestAddress(self.driver)).map_err(|_| BrokenQueue)?;
+        queue.try_set_used_ring_address(GuestAddress(self.device)).map_err(|_| BrokenQueue)?;
         queue.set_event_idx(event_index);
         queue.set_ready(true);
-        if queue.is_valid(memory) { Ok(queue) } else { Err(Broken) }
+        if queue.is_valid(memory) { Ok(queue) } else { Err(BrokenQueue) }
     }
 }
 
@@ -226,7 +226,7 @@ impl Registers {
     }
 
     /// The queues as the driver set them up.
-    pub(super) fn queues(&self, memory: &GuestMemoryMmap) -> Result<Vec<Option<Queue>>, Broken> {
+    pub(super) fn queues(&self, memory: &GuestMemoryMmap) -> Result<Vec<Option<Queue>>, BrokenQueue> {
         let event_index = self.accepted & (1 << VIRTIO_RING_F_EVENT_IDX) != 0;
         let build =
             |queue: &QueueRegisters| queue.enabled.then(|| queue.build(memory, event_index)).transpose();

@@ -19,7 +19,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::link::{Command, Link};
 use super::registers::{self, Registers, Request};
-use super::{Broken, Identity, Interrupts};
+use super::{BrokenQueue, Identity, Interrupts};
 use crate::memory::{PCI_WINDOW_END, PCI_WINDOW_START};
 use crate::pci::PciDevice;
 use crate::pci::config::{self, ConfigSpace};
@@ -172,7 +172,7 @@ impl VirtioPci {
             }
             Request::Start => match self.registers.queues(&self.memory) {
                 Ok(queues) => self.link.post(Command::Start(queues)),
-                Err(Broken) => {
+                Err(BrokenQueue) => {
                     self.link.set_broken();
                     self.interrupts.config_changed();
                 }

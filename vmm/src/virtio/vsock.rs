@@ -7,7 +7,7 @@ use std::os::fd::BorrowedFd;
 use virtio_bindings::virtio_ids::VIRTIO_ID_VSOCK;
 use vm_memory::GuestMemoryMmap;
 
-use super::{Broken, Chain, Identity, RequestResult, VirtioDevice};
+use super::{BrokenQueue, Chain, Identity, RequestResult, VirtioDevice};
 use crate::config;
 use crate::vsock::{Backend, HEADER, Header, MOST_DATA};
 
@@ -38,16 +38,17 @@ impl Vsock {
     }
 
     /// Fills a buffer with the next packet.
-    fn receive(&mut self, memory: &GuestMemoryMmap, chain: Chain<'_>) -> Result<RequestResult, Broken> {
-        let mut writer = chain.writer(memory).map_err(|_| Broken)?;
-        let room = writer.available_bytes().checked_sub(HEADER).filter(|room| *room > 0).ok_or(Broken)?;
+    fn receive(&mut self, memory: &GuestMemoryMmap, chain: Chain<'_>) -> Result<RequestResult, BrokenQueue> {
+        let mut writer = chain.writer(memory).map_err(|_| BrokenQueue)?;
+        let room =
+            writer.available_bytes().checked_sub(HEADER).filter(|room| *room > 0).ok_or(BrokenQueue)?;
         let Some(backend) = &mut self.backend else { return Ok(RequestResult::Waits) };
         match backend.receive(&mut self.data[..room.min(MOST_DATA)]) {
             Ok(Some(header)) => {
-                let data = self.data.get(..header.data()).ok_or(Broken)?;
+                let data = self.data.get(..header.data()).ok_or(BrokenQueue)?;
                 let written = writer.write_all(&header.to_bytes()).and_then(|()| writer.write_all(data));
-                written.map_err(|_| Broken)?;
-                u32::try_from(HEADER + data.len()).map(RequestResult::Done).map_err(|_| Broken)
+                written.map_err(|_| BrokenQueue)?;
+                u32::try_from(HEADER + data.len()).map(RequestResult::Done).map_err(|_| BrokenQueue)
             }
             Ok(None) => Ok(RequestResult::Waits),
             Err(_) => {
@@ -58,14 +59,14 @@ impl Vsock {
     }
 
     /// Passes a packet on. What names another sender than this guest goes nowhere.
-    fn transmit(&mut self, memory: &GuestMemoryMmap, chain: Chain<'_>) -> Result<RequestResult, Broken> {
-        let mut reader = chain.reader(memory).map_err(|_| Broken)?;
+    fn transmit(&mut self, memory: &GuestMemoryMmap, chain: Chain<'_>) -> Result<RequestResult, BrokenQueue> {
+        let mut reader = chain.reader(memory).map_err(|_| BrokenQueue)?;
         let mut header = [0; HEADER];
-        reader.read_exact(&mut header).map_err(|_| Broken)?;
+        reader.read_exact(&mut header).map_err(|_| BrokenQueue)?;
         let header = Header::from_bytes(&header);
         // More than fits into it is more than the guest ever had credit for.
-        let data = self.data.get_mut(..header.data()).ok_or(Broken)?;
-        reader.read_exact(data).map_err(|_| Broken)?;
+        let data = self.data.get_mut(..header.data()).ok_or(BrokenQueue)?;
+        reader.read_exact(data).map_err(|_| BrokenQueue)?;
         if let Some(backend) = self.backend.as_mut().filter(|_| header.src_cid == self.cid) {
             match backend.send(&header, data) {
                 Ok(true) => {}
@@ -105,7 +106,7 @@ impl VirtioDevice for Vsock {
         memory: &GuestMemoryMmap,
         chain: Chain<'_>,
         _: &dyn Fn() -> bool,
-    ) -> Result<RequestResult, Broken> {
+    ) -> Result<RequestResult, BrokenQueue> {
         match queue {
             RECEIVE => self.receive(memory, chain),
             TRANSMIT => self.transmit(memory, chain),

@@ -10,7 +10,7 @@ use virtio_queue::{Queue, QueueOwnedT, QueueT};
 use vm_memory::GuestMemoryMmap;
 
 use super::link::{Command, Link};
-use super::{Broken, Interrupts, RequestResult, VirtioDevice};
+use super::{BrokenQueue, Interrupts, RequestResult, VirtioDevice};
 
 /// Requests of one queue that are served before the next queue has its turn.
 const BURST: usize = 64;
@@ -90,7 +90,7 @@ impl Worker {
                 Ok(Left::Nothing) => {}
                 Ok(Left::Waits) => queues.waits.push(index),
                 Ok(Left::More) => queues.more = true,
-                Err(Broken) => {
+                Err(BrokenQueue) => {
                     self.link.set_broken();
                     self.interrupts.config_changed();
                 }
@@ -121,10 +121,10 @@ impl Worker {
     }
 
     /// Serves a queue until it is empty, has to wait, has had its turn, or a command waits.
-    fn serve(&mut self, index: usize, queue: &mut Queue) -> Result<Left, Broken> {
+    fn serve(&mut self, index: usize, queue: &mut Queue) -> Result<Left, BrokenQueue> {
         let mut served = 0;
         loop {
-            queue.disable_notification(&self.memory).map_err(|_| Broken)?;
+            queue.disable_notification(&self.memory).map_err(|_| BrokenQueue)?;
             while let Some(answer) = self.serve_one(index, queue)? {
                 served += 1;
                 match answer {
@@ -134,22 +134,22 @@ impl Worker {
                     RequestResult::Done(_) => {}
                 }
             }
-            if !queue.enable_notification(&self.memory).map_err(|_| Broken)? {
+            if !queue.enable_notification(&self.memory).map_err(|_| BrokenQueue)? {
                 return Ok(Left::Nothing);
             }
         }
     }
 
     /// Serves the next request, if there is one.
-    fn serve_one(&mut self, index: usize, queue: &mut Queue) -> Result<Option<RequestResult>, Broken> {
+    fn serve_one(&mut self, index: usize, queue: &mut Queue) -> Result<Option<RequestResult>, BrokenQueue> {
         let memory = &self.memory;
-        let filled = queue.avail_idx(memory, Ordering::Acquire).map_err(|_| Broken)?;
+        let filled = queue.avail_idx(memory, Ordering::Acquire).map_err(|_| BrokenQueue)?;
         if filled.0 == queue.next_avail() {
             return Ok(None);
         }
         // No chain although the ring says that there is one: an index beyond the ring's size or
         // a ring outside of memory.
-        let chain = queue.iter(memory).map_err(|_| Broken)?.next().ok_or(Broken)?;
+        let chain = queue.iter(memory).map_err(|_| BrokenQueue)?.next().ok_or(BrokenQueue)?;
         let head = chain.head_index();
         let link = &self.link;
         let served = self.device.serve(index, memory, chain, &|| link.interrupted())?;
@@ -159,8 +159,8 @@ impl Worker {
         match served {
             RequestResult::Waits => queue.go_to_previous_position(),
             RequestResult::Done(written) => {
-                queue.add_used(memory, head, written).map_err(|_| Broken)?;
-                if queue.needs_notification(memory).map_err(|_| Broken)? {
+                queue.add_used(memory, head, written).map_err(|_| BrokenQueue)?;
+                if queue.needs_notification(memory).map_err(|_| BrokenQueue)? {
                     self.interrupts.queue_used(index);
                 }
             }

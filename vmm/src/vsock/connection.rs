@@ -20,7 +20,7 @@ const LONGEST_GREETING: usize = 18;
 
 /// The guest's port and the host's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Ports {
+pub(super) struct PortPair {
     pub guest: u32,
     pub host: u32,
 }
@@ -30,7 +30,7 @@ pub(super) struct Ports {
 pub(super) struct Connection {
     socket: UnixStream,
     /// Ports, once the guest's port is known.
-    pub ports: Option<Ports>,
+    pub ports: Option<PortPair>,
     stage: ConnectionStage,
     /// The connection is among those that may have something for the guest.
     pub queued: bool,
@@ -133,7 +133,7 @@ impl Connection {
     }
 
     /// The guest has connected, by this packet. The socket does not block.
-    pub(super) fn of_guest(socket: UnixStream, ports: Ports, request: &Header) -> Self {
+    pub(super) fn from_guest(socket: UnixStream, ports: PortPair, request: &Header) -> Self {
         let mut connection = Self::from_program(socket);
         connection.ports = Some(ports);
         connection.stage = ConnectionStage::Open { reported: false };
@@ -142,7 +142,7 @@ impl Connection {
     }
 
     /// Gives it its ports: the guest is asked next.
-    pub(super) fn ask(&mut self, ports: Ports) {
+    pub(super) fn ask(&mut self, ports: PortPair) {
         self.ports = Some(ports);
         self.stage = ConnectionStage::Requested { reported: false };
     }

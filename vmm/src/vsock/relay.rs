@@ -15,7 +15,7 @@ use super::{Backend, Sockets};
 
 /// One end of the stream, which does not block.
 #[derive(Debug)]
-struct Packets<S> {
+struct PacketStream<S> {
     stream: S,
     /// Received bytes that are not yet taken: `start..end` of the buffer.
     incoming: Vec<u8>,
@@ -25,7 +25,7 @@ struct Packets<S> {
     outgoing: Vec<u8>,
 }
 
-impl<S: Read + Write> Packets<S> {
+impl<S: Read + Write> PacketStream<S> {
     fn new(stream: S) -> Self {
         Self { stream, incoming: vec![0; HEADER + MOST_DATA], start: 0, end: 0, outgoing: Vec::new() }
     }
@@ -101,7 +101,7 @@ impl<S: Read + Write> Packets<S> {
 
 /// Passes a guest's packets on to [`serve`].
 pub struct Relay {
-    packets: Packets<File>,
+    packets: PacketStream<File>,
     epoll: Epoll,
     /// The guest was reset, which was not passed on yet.
     reset: bool,
@@ -122,7 +122,7 @@ impl Relay {
         let epoll = Epoll::new()?;
         let all = EventSet::IN | EventSet::OUT | EventSet::EDGE_TRIGGERED;
         epoll.ctl(ControlOperation::Add, stream.as_raw_fd(), EpollEvent::new(all, 0))?;
-        Ok(Self { packets: Packets::new(stream), epoll, reset: false })
+        Ok(Self { packets: PacketStream::new(stream), epoll, reset: false })
     }
 
     /// Sends what waits, as far as the stream has room.
@@ -198,7 +198,7 @@ pub fn serve(stream: UnixStream, sockets: Sockets) -> io::Result<()> {
 
 fn move_packets(stream: UnixStream, mut sockets: Sockets) -> io::Result<()> {
     stream.set_nonblocking(true)?;
-    let mut packets = Packets::new(stream);
+    let mut packets = PacketStream::new(stream);
     let mut data = vec![0; MOST_DATA];
     loop {
         // In turn, so that neither direction waits for the other's end.
@@ -230,7 +230,7 @@ fn move_packets(stream: UnixStream, mut sockets: Sockets) -> io::Result<()> {
 }
 
 /// Sleeps until something can be moved.
-fn wait(packets: &Packets<UnixStream>, sockets: &Sockets) {
+fn wait(packets: &PacketStream<UnixStream>, sockets: &Sockets) {
     let all_sent = packets.outgoing.is_empty();
     let stream =
         (if sockets.can_send() { libc::POLLIN } else { 0 }) | (if all_sent { 0 } else { libc::POLLOUT });

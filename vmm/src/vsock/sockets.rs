@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
 use super::Backend;
-use super::connection::{Connection, NextPacket, PacketEffect, Ports};
+use super::connection::{Connection, NextPacket, PacketEffect, PortPair};
 use super::packet::{HOST_CID, Header, STREAM, op};
 
 /// Most connections at once: more are refused to the guest, and wait on the host.
@@ -38,7 +38,7 @@ pub struct Sockets {
     acceptable: bool,
     epoll: Epoll,
     connections: HashMap<u64, Connection>,
-    ids: HashMap<Ports, u64>,
+    ids: HashMap<PortPair, u64>,
     next_id: u64,
     next_port: u32,
     /// Connections that may have something for the guest, in turn.
@@ -133,13 +133,13 @@ impl Sockets {
     }
 
     /// The guest wants to be connected.
-    fn connect(&mut self, ports: Ports, request: &Header) {
+    fn connect(&mut self, ports: PortPair, request: &Header) {
         let mut name = OsString::from(&self.path);
         name.push(format!("_{}", ports.host));
         let full = self.connections.len() >= MOST_CONNECTIONS;
         let socket = if full { Err(ErrorKind::QuotaExceeded.into()) } else { connect(Path::new(&name)) };
-        let made =
-            socket.and_then(|socket| self.add(socket, |socket| Connection::of_guest(socket, ports, request)));
+        let made = socket
+            .and_then(|socket| self.add(socket, |socket| Connection::from_guest(socket, ports, request)));
         if made.is_err() {
             // Nobody listens there, or too many have connected.
             self.refusals.extend(request.refusal());
@@ -147,9 +147,9 @@ impl Sockets {
     }
 
     /// A port of the host that no connection with this one of the guest has.
-    fn free_ports(&mut self, guest: u32) -> Ports {
+    fn free_ports(&mut self, guest: u32) -> PortPair {
         loop {
-            let ports = Ports { guest, host: self.next_port };
+            let ports = PortPair { guest, host: self.next_port };
             self.next_port = self.next_port.checked_add(1).unwrap_or(FIRST_PORT);
             if !self.ids.contains_key(&ports) {
                 return ports;
@@ -179,7 +179,7 @@ impl Sockets {
                 NextPacket::Reset => {
                     let ports = connection.ports;
                     self.remove(id);
-                    if let Some(Ports { guest, host }) = ports {
+                    if let Some(PortPair { guest, host }) = ports {
                         return Some(Header {
                             src_cid: HOST_CID,
                             dst_cid: self.cid,
@@ -210,7 +210,7 @@ impl Backend for Sockets {
             self.refusals.extend(header.refusal());
             return Ok(true);
         }
-        let ports = Ports { guest: header.src_port, host: header.dst_port };
+        let ports = PortPair { guest: header.src_port, host: header.dst_port };
         let Some(id) = self.ids.get(&ports).copied() else {
             if header.op == op::REQUEST {
                 self.connect(ports, header);

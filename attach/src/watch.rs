@@ -198,7 +198,7 @@ impl Watcher {
 fn describe(memory: &ForeignMemory) -> String {
     let pieces = memory.layout().map(|layout| layout.pieces().to_vec()).unwrap_or_default();
     let piece = |piece: &crate::MemoryPiece| {
-        format!("{} MiB at {:#x} are at {:#x} in the VMM", piece.bytes >> 20, piece.guest, piece.host)
+        format!("{} MiB at {:#x} are at {:#x} in the VMM", piece.bytes >> 20, piece.guest.0, piece.host.0)
     };
     let list: Vec<String> = pieces.iter().map(piece).collect();
     format!("the guest's kernel proves the layout of its memory: {}", list.join(", "))

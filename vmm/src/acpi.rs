@@ -45,7 +45,7 @@ const NO_VGA: u16 = 1 << 2;
 /// ... and no CMOS clock. Bit 1 clear: no 8042 either.
 const NO_CMOS_CLOCK: u16 = 1 << 5;
 
-/// True if this write to [`SLEEP_CONTROL`] is a request for soft-off: SLP_TYP in bits 4:2 and
+/// Returns true if this write to [`SLEEP_CONTROL`] is a request for soft-off: SLP_TYP in bits 4:2 and
 /// SLP_EN in bit 5.
 pub(crate) fn is_power_off(value: u8) -> bool {
     value & 0x20 != 0 && (value >> 2) & 7 == S5
@@ -100,7 +100,7 @@ fn bytes(table: &dyn Aml) -> Vec<u8> {
     bytes
 }
 
-/// A byte-wide register in I/O space.
+/// Returns a byte-wide register in I/O space.
 fn io_register(port: u16) -> GAS {
     GAS::new(Space::SystemIo, 8, 0, AccessSize::ByteAccess, u64::from(port))
 }
@@ -131,7 +131,7 @@ fn madt(vcpus: u8) -> MADT {
     madt
 }
 
-/// A serial port as a device of this name.
+/// Returns a serial port as a device of this name.
 fn serial(name: &str, number: u8, ports: u16, interrupt: u32) -> Vec<u8> {
     let ports = IO::new(ports, ports, 1, COM_PORTS);
     let interrupt = Interrupt::new(true, true, false, false, interrupt);
@@ -151,7 +151,7 @@ impl Aml for FinishedTable {
     }
 }
 
-/// The namespace: `\_SB.COM1`, `\_SB.COM2`, `\_SB.PCI0` and `\_S5`.
+/// Returns the namespace: `\_SB.COM1`, `\_SB.COM2`, `\_SB.PCI0` and `\_S5`.
 fn dsdt(second_serial: bool) -> Vec<u8> {
     let mut sdt = Sdt::new(*b"DSDT", 36, 6, OEM, OEM_TABLE, OEM_REVISION);
     let mut serials = serial("COM1", 0, COM1, COM1_IRQ);

@@ -44,7 +44,7 @@ pub(crate) struct Bus {
 }
 
 impl Bus {
-    /// A bus with these devices.
+    /// Makes a bus with these devices.
     pub(crate) fn new(serial: SerialPort, second: Option<SerialPort>, pci: PciBus) -> Self {
         Self { serial, second, pci: Mutex::new(pci), command_ns: AtomicU64::new(0) }
     }
@@ -54,12 +54,12 @@ impl Bus {
         Some(self.command_ns.load(Ordering::Relaxed)).filter(|ns| *ns > 0)
     }
 
-    /// Bytes typed for the guest; returns how many were taken.
+    /// Sends bytes to the guest's serial port; returns how many were accepted.
     pub(crate) fn console_input(&self, bytes: &[u8]) -> usize {
         self.serial.input(bytes)
     }
 
-    /// Bytes for the second serial port; returns how many were taken.
+    /// Sends bytes to the second serial port; returns how many were accepted.
     pub(crate) fn second_input(&self, bytes: &[u8]) -> usize {
         self.second.as_ref().map_or(0, |port| port.input(bytes))
     }
@@ -68,8 +68,8 @@ impl Bus {
         self.pci.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The guest reads a port. The length of `data` is the width of the access, or for a string
-    /// instruction the width times the count: of those, only COM1's are used by anyone.
+    /// Serves the guest's read of a port. The length of `data` is the width of the access, or for a string
+    /// instruction the width times the count. Guests use string instructions only with COM1.
     pub(crate) fn read_port(&self, port: u16, data: &mut [u8]) {
         match port {
             COM1..=COM1_LAST => self.serial.read(offset(port, COM1), data),
@@ -84,7 +84,7 @@ impl Bus {
         }
     }
 
-    /// The guest writes a port. Returns how the machine ends, if it does.
+    /// Serves the guest's write to a port. Returns the end of the machine, if the write causes it.
     pub(crate) fn write_port(&self, port: u16, data: &[u8]) -> Option<MachineEnd> {
         match (port, data) {
             (EXIT_PORT, [_] | [_, _] | [_, _, _, _]) => Some(MachineEnd::Exited(number(data))),
@@ -114,24 +114,24 @@ impl Bus {
         }
     }
 
-    /// The guest reads an address that is not RAM.
+    /// Serves the guest's read of an address that is not RAM.
     pub(crate) fn read_memory(&self, address: u64, data: &mut [u8]) {
         self.pci().read_memory(address, data);
     }
 
-    /// The guest writes an address that is not RAM.
+    /// Serves the guest's write to an address that is not RAM.
     pub(crate) fn write_memory(&self, address: u64, data: &[u8]) {
         self.pci().write_memory(address, data);
     }
 }
 
-/// A port counted from a device's first, of which there are at most eight.
+/// Returns a port's offset from a device's first port, of which there are at most eight.
 fn offset(port: u16, first: u16) -> u8 {
     let [low, _] = port.wrapping_sub(first).to_le_bytes();
     low
 }
 
-/// Up to four bytes as a number.
+/// Converts up to four bytes to a number.
 fn number(data: &[u8]) -> u32 {
     data.iter().rev().fold(0, |number, byte| (number << 8) | u32::from(*byte))
 }

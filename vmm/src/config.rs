@@ -116,7 +116,7 @@ impl From<File> for DiskFile {
 /// Disk in a file with a disk format. All offsets and lengths are in bytes of the disk as the guest sees it,
 /// and are within the disk.
 pub trait DiskFormat: Send + fmt::Debug {
-    /// Size of the disk, bytes.
+    /// Returns the size of the disk, bytes.
     fn size(&self) -> u64;
 
     /// Fills `into` with the bytes at `offset`.

@@ -34,7 +34,7 @@ pub enum Kind {
     Peak,
 }
 
-/// One counter.
+/// Counter of a vCPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Counter {
     /// KVM's name, like `halt_wait_ns`.
@@ -97,8 +97,8 @@ impl Counters {
         &self.list
     }
 
-    /// The present values, in the order of [`Self::list`]. Names that end in `_ns` are nanoseconds, all
-    /// others counts.
+    /// Returns the present values, in the order of [`Self::list`]. Names that end in `_ns` are nanoseconds,
+    /// all others counts.
     ///
     /// # Errors
     /// The descriptor cannot be read.
@@ -111,8 +111,8 @@ impl Counters {
         }))
     }
 
-    /// A reader of the sum of the counters with these names, for another thread; `None` if there is none of
-    /// them.
+    /// Returns a reader of the sum of the counters with these names, for another thread; `None` if none of
+    /// them exists.
     pub fn sum_of(&self, names: &[&str]) -> Option<CounterSum> {
         let named = self.list.iter().filter(|counter| names.contains(&counter.name.as_str()));
         let at: Vec<u64> = named.map(|counter| self.values_at + counter.offset as u64).collect();
@@ -130,7 +130,7 @@ pub struct CounterSum {
 }
 
 impl CounterSum {
-    /// The present sum; `None` if the descriptor cannot be read. Allocates nothing.
+    /// Returns the present sum; `None` if the descriptor cannot be read. Allocates nothing.
     pub fn read(&self) -> Option<u64> {
         self.at.iter().try_fold(0_u64, |sum, at| {
             let mut value = [0; 8];
@@ -140,7 +140,7 @@ impl CounterSum {
     }
 }
 
-/// One number of a descriptor or header; all are in the host's byte order.
+/// Reads a number of a descriptor or header; all are in the host's byte order.
 fn word(bytes: &[u8], at: usize) -> u32 {
     bytes.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |word| u32::from_ne_bytes(*word))
 }
@@ -149,7 +149,7 @@ fn small(number: u32) -> io::Result<usize> {
     usize::try_from(number).map_err(io::Error::other)
 }
 
-/// The counter that a descriptor describes, if it is a single number.
+/// Parses a descriptor; `None` unless its counter is a single number.
 fn counter(bytes: &[u8]) -> Option<Counter> {
     let kind = match word(bytes, 0) & 0xf {
         0 => Kind::Cumulative,
@@ -169,7 +169,7 @@ mod tests {
 
     use super::*;
 
-    /// A file as KVM lays it out, with two counters and a histogram of four buckets.
+    /// Makes a file as KVM lays it out, with two counters and a histogram of four buckets.
     fn file(names: [&str; 3], values: &[u64]) -> File {
         let mut bytes = Vec::new();
         let count = u32::try_from(names.len()).unwrap();

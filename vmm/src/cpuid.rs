@@ -44,14 +44,14 @@ pub(crate) fn supported(kvm: &Kvm) -> Result<CpuId, StartError> {
     kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).map_err(StartError::kvm("report the supported CPUID"))
 }
 
-/// True if the processor is Intel's, by the vendor string in leaf 0.
+/// Returns true if the processor is Intel's, by the vendor string in leaf 0.
 pub(crate) fn is_intel(cpuid: &CpuId) -> bool {
     cpuid.as_slice().iter().any(|leaf| {
         leaf.function == 0 && (leaf.ebx, leaf.edx, leaf.ecx) == (0x756e_6547, 0x4965_6e69, 0x6c65_746e)
     })
 }
 
-/// The answers for one vCPU.
+/// Returns the answers for one vCPU.
 pub(crate) fn for_vcpu(
     supported: &CpuId,
     topology: Topology,
@@ -117,7 +117,7 @@ fn adjust(leaf: &mut kvm_cpuid_entry2, topology: Topology, id: u8, tsc_deadline:
     }
 }
 
-/// The subleaves of leaf 0xb or 0x1f: threads of a core, cores of the package, end.
+/// Returns the subleaves of leaf 0xb or 0x1f: threads of a core, cores of the package, end.
 fn extended_topology(function: u32, topology: Topology, id: u8) -> [kvm_cpuid_entry2; 3] {
     let level = |index: u32, shift: u32, count: u32, kind: u32| kvm_cpuid_entry2 {
         function,

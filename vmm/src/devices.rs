@@ -151,17 +151,17 @@ impl Devices {
         Ok(())
     }
 
-    /// Their names, in the order of their slots.
+    /// Returns the devices' names, in the order of their slots.
     pub(crate) fn names(&self) -> &[String] {
         &self.names
     }
 
-    /// Bytes for the virtio-console; returns how many were taken, `None` without such a device.
+    /// Sends bytes to the virtio-console; returns how many were accepted, `None` without such a device.
     pub(crate) fn console_input(&self, bytes: &[u8]) -> Option<usize> {
         self.console.as_ref().map(|input| input.put(bytes))
     }
 
-    /// The counts of their interrupts.
+    /// Returns the counts of the devices' interrupts.
     pub(crate) fn tallies(&self) -> &[Arc<InjectionTally>] {
         &self.tallies
     }

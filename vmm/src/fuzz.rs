@@ -24,7 +24,7 @@ use crate::virtio::vsock::Vsock;
 use crate::virtio::worker::{Queues, Worker};
 use crate::virtio::{Interrupts, VirtioDevice};
 
-/// Interrupts that nobody hears, doorbells that ring as ordinary exits.
+/// Interrupts without a receiver, and doorbells that are ordinary exits.
 #[derive(Debug)]
 struct Unwired;
 
@@ -88,27 +88,27 @@ impl Hardware {
         Some(Self { bus: Bus::new(serial, None, pci), workers })
     }
 
-    /// The guest reads a port.
+    /// Serves the guest's read of a port.
     pub fn read_port(&mut self, port: u16, data: &mut [u8]) {
         self.bus.read_port(port, data);
     }
 
-    /// The guest writes a port; true if that ends the machine.
+    /// Serves the guest's write to a port; returns true if that ends the machine.
     pub fn write_port(&mut self, port: u16, data: &[u8]) -> bool {
         self.bus.write_port(port, data).is_some()
     }
 
-    /// The guest reads memory that is not RAM; `offset` counts from the start of the PCI window.
+    /// Serves the guest's read of memory that is not RAM; `offset` counts from the start of the PCI window.
     pub fn read_memory(&mut self, offset: u64, data: &mut [u8]) {
         self.bus.read_memory(PCI_WINDOW_START.wrapping_add(offset), data);
     }
 
-    /// The guest writes memory that is not RAM.
+    /// Serves the guest's write to memory that is not RAM.
     pub fn write_memory(&mut self, offset: u64, data: &[u8]) {
         self.bus.write_memory(PCI_WINDOW_START.wrapping_add(offset), data);
     }
 
-    /// Every device does what waits to be done.
+    /// Runs every device's pending work.
     pub fn serve(&mut self) {
         for (worker, queues) in &mut self.workers {
             // No worker is ever requested to stop.

@@ -20,7 +20,7 @@ pub struct RingSpeeds {
 }
 
 impl RingSpeeds {
-    /// True if the processor itself executes CPL-0 code. An emulator is slower by a factor of
+    /// Returns true if the processor itself executes CPL-0 code. An emulator is slower by a factor of
     /// hundreds (kvm_pvm: about 2000), a processor by nothing but noise, hence the wide limit.
     pub fn native(&self) -> bool {
         self.ring0_per_s * 10.0 > self.ring3_per_s

@@ -18,13 +18,13 @@ impl InjectionTally {
         Arc::new(Self { device: device.to_owned(), vectors, line: AtomicU64::new(0) })
     }
 
-    /// A message was sent; the vector is the lowest byte of its data (Intel SDM vol. 3, 11.11.2).
+    /// Counts a message; the vector is the lowest byte of its data (Intel SDM vol. 3, 11.11.2).
     pub(crate) fn message(&self, data: u32) {
         let [vector, ..] = data.to_le_bytes();
         self.vectors[usize::from(vector)].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A line was raised.
+    /// Counts a raised line.
     pub(crate) fn line(&self) {
         self.line.fetch_add(1, Ordering::Relaxed);
     }
@@ -46,7 +46,7 @@ pub struct InjectionCount {
 pub struct Injections(pub(crate) Vec<Arc<InjectionTally>>);
 
 impl Injections {
-    /// All that are not 0.
+    /// Returns all counts that are not 0.
     pub fn read(&self) -> Vec<InjectionCount> {
         let of = |tally: &Arc<InjectionTally>| {
             let line = (None, tally.line.load(Ordering::Relaxed));

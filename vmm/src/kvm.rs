@@ -28,7 +28,7 @@ pub struct Capabilities {
 }
 
 impl Capabilities {
-    /// True if general and control registers come through the shared run page.
+    /// Returns true if general and control registers come through the shared run page.
     pub fn registers_in_run_page(&self) -> bool {
         let both = KVM_SYNC_X86_REGS | KVM_SYNC_X86_SREGS;
         self.sync_regs & both == both

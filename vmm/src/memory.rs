@@ -69,7 +69,7 @@ const _: () = {
     assert!(KVM_TSS as u64 + 3 * PAGE <= HIGH_START);
 };
 
-/// The pieces of RAM of a machine with `bytes` of memory: (start, length), one or two.
+/// Returns the pieces of RAM of a machine with `bytes` of memory: (start, length), one or two.
 pub(crate) fn ram(bytes: u64) -> Vec<(u64, u64)> {
     if bytes <= HOLE_START {
         vec![(0, bytes)]
@@ -78,7 +78,7 @@ pub(crate) fn ram(bytes: u64) -> Vec<(u64, u64)> {
     }
 }
 
-/// RAM below the hole, bytes.
+/// Returns RAM below the hole, bytes.
 pub(crate) fn low_ram(bytes: u64) -> u64 {
     bytes.min(HOLE_START)
 }
@@ -137,7 +137,7 @@ fn advise(memory: &GuestMemoryMmap) {
     }
 }
 
-/// RAM and swap of the host, bytes.
+/// Returns RAM and swap of the host, bytes.
 fn host_memory() -> std::io::Result<u64> {
     // SAFETY: sysinfo is plain data for which all zeroes is a valid value.
     let mut info: libc::sysinfo = unsafe { std::mem::zeroed() };

@@ -50,24 +50,24 @@ impl std::fmt::Debug for SerialPort {
 }
 
 impl SerialPort {
-    /// A port that raises its interrupt through `interrupt`, and counts it.
+    /// Makes a port that raises its interrupt through `interrupt`, and counts it.
     pub(crate) fn new(interrupt: EventFd, tally: Arc<InjectionTally>, console: Console) -> Self {
         Self { uart: Mutex::new(Serial::new(IrqLine { event: interrupt, tally }, console.0)) }
     }
 
-    /// The registers stay usable even if a console sink panicked while they were locked.
+    /// Locks the registers, which stay usable even if a console sink panicked while they were locked.
     fn lock(&self) -> MutexGuard<'_, Serial<IrqLine, NoEvents, Box<dyn Write + Send>>> {
         self.uart.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The guest reads a register; `offset` counts from its first I/O port.
+    /// Serves the guest's read of a register; `offset` counts from its first I/O port.
     pub(crate) fn read(&self, offset: u8, data: &mut [u8]) {
         let mut uart = self.lock();
         // `rep insb` asks for several bytes of the same register at once.
         data.fill_with(|| uart.read(offset));
     }
 
-    /// The guest writes a register. A sink that fails loses the byte, as a terminal that is
+    /// Serves the guest's write to a register. A sink that fails loses the byte, as a terminal that is
     /// switched off would; the guest must not stop for it.
     pub(crate) fn write(&self, offset: u8, data: &[u8]) {
         let mut uart = self.lock();
@@ -76,7 +76,7 @@ impl SerialPort {
         }
     }
 
-    /// Bytes typed for the guest; returns how many the FIFO took.
+    /// Sends bytes to the guest; returns how many the FIFO accepted.
     pub(crate) fn input(&self, bytes: &[u8]) -> usize {
         self.lock().enqueue_raw_bytes(bytes).unwrap_or(0)
     }

@@ -11,6 +11,8 @@
 //! hw/i386/pc_piix.c and pc_q35.c, QEMU 7.2; Firecracker 3.25 GiB (src/vmm/src/arch/x86_64/layout.rs, 1.7), 3
 //! GiB since; Cloud Hypervisor (arch/src/x86_64/layout.rs, 40.0) and vprof 3 GiB; crosvm 3.25 GiB.
 
+use linux::PhysAddr;
+
 use super::maps::ProcessMapping;
 
 /// Start addresses of the hole, most common first.
@@ -24,15 +26,25 @@ const NODES: usize = 4;
 /// Maximum number of layouts that are tried.
 const MOST: usize = 512;
 
+/// Address in the VMM's address space.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct HostAddr(pub u64);
+
 /// Range of guest physical memory that is contiguous in the VMM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct MemoryPiece {
     /// Guest physical address.
-    pub guest: u64,
+    pub guest: PhysAddr,
     /// Address in the VMM.
-    pub host: u64,
+    pub host: HostAddr,
     /// Size, bytes.
     pub bytes: u64,
+}
+
+impl MemoryPiece {
+    pub(crate) fn new(guest: u64, host: u64, bytes: u64) -> Self {
+        Self { guest: PhysAddr(guest), host: HostAddr(host), bytes }
+    }
 }
 
 /// Layout of a whole memory: pieces in rising order, without overlap, each of at least one byte.
@@ -43,11 +55,11 @@ impl MemoryLayout {
     /// Makes a layout; `None` if pieces overlap, are empty, or exceed the address space.
     pub(crate) fn new(mut pieces: Vec<MemoryPiece>) -> Option<Self> {
         pieces.sort_unstable();
-        let end = |piece: &MemoryPiece| piece.guest.checked_add(piece.bytes);
+        let end = |piece: &MemoryPiece| piece.guest.0.checked_add(piece.bytes);
         let sound = |piece: &MemoryPiece| {
-            piece.bytes > 0 && end(piece).is_some() && piece.host.checked_add(piece.bytes).is_some()
+            piece.bytes > 0 && end(piece).is_some() && piece.host.0.checked_add(piece.bytes).is_some()
         };
-        let apart = pieces.windows(2).all(|two| matches!(two, [a, b] if end(a) <= Some(b.guest)));
+        let apart = pieces.windows(2).all(|two| matches!(two, [a, b] if end(a) <= Some(b.guest.0)));
         (!pieces.is_empty() && apart && pieces.iter().all(sound)).then_some(Self(pieces))
     }
 
@@ -57,16 +69,16 @@ impl MemoryLayout {
     }
 
     /// Returns the address of `guest` in the VMM, and how many bytes are contiguous from there.
-    pub(crate) fn translate(&self, guest: u64) -> Option<(u64, u64)> {
+    pub(crate) fn translate(&self, guest: PhysAddr) -> Option<(HostAddr, u64)> {
         let after = self.0.partition_point(|piece| piece.guest <= guest);
         let piece = self.0.get(after.checked_sub(1)?)?;
-        let into = guest - piece.guest;
-        (into < piece.bytes).then(|| (piece.host + into, piece.bytes - into))
+        let into = guest.0 - piece.guest.0;
+        (into < piece.bytes).then(|| (HostAddr(piece.host.0 + into), piece.bytes - into))
     }
 
     /// Returns the end of the memory that begins below `below`.
     pub(crate) fn end_of(&self, below: u64) -> u64 {
-        let ends = self.0.iter().filter(|piece| piece.guest < below).map(|piece| piece.guest + piece.bytes);
+        let ends = self.0.iter().filter(|piece| piece.guest.0 < below).map(|piece| piece.guest.0 + piece.bytes);
         ends.max().unwrap_or(0)
     }
 }
@@ -92,7 +104,7 @@ pub(crate) fn all(mappings: &[ProcessMapping]) -> Vec<MemoryLayout> {
     }
     for low in parts {
         for high in parts.iter().filter(|high| *high != low && low.bytes() <= FOUR_GIB) {
-            let piece = |guest, (host, bytes)| MemoryPiece { guest, host, bytes };
+            let piece = |guest, (host, bytes)| MemoryPiece::new(guest, host, bytes);
             add(vec![piece(0, run(low)), piece(FOUR_GIB, run(high))]);
         }
     }
@@ -100,8 +112,8 @@ pub(crate) fn all(mappings: &[ProcessMapping]) -> Vec<MemoryLayout> {
     for part in parts {
         for hole in HOLES {
             if let Some(high) = part.bytes().checked_sub(hole).filter(|high| *high > 0) {
-                let low = MemoryPiece { guest: 0, host: part.start + high, bytes: hole };
-                add(vec![low, MemoryPiece { guest: FOUR_GIB, host: part.start, bytes: high }]);
+                let low = MemoryPiece::new(0, part.start + high, hole);
+                add(vec![low, MemoryPiece::new(FOUR_GIB, part.start, high)]);
             }
         }
     }
@@ -123,14 +135,14 @@ fn cut(runs: &[(u64, u64)], hole: u64) -> Vec<MemoryPiece> {
     for (mut host, mut bytes) in runs.iter().copied() {
         if guest < hole {
             let low = bytes.min(hole - guest);
-            pieces.push(MemoryPiece { guest, host, bytes: low });
+            pieces.push(MemoryPiece::new(guest, host, low));
             (guest, host, bytes) = (guest + low, host + low, bytes - low);
         }
         if guest == hole {
             guest = FOUR_GIB;
         }
         if bytes > 0 {
-            pieces.push(MemoryPiece { guest, host, bytes });
+            pieces.push(MemoryPiece::new(guest, host, bytes));
             guest = guest.saturating_add(bytes);
         }
     }
@@ -160,7 +172,7 @@ mod tests {
     const GIB: u64 = 1 << 30;
 
     fn piece(guest: u64, host: u64, bytes: u64) -> MemoryPiece {
-        MemoryPiece { guest, host, bytes }
+        MemoryPiece::new(guest, host, bytes)
     }
 
     #[test]
@@ -195,9 +207,9 @@ mod tests {
         assert_eq!(MemoryLayout::new(vec![piece(0, 0, 2), piece(1, 8, 2)]), None);
         assert_eq!(MemoryLayout::new(vec![piece(u64::MAX, 0, 2)]), None);
         let layout = MemoryLayout::new(vec![piece(0, 0x100, 0x10), piece(0x20, 0x200, 0x10)]).unwrap();
-        assert_eq!(layout.translate(0xf), Some((0x10f, 1)));
-        assert_eq!(layout.translate(0x10), None);
-        assert_eq!(layout.translate(0x28), Some((0x208, 8)));
+        assert_eq!(layout.translate(PhysAddr(0xf)), Some((HostAddr(0x10f), 1)));
+        assert_eq!(layout.translate(PhysAddr(0x10)), None);
+        assert_eq!(layout.translate(PhysAddr(0x28)), Some((HostAddr(0x208), 8)));
         assert_eq!((layout.end_of(0x20), layout.end_of(u64::MAX)), (0x10, 0x30));
     }
 
@@ -216,7 +228,7 @@ mod tests {
             let layouts = all(&mappings);
             prop_assert!(layouts.len() <= MOST);
             for layout in layouts {
-                let mut host: Vec<_> = layout.pieces().iter().map(|p| (p.host, p.host + p.bytes)).collect();
+                let mut host: Vec<_> = layout.pieces().iter().map(|p| (p.host.0, p.host.0 + p.bytes)).collect();
                 host.sort_unstable();
                 prop_assert!(host.windows(2).all(|two| two[0].1 <= two[1].0), "{:?}", layout);
             }

@@ -16,7 +16,7 @@ use linux::{Kernel, PhysAddr, PhysicalMemory};
 use crate::rsp::memory::{StoppedStub, StubMemory};
 
 pub use cache::StopMemory;
-pub use layout::{MemoryLayout, MemoryPiece};
+pub use layout::{HostAddr, MemoryLayout, MemoryPiece};
 pub(crate) use maps::read as mappings;
 pub(crate) use proof::{LastTables, LayoutProver};
 
@@ -133,7 +133,7 @@ impl PhysicalMemory for AssumedMemory<'_> {
 fn read(pid: i32, layout: &MemoryLayout, at: PhysAddr, into: &mut [u8]) -> Option<()> {
     let mut done = 0;
     while done < into.len() {
-        let (host, left) = layout.translate(at.checked_add(u64::try_from(done).ok()?)?.0)?;
+        let (host, left) = layout.translate(at.checked_add(u64::try_from(done).ok()?)?)?;
         let rest = into.get_mut(done..)?;
         let count = usize::try_from(left).unwrap_or(usize::MAX).min(rest.len());
         copy(pid, host, rest.get_mut(..count)?)?;
@@ -143,9 +143,9 @@ fn read(pid: i32, layout: &MemoryLayout, at: PhysAddr, into: &mut [u8]) -> Optio
 }
 
 /// Fills `into` from the process's address `from`; `None` unless all of it is mapped.
-fn copy(pid: i32, from: u64, into: &mut [u8]) -> Option<()> {
+fn copy(pid: i32, from: HostAddr, into: &mut [u8]) -> Option<()> {
     let local = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
-    let from = std::ptr::without_provenance_mut(usize::try_from(from).ok()?);
+    let from = std::ptr::without_provenance_mut(usize::try_from(from.0).ok()?);
     let remote = libc::iovec { iov_base: from, iov_len: into.len() };
     // SAFETY: `local` is `into`, which is writable and borrowed for the call; the kernel checks `remote`,
     // which is in the other process.
@@ -163,8 +163,8 @@ mod tests {
         let pid = i32::try_from(std::process::id()).unwrap();
         let (low, high) = ([1_u8; 4096], [2_u8; 4096]);
         let layout = MemoryLayout::new(vec![
-            MemoryPiece { guest: 4096, host: high.as_ptr() as u64, bytes: 4096 },
-            MemoryPiece { guest: 0, host: low.as_ptr() as u64, bytes: 4096 },
+            MemoryPiece::new(4096, high.as_ptr() as u64, 4096),
+            MemoryPiece::new(0, low.as_ptr() as u64, 4096),
         ])
         .unwrap();
         let mut two = [0; 2];
@@ -178,8 +178,8 @@ mod tests {
     #[test]
     fn what_is_not_mapped_is_not_there() {
         let pid = i32::try_from(std::process::id()).unwrap();
-        assert_eq!(copy(pid, 0x1000, &mut [0; 8]), None);
-        assert_eq!(copy(i32::MAX, 0x1000, &mut [0; 8]), None);
-        assert_eq!(copy(pid, u64::MAX, &mut [0; 8]), None);
+        assert_eq!(copy(pid, HostAddr(0x1000), &mut [0; 8]), None);
+        assert_eq!(copy(i32::MAX, HostAddr(0x1000), &mut [0; 8]), None);
+        assert_eq!(copy(pid, HostAddr(u64::MAX), &mut [0; 8]), None);
     }
 }

@@ -11,7 +11,7 @@ use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use kvm_bindings::kvm_sregs;
-use linux::Kernel;
+use linux::{Kernel, PhysAddr};
 use vmm::x86::{CR4_LA57, EFER_LMA};
 
 use super::layout::{self, FOUR_GIB, MemoryLayout};
@@ -90,7 +90,7 @@ fn tasks(kernel: &Kernel, memory: &AssumedMemory<'_>) -> Option<usize> {
 fn fits(layout: &MemoryLayout, ranges: &[(u64, u64)]) -> bool {
     let inside = |(first, last): &(u64, u64)| {
         let bytes = last.checked_sub(*first).and_then(|bytes| bytes.checked_add(1));
-        let piece = layout.translate(*first);
+        let piece = layout.translate(PhysAddr(*first));
         bytes.is_some_and(|bytes| {
             bytes > 0 && piece.is_some_and(|(_, left)| left >= bytes || is_covered(layout, *first, *last))
         })
@@ -107,7 +107,7 @@ fn fits(layout: &MemoryLayout, ranges: &[(u64, u64)]) -> bool {
 /// Returns true if several pieces together hold all of `first` to `last`.
 fn is_covered(layout: &MemoryLayout, first: u64, last: u64) -> bool {
     let mut at = first;
-    while let Some((_, left)) = layout.translate(at) {
+    while let Some((_, left)) = layout.translate(PhysAddr(at)) {
         match at.checked_add(left) {
             Some(next) if next <= last => at = next,
             _ => return true,
@@ -127,11 +127,7 @@ mod tests {
     const GIB: u64 = 1 << 30;
 
     fn layout(pieces: &[(u64, u64)]) -> MemoryLayout {
-        let piece = |(guest, bytes): &(u64, u64)| MemoryPiece {
-            guest: *guest,
-            host: *guest + (1 << 40),
-            bytes: *bytes,
-        };
+        let piece = |(guest, bytes): &(u64, u64)| MemoryPiece::new(*guest, *guest + (1 << 40), *bytes);
         MemoryLayout::new(pieces.iter().map(piece).collect()).unwrap()
     }
 
@@ -171,7 +167,7 @@ mod tests {
         assert!(prover.attempt((guest.cr3, guest.five_level)).unwrap());
         assert!(memory.kernel().is_some_and(|kernel| kernel.symbol_count() > 1_000));
         let first = memory.layout().unwrap().pieces()[0];
-        assert_eq!((first.guest, first.host), (0, host));
+        assert_eq!((first.guest.0, first.host.0), (0, host));
         assert!(first.bytes >= guest.memory.0.len() as u64);
     }
 

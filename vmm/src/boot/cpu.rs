@@ -63,7 +63,7 @@ pub(crate) struct EntryState {
 }
 
 impl EntryState {
-    /// General registers at entry.
+    /// Returns the general registers at entry.
     pub(crate) fn regs(&self) -> kvm_regs {
         let iopl = if self.cpl == 0 { 0 } else { RFLAGS_IOPL_3 };
         kvm_regs {
@@ -75,7 +75,7 @@ impl EntryState {
         }
     }
 
-    /// Segment and control registers at entry, from those after reset.
+    /// Returns the segment and control registers at entry, from those after reset.
     pub(crate) fn sregs(&self, reset: &kvm_sregs) -> kvm_sregs {
         let (code, data) = match self.cpl {
             0 => (code_segment(KERNEL_CODE, 0), data_segment(KERNEL_DATA, 0)),
@@ -99,7 +99,7 @@ impl EntryState {
     }
 }
 
-/// Size of the descriptor table minus one.
+/// Returns the size of the descriptor table minus one.
 fn gdt_limit() -> u16 {
     const { assert!(DESCRIPTORS * 8 <= u16::MAX as usize) };
     u16::try_from(DESCRIPTORS * 8 - 1).unwrap_or(u16::MAX)
@@ -113,7 +113,7 @@ fn data_segment(index: u16, cpl: u8) -> kvm_segment {
     kvm_segment { type_: 0x3, db: 1, ..flat_segment(index, cpl) }
 }
 
-/// A segment over all addresses.
+/// Returns a segment over all addresses.
 fn flat_segment(index: u16, cpl: u8) -> kvm_segment {
     kvm_segment {
         base: 0,
@@ -127,7 +127,7 @@ fn flat_segment(index: u16, cpl: u8) -> kvm_segment {
     }
 }
 
-/// The busy 64-bit task state segment, without which VMX refuses to enter the guest.
+/// Returns the busy 64-bit task state segment, without which VMX refuses to enter the guest.
 fn task_segment() -> kvm_segment {
     kvm_segment {
         base: TASK_STATE,
@@ -139,7 +139,7 @@ fn task_segment() -> kvm_segment {
     }
 }
 
-/// A TSS whose bitmap lets every privilege level use every port.
+/// Writes a TSS whose bitmap lets every privilege level use every port.
 fn write_task_state(memory: &GuestMemoryMmap) -> Result<(), GuestMemoryError> {
     memory.write_obj(IO_MAP, GuestAddress(TASK_STATE + IO_MAP_BASE))?;
     let last = TASK_STATE + u64::from(TASK_STATE_LENGTH) - 1;
@@ -147,7 +147,7 @@ fn write_task_state(memory: &GuestMemoryMmap) -> Result<(), GuestMemoryError> {
     memory.write_obj(0xff_u8, GuestAddress(last))
 }
 
-/// A segment as the descriptor table holds it (Intel SDM vol. 3, 3.4.5).
+/// Encodes a segment as the descriptor table holds it (Intel SDM vol. 3, 3.4.5).
 fn descriptor(segment: &kvm_segment) -> u64 {
     let limit = if segment.g == 1 { segment.limit >> 12 } else { segment.limit };
     let (base, limit) = (segment.base, u64::from(limit));

@@ -59,7 +59,7 @@ pub(super) fn recognize(file: &[u8]) -> Result<KernelImage, KernelError> {
     Err(KernelError::NotAKernel(kind(file)))
 }
 
-/// `N` bytes at `at`, if the file has them.
+/// Returns `N` bytes at `at`, if the file has them.
 fn read<const N: usize>(file: &[u8], at: usize) -> Option<[u8; N]> {
     file.get(at..at.checked_add(N)?)?.try_into().ok()
 }
@@ -129,7 +129,7 @@ fn elf(file: &[u8]) -> Result<KernelImage, KernelError> {
     Ok(KernelImage::Elf { start, end })
 }
 
-/// Physical start and end of a loadable segment whose bytes are all there.
+/// Returns the physical start and end of a loadable segment whose bytes are all in the file.
 fn segment(file: &[u8], at: usize) -> Result<Option<(u64, u64)>, KernelError> {
     let word = |offset: usize| read(file, at.saturating_add(offset)).map_or(0, u64::from_le_bytes);
     if read(file, at).map(u32::from_le_bytes) != Some(LOAD) {
@@ -149,7 +149,7 @@ fn segment(file: &[u8], at: usize) -> Result<Option<(u64, u64)>, KernelError> {
     Ok(Some((physical, end)))
 }
 
-/// The architecture of a kernel image that is neither ELF nor an x86 bzImage.
+/// Returns the architecture of a kernel image that is neither ELF nor an x86 bzImage.
 fn foreign(file: &[u8]) -> Option<String> {
     // The headers of arm64 (`Documentation/arch/arm64/booting.rst`) and RISC-V
     // (`Documentation/arch/riscv/boot-image-header.rst`) images.
@@ -177,7 +177,7 @@ fn foreign(file: &[u8]) -> Option<String> {
     Some(name)
 }
 
-/// An ELF machine number in words.
+/// Returns an ELF machine number in words.
 fn machine_name(machine: u16) -> String {
     match machine {
         3 => "32-bit x86 (i386)".to_owned(),
@@ -213,7 +213,7 @@ fn kind(file: &[u8]) -> &'static str {
 pub(super) mod tests {
     use super::*;
 
-    /// A bzImage with a setup of 2 KiB + 512 and `payload` bytes of kernel.
+    /// Makes a bzImage with a setup of 2 KiB + 512 and `payload` bytes of kernel.
     pub(crate) fn bz_image_file(payload: usize) -> Vec<u8> {
         let mut file = vec![0; 5 * 512 + payload];
         let header = setup_header {
@@ -235,7 +235,7 @@ pub(super) mod tests {
         file
     }
 
-    /// An ELF executable with one segment of `in_file` bytes at 16 MiB.
+    /// Makes an ELF executable with one segment of `in_file` bytes at 16 MiB.
     pub(crate) fn elf_file(machine: u16, in_file: u64) -> Vec<u8> {
         let mut file = vec![0; 120 + usize::try_from(in_file).unwrap()];
         file[..6].copy_from_slice(b"\x7fELF\x02\x01");

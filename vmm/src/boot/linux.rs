@@ -129,7 +129,7 @@ fn loaded(
     result.map_err(|error| KernelError::Damaged(error.to_string()).into())
 }
 
-/// The setup header that a vmlinux does not bring.
+/// Makes the setup header, which a vmlinux lacks.
 fn elf_header() -> setup_header {
     setup_header {
         boot_flag: 0xaa55,
@@ -141,7 +141,7 @@ fn elf_header() -> setup_header {
     }
 }
 
-/// The end of RAM below the hole.
+/// Returns the end of RAM below the hole.
 fn low_end(memory: &GuestMemoryMmap) -> u64 {
     memory
         .iter()
@@ -216,13 +216,13 @@ fn write_initrd(
     Ok(())
 }
 
-/// An address or size inside low RAM.
+/// Converts an address or size inside low RAM.
 fn below_4_gib(value: u64) -> u32 {
     debug_assert!(value < HIGH_START);
     u32::try_from(value).unwrap_or(u32::MAX)
 }
 
-/// The memory map: (start, end, type).
+/// Returns the memory map: (start, end, type).
 fn e820(memory: &GuestMemoryMmap) -> Vec<(u64, u64, u32)> {
     let mut map =
         vec![(0, LOW_RAM_END, RAM), (LOW_RAM_END, CONVENTIONAL_END, RESERVED), (ACPI_START, ONE_MIB, ACPI)];

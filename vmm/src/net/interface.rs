@@ -13,7 +13,7 @@ const FAMILY: u16 = 17;
 const ALL_PROTOCOLS: u16 = 3;
 const PROMISCUOUS: u16 = 1;
 
-/// One interface.
+/// Interface of this host whose network the card joins.
 #[derive(Debug)]
 pub struct Interface {
     socket: OwnedFd,
@@ -63,7 +63,7 @@ impl Interface {
     }
 }
 
-/// Has received frames stay as they came: joined ones fit into no buffer of the guest.
+/// Makes the kernel deliver received frames as they came: joined frames do not fit into the guest's buffers.
 fn keep_apart(socket: BorrowedFd<'_>, name: &str) -> io::Result<()> {
     // struct ethtool_value: command, data.
     let mut value = [SET_JOINING, 0];

@@ -46,7 +46,7 @@ fn passing(error: io::Error) -> io::Result<()> {
     if passing.contains(&code) { Ok(()) } else { Err(error) }
 }
 
-/// A read(2) of one frame.
+/// Converts the result of a read(2) of one frame.
 fn received(result: isize) -> io::Result<Option<usize>> {
     match usize::try_from(result) {
         Ok(length) => Ok(Some(length)),

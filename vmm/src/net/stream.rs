@@ -15,7 +15,7 @@ const LENGTH: usize = 4;
 /// Time limit for the other end to read the rest of a frame of which it has read a part.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// One end of the socket.
+/// End of a stream socket.
 #[derive(Debug)]
 pub struct Stream {
     socket: UnixStream,

@@ -11,7 +11,7 @@ use super::{Backend, passing, received, request};
 
 const DEVICE: &str = "/dev/net/tun";
 
-/// One tap. One that was made by opening it is gone with it; one that was there before stays.
+/// Tap interface. A tap that was made by opening it disappears with it; one that existed before stays.
 #[derive(Debug)]
 pub struct Tap {
     file: File,
@@ -76,7 +76,7 @@ impl Tap {
         Ok(Self { file })
     }
 
-    /// Another descriptor of it, for a program that moves its frames in place of this one.
+    /// Duplicates the tap's descriptor, for a program that moves its frames instead of this one.
     ///
     /// # Errors
     /// The host has no descriptor left.
@@ -85,7 +85,7 @@ impl Tap {
     }
 }
 
-/// A socket for requests about interfaces.
+/// Opens a socket for requests about interfaces.
 fn socket() -> io::Result<OwnedFd> {
     // SAFETY: socket takes three numbers.
     let fd = unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };

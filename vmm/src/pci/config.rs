@@ -49,7 +49,7 @@ pub(crate) struct ConfigSpace {
 }
 
 impl ConfigSpace {
-    /// A type 0 header without BARs and capabilities.
+    /// Makes a type 0 header without BARs and capabilities.
     pub(crate) fn new(identity: &Identity) -> Self {
         let mut space =
             Self { bytes: [0; 256], writable: [0; 256], free: FIRST_CAPABILITY, link: CAPABILITIES };
@@ -95,7 +95,7 @@ impl ConfigSpace {
         self.writable[usize::from(at)..][..bits.len()].copy_from_slice(bits);
     }
 
-    /// The guest reads; beyond the end are ones.
+    /// Serves the guest's read; bytes beyond the end are ones.
     pub(crate) fn read(&self, offset: u8, data: &mut [u8]) {
         let start = usize::from(offset);
         for (index, byte) in data.iter_mut().enumerate() {
@@ -103,7 +103,7 @@ impl ConfigSpace {
         }
     }
 
-    /// The guest writes; what it may not change stays.
+    /// Serves the guest's write; bits that it may not change keep their values.
     pub(crate) fn write(&mut self, offset: u8, data: &[u8]) {
         let start = usize::from(offset);
         let cells = self.bytes.iter_mut().zip(&self.writable).skip(start);
@@ -112,14 +112,14 @@ impl ConfigSpace {
         }
     }
 
-    /// A 16-bit register.
+    /// Returns a 16-bit register.
     pub(crate) fn u16(&self, at: u8) -> u16 {
         let mut bytes = [0; 2];
         self.read(at, &mut bytes);
         u16::from_le_bytes(bytes)
     }
 
-    /// A 32-bit register.
+    /// Returns a 32-bit register.
     pub(crate) fn u32(&self, at: u8) -> u32 {
         let mut bytes = [0; 4];
         self.read(at, &mut bytes);

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use kvm_bindings::{KVM_EXIT_INTERNAL_ERROR, kvm_regs, kvm_run, kvm_sregs};
 
-/// Registers in lines of four.
+/// Returns registers in lines of four.
 pub(super) fn registers(regs: &kvm_regs, sregs: &kvm_sregs) -> String {
     let values = [
         ("RIP", regs.rip),
@@ -43,7 +43,7 @@ pub(super) fn registers(regs: &kvm_regs, sregs: &kvm_sregs) -> String {
     text
 }
 
-/// KVM's detail of an internal error, empty for other exits.
+/// Returns KVM's detail of an internal error, empty for other exits.
 pub(super) fn internal_error(run: &kvm_run) -> String {
     if run.exit_reason != KVM_EXIT_INTERNAL_ERROR {
         return String::new();

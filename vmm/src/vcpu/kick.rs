@@ -251,7 +251,7 @@ mod tests {
     use crate::clock::monotonic_ns;
     use std::time::{Duration, Instant};
 
-    /// A run page on the heap.
+    /// Returns a run page on the heap.
     fn page() -> Box<kvm_run> {
         Box::new(kvm_run::default())
     }

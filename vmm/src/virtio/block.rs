@@ -20,10 +20,10 @@ use crate::error::DiskError;
 const QUEUE: u16 = 256;
 /// Most data segments of a request: a queue's worth without header and status.
 const SEGMENTS: u32 = 254;
-/// Bytes that are moved at once; between two moves a reset or a stop is noticed.
+/// Number of bytes that are moved at once; between two moves a reset or a stop is noticed.
 const CHUNK: usize = 128 << 10;
 
-/// One disk.
+/// Block device.
 #[derive(Debug)]
 pub(crate) struct Block {
     store: DiskStore,
@@ -51,7 +51,7 @@ impl Status {
 }
 
 impl Block {
-    /// Disk number `index`, counted from 0; its serial number is `vprof-disk-INDEX`.
+    /// Makes disk number `index`, counted from 0; its serial number is `vprof-disk-INDEX`.
     pub(crate) fn new(index: usize, disk: Disk) -> Result<Self, DiskError> {
         let mut serial = [0; VIRTIO_BLK_ID_BYTES as usize];
         for (to, from) in serial.iter_mut().zip(format!("vprof-disk-{index}").bytes()) {
@@ -122,8 +122,8 @@ impl VirtioDevice for Block {
         }
     }
 
-    /// A request is a header of 16 bytes (type, reserved, sector), data, and a status byte, in
-    /// buffers that the driver may cut as it likes.
+    /// Serves a request: a header of 16 bytes (type, reserved, sector), data, and a status byte, in buffers
+    /// that the driver may split arbitrarily.
     fn serve(
         &mut self,
         _: usize,

@@ -17,7 +17,7 @@ use crate::config;
 const QUEUE: u16 = 64;
 /// The queue of buffers for what is typed; the other one, 1, has the guest's output.
 const RECEIVE: usize = 0;
-/// Bytes that are moved at once; between two moves a reset or a stop is noticed.
+/// Number of bytes that are moved at once; between two moves a reset or a stop is noticed.
 const CHUNK: usize = 4 << 10;
 /// Most bytes that wait for the guest.
 const MOST_INPUT: usize = 64 << 10;
@@ -31,7 +31,7 @@ pub(crate) struct Input {
 }
 
 impl Input {
-    /// Nothing is typed yet.
+    /// Makes an empty input.
     pub(crate) fn new() -> io::Result<Arc<Self>> {
         let event = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?;
         Ok(Arc::new(Self { waiting: Mutex::new(VecDeque::new()), event }))
@@ -41,7 +41,7 @@ impl Input {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Bytes for the guest; returns how many were taken.
+    /// Adds bytes for the guest; returns how many were accepted.
     pub(crate) fn put(&self, bytes: &[u8]) -> usize {
         let mut waiting = self.lock();
         let taken = bytes.len().min(MOST_INPUT.saturating_sub(waiting.len()));
@@ -69,7 +69,7 @@ pub(crate) struct Console {
 }
 
 impl Console {
-    /// A console whose output goes to `output`.
+    /// Makes a console whose output goes to `output`.
     pub(crate) fn new(output: config::Console, input: Arc<Input>) -> Self {
         Self { output, input, buffer: vec![0; CHUNK] }
     }
@@ -88,7 +88,8 @@ impl Console {
         u32::try_from(taken).map(RequestResult::Done).map_err(|_| BrokenQueue)
     }
 
-    /// A sink that fails loses the bytes, as a terminal that is switched off would.
+    /// Serves the guest's output. A sink that fails loses the bytes, as a terminal that is switched off
+    /// would.
     fn transmit(
         &mut self,
         memory: &GuestMemoryMmap,

@@ -99,7 +99,7 @@ struct WriteOverlay {
 }
 
 impl WriteOverlay {
-    /// Group, word and bit of a block.
+    /// Returns the group, word and bit of a block.
     fn place(block: u64) -> (u64, usize, u64) {
         let index = block % GROUP;
         // Below 64, so it fits.
@@ -140,12 +140,12 @@ impl DiskStore {
         Ok(Self { base, sectors: bytes / SECTOR, writes })
     }
 
-    /// Size of the disk in sectors; an incomplete last sector does not count.
+    /// Returns the size of the disk in sectors; an incomplete last sector does not count.
     pub(crate) fn sectors(&self) -> u64 {
         self.sectors
     }
 
-    /// True if the guest must not write.
+    /// Returns true if the guest must not write.
     pub(crate) fn read_only(&self) -> bool {
         matches!(self.writes, WriteTarget::Forbidden)
     }
@@ -193,7 +193,7 @@ impl DiskStore {
     }
 }
 
-/// Bytes from an offset to the end of its block.
+/// Returns the bytes from an offset to the end of its block.
 fn to_block_end(offset: u64) -> usize {
     usize::try_from(BLOCK - offset % BLOCK).unwrap_or(1)
 }

@@ -38,7 +38,7 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    /// A link for a device with so many queues.
+    /// Makes a link for a device with so many queues.
     pub(crate) fn new(queues: usize) -> io::Result<Self> {
         let event = || EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC);
         Ok(Self {
@@ -65,7 +65,7 @@ impl Link {
         let _full = self.wake.write(1);
     }
 
-    /// The worker takes the command that waits.
+    /// Takes the command that waits.
     pub(crate) fn take(&self) -> Option<Command> {
         let mut slot = self.command.lock().unwrap_or_else(PoisonError::into_inner);
         let _nothing = self.wake.read();
@@ -73,28 +73,28 @@ impl Link {
         slot.take()
     }
 
-    /// True if a command waits, so that a request under way should end.
+    /// Returns true if a command waits, so that a request in progress should end.
     pub(crate) fn interrupted(&self) -> bool {
         self.waiting.load(Ordering::Acquire)
     }
 
-    /// The worker has dropped its queues.
+    /// Records that the worker has dropped its queues.
     pub(crate) fn reset_done(&self) {
         self.broken.store(false, Ordering::Release);
         self.resetting.store(false, Ordering::Release);
     }
 
-    /// True from a reset's begin to its end.
+    /// Returns true from a reset's begin to its end.
     pub(crate) fn resetting(&self) -> bool {
         self.resetting.load(Ordering::Acquire)
     }
 
-    /// The device needs a reset.
+    /// Records that the device needs a reset.
     pub(crate) fn set_broken(&self) {
         self.broken.store(true, Ordering::Release);
     }
 
-    /// True if the device needs a reset.
+    /// Returns true if the device needs a reset.
     pub(crate) fn broken(&self) -> bool {
         self.broken.load(Ordering::Acquire)
     }

@@ -91,7 +91,7 @@ pub(crate) trait VirtioDevice: Send {
         false
     }
 
-    /// The driver was reset (specification 2.4): it knows of nothing that was begun.
+    /// Resets the device with its driver (specification 2.4), which no longer knows any requests in progress.
     fn reset(&mut self) {}
 }
 
@@ -113,7 +113,7 @@ pub(crate) struct Interrupts {
 }
 
 impl Interrupts {
-    /// No vectors are assigned yet.
+    /// Makes interrupts without assigned vectors.
     pub(crate) fn new(msix: Msix, queues: usize) -> Arc<Self> {
         let none = || AtomicU16::new(NO_VECTOR);
         Arc::new(Self {
@@ -143,12 +143,12 @@ impl Interrupts {
         }
     }
 
-    /// The guest reads the ISR status, which clears it.
+    /// Serves the guest's read of the ISR status, which clears it.
     fn take_isr(&self) -> u8 {
         self.isr.swap(0, Ordering::AcqRel)
     }
 
-    /// The register of the configuration vector or of a queue's.
+    /// Returns the register of the configuration vector or of a queue's.
     fn vector(&self, queue: Option<u16>) -> Option<&AtomicU16> {
         match queue {
             None => Some(&self.config),
@@ -156,7 +156,7 @@ impl Interrupts {
         }
     }
 
-    /// The guest assigns a vector; one that does not exist reads back as none.
+    /// Serves the guest's assignment of a vector; a vector that does not exist reads back as none.
     fn assign(&self, queue: Option<u16>, vector: u16) {
         let known = usize::from(vector) < self.msix.vectors();
         if let Some(register) = self.vector(queue) {
@@ -179,7 +179,7 @@ impl Interrupts {
     }
 }
 
-/// A device id of the bindings, which have them as 32-bit numbers.
+/// Converts a device id of the bindings, which have 32-bit numbers.
 const fn device_id(id: u32) -> u16 {
     assert!(id < 0x40);
     let [low, high, ..] = id.to_le_bytes();

@@ -35,7 +35,7 @@ pub(crate) struct Net {
 }
 
 impl Net {
-    /// A card that is plugged in.
+    /// Makes a card that is plugged in.
     pub(crate) fn new(network: Network) -> Self {
         // One byte more than the longest frame, to see which are longer.
         Self { mac: network.mac, backend: Some(network.backend), frame: vec![0; LONGEST + 1] }

@@ -56,7 +56,7 @@ pub(super) enum Request {
     ResetIdle,
 }
 
-/// One queue as the driver describes it.
+/// Queue as the driver describes it.
 #[derive(Debug, Clone)]
 struct QueueRegisters {
     most: u16,
@@ -72,7 +72,7 @@ impl QueueRegisters {
         Self { most, size: most, enabled: false, descriptors: 0, driver: 0, device: 0 }
     }
 
-    /// The queue, if what the driver wrote makes sense.
+    /// Makes the queue, if the driver's values are valid.
     fn build(&self, memory: &GuestMemoryMmap, event_index: bool) -> Result<Queue, BrokenQueue> {
         let mut queue = Queue::new(self.most).map_err(|_| BrokenQueue)?;
         queue.try_set_size(self.size).map_err(|_| BrokenQueue)?;
@@ -98,7 +98,7 @@ pub(super) struct Registers {
 }
 
 impl Registers {
-    /// Registers after reset.
+    /// Makes registers after reset.
     pub(super) fn new(features: u64, queues: &[u16]) -> Self {
         Self {
             offered: features | COMMON_FEATURES,
@@ -111,18 +111,18 @@ impl Registers {
         }
     }
 
-    /// Back to the state after reset.
+    /// Restores the state after reset.
     pub(super) fn reset(&mut self) {
         let most: Vec<u16> = self.queues.iter().map(|queue| queue.most).collect();
         *self = Self::new(self.offered, &most);
     }
 
-    /// True between DRIVER_OK and the next reset.
+    /// Returns true between DRIVER_OK and the next reset.
     fn running(&self) -> bool {
         self.status & DRIVER_OK != 0
     }
 
-    /// The structure as the guest reads it.
+    /// Returns the structure as the guest reads it.
     pub(super) fn image(&self, interrupts: &Interrupts, broken: bool) -> [u8; LENGTH] {
         let mut image = [0; LENGTH];
         let mut put = |at: usize, bytes: &[u8]| image[at..at + bytes.len()].copy_from_slice(bytes);
@@ -148,7 +148,7 @@ impl Registers {
         image
     }
 
-    /// The guest writes a field. Accesses of another width than the field's are ignored, except
+    /// Serves the guest's write to a field. Accesses of another width than the field's are ignored, except
     /// that a 64-bit field may be written in halves.
     pub(super) fn write(&mut self, at: usize, data: &[u8], interrupts: &Interrupts) -> Request {
         match *data {
@@ -225,7 +225,7 @@ impl Registers {
         }
     }
 
-    /// The queues as the driver set them up.
+    /// Makes the queues as the driver has configured them.
     pub(super) fn queues(&self, memory: &GuestMemoryMmap) -> Result<Vec<Option<Queue>>, BrokenQueue> {
         let event_index = self.accepted & (1 << VIRTIO_RING_F_EVENT_IDX) != 0;
         let build =
@@ -234,7 +234,7 @@ impl Registers {
     }
 }
 
-/// 32 of 64 bits; beyond them are zeroes.
+/// Returns 32 of 64 bits; beyond them are zeroes.
 fn word(value: u64, index: u32) -> u32 {
     let [a, b, c, d, e, f, g, h] = value.to_le_bytes();
     match index {

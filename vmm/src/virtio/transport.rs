@@ -84,7 +84,7 @@ pub(crate) struct VirtioPci {
 }
 
 impl VirtioPci {
-    /// A function whose window starts at `address`.
+    /// Makes a function whose window starts at `address`.
     pub(crate) fn new(
         identity: &Identity,
         address: u32,
@@ -180,8 +180,8 @@ impl VirtioPci {
         }
     }
 
-    /// An access to the data window of the PCI configuration access capability (4.1.4.9) means
-    /// the part of BAR 0 that the capability names.
+    /// Returns the part of BAR 0 that an access to the data window of the PCI configuration access capability
+    /// (4.1.4.9) selects.
     fn access(&self, offset: u8) -> Option<(u64, usize)> {
         let at = self.access_capability;
         let mut bar = [0];
@@ -265,12 +265,12 @@ fn copy(from: &[u8], at: usize, to: &mut [u8]) {
     }
 }
 
-/// The notify register of a queue.
+/// Returns the notify register of a queue.
 fn notify_address(window: u64, queue: usize) -> u64 {
     window + u64::from(NOTIFY) + queue as u64 * u64::from(NOTIFY_STEP)
 }
 
-/// MSI-X capability: table size, where table and pending bits are (BAR 0).
+/// Adds the MSI-X capability: table size, and the offsets of table and pending bits (BAR 0).
 fn add_msix(config: &mut ConfigSpace, vectors: usize) -> u8 {
     let last = u16::try_from(vectors.saturating_sub(1)).unwrap_or(0x7ff) & 0x7ff;
     let mut body = last.to_le_bytes().to_vec();
@@ -281,7 +281,7 @@ fn add_msix(config: &mut ConfigSpace, vectors: usize) -> u8 {
     at
 }
 
-/// The five virtio capabilities; returns where the one for access through configuration space is.
+/// Adds the five virtio capabilities; returns the offset of the one for access through configuration space.
 fn add_virtio(config: &mut ConfigSpace) -> u8 {
     // After id and link: cap_len, cfg_type, bar, id, padding[2], offset, length, more.
     let body = |kind: u8, offset: u32, length: u32, more: &[u8]| {

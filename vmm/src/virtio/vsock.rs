@@ -32,7 +32,7 @@ pub(crate) struct Vsock {
 }
 
 impl Vsock {
-    /// A device that is connected.
+    /// Makes a device that is connected.
     pub(crate) fn new(vsock: config::Vsock) -> Self {
         Self { cid: vsock.cid.into(), backend: Some(vsock.backend), data: vec![0; MOST_DATA] }
     }
@@ -77,8 +77,8 @@ impl Vsock {
         Ok(RequestResult::Done(0))
     }
 
-    /// A buffer for events waits for good; what happens outside is noticed also where no other buffer waits
-    /// for it.
+    /// Keeps a buffer for events forever. Outside changes are noticed also while no other buffer waits for
+    /// them.
     fn notice(&mut self) -> RequestResult {
         if self.backend.as_mut().is_some_and(|backend| backend.notice().is_err()) {
             self.backend = None;

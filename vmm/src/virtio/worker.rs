@@ -67,7 +67,7 @@ impl Worker {
         }
     }
 
-    /// Does what waits to be done; breaks at [`Command::Stop`].
+    /// Runs pending work; breaks at [`Command::Stop`].
     pub(crate) fn turn(&mut self, queues: &mut Queues) -> ControlFlow<()> {
         match self.link.take() {
             Some(Command::Stop) => return ControlFlow::Break(()),

@@ -132,7 +132,7 @@ impl Connection {
         }
     }
 
-    /// The guest has connected, by this packet. The socket does not block.
+    /// Makes the connection that the guest has requested with this packet. The socket does not block.
     pub(super) fn from_guest(socket: UnixStream, ports: PortPair, request: &Header) -> Self {
         let mut connection = Self::from_program(socket);
         connection.ports = Some(ports);
@@ -153,12 +153,12 @@ impl Connection {
         self.stage = ConnectionStage::Lingering;
     }
 
-    /// See [`Self::linger`].
+    /// Returns true after [`Self::linger`].
     pub(super) fn lingers(&self) -> bool {
         matches!(self.stage, ConnectionStage::Lingering)
     }
 
-    /// Something happened to the socket.
+    /// Records a change of the socket.
     pub(super) fn wake(&mut self, hung_up: bool) {
         self.readable = true;
         self.hung_up |= hung_up;
@@ -228,7 +228,8 @@ impl Connection {
         (if self.write_closed { NO_SEND } else { 0 }) | (if read_closed { NO_RECEIVE } else { 0 })
     }
 
-    /// Bytes that the guest has room for (5.10.6.3). A guest that says it took more than it got has none.
+    /// Returns the number of bytes that the guest has room for (5.10.6.3): 0 if it claims to have taken more
+    /// than it got.
     fn credit(&self) -> u32 {
         self.guest_room.saturating_sub(self.sent.wrapping_sub(self.guest_taken))
     }
@@ -355,7 +356,7 @@ impl Connection {
     }
 }
 
-/// The port in `CONNECT <port>`.
+/// Parses the port in `CONNECT <port>`.
 fn port_of(line: &[u8]) -> Option<u32> {
     std::str::from_utf8(line).ok()?.strip_prefix("CONNECT ")?.parse().ok()
 }

@@ -49,13 +49,13 @@ pub trait Backend: Send + fmt::Debug {
     /// The other end is permanently gone.
     fn notice(&mut self) -> io::Result<()>;
 
-    /// There is room for a packet of the guest.
+    /// Returns true if there is room for a packet of the guest.
     fn can_send(&self) -> bool;
 
-    /// There may be a packet for the guest, whatever the descriptor says.
+    /// Returns true if there may be a packet for the guest, regardless of the descriptor.
     fn can_receive(&self) -> bool;
 
-    /// The guest knows of no connection any more.
+    /// Drops all connections: the guest no longer knows them.
     fn reset(&mut self);
 
     /// Becomes readable when [`Self::notice`] has something to do.

@@ -89,7 +89,7 @@ impl Header {
         usize::try_from(self.len).unwrap_or(usize::MAX)
     }
 
-    /// The RST that answers it (5.10.6.5): none answers another.
+    /// Returns the RST that answers the packet (5.10.6.5); `None` for an RST.
     pub(crate) fn refusal(&self) -> Option<Self> {
         (self.op != op::RST).then(|| Self {
             src_cid: self.dst_cid,

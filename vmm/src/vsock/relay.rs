@@ -13,7 +13,7 @@ use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use super::packet::{HEADER, Header, MOST_DATA};
 use super::{Backend, Sockets};
 
-/// One end of the stream, which does not block.
+/// End of the stream, which does not block.
 #[derive(Debug)]
 struct PacketStream<S> {
     stream: S,
@@ -30,7 +30,7 @@ impl<S: Read + Write> PacketStream<S> {
         Self { stream, incoming: vec![0; HEADER + MOST_DATA], start: 0, end: 0, outgoing: Vec::new() }
     }
 
-    /// The first packet's header, once the packet is there as a whole.
+    /// Returns the first packet's header, once the whole packet has come.
     fn whole(&self) -> io::Result<Option<Header>> {
         let waiting = self.incoming.get(self.start..self.end).unwrap_or_default();
         let Some((header, data)) = waiting.split_first_chunk::<HEADER>() else { return Ok(None) };

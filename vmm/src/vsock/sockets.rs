@@ -104,7 +104,7 @@ impl Sockets {
         }
     }
 
-    /// The connection may have something for the guest.
+    /// Records that the connection may have something for the guest.
     fn schedule(&mut self, id: u64) {
         if let Some(connection) = self.connections.get_mut(&id).filter(|connection| !connection.queued) {
             connection.queued = true;
@@ -132,7 +132,7 @@ impl Sockets {
         self.acceptable && self.connections.len() < MOST_CONNECTIONS
     }
 
-    /// The guest wants to be connected.
+    /// Serves the guest's request for a connection.
     fn connect(&mut self, ports: PortPair, request: &Header) {
         let mut name = OsString::from(&self.path);
         name.push(format!("_{}", ports.host));
@@ -146,7 +146,7 @@ impl Sockets {
         }
     }
 
-    /// A port of the host that no connection with this one of the guest has.
+    /// Returns a port of the host that is not connected to this port of the guest.
     fn free_ports(&mut self, guest: u32) -> PortPair {
         loop {
             let ports = PortPair { guest, host: self.next_port };
@@ -157,7 +157,7 @@ impl Sockets {
         }
     }
 
-    /// The next packet of the connections that may have one.
+    /// Returns the next packet of the connections that may have one.
     fn next(&mut self, into: &mut [u8]) -> Option<Header> {
         while let Some(id) = self.ready.pop_front() {
             let Some(connection) = self.connections.get_mut(&id) else { continue };

@@ -16,7 +16,7 @@ const TRANSMIT: u16 = 1;
 /// Size of a driver's buffer for a frame (virtio 1.2, 5.1.6.3.1).
 const BUFFER: u32 = 1526;
 
-/// A started card and the other end of its cable.
+/// Starts a card; returns it and the other end of its cable.
 fn card() -> (Rig, UnixStream) {
     let (ours, other) = UnixStream::pair().unwrap();
     other.set_read_timeout(Some(Duration::from_secs(10))).unwrap();

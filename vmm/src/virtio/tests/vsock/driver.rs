@@ -57,7 +57,7 @@ impl Host {
     }
 }
 
-/// A started device, its guest's buffers not yet posted.
+/// Starts a device whose guest has not posted its buffers yet.
 pub(super) fn device(relayed: bool) -> (Rig, Host) {
     let directory = tempfile::tempdir().unwrap();
     let mut host = Host { directory, served: None };
@@ -77,7 +77,7 @@ pub(super) fn device(relayed: bool) -> (Rig, Host) {
     (rig, host)
 }
 
-/// Has the test carried out in both ways.
+/// Runs the test in both configurations.
 pub(super) fn each(test: impl Fn(&mut Guest, &Host)) {
     for relayed in [false, true] {
         let (rig, host) = device(relayed);
@@ -97,7 +97,7 @@ pub(super) struct Guest {
     pub(super) seen: u16,
 }
 
-/// A packet from a port of the guest to one of the host, whose sender has room for a MiB.
+/// Makes a packet from a port of the guest to one of the host, whose sender has room for a MiB.
 pub(super) fn packet(op: u16, guest: u32, host: u32) -> Header {
     Header {
         src_cid: CID.into(),

@@ -83,6 +83,7 @@ impl Devices {
         if disks.len() > MOST_DISKS {
             return Err(StartError::Disks { asked: disks.len(), most: MOST_DISKS });
         }
+        // The order gives the slots, and the guest names its disks by them.
         let mut list: Vec<(String, Box<dyn VirtioDevice>)> = Vec::new();
         for (index, disk) in disks.into_iter().enumerate() {
             let block = Block::new(index, disk).map_err(|reason| StartError::Disk { index, reason })?;
@@ -105,6 +106,7 @@ impl Devices {
         let mut bus = PciBus::new();
         let mut devices =
             Self { threads: Vec::new(), tallies: Vec::new(), names: Vec::new(), console: input };
+        // The windows are consecutive: Linux keeps the addresses that it finds, which `regions` relies on.
         let mut window = u32::try_from(PCI_WINDOW_START).unwrap_or(u32::MAX);
         for (name, device) in list {
             let tally = InjectionTally::new(&name);

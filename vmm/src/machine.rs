@@ -88,6 +88,7 @@ impl<O: Observer> Machine<O> {
         kick::install_handler().map_err(StartError::host("signal handlers"))?;
         let memory = memory::map(memory_bytes, huge_pages)?;
         let entry = boot::load(&payload, &memory, vcpus, second_console.is_some())?;
+        // Kernel and initrd are in guest memory now.
         drop(payload);
 
         let vm = Arc::new(kvm.create_vm().map_err(StartError::kvm("make a VM"))?);
@@ -108,6 +109,7 @@ impl<O: Observer> Machine<O> {
         let control = Arc::new(control);
         let probes = ProbeSet::new(Arc::clone(&control), memory.clone());
 
+        // All vCPUs exist before the first runs: KVM must know every APIC id that the guest may start.
         let supported = cpuid::supported(&kvm)?;
         let mut built = Vec::with_capacity(usize::from(vcpus));
         let mut counters = Vec::with_capacity(usize::from(vcpus));

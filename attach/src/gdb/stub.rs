@@ -71,6 +71,7 @@ impl Stub {
                 architecture: other.to_owned(),
             });
         }
+        // Each sample needs all of these registers.
         let places = RegisterLayout::new(&description)
             .map_err(|register| GdbError::Register { address: address.to_owned(), register })?;
         let threads = threads(client).map_err(lost)?;
@@ -80,6 +81,7 @@ impl Stub {
         let Some(first) = threads.first() else {
             return Err(GdbError::Lacking { address: address.to_owned(), what: "it has no vCPU" });
         };
+        // The text is free-form: only the one of QEMU is known.
         let answer = client.ask(&[b"qThreadExtraInfo,", first.as_slice()].concat()).map_err(lost)?;
         let reports_halted = client.is_qemu() && parse_halted(&answer).is_some();
         let mut stub = Self { places, commands: Vec::new(), each: 0, reports_halted };
@@ -91,6 +93,8 @@ impl Stub {
             }
         }
         stub.each = stub.commands.len() / threads.len();
+        // A description may promise registers that the answers lack: one trial shows it before the first
+        // tick.
         let answers = client.ask_all(&stub.commands).map_err(lost)?;
         if stub.parse(&answers).is_none() {
             let short = answers.get(1).is_some_and(|answer| !stub.places.fit(answer.len()));

@@ -71,7 +71,7 @@ impl GdbTarget {
             return Err(GdbError::Paused { address: address.to_owned() }.into());
         }
         let mut guarding = None;
-        match ask(&mut client, address, (most, process.as_deref()), guard, &mut guarding) {
+        match ask(&mut client, address, most, process.as_deref(), guard, &mut guarding) {
             Ok((stub, local)) => {
                 let client = Arc::new(Mutex::new(client));
                 // Any other process forwards the stub's packets, and is not the machine's.
@@ -186,7 +186,8 @@ fn owner(to: &[SocketAddr]) -> (Option<Process>, bool) {
 fn ask(
     client: &mut StubClient,
     address: &str,
-    (most, process): (usize, Option<&Process>),
+    most: usize,
+    process: Option<&Process>,
     guard: Option<Command>,
     guarding: &mut Option<ResumeGuard>,
 ) -> Result<(Stub, bool), AttachError> {

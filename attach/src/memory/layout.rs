@@ -100,8 +100,10 @@ pub(crate) fn all(mappings: &[ProcessMapping]) -> Vec<MemoryLayout> {
         for hole in HOLES {
             add(cut(&[run(part)], hole));
         }
+        // Also without a hole below 4 GiB: QEMU's `pc` does not cut small memories.
         add(cut(&[run(part)], FOUR_GIB));
     }
+    // One mapping for each side of the hole.
     for low in parts {
         for high in parts.iter().filter(|high| *high != low && low.bytes() <= FOUR_GIB) {
             let piece = |guest, (host, bytes)| MemoryPiece::new(guest, host, bytes);
@@ -117,6 +119,7 @@ pub(crate) fn all(mappings: &[ProcessMapping]) -> Vec<MemoryLayout> {
             }
         }
     }
+    // NUMA nodes are consecutive in the guest, but mapped in any order.
     for count in 2..=NODES.min(parts.len()) {
         for order in orders(count) {
             let runs: Vec<_> = order.iter().filter_map(|index| parts.get(*index)).map(run).collect();

@@ -107,6 +107,7 @@ fn elf(file: &[u8]) -> Result<KernelImage, KernelError> {
     if machine != EM_X86_64 || header[4] != 2 {
         return Err(KernelError::Architecture(machine_name(machine)));
     }
+    // ET_EXEC: a kernel is linked to the addresses at which it runs.
     if half(16) != 2 {
         return Err(KernelError::NotAKernel("an ELF file that is not a fixed executable"));
     }
@@ -115,6 +116,7 @@ fn elf(file: &[u8]) -> Result<KernelImage, KernelError> {
     if u64::from(half(54)) != PROGRAM_HEADER || count == 0 {
         return Err(KernelError::Damaged("its program headers have a wrong size".to_owned()));
     }
+    // Checked as a whole, so that the loop reads inside of the file.
     let table_end = table.checked_add(count * PROGRAM_HEADER).filter(|end| *end <= have);
     table_end.ok_or_else(|| cut(table.saturating_add(count * PROGRAM_HEADER)))?;
     let (mut start, mut end) = (u64::MAX, 0);

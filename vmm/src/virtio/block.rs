@@ -133,6 +133,7 @@ impl VirtioDevice for Block {
     ) -> Result<RequestResult, BrokenQueue> {
         let mut reader: Reader<'_> = chain.clone().reader(memory).map_err(|_| BrokenQueue)?;
         let mut writer: Writer<'_> = chain.writer(memory).map_err(|_| BrokenQueue)?;
+        // The last byte is the status, whatever the buffers are.
         let data = writer.available_bytes().checked_sub(1).ok_or(BrokenQueue)?;
         let mut status_at = writer.split_at(data).map_err(|_| BrokenQueue)?;
         let mut header = [0; 16];

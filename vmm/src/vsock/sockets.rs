@@ -161,6 +161,8 @@ impl Sockets {
     fn next(&mut self, into: &mut [u8]) -> Option<Header> {
         while let Some(id) = self.ready.pop_front() {
             let Some(connection) = self.connections.get_mut(&id) else { continue };
+            // A connection that still has something is scheduled again at the end, so that none starves the
+            // others.
             connection.queued = false;
             match connection.next(into) {
                 NextPacket::Nothing => {}
@@ -203,6 +205,7 @@ impl Backend for Sockets {
         if !self.can_send() {
             return self.notice().map(|()| false);
         }
+        // A packet with another guest's address gets no answer: the answer could not reach its sender.
         if header.src_cid != self.cid {
             return Ok(true);
         }

@@ -53,7 +53,9 @@ mod watch;
 
 pub use attachment::{Attachment, EndedAttachment};
 pub use error::AttachError;
-pub use memory::{AttachedMemory, ForeignMemory, HostAddr, MemoryLayout, MemoryPiece, StopMemory, StopSource};
+pub use memory::{
+    AttachedMemory, ForeignMemory, HostAddr, MemoryLayout, MemoryPiece, StopMemory, StopSource,
+};
 pub use process::{Process, find_by_name};
 pub use shared::{AttachEvent, AttachmentEnd, PauseCause};
 pub use target::Target;

@@ -4,29 +4,30 @@
 //! The VMM, and the profilers that are killed, are this test's own binary, started again with a role.
 
 use std::collections::HashMap;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::{Mutex, MutexGuard};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use attach::{AttachError, AttachEvent, Attachment, AttachmentEnd, PauseCause, StopMemory, Target};
+use testkit::eventually;
 use vmm::config::FLAT_ENTRY;
-use vmm::{
-    Activity, Console, Machine, MissReason, Observer, Payload, ThreadId, Tick, Unobserved, VmConfig, host,
-};
+use vmm::{Activity, Machine, MissReason, Observer, ThreadId, Tick, Unobserved, VmConfig, kvm_check};
 
+/// Time limit of what must happen.
+const SOON: Duration = Duration::from_secs(20);
 /// Variable with the role of the child.
 const ROLE: &str = "VPROF_TEST_ROLE";
 /// Iterations of the guest's checksum: longer than 100 profilers take to start.
 const ITERATIONS: u64 = 3_000_000_000;
 const MOST: usize = 64;
 
-/// Serializes the tests: each measures a separate process. Without KVM, returns `None` and prints so.
+/// Serializes the tests: each measures a separate process. Returns `None` where KVM is missing and optional.
 fn kvm() -> Option<MutexGuard<'static, ()>> {
     static ONE: Mutex<()> = Mutex::new(());
-    if let Err(error) = host::open() {
-        let _ = writeln!(std::io::stderr(), "SKIPPED: no /dev/kvm ({error})");
+    if let Err(error) = kvm_check::open() {
+        testkit::missing(&format!("/dev/kvm ({error})"));
         return None;
     }
     Some(ONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
@@ -69,16 +70,7 @@ fn checksum() -> u32 {
 /// second.
 fn vmm(role: &str) -> ! {
     let code = if role == "checksum" { checksum_code() } else { LOOPS.to_vec() };
-    let config = VmConfig {
-        vcpus: 2,
-        memory_bytes: 64 << 20,
-        huge_pages: false,
-        payload: Payload::Flat { code, cpl: 3 },
-        disks: Vec::new(),
-        console: Console(Box::new(std::io::sink())),
-        second_console: None,
-        extra: vmm::Extra::default(),
-    };
+    let config = VmConfig { vcpus: 2, memory_bytes: 64 << 20, ..VmConfig::flat(code) };
     let machine = Machine::start(config, |_| Unobserved).unwrap();
     println!("it runs");
     if role == "exec" {
@@ -303,11 +295,9 @@ fn a_machine_that_ends_before_its_first_tick_is_an_error() {
     let Some(_one) = kvm() else { return };
     let vm = Role::start("a_machine_that_ends_before_its_first_tick_is_an_error", "vmm exec");
     let target = Target::find(vm.pid(), MOST).unwrap();
-    let (comm, begin) = (format!("/proc/{}/comm", vm.pid()), Instant::now());
-    while std::fs::read_to_string(&comm).unwrap() != "sleep\n" {
-        assert!(begin.elapsed() < Duration::from_secs(20), "it does not execute the other program");
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    let comm = format!("/proc/{}/comm", vm.pid());
+    let executes = || std::fs::read_to_string(&comm).unwrap() == "sleep\n";
+    eventually("execution of the other program", SOON, || executes().then_some(()));
     let error = Attachment::start(target, |_| Recorder::new(Duration::from_millis(1))).unwrap_err();
     assert!(matches!(&error, AttachError::Ended { name, .. } if name == "sleep"), "{error}");
 }
@@ -321,11 +311,7 @@ fn attached(test: &str, role: &str) -> (Role, Attachment<Recorder>) {
 
 /// Waits for the end, which happens without a request.
 fn assert_ended(attached: Attachment<Recorder>, end: AttachmentEnd) {
-    let begin = Instant::now();
-    while !attached.has_ended() {
-        assert!(begin.elapsed() < Duration::from_secs(8), "not noticed");
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    eventually("end", SOON, || attached.has_ended().then_some(()));
     let ended = attached.wait().unwrap();
     assert_eq!((ended.end, ended.observers.len()), (end, 2));
 }
@@ -336,11 +322,7 @@ fn a_vmm_that_is_stopped_is_waited_for() {
     let Some(_one) = kvm() else { return };
     let (vm, attached) = attached("a_vmm_that_is_stopped_is_waited_for", "vmm loops");
     let wait_for = |wanted: AttachEvent| {
-        let begin = Instant::now();
-        while !attached.take_events().contains(&wanted) {
-            assert!(begin.elapsed() < Duration::from_secs(5), "{wanted:?} is not reported");
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        eventually(&format!("{wanted:?}"), SOON, || attached.take_events().contains(&wanted).then_some(()));
         std::thread::sleep(Duration::from_millis(300));
     };
     vm.signal(libc::SIGSTOP);
@@ -368,13 +350,8 @@ fn a_process_that_cannot_be_attached_to_is_an_error() {
     assert!(matches!(refused(vm.pid()), AttachError::InUse { by: Some(by), .. } if by == own));
     drop(first);
     vm.signal(libc::SIGSTOP);
-    let begin = Instant::now();
-    while !matches!(Target::find(vm.pid(), MOST), Err(AttachError::Stopped { .. })) {
-        assert!(begin.elapsed() < Duration::from_secs(5));
-    }
+    let is_stopped = || matches!(Target::find(vm.pid(), MOST), Err(AttachError::Stopped { .. }));
+    eventually("refusal of a stopped VMM", SOON, || is_stopped().then_some(()));
     vm.signal(libc::SIGCONT);
-    let begin = Instant::now();
-    while Target::find(vm.pid(), MOST).is_err() {
-        assert!(begin.elapsed() < Duration::from_secs(5), "{}", refused(vm.pid()));
-    }
+    eventually("VMM that continues", SOON, || Target::find(vm.pid(), MOST).ok().map(drop));
 }

@@ -13,10 +13,8 @@ use profile::clock::{ClockKind, Intervals};
 use profile::rows::SampleRow;
 use profile::{Batch, Sink, SinkError};
 use sampler::bench::Stopped;
-use sampler::{Session, SessionConfig, VcpuSampler};
-use vmm::{
-    Console, Exit, GuestMemoryMmap, Machine, Observer, Payload, Tick, TickContext, VmConfig, monotonic_ns,
-};
+use sampler::{RecordingConfig, Session, SessionConfig, VcpuSampler};
+use vmm::{Exit, GuestMemoryMmap, Machine, Observer, Tick, TickContext, VmConfig, monotonic_ns};
 
 use crate::dump;
 use crate::table::{Row, median};
@@ -158,16 +156,7 @@ impl<O: Observer> Observer for Measured<O> {
 
 /// Runs the counting guest, measured from the end of `start` on.
 fn turn<O: Observer>(inner: O, start: impl FnOnce(GuestMemoryMmap)) -> Measured<O> {
-    let config = VmConfig {
-        vcpus: 1,
-        memory_bytes: dump::MEMORY as u64,
-        huge_pages: false,
-        payload: Payload::Flat { code: COUNT.to_vec(), cpl: 3 },
-        disks: Vec::new(),
-        console: Console(Box::new(std::io::sink())),
-        second_console: None,
-        extra: vmm::Extra::default(),
-    };
+    let config = VmConfig { memory_bytes: dump::MEMORY as u64, ..VmConfig::flat(COUNT) };
     let measuring = Arc::new(AtomicBool::new(false));
     let mut inner = Some(inner);
     let machine =
@@ -189,13 +178,7 @@ fn bare(rate_hz: f64) -> Measured<Bare> {
 fn sampled(rate_hz: f64, stack_depth: usize, stopped: &Stopped) -> Measured<AsStopped> {
     let config = SessionConfig {
         vcpus: 1,
-        rate_hz,
-        clock: ClockKind::Uniform,
-        seed: SEED,
-        stack_depth,
-        exact: false,
-        task_scan_hz: 0.0,
-        precision: None,
+        recording: RecordingConfig { rate_hz, seed: SEED, stack_depth, ..RecordingConfig::default() },
         meta: Vec::new(),
     };
     let sink = Nowhere::default();
@@ -225,7 +208,7 @@ fn sampled(rate_hz: f64, stack_depth: usize, stopped: &Stopped) -> Measured<AsSt
 /// # Errors
 /// Why there is no KVM to measure on.
 pub fn rows(stopped: &Stopped) -> Result<Vec<Row>, String> {
-    vmm::host::open().map_err(|error| error.to_string())?;
+    vmm::kvm_check::open().map_err(|error| error.to_string())?;
     let mut rows = gaps(stopped);
     rows.extend([100.0, 1000.0, 5000.0].map(|rate_hz| slow_down(rate_hz, stopped)));
     Ok(rows)

@@ -24,4 +24,7 @@ mod vcpu;
 pub use attached::AttachedSampler;
 pub use initrd::Initrd;
 pub use memory::GuestMemory;
-pub use session::{Precision, Session, SessionConfig, Status, Totals, VcpuSampler};
+pub use session::{
+    Precision, RateOutOfRange, RecordingConfig, Session, SessionConfig, Status, Totals, VcpuSampler,
+    checked_rate,
+};

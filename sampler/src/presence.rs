@@ -188,7 +188,7 @@ mod tests {
             let guest = Config::new(Style::V6_12).build();
             let memory = guest.memory.clone();
             let kernel = Kernel::find(&memory, guest.cr3, guest.five_level).expect("a kernel");
-            let place = Arc::new(OnceLock::from(kernel.place().expect("a banner")));
+            let place = Arc::new(OnceLock::from(kernel.identity().expect("a banner")));
             let mut presence = Presence::default();
             presence.found(Arc::new(kernel), SECOND);
             Self { guest, memory, look: Look::new(place), presence }

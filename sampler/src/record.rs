@@ -5,8 +5,8 @@
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
 use linux::{
-    AddressSpace, Current, CurrentReader, PhysAddr, PhysicalMemory, StackCopy, StackReader, StackSample,
-    VirtAddr,
+    AddressSpace, CurrentContext, CurrentReader, PhysAddr, PhysicalMemory, StackCopy, StackReader,
+    StackSample, VirtAddr,
 };
 use symbols::Registers;
 use vmm::x86::{CR0_PG, CR4_LA57, EFER_LMA, OPCODE_HLT, RFLAGS_IF};
@@ -63,7 +63,7 @@ pub struct Record {
     /// What the vCPU was in when the tick came.
     pub vcpu_state: VcpuState,
     /// Current task and preempt count; `None` when they could not be read.
-    pub current: Option<Current>,
+    pub current: Option<CurrentContext>,
     /// Whether the page tables mapped the kernel that was found; `None` where that was not looked at.
     pub kernel_mapped: Option<bool>,
 }
@@ -79,7 +79,7 @@ impl Record {
 /// state, which costs a system call and is therefore called only where the guest most likely idles.
 pub fn take<M: PhysicalMemory>(
     moment: &TickContext<'_, M>,
-    current: impl FnOnce(&M) -> Option<Current>,
+    current: impl FnOnce(&M) -> Option<CurrentContext>,
     activity: impl FnOnce() -> Option<Activity>,
 ) -> Record {
     let (regs, sregs) = (moment.regs, moment.sregs);

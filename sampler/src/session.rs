@@ -49,6 +49,15 @@ const EVENTS_WAITING: usize = 10_000;
 pub struct SessionConfig {
     /// Number of vCPUs.
     pub vcpus: u8,
+    /// How they are sampled.
+    pub recording: RecordingConfig,
+    /// More rows of `meta` (host, image, command line, vprof's version).
+    pub meta: Vec<(String, String)>,
+}
+
+/// Configuration of a recording, whatever the machine.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RecordingConfig {
     /// Mean ticks per second and vCPU.
     pub rate_hz: f64,
     /// Distribution of intervals.
@@ -64,8 +73,37 @@ pub struct SessionConfig {
     /// The precision after which the session is [`Session::precise`]: half the interval of the largest share, as a part
     /// of the whole.
     pub precision: Option<f64>,
-    /// More rows of `meta` (host, image, command line, vprof's version).
-    pub meta: Vec<(String, String)>,
+}
+
+impl Default for RecordingConfig {
+    /// Samples without stacks, at the rate that `vprof run` has by default.
+    fn default() -> Self {
+        Self {
+            rate_hz: 1_000.0,
+            clock: ClockKind::Uniform,
+            seed: 1,
+            stack_depth: 0,
+            exact: false,
+            task_scan_hz: 0.0,
+            precision: None,
+        }
+    }
+}
+
+/// Sampling rates that a session accepts, ticks per second and vCPU.
+const RATES_HZ: std::ops::RangeInclusive<f64> = 0.1..=50_000.0;
+
+/// A sampling rate out of range.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("it has to be from {} to {} samples per second", RATES_HZ.start(), RATES_HZ.end())]
+pub struct RateOutOfRange;
+
+/// Returns the rate if it is one that a session accepts.
+///
+/// # Errors
+/// It is too low, too high, or not a number.
+pub fn checked_rate(rate_hz: f64) -> Result<f64, RateOutOfRange> {
+    if RATES_HZ.contains(&rate_hz) { Ok(rate_hz) } else { Err(RateOutOfRange) }
 }
 
 /// A look at a running session; cheap.
@@ -231,15 +269,16 @@ impl Session {
     /// Prepares a session and one observer per vCPU, in order. A rate that is not a positive number means no ticks.
     /// Programs of the guest are read from `files` first.
     pub fn new(config: SessionConfig, sink: Box<dyn Sink>, files: OpenFiles) -> (Session, Vec<VcpuSampler>) {
+        let recording = &config.recording;
         let zero_ns = monotonic_ns();
         let readers = Arc::new(OnceLock::new());
         let place = Arc::new(OnceLock::new());
-        let capacity = Capacity::new(config.rate_hz, config.vcpus, config.stack_depth);
+        let capacity = Capacity::new(recording.rate_hz, config.vcpus, recording.stack_depth);
         let mut samplers = Vec::new();
         let mut rings = Vec::new();
         let mut published = Vec::new();
         for vcpu in 0..config.vcpus {
-            let intervals = Intervals::new(config.clock, config.rate_hz, config.seed, vcpu);
+            let intervals = Intervals::new(recording.clock, recording.rate_hz, recording.seed, vcpu);
             let (sampler, ends, clocks) =
                 VcpuSampler::new(vcpu, intervals, capacity, (Arc::clone(&readers), Arc::clone(&place)));
             samplers.push(sampler);
@@ -258,34 +297,34 @@ impl Session {
             waits: Mutex::default(),
             published,
             events: Mutex::default(),
-            status: Mutex::new(Status { sampling: true, wanted_hz: config.rate_hz, ..Status::default() }),
+            status: Mutex::new(Status { sampling: true, wanted_hz: recording.rate_hz, ..Status::default() }),
             ending: Mutex::default(),
         });
         let mut collector =
             Collector::new(Arc::clone(&shared), (rings, Arc::clone(&readers)), sink, first_meta(&config));
-        if let Some(wanted) = config.precision {
+        if let Some(wanted) = recording.precision {
             let one_clock = config.meta.iter().any(|(key, value)| key == ONE_CLOCK && value == "1");
-            let clock = (config.clock, config.rate_hz);
+            let clock = (recording.clock, recording.rate_hz);
             collector.aim_at(Aim::new(wanted, clock, config.vcpus, one_clock));
         }
-        if config.exact {
+        if recording.exact {
             let (watch, recorders) = Watch::new(config.vcpus, zero_ns, &readers);
             collector.watch(watch);
             for (sampler, recorder) in samplers.iter_mut().zip(recorders) {
                 sampler.record_events(recorder);
             }
         }
-        if config.task_scan_hz > 0.0 {
+        if recording.task_scan_hz > 0.0 {
             let readers = Arc::clone(&readers);
             collector.scan_tasks(TaskStateCollector::new(Plan {
-                hz: config.task_scan_hz,
-                seed: config.seed,
+                hz: recording.task_scan_hz,
+                seed: recording.seed,
                 vcpus: config.vcpus,
                 readers,
                 zero_ns,
             }));
         }
-        let stack_depth = config.stack_depth;
+        let stack_depth = recording.stack_depth;
         let idle = Some(collector);
         (
             Session {
@@ -505,18 +544,19 @@ fn spawn<T: Send + 'static>(
 }
 
 fn first_meta(config: &SessionConfig) -> Vec<(String, String)> {
+    let recording = &config.recording;
     let unix_ns = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos());
     let own = [
         ("version", env!("CARGO_PKG_VERSION").to_owned()),
         ("started_unix_ns", unix_ns.to_string()),
-        ("rate_hz", config.rate_hz.to_string()),
-        ("clock", config.clock.name().to_owned()),
-        ("seed", config.seed.to_string()),
+        ("rate_hz", recording.rate_hz.to_string()),
+        ("clock", recording.clock.name().to_owned()),
+        ("seed", recording.seed.to_string()),
         ("vcpus", config.vcpus.to_string()),
-        ("exact", u8::from(config.exact).to_string()),
-        ("task_scan_hz", config.task_scan_hz.to_string()),
+        ("exact", u8::from(recording.exact).to_string()),
+        ("task_scan_hz", recording.task_scan_hz.to_string()),
     ];
-    let aim = config.precision.map(|wanted| ("until_precision", wanted.to_string()));
+    let aim = recording.precision.map(|wanted| ("until_precision", wanted.to_string()));
     own.into_iter()
         .chain(aim)
         .map(|(key, value)| (key.to_owned(), value))

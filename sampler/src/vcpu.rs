@@ -14,7 +14,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use kvm_bindings::kvm_regs;
-use linux::{Event, KernelIdentity, PhysicalMemory, StackCopy};
+use linux::{KernelIdentity, PhysicalMemory, ProbeEvent, StackCopy};
 use rtrb::{Consumer, Producer, PushError, RingBuffer};
 use vmm::{Activity, CounterSum, Exit, Observer, ProbeHit, ProbeVerdict, Tick, TickContext, monotonic_ns};
 
@@ -375,7 +375,7 @@ impl Observer for VcpuSampler {
     fn probe_hit(&mut self, hit: &ProbeHit<'_>) -> ProbeVerdict {
         self.published.clock.change(Place::Sampler, hit.now_ns);
         self.event = Some((hit.now_ns, u64::MAX));
-        let (Some(recorder), Some(event)) = (&mut self.recorder, Event::from_number(hit.kind)) else {
+        let (Some(recorder), Some(event)) = (&mut self.recorder, ProbeEvent::from_number(hit.kind)) else {
             return ProbeVerdict::Keep;
         };
         if recorder.serve(event, hit.now_ns, hit.regs, hit.memory) {

@@ -1,7 +1,9 @@
 //! Reasons for the end of a machine.
 
+use serde::{Deserialize, Serialize};
+
 /// Reason for the end of a machine.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum MachineEnd {
     /// The guest powered off through ACPI.
     PowerOff,

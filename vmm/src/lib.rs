@@ -29,9 +29,9 @@ mod end;
 mod error;
 #[cfg(feature = "fuzz")]
 pub mod fuzz;
-pub mod host;
 mod injected;
 mod kvm;
+pub mod kvm_check;
 mod machine;
 mod memory;
 pub mod net;

@@ -78,7 +78,8 @@ impl MemoryLayout {
 
     /// Returns the end of the memory that begins below `below`.
     pub(crate) fn end_of(&self, below: u64) -> u64 {
-        let ends = self.0.iter().filter(|piece| piece.guest.0 < below).map(|piece| piece.guest.0 + piece.bytes);
+        let ends =
+            self.0.iter().filter(|piece| piece.guest.0 < below).map(|piece| piece.guest.0 + piece.bytes);
         ends.max().unwrap_or(0)
     }
 }

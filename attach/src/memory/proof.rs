@@ -81,6 +81,7 @@ impl LayoutProver {
 /// Returns the number of tasks if the kernel's RAM fits the layout.
 fn tasks(kernel: &Kernel, memory: &AssumedMemory<'_>) -> Option<usize> {
     let ranges = kernel.system_ram(memory).ok()?;
+    let ranges: Vec<_> = ranges.into_iter().map(|(first, last)| (first.0, last.0)).collect();
     let tasks = || kernel.tasks(memory).ok().map(|tasks| tasks.len()).filter(|tasks| *tasks > 0);
     if fits(memory.layout, &ranges) { tasks() } else { None }
 }

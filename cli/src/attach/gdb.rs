@@ -5,7 +5,7 @@ use std::process::Command;
 
 use attach::gdb::{GdbTarget, keep_guard};
 use attach::{AttachedMemory, Attachment};
-use sampler::Session;
+use host::attached;
 use symbols::names::OpenFiles;
 
 use super::{PROOF_LIMIT, Plan, conclude, counted, label, profile, program};
@@ -18,9 +18,6 @@ use text::clean::escaped;
 const NOT_HAD: &str = "a GDB stub stops all vCPUs together and tells nothing between two stops: how a vCPU's time divides \
                        into guest, halted and vmm is estimated by samples, with what it waits for the host in `guest`; \
                        exits, interrupts that devices raise, and the console are not known";
-
-/// A rate that is higher than the stub holds by less than this is let be.
-const TOLERANCE: f64 = 1.1;
 
 /// Runs the command with an address.
 pub(super) fn command(
@@ -43,8 +40,8 @@ pub(super) fn command(
     }
     target.prove(PROOF_LIMIT);
     let wanted = args.recording.rate;
-    let held = target.sustainable_hz().filter(|held| wanted > held * TOLERANCE).map(round);
-    let note = held.map(|held| sentence(held, wanted));
+    let held = attached::lowered_rate(wanted, target.sustainable_hz());
+    let note = held.map(|held| attached::rate_sentence(held, wanted));
     if let (Some(note), false) = (&note, args.recording.quiet) {
         eprintln!("vprof: {note}");
     }
@@ -78,28 +75,4 @@ pub fn guard() -> Result<ExitCode, Error> {
     let failed = |source| Error::System { action: "let a virtual machine run on", source };
     keep_guard(&mut io::stdin().lock(), &mut io::stdout().lock()).map_err(failed)?;
     Ok(ExitCode::Done)
-}
-
-/// A rate that a person reads, Hz.
-fn round(hz: f64) -> f64 {
-    if hz >= 10.0 { hz.floor() } else { (hz * 10.0).floor().max(1.0) / 10.0 }
-}
-
-/// Why the rate is another than what was wanted.
-fn sentence(held: f64, wanted: f64) -> String {
-    // What the stub holds follows from this.
-    let stop_ms = 100.0 / held.max(0.1);
-    format!(
-        "a stop by the GDB stub takes {stop_ms:.1} ms: the rate is {held} Hz in the place of {wanted} Hz, so that the virtual \
-         machine stands still for a tenth of the time at most"
-    )
-}
-
-/// Lowers the session's rate to what the stub sustains, by the latest stops.
-pub(super) fn limit_rate<O>(attached: &Attachment<O>, session: &Session) {
-    let wanted = session.status().wanted_hz;
-    if let Some(held) = attached.sustainable_hz().filter(|held| wanted > held * TOLERANCE).map(round) {
-        session.event("rate", &sentence(held, wanted));
-        session.set_rate(held);
-    }
 }

@@ -63,13 +63,17 @@ pub(crate) fn refined(
 
 #[cfg(test)]
 mod tests {
-    use linux::{Current, TaskSnapshot};
+    use linux::{CurrentContext, TaskSnapshot};
 
     use super::*;
 
     fn record(cpl: u8, serving: IrqContext, pid: Option<i32>) -> Record {
         let task = pid.map(|pid| TaskSnapshot { pid, tid: pid, ..Default::default() });
-        Record { cpl, current: Some(Current { serving, task, ..Default::default() }), ..Default::default() }
+        Record {
+            cpl,
+            current: Some(CurrentContext { serving, task, ..Default::default() }),
+            ..Default::default()
+        }
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::sync::mpsc::{self, TryRecvError};
 use std::thread;
 use std::time::Duration;
 
-use linux::journal::Startup;
+use linux::journal::StartupTimes;
 use vmm::monotonic_ns;
 
 use super::finder::{Code, News, UnitNews};
@@ -189,7 +189,7 @@ impl Collector {
 }
 
 /// Rows of `meta` of what systemd says a boot took.
-fn startup_meta(startup: Startup) -> impl Iterator<Item = (&'static str, u64)> {
+fn startup_meta(startup: StartupTimes) -> impl Iterator<Item = (&'static str, u64)> {
     let [kernel, initrd, userspace] = STARTUP_TIMES;
     let times = [
         Some((kernel, startup.kernel_ns)),

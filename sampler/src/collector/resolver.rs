@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use linux::{ExitAccounting, Interrupts, KernelUnwinder, ProcessCpuTimes, StackCopy, TaskSnapshot};
+use linux::{ExitAccounting, InterruptTables, KernelUnwinder, ProcessCpuTimes, StackCopy, TaskSnapshot};
 
 use super::entry::Part;
 use super::frames::{Frames, Names};
@@ -202,8 +202,8 @@ impl Resolver {
         books: &ExitAccounting,
         batch: &mut Batch,
     ) {
-        let ExitAccounting { time, told, children } = *books;
-        let books = ProcessCpuTimes { leader: *leader, time, told, children, threads: Vec::new() };
+        let ExitAccounting { time, reported, children } = *books;
+        let books = ProcessCpuTimes { leader: *leader, time, reported, children, threads: Vec::new() };
         // Without a first reading nobody knows how much of it was before vprof.
         if self.ledger.is_open() {
             process_rows(instance, read_ns.saturating_sub(self.zero_ns), &books, false, batch);
@@ -413,7 +413,7 @@ impl Resolver {
     }
 
     /// Handlers of interrupts.
-    pub(crate) fn interrupts_changed(&mut self, interrupts: &Interrupts) {
+    pub(crate) fn interrupts_changed(&mut self, interrupts: &InterruptTables) {
         self.interrupts.update(interrupts);
     }
 

@@ -12,6 +12,7 @@ mod going;
 mod trigger;
 
 use std::fmt;
+use std::str::FromStr;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -73,6 +74,54 @@ impl Condition {
     /// Whether all tasks have to be listed to see it.
     pub(crate) fn needs_tasks(&self) -> bool {
         matches!(self, Self::Process(_) | Self::ProcessEnd(_) | Self::Unit(_) | Self::Started)
+    }
+}
+
+/// Fault of a condition as it was written.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BadCondition {
+    /// It does not look like a condition.
+    #[error("{ADVICE}")]
+    Malformed,
+    /// Its kind is not known.
+    #[error("{:?} is no kind of condition: {ADVICE}", text::clean::escaped(.0))]
+    UnknownKind(String),
+    /// Nothing follows its kind.
+    #[error("{0}: what?")]
+    Empty(String),
+    /// Its time is none.
+    #[error(transparent)]
+    Time(#[from] text::parse::TimeError),
+    /// Its regular expression does not compile.
+    #[error(transparent)]
+    Pattern(#[from] BadPattern),
+}
+
+const ADVICE: &str =
+    "write it like console:REGEX, process:NAME, process-end:NAME, mark:TEXT, unit:NAME, started or time:5s";
+
+impl FromStr for Condition {
+    type Err = BadCondition;
+
+    /// Parses what `--start-when` and `--stop-when` accept, and checks it.
+    fn from_str(text: &str) -> Result<Self, BadCondition> {
+        if text == profile::boot::STARTED {
+            return Ok(Self::Started);
+        }
+        let (kind, what) = text.split_once(':').ok_or(BadCondition::Malformed)?;
+        let named =
+            || if what.is_empty() { Err(BadCondition::Empty(kind.to_owned())) } else { Ok(what.to_owned()) };
+        let condition = match kind {
+            "console" => Self::Console(named()?),
+            "process" => Self::Process(named()?),
+            "process-end" => Self::ProcessEnd(named()?),
+            "mark" => Self::Mark(named()?),
+            "unit" => Self::Unit(named()?),
+            "time" => Self::Time(text::parse::positive_time(what)?),
+            _ => return Err(BadCondition::UnknownKind(kind.to_owned())),
+        };
+        condition.check()?;
+        Ok(condition)
     }
 }
 

@@ -5,8 +5,8 @@ use std::sync::{Arc, OnceLock};
 
 use kvm_bindings::kvm_regs;
 use linux::{
-    Event, ExitAccounting, ExitAccountingReader, IrqContext, PhysicalMemory, ProbeSites, RunState,
-    SchedState, SchedStateReader, StackCopy, TaskSnapshot,
+    ExitAccounting, ExitAccountingReader, IrqContext, PhysicalMemory, ProbeEvent, ProbeSites, RunState,
+    SchedState, SchedStateReader, StackCopy, TaskSnapshot, VirtAddr,
 };
 use rtrb::{Consumer, Producer, PushError, RingBuffer};
 
@@ -42,7 +42,7 @@ pub(crate) struct TripRecord {
     /// Time that vprof has taken of this vCPU before, ns: measured for ticks and events, and estimated for the switches
     /// between guest and host that events cost ([`Recorder::sampled`]).
     pub served_ns: u64,
-    pub event: Event,
+    pub event: ProbeEvent,
     /// What the CPU serves when it wakes a task; else, and where it was not read, [`IrqContext::Task`].
     pub serving: IrqContext,
     /// The task that a switch has led to.
@@ -58,7 +58,7 @@ pub(crate) struct TripRecord {
 }
 
 impl TripRecord {
-    fn new((time_ns, served_ns): (u64, u64), event: Event) -> Self {
+    fn new((time_ns, served_ns): (u64, u64), event: ProbeEvent) -> Self {
         Self {
             time_ns,
             served_ns,
@@ -143,7 +143,7 @@ pub(crate) struct Recorder {
     /// See [`TripRecord::served_ns`].
     served_ns: u64,
     /// By the number of the event.
-    switching: [Switching; Event::COUNT],
+    switching: [Switching; ProbeEvent::COUNT],
     /// See [`TripCounters::losing_ns`].
     losing_ns: u64,
 }
@@ -177,7 +177,7 @@ impl Recorder {
             counters,
             since: None,
             served_ns: 0,
-            switching: [Switching::default(); Event::COUNT],
+            switching: [Switching::default(); ProbeEvent::COUNT],
             losing_ns: 0,
         };
         (recorder, ends)
@@ -192,7 +192,7 @@ impl Recorder {
     /// long as the switch to the host and back takes: no clock of the host's sees that time, but samples fall in it as
     /// often as it is long.
     pub(crate) fn sampled(&mut self, rip: u64, mean_ns: u64) {
-        let event = self.events.get().and_then(|events| events.sites.event_at(rip));
+        let event = self.events.get().and_then(|events| events.sites.event_at(VirtAddr(rip)));
         let switching = event.and_then(|event| self.switching.get_mut(usize::from(event.number())));
         if let Some(switching) = switching.filter(|switching| switching.trips > 0) {
             switching.ns = switching.ns.saturating_add(mean_ns);
@@ -205,7 +205,7 @@ impl Recorder {
     /// text, or to change it.
     pub(crate) fn serve<M: PhysicalMemory>(
         &mut self,
-        event: Event,
+        event: ProbeEvent,
         now_ns: u64,
         regs: &kvm_regs,
         memory: &M,
@@ -216,7 +216,13 @@ impl Recorder {
         withdraw
     }
 
-    fn record<M: PhysicalMemory>(&mut self, event: Event, now_ns: u64, regs: &kvm_regs, memory: &M) -> bool {
+    fn record<M: PhysicalMemory>(
+        &mut self,
+        event: ProbeEvent,
+        now_ns: u64,
+        regs: &kvm_regs,
+        memory: &M,
+    ) -> bool {
         self.since = Some((now_ns, true));
         add(&self.counters.trips, 1);
         // Set before any tripwire was.
@@ -229,17 +235,17 @@ impl Recorder {
         }
         let mut stack = None;
         match event {
-            Event::Trace | Event::Patch | Event::Core => {
+            ProbeEvent::Trace | ProbeEvent::Patch | ProbeEvent::Core => {
                 return sites.concerns(event, [regs.rdi, regs.rsi, regs.rdx, regs.rcx], memory);
             }
-            Event::Switch => {
+            ProbeEvent::Switch => {
                 add(&self.counters.switches, 1);
                 let readers = self.readers.get();
                 record.next = readers.and_then(|readers| readers.current.read(memory, self.vcpu)?.task);
                 record.task = states.read(memory, regs.rdi);
                 stack = record.task.and_then(|task| self.sleeping(&task, memory));
             }
-            Event::Wake => {
+            ProbeEvent::Wake => {
                 record.task = states.read(memory, regs.rdi);
                 let [a, b, c, d, ..] = regs.rsi.to_le_bytes();
                 if record.task.is_some_and(|task| !task.is_woken_by(u32::from_le_bytes([a, b, c, d]))) {
@@ -248,15 +254,17 @@ impl Recorder {
                 let current = self.readers.get().and_then(|readers| readers.current.read(memory, self.vcpu));
                 record.serving = current.map_or(IrqContext::Task, |current| current.serving);
             }
-            Event::New => record.task = states.read(memory, regs.rdi),
-            Event::Release => {
+            ProbeEvent::New => record.task = states.read(memory, regs.rdi),
+            ProbeEvent::Release => {
                 record.task = states.read(memory, regs.rdi);
                 let leader = record.task.filter(|task| task.task.tid == task.task.pid);
                 record.books = leader.and(books.as_ref()).and_then(|books| books.read(memory, regs.rdi));
             }
-            Event::InterruptBegin => record.number = states.return_address(memory, regs.rsp).unwrap_or(0),
-            Event::Vector => record.number = regs.rsi,
-            Event::InterruptEnd => {}
+            ProbeEvent::InterruptBegin => {
+                record.number = states.return_address(memory, VirtAddr(regs.rsp)).map_or(0, |at| at.0)
+            }
+            ProbeEvent::Vector => record.number = regs.rsi,
+            ProbeEvent::InterruptEnd => {}
         }
         self.push(Tripped { record, stack });
         false
@@ -280,7 +288,10 @@ impl Recorder {
 
     /// The stack that `task` sleeps in, if it does.
     fn sleeping<M: PhysicalMemory>(&mut self, task: &SchedState, memory: &M) -> Option<Box<StackCopy>> {
-        if !matches!(task.rest(), RunState::Interruptible | RunState::Uninterruptible | RunState::Stopped) {
+        if !matches!(
+            task.run_state(),
+            RunState::Interruptible | RunState::Uninterruptible | RunState::Stopped
+        ) {
             return None;
         }
         let (reader, user_bytes) = self.readers.get()?.stacks.as_ref()?;
@@ -288,7 +299,7 @@ impl Recorder {
             add(&self.counters.stacks_missed, 1);
             return None;
         };
-        let (whose, user_bytes) = ((task.task.task, task.task.kernel_thread), USER_BYTES.min(*user_bytes));
+        let (whose, user_bytes) = (task.task.sleeping(), USER_BYTES.min(*user_bytes));
         if reader.copy_sleeping(memory, whose, user_bytes, &mut stack).is_none() {
             self.spare = Some(stack);
             return None;

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use linux::{Event, Kernel, Missing, RunState, SchedState, StackCopy, TaskSnapshot};
+use linux::{Kernel, Missing, ProbeEvent, RunState, SchedState, StackCopy, TaskSnapshot};
 use vmm::{
     GuestAddress, GuestMemoryMmap, ProbeError, ProbePoint, ProbeSet, WithdrawReason, Withdrawal, monotonic_ns,
 };
@@ -83,9 +83,9 @@ pub(crate) fn set(
     if !kernel.has_booted(memory)? {
         return Err(NotSet::Later("the guest's kernel has not booted yet".to_owned()));
     }
-    let found = kernel.trip_sites(memory)?;
-    let states = kernel.task_states(memory)?;
-    let books = kernel.last_books(memory).ok();
+    let found = kernel.probe_sites(memory)?;
+    let states = kernel.sched_state_reader(memory)?;
+    let books = kernel.exit_accounting_reader(memory).ok();
     let missing = found.missing.clone();
     let sites: Vec<ProbePoint> = found
         .sites
@@ -118,12 +118,14 @@ fn look(guest: &Guest<'_>, events: &EventReaders) -> Start {
     let tasks = kernel.tasks(memory).unwrap_or_default();
     let mut stacks = 0;
     let mut with_stack = |task: SchedState| {
-        let asleep =
-            matches!(task.rest(), RunState::Interruptible | RunState::Uninterruptible | RunState::Stopped);
+        let asleep = matches!(
+            task.run_state(),
+            RunState::Interruptible | RunState::Uninterruptible | RunState::Stopped
+        );
         let (reader, user_bytes) = readers.stacks.as_ref().filter(|_| asleep && stacks < SCAN_STACKS)?;
         stacks += 1;
         let mut copy = StackCopy::with_room(STACK_BYTES);
-        let (whose, user_bytes) = ((task.task.task, task.task.kernel_thread), USER_BYTES.min(*user_bytes));
+        let (whose, user_bytes) = (task.task.sleeping(), USER_BYTES.min(*user_bytes));
         reader.copy_sleeping(memory, whose, user_bytes, &mut copy)?;
         Some(copy)
     };
@@ -146,7 +148,8 @@ fn look(guest: &Guest<'_>, events: &EventReaders) -> Start {
 impl End {
     /// Why exact data ends here, in one sentence.
     pub(crate) fn sentence(&self) -> String {
-        let foreign = |site: &ProbePoint| Event::from_number(site.kind).map_or("a function", Event::function);
+        let foreign =
+            |site: &ProbePoint| ProbeEvent::from_number(site.kind).map_or("a function", ProbeEvent::function);
         let changed: Vec<&str> = self.withdrawn.foreign.iter().map(foreign).collect();
         match self.withdrawn.reason {
             _ if !changed.is_empty() => {
@@ -174,7 +177,8 @@ mod tests {
             withdrawn: Withdrawal { reason, foreign },
         };
         assert_eq!(end(WithdrawReason::Ended, Vec::new()).sentence(), "the run ended");
-        let site = ProbePoint { virt: 1, phys: GuestAddress(1), kind: Event::Wake.number(), loads_rdi: None };
+        let site =
+            ProbePoint { virt: 1, phys: GuestAddress(1), kind: ProbeEvent::Wake.number(), loads_rdi: None };
         let told = end(WithdrawReason::Requested, vec![site]).sentence();
         assert!(told.contains("try_to_wake_up"), "{told}");
         assert!(end(WithdrawReason::Observer, Vec::new()).sentence().contains("its own code"));

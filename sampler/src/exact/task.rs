@@ -23,7 +23,7 @@ pub(super) fn who(
 
 /// What became of a task that does not run any more.
 pub(super) fn left(task: &SchedState, wait_reason: WaitReason, stack: u32) -> Left {
-    let state = match task.rest() {
+    let state = match task.run_state() {
         RunState::Gone => return Left::Gone,
         RunState::Runnable => return Left::In(Doing::plain(TaskState::Runnable)),
         RunState::Zombie => return Left::In(Doing::plain(TaskState::Zombie)),

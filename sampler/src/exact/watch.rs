@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use linux::{Event, IrqContext, Kernel, TaskSnapshot};
+use linux::{IrqContext, Kernel, ProbeEvent, TaskSnapshot};
 use vmm::{GuestMemoryMmap, ProbeSet, monotonic_ns};
 
 use super::accounts::Accounts;
@@ -318,12 +318,12 @@ impl Watch {
         let accounts = &mut self.accounts;
         accounts.served(vcpu, record.served_ns);
         match record.event {
-            Event::Switch => {
+            ProbeEvent::Switch => {
                 let next = record.next.as_ref().and_then(id);
                 let previous = task.map(|(id, task)| (id, left(task, wait_reason, stack)));
                 accounts.switch(time_ns, vcpu, previous, next);
             }
-            Event::Wake => {
+            ProbeEvent::Wake => {
                 let by = match record.serving {
                     IrqContext::HardIrq | IrqContext::Nmi => Some(Waker::Hard),
                     IrqContext::SoftIrq => Some(Waker::Soft),
@@ -333,12 +333,12 @@ impl Watch {
                     accounts.wake(time_ns, vcpu, by, id);
                 }
             }
-            Event::New => {
+            ProbeEvent::New => {
                 if let Some((id, _)) = task {
                     accounts.starts(time_ns, id);
                 }
             }
-            Event::Release => {
+            ProbeEvent::Release => {
                 if let Some((id, task)) = task {
                     // `wait_task_zombie` (kernel/exit.c) adds the books of the child to those of the process that waits,
                     // which runs; a task of which nobody is told goes parent itself.
@@ -353,17 +353,17 @@ impl Watch {
                     }
                 }
             }
-            Event::InterruptBegin => {
+            ProbeEvent::InterruptBegin => {
                 let source = if record.number == 0 { Source::Unknown } else { Source::Entry(record.number) };
                 accounts.interrupt_begin(time_ns, vcpu, source);
             }
-            Event::Vector => {
+            ProbeEvent::Vector => {
                 // Only the lowest byte is the vector (`DEFINE_IDTENTRY_IRQ`, arch/x86/include/asm/idtentry.h).
                 let [vector, ..] = record.number.to_le_bytes();
                 accounts.interrupt_vector(vcpu, vector);
             }
-            Event::InterruptEnd => accounts.interrupt_end(time_ns, vcpu),
-            Event::Trace | Event::Patch | Event::Core => {}
+            ProbeEvent::InterruptEnd => accounts.interrupt_end(time_ns, vcpu),
+            ProbeEvent::Trace | ProbeEvent::Patch | ProbeEvent::Core => {}
         }
     }
 
@@ -464,14 +464,14 @@ mod tests {
         let current = kernel.current_reader(&guest.memory).expect("a reader");
         readers.set(Readers { current, stacks: None }).expect("once");
         let (mut watch, mut recorders) = Watch::new(1, 0, &readers);
-        let sites = kernel.trip_sites(&guest.memory).expect("sites");
-        let states = kernel.task_states(&guest.memory).expect("states");
+        let sites = kernel.probe_sites(&guest.memory).expect("sites");
+        let states = kernel.sched_state_reader(&guest.memory).expect("states");
         watch.events.set(EventReaders { sites, states, books: None }).expect("once");
         let task = TaskId { address: 8, who: Who { instance: 1, tid: 8 } };
         watch.accounts.runs(0, 0, Some(task));
         let mut recorder = recorders.remove(0);
         let mut serve = |time_ns| {
-            recorder.serve(Event::InterruptEnd, time_ns, &kvm_regs::default(), &guest.memory);
+            recorder.serve(ProbeEvent::InterruptEnd, time_ns, &kvm_regs::default(), &guest.memory);
         };
         (1..=watch.ends[0].events.buffer().capacity() as u64).for_each(&mut serve);
         assert_eq!(watch.ends[0].counters.lost.load(Ordering::Relaxed), 0);
@@ -490,7 +490,7 @@ mod tests {
         let (mut watch, mut recorder) = watch(&guest);
         let (mut resolver, mut batch) = (Resolver::new(0), Batch::default());
         let mut serve = |time_ns| {
-            recorder.serve(Event::InterruptEnd, time_ns, &kvm_regs::default(), &guest.memory);
+            recorder.serve(ProbeEvent::InterruptEnd, time_ns, &kvm_regs::default(), &guest.memory);
         };
         // The ring is full of older events: this is the second one that is lost.
         serve(1_200_000);
@@ -509,7 +509,7 @@ mod tests {
         let (mut watch, mut recorder) = watch(&guest);
         let (mut resolver, mut batch) = (Resolver::new(0), Batch::default());
         drop(watch.ends[0].events.pop());
-        recorder.serve(Event::InterruptEnd, 1_400_000, &kvm_regs::default(), &guest.memory);
+        recorder.serve(ProbeEvent::InterruptEnd, 1_400_000, &kvm_regs::default(), &guest.memory);
         assert_eq!(watch.ends[0].counters.losing_ns.load(Ordering::Relaxed), 0);
         watch.drain(&mut resolver, &mut batch);
         watch.account(u64::MAX, &mut resolver, &mut batch);

@@ -128,7 +128,7 @@ impl<M: PhysicalMemory> TaskScanner<M> {
             }
             // Published once the kernel has set up what the vCPUs run, which is when there are tasks.
             if self.plan.readers.get().is_some() {
-                match self.kernel.task_scan(&self.memory) {
+                match self.kernel.task_list_reader(&self.memory) {
                     Ok(lists) => return Some(lists),
                     Err(reason) if reason.may_come() => {}
                     Err(reason) => {
@@ -188,7 +188,7 @@ impl<M: PhysicalMemory> TaskScanner<M> {
             };
             *stacks -= 1;
             let mut copy = StackCopy::with_room(STACK_BYTES);
-            let copied = reader.copy_sleeping(&self.memory, (task.task, task.kernel_thread), 0, &mut copy);
+            let copied = reader.copy_sleeping(&self.memory, task.sleeping(), 0, &mut copy);
             let after = lists.read(&self.memory, task.task)?;
             if same_sleep(&sight, &after) && !self.runs(&after) {
                 return Some(Found { sight, state, stack: copied.map(|()| Box::new(copy)) });
@@ -261,7 +261,7 @@ fn is_same(a: &TaskSnapshot, b: &TaskSnapshot) -> bool {
 /// Whether a task that was seen asleep has not been switched in between.
 fn same_sleep(before: &TaskObservation, after: &TaskObservation) -> bool {
     let same = |of: fn(&TaskObservation) -> (u64, u64, u32)| of(before) == of(after);
-    same(|sight| (sight.switches, sight.saved_sp, sight.state.state)) && !after.torn
+    same(|sight| (sight.switches, sight.saved_sp, sight.state.state)) && !after.inconsistent
 }
 
 fn sleeps(state: TaskState) -> bool {
@@ -270,9 +270,9 @@ fn sleeps(state: TaskState) -> bool {
 
 /// What a task is doing; `None` for one that does not live any more.
 fn state(sight: &TaskObservation, runs: bool) -> Option<TaskState> {
-    Some(match sight.state.rest() {
+    Some(match sight.state.run_state() {
         RunState::Gone => return None,
-        _ if sight.torn => TaskState::Unknown,
+        _ if sight.inconsistent => TaskState::Unknown,
         _ if runs => TaskState::Running,
         _ if sight.state.is_new() => TaskState::Runnable,
         RunState::Runnable => TaskState::Runnable,

@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use linux::{
-    GeneratedCode, Interrupts, Kernel, KernelIdentity, KernelUnwinder, Missing, Modules, TaskSnapshot,
+    GeneratedCode, InterruptTables, Kernel, KernelIdentity, KernelUnwinder, Missing, Modules, TaskSnapshot,
     VirtAddr,
 };
 use vmm::monotonic_ns;
@@ -32,7 +32,7 @@ pub(crate) struct LinuxGuest {
     /// Bytes of user stack to copy; `None` for no stacks at all.
     user_bytes: Option<usize>,
     unwinder: Option<Arc<KernelUnwinder>>,
-    interrupts: Option<Interrupts>,
+    interrupts: Option<InterruptTables>,
     partial_since: Option<Instant>,
     units: UnitWatch,
 }
@@ -97,7 +97,7 @@ impl Guest for LinuxGuest {
             None => Arc::new(Kernel::find(&self.memory, cr3, five_level)?),
         };
         self.kernel = Some(Arc::clone(&kernel));
-        if let Some(place) = kernel.place() {
+        if let Some(place) = kernel.identity() {
             // Set once: there is no second kernel.
             let _ = self.place.set(place);
         }
@@ -148,7 +148,7 @@ impl Guest for LinuxGuest {
         Ok(Some(self.code_with(kernel, modules, generated)))
     }
 
-    fn interrupts(&mut self) -> Result<Option<Interrupts>, Missing> {
+    fn interrupts(&mut self) -> Result<Option<InterruptTables>, Missing> {
         if self.user_bytes.is_none() {
             return Ok(None);
         }
@@ -193,13 +193,13 @@ impl Guest for LinuxGuest {
     fn tasks(&mut self) -> Result<Listed, Missing> {
         let kernel = self.kernel()?;
         let read_ns = monotonic_ns();
-        let processes = match kernel.books(&self.memory) {
+        let processes = match kernel.process_cpu_times(&self.memory) {
             Ok(processes) => processes,
             Err(reason) => return Ok(Listed { tasks: kernel.tasks(&self.memory)?, books: Err(reason) }),
         };
         let threads = processes.iter().flat_map(|process| &process.threads);
         let tasks = threads.map(|thread| thread.task).collect();
-        let cpus = kernel.cpu_books(&self.memory);
+        let cpus = kernel.cpu_stats(&self.memory);
         Ok(Listed { tasks, books: cpus.map(|cpus| AllBooks { read_ns, cpus, processes }) })
     }
 }

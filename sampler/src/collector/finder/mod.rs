@@ -16,7 +16,7 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use linux::{Interrupts, Kernel, KernelUnwinder, Missing, TaskSnapshot};
+use linux::{InterruptTables, Kernel, KernelUnwinder, Missing, TaskSnapshot};
 
 use super::frames::Names;
 use super::ledger::AllBooks;
@@ -51,7 +51,7 @@ pub(crate) enum News {
     /// Other modules are loaded than before, or other code has been generated.
     Code(Code),
     /// Interrupts have other handlers than before.
-    Interrupts(Interrupts),
+    Interrupts(InterruptTables),
     /// Names of system calls by number.
     SystemCalls(Vec<Option<String>>),
     /// The tasks that exist.
@@ -123,7 +123,7 @@ pub(crate) trait Guest: Send + 'static {
     /// The code with what is loaded and generated now; `None` when that is the same as before.
     fn code(&mut self) -> Result<Option<Code>, Missing>;
     /// Handlers of interrupts; `None` when they are the same as before.
-    fn interrupts(&mut self) -> Result<Option<Interrupts>, Missing>;
+    fn interrupts(&mut self) -> Result<Option<InterruptTables>, Missing>;
     /// Names of system calls by number.
     fn system_calls(&mut self) -> Result<Vec<Option<String>>, Missing>;
     /// All tasks, by one walk over their list.

@@ -9,7 +9,7 @@
 
 use std::time::{Duration, Instant};
 
-use linux::journal::{Journal, JournalBytes, Startup, UnitMessage, UnitMessages, UnitStep};
+use linux::journal::{Journal, JournalBytes, StartupTimes, UnitMessage, UnitMessages, UnitStep};
 use linux::{FileRef, Kernel, MappingKind, Missing, PageCache, TaskSnapshot};
 use vmm::monotonic_ns;
 
@@ -35,7 +35,7 @@ pub(crate) struct UnitNews {
     /// Rows whose times are the host's monotonic clock, ns.
     pub rows: Vec<UnitEventRow>,
     /// The boot is over, as systemd says.
-    pub startup: Option<Startup>,
+    pub startup: Option<StartupTimes>,
 }
 
 /// Follows the journal of a guest.

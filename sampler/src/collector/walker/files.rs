@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use linux::FileRef;
 use symbols::cfi::{CfiSection, CfiSections, CfiTable};
-use symbols::elf::{ElfFile, ReadAt, Section, Segment};
+use symbols::elf::{ElfFile, ElfSection, ElfSegment, ReadAt};
 use symbols::go::GoTable;
 
 use super::source::Source;
@@ -35,7 +35,7 @@ struct Key {
 #[derive(Debug)]
 pub(crate) struct Loaded {
     pub cfi: Option<CfiTable>,
-    segments: Vec<Segment>,
+    segments: Vec<ElfSegment>,
     build_id: Option<String>,
     /// Where it was read from, or why not.
     read_from: Result<&'static str, String>,
@@ -110,7 +110,7 @@ impl FileEntry {
     fn read(&self, source: &Source, room: &Room) -> Result<Loaded, String> {
         let (reader, place) = self.open(source)?;
         let elf = ElfFile::open(reader).map_err(|error| error.to_string())?;
-        let section = |section: Section| CfiSection { bytes: section.bytes, address: section.address };
+        let section = |section: ElfSection| CfiSection { bytes: section.bytes, address: section.address };
         let start = |name| elf.section_range(name).map(|(start, _)| start);
         let cfi = CfiTable::parse(CfiSections {
             eh_frame_hdr: elf.eh_frame_hdr().ok().map(section),
@@ -142,7 +142,7 @@ impl FileEntry {
     /// known. The kernel maps whole pages, so the byte at `offset` may belong to the segment before.
     pub(super) fn address_of(&self, offset: u64) -> u64 {
         let segments = self.loaded.get().map_or(&[][..], |loaded| &loaded.segments);
-        let mapped = |segment: &&Segment| {
+        let mapped = |segment: &&ElfSegment| {
             let end = segment.offset.saturating_add(segment.file_size);
             segment.executable && segment.offset & !(PAGE - 1) <= offset && offset < end
         };

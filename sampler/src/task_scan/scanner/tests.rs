@@ -15,7 +15,7 @@ fn scanner(guest: &Guest) -> (TaskScanner<FlatMemory<Vec<u8>>>, TaskListReader, 
     let current = kernel.current_reader(&memory).expect("a reader");
     drop(readers.set(Readers { current, stacks: None }));
     let plan = Plan { hz: 500.0, seed: 1, vcpus: 2, readers, zero_ns: 0 };
-    let lists = kernel.task_scan(&memory).expect("a lists");
+    let lists = kernel.task_list_reader(&memory).expect("a lists");
     let (told, heard) = sync_channel(64);
     (TaskScanner::new(plan, (kernel, memory), Arc::default(), told), lists, heard)
 }

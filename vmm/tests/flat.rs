@@ -16,8 +16,8 @@ use vmm::{
 const COUNT: &[u8] = &[0x48, 0xff, 0xc0, 0xeb, 0xfb];
 const SOON: Option<Duration> = Some(Duration::from_secs(20));
 
-/// One test at a time, since some of them look at the threads of the process. `None` where there is no KVM, and
-/// need not be.
+/// One test at a time, since some of them look at the threads of the process. `None` where there is no KVM,
+/// and need not be.
 fn kvm() -> Option<MutexGuard<'static, ()>> {
     static ONE: Mutex<()> = Mutex::new(());
     if let Err(error) = kvm_check::open() {

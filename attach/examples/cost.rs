@@ -1,23 +1,23 @@
-//! What a tick of an attached vCPU costs its guest, next to a tick of a machine of one's own.
+//! Measures the cost of a tick to the guest: of a foreign vCPU, next to a tick of an own machine.
 //!
-//! `cargo run --release -p attach --example cost`. A VMM (this program, started again) runs a guest that only counts; how fast
-//! it counts is seen by ten stops a second. Variants take turns, and medians of their ratios are printed.
+//! `cargo run --release -p attach --example cost`. A VMM (this program, started again) runs a guest that only
+//! counts; ten stops a second measure its speed. Variants take turns, and medians of their ratios are
+//! printed.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use attach::{Attached, Missed, Observer, Target, ThreadId, Tick};
-use linux::PhysicalMemory;
-use vmm::{Machine, VmConfig};
+use attach::{Attachment, StopMemory, Target};
+use vmm::{Machine, MissReason, Observer, Tick, VmConfig};
 
 /// `again: inc %rax; jmp again`
 const COUNT: &[u8] = &[0x48, 0xff, 0xc0, 0xeb, 0xfb];
 /// Rounds of each variant.
 const ROUNDS: usize = 9;
-/// How long a variant runs in a round.
+/// Time for which a variant runs in a round.
 const TURN: Duration = Duration::from_millis(700);
-/// Ticks a second that tell the guest's speed.
+/// Ticks a second that measure the guest's speed.
 const QUIET: f64 = 10.0;
 
 /// Uniform intervals between half and one and a half of the mean, by a linear congruential generator.
@@ -41,11 +41,11 @@ impl Intervals {
 /// A machine's own ticks that read nothing.
 struct Kick(Option<Intervals>);
 
-impl vmm::Observer for Kick {
+impl Observer for Kick {
     fn started(&mut self) -> Option<Duration> {
         self.0.as_mut().map(Intervals::next)
     }
-    fn ticked(&mut self, _: &vmm::Tick<'_>) -> Option<Duration> {
+    fn ticked(&mut self, _: &Tick<'_>) -> Option<Duration> {
         self.0.as_mut().map(Intervals::next)
     }
 }
@@ -55,27 +55,27 @@ struct Outside {
     intervals: Intervals,
     first: Option<(u64, u64)>,
     last: (u64, u64),
-    held_ns: Vec<u64>,
+    suspended_ns: Vec<u64>,
 }
 
-impl Observer for Outside {
-    fn started(&mut self, _: Option<ThreadId>) -> Option<Duration> {
+impl Observer<StopMemory> for Outside {
+    fn started(&mut self) -> Option<Duration> {
         Some(self.intervals.next())
     }
-    fn ticked<M: PhysicalMemory>(&mut self, tick: &Tick<'_, M>) -> Option<Duration> {
+    fn ticked(&mut self, tick: &Tick<'_, StopMemory>) -> Option<Duration> {
         self.last = (tick.now_ns, tick.regs.rax);
         self.first.get_or_insert(self.last);
         Some(self.intervals.next())
     }
-    fn missed(&mut self, _: Missed, _: u64, _: u64) -> Option<Duration> {
+    fn missed(&mut self, _: MissReason, _: u64, _: u64) -> Option<Duration> {
         Some(self.intervals.next())
     }
-    fn held(&mut self, from_ns: u64, to_ns: u64) {
-        self.held_ns.push(to_ns - from_ns);
+    fn suspended(&mut self, from_ns: u64, to_ns: u64) {
+        self.suspended_ns.push(to_ns - from_ns);
     }
 }
 
-/// The VMM: counts, with so many ticks a second of its own.
+/// Runs the VMM: its guest counts, with `rate_hz` own ticks a second.
 fn vmm(rate_hz: f64) {
     let config = VmConfig { memory_bytes: 64 << 20, ..VmConfig::flat(COUNT) };
     let kick = |_| Kick((rate_hz > 0.0).then(|| Intervals::new(rate_hz)));
@@ -92,13 +92,15 @@ fn child(rate_hz: f64) -> Child {
     child
 }
 
-/// Counts per second, and the median length of a stop in us: of a VMM with `own` ticks a second, attached to with `ours`.
+/// Returns counts per second, and the median length of a stop in us, of a VMM with `own` ticks a second,
+/// attached to with `ours`.
 fn measure(own: f64, ours: f64) -> (f64, f64) {
     let mut child = child(own);
-    let target = Target::look(i32::try_from(child.id()).expect("a pid"), 1).expect("a VM");
-    let outside = Outside { intervals: Intervals::new(ours), first: None, last: (0, 0), held_ns: Vec::new() };
+    let target = Target::find(i32::try_from(child.id()).expect("a pid"), 1).expect("a VM");
+    let outside =
+        Outside { intervals: Intervals::new(ours), first: None, last: (0, 0), suspended_ns: Vec::new() };
     let mut outside = Some(outside);
-    let attached = Attached::start(target, |_| outside.take().expect("one vCPU")).expect("threads");
+    let attached = Attachment::start(target, |_| outside.take().expect("one vCPU")).expect("threads");
     std::thread::sleep(TURN);
     let seen = attached.wait().expect("it lets go").observers.remove(0);
     child.kill().expect("a child");
@@ -106,7 +108,7 @@ fn measure(own: f64, ours: f64) -> (f64, f64) {
     let first = seen.first.expect("ticks");
     let (ns, loops) = (seen.last.0 - first.0, seen.last.1 - first.1);
     assert!(ns > 0 && loops > 0, "the guest counts");
-    (ratio(loops, ns), median(seen.held_ns.iter().map(|ns| ratio(*ns, 1_000)).collect()))
+    (ratio(loops, ns), median(seen.suspended_ns.iter().map(|ns| ratio(*ns, 1_000)).collect()))
 }
 
 #[expect(clippy::cast_precision_loss, reason = "shown to three digits")]

@@ -1,41 +1,61 @@
-//! Ticks of a virtual machine that runs under another VMM: QEMU, Firecracker, Cloud Hypervisor, crosvm, vprof itself.
+//! Ticks of a virtual machine that runs under another VMM: QEMU, Firecracker, Cloud Hypervisor, crosvm, vprof
+//! itself.
 //!
-//! Nothing is asked of the VMM and nothing is put into it. A vCPU's thread is known by what it does, its registers come
-//! through the page that KVM shares with the VMM, and the guest's memory is read out of the VMM's.
+//! The VMM needs no cooperation and is not modified. A vCPU's thread is recognized by its system call, its
+//! registers come through the page that KVM shares with the VMM, and the guest's memory is read out of the
+//! VMM's memory.
 //!
 //! ```text
-//!  /proc/PID/fd ──▶ descriptors of vCPUs ──▶ their threads, by the KVM_RUN that they are in   ([`Target::look`])
+//!  /proc/PID/fd ──▶ descriptors of vCPUs ──▶ their threads, by their KVM_RUN ([`Target::find`])
 //!                                    └─────▶ kvm_run, mapped here
 //!  due: thread blocked in KVM_RUN?  yes ──▶ halted: counted, not stopped
-//!                                   no  ──▶ PTRACE_SEIZE, PTRACE_INTERRUPT ── registers in kvm_run, memory ── PTRACE_DETACH
-//!  /proc/PID/maps ──▶ layouts that may be ──▶ one that the guest's own kernel proves          ([`ForeignMemory`])
+//!                                   no  ──▶ PTRACE_SEIZE, PTRACE_INTERRUPT
+//!                                           registers in kvm_run, memory
+//!                                           PTRACE_DETACH
+//!  /proc/PID/maps ──▶ possible layouts ──▶ the one that the guest's own kernel proves ([`ForeignMemory`])
 //! ```
 //!
-//! Between two ticks nothing is attached, so that a vprof that dies leaves nothing behind: within a stop the kernel lets the
-//! thread go by itself.
+//! Between two ticks nothing is attached, so a vprof that is killed leaves the VMM as it was. Within a stop
+//! the kernel resumes the thread by itself.
+//!
+//! # Modules
+//!
+//! Imports go downwards:
+//!
+//! ```text
+//! attachment                        both engines, one interface
+//! ticker  gdb  watch                threads: ticks by ptrace, ticks by a stub, the watcher
+//! target                            a process with vCPUs
+//! shared  activity  memory          state of an attachment, halts, guest memory and its layout
+//! lock  process  run_page  stop  thread  rsp
+//! error
+//! ```
 //!
 //! # Signals
 //!
-//! The process' `SIGRTMIN + 6` belongs to this crate: it gets a thread that waits for a stop out of its wait.
+//! The process's `SIGRTMIN + 6` belongs to this crate: it ends a thread's wait for a stop.
 
+mod activity;
+mod attachment;
 mod error;
 pub mod gdb;
 mod lock;
-mod machine;
 mod memory;
-mod observer;
 mod process;
+mod rsp;
 mod run_page;
+mod shared;
 mod stop;
 mod target;
 mod thread;
-mod vcpu;
+mod ticker;
 mod watch;
 
+pub use attachment::{Attachment, EndedAttachment};
 pub use error::AttachError;
-pub use machine::{Attached, End, Ended, News, Standing};
-pub use memory::{ForeignMemory, Layout, Piece};
-pub use observer::{Missed, Observer, Tick};
-pub use process::{Process, named};
+pub use memory::{
+    AttachedMemory, ForeignMemory, HostAddr, MemoryLayout, MemoryPiece, StopMemory, StopSource,
+};
+pub use process::{Process, find_by_name};
+pub use shared::{AttachEvent, AttachmentEnd, PauseCause};
 pub use target::Target;
-pub use thread::ThreadId;

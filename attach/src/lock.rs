@@ -1,4 +1,5 @@
-//! One vprof at a time: a name in the abstract name space of sockets, which goes away with its owner however that ends.
+//! Lock of a process for one vprof at a time: a name in the abstract name space of sockets, which disappears
+//! with its owner however that ends.
 
 use std::io;
 use std::mem;
@@ -9,14 +10,14 @@ use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use crate::error::AttachError;
 use crate::process::Process;
 
-/// Held for as long as a process is profiled.
+/// Lock of a process, held as long as the process is profiled.
 #[derive(Debug)]
-pub(crate) struct Lock {
+pub(crate) struct ProcessLock {
     _name: UnixListener,
 }
 
-impl Lock {
-    /// Takes the process for this vprof.
+impl ProcessLock {
+    /// Locks the process for this vprof.
     pub(crate) fn take(process: &Process) -> Result<Self, AttachError> {
         let pid = process.pid();
         let failed = |source| AttachError::Host { action: "reserve a virtual machine", source };
@@ -33,7 +34,7 @@ impl Lock {
     }
 }
 
-/// The process at the other end.
+/// Returns the process id of the peer.
 fn peer(stream: &UnixStream) -> Option<i32> {
     let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut length = libc::socklen_t::try_from(mem::size_of_val(&peer)).ok()?;
@@ -51,21 +52,21 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// Tests that take this process do it one after the other.
+    /// Serializes tests that lock this process.
     pub(crate) fn alone() -> MutexGuard<'static, ()> {
         static ALONE: Mutex<()> = Mutex::new(());
         ALONE.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     #[test]
-    fn a_process_is_taken_once_until_it_is_let_go() {
+    fn a_process_is_locked_once_until_it_is_released() {
         let _alone = alone();
         let own = i32::try_from(std::process::id()).unwrap();
         let process = Process::open(own).unwrap();
-        let first = Lock::take(&process).unwrap();
-        let refused = Lock::take(&process).unwrap_err();
+        let first = ProcessLock::take(&process).unwrap();
+        let refused = ProcessLock::take(&process).unwrap_err();
         assert!(matches!(refused, AttachError::InUse { by: Some(by), .. } if by == own), "{refused}");
         drop(first);
-        Lock::take(&process).unwrap();
+        ProcessLock::take(&process).unwrap();
     }
 }

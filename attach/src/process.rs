@@ -1,4 +1,4 @@
-//! A process that may hold a virtual machine, and what /proc tells of it.
+//! A process that may hold a virtual machine, as /proc shows it.
 
 use std::fs;
 use std::io;
@@ -7,93 +7,94 @@ use std::path::{Path, PathBuf};
 
 use crate::error::AttachError;
 
-/// What the link of a vCPU's descriptor starts with, before its number (`create_vcpu_fd`, virt/kvm/kvm_main.c, Linux 6.12;
-/// without a number before 4.17).
+/// Beginning of the link of a vCPU's descriptor, before its number (`create_vcpu_fd`, virt/kvm/kvm_main.c,
+/// Linux 6.12; without a number before 4.17).
 const VCPU: &str = "anon_inode:kvm-vcpu:";
-/// The same of the descriptor of a vCPU's counters (`kvm_vcpu_ioctl_get_stats_fd`, virt/kvm/kvm_main.c, Linux 6.12), which
-/// has its number since 6.2.
+/// Beginning of the link of the descriptor of a vCPU's counters (`kvm_vcpu_ioctl_get_stats_fd`,
+/// virt/kvm/kvm_main.c, Linux 6.12), which has the vCPU's number since 6.2.
 const STATS: &str = "anon_inode:kvm-vcpu-stats:";
 
-/// In a process' flags: it is being shut down (include/linux/sched.h).
+/// Flag of a process that is being shut down (include/linux/sched.h).
 const PF_EXITING: u64 = 4;
 
-/// A process, known by a descriptor that is not reused.
+/// Process, identified by a descriptor that is not reused.
 #[derive(Debug)]
 pub struct Process {
     pid: i32,
     pidfd: OwnedFd,
-    /// When it started, clock ticks since boot: with the id its identity.
+    /// Start time, clock ticks since boot: identifies the process together with the id.
     start: u64,
     name: String,
 }
 
 impl Process {
-    /// The process with this id.
+    /// Opens the process with this id.
     ///
     /// # Errors
-    /// There is none.
+    /// There is no such process.
     pub fn open(pid: i32) -> Result<Self, AttachError> {
         // SAFETY: takes no pointers; gives a new descriptor or an error.
         let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
         let Some(fd) = i32::try_from(fd).ok().filter(|fd| *fd >= 0) else {
             let error = io::Error::last_os_error();
-            // EINVAL: no process id at all, or that of a thread.
+            // EINVAL: not a process id, or the id of a thread.
             return Err(match error.raw_os_error() {
                 Some(libc::EINVAL | libc::ESRCH) => AttachError::NoProcess { pid },
-                _ => AttachError::of(pid, "open a process", error),
+                _ => step_error(pid, "open a process", error),
             });
         };
-        // SAFETY: the descriptor is new and nobody else's.
+        // SAFETY: the descriptor is new and owned by nothing else.
         let pidfd = unsafe { OwnedFd::from_raw_fd(fd) };
-        let stat = Stat::read(pid).ok_or(AttachError::NoProcess { pid })?;
+        let stat = ProcessStat::read(pid).ok_or(AttachError::NoProcess { pid })?;
         Ok(Self { pid, pidfd, start: stat.start, name: name_of(pid) })
     }
 
-    /// Its id.
+    /// Returns the process id.
     pub fn pid(&self) -> i32 {
         self.pid
     }
 
-    /// Its name (`comm`).
+    /// Returns the name (`comm`).
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// When it started, clock ticks since boot.
+    /// Returns the start time, clock ticks since boot.
     pub(crate) fn start(&self) -> u64 {
         self.start
     }
 
-    /// Waits at most `limit_ms` for its end; true when it has ended.
+    /// Waits at most `limit_ms` for the end; returns true if the process has ended.
     pub(crate) fn ended_within(&self, limit_ms: i32) -> bool {
         let mut poll = libc::pollfd { fd: self.pidfd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         // SAFETY: one valid entry.
         unsafe { libc::poll(&raw mut poll, 1, limit_ms) == 1 && poll.revents != 0 }
     }
 
-    /// Stopped by a signal, or about to be.
+    /// Returns true if a signal has stopped the process, or a tracer.
     pub(crate) fn is_stopped(&self) -> bool {
-        Stat::read(self.pid).is_some_and(|stat| matches!(stat.state, b'T' | b't'))
+        ProcessStat::read(self.pid).is_some_and(|stat| matches!(stat.state, b'T' | b't'))
     }
 
-    /// A copy of one of its descriptors.
+    /// Duplicates one of the process's descriptors.
     pub(crate) fn descriptor(&self, fd: i32) -> io::Result<OwnedFd> {
         // SAFETY: takes no pointers; gives a new descriptor or an error.
         let got = unsafe { libc::syscall(libc::SYS_pidfd_getfd, self.pidfd.as_raw_fd(), fd, 0) };
         match i32::try_from(got).ok().filter(|got| *got >= 0) {
-            // SAFETY: the descriptor is new and nobody else's.
+            // SAFETY: the descriptor is new and owned by nothing else.
             Some(got) => Ok(unsafe { OwnedFd::from_raw_fd(got) }),
             None => Err(io::Error::last_os_error()),
         }
     }
 
-    /// Its descriptors of vCPUs: (KVM's number of the vCPU, descriptor), in order.
+    /// Returns the descriptors of vCPUs: (KVM's number of the vCPU, descriptor), in order.
     pub(crate) fn vcpus(&self) -> io::Result<Vec<(u32, i32)>> {
         numbered(self.pid, VCPU)
     }
 
-    /// Whether one of these descriptors is a vCPU's. KVM has them closed when the process executes another program
-    /// (O_CLOEXEC, `create_vcpu_fd`, virt/kvm/kvm_main.c, Linux 6.12), though a thread may keep its number.
+    /// Returns true if one of these descriptors is a vCPU's. KVM has them closed when the process executes
+    /// another program (O_CLOEXEC, `create_vcpu_fd`, virt/kvm/kvm_main.c, Linux 6.12), though a thread may
+    /// keep its number.
     pub(crate) fn holds_vcpu(&self, descriptors: &[i32]) -> bool {
         descriptors.iter().any(|fd| {
             let link = fs::read_link(format!("/proc/{}/fd/{fd}", self.pid));
@@ -101,36 +102,53 @@ impl Process {
         })
     }
 
-    /// Its descriptors of vCPUs' counters.
+    /// Returns the descriptors of vCPUs' counters, as [`Self::vcpus`] does.
     pub(crate) fn counters(&self) -> io::Result<Vec<(u32, i32)>> {
         numbered(self.pid, STATS)
     }
 
-    /// It has begun to end: giving back the memory of a large machine takes seconds.
+    /// Returns true if the process has begun to end: releasing the memory of a large machine takes seconds.
     pub(crate) fn is_ending(&self) -> bool {
         let status = fs::read_to_string(format!("/proc/{}/status", self.pid)).unwrap_or_default();
-        Stat::read(self.pid).is_none_or(|stat| stat.flags & PF_EXITING != 0) || is_killed(&status)
+        ProcessStat::read(self.pid).is_none_or(|stat| stat.flags & PF_EXITING != 0) || is_killed(&status)
     }
 
-    /// Its threads.
+    /// Returns the ids of the process's threads.
     pub(crate) fn threads(&self) -> io::Result<Vec<i32>> {
         let entries = fs::read_dir(format!("/proc/{}/task", self.pid))?;
         Ok(entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect())
     }
 
-    /// This process may read its memory (`mem_open`, fs/proc/base.c, asks for what `process_vm_readv` does).
+    /// Returns true if this process may read the other's memory (`mem_open`, fs/proc/base.c, checks the same
+    /// permission as `process_vm_readv`).
     pub(crate) fn may_be_read(&self) -> bool {
         fs::File::open(format!("/proc/{}/mem", self.pid)).is_ok()
     }
 
-    /// The program looks like QEMU.
+    /// Returns true if the program's name begins with `qemu`.
     pub(crate) fn is_qemu(&self) -> bool {
         let program = fs::read_link(format!("/proc/{}/exe", self.pid)).unwrap_or_default();
         program.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with("qemu"))
     }
 }
 
-/// Links of a process' descriptors that start with `prefix`, by the number behind it, one descriptor each.
+/// Makes the error of a failed step on the process `pid`, by the error number.
+pub(crate) fn step_error(pid: i32, action: &'static str, source: io::Error) -> AttachError {
+    match source.raw_os_error() {
+        Some(libc::EPERM | libc::EACCES) => AttachError::Permission { pid },
+        // A thread or a descriptor is gone, or all of them.
+        Some(libc::ESRCH | libc::ENOENT | libc::EBADF) => match Process::open(pid) {
+            Ok(process) if !process.is_ending() => {
+                AttachError::Ended { pid, name: process.name().to_owned() }
+            }
+            _ => AttachError::NoProcess { pid },
+        },
+        _ => AttachError::Host { action, source },
+    }
+}
+
+/// Returns the descriptors of a process whose links start with `prefix`, with the number after it: one
+/// descriptor per number, in order.
 fn numbered(pid: i32, prefix: &str) -> io::Result<Vec<(u32, i32)>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(format!("/proc/{pid}/fd"))?.flatten() {
@@ -151,7 +169,7 @@ fn name_of(pid: i32) -> String {
     name.trim_end().replace(char::is_control, "?")
 }
 
-/// The name and the id of the process that traces `thread`, if one does.
+/// Returns the process id and the name of the thread's tracer, if it has one.
 pub(crate) fn tracer_of(pid: i32, thread: i32) -> Option<(i32, String)> {
     let status = fs::read_to_string(format!("/proc/{pid}/task/{thread}/status")).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("TracerPid:"))?;
@@ -159,7 +177,7 @@ pub(crate) fn tracer_of(pid: i32, thread: i32) -> Option<(i32, String)> {
     Some((tracer, name_of(tracer)))
 }
 
-/// Whether SIGKILL waits for a thread or its process, by /proc/PID/status (proc_pid_status(5)).
+/// Returns true if SIGKILL is pending for a thread or its process, by /proc/PID/status (proc_pid_status(5)).
 fn is_killed(status: &str) -> bool {
     let pending =
         |line: &str| line.strip_prefix("SigPnd:").or_else(|| line.strip_prefix("ShdPnd:")).map(str::to_owned);
@@ -169,19 +187,19 @@ fn is_killed(status: &str) -> bool {
 }
 
 /// Three fields of /proc/PID/stat (proc_pid_stat(5)).
-struct Stat {
+struct ProcessStat {
     state: u8,
     flags: u64,
     start: u64,
 }
 
-impl Stat {
+impl ProcessStat {
     fn read(pid: i32) -> Option<Self> {
         Self::parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
     }
 
     fn parse(text: &str) -> Option<Self> {
-        // The name may hold anything, brackets too.
+        // The name may contain anything, brackets too.
         let (_, rest) = text.rsplit_once(')')?;
         let mut fields = rest.split_ascii_whitespace();
         let state = *fields.next()?.as_bytes().first()?;
@@ -191,12 +209,12 @@ impl Stat {
     }
 }
 
-/// The process of the virtual machine with that name: QEMU's `-name`, `--name` or `--id` of other VMMs, or the program's
-/// own name.
+/// Finds the process of the virtual machine with that name: QEMU's `-name`, `--name` or `--id` of other VMMs,
+/// or the program's own name.
 ///
 /// # Errors
-/// None has it, or several have.
-pub fn named(name: &str) -> Result<i32, AttachError> {
+/// No virtual machine has the name, or several have it.
+pub fn find_by_name(name: &str) -> Result<i32, AttachError> {
     let mut running = Vec::new();
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|text| text.parse().ok()) else { continue };
@@ -206,8 +224,9 @@ pub fn named(name: &str) -> Result<i32, AttachError> {
             running.push((pid, called.replace(char::is_control, "?"), name_of(pid)));
         }
     }
-    let list =
-        |of: Vec<(i32, String, String)>| of.into_iter().map(|(pid, called, _)| (pid, called)).collect();
+    let list = |machines: Vec<(i32, String, String)>| {
+        machines.into_iter().map(|(pid, called, _)| (pid, called)).collect()
+    };
     let (mut matching, others): (Vec<_>, Vec<_>) =
         running.into_iter().partition(|(_, called, comm)| called == name || comm == name);
     match matching.len() {
@@ -217,8 +236,8 @@ pub fn named(name: &str) -> Result<i32, AttachError> {
     }
 }
 
-/// The name that a VMM was given on its command line (words that end in NUL): `-name NAME`, `-name guest=NAME,...` (QEMU,
-/// qemu(1)), `--name NAME` (crosvm), `--id NAME` (Firecracker).
+/// Returns the name that a VMM's command line (words that end in NUL) gives it: `-name NAME`, `-name
+/// guest=NAME,...` (QEMU, qemu(1)), `--name NAME` (crosvm), `--id NAME` (Firecracker).
 fn given_name(words: &[u8]) -> Option<String> {
     let words: Vec<&str> =
         words.split(|byte| *byte == 0).filter_map(|word| str::from_utf8(word).ok()).collect();
@@ -230,7 +249,7 @@ fn given_name(words: &[u8]) -> Option<String> {
     guest.or_else(|| parts().next()).map(str::to_owned)
 }
 
-/// A file of one of a process' threads.
+/// Returns the path of a file of a process's thread in /proc.
 pub(crate) fn thread_file(pid: i32, thread: i32, name: &str) -> PathBuf {
     Path::new("/proc").join(pid.to_string()).join("task").join(thread.to_string()).join(name)
 }
@@ -242,13 +261,13 @@ mod tests {
     #[test]
     fn names_with_brackets_do_not_shift_the_fields() {
         let text = "12 (a) R (b) S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 4711 20";
-        let stat = Stat::parse(text).unwrap();
+        let stat = ProcessStat::parse(text).unwrap();
         assert_eq!((stat.state, stat.flags, stat.start), (b'S', 6, 4711));
-        assert!(Stat::parse("12 (a) S 1").is_none() && Stat::parse("").is_none());
+        assert!(ProcessStat::parse("12 (a) S 1").is_none() && ProcessStat::parse("").is_none());
     }
 
     #[test]
-    fn a_process_that_ends_is_told_from_one_that_goes_on() {
+    fn a_process_that_ends_is_recognized() {
         let own = Process::open(i32::try_from(std::process::id()).unwrap()).unwrap();
         assert!(!own.is_ending());
         let mut child = std::process::Command::new("sleep").arg("100").spawn().unwrap();
@@ -265,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn a_vm_is_called_what_its_command_line_says() {
+    fn a_vm_has_the_name_of_its_command_line() {
         let name = |words: &[&str]| given_name(words.join("\0").as_bytes());
         assert_eq!(name(&["qemu", "-name", "web"]).as_deref(), Some("web"));
         assert_eq!(name(&["qemu", "-name", "guest=web,debug-threads=on"]).as_deref(), Some("web"));
@@ -282,6 +301,6 @@ mod tests {
         for pid in [-1, 0, i32::MAX] {
             assert!(matches!(Process::open(pid), Err(AttachError::NoProcess { .. })), "{pid}");
         }
-        assert!(matches!(named("no such machine"), Err(AttachError::NoName { .. })));
+        assert!(matches!(find_by_name("no such machine"), Err(AttachError::NoName { .. })));
     }
 }

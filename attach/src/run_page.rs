@@ -9,14 +9,15 @@ use kvm_bindings::{KVM_SYNC_X86_REGS, KVM_SYNC_X86_SREGS, kvm_regs, kvm_run, kvm
 
 use crate::process::Process;
 
-/// Bytes that are mapped: `kvm_run` is the first page of a vCPU's descriptor (Documentation/virt/kvm/api.rst, 5).
+/// Number of bytes that are mapped: `kvm_run` is the first page of a vCPU's descriptor
+/// (Documentation/virt/kvm/api.rst, 5).
 const BYTES: usize = 4096;
-/// What KVM is asked to put into the page when KVM_RUN ends: general, segment and control registers.
-const WANTED: u64 = (KVM_SYNC_X86_REGS | KVM_SYNC_X86_SREGS) as u64;
+/// Request to KVM to put general, segment and control registers into the page when KVM_RUN returns.
+const REQUESTED: u64 = (KVM_SYNC_X86_REGS | KVM_SYNC_X86_SREGS) as u64;
 
 const _: () = assert!(size_of::<kvm_run>() <= BYTES);
 
-/// The mapped page. It keeps the virtual machine alive, and so must not outlive its VMM for long.
+/// Mapped run page. The mapping keeps the virtual machine alive, and so must not outlive its VMM for long.
 #[derive(Debug)]
 pub(crate) struct RunPage(NonNull<kvm_run>);
 
@@ -24,10 +25,11 @@ pub(crate) struct RunPage(NonNull<kvm_run>);
 unsafe impl Send for RunPage {}
 
 impl RunPage {
-    /// Maps the page of the vCPU behind the process' descriptor `fd`.
+    /// Maps the page of the vCPU with the process's descriptor `fd`.
     pub(crate) fn map(process: &Process, fd: i32) -> io::Result<Self> {
         let copy = process.descriptor(fd)?;
-        // SAFETY: a new mapping wherever the kernel likes; it lives on when the descriptor is closed.
+        // SAFETY: makes a new mapping at an address that the kernel chooses; it stays valid when the
+        // descriptor is closed.
         let at = unsafe {
             libc::mmap(
                 ptr::null_mut(),
@@ -45,30 +47,30 @@ impl RunPage {
     }
 
     fn valid_regs(&self) -> &AtomicU64 {
-        // SAFETY: the field lies in the mapping, is aligned, and lives as long as `self`; whoever else writes it is another
-        // process or the kernel.
+        // SAFETY: the field is in the mapping, is aligned, and lives as long as `self`. Its other writers are
+        // another process or the kernel.
         unsafe { AtomicU64::from_ptr(&raw mut (*self.0.as_ptr()).kvm_valid_regs) }
     }
 
-    /// Asks KVM for the registers at the next return of KVM_RUN, for as long as the value lives.
-    pub(crate) fn want_registers(&self) -> Wanted<'_> {
+    /// Requests registers from KVM at the next return of KVM_RUN, for as long as the returned guard lives.
+    pub(crate) fn request_registers(&self) -> RegisterRequest<'_> {
         let before = self.valid_regs().load(Ordering::Relaxed);
-        if before & WANTED != WANTED {
-            self.valid_regs().store(before | WANTED, Ordering::SeqCst);
+        if before & REQUESTED != REQUESTED {
+            self.valid_regs().store(before | REQUESTED, Ordering::SeqCst);
         }
-        Wanted { page: self, before }
+        RegisterRequest { page: self, before }
     }
 
-    /// Why KVM_RUN has returned last (`KVM_EXIT_*`).
+    /// Returns the reason for the last return of KVM_RUN (`KVM_EXIT_*`).
     pub(crate) fn exit_reason(&self) -> u32 {
-        // SAFETY: the field lies in the mapping and is aligned.
+        // SAFETY: the field is in the mapping and is aligned.
         unsafe { (&raw const (*self.0.as_ptr()).exit_reason).read_volatile() }
     }
 
-    /// The registers as KVM has put them here.
+    /// Returns the registers that KVM has put into the page.
     pub(crate) fn registers(&self) -> (kvm_regs, kvm_sregs) {
-        // SAFETY: the fields lie in the mapping, are aligned, and are valid for all bit patterns. The vCPU's thread stands
-        // still, so that nobody writes them.
+        // SAFETY: the fields are in the mapping, are aligned, and are valid for all bit patterns. The vCPU's
+        // thread is stopped, so nothing writes them.
         unsafe {
             let registers = &raw const (*self.0.as_ptr()).s.regs;
             ((&raw const (*registers).regs).read_volatile(), (&raw const (*registers).sregs).read_volatile())
@@ -78,26 +80,26 @@ impl RunPage {
 
 impl Drop for RunPage {
     fn drop(&mut self) {
-        // SAFETY: `map` has made exactly this mapping, and nobody borrows it any more.
+        // SAFETY: `map` has made exactly this mapping, and nothing borrows it any longer.
         unsafe {
             libc::munmap(self.0.as_ptr().cast(), BYTES);
         }
     }
 }
 
-/// Registers are wanted; the page's word for it is what it was again when this is dropped.
+/// Request for registers. Dropping it restores the page's field that held the request.
 #[derive(Debug)]
-pub(crate) struct Wanted<'a> {
+pub(crate) struct RegisterRequest<'a> {
     page: &'a RunPage,
     before: u64,
 }
 
-impl Drop for Wanted<'_> {
+impl Drop for RegisterRequest<'_> {
     fn drop(&mut self) {
-        if self.before & WANTED != WANTED {
-            // A VMM that has changed the word meanwhile has the last one.
+        if self.before & REQUESTED != REQUESTED {
+            // A VMM that has changed the field meanwhile keeps its own value.
             let _changed = self.page.valid_regs().compare_exchange(
-                self.before | WANTED,
+                self.before | REQUESTED,
                 self.before,
                 Ordering::SeqCst,
                 Ordering::Relaxed,

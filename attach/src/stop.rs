@@ -1,7 +1,8 @@
-//! Stops one thread of another process for a moment.
+//! Stop of one thread of another process, for a short time.
 //!
-//! Nothing is attached before [`Stop::thread`] and after its end. If the thread that holds a [`Stop`] ends, in whatever way, the
-//! kernel detaches and lets the other run on (`exit_ptrace`, kernel/ptrace.c): nothing has to be cleaned up.
+//! Nothing is attached before [`ThreadStop::new`] and after the stop's end. If the thread that holds a
+//! [`ThreadStop`] ends, for any reason, the kernel detaches and resumes the other thread (`exit_ptrace`,
+//! kernel/ptrace.c). So no cleanup is needed.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -12,43 +13,44 @@ use crate::thread::run_descriptor;
 /// `PTRACE_EVENT_STOP` (include/uapi/linux/ptrace.h).
 const EVENT_STOP: i32 = 128;
 
-/// Why a thread is not stopped.
+/// Reason why a thread is not stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Refused {
-    /// It is gone.
+pub(crate) enum StopError {
+    /// The thread has ended.
     Gone,
-    /// Someone else traces it, or it may not be traced any more.
+    /// The thread has another tracer, or may no longer be traced.
     NotAllowed,
-    /// The wait for it was interrupted: the caller is to look whether it has to end.
+    /// The wait for the stop was interrupted: the caller has to check whether it must end.
     Interrupted,
 }
 
-/// A stopped thread; it runs on when this is dropped.
+/// Stopped thread; dropping this resumes it.
 #[derive(Debug)]
-pub(crate) struct Stop {
+pub(crate) struct ThreadStop {
     thread: i32,
-    /// The signal that it was about to get.
+    /// Signal that the thread was about to receive; 0 for none.
     signal: i32,
-    /// False once it is gone.
+    /// False once the thread is gone.
     stopped: bool,
 }
 
 fn ptrace(request: libc::c_uint, thread: i32, data: *mut libc::c_void) -> io::Result<()> {
-    // SAFETY: `data` is a valid target of what the request writes, or not written through; the callers see to it.
+    // SAFETY: `data` is a valid target of what the request writes, or is not dereferenced; the callers ensure
+    // that.
     let result = unsafe { libc::ptrace(request, thread, ptr::null_mut::<libc::c_void>(), data) };
     if result == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-fn refusal(error: &io::Error) -> Refused {
-    if error.raw_os_error() == Some(libc::ESRCH) { Refused::Gone } else { Refused::NotAllowed }
+fn stop_error(error: &io::Error) -> StopError {
+    if error.raw_os_error() == Some(libc::ESRCH) { StopError::Gone } else { StopError::NotAllowed }
 }
 
-impl Stop {
-    /// Stops `thread`. Where the wait is interrupted, `go_on` says whether to wait on.
-    pub(crate) fn thread(thread: i32, go_on: impl Fn() -> bool) -> Result<Self, Refused> {
-        ptrace(libc::PTRACE_SEIZE, thread, ptr::null_mut()).map_err(|error| refusal(&error))?;
+impl ThreadStop {
+    /// Stops a thread. If the wait is interrupted, `keep_waiting` decides whether it continues.
+    pub(crate) fn new(thread: i32, keep_waiting: impl Fn() -> bool) -> Result<Self, StopError> {
+        ptrace(libc::PTRACE_SEIZE, thread, ptr::null_mut()).map_err(|error| stop_error(&error))?;
         let mut stop = Self { thread, signal: 0, stopped: false };
-        ptrace(libc::PTRACE_INTERRUPT, thread, ptr::null_mut()).map_err(|error| refusal(&error))?;
+        ptrace(libc::PTRACE_INTERRUPT, thread, ptr::null_mut()).map_err(|error| stop_error(&error))?;
         let status = loop {
             let mut status = 0;
             // SAFETY: the pointer is valid for the call.
@@ -56,24 +58,25 @@ impl Stop {
                 break status;
             }
             match io::Error::last_os_error().raw_os_error() {
-                Some(libc::EINTR) if go_on() => {}
-                Some(libc::EINTR) => return Err(Refused::Interrupted),
-                _ => return Err(Refused::Gone),
+                Some(libc::EINTR) if keep_waiting() => {}
+                Some(libc::EINTR) => return Err(StopError::Interrupted),
+                _ => return Err(StopError::Gone),
             }
         };
         if !libc::WIFSTOPPED(status) {
-            return Err(Refused::Gone);
+            return Err(StopError::Gone);
         }
         stop.stopped = true;
-        // Anything but the stop that was asked for, and but a stop of the whole process, is a signal on its way.
+        // Anything other than the requested stop, and than a stop of the whole process, is a signal on its
+        // way.
         if status >> 16 != EVENT_STOP {
             stop.signal = libc::WSTOPSIG(status);
         }
         Ok(stop)
     }
 
-    /// The descriptor of the vCPU whose KVM_RUN the stop has ended: interrupted, and with nothing of the guest's for the VMM
-    /// to serve.
+    /// Returns the descriptor of the vCPU whose KVM_RUN the stop has interrupted. `None` if the VMM has an
+    /// exit of the guest to serve, or the thread was not in KVM_RUN.
     pub(crate) fn interrupted_run(&self) -> Option<i32> {
         let mut registers = MaybeUninit::<libc::user_regs_struct>::uninit();
         ptrace(libc::PTRACE_GETREGS, self.thread, registers.as_mut_ptr().cast()).ok()?;
@@ -85,12 +88,12 @@ impl Stop {
     }
 }
 
-impl Drop for Stop {
+impl Drop for ThreadStop {
     fn drop(&mut self) {
         if self.stopped {
-            // A number in the place of a pointer, as ptrace(2) has it.
+            // ptrace(2) takes a number instead of a pointer here.
             let signal = ptr::without_provenance_mut(usize::try_from(self.signal).unwrap_or(0));
-            // Killed meanwhile, at worst.
+            // At worst the thread was killed meanwhile.
             let _gone = ptrace(libc::PTRACE_DETACH, self.thread, signal);
         }
     }

@@ -1,41 +1,44 @@
-//! Finds the vCPUs of a process and their threads.
+//! Search for the vCPUs of a process and their threads.
 
 use std::collections::HashMap;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use crate::error::AttachError;
-use crate::lock::Lock;
-use crate::memory::{ForeignMemory, Prover, Table};
-use crate::process::{Process, tracer_of};
-use crate::run_page::RunPage;
-use crate::stop::{Refused, Stop};
-use crate::thread::{Doing, ThreadFiles, ThreadId};
+use vmm::ThreadId;
 
-/// How long the threads are looked for: a vCPU that serves exits all the time is in the guest again within milliseconds.
+use crate::error::AttachError;
+use crate::lock::ProcessLock;
+use crate::memory::{ForeignMemory, LastTables, LayoutProver};
+use crate::process::{Process, step_error, tracer_of};
+use crate::run_page::RunPage;
+use crate::stop::{StopError, ThreadStop};
+use crate::thread::{ThreadActivity, ThreadFiles};
+
+/// Time limit of the search for threads: a vCPU that serves exits all the time is in the guest again within
+/// milliseconds.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// After this time what was found is enough, if it is anything.
+/// Time after which a part of the threads is enough.
 const PARTIAL_PATIENCE: Duration = Duration::from_secs(1);
-/// Pause between two looks for the memory, ms.
+/// Interval between two searches for the memory's layout, ms.
 const PROVE_PAUSE_MS: i32 = 20;
-/// Pause between two looks.
+/// Interval between two scans of the threads.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// A process with a virtual machine, ready to be profiled by this vprof alone.
+/// Process with a virtual machine, reserved for this vprof and ready to be profiled.
 #[derive(Debug)]
 pub struct Target {
     pub(crate) process: Process,
-    pub(crate) vcpus: Vec<Vcpu>,
-    /// KVM's numbers of all vCPUs, also of those whose threads were not found.
+    pub(crate) vcpus: Vec<TargetVcpu>,
+    /// KVM's numbers of all vCPUs, including those whose threads were not found.
     pub(crate) known: Vec<u32>,
-    pub(crate) lock: Lock,
+    pub(crate) lock: ProcessLock,
     pub(crate) memory: ForeignMemory,
 }
 
 /// A vCPU and its thread.
 #[derive(Debug)]
-pub(crate) struct Vcpu {
-    /// KVM's number of it.
+pub(crate) struct TargetVcpu {
+    /// KVM's number of the vCPU.
     pub(crate) number: u32,
     pub(crate) fd: i32,
     pub(crate) id: ThreadId,
@@ -44,15 +47,16 @@ pub(crate) struct Vcpu {
 }
 
 impl Target {
-    /// Finds the virtual machine of the process `pid`, at most with `most` vCPUs. Threads whose state does not tell what
-    /// they do are stopped for a moment.
+    /// Finds the virtual machine of the process `pid`, with at most `most` vCPUs. Threads whose state in
+    /// /proc does not show what they do are stopped for a short time.
     ///
     /// # Errors
-    /// Everything that keeps vprof from profiling it; nothing is left behind then.
-    pub fn look(pid: i32, most: usize) -> Result<Self, AttachError> {
+    /// The process does not exist, may not be traced, has no vCPUs or too many, is stopped or paused, or is
+    /// profiled already. It is left as it was then.
+    pub fn find(pid: i32, most: usize) -> Result<Self, AttachError> {
         let process = Process::open(pid)?;
         let name = || process.name().to_owned();
-        let descriptors = process.vcpus().map_err(|e| AttachError::of(pid, "list its descriptors", e))?;
+        let descriptors = process.vcpus().map_err(|e| step_error(pid, "list its descriptors", e))?;
         if descriptors.is_empty() {
             let name = name();
             return Err(if process.is_qemu() {
@@ -67,7 +71,7 @@ impl Target {
         if process.is_stopped() {
             return Err(AttachError::Stopped { pid, name: name() });
         }
-        let lock = Lock::take(&process)?;
+        let lock = ProcessLock::take(&process)?;
         let mut threads = find_threads(&process, &descriptors)?;
         if threads.is_empty() {
             return Err(AttachError::Paused { pid, name: name(), waited: PATIENCE.as_secs() });
@@ -76,45 +80,46 @@ impl Target {
         for (number, fd) in &descriptors {
             let Some((id, files)) = threads.remove(fd) else { continue };
             let page = RunPage::map(&process, *fd)
-                .map_err(|error| AttachError::of(pid, "map the run page of a vCPU", error))?;
-            vcpus.push(Vcpu { number: *number, fd: *fd, id, files, page });
+                .map_err(|error| step_error(pid, "map the run page of a vCPU", error))?;
+            vcpus.push(TargetVcpu { number: *number, fd: *fd, id, files, page });
         }
         let known = descriptors.iter().map(|(number, _)| *number).collect();
         let memory = ForeignMemory::new(pid);
         Ok(Self { process, vcpus, known, lock, memory })
     }
 
-    /// The process.
+    /// Returns the process.
     pub fn process(&self) -> &Process {
         &self.process
     }
 
-    /// How many vCPUs will be profiled: those whose threads were found.
+    /// Returns the number of vCPUs that will be profiled: those whose threads were found.
     pub fn vcpus(&self) -> usize {
         self.vcpus.len()
     }
 
-    /// How many have no thread that was in the guest while they were looked for.
+    /// Returns the number of vCPUs without a thread that was in the guest during the search.
     pub fn unseen(&self) -> usize {
         self.known.len() - self.vcpus.len()
     }
 
-    /// Looks for the place of the guest's memory, at most that long, so that the first sample has a name already. Each look
-    /// stops one vCPU. What is not found now is looked for on while the machine is profiled.
+    /// Searches for the layout of the guest's memory for at most `limit`, so that the first sample already
+    /// has a name. Each attempt stops one vCPU. If it is not found, the search continues while the machine is
+    /// profiled.
     pub fn prove(&self, limit: Duration) {
         let begin = Instant::now();
-        let (prover, tables) = (Prover::new(self.memory.clone()), Table::default());
+        let (prover, tables) = (LayoutProver::new(self.memory.clone()), LastTables::default());
         for vcpu in self.vcpus.iter().cycle() {
             if begin.elapsed() >= limit || self.process.ended_within(PROVE_PAUSE_MS) {
                 return;
             }
             let stop = {
-                let _wanted = vcpu.page.want_registers();
-                Stop::thread(vcpu.id.thread, || true)
+                let _wanted = vcpu.page.request_registers();
+                ThreadStop::new(vcpu.id.thread, || true)
             };
             let Ok(stop) = stop else { continue };
             if stop.interrupted_run() == Some(vcpu.fd) {
-                tables.tell(&vcpu.page.registers().1);
+                tables.record(&vcpu.page.registers().1);
             }
             drop(stop);
             let Some(last) = tables.last() else { continue };
@@ -124,18 +129,19 @@ impl Target {
         }
     }
 
-    /// KVM's own counters of the vCPUs, in their order, where the VMM has opened them for itself.
+    /// Returns KVM's own counters of the vCPUs, in their order; `None` if the VMM has not opened them for
+    /// itself.
     pub fn counters(&self) -> Vec<Option<vmm::Counters>> {
         let open = self.process.counters().unwrap_or_default();
-        let counters = |vcpu: &Vcpu| {
+        let counters = |vcpu: &TargetVcpu| {
             let (_, fd) = open.iter().find(|(number, _)| *number == vcpu.number)?;
-            vmm::Counters::of_descriptor(self.process.descriptor(*fd).ok()?).ok()
+            vmm::Counters::from_descriptor(self.process.descriptor(*fd).ok()?).ok()
         };
         self.vcpus.iter().map(counters).collect()
     }
 }
 
-/// The thread of each vCPU's descriptor, as far as they are in the guest in the time that is given to them.
+/// Finds the thread of each vCPU's descriptor, as far as the threads are in the guest within the time limit.
 fn find_threads(
     process: &Process,
     descriptors: &[(u32, i32)],
@@ -145,7 +151,7 @@ fn find_threads(
     let mut found = HashMap::new();
     let wanted = |fd: i32| descriptors.iter().any(|(_, wanted)| *wanted == fd);
     loop {
-        let threads = process.threads().map_err(|error| AttachError::of(pid, "list its threads", error))?;
+        let threads = process.threads().map_err(|error| step_error(pid, "list its threads", error))?;
         for thread in threads {
             let id = ThreadId { process: pid, thread };
             if found.values().any(|(known, _)| *known == id) {
@@ -153,12 +159,12 @@ fn find_threads(
             }
             // A thread may end meanwhile.
             let Ok(files) = ThreadFiles::open(id) else { continue };
-            let fd = match files.doing() {
-                Ok(Doing::BlockedInRun(fd)) => Some(fd),
-                Ok(Doing::Running) => run_of(id)?,
-                Ok(Doing::Blocked) => None,
+            let fd = match files.activity() {
+                Ok(ThreadActivity::BlockedInRun(fd)) => Some(fd),
+                Ok(ThreadActivity::Running) => run_of(id)?,
+                Ok(ThreadActivity::Blocked) => None,
                 Err(error) if error.raw_os_error() == Some(libc::ESRCH) => None,
-                Err(error) => return Err(AttachError::of(pid, "look at its threads", error)),
+                Err(error) => return Err(step_error(pid, "read the state of its threads", error)),
             };
             if let Some(fd) = fd.filter(|fd| wanted(*fd)) {
                 found.insert(fd, (id, files));
@@ -172,12 +178,12 @@ fn find_threads(
     }
 }
 
-/// The vCPU's descriptor whose KVM_RUN the running thread is in.
+/// Returns the vCPU's descriptor whose KVM_RUN the running thread is in.
 fn run_of(id: ThreadId) -> Result<Option<i32>, AttachError> {
-    match Stop::thread(id.thread, || true) {
+    match ThreadStop::new(id.thread, || true) {
         Ok(stop) => Ok(stop.interrupted_run()),
-        Err(Refused::Gone | Refused::Interrupted) => Ok(None),
-        Err(Refused::NotAllowed) => Err(match tracer_of(id.process, id.thread) {
+        Err(StopError::Gone | StopError::Interrupted) => Ok(None),
+        Err(StopError::NotAllowed) => Err(match tracer_of(id.process, id.thread) {
             Some((tracer_pid, tracer)) => AttachError::Traced { pid: id.process, tracer_pid, tracer },
             None => AttachError::Permission { pid: id.process },
         }),

@@ -1,8 +1,10 @@
-//! What /proc tells of a vCPU's thread without stopping it.
+//! State of a vCPU's thread, as /proc shows it without stopping the thread.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
+
+use vmm::ThreadId;
 
 use crate::process::thread_file;
 
@@ -11,18 +13,9 @@ const IOCTL: u64 = 16;
 /// `KVM_RUN`, `_IO(KVMIO, 0x80)` (include/uapi/linux/kvm.h).
 const KVM_RUN: u64 = 0xae80;
 
-/// A thread of another process.
+/// Activity of a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ThreadId {
-    /// Its process.
-    pub process: i32,
-    /// The thread.
-    pub thread: i32,
-}
-
-/// What a thread does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Doing {
+pub(crate) enum ThreadActivity {
     /// On a CPU, or waiting for one.
     Running,
     /// Blocked in KVM_RUN on this descriptor.
@@ -31,14 +24,15 @@ pub(crate) enum Doing {
     Blocked,
 }
 
-/// A system call's number and first two arguments are those of KVM_RUN; its descriptor.
+/// Returns the descriptor of a KVM_RUN, given a system call's number and first two arguments; `None` for
+/// other calls.
 pub(crate) fn run_descriptor(number: u64, arguments: [u64; 2]) -> Option<i32> {
     let [fd, request] = arguments;
-    // The kernel looks at the lower half of both.
+    // The kernel uses the lower half of both.
     (number == IOCTL && request & 0xffff_ffff == KVM_RUN).then(|| i32::try_from(fd & 0xffff_ffff).ok())?
 }
 
-/// The files of a thread, kept open.
+/// Files of a thread in /proc, kept open.
 #[derive(Debug)]
 pub(crate) struct ThreadFiles {
     syscall: File,
@@ -51,14 +45,14 @@ impl ThreadFiles {
         Ok(Self { syscall: open("syscall")?, schedstat: open("schedstat")? })
     }
 
-    /// What the thread does now.
-    pub(crate) fn doing(&self) -> io::Result<Doing> {
+    /// Returns the thread's present activity.
+    pub(crate) fn activity(&self) -> io::Result<ThreadActivity> {
         let mut text = [0; 256];
         let length = self.syscall.read_at(&mut text, 0)?;
-        Ok(text.get(..length).map_or(Doing::Running, parse))
+        Ok(text.get(..length).map_or(ThreadActivity::Running, parse))
     }
 
-    /// Time that it has run so far, ns: right to the moment while it does not run.
+    /// Returns the thread's CPU time so far, ns. It is exact while the thread does not run.
     pub(crate) fn run_ns(&self) -> Option<u64> {
         let mut text = [0; 96];
         let length = self.schedstat.read_at(&mut text, 0).ok()?;
@@ -66,24 +60,25 @@ impl ThreadFiles {
     }
 }
 
-/// A line of /proc/PID/syscall (proc_pid_syscall(5)): `running`, or the number, six arguments, stack pointer and program
-/// counter, or -1 and the last two.
-fn parse(line: &[u8]) -> Doing {
-    let Ok(line) = str::from_utf8(line) else { return Doing::Blocked };
+/// Parses a line of /proc/PID/syscall (proc_pid_syscall(5)). It is `running`, or the number, six arguments,
+/// stack pointer and program counter, or -1 and the last two.
+fn parse(line: &[u8]) -> ThreadActivity {
+    let Ok(line) = str::from_utf8(line) else { return ThreadActivity::Blocked };
     let mut words = line.split_ascii_whitespace();
-    let Some(first) = words.next() else { return Doing::Running };
+    let Some(first) = words.next() else { return ThreadActivity::Running };
     if first == "running" {
-        return Doing::Running;
+        return ThreadActivity::Running;
     }
-    let Ok(number) = first.parse() else { return Doing::Blocked };
+    let Ok(number) = first.parse() else { return ThreadActivity::Blocked };
     let mut hex = || u64::from_str_radix(words.next()?.strip_prefix("0x")?, 16).ok();
     let arguments = [hex().unwrap_or(0), hex().unwrap_or(0)];
     let counter = line.split_ascii_whitespace().next_back();
-    // KVM's helper threads inherit the registers of the thread that made them, but run no code of the process.
+    // KVM's helper threads inherit the registers of the thread that made them, but run no code of the
+    // process.
     let helper = counter.is_none_or(|counter| counter == "0x0");
     match run_descriptor(number, arguments) {
-        Some(fd) if !helper => Doing::BlockedInRun(fd),
-        _ => Doing::Blocked,
+        Some(fd) if !helper => ThreadActivity::BlockedInRun(fd),
+        _ => ThreadActivity::Blocked,
     }
 }
 
@@ -92,21 +87,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_in_kvm_run_is_known_by_its_call() {
+    fn a_thread_in_kvm_run_is_recognized_by_its_call() {
         let halted = b"16 0x1d 0xae80 0x0 0x0 0x7f10 0x0 0x7f10a8ff4f28 0x7f10aa1c5c5b\n";
-        assert_eq!(parse(halted), Doing::BlockedInRun(29));
-        assert_eq!(parse(b"running\n"), Doing::Running);
-        assert_eq!(parse(b"202 0x1d 0xae80 0x0 0x0 0x0 0x0 0x1 0x2\n"), Doing::Blocked);
-        assert_eq!(parse(b"16 0x1d 0xae41 0x0 0x0 0x0 0x0 0x1 0x2\n"), Doing::Blocked);
-        assert_eq!(parse(b"-1 0x7f10a8ff4f28 0x7f10aa1c5c5b\n"), Doing::Blocked);
+        assert_eq!(parse(halted), ThreadActivity::BlockedInRun(29));
+        assert_eq!(parse(b"running\n"), ThreadActivity::Running);
+        assert_eq!(parse(b"202 0x1d 0xae80 0x0 0x0 0x0 0x0 0x1 0x2\n"), ThreadActivity::Blocked);
+        assert_eq!(parse(b"16 0x1d 0xae41 0x0 0x0 0x0 0x0 0x1 0x2\n"), ThreadActivity::Blocked);
+        assert_eq!(parse(b"-1 0x7f10a8ff4f28 0x7f10aa1c5c5b\n"), ThreadActivity::Blocked);
         // kvm-nx-lpage-recovery.
-        assert_eq!(parse(b"16 0x1d 0xae80 0x0 0x0 0x0 0x0 0x0 0x0\n"), Doing::Blocked);
-        assert_eq!(parse(b"\xff"), Doing::Blocked);
+        assert_eq!(parse(b"16 0x1d 0xae80 0x0 0x0 0x0 0x0 0x0 0x0\n"), ThreadActivity::Blocked);
+        assert_eq!(parse(b"\xff"), ThreadActivity::Blocked);
         assert_eq!(run_descriptor(16, [0xdead_0000_0000_001d, 0xae80]), Some(29));
     }
 
     #[test]
-    fn own_threads_can_be_looked_at() {
+    fn own_threads_can_be_read() {
         let own = i32::try_from(std::process::id()).unwrap();
         let sleeper = std::thread::spawn(|| {
             // SAFETY: has no preconditions.
@@ -115,7 +110,7 @@ mod tests {
         });
         let (gone, ()) = sleeper.join().unwrap();
         let files = ThreadFiles::open(ThreadId { process: own, thread: own }).unwrap();
-        assert!(files.doing().is_ok() && files.run_ns().is_some());
+        assert!(files.activity().is_ok() && files.run_ns().is_some());
         assert!(ThreadFiles::open(ThreadId { process: own, thread: gone }).is_err());
     }
 }

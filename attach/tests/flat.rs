@@ -1,4 +1,5 @@
-//! Attaches to a VMM on this host's KVM whose guest is a few bytes of code at CPL 3, which every KVM runs.
+//! Tests of attaching to a VMM on this host's KVM whose guest is a few bytes of code at CPL 3, which every
+//! KVM runs.
 //!
 //! The VMM, and the profilers that are killed, are this test's own binary, started again with a role.
 
@@ -9,23 +10,23 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
-use attach::{AttachError, Attached, End, Missed, News, Observer, Standing, Target, ThreadId, Tick};
-use linux::PhysicalMemory;
+use attach::{AttachError, AttachEvent, Attachment, AttachmentEnd, PauseCause, StopMemory, Target};
 use testkit::eventually;
 use vmm::config::FLAT_ENTRY;
-use vmm::{Activity, Machine, Unobserved, VmConfig, probe};
+use vmm::{Activity, Machine, MissReason, Observer, ThreadId, Tick, Unobserved, VmConfig, kvm_check};
 
+/// Time limit of what must happen.
 const SOON: Duration = Duration::from_secs(20);
-/// What the child is to be.
+/// Variable with the role of the child.
 const ROLE: &str = "VPROF_TEST_ROLE";
 /// Iterations of the guest's checksum: longer than 100 profilers take to start.
 const ITERATIONS: u64 = 3_000_000_000;
 const MOST: usize = 64;
 
-/// One test at a time: each measures a process of its own. `None` where there is no KVM, and need not be.
+/// Serializes the tests: each measures a separate process. Returns `None` where KVM is missing and optional.
 fn kvm() -> Option<MutexGuard<'static, ()>> {
     static ONE: Mutex<()> = Mutex::new(());
-    if let Err(error) = probe::open() {
+    if let Err(error) = kvm_check::open() {
         testkit::missing(&format!("/dev/kvm ({error})"));
         return None;
     }
@@ -39,9 +40,9 @@ const LOOPS: &[u8] = &[
     0xec,
 ];
 
-/// A checksum in registers and memory, written to the exit port:
-/// `mov $1, %rax; mov $N, %rcx; mov $0x400000, %ebx; 1: imul $0x41c64e6d, %rax; add %rcx, %rax; mov %rax, (%rbx);
-/// xor (%rbx), %rdx; dec %rcx; jnz 1b; xor %rdx, %rax; mov $0xf4, %edx; out %eax, (%dx); 2: jmp 2b`
+/// A checksum in registers and memory, written to the exit port: `mov $1, %rax; mov $N, %rcx; mov $0x400000,
+/// %ebx; 1: imul $0x41c64e6d, %rax; add %rcx, %rax; mov %rax, (%rbx); xor (%rbx), %rdx; dec %rcx; jnz 1b; xor
+/// %rdx, %rax; mov $0xf4, %edx; out %eax, (%dx); 2: jmp 2b`
 fn checksum_code() -> Vec<u8> {
     let mut code = vec![0x48, 0xc7, 0xc0, 1, 0, 0, 0, 0x48, 0xb9];
     code.extend(ITERATIONS.to_le_bytes());
@@ -55,7 +56,7 @@ fn checksum_code() -> Vec<u8> {
     code
 }
 
-/// What the code gives.
+/// Returns the checksum that the code computes.
 fn checksum() -> u32 {
     let (mut a, mut d) = (1_u64, 0_u64);
     for c in (1..=ITERATIONS).rev() {
@@ -65,7 +66,8 @@ fn checksum() -> u32 {
     u32::try_from((a ^ d) & 0xffff_ffff).unwrap()
 }
 
-/// The child: a VMM that says how its guest ended. One becomes another program after a second.
+/// Runs the child: a VMM that prints the end of its guest. In one role it executes another program after a
+/// second.
 fn vmm(role: &str) -> ! {
     let code = if role == "checksum" { checksum_code() } else { LOOPS.to_vec() };
     let config = VmConfig { vcpus: 2, memory_bytes: 64 << 20, ..VmConfig::flat(code) };
@@ -80,16 +82,16 @@ fn vmm(role: &str) -> ! {
     std::process::exit(0)
 }
 
-/// The other child: attaches and ticks until it is killed.
+/// Runs the other child: attaches and ticks until it is killed.
 fn profiler(pid: &str) -> ! {
-    let target = Target::look(pid.parse().unwrap(), MOST).unwrap();
-    let _attached = Attached::start(target, |_| Recorder::new(Duration::from_micros(200))).unwrap();
+    let target = Target::find(pid.parse().unwrap(), MOST).unwrap();
+    let _attached = Attachment::start(target, |_| Recorder::new(Duration::from_micros(200))).unwrap();
     println!("it runs");
     std::thread::sleep(Duration::from_secs(100));
     std::process::exit(0)
 }
 
-/// Plays the role that this process was started for, if it was for one.
+/// Plays the role that this process was started for, if any.
 fn play() {
     match std::env::var(ROLE).unwrap_or_default().split_once(' ') {
         Some(("vmm", guest)) => vmm(guest),
@@ -98,14 +100,14 @@ fn play() {
     }
 }
 
-/// A child that is killed at the end.
+/// Child process that is killed at the end.
 struct Role {
     child: Child,
     output: BufReader<ChildStdout>,
 }
 
 impl Role {
-    /// Starts this binary for the test `test` in a role; returns when it says that it runs.
+    /// Starts this binary for the test `test` in a role; returns when the child prints that it runs.
     fn start(test: &str, role: &str) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", test, "--nocapture"]).env(ROLE, role).stdout(Stdio::piped());
@@ -142,7 +144,7 @@ struct Recorder {
     rips: HashMap<u64, u32>,
     halted: u32,
     missed: HashMap<&'static str, u32>,
-    held_ns: Vec<u64>,
+    suspended_ns: Vec<u64>,
     thread: Option<ThreadId>,
     stopped: u32,
 }
@@ -154,7 +156,7 @@ impl Recorder {
             rips: HashMap::new(),
             halted: 0,
             missed: HashMap::new(),
-            held_ns: Vec::new(),
+            suspended_ns: Vec::new(),
             thread: None,
             stopped: 0,
         }
@@ -165,13 +167,16 @@ impl Recorder {
     }
 }
 
-impl Observer for Recorder {
-    fn started(&mut self, thread: Option<ThreadId>) -> Option<Duration> {
+impl Observer<StopMemory> for Recorder {
+    fn attached(&mut self, thread: Option<ThreadId>) {
         self.thread = thread;
+    }
+
+    fn started(&mut self) -> Option<Duration> {
         Some(self.interval)
     }
 
-    fn ticked<M: PhysicalMemory>(&mut self, tick: &Tick<'_, M>) -> Option<Duration> {
+    fn ticked(&mut self, tick: &Tick<'_, StopMemory>) -> Option<Duration> {
         assert!(tick.now_ns >= tick.due_ns);
         match tick.activity() {
             Some(Activity::Halted | Activity::NotStarted) => self.halted += 1,
@@ -180,20 +185,20 @@ impl Observer for Recorder {
         Some(self.interval)
     }
 
-    fn missed(&mut self, why: Missed, _: u64, _: u64) -> Option<Duration> {
+    fn missed(&mut self, why: MissReason, _: u64, _: u64) -> Option<Duration> {
         let name = match why {
-            Missed::InVmm => "in the VMM",
-            Missed::BlockedInVmm => "blocked in the VMM",
-            Missed::Paused => "paused",
-            Missed::NotRun => "not run",
-            Missed::Traced => "traced",
+            MissReason::InVmm => "in the VMM",
+            MissReason::BlockedInVmm => "blocked in the VMM",
+            MissReason::Paused => "paused",
+            MissReason::NotRun => "not run",
+            MissReason::Traced => "traced",
         };
         *self.missed.entry(name).or_default() += 1;
         Some(self.interval)
     }
 
-    fn held(&mut self, from_ns: u64, to_ns: u64) {
-        self.held_ns.push(to_ns - from_ns);
+    fn suspended(&mut self, from_ns: u64, to_ns: u64) {
+        self.suspended_ns.push(to_ns - from_ns);
     }
 
     fn stopped(&mut self) {
@@ -201,14 +206,14 @@ impl Observer for Recorder {
     }
 }
 
-/// Profiles the process for that long.
+/// Profiles the process for `time`.
 fn profile(pid: i32, time: Duration) -> Vec<Recorder> {
-    let target = Target::look(pid, MOST).unwrap();
+    let target = Target::find(pid, MOST).unwrap();
     assert_eq!((target.vcpus(), target.unseen()), (2, 0));
-    let attached = Attached::start(target, |_| Recorder::new(Duration::from_millis(1))).unwrap();
+    let attached = Attachment::start(target, |_| Recorder::new(Duration::from_millis(1))).unwrap();
     std::thread::sleep(time);
     let ended = attached.wait().unwrap();
-    assert_eq!(ended.end, End::Detached);
+    assert_eq!(ended.end, AttachmentEnd::Detached);
     ended.observers
 }
 
@@ -230,10 +235,10 @@ fn ticks_find_the_guest_where_it_is() {
     // Three quarters of the time, known to within 5 % (four standard errors of 1,200 samples).
     let share = f64::from(within(9, 18)) / f64::from(ticks);
     assert!((share - 0.75).abs() < 0.05 * (1200.0 / f64::from(ticks)).sqrt().max(1.0), "{share} of {ticks}");
-    // The second vCPU waits for an INIT that nobody sends: it is looked at without a stop, but for one a second, and for
-    // those that come before its thread has blocked again.
+    // The second vCPU waits for an INIT that nobody sends: it is observed without a stop, except one a
+    // second, and for those that come before its thread has blocked again.
     assert!(second.halted > 200 && second.ticks() == 0, "{second:?}");
-    assert!(second.held_ns.len() < 20, "{} stops", second.held_ns.len());
+    assert!(second.suspended_ns.len() < 20, "{} stops", second.suspended_ns.len());
     assert_eq!((first.stopped, second.stopped), (1, 1));
 }
 
@@ -257,7 +262,7 @@ fn a_profiler_that_is_killed_leaves_the_guest_as_it_was() {
     assert!(rest.contains(&format!("Exited({expected})")), "{rest} instead of {expected}");
 }
 
-/// Some thread of the process has a tracer, or stands still.
+/// Returns true if some thread of the process has a tracer, or is stopped.
 fn traced(pid: i32) -> bool {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
     let statuses = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("status")).ok());
@@ -272,40 +277,40 @@ fn the_end_of_the_vmm_is_the_end() {
     let (vm, attached) = attached("the_end_of_the_vmm_is_the_end", "vmm loops");
     std::thread::sleep(Duration::from_millis(300));
     drop(vm);
-    assert_ended(attached, End::ProcessEnded);
+    assert_ended(attached, AttachmentEnd::ProcessEnded);
 }
 
 #[test]
-fn a_vmm_that_executes_another_program_has_no_machine_any_more() {
+fn a_vmm_that_executes_another_program_has_no_machine_any_longer() {
     play();
     let Some(_one) = kvm() else { return };
-    let test = "a_vmm_that_executes_another_program_has_no_machine_any_more";
+    let test = "a_vmm_that_executes_another_program_has_no_machine_any_longer";
     let (_vm, attached) = attached(test, "vmm exec");
-    assert_ended(attached, End::VcpusEnded);
+    assert_ended(attached, AttachmentEnd::VcpusEnded);
 }
 
 #[test]
-fn a_machine_that_ends_before_its_first_tick_is_told() {
+fn a_machine_that_ends_before_its_first_tick_is_an_error() {
     play();
     let Some(_one) = kvm() else { return };
-    let vm = Role::start("a_machine_that_ends_before_its_first_tick_is_told", "vmm exec");
-    let target = Target::look(vm.pid(), MOST).unwrap();
+    let vm = Role::start("a_machine_that_ends_before_its_first_tick_is_an_error", "vmm exec");
+    let target = Target::find(vm.pid(), MOST).unwrap();
     let comm = format!("/proc/{}/comm", vm.pid());
     let executes = || std::fs::read_to_string(&comm).unwrap() == "sleep\n";
     eventually("execution of the other program", SOON, || executes().then_some(()));
-    let error = Attached::start(target, |_| Recorder::new(Duration::from_millis(1))).unwrap_err();
+    let error = Attachment::start(target, |_| Recorder::new(Duration::from_millis(1))).unwrap_err();
     assert!(matches!(&error, AttachError::Ended { name, .. } if name == "sleep"), "{error}");
 }
 
 /// A VMM that was started for the test, and its profiler, which ticks every 200 us.
-fn attached(test: &str, role: &str) -> (Role, Attached<Recorder>) {
+fn attached(test: &str, role: &str) -> (Role, Attachment<Recorder>) {
     let vm = Role::start(test, role);
-    let target = Target::look(vm.pid(), MOST).unwrap();
-    (vm, Attached::start(target, |_| Recorder::new(Duration::from_micros(200))).unwrap())
+    let target = Target::find(vm.pid(), MOST).unwrap();
+    (vm, Attachment::start(target, |_| Recorder::new(Duration::from_micros(200))).unwrap())
 }
 
-/// It comes to that end by itself.
-fn assert_ended(attached: Attached<Recorder>, end: End) {
+/// Waits for the end, which happens without a request.
+fn assert_ended(attached: Attachment<Recorder>, end: AttachmentEnd) {
     eventually("end", SOON, || attached.has_ended().then_some(()));
     let ended = attached.wait().unwrap();
     assert_eq!((ended.end, ended.observers.len()), (end, 2));
@@ -316,37 +321,37 @@ fn a_vmm_that_is_stopped_is_waited_for() {
     play();
     let Some(_one) = kvm() else { return };
     let (vm, attached) = attached("a_vmm_that_is_stopped_is_waited_for", "vmm loops");
-    let told = |wanted: News| {
-        eventually(&format!("{wanted:?}"), SOON, || attached.news().contains(&wanted).then_some(()));
+    let wait_for = |wanted: AttachEvent| {
+        eventually(&format!("{wanted:?}"), SOON, || attached.take_events().contains(&wanted).then_some(()));
         std::thread::sleep(Duration::from_millis(300));
     };
     vm.signal(libc::SIGSTOP);
-    told(News::Stands(Standing::Stopped));
+    wait_for(AttachEvent::Paused(PauseCause::Signal));
     vm.signal(libc::SIGCONT);
-    told(News::Moves);
+    wait_for(AttachEvent::Resumed);
     let seen = attached.wait().unwrap().observers;
     for vcpu in &seen {
         assert!(vcpu.missed.get("paused").is_some_and(|ticks| *ticks > 50), "{vcpu:?}");
     }
-    assert!(seen[0].ticks() > 50, "it runs on: {seen:?}");
+    assert!(seen[0].ticks() > 50, "it continues: {seen:?}");
 }
 
 #[test]
-fn what_cannot_be_attached_to_is_told() {
+fn a_process_that_cannot_be_attached_to_is_an_error() {
     play();
     let own = i32::try_from(std::process::id()).unwrap();
-    let refused = |pid| Target::look(pid, MOST).unwrap_err();
+    let refused = |pid| Target::find(pid, MOST).unwrap_err();
     assert!(matches!(refused(own), AttachError::NoVm { .. }));
     assert!(matches!(refused(i32::MAX), AttachError::NoProcess { .. }));
     let Some(_one) = kvm() else { return };
-    let vm = Role::start("what_cannot_be_attached_to_is_told", "vmm loops");
-    assert!(matches!(Target::look(vm.pid(), 1), Err(AttachError::TooMany { vcpus: 2, most: 1, .. })));
-    let first = Target::look(vm.pid(), MOST).unwrap();
+    let vm = Role::start("a_process_that_cannot_be_attached_to_is_an_error", "vmm loops");
+    assert!(matches!(Target::find(vm.pid(), 1), Err(AttachError::TooMany { vcpus: 2, most: 1, .. })));
+    let first = Target::find(vm.pid(), MOST).unwrap();
     assert!(matches!(refused(vm.pid()), AttachError::InUse { by: Some(by), .. } if by == own));
     drop(first);
     vm.signal(libc::SIGSTOP);
-    let is_stopped = || matches!(Target::look(vm.pid(), MOST), Err(AttachError::Stopped { .. }));
+    let is_stopped = || matches!(Target::find(vm.pid(), MOST), Err(AttachError::Stopped { .. }));
     eventually("refusal of a stopped VMM", SOON, || is_stopped().then_some(()));
     vm.signal(libc::SIGCONT);
-    eventually("VMM that continues", SOON, || Target::look(vm.pid(), MOST).ok().map(drop));
+    eventually("VMM that continues", SOON, || Target::find(vm.pid(), MOST).ok().map(drop));
 }

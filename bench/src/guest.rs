@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use linux::{FindStep, Kernel, ScanResult};
 use profile::ProfileWriter;
 use sampler::bench::{StackFigures, Stopped, stack_figures};
+use vmm::x86::CR4_LA57;
 
 use crate::dump::Guest;
 use crate::table::{Row, median};
@@ -16,8 +17,6 @@ const ROUNDS: usize = 7;
 const WALKS: usize = 101;
 /// Moments whose stacks are measured.
 const MOMENTS: usize = 12;
-/// CR4.LA57, 5-level paging (Intel SDM vol. 3, 2.5).
-const CR4_LA57: u64 = 1 << 12;
 
 /// Time to find the kernel image, to decode kallsyms, to index BTF.
 pub fn found(stopped: &Stopped) -> anyhow::Result<Row> {

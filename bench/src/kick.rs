@@ -13,9 +13,8 @@ use profile::clock::{ClockKind, Intervals};
 use profile::rows::SampleRow;
 use profile::{Batch, Sink, SinkError};
 use sampler::bench::Stopped;
-use sampler::record::Moment;
 use sampler::{RecordingConfig, Session, SessionConfig, VcpuSampler};
-use vmm::{Exit, GuestMemoryMmap, Machine, Observer, Tick, VmConfig, monotonic_ns};
+use vmm::{Exit, GuestMemoryMmap, Machine, Observer, Tick, TickContext, VmConfig, monotonic_ns};
 
 use crate::dump;
 use crate::table::{Row, median};
@@ -64,9 +63,8 @@ impl Observer for AsStopped {
     }
     fn ticked(&mut self, tick: &Tick<'_>) -> Option<Duration> {
         let (regs, sregs) = (&self.regs, &self.sregs);
-        let Tick { due_ns, now_ns, in_run, memory, .. } = *tick;
-        let moment = Moment { due_ns, now_ns, in_run, regs, sregs, memory };
-        self.sampler.serve(&moment, || tick.activity())
+        let context = TickContext { regs, sregs, ..tick.context };
+        self.sampler.serve(&context, || tick.activity())
     }
     fn stopped(&mut self) {
         self.sampler.stopped();
@@ -210,7 +208,7 @@ fn sampled(rate_hz: f64, stack_depth: usize, stopped: &Stopped) -> Measured<AsSt
 /// # Errors
 /// Why there is no KVM to measure on.
 pub fn rows(stopped: &Stopped) -> Result<Vec<Row>, String> {
-    vmm::probe::open().map_err(|error| error.to_string())?;
+    vmm::kvm_check::open().map_err(|error| error.to_string())?;
     let mut rows = gaps(stopped);
     rows.extend([100.0, 1000.0, 5000.0].map(|rate_hz| slow_down(rate_hz, stopped)));
     Ok(rows)

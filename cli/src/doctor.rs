@@ -7,7 +7,7 @@ use host::choice::{Host, HostChoice, Kvm, Portable, choose};
 use host::portable::bundle::HOW_TO_BUILD;
 use serde_json::{Value, json};
 use vmm::KvmError;
-use vmm::probe::RingSpeeds;
+use vmm::kvm_check::RingSpeeds;
 
 use crate::args::DoctorArgs;
 use crate::errors::{Error, ExitCode};

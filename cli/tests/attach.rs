@@ -14,7 +14,7 @@ use serde_json::Value;
 use support::{refused, run, stderr, stdout, vprof};
 use testkit::eventually;
 use vmm::config::FLAT_ENTRY;
-use vmm::{Machine, Unobserved, VmConfig, probe};
+use vmm::{Machine, Unobserved, VmConfig, kvm_check};
 
 const SOON: Duration = Duration::from_secs(20);
 /// Set in the VMM.
@@ -29,7 +29,7 @@ impl Vm {
     /// Starts this binary again for the test `test`. `None` where there is no KVM, and need not be.
     fn start(test: &str) -> Option<(Self, MutexGuard<'static, ()>)> {
         static ONE: Mutex<()> = Mutex::new(());
-        if let Err(error) = probe::open() {
+        if let Err(error) = kvm_check::open() {
             testkit::missing(&format!("/dev/kvm ({error})"));
             return None;
         }

@@ -330,7 +330,7 @@ fn networks_that_cannot_be_had() {
         output
     };
     refused(&run("passt"), 1, &["passt is not in PATH", "sudo apt install passt"]);
-    refused(&run("tap=a/b"), 1, &["\"a/b\" is no name of a network interface"]);
+    refused(&run("tap=a/b"), 1, &["\"a/b\" is not a name of a network interface"]);
     let passt = bin.join("passt");
     fs::write(&passt, "#!/bin/bash\necho 'No external interface' >&2\nexit 1\n").unwrap();
     fs::set_permissions(&passt, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
@@ -410,7 +410,7 @@ fn more_memory_than_there_is_on_kvm() {
     let arguments = ["-q", "--host", "kvm", "--memory", "256G"].map(Path::new);
     let kernel = files.path("kernel");
     let all: Vec<&Path> = arguments.into_iter().chain([kernel.as_path()]).collect();
-    refused(&files.run(&all), 1, &["262144 MiB of guest memory", "ask for less"]);
+    refused(&files.run(&all), 1, &["262144 MiB of guest memory", "give less"]);
 }
 
 #[test]

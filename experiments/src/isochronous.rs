@@ -220,7 +220,7 @@ pub fn run(runs: usize) -> Result<Section> {
 
 /// The same on this machine's own KVM, as a paragraph with its table.
 fn natively(runs: usize) -> Result<String> {
-    if let Err(error) = vmm::probe::open() {
+    if let Err(error) = vmm::kvm_check::open() {
         return Ok(format!("Not measured natively: {error}.\n"));
     }
     let mut table =

@@ -2,7 +2,7 @@
 
 #![no_main]
 
-use attach::gdb::{Decoder, Description, Unusable};
+use attach::gdb::{DescriptionError, PacketDecoder, TargetDescription};
 use libfuzzer_sys::fuzz_target;
 use vprof_fuzz::seeds;
 
@@ -16,7 +16,7 @@ fuzz_target!(
         [packets, target].map(<[u8]>::to_vec).to_vec()
     }),
     |bytes: &[u8]| {
-        let mut decoder = Decoder::default();
+        let mut decoder = PacketDecoder::default();
         // In parts, as they come from a socket.
         'packets: for part in bytes.chunks(7) {
             decoder.feed(part);
@@ -30,6 +30,6 @@ fuzz_target!(
         }
         let Ok(text) = std::str::from_utf8(bytes) else { return };
         let _description =
-            Description::read(|name| if name == "target.xml" { Ok(text.to_owned()) } else { Err(Unusable) });
+            TargetDescription::read(|name| if name == "target.xml" { Ok(text.to_owned()) } else { Err(DescriptionError) });
     }
 );

@@ -2,8 +2,7 @@
 
 use std::os::fd::BorrowedFd;
 
-use attach::gdb::GdbAttached;
-use attach::{Attached, News, Observer, Standing};
+use attach::{AttachEvent, Attachment, PauseCause};
 use sampler::Session;
 
 use crate::guest::ProfiledVm;
@@ -16,28 +15,28 @@ const STOPPED: &str = "the virtual machine's process is stopped by a signal";
 const TOLERANCE: f64 = 1.1;
 
 /// Writes what is new of the machine into the profile.
-fn tell(session: &Session, news: Vec<News>) {
-    for news in news {
-        match news {
-            News::Memory(text) => session.event("memory", &text),
-            News::NoMemory(text) => session.event("missing", &text),
-            News::Stands(standing) => {
-                let why = match standing {
-                    Standing::Paused => PAUSED,
-                    Standing::Stopped => STOPPED,
+fn tell(session: &Session, events: Vec<AttachEvent>) {
+    for event in events {
+        match event {
+            AttachEvent::MemoryProven(text) => session.event("memory", &text),
+            AttachEvent::MemoryUnproven(text) => session.event("missing", &text),
+            AttachEvent::Paused(cause) => {
+                let why = match cause {
+                    PauseCause::Vmm => PAUSED,
+                    PauseCause::Signal => STOPPED,
                 };
                 session.event("paused", why);
                 session.stands(Some(why));
             }
-            News::Moves => {
+            AttachEvent::Resumed => {
                 session.event("paused", "the virtual machine runs on");
                 session.stands(None);
             }
-            News::Plugged(number) => session.event(
+            AttachEvent::Plugged(number) => session.event(
                 "missing",
                 &format!("vCPU {number} was plugged in later, and is not in this profile: attach again"),
             ),
-            News::Unplugged(number) => {
+            AttachEvent::Unplugged(number) => {
                 session.event(
                     "missing",
                     &format!("vCPU {number} was taken out: it is in this profile up to then"),
@@ -47,17 +46,17 @@ fn tell(session: &Session, news: Vec<News>) {
     }
 }
 
-impl<O: Observer> ProfiledVm for Attached<O> {
+impl<O> ProfiledVm for Attachment<O> {
     fn ended_fd(&self) -> BorrowedFd<'_> {
-        Attached::ended_fd(self)
+        Attachment::ended_fd(self)
     }
 
     fn has_ended(&self) -> bool {
-        Attached::has_ended(self)
+        Attachment::has_ended(self)
     }
 
     fn stop(&self) {
-        Attached::stop(self);
+        Attachment::stop(self);
     }
 
     /// Its console is its VMM's: nobody waits for these bytes.
@@ -66,30 +65,7 @@ impl<O: Observer> ProfiledVm for Attached<O> {
     }
 
     fn look(&self, session: &Session) {
-        tell(session, self.news());
-    }
-}
-
-impl<O: Observer> ProfiledVm for GdbAttached<O> {
-    fn ended_fd(&self) -> BorrowedFd<'_> {
-        GdbAttached::ended_fd(self)
-    }
-
-    fn has_ended(&self) -> bool {
-        GdbAttached::has_ended(self)
-    }
-
-    fn stop(&self) {
-        GdbAttached::stop(self);
-    }
-
-    /// Its console is its VMM's: nobody waits for these bytes.
-    fn input(&self, bytes: &[u8]) -> usize {
-        bytes.len()
-    }
-
-    fn look(&self, session: &Session) {
-        tell(session, self.news());
+        tell(session, self.take_events());
         let wanted = session.status().wanted_hz;
         if let Some(held) = lowered_rate(wanted, self.sustainable_hz()) {
             session.event("rate", &rate_sentence(held, wanted));

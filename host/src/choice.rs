@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use vmm::KvmError;
-use vmm::probe::{self, Capabilities, ProbeError, RingSpeeds};
+use vmm::kvm_check::{self, Capabilities, RingSpeedError, RingSpeeds};
 
 use crate::portable::bundle::{self, Bundle, HOW_TO_BUILD, NotFound};
 use crate::portable::outer::Setup;
@@ -31,7 +31,7 @@ pub struct Kvm {
     /// Like `svm`.
     pub kind: &'static str,
     /// Whether a kernel's code runs as it is; `None` where KVM can't be used.
-    pub native: Option<Result<RingSpeeds, ProbeError>>,
+    pub native: Option<Result<RingSpeeds, RingSpeedError>>,
 }
 
 /// What is needed for the portable host.
@@ -116,8 +116,8 @@ impl HostError {
 impl Kvm {
     /// Opens /dev/kvm and runs the self-test on it.
     pub fn probe() -> Self {
-        let state = probe::open().map(|kvm| probe::capabilities(&kvm));
-        let native = state.is_ok().then(probe::native_ring0);
+        let state = kvm_check::open().map(|kvm| kvm_check::capabilities(&kvm));
+        let native = state.is_ok().then(kvm_check::native_ring0);
         Self { state, kind: kind(), native }
     }
 

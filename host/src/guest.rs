@@ -17,7 +17,7 @@ use text::message::{Reason, Shown};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
-use vmm::{Console, Disk, End, Extra, Machine, StartError, VmConfig, Vsock, WaitError};
+use vmm::{Console, Disk, Extra, Machine, MachineEnd, StartError, VmConfig, Vsock, WaitError};
 
 use crate::heap;
 use crate::link::{Link, Phase};
@@ -182,7 +182,7 @@ pub async fn run(
     let wall = ran.map_or(ended.command_ns.map(Duration::from_nanos), |(_, wall)| Some(wall));
     meta.extend(wall.map(|wall| ("command_wall_ns".to_owned(), wall.as_nanos().to_string())));
     meta.extend(ran.map(|(begun_ns, _)| ("command_begun_ns".to_owned(), begun_ns.to_string())));
-    let end = GuestEnd::Ran(command.map_or(ended.end, |command| End::Exited(command.status.into())));
+    let end = GuestEnd::Ran(command.map_or(ended.end, |command| MachineEnd::Exited(command.status.into())));
     if let Some(sentence) = passt.flatten().and_then(Passt::failure) {
         session.event("network", &sentence);
     }

@@ -4,12 +4,13 @@ use std::fs::{File, OpenOptions, TryLockError};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use attach::AttachmentEnd;
 use images::ImageError;
 use images::contents::{DiskContents, ImageFormat};
 use sampler::conditions::Wait;
 use sampler::{RecordingConfig, Totals};
 use serde::{Deserialize, Serialize};
-use vmm::{DiskMode, End};
+use vmm::{DiskMode, MachineEnd};
 
 use crate::network::NetworkSpec;
 use crate::systemd::GuestCommand;
@@ -78,39 +79,40 @@ pub struct Outcome {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum GuestEnd {
     /// Its machine, which was vprof's, came to this end.
-    Ran(End),
+    Ran(MachineEnd),
     /// It was attached to, and is not any more. No wire carries this.
     #[serde(skip)]
-    Left(attach::End),
+    Left(AttachmentEnd),
 }
 
 impl GuestEnd {
     /// One sentence for the profile.
     pub fn sentence(&self) -> String {
         match self {
-            Self::Ran(End::PowerOff) => "the guest powered off".to_owned(),
-            Self::Ran(End::Reset) => "the guest reset itself".to_owned(),
-            Self::Ran(End::Exited(code)) => format!("the guest's command ended with status {code}"),
-            Self::Ran(End::Stopped) => "vprof stopped the guest".to_owned(),
-            Self::Ran(End::Failed(reason)) => format!("the guest failed: {reason}"),
+            Self::Ran(MachineEnd::PowerOff) => "the guest powered off".to_owned(),
+            Self::Ran(MachineEnd::Reset) => "the guest reset itself".to_owned(),
+            Self::Ran(MachineEnd::Exited(code)) => format!("the guest's command ended with status {code}"),
+            Self::Ran(MachineEnd::Stopped) => "vprof stopped the guest".to_owned(),
+            Self::Ran(MachineEnd::Failed(reason)) => format!("the guest failed: {reason}"),
             Self::Left(end) => left(*end).to_owned(),
         }
     }
 }
 
-fn left(end: attach::End) -> &'static str {
-    use attach::End;
+fn left(end: AttachmentEnd) -> &'static str {
     match end {
-        End::Detached => "vprof has let the virtual machine go; it runs on",
-        End::ProcessEnded => "the virtual machine's process has ended",
-        End::VcpusEnded => {
+        AttachmentEnd::Detached => "vprof has let the virtual machine go; it runs on",
+        AttachmentEnd::ProcessEnded => "the virtual machine's process has ended",
+        AttachmentEnd::VcpusEnded => {
             "the process has no vCPU threads any more: it executes another program, or has closed its machine"
         }
-        End::Reset => "the guest was reset, so that what was known of its kernel is so no more: attach again",
-        End::StubClosed => {
+        AttachmentEnd::Reset => {
+            "the guest was reset, so that what was known of its kernel is so no more: attach again"
+        }
+        AttachmentEnd::StubClosed => {
             "the GDB stub has closed the connection: its VMM has ended, or has no stub any more"
         }
-        End::StubSilent => "the GDB stub does not answer any more",
+        AttachmentEnd::StubSilent => "the GDB stub does not answer any more",
     }
 }
 

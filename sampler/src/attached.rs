@@ -16,13 +16,11 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use attach::{Missed, Observer, ThreadId, Tick};
-use linux::PhysicalMemory;
-use vmm::monotonic_ns;
+use attach::StopMemory;
+use vmm::{MissReason, Observer, ThreadId, Tick, monotonic_ns};
 
 use crate::microstate::clock::{Place, Places};
 use crate::microstate::host::{ThreadReader, ThreadTimes, schedstat_of};
-use crate::record::Moment;
 use crate::vcpu::VcpuSampler;
 use profile::clock::TickHold;
 use profile::rows::Microstates;
@@ -151,43 +149,48 @@ pub(crate) fn split(
 /// The thread of a vCPU that has none: of no process, and without a number.
 const NOBODY: ThreadId = ThreadId { process: -1, thread: 0 };
 
-impl Observer for VcpuSampler {
-    fn started(&mut self, thread: Option<ThreadId>) -> Option<Duration> {
-        let now = monotonic_ns();
+/// Observer of a foreign vCPU.
+#[derive(Debug)]
+pub struct AttachedSampler(VcpuSampler);
+
+impl From<VcpuSampler> for AttachedSampler {
+    fn from(sampler: VcpuSampler) -> Self {
+        Self(sampler)
+    }
+}
+
+impl Observer<StopMemory> for AttachedSampler {
+    fn attached(&mut self, thread: Option<ThreadId>) {
+        let now_ns = monotonic_ns();
         let ThreadId { process, thread } = thread.unwrap_or(NOBODY);
         let times = ThreadReader::of(process, thread).and_then(|reader| reader.read());
-        self.attached_to((thread != NOBODY.thread).then(|| schedstat_of(process, thread)));
-        let clock = &self.published().clock;
-        clock.start_of(process, thread, now, times);
-        clock.change(Place::Run, now);
-        self.first_interval()
+        self.0.attached_to((thread != NOBODY.thread).then(|| schedstat_of(process, thread)));
+        let clock = &self.0.published().clock;
+        clock.start_of(process, thread, now_ns, times);
+        clock.change(Place::Run, now_ns);
+    }
+
+    fn started(&mut self) -> Option<Duration> {
+        self.0.first_interval()
     }
 
     fn pass(&mut self, now_ns: u64) -> Option<Duration> {
-        let passed = self.pass_while_off(now_ns);
+        let passed = self.0.pass_while_off(now_ns);
         if passed.is_none() {
-            self.ask(now_ns);
+            self.0.ask(now_ns);
         }
         passed
     }
 
-    fn ticked<M: PhysicalMemory>(&mut self, tick: &Tick<'_, M>) -> Option<Duration> {
-        self.published().clock.pause(false, tick.now_ns);
-        let moment = Moment {
-            due_ns: tick.due_ns,
-            now_ns: tick.now_ns,
-            in_run: true,
-            regs: tick.regs,
-            sregs: tick.sregs,
-            memory: tick.memory,
-        };
+    fn ticked(&mut self, tick: &Tick<'_, StopMemory>) -> Option<Duration> {
+        self.0.published().clock.pause(false, tick.now_ns);
         let mut halted = false;
-        let next = self.serve(&moment, || {
+        let next = self.0.serve(&tick.context, || {
             let activity = tick.activity();
             halted = matches!(activity, Some(vmm::Activity::Halted | vmm::Activity::NotStarted));
             activity
         });
-        self.published().seen.note(match (halted, tick.blocked) {
+        self.0.published().seen.note(match (halted, tick.blocked) {
             (_, true) => Sight::Halted,
             (true, false) => Sight::Polling,
             (false, false) => Sight::Guest,
@@ -195,24 +198,24 @@ impl Observer for VcpuSampler {
         next
     }
 
-    fn missed(&mut self, why: Missed, due_ns: u64, now_ns: u64) -> Option<Duration> {
-        self.published().clock.pause(why == Missed::Paused, now_ns);
-        match why {
-            Missed::InVmm => self.published().seen.note(Sight::Vmm),
-            Missed::BlockedInVmm => self.published().seen.note(Sight::VmmBlocked),
-            Missed::Paused | Missed::NotRun | Missed::Traced => {}
+    fn missed(&mut self, reason: MissReason, due_ns: u64, now_ns: u64) -> Option<Duration> {
+        self.0.published().clock.pause(reason == MissReason::Paused, now_ns);
+        match reason {
+            MissReason::InVmm => self.0.published().seen.note(Sight::Vmm),
+            MissReason::BlockedInVmm => self.0.published().seen.note(Sight::VmmBlocked),
+            MissReason::Paused | MissReason::NotRun | MissReason::Traced => {}
         }
-        self.next_after(due_ns, TickHold::since(now_ns))
+        self.0.next_after(due_ns, TickHold::since(now_ns))
     }
 
-    fn held(&mut self, from_ns: u64, to_ns: u64) {
-        let clock = &self.published().clock;
+    fn suspended(&mut self, from_ns: u64, to_ns: u64) {
+        let clock = &self.0.published().clock;
         clock.change(Place::Sampler, from_ns);
         clock.change(Place::Run, to_ns);
     }
 
     fn stopped(&mut self) {
-        let clock = &self.published().clock;
+        let clock = &self.0.published().clock;
         let times = clock.reader().and_then(|reader| reader.read());
         clock.end(monotonic_ns(), times);
     }

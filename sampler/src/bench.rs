@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
 use linux::{CurrentContext, IrqContext, Missing, TaskSnapshot};
-use vmm::GuestMemoryMmap;
+use vmm::{GuestMemoryMmap, TickContext};
 
 use crate::VcpuSampler;
 use crate::capacity::Capacity;
 use crate::collector::resolver::Resolver;
-use crate::record::{Moment, Record};
+use crate::record::Record;
 use profile::SinkError;
 use profile::clock::{ClockKind, Intervals};
 use profile::rows::{Batch, SampleRow, Sink, VcpuState};
@@ -142,8 +142,14 @@ pub fn serve_ticks(ticks: u32) -> Cost {
     let serve = || {
         for _ in 0..ticks {
             let now_ns = monotonic_ns();
-            let moment =
-                Moment { due_ns: now_ns, now_ns, in_run: true, regs: &regs, sregs: &sregs, memory: &memory };
+            let moment = TickContext {
+                due_ns: now_ns,
+                now_ns,
+                in_run: true,
+                regs: &regs,
+                sregs: &sregs,
+                memory: &memory,
+            };
             std::hint::black_box(sampler.serve(&moment, || None));
             std::hint::black_box(ends.samples.pop().is_ok());
         }

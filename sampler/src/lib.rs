@@ -21,6 +21,7 @@ pub mod session;
 mod task_scan;
 mod vcpu;
 
+pub use attached::AttachedSampler;
 pub use initrd::Initrd;
 pub use memory::GuestMemory;
 pub use session::{

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use attach::ForeignMemory;
-use attach::gdb::{Source, StubMemory};
+use attach::gdb::StubMemory;
+use attach::{AttachedMemory, ForeignMemory};
 use linux::{Kernel, PhysAddr, PhysicalMemory};
 use vmm::GuestMemoryMmap;
 
@@ -51,11 +51,11 @@ impl From<ForeignMemory> for GuestMemory {
     }
 }
 
-impl From<Source> for GuestMemory {
-    fn from(source: Source) -> Self {
+impl From<AttachedMemory> for GuestMemory {
+    fn from(source: AttachedMemory) -> Self {
         match source {
-            Source::Process(memory) => Self::Foreign(memory),
-            Source::Stub(memory) => Self::Stub(memory),
+            AttachedMemory::Process(memory) => Self::Foreign(memory),
+            AttachedMemory::Stub(memory) => Self::Stub(memory),
         }
     }
 }

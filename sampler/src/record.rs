@@ -9,39 +9,13 @@ use linux::{
     StackSample, VirtAddr,
 };
 use symbols::Registers;
-use vmm::{Activity, stands_at_reset};
+use vmm::x86::{CR0_PG, CR4_LA57, EFER_LMA, OPCODE_HLT, RFLAGS_IF};
+use vmm::{Activity, TickContext, is_at_reset};
 
 use profile::rows::VcpuState;
 
 /// Kernel addresses are the upper half, whatever the number of page table levels.
 pub(crate) const KERNEL_HALF: u64 = 1 << 63;
-/// CR0.PG, paging (Intel SDM vol. 3, 2.5).
-const CR0_PG: u64 = 1 << 31;
-/// CR4.LA57, 5-level paging (Intel SDM vol. 3, 2.5).
-const CR4_LA57: u64 = 1 << 12;
-/// EFER.LMA, long mode active (Intel SDM vol. 3, 2.2.1).
-const EFER_LMA: u64 = 1 << 10;
-/// RFLAGS.IF, interrupts on (Intel SDM vol. 3, 2.3).
-const RFLAGS_IF: u64 = 1 << 9;
-/// Opcode of HLT (Intel SDM vol. 2).
-const OPCODE_HLT: u8 = 0xf4;
-
-/// One tick's moment: what the vCPU loop hands over.
-#[derive(Debug, Clone, Copy)]
-pub struct Moment<'a, M> {
-    /// When the timer was to expire, CLOCK_MONOTONIC ns.
-    pub due_ns: u64,
-    /// When the tick was served, CLOCK_MONOTONIC ns.
-    pub now_ns: u64,
-    /// It came while the vCPU was in KVM_RUN, and not while an exit was being served.
-    pub in_run: bool,
-    /// General registers.
-    pub regs: &'a kvm_regs,
-    /// Segment and control registers.
-    pub sregs: &'a kvm_sregs,
-    /// The guest's physical memory.
-    pub memory: &'a M,
-}
 
 /// Reads what belongs to a sample out of the guest's kernel, once that was found.
 #[derive(Debug)]
@@ -104,7 +78,7 @@ impl Record {
 /// Reads one sample. `current` reads the running task where that is possible yet; `activity` asks KVM for the run
 /// state, which costs a system call and is therefore called only where the guest most likely idles.
 pub fn take<M: PhysicalMemory>(
-    moment: &Moment<'_, M>,
+    moment: &TickContext<'_, M>,
     current: impl FnOnce(&M) -> Option<CurrentContext>,
     activity: impl FnOnce() -> Option<Activity>,
 ) -> Record {
@@ -136,7 +110,7 @@ pub fn take<M: PhysicalMemory>(
 pub fn copy_stacks<M: PhysicalMemory>(
     (reader, user_bytes): (&StackReader, usize),
     vcpu: usize,
-    moment: &Moment<'_, M>,
+    moment: &TickContext<'_, M>,
     record: &Record,
     into: &mut StackCopy,
 ) {
@@ -177,7 +151,7 @@ fn linear(sregs: &kvm_sregs, ip: u64) -> u64 {
 /// Whether KVM is worth asking: KVM leaves RIP behind the HLT that it has executed, a vCPU that waits for INIT or SIPI
 /// stands at the reset vector, and a byte that cannot be read says nothing either way.
 fn may_be_halted(regs: &kvm_regs, sregs: &kvm_sregs, memory: &impl PhysicalMemory) -> bool {
-    if stands_at_reset(regs, sregs) {
+    if is_at_reset(regs, sregs) {
         return true;
     }
     let last = linear(sregs, regs.rip.wrapping_sub(1));
@@ -205,12 +179,11 @@ mod tests {
     use std::cell::Cell;
 
     use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+    use vmm::x86::CR0_PE;
 
     use super::*;
 
     const PRESENT: u64 = 1;
-    /// CR0.PE, protected mode (Intel SDM vol. 3, 2.5).
-    const CR0_PE: u64 = 1;
     const CODE: u64 = 0xffff_ffff_8100_0000;
 
     /// 1 MiB of memory whose 4-level tables at 0x1000 map `CODE` to the page at 0x8000.
@@ -240,7 +213,7 @@ mod tests {
     ) -> (Record, u32) {
         let asked = Cell::new(0);
         let moment =
-            Moment { due_ns: 100, now_ns: 130, in_run: true, regs: &state.0, sregs: &state.1, memory };
+            TickContext { due_ns: 100, now_ns: 130, in_run: true, regs: &state.0, sregs: &state.1, memory };
         let record = take(
             &moment,
             |_| None,

@@ -366,7 +366,7 @@ impl Session {
     pub fn attach<O: Observer>(&mut self, machine: &mut Machine<O>) {
         if let Some(collector) = &mut self.idle {
             collector.meter(machine);
-            collector.trip(machine.tripwires(), machine.memory());
+            collector.trip(machine.probes(), machine.memory());
         }
     }
 

@@ -16,7 +16,7 @@ use std::time::Duration;
 use kvm_bindings::kvm_regs;
 use linux::{KernelIdentity, PhysicalMemory, ProbeEvent, StackCopy};
 use rtrb::{Consumer, Producer, PushError, RingBuffer};
-use vmm::{Activity, CounterSum, Exit, Observer, Tick, Trip, Verdict, monotonic_ns};
+use vmm::{Activity, CounterSum, Exit, Observer, ProbeHit, ProbeVerdict, Tick, TickContext, monotonic_ns};
 
 use crate::attached::Seen;
 use crate::boxes::{Boxes, Returns, boxes};
@@ -28,7 +28,7 @@ use crate::microstate::host::{own_cpu_time, own_times};
 use crate::microstate::wait::WaitDetector;
 use crate::pace::Pace;
 use crate::presence::Look;
-use crate::record::{self, Moment, Readers, Record, Sampled};
+use crate::record::{self, Readers, Record, Sampled};
 use profile::clock::{Intervals, TickHold};
 use profile::rows::Microstates;
 use profile::rows::{VcpuRow, VcpuState};
@@ -212,7 +212,7 @@ impl VcpuSampler {
     /// are served ([`Intervals::next_after`]).
     pub fn serve<M: PhysicalMemory>(
         &mut self,
-        moment: &Moment<'_, M>,
+        moment: &TickContext<'_, M>,
         activity: impl FnOnce() -> Option<Activity>,
     ) -> Option<Duration> {
         if let Some(next) = self.pass_while_off(moment.now_ns) {
@@ -369,31 +369,23 @@ impl Observer for VcpuSampler {
     }
 
     fn ticked(&mut self, tick: &Tick<'_>) -> Option<Duration> {
-        let moment = Moment {
-            due_ns: tick.due_ns,
-            now_ns: tick.now_ns,
-            in_run: tick.in_run,
-            regs: tick.regs,
-            sregs: tick.sregs,
-            memory: tick.memory,
-        };
-        self.serve(&moment, || tick.activity())
+        self.serve(&tick.context, || tick.activity())
     }
 
-    fn tripped(&mut self, trip: &Trip<'_>) -> Verdict {
-        self.published.clock.change(Place::Sampler, trip.now_ns);
-        self.event = Some((trip.now_ns, u64::MAX));
-        let (Some(recorder), Some(event)) = (&mut self.recorder, ProbeEvent::from_number(trip.kind)) else {
-            return Verdict::Keep;
+    fn probe_hit(&mut self, hit: &ProbeHit<'_>) -> ProbeVerdict {
+        self.published.clock.change(Place::Sampler, hit.now_ns);
+        self.event = Some((hit.now_ns, u64::MAX));
+        let (Some(recorder), Some(event)) = (&mut self.recorder, ProbeEvent::from_number(hit.kind)) else {
+            return ProbeVerdict::Keep;
         };
-        if recorder.serve(event, trip.now_ns, trip.regs, trip.memory) {
-            Verdict::Withdraw
+        if recorder.serve(event, hit.now_ns, hit.regs, hit.memory) {
+            ProbeVerdict::Withdraw
         } else {
-            Verdict::Keep
+            ProbeVerdict::Keep
         }
     }
 
-    fn stood_still(&mut self, from_ns: u64, to_ns: u64) {
+    fn suspended(&mut self, from_ns: u64, to_ns: u64) {
         self.published.clock.change(Place::Paused, from_ns);
         self.published.clock.change(Place::Sampler, to_ns);
     }
@@ -430,8 +422,10 @@ mod tests {
     fn tick_in(in_run: bool, sampler: &mut VcpuSampler, due_ns: u64, now_ns: u64) -> Option<Duration> {
         let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), 0x1000)]).expect("memory");
         let (regs, sregs) = (kvm_regs::default(), kvm_sregs::default());
-        sampler
-            .serve(&Moment { due_ns, now_ns, in_run, regs: &regs, sregs: &sregs, memory: &memory }, || None)
+        sampler.serve(
+            &TickContext { due_ns, now_ns, in_run, regs: &regs, sregs: &sregs, memory: &memory },
+            || None,
+        )
     }
 
     #[test]

@@ -10,10 +10,9 @@ use linux::VirtAddr;
 use linux::fixture::{Config, Guest, Style};
 use profile::store::Value;
 use profile::{Batch, Filter, Profile, ProfileWriter, Report, Sink, SinkError};
-use sampler::record::Moment;
 use sampler::{RecordingConfig, Session, SessionConfig, VcpuSampler};
 use vm_memory::{Bytes, GuestAddress};
-use vmm::{Activity, GuestMemoryMmap, Observer};
+use vmm::{Activity, GuestMemoryMmap, Observer, TickContext};
 
 struct Run {
     memory: GuestMemoryMmap,
@@ -61,7 +60,7 @@ impl Run {
         // Due later: whatever else runs on this machine, the thread did not wait for a CPU when the tick was due.
         let due_ns = now_ns + 1_000_000_000;
         let moment =
-            Moment { due_ns, now_ns, in_run: true, regs: &regs, sregs: &sregs, memory: &self.memory };
+            TickContext { due_ns, now_ns, in_run: true, regs: &regs, sregs: &sregs, memory: &self.memory };
         self.samplers[vcpu].serve(&moment, || Some(activity));
     }
 

@@ -141,7 +141,7 @@ impl Seen {
 
 #[test]
 fn load_on_the_cpu_changes_no_share() {
-    if let Err(error) = vmm::probe::open() {
+    if let Err(error) = vmm::kvm_check::open() {
         // What a test prints is shown only when it fails, unless it goes around the harness.
         testkit::missing(&format!("/dev/kvm ({error})"));
         return;

@@ -9,10 +9,9 @@ use std::time::{Duration, Instant};
 use kvm_bindings::{kvm_regs, kvm_sregs};
 use linux::fixture::{Config, Style};
 use profile::{Batch, ClockKind, Sink, SinkError};
-use sampler::record::Moment;
 use sampler::{RecordingConfig, Session, SessionConfig, VcpuSampler};
 use vm_memory::{Bytes, GuestAddress};
-use vmm::{Activity, Exit, GuestMemoryMmap, Observer, monotonic_ns};
+use vmm::{Activity, Exit, GuestMemoryMmap, Observer, TickContext, monotonic_ns};
 
 thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
@@ -85,7 +84,8 @@ fn a_tick_never_allocates() {
         let tick = |sampler: &mut VcpuSampler, sregs: &kvm_sregs, rip: u64| {
             let regs = kvm_regs { rip, rflags: 0x202, ..Default::default() };
             let now_ns = vmm::monotonic_ns();
-            let moment = Moment { due_ns: now_ns, now_ns, in_run: true, regs: &regs, sregs, memory: &memory };
+            let moment =
+                TickContext { due_ns: now_ns, now_ns, in_run: true, regs: &regs, sregs, memory: &memory };
             sampler.serve(&moment, || Some(Activity::Halted))
         };
         let begin = Instant::now();

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use profile::store::Value;
 use profile::{Filter, Profile, ProfileWriter, Report};
 use sampler::{RecordingConfig, Session, SessionConfig};
-use vmm::{Machine, VmConfig, probe};
+use vmm::{Machine, VmConfig, kvm_check};
 
 const RUN: &str = "VPROF_TEST_STOPPED";
 /// How long the guest runs, and how much of that it is stopped, s.
@@ -62,7 +62,7 @@ fn time_in_which_a_run_was_stopped_is_waiting() {
     if let Some(path) = env::var_os(RUN) {
         run(&PathBuf::from(path));
     }
-    if let Err(error) = probe::open() {
+    if let Err(error) = kvm_check::open() {
         testkit::missing(&format!("/dev/kvm ({error})"));
         return;
     }

@@ -12,10 +12,9 @@ use std::time::{Duration, Instant};
 use kvm_bindings::{kvm_regs, kvm_sregs};
 use profile::store::Value;
 use profile::{ClockKind, Filter, Profile, ProfileWriter, Report};
-use sampler::record::Moment;
 use sampler::{RecordingConfig, Session, SessionConfig};
 use vm_memory::GuestAddress;
-use vmm::{GuestMemoryMmap, Observer};
+use vmm::{GuestMemoryMmap, Observer, TickContext};
 
 const WRITER: &str = "VPROF_TEST_WRITER";
 /// Ticks per second that a writer serves.
@@ -54,7 +53,7 @@ fn write_until_killed(path: &Path, flood: bool) -> ! {
         let now_ns = vmm::monotonic_ns();
         let regs = kvm_regs { rip: n, ..Default::default() };
         let moment =
-            Moment { due_ns: now_ns, now_ns, in_run: true, regs: &regs, sregs: &sregs, memory: &memory };
+            TickContext { due_ns: now_ns, now_ns, in_run: true, regs: &regs, sregs: &sregs, memory: &memory };
         samplers[0].serve(&moment, || None);
         if !flood && n % 20 == 0 {
             println!("at {n}");

@@ -1,19 +1,19 @@
-//! Boots a kernel with its serial console on standard output, and tells how it ended.
+//! Boots a kernel with its serial console on standard output, and prints the reason of its end.
 //!
 //! ```text
 //! boot KERNEL [--initrd FILE] [--append TEXT] [--disk FILE] [--snapshot FILE]
 //!      [--cpus N] [--memory MIB] [--seconds LIMIT] [--rate HZ]
 //! ```
 //!
-//! With `--rate` every vCPU is ticked. The number of ticks per privilege level is shown, and that of
-//! exits that a device had to serve.
+//! With `--rate` every vCPU is ticked. The number of ticks per privilege level is printed, and that of exits
+//! that a device had to serve.
 
 use std::fs::File;
 use std::io::{self, Write};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use vmm::{Console, Disk, DiskMode, End, Exit, Machine, Observer, Payload, Tick, VmConfig};
+use vmm::{Console, Disk, DiskMode, Exit, Machine, MachineEnd, Observer, Payload, Tick, VmConfig};
 
 /// Counts ticks at CPL 0 and above, and exits by kind.
 #[derive(Default)]
@@ -106,11 +106,11 @@ fn boot() -> Result<bool, Fail> {
     let ended = machine.wait(limit)?;
     let mut out = io::stderr().lock();
     match &ended.end {
-        End::PowerOff => writeln!(out, "The guest powered off.")?,
-        End::Reset => writeln!(out, "The guest reset itself.")?,
-        End::Exited(value) => writeln!(out, "The guest exited with {value}.")?,
-        End::Stopped => writeln!(out, "Stopped: the time limit was reached.")?,
-        End::Failed(report) => writeln!(out, "{report}")?,
+        MachineEnd::PowerOff => writeln!(out, "The guest powered off.")?,
+        MachineEnd::Reset => writeln!(out, "The guest reset itself.")?,
+        MachineEnd::Exited(value) => writeln!(out, "The guest exited with {value}.")?,
+        MachineEnd::Stopped => writeln!(out, "Stopped: the time limit was reached.")?,
+        MachineEnd::Failed(report) => writeln!(out, "{report}")?,
     }
     for (id, count) in ended.observers.iter().enumerate() {
         let Count { kernel, user, ports, memory, .. } = count;
@@ -119,7 +119,7 @@ fn boot() -> Result<bool, Fail> {
             "vCPU {id}: {kernel} ticks at CPL 0, {user} at CPL 3; {ports} port and {memory} MMIO exits"
         )?;
     }
-    Ok(matches!(ended.end, End::PowerOff | End::Exited(0)))
+    Ok(matches!(ended.end, MachineEnd::PowerOff | MachineEnd::Exited(0)))
 }
 
 fn main() -> ExitCode {

@@ -32,7 +32,7 @@ pub(crate) const SLEEP_CONTROL: u16 = 0x600;
 pub(crate) const SLEEP_STATUS: u16 = 0x601;
 /// I/O port of the reset register: the PC's reset control register.
 pub(crate) const RESET_CONTROL: u16 = 0xcf9;
-/// The value that the FADT tells the guest to write there: full reset, hard.
+/// Value that the guest has to write there according to the FADT: full reset, hard.
 pub(crate) const RESET_VALUE: u8 = 0x06;
 /// Sleep type of soft-off in `_S5`.
 const S5: u8 = 5;
@@ -45,7 +45,7 @@ const NO_VGA: u16 = 1 << 2;
 /// ... and no CMOS clock. Bit 1 clear: no 8042 either.
 const NO_CMOS_CLOCK: u16 = 1 << 5;
 
-/// True if this write to [`SLEEP_CONTROL`] is a request for soft-off: SLP_TYP in bits 4:2 and
+/// Returns true if this write to [`SLEEP_CONTROL`] is a request for soft-off: SLP_TYP in bits 4:2 and
 /// SLP_EN in bit 5.
 pub(crate) fn is_power_off(value: u8) -> bool {
     value & 0x20 != 0 && (value >> 2) & 7 == S5
@@ -57,7 +57,7 @@ pub(crate) fn write(
     vcpus: u8,
     second_serial: bool,
 ) -> Result<GuestAddress, StartError> {
-    let mut place = Place { memory, next: ACPI_START };
+    let mut place = TableWriter { memory, next: ACPI_START };
     let dsdt = place.put(&dsdt(second_serial))?;
     let fadt = place.put(&bytes(&fadt(dsdt)))?;
     let madt = place.put(&bytes(&madt(vcpus)))?;
@@ -69,15 +69,15 @@ pub(crate) fn write(
 }
 
 /// Puts tables one after the other into the ACPI area.
-struct Place<'a> {
+struct TableWriter<'a> {
     memory: &'a GuestMemoryMmap,
     next: u64,
 }
 
-impl Place<'_> {
+impl TableWriter<'_> {
     fn put(&mut self, table: &[u8]) -> Result<GuestAddress, StartError> {
         let at = GuestAddress(self.next);
-        // The RSDP must lie on a multiple of 16 (ACPI 6.5, 5.2.5.1); tables may as well.
+        // The RSDP must be at a multiple of 16 (ACPI 6.5, 5.2.5.1); other tables may be.
         let end = (self.next + table.len() as u64).next_multiple_of(16);
         let too_small = || StartError::MemoryTooSmall {
             what: "the set of ACPI tables",
@@ -93,14 +93,14 @@ impl Place<'_> {
     }
 }
 
-/// A table as it stands in memory.
+/// Returns a table as it is in memory.
 fn bytes(table: &dyn Aml) -> Vec<u8> {
     let mut bytes = Vec::new();
     table.to_aml_bytes(&mut bytes);
     bytes
 }
 
-/// A byte-wide register in I/O space.
+/// Returns a byte-wide register in I/O space.
 fn io_register(port: u16) -> GAS {
     GAS::new(Space::SystemIo, 8, 0, AccessSize::ByteAccess, u64::from(port))
 }
@@ -131,7 +131,7 @@ fn madt(vcpus: u8) -> MADT {
     madt
 }
 
-/// A serial port as a device of this name.
+/// Returns a serial port as a device of this name.
 fn serial(name: &str, number: u8, ports: u16, interrupt: u32) -> Vec<u8> {
     let ports = IO::new(ports, ports, 1, COM_PORTS);
     let interrupt = Interrupt::new(true, true, false, false, interrupt);
@@ -143,22 +143,22 @@ fn serial(name: &str, number: u8, ports: u16, interrupt: u32) -> Vec<u8> {
 }
 
 /// Bytes of a table that are made already.
-struct Made(Vec<u8>);
+struct FinishedTable(Vec<u8>);
 
-impl Aml for Made {
+impl Aml for FinishedTable {
     fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
         sink.vec(&self.0);
     }
 }
 
-/// The namespace: `\_SB.COM1`, `\_SB.COM2`, `\_SB.PCI0` and `\_S5`.
+/// Returns the namespace: `\_SB.COM1`, `\_SB.COM2`, `\_SB.PCI0` and `\_S5`.
 fn dsdt(second_serial: bool) -> Vec<u8> {
     let mut sdt = Sdt::new(*b"DSDT", 36, 6, OEM, OEM_TABLE, OEM_REVISION);
     let mut serials = serial("COM1", 0, COM1, COM1_IRQ);
     if second_serial {
         serials.extend(serial("COM2", 1, COM2, COM2_IRQ));
     }
-    let serials = Made(serials);
+    let serials = FinishedTable(serials);
 
     let bus = AddressSpace::new_bus_number(0u16, 0u16);
     let config_ports = IO::new(0xcf8, 0xcf8, 1, 8);
@@ -183,7 +183,7 @@ fn dsdt(second_serial: bool) -> Vec<u8> {
     sdt.as_slice().to_vec()
 }
 
-/// An address of the PCI window, which lies below 4 GiB.
+/// Converts an address of the PCI window, which is below 4 GiB.
 fn window_address(address: u64) -> u32 {
     const { assert!(PCI_WINDOW_END <= u32::MAX as u64) };
     u32::try_from(address).unwrap_or(u32::MAX)

@@ -1,9 +1,9 @@
-//! Who answers which I/O port and which memory address outside of RAM.
+//! Dispatch of I/O ports, and of memory addresses outside of RAM, to devices.
 //!
 //! ```text
 //! 0x064        i8042 command     write 0xfe: reset
 //! 0x0f4        EXIT_PORT         write: the machine ends with that value
-//! 0x0f8        COMMAND_PORT      write: how long the guest's command took
+//! 0x0f8        COMMAND_PORT      write: duration of the guest's command
 //! 0x2f8-0x2ff  COM2, if the machine has one
 //! 0x3f8-0x3ff  COM1
 //! 0x600-0x601  ACPI sleep control and status
@@ -11,13 +11,13 @@
 //! 0xc000_0000  PCI window, to 0xfec0_0000
 //! ```
 //!
-//! What nobody answers reads as ones and takes writes without effect, as on a PC.
+//! Addresses without a device read as ones, and writes to them have no effect, as on a PC.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::End;
 use crate::acpi::{self, RESET_CONTROL, SLEEP_CONTROL, SLEEP_STATUS};
+use crate::end::MachineEnd;
 use crate::machine::{COMMAND_PORT, EXIT_PORT};
 use crate::pci::{CONFIG_ADDRESS, CONFIG_DATA, PciBus};
 use crate::serial::{COM_PORTS, COM1, COM2, SerialPort};
@@ -39,27 +39,27 @@ pub(crate) struct Bus {
     serial: SerialPort,
     second: Option<SerialPort>,
     pci: Mutex<PciBus>,
-    /// What was written to [`COMMAND_PORT`].
+    /// Value that was written to [`COMMAND_PORT`].
     command_ns: AtomicU64,
 }
 
 impl Bus {
-    /// A bus with these devices.
+    /// Makes a bus with these devices.
     pub(crate) fn new(serial: SerialPort, second: Option<SerialPort>, pci: PciBus) -> Self {
         Self { serial, second, pci: Mutex::new(pci), command_ns: AtomicU64::new(0) }
     }
 
-    /// How long the guest's command took by its own clock, ns, where it has told.
+    /// Returns the duration of the guest's command by the guest's clock, ns, if the guest has reported it.
     pub(crate) fn command_ns(&self) -> Option<u64> {
         Some(self.command_ns.load(Ordering::Relaxed)).filter(|ns| *ns > 0)
     }
 
-    /// Bytes typed for the guest; returns how many were taken.
+    /// Sends bytes to the guest's serial port; returns how many were accepted.
     pub(crate) fn console_input(&self, bytes: &[u8]) -> usize {
         self.serial.input(bytes)
     }
 
-    /// Bytes for the second serial port; returns how many were taken.
+    /// Sends bytes to the second serial port; returns how many were accepted.
     pub(crate) fn second_input(&self, bytes: &[u8]) -> usize {
         self.second.as_ref().map_or(0, |port| port.input(bytes))
     }
@@ -68,8 +68,8 @@ impl Bus {
         self.pci.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The guest reads a port. The length of `data` is the width of the access, or for a string
-    /// instruction the width times the count: of those, only COM1's are used by anyone.
+    /// Serves the guest's read of a port. The length of `data` is the width of the access, or for a string
+    /// instruction the width times the count. Guests use string instructions only with COM1.
     pub(crate) fn read_port(&self, port: u16, data: &mut [u8]) {
         match port {
             COM1..=COM1_LAST => self.serial.read(offset(port, COM1), data),
@@ -84,18 +84,18 @@ impl Bus {
         }
     }
 
-    /// The guest writes a port. Returns how the machine ends, if it does.
-    pub(crate) fn write_port(&self, port: u16, data: &[u8]) -> Option<End> {
+    /// Serves the guest's write to a port. Returns the end of the machine, if the write causes it.
+    pub(crate) fn write_port(&self, port: u16, data: &[u8]) -> Option<MachineEnd> {
         match (port, data) {
-            (EXIT_PORT, [_] | [_, _] | [_, _, _, _]) => Some(End::Exited(number(data))),
+            (EXIT_PORT, [_] | [_, _] | [_, _, _, _]) => Some(MachineEnd::Exited(number(data))),
             (COMMAND_PORT, [_, _, _, _]) => {
                 let old = self.command_ns.load(Ordering::Relaxed);
                 self.command_ns.store((old << 32) | u64::from(number(data)), Ordering::Relaxed);
                 None
             }
-            (SLEEP_CONTROL, [value]) if acpi::is_power_off(*value) => Some(End::PowerOff),
-            (RESET_CONTROL, [value]) => (value & RESET_CPU != 0).then_some(End::Reset),
-            (I8042, [I8042_RESET]) => Some(End::Reset),
+            (SLEEP_CONTROL, [value]) if acpi::is_power_off(*value) => Some(MachineEnd::PowerOff),
+            (RESET_CONTROL, [value]) => (value & RESET_CPU != 0).then_some(MachineEnd::Reset),
+            (I8042, [I8042_RESET]) => Some(MachineEnd::Reset),
             (COM1..=COM1_LAST, _) => {
                 self.serial.write(offset(port, COM1), data);
                 None
@@ -114,24 +114,24 @@ impl Bus {
         }
     }
 
-    /// The guest reads an address that is not RAM.
+    /// Serves the guest's read of an address that is not RAM.
     pub(crate) fn read_memory(&self, address: u64, data: &mut [u8]) {
         self.pci().read_memory(address, data);
     }
 
-    /// The guest writes an address that is not RAM.
+    /// Serves the guest's write to an address that is not RAM.
     pub(crate) fn write_memory(&self, address: u64, data: &[u8]) {
         self.pci().write_memory(address, data);
     }
 }
 
-/// A port counted from a device's first, of which there are at most eight.
+/// Returns a port's offset from a device's first port, of which there are at most eight.
 fn offset(port: u16, first: u16) -> u8 {
     let [low, _] = port.wrapping_sub(first).to_le_bytes();
     low
 }
 
-/// Up to four bytes as a number.
+/// Converts up to four bytes to a number.
 fn number(data: &[u8]) -> u32 {
     data.iter().rev().fold(0, |number, byte| (number << 8) | u32::from(*byte))
 }
@@ -140,22 +140,22 @@ fn number(data: &[u8]) -> u32 {
 pub(crate) mod tests {
     use super::*;
     use crate::config::Console;
-    use crate::injected::Tally;
+    use crate::injected::InjectionTally;
     use vmm_sys_util::eventfd::EventFd;
 
     pub(crate) fn bus() -> Bus {
         let interrupt = EventFd::new(libc::EFD_NONBLOCK).unwrap();
         let console = Console(Box::new(std::io::sink()));
-        Bus::new(SerialPort::new(interrupt, Tally::new("COM1"), console), None, PciBus::new())
+        Bus::new(SerialPort::new(interrupt, InjectionTally::new("COM1"), console), None, PciBus::new())
     }
 
     #[test]
     fn the_exit_port_takes_every_width() {
         let bus = bus();
-        assert_eq!(bus.write_port(EXIT_PORT, &[7]), Some(End::Exited(7)));
-        assert_eq!(bus.write_port(EXIT_PORT, &[1, 2]), Some(End::Exited(0x201)));
+        assert_eq!(bus.write_port(EXIT_PORT, &[7]), Some(MachineEnd::Exited(7)));
+        assert_eq!(bus.write_port(EXIT_PORT, &[1, 2]), Some(MachineEnd::Exited(0x201)));
         let all = bus.write_port(EXIT_PORT, &0xdead_beef_u32.to_le_bytes());
-        assert_eq!(all, Some(End::Exited(0xdead_beef)));
+        assert_eq!(all, Some(MachineEnd::Exited(0xdead_beef)));
         assert_eq!(bus.write_port(EXIT_PORT, &[0; 3]), None);
     }
 
@@ -173,11 +173,11 @@ pub(crate) mod tests {
     #[test]
     fn power_off_and_all_three_resets_end_the_machine() {
         let bus = bus();
-        assert_eq!(bus.write_port(SLEEP_CONTROL, &[0x34]), Some(End::PowerOff));
+        assert_eq!(bus.write_port(SLEEP_CONTROL, &[0x34]), Some(MachineEnd::PowerOff));
         assert_eq!(bus.write_port(SLEEP_CONTROL, &[0x30]), None);
-        assert_eq!(bus.write_port(RESET_CONTROL, &[acpi::RESET_VALUE]), Some(End::Reset));
+        assert_eq!(bus.write_port(RESET_CONTROL, &[acpi::RESET_VALUE]), Some(MachineEnd::Reset));
         assert_eq!(bus.write_port(RESET_CONTROL, &[0x02]), None, "arms only");
-        assert_eq!(bus.write_port(I8042, &[0xfe]), Some(End::Reset));
+        assert_eq!(bus.write_port(I8042, &[0xfe]), Some(MachineEnd::Reset));
         assert_eq!(bus.write_port(I8042, &[0xd1]), None);
     }
 
@@ -194,7 +194,7 @@ pub(crate) mod tests {
     fn a_second_serial_port_answers_where_there_is_one() {
         let port = || {
             let interrupt = EventFd::new(libc::EFD_NONBLOCK).unwrap();
-            SerialPort::new(interrupt, Tally::new("COM"), Console(Box::new(std::io::sink())))
+            SerialPort::new(interrupt, InjectionTally::new("COM"), Console(Box::new(std::io::sink())))
         };
         let bus = Bus::new(port(), Some(port()), PciBus::new());
         assert_eq!(bus.second_input(b"x"), 1);

@@ -1,6 +1,6 @@
 //! The clock of ticks.
 
-/// CLOCK_MONOTONIC, ns: the clock of [`crate::Tick`]. Served by the vDSO, without entering the kernel.
+/// Returns CLOCK_MONOTONIC, ns: the clock of [`crate::Tick`]. The vDSO reads it, without entering the kernel.
 pub fn monotonic_ns() -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the pointer is valid for writes; the clock exists on every Linux, so the call

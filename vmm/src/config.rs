@@ -1,4 +1,4 @@
-//! What a virtual machine is made of.
+//! Configuration of a virtual machine.
 
 use std::fmt;
 use std::fs::File;
@@ -16,10 +16,10 @@ pub struct VmConfig {
     pub vcpus: u8,
     /// Guest memory in bytes, a multiple of 4 KiB, at most [`MAX_MEMORY`].
     pub memory_bytes: u64,
-    /// Guest memory is backed by reserved huge pages of the host, 2 MiB each, and by nothing else. Its size is then a
-    /// multiple of that.
+    /// Guest memory is backed by reserved huge pages of the host, 2 MiB each, and by nothing else. Its size
+    /// is then a multiple of that.
     pub huge_pages: bool,
-    /// What runs first.
+    /// First code that runs.
     pub payload: Payload,
     /// virtio-blk disks in the order in which the guest sees them (vda, vdb, ...).
     pub disks: Vec<Disk>,
@@ -32,8 +32,8 @@ pub struct VmConfig {
 }
 
 impl VmConfig {
-    /// A machine with one vCPU and 8 MiB of memory that runs a few bytes of code ([`Payload::Flat`]) at CPL 3, without disks,
-    /// and without anyone to read its console.
+    /// Makes the configuration of a machine with one vCPU and 8 MiB of memory that runs a few bytes of code
+    /// ([`Payload::Flat`]) at CPL 3. It has no disks, and its console's output is dropped.
     pub fn flat(code: impl Into<Vec<u8>>) -> Self {
         Self {
             vcpus: 1,
@@ -64,7 +64,7 @@ pub struct Extra {
 pub struct Vsock {
     /// The guest's context id: 3 or more, and not 2^32 - 1 (VIRTIO 1.2, 5.10.4).
     pub cid: u32,
-    /// What it is connected to.
+    /// Connection to the host's programs.
     pub backend: Box<dyn vsock::Backend>,
 }
 
@@ -73,7 +73,7 @@ pub struct Vsock {
 pub struct Network {
     /// Its address, as the guest reads it.
     pub mac: [u8; 6],
-    /// What it is plugged into.
+    /// Network to which the card is connected.
     pub backend: Box<dyn Backend>,
 }
 
@@ -82,7 +82,7 @@ pub const MAX_VCPUS: u8 = 64;
 /// The most memory a machine may have, bytes (256 GiB).
 pub const MAX_MEMORY: u64 = 256 << 30;
 
-/// What the machine runs.
+/// Code that the machine runs.
 #[derive(Debug, Clone)]
 pub enum Payload {
     /// A Linux kernel: bzImage or ELF vmlinux, as bytes.
@@ -111,18 +111,18 @@ pub const FLAT_ENTRY: u64 = 0x20_0000;
 /// One virtio-blk disk.
 #[derive(Debug)]
 pub struct Disk {
-    /// Where its bytes are. Opened read-write unless `mode` forbids writing.
+    /// Source of the disk's bytes. Opened read-write unless `mode` forbids writing.
     pub file: DiskFile,
-    /// What happens to writes.
+    /// Treatment of writes.
     pub mode: DiskMode,
 }
 
-/// Where the bytes of a disk are.
+/// Source of a disk's bytes.
 #[derive(Debug)]
 pub enum DiskFile {
     /// A raw image or a block device: byte by byte as the guest sees them.
     Raw(File),
-    /// A file with a format of its own.
+    /// A file in a disk format.
     Formatted(Box<dyn DiskFormat>),
 }
 
@@ -132,10 +132,10 @@ impl From<File> for DiskFile {
     }
 }
 
-/// A disk in a file with a format of its own. All offsets and lengths are in bytes of the disk as the guest sees it, and
-/// lie inside of it.
+/// Disk in a file with a disk format. All offsets and lengths are in bytes of the disk as the guest sees it,
+/// and are within the disk.
 pub trait DiskFormat: Send + fmt::Debug {
-    /// Size of the disk, bytes.
+    /// Returns the size of the disk, bytes.
     fn size(&self) -> u64;
 
     /// Fills `into` with the bytes at `offset`.
@@ -157,7 +157,7 @@ pub trait DiskFormat: Send + fmt::Debug {
     fn flush(&self) -> io::Result<()>;
 }
 
-/// What happens to a guest's writes to a disk.
+/// Treatment of a guest's writes to a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DiskMode {
     /// They reach the file.
@@ -168,7 +168,7 @@ pub enum DiskMode {
     Snapshot,
 }
 
-/// Where a console's output goes. A serial port's is written from vCPU threads: must be quick.
+/// Output of a console. A serial port writes to it from vCPU threads, so it must be quick.
 pub struct Console(pub Box<dyn Write + Send>);
 
 impl fmt::Debug for Console {

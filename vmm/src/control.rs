@@ -1,17 +1,18 @@
-//! How a machine ends or stands still: who says so, and who is told.
+//! Control of a machine's vCPU threads: ending them, and pausing all of them.
 //!
-//! # Standing still
+//! # Pausing
 //!
 //! ```text
-//!  holder                                  each vCPU thread
-//!  hold: PAUSE set, all kicked ──────────▶ KVM_RUN returns EINTR, pending I/O of the guest is complete
-//!  waits until parked = running ◀───────── park: parked + 1
-//!  changes guest memory                    waits
-//!  Held dropped: PAUSE cleared ──────────▶ parked - 1, KVM_RUN
+//!  holder                                   each vCPU thread
+//!  pause: PAUSE set, all kicked ──────────▶ KVM_RUN returns EINTR, pending I/O of the guest is complete
+//!  waits until parked = running ◀────────── park: parked + 1
+//!  changes guest memory                     waits
+//!  PauseGuard dropped: PAUSE cleared ─────▶ parked - 1, KVM_RUN
 //! ```
 //!
-//! A thread that ends counts no more, so a stop cannot hold up the holder. A vCPU thread may be the holder; it counts as
-//! parked from the moment it asks, so that two that ask at once do not wait for each other. The wait is bounded.
+//! A thread that ends is no longer counted as running, so a stop cannot block the holder. A vCPU thread may
+//! be the holder. It counts as parked from the moment of its request, so two concurrent holders do not wait
+//! for each other. The wait is bounded.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -21,162 +22,169 @@ use std::time::{Duration, Instant};
 
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::End;
-use crate::vcpu::kick::{self, Target};
+use crate::end::MachineEnd;
+use crate::vcpu::kick::{self, KickTarget};
 
-/// Every vCPU is to leave KVM_RUN and end.
+/// Request that every vCPU leaves KVM_RUN and ends.
 const STOP: u8 = 1;
-/// Every vCPU is to leave KVM_RUN and park.
+/// Request that every vCPU leaves KVM_RUN and parks.
 const PAUSE: u8 = 2;
 
-/// Shared by all threads of a machine.
+/// State that all threads of a machine share.
 #[derive(Debug)]
 pub(crate) struct Control {
-    /// What is wanted of every vCPU.
-    wanted: AtomicU8,
-    end: Mutex<Option<End>>,
-    still: Mutex<Still>,
+    /// Requests to every vCPU: [`STOP`], [`PAUSE`].
+    requests: AtomicU8,
+    end: Mutex<Option<MachineEnd>>,
+    counts: Mutex<ThreadCounts>,
     changed: Condvar,
-    /// The vCPU threads that may be kicked.
-    targets: Mutex<Vec<Option<Target>>>,
+    /// vCPU threads that may be kicked, by vCPU.
+    targets: Mutex<Vec<Option<KickTarget>>>,
     ended: EventFd,
 }
 
-/// Who runs and who stands still.
+/// Counts of vCPU threads.
 #[derive(Debug)]
-struct Still {
-    /// vCPU threads that have not ended.
+struct ThreadCounts {
+    /// Threads that have not ended.
     running: usize,
-    /// Those of them that stay out of KVM_RUN as long as it is held.
+    /// Threads among them that stay out of KVM_RUN as long as the machine is paused.
     parked: usize,
-    held: bool,
+    /// The machine has a holder.
+    paused: bool,
 }
 
 impl Control {
-    /// For a machine with that many vCPUs, all of which are going to run.
+    /// Makes the control of a machine with that many vCPUs, all of which are going to run.
     pub(crate) fn new(vcpus: u8) -> io::Result<Self> {
         Ok(Self {
-            wanted: AtomicU8::new(0),
+            requests: AtomicU8::new(0),
             end: Mutex::new(None),
-            still: Mutex::new(Still { running: usize::from(vcpus), parked: 0, held: false }),
+            counts: Mutex::new(ThreadCounts { running: usize::from(vcpus), parked: 0, paused: false }),
             changed: Condvar::new(),
             targets: Mutex::new(vec![None; usize::from(vcpus)]),
             ended: EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?,
         })
     }
 
-    fn targets(&self) -> MutexGuard<'_, Vec<Option<Target>>> {
+    fn targets(&self) -> MutexGuard<'_, Vec<Option<KickTarget>>> {
         self.targets.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The calling thread is that vCPU's until the returned value is dropped.
-    pub(crate) fn attend(&self, vcpu: u8) -> Attendance<'_> {
+    /// Registers the calling thread as that vCPU's until the returned guard is dropped.
+    pub(crate) fn register(&self, vcpu: u8) -> RunningGuard<'_> {
         if let Some(target) = self.targets().get_mut(usize::from(vcpu)) {
-            *target = Some(Target::current());
+            *target = Some(KickTarget::current());
         }
-        Attendance { control: self, vcpu }
+        RunningGuard { control: self, vcpu }
     }
 
-    fn still(&self) -> MutexGuard<'_, Still> {
-        self.still.lock().unwrap_or_else(PoisonError::into_inner)
+    fn counts(&self) -> MutexGuard<'_, ThreadCounts> {
+        self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// True when a vCPU must not enter KVM_RUN before it has called [`Control::park`] and looked at
-    /// [`Control::stopping`].
-    pub(crate) fn wants_something(&self) -> bool {
-        self.wanted.load(Ordering::Acquire) != 0
+    /// Returns true if a vCPU must call [`Control::park`] and check [`Control::stopping`] before it enters
+    /// KVM_RUN.
+    pub(crate) fn has_request(&self) -> bool {
+        self.requests.load(Ordering::Acquire) != 0
     }
 
-    /// True once the machine is to end.
+    /// Returns true once the machine is to end.
     pub(crate) fn stopping(&self) -> bool {
-        self.wanted.load(Ordering::Acquire) & STOP != 0
+        self.requests.load(Ordering::Acquire) & STOP != 0
     }
 
     /// Ends the machine. The first reason counts.
-    pub(crate) fn finish(&self, end: End) {
+    pub(crate) fn finish(&self, end: MachineEnd) {
         self.end.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(end);
-        self.wanted.fetch_or(STOP, Ordering::Release);
+        self.requests.fetch_or(STOP, Ordering::Release);
         self.kick_all();
     }
 
     fn kick_all(&self) {
         for target in self.targets().iter().flatten() {
-            // SAFETY: a thread takes its target out, under the lock that is held here, before
-            // it ends.
+            // SAFETY: a thread removes its target before it ends, under the lock that is held here.
             unsafe { kick::send_stop(*target) };
         }
     }
 
-    /// Lets every vCPU stand still, all pending I/O complete, until the result is dropped. `vcpu` is true on a vCPU's own
-    /// thread, whose I/O must be complete too.
+    /// Pauses every vCPU, with all pending I/O complete, until the guard is dropped. `vcpu` is true on a
+    /// vCPU's own thread, whose I/O must be complete as well.
     ///
     /// # Errors
     ///
-    /// The number of vCPUs that did not leave KVM_RUN or their devices within `limit`. All run on then.
-    pub(crate) fn hold(&self, vcpu: bool, limit: Duration) -> Result<Held<'_>, usize> {
+    /// The number of vCPUs that did not leave KVM_RUN or their devices within `limit`. All vCPUs run again
+    /// then.
+    pub(crate) fn pause(&self, vcpu: bool, limit: Duration) -> Result<PauseGuard<'_>, usize> {
         let start = Instant::now();
         let left = || limit.saturating_sub(start.elapsed());
-        let mut still = self.still();
-        still.parked += usize::from(vcpu);
+        let mut counts = self.counts();
+        counts.parked += usize::from(vcpu);
         self.changed.notify_all();
-        while still.held && !left().is_zero() {
-            still = self.wait_for_change(still, left());
+        // There is one holder at a time.
+        while counts.paused && !left().is_zero() {
+            counts = self.wait_for_change(counts, left());
         }
-        if still.held {
-            still.parked -= usize::from(vcpu);
-            return Err(still.running.saturating_sub(still.parked));
+        if counts.paused {
+            counts.parked -= usize::from(vcpu);
+            return Err(counts.running.saturating_sub(counts.parked));
         }
-        still.held = true;
-        self.wanted.fetch_or(PAUSE, Ordering::Release);
+        counts.paused = true;
+        self.requests.fetch_or(PAUSE, Ordering::Release);
         self.kick_all();
-        while still.parked < still.running && !left().is_zero() {
-            still = self.wait_for_change(still, left());
+        while counts.parked < counts.running && !left().is_zero() {
+            counts = self.wait_for_change(counts, left());
         }
-        let missing = still.running.saturating_sub(still.parked);
-        drop(still);
-        let held = Held { control: self, vcpu };
-        if missing == 0 { Ok(held) } else { Err(missing) }
+        let missing = counts.running.saturating_sub(counts.parked);
+        drop(counts);
+        // Dropped on failure, which lets the vCPUs run again.
+        let guard = PauseGuard { control: self, vcpu };
+        if missing == 0 { Ok(guard) } else { Err(missing) }
     }
 
-    fn wait_for_change<'a>(&self, still: MutexGuard<'a, Still>, limit: Duration) -> MutexGuard<'a, Still> {
-        self.changed.wait_timeout(still, limit).unwrap_or_else(PoisonError::into_inner).0
+    fn wait_for_change<'a>(
+        &self,
+        counts: MutexGuard<'a, ThreadCounts>,
+        limit: Duration,
+    ) -> MutexGuard<'a, ThreadCounts> {
+        self.changed.wait_timeout(counts, limit).unwrap_or_else(PoisonError::into_inner).0
     }
 
-    /// Called by a vCPU thread that is out of KVM_RUN with no I/O pending: waits as long as somebody holds all vCPUs.
-    /// True if it had to.
+    /// Waits as long as the machine is paused; returns true if it was. To be called by a vCPU thread that is
+    /// out of KVM_RUN with no I/O pending.
     pub(crate) fn park(&self) -> bool {
-        if self.wanted.load(Ordering::Acquire) & PAUSE == 0 {
+        if self.requests.load(Ordering::Acquire) & PAUSE == 0 {
             return false;
         }
-        let mut still = self.still();
-        let waited = still.held;
-        still.parked += 1;
+        let mut counts = self.counts();
+        let waited = counts.paused;
+        counts.parked += 1;
         self.changed.notify_all();
-        while still.held {
-            // The holder's own wait is bounded, and it lets go when it is dropped.
-            still = self.changed.wait(still).unwrap_or_else(PoisonError::into_inner);
+        while counts.paused {
+            // The holder's own wait is bounded, and its guard ends the pause when it is dropped.
+            counts = self.changed.wait(counts).unwrap_or_else(PoisonError::into_inner);
         }
-        still.parked -= 1;
+        counts.parked -= 1;
         waited
     }
 
-    /// How the machine ended, once it has.
-    pub(crate) fn end(&self) -> Option<End> {
+    /// Returns the reason of the end, once there is one.
+    pub(crate) fn end(&self) -> Option<MachineEnd> {
         self.end.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// True once no vCPU runs any more.
+    /// Returns true once all vCPU threads have ended.
     pub(crate) fn has_ended(&self) -> bool {
-        self.still().running == 0
+        self.counts().running == 0
     }
 
-    /// Readable once no vCPU runs any more.
+    /// Returns a descriptor that is readable once all vCPU threads have ended.
     pub(crate) fn ended_fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the descriptor is open as long as `self`, which the result borrows.
         unsafe { BorrowedFd::borrow_raw(self.ended.as_raw_fd()) }
     }
 
-    /// Waits until no vCPU runs any more; false if that took longer than `limit`.
+    /// Waits until all vCPU threads have ended; returns false if that took longer than `limit`.
     pub(crate) fn wait(&self, limit: Option<Duration>) -> bool {
         let start = Instant::now();
         while !self.has_ended() {
@@ -195,25 +203,25 @@ impl Control {
     }
 }
 
-/// A vCPU thread's presence. Dropped last, also when the thread panics.
+/// Registration of a running vCPU thread. Dropped last, also when the thread panics.
 #[derive(Debug)]
-pub(crate) struct Attendance<'a> {
+pub(crate) struct RunningGuard<'a> {
     control: &'a Control,
     vcpu: u8,
 }
 
-impl Drop for Attendance<'_> {
+impl Drop for RunningGuard<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            self.control.finish(End::Failed(format!("vCPU {}: its thread panicked", self.vcpu)));
+            self.control.finish(MachineEnd::Failed(format!("vCPU {}: its thread panicked", self.vcpu)));
         }
         if let Some(target) = self.control.targets().get_mut(usize::from(self.vcpu)) {
             *target = None;
         }
-        let mut still = self.control.still();
-        still.running = still.running.saturating_sub(1);
-        let last = still.running == 0;
-        drop(still);
+        let mut counts = self.control.counts();
+        counts.running = counts.running.saturating_sub(1);
+        let last = counts.running == 0;
+        drop(counts);
         self.control.changed.notify_all();
         if last {
             let _full = self.control.ended.write(1);
@@ -221,20 +229,21 @@ impl Drop for Attendance<'_> {
     }
 }
 
-/// All vCPUs stand still as long as this lives.
+/// Pause of all vCPUs, which lasts until the guard is dropped.
 #[derive(Debug)]
-pub(crate) struct Held<'a> {
+pub(crate) struct PauseGuard<'a> {
     control: &'a Control,
+    /// The holder is a vCPU thread, which counts as parked.
     vcpu: bool,
 }
 
-impl Drop for Held<'_> {
+impl Drop for PauseGuard<'_> {
     fn drop(&mut self) {
-        let mut still = self.control.still();
-        still.held = false;
-        still.parked -= usize::from(self.vcpu);
-        self.control.wanted.fetch_and(!PAUSE, Ordering::Release);
-        drop(still);
+        let mut counts = self.control.counts();
+        counts.paused = false;
+        counts.parked -= usize::from(self.vcpu);
+        self.control.requests.fetch_and(!PAUSE, Ordering::Release);
+        drop(counts);
         self.control.changed.notify_all();
     }
 }
@@ -246,17 +255,17 @@ mod tests {
     #[test]
     fn the_first_reason_counts() {
         let control = Control::new(1).unwrap();
-        control.finish(End::PowerOff);
-        control.finish(End::Stopped);
-        assert_eq!(control.end(), Some(End::PowerOff));
+        control.finish(MachineEnd::PowerOff);
+        control.finish(MachineEnd::Stopped);
+        assert_eq!(control.end(), Some(MachineEnd::PowerOff));
     }
 
     #[test]
     fn the_machine_has_ended_when_its_last_vcpu_has() {
         kick::install_handler().unwrap();
         let control = Control::new(2).unwrap();
-        let first = control.attend(0);
-        let second = control.attend(1);
+        let first = control.register(0);
+        let second = control.register(1);
         drop(first);
         assert!(!control.has_ended());
         assert!(!control.wait(Some(Duration::from_millis(5))));
@@ -269,13 +278,13 @@ mod tests {
     fn a_holder_gets_all_or_gives_up_in_time() {
         kick::install_handler().unwrap();
         let control = std::sync::Arc::new(Control::new(2).unwrap());
-        assert_eq!(control.hold(false, Duration::from_millis(20)).unwrap_err(), 2);
-        assert!(!control.wants_something() && !control.park());
+        assert_eq!(control.pause(false, Duration::from_millis(20)).unwrap_err(), 2);
+        assert!(!control.has_request() && !control.park());
         let threads: Vec<_> = (0..2)
             .map(|vcpu| {
                 let control = std::sync::Arc::clone(&control);
                 std::thread::spawn(move || {
-                    let _here = control.attend(vcpu);
+                    let _here = control.register(vcpu);
                     let mut parked = 0;
                     while !control.stopping() {
                         parked += usize::from(control.park());
@@ -287,15 +296,15 @@ mod tests {
             .collect();
         let limit = Duration::from_secs(20);
         for _ in 0..50 {
-            let held = control.hold(false, limit).unwrap();
-            assert_eq!(control.still().parked, 2);
-            drop(held);
+            let guard = control.pause(false, limit).unwrap();
+            assert_eq!(control.counts().parked, 2);
+            drop(guard);
         }
-        control.finish(End::Stopped);
+        control.finish(MachineEnd::Stopped);
         let parked: Vec<usize> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
         assert!(parked.iter().all(|&times| times > 0), "{parked:?}");
-        // A machine that has ended stands still.
-        drop(control.hold(false, limit).unwrap());
+        // A machine that has ended is paused at once.
+        drop(control.pause(false, limit).unwrap());
     }
 
     #[test]
@@ -307,12 +316,12 @@ mod tests {
             .map(|vcpu| {
                 let (control, inside) = (std::sync::Arc::clone(&control), std::sync::Arc::clone(&inside));
                 std::thread::spawn(move || {
-                    let _here = control.attend(vcpu);
+                    let _here = control.register(vcpu);
                     for _ in 0..50 {
-                        let held = control.hold(true, Duration::from_secs(20)).unwrap();
+                        let guard = control.pause(true, Duration::from_secs(20)).unwrap();
                         assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
                         inside.fetch_sub(1, Ordering::SeqCst);
-                        drop(held);
+                        drop(guard);
                         control.park();
                     }
                 })
@@ -321,9 +330,9 @@ mod tests {
         for thread in threads {
             thread.join().unwrap();
         }
-        assert!(control.has_ended() && !control.wants_something());
-        let still = control.still();
-        assert_eq!((still.running, still.parked, still.held), (0, 0, false));
+        assert!(control.has_ended() && !control.has_request());
+        let counts = control.counts();
+        assert_eq!((counts.running, counts.parked, counts.paused), (0, 0, false));
     }
 
     #[test]
@@ -332,11 +341,11 @@ mod tests {
         let control = std::sync::Arc::new(Control::new(1).unwrap());
         let shared = std::sync::Arc::clone(&control);
         let thread = std::thread::spawn(move || {
-            let _here = shared.attend(0);
+            let _here = shared.register(0);
             std::panic::resume_unwind(Box::new("on purpose"));
         });
         assert!(thread.join().is_err());
         assert!(control.has_ended());
-        assert!(matches!(control.end(), Some(End::Failed(reason)) if reason.contains("panicked")));
+        assert!(matches!(control.end(), Some(MachineEnd::Failed(reason)) if reason.contains("panicked")));
     }
 }

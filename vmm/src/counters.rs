@@ -1,8 +1,9 @@
-//! KVM's own counters of a vCPU, through its binary statistics (Documentation/virt/kvm/api.rst, 4.133, Linux 5.14).
+//! KVM's own counters of a vCPU, through its binary statistics (Documentation/virt/kvm/api.rst, 4.133, Linux
+//! 5.14).
 //!
 //! ```text
 //! header: flags, name_size, num_desc, id_offset, desc_offset, data_offset   (six u32)
-//! descriptors at desc_offset: flags u32, exponent i16, size u16, offset u32, bucket_size u32, name[name_size]
+//! descriptors at desc_offset: flags u32, exponent i16, size u16, offset u32, bucket_size u32, name
 //! values at data_offset + offset: u64 each
 //! ```
 
@@ -22,25 +23,25 @@ const MOST: usize = 1_024;
 /// Longer than any name.
 const LONGEST_NAME: usize = 256;
 
-/// How a counter behaves (`KVM_STATS_TYPE_*`).
+/// Behaviour of a counter (`KVM_STATS_TYPE_*`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// Only grows.
     Cumulative,
-    /// What is so now.
+    /// Present value.
     Instant,
     /// The largest that was seen.
     Peak,
 }
 
-/// One counter.
+/// Counter of a vCPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Counter {
     /// KVM's name, like `halt_wait_ns`.
     pub name: String,
-    /// How it behaves.
+    /// Behaviour of the counter.
     pub kind: Kind,
-    /// Where its value lies, bytes from the first value.
+    /// Offset of the value from the first value, bytes.
     offset: usize,
 }
 
@@ -54,7 +55,7 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Asks KVM for the counters behind a vCPU's descriptor.
+    /// Opens KVM's counters of a vCPU's descriptor.
     pub(crate) fn open(vcpu: &impl AsRawFd) -> io::Result<Self> {
         // SAFETY: the request takes no argument and gives back a new descriptor.
         let fd = unsafe { libc::ioctl(vcpu.as_raw_fd(), KVM_GET_STATS_FD) };
@@ -65,11 +66,11 @@ impl Counters {
         Self::read_layout(unsafe { File::from_raw_fd(fd) })
     }
 
-    /// The counters behind a descriptor that the VMM of a vCPU has of them.
+    /// Reads the counters of a descriptor that the vCPU's VMM has opened for them.
     ///
     /// # Errors
-    /// It is no such descriptor.
-    pub fn of_descriptor(descriptor: OwnedFd) -> io::Result<Self> {
+    /// The descriptor is not one of counters.
+    pub fn from_descriptor(descriptor: OwnedFd) -> io::Result<Self> {
         Self::read_layout(descriptor.into())
     }
 
@@ -91,12 +92,13 @@ impl Counters {
         Ok(Self { file, list, values_at: field(5).into(), buffer: vec![0; end] })
     }
 
-    /// What there is, in KVM's order.
+    /// Returns the counters, in KVM's order.
     pub fn list(&self) -> &[Counter] {
         &self.list
     }
 
-    /// The present values, in the order of [`Self::list`]. Names that end in `_ns` are nanoseconds, all others counts.
+    /// Returns the present values, in the order of [`Self::list`]. Names that end in `_ns` are nanoseconds,
+    /// all others counts.
     ///
     /// # Errors
     /// The descriptor cannot be read.
@@ -109,7 +111,8 @@ impl Counters {
         }))
     }
 
-    /// A reader of the sum of the counters with these names, for another thread; `None` if there is none of them.
+    /// Returns a reader of the sum of the counters with these names, for another thread; `None` if none of
+    /// them exists.
     pub fn sum_of(&self, names: &[&str]) -> Option<CounterSum> {
         let named = self.list.iter().filter(|counter| names.contains(&counter.name.as_str()));
         let at: Vec<u64> = named.map(|counter| self.values_at + counter.offset as u64).collect();
@@ -122,12 +125,12 @@ impl Counters {
 #[derive(Debug)]
 pub struct CounterSum {
     file: File,
-    /// Where each value is in the file.
+    /// Offset of each value in the file.
     at: Vec<u64>,
 }
 
 impl CounterSum {
-    /// The present sum; `None` if the descriptor cannot be read. Allocates nothing.
+    /// Returns the present sum; `None` if the descriptor cannot be read. Allocates nothing.
     pub fn read(&self) -> Option<u64> {
         self.at.iter().try_fold(0_u64, |sum, at| {
             let mut value = [0; 8];
@@ -137,7 +140,7 @@ impl CounterSum {
     }
 }
 
-/// One number of a descriptor or header; all are in the host's byte order.
+/// Reads a number of a descriptor or header; all are in the host's byte order.
 fn word(bytes: &[u8], at: usize) -> u32 {
     bytes.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |word| u32::from_ne_bytes(*word))
 }
@@ -146,7 +149,7 @@ fn small(number: u32) -> io::Result<usize> {
     usize::try_from(number).map_err(io::Error::other)
 }
 
-/// The counter that a descriptor describes, if it is a single number.
+/// Parses a descriptor; `None` unless its counter is a single number.
 fn counter(bytes: &[u8]) -> Option<Counter> {
     let kind = match word(bytes, 0) & 0xf {
         0 => Kind::Cumulative,
@@ -166,7 +169,7 @@ mod tests {
 
     use super::*;
 
-    /// A file as KVM lays it out, with two counters and a histogram of four buckets.
+    /// Makes a file as KVM lays it out, with two counters and a histogram of four buckets.
     fn file(names: [&str; 3], values: &[u64]) -> File {
         let mut bytes = Vec::new();
         let count = u32::try_from(names.len()).unwrap();

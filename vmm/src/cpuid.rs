@@ -1,8 +1,8 @@
-//! What the guest's CPUID instruction answers.
+//! Answers of the guest's CPUID instruction.
 //!
-//! `KVM_GET_SUPPORTED_CPUID` describes the host. What is a fact of this machine is replaced:
-//! that there is a hypervisor, that the APIC timer has a TSC deadline mode, and the topology,
-//! which is one package of single-threaded cores, core id = APIC id = vCPU id.
+//! `KVM_GET_SUPPORTED_CPUID` describes the host. Facts of this machine are replaced: the presence of a
+//! hypervisor, the TSC deadline mode of the APIC timer, and the topology. That is one package of
+//! single-threaded cores, core id = APIC id = vCPU id.
 
 use kvm_bindings::{CpuId, KVM_CPUID_FLAG_SIGNIFCANT_INDEX, KVM_MAX_CPUID_ENTRIES, kvm_cpuid_entry2};
 use kvm_ioctls::Kvm;
@@ -20,7 +20,7 @@ const LEVEL_SMT: u32 = 1 << 8;
 /// See [`LEVEL_SMT`].
 const LEVEL_CORE: u32 = 2 << 8;
 
-/// The shape of the machine as CPUID tells it.
+/// Topology of the machine, as CPUID reports it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Topology {
     /// Number of vCPUs, at least 1.
@@ -28,30 +28,30 @@ pub(crate) struct Topology {
 }
 
 impl Topology {
-    /// Bits of the APIC id that tell the cores of the package apart.
+    /// Returns the number of bits of the APIC id that distinguish the cores of the package.
     fn id_bits(self) -> u32 {
         u32::from(self.vcpus).next_power_of_two().trailing_zeros()
     }
 
-    /// The largest number of cores that those bits can tell apart, minus one.
+    /// Returns the largest number of cores that these bits can distinguish, minus one.
     fn last_addressable(self) -> u32 {
         (1 << self.id_bits()) - 1
     }
 }
 
-/// What KVM supports, from which [`for_vcpu`] starts.
+/// Returns the CPUID that KVM supports, from which [`for_vcpu`] starts.
 pub(crate) fn supported(kvm: &Kvm) -> Result<CpuId, StartError> {
-    kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).map_err(StartError::kvm("tell which CPUID it supports"))
+    kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).map_err(StartError::kvm("report the supported CPUID"))
 }
 
-/// True if the processor is Intel's, by the vendor string in leaf 0.
+/// Returns true if the processor is Intel's, by the vendor string in leaf 0.
 pub(crate) fn is_intel(cpuid: &CpuId) -> bool {
     cpuid.as_slice().iter().any(|leaf| {
         leaf.function == 0 && (leaf.ebx, leaf.edx, leaf.ecx) == (0x756e_6547, 0x4965_6e69, 0x6c65_746e)
     })
 }
 
-/// The answers for one vCPU.
+/// Returns the answers for one vCPU.
 pub(crate) fn for_vcpu(
     supported: &CpuId,
     topology: Topology,
@@ -117,7 +117,7 @@ fn adjust(leaf: &mut kvm_cpuid_entry2, topology: Topology, id: u8, tsc_deadline:
     }
 }
 
-/// The subleaves of leaf 0xb or 0x1f: threads of a core, cores of the package, end.
+/// Returns the subleaves of leaf 0xb or 0x1f: threads of a core, cores of the package, end.
 fn extended_topology(function: u32, topology: Topology, id: u8) -> [kvm_cpuid_entry2; 3] {
     let level = |index: u32, shift: u32, count: u32, kind: u32| kvm_cpuid_entry2 {
         function,

@@ -12,7 +12,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use crate::config::{Disk, Extra};
 use crate::error::{StartError, WaitError};
-use crate::injected::Tally;
+use crate::injected::InjectionTally;
 use crate::machine;
 use crate::memory::PCI_WINDOW_START;
 use crate::pci::PciBus;
@@ -35,7 +35,7 @@ pub(crate) const MOST_DISKS: usize = PciBus::ROOM - 4;
 #[derive(Debug)]
 struct KvmWires {
     vm: Arc<VmFd>,
-    tally: Arc<Tally>,
+    tally: Arc<InjectionTally>,
 }
 
 impl MessageSink for KvmWires {
@@ -67,7 +67,7 @@ impl Doorbells for KvmWires {
 #[derive(Debug)]
 pub(crate) struct Devices {
     threads: Vec<(Arc<Link>, JoinHandle<()>)>,
-    tallies: Vec<Arc<Tally>>,
+    tallies: Vec<Arc<InjectionTally>>,
     names: Vec<String>,
     console: Option<Arc<Input>>,
 }
@@ -83,6 +83,7 @@ impl Devices {
         if disks.len() > MOST_DISKS {
             return Err(StartError::Disks { asked: disks.len(), most: MOST_DISKS });
         }
+        // The order gives the slots, and the guest names its disks by them.
         let mut list: Vec<(String, Box<dyn VirtioDevice>)> = Vec::new();
         for (index, disk) in disks.into_iter().enumerate() {
             let block = Block::new(index, disk).map_err(|reason| StartError::Disk { index, reason })?;
@@ -105,9 +106,10 @@ impl Devices {
         let mut bus = PciBus::new();
         let mut devices =
             Self { threads: Vec::new(), tallies: Vec::new(), names: Vec::new(), console: input };
+        // The windows are consecutive: Linux keeps the addresses that it finds, which `regions` relies on.
         let mut window = u32::try_from(PCI_WINDOW_START).unwrap_or(u32::MAX);
         for (name, device) in list {
-            let tally = Tally::new(&name);
+            let tally = InjectionTally::new(&name);
             devices.tallies.push(Arc::clone(&tally));
             devices.names.push(name.clone());
             let wires = Arc::new(KvmWires { vm: Arc::clone(vm), tally });
@@ -151,18 +153,18 @@ impl Devices {
         Ok(())
     }
 
-    /// Their names, in the order of their slots.
+    /// Returns the devices' names, in the order of their slots.
     pub(crate) fn names(&self) -> &[String] {
         &self.names
     }
 
-    /// Bytes for the virtio-console; returns how many were taken, `None` without such a device.
+    /// Sends bytes to the virtio-console; returns how many were accepted, `None` without such a device.
     pub(crate) fn console_input(&self, bytes: &[u8]) -> Option<usize> {
         self.console.as_ref().map(|input| input.put(bytes))
     }
 
-    /// The counts of their interrupts.
-    pub(crate) fn tallies(&self) -> &[Arc<Tally>] {
+    /// Returns the counts of the devices' interrupts.
+    pub(crate) fn tallies(&self) -> &[Arc<InjectionTally>] {
         &self.tallies
     }
 
@@ -175,7 +177,7 @@ impl Devices {
         let threads = std::mem::take(&mut self.threads).into_iter();
         let results: Vec<_> = threads.map(|(_, thread)| machine::join(thread, deadline)).collect();
         for result in results {
-            // A device that panicked told so on standard error; it holds nothing to give back.
+            // A panic of a device was printed when it happened; it holds nothing that must be returned.
             let _panic = result?;
         }
         Ok(())

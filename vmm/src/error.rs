@@ -1,4 +1,4 @@
-//! Why a machine could not start, and why a thread could not be joined.
+//! Errors of starting a machine, and of joining a thread.
 //!
 //! The doc comment of a variant says when it happens; its message says what was wrong, where,
 //! and what to do next.
@@ -10,82 +10,82 @@ use vmm_sys_util::errno;
 
 use crate::config::{MAX_MEMORY, MAX_VCPUS};
 
-/// Why a machine could not start.
+/// Reason why a machine could not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// `/dev/kvm` is missing, closed to this user or of no use.
+    /// `/dev/kvm` is missing, not permitted or unusable.
     #[error(transparent)]
     Kvm(#[from] KvmError),
     /// The number of vCPUs is not in 1..=[`MAX_VCPUS`].
-    #[error("{asked} vCPUs: ask for 1 to {MAX_VCPUS}")]
+    #[error("cannot make a machine with {asked} vCPUs; give 1 to {MAX_VCPUS}")]
     Vcpus {
-        /// What was asked for.
+        /// Requested number.
         asked: u8,
     },
     /// This host's KVM allows fewer vCPUs (`KVM_CAP_MAX_VCPUS`).
-    #[error("{asked} vCPUs: this host's KVM allows at most {most}")]
+    #[error("cannot make a machine with {asked} vCPUs; this host's KVM allows at most {most}")]
     VcpusBeyondKvm {
-        /// What was asked for.
+        /// Requested number.
         asked: u8,
-        /// What KVM allows.
+        /// Maximum of this KVM.
         most: usize,
     },
-    /// The memory size is zero, no multiple of 4 KiB, or beyond [`MAX_MEMORY`].
+    /// The memory size is zero, not a multiple of 4 KiB, or beyond [`MAX_MEMORY`].
     #[error(
-        "{asked} bytes of guest memory: ask for a multiple of 4 KiB, at most {} GiB",
+        "invalid size of guest memory: {asked} bytes; give a multiple of 4 KiB, at most {} GiB",
         MAX_MEMORY >> 30
     )]
     MemorySize {
-        /// What was asked for, bytes.
+        /// Requested size, bytes.
         asked: u64,
     },
     /// More memory than the host's RAM and swap together.
     #[error(
-        "{} MiB of guest memory: this host has {} MiB of RAM and swap; ask for less",
+        "{} MiB of guest memory exceed this host's {} MiB of RAM and swap; give less",
         asked >> 20,
         host >> 20
     )]
     MemoryBeyondHost {
-        /// What was asked for, bytes.
+        /// Requested size, bytes.
         asked: u64,
         /// RAM plus swap of the host, bytes.
         host: u64,
     },
     /// The host would not map the guest's memory.
-    #[error("cannot map {} MiB of guest memory: {reason}; ask for less", asked >> 20)]
+    #[error("cannot map {} MiB of guest memory: {reason}; give less", asked >> 20)]
     MemoryMap {
-        /// What was asked for, bytes.
+        /// Requested size, bytes.
         asked: u64,
-        /// The host's words.
+        /// The host's error.
         reason: String,
     },
     /// The host has not enough huge pages for the guest's memory.
     #[error(
-        "{pages} huge pages of 2 MiB for guest memory are not free: reserve them with `echo {pages} | sudo tee \
+        "guest memory needs {pages} free huge pages of 2 MiB; reserve them with `echo {pages} | sudo tee \
          /proc/sys/vm/nr_hugepages`"
     )]
     HugePages {
-        /// How many are needed.
+        /// Number of pages that are needed.
         pages: u64,
     },
-    /// Guest memory is no whole number of huge pages.
-    #[error("guest memory of {asked} bytes is no whole number of huge pages of 2 MiB: ask for a multiple")]
+    /// Guest memory is not a multiple of the huge page size.
+    #[error("guest memory ({asked} bytes) is not a multiple of the 2 MiB huge page size")]
     HugePageSize {
-        /// What was asked for, bytes.
+        /// Requested size, bytes.
         asked: u64,
     },
     /// Kernel, initrd and boot data do not fit into the guest's memory.
     #[error(
-        "{} MiB of guest memory are too few: {what} needs {} MiB; ask for more",
+        "{} MiB of guest memory are too few: {what} needs {} MiB; give more",
         have >> 20,
         need.div_ceil(1 << 20)
     )]
     MemoryTooSmall {
-        /// What does not fit.
+        /// Data that does not fit.
         what: &'static str,
-        /// Memory below 3 GiB that there is, bytes.
+        /// Size of the memory below 3 GiB, bytes.
         have: u64,
-        /// Memory that it takes, bytes.
+        /// Size of the memory that is needed, bytes.
         need: u64,
     },
     /// The kernel file is not one that can be booted.
@@ -94,7 +94,7 @@ pub enum StartError {
     /// The command line is longer than the kernel takes.
     #[error("the kernel command line has {length} bytes; this kernel takes at most {most}")]
     CommandLineTooLong {
-        /// Its length, bytes.
+        /// Length, bytes.
         length: usize,
         /// The kernel's limit, bytes (`cmdline_size` of the boot protocol).
         most: usize,
@@ -102,38 +102,38 @@ pub enum StartError {
     /// The command line holds a NUL, which would end it early.
     #[error("the kernel command line holds a NUL byte at position {at}; remove it")]
     CommandLineNul {
-        /// Where, bytes from its start.
+        /// Position, bytes from the start.
         at: usize,
     },
     /// The initrd is empty.
     #[error("the initrd is empty; name a cpio archive or leave it out")]
     InitrdEmpty,
-    /// Flat code is empty or asks for a level other than 0 and 3.
-    #[error("flat code of {length} bytes at privilege level {cpl}: give code, and level 0 or 3")]
+    /// Flat code is empty or has a level other than 0 and 3.
+    #[error("invalid flat code of {length} bytes at privilege level {cpl}; give code, and level 0 or 3")]
     Flat {
-        /// Bytes of code.
+        /// Length of the code, bytes.
         length: usize,
-        /// The level asked for.
+        /// Requested level.
         cpl: u8,
     },
     /// More disks than PCI slots.
-    #[error("{asked} disks: a machine takes at most {most}")]
+    #[error("cannot attach {asked} disks; a machine takes at most {most}")]
     Disks {
-        /// What was asked for.
+        /// Requested number.
         asked: usize,
-        /// How many slots there are.
+        /// Number of slots.
         most: usize,
     },
-    /// A disk's file can not be used.
+    /// A disk's file cannot be used.
     #[error("disk {index} (counted from 0): {reason}")]
     Disk {
-        /// Which one.
+        /// Index of the disk.
         index: usize,
-        /// Why.
+        /// Reason of the failure.
         reason: DiskError,
     },
     /// KVM refused a step of building the machine.
-    #[error("KVM failed to {what}: {source}; `vprof doctor` tells what this host can do")]
+    #[error("KVM failed to {what}: {source}; `vprof doctor` checks this host")]
     KvmStep {
         /// The step.
         what: &'static str,
@@ -162,7 +162,7 @@ impl StartError {
     }
 }
 
-/// What is wrong with `/dev/kvm`.
+/// Reason why `/dev/kvm` cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum KvmError {
     /// There is no such device.
@@ -181,14 +181,14 @@ pub enum KvmError {
     #[error("cannot open /dev/kvm: {0}")]
     Open(io::Error),
     /// Not the API that has been stable since Linux 2.6.22.
-    #[error("/dev/kvm speaks API version {0}, not 12: it is not Linux's KVM")]
+    #[error("/dev/kvm has API version {0}, not 12: it is not Linux's KVM")]
     Api(i32),
     /// A capability without which no machine can run.
     #[error("this host's KVM lacks {0}: a newer host kernel (4.12 or later) has it")]
     Capability(&'static str),
 }
 
-/// Why a kernel file can not be booted.
+/// Reason why a kernel file cannot be booted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum KernelError {
     /// The file has no bytes.
@@ -201,7 +201,7 @@ pub enum KernelError {
     #[error("this kernel is for {0}; vprof boots 64-bit x86 (x86_64) kernels")]
     Architecture(String),
     /// A boot protocol older than 2.12 (Linux 3.8), which has no 64-bit entry.
-    #[error("this kernel speaks boot protocol {major}.{minor:02}; vprof needs 2.12, so Linux 3.8 or later")]
+    #[error("this kernel has boot protocol {major}.{minor:02}; vprof needs 2.12, so Linux 3.8 or later")]
     TooOld {
         /// Major version.
         major: u8,
@@ -211,9 +211,9 @@ pub enum KernelError {
     /// The file ends before the kernel does.
     #[error("the kernel file is cut off: it has {have} bytes and needs {need}; fetch it again")]
     Truncated {
-        /// Bytes there are.
+        /// Size of the file, bytes.
         have: u64,
-        /// Bytes there should be.
+        /// Size that the headers require, bytes.
         need: u64,
     },
     /// Its headers contradict each other.
@@ -221,10 +221,10 @@ pub enum KernelError {
     Damaged(String),
 }
 
-/// Why a file can not serve as a disk.
+/// Reason why a file cannot serve as a disk.
 #[derive(Debug, thiserror::Error)]
 pub enum DiskError {
-    /// Its type or size can not be read.
+    /// Its type or size cannot be read.
     #[error("cannot be read: {0}")]
     Io(#[from] io::Error),
     /// A directory, a pipe, a socket, ...
@@ -233,24 +233,24 @@ pub enum DiskError {
     /// Smaller than one sector.
     #[error("has {0} bytes, less than one sector of 512; name a raw disk image")]
     TooSmall(u64),
-    /// No place for what a snapshot's guest writes.
+    /// No temporary file for the writes of a snapshot's guest.
     #[error(
         "no temporary file for the snapshot in {directory}: {source}; set TMPDIR to a directory with room"
     )]
     Snapshot {
-        /// Where it was tried.
+        /// Directory of the attempt.
         directory: String,
         /// The host's error.
         source: io::Error,
     },
 }
 
-/// A thread that did not end in time.
+/// Error of a thread that did not end in time.
 #[derive(Debug, thiserror::Error)]
 #[error("{thread} did not end within {waited:?}")]
 pub struct WaitError {
     /// The thread's name.
     pub thread: String,
-    /// How long it was given.
+    /// Time limit.
     pub waited: Duration,
 }

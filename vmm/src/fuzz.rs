@@ -1,5 +1,5 @@
-//! Ways in for the fuzz targets: what a guest does to devices, and what a kernel file does to the loader. Nothing
-//! here needs KVM, and devices have no thread: they work when [`Hardware::serve`] says so.
+//! Ways in for the fuzz targets: what a guest does to devices, and what a kernel file does to the loader.
+//! Nothing here needs KVM, and devices have no thread: they work when [`Hardware::serve`] says so.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use vmm_sys_util::eventfd::EventFd;
 use crate::boot;
 use crate::bus::Bus;
 use crate::config::{self, Console, Disk, Network, Payload};
-use crate::injected::Tally;
+use crate::injected::InjectionTally;
 use crate::memory::PCI_WINDOW_START;
 use crate::pci::PciBus;
 use crate::pci::msix::{MessageSink, Msix};
@@ -24,7 +24,7 @@ use crate::virtio::vsock::Vsock;
 use crate::virtio::worker::{Queues, Worker};
 use crate::virtio::{Interrupts, VirtioDevice};
 
-/// Interrupts that nobody hears, doorbells that ring as ordinary exits.
+/// Interrupts without a receiver, and doorbells that are ordinary exits.
 #[derive(Debug)]
 struct Unwired;
 
@@ -39,7 +39,8 @@ impl Doorbells for Unwired {
     fn detach(&self, _: u64, _: &EventFd) {}
 }
 
-/// All devices of a machine with one disk, a network card, a virtio-console and sockets, as its vCPUs reach them.
+/// All devices of a machine with one disk, a network card, a virtio-console and sockets, as its vCPUs reach
+/// them.
 #[derive(Debug)]
 pub struct Hardware {
     bus: Bus,
@@ -81,36 +82,36 @@ impl Hardware {
         }
         let serial = SerialPort::new(
             EventFd::new(libc::EFD_NONBLOCK).ok()?,
-            Tally::new("COM1"),
+            InjectionTally::new("COM1"),
             Console(Box::new(std::io::sink())),
         );
         Some(Self { bus: Bus::new(serial, None, pci), workers })
     }
 
-    /// The guest reads a port.
+    /// Serves the guest's read of a port.
     pub fn read_port(&mut self, port: u16, data: &mut [u8]) {
         self.bus.read_port(port, data);
     }
 
-    /// The guest writes a port; true if that ends the machine.
+    /// Serves the guest's write to a port; returns true if that ends the machine.
     pub fn write_port(&mut self, port: u16, data: &[u8]) -> bool {
         self.bus.write_port(port, data).is_some()
     }
 
-    /// The guest reads memory that is not RAM; `offset` counts from the start of the PCI window.
+    /// Serves the guest's read of memory that is not RAM; `offset` counts from the start of the PCI window.
     pub fn read_memory(&mut self, offset: u64, data: &mut [u8]) {
         self.bus.read_memory(PCI_WINDOW_START.wrapping_add(offset), data);
     }
 
-    /// The guest writes memory that is not RAM.
+    /// Serves the guest's write to memory that is not RAM.
     pub fn write_memory(&mut self, offset: u64, data: &[u8]) {
         self.bus.write_memory(PCI_WINDOW_START.wrapping_add(offset), data);
     }
 
-    /// Every device does what waits to be done.
+    /// Runs every device's pending work.
     pub fn serve(&mut self) {
         for (worker, queues) in &mut self.workers {
-            // None is ever told to stop.
+            // No worker is ever requested to stop.
             let _goes_on = worker.turn(queues);
         }
     }

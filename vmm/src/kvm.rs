@@ -10,7 +10,7 @@ use crate::error::KvmError;
 /// `KVM_CAP_BINARY_STATS_FD` of `linux/kvm.h` (Linux 5.14), which kvm-ioctls does not name.
 const KVM_CAP_BINARY_STATS_FD: libc::c_ulong = 203;
 
-/// What this host's KVM offers.
+/// Capabilities of this host's KVM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capabilities {
     /// `KVM_GET_API_VERSION`; 12 on every Linux since 2.6.22.
@@ -28,7 +28,7 @@ pub struct Capabilities {
 }
 
 impl Capabilities {
-    /// True if general and control registers come through the shared run page.
+    /// Returns true if general and control registers come through the shared run page.
     pub fn registers_in_run_page(&self) -> bool {
         let both = KVM_SYNC_X86_REGS | KVM_SYNC_X86_SREGS;
         self.sync_regs & both == both

@@ -1,18 +1,20 @@
 //! Boots an unmodified Linux on KVM and lets an [`Observer`] watch its vCPUs.
 //!
-//! Knows nothing of Linux internals, of profiling or of image formats. [`Machine::start`] takes a
+//! The crate knows neither Linux internals nor profiling nor image formats. [`Machine::start`] takes a
 //! [`VmConfig`] and makes
 //!
 //! - memory with a hole below 4 GiB, page tables, the kernel, its initrd and command line,
 //! - ACPI tables for a hardware-reduced platform,
-//! - COM1, and virtio disks, a random number generator and, where wanted, a network card, a
-//!   console and sockets on a PCI bus,
-//! - vCPUs, each on a thread of its own with a timer that ticks its observer.
+//! - COM1, and on a PCI bus virtio disks, a random number generator and, if configured, a network card, a
+//!   console and sockets,
+//! - vCPUs, each on its own thread with a timer that ticks its observer.
+//!
+//! [`observer`] is also the interface to profilers of foreign vCPUs, of other VMMs.
 //!
 //! # Signals
 //!
-//! The process' `SIGRTMIN + 4` and `SIGRTMIN + 5` belong to this crate: the first is the vCPU
-//! timers', the second gets vCPUs out of KVM_RUN when the machine ends or is to stand still.
+//! The process's `SIGRTMIN + 4` and `SIGRTMIN + 5` belong to this crate. The first is the signal of the vCPU
+//! timers. The second makes vCPUs leave KVM_RUN when the machine ends or is paused.
 
 mod acpi;
 mod boot;
@@ -23,24 +25,26 @@ mod control;
 pub mod counters;
 mod cpuid;
 mod devices;
+mod end;
 mod error;
 #[cfg(feature = "fuzz")]
 pub mod fuzz;
 mod injected;
 mod kvm;
+pub mod kvm_check;
 mod machine;
 mod memory;
 pub mod net;
 pub mod observer;
 mod pci;
-pub mod probe;
+mod probe;
 mod regions;
 mod resident;
 mod serial;
-mod tripwire;
 mod vcpu;
 mod virtio;
 pub mod vsock;
+pub mod x86;
 
 pub use boot::check_kernel;
 pub use clock::monotonic_ns;
@@ -48,13 +52,17 @@ pub use config::{
     Console, Disk, DiskFile, DiskFormat, DiskMode, Extra, FLAT_ENTRY, Network, Payload, VmConfig, Vsock,
 };
 pub use counters::{CounterSum, Counters};
+pub use end::MachineEnd;
 pub use error::{DiskError, KernelError, KvmError, StartError, WaitError};
-pub use injected::{Injected, Injections};
-pub use machine::{COMMAND_PORT, EXIT_PORT, End, Ended, Machine};
-pub use observer::{Activity, Exit, Observer, Tick, Trip, Unobserved, Verdict, stands_at_reset};
-pub use regions::{Region, Space};
-pub use tripwire::{
-    AtWithdrawal, MAX_SITES, Site, TRIP_KINDS, TRIP_NOP, TRIP_PORT, TRIP_PORTS, TripwireError, Tripwires,
-    WithdrawReason, Withdrawn,
+pub use injected::{InjectionCount, Injections};
+pub use machine::{COMMAND_PORT, EXIT_PORT, EndedMachine, Machine};
+pub use observer::{
+    Activity, ActivitySource, Exit, MissReason, Observer, ProbeHit, ProbeVerdict, ThreadId, Tick,
+    TickContext, Unobserved, is_at_reset,
 };
-pub use vm_memory::GuestMemoryMmap;
+pub use probe::{
+    MAX_PROBES, PROBE_KINDS, PROBE_NOP, PROBE_PORT, PROBE_PORTS, ProbeError, ProbePoint, ProbeSet,
+    WithdrawReason, Withdrawal, WithdrawalHandler,
+};
+pub use regions::{Region, Space};
+pub use vm_memory::{GuestAddress, GuestMemoryMmap};

@@ -1,4 +1,4 @@
-//! A whole machine: built by [`Machine::start`], ended by its guest or by [`Machine::stop`].
+//! A virtual machine: built by [`Machine::start`], ended by its guest or by [`Machine::stop`].
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -7,7 +7,6 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use kvm_ioctls::{VcpuFd, VmFd};
-use serde::{Deserialize, Serialize};
 use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::eventfd::EventFd;
 
@@ -18,43 +17,28 @@ use crate::control::Control;
 use crate::counters::Counters;
 use crate::cpuid::{self, Topology};
 use crate::devices::Devices;
+use crate::end::MachineEnd;
 use crate::error::{StartError, WaitError};
-use crate::injected::{Injections, Tally};
+use crate::injected::{InjectionTally, Injections};
 use crate::kvm;
 use crate::memory::{self, KVM_IDENTITY_MAP, KVM_TSS};
 use crate::observer::Observer;
+use crate::probe::ProbeSet;
 use crate::regions::{self, Region};
 use crate::serial::{COM1_IRQ, COM2_IRQ, SerialPort};
-use crate::tripwire::Tripwires;
-use crate::vcpu::kick::{self, Timer};
-use crate::vcpu::{self, run::Vcpu};
+use crate::vcpu::kick::{self, TickTimer};
+use crate::vcpu::{self, run::VcpuThread};
 
-/// I/O port: a write of 8, 16 or 32 bits ends the machine with [`End::Exited`].
+/// I/O port: a write of 8, 16 or 32 bits ends the machine with [`MachineEnd::Exited`].
 pub const EXIT_PORT: u16 = 0xf4;
 
-/// I/O port: two writes of 32 bits, the upper half first, tell how long the guest's command took, ns.
+/// I/O port: two writes of 32 bits, the upper half first, report the duration of the guest's command, ns.
 pub const COMMAND_PORT: u16 = 0xf8;
 
-/// How long a thread gets to end after it was told to.
+/// Time within which a thread must end after the request to end.
 pub(crate) const THREAD_LIMIT: Duration = Duration::from_secs(5);
 
-/// How a machine came to its end.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum End {
-    /// The guest powered off through ACPI.
-    PowerOff,
-    /// The guest asked for a reset.
-    Reset,
-    /// The guest wrote this value to the exit port ([`EXIT_PORT`]).
-    Exited(u32),
-    /// [`Machine::stop`] was called.
-    Stopped,
-    /// The guest or KVM failed: triple fault, KVM internal error, failed entry. One sentence, then
-    /// the registers of the vCPU, four a line.
-    Failed(String),
-}
-
-/// A running machine; dropping it stops it.
+/// Running machine; dropping it stops it.
 #[derive(Debug)]
 pub struct Machine<O: Observer> {
     vcpus: Vec<JoinHandle<O>>,
@@ -62,20 +46,21 @@ pub struct Machine<O: Observer> {
     control: Arc<Control>,
     bus: Arc<Bus>,
     memory: GuestMemoryMmap,
-    tripwires: Tripwires,
+    probes: ProbeSet,
     regions: Vec<Region>,
     counters: Vec<Option<Counters>>,
     injections: Injections,
 }
 
-/// A machine that has ended.
+/// Machine that has ended.
 #[derive(Debug)]
-pub struct Ended<O> {
-    /// How.
-    pub end: End,
+pub struct EndedMachine<O> {
+    /// Reason of the end.
+    pub end: MachineEnd,
     /// The observers, in the order of vCPUs.
     pub observers: Vec<O>,
-    /// How long the guest's command took by the guest's own clock, ns, where it has told ([`COMMAND_PORT`]).
+    /// Duration of the guest's command by the guest's own clock, ns, if the guest reported it
+    /// ([`COMMAND_PORT`]).
     pub command_ns: Option<u64>,
 }
 
@@ -85,7 +70,8 @@ impl<O: Observer> Machine<O> {
     ///
     /// # Errors
     ///
-    /// Every reason why this host cannot run this machine; nothing is left behind then.
+    /// A reason why this host cannot run this machine. All that was started until then is stopped and
+    /// released.
     pub fn start(config: VmConfig, mut make: impl FnMut(u8) -> O) -> Result<Self, StartError> {
         let VmConfig { vcpus, memory_bytes, huge_pages, payload, disks, console, second_console, extra } =
             config;
@@ -102,17 +88,18 @@ impl<O: Observer> Machine<O> {
         kick::install_handler().map_err(StartError::host("signal handlers"))?;
         let memory = memory::map(memory_bytes, huge_pages)?;
         let entry = boot::load(&payload, &memory, vcpus, second_console.is_some())?;
+        // Kernel and initrd are in guest memory now.
         drop(payload);
 
         let vm = Arc::new(kvm.create_vm().map_err(StartError::kvm("make a VM"))?);
         prepare(&vm, &memory)?;
         let (devices, pci) = Devices::start(disks, extra, &vm, &memory)?;
-        let regions = regions::of(devices.names());
-        let tally = Tally::new("serial port");
+        let regions = regions::machine_regions(devices.names());
+        let tally = InjectionTally::new("serial port");
         let mut tallies: Vec<_> = devices.tallies().iter().chain([&tally]).map(Arc::clone).collect();
         let first = serial(&vm, tally, COM1_IRQ, console)?;
         let second = second_console.map(|console| {
-            let tally = Tally::new("second serial port");
+            let tally = InjectionTally::new("second serial port");
             tallies.push(Arc::clone(&tally));
             serial(&vm, tally, COM2_IRQ, console)
         });
@@ -120,8 +107,9 @@ impl<O: Observer> Machine<O> {
         let injections = Injections(tallies);
         let control = Control::new(vcpus).map_err(StartError::host("an event descriptor"))?;
         let control = Arc::new(control);
-        let tripwires = Tripwires::new(Arc::clone(&control), memory.clone());
+        let probes = ProbeSet::new(Arc::clone(&control), memory.clone());
 
+        // All vCPUs exist before the first runs: KVM must know every APIC id that the guest may start.
         let supported = cpuid::supported(&kvm)?;
         let mut built = Vec::with_capacity(usize::from(vcpus));
         let mut counters = Vec::with_capacity(usize::from(vcpus));
@@ -133,108 +121,110 @@ impl<O: Observer> Machine<O> {
             counters.push(if capabilities.stats_fd { Counters::open(&fd).ok() } else { None });
             built.push(fd);
         }
-        let make_vcpu = |(id, fd): (u8, VcpuFd)| Vcpu {
+        let make_vcpu = |(id, fd): (u8, VcpuFd)| VcpuThread {
             id,
             fd,
             observer: make(id),
             bus: Arc::clone(&bus),
             control: Arc::clone(&control),
             memory: memory.clone(),
-            tripwires: tripwires.clone(),
+            probes: probes.clone(),
             registers_in_page: capabilities.registers_in_run_page(),
         };
         let vcpus = launch((0..).zip(built).map(make_vcpu))?;
-        Ok(Self { vcpus, devices, control, bus, memory, tripwires, regions, counters, injections })
+        Ok(Self { vcpus, devices, control, bus, memory, probes, regions, counters, injections })
     }
 
-    /// Resident bytes of this process beyond the guest's memory.
+    /// Returns the resident memory of this process without the guest's memory, bytes.
     ///
     /// # Errors
-    /// `/proc/self/smaps` can't be read.
+    /// `/proc/self/smaps` cannot be read.
     pub fn resident_beyond_guest(&self) -> std::io::Result<u64> {
         crate::resident::beyond_guest(&self.memory)
     }
 
-    /// Where the machine's devices answer: names for [`crate::Exit::Io`] and [`crate::Exit::Mmio`].
+    /// Returns the address ranges of the machine's devices: names for [`crate::Exit::Io`] and
+    /// [`crate::Exit::Mmio`].
     pub fn regions(&self) -> &[Region] {
         &self.regions
     }
 
-    /// Counts of the interrupts that the devices raise.
+    /// Returns the counts of the interrupts that the devices raise.
     pub fn injections(&self) -> Injections {
         self.injections.clone()
     }
 
-    /// Takes KVM's own counters of each vCPU, in the order of vCPUs; `None` where this KVM has none to offer. They can
-    /// be read at any time and from any thread. A second call gets an empty list.
+    /// Takes KVM's own counters of each vCPU, in the order of vCPUs; `None` if this KVM does not offer them.
+    /// The counters can be read at any time and from any thread. A second call returns an empty list.
     pub fn take_counters(&mut self) -> Vec<Option<Counters>> {
         std::mem::take(&mut self.counters)
     }
 
-    /// The guest's memory; a cheap clone that shares the mapping.
+    /// Returns the guest's memory: a cheap clone that shares the mapping.
     pub fn memory(&self) -> GuestMemoryMmap {
         self.memory.clone()
     }
 
-    /// A handle for the machine's tripwires.
-    pub fn tripwires(&self) -> Tripwires {
-        self.tripwires.clone()
+    /// Returns a handle of the machine's probes.
+    pub fn probes(&self) -> ProbeSet {
+        self.probes.clone()
     }
 
-    /// Bytes for the guest's console, the virtio-console where it has one, else the serial port; returns how many were
-    /// taken (the FIFO may be full).
+    /// Sends bytes to the guest's console: the virtio-console if it has one, else the serial port. Returns
+    /// how many were accepted (the FIFO may be full).
     pub fn console_input(&self, bytes: &[u8]) -> usize {
         self.devices.console_input(bytes).unwrap_or_else(|| self.bus.console_input(bytes))
     }
 
-    /// Bytes for the guest's second serial port; returns how many were taken: none without such a port.
+    /// Sends bytes to the guest's second serial port. Returns how many were accepted: 0 without such a port.
     pub fn second_input(&self, bytes: &[u8]) -> usize {
         self.bus.second_input(bytes)
     }
 
-    /// Asks every vCPU to stop; returns at once.
+    /// Requests the end of the machine; returns at once.
     pub fn stop(&self) {
-        self.control.finish(End::Stopped);
+        self.control.finish(MachineEnd::Stopped);
     }
 
-    /// A file descriptor (eventfd) that becomes readable when the machine has ended, for poll or epoll.
-    /// It stays readable; reading it is not needed and must not be done.
+    /// Returns a file descriptor (eventfd) that becomes readable when the machine has ended, for poll or
+    /// epoll. It stays readable and must not be read.
     pub fn ended_fd(&self) -> BorrowedFd<'_> {
         self.control.ended_fd()
     }
 
-    /// True once the machine has ended: no vCPU runs any more.
+    /// Returns true once the machine has ended: all vCPU threads have ended.
     pub fn has_ended(&self) -> bool {
         self.control.has_ended()
     }
 
-    /// Waits until the machine has ended, at most `limit` after which it is stopped, and joins all its threads.
+    /// Waits until the machine has ended, at most `limit` after which it is stopped, and joins all its
+    /// threads.
     ///
     /// # Errors
     ///
-    /// Names the thread that did not end within a second limit of its own, 5 s after it was told to.
+    /// The thread that did not end within 5 s of the request to end.
     ///
     /// # Panics
     ///
     /// If an observer panicked, with its panic.
-    pub fn wait(mut self, limit: Option<Duration>) -> Result<Ended<O>, WaitError> {
+    pub fn wait(mut self, limit: Option<Duration>) -> Result<EndedMachine<O>, WaitError> {
         if !self.control.wait(limit) {
             self.stop();
         }
         let observers = self.join()?.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        let end = self.control.end().unwrap_or(End::Stopped);
-        Ok(Ended { end, observers, command_ns: self.bus.command_ns() })
+        let end = self.control.end().unwrap_or(MachineEnd::Stopped);
+        Ok(EndedMachine { end, observers, command_ns: self.bus.command_ns() })
     }
 
-    /// Joins all threads, vCPUs first: no request can come to a device after them. The inner result
-    /// is the first panic of an observer.
+    /// Joins all threads, vCPUs first: no request can reach a device after them. The inner result is the
+    /// first panic of an observer.
     fn join(&mut self) -> Result<thread::Result<Vec<O>>, WaitError> {
         let deadline = Instant::now() + THREAD_LIMIT;
         let vcpus: Vec<_> =
             std::mem::take(&mut self.vcpus).into_iter().map(|vcpu| join(vcpu, deadline)).collect();
-        self.tripwires.close();
+        self.probes.close();
         self.devices.stop()?;
-        // Gathered only now, so that one thread that hangs or panicked leaves no other behind.
+        // Evaluated only now, so that all other threads are joined even if one hangs or has panicked.
         vcpus.into_iter().collect::<Result<Vec<_>, _>>().map(|results| results.into_iter().collect())
     }
 }
@@ -242,12 +232,12 @@ impl<O: Observer> Machine<O> {
 impl<O: Observer> Drop for Machine<O> {
     fn drop(&mut self) {
         self.stop();
-        // Whoever wants to know which thread hangs or panicked calls `wait`.
+        // `wait` reports the thread that hangs or has panicked.
         let _hung = self.join();
     }
 }
 
-/// Joins a thread that has been told to end. The inner result is its panic.
+/// Joins a thread that was requested to end. The inner result is its panic.
 pub(crate) fn join<T>(thread: JoinHandle<T>, deadline: Instant) -> Result<thread::Result<T>, WaitError> {
     while !thread.is_finished() {
         if Instant::now() > deadline {
@@ -259,7 +249,7 @@ pub(crate) fn join<T>(thread: JoinHandle<T>, deadline: Instant) -> Result<thread
     Ok(thread.join())
 }
 
-/// What a VM needs before it gets vCPUs: memory and interrupt controllers.
+/// Adds to a VM what must precede its vCPUs: memory and interrupt controllers.
 fn prepare(vm: &VmFd, memory: &GuestMemoryMmap) -> Result<(), StartError> {
     vm.set_identity_map_address(KVM_IDENTITY_MAP)
         .map_err(StartError::kvm("set the address of its identity map"))?;
@@ -268,8 +258,13 @@ fn prepare(vm: &VmFd, memory: &GuestMemoryMmap) -> Result<(), StartError> {
     memory::register(vm, memory)
 }
 
-/// A serial port with its interrupt.
-fn serial(vm: &VmFd, tally: Arc<Tally>, line: u32, console: Console) -> Result<SerialPort, StartError> {
+/// Makes a serial port with its interrupt.
+fn serial(
+    vm: &VmFd,
+    tally: Arc<InjectionTally>,
+    line: u32,
+    console: Console,
+) -> Result<SerialPort, StartError> {
     let interrupt = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)
         .map_err(StartError::host("an event descriptor"))?;
     vm.register_irqfd(&interrupt, line).map_err(StartError::kvm("connect a serial port's interrupt"))?;
@@ -278,9 +273,9 @@ fn serial(vm: &VmFd, tally: Arc<Tally>, line: u32, console: Console) -> Result<S
 
 /// Starts the vCPU threads: all of them, or none.
 ///
-/// A thread makes its timer, reports, and waits until every other one is ready too. It ends if
-/// the sender that it waits for is dropped.
-fn launch<O: Observer>(vcpus: impl Iterator<Item = Vcpu<O>>) -> Result<Vec<JoinHandle<O>>, StartError> {
+/// A thread makes its timer, reports the result, and waits until all others are ready. It ends if the sender
+/// that it waits for is dropped.
+fn launch<O: Observer>(vcpus: impl Iterator<Item = VcpuThread<O>>) -> Result<Vec<JoinHandle<O>>, StartError> {
     let (ready, reports) = channel::<std::io::Result<()>>();
     let mut threads = Vec::new();
     let mut gates: Vec<Sender<()>> = Vec::new();
@@ -309,28 +304,32 @@ fn launch<O: Observer>(vcpus: impl Iterator<Item = Vcpu<O>>) -> Result<Vec<JoinH
     if let Some(failure) = failure {
         drop(gates);
         for thread in threads {
-            // It has nothing left to do but to return.
+            // The thread only returns: its gate was dropped.
             let _ended = thread.join();
         }
         return Err(failure);
     }
     for gate in &gates {
-        // A thread that has reported waits for this.
+        // A thread that has reported a timer waits for this.
         let _gone = gate.send(());
     }
     Ok(threads)
 }
 
-fn vcpu_thread<O: Observer>(vcpu: Vcpu<O>, ready: Sender<std::io::Result<()>>, gate: &Receiver<()>) -> O {
+fn vcpu_thread<O: Observer>(
+    vcpu: VcpuThread<O>,
+    ready: Sender<std::io::Result<()>>,
+    gate: &Receiver<()>,
+) -> O {
     let control = Arc::clone(&vcpu.control);
     kick::mask_signals();
-    let _here = control.attend(vcpu.id);
-    let (timer, report) = match Timer::new() {
+    let _registered = control.register(vcpu.id);
+    let (timer, report) = match TickTimer::new() {
         Ok(timer) => (Some(timer), Ok(())),
         Err(error) => (None, Err(error)),
     };
     let _starter_gone = ready.send(report);
-    // The starter waits until every thread has let go of its end.
+    // The starter waits until every thread has dropped its end of the channel.
     drop(ready);
     match (gate.recv(), timer) {
         (Ok(()), Some(timer)) => vcpu.run(timer),

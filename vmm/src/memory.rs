@@ -14,14 +14,13 @@ use vm_memory::{
 
 use crate::config::MAX_MEMORY;
 use crate::error::StartError;
+use crate::x86::PAGE;
 
-/// Size of a page, bytes.
-pub(crate) const PAGE: u64 = 4096;
 /// Size of a huge page, bytes.
 const HUGE_PAGE: u64 = 2 << 20;
-/// Where low RAM ends at the latest.
+/// Maximum end of low RAM.
 pub(crate) const HOLE_START: u64 = 0xc000_0000;
-/// Where high RAM starts: right behind the first 4 GiB.
+/// Start of high RAM: directly after the first 4 GiB.
 pub(crate) const HIGH_START: u64 = 1 << 32;
 /// PCI memory window: from here ...
 pub(crate) const PCI_WINDOW_START: u64 = HOLE_START;
@@ -50,16 +49,16 @@ pub(crate) const PAGE_TABLES: u64 = 0x9000;
 pub(crate) const COMMAND_LINE: u64 = 0x2_0000;
 /// Room for the command line, bytes.
 pub(crate) const COMMAND_LINE_ROOM: usize = 0x1_0000;
-/// Where the first stretch of RAM ends, as on a PC with an extended BIOS data area.
+/// End of the first range of RAM, as on a PC with an extended BIOS data area.
 pub(crate) const LOW_RAM_END: u64 = 0x9_fc00;
 /// ACPI tables, in the area where firmware puts them on a PC.
 pub(crate) const ACPI_START: u64 = 0xe_0000;
-/// Where a PC starts after reset in real mode, f000:fff0; the tables end here at the latest.
+/// Address at which a PC starts after reset in real mode, f000:fff0; the tables end here at the latest.
 pub(crate) const RESET_VECTOR: u64 = 0xf_fff0;
 /// The end of that area and start of "high" memory.
 pub(crate) const ONE_MIB: u64 = 0x10_0000;
 
-// Boot data lies in order and below the tables; the windows lie in the hole and in order.
+// Boot data is in order and below the tables; the windows are in the hole and in order.
 const _: () = {
     assert!(TASK_STATE + TASK_STATE_LENGTH as u64 <= ZERO_PAGE);
     assert!(ZERO_PAGE + PAGE <= PAGE_TABLES);
@@ -70,7 +69,7 @@ const _: () = {
     assert!(KVM_TSS as u64 + 3 * PAGE <= HIGH_START);
 };
 
-/// The pieces of RAM of a machine with `bytes` of memory: (start, length), one or two.
+/// Returns the pieces of RAM of a machine with `bytes` of memory: (start, length), one or two.
 pub(crate) fn ram(bytes: u64) -> Vec<(u64, u64)> {
     if bytes <= HOLE_START {
         vec![(0, bytes)]
@@ -79,13 +78,13 @@ pub(crate) fn ram(bytes: u64) -> Vec<(u64, u64)> {
     }
 }
 
-/// RAM below the hole, bytes.
+/// Returns RAM below the hole, bytes.
 pub(crate) fn low_ram(bytes: u64) -> u64 {
     bytes.min(HOLE_START)
 }
 
-/// Checks the size and maps memory of that size. The host backs a page when it is first touched; huge pages are
-/// reserved at once.
+/// Checks the size and maps memory of that size. The host backs a page when it is first touched; huge pages
+/// are reserved at once.
 pub(crate) fn map(bytes: u64, huge_pages: bool) -> Result<GuestMemoryMmap, StartError> {
     if bytes == 0 || !bytes.is_multiple_of(PAGE) || bytes > MAX_MEMORY {
         return Err(StartError::MemorySize { asked: bytes });
@@ -138,7 +137,7 @@ fn advise(memory: &GuestMemoryMmap) {
     }
 }
 
-/// RAM and swap of the host, bytes.
+/// Returns RAM and swap of the host, bytes.
 fn host_memory() -> std::io::Result<u64> {
     // SAFETY: sysinfo is plain data for which all zeroes is a valid value.
     let mut info: libc::sysinfo = unsafe { std::mem::zeroed() };
@@ -150,7 +149,7 @@ fn host_memory() -> std::io::Result<u64> {
     Ok(units.saturating_mul(u64::from(info.mem_unit)))
 }
 
-/// Tells KVM about the memory: one slot per piece.
+/// Registers the memory with KVM: one slot per piece.
 pub(crate) fn register(vm: &VmFd, memory: &GuestMemoryMmap) -> Result<(), StartError> {
     for (slot, region) in (0..).zip(memory.iter()) {
         let piece = kvm_userspace_memory_region {

@@ -1,15 +1,23 @@
-//! What a profiler sees of a vCPU: the seam between the machine and whoever watches it.
+//! The interface between a vCPU and the profiler that watches it.
 //!
-//! One observer belongs to one vCPU and lives on that vCPU's thread. It is called by static
-//! dispatch, between two KVM_RUNs, so the guest CPU stands still during every call. An
-//! observer must not block, allocate or make system calls it can do without.
+//! One observer belongs to one vCPU. It is called by static dispatch, in one of two settings:
+//!
+//! - Own vCPUs, of a [`crate::Machine`]: on the vCPU's thread, between two KVM_RUNs, so the vCPU is paused
+//!   during every call. An observer must not block, allocate, or make system calls that it can avoid.
+//! - Foreign vCPUs, of another VMM: on a thread that stops the vCPU's thread from outside. [`Observer`] has
+//!   methods for this setting alone; their defaults do nothing.
 
+use std::fmt;
+use std::ops::Deref;
 use std::time::Duration;
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
-use vm_memory::GuestMemoryMmap;
+use kvm_ioctls::VcpuFd;
+use vm_memory::{GuestAddress, GuestMemoryMmap};
 
-/// What a vCPU does as KVM's run state (`KVM_GET_MP_STATE`) tells it.
+use crate::x86::CR0_PE;
+
+/// Activity of a vCPU, as KVM's run state (`KVM_GET_MP_STATE`) has it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Activity {
     /// Executes guest code when it is entered.
@@ -20,17 +28,15 @@ pub enum Activity {
     NotStarted,
 }
 
-/// CR0.PE, protected mode (Intel SDM vol. 3, 2.5).
-const CR0_PE: u64 = 1;
 /// Instruction pointer after reset and INIT, and the base of CS (Intel SDM vol. 3, 10.1.4).
 const RESET: (u64, u64) = (0xfff0, 0xffff_0000);
 
-/// Whether the vCPU stands where reset and INIT put it: it has executed nothing since.
-pub fn stands_at_reset(regs: &kvm_regs, sregs: &kvm_sregs) -> bool {
+/// Returns true if the registers are those after reset or INIT: the vCPU has executed nothing since.
+pub fn is_at_reset(regs: &kvm_regs, sregs: &kvm_sregs) -> bool {
     sregs.cr0 & CR0_PE == 0 && (regs.rip, sregs.cs.base) == RESET
 }
 
-/// Why KVM_RUN returned, in the words of `linux/kvm.h`.
+/// Reason for the return of KVM_RUN, in the terms of `linux/kvm.h`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exit {
     /// A signal (tick or stop request) ended it.
@@ -45,7 +51,7 @@ pub enum Exit {
     /// KVM_EXIT_MMIO.
     Mmio {
         /// Guest physical address.
-        address: u64,
+        address: GuestAddress,
         /// The guest writes to it.
         write: bool,
     },
@@ -57,39 +63,66 @@ pub enum Exit {
     Other(u32),
 }
 
-/// One expiry of the vCPU's timer, at a point where no I/O of the guest is pending.
-#[derive(Debug)]
-pub struct Tick<'a> {
-    /// When the timer was to expire, CLOCK_MONOTONIC nanoseconds.
-    pub due_ns: u64,
-    /// When KVM_RUN returned for it, CLOCK_MONOTONIC nanoseconds: the same reading that [`Observer::exited`] got.
-    pub now_ns: u64,
-    /// The timer's signal came in KVM_RUN: between an [`Observer::entering`] and the [`Observer::exited`] after it. Else it came
-    /// while an exit was being served.
-    pub in_run: bool,
-    /// General registers, from the shared run page.
-    pub regs: &'a kvm_regs,
-    /// Segment and control registers, from the shared run page.
-    pub sregs: &'a kvm_sregs,
-    /// The guest's physical memory.
-    pub memory: &'a GuestMemoryMmap,
-    /// The vCPU, for [`Tick::activity`].
-    pub(crate) vcpu: &'a kvm_ioctls::VcpuFd,
+/// Thread of another process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ThreadId {
+    /// Process id.
+    pub process: i32,
+    /// Thread id.
+    pub thread: i32,
 }
 
-impl Tick<'_> {
-    /// Current privilege level, 0 to 3: the DPL of SS, as the processor keeps it (Intel SDM vol. 3, 5.5).
+/// Context of one tick: its times, the vCPU's registers and the guest's memory.
+#[derive(Debug)]
+pub struct TickContext<'a, M = GuestMemoryMmap> {
+    /// Time at which the tick was due, CLOCK_MONOTONIC ns.
+    pub due_ns: u64,
+    /// Time at which the vCPU was found paused, CLOCK_MONOTONIC ns. For an own vCPU it is the reading that
+    /// [`Observer::exited`] got.
+    pub now_ns: u64,
+    /// The tick came in KVM_RUN: between an [`Observer::entering`] and the [`Observer::exited`] after it.
+    /// False if it came while an exit was being served. Always true for a foreign vCPU.
+    pub in_run: bool,
+    /// General registers. For a foreign vCPU that was blocked in its idle loop they are of an earlier tick
+    /// there.
+    pub regs: &'a kvm_regs,
+    /// Segment and control registers, from the same source.
+    pub sregs: &'a kvm_sregs,
+    /// The guest's physical memory.
+    pub memory: &'a M,
+}
+
+// Not derived: a reference to memory is copied, whatever the memory is.
+impl<M> Clone for TickContext<'_, M> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<M> Copy for TickContext<'_, M> {}
+
+impl<M> TickContext<'_, M> {
+    /// Returns the current privilege level, 0 to 3: the DPL of SS, as the processor keeps it (Intel SDM vol.
+    /// 3, 5.5).
     pub fn cpl(&self) -> u8 {
         self.sregs.ss.dpl
     }
+}
 
-    /// What the vCPU is doing. Costs one ioctl, so ask only where the guest is likely to be halted.
-    pub fn activity(&self) -> Option<Activity> {
+/// Source of a vCPU's activity at a tick.
+pub trait ActivitySource: fmt::Debug {
+    /// Returns the activity; `None` if it is unknown.
+    fn activity(&self) -> Option<Activity>;
+}
+
+/// An own vCPU: KVM is asked, which costs one ioctl.
+impl ActivitySource for VcpuFd {
+    fn activity(&self) -> Option<Activity> {
         use kvm_bindings::{
             KVM_MP_STATE_HALTED, KVM_MP_STATE_INIT_RECEIVED, KVM_MP_STATE_RUNNABLE,
             KVM_MP_STATE_SIPI_RECEIVED, KVM_MP_STATE_UNINITIALIZED,
         };
-        match self.vcpu.get_mp_state().ok()?.mp_state {
+        match self.get_mp_state().ok()?.mp_state {
             KVM_MP_STATE_RUNNABLE | KVM_MP_STATE_SIPI_RECEIVED => Some(Activity::Running),
             KVM_MP_STATE_HALTED => Some(Activity::Halted),
             KVM_MP_STATE_UNINITIALIZED | KVM_MP_STATE_INIT_RECEIVED => Some(Activity::NotStarted),
@@ -98,13 +131,56 @@ impl Tick<'_> {
     }
 }
 
-/// A call of a function with a tripwire ([`crate::Tripwires`]): registers and stack are as the function was called with.
-/// The instruction pointer stands at the tripwire or right behind it, as this host's KVM has it.
+/// Tick at which the vCPU's registers are known: no I/O of the guest is pending.
 #[derive(Debug)]
-pub struct Trip<'a> {
-    /// The site's [`Site::kind`](crate::Site).
+pub struct Tick<'a, M = GuestMemoryMmap> {
+    /// Times, registers and memory. The fields are also reachable through [`Deref`].
+    pub context: TickContext<'a, M>,
+    /// The vCPU's thread is blocked in KVM_RUN and was not stopped. Always false for an own vCPU.
+    pub blocked: bool,
+    /// Source for [`Tick::activity`].
+    pub source: &'a dyn ActivitySource,
+}
+
+impl<M> Tick<'_, M> {
+    /// Returns what the vCPU is doing. May cost an ioctl or reads of guest memory: call it only where the
+    /// guest is probably halted.
+    pub fn activity(&self) -> Option<Activity> {
+        self.source.activity()
+    }
+}
+
+impl<'a, M> Deref for Tick<'a, M> {
+    type Target = TickContext<'a, M>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.context
+    }
+}
+
+/// Reason why a tick of a foreign vCPU has no registers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MissReason {
+    /// The thread ran, or waited for a CPU, in the VMM.
+    InVmm,
+    /// The thread was blocked in the VMM: it serves an exit.
+    BlockedInVmm,
+    /// The machine is paused: by its VMM, or because a signal stopped the VMM.
+    Paused,
+    /// The thread has not run since the previous tick: the sample would be the same.
+    NotRun,
+    /// The thread has another tracer.
+    Traced,
+}
+
+/// Call of a function with a probe ([`crate::ProbeSet`]): registers and stack are those that the function was
+/// called with. The instruction pointer is at the probe or directly after it, which depends on the host's
+/// KVM.
+#[derive(Debug)]
+pub struct ProbeHit<'a> {
+    /// The probe's [`ProbePoint::kind`](crate::ProbePoint).
     pub kind: u8,
-    /// When KVM_RUN returned, CLOCK_MONOTONIC nanoseconds.
+    /// Time at which KVM_RUN returned, CLOCK_MONOTONIC ns.
     pub now_ns: u64,
     /// General registers, from the shared run page.
     pub regs: &'a kvm_regs,
@@ -114,50 +190,75 @@ pub struct Trip<'a> {
     pub memory: &'a GuestMemoryMmap,
 }
 
-/// What becomes of the tripwires after a trip.
+/// Decision about the probes after a hit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
-    /// They stay.
+pub enum ProbeVerdict {
+    /// All probes stay.
     Keep,
-    /// All are taken away before this vCPU executes another instruction than the tripwire's own.
+    /// All probes are removed before this vCPU executes another instruction than the probe's own.
     Withdraw,
 }
 
-/// Watches one vCPU. Every method is called on the vCPU's own thread.
-pub trait Observer: Send + 'static {
-    /// Called once before the first KVM_RUN. Returns the time to the first tick, `None` for no ticks.
+/// Watcher of one vCPU of a guest whose memory is read through `M`.
+pub trait Observer<M = GuestMemoryMmap>: Send + 'static {
+    /// Called once before [`Observer::started`] for a foreign vCPU, with its thread; `None` if it has none,
+    /// as behind a GDB stub.
+    fn attached(&mut self, thread: Option<ThreadId>) {
+        let _ = thread;
+    }
+
+    /// Called once before the first KVM_RUN or stop. Returns the time to the first tick, `None` for no ticks.
     fn started(&mut self) -> Option<Duration>;
 
-    /// KVM_RUN is about to be called. `now_ns` is CLOCK_MONOTONIC, nanoseconds.
+    /// Called right before KVM_RUN of an own vCPU. `now_ns` is CLOCK_MONOTONIC, ns.
     fn entering(&mut self, now_ns: u64) {
         let _ = now_ns;
     }
 
-    /// KVM_RUN returned; devices have not been served yet. `now_ns` is CLOCK_MONOTONIC, nanoseconds.
+    /// Called when KVM_RUN of an own vCPU returned, before devices are served. `now_ns` is CLOCK_MONOTONIC,
+    /// ns.
     fn exited(&mut self, exit: Exit, now_ns: u64) {
         let _ = (exit, now_ns);
     }
 
-    /// The timer expired. Returns the time to the next tick, counted from the next [`Observer::entering`]; `None` to stop
-    /// ticking.
-    fn ticked(&mut self, tick: &Tick<'_>) -> Option<Duration>;
-
-    /// The guest called a function with a tripwire.
-    fn tripped(&mut self, trip: &Trip<'_>) -> Verdict {
-        let _ = trip;
-        Verdict::Keep
+    /// Called when a tick of a foreign vCPU is due, before its thread is stopped. Returns the time to the
+    /// next tick if this one is not wanted. `now_ns` is CLOCK_MONOTONIC, ns.
+    fn pass(&mut self, now_ns: u64) -> Option<Duration> {
+        let _ = now_ns;
+        None
     }
 
-    /// The vCPU stood still between these times, CLOCK_MONOTONIC nanoseconds, since tripwires were set or taken away.
-    fn stood_still(&mut self, from_ns: u64, to_ns: u64) {
+    /// Called at a tick. Returns the time to the next tick; `None` to stop ticking.
+    ///
+    /// The time counts from the next [`Observer::entering`] of an own vCPU. For a foreign vCPU it counts from
+    /// the end of the stop, or from [`TickContext::now_ns`] if the thread was not stopped.
+    fn ticked(&mut self, tick: &Tick<'_, M>) -> Option<Duration>;
+
+    /// Called when the tick of a foreign vCPU that was due at `due_ns` has no registers. Returns the time to
+    /// the next tick, counted from the end of the stop, or from `now_ns`; `None` to stop ticking. Times are
+    /// CLOCK_MONOTONIC, ns.
+    fn missed(&mut self, reason: MissReason, due_ns: u64, now_ns: u64) -> Option<Duration> {
+        let _ = (reason, due_ns, now_ns);
+        None
+    }
+
+    /// Called when an own vCPU called a function with a probe.
+    fn probe_hit(&mut self, hit: &ProbeHit<'_>) -> ProbeVerdict {
+        let _ = hit;
+        ProbeVerdict::Keep
+    }
+
+    /// Called when vprof has kept the vCPU from running between these times, CLOCK_MONOTONIC ns: an own vCPU
+    /// because probes were set or removed, a foreign vCPU by the stop of its thread.
+    fn suspended(&mut self, from_ns: u64, to_ns: u64) {
         let _ = (from_ns, to_ns);
     }
 
-    /// Called once after the last KVM_RUN.
+    /// Called once at the end: after the last KVM_RUN or stop.
     fn stopped(&mut self) {}
 }
 
-/// An observer that sees nothing: the machine without a profiler.
+/// Observer that does nothing: the machine runs without a profiler.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Unobserved;
 

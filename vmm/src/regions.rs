@@ -1,15 +1,15 @@
-//! Where devices answer, so that an exit can be given the name of its device.
+//! Address ranges of devices, which give an exit the name of its device.
 
 use crate::acpi::{RESET_CONTROL, SLEEP_CONTROL, SLEEP_STATUS};
 use crate::bus::I8042;
 use crate::machine::{COMMAND_PORT, EXIT_PORT};
 use crate::memory::PCI_WINDOW_START;
 use crate::pci::{CONFIG_ADDRESS, CONFIG_DATA};
+use crate::probe::{PROBE_PORT, PROBE_PORTS};
 use crate::serial::{COM_PORTS, COM1, COM2};
-use crate::tripwire::{TRIP_PORT, TRIP_PORTS};
 use crate::virtio::transport::BAR_SIZE;
 
-/// Which addresses a [`Region`] counts in.
+/// Address space of a [`Region`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Space {
     /// I/O ports.
@@ -18,12 +18,12 @@ pub enum Space {
     Memory,
 }
 
-/// A range of addresses at which one device answers.
+/// Range of addresses at which one device answers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Region {
-    /// The device.
+    /// Name of the device.
     pub name: String,
-    /// What the addresses are.
+    /// Address space of the range.
     pub space: Space,
     /// First address.
     pub first: u64,
@@ -31,9 +31,10 @@ pub struct Region {
     pub last: u64,
 }
 
-/// All regions of a machine with these virtio devices, in the order of their slots; where two overlap the first one
-/// answers. A guest that moves a device's registers (Linux leaves them where they are) moves them out of its region.
-pub(crate) fn of(devices: &[String]) -> Vec<Region> {
+/// Returns all regions of a machine with these virtio devices, given in the order of their slots. Where two
+/// regions overlap, the first one answers. A guest that moves a device's registers (Linux does not) moves
+/// them out of its region.
+pub(crate) fn machine_regions(devices: &[String]) -> Vec<Region> {
     let ports = |name: &str, first: u16, last: u16| Region {
         name: name.to_owned(),
         space: Space::Ports,
@@ -50,7 +51,7 @@ pub(crate) fn of(devices: &[String]) -> Vec<Region> {
         ports("keyboard controller", I8042, I8042),
         ports("exit port", EXIT_PORT, EXIT_PORT),
         ports("command port", COMMAND_PORT, COMMAND_PORT + 3),
-        ports("tripwires", TRIP_PORT, TRIP_PORT + u16::from(TRIP_PORTS) - 1),
+        ports("probes", PROBE_PORT, PROBE_PORT + u16::from(PROBE_PORTS) - 1),
     ];
     list.extend(devices.iter().zip(0..).map(|(name, slot)| {
         let name = name.clone();
@@ -72,7 +73,7 @@ mod tests {
 
     #[test]
     fn an_address_leads_to_its_device() {
-        let list = of(&["disk 0", "disk 1", "rng"].map(str::to_owned));
+        let list = machine_regions(&["disk 0", "disk 1", "rng"].map(str::to_owned));
         assert_eq!(name(&list, Space::Ports, 0x3f8), Some("serial port"));
         assert_eq!(name(&list, Space::Ports, 0x3ff), Some("serial port"));
         assert_eq!(name(&list, Space::Ports, 0x400), None);

@@ -1,4 +1,4 @@
-//! How much memory this process takes beyond the guest's.
+//! Resident memory of this process without the guest's.
 
 use std::fs;
 use std::io;
@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, MemoryRegionAddress};
 
-/// Resident bytes of this process outside of the guest's memory.
+/// Returns the resident bytes of this process outside of the guest's memory.
 ///
 /// # Errors
 /// `/proc/self/smaps` can't be read.

@@ -1,4 +1,5 @@
-//! Serial ports: 16550As at [`COM1`] and, if it is wanted, at [`COM2`], whose output goes to the configured consoles.
+//! Serial ports: 16550As at [`COM1`] and, if it is wanted, at [`COM2`], whose output goes to the configured
+//! consoles.
 
 use std::io::Write;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,7 +9,7 @@ use vm_superio::{Serial, Trigger};
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::config::Console;
-use crate::injected::Tally;
+use crate::injected::InjectionTally;
 
 /// First I/O port of COM1 on every PC.
 pub(crate) const COM1: u16 = 0x3f8;
@@ -23,12 +24,12 @@ pub(crate) const COM2_IRQ: u32 = 3;
 
 /// Raises a port's interrupt: KVM watches the descriptor (irqfd).
 #[derive(Debug)]
-struct Line {
+struct IrqLine {
     event: EventFd,
-    tally: Arc<Tally>,
+    tally: Arc<InjectionTally>,
 }
 
-impl Trigger for Line {
+impl Trigger for IrqLine {
     type E = std::io::Error;
 
     fn trigger(&self) -> std::io::Result<()> {
@@ -37,9 +38,9 @@ impl Trigger for Line {
     }
 }
 
-/// The serial port, shared by all vCPUs and by whoever types.
+/// Serial port, shared by all vCPUs and the source of console input.
 pub(crate) struct SerialPort {
-    uart: Mutex<Serial<Line, NoEvents, Box<dyn Write + Send>>>,
+    uart: Mutex<Serial<IrqLine, NoEvents, Box<dyn Write + Send>>>,
 }
 
 impl std::fmt::Debug for SerialPort {
@@ -49,24 +50,24 @@ impl std::fmt::Debug for SerialPort {
 }
 
 impl SerialPort {
-    /// A port that raises its interrupt through `interrupt`, and counts it.
-    pub(crate) fn new(interrupt: EventFd, tally: Arc<Tally>, console: Console) -> Self {
-        Self { uart: Mutex::new(Serial::new(Line { event: interrupt, tally }, console.0)) }
+    /// Makes a port that raises its interrupt through `interrupt`, and counts it.
+    pub(crate) fn new(interrupt: EventFd, tally: Arc<InjectionTally>, console: Console) -> Self {
+        Self { uart: Mutex::new(Serial::new(IrqLine { event: interrupt, tally }, console.0)) }
     }
 
-    /// The registers stay usable even if a console sink panicked while they were locked.
-    fn lock(&self) -> MutexGuard<'_, Serial<Line, NoEvents, Box<dyn Write + Send>>> {
+    /// Locks the registers, which stay usable even if a console sink panicked while they were locked.
+    fn lock(&self) -> MutexGuard<'_, Serial<IrqLine, NoEvents, Box<dyn Write + Send>>> {
         self.uart.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The guest reads a register; `offset` counts from its first I/O port.
+    /// Serves the guest's read of a register; `offset` counts from its first I/O port.
     pub(crate) fn read(&self, offset: u8, data: &mut [u8]) {
         let mut uart = self.lock();
         // `rep insb` asks for several bytes of the same register at once.
         data.fill_with(|| uart.read(offset));
     }
 
-    /// The guest writes a register. A sink that fails loses the byte, as a terminal that is
+    /// Serves the guest's write to a register. A sink that fails loses the byte, as a terminal that is
     /// switched off would; the guest must not stop for it.
     pub(crate) fn write(&self, offset: u8, data: &[u8]) {
         let mut uart = self.lock();
@@ -75,7 +76,7 @@ impl SerialPort {
         }
     }
 
-    /// Bytes typed for the guest; returns how many the FIFO took.
+    /// Sends bytes to the guest; returns how many the FIFO accepted.
     pub(crate) fn input(&self, bytes: &[u8]) -> usize {
         self.lock().enqueue_raw_bytes(bytes).unwrap_or(0)
     }
@@ -86,9 +87,9 @@ mod tests {
     use super::*;
 
     #[derive(Clone, Default)]
-    struct Sink(Arc<Mutex<Vec<u8>>>);
+    struct OutputSink(Arc<Mutex<Vec<u8>>>);
 
-    impl Write for Sink {
+    impl Write for OutputSink {
         fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
             self.0.lock().unwrap().extend_from_slice(bytes);
             Ok(bytes.len())
@@ -98,14 +99,14 @@ mod tests {
         }
     }
 
-    fn port(sink: Sink) -> SerialPort {
+    fn port(sink: OutputSink) -> SerialPort {
         let interrupt = EventFd::new(libc::EFD_NONBLOCK).unwrap();
-        SerialPort::new(interrupt, Tally::new("COM1"), Console(Box::new(sink)))
+        SerialPort::new(interrupt, InjectionTally::new("COM1"), Console(Box::new(sink)))
     }
 
     #[test]
     fn output_reaches_the_console_byte_for_byte() {
-        let sink = Sink::default();
+        let sink = OutputSink::default();
         let port = port(sink.clone());
         port.write(0, b"h");
         port.write(0, b"ello");
@@ -114,7 +115,7 @@ mod tests {
 
     #[test]
     fn input_is_taken_until_the_fifo_is_full_and_read_back_in_order() {
-        let port = port(Sink::default());
+        let port = port(OutputSink::default());
         let typed: Vec<u8> = (0..100).collect();
         let taken = port.input(&typed);
         assert!((16..100).contains(&taken), "{taken}");
@@ -137,7 +138,7 @@ mod tests {
             }
         }
         let interrupt = EventFd::new(libc::EFD_NONBLOCK).unwrap();
-        let port = SerialPort::new(interrupt, Tally::new("COM1"), Console(Box::new(Broken)));
+        let port = SerialPort::new(interrupt, InjectionTally::new("COM1"), Console(Box::new(Broken)));
         port.write(0, b"lost");
         let mut status = [0];
         port.read(5, &mut status);

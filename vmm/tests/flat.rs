@@ -8,19 +8,19 @@ use std::time::{Duration, Instant};
 
 use vmm::config::FLAT_ENTRY;
 use vmm::{
-    Activity, Console, Disk, DiskMode, End, Exit, Machine, Observer, Payload, StartError, Tick, Unobserved,
-    VmConfig, probe,
+    Activity, Console, Disk, DiskMode, Exit, Machine, MachineEnd, Observer, Payload, StartError, Tick,
+    Unobserved, VmConfig, kvm_check,
 };
 
 /// `1: inc %rax; jmp 1b`
 const COUNT: &[u8] = &[0x48, 0xff, 0xc0, 0xeb, 0xfb];
 const SOON: Option<Duration> = Some(Duration::from_secs(20));
 
-/// One test at a time, since some of them look at the threads of the process. `None` where there is no KVM, and
-/// need not be.
+/// One test at a time, since some of them look at the threads of the process. `None` where there is no KVM,
+/// and need not be.
 fn kvm() -> Option<MutexGuard<'static, ()>> {
     static ONE: Mutex<()> = Mutex::new(());
-    if let Err(error) = probe::open() {
+    if let Err(error) = kvm_check::open() {
         testkit::missing(&format!("/dev/kvm ({error})"));
         return None;
     }
@@ -101,11 +101,11 @@ fn ticks_arrive_when_due_with_the_guests_registers() {
     std::thread::sleep(Duration::from_millis(300));
     machine.stop();
     let ended = machine.wait(SOON).unwrap();
-    assert_eq!(ended.end, End::Stopped);
+    assert_eq!(ended.end, MachineEnd::Stopped);
     let seen = &ended.observers[0];
     assert!(seen.ticks.len() > 50, "{} ticks in 300 ms", seen.ticks.len());
     for pair in seen.ticks.windows(2) {
-        // The clock stands still from the exit to the entry after it.
+        // The sampling clock is stopped from the exit to the next entry.
         let (earliest, latest) = (pair[0].2, pair[0].3 + 1_000_000);
         assert!((earliest..=latest).contains(&pair[1].0), "due an interval after the entry: {pair:?}");
         assert!(pair[1].1 >= pair[1].0, "no tick comes early");
@@ -202,7 +202,7 @@ fn a_stop_is_prompt_at_both_levels_and_no_thread_is_left() {
         machine.stop();
         let ended = machine.wait(SOON).unwrap();
         let took = start.elapsed();
-        assert_eq!(ended.end, End::Stopped);
+        assert_eq!(ended.end, MachineEnd::Stopped);
         assert!(took < Duration::from_millis(500), "CPL {cpl}: {took:?}");
         assert_eq!(machine_threads(), Vec::<String>::new());
     }
@@ -230,7 +230,7 @@ fn a_wait_is_bounded_and_then_stops_the_machine() {
     let machine = Machine::start(flat(COUNT, 3), |_| Unobserved).unwrap();
     let start = Instant::now();
     let ended = machine.wait(Some(Duration::from_millis(100))).unwrap();
-    assert_eq!(ended.end, End::Stopped);
+    assert_eq!(ended.end, MachineEnd::Stopped);
     assert!((Duration::from_millis(100)..Duration::from_secs(2)).contains(&start.elapsed()));
 }
 
@@ -241,7 +241,7 @@ fn the_exit_port_ends_the_machine_from_ring_3() {
     config.vcpus = 2;
     let machine = Machine::start(config, |_| Unobserved).unwrap();
     let ended = machine.wait(SOON).unwrap();
-    assert_eq!(ended.end, End::Exited(0xdead_beef));
+    assert_eq!(ended.end, MachineEnd::Exited(0xdead_beef));
     assert_eq!(ended.observers.len(), 2);
     assert_eq!(machine_threads(), Vec::<String>::new());
 }
@@ -250,7 +250,7 @@ fn the_exit_port_ends_the_machine_from_ring_3() {
 fn the_exit_port_ends_the_machine_from_ring_0() {
     let Some(_one) = kvm() else { return };
     let machine = Machine::start(flat(&exit_with(7), 0), |_| Unobserved).unwrap();
-    assert_eq!(machine.wait(SOON).unwrap().end, End::Exited(7));
+    assert_eq!(machine.wait(SOON).unwrap().end, MachineEnd::Exited(7));
 }
 
 #[test]
@@ -259,7 +259,7 @@ fn a_triple_fault_is_reported_with_registers() {
     // ud2, and there is no IDT.
     let machine = Machine::start(flat(&[0x0f, 0x0b], 3), |_| Unobserved).unwrap();
     let ended = machine.wait(SOON).unwrap();
-    let End::Failed(report) = ended.end else { panic!("{:?}", ended.end) };
+    let MachineEnd::Failed(report) = ended.end else { panic!("{:?}", ended.end) };
     let mut lines = report.lines();
     assert!(lines.next().unwrap().starts_with("vCPU 0: "), "{report}");
     assert!(lines.next().unwrap().contains("RIP"), "{report}");
@@ -309,7 +309,7 @@ fn the_serial_port_works_in_both_directions() {
     config.console = Console(Box::new(sink.clone()));
     let machine = Machine::start(config, |_| Unobserved).unwrap();
     assert_eq!(machine.console_input(b"!"), 1);
-    assert_eq!(machine.wait(SOON).unwrap().end, End::Exited(u32::from(b'!')));
+    assert_eq!(machine.wait(SOON).unwrap().end, MachineEnd::Exited(u32::from(b'!')));
     assert_eq!(*sink.0.lock().unwrap(), b"k!");
 }
 
@@ -374,7 +374,7 @@ fn the_most_vcpus_start_and_stop() {
     let Some(_one) = kvm() else { return };
     let mut config = flat(&exit_with(64), 3);
     config.vcpus = 64;
-    let most = probe::capabilities(&probe::open().unwrap()).max_vcpus;
+    let most = kvm_check::capabilities(&kvm_check::open().unwrap()).max_vcpus;
     if most < 64 {
         config.vcpus = u8::try_from(most).unwrap();
     }
@@ -386,7 +386,7 @@ fn the_most_vcpus_start_and_stop() {
     })
     .unwrap();
     let ended = machine.wait(SOON).unwrap();
-    assert_eq!(ended.end, End::Exited(64));
+    assert_eq!(ended.end, MachineEnd::Exited(64));
     assert_eq!(ids.len(), vcpus);
     assert!(ids.is_sorted());
     assert!(ended.observers.iter().all(|seen| (seen.started, seen.stopped) == (1, 1)));
@@ -420,13 +420,13 @@ fn requests_beyond_the_limits_are_refused_before_anything_starts() {
 }
 
 #[test]
-fn the_probe_tells_how_fast_both_levels_are() {
+fn the_speed_of_both_privilege_levels_is_measured() {
     let Some(_one) = kvm() else { return };
-    let speeds = probe::native_ring0().unwrap();
+    let speeds = kvm_check::native_ring0().unwrap();
     assert!(speeds.ring3_per_s > 0.0 && speeds.ring0_per_s > 0.0, "{speeds:?}");
     // KVM by paravirtualization has no native kernel code on any machine.
     assert!(!speeds.native() || !std::path::Path::new("/sys/module/kvm_pvm").exists(), "{speeds:?}");
-    let capabilities = probe::capabilities(&probe::open().unwrap());
+    let capabilities = kvm_check::capabilities(&kvm_check::open().unwrap());
     assert_eq!(capabilities.api_version, 12);
     assert!(capabilities.max_vcpus >= 1);
 }

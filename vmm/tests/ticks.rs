@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use vmm::{Machine, Observer, Tick, VmConfig, probe};
+use vmm::{Machine, Observer, Tick, VmConfig, kvm_check};
 
 /// ```text
 /// 1: rdtsc; shl $32, %rdx; or %rdx, %rax     RAX: the TSC
@@ -56,11 +56,11 @@ impl Observer for Stops {
     }
 }
 
-/// The clock of samples relies on this: however late the thread is out of KVM, the guest has executed nothing since the tick was
-/// due.
+/// The clock of samples relies on this: however late the thread is out of KVM, the guest has executed nothing
+/// since the tick was due.
 #[test]
 fn a_tick_stops_the_guest_when_it_is_due() {
-    if let Err(error) = probe::open() {
+    if let Err(error) = kvm_check::open() {
         testkit::missing(&format!("/dev/kvm ({error})"));
         return;
     }
@@ -74,7 +74,8 @@ fn a_tick_stops_the_guest_when_it_is_due() {
     let stops = stops.lock().unwrap();
     let (first, last) = (stops[10], stops[stops.len() - 2]);
     let per_ns = (last.read - first.read) as f64 / (last.exited_ns - first.exited_ns) as f64;
-    // Stops after which the guest missed nothing else until the next: what it missed beyond what the thread tells.
+    // Stops after which the guest missed nothing else until the next one: the time that it missed beyond what
+    // the thread reports.
     let mut beyond: Vec<f64> = stops[10..stops.len() - 1]
         .windows(2)
         .filter(|pair| pair[1].gaps - pair[0].gaps == 1)

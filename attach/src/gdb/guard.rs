@@ -1,10 +1,10 @@
-//! Lets a machine run on whose profiler was killed.
+//! Guard that resumes a machine whose profiler was killed.
 //!
-//! A stub keeps its machine stopped when the connection ends within a stop, as it does when a process is killed. A second
-//! process holds the connection, too, and waits for the first one's end by a pipe:
+//! A stub keeps its machine stopped if the connection ends within a stop, as it does when a process is
+//! killed. A second process also holds the connection, and detects the end of the first one by a pipe:
 //!
 //! ```text
-//! vprof ── pipe: bytes for the stub, then how things stand ──▶ guard ── at its end, if need be ──▶ stub
+//! vprof ── pipe: bytes for the stub, then the state ──▶ guard ── at the end, if RESCUE is set ──▶ stub
 //! ```
 
 use std::io::{self, Read, Write};
@@ -12,75 +12,77 @@ use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, Command, Stdio};
 
-use super::client::{Client, State};
+use crate::rsp::client::{MachineState, StubClient};
 
-/// Bytes for the stub, at most; their number comes first.
+/// Maximum number of bytes for the stub; their number comes first.
 const MOST: usize = 255;
-/// How things stand: the guard is to let the machine run on, or to do nothing.
+/// State in which the guard has to resume the machine at the end.
 const RESCUE: u8 = b'r';
+/// State in which the guard does nothing at the end.
 const LEAVE: u8 = b'l';
 
-/// The guard's process, as long as this lives.
+/// Process of the guard, which runs as long as this lives.
 #[derive(Debug)]
-pub(crate) struct Guard {
+pub(crate) struct ResumeGuard {
     child: Child,
     pipe: Option<ChildStdin>,
-    told: u8,
+    /// State that was sent last.
+    last: u8,
 }
 
-impl Guard {
-    /// Starts `program`, which is to call [`keep_guard`].
-    pub(crate) fn start(mut program: Command, client: &Client) -> io::Result<Self> {
+impl ResumeGuard {
+    /// Starts `program`, which has to call [`keep_guard`].
+    pub(crate) fn start(mut program: Command, client: &StubClient) -> io::Result<Self> {
         let connection = OwnedFd::from(client.handle()?);
-        // A group of its own: Ctrl-C is for vprof.
+        // Its own process group: Ctrl-C is for vprof alone.
         program.stdin(Stdio::piped()).stdout(connection).stderr(Stdio::null()).process_group(0);
         let mut child = program.spawn()?;
         let mut pipe = child.stdin.take();
-        let words = client.last_words();
+        let words = client.detach_bytes();
         let mut bytes = vec![u8::try_from(words.len()).unwrap_or(0)];
         bytes.extend(words);
         bytes.push(RESCUE);
         if let Some(pipe) = &mut pipe {
             pipe.write_all(&bytes)?;
         }
-        Ok(Self { child, pipe, told: RESCUE })
+        Ok(Self { child, pipe, last: RESCUE })
     }
 
-    /// Tells how things stand, where that has changed.
-    pub(crate) fn tell(&mut self, state: State) {
-        self.say(if state == State::Paused { LEAVE } else { RESCUE });
+    /// Sends the state of the machine, if the guard's task has changed.
+    pub(crate) fn set_state(&mut self, state: MachineState) {
+        self.send(if state == MachineState::Paused { LEAVE } else { RESCUE });
     }
 
-    fn say(&mut self, what: u8) {
-        if std::mem::replace(&mut self.told, what) != what
+    fn send(&mut self, what: u8) {
+        if std::mem::replace(&mut self.last, what) != what
             && let Some(pipe) = &mut self.pipe
         {
-            // A guard that is gone can't be told.
+            // A guard that has ended cannot receive it.
             let _gone = pipe.write_all(&[what]);
         }
     }
 }
 
-impl Guard {
-    /// Ends it where there is nothing to do for it.
+impl ResumeGuard {
+    /// Ends the guard, which has nothing to do any longer.
     pub(crate) fn dismiss(mut self) {
-        self.say(LEAVE);
+        self.send(LEAVE);
     }
 }
 
-impl Drop for Guard {
+impl Drop for ResumeGuard {
     fn drop(&mut self) {
         drop(self.pipe.take());
-        // It ends at the end of the pipe.
+        // The guard ends at the end of the pipe.
         let _gone = self.child.wait();
     }
 }
 
-/// What the guard's process does: reads standard input to its end, and writes to standard output what it was told, if the last
-/// word was not that all is well.
+/// Runs the guard: reads standard input to its end, and writes the received bytes to standard output, unless
+/// the last state requires nothing.
 ///
 /// # Errors
-/// Input can't be read, or output not written.
+/// The input cannot be read, or the output cannot be written.
 pub fn keep_guard(input: &mut impl Read, output: &mut impl Write) -> io::Result<()> {
     let mut length = [0];
     input.read_exact(&mut length)?;

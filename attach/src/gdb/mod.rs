@@ -2,19 +2,15 @@
 //!
 //! ```text
 //! due ──▶ interrupt, registers of all vCPUs ──▶ a sample of each ──▶ continue
-//!              one message to the stub          memory: the VMM's own, where its process is here ([`crate::ForeignMemory`]),
-//!                                                       else the stub's                          ([`StubMemory`])
+//!              one message to the stub          memory: the VMM's own, if its process is on this machine
+//!                                               ([`crate::ForeignMemory`]), else the stub's ([`StubMemory`])
 //! ```
 //!
-//! A stub stops all vCPUs together, so that there is one clock for them all, and each tick is a sample of each.
+//! A stub stops all vCPUs together. So there is one clock for all of them, and each tick is a sample of each.
 
-mod client;
 mod description;
-mod error;
 mod guard;
-mod memory;
 mod owner;
-mod packet;
 mod stub;
 mod target;
 #[cfg(test)]
@@ -22,10 +18,10 @@ mod tests;
 mod ticker;
 mod x86;
 
-pub use description::{Description, Unusable};
-pub use error::GdbError;
+pub use crate::error::GdbError;
+pub use crate::rsp::memory::StubMemory;
+pub use crate::rsp::packet::{PacketDecoder, PacketError};
+pub use description::{DescriptionError, TargetDescription};
 pub use guard::keep_guard;
-pub use memory::StubMemory;
-pub use packet::{Decoder, Garbage};
-pub use target::{GdbTarget, Source};
-pub use ticker::GdbAttached;
+pub use target::GdbTarget;
+pub(crate) use ticker::{GdbTicker, SustainableRate};

@@ -1,16 +1,17 @@
-//! Who on this machine listens at an address.
+//! Search for the processes of this machine that listen at an address.
 
 use std::collections::HashSet;
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// States of a connection (include/net/tcp_states.h).
+/// State of an established connection (include/net/tcp_states.h).
 const ESTABLISHED: u64 = 0x01;
+/// State of a listening socket.
 const LISTEN: u64 = 0x0a;
-/// Lines of the table that are looked at, at most.
+/// Maximum number of lines of the table that are read.
 const LINES: usize = 1 << 20;
 
-/// A line of /proc/net/tcp (proc_pid_net(5)).
+/// Line of /proc/net/tcp (proc_pid_net(5)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Socket {
     local: SocketAddr,
@@ -18,18 +19,18 @@ struct Socket {
     inode: u64,
 }
 
-/// What is known of an address of this machine.
+/// Listeners at an address of this machine.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Listener {
-    /// Sockets that listen there.
+pub(crate) struct PortListeners {
+    /// Inodes of the sockets that listen there.
     inodes: HashSet<u64>,
-    /// Somebody is connected.
+    /// A client is connected.
     pub(crate) taken: bool,
 }
 
-impl Listener {
-    /// Looks at the tables of this machine; empty where `at` is another's.
-    pub(crate) fn at(at: &SocketAddr) -> Self {
+impl PortListeners {
+    /// Reads the tables of this machine; empty if the address is another machine's.
+    pub(crate) fn find(at: &SocketAddr) -> Self {
         let mut found = Self::default();
         for table in ["/proc/net/tcp", "/proc/net/tcp6"] {
             found.take(&fs::read_to_string(table).unwrap_or_default(), at);
@@ -46,14 +47,14 @@ impl Listener {
                 LISTEN if here == wanted || here.is_unspecified() => {
                     self.inodes.insert(socket.inode);
                 }
-                // One that waits to be accepted has no inode yet.
+                // A connection that waits to be accepted has no inode yet.
                 ESTABLISHED if here == wanted && socket.inode != 0 => self.taken = true,
                 _ => {}
             }
         }
     }
 
-    /// The processes that have one of the sockets, as far as may be seen.
+    /// Returns the processes that have one of the sockets, as far as they are visible.
     pub(crate) fn processes(&self) -> Vec<i32> {
         if self.inodes.is_empty() {
             return Vec::new();
@@ -76,15 +77,15 @@ impl Listener {
     }
 }
 
-fn parse(line: &str) -> Option<Socket> {
-    let mut words = line.split_ascii_whitespace();
+fn parse(client_handle: &str) -> Option<Socket> {
+    let mut words = client_handle.split_ascii_whitespace();
     let local = address(words.nth(1)?)?;
     let state = u64::from_str_radix(words.nth(1)?, 16).ok()?;
     let inode = words.nth(5)?.parse().ok()?;
     Some(Socket { local, state, inode })
 }
 
-/// `0100007F:1F90`: words of the address as they lie in memory, and the port.
+/// Parses an address: `0100007F:1F90`, the words of the address as they are in memory, and the port.
 fn address(text: &str) -> Option<SocketAddr> {
     let (host, port) = text.split_once(':')?;
     let port = u16::from_str_radix(port, 16).ok()?;
@@ -119,7 +120,7 @@ mod tests {
    3: 0100007F:9999 0100007F:5B73 01 00000000:00000000 00:00000000 00000000     0        0 4714 1 0000 100 0 0 10 0
 ";
         let at = "127.0.0.1:23411".parse().unwrap();
-        let mut found = Listener::default();
+        let mut found = PortListeners::default();
         found.take(table, &at);
         assert_eq!((found.inodes.clone(), found.taken), (HashSet::from([4711, 4712]), false));
         let six = "   0: 00000000000000000000000001000000:5B73 0:0 01 0:0 00:0 0 0 0 88 1\n";
@@ -135,12 +136,12 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let at = listener.local_addr().unwrap();
         let own = i32::try_from(std::process::id()).unwrap();
-        let found = Listener::at(&at);
+        let found = PortListeners::find(&at);
         assert_eq!((found.processes(), found.taken), (vec![own], false));
         let _client = TcpStream::connect(at).unwrap();
         let _served = listener.accept().unwrap();
-        assert!(Listener::at(&at).taken);
+        assert!(PortListeners::find(&at).taken);
         drop(listener);
-        assert_eq!(Listener::at(&at).processes(), Vec::<i32>::new());
+        assert_eq!(PortListeners::find(&at).processes(), Vec::<i32>::new());
     }
 }

@@ -1,137 +1,146 @@
-//! A stub that was asked what it can do: its vCPUs and where their registers are.
+//! A stub whose vCPUs and places of registers are known.
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
 
-use super::client::{Client, Lost};
-use super::description::{Description, Unusable};
-use super::error::GdbError;
-use super::packet::unhex;
-use super::x86::Places;
+use super::description::{DescriptionError, TargetDescription};
+use super::x86::RegisterLayout;
+use crate::error::GdbError;
+use crate::rsp::client::{ConnectionError, StubClient};
+use crate::rsp::packet::unhex;
 
-/// Bytes of the longest file of a description.
+/// Maximum size of a file of a description, bytes.
 const FILE_MOST: usize = 1 << 20;
-/// Bytes of it in one answer.
+/// Size of a part of the file in one answer, bytes.
 const FILE_PART: usize = 0x7f0;
-/// Answers with thread ids, at most.
+/// Maximum number of answers with thread ids.
 const LISTS: usize = 1_000;
-/// What GDB calls an x86-64.
+/// GDB's name of an x86-64.
 const X86_64: &str = "i386:x86-64";
 
 /// A vCPU at a stop.
 #[derive(Debug)]
-pub(crate) struct Vcpu {
-    pub(crate) registers: (kvm_regs, kvm_sregs),
-    /// Whether it is halted, where the stub tells.
+pub(crate) struct StubVcpu {
+    pub(crate) regs: kvm_regs,
+    pub(crate) sregs: kvm_sregs,
+    /// True if the vCPU is halted; `None` if the stub does not report that.
     pub(crate) halted: Option<bool>,
 }
 
-/// How to ask for all vCPUs.
+/// Commands that read all vCPUs.
 #[derive(Debug)]
 pub(crate) struct Stub {
-    places: Places,
-    /// What is asked at each stop: so many commands for each vCPU.
+    places: RegisterLayout,
+    /// Commands of a stop: the same number for each vCPU.
     commands: Vec<Vec<u8>>,
+    /// Number of commands for each vCPU.
     each: usize,
-    /// It tells which vCPU is halted.
-    tells_halted: bool,
+    /// The stub reports which vCPU is halted.
+    reports_halted: bool,
 }
 
-/// Why asking failed.
-enum Failed {
-    Lost(Lost),
-    Unusable,
+/// Reason why a query failed.
+enum FetchError {
+    Lost(ConnectionError),
+    DescriptionError,
 }
 
-impl From<Lost> for Failed {
-    fn from(lost: Lost) -> Self {
+impl From<ConnectionError> for FetchError {
+    fn from(lost: ConnectionError) -> Self {
         Self::Lost(lost)
     }
 }
 
-impl From<Unusable> for Failed {
-    fn from(_: Unusable) -> Self {
-        Self::Unusable
+impl From<DescriptionError> for FetchError {
+    fn from(_: DescriptionError) -> Self {
+        Self::DescriptionError
     }
 }
 
 impl Stub {
-    /// Asks a stopped machine, of at most `most` vCPUs.
-    pub(crate) fn ask(client: &mut Client, address: &str, most: usize) -> Result<Self, GdbError> {
-        let whole = |lost: Lost| lost.error(address);
-        let description = Description::read(|file| fetch(client, file)).map_err(|failed| match failed {
-            Failed::Lost(lost) => lost.error(address),
-            Failed::Unusable => GdbError::Description { address: address.to_owned() },
-        })?;
+    /// Queries a stopped machine of at most `most` vCPUs.
+    pub(crate) fn ask(client: &mut StubClient, address: &str, most: usize) -> Result<Self, GdbError> {
+        let lost = |error: ConnectionError| error.error(address);
+        let description =
+            TargetDescription::read(|file| fetch(client, file)).map_err(|error| match error {
+                FetchError::Lost(lost) => lost.error(address),
+                FetchError::DescriptionError => GdbError::Description { address: address.to_owned() },
+            })?;
         if let Some(other) = description.architecture().filter(|name| !name.starts_with(X86_64)) {
             return Err(GdbError::Architecture {
                 address: address.to_owned(),
                 architecture: other.to_owned(),
             });
         }
-        let places = Places::of(&description)
+        // Each sample needs all of these registers.
+        let places = RegisterLayout::new(&description)
             .map_err(|register| GdbError::Register { address: address.to_owned(), register })?;
-        let threads = threads(client).map_err(whole)?;
+        let threads = threads(client).map_err(lost)?;
         if threads.len() > most {
             return Err(GdbError::TooMany { address: address.to_owned(), vcpus: threads.len(), most });
         }
         let Some(first) = threads.first() else {
             return Err(GdbError::Lacking { address: address.to_owned(), what: "it has no vCPU" });
         };
-        let told = client.ask(&[b"qThreadExtraInfo,", first.as_slice()].concat()).map_err(whole)?;
-        let tells_halted = client.is_qemu() && halted(&told).is_some();
-        let mut stub = Self { places, commands: Vec::new(), each: 0, tells_halted };
+        // The text is free-form: only the one of QEMU is known.
+        let answer = client.ask(&[b"qThreadExtraInfo,", first.as_slice()].concat()).map_err(lost)?;
+        let reports_halted = client.is_qemu() && parse_halted(&answer).is_some();
+        let mut stub = Self { places, commands: Vec::new(), each: 0, reports_halted };
         for thread in &threads {
             stub.commands.push([b"Hg", thread.as_slice()].concat());
             stub.commands.push(b"g".to_vec());
-            if tells_halted {
+            if reports_halted {
                 stub.commands.push([b"qThreadExtraInfo,", thread.as_slice()].concat());
             }
         }
         stub.each = stub.commands.len() / threads.len();
-        let answers = client.ask_all(&stub.commands).map_err(whole)?;
-        if stub.read(&answers).is_none() {
+        // A description may promise registers that the answers lack: one trial shows it before the first
+        // tick.
+        let answers = client.ask_all(&stub.commands).map_err(lost)?;
+        if stub.parse(&answers).is_none() {
             let short = answers.get(1).is_some_and(|answer| !stub.places.fit(answer.len()));
             let what = if short {
                 "its answer to `g` has fewer registers than it describes"
             } else {
-                "its answer to `g` has no values of registers that a sample needs"
+                "its answer to `g` lacks values of registers that vprof needs"
             };
             return Err(GdbError::Lacking { address: address.to_owned(), what });
         }
         Ok(stub)
     }
 
-    /// How many vCPUs there are.
+    /// Returns the number of vCPUs.
     pub(crate) fn vcpus(&self) -> usize {
         self.commands.len() / self.each.max(1)
     }
 
-    /// What is asked at a stop.
+    /// Returns the commands of a stop.
     pub(crate) fn commands(&self) -> &[Vec<u8>] {
         &self.commands
     }
 
-    /// What the answers say of the vCPUs, in their order.
-    pub(crate) fn read(&self, answers: &[Vec<u8>]) -> Option<Vec<Vcpu>> {
+    /// Parses the answers to the commands; returns the vCPUs in order.
+    pub(crate) fn parse(&self, answers: &[Vec<u8>]) -> Option<Vec<StubVcpu>> {
         let one = |answers: &[Vec<u8>]| {
-            let registers = self.places.registers(answers.get(1)?)?;
-            let halted = self.tells_halted.then(|| answers.get(2).and_then(|told| halted(told))).flatten();
-            Some(Vcpu { registers, halted })
+            let (regs, sregs) = self.places.registers(answers.get(1)?)?;
+            let halted =
+                self.reports_halted.then(|| answers.get(2).and_then(|answer| parse_halted(answer))).flatten();
+            Some(StubVcpu { regs, sregs, halted })
         };
         answers.chunks(self.each.max(1)).map(one).collect()
     }
 }
 
-/// Whether QEMU says in its words that a vCPU is halted: `CPU#0 [halted ]` (`handle_query_thread_extra`, gdbstub.c, 7.2).
-fn halted(told: &[u8]) -> Option<bool> {
-    let mut text = vec![0; told.len() / 2];
-    unhex(told, &mut text)?;
+/// Returns true if QEMU reports that a vCPU is halted: `CPU#0 [halted ]` (`handle_query_thread_extra`,
+/// gdbstub.c, 7.2). `None` for another text.
+fn parse_halted(answer: &[u8]) -> Option<bool> {
+    let mut text = vec![0; answer.len() / 2];
+    unhex(answer, &mut text)?;
     let has = |word: &[u8]| text.windows(word.len()).any(|part| part == word);
     if has(b"[halted") { Some(true) } else { has(b"[running").then_some(false) }
 }
 
-/// A file of the target's description.
-fn fetch(client: &mut Client, file: &str) -> Result<String, Failed> {
+/// Fetches a file of the target's description.
+fn fetch(client: &mut StubClient, file: &str) -> Result<String, FetchError> {
     let mut text = Vec::new();
     while text.len() < FILE_MOST {
         let ask = format!("qXfer:features:read:{file}:{:x},{FILE_PART:x}", text.len());
@@ -140,16 +149,16 @@ fn fetch(client: &mut Client, file: &str) -> Result<String, Failed> {
             Some((b'm', part)) if !part.is_empty() => text.extend_from_slice(part),
             Some((b'l', part)) => {
                 text.extend_from_slice(part);
-                return String::from_utf8(text).map_err(|_| Failed::Unusable);
+                return String::from_utf8(text).map_err(|_| FetchError::DescriptionError);
             }
             _ => break,
         }
     }
-    Err(Failed::Unusable)
+    Err(FetchError::DescriptionError)
 }
 
-/// Ids of the threads, of which each vCPU is one, as the stub writes them.
-fn threads(client: &mut Client) -> Result<Vec<Vec<u8>>, Lost> {
+/// Returns the ids of the threads, as the stub writes them. Each thread is a vCPU.
+fn threads(client: &mut StubClient) -> Result<Vec<Vec<u8>>, ConnectionError> {
     let mut found = Vec::new();
     let mut answer = client.ask(b"qfThreadInfo")?;
     for _ in 0..LISTS {

@@ -1,4 +1,4 @@
-//! A machine behind a stub, found and asked, before it is profiled.
+//! A machine with a stub, before it is profiled.
 
 use std::net::SocketAddr;
 use std::process::Command;
@@ -7,87 +7,82 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::client::{self, Client, Lost};
-use super::error::GdbError;
-use super::guard::Guard;
-use super::memory::{Line, StubMemory, hold};
-use super::owner::Listener;
+use super::guard::ResumeGuard;
+use super::owner::PortListeners;
 use super::stub::Stub;
 use crate::error::AttachError;
-use crate::lock::Lock;
-use crate::memory::{ForeignMemory, Prover, Table};
+use crate::error::GdbError;
+use crate::lock::ProcessLock;
+use crate::memory::{AttachedMemory, ForeignMemory, LastTables, LayoutProver};
 use crate::process::Process;
+use crate::rsp::client::{self, ConnectionError, StubClient};
+use crate::rsp::memory::{ClientHandle, StubMemory, lock_client};
 
-/// Stops that tell what a stop costs.
+/// Number of stops that measure the cost of a stop.
 const TRIALS: u32 = 16;
-/// Pause between two of them.
+/// Interval between two of these stops.
 const PAUSE: Duration = Duration::from_millis(10);
-/// How long the guard of a vprof that was killed may still have the connection, where it has to wait for a CPU.
+/// Time in which the guard of a vprof that was killed may still hold the connection: it may have to wait for a CPU.
 const GUARD_ENDS: Duration = Duration::from_secs(2);
-/// The part of the time in which the machine may stand still for samples.
-pub(super) const MOST_STOPPED: f64 = 0.1;
+/// Maximum part of the time for which samples stop the machine.
+pub(crate) const MOST_STOPPED: f64 = 0.1;
 
-/// Where the guest's memory is read.
-#[derive(Debug, Clone)]
-pub enum Source {
-    /// Out of the VMM's process on this machine.
-    Process(ForeignMemory),
-    /// Through the stub.
-    Stub(StubMemory),
-}
-
-/// A machine behind a stub, ready to be profiled. Dropping it lets the machine run on.
+/// Machine with a stub, ready to be profiled. Dropping it detaches, which resumes the machine.
 #[derive(Debug)]
 pub struct GdbTarget {
-    pub(super) address: String,
-    pub(super) line: Line,
-    pub(super) hurry: Arc<AtomicBool>,
-    pub(super) stub: Stub,
-    pub(super) process: Option<Arc<Process>>,
-    pub(super) memory: Source,
-    pub(super) lock: Option<Lock>,
-    pub(super) guard: Option<Guard>,
-    /// What a stop takes, as far as it was tried.
+    pub(crate) address: String,
+    pub(crate) client: ClientHandle,
+    pub(crate) hurry: Arc<AtomicBool>,
+    pub(crate) stub: Stub,
+    pub(crate) process: Option<Arc<Process>>,
+    pub(crate) memory: AttachedMemory,
+    pub(crate) lock: Option<ProcessLock>,
+    pub(crate) guard: Option<ResumeGuard>,
+    /// Measured duration of a stop.
     cost: Option<Duration>,
 }
 
 impl GdbTarget {
-    /// Connects to the stub at HOST:PORT of a machine of at most `most` vCPUs, which runs on when this returns. `guard` is a
-    /// program that calls [`super::keep_guard`]: it lets the machine run on if this process is killed within a stop.
+    /// Connects to the stub at HOST:PORT of a machine of at most `most` vCPUs. The machine runs when this
+    /// returns. `guard` is a program that calls [`super::keep_guard`]: it resumes the machine if this process
+    /// is killed within a stop.
     ///
     /// # Errors
-    /// Everything that keeps vprof from profiling it; the machine runs on then.
+    /// The stub cannot be reached, serves another debugger, or lacks a needed feature; the machine is paused
+    /// or has too many vCPUs; another vprof profiles it. The machine continues to run then, unless it was
+    /// paused.
     pub fn connect(address: &str, most: usize, guard: Option<Command>) -> Result<Self, AttachError> {
         let to = client::resolve(address)?;
         let (process, taken) = owner(&to);
-        // Whoever waits for a stub that has a debugger is served after it, and must not be gone then.
-        let lock = process.as_ref().map(Lock::take).transpose()?;
-        if taken && !falls_free(&to) {
+        // A client that waits for a busy stub is served after the other debugger has gone, and must still be
+        // there then.
+        let lock = process.as_ref().map(ProcessLock::take).transpose()?;
+        if taken && !becomes_free(&to) {
             return Err(GdbError::InUse { address: address.to_owned() }.into());
         }
         let process = process.map(Arc::new);
         let hurry = Arc::new(AtomicBool::new(false));
-        let mut client = Client::connect(address, &to, Arc::clone(&hurry))?;
-        let ran = client.greet().map_err(|lost| lost.error(address))?;
+        let mut client = StubClient::connect(address, &to, Arc::clone(&hurry))?;
+        let ran = client.handshake().map_err(|lost| lost.error(address))?;
         if !ran {
-            client.was_paused();
+            client.set_paused();
             return Err(GdbError::Paused { address: address.to_owned() }.into());
         }
         let mut guarding = None;
-        match ask(&mut client, address, (most, process.as_deref()), guard, &mut guarding) {
+        match ask(&mut client, address, most, process.as_deref(), guard, &mut guarding) {
             Ok((stub, local)) => {
-                let line = Arc::new(Mutex::new(client));
-                // Any other process passes on what the stub says, and is not the machine's.
+                let client = Arc::new(Mutex::new(client));
+                // Any other process forwards the stub's packets, and is not the machine's.
                 let process = process.filter(|_| local);
                 let memory = match &process {
-                    Some(process) => Source::Process(ForeignMemory::new(process.pid())),
-                    None => Source::Stub(StubMemory::new(Arc::clone(&line))),
+                    Some(process) => AttachedMemory::Process(ForeignMemory::new(process.pid())),
+                    None => AttachedMemory::Stub(StubMemory::new(Arc::clone(&client))),
                 };
                 let address = address.to_owned();
-                Ok(Self { address, line, hurry, stub, process, memory, lock, guard: guarding, cost: None })
+                Ok(Self { address, client, hurry, stub, process, memory, lock, guard: guarding, cost: None })
             }
             Err(error) => {
-                if client.leave().is_ok()
+                if client.detach().is_ok()
                     && let Some(guard) = guarding
                 {
                     guard.dismiss();
@@ -97,49 +92,50 @@ impl GdbTarget {
         }
     }
 
-    /// The stub's address.
+    /// Returns the stub's address.
     pub fn address(&self) -> &str {
         &self.address
     }
 
-    /// The VMM's process, where it runs on this machine and its memory may be read.
+    /// Returns the VMM's process, if it runs on this machine and its memory may be read.
     pub fn process(&self) -> Option<&Process> {
         self.process.as_deref()
     }
 
-    /// How many vCPUs there are.
+    /// Returns the number of vCPUs.
     pub fn vcpus(&self) -> usize {
         self.stub.vcpus()
     }
 
-    /// Where the guest's memory is read.
-    pub fn memory(&self) -> &Source {
+    /// Returns the guest's memory.
+    pub fn memory(&self) -> &AttachedMemory {
         &self.memory
     }
 
-    /// Samples a second and vCPU for which the machine stands still no more than a tenth of the time, as far as is known.
+    /// Returns the sampling rate, Hz per vCPU, at which the machine is stopped for at most a tenth of the
+    /// time. `None` before [`Self::prove`].
     pub fn sustainable_hz(&self) -> Option<f64> {
         self.cost.map(|cost| MOST_STOPPED / cost.as_secs_f64().max(1e-6))
     }
 
-    /// Tries what a stop takes, and looks for the place of the guest's memory in the process, at most that long. What is not
-    /// found now is looked for on while the machine is profiled.
+    /// Measures the duration of a stop, and searches for the layout of the guest's memory in the process, for
+    /// at most `limit`. If it is not found, the search continues while the machine is profiled.
     pub fn prove(&mut self, limit: Duration) {
         let begin = Instant::now();
-        let tables = Table::default();
+        let tables = LastTables::default();
         let prover = match &self.memory {
-            Source::Process(memory) => Some(Prover::new(memory.clone())),
-            Source::Stub(_) => None,
+            AttachedMemory::Process(memory) => Some(LayoutProver::new(memory.clone())),
+            AttachedMemory::Stub(_) => None,
         };
         let (mut proven, mut trials, mut spent) = (prover.is_none(), 0, Duration::ZERO);
         while begin.elapsed() < limit && (trials < TRIALS || !proven) {
             let from = Instant::now();
-            let Ok(Some(answers)) = self.look() else { break };
+            let Ok(Some(answers)) = self.try_stop() else { break };
             if trials < TRIALS {
                 spent += from.elapsed();
                 trials += 1;
             }
-            self.stub.read(&answers).iter().flatten().for_each(|vcpu| tables.tell(&vcpu.registers.1));
+            self.stub.parse(&answers).iter().flatten().for_each(|vcpu| tables.record(&vcpu.sregs));
             if let (Some(prover), Some(last), false) = (&prover, tables.last(), proven) {
                 proven = prover.attempt(last).unwrap_or(false);
             }
@@ -148,18 +144,18 @@ impl GdbTarget {
         self.cost = spent.checked_div(trials);
     }
 
-    /// One stop, as a tick makes it.
-    fn look(&self) -> Result<Option<Vec<Vec<u8>>>, Lost> {
-        let mut client = hold(&self.line);
+    /// Makes one stop, as a tick does.
+    fn try_stop(&self) -> Result<Option<Vec<Vec<u8>>>, ConnectionError> {
+        let mut client = lock_client(&self.client);
         let answers = client.stop_and_ask(self.stub.commands())?;
-        client.go()?;
+        client.resume()?;
         Ok(answers)
     }
 }
 
 impl Drop for GdbTarget {
     fn drop(&mut self) {
-        let left = hold(&self.line).leave();
+        let left = lock_client(&self.client).detach();
         if left.is_ok()
             && let Some(guard) = self.guard.take()
         {
@@ -168,19 +164,23 @@ impl Drop for GdbTarget {
     }
 }
 
-/// The process of this machine that listens at one of the addresses, if it may be seen, and whether somebody is connected.
+/// Returns the process of this machine that listens at one of the addresses, if it is visible, and true if a
+/// client is connected.
 fn owner(to: &[SocketAddr]) -> (Option<Process>, bool) {
-    let listeners: Vec<Listener> = to.iter().map(Listener::at).collect();
+    let listeners: Vec<PortListeners> = to.iter().map(PortListeners::find).collect();
     let taken = listeners.iter().any(|listener| listener.taken);
-    let found: Vec<Process> =
-        listeners.iter().flat_map(Listener::processes).filter_map(|pid| Process::open(pid).ok()).collect();
-    // A process that was started by QEMU may have its socket as well.
+    let found: Vec<Process> = listeners
+        .iter()
+        .flat_map(PortListeners::processes)
+        .filter_map(|pid| Process::open(pid).ok())
+        .collect();
+    // A process that QEMU has started may have its socket as well.
     let qemu = found.iter().position(Process::is_qemu).unwrap_or(0);
     (found.into_iter().nth(qemu), taken)
 }
 
-/// Whether the debugger that the stub has leaves within [`GUARD_ENDS`].
-fn falls_free(to: &[SocketAddr]) -> bool {
+/// Returns true if the debugger that the stub serves leaves within [`GUARD_ENDS`].
+fn becomes_free(to: &[SocketAddr]) -> bool {
     let end = Instant::now() + GUARD_ENDS;
     loop {
         thread::sleep(PAUSE);
@@ -192,25 +192,27 @@ fn falls_free(to: &[SocketAddr]) -> bool {
     }
 }
 
-/// Asks for everything that a profile needs, and lets the machine run on; whether its memory is the process'.
+/// Queries everything that a profile needs, and resumes the machine. Returns the stub, and true if the memory
+/// is the process's.
 fn ask(
-    client: &mut Client,
+    client: &mut StubClient,
     address: &str,
-    (most, process): (usize, Option<&Process>),
+    most: usize,
+    process: Option<&Process>,
     guard: Option<Command>,
-    guarding: &mut Option<Guard>,
+    guarding: &mut Option<ResumeGuard>,
 ) -> Result<(Stub, bool), AttachError> {
-    let lost = |lost: Lost| lost.error(address);
-    // Another process is a tunnel, most likely.
+    let lost = |lost: ConnectionError| lost.error(address);
+    // Another process is most likely a tunnel.
     let local = process.is_some_and(|process| process.is_qemu() && process.may_be_read());
     if !local && !client.read_physical_memory().map_err(lost)? {
         return Err(GdbError::Memory { address: address.to_owned() }.into());
     }
     if let Some(guard) = guard {
-        let started = Guard::start(guard, client);
+        let started = ResumeGuard::start(guard, client);
         *guarding = Some(started.map_err(|source| AttachError::Host { action: "start a process", source })?);
     }
     let stub = Stub::ask(client, address, most)?;
-    client.go().map_err(lost)?;
+    client.resume().map_err(lost)?;
     Ok((stub, local))
 }

@@ -1,4 +1,4 @@
-//! A stub that this test plays: QEMU's ways, on a socket.
+//! Tests with a stub that behaves as QEMU's, on a socket.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -7,38 +7,38 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use linux::{PhysAddr, PhysicalMemory};
-use vmm::{Activity, monotonic_ns};
+use vmm::{Activity, MissReason, Observer, ThreadId, Tick, monotonic_ns};
 
+use super::GdbTarget;
 use super::description::tests::TARGET;
-use super::packet::{Decoder, frame};
 use super::x86::tests::{answer, core};
-use super::{GdbAttached, GdbTarget, Source};
+use crate::attachment::Attachment;
 use crate::error::AttachError;
 use crate::lock::tests::alone;
-use crate::machine::End;
-use crate::observer::{Missed, Observer, Tick};
-use crate::thread::ThreadId;
+use crate::memory::{AttachedMemory, StopMemory};
+use crate::rsp::packet::{PacketDecoder, frame};
+use crate::shared::AttachmentEnd;
 
-/// How the stub behaves.
+/// Behaviour of the stub.
 #[derive(Debug, Clone)]
-struct Manner {
+struct StubBehavior {
     /// `target.xml`.
     target: String,
-    /// The machine was paused before anyone came.
+    /// The machine is paused before a client connects.
     paused: bool,
-    /// It closes the connection at this stop.
+    /// Number of the stop at which the stub closes the connection.
     closes_at: usize,
 }
 
-impl Default for Manner {
+impl Default for StubBehavior {
     fn default() -> Self {
         Self { target: TARGET.to_owned(), paused: false, closes_at: usize::MAX }
     }
 }
 
-/// What it was asked for, and whether the machine runs.
+/// Requests that the stub received, and the state of the machine.
 #[derive(Debug, Default)]
-struct Seen {
+struct StubRecord {
     running: bool,
     stops: usize,
     listed: bool,
@@ -46,20 +46,20 @@ struct Seen {
     virtual_again: bool,
 }
 
-/// The lock of this process is held by one test at a time.
+/// A stub. One test at a time holds the lock of this process.
 struct Stub {
     _alone: MutexGuard<'static, ()>,
-    seen: Arc<Mutex<Seen>>,
+    seen: Arc<Mutex<StubRecord>>,
     address: String,
     thread: JoinHandle<()>,
 }
 
-/// Byte `at` of its memory.
+/// Returns byte `at` of the machine's memory.
 fn byte(at: u64) -> u8 {
     u8::try_from(at % 251).unwrap()
 }
 
-fn reply(manner: &Manner, seen: &mut Seen, command: &str) -> Option<String> {
+fn reply(manner: &StubBehavior, seen: &mut StubRecord, command: &str) -> Option<String> {
     let file = |text: &str, from: &str| {
         let offset = usize::from_str_radix(from.split(',').next().unwrap(), 16).unwrap();
         format!("l{}", &text[offset..])
@@ -107,8 +107,8 @@ fn reply(manner: &Manner, seen: &mut Seen, command: &str) -> Option<String> {
     })
 }
 
-fn serve(mut stream: TcpStream, manner: &Manner, seen: &Mutex<Seen>) {
-    let mut decoder = Decoder::default();
+fn serve(mut stream: TcpStream, manner: &StubBehavior, seen: &Mutex<StubRecord>) {
+    let mut decoder = PacketDecoder::default();
     let say = |stream: &mut TcpStream, text: &str| {
         let mut bytes = Vec::new();
         frame(text.as_bytes(), &mut bytes);
@@ -120,7 +120,7 @@ fn serve(mut stream: TcpStream, manner: &Manner, seen: &Mutex<Seen>) {
     let mut bytes = [0; 4096];
     loop {
         let Ok(count @ 1..) = stream.read(&mut bytes) else { return };
-        // One by one: what stops the machine may come along with what has let it run.
+        // One by one: the byte that stops the machine may come together with the command that resumed it.
         for byte in &bytes[..count] {
             let mut seen = seen.lock().unwrap();
             if seen.running {
@@ -144,11 +144,11 @@ fn serve(mut stream: TcpStream, manner: &Manner, seen: &Mutex<Seen>) {
 }
 
 impl Stub {
-    fn start(manner: Manner) -> Self {
+    fn start(manner: StubBehavior) -> Self {
         let alone = alone();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
-        let seen = Arc::new(Mutex::new(Seen::default()));
+        let seen = Arc::new(Mutex::new(StubRecord::default()));
         let shared = Arc::clone(&seen);
         let thread = thread::spawn(move || serve(listener.accept().unwrap().0, &manner, &shared));
         Self { _alone: alone, seen, address, thread }
@@ -158,7 +158,7 @@ impl Stub {
         GdbTarget::connect(&self.address, 4, None)
     }
 
-    fn end(self) -> Seen {
+    fn end(self) -> StubRecord {
         self.thread.join().unwrap();
         Arc::into_inner(self.seen).unwrap().into_inner().unwrap()
     }
@@ -170,16 +170,19 @@ struct Counts {
     ticks: usize,
     halted: usize,
     read: usize,
-    held_ns: u64,
+    suspended_ns: u64,
 }
 
-impl Observer for Counts {
-    fn started(&mut self, thread: Option<ThreadId>) -> Option<Duration> {
+impl Observer<StopMemory> for Counts {
+    fn attached(&mut self, thread: Option<ThreadId>) {
         assert_eq!(thread, None);
+    }
+
+    fn started(&mut self) -> Option<Duration> {
         Some(Duration::from_millis(1))
     }
 
-    fn ticked<M: PhysicalMemory>(&mut self, tick: &Tick<'_, M>) -> Option<Duration> {
+    fn ticked(&mut self, tick: &Tick<'_, StopMemory>) -> Option<Duration> {
         assert_eq!((tick.regs.rip, tick.sregs.cr3), (0xffff_ffff_8100_0000, 0x5000));
         let mut some = [0; 8];
         let expected = std::array::from_fn(|index| byte(0x1_0ffc + index as u64));
@@ -187,16 +190,16 @@ impl Observer for Counts {
             usize::from(tick.memory.read(PhysAddr(0x1_0ffc), &mut some).is_some() && some == expected);
         self.halted += usize::from(tick.activity() == Some(Activity::Halted));
         self.ticks += 1;
-        // Only the first one's clock counts.
+        // Only the first observer's clock counts.
         Some(Duration::from_millis(if self.leads { 1 } else { 10_000 }))
     }
 
-    fn missed(&mut self, why: Missed, _: u64, _: u64) -> Option<Duration> {
+    fn missed(&mut self, why: MissReason, _: u64, _: u64) -> Option<Duration> {
         panic!("{why:?}");
     }
 
-    fn held(&mut self, from_ns: u64, to_ns: u64) {
-        self.held_ns += to_ns - from_ns;
+    fn suspended(&mut self, from_ns: u64, to_ns: u64) {
+        self.suspended_ns += to_ns - from_ns;
     }
 }
 
@@ -206,21 +209,21 @@ fn observer(vcpu: usize) -> Counts {
 
 #[test]
 fn every_stop_is_a_sample_of_each_vcpu_and_the_machine_runs_in_the_end() {
-    let stub = Stub::start(Manner::default());
+    let stub = Stub::start(StubBehavior::default());
     let mut target = stub.connect().unwrap();
     assert_eq!(target.vcpus(), 2);
-    assert!(target.process().is_none(), "this process is no QEMU");
-    // It runs on as soon as it was asked.
+    assert!(target.process().is_none(), "this process is not QEMU");
+    // The machine runs again after the queries.
     while !stub.seen.lock().unwrap().running {
         thread::sleep(Duration::from_millis(1));
     }
     target.prove(Duration::from_millis(500));
     assert!(target.sustainable_hz().is_some_and(|hz| hz > 1.0));
     let begin_ns = monotonic_ns();
-    let attached = GdbAttached::start(target, observer).unwrap();
-    let Source::Stub(memory) = attached.memory().clone() else { panic!("no QEMU listens") };
+    let attached = Attachment::start_by_gdb(target, observer).unwrap();
+    let AttachedMemory::Stub(memory) = attached.memory().clone() else { panic!("no QEMU listens") };
     let mut many = vec![0; 100_000];
-    // Beside the samples, in stops of its own.
+    // Between the samples, in separate stops.
     memory.read(PhysAddr(7), &mut many).unwrap();
     assert!(many.iter().zip(7..).all(|(found, at)| *found == byte(at)));
     assert_eq!(memory.read(PhysAddr(1 << 20), &mut [0; 8]), None);
@@ -229,13 +232,13 @@ fn every_stop_is_a_sample_of_each_vcpu_and_the_machine_runs_in_the_end() {
     }
     let ended = attached.wait().unwrap();
     let passed_ns = monotonic_ns() - begin_ns;
-    assert_eq!(ended.end, End::Detached);
+    assert_eq!(ended.end, AttachmentEnd::Detached);
     let [first, second] = &ended.observers[..] else { panic!() };
     assert!(first.ticks >= 16 && first.ticks == second.ticks);
     assert_eq!((first.halted, second.halted), (0, second.ticks));
     assert_eq!((first.read, second.read), (first.ticks, second.ticks));
-    assert!(first.held_ns > 0 && first.held_ns < passed_ns);
-    // The last that has the connection: to read would stop the machine again.
+    assert!(first.suspended_ns > 0 && first.suspended_ns < passed_ns);
+    // The memory is the last user of the connection: a read would stop the machine again.
     assert_eq!(memory.read(PhysAddr(0x8_0000), &mut [0; 8]), None);
     drop(memory);
     let seen = stub.end();
@@ -243,39 +246,39 @@ fn every_stop_is_a_sample_of_each_vcpu_and_the_machine_runs_in_the_end() {
 }
 
 #[test]
-fn a_stub_that_hangs_up_is_an_end() {
-    let stub = Stub::start(Manner { closes_at: 5, ..Manner::default() });
-    let attached = GdbAttached::start(stub.connect().unwrap(), observer).unwrap();
+fn a_stub_that_closes_the_connection_is_an_end() {
+    let stub = Stub::start(StubBehavior { closes_at: 5, ..StubBehavior::default() });
+    let attached = Attachment::start_by_gdb(stub.connect().unwrap(), observer).unwrap();
     while !attached.has_ended() {
         thread::sleep(Duration::from_millis(1));
     }
     let ended = attached.wait().unwrap();
-    assert_eq!((ended.end, ended.observers[0].ticks), (End::StubClosed, 4));
+    assert_eq!((ended.end, ended.observers[0].ticks), (AttachmentEnd::StubClosed, 4));
 }
 
-fn refusal(manner: Manner) -> (String, Seen) {
+fn refusal(manner: StubBehavior) -> (String, StubRecord) {
     let stub = Stub::start(manner);
     let error = stub.connect().unwrap_err();
     (error.to_string(), stub.end())
 }
 
 #[test]
-fn what_cannot_be_profiled_runs_on_as_it_was() {
-    let (text, seen) = refusal(Manner { paused: true, ..Manner::default() });
+fn a_machine_that_cannot_be_profiled_keeps_its_state() {
+    let (text, seen) = refusal(StubBehavior { paused: true, ..StubBehavior::default() });
     assert!(text.contains("is paused"), "{text}");
-    assert!(!seen.running && !seen.detached, "whoever has paused it lets it run on");
+    assert!(!seen.running && !seen.detached, "a paused machine stays paused");
     let arm = TARGET.replace("i386:x86-64", "aarch64");
-    let (text, seen) = refusal(Manner { target: arm, ..Manner::default() });
-    assert!(text.contains("architecture aarch64; vprof profiles x86-64"), "{text}");
+    let (text, seen) = refusal(StubBehavior { target: arm, ..StubBehavior::default() });
+    assert!(text.contains("architecture aarch64; vprof supports x86-64"), "{text}");
     assert!(seen.running, "{seen:?}");
     let bare = "<target><reg name='rax' bitsize='64'/></target>".to_owned();
-    let (text, seen) = refusal(Manner { target: bare, ..Manner::default() });
-    assert!(text.contains("does not give the register rbx") && seen.running, "{text}");
-    let (text, seen) = refusal(Manner { target: "<".to_owned(), ..Manner::default() });
-    assert!(text.contains("does not describe its registers") && seen.running, "{text}");
+    let (text, seen) = refusal(StubBehavior { target: bare, ..StubBehavior::default() });
+    assert!(text.contains("lacks the register rbx") && seen.running, "{text}");
+    let (text, seen) = refusal(StubBehavior { target: "<".to_owned(), ..StubBehavior::default() });
+    assert!(text.contains("cannot read the description of registers") && seen.running, "{text}");
 }
 
-/// The sentence about a peer that does something else; it gets `says` for its first bytes.
+/// Returns the message about a peer that is not a stub; its first bytes are `says`.
 fn other(says: &'static [u8]) -> String {
     let _alone = alone();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -292,21 +295,21 @@ fn other(says: &'static [u8]) -> String {
 }
 
 #[test]
-fn what_is_no_stub_is_said() {
-    assert!(other(b"SSH-2.0-OpenSSH_9.2\r\n").contains("is no GDB stub: what it sends"));
+fn a_peer_that_is_not_a_stub_is_an_error() {
+    assert!(other(b"SSH-2.0-OpenSSH_9.2\r\n").contains("is not a GDB stub: its answer"));
     assert!(other(b"").contains("closed the connection"));
     let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
     let nobody = GdbTarget::connect(&free, 4, None).unwrap_err().to_string();
     assert!(nobody.starts_with(&format!("nothing listens at {free}")), "{nobody}");
     for text in ["", "localhost", "localhost:port", "nowhere.invalid:1"] {
         let error = GdbTarget::connect(text, 4, None).unwrap_err().to_string();
-        assert!(error.contains("is no address of a GDB stub"), "{error}");
+        assert!(error.contains("invalid address of a GDB stub"), "{error}");
     }
 }
 
 #[test]
 fn one_debugger_at_a_time() {
-    let stub = Stub::start(Manner::default());
+    let stub = Stub::start(StubBehavior::default());
     let target = stub.connect().unwrap();
     let again = stub.connect().unwrap_err().to_string();
     assert!(again.contains("is being profiled by another vprof"), "{again}");
@@ -318,7 +321,7 @@ fn one_debugger_at_a_time() {
     let _debugger = TcpStream::connect(address).unwrap();
     let _served = listener.accept().unwrap();
     let error = GdbTarget::connect(&address.to_string(), 4, None).unwrap_err().to_string();
-    assert!(error.contains("has a debugger already"), "{error}");
+    assert!(error.contains("already serves another debugger"), "{error}");
 }
 
 #[test]

@@ -1,48 +1,50 @@
-//! Pages of guest memory that were read at one stop.
+//! Pages of guest memory that were read during one stop.
 //!
-//! A sample walks page tables and reads many small things that lie close together, and each read of another process' memory
-//! is a system call. Pages are copied whole, and forgotten at the next stop.
+//! A sample walks page tables and reads many small objects that are close together, and each read of another
+//! process's memory is a system call. So pages are copied whole, and dropped at the next stop.
 
 use std::cell::RefCell;
 
 use linux::{PhysAddr, PhysicalMemory};
 
+use super::StopSource;
+
 /// Bytes of a page.
 const PAGE: usize = 4096;
-/// Pages that are kept, by the lowest bits of their numbers.
+/// Number of cached pages; a page's slot is given by the lowest bits of its number.
 const SLOTS: usize = 64;
-/// Longer reads are not worth a copy of the page.
+/// Maximum size of a read that is cached, bytes: longer reads are not worth a copy of the page.
 const SMALL: usize = 512;
 
-/// Guest memory during a stop. Allocates nothing after it was made.
+/// Guest memory during a stop. Does not allocate after it was made.
 #[derive(Debug)]
-pub(crate) struct StopMemory<M> {
+pub struct StopMemory<M = StopSource> {
     memory: M,
-    cache: RefCell<Box<Cache>>,
+    cache: RefCell<Box<PageCache>>,
 }
 
 #[derive(Debug)]
-struct Cache {
-    /// Guest physical address of the page in each slot; one that no page has for an empty slot.
+struct PageCache {
+    /// Guest physical address of the page in each slot; [`EMPTY`] for an empty slot.
     pages: [u64; SLOTS],
     bytes: [[u8; PAGE]; SLOTS],
 }
 
-/// No page begins there.
+/// Value of an empty slot: no page begins there.
 const EMPTY: u64 = u64::MAX;
 
 impl<M> StopMemory<M> {
     pub(crate) fn new(memory: M) -> Self {
-        let cache = Box::new(Cache { pages: [EMPTY; SLOTS], bytes: [[0; PAGE]; SLOTS] });
+        let cache = Box::new(PageCache { pages: [EMPTY; SLOTS], bytes: [[0; PAGE]; SLOTS] });
         Self { memory, cache: RefCell::new(cache) }
     }
 
-    /// Another stop begins.
+    /// Drops all pages: another stop begins.
     pub(crate) fn forget(&self) {
         self.cache.borrow_mut().pages = [EMPTY; SLOTS];
     }
 
-    /// What is read from.
+    /// Returns the memory that is read on a miss.
     pub(crate) fn source(&self) -> &M {
         &self.memory
     }
@@ -59,7 +61,7 @@ impl<M: PhysicalMemory> PhysicalMemory for StopMemory<M> {
         let page = at.0 - at.0 % page_bytes;
         let slot = usize::try_from(page / page_bytes % u64::try_from(SLOTS).ok()?).ok()?;
         let mut cache = self.cache.borrow_mut();
-        let Cache { pages, bytes } = &mut **cache;
+        let PageCache { pages, bytes } = &mut **cache;
         let (known, bytes) = (pages.get_mut(slot)?, bytes.get_mut(slot)?);
         if *known != page {
             *known = EMPTY;

@@ -1,4 +1,4 @@
-//! Where guest physical memory lies in a VMM, and all the ways in which it may.
+//! Layout of guest physical memory in a VMM, and all layouts that are possible.
 //!
 //! A PC has a hole below 4 GiB, and what does not fit below it continues at 4 GiB:
 //!
@@ -7,104 +7,120 @@
 //! VMM     one mapping cut in two, or two, or one for each NUMA node, in any order
 //! ```
 //!
-//! Where the hole begins: QEMU's `pc` at 3 GiB (nothing is cut below 3.5 GiB), `q35` at 2 GiB (2.75 GiB), both
-//! hw/i386/pc_piix.c and pc_q35.c, QEMU 7.2; Firecracker at 3.25 GiB (src/vmm/src/arch/x86_64/layout.rs, 1.7), 3 GiB since;
-//! Cloud Hypervisor (arch/src/x86_64/layout.rs, 40.0) and vprof at 3 GiB; crosvm at 3.25 GiB.
+//! Start of the hole: QEMU's `pc` 3 GiB (memory below 3.5 GiB is not cut), `q35` 2 GiB (2.75 GiB), both
+//! hw/i386/pc_piix.c and pc_q35.c, QEMU 7.2; Firecracker 3.25 GiB (src/vmm/src/arch/x86_64/layout.rs, 1.7), 3
+//! GiB since; Cloud Hypervisor (arch/src/x86_64/layout.rs, 40.0) and vprof 3 GiB; crosvm 3.25 GiB.
 
-use super::maps::Mapping;
+use linux::PhysAddr;
 
-/// Starts of the hole, most common first.
+use super::maps::ProcessMapping;
+
+/// Start addresses of the hole, most common first.
 const HOLES: [u64; 5] = [3 << 30, 2 << 30, 0xd000_0000, 0xe000_0000, 0xb000_0000];
-/// Where memory continues.
+/// Address at which memory continues after the hole.
 pub(crate) const FOUR_GIB: u64 = 4 << 30;
-/// Mappings that may be a part of the memory, at most: the largest.
+/// Maximum number of mappings that may be a part of the memory: the largest.
 const PARTS: usize = 10;
-/// Mappings that may be the memory of NUMA nodes together, at most: the largest.
+/// Maximum number of mappings that may be the memory of NUMA nodes together: the largest.
 const NODES: usize = 4;
-/// Layouts that are tried, at most.
+/// Maximum number of layouts that are tried.
 const MOST: usize = 512;
 
-/// A run of guest physical memory that is one run in the VMM.
+/// Address in the VMM's address space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Piece {
+pub struct HostAddr(pub u64);
+
+/// Range of guest physical memory that is contiguous in the VMM.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct MemoryPiece {
     /// Guest physical address.
-    pub guest: u64,
+    pub guest: PhysAddr,
     /// Address in the VMM.
-    pub host: u64,
-    /// Bytes.
+    pub host: HostAddr,
+    /// Size, bytes.
     pub bytes: u64,
 }
 
-/// A whole memory: pieces in rising order, without overlap, each of at least one byte.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Layout(Vec<Piece>);
+impl MemoryPiece {
+    pub(crate) fn new(guest: u64, host: u64, bytes: u64) -> Self {
+        Self { guest: PhysAddr(guest), host: HostAddr(host), bytes }
+    }
+}
 
-impl Layout {
-    /// `None` where pieces overlap, are empty, or leave the address space.
-    pub(crate) fn new(mut pieces: Vec<Piece>) -> Option<Self> {
+/// Layout of a whole memory: pieces in rising order, without overlap, each of at least one byte.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MemoryLayout(Vec<MemoryPiece>);
+
+impl MemoryLayout {
+    /// Makes a layout; `None` if pieces overlap, are empty, or exceed the address space.
+    pub(crate) fn new(mut pieces: Vec<MemoryPiece>) -> Option<Self> {
         pieces.sort_unstable();
-        let end = |piece: &Piece| piece.guest.checked_add(piece.bytes);
-        let sound = |piece: &Piece| {
-            piece.bytes > 0 && end(piece).is_some() && piece.host.checked_add(piece.bytes).is_some()
+        let end = |piece: &MemoryPiece| piece.guest.0.checked_add(piece.bytes);
+        let sound = |piece: &MemoryPiece| {
+            piece.bytes > 0 && end(piece).is_some() && piece.host.0.checked_add(piece.bytes).is_some()
         };
-        let apart = pieces.windows(2).all(|two| matches!(two, [a, b] if end(a) <= Some(b.guest)));
+        let apart = pieces.windows(2).all(|two| matches!(two, [a, b] if end(a) <= Some(b.guest.0)));
         (!pieces.is_empty() && apart && pieces.iter().all(sound)).then_some(Self(pieces))
     }
 
-    /// The pieces.
-    pub fn pieces(&self) -> &[Piece] {
+    /// Returns the pieces.
+    pub fn pieces(&self) -> &[MemoryPiece] {
         &self.0
     }
 
-    /// Where `guest` lies in the VMM, and how many bytes go on from there.
-    pub(crate) fn translate(&self, guest: u64) -> Option<(u64, u64)> {
+    /// Returns the address of `guest` in the VMM, and how many bytes are contiguous from there.
+    pub(crate) fn translate(&self, guest: PhysAddr) -> Option<(HostAddr, u64)> {
         let after = self.0.partition_point(|piece| piece.guest <= guest);
         let piece = self.0.get(after.checked_sub(1)?)?;
-        let into = guest - piece.guest;
-        (into < piece.bytes).then(|| (piece.host + into, piece.bytes - into))
+        let into = guest.0 - piece.guest.0;
+        (into < piece.bytes).then(|| (HostAddr(piece.host.0 + into), piece.bytes - into))
     }
 
-    /// End of the memory below 4 GiB, or of all of it.
+    /// Returns the end of the memory that begins below `below`.
     pub(crate) fn end_of(&self, below: u64) -> u64 {
-        let ends = self.0.iter().filter(|piece| piece.guest < below).map(|piece| piece.guest + piece.bytes);
+        let ends =
+            self.0.iter().filter(|piece| piece.guest.0 < below).map(|piece| piece.guest.0 + piece.bytes);
         ends.max().unwrap_or(0)
     }
 }
 
-/// Every layout that these mappings may make, most common first, each once.
-pub(crate) fn all(mappings: &[Mapping]) -> Vec<Layout> {
+/// Returns every layout that these mappings may form, most common first, each once.
+pub(crate) fn all(mappings: &[ProcessMapping]) -> Vec<MemoryLayout> {
     let parts = mappings.get(..PARTS.min(mappings.len())).unwrap_or_default();
-    let mut found: Vec<Layout> = Vec::new();
-    let mut add = |pieces: Vec<Piece>| {
-        if let Some(layout) = Layout::new(pieces)
+    let mut found: Vec<MemoryLayout> = Vec::new();
+    let mut add = |pieces: Vec<MemoryPiece>| {
+        if let Some(layout) = MemoryLayout::new(pieces)
             && found.len() < MOST
             && !found.contains(&layout)
         {
             found.push(layout);
         }
     };
-    let run = |mapping: &Mapping| (mapping.start, mapping.bytes());
+    let run = |mapping: &ProcessMapping| (mapping.start, mapping.bytes());
     for part in parts {
         for hole in HOLES {
             add(cut(&[run(part)], hole));
         }
+        // Also without a hole below 4 GiB: QEMU's `pc` does not cut small memories.
         add(cut(&[run(part)], FOUR_GIB));
     }
+    // One mapping for each side of the hole.
     for low in parts {
         for high in parts.iter().filter(|high| *high != low && low.bytes() <= FOUR_GIB) {
-            let piece = |guest, (host, bytes)| Piece { guest, host, bytes };
+            let piece = |guest, (host, bytes)| MemoryPiece::new(guest, host, bytes);
             add(vec![piece(0, run(low)), piece(FOUR_GIB, run(high))]);
         }
     }
-    // Neighbours that were mapped from above: what came second lies first.
+    // Adjacent mappings that were mapped from high addresses down: the second one comes first.
     for part in parts {
         for hole in HOLES {
             if let Some(high) = part.bytes().checked_sub(hole).filter(|high| *high > 0) {
-                let low = Piece { guest: 0, host: part.start + high, bytes: hole };
-                add(vec![low, Piece { guest: FOUR_GIB, host: part.start, bytes: high }]);
+                let low = MemoryPiece::new(0, part.start + high, hole);
+                add(vec![low, MemoryPiece::new(FOUR_GIB, part.start, high)]);
             }
         }
     }
+    // NUMA nodes are consecutive in the guest, but mapped in any order.
     for count in 2..=NODES.min(parts.len()) {
         for order in orders(count) {
             let runs: Vec<_> = order.iter().filter_map(|index| parts.get(*index)).map(run).collect();
@@ -116,28 +132,28 @@ pub(crate) fn all(mappings: &[Mapping]) -> Vec<Layout> {
     found
 }
 
-/// Runs of host memory one behind the other, cut at the hole.
-fn cut(runs: &[(u64, u64)], hole: u64) -> Vec<Piece> {
+/// Makes the pieces of consecutive runs of host memory (address, bytes), cut at the hole.
+fn cut(runs: &[(u64, u64)], hole: u64) -> Vec<MemoryPiece> {
     let mut pieces = Vec::new();
     let mut guest = 0;
     for (mut host, mut bytes) in runs.iter().copied() {
         if guest < hole {
             let low = bytes.min(hole - guest);
-            pieces.push(Piece { guest, host, bytes: low });
+            pieces.push(MemoryPiece::new(guest, host, low));
             (guest, host, bytes) = (guest + low, host + low, bytes - low);
         }
         if guest == hole {
             guest = FOUR_GIB;
         }
         if bytes > 0 {
-            pieces.push(Piece { guest, host, bytes });
+            pieces.push(MemoryPiece::new(guest, host, bytes));
             guest = guest.saturating_add(bytes);
         }
     }
     pieces
 }
 
-/// All orders of so many things.
+/// Returns all permutations of so many indices.
 fn orders(count: usize) -> Vec<Vec<usize>> {
     let mut all = vec![Vec::new()];
     for _ in 0..count {
@@ -159,14 +175,14 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
 
-    fn piece(guest: u64, host: u64, bytes: u64) -> Piece {
-        Piece { guest, host, bytes }
+    fn piece(guest: u64, host: u64, bytes: u64) -> MemoryPiece {
+        MemoryPiece::new(guest, host, bytes)
     }
 
     #[test]
     fn the_layouts_of_known_vmms_are_among_them() {
-        let has = |mappings: &[Mapping], pieces: &[Piece]| {
-            let wanted = Layout::new(pieces.to_vec()).unwrap();
+        let has = |mappings: &[ProcessMapping], pieces: &[MemoryPiece]| {
+            let wanted = MemoryLayout::new(pieces.to_vec()).unwrap();
             assert!(all(mappings).contains(&wanted), "{pieces:x?}");
         };
         let small = [mapping(0x1000, GIB)];
@@ -189,26 +205,26 @@ mod tests {
     }
 
     #[test]
-    fn unsound_pieces_are_no_layout() {
-        assert_eq!(Layout::new(Vec::new()), None);
-        assert_eq!(Layout::new(vec![piece(0, 0, 0)]), None);
-        assert_eq!(Layout::new(vec![piece(0, 0, 2), piece(1, 8, 2)]), None);
-        assert_eq!(Layout::new(vec![piece(u64::MAX, 0, 2)]), None);
-        let layout = Layout::new(vec![piece(0, 0x100, 0x10), piece(0x20, 0x200, 0x10)]).unwrap();
-        assert_eq!(layout.translate(0xf), Some((0x10f, 1)));
-        assert_eq!(layout.translate(0x10), None);
-        assert_eq!(layout.translate(0x28), Some((0x208, 8)));
+    fn unsound_pieces_are_rejected() {
+        assert_eq!(MemoryLayout::new(Vec::new()), None);
+        assert_eq!(MemoryLayout::new(vec![piece(0, 0, 0)]), None);
+        assert_eq!(MemoryLayout::new(vec![piece(0, 0, 2), piece(1, 8, 2)]), None);
+        assert_eq!(MemoryLayout::new(vec![piece(u64::MAX, 0, 2)]), None);
+        let layout = MemoryLayout::new(vec![piece(0, 0x100, 0x10), piece(0x20, 0x200, 0x10)]).unwrap();
+        assert_eq!(layout.translate(PhysAddr(0xf)), Some((HostAddr(0x10f), 1)));
+        assert_eq!(layout.translate(PhysAddr(0x10)), None);
+        assert_eq!(layout.translate(PhysAddr(0x28)), Some((HostAddr(0x208), 8)));
         assert_eq!((layout.end_of(0x20), layout.end_of(u64::MAX)), (0x10, 0x30));
     }
 
     proptest! {
-        /// Whatever is mapped: bounded, sound, and each byte of host memory at most once in a layout.
+        /// Any mappings give bounded, sound layouts, with each byte of host memory at most once in a layout.
         #[test]
         fn any_mappings_make_sound_layouts(
             sizes in prop::collection::vec((0_u64..64, 1_u64..8192), 0..12),
         ) {
             let mut at = 0x1000;
-            let mappings: Vec<Mapping> = sizes.iter().map(|(gap, mib)| {
+            let mappings: Vec<ProcessMapping> = sizes.iter().map(|(gap, mib)| {
                 let found = mapping(at + (gap << 20), mib << 20);
                 at = found.end;
                 found
@@ -216,7 +232,7 @@ mod tests {
             let layouts = all(&mappings);
             prop_assert!(layouts.len() <= MOST);
             for layout in layouts {
-                let mut host: Vec<_> = layout.pieces().iter().map(|p| (p.host, p.host + p.bytes)).collect();
+                let mut host: Vec<_> = layout.pieces().iter().map(|p| (p.host.0, p.host.0 + p.bytes)).collect();
                 host.sort_unstable();
                 prop_assert!(host.windows(2).all(|two| two[0].1 <= two[1].0), "{:?}", layout);
             }

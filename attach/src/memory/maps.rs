@@ -1,29 +1,29 @@
-//! The mappings of a process that may be a guest's memory.
+//! Mappings of a process that may be a guest's memory.
 
 use std::fs;
 use std::io;
 
-/// Bytes of the smallest memory that is looked at: a Linux guest needs more.
+/// Size of the smallest mapping that is considered, bytes: a Linux guest needs more.
 const LEAST: u64 = 16 << 20;
-/// Mappings that are looked at, at most; a VMM has some hundreds.
+/// Maximum number of mappings that are read; a VMM has some hundreds.
 const MOST: usize = 65_536;
 
-/// A writable mapping.
+/// Writable mapping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Mapping {
+pub(crate) struct ProcessMapping {
     pub(crate) start: u64,
     pub(crate) end: u64,
-    /// Device, inode, and the offset in it; `None` for anonymous memory.
+    /// Device, inode, and offset in the file; `None` for anonymous memory.
     file: Option<((u64, u64), u64, u64)>,
 }
 
-impl Mapping {
+impl ProcessMapping {
     pub(crate) fn bytes(&self) -> u64 {
         self.end - self.start
     }
 
-    /// `next` begins where this ends, in memory and in the file behind both.
-    fn goes_on_in(&self, next: &Self) -> bool {
+    /// Returns true if `next` begins at the end of this mapping, in memory and in the file of both.
+    fn continues_in(&self, next: &Self) -> bool {
         let same_file = match (self.file, next.file) {
             (None, None) => true,
             (Some((device, inode, offset)), Some((other, number, at))) => {
@@ -35,20 +35,21 @@ impl Mapping {
     }
 }
 
-/// Mappings of a process that may be guest memory, largest first: each as it is, and neighbours together.
-pub(crate) fn read(pid: i32) -> io::Result<Vec<Mapping>> {
+/// Reads the mappings of a process that may be guest memory, largest first: each mapping, and adjacent ones
+/// joined.
+pub(crate) fn read(pid: i32) -> io::Result<Vec<ProcessMapping>> {
     Ok(candidates(&fs::read_to_string(format!("/proc/{pid}/maps"))?))
 }
 
-fn candidates(maps: &str) -> Vec<Mapping> {
-    let single: Vec<Mapping> = maps.lines().take(MOST).filter_map(parse).collect();
-    let mut found: Vec<Mapping> = Vec::new();
-    let mut run: Option<Mapping> = None;
+fn candidates(maps: &str) -> Vec<ProcessMapping> {
+    let single: Vec<ProcessMapping> = maps.lines().take(MOST).filter_map(parse).collect();
+    let mut found: Vec<ProcessMapping> = Vec::new();
+    let mut run: Option<ProcessMapping> = None;
     for mapping in &single {
         found.push(*mapping);
         run = Some(match run {
-            Some(before) if before.goes_on_in(mapping) => {
-                let joined = Mapping { end: mapping.end, ..before };
+            Some(before) if before.continues_in(mapping) => {
+                let joined = ProcessMapping { end: mapping.end, ..before };
                 found.push(joined);
                 joined
             }
@@ -61,8 +62,9 @@ fn candidates(maps: &str) -> Vec<Mapping> {
     found
 }
 
-/// A line of /proc/PID/maps (proc_pid_maps(5)), if it is of writable memory without a name that the kernel gave it.
-fn parse(line: &str) -> Option<Mapping> {
+/// Parses a line of /proc/PID/maps (proc_pid_maps(5)). `None` unless it is writable memory without a name
+/// from the kernel.
+fn parse(line: &str) -> Option<ProcessMapping> {
     let mut words = line.split_ascii_whitespace();
     let (start, end) = words.next()?.split_once('-')?;
     let hex = |text: &str| u64::from_str_radix(text, 16).ok();
@@ -76,15 +78,15 @@ fn parse(line: &str) -> Option<Mapping> {
     let (major, minor) = device.split_once(':')?;
     let device = (hex(major)?, hex(minor)?);
     let file = (inode != 0).then_some((device, inode, offset));
-    (permissions.starts_with("rw") && !special && end > start).then_some(Mapping { start, end, file })
+    (permissions.starts_with("rw") && !special && end > start).then_some(ProcessMapping { start, end, file })
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
 
-    pub(crate) fn mapping(start: u64, bytes: u64) -> Mapping {
-        Mapping { start, end: start + bytes, file: None }
+    pub(crate) fn mapping(start: u64, bytes: u64) -> ProcessMapping {
+        ProcessMapping { start, end: start + bytes, file: None }
     }
 
     #[test]

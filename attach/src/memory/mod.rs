@@ -1,9 +1,9 @@
-//! The guest's physical memory, read out of the VMM's.
+//! The guest's physical memory, read out of the VMM's memory.
 //!
-//! Nothing of it is mapped here: `process_vm_readv` copies what is there and fails where nothing is, so that a VMM that
-//! unmaps, truncates or ends is an error here and never a fault.
+//! It is not mapped here. `process_vm_readv` copies mapped memory and fails elsewhere. So a VMM that unmaps,
+//! truncates or ends causes an error here and never a fault.
 
-pub(crate) mod cache;
+mod cache;
 mod layout;
 mod maps;
 mod proof;
@@ -13,20 +13,23 @@ use std::sync::{Arc, OnceLock};
 
 use linux::{Kernel, PhysAddr, PhysicalMemory};
 
-pub use layout::{Layout, Piece};
-pub(crate) use maps::read as mappings;
-pub(crate) use proof::{CR4_LA57, Prover, Table};
+use crate::rsp::memory::{StoppedStub, StubMemory};
 
-/// The memory of an attached guest: nothing of it can be read before its layout is proven. Cheap to clone.
+pub use cache::StopMemory;
+pub use layout::{HostAddr, MemoryLayout, MemoryPiece};
+pub(crate) use maps::read as mappings;
+pub(crate) use proof::{LastTables, LayoutProver};
+
+/// Memory of a guest in another process. It cannot be read before its layout is proven. Cheap to clone.
 #[derive(Clone)]
 pub struct ForeignMemory {
     pid: i32,
-    proof: Arc<OnceLock<Proof>>,
+    proof: Arc<OnceLock<LayoutProof>>,
 }
 
 /// A layout, and the kernel that has proven it.
-struct Proof {
-    layout: Layout,
+struct LayoutProof {
+    layout: MemoryLayout,
     kernel: Arc<Kernel>,
 }
 
@@ -41,12 +44,12 @@ impl ForeignMemory {
         Self { pid, proof: Arc::default() }
     }
 
-    /// How it lies in the VMM, once that is proven.
-    pub fn layout(&self) -> Option<&Layout> {
+    /// Returns the layout in the VMM, once it is proven.
+    pub fn layout(&self) -> Option<&MemoryLayout> {
         self.proof.get().map(|proof| &proof.layout)
     }
 
-    /// The kernel that has proven it.
+    /// Returns the kernel that has proven the layout.
     pub fn kernel(&self) -> Option<&Arc<Kernel>> {
         self.proof.get().map(|proof| &proof.kernel)
     }
@@ -55,9 +58,9 @@ impl ForeignMemory {
         self.proof.get().is_some()
     }
 
-    pub(crate) fn prove(&self, layout: Layout, kernel: Kernel) {
+    pub(crate) fn prove(&self, layout: MemoryLayout, kernel: Kernel) {
         // The first proof counts; a second one would be the same.
-        drop(self.proof.set(Proof { layout, kernel: Arc::new(kernel) }));
+        drop(self.proof.set(LayoutProof { layout, kernel: Arc::new(kernel) }));
     }
 }
 
@@ -67,24 +70,70 @@ impl PhysicalMemory for ForeignMemory {
     }
 }
 
-/// Memory as it would be if the layout were right.
-#[derive(Debug)]
-pub(crate) struct Supposed<'a> {
-    pub(crate) pid: i32,
-    pub(crate) layout: &'a Layout,
+/// The guest's memory, by the means that are available to read it. Cheap to clone.
+#[derive(Debug, Clone)]
+pub enum AttachedMemory {
+    /// Memory of the VMM's process on this machine.
+    Process(ForeignMemory),
+    /// Memory through a GDB stub.
+    Stub(StubMemory),
 }
 
-impl PhysicalMemory for Supposed<'_> {
+/// The guest's memory during a stop.
+#[derive(Debug)]
+pub struct StopSource(StopMeans);
+
+#[derive(Debug)]
+enum StopMeans {
+    Process(ForeignMemory),
+    Stub(StoppedStub),
+}
+
+impl StopSource {
+    pub(crate) fn process(memory: ForeignMemory) -> Self {
+        Self(StopMeans::Process(memory))
+    }
+
+    pub(crate) fn stub(stub: StoppedStub) -> Self {
+        Self(StopMeans::Stub(stub))
+    }
+
+    /// Returns true if the memory's layout had to be proven, and is.
+    pub(crate) fn is_proven(&self) -> bool {
+        match &self.0 {
+            StopMeans::Process(memory) => memory.is_proven(),
+            StopMeans::Stub(_) => false,
+        }
+    }
+}
+
+impl PhysicalMemory for StopSource {
+    fn read(&self, at: PhysAddr, into: &mut [u8]) -> Option<()> {
+        match &self.0 {
+            StopMeans::Process(memory) => memory.read(at, into),
+            StopMeans::Stub(stub) => stub.read(at, into),
+        }
+    }
+}
+
+/// Memory under the assumption that a layout is right.
+#[derive(Debug)]
+pub(crate) struct AssumedMemory<'a> {
+    pub(crate) pid: i32,
+    pub(crate) layout: &'a MemoryLayout,
+}
+
+impl PhysicalMemory for AssumedMemory<'_> {
     fn read(&self, at: PhysAddr, into: &mut [u8]) -> Option<()> {
         read(self.pid, self.layout, at, into)
     }
 }
 
 /// Fills `into` from guest physical `at`.
-fn read(pid: i32, layout: &Layout, at: PhysAddr, into: &mut [u8]) -> Option<()> {
+fn read(pid: i32, layout: &MemoryLayout, at: PhysAddr, into: &mut [u8]) -> Option<()> {
     let mut done = 0;
     while done < into.len() {
-        let (host, left) = layout.translate(at.checked_add(u64::try_from(done).ok()?)?.0)?;
+        let (host, left) = layout.translate(at.checked_add(u64::try_from(done).ok()?)?)?;
         let rest = into.get_mut(done..)?;
         let count = usize::try_from(left).unwrap_or(usize::MAX).min(rest.len());
         copy(pid, host, rest.get_mut(..count)?)?;
@@ -93,12 +142,13 @@ fn read(pid: i32, layout: &Layout, at: PhysAddr, into: &mut [u8]) -> Option<()> 
     Some(())
 }
 
-/// Fills `into` from the process' address `from`; `None` unless all of it is there.
-fn copy(pid: i32, from: u64, into: &mut [u8]) -> Option<()> {
+/// Fills `into` from the process's address `from`; `None` unless all of it is mapped.
+fn copy(pid: i32, from: HostAddr, into: &mut [u8]) -> Option<()> {
     let local = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
-    let from = std::ptr::without_provenance_mut(usize::try_from(from).ok()?);
+    let from = std::ptr::without_provenance_mut(usize::try_from(from.0).ok()?);
     let remote = libc::iovec { iov_base: from, iov_len: into.len() };
-    // SAFETY: `local` is `into`, which is writable and borrowed for the call; `remote` is the other process' business.
+    // SAFETY: `local` is `into`, which is writable and borrowed for the call; the kernel checks `remote`,
+    // which is in the other process.
     let count = unsafe { libc::process_vm_readv(pid, &raw const local, 1, &raw const remote, 1, 0) };
     (usize::try_from(count).ok()? == into.len()).then_some(())
 }
@@ -107,19 +157,19 @@ fn copy(pid: i32, from: u64, into: &mut [u8]) -> Option<()> {
 mod tests {
     use super::*;
 
-    /// This process stands for the VMM.
+    /// Uses this process as the VMM.
     #[test]
     fn memory_is_read_across_pieces_and_ends_where_they_do() {
         let pid = i32::try_from(std::process::id()).unwrap();
         let (low, high) = ([1_u8; 4096], [2_u8; 4096]);
-        let layout = Layout::new(vec![
-            Piece { guest: 4096, host: high.as_ptr() as u64, bytes: 4096 },
-            Piece { guest: 0, host: low.as_ptr() as u64, bytes: 4096 },
+        let layout = MemoryLayout::new(vec![
+            MemoryPiece::new(4096, high.as_ptr() as u64, 4096),
+            MemoryPiece::new(0, low.as_ptr() as u64, 4096),
         ])
         .unwrap();
         let mut two = [0; 2];
         assert_eq!(ForeignMemory::new(pid).read(PhysAddr(0), &mut two), None, "not proven yet");
-        let memory = Supposed { pid, layout: &layout };
+        let memory = AssumedMemory { pid, layout: &layout };
         assert_eq!((memory.read(PhysAddr(4095), &mut two), two), (Some(()), [1, 2]));
         assert_eq!(memory.read(PhysAddr(8191), &mut two), None);
         assert_eq!(memory.read(PhysAddr(u64::MAX), &mut two), None);
@@ -128,8 +178,8 @@ mod tests {
     #[test]
     fn what_is_not_mapped_is_not_there() {
         let pid = i32::try_from(std::process::id()).unwrap();
-        assert_eq!(copy(pid, 0x1000, &mut [0; 8]), None);
-        assert_eq!(copy(i32::MAX, 0x1000, &mut [0; 8]), None);
-        assert_eq!(copy(pid, u64::MAX, &mut [0; 8]), None);
+        assert_eq!(copy(pid, HostAddr(0x1000), &mut [0; 8]), None);
+        assert_eq!(copy(i32::MAX, HostAddr(0x1000), &mut [0; 8]), None);
+        assert_eq!(copy(pid, HostAddr(u64::MAX), &mut [0; 8]), None);
     }
 }

@@ -3,7 +3,8 @@
 use std::io;
 use std::process::Command;
 
-use attach::gdb::{GdbAttached, GdbTarget, Source, keep_guard};
+use attach::gdb::{GdbTarget, keep_guard};
+use attach::{AttachedMemory, Attachment};
 use host::attached;
 use symbols::names::OpenFiles;
 
@@ -30,8 +31,8 @@ pub(super) fn command(
     let label = target.process().map_or_else(|| stub.clone(), label);
     let vcpus = counted(target.vcpus());
     let memory = match target.memory() {
-        Source::Process(_) => "memory from its process",
-        Source::Stub(_) => "memory through the stub",
+        AttachedMemory::Process(_) => "memory from its process",
+        AttachedMemory::Stub(_) => "memory through the stub",
     };
     if !args.recording.quiet {
         let through = if target.process().is_some() { format!(" through {stub}") } else { String::new() };
@@ -56,14 +57,9 @@ pub(super) fn command(
         counters: Vec::new(),
         note: note.map(|note| ("rate", note)),
     };
-    let start = |samplers| {
-        let attached = GdbAttached::start(target, samplers)?;
-        let memory = attached.memory().clone();
-        Ok((attached, memory))
-    };
-    let recorded = recording.record(label, Streams::none(), |link, tables| {
-        profile(args, plan, files, (link, tables), start, GdbAttached::wait)
-    })?;
+    let start = |samplers| Attachment::start_by_gdb(target, samplers);
+    let recorded = recording
+        .record(label, Streams::none(), |link, tables| profile(args, plan, files, (link, tables), start))?;
     conclude(args, recorded)
 }
 

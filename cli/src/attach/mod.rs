@@ -5,16 +5,16 @@ pub mod gdb;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use attach::{AttachError, Attached, Ended, Process, Target};
+use attach::{AttachError, Attachment, Process, Target};
 use host::GuestError;
-use host::guest::{Inputs, ProfiledVm, watch};
+use host::guest::{Inputs, watch};
 use host::heap;
 use host::link::Link;
 use host::protocol::Then;
 use host::spec::{DiskSpec, GuestEnd, Outcome};
 use profile::estimate::ONE_CLOCK;
 use profile::{ProfileWriter, Sink, live};
-use sampler::{GuestMemory, RecordingConfig, Session, SessionConfig, VcpuSampler};
+use sampler::{AttachedSampler, RecordingConfig, Session, SessionConfig};
 use symbols::names::{OpenFiles, no_files};
 use text::clean::escaped;
 use text::units;
@@ -59,12 +59,12 @@ pub fn command(args: &AttachArgs) -> Result<ExitCode, Error> {
     }
     let pid = match (args.pid, &args.name) {
         (Some(pid), _) => pid,
-        (None, Some(name)) => attach::named(name)?,
+        (None, Some(name)) => attach::find_by_name(name)?,
         (None, None) => {
             return Err(Error::Usage("give the process of the virtual machine, or its --name".to_owned()));
         }
     };
-    let target = Target::look(pid, usize::from(vmm::config::MAX_VCPUS))?;
+    let target = Target::find(pid, usize::from(vmm::config::MAX_VCPUS))?;
     let label = label(target.process());
     if !args.recording.quiet {
         eprintln!("vprof: attached to {label}, {}", vcpus(&target));
@@ -81,14 +81,9 @@ pub fn command(args: &AttachArgs) -> Result<ExitCode, Error> {
         counters: target.counters(),
         note: Some(target.unseen()).filter(|unseen| *unseen > 0).map(|unseen| ("missing", left_out(unseen))),
     };
-    let start = |samplers| {
-        let attached = Attached::start(target, samplers)?;
-        let memory = attached.memory();
-        Ok((attached, memory))
-    };
-    let recorded = recording.record(label, Streams::none(), |link, tables| {
-        profile(args, plan, files, (link, tables), start, Attached::wait)
-    })?;
+    let start = |samplers| Attachment::start(target, samplers);
+    let recorded = recording
+        .record(label, Streams::none(), |link, tables| profile(args, plan, files, (link, tables), start))?;
     conclude(args, recorded)
 }
 
@@ -138,16 +133,15 @@ fn open_disks(paths: &[PathBuf]) -> Result<OpenFiles, Error> {
 }
 
 /// One sampler per vCPU, as whoever ticks takes them.
-type Samplers = Box<dyn FnMut(usize) -> VcpuSampler>;
+type Samplers = Box<dyn FnMut(usize) -> AttachedSampler>;
 
 /// Samples the machine until it ends, or until vprof is to let it go.
-async fn profile<A: ProfiledVm, M: Into<GuestMemory>>(
+async fn profile(
     args: &AttachArgs,
     plan: Plan,
     files: OpenFiles,
     (link, tables): (Link, live::SharedTables),
-    start: impl FnOnce(Samplers) -> Result<(A, M), AttachError>,
-    wait: impl FnOnce(A) -> Result<Ended<VcpuSampler>, AttachError>,
+    start: impl FnOnce(Samplers) -> Result<Attachment<AttachedSampler>, AttachError>,
 ) -> Result<Outcome, Error> {
     let Link { mut stop, mut input, mut control, console, output, phase } = link;
     // An attached machine's console is its VMM's.
@@ -180,12 +174,12 @@ async fn profile<A: ProfiledVm, M: Into<GuestMemory>>(
         session.event(kind, note);
     }
     let mut samplers = samplers.into_iter();
-    let (attached, memory) =
-        start(Box::new(move |_| samplers.next().expect("the session has one observer per vCPU")))?;
-    session.start(memory).map_err(GuestError::Sink)?;
+    let attached =
+        start(Box::new(move |_| samplers.next().expect("the session has one observer per vCPU").into()))?;
+    session.start(attached.memory().clone()).map_err(GuestError::Sink)?;
     let inputs = Inputs::new(&mut stop, &mut input, &mut control);
     watch(&attached, &session, recording.duration, inputs, None, &phase).await?;
-    let ended = wait(attached)?;
+    let ended = attached.wait()?;
     // The observers hold the writing ends of the rings that the collector empties.
     drop(ended.observers);
     let end = GuestEnd::Left(ended.end);

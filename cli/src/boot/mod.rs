@@ -26,7 +26,7 @@ use baseline::Baseline;
 use check::Check;
 use text::units;
 use verdict::Verdict;
-use vmm::End;
+use vmm::MachineEnd;
 
 /// What all boots came to.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -195,8 +195,8 @@ fn boot(args: &BootArgs, run: &RunArgs) -> Result<Attempt, Error> {
         }
         let profile = Profile::open(&run.recording.output)?;
         let evidence = Evidence::read(&profile)?;
-        let resets =
-            ended.outcome.end == GuestEnd::Ran(End::Reset) && verdict::failed_by_itself(&evidence).is_none();
+        let resets = ended.outcome.end == GuestEnd::Ran(MachineEnd::Reset)
+            && verdict::failed_by_itself(&evidence).is_none();
         if resets && ended.outcome.totals.seen.until_ns.is_none() && reboots < args.reboots {
             reboots += 1;
             if !run.recording.quiet {

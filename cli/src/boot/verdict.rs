@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::{expected, shown};
 use crate::run::recording::Recorded;
 use text::clean::escaped;
-use vmm::End;
+use vmm::MachineEnd;
 
 /// A guest that has come no further for this part of the run, and for [`STILL_S`], hangs when its time is over.
 const STILL_PART: f64 = 0.25;
@@ -81,35 +81,35 @@ pub fn judge(
     let end = match &ended.outcome.end {
         GuestEnd::Ran(end) => end,
         // A guest that is booted is not left.
-        GuestEnd::Left(_) => &End::Stopped,
+        GuestEnd::Left(_) => &MachineEnd::Stopped,
     };
     match end {
-        End::Failed(reason) if reason.contains("triple fault") => {
+        MachineEnd::Failed(reason) if reason.contains("triple fault") => {
             (Verdict::TripleFault, format!("the guest had a triple fault after {after}"))
         }
-        End::Failed(reason) => {
+        MachineEnd::Failed(reason) => {
             (Verdict::Failed, format!("the guest failed after {after}: {}", escaped(reason)))
         }
-        End::Reset if reboots > 0 => (
+        MachineEnd::Reset if reboots > 0 => (
             Verdict::RebootLoop,
             format!("reboot loop: the guest reset itself {} times, the last time after {after}", reboots + 1),
         ),
-        End::Reset => {
+        MachineEnd::Reset => {
             (Verdict::RebootLoop, format!("the guest reset itself after {after}, before {until_shown}"))
         }
-        End::Exited(code) if *code != 0 && until.is_none() => {
+        MachineEnd::Exited(code) if *code != 0 && until.is_none() => {
             (Verdict::Failed, format!("the guest's command ended with status {code} after {after}"))
         }
-        End::PowerOff | End::Exited(_) if until.is_none() => {
+        MachineEnd::PowerOff | MachineEnd::Exited(_) if until.is_none() => {
             (Verdict::Up, format!("the guest ended by itself after {after}"))
         }
-        End::PowerOff | End::Exited(_) => {
+        MachineEnd::PowerOff | MachineEnd::Exited(_) => {
             (Verdict::PowerOff, format!("the guest powered off after {after}, before {until_shown}"))
         }
-        End::Stopped if ended.interrupted => {
+        MachineEnd::Stopped if ended.interrupted => {
             (Verdict::Interrupted, format!("the run was ended after {after}, before {until_shown}"))
         }
-        End::Stopped => still(evidence, &until_shown, ended.outcome.totals.seen.still_ns.is_some()),
+        MachineEnd::Stopped => still(evidence, &until_shown, ended.outcome.totals.seen.still_ns.is_some()),
     }
 }
 

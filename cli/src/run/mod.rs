@@ -23,7 +23,7 @@ use profile::store::CreateError;
 use profile::{ProfileWriter, Sink, live};
 use sampler::RecordingConfig;
 use sampler::conditions::{Condition, Wait};
-use vmm::{DiskMode, End};
+use vmm::{DiskMode, MachineEnd};
 
 use crate::args::{ConsoleDevice, RunArgs};
 use crate::cmdline::cmdline;
@@ -303,29 +303,29 @@ fn judge(args: &RunArgs, recorded: &Recorded) -> Result<ExitCode, Error> {
     let panicked = last_lines.iter().find(|line| line.contains("Kernel panic - not syncing"));
     let GuestEnd::Ran(end) = &outcome.end else { return Ok(ExitCode::Done) };
     match end {
-        End::Failed(reason) => Err(Error::Guest(format!("{reason}{}", last()))),
-        End::Reset if panicked.is_some() => {
+        MachineEnd::Failed(reason) => Err(Error::Guest(format!("{reason}{}", last()))),
+        MachineEnd::Reset if panicked.is_some() => {
             let line = panicked.map_or("", String::as_str);
             Err(Error::Guest(format!("{line}{}", last())))
         }
-        End::Exited(code) => match u8::try_from(*code) {
+        MachineEnd::Exited(code) => match u8::try_from(*code) {
             Ok(0) => Ok(ExitCode::Done),
             Ok(code) => Ok(ExitCode::Guest(code)),
             Err(_) => Err(Error::Guest(format!("it reported the exit status {code}, which is none"))),
         },
-        End::Stopped if outcome.totals.kernel_gone => Err(Error::Guest(format!(
+        MachineEnd::Stopped if outcome.totals.kernel_gone => Err(Error::Guest(format!(
             "it started another kernel (kexec), and its command ended with the first{}",
             last()
         ))),
         // Nothing else is waited for beside a command.
-        End::Stopped if outcome.totals.seen.until_ns.is_some() => Err(Error::Guest(format!(
+        MachineEnd::Stopped if outcome.totals.seen.until_ns.is_some() => Err(Error::Guest(format!(
             "it came up in emergency or rescue mode, where no command runs{}",
             last()
         ))),
-        End::PowerOff | End::Reset if !args.command.is_empty() => {
+        MachineEnd::PowerOff | MachineEnd::Reset if !args.command.is_empty() => {
             Err(Error::Guest(format!("it ended before its command did{}", last())))
         }
-        End::PowerOff | End::Reset | End::Stopped => Ok(ExitCode::Done),
+        MachineEnd::PowerOff | MachineEnd::Reset | MachineEnd::Stopped => Ok(ExitCode::Done),
     }
 }
 

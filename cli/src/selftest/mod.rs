@@ -19,7 +19,7 @@ use host::choice::{self, Host};
 use host::portable::{PortableError, exe};
 use host::spec::GuestEnd;
 use serde::{Deserialize, Serialize};
-use vmm::End;
+use vmm::MachineEnd;
 
 pub use check::{Check, Judgement, Unit};
 pub use machine::Machine;
@@ -170,7 +170,7 @@ fn judge(recorded: &Recorded, run: &RunArgs) -> Result<Finished, Error> {
     }
     match (&recorded.outcome.totals.sink_error, &recorded.outcome.end) {
         (Some(error), _) => Err(Error::Sink(error.clone())),
-        (None, GuestEnd::Ran(End::Failed(reason))) => Err(Error::Guest(reason.clone())),
+        (None, GuestEnd::Ran(MachineEnd::Failed(reason))) => Err(Error::Guest(reason.clone())),
         _ => Finished::read(&run.recording.output),
     }
 }

@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
 use linux::{Kernel, KernelUnwinder, StackCopy, StackReader};
-use vmm::{GuestMemoryMmap, monotonic_ns};
+use vmm::{GuestMemoryMmap, TickContext, monotonic_ns};
 
 use super::{BATCH, BenchError, Cost, measured};
 use crate::VcpuSampler;
@@ -13,7 +13,7 @@ use crate::collector::finder::{Guest, LinuxGuest};
 use crate::collector::frames::Names;
 use crate::collector::resolver::Resolver;
 use crate::collector::walker::{Owner, Source, Step, Walker};
-use crate::record::{Moment, Readers, Record, Sampled};
+use crate::record::{Readers, Record, Sampled};
 use crate::vcpu::Ends;
 use profile::rows::{Batch, Sink};
 use symbols::names::OpenFiles;
@@ -56,9 +56,9 @@ pub struct StackFigures {
 }
 
 impl Stopped {
-    fn moment(&self) -> Moment<'_, GuestMemoryMmap> {
+    fn moment(&self) -> TickContext<'_, GuestMemoryMmap> {
         let now_ns = monotonic_ns();
-        Moment {
+        TickContext {
             due_ns: now_ns,
             now_ns,
             in_run: true,

@@ -30,7 +30,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use vmm::{
-    Counters, GuestMemoryMmap, Injected, Injections, Machine, Observer, Region, Tripwires, monotonic_ns,
+    Counters, GuestMemoryMmap, InjectionCount, Injections, Machine, Observer, ProbeSet, Region, monotonic_ns,
 };
 
 use crate::conditions::Gate;
@@ -239,7 +239,7 @@ impl Collector {
     }
 
     /// The machine whose events these are.
-    pub(crate) fn trip(&mut self, tripwires: Tripwires, memory: GuestMemoryMmap) {
+    pub(crate) fn trip(&mut self, tripwires: ProbeSet, memory: GuestMemoryMmap) {
         if let Some(exact) = &mut self.exact {
             exact.attach(tripwires, memory);
         }
@@ -310,7 +310,7 @@ impl Collector {
                 self.batch.exits.append(&mut meter.exits(&self.regions, &mut self.exit_rows));
                 self.batch.kvm_counters.append(&mut meter.counters());
             }
-            let row = |Injected { device, vector, count }| InjectedRow { device, vector, count };
+            let row = |InjectionCount { device, vector, count }| InjectedRow { device, vector, count };
             self.batch.injected = self.injections.read().into_iter().map(row).collect();
             let bits = self.readers.get().and_then(|readers| readers.current.hardirq_bits());
             self.batch.meta.extend(bits.map(|bits| (HARDIRQ_BITS.to_owned(), bits.to_string())));

@@ -5,11 +5,11 @@ use kvm_bindings::{kvm_regs, kvm_sregs};
 use linux::{CurrentContext, IrqContext, TaskSnapshot};
 use testkit::eventually;
 use vm_memory::GuestAddress;
-use vmm::{GuestMemoryMmap, Observer};
+use vmm::{GuestMemoryMmap, Observer, TickContext};
 
 use super::frames::tests::Fake;
 use super::*;
-use crate::record::{Moment, Record};
+use crate::record::Record;
 use crate::session::{RecordingConfig, Session, SessionConfig, VcpuSampler};
 use profile::rows::{Mode, SinkError};
 use symbols::names::no_files;
@@ -227,7 +227,7 @@ fn ticks(sampler: &mut VcpuSampler, count: u64) {
         let now_ns = monotonic_ns();
         let regs = kvm_regs { rip: n, ..Default::default() };
         let moment =
-            Moment { due_ns: now_ns, now_ns, in_run: true, regs: &regs, sregs: &sregs, memory: &memory };
+            TickContext { due_ns: now_ns, now_ns, in_run: true, regs: &regs, sregs: &sregs, memory: &memory };
         sampler.serve(&moment, || None);
     }
 }

@@ -3,7 +3,9 @@
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use linux::{Kernel, Missing, ProbeEvent, RunState, SchedState, StackCopy, TaskSnapshot};
-use vmm::{GuestMemoryMmap, Site, TripwireError, Tripwires, WithdrawReason, Withdrawn, monotonic_ns};
+use vmm::{
+    GuestAddress, GuestMemoryMmap, ProbeError, ProbePoint, ProbeSet, WithdrawReason, Withdrawal, monotonic_ns,
+};
 
 use super::record::{EventReaders, STACK_BYTES, USER_BYTES};
 use crate::record::Readers;
@@ -32,7 +34,7 @@ pub(crate) struct End {
     /// CLOCK_MONOTONIC ns.
     pub time_ns: u64,
     pub switches: Vec<Option<u64>>,
-    pub withdrawn: Withdrawn,
+    pub withdrawn: Withdrawal,
 }
 
 /// Where the end will be told.
@@ -53,10 +55,10 @@ impl From<Missing> for NotSet {
     }
 }
 
-impl From<TripwireError> for NotSet {
-    fn from(error: TripwireError) -> Self {
+impl From<ProbeError> for NotSet {
+    fn from(error: ProbeError) -> Self {
         match error {
-            TripwireError::NotStill { .. } => Self::Later(error.to_string()),
+            ProbeError::NotPaused { .. } => Self::Later(error.to_string()),
             _ => Self::Never(error.to_string()),
         }
     }
@@ -73,7 +75,7 @@ pub(crate) struct Guest<'a> {
 /// Sets tripwires at all events of a kernel that has booted. `events` gets the readers before.
 pub(crate) fn set(
     guest: &Guest<'_>,
-    tripwires: &Tripwires,
+    tripwires: &ProbeSet,
     events: &OnceLock<EventReaders>,
     end: &EndCell,
 ) -> Result<(Start, Vec<Missing>), NotSet> {
@@ -85,12 +87,12 @@ pub(crate) fn set(
     let states = kernel.sched_state_reader(memory)?;
     let books = kernel.exit_accounting_reader(memory).ok();
     let missing = found.missing.clone();
-    let sites: Vec<Site> = found
+    let sites: Vec<ProbePoint> = found
         .sites
         .iter()
-        .map(|site| Site {
+        .map(|site| ProbePoint {
             virt: site.virt.0,
-            phys: site.phys.0,
+            phys: GuestAddress(site.phys.0),
             kind: site.event.number(),
             loads_rdi: site.loads,
         })
@@ -99,7 +101,7 @@ pub(crate) fn set(
     let readers = events.get_or_init(|| EventReaders { sites: found, states, books });
     let mut start = Start::default();
     let at_end = (Arc::clone(end), memory.clone(), readers.states.clone());
-    let at_withdrawal = move |withdrawn: &Withdrawn| {
+    let at_withdrawal = move |withdrawn: &Withdrawal| {
         let (end, memory, states) = at_end;
         let switches = (0..vcpus).map(|vcpu| states.switches(&memory, vcpu)).collect();
         let told = End { time_ns: monotonic_ns(), switches, withdrawn: withdrawn.clone() };
@@ -147,7 +149,7 @@ impl End {
     /// Why exact data ends here, in one sentence.
     pub(crate) fn sentence(&self) -> String {
         let foreign =
-            |site: &Site| ProbeEvent::from_number(site.kind).map_or("a function", ProbeEvent::function);
+            |site: &ProbePoint| ProbeEvent::from_number(site.kind).map_or("a function", ProbeEvent::function);
         let changed: Vec<&str> = self.withdrawn.foreign.iter().map(foreign).collect();
         match self.withdrawn.reason {
             _ if !changed.is_empty() => {
@@ -158,7 +160,7 @@ impl End {
                 "the guest was about to verify or change its own code, so the tripwires were taken away"
                     .to_owned()
             }
-            WithdrawReason::Asked => "the tripwires were taken away".to_owned(),
+            WithdrawReason::Requested => "the tripwires were taken away".to_owned(),
         }
     }
 }
@@ -172,11 +174,12 @@ mod tests {
         let end = |reason, foreign| End {
             time_ns: 0,
             switches: Vec::new(),
-            withdrawn: Withdrawn { reason, foreign },
+            withdrawn: Withdrawal { reason, foreign },
         };
         assert_eq!(end(WithdrawReason::Ended, Vec::new()).sentence(), "the run ended");
-        let site = Site { virt: 1, phys: 1, kind: ProbeEvent::Wake.number(), loads_rdi: None };
-        let told = end(WithdrawReason::Asked, vec![site]).sentence();
+        let site =
+            ProbePoint { virt: 1, phys: GuestAddress(1), kind: ProbeEvent::Wake.number(), loads_rdi: None };
+        let told = end(WithdrawReason::Requested, vec![site]).sentence();
         assert!(told.contains("try_to_wake_up"), "{told}");
         assert!(end(WithdrawReason::Observer, Vec::new()).sentence().contains("its own code"));
     }
@@ -185,7 +188,7 @@ mod tests {
     fn what_may_come_is_tried_again() {
         assert!(matches!(NotSet::from(Missing::PerCpuNotReady), NotSet::Later(_)));
         assert!(matches!(NotSet::from(Missing::NoBtf), NotSet::Never(_)));
-        assert!(matches!(NotSet::from(TripwireError::NotStill { missing: 1 }), NotSet::Later(_)));
-        assert!(matches!(NotSet::from(TripwireError::Ended), NotSet::Never(_)));
+        assert!(matches!(NotSet::from(ProbeError::NotPaused { missing: 1 }), NotSet::Later(_)));
+        assert!(matches!(NotSet::from(ProbeError::Ended), NotSet::Never(_)));
     }
 }

@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use linux::{IrqContext, Kernel, ProbeEvent, TaskSnapshot};
-use vmm::{GuestMemoryMmap, Tripwires, monotonic_ns};
+use vmm::{GuestMemoryMmap, ProbeSet, monotonic_ns};
 
 use super::accounts::Accounts;
 use super::record::{EventReaders, Recorder, TripEnds, TripRecord};
@@ -62,7 +62,7 @@ impl Waiting {
 enum Phase {
     /// The kernel is not there yet; how often vCPUs would not stand still, and what is missing.
     Before(u32, String),
-    /// Tripwires are set.
+    /// ProbeSet are set.
     On,
     /// There are none any more, or there never will be.
     Over,
@@ -74,7 +74,7 @@ pub(crate) struct Watch {
     events: Arc<OnceLock<EventReaders>>,
     ends: Vec<TripEnds>,
     kernel: Option<Arc<Kernel>>,
-    machine: Option<(Tripwires, GuestMemoryMmap)>,
+    machine: Option<(ProbeSet, GuestMemoryMmap)>,
     end: EndCell,
     phase: Phase,
     zero_ns: u64,
@@ -128,7 +128,7 @@ impl Watch {
     }
 
     /// The machine whose vCPUs these are.
-    pub(crate) fn attach(&mut self, tripwires: Tripwires, memory: GuestMemoryMmap) {
+    pub(crate) fn attach(&mut self, tripwires: ProbeSet, memory: GuestMemoryMmap) {
         self.machine = Some((tripwires, memory));
     }
 

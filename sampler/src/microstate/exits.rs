@@ -32,8 +32,8 @@ impl Key {
         let (code, address) = match exit {
             Exit::Io { port, write: false } => (PORT_READ, port.into()),
             Exit::Io { port, write: true } => (PORT_WRITE, port.into()),
-            Exit::Mmio { address, write: false } => (MEMORY_READ, address),
-            Exit::Mmio { address, write: true } => (MEMORY_WRITE, address),
+            Exit::Mmio { address, write: false } => (MEMORY_READ, address.0),
+            Exit::Mmio { address, write: true } => (MEMORY_WRITE, address.0),
             Exit::Interrupted => (INTERRUPTED, 0),
             Exit::Halt => (HALT, 0),
             Exit::Shutdown => (SHUTDOWN, 0),
@@ -198,7 +198,7 @@ mod tests {
             serve(&table, port(0x3f8, true), ns);
         }
         serve(&table, port(0x3f8, false), 500);
-        serve(&table, Exit::Mmio { address: 0xc000_0014, write: true }, 2_000);
+        serve(&table, Exit::Mmio { address: vmm::GuestAddress(0xc000_0014), write: true }, 2_000);
         serve(&table, Exit::Halt, 10);
         // What was never begun does not count.
         table.end(1_000_000);

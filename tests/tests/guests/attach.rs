@@ -144,7 +144,7 @@ fn a_guest_that_others_pause_stays_so(guest: &mut Emulated) {
     attached.finish().succeeded();
     assert!(!guest.runs(), "vprof has let it run on at its end");
     let refused = guest.attached(&[]).exited(1);
-    assert!(refused.stderr.contains("is paused: let it run on"), "{}", refused.stderr);
+    assert!(refused.stderr.contains("is paused; resume it"), "{}", refused.stderr);
     guest.monitor("cont");
     guest.attached(&["-d", "1s"]).succeeded();
 }

@@ -156,7 +156,7 @@ fn bad_moments_of_a_guest() {
         let first = host.attach("--name web -F 100");
         host.wait_for_profile(&first);
         let by = host.pid(&first);
-        let sentence = format!("is being profiled by another vprof (process {by}) already: one at a time");
+        let sentence = format!("is being profiled by another vprof (process {by}); end that first");
         assert_refused(host.attached("--name web"), &sentence);
         host.monitor("web", "balloon 480");
         host.wait_for_monitor("web", "info balloon", "actual=480");
@@ -170,7 +170,7 @@ fn bad_moments_of_a_guest() {
         assert!(!host.runs("web"), "vprof has let it run on");
         host.monitor("web", "cont");
         host.must("kill -STOP $(cat /run/web.pid)");
-        assert_refused(host.attached("--name web"), "is stopped: let it run on (`kill -CONT");
+        assert_refused(host.attached("--name web"), "is stopped; resume it (`kill -CONT");
         host.must("kill -CONT $(cat /run/web.pid)");
 
         let reset = host.attach("--name web");
@@ -185,7 +185,7 @@ fn bad_moments_of_a_guest() {
         host.kill("web");
         assert_ended(host.finish(ended), "process has ended");
         assert_refused(host.attached("$(cat /run/web.pid)"), "there is no process");
-        assert_refused(host.attached("1"), "runs no virtual machine: it has no vCPU of KVM");
+        assert_refused(host.attached("1"), "runs no virtual machine: it has no KVM vCPU");
     });
 }
 
@@ -247,7 +247,7 @@ fn guests_without_linux() {
         for profiling in [sector, firmware] {
             let run = host.finish(profiling).succeeded();
             let missing = run.report().get("missing").to_string();
-            assert!(missing.contains("no Linux kernel proves how the guest's memory lies"), "{missing}");
+            assert!(missing.contains("no Linux kernel proves the layout of the guest's memory"), "{missing}");
             assert!(run.stdout.contains("no Linux kernel proves"), "{}", run.stdout);
             assert!(run.number("SELECT count(*) FROM sample") > 0.0);
         }

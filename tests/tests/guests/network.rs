@@ -65,8 +65,8 @@ fn a_guest_talks_to_the_host_through_passt() {
 #[test]
 fn a_network_that_cannot_be_had_is_told_before_the_guest_starts() {
     for (network, sentence) in [
-        ("tap=lo", "the network interface lo is no tap"),
-        ("tap=a-name-of-16-chr", "is no name of a network interface"),
+        ("tap=lo", "the network interface lo is not a tap"),
+        ("tap=a-name-of-16-chr", "is not a name of a network interface"),
     ] {
         let run = Guest::demo().beside_others().options(["--net", network]).run();
         assert!(run.stderr.contains(sentence), "{}", run.stderr);

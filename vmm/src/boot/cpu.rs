@@ -1,13 +1,14 @@
-//! The first vCPU at entry: long mode, identity-mapped, interrupts off.
+//! Registers of the first vCPU at entry: long mode, identity-mapped, interrupts off.
 //!
-//! The descriptor table holds the segments of both levels and a task state segment that lets CPL 3
-//! use I/O ports. Page tables start at [`PAGE_TABLES`]: PML4, PDPT, four page directories of 2 MiB pages, so
-//! that the first 4 GiB are mapped.
+//! The descriptor table holds the segments of both levels and a task state segment that lets CPL 3 use I/O
+//! ports. Page tables start at [`PAGE_TABLES`]: PML4, PDPT, four page directories of 2 MiB pages, so that the
+//! first 4 GiB are mapped.
 
 use kvm_bindings::{kvm_regs, kvm_segment, kvm_sregs};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryError, GuestMemoryMmap};
 
-use crate::memory::{GDT, PAGE, PAGE_TABLES, TASK_STATE, TASK_STATE_LENGTH};
+use crate::memory::{GDT, PAGE_TABLES, TASK_STATE, TASK_STATE_LENGTH};
+use crate::x86::{CR0_PE, CR0_PG, EFER_LMA, PAGE};
 
 /// Page table entry bits (Intel SDM vol. 3, 4.5): present, writable, user, 2 MiB page.
 const PRESENT: u64 = 1;
@@ -18,18 +19,15 @@ const LARGE: u64 = 1 << 7;
 const MAPPED_GIB: u64 = 4;
 
 /// Control register bits (Intel SDM vol. 3, 2.5).
-const CR0_PE: u64 = 1;
 const CR0_MP: u64 = 1 << 1;
 const CR0_ET: u64 = 1 << 4;
 const CR0_NE: u64 = 1 << 5;
 const CR0_WP: u64 = 1 << 16;
-const CR0_PG: u64 = 1 << 31;
 const CR4_PAE: u64 = 1 << 5;
 const CR4_OSFXSR: u64 = 1 << 9;
 const CR4_OSXMMEXCPT: u64 = 1 << 10;
 /// Extended feature enable register (Intel SDM vol. 3, 2.2.1).
 const EFER_LME: u64 = 1 << 8;
-const EFER_LMA: u64 = 1 << 10;
 
 /// RFLAGS bit 1 is always set.
 const RFLAGS_FIXED: u64 = 1 << 1;
@@ -51,9 +49,9 @@ const TASK: u16 = 6;
 /// The table's entries; a task state segment takes two.
 const DESCRIPTORS: usize = 8;
 
-/// Where and how the first vCPU starts.
+/// Registers with which the first vCPU starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Entry {
+pub(crate) struct EntryState {
     /// First instruction.
     pub rip: u64,
     /// Top of the stack.
@@ -64,8 +62,8 @@ pub(crate) struct Entry {
     pub cpl: u8,
 }
 
-impl Entry {
-    /// General registers at entry.
+impl EntryState {
+    /// Returns the general registers at entry.
     pub(crate) fn regs(&self) -> kvm_regs {
         let iopl = if self.cpl == 0 { 0 } else { RFLAGS_IOPL_3 };
         kvm_regs {
@@ -77,7 +75,7 @@ impl Entry {
         }
     }
 
-    /// Segment and control registers at entry, from those after reset.
+    /// Returns the segment and control registers at entry, from those after reset.
     pub(crate) fn sregs(&self, reset: &kvm_sregs) -> kvm_sregs {
         let (code, data) = match self.cpl {
             0 => (code_segment(KERNEL_CODE, 0), data_segment(KERNEL_DATA, 0)),
@@ -101,7 +99,7 @@ impl Entry {
     }
 }
 
-/// Size of the descriptor table minus one.
+/// Returns the size of the descriptor table minus one.
 fn gdt_limit() -> u16 {
     const { assert!(DESCRIPTORS * 8 <= u16::MAX as usize) };
     u16::try_from(DESCRIPTORS * 8 - 1).unwrap_or(u16::MAX)
@@ -115,7 +113,7 @@ fn data_segment(index: u16, cpl: u8) -> kvm_segment {
     kvm_segment { type_: 0x3, db: 1, ..flat_segment(index, cpl) }
 }
 
-/// A segment over all addresses.
+/// Returns a segment over all addresses.
 fn flat_segment(index: u16, cpl: u8) -> kvm_segment {
     kvm_segment {
         base: 0,
@@ -129,7 +127,7 @@ fn flat_segment(index: u16, cpl: u8) -> kvm_segment {
     }
 }
 
-/// The busy 64-bit task state segment, without which VMX refuses to enter the guest.
+/// Returns the busy 64-bit task state segment, without which VMX refuses to enter the guest.
 fn task_segment() -> kvm_segment {
     kvm_segment {
         base: TASK_STATE,
@@ -141,7 +139,7 @@ fn task_segment() -> kvm_segment {
     }
 }
 
-/// A TSS whose bitmap lets every privilege level use every port.
+/// Writes a TSS whose bitmap lets every privilege level use every port.
 fn write_task_state(memory: &GuestMemoryMmap) -> Result<(), GuestMemoryError> {
     memory.write_obj(IO_MAP, GuestAddress(TASK_STATE + IO_MAP_BASE))?;
     let last = TASK_STATE + u64::from(TASK_STATE_LENGTH) - 1;
@@ -149,7 +147,7 @@ fn write_task_state(memory: &GuestMemoryMmap) -> Result<(), GuestMemoryError> {
     memory.write_obj(0xff_u8, GuestAddress(last))
 }
 
-/// A segment as the descriptor table holds it (Intel SDM vol. 3, 3.4.5).
+/// Encodes a segment as the descriptor table holds it (Intel SDM vol. 3, 3.4.5).
 fn descriptor(segment: &kvm_segment) -> u64 {
     let limit = if segment.g == 1 { segment.limit >> 12 } else { segment.limit };
     let (base, limit) = (segment.base, u64::from(limit));
@@ -210,9 +208,9 @@ mod tests {
 
     #[test]
     fn selectors_follow_the_boot_protocol() {
-        let sregs = Entry { rip: 0, rsp: 0, rsi: 0, cpl: 0 }.sregs(&kvm_sregs::default());
+        let sregs = EntryState { rip: 0, rsp: 0, rsi: 0, cpl: 0 }.sregs(&kvm_sregs::default());
         assert_eq!((sregs.cs.selector, sregs.ds.selector), (0x10, 0x18));
-        let sregs = Entry { rip: 0, rsp: 0, rsi: 0, cpl: 3 }.sregs(&kvm_sregs::default());
+        let sregs = EntryState { rip: 0, rsp: 0, rsi: 0, cpl: 3 }.sregs(&kvm_sregs::default());
         assert_eq!((sregs.cs.selector, sregs.ss.selector, sregs.ss.dpl), (0x2b, 0x23, 3));
     }
 

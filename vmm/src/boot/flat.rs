@@ -2,13 +2,13 @@
 
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 
-use super::cpu::{self, Entry};
+use super::cpu::{self, EntryState};
 use crate::config::FLAT_ENTRY;
 use crate::error::StartError;
 use crate::memory::low_ram;
 
 /// Puts the code at [`FLAT_ENTRY`], with a stack that grows down from there.
-pub(super) fn load(memory: &GuestMemoryMmap, code: &[u8], cpl: u8) -> Result<Entry, StartError> {
+pub(super) fn load(memory: &GuestMemoryMmap, code: &[u8], cpl: u8) -> Result<EntryState, StartError> {
     let length = code.len();
     if code.is_empty() || !matches!(cpl, 0 | 3) {
         return Err(StartError::Flat { length, cpl });
@@ -20,7 +20,7 @@ pub(super) fn load(memory: &GuestMemoryMmap, code: &[u8], cpl: u8) -> Result<Ent
     };
     memory.write_slice(code, GuestAddress(FLAT_ENTRY)).map_err(|_| too_small())?;
     cpu::write_tables(memory).map_err(|_| too_small())?;
-    Ok(Entry { rip: FLAT_ENTRY, rsp: FLAT_ENTRY, rsi: 0, cpl })
+    Ok(EntryState { rip: FLAT_ENTRY, rsp: FLAT_ENTRY, rsi: 0, cpl })
 }
 
 #[cfg(test)]

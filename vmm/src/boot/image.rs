@@ -1,4 +1,4 @@
-//! What a kernel file is, told from its bytes before any of them reaches the guest.
+//! Kind of a kernel file, determined from its bytes before any of them reaches the guest.
 
 use linux_loader::loader::bootparam::{LOADED_HIGH, XLF_KERNEL_64, setup_header};
 use vm_memory::ByteValued;
@@ -26,7 +26,7 @@ const LOAD: u32 = 1;
 
 /// A kernel that can be booted.
 #[derive(Debug)]
-pub(super) enum Kernel {
+pub(super) enum KernelImage {
     /// A compressed image with a setup header.
     BzImage(Box<setup_header>),
     /// An ELF vmlinux.
@@ -39,7 +39,7 @@ pub(super) enum Kernel {
 }
 
 /// Recognizes a kernel file or says what it is instead.
-pub(super) fn recognize(file: &[u8]) -> Result<Kernel, KernelError> {
+pub(super) fn recognize(file: &[u8]) -> Result<KernelImage, KernelError> {
     if file.is_empty() {
         return Err(KernelError::Empty);
     }
@@ -59,12 +59,12 @@ pub(super) fn recognize(file: &[u8]) -> Result<Kernel, KernelError> {
     Err(KernelError::NotAKernel(kind(file)))
 }
 
-/// `N` bytes at `at`, if the file has them.
+/// Returns `N` bytes at `at`, if the file has them.
 fn read<const N: usize>(file: &[u8], at: usize) -> Option<[u8; N]> {
     file.get(at..at.checked_add(N)?)?.try_into().ok()
 }
 
-fn bz_image(file: &[u8]) -> Result<Kernel, KernelError> {
+fn bz_image(file: &[u8]) -> Result<KernelImage, KernelError> {
     let have = file.len() as u64;
     let end = SETUP_HEADER + size_of::<setup_header>();
     let cut = |need: u64| KernelError::Truncated { have, need };
@@ -92,10 +92,10 @@ fn bz_image(file: &[u8]) -> Result<Kernel, KernelError> {
     if need > have {
         return Err(cut(need));
     }
-    Ok(Kernel::BzImage(Box::new(header)))
+    Ok(KernelImage::BzImage(Box::new(header)))
 }
 
-fn elf(file: &[u8]) -> Result<Kernel, KernelError> {
+fn elf(file: &[u8]) -> Result<KernelImage, KernelError> {
     let have = file.len() as u64;
     let cut = |need: u64| KernelError::Truncated { have, need };
     let header: [u8; 64] = read(file, 0).ok_or_else(|| cut(64))?;
@@ -107,14 +107,16 @@ fn elf(file: &[u8]) -> Result<Kernel, KernelError> {
     if machine != EM_X86_64 || header[4] != 2 {
         return Err(KernelError::Architecture(machine_name(machine)));
     }
+    // ET_EXEC: a kernel is linked to the addresses at which it runs.
     if half(16) != 2 {
-        return Err(KernelError::NotAKernel("an ELF file that is no fixed executable"));
+        return Err(KernelError::NotAKernel("an ELF file that is not a fixed executable"));
     }
     let table = read(&header, 32).map_or(0, u64::from_le_bytes);
     let count = u64::from(half(56));
     if u64::from(half(54)) != PROGRAM_HEADER || count == 0 {
         return Err(KernelError::Damaged("its program headers have a wrong size".to_owned()));
     }
+    // Checked as a whole, so that the loop reads inside of the file.
     let table_end = table.checked_add(count * PROGRAM_HEADER).filter(|end| *end <= have);
     table_end.ok_or_else(|| cut(table.saturating_add(count * PROGRAM_HEADER)))?;
     let (mut start, mut end) = (u64::MAX, 0);
@@ -126,17 +128,17 @@ fn elf(file: &[u8]) -> Result<Kernel, KernelError> {
     if end == 0 {
         return Err(KernelError::Damaged("it has no segment to load".to_owned()));
     }
-    Ok(Kernel::Elf { start, end })
+    Ok(KernelImage::Elf { start, end })
 }
 
-/// Physical start and end of a loadable segment whose bytes are all there.
+/// Returns the physical start and end of a loadable segment whose bytes are all in the file.
 fn segment(file: &[u8], at: usize) -> Result<Option<(u64, u64)>, KernelError> {
     let word = |offset: usize| read(file, at.saturating_add(offset)).map_or(0, u64::from_le_bytes);
     if read(file, at).map(u32::from_le_bytes) != Some(LOAD) {
         return Ok(None);
     }
     let (offset, physical, in_file, in_memory) = (word(8), word(24), word(32), word(40));
-    let overflow = || KernelError::Damaged("a segment lies outside of all memory".to_owned());
+    let overflow = || KernelError::Damaged("a segment is outside of all memory".to_owned());
     let file_end = offset.checked_add(in_file).ok_or_else(overflow)?;
     let have = file.len() as u64;
     if file_end > have {
@@ -149,7 +151,7 @@ fn segment(file: &[u8], at: usize) -> Result<Option<(u64, u64)>, KernelError> {
     Ok(Some((physical, end)))
 }
 
-/// The architecture of a kernel image that is neither ELF nor an x86 bzImage.
+/// Returns the architecture of a kernel image that is neither ELF nor an x86 bzImage.
 fn foreign(file: &[u8]) -> Option<String> {
     // The headers of arm64 (`Documentation/arch/arm64/booting.rst`) and RISC-V
     // (`Documentation/arch/riscv/boot-image-header.rst`) images.
@@ -177,7 +179,7 @@ fn foreign(file: &[u8]) -> Option<String> {
     Some(name)
 }
 
-/// An ELF machine number in words.
+/// Returns an ELF machine number in words.
 fn machine_name(machine: u16) -> String {
     match machine {
         3 => "32-bit x86 (i386)".to_owned(),
@@ -193,7 +195,7 @@ fn machine_name(machine: u16) -> String {
     }
 }
 
-/// What a file that is no kernel looks like.
+/// Describes a file that is not a kernel.
 fn kind(file: &[u8]) -> &'static str {
     match file {
         [0x1f, 0x8b, ..] => "a gzip-compressed file",
@@ -215,7 +217,7 @@ pub(super) mod tests {
 
     use super::*;
 
-    /// An ELF executable with one segment of `in_file` bytes at 16 MiB.
+    /// Makes an ELF executable with one segment of `in_file` bytes at 16 MiB.
     pub(crate) fn elf_file(machine: u16, in_file: u64) -> Vec<u8> {
         let mut file = vec![0; 120 + usize::try_from(in_file).unwrap()];
         file[..6].copy_from_slice(b"\x7fELF\x02\x01");
@@ -238,9 +240,9 @@ pub(super) mod tests {
 
     #[test]
     fn both_formats_are_recognized() {
-        assert!(matches!(recognize(&bz_image(4096)), Ok(Kernel::BzImage(_))));
+        assert!(matches!(recognize(&bz_image(4096)), Ok(KernelImage::BzImage(_))));
         let elf = recognize(&elf_file(EM_X86_64, 64)).unwrap();
-        assert!(matches!(elf, Kernel::Elf { start: 0x100_0000, end: 0x100_0080 }));
+        assert!(matches!(elf, KernelImage::Elf { start: 0x100_0000, end: 0x100_0080 }));
     }
 
     #[test]

@@ -19,18 +19,19 @@ use linux_loader::loader::bootparam::{
 use linux_loader::loader::{BzImage, Elf, KernelLoader, KernelLoaderResult};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
-use super::cpu::{self, Entry};
-use super::image::{self, Kernel};
+use super::cpu::{self, EntryState};
+use super::image::{self, KernelImage};
 use crate::acpi::{self, RESET_CONTROL, RESET_VALUE};
 use crate::error::{KernelError, StartError};
 use crate::memory::{
-    ACPI_START, COMMAND_LINE, COMMAND_LINE_ROOM, HIGH_START, LOW_RAM_END, ONE_MIB, PAGE, PAGE_TABLES,
-    RESET_VECTOR, ZERO_PAGE,
+    ACPI_START, COMMAND_LINE, COMMAND_LINE_ROOM, HIGH_START, LOW_RAM_END, ONE_MIB, PAGE_TABLES, RESET_VECTOR,
+    ZERO_PAGE,
 };
+use crate::x86::{OPCODE_HLT, PAGE};
 
-/// Where a bzImage goes: its traditional place, for which its entry code makes room.
+/// Load address of a bzImage: the traditional one, for which the entry code makes room.
 const KERNEL: u64 = ONE_MIB;
-/// The 64-bit entry point of a bzImage, counted from where it was loaded.
+/// Offset of the 64-bit entry point of a bzImage from its load address.
 const ENTRY_64: u64 = 0x200;
 /// `type_of_loader`: a loader without an assigned number.
 const UNASSIGNED_LOADER: u8 = 0xff;
@@ -49,12 +50,12 @@ const ACPI: u32 = 3;
 /// never tries the reset register of the FADT.
 const RESET_CODE: [u8; 9] = {
     let [low, high] = RESET_CONTROL.to_le_bytes();
-    [0xb0, RESET_VALUE, 0xba, low, high, 0xee, 0xf4, 0xeb, 0xfd]
+    [0xb0, RESET_VALUE, 0xba, low, high, 0xee, OPCODE_HLT, 0xeb, 0xfd]
 };
 /// End of conventional memory on a PC.
 const CONVENTIONAL_END: u64 = 0xa_0000;
 
-/// Kernel, initrd, command line, tables: all in place, ready to be entered.
+/// Loads kernel, initrd, command line and tables, so that the first vCPU can enter the kernel.
 pub(super) fn load(
     memory: &GuestMemoryMmap,
     kernel: &[u8],
@@ -62,7 +63,7 @@ pub(super) fn load(
     command_line: &str,
     vcpus: u8,
     second_serial: bool,
-) -> Result<Entry, StartError> {
+) -> Result<EntryState, StartError> {
     let loaded = load_kernel(memory, kernel)?;
     let mut header = loaded.header;
     write_command_line(memory, &mut header, command_line)?;
@@ -82,22 +83,22 @@ pub(super) fn load(
     memory.write_obj(params, GuestAddress(ZERO_PAGE)).map_err(too_small)?;
     memory.write_slice(&RESET_CODE, GuestAddress(RESET_VECTOR)).map_err(too_small)?;
     cpu::write_tables(memory).map_err(too_small)?;
-    Ok(Entry { rip: loaded.entry, rsp: PAGE_TABLES, rsi: ZERO_PAGE, cpl: 0 })
+    Ok(EntryState { rip: loaded.entry, rsp: PAGE_TABLES, rsi: ZERO_PAGE, cpl: 0 })
 }
 
 /// A kernel in memory.
-struct Loaded {
+struct LoadedKernel {
     entry: u64,
     /// The end of what it takes while it starts.
     end: u64,
     header: setup_header,
 }
 
-fn load_kernel(memory: &GuestMemoryMmap, file: &[u8]) -> Result<Loaded, StartError> {
+fn load_kernel(memory: &GuestMemoryMmap, file: &[u8]) -> Result<LoadedKernel, StartError> {
     match image::recognize(file)? {
-        Kernel::BzImage(header) => {
-            // It unpacks itself to its preferred address or behind where it was loaded,
-            // whichever is higher, and needs `init_size` from there.
+        KernelImage::BzImage(header) => {
+            // The kernel unpacks itself to its preferred address or after its load address, whichever is
+            // higher, and needs `init_size` from there.
             let end = (header.pref_address)
                 .max(KERNEL)
                 .saturating_add(u64::from(header.init_size))
@@ -107,9 +108,9 @@ fn load_kernel(memory: &GuestMemoryMmap, file: &[u8]) -> Result<Loaded, StartErr
             let result = BzImage::load(memory, at, &mut Cursor::new(file), None);
             let result = loaded(result)?;
             let header = result.setup_header.unwrap_or(*header);
-            Ok(Loaded { entry: KERNEL + ENTRY_64, end, header })
+            Ok(LoadedKernel { entry: KERNEL + ENTRY_64, end, header })
         }
-        Kernel::Elf { start, end } => {
+        KernelImage::Elf { start, end } => {
             if start < ONE_MIB {
                 let what = format!("a segment starts at {start:#x}, below 1 MiB");
                 return Err(KernelError::Damaged(what).into());
@@ -117,7 +118,7 @@ fn load_kernel(memory: &GuestMemoryMmap, file: &[u8]) -> Result<Loaded, StartErr
             check_room(memory, end)?;
             let low = Some(GuestAddress(ONE_MIB));
             let result = loaded(Elf::load(memory, None, &mut Cursor::new(file), low))?;
-            Ok(Loaded { entry: result.kernel_load.0, end, header: elf_header() })
+            Ok(LoadedKernel { entry: result.kernel_load.0, end, header: elf_header() })
         }
     }
 }
@@ -128,7 +129,7 @@ fn loaded(
     result.map_err(|error| KernelError::Damaged(error.to_string()).into())
 }
 
-/// The setup header that a vmlinux does not bring.
+/// Makes the setup header, which a vmlinux lacks.
 fn elf_header() -> setup_header {
     setup_header {
         boot_flag: 0xaa55,
@@ -140,7 +141,7 @@ fn elf_header() -> setup_header {
     }
 }
 
-/// The end of RAM below the hole.
+/// Returns the end of RAM below the hole.
 fn low_end(memory: &GuestMemoryMmap) -> u64 {
     memory
         .iter()
@@ -215,13 +216,13 @@ fn write_initrd(
     Ok(())
 }
 
-/// An address or size inside low RAM.
+/// Converts an address or size inside low RAM.
 fn below_4_gib(value: u64) -> u32 {
     debug_assert!(value < HIGH_START);
     u32::try_from(value).unwrap_or(u32::MAX)
 }
 
-/// The memory map: (start, end, type).
+/// Returns the memory map: (start, end, type).
 fn e820(memory: &GuestMemoryMmap) -> Vec<(u64, u64, u32)> {
     let mut map =
         vec![(0, LOW_RAM_END, RAM), (LOW_RAM_END, CONVENTIONAL_END, RESERVED), (ACPI_START, ONE_MIB, ACPI)];

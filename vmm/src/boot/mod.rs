@@ -1,8 +1,8 @@
-//! From a payload to a vCPU that is ready to run it.
+//! Loading of a payload, up to a vCPU that is ready to run it.
 //!
-//! [`image`] tells what a kernel file is, [`linux`] puts it into memory by the boot protocol of
-//! `Documentation/arch/x86/boot.rst`, [`flat`] does the same for a few bytes of machine code, and
-//! [`cpu`] holds what both need: page tables, segments and the first vCPU's registers.
+//! [`image`] determines the kind of a kernel file. [`linux`] puts it into memory by the boot protocol of
+//! `Documentation/arch/x86/boot.rst`, and [`flat`] does the same for a few bytes of machine code. [`cpu`] has
+//! what both need: page tables, segments and the first vCPU's registers.
 
 pub(crate) mod cpu;
 mod flat;
@@ -14,7 +14,7 @@ use vm_memory::GuestMemoryMmap;
 use crate::config::Payload;
 use crate::error::{KernelError, StartError};
 
-pub(crate) use cpu::Entry;
+pub(crate) use cpu::EntryState;
 
 /// Checks that a file is a kernel which [`Machine::start`](crate::Machine::start) can boot. Needs no
 /// `/dev/kvm`.
@@ -32,7 +32,7 @@ pub(crate) fn load(
     memory: &GuestMemoryMmap,
     vcpus: u8,
     second_serial: bool,
-) -> Result<Entry, StartError> {
+) -> Result<EntryState, StartError> {
     match payload {
         Payload::Linux { kernel, initrd, cmdline } => {
             linux::load(memory, kernel, initrd.as_deref(), cmdline, vcpus, second_serial)

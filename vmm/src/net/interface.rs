@@ -1,5 +1,5 @@
-//! An interface of this host as a wire: every frame that it gets is the guest's, and the guest's frames leave by it
-//! (packet(7)).
+//! An interface of this host as a wire: every frame that it gets is the guest's, and the guest's frames leave
+//! by it (packet(7)).
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -13,7 +13,7 @@ const FAMILY: u16 = 17;
 const ALL_PROTOCOLS: u16 = 3;
 const PROMISCUOUS: u16 = 1;
 
-/// One interface.
+/// Interface of this host whose network the card joins.
 #[derive(Debug)]
 pub struct Interface {
     socket: OwnedFd,
@@ -63,14 +63,14 @@ impl Interface {
     }
 }
 
-/// Has received frames stay as they came: joined ones fit into no buffer of the guest.
+/// Makes the kernel deliver received frames as they came: joined frames do not fit into the guest's buffers.
 fn keep_apart(socket: BorrowedFd<'_>, name: &str) -> io::Result<()> {
     // struct ethtool_value: command, data.
     let mut value = [SET_JOINING, 0];
     let mut request = request::about(name, 0);
     request.ifr_ifru.ifru_data = value.as_mut_ptr().cast();
     match request::make(socket, libc::SIOCETHTOOL, &mut request) {
-        // An interface that can't be told does not join any.
+        // An interface whose kind is unknown does not join any.
         Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(()),
         other => other,
     }

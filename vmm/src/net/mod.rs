@@ -1,10 +1,10 @@
-//! What a guest's network card can be plugged into: whole Ethernet frames, without their checksums (FCS).
+//! Backends of a guest's network card: they pass whole Ethernet frames, without their checksums (FCS).
 //!
 //! | backend | the other end |
 //! |---|---|
 //! | [`Tap`] | an interface of the host's kernel |
-//! | [`Stream`] | a program behind a socket, as QEMU's `stream` netdev talks to it: passt |
-//! | [`Interface`] | whatever an interface of this host is connected to |
+//! | [`Stream`] | a program with a socket, by the protocol of QEMU's `stream` netdev: passt |
+//! | [`Interface`] | the network of an interface of this host |
 
 mod interface;
 mod request;
@@ -21,8 +21,8 @@ pub use tap::{Tap, TapError};
 
 /// Carries frames between a guest's card and the outside. Used by the card's own thread.
 pub trait Backend: Send + fmt::Debug {
-    /// Takes the next frame that has come, and returns its length; `None` where none has. A frame longer than `into` is
-    /// lost but for its beginning, and its length then is at least that of `into`.
+    /// Takes the next frame that has come, and returns its length; `None` where none has. A frame longer than
+    /// `into` is lost but for its beginning, and its length then is at least that of `into`.
     ///
     /// # Errors
     /// The other end is gone for good.
@@ -38,7 +38,7 @@ pub trait Backend: Send + fmt::Debug {
     fn descriptor(&self) -> BorrowedFd<'_>;
 }
 
-/// What an error of a descriptor means: `Ok` where only this frame is concerned.
+/// Classifies an error of a descriptor: `Ok` if it concerns only this frame.
 fn passing(error: io::Error) -> io::Result<()> {
     let code = error.raw_os_error().unwrap_or(0);
     // EIO and ENETDOWN: the interface is not up. ENOBUFS and ENOMEM: it has no room.
@@ -46,7 +46,7 @@ fn passing(error: io::Error) -> io::Result<()> {
     if passing.contains(&code) { Ok(()) } else { Err(error) }
 }
 
-/// A read(2) of one frame.
+/// Converts the result of a read(2) of one frame.
 fn received(result: isize) -> io::Result<Option<usize>> {
     match usize::try_from(result) {
         Ok(length) => Ok(Some(length)),

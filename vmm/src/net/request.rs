@@ -6,13 +6,13 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 /// Bytes of a name, the NUL at its end left out.
 const LONGEST_NAME: usize = libc::IFNAMSIZ - 1;
 
-/// True if an interface can have this name, as the kernel's `dev_valid_name` says.
+/// Returns true if an interface can have this name, as the kernel's `dev_valid_name` says.
 pub(super) fn is_name(name: &str) -> bool {
     let allowed = |byte: u8| !matches!(byte, b'/' | b':' | b'%') && byte.is_ascii_graphic();
     (1..=LONGEST_NAME).contains(&name.len()) && !matches!(name, "." | "..") && name.bytes().all(allowed)
 }
 
-/// A request about an interface with this name, which [`is_name`].
+/// Makes a request about an interface with this name, which [`is_name`] accepts.
 pub(super) fn about(name: &str, flags: libc::c_int) -> libc::ifreq {
     // SAFETY: all-zero bytes are a valid ifreq, which is plain data.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
@@ -24,7 +24,7 @@ pub(super) fn about(name: &str, flags: libc::c_int) -> libc::ifreq {
     request
 }
 
-/// Has the kernel carry out a request that takes an ifreq and gives one back.
+/// Makes the kernel serve a request that takes an ifreq and returns one.
 pub(super) fn make(fd: BorrowedFd<'_>, code: libc::c_ulong, request: &mut libc::ifreq) -> io::Result<()> {
     // SAFETY: the request codes of this module read and write one ifreq, for which the pointer is valid.
     match unsafe { libc::ioctl(fd.as_raw_fd(), code as _, std::ptr::from_mut(request)) } {

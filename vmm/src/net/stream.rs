@@ -1,5 +1,5 @@
-//! Frames over a stream socket, each behind its length in four bytes, the highest first: how QEMU's `stream` netdev and
-//! passt talk (passt(1), `--fd`).
+//! Frames over a stream socket, each after its length in four bytes, the highest first: the protocol of
+//! QEMU's `stream` netdev and passt (passt(1), `--fd`).
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -12,14 +12,14 @@ use super::Backend;
 const LONGEST: usize = 64 << 10;
 /// Bytes before a frame.
 const LENGTH: usize = 4;
-/// How long the other end may take to read the rest of a frame of which it has taken a part.
+/// Time limit for the other end to read the rest of a frame of which it has read a part.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// One end of the socket.
+/// End of a stream socket.
 #[derive(Debug)]
 pub struct Stream {
     socket: UnixStream,
-    /// What has come and is not a whole frame, or not yet taken: `start..end` of the buffer.
+    /// Received bytes that are not a whole frame, or not yet taken: `start..end` of the buffer.
     buffer: Vec<u8>,
     start: usize,
     end: usize,

@@ -11,7 +11,7 @@ use super::{Backend, passing, received, request};
 
 const DEVICE: &str = "/dev/net/tun";
 
-/// One tap. One that was made by opening it is gone with it; one that was there before stays.
+/// Tap interface. A tap that was made by opening it disappears with it; one that existed before stays.
 #[derive(Debug)]
 pub struct Tap {
     file: File,
@@ -21,7 +21,7 @@ pub struct Tap {
 #[derive(Debug, thiserror::Error)]
 pub enum TapError {
     /// No interface can have this name.
-    #[error("{0:?} is no name of a network interface: 1 to 15 letters, digits, '-', '_' and '.'")]
+    #[error("{0:?} is not a name of a network interface: give 1 to 15 letters, digits, '-', '_' and '.'")]
     Name(String),
     /// The kernel has no taps.
     #[error("{DEVICE} does not exist: load its module (`sudo modprobe tun`)")]
@@ -36,7 +36,7 @@ pub enum TapError {
     #[error("the tap {0} is in use by another program: name another one, as in --net tap=vprof1")]
     InUse(String),
     /// An interface of another kind has this name.
-    #[error("the network interface {0} is no tap: name another one, as in --net tap=vprof1")]
+    #[error("the network interface {0} is not a tap; name another one, as in --net tap=vprof1")]
     NotATap(String),
     /// Another error.
     #[error("can't use the tap {name}: {source}")]
@@ -76,7 +76,7 @@ impl Tap {
         Ok(Self { file })
     }
 
-    /// Another descriptor of it, for a program that moves its frames in place of this one.
+    /// Duplicates the tap's descriptor, for a program that moves its frames instead of this one.
     ///
     /// # Errors
     /// The host has no descriptor left.
@@ -85,7 +85,7 @@ impl Tap {
     }
 }
 
-/// A socket for requests about interfaces.
+/// Opens a socket for requests about interfaces.
 fn socket() -> io::Result<OwnedFd> {
     // SAFETY: socket takes three numbers.
     let fd = unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
@@ -132,7 +132,8 @@ mod tests {
 
     #[test]
     fn what_is_no_tap_is_left_alone() {
-        // The loopback interface is everywhere. Without the device or the right to open it that is said instead.
+        // The loopback interface is everywhere. Without the device or the right to open it that is said
+        // instead.
         let error = Tap::open("lo").unwrap_err();
         assert!(matches!(error, TapError::NotATap(_) | TapError::Missing | TapError::Denied(_)), "{error}");
     }

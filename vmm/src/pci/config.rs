@@ -17,10 +17,10 @@ pub(crate) const MEMORY_ENABLE: u16 = 1 << 1;
 const COMMAND_BITS: u16 = 0x0407;
 /// Status register: there is a list of capabilities.
 const HAS_CAPABILITIES: u8 = 1 << 4;
-/// Where the first capability goes: right after the header.
+/// Offset of the first capability: directly after the header.
 const FIRST_CAPABILITY: u8 = 0x40;
 
-/// Who a function says it is.
+/// Identity of a function, as the guest sees it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Identity {
     /// Vendor id.
@@ -42,14 +42,14 @@ pub(crate) struct Identity {
 pub(crate) struct ConfigSpace {
     bytes: [u8; 256],
     writable: [u8; 256],
-    /// Where the next capability goes.
+    /// Offset of the next capability.
     free: u8,
-    /// Where the link to the next capability stands.
+    /// Offset of the link to the next capability.
     link: u8,
 }
 
 impl ConfigSpace {
-    /// A type 0 header without BARs and capabilities.
+    /// Makes a type 0 header without BARs and capabilities.
     pub(crate) fn new(identity: &Identity) -> Self {
         let mut space =
             Self { bytes: [0; 256], writable: [0; 256], free: FIRST_CAPABILITY, link: CAPABILITIES };
@@ -95,7 +95,7 @@ impl ConfigSpace {
         self.writable[usize::from(at)..][..bits.len()].copy_from_slice(bits);
     }
 
-    /// The guest reads; beyond the end are ones.
+    /// Serves the guest's read; bytes beyond the end are ones.
     pub(crate) fn read(&self, offset: u8, data: &mut [u8]) {
         let start = usize::from(offset);
         for (index, byte) in data.iter_mut().enumerate() {
@@ -103,7 +103,7 @@ impl ConfigSpace {
         }
     }
 
-    /// The guest writes; what it may not change stays.
+    /// Serves the guest's write; bits that it may not change keep their values.
     pub(crate) fn write(&mut self, offset: u8, data: &[u8]) {
         let start = usize::from(offset);
         let cells = self.bytes.iter_mut().zip(&self.writable).skip(start);
@@ -112,21 +112,21 @@ impl ConfigSpace {
         }
     }
 
-    /// A 16-bit register.
+    /// Returns a 16-bit register.
     pub(crate) fn u16(&self, at: u8) -> u16 {
         let mut bytes = [0; 2];
         self.read(at, &mut bytes);
         u16::from_le_bytes(bytes)
     }
 
-    /// A 32-bit register.
+    /// Returns a 32-bit register.
     pub(crate) fn u32(&self, at: u8) -> u32 {
         let mut bytes = [0; 4];
         self.read(at, &mut bytes);
         u32::from_le_bytes(bytes)
     }
 
-    /// Where BAR 0 answers, if the guest has switched memory accesses on.
+    /// Returns the address of BAR 0, if the guest has enabled memory accesses.
     pub(crate) fn bar0(&self) -> Option<u64> {
         let on = self.u16(COMMAND) & MEMORY_ENABLE != 0;
         on.then(|| u64::from(self.u32(BAR0) & !0xf))

@@ -1,9 +1,8 @@
-//! The PCI bus: bus 0 of segment 0, reached through configuration mechanism 1.
+//! PCI bus: bus 0 of segment 0, accessed through configuration mechanism 1.
 //!
-//! [`config`] is one function's configuration space, [`msix`] its interrupts; what a function
-//! does is behind [`PciDevice`]. Memory windows (BARs) lie below 4 GiB, see
-//! [`PCI_WINDOW_START`]; they are assigned before the guest starts, as firmware would, and the
-//! guest may move them.
+//! [`config`] is one function's configuration space, [`msix`] its interrupts. The rest of a function
+//! implements [`PciDevice`]. Memory windows (BARs) are below 4 GiB, see [`PCI_WINDOW_START`]. They are
+//! assigned before the guest starts, as firmware would, and the guest may move them.
 
 pub(crate) mod config;
 pub(crate) mod msix;
@@ -23,17 +22,17 @@ const SLOTS: usize = 32;
 /// Bit 31 of the address register: data accesses are configuration cycles.
 const ENABLE: u32 = 1 << 31;
 
-/// One PCI function.
+/// PCI function.
 pub(crate) trait PciDevice: Send + Debug {
-    /// The guest reads configuration space. `data` does not cross a 4-byte boundary.
+    /// Serves the guest's read of configuration space. `data` does not cross a 4-byte boundary.
     fn read_config(&mut self, offset: u8, data: &mut [u8]);
-    /// The guest writes configuration space. `data` does not cross a 4-byte boundary.
+    /// Serves the guest's write to configuration space. `data` does not cross a 4-byte boundary.
     fn write_config(&mut self, offset: u8, data: &[u8]);
-    /// Start and length of the memory that the function answers now.
+    /// Returns the start and length of the memory that the function answers now.
     fn window(&self) -> Option<(u64, u64)>;
-    /// The guest reads that memory; `offset` counts from its start.
+    /// Serves the guest's read of that memory; `offset` counts from its start.
     fn read_memory(&mut self, offset: u64, data: &mut [u8]);
-    /// The guest writes that memory; `offset` counts from its start.
+    /// Serves the guest's write to that memory; `offset` counts from its start.
     fn write_memory(&mut self, offset: u64, data: &[u8]);
 }
 
@@ -65,10 +64,10 @@ pub(crate) struct PciBus {
 }
 
 impl PciBus {
-    /// How many devices fit besides the host bridge.
+    /// Number of devices that fit besides the host bridge.
     pub(crate) const ROOM: usize = SLOTS - 1;
 
-    /// A bus with nothing but the host bridge.
+    /// Makes a bus with nothing but the host bridge.
     pub(crate) fn new() -> Self {
         let bridge = config::Identity {
             // QEMU's generic host bridge (pci.ids): no driver of Linux has a quirk for it.
@@ -88,7 +87,7 @@ impl PciBus {
         self.devices.push(device);
     }
 
-    /// The guest reads one of the eight ports of mechanism 1.
+    /// Serves the guest's read of one of the eight ports of mechanism 1.
     pub(crate) fn read_port(&mut self, port: u16, data: &mut [u8]) {
         data.fill(0xff);
         if port == CONFIG_ADDRESS && data.len() == 4 {
@@ -100,7 +99,7 @@ impl PciBus {
         }
     }
 
-    /// The guest writes one of the eight ports of mechanism 1.
+    /// Serves the guest's write to one of the eight ports of mechanism 1.
     pub(crate) fn write_port(&mut self, port: u16, data: &[u8]) {
         if port == CONFIG_ADDRESS
             && let Ok(bytes) = data.try_into()
@@ -113,8 +112,8 @@ impl PciBus {
         }
     }
 
-    /// Slot and register that an access to the data port means, if it is a configuration cycle
-    /// for function 0 of a device on bus 0.
+    /// Returns the slot and the register of an access to the data port, if it is a configuration cycle for
+    /// function 0 of a device on bus 0.
     fn target(&self, port: u16, length: usize) -> Option<(usize, u8)> {
         let byte = port.checked_sub(CONFIG_DATA)?;
         let fits = usize::from(byte) + length <= 4 && matches!(length, 1 | 2 | 4);
@@ -126,7 +125,7 @@ impl PciBus {
         Some((usize::from(device_function >> 3), offset))
     }
 
-    /// The guest reads memory of the PCI window. Nobody there reads as all ones.
+    /// Serves the guest's read of memory of the PCI window. Addresses without a device read as all ones.
     pub(crate) fn read_memory(&mut self, address: u64, data: &mut [u8]) {
         data.fill(0xff);
         if let Some((device, offset)) = self.owner(address, data.len()) {
@@ -134,7 +133,7 @@ impl PciBus {
         }
     }
 
-    /// The guest writes memory of the PCI window.
+    /// Serves the guest's write to memory of the PCI window.
     pub(crate) fn write_memory(&mut self, address: u64, data: &[u8]) {
         if let Some((device, offset)) = self.owner(address, data.len()) {
             device.write_memory(offset, data);

@@ -16,7 +16,7 @@ const MASKED: u8 = 1;
 /// Offset of vector control in an entry.
 const CONTROL: usize = 12;
 
-/// Where messages go: KVM, or a test.
+/// Receiver of messages: KVM, or a test.
 pub(crate) trait MessageSink: Send + Sync + Debug {
     /// Delivers one message-signalled interrupt.
     fn send(&self, address: u64, data: u32);
@@ -37,7 +37,7 @@ struct State {
 }
 
 impl State {
-    /// The message of a vector that may be sent now; otherwise it becomes pending.
+    /// Returns the message of a vector if it may be sent now; otherwise it becomes pending.
     fn take(&mut self, vector: usize) -> Option<(u64, u32)> {
         let entry = self.table.get(vector)?;
         let held = self.control & MASK_ALL != 0 || entry[CONTROL] & MASKED != 0;
@@ -49,7 +49,7 @@ impl State {
 }
 
 impl Msix {
-    /// `vectors` vectors, all masked, MSI-X off.
+    /// Makes `vectors` vectors, all masked, with MSI-X off.
     pub(crate) fn new(vectors: usize, sink: Arc<dyn MessageSink>) -> Self {
         let mut masked = [0; ENTRY];
         masked[CONTROL] = MASKED;
@@ -61,12 +61,12 @@ impl Msix {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many vectors there are.
+    /// Returns the number of vectors.
     pub(crate) fn vectors(&self) -> usize {
         self.lock().table.len()
     }
 
-    /// True while the guest has MSI-X switched on.
+    /// Returns true while the guest has MSI-X switched on.
     pub(crate) fn enabled(&self) -> bool {
         self.lock().control & ENABLE != 0
     }
@@ -81,7 +81,7 @@ impl Msix {
         }
     }
 
-    /// The guest wrote message control.
+    /// Serves the guest's write to message control.
     pub(crate) fn set_control(&self, control: u16) {
         let mut state = self.lock();
         state.control = control & (ENABLE | MASK_ALL);
@@ -99,7 +99,7 @@ impl Msix {
         }
     }
 
-    /// The guest reads the table. Only aligned accesses of 4 or 8 bytes are defined; others get
+    /// Serves the guest's read of the table. Only aligned accesses of 4 or 8 bytes are defined; others get
     /// what is there.
     pub(crate) fn read_table(&self, offset: usize, data: &mut [u8]) {
         let state = self.lock();
@@ -110,7 +110,7 @@ impl Msix {
         }
     }
 
-    /// The guest writes the table; unmasking delivers what is pending.
+    /// Serves the guest's write to the table; unmasking delivers what is pending.
     pub(crate) fn write_table(&self, offset: usize, data: &[u8]) {
         let mut state = self.lock();
         let cells = state.table.as_flattened_mut().iter_mut().skip(offset);
@@ -120,7 +120,7 @@ impl Msix {
         self.deliver_pending(&mut state, offset / ENTRY);
     }
 
-    /// The guest reads the pending bits.
+    /// Serves the guest's read of the pending bits.
     pub(crate) fn read_pending(&self, offset: usize, data: &mut [u8]) {
         let state = self.lock();
         for (index, byte) in data.iter_mut().enumerate() {

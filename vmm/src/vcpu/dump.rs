@@ -1,10 +1,10 @@
-//! A failed vCPU in words: registers, and what KVM tells about an internal error.
+//! Text about a failed vCPU: registers, and KVM's report of an internal error.
 
 use std::fmt::Write;
 
 use kvm_bindings::{KVM_EXIT_INTERNAL_ERROR, kvm_regs, kvm_run, kvm_sregs};
 
-/// Registers in lines of four.
+/// Returns registers in lines of four.
 pub(super) fn registers(regs: &kvm_regs, sregs: &kvm_sregs) -> String {
     let values = [
         ("RIP", regs.rip),
@@ -43,12 +43,12 @@ pub(super) fn registers(regs: &kvm_regs, sregs: &kvm_sregs) -> String {
     text
 }
 
-/// KVM's detail of an internal error, empty for other exits.
+/// Returns KVM's detail of an internal error, empty for other exits.
 pub(super) fn internal_error(run: &kvm_run) -> String {
     if run.exit_reason != KVM_EXIT_INTERNAL_ERROR {
         return String::new();
     }
-    // SAFETY: the exit reason tells that this member of the union was filled.
+    // SAFETY: the exit reason shows that this member of the union was filled.
     let internal = unsafe { run.__bindgen_anon_1.internal };
     // KVM_INTERNAL_ERROR_* of linux/kvm.h.
     let name = match internal.suberror {

@@ -1,33 +1,34 @@
-//! What an exit from KVM_RUN means. Takes KVM's result as an argument, so that tests can feed it
-//! exits that no guest would cause.
+//! Handling of an exit from KVM_RUN. KVM's result is an argument, so tests can use exits that no guest would
+//! cause.
 
 use kvm_bindings::{KVM_SYSTEM_EVENT_CRASH, KVM_SYSTEM_EVENT_RESET, KVM_SYSTEM_EVENT_SHUTDOWN};
 use kvm_ioctls::VcpuExit;
+use vm_memory::GuestAddress;
 use vmm_sys_util::errno;
 
-use crate::End;
 use crate::bus::Bus;
+use crate::end::MachineEnd;
 use crate::observer::Exit;
 
 /// The result of one KVM_RUN.
 pub(super) type RunResult<'a> = Result<VcpuExit<'a>, errno::Error>;
 
-/// What to do after an exit.
+/// Next step after an exit.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Action {
+pub(super) enum ExitAction {
     /// Run on.
     Resume,
-    /// Look for a tick or a stop request: no I/O of the guest is pending.
+    /// Check for a tick or a stop request: no I/O of the guest is pending.
     Kicked,
     /// The guest ended the machine.
-    End(End),
+    End(MachineEnd),
     /// The guest or KVM failed; the sentence goes before the registers.
     Fail(String),
 }
 
-/// The exit in the observer's words.
+/// Converts an exit to the observer's type.
 pub(super) fn classify(result: &RunResult<'_>) -> Exit {
-    // Reasons of linux/kvm.h that have no word of their own.
+    // Reasons of linux/kvm.h without a variant in `Exit`.
     const KVM_EXIT_FAIL_ENTRY: u32 = 9;
     const KVM_EXIT_INTERNAL_ERROR: u32 = 17;
     const KVM_EXIT_SYSTEM_EVENT: u32 = 24;
@@ -35,8 +36,8 @@ pub(super) fn classify(result: &RunResult<'_>) -> Exit {
         Err(_) | Ok(VcpuExit::Intr) => Exit::Interrupted,
         Ok(VcpuExit::IoIn(port, _)) => Exit::Io { port: *port, write: false },
         Ok(VcpuExit::IoOut(port, _)) => Exit::Io { port: *port, write: true },
-        Ok(VcpuExit::MmioRead(address, _)) => Exit::Mmio { address: *address, write: false },
-        Ok(VcpuExit::MmioWrite(address, _)) => Exit::Mmio { address: *address, write: true },
+        Ok(VcpuExit::MmioRead(address, _)) => Exit::Mmio { address: GuestAddress(*address), write: false },
+        Ok(VcpuExit::MmioWrite(address, _)) => Exit::Mmio { address: GuestAddress(*address), write: true },
         Ok(VcpuExit::Hlt) => Exit::Halt,
         Ok(VcpuExit::Shutdown) => Exit::Shutdown,
         Ok(VcpuExit::FailEntry(..)) => Exit::Other(KVM_EXIT_FAIL_ENTRY),
@@ -48,55 +49,55 @@ pub(super) fn classify(result: &RunResult<'_>) -> Exit {
 }
 
 /// Serves an exit.
-pub(super) fn handle(bus: &Bus, result: RunResult<'_>) -> Action {
+pub(super) fn handle(bus: &Bus, result: RunResult<'_>) -> ExitAction {
     let exit = match result {
         Ok(exit) => exit,
         // EINTR: a signal. EAGAIN: an application processor was woken by its INIT or SIPI.
-        Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => return Action::Kicked,
-        Err(error) => return Action::Fail(format!("KVM_RUN failed: {error}")),
+        Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => return ExitAction::Kicked,
+        Err(error) => return ExitAction::Fail(format!("KVM_RUN failed: {error}")),
     };
     match exit {
         VcpuExit::IoIn(port, data) => {
             bus.read_port(port, data);
-            Action::Resume
+            ExitAction::Resume
         }
         VcpuExit::IoOut(port, data) => match bus.write_port(port, data) {
-            Some(end) => Action::End(end),
-            None => Action::Resume,
+            Some(end) => ExitAction::End(end),
+            None => ExitAction::Resume,
         },
         VcpuExit::MmioRead(address, data) => {
             bus.read_memory(address, data);
-            Action::Resume
+            ExitAction::Resume
         }
         VcpuExit::MmioWrite(address, data) => {
             bus.write_memory(address, data);
-            Action::Resume
+            ExitAction::Resume
         }
-        VcpuExit::Intr => Action::Kicked,
-        VcpuExit::IrqWindowOpen | VcpuExit::SetTpr | VcpuExit::IoapicEoi(_) => Action::Resume,
-        VcpuExit::Shutdown => {
-            Action::Fail("the guest caused a triple fault: an exception that it could not take".to_owned())
-        }
-        VcpuExit::FailEntry(reason, cpu) => Action::Fail(format!(
+        VcpuExit::Intr => ExitAction::Kicked,
+        VcpuExit::IrqWindowOpen | VcpuExit::SetTpr | VcpuExit::IoapicEoi(_) => ExitAction::Resume,
+        VcpuExit::Shutdown => ExitAction::Fail(
+            "the guest caused a triple fault: an exception that it could not handle".to_owned(),
+        ),
+        VcpuExit::FailEntry(reason, cpu) => ExitAction::Fail(format!(
             "the processor refused to enter the guest on host CPU {cpu}, hardware reason {reason:#x}"
         )),
-        VcpuExit::InternalError => Action::Fail("KVM met an internal error".to_owned()),
+        VcpuExit::InternalError => ExitAction::Fail("KVM reports an internal error".to_owned()),
         VcpuExit::SystemEvent(kind, _) => system_event(kind),
         VcpuExit::MemoryFault { gpa, .. } => {
-            Action::Fail(format!("KVM could not reach guest memory at {gpa:#x}"))
+            ExitAction::Fail(format!("KVM could not reach guest memory at {gpa:#x}"))
         }
-        VcpuExit::Hlt => Action::Fail("KVM gave a halt to user space in spite of its APIC".to_owned()),
-        VcpuExit::Unknown => Action::Fail("KVM could not tell why the guest stopped".to_owned()),
-        other => Action::Fail(format!("KVM stopped the guest for a reason not asked for: {other:?}")),
+        VcpuExit::Hlt => ExitAction::Fail("KVM returned a halt to user space despite its APIC".to_owned()),
+        VcpuExit::Unknown => ExitAction::Fail("KVM reported no reason for the exit".to_owned()),
+        other => ExitAction::Fail(format!("KVM stopped the guest for an unexpected reason: {other:?}")),
     }
 }
 
-fn system_event(kind: u32) -> Action {
+fn system_event(kind: u32) -> ExitAction {
     match kind {
-        KVM_SYSTEM_EVENT_SHUTDOWN => Action::End(End::PowerOff),
-        KVM_SYSTEM_EVENT_RESET => Action::End(End::Reset),
-        KVM_SYSTEM_EVENT_CRASH => Action::Fail("the guest reported that it crashed".to_owned()),
-        other => Action::Fail(format!("KVM reported a system event of unknown type {other}")),
+        KVM_SYSTEM_EVENT_SHUTDOWN => ExitAction::End(MachineEnd::PowerOff),
+        KVM_SYSTEM_EVENT_RESET => ExitAction::End(MachineEnd::Reset),
+        KVM_SYSTEM_EVENT_CRASH => ExitAction::Fail("the guest reported that it crashed".to_owned()),
+        other => ExitAction::Fail(format!("KVM reported a system event of unknown type {other}")),
     }
 }
 
@@ -114,23 +115,23 @@ mod tests {
     fn signals_and_woken_processors_are_kicks() {
         for number in [libc::EINTR, libc::EAGAIN] {
             assert_eq!(classify(&error(number)), Exit::Interrupted);
-            assert_eq!(handle(&bus(), error(number)), Action::Kicked);
+            assert_eq!(handle(&bus(), error(number)), ExitAction::Kicked);
         }
     }
 
     #[test]
     fn failures_say_what_failed() {
-        let told = |result: RunResult<'_>| match handle(&bus(), result) {
-            Action::Fail(reason) => reason,
+        let message = |result: RunResult<'_>| match handle(&bus(), result) {
+            ExitAction::Fail(reason) => reason,
             other => panic!("{other:?}"),
         };
-        assert!(told(error(libc::EFAULT)).contains("KVM_RUN failed"));
-        assert!(told(Ok(VcpuExit::Shutdown)).contains("triple fault"));
-        assert!(told(Ok(VcpuExit::InternalError)).contains("internal error"));
-        assert!(told(Ok(VcpuExit::FailEntry(0x8000_0021, 3))).contains("0x80000021"));
-        assert!(told(Ok(VcpuExit::Unsupported(77))).contains("77"));
-        assert!(told(Ok(VcpuExit::Unknown)).contains("could not tell"));
-        assert!(told(Ok(VcpuExit::MemoryFault { flags: 0, gpa: 0x1234, size: 1 })).contains("0x1234"));
+        assert!(message(error(libc::EFAULT)).contains("KVM_RUN failed"));
+        assert!(message(Ok(VcpuExit::Shutdown)).contains("triple fault"));
+        assert!(message(Ok(VcpuExit::InternalError)).contains("internal error"));
+        assert!(message(Ok(VcpuExit::FailEntry(0x8000_0021, 3))).contains("0x80000021"));
+        assert!(message(Ok(VcpuExit::Unsupported(77))).contains("77"));
+        assert!(message(Ok(VcpuExit::Unknown)).contains("reported no reason"));
+        assert!(message(Ok(VcpuExit::MemoryFault { flags: 0, gpa: 0x1234, size: 1 })).contains("0x1234"));
     }
 
     #[test]
@@ -139,23 +140,23 @@ mod tests {
         let mut data = [0; 4];
         let read: RunResult<'_> = Ok(VcpuExit::IoIn(0x80, &mut data));
         assert_eq!(classify(&read), Exit::Io { port: 0x80, write: false });
-        assert_eq!(handle(&bus, read), Action::Resume);
+        assert_eq!(handle(&bus, read), ExitAction::Resume);
         assert_eq!(data, [0xff; 4]);
         let write: RunResult<'_> = Ok(VcpuExit::IoOut(EXIT_PORT, &[5, 0, 0, 0]));
-        assert_eq!(handle(&bus, write), Action::End(End::Exited(5)));
+        assert_eq!(handle(&bus, write), ExitAction::End(MachineEnd::Exited(5)));
         let mut data = [0; 8];
         let read: RunResult<'_> = Ok(VcpuExit::MmioRead(0xd000_0000, &mut data));
-        assert_eq!(classify(&read), Exit::Mmio { address: 0xd000_0000, write: false });
-        assert_eq!(handle(&bus, read), Action::Resume);
+        assert_eq!(classify(&read), Exit::Mmio { address: GuestAddress(0xd000_0000), write: false });
+        assert_eq!(handle(&bus, read), ExitAction::Resume);
         assert_eq!(data, [0xff; 8]);
     }
 
     #[test]
     fn system_events_end_the_machine() {
         let event = |kind| handle(&bus(), Ok(VcpuExit::SystemEvent(kind, &[])));
-        assert_eq!(event(KVM_SYSTEM_EVENT_SHUTDOWN), Action::End(End::PowerOff));
-        assert_eq!(event(KVM_SYSTEM_EVENT_RESET), Action::End(End::Reset));
-        assert!(matches!(event(KVM_SYSTEM_EVENT_CRASH), Action::Fail(_)));
-        assert!(matches!(event(999), Action::Fail(_)));
+        assert_eq!(event(KVM_SYSTEM_EVENT_SHUTDOWN), ExitAction::End(MachineEnd::PowerOff));
+        assert_eq!(event(KVM_SYSTEM_EVENT_RESET), ExitAction::End(MachineEnd::Reset));
+        assert!(matches!(event(KVM_SYSTEM_EVENT_CRASH), ExitAction::Fail(_)));
+        assert!(matches!(event(999), ExitAction::Fail(_)));
     }
 }

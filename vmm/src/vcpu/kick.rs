@@ -1,12 +1,12 @@
-//! Getting a vCPU thread out of KVM_RUN.
+//! Kicks, which make a vCPU thread leave KVM_RUN.
 //!
-//! There are three reasons: its sampling timer expired ([`Timer`], signal [`tick_signal`]), the
-//! machine is to stop, or all vCPUs are to stand still for a moment ([`send_stop`], signal [`stop_signal`]). One handler serves both. It writes
-//! 1 into `immediate_exit` of the thread's run page, so that a signal which arrives *before* the
-//! ioctl still ends it, and notes a tick if the signal came from a timer.
+//! There are three reasons. The vCPU's sampling timer expired ([`TickTimer`], signal [`tick_signal`]), the
+//! machine has to stop, or all vCPUs have to pause ([`send_stop`], signal [`stop_signal`]). One handler
+//! serves both signals. It writes 1 into `immediate_exit` of the thread's run page, so that a signal which
+//! arrives *before* the ioctl still ends it, and records a tick if the signal came from a timer.
 //!
-//! No kick is lost, because the vCPU thread, before each KVM_RUN, first clears `immediate_exit`
-//! and then looks at the flags ([`Kick::prepare`]):
+//! No kick is lost, because before each KVM_RUN the vCPU thread first clears `immediate_exit` and then checks
+//! the flags ([`Kick::prepare`]):
 //!
 //! ```text
 //! signal before the clear   its flag is seen after it: immediate_exit is set again
@@ -23,8 +23,8 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, Ordering, compiler_fenc
 use kvm_bindings::kvm_run;
 use libc::c_int;
 
-/// What the handler needs; one per thread.
-struct Local {
+/// Data of the handler; one per thread.
+struct KickLocal {
     /// `immediate_exit` in the thread's run page; null on threads that run no vCPU.
     immediate_exit: AtomicPtr<u8>,
     ticked: AtomicBool,
@@ -32,17 +32,17 @@ struct Local {
 
 thread_local! {
     // Const-initialized and without a destructor, so that the handler may use it at any time.
-    static LOCAL: Local = const {
-        Local { immediate_exit: AtomicPtr::new(ptr::null_mut()), ticked: AtomicBool::new(false) }
+    static LOCAL: KickLocal = const {
+        KickLocal { immediate_exit: AtomicPtr::new(ptr::null_mut()), ticked: AtomicBool::new(false) }
     };
 }
 
-/// The signal of sampling timers.
+/// Returns the signal of sampling timers.
 fn tick_signal() -> c_int {
     libc::SIGRTMIN() + 4
 }
 
-/// The signal of requests to stop and to stand still.
+/// Returns the signal of requests to stop and to pause.
 fn stop_signal() -> c_int {
     libc::SIGRTMIN() + 5
 }
@@ -71,7 +71,7 @@ pub(crate) fn install_handler() -> io::Result<()> {
         // SAFETY: sigaction is plain data for which all zeroes is a valid value.
         let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
         action.sa_sigaction = on_signal as *const () as usize;
-        // Other system calls of the thread, such as a console's write, go on.
+        // Other system calls of the thread, such as a console's write, are restarted.
         action.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART;
         // SAFETY: `action` is initialized and its handler async-signal-safe.
         match unsafe { libc::sigaction(signal, &raw const action, ptr::null_mut()) } {
@@ -100,24 +100,24 @@ pub(crate) fn mask_signals() {
     }
 }
 
-/// A thread that can be kicked.
+/// Thread that can be kicked.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Target(libc::pthread_t);
+pub(crate) struct KickTarget(libc::pthread_t);
 
-impl Target {
-    /// The calling thread.
+impl KickTarget {
+    /// Returns the calling thread.
     pub(crate) fn current() -> Self {
         // SAFETY: has no preconditions.
         Self(unsafe { libc::pthread_self() })
     }
 }
 
-/// Gets a vCPU thread out of KVM_RUN so that it looks at what is wanted of it.
+/// Makes a vCPU thread leave KVM_RUN and check its requests.
 ///
 /// # Safety
 ///
 /// The thread must not have been joined or, if detached, ended.
-pub(crate) unsafe fn send_stop(target: Target) {
+pub(crate) unsafe fn send_stop(target: KickTarget) {
     // SAFETY: the caller vouches for the thread; the handler is installed before any vCPU
     // thread starts.
     unsafe {
@@ -125,7 +125,7 @@ pub(crate) unsafe fn send_stop(target: Target) {
     }
 }
 
-/// The calling thread's kicks while it runs a vCPU.
+/// Kicks of the calling thread while it runs a vCPU.
 #[derive(Debug)]
 pub(crate) struct Kick {
     immediate_exit: *mut u8,
@@ -155,8 +155,8 @@ impl Kick {
         unsafe { AtomicU8::from_ptr(self.immediate_exit) }.store(value, Ordering::Relaxed);
     }
 
-    /// To be called right before KVM_RUN: makes it return at once if there is something to do, of which `wanted` tells, or
-    /// a tick to serve. Returns whether there is a tick.
+    /// Makes the next KVM_RUN return at once if `wanted` returns true or there is a tick to serve. Returns
+    /// true if there is a tick. To be called directly before KVM_RUN.
     pub(crate) fn prepare(&self, wanted: impl FnOnce() -> bool) -> bool {
         self.set(0);
         // The handler runs on this thread: the order in the program is all it takes.
@@ -168,12 +168,12 @@ impl Kick {
         ticked
     }
 
-    /// A tick has come and was not taken.
+    /// Returns true if a tick has come and was not taken.
     pub(crate) fn has_ticked(&self) -> bool {
         LOCAL.with(|local| local.ticked.load(Ordering::Relaxed))
     }
 
-    /// True once per tick.
+    /// Returns true once per tick.
     pub(crate) fn take_tick(&self) -> bool {
         LOCAL.with(|local| local.ticked.swap(false, Ordering::Relaxed))
     }
@@ -186,15 +186,15 @@ impl Drop for Kick {
     }
 }
 
-/// A one-shot timer that ticks the thread that made it.
+/// One-shot timer that ticks the thread that made it.
 #[derive(Debug)]
-pub(crate) struct Timer {
+pub(crate) struct TickTimer {
     id: libc::timer_t,
     due_ns: u64,
 }
 
-impl Timer {
-    /// A timer for the calling thread, not armed.
+impl TickTimer {
+    /// Makes a timer for the calling thread, not armed.
     pub(crate) fn new() -> io::Result<Self> {
         // SAFETY: sigevent is plain data for which all zeroes is a valid value.
         let mut event: libc::sigevent = unsafe { std::mem::zeroed() };
@@ -211,12 +211,12 @@ impl Timer {
         Ok(Self { id, due_ns: 0 })
     }
 
-    /// When it expires or last expired, CLOCK_MONOTONIC nanoseconds.
+    /// Returns the time at which the timer expires or last expired, CLOCK_MONOTONIC ns.
     pub(crate) fn due_ns(&self) -> u64 {
         self.due_ns
     }
 
-    /// Lets it expire at that time, at once if that has passed.
+    /// Arms the timer to expire at that time, at once if that has passed.
     pub(crate) fn arm(&mut self, due_ns: u64) {
         // An all-zero time would disarm it.
         self.due_ns = due_ns.max(1);
@@ -236,7 +236,7 @@ impl Timer {
     }
 }
 
-impl Drop for Timer {
+impl Drop for TickTimer {
     fn drop(&mut self) {
         // SAFETY: the timer was made by `new` and is deleted once.
         unsafe {
@@ -251,7 +251,7 @@ mod tests {
     use crate::clock::monotonic_ns;
     use std::time::{Duration, Instant};
 
-    /// A run page on the heap.
+    /// Returns a run page on the heap.
     fn page() -> Box<kvm_run> {
         Box::new(kvm_run::default())
     }
@@ -270,7 +270,7 @@ mod tests {
         let mut run = page();
         // SAFETY: `run` is dropped after `kick`.
         let kick = unsafe { Kick::connect(&raw mut *run) };
-        let mut timer = Timer::new().unwrap();
+        let mut timer = TickTimer::new().unwrap();
         let due = monotonic_ns() + 1_000_000;
         timer.arm(due);
         assert_eq!(timer.due_ns(), due);
@@ -279,7 +279,7 @@ mod tests {
         let immediate = || unsafe { AtomicU8::from_ptr(kick.immediate_exit) }.load(Ordering::SeqCst);
         until(|| immediate() == 1);
         assert!(monotonic_ns() >= due);
-        // Cleared and looked at: the tick is still there, so it is set again.
+        // Cleared and checked: the tick is still there, so it is set again.
         kick.prepare(|| false);
         assert_eq!(immediate(), 1);
         assert!(kick.take_tick());
@@ -289,13 +289,13 @@ mod tests {
     }
 
     #[test]
-    fn a_stop_is_no_tick_and_outlasts_the_clear() {
+    fn a_stop_is_not_a_tick_and_outlasts_the_clear() {
         install_handler().unwrap();
         let mut run = page();
         // SAFETY: `run` is dropped after `kick`.
         let kick = unsafe { Kick::connect(&raw mut *run) };
         // SAFETY: this thread is alive.
-        unsafe { send_stop(Target::current()) };
+        unsafe { send_stop(KickTarget::current()) };
         kick.prepare(|| true);
         // SAFETY: valid as long as `kick`.
         let immediate = unsafe { AtomicU8::from_ptr(kick.immediate_exit) }.load(Ordering::SeqCst);
@@ -310,7 +310,7 @@ mod tests {
         // SAFETY: `run` is dropped after the temporary.
         drop(unsafe { Kick::connect(&raw mut *run) });
         // SAFETY: this thread is alive.
-        unsafe { send_stop(Target::current()) };
+        unsafe { send_stop(KickTarget::current()) };
         assert_eq!(run.immediate_exit, 0);
     }
 
@@ -320,7 +320,7 @@ mod tests {
         let mut run = page();
         // SAFETY: `run` is dropped after `kick`.
         let kick = unsafe { Kick::connect(&raw mut *run) };
-        let mut timer = Timer::new().unwrap();
+        let mut timer = TickTimer::new().unwrap();
         timer.arm(0);
         until(|| kick.take_tick());
     }

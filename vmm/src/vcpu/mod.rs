@@ -9,7 +9,7 @@ pub(crate) mod run;
 use kvm_bindings::{CpuId, KVM_SYNC_X86_REGS, KVM_SYNC_X86_SREGS, Msrs, kvm_msr_entry};
 use kvm_ioctls::{VcpuFd, VmFd};
 
-use crate::boot::Entry;
+use crate::boot::EntryState;
 use crate::cpuid;
 use crate::error::StartError;
 use crate::kvm::Capabilities;
@@ -26,7 +26,7 @@ pub(crate) fn build(
     vm: &VmFd,
     id: u8,
     cpuid: &CpuId,
-    entry: Option<&Entry>,
+    entry: Option<&EntryState>,
     capabilities: &Capabilities,
 ) -> Result<VcpuFd, StartError> {
     let mut fd = vm.create_vcpu(u64::from(id)).map_err(StartError::kvm("make a vCPU"))?;
@@ -56,10 +56,10 @@ fn set_msr(fd: &VcpuFd, (index, data): (u32, u64)) {
     }
 }
 
-/// Enables every extended state (AVX, ...) that the guest may use in XCR0, as firmware might.
-/// Linux does so itself, but where KVM is not told of its XSETBV (QEMU 7.2's SVM does not
-/// intercept it) KVM's idea of XCR0 would stay at reset, CPUID would report the size of that, and
-/// Linux would give XSAVE up. A KVM that refuses leaves the guest at reset.
+/// Enables every extended state (AVX, ...) that the guest may use in XCR0, as firmware might. Linux does so
+/// itself, but a KVM that does not intercept its XSETBV (nested in QEMU 7.2's SVM) keeps XCR0 at its reset
+/// value. CPUID would report the size of that, and Linux would not use XSAVE. A KVM that refuses leaves the
+/// guest at reset.
 fn enable_extended_state(fd: &VcpuFd, cpuid: &CpuId) {
     let xsave = cpuid.as_slice().iter().find(|leaf| (leaf.function, leaf.index) == (0xd, 0));
     let supported = xsave.map_or(0, |leaf| u64::from(leaf.eax) | u64::from(leaf.edx) << 32);

@@ -11,8 +11,8 @@ use virtio_bindings::virtio_ids::VIRTIO_ID_BLOCK;
 use virtio_queue::{Reader, Writer};
 use vm_memory::GuestMemoryMmap;
 
-use super::disk::{SECTOR, Store};
-use super::{Broken, Chain, Identity, Served, VirtioDevice};
+use super::disk::{DiskStore, SECTOR};
+use super::{BrokenQueue, Chain, Identity, RequestResult, VirtioDevice};
 use crate::config::Disk;
 use crate::error::DiskError;
 
@@ -20,18 +20,18 @@ use crate::error::DiskError;
 const QUEUE: u16 = 256;
 /// Most data segments of a request: a queue's worth without header and status.
 const SEGMENTS: u32 = 254;
-/// Bytes that are moved at once; between two moves a reset or a stop is noticed.
+/// Number of bytes that are moved at once; between two moves a reset or a stop is noticed.
 const CHUNK: usize = 128 << 10;
 
-/// One disk.
+/// Block device.
 #[derive(Debug)]
 pub(crate) struct Block {
-    store: Store,
+    store: DiskStore,
     serial: [u8; VIRTIO_BLK_ID_BYTES as usize],
     buffer: Vec<u8>,
 }
 
-/// How a request ends; the number is what the driver reads.
+/// Result of a request; the number is what the driver reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Status {
     Done,
@@ -51,16 +51,16 @@ impl Status {
 }
 
 impl Block {
-    /// Disk number `index`, counted from 0; its serial number is `vprof-disk-INDEX`.
+    /// Makes disk number `index`, counted from 0; its serial number is `vprof-disk-INDEX`.
     pub(crate) fn new(index: usize, disk: Disk) -> Result<Self, DiskError> {
         let mut serial = [0; VIRTIO_BLK_ID_BYTES as usize];
         for (to, from) in serial.iter_mut().zip(format!("vprof-disk-{index}").bytes()) {
             *to = from;
         }
-        Ok(Self { store: Store::open(disk)?, serial, buffer: vec![0; CHUNK] })
+        Ok(Self { store: DiskStore::open(disk)?, serial, buffer: vec![0; CHUNK] })
     }
 
-    /// The byte range of a transfer, if it lies inside the disk and is made of whole sectors.
+    /// Returns the byte range of a transfer, if it is inside the disk and consists of whole sectors.
     fn range(&self, sector: u64, bytes: usize) -> Option<u64> {
         let bytes = u64::try_from(bytes).ok()?;
         let end = sector.checked_add(bytes / SECTOR)?;
@@ -122,21 +122,22 @@ impl VirtioDevice for Block {
         }
     }
 
-    /// A request is a header of 16 bytes (type, reserved, sector), data, and a status byte, in
-    /// buffers that the driver may cut as it likes.
+    /// Serves a request: a header of 16 bytes (type, reserved, sector), data, and a status byte, in buffers
+    /// that the driver may split arbitrarily.
     fn serve(
         &mut self,
         _: usize,
         memory: &GuestMemoryMmap,
         chain: Chain<'_>,
         interrupted: &dyn Fn() -> bool,
-    ) -> Result<Served, Broken> {
-        let mut reader: Reader<'_> = chain.clone().reader(memory).map_err(|_| Broken)?;
-        let mut writer: Writer<'_> = chain.writer(memory).map_err(|_| Broken)?;
-        let data = writer.available_bytes().checked_sub(1).ok_or(Broken)?;
-        let mut status_at = writer.split_at(data).map_err(|_| Broken)?;
+    ) -> Result<RequestResult, BrokenQueue> {
+        let mut reader: Reader<'_> = chain.clone().reader(memory).map_err(|_| BrokenQueue)?;
+        let mut writer: Writer<'_> = chain.writer(memory).map_err(|_| BrokenQueue)?;
+        // The last byte is the status, whatever the buffers are.
+        let data = writer.available_bytes().checked_sub(1).ok_or(BrokenQueue)?;
+        let mut status_at = writer.split_at(data).map_err(|_| BrokenQueue)?;
         let mut header = [0; 16];
-        reader.read_exact(&mut header).map_err(|_| Broken)?;
+        reader.read_exact(&mut header).map_err(|_| BrokenQueue)?;
         let [t0, t1, t2, t3, _, _, _, _, sector @ ..] = header;
         let sector = u64::from_le_bytes(sector);
         let status = match u32::from_le_bytes([t0, t1, t2, t3]) {
@@ -155,8 +156,8 @@ impl VirtioDevice for Block {
             }
             _ => Status::Unsupported,
         };
-        status_at.write_all(&[status.byte()]).map_err(|_| Broken)?;
-        let written = writer.bytes_written().checked_add(1).ok_or(Broken)?;
-        u32::try_from(written).map(Served::Done).map_err(|_| Broken)
+        status_at.write_all(&[status.byte()]).map_err(|_| BrokenQueue)?;
+        let written = writer.bytes_written().checked_add(1).ok_or(BrokenQueue)?;
+        u32::try_from(written).map(RequestResult::Done).map_err(|_| BrokenQueue)
     }
 }

@@ -1,5 +1,5 @@
-//! virtio-console (specification 5.3) with one port, which Linux calls `hvc0`. A whole buffer is one kick, where a serial
-//! port takes an exit for each byte.
+//! virtio-console (specification 5.3) with one port, which Linux calls `hvc0`. A whole buffer is one kick,
+//! where a serial port takes an exit for each byte.
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
@@ -10,19 +10,19 @@ use virtio_bindings::virtio_ids::VIRTIO_ID_CONSOLE;
 use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::eventfd::EventFd;
 
-use super::{Broken, Chain, Identity, Served, VirtioDevice};
+use super::{BrokenQueue, Chain, Identity, RequestResult, VirtioDevice};
 use crate::config;
 
 /// Buffers that may wait, per direction.
 const QUEUE: u16 = 64;
 /// The queue of buffers for what is typed; the other one, 1, has the guest's output.
 const RECEIVE: usize = 0;
-/// Bytes that are moved at once; between two moves a reset or a stop is noticed.
+/// Number of bytes that are moved at once; between two moves a reset or a stop is noticed.
 const CHUNK: usize = 4 << 10;
 /// Most bytes that wait for the guest.
 const MOST_INPUT: usize = 64 << 10;
 
-/// What is typed for the guest.
+/// Console input for the guest.
 #[derive(Debug)]
 pub(crate) struct Input {
     waiting: Mutex<VecDeque<u8>>,
@@ -31,7 +31,7 @@ pub(crate) struct Input {
 }
 
 impl Input {
-    /// Nothing is typed yet.
+    /// Makes an empty input.
     pub(crate) fn new() -> io::Result<Arc<Self>> {
         let event = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?;
         Ok(Arc::new(Self { waiting: Mutex::new(VecDeque::new()), event }))
@@ -41,7 +41,7 @@ impl Input {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Bytes for the guest; returns how many were taken.
+    /// Adds bytes for the guest; returns how many were accepted.
     pub(crate) fn put(&self, bytes: &[u8]) -> usize {
         let mut waiting = self.lock();
         let taken = bytes.len().min(MOST_INPUT.saturating_sub(waiting.len()));
@@ -69,40 +69,41 @@ pub(crate) struct Console {
 }
 
 impl Console {
-    /// A console whose output goes to `output`.
+    /// Makes a console whose output goes to `output`.
     pub(crate) fn new(output: config::Console, input: Arc<Input>) -> Self {
         Self { output, input, buffer: vec![0; CHUNK] }
     }
 
-    fn receive(&mut self, memory: &GuestMemoryMmap, chain: Chain<'_>) -> Result<Served, Broken> {
-        let mut writer = chain.writer(memory).map_err(|_| Broken)?;
+    fn receive(&mut self, memory: &GuestMemoryMmap, chain: Chain<'_>) -> Result<RequestResult, BrokenQueue> {
+        let mut writer = chain.writer(memory).map_err(|_| BrokenQueue)?;
         let room = writer.available_bytes().min(CHUNK);
         if room == 0 {
-            return Err(Broken);
+            return Err(BrokenQueue);
         }
         let taken = self.input.take(&mut self.buffer[..room]);
         if taken == 0 {
-            return Ok(Served::Waits);
+            return Ok(RequestResult::Waits);
         }
-        writer.write_all(&self.buffer[..taken]).map_err(|_| Broken)?;
-        u32::try_from(taken).map(Served::Done).map_err(|_| Broken)
+        writer.write_all(&self.buffer[..taken]).map_err(|_| BrokenQueue)?;
+        u32::try_from(taken).map(RequestResult::Done).map_err(|_| BrokenQueue)
     }
 
-    /// A sink that fails loses the bytes, as a terminal that is switched off would.
+    /// Serves the guest's output. A sink that fails loses the bytes, as a terminal that is switched off
+    /// would.
     fn transmit(
         &mut self,
         memory: &GuestMemoryMmap,
         chain: Chain<'_>,
         interrupted: &dyn Fn() -> bool,
-    ) -> Result<Served, Broken> {
-        let mut reader = chain.reader(memory).map_err(|_| Broken)?;
+    ) -> Result<RequestResult, BrokenQueue> {
+        let mut reader = chain.reader(memory).map_err(|_| BrokenQueue)?;
         while reader.available_bytes() > 0 && !interrupted() {
             let length = reader.available_bytes().min(CHUNK);
             let chunk = &mut self.buffer[..length];
-            reader.read_exact(chunk).map_err(|_| Broken)?;
+            reader.read_exact(chunk).map_err(|_| BrokenQueue)?;
             let _lost = self.output.0.write_all(chunk);
         }
-        Ok(Served::Done(0))
+        Ok(RequestResult::Done(0))
     }
 }
 
@@ -125,7 +126,7 @@ impl VirtioDevice for Console {
         memory: &GuestMemoryMmap,
         chain: Chain<'_>,
         interrupted: &dyn Fn() -> bool,
-    ) -> Result<Served, Broken> {
+    ) -> Result<RequestResult, BrokenQueue> {
         if queue == RECEIVE { self.receive(memory, chain) } else { self.transmit(memory, chain, interrupted) }
     }
 

@@ -1,4 +1,4 @@
-//! Where a disk's bytes are: in its file, whatever its format, and for a snapshot in a temporary file above it.
+//! Bytes of a disk: in its file, in any format, and for a snapshot in a temporary file that overlays it.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -17,20 +17,20 @@ const GROUP: u64 = 4096;
 
 /// A disk's contents.
 #[derive(Debug)]
-pub(crate) struct Store {
-    base: Base,
+pub(crate) struct DiskStore {
+    base: BaseFile,
     sectors: u64,
-    writes: Writes,
+    writes: WriteTarget,
 }
 
 /// The disk's own file.
 #[derive(Debug)]
-enum Base {
+enum BaseFile {
     Raw(File),
     Formatted(Box<dyn DiskFormat>),
 }
 
-impl Base {
+impl BaseFile {
     /// Checks the file; also its size in bytes.
     fn open(file: DiskFile) -> Result<(Self, u64), DiskError> {
         match file {
@@ -84,22 +84,22 @@ impl Base {
 }
 
 #[derive(Debug)]
-enum Writes {
+enum WriteTarget {
     ToBase,
     Forbidden,
-    Above(Overlay),
+    Above(WriteOverlay),
 }
 
-/// What a snapshot's guest wrote, at the same offsets as in the base.
+/// Bytes that a snapshot's guest wrote, at the same offsets as in the base.
 #[derive(Debug)]
-struct Overlay {
+struct WriteOverlay {
     file: File,
     /// One bit per written block; groups without a written block are absent.
     written: HashMap<u64, Box<[u64; 64]>>,
 }
 
-impl Overlay {
-    /// Group, word and bit of a block.
+impl WriteOverlay {
+    /// Returns the group, word and bit of a block.
     fn place(block: u64) -> (u64, usize, u64) {
         let index = block % GROUP;
         // Below 64, so it fits.
@@ -118,41 +118,41 @@ impl Overlay {
     }
 }
 
-impl Store {
+impl DiskStore {
     /// Checks the file and, for a snapshot, makes the temporary file. That file has no name, so
     /// it goes with the process however the process ends.
     pub(crate) fn open(disk: Disk) -> Result<Self, DiskError> {
-        let (base, bytes) = Base::open(disk.file)?;
+        let (base, bytes) = BaseFile::open(disk.file)?;
         if bytes < SECTOR {
             return Err(DiskError::TooSmall(bytes));
         }
         let writes = match disk.mode {
-            DiskMode::ReadWrite => Writes::ToBase,
-            DiskMode::ReadOnly => Writes::Forbidden,
+            DiskMode::ReadWrite => WriteTarget::ToBase,
+            DiskMode::ReadOnly => WriteTarget::Forbidden,
             DiskMode::Snapshot => {
                 let file = tempfile::tempfile().map_err(|source| DiskError::Snapshot {
                     directory: std::env::temp_dir().display().to_string(),
                     source,
                 })?;
-                Writes::Above(Overlay { file, written: HashMap::new() })
+                WriteTarget::Above(WriteOverlay { file, written: HashMap::new() })
             }
         };
         Ok(Self { base, sectors: bytes / SECTOR, writes })
     }
 
-    /// Size of the disk in sectors; an incomplete last sector does not count.
+    /// Returns the size of the disk in sectors; an incomplete last sector does not count.
     pub(crate) fn sectors(&self) -> u64 {
         self.sectors
     }
 
-    /// True if the guest must not write.
+    /// Returns true if the guest must not write.
     pub(crate) fn read_only(&self) -> bool {
-        matches!(self.writes, Writes::Forbidden)
+        matches!(self.writes, WriteTarget::Forbidden)
     }
 
     /// Reads from a byte offset inside the disk.
     pub(crate) fn read(&self, offset: u64, data: &mut [u8]) -> io::Result<()> {
-        let Writes::Above(overlay) = &self.writes else {
+        let WriteTarget::Above(overlay) = &self.writes else {
             return self.base.read(offset, data);
         };
         // Runs of blocks that come from the same file are read at once.
@@ -178,27 +178,27 @@ impl Store {
     /// Writes at a byte offset inside the disk.
     pub(crate) fn write(&mut self, offset: u64, data: &[u8]) -> io::Result<()> {
         match &mut self.writes {
-            Writes::ToBase => self.base.write(offset, data),
-            Writes::Forbidden => Err(io::ErrorKind::PermissionDenied.into()),
-            Writes::Above(overlay) => write_above(&self.base, overlay, offset, data),
+            WriteTarget::ToBase => self.base.write(offset, data),
+            WriteTarget::Forbidden => Err(io::ErrorKind::PermissionDenied.into()),
+            WriteTarget::Above(overlay) => write_above(&self.base, overlay, offset, data),
         }
     }
 
     /// Makes what was written last. A snapshot's writes need not.
     pub(crate) fn flush(&self) -> io::Result<()> {
         match self.writes {
-            Writes::ToBase => self.base.flush(),
-            Writes::Forbidden | Writes::Above(_) => Ok(()),
+            WriteTarget::ToBase => self.base.flush(),
+            WriteTarget::Forbidden | WriteTarget::Above(_) => Ok(()),
         }
     }
 }
 
-/// Bytes from an offset to the end of its block.
+/// Returns the bytes from an offset to the end of its block.
 fn to_block_end(offset: u64) -> usize {
     usize::try_from(BLOCK - offset % BLOCK).unwrap_or(1)
 }
 
-fn write_above(base: &Base, overlay: &mut Overlay, offset: u64, data: &[u8]) -> io::Result<()> {
+fn write_above(base: &BaseFile, overlay: &mut WriteOverlay, offset: u64, data: &[u8]) -> io::Result<()> {
     let mut rest = data;
     let mut at = offset;
     while !rest.is_empty() {
@@ -244,8 +244,8 @@ mod tests {
         file
     }
 
-    fn store(file: &File, mode: DiskMode) -> Store {
-        Store::open(Disk { file: file.try_clone().unwrap().into(), mode }).unwrap()
+    fn store(file: &File, mode: DiskMode) -> DiskStore {
+        DiskStore::open(Disk { file: file.try_clone().unwrap().into(), mode }).unwrap()
     }
 
     #[test]
@@ -305,7 +305,7 @@ mod tests {
         let bytes = std::sync::Arc::new(std::sync::Mutex::new(vec![3; 9 * 2048]));
         let open = |mode| {
             let disk = InMemory(std::sync::Arc::clone(&bytes));
-            Store::open(Disk { file: DiskFile::Formatted(Box::new(disk)), mode }).unwrap()
+            DiskStore::open(Disk { file: DiskFile::Formatted(Box::new(disk)), mode }).unwrap()
         };
         let mut store = open(DiskMode::Snapshot);
         assert_eq!(store.sectors(), 36);
@@ -336,7 +336,7 @@ mod tests {
 
     #[test]
     fn files_that_are_no_disks_are_refused() {
-        let open = |file| Store::open(Disk { file: File::into(file), mode: DiskMode::ReadOnly });
+        let open = |file| DiskStore::open(Disk { file: File::into(file), mode: DiskMode::ReadOnly });
         assert!(matches!(open(File::open("/").unwrap()), Err(DiskError::Kind)));
         assert!(matches!(open(File::open("/dev/null").unwrap()), Err(DiskError::Kind)));
         assert!(matches!(open(base(511)), Err(DiskError::TooSmall(511))));

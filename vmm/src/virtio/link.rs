@@ -1,8 +1,8 @@
-//! What a device's registers (on vCPU threads) and its worker thread share.
+//! State that a device's registers (on vCPU threads) and its worker thread share.
 //!
-//! A vCPU never waits for the worker: it leaves a [`Command`] and goes on. A reset is done when
-//! [`Link::resetting`] turns false, which the guest sees as a status that reads 0, as the
-//! specification (4.1.4.3.1) has it.
+//! A vCPU never waits for the worker: it leaves a [`Command`] and continues. A reset is complete when
+//! [`Link::resetting`] returns false, which the guest sees as a status that reads 0, as the specification
+//! (4.1.4.3.1) requires.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,8 +11,8 @@ use std::sync::{Mutex, PoisonError};
 use virtio_queue::Queue;
 use vmm_sys_util::eventfd::EventFd;
 
-/// What a worker is to do next. A later command replaces one that was not begun, except that
-/// nothing replaces [`Command::Stop`].
+/// Next step of a worker. A later command replaces one that was not begun, except that nothing replaces
+/// [`Command::Stop`].
 #[derive(Debug)]
 pub(crate) enum Command {
     /// Serve these queues; `None` where the driver did not set one up.
@@ -27,7 +27,7 @@ pub(crate) enum Command {
 #[derive(Debug)]
 pub(crate) struct Link {
     command: Mutex<Option<Command>>,
-    /// True while a command waits: tells a long request to end.
+    /// True while a command waits: a long request has to end.
     waiting: AtomicBool,
     resetting: AtomicBool,
     broken: AtomicBool,
@@ -38,7 +38,7 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    /// A link for a device with so many queues.
+    /// Makes a link for a device with so many queues.
     pub(crate) fn new(queues: usize) -> io::Result<Self> {
         let event = || EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC);
         Ok(Self {
@@ -65,7 +65,7 @@ impl Link {
         let _full = self.wake.write(1);
     }
 
-    /// The worker takes the command that waits.
+    /// Takes the command that waits.
     pub(crate) fn take(&self) -> Option<Command> {
         let mut slot = self.command.lock().unwrap_or_else(PoisonError::into_inner);
         let _nothing = self.wake.read();
@@ -73,28 +73,28 @@ impl Link {
         slot.take()
     }
 
-    /// True if a command waits, so that a request under way should end.
+    /// Returns true if a command waits, so that a request in progress should end.
     pub(crate) fn interrupted(&self) -> bool {
         self.waiting.load(Ordering::Acquire)
     }
 
-    /// The worker has dropped its queues.
+    /// Records that the worker has dropped its queues.
     pub(crate) fn reset_done(&self) {
         self.broken.store(false, Ordering::Release);
         self.resetting.store(false, Ordering::Release);
     }
 
-    /// True from a reset's begin to its end.
+    /// Returns true from a reset's begin to its end.
     pub(crate) fn resetting(&self) -> bool {
         self.resetting.load(Ordering::Acquire)
     }
 
-    /// The device needs a reset.
+    /// Records that the device needs a reset.
     pub(crate) fn set_broken(&self) {
         self.broken.store(true, Ordering::Release);
     }
 
-    /// True if the device needs a reset.
+    /// Returns true if the device needs a reset.
     pub(crate) fn broken(&self) -> bool {
         self.broken.load(Ordering::Acquire)
     }

@@ -1,8 +1,8 @@
 //! Virtio devices (specification: Virtual I/O Device, version 1.2).
 //!
-//! A device is a small file behind [`VirtioDevice`]. [`transport`] makes it a PCI function that
-//! vCPUs program; [`worker`] serves its queues on a thread of its own, so that no vCPU waits for
-//! a disk. The two share a [`link::Link`] and the [`Interrupts`], nothing else:
+//! A device is a small file that implements [`VirtioDevice`]. [`transport`] makes it a PCI function that
+//! vCPUs program; [`worker`] serves its queues on a separate thread, so that no vCPU waits for a disk. The
+//! two share a [`link::Link`] and the [`Interrupts`], nothing else:
 //!
 //! ```text
 //! vCPU threads ── registers ──> transport ── Link: start, reset ──> worker ── requests ──> device
@@ -36,9 +36,9 @@ pub(crate) type Chain<'a> = DescriptorChain<&'a GuestMemoryMmap>;
 /// The driver broke the protocol in a way that leaves no place for an answer. The device asks
 /// for a reset and does nothing until it comes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Broken;
+pub(crate) struct BrokenQueue;
 
-/// What a device is to the outside.
+/// Identity of a device, as the guest sees it.
 #[derive(Debug, Clone)]
 pub(crate) struct Identity {
     /// Device id (specification, chapter 5).
@@ -53,19 +53,19 @@ pub(crate) struct Identity {
     pub queues: &'static [u16],
 }
 
-/// What became of a request.
+/// Result of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Served {
-    /// It is done, and so many bytes were written into the guest's buffers.
+pub(crate) enum RequestResult {
+    /// The request is done; the number of bytes written into the guest's buffers.
     Done(u32),
-    /// What it asks for has not come yet: it stays the first of its queue until
+    /// The request needs something that has not come yet. It stays the first of its queue until
     /// [`VirtioDevice::source`] has something to read, or [`VirtioDevice::is_ready`].
     Waits,
 }
 
 /// One virtio device. Lives on its own thread.
 pub(crate) trait VirtioDevice: Send {
-    /// What it is.
+    /// Returns the device's identity.
     fn identity(&self) -> Identity;
 
     /// Serves one request of a queue. A long request ends early once `interrupted` says so; its
@@ -76,20 +76,22 @@ pub(crate) trait VirtioDevice: Send {
         memory: &GuestMemoryMmap,
         chain: Chain<'_>,
         interrupted: &dyn Fn() -> bool,
-    ) -> Result<Served, Broken>;
+    ) -> Result<RequestResult, BrokenQueue>;
 
-    /// What becomes readable when something comes from outside. `None` where nothing ever does.
+    /// Returns a descriptor that becomes readable when something comes from outside. `None` for devices
+    /// without an outside.
     fn source(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 
-    /// True if the first request of a queue would no longer be told to wait, though the source may have nothing to read.
+    /// Returns true if the first request of a queue would no longer wait, though the source may have nothing
+    /// to read.
     fn is_ready(&self, queue: usize) -> bool {
         let _ = queue;
         false
     }
 
-    /// The driver was reset (specification 2.4): it knows of nothing that was begun.
+    /// Resets the device with its driver (specification 2.4), which no longer knows any requests in progress.
     fn reset(&mut self) {}
 }
 
@@ -111,7 +113,7 @@ pub(crate) struct Interrupts {
 }
 
 impl Interrupts {
-    /// No vectors are assigned yet.
+    /// Makes interrupts without assigned vectors.
     pub(crate) fn new(msix: Msix, queues: usize) -> Arc<Self> {
         let none = || AtomicU16::new(NO_VECTOR);
         Arc::new(Self {
@@ -122,12 +124,12 @@ impl Interrupts {
         })
     }
 
-    /// Tells the guest that a queue's requests are done.
+    /// Interrupts the guest: requests of a queue are done.
     pub(crate) fn queue_used(&self, queue: usize) {
         self.raise(self.queues.get(queue), ISR_QUEUE);
     }
 
-    /// Tells the guest that the device's status changed.
+    /// Interrupts the guest: the device's status changed.
     fn config_changed(&self) {
         self.raise(Some(&self.config), ISR_CONFIG);
     }
@@ -141,12 +143,12 @@ impl Interrupts {
         }
     }
 
-    /// The guest reads the ISR status, which clears it.
+    /// Serves the guest's read of the ISR status, which clears it.
     fn take_isr(&self) -> u8 {
         self.isr.swap(0, Ordering::AcqRel)
     }
 
-    /// The register of the configuration vector or of a queue's.
+    /// Returns the register of the configuration vector or of a queue's.
     fn vector(&self, queue: Option<u16>) -> Option<&AtomicU16> {
         match queue {
             None => Some(&self.config),
@@ -154,7 +156,7 @@ impl Interrupts {
         }
     }
 
-    /// The guest assigns a vector; one that does not exist reads back as none.
+    /// Serves the guest's assignment of a vector; a vector that does not exist reads back as none.
     fn assign(&self, queue: Option<u16>, vector: u16) {
         let known = usize::from(vector) < self.msix.vectors();
         if let Some(register) = self.vector(queue) {
@@ -162,12 +164,12 @@ impl Interrupts {
         }
     }
 
-    /// What [`Self::assign`] kept.
+    /// Returns the vector that [`Self::assign`] stored.
     fn assigned(&self, queue: Option<u16>) -> u16 {
         self.vector(queue).map_or(NO_VECTOR, |register| register.load(Ordering::Acquire))
     }
 
-    /// Device reset: no vectors, nothing to tell.
+    /// Resets the vectors with the device: nothing is pending.
     fn reset(&self) {
         self.isr.store(0, Ordering::Release);
         self.config.store(NO_VECTOR, Ordering::Release);
@@ -177,7 +179,7 @@ impl Interrupts {
     }
 }
 
-/// A device id of the bindings, which have them as 32-bit numbers.
+/// Converts a device id of the bindings, which have 32-bit numbers.
 const fn device_id(id: u32) -> u16 {
     assert!(id < 0x40);
     let [low, high, ..] = id.to_le_bytes();

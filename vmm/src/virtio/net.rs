@@ -7,7 +7,7 @@ use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
 use virtio_bindings::virtio_net::{VIRTIO_NET_F_MAC, VIRTIO_NET_F_STATUS, VIRTIO_NET_S_LINK_UP};
 use vm_memory::GuestMemoryMmap;
 
-use super::{Broken, Chain, Identity, Served, VirtioDevice};
+use super::{BrokenQueue, Chain, Identity, RequestResult, VirtioDevice};
 use crate::config::Network;
 use crate::net::Backend;
 
@@ -35,7 +35,7 @@ pub(crate) struct Net {
 }
 
 impl Net {
-    /// A card that is plugged in.
+    /// Makes a card that is plugged in.
     pub(crate) fn new(network: Network) -> Self {
         // One byte more than the longest frame, to see which are longer.
         Self { mac: network.mac, backend: Some(network.backend), frame: vec![0; LONGEST + 1] }
@@ -47,40 +47,43 @@ impl Net {
         memory: &GuestMemoryMmap,
         chain: Chain<'_>,
         interrupted: &dyn Fn() -> bool,
-    ) -> Result<Served, Broken> {
-        let mut writer = chain.writer(memory).map_err(|_| Broken)?;
+    ) -> Result<RequestResult, BrokenQueue> {
+        let mut writer = chain.writer(memory).map_err(|_| BrokenQueue)?;
         let room =
-            writer.available_bytes().checked_sub(HEADER).filter(|room| *room >= FRAME).ok_or(Broken)?;
+            writer.available_bytes().checked_sub(HEADER).filter(|room| *room >= FRAME).ok_or(BrokenQueue)?;
         let longest = room.min(LONGEST);
         while !interrupted() {
-            let Some(backend) = &mut self.backend else { return Ok(Served::Waits) };
+            let Some(backend) = &mut self.backend else { return Ok(RequestResult::Waits) };
             match backend.receive(&mut self.frame) {
                 Ok(Some(length)) if length <= longest => {
-                    let frame = self.frame.get(..length).ok_or(Broken)?;
-                    writer.write_all(&PLAIN).and_then(|()| writer.write_all(frame)).map_err(|_| Broken)?;
-                    return u32::try_from(HEADER + length).map(Served::Done).map_err(|_| Broken);
+                    let frame = self.frame.get(..length).ok_or(BrokenQueue)?;
+                    writer
+                        .write_all(&PLAIN)
+                        .and_then(|()| writer.write_all(frame))
+                        .map_err(|_| BrokenQueue)?;
+                    return u32::try_from(HEADER + length).map(RequestResult::Done).map_err(|_| BrokenQueue);
                 }
                 Ok(Some(_)) => {}
-                Ok(None) => return Ok(Served::Waits),
+                Ok(None) => return Ok(RequestResult::Waits),
                 Err(_) => self.backend = None,
             }
         }
-        Ok(Served::Waits)
+        Ok(RequestResult::Waits)
     }
 
     /// Sends a frame on its way. What is longer than a frame can be goes nowhere, as on a real wire.
-    fn transmit(&mut self, memory: &GuestMemoryMmap, chain: Chain<'_>) -> Result<Served, Broken> {
-        let mut reader = chain.reader(memory).map_err(|_| Broken)?;
+    fn transmit(&mut self, memory: &GuestMemoryMmap, chain: Chain<'_>) -> Result<RequestResult, BrokenQueue> {
+        let mut reader = chain.reader(memory).map_err(|_| BrokenQueue)?;
         let mut header = [0; HEADER];
-        reader.read_exact(&mut header).map_err(|_| Broken)?;
+        reader.read_exact(&mut header).map_err(|_| BrokenQueue)?;
         let length = reader.available_bytes();
         if let Some(frame) = self.frame.get_mut(..length).filter(|frame| frame.len() <= LONGEST) {
-            reader.read_exact(frame).map_err(|_| Broken)?;
+            reader.read_exact(frame).map_err(|_| BrokenQueue)?;
             if self.backend.as_mut().is_some_and(|backend| backend.send(frame).is_err()) {
                 self.backend = None;
             }
         }
-        Ok(Served::Done(0))
+        Ok(RequestResult::Done(0))
     }
 }
 
@@ -106,7 +109,7 @@ impl VirtioDevice for Net {
         memory: &GuestMemoryMmap,
         chain: Chain<'_>,
         interrupted: &dyn Fn() -> bool,
-    ) -> Result<Served, Broken> {
+    ) -> Result<RequestResult, BrokenQueue> {
         if queue == RECEIVE { self.receive(memory, chain, interrupted) } else { self.transmit(memory, chain) }
     }
 

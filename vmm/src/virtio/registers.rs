@@ -7,7 +7,7 @@ use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRE
 use virtio_queue::{Queue, QueueT};
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 
-use super::{Broken, Interrupts};
+use super::{BrokenQueue, Interrupts};
 
 /// Length of the structure, bytes.
 pub(super) const LENGTH: usize = 0x38;
@@ -43,20 +43,20 @@ const fn status_bit(bit: u32) -> u8 {
 const COMMON_FEATURES: u64 =
     1 << VIRTIO_F_VERSION_1 | 1 << VIRTIO_RING_F_EVENT_IDX | 1 << VIRTIO_RING_F_INDIRECT_DESC;
 
-/// What the registers want the device to do after a write.
+/// Request of the registers to the device after a write.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Request {
     /// Nothing.
     Nothing,
     /// The driver is ready: serve the queues.
     Start,
-    /// Reset everything, and tell the worker, which has the queues.
+    /// Reset everything, and the worker, which has the queues.
     Reset,
     /// Reset everything; no queue was handed out.
     ResetIdle,
 }
 
-/// One queue as the driver describes it.
+/// Queue as the driver describes it.
 #[derive(Debug, Clone)]
 struct QueueRegisters {
     most: u16,
@@ -72,16 +72,16 @@ impl QueueRegisters {
         Self { most, size: most, enabled: false, descriptors: 0, driver: 0, device: 0 }
     }
 
-    /// The queue, if what the driver wrote makes sense.
-    fn build(&self, memory: &GuestMemoryMmap, event_index: bool) -> Result<Queue, Broken> {
-        let mut queue = Queue::new(self.most).map_err(|_| Broken)?;
-        queue.try_set_size(self.size).map_err(|_| Broken)?;
-        queue.try_set_desc_table_address(GuestAddress(self.descriptors)).map_err(|_| Broken)?;
-        queue.try_set_avail_ring_address(GuestAddress(self.driver)).map_err(|_| Broken)?;
-        queue.try_set_used_ring_address(GuestAddress(self.device)).map_err(|_| Broken)?;
+    /// Makes the queue, if the driver's values are valid.
+    fn build(&self, memory: &GuestMemoryMmap, event_index: bool) -> Result<Queue, BrokenQueue> {
+        let mut queue = Queue::new(self.most).map_err(|_| BrokenQueue)?;
+        queue.try_set_size(self.size).map_err(|_| BrokenQueue)?;
+        queue.try_set_desc_table_address(GuestAddress(self.descriptors)).map_err(|_| BrokenQueue)?;
+        queue.try_set_avail_ring_address(GuestAddress(self.driver)).map_err(|_| BrokenQueue)?;
+        queue.try_set_used_ring_address(GuestAddress(self.device)).map_err(|_| BrokenQueue)?;
         queue.set_event_idx(event_index);
         queue.set_ready(true);
-        if queue.is_valid(memory) { Ok(queue) } else { Err(Broken) }
+        if queue.is_valid(memory) { Ok(queue) } else { Err(BrokenQueue) }
     }
 }
 
@@ -98,7 +98,7 @@ pub(super) struct Registers {
 }
 
 impl Registers {
-    /// Registers after reset.
+    /// Makes registers after reset.
     pub(super) fn new(features: u64, queues: &[u16]) -> Self {
         Self {
             offered: features | COMMON_FEATURES,
@@ -111,18 +111,18 @@ impl Registers {
         }
     }
 
-    /// Back to the state after reset.
+    /// Restores the state after reset.
     pub(super) fn reset(&mut self) {
         let most: Vec<u16> = self.queues.iter().map(|queue| queue.most).collect();
         *self = Self::new(self.offered, &most);
     }
 
-    /// True between DRIVER_OK and the next reset.
+    /// Returns true between DRIVER_OK and the next reset.
     fn running(&self) -> bool {
         self.status & DRIVER_OK != 0
     }
 
-    /// The structure as the guest reads it.
+    /// Returns the structure as the guest reads it.
     pub(super) fn image(&self, interrupts: &Interrupts, broken: bool) -> [u8; LENGTH] {
         let mut image = [0; LENGTH];
         let mut put = |at: usize, bytes: &[u8]| image[at..at + bytes.len()].copy_from_slice(bytes);
@@ -148,7 +148,7 @@ impl Registers {
         image
     }
 
-    /// The guest writes a field. Accesses of another width than the field's are ignored, except
+    /// Serves the guest's write to a field. Accesses of another width than the field's are ignored, except
     /// that a 64-bit field may be written in halves.
     pub(super) fn write(&mut self, at: usize, data: &[u8], interrupts: &Interrupts) -> Request {
         match *data {
@@ -225,8 +225,8 @@ impl Registers {
         }
     }
 
-    /// The queues as the driver set them up.
-    pub(super) fn queues(&self, memory: &GuestMemoryMmap) -> Result<Vec<Option<Queue>>, Broken> {
+    /// Makes the queues as the driver has configured them.
+    pub(super) fn queues(&self, memory: &GuestMemoryMmap) -> Result<Vec<Option<Queue>>, BrokenQueue> {
         let event_index = self.accepted & (1 << VIRTIO_RING_F_EVENT_IDX) != 0;
         let build =
             |queue: &QueueRegisters| queue.enabled.then(|| queue.build(memory, event_index)).transpose();
@@ -234,7 +234,7 @@ impl Registers {
     }
 }
 
-/// 32 of 64 bits; beyond them are zeroes.
+/// Returns 32 of 64 bits; beyond them are zeroes.
 fn word(value: u64, index: u32) -> u32 {
     let [a, b, c, d, e, f, g, h] = value.to_le_bytes();
     match index {

@@ -5,7 +5,7 @@ use std::io::Write;
 use virtio_bindings::virtio_ids::VIRTIO_ID_RNG;
 use vm_memory::GuestMemoryMmap;
 
-use super::{Broken, Chain, Identity, Served, VirtioDevice};
+use super::{BrokenQueue, Chain, Identity, RequestResult, VirtioDevice};
 
 /// Most bytes of one request; the driver asks again for more. Linux asks for 64 or less.
 const MOST: usize = 4096;
@@ -32,15 +32,15 @@ impl VirtioDevice for Rng {
         memory: &GuestMemoryMmap,
         chain: Chain<'_>,
         _: &dyn Fn() -> bool,
-    ) -> Result<Served, Broken> {
-        let mut writer = chain.writer(memory).map_err(|_| Broken)?;
+    ) -> Result<RequestResult, BrokenQueue> {
+        let mut writer = chain.writer(memory).map_err(|_| BrokenQueue)?;
         let mut bytes = [0; MOST];
         let wanted = writer.available_bytes().min(MOST);
         let random = &mut bytes[..wanted];
         // SAFETY: the pointer is valid for writes of that many bytes.
         let got = unsafe { libc::getrandom(random.as_mut_ptr().cast(), random.len(), 0) };
         let got = usize::try_from(got).unwrap_or(0);
-        writer.write_all(&bytes[..got]).map_err(|_| Broken)?;
-        u32::try_from(got).map(Served::Done).map_err(|_| Broken)
+        writer.write_all(&bytes[..got]).map_err(|_| BrokenQueue)?;
+        u32::try_from(got).map(RequestResult::Done).map_err(|_| BrokenQueue)
     }
 }

@@ -19,7 +19,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::link::{Command, Link};
 use super::registers::{self, Registers, Request};
-use super::{Broken, Identity, Interrupts};
+use super::{BrokenQueue, Identity, Interrupts};
 use crate::memory::{PCI_WINDOW_END, PCI_WINDOW_START};
 use crate::pci::PciDevice;
 use crate::pci::config::{self, ConfigSpace};
@@ -33,7 +33,7 @@ const DEVICE: u32 = 0x2000;
 const NOTIFY: u32 = 0x3000;
 const MSIX_TABLE: u32 = 0x4000;
 const MSIX_PENDING: u32 = 0x5000;
-/// Each part has a page of its own.
+/// Size of a part of the window, bytes: each has its own page.
 const PART: u32 = 0x1000;
 /// Bytes between the notify registers of two queues.
 const NOTIFY_STEP: u32 = 4;
@@ -65,7 +65,7 @@ pub(crate) trait Doorbells: Send + Sync + Debug {
     fn detach(&self, address: u64, event: &EventFd);
 }
 
-/// The function: configuration space and the window behind BAR 0.
+/// PCI function of a device: configuration space and the window of BAR 0.
 #[derive(Debug)]
 pub(crate) struct VirtioPci {
     config: ConfigSpace,
@@ -75,7 +75,7 @@ pub(crate) struct VirtioPci {
     link: Arc<Link>,
     memory: GuestMemoryMmap,
     doorbells: Arc<dyn Doorbells>,
-    /// Where the window was when the doorbells were attached, and for which queues.
+    /// Address of the window when the doorbells were attached, and the queues that have one.
     attached: Option<(u64, Vec<bool>)>,
     msix_capability: u8,
     access_capability: u8,
@@ -84,7 +84,7 @@ pub(crate) struct VirtioPci {
 }
 
 impl VirtioPci {
-    /// A function whose window starts at `address`.
+    /// Makes a function whose window starts at `address`.
     pub(crate) fn new(
         identity: &Identity,
         address: u32,
@@ -119,7 +119,7 @@ impl VirtioPci {
         }
     }
 
-    /// Where the window is now, if it may answer there.
+    /// Returns the present address of the window, if it may answer there.
     fn place(&self) -> Option<u64> {
         let start = self.config.bar0()?;
         let end = start + u64::from(BAR_SIZE);
@@ -172,7 +172,7 @@ impl VirtioPci {
             }
             Request::Start => match self.registers.queues(&self.memory) {
                 Ok(queues) => self.link.post(Command::Start(queues)),
-                Err(Broken) => {
+                Err(BrokenQueue) => {
                     self.link.set_broken();
                     self.interrupts.config_changed();
                 }
@@ -180,8 +180,8 @@ impl VirtioPci {
         }
     }
 
-    /// An access to the data window of the PCI configuration access capability (4.1.4.9) means
-    /// the part of BAR 0 that the capability names.
+    /// Returns the part of BAR 0 that an access to the data window of the PCI configuration access capability
+    /// (4.1.4.9) selects.
     fn access(&self, offset: u8) -> Option<(u64, usize)> {
         let at = self.access_capability;
         let mut bar = [0];
@@ -252,25 +252,25 @@ impl PciDevice for VirtioPci {
     }
 }
 
-/// The part of the window that an offset lies in, and the offset inside it.
+/// Returns the part of the window that contains an offset, and the offset in the part.
 fn split(offset: u64) -> Option<(u32, usize)> {
     let offset = u32::try_from(offset).ok().filter(|offset| *offset < BAR_SIZE)?;
     Some((offset & !(PART - 1), usize::try_from(offset & (PART - 1)).ok()?))
 }
 
-/// Copies what lies at `at`; beyond the end nothing is written.
+/// Copies the bytes at `at`; nothing is written beyond the end.
 fn copy(from: &[u8], at: usize, to: &mut [u8]) {
     for (byte, source) in to.iter_mut().zip(from.iter().skip(at)) {
         *byte = *source;
     }
 }
 
-/// The notify register of a queue.
+/// Returns the notify register of a queue.
 fn notify_address(window: u64, queue: usize) -> u64 {
     window + u64::from(NOTIFY) + queue as u64 * u64::from(NOTIFY_STEP)
 }
 
-/// MSI-X capability: table size, where table and pending bits are (BAR 0).
+/// Adds the MSI-X capability: table size, and the offsets of table and pending bits (BAR 0).
 fn add_msix(config: &mut ConfigSpace, vectors: usize) -> u8 {
     let last = u16::try_from(vectors.saturating_sub(1)).unwrap_or(0x7ff) & 0x7ff;
     let mut body = last.to_le_bytes().to_vec();
@@ -281,7 +281,7 @@ fn add_msix(config: &mut ConfigSpace, vectors: usize) -> u8 {
     at
 }
 
-/// The five virtio capabilities; returns where the one for access through configuration space is.
+/// Adds the five virtio capabilities; returns the offset of the one for access through configuration space.
 fn add_virtio(config: &mut ConfigSpace) -> u8 {
     // After id and link: cap_len, cfg_type, bar, id, padding[2], offset, length, more.
     let body = |kind: u8, offset: u32, length: u32, more: &[u8]| {

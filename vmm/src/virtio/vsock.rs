@@ -1,4 +1,5 @@
-//! virtio-vsock (specification 5.10): stream sockets between programs of the guest and of the host, without a network.
+//! virtio-vsock (specification 5.10): stream sockets between programs of the guest and of the host, without a
+//! network.
 
 use std::io::{Read, Write};
 use std::os::fd::BorrowedFd;
@@ -6,7 +7,7 @@ use std::os::fd::BorrowedFd;
 use virtio_bindings::virtio_ids::VIRTIO_ID_VSOCK;
 use vm_memory::GuestMemoryMmap;
 
-use super::{Broken, Chain, Identity, Served, VirtioDevice};
+use super::{BrokenQueue, Chain, Identity, RequestResult, VirtioDevice};
 use crate::config;
 use crate::vsock::{Backend, HEADER, Header, MOST_DATA};
 
@@ -31,56 +32,58 @@ pub(crate) struct Vsock {
 }
 
 impl Vsock {
-    /// A device that is connected.
+    /// Makes a device that is connected.
     pub(crate) fn new(vsock: config::Vsock) -> Self {
         Self { cid: vsock.cid.into(), backend: Some(vsock.backend), data: vec![0; MOST_DATA] }
     }
 
     /// Fills a buffer with the next packet.
-    fn receive(&mut self, memory: &GuestMemoryMmap, chain: Chain<'_>) -> Result<Served, Broken> {
-        let mut writer = chain.writer(memory).map_err(|_| Broken)?;
-        let room = writer.available_bytes().checked_sub(HEADER).filter(|room| *room > 0).ok_or(Broken)?;
-        let Some(backend) = &mut self.backend else { return Ok(Served::Waits) };
+    fn receive(&mut self, memory: &GuestMemoryMmap, chain: Chain<'_>) -> Result<RequestResult, BrokenQueue> {
+        let mut writer = chain.writer(memory).map_err(|_| BrokenQueue)?;
+        let room =
+            writer.available_bytes().checked_sub(HEADER).filter(|room| *room > 0).ok_or(BrokenQueue)?;
+        let Some(backend) = &mut self.backend else { return Ok(RequestResult::Waits) };
         match backend.receive(&mut self.data[..room.min(MOST_DATA)]) {
             Ok(Some(header)) => {
-                let data = self.data.get(..header.data()).ok_or(Broken)?;
+                let data = self.data.get(..header.data()).ok_or(BrokenQueue)?;
                 let written = writer.write_all(&header.to_bytes()).and_then(|()| writer.write_all(data));
-                written.map_err(|_| Broken)?;
-                u32::try_from(HEADER + data.len()).map(Served::Done).map_err(|_| Broken)
+                written.map_err(|_| BrokenQueue)?;
+                u32::try_from(HEADER + data.len()).map(RequestResult::Done).map_err(|_| BrokenQueue)
             }
-            Ok(None) => Ok(Served::Waits),
+            Ok(None) => Ok(RequestResult::Waits),
             Err(_) => {
                 self.backend = None;
-                Ok(Served::Waits)
+                Ok(RequestResult::Waits)
             }
         }
     }
 
     /// Passes a packet on. What names another sender than this guest goes nowhere.
-    fn transmit(&mut self, memory: &GuestMemoryMmap, chain: Chain<'_>) -> Result<Served, Broken> {
-        let mut reader = chain.reader(memory).map_err(|_| Broken)?;
+    fn transmit(&mut self, memory: &GuestMemoryMmap, chain: Chain<'_>) -> Result<RequestResult, BrokenQueue> {
+        let mut reader = chain.reader(memory).map_err(|_| BrokenQueue)?;
         let mut header = [0; HEADER];
-        reader.read_exact(&mut header).map_err(|_| Broken)?;
+        reader.read_exact(&mut header).map_err(|_| BrokenQueue)?;
         let header = Header::from_bytes(&header);
         // More than fits into it is more than the guest ever had credit for.
-        let data = self.data.get_mut(..header.data()).ok_or(Broken)?;
-        reader.read_exact(data).map_err(|_| Broken)?;
+        let data = self.data.get_mut(..header.data()).ok_or(BrokenQueue)?;
+        reader.read_exact(data).map_err(|_| BrokenQueue)?;
         if let Some(backend) = self.backend.as_mut().filter(|_| header.src_cid == self.cid) {
             match backend.send(&header, data) {
                 Ok(true) => {}
-                Ok(false) => return Ok(Served::Waits),
+                Ok(false) => return Ok(RequestResult::Waits),
                 Err(_) => self.backend = None,
             }
         }
-        Ok(Served::Done(0))
+        Ok(RequestResult::Done(0))
     }
 
-    /// A buffer for events waits for good; what happens outside is noticed also where no other buffer waits for it.
-    fn notice(&mut self) -> Served {
+    /// Keeps a buffer for events forever. Outside changes are noticed also while no other buffer waits for
+    /// them.
+    fn notice(&mut self) -> RequestResult {
         if self.backend.as_mut().is_some_and(|backend| backend.notice().is_err()) {
             self.backend = None;
         }
-        Served::Waits
+        RequestResult::Waits
     }
 }
 
@@ -103,7 +106,7 @@ impl VirtioDevice for Vsock {
         memory: &GuestMemoryMmap,
         chain: Chain<'_>,
         _: &dyn Fn() -> bool,
-    ) -> Result<Served, Broken> {
+    ) -> Result<RequestResult, BrokenQueue> {
         match queue {
             RECEIVE => self.receive(memory, chain),
             TRANSMIT => self.transmit(memory, chain),

@@ -1,4 +1,5 @@
-//! A device's thread: waits for kicks, commands and what comes from outside, takes requests off the queues, answers.
+//! A device's thread: waits for kicks, commands and what comes from outside, takes requests off the queues,
+//! answers.
 
 use std::ops::ControlFlow;
 use std::os::fd::AsRawFd;
@@ -9,7 +10,7 @@ use virtio_queue::{Queue, QueueOwnedT, QueueT};
 use vm_memory::GuestMemoryMmap;
 
 use super::link::{Command, Link};
-use super::{Broken, Interrupts, Served, VirtioDevice};
+use super::{BrokenQueue, Interrupts, RequestResult, VirtioDevice};
 
 /// Requests of one queue that are served before the next queue has its turn.
 const BURST: usize = 64;
@@ -20,7 +21,7 @@ pub(crate) struct Worker {
     pub device: Box<dyn VirtioDevice>,
     /// Commands and kicks.
     pub link: Arc<Link>,
-    /// How to tell the guest.
+    /// Interrupts to the guest.
     pub interrupts: Arc<Interrupts>,
     /// The guest's memory.
     pub memory: GuestMemoryMmap,
@@ -66,7 +67,7 @@ impl Worker {
         }
     }
 
-    /// Does what waits to be done; breaks at [`Command::Stop`].
+    /// Runs pending work; breaks at [`Command::Stop`].
     pub(crate) fn turn(&mut self, queues: &mut Queues) -> ControlFlow<()> {
         match self.link.take() {
             Some(Command::Stop) => return ControlFlow::Break(()),
@@ -89,7 +90,7 @@ impl Worker {
                 Ok(Left::Nothing) => {}
                 Ok(Left::Waits) => queues.waits.push(index),
                 Ok(Left::More) => queues.more = true,
-                Err(Broken) => {
+                Err(BrokenQueue) => {
                     self.link.set_broken();
                     self.interrupts.config_changed();
                 }
@@ -113,42 +114,42 @@ impl Worker {
         let mut fds: Vec<libc::pollfd> = events.chain(source).map(readable).collect();
         let patience = if queues.more { 0 } else { -1 };
         // SAFETY: `fds` is valid for that many entries, and its descriptors live in `link` and in
-        // the device. A failed poll (EINTR, ENOMEM) is a spurious wake-up, which the caller bears.
+        // the device. A failed poll (EINTR, ENOMEM) is a spurious wake-up, which the caller tolerates.
         unsafe {
             libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, patience);
         }
     }
 
     /// Serves a queue until it is empty, has to wait, has had its turn, or a command waits.
-    fn serve(&mut self, index: usize, queue: &mut Queue) -> Result<Left, Broken> {
+    fn serve(&mut self, index: usize, queue: &mut Queue) -> Result<Left, BrokenQueue> {
         let mut served = 0;
         loop {
-            queue.disable_notification(&self.memory).map_err(|_| Broken)?;
+            queue.disable_notification(&self.memory).map_err(|_| BrokenQueue)?;
             while let Some(answer) = self.serve_one(index, queue)? {
                 served += 1;
                 match answer {
-                    Served::Waits => return Ok(Left::Waits),
-                    Served::Done(_) if self.link.interrupted() => return Ok(Left::Nothing),
-                    Served::Done(_) if served == BURST => return Ok(Left::More),
-                    Served::Done(_) => {}
+                    RequestResult::Waits => return Ok(Left::Waits),
+                    RequestResult::Done(_) if self.link.interrupted() => return Ok(Left::Nothing),
+                    RequestResult::Done(_) if served == BURST => return Ok(Left::More),
+                    RequestResult::Done(_) => {}
                 }
             }
-            if !queue.enable_notification(&self.memory).map_err(|_| Broken)? {
+            if !queue.enable_notification(&self.memory).map_err(|_| BrokenQueue)? {
                 return Ok(Left::Nothing);
             }
         }
     }
 
     /// Serves the next request, if there is one.
-    fn serve_one(&mut self, index: usize, queue: &mut Queue) -> Result<Option<Served>, Broken> {
+    fn serve_one(&mut self, index: usize, queue: &mut Queue) -> Result<Option<RequestResult>, BrokenQueue> {
         let memory = &self.memory;
-        let filled = queue.avail_idx(memory, Ordering::Acquire).map_err(|_| Broken)?;
+        let filled = queue.avail_idx(memory, Ordering::Acquire).map_err(|_| BrokenQueue)?;
         if filled.0 == queue.next_avail() {
             return Ok(None);
         }
         // No chain although the ring says that there is one: an index beyond the ring's size or
         // a ring outside of memory.
-        let chain = queue.iter(memory).map_err(|_| Broken)?.next().ok_or(Broken)?;
+        let chain = queue.iter(memory).map_err(|_| BrokenQueue)?.next().ok_or(BrokenQueue)?;
         let head = chain.head_index();
         let link = &self.link;
         let served = self.device.serve(index, memory, chain, &|| link.interrupted())?;
@@ -156,10 +157,10 @@ impl Worker {
             return Ok(None);
         }
         match served {
-            Served::Waits => queue.go_to_previous_position(),
-            Served::Done(written) => {
-                queue.add_used(memory, head, written).map_err(|_| Broken)?;
-                if queue.needs_notification(memory).map_err(|_| Broken)? {
+            RequestResult::Waits => queue.go_to_previous_position(),
+            RequestResult::Done(written) => {
+                queue.add_used(memory, head, written).map_err(|_| BrokenQueue)?;
+                if queue.needs_notification(memory).map_err(|_| BrokenQueue)? {
                     self.interrupts.queue_used(index);
                 }
             }

@@ -1,13 +1,13 @@
-//! What a guest's virtio-vsock device is connected to: Unix sockets of the host, as programs of Firecracker's and Cloud
-//! Hypervisor's users know them.
+//! Backends of a guest's virtio-vsock device: Unix sockets of the host, with the protocol of Firecracker and
+//! Cloud Hypervisor.
 //!
-//! | who connects | how |
+//! | client | means |
 //! |---|---|
-//! | the guest, to port P of context id 2 | whoever listens at the socket `PATH_P` has the other end |
-//! | a program of the host | connects to `PATH`, writes `CONNECT P\n`, and reads `OK PORT\n` once the guest has accepted |
+//! | the guest, to port P of context id 2 | the program that listens at the socket `PATH_P` has the other end |
+//! | a program of the host | connects to `PATH`, writes `CONNECT P\n`, and reads `OK PORT\n` once accepted |
 //!
-//! [`Sockets`] is all of that. Where the guest runs on another machine than those programs, [`Relay`] is in its place, and
-//! passes packets over a stream to [`serve`], which has the sockets:
+//! [`Sockets`] does all of that. If the guest runs on another machine than those programs, a [`Relay`]
+//! replaces it, and passes packets over a stream to [`serve`], which has the sockets:
 //!
 //! ```text
 //! device ── Backend ── Sockets ── programs
@@ -27,10 +27,11 @@ pub use packet::{HEADER, Header, MOST_DATA};
 pub use relay::{Relay, serve};
 pub use sockets::Sockets;
 
-/// Carries packets between a guest's virtio-vsock device and the outside. Used by the device's own thread; waits for nothing.
+/// Carries packets between a guest's virtio-vsock device and the outside. Used by the device's own thread;
+/// waits for nothing.
 pub trait Backend: Send + fmt::Debug {
-    /// Takes a packet of the guest, which names the guest as its sender. `false` where there is no room: it is to come
-    /// again once [`Self::can_send`].
+    /// Takes a packet of the guest, which names the guest as its sender. `false` where there is no room: it
+    /// is to come again once [`Self::can_send`].
     ///
     /// # Errors
     /// The other end is gone for good.
@@ -42,19 +43,19 @@ pub trait Backend: Send + fmt::Debug {
     /// The other end is gone for good.
     fn receive(&mut self, into: &mut [u8]) -> io::Result<Option<Header>>;
 
-    /// Takes notice of what made the descriptor readable, which it then is no more.
+    /// Processes what made the descriptor readable, which makes it unreadable again.
     ///
     /// # Errors
-    /// The other end is gone for good.
+    /// The other end is permanently gone.
     fn notice(&mut self) -> io::Result<()>;
 
-    /// There is room for a packet of the guest.
+    /// Returns true if there is room for a packet of the guest.
     fn can_send(&self) -> bool;
 
-    /// There may be a packet for the guest, whatever the descriptor says.
+    /// Returns true if there may be a packet for the guest, regardless of the descriptor.
     fn can_receive(&self) -> bool;
 
-    /// The guest knows of no connection any more.
+    /// Drops all connections: the guest no longer knows them.
     fn reset(&mut self);
 
     /// Becomes readable when [`Self::notice`] has something to do.

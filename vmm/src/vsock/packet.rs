@@ -1,4 +1,4 @@
-//! Packets as they lie in the queues (VIRTIO 1.2, 5.10.6): a header, and data behind it.
+//! Packets as they are in the queues (VIRTIO 1.2, 5.10.6): a header, then data.
 
 /// Bytes of `struct virtio_vsock_hdr`.
 pub const HEADER: usize = 44;
@@ -24,7 +24,7 @@ pub(crate) mod op {
 
 /// Flag of a SHUTDOWN: its sender receives no more (5.10.6.6).
 pub(crate) const NO_RECEIVE: u32 = 1;
-/// Flag of a SHUTDOWN: its sender sends no more.
+/// Flag of a SHUTDOWN: its sender will not send any longer.
 pub(crate) const NO_SEND: u32 = 2;
 
 /// `struct virtio_vsock_hdr` (5.10.6).
@@ -38,11 +38,11 @@ pub struct Header {
     pub src_port: u32,
     /// Port of the receiver.
     pub dst_port: u32,
-    /// Bytes of data behind the header.
+    /// Size of the data after the header, bytes.
     pub len: u32,
     /// Kind of socket: `type`.
     pub kind: u16,
-    /// What the packet is for.
+    /// Operation of the packet.
     pub op: u16,
     /// Flags of the operation.
     pub flags: u32,
@@ -83,12 +83,13 @@ impl Header {
         bytes
     }
 
-    /// Bytes of data behind it; more than [`MOST_DATA`] where that is no number of them.
+    /// Returns the size of the data after the header, bytes; more than [`MOST_DATA`] if that is not a valid
+    /// size.
     pub fn data(&self) -> usize {
         usize::try_from(self.len).unwrap_or(usize::MAX)
     }
 
-    /// The RST that answers it (5.10.6.5): none answers another.
+    /// Returns the RST that answers the packet (5.10.6.5); `None` for an RST.
     pub(crate) fn refusal(&self) -> Option<Self> {
         (self.op != op::RST).then(|| Self {
             src_cid: self.dst_cid,

@@ -1,7 +1,7 @@
-//! Packets over a stream, one behind the other: where the sockets are on another machine than the device.
+//! Packets over a stream, one after the other: for sockets on another machine than the device.
 //!
-//! A packet is its header and its data, as in the queues. A header of zeros, which no guest's packet has, says that the guest
-//! knows of no connection any more. The guest's own credit bounds what is under way.
+//! A packet is its header and its data, as in the queues. A header of zeros, which no guest's packet has,
+//! says that the guest no longer knows any connection. The guest's own credit bounds the data in flight.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read, Write};
@@ -13,24 +13,24 @@ use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use super::packet::{HEADER, Header, MOST_DATA};
 use super::{Backend, Sockets};
 
-/// One end of the stream, which does not block.
+/// End of the stream, which does not block.
 #[derive(Debug)]
-struct Packets<S> {
+struct PacketStream<S> {
     stream: S,
-    /// What has come and is not yet taken: `start..end` of the buffer.
+    /// Received bytes that are not yet taken: `start..end` of the buffer.
     incoming: Vec<u8>,
     start: usize,
     end: usize,
-    /// What the stream has had no room for.
+    /// Bytes for which the stream has had no room.
     outgoing: Vec<u8>,
 }
 
-impl<S: Read + Write> Packets<S> {
+impl<S: Read + Write> PacketStream<S> {
     fn new(stream: S) -> Self {
         Self { stream, incoming: vec![0; HEADER + MOST_DATA], start: 0, end: 0, outgoing: Vec::new() }
     }
 
-    /// The first packet's header, once the packet is there as a whole.
+    /// Returns the first packet's header, once the whole packet has come.
     fn whole(&self) -> io::Result<Option<Header>> {
         let waiting = self.incoming.get(self.start..self.end).unwrap_or_default();
         let Some((header, data)) = waiting.split_first_chunk::<HEADER>() else { return Ok(None) };
@@ -58,7 +58,7 @@ impl<S: Read + Write> Packets<S> {
         Ok(true)
     }
 
-    /// Takes the first packet. Of data that has no room in `into` the rest becomes a packet of its own.
+    /// Takes the first packet. Data that has no room in `into` becomes another packet.
     fn take(&mut self, into: &mut [u8]) -> io::Result<Option<Header>> {
         let Some(header) = self.whole()? else { return Ok(None) };
         let data = self.start + HEADER;
@@ -87,7 +87,7 @@ impl<S: Read + Write> Packets<S> {
     fn flush(&mut self) -> io::Result<bool> {
         while !self.outgoing.is_empty() {
             match self.stream.write(&self.outgoing) {
-                // A virtio-serial port may tell so that its queue is full.
+                // A virtio-serial port may report in this way that its queue is full.
                 Ok(0) => return Ok(false),
                 Ok(count) => drop(self.outgoing.drain(..count)),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
@@ -101,7 +101,7 @@ impl<S: Read + Write> Packets<S> {
 
 /// Passes a guest's packets on to [`serve`].
 pub struct Relay {
-    packets: Packets<File>,
+    packets: PacketStream<File>,
     epoll: Epoll,
     /// The guest was reset, which was not passed on yet.
     reset: bool,
@@ -122,7 +122,7 @@ impl Relay {
         let epoll = Epoll::new()?;
         let all = EventSet::IN | EventSet::OUT | EventSet::EDGE_TRIGGERED;
         epoll.ctl(ControlOperation::Add, stream.as_raw_fd(), EpollEvent::new(all, 0))?;
-        Ok(Self { packets: Packets::new(stream), epoll, reset: false })
+        Ok(Self { packets: PacketStream::new(stream), epoll, reset: false })
     }
 
     /// Sends what waits, as far as the stream has room.
@@ -198,7 +198,7 @@ pub fn serve(stream: UnixStream, sockets: Sockets) -> io::Result<()> {
 
 fn move_packets(stream: UnixStream, mut sockets: Sockets) -> io::Result<()> {
     stream.set_nonblocking(true)?;
-    let mut packets = Packets::new(stream);
+    let mut packets = PacketStream::new(stream);
     let mut data = vec![0; MOST_DATA];
     loop {
         // In turn, so that neither direction waits for the other's end.
@@ -230,7 +230,7 @@ fn move_packets(stream: UnixStream, mut sockets: Sockets) -> io::Result<()> {
 }
 
 /// Sleeps until something can be moved.
-fn wait(packets: &Packets<UnixStream>, sockets: &Sockets) {
+fn wait(packets: &PacketStream<UnixStream>, sockets: &Sockets) {
     let all_sent = packets.outgoing.is_empty();
     let stream =
         (if sockets.can_send() { libc::POLLIN } else { 0 }) | (if all_sent { 0 } else { libc::POLLOUT });
@@ -238,8 +238,8 @@ fn wait(packets: &Packets<UnixStream>, sockets: &Sockets) {
     // What the sockets have is of no use before there is room for it.
     let sockets = watched(sockets.descriptor(), if all_sent { libc::POLLIN } else { 0 });
     let mut fds = [watched(packets.stream.as_fd(), stream), sockets];
-    // SAFETY: `fds` is valid for two entries, and its descriptors live in `packets` and `sockets`. A failed poll (EINTR,
-    // ENOMEM) is a spurious wake-up, which the caller bears.
+    // SAFETY: `fds` is valid for two entries, and its descriptors live in `packets` and `sockets`. A failed
+    // poll (EINTR, ENOMEM) is a spurious wake-up, which the caller tolerates.
     unsafe {
         libc::poll(fds.as_mut_ptr(), 2, -1);
     }

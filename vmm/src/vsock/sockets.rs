@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
 use super::Backend;
-use super::connection::{Connection, Next, Ports, Verdict};
+use super::connection::{Connection, NextPacket, PacketEffect, PortPair};
 use super::packet::{HOST_CID, Header, STREAM, op};
 
 /// Most connections at once: more are refused to the guest, and wait on the host.
@@ -22,7 +22,8 @@ const MOST_REFUSALS: usize = 256;
 const EVENTS: usize = 64;
 /// The number by which the listener's events are known; connections count from 0.
 const LISTENER: u64 = u64::MAX;
-/// The first of the host's ports that connections of its programs get: as far as possible from those that guests ask for.
+/// The first of the host's ports that connections of its programs get: as far as possible from those that
+/// guests ask for.
 const FIRST_PORT: u32 = 1 << 30;
 /// `AF_UNIX`, as wide as the structure has it.
 const FAMILY: libc::sa_family_t = 1;
@@ -37,7 +38,7 @@ pub struct Sockets {
     acceptable: bool,
     epoll: Epoll,
     connections: HashMap<u64, Connection>,
-    ids: HashMap<Ports, u64>,
+    ids: HashMap<PortPair, u64>,
     next_id: u64,
     next_port: u32,
     /// Connections that may have something for the guest, in turn.
@@ -52,11 +53,11 @@ impl std::fmt::Debug for Sockets {
 }
 
 impl Sockets {
-    /// For the guest of this context id. `listener` is bound to `path`; the guest's own connections go to sockets with `_`
-    /// and the port behind that.
+    /// Makes the sockets of the guest with this context id. `listener` is bound to `path`. The guest's own
+    /// connections go to sockets with `_` and the port appended to that path.
     ///
     /// # Errors
-    /// The host has no more descriptors.
+    /// The host has no descriptors left.
     pub fn new(listener: UnixListener, path: &Path, cid: u32) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         let epoll = Epoll::new()?;
@@ -77,7 +78,7 @@ impl Sockets {
         Ok(sockets)
     }
 
-    /// Has changes of a descriptor told, each once.
+    /// Watches a descriptor for changes, each of which is reported once.
     fn watch(&self, fd: RawFd, id: u64) -> io::Result<()> {
         let all = EventSet::IN | EventSet::OUT | EventSet::READ_HANG_UP | EventSet::EDGE_TRIGGERED;
         self.epoll.ctl(ControlOperation::Add, fd, EpollEvent::new(all, id))
@@ -103,7 +104,7 @@ impl Sockets {
         }
     }
 
-    /// The connection may have something for the guest.
+    /// Records that the connection may have something for the guest.
     fn schedule(&mut self, id: u64) {
         if let Some(connection) = self.connections.get_mut(&id).filter(|connection| !connection.queued) {
             connection.queued = true;
@@ -116,9 +117,9 @@ impl Sockets {
         while self.can_accept() {
             match self.listener.accept() {
                 // A connection that can't be watched is closed, which its program sees.
-                Ok((socket, _)) => {
-                    drop(socket.set_nonblocking(true).and_then(|()| self.add(socket, Connection::of_program)))
-                }
+                Ok((socket, _)) => drop(
+                    socket.set_nonblocking(true).and_then(|()| self.add(socket, Connection::from_program)),
+                ),
                 Err(error)
                     if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::ConnectionAborted) => {}
                 // Without a descriptor for it the program waits until the next one comes.
@@ -131,24 +132,24 @@ impl Sockets {
         self.acceptable && self.connections.len() < MOST_CONNECTIONS
     }
 
-    /// The guest wants to be connected.
-    fn connect(&mut self, ports: Ports, request: &Header) {
+    /// Serves the guest's request for a connection.
+    fn connect(&mut self, ports: PortPair, request: &Header) {
         let mut name = OsString::from(&self.path);
         name.push(format!("_{}", ports.host));
         let full = self.connections.len() >= MOST_CONNECTIONS;
         let socket = if full { Err(ErrorKind::QuotaExceeded.into()) } else { connect(Path::new(&name)) };
-        let made =
-            socket.and_then(|socket| self.add(socket, |socket| Connection::of_guest(socket, ports, request)));
+        let made = socket
+            .and_then(|socket| self.add(socket, |socket| Connection::from_guest(socket, ports, request)));
         if made.is_err() {
             // Nobody listens there, or too many have connected.
             self.refusals.extend(request.refusal());
         }
     }
 
-    /// A port of the host that no connection with this one of the guest has.
-    fn free_ports(&mut self, guest: u32) -> Ports {
+    /// Returns a port of the host that is not connected to this port of the guest.
+    fn free_ports(&mut self, guest: u32) -> PortPair {
         loop {
-            let ports = Ports { guest, host: self.next_port };
+            let ports = PortPair { guest, host: self.next_port };
             self.next_port = self.next_port.checked_add(1).unwrap_or(FIRST_PORT);
             if !self.ids.contains_key(&ports) {
                 return ports;
@@ -156,18 +157,20 @@ impl Sockets {
         }
     }
 
-    /// The next packet of the connections that may have one.
+    /// Returns the next packet of the connections that may have one.
     fn next(&mut self, into: &mut [u8]) -> Option<Header> {
         while let Some(id) = self.ready.pop_front() {
             let Some(connection) = self.connections.get_mut(&id) else { continue };
+            // A connection that still has something is scheduled again at the end, so that none starves the
+            // others.
             connection.queued = false;
             match connection.next(into) {
-                Next::Nothing => {}
-                Next::Packet(header) => {
+                NextPacket::Nothing => {}
+                NextPacket::Packet(header) => {
                     self.schedule(id);
                     return Some(Header { src_cid: HOST_CID, dst_cid: self.cid, ..header });
                 }
-                Next::Wants(port) => {
+                NextPacket::Connect(port) => {
                     let ports = self.free_ports(port);
                     self.ids.insert(ports, id);
                     if let Some(connection) = self.connections.get_mut(&id) {
@@ -175,10 +178,10 @@ impl Sockets {
                     }
                     self.schedule(id);
                 }
-                Next::Reset => {
+                NextPacket::Reset => {
                     let ports = connection.ports;
                     self.remove(id);
-                    if let Some(Ports { guest, host }) = ports {
+                    if let Some(PortPair { guest, host }) = ports {
                         return Some(Header {
                             src_cid: HOST_CID,
                             dst_cid: self.cid,
@@ -190,7 +193,7 @@ impl Sockets {
                         });
                     }
                 }
-                Next::Over => self.remove(id),
+                NextPacket::Over => self.remove(id),
             }
         }
         None
@@ -202,6 +205,7 @@ impl Backend for Sockets {
         if !self.can_send() {
             return self.notice().map(|()| false);
         }
+        // A packet with another guest's address gets no answer: the answer could not reach its sender.
         if header.src_cid != self.cid {
             return Ok(true);
         }
@@ -209,7 +213,7 @@ impl Backend for Sockets {
             self.refusals.extend(header.refusal());
             return Ok(true);
         }
-        let ports = Ports { guest: header.src_port, host: header.dst_port };
+        let ports = PortPair { guest: header.src_port, host: header.dst_port };
         let Some(id) = self.ids.get(&ports).copied() else {
             if header.op == op::REQUEST {
                 self.connect(ports, header);
@@ -220,13 +224,13 @@ impl Backend for Sockets {
         };
         let Some(connection) = self.connections.get_mut(&id) else { return Ok(true) };
         match connection.take(header, data) {
-            Verdict::GoesOn => self.schedule(id),
-            Verdict::Gone => self.remove(id),
-            Verdict::Refused => {
+            PacketEffect::Open => self.schedule(id),
+            PacketEffect::Gone => self.remove(id),
+            PacketEffect::Refused => {
                 self.remove(id);
                 self.refusals.extend(header.refusal());
             }
-            Verdict::Closed => {
+            PacketEffect::Closed => {
                 connection.linger();
                 self.ids.remove(&ports);
                 self.refusals.extend(header.refusal());

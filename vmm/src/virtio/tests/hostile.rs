@@ -121,7 +121,7 @@ fn features_that_were_not_offered_are_refused() {
         rig.write(0x14, &[0x0b]);
         assert_eq!(rig.status(), 3, "{low:#x} {high:#x}");
         rig.write(0x14, &[0x0f]);
-        assert_eq!(rig.status(), 3, "and so is going on without them");
+        assert_eq!(rig.status(), 3, "and so is continuing without them");
     }
 }
 

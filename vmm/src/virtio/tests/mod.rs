@@ -129,8 +129,8 @@ impl Rig {
         self.write(offset + 4, &high.to_le_bytes());
     }
 
-    /// The driver's initialization (specification 3.1.1), MSI-X vector 0 for the configuration, and those after it for
-    /// the queues.
+    /// Performs the driver's initialization (specification 3.1.1), with MSI-X vector 0 for the configuration,
+    /// and those after it for the queues.
     fn start(&mut self) {
         self.pci.write_config(COMMAND, &6u16.to_le_bytes());
         // Message control of the MSI-X capability, which is the first one.
@@ -161,13 +161,13 @@ impl Rig {
         self.write(0x14, &[0x0f]);
     }
 
-    /// From now on it is about this queue.
+    /// Selects a queue for the next calls.
     fn on(&mut self, queue: u16) -> &mut Self {
         self.queue = queue;
         self
     }
 
-    /// Where a table or ring of the queue lies.
+    /// Returns the address of a table or ring of the queue.
     fn at(&self, start: u64) -> u64 {
         start + u64::from(self.queue) * QUEUE_STEP
     }
@@ -181,7 +181,8 @@ impl Rig {
         self.put_descriptor(at, address, length, flags, next);
     }
 
-    /// Fills the table and the ring of the queue with these descriptors and heads of chains, whatever they say.
+    /// Fills the table and the ring of the queue with these descriptors and heads of chains, whatever they
+    /// say.
     fn scribble(&self, descriptors: &[(u64, u32, u16, u16)], heads: &[u16]) {
         for (index, (address, length, flags, next)) in (0..).zip(descriptors) {
             self.descriptor(index, *address, *length, *flags, *next);
@@ -224,7 +225,7 @@ impl Rig {
         self.memory.read_obj(GuestAddress(slot + 4)).unwrap()
     }
 
-    /// A block request of header, data and status; returns the status.
+    /// Makes a block request of header, data and status; returns the status.
     fn request(&mut self, kind: u32, sector: u64, data: u32, writable: bool) -> u8 {
         self.header(kind, sector);
         let flags = NEXT | if writable { WRITE } else { 0 };
@@ -253,7 +254,7 @@ impl Rig {
         }
     }
 
-    /// The device must ask for a reset, tell so once, and start again.
+    /// Expects that the device requests a reset, reports that once, and starts again.
     fn expect_broken(&mut self) {
         until(|| self.status() & 0x40 != 0);
         until(|| self.messages.0.lock().unwrap().contains(&(0xfee0_0000, 0x40)));
@@ -262,7 +263,7 @@ impl Rig {
         self.start();
     }
 
-    /// As above, and the disk must work again.
+    /// Does the same as [`Self::expect_broken`], and expects that the disk works again.
     fn expect_broken_then_recover(&mut self) {
         self.expect_broken();
         assert_eq!(self.request(0, 0, 512, true), 0, "works again");

@@ -13,10 +13,10 @@ use crate::virtio::net::Net;
 
 const RECEIVE: u16 = 0;
 const TRANSMIT: u16 = 1;
-/// What a driver gives for a frame (virtio 1.2, 5.1.6.3.1).
+/// Size of a driver's buffer for a frame (virtio 1.2, 5.1.6.3.1).
 const BUFFER: u32 = 1526;
 
-/// A started card and the other end of its cable.
+/// Starts a card; returns it and the other end of its cable.
 fn card() -> (Rig, UnixStream) {
     let (ours, other) = UnixStream::pair().unwrap();
     other.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
@@ -44,7 +44,7 @@ fn get(other: &mut UnixStream) -> Vec<u8> {
 }
 
 impl Rig {
-    /// Posts a receive buffer of its own for each head.
+    /// Posts a separate receive buffer for each head.
     fn post(&mut self, heads: std::ops::Range<u16>) {
         self.on(RECEIVE);
         for head in heads {
@@ -53,7 +53,7 @@ impl Rig {
         }
     }
 
-    /// What lies in a receive buffer after the header.
+    /// Returns the contents of a receive buffer after the header.
     fn received(&self, head: u16, length: usize) -> Vec<u8> {
         let mut bytes = vec![0; 12 + length];
         self.memory.read_slice(&mut bytes, GuestAddress(BUFFERS + u64::from(head) * 0x1000)).unwrap();
@@ -61,7 +61,7 @@ impl Rig {
         bytes.split_off(12)
     }
 
-    /// Sends a frame in two pieces behind its header.
+    /// Sends a frame in two pieces after its header.
     fn transmit(&mut self, frame: &[u8]) {
         let at = BUFFERS + 0x8_0000;
         self.on(TRANSMIT);

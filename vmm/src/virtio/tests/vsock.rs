@@ -1,4 +1,5 @@
-//! Sockets between the test as a guest and the test as programs of its host, each time directly and through a relay.
+//! Sockets between the test as a guest and the test as programs of its host, each time directly and through a
+//! relay.
 
 mod driver;
 
@@ -125,7 +126,7 @@ fn a_guest_gets_what_it_has_room_for() {
         program.write_all(&sent).unwrap();
         assert_eq!(guest.collect(5000), sent[..5000]);
         guest.expect(CREDIT_REQUEST, 9, 1);
-        // Room for less than is under way, and a count of what was never sent: that is none.
+        // Room for less than is in flight, and a count of bytes that were never sent: the result is 0.
         guest.send(header(CREDIT_UPDATE, 100, 0), b"");
         guest.expect(CREDIT_REQUEST, 9, 1);
         guest.send(header(CREDIT_UPDATE, 5000, 1 << 30), b"");
@@ -150,7 +151,7 @@ fn a_program_that_does_not_read_holds_up_its_own_connection_only() {
         assert!(sent.len() > ROOM as usize);
         guest.send(packet(RW, 9, 2), b"quick");
         assert_eq!(read(&mut quick, 5), b"quick");
-        // What was sent before the end arrives, though the guest is told at once that it knows it no more.
+        // Data that was sent before the end arrives, though the guest gets an RST at once.
         guest.send(Header { flags: 3, ..packet(SHUTDOWN, 9, 1) }, b"");
         guest.expect_end();
         let mut again = guest.connect(&slow_port, 9, 1);

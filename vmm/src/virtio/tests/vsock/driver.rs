@@ -28,9 +28,9 @@ pub(super) const CREDIT_REQUEST: u16 = 7;
 pub(super) const CID: u32 = 42;
 /// Bytes of a receive buffer, as Linux has them.
 pub(super) const BUFFER: u32 = 4096;
-/// What the device has room for per connection.
+/// Buffer of the device per connection, bytes.
 pub(super) const ROOM: u32 = 64 << 10;
-/// Where packets of the guest lie.
+/// Address of the guest's packets.
 pub(super) const OUTGOING: u64 = BUFFERS + 0x8_0000;
 
 /// The programs' side.
@@ -44,7 +44,7 @@ impl Host {
         self.directory.path().join("sock")
     }
 
-    /// Where the guest's connections to a port arrive.
+    /// Listens for the guest's connections to a port.
     pub(super) fn listen(&self, port: u32) -> UnixListener {
         UnixListener::bind(self.directory.path().join(format!("sock_{port}"))).unwrap()
     }
@@ -57,7 +57,7 @@ impl Host {
     }
 }
 
-/// A started device, its guest's buffers not yet posted.
+/// Starts a device whose guest has not posted its buffers yet.
 pub(super) fn device(relayed: bool) -> (Rig, Host) {
     let directory = tempfile::tempdir().unwrap();
     let mut host = Host { directory, served: None };
@@ -77,7 +77,7 @@ pub(super) fn device(relayed: bool) -> (Rig, Host) {
     (rig, host)
 }
 
-/// Has the test carried out in both ways.
+/// Runs the test in both configurations.
 pub(super) fn each(test: impl Fn(&mut Guest, &Host)) {
     for relayed in [false, true] {
         let (rig, host) = device(relayed);
@@ -97,7 +97,7 @@ pub(super) struct Guest {
     pub(super) seen: u16,
 }
 
-/// A packet from a port of the guest to one of the host, whose sender has room for a MiB.
+/// Makes a packet from a port of the guest to one of the host, whose sender has room for a MiB.
 pub(super) fn packet(op: u16, guest: u32, host: u32) -> Header {
     Header {
         src_cid: CID.into(),
@@ -227,7 +227,7 @@ pub(super) fn bytes(length: usize, seed: usize) -> Vec<u8> {
     (0..length).map(|index| (index * 7 + seed / 4096).to_le_bytes()[0]).collect()
 }
 
-/// What comes until its sender ends.
+/// Reads until the sender ends.
 pub(super) fn rest(program: &mut UnixStream) -> Vec<u8> {
     let mut all = Vec::new();
     match program.read_to_end(&mut all) {

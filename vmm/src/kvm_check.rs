@@ -1,4 +1,4 @@
-//! What this host can do, found out by trying.
+//! Capabilities of this host, determined by experiment.
 
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Duration;
@@ -20,42 +20,42 @@ pub struct RingSpeeds {
 }
 
 impl RingSpeeds {
-    /// True if the processor itself executes CPL-0 code. An emulator is slower by a factor of
+    /// Returns true if the processor itself executes CPL-0 code. An emulator is slower by a factor of
     /// hundreds (kvm_pvm: about 2000), a processor by nothing but noise, hence the wide limit.
     pub fn native(&self) -> bool {
         self.ring0_per_s * 10.0 > self.ring3_per_s
     }
 }
 
-/// Why [`native_ring0`] has no answer.
+/// Reason why [`native_ring0`] has no result.
 #[derive(Debug, thiserror::Error)]
-pub enum ProbeError {
+pub enum RingSpeedError {
     /// The small machine could not start.
     #[error(transparent)]
     Start(#[from] StartError),
-    /// The small machine ran but its counter did not count, or no tick came to tell.
+    /// The small machine ran but its counter did not change, or no tick came that could read it.
     #[error("a test program at privilege level {cpl} did not run: {reason}")]
     NoProgress {
         /// The level, 0 or 3.
         cpl: u8,
-        /// What was seen.
+        /// Observation.
         reason: String,
     },
 }
 
-/// Runs a counting loop for 3 ms at CPL 3 and at CPL 0, on a machine of one vCPU and 4 MiB, and
-/// tells how fast each was. Takes 10 to 30 ms; longer only on a host that is too busy to run it.
+/// Runs a counting loop for 3 ms at CPL 3 and at CPL 0, on a machine of one vCPU and 4 MiB, and returns the
+/// speed of each. Takes 10 to 30 ms; longer only on a host that is too busy to run it.
 ///
 /// # Errors
 ///
-/// See [`ProbeError`].
-pub fn native_ring0() -> Result<RingSpeeds, ProbeError> {
+/// See [`RingSpeedError`].
+pub fn native_ring0() -> Result<RingSpeeds, RingSpeedError> {
     Ok(RingSpeeds { ring3_per_s: speed(3)?, ring0_per_s: speed(0)? })
 }
 
 /// `1: inc %rax; jmp 1b`
 const COUNT: [u8; 5] = [0x48, 0xff, 0xc0, 0xeb, 0xfb];
-/// Between two looks until the guest has begun to count: first its memory must be mapped.
+/// Interval between two readings until the guest has begun to count: first its memory must be mapped.
 const WARM_UP: Duration = Duration::from_micros(500);
 /// From the first reading to the second.
 const MEASURE: Duration = Duration::from_millis(3);
@@ -64,20 +64,20 @@ const LIMIT: Duration = Duration::from_secs(2);
 
 /// The counter at a point in time.
 #[derive(Debug, Clone, Copy)]
-struct Reading {
+struct CounterReading {
     at_ns: u64,
     count: u64,
 }
 
 /// Sends the counter once it counts, and again a little later.
 #[derive(Debug)]
-struct Meter {
-    readings: SyncSender<Reading>,
+struct SpeedMeter {
+    readings: SyncSender<CounterReading>,
     /// The last count that was sent.
     sent: u64,
 }
 
-impl Observer for Meter {
+impl Observer for SpeedMeter {
     fn started(&mut self) -> Option<Duration> {
         Some(WARM_UP)
     }
@@ -90,38 +90,38 @@ impl Observer for Meter {
             return Some(if first { WARM_UP } else { MEASURE });
         }
         self.sent = count;
-        let _receiver_gone = self.readings.try_send(Reading { at_ns: tick.now_ns, count });
+        let _receiver_gone = self.readings.try_send(CounterReading { at_ns: tick.now_ns, count });
         first.then_some(MEASURE)
     }
 }
 
-fn speed(cpl: u8) -> Result<f64, ProbeError> {
+fn speed(cpl: u8) -> Result<f64, RingSpeedError> {
     let (readings, receiver) = sync_channel(2);
     let config = VmConfig {
         memory_bytes: 4 << 20,
         payload: Payload::Flat { code: COUNT.to_vec(), cpl },
         ..VmConfig::flat(COUNT)
     };
-    let machine = Machine::start(config, |_| Meter { readings: readings.clone(), sent: 0 })?;
+    let machine = Machine::start(config, |_| SpeedMeter { readings: readings.clone(), sent: 0 })?;
     drop(readings);
     let measured = rate(&receiver);
     machine.stop();
     let ended = machine.wait(Some(LIMIT));
     measured.map_err(|reason| {
         let end = ended.map_or_else(|error| error.to_string(), |ended| format!("{:?}", ended.end));
-        ProbeError::NoProgress { cpl, reason: format!("{reason} ({end})") }
+        RingSpeedError::NoProgress { cpl, reason: format!("{reason} ({end})") }
     })
 }
 
-/// Counts per second between two readings.
+/// Returns counts per second between two readings; on failure the reason.
 #[allow(clippy::cast_precision_loss, reason = "both differences are far below 2^52")]
-fn rate(readings: &Receiver<Reading>) -> Result<f64, String> {
-    let next = || readings.recv_timeout(LIMIT).map_err(|_| "its counter stood still".to_owned());
+fn rate(readings: &Receiver<CounterReading>) -> Result<f64, &'static str> {
+    let next = || readings.recv_timeout(LIMIT).map_err(|_| "its counter did not change");
     let (first, second) = (next()?, next()?);
     let counted = second.count.wrapping_sub(first.count);
     let elapsed_ns = second.at_ns.saturating_sub(first.at_ns);
     if elapsed_ns == 0 {
-        return Err("the host's clock stood still".to_owned());
+        return Err("the host's clock did not change");
     }
     Ok(counted as f64 / (elapsed_ns as f64 / 1e9))
 }

@@ -1,7 +1,7 @@
 //! The guest's physical memory, through its stub.
 //!
-//! A stub reads memory of a stopped machine only, so that each read beside the samples is a stop of its own. What was read is
-//! kept for a moment, and larger reads are cut up with a pause behind each part.
+//! A stub reads memory of a stopped machine only. So each read between samples needs a separate stop. Read
+//! memory is kept for a short time, and larger reads are split, with a pause after each part.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -11,46 +11,46 @@ use std::time::{Duration, Instant};
 
 use linux::{PhysAddr, PhysicalMemory};
 
-use super::client::{Client, State};
+use super::client::{MachineState, StubClient};
 
-/// Bytes that are read and kept together.
+/// Size of a block, which is read and kept as a whole, bytes.
 const BLOCK: usize = 32 << 10;
-/// Blocks that are kept.
+/// Maximum number of blocks that are kept.
 const BLOCKS: usize = 256;
-/// How long a block is good: guests change their lists all the time, whoever walks them.
+/// Time for which a block is valid: guests change their lists all the time, so readers tolerate that.
 const FRESH: Duration = Duration::from_millis(200);
-/// Bytes that are read in one stop.
+/// Number of bytes that are read in one stop.
 const PART: usize = 128 << 10;
 /// The machine runs for at least this many times as long as it was stopped for a read.
 const REST: u32 = 2;
 
-/// The connection, which the ticks and whoever reads memory share.
-pub(crate) type Line = Arc<Mutex<Client>>;
+/// Connection, shared by the ticks and the readers of memory.
+pub(crate) type ClientHandle = Arc<Mutex<StubClient>>;
 
-/// Takes the connection.
-pub(crate) fn hold(line: &Line) -> MutexGuard<'_, Client> {
-    line.lock().unwrap_or_else(PoisonError::into_inner)
+/// Locks the connection.
+pub(crate) fn lock_client(client: &ClientHandle) -> MutexGuard<'_, StubClient> {
+    client.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Reads at a stop of whoever holds the machine; nothing while it runs.
+/// Memory during a stop that another user of the connection has made; `None` while the machine runs.
 #[derive(Debug, Clone)]
-pub(crate) struct Stopped(pub(crate) Line);
+pub(crate) struct StoppedStub(pub(crate) ClientHandle);
 
-impl PhysicalMemory for Stopped {
+impl PhysicalMemory for StoppedStub {
     fn read(&self, at: PhysAddr, into: &mut [u8]) -> Option<()> {
-        let mut client = hold(&self.0);
-        (client.state() == State::Stopped).then(|| client.read_memory(at.0, into).ok().flatten())?
+        let mut client = lock_client(&self.0);
+        (client.state() == MachineState::Stopped).then(|| client.read_memory(at.0, into).ok().flatten())?
     }
 }
 
 /// Guest physical memory through a stub, at any time. Cheap to clone.
 #[derive(Clone)]
 pub struct StubMemory {
-    line: Line,
+    client: ClientHandle,
     blocks: Arc<Mutex<HashMap<u64, Block>>>,
 }
 
-/// Bytes as they were at a moment; `None` where there are none.
+/// Bytes as they were at one time; `None` where there is no memory.
 struct Block {
     read: Instant,
     bytes: Option<Box<[u8]>>,
@@ -63,20 +63,20 @@ impl fmt::Debug for StubMemory {
 }
 
 impl StubMemory {
-    pub(crate) fn new(line: Line) -> Self {
-        Self { line, blocks: Arc::default() }
+    pub(crate) fn new(client: ClientHandle) -> Self {
+        Self { client, blocks: Arc::default() }
     }
 
-    /// Reads in a stop of its own, or in one that is there.
+    /// Reads memory in a separate stop, or in one that is in progress.
     fn fetch(&self, at: u64, into: &mut [u8]) -> Option<()> {
         let begin = Instant::now();
         let (read, own) = {
-            let mut client = hold(&self.line);
-            let own = client.state() != State::Stopped;
+            let mut client = lock_client(&self.client);
+            let own = client.state() != MachineState::Stopped;
             client.stop_and_ask(&[]).ok()??;
             let read = client.read_memory(at, into).ok();
             if own {
-                client.go().ok()?;
+                client.resume().ok()?;
             }
             (read?, own)
         };
@@ -100,7 +100,7 @@ impl StubMemory {
         Some(())
     }
 
-    /// Copies out of a block that is fresh; `None` where there is none.
+    /// Copies out of a fresh block; `None` if there is none, `Some(None)` if the block is not memory.
     fn kept(&self, number: u64, offset: usize, into: &mut [u8]) -> Option<Option<()>> {
         let blocks = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
         let block = blocks.get(&number).filter(|block| block.read.elapsed() < FRESH)?;

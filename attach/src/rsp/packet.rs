@@ -1,17 +1,18 @@
 //! Packets of GDB's remote serial protocol ("Debugging with GDB", appendix E.1 Overview): `$body#checksum`.
 //!
-//! What a stub sends is as little to be trusted as a guest: lengths are bounded, and what fits nowhere is [`Garbage`].
+//! A stub is trusted as little as a guest: lengths are bounded, and anything unexpected is a [`PacketError`].
 
-/// Bytes of the longest body, after repetitions are spelled out: registers and memory come in packets of a few KiB.
+/// Maximum length of a body, bytes, after run-length decoding: registers and memory come in packets of a few
+/// KiB.
 const LONGEST: usize = 256 << 10;
-/// What an escaped byte was changed by.
+/// Value with which an escaped byte is combined by XOR.
 const ESCAPE: u8 = 0x20;
-/// What the count behind `*` is larger by than the repetitions that it stands for.
+/// Difference between the count after `*` and the number of repetitions.
 const REPEATED: u8 = 29;
 
-/// Bytes that are no packet.
+/// Error of bytes that are not a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Garbage;
+pub struct PacketError;
 
 /// Appends `$body#checksum`.
 pub(crate) fn frame(body: &[u8], into: &mut Vec<u8>) {
@@ -32,27 +33,28 @@ fn checksum(bytes: &[u8]) -> u8 {
     bytes.iter().fold(0, |sum, byte| sum.wrapping_add(*byte))
 }
 
-/// Cuts packets out of a stream of bytes.
+/// Decoder of packets in a stream of bytes.
 #[derive(Debug, Default)]
-pub struct Decoder {
+pub struct PacketDecoder {
     waiting: Vec<u8>,
-    /// Bytes of `waiting` that were used.
+    /// Number of bytes of `waiting` that were used.
     used: usize,
 }
 
-impl Decoder {
-    /// More bytes have come.
+impl PacketDecoder {
+    /// Adds received bytes.
     pub fn feed(&mut self, bytes: &[u8]) {
         self.waiting.drain(..self.used);
         self.used = 0;
         self.waiting.extend_from_slice(bytes);
     }
 
-    /// The body of the next packet; `None` until more bytes have come. Acknowledgements and notifications are passed over.
+    /// Returns the body of the next packet; `None` until more bytes are fed. Skips acknowledgements and
+    /// notifications.
     ///
     /// # Errors
-    /// What comes next is no packet, or a damaged one. A stream that has begun to be none stays so.
-    pub fn next_packet(&mut self) -> Result<Option<Vec<u8>>, Garbage> {
+    /// The next bytes are not a packet, or a damaged one. The stream cannot be decoded any further then.
+    pub fn next_packet(&mut self) -> Result<Option<Vec<u8>>, PacketError> {
         loop {
             let rest = self.waiting.get(self.used..).unwrap_or_default();
             match rest.first() {
@@ -60,28 +62,28 @@ impl Decoder {
                 Some(b'+' | b'-') => self.used += 1,
                 Some(kind @ (b'$' | b'%')) => {
                     let Some(end) = rest.iter().position(|byte| *byte == b'#') else {
-                        return if rest.len() > 2 * LONGEST { Err(Garbage) } else { Ok(None) };
+                        return if rest.len() > 2 * LONGEST { Err(PacketError) } else { Ok(None) };
                     };
                     let (Some(body), Some(sum)) = (rest.get(1..end), rest.get(end + 1..end + 3)) else {
                         return Ok(None);
                     };
                     if hex(sum) != Some(u64::from(checksum(body))) {
-                        return Err(Garbage);
+                        return Err(PacketError);
                     }
-                    let body = (*kind == b'$').then(|| spell_out(body).ok_or(Garbage)).transpose()?;
+                    let body = (*kind == b'$').then(|| decode_body(body).ok_or(PacketError)).transpose()?;
                     self.used += end + 3;
                     if body.is_some() {
                         return Ok(body);
                     }
                 }
-                Some(_) => return Err(Garbage),
+                Some(_) => return Err(PacketError),
             }
         }
     }
 }
 
-/// A body without escapes and repetitions.
-fn spell_out(body: &[u8]) -> Option<Vec<u8>> {
+/// Decodes escapes and repetitions of a body; `None` if the body is damaged or too long.
+fn decode_body(body: &[u8]) -> Option<Vec<u8>> {
     let mut out = Vec::with_capacity(body.len());
     let mut bytes = body.iter().copied();
     while let Some(byte) = bytes.next() {
@@ -101,7 +103,7 @@ fn spell_out(body: &[u8]) -> Option<Vec<u8>> {
     Some(out)
 }
 
-/// A number in hexadecimal digits, most significant first.
+/// Parses a number in hexadecimal digits, most significant first.
 pub(crate) fn hex(digits: &[u8]) -> Option<u64> {
     if digits.is_empty() || digits.len() > 16 || !digits.iter().all(u8::is_ascii_hexdigit) {
         return None;
@@ -109,7 +111,7 @@ pub(crate) fn hex(digits: &[u8]) -> Option<u64> {
     u64::from_str_radix(str::from_utf8(digits).ok()?, 16).ok()
 }
 
-/// Fills `into` with the bytes that two digits each stand for.
+/// Fills `into` with the bytes that the digits represent, two each.
 pub(crate) fn unhex(digits: &[u8], into: &mut [u8]) -> Option<()> {
     let (pairs, []) = digits.as_chunks::<2>() else { return None };
     if pairs.len() != into.len() {
@@ -128,7 +130,7 @@ mod tests {
     use super::*;
 
     fn decode(bytes: &[u8]) -> Vec<Vec<u8>> {
-        let mut decoder = Decoder::default();
+        let mut decoder = PacketDecoder::default();
         decoder.feed(bytes);
         std::iter::from_fn(|| decoder.next_packet().ok()?).collect()
     }
@@ -147,13 +149,13 @@ mod tests {
         for bytes in
             [&b"SSH-2.0-OpenSSH\r\n"[..], b"HTTP/1.1 400", b"$OK#00", b"$*!#4b", b"$}#7d", b"$a* \x01#00"]
         {
-            let mut decoder = Decoder::default();
+            let mut decoder = PacketDecoder::default();
             decoder.feed(bytes);
-            assert_eq!(decoder.next_packet(), Err(Garbage), "{}", String::from_utf8_lossy(bytes));
+            assert_eq!(decoder.next_packet(), Err(PacketError), "{}", String::from_utf8_lossy(bytes));
         }
-        let mut endless = Decoder::default();
+        let mut endless = PacketDecoder::default();
         endless.feed(&vec![b'$'; 2 * LONGEST + 2]);
-        assert_eq!(endless.next_packet(), Err(Garbage));
+        assert_eq!(endless.next_packet(), Err(PacketError));
         // A short packet that stands for a long one.
         let mut body = b"$0".to_vec();
         body.extend(b"*~".repeat(LONGEST / 97 + 1));
@@ -182,7 +184,7 @@ mod tests {
         fn bodies_arrive(bodies in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..40), 0..6), cut in 1_usize..9) {
             let mut sent = Vec::new();
             bodies.iter().for_each(|body| frame(body, &mut sent));
-            let (mut decoder, mut heard) = (Decoder::default(), Vec::new());
+            let (mut decoder, mut heard) = (PacketDecoder::default(), Vec::new());
             for part in sent.chunks(cut) {
                 decoder.feed(part);
                 while let Some(body) = decoder.next_packet().unwrap() {
@@ -195,7 +197,7 @@ mod tests {
         /// Whatever comes, no more is kept than has come, and no body is longer than it may be.
         #[test]
         fn any_bytes_are_survived(bytes in prop::collection::vec(prop::sample::select(b"$#+-%*}~09afTx".to_vec()), 0..400)) {
-            let mut decoder = Decoder::default();
+            let mut decoder = PacketDecoder::default();
             decoder.feed(&bytes);
             while let Ok(Some(body)) = decoder.next_packet() {
                 prop_assert!(body.len() <= LONGEST);

@@ -1,0 +1,255 @@
+//! Attachment to a machine of another VMM, by ptrace or through a GDB stub.
+//!
+//! Both engines have threads that tick vCPUs, and a [`Watcher`] that detects the end, pauses and the memory's
+//! layout:
+//!
+//! ```text
+//! ptrace     one ticker for each vCPU, one watcher
+//! GDB stub   one ticker for all vCPUs; a watcher if the VMM's process is on this machine
+//! ```
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::os::unix::thread::JoinHandleExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use vmm::Observer;
+
+use crate::error::AttachError;
+use crate::gdb::{GdbTarget, GdbTicker, SustainableRate};
+use crate::lock::ProcessLock;
+use crate::memory::{AttachedMemory, StopMemory, StopSource};
+use crate::process::step_error;
+use crate::shared::{AttachEvent, AttachmentEnd, SharedState};
+use crate::target::Target;
+use crate::ticker::VcpuTicker;
+use crate::watch::{WatchedVcpu, Watcher};
+
+/// Time within which threads of the ptrace engine must end: each waits at most once.
+const PTRACE_LIMIT: Duration = Duration::from_secs(5);
+/// Time within which the thread of the stub's engine must end: it may wait for an answer, and has to detach.
+const STUB_LIMIT: Duration = Duration::from_secs(8);
+/// Interval at which a thread that has not ended is woken and checked again.
+const WAKE_INTERVAL: Duration = Duration::from_millis(5);
+
+/// Attachment that is in progress. Dropping it detaches from the machine.
+#[derive(Debug)]
+pub struct Attachment<O> {
+    /// Each returns the observers that it has called, in the order of vCPUs.
+    tickers: Vec<JoinHandle<Vec<O>>>,
+    watcher: Option<JoinHandle<()>>,
+    shared: Arc<SharedState>,
+    engine: Engine,
+    memory: AttachedMemory,
+    /// Keeps other vprofs away.
+    _lock: Option<ProcessLock>,
+}
+
+/// Means by which vCPUs are stopped.
+#[derive(Debug)]
+enum Engine {
+    Ptrace,
+    Stub {
+        /// Ends waits for the stub.
+        hurry: Arc<AtomicBool>,
+        rate: SustainableRate,
+    },
+}
+
+/// Attachment that has ended.
+#[derive(Debug)]
+pub struct EndedAttachment<O> {
+    /// Reason of the end.
+    pub end: AttachmentEnd,
+    /// The observers, in the order of vCPUs.
+    pub observers: Vec<O>,
+}
+
+/// Returns the signal that ends a thread's wait for a stop.
+fn wake_signal() -> i32 {
+    libc::SIGRTMIN() + 6
+}
+
+extern "C" fn on_wake_signal(_: libc::c_int) {}
+
+/// Installs a handler for the wake signal, without SA_RESTART so that the signal ends a wait.
+fn install_handler() -> io::Result<()> {
+    // SAFETY: sigaction is plain data for which all zeroes is a valid value.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    action.sa_sigaction = on_wake_signal as extern "C" fn(libc::c_int) as usize;
+    // SAFETY: the handler does nothing, and `action` lives through the call.
+    match unsafe { libc::sigaction(wake_signal(), &raw const action, std::ptr::null_mut()) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Makes the error of a step that normally succeeds.
+fn host_error(action: &'static str) -> impl Fn(io::Error) -> AttachError {
+    move |source| AttachError::Host { action, source }
+}
+
+impl<O: Observer<StopMemory>> Attachment<O> {
+    /// Starts ticking by ptrace. `make` is called once per vCPU, in the order of the vCPUs' numbers.
+    ///
+    /// # Errors
+    /// A thread or a descriptor could not be made. All that was started until then is ended.
+    pub fn start(target: Target, mut make: impl FnMut(usize) -> O) -> Result<Self, AttachError> {
+        install_handler().map_err(host_error("install a signal handler"))?;
+        let Target { process, vcpus, known, lock, memory } = target;
+        let watched = vcpus.iter().map(|vcpu| WatchedVcpu::new(&process, vcpu)).collect::<io::Result<_>>();
+        let watched = watched.map_err(|error| step_error(process.pid(), "watch its vCPUs", error))?;
+        let source = AttachedMemory::Process(memory.clone());
+        let mut attachment = Self::new(vcpus.len(), Engine::Ptrace, source, Some(lock))?;
+        for (index, vcpu) in vcpus.into_iter().enumerate() {
+            let memory = StopMemory::new(StopSource::process(memory.clone()));
+            let shared = Arc::clone(&attachment.shared);
+            let ticker = VcpuTicker::new(vcpu, index == 0, make(index), memory, shared);
+            attachment.spawn(format!("attached {index}"), move || vec![ticker.run()])?;
+        }
+        let watcher = Watcher::new(Arc::new(process), memory, Arc::clone(&attachment.shared))
+            .with_vcpus(watched, known);
+        attachment.watch(watcher)?;
+        Ok(attachment)
+    }
+
+    /// Starts ticking through a GDB stub. `make` is called once per vCPU, in the order of the stub's threads.
+    ///
+    /// # Errors
+    /// A thread or a descriptor could not be made. The machine continues to run then.
+    pub fn start_by_gdb(mut target: GdbTarget, make: impl FnMut(usize) -> O) -> Result<Self, AttachError> {
+        let rate = SustainableRate::default();
+        let engine = Engine::Stub { hurry: Arc::clone(&target.hurry), rate: rate.clone() };
+        let lock = target.lock.take();
+        // One thread has all vCPUs.
+        let mut attachment = Self::new(1, engine, target.memory.clone(), lock)?;
+        if let (AttachedMemory::Process(memory), Some(process)) = (&target.memory, &target.process) {
+            let shared = Arc::clone(&attachment.shared);
+            attachment.watch(Watcher::new(Arc::clone(process), memory.clone(), shared))?;
+        }
+        let observers = (0..target.vcpus()).map(make).collect();
+        let ticker = GdbTicker::new(target, observers, Arc::clone(&attachment.shared), rate);
+        attachment.spawn("attached".to_owned(), move || ticker.run())?;
+        Ok(attachment)
+    }
+}
+
+impl<O> Attachment<O> {
+    fn new(
+        vcpus: usize,
+        engine: Engine,
+        memory: AttachedMemory,
+        lock: Option<ProcessLock>,
+    ) -> Result<Self, AttachError> {
+        let shared = Arc::new(SharedState::new(vcpus).map_err(host_error("make an event descriptor"))?);
+        Ok(Self { tickers: Vec::new(), watcher: None, shared, engine, memory, _lock: lock })
+    }
+
+    fn watch(&mut self, watcher: Watcher) -> Result<(), AttachError> {
+        self.watcher = Some(watcher.start().map_err(host_error("start a thread"))?);
+        Ok(())
+    }
+
+    /// Returns the guest's memory. Memory in the VMM's process cannot be read before its layout is proven.
+    pub fn memory(&self) -> &AttachedMemory {
+        &self.memory
+    }
+
+    /// Returns the sampling rate, Hz per vCPU, at which the machine is stopped for at most a tenth of the
+    /// time, by the latest stops. `None` without a stub, and before there were enough stops.
+    pub fn sustainable_hz(&self) -> Option<f64> {
+        match &self.engine {
+            Engine::Ptrace => None,
+            Engine::Stub { rate, .. } => rate.hz(),
+        }
+    }
+
+    /// Takes the events since the previous call.
+    pub fn take_events(&self) -> Vec<AttachEvent> {
+        self.shared.take_events()
+    }
+
+    /// Requests the end; returns at once.
+    pub fn stop(&self) {
+        self.shared.finish(AttachmentEnd::Detached);
+        if let Engine::Stub { hurry, .. } = &self.engine {
+            hurry.store(true, Ordering::Release);
+        }
+    }
+
+    /// Returns a descriptor (eventfd) that becomes readable at the end. It stays readable and must not be
+    /// read.
+    pub fn ended_fd(&self) -> BorrowedFd<'_> {
+        self.shared.ended_fd()
+    }
+
+    /// Returns true once the attachment has ended or is to end.
+    pub fn has_ended(&self) -> bool {
+        self.shared.is_over()
+    }
+
+    /// Ends the attachment if it has not ended yet, and waits for all threads.
+    ///
+    /// # Errors
+    /// A thread did not end within five seconds, eight with a stub.
+    ///
+    /// # Panics
+    /// If an observer panicked, with its panic.
+    pub fn wait(mut self) -> Result<EndedAttachment<O>, AttachError> {
+        self.stop();
+        let observers = self.join()?;
+        Ok(EndedAttachment { end: self.shared.end(), observers })
+    }
+
+    fn join(&mut self) -> Result<Vec<O>, AttachError> {
+        let (limit, action) = match &self.engine {
+            Engine::Ptrace => (PTRACE_LIMIT, "detach from a vCPU"),
+            Engine::Stub { .. } => (STUB_LIMIT, "detach from the virtual machine"),
+        };
+        let deadline = Instant::now() + limit;
+        let mut observers = Vec::new();
+        for thread in self.tickers.drain(..) {
+            while !thread.is_finished() {
+                if Instant::now() > deadline {
+                    return Err(host_error(action)(io::ErrorKind::TimedOut.into()));
+                }
+                if matches!(self.engine, Engine::Ptrace) {
+                    // SAFETY: the thread was not joined, so its id is still its own.
+                    unsafe {
+                        libc::pthread_kill(thread.as_pthread_t(), wake_signal());
+                    }
+                }
+                thread::sleep(WAKE_INTERVAL);
+            }
+            observers.extend(thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        }
+        if let Some(watcher) = self.watcher.take() {
+            // A panic in it was printed when it happened.
+            drop(watcher.join());
+        }
+        Ok(observers)
+    }
+}
+
+impl<O: Send + 'static> Attachment<O> {
+    fn spawn(
+        &mut self,
+        name: String,
+        run: impl FnOnce() -> Vec<O> + Send + 'static,
+    ) -> Result<(), AttachError> {
+        let spawned = thread::Builder::new().name(name).spawn(run);
+        self.tickers.push(spawned.map_err(host_error("start a thread"))?);
+        Ok(())
+    }
+}
+
+impl<O> Drop for Attachment<O> {
+    fn drop(&mut self) {
+        self.stop();
+        // `wait` reports a thread that hangs or has panicked.
+        let _hung = self.join();
+    }
+}

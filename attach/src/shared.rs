@@ -1,0 +1,163 @@
+//! State that the threads of an attachment share: its end, pauses of the machine, events, and page tables.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use vmm_sys_util::eventfd::EventFd;
+
+use crate::memory::LastTables;
+
+/// Reason for the end of an attachment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AttachmentEnd {
+    /// [`crate::Attachment::stop`] was called. The machine continues to run.
+    Detached,
+    /// The VMM's process has ended.
+    ProcessEnded,
+    /// The threads of all vCPUs have ended, or the vCPUs' descriptors are closed, and the process continues:
+    /// it executes another program, or has closed the machine.
+    VcpusEnded,
+    /// The guest was reset: all that is known of its kernel is stale.
+    Reset,
+    /// The GDB stub has closed the connection, and the VMM's process continues, or is not visible.
+    StubClosed,
+    /// The GDB stub no longer answers.
+    StubSilent,
+}
+
+/// Event of an attachment that is in progress.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum AttachEvent {
+    /// The layout of the memory is proven; the text describes it.
+    MemoryProven(String),
+    /// The layout is not proven after some time; the search continues. The text says so.
+    MemoryUnproven(String),
+    /// The machine is paused.
+    Paused(PauseCause),
+    /// The machine runs again.
+    Resumed,
+    /// A vCPU with this KVM number was plugged in; it is not profiled.
+    Plugged(u32),
+    /// The thread of the vCPU with this KVM number has ended, and the machine has not.
+    Unplugged(u32),
+}
+
+/// Cause of a pause of the machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PauseCause {
+    /// The VMM keeps every vCPU out of the guest.
+    Vmm,
+    /// A signal stopped the VMM's process.
+    Signal,
+}
+
+/// State that the threads share.
+#[derive(Debug)]
+pub(crate) struct SharedState {
+    over: AtomicBool,
+    end: Mutex<Option<AttachmentEnd>>,
+    /// vCPUs whose threads have not ended.
+    left: AtomicUsize,
+    pause: Mutex<Option<PauseCause>>,
+    /// Page tables that a vCPU has used.
+    pub(crate) tables: LastTables,
+    events: Mutex<Vec<AttachEvent>>,
+    ended: EventFd,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl SharedState {
+    /// Makes the state of an attachment to that many vCPU threads.
+    pub(crate) fn new(vcpus: usize) -> io::Result<Self> {
+        Ok(Self {
+            over: AtomicBool::new(false),
+            end: Mutex::new(None),
+            left: AtomicUsize::new(vcpus),
+            pause: Mutex::default(),
+            tables: LastTables::default(),
+            events: Mutex::default(),
+            ended: EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?,
+        })
+    }
+
+    /// Returns true once every thread is to end.
+    pub(crate) fn is_over(&self) -> bool {
+        self.over.load(Ordering::Acquire)
+    }
+
+    /// Ends the attachment; the first reason counts.
+    pub(crate) fn finish(&self, end: AttachmentEnd) {
+        lock(&self.end).get_or_insert(end);
+        self.over.store(true, Ordering::Release);
+        // A full counter is readable as well.
+        let _full = self.ended.write(1);
+    }
+
+    /// Returns the reason of the end.
+    pub(crate) fn end(&self) -> AttachmentEnd {
+        lock(&self.end).unwrap_or(AttachmentEnd::Detached)
+    }
+
+    /// Returns the cause of the present pause, if the machine is paused.
+    pub(crate) fn pause(&self) -> Option<PauseCause> {
+        *lock(&self.pause)
+    }
+
+    /// Sets the present pause, `None` if the machine runs; a change is an event.
+    pub(crate) fn set_pause(&self, pause: Option<PauseCause>) {
+        if std::mem::replace(&mut *lock(&self.pause), pause) != pause {
+            self.report(pause.map_or(AttachEvent::Resumed, AttachEvent::Paused));
+        }
+    }
+
+    /// Adds an event.
+    pub(crate) fn report(&self, event: AttachEvent) {
+        lock(&self.events).push(event);
+    }
+
+    /// Returns true if all vCPU threads have ended.
+    pub(crate) fn has_no_vcpus(&self) -> bool {
+        self.left.load(Ordering::Acquire) == 0
+    }
+
+    /// Takes the events since the previous call.
+    pub(crate) fn take_events(&self) -> Vec<AttachEvent> {
+        std::mem::take(&mut lock(&self.events))
+    }
+
+    /// Returns a descriptor that becomes readable at the end.
+    pub(crate) fn ended_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the descriptor is open as long as `self`, which the result borrows.
+        unsafe { BorrowedFd::borrow_raw(self.ended.as_raw_fd()) }
+    }
+
+    /// Records that the thread of a vCPU has ended. The watcher finds out whether its process has ended as
+    /// well.
+    pub(crate) fn vcpu_ended(&self) {
+        self.left.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pause_is_an_event_when_it_begins_and_when_it_ends() {
+        let shared = SharedState::new(1).unwrap();
+        shared.set_pause(None);
+        shared.set_pause(Some(PauseCause::Vmm));
+        shared.set_pause(Some(PauseCause::Vmm));
+        assert_eq!(shared.pause(), Some(PauseCause::Vmm));
+        shared.set_pause(Some(PauseCause::Signal));
+        shared.set_pause(None);
+        let paused = AttachEvent::Paused;
+        let expected = [paused(PauseCause::Vmm), paused(PauseCause::Signal), AttachEvent::Resumed];
+        assert_eq!(shared.take_events(), expected);
+    }
+}
